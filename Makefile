@@ -1,4 +1,4 @@
-# What one can do with a checkout. `make` alone says so.
+# The commands of a checkout; `make` without a target lists them.
 
 PREFIX ?= /usr/local
 FUZZ_SECONDS ?= 30

@@ -1,7 +1,7 @@
 # Sourced by the other scripts: error messages, steps and their times.
 
 set -euo pipefail
-# Built files must be readable by all users: programs of any user read an image's files.
+# Built files must be readable by all users, because programs of any user read an image's files.
 umask 022
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root"
@@ -23,7 +23,7 @@ step() {
     local name=$1 begin=$SECONDS status
     shift
     echo "==> $name" >&2
-    # In a subshell that is not tested by `||`, so that `set -e` works in it.
+    # `set -e` has no effect in a subshell that is tested with `||`.
     set +e
     (set -e; "$@")
     status=$?

@@ -1,8 +1,7 @@
-//! How `jiffy-init` is linked: freestanding, without std and without a C library. A static
-//! program with std is 1.1 MB larger and executes 43 CPUID instructions, each a VM exit,
-//! before its `main`.
+//! Links `jiffy-init` freestanding, without std and a C library. A static program with std is 1.1
+//! MB larger and executes 43 CPUID instructions, each a VM exit, before its `main`.
 //!
-//! The library beside it is an ordinary one, so its unit tests have std.
+//! The library in this package is an ordinary one, so its unit tests have std.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
@@ -10,7 +9,7 @@ fn main() {
     if std::env::var_os("CARGO_FEATURE_FREESTANDING").is_none() {
         return;
     }
-    // Of all profiles, only that one is small and aborts on panic.
+    // Only that profile is small and aborts on a panic.
     if std::env::var("OPT_LEVEL").as_deref() != Ok("s") {
         println!("cargo::error=jiffy-init can't unwind: build it with --profile small");
         return;
@@ -21,8 +20,8 @@ fn main() {
         "-nostartfiles",
         "-nostdlib",
         "-static",
-        // One page for what was written as code and one for constants
-        // each; no page tables, notes or tables nobody reads.
+        // One segment each for code and constants; no page tables, notes or tables that nothing
+        // reads.
         "-Wl,--build-id=none,--gc-sections,-z,norelro,-z,noseparate-code,--no-eh-frame-hdr",
     ] {
         println!("cargo::rustc-link-arg-bins={argument}");

@@ -1,4 +1,4 @@
-//! The witness is copied into small VMs: it goes without symbols.
+//! Strips symbols from the witness, because it is copied into small VMs.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");

@@ -3,12 +3,13 @@
 use crate::failure::Result;
 use crate::failure::no_content;
 use crate::parts::{blocking_body, json, query};
-use axum::Json;
+use crate::places::Place;
 use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderValue, Uri};
 use axum::response::Response;
+use axum::{Extension, Json};
 use futures_util::stream;
 use jiffy_content::images::import::Which;
 use jiffy_content::transfer::job::Watcher;
@@ -54,11 +55,12 @@ pub(super) async fn inspect(
 pub(super) async fn import(
     State(node): Shared,
     Path(name): Path<String>,
+    Extension(place): Extension<Arc<Place>>,
     uri: Uri,
     body: Body,
 ) -> Result<Json<Image>> {
     let wanted: ImportQuery = query(&uri)?;
-    let tar = blocking_body(body)?;
+    let tar = blocking_body(&place, body)?;
     let source = wanted.from.map(|reference| ImageSource {
         reference: reference.chars().take(1024).collect(),
         manifest: None,

@@ -1,12 +1,12 @@
 //! Bodies, queries and upgrades.
 
-use crate::places::Place;
+use crate::places::{Place, Places};
 use axum::body::Body;
 use axum::extract::Request;
 use axum::http::header::{CONNECTION, UPGRADE};
 use axum::http::{HeaderValue, StatusCode, Uri};
 use axum::response::Response;
-use futures_util::StreamExt;
+use futures_util::{Stream, StreamExt};
 use http_body_util::{BodyExt, Limited};
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
@@ -15,22 +15,26 @@ use jiffy_wire::api;
 use serde::de::DeserializeOwned;
 use std::future::Future;
 use std::io::{self, Read};
-use std::sync::Arc;
+use std::pin::pin;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
-use tokio::sync::{Semaphore, SemaphorePermit, mpsc};
-use tokio::time::timeout;
+use tokio::sync::mpsc;
+use tokio::time::{Instant, timeout};
 
 /// Largest JSON body, in bytes.
 const MAX_JSON: usize = 1024 * 1024;
 
 /// How long a client has to send a JSON body.
 const JSON_TIME: Duration = Duration::from_secs(30);
-/// How long an uploading client may send nothing.
-const UPLOAD_STALL: Duration = Duration::from_secs(600);
+/// How long an uploading client may take for each [`UPLOAD_PIECE`].
+const UPLOAD_TIME: Duration = Duration::from_secs(600);
+/// In bytes.
+const UPLOAD_PIECE: usize = 1024 * 1024;
 /// Most uploads at a time; each has a thread that waits for data.
 const MAX_UPLOADS: usize = 16;
 
-static UPLOADS: Semaphore = Semaphore::const_new(MAX_UPLOADS);
+static UPLOADS: LazyLock<Arc<Places>> =
+    LazyLock::new(|| Places::new("uploads under way", MAX_UPLOADS));
 
 /// The JSON body of a request; an empty one is `{}`.
 pub async fn json<T: DeserializeOwned>(body: Body) -> Result<T> {
@@ -115,31 +119,12 @@ where
     response
 }
 
-/// A request's body as a blocking reader. If the task that feeds it ends early, the reader gets
-/// an error.
-pub fn blocking_body(body: Body) -> Result<impl Read + Send + 'static> {
-    let place = UPLOADS.try_acquire().map_err(|_| {
-        Error::no_room(format!(
-            "{MAX_UPLOADS} uploads are under way, as many as may be."
-        ))
-        .hint("Try again when one of them is done.")
-    })?;
+/// A request's body as a blocking reader, for the client of this connection. If the task that
+/// feeds it ends early, the reader gets an error.
+pub fn blocking_body(connection: &Place, body: Body) -> Result<impl Read + Send + 'static> {
+    let place = UPLOADS.take(connection.client())?;
     let (send, receive) = mpsc::channel(4);
-    tokio::spawn(async move {
-        let mut pieces = body.into_data_stream();
-        // A client that stalls is treated like one that disconnected.
-        while let Some(piece) = match timeout(UPLOAD_STALL, pieces.next()).await {
-            Ok(piece) => piece,
-            Err(_) => return,
-        } {
-            let failed = piece.is_err();
-            if send.send(Some(piece.unwrap_or_default())).await.is_err() || failed {
-                // Without the final `None` the reader knows that the body is incomplete.
-                return;
-            }
-        }
-        let _ = send.send(None).await;
-    });
+    tokio::spawn(async move { feed(body.into_data_stream(), send).await });
     Ok(BodyReader {
         pieces: receive,
         current: bytes::Bytes::new(),
@@ -148,8 +133,36 @@ pub fn blocking_body(body: Body) -> Result<impl Read + Send + 'static> {
     })
 }
 
+/// Sends the pieces of a body, and `None` at its end: without that the reader knows that the body
+/// is incomplete. A client that stalls or drips is treated like one that disconnected.
+async fn feed<E>(
+    body: impl Stream<Item = std::result::Result<bytes::Bytes, E>>,
+    send: mpsc::Sender<Option<bytes::Bytes>>,
+) {
+    let mut body = pin!(body);
+    // What is left of the time for this many bytes. The reader's own time does not count.
+    let (mut time, mut missing) = (UPLOAD_TIME, UPLOAD_PIECE);
+    loop {
+        let asked = Instant::now();
+        let piece = match timeout(time, body.next()).await {
+            Ok(Some(Ok(piece))) => piece,
+            Ok(None) => break,
+            Ok(Some(Err(_))) | Err(_) => return,
+        };
+        time = time.saturating_sub(asked.elapsed());
+        missing = missing.saturating_sub(piece.len());
+        if missing == 0 {
+            (time, missing) = (UPLOAD_TIME, UPLOAD_PIECE);
+        }
+        if send.send(Some(piece)).await.is_err() {
+            return;
+        }
+    }
+    let _ = send.send(None).await;
+}
+
 struct BodyReader {
-    _place: SemaphorePermit<'static>,
+    _place: Arc<Place>,
     pieces: mpsc::Receiver<Option<bytes::Bytes>>,
     current: bytes::Bytes,
     whole: bool,
@@ -167,5 +180,48 @@ impl Read for BodyReader {
         let got = buffer.len().min(self.current.len());
         buffer[..got].copy_from_slice(&self.current.split_to(got));
         Ok(got)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures_util::stream;
+
+    /// How many bytes get through of a body that brings `piece` bytes every `pause`, and whether
+    /// that is the whole of it.
+    async fn fed(piece: usize, count: usize, pause: Duration) -> (usize, bool) {
+        let body = stream::iter(0..count).then(move |_| async move {
+            tokio::time::sleep(pause).await;
+            Ok::<_, io::Error>(bytes::Bytes::from(vec![0; piece]))
+        });
+        let (send, mut receive) = mpsc::channel(4);
+        tokio::spawn(feed(body, send));
+        let mut bytes = 0;
+        while let Some(piece) = receive.recv().await {
+            match piece {
+                Some(piece) => bytes += piece.len(),
+                None => return (bytes, true),
+            }
+        }
+        (bytes, false)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_upload_that_drips_is_given_up_and_a_slow_one_is_not() {
+        let minute = Duration::from_secs(60);
+        // Nine bytes in nine minutes; the tenth comes too late.
+        assert_eq!(
+            fed(1, 100, minute + Duration::from_secs(1)).await,
+            (9, false)
+        );
+        // A small one is whole before its time is over.
+        assert_eq!(fed(1, 9, minute).await, (9, true));
+        // One that goes on takes as long as it takes.
+        let slow = UPLOAD_PIECE / 9;
+        assert_eq!(fed(slow + 1, 100, minute).await, ((slow + 1) * 100, true));
+        // Silence.
+        let never = UPLOAD_TIME + Duration::from_secs(1);
+        assert_eq!(fed(UPLOAD_PIECE, 2, never).await, (0, false));
     }
 }

@@ -1,7 +1,8 @@
-//! Limits the number of connections, in all and for each client.
+//! Limits the numbers of connections and of uploads, in all and for each client.
 //!
-//! A connection has a place until it is closed, also as a stream of frames. No client gets all
-//! places, so a client that floods the node does not lock others out.
+//! A connection has a place until it is closed, also as a stream of frames, and an upload until
+//! it is read. No client gets all places, so a client that floods the node does not lock others
+//! out.
 
 use jiffy_content::error::{Error, Result};
 use std::collections::HashMap;
@@ -19,14 +20,16 @@ pub enum Client {
     Network,
 }
 
-/// The places of all connections.
+/// The places of all connections, or of all uploads.
 #[derive(Debug)]
 pub struct Places {
+    /// What has a place, in the plural.
+    what: &'static str,
     most: usize,
     taken: Mutex<HashMap<Client, usize>>,
 }
 
-/// A connection's place; dropping it releases it.
+/// The place of a connection or of an upload; dropping it releases it.
 #[derive(Debug)]
 pub struct Place {
     all: Arc<Places>,
@@ -34,16 +37,22 @@ pub struct Place {
 }
 
 impl Places {
-    /// `wanted` places, but no more than fit a daemon with so many descriptors.
-    pub fn new(wanted: u32, descriptors: Option<u64>) -> Arc<Places> {
+    /// `wanted` connections, but no more than fit a daemon with so many descriptors.
+    pub fn of_connections(wanted: u32, descriptors: Option<u64>) -> Arc<Places> {
         let can_have = descriptors.map_or(u64::MAX, |files| files / DESCRIPTORS_EACH);
+        Places::new("open connections", can_have.min(wanted.into()) as usize)
+    }
+
+    /// Places for `most` of `what`, a plural.
+    pub fn new(what: &'static str, most: usize) -> Arc<Places> {
         Arc::new(Places {
-            most: can_have.min(wanted.into()) as usize,
+            what,
+            most,
             taken: Mutex::default(),
         })
     }
 
-    /// A place for a connection of this client; an error if there is none.
+    /// A place for this client; an error if there is none.
     pub fn take(self: &Arc<Self>, client: Client) -> Result<Arc<Place>> {
         let mut taken = self.taken();
         let all: usize = taken.values().sum();
@@ -58,7 +67,8 @@ impl Places {
             };
             let open = if all < self.most { of_client } else { all };
             return Err(Error::no_room(format!(
-                "The node has {open} open connections{whose}, and takes no further one."
+                "The node has {open} {}{whose}, and takes no further one.",
+                self.what
             ))
             .hint("Try again when some have ended."));
         }
@@ -71,6 +81,13 @@ impl Places {
 
     fn taken(&self) -> MutexGuard<'_, HashMap<Client, usize>> {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Place {
+    /// Whose place this is.
+    pub fn client(&self) -> Client {
+        self.client
     }
 }
 
@@ -92,7 +109,7 @@ mod tests {
 
     #[test]
     fn no_client_has_all_places() {
-        let places = Places::new(1000, Some(64));
+        let places = Places::of_connections(1000, Some(64));
         let take = |client| places.take(client);
         let flood: Vec<_> = (0..12).map(|_| take(Client::Process(1)).unwrap()).collect();
         let error = take(Client::Process(1)).unwrap_err();

@@ -101,7 +101,7 @@ impl Listeners {
         let (closing, closing_seen) = watch::channel(false);
         // Every connection holds a sender, so the channel closes when all connections are gone.
         let (open, mut all_closed) = mpsc::channel::<()>(1);
-        let places = Places::new(
+        let places = Places::of_connections(
             self.connections,
             rustix::process::getrlimit(rustix::process::Resource::Nofile).current,
         );

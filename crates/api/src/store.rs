@@ -3,10 +3,11 @@
 use crate::failure::no_content;
 use crate::failure::{Failure, Result};
 use crate::parts::{blocking_body, json};
-use axum::Json;
+use crate::places::Place;
 use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::response::Response;
+use axum::{Extension, Json};
 use jiffy_content::error::{self, Error};
 use jiffy_node::Node;
 use jiffy_wire::api::{KernelInfo, MakeVolume, ResizeVolume, ResizedVolume, Volume};
@@ -22,9 +23,10 @@ pub(super) async fn list_kernels(State(node): Shared) -> Result<Json<Vec<KernelI
 pub(super) async fn put_kernel(
     State(node): Shared,
     Path(name): Path<String>,
+    Extension(place): Extension<Arc<Place>>,
     body: Body,
 ) -> Result<Json<KernelInfo>> {
-    let contents = blocking_body(body)?;
+    let contents = blocking_body(&place, body)?;
     let kernel = blocking(move || node.kernels.put(&name, contents)).await?;
     Ok(Json(kernel))
 }

@@ -48,7 +48,7 @@ pub(super) async fn list(State(node): Shared, uri: Uri, headers: HeaderMap) -> R
         for vm in vms.iter().rev() {
             list.add(&vm.view.borrow().vm);
         }
-        return Ok(([(CONTENT_TYPE, list::MEDIA_TYPE)], list.to_string()).into_response());
+        return Ok(([(CONTENT_TYPE, list::MEDIA_TYPE)], list.text()).into_response());
     }
     let vms: Vec<Vm> = vms.iter().map(|vm| vm.vm()).collect();
     Ok(Json(vms).into_response())

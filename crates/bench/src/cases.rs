@@ -1,11 +1,11 @@
-//! The cases: how each is set up in the machine and turned into figures.
+//! The cases: their setup in the machine, and their figures.
 
 use crate::disk;
 use crate::figure::{Clock, Figure};
 use crate::image::{self, Images};
 use crate::machine::{Machine, PROBE};
 use crate::peers::{Boot, Peer};
-use crate::plan::{BYTES, Case, IMAGE, Kind, Lazily, Outcome, RECORDING, Sample, VSOCK};
+use crate::plan::{Case, IMAGE, Kind, Lazily, Outcome, RECORDING, Sample, VSOCK};
 use crate::replay;
 use crate::verbs;
 use anyhow::{Context, Result, ensure};
@@ -26,40 +26,39 @@ const PLAIN_KERNEL: &str = "/bench/vmlinux-plain";
 const DISK: &str = "/bench/disk.img";
 const RAM_MIB: u64 = 128;
 
-/// Spawn of the VMM to PID 1's marker, neutral kernel.
+/// From the spawn of the VMM to PID 1's marker; neutral kernel.
 pub const SAME_KERNEL: &str = "boot/same-kernel/pid1";
-/// The same with our own kernel and a VM's usual devices.
+/// The same with Jiffy's kernel and a VM's usual devices.
 pub const OWN_KERNEL: &str = "boot/own-kernel/pid1";
-/// Spawn of the VMM to the restored guest visibly running, RAM in a raw file.
+/// From the spawn of the VMM to output of the restored guest; RAM in a raw file.
 pub const RESTORE_128: &str = "restore/mapped/128/visible";
 /// The same with four times the RAM.
 pub const RESTORE_512: &str = "restore/mapped/512/visible";
 /// The same with 32 times the RAM.
 pub const RESTORE_4096: &str = "restore/mapped/4096/visible";
-/// The same as for 128 MiB by a spare VMM, from its `TakeSpare` until its vCPUs are
-/// resumed.
+/// As for 128 MiB, but by a spare VMM, from its `TakeSpare` until its vCPUs are resumed.
 pub const RESTORE_SPARE: &str = "restore/spare/128/resumed";
-/// The same as for 128 MiB, RAM in a compressed image that a pager has served before: it
-/// has the working set in memory.
+/// As for 128 MiB, with RAM in a compressed image. The pager has served the image before and has
+/// the working set in memory.
 pub const LAZY: &str = "restore/lazy/128/visible";
-/// The same for the first time: the working set is fetched at once.
+/// The same for the first restore: the working set is fetched at once.
 pub const LAZY_FIRST: &str = "restore/lazy-first/128/visible";
 /// The same with every chunk fetched on demand.
 pub const LAZY_DEMAND: &str = "restore/lazy-demand/128/visible";
-/// How long a VM is paused for a full capture.
+/// Pause of a VM during a full capture.
 pub const PAUSE: &str = "snapshot/full/128/pause";
-/// A running VM's capture, to a child whose vCPUs run.
+/// From the capture of a running VM until the vCPUs of its child run.
 pub const FORK: &str = "fork/1/host";
 
-/// The kernels, on the host.
+/// Kernels, as paths on the host.
 pub struct Kernels<'a> {
-    /// Ours.
+    /// Jiffy's kernel.
     pub base: &'a Path,
-    /// The neutral one.
+    /// The neutral kernel.
     pub plain: &'a Path,
 }
 
-/// Size of our kernel, and its instructions to PID 1 without any monitor.
+/// Size of Jiffy's kernel, and its instructions to PID 1 without a VMM.
 pub fn kernel_figures(kernel: &Path) -> Result<Vec<Figure>> {
     let measure = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../kernel/measure");
     let output = Command::new(&measure)
@@ -93,16 +92,16 @@ pub fn kernel_figures(kernel: &Path) -> Result<Vec<Figure>> {
     Ok(figures.into_iter().flatten().collect())
 }
 
-/// What was measured on a clock.
+/// Results on one clock.
 pub struct Measured {
-    /// By case.
+    /// Outcomes by case.
     pub outcomes: Vec<Outcome>,
-    /// Figures that are no case's of the machine.
+    /// Figures that are not measured by a case in the machine.
     pub figures: Vec<Figure>,
 }
 
-/// Measures, in machines with that clock, every case that is `wanted` by its name, followed
-/// by a blank and the monitor's; disk reads only with `disks`.
+/// Measures in machines with that clock. `wanted` selects cases by their name, a space and the
+/// monitor's name; cases of disk reads also need `disks`.
 pub fn measure(
     clock: Clock,
     kernels: &Kernels,
@@ -169,16 +168,16 @@ fn measure_in(
             cases.extend(verbs::AT_ONCE.map(verbs::at_once));
             cases.push(verbs::clones_case());
         }
-        // Counts are the same on any clock.
+        // Counters are the same on each clock.
         _ => {
             cases.extend(verbs::count_cases(runs));
             cases.push(disk::create_root(runs));
             cases.push(disk::clone_root(runs));
-            // Needs additional programs and modules.
+            // This case needs additional programs and modules.
             if disks || wanted(&format!("{} jiffy", disk::CLONE_ROOT)) {
                 files.extend(disk::additions(scratch)?);
             }
-            // Needs a filled registry.
+            // These cases need a filled registry.
             if [image::FIRST_ANSWER, image::PULLED, image::LAZY]
                 .iter()
                 .any(|case| wanted(&format!("{case} jiffy")))
@@ -187,15 +186,16 @@ fn measure_in(
                 cases.extend(images.cases(verbs::HAS_GOLDEN, runs));
                 files.extend(images.additions);
             }
-            // Last: they take as long as all others together.
+            // Disk reads are last, because they take as long as all others together.
             if disks {
+                cases.push(verbs::list_case());
                 let base = vmm_config(PLAIN_KERNEL);
                 cases.extend(disk::cases(scratch, &base, peers, &mut files, runs)?);
             }
         }
     }
     cases.retain(|case| wanted(&case.to_string()));
-    // Libraries are shared between peers; the archive wants each name once.
+    // Peers share libraries; the archive may have each path only once.
     files.sort_by(|a, b| a.guest.cmp(&b.guest));
     files.dedup_by(|a, b| a.guest == b.guest);
 
@@ -214,8 +214,7 @@ fn measure_in(
     Ok(Measured { outcomes, figures })
 }
 
-/// Replays the recorded lazy restore on this host, without a VM, with the machine's
-/// pager.
+/// Replays the recorded lazy restore on this host, without a VM, with the machine's pager.
 fn replayed(lab: &Lab, scratch: &Path) -> Result<Vec<Figure>> {
     let fetch = |guest: &str, mode: u32| -> Result<PathBuf> {
         let name = Path::new(guest).file_name().context("a file's name")?;
@@ -238,7 +237,7 @@ fn addition(host: PathBuf, guest: &str) -> Addition {
     }
 }
 
-/// The probe lies beside this program.
+/// The probe, in the folder of this program.
 fn probe_program() -> Result<PathBuf> {
     let path = std::env::current_exe()?.with_file_name("jiffy-bench-probe");
     ensure!(
@@ -315,7 +314,7 @@ fn own_kernel(scratch: &Path, files: &mut Vec<Addition>, runs: u32) -> Result<Ca
     vmm_case(OWN_KERNEL, &usual(BASE_KERNEL), scratch, files, runs)
 }
 
-/// With what every VM of the node has: a disk, vsock, entropy, fw_cfg.
+/// A VM with the node's usual devices: disk, vsock, entropy, fw_cfg.
 fn usual(kernel: &str) -> vmm::VmmConfig {
     vmm::VmmConfig {
         disks: vec![vmm::Disk {
@@ -338,7 +337,7 @@ fn usual(kernel: &str) -> vmm::VmmConfig {
     }
 }
 
-/// A VM with a control socket, whose guest writes its marker again and again, or once.
+/// A VM with a control socket, whose guest writes its marker once or repeatedly.
 fn controlled(mut config: vmm::VmmConfig, ram_mib: u32, initramfs: &str) -> vmm::VmmConfig {
     config.memory.size_mib = ram_mib;
     config.boot.initrd = Some(initramfs.into());
@@ -350,9 +349,9 @@ fn restore_cases(scratch: &Path, files: &mut Vec<Addition>, runs: u32) -> Result
     let mut case = |name: &str, ram_mib, kind: fn(String) -> Kind| {
         let file = format!("{}.json", name.replace('/', "-"));
         let guest = format!("/bench/{file}");
-        // On one CPU a busy parent would take half of its child's time.
+        // On one CPU a busy parent would use half of its child's time.
         let initramfs = if name == FORK { INITRAMFS } else { BEATING };
-        // A peer restores a VM with a serial port and no more.
+        // Peers restore a VM with a serial port only.
         let devices = match [RESTORE_128, RESTORE_512, RESTORE_4096].contains(&name) {
             true => vmm_config(BASE_KERNEL),
             false => usual(BASE_KERNEL),
@@ -365,7 +364,7 @@ fn restore_cases(scratch: &Path, files: &mut Vec<Addition>, runs: u32) -> Result
             monitor: "jiffy".into(),
             kind: kind(guest),
             runs,
-            // The second restore reports the written pages, later ones use the report.
+            // The second restore reports the written pages; later ones use the report.
             warm_up: if name == LAZY { 2 } else { 1 },
         })
     };
@@ -427,7 +426,7 @@ fn peer_case(scratch: &Path, files: &mut Vec<Addition>, peer: Peer, runs: u32) -
     })
 }
 
-/// The kernel, marker and RAM of our own [`RESTORE_128`].
+/// Firecracker's restore with the kernel, marker and RAM of [`RESTORE_128`].
 fn firecracker_restore(peer: Peer, runs: u32) -> Case {
     Case {
         name: RESTORE_128.into(),
@@ -444,7 +443,7 @@ fn firecracker_restore(peer: Peer, runs: u32) -> Case {
     }
 }
 
-/// Figures of measured cases; those that failed have none.
+/// Figures of measured cases. A case that failed has none.
 pub fn figures(clock: Clock, outcomes: &[Outcome]) -> Vec<Figure> {
     let mut figures = Vec::new();
     for outcome in outcomes {
@@ -452,13 +451,11 @@ pub fn figures(clock: Clock, outcomes: &[Outcome]) -> Vec<Figure> {
         if case == image::FIRST_ANSWER {
             continue;
         }
-        let bytes = [
-            verbs::SNAPSHOT_BYTES,
-            verbs::CLONE_MEMORY,
-            verbs::CLONES_MEMORY,
-        ];
-        if bytes.contains(&case.as_str()) {
-            figures.extend(Figure::of_counter(case, monitor, "bytes", samples, BYTES));
+        let mut counters = verbs::counters_of(case).peekable();
+        if counters.peek().is_some() {
+            figures.extend(counters.filter_map(|(figure, unit, counter)| {
+                Figure::of_counter(figure, monitor, unit, samples, counter)
+            }));
             continue;
         }
         if case == verbs::IDLE {

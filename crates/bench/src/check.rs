@@ -1,32 +1,32 @@
-//! Compares figures with the committed ones and with the promises.
+//! Compares figures with the committed ones and with the goals.
 
 use crate::cases::{OWN_KERNEL, SAME_KERNEL};
 use crate::disk;
 use crate::figure::{Clock, Figure, Verdict, judge, tell};
 use crate::image;
 use crate::plan::Outcome;
-use crate::verbs::{CLONES_MEMORY, EXEC, IDLE, IDLE_WAKE_UPS, RUN_GOLDEN};
+use crate::verbs::{EXEC, IDLE, IDLE_WAKE_UPS, MANY, RUN_GOLDEN};
 
-/// How much worse a figure may get before the check fails: its median is compared with the
-/// committed 90th percentile, so that a case that varies does not fail by chance.
+/// How much worse a figure may get. Its median is compared with the committed 90th percentile, so
+/// that a case that varies does not fail by chance.
 const TOLERANCE: f64 = 1.02;
-/// Bytes by which a VMM's memory may grow in addition: the program's layout decides how many
-/// of the kernel's fault-around windows are touched.
+/// Bytes by which a VMM's memory may grow in addition: the program's layout decides how many of the
+/// kernel's fault-around windows are touched.
 const WINDOW: f64 = 65536.0;
-/// Instructions per second by which an idle VM may differ in addition: a timer of the
-/// machine may or may not fall into the measurement.
+/// Instructions per second by which an idle VM may differ in addition: a timer of the machine may
+/// or may not expire during the measurement.
 const TIMER: f64 = 10_000.0;
 
-/// A problem with a figure.
+/// A figure that does not pass the check.
 pub struct Complaint {
     /// The figure's case.
     pub case: String,
-    /// One sentence.
+    /// The reason, as one sentence.
     pub line: String,
 }
 
-/// Our figures that got worse than the committed ones, that are missing, or that break a
-/// promise.
+/// Complaints about figures of Jiffy's that got worse than the committed ones, are missing, or
+/// break a promise.
 pub fn complaints(committed: &[Figure], now: &[Figure]) -> Vec<Complaint> {
     let broken = judge(now).into_iter().filter(Verdict::is_broken);
     let broken = broken.map(|verdict| Complaint {
@@ -36,8 +36,9 @@ pub fn complaints(committed: &[Figure], now: &[Figure]) -> Vec<Complaint> {
     regressions(committed, now).chain(broken).collect()
 }
 
-/// Whether a figure is checked. Not: wall-clock figures (noise), peers, disk reads, a
-/// thousand clones (wall clock), and ratios, whose parts are checked.
+/// Complaints about figures that are missing or got worse. Not compared are wall-clock figures
+/// (noise), peers, disk reads, a thousand VMs (both take long), and ratios, whose parts are
+/// compared.
 fn regressions<'a>(
     committed: &'a [Figure],
     now: &'a [Figure],
@@ -46,7 +47,7 @@ fn regressions<'a>(
         .iter()
         .filter(|old| old.monitor == "jiffy" && old.clock != Clock::Wall)
         .filter(|old| !disk::is_reading(&old.case) && old.unit != "times")
-        .filter(|old| old.case != CLONES_MEMORY);
+        .filter(|old| !old.case.starts_with(MANY));
     ours.filter_map(|old| {
         let new = now.iter().find(|new| {
             new.case == old.case && new.monitor == old.monitor && new.clock == old.clock
@@ -77,13 +78,13 @@ fn slack(figure: &Figure) -> f64 {
     }
 }
 
-/// The cases that have to run for that figure.
+/// The cases that must run to measure a figure.
 pub fn cases_of(figure: &str) -> Vec<&str> {
     match figure {
         image::PULLED_RATIO => vec![image::PULLED, RUN_GOLDEN],
         image::LAZY_RATIO => vec![image::LAZY, RUN_GOLDEN],
         IDLE_WAKE_UPS => vec![IDLE],
-        // The machine has had VMs of that kind before, as in a whole run.
+        // In a whole run the machine has had VMs of that kind before, too.
         EXEC => vec![RUN_GOLDEN, EXEC],
         "boot/vm-exits" | "boot/same-kernel/memory-overhead" => vec![SAME_KERNEL],
         "vmm/memory-overhead" | "vmm/exec-to-first-run" => vec![OWN_KERNEL],
@@ -91,7 +92,7 @@ pub fn cases_of(figure: &str) -> Vec<&str> {
     }
 }
 
-/// Adds the runs of a second measurement to those of the first.
+/// Adds the samples of a second measurement to the outcomes of the first.
 pub fn join(outcomes: &mut [Outcome], again: Vec<Outcome>) {
     for more in again {
         let same = |it: &&mut Outcome| it.name == more.name && it.monitor == more.monitor;

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::str::FromStr;
 
-/// Size of the file and of a sequential request.
+/// Bytes that a pass reads sequentially, and the size of the file without its spare piece.
 pub const BYTES: u64 = 16 << 20;
 /// Bytes of a sequential read.
 pub const PIECE_SEQUENTIAL: usize = 1 << 20;
@@ -24,35 +24,35 @@ pub const PIECE_RANDOM: usize = 4096;
 /// Random reads in a pass.
 pub const RANDOM_READS: usize = 1024;
 
-/// In the machine, the initramfs of guests that read.
+/// In the machine: initramfs of guests that read.
 pub const INITRAMFS: &str = "/bench/reader.cpio";
-/// In the machine, the module that makes RAM disks.
+/// In the machine: module for RAM disks.
 pub const RAM_DISK_MODULE: &str = "/bench/brd.ko";
-/// In the machine, the file that stays in the page cache.
+/// In the machine: the file that stays in the page cache.
 pub const WARM_FILE: &str = "/bench/warm.img";
-/// In the machine, the RAM disk.
+/// In the machine: the RAM disk for cold reads.
 pub const COLD_FILE: &str = "/dev/ram0";
-/// In the machine, the RAM disk that holds an XFS.
+/// In the machine: the RAM disk with an XFS.
 pub const XFS_DISK: &str = "/dev/ram1";
-/// In the machine, the program that makes one.
+/// In the machine: mkfs.xfs.
 pub const MKFS: &str = "/bench/mkfs.xfs";
 
-/// Instructions to make a 4 GiB root disk: an empty layer.
+/// Instructions to create a root disk of 4 GiB, an empty layer.
 pub const CREATE_ROOT: &str = "disk/create-root/instructions";
-/// The same, of an image that is cloned.
+/// Instructions to create it as a clone of an image.
 pub const CLONE_ROOT: &str = "disk/clone-root/instructions";
 
-/// How a guest reads.
+/// Kind of reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Reading {
-    /// Random reads of 4 KiB; else sequential reads of 1 MiB.
+    /// Random reads of 4 KiB; otherwise sequential reads of 1 MiB.
     pub random: bool,
-    /// The file is in the page cache.
+    /// Whether the file is in the page cache.
     pub warm: bool,
 }
 
 impl Reading {
-    /// All ways.
+    /// All kinds of reads.
     pub const ALL: [Reading; 4] = [
         Reading::new(false, true),
         Reading::new(true, true),
@@ -64,7 +64,7 @@ impl Reading {
         Reading { random, warm }
     }
 
-    /// The case in which a pass is timed.
+    /// The case that measures a pass.
     pub fn case(self) -> &'static str {
         match (self.random, self.warm) {
             (false, true) => "disk/seq-read",
@@ -74,7 +74,7 @@ impl Reading {
         }
     }
 
-    /// The case of QEMU's time over ours.
+    /// The case for the ratio of QEMU's time to Jiffy's.
     pub fn ratio(self) -> &'static str {
         match (self.random, self.warm) {
             (false, true) => "disk/seq-read/ratio",
@@ -113,7 +113,7 @@ impl FromStr for Reading {
     }
 }
 
-/// What the cases need in the machine.
+/// Files that these cases need in the machine.
 pub fn additions(scratch: &Path) -> Result<Vec<Addition>> {
     let reader = scratch.join("reader.cpio");
     let program = std::env::current_exe()?.with_file_name("jiffy-bench-guest");
@@ -121,7 +121,8 @@ pub fn additions(scratch: &Path) -> Result<Vec<Addition>> {
     let mut archive = Archive::new(Vec::new());
     archive.folder("dev", 0o755)?;
     archive.character_device("dev/port", 0o600, 1, 4)?;
-    // Without a console Rust's runtime opens this in its place, or gives up.
+    // Without a console Rust's runtime opens /dev/null as the standard streams, and aborts if it
+    // can't.
     archive.character_device("dev/null", 0o666, 1, 3)?;
     archive.file("init", 0o755, &program)?;
     std::fs::write(&reader, archive.finish()?)?;
@@ -140,7 +141,7 @@ pub fn additions(scratch: &Path) -> Result<Vec<Addition>> {
     Ok(additions)
 }
 
-/// What a program of this host needs besides itself, where it looks for it.
+/// Loader and libraries of a program on this host, at the same paths.
 fn libraries_of(program: &Path) -> Result<Vec<Addition>> {
     let output = Command::new("ldd").arg(program).output().context("ldd")?;
     ensure!(output.status.success(), "ldd {}: failed", program.display());
@@ -155,8 +156,8 @@ fn libraries_of(program: &Path) -> Result<Vec<Addition>> {
         .collect())
 }
 
-/// From the package of the machine's kernel, which the machine's image leaves
-/// it out of.
+/// The RAM disk module from the package of the machine's kernel; the machine's image does not
+/// contain it.
 fn ram_disk_module() -> Result<Vec<u8>> {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/machine-kernel");
     let output = Command::new(&script).output()?;
@@ -175,7 +176,7 @@ fn ram_disk_module() -> Result<Vec<u8>> {
     Ok(output.stdout)
 }
 
-/// What it costs to make a root disk.
+/// The case of creating a root disk.
 pub fn create_root(runs: u32) -> Case {
     Case {
         name: CREATE_ROOT.into(),
@@ -186,7 +187,7 @@ pub fn create_root(runs: u32) -> Case {
     }
 }
 
-/// What it costs to make one by a clone.
+/// The case of creating a root disk as a clone.
 pub fn clone_root(runs: u32) -> Case {
     Case {
         name: CLONE_ROOT.into(),
@@ -197,7 +198,7 @@ pub fn clone_root(runs: u32) -> Case {
     }
 }
 
-/// Our monitor and, where it is on PATH, QEMU reading in each way.
+/// Cases of each kind of read for Jiffy and, if it is on PATH, QEMU.
 pub fn cases(
     scratch: &Path,
     base: &vmm::VmmConfig,
@@ -240,8 +241,8 @@ pub fn cases(
     Ok(cases)
 }
 
-/// QEMU's microvm with a raw virtio-blk-device (modern), otherwise with defaults: page
-/// cache, thread pool.
+/// QEMU's microvm with a raw virtio-blk-device (modern). All else has defaults: page cache, thread
+/// pool.
 fn qemu(base: &vmm::VmmConfig, reading: Reading) -> Vec<String> {
     let (mut argv, _) = Peer::Qemu.boot(&crate::peers::Boot {
         kernel: &base.boot.kernel.display().to_string(),
@@ -254,7 +255,7 @@ fn qemu(base: &vmm::VmmConfig, reading: Reading) -> Vec<String> {
         reading.file()
     );
     let more = [
-        // Otherwise the disk is announced by ACPI, which the kernel does not support.
+        // Otherwise ACPI announces the disk, and the kernel has no ACPI.
         "-machine",
         "acpi=off",
         "-global",
@@ -268,14 +269,14 @@ fn qemu(base: &vmm::VmmConfig, reading: Reading) -> Vec<String> {
     argv
 }
 
-/// Whether this is a case of disk reads, which are compared with QEMU and not checked.
+/// Whether this is a case of disk reads. Such a case is compared with QEMU, but not checked.
 pub fn is_reading(case: &str) -> bool {
     Reading::ALL
         .iter()
         .any(|reading| [reading.case(), reading.ratio()].contains(&case))
 }
 
-/// QEMU's times over ours, where QEMU was there.
+/// Ratios of QEMU's times to Jiffy's, if QEMU was measured.
 pub fn ratios(outcomes: &[Outcome]) -> Vec<Figure> {
     let median = |reading: Reading, monitor: &str| {
         let found = outcomes

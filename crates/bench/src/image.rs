@@ -1,10 +1,9 @@
 //! Images from a registry: bytes transferred until the first answer on a node without the
 //! image, and the cost of a run compared with `base`.
 //!
-//! The registry is Debian's, and was filled on this host. It has a Debian system,
-//! the essential packages of this host as they are installed, pushed by Jiffy;
-//! and a small image, once as an ordinary layer, pushed by skopeo, and once pushed
-//! by Jiffy, of which nodes have parts only.
+//! The registry is Debian's and is filled on this host. Jiffy pushes a Debian system with the
+//! installed essential packages of this host. A small image is pushed twice: by skopeo as an
+//! ordinary layer, and by Jiffy so that nodes fetch its parts on demand.
 
 use crate::figure::{Clock, Figure};
 use crate::plan::{BYTES, Case, Kind, Outcome, Sample, WHOLE};
@@ -23,20 +22,20 @@ use std::time::Duration;
 
 /// Share of the image's bytes in the registry that is transferred until the first answer.
 pub const FIRST_ANSWER: &str = "image/first-answer/bytes-share";
-/// `jiffy run` of a pulled image at its second start.
+/// `jiffy run` of a pulled image, second start.
 pub const PULLED: &str = "run/pulled-second/answer";
-/// Its time over that of `base`.
+/// Ratio of its time to that of `base`.
 pub const PULLED_RATIO: &str = "run/pulled-second/ratio";
-/// The same for an image that Jiffy pushed, which is filled on demand.
+/// The same for an image pushed by Jiffy, which is fetched on demand.
 pub const LAZY: &str = "run/pulled-lazy-second/answer";
-/// Its time over that of `base`.
+/// Ratio of its time to that of `base`.
 pub const LAZY_RATIO: &str = "run/pulled-lazy-second/ratio";
 
-/// Where the registry listens in the machine.
+/// The registry's address in the machine.
 pub const HOST: &str = "127.0.0.1:5000";
-/// In the machine, its configuration.
+/// In the machine: the registry's configuration.
 pub const CONFIG: &str = "/bench/registry.yml";
-/// In the machine, its program.
+/// In the machine: the registry's program.
 pub const PROGRAM: &str = "/usr/bin/docker-registry";
 
 const STORAGE: &str = "/bench/registry";
@@ -44,18 +43,18 @@ const SYSTEM: &str = "bench/system:1";
 const SMALL: &str = "bench/small:1";
 const SMALL_LAZY: &str = "bench/small-lazy:1";
 
-/// The registry's program, its loader and its library.
+/// The registry's program, loader and library.
 const FILES: [&str; 3] = [
     PROGRAM,
     "/lib64/ld-linux-x86-64.so.2",
     "/lib/x86_64-linux-gnu/libc.so.6",
 ];
 
-/// The registry, filled, and the cases that need it.
+/// A filled registry and the cases that use it.
 pub struct Images {
-    /// What they need in the machine.
+    /// Files that these cases need in the machine.
     pub additions: Vec<Addition>,
-    /// Bytes that the registry has of the large image.
+    /// Bytes of the large image in the registry.
     bytes: u64,
 }
 
@@ -97,7 +96,7 @@ impl Images {
         Ok(Images { additions, bytes })
     }
 
-    /// The share that is moved, and the second starts of the small images.
+    /// The cases: the transferred share, and second starts of the small images.
     pub fn cases(&self, has_golden: &str, runs: u32) -> Vec<Case> {
         let words = |list: &[&str]| list.iter().map(|word| (*word).to_owned()).collect();
         let second = |name: &str, reference: &str, vm: &str| {
@@ -126,7 +125,7 @@ impl Images {
                     reference: format!("{HOST}/{SYSTEM}"),
                     bytes: self.bytes,
                 },
-                // They vary little, and each boots from nothing.
+                // They vary little, and each is a cold start.
                 runs: runs.min(5),
                 warm_up: 0,
             },
@@ -136,7 +135,7 @@ impl Images {
     }
 }
 
-/// The shares, and the ratio where `base` was measured too.
+/// Figures of the shares, and ratios if `base` was measured too.
 pub fn figures(outcomes: &[Outcome], base: &str) -> Vec<Figure> {
     let of = |case: &str| outcomes.iter().find(|outcome| outcome.name == case);
     let shares = of(FIRST_ANSWER).and_then(|outcome| {
@@ -165,10 +164,10 @@ pub fn figures(outcomes: &[Outcome], base: &str) -> Vec<Figure> {
         .collect()
 }
 
-/// Ratio of the runs of two cases, compared by rank, of their faster halves. On one CPU
-/// about every second run takes a million instructions longer, because the end of its VM
-/// comes first, so the slower halves are left out. If the cases have different numbers of
-/// runs, those of equal relative rank are compared.
+/// Ratios of two cases' times: the faster halves of their runs, compared by rank. On one CPU about
+/// every second run takes a million instructions longer, because the end of the previous VM is
+/// handled first, so the slower halves are left out. If the cases have different numbers of runs,
+/// runs of equal relative rank are compared.
 fn by_rank(these: &[Sample], those: &[Sample]) -> Vec<f64> {
     let sorted = |samples: &[Sample]| {
         let mut times: Vec<u64> = samples.iter().map(|it| it.nanoseconds).collect();
@@ -177,15 +176,15 @@ fn by_rank(these: &[Sample], those: &[Sample]) -> Vec<f64> {
     };
     let (these, those) = (sorted(these), sorted(those));
     let pairs = these.len().min(those.len());
-    // The middle of each of as many equal parts as there are pairs.
+    // The middle run of each of `pairs` equal parts.
     let at = |times: &[u64], pair: usize| times[(2 * pair + 1) * times.len() / (2 * pairs)];
     (0..pairs.div_ceil(2))
         .map(|pair| at(&these, pair) as f64 / at(&those, pair) as f64)
         .collect()
 }
 
-/// This host's Debian and the small image into images of a node of its own, and
-/// from there into the registry; the bytes it then has of the first.
+/// Imports this host's Debian and the small image into a node and pushes them to the registry.
+/// Returns the bytes of the first in the registry.
 fn push_by_jiffy(scratch: &Path, registry: &LocalRegistry, small: &Path) -> Result<u64> {
     let tar = scratch.join("system.tar");
     pack(&tar)?;
@@ -220,7 +219,7 @@ fn push_by_jiffy(scratch: &Path, registry: &LocalRegistry, small: &Path) -> Resu
     Ok(bytes)
 }
 
-/// The essential packages of this host and what they depend on, as a tar.
+/// A tar of this host's essential packages and their dependencies.
 fn pack(tar: &Path) -> Result<()> {
     let format = "${Package}\t${Essential}\t${Pre-Depends}, ${Depends}\t${Provides}\n";
     let output = run(Command::new("dpkg-query").args(["-W", "-f", format]))?;
@@ -230,7 +229,7 @@ fn pack(tar: &Path) -> Result<()> {
     let mut files = BTreeSet::new();
     for line in String::from_utf8_lossy(&output).lines() {
         let path = Path::new(line);
-        // Packages know files by links that others own (/bin).
+        // dpkg lists some files by paths through links of other packages (/bin).
         let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else {
             continue;
         };
@@ -263,8 +262,8 @@ fn pack(tar: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Of the lines `package, essential, dependencies, provides`: the packages that
-/// are essential, and those that they need.
+/// The essential packages and their dependencies, from lines of package, essential, dependencies,
+/// provides.
 fn essential(lines: &str) -> BTreeSet<String> {
     let name = |text: &str| {
         let end = text.find([' ', ':', '(']).unwrap_or(text.len());
@@ -294,7 +293,7 @@ fn essential(lines: &str) -> BTreeSet<String> {
             continue;
         }
         for need in needs.split(',') {
-            // The first alternative that is installed.
+            // Of alternatives, the first that is installed.
             let mut alternatives = need.split('|').map(|text| name(text.trim()));
             todo.extend(
                 alternatives.find_map(|name| match depends.contains_key(&name) {
@@ -307,8 +306,7 @@ fn essential(lines: &str) -> BTreeSet<String> {
     found
 }
 
-/// The root file system of the small image, with the programs that `base` has, as
-/// a tar.
+/// A tar of the small image's root file system, with the same programs as `base`.
 fn pack_small(scratch: &Path) -> Result<PathBuf> {
     let root = scratch.join("small");
     for folder in ["bin", "etc", "dev", "proc", "sys", "tmp"] {
@@ -329,7 +327,7 @@ fn pack_small(scratch: &Path) -> Result<PathBuf> {
     Ok(tar)
 }
 
-/// An image of one ordinary layer.
+/// Pushes an image with one ordinary layer.
 fn push_layer(scratch: &Path, registry: &LocalRegistry, tar: &Path) -> Result<()> {
     let layout = scratch.join("layout").display().to_string();
     let image = format!("{layout}:1");
@@ -345,7 +343,7 @@ fn push_layer(scratch: &Path, registry: &LocalRegistry, tar: &Path) -> Result<()
     Ok(())
 }
 
-/// Bytes of all files in a folder.
+/// Total size of the files in a folder, bytes.
 fn bytes_in(folder: &Path) -> Result<u64> {
     let mut bytes = 0;
     for entry in std::fs::read_dir(folder)? {
@@ -358,7 +356,7 @@ fn bytes_in(folder: &Path) -> Result<u64> {
     Ok(bytes)
 }
 
-/// Runs a program of this host, which must succeed; its stdout.
+/// Runs a program of this host and returns its stdout; fails if the program does.
 fn run(command: &mut Command) -> Result<Vec<u8>> {
     let name = command.get_program().to_string_lossy().into_owned();
     let output = command.stdin(Stdio::null()).output();
@@ -384,13 +382,13 @@ mod tests {
             };
             times.iter().map(of).collect()
         };
-        // How often something came first does not count, but in the quicker half.
+        // The number of slow runs does not matter, except in the faster half.
         let (base, slower) = (samples(&[10, 20, 10]), samples(&[22, 11, 11]));
         assert_eq!(by_rank(&slower, &base), [1.1, 1.1]);
         let base = samples(&[10, 10, 10, 10]);
         assert_eq!(by_rank(&samples(&[20, 11, 20, 11]), &base), [1.1, 1.1]);
         assert_eq!(by_rank(&samples(&[20, 11, 20, 20]), &base), [1.1, 2.0]);
-        // One of them was measured again, and takes as long as before.
+        // A case that was measured a second time with the same times.
         let once: Vec<u64> = (100..160).collect();
         let twice = [&once[..], &once[..]].concat();
         for (these, those) in [(&once, &twice), (&twice, &once)] {

@@ -1,27 +1,27 @@
-//! Cost of importing an image compared with `umoci unpack` and `mkfs.erofs`, on this host:
-//! runs `crates/rootfs/examples/import_ratio.rs`.
+//! Compares the cost of an import with `umoci unpack` and `mkfs.erofs` on this host: runs
+//! `crates/rootfs/examples/import_ratio.rs`.
 
 use crate::figure::{Clock, Figure};
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 use std::process::Command;
 
-/// Our CPU time over that of the other tools.
+/// Ratio of Jiffy's CPU time to that of the other tools.
 pub const RATIO: &str = "image/import/ratio";
-/// The same for elapsed time.
+/// Ratio of Jiffy's elapsed time to that of the other tools.
 pub const WALL_RATIO: &str = "image/import/wall-ratio";
 
-/// Times that each is run.
+/// Number of rounds.
 const ROUNDS: &str = "3";
 
-/// What the example prints: a value for each round.
+/// Output of the example: one value per round.
 #[derive(Deserialize)]
 struct Report {
     wall_ratios: Vec<f64>,
     cpu_ratios: Vec<f64>,
 }
 
-/// Runs it; it lies in the folder `examples` beside this program.
+/// Runs the example, which is in the folder `examples` beside this program.
 pub fn figures() -> Result<Vec<Figure>> {
     let program = std::env::current_exe()?.with_file_name("examples");
     let program = program.join("import_ratio");

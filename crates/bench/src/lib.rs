@@ -1,20 +1,20 @@
 //! Benchmarks of Jiffy and of other VMMs.
 //!
-//! * [`plan`]: what to run, as the host tells the probe in the machine.
-//! * [`machine`]: runs it there; starts a new machine if one hangs.
-//! * [`probe`]: runs it there and takes the time to a marker the guest writes.
-//! * [`cases`]: how each case is set up and read back.
+//! * [`plan`]: cases and outcomes, as host and probe exchange them.
+//! * [`machine`]: runs cases in a machine; starts a new machine if one hangs.
+//! * [`probe`]: runs a case inside the machine.
+//! * [`cases`]: setup of each case, and its figures.
 //! * [`verbs`]: cases that use the `jiffy` command.
 //! * [`disk`]: cases of disks.
 //! * [`image`]: cases of images from registries.
-//! * [`figure`]: medians and percentiles, the goals.
+//! * [`figure`]: medians and percentiles, and goals.
 //! * [`check`]: compares figures with the committed file.
-//! * [`import`]: an image imported, on this host.
+//! * [`import`]: cost of an image import on this host.
 //! * [`running`]: child processes that are killed with their owner.
 //! * [`replay`]: the pager on this host, without a VM.
 //! * [`report`], [`plot`]: tables and plots.
 //! * [`marker`]: the initramfs whose PID 1 writes the marker.
-//! * [`peers`]: other monitors found on PATH, made to run in the machine.
+//! * [`peers`]: other VMMs that are on PATH.
 
 pub mod cases;
 pub mod check;

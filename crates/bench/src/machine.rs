@@ -1,4 +1,4 @@
-//! The machine in which cases are measured, one after another.
+//! The machine in which cases run, one after another.
 
 use crate::figure::Clock;
 use crate::plan::{Case, Kind, Outcome};
@@ -7,18 +7,18 @@ use jiffy_machine::image::build::Addition;
 use jiffy_testkit::{Lab, LabOptions};
 use std::time::Duration;
 
-/// In the machine, the program that measures a case.
+/// In the machine: the program that measures a case.
 pub const PROBE: &str = "/bench/probe";
-/// `jiffyd` there has it as this program does, to compare what a jail costs.
+/// Environment variable that is passed on to `jiffyd`, to measure the cost of a jail.
 const JAIL: &str = "JIFFY_JAIL";
-/// Longest time for all runs of a case: several times what the longest takes.
+/// Time limit for all runs of a case: several times what the longest case takes.
 const CASE_TIME: Duration = Duration::from_secs(150);
-/// The same for a case of a thousand VMs.
+/// Time limit for a case with a thousand VMs.
 const MANY_TIME: Duration = Duration::from_secs(900);
-/// Attempts of a case, each in a new machine.
+/// Most attempts of a case, each in a new machine.
 const MOST_MACHINES: u32 = 3;
 
-/// Started by the first case.
+/// A machine that the first case starts.
 pub struct Machine {
     clock: Clock,
     files: Vec<Addition>,
@@ -26,7 +26,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// On this clock, with these files besides its own.
+    /// A machine with this clock, and these files in addition to its own.
     pub fn new(clock: Clock, files: Vec<Addition>) -> Machine {
         Machine {
             clock,
@@ -35,7 +35,7 @@ impl Machine {
         }
     }
 
-    /// The one that runs; else one is started.
+    /// The running machine; starts one if there is none.
     pub fn lab(&mut self) -> Result<&Lab> {
         let lab = match self.lab.take() {
             Some(lab) => lab,
@@ -44,11 +44,11 @@ impl Machine {
         Ok(self.lab.insert(lab))
     }
 
-    /// Measures a case; the outcome has its failure.
+    /// Measures a case; a failure is in the outcome.
     ///
-    /// Under software emulation a guest of any VMM sometimes hangs, mostly one that reads a
-    /// disk: it takes an interrupt while interrupts are disabled, and waits for a lock that
-    /// it holds. Then a new machine is started for this case and later ones.
+    /// Under software emulation a guest of any VMM sometimes hangs, mostly one that reads a disk:
+    /// it takes an interrupt while interrupts are disabled, and waits for a lock that it holds. A
+    /// new machine is then started for this case and later ones.
     pub fn measure(&mut self, case: &Case) -> Outcome {
         let mut tries = 0;
         loop {
@@ -70,7 +70,7 @@ impl Machine {
             Clock::Instructions => LabOptions::instruction_clock(),
             _ => LabOptions {
                 disk_gib: None,
-                // A thousand clones, or fifty VMs at once.
+                // Enough for a thousand clones, or fifty VMs at once.
                 memory_mib: 8192,
                 ..LabOptions::default()
             },
@@ -87,7 +87,7 @@ impl Machine {
             .lab()?
             .command([PROBE])
             .env("JIFFY_MACHINE", "never")
-            // Without one, as the peers are measured, unless somebody wants to know.
+            // Peers are measured without a network, so Jiffy is as well by default.
             .env("JIFFY_NETWORK", &network);
         if let Ok(jail) = std::env::var(JAIL) {
             command = command.env(JAIL, &jail);
@@ -95,7 +95,7 @@ impl Machine {
         let output = command
             .stdin(serde_json::to_vec(case)?)
             .time_limit(match case.kind {
-                Kind::Clones { .. } => MANY_TIME,
+                Kind::Clones { .. } | Kind::List { .. } => MANY_TIME,
                 _ => CASE_TIME,
             })
             .keep_output()

@@ -1,6 +1,5 @@
-//! The initramfs every monitor boots: its PID 1 writes [`MARKER`] to COM1 and
-//! waits, or writes it again and again, to be detected after a restore. That needs no
-//! console driver.
+//! The initramfs of all VMMs: PID 1 writes [`MARKER`] to COM1 once and waits, or repeatedly, so
+//! that a restore can be detected. It needs no console driver.
 
 use crate::plan::MARKER;
 use jiffy_machine::image::cpio::Archive;
@@ -9,7 +8,7 @@ use std::io;
 const LOAD_ADDRESS: u64 = 0x40_0000;
 const HEADERS: usize = 64 + 56;
 
-/// `open("/dev/port")`, `pwrite(fd, "J", 1, 0x3f8)`, then `pause` for ever.
+/// `open("/dev/port")`, `pwrite(fd, "J", 1, 0x3f8)`, then `pause` forever.
 const CODE: &[u8] = &[
     0xb8, 2, 0, 0, 0, // mov eax, open
     0x48, 0x8d, 0x3d, 43, 0, 0, 0, // lea rdi, [path]
@@ -26,13 +25,12 @@ const CODE: &[u8] = &[
     0xeb, 0xf7, // jmp to the pause
 ];
 
-/// Offsets in [`CODE`] of the system call number of the write, and of what
-/// follows the write.
+/// Offsets in [`CODE`]: the system call number of the write, and the code after the write.
 const WRITE: usize = 21;
 const AFTER_WRITE: usize = 46;
 
-/// In place of the pause: count down a little, and write again. The strings
-/// stay where they are.
+/// Replaces the pause by a short countdown and a jump to the write. The strings keep their
+/// addresses.
 fn beating() -> Vec<u8> {
     let mut code = CODE.to_vec();
     let back = |end: usize| (WRITE as i64 - end as i64) as u8;
@@ -51,7 +49,7 @@ fn beating() -> Vec<u8> {
     code
 }
 
-/// A static x86-64 ELF program of one segment.
+/// A static x86-64 ELF program with one segment.
 fn program(code: &[u8]) -> Vec<u8> {
     let mut body = code.to_vec();
     body.extend_from_slice(b"/dev/port\0");
@@ -80,12 +78,12 @@ fn program(code: &[u8]) -> Vec<u8> {
     elf
 }
 
-/// The initramfs whose PID 1 writes once, an uncompressed cpio.
+/// The initramfs whose PID 1 writes once, as an uncompressed cpio.
 pub fn initramfs() -> io::Result<Vec<u8>> {
     with_init(&program(CODE))
 }
 
-/// The initramfs whose PID 1 writes for ever.
+/// The initramfs whose PID 1 writes forever.
 pub fn beating_initramfs() -> io::Result<Vec<u8>> {
     with_init(&program(&beating()))
 }

@@ -1,15 +1,15 @@
-//! Other VMMs, if they are on PATH: their files in the machine, and how each boots a
-//! kernel to the marker.
+//! Other VMMs that are on PATH: their files in the machine, and their commands to boot a kernel to
+//! the marker.
 //!
-//! All get the same kernel, initramfs, command line, RAM and one vCPU, a serial
-//! port for the marker, and nothing else that can be left out.
+//! All get the same kernel, initramfs, command line, RAM and one vCPU, a serial port for the
+//! marker, and no other device that can be left out.
 
 use anyhow::{Context, Result, bail};
 use jiffy_machine::image::build::Addition;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// A monitor that isn't ours.
+/// A VMM other than Jiffy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Peer {
     /// QEMU's microvm machine.
@@ -20,7 +20,7 @@ pub enum Peer {
     CloudHypervisor,
 }
 
-/// What to boot, as paths in the machine.
+/// A guest to boot; paths in the machine.
 pub struct Boot<'a> {
     /// An ELF kernel with a PVH note.
     pub kernel: &'a str,
@@ -28,7 +28,7 @@ pub struct Boot<'a> {
     pub initramfs: &'a str,
     /// Kernel parameters.
     pub command_line: &'a str,
-    /// Guest RAM.
+    /// Guest RAM in MiB.
     pub ram_mib: u64,
 }
 
@@ -54,7 +54,7 @@ impl Peer {
         }
     }
 
-    /// Its first `--version` line, or `None` where it isn't on PATH.
+    /// First line of `--version`; `None` if it is not on PATH.
     pub fn version(self) -> Option<String> {
         let output = Command::new(find_on_path(self.program())?)
             .arg("--version")
@@ -64,8 +64,7 @@ impl Peer {
         Some(text.lines().next().unwrap_or("unknown").to_string())
     }
 
-    /// Its files, libraries and firmware for the machine; `None` where it
-    /// isn't on PATH.
+    /// Files, libraries and firmware that it needs in the machine; `None` if it is not on PATH.
     pub fn additions(self) -> Result<Option<Vec<Addition>>> {
         let Some(host) = find_on_path(self.program()) else {
             return Ok(None);
@@ -81,8 +80,8 @@ impl Peer {
         Ok(Some(additions))
     }
 
-    /// The command that boots to the marker, and the configuration file it
-    /// needs, if any: name in the machine and contents.
+    /// The command that boots to the marker and, if it needs one, a configuration file: its path in
+    /// the machine and its contents.
     pub fn boot(self, boot: &Boot) -> (Vec<String>, Option<(String, String)>) {
         let program = format!("/bench/{}", self.program());
         let words = |list: &[&str]| -> Vec<String> {
@@ -167,7 +166,7 @@ fn find_on_path(program: &str) -> Option<PathBuf> {
         .find(|path| path.is_file())
 }
 
-/// The loader and libraries of a dynamic program, under their own paths.
+/// Loader and libraries of a dynamically linked program, at the same paths.
 fn shared_libraries(program: &Path) -> Result<Vec<Addition>> {
     let output = Command::new("ldd").arg(program).output().context("ldd")?;
     if !output.status.success() {
@@ -187,7 +186,7 @@ fn shared_libraries(program: &Path) -> Result<Vec<Addition>> {
         .collect())
 }
 
-/// What QEMU's microvm reads at start.
+/// Firmware of QEMU's microvm.
 fn firmware() -> Vec<Addition> {
     let folders = ["/usr/share/qemu", "/usr/share/seabios"];
     let names = [

@@ -1,21 +1,21 @@
-//! What the probe runs, and its results, as JSON.
+//! Cases and their outcomes, as JSON between the host and the probe.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// A case: what to measure, and how often.
+/// A case: what to measure and how often.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Case {
-    /// `boot/same-kernel/pid1` and the like.
+    /// Name, such as `boot/same-kernel/pid1`.
     pub name: String,
-    /// Whose: `jiffy`, `firecracker`, …
+    /// The VMM: `jiffy`, `firecracker`, …
     pub monitor: String,
-    /// How to measure.
+    /// What to measure.
     pub kind: Kind,
-    /// Runs counted.
+    /// Measured runs.
     pub runs: u32,
-    /// Runs before those, which are discarded.
+    /// Runs before them that are discarded.
     pub warm_up: u32,
 }
 
@@ -25,138 +25,136 @@ impl fmt::Display for Case {
     }
 }
 
-/// How to measure a case. In each argument `{run}` becomes the run's number.
+/// What to measure. In each argument `{run}` is replaced by the run's number.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
-    /// From spawn to the byte [`MARKER`] on its stdout; then it is killed.
+    /// From spawn to the byte [`MARKER`] on stdout; then the process is killed.
     ToMarker {
-        /// Program and arguments; `{events}` becomes the number of an
-        /// inherited descriptor on which it may tell its own spans.
+        /// Program and arguments; `{events}` is replaced by the number of an inherited descriptor
+        /// on which the program may report spans.
         argv: Vec<String>,
-        /// Guest RAM in MiB, to tell it from the monitor's own memory.
+        /// Guest RAM in MiB, to separate it from the VMM's own memory.
         ram_mib: u64,
     },
-    /// A VM is booted once and captured into a file; then, from the spawn of a
-    /// monitor that restores it to the next byte on its stdout.
+    /// Boots a VM once and captures it into a file; measures from the spawn of a VMM that restores
+    /// it to the next byte on stdout.
     Restore {
-        /// How it is booted: a file with a `VmmConfig` that has a control
-        /// socket. Its guest writes [`MARKER`] again and again.
+        /// File with the `VmmConfig` of the VM, which has a control socket and whose guest writes
+        /// [`MARKER`] repeatedly.
         config: String,
-        /// Not from a spawn to a byte, but from when a spare monitor, which
-        /// was there before, is told what it is until its vCPUs go on.
+        /// Measures instead from the `TakeSpare` of an existing spare VMM until its vCPUs are
+        /// resumed.
         spare: bool,
     },
-    /// The same with the captured RAM in a compressed image, [`IMAGE`], that a
-    /// pager serves.
+    /// Like `Restore`, with the captured RAM in a compressed image, [`IMAGE`], that a pager serves.
     Lazy {
-        /// As for `Restore`.
+        /// See `Restore`.
         config: String,
-        /// What is known of what it needs.
+        /// What the pager knows of the working set.
         how: Lazily,
     },
-    /// Firecracker boots a VM and makes a snapshot of it; then, from the spawn
-    /// of another that restores it to the next byte on its stdout.
+    /// Boots a VM with Firecracker and makes a snapshot; measures from the spawn of another
+    /// Firecracker that restores it to the next byte on stdout.
     FirecrackerRestore {
         /// The program.
         program: String,
-        /// Kernel, and an initramfs whose guest writes [`MARKER`] again and
-        /// again.
+        /// The kernel, as a path in the machine.
         kernel: String,
-        /// That initramfs.
+        /// The initramfs, whose guest writes [`MARKER`] repeatedly.
         initramfs: String,
         /// Kernel parameters.
         command_line: String,
         /// Guest RAM in MiB.
         ram_mib: u64,
     },
-    /// An idle VM of the node is captured: the counter [`BYTES`], on disk.
+    /// Captures an idle VM of the node. Counter [`BYTES`]: its size on disk.
     SnapshotBytes,
-    /// An idle VM of the node is forked: the counter [`BYTES`], memory that
-    /// only the child's monitor has mapped once it idles.
+    /// Forks an idle VM of the node. Counter [`BYTES`]: memory that only the child's VMM has mapped
+    /// once the child is idle.
     CloneMemory,
-    /// A VM of the node that does nothing, watched: the counters [`INSTRUCTIONS`]
-    /// and [`WAKE_UPS`].
+    /// Watches an idle VM of the node. Counters [`INSTRUCTIONS`] and [`WAKE_UPS`].
     Idle,
-    /// An idle VM of the node is forked into many, which then answer: the counter
-    /// [`BYTES`], memory of the host that went with each of them, all told.
+    /// Forks an idle VM of the node into many, which then answer. Counters [`BYTES`] (the machine's
+    /// memory per clone, everything included) and [`DAEMON_BYTES`].
     Clones {
-        /// How many.
+        /// Number of clones.
         count: u32,
     },
-    /// Many at the same moment, each from spawn to its first byte of output:
-    /// one sample each.
-    AtOnce {
-        /// How many.
+    /// Lists many VMs, of which none runs. Counter [`LIST`].
+    List {
+        /// Number of VMs.
         count: u32,
-        /// Program and arguments, with `--name` and a VM's name in which
-        /// `{run}` becomes a number of its own.
+    },
+    /// Starts many commands at once; measures each from spawn to its first byte of output, one
+    /// sample each.
+    AtOnce {
+        /// Number of commands.
+        count: u32,
+        /// Program and arguments. `--name` has a VM's name, in which `{run}` is replaced by a
+        /// number of the command's own.
         argv: Vec<String>,
-        /// Run again and again before each run but the first, until it
-        /// succeeds.
+        /// Runs before each run but the first, repeatedly until it succeeds.
         once: Vec<String>,
-        /// Run afterwards for each, to clean up.
+        /// Runs afterwards for each, to clean up.
         after: Vec<String>,
     },
-    /// A VM is booted once; then, from the request to capture it to the moment
-    /// the vCPUs of a child go on, whose monitor was a spare. The parent's pause is the span `pause`.
+    /// Boots a VM once; measures from the request of its capture until the vCPUs of a child, whose
+    /// VMM was a spare, are resumed. The span `pause` is the parent's pause.
     Fork {
-        /// As for `Restore`.
+        /// See `Restore`.
         config: String,
     },
-    /// A VM is booted and captured whole, each time anew: how long it stood
-    /// still.
+    /// Boots a VM and captures it fully in each run; measures its pause.
     Pause {
-        /// As for `Restore`.
+        /// See `Restore`.
         config: String,
     },
-    /// From the first [`MARKER`] on its stdout to the second, between which its
-    /// guest reads its disk.
+    /// From the first [`MARKER`] on stdout to the second; in between the guest reads its disk.
     Disk {
         /// Program and arguments.
         argv: Vec<String>,
-        /// The file is in the page cache.
+        /// Whether the file is in the page cache.
         warm: bool,
     },
-    /// The layer of a root disk is made, as the node does it.
+    /// Creates the layer of a root disk as the node does.
     CreateRoot {
-        /// Its size in bytes.
+        /// Size of the disk, bytes.
         bytes: u64,
     },
-    /// An ext4 image on an XFS becomes a VM's root disk by a clone, as the node does
-    /// it.
+    /// Clones an ext4 image on an XFS to a root disk as the node does.
     CloneRoot {
-        /// Its size in bytes.
+        /// Size of the disk, bytes.
         bytes: u64,
     },
-    /// A shell command of an image that a registry has, begun on a node that
-    /// has nothing of it: the counter [`BYTES`], moved over loopback until the
-    /// first byte of its answer.
+    /// Runs a shell command of an image that is in the registry, on a node that has nothing of it.
+    /// Counter [`BYTES`]: bytes on loopback until the first byte of the answer.
     FirstAnswer {
         /// The image.
         reference: String,
-        /// Bytes of it in the registry: the counter [`WHOLE`].
+        /// Bytes of the image in the registry: counter [`WHOLE`].
         bytes: u64,
     },
     /// From spawn to exit with status 0.
     ToExit {
-        /// An image that is pulled before the first.
+        /// An image that is pulled before the first run.
         pull: Option<String>,
-        /// Run again and again before each until it succeeds.
+        /// Runs repeatedly until it succeeds: before each run but the first and, with `pull`,
+        /// after the first.
         once: Option<Vec<String>>,
-        /// Run before each; what it starts is given the time to come to rest.
+        /// Runs before each run; then the probe waits until the machine is idle.
         before: Option<Vec<String>>,
         /// Program and arguments.
         argv: Vec<String>,
-        /// Run after it; prints a timeline as JSON.
+        /// Runs after it and prints a timeline as JSON.
         timeline: Option<Vec<String>>,
-        /// Run after that, to clean up.
+        /// Runs after that, to clean up.
         after: Option<Vec<String>>,
     },
 }
 
 impl Kind {
-    /// Whether its first run captures a VM, of which the others are made.
+    /// Whether the first run captures a VM that the other runs use.
     pub fn is_of_a_capture(&self) -> bool {
         matches!(
             self,
@@ -168,26 +166,31 @@ impl Kind {
     }
 }
 
-/// The byte PID 1 of the benchmark's initramfs writes to COM1.
+/// The byte that PID 1 of the benchmark's initramfs writes to COM1.
 pub const MARKER: u8 = b'J';
 
-/// The byte with which a guest that measures begins to say what went wrong; a
-/// line follows.
+/// First byte of a measuring guest's error message; a line follows.
 pub const FAILURE: u8 = b'!';
 
-/// Vsock's socket of a VMM without a node.
+/// Vsock socket of a VMM without a node.
 pub const VSOCK: &str = "/tmp/bench-vsock.sock";
 
-/// The counter of cases that measure no time.
+/// Counter of cases that measure bytes.
 pub const BYTES: &str = "bytes";
 
-/// The counter of instructions a second.
+/// Counter: instructions per second.
 pub const INSTRUCTIONS: &str = "instructions_per_second";
 
-/// The counter of wake-ups in a thousand seconds.
+/// Counter: wake-ups in a thousand seconds.
 pub const WAKE_UPS: &str = "wake_ups_per_thousand_seconds";
 
-/// The counter of what [`BYTES`] are a part of.
+/// Counter: resident memory of the daemon, bytes.
+pub const DAEMON_BYTES: &str = "daemon_bytes";
+
+/// Counter: instructions of a list of all VMs.
+pub const LIST: &str = "list_instructions";
+
+/// Counter: the total of which [`BYTES`] is a part.
 pub const WHOLE: &str = "whole_bytes";
 
 /// What a pager knows of the working set.
@@ -196,34 +199,34 @@ pub const WHOLE: &str = "whole_bytes";
 pub enum Lazily {
     /// Nothing: every chunk is fetched on demand.
     OnDemand,
-    /// What an earlier restore touched, [`RECORDING`], is stored first; this
-    /// pager has not served the image before.
+    /// The working set of an earlier restore, [`RECORDING`], is stored first; the pager has not
+    /// served the image yet.
     First,
-    /// The same, and it has: it has that much in memory.
+    /// The same, and the pager has served the image before and keeps the working set in memory.
     Again,
 }
 
-/// In the machine, the image that lazy restores are served from.
+/// In the machine: the image for lazy restores.
 pub const IMAGE: &str = "/bench/snapshot/ram.image";
 
-/// In the machine, what the first of them touched.
+/// In the machine: the recording of the first lazy restore.
 pub const RECORDING: &str = "/bench/snapshot/recording";
 
-/// Results of a case.
+/// Outcome of a case.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Outcome {
     /// The case's name.
     pub name: String,
-    /// Whose.
+    /// The VMM.
     pub monitor: String,
-    /// One a counted run.
+    /// One sample per measured run.
     pub samples: Vec<Sample>,
-    /// Why there are none, if the case failed.
+    /// Why there are no samples, if the case failed.
     pub failure: Option<String>,
 }
 
 impl Outcome {
-    /// Of a case that could not be measured.
+    /// Outcome of a case that failed.
     pub fn failed(case: &Case, failure: String) -> Outcome {
         Outcome {
             name: case.name.clone(),
@@ -234,13 +237,13 @@ impl Outcome {
     }
 }
 
-/// One run.
+/// Result of one run.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sample {
-    /// Spawn to the end that is measured, nanoseconds of the machine's clock.
+    /// Measured time, nanoseconds of the machine's clock.
     pub nanoseconds: u64,
-    /// KVM's counters, `cpu_ns`, `rss_outside_ram` (bytes), as far as known.
+    /// KVM's counters, `cpu_ns`, `rss_outside_ram` (bytes), as far as available.
     pub counters: BTreeMap<String, u64>,
-    /// Lengths (or, for moments, times since spawn) by name, nanoseconds.
+    /// By name: lengths, or for moments times since spawn, nanoseconds.
     pub spans: BTreeMap<String, u64>,
 }

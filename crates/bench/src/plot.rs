@@ -1,4 +1,4 @@
-//! The plot: a bar for each figure, as SVG.
+//! Plots figures as bars, in SVG.
 
 use crate::figure::{Figure, tell};
 use std::fmt::Write;
@@ -9,7 +9,7 @@ const ROW: f64 = 26.0;
 const OURS: &str = "#0b7285";
 const THEIRS: &str = "#adb5bd";
 
-/// Bars grouped by case, scaled within each group; `title` names date and machine.
+/// Bars grouped by case and scaled within each group. `title` has the date and the machine.
 pub fn svg(title: &str, figures: &[&Figure]) -> String {
     let mut cases: Vec<&str> = Vec::new();
     for figure in figures {

@@ -9,17 +9,15 @@ use std::process::Command;
 
 /// Bytes read and decompressed per second of CPU time, on one core.
 pub const THROUGHPUT: &str = "pager/replay/throughput";
-/// Median time of a served page fault. The faulting thread and the pager share a core,
-/// which is then never idle: a host that is itself a VM takes tens of microseconds to wake
-/// an idle core, which is not the pager's time.
+/// Median time of a served page fault. The faulting thread and the pager share a core, which is
+/// then never idle. A host that is itself a VM takes tens of microseconds to wake an idle core, and
+/// that is not the pager's time.
 pub const FAULT: &str = "pager/fault/p50";
-/// Speed-up over page faults from a sparse file until all recorded pages are present, for
-/// an optimised image. Both files are in the page cache. On all cores, like `jiffy bench
-/// pager`.
+/// Speed-up of an optimised image over page faults from a sparse file, until all recorded pages are
+/// present. Both files are in the page cache. On all cores, like `jiffy bench pager`.
 pub const TIMES_SPARSE: &str = "pager/fault/times-sparse";
-/// The same on one core. If the scheduler puts the faulting thread and the pager on
-/// different cores of a host that is itself a VM, each fault waits for two wake-ups, which
-/// slows down the sparse file most; on one core it does not.
+/// The same on one core. On several cores of a host that is itself a VM, each fault would wait for
+/// two wake-ups, which slows down the sparse file most.
 pub const TIMES_SPARSE_ONE_CORE: &str = "pager/fault/times-sparse-one-core";
 /// The same on one core with a cold page cache.
 pub const TIMES_SPARSE_COLD: &str = "pager/fault/times-sparse-cold";
@@ -28,12 +26,12 @@ const READ: &str = "read/lz4/8K/prefetch";
 const SERVED: &str = "fault/lz4/8K";
 const AHEAD: &str = "fault/lz4/8K/optimised";
 const SPARSE: &str = "fault/sparse/4K";
-/// Replays; each runs all strategies.
+/// Number of replays; each runs all strategies.
 const REPLAYS: usize = 7;
 /// Runs of a strategy in a replay; the pager reports the median.
 const TURNS: &str = "9";
 
-/// Where a strategy's files are when a run begins.
+/// Location of a strategy's files when a run begins.
 #[derive(Clone, Copy, PartialEq)]
 enum Files {
     /// In the page cache.
@@ -78,7 +76,7 @@ impl Report {
     }
 }
 
-/// Replays with that program.
+/// Replays with that pager program.
 pub fn figures(program: &Path, recording: &Path, image: &Path) -> Result<Vec<Figure>> {
     let (mut throughput, mut fault) = (Vec::new(), Vec::new());
     let (mut times, mut times_one_core, mut times_cold) = (Vec::new(), Vec::new(), Vec::new());

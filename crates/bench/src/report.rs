@@ -1,4 +1,4 @@
-//! Results of a benchmark: JSON, Markdown and SVG.
+//! Writes the results of a benchmark: JSON, Markdown and SVG.
 
 use crate::cases;
 use crate::figure::{Clock, Figure, Verdict, tell};
@@ -25,7 +25,7 @@ const COUNTERS: [(&str, &str); 9] = [
     ("pf_fixed", "page faults mapped"),
 ];
 
-/// The whole report.
+/// The whole report in Markdown.
 pub fn markdown(
     figures: &[Figure],
     outcomes: &[Outcome],
@@ -97,7 +97,7 @@ pub fn all_counters(outcome: &Outcome) -> String {
     out
 }
 
-/// Times of concurrent restores.
+/// Table of the times of concurrent restores.
 fn at_once_table(out: &mut String, outcomes: &[Outcome]) {
     let mut rows = String::new();
     for (count, case) in AT_ONCE {

@@ -8,7 +8,7 @@ pub struct Running(pub Child);
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // It may have ended by itself; then there is nothing to kill.
+        // The child may have exited already; then this does nothing.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

@@ -1,30 +1,36 @@
 //! Cases that use the `jiffy` command.
 
 use crate::figure::{Clock, Figure};
-use crate::plan::{Case, INSTRUCTIONS, Kind, Sample, WAKE_UPS};
+use crate::plan::{BYTES, Case, DAEMON_BYTES, INSTRUCTIONS, Kind, LIST, Sample, WAKE_UPS};
 
-/// `jiffy run -- true`, the daemon being up.
+/// `jiffy run -- true` with a running daemon.
 pub const RUN: &str = "run/cold/answer";
 /// The same from a golden snapshot.
 pub const RUN_GOLDEN: &str = "run/golden/answer";
-/// The two on a network.
+/// `jiffy run -- true` on a network.
 pub const RUN_NETWORK: &str = "run/cold/network";
-/// See [`RUN_NETWORK`].
+/// The same from a golden snapshot on a network.
 pub const RUN_GOLDEN_NETWORK: &str = "run/golden/network";
-/// `jiffy exec VM -- true`, the VM having nothing else to do.
+/// `jiffy exec VM -- true` in an idle VM.
 pub const EXEC: &str = "exec/answer";
-/// A snapshot of an idle VM, on disk.
+/// Size on disk of a snapshot of an idle VM.
 pub const SNAPSHOT_BYTES: &str = "snapshot/idle-128/bytes";
 /// Memory that only an idle clone has.
 pub const CLONE_MEMORY: &str = "clone/unique-memory";
-/// Memory of the host that goes with each of a thousand idle clones, all told.
+/// Names of figures of a thousand VMs begin with this.
+pub const MANY: &str = "node/";
+/// Memory of the host per clone, everything included.
 pub const CLONES_MEMORY: &str = "node/clones/1000/memory";
+/// Memory of the daemon of these.
+const CLONES_DAEMON: &str = "node/clones/1000/daemon-memory";
+/// `jiffy ps --all` of a thousand VMs, of which none runs.
+pub const LIST_ALL: &str = "node/vms/1000/ps";
 /// Instructions of an idle VM: guest, VMM, daemon and host kernel.
 pub const IDLE: &str = "vm/idle/instructions-per-second";
-/// Its wake-ups.
+/// Wake-ups of an idle VM.
 pub const IDLE_WAKE_UPS: &str = "vm/idle/wake-ups-per-second";
-/// `jiffy run` from a golden snapshot to the first byte of the answer, so many
-/// at once.
+/// `jiffy run` from a golden snapshot to the first byte of the answer, for several commands at
+/// once.
 pub const AT_ONCE: [(u32, &str); 3] = [
     (1, "restore/concurrent/1/answer"),
     (10, "restore/concurrent/10/answer"),
@@ -33,8 +39,8 @@ pub const AT_ONCE: [(u32, &str); 3] = [
 
 const JIFFY: &str = "/bin/jiffy";
 
-/// `jiffy run -- true`, from nothing or from a golden snapshot, which the
-/// first run has left behind; perhaps on a network.
+/// `jiffy run -- true`: a cold start, or from the golden snapshot that the first run leaves. With
+/// or without a network.
 pub(crate) fn run_case(name: &str, cold: bool, network: bool, runs: u32) -> Case {
     let words = |list: &[&str]| Some(list.iter().map(|word| word.to_string()).collect());
     let vm = format!("{}-{{run}}", name.replace('/', "-"));
@@ -64,7 +70,7 @@ pub(crate) fn run_case(name: &str, cold: bool, network: bool, runs: u32) -> Case
             after: words(&[JIFFY, "rm", "--force", &vm]),
         },
         runs,
-        // The first starts the daemon and imports the image.
+        // The first run starts the daemon and imports the image.
         warm_up: 2,
     }
 }
@@ -77,7 +83,8 @@ pub(crate) fn exec_case(runs: u32) -> Case {
         monitor: "jiffy".into(),
         kind: Kind::ToExit {
             pull: None,
-            // A VM that booted has touched less of its memory than a restored one.
+            // A booted VM has touched less of its memory than a restored one, so a golden snapshot
+            // must exist.
             once: Some(words(&["/bin/sh", "-c", HAS_GOLDEN])),
             before: Some(words(&[JIFFY, "run", "--detach", "--name", vm])),
             argv: words(&[JIFFY, "exec", vm, "--", "true"]),
@@ -85,19 +92,19 @@ pub(crate) fn exec_case(runs: u32) -> Case {
             after: Some(words(&[JIFFY, "rm", "--force", vm])),
         },
         runs,
-        // The first boots, and starts the daemon if it does not run.
+        // The first run boots a VM, and starts the daemon if it does not run.
         warm_up: 2,
     }
 }
 
-/// Factor of runs for cases that vary more: on one CPU the end of one run's VM sometimes
-/// delays the next.
+/// Factor of runs for cases that vary more: on one CPU the end of one run's VM sometimes delays the
+/// next run.
 pub const SPREAD: u32 = 3;
 
-/// How to ask whether there is a golden snapshot.
+/// A shell command that succeeds if there is a golden snapshot.
 pub(crate) const HAS_GOLDEN: &str = "jiffy snapshot ls --all --format json | grep -q golden";
 
-/// The same of a kind with a network, which its size tells from the other.
+/// The same for VMs with a network, which have a different memory size.
 const HAS_GOLDEN_NETWORK: &str =
     r#"jiffy snapshot ls --all --format json | grep -q '"memory_mib": 144'"#;
 
@@ -118,7 +125,7 @@ pub(crate) fn count_cases(runs: u32) -> [Case; 3] {
     })
 }
 
-/// A node full of clones, once: it takes minutes.
+/// The case of a node full of clones; one run, because it takes minutes.
 pub(crate) fn clones_case() -> Case {
     Case {
         name: CLONES_MEMORY.into(),
@@ -129,7 +136,33 @@ pub(crate) fn clones_case() -> Case {
     }
 }
 
-/// What [`Kind::Idle`] counted.
+/// A list of many VMs, once: making them takes a minute.
+pub(crate) fn list_case() -> Case {
+    Case {
+        name: LIST_ALL.into(),
+        monitor: "jiffy".into(),
+        kind: Kind::List { count: 1000 },
+        runs: 1,
+        warm_up: 0,
+    }
+}
+
+/// Figures that are a counter of this case: name, unit and counter of each.
+pub(crate) fn counters_of(
+    case: &str,
+) -> impl Iterator<Item = (&'static str, &'static str, &'static str)> {
+    let all = [
+        (SNAPSHOT_BYTES, SNAPSHOT_BYTES, "bytes", BYTES),
+        (CLONE_MEMORY, CLONE_MEMORY, "bytes", BYTES),
+        (CLONES_MEMORY, CLONES_MEMORY, "bytes", BYTES),
+        (CLONES_MEMORY, CLONES_DAEMON, "bytes", DAEMON_BYTES),
+        (LIST_ALL, LIST_ALL, "instructions", LIST),
+    ];
+    let of_case = all.into_iter().filter(move |counter| counter.0 == case);
+    of_case.map(|(_, figure, unit, counter)| (figure, unit, counter))
+}
+
+/// Figures of [`Kind::Idle`].
 pub(crate) fn idle_figures(monitor: &str, samples: &[Sample]) -> Vec<Figure> {
     let values = |counter: &str, share: f64| {
         let counters = samples
@@ -145,7 +178,7 @@ pub(crate) fn idle_figures(monitor: &str, samples: &[Sample]) -> Vec<Figure> {
     instructions.into_iter().chain(wake_ups).collect()
 }
 
-/// The VMs stay until all have answered, so that one can look at them.
+/// Commands at once. The VMs stay until all have answered, so that their memory can be measured.
 pub(crate) fn at_once((count, name): (u32, &str)) -> Case {
     let words = |list: &[&str]| list.iter().map(|word| word.to_string()).collect();
     let vm = format!("at-once-{count}-{{run}}");
@@ -159,7 +192,7 @@ pub(crate) fn at_once((count, name): (u32, &str)) -> Case {
             once: words(&["/bin/sh", "-c", HAS_GOLDEN]),
             after: words(&[JIFFY, "rm", "--force", &vm]),
         },
-        // About as many samples of each.
+        // About the same number of samples for each count.
         runs: match count {
             1 => 20,
             10 => 4,

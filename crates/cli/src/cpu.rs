@@ -13,8 +13,8 @@ const MAX_FILE: u64 = 4 << 20;
 /// Columns of a list of features.
 const WIDTH: usize = 76;
 
-/// What `--cpu-profile` says: a name, or a file with one or more profiles, of which a VM
-/// gets what all have in common.
+/// The value of `--cpu-profile`: a name, or a file with one or more profiles, whose common features
+/// a VM gets.
 pub fn wanted(choice: &str) -> Result<Wanted> {
     let named = match levels::find(choice) {
         Ok(level) => return Ok(Wanted::Named(level.name.to_owned())),

@@ -13,14 +13,14 @@ pub struct Failure {
     pub message: String,
     /// What the user can do.
     pub hint: Option<String>,
-    /// What kind, for callers that treat some differently.
+    /// The kind, for callers that handle some kinds differently.
     pub kind: Kind,
 }
 
-/// What kind of failure.
+/// The kind of a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// The node said so.
+    /// The node returned an error.
     Api(jiffy_wire::api::ErrorKind),
     /// No node answers.
     Unreachable,
@@ -30,7 +30,7 @@ pub enum Kind {
     Other,
 }
 
-/// The result of most things here.
+/// The result of most functions here.
 pub type Result<T> = std::result::Result<T, Failure>;
 
 impl Failure {
@@ -55,7 +55,7 @@ impl Failure {
         self
     }
 
-    /// `what`, and why the system refused it.
+    /// A failed system call: `what`, and the cause.
     pub fn io(what: impl std::fmt::Display, error: impl Into<std::io::Error>) -> Failure {
         let error = error.into();
         let kind = match error.kind() {
@@ -65,7 +65,7 @@ impl Failure {
         Failure::new(format!("{what}: {}", reason(&error))).kind(kind)
     }
 
-    /// Whether the node says that there is no such thing.
+    /// Whether the node reports that something does not exist.
     pub fn is_not_found(&self) -> bool {
         self.kind == Kind::Api(jiffy_wire::api::ErrorKind::NotFound)
     }
@@ -104,7 +104,7 @@ pub fn report(message: &str, hint: Option<&str>) {
     if let Some(hint) = hint {
         text.push_str(&format!("  hint: {}\n", plain(hint)));
     }
-    // If stderr is closed, there is nobody to report to.
+    // If stderr is closed, the report is lost.
     let _ = std::io::stderr().write_all(text.as_bytes());
 }
 
@@ -115,29 +115,29 @@ pub fn report_all<'a>(problems: impl Iterator<Item = &'a str>) {
     }
 }
 
-/// How a verb ended, when it did not fail.
+/// The outcome of a verb that did not fail.
 #[derive(Debug)]
 pub enum Outcome {
-    /// It did what was asked.
+    /// It is done.
     Done,
-    /// A program in a VM ended so.
+    /// A program in a VM ended with this status.
     Ended(ExitStatus),
     /// A program in a VM could not be started.
     NotStarted(StartError),
-    /// It failed for some of several things; these were reported.
+    /// It failed for some of several names; these failures were reported.
     Partly,
-    /// The user left with this signal.
+    /// The user left the session with this signal.
     GaveUp(i32),
-    /// What `doctor` or a `status` found.
+    /// The exit status of `doctor` or a `status`.
     Verdict(u8),
 }
 
-/// Jiffy's own errors.
+/// Exit status of Jiffy's own errors.
 pub const OWN_FAILURE: u8 = 125;
-/// 128 + SIGPIPE, as of any filter whose reader has gone.
+/// 128 + SIGPIPE, as of any filter whose reader has closed its output.
 const READER_GONE: u8 = 141;
 
-/// Reports a failure and picks the exit status.
+/// Reports a failure and returns the exit status.
 pub fn conclude(result: Result<Outcome>) -> u8 {
     match result {
         Ok(Outcome::Done) => 0,
@@ -157,8 +157,8 @@ pub fn conclude(result: Result<Outcome>) -> u8 {
     }
 }
 
-/// A guest may send any number; a status has eight bits, and a signal that
-/// ended a program is never 0.
+/// The exit status for the shell. A guest may send any number, but a status has eight bits, and a
+/// signal that ended a program must not become 0.
 fn shell_code(status: ExitStatus) -> u8 {
     match status {
         ExitStatus::Code(code) => code as u8,

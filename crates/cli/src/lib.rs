@@ -1,16 +1,16 @@
-//! `jiffy`, the command line: parses, calls the node's API, renders. No VM
-//! logic lives here.
+//! `jiffy`, the command line: parses arguments, calls the node's API, and prints results. It has no
+//! VM logic.
 //!
 //! * [`args`]: verbs and options.
 //! * [`verbs`]: one file per verb.
-//! * [`place`]: finding the node: on this host or in the machine.
+//! * [`place`]: finds the node, on this host or in the machine.
 //! * [`client`]: the node's HTTP API, plain and upgraded to frames.
 //! * [`session`]: connects this terminal to a command in a VM.
-//! * [`copy`]: trees of files to and from a VM.
-//! * [`doctor`]: what this host offers.
+//! * [`copy`]: copies trees of files to and from a VM.
+//! * [`doctor`]: checks what this host offers.
 //! * [`timeline`]: timelines as tables, JSON, trace events and chains.
-//! * [`render`]: tables, sizes, ages, and guest text made harmless.
-//! * [`failure`]: errors as users read them, and exit statuses.
+//! * [`render`]: tables, sizes, ages, and escaping of guest text.
+//! * [`failure`]: errors for users, and exit statuses.
 
 mod args;
 mod client;

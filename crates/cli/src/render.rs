@@ -1,10 +1,10 @@
-//! What is shown to the user.
+//! Output for the user.
 
 pub use jiffy_wire::text::list::command;
 pub use jiffy_wire::text::table::Table;
 pub use jiffy_wire::text::{age, harmless, size};
 
-/// Unix time now, seconds.
+/// The current Unix time, seconds.
 pub fn now() -> u64 {
     std::time::SystemTime::now()
         .duration_since(std::time::UNIX_EPOCH)

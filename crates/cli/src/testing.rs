@@ -1,11 +1,11 @@
-//! For fuzzing: copies from and to a VM, without one.
+//! For fuzzing: copies from and to a VM, without a VM.
 
 use crate::copy::{Goal, Sink, TarReader, TarWriter};
 use jiffy_wire::agent::{CopyEntry, CopyFrame};
 use std::path::Path;
 
-/// Writes what a VM sends, until something of it is refused, to `path`; the root of the
-/// copy gets `name` there. True if it was all there.
+/// Writes the frames of a VM to `path` until one is refused; `name` is the root's name there. True
+/// if the copy is complete.
 pub fn copy_from_vm(
     frames: impl IntoIterator<Item = CopyFrame>,
     path: &Path,
@@ -21,7 +21,7 @@ pub fn copy_from_vm(
     until_the_end(frames, |frame| sink.take(frame).ok())
 }
 
-/// The same as a tar.
+/// The same, as a tar.
 pub fn tar_from_vm(frames: impl IntoIterator<Item = CopyFrame>) -> Option<Vec<u8>> {
     let mut bytes = Vec::new();
     let mut tar = TarWriter::new(&mut bytes, "root".into());
@@ -44,7 +44,7 @@ fn until_the_end(
     false
 }
 
-/// The frames of a tar that goes into a VM's folder; none if it is refused.
+/// The frames of a tar for a VM's folder; `None` if it is refused.
 pub fn tar_to_vm(tar: &[u8], root: CopyEntry, keep_owners: bool) -> Option<Vec<CopyFrame>> {
     let mut frames = Vec::new();
     let send = |frame| {

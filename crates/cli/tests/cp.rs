@@ -115,7 +115,7 @@ fn a_tree_comes_out_whole() {
 #[test]
 fn destinations_are_what_cp_users_expect() {
     let one = || vec![file("", 1), data(b"1"), CopyFrame::End];
-    // Into a folder under its own name.
+    // Into a folder, under its own name.
     let (node, output) = copy_out(one(), "web:/etc/motd", |_| {}, ".");
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     assert!(node.folder.path().join("out/motd").is_file());
@@ -127,7 +127,7 @@ fn destinations_are_what_cp_users_expect() {
         "x",
     );
     assert_eq!(fs::read(node.folder.path().join("out/x")).unwrap(), b"1");
-    // Through a link the user named.
+    // Through a link that the user named.
     let (node, _) = copy_out(
         one(),
         "web:/etc/motd",
@@ -164,7 +164,7 @@ fn destinations_are_what_cp_users_expect() {
         before,
         "it was there before"
     );
-    // A folder over a file.
+    // A folder in place of a file.
     let (_, output) = copy_out(
         tree(),
         "web:/srv/tree",
@@ -215,7 +215,7 @@ fn hostile_entries_never_leave_the_destination() {
         );
         outside(&node);
     }
-    // Through a link it has just sent.
+    // Through a link that was just sent.
     for target in ["..", "/tmp", "/"] {
         let frames = vec![
             folder(""),
@@ -230,7 +230,7 @@ fn hostile_entries_never_leave_the_destination() {
         outside(&node);
         assert!(!Path::new("/tmp/evil").exists() && !Path::new("/evil").exists());
     }
-    // A link in the place of a folder's parent.
+    // A link in place of a folder's parent.
     let frames = vec![
         folder(""),
         link("a", ".."),
@@ -471,7 +471,7 @@ fn what_goes_in_is_roots_and_without_its_bits_unless_it_is_said() {
             let (there, owner, _) = entry(name);
             assert_eq!((there, owner), (mode, uid), "{archive}");
         }
-        // A folder that the tar has not named.
+        // A folder that the tar did not name.
         let folder = if archive { 1234 } else { 0 };
         assert_eq!(entry("in").1, folder);
     }
@@ -499,8 +499,7 @@ fn where_it_goes_in_the_vm() {
     };
     let (line, first, said) = case("f", "web:/root/");
     assert_eq!(said, "");
-    // The name goes beside the folder, so that what has that name in it already
-    // is not followed, should it be a link.
+    // The name is sent separately, so that a link of that name inside the folder is not followed.
     assert_eq!(line, "POST /v1/vms/web/copy-in?path=%2Froot%2F");
     assert!(first.unwrap().starts_with("f File(1)"));
     let (line, first, _) = case("f", "web:/new");

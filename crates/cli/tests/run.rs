@@ -1,4 +1,4 @@
-//! `jiffy run` and `jiffy exec` against a node of the test's making.
+//! `jiffy run` and `jiffy exec` against a fake node.
 
 mod support;
 
@@ -18,7 +18,7 @@ fn pid(child: &Child) -> Pid {
     Pid::from_child(child)
 }
 
-/// Reads what the command says first.
+/// Reads until the command has printed `ready`.
 fn until_ready(child: &mut Child) {
     let mut ready = [0; 6];
     let stdout = child.stdout.as_mut().unwrap();
@@ -168,7 +168,7 @@ fn an_endless_stdin_does_not_hold_the_end_up() {
         let _ = peer.receive::<ExecInput>();
         peer.exit(3);
     });
-    // Whether it hears the end before it finds that nobody reads is chance.
+    // Whether it first receives the end or notices that the reader is gone is random.
     for _ in 0..20 {
         let mut child = node
             .jiffy()
@@ -221,7 +221,7 @@ fn stubborn() -> FakeNode {
     })
 }
 
-/// Does a process do something of its own about this signal?
+/// Whether a process handles this signal.
 fn catches(child: &std::process::Child, signal: Signal) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap();
     let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
@@ -241,7 +241,7 @@ fn interrupted_twice(node: &FakeNode, arguments: &[&str]) -> Option<i32> {
     kill_process(pid(&child), Signal::INT).unwrap();
     std::thread::sleep(Duration::from_millis(100));
     assert!(child.try_wait().unwrap().is_none(), "once is not enough");
-    // Two count if they come within a second: on a busy host some don't.
+    // Two signals count if they come within a second, which on a busy host some don't.
     let mut ended = None;
     eventually("it ends", || {
         let _ = kill_process(pid(&child), Signal::INT);
@@ -285,7 +285,7 @@ fn a_signal_overtakes_stdin_that_nobody_reads() {
         if is_session(request) {
             peer.upgrade();
             peer.output(Stream::Stdout, b"ready\n");
-            // Reads nothing, so the connection fills.
+            // Reads nothing, so the connection becomes full.
             let is_over = is_over.lock().unwrap();
             is_over.recv().unwrap();
             peer.send(&ExecOutput::Exited(ExitStatus::Signal(15)));
@@ -305,7 +305,7 @@ fn a_signal_overtakes_stdin_that_nobody_reads() {
     let mut stdin = child.stdin.take().unwrap();
     std::thread::spawn(move || while stdin.write_all(&[0; 65536]).is_ok() {});
     until_ready(&mut child);
-    // As long as the connection is not full, it is the signal's way, too.
+    // As long as the connection is not full, the signal is sent through it.
     let mut line = None;
     eventually("a signal takes the other way", || {
         kill_process(pid(&child), Signal::TERM).unwrap();
@@ -337,7 +337,7 @@ fn an_exec_whose_stdin_nobody_reads_is_left_at_a_signal() {
         .spawn()
         .unwrap();
     until_ready(&mut child);
-    // The first may find room, and wait in the connection for ever.
+    // The first signal may find space, and wait in the connection for ever.
     let mut status = None;
     eventually("it ends", || {
         let _ = kill_process(pid(&child), Signal::TERM);
@@ -352,7 +352,8 @@ fn an_exec_whose_stdin_nobody_reads_is_left_at_a_signal() {
 
 #[test]
 fn an_exec_that_is_only_slow_to_read_stdin_gets_the_signal() {
-    // A second without room is too slow. If all stood still so long it is tried again.
+    // A second without space is too long. If the whole host was stopped for so long, the test is
+    // repeated.
     loop {
         match exec_that_is_slow_to_read() {
             (Some(138), took) if took > Duration::from_secs(1) => {}
@@ -361,8 +362,8 @@ fn an_exec_that_is_only_slow_to_read_stdin_gets_the_signal() {
     }
 }
 
-/// The status of an exec that gets a signal shortly before its node reads on, and how
-/// long it took to end after that signal.
+/// The status of an exec that gets a signal shortly before its node reads on, and how long it took
+/// to end after that signal.
 fn exec_that_is_slow_to_read() -> (Option<i32>, Duration) {
     let (sent, is_sent) = mpsc::channel::<()>();
     let is_sent = std::sync::Mutex::new(is_sent);
@@ -380,7 +381,7 @@ fn exec_that_is_slow_to_read() -> (Option<i32>, Duration) {
         .spawn()
         .unwrap();
     until_ready(&mut child);
-    // By now the connection is full.
+    // The connection is full by now.
     std::thread::sleep(Duration::from_millis(300));
     let signalled = Instant::now();
     kill_process(pid(&child), Signal::USR1).unwrap();
@@ -503,8 +504,8 @@ fn a_reader_that_leaves_gives_the_command_a_broken_pipe() {
     let left = std::sync::Mutex::new(left);
     let node = FakeNode::playing(move |peer| {
         peer.output(Stream::Stdout, b"first\n");
-        // The reader goes, and output finds that out: not always the first,
-        // another test's child may hold the pipe too until it executes.
+        // The reader is gone, which a write of output notices, though not always the first: between
+        // fork and exec, a child of another test may hold the pipe, too.
         left.lock().unwrap().recv().unwrap();
         let signal = peer.signal_while(|peer| peer.output(Stream::Stdout, b"more\n"));
         peer.output(Stream::Stdout, b"ignored\n");
@@ -532,7 +533,7 @@ fn a_broken_pipe_overtakes_stdin_that_nobody_reads() {
     let node = FakeNode::new(move |request, peer| {
         if is_session(request) {
             peer.upgrade();
-            // Before it is read nothing tells that there is any.
+            // The unread bytes are the only sign of input.
             peer.waits_for_input();
             // As `yes` does: writes for ever, and reads nothing.
             let hears = hears.lock().unwrap();
@@ -585,7 +586,7 @@ fn a_slow_reader_gets_everything_and_signals_still_work() {
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    // Nobody reads stdout yet; the signal gets through all the same.
+    // stdout is not read yet, but the signal arrives.
     eventually("it takes signals", || catches(&child, Signal::TERM));
     std::thread::sleep(Duration::from_millis(300));
     kill_process(pid(&child), Signal::TERM).unwrap();
@@ -622,7 +623,7 @@ fn a_detached_run_prints_the_id() {
     assert_eq!(shown["name"], "web");
 }
 
-/// A node whose clock is another one, a second behind ours, with a timeline.
+/// A node with a timeline, whose clock is a second behind ours.
 fn with_timeline() -> FakeNode {
     let behind = 1_000_000_000;
     let now = move || jiffy_sys::clock::monotonic_ns() - behind;
@@ -860,7 +861,7 @@ fn a_key_has_the_image_looked_at_before_anything_runs() {
     let folder = tempfile::tempdir().unwrap();
     let key = folder.path().join("key.pem");
     std::fs::write(&key, "-----BEGIN PUBLIC KEY-----\n").unwrap();
-    // The node says that another has signed it.
+    // The node reports that another key has signed it.
     let node = FakeNode::new(|request, peer| {
         let said = PullStep::Failed(ApiError {
             kind: ErrorKind::Invalid,

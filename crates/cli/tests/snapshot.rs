@@ -1,4 +1,4 @@
-//! Snapshots, forks and sleeping VMs against a node of the test's making.
+//! Snapshots, forks and hibernated VMs against a fake node.
 
 mod support;
 
@@ -25,7 +25,7 @@ fn named(name: &str) -> Vm {
     }
 }
 
-/// A node with one snapshot, whose command runs or not.
+/// A node with one snapshot, in which this command runs, if any.
 fn node(command: Option<&'static [&'static str]>) -> FakeNode {
     FakeNode::new(move |request, peer| {
         let path = request.line.split(' ').nth(1).unwrap();
@@ -155,7 +155,7 @@ fn a_run_from_a_snapshot_joins_what_runs_there() {
     let asked: RunVm = request.json();
     assert_eq!(asked.vm.from.as_deref(), Some("one"));
     assert!(asked.vm.command.is_none() && asked.vm.remove && !asked.vm.cold);
-    // One of its own.
+    // With a command of its own.
     let output = running
         .jiffy()
         .args(["run", "--from", "one", "--", "date"])
@@ -164,7 +164,7 @@ fn a_run_from_a_snapshot_joins_what_runs_there() {
     assert_eq!(output.status.code(), Some(3));
     let asked: RunVm = running.requests().pop().unwrap().json();
     assert_eq!(asked.vm.command.unwrap().argv, ["date"]);
-    // Nothing runs there, and nothing was given.
+    // No command runs there, and none was given.
     let idle = node(None);
     let output = idle
         .jiffy()

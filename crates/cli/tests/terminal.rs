@@ -1,4 +1,4 @@
-//! `jiffy run` on a terminal: a pseudo-terminal whose other end is the test.
+//! `jiffy run` on a pseudo-terminal, whose other end the test holds.
 
 mod support;
 
@@ -49,7 +49,7 @@ impl Terminal {
         tcsetwinsize(&self.keyboard, size).unwrap();
     }
 
-    /// Starts a program whose controlling terminal this is.
+    /// Starts a program with this controlling terminal.
     fn spawn(&self, jiffy: &Command) -> Child {
         let end = || Stdio::from(OwnedFd::from(self.line.try_clone().unwrap()));
         let mut session = Command::new("setsid");
@@ -77,13 +77,13 @@ impl Terminal {
         self.keyboard.write_all(keys).unwrap();
     }
 
-    /// Reads until the screen shows this text; all that was shown.
+    /// Reads until the screen shows this text; returns everything that was shown.
     fn shows(&mut self, wanted: &str) -> String {
         let mut screen = Vec::new();
         let mut buffer = [0; 4096];
         let patience = PATIENCE.try_into().unwrap();
         loop {
-            // The test holds the other end too: that jiffy has ended is not heard.
+            // The test also holds the other end, so it gets no notice of jiffy's end.
             let mut ready = [PollFd::new(&self.keyboard, PollFlags::IN)];
             assert_eq!(poll(&mut ready, Some(&patience)), Ok(1), "no {wanted:?}");
             let count = self.keyboard.read(&mut buffer).unwrap();
@@ -96,8 +96,8 @@ impl Terminal {
     }
 }
 
-/// Says `$`, then echoes what is typed in capitals, and tells of sizes and
-/// signals; `q` ends it with 5.
+/// A command that prints `$`, then echoes typed text in capitals, and prints sizes and signals; `q`
+/// ends it with status 5.
 fn shell() -> FakeNode {
     FakeNode::playing(|peer| {
         peer.send(&ExecOutput::Started { pid: 2 });
@@ -136,11 +136,11 @@ fn a_terminal_is_detected_made_raw_and_restored() {
     let mut jiffy = node.jiffy();
     jiffy.arg("run");
     let mut child = terminal.spawn(&jiffy);
-    // Also what the request had: it may have changed since.
+    // The size is sent again, because it may have changed since the request.
     terminal.shows("$<33x101>");
     eventually("raw mode", || terminal.is_raw());
     terminal.type_keys(b"ls\r");
-    // Not echoed by the terminal itself, and the newline came as typed.
+    // The terminal itself does not echo, and the newline is passed on as typed.
     let screen = terminal.shows("LS\r");
     assert!(!screen.contains("ls"), "{screen:?}");
     terminal.type_keys(b"\x03");
@@ -218,7 +218,7 @@ fn the_terminal_is_restored_when_the_node_goes() {
     terminal.shows("$");
     eventually("raw mode", || terminal.is_raw());
     terminal.type_keys(b"x");
-    // A line of its own, from its first column.
+    // The message is on a line of its own, from the first column.
     let screen = terminal.shows("was lost while the command ran\r\n");
     assert!(screen.contains("jiffy: the connection"), "{screen:?}");
     assert_eq!(child.wait().unwrap().code(), Some(125));

@@ -1,4 +1,4 @@
-//! The other verbs against a node of the test's making.
+//! The other verbs against a fake node.
 
 mod support;
 
@@ -47,7 +47,7 @@ fn ps_lists_vms() {
     );
 }
 
-/// Knows `web`, and nothing else.
+/// A node that has only the VM `web`.
 fn knows_web() -> FakeNode {
     FakeNode::new(|request, peer| {
         if !request.line.contains("/web") {
@@ -313,7 +313,7 @@ fn a_refusal_before_the_end_of_an_upload_is_heard() {
                 body.len()
             );
             stream.write_all(answer.as_bytes()).unwrap();
-            // Reads no more; closes at once, or a little later.
+            // Stops reading, and closes the connection at once or a little later.
             if linger {
                 std::thread::sleep(std::time::Duration::from_millis(300));
             }
@@ -344,7 +344,7 @@ fn version_and_doctor_need_no_node() {
         .output()
         .unwrap();
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    // Nothing of Jiffy is installed there.
+    // No programs of Jiffy are installed there.
     assert_eq!(report["verdict"], "nowhere");
     assert_eq!(output.status.code(), Some(4));
     let checks: Vec<&str> = report["checks"]
@@ -365,6 +365,7 @@ fn version_and_doctor_need_no_node() {
             "priorities",
             "tun",
             "cgroup2",
+            "containment",
             "reflink",
             "space",
             "qemu",
@@ -409,7 +410,7 @@ fn a_node_that_does_not_start_says_why() {
 #[test]
 fn a_node_is_started_once_for_many() {
     let root = tempfile::tempdir().unwrap();
-    // The node is the test's; its program only lets it appear.
+    // The node is the test's; the installed program only makes it appear.
     let node = FakeNode::new(|_, peer| peer.json(200, &[vm()]));
     let socket = node.folder.path().join("run/jiffyd.sock");
     install(
@@ -455,8 +456,8 @@ fn a_stale_socket_is_no_node() {
     std::fs::create_dir(&run).unwrap();
     std::fs::set_permissions(&run, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
     let stale = std::os::unix::net::UnixListener::bind(run.join("jiffyd.sock")).unwrap();
-    // To close it is not enough: a child of another test has it, too, from fork
-    // to exec.
+    // Closing is not sufficient: between fork and exec, a child of another test has the socket,
+    // too.
     rustix::net::shutdown(&stale, rustix::net::Shutdown::Both).unwrap();
     install(root.path(), "jiffyd", "echo started >&2; exit 1");
     let output = jiffy_in(root.path()).arg("ps").output().unwrap();
@@ -605,7 +606,8 @@ fn bench_pager_hands_its_words_to_the_pager_and_has_its_status() {
     assert_eq!(stdout(&output), wanted);
 }
 
-/// Goes away without an answer to the first so many requests, then knows `web` once.
+/// A node that closes the connection without an answer for the first so many requests, then has
+/// `web` once.
 fn restarted(times: usize) -> FakeNode {
     let left = std::sync::Mutex::new(times);
     FakeNode::new(move |request, peer| {

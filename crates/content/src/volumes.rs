@@ -77,6 +77,18 @@ impl Drop for Lease {
     }
 }
 
+/// A volume that is being changed; dropping it ends the change, also after a panic.
+struct Changing<'a> {
+    volumes: &'a Volumes,
+    name: &'a str,
+}
+
+impl Drop for Changing<'_> {
+    fn drop(&mut self) {
+        self.volumes.lock().changing.remove(self.name);
+    }
+}
+
 impl Volumes {
     /// The volumes in this folder.
     pub fn new(folder: PathBuf) -> Volumes {
@@ -195,8 +207,9 @@ impl Volumes {
         if !matches!(made, Ok(true)) {
             let _ = fs::remove_file(&temporary);
         }
+        let made = made?;
         jiffy_sys::durable::sync_folder_of(&path)?;
-        made
+        Ok(made)
     }
 
     /// Takes leases on the volumes for a VM that starts. A VM that writes excludes all others;
@@ -322,9 +335,11 @@ impl Volumes {
         }
         uses.changing.insert(name.to_owned(), change);
         drop(uses);
-        let done = work();
-        self.lock().changing.remove(name);
-        done
+        let _changing = Changing {
+            volumes: self,
+            name,
+        };
+        work()
     }
 
     fn resize_unused(&self, name: &str, mib: u64) -> Result<Option<String>> {

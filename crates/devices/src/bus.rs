@@ -1,4 +1,4 @@
-//! Port and memory-mapped I/O: which device answers an address.
+//! Dispatches port and memory-mapped I/O to devices by address.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -6,17 +6,17 @@ use thiserror::Error;
 
 /// A device that answers reads and writes in a range of addresses.
 ///
-/// `offset` is relative to the start of the range. Any offset, any length
-/// (1 to 8 bytes, or more for string I/O) may come: the guest chooses.
-/// A read must fill `data` whole.
+/// `offset` is relative to the start of the range. The guest chooses offset and length, so any
+/// offset and any length (1 to 8 bytes, or more for string I/O) may come. A read must fill all of
+/// `data`.
 pub trait BusDevice: Send {
-    /// Fills `data` from `offset`.
+    /// Reads from `offset` into `data`.
     fn read(&mut self, offset: u64, data: &mut [u8]);
-    /// Takes `data` at `offset`.
+    /// Writes `data` at `offset`.
     fn write(&mut self, offset: u64, data: &[u8]);
 }
 
-/// A range could not be registered.
+/// A range overlaps that of another device.
 #[derive(Debug, Error, PartialEq, Eq)]
 #[error("addresses {start:#x} to {end:#x} are empty, wrap around, or overlap another device")]
 pub struct RangeTaken {
@@ -26,8 +26,7 @@ pub struct RangeTaken {
     pub end: u64,
 }
 
-/// Devices by address. Lookup is by exact range: an access that leaves its
-/// device's range, or hits none, is not dispatched.
+/// Devices by address. Only accesses within one device's range are dispatched.
 #[derive(Default, Clone)]
 pub struct Bus {
     ranges: BTreeMap<u64, (u64, Arc<Mutex<dyn BusDevice>>)>,
@@ -39,7 +38,7 @@ impl Bus {
         Bus::default()
     }
 
-    /// Gives `length` addresses from `start` to `device`.
+    /// Assigns `length` addresses from `start` on to `device`.
     pub fn insert(
         &mut self,
         start: u64,
@@ -58,7 +57,8 @@ impl Bus {
         Ok(())
     }
 
-    /// Reads; false (and `data` all ones, as on a real bus) if nobody answers.
+    /// Reads. If no device has the range, returns false and fills `data` with ones, as a real bus
+    /// does.
     pub fn read(&self, address: u64, data: &mut [u8]) -> bool {
         match self.find(address, data.len()) {
             Some((offset, device)) => {
@@ -72,7 +72,7 @@ impl Bus {
         }
     }
 
-    /// Writes; false if nobody answers.
+    /// Writes; false if no device has the range.
     pub fn write(&self, address: u64, data: &[u8]) -> bool {
         match self.find(address, data.len()) {
             Some((offset, device)) => {
@@ -83,8 +83,8 @@ impl Bus {
         }
     }
 
-    /// String input (`rep ins`): reads `width` bytes at one address again and
-    /// again until `data` is full. Bytes go to the device all at once.
+    /// String input (`rep ins`): reads `width` bytes at one address repeatedly until `data` is
+    /// full. The device gets all bytes in one call.
     pub fn read_each(&self, address: u64, width: usize, data: &mut [u8]) -> bool {
         let Some((offset, device)) = self.find(address, width) else {
             data.fill(0xff);
@@ -100,8 +100,8 @@ impl Bus {
         true
     }
 
-    /// String output (`rep outs`): writes `width` bytes after `width` bytes to
-    /// one address. Bytes go to the device all at once.
+    /// String output (`rep outs`): writes each `width` bytes of `data` to one address. The device
+    /// gets all bytes in one call.
     pub fn write_each(&self, address: u64, width: usize, data: &[u8]) -> bool {
         let Some((offset, device)) = self.find(address, width) else {
             return false;

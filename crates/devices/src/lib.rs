@@ -1,4 +1,4 @@
-//! The devices of a Jiffy VM. No KVM here: interrupts and doorbells are event
+//! The devices of a Jiffy VM. They do not depend on KVM: interrupts and doorbells are event
 //! descriptors, guest memory is [`GuestMemory`].
 //!
 //! * [`bus`]: port and memory-mapped I/O dispatch.
@@ -8,7 +8,7 @@
 //! * [`trace`]: the port on which guest code marks events.
 //! * [`power`]: reset and power off.
 //! * [`rtc`]: the PC's clock.
-//! * [`write_log`]: pages of guest memory that they have written.
+//! * [`write_log`]: the pages of guest memory that devices have written.
 
 pub mod bus;
 pub mod fw_cfg;

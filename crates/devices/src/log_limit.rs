@@ -1,8 +1,8 @@
-//! A bound on log messages that a guest can cause.
+//! Limits the log messages that a guest can cause.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Messages of one device that are let through.
+/// How many messages of one device are logged.
 const ADMITTED: u64 = 8;
 
 /// Lets a device's first messages through and counts the rest, so that no guest can fill the
@@ -21,7 +21,7 @@ impl LogLimit {
         self.0.fetch_add(1, Ordering::Relaxed) < ADMITTED
     }
 
-    /// How many messages were left out.
+    /// How many messages were suppressed.
     pub fn left_out(&self) -> u64 {
         self.0.load(Ordering::Relaxed).saturating_sub(ADMITTED)
     }

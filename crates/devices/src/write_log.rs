@@ -1,4 +1,4 @@
-//! Pages of guest memory that the monitor itself has written: KVM's dirty log has only the
+//! Logs the pages of guest memory that the monitor itself has written: KVM's dirty log has only the
 //! guest's writes.
 
 use std::num::NonZeroUsize;
@@ -8,7 +8,7 @@ use vm_memory::mmap::{GuestRegionMmap, MmapRegion, NewBitmap};
 
 const PAGE: NonZeroUsize = NonZeroUsize::new(4096).expect("not zero");
 
-/// The log of one region. Nothing is kept before [`keep`](WriteLog::keep).
+/// The log of one region. Nothing is logged before [`keep`](WriteLog::keep).
 #[derive(Debug, Clone, Default)]
 pub struct WriteLog {
     length: usize,
@@ -22,19 +22,19 @@ impl WriteLog {
         mapping.bitmap()
     }
 
-    /// Keeps a log from now on.
+    /// Starts the log.
     pub fn keep(&self) {
         self.pages
             .get_or_init(|| AtomicBitmap::new(self.length, PAGE));
     }
 
-    /// Whether it is kept.
+    /// Whether the log was started.
     pub fn is_kept(&self) -> bool {
         self.pages.get().is_some()
     }
 
-    /// The pages that were written since the last time, one bit each, lowest first;
-    /// nothing if no log is kept.
+    /// The pages that were written since the last call, one bit each, lowest first; empty if the
+    /// log was not started.
     pub fn take(&self) -> Vec<u64> {
         self.pages
             .get()
@@ -74,8 +74,8 @@ impl NewBitmap for WriteLog {
     }
 }
 
-/// Memory that another monitor gave: it tracks writes itself, and is not offered a
-/// log (`VHOST_USER_PROTOCOL_F_LOG_SHMFD`).
+/// Memory of another monitor, which tracks writes itself and is not offered a log
+/// (`VHOST_USER_PROTOCOL_F_LOG_SHMFD`).
 #[cfg(feature = "vhost-user")]
 impl vhost_user_backend::bitmap::BitmapReplace for WriteLog {
     type InnerBitmap = ();

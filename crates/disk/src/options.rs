@@ -3,11 +3,11 @@
 use clap::{Args, Parser, Subcommand};
 use std::path::PathBuf;
 
-/// Serves disks to other monitors.
+/// Serve disks to other virtual machine monitors
 #[derive(Debug, Parser)]
 #[command(name = "jiffy-disk", version)]
 pub struct Options {
-    /// What to do.
+    /// What to do
     #[command(subcommand)]
     pub verb: Verb,
 }
@@ -15,23 +15,23 @@ pub struct Options {
 /// What to do.
 #[derive(Debug, Subcommand)]
 pub enum Verb {
-    /// Serve a file over vhost-user until a signal comes
+    /// Serve a raw file or a block device over vhost-user until a signal comes
     Serve(Serve),
 }
 
 /// A disk to serve.
 #[derive(Debug, Args)]
 pub struct Serve {
-    /// A raw file or a block device
+    /// Raw file or block device
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
-    /// The Unix socket to listen on
+    /// Unix socket to listen on
     #[arg(long, value_name = "SOCKET")]
     pub socket: PathBuf,
-    /// Let guests write to it
+    /// Let guests write to the disk [default: read-only]
     #[arg(long)]
     pub writable: bool,
-    /// Queues offered, 1 to 16
+    /// Number of queues that are offered, 1 to 16
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=16))]
     pub queues: u16,
 }

@@ -1,5 +1,5 @@
-//! The console, for guests without a channel to a node: what services and the
-//! first command write goes there.
+//! The console, which shows output of services and the first command in guests without a channel to
+//! a node.
 
 use crate::poll::{PollSet, Token};
 use alloc::collections::VecDeque;
@@ -8,7 +8,7 @@ use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
-/// Most bytes queued for a slow console; more is dropped.
+/// Most bytes queued for a slow console; more are dropped.
 const LIMIT: usize = 256 * 1024;
 
 /// The system console, if the kernel has one.
@@ -28,7 +28,7 @@ impl Console {
         }
     }
 
-    /// A console that writes here; for tests and processes that aren't PID 1.
+    /// A console on this device, for tests and processes that are not PID 1.
     pub fn on(device: Option<OwnedFd>) -> Console {
         Console {
             device,
@@ -41,7 +41,7 @@ impl Console {
         self.unsent.len() < LIMIT / 2
     }
 
-    /// Writes; queues what the device does not take now.
+    /// Writes bytes; queues those that the device does not accept now.
     pub fn write(&mut self, bytes: &[u8]) {
         if self.device.is_some() && self.unsent.len() + bytes.len() <= LIMIT {
             self.unsent.extend(bytes);
@@ -57,7 +57,7 @@ impl Console {
         self.write(b"\n");
     }
 
-    /// Polls for it only while bytes are queued.
+    /// Polls the device only while bytes are queued.
     pub fn interest<'a>(&'a self, set: &mut PollSet<'a>) {
         if let (Some(device), false) = (&self.device, self.unsent.is_empty()) {
             set.add(device, PollFlags::OUT, Token::Console);

@@ -1,4 +1,4 @@
-//! Reads and writes small files of /proc, /sys and /etc, within limits.
+//! Reads and writes small files of /proc, /sys and /etc, with size limits.
 
 use alloc::{string::String, vec::Vec};
 use rustix::fd::OwnedFd;
@@ -11,17 +11,17 @@ pub fn open<P: Arg>(path: P) -> Result<OwnedFd> {
     fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
 }
 
-/// Whether something is there (a dangling link is not).
+/// Whether a path exists; a dangling link does not.
 pub fn exists<P: Arg>(path: P) -> bool {
     fs::access(path, fs::Access::EXISTS).is_ok()
 }
 
-/// A whole file; one larger than `limit` bytes is an error (`FBIG`).
+/// Reads a whole file; an error (`FBIG`) if it is larger than `limit` bytes.
 pub fn read<P: Arg>(path: P, limit: usize) -> Result<Vec<u8>> {
     read_all(&open(path)?, limit)
 }
 
-/// What is left of an open file, within `limit` bytes.
+/// Reads the rest of an open file; an error (`FBIG`) if it is larger than `limit` bytes.
 pub fn read_all(file: &OwnedFd, limit: usize) -> Result<Vec<u8>> {
     let mut content = Vec::new();
     loop {
@@ -41,27 +41,27 @@ pub fn read_all(file: &OwnedFd, limit: usize) -> Result<Vec<u8>> {
     }
 }
 
-/// A whole text file; bytes that are no UTF-8 are replaced.
+/// Reads a text file; invalid UTF-8 is replaced.
 pub fn read_text<P: Arg>(path: P, limit: usize) -> Result<String> {
     let bytes = read(path, limit)?;
     Ok(String::from_utf8(bytes)
         .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned()))
 }
 
-/// Writes to a file that exists (a kernel's knob) in one write.
+/// Writes to an existing file, such as a kernel parameter.
 pub fn write<P: Arg>(path: P, content: &[u8]) -> Result<()> {
     let file = fs::open(path, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?;
     write_all(&file, content)
 }
 
-/// Makes a file, or empties it, and writes it.
+/// Creates or truncates a file and writes its content.
 pub fn create<P: Arg>(path: P, content: &[u8], mode: u32) -> Result<()> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC;
     let file = fs::open(path, flags, Mode::from_raw_mode(mode))?;
     write_all(&file, content)
 }
 
-/// Writes all of it, waiting where it must.
+/// Writes all bytes; may block.
 pub fn write_all(file: &OwnedFd, mut content: &[u8]) -> Result<()> {
     while !content.is_empty() {
         match io::write(file, content) {
@@ -73,7 +73,7 @@ pub fn write_all(file: &OwnedFd, mut content: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Makes a folder; one that exists is fine.
+/// Creates a folder, unless it exists.
 pub fn make_folder<P: Arg>(path: P, mode: u32) -> Result<()> {
     match fs::mkdirat(CWD, path, Mode::from_raw_mode(mode)) {
         Err(Errno::EXIST) => Ok(()),
@@ -81,7 +81,7 @@ pub fn make_folder<P: Arg>(path: P, mode: u32) -> Result<()> {
     }
 }
 
-/// Makes a folder and those above it.
+/// Creates a folder and its parents.
 pub fn make_folders(path: &str, mode: u32) -> Result<()> {
     match make_folder(path, mode) {
         Err(Errno::NOENT) => match path.trim_end_matches('/').rsplit_once('/') {

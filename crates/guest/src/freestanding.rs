@@ -1,7 +1,7 @@
-//! What a program without a C library needs: an entry point, an allocator, the memory
-//! functions that the compiler calls, and a panic handler.
+//! Runtime of a program without a C library: entry point, allocator, the memory functions that the
+//! compiler calls, and a panic handler.
 //!
-//! The process has one thread and stays so; the allocator relies on it.
+//! The process must have only one thread, because the allocator is not thread-safe.
 #![allow(unsafe_code)] // Entry point, allocator and memory functions are unsafe by nature.
 
 extern crate alloc;
@@ -28,8 +28,8 @@ core::arch::global_asm!(
     main = sym entry,
 );
 
-// The compiled `core` and `alloc` name these for unwinding, which a program
-// that aborts on panic never does.
+// The compiled `core` and `alloc` refer to these symbols for unwinding, which a program that aborts
+// on a panic never does.
 core::arch::global_asm!(
     ".globl _Unwind_Resume",
     ".globl rust_eh_personality",
@@ -38,10 +38,10 @@ core::arch::global_asm!(
     "ud2",
 );
 
-/// Receives the initial stack: argc, argv, NULL, environment, …
+/// Gets the initial stack: argc, argv, NULL, environment, …
 unsafe extern "C" fn entry(stack: *const usize) -> ! {
-    // SAFETY: the kernel puts argc and argc pointers to C strings there
-    // (System V ABI, AMD64 supplement, §3.4.1), and they outlive the process.
+    // SAFETY: the kernel puts argc and argc pointers to C strings there (System V ABI, AMD64
+    // supplement, §3.4.1), which exist as long as the process.
     let arguments: Vec<Vec<u8>> = unsafe {
         let count = *stack;
         let pointers = stack.add(1).cast::<*const core::ffi::c_char>();
@@ -59,7 +59,7 @@ fn panic(info: &core::panic::PanicInfo) -> ! {
     jiffy_guest::syscalls::exit(101)
 }
 
-/// Gets memory from the kernel in steps of [`HEAP_STEP`], and never returns it.
+/// Gets memory from the kernel in steps of [`HEAP_STEP`] and never returns it.
 #[derive(Debug)]
 struct Kernel;
 
@@ -80,7 +80,7 @@ unsafe impl Source for Kernel {
             )
         }
         .map_err(|_| ())?;
-        // SAFETY: the mapping is ours alone and is never unmapped.
+        // SAFETY: only the allocator uses the mapping, which is never unmapped.
         unsafe { talc.claim(memory.cast(), length) }
             .map(|_| ())
             .ok_or(())
@@ -92,9 +92,8 @@ unsafe impl Source for Kernel {
 static HEAP: TalcSyncCell<Kernel, DefaultBinning> =
     unsafe { TalcSyncCell::new(TalcCell::new(Kernel)) };
 
-// The compiler may call these.
-// They move eight bytes a step: faster than `rep movsb` on processors without
-// FSRM, and on an instruction clock everywhere.
+// Memory functions that the compiler may call. They move eight bytes per step, which is faster than
+// `rep movsb` on processors without FSRM and always on the instruction clock.
 core::arch::global_asm!(
     ".globl memcpy",
     ".globl memmove",

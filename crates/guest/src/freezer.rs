@@ -1,11 +1,10 @@
 //! Freezes all programs with the cgroup v2 freezer (the kernel's
 //! Documentation/admin-guide/cgroup-v2.rst).
 //!
-//! Programs start in the root cgroup, which can't be frozen, and may create cgroups; a
-//! guest that is never captured has no cost. To freeze them, those in the root cgroup
-//! are moved to one of init's, and each cgroup below the root is frozen. At the end init
-//! checks that all cgroups are frozen and that it is alone in the root cgroup: only a
-//! running program could change that.
+//! Programs start in the root cgroup, which can't be frozen, and may create cgroups, so a guest
+//! that is never captured has no cost. To freeze programs, those in the root cgroup are moved to
+//! one of init's, and each cgroup below the root is frozen. At the end init checks that all cgroups
+//! are frozen and that it is alone in the root cgroup: only a running program could change that.
 
 use crate::files;
 use crate::program::prepare::reason;
@@ -16,28 +15,28 @@ use rustix::fd::OwnedFd;
 use rustix::fs::{CWD, Dir, FileType, Mode};
 use rustix::io::Errno;
 
-/// Where the root group is in a booted guest.
+/// Path of the root cgroup in a booted guest.
 const ROOT: &str = "/sys/fs/cgroup";
-/// The group for programs that are in none.
+/// Name of the cgroup for programs in the root cgroup.
 const OWN: &str = "jiffy";
-/// How long programs may take to freeze: one in uninterruptible sleep on a slow disk
-/// finishes its transfer first.
+/// Time limit for programs to freeze, nanoseconds: a program in uninterruptible sleep on a slow
+/// disk finishes its transfer first.
 const PATIENCE_NS: u64 = 5_000_000_000;
-/// Rounds of moving processes: those found later were forked during the first.
+/// Most rounds of moving processes. Later rounds move those that were forked during the first.
 const MOST_ROUNDS: u32 = 64;
-/// The kernel's files here are lists of numbers.
+/// Largest file of the cgroup file system that is read, bytes.
 const LARGEST: usize = 4 * 1024 * 1024;
 
 /// The cgroups of programs.
 #[derive(Debug, Clone)]
 pub struct Freezer {
     root: String,
-    /// The root of all groups: what the kernel itself runs is in there, too.
+    /// Whether this is the root of all cgroups, which contains kernel threads as well.
     is_whole: bool,
 }
 
-/// Groups that were frozen here. Those that a program has frozen itself are
-/// not among them, and stay as they are.
+/// Cgroups that were frozen here. Cgroups that a program froze itself are not included, and stay
+/// frozen.
 #[derive(Debug, Default)]
 #[must_use = "programs stand still until it is thawed"]
 pub struct Frozen {
@@ -45,7 +44,7 @@ pub struct Frozen {
 }
 
 impl Freezer {
-    /// All groups of this guest.
+    /// All cgroups of this guest.
     pub fn of_guest() -> Freezer {
         Freezer {
             root: ROOT.into(),
@@ -53,7 +52,7 @@ impl Freezer {
         }
     }
 
-    /// Those below a group that holds this process and what it starts.
+    /// Cgroups below one that contains this process and its children.
     pub fn below(root: &str) -> Freezer {
         Freezer {
             root: root.trim_end_matches('/').into(),
@@ -61,7 +60,7 @@ impl Freezer {
         }
     }
 
-    /// Freezes every program but this one. On failure none is left frozen.
+    /// Freezes every program except this one. After a failure no program is left frozen.
     pub fn freeze(&self) -> Result<Frozen, String> {
         if !files::exists(format!("{}/cgroup.procs", self.root)) {
             return Err(format!(
@@ -109,7 +108,7 @@ impl Freezer {
         format!("{}/{group}/{file}", self.root)
     }
 
-    /// A distribution's init may have put this process into a group of its own.
+    /// Moves this process to the root cgroup. A distribution's init may have put it elsewhere.
     fn leave_other_groups(&self) -> Result<(), String> {
         let own = files::read_text(c"/proc/self/cgroup", LARGEST).unwrap_or_default();
         if own.lines().any(|line| line == "0::/") {
@@ -119,8 +118,8 @@ impl Freezer {
             .map_err(|error| format!("jiffy-init cannot leave its group: {}", reason(error)))
     }
 
-    /// Moves processes of the root group to one that can be frozen. True if
-    /// there were any.
+    /// Moves processes of the root cgroup to one that can be frozen. Returns whether there were
+    /// any.
     fn move_strays(&self) -> Result<bool, String> {
         let strays = self.strays()?;
         if strays.is_empty() {
@@ -130,12 +129,11 @@ impl Freezer {
             Ok(()) | Err(Errno::EXIST) => {}
             Err(error) => return Err(format!("no group for them: {}", reason(error))),
         }
-        // A move waits for every processor's attention; a few of them at their
-        // own pace take 20 ms.
+        // A move waits for an RCU grace period; unless it is expedited, a few moves take 20 ms.
         let expedited = self.is_whole && files::write(c"/sys/kernel/rcu_expedited", b"1").is_ok();
         let moved = strays.iter().try_for_each(|pid| {
             match files::write(self.path(OWN, "cgroup.procs"), pid.as_bytes()) {
-                // It has ended.
+                // The process has ended.
                 Ok(()) | Err(Errno::SRCH) => Ok(()),
                 Err(error) => Err(format!("process {pid}: {}", reason(error))),
             }
@@ -146,7 +144,7 @@ impl Freezer {
         moved.map(|()| true)
     }
 
-    /// Processes of the root group, without this one and the kernel's own.
+    /// Processes in the root cgroup, except this one and kernel threads.
     fn strays(&self) -> Result<Vec<String>, String> {
         let list = files::read_text(format!("{}/cgroup.procs", self.root), LARGEST)
             .map_err(|error| format!("{}/cgroup.procs: {}", self.root, reason(error)))?;
@@ -158,7 +156,7 @@ impl Freezer {
             .collect())
     }
 
-    /// The groups directly below the root.
+    /// Names of the cgroups directly below the root.
     fn groups(&self) -> Result<Vec<String>, String> {
         let failed = |error| format!("{}: {}", self.root, reason(error));
         let folder = files::open(self.root.as_str()).map_err(failed)?;
@@ -178,7 +176,7 @@ impl Freezer {
         match files::read_text(switch.as_str(), 16) {
             Ok(state) if state.trim() == "1" => return Ok(()),
             Ok(_) => {}
-            // Removed since it was listed.
+            // The cgroup was removed after it was listed.
             Err(Errno::NOENT | Errno::NODEV) => return Ok(()),
             Err(error) => return Err(format!("group {group}: {}", reason(error))),
         }
@@ -216,15 +214,14 @@ impl Freezer {
     }
 }
 
-/// Whether a process of the root group executes a program. The kernel's own
-/// don't; one that is ending no longer does.
+/// Whether a process executes a program. Kernel threads and processes that are exiting do not.
 fn has_program(pid: &str) -> bool {
     let path = format!("/proc/{pid}/exe");
     let mut space = [0u8; 8];
     rustix::fs::readlinkat_raw(CWD, path, &mut space[..]).is_ok()
 }
 
-/// `cgroup.events`: lines of a name and a number.
+/// Reads `cgroup.events`: lines of a name and a number.
 fn is_frozen(events: &OwnedFd) -> Result<bool, Errno> {
     let mut content = [0u8; 256];
     let count = rustix::io::pread(events, &mut content[..], 0)?;
@@ -234,7 +231,7 @@ fn is_frozen(events: &OwnedFd) -> Result<bool, Errno> {
 }
 
 impl Frozen {
-    /// Thaws them.
+    /// Thaws the cgroups.
     pub fn thaw(self) {
         for folder in &self.folders {
             let _ = files::write(format!("{folder}/cgroup.freeze"), b"0");

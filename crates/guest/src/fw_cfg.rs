@@ -1,8 +1,8 @@
-//! The host's files for this guest: QEMU's fw_cfg device, read through its
-//! ports (QEMU, docs/specs/fw_cfg.rst).
+//! The host's files for this guest: QEMU's fw_cfg device, read through its ports (QEMU,
+//! docs/specs/fw_cfg.rst).
 //!
-//! The kernel's driver is used only where ioperm(2) is missing: it shows the names and
-//! sizes from when it was loaded, which are wrong in a restored guest.
+//! The kernel's driver is used only if ioperm(2) is missing. It shows names and sizes from the time
+//! it was loaded, which are wrong in a restored guest.
 
 use crate::files;
 use crate::program::prepare::reason;
@@ -22,10 +22,10 @@ const KEY_DIRECTORY: u16 = 0x0019;
 /// and a name of 56 bytes, NUL-terminated.
 const ENTRY: usize = 64;
 const MOST_ENTRIES: usize = 4096;
-/// Entries read at once: each read is a VM exit, whatever its length.
+/// Entries per read; each read is one VM exit, regardless of its length.
 const ENTRIES_AT_ONCE: usize = 8;
 
-/// Where the files are.
+/// Access to the files.
 #[derive(Debug, Clone)]
 pub struct FwCfg(Source);
 
@@ -39,7 +39,7 @@ enum Source {
 }
 
 impl FwCfg {
-    /// The device, however this kernel lets it be reached.
+    /// Opens the device through its ports or the kernel's driver.
     pub fn open() -> FwCfg {
         FwCfg(match Ports::open(SELECTOR_PORT, 2) {
             Some(ports) if is_there(&ports) => Source::Ports(ports),
@@ -52,19 +52,18 @@ impl FwCfg {
         FwCfg(Source::Folder(folder.into()))
     }
 
-    /// Whether it shows what the host has now, not what it had at boot.
+    /// Whether it shows the host's current files instead of those at boot.
     pub fn is_current(&self) -> bool {
         !matches!(self.0, Source::Driver)
     }
 
-    /// A whole file of at most `limit` bytes; `None` if there is none of that
-    /// name.
+    /// Reads a file of at most `limit` bytes; `None` if it does not exist.
     pub fn read(&self, name: &str, limit: usize) -> Result<Option<Vec<u8>>, String> {
         let [content] = self.read_each([(name, limit)])?;
         Ok(content)
     }
 
-    /// Several files with one read of the directory.
+    /// Reads several files with one read of the directory.
     pub fn read_each<const N: usize>(
         &self,
         files: [(&str, usize); N],
@@ -146,8 +145,8 @@ struct Place {
     key: u16,
 }
 
-/// Looks names up in the directory. `read` fills with its next bytes, from the
-/// start when its first argument says so; past the end the device gives zeros.
+/// Finds names in the directory. `read` fills a buffer with the next bytes, or with the first ones
+/// if its first argument is true; past the end the device returns zeros.
 fn find<const N: usize>(
     names: [&str; N],
     mut read: impl FnMut(bool, &mut [u8]),
@@ -177,7 +176,7 @@ fn find<const N: usize>(
     }
 }
 
-/// The entry's file, if it has this name.
+/// The file of an entry, if it has this name.
 fn matching(entry: &[u8; ENTRY], wanted: &str) -> Option<Place> {
     let (header, name) = entry.split_first_chunk::<8>()?;
     let wanted = wanted.as_bytes();
@@ -210,7 +209,7 @@ mod tests {
         bytes
     }
 
-    /// Reads as the device does.
+    /// Reads like the device.
     fn reader(content: &[u8]) -> impl FnMut(bool, &mut [u8]) {
         let mut at = 0;
         move |first, bytes| {

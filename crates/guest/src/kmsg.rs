@@ -1,5 +1,4 @@
-//! The kernel's milestones, from its own log (the kernel's
-//! Documentation/ABI/testing/dev-kmsg).
+//! Reads the kernel's milestones from its log (the kernel's Documentation/ABI/testing/dev-kmsg).
 
 use crate::report::Report;
 use crate::syscalls;
@@ -9,8 +8,8 @@ use jiffy_wire::agent::GuestSpan;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
-/// Log lines that end a phase of the kernel's boot: the start of the line (or a part of
-/// it), and the name of the phase.
+/// Log lines that end a phase of the kernel's boot: the beginning or a part of the line, and the
+/// name of the phase.
 const LINES: [(&str, &str); 9] = [
     ("Mount-cache", "kernel early setup"),
     ("smp: Brought up", "kernel vCPUs"),
@@ -26,14 +25,14 @@ const LINES: [(&str, &str); 9] = [
     ("Run /init", "kernel hand-over"),
 ];
 
-/// Most records looked at: a boot has some hundred.
+/// Most records that are read; a boot has some hundred.
 const MOST_RECORDS: usize = 2000;
 /// The kernel's largest record.
 const RECORD: usize = 8192;
-/// Marks init's own line.
+/// Beginning of init's own log line.
 const OWN_LINE: &str = "jiffy-init: reads the kernel's log";
 
-/// Whether the milestones are still to be read.
+/// Whether the milestones must still be read.
 #[derive(Debug)]
 pub struct Milestones {
     wanted: bool,
@@ -58,7 +57,7 @@ pub fn report(milestones: &mut Milestones, report: &mut Report) {
 fn read() -> Result<Vec<GuestSpan>, Errno> {
     let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let kmsg = rustix::fs::open(c"/dev/kmsg", flags, Mode::empty())?;
-    // The log has its own clock: a line written now gives the offset.
+    // The log has its own clock; a line written now gives the offset.
     let now = syscalls::monotonic_ns();
     let mut own = String::new();
     let _ = writeln!(own, "<7>{OWN_LINE} at {now}");
@@ -73,7 +72,7 @@ fn read() -> Result<Vec<GuestSpan>, Errno> {
                     records.push((record.0, String::from(record.1)));
                 }
             }
-            // Overwritten while it was read: the next is newer.
+            // The record was overwritten meanwhile; the next one is newer.
             Err(Errno::PIPE | Errno::INTR) => {}
             Err(_) => break,
         }
@@ -85,8 +84,8 @@ fn read() -> Result<Vec<GuestSpan>, Errno> {
     Ok(milestones(&records))
 }
 
-/// A record: `priority,sequence,microseconds,flags;text\n…`. Gives the time in
-/// nanoseconds and the text's first line.
+/// Parses a record: `priority,sequence,microseconds,flags;text\n…`. Returns the time in nanoseconds
+/// and the first line of the text.
 fn parse(record: &[u8]) -> Option<(u64, &str)> {
     let record = core::str::from_utf8(record).ok()?;
     let (prefix, text) = record.split_once(';')?;

@@ -1,14 +1,14 @@
 //! `jiffy-init`: the guest's PID 1 and agent, in one program without std.
 //!
-//! * [`boot`]: mounts, root, disks, network, identity: once.
-//! * [`agent`]: the event loop: the host's connections, processes, shutdown.
+//! * [`boot`]: mounts, root, disks, network and identity, set up once.
+//! * [`agent`]: the event loop: connections of the host, processes, shutdown.
 //! * [`supervisor`]: the channel to the node, and the first command.
-//! * [`program`]: starting programs and their streams.
-//! * [`freezer`], [`gate`]: freezes programs for a capture; gives a restored guest its
-//!   new identity before they are thawed.
+//! * [`program`]: starts programs and handles their streams.
+//! * [`freezer`], [`gate`]: freezes programs for a capture; gives a restored guest its new identity
+//!   before they are thawed.
 //! * [`fw_cfg`]: the host's files for this guest.
 //! * [`service`]: long-running programs.
-//! * [`start`]: what the program does with its arguments.
+//! * [`start`]: the main function.
 //! * [`syscalls`]: system calls, with all unsafe code.
 #![no_std]
 

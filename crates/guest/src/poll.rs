@@ -1,8 +1,7 @@
-//! The set of descriptors of one turn of the loop.
+//! The descriptors that one turn of the event loop polls.
 //!
-//! It is built in each turn from what every part polls for: with a few dozen
-//! descriptors that costs less than updating an epoll set, and no stale registration
-//! can remain.
+//! The set is built in each turn. With a few dozen descriptors that costs less than updating an
+//! epoll set, and no stale registration can remain.
 
 use alloc::vec::Vec;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -19,20 +18,20 @@ pub enum Token {
     Listener,
     /// The supervisor channel.
     Supervisor,
-    /// The console, when it was full.
+    /// The console, while output is queued for it.
     Console,
     /// The first command.
     Main(Channel),
     /// The agent connection of this id.
     Connection(u64, Channel),
-    /// The program of this process id, whose connection was lost.
+    /// The detached program of this process id.
     Detached(Pid, Channel),
     /// The service of this index.
     Service(usize, Channel),
 }
 
 impl Token {
-    /// Whether it is what a program writes.
+    /// Whether it is an output of a program.
     pub fn is_output(self) -> bool {
         let (Token::Main(channel)
         | Token::Connection(_, channel)
@@ -45,7 +44,7 @@ impl Token {
     }
 }
 
-/// Which of its owner's descriptors.
+/// One of the descriptors of an owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Channel {
     /// The connection itself.
@@ -58,7 +57,7 @@ pub enum Channel {
     Stderr,
 }
 
-/// Descriptors and what they are polled for.
+/// Descriptors with their poll flags.
 #[derive(Debug, Default)]
 pub struct PollSet<'a> {
     entries: Vec<PollFd<'a>>,
@@ -77,7 +76,7 @@ impl<'a> PollSet<'a> {
         self.tokens.push(token);
     }
 
-    /// Waits until one is ready or the timeout is over; returns those that are ready.
+    /// Waits until a descriptor is ready or the timeout is over; returns the ready ones.
     pub fn wait(mut self, timeout_ns: Option<u64>) -> Result<Vec<(Token, PollFlags)>> {
         let timeout = timeout_ns.map(|ns| Timespec {
             tv_sec: (ns / 1_000_000_000) as i64,

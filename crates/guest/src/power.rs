@@ -1,4 +1,4 @@
-//! The last step: the end of the VM.
+//! Ends the VM.
 
 use crate::agent::ending::Reason;
 use crate::boot::Teardown;
@@ -16,12 +16,12 @@ pub fn end(reason: Reason, teardown: Teardown) {
     off(reason);
 }
 
-/// How long the distribution's init may take to shut down. The node waits at least as
+/// Time limit for the distribution's init to shut down, nanoseconds. The node waits at least as
 /// long before it ends a stopping VM (`WRITE_BACK_TIME`).
 const INIT_PATIENCE_NS: u64 = 90_000_000_000;
 
-/// Asks the init that is PID 1 to shut down, by its own `poweroff` or `reboot` program.
-/// Returns if that failed or took too long.
+/// Asks PID 1, a distribution's init, to shut down with its `poweroff` or `reboot` program. Returns
+/// if that failed or took too long.
 pub fn through_init(reason: Reason) {
     let program = if powers_off(reason) {
         "poweroff"
@@ -44,13 +44,13 @@ pub fn through_init(reason: Reason) {
     }
 }
 
-/// Whether this end is a power-off, and the machine can do one.
+/// Whether the reason is a power-off and the VM has ACPI to do it.
 fn powers_off(reason: Reason) -> bool {
     reason == Reason::PowerOff && files::exists(c"/sys/firmware/acpi")
 }
 
-/// Without ACPI nothing switches a PC off; a reset ends the VM just as well,
-/// because the VMM ends with it.
+/// Powers off or resets. Without ACPI a PC can't power off; a reset ends the VM as well, because
+/// the VMM ends then.
 fn off(reason: Reason) {
     if powers_off(reason) {
         let _ = reboot(RebootCommand::PowerOff);
@@ -58,7 +58,7 @@ fn off(reason: Reason) {
     let _ = reboot(RebootCommand::Restart);
 }
 
-/// After a panic of init: sync what can be synced, then end the VM.
+/// After a panic of init: syncs and ends the VM.
 pub fn emergency() {
     rustix::fs::sync();
     off(Reason::PowerOff);

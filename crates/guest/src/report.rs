@@ -1,4 +1,4 @@
-//! Spans and warnings of init, queued for the host.
+//! Queues init's spans and warnings for the host.
 
 use crate::{files, syscalls};
 use alloc::{
@@ -9,7 +9,7 @@ use alloc::{
 use jiffy_wire::agent::{FromGuest, GuestSpan};
 use rustix::fs::{Mode, OFlags};
 
-/// Most spans and warnings queued while there is no host.
+/// Most spans and warnings that are queued while there is no host.
 const LIMIT: usize = 512;
 
 /// Spans and warnings in the order they happened.
@@ -54,7 +54,7 @@ impl Report {
         }
     }
 
-    /// Something failed: for the host, and for the kernel's log.
+    /// Records a failure for the host and writes it to the kernel's log.
     pub fn warn(&mut self, step: &str, message: &str) {
         log(&format!("{step}: {message}"));
         if self.warnings.len() < LIMIT {
@@ -65,7 +65,7 @@ impl Report {
         }
     }
 
-    /// Takes all that was recorded since the last time.
+    /// Takes everything that was recorded since the last call.
     pub fn take(&mut self) -> Vec<FromGuest> {
         let mut messages = core::mem::take(&mut self.warnings);
         let spans = core::mem::take(&mut self.spans);
@@ -78,8 +78,8 @@ impl Report {
     }
 }
 
-/// Writes a line to the kernel's log, which prints it on the console if the
-/// guest has one. Does nothing unless this process is PID 1.
+/// Writes a line to the kernel's log, which prints it on the console if there is one. Does nothing
+/// unless this process is PID 1.
 pub fn log(line: &str) {
     if rustix::process::getpid() != rustix::process::Pid::INIT {
         return;

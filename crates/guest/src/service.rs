@@ -1,4 +1,4 @@
-//! Services: starts and restarts them, and forwards their output by lines.
+//! Services: starts and restarts them, and forwards their output line by line.
 
 use crate::poll::{Channel, PollSet, Token};
 use crate::program::process::{Output, Program};
@@ -8,17 +8,17 @@ use jiffy_wire::agent::{Command, ExitStatus, Stream};
 use jiffy_wire::guest::{self, Restart};
 use rustix::process::Pid;
 
-/// The first wait before a restart; it doubles …
+/// First delay before a restart, nanoseconds; it doubles each time.
 const FIRST_WAIT_NS: u64 = 100_000_000;
-/// … up to this, and starts anew when a service ran for as long.
+/// Longest delay, nanoseconds. A run of this length resets the delay.
 const LONGEST_WAIT_NS: u64 = 10_000_000_000;
-/// A longer line is passed on in pieces.
+/// Longest line, bytes; longer lines are split.
 const LONGEST_LINE: usize = 8 * 1024;
 
-/// A line for the log, with the name of the service it is about.
+/// A line of the log, with the name of its service.
 pub type Line = (String, Vec<u8>);
 
-/// One service.
+/// A service.
 #[derive(Debug)]
 pub struct Service {
     index: usize,
@@ -27,7 +27,7 @@ pub struct Service {
     restart: Restart,
     backoff: Backoff,
     state: State,
-    /// What came since the last newline, of each stream.
+    /// Output since the last newline, per stream.
     partial: [Vec<u8>; 2],
 }
 
@@ -38,7 +38,7 @@ enum State {
 }
 
 impl Service {
-    /// A service to be started at once.
+    /// A service that must be started at once.
     pub fn new(index: usize, given: &guest::Service) -> Service {
         let command = Command {
             stdin: false,
@@ -56,7 +56,7 @@ impl Service {
         }
     }
 
-    /// Starts it if it is time to.
+    /// Starts the service if it is due.
     pub fn advance(&mut self, now: u64, log: &mut Vec<Line>) {
         let State::Stopped {
             start_at: Some(start_at),
@@ -93,7 +93,7 @@ impl Service {
         }
     }
 
-    /// Its descriptors.
+    /// Adds its descriptors to the poll set.
     pub fn interest<'a>(&'a self, set: &mut PollSet<'a>) {
         if let State::Running { program, .. } = &self.state {
             program.interest(
@@ -125,7 +125,7 @@ impl Service {
         }
     }
 
-    /// Takes the status if the reaped process is its own.
+    /// Takes the status if the reaped process is its program's; returns whether it is.
     pub fn reaped(&mut self, pid: Pid, status: ExitStatus, now: u64) -> bool {
         match &mut self.state {
             State::Running { program, .. } if program.pid() == pid && !program.has_exited() => {
@@ -136,8 +136,8 @@ impl Service {
         }
     }
 
-    /// Records its end once its output is complete. While programs are frozen, silence
-    /// does not count.
+    /// Records its exit once its output is complete. While programs are frozen, the time limit for
+    /// silent outputs does not run.
     pub fn settle(&mut self, held: bool, now: u64, log: &mut Vec<Line>) {
         let State::Running { program, since } = &mut self.state else {
             return;
@@ -173,7 +173,7 @@ impl Service {
         };
     }
 
-    /// The VM is ending: it is not started any more.
+    /// The VM is ending: prevents further starts.
     pub fn retire(&mut self) {
         self.restart = Restart::Never;
         if let State::Stopped { start_at } = &mut self.state {
@@ -197,14 +197,14 @@ impl Service {
     }
 }
 
-/// How long to wait before the next start.
+/// Delay before the next start.
 #[derive(Debug, Default)]
 pub struct Backoff {
     last_ns: u64,
 }
 
 impl Backoff {
-    /// The wait after a run of this length.
+    /// The delay after a run of this length.
     pub fn next(&mut self, ran_ns: u64) -> u64 {
         self.last_ns = if self.last_ns == 0 || ran_ns >= LONGEST_WAIT_NS {
             FIRST_WAIT_NS
@@ -215,7 +215,7 @@ impl Backoff {
     }
 }
 
-/// Cuts what was read into lines; the rest stays in `partial`.
+/// Splits output into lines; an incomplete line stays in `partial`.
 fn cut_lines(partial: &mut Vec<u8>, bytes: &[u8], mut emit: impl FnMut(Vec<u8>)) {
     for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
         for part in piece.chunks(LONGEST_LINE) {

@@ -1,4 +1,4 @@
-//! What the program does: boot a guest as PID 1, or serve as an agent.
+//! The main function: boots a guest as PID 1, or serves as an agent.
 
 use crate::agent::{Agent, End, Options, ending::Reason};
 use crate::boot;
@@ -31,7 +31,7 @@ jiffy-init is PID 1 of a Jiffy guest. As an ordinary process it serves the agent
 ";
 const BACKLOG: i32 = 128;
 
-/// The program. Returns its exit status; as PID 1 it does not return.
+/// Runs the program and returns its exit status. As PID 1 it does not return.
 pub fn start(arguments: Vec<Vec<u8>>) -> i32 {
     if rustix::process::getpid() == Pid::INIT {
         as_pid1()
@@ -63,15 +63,15 @@ pub fn start(arguments: Vec<Vec<u8>>) -> i32 {
     }
 }
 
-/// Init itself failed (a panic). Reports it to the kernel's log and the host; as PID 1
-/// it then ends the VM, because the kernel panics when PID 1 dies.
+/// Handles a panic of init: reports it to the kernel's log and the host. As PID 1 it then ends the
+/// VM, because the kernel panics when PID 1 exits.
 pub fn emergency(message: &str) {
     if rustix::process::getpid() == Pid::INIT {
         let message = format!("internal error: {message}");
         report::log(&message);
         link::report_panic(&message);
         power::emergency();
-        // If the kernel refuses, stay without using CPU time.
+        // If the kernel refuses, sleep without using CPU time.
         loop {
             let hour = rustix::thread::Timespec {
                 tv_sec: 3600,
@@ -100,7 +100,7 @@ fn as_pid1() -> ! {
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
     let mut report = Report::default();
     let (config, fw_cfg) = boot::read_configuration(&mut report);
-    // Connect now; the host answers during the rest of the boot.
+    // Connects early; the host answers during the rest of the boot.
     let identity = Identity {
         vm_id: config.vm_id.clone(),
         pid1_ns,
@@ -202,8 +202,8 @@ fn init_program(argv: &[String]) -> Result<(CString, Strings, Strings), String> 
     Ok((path, argv, envp))
 }
 
-/// PID 1 when the distribution's init could not be executed: the agent serves on, and
-/// this process reaps orphans.
+/// PID 1 if the distribution's init could not be executed: reaps orphans, while the agent serves
+/// the host.
 fn reap_for_ever() -> ! {
     loop {
         let result = rustix::process::wait(rustix::process::WaitOptions::empty());
@@ -243,7 +243,7 @@ fn listen_on_vsock(report: &mut Report, link: &Link) -> Option<OwnedFd> {
     }
 }
 
-/// The agent and its loop as an ordinary process, over Unix sockets.
+/// Runs the agent and its event loop as an ordinary process, over Unix sockets.
 fn as_process(options: &[&str]) -> Result<(), String> {
     // Programs must not inherit stray descriptors.
     syscalls::close_from(3);
@@ -269,7 +269,7 @@ fn as_process(options: &[&str]) -> Result<(), String> {
         vm_id: config.vm_id.clone(),
         pid1_ns: syscalls::monotonic_ns(),
     };
-    // This process reaps orphans, as PID 1 does.
+    // Makes this process reap orphans, as PID 1 does.
     let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
     let agent = Agent::start(Options {
         config,

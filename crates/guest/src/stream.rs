@@ -1,4 +1,4 @@
-//! A connected socket that carries frames, without ever waiting.
+//! A connected socket that carries frames and never blocks.
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -9,10 +9,10 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use serde::{Serialize, de::DeserializeOwned};
 
-/// With more bytes than this queued, nothing new is queued for the connection.
+/// With more queued bytes than this, no further output is queued for the connection.
 pub const SEND_LIMIT: usize = 128 * 1024;
 
-/// One connection's two directions.
+/// A connection with its receive and send buffers.
 #[derive(Debug)]
 pub struct FrameStream {
     socket: OwnedFd,
@@ -20,14 +20,14 @@ pub struct FrameStream {
     unsent: VecDeque<u8>,
 }
 
-/// What a read from the peer gave.
+/// Result of a read from the peer.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Received {
-    /// Bytes; there may be whole messages now.
+    /// Data; messages may be complete now.
     Data,
-    /// Nothing now.
+    /// No data now.
     Nothing,
-    /// The peer has closed its direction; the protocol has no half-closed connections.
+    /// The peer has closed its side. The protocol has no half-closed connections.
     Closed,
 }
 
@@ -41,7 +41,7 @@ impl FrameStream {
         }
     }
 
-    /// Queues a message. One that is too large for a frame is a bug, and is dropped.
+    /// Queues a message. A message too large for a frame is a bug, and is dropped.
     pub fn send<T: Serialize>(&mut self, message: &T) {
         let mut bytes = Vec::new();
         if frame::encode(message, &mut bytes).is_ok() {
@@ -49,7 +49,7 @@ impl FrameStream {
         }
     }
 
-    /// Bytes queued and not yet taken by the kernel.
+    /// Bytes that are queued and not yet accepted by the kernel.
     pub fn unsent(&self) -> usize {
         self.unsent.len()
     }
@@ -59,7 +59,7 @@ impl FrameStream {
         self.unsent.len() < SEND_LIMIT
     }
 
-    /// Hands to the kernel what it takes now.
+    /// Passes as many queued bytes to the kernel as it accepts.
     pub fn flush(&mut self) -> Result<(), Errno> {
         while !self.unsent.is_empty() {
             let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
@@ -88,13 +88,13 @@ impl FrameStream {
         }
     }
 
-    /// The next whole message.
+    /// The next complete message.
     #[allow(clippy::should_implement_trait)] // the type is chosen at each call
     pub fn next<T: DeserializeOwned>(&mut self) -> Result<Option<T>, FrameError> {
         self.decoder.next()
     }
 
-    /// The socket, and bytes read but not decoded.
+    /// The socket, and bytes that were read but not decoded.
     pub fn into_parts(self) -> (OwnedFd, Vec<u8>) {
         (self.socket, self.decoder.into_rest())
     }

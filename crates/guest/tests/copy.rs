@@ -1,4 +1,4 @@
-//! Copies in and out.
+//! Copies into and out of the guest.
 
 mod harness;
 
@@ -55,7 +55,7 @@ fn send(agent: &Agent, path: &Path, frames: Vec<CopyFrame>) -> CopyDone {
     let mut connection = copy_in(agent, path);
     for frame in frames.iter().chain([&CopyFrame::End]) {
         let bytes = jiffy_wire::frame::to_vec(frame).unwrap();
-        // A copy that was refused closes early; its answer is there all the same.
+        // The agent closes a refused copy early; its answer can still be read.
         if std::io::Write::write_all(&mut connection.stream, &bytes).is_err() {
             break;
         }
@@ -146,7 +146,7 @@ fn a_tree_arrives_whole() {
     assert_eq!(fs::read(target.join("sub/b")).unwrap(), b"22");
     assert_eq!(fs::read(target.join("sub/link")).unwrap(), b"1");
     let facts = fs::metadata(target.join("sub")).unwrap();
-    // What was put into it later did not change its time.
+    // Entries that were added later did not change its time.
     assert_eq!(
         (facts.mode() & 0o7777, facts.mtime()),
         (0o750, 1_000_000_000)
@@ -161,7 +161,7 @@ fn existing_folders_are_entered_or_filled() {
     let target = agent.path("there");
     fs::create_dir(&target).unwrap();
     fs::write(target.join("kept"), "").unwrap();
-    // With its own name: into the folder. Without: the folder's content.
+    // With a name the file goes into the folder; without one the folder gets the content.
     assert_eq!(send(&agent, &target, file("named", b"x")).error, None);
     let mut frames = vec![entry("", CopyKind::Folder)];
     frames.extend(file("inner", b"y"));
@@ -201,7 +201,7 @@ fn links_brought_by_the_copy_are_not_followed() {
     fs::create_dir(&outside).unwrap();
     fs::write(outside.join("file"), "safe").unwrap();
     let place = outside.to_str().unwrap();
-    // A folder behind a link.
+    // A folder reached through a link.
     let mut frames = vec![
         entry("", CopyKind::Folder),
         entry("way", CopyKind::Symlink(place.into())),
@@ -210,7 +210,7 @@ fn links_brought_by_the_copy_are_not_followed() {
     frames.extend(file("way/x", b"!"));
     let message = refused(&agent, &agent.path("one"), frames);
     assert!(message.contains("not a folder"), "{message}");
-    // A file behind a link: the link is replaced, not followed.
+    // A file reached through a link: the link is replaced, not followed.
     let link = CopyKind::Symlink(format!("{place}/file"));
     let mut frames = vec![entry("", CopyKind::Folder), entry("f", link)];
     frames.extend(file("f", b"!"));
@@ -247,10 +247,10 @@ fn a_link_in_the_named_folder_is_not_entered() {
         "{message}"
     );
     assert!(names(&outside).is_empty());
-    // A file or a link takes its place.
+    // A file or link replaces it.
     assert_eq!(send(&agent, &target, file("site", b"new")).error, None);
     assert_eq!(fs::read(target.join("site")).unwrap(), b"new");
-    // The folder itself may be a link: the user named it.
+    // The folder itself may be a link, because the user named it.
     let way = agent.path("way");
     symlink(&target, &way).unwrap();
     let mut frames = vec![entry("other", CopyKind::Folder)];
@@ -280,7 +280,7 @@ fn a_broken_copy_leaves_no_half_of_a_file() {
         message: "the disk here is broken".into(),
     }];
     assert_eq!(refused(&agent, &target, failed), "the disk here is broken");
-    // The host disappears in the middle.
+    // The host disconnects in the middle.
     let mut connection = copy_in(&agent, &target);
     connection.send(&entry("", CopyKind::File(1_000_000)));
     connection.send(&CopyFrame::Data(vec![1; 1000]));
@@ -358,7 +358,7 @@ fn the_kernel_s_files_leave_with_their_content() {
 #[test]
 fn the_kernel_s_attributes_are_as_long_as_they_are() {
     let agent = Agent::start();
-    // It says a page.
+    // Its size is reported as a page.
     let attribute = "/sys/class/net/lo/address";
     let entries = fetch(&agent, attribute).unwrap();
     assert_eq!(entries[0].1, fs::read(attribute).unwrap());
@@ -368,13 +368,13 @@ fn the_kernel_s_attributes_are_as_long_as_they_are() {
 #[test]
 fn the_kernel_s_files_do_not_leave_empty_when_they_cannot_be_read() {
     let agent = Agent::start();
-    // It says nothing, and has eight bytes for each page of address space.
+    // Its size is reported as 0, and it has eight bytes per page of address space.
     let message = fetch(&agent, "/proc/self/pagemap").unwrap_err();
     assert!(message.contains("more than"), "{message}");
     // The first page is never mapped.
     let message = fetch(&agent, "/proc/self/mem").unwrap_err();
     assert!(message.starts_with("/proc/self/mem: "), "{message}");
-    // Those that are in a tree do not stop it.
+    // Such files in a tree do not stop the copy.
     let entries = fetch(&agent, "/proc/self/attr").unwrap();
     assert!(entries.len() > 1);
 }
@@ -395,12 +395,12 @@ fn a_folder_is_recognised_by_its_dot() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
-    /// Whatever is copied in comes out the same.
+    /// A tree that is copied in and out again is unchanged.
     #[test]
     fn trees_survive_the_way_there_and_back(
         tree in proptest::collection::btree_map("[a-d]{1,2}(/[a-d]{1,2}){0,2}", proptest::collection::vec(any::<u8>(), 0..70_000), 0..8)
     ) {
-        // A name cannot be file and folder: files win only where nothing is below.
+        // A name can't be both file and folder, so files with entries below are left out.
         let files: BTreeMap<&String, &Vec<u8>> = tree
             .iter()
             .filter(|(path, _)| !tree.keys().any(|other| other.starts_with(&format!("{path}/"))))

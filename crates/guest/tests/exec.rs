@@ -107,7 +107,7 @@ fn a_program_that_ignores_its_input_is_not_in_the_way() {
     connection.started();
     let input = jiffy_wire::frame::to_vec(&ExecInput::Stdin(vec![b'x'; 20_000])).unwrap();
     for _ in 0..8 {
-        // It may have ended by now, and the connection with it.
+        // The program may have ended, and closed the connection.
         let _ = connection.stream.write_all(&input);
     }
     assert_eq!(connection.finish().stdout, b"done\n");
@@ -129,8 +129,8 @@ fn environment_and_folder_are_the_command_s() {
 #[test]
 fn the_process_is_clean() {
     let agent = Agent::start();
-    // No descriptor but the three (and ls's own), no signal blocked, and none
-    // of the ordinary ones ignored, whatever the agent's parent ignored.
+    // Only descriptors 0 to 2 (and ls's own), no blocked signal, and none of the ordinary signals
+    // ignored, whatever the agent's parent ignored.
     let outcome = agent.sh("echo $(ls /proc/self/fd); grep SigBlk /proc/self/status");
     assert_eq!(outcome.text(), "0 1 2 3\nSigBlk:\t0000000000000000\n");
     let ignored = agent.sh("sed -n 's/^SigIgn:.//p' /proc/self/status");
@@ -155,7 +155,7 @@ fn users_are_looked_up_in_the_image() {
     assert_eq!(run("daemon"), "1\n1\n1\n/usr/sbin\n");
     assert_eq!(run("daemon:adm"), "1\n4\n4\n/usr/sbin\n");
     assert_eq!(run("12345:54321"), "12345\n54321\n54321\n/\n");
-    // Streams belong to whoever uses them: so does the name they have in /dev.
+    // Streams belong to the program's user, who can reopen them by their names in /dev.
     let mut connection = agent.exec(Command {
         stdin: true,
         user: Some("daemon".into()),
@@ -173,7 +173,7 @@ fn users_are_looked_up_in_the_image() {
         ..shell("stat -c %U /dev/null")
     };
     assert_eq!(agent.exec(command).finish().text(), "root\n");
-    // So does a terminal.
+    // A terminal as well.
     let tty = Some(WindowSize {
         rows: 5,
         columns: 5,
@@ -204,8 +204,8 @@ fn what_cannot_start_says_why() {
     std::fs::write(&file, "text").unwrap();
     let plain = file.to_str().unwrap();
     let script = agent.path("script");
-    // By another process: what a child of another test has open for writing, as
-    // it does from fork to exec, can't be executed.
+    // A separate process writes the script: a test in another thread may fork while this one has
+    // the file open for writing, and exec would fail with ETXTBSY.
     let write = "echo '#!/no/such/interpreter' > \"$0\" && chmod 755 \"$0\"";
     let mut writer = std::process::Command::new("sh");
     assert!(
@@ -311,7 +311,7 @@ fn keys_typed_into_a_terminal_do_what_they_do() {
         rows: 10,
         columns: 80,
     });
-    // Not a shell: dash may lose the signal just while it starts a program.
+    // Not a shell: dash may lose a signal while it starts a program.
     let command = Command {
         tty,
         stdin: true,
@@ -343,7 +343,7 @@ fn a_program_may_close_its_terminal_and_go_on() {
         rows: 10,
         columns: 80,
     });
-    // Its own descriptors closed, then the terminal opened again.
+    // Closes its descriptors, then opens the terminal again.
     let script = "exec <&- >&- 2>&-; sleep 0.3; exec >/dev/tty; echo back; exit 8";
     let outcome = agent
         .exec(Command {
@@ -458,13 +458,13 @@ fn a_slow_reader_stops_its_own_program_only() {
     let agent = Agent::start();
     let mut slow = agent.exec(shell("yes"));
     slow.started();
-    // Nobody reads it. Meanwhile the others are served, and memory stays.
+    // This output is not read. Others are served meanwhile, and memory use is bounded.
     std::thread::sleep(Duration::from_millis(300));
     for _ in 0..20 {
         assert_eq!(agent.sh("echo x").stdout, b"x\n");
     }
     assert!(agent.memory() < 16 << 20, "{} bytes", agent.memory());
-    // It was only stopped: what comes next is still in order.
+    // The output was only paused: the rest is complete and in order.
     let mut bytes = Vec::new();
     while bytes.len() < 2_000_000 {
         match slow.next() {
@@ -502,11 +502,11 @@ fn garbage_closes_that_connection_and_nothing_else() {
         let mut connection = agent.connect();
         connection.stream.write_all(piece).unwrap();
         let mut rest = Vec::new();
-        // Closed, with or without a reset for what it didn't read.
+        // Closed, with or without a reset for unread data.
         let _ = connection.stream.read_to_end(&mut rest);
         assert_eq!(rest, b"", "{piece:?}");
     }
-    // Garbage after a good start ends that program.
+    // Invalid bytes after a valid request end that program.
     let mut connection = agent.exec(Command {
         stdin: true,
         ..program(&["cat"])
@@ -538,7 +538,7 @@ fn no_bytes_end_the_agent() {
             .flat_map(|(kind, version)| [*kind, *version])
             .collect();
         frame.extend(body);
-        // The one request that may end it.
+        // Leaves out the one request that may end the agent.
         let mut decoder = jiffy_wire::frame::Decoder::new();
         let mut whole = (frame.len() as u32).to_le_bytes().to_vec();
         whole.extend(frame);

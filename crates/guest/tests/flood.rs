@@ -1,5 +1,5 @@
-//! Who waits, drips, floods or never ends takes bounded memory, processes and time, and
-//! delays nobody else.
+//! Clients that wait, send slowly, flood or never end take a bounded amount of memory, processes
+//! and time, and delay no other client.
 
 mod harness;
 
@@ -11,14 +11,14 @@ use jiffy_wire::frame;
 use std::io::Write;
 use std::os::unix::net::UnixStream;
 
-/// Connections of an agent.
+/// Most connections of an agent.
 const CONNECTIONS: usize = 256;
-/// Programs of them.
+/// Most programs of connections.
 const PROGRAMS: usize = 240;
-/// Processes that copy.
+/// Most processes that copy.
 const COPIES: usize = 64;
 
-/// Somebody asks in good order, and is served.
+/// Checks that a well-behaved client is served.
 fn goes_on(agent: &Agent) {
     assert_eq!(agent.sh("echo x").stdout, b"x\n");
     stat(agent);
@@ -30,7 +30,7 @@ fn stat(agent: &Agent) {
     assert!(connection.next::<Stat>().is_some());
 }
 
-/// Starts a program, reads nothing.
+/// Starts programs and reads none of their output.
 fn sessions(agent: &Agent, count: usize, script: &str) -> Vec<Connection> {
     let command = Command {
         stdin: true,
@@ -44,12 +44,12 @@ fn sessions(agent: &Agent, count: usize, script: &str) -> Vec<Connection> {
     (0..count).map(begin).collect()
 }
 
-/// Writes until nobody takes it any more; bytes.
+/// Writes until the peer accepts no more; returns the bytes written.
 fn stuff(mut stream: &UnixStream, bytes: &[u8]) -> usize {
     stream.set_nonblocking(true).unwrap();
     let mut taken = 0;
     let mut idle = 0;
-    // What is not taken for a second is not taken.
+    // A second without progress counts as the end.
     while idle < 100 {
         match stream.write(&bytes[taken % bytes.len()..]) {
             Ok(count) => (taken, idle) = (taken + count, 0),
@@ -69,7 +69,7 @@ fn stuff(mut stream: &UnixStream, bytes: &[u8]) -> usize {
 fn a_connection_more_takes_the_place_of_the_one_that_said_nothing_for_longest() {
     let agent = Agent::start();
     let mut crowd: Vec<_> = (0..CONNECTIONS).map(|_| agent.connect()).collect();
-    // Half a frame is nothing, too.
+    // Half a frame is not a request either.
     crowd[1].stream.write_all(&[9, 0, 0]).unwrap();
     goes_on(&agent);
     assert!(crowd[0].is_closed());
@@ -92,7 +92,7 @@ fn programs_without_number_leave_room_for_the_node() {
     assert!(refused.is_closed());
     stat(&agent);
     assert_eq!(agent.children().len(), PROGRAMS);
-    // One that is hung up on and goes on all the same counts until it has ended.
+    // A program that ignores the hang-up counts until it has ended.
     let deaf = crowd.pop().unwrap();
     deaf.half_close();
     drop(deaf);
@@ -119,7 +119,7 @@ fn programs_that_ignore_that_they_are_hung_up_on_are_counted() {
         connection.read_until("up");
     }
     drop(crowd);
-    // They have some seconds; until then nobody can start more.
+    // They have a few seconds; until then no client can start more.
     let mut most = 0;
     wait_until("they are killed", || {
         most = most.max(agent.children().len());
@@ -135,7 +135,7 @@ fn floods_of_programs_that_nobody_reads_take_bounded_memory() {
     let agent = Agent::start();
     let before = agent.memory();
     let crowd = sessions(&agent, 100, "exec yes 2>&1");
-    // Each has filled what is kept for it.
+    // Each has filled its buffers.
     wait_until("they wait for their readers", || {
         let waits = |pid: &u32| {
             let channel = std::fs::read_to_string(format!("/proc/{pid}/wchan"));
@@ -145,7 +145,7 @@ fn floods_of_programs_that_nobody_reads_take_bounded_memory() {
     });
     goes_on(&agent);
     let each = (agent.memory() - before) / 100;
-    // 128 KiB, and one piece of 64 KiB more; as much again that the allocator keeps.
+    // 128 KiB, and one more piece of 64 KiB; the allocator may keep the same again.
     assert!(each < 384 << 10, "{each} bytes each");
     drop(crowd);
     wait_until("they are gone", || agent.children().is_empty());
@@ -164,7 +164,7 @@ fn input_without_end_for_programs_that_read_none_is_not_taken() {
     goes_on(&agent);
     let each = (agent.memory() - before) / 10;
     assert!(each < 1 << 20, "{each} bytes each");
-    // Frames without end that mean little are worked off, a piece at a time.
+    // An endless stream of frames without effect is processed piece by piece.
     let signals = frame::to_vec(&ExecInput::Signal(99)).unwrap().repeat(1000);
     let busy = sessions(&agent, 1, "exec sleep 1000");
     let stream = busy[0].stream.try_clone().unwrap();

@@ -1,7 +1,7 @@
-//! Programs held still for a capture, and the gate behind which they go on.
+//! Programs that are frozen for a capture, and the gate before they are thawed.
 //!
-//! The tests that freeze need a control group of version 2 of their own; where
-//! there is none they run in the machine only.
+//! Tests that freeze need a cgroup v2 of their own; where there is none they run in the machine
+//! only.
 
 mod harness;
 
@@ -17,7 +17,7 @@ const CONFIG: &str = "opt/jiffy/config";
 const FIRST_ID: &str = "11111111-1111-4111-8111-111111111111";
 const SECOND_ID: &str = "22222222-2222-4222-8222-222222222222";
 
-/// Counts into the file `count` as long as it lives.
+/// Counts in the file `count` as long as it runs.
 const COUNTER: &str = "n=0; while :; do n=$((n+1)); echo $n >FOLDER/count; done";
 
 fn generation(id: &str, start_main: bool) -> String {
@@ -149,7 +149,7 @@ fn every_group_is_frozen_and_one_that_was_frozen_stays_so() {
     let agent = Agent::in_groups(EMPTY, false, Some(&groups));
     let _program = counter(&agent);
     let mut programs = Vec::new();
-    // As a container engine would: two groups, one of them paused.
+    // As a container engine does: two cgroups, one of them paused.
     for name in ["running", "paused"] {
         std::fs::create_dir(groups.path.join(name)).unwrap();
         let script = format!(
@@ -198,7 +198,7 @@ fn a_family_that_multiplies_is_caught_whole() {
         std::thread::sleep(Duration::from_millis(50));
         assert_eq!(groups.read("jiffy/cgroup.procs"), before);
         drop(connection);
-        // Somebody new, in no group.
+        // A new program in no cgroup.
         let mut program = agent.exec(shell("sleep 1000"));
         program.started();
         others.push(program);
@@ -243,7 +243,7 @@ fn what_was_written_is_delivered_before_the_answer() {
         drop_caches: false,
     });
     asking.stream.set_nonblocking(true).unwrap();
-    // Confirms as a node does, until the guest says that it is still.
+    // Confirms output as a node does, until the guest reports that it is frozen.
     loop {
         let mut byte = [0];
         channel.stream.set_nonblocking(true).unwrap();
@@ -264,7 +264,7 @@ fn what_was_written_is_delivered_before_the_answer() {
             stderr_offset: 0,
         });
     }
-    // The program, frozen in the middle of it all, has nothing left unsaid.
+    // All output of the frozen program was sent.
     let pid = heard.pid.unwrap();
     let pipe = std::fs::read_link(format!("/proc/{pid}/fd/1")).unwrap();
     let ours = std::fs::read_dir(format!("/proc/{}/fd", agent.process.id())).unwrap();
@@ -332,7 +332,7 @@ fn a_clone_s_first_command_goes_on_and_counts_from_the_start() {
     old.send(&ToGuest::MainInput(ExecInput::Stdin(
         b"parent's\n".to_vec(),
     )));
-    // Never confirmed: it is the parent's all the same.
+    // Output without confirmation still belongs to the parent.
     heard.listen_until(&mut old, |heard| heard.stdout == b"parent's\n");
     let connection = still(&agent);
     agent.show(CONFIG, &config("child", "cat", ""));
@@ -345,7 +345,7 @@ fn a_clone_s_first_command_goes_on_and_counts_from_the_start() {
     let mut again = Heard::default();
     again.listen_until(&mut channel, |heard| heard.stdout == b"child's\n");
     assert_eq!(again.pid, heard.pid);
-    // And once more, from the clone.
+    // Once more, from the clone.
     let connection = still(&agent);
     agent.show(GENERATION, &generation(SECOND_ID, false));
     drop(connection);
@@ -363,7 +363,7 @@ fn an_earlier_command_lives_on_beside_the_new_one() {
     let Some(groups) = groups() else { return };
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().to_str().unwrap();
-    // It writes more than any pipe holds: somebody must go on reading.
+    // It writes more than a pipe holds, so its output must be read.
     let main = format!("while :; do seq 1 50000; date +%s%N >{path}/alive; done");
     let agent = Agent::in_groups(&config("test", &main, ""), true, Some(&groups));
     let node = Node::listen(&agent.path("node"));
@@ -371,7 +371,7 @@ fn an_earlier_command_lives_on_beside_the_new_one() {
     wait_until("it runs", || {
         groups.read("cgroup.procs").lines().count() > 1
     });
-    // A node that confirms nothing delays the capture, but not for ever.
+    // A node without confirmations delays the capture, but only for a limited time.
     let connection = still(&agent);
     agent.show(CONFIG, &config("child", "echo new; exit 3", ""));
     agent.show(GENERATION, &generation(FIRST_ID, true));

@@ -1,4 +1,4 @@
-//! The channel to the node: the first command, services, and nodes that go away.
+//! The channel to the node: the first command, services, and lost connections.
 
 mod harness;
 
@@ -11,7 +11,7 @@ use jiffy_wire::frame::MAX_DATA;
 use std::io::Write;
 use std::time::{Duration, Instant};
 
-/// An agent with this first command, and its node, which hasn't answered yet.
+/// An agent with this first command, and its node, which has not answered yet.
 fn with_main(script: &str, more: &str) -> (Agent, Node) {
     let script = script.replace('\\', "\\\\").replace('"', "\\\"");
     with_config(&format!(
@@ -48,7 +48,7 @@ fn everything_is_reported_and_then_the_vm_ends() {
         (&b"out\n"[..], &b"err\n"[..])
     );
     assert_eq!(heard.end, Some(ExitStatus::Code(9)));
-    // Not before the node has it all.
+    // It ends only after the node has stored everything.
     std::thread::sleep(Duration::from_millis(200));
     assert_eq!(agent.process.try_wait().unwrap(), None);
     channel.send(&ToGuest::MainEndStored);
@@ -104,7 +104,7 @@ fn a_node_that_comes_back_misses_nothing() {
     let (_agent, node) = with_main("seq 1 100000; exit 2", "");
     let mut heard = Heard::default();
     let mut connections = 0;
-    // Each connection is cut after a while; only some of it was stored.
+    // Each connection is cut after some time, when only a part of the output was stored.
     while heard.end.is_none() {
         let mut channel = node.welcome(heard.stdout.len() as u64, 0);
         connections += 1;
@@ -148,7 +148,7 @@ fn the_end_is_repeated_until_it_is_stored() {
 fn a_node_that_is_away_slows_the_command_down() {
     let (agent, node) = with_main("yes; echo never", "");
     let (mut channel, _) = node.accept();
-    // It is accepted, but not welcomed: nothing may be sent.
+    // Accepted without a welcome: the agent must not send anything.
     std::thread::sleep(Duration::from_millis(500));
     assert!(agent.memory() < 16 << 20, "{} bytes", agent.memory());
     channel.send(&ToGuest::Welcome {
@@ -156,7 +156,7 @@ fn a_node_that_is_away_slows_the_command_down() {
         stdout_offset: 0,
         stderr_offset: 0,
     });
-    // Welcomed, but nothing confirmed: it goes on to a limit, and stays there.
+    // Welcomed without confirmations: it sends up to a limit and then stops.
     let mut heard = Heard::default();
     heard.listen_until(&mut channel, |heard| {
         heard.stdout.len() >= MAIN_OUTPUT_WINDOW
@@ -182,7 +182,7 @@ fn input_and_output_of_any_size_do_not_block_each_other() {
     let sent: Vec<u8> = (0..6_000_000u32).map(|n| (n / 3) as u8).collect();
     let copy = sent.clone();
     let (confirm, confirmations) = std::sync::mpsc::channel::<u64>();
-    // One writer, as in a node: input and confirmations share the stream.
+    // One writer as in a node: input and confirmations share the stream.
     let thread = std::thread::spawn(move || {
         let mut send = |message: &ToGuest| {
             writer
@@ -243,7 +243,7 @@ fn room_for_input_is_told_as_the_command_reads() {
     let total = 4 << 20;
     let mut sent = 0;
     while sent < total {
-        // Nothing is told in advance of what was read.
+        // Room is announced only for input that was read.
         assert!(heard.input_room <= first + sent, "{heard:?}");
         heard.listen_until(&mut channel, |heard| heard.input_room > sent);
         let piece = (heard.input_room - sent)
@@ -329,7 +329,7 @@ fn services_run_restart_and_are_logged() {
     let mut heard = Heard::default();
     let count = |heard: &Heard, line: &str| heard.log.iter().filter(|l| l.as_str() == line).count();
     heard.listen_until(&mut channel, |heard| count(heard, "flaky: try") == 3);
-    // 100 ms, then 200 ms.
+    // Delays of 100 ms and 200 ms.
     assert!(
         start.elapsed() >= Duration::from_millis(250),
         "{:?}",

@@ -1,17 +1,42 @@
 //! Unused user ids, one for each jailed program.
 
 use std::collections::HashSet;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// The first id of the default range: above the ranges that systemd, shadow and container runtimes
-/// use (systemd's UIDS-GIDS lists 1879048192 and above as unused).
+/// The first id of the first node's range: above the ids that systemd, shadow and container
+/// runtimes use. systemd's UIDS-GIDS lists 1879048192 to 2147352575 as unused.
 pub const FIRST: u32 = 1_880_000_000;
-/// Number of ids in the default range.
+/// Number of ids in a node's range.
 pub const COUNT: u32 = 65_536;
+/// Number of ranges.
+const RANGES: u32 = (2_147_352_575 - FIRST) / COUNT;
 
-/// Whether this is the id of a program, and not the shared group.
+/// The place of an id in its node's range; `None` if it is in no range.
+fn place_of(id: u32) -> Option<u32> {
+    let at = id.checked_sub(FIRST)?;
+    (at < RANGES * COUNT).then_some(at % COUNT)
+}
+
+/// Whether this is the id of a program of any node, and not a shared group.
 pub fn is_one(id: u32) -> bool {
-    id > FIRST && id - FIRST < COUNT
+    place_of(id).is_some_and(|place| place > 0)
+}
+
+/// The first id of the node with this run folder: the folder's group, if an earlier daemon has
+/// set it. Else a range is chosen by the folder's inode, so that two nodes of a host rarely have
+/// the same.
+pub fn first_of(run: &Path) -> u32 {
+    let Ok(facts) = fs::metadata(run) else {
+        return FIRST;
+    };
+    let group = facts.gid();
+    match place_of(group) {
+        Some(0) => group,
+        _ => FIRST + (facts.ino() % u64::from(RANGES)) as u32 * COUNT,
+    }
 }
 
 /// Ids for programs that run at the same time.
@@ -112,6 +137,22 @@ mod tests {
         assert_eq!(all.take().unwrap().id(), 1001, "it was dropped at once");
         let _again = all.take().unwrap();
         assert!(all.take().is_none(), "the shared group is nobody's own");
+    }
+
+    #[test]
+    fn a_node_keeps_the_range_of_its_run_folders_group() {
+        let run = tempfile::tempdir().unwrap();
+        let first = first_of(run.path());
+        assert_eq!(first_of(run.path()), first);
+        assert!(first >= FIRST && !is_one(first) && is_one(first + 1));
+        assert!(is_one(first + COUNT - 1));
+        assert_eq!(first_of(&run.path().join("missing")), FIRST);
+        assert!(!is_one(0) && !is_one(FIRST) && !is_one(u32::MAX));
+        if rustix::process::geteuid().is_root() {
+            let other = FIRST + (RANGES - 1) * COUNT;
+            std::os::unix::fs::chown(run.path(), None, Some(other)).unwrap();
+            assert_eq!(first_of(run.path()), other);
+        }
     }
 
     #[test]

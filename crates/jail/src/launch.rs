@@ -1,4 +1,4 @@
-//! The program, its jail, and the start of both.
+//! The program, its jail, and the start of both; which jail works on this host.
 
 use crate::child::{self, Plan, Stage};
 use crate::clone;
@@ -102,8 +102,26 @@ impl Jail<'_> {
         self.start(Some(program))
     }
 
+    /// The strongest level that works here, and why the stronger ones do not. `folder` is the
+    /// folder that jailed programs will see; each level is tried with a process that exits at once.
+    pub fn strongest_level(folder: &Path, user: u32) -> (Level, Vec<LaunchError>) {
+        let is_root = rustix::process::geteuid().is_root();
+        let mut levels = vec![Level::UserNamespace];
+        if is_root {
+            levels.insert(0, Level::OwnUser);
+        }
+        let mut refused = Vec::new();
+        for level in levels {
+            match Jail::try_level(level, folder, user) {
+                Ok(()) => return (level, refused),
+                Err(error) => refused.push(error),
+            }
+        }
+        (Level::Bare, refused)
+    }
+
     /// Runs a process through all steps before the program, and lets it end.
-    pub(crate) fn try_level(level: Level, folder: &Path, user: u32) -> Result<(), LaunchError> {
+    fn try_level(level: Level, folder: &Path, user: u32) -> Result<(), LaunchError> {
         let jail = Jail {
             level,
             user,

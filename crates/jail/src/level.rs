@@ -1,8 +1,6 @@
-//! How strong a jail this host supports.
+//! How strong a jail is.
 
-use crate::launch::{Jail, LaunchError};
 use std::fmt;
-use std::path::Path;
 
 /// The parts of a jail, the strongest level first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,24 +17,6 @@ pub enum Level {
 }
 
 impl Level {
-    /// The strongest level that works here, and why the stronger ones do not. `folder` is the
-    /// folder that jailed programs will see; each level is tried with a process that exits at once.
-    pub fn of_host(folder: &Path, user: u32) -> (Level, Vec<LaunchError>) {
-        let is_root = rustix::process::geteuid().is_root();
-        let mut levels = vec![Level::UserNamespace];
-        if is_root {
-            levels.insert(0, Level::OwnUser);
-        }
-        let mut refused = Vec::new();
-        for level in levels {
-            match Jail::try_level(level, folder, user) {
-                Ok(()) => return (level, refused),
-                Err(error) => refused.push(error),
-            }
-        }
-        (Level::Bare, refused)
-    }
-
     /// Whether the program is kept from the host's file system.
     pub fn has_own_root(self) -> bool {
         self != Level::Bare

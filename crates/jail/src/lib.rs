@@ -1,8 +1,8 @@
 //! Starts a program that an attacker may take over: with an unused user id, its own namespaces, an
 //! empty root, limits, a clean environment, and only the descriptors that it was given.
 //!
-//! * [`launch`]: the program, its jail, and the start of both.
-//! * [`level`]: how strong a jail this host supports.
+//! * [`launch`]: the program, its jail, and the start of both; which jail works on this host.
+//! * [`level`]: how strong a jail is.
 //! * [`access`]: which sockets it may connect to.
 //! * [`identity`]: user ids, one for each program.
 //! * [`cgroup`]: a control group for each program, and its limits.

@@ -14,41 +14,44 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
-/// The Jiffy node: keeps images and VMs, and serves the API.
+/// The Jiffy node: stores images and VMs, and serves the API
 #[derive(Debug, Clone, Parser)]
 #[command(name = "jiffyd", version, about)]
 pub struct Options {
-    /// What must survive: images, volumes, VMs' records and logs.
+    /// Folder of images, volumes, and the records and logs of VMs [default: /var/lib/jiffy for
+    /// root, else $XDG_DATA_HOME/jiffy or ~/.local/share/jiffy]
     #[arg(long, value_name = "DIR", env = "JIFFY_DATA")]
     pub data: Option<PathBuf>,
-    /// Sockets.
+    /// Folder of sockets, removed by a reboot [default: /run/jiffy for root, else
+    /// $XDG_RUNTIME_DIR/jiffy or /tmp/jiffy-UID]
     #[arg(long, value_name = "DIR", env = "JIFFY_RUN")]
     pub run: Option<PathBuf>,
-    /// Where jiffy-vmm is.
+    /// Folder of jiffy-vmm and the other programs [default: lib/jiffy beside jiffyd's bin]
     #[arg(long, value_name = "DIR", env = "JIFFY_LIB")]
     pub lib: Option<PathBuf>,
-    /// Where kernels, the initramfs and the base image are.
+    /// Folder of kernels, the initramfs and the base image [default: share/jiffy beside jiffyd's
+    /// bin]
     #[arg(long, value_name = "DIR", env = "JIFFY_SHARE")]
     pub share: Option<PathBuf>,
-    /// The API's Unix socket (default: jiffyd.sock in the run folder).
+    /// Unix socket of the API [default: jiffyd.sock in the run folder]
     #[arg(long, value_name = "PATH")]
     pub socket: Option<PathBuf>,
-    /// Listen here too; needs --token-file.
+    /// Also serve the API on this TCP address; needs --token-file
     #[arg(long, value_name = "tcp:ADDR:PORT")]
     pub listen: Option<TcpAddress>,
-    /// A file with the token that every request over TCP must carry.
+    /// File with the token that every request over TCP must have
     #[arg(long, value_name = "FILE")]
     pub token_file: Option<PathBuf>,
-    /// Write one byte to this inherited descriptor once the API listens.
+    /// Write one byte to this inherited descriptor once the API listens
     #[arg(long, value_name = "N", hide = true)]
     pub ready_fd: Option<u32>,
-    /// The registry of images whose name has none, like localhost:5000.
+    /// Registry of image references without a host, such as localhost:5000
     #[arg(long, value_name = "HOST", env = "JIFFY_REGISTRY")]
     pub registry: Option<String>,
-    /// What is pulled from there, and what VMs start from of it, must be signed by this
-    /// public key (PEM, as cosign does it): HOST[:PORT][/PATH]=FILE, or *=FILE for all
-    /// registries. The longest that fits an image counts; of several keys for the same one
-    /// is enough. Can be given several times, or as a list with commas.
+    /// Require a signature by this public key (PEM, cosign's format) for pulls and starts of images
+    /// and snapshots: HOST[:PORT][/PATH]=FILE, or *=FILE for all registries. The longest match of a
+    /// reference applies; of several keys for the same WHERE one is sufficient. Repeatable, or a
+    /// list with commas
     #[arg(
         long,
         value_name = "WHERE=FILE",
@@ -56,11 +59,11 @@ pub struct Options {
         value_delimiter = ','
     )]
     pub signed: Vec<Signed>,
-    /// A folder with images of chunks (ID.jimg) that is looked into before a
-    /// registry: another node's `chunks`, say.
+    /// Folder with images of chunks (ID.jimg) that is searched before a registry, such as another
+    /// node's folder `chunks`
     #[arg(long, value_name = "DIR", env = "JIFFY_PEER")]
     pub peer: Option<PathBuf>,
-    /// Seconds a guest has to get ready.
+    /// Timeout in seconds for a guest to get ready after its start
     #[arg(
         long,
         value_name = "SECONDS",
@@ -69,8 +72,8 @@ pub struct Options {
         value_parser = clap::value_parser!(u32).range(1..=86_400)
     )]
     pub start_timeout: u32,
-    /// How many VMs to keep restored ahead of runs, each of another kind; 0
-    /// for none. One takes some 5 MiB.
+    /// Number of VMs that are kept restored ahead of runs, each of another kind; 0 for none. Each
+    /// takes some 5 MiB
     #[arg(
         long,
         value_name = "COUNT",
@@ -79,8 +82,7 @@ pub struct Options {
         value_parser = clap::value_parser!(u32).range(..=1000)
     )]
     pub standby: u32,
-    /// How many VMMs to start ahead of what will need them: a fork, a restore,
-    /// a boot; 0 for none.
+    /// Number of VMMs that are started ahead of boots, restores and forks; 0 for none
     #[arg(
         long,
         value_name = "COUNT",
@@ -89,19 +91,19 @@ pub struct Options {
         value_parser = clap::value_parser!(u32).range(..=1000)
     )]
     pub spare: u32,
-    /// Whether each VMM runs in a jail: as a user of its own (without root: in a user
-    /// namespace), in namespaces of its own, with an empty root. Not yet the default.
+    /// Run each VMM in a jail: as a user of its own (without root: in a user namespace), in
+    /// namespaces and a control group of its own, with an empty root
     #[arg(
         long,
         value_name = "on|off",
         env = "JIFFY_JAIL",
-        default_value = "off",
+        default_value = "on",
         action = ArgAction::Set,
         value_parser = on_or_off()
     )]
     pub jail: bool,
-    /// Most connections at a time; one process may have three quarters of them.
-    /// Never more than a quarter of the files that the daemon may open.
+    /// Limit of simultaneous connections, at most a quarter of the files that the daemon may open;
+    /// one process may have three quarters of them
     #[arg(
         long,
         value_name = "COUNT",
@@ -110,9 +112,9 @@ pub struct Options {
         value_parser = clap::value_parser!(u32).range(4..=65536)
     )]
     pub connections: u32,
-    /// What images that are fetched as they are read may take on the disk, in
-    /// all: a share of the data folder's file system (10%), or a size (20G).
-    /// What a VM uses is not counted out.
+    /// Limit of the disk space that images which are fetched on demand take together: a share of
+    /// the data folder's file system (10%), or a size (20G). Caches in use count, but are not
+    /// dropped
     #[arg(
         long,
         value_name = "SHARE|SIZE",
@@ -120,14 +122,13 @@ pub struct Options {
         default_value = "10%"
     )]
     pub cache: Limit,
-    /// What VMs may have of the memory, in all: a share of the host's (80%), or a
-    /// size (64G). Every VM that has a VMM counts with the memory that it was given,
-    /// so that VMs can never take more. Without this VMs start as long as the host
-    /// has memory available for what they take at first.
+    /// Limit of the memory of all VMs together: a share of the host's (80%), or a size (64G). Every
+    /// VM with a VMM counts with its configured memory, so the VMs can't exceed the limit. Without
+    /// it VMs start as long as the host has memory available for their start
     #[arg(long, value_name = "SHARE|SIZE", env = "JIFFY_MEMORY_LIMIT")]
     pub memory_limit: Option<Limit>,
-    /// Whether VMs can have a network. It needs root, for links, addresses and rules of this
-    /// host. Where it can't be set up, VMs have none.
+    /// Give VMs a network. This needs root, for links, addresses and rules of this host; if it
+    /// can't be set up, VMs have none
     #[arg(
         long,
         value_name = "on|off",
@@ -137,18 +138,18 @@ pub struct Options {
         value_parser = on_or_off()
     )]
     pub vm_network: bool,
-    /// Range of the VMs' IPv4 addresses, like 10.118.0.0/16; by default one that overlaps none
-    /// of the host's routes. The first address is the host's.
+    /// Range of the VMs' IPv4 addresses, such as 10.118.0.0/16; its first address is the host's
+    /// [default: a range that overlaps no route of the host]
     #[arg(long, value_name = "RANGE", env = "JIFFY_VM_IPV4")]
     pub vm_ipv4: Option<Range>,
-    /// Range of the VMs' IPv6 addresses, a /96 or larger.
+    /// Range of the VMs' IPv6 addresses, /96 or larger [default: a random unique local range]
     #[arg(long, value_name = "RANGE", env = "JIFFY_VM_IPV6")]
     pub vm_ipv6: Option<Range>,
-    /// Remove all links, routes, rules and settings that were made for VMs, then exit. For
-    /// uninstalling Jiffy; no daemon may be running.
+    /// Remove all links, routes, rules and settings that were made for VMs, then exit; for
+    /// uninstalling Jiffy, while no daemon runs
     #[arg(long)]
     pub remove_network: bool,
-    /// Seconds that a VM waits for memory before it is refused; 0 for none.
+    /// Seconds that a VM waits for memory before it is refused; 0 to refuse it at once
     #[arg(
         long,
         value_name = "SECONDS",
@@ -245,5 +246,13 @@ mod tests {
         for wrong in ["127.0.0.1:80", "tcp:127.0.0.1", "tcp:localhost:80", ""] {
             assert!(wrong.parse::<TcpAddress>().is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn vms_reach_neither_the_api_nor_the_agent_of_the_machine() {
+        let never = |text: &str| never_reached(&text.parse().unwrap());
+        assert_eq!(never("tcp:10.0.2.15:7070"), [7070, 7071]);
+        // There is no next port.
+        assert_eq!(never("tcp:[::]:65535"), [65535, 65535]);
     }
 }

@@ -6,24 +6,24 @@ use std::process::{Command, Stdio};
 
 use crate::list::Flavour;
 
-/// Lines of the script's errors that are kept for the message.
+/// Lines of the script's standard error that are kept for the error message.
 const KEPT_LINES: usize = 30;
 
-/// What the script does.
+/// Progress of the script.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// It began a step: "unpacking linux-source-6.12.tar.xz".
+    /// A step began: "unpacking linux-source-6.12.tar.xz".
     Step(String),
-    /// So many objects of about so many are compiled.
+    /// Object files were compiled.
     Objects {
         /// Compiled so far.
         done: u64,
-        /// Expected in all; an estimate.
+        /// Expected total; an estimate.
         total: u64,
     },
 }
 
-/// The kernel was not built.
+/// Why the kernel was not built.
 #[derive(Debug, thiserror::Error)]
 pub enum BuildError {
     /// The script cannot be run.
@@ -31,7 +31,7 @@ pub enum BuildError {
     Run {
         /// The script.
         script: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
     /// The script failed.
@@ -39,10 +39,10 @@ pub enum BuildError {
     Failed {
         /// Its error message.
         reason: String,
-        /// What it printed before, such as the compiler's errors.
+        /// Lines it printed before, such as the compiler's errors.
         details: Vec<String>,
     },
-    /// The script ended well and named no file.
+    /// The script succeeded, but printed no path.
     #[error("{script} ended without naming a kernel")]
     NoKernel {
         /// The script.
@@ -50,9 +50,9 @@ pub enum BuildError {
     },
 }
 
-/// Builds a flavour, or finds it in the cache; the path of its vmlinux.
+/// Builds a flavour, or finds it in the cache, and returns the path of its vmlinux.
 ///
-/// `folder` is the one with the `build` script. `progress` is called in between.
+/// `folder` contains the `build` script. `progress` is called while it runs.
 pub fn build(
     folder: &Path,
     flavour: Flavour,
@@ -82,7 +82,7 @@ pub fn build(
             }
         }
     }
-    // The script prints one line, once it is done: it cannot fill the pipe before.
+    // The script prints a single line at its end, so it can't block on a full pipe.
     let mut path = String::new();
     if let Some(mut stdout) = child.stdout.take() {
         stdout.read_to_string(&mut path).map_err(run)?;
@@ -106,7 +106,7 @@ pub fn build(
     Ok(path)
 }
 
-/// `progress: 12/1200` or `step: unpacking`; anything else is a message.
+/// Parses `progress: 12/1200` or `step: unpacking`; `None` for any other message.
 fn parse(line: &str) -> Option<Progress> {
     if let Some(step) = line.strip_prefix("step: ") {
         return Some(Progress::Step(step.to_owned()));
@@ -122,8 +122,8 @@ fn parse(line: &str) -> Option<Progress> {
 mod tests {
     use super::*;
 
-    /// Another process writes it: what a child of another test has open for
-    /// writing, as it does from fork to exec, can't be executed.
+    /// A separate process writes the script: a test in another thread may fork while this one has
+    /// the file open for writing, and exec would fail with ETXTBSY.
     fn script(text: &str) -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("build");

@@ -1,4 +1,4 @@
-//! What a kernel lacks for Jiffy, or for Docker inside a guest.
+//! Checks which options a kernel lacks for Jiffy, or for Docker inside a guest.
 
 use serde::Serialize;
 
@@ -7,7 +7,7 @@ use crate::image::{Format, Image};
 pub use crate::requirements::Need;
 use crate::requirements::REQUIREMENTS;
 
-/// What the kernel is meant to run.
+/// Purpose of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
     /// Ordinary guests.
@@ -22,35 +22,35 @@ pub enum Purpose {
 pub enum State {
     /// The option is not set.
     Missing,
-    /// It is a module; guests boot with an initramfs that holds none.
+    /// It is a module; the guests' initramfs contains no modules.
     Module,
 }
 
 /// A requirement that is not met.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// The option, as in a configuration file: `CONFIG_VETH`; of several that
-    /// would do, the first.
+    /// The option as in a configuration file: `CONFIG_VETH`. The first one, if any of several is
+    /// enough.
     pub option: String,
-    /// How much it matters.
+    /// Its importance.
     pub need: Need,
     /// Whether it is missing or a module.
     pub state: State,
-    /// What it is for.
+    /// Purpose of the option.
     pub why: &'static str,
 }
 
-/// What a check found.
+/// Result of a check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Report {
-    /// How many requirements were looked at.
+    /// Number of requirements that were checked.
     pub checked: usize,
-    /// Those that are not met, the most important first.
+    /// Requirements that are not met, the most important first.
     pub findings: Vec<Finding>,
 }
 
 impl Report {
-    /// Whether guests boot with this kernel.
+    /// Whether a guest boots with this kernel.
     pub fn boots(&self) -> bool {
         self.findings
             .iter()
@@ -94,7 +94,7 @@ pub fn check(config: &Config, purpose: Purpose) -> Report {
     report
 }
 
-/// Why an image's format cannot be booted, with a hint; `None` when it can.
+/// Why an image can't be booted, with a hint; `None` if it can.
 pub fn boot_problem(image: &Image) -> Option<&'static str> {
     match image.format {
         Format::Elf { pvh_entry: Some(_) } | Format::BzImage { entry_64: true, .. } => None,
@@ -113,7 +113,7 @@ pub fn boot_problem(image: &Image) -> Option<&'static str> {
 mod tests {
     use super::*;
 
-    /// A configuration in which all that `purpose` needs is set to `value`.
+    /// A configuration that sets every option `purpose` needs to `value`.
     fn config_for(purpose: Purpose, value: &str) -> String {
         REQUIREMENTS
             .iter()
@@ -196,7 +196,7 @@ mod tests {
         assert!(boot_problem(&image(old)).unwrap().contains("64-bit"));
     }
 
-    /// What Kconfig switches on for us because something in the fragments needs it.
+    /// Options that Kconfig selects because options in the fragments need them.
     const IMPLIED: [&str; 1] = ["CONFIG_64BIT"];
 
     fn findings_of(fragments: &[&str], purpose: Purpose) -> Vec<String> {

@@ -1,4 +1,4 @@
-//! The command line every Linux guest gets.
+//! The kernel command line of every Linux guest.
 //!
 //! The options are in one place, `kernel/command-line`, which this module and
 //! `kernel/measure` read; `docs/kernel-command-line.md` justifies each.
@@ -6,9 +6,9 @@
 /// `kernel/command-line`: one option per line, `#` starts a comment line.
 const FILE: &str = include_str!("../../../kernel/command-line");
 
-/// What a serial console changes: these options of the default go ...
+/// Default options that are left out with a serial console.
 const NOT_WITH_CONSOLE: [&str; 2] = ["quiet", "8250.nr_uarts=0"];
-/// ... and these come.
+/// Options that are added with a serial console.
 const WITH_CONSOLE: [&str; 2] = ["console=ttyS0", "8250.nr_uarts=1"];
 
 /// The default options, in order.
@@ -18,12 +18,12 @@ pub fn default_options() -> impl Iterator<Item = &'static str> {
         .filter(|line| !line.is_empty() && !line.starts_with('#'))
 }
 
-/// The default command line: no console, nothing printed.
+/// The default command line, without a console.
 pub fn default_command_line() -> String {
     join(default_options())
 }
 
-/// The default command line of a guest whose kernel talks on COM1.
+/// The command line of a guest with its console on COM1.
 pub fn console_command_line() -> String {
     join(
         default_options()

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-/// Larger texts are no kernel configuration; distributions' have 300 KB.
+/// Largest text that is read, bytes; configurations of distributions have 300 KB.
 pub const MAX_TEXT: usize = 4 << 20;
 
-/// How an option is set.
+/// Value of an option.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Value {
     /// `=y`
@@ -16,28 +16,28 @@ pub enum Value {
     Other(String),
 }
 
-/// The options a kernel was built with. An option that is not set is absent.
+/// The options of a kernel. An option that is not set is absent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Config {
     options: BTreeMap<String, Value>,
 }
 
-/// The text is no kernel configuration.
+/// Why a text is not a kernel configuration.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum ConfigError {
     /// Larger than [`MAX_TEXT`].
     #[error("it has {0} bytes; a kernel configuration has at most {MAX_TEXT}")]
     TooLarge(usize),
-    /// A line is neither an option nor a comment.
+    /// This line is neither an option nor a comment.
     #[error("line {0} is neither CONFIG_NAME=value nor a comment")]
     Line(usize),
-    /// Nothing in it is an option.
+    /// It sets no option.
     #[error("it sets no CONFIG_ option")]
     Empty,
 }
 
 impl Config {
-    /// Reads a `.config`, `/proc/config` or `/boot/config-*`.
+    /// Parses a `.config`, `/proc/config` or `/boot/config-*`.
     pub fn parse(text: &str) -> Result<Self, ConfigError> {
         if text.len() > MAX_TEXT {
             return Err(ConfigError::TooLarge(text.len()));
@@ -70,17 +70,17 @@ impl Config {
         Ok(Self { options })
     }
 
-    /// How the option is set; `name` without `CONFIG_`. `None` when it is not.
+    /// Value of an option, named without `CONFIG_`; `None` if it is not set.
     pub fn get(&self, name: &str) -> Option<&Value> {
         self.options.get(name)
     }
 
-    /// How many options are set.
+    /// Number of options that are set.
     pub fn len(&self) -> usize {
         self.options.len()
     }
 
-    /// Whether none is set; never so for a configuration that was parsed.
+    /// Whether no option is set. Never true for a parsed configuration.
     pub fn is_empty(&self) -> bool {
         self.options.is_empty()
     }

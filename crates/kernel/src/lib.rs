@@ -1,12 +1,12 @@
 //! Guest kernels: requirements, lists, builds.
 //!
-//! - [`command_line`]: the command line every Linux guest gets.
-//! - [`image`]: reads a kernel file: ELF with a PVH note, or bzImage, and the
-//!   configuration embedded in either.
+//! - [`command_line`]: the kernel command line of every Linux guest.
+//! - [`image`]: reads a kernel file, ELF with a PVH note or bzImage, and the configuration embedded
+//!   in it.
 //! - [`config`]: a kernel configuration as text.
-//! - [`check`]: what a kernel lacks for Jiffy, or for Docker inside a guest.
+//! - [`check`]: which options a kernel lacks for Jiffy, or for Docker inside a guest.
 //! - [`list`]: the kernels built or installed on this machine.
-//! - [`build`]: builds one with the `kernel/build` script.
+//! - [`build`]: builds a kernel with the `kernel/build` script.
 
 pub mod build;
 pub mod check;

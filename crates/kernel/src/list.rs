@@ -1,8 +1,8 @@
 //! The kernels built or installed on this machine.
 //!
-//! A kernel lies in a folder `FLAVOUR-HASH` that `kernel/build` made (or in one
-//! named by the flavour alone, when it was installed): `vmlinux`, `config` and
-//! `meta.json`, and in the cache also `vmlinux.debug` and `System.map`.
+//! `kernel/build` makes a folder `FLAVOUR-HASH` for each kernel (an installed kernel has a folder
+//! named by its flavour only) with `vmlinux`, `config` and `meta.json`, and in the cache also
+//! `vmlinux.debug` and `System.map`.
 
 use std::fmt;
 use std::fs::{self, File};
@@ -12,12 +12,12 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// The `meta.json` format that is read.
+/// Version of `meta.json` that is read.
 const META_FORMAT: u32 = 1;
-/// A `meta.json` has some 400 bytes.
+/// Largest `meta.json`, bytes; they have some 400.
 const MAX_META: u64 = 64 << 10;
 
-/// What a kernel is built for.
+/// Purpose for which a kernel is built.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Flavour {
@@ -25,15 +25,15 @@ pub enum Flavour {
     Base,
     /// Guests in which Docker runs.
     Full,
-    /// The neutral kernel with which monitors are compared.
+    /// A neutral kernel for comparisons of VMMs.
     Plain,
 }
 
 impl Flavour {
-    /// All of them, in the order they are shown.
+    /// All flavours in display order.
     pub const ALL: [Self; 3] = [Self::Base, Self::Full, Self::Plain];
 
-    /// The name `kernel/build` knows.
+    /// Its name in `kernel/build`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Base => "base",
@@ -49,7 +49,7 @@ impl fmt::Display for Flavour {
     }
 }
 
-/// There is no such flavour.
+/// An unknown flavour.
 #[derive(Debug, thiserror::Error)]
 #[error("there is no kernel flavour '{0}'; choose base, full or plain")]
 pub struct UnknownFlavour(String);
@@ -80,17 +80,17 @@ pub enum Origin {
 pub struct Kernel {
     /// `FLAVOUR-HASH`.
     pub name: String,
-    /// What it is for.
+    /// Its purpose.
     pub flavour: Flavour,
-    /// Of everything that went in.
+    /// Hash of everything that the build uses.
     pub hash: String,
-    /// `uname -r` in its guests.
+    /// Its release, as `uname -r` prints it.
     pub release: String,
-    /// The package and version of its source.
+    /// Package and version of its source.
     pub source: String,
-    /// The size of the image in bytes.
+    /// Size of the image, bytes.
     pub bytes: u64,
-    /// When it was built, in seconds since 1970.
+    /// When it was built, seconds since 1970.
     pub built: u64,
     /// Where it was found.
     pub origin: Origin,
@@ -98,26 +98,26 @@ pub struct Kernel {
     pub vmlinux: PathBuf,
 }
 
-/// A folder that looks like a kernel and cannot be used.
+/// A kernel's folder that can't be used.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Broken {
     /// The folder.
     pub folder: PathBuf,
-    /// What is wrong, in a sentence's end.
+    /// What is wrong, as the end of a sentence.
     pub problem: String,
 }
 
-/// All kernels found.
+/// The kernels that were found.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Kernels {
-    /// The usable ones: by flavour, then the newest first.
+    /// Usable kernels, by flavour, the newest first.
     pub kernels: Vec<Kernel>,
-    /// The others.
+    /// Folders that can't be used.
     pub broken: Vec<Broken>,
 }
 
 impl Kernels {
-    /// The newest kernel of a flavour; one built here comes before an installed one.
+    /// The newest kernel of a flavour; one built on this machine is preferred to an installed one.
     pub fn newest(&self, flavour: Flavour) -> Option<&Kernel> {
         let of_flavour = |origin| {
             self.kernels
@@ -127,7 +127,7 @@ impl Kernels {
         of_flavour(Origin::Cache).or_else(|| of_flavour(Origin::Installed))
     }
 
-    /// The kernel of this name, or the only one whose name begins like this.
+    /// The kernel with this name, or the only one whose name has this prefix.
     pub fn named(&self, name: &str) -> Option<&Kernel> {
         if let Some(kernel) = self.kernels.iter().find(|kernel| kernel.name == name) {
             return Some(kernel);
@@ -140,19 +140,19 @@ impl Kernels {
     }
 }
 
-/// A folder of kernels cannot be read.
+/// A folder of kernels can't be read.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot read the kernels in {folder}")]
 pub struct ListError {
     /// The folder.
     pub folder: PathBuf,
-    /// What the system said.
+    /// The system's error.
     #[source]
     pub source: std::io::Error,
 }
 
-/// Where `kernel/build` puts its results: `$XDG_CACHE_HOME/jiffy/kernel`, or the
-/// same in `~/.cache`. `None` without a home.
+/// The folder of `kernel/build`'s results: `$XDG_CACHE_HOME/jiffy/kernel`, or the same in
+/// `~/.cache`. `None` without a home.
 pub fn cache_folder() -> Option<PathBuf> {
     let set = |name| {
         std::env::var_os(name)
@@ -163,7 +163,7 @@ pub fn cache_folder() -> Option<PathBuf> {
     Some(cache.join("jiffy/kernel"))
 }
 
-/// Lists the kernels in folders; one that does not exist holds none.
+/// Lists the kernels in these folders; a folder that does not exist is empty.
 pub fn list(folders: &[(Origin, &Path)]) -> Result<Kernels, ListError> {
     let mut found = Kernels::default();
     for &(origin, folder) in folders {
@@ -200,7 +200,7 @@ pub fn list(folders: &[(Origin, &Path)]) -> Result<Kernels, ListError> {
     Ok(found)
 }
 
-/// `base-0123456789abcdef` or `base`.
+/// Whether a name has the form `base-0123456789abcdef` or `base`.
 fn is_kernel_name(name: &str) -> bool {
     let (flavour, hash) = name.split_once('-').unwrap_or((name, "0"));
     let hexadecimal = !hash.is_empty() && hash.bytes().all(|byte| byte.is_ascii_hexdigit());
@@ -266,7 +266,7 @@ fn read(folder: &Path, folder_name: &str, origin: Origin) -> Result<Kernel, Stri
 mod tests {
     use super::*;
 
-    /// A kernel of four bytes, with its meta.json.
+    /// Writes a kernel of four bytes and its meta.json.
     fn put(folder: &Path, name: &str) {
         let (flavour, hash) = name.split_once('-').unwrap_or((name, "5eed"));
         put_as(folder, name, &meta(flavour, hash), b"1234");

@@ -1,26 +1,26 @@
-//! The kernel options that Jiffy, and Docker inside a guest, need.
+//! Kernel options that Jiffy and Docker in a guest need.
 
 use Need::{Docker, Needed, Recommended};
 use serde::Serialize;
 
-/// How much a requirement matters.
+/// Importance of a requirement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Need {
     /// Guests do not boot without it.
     Needed,
-    /// Something users expect does not work without it.
+    /// A feature that users expect does not work without it.
     Recommended,
-    /// Docker inside the guest does not work, or not fully, without it.
+    /// Docker in the guest does not work fully without it.
     Docker,
 }
 
-/// One thing a kernel has to have.
+/// A requirement of a kernel.
 pub struct Requirement {
-    /// Options without `CONFIG_`; any one of them is enough.
+    /// Options without `CONFIG_`; one of them is enough.
     pub options: &'static [&'static str],
     pub need: Need,
-    /// What it is for, to be read after "for".
+    /// Its purpose, to follow the word "for".
     pub why: &'static str,
 }
 
@@ -29,7 +29,7 @@ const fn one(options: &'static [&'static str], need: Need, why: &'static str) ->
 }
 
 pub const REQUIREMENTS: &[Requirement] = &[
-    // To boot at all and reach jiffy-init.
+    // Needed to boot and to start jiffy-init.
     one(&["64BIT"], Needed, "64-bit guests, the only ones there are"),
     one(&["VIRTIO_MMIO"], Needed, "every virtio device"),
     one(
@@ -82,7 +82,7 @@ pub const REQUIREMENTS: &[Requirement] = &[
     one(&["FUTEX"], Needed, "threads"),
     one(&["MULTIUSER"], Needed, "`-u`: users other than root"),
     one(&["POSIX_TIMERS"], Needed, "timers"),
-    // Features that work less well without it.
+    // Features that are limited without the option.
     one(
         &["PVH"],
         Recommended,
@@ -180,7 +180,7 @@ pub const REQUIREMENTS: &[Requirement] = &[
         Recommended,
         "cheap address translation under nested paging",
     ),
-    // Docker's engine: moby's contrib/check-config.sh names the same options.
+    // For Docker; moby's contrib/check-config.sh has the same options.
     one(
         &["CGROUP_DEVICE", "CGROUP_BPF"],
         Docker,

@@ -1,4 +1,4 @@
-//! The script `kernel/build`, with a source of two files and a `make` that compiles
+//! Tests of the script `kernel/build`, with a source of two files and a `make` that compiles
 //! nothing.
 
 use std::fs;
@@ -34,14 +34,14 @@ const PATCH: &str = "\
 +all: patched
 ";
 
-/// A program that is being written can't be executed, and a child that another test
-/// has just forked has what that one writes: one test at a time.
+/// Runs one test at a time. A child that another test has just forked may have this test's script
+/// open for writing, and exec would fail with ETXTBSY.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A checkout, a source and programs in a folder.
+/// A folder with a checkout, a source and programs.
 struct Checkout {
     root: PathBuf,
 }
@@ -116,7 +116,7 @@ fn a_blank_in_the_checkouts_path_changes_nothing() {
         assert_eq!(hashes[0], hashes[1]);
         let output = blank.build(&[flavour], &cache);
         assert!(output.status.success(), "{}", said(&output));
-        // Another fragment, another kernel.
+        // Another fragment changes the hash.
         fs::write(blank.root.join("kernel/base.config"), "CONFIG_SMP=y\n").unwrap();
         let other = blank.build(&["--hash", flavour], &cache);
         assert_ne!(other.stdout, hashes[1]);

@@ -7,13 +7,13 @@ use std::io;
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::time::Duration;
 
-/// Connect timeout: a busy machine may be slow.
+/// Time limit for connecting; a busy machine may be slow.
 const CONNECT_TIME: Duration = Duration::from_secs(60);
 
 /// The agent's address and token.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AgentAddress {
-    /// On the host's loopback.
+    /// Address on the host's loopback.
     pub address: SocketAddr,
     /// The machine's token.
     pub token: String,
@@ -30,7 +30,7 @@ impl AgentAddress {
         Ok(Session { stream, receiver })
     }
 
-    /// Asks the machine to shut down; it has started to when this returns.
+    /// Asks the machine to shut down. Returns once it has begun.
     pub fn power_off(&self, grace: Duration) -> Result<(), MachineError> {
         let grace_ms = u32::try_from(grace.as_millis()).unwrap_or(u32::MAX);
         self.request(&Request::PowerOff { grace_ms })
@@ -53,8 +53,8 @@ impl AgentAddress {
     }
 }
 
-/// A request whose connection must outlive the call: closed from our side too
-/// early, its bytes might never arrive.
+/// Keeps a connection open after the call: if this side closed it too early, the request might be
+/// lost.
 fn drop_later(stream: TcpStream) {
     std::thread::spawn(move || {
         let _ = stream.set_read_timeout(Some(Duration::from_secs(30)));
@@ -63,7 +63,7 @@ fn drop_later(stream: TcpStream) {
     });
 }
 
-/// A program that runs in the machine. Dropped, it gets SIGHUP.
+/// A program that runs in the machine. It gets SIGHUP when this is dropped.
 #[derive(Debug)]
 pub struct Session {
     stream: TcpStream,
@@ -71,7 +71,7 @@ pub struct Session {
 }
 
 impl Session {
-    /// A second handle, to send from another thread.
+    /// A second handle, for sending from another thread.
     pub fn sender(&self) -> Result<Sender, MachineError> {
         self.stream
             .try_clone()
@@ -79,7 +79,7 @@ impl Session {
             .map_err(MachineError::Agent)
     }
 
-    /// The next message of the program; `None` once the connection is closed.
+    /// Waits for the next message of the program; `None` once the connection is closed.
     pub fn receive(&mut self) -> Result<Option<ExecOutput>, MachineError> {
         self.receiver.receive().map_err(MachineError::Agent)
     }

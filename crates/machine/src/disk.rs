@@ -1,4 +1,4 @@
-//! The machine's data disk: a sparse file with XFS in it.
+//! The machine's data disk: a sparse file with an XFS file system.
 
 use crate::error::MachineError;
 use crate::qemu::on_path;
@@ -25,7 +25,7 @@ pub fn ensure(path: &Path, size_gib: u32) -> Result<(), MachineError> {
     made
 }
 
-/// Where mkfs.xfs is.
+/// Finds mkfs.xfs.
 pub fn find_mkfs() -> Result<PathBuf, MachineError> {
     on_path("mkfs.xfs").ok_or(MachineError::NoMkfs)
 }

@@ -1,11 +1,10 @@
-//! What can go wrong with the machine, and what to do about it.
+//! Errors of the machine, with hints.
 
 use std::io;
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 
-/// An error of the machine: one sentence; [`hint`](MachineError::hint) says
-/// what to do.
+/// An error of the machine, as one sentence; [`hint`](MachineError::hint) says what to do.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MachineError {
@@ -20,7 +19,7 @@ pub enum MachineError {
     NoImage {
         /// `kernel` or `initramfs`.
         what: &'static str,
-        /// Where it should be.
+        /// Its expected path.
         path: PathBuf,
     },
     /// mkfs.xfs failed.
@@ -28,16 +27,16 @@ pub enum MachineError {
     Format {
         /// The disk.
         path: PathBuf,
-        /// What mkfs.xfs said.
+        /// mkfs.xfs's error message.
         message: String,
     },
-    /// QEMU refused to start.
+    /// QEMU did not start.
     #[error("QEMU did not start: {message}")]
     QemuRefused {
-        /// QEMU's last line.
+        /// The last line of its standard error.
         message: String,
     },
-    /// The machine ended before it was ready, or while it was needed.
+    /// The machine ended before it was ready, or while it was in use.
     #[error("the machine ended before it was ready{}", because(last_words))]
     Died {
         /// The last line of its console, if any.
@@ -45,26 +44,26 @@ pub enum MachineError {
         /// Its console log.
         console: PathBuf,
     },
-    /// A service in the machine did not come up.
+    /// A service in the machine did not start.
     #[error("a service in the machine did not start: {message}")]
     NotReady {
-        /// One sentence from the agent.
+        /// The agent's sentence.
         message: String,
         /// Its console log.
         console: PathBuf,
     },
-    /// It took too long.
+    /// The machine did not become ready in time.
     #[error("the machine was not ready after {seconds} s")]
     Slow {
-        /// How long we waited.
+        /// The time limit, seconds.
         seconds: u64,
         /// Its console log.
         console: PathBuf,
     },
-    /// No machine runs.
+    /// The machine does not run.
     #[error("the machine is not running")]
     NotRunning,
-    /// A port of the host can't lead to the machine.
+    /// A port of the host can't be forwarded to the machine.
     #[error(
         "the port {address}:{port} can't be had on this host: another program has it, or it is root's"
     )]
@@ -83,7 +82,7 @@ pub enum MachineError {
     /// The machine does not stop.
     #[error("the machine (process {pid}) does not stop")]
     WillNotStop {
-        /// QEMU's process.
+        /// QEMU's process id.
         pid: i32,
     },
     /// Another process uses the disk, and it is not the recorded QEMU.
@@ -104,26 +103,26 @@ pub enum MachineError {
     /// An option is out of range.
     #[error("{0}")]
     Options(String),
-    /// Its saved options can't be read.
+    /// The saved options can't be read.
     #[error("{} can't be read: {message}", path.display())]
     Saved {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         message: String,
     },
     /// QEMU's control socket failed.
     #[error("the machine's control socket failed: {0}")]
     Control(String),
-    /// The agent could not be reached or refused.
+    /// The agent can't be reached or refused a request.
     #[error("the machine's agent does not answer")]
     Agent(#[source] io::Error),
-    /// A file or folder.
+    /// A file or folder can't be used.
     #[error("{} can't be used", path.display())]
     File {
-        /// Which.
+        /// Its path.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: io::Error,
     },
@@ -138,7 +137,7 @@ fn because(last_words: &str) -> String {
 }
 
 impl MachineError {
-    /// What the user can do, if anything.
+    /// A hint for the user, if there is one.
     pub fn hint(&self) -> Option<String> {
         Some(match self {
             MachineError::NoQemu => "apt-get install qemu-system-x86".into(),

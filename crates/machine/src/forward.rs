@@ -1,5 +1,5 @@
-//! Forwards ports of this host to the machine, for the ports that its VMs publish. QEMU's user
-//! network does it; the list of ports is changed while QEMU runs.
+//! Forwards ports of the host to the machine, for the ports that its VMs publish. QEMU's user
+//! network forwards them; the list of ports changes while QEMU runs.
 
 use crate::error::MachineError;
 use crate::instance;
@@ -10,23 +10,23 @@ use serde_json::json;
 use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
 
-/// QEMU's name of the network (`-netdev user,id=net`).
+/// The network's name in QEMU (`-netdev user,id=net`).
 const NETDEV: &str = "net";
 
-/// A port of this host that leads to the same port of the machine.
+/// A port of the host that is forwarded to the same port of the machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Forward {
     /// True for UDP, false for TCP.
     pub udp: bool,
-    /// This host's address; an unspecified one is all.
+    /// Address of the host; the unspecified address means all.
     pub address: Ipv4Addr,
     /// The port.
     pub port: u16,
 }
 
 impl Forward {
-    /// The host's ports of `[ADDRESS:]HOST[-HOST]:GUEST[-GUEST][/PROTOCOL]`, by default TCP on
-    /// 127.0.0.1. None for an IPv6 address, which QEMU's user network does not forward.
+    /// The host's ports of `[ADDRESS:]HOST[-HOST]:GUEST[-GUEST][/PROTOCOL]`; by default TCP on
+    /// 127.0.0.1. Empty for an IPv6 address, which QEMU's user network does not forward.
     pub fn of_published(text: &str) -> Vec<Forward> {
         let parse = || {
             let (rest, protocol) = text.rsplit_once('/').unwrap_or((text, "tcp"));
@@ -54,8 +54,8 @@ impl Forward {
 }
 
 impl Machine {
-    /// Makes QEMU forward exactly these ports besides the machine's own. A port that this host
-    /// can't give is an error; the other ports are forwarded all the same.
+    /// Makes QEMU forward exactly these ports besides the machine's own. If a port is not available
+    /// on the host, the others are forwarded and an error is returned.
     pub fn forward(&self, wanted: &BTreeSet<Forward>) -> Result<(), MachineError> {
         let mut control = self.control()?;
         let there = forwards(&table(&mut control)?);
@@ -114,7 +114,7 @@ fn forwards(table: &str) -> BTreeSet<Forward> {
                 "UDP[HOST_FORWARD]" => true,
                 _ => return None,
             },
-            // `*` is all.
+            // `*` means all addresses.
             address: address.parse().unwrap_or(Ipv4Addr::UNSPECIFIED),
             port: host.parse().ok()?,
         };

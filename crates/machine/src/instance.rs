@@ -1,5 +1,5 @@
-//! One running QEMU: starts it, waits for readiness, ends it. The user's machine and the
-//! test harness's are instances.
+//! Starts one QEMU, waits for readiness and ends it. The user's machine and the test harness's are
+//! instances.
 
 use crate::client::AgentAddress;
 use crate::error::MachineError;
@@ -93,7 +93,7 @@ pub fn guest_config(role: Role) -> GuestConfig {
             TOKEN_PATH.into(),
         ];
         let mut node = service("jiffyd", argv.into(), Restart::Always);
-        // What the user calls localhost is outside.
+        // `localhost` in the user's requests means the host.
         node.command.env.push(format!("JIFFY_LOOPBACK={HOST}"));
         if qemu::authorities().is_some() {
             let file = format!("SSL_CERT_FILE={AUTHORITIES_PATH}");
@@ -130,12 +130,12 @@ fn service(name: &str, argv: Vec<String>, restart: Restart) -> Service {
     }
 }
 
-/// Does this host's processor have VMX (and not SVM)?
+/// Whether the host's processor is Intel's, with VMX instead of SVM.
 pub fn host_is_intel() -> bool {
     std::fs::read_to_string("/proc/cpuinfo").is_ok_and(|text| text.contains("GenuineIntel"))
 }
 
-/// Checks that all files for a start exist; returns QEMU's path.
+/// Checks that all files for a start exist; returns the path of QEMU.
 pub fn check(setup: &Setup) -> Result<PathBuf, MachineError> {
     let qemu = qemu::find()?;
     for (what, path) in [("kernel", &setup.kernel), ("initramfs", &setup.initramfs)] {
@@ -154,9 +154,9 @@ pub fn check(setup: &Setup) -> Result<PathBuf, MachineError> {
     Ok(qemu)
 }
 
-/// Starts QEMU with everything it reads written beforehand. With
-/// `setup.daemonize` QEMU outlives us and the result is `None`; otherwise it
-/// is our child and ends when the calling thread does.
+/// Writes everything that QEMU reads, then starts it. With `setup.daemonize` QEMU outlives this
+/// process and the result is `None`; otherwise QEMU is a child and ends when the calling thread
+/// does.
 pub fn launch(
     setup: &Setup,
     config: &GuestConfig,
@@ -171,7 +171,7 @@ pub fn launch(
         .map_err(|error| MachineError::file(&setup.config_file(), error.into()))?;
     write_private(&setup.config_file(), &json)?;
     write_private(&setup.token_file(), token.as_bytes())?;
-    // QEMU truncates it; here we learn whether we may write it.
+    // QEMU truncates the console; creating it here checks that it is writable.
     write_private(&setup.console, b"")?;
 
     let mut command = Command::new(qemu);
@@ -194,18 +194,18 @@ pub fn launch(
     Ok(Some(child))
 }
 
-/// Makes the program end with the thread that starts it (PR_SET_PDEATHSIG).
+/// Makes the child end with the thread that starts it (PR_SET_PDEATHSIG).
 #[allow(unsafe_code)]
 pub fn end_with_parent(command: &mut Command) {
     let parent = std::process::id();
     // SAFETY: between fork and exec only prctl and getppid are called; both
-    // are async-signal-safe and touch no memory of ours.
+    // are async-signal-safe and touch no memory of this process.
     unsafe {
         command.pre_exec(move || {
             if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) < 0 {
                 return Err(io::Error::last_os_error());
             }
-            // The parent may have ended before the call.
+            // The parent may have ended before the prctl.
             if libc::getppid() as u32 != parent {
                 return Err(io::Error::other("the parent has ended"));
             }
@@ -214,7 +214,7 @@ pub fn end_with_parent(command: &mut Command) {
     }
 }
 
-/// QEMU's own reason: its last line without its name.
+/// QEMU's error: the last line of its standard error without its name.
 fn qemus_words(stderr: &[u8]) -> String {
     let text = String::from_utf8_lossy(stderr);
     let line = text
@@ -226,7 +226,7 @@ fn qemus_words(stderr: &[u8]) -> String {
         .into()
 }
 
-/// Waits until the machine is ready; `progress` hears of each stage.
+/// Waits until the machine is ready; `progress` is called at each stage.
 pub fn wait_until_ready(
     setup: &Setup,
     mut child: Option<&mut Child>,
@@ -243,7 +243,7 @@ pub fn wait_until_ready(
             Ok(stream) => break stream,
             Err(_) if Instant::now() > deadline => return Err(slow()),
             Err(error) => {
-                // QEMU makes the socket in its first milliseconds.
+                // QEMU creates the socket within milliseconds; until then it may have failed.
                 if let Some(child) = child.as_deref_mut() {
                     if let Ok(Some(_)) = child.try_wait() {
                         let mut words = Vec::new();
@@ -304,7 +304,7 @@ fn died(console: &Path) -> MachineError {
     }
 }
 
-/// The last line on the console with text.
+/// The last line of the console that has text.
 pub fn last_words(console: &Path) -> String {
     let Ok(bytes) = std::fs::read(console) else {
         return String::new();
@@ -314,15 +314,15 @@ pub fn last_words(console: &Path) -> String {
     line.unwrap_or_default().trim().chars().take(200).collect()
 }
 
-/// The process that holds the lock QEMU keeps on its pid file, if it lives:
-/// unlike the number in the file, it can't be some other program by now.
+/// The process that locks QEMU's pid file, if there is one. Unlike the number in the file, it can't
+/// be another program that reuses the id.
 pub fn running_pid(pid_file: &Path) -> Option<Pid> {
     let pid = foreign_lock(pid_file)?.pid?;
-    // An open-file-description lock has the owner -1, which to kill(2) is everybody.
+    // An open-file-description lock has the owner -1, and kill(2) with -1 signals every process.
     (pid.as_raw_nonzero().get() > 1).then_some(pid)
 }
 
-/// Whether another process has a lock on a file: a QEMU on its disk has.
+/// Whether another process has a lock on a file, as QEMU has on its disk.
 pub fn is_locked(path: &Path) -> bool {
     foreign_lock(path).is_some()
 }
@@ -339,7 +339,7 @@ fn foreign_lock(path: &Path) -> Option<Flock> {
     rustix::process::fcntl_getlk(&file, &whole).ok()?
 }
 
-/// Ends QEMU at once and waits until it is gone.
+/// Kills QEMU and waits until it has ended.
 pub fn kill(pid_file: &Path) -> Result<(), MachineError> {
     let Some(pid) = running_pid(pid_file) else {
         return Ok(());
@@ -354,7 +354,7 @@ pub fn kill(pid_file: &Path) -> Result<(), MachineError> {
     }
 }
 
-/// Waits until QEMU has ended; false when it has not.
+/// Waits until QEMU has ended; false if it has not at the limit.
 pub fn wait_for_end(pid_file: &Path, limit: Duration) -> bool {
     let deadline = Instant::now() + limit;
     while running_pid(pid_file).is_some() {
@@ -366,7 +366,7 @@ pub fn wait_for_end(pid_file: &Path, limit: Duration) -> bool {
     true
 }
 
-/// The host's ports of API and agent.
+/// The host's ports for the API and the agent.
 pub fn forwarded(setup: &Setup) -> Result<(SocketAddr, SocketAddr), MachineError> {
     let mut control = Control::connect(&setup.control_socket())?;
     let api = control.forwarded_port(API_PORT)?;
@@ -375,7 +375,7 @@ pub fn forwarded(setup: &Setup) -> Result<(SocketAddr, SocketAddr), MachineError
     Ok((loopback(api), loopback(agent)))
 }
 
-/// The agent of a started instance.
+/// The agent's address in a running instance.
 pub fn agent(setup: &Setup, token: &str) -> Result<AgentAddress, MachineError> {
     let (_, address) = forwarded(setup)?;
     Ok(AgentAddress {
@@ -384,12 +384,12 @@ pub fn agent(setup: &Setup, token: &str) -> Result<AgentAddress, MachineError> {
     })
 }
 
-/// Is the accelerator one that emulates an AMD processor?
+/// Whether the accelerator is TCG, which emulates an AMD processor.
 pub fn is_software(accelerator: Accelerator) -> bool {
     accelerator != Accelerator::Kvm
 }
 
-/// Makes a folder only its owner can enter; refuses one of somebody else.
+/// Creates a folder that only its owner can enter; refuses one of another user.
 pub fn private_folder(path: &Path) -> Result<(), MachineError> {
     use std::os::unix::fs::MetadataExt;
     std::fs::DirBuilder::new()
@@ -423,7 +423,7 @@ fn write_private(path: &Path, contents: &[u8]) -> Result<(), MachineError> {
     write().map_err(|error| MachineError::file(path, error))
 }
 
-/// Removes a file, which may be gone already.
+/// Removes a file, if it exists.
 pub(crate) fn remove(path: &Path) -> Result<(), MachineError> {
     jiffy_sys::durable::remove(path).map_err(|error| MachineError::file(path, error))
 }

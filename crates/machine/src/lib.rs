@@ -2,10 +2,10 @@
 //!
 //! * [`machine`]: the user's machine: start, stop, status, remove.
 //! * [`options`]: its size, stored between starts.
-//! * [`error`]: what can go wrong, each with a hint.
+//! * [`error`]: errors, with hints.
 //! * [`instance`]: one running QEMU, the user's or a test's.
 //! * [`qemu`]: QEMU's command line; [`qmp`]: its control socket.
-//! * [`forward`]: ports of the host that lead to it.
+//! * [`forward`]: ports of the host that are forwarded to it.
 //! * [`disk`]: the data disk.
 //! * [`client`]: runs programs in the machine; [`shell`]: with a terminal.
 //! * [`protocol`]: messages of host and agent; [`agent`]: the machine's side.

@@ -17,73 +17,73 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
-/// How long a machine may take to be ready. Software emulation on a busy
-/// host is slow; a machine that fails says so at once.
+/// Time limit until a machine is ready. Software emulation on a busy host is slow; a machine that
+/// fails reports it at once.
 const START_LIMIT: Duration = Duration::from_secs(180);
 /// Least free disk space, bytes, to resume a machine that QEMU paused because the disk
 /// was full.
 const LEAST_SPACE: u64 = 1 << 20;
-/// How long programs in the machine have to end when it is stopped.
+/// How long programs in the machine may take to end when it is stopped.
 const STOP_GRACE: Duration = Duration::from_secs(5);
 /// How long QEMU may take to end after that.
 const STOP_LIMIT: Duration = Duration::from_secs(20);
 /// How long an ending QEMU may keep its disk open after its pid file is gone.
 const DISK_LIMIT: Duration = Duration::from_millis(300);
 
-/// Folders the machine uses.
+/// The folders of a machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Paths {
-    /// Jiffy's data folder; the machine lives in `machine/` there.
+    /// Jiffy's data folder; the machine's files are in `machine/`.
     pub data: PathBuf,
-    /// Jiffy's run folder; its sockets are in `machine/` there. A machine that runs
-    /// stays with the one it was started with.
+    /// Jiffy's run folder; the machine's sockets are in `machine/`. A running machine keeps the run
+    /// folder with which it was started.
     pub run: PathBuf,
     /// Jiffy's share folder, with `machine/vmlinux` and `machine/initramfs.cpio`.
     pub share: PathBuf,
 }
 
-/// How to reach the node in the machine.
+/// Address and token of the node in the machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Endpoint {
-    /// On the host's loopback.
+    /// Address on the host's loopback.
     pub address: SocketAddr,
-    /// `Authorization: Bearer` this.
+    /// Token for `Authorization: Bearer`.
     pub token: String,
 }
 
 /// A stage of the start, for a progress line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
-    /// The data disk is being made.
+    /// The data disk is being created.
     Disk,
     /// QEMU is being started.
     Qemu,
-    /// The machine's system runs; is there a `/dev/kvm` in it?
+    /// The machine's kernel runs.
     System {
-        /// Is there?
+        /// Whether there is a `/dev/kvm`.
         kvm: bool,
-        /// Since the start of QEMU.
+        /// Time since the start of QEMU.
         after: Duration,
     },
-    /// The node answers.
+    /// The node accepts connections.
     Ready {
-        /// Since the start of QEMU.
+        /// Time since the start of QEMU.
         after: Duration,
     },
 }
 
-/// What `jiffy machine status` shows.
+/// The output of `jiffy machine status`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Status {
     /// Its state.
     pub state: State,
-    /// QEMU's process.
+    /// QEMU's process id.
     pub pid: Option<i32>,
-    /// Its size, as it would be started next.
+    /// Its size at the next start.
     pub size: Size,
     /// Bytes the data disk occupies on the host; `None` without a disk.
     pub disk_used: Option<u64>,
-    /// Since it was started, seconds.
+    /// Time since its start, seconds.
     pub uptime_s: Option<u64>,
     /// The node's address on the host's loopback.
     pub address: Option<SocketAddr>,
@@ -97,13 +97,13 @@ pub enum State {
     Stopped,
     /// It runs.
     Running,
-    /// It runs and is not ready: another command starts it, or died doing so.
+    /// It runs but is not ready: another command is starting it, or died while doing so.
     Starting,
     /// QEMU has paused it because the host's disk is full.
     HostDiskFull,
 }
 
-/// Written once the machine is ready; removed when it ends.
+/// Saved once the machine is ready; removed when it ends.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Running {
@@ -128,7 +128,7 @@ impl Machine {
         Machine { paths }
     }
 
-    /// The running machine's node; `None` when it does not run or isn't ready.
+    /// The node of the running machine; `None` if the machine does not run or is not ready.
     pub fn endpoint(&self) -> Option<Endpoint> {
         let running = self.running()?;
         Some(Endpoint {
@@ -137,9 +137,8 @@ impl Machine {
         })
     }
 
-    /// Starts the machine, or finds it running. Of several callers at once,
-    /// one starts it and the others wait. New options are kept; they take
-    /// effect at the next start from rest.
+    /// Starts the machine, unless it runs. If several callers start it, one does and the others
+    /// wait. Options are saved; they apply from the next start.
     pub fn start(
         &self,
         options: Options,
@@ -223,7 +222,7 @@ impl Machine {
         let path = running_file(&setup.run);
         let bytes = serde_json::to_vec(&running)
             .map_err(|error| MachineError::file(&path, error.into()))?;
-        // Its folder is closed to others, and so is the token with it.
+        // The token is protected by the folder as well, which others can't enter.
         jiffy_sys::durable::replace(&path, &bytes)
             .and_then(|()| {
                 use std::os::unix::fs::PermissionsExt;
@@ -236,14 +235,13 @@ impl Machine {
         })
     }
 
-    /// Resumes a machine that QEMU paused because the disk was full, if there is space
-    /// now.
+    /// Resumes a machine that QEMU paused because the disk was full, if there is space now.
     fn go_on(&self, setup: &Setup) -> Result<(), MachineError> {
         let mut control = Control::connect(&setup.control_socket())?;
         if control.status()? != "io-error" {
             return Ok(());
         }
-        // It would be paused again at once.
+        // Without space QEMU would pause it again.
         let space = rustix::fs::statvfs(&self.paths.data);
         if space.is_ok_and(|space| space.f_bfree * space.f_frsize < LEAST_SPACE) {
             return Err(MachineError::HostDiskFull {
@@ -260,7 +258,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Shuts the machine down; true if it ran. VMs in it end too.
+    /// Shuts the machine and its VMs down; returns whether it ran.
     pub fn stop(&self) -> Result<bool, MachineError> {
         let _lock = self.lock()?;
         self.stop_locked()
@@ -330,8 +328,8 @@ impl Machine {
         })
     }
 
-    /// Stops the machine and removes its disk with all VMs and images in it,
-    /// and its options; true if there was anything.
+    /// Stops the machine and removes its options and its disk with all VMs and images. Returns
+    /// whether anything existed.
     pub fn remove(&self) -> Result<bool, MachineError> {
         let _lock = self.lock()?;
         let was = self.stop_locked()? | self.has_disk() | self.size_file().exists();
@@ -346,12 +344,12 @@ impl Machine {
         Ok(was)
     }
 
-    /// Whether it has been started before: then its disk is there.
+    /// Whether it has a data disk, which its first start creates.
     pub fn has_disk(&self) -> bool {
         self.disk_file().exists()
     }
 
-    /// Where programs can be run in the running machine.
+    /// The running machine's agent, which runs programs.
     pub fn agent(&self) -> Option<AgentAddress> {
         let running = self.running()?;
         Some(AgentAddress {
@@ -360,8 +358,7 @@ impl Machine {
         })
     }
 
-    /// Why a machine that was running does not answer, for an error while talking to its
-    /// node: `None` while it runs.
+    /// Why the machine does not answer, for an error in talking to its node; `None` if it runs.
     pub fn cause_of_death(&self) -> Option<MachineError> {
         let setup = self.setup(&Size::default_for_host());
         if instance::running_pid(&setup.pid_file()).is_some() {
@@ -390,7 +387,7 @@ impl Machine {
         (running.format == 1 && running.pid == pid).then_some(running)
     }
 
-    /// Of the machine that runs.
+    /// The setup of the running machine; its size does not matter.
     pub(crate) fn current_setup(&self) -> Setup {
         self.setup(&Size::default_for_host())
     }
@@ -418,7 +415,7 @@ impl Machine {
         }
     }
 
-    /// Held while the machine is started, stopped or removed.
+    /// A lock that is held while the machine is started, stopped or removed.
     fn lock(&self) -> Result<Locked, MachineError> {
         instance::private_folder(&self.data_folder())?;
         instance::private_folder(&self.own_run_folder())?;
@@ -432,7 +429,7 @@ impl Machine {
         self.paths.data.join("machine")
     }
 
-    /// Where a machine that we start has its sockets.
+    /// The folder for the sockets of a machine that this process starts.
     fn own_run_folder(&self) -> PathBuf {
         in_run(&self.paths.run)
     }
@@ -469,7 +466,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Which run folder the machine was started with.
+    /// The file with the run folder in which the machine was started.
     fn note_file(&self) -> PathBuf {
         self.data_folder().join("run")
     }
@@ -487,7 +484,7 @@ impl Machine {
     }
 }
 
-/// The machine's part of a run folder.
+/// The machine's folder in a run folder.
 fn in_run(run: &Path) -> PathBuf {
     run.join("machine")
 }

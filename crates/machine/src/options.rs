@@ -11,27 +11,27 @@ pub enum Accelerator {
     /// TCG.
     #[default]
     Tcg,
-    /// TCG with a clock that counts instructions (`-icount`), one nanosecond each. Results
-    /// repeat to a thousandth, whatever else the host does.
+    /// TCG with a clock that counts instructions (`-icount`), one nanosecond each. Measurements
+    /// repeat to a thousandth, whatever the host's load.
     TcgInstructionClock,
-    /// The host's own KVM, which must be a real one and allow nesting.
+    /// KVM of the host, which must be hardware-backed and allow nesting.
     Kvm,
 }
 
-/// The machine's size. `None` leaves what was set before, or the default.
+/// Options of a start. `None` keeps the saved value, or the default.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Options {
     /// RAM in MiB.
     pub memory_mib: Option<u32>,
     /// CPUs.
     pub cpus: Option<u8>,
-    /// Largest size of the data disk in GiB; a new disk only.
+    /// Largest size of a new data disk in GiB.
     pub disk_gib: Option<u32>,
-    /// What runs it.
+    /// QEMU's accelerator.
     pub accelerator: Option<Accelerator>,
 }
 
-/// The machine's size as it is saved.
+/// The machine's saved size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Size {
@@ -43,15 +43,15 @@ pub struct Size {
     pub cpus: u8,
     /// Largest size of the data disk in GiB.
     pub disk_gib: u32,
-    /// What runs it.
+    /// QEMU's accelerator.
     pub accelerator: Accelerator,
 }
 
 const FORMAT: u32 = 1;
 
 impl Size {
-    /// Half of the host's memory, at most 4 GiB; one CPU, since software
-    /// emulation uses one host thread whatever the number.
+    /// Half of the host's memory, at most 4 GiB. One CPU, because software emulation runs all CPUs
+    /// on one host thread.
     pub fn default_for_host() -> Size {
         let pages = rustix::system::sysinfo();
         let host_mib = (pages.totalram as u64 * u64::from(pages.mem_unit)) >> 20;
@@ -64,7 +64,7 @@ impl Size {
         }
     }
 
-    /// Reads the saved size; the default when there is none.
+    /// Reads the saved size; the default if there is none.
     pub fn load(path: &Path) -> Result<Size, MachineError> {
         let saved = |message: String| MachineError::Saved {
             path: path.into(),
@@ -89,14 +89,14 @@ impl Size {
         Ok(size)
     }
 
-    /// Saves it whole.
+    /// Saves it atomically.
     pub fn save(&self, path: &Path) -> Result<(), MachineError> {
         let bytes = serde_json::to_vec_pretty(self)
             .map_err(|error| MachineError::file(path, error.into()))?;
         jiffy_sys::durable::replace(path, &bytes).map_err(|error| MachineError::file(path, error))
     }
 
-    /// Takes over what `options` sets.
+    /// Applies `options`; an error if a value is out of range.
     pub fn with(mut self, options: Options) -> Result<Size, MachineError> {
         self.memory_mib = options.memory_mib.unwrap_or(self.memory_mib);
         self.cpus = options.cpus.unwrap_or(self.cpus);

@@ -1,12 +1,12 @@
 //! The protocol between the host and the agent in the machine.
 //!
-//! The agent listens on a TCP port that QEMU forwards from the host's
-//! loopback. A connection begins with one [`Hello`]; one [`Request`] follows.
-//! `Exec` goes on with [`ExecInput`] in and [`ExecOutput`] out, as everywhere
-//! in Jiffy; `PowerOff` is answered by the end of the connection.
+//! The agent listens on a TCP port that QEMU forwards from the host's loopback. A connection begins
+//! with a [`Hello`] and one [`Request`]. After `Exec` the host sends [`ExecInput`] and the agent
+//! sends [`ExecOutput`], as in Jiffy's other protocols; after `PowerOff` the agent closes the
+//! connection.
 //!
-//! Readiness goes the other way: the agent writes [`Ready`], one JSON object
-//! a line, to the virtio-serial port [`READY_PORT`].
+//! Readiness is reported in the other direction: the agent writes [`Ready`], one JSON object per
+//! line, to the virtio-serial port [`READY_PORT`].
 //!
 //! [`ExecInput`]: jiffy_wire::agent::ExecInput
 //! [`ExecOutput`]: jiffy_wire::agent::ExecOutput
@@ -16,9 +16,9 @@ use jiffy_wire::frame::{self, Decoder};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::io::{self, Read, Write};
 
-/// The newest version of this module's messages. A machine outlives the release that
-/// started it, so a [`Hello`] has the version in which its request came to be, and the
-/// agent serves all versions from [`OLDEST`] on.
+/// The newest version of the messages. A machine may outlive the release that started it, so a
+/// [`Hello`] has the version that introduced its request, and the agent serves all versions from
+/// [`OLDEST`] on.
 pub const VERSION: u32 = 1;
 /// The oldest version that is served.
 pub const OLDEST: u32 = 1;
@@ -26,44 +26,44 @@ pub const OLDEST: u32 = 1;
 pub const API_PORT: u16 = 7070;
 /// The agent's port in the machine.
 pub const AGENT_PORT: u16 = 7071;
-/// The fw_cfg file with the token.
+/// fw_cfg file with the token.
 pub const TOKEN_FW_CFG_NAME: &str = "opt/jiffy/token";
-/// The same file as Linux in the machine shows it.
+/// Path of that file in the machine.
 pub const TOKEN_PATH: &str = "/sys/firmware/qemu_fw_cfg/by_name/opt/jiffy/token/raw";
-/// The fw_cfg file with the certificates of authorities that the host trusts.
+/// fw_cfg file with the certificate authorities that the host trusts.
 pub const AUTHORITIES_FW_CFG_NAME: &str = "opt/jiffy/authorities";
-/// The same file as Linux in the machine shows it.
+/// Path of that file in the machine.
 pub const AUTHORITIES_PATH: &str = "/sys/firmware/qemu_fw_cfg/by_name/opt/jiffy/authorities/raw";
-/// The machine's address in QEMU's user network, to which the host's ports are
-/// forwarded. The machine listens on no other: not on those that VMs reach.
+/// The machine's address in QEMU's user network, to which the host's ports are forwarded. The
+/// machine listens on no other address, in particular not on those that VMs reach.
 pub const GUEST: &str = "10.0.2.15";
-/// What the host's loopback is in the machine (QEMU's user network).
+/// The host's loopback as seen from the machine (QEMU's user network).
 pub const HOST: &str = "10.0.2.2";
-/// The name server there.
+/// QEMU's name server.
 pub const NAME_SERVER: &str = "10.0.2.3";
-/// Name of the virtio-serial port on which readiness is pushed.
+/// Name of the virtio-serial port for readiness.
 pub const READY_PORT: &str = "jiffy.ready";
-/// Where the data disk is mounted.
+/// Mount point of the data disk.
 pub const DATA_MOUNT: &str = "/var/lib/jiffy";
 
 /// First message of a connection.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
-    /// The version in which the request came to be ([`Request::version`]).
+    /// The version that introduced the request ([`Request::version`]).
     pub version: u32,
     /// The machine's token.
     pub token: String,
 }
 
-/// What the host wants.
+/// A request of the host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Request {
     /// Run a program.
     Exec {
-        /// What.
+        /// The program.
         command: Command,
-        /// Keep its output until it has ended: nothing of the network then
-        /// disturbs a measurement.
+        /// Keep its output until it has ended, so that network traffic does not disturb a
+        /// measurement.
         keep_output: bool,
     },
     /// End all programs, sync, power off.
@@ -74,8 +74,7 @@ pub enum Request {
 }
 
 impl Request {
-    /// The version in which it came to be: an agent of that version or a later one
-    /// serves it.
+    /// The version that introduced the request: agents of that version and later serve it.
     pub fn version(&self) -> u32 {
         match self {
             Request::Exec { .. } | Request::PowerOff { .. } => 1,
@@ -89,14 +88,14 @@ impl Request {
 pub enum Ready {
     /// The agent takes requests.
     Agent {
-        /// Is there a `/dev/kvm`?
+        /// Whether there is a `/dev/kvm`.
         kvm: bool,
-        /// Since the kernel's start, milliseconds.
+        /// Time since the kernel's start, milliseconds.
         uptime_ms: u64,
     },
-    /// The services asked for answer too: the machine is ready.
+    /// The services accept connections too: the machine is ready.
     Services {
-        /// Since the kernel's start, milliseconds.
+        /// Time since the kernel's start, milliseconds.
         uptime_ms: u64,
     },
     /// A service did not start.
@@ -112,7 +111,7 @@ pub fn send<T: Serialize>(out: &mut impl Write, message: &T) -> io::Result<()> {
     out.write_all(&bytes)
 }
 
-/// Cuts a blocking stream into messages.
+/// Splits a blocking stream into messages.
 #[derive(Debug)]
 pub struct Receiver<R> {
     stream: R,
@@ -128,12 +127,12 @@ impl<R: Read> Receiver<R> {
         }
     }
 
-    /// The stream itself.
+    /// The underlying stream.
     pub fn stream(&self) -> &R {
         &self.stream
     }
 
-    /// The next message; `None` at an end between two messages.
+    /// Reads the next message; `None` if the stream ends between two messages.
     pub fn receive<T: DeserializeOwned>(&mut self) -> io::Result<Option<T>> {
         loop {
             match self.decoder.next() {
@@ -157,7 +156,7 @@ impl<R: Read> Receiver<R> {
 mod tests {
     use super::*;
 
-    /// A machine that release 0.1 started reads this. A change here is a new version.
+    /// Release 0.1's machines read this format. A change needs a new version.
     #[test]
     fn version_1_does_not_drift() {
         let power_off = Request::PowerOff { grace_ms: 5000 };

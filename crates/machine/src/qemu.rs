@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 /// QEMU's configuration.
 #[derive(Debug, Clone)]
 pub struct Setup {
-    /// ELF kernel with a PVH note.
+    /// An ELF kernel with a PVH note.
     pub kernel: PathBuf,
     /// Its initramfs.
     pub initramfs: PathBuf,
@@ -28,9 +28,9 @@ pub struct Setup {
     pub disk: Option<PathBuf>,
     /// Folder for sockets, pid, configuration and token.
     pub run: PathBuf,
-    /// Where its console is written.
+    /// File to which its console is written.
     pub console: PathBuf,
-    /// Daemonize: QEMU outlives this process.
+    /// Whether QEMU runs as a daemon, which outlives this process.
     pub daemonize: bool,
 }
 
@@ -40,22 +40,22 @@ impl Setup {
         self.run.join("qmp.sock")
     }
 
-    /// The host's end of the readiness port.
+    /// The host's side of the readiness port.
     pub fn ready_socket(&self) -> PathBuf {
         self.run.join("ready.sock")
     }
 
-    /// Locked by QEMU while it lives.
+    /// QEMU locks this file while it runs.
     pub fn pid_file(&self) -> PathBuf {
         self.run.join("pid")
     }
 
-    /// The guest configuration as QEMU reads it.
+    /// The guest configuration that QEMU reads.
     pub fn config_file(&self) -> PathBuf {
         self.run.join("config.json")
     }
 
-    /// The token as QEMU reads it.
+    /// The token that QEMU reads.
     pub fn token_file(&self) -> PathBuf {
         self.run.join("token")
     }
@@ -63,8 +63,8 @@ impl Setup {
     /// QEMU's arguments.
     pub fn arguments(&self) -> Vec<OsString> {
         let mut line = Line(Vec::new());
-        // microvm: no PCI, no option ROMs; the smallest machine with ACPI.
-        // Its timers are the CPU's own: the kernel is told their frequency.
+        // microvm has no PCI and no option ROMs; it is the smallest machine with ACPI. The only
+        // timers are the CPU's, so the kernel gets their frequency.
         line.add(["-machine", "microvm,rtc=on,pit=off,pic=off,usb=off"]);
         line.add(["-no-user-config", "-nodefaults", "-display", "none"]);
         line.add(["-name", "jiffy-machine", "-no-reboot"]);
@@ -91,9 +91,9 @@ impl Setup {
             "-device",
             &format!("virtserialport,chardev=ready,name={READY_PORT}"),
         ]);
-        // The machine's node and pager reach what the user reaches, for images come from
-        // registries, and so do VMs, as far as their rules let them. Two ports of the machine
-        // are reached from the host's loopback; those that VMs publish are added later.
+        // The machine's node and pager reach everything that the user reaches, because images come
+        // from registries; VMs do as well, within their rules. The host's loopback reaches two
+        // ports of the machine; the ports that VMs publish are added later.
         line.add([
             "-netdev",
             &format!(
@@ -128,13 +128,13 @@ impl Setup {
 
     /// The kernel's parameters.
     ///
-    /// * `tsc_early_khz`, `tsc=reliable`: there is no other timer to measure with.
-    /// * `mitigations=off`: nobody untrusted runs beside the guest kernels, and
-    ///   software emulation does not speculate.
-    /// * `noautogroup`: with it each session has the same share of a processor,
-    ///   whatever the priority of what runs in it, and VMMs are sessions.
-    /// * `initcall_blacklist`: self-tests and key rings whose only use would be
-    ///   to check module signatures; together a third of the boot.
+    /// * `tsc_early_khz`, `tsc=reliable`: there is no other timer to calibrate with.
+    /// * `mitigations=off`: no untrusted program runs beside the guest kernels, and software
+    ///   emulation does not speculate.
+    /// * `noautogroup`: autogroup would give each session the same share of a processor,
+    ///   regardless of priorities, and each VMM is a session.
+    /// * `initcall_blacklist`: self-tests and key rings that only the check of module signatures
+    ///   needs; together they take a third of the boot.
     pub fn command_line(&self) -> String {
         let mut line = String::from(
             "console=ttyS0 quiet panic=-1 mitigations=off cryptomgr.notests \
@@ -166,8 +166,8 @@ impl Line {
         self
     }
 
-    /// One argument: `prefix` and a path, its commas doubled where the
-    /// argument is a list of options.
+    /// Adds one argument: `prefix` and a path. In a list of options (with a prefix) commas are
+    /// doubled.
     fn path(&mut self, prefix: &str, path: &Path) -> &mut Line {
         let mut argument = OsString::from(prefix);
         if prefix.is_empty() {
@@ -181,10 +181,10 @@ impl Line {
 
     fn accelerator(&mut self, accelerator: Accelerator) {
         match accelerator {
-            // With one thread for each CPU, a kernel that patches its static
-            // branches races with the others' translated code.
-            // Without ERMS and FSRM the kernel copies by words: TCG charges
-            // `rep movsb` byte by byte. LA57 is a level of page table for nothing.
+            // With one thread per CPU a kernel that patches its static branches races with
+            // translated code of the other CPUs. Without ERMS and FSRM the kernel copies by words,
+            // because TCG runs `rep movsb` byte by byte. LA57 would add a useless level of page
+            // tables.
             Accelerator::Tcg => {
                 self.add(["-accel", "tcg,thread=single"]);
                 self.add(["-cpu", "max,-erms,-fsrm,-la57"]);
@@ -213,7 +213,7 @@ fn doubled_commas(text: &OsStr) -> OsString {
     OsString::from_vec(bytes)
 }
 
-/// The certificates of authorities that this host trusts, in one file.
+/// The file with the certificate authorities that the host trusts.
 pub fn authorities() -> Option<&'static Path> {
     const BUNDLES: [&str; 3] = [
         "/etc/ssl/certs/ca-certificates.crt",
@@ -223,12 +223,12 @@ pub fn authorities() -> Option<&'static Path> {
     BUNDLES.iter().map(Path::new).find(|path| path.is_file())
 }
 
-/// Where QEMU is.
+/// Finds QEMU.
 pub fn find() -> Result<PathBuf, MachineError> {
     on_path("qemu-system-x86_64").ok_or(MachineError::NoQemu)
 }
 
-/// A program on PATH, or where Debian keeps programs for root.
+/// Finds a program on PATH, or where Debian has programs for root.
 pub(crate) fn on_path(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path)
@@ -240,8 +240,8 @@ pub(crate) fn on_path(program: &str) -> Option<PathBuf> {
         })
 }
 
-/// The frequency of the host's time stamp counter in kHz, which is also that
-/// of an emulated CPU. Measured over 10 ms; good to a few parts in a million.
+/// Frequency of the host's time stamp counter, which an emulated CPU has as well, in kHz. Measured
+/// over 10 ms; accurate to a few parts in a million.
 #[allow(unsafe_code)]
 pub fn host_tsc_khz() -> u64 {
     // SAFETY: rdtsc exists on every x86-64 processor and only reads a counter.

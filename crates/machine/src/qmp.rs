@@ -14,7 +14,7 @@ pub struct Control {
 }
 
 impl Control {
-    /// Connects and agrees on capabilities.
+    /// Connects and negotiates capabilities.
     pub fn connect(path: &Path) -> Result<Control, MachineError> {
         let stream = UnixStream::connect(path).map_err(failed)?;
         stream
@@ -28,7 +28,7 @@ impl Control {
         Ok(control)
     }
 
-    /// Runs one command; its answer.
+    /// Runs one command and returns its result.
     pub fn execute(&mut self, command: &str, arguments: Value) -> Result<Value, MachineError> {
         let mut request = json!({ "execute": command });
         if !arguments.is_null() {
@@ -45,17 +45,17 @@ impl Control {
             if answer.get("return").is_some() {
                 return Ok(answer["return"].take());
             }
-            // Anything else is an event.
+            // Other messages are events.
         }
     }
 
-    /// QEMU's word for the machine's state: `running`, `io-error`, …
+    /// QEMU's name of the machine's state: `running`, `io-error`, …
     pub fn status(&mut self) -> Result<String, MachineError> {
         let answer = self.execute("query-status", Value::Null)?;
         Ok(answer["status"].as_str().unwrap_or("unknown").into())
     }
 
-    /// The host's port that is forwarded to `guest_port`.
+    /// The host's port that is forwarded to `guest_port` of the machine.
     pub fn forwarded_port(&mut self, guest_port: u16) -> Result<u16, MachineError> {
         let answer = self.execute(
             "human-monitor-command",
@@ -80,8 +80,8 @@ fn failed(error: std::io::Error) -> MachineError {
     MachineError::Control(error.to_string())
 }
 
-/// Reads `info usernet`: protocol, descriptor, source address and port,
-/// destination address and port.
+/// Parses `info usernet`: protocol, descriptor, source address and port, destination address and
+/// port.
 fn parse_forwarded_port(table: &str, guest_port: u16) -> Option<u16> {
     table.lines().find_map(|line| {
         let columns: Vec<_> = line.split_whitespace().collect();

@@ -7,8 +7,8 @@ use rustix::termios::{OptionalActions, Termios, isatty, tcgetattr, tcgetwinsize,
 use std::io::{self, Read, Write};
 use std::time::Duration;
 
-/// Runs `argv` (none: a shell) in the machine with our own stdin, stdout and
-/// stderr; the status a shell would show.
+/// Runs `argv` (if empty, a shell) in the machine with this process's stdin, stdout and stderr.
+/// Returns the exit status as a shell would show it.
 pub fn run(agent: &AgentAddress, argv: &[String]) -> Result<i32, MachineError> {
     let terminal = isatty(io::stdin()) && isatty(io::stdout());
     let argv = if argv.is_empty() {
@@ -80,8 +80,8 @@ fn pass_input(mut sender: Sender) {
     }
 }
 
-/// Polls the terminal's size five times a second: SIGWINCH belongs to the program that
-/// uses this library.
+/// Polls the terminal's size five times a second. SIGWINCH is left to the program that uses this
+/// library.
 fn follow_size(mut sender: Sender, mut size: WindowSize) {
     loop {
         std::thread::sleep(Duration::from_millis(200));
@@ -104,7 +104,7 @@ fn window_size() -> Option<WindowSize> {
     })
 }
 
-/// Raw mode of the terminal; restored when dropped.
+/// Raw mode of the terminal; dropping it restores the previous mode.
 struct RawMode(Termios);
 
 impl RawMode {

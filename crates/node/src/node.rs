@@ -20,6 +20,7 @@ use jiffy_content::snapshots::Snapshots;
 use jiffy_content::transfer::Transfers;
 use jiffy_content::volumes::Volumes;
 use jiffy_vmhost::clients::Cursor;
+use jiffy_vmhost::folders;
 use jiffy_vmhost::handle::{Command, View, VmHandle};
 use jiffy_vmhost::host::Host;
 use jiffy_vmhost::jails::Launcher;
@@ -130,6 +131,7 @@ impl Node {
         let digests = Arc::<Digests>::default();
         let (goldens, wishes, wanted) = Goldens::new(paths.golden(), config.standbys);
         let goldens = Arc::new(goldens);
+        let found = folders::find(&paths);
         let node = Node {
             images: Arc::new(Images::new(&paths, config.registry, config.policy)),
             transfers: Arc::new(Transfers::new(paths.pulls())),
@@ -145,7 +147,7 @@ impl Node {
                 spares: Arc::new(Spares::new(config.spares)),
                 clock: boot_id(),
                 start_timeout: config.start_timeout,
-                network: Network::open(&config.network, &paths),
+                network: Network::open(&config.network, &paths, &found),
                 room: Room::new(config.memory_limit, config.memory_wait),
                 goldens: Arc::clone(&goldens) as _,
                 paths,
@@ -157,7 +159,7 @@ impl Node {
             shutdown: Notify::new(),
         };
         node.sweep();
-        adopt::all(&node.host, &node.registry, &node.volumes).await;
+        adopt::all(&node.host, &node.registry, &node.volumes, found).await;
         // Without golden snapshots it is not needed before the first restore.
         let host = match node.goldens.are_there() {
             true => node.processor.host().await.ok(),
@@ -336,10 +338,7 @@ impl Node {
             running: running as u32,
             vms: all.len() as u32,
             standbys: self.goldens.standbys(),
-            network: Some(match self.host.network.why_not() {
-                Some(why) => format!("none: {why}"),
-                None => self.host.network.ranges().join(", "),
-            }),
+            containment: Some(self.launcher().containment()),
         }
     }
 

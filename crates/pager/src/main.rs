@@ -1,4 +1,4 @@
-//! `jiffy-pager`: serves page faults out of the store.
+//! `jiffy-pager`: fills VMs' memory and disks from images of the store.
 
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
@@ -14,10 +14,10 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
 
-/// A VM takes three descriptors.
+/// A VM needs three descriptors.
 const DESCRIPTORS: u64 = 1 << 16;
 
-/// Serves page faults out of the store.
+/// Fill VMs' memory and disks from images of the store
 #[derive(Debug, Parser)]
 #[command(name = "jiffy-pager", version)]
 struct Arguments {
@@ -27,58 +27,56 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Serve VMs until SIGTERM; which ones is said on the control socket.
+    /// Serve VMs and disks until SIGTERM; the control socket says which ones
     Serve(Serve),
-    /// Replay a recorded restore, without a VM, against strategies.
+    /// Replay a recorded restore with several strategies, without a VM
     Replay(Replay),
 }
 
 #[derive(Debug, clap::Args)]
 struct Replay {
-    /// What a restore touched, as the pager recorded it.
+    /// Recording of a restore, written by the pager
     recording: PathBuf,
-    /// The image it was recorded of, or one with the same contents.
+    /// Image that was restored, or one with the same contents
     #[arg(long)]
     image: PathBuf,
-    /// Where the strategies' files are written; the image's folder if not
-    /// given.
+    /// Folder for the strategies' files [default: the image's folder]
     #[arg(long, value_name = "FOLDER")]
     scratch: Option<PathBuf>,
-    /// Runs of each strategy; the one in the middle is reported.
+    /// Runs of each strategy; the median run is reported
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=1000))]
     repeat: u16,
-    /// Forget what is in memory of a strategy's file before each run.
+    /// Drop the files' page cache before each run
     #[arg(long)]
     cold: bool,
-    /// Only strategies whose names contain this, or one of several with commas
-    /// between them.
+    /// Run only strategies whose names contain this text, or one of several separated by commas
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
-    /// How to print.
+    /// Output format
     #[arg(long, value_enum, default_value_t = Format::Text)]
     format: Format,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Format {
-    /// A table.
+    /// A table
     Text,
-    /// One object.
+    /// One JSON object
     Json,
 }
 
 #[derive(Debug, clap::Args)]
 struct Serve {
-    /// Where to listen for requests.
+    /// Unix socket to listen on for requests
     #[arg(long, value_name = "SOCKET")]
     control: PathBuf,
-    /// An open descriptor that gets the line "ready" when requests are taken.
+    /// Inherited descriptor that gets the line "ready" once requests are accepted
     #[arg(long, value_name = "N")]
     ready_fd: Option<i32>,
-    /// Threads for all VMs; as many as processors if not given.
+    /// Number of threads for all VMs [default: one per processor]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     workers: Option<u16>,
-    /// KiB that are filled around a fault, a power of two.
+    /// KiB to fill around a fault, a power of two up to 2048; 0 for only its chunk [default: 0]
     #[arg(long, value_name = "KIB")]
     fault_around: Option<u32>,
 }

@@ -1,13 +1,13 @@
-//! Which image of an index.
+//! Chooses an image of an index.
 
 use crate::error::{Result, one_line};
 use crate::{Descriptor, Index, Platform, RegistryError};
 
 impl Platform {
-    /// The manifest for this platform. `what` is the index's name in errors.
+    /// Chooses the manifest for this platform. `what` is the index's name in errors.
     ///
-    /// Asked for without a variant, the most general is taken: none, else the first
-    /// generation, else the one that comes first in the index.
+    /// Without a variant the most general manifest is chosen: one without a variant, else the first
+    /// generation, else the first in the index.
     pub fn choose<'a>(&self, index: &'a Index, what: &str) -> Result<&'a Descriptor> {
         let fits = |entry: &&Descriptor| {
             entry.platform.as_ref().is_some_and(|platform| {
@@ -36,7 +36,7 @@ impl Platform {
         if let Some(chosen) = chosen {
             return Ok(chosen);
         }
-        // What was built for one platform is often listed without saying which.
+        // The single manifest of an index often has no platform.
         if let [only] = index.manifests.as_slice()
             && only.platform.is_none()
         {
@@ -50,11 +50,11 @@ impl Platform {
     }
 }
 
-/// The platforms of an index, for a sentence.
+/// The platforms of an index, for a message.
 fn available(index: &Index) -> String {
     let mut names: Vec<String> = Vec::new();
     for entry in &index.manifests {
-        // Attestations of BuildKit say unknown/unknown.
+        // BuildKit's attestations have the platform unknown/unknown.
         let name = match &entry.platform {
             Some(platform) if platform.os == "unknown" => continue,
             Some(platform) => one_line(&platform.to_string()),

@@ -38,7 +38,7 @@ impl Digest {
         hex
     }
 
-    /// `sha256:` and the first twelve digits: enough for a sentence.
+    /// `sha256:` and the first twelve digits, for messages.
     pub fn short(&self) -> String {
         format!("sha256:{}", &self.hex()[..12])
     }
@@ -49,17 +49,17 @@ impl Digest {
 pub struct Hasher(Sha256);
 
 impl Hasher {
-    /// A digest of no bytes yet.
+    /// A hasher without bytes.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Takes in the next bytes.
+    /// Adds the next bytes.
     pub fn update(&mut self, bytes: &[u8]) {
         self.0.update(bytes);
     }
 
-    /// The digest of all that came.
+    /// The digest of all bytes.
     pub fn finish(self) -> Digest {
         Digest(self.0.finalize().into())
     }

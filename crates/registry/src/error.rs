@@ -19,11 +19,11 @@ pub enum RegistryError {
     /// The connection failed or broke, after all retries.
     #[error("{what}: the connection to {host} failed")]
     Unreachable {
-        /// What was being done.
+        /// The operation.
         what: String,
-        /// The registry, or where it sent us.
+        /// The host: the registry, or one to which it redirected.
         host: String,
-        /// What the connection said.
+        /// The connection's error.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
@@ -31,11 +31,11 @@ pub enum RegistryError {
     /// TLS failed: the certificate is not trusted, or the server does not speak TLS.
     #[error("{what}: no secure connection to {host}")]
     Insecure {
-        /// What was being done.
+        /// The operation.
         what: String,
-        /// The registry, or where it sent us.
+        /// The host: the registry, or one to which it redirected.
         host: String,
-        /// What TLS said.
+        /// The TLS error.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
@@ -43,25 +43,25 @@ pub enum RegistryError {
     /// Missing or invalid credentials, or not enough rights.
     #[error("{what}: {host} refuses: {detail}")]
     Unauthorised {
-        /// What was being done.
+        /// The operation.
         what: String,
         /// The registry.
         host: String,
-        /// Its reason, or ours.
+        /// The registry's reason, or this client's.
         detail: String,
     },
 
     /// It does not exist in the registry.
     #[error("{what} is not in the registry")]
     NotFound {
-        /// What was asked for.
+        /// The manifest, blob or other object.
         what: String,
     },
 
     /// The registry answered with an error, after all retries.
     #[error("{what}: {host} answered {status}{detail}")]
     Refused {
-        /// What was being done.
+        /// The operation.
         what: String,
         /// The registry.
         host: String,
@@ -85,7 +85,7 @@ pub enum RegistryError {
     /// The answer violates the protocol.
     #[error("{what}: {reason}")]
     Protocol {
-        /// What was being done.
+        /// The operation.
         what: String,
         /// What is wrong with the answer.
         reason: String,
@@ -107,7 +107,7 @@ pub enum RegistryError {
         what: String,
         /// The platform that was asked for.
         wanted: String,
-        /// The platforms there are.
+        /// The platforms in the index.
         available: String,
     },
 
@@ -125,7 +125,7 @@ pub enum RegistryError {
     Unsigned {
         /// The manifest.
         what: String,
-        /// What was found instead.
+        /// The reason, such as other signatures.
         reason: String,
     },
 
@@ -140,11 +140,11 @@ pub enum RegistryError {
     /// A local file could not be read or written.
     #[error("can't {action} {path}", path = path.display())]
     File {
-        /// What was to be done: "write".
+        /// The action: "write".
         action: &'static str,
-        /// With which file.
+        /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
@@ -154,7 +154,7 @@ pub enum RegistryError {
     Sink {
         /// The blob.
         what: String,
-        /// What it said.
+        /// Its error.
         #[source]
         source: io::Error,
     },
@@ -162,7 +162,7 @@ pub enum RegistryError {
     /// Cancelled by [`Progress::cancelled`](crate::Progress::cancelled).
     #[error("{what} was given up")]
     Cancelled {
-        /// What was being done.
+        /// The operation.
         what: String,
     },
 }

@@ -59,7 +59,7 @@ impl BlobFolder {
         &self.root
     }
 
-    /// Where a blob is or would be.
+    /// Path of a blob, whether it is present or not.
     pub fn path(&self, digest: &Digest) -> PathBuf {
         self.blobs().join(digest.hex())
     }

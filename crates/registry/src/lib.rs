@@ -3,8 +3,8 @@
 //! * [`mod@reference`]: names of images, `HOST[:PORT]/REPO[:TAG][@DIGEST]`.
 //! * [`digest`]: SHA-256, the name of every blob.
 //! * [`manifest`]: image manifests, and indexes of platforms.
-//! * [`platform`]: what an image runs on; `choice`: which image of an index.
-//! * [`credentials`]: a user's own, Docker's file, its helpers.
+//! * [`platform`]: platforms of images; `choice`: chooses an image of an index.
+//! * [`credentials`]: a given user, Docker's file, credential helpers.
 //! * [`client`]: [`Client`], which implements the distribution protocol.
 //! * [`folder`]: [`BlobFolder`], blobs on disk, each fetched once.
 //! * [`artifact`]: Jiffy's own files as an artifact, whole or read in ranges

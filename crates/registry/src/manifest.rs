@@ -1,28 +1,28 @@
-//! What an image consists of: manifests and indexes.
+//! Manifests and indexes.
 //!
-//! OCI image specification 1.1, and Docker's schema 2, which differs in media types
-//! only. Unknown fields are left alone, as the specification wants it.
+//! OCI image specification 1.1, and Docker's schema 2, which differs only in its media types.
+//! Unknown fields are ignored, as the specification requires.
 
 use crate::error::{Result, one_line};
 use crate::{Digest, Platform, RegistryError};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// The names of formats.
+/// Media types.
 pub mod media_type {
     /// An image or artifact.
     pub const OCI_MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
-    /// Manifests by platform.
+    /// An index: manifests by platform.
     pub const OCI_INDEX: &str = "application/vnd.oci.image.index.v1+json";
     /// An image's configuration.
     pub const OCI_CONFIG: &str = "application/vnd.oci.image.config.v1+json";
-    /// A configuration that says nothing: `{}`.
+    /// An empty configuration: `{}`.
     pub const OCI_EMPTY: &str = "application/vnd.oci.empty.v1+json";
     /// A layer: a tar.
     pub const OCI_LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
-    /// A layer: a tar in gzip.
+    /// A layer: a tar compressed with gzip.
     pub const OCI_LAYER_GZIP: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
-    /// A layer: a tar in zstd.
+    /// A layer: a tar compressed with zstd.
     pub const OCI_LAYER_ZSTD: &str = "application/vnd.oci.image.layer.v1.tar+zstd";
     /// Docker's manifest.
     pub const DOCKER_MANIFEST: &str = "application/vnd.docker.distribution.manifest.v2+json";
@@ -30,42 +30,42 @@ pub mod media_type {
     pub const DOCKER_INDEX: &str = "application/vnd.docker.distribution.manifest.list.v2+json";
     /// Docker's configuration.
     pub const DOCKER_CONFIG: &str = "application/vnd.docker.container.image.v1+json";
-    /// Docker's layer: a tar in gzip.
+    /// Docker's layer: a tar compressed with gzip.
     pub const DOCKER_LAYER_GZIP: &str = "application/vnd.docker.image.rootfs.diff.tar.gzip";
-    /// Docker's first format, signed or not. Refused.
+    /// Docker's schema 1, signed and unsigned. Not supported.
     pub const DOCKER_SCHEMA_1: &[&str] = &[
         "application/vnd.docker.distribution.manifest.v1+json",
         "application/vnd.docker.distribution.manifest.v1+prettyjws",
     ];
 }
 
-/// A blob or manifest by digest: what it is and how long.
+/// Type, digest and size of a blob or manifest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Descriptor {
-    /// The format of its bytes.
+    /// Media type of the bytes.
     pub media_type: String,
-    /// Its name and proof.
+    /// SHA-256, which identifies and verifies the bytes.
     pub digest: Digest,
-    /// Bytes.
+    /// Size, bytes.
     pub size: u64,
-    /// What else is known of it.
+    /// Annotations.
     #[serde(
         default,
         deserialize_with = "or_default",
         skip_serializing_if = "BTreeMap::is_empty"
     )]
     pub annotations: BTreeMap<String, String>,
-    /// In an index: for which platform.
+    /// In an index: the platform of the image.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub platform: Option<Platform>,
-    /// In an index: which kind of artifact.
+    /// In an index: the artifact type.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub artifact_type: Option<String>,
 }
 
 impl Descriptor {
-    /// Describes these bytes.
+    /// The descriptor of these bytes.
     pub fn of(media_type: &str, bytes: &[u8]) -> Self {
         Self::new(media_type, Digest::of(bytes), bytes.len() as u64)
     }
@@ -92,7 +92,7 @@ pub struct ImageManifest {
     /// The manifest's own media type.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub media_type: Option<String>,
-    /// Which kind of artifact, if it is not an image of a container.
+    /// The artifact type, if it is not a container image.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub artifact_type: Option<String>,
     /// The configuration blob.
@@ -100,7 +100,7 @@ pub struct ImageManifest {
     /// The layers, the lowest first.
     #[serde(default, deserialize_with = "or_default")]
     pub layers: Vec<Descriptor>,
-    /// What else is known of it.
+    /// Annotations.
     #[serde(
         default,
         deserialize_with = "or_default",
@@ -121,7 +121,7 @@ pub struct Index {
     /// The manifests.
     #[serde(default, deserialize_with = "or_default")]
     pub manifests: Vec<Descriptor>,
-    /// What else is known of it.
+    /// Annotations.
     #[serde(
         default,
         deserialize_with = "or_default",
@@ -131,7 +131,7 @@ pub struct Index {
 }
 
 /// A manifest or an index.
-// There is one at a time: its size does not matter.
+// Only one exists at a time, so its size does not matter.
 #[allow(clippy::large_enum_variant)]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Content {
@@ -141,7 +141,7 @@ pub enum Content {
     Index(Index),
 }
 
-/// Reads a manifest or index of the given media type. `what` is its name in errors.
+/// Parses a manifest or index of the given media type. `what` is its name in errors.
 pub fn parse(bytes: &[u8], media_type: &str, what: &str) -> Result<Content> {
     if media_type::DOCKER_SCHEMA_1.contains(&media_type) {
         return Err(schema_1(what));
@@ -157,8 +157,8 @@ pub fn parse(bytes: &[u8], media_type: &str, what: &str) -> Result<Content> {
             ),
         });
     }
-    // A manifest that is an index too, or says another type than the registry, means
-    // different things to different readers: CVE-2021-41190.
+    // A manifest that is an index as well, or whose own media type differs from the registry's, is
+    // read differently by different clients: CVE-2021-41190.
     let shape: Shape = from_json(bytes, what)?;
     if shape.schema_version == Some(1) {
         return Err(schema_1(what));
@@ -184,8 +184,8 @@ pub fn parse(bytes: &[u8], media_type: &str, what: &str) -> Result<Content> {
     }
 }
 
-/// The media type a manifest without one in its HTTP header has: its own, or by what
-/// it consists of.
+/// The media type of a manifest whose HTTP header has none: its own field, or a guess from its
+/// fields.
 pub(crate) fn guess_media_type(bytes: &[u8]) -> Option<String> {
     let shape: Shape = serde_json::from_slice(bytes).ok()?;
     if shape.media_type.is_some() {
@@ -216,7 +216,7 @@ fn from_json<T: serde::de::DeserializeOwned>(bytes: &[u8], what: &str) -> Result
         .map_err(|error| RegistryError::damaged(what, format!("it is not a manifest: {error}")))
 }
 
-/// `null`, which Go writes for what is empty, as the empty value.
+/// Reads `null`, which Go writes for empty lists and maps, as the empty value.
 fn or_default<'de, D, T>(deserializer: D) -> std::result::Result<T, D::Error>
 where
     D: serde::Deserializer<'de>,

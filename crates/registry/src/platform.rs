@@ -1,24 +1,24 @@
-//! What an image runs on.
+//! The platform of an image.
 
 use crate::error::one_line;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
-/// What an image runs on: `linux/amd64`, `linux/arm/v7`.
+/// The platform of an image: `linux/amd64`, `linux/arm/v7`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Platform {
-    /// Go's name of the operating system.
+    /// Operating system, by Go's name.
     pub os: String,
-    /// Go's name of the processor.
+    /// Processor architecture, by Go's name.
     pub architecture: String,
-    /// A generation of it.
+    /// Variant of the architecture.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub variant: Option<String>,
 }
 
 impl Default for Platform {
-    /// `linux/amd64`, what Jiffy's VMs are.
+    /// `linux/amd64`, the platform of VMs.
     fn default() -> Self {
         Self {
             os: "linux".to_owned(),

@@ -1,5 +1,5 @@
-//! A real registry for tests: Debian's `docker-registry` on loopback. For fuzzing: what is
-//! read in manifests and signatures, without one.
+//! A real registry for tests: Debian's `docker-registry` on loopback. For fuzzing: parsers of
+//! manifests and signatures.
 
 pub use crate::client::testing::{challenges, headers, refusal, token};
 use crate::manifest::{Content, media_type};
@@ -10,25 +10,24 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::LazyLock;
 
-/// The user of a registry that wants one.
+/// User of a registry with a password.
 pub const USER: &str = "ali";
-/// Their password.
+/// That user's password.
 pub const PASSWORD: &str = "open sesame";
 
-/// `USER` and `PASSWORD` for `htpasswd`, by bcrypt.
+/// `USER` and `PASSWORD` in a `htpasswd` file (bcrypt).
 const HTPASSWD: &str = "ali:$2b$04$reFGhRMx7L5CuprUbHKQGeF908A/gs2hE8rKVVAWXFh0tnNROhIcW\n";
 
-/// What kind of registry.
+/// Options of a registry.
 #[derive(Clone, Debug, Default)]
 pub struct RegistryOptions {
-    /// Wants [`USER`] and [`PASSWORD`].
+    /// It requires [`USER`] and [`PASSWORD`].
     pub password: bool,
-    /// Speaks TLS, with a certificate that is its own authority:
-    /// [`LocalRegistry::certificate`].
+    /// It uses TLS with a self-signed certificate, [`LocalRegistry::certificate`].
     pub tls: bool,
 }
 
-/// A running registry, empty at first. Ends with this.
+/// A running registry, empty at first. Stops when it is dropped.
 #[derive(Debug)]
 pub struct LocalRegistry {
     child: Child,
@@ -37,8 +36,8 @@ pub struct LocalRegistry {
 }
 
 impl LocalRegistry {
-    /// Starts one on a free port of `127.0.0.1`. The error is a sentence when
-    /// `docker-registry` is not installed.
+    /// Starts a registry on a free port of `127.0.0.1`. The error says so if `docker-registry` is
+    /// not installed.
     pub fn start(options: &RegistryOptions) -> io::Result<Self> {
         let folder = tempfile::tempdir()?;
         let config = folder.path().join("config.yml");
@@ -68,7 +67,7 @@ impl LocalRegistry {
             }
             seen.push_str(&line);
         };
-        // Its pipe must be emptied for as long as it writes.
+        // The pipe must be drained, or the registry would block on its log.
         std::thread::spawn(move || {
             let lines: Vec<String> = lines.map_while(Result::ok).collect();
             let _ = fs::write(log, lines.join("\n"));
@@ -85,18 +84,17 @@ impl LocalRegistry {
         &self.host
     }
 
-    /// The file of the certificate, if it speaks TLS.
+    /// The certificate's file, if the registry uses TLS.
     pub fn certificate(&self) -> PathBuf {
         self.folder.path().join("certificate.pem")
     }
 
-    /// The folder of what it holds; `docker/registry/v2/blobs` has the blobs.
+    /// The folder of its contents; blobs are in `docker/registry/v2/blobs`.
     pub fn storage(&self) -> PathBuf {
         self.folder.path().join("storage")
     }
 
-    /// Removes blobs that no manifest names, as an administrator does, and says what it
-    /// printed.
+    /// Removes blobs that no manifest refers to, as an administrator would. Returns the output.
     pub fn collect_garbage(&self) -> io::Result<String> {
         let output = Command::new("docker-registry")
             .arg("garbage-collect")
@@ -117,7 +115,7 @@ impl Drop for LocalRegistry {
     }
 }
 
-/// What to say when a program that tests need is not there.
+/// The message for a missing program that tests need.
 pub fn missing(program: &str, error: &io::Error) -> String {
     format!("{program} can't be started ({error}); scripts/setup installs what tests need")
 }
@@ -180,7 +178,7 @@ fn make_certificate(folder: &Path) -> io::Result<()> {
     Err(io::Error::other(said))
 }
 
-/// The address in a line of the registry's log that says where it listens.
+/// The address in the log line that says where the registry listens.
 fn listening_on(line: &str) -> Option<String> {
     let rest = line.split_once("listening on ")?.1;
     let end = rest
@@ -192,11 +190,11 @@ fn listening_on(line: &str) -> Option<String> {
 static CLIENT: LazyLock<Client> =
     LazyLock::new(|| Client::new(ClientOptions::default()).expect("a client"));
 
-/// Reads a manifest, its packs if it is an artifact's, and what it has for a platform.
+/// Parses a manifest, its packs if it is an artifact's, and chooses a platform of an index.
 ///
 /// # Panics
 ///
-/// If what is read is not what was written.
+/// If a manifest that is written and parsed again differs.
 pub fn manifest(bytes: &[u8]) {
     let Some(kind) = crate::manifest::guess_media_type(bytes) else {
         return;
@@ -229,7 +227,7 @@ pub fn manifest(bytes: &[u8]) {
     }
 }
 
-/// Reads what a signature signs, and bundles.
+/// Parses a signed document and a bundle.
 pub fn signed(document: &[u8]) -> bool {
     crate::signature::judge_any(document);
     crate::signature::names(document, &Digest::of(b"abc"))

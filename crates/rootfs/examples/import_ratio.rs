@@ -1,14 +1,12 @@
-//! What importing an image costs, against doing it by hand with
-//! `umoci unpack` and `mkfs.erofs`.
+//! Compares the cost of an import with that of `umoci unpack` and `mkfs.erofs`.
 //!
 //! ```text
 //! import_ratio [--mib 200] [--rounds 5] [--json]
 //! ```
 //!
-//! An image of three gzip layers with so many MiB of files is made by umoci,
-//! the same each time. Then both are run in turn, each as a process of its
-//! own, and the medians are compared. Ours includes syncing the image to disk;
-//! by hand nothing is synced.
+//! umoci makes an image of three gzip layers with that many MiB of files, the same image in each
+//! run. Both ways then run in turn, each as a process of its own, and the medians are compared.
+//! Jiffy's import syncs the image to disk; the other way syncs nothing.
 
 use jiffy_rootfs::{Choice, Limits, Source, import};
 use std::fs;
@@ -44,7 +42,7 @@ fn main() -> Result<()> {
         ours.push(run_ours(scratch.path())?);
     }
     if arguments.iter().any(|argument| argument == "--json") {
-        // Of each round by itself: what slows the host slows both.
+        // One ratio per round: load on the host slows both runs of a round.
         let ratios = |of: fn(&Cost) -> Duration| {
             let pairs = ours.iter().zip(&by_hand);
             let ratio = |(ours, by_hand): (&Cost, &Cost)| {
@@ -158,7 +156,7 @@ fn measured(work: impl FnOnce() -> Result<()>) -> Result<Cost> {
     })
 }
 
-/// CPU time of all children that ended (`proc(5)`, `/proc/pid/stat`).
+/// CPU time of all children that have exited (`proc(5)`, `/proc/pid/stat`).
 fn children_cpu() -> Result<Duration> {
     let stat = fs::read_to_string("/proc/self/stat")?;
     let after_name = stat
@@ -185,7 +183,7 @@ fn make_image(scratch: &Path, mib: u64) -> Result<()> {
         let mut count = 0;
         while left > 0 {
             let size = random.file_size().min(left);
-            // The last layer replaces files of the first.
+            // Half of the last layer's files replace files of the first layer.
             let of = if layer == 2 && count % 2 == 0 {
                 0
             } else {
@@ -217,13 +215,13 @@ impl Random {
         self.0
     }
 
-    /// As in a distribution: most files are small, most bytes are in large ones.
+    /// A distribution's sizes: most files are small, most bytes are in large files.
     fn file_size(&mut self) -> u64 {
         let magnitude = 7 + self.next() % 15;
         self.next() % (1 << magnitude)
     }
 
-    /// Compresses to about two fifths, as programs do.
+    /// Contents that compress to about two fifths, as programs do.
     fn contents(&mut self, size: u64) -> Vec<u8> {
         let mut out = Vec::with_capacity(size as usize + 64);
         while (out.len() as u64) < size {

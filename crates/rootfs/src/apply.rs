@@ -6,35 +6,34 @@ use crate::layer::LayerStream;
 use crate::tree::{Attributes, Content, Input, Kind, NameError, Piece, Tree};
 use crate::xattrs::{MAX_XATTR_NAME, MAX_XATTRS, is_storable};
 
-/// How a layer says that something of a lower layer is gone.
+/// How a layer marks names of lower layers as removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Whiteouts {
-    /// It doesn't: there is no lower layer.
+    /// Not at all: there is no lower layer.
     None,
     /// `.wh.NAME` and `.wh..wh..opq` (OCI image-spec `layer.md`).
     Oci,
-    /// Those, or as in the upper folder of an overlay: character devices 0/0
-    /// and the attribute `trusted.overlay.opaque` (Linux
-    /// `Documentation/filesystems/overlayfs.rst`).
+    /// The OCI form, or the form of an overlay's upper folder: character devices 0/0 and the
+    /// attribute `trusted.overlay.opaque` (Linux `Documentation/filesystems/overlayfs.rst`).
     OciOrOverlay,
 }
 
 const WHITEOUT: &[u8] = b".wh.";
-/// Names of aufs's own, not part of any layer; but for the opaque mark.
+/// Prefix of the names that aufs keeps for itself. They belong to no layer, except [`OPAQUE`].
 const AUFS: &[u8] = b".wh..wh.";
 const OPAQUE: &[u8] = b".wh..wh..opq";
 
-/// What was met in all layers.
+/// Totals over all layers.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
-    /// Entries, whiteouts among them.
+    /// Entries read, whiteouts included.
     pub entries: u64,
-    /// Attributes of kinds that an image can't hold.
+    /// Extended attributes left out, because an image can't hold their kind.
     pub dropped: u64,
 }
 
-/// Applies all entries of a layer's tar. `input` is the number of the file
-/// that contents will be read from.
+/// Applies all entries of a layer's tar to the tree. `input` is the number of the file from which
+/// contents are read later ([`Input::File`]).
 pub(crate) fn apply(
     tree: &mut Tree,
     stream: &mut LayerStream<'_>,
@@ -120,7 +119,7 @@ impl Layer<'_> {
         Ok(())
     }
 
-    /// Whether the name is a whiteout and no more.
+    /// Applies an OCI whiteout or opaque mark. Returns false if the name is neither.
     fn oci_whiteout(&mut self, path: &[u8]) -> Result<bool, Refused> {
         let trimmed = path.strip_suffix(b"/").unwrap_or(path);
         let cut = trimmed.iter().rposition(|byte| *byte == b'/');
@@ -142,8 +141,8 @@ impl Layer<'_> {
         Ok(true)
     }
 
-    /// Takes overlayfs's own attributes out: in the image they would mean
-    /// something to the overlay that the image is a layer of.
+    /// Removes overlayfs's own attributes from the entry and returns their meaning. In the image
+    /// they would act on any overlay that uses the image as a lower layer.
     fn overlay_attributes(&mut self, entry: &mut Entry) -> Result<Overlay, Refused> {
         let mut overlay = Overlay::default();
         let mut moved = false;
@@ -221,7 +220,7 @@ impl Layer<'_> {
     }
 }
 
-/// What overlayfs's attributes say of an entry.
+/// Meaning of an entry's overlayfs attributes.
 #[derive(Default)]
 struct Overlay {
     opaque: bool,

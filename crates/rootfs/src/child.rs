@@ -1,5 +1,4 @@
-//! Child images: a parent's bytes where they were, and behind them what is
-//! new.
+//! Child images: the parent's bytes at their offsets, and new bytes appended.
 
 use crate::apply::Whiteouts;
 use crate::config::ImageConfig;
@@ -15,33 +14,29 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Bytes compared at a time, and the unit in which a changed file shares its
-/// bytes with the parent's.
+/// Unit in which a changed file is compared and shares bytes with the parent's file.
 const BLOCK: u64 = crate::erofs::BLOCK_SIZE;
 const STRIDE: u64 = 64 * BLOCK;
 
 /// A child image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Child {
-    /// The image as such (its `config` is empty).
+    /// The image (its `config` is empty).
     pub image: Imported,
-    /// Whether it was made anew: because over half of it would have been
-    /// garbage, or because the parent has no shape to append to. It then
-    /// shares no bytes with the parent.
+    /// Whether the image was written from scratch, because over half of it would have been garbage
+    /// or because nothing can be appended to the parent. It then shares no bytes with the parent.
     pub rebuilt: bool,
-    /// Bytes at its beginning that are the parent's, but for the first block.
+    /// Bytes at its beginning that equal the parent's, except for the first block.
     pub shared: u64,
-    /// Bytes in it that nothing refers to any more.
+    /// Bytes that nothing in the image refers to any more.
     pub garbage: u64,
 }
 
-/// Writes the image `parent` with `changes` (a layer: OCI or overlayfs
-/// whiteouts) applied to `out`: the parent's bytes where they were, but for
-/// the first block, and behind them what is new. Where the file system can,
-/// the parent's bytes are shared, not copied.
+/// Applies `changes` (a layer with OCI or overlayfs whiteouts) to the image `parent` and writes the
+/// result to `out`: the parent's bytes at their offsets, except for the first block, then the new
+/// bytes. The parent's bytes are shared by reference where the file system can, else copied.
 ///
-/// When over half of the image would be garbage of its ancestors, it is made
-/// anew instead.
+/// The image is written from scratch if over half of it would be garbage of its ancestors.
 pub fn child(
     parent: &Path,
     changes: Source,
@@ -58,10 +53,10 @@ pub fn child(
     Ok(made)
 }
 
-/// The same with a parent that is not all here: only what is new is written,
-/// and the first block; the rest of the parent's place in `out` is a hole.
-/// Nothing but the parent's names and attributes is read, and files that are
-/// there anew. The digest is empty, unless the image was made anew.
+/// [`child`] for a parent that is only partly local. Writes the first block and the new bytes; the
+/// rest of the parent's range in `out` is a hole. Of the parent only names and attributes are read,
+/// and the contents of files that `changes` replaces. The digest is empty unless the image was
+/// written from scratch.
 pub fn child_over(
     parent: Arc<dyn ReadAt>,
     changes: Source,
@@ -104,8 +99,8 @@ fn append(
     let mut grown = None;
     if let Some(place) = image.as_parent() {
         share(&mut tree, &inputs)?;
-        // What can't be appended, for the root's attributes or the limit of
-        // the size, may fit when it is made anew.
+        // If the child can't be appended (the root's attributes are too large, or the image grows
+        // over its limit), it may still fit when it is written from scratch.
         if let Ok(plan) = Plan::new(&tree, Some(place), limits.image_bytes) {
             let garbage = u64::from(plan.garbage(place)) * BLOCK;
             if garbage * 2 <= plan.size() {
@@ -144,8 +139,8 @@ fn digest_of(path: &Path) -> io::Result<String> {
     Ok(hasher.finalize().to_hex().to_string())
 }
 
-/// Writes an image of ours anew, without what its ancestors left in it: the
-/// same bytes as an import of the same tree.
+/// Writes an image of Jiffy's from scratch, without the garbage of its ancestors. The result is the
+/// same as an import of the same tree.
 pub fn rebuild(
     image: &Path,
     out: &Path,
@@ -181,8 +176,8 @@ fn read_tree(image: &Readable, path: &Path, limits: &Limits) -> Result<Tree, Imp
         })
 }
 
-/// Copies the parent: by reference where the file system can, else its bytes
-/// without its holes.
+/// Copies the parent: by reference (FICLONE) where the file system can, else its bytes without
+/// zeros.
 fn copy(parent: &Path, to: &File) -> io::Result<()> {
     let from = File::open(parent)?;
     if rustix::fs::ioctl_ficlone(to, &from).is_ok() {
@@ -206,8 +201,8 @@ fn copy(parent: &Path, to: &File) -> io::Result<()> {
     Ok(())
 }
 
-/// Files that came anew and are, in whole or in part, as they were: an
-/// overlay copies a file up for a change of its mode.
+/// Lets replaced files share equal blocks with the parent's: an overlay copies up a whole file to
+/// change its mode.
 fn share(tree: &mut Tree, inputs: &Inputs) -> Result<(), ImportError> {
     for index in 0..tree.nodes().len() {
         let id = NodeId(index);
@@ -225,10 +220,10 @@ fn share(tree: &mut Tree, inputs: &Inputs) -> Result<(), ImportError> {
     Ok(())
 }
 
-/// The new file with pieces of the old one where they are alike; `None` if
-/// less than half is.
+/// The new file with the equal blocks taken from the old one. `None` if less than half of its bytes
+/// are equal.
 fn shared(new: &Content, old: &Content, inputs: &Inputs) -> Result<Option<Content>, ImportError> {
-    // Behind the old file's end nothing is alike.
+    // Bytes behind the old file's end count as different.
     if new.size == 0 || new.size / 2 > old.size {
         return Ok(None);
     }
@@ -237,7 +232,7 @@ fn shared(new: &Content, old: &Content, inputs: &Inputs) -> Result<Option<Conten
     let (mut left, mut right) = (Vec::new(), Vec::new());
     let mut at = 0;
     while at < new.size {
-        // A size costs nothing: where both have a hole there is nothing to read.
+        // A huge sparse file must cost nothing: a range that is a hole in both files is not read.
         let data = new.next_data(at).min(old.next_data(at));
         let hole = match data < new.size {
             true => data / STRIDE * STRIDE,
@@ -277,7 +272,7 @@ fn shared(new: &Content, old: &Content, inputs: &Inputs) -> Result<Option<Conten
 }
 
 impl Content {
-    /// The first byte from there on that is in no hole.
+    /// Offset of the first data byte at or after `at`; `u64::MAX` if there is none.
     fn next_data(&self, at: u64) -> u64 {
         let next = self
             .pieces
@@ -287,7 +282,7 @@ impl Content {
             .map_or(u64::MAX, |piece| piece.at.max(at))
     }
 
-    /// Adds the pieces of a range to those of another content.
+    /// Appends the pieces that cover a range to `to`.
     fn slice(&self, range: std::ops::Range<u64>, to: &mut Vec<Piece>) {
         let first = self
             .pieces
@@ -327,8 +322,8 @@ mod tests {
 
     const HUGE: u64 = 1 << 60;
 
-    /// Bytes of one file at these places of another: offset there, offset here,
-    /// count.
+    /// A content with runs of one input file. Each run: offset in the input, offset in the content,
+    /// length.
     fn content(size: u64, runs: &[(u64, u64, u64)]) -> Content {
         let piece = |&(from, at, len): &(u64, u64, u64)| Piece {
             at,
@@ -362,7 +357,7 @@ mod tests {
         assert_eq!(sharing(&hole, &content(HUGE / 2 - 1, &[])), None);
         assert_eq!(sharing(&content(u64::MAX, &[]), &content(100, &[])), None);
         assert_eq!(sharing(&hole, &hole), Some(hole.clone()));
-        // With data at their ends, of which one has moved by a block.
+        // Both have data at the end; in `other` the data is one block earlier.
         let (one, other) = (
             content(HUGE, &data(HUGE - BLOCK)),
             content(HUGE, &data(HUGE - 2 * BLOCK)),
@@ -375,7 +370,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
-        /// As many bytes as are alike, block by block, decide.
+        /// The result agrees with a comparison of the files' bytes, block by block.
         #[test]
         fn what_is_alike_is_what_its_bytes_say(
             sizes in (1..4 * STRIDE, 1..4 * STRIDE),

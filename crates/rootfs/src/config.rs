@@ -1,32 +1,32 @@
-//! What an image says about running it (OCI image configuration).
+//! An image's run configuration (OCI image-spec `config.md`).
 
 use serde::{Deserialize, Deserializer, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use thiserror::Error;
 
-/// The largest configuration that is read, bytes.
+/// Largest configuration that is read, bytes.
 pub const MAX_CONFIG: u64 = 4 << 20;
-/// The most strings in one list or map of a configuration.
+/// Most strings in one list or map of a configuration.
 const MAX_ITEMS: usize = 4096;
-/// The most exposed ports, ranges counted out.
+/// Most exposed ports; a range counts each of its ports.
 const MAX_PORTS: usize = 65_536;
-/// The longest string in a configuration, bytes (Linux MAX_ARG_STRLEN).
+/// Longest string in a configuration, bytes (Linux MAX_ARG_STRLEN).
 const MAX_STRING: usize = 128 << 10;
 
-/// An operating system and a processor, as OCI names them.
+/// Operating system and processor, as OCI names them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Platform {
     /// `linux`.
     pub os: String,
     /// `amd64`, `arm64`, …
     pub architecture: String,
-    /// `v7`, `v8`, … or empty.
+    /// `v7`, `v8`, …; empty if not given.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub variant: String,
 }
 
 impl Default for Platform {
-    /// `linux/amd64`: what VMs are.
+    /// `linux/amd64`, the platform of VMs.
     fn default() -> Platform {
         Platform {
             os: "linux".into(),
@@ -47,8 +47,8 @@ impl std::fmt::Display for Platform {
 }
 
 impl Platform {
-    /// Whether an image for `other` runs on this; variants of one
-    /// architecture are not told apart unless this one names its own.
+    /// Whether an image for `other` runs on this platform. The variant is compared only if this
+    /// platform names one.
     pub fn runs(&self, other: &Platform) -> bool {
         self.os == other.os
             && self.architecture == other.architecture
@@ -56,61 +56,61 @@ impl Platform {
     }
 }
 
-/// A port that the image's program listens on.
+/// A port on which the image's program listens.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ExposedPort {
-    /// Its number, not 0.
+    /// Port number, not 0.
     pub port: u16,
     /// `tcp`, `udp` or `sctp`.
     pub protocol: String,
 }
 
-/// How to run an image, and what it is.
+/// How to run an image, and its labels.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ImageConfig {
-    /// What it was built for.
+    /// The platform it was built for.
     pub platform: Platform,
-    /// When it was built, RFC 3339, as written.
+    /// When it was built: RFC 3339, as written.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub created: Option<String>,
-    /// Program and first arguments.
+    /// The program and its first arguments.
     pub entrypoint: Vec<String>,
-    /// Arguments behind the entrypoint, or the program when there is none.
+    /// Arguments after the entrypoint; the program itself if there is no entrypoint.
     pub cmd: Vec<String>,
-    /// `NAME=VALUE`, each name once.
+    /// `NAME=VALUE`; each name appears once.
     pub env: Vec<String>,
-    /// Where the program starts; absolute, or empty for `/`.
+    /// The program's working directory: absolute, or empty for `/`.
     pub working_dir: String,
     /// `USER[:GROUP]`, names or numbers; empty for root.
     pub user: String,
-    /// Ports it listens on.
+    /// Ports on which it listens.
     pub exposed_ports: BTreeSet<ExposedPort>,
-    /// Folders meant to outlive a container.
+    /// Folders that should outlive a container.
     pub volumes: BTreeSet<String>,
-    /// The signal that asks it to stop: a name or a number.
+    /// The signal that stops the program: a name or a number.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stop_signal: Option<String>,
-    /// Names and values of the image's author.
+    /// The image's labels.
     pub labels: BTreeMap<String, String>,
 }
 
-/// A configuration can't be used.
+/// Why a configuration can't be used.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ConfigError {
-    /// It is over [`MAX_CONFIG`].
+    /// It is larger than [`MAX_CONFIG`].
     #[error("the image's configuration has {0} bytes, over the limit of {MAX_CONFIG}")]
     TooLarge(u64),
-    /// It is no JSON, or of another shape.
+    /// It is not JSON, or not a configuration.
     #[error("the image's configuration is not one")]
     Json(#[from] serde_json::Error),
-    /// A value in it makes no sense.
+    /// A field has an invalid value.
     #[error("the image's configuration has {field} {value:?}, {what}")]
     Value {
-        /// Which field.
+        /// The field.
         field: &'static str,
-        /// What it says (shortened).
+        /// Its value, shortened.
         value: String,
         /// What is wrong with it.
         what: &'static str,
@@ -173,8 +173,7 @@ impl ImageConfig {
         RawConfig::from_json(json)?.into_config()
     }
 
-    /// The program and its arguments: `cmd` stands for the image's own
-    /// arguments when it is not empty.
+    /// The program and its arguments; a `cmd` that is not empty replaces the image's own.
     pub fn command(&self, cmd: &[String]) -> Vec<String> {
         let arguments = if cmd.is_empty() { &self.cmd } else { cmd };
         [&self.entrypoint[..], arguments].concat()
@@ -243,7 +242,7 @@ impl RawConfig {
     }
 }
 
-/// Each variable once: the last value, at the first one's place.
+/// Each variable once: its last value, at the position of its first.
 fn last_of_each(env: Vec<String>) -> Vec<String> {
     let mut place: BTreeMap<String, usize> = BTreeMap::new();
     let mut out: Vec<String> = Vec::with_capacity(env.len());
@@ -260,7 +259,7 @@ fn last_of_each(env: Vec<String>) -> Vec<String> {
     out
 }
 
-/// `80`, `80/tcp` or `8000-8010/udp`.
+/// Parses ports: `80`, `80/tcp` or `8000-8010/udp`.
 fn ports<'a>(
     texts: impl Iterator<Item = &'a String>,
 ) -> Result<BTreeSet<ExposedPort>, ConfigError> {

@@ -13,40 +13,39 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use thiserror::Error;
 
-/// Removed at the end of a build: mmdebstrap copies them from the host, so
-/// two hosts would make two images.
+/// Runs at the end of a build. mmdebstrap copies these files from the host, and the image must not
+/// depend on the host.
 const FORGET_HOST: &str = r#"rm -f "$1/etc/hostname" "$1/etc/resolv.conf""#;
-/// Debian's keys (package debian-archive-keyring).
+/// Debian's archive keys (package debian-archive-keyring).
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
-/// How long nothing may come before whoever watches is asked.
+/// The watcher is called at least this often, also while mmdebstrap writes nothing.
 const PATIENCE: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 200_000_000,
 };
-/// How much of what mmdebstrap says last is kept, bytes.
+/// Bytes of mmdebstrap's last messages that an error quotes.
 const KEPT_WORDS: usize = 4096;
 
-/// A Debian system to be made.
+/// A Debian system to build.
 #[derive(Debug, Clone)]
 pub struct Debian {
     /// `bookworm`, `trixie`, `sid`, …
     pub suite: String,
-    /// Packages beside the variant's own.
+    /// Packages to add to those of the variant.
     pub include: Vec<String>,
     /// mmdebstrap's variant: `minbase` is the essential packages and apt.
     pub variant: String,
-    /// Lines of a sources.list. Empty: the archives that the host's own apt
-    /// is set to use.
+    /// Lines of a sources.list. If empty, the archives in the host's apt configuration are used.
     pub sources: Vec<String>,
-    /// No file is newer (`SOURCE_DATE_EPOCH`), seconds since 1970: the same
-    /// packages give the same image.
+    /// `SOURCE_DATE_EPOCH`, seconds since 1970: no file is newer, so the same packages give the
+    /// same image.
     pub newest: u64,
-    /// The program.
+    /// The mmdebstrap program.
     pub mmdebstrap: PathBuf,
 }
 
 impl Debian {
-    /// A minimal system of that suite from the host's archives.
+    /// A minimal system of that suite, from the archives of the host's apt.
     pub fn new(suite: &str) -> Debian {
         Debian {
             suite: suite.into(),
@@ -59,44 +58,43 @@ impl Debian {
     }
 }
 
-/// A Debian system was not made; nothing was left behind.
+/// Why a Debian system was not built. Nothing is left behind.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum DebianError {
-    /// A suite or package that can't be one.
+    /// A suite, variant or package name is not valid.
     #[error("{0:?} is no name of a Debian {1}")]
     BadName(String, &'static str),
-    /// There is no mmdebstrap.
+    /// mmdebstrap is not installed.
     #[error("{} is not installed; as root: apt-get install mmdebstrap", .0.display())]
     NotInstalled(PathBuf),
-    /// The host's apt knows no Debian archive.
+    /// The host's apt has no Debian archive.
     #[error("this host's apt has no Debian archive in its sources; name one")]
     NoArchive,
     /// A program could not be run.
     #[error("{program} could not be run")]
     Run {
-        /// Which.
+        /// The program.
         program: String,
-        /// Why.
+        /// The cause.
         #[source]
         source: io::Error,
     },
-    /// mmdebstrap gave up.
+    /// mmdebstrap failed.
     #[error("mmdebstrap failed ({status}): {words}")]
     Failed {
-        /// How it ended.
+        /// Its exit status.
         status: std::process::ExitStatus,
-        /// What it said last.
+        /// Its last messages.
         words: String,
     },
-    /// Its tar could not be imported.
+    /// The tar that mmdebstrap wrote can't be imported.
     #[error(transparent)]
     Import(#[from] ImportError),
 }
 
-/// Makes a Debian system and writes it as an image to `out`, which appears
-/// whole or not at all. Needs mmdebstrap, and root or unshared user
-/// namespaces. Blocking, for minutes.
+/// Builds a Debian system and writes it as an image to `out`, which appears whole or not at all.
+/// Needs mmdebstrap, and root or unprivileged user namespaces. Blocks for minutes.
 pub fn debian(
     debian: &Debian,
     out: &Path,
@@ -124,7 +122,7 @@ pub fn debian(
     Ok(imported)
 }
 
-/// Runs mmdebstrap and keeps its tar; only a whole one is used.
+/// Runs mmdebstrap and spools its tar; fails unless mmdebstrap succeeds.
 fn bootstrap(
     debian: &Debian,
     sources: &[String],
@@ -167,7 +165,7 @@ fn bootstrap(
     if cancelled {
         return Err(ImportError::Cancelled.into());
     }
-    // What could not be kept ends it; a closed pipe does not always.
+    // If its tar can't be kept, mmdebstrap is stopped: a closed pipe does not always end it.
     if source.is_err() {
         running.stop();
     }
@@ -177,7 +175,7 @@ fn bootstrap(
     })?;
     let words = words.join().unwrap_or_default();
     match source {
-        // A full disk is not mmdebstrap's failure.
+        // A full disk is not mmdebstrap's failure, so it is reported first.
         Err(error @ SourceError::Scratch { .. }) => Err(ImportError::from(error).into()),
         _ if !status.success() => Err(DebianError::Failed { status, words }),
         Err(error) => Err(ImportError::from(error).into()),
@@ -185,11 +183,11 @@ fn bootstrap(
     }
 }
 
-/// A process that does not outlive its use.
+/// A child process that is stopped when this is dropped.
 struct Running(Child);
 
 impl Running {
-    /// Asks it and its children to end; mmdebstrap then cleans up.
+    /// Sends SIGTERM to the process group; mmdebstrap then cleans up.
     fn stop(&mut self) {
         if matches!(self.0.try_wait(), Ok(None))
             && let Some(group) = Pid::from_raw(self.0.id() as i32)
@@ -206,8 +204,8 @@ impl Drop for Running {
     }
 }
 
-/// Tells how much is read, and stops when told to; asks also while nothing
-/// comes, which is most of the time.
+/// Reports the bytes read to the watcher, and stops if it says so. The watcher is called while
+/// nothing comes too, which is most of the time.
 struct Watched<F>(Option<ChildStdout>, F);
 
 impl<F: FnMut(u64) -> bool> Read for Watched<F> {
@@ -229,7 +227,7 @@ impl<F: FnMut(u64) -> bool> Read for Watched<F> {
     }
 }
 
-/// The end of what a program says, in one line.
+/// The last lines of a program's standard error, joined to one.
 fn last_words(mut stderr: impl Read) -> String {
     let mut kept = Vec::new();
     let mut piece = [0; 4096];
@@ -249,8 +247,8 @@ fn last_words(mut stderr: impl Read) -> String {
     lines[lines.len().saturating_sub(4)..].join("; ")
 }
 
-/// The archives the host's apt is set to use, for another suite; and for the
-/// host's own suite, its updates and security fixes as the host has them.
+/// Lines of a sources.list from the host's apt. For the host's own suite they include updates and
+/// security fixes; another suite is taken from the host's main archive.
 fn host_sources(suite: &str) -> Result<Vec<String>, DebianError> {
     let output = Command::new("apt-get")
         .args(["indextargets", "--format"])
@@ -274,7 +272,7 @@ fn host_sources(suite: &str) -> Result<Vec<String>, DebianError> {
     Ok(lines)
 }
 
-/// Lines of a sources.list out of `ORIGIN COMPONENT RELEASE URI` lines.
+/// Makes lines of a sources.list from lines of `ORIGIN COMPONENT RELEASE URI`.
 fn sources_for(suite: &str, targets: &str, signed: &str) -> Vec<String> {
     let archives: Vec<(&str, &str)> = targets
         .lines()
@@ -297,13 +295,13 @@ fn sources_for(suite: &str, targets: &str, signed: &str) -> Vec<String> {
     if archives.iter().any(|(release, _)| *release == suite) {
         return own;
     }
-    // Another suite is in the same archive as the host's.
+    // Another suite is in the same archive as the host's own.
     let main = archives.iter().find(|(release, _)| !release.contains('-'));
     main.map(|(_, uri)| line(suite, uri)).into_iter().collect()
 }
 
-/// Names go to a program's command line, and mmdebstrap's mean more than
-/// names (paths, patterns): only plain ones are let through.
+/// Refuses names with special characters. Names go to mmdebstrap's command line, where it also
+/// takes paths and patterns.
 fn check_name(name: &str, what: &'static str) -> Result<(), DebianError> {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"+-.:=~_".contains(&byte);
     let begins = name

@@ -1,7 +1,7 @@
-//! Why a source was not imported.
+//! Errors of an import.
 
 use crate::archive::ArchiveError;
-use crate::erofs::{PlanError, ReadError, WriteError};
+use crate::erofs::{InputError, PlanError, ReadError, WriteError};
 use crate::layer::LayerError;
 use crate::source::SourceError;
 use crate::source::folder::FolderError;
@@ -10,7 +10,7 @@ use std::io;
 use std::path::PathBuf;
 use thiserror::Error;
 
-/// A source was not imported; nothing was left behind.
+/// Why a source was not imported. Nothing is left behind.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ImportError {
@@ -20,20 +20,20 @@ pub enum ImportError {
     /// One of several layers is refused.
     #[error("layer {number} of {of} ({name}) is refused")]
     InLayer {
-        /// Which, the lowest being 1.
+        /// Its number; the lowest layer is 1.
         number: usize,
-        /// How many there are.
+        /// The number of layers.
         of: usize,
         /// Its digest or file.
         name: String,
-        /// Why.
+        /// The cause.
         #[source]
         source: Box<ImportError>,
     },
-    /// A layer's bytes are not what they should be.
+    /// A layer's size, digest or packing is wrong.
     #[error(transparent)]
     Layer(LayerError),
-    /// The archive is broken.
+    /// The archive can't be read.
     #[error(transparent)]
     Archive(#[from] ArchiveError),
     /// An entry's name is not acceptable.
@@ -41,7 +41,7 @@ pub enum ImportError {
     Name {
         /// Its path.
         path: String,
-        /// Why.
+        /// The cause.
         #[source]
         source: NameError,
     },
@@ -55,37 +55,37 @@ pub enum ImportError {
         /// The attribute.
         name: String,
     },
-    /// An overlay's entry whose contents or name are elsewhere.
+    /// An entry of an overlay whose contents or name are in another layer.
     #[error(
         "\"{0}\" in the changes was moved or only its attributes were copied; \
          mount the overlay with redirect_dir=off,metacopy=off"
     )]
     Elsewhere(String),
-    /// More entries than allowed.
+    /// There are more entries than allowed.
     #[error("the archive has more than {0} entries")]
     TooManyEntries(u64),
-    /// The source holds nothing.
+    /// The source has no entries.
     #[error("the archive is empty")]
     Empty,
     /// The folder can't be imported.
     #[error(transparent)]
     Folder(FolderError),
-    /// The parent image can't be read.
+    /// An image of Jiffy's, such as the parent of a child, can't be used.
     #[error("the image {} can't be used", .path.display())]
     Image {
-        /// Which.
+        /// Its path.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: ReadError,
     },
-    /// The image can't be laid out.
+    /// The new image can't be planned.
     #[error(transparent)]
     Plan(#[from] PlanError),
     /// The image can't be written.
     #[error(transparent)]
     Write(WriteError),
-    /// Whoever watched wanted it to end.
+    /// The watcher cancelled it.
     #[error("the import was cancelled")]
     Cancelled,
 }
@@ -93,6 +93,12 @@ pub enum ImportError {
 impl From<io::Error> for ImportError {
     fn from(error: io::Error) -> ImportError {
         ImportError::Write(WriteError::Io(error))
+    }
+}
+
+impl From<InputError> for ImportError {
+    fn from(error: InputError) -> ImportError {
+        ImportError::Write(WriteError::Input(error))
     }
 }
 

@@ -1,4 +1,4 @@
-//! A source into an image file.
+//! Imports a source into an image file.
 
 use crate::apply::{Counts, Whiteouts, apply};
 use crate::config::ImageConfig;
@@ -15,7 +15,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What was imported.
+/// Result of an import.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Imported {
     /// BLAKE3 of the image, hexadecimal.
@@ -24,22 +24,21 @@ pub struct Imported {
     pub size: u64,
     /// Files, folders, links, devices and whiteouts read from the source.
     pub entries: u64,
-    /// Extended attributes left out, because they are of kinds that only
-    /// other systems know.
+    /// Extended attributes left out, because EROFS can't store their kind.
     pub dropped_xattrs: u64,
-    /// How the image says it is run.
+    /// The image's run configuration.
     pub config: ImageConfig,
 }
 
-/// How far an import is.
+/// Progress of an import.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Progress {
     /// Layers are being read, unpacked and checked.
     Reading {
-        /// Bytes of all layers, as they are stored, read so far.
+        /// Bytes of all layers read so far, as stored (packed).
         done: u64,
-        /// Bytes of all layers; 0 if it is not known.
+        /// Bytes of all layers as stored; 0 if not known.
         total: u64,
     },
     /// The image is being written.
@@ -51,14 +50,13 @@ pub enum Progress {
     },
 }
 
-/// Told how far it is; `Break` ends the import with
-/// [`ImportError::Cancelled`].
+/// Called with the progress; `Break` cancels the import with [`ImportError::Cancelled`].
 pub type Watch<'a> = &'a mut dyn FnMut(Progress) -> ControlFlow<()>;
 
-/// Writes `source` as an EROFS image to `out`, which appears whole or not at
-/// all. The same contents give the same bytes, whatever they came as.
+/// Writes `source` as an EROFS image to `out`, which appears whole or not at all. The same contents
+/// give the same bytes, whatever the format of the source.
 ///
-/// Blocking; memory grows with the number of entries only. Packed layers are
+/// Blocks. Memory grows with the number of entries, not with their contents. Packed layers are
 /// unpacked into an unnamed file in `out`'s folder.
 pub fn import(
     source: Source,
@@ -99,7 +97,7 @@ pub fn import(
     })
 }
 
-/// Imports a stream: what [`Source::stream`] takes.
+/// Imports a stream of any format that [`Source::stream`] accepts.
 pub fn import_tar(reader: impl Read, out: &Path, limits: Limits) -> Result<Imported, ImportError> {
     let mut choice = Choice::new(folder_of(out));
     choice.limits = limits;
@@ -107,7 +105,7 @@ pub fn import_tar(reader: impl Read, out: &Path, limits: Limits) -> Result<Impor
     import(source, out, &limits, &mut |_| ControlFlow::Continue(()))
 }
 
-/// Reads all of a source into the tree; contents stay where they are.
+/// Reads all names and attributes of a source into the tree; contents stay in their files.
 pub(crate) fn gather(
     contents: Contents,
     whiteouts: Whiteouts,
@@ -158,7 +156,7 @@ pub(crate) fn gather(
     Ok(reading.counts)
 }
 
-/// Layers being read.
+/// State while layers are read.
 struct Reading<'a> {
     tree: &'a mut Tree,
     inputs: &'a mut Inputs,
@@ -166,7 +164,7 @@ struct Reading<'a> {
     limits: &'a Limits,
     spool: Spool,
     counts: Counts,
-    /// Bytes of the layers so far.
+    /// Unpacked bytes of the layers read so far.
     unpacked: u64,
     seen: AtomicU64,
     total: u64,
@@ -201,7 +199,7 @@ impl Reading<'_> {
     }
 }
 
-/// A file that gets its name when it is whole.
+/// A temporary file that is renamed to its final name when it is whole.
 pub(crate) struct Target<'a> {
     file: tempfile::NamedTempFile,
     out: &'a Path,
@@ -215,7 +213,7 @@ impl<'a> Target<'a> {
         })
     }
 
-    /// Where temporary files go.
+    /// The folder for temporary files.
     pub fn folder(&self) -> &Path {
         folder_of(self.out)
     }
@@ -224,7 +222,7 @@ impl<'a> Target<'a> {
         self.file.as_file()
     }
 
-    /// Writes the image; returns its digest, if all of it was written.
+    /// Writes the image. Returns its digest if all of it was written, `None` for a child.
     pub fn write(
         &self,
         plan: &Plan<'_>,
@@ -237,7 +235,7 @@ impl<'a> Target<'a> {
         Ok(hash.map(|hash| hash.to_hex().to_string()))
     }
 
-    /// Gives it its name, durably.
+    /// Syncs the file, renames it and syncs its folder.
     pub fn publish(self) -> io::Result<()> {
         self.file.as_file().sync_all()?;
         let folder = folder_of(self.out);
@@ -252,7 +250,7 @@ pub(crate) fn folder_of(out: &Path) -> &Path {
         .unwrap_or(Path::new("."))
 }
 
-/// Opens an image of ours.
+/// Opens an image of Jiffy's format.
 pub(crate) fn open_image(path: &Path) -> Result<erofs::Readable, ImportError> {
     let failed = |source| ImportError::Image {
         path: path.to_owned(),

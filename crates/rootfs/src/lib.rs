@@ -1,20 +1,19 @@
 //! Root file systems: OCI images, archives and folders become one read-only
 //! EROFS image.
 //!
-//! * [`source`]: finds out what something is and where its layers are: an OCI
-//!   layout, a `docker save` archive, a tar, a folder, layers of a registry.
-//! * [`config`]: what an image says about running it.
+//! * [`source`]: finds out the format of a source and its layers: an OCI layout, a `docker save`
+//!   archive, a tar, a folder, or layers of a registry.
+//! * [`config`]: an image's run configuration.
 //! * [`layer`]: unpacks a layer and checks its digests.
-//! * [`archive`]: reads tar headers, PAX and GNU extensions, each bounded.
-//! * [`tree`]: the names and attributes of all layers, flattened.
-//! * [`erofs`]: lays the image out, writes it, reads it back.
-//! * [`debian`]: has mmdebstrap make a Debian system, and imports that.
-//! * [`import`](import()), [`child`], [`rebuild`]: put these together.
+//! * [`archive`]: reads tar headers with PAX and GNU extensions, each of limited size.
+//! * [`tree`]: the merged names and attributes of all layers.
+//! * [`erofs`]: plans an image, writes it, reads it back.
+//! * [`debian`]: builds a Debian system with mmdebstrap and imports it.
+//! * [`import`](import()), [`child`], [`rebuild`]: the operations that use these.
 //!
-//! All layers' names are read before the image's first byte is written, so
-//! files that a higher layer hides take no room, and nothing is ever unpacked
-//! onto the host. The same tree gives the same bytes, hence the same digest,
-//! whatever it came as.
+//! All layers' names are read before the image's first byte is written, so files that a higher
+//! layer hides take no space, and nothing is ever unpacked onto the host. The same tree gives the
+//! same bytes and digest, whatever the format of its source.
 
 mod apply;
 pub mod archive;

@@ -1,27 +1,25 @@
-//! What a source may grow to.
+//! Limits on the size of a source and its image.
 
 use crate::layer::Bounds;
 
-/// What a source may grow to.
+/// Limits on the size of a source and its image.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
     /// Bytes of the image.
     pub image_bytes: u64,
-    /// Files, folders, links and whiteouts in all layers together.
+    /// Files, folders, links and whiteouts in all layers.
     pub entries: u64,
     /// Bytes of names, link targets, attributes and maps of holes.
     pub metadata_bytes: u64,
-    /// Bytes of all layers, unpacked.
+    /// Unpacked bytes of all layers.
     pub unpacked_bytes: u64,
-    /// Times its packed size that a layer may unpack to, once it is larger
-    /// than 1 GiB.
+    /// Unpacked bytes per packed byte of a layer larger than 1 GiB.
     pub ratio: u64,
 }
 
 impl Default for Limits {
-    /// 64 GiB of image and as much again of layers, two million entries with
-    /// 512 MiB of names and attributes (together up to 1.2 GB of memory), and
-    /// 200 times.
+    /// An image of 64 GiB, 128 GiB of unpacked layers, two million entries with 512 MiB of names
+    /// and attributes (up to 1.2 GB of memory for both), and a ratio of 200.
     fn default() -> Limits {
         Limits {
             image_bytes: 64 << 30,

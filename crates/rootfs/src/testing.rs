@@ -1,4 +1,4 @@
-//! For fuzzing: imports in memory, and inputs to begin with.
+//! Imports in memory, and seed inputs, for fuzzing.
 
 use crate::apply::Whiteouts;
 use crate::erofs::{self, Inputs, Plan, ReadAt, Readable};
@@ -15,7 +15,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Small, so that what grows is seen.
+/// Small limits, so that the fuzzer reaches them.
 const LIMITS: Limits = Limits {
     image_bytes: 16 << 20,
     entries: 5_000,
@@ -31,7 +31,7 @@ fn memory(bytes: &[u8]) -> File {
     file
 }
 
-/// Layers, the lowest first, as an image.
+/// Makes an image of layers, the lowest first.
 pub fn flatten(layers: &[&[u8]], overlay: bool) -> Result<Vec<u8>, ImportError> {
     let mut tree = Tree::new(LIMITS.entries, LIMITS.metadata_bytes);
     let mut inputs = Inputs::default();
@@ -57,7 +57,7 @@ pub fn flatten(layers: &[&[u8]], overlay: bool) -> Result<Vec<u8>, ImportError> 
     write(&tree, &inputs)
 }
 
-/// Reads an image and writes it anew.
+/// Reads an image and writes it again.
 pub fn rewrite(image: &[u8]) -> Result<Vec<u8>, Box<dyn std::error::Error>> {
     let file: Arc<dyn ReadAt> = Arc::new(memory(image));
     let readable = Readable::open(Arc::clone(&file))?;
@@ -79,7 +79,7 @@ fn write(tree: &Tree, inputs: &Inputs) -> Result<Vec<u8>, ImportError> {
     Ok(bytes)
 }
 
-/// Makes the superblock's checksum right.
+/// Corrects the superblock's checksum.
 pub fn reseal_image(image: &mut [u8]) {
     if image.len() >= 4096 {
         image[1028..1032].fill(0);
@@ -88,7 +88,7 @@ pub fn reseal_image(image: &mut [u8]) {
     }
 }
 
-/// Makes the checksums of a tar's headers right.
+/// Corrects the checksums of a tar's headers.
 pub fn reseal_tar(tar: &mut [u8]) {
     let mut at = 0;
     while let Some(block) = tar.get_mut(at..at + 512) {
@@ -112,7 +112,7 @@ pub fn reseal_tar(tar: &mut [u8]) {
     }
 }
 
-/// Tars with something of everything, each small.
+/// Small tars that together have every kind of entry.
 pub fn tars() -> Vec<Vec<u8>> {
     let header = |kind: tar::EntryType, size: usize| {
         let mut header = tar::Header::new_gnu();

@@ -1,25 +1,22 @@
-//! The names and attributes of a file system being made out of layers.
+//! The names and attributes of a file system that is made from layers.
 //!
-//! The tree lives in memory, contents don't: names come from archives
-//! somebody else wrote, so `..`, absolute paths and links are settled here,
-//! where no host path exists to escape to.
+//! The tree is in memory, contents are not. Names come from untrusted archives, so `..`, absolute
+//! paths and links are resolved here, where they can't reach a path of the host.
 //!
-//! What a layer says, and what becomes of it (OCI image-spec `layer.md`; where
-//! that is silent, what Docker and containerd make of it on overlayfs):
+//! Rules for a layer's entries (OCI image-spec `layer.md`; where it is silent, what Docker and
+//! containerd do on overlayfs):
 //!
-//! * A name replaces what a lower layer had there, whatever it was; a folder
-//!   over a folder keeps the entries and takes the new attributes.
-//! * An entry below something that is no folder: in a lower layer, that gives
-//!   way to a folder; in the same layer, the entry is refused. So links are
-//!   never followed. Docker and containerd do the same where they unpack each
-//!   layer into an upper folder of its own; umoci follows the link within the
-//!   root, and then what a layer means depends on the layers below.
-//! * One name twice in one layer is refused, but for folders (the last one's
-//!   attributes hold). Others let the last one win, and so disagree with
-//!   scanners that read the first.
-//! * Whiteouts hide what lower layers have, never what their own layer has,
-//!   wherever in the layer they stand.
-//! * A hard link names a file of a lower layer or one before it in its own.
+//! * A name replaces whatever a lower layer had there. A folder over a folder keeps the entries and
+//!   takes the new attributes.
+//! * An entry below something that is not a folder: if that is of a lower layer, a folder replaces
+//!   it; if it is of the same layer, the entry is refused. So links are never followed. Docker and
+//!   containerd do the same when they unpack each layer into an upper folder of its own. umoci
+//!   follows the link within the root, so the meaning of a layer depends on the layers below.
+//! * The same name twice in one layer is refused, except for folders (the last one's attributes
+//!   apply). Other tools let the last one win, and so disagree with scanners that read the first.
+//! * Whiteouts hide names of lower layers, never names of their own layer, at any position in the
+//!   layer.
+//! * A hard link refers to a file of a lower layer, or to an earlier file of its own layer.
 
 use crate::chunk_table;
 use std::collections::BTreeMap;
@@ -30,9 +27,9 @@ use thiserror::Error;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct NodeId(pub(crate) usize);
 
-/// Longest name of one entry, bytes (Linux NAME_MAX).
+/// Longest name of an entry, bytes (Linux NAME_MAX).
 pub const MAX_NAME: usize = 255;
-/// Longest path, bytes (Linux PATH_MAX, with its NUL).
+/// Longest path, bytes (Linux PATH_MAX without the NUL).
 pub const MAX_PATH: usize = 4095;
 
 /// Owner, permissions and time of an entry.
@@ -40,9 +37,9 @@ pub const MAX_PATH: usize = 4095;
 pub struct Attributes {
     /// Permission bits, 07777.
     pub mode: u16,
-    /// Owner.
+    /// Owner's user id.
     pub uid: u32,
-    /// Group.
+    /// Owner's group id.
     pub gid: u32,
     /// Modification time, seconds since 1970.
     pub mtime: u64,
@@ -50,43 +47,43 @@ pub struct Attributes {
     pub xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
 }
 
-/// A run of a file's bytes; what no run covers is zero.
+/// A run of a file's bytes; bytes between runs are zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Piece {
-    /// Where in the file.
+    /// Offset in the file, bytes.
     pub at: u64,
-    /// How many bytes, not 0.
+    /// Length, bytes; not 0.
     pub len: u64,
-    /// Where they are in the input.
+    /// Offset in the input, bytes.
     pub from: u64,
-    /// Which input.
+    /// The input.
     pub input: Input,
 }
 
-/// Where a piece's bytes are.
+/// Where the bytes of a piece are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Input {
     /// One of the files being imported, by number.
     File(u32),
     /// The parent image.
     Parent,
-    /// The file at the content's own path below the folder being imported.
+    /// The file below the imported folder that [`Content::path`] names.
     Folder,
 }
 
-/// A regular file's bytes, where they can be read.
+/// Location of a regular file's bytes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Content {
-    /// Bytes in all.
+    /// Size of the file, bytes.
     pub size: u64,
-    /// Its runs, in order and apart.
+    /// Its runs, in order, without overlap.
     pub pieces: Box<[Piece]>,
-    /// Which file of a folder it is, for [`Input::Folder`].
+    /// The file in the imported folder, for [`Input::Folder`].
     pub path: Option<Box<FolderFile>>,
 }
 
 impl Content {
-    /// The bytes of the file that are no holes.
+    /// Ranges of the file that are not holes.
     pub(crate) fn data_ranges(&self) -> impl Iterator<Item = Range<u64>> {
         self.pieces
             .iter()
@@ -94,18 +91,18 @@ impl Content {
     }
 }
 
-/// A file in a folder that is imported, as it was when it was found.
+/// A file in an imported folder, as it was when it was found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FolderFile {
     /// Its path below the folder.
     pub path: Vec<u8>,
-    /// Its inode's number.
+    /// Its inode number.
     pub inode: u64,
-    /// Time of its last change, seconds and nanoseconds.
+    /// Its ctime, seconds and nanoseconds.
     pub changed: (i64, i64),
 }
 
-/// What an entry is.
+/// Type of an entry, with its data.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Kind {
     /// A folder and its entries by name.
@@ -138,86 +135,85 @@ impl Kind {
 /// A name in a folder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Name {
-    /// What it names.
+    /// The node it refers to.
     pub id: NodeId,
-    /// The layer it last came in.
+    /// The last layer that has the name.
     layer: u32,
 }
 
 /// A file, folder, link or device.
 #[derive(Debug, Clone)]
 pub struct Node {
-    /// What it is.
+    /// Its type and data.
     pub kind: Kind,
-    /// Owner, permissions, time.
+    /// Owner, permissions, time and extended attributes.
     pub attributes: Attributes,
-    /// The layer that gave the attributes.
+    /// The layer that set the attributes.
     layer: u32,
-    /// Its inode in the parent image, as long as it is as there.
+    /// Its inode in the parent image, if it is unchanged.
     pub origin: Option<Origin>,
-    /// What had its name before, in the parent image.
+    /// The node of the parent image that had this name before.
     pub replaced: Option<NodeId>,
 }
 
-/// An inode in a parent image.
+/// Location of an inode in a parent image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Origin {
-    /// Its number.
+    /// Its inode number.
     pub nid: u64,
-    /// Names that refer to it there.
+    /// Its link count there.
     pub links: u32,
-    /// Bytes of it, its attributes and what lies beside it.
+    /// Bytes of the inode, its attributes and the data beside it.
     pub record: u32,
     /// First block and number of blocks of a folder's entries.
     pub folder_blocks: (u32, u32),
 }
 
-/// A name can't be added to the tree.
+/// Why a name can't be added to the tree.
 #[derive(Debug, Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum NameError {
-    /// A component is `..`.
+    /// The path has a `..`.
     #[error("it climbs out with \"..\"")]
     Climbs,
-    /// A component is longer than [`MAX_NAME`], or the whole than [`MAX_PATH`].
+    /// A component is longer than [`MAX_NAME`], or the path is longer than [`MAX_PATH`].
     #[error("the name is too long")]
     TooLong,
     /// It holds a NUL byte.
     #[error("the name holds a NUL byte")]
     Nul,
-    /// A parent is in the same layer and is no folder.
+    /// A component of the path is in the same layer and is not a folder.
     #[error("\"{0}\" on its way is not a folder")]
     ParentNotFolder(String),
-    /// The name is in the layer already.
+    /// The layer already has the name.
     #[error("the archive has that name twice")]
     Twice,
-    /// It names the root, which is always a folder.
+    /// The entry is the root and not a folder.
     #[error("the root can only be a folder")]
     Root,
-    /// A hard link names nothing that came before it.
+    /// The hard link's target is not an earlier file.
     #[error("it links to \"{0}\", which is not a file that came before it")]
     NoTarget(String),
-    /// A whiteout that hides no name.
+    /// The whiteout has no name.
     #[error("it is a whiteout of nothing")]
     EmptyWhiteout,
-    /// There is no room for more entries (the limit).
+    /// There are more entries than this limit.
     #[error("with the folders on its way there are more than {0} entries")]
     TooMany(u64),
-    /// Names, links, attributes and maps of holes take more than the limit, in
-    /// bytes.
+    /// Names, links, attributes and maps of holes take more than this limit, bytes.
     #[error("names, attributes and maps of holes take more than {0} bytes")]
     TooLarge(u64),
 }
 
-/// What a layer hides of lower layers.
+/// A path of lower layers that the current layer hides.
 #[derive(Debug)]
 struct Hidden {
     path: Vec<u8>,
-    /// Only what is in it, not the folder itself.
+    /// Whether only the folder's entries are hidden, not the folder itself.
     only_entries: bool,
 }
 
-/// A file system's names.
+/// The names and nodes of a file system.
 #[derive(Debug)]
 pub struct Tree {
     nodes: Vec<Node>,
@@ -235,8 +231,8 @@ impl Default for Tree {
 }
 
 impl Tree {
-    /// A root folder and nothing in it; it may grow to `max_nodes` entries
-    /// whose names and attributes take `max_bytes`.
+    /// A tree with an empty root folder, at most `max_nodes` entries, and at most `max_bytes` of
+    /// names and attributes.
     pub fn new(max_nodes: u64, max_bytes: u64) -> Tree {
         Tree {
             nodes: vec![Node {
@@ -268,20 +264,20 @@ impl Tree {
         &mut self.nodes[id.0]
     }
 
-    /// All nodes, by id; some may have lost their last name.
+    /// All nodes by id, also those without a name.
     pub fn nodes(&self) -> &[Node] {
         &self.nodes
     }
 
-    /// Begins a layer over those before.
+    /// Begins a new layer above the others.
     pub fn begin_layer(&mut self) {
         self.layer += 1;
     }
 
-    /// Ends a layer: hides what it hides.
+    /// Ends a layer: removes what it hides of lower layers.
     pub fn end_layer(&mut self) {
         let mut hidden = std::mem::take(&mut self.hidden);
-        // Outer folders first: what is inside them needs no second look.
+        // Outer folders first: folders inside them are then done already.
         hidden.sort_by_cached_key(|hidden| split(&hidden.path).count());
         let mut swept = std::collections::HashSet::new();
         for Hidden { path, only_entries } in hidden {
@@ -289,8 +285,7 @@ impl Tree {
         }
     }
 
-    /// Adds an entry; missing parents become folders of mode 0755 owned by
-    /// root.
+    /// Adds an entry. Missing parents become folders of mode 0755 owned by root.
     pub fn insert(
         &mut self,
         path: &[u8],
@@ -330,7 +325,7 @@ impl Tree {
         Ok(id)
     }
 
-    /// Adds a second name for a file that is there.
+    /// Adds a name for an existing file.
     pub fn hard_link(&mut self, path: &[u8], target: &[u8]) -> Result<(), NameError> {
         let no_target = || NameError::NoTarget(String::from_utf8_lossy(target).into_owned());
         let id = self
@@ -348,7 +343,7 @@ impl Tree {
         self.link(parent, name, id)
     }
 
-    /// Hides a name of lower layers.
+    /// Hides a name of lower layers when the layer ends.
     pub fn white_out(&mut self, path: &[u8]) -> Result<(), NameError> {
         if components(path)?.is_empty() {
             return Err(NameError::EmptyWhiteout);
@@ -356,8 +351,8 @@ impl Tree {
         self.hidden_later(path, false)
     }
 
-    /// Hides the entries that lower layers have in a folder. The folder comes
-    /// into being if it isn't there.
+    /// Hides the entries that lower layers have in a folder when the layer ends. Creates the folder
+    /// if it doesn't exist.
     pub fn make_opaque(&mut self, path: &[u8]) -> Result<(), NameError> {
         let components = components(path)?;
         self.make_parents(&components)?;
@@ -374,8 +369,8 @@ impl Tree {
         Ok(())
     }
 
-    /// Removes what lower layers have at `path`. `swept` are the folders that
-    /// hold nothing of lower layers any more.
+    /// Removes what lower layers have at `path`. `swept` are the folders from which that was
+    /// already removed.
     fn hide(
         &mut self,
         path: &[u8],
@@ -399,14 +394,14 @@ impl Tree {
                 return;
             }
             if !only_entries && self.node(at).kind.is_folder() && self.node(at).layer < self.layer {
-                // Its own layer only passed through it.
+                // The current layer has entries below the folder, but does not set its attributes.
                 self.set_attributes(at, folder_attributes());
             }
         }
         self.sweep(at, swept);
     }
 
-    /// Removes all that lower layers have below a folder.
+    /// Removes everything of lower layers below a folder.
     fn sweep(&mut self, folder: NodeId, swept: &mut std::collections::HashSet<NodeId>) {
         let mut stack = vec![folder];
         while let Some(at) = stack.pop() {
@@ -435,7 +430,7 @@ impl Tree {
         }
     }
 
-    /// What a path names.
+    /// Finds the node at a path.
     pub fn find(&self, path: &[u8]) -> Option<NodeId> {
         components(path)
             .ok()?
@@ -450,7 +445,7 @@ impl Tree {
         }
     }
 
-    /// The folder at that path; what lower layers have in the way gives way.
+    /// Finds or creates the folder at that path; replaces what lower layers have there.
     fn make_parents(&mut self, parents: &[&[u8]]) -> Result<NodeId, NameError> {
         let mut at = self.root();
         for name in parents {
@@ -467,7 +462,7 @@ impl Tree {
                 _ => {
                     let layer = self.layer;
                     let id = self.add_child(at, name, Kind::folder(), folder_attributes())?;
-                    // Nobody gave it these attributes.
+                    // Marked as of a lower layer: no entry of this layer set the attributes.
                     self.nodes[id.0].layer = layer.saturating_sub(1);
                     id
                 }
@@ -476,7 +471,7 @@ impl Tree {
         Ok(at)
     }
 
-    /// Notes that this layer has the name.
+    /// Records that the current layer has the name.
     fn touch(&mut self, folder: NodeId, name: &[u8]) {
         let layer = self.layer;
         if let Kind::Folder(children) = &mut self.nodes[folder.0].kind
@@ -495,7 +490,7 @@ impl Tree {
         }
     }
 
-    /// Adds a node under a name that is free or gives way.
+    /// Adds a node under a name that is new or replaces a lower layer's.
     pub(crate) fn add_child(
         &mut self,
         parent: NodeId,
@@ -551,15 +546,14 @@ impl Tree {
     }
 }
 
-/// What a node's kind takes of the limit for names, attributes and maps of
-/// holes.
+/// Bytes of a node's kind that count towards the limit for names, attributes and maps of holes.
 pub(crate) fn weight(kind: &Kind) -> u64 {
     match kind {
         Kind::Symlink(target) => target.len() as u64,
         Kind::File(content) => {
             let path = content.path.as_ref().map_or(0, |file| file.path.len());
             let runs = content.pieces.len() * size_of::<Piece>();
-            // It is in memory for all files at once, before any is written.
+            // The chunk tables of all files are in memory at once before any is written.
             (runs + path) as u64 + chunk_table::table_bytes(content.size, content.data_ranges())
         }
         _ => 0,
@@ -573,14 +567,14 @@ fn folder_attributes() -> Attributes {
     }
 }
 
-/// The components of a path, taken relative to the root: leading slashes,
-/// empty components and `.` are dropped.
+/// The components of a path relative to the root; leading slashes, empty components and `.` are
+/// dropped.
 fn split(path: &[u8]) -> impl Iterator<Item = &[u8]> {
     path.split(|byte| *byte == b'/')
         .filter(|name| !name.is_empty() && *name != b".")
 }
 
-/// The same, checked.
+/// [`split`], with the path checked.
 fn components(path: &[u8]) -> Result<Vec<&[u8]>, NameError> {
     if path.len() > MAX_PATH {
         return Err(NameError::TooLong);

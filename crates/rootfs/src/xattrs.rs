@@ -1,14 +1,14 @@
-//! Extended attributes that an image can hold.
+//! Which extended attributes an image can hold.
 
 use crate::erofs;
 
-/// Bytes of all attributes of one entry that Linux would accept (XATTR_LIST_MAX).
+/// Most bytes of all attributes of one entry (Linux XATTR_LIST_MAX).
 pub(crate) const MAX_XATTRS: usize = 64 * 1024;
-/// Longest attribute name without its namespace's prefix.
+/// Longest attribute name without the prefix of its namespace, bytes.
 pub(crate) const MAX_XATTR_NAME: usize = 255;
 
-/// Whether an image can hold an attribute of that name, and should: those of
-/// overlayfs are about the layers that it was made from.
+/// Whether an image can and should hold an attribute of that name. Attributes of overlayfs are left
+/// out: they describe the layers of another overlay.
 pub(crate) fn is_storable(name: &[u8]) -> bool {
     erofs::xattr_index(name).is_some()
         && !name.starts_with(b"trusted.overlay.")

@@ -1,4 +1,4 @@
-//! Child images: the parent's bytes, and what is new behind them.
+//! Tests of child images.
 
 mod common;
 
@@ -28,7 +28,7 @@ fn layers(tars: &[&[u8]], scratch: &Path) -> Source {
     Source::layers(b"{}", &layers, &Choice::new(scratch)).unwrap()
 }
 
-/// A parent with changes applied: the child's file, and that it is the same
+/// Applies changes to a parent: returns the files and the child, after a check that it has the same
 /// tree as both layers imported together.
 fn grow(base: &[u8], changes: &[u8], scratch: &Path) -> (PathBuf, PathBuf, Child) {
     let path = |name: &str| scratch.join(name);
@@ -143,7 +143,8 @@ fn an_overlay_s_upper_folder_is_understood() {
     assert!(error.contains("redirect_dir=off"), "{error}");
 }
 
-/// Whiteouts of overlays mean something in a child's changes only.
+/// Imports a parent and applies changes with an overlay's whiteouts, which are not allowed in the
+/// parent itself.
 fn grow_overlay(base: &[u8], changes: &[u8], scratch: &Path) -> (PathBuf, PathBuf, Child) {
     let parent = scratch.join("parent");
     let out = scratch.join("child");

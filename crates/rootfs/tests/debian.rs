@@ -1,4 +1,4 @@
-//! mmdebstrap, on an archive of one package.
+//! Tests of Debian systems, with an archive of one package.
 
 mod common;
 
@@ -20,7 +20,7 @@ fn run(command: &mut Command) -> Vec<u8> {
     output.stdout
 }
 
-/// An archive with the package `greeting`, without signatures.
+/// Makes an unsigned archive with the package `greeting`; returns its sources.list line.
 fn archive(at: &Path) -> String {
     let package = at.join("greeting");
     fs::create_dir_all(package.join("DEBIAN")).unwrap();
@@ -99,9 +99,8 @@ fn fails(spec: &Debian) -> DebianError {
     result.unwrap_err()
 }
 
-/// A program in place of mmdebstrap. Another process writes it: what a child of
-/// another test has open for writing, as it does from fork to exec, can't be
-/// executed.
+/// Writes a program that replaces mmdebstrap. A separate process writes it: a test in another
+/// thread may fork while this one has the file open for writing, and exec would fail with ETXTBSY.
 fn stand_in(at: &Path, script: &str) -> Debian {
     let program = at.join("stand-in");
     let write = "printf '#!/bin/sh\\n%s\\n' \"$1\" > \"$0\" && chmod 755 \"$0\"";
@@ -135,7 +134,7 @@ fn failures_are_told_in_a_sentence() {
         text.contains("exit status: 3") && text.contains("no such suite"),
         "{text}"
     );
-    // A tar that looks whole doesn't make up for a failure.
+    // The failure counts, even if the tar looks whole.
     let text = fails(&stand_in(scratch.path(), "head -c 10240 /dev/zero; exit 1")).to_string();
     assert!(text.contains("exit status: 1"), "{text}");
     let name = Debian::new("--help");

@@ -1,4 +1,4 @@
-//! Images read back by erofs-utils, which share no code with ours.
+//! Checks images with erofs-utils, which share no code with Jiffy's.
 
 mod common;
 
@@ -119,8 +119,7 @@ fn attributes_are_stored_or_refused() {
         .file("f", b"");
     assert!(refusal(&tar.bytes()).contains(&long));
 
-    // What only other systems know is left out, and counted; what an overlay
-    // noted for itself is left out.
+    // Attributes of other systems are left out and counted; those of overlayfs are left out.
     let scratch = tempfile::tempdir().unwrap();
     let strange = Tar::new()
         .xattr("btrfs.compression", b"zstd")
@@ -202,7 +201,7 @@ proptest! {
     fn any_tree_comes_back(
         files in proptest::collection::btree_map("[a-z]{1,3}(/[a-z]{4,40}){0,3}", 0usize..20_000, 1..60)
     ) {
-        // A name that is also a parent of another would be refused; keep leaves only.
+        // A path that is also the parent of another is refused, so only leaves are kept.
         let leaves: BTreeMap<_, _> = files
             .iter()
             .filter(|(path, _)| !files.keys().any(|other| other.starts_with(&format!("{path}/"))))

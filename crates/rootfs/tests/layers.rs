@@ -1,4 +1,4 @@
-//! Images of several layers, from all they come as.
+//! Tests of images with several layers, in every source format.
 
 mod common;
 
@@ -16,7 +16,7 @@ fn open(path: &Path) -> Result<Source, String> {
     Source::open(path, &Choice::new(scratch.path())).map_err(|error| sentence(&error))
 }
 
-/// Imports; an error leaves nothing behind.
+/// Imports a source; checks that an error leaves nothing behind.
 fn run(source: Source, out: &Path) -> Result<Imported, String> {
     import(source, out, &Limits::default(), &mut |_| {
         ControlFlow::Continue(())
@@ -37,7 +37,7 @@ fn imported(path: &Path) -> Result<Imported, String> {
     run(open(path)?, &folder.path().join("image"))
 }
 
-/// Layers as fetched blobs, and what becomes of them.
+/// Imports layers as fetched blobs.
 fn fetched(layers: &[Vec<u8>], how: Pack) -> Result<(Imported, tempfile::TempDir), String> {
     let folder = tempfile::tempdir().unwrap();
     let blobs = tempfile::tempdir().unwrap();
@@ -144,13 +144,13 @@ fn one_tree_is_one_image_whatever_it_came_as() {
     let path = |name: &str| scratch.path().join(name);
     let (flat, folder) = fetched(&three_layers(), Pack::Gzip).unwrap();
 
-    // As a folder: what fsck.erofs unpacks.
+    // As a folder that fsck.erofs unpacked.
     let unpacked = extract(&folder.path().join("image"));
     let source = open(&unpacked.root).unwrap();
     assert_eq!(source.kind(), SourceKind::Folder);
     assert_eq!(imported(&unpacked.root).unwrap().digest, flat.digest);
 
-    // As a layout, as a tar of one, and packed.
+    // As a layout, as a tar of it, and packed.
     Layout::new(&path("layout")).image(&three_layers(), Pack::Zstd, "amd64", "v1");
     assert_eq!(imported(&path("layout")).unwrap().digest, flat.digest);
     let mut builder = tar::Builder::new(Vec::new());
@@ -164,7 +164,7 @@ fn one_tree_is_one_image_whatever_it_came_as() {
         assert_eq!(found.config.stop_signal.as_deref(), Some("SIGINT"));
     }
 
-    // As `docker save` writes it.
+    // As a `docker save` archive.
     let config = json!({"architecture": "amd64", "os": "linux", "config": {"User": "me"},
         "rootfs": {"diff_ids": three_layers().iter().map(|tar| digest(tar)).collect::<Vec<_>>()}});
     let config = config.to_string();
@@ -308,14 +308,14 @@ fn hostile_layers_are_refused_in_a_sentence() {
     );
     refused(Tar::new().file("d/.wh...", b""), "a whiteout of nothing");
     refused(Tar::new().file(".wh.", b""), "a whiteout of nothing");
-    // Absolute names are taken below the root, as everybody does.
+    // Absolute paths are relative to the image's root.
     let absolute = Tar::new().raw_path(b"/etc/passwd").bytes();
     let relative = Tar::new().raw_path(b"etc/passwd").bytes();
     assert_eq!(
         fetched(&[absolute], Pack::Gzip).unwrap().0.digest,
         fetched(&[relative], Pack::Gzip).unwrap().0.digest
     );
-    // A link that leads round in circles is only a link.
+    // A loop of links is imported as links.
     let circles = Tar::new()
         .link(symlink, "a", "b")
         .link(symlink, "b", "a")

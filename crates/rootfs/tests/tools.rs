@@ -1,5 +1,4 @@
-//! What other people's tools make: GNU tar, umoci, skopeo; and files as only
-//! a real file system has them.
+//! Imports of archives made by GNU tar, umoci and skopeo, and of folders with special files.
 
 mod common;
 
@@ -35,7 +34,7 @@ fn imported(path: &Path, out: &Path) -> Imported {
     .unwrap_or_else(|error| panic!("{}", common::sentence(&error)))
 }
 
-/// A folder with all that a file system has and a test may make.
+/// A folder with every kind of file that a test may create.
 fn awkward_folder(root: &Path) {
     fs::create_dir_all(root.join("etc/deep")).unwrap();
     fs::write(root.join("etc/hosts"), "127.0.0.1 localhost\n").unwrap();
@@ -55,14 +54,14 @@ fn awkward_folder(root: &Path) {
         b"kept",
         rustix::fs::XattrFlags::empty(),
     );
-    // An older tmpfs has none.
+    // Older versions of tmpfs have no user attributes.
     assert!(matches!(
         attribute,
         Ok(()) | Err(rustix::io::Errno::OPNOTSUPP)
     ));
 }
 
-/// Data at the beginning, in the middle and at the end; the rest are holes.
+/// Writes data at the beginning, in the middle and at the end; the rest is holes.
 fn holey(path: &Path, size: u64) {
     let file = File::create(path).unwrap();
     file.set_len(size).unwrap();
@@ -125,12 +124,11 @@ fn every_format_of_gnu_tar_gives_the_folder_s_image() {
         }
         assert!(found.size < 2 << 20, "{options:?}: {}", found.size);
     }
-    // fsck.erofs 1.5 leaves holes out when it unpacks; the kernel, in another
-    // test, does not.
+    // fsck.erofs 1.5 leaves holes out when it unpacks. The test that mounts the image covers them.
     let unpacked = extract(&scratch.path().join("folder.erofs"));
     fs::remove_file(root.join("holes")).unwrap();
     fs::remove_file(unpacked.root.join("holes")).unwrap();
-    // diff waits for the writers of pipes.
+    // diff would block on pipes.
     fs::remove_file(root.join("pipe")).unwrap();
     fs::remove_file(unpacked.root.join("pipe")).unwrap();
     same_folders(&root, &unpacked.root);
@@ -276,7 +274,7 @@ fn an_image_that_umoci_made_is_what_umoci_unpacks() {
     let links = |name: &str| fs::metadata(unpacked.root.join(name)).unwrap().nlink();
     assert!(links("etc/c") >= 1);
 
-    // The same image, as skopeo writes it for others.
+    // The same image as skopeo writes it in other formats.
     for (target, kind) in [
         ("oci-archive:copy.oci.tar:v1", SourceKind::Oci),
         (
@@ -302,8 +300,7 @@ fn an_image_that_umoci_made_is_what_umoci_unpacks() {
 
 #[test]
 fn the_kernel_mounts_what_is_written() {
-    // Where there is no such privilege or no such file system, fsck.erofs in
-    // the other tests is what there is.
+    // Without root or without EROFS in the kernel, only the tests with fsck.erofs cover the image.
     let systems = fs::read_to_string("/proc/filesystems").unwrap();
     if !rustix::process::geteuid().is_root() || !systems.contains("\terofs") {
         eprintln!("not mounted: it takes root and a kernel with EROFS");

@@ -1,8 +1,8 @@
-//! What it saves to name chunks of a VM's RAM in its root file system instead of
-//! storing them: `equal-chunks RAM.image ROOT`.
+//! Measures how many bytes it saves to refer to chunks of a VM's RAM in its root file system
+//! instead of storing them: `equal-chunks RAM.image ROOT`.
 //!
-//! The image is written anew beside the root, into a temporary folder, without and
-//! with the root as its backing file.
+//! Rewrites the image beside the root, into a temporary folder, without and with the root as its
+//! backing file.
 
 use jiffy_store::optimise::{Contents, options_of};
 use jiffy_store::{Backing, Codec, ImageReader, WriteOptions, Written, write_image};

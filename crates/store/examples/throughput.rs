@@ -1,10 +1,9 @@
-//! How fast one core reads an image, codec by codec:
-//! `cargo run --release -p jiffy-store --example throughput -- RAM-DUMP`
+//! Measures how fast one core reads an image, per codec: `cargo run --release -p jiffy-store
+//! --example throughput -- RAM-DUMP`
 //!
-//! MiB/s count uncompressed bytes of chunks that are not zero, per second of
-//! processor time. Every chunk is read and its checksum compared: by one call
-//! each, in the order of addresses and at random, and out of large sequential
-//! reads, as a prefetch does.
+//! MiB/s count uncompressed bytes of chunks that are not zero, per second of processor time. Every
+//! chunk is read and its checksum compared: with one call per chunk, in the order of addresses and
+//! in random order, and out of large sequential reads, as a prefetch does.
 
 use jiffy_store::{Codec, Decoder, ImageReader, Kind, WriteOptions, write_image};
 use rustix::time::{ClockId, clock_gettime};
@@ -71,7 +70,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// The least processor time of several runs on this thread.
+/// The least processor time that this thread spent in one of several runs.
 fn best(mut run: impl FnMut() -> Result<(), Box<dyn Error>>) -> Result<Duration, Box<dyn Error>> {
     let mut best = Duration::MAX;
     for _ in 0..5 {
@@ -96,7 +95,7 @@ fn read(image: &ImageReader, order: &[u32]) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Reads the file in large pieces and takes the chunks out of them.
+/// Reads the file in large pieces and decodes the chunks out of them.
 fn prefetch(image: &ImageReader, order: &[u32]) -> Result<(), Box<dyn Error>> {
     const PIECE: u64 = 4 << 20;
     let mut decoder = Decoder::new();

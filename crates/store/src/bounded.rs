@@ -37,7 +37,7 @@ pub struct Kept {
     pub dropped: Vec<PathBuf>,
 }
 
-/// How something gives way.
+/// The part of a cache that is dropped.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Way {
     Image,
@@ -74,7 +74,7 @@ impl Cached {
         }
     }
 
-    /// Where it is.
+    /// The path of the cache.
     pub fn path(&self) -> &Path {
         match self {
             Cached::Disk { folder: path, .. } | Cached::Image(path) => path,

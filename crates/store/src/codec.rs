@@ -14,14 +14,14 @@ use zstd::zstd_safe::{CCtx, CDict, CParameter, DCtx, DDict};
 /// How chunks are compressed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Codec {
-    /// They are not.
+    /// Chunks are stored raw.
     None,
-    /// Fastest both ways.
+    /// The fastest to write and to read.
     #[default]
     Lz4,
     /// As fast to read as `Lz4` and smaller, but several times slower to write.
     Lz4High,
-    /// Smallest, at a level from 1 to 22.
+    /// The smallest; the level is from 1 to 22.
     Zstd(i32),
 }
 
@@ -104,8 +104,8 @@ impl<'d> Encoder<'d> {
     }
 }
 
-/// Trains a dictionary on `samples`, one after the other, of these lengths;
-/// `None` if they are too few or too alike.
+/// Trains a dictionary on `samples`, which are concatenated and have these lengths; `None` if they
+/// are too few or too alike.
 pub(crate) fn train(samples: &[u8], lengths: &[usize]) -> Option<Vec<u8>> {
     /// The maximum that zstd's documentation recommends.
     const BYTES: usize = 110 << 10;

@@ -1,15 +1,15 @@
-//! What can be wrong with an image.
+//! Errors of images.
 
 use std::error::Error;
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// An image that cannot be read, or a part of it. One sentence that names the
-/// file and the place.
+/// An error of an image or of a part of it. The message is one sentence that names the file and the
+/// place.
 #[derive(Debug)]
 pub struct ImageError {
-    /// The image.
+    /// The path of the image.
     pub path: PathBuf,
     /// What is wrong with it.
     pub fault: Box<Fault>,
@@ -22,7 +22,7 @@ impl fmt::Display for ImageError {
 }
 
 impl Error for ImageError {
-    // The fault is said already.
+    // `Display` has the fault already.
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         self.fault.source()
     }
@@ -55,76 +55,76 @@ pub enum Fault {
         #[source]
         source: io::Error,
     },
-    /// Something else.
+    /// The file does not begin with the magic of images.
     #[error("is not an image: there is no magic at byte 0")]
     NotAnImage,
-    /// Of a format this program does not know.
+    /// The format version is not one that this program reads.
     #[error(
         "has format version {found} (at byte {offset}); this program reads versions {} and {}",
         crate::format::VERSION,
         crate::format::VERSION_WITH_BACKING
     )]
     Version {
-        /// Its version.
+        /// The version of the file.
         found: u32,
-        /// Where it says so.
+        /// Offset of the version in the file.
         offset: u64,
     },
-    /// Its end is missing.
+    /// The end of the file is missing.
     #[error("is cut off: it has {length} bytes and no footer at byte {offset}")]
     Truncated {
-        /// Bytes it has.
+        /// Bytes of the file.
         length: u64,
-        /// Where the footer was looked for.
+        /// Offset at which the footer was expected.
         offset: u64,
     },
-    /// Header, manifest or footer are wrong.
+    /// The header, the manifest or the footer is damaged.
     #[error("is damaged at byte {offset}: {what}")]
     Damaged {
-        /// Where in the file.
+        /// Offset in the file.
         offset: u64,
         /// What is wrong there.
         what: &'static str,
     },
-    /// A chunk's bytes are wrong.
+    /// The bytes of a chunk are damaged.
     #[error("chunk {index} at byte {offset} is damaged: {what}")]
     Chunk {
-        /// Which chunk.
+        /// Number of the chunk.
         index: u32,
-        /// Where its bytes are in the file.
+        /// Offset of its bytes in the file.
         offset: u64,
         /// What is wrong with them.
         what: &'static str,
     },
-    /// There is no such chunk.
+    /// The image has no chunk of this number.
     #[error("has {chunks} chunks, so no chunk {index}")]
     NoSuchChunk {
         /// The chunk asked for.
         index: u32,
-        /// How many there are.
+        /// How many chunks the image has.
         chunks: u32,
     },
-    /// A part of it is not here, and no origin gives it.
+    /// A part of the image is missing, and no origin gives it.
     #[error("{} cannot be had: {tried}", part(.chunk, .offset, .length))]
     Unavailable {
-        /// Which chunk, if it is a chunk's part.
+        /// Number of the chunk, if the part is one of a chunk.
         chunk: Option<u32>,
-        /// Where in the file.
+        /// Offset in the file.
         offset: u64,
         /// Bytes wanted.
         length: u64,
-        /// Who was asked, and what each said.
+        /// The origins that were asked, with their answers.
         tried: String,
     },
-    /// The map of what is here of it cannot be used.
+    /// The map of the blocks that are present cannot be used.
     #[error("the map {} of what is here of it cannot be used: {why}", path.display())]
     Map {
-        /// The map.
+        /// The path of the map.
         path: PathBuf,
         /// Why not.
         why: String,
     },
-    /// The parent cannot be had.
+    /// The parent cannot be read.
     #[error("its parent {name} cannot be read")]
     Parent {
         /// The parent's name.
@@ -138,7 +138,7 @@ pub enum Fault {
     Backing {
         /// The backing file.
         path: PathBuf,
-        /// Which chunk, and where in that file; none if it is the whole file.
+        /// The chunk and its offset in that file; `None` if the whole file cannot be used.
         place: Option<(u32, u64)>,
         /// Why not.
         #[source]
@@ -160,21 +160,21 @@ fn backing(path: &Path, place: &Option<(u32, u64)>) -> String {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BackingFault {
-    /// It is not there, or cannot be opened.
+    /// The file is missing or cannot be opened.
     #[error("it cannot be opened")]
     Open(#[source] io::Error),
-    /// It is a folder, a link or a pipe.
+    /// It is a folder, a symbolic link or a FIFO.
     #[error("it is not a file")]
     NotAFile,
-    /// It is another file.
+    /// It is another file: its size differs.
     #[error("it has {found} bytes, and the image was made from one with {wanted}")]
     OtherSize {
-        /// Bytes it has.
+        /// Bytes of the file.
         found: u64,
-        /// Bytes it had.
+        /// Bytes of the file that the image was made from.
         wanted: u64,
     },
-    /// It is another file, or was changed.
+    /// It is another file, or was changed: its digest differs.
     #[error("it holds other contents than the image was made from")]
     OtherContents,
     /// The host could not read a part of it.
@@ -189,23 +189,23 @@ fn part(chunk: &Option<u32>, offset: &u64, length: &u64) -> String {
     }
 }
 
-/// Why a parent cannot be had.
+/// Why a parent cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ParentFault {
-    /// Nobody knows where it is.
+    /// It was not found.
     #[error("it was not found")]
     NotFound(#[source] io::Error),
-    /// It is damaged, or not there.
+    /// It is damaged or missing.
     #[error(transparent)]
     Image(Box<ImageError>),
-    /// It holds something else than the child was made from.
+    /// Its id is not the one that the child names.
     #[error("it holds other contents than this image was made from")]
     OtherContents,
-    /// It has chunks of another size.
+    /// Its chunks have another size.
     #[error("its chunks have another size")]
     OtherChunkSize,
-    /// Parents of parents, too many.
+    /// There are too many generations of parents.
     #[error(
         "there are more than {} generations of parents",
         crate::format::MAX_DEPTH
@@ -213,26 +213,26 @@ pub enum ParentFault {
     TooDeep,
 }
 
-/// An image that could not be written. Nothing is left behind.
+/// Why an image could not be written. No file is left behind.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WriteError {
     /// The options contradict the format.
     #[error("{0}")]
     Options(String),
-    /// What was to be written cannot be read.
+    /// The contents to be written cannot be read.
     #[error("the contents cannot be read at byte {offset}")]
     Source {
-        /// Where in the source.
+        /// Offset in the source.
         offset: u64,
         /// Why not.
         #[source]
         source: io::Error,
     },
-    /// The file cannot be written: no space, say.
+    /// The file cannot be written, for example because the disk is full.
     #[error("{} cannot be written", path.display())]
     Target {
-        /// The image to be.
+        /// The path of the new image.
         path: PathBuf,
         /// Why not.
         #[source]
@@ -244,9 +244,9 @@ pub enum WriteError {
     /// A chunk cannot be compressed.
     #[error("chunk {index} cannot be compressed: {what}")]
     Compress {
-        /// Which chunk.
+        /// Number of the chunk.
         index: u32,
-        /// What the codec says.
+        /// The codec's message.
         what: &'static str,
     },
 }

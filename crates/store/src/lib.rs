@@ -1,28 +1,27 @@
 //! Images of fixed-size chunks: RAM and disks, written once, read at random.
 //!
-//! An image lists, chunk by chunk, where the bytes are: nowhere (zero), in the
-//! file as they are, compressed, or in a parent image. `docs/image-format.md`
-//! specifies the file.
+//! An image says for each chunk where its bytes are: nowhere (zero), in the file, raw or
+//! compressed, in a parent image, or in a backing file. `docs/image-format.md` specifies the file.
 //!
 //! * [`format`]: the bytes of an image that are not chunks.
-//! * [`codec`]: how a chunk is compressed and brought back.
-//! * [`source`]: what an image is made of: files, layers of files.
+//! * [`codec`]: compresses and decompresses chunks.
+//! * [`source`]: the contents of a new image: files, layers of files.
 //! * [`writer`]: [`write_image`], on all cores, as one stream.
-//! * [`outline`]: what an image says of itself, without its chunks and parents.
-//! * [`reader`]: [`ImageReader`], any chunk at any time, from any thread.
-//! * [`partial`]: images that are not all here, and who has the rest.
-//! * [`disk_cache`]: a disk's bytes in a file, chunk by chunk as they are needed.
-//! * [`presence`]: the map of what is there of a file; `sparse`: a file with one, and which
-//!   parts of it are being filled: what the two above have in common.
-//! * [`runs`]: places that are near one another, read together.
-//! * [`backing`]: a file of which images name parts instead of storing them.
-//! * [`bounded`]: caches that are kept small.
-//! * [`raw`]: [`write_raw`], a sparse file a VMM can map.
+//! * [`outline`]: header, footer and manifest of an image, without its chunks and parents.
+//! * [`reader`]: [`ImageReader`], which reads any chunk at any time, from any thread.
+//! * [`partial`]: images of which parts are missing, and the origins of those parts.
+//! * [`disk_cache`]: a disk's bytes in a file that is filled chunk by chunk on demand.
+//! * [`presence`]: the map of the parts of a file that are present; `sparse`: a file with such a
+//!   map, for the two above.
+//! * [`runs`]: joins ranges that are close together, so that they are read at once.
+//! * [`backing`]: a file that images refer to instead of storing the same bytes.
+//! * [`bounded`]: keeps caches within a limit.
+//! * [`raw`]: [`write_raw`], which writes a sparse file that a VMM can map.
 //! * [`recording`]: which chunks a restore touched, in order.
-//! * [`optimise`]: an image written anew with its working set first.
-//! * [`inspect`]: what an image consists of: figures, a map, a picture.
-//! * [`stop`]: whether something is still wanted.
-//! * [`temporary`]: files that appear whole under their name, or not at all.
+//! * [`optimise`]: rewrites an image with its working set first.
+//! * [`inspect`]: figures, a map and a picture of an image.
+//! * [`stop`]: cancellation of reads.
+//! * [`temporary`]: files that appear under their name only when they are complete.
 
 pub mod backing;
 pub mod bounded;

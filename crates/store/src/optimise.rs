@@ -67,8 +67,8 @@ impl ChunkSource for Contents<'_> {
     }
 }
 
-/// Options that store an image as it is stored now: the same chunk size, the
-/// same parent and backing file, the codec its chunks have.
+/// Options that store an image as it is stored now: with the same chunk size, parent, backing file
+/// and codec.
 pub fn options_of(image: &ImageReader) -> Result<WriteOptions, WriteError> {
     let mut options = WriteOptions {
         chunk_size: image.chunk_size(),
@@ -83,7 +83,7 @@ pub fn options_of(image: &ImageReader) -> Result<WriteOptions, WriteError> {
     for index in 0..image.chunks() {
         match image.kind(index)? {
             Kind::Zero | Kind::Raw | Kind::Parent | Kind::Backing => {}
-            // Of an image in zstd the working set may be in LZ4.
+            // The working set of a zstd image may be in LZ4.
             Kind::Lz4 => options.codec = Codec::Lz4,
             Kind::Zstd => {
                 options.codec = Codec::Zstd(zstd::DEFAULT_COMPRESSION_LEVEL);
@@ -99,7 +99,7 @@ pub fn options_of(image: &ImageReader) -> Result<WriteOptions, WriteError> {
     Ok(options)
 }
 
-/// The backing file of an image, with the places that its chunks have there.
+/// The backing file of an image, with the offsets that its chunks have there.
 fn backing_of(image: &ImageReader) -> Result<Option<Backing>, ImageError> {
     let Some(backing) = image.backing() else {
         return Ok(None);
@@ -164,7 +164,7 @@ mod tests {
                 chunk_size: image.chunk_size(),
                 chunks: vec![4, 1, 5],
             };
-            // Over itself, while it is read.
+            // The target is the image itself, which is read meanwhile.
             optimise(&image, &recording, &folder.file("a")).unwrap();
             assert!(read_all(&image) == bytes);
             let better = ImageReader::open(&folder.file("a")).unwrap();

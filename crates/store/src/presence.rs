@@ -1,9 +1,7 @@
-//! The map of what is there of a file that is filled bit by bit
-//! (`docs/disk-cache.md`): in memory, and written through to its file, which
-//! other processes may map.
+//! The map of the units that are present in a file that is filled on demand (`docs/disk-cache.md`):
+//! kept in memory, and written through to its file, which other processes may map.
 //!
-//! Who has a map open has it alone: the file is locked (flock), so a file has
-//! one filler.
+//! An open map is locked exclusively (flock), so only one process fills the file.
 
 use jiffy_sys::locked::Locked;
 use jiffy_wire::disk::{MAP_HEADER, MapError, MapHeader};
@@ -17,7 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::SystemTime;
 
-/// A map that cannot be used. One sentence that names the file.
+/// Why a map cannot be used. The message is one sentence that names the file.
 #[derive(Debug, thiserror::Error)]
 #[error("{}: {fault}", path.display())]
 pub struct PresenceError {
@@ -38,7 +36,7 @@ pub enum PresenceFault {
     /// The host cannot read or write it.
     #[error("cannot be used")]
     Io(#[from] io::Error),
-    /// It is not a map.
+    /// The file is not a valid map.
     #[error(transparent)]
     Map(#[from] MapError),
 }
@@ -50,13 +48,12 @@ pub struct PresenceMap {
     path: PathBuf,
     header: MapHeader,
     words: Box<[AtomicU64]>,
-    /// Held while words go to the file: a word never goes back in time there.
+    /// Held while words are written to the file, so that an older word never replaces a newer one.
     writing: Mutex<()>,
 }
 
 impl PresenceMap {
-    /// Makes a map with no bit set. An existing one is emptied, unless it is
-    /// in use.
+    /// Creates a map with no bit set. An existing map is replaced, unless it is in use.
     pub fn create(path: &Path, header: MapHeader) -> Result<PresenceMap, PresenceError> {
         let make = || {
             header.check_units()?;
@@ -70,7 +67,7 @@ impl PresenceMap {
         Ok(PresenceMap::new(file, path, header, &[]))
     }
 
-    /// Opens one and reads all of it.
+    /// Opens a map and reads all of it.
     pub fn open(path: &Path) -> Result<PresenceMap, PresenceError> {
         let read = || {
             let file = open_locked(path, false)?;
@@ -78,7 +75,7 @@ impl PresenceMap {
             let mut head = [0; MAP_HEADER];
             read_start(&file, &mut head)?;
             let header = MapHeader::decode(&head, length)?;
-            // As long as the file is, which the header agrees with.
+            // The length agrees with the header.
             let mut bits = vec![0; (length - MAP_HEADER as u64) as usize];
             file.read_exact_at(&mut bits, MAP_HEADER as u64)?;
             Ok((file, header, bits))
@@ -104,12 +101,12 @@ impl PresenceMap {
         }
     }
 
-    /// The file's name.
+    /// The path of the map.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Whether the file of its name is still this one.
+    /// Whether its path still names this file.
     pub(crate) fn has_its_name(&self) -> io::Result<bool> {
         let own = self.file.metadata()?;
         match fs::metadata(&self.path) {
@@ -119,7 +116,7 @@ impl PresenceMap {
         }
     }
 
-    /// What the map is of, as it was when it was opened.
+    /// The header, as it was when the map was opened.
     pub fn header(&self) -> &MapHeader {
         &self.header
     }
@@ -141,31 +138,31 @@ impl PresenceMap {
         units.start * unit..(units.end * unit).min(self.header.length)
     }
 
-    /// Whether a unit is there.
+    /// Whether a unit is present.
     pub fn get(&self, unit: u64) -> bool {
         self.words
             .get((unit / 64) as usize)
             .is_some_and(|word| word.load(Ordering::Acquire) & (1 << (unit % 64)) != 0)
     }
 
-    /// Whether all of these units are there.
+    /// Whether all of these units are present.
     pub fn has_all(&self, units: Range<u64>) -> bool {
         words_of(units).all(|(word, mask)| self.word(word) & mask == mask)
     }
 
-    /// How many units are there.
+    /// How many units are present.
     pub fn count(&self) -> u64 {
         words_of(0..self.units())
             .map(|(word, mask)| u64::from((self.word(word) & mask).count_ones()))
             .sum()
     }
 
-    /// Says that units are there. What they stand for must be written.
+    /// Marks units as present. Their bytes must be written before.
     pub fn set(&self, units: Range<u64>) -> io::Result<()> {
         let units = units.start..units.end.min(self.units());
         let _one = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
-        // In memory last: others are told of a bit that is seen there, and look for
-        // it in the file.
+        // The bits in memory are set last: other processes are told of them and look for them in
+        // the file.
         self.write(units.clone(), |word, mask| word | mask)?;
         for (word, mask) in words_of(units) {
             self.words[word].fetch_or(mask, Ordering::AcqRel);
@@ -173,7 +170,7 @@ impl PresenceMap {
         Ok(())
     }
 
-    /// Says that units are not there.
+    /// Marks units as missing.
     pub fn clear(&self, units: Range<u64>) -> io::Result<()> {
         let units = units.start..units.end.min(self.units());
         for (word, mask) in words_of(units.clone()) {
@@ -183,7 +180,7 @@ impl PresenceMap {
         self.write(units, |word, _| word)
     }
 
-    /// The next run of units that are not there, within `units`.
+    /// The next run of missing units within `units`.
     pub fn next_missing(&self, units: Range<u64>) -> Option<Range<u64>> {
         let mut at = units.start;
         while at < units.end && self.get(at) {
@@ -201,11 +198,10 @@ impl PresenceMap {
         (start < end).then_some(start..end)
     }
 
-    /// Binds the bits to a boot of the host, or to none ([`MapHeader::boot`]),
-    /// durably.
+    /// Binds the bits to a boot of the host, or to none ([`MapHeader::boot`]), durably.
     ///
-    /// With one call: who is killed has the file locked until it is over, so nobody
-    /// finds a header there that the disk may not have.
+    /// Written and synced with one call: a killed process keeps its lock until the call has
+    /// returned, so no other process reads a header that may not be on the disk.
     pub(crate) fn bind(&self, boot: [u8; 16]) -> io::Result<()> {
         let header = MapHeader {
             boot,
@@ -224,20 +220,19 @@ impl PresenceMap {
         }
     }
 
-    /// Has all bits on the disk.
+    /// Syncs the map to the disk.
     pub(crate) fn sync(&self) -> io::Result<()> {
         self.file.sync_all()
     }
 
-    /// Lets another have the file, in which nothing may be changed any more.
+    /// Unlocks the map for other processes. The caller must not change it any more.
     pub(crate) fn release(&self) {
         self.file.unlock();
     }
 
-    /// Notes that it was used now: a bounded cache forgets what was not used
-    /// for long.
+    /// Sets the time of the last use, by which a bounded cache chooses what to drop.
     pub(crate) fn touch(&self) {
-        // Only a hint.
+        // The time is only a hint, so errors are ignored.
         let _ = self.file.set_modified(SystemTime::now());
     }
 
@@ -247,8 +242,8 @@ impl PresenceMap {
             .map_or(0, |word| word.load(Ordering::Acquire))
     }
 
-    /// Writes the words that hold these units; `adapt` is given each, and which of its
-    /// bits are theirs. `writing` is held.
+    /// Writes the words that hold these units. `adapt` gets each word and the mask of these units'
+    /// bits in it. The caller must hold `writing`.
     fn write(&self, units: Range<u64>, adapt: impl Fn(u64, u64) -> u64) -> io::Result<()> {
         let first = units.start / 64;
         let bytes: Vec<u8> = words_of(units)
@@ -259,7 +254,7 @@ impl PresenceMap {
     }
 }
 
-/// The words that hold these bits, and which bits of each.
+/// The words that hold these bits, with the mask of the bits in each.
 fn words_of(units: Range<u64>) -> impl Iterator<Item = (usize, u64)> {
     let mut at = units.start;
     std::iter::from_fn(move || {
@@ -284,7 +279,7 @@ fn open_locked(path: &Path, create: bool) -> Result<Locked, PresenceFault> {
     Locked::alone(file)?.ok_or(PresenceFault::InUse)
 }
 
-/// Reads the first bytes of a file; those it does not have are zeros.
+/// Reads the first bytes of a file; bytes past its end are zeros.
 fn read_start(file: &File, bytes: &mut [u8]) -> io::Result<()> {
     let mut done = 0;
     while done < bytes.len() {

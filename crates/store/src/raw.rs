@@ -1,4 +1,4 @@
-//! A sparse file as long as its contents, which a VMM can map.
+//! Writes contents as a sparse file, which a VMM can map.
 
 use crate::codec::is_zero;
 use crate::error::WriteError;
@@ -12,14 +12,14 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-/// What is a hole or not.
+/// Bytes of a page: a page of zeros becomes a hole.
 const PAGE: usize = 4096;
-/// How much a thread takes at once.
+/// Bytes that a thread copies at once.
 const PIECE: u64 = 1 << 20;
 
-/// Writes `source` as a sparse raw file called `target`, pages that are zero as
-/// holes: under a temporary name, synced, renamed over what was there, and the
-/// folder synced. Gives the bytes that are not holes.
+/// Writes `source` as a sparse raw file called `target`; pages of zeros become holes. The file is
+/// written under a temporary name, synced and renamed over `target`, and the folder is synced.
+/// Returns the bytes that are not holes.
 pub fn write_raw(
     target: &Path,
     source: &(impl ChunkSource + Sync + ?Sized),
@@ -82,7 +82,7 @@ fn copy(
         .read_at(offset, buffer)
         .map_err(|source| WriteError::Source { offset, source })?;
     let mut written = 0;
-    // Pages that are not zero, as many at once as follow one another.
+    // Contiguous pages that are not zero are written with one call.
     let mut run = 0..0;
     let pages = buffer.chunks(PAGE).map(|page| (page.len(), is_zero(page)));
     for (length, zero) in pages.chain([(0, true)]) {
@@ -120,7 +120,7 @@ mod tests {
         assert_eq!(std::fs::read(&target).unwrap(), contents);
         let blocks = std::fs::metadata(&target).unwrap().blocks();
         assert!(blocks * 512 <= 6 * PAGE as u64, "{blocks}");
-        // Again, from the file with its holes.
+        // Copies the file, which has holes.
         let again = folder.path().join("again");
         let file = File::open(&target).unwrap();
         assert_eq!(write_raw(&again, &file).unwrap(), written);

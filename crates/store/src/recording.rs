@@ -1,4 +1,4 @@
-//! Which chunks a restore touched, in order: 40 bytes of header, the chunks'
+//! The chunks that a restore touched, in order. The file has a header of 40 bytes, the chunks'
 //! numbers with 32 bits each, and a CRC-32C of all before it.
 
 use crate::format::{Fields, ImageId, MAX_CHUNK, is_sealed, seal};
@@ -15,7 +15,7 @@ const HEADER: usize = 40;
 /// Which chunks of an image were touched, each once, in the order of first use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Recording {
-    /// The image.
+    /// The id of the image.
     pub image: ImageId,
     /// Bytes of a chunk.
     pub chunk_size: u32,
@@ -24,18 +24,18 @@ pub struct Recording {
 }
 
 impl Recording {
-    /// Writes it under a temporary name, syncs and renames it.
+    /// Writes the recording under a temporary name, syncs and renames it.
     pub fn write(&self, path: &Path) -> io::Result<()> {
         jiffy_sys::durable::replace(path, &self.encode())
     }
 
-    /// Reads one. `InvalidData` with a sentence if it is damaged.
+    /// Reads a recording. The error has kind `InvalidData` and a sentence if it is damaged.
     pub fn read(path: &Path) -> io::Result<Recording> {
         Recording::decode(&fs::read(path)?)
             .map_err(|sentence| io::Error::new(io::ErrorKind::InvalidData, sentence))
     }
 
-    /// As written.
+    /// The encoded recording.
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = MAGIC.to_vec();
         bytes.extend(VERSION.to_le_bytes());
@@ -48,7 +48,7 @@ impl Recording {
         bytes
     }
 
-    /// Reads one from memory; a sentence if it is damaged.
+    /// Decodes a recording; the error is a sentence.
     pub fn decode(bytes: &[u8]) -> Result<Recording, String> {
         let mut fields = Fields(bytes);
         if fields.array() != MAGIC {

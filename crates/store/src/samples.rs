@@ -9,7 +9,7 @@ use tempfile::TempDir;
 /// Bytes of a chunk in tests.
 pub(crate) const CHUNK: usize = 4096;
 
-/// A chunk that nothing compresses.
+/// A chunk that does not compress.
 pub(crate) fn noise(seed: u64) -> Vec<u8> {
     let mut state = seed;
     (0..CHUNK)
@@ -23,7 +23,7 @@ pub(crate) fn noise(seed: u64) -> Vec<u8> {
         .collect()
 }
 
-/// A chunk that everything compresses.
+/// A chunk that compresses well.
 pub(crate) fn text(seed: u64) -> Vec<u8> {
     let mut bytes = Vec::new();
     for line in 0_u64.. {
@@ -36,8 +36,8 @@ pub(crate) fn text(seed: u64) -> Vec<u8> {
     bytes
 }
 
-/// Chunks by letters: `.` zero, `n` noise, `t` text, each different; a capital
-/// or a digit is always the same text.
+/// Chunks by letters: `.` zero, `n` noise, `t` text, each different; a capital or a digit is always
+/// the same text.
 pub(crate) fn contents(letters: &str) -> Vec<u8> {
     (1_u64..)
         .zip(letters.bytes())
@@ -56,7 +56,7 @@ pub(crate) fn backing(folder: &Folder, name: &str, bytes: &[u8]) -> Backing {
     Backing::open(&folder.file(name)).expect("a file is read")
 }
 
-/// Small chunks, all else as usual.
+/// Options with small chunks and otherwise the defaults.
 pub(crate) fn small() -> WriteOptions {
     WriteOptions {
         chunk_size: CHUNK as u32,

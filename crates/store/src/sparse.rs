@@ -27,7 +27,7 @@ pub(crate) struct SparseFile<O> {
     flights: Mutex<HashMap<u64, Arc<Flight<O>>>>,
     landed: Condvar,
     /// Held for reading while present units are read, for writing while units are dropped, so that
-    /// nobody reads a hole in place of a unit.
+    /// no thread reads a hole in place of a unit.
     gate: RwLock<()>,
 }
 

@@ -1,7 +1,7 @@
-//! Files that appear whole under their name, or not at all.
+//! Files that appear under their name only when they are complete.
 //!
-//! A file is written as `.NAME.RANDOM.tmp` beside its place. What a dead writer left
-//! goes with its folder, or when the folder's owner removes hidden files.
+//! A file is written as `.NAME.RANDOM.tmp` in the folder of its target. The temporary file of a
+//! killed process is removed with its folder, or when the folder's owner removes hidden files.
 
 use crate::error::WriteError;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
@@ -10,7 +10,7 @@ use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-/// A file on its way. Dropped before [`Temporary::commit`], it is removed.
+/// A file that is being written. It is removed if it is dropped before [`Temporary::commit`].
 #[derive(Debug)]
 pub struct Temporary {
     file: File,
@@ -19,7 +19,7 @@ pub struct Temporary {
     done: bool,
 }
 
-/// What happens to a file that has the target's name already.
+/// What happens to an existing file with the target's name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Existing {
     /// It is replaced.
@@ -29,7 +29,7 @@ pub enum Existing {
 }
 
 impl Temporary {
-    /// Begins a file that shall be called `target`, mode 0644.
+    /// Creates a file that is to be called `target`, mode 0644.
     pub fn create(target: &Path) -> Result<Temporary, WriteError> {
         Temporary::begin(target).map_err(|source| WriteError::Target {
             path: target.to_owned(),
@@ -75,7 +75,7 @@ impl Temporary {
         &self.file
     }
 
-    /// Says what went wrong with the file.
+    /// The error of this file with that cause.
     pub fn failed(&self, source: io::Error) -> WriteError {
         WriteError::Target {
             path: self.target.clone(),
@@ -83,7 +83,7 @@ impl Temporary {
         }
     }
 
-    /// Syncs the file, gives it its name, and syncs the folder.
+    /// Syncs the file, renames it to its target, and syncs the folder.
     pub fn commit(mut self, existing: Existing) -> Result<(), WriteError> {
         self.finish(existing).map_err(|source| self.failed(source))
     }

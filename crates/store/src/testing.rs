@@ -1,16 +1,15 @@
-//! Damaged images that pass their checksums, for fuzzing.
+//! Makes damaged images pass their checksums, for fuzzing.
 
 use crate::format::manifest::{ENTRY_BYTES, GROUP_BYTES, Group};
 use crate::format::{Fields, footer, header, seal};
 
-/// Where the sections' places begin in a footer, and how long each is.
+/// Offset of the first section's place in a footer, and bytes of each place.
 const SECTIONS: usize = 56;
 const SECTION: usize = 24;
-/// The number of a backing file's; no section of an image without one.
+/// Index of the backing file's section; an image without a backing file does not have it.
 const BACKING: usize = 6;
 
-/// Makes every checksum right that can be reached, and changes nothing else.
-/// Those of chunks stay as they are.
+/// Corrects all checksums that can be found, and changes nothing else. Chunks' own checksums stay.
 pub fn reseal(image: &mut [u8]) {
     if image.len() < header::BYTES + footer::BYTES {
         return;

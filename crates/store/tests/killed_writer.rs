@@ -1,7 +1,7 @@
-//! A writer that is killed, for real, at many moments.
+//! Kills a writer process at many moments.
 //!
-//! In a test binary of its own: between fork and exec a child has its parent's
-//! files open, and with them the locks of whatever test runs beside this one.
+//! This test has a binary of its own: between fork and exec, a child holds its parent's open files
+//! and therefore the locks of any test that runs at the same time.
 
 use jiffy_store::source::ChunkSource;
 use jiffy_store::writer::write_image;
@@ -22,7 +22,7 @@ fn small() -> WriteOptions {
     }
 }
 
-/// Chunks that pack, that do not, that are zero, and that are there twice.
+/// Chunks that compress, that do not, that are zero, and that occur twice.
 fn contents() -> Vec<u8> {
     let mut noise = blake3::Hasher::new().finalize_xof();
     let mut bytes = Vec::new();
@@ -39,7 +39,7 @@ fn contents() -> Vec<u8> {
     bytes
 }
 
-/// The images: what is hidden is none.
+/// The images in a folder; hidden files are not images.
 fn images(folder: &Path) -> Vec<PathBuf> {
     let files = fs::read_dir(folder).unwrap();
     files
@@ -52,7 +52,7 @@ fn is_hidden(path: &Path) -> bool {
     path.file_name().unwrap().as_encoded_bytes()[0] == b'.'
 }
 
-/// Says so and never goes on once a writer has read half of it.
+/// Contents that report it and block for ever when half of them was read.
 struct Stalls(Vec<u8>);
 
 impl ChunkSource for Stalls {
@@ -71,8 +71,8 @@ impl ChunkSource for Stalls {
     }
 }
 
-/// The writer of the test. Every third one is caught in the middle of an
-/// image; the others write images until they are killed.
+/// The writer of the test. Every third one stalls in the middle of an image; the others write
+/// images until they are killed.
 fn write_until_killed(folder: &Path, stalls: bool) -> ! {
     let bytes = contents();
     println!("begun");
@@ -117,7 +117,7 @@ fn a_killed_writer_leaves_the_image_whole_or_as_it_was() {
         if !stalls {
             std::thread::sleep(Duration::from_micros(5_000 + round * 7_300));
         }
-        // Beside it, somebody reads.
+        // Reads meanwhile.
         for path in images(folder.path()) {
             ImageReader::open(&path).unwrap().verify().unwrap();
         }

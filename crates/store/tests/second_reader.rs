@@ -1,5 +1,5 @@
-//! A second reader, written from `docs/image-format.md` alone: it shares no
-//! code with the crate, and reads the golden files and a new one.
+//! A second reader, written from `docs/image-format.md` alone. It shares no code with the crate,
+//! and reads the golden files and a new image.
 
 use jiffy_store::{Codec, ImageReader, Kind, WriteOptions, write_image};
 use std::collections::BTreeSet;
@@ -7,7 +7,7 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Fields by their place in the document.
+/// Reads a number at an offset that the document gives.
 fn number(bytes: &[u8], at: usize, length: usize) -> u64 {
     bytes[at..at + length]
         .iter()
@@ -23,7 +23,7 @@ fn hash(bytes: &[u8]) -> [u8; 16] {
     blake3::hash(bytes).as_bytes()[..16].try_into().unwrap()
 }
 
-/// All contents of an image, everything checked that can be.
+/// All contents of an image; checks everything that can be checked.
 fn read(path: &Path) -> Vec<u8> {
     let file = fs::read(path).unwrap();
     let header = &file[..64];
@@ -168,7 +168,7 @@ fn the_document_is_enough_to_read_a_large_image_with_everything() {
             .flat_map(|n| {
                 match seed % 7 {
                     0 => 0,
-                    // Nothing compresses this.
+                    // Does not compress.
                     1 => (n ^ seed << 16)
                         .wrapping_mul(0x9e37_79b9)
                         .rotate_left(n % 32),

@@ -1,8 +1,7 @@
-//! A process that is started ahead and later told what to do (a spare VMM).
+//! A process that is started before its task is known (a spare VMM).
 //!
-//! The parent keeps one end of a socket pair ([`pair`]) and passes the other to the
-//! process. One message with descriptors tells it what to do; if the connection closes
-//! instead, it ends.
+//! The parent keeps one end of a socket pair ([`pair`]) and passes the other to the process. One
+//! message with descriptors gives the task; if the connection closes instead, the process ends.
 
 #![allow(unsafe_code)] // dup2, madvise, and this process's own arguments.
 
@@ -28,7 +27,7 @@ pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
     )?)
 }
 
-/// Waits for the message; `None` if the other end was closed.
+/// Waits for the message; `None` if the other end was closed. Returns its bytes and descriptors.
 pub fn wait(socket: BorrowedFd<'_>) -> io::Result<Option<(Vec<u8>, Vec<OwnedFd>)>> {
     let mut bytes = vec![0; MAX_MESSAGE];
     let mut fds = Vec::with_capacity(fds::MOST);
@@ -40,11 +39,10 @@ pub fn wait(socket: BorrowedFd<'_>) -> io::Result<Option<(Vec<u8>, Vec<OwnedFd>)
     Ok((length > 0).then_some((bytes, fds)))
 }
 
-/// Makes this file standard output and standard error.
+/// Redirects standard output and standard error to this file.
 pub fn write_to(output: BorrowedFd<'_>) -> io::Result<()> {
     for stream in [libc::STDOUT_FILENO, libc::STDERR_FILENO] {
-        // SAFETY: both are open; that of a standard stream is replaced as one
-        // step, for all that write to it.
+        // SAFETY: both are open; dup2 replaces a standard stream atomically for all its writers.
         if unsafe { libc::dup2(output.as_raw_fd(), stream) } < 0 {
             return Err(io::Error::last_os_error());
         }
@@ -57,7 +55,7 @@ pub fn write_to(output: BorrowedFd<'_>) -> io::Result<()> {
 pub struct Argument(&'static [AtomicU8]);
 
 impl Argument {
-    /// The first argument with this text.
+    /// Finds the first argument with this text; `NotFound` if there is none.
     pub fn find(text: &OsStr) -> io::Result<Argument> {
         let text = text.as_bytes();
         let area = arguments()?;
@@ -76,7 +74,7 @@ impl Argument {
             .ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
-    /// Replaces it; `InvalidInput` for a text of another length.
+    /// Replaces the argument; `InvalidInput` if the text has another length.
     pub fn replace(&self, text: &OsStr) -> io::Result<()> {
         let text = text.as_bytes();
         if text.len() != self.0.len() {
@@ -89,28 +87,27 @@ impl Argument {
     }
 }
 
-/// All arguments as the kernel laid them out, each with its final zero.
+/// The memory of all arguments; each ends with a zero.
 fn arguments() -> io::Result<&'static [AtomicU8]> {
     let stat = io::read_to_string(handed::open_proc("stat")?)?;
-    // proc_pid_stat(5): the name, in brackets, is the second; arg_start and
-    // arg_end are fields 48 and 49.
+    // proc_pid_stat(5): the second field is the name in brackets; arg_start and arg_end are fields
+    // 48 and 49.
     let fields = stat.rsplit_once(") ").map_or("", |(_, fields)| fields);
     let mut ends = fields.split(' ').skip(48 - 3).map(str::parse::<usize>);
     match (ends.next(), ends.next()) {
         (Some(Ok(start)), Some(Ok(end))) if start > 0 && start < end => {
-            // SAFETY: the kernel put the arguments there, on the first stack,
-            // which is writable and stays for as long as the process lives.
-            // Nothing else of it is there; whoever reads them as a program's
-            // arguments does that before this is called.
+            // SAFETY: the kernel put the arguments on the first stack, which is writable and exists
+            // as long as the process. Nothing else is in this memory, and the program has read its
+            // arguments before this is called.
             Ok(unsafe { std::slice::from_raw_parts(start as *const AtomicU8, end - start) })
         }
         _ => Err(io::Error::from(io::ErrorKind::Unsupported)),
     }
 }
 
-/// Populates this process's mappings of its program (MADV_POPULATE_READ, and
-/// MADV_POPULATE_WRITE where they are writable), so that later code takes no page faults
-/// there. Affects only time; has no effect before Linux 5.14.
+/// Populates this process's mappings of its program (MADV_POPULATE_READ, and MADV_POPULATE_WRITE
+/// for writable ones), so that later code takes no page faults there. Affects only time; has no
+/// effect before Linux 5.14.
 pub fn touch_program() -> io::Result<()> {
     let Ok(program) = handed::program() else {
         return Ok(());
@@ -122,7 +119,7 @@ pub fn touch_program() -> io::Result<()> {
             continue;
         };
         let file = fields.nth(3).unwrap_or_default();
-        // The .bss follows, an anonymous mapping.
+        // The .bss, an anonymous mapping, follows the program's mappings.
         is_program = file == program.as_os_str() || (is_program && file.is_empty());
         let ends = range.split_once('-').map(|(start, end)| {
             let number = |text| usize::from_str_radix(text, 16);
@@ -136,7 +133,7 @@ pub fn touch_program() -> io::Result<()> {
             [b'r', ..] => libc::MADV_POPULATE_READ,
             _ => continue,
         };
-        // SAFETY: changes nothing of what is in these pages.
+        // SAFETY: populating changes no contents.
         unsafe { libc::madvise(start as *mut libc::c_void, end - start, advice) };
     }
     Ok(())

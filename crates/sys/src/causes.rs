@@ -1,16 +1,16 @@
-//! An error with what caused it.
+//! Errors and their causes.
 
 use std::error::Error;
 
-/// The error, then what caused it, then the cause of that.
+/// The error, its cause, the cause of that, and so on.
 pub fn causes<'a>(
     error: &'a (dyn Error + 'static),
 ) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
     std::iter::successors(Some(error), |&error| error.source())
 }
 
-/// The error and its causes in one sentence, without a full stop. A cause that an error
-/// before it has quoted is left out.
+/// The error and its causes in one sentence, without a full stop. Leaves out a cause whose text is
+/// already in the sentence.
 pub fn sentence(error: &(dyn Error + 'static)) -> String {
     let mut text = String::new();
     for cause in causes(error) {
@@ -26,7 +26,7 @@ pub fn sentence(error: &(dyn Error + 'static)) -> String {
     text
 }
 
-/// The text with a capital at its beginning, as a sentence has it.
+/// The text with its first letter capitalised.
 pub fn capitalised(mut text: String) -> String {
     if let Some(first) = text.get_mut(..1) {
         first.make_ascii_uppercase();

@@ -1,4 +1,4 @@
-//! The monotonic clock every timeline uses, and the boot that it counts from.
+//! The monotonic clock of all timelines, and the id of the boot from which it counts.
 
 use rustix::time::{ClockId, clock_gettime};
 use std::io;
@@ -9,7 +9,7 @@ pub fn monotonic_ns() -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-/// The id of this boot of the kernel, a UUID: it names the monotonic clock
+/// The id of the kernel's boot, a UUID, which identifies the monotonic clock
 /// (Documentation/admin-guide/sysctl/kernel.rst, `random`).
 pub fn boot_id() -> io::Result<String> {
     let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;

@@ -1,12 +1,11 @@
-//! The whole contents of a small file.
+//! Reads small files.
 
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
 
-/// Reads a file from its beginning to its end. One of more than `most` bytes is
-/// refused before anything is allocated for it. The file offset is neither used nor
-/// changed: others may share it.
+/// Reads a whole file. A file of more than `most` bytes is an error (`InvalidData`) before anything
+/// is allocated for it. Neither uses nor changes the file offset, which other processes may share.
 pub fn of(file: &File, most: u64) -> io::Result<Vec<u8>> {
     let length = file.metadata()?.len();
     if length > most {

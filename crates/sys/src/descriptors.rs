@@ -1,11 +1,10 @@
-//! How many files this process may have open.
+//! The limit of open files of this process.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// Raises the limit of open files (RLIMIT_NOFILE, getrlimit(2)) to `wanted` where
-/// this process is privileged to, else to the most that it may have. Returns what
-/// the limit is now. Programs started later inherit it.
+/// Raises the limit of open files (RLIMIT_NOFILE, getrlimit(2)) to `wanted` if this process is
+/// privileged, else to its hard limit. Returns the new limit. Programs started later inherit it.
 pub fn raise_limit(wanted: u64) -> u64 {
     let limit = getrlimit(Resource::Nofile);
     let enough = |limit: Option<u64>| limit.is_none_or(|limit| limit >= wanted);
@@ -28,8 +27,8 @@ pub fn raise_limit(wanted: u64) -> u64 {
     getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
 }
 
-/// The limit, if fewer than `reserve` descriptors are left below it. Judged by the newest
-/// descriptor, which has the lowest free number.
+/// The limit, if fewer than `reserve` descriptors are left below it. Judges by the number of the
+/// newest descriptor, which was the lowest free one.
 pub fn are_short(newest: BorrowedFd<'_>, reserve: u64) -> Option<u64> {
     let limit = getrlimit(Resource::Nofile).current?;
     let open = u64::try_from(newest.as_raw_fd()).unwrap_or(0);

@@ -14,7 +14,7 @@ pub fn replace(path: &Path, contents: &[u8]) -> io::Result<()> {
     replace_with(path, contents, 0o644)
 }
 
-/// The same, readable by nobody else.
+/// Like [`replace`], with mode 0600.
 pub fn replace_private(path: &Path, contents: &[u8]) -> io::Result<()> {
     replace_with(path, contents, 0o600)
 }
@@ -30,7 +30,7 @@ fn replace_with(path: &Path, contents: &[u8], mode: u32) -> io::Result<()> {
     sync_folder_of(path)
 }
 
-/// Removes a file, which may be gone already.
+/// Removes a file, if it exists.
 pub fn remove(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -38,8 +38,7 @@ pub fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Removes a file, a link, or a folder with its contents. It is no error if there is
-/// nothing.
+/// Removes a file, a link, or a folder with its contents, if it exists.
 pub fn remove_any(path: &Path) -> io::Result<()> {
     match fs::symlink_metadata(path) {
         Ok(data) if data.is_dir() => fs::remove_dir_all(path),
@@ -49,7 +48,7 @@ pub fn remove_any(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Syncs the folder that holds `path`, so that a rename or removal lasts.
+/// Syncs the folder of `path`, so that a rename or removal survives a crash.
 pub fn sync_folder_of(path: &Path) -> io::Result<()> {
     let folder = match path.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,
@@ -59,7 +58,7 @@ pub fn sync_folder_of(path: &Path) -> io::Result<()> {
 }
 
 fn temporary_name(path: &Path) -> io::Result<PathBuf> {
-    // Threads that replace the same file do not share one.
+    // A number per call, because threads may replace the same file at once.
     static NUMBER: AtomicU64 = AtomicU64::new(0);
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
     let name = path

@@ -1,5 +1,5 @@
-//! Descriptors sent over a Unix socket, with bytes (`SCM_RIGHTS`, unix(7)),
-//! and descriptors a process was started with.
+//! Sends descriptors with bytes over a Unix socket (`SCM_RIGHTS`, unix(7)), and takes descriptors
+//! that this process inherited.
 
 use rustix::io::Errno;
 use rustix::net::{
@@ -10,15 +10,14 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-/// Descriptors one message may carry, at most. The kernel's own bound is 253.
+/// Most descriptors of one message. The kernel's limit is 253.
 pub const MOST: usize = 64;
 
 const SPACE: usize = rustix::cmsg_space!(ScmRights(MOST));
 
-/// Sends all of `bytes`, with `fds` attached to the first of them. There must
-/// be at least one byte, and at most [`MOST`] descriptors. The receiver gets
-/// descriptors of its own; the caller keeps these. A peer that has gone is an
-/// error (`EPIPE`), not a signal.
+/// Sends all of `bytes` with `fds` attached to the first of them. There must be at least one byte,
+/// and at most [`MOST`] descriptors. The receiver gets duplicates; the caller keeps its own. If the
+/// peer has closed, that is an error (`EPIPE`) and not a signal.
 pub fn send_with_fds(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     if bytes.is_empty() || fds.len() > MOST {
         return Err(io::Error::from(io::ErrorKind::InvalidInput));
@@ -42,12 +41,11 @@ pub fn send_with_fds(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) ->
     Ok(())
 }
 
-/// Receives one piece of what was sent: fills `buffer` from its start and
-/// appends the descriptors that came with it, closed on exec. Returns the
-/// bytes; 0 means that the peer has closed.
+/// Receives bytes into the start of `buffer` and appends descriptors that came with them, closed on
+/// exec. Returns the number of bytes; 0 means that the peer has closed.
 ///
-/// More descriptors than [`MOST`] are an error (`InvalidData`), and all are
-/// closed, so that a peer can't use up this process's descriptors.
+/// More descriptors than [`MOST`] are an error (`InvalidData`) and are all closed, so that a peer
+/// can't use up this process's descriptors.
 pub fn recv_with_fds(
     socket: impl AsFd,
     buffer: &mut [u8],
@@ -79,27 +77,26 @@ pub fn recv_with_fds(
     Ok(received.bytes)
 }
 
-/// A copy of a descriptor this process was started with, closed on exec. The
-/// original stays as it is. `InvalidInput` for standard streams and numbers
-/// that are not open.
+/// Duplicates a descriptor that this process inherited; the duplicate is closed on exec and the
+/// original is left open. `InvalidInput` for standard streams and numbers that are not open.
 pub fn inherited(number: i32) -> io::Result<OwnedFd> {
     if number < 3 {
         return Err(io::Error::from(io::ErrorKind::InvalidInput));
     }
-    // SAFETY: used for this one call, in which the kernel refuses a number
-    // that is not open; nothing is read, written or closed.
+    // SAFETY: borrowed for this one call, in which the kernel refuses a number that is not open.
+    // Nothing is read, written or closed.
     #[allow(unsafe_code)]
     let fd = unsafe { BorrowedFd::borrow_raw(number) };
     rustix::io::fcntl_dupfd_cloexec(fd, 3).map_err(|_| io::ErrorKind::InvalidInput.into())
 }
 
-/// Grows the kernel's descriptor table of this process to `number` entries now. It would
-/// grow when needed, but in a process with threads each time waits for an RCU grace
-/// period, which takes milliseconds. Affects only time.
+/// Grows the kernel's descriptor table of this process to `number` entries now. The kernel grows it
+/// on demand, but in a process with threads each growth waits milliseconds for an RCU grace period.
+/// Affects only time.
 pub fn make_room(number: u16) {
     let any = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC);
     if let (Ok(any), Some(last)) = (any, number.checked_sub(1)) {
-        // Fails if RLIMIT_NOFILE is lower; otherwise closed at once.
+        // Fails if RLIMIT_NOFILE is lower. The duplicate is closed at once.
         let _ = rustix::io::fcntl_dupfd_cloexec(&any, last.into());
     }
 }
@@ -204,7 +201,7 @@ mod tests {
         let error = recv_with_fds(&there, &mut [0; 8], &mut fds).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::InvalidData);
         assert!(fds.is_empty());
-        // Tests run side by side: allow for their few.
+        // Other tests run at the same time and have a few files open.
         assert!(open_files() < before + 50);
     }
 

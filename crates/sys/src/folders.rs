@@ -1,4 +1,4 @@
-//! Where Jiffy keeps its files. `jiffy` and `jiffyd` both ask here.
+//! Jiffy's folders, for `jiffy` and `jiffyd`.
 //!
 //! | folder | variable | as root | else |
 //! |---|---|---|---|
@@ -13,7 +13,7 @@
 use std::env;
 use std::path::{Path, PathBuf};
 
-/// What a user has chosen; what is `None` or empty has a default.
+/// The user's choices. `None` or empty means the default.
 #[derive(Debug, Clone, Default)]
 pub struct Chosen {
     /// `JIFFY_DATA`
@@ -29,19 +29,18 @@ pub struct Chosen {
 /// Jiffy's folders on this host. None of them need exist.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Folders {
-    /// What must survive a restart of the host: images, volumes, VMs. `None` where no home is
-    /// known.
+    /// Data that survives a restart of the host: images, volumes, VMs. `None` if no home is known.
     pub data: Option<PathBuf>,
-    /// Sockets of what runs now.
+    /// Sockets of running processes.
     pub run: PathBuf,
     /// Jiffy's programs beside `jiffy`.
     pub lib: PathBuf,
-    /// Kernels, the initramfs and images that came with Jiffy.
+    /// Kernels, the initramfs and images of the installation.
     pub share: PathBuf,
 }
 
 impl Chosen {
-    /// What the environment says.
+    /// The choices in the environment.
     pub fn by_environment() -> Chosen {
         let of = |name: &str| variable(name);
         Chosen {
@@ -54,7 +53,7 @@ impl Chosen {
 }
 
 impl Folders {
-    /// As chosen, else by who asks and where this program is installed.
+    /// The chosen folders; defaults depend on the user and on the path of this program.
     pub fn find(chosen: &Chosen) -> Folders {
         let program = env::current_exe().ok();
         let beside = program.as_deref().and_then(Path::parent);
@@ -89,7 +88,7 @@ impl Folders {
             (false, Some(folder)) => folder.join("jiffy"),
             (false, None) => format!("/tmp/jiffy-{user}").into(),
         };
-        // Programs are in PREFIX/bin and PREFIX/lib/jiffy.
+        // Programs are in PREFIX/bin or PREFIX/lib/jiffy.
         let prefix = match program.ends_with("lib/jiffy") {
             true => program.ancestors().nth(2),
             false => program.parent(),
@@ -111,7 +110,7 @@ impl Folders {
     }
 }
 
-/// A variable that is set and not empty.
+/// Value of an environment variable that is set and not empty.
 fn variable(name: &str) -> Option<PathBuf> {
     let value = env::var_os(name).filter(|value| !value.is_empty())?;
     Some(value.into())

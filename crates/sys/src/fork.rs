@@ -1,4 +1,4 @@
-//! fork(2), for processes with one thread.
+//! fork(2) for processes with one thread.
 #![allow(unsafe_code)] // fork has no safe wrapper.
 
 use std::io;
@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 
-/// Parent or child.
+/// Result of a fork.
 #[derive(Debug)]
 pub enum Fork {
     /// The parent.
@@ -15,8 +15,8 @@ pub enum Fork {
     Child,
 }
 
-/// A forked process; it is killed and reaped when this is dropped. Its
-/// descriptor is readable once it has ended.
+/// A forked process. It is killed and reaped when this is dropped. Its descriptor (pidfd) is
+/// readable once it has ended.
 #[derive(Debug)]
 pub struct Child {
     pid: libc::pid_t,
@@ -24,8 +24,8 @@ pub struct Child {
     reaped: bool,
 }
 
-/// Forks this process. Refused if it has more than one thread: the child would have the
-/// locks of the others, and not the threads.
+/// Forks this process. An error if it has more than one thread, because the child would inherit
+/// their locks but not the threads.
 pub fn fork() -> io::Result<Fork> {
     let threads = std::fs::read_dir("/proc/self/task")?.count();
     if threads != 1 {
@@ -33,8 +33,8 @@ pub fn fork() -> io::Result<Fork> {
             "a process with {threads} threads can't be forked"
         )));
     }
-    // SAFETY: there is no other thread that could hold a lock or be in the
-    // middle of changing something; prctl and getppid take numbers.
+    // SAFETY: no other thread exists that could hold a lock or be changing something; prctl and
+    // getppid take numbers.
     unsafe {
         let parent = libc::getpid();
         match libc::fork() {
@@ -42,7 +42,7 @@ pub fn fork() -> io::Result<Fork> {
             0 => {
                 libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
                 if libc::getppid() != parent {
-                    // It died before it could be watched.
+                    // The parent died before PR_SET_PDEATHSIG took effect.
                     libc::_exit(1);
                 }
                 Ok(Fork::Child)
@@ -54,8 +54,8 @@ pub fn fork() -> io::Result<Fork> {
 
 impl Child {
     fn of(pid: libc::pid_t) -> io::Result<Child> {
-        // SAFETY: pidfd_open takes numbers and makes a descriptor that nobody
-        // else owns. The process is not reaped yet, so the number is its own.
+        // SAFETY: pidfd_open takes numbers and returns a new descriptor without another owner. The
+        // process is not reaped yet, so its id is not reused.
         let pidfd = unsafe {
             let fd = libc::syscall(libc::SYS_pidfd_open, pid, 0);
             if fd < 0 {
@@ -73,7 +73,7 @@ impl Child {
         })
     }
 
-    /// Waits for its end.
+    /// Waits until the child has ended.
     pub fn wait(mut self) -> io::Result<ExitStatus> {
         self.reap()
     }
@@ -82,8 +82,7 @@ impl Child {
         self.reaped = true;
         let mut status = 0;
         loop {
-            // SAFETY: `status` outlives the call; the process is a child of
-            // this one that nobody else waits for.
+            // SAFETY: `status` outlives the call, and nobody else waits for this child.
             if unsafe { libc::waitpid(self.pid, &mut status, 0) } == self.pid {
                 return Ok(ExitStatus::from_raw(status));
             }
@@ -104,8 +103,7 @@ impl AsFd for Child {
 impl Drop for Child {
     fn drop(&mut self) {
         if !self.reaped {
-            // SAFETY: takes numbers; the process is not reaped, so the number
-            // is its own.
+            // SAFETY: kill takes numbers; the process is not reaped, so its id is not reused.
             unsafe { libc::kill(self.pid, libc::SIGKILL) };
             let _ = self.reap();
         }

@@ -1,8 +1,8 @@
-//! Files that this process was handed open, by the names that its configuration uses.
+//! Open files that this process inherited, by the paths that its configuration uses.
 //!
-//! A jailed program can open nothing: whoever starts it opens what it may have, and leaves
-//! it the descriptors. What opens a file asks here first ([`take`]). A process that was
-//! handed nothing opens by name.
+//! A jailed program can't open files. The process that starts it opens its files and passes the
+//! descriptors. Code that opens a file looks here first ([`take`]); a process that inherited no
+//! files opens them by path.
 
 use rustix::fs::{Mode, OFlags};
 use std::fs::File;
@@ -11,9 +11,9 @@ use std::os::fd::{AsFd, FromRawFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// The name of this process's folder in procfs, which a jailed one is handed.
+/// Path of this process's folder in procfs, which a jailed process inherits.
 pub const PROC: &str = "/proc/self";
-/// The name of what tells which pages were written.
+/// Path of the file that shows which pages were written.
 pub const PAGEMAP: &str = "/proc/self/pagemap";
 
 static FILES: Mutex<Vec<(PathBuf, OwnedFd)>> = Mutex::new(Vec::new());
@@ -22,41 +22,41 @@ fn files() -> MutexGuard<'static, Vec<(PathBuf, OwnedFd)>> {
     FILES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// This descriptor is the file of that name.
+/// Registers a descriptor as the file of that name.
 pub fn add(name: PathBuf, file: OwnedFd) {
     files().push((name, file));
 }
 
-/// This inherited descriptor is the file of that name. `InvalidInput` for standard streams
-/// and numbers that are not open. To be called once for a number.
+/// Registers an inherited descriptor as the file of that name. Call it once per number.
+/// `InvalidInput` for standard streams and numbers that are not open.
 #[allow(unsafe_code)] // A number becomes a descriptor.
 pub fn add_inherited(name: PathBuf, number: RawFd) -> io::Result<()> {
     let invalid = || io::Error::from(io::ErrorKind::InvalidInput);
-    // SAFETY: asks about a number; no memory is touched.
+    // SAFETY: fcntl takes numbers; no memory is touched.
     if number < 3 || unsafe { libc::fcntl(number, libc::F_SETFD, libc::FD_CLOEXEC) } < 0 {
         return Err(invalid());
     }
-    // SAFETY: it is open, was left for this process, and belongs to nothing else here.
+    // SAFETY: the number is open, was passed to this process, and has no other owner here.
     add(name, unsafe { OwnedFd::from_raw_fd(number) });
     Ok(())
 }
 
-/// The file of that name, if it was handed over; it can be taken once.
+/// Takes the file of that name, if it was inherited. It can be taken once.
 pub fn take(name: &Path) -> Option<OwnedFd> {
     let mut files = files();
     let at = files.iter().position(|(known, _)| known == name)?;
     Some(files.swap_remove(at).1)
 }
 
-/// Another descriptor for the file of that name, if it was handed over and not taken.
-/// Whoever reads it must not rely on where it stands.
+/// Duplicates the descriptor of the file of that name, if it was inherited and not taken. The
+/// duplicates share one file offset.
 pub fn copy(name: &Path) -> Option<io::Result<OwnedFd>> {
     let files = files();
     let (_, file) = files.iter().find(|(known, _)| known == name)?;
     Some(file.try_clone())
 }
 
-/// The file of that name, handed over or opened for reading.
+/// The file of that name, inherited or opened for reading.
 pub fn open(name: &Path) -> io::Result<File> {
     match take(name) {
         Some(file) => Ok(file.into()),
@@ -64,7 +64,7 @@ pub fn open(name: &Path) -> io::Result<File> {
     }
 }
 
-/// A file of this process in procfs, like `maps`.
+/// Opens a file of this process in procfs, such as `maps`.
 pub fn open_proc(name: &str) -> io::Result<File> {
     match copy(Path::new(PROC)) {
         Some(folder) => {
@@ -76,8 +76,8 @@ pub fn open_proc(name: &str) -> io::Result<File> {
     }
 }
 
-/// Opens what is asked of procfs later, and closes procfs. Nothing to do for a process that
-/// was not handed it.
+/// Opens the files of procfs that are needed later, then closes procfs. Does nothing unless this
+/// process inherited procfs.
 pub fn close_proc() -> io::Result<()> {
     if copy(Path::new(PROC)).is_some() {
         let pagemap = open_proc("pagemap")?;
@@ -87,7 +87,7 @@ pub fn close_proc() -> io::Result<()> {
     Ok(())
 }
 
-/// The file that this process executes, by its name in `maps`.
+/// Path of the file that this process executes, as in `maps`.
 pub fn program() -> io::Result<PathBuf> {
     use std::os::unix::ffi::OsStringExt;
     let link = match copy(Path::new(PROC)) {

@@ -1,8 +1,7 @@
 //! A signal that makes one thread leave a blocking call.
 //!
-//! The signal is SIGRTMIN. Its handler stores 1 into a byte the thread has
-//! named (for a vCPU: `immediate_exit` of its `kvm_run`), so that a kick that
-//! comes just before the call is not lost.
+//! The signal is SIGRTMIN. Its handler stores 1 into a byte that the thread has set (for a vCPU:
+//! `immediate_exit` of its `kvm_run`), so that a kick right before the call is not lost.
 #![allow(unsafe_code)] // Signal handlers and a thread-local pointer.
 
 use std::cell::Cell;
@@ -22,10 +21,10 @@ extern "C" fn on_kick(_signal: libc::c_int) {
     }
 }
 
-/// Installs the handler, once a process, before any thread is kicked.
+/// Installs the handler. Call it once per process, before any thread is kicked.
 pub fn install() -> io::Result<()> {
-    // SAFETY: all-zero is a valid sigaction; the handler only loads a
-    // thread-local without destructor and stores to an atomic.
+    // SAFETY: all-zero is a valid sigaction. The handler only loads a thread-local without
+    // destructor and stores to an atomic.
     let result = unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = on_kick as extern "C" fn(libc::c_int) as usize;
@@ -37,7 +36,7 @@ pub fn install() -> io::Result<()> {
     Ok(())
 }
 
-/// Runs `body` with `flag` as the byte that a kick of this thread sets to 1.
+/// Runs `body`; meanwhile a kick of this thread sets `flag` to 1.
 pub fn with_flag<T>(flag: &AtomicU8, body: impl FnOnce() -> T) -> T {
     struct Clear;
     impl Drop for Clear {
@@ -50,21 +49,21 @@ pub fn with_flag<T>(flag: &AtomicU8, body: impl FnOnce() -> T) -> T {
     body()
 }
 
-/// A thread that can be kicked. The owner keeps the thread from being joined
-/// (and its id from being reused) while it may still call [`Target::kick`].
+/// A thread that can be kicked. The owner must not join the thread (after which its id may be
+/// reused) while it may still call [`Target::kick`].
 #[derive(Debug, Clone, Copy)]
 pub struct Target(libc::pid_t);
 
 impl Target {
     /// The calling thread.
     pub fn current() -> Target {
-        // SAFETY: no arguments, cannot fail.
+        // SAFETY: gettid has no arguments and can't fail.
         Target(unsafe { libc::gettid() })
     }
 
-    /// Sends the signal; a thread that has ended is left alone.
+    /// Sends the signal. Does nothing if the thread has ended.
     pub fn kick(self) {
-        // SAFETY: tgkill with our own process id reaches no other process.
+        // SAFETY: tgkill with this process's id reaches no other process.
         unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), self.0, libc::SIGRTMIN()) };
     }
 }
@@ -83,7 +82,7 @@ mod tests {
             with_flag(&flag, || {
                 send.send(Target::current()).unwrap();
                 while flag.load(Ordering::SeqCst) == 0 {
-                    // Only a signal ends it early.
+                    // Only a signal ends the poll early.
                     unsafe { libc::poll(ptr::null_mut(), 0, 100_000) };
                 }
             });

@@ -1,29 +1,28 @@
-//! Safe wrappers around the few Linux calls Jiffy needs, and what its programs know of the
-//! host: folders, clocks, errors.
+//! Safe wrappers of Linux calls, and facts about the host: folders, clocks, errors.
 //!
 //! * [`ahead`]: processes that are started before their task is known.
-//! * [`causes`]: an error with what caused it.
-//! * [`clock`]: the monotonic clock every timeline uses.
+//! * [`causes`]: errors and their causes.
+//! * [`clock`]: the monotonic clock of all timelines.
 //! * [`contents`]: reads a small file.
 //! * [`descriptors`]: the limit of open files.
 //! * [`durable`]: atomic replacement of files.
 //! * [`fds`]: descriptors sent over a Unix socket.
-//! * [`folders`]: where Jiffy keeps its files.
+//! * [`folders`]: Jiffy's folders.
 //! * [`mod@fork`]: fork(2) of a process with one thread.
-//! * [`handed`]: files that this process was handed open.
+//! * [`handed`]: open files that this process inherited.
 //! * [`locked`]: files locked with flock(2).
 //! * [`mapped`]: read-only mappings of files that another process writes.
-//! * [`memfd`]: memfds, in small or huge pages.
-//! * [`mutex`]: mutexes without poison.
-//! * [`netlink`]: requests to the kernel's network.
+//! * [`memfd`]: memfds with small or huge pages.
+//! * [`mutex`]: mutexes without poisoning.
+//! * [`netlink`]: netlink requests to the kernel.
 //! * [`ownership`]: who may write to a folder.
 //! * [`pagemap`]: which pages of a mapping were written.
 //! * [`kick`]: a signal that makes one thread leave a blocking call.
 //! * [`private_socket`]: a Unix socket that only its owner may connect to.
 //! * [`regular`]: opens regular files only.
-//! * [`spawn`]: a program in a session of its own.
-//! * [`tap`]: network links whose other end is a descriptor.
-//! * [`tap_queue`]: such a descriptor, as whoever serves it sees it.
+//! * [`spawn`]: starts a program in its own session.
+//! * [`tap`]: creates TAP devices.
+//! * [`tap_queue`]: a queue of a TAP device, for the process that serves it.
 //! * [`termination`]: SIGTERM and SIGINT as a descriptor.
 //! * [`userfaultfd`]: page faults of one process, served by another.
 

@@ -1,8 +1,7 @@
 //! Files locked with flock(2) until they are closed.
 //!
-//! The lock belongs to the open file description, which a child shares with its parent
-//! from fork to exec. So closing the file may leave it locked for a moment; it is unlocked
-//! first.
+//! The lock belongs to the open file description, which a child shares with its parent from fork to
+//! exec. Closing the file may therefore leave it locked for a moment, so it is unlocked first.
 
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
@@ -21,7 +20,7 @@ pub struct Locked {
 }
 
 impl Locked {
-    /// A file that another process has locked; the lock is left as it is.
+    /// A file that another process has locked. Dropping this leaves the lock.
     pub fn by_others(file: File) -> Locked {
         Locked {
             file,
@@ -46,10 +45,10 @@ impl Locked {
         Ok(lock_alone(&file)?.then(|| Locked::by_us(file)))
     }
 
-    /// Releases the lock, if it is ours, before the file is closed.
+    /// Releases the lock before the file is closed, if this process holds it.
     pub fn unlock(&self) {
         if self.is_ours {
-            // On failure it ends when the last descriptor is closed.
+            // If this fails, the lock ends when the last descriptor is closed.
             let _ = flock(&self.file, FlockOperation::Unlock);
         }
     }
@@ -86,7 +85,7 @@ pub fn open(path: &Path) -> io::Result<File> {
         .open(path)
 }
 
-/// Locks a file until its last holder closes it; false if somebody has it locked.
+/// Locks a file until all its descriptors are closed; false if it is locked already.
 pub fn lock_alone(file: &File) -> io::Result<bool> {
     match flock(file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(true),

@@ -7,22 +7,21 @@ use std::io;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A whole file as words of 64 bits, little-endian, read one at a time. Others
-/// may write them meanwhile. The file must not be truncated: reading beyond its end
-/// raises SIGBUS.
+/// A whole file as little-endian 64-bit words, read one at a time. Other processes may write them
+/// meanwhile. The file must not be truncated: a read beyond its end raises SIGBUS.
 #[derive(Debug)]
 pub struct MappedWords {
     start: NonNull<AtomicU64>,
     words: usize,
 }
 
-// SAFETY: the mapping is shared and only read, atomically, from any thread.
+// SAFETY: the mapping is shared, and any thread only reads it, atomically.
 unsafe impl Send for MappedWords {}
 // SAFETY: as above.
 unsafe impl Sync for MappedWords {}
 
 impl MappedWords {
-    /// Maps all of a file, which must have at least one word.
+    /// Maps a whole file, which must have at least one word.
     pub fn new(file: &File) -> io::Result<MappedWords> {
         let words = usize::try_from(file.metadata()?.len() / 8).map_err(io::Error::other)?;
         if words == 0 {
@@ -46,7 +45,7 @@ impl MappedWords {
         Ok(MappedWords { start, words })
     }
 
-    /// How many words there are.
+    /// Number of words.
     pub fn len(&self) -> usize {
         self.words
     }
@@ -61,8 +60,8 @@ impl MappedWords {
         if index >= self.words {
             return 0;
         }
-        // SAFETY: within the mapping, which lives as long as `self`, is aligned
-        // to pages, and is only looked at through atomics.
+        // SAFETY: the address is within the mapping, which exists as long as `self` and is
+        // page-aligned. Only atomics read it.
         let word = unsafe { self.start.add(index).as_ref() };
         u64::from_le(word.load(Ordering::Acquire))
     }
@@ -70,7 +69,7 @@ impl MappedWords {
 
 impl Drop for MappedWords {
     fn drop(&mut self) {
-        // SAFETY: the mapping is ours, and nothing borrowed from it lives on.
+        // SAFETY: this value owns the mapping, and no borrow of it is left.
         let _ = unsafe { munmap(self.start.as_ptr().cast(), self.words * 8) };
     }
 }

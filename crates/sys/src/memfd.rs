@@ -16,7 +16,7 @@ pub enum Pages {
 }
 
 impl Pages {
-    /// Bytes a page has.
+    /// Size of a page, bytes.
     pub fn bytes(self) -> u64 {
         match self {
             Pages::Small => 4 << 10,
@@ -25,8 +25,8 @@ impl Pages {
         }
     }
 
-    /// Huge pages of this size that nobody holds or has reserved; `None` if
-    /// the processor or the kernel has no pages of this size.
+    /// Number of huge pages of this size that are neither used nor reserved; `None` if the
+    /// processor or the kernel has no pages of this size.
     pub fn free_in_pool(self) -> Option<u64> {
         let pool = format!(
             "/sys/kernel/mm/hugepages/hugepages-{}kB",
@@ -43,8 +43,8 @@ impl Pages {
     }
 }
 
-/// Makes a memfd of `size` bytes, all zero, closed on exec. No page is
-/// allocated yet; huge pages are reserved when it is mapped.
+/// Creates a memfd of `size` zero bytes, closed on exec. No page is allocated yet; huge pages are
+/// reserved when it is mapped.
 pub fn create(name: &str, size: u64, pages: Pages) -> io::Result<File> {
     let flags = MemfdFlags::CLOEXEC
         | match pages {

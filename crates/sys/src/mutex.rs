@@ -1,8 +1,8 @@
-//! Mutexes without poison: the programs abort on panic, and tests look at what is left.
+//! Mutexes without poisoning. Programs abort on a panic, and tests check the state afterwards.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Locks it, even if a thread panicked while it had the lock.
+/// Locks a mutex, even if a thread panicked while it held the lock.
 pub fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,4 +1,4 @@
-//! A netlink socket (netlink(7)): requests to the kernel's network, and its answers.
+//! Netlink sockets (netlink(7)): requests to the kernel's network stack, and its answers.
 #![allow(unsafe_code)] // setsockopt(2) of levels that `rustix` lacks.
 
 use rustix::net::{
@@ -9,7 +9,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 pub use rustix::net::netlink::NETFILTER;
 
-/// Most bytes of one answer: the kernel fills dumps up to 32 KiB.
+/// Size of the receive buffer, bytes. The kernel fills dumps up to 32 KiB.
 const ANSWER_BYTES: usize = 64 << 10;
 
 /// A socket to one of the kernel's netlink families.
@@ -20,8 +20,8 @@ pub struct NetlinkSocket {
 }
 
 impl NetlinkSocket {
-    /// Opens one of `protocol`; `None` is NETLINK_ROUTE. Errors come with the kernel's
-    /// sentence and without a copy of the request.
+    /// Opens a socket to `protocol`; `None` means NETLINK_ROUTE. Error answers contain the kernel's
+    /// message, but no copy of the request.
     pub fn open(protocol: Option<Protocol>) -> io::Result<NetlinkSocket> {
         let socket = socket_with(
             AddressFamily::NETLINK,
@@ -38,7 +38,7 @@ impl NetlinkSocket {
         })
     }
 
-    /// Sends messages as one datagram, which the kernel works through before this returns.
+    /// Sends messages as one datagram. The kernel has processed them when this returns.
     pub fn send(&self, messages: &[u8]) -> io::Result<()> {
         match send(&self.socket, messages, SendFlags::empty()) {
             Err(rustix::io::Errno::MSGSIZE | rustix::io::Errno::NOBUFS) => {
@@ -50,7 +50,7 @@ impl NetlinkSocket {
         Ok(())
     }
 
-    /// The next datagram of the kernel's; `None` if there is none now.
+    /// Receives the kernel's next datagram. Without `wait`, `None` if there is none yet.
     pub fn receive(&mut self, wait: bool) -> io::Result<Option<&[u8]>> {
         let flags = if wait {
             RecvFlags::TRUNC
@@ -70,7 +70,8 @@ impl NetlinkSocket {
         }
     }
 
-    /// Room for a request of that many bytes, whatever the host's limit (CAP_NET_ADMIN).
+    /// Enlarges the send buffer for a request of that many bytes, beyond the host's limit
+    /// (CAP_NET_ADMIN).
     fn grow(&self, bytes: usize) -> io::Result<()> {
         let bytes = libc::c_int::try_from(bytes.saturating_add(ANSWER_BYTES))
             .map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;

@@ -5,8 +5,8 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// Whether only this process's user could have created what is in this folder: the user
-/// owns it, others may not write to it, and it is not a link.
+/// Whether only this process's user could have created the contents of this folder: the user owns
+/// it, others may not write to it, and it is not a link.
 pub fn is_mine_alone(folder: &Path) -> io::Result<bool> {
     let facts = fs::symlink_metadata(folder)?;
     let mine = facts.uid() == rustix::process::geteuid().as_raw();

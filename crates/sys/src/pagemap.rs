@@ -1,8 +1,7 @@
 //! Which pages of a private mapping this process has written.
 //!
-//! Source: Linux `Documentation/admin-guide/mm/pagemap.rst`. The ioctl
-//! `PAGEMAP_SCAN` (6.7) walks page tables in the kernel; an older kernel's
-//! entries are read one by one.
+//! Source: Linux `Documentation/admin-guide/mm/pagemap.rst`. The ioctl `PAGEMAP_SCAN` (6.7) walks
+//! the page tables in the kernel. On older kernels the entries are read one by one.
 #![allow(unsafe_code)] // One ioctl.
 
 use crate::handed;
@@ -27,7 +26,7 @@ const ENTRY_FILE: u64 = 1 << 61;
 const ENTRY_SWAPPED: u64 = 1 << 62;
 const ENTRY_PRESENT: u64 = 1 << 63;
 
-/// Ranges asked for at once.
+/// Ranges per ioctl.
 const BATCH: usize = 256;
 
 #[repr(C)]
@@ -63,11 +62,11 @@ pub struct Wanted {
     pub flags: u64,
     /// Categories that are inverted before they are compared (`category_inverted`).
     pub inverted: u64,
-    /// A page must have all of these (`category_mask`).
+    /// A page must be in all of these (`category_mask`).
     pub all_of: u64,
-    /// A page must have one of these, if any are set (`category_anyof_mask`).
+    /// A page must be in one of these, if there are any (`category_anyof_mask`).
     pub any_of: u64,
-    /// Categories that are reported; the kernel joins neighbours with equal ones.
+    /// Categories that are reported (`return_mask`); the kernel merges neighbours with equal ones.
     pub told: u64,
 }
 
@@ -77,18 +76,18 @@ const OWN: Wanted = Wanted {
     inverted: IS_FILE | IS_ZERO_PAGE,
     all_of: IS_FILE | IS_ZERO_PAGE,
     any_of: IS_PRESENT | IS_SWAPPED,
-    // One region a run: present or swapped does not matter.
+    // Present and swapped are not reported, so a run is one region.
     told: IS_FILE,
 };
 
-/// The page map of this process, kept open.
+/// The open page map of this process.
 #[derive(Debug)]
 pub struct Pagemap {
     file: File,
 }
 
 impl Pagemap {
-    /// Opens it.
+    /// Opens the page map.
     pub fn open() -> io::Result<Pagemap> {
         let name = Path::new(handed::PAGEMAP);
         let file = match handed::copy(name) {
@@ -98,9 +97,9 @@ impl Pagemap {
         Ok(Pagemap { file })
     }
 
-    /// The pages in `addresses` (whole pages of mappings of ours) that belong
-    /// to this process alone: in a private mapping of a file, those written
-    /// since it was mapped. Sorted, neighbours joined.
+    /// Pages in `addresses` (whole pages of this process's mappings) that belong to this process
+    /// alone: in a private mapping of a file, pages written since it was mapped. Sorted, neighbours
+    /// merged.
     pub fn own_pages(&self, addresses: Range<u64>) -> io::Result<Vec<Range<u64>>> {
         match self.scan(addresses.clone(), &OWN) {
             Err(error)
@@ -115,8 +114,8 @@ impl Pagemap {
         }
     }
 
-    /// The pages in `addresses` that match. Sorted, neighbours joined. Fails if the
-    /// kernel has no `PAGEMAP_SCAN`.
+    /// Pages in `addresses` that match `wanted`. Sorted, neighbours merged. An error if the kernel
+    /// has no `PAGEMAP_SCAN`.
     pub fn scan(&self, addresses: Range<u64>, wanted: &Wanted) -> io::Result<Vec<Range<u64>>> {
         let mut found = Vec::new();
         let mut regions = [Region::default(); BATCH];
@@ -135,8 +134,8 @@ impl Pagemap {
                 return_mask: wanted.told,
                 ..ScanArgument::default()
             };
-            // SAFETY: the argument has the size it says and points to BATCH
-            // regions; both outlive the call.
+            // SAFETY: the argument has the size that it names and points to BATCH regions; both
+            // outlive the call.
             let count = unsafe {
                 libc::ioctl(
                     self.file.as_raw_fd(),
@@ -177,7 +176,7 @@ impl Pagemap {
     }
 }
 
-/// Appends a range; joins it to the last one if they touch.
+/// Appends a range, or extends the last one if they touch.
 pub fn push(ranges: &mut Vec<Range<u64>>, range: Range<u64>) {
     match ranges.last_mut() {
         Some(last) if last.end == range.start => last.end = range.end,
@@ -227,7 +226,7 @@ mod tests {
         assert_eq!(map.own_pages(range(0, 64)).unwrap(), expected);
         assert_eq!(map.read(range(0, 64)).unwrap(), expected);
         assert_eq!(map.own_pages(range(5, 40)).unwrap(), []);
-        // SAFETY: nothing uses it any more.
+        // SAFETY: the mapping is not used any more.
         unsafe { munmap(base.cast(), 64 * PAGE as usize) }.unwrap();
     }
 }

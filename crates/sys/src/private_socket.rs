@@ -8,7 +8,7 @@ use std::io;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 
-/// Listens on `path`, which must not exist, with mode 0600 and this backlog.
+/// Listens on `path` with mode 0600 and this backlog. An error if `path` exists.
 pub fn bind_private(path: &Path, backlog: i32) -> io::Result<UnixListener> {
     let socket = socket_with(
         AddressFamily::UNIX,
@@ -16,8 +16,8 @@ pub fn bind_private(path: &Path, backlog: i32) -> io::Result<UnixListener> {
         SocketFlags::CLOEXEC,
         None,
     )?;
-    // Before bind(2), so that its file never has another mode (it is the socket's, less
-    // the umask: unix(7)).
+    // Before bind(2), because the file gets the socket's mode (less the umask: unix(7)) and must
+    // never have another one.
     fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
     bind(&socket, &SocketAddrUnix::new(path)?)?;
     listen(&socket, backlog)?;

@@ -1,30 +1,30 @@
-//! Opens regular files only: anything else at the path is refused without blocking.
+//! Opens regular files only; refuses other types without blocking.
 
 use std::fs::{self, File, FileType, Metadata, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 
-/// Opens a file to read it. A FIFO (whose open would block, fifo(7)), a folder, a socket
-/// and a device are errors that say what it is.
+/// Opens a file for reading. A FIFO (whose open would block, fifo(7)), a folder, a socket or a
+/// device is an error that names its type.
 pub fn open(path: &Path) -> io::Result<File> {
     open_with(OpenOptions::new().read(true), path)
 }
 
-/// The same with other options.
+/// Like [`open`], with other options.
 pub fn open_with(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
     // O_NONBLOCK has no effect on regular files (open(2)).
     let file = match options.custom_flags(libc::O_NONBLOCK).open(path) {
         Ok(file) => file,
-        // The error of open(2) for a socket says less than its type.
+        // open(2)'s error for a socket is less clear than its type.
         Err(error) => return Err(look(path).err().unwrap_or(error)),
     };
     check(file.metadata()?.file_type())?;
     Ok(file)
 }
 
-/// Opens a file for writing with these options, which must create it if it is missing.
-/// Anything else at the path is removed first.
+/// Opens a file for writing with these options, which must create it if it is missing. Removes
+/// anything else at the path first.
 pub fn make_with(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
     match open_with(options, path) {
         Err(_) if look(path).is_err() => {
@@ -42,7 +42,7 @@ pub fn look(path: &Path) -> io::Result<Metadata> {
     Ok(data)
 }
 
-/// Reads a file of at most so many bytes.
+/// Reads a file of at most `most` bytes.
 pub fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     crate::contents::of(&open(path)?, most)
 }

@@ -1,8 +1,7 @@
-//! Starts a program in a session of its own with posix_spawn(3).
+//! Starts a program in its own session with posix_spawn(3).
 //!
-//! `posix_spawn` in glibc uses `CLONE_VM | CLONE_VFORK`: the cost does not
-//! grow with the parent's memory, and no code of the parent runs in between,
-//! so it is safe in a program with threads.
+//! glibc's `posix_spawn` uses `CLONE_VM | CLONE_VFORK`. The cost does not grow with the parent's
+//! memory, and no code of the parent runs in the child, so it is safe in a program with threads.
 
 #![allow(unsafe_code)] // posix_spawn has no safe wrapper that can setsid.
 
@@ -15,34 +14,34 @@ use std::path::Path;
 use std::ptr;
 
 unsafe extern "C" {
-    // glibc 2.34 and later; not in the libc crate for every version.
+    // glibc 2.34 and later; some versions of the libc crate lack it.
     fn posix_spawn_file_actions_addclosefrom_np(
         actions: *mut libc::posix_spawn_file_actions_t,
         from: libc::c_int,
     ) -> libc::c_int;
 }
 
-/// What a detached program is started with.
+/// A detached program to start.
 #[derive(Debug)]
 pub struct Detached<'a> {
     /// The program's file.
     pub program: &'a Path,
     /// Arguments after the program's name.
     pub arguments: &'a [&'a OsStr],
-    /// Its working directory.
+    /// Working directory.
     pub directory: &'a Path,
-    /// Its standard output and standard error; stdin is /dev/null.
+    /// Standard output and standard error; stdin is /dev/null.
     pub output: BorrowedFd<'a>,
-    /// Become descriptors 3, 4, …; every other descriptor is closed.
+    /// They become descriptors 3, 4, …; all others are closed.
     pub descriptors: &'a [BorrowedFd<'a>],
 }
 
-/// The first of [`Detached::descriptors`] in the program.
+/// Number of the first of [`Detached::descriptors`] in the program.
 pub const FIRST_DESCRIPTOR: i32 = 3;
 
-/// Starts the program in a session of its own, with the parent's environment,
-/// no blocked signals and default signal handling. Returns its process id;
-/// the caller reaps it. An error means that nothing was started.
+/// Starts the program in its own session with the parent's environment, no blocked signals and
+/// default signal handling. Returns its process id; the caller must reap it. After an error no
+/// process exists.
 pub fn spawn_detached(what: &Detached<'_>) -> io::Result<u32> {
     let program = c_string(what.program.as_os_str())?;
     let directory = c_string(what.directory.as_os_str())?;
@@ -74,8 +73,8 @@ pub fn spawn_detached(what: &Detached<'_>) -> io::Result<u32> {
     let actions = Actions::new(&directory, what.output, &sources)?;
     let attributes = Attributes::new()?;
     let mut pid: libc::pid_t = 0;
-    // SAFETY: every pointer is to a live, initialised object; argv and envp
-    // end with a null pointer and their strings outlive the call.
+    // SAFETY: every pointer is to a live, initialised object; argv and envp end with a null pointer
+    // and their strings outlive the call.
     check(unsafe {
         libc::posix_spawn(
             &mut pid,
@@ -104,7 +103,7 @@ fn out_of_the_way(descriptors: &[BorrowedFd<'_>]) -> io::Result<Vec<Option<Owned
         .collect()
 }
 
-/// The first number that is no target.
+/// The first number that is not a target.
 fn free_number(descriptors: &[BorrowedFd<'_>]) -> RawFd {
     let count = RawFd::try_from(descriptors.len()).unwrap_or(RawFd::MAX - FIRST_DESCRIPTOR);
     FIRST_DESCRIPTOR + count
@@ -125,7 +124,7 @@ fn c_string(text: &OsStr) -> io::Result<CString> {
     CString::new(text.as_bytes()).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))
 }
 
-/// The posix_spawn functions return the error number.
+/// posix_spawn functions return the error number instead of setting errno.
 fn check(code: libc::c_int) -> io::Result<()> {
     match code {
         0 => Ok(()),
@@ -143,10 +142,9 @@ impl Actions {
         // SAFETY: init succeeded.
         let mut actions = Actions(unsafe { raw.assume_init() });
         let this = &mut actions.0;
-        // In this order no step overwrites what a later one reads: output is
-        // copied before it could be a target, and no source is a target.
-        // SAFETY: `this` is initialised; the strings and descriptors are
-        // copied or only numbers.
+        // In this order no step overwrites the source of a later one: the output is duplicated
+        // before its number could be a target, and no source is a target.
+        // SAFETY: `this` is initialised; strings are copied, and descriptors are numbers.
         unsafe {
             check(libc::posix_spawn_file_actions_adddup2(
                 this,
@@ -200,8 +198,7 @@ impl Attributes {
             | libc::POSIX_SPAWN_SETSIGDEF as libc::c_short
             | libc::POSIX_SPAWN_SETSID as libc::c_short;
         let mut signals = MaybeUninit::uninit();
-        // SAFETY: `this` is initialised; sigemptyset fills `signals`, which
-        // is copied by the setters.
+        // SAFETY: `this` is initialised. sigemptyset fills `signals`, which the setters copy.
         unsafe {
             libc::sigemptyset(signals.as_mut_ptr());
             check(libc::posix_spawnattr_setsigmask(this, signals.as_ptr()))?;
@@ -262,7 +259,7 @@ mod tests {
         assert_eq!(lines[0], "here");
         assert_eq!(lines[1], "passed");
         assert_eq!(lines[2], format!("{pid} {pid}"), "session leader");
-        // 0 to 3, and the one `ls` itself opened.
+        // 0 to 3, and the folder that `ls` itself opened.
         assert_eq!(lines[3].trim(), "0 1 2 3 4");
     }
 
@@ -294,7 +291,7 @@ mod tests {
         let mut text = String::new();
         output.read_to_string(&mut text).unwrap();
         let wanted: String = (0..40).rev().map(|index| format!("{index} ")).collect();
-        // 0 to 2, forty of ours, and the one `ls` itself opened.
+        // 0 to 2, the forty descriptors, and the folder that `ls` itself opened.
         assert_eq!(text, format!("{wanted}44\n"));
     }
 

@@ -1,7 +1,7 @@
 //! TAP devices: network links whose other end is a file descriptor.
 //!
-//! A device that is not persistent is gone with its last descriptor, and with it its addresses,
-//! routes and neighbours. (Linux, Documentation/networking/tuntap.rst)
+//! A device that is not persistent exists until its last descriptor is closed, and its addresses,
+//! routes and neighbours are removed with it. (Linux, Documentation/networking/tuntap.rst)
 #![allow(unsafe_code)] // ioctl(2) of /dev/net/tun and of a socket.
 
 use rustix::fs::{Mode, OFlags};
@@ -13,35 +13,35 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 /// Bytes of the header before each packet: virtio 1.3 §5.1.6, with `num_buffers`.
 pub const HEADER_BYTES: i32 = 12;
 
-/// What a device is to be.
+/// Options of a new device.
 #[derive(Debug, Clone, Copy)]
 pub struct TapOptions<'a> {
     /// Name of the link, at most 15 bytes.
     pub name: &'a CStr,
-    /// Descriptors, each a queue of its own. One or more.
+    /// Number of queues, each with a descriptor. At least 1.
     pub queues: u16,
-    /// User who may attach to the device beside those with CAP_NET_ADMIN.
+    /// User who may attach to the device without CAP_NET_ADMIN.
     pub owner: Option<u32>,
-    /// The kernel may give the reader large packets and unfinished checksums
-    /// (`TUNSETOFFLOAD`). A device that negotiates less takes it back.
+    /// Whether the kernel may give the reader large packets and incomplete checksums
+    /// (`TUNSETOFFLOAD`). A virtio device whose driver negotiates less disables them again.
     pub offloads: bool,
-    /// It stays when its last descriptor is closed.
+    /// Whether the device stays when its last descriptor is closed.
     pub persistent: bool,
 }
 
 /// A TAP device.
 #[derive(Debug)]
 pub struct Tap {
-    /// A descriptor for each queue, not blocking, closed on exec.
+    /// One descriptor per queue, non-blocking, closed on exec.
     pub queues: Vec<OwnedFd>,
     /// Index of its link in this network namespace.
     pub index: u32,
 }
 
 impl Tap {
-    /// Makes a device that did not exist.
+    /// Creates a device.
     ///
-    /// EBUSY: there is a link of that name. EPERM: the caller lacks CAP_NET_ADMIN.
+    /// EBUSY: a link of that name exists. EPERM: the caller lacks CAP_NET_ADMIN.
     pub fn create(options: &TapOptions) -> io::Result<Tap> {
         let mut flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
         if options.queues > 1 {
@@ -54,7 +54,8 @@ impl Tap {
                 OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK,
                 Mode::empty(),
             )?;
-            // The first makes the device, and finds none of that name; the others join it.
+            // The first descriptor creates the device and fails if the name exists; the others join
+            // it.
             let exclusive = if queue == 0 { libc::IFF_TUN_EXCL } else { 0 };
             let mut request = named(options.name)?;
             request.ifr_ifru.ifru_flags = (flags | exclusive) as libc::c_short;
@@ -105,7 +106,7 @@ impl Tap {
     }
 }
 
-/// All offloads that this kernel has: UDP's since Linux 6.2.
+/// Sets all offloads that this kernel supports; UDP's since Linux 6.2.
 fn set_offloads(tap: BorrowedFd) -> io::Result<()> {
     let tcp = libc::TUN_F_CSUM | libc::TUN_F_TSO4 | libc::TUN_F_TSO6 | libc::TUN_F_TSO_ECN;
     let udp = libc::TUN_F_USO4 | libc::TUN_F_USO6;
@@ -124,7 +125,7 @@ fn set_offloads(tap: BorrowedFd) -> io::Result<()> {
 
 /// Index of the link of that name in this network namespace.
 fn index_of(name: &CStr) -> io::Result<u32> {
-    // SAFETY: the kernel reads a string that ends with zero.
+    // SAFETY: the kernel reads a zero-terminated string.
     match unsafe { libc::if_nametoindex(name.as_ptr()) } {
         0 => Err(io::Error::last_os_error()),
         index => Ok(index),

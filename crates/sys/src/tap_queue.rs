@@ -1,45 +1,45 @@
-//! A queue of a [TAP device](crate::tap), as whoever serves it sees it: frames as reads and
-//! writes, each after a `virtio_net_hdr` (Linux, Documentation/networking/tuntap.rst).
+//! A queue of a [TAP device](crate::tap), for the process that serves it: frames are read and
+//! written, each after a `virtio_net_hdr` (Linux, Documentation/networking/tuntap.rst).
 #![allow(unsafe_code)] // ioctls that no crate wraps.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 
-/// Which offloads (numbers from linux/if_tun.h) whoever reads can do.
+/// Sets the offloads that the reader supports. Numbers are those of linux/if_tun.h.
 pub const TUNSETOFFLOAD: u32 = 0x4004_54d0;
-/// Name and flags.
+/// Gets name and flags.
 pub const TUNGETIFF: u32 = 0x8004_54d2;
-/// Bytes of the header before each frame.
+/// Sets the bytes of the header before each frame.
 pub const TUNSETVNETHDRSZ: u32 = 0x4004_54d8;
-/// Whether the interface uses this descriptor.
+/// Sets whether the interface uses this descriptor.
 pub const TUNSETQUEUE: u32 = 0x4004_54d9;
 
-/// Frames, not packets.
+/// Ethernet frames instead of IP packets.
 pub const IFF_TAP: u16 = 0x0002;
 /// Without the four bytes of packet information.
 pub const IFF_NO_PI: u16 = 0x1000;
 /// With a `virtio_net_hdr`.
 pub const IFF_VNET_HDR: u16 = 0x4000;
-/// Several descriptors, a queue each.
+/// Several descriptors, one per queue.
 pub const IFF_MULTI_QUEUE: u16 = 0x0100;
 const IFF_ATTACH_QUEUE: u16 = 0x0200;
 const IFF_DETACH_QUEUE: u16 = 0x0400;
 
-/// What whoever reads frames can do with them, of TUNSETOFFLOAD.
+/// Offloads that the reader of frames supports (TUNSETOFFLOAD).
 pub mod offload {
-    /// Finish checksums.
+    /// Incomplete checksums.
     pub const CSUM: u32 = 1;
-    /// Take TCP over IPv4 larger than a frame.
+    /// TCP over IPv4, larger than a frame.
     pub const TSO4: u32 = 2;
-    /// The same over IPv6.
+    /// TCP over IPv6, larger than a frame.
     pub const TSO6: u32 = 4;
-    /// Such with ECN.
+    /// TCP with ECN, larger than a frame.
     pub const TSO_ECN: u32 = 8;
-    /// UDP in fragments.
+    /// UDP fragmentation.
     pub const UFO: u32 = 16;
-    /// UDP in segments, over IPv4 (Linux 6.2).
+    /// UDP segmentation over IPv4 (Linux 6.2).
     pub const USO4: u32 = 32;
-    /// The same over IPv6.
+    /// UDP segmentation over IPv6 (Linux 6.2).
     pub const USO6: u32 = 64;
 }
 
@@ -61,15 +61,15 @@ impl Request {
     }
 }
 
-/// The flags of the interface behind a descriptor; an error if there is none.
+/// Flags of the interface of a descriptor; an error if it has none.
 pub fn flags(tap: &impl AsFd) -> io::Result<u16> {
     let mut request = Request::new(0);
     with_request(tap, TUNGETIFF, &mut request)?;
     Ok(request.flags)
 }
 
-/// Says which offloads the reader can do ([`offload`]); an error if this kernel does not
-/// know one of them.
+/// Sets the offloads that the reader supports ([`offload`]). An error if this kernel does not know
+/// one of them.
 pub fn set_offload(tap: &impl AsFd, bits: u32) -> io::Result<()> {
     // SAFETY: the argument is a number.
     let result = unsafe {
@@ -82,7 +82,7 @@ pub fn set_offload(tap: &impl AsFd, bits: u32) -> io::Result<()> {
     checked(result)
 }
 
-/// Sets how many bytes the header before each frame has.
+/// Sets the bytes of the header before each frame.
 pub fn set_header_bytes(tap: &impl AsFd, bytes: i32) -> io::Result<()> {
     // SAFETY: the kernel reads an int.
     let result = unsafe {
@@ -95,8 +95,7 @@ pub fn set_header_bytes(tap: &impl AsFd, bytes: i32) -> io::Result<()> {
     checked(result)
 }
 
-/// Lets the interface use this queue, or not. One of an interface with a single queue
-/// can't be set.
+/// Sets whether the interface uses this queue. An error for an interface with a single queue.
 pub fn set_queue(tap: &impl AsFd, attach: bool) -> io::Result<()> {
     let flags = if attach {
         IFF_ATTACH_QUEUE
@@ -107,7 +106,7 @@ pub fn set_queue(tap: &impl AsFd, attach: bool) -> io::Result<()> {
 }
 
 fn with_request(tap: &impl AsFd, number: u32, request: &mut Request) -> io::Result<()> {
-    // SAFETY: the kernel reads and writes at most a `struct ifreq`, which this is.
+    // SAFETY: the kernel reads and writes at most a `struct ifreq`, and this is one.
     let result = unsafe {
         libc::ioctl(
             tap.as_fd().as_raw_fd(),

@@ -4,16 +4,16 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 
-/// Readable once the process was asked to end.
+/// A descriptor that is readable once SIGTERM or SIGINT was received.
 #[derive(Debug)]
 pub struct TerminationFd(OwnedFd);
 
 impl TerminationFd {
-    /// Blocks both signals in this thread, and in those it starts from now on,
-    /// and makes them readable. Call before any thread exists.
+    /// Blocks both signals in this thread and in threads that it starts later, and makes them
+    /// readable. Call it before any other thread exists.
     pub fn block() -> io::Result<TerminationFd> {
-        // SAFETY: the set is initialised by sigemptyset; signalfd makes a new
-        // descriptor that nobody else owns.
+        // SAFETY: sigemptyset initialises the set; signalfd returns a new descriptor without
+        // another owner.
         unsafe {
             let mut set: libc::sigset_t = std::mem::zeroed();
             libc::sigemptyset(&mut set);
@@ -32,10 +32,10 @@ impl TerminationFd {
     }
 }
 
-/// Leaves both signals to the other threads of this process.
+/// Blocks both signals in this thread, so that other threads of this process get them.
 pub fn leave_to_others() {
-    // SAFETY: the set is initialised by sigemptyset; only this thread's mask
-    // changes. It fails for no valid `how`.
+    // SAFETY: sigemptyset initialises the set. Only this thread's mask changes, and the call does
+    // not fail for a valid `how`.
     unsafe {
         let mut set: libc::sigset_t = std::mem::zeroed();
         libc::sigemptyset(&mut set);

@@ -1,18 +1,17 @@
-//! Debian's kernels as hosts of VMs, beside the one that `make build` puts into
-//! the machine.
+//! Debian's kernels for the machine, beside the one that `make build` puts into it.
 
 use anyhow::{Context, Result, ensure};
 use jiffy_machine::image::build::{self, Recipe, installed};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// The newest packaged kernel of a series (`6.1`, `6.12`), unpacked; fetched
-/// unless it is in the cache.
+/// The newest packaged kernel of a series (`6.1`, `6.12`), unpacked. Downloaded unless it is
+/// cached.
 pub fn package(series: &str) -> Result<PathBuf> {
     checkout_script("machine-kernel", &[series])
 }
 
-/// Runs `scripts/NAME` of this checkout, which prints a path.
+/// Runs `scripts/NAME` of this checkout and returns the path that it prints.
 pub(crate) fn checkout_script(name: &str, arguments: &[&str]) -> Result<PathBuf> {
     let script = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("../../scripts")
@@ -32,8 +31,7 @@ pub(crate) fn checkout_script(name: &str, arguments: &[&str]) -> Result<PathBuf>
     Ok(PathBuf::from(printed.trim_end()))
 }
 
-/// What a machine with that kernel is built from; with Jiffy's programs or
-/// without.
+/// Inputs of a machine's image with that kernel, with or without Jiffy's programs.
 pub(crate) fn recipe(kernel_package: PathBuf, dist: &Path, with_jiffy: bool) -> Result<Recipe> {
     let busybox = ["/bin/busybox", "/usr/bin/busybox"]
         .map(PathBuf::from)
@@ -52,8 +50,8 @@ pub(crate) fn recipe(kernel_package: PathBuf, dist: &Path, with_jiffy: bool) -> 
     })
 }
 
-/// Builds the machine's `vmlinux` and `initramfs.cpio` with the newest kernel of
-/// a series and the programs of `dist` into `folder`.
+/// Builds the machine's `vmlinux` and `initramfs.cpio` in `folder`, with the newest kernel of a
+/// series and the programs of `dist`.
 pub fn machine_image(series: &str, dist: &Path, folder: &Path) -> Result<()> {
     let recipe = recipe(package(series)?, dist, true)?;
     build::build(&recipe, folder)

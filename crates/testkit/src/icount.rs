@@ -1,17 +1,15 @@
-//! The instruction clock: what a measurement in the machine means.
+//! The instruction clock: the meaning of measurements in the machine.
 //!
-//! With [`Accelerator::TcgInstructionClock`] the machine's clock counts the
-//! instructions executed by its kernel, the VMM and the guest together: one
-//! nanosecond each, so 1 "ms" is a million instructions. It does not price
-//! world switches, TLB and cache misses. A wait for the host moves it by
-//! itself; therefore everything a measurement touches travels in the
-//! initramfs and its output is kept until its end.
+//! With [`Accelerator::TcgInstructionClock`] the machine's clock counts the instructions of its
+//! kernel, the VMM and the guest: one nanosecond each, so 1 "ms" is a million instructions. World
+//! switches, TLB misses and cache misses cost nothing. Waits for the host advance the clock as
+//! well, so all files of a measurement are in the initramfs, and its output is kept until its end.
 
 use crate::lab::LabOptions;
 use jiffy_machine::Accelerator;
 
 impl LabOptions {
-    /// A machine on the instruction clock: one CPU, no disk.
+    /// Options of a machine on the instruction clock: one CPU, no disk.
     pub fn instruction_clock() -> LabOptions {
         LabOptions {
             accelerator: Accelerator::TcgInstructionClock,

@@ -1,12 +1,12 @@
-//! Fixtures and the harness that runs tests in the machine.
+//! Fixtures, and the harness that runs tests in the machine.
 //!
-//! * [`lab`]: a machine for tests, booted once and used by all of them, and programs in it.
-//! * [`libtest`]: runs Rust test binaries in the machine and sums their results.
+//! * [`lab`]: a machine for tests, booted once and shared, and programs in it.
+//! * [`libtest`]: runs Rust test binaries in the machine and adds up their results.
 //! * [`intel`]: the second processor, where KVM is kvm-intel.
-//! * [`host_kernel`]: the kernels on which tests are run.
-//! * [`icount`]: the clock that counts instructions.
+//! * [`host_kernel`]: the kernels on which tests run.
+//! * [`icount`]: the instruction clock.
 //! * [`monitor`]: talks to `jiffy-vmm` without a node.
-//! * [`slowest`]: which tests took longest.
+//! * [`slowest`]: reports the slowest tests.
 
 pub mod host_kernel;
 pub mod icount;

@@ -1,4 +1,4 @@
-//! Rust test binaries run in the machine.
+//! Runs Rust test binaries in the machine.
 
 use crate::intel::{self, IntelOptions, Program};
 use crate::lab::Lab;
@@ -21,7 +21,7 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// Reads all `test result:` lines of libtest's output.
+    /// Adds up the `test result:` lines of libtest's output.
     pub fn parse(output: &str) -> Counts {
         let mut counts = Counts::default();
         for line in output
@@ -53,11 +53,11 @@ impl std::ops::AddAssign for Counts {
     }
 }
 
-/// The environment of a test in a machine.
+/// Environment of test binaries in a machine.
 const ENVIRONMENT: [(&str, &str); 2] = [("RUST_BACKTRACE", "1"), ("JIFFY_IN_LAB", "1")];
 
-/// Runs a static libtest binary in the machine and relays its output. A binary that
-/// crashes, or prints no result, counts as a failure.
+/// Runs a static libtest binary in the machine and relays its output. A binary that crashes or
+/// prints no result counts as a failure.
 pub fn run(lab: &Lab, binary: &Path, arguments: &[String], limit: Duration) -> Result<Counts> {
     let name = name(binary)?;
     let guest = place(name);
@@ -84,7 +84,7 @@ pub fn run(lab: &Lab, binary: &Path, arguments: &[String], limit: Duration) -> R
     Ok(judge(name, &output, status.shell_code()))
 }
 
-/// The same for several of them, in one machine with an Intel processor.
+/// Runs several binaries in one machine with an Intel processor.
 pub fn run_on_intel(
     options: &IntelOptions,
     binaries: &[PathBuf],
@@ -123,7 +123,7 @@ pub fn run_on_intel(
     Ok(counts)
 }
 
-/// Strips a binary: Bochs loads the disc byte by byte.
+/// Strips a binary, because Bochs loads the disc byte by byte.
 fn without_symbols(binary: &Path, to: &Path) -> Result<PathBuf> {
     let status = std::process::Command::new("strip")
         .arg("-o")
@@ -141,12 +141,12 @@ fn name(binary: &Path) -> Result<&str> {
         .context("a test binary needs a name")
 }
 
-/// Where it lies in the machine.
+/// Its path in the machine.
 fn place(name: &str) -> String {
     format!("/tmp/tests/{name}")
 }
 
-/// Result of a binary with this output and exit status.
+/// The result of a binary, from its output and exit status.
 fn judge(name: &str, output: &[u8], status: i32) -> Counts {
     let mut counts = Counts::parse(&String::from_utf8_lossy(output));
     if status != 0 && counts.failed == 0 {

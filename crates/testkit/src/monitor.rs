@@ -9,15 +9,15 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// How long a monitor may take until its control socket is there.
+/// Time limit until a VMM's control socket exists.
 const START_TIME: Duration = Duration::from_secs(10);
 
 /// Result of a capture.
 #[derive(Debug)]
 pub struct Captured {
-    /// How long the vCPUs stood still, nanoseconds.
+    /// Pause of the vCPUs, nanoseconds.
     pub pause_ns: u64,
-    /// State, layout, layers of RAM.
+    /// Descriptors of the state, the layout and the layers of RAM.
     pub fds: Vec<OwnedFd>,
 }
 
@@ -31,7 +31,7 @@ impl Captured {
         Restore::of_captured(&fds).context("too few descriptors were captured")
     }
 
-    /// Restore configuration of a spare VMM, which gets the descriptors after output and
+    /// Restore configuration of a spare VMM. It receives the descriptors after those of output and
     /// events.
     pub fn for_spare(&self) -> Result<Restore> {
         let fds: Vec<i32> = (TakeSpare::FIRST_SOURCE..).take(self.fds.len()).collect();
@@ -39,7 +39,7 @@ impl Captured {
     }
 }
 
-/// Captures the VM with this control socket, which goes on if it is to.
+/// Captures the VM with this control socket and, with `resume`, resumes it.
 pub fn capture(control: &Path, resume: bool) -> Result<Captured> {
     let mut fds = Vec::new();
     match ask(control, &ControlRequest::Capture { resume }, &mut fds)? {
@@ -48,8 +48,8 @@ pub fn capture(control: &Path, resume: bool) -> Result<Captured> {
     }
 }
 
-/// Asks the monitor with this control socket, which may be about to make it;
-/// descriptors that come with the answer are added to `fds`.
+/// Sends a request to the VMM with this control socket, which need not exist yet. Adds descriptors
+/// that come with the answer to `fds`.
 pub fn ask(
     control: &Path,
     request: &ControlRequest,

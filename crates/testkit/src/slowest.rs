@@ -3,7 +3,7 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-/// How many are printed.
+/// How many tests are printed.
 const NAMED: usize = 10;
 
 struct Took {
@@ -14,15 +14,14 @@ struct Took {
 
 static TOOK: Mutex<Vec<Took>> = Mutex::new(Vec::new());
 
-/// Notes how long the test of this thread took, and how much CPU time of that
-/// its machine used: a test that takes long and uses little, waits. The slowest
-/// are printed when the process ends.
+/// Records the duration of this thread's test, and how much CPU time its machine used: a test that
+/// is slow but uses little CPU time waits. The slowest tests are printed when the process exits.
 #[allow(unsafe_code)]
 pub fn note(time: Duration, used: Option<Duration>) {
     let test = std::thread::current().name().unwrap_or_default().to_owned();
     let mut took = TOOK.lock().unwrap_or_else(PoisonError::into_inner);
     if took.is_empty() {
-        // SAFETY: `print` is a plain function that lives for ever.
+        // SAFETY: `print` is a plain function, which exists for the whole program.
         unsafe {
             libc::atexit(print);
         }
@@ -32,7 +31,7 @@ pub fn note(time: Duration, used: Option<Duration>) {
 
 extern "C" fn print() {
     let took = TOOK.lock().unwrap_or_else(PoisonError::into_inner);
-    // One or two tests were asked for by name.
+    // Not for one or two tests that were selected by name.
     if took.len() > 2 {
         print!("{}", table(&took));
     }

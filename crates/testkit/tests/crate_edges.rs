@@ -1,11 +1,11 @@
-//! Which crate imports which, and what from outside: held against `cargo metadata`.
+//! Compares the dependencies of Jiffy's crates with the allowed ones, by `cargo metadata`.
 
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::process::Command;
 
-/// Crate → the crates of ours it may import. Tests may import what they like.
+/// Crate and the crates of Jiffy that it may depend on. Tests may depend on any.
 const DOORS: &[(&str, &[&str])] = &[
     ("wire", &[]),
     ("sys", &[]),
@@ -44,7 +44,7 @@ const DOORS: &[(&str, &[&str])] = &[
     ("cli", &["wire", "machine", "kernel", "sys"]),
 ];
 
-/// Crates that look at all the others: the harness, the benchmark and the fuzz targets.
+/// Crates that may depend on all others: the harness, the benchmark and the fuzz targets.
 const ANYWHERE: &[&str] = &["testkit", "bench", "fuzz"];
 
 #[test]
@@ -127,7 +127,7 @@ fn contributing_gives_a_reason_for_each_dependency() {
     );
 }
 
-/// The names of all dependencies of a package, also of its tests.
+/// Names of all dependencies of a package, including those of its tests.
 fn dependencies(package: &Value) -> Vec<String> {
     let dependencies = package["dependencies"].as_array();
     let names = dependencies.expect("a list").iter().map(|one| &one["name"]);
@@ -136,7 +136,7 @@ fn dependencies(package: &Value) -> Vec<String> {
         .collect()
 }
 
-/// Our crates, as cargo describes them.
+/// Jiffy's crates, as cargo describes them.
 fn packages() -> Vec<Value> {
     let output = Command::new(env!("CARGO"))
         .args([
@@ -159,7 +159,7 @@ fn packages() -> Vec<Value> {
     std::mem::take(packages.expect("there are packages"))
 }
 
-/// Normal and build dependencies between our crates, `jiffy-` left out.
+/// Normal and build dependencies between Jiffy's crates, without the prefix `jiffy-`.
 fn edges() -> BTreeMap<String, BTreeSet<String>> {
     let ours = |name: &Value| match name.as_str()? {
         "jiffyd" => Some("jiffyd".to_owned()),

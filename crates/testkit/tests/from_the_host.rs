@@ -1,6 +1,6 @@
-//! The user's way: `jiffy` on a host without a real KVM, its node in the
-//! machine, in folders of the test's own.
+//! `jiffy` on a host without hardware KVM, with its node in the machine, in folders of the test.
 
+use jiffy_machine::protocol::{AGENT_PORT, API_PORT, GUEST};
 use serde_json::Value;
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
@@ -8,10 +8,10 @@ use std::process::{Command, Output, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Two machines at once would only slow one another down.
+/// One machine at a time: two would only slow each other down.
 static TURN: Mutex<()> = Mutex::new(());
 
-/// An installation's folders, and its machine's end when the test ends.
+/// An installation's folders. Dropping it ends its machine.
 struct Host {
     folder: tempfile::TempDir,
     jiffy: PathBuf,
@@ -62,7 +62,7 @@ impl Host {
         text(&output.stdout)
     }
 
-    /// The process of the machine's QEMU, if it runs.
+    /// The process id of the machine's QEMU, if it runs.
     fn pid(&self) -> Option<i64> {
         let output = self.run(&["machine", "status", "--format", "json"]);
         let status: Value = serde_json::from_slice(&output.stdout).expect("a status");
@@ -80,7 +80,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).trim_end().into()
 }
 
-/// One sentence and perhaps a hint.
+/// Asserts that a failure prints one sentence, with or without a hint; returns the text.
 fn assert_one_sentence(output: &Output) -> String {
     let said = text(&output.stderr);
     assert!(!output.status.success(), "it must fail: {output:?}");
@@ -111,14 +111,14 @@ fn the_first_command_starts_the_machine_and_says_so_once() {
     assert_eq!(text(&second.stdout), "again");
     assert_eq!(text(&second.stderr), "", "said once");
 
-    // Exit statuses and stdin come through as they do locally.
+    // Exit statuses and stdin are passed through as for a local command.
     let status = host
         .run(&["run", "--rm", "--", "sh", "-c", "exit 7"])
         .status
         .code();
     assert_eq!(status, Some(7));
 
-    // What is stored outlives the machine; what ran in it does not.
+    // Volumes survive the machine; its VMs do not.
     host.ok(&[
         "run",
         "--rm",
@@ -207,7 +207,7 @@ fn a_machine_that_dies_is_explained_and_started_again() {
     let output = waiting.wait_with_output().expect("it ends");
     assert_eq!(output.status.code(), Some(125), "{output:?}");
     assert_one_sentence(&output);
-    // Sockets, pid and token of the dead one are still there.
+    // Sockets, pid and token of the killed machine still exist.
     assert_eq!(host.ok(&["run", "--rm", "--", "echo", "back"]), "back");
 }
 
@@ -252,8 +252,7 @@ fn what_is_missing_or_wrong_is_one_sentence() {
     assert!(said.contains("512 MiB"), "{said}");
 }
 
-/// Runs in a mount namespace of its own, where the data folder is a small
-/// disk that grows later.
+/// Runs in a separate mount namespace, in which the data folder is a small disk that grows later.
 const FULL_DISK: &str = r#"
 set -e
 mkdir -p "$JIFFY_DATA"
@@ -305,11 +304,11 @@ fn a_full_disk_of_the_host_is_explained_and_nothing_is_lost() {
     assert!(said.ends_with("the writer ended with 0"), "{said}");
 }
 
-/// Serves its host name to whoever connects.
+/// Sends the host name to each client.
 const SERVE: &str = "echo ready; exec nc -ll -p 8080 -e hostname";
 
 impl Host {
-    /// Starts a VM that serves its host name at port 8080; waits until it does.
+    /// Starts a VM that sends its host name to clients of port 8080, and waits until it does.
     fn server(&self, name: &str, options: &[&str]) {
         let mut arguments = vec!["run", "-d", "--name", name];
         arguments.extend(options);
@@ -322,7 +321,7 @@ impl Host {
         }
     }
 
-    /// Does this in a VM; its output and whether it succeeded.
+    /// Runs a script in a VM; returns its output and whether it succeeded.
     fn within(&self, vm: &str, script: &str) -> (String, bool) {
         let output = self.run(&["exec", vm, "sh", "-c", script]);
         (text(&output.stdout), output.status.success())
@@ -335,7 +334,7 @@ impl Host {
     }
 }
 
-/// What a server sends, asked from this host. One that is about to listen is asked again.
+/// The answer of a server to this host. Retries while the server does not listen yet.
 fn asked(port: u16) -> std::io::Result<String> {
     let until = Instant::now() + Duration::from_secs(60);
     loop {
@@ -363,10 +362,37 @@ fn free_port() -> u16 {
     listener.local_addr().expect("an address").port()
 }
 
+impl Host {
+    /// The node and the agent listen on the machine's address: no rule opens their ports to a VM.
+    fn no_vm_reaches_the_machine(&self, vm: &str) {
+        const BESIDE: u16 = AGENT_PORT + 1;
+        let serve = format!("nc -ll -p {BESIDE} -e echo machine </dev/null >/dev/null 2>&1 &");
+        self.ok(&["machine", "shell", "sh", "-c", &serve]);
+        let allow = format!("host:{API_PORT}-{BESIDE}");
+        self.ok(&["network", "policy", vm, "--allow", &allow, "--allow", GUEST]);
+        let connects = |port| {
+            let ask = format!("nc -w 20 {GUEST} {port} </dev/null");
+            self.within(vm, &ask)
+        };
+        let until = Instant::now() + Duration::from_secs(60);
+        while connects(BESIDE) != ("machine".to_owned(), true) {
+            assert!(Instant::now() < until, "the rule opens nothing");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        for port in [API_PORT, AGENT_PORT] {
+            // From the machine itself there is an answer.
+            let ask = format!("nc -w 20 {GUEST} {port} </dev/null");
+            self.ok(&["machine", "shell", "sh", "-c", &ask]);
+            assert_eq!(connects(port), (String::new(), false), "{port}");
+        }
+        self.ok(&["network", "policy", vm, "--clear"]);
+    }
+}
+
 #[test]
 fn vms_have_a_network_and_their_published_ports_lead_to_them() {
     let host = host();
-    // Whoever looks at this host's port reaches the server in the VM, through the machine.
+    // A client of this host's port reaches the server in the VM through the machine.
     let port = free_port();
     let publish = format!("{port}:8080");
     host.server("web", &["--network", "default", "-p", &publish]);
@@ -375,7 +401,7 @@ fn vms_have_a_network_and_their_published_ports_lead_to_them() {
         host.ok(&["port", "web"]),
         format!("8080/tcp -> 127.0.0.1:{port}")
     );
-    // The port is taken, here and there.
+    // The port is in use, on the machine and on the host.
     let refused = assert_one_sentence(&host.run(&[
         "run", "-d", "--name", "other", "-p", &publish, "--", "sleep", "1000",
     ]));
@@ -385,7 +411,7 @@ fn vms_have_a_network_and_their_published_ports_lead_to_them() {
     assert_one_sentence(&host.run(&["run", "--rm", "-p", &publish, "--", "true"]));
     assert!(!host.ok(&["ps", "-a"]).contains("other"));
 
-    // Asleep it keeps its address, and awake it answers again.
+    // A hibernated VM keeps its address, and answers again once woken.
     let address = host.address("web");
     host.ok(&["hibernate", "web"]);
     host.ok(&["wake", "web"]);
@@ -396,7 +422,7 @@ fn vms_have_a_network_and_their_published_ports_lead_to_them() {
         assert!(timeline.contains(span), "{timeline}");
     }
 
-    // A server on this host is a private address to VMs: refused, unless it is allowed.
+    // A server on this host has a private address: VMs reach it only if it is allowed.
     let server = TcpListener::bind("127.0.0.1:0").expect("a port");
     let local = server.local_addr().expect("an address").port();
     std::thread::spawn(move || {
@@ -418,12 +444,13 @@ fn vms_have_a_network_and_their_published_ports_lead_to_them() {
     );
     host.ok(&["network", "policy", "web", "--clear"]);
     assert_eq!(host.within("web", &ask).0, "");
+    host.no_vm_reaches_the_machine("web");
     let shown: Value = serde_json::from_str(&host.ok(&["inspect", "web"])).expect("JSON");
     let counters = &shown[0]["network"]["counters"];
     assert!(counters["refused"].as_u64() >= Some(2), "{counters}");
     assert_eq!(counters["spoofed"], 0, "{counters}");
 
-    // Gone with the VM, also from this host.
+    // The port is closed with the VM, on this host as well.
     let id = shown[0]["id"].as_str().expect("an id");
     host.ok(&["rm", "--force", "web"]);
     assert!(asked_once(port).is_err());
@@ -449,14 +476,14 @@ fn vms_of_a_network_know_each_other_and_children_are_reached_as_their_parent_was
         "1000",
     ]);
     host.ok(&["run", "-d", "--name", "stranger", "--", "sleep", "1000"]);
-    // Each by its own address and by its name; who asks is told a name that is nobody else's.
+    // Each VM is reached by its address and by its name; the name resolves to one VM only.
     for name in ["parent", "child-1", "child-2", "child-3"] {
         let address = host.address(name);
         for at in [address.as_str(), name] {
             let (said, _) = host.within("asker", &format!("nc -w 20 {at} 8080 </dev/null"));
             assert_eq!(said, name, "{at}");
         }
-        // Whoever is in another network neither reaches nor knows it.
+        // A VM in another network neither reaches it nor resolves its name.
         let (said, _) = host.within("stranger", &format!("nc -w 5 {address} 8080 </dev/null"));
         assert_eq!(said, "");
         assert!(!host.within("stranger", &format!("nslookup {name}")).1);
@@ -464,7 +491,7 @@ fn vms_of_a_network_know_each_other_and_children_are_reached_as_their_parent_was
     assert!(host.within("stranger", "nslookup host.jiffy.internal").1);
     let used = assert_one_sentence(&host.run(&["network", "rm", "lab"]));
     assert!(used.contains("parent"), "{used}");
-    // A run from a golden snapshot, and one without a network.
+    // A run from a golden snapshot, and a run without a network.
     let resolv = host.ok(&["run", "--rm", "--", "cat", "/etc/resolv.conf", "/etc/hosts"]);
     assert!(resolv.contains("search jiffy.internal"), "{resolv}");
     let links = host.ok(&[
@@ -479,4 +506,6 @@ fn vms_of_a_network_know_each_other_and_children_are_reached_as_their_parent_was
     assert!(!links.contains("eth0"), "{links}");
     let doctor = text(&host.run(&["doctor"]).stdout);
     assert!(doctor.contains("VMs have addresses of 10."), "{doctor}");
+    let contained = "each VMM has a user, namespaces, a control group of its own";
+    assert!(doctor.contains(contained), "{doctor}");
 }

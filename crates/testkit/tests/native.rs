@@ -1,19 +1,19 @@
-//! A node on the host where this program runs, which has a real KVM: what every
-//! processor and every host kernel must be able to do. `jiffy-lab run-tests` has it run
-//! on an emulated Intel processor and on another kernel; on a host with a KVM it runs
-//! with `--ignored`.
+//! A node on the host where this program runs, which has hardware-backed or emulated KVM: features
+//! that must work on every processor and every host kernel. `jiffy-lab run-tests` runs it on an
+//! emulated Intel processor and on other kernels. On a host with KVM it runs with `--ignored`.
 
 use jiffy_testkit::dist;
+use jiffy_wire::cpu::Profile;
 use serde_json::Value;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// What anything may take before it counts as hanging: an emulated processor is slow.
+/// Time limit after which an operation counts as hanging; emulated processors are slow.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// A daemon with folders of its own. Its VMs and it end with this value.
+/// A daemon with its own folders. It and its VMs end when this is dropped.
 struct Node {
     folder: tempfile::TempDir,
     root: PathBuf,
@@ -22,7 +22,7 @@ struct Node {
 
 impl Node {
     fn start() -> Node {
-        // In a machine of the laboratory Jiffy is installed at the root.
+        // In the laboratory's machine Jiffy is installed at the root.
         let root = match std::env::var_os("JIFFY_IN_LAB") {
             Some(_) => PathBuf::from("/"),
             None => dist(),
@@ -79,7 +79,7 @@ impl Node {
         output
     }
 
-    /// Runs `jiffy`, which must succeed; its stdout.
+    /// Runs `jiffy`, which must succeed; returns its stdout.
     fn ok(&self, arguments: &[&str]) -> String {
         let output = self.run(arguments);
         assert!(
@@ -94,7 +94,7 @@ impl Node {
         text(&output.stdout)
     }
 
-    /// A line of shell in a VM.
+    /// Runs a shell script in a VM.
     fn sh(&self, vm: &str, script: &str) -> String {
         self.ok(&["exec", vm, "sh", "-c", script])
     }
@@ -117,7 +117,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).trim_end().into()
 }
 
-/// A line of /proc/cpuinfo.
+/// The value of a line in /proc/cpuinfo.
 fn processor(cpuinfo: &str, name: &str) -> String {
     let line = cpuinfo.lines().find(|line| line.starts_with(name));
     let value = line.and_then(|line| line.split_once(": "));
@@ -147,7 +147,7 @@ fn a_guest_runs_is_captured_restored_forked_and_sleeps() {
     node.ok(&[
         "run", "--cold", "-d", "--cpus", "2", "--name", "parent", "--", "sleep", "1000000",
     ]);
-    // Memory that only a faithful copy has, and a number that no two may draw.
+    // Data that only an exact copy has, and a random number that no two VMs may draw.
     node.sh(
         "parent",
         "head -c 4194304 /dev/urandom > /tmp/bytes; nproc > /tmp/nproc",
@@ -171,7 +171,7 @@ fn a_guest_runs_is_captured_restored_forked_and_sleeps() {
             sum,
             "{vm}"
         );
-        // On each of its vCPUs.
+        // On each vCPU.
         let both = node.sh(
             vm,
             "for cpu in 0 1; do taskset -c $cpu cat /proc/sys/kernel/random/uuid; done",
@@ -193,4 +193,72 @@ fn a_guest_runs_is_captured_restored_forked_and_sleeps() {
         node.ok(&["rm", "-f", vm]);
     }
     assert_eq!(node.ok(&["ps", "-aq"]), "");
+}
+
+#[test]
+#[ignore = "needs a real KVM here"]
+fn a_guest_is_shown_the_cpu_profile_that_was_asked_for() {
+    let node = Node::start();
+    let host = node.ok(&["doctor", "--cpu", "--format", "json"]);
+    let profile: Profile = serde_json::from_str(&host).expect("a profile");
+    let file = |name: &str, text: &str| {
+        let path = node.folder.path().join(name);
+        std::fs::write(&path, text).expect("written");
+        path.to_str().expect("a path in UTF-8").to_owned()
+    };
+    let flags_with = |options: &[&str]| {
+        let mut arguments = vec!["run", "--rm"];
+        arguments.extend(options);
+        arguments.extend(["--", "cat", "/proc/cpuinfo"]);
+        let flags = processor(&node.ok(&arguments), "flags");
+        let flags: Vec<String> = flags.split(' ').map(String::from).collect();
+        assert!(flags.len() > 20, "{flags:?}");
+        flags
+    };
+    let has = |flags: &[String], name: &str| flags.iter().any(|flag| flag == name);
+
+    // Its own profile is nothing less.
+    let plain = flags_with(&["--cold"]);
+    assert!(has(&plain, "sse4_2"), "{plain:?}");
+    let own = file("own.json", &host);
+    assert_eq!(flags_with(&["--cpu-profile", &own]), plain);
+
+    let level = flags_with(&["--cpu-profile", "x86-64-v2"]);
+    assert!(
+        has(&level, "sse4_2") && has(&level, "popcnt") && !has(&level, "avx"),
+        "{level:?}"
+    );
+    assert!(level.len() < plain.len(), "{level:?}");
+
+    // What several hosts have in common: here AVX is taken away from one.
+    let mut other = profile.clone();
+    let leaf = |profile: &mut Profile, number: u32| {
+        let mut leaves = profile.cpuid.iter_mut();
+        let at = leaves.position(|leaf| (leaf.leaf, leaf.index) == (number, 0));
+        at.expect("a leaf")
+    };
+    let first = leaf(&mut other, 1);
+    other.cpuid[first].registers[2] &= !(1 << 28);
+    let json = |profile: &Profile| serde_json::to_string_pretty(profile).expect("JSON");
+    let fleet = file("fleet.json", &(host + "\n" + &json(&other)));
+    let common = flags_with(&["--cpu-profile", &fleet]);
+    assert!(has(&common, "sse4_2") && !has(&common, "avx"), "{common:?}");
+
+    // More than there is, and what is no profile.
+    let mut more = profile;
+    let seventh = leaf(&mut more, 7);
+    more.cpuid[seventh].registers[2] |= 1 << 13;
+    let more = file("more.json", &json(&more));
+    for (choice, why) in [(&*more, "it lacks tme"), ("x86-64-v9", "x86-64-v9")] {
+        let refused = node.run(&["run", "--rm", "--cpu-profile", choice, "--", "true"]);
+        let said = text(&refused.stderr);
+        assert_eq!(refused.status.code(), Some(125), "{said}");
+        assert!(said.starts_with("jiffy: ") && said.contains(why), "{said}");
+    }
+    // `run --rm` does not wait until the VM's files are removed.
+    let deadline = Instant::now() + PATIENCE;
+    while !node.ok(&["ps", "-aq"]).is_empty() {
+        assert!(Instant::now() < deadline, "a VM is left");
+        std::thread::sleep(Duration::from_millis(50));
+    }
 }

@@ -1,6 +1,6 @@
-//! Guests on a network: a monitor with TAP interfaces in a network namespace of the test's,
-//! Linux and `jiffy-init` in the guest. Needs a real KVM and the right to make namespaces:
-//! `jiffy-lab run-tests` has it run in a machine.
+//! Guests on a network: VMMs with TAP interfaces in the test's network namespace, and Linux with
+//! `jiffy-init` in the guests. Needs KVM and the right to make namespaces; `jiffy-lab run-tests`
+//! runs it in a machine.
 #![allow(unsafe_code)] // unshare(2).
 
 use jiffy_kernel::command_line::console_command_line;
@@ -29,13 +29,13 @@ const HOST: &str = "10.9.0.1";
 const HOST6: &str = "fd09::1";
 const HOST_MAC: &str = "02:4a:46:ff:ff:01";
 
-/// A network namespace for this thread, and the programs that it starts.
+/// Creates a network namespace for this thread and the programs that it starts.
 fn own_namespace() {
     // SAFETY: a network namespace has nothing to do with memory or descriptors.
     unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWNET) }
         .expect("the right to unshare");
     ip("link set lo up");
-    // An address of the host's that is on no link, as guests' gateway.
+    // The guests' gateway: an address of the host on no link.
     ip(&format!("addr add {HOST}/32 dev lo"));
     ip(&format!("addr add {HOST6}/128 dev lo"));
 }
@@ -49,7 +49,7 @@ fn ip(arguments: &str) {
     assert!(status.success(), "ip {arguments}");
 }
 
-/// A VM's end of the network: number N has 10.9.0.N and fd09::N.
+/// Addresses of a VM: number N has 10.9.0.N and fd09::N.
 struct Place {
     number: u8,
     tap: OwnedFd,
@@ -141,7 +141,7 @@ impl Place {
     }
 }
 
-/// Connects to what may have to come up.
+/// Connects to a server that may not listen yet.
 fn connect(address: SocketAddr) -> TcpStream {
     let until = Instant::now() + PATIENCE;
     loop {
@@ -160,7 +160,7 @@ fn listen(port: u16) -> TcpListener {
     TcpListener::bind((HOST, port)).unwrap()
 }
 
-/// Who connects next; nobody for too long is a failure.
+/// Accepts one connection; panics if none comes within the time limit.
 fn accept(listener: &TcpListener) -> TcpStream {
     let patience = Timespec::try_from(PATIENCE).unwrap();
     let mut ready = [PollFd::new(listener, PollFlags::IN)];
@@ -177,7 +177,7 @@ fn all_of(stream: &mut TcpStream) -> String {
     text
 }
 
-/// A monitor and its folder.
+/// A VMM and its folder.
 struct Vm {
     folder: PathBuf,
     monitor: Child,
@@ -203,7 +203,7 @@ impl Vm {
         Vm { folder, monitor }
     }
 
-    /// Has the guest's programs stand still for as long as this connection lives.
+    /// Freezes the guest's programs for as long as the returned connection is open.
     fn quiesce(&self) -> UnixStream {
         let mut stream = UnixStream::connect(self.folder.join("vsock.sock")).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -281,7 +281,7 @@ fn config(place: &Place, script: &str, root: &Path) -> VmmConfig {
     }
 }
 
-/// The base image as a disk.
+/// The base image as a disk file.
 fn root(folder: &Path) -> PathBuf {
     let tar = File::open("/share/jiffy/images/base.tar").unwrap();
     let image = folder.join("root.erofs");
@@ -316,7 +316,7 @@ fn a_guest_is_reached_and_reaches_others() {
     assert!(said.contains("10.9.0.2\tguest2\n"), "{said}");
     assert!(said.ends_with(&format!("{}\n0\n", place.mac())), "{said}");
 
-    // In segments both ways, each with a checksum that somebody else finishes.
+    // Segmentation and checksum offload in both directions.
     let mut stream = place.dial(8080);
     let mut received = Vec::new();
     stream.read_to_end(&mut received).unwrap();
@@ -361,7 +361,7 @@ fn a_guest_is_reached_and_reaches_others() {
     assert!(stats["net0_sent_bytes"] > 3_000_000, "{stats:?}");
     assert!(stats["net0_received_bytes"] > 3_000_000, "{stats:?}");
     assert_eq!(stats["net0_sent_spoofed"], 0, "{stats:?}");
-    // Larger than a packet on average: segments came in one piece.
+    // Frames are larger than a packet on average: segments were not split.
     assert!(
         stats["net0_sent_bytes"] / stats["net0_sent_frames"] > 1514,
         "{stats:?}"
@@ -375,8 +375,9 @@ fn a_clone_has_addresses_of_its_own_and_its_connections_are_reset() {
     let folder = tempfile::tempdir().unwrap();
     let (parent, clone) = (Place::new(2), Place::new(3));
     let (calls, ends) = (listen(9001), listen(9002));
-    // A connection to the outside that stays, until it is reset; who then it is, is told. Its
-    // input never ends, and is no program that the shell would wait for.
+    // An outgoing connection stays open until it is reset; then the guest sends its identity to
+    // another port. The connection's input is a FIFO that never ends, so the shell waits for no
+    // other program.
     let script = format!(
         "nc -ll -p 8080 -e hostname & \
          mkfifo /tmp/input; exec 3<>/tmp/input; nc {HOST} 9001 <&3 >/tmp/heard; \
@@ -400,7 +401,7 @@ fn a_clone_has_addresses_of_its_own_and_its_connections_are_reset() {
     restored.restore = Some(restore);
     let _other = Vm::start(folder.path(), "clone", restored);
 
-    // Its program has found its connection reset, and says so from its own address.
+    // The clone's connection was reset; the clone reports that from its own address.
     let mut end = accept(&ends);
     assert_eq!(end.peer_addr().unwrap().ip(), clone.address());
     let said = all_of(&mut end);
@@ -418,14 +419,14 @@ fn a_clone_has_addresses_of_its_own_and_its_connections_are_reset() {
         "{said}"
     );
     assert!(!said.contains("fe80::4a:46ff:fe00:2"), "{said}");
-    // Whoever listened listens.
+    // A listening server still listens.
     assert_eq!(all_of(&mut clone.dial(8080)).trim(), "guest3");
     assert_eq!(
         all_of(&mut connect((clone.address6(), 8080).into())).trim(),
         "guest3"
     );
 
-    // The parent's connection is as it was, and so is the parent.
+    // The parent and its connection are not affected.
     call.set_nonblocking(true).unwrap();
     let nothing = call.read(&mut [0]).unwrap_err();
     assert_eq!(nothing.kind(), std::io::ErrorKind::WouldBlock);

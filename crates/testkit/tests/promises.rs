@@ -20,7 +20,7 @@ fn what_every_guest_carries_is_small() {
     assert!(size("share/jiffy/kernels/base/vmlinux") <= 6 * 1024 * 1024);
 }
 
-/// `jiffy kernel build` of an installed Jiffy has all that the checkout's has.
+/// An installed `jiffy kernel build` has every file of the checkout.
 #[test]
 fn what_a_kernel_is_built_from_is_installed() {
     let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../kernel");
@@ -29,7 +29,7 @@ fn what_a_kernel_is_built_from_is_installed() {
         for entry in std::fs::read_dir(here.join(folder)).expect("the checkout") {
             let path = entry.expect("an entry").path();
             let name = path.file_name().expect("a name").to_string_lossy();
-            // Developers measure; users build.
+            // Measurements are for developers only.
             if path.is_dir() || name.starts_with("measure") {
                 continue;
             }

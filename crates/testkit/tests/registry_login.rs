@@ -1,5 +1,5 @@
-//! A registry that wants a password, as a user of `jiffy` meets it: what is
-//! said, and the exit status. On the host: nothing of this needs a VM.
+//! A registry with a password, as a user of `jiffy` sees it: messages and exit statuses. Runs on
+//! the host, because it needs no VM.
 
 use jiffy_registry::testing::{LocalRegistry, PASSWORD, RegistryOptions, USER};
 use std::fs;
@@ -12,8 +12,7 @@ use std::time::{Duration, Instant};
 /// Longest wait for the daemon to listen.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A node whose user has logged in nowhere, and a registry with a certificate
-/// of its own.
+/// A node whose user has not logged in, and a registry with a self-signed certificate.
 struct Stage {
     registry: LocalRegistry,
     folder: tempfile::TempDir,
@@ -62,7 +61,7 @@ impl Stage {
             .spawn()
             .expect("jiffy starts");
         let mut stdin = child.stdin.take().expect("it is piped");
-        // It need not read it.
+        // The command may exit without reading its input.
         let _ = stdin.write_all(input.as_bytes());
         drop(stdin);
         child.wait_with_output().expect("jiffy ends")
@@ -74,13 +73,13 @@ impl Stage {
         String::from_utf8_lossy(&output.stdout).trim_end().into()
     }
 
-    /// What it says to the user, line by line.
+    /// Runs `jiffy`, which must fail; returns the lines of its message.
     fn refuses(&self, words: &[&str]) -> Vec<String> {
         let output = self.jiffy(words, "");
         assert_eq!(output.status.code(), Some(125), "{words:?}: {output:?}");
         assert!(output.stdout.is_empty(), "{output:?}");
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        // Of where they were tried, never.
+        // The message must not contain any password.
         assert!(
             !said.contains("sesame") && !said.contains("barley"),
             "{said}"
@@ -88,7 +87,7 @@ impl Stage {
         said.lines().map(str::to_owned).collect()
     }
 
-    /// What `docker login` leaves behind.
+    /// Writes the file that `docker login` writes.
     fn log_in(&self, password: &str) {
         use base64::Engine as _;
         let auth = base64::engine::general_purpose::STANDARD.encode(format!("{USER}:{password}"));
@@ -105,7 +104,7 @@ impl Drop for Stage {
     }
 }
 
-/// A program of the installation, in folders of the test's own.
+/// A program of the installation, with the test's folders.
 fn command_in(folder: &tempfile::TempDir, program: &str) -> Command {
     let path: PathBuf = jiffy_testkit::dist().join(program);
     assert!(path.exists(), "{} is missing: make build", path.display());
@@ -151,7 +150,7 @@ fn who_may_not_is_told_so_in_one_sentence_and_who_may_has_the_image() {
         assert_eq!(shown, hint, "{words:?}");
     };
 
-    // Who pushes.
+    // Pushes.
     let push = ["push", "mine", &name];
     let bad = ["--creds", "ali:open barley"];
     refused(&[&push[..], &trusts].concat(), nobody, login);
@@ -160,7 +159,7 @@ fn who_may_not_is_told_so_in_one_sentence_and_who_may_has_the_image() {
     let pushed = stage.ok(&[&push[..], &trusts, &by_flags].concat());
     assert!(pushed.starts_with("sha256:"), "{pushed}");
 
-    // Who pulls, or runs what is not here.
+    // Pulls, and runs of an image that is not stored here.
     let pull = ["pull", &name];
     refused(&[&pull[..], &trusts].concat(), nobody, login);
     refused(&[&pull[..], &trusts, &bad].concat(), wrong, login);
@@ -172,7 +171,7 @@ fn who_may_not_is_told_so_in_one_sentence_and_who_may_has_the_image() {
     ] {
         refused(words, "invalid peer certificate: UnknownIssuer", authority);
     }
-    // What is wrong with a flag is said before anybody is asked.
+    // Errors in flags are reported before any request.
     let said = stage.refuses(&[&pull[..], &["--creds", USER]].concat());
     assert_eq!(said[0], "jiffy: --creds has no password");
     let other = stage.folder.path().join("root/etc/name");
@@ -189,7 +188,7 @@ fn who_may_not_is_told_so_in_one_sentence_and_who_may_has_the_image() {
     );
     assert_eq!(stage.ok(&["image", "ls", "--quiet"]).lines().count(), 2);
 
-    // By flags, with the password from stdin; then as `docker login` left it.
+    // By flags with the password on stdin; then from the file of `docker login`.
     let from_stdin = ["--creds", USER, "--password-stdin"];
     let output = stage.jiffy(&[&pull[..], &trusts, &from_stdin].concat(), "open sesame\n");
     assert!(output.status.success(), "{output:?}");
@@ -199,7 +198,7 @@ fn who_may_not_is_told_so_in_one_sentence_and_who_may_has_the_image() {
     refused(&[&pull[..], &trusts].concat(), wrong, login);
     stage.log_in(PASSWORD);
     assert_eq!(stage.ok(&[&pull[..], &trusts].concat()), name);
-    // What is missing in the registry is something else.
+    // A missing image has another message.
     let missing = stage.refuses(&["pull", &stage.name("2"), "--ca", &ca]);
     assert!(missing[0].contains("is not in the registry"), "{missing:?}");
 }

@@ -1,5 +1,5 @@
-//! QEMU with a disk that `jiffy disk serve` serves: Debian's QEMU, emulating a
-//! computer of its own, with our kernel and a guest that reads and writes.
+//! Debian's QEMU with a disk of `jiffy disk serve`. QEMU emulates a whole computer with Jiffy's
+//! kernel and a guest that reads and writes.
 
 use jiffy_machine::image::cpio::Archive;
 use std::io::Write;
@@ -7,13 +7,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// How long the server, or a guest's whole life, may take on a busy host.
+/// Time limit for the server, or for a guest's whole run, on a busy host.
 const PATIENCE: Duration = Duration::from_secs(300);
 
 const MIB: usize = 1 << 20;
 
-/// What the guest does: it tells the size and the sum of its disk, writes the
-/// second mebibyte if it may, and tells the sum that it then reads.
+/// The guest's script: prints the size and checksum of its disk, writes the second mebibyte if the
+/// disk is writable, and prints the checksum again.
 const INIT: &str = r#"#!/bin/sh
 mount -t devtmpfs none /dev
 mount -t sysfs none /sys
@@ -70,7 +70,7 @@ fn initramfs() -> Vec<u8> {
     archive.finish().unwrap()
 }
 
-/// Ends the process it holds.
+/// A process that is ended when this is dropped.
 struct Ended(Child);
 
 impl Drop for Ended {
@@ -80,7 +80,7 @@ impl Drop for Ended {
     }
 }
 
-/// A disk of 8 MiB that is served, and where.
+/// A served disk of 8 MiB and its folder.
 struct Served {
     folder: tempfile::TempDir,
     _server: Ended,
@@ -128,7 +128,7 @@ impl Served {
         text.split_whitespace().next().unwrap().to_owned()
     }
 
-    /// The lines a guest of QEMU says.
+    /// Boots a guest in QEMU and returns the lines it prints.
     fn boot(&self) -> Vec<String> {
         let initramfs = self.path("initramfs.cpio");
         std::fs::write(&initramfs, self::initramfs()).unwrap();
@@ -196,7 +196,7 @@ fn qemu_reads_and_writes_a_disk_that_is_served() {
     assert_eq!(value(&said, "after "), served.sum());
     assert_ne!(served.sum(), before);
 
-    // Another computer after the first: it finds what that one wrote.
+    // A second guest finds what the first one wrote.
     let said = served.boot();
     assert_eq!(value(&said, "before "), served.sum());
 }

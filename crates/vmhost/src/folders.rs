@@ -1,10 +1,40 @@
-//! A VM's folders.
+//! VMs' folders.
 
+use jiffy_content::durable::LoadError;
+use jiffy_content::model::vm::VmRecord;
+use jiffy_content::names;
 use jiffy_content::paths::Paths;
 use jiffy_sys::durable::remove_any;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+
+/// A VM that has a folder.
+#[derive(Debug)]
+pub struct Found {
+    /// The folder's name.
+    pub id: String,
+    /// Its record, or why that can't be read.
+    pub record: Result<VmRecord, LoadError>,
+}
+
+/// All VMs that have folders, with their records.
+pub fn find(paths: &Paths) -> Vec<Found> {
+    let found = ids_in(&paths.vms()).into_iter().map(|id| Found {
+        record: VmRecord::load(&paths.vm(&id)),
+        id,
+    });
+    found.collect()
+}
+
+/// The VMs' ids among the names in a folder.
+pub fn ids_in(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    entries
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .filter(|name| names::is_id(name))
+        .collect()
+}
 
 /// Removes all files of a VM. Its data folder is renamed first, so that the VM is never half
 /// removed.
@@ -26,4 +56,35 @@ pub fn hibernated_in(vm_folder: &Path) -> PathBuf {
 /// Can the VM in this folder be woken?
 pub fn is_asleep(vm_folder: &Path) -> bool {
     hibernated_in(vm_folder).join("state").exists()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use jiffy_content::model::vm::Spec;
+
+    #[test]
+    fn all_vms_are_found_those_without_a_record_too_and_nothing_else() {
+        let data = tempfile::tempdir().unwrap();
+        let paths = Paths {
+            data: data.path().into(),
+            run: data.path().into(),
+            lib: data.path().into(),
+            share: data.path().into(),
+            socket: data.path().into(),
+            peer: None,
+        };
+        let [one, two] = [names::new_id(), names::new_id()];
+        for name in [&*one, &*two, ".gone-0123456789ab", "other"] {
+            fs::create_dir_all(paths.vm(name)).unwrap();
+        }
+        let record = VmRecord::new(one.clone(), "web".into(), Spec::default(), 0);
+        record.save(&paths.vm(&one)).unwrap();
+        let mut found = find(&paths);
+        found.sort_by_key(|found| found.record.is_err());
+        assert_eq!(found.len(), 2);
+        assert_eq!((&found[0].id, &found[1].id), (&one, &two));
+        assert_eq!(found[0].record.as_ref().unwrap().name, "web");
+        assert!(matches!(found[1].record, Err(LoadError::Io(_))));
+    }
 }

@@ -5,10 +5,13 @@ use jiffy_content::error::{Error, Result};
 use jiffy_content::model::vm::Spec;
 use jiffy_content::paths::Paths;
 use jiffy_jail::access::open_folder;
-use jiffy_jail::{Cgroup, Cgroups, Identities, Identity, Jail, Level, Limits, Program, Share};
+use jiffy_jail::{
+    Cgroup, Cgroups, Identities, Identity, Jail, Level, Limits, Program, Share, identity,
+};
 use jiffy_sys::handed::PROC;
 use jiffy_sys::spawn::{Detached, FIRST_DESCRIPTOR, spawn_detached};
 use jiffy_sys::userfaultfd::DEVICE as USERFAULTFD;
+use jiffy_wire::api::Containment;
 use std::error::Error as _;
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, OpenOptions};
@@ -44,6 +47,8 @@ pub struct Launcher {
     identities: Arc<Identities>,
     /// `None`: the resources of monitors are not limited.
     cgroups: Option<Arc<Cgroups>>,
+    /// What this host does not support, and why.
+    lacks: Vec<String>,
 }
 
 /// A monitor to be started.
@@ -67,36 +72,43 @@ impl Launcher {
     /// Finds out which jails this host supports, if they are wanted, and logs once what is
     /// missing.
     pub fn new(paths: &Paths, jailed: bool) -> Launcher {
-        let identities = Identities::new(jiffy_jail::identity::FIRST, jiffy_jail::identity::COUNT);
+        let identities = Identities::new(identity::first_of(&paths.run), identity::COUNT);
         let mut launcher = Launcher {
             run: paths.run.clone(),
             program: paths.vmm(),
             level: None,
             identities,
             cgroups: None,
+            lacks: Vec::new(),
         };
         if !jailed {
             debug!("monitors are in no jail: one that is taken over is the daemon's user");
+            launcher
+                .lacks
+                .push("jiffyd was started with --jail off".into());
             return launcher;
         }
         let group = launcher.identities.shared_group();
         let level = match Jail::prepare(&paths.run) {
             Ok(()) => {
-                let (level, refused) = Level::of_host(&paths.run, group);
+                let (level, refused) = Jail::strongest_level(&paths.run, group);
                 for error in refused {
-                    debug!(why = %error, error = %error.io(), "a kind of jail is not to be had");
+                    launcher.lacks.push(format!("{error}: {}", error.io()));
                 }
                 level
             }
             Err(error) => {
-                warn!(%error, "no folder for jails can be made");
+                launcher
+                    .lacks
+                    .push(format!("no folder for jails can be made: {error}"));
                 Level::Bare
             }
         };
         match level {
             Level::OwnUser => launcher.share_folders(paths),
             Level::UserNamespace => {}
-            _ => warn!(
+            Level::Bare => warn!(
+                why = launcher.lacks.join("; "),
                 "this host lets monitors have no namespaces: they see its file system, their system calls are filtered"
             ),
         }
@@ -105,6 +117,7 @@ impl Launcher {
             Err(error) => {
                 let why = error.source().map(ToString::to_string).unwrap_or_default();
                 warn!(%error, why, "monitors have no control groups: nothing bounds what they use of memory and processors");
+                launcher.lacks.push(format!("{error}: {why}"));
                 None
             }
         };
@@ -125,6 +138,16 @@ impl Launcher {
             if let Err(error) = shared {
                 warn!(folder = %folder.display(), %error, "monitors can't pass through a folder");
             }
+        }
+    }
+
+    /// What monitors are contained by, and what this host does not support.
+    pub fn containment(&self) -> Containment {
+        Containment {
+            jailed: self.level.is_some_and(Level::has_own_root),
+            own_user: self.level == Some(Level::OwnUser),
+            cgroups: self.cgroups.is_some(),
+            lacks: self.lacks.clone(),
         }
     }
 
@@ -156,10 +179,7 @@ impl Launcher {
         let (Ok(folder), Some(user)) = (fs::metadata(folder), user_of(pid)) else {
             return true;
         };
-        let has_own = [user, folder.gid()]
-            .into_iter()
-            .any(jiffy_jail::identity::is_one);
-        !has_own || user == folder.gid()
+        agree(user, folder.gid())
     }
 
     /// Reserves the user of a running monitor, so that no other gets it.
@@ -324,6 +344,12 @@ fn group_name(run: &Path) -> String {
     name
 }
 
+/// Can a monitor with this user be that of a VM whose run folder has this group?
+fn agree(user: u32, group: u32) -> bool {
+    let has_own = identity::is_one(user) || identity::is_one(group);
+    !has_own || user == group
+}
+
 /// The user that a process runs as.
 fn user_of(pid: u32) -> Option<u32> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
@@ -345,5 +371,27 @@ fn spawn_error(program: &Path, error: &io::Error) -> Error {
             "The VMM {} can't be started: {error}.",
             program.display()
         )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_monitor_is_that_of_a_vm_only_with_the_user_of_its_folder() {
+        let [one, other] = [1, 2].map(|number| identity::FIRST + number);
+        assert!(agree(one, one));
+        assert!(agree(0, 0), "neither has a jail");
+        assert!(agree(1000, 0));
+        assert!(!agree(one, other), "it says that it is another VM's");
+        assert!(!agree(one, 0));
+        assert!(!agree(0, one));
+    }
+
+    #[test]
+    fn a_group_is_named_after_its_run_folder() {
+        assert_eq!(group_name(Path::new("/run/jiffy")), "jiffy-run-jiffy");
+        assert_eq!(group_name(Path::new("/a b")), "jiffy-a\\x20b");
     }
 }

@@ -148,6 +148,14 @@ fn damaged(why: &str) -> io::Error {
     )
 }
 
+/// Whether the bytes of a log are wrong. After any other error they may be right.
+fn is_damage(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof
+    )
+}
+
 fn current(folder: &Path) -> PathBuf {
     folder.join("command.log")
 }
@@ -211,8 +219,8 @@ impl Writer {
     }
 
     /// Opens an existing log, reads its whole current segment and truncates it after the last
-    /// whole record. A log that can't be read is renamed to `command.unreadable`, and a new one
-    /// is begun.
+    /// whole record. A log that is damaged at its beginning is renamed to `command.unreadable`, and
+    /// a new one is begun. After an I/O error the log stays as it is.
     pub fn open(folder: &Path) -> io::Result<Writer> {
         let mut options = OpenOptions::new();
         let opened = regular::open_with(options.read(true).write(true), &current(folder));
@@ -225,15 +233,20 @@ impl Writer {
         };
         let start = match SegmentStart::read(&file) {
             Ok(start) => start,
-            Err(error) => {
+            Err(error) if is_damage(&error) => {
                 set_aside(folder, &error)?;
                 return Writer::create(folder);
             }
+            Err(error) => return Err(error),
         };
         let mut reader = Reader::new(folder, start.position);
         let (mut stdout, mut stderr) = (start.stdout, start.stderr);
         let mut end = start.position;
-        while let Ok(batch) = reader.batch(u64::MAX) {
+        loop {
+            let batch = match reader.batch(u64::MAX) {
+                Err(error) if !is_damage(&error) => return Err(error),
+                batch => batch.unwrap_or_default(),
+            };
             let Some(last) = batch.last() else { break };
             end = last.position + (RECORD_HEADER + last.data.len()) as u64;
             for record in &batch {
@@ -443,9 +456,11 @@ impl Reader {
         Ok(Vec::new())
     }
 
-    /// Parses the first `got` bytes of the buffer into whole records.
+    /// Parses the first `got` bytes of the buffer into whole records. A damaged record is an error
+    /// only if it is the first: the next call finds it, and the records before it are not lost.
     fn parse(&mut self, got: usize, end: u64) -> io::Result<Vec<Record>> {
         let mut records = Vec::new();
+        let mut wrong = None;
         let mut rest = &self.buffer[..got];
         while self.position < end
             && let Some((header, after)) = rest.split_at_checked(RECORD_HEADER)
@@ -454,13 +469,15 @@ impl Reader {
                 |at: usize| u32::from_le_bytes(header[at..at + 4].try_into().unwrap_or([0; 4]));
             let length = word(0) as usize;
             let Some(kind) = Kind::from_code(header[4]).filter(|_| length <= MAX_DATA) else {
-                return Err(damaged("it holds a record of no known kind"));
+                wrong = Some("it holds a record of no known kind");
+                break;
             };
             let Some((data, after)) = after.split_at_checked(length) else {
                 break;
             };
             if word(8) != crc32c::crc32c_append(crc32c::crc32c(&header[..8]), data) {
-                return Err(damaged("a record's checksum is wrong"));
+                wrong = Some("a record's checksum is wrong");
+                break;
             }
             records.push(Record {
                 kind,
@@ -470,7 +487,10 @@ impl Reader {
             self.position += (RECORD_HEADER + length) as u64;
             rest = after;
         }
-        Ok(records)
+        match wrong {
+            Some(why) if records.is_empty() => Err(damaged(why)),
+            _ => Ok(records),
+        }
     }
 
     /// Opens the segment that contains the position, or else the oldest.

@@ -5,6 +5,7 @@
 
 use crate::frames::{self, FrameReader};
 use jiffy_jail::access::open_socket;
+use jiffy_sys::durable::remove_any;
 use jiffy_wire::agent::{self, ExecInput, FromGuest, ToGuest};
 use jiffy_wire::frame;
 use std::fs;
@@ -164,14 +165,20 @@ impl Supervisor {
     }
 }
 
-/// Binds this socket; replaces whatever has its path.
+/// Binds this socket; replaces whatever has its path. The socket gets its path last, so that a guest
+/// which connects meanwhile is never refused for its permissions.
 pub fn bind(socket: &Path) -> io::Result<UnixListener> {
-    let _ = fs::remove_file(socket).or_else(|_| fs::remove_dir_all(socket));
-    let listener = UnixListener::bind(socket)?;
+    let new = socket.with_extension("new");
+    let _ = remove_any(&new);
+    // rename(2) replaces a file, but no folder.
+    if socket.is_dir() {
+        let _ = remove_any(socket);
+    }
+    let listener = UnixListener::bind(&new)?;
     // A jailed VMM has a user of its own; its folder says which.
-    socket
-        .parent()
-        .map_or(Ok(()), |folder| open_socket(socket, folder))?;
+    new.parent()
+        .map_or(Ok(()), |folder| open_socket(&new, folder))?;
+    fs::rename(&new, socket)?;
     Ok(listener)
 }
 
@@ -381,6 +388,34 @@ mod tests {
                 supervisor.messages.recv().await,
                 Some(FromLink::Gone(_))
             ));
+        }
+    }
+
+    /// The clock stands still while there is anything to do, and goes on to what is waited for.
+    #[tokio::test(start_paused = true)]
+    async fn silent_connections_have_few_places_and_little_time() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("sock");
+        let begun = tokio::time::Instant::now();
+        let mut supervisor = Supervisor::new(UnixListener::bind(&path).unwrap(), "me");
+        let mut silent = Vec::new();
+        for _ in 0..2 * MAX_CONNECTIONS {
+            silent.push(UnixStream::connect(&path).await.unwrap());
+        }
+        let mut guest = UnixStream::connect(&path).await.unwrap();
+        guest.write_all(&hello("me")).await.unwrap();
+        let Some(FromLink::Hello { link, .. }) = supervisor.messages.recv().await else {
+            panic!("no hello");
+        };
+        // All places were taken twice before there was one for it.
+        assert_eq!(link.serial, 2 * MAX_CONNECTIONS as u64 + 1);
+        let waited = begun.elapsed();
+        assert!(
+            waited >= 2 * HELLO_TIME && waited < 3 * HELLO_TIME,
+            "{waited:?}"
+        );
+        for mut stream in silent {
+            assert_eq!(stream.read(&mut [0]).await.unwrap(), 0, "it was closed");
         }
     }
 

@@ -1,6 +1,6 @@
-//! What it costs to know which pages a guest has written, in each of the ways
-//! Linux has, for RAM as it is really mapped. On the instruction clock a
-//! nanosecond is an instruction of kernel, monitor and guest together:
+//! Measures the cost of finding the pages that a guest has written, with each of Linux's methods,
+//! for RAM as it is mapped in practice. On the instruction clock a nanosecond is one instruction of
+//! kernel, monitor and guest together:
 //!
 //! ```sh
 //! cargo build --release -p jiffy-vmm --example dirty-tracking
@@ -11,11 +11,10 @@
 //!
 //! `docs/dirty-tracking.md` has the figures.
 //!
-//! A guest of two loops has all of its RAM in use. Then, again and again:
-//! tracking is armed, the guest writes some pages that are spread over RAM, and
-//! reads [`WORKING_SET`] pages that it had read before; the monitor writes one
-//! page, as a device does. Then the guest stands still: what was written is
-//! found, and copied into a file.
+//! All of the guest's RAM is in use; the guest has two loops. In each round tracking is armed, the
+//! guest writes some pages that are spread over RAM and reads [`WORKING_SET`] pages that it had
+//! read before, and the monitor writes one page, as a device does. Then the guest is stopped, and
+//! the written pages are found and copied into a file.
 #![allow(unsafe_code)] // ioctls, and memory given to KVM.
 
 use anyhow::{Context, Result, ensure};
@@ -42,31 +41,31 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend};
 const PAGE: u64 = 4096;
 /// Pages the guest writes in a round.
 const PAGES: [u64; 3] = [64, 1024, 4096];
-/// Pages the guest reads after tracking was armed: 32 MiB in a row.
+/// Pages that the guest reads after tracking was armed: 32 MiB, contiguous.
 const WORKING_SET: u64 = 8192;
-/// Rounds with the same pages: in the first they are written for the first
-/// time, and what is told of the others is told of the last.
+/// Rounds with the same pages. The first round writes them for the first time; of the others, the
+/// last is reported.
 const ROUNDS: usize = 3;
 /// The page the monitor writes.
 const BY_MONITOR: u64 = 2;
 
-/// How written pages are known.
+/// How written pages are found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Way {
-    /// They are not.
+    /// Not at all.
     Nothing,
-    /// As Jiffy does it for the first captures: a page of a private mapping that is
-    /// the process's own was written. Arming is `GuestRam::freeze`.
+    /// As Jiffy does for the first captures: written pages of a private mapping are the process's
+    /// own. Arming is `GuestRam::freeze`.
     OwnPages,
-    /// As Jiffy does it for those after them: KVM's log, and the monitor's own.
+    /// As Jiffy does for later captures: KVM's dirty log, and the monitor's own.
     Logs,
-    /// `KVM_GET_DIRTY_LOG`, which arms anew.
+    /// `KVM_GET_DIRTY_LOG`, which arms again.
     KvmLog,
-    /// The same with `KVM_CLEAR_DIRTY_LOG`, and all pages dirty at first.
+    /// The same with `KVM_CLEAR_DIRTY_LOG`; all pages are dirty at first.
     KvmLogManual,
-    /// `clear_refs`, and all entries of the page map read.
+    /// `clear_refs`; all entries of the page map are read.
     SoftDirtyRead,
-    /// `clear_refs`, and the kernel looks at the entries.
+    /// `clear_refs`; the kernel scans the entries.
     SoftDirtyScan,
     /// Asynchronous write protection by a userfaultfd; one scan finds and arms.
     WriteProtect,
@@ -84,7 +83,7 @@ impl Way {
         Way::WriteProtect,
     ];
 
-    /// Whether to arm is to freeze, which also finds and copies.
+    /// Whether arming is a freeze, which also finds and copies.
     fn is_freeze(self) -> bool {
         matches!(self, Way::OwnPages | Way::Logs)
     }
@@ -106,9 +105,9 @@ impl Way {
 /// How RAM is mapped while it is tracked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Mapping {
-    /// A VM that was never captured.
+    /// As in a VM that was never captured.
     Shared,
-    /// One that was.
+    /// As in a VM that was captured.
     Private,
 }
 
@@ -117,17 +116,17 @@ enum Mapping {
 struct Round {
     arm: u64,
     writes: u64,
-    /// Exits from the guest while it wrote.
+    /// Exits from the guest while it wrote pages.
     exits: u64,
     reads: u64,
     find: u64,
-    /// Pages.
+    /// Pages that were found.
     found: u64,
     monitor_seen: bool,
     copy: Copied,
 }
 
-/// What was found, put into a file.
+/// The pages that were found and copied into a file.
 #[derive(Debug, Clone, Copy, Default)]
 struct Copied {
     bytes: u64,
@@ -136,7 +135,7 @@ struct Copied {
 
 fn main() -> Result<()> {
     let hypervisor = Hypervisor::open()?;
-    // Only the cases whose RAM in MiB and name contain it.
+    // Only the cases whose size in MiB and name contain the argument.
     let only = std::env::args().nth(1).unwrap_or_default();
     for size_mib in [128, 1024] {
         let mut ways = Way::ALL.to_vec();
@@ -203,7 +202,7 @@ fn rounds_of(
 ) -> Result<Vec<Round>> {
     let size = base.layout.size;
     let mut guest = match (way, mapping) {
-        // Its first freeze is from a shared mapping.
+        // Its first freeze starts from a shared mapping.
         (_, Mapping::Shared) | (Way::OwnPages | Way::Logs, _) => {
             let mut guest = Guest::create(hypervisor, (size >> 20) as u32)?;
             guest.fill()?;
@@ -238,7 +237,7 @@ fn rounds_of(
             let mut round = Round::default();
             let frozen;
             (round.arm, frozen) = timed(|| tracker.arm(&guest))?;
-            // A freeze found and copied, too, in pieces as it chose.
+            // A freeze has found and copied already, in ranges that it chose.
             let mut pieces = None;
             if let Some(frozen) = frozen {
                 if way == Way::OwnPages {
@@ -269,7 +268,7 @@ fn rounds_of(
                 ensure!(way == Way::Nothing || has(page), "page {page} is missed");
             }
             if number == ROUNDS - 1 {
-                // Not in each: it maps more of RAM here than was.
+                // Not in each round: reading maps more of RAM here.
                 let pieces = pieces.as_ref().unwrap_or(&found);
                 round.copy = match pieces.as_slice() {
                     [range] if range.end - range.start == size => whole,
@@ -291,7 +290,7 @@ fn timed<T>(work: impl FnOnce() -> Result<T>) -> Result<(u64, T)> {
     Ok((monotonic_ns() - begun, done))
 }
 
-/// Puts ranges of RAM into a new file.
+/// Copies ranges of RAM into a new file.
 fn copy(guest: &Guest, ranges: &[Range<u64>]) -> Result<Copied> {
     let (took, ()) = timed(|| {
         let file = memfd::create("copy", guest.ram.size(), Pages::Small)?;
@@ -306,8 +305,7 @@ fn copy(guest: &Guest, ranges: &[Range<u64>]) -> Result<Copied> {
 fn write_out(guest: &Guest, file: &File, range: Range<u64>) -> Result<()> {
     let mut at = range.start;
     while at < range.end {
-        // SAFETY: the range lies in guest RAM; the kernel reads it, and no
-        // reference to it is made.
+        // SAFETY: the range is in guest RAM; the kernel reads it, and no reference to it is made.
         let count = unsafe {
             libc::pwrite(
                 file.as_raw_fd(),
@@ -327,9 +325,9 @@ struct Guest {
     vcpu: VcpuFd,
     vm: Arc<VmFd>,
     ram: GuestRam,
-    /// Where RAM is mapped here.
+    /// Address at which RAM is mapped here.
     base: u64,
-    /// What it writes.
+    /// The value that the guest writes.
     value: u32,
 }
 
@@ -359,7 +357,7 @@ impl Guest {
         ram.register(&vm)?;
         let vcpu = vm.create_vcpu(0)?;
         vcpu.set_cpuid2(&hypervisor.supported_cpuid()?)?;
-        // Protected mode without paging: its own tables would be written, too.
+        // Protected mode without paging: the guest would write its page tables, too.
         let mut sregs = vcpu.get_sregs()?;
         for segment in [&mut sregs.cs, &mut sregs.ds, &mut sregs.es, &mut sregs.ss] {
             segment.base = 0;
@@ -382,9 +380,9 @@ impl Guest {
         })
     }
 
-    /// All of its RAM is in use, and mapped here and in the guest.
+    /// Touches all of RAM, here and in the guest.
     fn fill(&mut self) -> Result<()> {
-        // Not the program.
+        // Without the pages of the program.
         let count = self.ram.size() / PAGE - BY_MONITOR;
         self.run(WRITE, BY_MONITOR * PAGE, PAGE, count)
     }
@@ -424,7 +422,7 @@ impl Guest {
     }
 }
 
-/// What a way keeps.
+/// The state of a method.
 struct Tracker {
     way: Way,
     map: Pagemap,
@@ -441,8 +439,8 @@ impl Tracker {
             .then(|| File::options().write(true).open("/proc/self/clear_refs"));
         let uffd = (way == Way::WriteProtect).then(userfaultfd);
         if way == Way::KvmLogManual {
-            // Not the whole of RAM is write-protected at once, and all of it
-            // counts as written until it is cleared.
+            // RAM is not write-protected all at once, and all of it counts as written until it is
+            // cleared.
             guest.vm.enable_cap(&kvm_enable_cap {
                 cap: KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2,
                 args: [3, 0, 0, 0],
@@ -460,7 +458,7 @@ impl Tracker {
         })
     }
 
-    /// Also what a freeze leaves.
+    /// Arms tracking; returns the result if this is a freeze.
     fn arm(&mut self, guest: &Guest) -> Result<Option<Frozen>> {
         let first = !std::mem::replace(&mut self.armed, true);
         match self.way {
@@ -491,11 +489,11 @@ impl Tracker {
                 let uffd = self.uffd.as_ref().context("no userfaultfd")?;
                 let Range { start, end } = guest.addresses();
                 let mut register = [start, end - start, UFFDIO_REGISTER_MODE_WP, 0];
-                // SAFETY: `struct uffdio_register`; pages keep what they hold.
+                // SAFETY: `struct uffdio_register`; pages keep their contents.
                 unsafe { call(uffd, UFFDIO_REGISTER, register.as_mut_ptr()) }?;
                 let protect = [start, end - start, UFFDIO_WRITEPROTECT_MODE_WP];
-                // SAFETY: `struct uffdio_writeprotect`; writes go on, and the
-                // kernel lifts the protection by itself.
+                // SAFETY: `struct uffdio_writeprotect`; writes go on, and the kernel lifts the
+                // protection by itself.
                 unsafe { call(uffd, UFFDIO_WRITEPROTECT, protect.as_ptr()) }?;
             }
             Way::WriteProtect => {}
@@ -544,7 +542,7 @@ impl Tracker {
     }
 }
 
-/// Has KVM log writes from now on.
+/// Starts KVM's dirty log.
 fn log_writes(guest: &Guest) -> Result<()> {
     let slot = kvm_userspace_memory_region {
         slot: 0,
@@ -553,7 +551,7 @@ fn log_writes(guest: &Guest) -> Result<()> {
         memory_size: guest.ram.size(),
         userspace_addr: guest.base,
     };
-    // SAFETY: the slot that is there, with another flag.
+    // SAFETY: the existing slot, with another flag.
     Ok(unsafe { guest.vm.set_user_memory_region(slot) }?)
 }
 
@@ -582,7 +580,7 @@ const UFFDIO_REGISTER: u32 = 0xc020_aa00;
 const UFFDIO_WRITEPROTECT: u32 = 0xc018_aa06;
 const UFFDIO_REGISTER_MODE_WP: u64 = 1 << 1;
 const UFFDIO_WRITEPROTECT_MODE_WP: u64 = 1;
-/// Shared memory, pages not there yet, and nobody who has to answer.
+/// Shared memory, missing pages, and asynchronous write protection, which needs no handler.
 const FEATURES: u64 = 1 << 12 | 1 << 13 | 1 << 15;
 
 /// `PAGE_IS_SOFT_DIRTY`
@@ -606,7 +604,7 @@ fn userfaultfd() -> Result<OwnedFd> {
     // SAFETY: takes flags alone.
     let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC) };
     ensure!(fd >= 0, io::Error::last_os_error());
-    // SAFETY: just made.
+    // SAFETY: the descriptor was just created.
     let uffd = unsafe { OwnedFd::from_raw_fd(fd as i32) };
     let mut api = [0xaa, FEATURES, 0];
     // SAFETY: `struct uffdio_api`.
@@ -618,9 +616,9 @@ fn userfaultfd() -> Result<OwnedFd> {
 ///
 /// # Safety
 ///
-/// The argument must be what the request takes.
+/// The argument must be of the type that the request takes.
 unsafe fn call<T>(fd: &impl AsRawFd, request: u32, argument: *const T) -> Result<i32> {
-    // SAFETY: the caller's.
+    // SAFETY: as the caller promises.
     let done = unsafe { libc::ioctl(fd.as_raw_fd(), request as libc::Ioctl, argument) };
     ensure!(done >= 0, io::Error::last_os_error());
     Ok(done)

@@ -1,66 +1,66 @@
-//! The command line of `jiffy-vmm`. Few options, read by hand: a library for
-//! them would cost more instructions than building the VM.
+//! The command line of `jiffy-vmm`. It has few options and a parser of its own: with a library,
+//! parsing would cost more instructions than building the VM.
 
 use jiffy_vmm::sandbox::Sandbox;
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 use thiserror::Error;
 
-/// What to do.
+/// What the program does.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Command {
     /// Run a VM.
     Run(RunOptions),
-    /// Look at the host's KVM.
+    /// Probe the host's KVM.
     Probe,
-    /// Say what processor the host can give a VM.
+    /// Print the processor that the host can give a VM.
     Cpu,
-    /// Say which version this is.
+    /// Print the version.
     Version,
-    /// Say how to use it.
+    /// Print the usage.
     Help,
 }
 
 /// Options of `run`.
 #[derive(Debug, PartialEq, Eq)]
 pub struct RunOptions {
-    /// The VM's configuration, JSON.
+    /// Path of the VM's configuration, JSON.
     pub config: PathBuf,
     /// An inherited descriptor for events.
     pub events_fd: Option<i32>,
-    /// An inherited socket: wait there to be told which configuration it is,
-    /// and where events go. `config` only keeps its place.
+    /// An inherited socket on which the spare waits for its configuration and its events
+    /// descriptor. `config` is then only a placeholder.
     pub spare_fd: Option<i32>,
-    /// Inherited descriptors of files that can't be opened by name: name and number.
+    /// Inherited descriptors of files that can't be opened by name, with the names they stand for.
     pub handed: Vec<(PathBuf, i32)>,
     /// Whether threads are confined.
     pub sandbox: Sandbox,
 }
 
-/// A command line that can't be understood.
+/// Why a command line is not valid.
 #[derive(Debug, PartialEq, Eq, Error)]
 pub enum UsageError {
-    /// None given.
+    /// There is no command.
     #[error("a command is needed")]
     NoCommand,
-    /// Unknown word.
+    /// The word is not a command or an option.
     #[error("{0:?} is not known here")]
     Unknown(OsString),
-    /// An option at the end.
+    /// The value of the last option is missing.
     #[error("{0} needs a value")]
     NoValue(&'static str),
-    /// An option's value.
+    /// The value of an option is not valid.
     #[error("{option} can't be {value:?}")]
     Value {
         /// Which option.
         option: &'static str,
-        /// What was given.
+        /// The value.
         value: OsString,
     },
-    /// A spare learns later where its events go.
+    /// A spare gets its events descriptor later.
     #[error("--spare-fd and --events-fd don't go together")]
     SpareEvents,
-    /// `run` without configuration.
+    /// `run` has no configuration.
     #[error("run needs --config FILE")]
     NoConfig,
 }
@@ -141,7 +141,7 @@ fn named(value: &OsStr) -> Option<(PathBuf, i32)> {
     Some((name.into(), descriptor(number.as_ref())?))
 }
 
-/// A number that is not that of standard input, output or error.
+/// A descriptor's number; standard input, output and error are refused.
 fn descriptor(value: &OsStr) -> Option<i32> {
     let number = value.to_str()?.parse().ok()?;
     (number > 2).then_some(number)

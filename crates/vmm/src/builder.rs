@@ -1,4 +1,4 @@
-//! A VM, step by step.
+//! Builds a VM step by step.
 
 use crate::boot::{self, BootError, Entry, Images};
 use crate::cpu::cpuid::{self, Host};
@@ -50,24 +50,23 @@ impl Builder {
         }
     }
 
-    /// What was done for it ahead, by [`PreparedVm::ahead`].
+    /// Uses what [`PreparedVm::ahead`] has prepared.
     pub fn prepared(mut self, prepared: Option<PreparedVm>) -> Builder {
         self.prepared = prepared;
         self
     }
 
-    /// Whether the VM's threads are confined; they are unless told otherwise.
+    /// Sets whether the VM's threads are confined; by default they are.
     pub fn sandbox(mut self, sandbox: Sandbox) -> Builder {
         self.sandbox = sandbox;
         self
     }
 
-    /// Builds the VM, ready to boot its kernel, or to go on where it was
-    /// captured. Nothing runs yet.
+    /// Builds the VM, ready to boot its kernel or to continue from a capture. Nothing runs yet.
     ///
     /// # Errors
     ///
-    /// What the configuration asks for and this host or the files it names can't give.
+    /// The host or the files that the configuration names can't provide what it asks for.
     pub fn build(mut self) -> Result<Vmm, StartError> {
         if !(1..=MAX_VCPUS).contains(&self.config.vcpus) {
             return Err(StartError::Vcpus(self.config.vcpus));
@@ -112,7 +111,7 @@ impl Builder {
         ))
     }
 
-    /// Builds a VM as it was captured.
+    /// Builds a VM from a capture.
     fn restore(
         self,
         restore: &Restore,
@@ -134,7 +133,7 @@ impl Builder {
         let (vcpus, devices) = match rest {
             Ok(rest) => rest,
             Err(error) => {
-                // If memory was lost, this is why the rest went wrong.
+                // Lost memory may have caused this error, and is then reported instead.
                 memory.supply.take_over()?;
                 return Err(error);
             }
@@ -156,7 +155,7 @@ impl Builder {
         ))
     }
 
-    /// The steps that may touch memory which a pager has yet to bring.
+    /// The steps that may touch memory which the pager still has to fill.
     fn restore_rest(
         &self,
         restore: &Restore,
@@ -193,7 +192,7 @@ impl Builder {
         Ok(Arc::new(ram))
     }
 
-    /// Maps a captured VM's memory, or hands it to the pager that has it.
+    /// Maps a captured VM's memory, or has a pager serve it.
     fn attach_memory(&self, restore: &Restore, vm: &VmFd) -> Result<Attached, StartError> {
         let ram = restore::memory(restore, &self.config)?;
         let (mut supply, mut written_soon) = (Supply::NoPager, Vec::new());
@@ -208,9 +207,9 @@ impl Builder {
         }
         ram.register(vm)?;
         if is_paged(restore) {
-            // The pager has said what is written first.
+            // The pager has reported already which pages are written first.
         } else if restore.hold {
-            // Nobody waits for this VM yet.
+            // No run waits for this VM yet, so the pages are copied now.
             ram.copy_ahead(&restore.prefault);
         } else {
             written_soon = restore.prefault.clone();
@@ -273,7 +272,7 @@ impl Builder {
     }
 }
 
-/// What the steps made.
+/// The results of the steps.
 struct Built {
     ram: Arc<GuestRam>,
     vcpus: Vec<Vcpu>,
@@ -287,11 +286,11 @@ struct Built {
 struct Attached {
     ram: Arc<GuestRam>,
     supply: Supply,
-    /// What is to be copied as soon as the guest runs.
+    /// Pages to copy as soon as the guest runs.
     written_soon: Vec<Extent>,
 }
 
-/// Who starts a VM's threads, and how they reach the main one.
+/// What starts a VM's threads, and the mailbox through which they reach the main thread.
 struct Threads {
     mailbox: Arc<Mailbox>,
     starter: Arc<ThreadStarter>,
@@ -320,29 +319,29 @@ fn is_paged(restore: &Restore) -> bool {
     matches!(restore.memory, SavedMemory::Paged { .. })
 }
 
-/// What every VM has, whatever it is: KVM's VM with its interrupt controllers,
-/// a vCPU, devices' interrupts and doorbells, and threads.
+/// The parts that every VM needs: KVM's VM with its interrupt controllers, a vCPU, devices'
+/// interrupts and doorbells, and threads.
 #[derive(Debug)]
 pub struct PreparedVm {
     hypervisor: Hypervisor,
     vm: Arc<VmFd>,
-    /// If it was made ahead, which needs a KVM that can set a time stamp counter which
-    /// has counted for a while.
+    /// The first vCPU, if it was created ahead. That needs a KVM that can set a time stamp counter
+    /// which has run for a while.
     first_vcpu: Option<Vcpu>,
-    /// What this host can give a guest, if it was asked for ahead.
+    /// What this host can give a guest, if that was read ahead.
     most: Option<Most>,
-    /// Of its first devices, if they were made ahead.
+    /// Wires of the first devices, if they were made ahead.
     wires: Vec<Wires>,
     /// Threads that wait for work, if they were started ahead.
     threads: IdleThreads,
 }
 
 impl PreparedVm {
-    /// Prepares a VM before it is known which one, and the process.
+    /// Prepares the process and the parts of a VM whose configuration is not known yet.
     ///
     /// # Errors
     ///
-    /// What this host's KVM lacks, or a descriptor or thread that can't be had.
+    /// The host's KVM lacks something, or a descriptor or thread can't be created.
     pub fn ahead(sandbox: Sandbox) -> Result<PreparedVm, StartError> {
         prepare_process(sandbox)?;
         let mut prepared = PreparedVm::new()?;
@@ -355,7 +354,7 @@ impl PreparedVm {
         Ok(prepared)
     }
 
-    /// Nothing but KVM's VM.
+    /// Only KVM's VM.
     fn new() -> Result<PreparedVm, HypervisorError> {
         let hypervisor = Hypervisor::open()?;
         let vm = Arc::new(hypervisor.create_vm()?);
@@ -369,7 +368,7 @@ impl PreparedVm {
         })
     }
 
-    /// The one that was prepared ahead, or a new one.
+    /// The VM that was prepared ahead, or a new one.
     fn or_new(prepared: Option<PreparedVm>) -> Result<PreparedVm, HypervisorError> {
         prepared.map_or_else(PreparedVm::new, Ok)
     }
@@ -382,7 +381,7 @@ impl PreparedVm {
         }
     }
 
-    /// The part of it that is needed for a guest without a profile.
+    /// The part of it that a guest without a profile needs.
     fn supported(&mut self) -> Result<(CpuId, Host), HypervisorError> {
         if let Some(most) = self.most.take() {
             return Ok((most.supported, most.host));
@@ -391,7 +390,7 @@ impl PreparedVm {
         Ok((self.hypervisor.supported_cpuid()?, host))
     }
 
-    /// Refuses a captured guest that can't go on here.
+    /// Refuses a captured guest that can't continue on this host.
     fn check(&mut self, guest: &VcpuState) -> Result<(), StartError> {
         let vcpu = self.vcpu(0)?;
         self.most()?.check(&guest.processor(), vcpu.tsc_khz())?;
@@ -399,7 +398,7 @@ impl PreparedVm {
         Ok(())
     }
 
-    /// The vCPU of that number; each may be asked for once.
+    /// The vCPU of that number; call it once for each.
     fn vcpu(&mut self, index: u8) -> Result<Vcpu, HypervisorError> {
         match self.first_vcpu.take_if(|vcpu| vcpu.index() == index) {
             Some(vcpu) => Ok(vcpu),
@@ -408,25 +407,25 @@ impl PreparedVm {
     }
 }
 
-/// The host refused this.
+/// The error of a refused host call.
 fn host(what: &'static str) -> impl FnOnce(io::Error) -> StartError {
     move |source| StartError::Host { what, source }
 }
 
-/// Descriptors that a VM may have open before the kernel grows their table: all layers of
-/// its RAM twice, and those of its devices.
+/// How many descriptors the kernel's table has room for from the start: all layers of a VM's RAM
+/// twice, and those of its devices.
 const DESCRIPTORS: u16 = 256;
 
-/// Makes room for descriptors, installs signal handlers and prepares the sandbox. There
-/// are no other threads yet.
+/// Grows the descriptor table, installs signal handlers and prepares the sandbox. Must be called
+/// while the process has one thread.
 fn prepare_process(sandbox: Sandbox) -> Result<(), StartError> {
     fds::make_room(DESCRIPTORS);
     kick::install().map_err(host("a signal handler"))?;
     sandbox.prepare().map_err(host("a sandbox"))
 }
 
-/// vCPUs with their saved state, the first one first: it has the time stamp counter that
-/// the others share.
+/// Creates vCPUs from their saved state. The first comes first: the others share its time stamp
+/// counter.
 fn restore_vcpus(
     states: &[VcpuState],
     base: &mut PreparedVm,
@@ -442,7 +441,7 @@ fn restore_vcpus(
         .collect()
 }
 
-/// Maps pages that were copied ahead in KVM's tables, too.
+/// Also maps pages that were copied ahead in KVM's page tables.
 fn map_in_kvm(extents: &[Extent], ram: &GuestRam, vcpu: &Vcpu) {
     for extent in extents {
         for (address, length) in ram.guest_parts(*extent) {

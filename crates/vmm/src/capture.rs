@@ -10,26 +10,26 @@ use std::io::{self, Write};
 use std::sync::Arc;
 use thiserror::Error;
 
-/// A VM could not be saved.
+/// Why a VM could not be saved.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum SaveError {
-    /// It runs.
+    /// The VM runs.
     #[error("the VM must be paused before it can be saved")]
     Running,
-    /// A vCPU's thread is gone.
+    /// A vCPU's thread has ended.
     #[error("vCPU {0} has ended")]
     VcpuGone(usize),
-    /// KVM.
+    /// KVM refused a call.
     #[error(transparent)]
     Hypervisor(#[from] HypervisorError),
-    /// A device.
+    /// A device can't be saved.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// Guest RAM.
+    /// Guest RAM can't be frozen.
     #[error(transparent)]
     Memory(#[from] MemoryError),
-    /// A file for what was saved.
+    /// A file for the saved state can't be created.
     #[error("a file for the captured state could not be made")]
     File(#[source] io::Error),
 }
@@ -43,9 +43,9 @@ pub struct Capture {
     pub layout: File,
     /// RAM, the lowest layer first.
     pub layers: Vec<Arc<File>>,
-    /// How long the vCPUs stood still, nanoseconds.
+    /// How long the vCPUs were stopped, nanoseconds.
     pub pause_ns: u64,
-    /// Bytes of RAM that had to be copied.
+    /// Bytes of RAM that were copied.
     pub copied_bytes: u64,
 }
 
@@ -54,7 +54,7 @@ impl Capture {
     ///
     /// # Errors
     ///
-    /// No memfd can be made.
+    /// A memfd can't be created.
     pub fn new(state: &VmState, frozen: Frozen, pause_ns: u64) -> Result<Capture, SaveError> {
         let layout = serde_json::to_vec(&frozen.layout).expect("a layout is plain data");
         Ok(Capture {

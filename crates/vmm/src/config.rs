@@ -1,4 +1,4 @@
-//! The configuration of a VM, from its file.
+//! Reads a VM's configuration from its file.
 
 use jiffy_sys::{contents, handed};
 use jiffy_wire::vmm::{VERSION, VmmConfig};
@@ -10,27 +10,27 @@ use thiserror::Error;
 /// Largest configuration, bytes: a fw_cfg file may be text.
 const SIZE_MAX: u64 = 64 << 20;
 
-/// A configuration can't be used.
+/// Why a configuration can't be used.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ConfigError {
-    /// The file.
+    /// The file can't be read.
     #[error("the configuration {} can't be read", .0.display())]
     Read(PathBuf, #[source] io::Error),
-    /// Not JSON, or not of this shape.
+    /// It is not JSON, or has another structure.
     #[error("the configuration {} is not valid", .0.display())]
     Invalid(PathBuf, #[source] serde_json::Error),
-    /// Of another release.
+    /// It was written by another release.
     #[error("the configuration {} has version {version}, this jiffy-vmm reads version {VERSION}", path.display())]
     Version {
-        /// Which file.
+        /// The file's path.
         path: PathBuf,
-        /// What it says.
+        /// Its version.
         version: u32,
     },
 }
 
-/// Reads it.
+/// Reads and checks the configuration at `path`.
 pub fn read(path: &Path) -> Result<VmmConfig, ConfigError> {
     let text = contents(path).map_err(|error| ConfigError::Read(path.into(), error))?;
     let config: VmmConfig =
@@ -44,7 +44,7 @@ pub fn read(path: &Path) -> Result<VmmConfig, ConfigError> {
     Ok(config)
 }
 
-/// It may be read again: one that was handed over stays open.
+/// The file may be read more than once, because a file that was handed over stays open.
 fn contents(path: &Path) -> io::Result<Vec<u8>> {
     let file = match handed::copy(path) {
         Some(file) => file?.into(),

@@ -1,5 +1,5 @@
-//! The control socket: one JSON object a line, answered with one line, which
-//! may carry descriptors.
+//! The control socket: one JSON object per line, answered with one line, which may carry
+//! descriptors.
 
 use jiffy_sys::{fds, handed};
 use jiffy_wire::vmm::{ControlRequest, ControlResponse};
@@ -15,40 +15,40 @@ use thiserror::Error;
 
 /// Longest request line, bytes.
 const LINE_MAX: usize = 4096;
-/// Clients at once; another waits until one is gone.
+/// Most clients at once; another one waits until one has left.
 const CLIENTS_MAX: usize = 32;
 /// Longest path of a Unix socket, bytes.
 const PATH_MAX: usize = 107;
 
-/// The socket could not be made.
+/// Why the socket could not be created.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ControlError {
-    /// `sun_path` has 108 bytes.
+    /// The path is too long: `sun_path` has 108 bytes.
     #[error("the control socket's path {} is longer than the {PATH_MAX} bytes a Unix socket can have", .0.display())]
     PathTooLong(PathBuf),
-    /// A program answers there.
+    /// Another program listens at the path.
     #[error("another program listens on the control socket {}", .0.display())]
     InUse(PathBuf),
-    /// Not a socket.
+    /// The file at the path is not a socket.
     #[error("{} is in the way of the control socket", .0.display())]
     NotASocket(PathBuf),
-    /// It could not be made.
+    /// The socket can't be created.
     #[error("the control socket {} can't be made", path.display())]
     Listen {
-        /// Where.
+        /// Its path.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
 }
 
-/// What a client gets.
+/// The answer for a client.
 #[derive(Debug)]
 pub struct Answer {
-    /// The line.
+    /// The response line.
     pub response: ControlResponse,
-    /// Files that travel with it (`SCM_RIGHTS`), at most [`fds::MOST`].
+    /// Files that are sent with it (`SCM_RIGHTS`), at most [`fds::MOST`].
     pub files: Vec<Arc<File>>,
 }
 
@@ -63,7 +63,8 @@ impl From<ControlResponse> for Answer {
 
 /// The listening socket and its clients. Removes the socket when dropped.
 pub struct ControlSocket {
-    /// Its file, unless it was handed over: then that is for others to remove.
+    /// Path of the socket's file; `None` if the socket was handed over, because then others remove
+    /// it.
     path: Option<PathBuf>,
     listener: UnixListener,
     clients: Vec<Client>,
@@ -75,8 +76,8 @@ struct Client {
 }
 
 impl ControlSocket {
-    /// Listens at `path`, for this user only. The socket of a program that is
-    /// gone is replaced. A socket of that name that was handed over is used as it is.
+    /// Listens at `path`, for this user only. Replaces the socket of a program that has ended. Uses
+    /// a socket of that name that was handed over as it is.
     pub fn listen(path: &Path) -> Result<ControlSocket, ControlError> {
         if let Some(listener) = handed::take(path) {
             return ControlSocket::on(listener.into(), path, None);
@@ -109,8 +110,7 @@ impl ControlSocket {
         })
     }
 
-    /// What to poll for reading: clients, and, while there is room for more,
-    /// the listener.
+    /// What to poll for reading: clients, and the listener as long as another client is allowed.
     pub fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let room = self.clients.len() < CLIENTS_MAX;
         let clients = self.clients.iter().map(|client| client.stream.as_fd());
@@ -147,7 +147,7 @@ impl Drop for ControlSocket {
 }
 
 impl Client {
-    /// Reads and answers; false when it is done with.
+    /// Reads and answers; false once the connection is to be closed.
     fn serve(&mut self, answer: &mut impl FnMut(ControlRequest) -> Answer) -> bool {
         loop {
             let mut bytes = [0; 512];
@@ -289,8 +289,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("control.sock");
         let stale = UnixListener::bind(&path).unwrap();
-        // To close it is not enough: a child of another test has it, too, from
-        // fork to exec.
+        // Closing is not sufficient: between fork and exec, a child of another test has the socket,
+        // too.
         rustix::net::shutdown(&stale, rustix::net::Shutdown::Both).unwrap();
         drop(ControlSocket::listen(&path).unwrap());
         std::fs::write(&path, "precious").unwrap();

@@ -2,11 +2,11 @@
 
 use jiffy_wire::vmm::ExitReason;
 
-/// Why a VM can't go on.
+/// Why a VM ends.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ending {
-    /// What kind.
+    /// The kind of reason.
     pub reason: ExitReason,
-    /// One sentence.
+    /// The reason as one sentence.
     pub message: String,
 }

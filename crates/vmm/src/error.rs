@@ -12,59 +12,59 @@ pub use jiffy_sys::causes::sentence;
 use std::io;
 use thiserror::Error;
 
-/// A VM could not be built.
+/// Why a VM could not be built.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum StartError {
-    /// The configuration.
+    /// The configuration can't be used.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// None, or more than KVM's guests are given here.
+    /// There are no vCPUs, or more than [`MAX_VCPUS`].
     #[error("a VM can have 1 to {MAX_VCPUS} vCPUs, not {0}")]
     Vcpus(u8),
-    /// KVM.
+    /// KVM refused a call.
     #[error(transparent)]
     Hypervisor(#[from] HypervisorError),
-    /// Guest RAM.
+    /// Guest RAM can't be created.
     #[error(transparent)]
     Memory(#[from] MemoryError),
-    /// The pager.
+    /// The pager can't be used.
     #[error(transparent)]
     Pager(#[from] PagerError),
-    /// A device.
+    /// A device can't be created.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// Kernel, initrd or command line.
+    /// The kernel, the initrd or the command line can't be used.
     #[error(transparent)]
     Boot(#[from] BootError),
     /// The saved state can't be read.
     #[error(transparent)]
     State(#[from] crate::state::StateError),
-    /// The saved state is of another VM.
+    /// The saved state belongs to another VM.
     #[error("the saved VM has {saved} {what}, the configuration says {configured}")]
     StateDiffers {
         /// `vCPUs` or `bytes of memory`.
         what: &'static str,
-        /// In the state.
+        /// The value in the state.
         saved: u64,
-        /// In the configuration.
+        /// The value in the configuration.
         configured: u64,
     },
-    /// The saved guest's processor, or that which a VM is to have.
+    /// This host can't provide the processor of the saved guest or of the profile.
     #[error(transparent)]
     Profile(#[from] ProfileError),
-    /// A descriptor or thread.
+    /// A descriptor or a thread can't be created.
     #[error("the host could not provide {what}")]
     Host {
-        /// What was wanted.
+        /// What could not be provided.
         what: &'static str,
-        /// Why not.
+        /// The cause.
         source: io::Error,
     },
 }
 
 impl StartError {
-    /// What the user can do.
+    /// What the user can do about it.
     pub fn hint(&self) -> Option<String> {
         match self {
             StartError::Hypervisor(error) => error.hint(),

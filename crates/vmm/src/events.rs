@@ -1,4 +1,4 @@
-//! Spans and marks for the node, one JSON object a line.
+//! Spans and marks for the node, one JSON object per line.
 
 use jiffy_sys::clock;
 use jiffy_wire::vmm::{ExitRecord, VmmEvent};
@@ -10,10 +10,10 @@ use std::os::fd::OwnedFd;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long the last event waits for a reader that does not read.
+/// How long the last event waits for a reader that is behind.
 const LAST_EVENT_PATIENCE: Duration = Duration::from_secs(1);
 
-/// Bytes kept for a reader that is behind, beyond which marks are dropped.
+/// Most bytes that are buffered for a reader that is behind; further marks are dropped.
 const KEPT_MAX: usize = 64 << 10;
 
 /// Writes events to a pipe or socket. A slow reader loses events, and never delays the guest.
@@ -24,7 +24,7 @@ pub struct Events {
 }
 
 impl Events {
-    /// Events to a pipe or socket, or nowhere.
+    /// Events are written to a pipe or socket, or discarded.
     pub fn new(output: Option<File>) -> io::Result<Events> {
         let output = output.map(OwnedFd::from);
         if let Some(output) = &output {
@@ -38,8 +38,8 @@ impl Events {
         })
     }
 
-    /// Runs a step of the VMM's work and buffers its span until the next
-    /// [`flush`](Events::flush): one write for many spans.
+    /// Runs a step of the VMM's work and buffers its span until the next [`flush`](Events::flush),
+    /// so that many spans need one write.
     pub fn step<T>(&self, name: &'static str, work: impl FnOnce() -> T) -> T {
         let start_ns = clock::monotonic_ns();
         let result = work();
@@ -52,8 +52,8 @@ impl Events {
         self.keep_span(name, at_ns, at_ns);
     }
 
-    /// Writes a mark of the guest, after what is buffered. While the reader is far behind,
-    /// marks are dropped.
+    /// Writes a mark of the guest, after the buffered events. Marks are dropped while the reader is
+    /// far behind.
     pub fn mark(&self, value: u8, at_ns: u64) {
         if self.lock().len() > KEPT_MAX {
             return self.flush();
@@ -62,8 +62,8 @@ impl Events {
         self.flush();
     }
 
-    /// Writes a moment with a remark, after what is buffered. While the reader is far
-    /// behind, it is dropped.
+    /// Writes a moment with a remark, after the buffered events. It is dropped while the reader is
+    /// far behind.
     pub fn remark(&self, name: &'static str, detail: String) {
         if self.lock().len() > KEPT_MAX {
             return self.flush();
@@ -78,13 +78,13 @@ impl Events {
         self.flush();
     }
 
-    /// Writes what is buffered.
+    /// Writes the buffered events.
     pub fn flush(&self) {
         let mut kept = self.lock();
         let _ = self.write(&mut kept);
     }
 
-    /// Writes the last event; waits a little for a reader that is behind.
+    /// Writes the last event; waits a short time for a reader that is behind.
     pub fn exited(&self, record: &ExitRecord) {
         self.keep(&VmmEvent::Exited(record.clone()));
         let mut kept = self.lock();
@@ -121,8 +121,8 @@ impl Events {
         kept.push(b'\n');
     }
 
-    /// Writes what a pipe takes; the rest stays for the next time. A reader
-    /// that is gone gets nothing more.
+    /// Writes as much as the pipe takes; the rest stays buffered. If the reader is gone, everything
+    /// is discarded.
     fn write(&self, kept: &mut Vec<u8>) -> Result<(), Errno> {
         let Some(output) = &self.output else {
             return Ok(());

@@ -8,22 +8,23 @@ use jiffy_wire::trace::{MARK_GATE_FAILED, MARK_GATE_PASSED};
 use jiffy_wire::vmm::{ExitReason, Restore};
 use std::time::{Duration, Instant};
 
-/// Where a guest stands before the gate.
+/// The state of the gate.
 #[derive(Debug, Clone, Copy, Default)]
 pub enum Gate {
-    /// There is none, or the guest has passed it.
+    /// There is no gate, or the guest has passed it.
     #[default]
     Open,
     /// The guest has not passed it yet.
     Closed {
-        /// How long the guest has.
+        /// The time that the guest has.
         patience: Duration,
-        /// When that time is over; none before the vCPUs run for the first time.
+        /// The end of that time; `None` before the vCPUs run for the first time.
         until: Option<Instant>,
     },
 }
 
-/// Whether the guest has passed the gate, if this mark says so or the opposite.
+/// Whether this mark reports that the guest has passed the gate, or has failed to; `None` for other
+/// marks.
 pub fn passed(mark: u8) -> Option<bool> {
     match mark {
         MARK_GATE_PASSED => Some(true),
@@ -33,7 +34,7 @@ pub fn passed(mark: u8) -> Option<bool> {
 }
 
 impl Gate {
-    /// The gate of a VM restored so.
+    /// The gate of a VM that was restored in this way.
     pub fn of(restore: &Restore) -> Gate {
         match &restore.generation {
             None => Gate::Open,
@@ -44,14 +45,14 @@ impl Gate {
         }
     }
 
-    /// The vCPUs run from now on.
+    /// Starts the guest's time: the vCPUs run from now on.
     pub fn running(&mut self) {
         if let Gate::Closed { patience, until } = self {
             until.get_or_insert_with(|| Instant::now() + *patience);
         }
     }
 
-    /// The guest has reported whether it passed. Returns why the VM ends, if it did not.
+    /// Handles the guest's report. Returns why the VM ends, if the guest did not pass.
     pub fn reported(&mut self, passed: bool) -> Option<Ending> {
         if matches!(self, Gate::Open) {
             return None;
@@ -63,7 +64,7 @@ impl Gate {
         })
     }
 
-    /// How long the guest still has; none if no report is awaited.
+    /// How long the guest still has; `None` if no report is expected.
     pub fn time_left(&self) -> Option<Duration> {
         match self {
             Gate::Closed {

@@ -1,4 +1,4 @@
-//! The KVM device and a VM's descriptor with its interrupt controllers.
+//! The KVM device, and a VM's descriptor with its interrupt controllers.
 
 use crate::layout;
 use jiffy_sys::handed;
@@ -9,15 +9,16 @@ use std::os::fd::{FromRawFd, IntoRawFd};
 use std::path::Path;
 use thiserror::Error;
 
-/// KVM.
+/// Path of the KVM device.
 const DEVICE: &str = "/dev/kvm";
-/// The KVM API every Linux since 2.6.22 has.
+/// The KVM API version of every Linux since 2.6.22.
 const API_VERSION: i32 = 12;
 
-/// OSXSAVE in ECX of leaf 1: the kernel uses XSAVE. It may not where the processor has it.
+/// OSXSAVE in ECX of leaf 1: the kernel uses XSAVE, which it may not do although the processor has
+/// it.
 const ECX_OSXSAVE: u32 = 1 << 27;
 
-/// What is needed of KVM, now or at the first capture.
+/// KVM capabilities that are needed from the start or at the first capture.
 const NEEDED: [(Cap, &str); 14] = [
     (Cap::UserMemory, "user memory"),
     (Cap::Irqchip, "interrupt controllers"),
@@ -35,8 +36,8 @@ const NEEDED: [(Cap, &str); 14] = [
     (Cap::GetTscKhz, "the TSC's frequency"),
 ];
 
-/// Names all that is missing. KVM has extended control registers where the host's
-/// kernel uses XSAVE.
+/// Names all missing capabilities. KVM has extended control registers only if the host's kernel
+/// uses XSAVE.
 fn check(xsave: bool, has: impl Fn(Cap) -> bool) -> Result<(), HypervisorError> {
     let xcrs = xsave.then_some((Cap::Xcrs, "extended control registers"));
     let missing: Vec<&str> = NEEDED
@@ -51,51 +52,51 @@ fn check(xsave: bool, has: impl Fn(Cap) -> bool) -> Result<(), HypervisorError> 
     }
 }
 
-/// KVM can't be used.
+/// Why KVM can't be used.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum HypervisorError {
-    /// `/dev/kvm` is missing or closed to us.
+    /// `/dev/kvm` is missing, or this user may not open it.
     #[error("/dev/kvm can't be opened")]
     Open(#[source] io::Error),
-    /// Not the API of Linux's KVM.
+    /// The API version is not that of Linux's KVM.
     #[error("/dev/kvm speaks API version {0}; 12 is needed")]
     Version(i32),
-    /// What every KVM of the last ten years has.
+    /// A capability is missing that every KVM of the last ten years has.
     #[error("this host's KVM lacks {0}")]
     Capability(String),
-    /// More vCPUs than it takes.
+    /// More vCPUs are wanted than KVM allows.
     #[error("this host's KVM gives a VM at most {most} vCPUs, not {wanted}")]
     Vcpus {
-        /// Asked for.
+        /// The configured number.
         wanted: u8,
         /// `KVM_CAP_MAX_VCPUS`.
         most: usize,
     },
-    /// A register of a saved guest.
+    /// KVM refused a saved guest's register.
     #[error(
         "this host's KVM does not take {value:#x} for the saved guest's {name} (MSR {index:#x})"
     )]
     Msr {
-        /// Which.
+        /// The register's index.
         index: u32,
         /// Its name.
         name: &'static str,
-        /// What was saved.
+        /// The saved value.
         value: u64,
     },
     /// A system call failed.
     #[error("KVM failed to {what}")]
     Call {
-        /// What was tried, after "to".
+        /// What was tried, to be read after "failed to".
         what: &'static str,
-        /// Why not.
+        /// The cause.
         source: kvm_ioctls::Error,
     },
 }
 
 impl HypervisorError {
-    /// What the user can do.
+    /// What the user can do about it.
     pub fn hint(&self) -> Option<String> {
         Some(match self {
             HypervisorError::Open(error) if error.kind() == io::ErrorKind::PermissionDenied => {
@@ -106,7 +107,7 @@ impl HypervisorError {
     }
 }
 
-/// Names what was tried, for `map_err`.
+/// Builds the error of a failed call, for `map_err`.
 pub(crate) fn failed_to(what: &'static str) -> impl Fn(kvm_ioctls::Error) -> HypervisorError {
     move |source| HypervisorError::Call { what, source }
 }
@@ -118,10 +119,11 @@ pub struct Hypervisor {
 }
 
 impl Hypervisor {
-    /// Opens `/dev/kvm` and checks that it can do what is needed.
+    /// Opens `/dev/kvm` and checks its API version and its capabilities.
     pub fn open() -> Result<Hypervisor, HypervisorError> {
         let kvm = match handed::take(Path::new(DEVICE)) {
-            // SAFETY: whoever handed it over says that it is KVM's; it is nobody else's.
+            // SAFETY: the node handed over KVM's device under this name; nothing else owns the
+            // descriptor.
             #[allow(unsafe_code)]
             Some(device) => unsafe { Kvm::from_raw_fd(device.into_raw_fd()) },
             None => Kvm::new().map_err(|error| {
@@ -139,7 +141,7 @@ impl Hypervisor {
 
     /// Whether a VM may have so many vCPUs.
     pub fn check_vcpus(&self, wanted: u8) -> Result<(), HypervisorError> {
-        // Every VM has one.
+        // Every KVM allows one.
         if wanted > 1 {
             let most = self.kvm.get_max_vcpus();
             if usize::from(wanted) > most {
@@ -149,7 +151,7 @@ impl Hypervisor {
         Ok(())
     }
 
-    /// A VM without interrupt controllers.
+    /// Creates a VM without interrupt controllers.
     pub(crate) fn create_bare_vm(&self) -> Result<VmFd, HypervisorError> {
         let vm = self.kvm.create_vm().map_err(failed_to("create a VM"))?;
         vm.set_tss_address(layout::KVM_TSS)
@@ -157,8 +159,8 @@ impl Hypervisor {
         Ok(vm)
     }
 
-    /// A VM with interrupt controllers. There is no timer chip (PIT) until a
-    /// guest asks for one.
+    /// Creates a VM with interrupt controllers. The timer chip (PIT) is created only when the guest
+    /// uses it.
     pub fn create_vm(&self) -> Result<VmFd, HypervisorError> {
         let vm = self.create_bare_vm()?;
         vm.create_irq_chip()
@@ -166,7 +168,7 @@ impl Hypervisor {
         Ok(vm)
     }
 
-    /// What CPUID can show a guest on this host.
+    /// The CPUID that KVM supports on this host.
     pub fn supported_cpuid(&self) -> Result<CpuId, HypervisorError> {
         self.kvm
             .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
@@ -183,7 +185,7 @@ impl Hypervisor {
         self.kvm.check_extension(Cap::TscControl)
     }
 
-    /// An MSR that says what the processor is, with all that KVM can give a guest.
+    /// An MSR that describes the processor, with all features that KVM can give a guest.
     pub fn feature_msr(&self, index: u32) -> Result<Option<u64>, HypervisorError> {
         if !self.kvm.check_extension(Cap::GetMsrFeatures) {
             return Ok(None);
@@ -200,7 +202,7 @@ impl Hypervisor {
         Ok(msrs.as_slice()[..count].first().map(|msr| msr.data))
     }
 
-    /// MSRs that KVM lists as a guest's state: most that a snapshot keeps, and more.
+    /// The MSRs that KVM lists as a guest's state: most of those that a snapshot keeps, and more.
     pub fn listed_msrs(&self) -> Result<Vec<u32>, HypervisorError> {
         let list = self
             .kvm

@@ -1,20 +1,20 @@
-//! Where things lie in a guest's physical address space.
+//! Addresses of a guest's physical address space.
 //!
-//! The public face of these numbers is `docs/guest-interface.md`.
+//! `docs/guest-interface.md` documents these numbers for users.
 
 /// Smallest guest RAM, bytes.
 pub const MIN_RAM: u64 = 64 << 20;
-/// Largest guest RAM, bytes: what 40 address bits hold above and below the hole.
+/// Largest guest RAM, bytes: what fits into 40 address bits with the hole.
 pub const MAX_RAM: u64 = 1 << 39;
 
 /// RAM below this address is mapped one to one; the rest begins at [`HIGH_RAM`].
 pub const LOW_RAM_END: u64 = 0xc000_0000;
-/// Where RAM goes on above the hole for devices.
+/// Where RAM continues above the hole for devices.
 pub const HIGH_RAM: u64 = 0x1_0000_0000;
 
 /// First register page of the virtio-mmio devices.
 pub const MMIO_START: u64 = 0xd000_0000;
-/// Bytes each virtio-mmio device has.
+/// Bytes of each virtio-mmio device's window.
 pub const MMIO_SIZE: u64 = 0x1000;
 
 /// The IOAPIC's registers (KVM's default).
@@ -24,7 +24,7 @@ pub const LOCAL_APIC: u32 = 0xfee0_0000;
 /// Three pages that KVM needs on Intel processors for real mode.
 pub const KVM_TSS: usize = 0xfffb_d000;
 
-/// Descriptor table used by the 32-bit entry points.
+/// The descriptor table that the 32-bit entry points use.
 pub const GDT: u64 = 0x500;
 /// PVH start info, or Linux's zero page.
 pub const START_INFO: u64 = 0x6000;
@@ -40,7 +40,7 @@ pub const COMMAND_LINE_SIZE: usize = 2048;
 pub const MP_TABLE: u64 = 0x9_fc00;
 /// End of the MP table, and of base memory.
 pub const BASE_MEMORY_END: u64 = 0xa_0000;
-/// Kernels and initrds are loaded from here on.
+/// Lowest address at which kernels and initrds are loaded.
 pub const KERNEL_START: u64 = 0x10_0000;
 
 /// fw_cfg: selector, data and DMA registers.
@@ -50,14 +50,13 @@ pub const SERIAL_PORT: u16 = 0x3f8;
 /// COM1's interrupt.
 pub const SERIAL_IRQ: u32 = 4;
 
-/// Interrupts of virtio-mmio devices, in the order they are given out; more
-/// devices than these share them.
+/// Interrupts of virtio-mmio devices, in the order in which they are assigned; further devices
+/// share them.
 pub const VIRTIO_IRQS: [u32; 17] = [
     5, 6, 7, 9, 10, 11, 12, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23,
 ];
 
-/// How `size` bytes of RAM are laid out: (guest address, bytes), one or two
-/// stretches.
+/// The one or two ranges of guest memory that `size` bytes of RAM have: (guest address, bytes).
 pub fn ram_ranges(size: u64) -> Vec<(u64, u64)> {
     if size <= LOW_RAM_END {
         vec![(0, size)]

@@ -1,27 +1,26 @@
 //! The virtual machine monitor: KVM, vCPUs, boot protocols, save and restore.
 //!
-//! A VM is made by [`Builder`], step by step, and is then a [`Vmm`]; the
-//! binary `jiffy-vmm` does little more than that.
+//! A VM is built by [`Builder`], step by step, and is then a [`Vmm`]; the binary `jiffy-vmm` adds
+//! little to that.
 //!
-//! * [`config`]: what a VM is made from; [`builder`]: the steps to a VM.
+//! * [`config`]: the configuration of a VM; [`builder`]: builds a VM.
 //! * [`hypervisor`]: the KVM device.
-//! * [`memory`]: guest RAM; [`layout`]: where things lie in it.
-//! * [`pager`]: RAM that a pager serves; [`disk_chunks`]: disks that one fills.
-//! * [`cpu`]: what a guest's processor is.
+//! * [`memory`]: guest RAM; [`layout`]: addresses of guest memory.
+//! * [`pager`]: RAM that a pager serves.
+//! * [`cpu`]: the guest's processor.
 //! * [`vcpu`]: vCPUs and their threads; [`irq`]: interrupt controllers.
-//! * [`devices`]: the devices, on the buses and connected with KVM.
-//! * [`read_notes`]: what a guest reads of a disk.
+//! * [`devices`]: the devices, attached to the buses and connected with KVM.
 //! * [`boot`]: kernels and boot protocols.
-//! * [`capture`]: a VM at one moment, in files.
-//! * [`restore`]: what a VM goes on from; [`gate`]: its new identity.
-//! * [`spare`]: a VMM that waits to be told which VM it is.
-//! * [`vmm`]: start, pause, save, resume; [`state`]: what is saved, in
+//! * [`capture`]: state and RAM of a VM at one moment, as files.
+//! * [`restore`]: what a restored VM is built from; [`gate`]: its new identity.
+//! * [`spare`]: a VMM that waits for its configuration.
+//! * [`vmm`]: start, pause, save, resume; [`state`]: the saved state, which consists of
 //!   [`sections`].
 //! * [`watch`]: the main thread while the guest runs; [`control`]: its socket.
-//! * [`ending`]: why it ends.
+//! * [`ending`]: why a VM ends.
 //! * [`events`]: spans and marks; [`stats`]: KVM's counters.
-//! * [`sandbox`]: what each thread may ask of the kernel.
-//! * [`probe`]: what kind of KVM this host has.
+//! * [`sandbox`]: the system calls that each thread may make.
+//! * [`probe`]: probes the host's KVM.
 
 pub mod boot;
 pub mod builder;
@@ -30,7 +29,6 @@ pub mod config;
 pub mod control;
 pub mod cpu;
 pub mod devices;
-pub mod disk_chunks;
 pub mod ending;
 pub mod error;
 pub mod events;
@@ -42,7 +40,6 @@ pub mod mailbox;
 pub mod memory;
 pub mod pager;
 pub mod probe;
-pub mod read_notes;
 mod readable;
 pub mod restore;
 pub mod sandbox;

@@ -1,4 +1,4 @@
-//! Where the log goes.
+//! Log output.
 
 use std::io;
 use std::sync::OnceLock;
@@ -13,9 +13,9 @@ use tracing_subscriber::util::SubscriberInitExt;
 
 const USUAL: LevelFilter = LevelFilter::WARN;
 
-/// Warnings and errors go to stderr; RUST_LOG asks for more, as `debug` or
-/// `warn,jiffy_vmm::pager=debug`. Spans and fields are not chosen by: the regular
-/// expressions for that would be a tenth of this program.
+/// Warnings and errors go to stderr; RUST_LOG sets other levels, such as `debug` or
+/// `warn,jiffy_vmm::pager=debug`. Filtering by spans and fields is not supported: it needs regular
+/// expressions, which would be a tenth of this program.
 pub fn set_up() {
     let asked = std::env::var_os("RUST_LOG");
     match asked.map(|asked| asked.to_string_lossy().parse::<Targets>()) {
@@ -33,7 +33,7 @@ pub fn set_up() {
     set_global_default(Late::default()).expect("nothing else sets it");
 }
 
-/// The subscriber, made when the first message is logged: most VMMs log nothing, and its
+/// The subscriber. It is created when the first message is logged: most VMMs log nothing, and its
 /// tables would cost a twentieth of a restore.
 #[derive(Default)]
 struct Late(OnceLock<Box<dyn Subscriber + Send + Sync>>);

@@ -7,7 +7,7 @@ use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Mutex, PoisonError};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
-/// Something happened on another thread.
+/// An event of another thread.
 pub enum Notice {
     /// A vCPU has parked, or its thread is about to end.
     Parked,
@@ -15,7 +15,7 @@ pub enum Notice {
     WorkDone,
     /// The first vCPU is about to enter the guest for the first time.
     FirstRun {
-        /// When, CLOCK_MONOTONIC nanoseconds.
+        /// The time, CLOCK_MONOTONIC nanoseconds.
         at_ns: u64,
     },
     /// The guest has taken on its new identity, or has failed to.
@@ -23,14 +23,14 @@ pub enum Notice {
         /// Whether it has.
         passed: bool,
     },
-    /// A vCPU can't go on.
+    /// A vCPU can't continue.
     Ended(Ending),
-    /// A device wants a thread.
+    /// A device needs a thread.
     Spawn(SpawnRequest),
 }
 
-/// A request to start a device's thread. Only the main thread starts threads: a vCPU's
-/// sandbox forbids it, and its threads would inherit that sandbox.
+/// A request to start a device's thread. Only the main thread starts threads: a vCPU's sandbox
+/// forbids it, and its threads would inherit that sandbox.
 pub struct SpawnRequest {
     role: WorkerRole,
     name: String,
@@ -41,7 +41,7 @@ pub struct SpawnRequest {
 type Body = Box<dyn FnOnce() + Send>;
 
 impl SpawnRequest {
-    /// Starts the thread by `start` and tells the device, which waits for it.
+    /// Starts the thread with `start` and answers the device, which waits for it.
     pub fn answer(self, start: impl FnOnce(WorkerRole, &str, Body) -> io::Result<Job>) {
         let thread = start(self.role, &self.name, self.body);
         // The device's vCPU is blocked on the other end.
@@ -70,11 +70,11 @@ impl Mailbox {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .push(notice);
-        // Fails only if the counter is full, and then it is readable.
+        // Fails only if the counter is full, and then the descriptor is readable anyway.
         let _ = self.event.write(1);
     }
 
-    /// Asks the main thread for a thread, and waits for it.
+    /// Requests a thread from the main thread, and waits for it.
     pub fn request_thread(&self, role: WorkerRole, name: &str, body: Body) -> io::Result<Job> {
         let (reply, answer) = sync_channel(1);
         self.push(Notice::Spawn(SpawnRequest {

@@ -19,16 +19,15 @@ const SUCCESS: i32 = 0;
 const FAILURE: i32 = 1;
 const MISUSE: i32 = 2;
 
-/// Called by the C library, without Rust's runtime in between: to name a stack
-/// that overflows, it reads `/proc/self/maps` and gives each thread a second
-/// stack. Here such a thread ends at the guard page below its own, by SIGSEGV.
-// SAFETY: it is the only `main` of this program, of the type that C expects.
+/// Called by the C library without Rust's runtime, which reads `/proc/self/maps` and gives each
+/// thread a second stack only to report stack overflows. Here a thread that overflows its stack
+/// ends with SIGSEGV at the guard page.
+// SAFETY: this is the only `main` of the program, and has the type that C expects.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 #[allow(unsafe_code)] // The name, and a signal's disposition.
 extern "C" fn main(_count: libc::c_int, _arguments: *const *const libc::c_char) -> libc::c_int {
     let begun = jiffy_sys::clock::monotonic_ns();
-    // SAFETY: no handler is installed; who reads a pipe no more is an error of
-    // the write.
+    // SAFETY: no handler is installed. A write to a pipe without a reader then fails with an error.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
     match arguments::parse(std::env::args_os().skip(1)) {
         Ok(Command::Run(options)) => match run::run(&options, begun) {

@@ -13,8 +13,8 @@
 //!
 //! * [`Supply`]: where missing memory comes from, over the life of a VM.
 //! * [`PagerThread`]: serves the connection while the VM is built.
-//! * [`Reconnect`]: how a pager is looked for again.
-//! * [`run_off_main`]: work that may wait for memory, off the main thread.
+//! * [`Reconnect`]: the search for another pager.
+//! * [`run_off_main`]: runs work that may wait for memory off the main thread.
 
 use crate::ending::Ending;
 use crate::memory::{GuestRam, MemoryError};
@@ -43,45 +43,44 @@ pub use reconnect::{INTERVAL, Reconnect};
 pub use supply::Supply;
 pub use thread::PagerThread;
 
-/// How long a VM waits for a pager to come back, unless [`PATIENCE_VARIABLE`]
-/// says otherwise.
+/// How long a VM waits for another pager, unless [`PATIENCE_VARIABLE`] sets another time.
 const PATIENCE: Duration = Duration::from_millis(900);
-/// Milliseconds, for hosts on which another pager takes longer to start.
+/// Milliseconds, for hosts on which starting another pager takes longer.
 const PATIENCE_VARIABLE: &str = "JIFFY_PAGER_PATIENCE_MS";
-/// How long it waits at least for the pager's answer about the working set. A pager may be
-/// busy, and the VM can't start without the answer.
+/// Least time that a VM waits for the pager's answer about the working set. A pager may be busy,
+/// and the VM can't start without the answer.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(10);
 /// How long after the first entry the written pages are reported.
 const FIRST_MOMENTS: Duration = Duration::from_millis(20);
 /// Longest line of a pager, bytes.
 const LINE_MAX: usize = 4096;
 
-/// The VM's memory could not be handed to a pager.
+/// Why a pager could not serve the VM's memory.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum PagerError {
-    /// No userfaultfd.
+    /// A userfaultfd can't be created.
     #[error("page faults can't be handed to a pager: no userfaultfd")]
     Userfaultfd(#[source] io::Error),
-    /// No pager.
+    /// The pager can't be reached.
     #[error("the pager at {} can't be reached", .0.display())]
     Connect(PathBuf, #[source] io::Error),
-    /// No answer, or none that makes sense.
+    /// The pager's answer about the working set is missing or not valid.
     #[error("the pager at {} does not say what it has of the memory", .0.display())]
     WorkingSet(PathBuf, #[source] io::Error),
-    /// What it has can't be used.
+    /// The memory that the pager shares can't be mapped.
     #[error(transparent)]
     Memory(#[from] MemoryError),
-    /// No thread for its connection while the VM is built.
+    /// The thread that serves the connection while the VM is built failed.
     #[error("the thread that serves the pager's connection failed")]
     Thread(#[source] io::Error),
-    /// It ended while the VM was built, and no other came.
+    /// The pager ended while the VM was built, and no other one came.
     #[error("{0}")]
     Lost(String),
 }
 
 impl PagerError {
-    /// What the user can do.
+    /// What the user can do about it.
     pub fn hint(&self) -> Option<String> {
         match self {
             PagerError::Userfaultfd(_) => Some(
@@ -96,14 +95,14 @@ impl PagerError {
     }
 }
 
-/// The memory of a VM and who serves it.
+/// The memory of a VM and the pager that serves it.
 #[derive(Debug)]
 pub struct PagedMemory {
     socket: PathBuf,
     uffd: Userfaultfd,
     mappings: Vec<Mapping>,
-    /// What the userfaultfd is for, `(address, length)`: all of the mappings but
-    /// what the pager shares with others.
+    /// The ranges that the userfaultfd serves, `(address, length)`: all of the mappings except what
+    /// the pager shares with other VMs.
     served: Vec<(u64, u64)>,
     link: Link,
     telling: Telling,
@@ -112,23 +111,23 @@ pub struct PagedMemory {
     patience: Duration,
 }
 
-/// Whether the pages that the guest writes first are to be reported to the pager.
+/// Whether the pages that the guest writes first must be reported to the pager.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Telling {
     No,
-    /// [`FIRST_MOMENTS`] after the guest is entered.
+    /// Yes, [`FIRST_MOMENTS`] after the guest is entered.
     Wanted,
-    /// At this time.
+    /// Yes, at this time.
     At(Instant),
 }
 
 #[derive(Debug)]
 enum Link {
     Up(UnixStream),
-    /// The pager is gone, and another is looked for.
+    /// The pager is gone, and another one is searched for.
     Down(Reconnect),
-    /// Nothing is missing any more. The connection stays open, as the pager may be asked
-    /// to complete the memory again.
+    /// Nothing is missing any more. The connection stays open, because the pager may be asked to
+    /// complete the memory again.
     Done {
         _connection: UnixStream,
     },
@@ -137,13 +136,13 @@ enum Link {
 }
 
 impl PagedMemory {
-    /// Hands the RAM, which is still untouched, to the pager at `socket`. With
-    /// `working_set` the pager may already have a part of it in memory, and know which
-    /// ranges a guest writes first: those are returned, too.
+    /// Hands the RAM, which is still untouched, over to the pager at `socket`. With `working_set`
+    /// the pager may have a part of it in memory already, and know which ranges a guest writes
+    /// first: those are returned.
     ///
     /// # Errors
     ///
-    /// No userfaultfd, no pager, or an answer that makes no sense.
+    /// There is no userfaultfd, no pager, or no valid answer.
     pub fn attach(
         ram: &GuestRam,
         socket: &Path,
@@ -208,8 +207,8 @@ impl PagedMemory {
         }
     }
 
-    /// Reports to the pager what the guest has written, once it is time. A failure costs
-    /// only time, and only of other VMs.
+    /// Reports to the pager what the guest has written, once it is time. A failure only costs time,
+    /// and only for other VMs.
     pub fn tell_written(&mut self, ram: &GuestRam) {
         let Telling::At(time) = self.telling else {
             return;
@@ -233,17 +232,17 @@ impl PagedMemory {
         }
     }
 
-    /// Everything is in memory.
+    /// Whether all of the memory is present.
     pub fn is_complete(&self) -> bool {
         matches!(self.link, Link::Done { .. })
     }
 
-    /// Some memory is missing for good: nothing may look at it again.
+    /// Whether some memory is missing for good. Nothing may read it any more.
     pub fn is_lost(&self) -> bool {
         matches!(self.link, Link::Lost)
     }
 
-    /// Reads what the pager has sent, or looks for a new one. Returns why the VM ends, if
+    /// Reads what the pager has sent, or searches for another pager. Returns why the VM ends, if
     /// its memory is lost.
     pub fn process_events(&mut self) -> Option<Ending> {
         loop {
@@ -279,7 +278,7 @@ impl PagedMemory {
         }
     }
 
-    /// Connects to a pager that does not know this VM. It may try to fill shared ranges,
+    /// Connects to a pager that does not know this VM. That pager may try to fill shared ranges,
     /// too, and learns that nothing is missing there.
     fn connect_again(&self) -> io::Result<UnixStream> {
         let stream = UnixStream::connect(&self.socket)?;
@@ -347,8 +346,8 @@ fn hand_over(stream: &UnixStream, uffd: &Userfaultfd, mappings: &[Mapping]) -> i
     fds::send_with_fds(stream, &message, &[uffd.as_fd()])
 }
 
-/// A file as long as RAM, which ranges of it are valid, and which of these a guest writes
-/// first, if that is known.
+/// A file as long as RAM, the ranges of it that are valid, and those of them that a guest writes
+/// first, if known.
 type WorkingSet = (File, Vec<Extent>, Option<Vec<Extent>>);
 
 /// Asks which part of the working set the pager has in memory.

@@ -5,7 +5,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::Duration;
 use vmm_sys_util::eventfd::EventFd;
 
-/// Waits for `event` to ring.
+/// A poll entry that waits until `event` is signalled.
 #[allow(unsafe_code)] // The type has no safe borrow of its descriptor.
 pub fn readable(event: &EventFd) -> PollFd<'_> {
     // SAFETY: the descriptor stays open as long as `event` is borrowed.
@@ -13,7 +13,7 @@ pub fn readable(event: &EventFd) -> PollFd<'_> {
     PollFd::from_borrowed_fd(fd, PollFlags::IN)
 }
 
-/// A duration, as `poll` wants it.
+/// A duration in `poll`'s format.
 pub fn timespec(duration: Duration) -> Timespec {
     Timespec {
         tv_sec: duration.as_secs().try_into().unwrap_or(i64::MAX),

@@ -1,4 +1,4 @@
-//! What a restored VM is made from: its saved state, its RAM, its new identity.
+//! The parts of a restored VM: its saved state, its RAM, its new identity.
 
 use crate::devices::DevicesState;
 use crate::devices::fw_cfg::{self, FwCfgKind};
@@ -21,7 +21,7 @@ const MAX_LAYOUT: u64 = 16 << 20;
 ///
 /// # Errors
 ///
-/// It can't be read, or is of another VM.
+/// The state can't be read, or belongs to another VM.
 pub fn state(restore: &Restore, config: &VmmConfig) -> Result<VmState, StartError> {
     let bytes = read(&restore.state, MAX_ENCODED).map_err(|source| StartError::Host {
         what: "the saved state",
@@ -60,8 +60,8 @@ pub fn memory(restore: &Restore, config: &VmmConfig) -> Result<GuestRam, MemoryE
     }
 }
 
-/// The devices' state, with the configuration and the identity that the guest
-/// is to take on.
+/// The devices' state, with changes from the configuration and with the identity that the guest
+/// must take on.
 pub fn devices(
     config: &VmmConfig,
     generation: Option<&mut Refresh>,
@@ -87,11 +87,11 @@ pub fn devices(
     Ok(state)
 }
 
-/// The contents of the generation file, made anew with the current time at each call.
+/// The contents of the generation file, generated at each call with the current time.
 ///
 /// # Errors
 ///
-/// The host gives no randomness.
+/// The host can't provide randomness.
 pub fn generation(new: &NewGeneration) -> Result<Refresh, StartError> {
     let mut seed = [0; 64];
     let mut filled = 0;
@@ -114,7 +114,8 @@ pub fn generation(new: &NewGeneration) -> Result<Refresh, StartError> {
         let since_1970 = SystemTime::now()
             .duration_since(UNIX_EPOCH)
             .unwrap_or_default();
-        // It has as many digits from 2001 to 2286, so the contents have one length.
+        // It has the same number of digits from 2001 to 2286, so the contents always have the same
+        // length.
         generation.realtime_ns = since_1970.as_nanos() as u64;
         serde_json::to_vec(&generation).expect("a generation is plain data")
     }))

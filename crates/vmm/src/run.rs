@@ -95,7 +95,7 @@ fn run_from(
     }
 }
 
-/// Into the file that was handed over for it, or into one of its own.
+/// Writes the record into the file that was handed over for it, or creates one.
 fn leave_record(path: &Path, json: &[u8]) -> io::Result<()> {
     match handed::take(path) {
         Some(file) => {
@@ -191,22 +191,22 @@ fn run_vm(
     })
 }
 
-/// Takes over a descriptor the node left open for us.
+/// Takes over a descriptor that the node left open for this process.
 #[allow(unsafe_code)] // A number from the command line becomes a descriptor.
 fn inherited(option: &str, fd: i32) -> anyhow::Result<File> {
-    // SAFETY: asks about a number; no memory is touched.
+    // SAFETY: queries a descriptor's number; no memory is touched.
     if unsafe { libc::fcntl(fd, libc::F_GETFD) } < 0 {
         return Err(anyhow!("{option} {fd} is not an open descriptor"));
     }
-    // SAFETY: it is open, was left for us by our parent, and nothing in this
-    // process has opened a descriptor yet.
+    // SAFETY: it is open, the parent left it for this process, and this process has opened no
+    // descriptor yet.
     Ok(unsafe { File::from_raw_fd(fd) })
 }
 
-/// One heap for all threads: a VMM's few allocations need no more, and each
-/// arena is memory that every VM would pay for.
+/// One heap for all threads: a VMM has few allocations, and each further arena would cost memory in
+/// every VM.
 #[allow(unsafe_code)] // mallopt
 fn limit_arenas() {
-    // SAFETY: changes a setting of the allocator; no other thread exists yet.
+    // SAFETY: changes an allocator setting; no other thread exists yet.
     unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) };
 }

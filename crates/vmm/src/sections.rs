@@ -1,6 +1,5 @@
-//! Sections, of which a saved state consists: a tag (16 bytes of ASCII, zeros at the
-//! end), a version (u32), a length (u64, both little endian), and so many bytes in
-//! postcard's format.
+//! The sections of a saved state. Each has a tag (16 bytes of ASCII, padded with zeros), a version
+//! (u32), a length (u64, both little endian), and so many bytes in postcard's format.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -18,40 +17,40 @@ pub type Release<'a> = &'a Option<String>;
 pub enum Count {
     /// Exactly one.
     One,
-    /// None or one.
+    /// At most one.
     AtMostOne,
-    /// Any number; they come in their order.
+    /// Any number, in their order.
     Any,
 }
 
-/// A section can't be read.
+/// Why sections can't be read.
 #[derive(Debug, Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SectionError {
-    /// A device or another part of a later release.
+    /// A section with an unknown tag, of a device or part of a later release.
     #[error("the VM was saved{} with a part that this jiffy does not know: {tag}", by(.release))]
     Unknown {
-        /// Its tag.
+        /// The section's tag.
         tag: String,
-        /// What release that was.
+        /// The release that wrote the state, if known.
         release: Option<String>,
     },
-    /// A part as a later release has it.
+    /// A section of a later version.
     #[error(
         "the VM was saved{} with version {version} of its {tag}, this jiffy reads versions up to {newest}",
         by(.release)
     )]
     Version {
-        /// Its tag.
+        /// The section's tag.
         tag: &'static str,
-        /// Its version.
+        /// The section's version.
         version: u32,
-        /// The newest that is read.
+        /// The newest version that is read.
         newest: u32,
-        /// What release that was.
+        /// The release that wrote the state, if known.
         release: Option<String>,
     },
-    /// The checksum is right but the contents are not.
+    /// The checksum is right, but the contents are not valid.
     #[error("the saved VM state is damaged: {0}")]
     Contents(String),
 }
@@ -72,7 +71,7 @@ pub struct Section {
 }
 
 impl Section {
-    /// Tags are ASCII, and not the beginning of one another.
+    /// Tags are ASCII, and none is a prefix of another.
     pub const fn new(tag: &'static str, version: u32) -> Section {
         assert!(tag.len() <= TAG && tag.is_ascii());
         Section { tag, version }
@@ -84,7 +83,7 @@ impl Section {
     }
 }
 
-/// A body that is being written.
+/// The body of a state that is being written.
 #[derive(Debug, Default)]
 pub struct Writer(Vec<u8>);
 
@@ -109,7 +108,7 @@ impl Writer {
     }
 }
 
-/// A section as it was found.
+/// A section that was found in a body.
 struct Found<'a> {
     tag: &'a str,
     version: u32,
@@ -125,7 +124,7 @@ impl<'a> Sections<'a> {
     ///
     /// # Errors
     ///
-    /// A section is cut short or has no name.
+    /// A section is cut short or has no valid tag.
     pub fn read(mut body: &'a [u8]) -> Result<Sections<'a>, SectionError> {
         let mut all = Vec::with_capacity(32);
         while !body.is_empty() {
@@ -181,7 +180,7 @@ impl<'a> Sections<'a> {
     ///
     /// # Errors
     ///
-    /// Names the first that was not: this release does not know it.
+    /// Names the first section that was not taken: this release does not know it.
     pub fn finish(self, release: Release<'_>) -> Result<(), SectionError> {
         match self.0.iter().find(|section| !section.taken) {
             None => Ok(()),
@@ -214,7 +213,7 @@ fn split(body: &[u8]) -> Option<(Found<'_>, &[u8])> {
     Some((section, rest))
 }
 
-/// Each kind has one version so far.
+/// Decodes a section. Each kind has only one version so far.
 fn decode<T: DeserializeOwned>(
     section: &Found<'_>,
     kind: Section,

@@ -1,9 +1,9 @@
-//! A VMM that was started before it is known for which VM.
+//! A VMM that is started before its VM's configuration is known.
 //!
-//! It prepares what every VM needs, and waits for the order that says which VM it is
-//! ([`TakeSpare`]). From then on it can't be told from a VMM that was started for that VM:
-//! command line, folder, output and descriptors are the same. It ends when the daemon
-//! closes its socket, and leaves nothing behind.
+//! It prepares what every VM needs, and waits for the order that names its VM ([`TakeSpare`]). From
+//! then on it is indistinguishable from a VMM that was started for that VM: command line, folder,
+//! output and descriptors are the same. It ends when the daemon closes its socket, and leaves
+//! nothing behind.
 
 use crate::builder::PreparedVm;
 use crate::error::StartError;
@@ -17,47 +17,47 @@ use std::os::fd::{AsFd, IntoRawFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 use thiserror::Error;
 
-/// A spare can't become a VM.
+/// Why a spare can't become a VM.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum SpareError {
-    /// The descriptor to wait on.
+    /// The inherited socket can't be read.
     #[error("nothing can be heard on the inherited socket")]
     Socket(#[source] io::Error),
-    /// What is done ahead.
+    /// Preparing the VM failed.
     #[error(transparent)]
     Start(#[from] StartError),
-    /// The message.
+    /// The order is not valid.
     #[error("what the VM is to be can't be understood")]
     Message(#[from] serde_json::Error),
-    /// Output and events belong to every VM.
+    /// The order came without an output or without an events descriptor.
     #[error("no output or no events came with what the VM is to be")]
     Descriptors,
-    /// Another length.
+    /// The configuration's path does not fit on the command line.
     #[error("the configuration {} has no room on the command line", .0.display())]
     NoRoom(PathBuf),
-    /// A call of the host.
+    /// A host call failed.
     #[error("the host could not {what}")]
     Host {
-        /// What, after "could not".
+        /// What failed, to be read after "could not".
         what: &'static str,
-        /// Why not.
+        /// The cause.
         source: io::Error,
     },
 }
 
-/// What a spare was told.
+/// The order for a spare.
 #[derive(Debug)]
 pub struct Taken {
-    /// Its configuration's file.
+    /// Path of the VM's configuration.
     pub config: PathBuf,
-    /// Where events go.
+    /// Events are written here.
     pub events: File,
-    /// What it has for its VM.
+    /// What the spare has prepared.
     pub ahead: Ahead,
 }
 
-/// What was done ahead, and what came with the order.
+/// What was prepared, and the descriptors that came with the order.
 #[derive(Debug)]
 pub struct Ahead {
     /// KVM's VM, devices' interrupts, threads.
@@ -65,9 +65,8 @@ pub struct Ahead {
     sources: Vec<RawFd>,
 }
 
-/// Gets ready, and waits on the inherited socket; none if there is nothing to
-/// do any more. `placeholder` is the argument in whose place the
-/// configuration's name is put.
+/// Prepares a VM, and waits on the inherited socket; `None` if the socket was closed. `placeholder`
+/// is the argument that the configuration's path replaces on the command line.
 pub fn wait(
     socket: OwnedFd,
     placeholder: &Path,
@@ -86,7 +85,7 @@ pub fn wait(
     }
 }
 
-/// Becomes the VM that the message names.
+/// Becomes the VM that the order names.
 fn take_over(
     message: &[u8],
     descriptors: Vec<OwnedFd>,
@@ -98,18 +97,18 @@ fn take_over(
     let (Some(output), Some(events)) = (descriptors.next(), descriptors.next()) else {
         return Err(SpareError::Descriptors);
     };
-    // What goes wrong from here on is in the VM's log.
+    // From here on errors are written to the VM's log.
     ahead::write_to(output.as_fd()).map_err(host("write to the VM's log"))?;
     let TakeSpare { config, config_fd } = serde_json::from_slice(message)?;
     if argument.replace(config.as_os_str()).is_err() {
         return Err(SpareError::NoRoom(config));
     }
-    // As if inherited: open until the end.
+    // They stay open until the end, as if inherited.
     let sources: Vec<RawFd> = descriptors.map(IntoRawFd::into_raw_fd).collect();
     match config_fd {
         Some(number) => handed::add_inherited(config.clone(), number_of(&sources, number))
             .map_err(host("have its configuration"))?,
-        // It may open files, and finds them as one does that was started for its VM.
+        // Without a descriptor it opens files by name, as a VMM does that was started for its VM.
         None => {
             if let Some(folder) = config.parent() {
                 std::env::set_current_dir(folder).map_err(host("enter the VM's folder"))?;
@@ -124,8 +123,8 @@ fn take_over(
 }
 
 impl Ahead {
-    /// Puts the numbers that the descriptors have in this process into the configuration;
-    /// -1 for one that did not come.
+    /// Writes the numbers that the descriptors have in this process into the configuration; -1 for
+    /// one that did not come.
     pub fn name_sources(&self, config: &mut VmmConfig) {
         for number in config.descriptors() {
             *number = number_of(&self.sources, *number);

@@ -13,7 +13,7 @@ const KVM_GET_STATS_FD: libc::c_ulong = 0xaece;
 
 const HEADER_BYTES: usize = 24;
 const DESCRIPTOR_BYTES: usize = 16;
-/// KVM has some dozens of statistics; more is not what it seems.
+/// KVM has some dozens of statistics; a file with more is not valid.
 const MAX_STATISTICS: usize = 1024;
 const MAX_NAME: usize = 256;
 
@@ -22,15 +22,15 @@ const TYPE_CUMULATIVE: u32 = 0;
 const TYPE_INSTANT: u32 = 1;
 const TYPE_PEAK: u32 = 2;
 
-/// The statistics of a VM or of a vCPU. Readable while it runs.
+/// The statistics of a VM or of a vCPU. They can be read while it runs.
 #[derive(Debug)]
 pub struct StatsFile {
     file: File,
 }
 
 impl StatsFile {
-    /// Opens the statistics behind a VM's or a vCPU's descriptor; `None` if
-    /// this kernel (before 5.14) has none.
+    /// Opens the statistics of a VM's or a vCPU's descriptor; `None` on kernels before 5.14, which
+    /// have none.
     #[allow(unsafe_code)] // An ioctl that returns a descriptor.
     pub fn open(fd: &impl AsRawFd) -> Option<StatsFile> {
         // SAFETY: the ioctl takes no argument.
@@ -38,13 +38,12 @@ impl StatsFile {
         if stats < 0 {
             return None;
         }
-        // SAFETY: KVM just made this descriptor for us.
+        // SAFETY: KVM just created this descriptor for this process.
         let file = unsafe { File::from_raw_fd(stats) };
         Some(StatsFile { file })
     }
 
-    /// Adds every counter to `sums` under KVM's name for it. Histograms are
-    /// left out.
+    /// Adds every counter to `sums` under KVM's name. Histograms are skipped.
     pub fn add_to(&self, sums: &mut BTreeMap<String, u64>) -> io::Result<()> {
         let mut header = [0; HEADER_BYTES];
         self.file.read_exact_at(&mut header, 0)?;

@@ -1,6 +1,6 @@
 //! A built VM: start, pause, save, resume, end.
 //!
-//! * [`phase`]: where it is in its life.
+//! * [`phase`]: the phases of a VM's life.
 
 mod phase;
 
@@ -39,15 +39,15 @@ use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 
-/// A guest is told of a pause that takes at least this long. Its watchdogs are more
-/// patient, and captures take less.
+/// The guest's "paused" flag is set after a pause of at least this length. Guests' watchdogs have
+/// longer timeouts, and captures take less.
 const LONG_PAUSE_NS: u64 = 1_000_000_000;
 
-/// A VM. All its methods are for the thread that built it.
+/// A VM. Only the thread that built it may call its methods.
 pub struct Vmm {
     id: String,
     phase: Phase,
-    // Threads first: they end before what they use.
+    // Threads come first, because they must end before what they use.
     vcpus: Vec<VcpuThread>,
     devices: Arc<Devices>,
     stats: Vec<StatsFile>,
@@ -61,11 +61,11 @@ pub struct Vmm {
     gate: Gate,
     supply: Supply,
     first_entry: FirstEntry,
-    /// Its guest's processor, as it was saved last.
+    /// The profile of its guest's processor when it was last saved.
     profile: Option<Profile>,
 }
 
-/// What the builder made.
+/// The parts that the builder has made.
 pub(crate) struct Parts {
     pub id: String,
     pub vm_stats: Option<StatsFile>,
@@ -83,11 +83,11 @@ pub(crate) struct Parts {
     pub sandbox: Sandbox,
 }
 
-/// What is done when the first vCPU enters the guest for the first time.
+/// What to do when the first vCPU enters the guest for the first time.
 pub(crate) struct FirstEntry {
-    /// What that moment is called on the timeline.
+    /// The name of that moment on the timeline.
     pub moment: &'static str,
-    /// Pages the guest will write at once, to be copied then.
+    /// Pages that the guest will write first, to be copied at that moment.
     pub written_soon: Vec<Extent>,
 }
 
@@ -119,8 +119,8 @@ impl Vmm {
         }
     }
 
-    /// Starts the vCPUs' threads. They enter the guest at once, or stay
-    /// outside until [`resume`](Vmm::resume) if `paused`.
+    /// Starts the vCPUs' threads. They enter the guest at once, or, if `paused`, wait for
+    /// [`resume`](Vmm::resume).
     pub fn start(&mut self, paused: bool) -> Result<(), StartError> {
         let phase = match paused {
             true => Phase::Paused { since_ns: None },
@@ -136,15 +136,15 @@ impl Vmm {
     /// Starts everything but the guest, which waits for [`begin`](Vmm::begin).
     pub fn hold(&mut self) -> Result<(), StartError> {
         self.devices.resume();
-        // First, as it tells whether the memory is there that devices will look at.
+        // First, because it reports whether the memory is present that devices will read.
         self.start_vcpus(Phase::Held)?;
         self.workers.let_devices_begin();
         self.events.flush();
         Ok(())
     }
 
-    /// Enters a guest that is held, unless it is paused as well. Of this configuration only
-    /// the fw_cfg files and the generation are used: the rest was needed to build the VM.
+    /// Enters a guest that is held, unless it is paused as well. Only the fw_cfg files and the
+    /// generation of this configuration are used: building the VM has used the rest.
     pub fn begin(&mut self, config: &VmmConfig) -> Result<(), StartError> {
         self.devices.replace_fw_cfg(fw_cfg::files(config)?)?;
         if let Some(restore) = &config.restore {
@@ -155,7 +155,7 @@ impl Vmm {
             self.gate = Gate::of(restore);
         }
         match self.phase {
-            // Its devices are paused, too: the guest is entered when it is resumed.
+            // Its devices are paused, too: resuming it enters the guest.
             Phase::HeldPaused { .. } => self.phase = Phase::Paused { since_ns: None },
             Phase::Held => {
                 self.phase = Phase::Running { since_ns: 0 };
@@ -172,7 +172,7 @@ impl Vmm {
         self.phase.is_held()
     }
 
-    /// Starts the vCPUs' threads: they enter the guest if it is to be `Starting`.
+    /// Starts the vCPUs' threads; they enter the guest if `phase` is `Starting`.
     fn start_vcpus(&mut self, phase: Phase) -> Result<(), StartError> {
         let parked = !matches!(phase, Phase::Starting);
         let built = std::mem::replace(&mut self.phase, phase);
@@ -197,10 +197,9 @@ impl Vmm {
         Ok(())
     }
 
-    /// Waits until the guest has been entered (or will not be), and confines
-    /// the calling thread.
+    /// Waits until the guest has been entered (or can't be), and confines the calling thread.
     pub fn settle(&mut self) -> Result<(), StartError> {
-        // Notices first: the one that the guest runs may be the last for a long time.
+        // Handles notices first: the notice that the guest runs may be the last for a long time.
         while self.process_events().is_none()
             && matches!(self.phase, Phase::Starting)
             && !self.is_stuck()
@@ -217,7 +216,7 @@ impl Vmm {
             })
     }
 
-    /// Stops all vCPUs, then the devices: nothing changes guest memory any more.
+    /// Stops all vCPUs, then the devices. From then on nothing changes guest memory.
     pub fn pause(&mut self) {
         if self.phase.is_still() {
             return;
@@ -234,7 +233,7 @@ impl Vmm {
         }
     }
 
-    /// Lets devices and vCPUs go on.
+    /// Resumes devices and vCPUs.
     pub fn resume(&mut self) {
         let paused_since_ns = match self.phase {
             Phase::Paused { since_ns } => since_ns,
@@ -249,7 +248,7 @@ impl Vmm {
             self.phase = Phase::Held;
             return;
         }
-        // Taken before vCPUs go on: a running guest may delay this thread.
+        // Read before vCPUs resume, because a running guest may delay this thread.
         let since_ns = clock::monotonic_ns();
         self.phase = Phase::Running { since_ns };
         if paused_since_ns.is_some_and(|since| since_ns - since >= LONG_PAUSE_NS) {
@@ -265,7 +264,7 @@ impl Vmm {
         self.phase.is_still() || self.phase.is_held()
     }
 
-    /// Everything but RAM and disks. The VM is paused and stays so.
+    /// Saves everything except RAM and disks. The VM must be paused and stays so.
     pub fn save(&mut self) -> Result<VmState, SaveError> {
         if !self.phase.is_still() {
             return Err(SaveError::Running);
@@ -294,7 +293,7 @@ impl Vmm {
     /// Pauses the VM, captures its state and its RAM, and, if asked, resumes it. The
     /// captured files never change. A VM that was paused before stays paused.
     pub fn capture(&mut self, resume: bool) -> Result<Capture, SaveError> {
-        // The pager has reported that memory is complete before a capture is requested.
+        // The node requests a capture only after the pager has reported that memory is complete.
         self.process_events();
         if !self.supply.is_complete() {
             return Err(MemoryError::Incomplete.into());
@@ -306,7 +305,7 @@ impl Vmm {
             let frozen = self.ram.freeze()?;
             Ok((state, frozen))
         });
-        // Its RAM may be half frozen: then it must not go on.
+        // If its RAM may be half frozen, the VM must not continue.
         let lost = matches!(result, Err(SaveError::Memory(MemoryError::Freeze(_))));
         let begun_ns = self.phase.paused_since_ns().unwrap_or(asked_ns);
         if resume && !lost {
@@ -324,17 +323,17 @@ impl Vmm {
         Capture::new(&state, frozen, pause_ns)
     }
 
-    /// Starts KVM's dirty log for a VM that is captured repeatedly, while its guest runs,
-    /// so that its next captures are shorter.
+    /// Starts KVM's dirty log for a VM that is captured repeatedly, while its guest runs, so that
+    /// its next captures are shorter.
     pub fn prepare_captures(&mut self) {
-        // While memory is missing, a vCPU may hold the lock of RAM until a pager comes.
+        // While memory is missing, a vCPU may hold RAM's lock until a pager comes.
         let runs = matches!(self.phase, Phase::Starting | Phase::Running { .. });
         if runs && self.supply.is_complete() && self.ram.wants_log() {
             self.ram.keep_log(&self.vm);
         }
     }
 
-    /// What its guest has written since it was captured, or came from a capture.
+    /// The ranges that its guest has written since its last capture, or since it was restored.
     pub fn written(&self) -> io::Result<Vec<Extent>> {
         match self.supply.is_complete() {
             true => self.ram.written(),
@@ -342,12 +341,12 @@ impl Vmm {
         }
     }
 
-    /// Its guest's processor, once it was saved.
+    /// The profile of its guest's processor, once the VM was saved.
     pub fn cpu_profile(&self) -> Option<&Profile> {
         self.profile.as_ref()
     }
 
-    /// KVM's counters, summed over the vCPUs and the VM, and those of network interfaces.
+    /// KVM's counters, summed over the vCPUs and the VM, and the counters of network interfaces.
     pub fn stats(&self) -> Result<BTreeMap<String, u64>, io::Error> {
         let mut sums = BTreeMap::new();
         for stats in &self.stats {
@@ -357,8 +356,8 @@ impl Vmm {
         Ok(sums)
     }
 
-    /// Carries out the requests of other threads since the last call. Returns why the VM
-    /// ends, if it does.
+    /// Handles the requests of other threads since the last call. Returns why the VM ends, if it
+    /// does.
     pub fn process_events(&mut self) -> Option<Ending> {
         for notice in self.mailbox.take() {
             match notice {
@@ -384,7 +383,7 @@ impl Vmm {
                 Notice::Spawn(request) => self.workers.serve(request),
             }
         }
-        // A guest's own request to end overrides what its vCPUs ran into after it.
+        // A guest's own request to end takes precedence over errors of its vCPUs after it.
         if let Some(request) = self.devices.board.power.request() {
             let message = match request {
                 PowerRequest::PowerOff => "the guest powered off",
@@ -421,8 +420,8 @@ impl Vmm {
         self.supply.descriptor()
     }
 
-    /// Whether threads may be blocked for good: one violated its sandbox, or memory is
-    /// lost. Then nothing may wait for them or touch the guest's memory any more.
+    /// Whether threads may be blocked for good, because one violated its sandbox or memory is lost.
+    /// Then nothing may wait for them or touch guest memory any more.
     pub fn is_stuck(&self) -> bool {
         violation::first().is_some() || self.supply.is_lost()
     }
@@ -448,8 +447,8 @@ impl Vmm {
         &self.ram
     }
 
-    /// Runs `work` on the devices, which may need memory that the pager has not brought
-    /// yet. `None` if that memory is lost: then the VM ends.
+    /// Runs `work` on the devices, which may need memory that the pager has not fetched yet. `None`
+    /// if that memory is lost: then the VM ends.
     pub(crate) fn with_devices<T: Send + 'static>(
         &mut self,
         work: impl FnOnce(&Devices) -> T + Send + 'static,
@@ -473,8 +472,8 @@ impl Vmm {
         })
     }
 
-    /// Waits until no vCPU is in the guest, and processes events meanwhile: a vCPU may be
-    /// waiting for a device's thread, which only this thread can start.
+    /// Waits until no vCPU is in the guest. Processes events meanwhile: a vCPU may be waiting for a
+    /// device's thread, which only this thread can start.
     fn wait_parked(&mut self) {
         while !self.vcpus.iter().all(VcpuThread::is_parked) && !self.is_stuck() {
             self.wait_for_threads();

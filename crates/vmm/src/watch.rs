@@ -1,5 +1,5 @@
-//! The main thread while the guest runs: it serves the control socket, feeds
-//! the console, starts device threads, and waits for the end.
+//! The main thread while the guest runs: it serves the control socket, feeds the console, starts
+//! device threads, and waits for the end.
 
 use crate::capture::Capture;
 use crate::config;
@@ -71,7 +71,7 @@ pub fn watch(
             if stop {
                 return stopped("over the control socket");
             }
-            // After the answers were sent.
+            // The answers have been sent by now.
             vmm.prepare_captures();
         }
     }
@@ -99,8 +99,7 @@ fn wait(
         vmm.pager()
             .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)),
     );
-    // The console waits for more input, or, while the guest's port is full,
-    // for room.
+    // The console waits for more input, or, while the guest's port is full, for space.
     let console_at = wait.len();
     if let Some(console) = console {
         wait.push(match console.kept.is_empty() {
@@ -151,7 +150,7 @@ fn answer(vmm: &mut Vmm, config: &Path, request: ControlRequest, stop: &mut bool
             Ok(()) => ControlResponse::Ok,
             Err(error) => {
                 let why = sentence(&error);
-                // A held VM is of no other use.
+                // A held VM has no other use.
                 vmm.fail(format!("the VM could not begin: {why}"));
                 ControlResponse::Error(why)
             }
@@ -225,22 +224,22 @@ fn stopped(how: &str) -> Ending {
     }
 }
 
-/// Bytes from stdin on their way to COM1.
+/// Moves bytes from stdin to COM1.
 pub struct ConsoleInput {
     serial: Arc<Mutex<Serial>>,
-    /// Rings when the port has room.
+    /// Signalled when the port has space.
     drained: EventFd,
     kept: Vec<u8>,
-    /// A vCPU has the port locked: it writes to stdout, whose reader may be slow.
+    /// A vCPU has locked the port: it writes to stdout, whose reader may be slow.
     busy: bool,
 }
 
 impl ConsoleInput {
-    /// Input for this port. Must be called before vCPUs run: it waits for the port's lock.
+    /// Input for this port. Must be called before vCPUs run, because it waits for the port's lock.
     ///
     /// # Errors
     ///
-    /// No further event descriptor.
+    /// The event descriptor can't be duplicated.
     pub fn new(serial: Arc<Mutex<Serial>>) -> io::Result<ConsoleInput> {
         let port = serial.lock().unwrap_or_else(PoisonError::into_inner);
         let drained = port.drained().try_clone()?;
@@ -253,7 +252,7 @@ impl ConsoleInput {
         })
     }
 
-    /// Moves what there is and fits; false at the end of the input.
+    /// Moves as many bytes as are available and fit; false at the end of the input.
     fn feed(&mut self) -> bool {
         let _ = self.drained.read();
         if self.kept.is_empty() {
@@ -265,7 +264,7 @@ impl ConsoleInput {
                 Err(_) => return false,
             }
         }
-        // The main thread must not wait for a vCPU: it serves the control socket, too.
+        // The main thread must not wait for a vCPU, because it also serves the control socket.
         let mut serial = match self.serial.try_lock() {
             Ok(serial) => serial,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),

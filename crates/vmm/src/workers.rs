@@ -1,6 +1,6 @@
-//! The threads of a VM, each in the sandbox of its role for as long as it lives. A thread
-//! whose work is done waits for more work of that role: a pause ends the work of devices,
-//! and to start a thread with its sandbox costs more than the rest of a resume.
+//! The threads of a VM, each in the sandbox of its role for as long as it lives. A thread whose
+//! work is done waits for more work of that role: a pause ends the work of devices, and starting a
+//! thread with its sandbox costs more than the rest of a resume.
 
 use crate::mailbox::{Mailbox, SpawnRequest};
 use crate::sandbox::{Role, Sandbox};
@@ -12,7 +12,7 @@ use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};
 
-/// Bytes of a thread's stack; only what is touched is memory.
+/// Bytes of a thread's stack; only touched pages take memory.
 pub(crate) const STACK: usize = 256 << 10;
 
 /// The threads that nearly every VM needs.
@@ -22,11 +22,11 @@ const USUAL: [(Role, &str); 3] = [
     (Role::Device(WorkerRole::Vsock), "vsock"),
 ];
 
-/// What a thread does. It gets the result of confining the thread, and decides whether to
-/// go on without.
+/// What a thread does. It gets the result of confining the thread, and decides whether to continue
+/// if that failed.
 pub type Body = Box<dyn FnOnce(io::Result<()>) + Send>;
 
-/// Something to do, and the channel on which its end is reported.
+/// Work, and the channel on which its end is reported.
 struct Work {
     body: Body,
     done: SyncSender<thread::Result<()>>,
@@ -45,8 +45,8 @@ struct Idle {
 pub struct IdleThreads(Vec<Idle>);
 
 impl IdleThreads {
-    /// Starts the threads that a VM usually needs, before it is known which VM. They are
-    /// confined at once: nothing of a VM's building is done on them.
+    /// Starts the threads that a VM usually needs, before its configuration is known. They are
+    /// confined at once, because they do nothing of a VM's building.
     ///
     /// # Errors
     ///
@@ -60,7 +60,7 @@ impl IdleThreads {
             .map(IdleThreads)
     }
 
-    /// Keeps the threads of these roles, and vCPUs'; the others end.
+    /// Keeps the threads of these roles, and those of vCPUs; the others end.
     pub fn keep(mut self, needed: &[WorkerRole]) -> IdleThreads {
         self.0.retain(|idle| match idle.role {
             Role::Vcpu | Role::Main | Role::MainByName => true,
@@ -105,8 +105,8 @@ fn work_on(works: &Receiver<Work>, mut confined: bool, confine: impl Fn() -> io:
     }
 }
 
-/// Gives threads their work, and starts threads where none is idle. Only the main thread,
-/// which made it, starts threads; other threads ask it to.
+/// Gives work to idle threads, and starts threads if none is idle. Only the main thread, which
+/// created it, starts threads; other threads ask it to.
 pub struct ThreadStarter {
     mailbox: Arc<Mailbox>,
     main: ThreadId,
@@ -117,14 +117,14 @@ pub struct ThreadStarter {
 #[derive(Default)]
 struct Threads {
     idle: Vec<Idle>,
-    /// Devices may work.
+    /// Whether devices may work.
     may_begin: bool,
-    /// What devices will do then.
+    /// Work of devices that waits for that.
     held_back: Vec<(Sender<Work>, Work)>,
 }
 
 impl ThreadStarter {
-    /// To be made on the main thread, with threads that wait for work.
+    /// Must be created on the main thread; `idle` are threads that wait for work.
     pub fn new(mailbox: Arc<Mailbox>, sandbox: Sandbox, idle: IdleThreads) -> ThreadStarter {
         ThreadStarter {
             mailbox,
@@ -137,9 +137,9 @@ impl ThreadStarter {
         }
     }
 
-    /// Lets devices work from now on. Until then their work is held back, so that it does
-    /// not delay the guest's first instruction; doorbells rung meanwhile stay pending. Must
-    /// be called when the guest runs, and before anything waits for a device to stop.
+    /// Lets devices work from now on. Until then their work is held back, so that it does not delay
+    /// the guest's first instruction; doorbells stay pending meanwhile. Must be called when the
+    /// guest runs, and before anything waits for a device to stop.
     pub fn let_devices_begin(&self) {
         let held_back = {
             let mut threads = lock(&self.threads);
@@ -147,17 +147,17 @@ impl ThreadStarter {
             std::mem::take(&mut threads.held_back)
         };
         for (to, work) in held_back {
-            // If the thread has ended, whoever waits for the work gets an error.
+            // If the thread has ended, the code that waits for the work gets an error.
             let _ = to.send(work);
         }
     }
 
-    /// Does what another thread asked for. On the main thread.
+    /// Handles the request of another thread. Must be called on the main thread.
     pub fn serve(&self, request: SpawnRequest) {
         request.answer(|role, name, body| self.for_device(role, name, body));
     }
 
-    /// Has `body` done on the thread of a vCPU, at once. On the main thread.
+    /// Runs `body` on a vCPU's thread, at once. Must be called on the main thread.
     pub fn for_vcpu(&self, name: &str, body: Body) -> io::Result<Job> {
         self.give(Role::Vcpu, name, body)
     }
@@ -240,7 +240,7 @@ mod tests {
         ThreadStarter::new(Arc::new(Mailbox::new().unwrap()), Sandbox::Off, idle)
     }
 
-    /// Has a device's work done, and says on which thread it was.
+    /// Runs a device's work, and returns the id of its thread.
     fn done_by(starter: &ThreadStarter, role: WorkerRole) -> ThreadId {
         let (tell, told) = mpsc::channel();
         let body = Box::new(move || tell.send(thread::current().id()).unwrap());

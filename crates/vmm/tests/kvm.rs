@@ -1,5 +1,5 @@
-//! Guests on a real KVM. Marked `#[ignore]` because a development host may
-//! have none; `make test` runs them in the machine.
+//! Guests on a real KVM. The tests are marked `#[ignore]`, because a development host may have
+//! none; `make test` runs them in the machine.
 
 use jiffy_sys::pagemap::Pagemap;
 use jiffy_sys::termination::TerminationFd;
@@ -38,7 +38,7 @@ use std::time::{Duration, Instant};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend};
 
 const TEST_KERNEL: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/testkernel"));
-/// Where the test kernel counts.
+/// Address of the test kernel's counter.
 const COUNTER: GuestAddress = GuestAddress(0x40_0000);
 const PATIENCE: Duration = Duration::from_secs(300);
 
@@ -124,7 +124,7 @@ fn counter(vmm: &Vmm) -> u64 {
     vmm.ram().memory().read_obj(COUNTER).unwrap()
 }
 
-/// Waits until the guest has counted beyond `from`.
+/// Waits until the guest's counter exceeds `from`.
 fn counted_beyond(vmm: &mut Vmm, from: u64) -> u64 {
     wait_for("the guest to count", || {
         assert_eq!(vmm.process_events(), None);
@@ -231,7 +231,7 @@ fn a_paused_vm_stands_still_and_goes_on() {
     }
 }
 
-/// And is told of it in a way that its sandbox allows.
+/// The guest is also notified of it, by a call that the sandbox allows.
 #[test]
 #[ignore = "needs a real KVM"]
 fn a_vm_that_was_paused_for_long_goes_on() {
@@ -271,7 +271,7 @@ fn contents(file: &File) -> Vec<u8> {
     bytes
 }
 
-/// How a child would be told of what was captured.
+/// The restore configuration of a child of this capture.
 fn from(capture: &Capture) -> Restore {
     let mut fds = vec![capture.state.as_raw_fd(), capture.layout.as_raw_fd()];
     fds.extend(capture.layers.iter().map(|layer| layer.as_raw_fd()));
@@ -293,7 +293,7 @@ fn a_captured_vm_goes_on_in_a_new_one() {
     let bytes = contents(&capture.state);
     let mut state = VmState::decode(&bytes).unwrap();
     assert_eq!(state.encode(), bytes, "a state survives its own format");
-    // Marks are counted anew.
+    // Marks are counted from zero again.
     let trace = state.devices.of_mut::<TraceKind>().next().unwrap();
     assert_eq!(std::mem::take(&mut trace.written), 1);
     case.config.restore = Some(from(&capture));
@@ -316,7 +316,7 @@ fn a_captured_vm_goes_on_in_a_new_one() {
     counted_beyond(&mut vmm, count);
 }
 
-/// Its first entry is then the last that is heard of it.
+/// Its first entry is then the last notice for a long time.
 #[test]
 #[ignore = "needs a real KVM"]
 fn a_vm_without_any_device_is_settled_when_it_runs() {
@@ -348,7 +348,7 @@ fn a_vm_saved_in_the_format_before_goes_on() {
     let count = counter(&vmm);
     drop(vmm);
 
-    // Version 1: no release, a checksum of the body alone, and that one tree.
+    // Version 1: no release, a checksum of the body alone, and one tree.
     let now = contents(&capture.state);
     let state = VmState::decode(&now).unwrap();
     let (chips, devices) = (state.chips, state.devices);
@@ -400,7 +400,7 @@ fn a_state_with_registers_that_are_kept_no_more_goes_on() {
     let vcpu = &mut state.vcpus[0];
     let of = |index| vcpu.msrs.iter().find(|msr| msr.index == index);
     assert!(of(IA32_PERF_CAPABILITIES).is_none());
-    // What firmware leaves on a PC.
+    // The values that a PC's firmware sets.
     assert_eq!(of(IA32_MTRR_DEF_TYPE).unwrap().data, 0xc06);
     let leaf_1 = vcpu.cpuid.iter().find(|leaf| leaf.function == 1).unwrap();
     assert_eq!(leaf_1.ecx & ECX_PDCM, 0);
@@ -444,7 +444,7 @@ fn a_guest_of_another_processor_is_refused_with_what_is_missing() {
         std::fs::write(&file, state.encode()).unwrap();
         let error = case.builder().build().err().unwrap();
         assert!(error.hint().unwrap().contains("restore it on a host"));
-        // The same with what was done ahead.
+        // The same with a VM that was prepared ahead.
         let ahead = PreparedVm::ahead(Sandbox::Off).unwrap();
         let again = case.builder().prepared(Some(ahead)).build();
         assert_eq!(again.err().unwrap().to_string(), error.to_string());
@@ -457,7 +457,7 @@ fn a_guest_of_another_processor_is_refused_with_what_is_missing() {
         change(&mut registers);
         [entry.ebx, entry.ecx] = registers;
     };
-    // Memory encryption and key locker: no KVM shows them.
+    // Memory encryption and key locker, which no KVM shows.
     assert_eq!(
         refused(&|state| leaf(state, 7, &|[_, ecx]| *ecx |= 1 << 13 | 1 << 23)),
         "this host can't go on with the saved VM: it lacks tme, kl"
@@ -506,7 +506,7 @@ fn a_guest_has_no_more_than_the_profile_it_is_to_have() {
     drop(vmm);
 
     case.config.restore = None;
-    // What one guest has, another can be given.
+    // A profile of one guest can be given to another.
     case.config.cpu_profile = Some(Wanted::Given(Box::new(profile.clone())));
     let mut vmm = case.start();
     vmm.pause();
@@ -607,7 +607,7 @@ fn time_stamp_counters_go_on_where_they_were() {
 
     case.config.restore = Some(from(&capture));
     let ahead = PreparedVm::ahead(Sandbox::Off).unwrap();
-    // It counts much further than what is restored.
+    // Its counter is then much further than the restored one.
     std::thread::sleep(Duration::from_secs(3));
     for prepared in [Some(ahead), None] {
         let begun = Instant::now();
@@ -617,7 +617,7 @@ fn time_stamp_counters_go_on_where_they_were() {
         let elapsed = begun.elapsed().as_micros() as u64 * khz / 1000;
         assert_eq!(restored.len(), 2);
         for counter in restored {
-            // The frequency is what KVM took it for.
+            // The frequency is KVM's measurement.
             let expected = saved..saved + 2 * elapsed;
             assert!(expected.contains(&counter), "{counter} of {expected:?}");
         }
@@ -728,8 +728,8 @@ fn a_guest_that_is_captured_again_and_again_is_captured_whole_each_time() {
         )
         .unwrap();
         assert_eq!(differing_pages(vmm.ram(), &child), [0_u64; 0]);
-        // What is copied stays this process's own from the third capture on: those
-        // after it go by KVM's log.
+        // From the third capture on, copied pages stay this process's own: later captures use KVM's
+        // log.
         assert_eq!(own_pages(vmm.ram()) > 0, round >= 2, "capture {round}");
         assert!(capture.copied_bytes < 1 << 20, "{}", capture.copied_bytes);
         vmm.resume();
@@ -792,7 +792,7 @@ fn kvm_counts_exits() {
         case.console().contains("asleep").then_some(())
     });
     let stats = vmm.stats().unwrap();
-    // Every character of the console was one.
+    // Every character of the console caused an exit.
     assert!(stats["io_exits"] >= 200, "{stats:?}");
     assert!(stats["exits"] >= stats["io_exits"], "{stats:?}");
 }
@@ -808,7 +808,7 @@ fn ask(path: &Path, request: ControlRequest) -> ControlResponse {
     serde_json::from_str(&answer).unwrap()
 }
 
-/// Asks a VM to stop when it goes, and takes any answer.
+/// Asks a VM to stop when it is dropped, and accepts any answer.
 struct StopOnDrop<'a>(&'a Path);
 
 impl Drop for StopOnDrop<'_> {
@@ -830,7 +830,7 @@ fn the_control_socket_pauses_resumes_and_stops() {
     let mut vmm = case.start();
     let mut control = Some(ControlSocket::listen(&path).unwrap());
     let client = std::thread::spawn(move || {
-        // However the client ends, the VM is not waited for any longer.
+        // Whatever happens to the client, the VM ends.
         let _stop = StopOnDrop(&path);
         let paused = |path: &Path| match ask(path, ControlRequest::Status) {
             ControlResponse::Status { id, paused, .. } => {
@@ -860,7 +860,7 @@ fn the_control_socket_pauses_resumes_and_stops() {
         &mut control,
         None,
     );
-    // What the client asks from now on is not answered any more.
+    // The client's further requests get no answer.
     drop(control);
     client.join().unwrap();
     assert_eq!(ending.reason, ExitReason::Stopped);

@@ -1,44 +1,42 @@
 //! The protocol between the node and `jiffy-init`, in [`crate::frame`]s over vsock.
 //!
-//! Two kinds of connection:
+//! There are two kinds of connections:
 //!
-//! * The **supervisor channel**: the guest dials the host at
-//!   [`SUPERVISOR_PORT`] and sends [`FromGuest`]; the node answers with
-//!   [`ToGuest`]. It carries readiness, init's spans and warnings, and the
-//!   first command's streams. When it breaks (the node restarted) the guest
-//!   dials again, says hello again, and repeats what wasn't acknowledged.
-//! * **Agent connections**: the host dials the guest at [`AGENT_PORT`] and
-//!   sends one [`Request`]; what follows depends on the request.
+//! * The **supervisor channel**: the guest connects to the host at [`SUPERVISOR_PORT`] and sends
+//!   [`FromGuest`]; the node sends [`ToGuest`]. It carries readiness, init's spans and warnings,
+//!   and the first command's streams. When it breaks (the node restarted) the guest connects
+//!   again, sends another hello, and repeats what was not acknowledged.
+//! * **Agent connections**: the host connects to the guest at [`AGENT_PORT`] and sends one
+//!   [`Request`]; the rest depends on the request.
 //!
-//! Order on the supervisor channel: `Hello` → `Welcome` → anything.
+//! Order on the supervisor channel: `Hello` → `Welcome` → any other message.
 //!
-//! A guest may be older than its node, in a captured VM by many releases, or newer,
-//! after a downgrade. The hello has the newest version that the guest supports, the
-//! welcome the newest that both support ([`common`]). A [`Request`] has the version that
-//! introduced it, and the guest takes those that it supports ([`is_spoken`]). Messages
-//! never change: an extended message is a new one at the end of its enum, with a new
-//! version, and is sent only to peers that support it.
+//! A guest may be older than its node (in a captured VM by many releases) or newer (after a
+//! downgrade). The hello has the newest version that the guest supports, the welcome the newest
+//! that both support ([`common`]). A [`Request`] has the version that introduced it, and the guest
+//! accepts those that it supports ([`is_spoken`]). Messages never change: an extended message is a
+//! new one at the end of its enum, with a new version, and is sent only to peers that support it.
 
 use alloc::{string::String, vec::Vec};
 use serde::{Deserialize, Serialize};
 
-/// The guest dials this port of the host (CID 2).
+/// Port of the host (CID 2) to which the guest connects.
 pub const SUPERVISOR_PORT: u32 = 1024;
-/// The guest listens on this port.
+/// Port on which the guest listens.
 pub const AGENT_PORT: u32 = 1025;
-/// The newest version that is spoken.
+/// The newest supported version.
 pub const VERSION: u16 = 1;
-/// The oldest: guests that release 0.1 started, or captured, speak it.
+/// The oldest supported version, which guests of release 0.1 use.
 pub const OLDEST: u16 = 1;
-/// Most output of the first command kept for a node that is away, per stream.
+/// Most output of the first command that the guest keeps while the node is away, bytes per stream.
 pub const MAIN_OUTPUT_WINDOW: usize = 256 * 1024;
 
-/// The newest version that both speak, if the other's newest is `newest`.
+/// The newest version that both support, if the peer's newest is `newest`.
 pub fn common(newest: u16) -> Option<u16> {
     (newest >= OLDEST).then(|| newest.min(VERSION))
 }
 
-/// Is this version spoken?
+/// Whether this version is supported.
 pub fn is_spoken(version: u16) -> bool {
     (OLDEST..=VERSION).contains(&version)
 }
@@ -48,7 +46,7 @@ pub fn is_spoken(version: u16) -> bool {
 pub struct Command {
     /// Program and arguments. A program without a slash is looked up in PATH.
     pub argv: Vec<String>,
-    /// The whole environment, `NAME=value`; PATH, HOME, TERM get defaults.
+    /// The whole environment, `NAME=value`; PATH, HOME and TERM have defaults.
     #[serde(default)]
     pub env: Vec<String>,
     /// Working directory; none means `/`.
@@ -57,7 +55,7 @@ pub struct Command {
     /// `name`, `uid`, `name:group` or `uid:gid`; none means root.
     #[serde(default)]
     pub user: Option<String>,
-    /// Run on a pseudo-terminal of this size; output is then all stdout.
+    /// Run on a pseudo-terminal of this size; all output is then stdout.
     #[serde(default)]
     pub tty: Option<WindowSize>,
     /// Keep stdin open for data; otherwise it is /dev/null.
@@ -104,27 +102,27 @@ impl ExitStatus {
     }
 }
 
-/// Why a program could not be started.
+/// Kinds of failures to start a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum StartFailure {
-    /// No such program (shells say 127).
+    /// The program does not exist (shells exit with 127).
     NotFound,
-    /// The file is not executable (shells say 126).
+    /// The file is not executable (shells exit with 126).
     NotExecutable,
     /// The user or group does not exist in the image.
     NoSuchUser,
     /// The working directory does not exist.
     NoSuchDirectory,
-    /// The request was not valid (empty argv, a NUL byte, …).
+    /// The request is not valid (empty argv, a NUL byte, …).
     Invalid,
-    /// Anything else: out of memory, too many processes.
+    /// Another failure, such as too little memory or too many processes.
     Other,
 }
 
 impl StartFailure {
-    /// The exit status docker users expect: 127, 126, or 125.
+    /// The exit status that Docker's users expect: 127, 126 or 125.
     pub fn exit_code(self) -> i32 {
         match self {
             StartFailure::NotFound => 127,
@@ -134,10 +132,10 @@ impl StartFailure {
     }
 }
 
-/// A program could not be started.
+/// Why a program could not be started.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StartError {
-    /// What kind of failure.
+    /// The kind of failure.
     pub kind: StartFailure,
     /// One sentence that names the program.
     pub message: String,
@@ -148,13 +146,13 @@ pub struct StartError {
 pub struct GuestSpan {
     /// True for a milestone of the kernel, false for a step of init.
     pub kernel: bool,
-    /// What happened.
+    /// Its name.
     pub name: String,
     /// Start, guest nanoseconds.
     pub start_ns: u64,
     /// End, guest nanoseconds.
     pub end_ns: u64,
-    /// What went wrong, if anything did.
+    /// The error, if it failed.
     pub error: Option<String>,
 }
 
@@ -163,29 +161,28 @@ pub struct GuestSpan {
 pub enum FromGuest {
     /// First message of each connection.
     Hello {
-        /// The newest that the guest speaks.
+        /// The newest version that the guest supports.
         version: u16,
         /// The id from the guest's configuration.
         vm_id: String,
-        /// Guest clock at which the mark `MARK_PID1` was written, nanoseconds;
-        /// of a restored guest, `MARK_GATE_ENTERED`.
+        /// Guest's CLOCK_MONOTONIC when the mark `MARK_PID1` was written, in a restored guest
+        /// `MARK_GATE_ENTERED`, nanoseconds.
         pid1_ns: u64,
-        /// 0 for the first connection of this boot, or of this generation,
-        /// then 1, 2, …
+        /// 0 for the first connection of this boot or generation, then 1, 2, …
         attempt: u32,
     },
-    /// What init has measured since the last such message.
+    /// Spans measured since the last such message.
     Spans(Vec<GuestSpan>),
-    /// A step failed; the guest goes on without it. For `jiffy logs` and stderr.
+    /// A step failed, and the guest continues without it. Shown in `jiffy logs` and on stderr.
     Warning {
-        /// Which step.
+        /// The step.
         step: String,
         /// One sentence.
         message: String,
     },
     /// The agent accepts requests.
     Ready,
-    /// The first command runs.
+    /// The first command was started.
     MainStarted {
         /// Its process id in the guest.
         pid: u32,
@@ -194,17 +191,17 @@ pub enum FromGuest {
     MainFailed(StartError),
     /// Output of the first command.
     MainOutput {
-        /// Which stream.
+        /// The stream.
         stream: Stream,
-        /// Offset of the first byte in that stream since the start.
+        /// Offset of the first byte in that stream since its start.
         offset: u64,
         /// At most [`crate::frame::MAX_DATA`] bytes.
         #[serde(with = "serde_bytes")]
         data: Vec<u8>,
     },
-    /// The first command ended and all its output was sent before this.
+    /// The first command ended. All its output was sent before this.
     MainExited(ExitStatus),
-    /// A line a service wrote, or that it started, ended, gave up.
+    /// A line that a service wrote, or a message about its start, end or failure.
     ServiceLog {
         /// The service's name.
         name: String,
@@ -212,14 +209,14 @@ pub enum FromGuest {
         #[serde(with = "serde_bytes")]
         line: Vec<u8>,
     },
-    /// Orderly end: no program is left but those that nothing ends. File systems
-    /// are synced after this, then the power goes.
+    /// An orderly end: only programs that can't be killed are left. The guest then syncs its file
+    /// systems and powers off.
     PoweringOff,
-    /// The first command's standard input has room for this many more bytes,
-    /// counted from the hello; at first for [`crate::frame::MAX_DATA`] or
-    /// more, said before `MainStarted`. Signals and the like need no room.
-    /// A guest that never says it takes any amount: it then has to keep, and
-    /// to go on reading, for acknowledgements come on the same connection.
+    /// The first command's standard input has room for this many more bytes, counted from the
+    /// hello. The first message gives [`crate::frame::MAX_DATA`] or more and is sent before
+    /// `MainStarted`. Signals and terminal sizes need no room. A guest that never sends this must
+    /// accept any amount: it has to store the input and keep reading, because acknowledgements come
+    /// on the same connection.
     MainInputRoom {
         /// Bytes.
         bytes: u32,
@@ -229,16 +226,16 @@ pub enum FromGuest {
 /// Host to guest, on the supervisor channel.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToGuest {
-    /// Answers a hello.
+    /// Answer to a hello.
     Welcome {
-        /// The newest that both speak.
+        /// The newest version that both support.
         version: u16,
-        /// How much of the first command's stdout the host has stored.
+        /// Bytes of the first command's stdout that the host has stored.
         stdout_offset: u64,
-        /// How much of its stderr.
+        /// Bytes of its stderr that the host has stored.
         stderr_offset: u64,
     },
-    /// Output up to these offsets is stored; the guest forgets it.
+    /// Output up to these offsets is stored; the guest discards it.
     MainOutputStored {
         /// Bytes of stdout.
         stdout_offset: u64,
@@ -247,78 +244,75 @@ pub enum ToGuest {
     },
     /// Input for the first command.
     MainInput(ExecInput),
-    /// `MainExited` or `MainFailed` is stored; with `power_off_after_main`
-    /// the guest may go. Said once it was told on this connection: before that it
-    /// counts for nothing.
+    /// `MainExited` or `MainFailed` is stored; with `power_off_after_main` the guest may now power
+    /// off. It is valid only after the end was reported on this connection.
     MainEndStored,
 }
 
-/// What the host wants on an agent connection.
+/// A request of the host on an agent connection.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Request {
-    /// Run a program. Then [`ExecInput`] in, [`ExecOutput`] out, until
-    /// `Exited` or `Failed`. A connection lost early ends it with SIGHUP.
+    /// Run a program. Then [`ExecInput`] from the host and [`ExecOutput`] from the guest, until
+    /// `Exited` or `Failed`. If the connection breaks earlier, the program gets SIGHUP.
     Exec {
         /// [`OLDEST`].
         version: u16,
         /// What to run.
         command: Command,
     },
-    /// Copy into the guest. [`CopyFrame`]s in; one [`CopyDone`] out.
+    /// Copy into the guest. [`CopyFrame`]s from the host, then one [`CopyDone`] from the guest.
     CopyIn {
         /// [`OLDEST`].
         version: u16,
-        /// Existing folder or the new name, as `cp -r` understands it.
+        /// An existing folder or the new name, as for `cp -r`.
         path: String,
     },
-    /// Copy out of the guest. [`CopyFrame`]s out, then one `CopyFrame::End`,
-    /// or `CopyFrame::Failed`.
+    /// Copy out of the guest. [`CopyFrame`]s from the guest, the last one `CopyFrame::End` or
+    /// `CopyFrame::Failed`.
     CopyOut {
         /// [`OLDEST`].
         version: u16,
         /// File or folder.
         path: String,
     },
-    /// One [`Stat`] out.
+    /// Figures of the guest. One [`Stat`] from the guest.
     Stat {
         /// [`OLDEST`].
         version: u16,
     },
-    /// End the VM in order: TERM to all, sync, power off (or reboot). One
-    /// [`Done`] out before it begins.
+    /// End the VM in order: SIGTERM to all programs, sync, power off (or reboot). One [`Done`] from
+    /// the guest before it begins.
     Shutdown {
         /// [`OLDEST`].
         version: u16,
-        /// How long programs have after SIGTERM, milliseconds.
+        /// Time between SIGTERM and SIGKILL, milliseconds.
         grace_ms: u32,
     },
-    /// Quiesce the workload for a capture: freeze all programs, write dirty pages back,
-    /// and, if requested, drop caches. One [`Done`] out when that is done. Programs stay
-    /// frozen until this connection ends. Then the guest reads its
-    /// [`crate::guest::Generation`]: if it is unchanged, the guest was only captured, and
-    /// programs are thawed; if not, it was restored.
+    /// Quiesce the workload for a capture: freeze all programs, write dirty pages back and, if
+    /// requested, drop caches; then one [`Done`] from the guest. Programs stay frozen until this
+    /// connection ends. The guest then reads its [`crate::guest::Generation`]. If that is
+    /// unchanged, the guest was only captured, and thaws its programs; otherwise it was restored.
     ///
-    /// The answer waits up to 500 ms until the host has stored what the first
-    /// command wrote: it belongs to this guest, and a clone starts at offset 0.
-    /// Until programs go on other connections are accepted by the kernel, but
-    /// not served. Nothing may be sent on this one.
+    /// The answer waits up to 500 ms until the host has stored the first command's output, which
+    /// belongs to this guest: a clone starts at offset 0. Until the programs are thawed, the kernel
+    /// accepts other connections, but nobody serves them. The host must send nothing more on this
+    /// connection.
     Quiesce {
         /// [`OLDEST`].
         version: u16,
-        /// Give up page cache, dentries and inodes, and compact memory, so
-        /// that the capture is small.
+        /// Drop page cache, dentries and inodes, and compact memory, so that the capture is small.
         drop_caches: bool,
     },
-    /// Send a signal to the first command. One [`Done`] out.
+    /// Send a signal to the first command. One [`Done`] from the guest.
     SignalMain {
         /// [`OLDEST`].
         version: u16,
         /// Signal number.
         signal: i32,
     },
-    /// What was changed in the root file system: the overlay's upper layer as
-    /// a tar, with whiteouts and opaque folders as overlayfs has them. Programs
-    /// are frozen meanwhile. [`CopyFrame::Data`] out, then `End`, or `Failed`.
+    /// The changes of the root file system: the overlay's upper layer as a tar, with whiteouts and
+    /// opaque folders as in overlayfs. Programs are frozen meanwhile. [`CopyFrame::Data`] from the
+    /// guest, then `End` or `Failed`.
     Changes {
         /// [`OLDEST`].
         version: u16,
@@ -326,8 +320,7 @@ pub enum Request {
 }
 
 impl Request {
-    /// The version in which it came to be: whoever speaks that, or a later one,
-    /// knows it.
+    /// The version that introduced the request. Guests of that version and later support it.
     pub fn version(&self) -> u16 {
         match self {
             Request::Exec { version, .. }
@@ -342,59 +335,59 @@ impl Request {
     }
 }
 
-/// To a running program.
+/// Input for a running program.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ExecInput {
     /// Bytes for stdin, at most [`crate::frame::MAX_DATA`].
     Stdin(#[serde(with = "serde_bytes")] Vec<u8>),
-    /// End of stdin.
+    /// stdin is closed.
     StdinClosed,
     /// Send this signal to the program's process group.
     Signal(i32),
-    /// The terminal changed its size.
+    /// The terminal has a new size.
     Resize(WindowSize),
 }
 
-/// From a running program. The node sends the same to an attached CLI.
+/// Output of a running program. The node sends the same to an attached CLI.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ExecOutput {
-    /// It runs.
+    /// The program was started.
     Started {
         /// Process id in the guest.
         pid: u32,
     },
-    /// It wrote.
+    /// The program wrote to a stream.
     Output {
-        /// Where.
+        /// The stream.
         stream: Stream,
         /// At most [`crate::frame::MAX_DATA`] bytes.
         #[serde(with = "serde_bytes")]
         data: Vec<u8>,
     },
-    /// It ended; nothing follows.
+    /// The program ended; this is the last message.
     Exited(ExitStatus),
-    /// It could not be started; nothing follows.
+    /// The program could not be started; this is the last message.
     Failed(StartError),
-    /// From the node only: the VM ended before the program did; nothing follows.
+    /// Only from the node: the VM ended before the program; this is the last message.
     Lost {
-        /// One sentence that says how.
+        /// The reason, as one sentence.
         message: String,
-        /// What the user can do.
+        /// A hint for the user.
         hint: Option<String>,
     },
 }
 
-/// One piece of a copied file or tree. A tree is its entries in depth-first
-/// order, the root first with an empty path.
+/// A piece of a copied file or tree. A tree is sent as its entries in depth-first order, the root
+/// first with an empty path.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum CopyFrame {
-    /// The next file, folder or link; ends the one before.
+    /// The next file, folder or link. It ends the one before.
     Entry(CopyEntry),
     /// Bytes of the current file, at most [`crate::frame::MAX_DATA`].
     Data(#[serde(with = "serde_bytes")] Vec<u8>),
-    /// The copy is whole.
+    /// The copy is complete.
     End,
-    /// It failed; nothing follows.
+    /// The copy failed; this is the last message.
     Failed {
         /// One sentence that names the path.
         message: String,
@@ -406,19 +399,19 @@ pub enum CopyFrame {
 pub struct CopyEntry {
     /// Path below the root of the copy; never absolute, never with `..`.
     pub path: String,
-    /// What it is.
+    /// Its type.
     pub kind: CopyKind,
     /// Permission bits (07777).
     pub mode: u32,
-    /// Owner.
+    /// Owner's user id.
     pub uid: u32,
-    /// Group.
+    /// Owner's group id.
     pub gid: u32,
     /// Modification time, seconds since 1970.
     pub mtime: i64,
 }
 
-/// What a copied entry is.
+/// Type of a copied entry.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum CopyKind {
     /// A regular file of this size in bytes.
@@ -434,16 +427,16 @@ pub enum CopyKind {
 pub struct CopyDone {
     /// Entries written.
     pub entries: u64,
-    /// What went wrong, one sentence; none if it is whole.
+    /// The error as one sentence; `None` if the copy is complete.
     pub error: Option<String>,
 }
 
-/// The answer to a request without a stream.
+/// Answer to a request without a stream.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Done {
-    /// It was done, or has begun.
+    /// It was done, or was begun.
     Ok,
-    /// It was not, and why.
+    /// It was not done, for this reason.
     Error(String),
 }
 
@@ -458,14 +451,14 @@ pub struct Stat {
     pub memory_free: u64,
     /// CPU time of all vCPUs, user mode, nanoseconds.
     pub cpu_user_ns: u64,
-    /// Kernel mode, nanoseconds.
+    /// CPU time in kernel mode, nanoseconds.
     pub cpu_system_ns: u64,
-    /// Idle, nanoseconds.
+    /// Idle time, nanoseconds.
     pub cpu_idle_ns: u64,
-    /// Load average over a minute, in hundredths.
+    /// Load average of the last minute, in hundredths.
     pub load_1m_hundredths: u32,
-    /// Processes.
+    /// Number of processes.
     pub processes: u32,
-    /// Since boot, nanoseconds.
+    /// Time since boot, nanoseconds.
     pub uptime_ns: u64,
 }

@@ -21,7 +21,7 @@
 //! | `GET /v1/vms/{vm}/stat` | | [`crate::agent::Stat`] |
 //! | `GET /v1/vms/{vm}/timeline` | | [`crate::timeline::Timeline`] |
 //! | `POST /v1/vms/{vm}/pause` | | [`Vm`], its vCPUs stopped |
-//! | `POST /v1/vms/{vm}/resume` | | [`Vm`], going on |
+//! | `POST /v1/vms/{vm}/resume` | | [`Vm`], its vCPUs running |
 //! | `POST /v1/vms/{vm}/fork` | [`ForkVm`] | [`Forked`], all children ready |
 //! | `POST /v1/vms/{vm}/hibernate` | | [`Hibernated`] |
 //! | `POST /v1/vms/{vm}/wake` | | [`Vm`], ready |
@@ -29,22 +29,22 @@
 //! | `GET /v1/snapshots?all=true` | | `[Snapshot]`; golden ones with `all` |
 //! | `GET /v1/snapshots/{name}` | | [`Snapshot`] |
 //! | `DELETE /v1/snapshots/{name}` | | 204 |
-//! | `GET /v1/snapshots/{name}/memory?map=true` | | [`MemoryReport`], with its ranges if asked for |
+//! | `GET /v1/snapshots/{name}/memory?map=true` | | [`MemoryReport`], with its ranges if `map` is true |
 //! | `GET /v1/snapshots/{name}/picture` | | a PNG of the address space |
 //! | `POST /v1/snapshots/{name}/optimise` | | [`Snapshot`] |
-//! | `POST /v1/snapshots/prune` | | [`Pruned`]: golden snapshots are forgotten |
+//! | `POST /v1/snapshots/prune` | | [`Pruned`]: golden snapshots are removed |
 //! | `GET /v1/images` | | `[Image]` |
-//! | `POST /v1/images/{name}?kind=root\|layout\|docker&from=TEXT` | a tar stream; without a kind its first entry tells | [`Image`] |
+//! | `POST /v1/images/{name}?kind=root\|layout\|docker&from=TEXT` | a tar stream; without a kind its first entry decides | [`Image`] |
 //! | `GET /v1/images/{name}?registry=HOST` | | [`Image`] |
 //! | `DELETE /v1/images/{name}` | | 204 |
 //! | `POST /v1/prune/images` | | [`Pruned`]: images of references that no VM needs |
 //! | `POST /v1/pulls` | [`PullImage`] | a stream of lines [`PullStep`], JSON |
 //! | `POST /v1/pushes` | [`PushArtifact`] | a stream of lines [`PullStep`], JSON |
 //! | `POST /v1/vms/{vm}/commit` | [`CommitVm`] | [`Committed`] |
-//! | `POST /v1/vms/{vm}/policy` | [`NetworkPolicy`] | [`Vm`], which may reach that from now on |
+//! | `POST /v1/vms/{vm}/policy` | [`NetworkPolicy`] | [`Vm`] with its new policy |
 //! | `GET /v1/networks` | | `[Network]` |
 //! | `GET /v1/networks/{name}` | | [`Network`] |
-//! | `POST /v1/networks/{name}` | | [`Network`], made |
+//! | `POST /v1/networks/{name}` | | [`Network`], created |
 //! | `DELETE /v1/networks/{name}` | | 204 |
 //! | `GET /v1/kernels` | | `[KernelInfo]` |
 //! | `PUT /v1/kernels/{name}` | a kernel image | [`KernelInfo`] |
@@ -53,121 +53,122 @@
 //! | `POST /v1/volumes/{name}/resize` | [`ResizeVolume`] | [`ResizedVolume`] |
 //! | `DELETE /v1/volumes/{name}` | | 204 |
 //! | `POST /v1/vms/{vm}/disks/{name}`, `DELETE …` | | refused: no hot-plug |
-//! | `POST /v1/shutdown` | | 204; the daemon ends, VMs go on |
+//! | `POST /v1/shutdown` | | 204; the daemon ends, VMs keep running |
 //!
-//! `{vm}` is an id, a unique beginning of one, or a name. Upgrades send
-//! `Connection: upgrade` and `Upgrade: jiffy-frames`. Errors are [`ApiError`].
+//! `{vm}` is an id, a unique prefix of one, or a name. Upgrades send `Connection: upgrade` and
+//! `Upgrade: jiffy-frames`. Errors are [`ApiError`].
 
 use crate::agent::{Command, ExitStatus, Stream};
 use crate::vmm::DiskLimit;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Version of this API; part of every path.
+/// Version of this API, part of every path.
 pub const VERSION: u32 = 1;
-/// The protocol named in `Upgrade:`.
+/// Protocol name in `Upgrade:`.
 pub const UPGRADE: &str = "jiffy-frames";
-/// The header with which `/v1/run` tells the id of its VM.
+/// Header in which `/v1/run` returns the id of its VM.
 pub const VM_ID_HEADER: &str = "jiffy-vm-id";
 
-/// What `POST /v1/vms` makes.
+/// Body of `POST /v1/vms`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CreateVm {
-    /// A name; none makes one up.
+    /// Name of the VM; `None` generates one.
     #[serde(default)]
     pub name: Option<String>,
-    /// Image: a name, or a reference like `HOST/REPO:TAG`; none means `base`.
+    /// Image: a name, or a reference like `HOST/REPO:TAG`; `None` means `base`.
     #[serde(default)]
     pub image: Option<String>,
-    /// The registry of references that name none.
+    /// Registry of references without one.
     #[serde(default)]
     pub registry: Option<String>,
-    /// Kernel by name; none means `base`.
+    /// Name of the kernel; `None` means `base`.
     #[serde(default)]
     pub kernel: Option<String>,
-    /// vCPUs; none means 1.
+    /// Number of vCPUs; `None` means 1.
     #[serde(default)]
     pub cpus: Option<u8>,
-    /// RAM in MiB; none means 128.
+    /// RAM in MiB; `None` means 128.
     #[serde(default)]
     pub memory_mib: Option<u32>,
-    /// Host pages that back RAM.
+    /// Size of the host pages that back RAM.
     #[serde(default)]
     pub pages: crate::vmm::PageSize,
-    /// Volumes, `/dev/vdb` first.
+    /// Volumes, beginning with `/dev/vdb`.
     #[serde(default)]
     pub disks: Vec<VolumeUse>,
-    /// Keep what the VM changes in its root file system on a disk; none keeps
-    /// it in the guest's memory.
+    /// Disk for changes of the root file system; `None` keeps them in the guest's memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub root_disk: Option<RootDisk>,
-    /// How fast the guest may use the disks of its root file system, each.
+    /// Limit on each disk of the root file system.
     #[serde(default, skip_serializing_if = "DiskLimit::is_none")]
     pub root_limit: DiskLimit,
-    /// The first command; none starts nothing: the VM waits for `exec`. Its
-    /// argv comes after the image's entrypoint; an empty one is the image's.
+    /// The first command; `None` starts nothing, and the VM waits for `exec`. Its argv follows the
+    /// image's entrypoint; an empty argv means the image's command.
     #[serde(default)]
     pub command: Option<Command>,
-    /// Takes the place of the image's entrypoint and its arguments.
+    /// Replaces the image's entrypoint and its arguments.
     #[serde(default)]
     pub entrypoint: Option<Vec<String>>,
-    /// What to do if neither the request nor the image says a command.
+    /// Behaviour if neither the request nor the image has a command.
     #[serde(default)]
     pub no_command: NoCommand,
-    /// Hand PID 1 to this program and its arguments (`/sbin/init`).
+    /// Execute this program with its arguments (`/sbin/init`) as PID 1.
     #[serde(default)]
     pub init: Option<Vec<String>>,
-    /// A serial console into `jiffy logs --console`.
+    /// A serial console, which `jiffy logs --console` shows.
     #[serde(default)]
     pub console: bool,
     /// Remove the VM when it has ended.
     #[serde(default)]
     pub remove: bool,
-    /// Host name in the guest; none means the VM's name.
+    /// Host name in the guest; `None` means the VM's name.
     #[serde(default)]
     pub hostname: Option<String>,
     /// Further kernel parameters.
     #[serde(default)]
     pub kernel_args: Option<String>,
-    /// What of the host's processor the VM is shown; none for all. Such a VM boots.
+    /// The part of the host's processor that the VM sees; `None` means all. With a profile the VM
+    /// boots.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu_profile: Option<crate::cpu::Wanted>,
     /// Report the kernel's milestones on the timeline.
     #[serde(default)]
     pub timeline: bool,
-    /// Go on from this snapshot instead of booting. It decides what the VM is
-    /// made of; a command takes the place of the one that was captured.
+    /// Restore this snapshot instead of booting. It determines the VM's configuration; a command
+    /// replaces the captured one.
     #[serde(default)]
     pub from: Option<String>,
-    /// Boot even where a golden snapshot would do.
+    /// Boot even if there is a golden snapshot.
     #[serde(default)]
     pub cold: bool,
-    /// Its network; nothing asked for is the network `default`, where the node can have one.
+    /// Its network; by default the network `default`, if the node can have one.
     #[serde(default, skip_serializing_if = "NetworkUse::is_default")]
     pub network: NetworkUse,
 }
 
-/// A VM's network: which, and what it may reach and be reached by.
+/// Network of a VM, and its policy.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NetworkUse {
-    /// `none`, `default`, or one that was made; VMs of one that was made see each other.
+    /// `none`, `default`, or a user-defined network; VMs of a user-defined network reach each
+    /// other.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// The host's ports that lead to it: `[ADDRESS:]HOST[-HOST]:GUEST[-GUEST][/udp]`.
+    /// Published ports: `[ADDRESS:]HOST[-HOST]:GUEST[-GUEST][/udp]`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ports: Vec<String>,
-    /// All ports that its image names, too, each by a free port of the host's.
+    /// Publish all ports that its image exposes, each at a free port of the host.
     #[serde(default, skip_serializing_if = "core::ops::Not::not")]
     pub publish_all: bool,
     /// What it may reach.
     #[serde(default, skip_serializing_if = "NetworkPolicy::is_default")]
     pub policy: NetworkPolicy,
-    /// Name servers in place of the node's.
+    /// Name servers instead of the node's.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub dns: Vec<String>,
-    /// Domains in which short names are looked up, before the node's.
+    /// Search domains, tried before the node's.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub search: Vec<String>,
     /// Further lines of its /etc/hosts: `NAME:ADDRESS`.
@@ -176,37 +177,36 @@ pub struct NetworkUse {
 }
 
 impl NetworkUse {
-    /// Was nothing asked for?
+    /// Whether everything has its default.
     pub fn is_default(&self) -> bool {
         *self == NetworkUse::default()
     }
 }
 
-/// What a VM may reach beside, or not of, what all VMs may:
-/// `TARGET[:PORT[-PORT]][/tcp|/udp]`, where TARGET is `all`, `host`, an address, a range, a
-/// name or `*.NAME`.
+/// Changes to what all VMs may reach: `TARGET[:PORT[-PORT]][/tcp|/udp]`, where TARGET is `all`,
+/// `host`, an address, a range, a name or `*.NAME`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NetworkPolicy {
-    /// Reached whatever else is said.
+    /// Reachable, whatever the other rules say.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub allow: Vec<String>,
-    /// Not reached, unless allowed.
+    /// Not reachable, unless allowed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub deny: Vec<String>,
 }
 
 impl NetworkPolicy {
-    /// Is it what holds for every VM?
+    /// Whether the rules of all VMs apply unchanged.
     pub fn is_default(&self) -> bool {
         *self == NetworkPolicy::default()
     }
 }
 
-/// A VM's network as the API shows it.
+/// Network of a VM in answers.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VmNetwork {
-    /// `default`, or one that was made.
+    /// `default`, or a user-defined network.
     pub name: String,
     /// Its MAC address, while it is on the network.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -214,70 +214,70 @@ pub struct VmNetwork {
     /// Its addresses, IPv4 first; none while it is not on the network.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub addresses: Vec<String>,
-    /// The host's ports that lead to it.
+    /// Published ports of the host.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ports: Vec<String>,
-    /// What it may reach beside, or not of, what all VMs may.
+    /// Changes to what all VMs may reach.
     #[serde(default, skip_serializing_if = "NetworkPolicy::is_default")]
     pub policy: NetworkPolicy,
-    /// What went through its link; only where one VM is asked for.
+    /// Counters of its link; only in `inspect`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub counters: Option<NetworkCounters>,
 }
 
-/// What went through a VM's link since it is there.
+/// Counters of a VM's link since it was created.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NetworkCounters {
-    /// Packets that the VM sent, and their bytes.
+    /// Packets that the VM sent.
     pub sent_packets: u64,
-    /// See `sent_packets`.
+    /// Bytes of these packets.
     pub sent_bytes: u64,
-    /// Packets that it received, and their bytes.
+    /// Packets that the VM received.
     pub received_packets: u64,
-    /// See `received_packets`.
+    /// Bytes of these packets.
     pub received_bytes: u64,
-    /// Packets that it sent from addresses that are not its own, and that were dropped.
+    /// Packets that it sent with another source address and that were dropped.
     pub spoofed: u64,
-    /// Packets to where it may not reach.
+    /// Packets to destinations that its policy refuses.
     pub refused: u64,
 }
 
-/// A network of the node's.
+/// A network of the node.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Network {
     /// Its name.
     pub name: String,
-    /// Ranges that its VMs have addresses of.
+    /// Address ranges of its VMs.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ranges: Vec<String>,
     /// Names of its VMs.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub vms: Vec<String>,
-    /// Why VMs of it have no link, in one sentence.
+    /// Why its VMs have no link, as one sentence.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
 }
 
-/// What an empty first command means when the image has none either.
+/// Meaning of an empty first command if the image has none either.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum NoCommand {
-    /// It is refused.
+    /// The request is refused.
     #[default]
     Refuse,
-    /// It is a shell, `/bin/sh`.
+    /// A shell, `/bin/sh`.
     Shell,
-    /// There is no first command: the VM waits for `exec`.
+    /// No first command: the VM waits for `exec`.
     Wait,
 }
 
-/// What `POST /v1/run` makes, starts and attaches to.
+/// Body of `POST /v1/run`, which creates and starts a VM and attaches to it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RunVm {
     /// The VM.
     pub vm: CreateVm,
-    /// Answer with [`Vm`] (200) once started, instead of attaching.
+    /// Answer with [`Vm`] (200) once it is started, instead of attaching.
     #[serde(default)]
     pub detach: bool,
 }
@@ -286,37 +286,35 @@ pub struct RunVm {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VolumeUse {
-    /// Name; made when it does not exist and a size is given.
+    /// Name of the volume. It is created if it does not exist and a size is given.
     pub name: String,
-    /// Size in MiB for a new one.
+    /// Size of a new volume in MiB.
     #[serde(default)]
     pub size_mib: Option<u64>,
-    /// Refuse writes.
+    /// Attach it read-only.
     #[serde(default)]
     pub read_only: bool,
-    /// Where the guest mounts its ext4 file system; none leaves that to its
-    /// programs.
+    /// Mount point of its ext4 file system in the guest; `None` leaves the mount to programs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mount: Option<String>,
-    /// How fast the guest may use it.
+    /// Limit on the guest's use.
     #[serde(default, skip_serializing_if = "DiskLimit::is_none")]
     pub limit: DiskLimit,
 }
 
-/// A disk of the VM's own for what it changes in its root file system. It is
-/// removed with the VM.
+/// A disk for the VM's changes of its root file system. It is removed with the VM.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum RootDisk {
-    /// The upper layer over the image, in place of memory of the guest.
+    /// The upper layer above the image, instead of the guest's memory.
     Layer {
-        /// Its size in MiB.
+        /// Size in MiB.
         size_mib: u64,
     },
-    /// The whole image, which must be a file system that can be written to,
-    /// as a clone that shares blocks with it.
+    /// The whole image, as a clone that shares blocks with it. The image must be a writable file
+    /// system.
     Copy {
-        /// Copy the image byte by byte where no clone can be made.
+        /// Copy the image's bytes if no clone can be made.
         #[serde(default)]
         plainly: bool,
     },
@@ -326,23 +324,23 @@ pub enum RootDisk {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum VmState {
-    /// Made, never started, or stopped and ready to start again.
+    /// Created and not started, or stopped; it can be started.
     Created,
-    /// The VMM runs; the agent isn't ready.
+    /// The VMM runs; the agent is not ready.
     Starting,
     /// The agent is ready.
     Running,
-    /// Its vCPUs are stopped, on request.
+    /// Its vCPUs are stopped by request.
     Paused,
-    /// On its way to the end.
+    /// It is being stopped.
     Stopping,
-    /// Its memory is on disk, and it has no VMM until it is woken.
+    /// Its memory is on disk. It has no VMM until it is woken.
     Hibernated,
-    /// Ended.
+    /// It has ended.
     Exited,
 }
 
-/// A VM as the API shows it.
+/// A VM in answers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Vm {
     /// 12 hexadecimal digits.
@@ -361,15 +359,15 @@ pub struct Vm {
     pub memory_mib: u32,
     /// The first command's argv, if any.
     pub command: Option<Vec<String>>,
-    /// The first command runs on a pseudo-terminal: `attach` makes its own raw.
+    /// The first command runs on a pseudo-terminal, so `attach` sets its terminal to raw mode.
     #[serde(default)]
     pub tty: bool,
     /// Volumes.
     pub disks: Vec<VolumeUse>,
-    /// The disk of its own that keeps what it changes in its root.
+    /// Disk for the changes of its root file system.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub root_disk: Option<RootDisk>,
-    /// Ports its image says it listens on, like `80/tcp`.
+    /// Ports that its image exposes, such as `80/tcp`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub exposed_ports: Vec<String>,
     /// Labels of its image.
@@ -381,21 +379,21 @@ pub struct Vm {
     pub started: Option<u64>,
     /// Unix time of the last end, seconds.
     pub ended: Option<u64>,
-    /// The VMM's process id while it runs.
+    /// Process id of its VMM while it runs.
     pub pid: Option<u32>,
     /// vsock context id.
     pub cid: u32,
-    /// How the first command ended.
+    /// Exit status of the first command.
     pub exit: Option<ExitStatus>,
-    /// How the VM ended, in one sentence, if not in order; or what is wrong
-    /// with one that runs or sleeps.
+    /// Why the VM ended, as one sentence, unless it ended normally; or what is wrong with a running
+    /// or hibernated one.
     pub error: Option<String>,
-    /// Removed once it has ended.
+    /// Remove it when it has ended.
     pub remove: bool,
     /// Warnings of the guest's init.
     #[serde(default)]
     pub warnings: Vec<String>,
-    /// Where its memory came from, if it did not boot.
+    /// Origin of its memory, if it did not boot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub origin: Option<Origin>,
     /// Its network, if it has one.
@@ -403,71 +401,71 @@ pub struct Vm {
     pub network: Option<VmNetwork>,
 }
 
-/// Where the memory of a VM that did not boot came from.
+/// Origin of the memory of a VM that did not boot.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Origin {
-    /// A snapshot of this name.
+    /// The snapshot of this name.
     From(String),
-    /// A VM of this name, live.
+    /// A fork of the running VM of this name.
     ForkedFrom(String),
-    /// A golden snapshot: for the VM's owner the same as a cold boot.
+    /// A golden snapshot; for the user this is like a boot.
     Golden,
 }
 
-/// What `POST /v1/vms/{vm}/fork` makes.
+/// Body of `POST /v1/vms/{vm}/fork`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ForkVm {
-    /// How many children; none means 1.
+    /// Number of children; `None` means 1.
     #[serde(default)]
     pub count: Option<u32>,
-    /// The child's name; of several, `NAME-1`, `NAME-2`, … None makes names up.
+    /// Name of the child; several are named `NAME-1`, `NAME-2`, … `None` generates names.
     #[serde(default)]
     pub name: Option<String>,
 }
 
-/// Children of a VM.
+/// Result of a fork.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Forked {
-    /// The children, each ready.
+    /// The children; all are ready.
     pub vms: Vec<Vm>,
-    /// How long the parent's vCPUs stood still, nanoseconds.
+    /// Pause of the parent's vCPUs, nanoseconds.
     pub pause_ns: u64,
-    /// Where the time went on the parent's side.
+    /// Timeline of the parent's side.
     pub timeline: crate::timeline::Timeline,
 }
 
-/// A VM that was hibernated.
+/// Result of a hibernation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hibernated {
     /// The VM.
     pub vm: Vm,
-    /// Bytes its memory and state take on disk.
+    /// Bytes of its memory and state on disk.
     pub bytes: u64,
-    /// Where the time went.
+    /// Timeline of the hibernation.
     pub timeline: crate::timeline::Timeline,
 }
 
-/// What `POST /v1/vms/{vm}/snapshots` makes.
+/// Body of `POST /v1/vms/{vm}/snapshots`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MakeSnapshot {
-    /// Its name.
+    /// Name of the snapshot.
     pub name: String,
-    /// End the VM once it is captured.
+    /// Stop the VM once it is captured.
     #[serde(default)]
     pub stop: bool,
 }
 
-/// A snapshot that was just made.
+/// Result of a snapshot request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SnapshotMade {
     /// The snapshot.
     pub snapshot: Snapshot,
-    /// How long the VM's vCPUs stood still, nanoseconds.
+    /// Pause of the VM's vCPUs, nanoseconds.
     pub pause_ns: u64,
-    /// Where the time went.
+    /// Timeline of the capture.
     pub timeline: crate::timeline::Timeline,
 }
 
@@ -476,21 +474,21 @@ pub struct SnapshotMade {
 pub struct Snapshot {
     /// Its name.
     pub name: String,
-    /// Kept by the node for later runs; `jiffy snapshot prune` removes it.
+    /// Made by the node for later runs; `jiffy snapshot prune` removes it.
     #[serde(default)]
     pub golden: bool,
     /// Unix time, seconds.
     pub created: u64,
-    /// The VM that was captured, by name.
+    /// Name of the captured VM.
     pub vm: String,
-    /// The snapshot that VM itself came from.
+    /// The snapshot from which that VM was started.
     #[serde(default)]
     pub parent: Option<String>,
-    /// Image by name.
+    /// Name of the image.
     pub image: String,
     /// BLAKE3 of the image, hexadecimal.
     pub image_digest: String,
-    /// Kernel by name.
+    /// Name of the kernel.
     pub kernel: String,
     /// BLAKE3 of the kernel's file, hexadecimal.
     pub kernel_digest: String,
@@ -500,34 +498,34 @@ pub struct Snapshot {
     pub cpus: u8,
     /// RAM in MiB.
     pub memory_mib: u32,
-    /// The first command, if it was running.
+    /// Argv of the first command, if it was running.
     pub command: Option<Vec<String>>,
     /// That command runs on a pseudo-terminal.
     #[serde(default)]
     pub tty: bool,
-    /// Volumes, captured with it.
+    /// Volumes that were captured as well.
     #[serde(default)]
     pub volumes: Vec<VolumeUse>,
-    /// Features of its processor, all of which a host must have that it is restored on.
+    /// Features of its processor; a host needs all of them to restore it.
     pub cpu_features: Vec<String>,
-    /// How RAM is kept.
+    /// How RAM is stored.
     pub memory: MemoryForm,
-    /// Bytes that RAM takes on disk.
+    /// Bytes of RAM on disk.
     pub memory_bytes: u64,
-    /// Bytes of RAM that it has in common with the snapshots it is built on,
-    /// as stored there. They stay as long as it does.
+    /// Bytes of RAM that are shared with the snapshots on which it is built, as stored there. They
+    /// are kept as long as this snapshot.
     #[serde(default)]
     pub shared_bytes: u64,
-    /// Bytes of everything else: state and volumes, as far as they take room.
+    /// Bytes of state and volumes on disk.
     pub other_bytes: u64,
-    /// Its working set is stored first, and fetched before it is asked for.
+    /// Its working set is stored first and fetched in advance.
     #[serde(default)]
     pub optimised: bool,
     /// Names of VMs that need it.
     #[serde(default)]
     pub used_by: Vec<String>,
-    /// Names of the snapshots that are built on its RAM. It may be removed
-    /// before they are; its RAM then stays for them.
+    /// Names of the snapshots that are built on its RAM. If it is removed before them, its RAM is
+    /// kept for them.
     #[serde(default)]
     pub children: Vec<String>,
     /// Why it can't be used, in one sentence.
@@ -535,61 +533,61 @@ pub struct Snapshot {
     pub error: Option<String>,
 }
 
-/// How a snapshot keeps RAM.
+/// How a snapshot stores RAM.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MemoryForm {
-    /// A sparse file that VMs map.
+    /// In a sparse file that VMs map.
     Raw,
-    /// An image of chunks that the pager serves.
+    /// In an image of chunks that the pager serves.
     #[default]
     Image,
 }
 
-/// What is in a snapshot's RAM.
+/// Contents of a snapshot's RAM.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryReport {
     /// Bytes of RAM.
     pub size: u64,
-    /// Bytes of a chunk.
+    /// Size of a chunk, bytes.
     pub chunk_bytes: u64,
-    /// Bytes of the file, as far as it takes room.
+    /// Bytes of the file on disk.
     pub file_bytes: u64,
-    /// Bytes of the image's own tables.
+    /// Bytes of the image's tables.
     pub metadata_bytes: u64,
-    /// What reading those tables took, nanoseconds.
+    /// Time to read the tables, nanoseconds.
     pub load_ns: u64,
-    /// Each kind of chunk there is.
+    /// Totals by kind of chunk.
     pub kinds: Vec<ChunkKind>,
-    /// Ranges of equal kind, in order; only if asked for.
+    /// Ranges of chunks of one kind, in order; only if requested.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ranges: Vec<ChunkRange>,
 }
 
-/// How many chunks are kept in some way.
+/// Totals of one kind of chunk.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChunkKind {
-    /// `zero`, `raw`, `lz4`, `zstd`, `zstd+dictionary`, `parent` (in what it is
-    /// built on) or `root` (in the root file system).
+    /// `zero`, `raw`, `lz4`, `zstd`, `zstd+dictionary`, `parent` (stored in the snapshot below) or
+    /// `root` (stored in the root file system).
     pub kind: String,
-    /// Chunks.
+    /// Number of chunks.
     pub chunks: u64,
-    /// Bytes of RAM they are.
+    /// Their bytes of RAM.
     pub bytes: u64,
-    /// Bytes they take in the file.
+    /// Their bytes in the file.
     pub stored_bytes: u64,
 }
 
-/// A range of RAM whose chunks are kept in the same way.
+/// A range of RAM whose chunks are of one kind.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChunkRange {
-    /// First byte.
+    /// Offset of the first byte.
     pub offset: u64,
-    /// Bytes.
+    /// Length, bytes.
     pub length: u64,
     /// As in [`ChunkKind`].
     pub kind: String,
-    /// Bytes they take in the file.
+    /// Bytes in the file.
     pub stored_bytes: u64,
 }
 
@@ -598,11 +596,11 @@ pub struct ChunkRange {
 pub struct Pruned {
     /// Their names.
     pub names: Vec<String>,
-    /// Bytes that are free again.
+    /// Bytes that were freed.
     pub bytes: u64,
 }
 
-/// The node itself.
+/// The node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeInfo {
     /// Package version of the daemon.
@@ -611,57 +609,70 @@ pub struct NodeInfo {
     pub api: u32,
     /// The daemon's process id.
     pub pid: u32,
-    /// Boot id: names the clock of this node's timelines.
+    /// Boot id, which identifies the clock of this node's timelines.
     pub clock: String,
     /// CLOCK_MONOTONIC now, nanoseconds.
     pub now_ns: u64,
-    /// Where it keeps its data.
+    /// The data folder.
     pub data: String,
-    /// Running VMs.
+    /// Number of running VMs.
     pub running: u32,
-    /// All VMs.
+    /// Number of all VMs.
     pub vms: u32,
-    /// Ids that VMs restored ahead of runs will have.
+    /// Ids of standbys.
     #[serde(default)]
     pub standbys: Vec<String>,
-    /// Ranges that VMs have addresses of, or why they have no network.
+    /// Containment of VMMs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub network: Option<String>,
+    pub containment: Option<Containment>,
+}
+
+/// How VMMs are contained.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Containment {
+    /// Each has its own namespaces and an empty root.
+    pub jailed: bool,
+    /// Each also has its own user and group id, which needs root.
+    pub own_user: bool,
+    /// A control group limits each.
+    pub cgroups: bool,
+    /// One sentence without a full stop for each of these that is missing.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub lacks: Vec<String>,
 }
 
 /// An image.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Image {
-    /// Name, or reference.
+    /// Name or reference.
     pub name: String,
-    /// BLAKE3 of the file system image, hexadecimal; empty while it is known
-    /// by its chunks only.
+    /// BLAKE3 of the file system image, hexadecimal; empty while only its chunks are known.
     pub digest: String,
     /// Bytes of the file system image.
     pub size: u64,
-    /// Files, folders and links in it.
+    /// Number of files, folders and links in it.
     pub entries: u64,
     /// Unix time of import, seconds.
     pub created: u64,
-    /// What its commands are started with.
+    /// Run configuration of its commands.
     #[serde(default)]
     pub config: ImageConfig,
     /// Where it came from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<ImageSource>,
-    /// Id of its image of chunks, hexadecimal, if it has been made.
+    /// Id of its image of chunks, hexadecimal, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub chunks: Option<String>,
-    /// Bytes of `size` that are here; the rest is fetched when it is read.
+    /// Bytes of `size` that are stored here; the rest is fetched when it is read.
     #[serde(default)]
     pub present: u64,
-    /// Bytes that it takes on disk.
+    /// Bytes on disk.
     #[serde(default)]
     pub stored: u64,
     /// Names of VMs that need it.
     #[serde(default)]
     pub used_by: Vec<String>,
-    /// The file system image on the node's host.
+    /// Path of the file system image on the node's host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub file: Option<std::path::PathBuf>,
     /// Why it can't be used, in one sentence.
@@ -669,14 +680,14 @@ pub struct Image {
     pub error: Option<String>,
 }
 
-/// What the commands of an image are started with (OCI image configuration).
+/// Run configuration of an image's commands (OCI image configuration).
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ImageConfig {
-    /// Comes before every command.
+    /// Prefix of every command.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub entrypoint: Vec<String>,
-    /// The command if none is given.
+    /// Command if none is given.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub cmd: Vec<String>,
     /// `NAME=value`.
@@ -688,10 +699,10 @@ pub struct ImageConfig {
     /// `name`, `uid`, `name:group` or `uid:gid`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
-    /// What ends its command in order, like `SIGINT` or `2`.
+    /// Signal that ends its command, such as `SIGINT` or `2`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stop_signal: Option<String>,
-    /// Ports it listens on, like `80/tcp`.
+    /// Ports that it exposes, such as `80/tcp`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub exposed_ports: Vec<String>,
     /// Labels.
@@ -699,20 +710,20 @@ pub struct ImageConfig {
     pub labels: BTreeMap<String, String>,
 }
 
-/// Where an image came from.
+/// Source of an image.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ImageSource {
-    /// The reference it was pulled by, or what it was imported from.
+    /// Reference from which it was pulled, or a description of the import.
     pub reference: String,
     /// Digest of the manifest that was used, `sha256:…`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub manifest: Option<String>,
-    /// Keys that were found to have signed it, `sha256:…` of each as DER.
+    /// Keys whose signatures were verified: `sha256:…` of each key's DER.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub signed_by: Vec<String>,
 }
 
-/// How the tar of an import is to be understood.
+/// Format of an imported tar.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ImportKind {
@@ -720,7 +731,7 @@ pub enum ImportKind {
     Root,
     /// An OCI image layout (`oci-layout`, `index.json`, `blobs/`).
     Layout,
-    /// What `docker save` writes (`manifest.json`).
+    /// A `docker save` archive (`manifest.json`).
     Docker,
 }
 
@@ -730,20 +741,20 @@ pub enum ImportKind {
 pub struct RegistryAccess {
     /// User name and password.
     pub credentials: Option<(String, String)>,
-    /// A token from a credential helper.
+    /// Token from a credential helper.
     pub identity_token: Option<String>,
-    /// HTTP without TLS; loopback registries are tried so anyway.
+    /// Use HTTP without TLS. Loopback registries are tried without TLS in any case.
     pub plain_http: bool,
-    /// Certificates to trust beside the system's, PEM.
+    /// Certificates to trust besides the system's, PEM.
     pub ca: Option<String>,
-    /// Public key, PEM: only manifests it has signed are taken.
+    /// Public key, PEM; only manifests signed by it are accepted.
     pub verify_key: Option<String>,
-    /// The registry of references that name none.
+    /// Registry of references without one.
     pub registry: Option<String>,
 }
 
 impl core::fmt::Debug for RegistryAccess {
-    /// Without what is secret.
+    /// Leaves secrets out.
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         let user = self.credentials.as_ref().map(|(user, _)| user);
         f.debug_struct("RegistryAccess")
@@ -754,40 +765,40 @@ impl core::fmt::Debug for RegistryAccess {
     }
 }
 
-/// What `POST /v1/pulls` fetches.
+/// Body of `POST /v1/pulls`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PullImage {
     /// `HOST/REPO:TAG`, `HOST/REPO@DIGEST`, or a name of the default registry.
     pub reference: String,
-    /// Ask the registry even if an image of this reference is here.
+    /// Ask the registry even if an image of this reference is stored here.
     #[serde(default)]
     pub renew: bool,
-    /// `linux/amd64`; none means the host's.
+    /// Platform, such as `linux/amd64`; `None` means the host's.
     #[serde(default)]
     pub platform: Option<String>,
-    /// The registry.
+    /// Access to the registry.
     #[serde(default)]
     pub access: RegistryAccess,
 }
 
-/// What `POST /v1/pushes` sends.
+/// Body of `POST /v1/pushes`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PushArtifact {
-    /// The image or snapshot.
+    /// Name of the image or snapshot.
     pub name: String,
-    /// What `name` is; none means whichever there is, images first.
+    /// Kind of artifact; `None` looks for an image, then a snapshot.
     #[serde(default)]
     pub kind: Option<ArtifactKind>,
     /// `HOST/REPO:TAG`.
     pub reference: String,
-    /// The registry.
+    /// Access to the registry.
     #[serde(default)]
     pub access: RegistryAccess,
 }
 
-/// What can be pushed.
+/// Kind of artifact.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ArtifactKind {
@@ -797,49 +808,49 @@ pub enum ArtifactKind {
     Snapshot,
 }
 
-/// How far a pull or push is. The last one is `Pulled`, `Pushed` or `Failed`.
+/// Progress of a pull or push. The last one is `Pulled`, `PulledSnapshot`, `Pushed` or `Failed`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PullStep {
-    /// What is being done, in a few words.
+    /// Current step, in a few words.
     Doing(String),
-    /// Bytes of one blob.
+    /// Progress of one blob.
     Blob {
         /// Its digest, `sha256:…`.
         digest: String,
-        /// Bytes that are there.
+        /// Bytes transferred.
         done: u64,
-        /// Bytes it has.
+        /// Size in bytes.
         total: u64,
     },
-    /// The image is here.
+    /// An image was pulled.
     Pulled {
         /// The image.
         image: Image,
-        /// Bytes that came over the network for this pull.
+        /// Bytes fetched over the network.
         fetched: u64,
     },
-    /// A snapshot is here.
+    /// A snapshot was pulled.
     PulledSnapshot {
         /// The snapshot.
         snapshot: Snapshot,
-        /// Bytes that came over the network for this pull.
+        /// Bytes fetched over the network.
         fetched: u64,
     },
-    /// It is in the registry.
+    /// The artifact was pushed.
     Pushed {
         /// Digest of its manifest, `sha256:…`.
         manifest: String,
-        /// Bytes that were sent.
+        /// Bytes uploaded.
         sent: u64,
-        /// Bytes that were there already.
+        /// Bytes that the registry had already.
         had: u64,
     },
     /// It failed; nothing was changed.
     Failed(ApiError),
 }
 
-/// What `POST /v1/vms/{vm}/commit` makes.
+/// Body of `POST /v1/vms/{vm}/commit`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CommitVm {
@@ -847,18 +858,18 @@ pub struct CommitVm {
     pub image: String,
 }
 
-/// An image that was made of a VM's root.
+/// Result of a commit.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Committed {
     /// The image.
     pub image: Image,
-    /// How long the VM's programs stood still, nanoseconds.
+    /// Time for which the VM's programs were frozen, nanoseconds.
     pub pause_ns: u64,
-    /// Bytes the changes take.
+    /// Bytes of the changes.
     pub bytes: u64,
 }
 
-/// A kernel the node can boot.
+/// A kernel that the node can boot.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KernelInfo {
     /// Name.
@@ -879,7 +890,7 @@ pub struct Volume {
     pub name: String,
     /// Size in MiB.
     pub size_mib: u64,
-    /// Bytes it takes on the node's disk.
+    /// Bytes on the node's disk.
     #[serde(default)]
     pub disk_bytes: u64,
     /// Names of the running VMs that use it.
@@ -892,18 +903,18 @@ pub struct Volume {
     pub error: Option<String>,
 }
 
-/// What `POST /v1/volumes/{name}` makes.
+/// Body of `POST /v1/volumes/{name}`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MakeVolume {
     /// Size in MiB.
     pub size_mib: u64,
-    /// Leave it empty instead of making an ext4 file system on it.
+    /// Do not make an ext4 file system on it.
     #[serde(default)]
     pub raw: bool,
 }
 
-/// The new size in `POST /v1/volumes/{name}/resize`.
+/// Body of `POST /v1/volumes/{name}/resize`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ResizeVolume {
@@ -911,12 +922,12 @@ pub struct ResizeVolume {
     pub size_mib: u64,
 }
 
-/// A volume that was resized.
+/// Result of a resize.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ResizedVolume {
     /// The volume.
     pub volume: Volume,
-    /// What is to be known of the file system on it, in one sentence.
+    /// A note about its file system, as one sentence.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
 }
@@ -924,26 +935,26 @@ pub struct ResizedVolume {
 /// A piece of a log.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LogChunk {
-    /// Which stream; console and VMM logs are all stdout.
+    /// The stream; console and VMM logs are stdout.
     pub stream: Stream,
     /// The bytes.
     #[serde(with = "serde_bytes")]
     pub data: Vec<u8>,
 }
 
-/// Every error of the API.
+/// Body of every error.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ApiError {
-    /// What kind, for programs.
+    /// Kind of error, for programs.
     pub kind: ErrorKind,
-    /// One sentence: what was wrong and where.
+    /// One sentence: what is wrong and where.
     pub message: String,
-    /// What to do about it.
+    /// A hint for the user, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hint: Option<String>,
 }
 
-/// What kind of error, and its HTTP status.
+/// Kind of error, which determines the HTTP status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -958,18 +969,18 @@ pub enum ErrorKind {
     Conflict,
     /// 409: the VM is not in the state for this.
     WrongState,
-    /// 507: memory or disk is used up.
+    /// 507: not enough memory or disk space.
     NoRoom,
     /// 502: the VM, its VMM or its agent failed.
     VmFailed,
-    /// 502: a registry failed, or can't be reached.
+    /// 502: a registry failed or can't be reached.
     Registry,
     /// 500: the node failed.
     Internal,
 }
 
 impl ErrorKind {
-    /// The HTTP status it is sent with.
+    /// Its HTTP status.
     pub fn status(self) -> u16 {
         match self {
             ErrorKind::Invalid => 400,

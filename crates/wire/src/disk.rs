@@ -1,65 +1,63 @@
-//! Disks that are filled on demand: the map of what is stored, and how a VMM requests
-//! the rest from a pager.
+//! Disks that are filled on demand: the map of stored chunks, and the protocol by which a VMM
+//! requests missing chunks from a pager.
 //!
-//! A disk cache is a folder with the file `contents`, sparse and as long as
-//! the disk, and the map `present` ([`MapHeader`], then a bit for each chunk).
-//! A bit is set after the bytes were written. VMMs map `present` read-only and
-//! read `contents`; only the pager writes either.
+//! A disk cache is a folder with the file `contents`, which is sparse and as long as the disk, and
+//! the map `present` ([`MapHeader`], then a bit for each chunk). A bit is set after the bytes were
+//! written. VMMs map `present` read-only and read `contents`; only the pager writes them.
 //!
-//! For missing chunks a VMM connects to the disk's socket and sends one
-//! [`ChunkRequest`] a line as JSON. Each is answered with one [`ChunkAnswer`]
-//! a line, in any order. To a VMM that began with [`ChunkRequest::TAKES_BYTES`] an
-//! answer may carry bytes. `docs/disk-cache.md` describes the protocol.
+//! For missing chunks a VMM connects to the disk's socket and sends [`ChunkRequest`]s, one per line
+//! as JSON. Each is answered with one [`ChunkAnswer`] per line, in any order. If the VMM began with
+//! [`ChunkRequest::TAKES_BYTES`], an answer may carry bytes. `docs/disk-cache.md` describes the
+//! protocol.
 
 use serde::{Deserialize, Serialize};
 
-/// The file with the disk's bytes in a cache's folder.
+/// File with the disk's bytes in a cache's folder.
 pub const CONTENTS: &str = "contents";
-/// The map beside it.
+/// File with the map in a cache's folder.
 pub const PRESENT: &str = "present";
 
-/// Bytes of a map's header; the bits follow.
+/// Size of a map's header, bytes; the bits follow.
 pub const MAP_HEADER: usize = 128;
-/// The first bytes of every map.
+/// Magic number at the beginning of a map.
 pub const MAP_MAGIC: [u8; 8] = *b"\x89JIFMAP\n";
-/// The version written and the only one read.
+/// Version that is written, and the only one that is read.
 pub const MAP_VERSION: u32 = 1;
-/// The most units a map may have: their numbers fit in 32 bits.
+/// Most units of a map; their numbers fit in 32 bits.
 pub const MAP_UNITS_MAX: u64 = u32::MAX as u64;
 
-/// The longest line of a VMM, and of a pager's answer, bytes.
+/// Longest line of a request or an answer, bytes.
 pub const LINE_MAX: usize = 4096;
-/// The most bytes one request may ask for.
+/// Most bytes of one request.
 pub const REQUEST_BYTES_MAX: u64 = 64 << 20;
-/// The most bytes one answer brings.
+/// Most bytes in one answer.
 pub const ANSWER_BYTES_MAX: usize = 256 << 10;
 
-/// The first 128 bytes of a map. The same format tells which chunks of a disk
-/// cache are there, and which blocks of an image that is still arriving.
+/// The first 128 bytes of a map. Disk caches use this format for their chunks, and incomplete
+/// images for their blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MapHeader {
-    /// Bytes a bit stands for: a power of two from 4 KiB to 2 MiB.
+    /// Bytes per bit: a power of two from 4 KiB to 2 MiB.
     pub unit: u32,
-    /// Bytes of the file that is mapped. The last unit may be cut off.
+    /// Bytes of the file that the map describes. The last unit may be shorter.
     pub length: u64,
-    /// Bytes from here on are there in any case; equals `length` if there is
-    /// no such part.
+    /// Offset from which all bytes are present; equals `length` if there is no such part.
     pub tail: u64,
-    /// What the image holds that the bytes come from.
+    /// Id of the image from which the bytes come.
     pub image: [u8; 16],
-    /// The boot of the host in which bits were set last. Bits of another boot
-    /// mean nothing: they may have reached the disk before what they stand
-    /// for. Zeros if all was synced since, and so for ever valid.
+    /// Boot id of the host that set bits last. Bits of another boot are not valid, because they may
+    /// have reached the disk before their bytes. Zeros if everything was synced since; the bits are
+    /// then always valid.
     pub boot: [u8; 16],
 }
 
 /// Why bytes are not a map.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum MapError {
-    /// Something else.
+    /// It has no magic number.
     #[error("it is not a map: there is no magic at byte 0")]
     NotAMap,
-    /// Of a format this program does not know.
+    /// Its format version is unknown.
     #[error("the map has format version {0} (at byte 8); this program reads version {MAP_VERSION}")]
     Version(u32),
     /// Its checksum is wrong.
@@ -68,12 +66,12 @@ pub enum MapError {
     /// A field contradicts the format.
     #[error("the map is damaged: {0}")]
     Field(&'static str),
-    /// The file is not as long as its bits are many.
+    /// The file's length does not match its number of bits.
     #[error("the map has {found} bytes instead of {expected}")]
     Length {
-        /// What the header asks for.
+        /// Length according to the header, bytes.
         expected: u64,
-        /// Bytes of the file.
+        /// Length of the file, bytes.
         found: u64,
     },
 }
@@ -85,12 +83,12 @@ fn number(bytes: &[u8; MAP_HEADER], at: usize) -> u64 {
 }
 
 impl MapHeader {
-    /// How many units there are.
+    /// Number of units.
     pub fn units(&self) -> u64 {
         self.length.div_ceil(u64::from(self.unit))
     }
 
-    /// Refuses more units than [`MAP_UNITS_MAX`].
+    /// An error if there are more than [`MAP_UNITS_MAX`] units.
     pub fn check_units(&self) -> Result<(), MapError> {
         match self.units() > MAP_UNITS_MAX {
             true => Err(MapError::Field("it has more than 2^32 - 1 units")),
@@ -98,12 +96,12 @@ impl MapHeader {
         }
     }
 
-    /// Bytes of the whole file: header and bits, in whole words of 64.
+    /// Length of the whole file: header and bits, padded to 64-bit words.
     pub fn file_bytes(&self) -> u64 {
         MAP_HEADER as u64 + self.units().div_ceil(64) * 8
     }
 
-    /// As written.
+    /// Encodes the header.
     pub fn encode(&self) -> [u8; MAP_HEADER] {
         let mut bytes = [0; MAP_HEADER];
         bytes[..8].copy_from_slice(&MAP_MAGIC);
@@ -118,7 +116,7 @@ impl MapHeader {
         bytes
     }
 
-    /// The fields of a header, which are not checked.
+    /// Decodes the fields of a header without checks.
     pub fn unchecked(bytes: &[u8; MAP_HEADER]) -> MapHeader {
         let half = |at: usize| {
             let mut field = [0; 16];
@@ -134,8 +132,7 @@ impl MapHeader {
         }
     }
 
-    /// As read from a file of `found` bytes: the header, checked, and the
-    /// file's length held against it.
+    /// Decodes the header of a file of `found` bytes; checks the header and the file's length.
     pub fn decode(bytes: &[u8; MAP_HEADER], found: u64) -> Result<MapHeader, MapError> {
         if bytes[..8] != MAP_MAGIC {
             return Err(MapError::NotAMap);
@@ -168,21 +165,21 @@ impl MapHeader {
     }
 }
 
-/// VMM to pager: put these bytes of the disk into the cache.
+/// Request of a VMM: store these bytes of the disk in the cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ChunkRequest {
-    /// The VMM's own number for it, given back with the answer.
+    /// Number chosen by the VMM, which the answer repeats.
     pub id: u64,
-    /// First byte.
+    /// Offset of the first byte.
     pub offset: u64,
-    /// Bytes: 1 to [`REQUEST_BYTES_MAX`], within the disk.
+    /// Length: 1 to [`REQUEST_BYTES_MAX`], within the disk.
     pub length: u64,
 }
 
 impl ChunkRequest {
-    /// Said first on a connection: answers to it may be [`ChunkAnswer::Bytes`]. A pager
-    /// that does not know it answers `Unavailable`, as it does to any request of no bytes.
+    /// First message on a connection: answers on it may be [`ChunkAnswer::Bytes`]. A pager that
+    /// does not know this message answers `Unavailable`, as to any request of no bytes.
     pub const TAKES_BYTES: ChunkRequest = ChunkRequest {
         id: 0,
         offset: 0,
@@ -190,35 +187,35 @@ impl ChunkRequest {
     };
 }
 
-/// Pager to VMM.
+/// Answer of a pager.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ChunkAnswer {
-    /// All bytes are there, and their bits are set.
+    /// All bytes are in the cache, and their bits are set.
     Present {
         /// As in the request.
         id: u64,
     },
-    /// The cache has no room for them. So many of the first bytes follow the line.
+    /// The cache has no room for them. `length` bytes from the request's offset on follow the line.
     Bytes {
         /// As in the request.
         id: u64,
-        /// Bytes: 1 to [`ANSWER_BYTES_MAX`], no more than were asked for.
+        /// Length: 1 to [`ANSWER_BYTES_MAX`], at most that of the request.
         length: usize,
     },
-    /// Some of them cannot be had.
+    /// Some of the bytes are not available.
     Unavailable {
         /// As in the request.
         id: u64,
-        /// The first such chunk; none if the request itself is wrong.
+        /// The first such chunk; `None` if the request itself is wrong.
         chunk: Option<u32>,
-        /// One sentence: which image, which chunk, from where, why.
+        /// One sentence: which image and chunk, from which origin, and why.
         sentence: String,
     },
 }
 
 impl ChunkAnswer {
-    /// Which request it answers.
+    /// Number of the request that it answers.
     pub fn id(&self) -> u64 {
         match self {
             ChunkAnswer::Present { id }
@@ -263,8 +260,8 @@ mod tests {
         );
     }
 
-    /// The bytes of version 1, as `docs/disk-cache.md` has them. If this
-    /// fails, files written before can't be read: raise the version.
+    /// The bytes of version 1 in `docs/disk-cache.md`. If this test fails, existing files can't be
+    /// read: raise the version.
     #[test]
     fn version_1_does_not_drift() {
         let golden = include_bytes!("../golden/present-1");
@@ -281,7 +278,7 @@ mod tests {
         );
     }
 
-    /// As `docs/disk-cache.md` has them, and VMMs and pagers of other releases.
+    /// The messages in `docs/disk-cache.md`, which VMMs and pagers of other releases use.
     #[test]
     fn what_came_after_0_1_does_not_drift() {
         let says = |line: &str, answer: &ChunkAnswer| {

@@ -1,31 +1,31 @@
-//! Frames on a byte stream: a length (u32, little endian) and that many bytes
-//! of one postcard-encoded message.
+//! Frames on a byte stream: a length (u32, little endian) and that many bytes of one
+//! postcard-encoded message.
 //!
-//! Both ends may be hostile: a frame is refused by its length before any of
-//! it is stored, and a message must use its frame up exactly.
+//! Both ends may be hostile. A frame is refused by its length before any of it is stored, and a
+//! message must use all bytes of its frame.
 
 use alloc::vec::Vec;
 use serde::{Serialize, de::DeserializeOwned};
 use thiserror::Error;
 
-/// The largest frame, in bytes, length field not counted.
+/// Largest frame, bytes, without the length field.
 pub const MAX_FRAME: usize = 256 * 1024;
-/// The largest run of file or terminal bytes to put into one message.
+/// Most bytes of file or terminal data in one message.
 pub const MAX_DATA: usize = 64 * 1024;
 
 /// Why a frame was refused.
 #[derive(Debug, Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FrameError {
-    /// The length field, or the message to send, exceeds [`MAX_FRAME`].
+    /// The length field, or the message to send, is larger than [`MAX_FRAME`].
     #[error("a frame of {0} bytes is over the limit of {MAX_FRAME}")]
     TooLarge(usize),
-    /// The bytes are no message of the expected type.
+    /// The bytes are not a message of the expected type.
     #[error("a frame of {0} bytes is not a valid message")]
     Malformed(usize),
 }
 
-/// Appends `message` as one frame to `out`; `out` is unchanged on error.
+/// Appends `message` as a frame to `out`. On an error `out` is unchanged.
 pub fn encode<T: Serialize>(message: &T, out: &mut Vec<u8>) -> Result<(), FrameError> {
     let body = postcard::to_allocvec(message).map_err(|_| FrameError::Malformed(0))?;
     if body.len() > MAX_FRAME {
@@ -37,15 +37,15 @@ pub fn encode<T: Serialize>(message: &T, out: &mut Vec<u8>) -> Result<(), FrameE
     Ok(())
 }
 
-/// One message as a frame of its own.
+/// Encodes one message as a frame.
 pub fn to_vec<T: Serialize>(message: &T) -> Result<Vec<u8>, FrameError> {
     let mut out = Vec::new();
     encode(message, &mut out)?;
     Ok(out)
 }
 
-/// Cuts a byte stream back into messages. After an error the stream is lost:
-/// close the connection.
+/// Splits a byte stream into messages. After an error the connection must be closed, because frame
+/// boundaries are lost.
 #[derive(Debug, Default)]
 pub struct Decoder {
     buffer: Vec<u8>,
@@ -58,7 +58,7 @@ impl Decoder {
         Decoder::default()
     }
 
-    /// Adds bytes as they came.
+    /// Adds received bytes.
     pub fn push(&mut self, bytes: &[u8]) {
         if self.read == self.buffer.len() {
             self.buffer.clear();
@@ -70,17 +70,17 @@ impl Decoder {
         self.buffer.extend_from_slice(bytes);
     }
 
-    /// How many bytes wait for the rest of their frame.
+    /// Number of bytes of an incomplete frame.
     pub fn pending(&self) -> usize {
         self.buffer.len() - self.read
     }
 
-    /// Takes all bytes not yet decoded: for a stream that changes protocol.
+    /// Takes all bytes that are not decoded yet, for a stream that changes its protocol.
     pub fn into_rest(mut self) -> Vec<u8> {
         self.buffer.split_off(self.read)
     }
 
-    /// The next whole message; `None` if its bytes haven't all come.
+    /// The next message; `None` if it is not complete yet.
     #[allow(clippy::should_implement_trait)] // the type is chosen at each call
     pub fn next<T: DeserializeOwned>(&mut self) -> Result<Option<T>, FrameError> {
         let waiting = &self.buffer[self.read..];

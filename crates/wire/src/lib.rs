@@ -1,20 +1,20 @@
 //! Protocols between Jiffy's processes: messages, versions, framing, and the spans of a
 //! timeline. No I/O.
 //!
-//! * [`frame`]: length-prefixed frames on a byte stream, bounded.
-//! * [`lines`]: lines on a byte stream, bounded.
-//! * [`mac`]: addresses of network interfaces.
-//! * [`guest`]: the configuration a guest reads from fw_cfg.
+//! * [`frame`]: length-prefixed frames on a byte stream, of limited length.
+//! * [`lines`]: lines on a byte stream, of limited length.
+//! * [`mac`]: MAC addresses.
+//! * [`guest`]: the configuration that a guest reads from fw_cfg.
 //! * [`agent`]: the protocol between the node and `jiffy-init`, over vsock.
-//! * [`vmm`]: the configuration and control messages of `jiffy-vmm`.
-//! * [`pager`]: how memory is handed to `jiffy-pager`, and what it is told to serve.
+//! * [`vmm`]: configuration and control messages of `jiffy-vmm`.
+//! * [`pager`]: the protocols between VMM, node and `jiffy-pager`.
 //! * [`disk`]: disks that are filled on demand.
 //! * [`cpu`]: CPU profiles of guests and hosts, and their comparison.
-//! * [`api`]: the node's HTTP API as `jiffy` and others see it.
+//! * [`api`]: the node's HTTP API.
 //! * [`signal`]: names of signals.
-//! * [`text`]: lists, sizes and ages as people read and write them.
+//! * [`text`]: lists, sizes and ages for people.
 //! * [`timeline`]: named spans on one monotonic clock.
-//! * [`trace`]: the marks a guest writes to the trace port.
+//! * [`trace`]: marks that a guest writes to the trace port.
 
 #![cfg_attr(not(feature = "std"), no_std)]
 

@@ -1,25 +1,25 @@
-//! Lines of a byte stream: JSON that ends with a newline, as control sockets and long answers
-//! of the API have it.
+//! Lines of a byte stream: JSON messages that end with a newline, as on control sockets and in long
+//! answers of the API.
 
 use alloc::vec::Vec;
 use thiserror::Error;
 
-/// A line is longer than its reader takes.
+/// A line is longer than the reader's limit.
 #[derive(Debug, Error, Clone, Copy, PartialEq, Eq)]
 #[error("a line is longer than {0} bytes")]
 pub struct TooLong(pub usize);
 
-/// Cuts a byte stream into lines.
+/// Splits a byte stream into lines.
 #[derive(Debug)]
 pub struct Lines {
     buffer: Vec<u8>,
-    /// Up to where there is no newline.
+    /// Number of bytes that were searched and contain no newline.
     searched: usize,
     longest: usize,
 }
 
 impl Lines {
-    /// A line may have this many bytes, its newline not counted.
+    /// `longest` is the longest line, bytes without the newline.
     pub fn new(longest: usize) -> Lines {
         Lines {
             buffer: Vec::new(),
@@ -28,13 +28,13 @@ impl Lines {
         }
     }
 
-    /// Adds bytes as they came.
+    /// Adds received bytes.
     pub fn push(&mut self, bytes: &[u8]) {
         self.buffer.extend_from_slice(bytes);
     }
 
-    /// The next whole line, without its newline; `None` if its end has not come. After an
-    /// error the stream is lost.
+    /// The next line without its newline; `None` if it is not complete yet. After an error the
+    /// stream is unusable.
     pub fn next_line(&mut self) -> Result<Option<Vec<u8>>, TooLong> {
         let new = &self.buffer[self.searched..];
         let end = new.iter().position(|byte| *byte == b'\n');

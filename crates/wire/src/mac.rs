@@ -1,15 +1,15 @@
-//! Addresses of network interfaces.
+//! MAC addresses.
 
 use alloc::string::String;
 use core::fmt;
 use core::str::FromStr;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// A MAC address; in JSON six bytes in hexadecimal with colons, `02:4a:46:00:00:01`.
+/// A MAC address. In JSON: six hexadecimal bytes with colons, `02:4a:46:00:00:01`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Mac(pub [u8; 6]);
 
-/// What [`Mac`] is not.
+/// A text is not a [`Mac`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("not a MAC address, such as 02:4a:46:00:00:01")]
 pub struct NotAMac;

@@ -1,32 +1,29 @@
-//! How a VMM hands its userfaultfd to a pager, and how the node controls the pager.
+//! How a VMM passes its userfaultfd to a pager, and how the node controls the pager.
 //!
-//! The hand-over is the one Firecracker documents for its UFFD back-end: the
-//! VMM connects to a Unix stream socket and sends one message, a JSON array of
-//! [`Mapping`], with the userfaultfd attached by `SCM_RIGHTS`. From then on the
-//! connection shows that both are alive: when the VMM closes it the pager forgets the
-//! VM, and when the pager closes it the VMM connects again (a new pager wakes all
-//! waiting threads, so that they fault again). If the pager can't serve a VM any more
-//! (its image is damaged) or refuses the handshake, it sends one [`PagerWord`] as a line
-//! of JSON and closes the connection: the VMM must end.
+//! The handshake is the one that Firecracker documents for its UFFD back-end: the VMM connects to a
+//! Unix stream socket and sends one message, a JSON array of [`Mapping`], with the userfaultfd
+//! attached by `SCM_RIGHTS`. From then on the connection shows that both are alive. When the VMM
+//! closes it, the pager forgets the VM. When the pager closes it, the VMM connects again, and the
+//! new pager wakes all waiting threads, so that they fault again. If the pager can't serve a VM any
+//! more (its image is damaged) or refuses the handshake, it sends one [`PagerWord`] as a line of
+//! JSON and closes the connection; the VMM must then end.
 //!
-//! `jiffy-vmm` may first ask, with [`WORKING_SET_QUESTION`], for the part of the working
-//! set that the pager keeps in memory: the answer is [`PagerWord::WorkingSet`]. The pager
-//! does not fill what the VMM maps of it.
+//! `jiffy-vmm` may first ask, with [`WORKING_SET_QUESTION`], for the part of the working set that
+//! the pager has in memory; the answer is [`PagerWord::WorkingSet`]. The pager does not fill pages
+//! that the VMM maps of it.
 //!
-//! The pager sends on that connection, one JSON object a line:
+//! The pager sends on that connection, one JSON object per line:
 //!
-//! * `{"working_set":{"ranges":[[offset,length],…],"written":null}}`: the
-//!   answer, with a sealed memfd as long as RAM attached that holds these ranges of
-//!   it; no ranges without. If `written` is null, the VMM reports with a [`VmmWord`] which of
-//!   these pages its guest wrote in its first moments.
+//! * `{"working_set":{"ranges":[[offset,length],…],"written":null}}`: the answer. Attached is a
+//!   sealed memfd as long as RAM that contains these ranges; without ranges there is no memfd. If
+//!   `written` is null, the VMM reports with a [`VmmWord`] which of these pages its guest wrote in
+//!   its first moments.
 //! * `{"failed":"…"}`: a chunk can't be read; the VM ends with this message.
-//! * `{"complete":true}`: all that is not zero is in memory (`Complete` asked
-//!   for it; it is said before that is answered). The VMM unregisters its
-//!   memory, so that what is missing reads as zero.
+//! * `{"complete":true}`: everything that is not zero is in memory. Sent before `Complete` is
+//!   answered. The VMM unregisters its memory, so that missing pages read as zero.
 //!
-//! Which image a socket serves is the node's business, over the pager's
-//! control socket: one [`PagerRequest`] a line as JSON, one [`PagerResponse`]
-//! back.
+//! The node chooses the image of a socket, over the pager's control socket: one [`PagerRequest`]
+//! per line as JSON, each answered with one [`PagerResponse`].
 
 use crate::vmm::Extent;
 use serde::{Deserialize, Serialize};
@@ -34,71 +31,69 @@ use std::path::PathBuf;
 
 /// Asks for the image's working set: a line before the handshake.
 pub const WORKING_SET_QUESTION: &[u8] = b"{\"working_set\":true}\n";
-/// Ranges in one list, at most.
+/// Most ranges in a list.
 pub const WORKING_SET_RANGES: usize = 1024;
-/// Bytes of a line with such lists, at most.
+/// Longest line with such lists, bytes.
 pub const WORKING_SET_LINE: usize = 128 << 10;
 
-/// One range of guest RAM in the VMM's address space.
+/// A range of guest RAM in the VMM's address space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mapping {
-    /// Where it begins in the VMM's address space.
+    /// Its address in the VMM's address space.
     pub base_host_virt_addr: u64,
-    /// Bytes.
+    /// Its length, bytes.
     pub size: u64,
-    /// Where it begins in the image, bytes.
+    /// Its offset in the image, bytes.
     pub offset: u64,
-    /// Bytes of a page.
+    /// Page size, bytes.
     #[serde(default)]
     pub page_size: u64,
-    /// Firecracker's older name for the same, also in bytes.
+    /// Firecracker's older name of `page_size`, in bytes as well.
     #[serde(default)]
     pub page_size_kib: u64,
 }
 
-/// VMM to pager, a line after the handshake.
+/// Message of a VMM to the pager, a line after the handshake.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum VmmWord {
-    /// These ranges of the working set were written, sorted, in whole pages and
-    /// apart from another.
+    /// These ranges of the working set were written; sorted, in whole pages, without overlap.
     Written(Vec<Extent>),
 }
 
-/// Pager to VMM, one a line.
+/// Message of the pager to a VMM, one per line.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PagerWord {
-    /// What there is of the working set.
+    /// The part of the working set that is in memory.
     WorkingSet {
-        /// Ranges of RAM, sorted, in whole pages and apart from another, that are
-        /// in the memfd that comes with the line.
+        /// Ranges of RAM in the memfd that is attached to the line; sorted, in whole pages, without
+        /// overlap.
         ranges: Vec<Extent>,
-        /// What of these an earlier VM wrote at once, if that is known.
+        /// The ranges of these that an earlier VM wrote in its first moments, if known.
         written: Option<Vec<Extent>>,
     },
-    /// All that is not zero is in memory: faults need no pager any more.
+    /// Everything that is not zero is in memory: page faults need no pager any more.
     Complete(bool),
-    /// A chunk can't be read, in one sentence: the last line before the connection is
-    /// closed.
+    /// A chunk can't be read; one sentence. This is the last line before the connection is closed.
     Failed(String),
 }
 
-/// Node to pager.
+/// Request of the node to the pager.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PagerRequest {
     /// Listen on `socket` for a VMM and serve it `image`.
     Serve {
-        /// A name for messages and later requests: the VM's id.
+        /// Name for messages and later requests: the VM's id.
         name: String,
-        /// Where to listen.
+        /// Path of the socket.
         socket: PathBuf,
-        /// An image of the store.
+        /// Path of an image in the store.
         image: PathBuf,
-        /// Record which chunks are touched, in order, into this file.
+        /// File for a recording of the chunks that are touched, in order.
         record: Option<PathBuf>,
-        /// Fetch the image's recorded working set before it is asked for.
+        /// Fetch the image's recorded working set in advance.
         prefetch: bool,
     },
     /// Sets the origins of an image's missing chunks, in the order to try them. Sent
@@ -110,21 +105,19 @@ pub enum PagerRequest {
         /// Its origins. An empty list removes them.
         origins: Vec<Origin>,
     },
-    /// Listen on `socket` for the VMMs that have this disk.
+    /// Listen on `socket` for VMMs with this disk.
     OpenDisk(OpenDisk),
-    /// Write the recording of a disk now, and record no more: the VM has
-    /// booted.
+    /// Write the recording of a disk and stop recording: the VM has booted.
     EndRecording {
         /// As in `OpenDisk`.
         name: String,
     },
-    /// Fetch all that is missing of an image, check all of it, and make it an
-    /// ordinary image; then answer.
+    /// Fetch all missing chunks of an image, verify it, and make it an ordinary image; then answer.
     CompleteImage {
         /// The image's file.
         image: PathBuf,
     },
-    /// Fill all missing chunks, then answer.
+    /// Fill all missing chunks of a VM or disk, then answer.
     Complete {
         /// As in `Serve` or `OpenDisk`.
         name: String,
@@ -134,42 +127,42 @@ pub enum PagerRequest {
         /// As in `Serve` or `OpenDisk`.
         name: String,
     },
-    /// Figures. Answered with `Stats`.
+    /// Figures of a VM or disk, answered with `Stats`.
     Stats {
         /// As in `Serve` or `OpenDisk`.
         name: String,
     },
-    /// Is it alive?
+    /// Checks that the pager is alive.
     Ping,
 }
 
-/// A disk to be filled as its VMMs ask for it.
+/// A disk that is filled on demand.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OpenDisk {
-    /// A name for messages and later requests, of no VM and no other disk.
+    /// Name for messages and later requests; different from all VMs' and other disks' names.
     pub name: String,
-    /// Where to listen for VMMs ([`crate::disk`]).
+    /// Path of the socket for VMMs ([`crate::disk`]).
     pub socket: PathBuf,
-    /// The cache's folder; made if it is missing, and its files with it.
+    /// The cache's folder. It and its files are created if they are missing.
     pub cache: PathBuf,
     /// The image with the disk's bytes.
     pub image: PathBuf,
-    /// Record which chunks are asked for, in order, into this file.
+    /// File for a recording of the chunks that are requested, in order.
     #[serde(default)]
     pub record: Option<PathBuf>,
-    /// Fetch what an earlier boot asked for, at once, before it is asked for:
-    /// this recording if the file is there, else the image's working set.
+    /// Fetch in advance what an earlier boot requested: this recording if the file exists, else the
+    /// image's working set.
     #[serde(default)]
     pub prefetch: Option<PathBuf>,
 }
 
-/// Where bytes of an image that is not all here can be had.
+/// Source of the missing bytes of an image.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Origin {
-    /// A folder of whole images named by their ids, `ID.jimg` with 32 small
-    /// hexadecimal digits: a peer's cache, say.
+    /// A folder of complete images named by their ids, `ID.jimg` with 32 lower-case hexadecimal
+    /// digits, such as a peer's cache.
     Folder {
         /// The folder.
         folder: PathBuf,
@@ -178,61 +171,60 @@ pub enum Origin {
     Registry(RegistryOrigin),
 }
 
-/// A file of an artifact in a registry, read by ranges.
+/// A file of an artifact in a registry, read in ranges.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RegistryOrigin {
     /// The artifact, by digest: `registry.example/team/app@sha256:…`.
     pub reference: String,
-    /// The name of the file in the artifact.
+    /// Name of the file in the artifact.
     pub file: String,
-    /// A docker configuration with the credentials; the user's own if none.
+    /// Docker configuration with the credentials; `None` means the user's own.
     #[serde(default)]
     pub docker_config: Option<PathBuf>,
-    /// Plain HTTP, for registries other than those on loopback.
+    /// Plain HTTP, for registries that are not on loopback.
     #[serde(default)]
     pub plain_http: bool,
-    /// PEM files of authorities that are believed beside the system's.
+    /// PEM files of certificate authorities that are trusted besides the system's.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub authorities: Vec<PathBuf>,
 }
 
-/// Pager to node.
+/// Answer of the pager to the node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PagerResponse {
     /// Done.
     Ok,
-    /// Figures of one VM.
+    /// Figures of a VM or disk.
     Stats(PagerStats),
-    /// Not done, and why.
+    /// It failed, for this reason.
     Error(String),
 }
 
-/// What a pager has done for one VM, or one disk: then `faults` are requests
-/// of VMMs and `fault_ns` how long they took, and `bytes_filled` were put into
-/// its cache.
+/// Figures of a VM or a disk. For a disk, `faults` counts requests of VMMs, `fault_ns` is their
+/// total time, and `bytes_filled` counts bytes stored in its cache.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PagerStats {
-    /// Demand faults served.
+    /// Page faults served on demand.
     pub faults: u64,
-    /// Time from reading a fault to its page being there, summed, nanoseconds.
+    /// Total time from reading a fault until its page is filled, nanoseconds.
     pub fault_ns: u64,
-    /// Chunks filled before they were asked for.
+    /// Chunks filled in advance.
     pub prefetched_chunks: u64,
-    /// Bytes that the VM maps of what the pager keeps in memory of the image's
-    /// working set, and shares with others.
+    /// Bytes of the image's working set that the VM maps from the pager's memory and shares with
+    /// other VMs.
     #[serde(default)]
     pub bytes_shared: u64,
     /// Bytes read from the image file.
     pub bytes_read: u64,
-    /// Bytes put into the guest's memory.
+    /// Bytes filled into the guest's memory.
     pub bytes_filled: u64,
-    /// Why it serves no more, if it does not: the chunk and what was wrong.
+    /// Why it is not served any more: the chunk and the error.
     pub failed: Option<String>,
-    /// Bytes that came from origins for its image since that was opened.
+    /// Bytes fetched from origins for its image since the image was opened.
     #[serde(default)]
     pub bytes_fetched: u64,
-    /// The first fault, host CLOCK_MONOTONIC nanoseconds; 0 before it.
+    /// Time of the first fault, host CLOCK_MONOTONIC nanoseconds; 0 if there was none.
     pub first_fault_ns: u64,
 }

@@ -1,8 +1,8 @@
 //! Names of signals (signal(7), x86-64).
 
-/// The last signal; those from `SIGRTMIN` on are real-time signals.
+/// The highest signal number; from `SIGRTMIN` on they are real-time signals.
 pub const MAX: i32 = 64;
-/// `SIGRTMIN` as C libraries for Linux number it.
+/// `SIGRTMIN` in C libraries for Linux.
 const RTMIN: i32 = 34;
 const NAMES: [&str; 31] = [
     "HUP", "INT", "QUIT", "ILL", "TRAP", "ABRT", "BUS", "FPE", "KILL", "USR1", "SEGV", "USR2",
@@ -10,8 +10,7 @@ const NAMES: [&str; 31] = [
     "XCPU", "XFSZ", "VTALRM", "PROF", "WINCH", "IO", "PWR", "SYS",
 ];
 
-/// The number of `TERM`, `SIGTERM`, `sigterm`, `15` or `SIGRTMIN+3`; `None` if there is no
-/// such signal.
+/// Parses `TERM`, `SIGTERM`, `sigterm`, `15` or `SIGRTMIN+3`; `None` if there is no such signal.
 pub fn number(text: &str) -> Option<i32> {
     let in_range = |number: &i32| (1..=MAX).contains(number);
     if let Ok(number) = text.parse() {

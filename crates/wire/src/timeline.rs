@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Which process or layer measured a span.
+/// Process or layer that measured a span.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Track {
@@ -20,12 +20,12 @@ pub enum Track {
     Guest,
 }
 
-/// A named stretch of time, or (start equals end) a moment.
+/// A named span of time; a moment if start and end are equal.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Span {
-    /// Who measured it.
+    /// Its track.
     pub track: Track,
-    /// What happened, in the words users read, e.g. `vCPUs`.
+    /// Its name as shown to users, such as `vCPUs`.
     pub name: String,
     /// Start, in nanoseconds of the timeline's clock.
     pub start_ns: u64,
@@ -59,17 +59,17 @@ impl Span {
         self
     }
 
-    /// Its length in nanoseconds.
+    /// Its length, nanoseconds.
     pub fn duration_ns(&self) -> u64 {
         self.end_ns.saturating_sub(self.start_ns)
     }
 }
 
-/// All that was measured of one operation.
+/// All spans of one operation.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Timeline {
-    /// The boot id of the kernel whose CLOCK_MONOTONIC the spans use. Two
-    /// timelines merge without adjustment only if it is the same.
+    /// Boot id of the kernel whose CLOCK_MONOTONIC the spans use. Timelines can be merged without
+    /// adjustment only if it is the same.
     pub clock: String,
     /// The spans, in no particular order.
     pub spans: Vec<Span>,
@@ -95,8 +95,7 @@ impl Timeline {
         self.spans.iter().find(|span| span.name == name)
     }
 
-    /// Moves every span by `by_ns`, stopping at zero: how a timeline of
-    /// another clock is brought onto this one.
+    /// Moves every span by `by_ns`, not below zero: converts a timeline from another clock.
     pub fn shift(&mut self, by_ns: i64) {
         for span in &mut self.spans {
             span.start_ns = span.start_ns.saturating_add_signed(by_ns);
@@ -105,33 +104,33 @@ impl Timeline {
     }
 }
 
-/// The names of the spans every cold run has, in the order they begin.
+/// Names of spans. Those of a cold run are in the order in which they begin.
 ///
-/// Tests assert this order; the CLI's table follows it.
+/// Tests assert this order, and the CLI's table uses it.
 pub mod names {
-    /// CLI: process start to request sent.
+    /// CLI: from process start until the request is sent.
     pub const CLI_START: &str = "CLI start";
     /// CLI: the machine was started for this command.
     pub const MACHINE_START: &str = "machine start";
     /// Node: the request arrived (moment).
     pub const REQUEST_RECEIVED: &str = "request received";
-    /// Node: there was no memory for the VM, and it waited for some.
+    /// Node: the VM waited for memory.
     pub const ROOM_WAITED: &str = "room waited for";
     /// Node: image, kernel and disks looked up and opened.
     pub const IMAGE_READY: &str = "image ready";
-    /// Node: the VM's address was taken, and its published ports were held.
+    /// Node: the VM's address was reserved, and its published ports were bound.
     pub const ADDRESS_TAKEN: &str = "address taken";
-    /// Node: the VM's link was made.
+    /// Node: the VM's link was created.
     pub const LINK_MADE: &str = "link made";
-    /// Node: the rules of what the VM may reach were made.
+    /// Node: the rules of the VM's network policy were created.
     pub const RULES_MADE: &str = "rules made";
-    /// Node: from spawn of `jiffy-vmm` to its first instruction in main.
+    /// Node: from the spawn of `jiffy-vmm` to the first instruction of its main.
     pub const VMM_SPAWNED: &str = "VMM spawned";
-    /// Node: a VM that was restored ahead was given its configuration.
+    /// Node: a standby was given its configuration.
     pub const STANDBY_TAKEN: &str = "standby taken";
     /// VMM: `KVM_CREATE_VM` and the interrupt controllers.
     pub const KVM_VM_CREATED: &str = "KVM VM created";
-    /// VMM: guest memory made and registered.
+    /// VMM: guest memory created and registered.
     pub const MEMORY: &str = "memory";
     /// VMM: vCPUs created and configured.
     pub const VCPUS: &str = "vCPUs";
@@ -143,7 +142,7 @@ pub mod names {
     pub const FIRST_KVM_RUN: &str = "first KVM_RUN";
     /// Kernel: its entry point (moment).
     pub const KERNEL_ENTRY: &str = "kernel entry";
-    /// Kernel: entry to PID 1.
+    /// Kernel: from its entry to PID 1.
     pub const KERNEL_BOOT: &str = "kernel";
     /// Init: first instructions of PID 1 (moment).
     pub const PID1: &str = "PID 1";
@@ -151,45 +150,45 @@ pub mod names {
     pub const AGENT_READY: &str = "agent ready";
     /// Init: the command runs (moment).
     pub const COMMAND_STARTED: &str = "command started";
-    /// Guest: the command, start to end.
+    /// Guest: the command, from start to end.
     pub const COMMAND: &str = "command";
     /// Init: the command has ended (moment).
     pub const COMMAND_DONE: &str = "command done";
-    /// VMM: the saved state of a captured VM, read and checked.
+    /// VMM: the state of a captured VM was read and checked.
     pub const STATE_LOADED: &str = "state loaded";
-    /// VMM: the saved RAM mapped, or handed to the pager.
+    /// VMM: the saved RAM was mapped or passed to the pager.
     pub const MEMORY_ATTACHED: &str = "memory attached";
-    /// VMM: the restored vCPUs go on (moment).
+    /// VMM: the restored vCPUs are resumed (moment).
     pub const VCPUS_RESUMED: &str = "vCPUs resumed";
     /// Pager: the first fault of a restored guest (moment).
     pub const FIRST_FAULT: &str = "first fault";
-    /// Pager: from the first fault, as long as all faults together took.
+    /// Pager: begins with the first fault and lasts as long as all faults together.
     pub const FAULTS: &str = "faults";
-    /// VMM: the guest read a part of a disk that cannot be had, and got an
-    /// error (moment; the remark says which disk and chunk, and why).
+    /// VMM: the guest read a part of a disk that is not available, and got an error (moment; the
+    /// remark names disk, chunk and reason).
     pub const CHUNK_UNAVAILABLE: &str = "disk.chunk_unavailable";
-    /// Guest: it knows that it was restored (moment).
+    /// Guest: it has found that it was restored (moment).
     pub const GATE_ENTERED: &str = "gate entered";
-    /// Guest: it has taken on its new generation; its programs go on (moment).
+    /// Guest: it has taken on its new generation, and its programs are thawed (moment).
     pub const GATE_ACKNOWLEDGED: &str = "gate acknowledged";
-    /// Node: the guest's programs are frozen and its disks written back.
+    /// Node: the guest's programs are frozen and its disks are written back.
     pub const QUIESCE: &str = "quiesce";
-    /// Node: the VMM was asked to capture the VM, and has.
+    /// Node: from the capture request to the VMM until its answer.
     pub const CAPTURE: &str = "capture";
-    /// VMM: the vCPUs stood still.
+    /// VMM: the vCPUs were paused.
     pub const PAUSE: &str = "pause";
     /// Node: writable volumes cloned.
     pub const VOLUMES_CLONED: &str = "volumes cloned";
-    /// Node: the balloon took what the guest could spare.
+    /// Node: the balloon took memory that the guest could spare.
     pub const BALLOON: &str = "balloon";
     /// Node: RAM written to its file.
     pub const IMAGE_WRITTEN: &str = "image written";
-    /// Node: the snapshot synced and given its name.
+    /// Node: the snapshot was synced and renamed.
     pub const SNAPSHOT_NAMED: &str = "snapshot named";
-    /// Node: all children of a fork spawned.
+    /// Node: all children of a fork are spawned.
     pub const CHILDREN_SPAWNED: &str = "children spawned";
-    /// Node: all children of a fork ready.
+    /// Node: all children of a fork are ready.
     pub const CHILDREN_READY: &str = "children ready";
-    /// CLI: the last byte of output and the exit status are with the user (moment).
+    /// CLI: the user has the last byte of output and the exit status (moment).
     pub const ANSWER_DELIVERED: &str = "answer delivered";
 }

@@ -1,14 +1,14 @@
 //! Marks: single bytes that guest code writes to the trace port.
 //!
-//! The VMM stamps each with the host's monotonic clock, which is what ties
-//! the guest's clock to the host's.
+//! The VMM stamps each with the host's monotonic clock. This relates the guest's clock to the
+//! host's.
 
 use alloc::{format, string::String};
 
-/// The I/O port of the trace port. A write of one byte marks an event.
+/// The trace port's number. Writing one byte marks an event.
 pub const TRACE_PORT: u16 = 0x0a4a;
 
-/// The kernel's first instructions (written by a kernel that knows the port).
+/// The kernel's first instructions (only kernels with Jiffy's patch write it).
 pub const MARK_KERNEL_ENTRY: u8 = 0x01;
 /// The first instructions of PID 1.
 pub const MARK_PID1: u8 = 0x10;
@@ -18,16 +18,16 @@ pub const MARK_AGENT_READY: u8 = 0x11;
 pub const MARK_COMMAND_STARTED: u8 = 0x12;
 /// The first command ended.
 pub const MARK_COMMAND_DONE: u8 = 0x13;
-/// A restored guest has taken on its new generation; its workload goes on.
+/// A restored guest has taken on its new generation, and its workload runs.
 pub const MARK_GATE_PASSED: u8 = 0x14;
-/// It could not; the VMM ends the VM.
+/// A restored guest could not take on its new generation; the VMM ends the VM.
 pub const MARK_GATE_FAILED: u8 = 0x15;
-/// The first instruction of a restored guest that knows it was restored.
+/// First instructions of a guest that has found that it was restored.
 pub const MARK_GATE_ENTERED: u8 = 0x16;
-/// First of the values left to users' own code (to 0xff).
+/// First of the values for users' own code (up to 0xff).
 pub const MARK_USER_FIRST: u8 = 0x80;
 
-/// The name a mark has on the timeline.
+/// The name of a mark on the timeline.
 pub fn mark_name(mark: u8) -> String {
     match mark {
         MARK_KERNEL_ENTRY => "kernel entry".into(),

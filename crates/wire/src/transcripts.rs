@@ -1,11 +1,11 @@
-//! Today's messages against what release 0.1 said, byte for byte.
+//! Compares today's messages with those of release 0.1, byte for byte.
 //!
-//! `golden/NAME-VERSION.txt` has one message a line: its type, then the message.
-//! A message of a frame is in hexadecimal, followed by what it means.
+//! `golden/NAME-VERSION.txt` has one message per line: its type, then the message. A message in a
+//! frame is hexadecimal, followed by its meaning.
 //!
-//! If one of these tests fails, a process of another release is not understood:
-//! a VMM, a guest, a pager or a command line that is older than the daemon. See
-//! docs/upgrades.md for what may change, and how.
+//! If one of these tests fails, processes of another release don't understand today's messages: an
+//! older VMM, guest, pager or command line with a newer daemon. docs/upgrades.md describes which
+//! changes are allowed.
 
 use crate::{agent, api, disk, frame, guest, pager, timeline, vmm};
 use serde::{Serialize, de::DeserializeOwned};
@@ -18,7 +18,7 @@ fn lines(text: &'static str) -> Vec<(&'static str, &'static str)> {
     parts.collect()
 }
 
-/// A frame is read as it was meant, and written as it was.
+/// Checks that a frame decodes to its meaning and encodes to the same bytes.
 fn framed<T: Serialize + DeserializeOwned + Debug>(line: &str) {
     let (bytes, meaning) = line.split_once(' ').unwrap();
     let byte = |at| u8::from_str_radix(&bytes[at..at + 2], 16).unwrap();
@@ -30,15 +30,15 @@ fn framed<T: Serialize + DeserializeOwned + Debug>(line: &str) {
     assert_eq!(frame::to_vec(&message).unwrap(), bytes, "{meaning}");
 }
 
-/// JSON for an older peer that refuses what it does not know: it is read, and
-/// written as it was. So a field that is new is left out when it is not used.
+/// For JSON to an older peer that refuses unknown fields: it must parse and be written unchanged.
+/// New fields must therefore be left out when they are not used.
 fn same<T: Serialize + DeserializeOwned>(line: &str) {
     let message: T = serde_json::from_str(line).unwrap();
     assert_eq!(serde_json::to_string(&message).unwrap(), line);
 }
 
-/// JSON for an older peer that ignores what it does not know: it is read, and
-/// all that was written is written still.
+/// For JSON to an older peer that ignores unknown fields: it must parse, and all its fields must
+/// still be written.
 fn more<T: Serialize + DeserializeOwned>(line: &str) {
     let message: T = serde_json::from_str(line).unwrap();
     let today = serde_json::to_value(&message).unwrap();
@@ -133,7 +133,7 @@ fn pagers_of_0_1_and_their_monitors_are_understood_and_understand() {
 fn a_command_line_of_0_1_is_understood_and_understands() {
     for (kind, line) in lines(include_str!("../golden/api-1.txt")) {
         match kind {
-            // What a daemon of 0.1 refuses if there is more in it.
+            // A daemon of release 0.1 refuses unknown fields in these.
             "CreateVm" => same::<api::CreateVm>(line),
             "RunVm" => same::<api::RunVm>(line),
             "ForkVm" => same::<api::ForkVm>(line),
@@ -144,7 +144,7 @@ fn a_command_line_of_0_1_is_understood_and_understands() {
             "MakeVolume" => same::<api::MakeVolume>(line),
             "ResizeVolume" => same::<api::ResizeVolume>(line),
             "Command" => same::<agent::Command>(line),
-            // What a command line of 0.1 reads.
+            // A command line of release 0.1 reads these.
             "VmState" => more::<api::VmState>(line),
             "Vm" => more::<api::Vm>(line),
             "Timeline" => more::<timeline::Timeline>(line),
@@ -176,6 +176,6 @@ fn the_newest_version_that_both_know_is_spoken() {
         assert!(!agent::is_spoken(newer));
     }
     assert!(!agent::is_spoken(0));
-    // A VM of the release before runs on under this one.
+    // VMs of the previous release keep running under this one.
     assert_eq!(agent::OLDEST, 1);
 }

@@ -1,13 +1,12 @@
 //! Configuration, commands and events of `jiffy-vmm`.
 //!
-//! The node writes a [`VmmConfig`] as JSON into the VM's folder and starts
-//! `jiffy-vmm run --config FILE [--events-fd N]`. Events come back as one JSON
-//! object a line on the inherited descriptor; commands go, one JSON object a
-//! line, to the Unix socket `control`, which answers each with one line. The
-//! last thing a VMM writes is [`ExitRecord`], into `exit.json`.
+//! The node writes a [`VmmConfig`] as JSON into the VM's folder and starts `jiffy-vmm run --config
+//! FILE [--events-fd N]`. The VMM writes events to the inherited descriptor, one JSON object per
+//! line. The node sends commands to the Unix socket `control`, one JSON object per line, and each
+//! is answered with one line. At its end the VMM writes an [`ExitRecord`] to `exit.json`.
 //!
-//! A spare VMM, `jiffy-vmm run --config PLACEHOLDER --spare-fd N`, does what
-//! needs no configuration and waits on that socket for a [`TakeSpare`].
+//! A spare VMM, `jiffy-vmm run --config PLACEHOLDER --spare-fd N`, does everything that needs no
+//! configuration and then waits on that socket for a [`TakeSpare`].
 //!
 //! With [`VmmConfig::restore`] the VM is not booted but restored from a captured one
 //! ([`ControlRequest::Capture`]).
@@ -18,31 +17,30 @@ use serde::{Deserialize, Serialize, Serializer};
 use std::num::NonZeroU64;
 use std::path::PathBuf;
 
-/// The version written and the only one read.
+/// Version that is written, and the only one that is read.
 pub const VERSION: u32 = 1;
 
-/// To a spare VMM: be this VM. One message, JSON, with descriptors: standard
-/// output and error, events, then those that [`Source::Fd`] names as they would
-/// have been inherited, from 4 on ([`TakeSpare::FIRST_SOURCE`]).
+/// Makes a spare VMM this VM. One message of JSON with descriptors: standard output and error,
+/// events, then those that [`Source::Fd`] refers to by the numbers that they would have if
+/// inherited, from 4 on ([`TakeSpare::FIRST_SOURCE`]).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TakeSpare {
-    /// The configuration's file, as long as the name on the command line: it
-    /// is put in its place there. Its folder becomes the working directory.
+    /// Path of the configuration, as long as the placeholder on the command line, which it
+    /// replaces. Its folder becomes the working directory.
     pub config: PathBuf,
-    /// The number that the configuration's file, open, would have: for a VMM that can open
-    /// nothing.
+    /// Number of the open configuration file among the descriptors, for a VMM that can't open
+    /// files.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub config_fd: Option<i32>,
 }
 
 impl TakeSpare {
-    /// The number by which a configuration names the first descriptor that
-    /// follows output and events.
+    /// Number of the first descriptor after those of output and events.
     pub const FIRST_SOURCE: i32 = 4;
 }
 
-/// A VM, as `jiffy-vmm` builds it.
+/// Configuration of a VM.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VmmConfig {
@@ -54,7 +52,7 @@ pub struct VmmConfig {
     pub vcpus: u8,
     /// Guest RAM.
     pub memory: Memory,
-    /// Kernel and what goes with it.
+    /// Kernel, initrd and kernel parameters.
     pub boot: Boot,
     /// Disks, `/dev/vda` first.
     #[serde(default)]
@@ -65,48 +63,48 @@ pub struct VmmConfig {
     /// A virtio entropy device.
     #[serde(default)]
     pub rng: bool,
-    /// COM1, if asked for.
+    /// COM1, if there is one.
     #[serde(default)]
     pub serial: Option<Serial>,
-    /// Files of the fw_cfg device; the device exists even when empty.
+    /// Files of the fw_cfg device, which exists even without files.
     #[serde(default)]
     pub fw_cfg: Vec<FwCfgFile>,
     /// The control socket to listen on.
     #[serde(default)]
     pub control: Option<PathBuf>,
-    /// Where to write the [`ExitRecord`].
+    /// File for the [`ExitRecord`].
     #[serde(default)]
     pub exit_record: Option<PathBuf>,
-    /// A memory balloon, which also takes back pages the guest reports free.
+    /// A memory balloon, which also takes back free pages that the guest reports.
     #[serde(default)]
     pub balloon: bool,
-    /// What of this host's processor a VM that boots is shown; none for all.
+    /// The part of the host's processor that a booting VM sees; `None` means all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu_profile: Option<Wanted>,
-    /// Files that the VMM is handed open: it opens none of these names itself. Names of Unix
-    /// sockets that it connects to are relative to its working directory.
+    /// Files that the VMM inherits open and does not open by path. Paths of Unix sockets to which
+    /// it connects are relative to its working directory.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub handed: Vec<Handed>,
     /// Network interfaces, `eth0` first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub nets: Vec<Net>,
-    /// Go on from a captured VM. `boot` and `cpu_profile` are then not used.
+    /// Restores a captured VM. `boot` and `cpu_profile` are then not used.
     #[serde(default)]
     pub restore: Option<Restore>,
 }
 
-/// A file that a VMM is handed open.
+/// An open file that a VMM inherits.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Handed {
-    /// Its name, as the configuration has it: of a file, or of a socket to listen on.
+    /// Its path in the configuration: of a file, or of a socket to listen on.
     pub name: PathBuf,
-    /// The number by which it is inherited.
+    /// Its descriptor's number.
     pub fd: i32,
 }
 
 impl VmmConfig {
-    /// The numbers of all descriptors it names.
+    /// The numbers of all descriptors in the configuration.
     pub fn descriptors(&mut self) -> impl Iterator<Item = &mut i32> {
         let nets = self.nets.iter_mut().flat_map(|net| match &mut net.backend {
             NetBackend::Tap(numbers) => numbers.as_mut_slice(),
@@ -119,32 +117,32 @@ impl VmmConfig {
     }
 }
 
-/// A captured VM to go on from.
+/// A captured VM to restore.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Restore {
-    /// vCPUs, chips and devices, as captured.
+    /// Captured state of vCPUs, interrupt controllers and devices.
     pub state: Source,
     /// Its RAM.
     pub memory: SavedMemory,
-    /// Ranges of RAM that the VM will write to at once, as [`Written`] told of
-    /// its parent: given pages of their own before it runs, all in one go.
+    /// Ranges of RAM that the VM is expected to write first, as its parent reported with
+    /// [`Written`]. The VMM gives them pages of their own before the VM runs.
     ///
     /// [`Written`]: ControlRequest::Written
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub prefault: Vec<Extent>,
-    /// What the guest must become before its workload runs; none lets it go
-    /// on as it was, which is only right for a guest without `jiffy-init`.
+    /// The guest's new identity. Without one it keeps the old identity, which is right only for a
+    /// guest without `jiffy-init`.
     #[serde(default)]
     pub generation: Option<NewGeneration>,
-    /// Everything is made ready, but the guest is not entered before
-    /// [`ControlRequest::Begin`]: it waits for a configuration of its own.
+    /// Prepare everything, but do not enter the guest before [`ControlRequest::Begin`], which
+    /// brings the VM's configuration.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub hold: bool,
 }
 
 impl Restore {
-    /// The numbers of all descriptors it names.
+    /// The numbers of all descriptors in it.
     pub fn descriptors(&mut self) -> impl Iterator<Item = &mut i32> {
         let (layers, layout) = match &mut self.memory {
             SavedMemory::Mapped { layers, layout } => (layers.as_mut_slice(), layout.as_mut()),
@@ -157,8 +155,8 @@ impl Restore {
         })
     }
 
-    /// Of what came with [`ControlResponse::Captured`], by number: to be left
-    /// open for the VMM. None if that is not all of it.
+    /// From the descriptors of [`ControlResponse::Captured`], by number, which the VMM must
+    /// inherit. `None` if there are too few.
     pub fn of_captured(fds: &[i32]) -> Option<Restore> {
         let [state, layout, layers @ ..] = fds else {
             return None;
@@ -176,23 +174,23 @@ impl Restore {
     }
 }
 
-/// A file, by name or as a descriptor left open for the VMM.
+/// A file, by path or as an inherited descriptor.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Source {
-    /// By name.
+    /// By path.
     Path(PathBuf),
-    /// By number, inherited.
+    /// By number.
     Fd(i32),
 }
 
-/// Where the bytes of a captured RAM are. Nothing is read in advance.
+/// Location of a captured RAM. Nothing is read in advance.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SavedMemory {
-    /// In files as long as RAM (sparse), mapped privately; the VM never
-    /// writes to them. A later layer covers the earlier ones where `layout`
-    /// says so; without a layout there is one layer, and it is whole.
+    /// Sparse files as long as RAM, mapped privately; the VM never writes to them. A later layer
+    /// covers earlier ones where `layout` says so. Without a layout there is one layer, which is
+    /// complete.
     Mapped {
         /// The lowest first.
         layers: Vec<Source>,
@@ -200,31 +198,31 @@ pub enum SavedMemory {
         #[serde(default)]
         layout: Option<Source>,
     },
-    /// A pager serves faults: the VMM connects here and shakes hands as
-    /// [`crate::pager`] says.
+    /// A pager serves page faults: the VMM connects to its socket and makes the handshake of
+    /// [`crate::pager`].
     Paged {
-        /// The Unix socket the pager listens on for this VM.
+        /// Unix socket on which the pager listens for this VM.
         socket: PathBuf,
-        /// Ask the pager for what it has in memory of the image's working set.
+        /// Ask the pager for the part of the image's working set that it has in memory.
         #[serde(default)]
         working_set: bool,
     },
 }
 
-/// Which layer holds which part of RAM. Offsets count RAM without its hole
-/// below 4 GiB, and are the same in every file.
+/// Which layer holds which part of RAM. Offsets count RAM without the hole below 4 GiB, and are the
+/// same in every file.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MemoryLayout {
     /// Bytes of RAM, and of every layer.
     pub size: u64,
-    /// What each layer but the lowest (which is whole) covers, lowest first;
+    /// Ranges that each layer except the lowest (which is complete) covers, lowest layer first;
     /// sorted, in whole pages, without overlap within a layer.
     pub covers: Vec<Vec<Extent>>,
 }
 
-/// A range of RAM. Written as `[offset, length]`: there may be hundreds, which a
-/// VMM reads before its guest runs. With names it is read as well.
+/// A range of RAM. Written as `[offset, length]`, because a VMM may read hundreds before its guest
+/// runs. A map with the field names is accepted as well.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Extent {
@@ -240,18 +238,16 @@ impl Serialize for Extent {
     }
 }
 
-/// The identity a restored guest takes on. The VMM adds a seed and the time,
-/// and gives it to the guest as [`crate::guest::GENERATION_NAME`].
+/// The new identity of a restored guest. The VMM adds a seed and the time, and passes it to the
+/// guest as [`crate::guest::GENERATION_NAME`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NewGeneration {
-    /// A UUID no other VM ever had.
+    /// A UUID that no other VM has had.
     pub id: String,
-    /// The first command of the new configuration is to be started, in place
-    /// of one that may already run.
+    /// Start the first command of the new configuration, in place of one that may run already.
     pub start_main: bool,
-    /// How long the guest has to take it on, milliseconds; after that the VM
-    /// ends.
+    /// Time limit for the guest to take it on, milliseconds; after it the VM ends.
     pub deadline_ms: u32,
 }
 
@@ -259,9 +255,9 @@ pub struct NewGeneration {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Memory {
-    /// MiB; 64 or more.
+    /// Size in MiB; 64 or more.
     pub size_mib: u32,
-    /// Backing pages.
+    /// Size of the backing pages.
     #[serde(default)]
     pub pages: PageSize,
     /// Touch every page before the guest starts.
@@ -284,16 +280,16 @@ pub enum PageSize {
     Huge1G,
 }
 
-/// Kernel and what goes with it.
+/// Kernel, initrd and kernel parameters.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Boot {
-    /// ELF with a PVH note, or bzImage.
+    /// An ELF kernel with a PVH note, or a bzImage.
     pub kernel: PathBuf,
-    /// Loaded as the initrd (first PVH module).
+    /// The initrd (first PVH module).
     #[serde(default)]
     pub initrd: Option<PathBuf>,
-    /// Given to the kernel; the VMM appends `virtio_mmio.device=` parameters.
+    /// Kernel parameters; the VMM appends `virtio_mmio.device=` parameters.
     #[serde(default)]
     pub command_line: String,
 }
@@ -310,119 +306,117 @@ pub struct Disk {
     /// Bypass the host's page cache (O_DIRECT).
     #[serde(default)]
     pub direct: bool,
-    /// What the guest reads as serial number, at most 20 bytes.
+    /// Serial number that the guest reads, at most 20 bytes.
     #[serde(default)]
     pub serial: Option<String>,
-    /// How fast the guest may use it.
+    /// Limit on the guest's use.
     #[serde(default, skip_serializing_if = "DiskLimit::is_none")]
     pub limit: DiskLimit,
-    /// The file is a cache that is filled on demand; only for read-only disks.
+    /// The file is a cache that is filled on demand. Only for read-only disks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub residency: Option<Residency>,
-    /// Note what the guest reads of it, for [`ControlRequest::Reads`]; not of
-    /// one with a residency, whose pager does so.
+    /// Record the guest's reads, for [`ControlRequest::Reads`]. Not for a disk with a residency,
+    /// whose pager records them.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub note_reads: bool,
 }
 
-/// How to have missing bytes of a disk put into its file
-/// ([`crate::disk`]). `path` of the disk is then the cache's `contents`.
+/// How missing bytes of a disk are put into its file ([`crate::disk`]). The disk's `path` is then
+/// the cache's `contents`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Residency {
-    /// The map of what is there: the cache's `present`.
+    /// The map of present chunks: the cache's `present`.
     pub present: PathBuf,
-    /// Where the pager listens for VMMs of this disk.
+    /// Socket on which the pager listens for VMMs with this disk.
     pub pager_socket: PathBuf,
 }
 
-/// What a guest may use a disk for at most. Up to one second's worth can be
-/// used at once.
+/// Limits on a guest's use of a disk. Up to one second's worth can be used in a burst.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DiskLimit {
-    /// Bytes read and written in a second.
+    /// Bytes read and written per second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes_per_second: Option<NonZeroU64>,
-    /// Requests in a second: reads, writes, flushes, discards.
+    /// Requests per second: reads, writes, flushes, discards.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub operations_per_second: Option<NonZeroU64>,
 }
 
 impl DiskLimit {
-    /// Is there none?
+    /// Whether there is no limit.
     pub fn is_none(&self) -> bool {
         *self == DiskLimit::default()
     }
 }
 
-/// A network interface of the guest's. It has a pair of queues for each descriptor of a
-/// TAP interface, else one.
+/// A network interface of the guest. It has a pair of queues for each descriptor of a TAP
+/// interface, otherwise one pair.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Net {
-    /// Its address. Frames that the guest sends with another are dropped. A restored guest
-    /// is to take it on ([`crate::guest::Interface::mac`]).
+    /// Its MAC address. Frames of the guest with another source address are dropped. A restored
+    /// guest must set it ([`crate::guest::Interface::mac`]).
     pub mac: Mac,
-    /// Largest packet without Ethernet header, bytes: 68 or more. None leaves the driver's,
-    /// which is 1500.
+    /// Largest packet without Ethernet header, bytes: 68 or more. `None` keeps the driver's default
+    /// of 1500.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mtu: Option<u16>,
-    /// Where frames go.
+    /// Where its frames go.
     #[serde(default)]
     pub backend: NetBackend,
-    /// How fast the guest may receive.
+    /// Limit on what the guest receives.
     #[serde(default, skip_serializing_if = "NetLimit::is_none")]
     pub receive_limit: NetLimit,
-    /// How fast it may send.
+    /// Limit on what the guest sends.
     #[serde(default, skip_serializing_if = "NetLimit::is_none")]
     pub send_limit: NetLimit,
 }
 
-/// What may go through a network interface in one direction at most. After a rest the
-/// burst goes at once, or one second's worth. What the host hands over in one piece, as
-/// segments of a connection, is one packet.
+/// Limits of a network interface in one direction. After a pause, `burst` or one second's worth
+/// passes at once. Segments of a connection that the host passes in one piece count as one packet.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NetLimit {
-    /// Bytes of frames in a second.
+    /// Bytes of frames per second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes_per_second: Option<NonZeroU64>,
-    /// Packets in a second.
+    /// Packets per second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub packets_per_second: Option<NonZeroU64>,
-    /// Bytes at once.
+    /// Bytes in a burst.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes_burst: Option<NonZeroU64>,
-    /// Packets at once.
+    /// Packets in a burst.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub packets_burst: Option<NonZeroU64>,
 }
 
 impl NetLimit {
-    /// Is there none?
+    /// Whether there is no limit.
     pub fn is_none(&self) -> bool {
         *self == NetLimit::default()
     }
 }
 
-/// Where the frames of a network interface go and come from.
+/// Peer of a network interface.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum NetBackend {
-    /// Nowhere: the link is down.
+    /// None: the link is down.
     #[default]
     None,
-    /// A TAP interface, by its queues: descriptors left open for the VMM, made with
-    /// `IFF_TAP | IFF_NO_PI | IFF_VNET_HDR`, and `IFF_MULTI_QUEUE` if there are several.
+    /// Queues of a TAP interface: inherited descriptors, created with `IFF_TAP | IFF_NO_PI |
+    /// IFF_VNET_HDR`, and with `IFF_MULTI_QUEUE` if there are several.
     Tap(Vec<i32>),
     /// passt: its Unix socket (`passt --socket`), or a connection to it.
     Passt(Source),
 }
 
-/// The vsock device. Host programs reach guest port N by connecting to `path`
-/// and sending `CONNECT N\n` (answer `OK <port>\n`); a guest that connects to
-/// port N of the host reaches the Unix socket `<path>_N`.
+/// The vsock device. Host programs reach the guest's port N by connecting to `path` and sending
+/// `CONNECT N\n` (answer `OK <port>\n`). A guest that connects to the host's port N reaches the
+/// Unix socket `<path>_N`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Vsock {
@@ -432,17 +426,17 @@ pub struct Vsock {
     pub path: PathBuf,
 }
 
-/// Where COM1's output goes; input comes from stdin with `Stdio`.
+/// Output of COM1; with `Stdio`, stdin is its input.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Serial {
     /// The VMM's own stdin and stdout.
     Stdio,
-    /// Appended to this file.
+    /// Append to this file.
     File(PathBuf),
 }
 
-/// One file of the fw_cfg device.
+/// A file of the fw_cfg device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FwCfgFile {
@@ -458,15 +452,15 @@ pub struct FwCfgFile {
 pub enum FwCfgContents {
     /// This text.
     Text(String),
-    /// Read from this file at start.
+    /// The contents of this file at start.
     File(PathBuf),
 }
 
-/// From the VMM, one a line.
+/// Event of a VMM, one per line.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum VmmEvent {
-    /// A step of the VMM's own work, host CLOCK_MONOTONIC nanoseconds.
+    /// A step of the VMM, in host CLOCK_MONOTONIC nanoseconds.
     Span {
         /// One of [`crate::timeline::names`].
         name: String,
@@ -482,33 +476,33 @@ pub enum VmmEvent {
     Mark {
         /// The byte.
         value: u8,
-        /// When, host CLOCK_MONOTONIC nanoseconds.
+        /// Time, host CLOCK_MONOTONIC nanoseconds.
         at_ns: u64,
     },
-    /// The VMM ends; the same as in `exit.json`.
+    /// The VMM ends; the same record as in `exit.json`.
     Exited(ExitRecord),
 }
 
 /// How a VM ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExitRecord {
-    /// What kind of end.
+    /// The kind of end.
     pub reason: ExitReason,
     /// One sentence for the user.
     pub message: String,
-    /// What the user can do, if anything.
+    /// A hint for the user, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hint: Option<String>,
 }
 
-/// What kind of end a VM had.
+/// Kind of a VM's end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum ExitReason {
     /// The guest powered off or reset.
     Shutdown,
-    /// Asked to stop over the control socket or by SIGTERM.
+    /// Stopped by the control socket or SIGTERM.
     Stopped,
     /// The guest crashed (triple fault outside an orderly reset, KVM_EXIT_INTERNAL_ERROR).
     GuestFault,
@@ -522,52 +516,50 @@ pub enum ExitReason {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ControlRequest {
-    /// Is it running? Answered with `Status`.
+    /// Whether the VM runs. Answered with `Status`.
     Status,
     /// Stop all vCPUs; they keep their state.
     Pause,
-    /// Let them go on.
+    /// Resume the vCPUs.
     Resume,
-    /// Let a VM that is held ([`Restore::hold`]) begin. Its configuration is
-    /// read once more, from the file the VMM was started with: fw_cfg files
-    /// and generation are taken from it, all else stays. One that is paused as well
-    /// enters its guest when it is resumed.
+    /// Begin a VM that is held ([`Restore::hold`]). The VMM reads its configuration again, from the
+    /// file with which it was started, and takes fw_cfg files and generation from it; all else
+    /// stays. If the VM is paused as well, it enters the guest when it is resumed.
     Begin,
     /// End the VM at once. Answered before it ends.
     Stop,
-    /// KVM's exit counters. Answered with `Stats`.
+    /// KVM's counters. Answered with `Stats`.
     Stats,
-    /// Pause, save the state, freeze RAM. Answered with `Captured`, which
-    /// carries descriptors: the state, the layout, and the layers of RAM.
-    /// What they hold never changes, whatever the VM does next.
+    /// Pause, save the state, freeze RAM. Answered with `Captured`, which carries descriptors of
+    /// the state, the layout and the layers of RAM. Their contents never change, whatever the VM
+    /// does later.
     Capture {
-        /// Let the VM go on afterwards; otherwise it stays paused.
+        /// Resume the VM afterwards; otherwise it stays paused.
         resume: bool,
     },
-    /// Which pages the VM has written since it was last captured, or restored.
-    /// Answered with `Written`.
+    /// Pages that the VM has written since the last capture or its restore. Answered with
+    /// `Written`.
     Written,
-    /// The processor of the guest as it was captured last. Answered with `CpuProfile`.
+    /// The guest's processor at the last capture. Answered with `CpuProfile`.
     CpuProfile,
-    /// What the guest has read of the first disk whose reads are noted.
-    /// Answered with `Reads`.
+    /// The guest's reads of the first disk whose reads are recorded. Answered with `Reads`.
     Reads,
-    /// How much memory the guest is to give back. Answered with `Balloon`.
+    /// Set the memory that the guest should give back. Answered with `Balloon`.
     SetBalloon {
-        /// MiB that the balloon shall hold.
+        /// Target size of the balloon, MiB.
         target_mib: u32,
     },
-    /// What the balloon holds, and the guest's figures. Answered with `Balloon`.
+    /// Size of the balloon, and the guest's statistics. Answered with `Balloon`.
     Balloon,
 }
 
-/// The answer on the control socket.
+/// Answer on the control socket.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ControlResponse {
     /// Done.
     Ok,
-    /// Whether the vCPUs run.
+    /// State of the vCPUs.
     Status {
         /// The VM's id.
         id: String,
@@ -576,18 +568,17 @@ pub enum ControlResponse {
         /// True while paused.
         paused: bool,
     },
-    /// Counters by KVM's own names (`exits`, `io_exits`, `mmio_exits`,
-    /// `halt_exits`, …), summed over vCPUs; and of each network interface, as
-    /// `net0_received_frames`, `net0_received_bytes`, `net0_received_dropped`, the same of
-    /// what the guest `sent`, and `net0_sent_spoofed`.
+    /// Counters by KVM's names (`exits`, `io_exits`, `mmio_exits`, `halt_exits`, …), summed over
+    /// vCPUs. Of each network interface `net0_received_frames`, `net0_received_bytes`,
+    /// `net0_received_dropped`, the same with `sent` for what the guest sent, and
+    /// `net0_sent_spoofed`.
     Stats(std::collections::BTreeMap<String, u64>),
-    /// Captured. Sent with `SCM_RIGHTS`: the state, the layout (JSON), then
-    /// `layers` files.
+    /// The VM was captured. Attached by `SCM_RIGHTS`: the state, the layout (JSON), then `layers`
+    /// files.
     Captured {
-        /// How many layers of RAM.
+        /// Number of layers of RAM.
         layers: u32,
-        /// How long the vCPUs stood still (until now, if they still do),
-        /// nanoseconds.
+        /// Pause of the vCPUs (until now, if they are still paused), nanoseconds.
         pause_ns: u64,
         /// Bytes copied because they were written since the last capture.
         copied_bytes: u64,
@@ -596,53 +587,52 @@ pub enum ControlResponse {
     Written(Vec<Extent>),
     /// The guest's processor.
     CpuProfile(Box<Profile>),
-    /// Parts of a disk.
+    /// Ranges of a disk.
     Reads(ReadUnits),
     /// The balloon.
     Balloon(BalloonStatus),
-    /// Not done, and why.
+    /// It failed, for this reason.
     Error(String),
 }
 
-/// What was read of a disk.
+/// Ranges of a disk that were read.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReadUnits {
-    /// Bytes of a unit.
+    /// Size of a unit, bytes.
     pub unit: u32,
-    /// First unit and number of units of each row that was read, in the order
-    /// in which they were first read.
+    /// First unit and number of units of each range, in the order of the first read.
     pub rows: Vec<(u32, u32)>,
 }
 
-/// The balloon and what the guest says of its memory.
+/// The balloon, and the guest's memory statistics.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BalloonStatus {
-    /// MiB asked for.
+    /// Target size, MiB.
     pub target_mib: u32,
-    /// MiB the balloon holds.
+    /// Current size, MiB.
     pub actual_mib: u32,
-    /// Bytes given back by free page reporting so far.
+    /// Bytes returned by free page reporting so far.
     pub reported_bytes: u64,
     /// The guest's statistics by name (Virtio 1.3 §5.5.6.4), bytes or counts.
     pub stats: std::collections::BTreeMap<String, u64>,
 }
 
-/// What `jiffy-vmm probe` prints about the host's KVM, as JSON.
+/// Result of `jiffy-vmm probe` about the host's KVM, as JSON.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KvmProbe {
     /// The verdict.
     pub kind: KvmKind,
-    /// One sentence: what was seen.
+    /// What was found, as one sentence.
     pub detail: String,
     /// Picoseconds per iteration of the ring-0 loop.
     pub ring0_ps_per_iteration: Option<u64>,
-    /// Did `syscall` from ring 3 arrive in ring 0?
+    /// Whether `syscall` in ring 3 entered ring 0.
     pub syscall_enters_ring0: Option<bool>,
-    /// What the whole probe took, microseconds.
+    /// Duration of the whole probe, microseconds.
     pub took_us: u64,
 }
 
-/// What kind of KVM a host has.
+/// Kind of a host's KVM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum KvmKind {
@@ -650,7 +640,7 @@ pub enum KvmKind {
     Real,
     /// Guest kernel code is emulated in software; ordinary guests crash.
     Emulated,
-    /// There is none, or it can't be opened.
+    /// There is no KVM, or it can't be opened.
     None,
 }
 

@@ -20,7 +20,7 @@ pub const TARGET: Target = Target {
         "crates/pager/src/server",
         "crates/vmm/src/config.rs",
         "crates/vmm/src/control.rs",
-        "crates/vmm/src/disk_chunks.rs",
+        "crates/vmm/src/devices/disk_chunks.rs",
         "crates/vmm/src/pager.rs",
         "crates/vmm/src/spare.rs",
         "crates/wire/src/mac.rs",
@@ -94,7 +94,7 @@ fn framed<T: Serialize + DeserializeOwned + Debug>(bytes: &[u8]) {
 /// A VM is one line of a list, whatever its name and its image are.
 fn list_of(json: &[u8]) {
     if let Ok(vm) = serde_json::from_slice::<api::Vm>(json) {
-        let list = List::of(&[vm], 1_800_000_000).to_string();
+        let list = List::of(&[vm], 1_800_000_000).text();
         assert_eq!(list.lines().count(), 2);
         assert!(list.chars().all(|c| c == '\n' || !c.is_control()));
     }

@@ -1,6 +1,6 @@
-//! PID 1 of the guests that measure a disk. It reads `/dev/vda` past its own
-//! cache, between two marks on COM1; `disk_read=` on the kernel's command line
-//! says how, and arrives in the environment.
+//! PID 1 of guests that measure disk reads. Reads `/dev/vda` with O_DIRECT between two marks on
+//! COM1. The kernel parameter `disk_read=`, which arrives in the environment, selects the kind of
+//! reads.
 
 use anyhow::{Context, Result, bail};
 use jiffy_bench::disk::{BYTES, PIECE_RANDOM, PIECE_SEQUENTIAL, RANDOM_READS, Reading};
@@ -9,9 +9,9 @@ use rustix::mount::{MountFlags, mount};
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 
-/// The data register of COM1.
+/// Data register of COM1.
 const COM1: u64 = 0x3f8;
-/// From the kernel's uapi/asm-generic/fcntl.h, x86-64.
+/// Linux, uapi/asm-generic/fcntl.h, on x86-64.
 const O_DIRECT: i32 = 0o40000;
 
 fn main() {
@@ -47,7 +47,7 @@ fn measure(port: &File) -> Result<()> {
     if reading.warm {
         pass(&disk, &reading, buffer)?;
     } else {
-        // The path once, at a place that is not measured.
+        // Warm-up: one read outside of the measured range.
         disk.read_exact_at(buffer, BYTES)?;
     }
     say(port, MARKER)?;
@@ -65,7 +65,7 @@ fn pass(disk: &File, reading: &Reading, buffer: &mut [u8]) -> Result<()> {
         let pieces = BYTES / PIECE_RANDOM as u64;
         let mut place: u64 = 1;
         for _ in 0..RANDOM_READS {
-            // Knuth's MMIX generator: the same places for everybody.
+            // Knuth's MMIX generator: every VMM gets the same offsets.
             place = place
                 .wrapping_mul(6364136223846793005)
                 .wrapping_add(1442695040888963407);

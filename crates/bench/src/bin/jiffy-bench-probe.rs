@@ -1,4 +1,4 @@
-//! Runs inside the machine: a case on stdin, its outcome on stdout.
+//! Runs in the machine: reads a case from stdin and writes its outcome to stdout.
 
 use anyhow::{Context, Result};
 use std::io::Read;

@@ -1,4 +1,4 @@
-//! Measures Jiffy, and its peers where they are on PATH, in the machine.
+//! Measures Jiffy, and other VMMs that are on PATH, in the machine.
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
@@ -12,37 +12,37 @@ use jiffy_bench::{disk, import};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// Measures Jiffy beside its peers, or checks that it got no slower.
+/// Measures Jiffy and other monitors, or checks that Jiffy got no slower
 #[derive(Parser)]
 struct Arguments {
-    /// Our kernel (vmlinux).
+    /// Jiffy's kernel (vmlinux)
     #[arg(long)]
     base_kernel: PathBuf,
-    /// The neutral kernel all monitors boot (vmlinux).
+    /// The neutral kernel that all monitors boot (vmlinux)
     #[arg(long)]
     plain_kernel: PathBuf,
-    /// Folder of the committed results.
+    /// Folder of the committed results
     #[arg(long, default_value = "bench/results")]
     results: PathBuf,
-    /// Compare with the committed results instead of writing new ones: fail if
-    /// one of our figures got worse by more than 2 %. Peers are left out.
+    /// Compare with the committed results instead of writing new ones: fail if one of Jiffy's
+    /// figures got worse by more than 2 %. Other monitors are not measured
     #[arg(long)]
     check: bool,
-    /// Counted runs of each case.
+    /// Number of counted runs per case
     #[arg(long, default_value_t = 20)]
     runs: u32,
-    /// Measure only the cases whose name, followed by a blank and the
-    /// monitor's, contains this, on the instruction clock or with --wall on
-    /// the other, and print them; nothing is written.
+    /// Measure and print only the cases whose name, followed by a blank and the monitor's name,
+    /// contains this text, on the instruction clock or, with --wall, on the wall clock; nothing is
+    /// written
     #[arg(long, conflicts_with = "check")]
     only: Option<String>,
-    /// With --only: on the wall clock.
+    /// With --only: use the wall clock
     #[arg(long, requires = "only", conflicts_with = "no_wall")]
     wall: bool,
-    /// Leave out the wall clock.
+    /// Omit cases on the wall clock
     #[arg(long)]
     no_wall: bool,
-    /// Measure how guests read their disks, too: some minutes more.
+    /// Also measure guests' disk reads and a thousand VMs, which takes some minutes more
     #[arg(long)]
     disks: bool,
 }
@@ -130,7 +130,7 @@ fn run(arguments: &Arguments) -> Result<bool> {
         figures.extend(wall.figures);
         eprintln!("this host: an image imported, and by hand");
         figures.extend(import::figures()?);
-        // The report's other tables are of the instruction clock.
+        // The other tables of the report use the instruction clock.
         let at_once = |outcome: &Outcome| {
             let mut cases = jiffy_bench::verbs::AT_ONCE.iter();
             cases.any(|(_, case)| outcome.name == *case)
@@ -148,8 +148,8 @@ fn run(arguments: &Arguments) -> Result<bool> {
     Ok(!verdicts.iter().any(figure::Verdict::is_broken))
 }
 
-/// Our own case must not fail; a peer's is told and left out, and so is one in
-/// which the emulator may get stuck.
+/// Fails if a case of Jiffy's failed. Failures of peers, and of disk reads, in which the emulator
+/// may hang, are only reported.
 fn report_failures(outcomes: &[Outcome]) -> Result<()> {
     for outcome in outcomes {
         if let Some(failure) = &outcome.failure {
@@ -162,8 +162,8 @@ fn report_failures(outcomes: &[Outcome]) -> Result<()> {
     Ok(())
 }
 
-/// Compares with the committed figures. Runs differ, so what seems worse is measured
-/// a second time, and judged by all runs.
+/// Compares with the committed figures. A figure that seems worse is measured a second time and
+/// judged by all runs, because runs vary.
 fn check(
     arguments: &Arguments,
     kernels: &Kernels,

@@ -1,4 +1,4 @@
-//! Many commands at once, each to its first byte of output.
+//! Runs many commands at once, each to its first byte of output.
 
 use super::{Running, command, fill_in, kvm_counters, node, now_ns};
 use crate::plan::{BYTES, Sample};
@@ -8,9 +8,9 @@ use std::io::Read;
 use std::process::Stdio;
 use std::sync::Barrier;
 
-/// Starts `count` commands at once; `{run}` in their arguments is replaced by a number.
-/// One sample each. When all have answered, counts the memory of their VMs; then runs
-/// `after` for each.
+/// Starts `count` commands at once, numbered from `first`; `{run}` in their arguments is replaced
+/// by the number. Returns one sample each. When all have answered, measures the memory of their
+/// VMs; then runs `after` for each.
 pub fn run(count: u32, first: u32, argv: &[String], after: &[String]) -> Result<Vec<Sample>> {
     let barrier = Barrier::new(count as usize + 1);
     let numbers = first..first + count;
@@ -58,7 +58,7 @@ pub fn run(count: u32, first: u32, argv: &[String], after: &[String]) -> Result<
     samples
 }
 
-/// The VM's name is the word after `--name`.
+/// The VM's name: the word after `--name`.
 fn name(argv: &[String], number: u32) -> Result<String> {
     let argv = fill_in(argv, number);
     let at = argv.iter().position(|word| word == "--name");
@@ -83,7 +83,7 @@ pub(super) fn to_first_byte(argv: &[String]) -> Result<(u64, Running)> {
     Ok((now_ns() - start, child))
 }
 
-/// Resources that a running VM has used so far.
+/// Adds the resources that a running VM has used so far to a sample.
 fn look_at(name: &str, sample: &mut Sample) -> Result<()> {
     let inspect = ["/bin/jiffy", "inspect", name].map(String::from);
     let output = command(&inspect)?.output()?;
@@ -102,14 +102,13 @@ fn look_at(name: &str, sample: &mut Sample) -> Result<()> {
     Ok(())
 }
 
-/// Time the machine's processors were not idle, nanoseconds (proc(5), stat).
+/// Time in which the machine's processors were not idle, nanoseconds (proc(5), stat).
 fn busy_ns() -> u64 {
     let stat = std::fs::read_to_string("/proc/stat").unwrap_or_default();
     sum_busy(&stat) * 10_000_000
 }
 
-/// Ticks of 10 ms outside idle and iowait. Time of guests is in the time of
-/// their monitors.
+/// Ticks of 10 ms outside idle and iowait. The time of guests is included in that of their VMMs.
 fn sum_busy(stat: &str) -> u64 {
     let line = stat.lines().next().unwrap_or_default();
     let ticks = line.split_whitespace().skip(1).take(8);

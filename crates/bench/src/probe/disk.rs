@@ -1,4 +1,4 @@
-//! How fast a guest reads its disk.
+//! Measures disk reads of a guest, and the creation of root disks.
 
 use super::{DATA, Running, command, cpu_ns, kvm_counters, now_ns};
 use crate::disk::{BYTES, COLD_FILE, MKFS, PIECE_SEQUENTIAL, RAM_DISK_MODULE, WARM_FILE, XFS_DISK};
@@ -10,7 +10,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// From the guest's first mark to its second.
+/// Measures from the guest's first mark to its second.
 pub fn read(argv: &[String], warm: bool) -> Result<Sample> {
     prepare(warm)?;
     let mut command = command(argv)?;
@@ -38,15 +38,14 @@ pub fn read(argv: &[String], warm: bool) -> Result<Sample> {
     })
 }
 
-/// Makes a root disk's layer: an empty file system in a new file.
+/// Creates a root disk's layer: an empty file system in a new file.
 pub fn create_root(bytes: u64) -> Result<Sample> {
     let path = Path::new(DATA).join("root.img");
     fs::create_dir_all(DATA)?;
     made(&path, |file| format(file, bytes))
 }
 
-/// Makes a root disk by cloning an image, with some data in each of its block
-/// groups.
+/// Creates a root disk by cloning an image that has some data in each block group.
 pub fn clone_root(run: u32, bytes: u64) -> Result<Sample> {
     const FOLDER: &str = "/bench/xfs";
     const GROUP: u64 = 128 << 20;
@@ -70,7 +69,7 @@ pub fn clone_root(run: u32, bytes: u64) -> Result<Sample> {
     })
 }
 
-/// How long it takes to make a file, which is then removed.
+/// Measures the creation of a file, which is then removed.
 fn made(path: &Path, make: impl FnOnce(&File) -> Result<()>) -> Result<Sample> {
     let start = now_ns();
     let file = new_file(path)?;
@@ -92,7 +91,7 @@ fn new_file(path: &Path) -> Result<File> {
         .with_context(|| path.display().to_string())
 }
 
-/// An empty file system, with names of its own.
+/// Writes an empty file system with random UUID and hash seed.
 fn format(file: &File, bytes: u64) -> Result<()> {
     let mut options = jiffy_ext4::Options {
         bytes,
@@ -108,10 +107,10 @@ fn format(file: &File, bytes: u64) -> Result<()> {
     Ok(())
 }
 
-/// The guest's marks among its output.
+/// Finds the guest's marks in its output.
 struct Marks<R> {
     output: R,
-    /// Marks that came together with an earlier one.
+    /// Marks that arrived together with an earlier one.
     early: usize,
 }
 
@@ -144,7 +143,7 @@ impl<R: Read> Marks<R> {
     }
 }
 
-/// The file with its contents, in the page cache or not.
+/// Prepares the file, in the page cache or not.
 fn prepare(warm: bool) -> Result<()> {
     let path = Path::new(if warm { WARM_FILE } else { COLD_FILE });
     if !is_filled(path) {
@@ -159,14 +158,14 @@ fn prepare(warm: bool) -> Result<()> {
         let piece: Vec<u8> = (0..PIECE_SEQUENTIAL)
             .map(|byte| (byte % 251) as u8 | 2)
             .collect();
-        // A piece more than is measured.
+        // One piece more than is measured, for the warm-up.
         for _ in 0..BYTES / PIECE_SEQUENTIAL as u64 + 1 {
             file.write_all(&piece)?;
         }
         file.sync_all()?;
     }
     if !warm {
-        // proc_sys_vm: the page cache.
+        // Drops the page cache (Linux, Documentation/admin-guide/sysctl/vm.rst).
         rustix::fs::sync();
         fs::write("/proc/sys/vm/drop_caches", "1")?;
         let text = fs::read_to_string("/proc/meminfo")?;
@@ -179,15 +178,15 @@ fn prepare(warm: bool) -> Result<()> {
     Ok(())
 }
 
-/// Its last piece has been written; no byte of one is 0.
+/// Whether the last piece has been written. Its bytes are never 0.
 fn is_filled(path: &Path) -> bool {
     let mut byte = [0];
     let read = File::open(path).and_then(|file| file.read_exact_at(&mut byte, BYTES));
     read.is_ok() && byte != [0]
 }
 
-/// One to be read cold, and one for a file system; their memory is taken as they
-/// are written to.
+/// Creates a RAM disk for cold reads and one for a file system. They take memory as they are
+/// written.
 fn load_ram_disks() -> Result<()> {
     if Path::new(COLD_FILE).exists() {
         return Ok(());

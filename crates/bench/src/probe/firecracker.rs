@@ -1,5 +1,5 @@
-//! Firecracker's own restore, over its API (docs/snapshotting in its
-//! repository): a full snapshot, its memory mapped from the file.
+//! Firecracker's own restore through its API (docs/snapshotting in its repository): a full snapshot
+//! whose memory is mapped from the file.
 
 use super::restore::{SETTLING, SNAPSHOT, huge_tmpfs};
 use super::seen::Output;
@@ -22,10 +22,10 @@ const SOCKET: &str = "/bench/firecracker-run/api.sock";
 /// Timeout of a request.
 const PATIENCE_NS: u64 = 120_000_000_000;
 
-/// Connection attempts between bind and listen of its socket.
+/// Time between connection attempts while its socket is bound but not listening yet.
 const KNOCK_EVERY: Duration = Duration::from_micros(50);
 
-/// What is booted, as paths in the machine.
+/// A guest to boot; paths in the machine.
 pub struct Guest<'a> {
     pub program: &'a str,
     pub kernel: &'a str,
@@ -76,13 +76,13 @@ pub fn prepare(guest: &Guest) -> Result<()> {
     )
 }
 
-/// One restore, from spawn to the next marker.
+/// Measures one restore, from spawn to the next marker.
 pub fn restore(program: &str) -> Result<Sample> {
     let (output, output_end) = Output::new()?;
     let (start_ns, start_busy_ns) = (now_ns(), busy_ns()?);
     let child = start(program, output_end)?;
     let (ready_ns, ready_busy_ns) = (now_ns(), busy_ns()?);
-    // It waits for the kernel there, which takes no time on this clock.
+    // Firecracker waits for the kernel here, which takes no time on the instruction clock.
     let waited_ns = (ready_ns - start_ns).saturating_sub(ready_busy_ns - start_busy_ns);
     put(
         "/snapshot/load",
@@ -107,8 +107,8 @@ pub fn restore(program: &str) -> Result<Sample> {
     })
 }
 
-/// How long the machine's only processor has worked, nanoseconds: the seventh of
-/// its numbers in /proc/schedstat (kernel's Documentation/scheduler/sched-stats).
+/// Time in which the machine's only processor ran tasks, nanoseconds: the seventh number in
+/// /proc/schedstat (Linux, Documentation/scheduler/sched-stats).
 fn busy_ns() -> Result<u64> {
     let text = fs::read_to_string("/proc/schedstat")?;
     let line = text.lines().find(|line| line.starts_with("cpu0 "));
@@ -116,8 +116,8 @@ fn busy_ns() -> Result<u64> {
     Ok(number.context("/proc/schedstat")?.parse()?)
 }
 
-/// Starts it and waits until it listens, without polling, which would be counted as its
-/// time.
+/// Starts Firecracker and waits until it listens. Polling would be counted as Firecracker's time,
+/// so it waits for the socket with inotify.
 fn start(program: &str, output: Stdio) -> Result<Running> {
     fs::create_dir_all(FOLDER)?;
     let _ = fs::remove_file(SOCKET);
@@ -134,7 +134,7 @@ fn start(program: &str, output: Stdio) -> Result<Running> {
     );
     let mut buffer = [MaybeUninit::uninit(); 512];
     inotify::Reader::new(&watch, &mut buffer).next()?;
-    // It is bound; it listens when it runs on.
+    // The socket is bound, but may not listen yet.
     let until = monotonic_ns() + PATIENCE_NS;
     while let Err(error) = UnixStream::connect(SOCKET) {
         let refused = error.kind() == ErrorKind::ConnectionRefused;
@@ -151,7 +151,7 @@ fn put(path: &str, body: &Value) -> Result<()> {
     request("PUT", path, body)
 }
 
-/// One request, which must succeed.
+/// Sends one request; an error unless it succeeds.
 fn request(method: &str, path: &str, body: &Value) -> Result<()> {
     let body = body.to_string();
     let mut stream = UnixStream::connect(SOCKET).context(SOCKET)?;

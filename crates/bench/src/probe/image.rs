@@ -1,4 +1,4 @@
-//! Images from the registry in the machine.
+//! Measures images from the registry in the machine.
 
 use super::node::{JIFFY, jiffy};
 use super::{Running, at_once, now_ns};
@@ -10,18 +10,18 @@ use std::net::TcpStream;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-/// How long the registry may take to listen, nanoseconds.
+/// Time limit for the registry's start, nanoseconds.
 const START_TIME: u64 = 60_000_000_000;
 
-/// Pulls an image; gives the registry, for what is fetched later.
+/// Pulls an image. Returns the registry, which must keep running for later fetches.
 pub fn pull(reference: &str) -> Result<Running> {
     let registry = registry()?;
     jiffy(&["image", "pull", reference])?;
     Ok(registry)
 }
 
-/// Runs a shell command of an image that is not stored here, and counts the bytes on
-/// loopback until it answers: requests, answers and headers.
+/// Runs a shell command of an image that the node does not have, and counts the bytes on loopback
+/// until it answers, including requests and headers.
 pub fn first_answer(run: u32, reference: &str, whole: u64) -> Result<Sample> {
     let _registry = registry()?;
     let vm = format!("first-{run}");
@@ -45,7 +45,7 @@ pub fn first_answer(run: u32, reference: &str, whole: u64) -> Result<Sample> {
     })
 }
 
-/// The registry, until it is dropped.
+/// Starts the registry, which runs until the result is dropped.
 fn registry() -> Result<Running> {
     let mut command = Command::new(PROGRAM);
     command.args(["serve", CONFIG]).stdin(Stdio::null());
@@ -62,7 +62,7 @@ fn registry() -> Result<Running> {
     Ok(child)
 }
 
-/// Bytes that loopback has carried since the machine's start.
+/// Bytes on loopback since the machine's start.
 fn carried() -> Result<u64> {
     let path = "/sys/class/net/lo/statistics/rx_bytes";
     let text = fs::read_to_string(path).context(path)?;

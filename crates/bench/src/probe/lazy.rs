@@ -1,4 +1,4 @@
-//! Restores from a compressed image, with page faults served by `jiffy-pager`.
+//! Measures restores from a compressed image; `jiffy-pager` serves the page faults.
 
 use super::Running;
 use super::restore::{Memory, RAM, SNAPSHOT, Stage, timed};
@@ -20,7 +20,7 @@ const CONTROL: &str = "/tmp/bench-pager.sock";
 const SOCKET: &str = "/tmp/bench-pager-vm.sock";
 const NAME: &str = "bench";
 
-/// One restore by a pager, which is started by the first.
+/// Measures one restore; the first one starts the pager.
 pub fn restore(stage: &mut Stage, kept: &mut Option<Pager>, how: Lazily) -> Result<Sample> {
     stage.end_parent()?;
     let pager = match kept.take() {
@@ -35,7 +35,7 @@ pub fn restore(stage: &mut Stage, kept: &mut Option<Pager>, how: Lazily) -> Resu
 pub struct Pager {
     _process: Running,
     how: Lazily,
-    /// The image was optimised: the recorded working set is stored first.
+    /// Whether the image is optimised: the recorded working set is stored first.
     optimised: bool,
 }
 
@@ -61,12 +61,12 @@ impl Pager {
         Ok(pager)
     }
 
-    /// Restarts the pager, so that it has served nothing yet.
+    /// Restarts the pager, so that it has not served the image yet.
     fn anew(self) -> Result<Pager> {
         let (how, optimised) = (self.how, self.optimised);
         drop(self);
         let process = start()?;
-        // A process that has just run does not preempt when it wakes.
+        // Waits, because a process that has just run does not preempt others when it wakes up.
         std::thread::sleep(Duration::from_millis(50));
         Ok(Pager {
             _process: process,
@@ -75,7 +75,7 @@ impl Pager {
         })
     }
 
-    /// A restore that is recorded.
+    /// Records a restore.
     fn record(&self, stage: &Stage) -> Result<()> {
         self.serve(Some(RECORDING.into()))?;
         let (_, child) = timed(stage, &memory(false))?;
@@ -111,7 +111,7 @@ impl Pager {
         done(&PagerRequest::Forget { name: NAME.into() })
     }
 
-    /// One restore. The time begins with the VMM; the `Serve` request before is a span.
+    /// Measures one restore from the spawn of the VMM; the `Serve` request before it is a span.
     fn restore(&self, stage: &Stage) -> Result<Sample> {
         let start = super::now_ns();
         self.serve(None)?;

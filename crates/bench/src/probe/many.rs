@@ -1,18 +1,22 @@
-//! The cost of idle VMs: of one, and of a thousand.
+//! Measures the cost of idle VMs: of one, and of a thousand.
 
 use super::node::{boot_idle, counted, jiffy, output};
 use super::until_idle;
-use crate::plan::{BYTES, INSTRUCTIONS, Sample, WAKE_UPS};
-use anyhow::{Context, Result, bail, ensure};
+use crate::plan::{BYTES, DAEMON_BYTES, INSTRUCTIONS, LIST, Sample, WAKE_UPS};
+use anyhow::{Context, Result, ensure};
 use jiffy_wire::api::{Forked, Vm};
 use std::collections::BTreeMap;
 use std::fs;
+use std::path::Path;
 use std::time::Duration;
 
-/// How long a node is watched. On the instruction clock idle time is skipped.
+/// Length of a measurement. On the instruction clock idle time is skipped.
 const WATCHED: Duration = Duration::from_secs(100);
 /// Time for background work after a boot: golden snapshots, standbys.
 const SETTLED: Duration = Duration::from_secs(30);
+
+/// Most monitors that the node keeps started ahead by its default options: one spare, two standbys.
+const STARTED_AHEAD: usize = 3;
 
 /// Instructions and wake-ups of an idle VM per second: the whole machine's instructions
 /// with it less those without it, and the voluntary context switches of its VMM and the
@@ -39,17 +43,18 @@ pub fn idle_vm(run: u32) -> Result<Sample> {
             ),
         ])))
     });
-    // Usually it is gone.
+    // The VM is removed already, unless something failed.
     let _ = output(&["rm", "--force", &vm]);
     found
 }
 
-/// Forks an idle VM into `count`, each of which answers an exec; measures the machine's
-/// memory for each of them; then removes all.
+/// Forks an idle VM into `count` clones and runs an exec in each; measures the machine's memory per
+/// clone and the daemon's memory; then removes all. Fails if anything of them is
+/// left.
 pub fn clones(run: u32, count: u32) -> Result<Sample> {
     let parent = format!("parent-of-many-{run}");
     let found = boot_idle(&parent).and_then(|()| {
-        // Its clones need not read and start again what it has read and started.
+        // The parent reads and starts the program first, so that its clones need not.
         jiffy(&["exec", &parent, "--", "true"])?;
         std::thread::sleep(SETTLED);
         let before = available_bytes()?;
@@ -74,17 +79,53 @@ pub fn clones(run: u32, count: u32) -> Result<Sample> {
         }
         std::thread::sleep(SETTLED);
         let used = before.saturating_sub(available_bytes()?);
-        Ok(counted(BTreeMap::from([(
-            BYTES.into(),
-            used / u64::from(count),
-        )])))
+        let daemon = number_in(Path::new(&format!("/proc/{}/status", daemon()?)), "VmRSS:")?;
+        Ok(counted(BTreeMap::from([
+            (BYTES.into(), used / u64::from(count)),
+            (DAEMON_BYTES.into(), daemon * 1024),
+        ])))
     });
     let names = (1..=count).map(|number| format!("one-of-many-{number}"));
     for name in names {
         let _ = output(&["rm", "--force", &name]);
     }
     let _ = output(&["rm", "--force", &parent]);
+    let found = found?;
+    nothing_left()?;
+    Ok(found)
+}
+
+/// Creates `count` VMs, of which none runs; measures a list of them; then removes all.
+pub fn list(run: u32, count: u32) -> Result<Sample> {
+    let name = |number| format!("of-many-{run}-{number}");
+    let found = (1..=count)
+        .try_for_each(|number| jiffy(&["create", "--name", &name(number)]).map(drop))
+        .and_then(|()| {
+            // The first one is a warm-up, as other cases have.
+            jiffy(&["ps", "--all"])?;
+            std::thread::sleep(SETTLED);
+            until_idle()?;
+            let list = Watch::begin(&[])?;
+            let listed = jiffy(&["ps", "--all"])?;
+            let list = list.end()?;
+            let lines = listed.split(|byte| *byte == b'\n').count();
+            ensure!(lines > count as usize, "not all of them are listed");
+            Ok(counted(BTreeMap::from([(LIST.into(), list.busy_ns)])))
+        });
+    for number in 1..=count {
+        let _ = output(&["rm", &name(number)]);
+    }
     found
+}
+
+/// No VM, no folder of one, and no monitor but those started ahead.
+fn nothing_left() -> Result<()> {
+    std::thread::sleep(SETTLED);
+    let all: Vec<Vm> = serde_json::from_slice(&jiffy(&["ps", "--all", "--format", "json"])?)?;
+    ensure!(all.is_empty(), "{} VMs are left", all.len());
+    let monitors = processes("jiffy-vmm")?.len();
+    ensure!(monitors <= STARTED_AHEAD, "{monitors} monitors are left");
+    Ok(())
 }
 
 /// Activity of the machine during a measurement.
@@ -95,19 +136,41 @@ struct Watched {
     wake_ups: u64,
 }
 
-fn watch(processes: &[u32]) -> Result<Watched> {
-    let (idle, sleeps) = (idle_ns()?, sleeps_of(processes)?);
-    let begin = super::now_ns();
-    std::thread::sleep(WATCHED);
-    let (after, end) = (idle_ns()?, super::now_ns());
-    Ok(Watched {
-        busy_ns: (end - begin).saturating_sub(after - idle),
-        wake_ups: sleeps_of(processes)?.saturating_sub(sleeps),
-    })
+/// A measurement that has begun.
+struct Watch<'a> {
+    processes: &'a [u32],
+    idle_ns: u64,
+    sleeps: u64,
+    begin_ns: u64,
 }
 
-/// How long the CPUs have been idle: to the nanosecond in /proc/timer_list, which
-/// says it as `.idle_sleeptime` for each.
+impl Watch<'_> {
+    fn begin(processes: &[u32]) -> Result<Watch<'_>> {
+        let (idle_ns, sleeps) = (idle_ns()?, sleeps_of(processes)?);
+        Ok(Watch {
+            processes,
+            idle_ns,
+            sleeps,
+            begin_ns: super::now_ns(),
+        })
+    }
+
+    fn end(self) -> Result<Watched> {
+        let (idle, end) = (idle_ns()?, super::now_ns());
+        Ok(Watched {
+            busy_ns: (end - self.begin_ns).saturating_sub(idle - self.idle_ns),
+            wake_ups: sleeps_of(self.processes)?.saturating_sub(self.sleeps),
+        })
+    }
+}
+
+fn watch(processes: &[u32]) -> Result<Watched> {
+    let watch = Watch::begin(processes)?;
+    std::thread::sleep(WATCHED);
+    watch.end()
+}
+
+/// Idle time of the CPUs: the sum of `.idle_sleeptime` in /proc/timer_list, which has nanoseconds.
 fn idle_ns() -> Result<u64> {
     let text = fs::read_to_string("/proc/timer_list").context("/proc/timer_list")?;
     let idle: Vec<u64> = text
@@ -128,16 +191,12 @@ fn idle_ns() -> Result<u64> {
     Ok(idle.iter().sum())
 }
 
-/// Voluntary context switches (proc(5), status) of all threads.
+/// Voluntary context switches (proc(5), status) of all threads of these processes.
 fn sleeps_of(processes: &[u32]) -> Result<u64> {
     let mut sum = 0;
     for pid in processes {
         for task in fs::read_dir(format!("/proc/{pid}/task"))? {
-            let status = fs::read_to_string(task?.path().join("status"))?;
-            let line = status
-                .lines()
-                .find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
-            sum += line.context("a thread's switches")?.trim().parse::<u64>()?;
+            sum += number_in(&task?.path().join("status"), "voluntary_ctxt_switches:")?;
         }
     }
     Ok(sum)
@@ -150,21 +209,32 @@ fn pid_of(vm: &str) -> Result<u32> {
 }
 
 fn daemon() -> Result<u32> {
+    let found = processes("jiffyd")?;
+    found.first().copied().context("jiffyd does not run")
+}
+
+/// Processes with this name.
+fn processes(name: &str) -> Result<Vec<u32>> {
+    let mut found = Vec::new();
     for process in fs::read_dir("/proc")? {
         let process = process?;
-        let name = fs::read_to_string(process.path().join("comm")).unwrap_or_default();
-        if name.trim_end() == "jiffyd" {
-            return Ok(process.file_name().to_string_lossy().parse()?);
+        let comm = fs::read_to_string(process.path().join("comm")).unwrap_or_default();
+        if comm.trim_end() == name {
+            found.push(process.file_name().to_string_lossy().parse()?);
         }
     }
-    bail!("jiffyd does not run");
+    Ok(found)
 }
 
 fn available_bytes() -> Result<u64> {
-    let text = fs::read_to_string("/proc/meminfo")?;
-    let line = text
-        .lines()
-        .find_map(|line| line.strip_prefix("MemAvailable:"));
-    let kib = line.and_then(|rest| rest.split_whitespace().next());
-    Ok(kib.context("MemAvailable")?.parse::<u64>()? * 1024)
+    Ok(number_in(Path::new("/proc/meminfo"), "MemAvailable:")? * 1024)
+}
+
+/// The number of a line that begins with `name`, as in proc(5)'s status and meminfo.
+fn number_in(file: &Path, name: &str) -> Result<u64> {
+    let text = fs::read_to_string(file).with_context(|| file.display().to_string())?;
+    let line = text.lines().find_map(|line| line.strip_prefix(name));
+    let number = line.and_then(|rest| rest.split_whitespace().next());
+    let number = number.with_context(|| format!("{name} is not in {}", file.display()))?;
+    Ok(number.parse()?)
 }

@@ -1,7 +1,7 @@
 //! Runs a case inside the machine.
 //!
-//! Nothing here may wait for a timer or a disk while it measures: the marker is read from
-//! a pipe, and counters are read after it.
+//! While it measures, nothing here may wait for a timer or a disk: the marker is read from a pipe,
+//! and counters are read afterwards.
 
 mod at_once;
 mod disk;
@@ -27,17 +27,16 @@ use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Where the node keeps its data in the machine.
+/// The node's data folder in the machine.
 const DATA: &str = "/var/lib/jiffy";
 
-/// Restores of one capture differ little, and those of different captures more, so a new
-/// capture is made after this many runs.
+/// Runs per capture. Restores of one capture differ little, those of different captures more.
 const RUNS_OF_A_CAPTURE: u32 = 5;
 
-/// Runs a case; the outcome has its failure.
+/// Runs a case; a failure is in the outcome.
 ///
-/// A machine without a data disk keeps the node's data in its root, a tmpfs of
-/// small pages; where snapshots lie on XFS the page cache has large ones.
+/// Without a data disk the node's data would be in the machine's root, a tmpfs with small pages. A
+/// tmpfs with huge pages is mounted, like the page cache of XFS, on which snapshots usually are.
 pub fn run(case: &Case) -> Outcome {
     if let Err(error) = restore::huge_tmpfs(DATA) {
         eprintln!("{DATA}: {error:#}");
@@ -67,7 +66,7 @@ pub fn run(case: &Case) -> Outcome {
     }
 }
 
-/// What the runs of a case share.
+/// State shared by the runs of a case.
 #[derive(Default)]
 struct Kept {
     stage: Option<Stage>,
@@ -103,6 +102,7 @@ fn run_once(kind: &Kind, run: u32, kept: &mut Kept) -> Result<Vec<Sample>> {
         Kind::CloneMemory => node::clone_memory(run),
         Kind::Idle => many::idle_vm(run),
         Kind::Clones { count } => many::clones(run, *count),
+        Kind::List { count } => many::list(run, *count),
         Kind::Disk { argv, warm } => disk::read(argv, *warm),
         Kind::CreateRoot { bytes } => disk::create_root(*bytes),
         Kind::CloneRoot { bytes } => disk::clone_root(run, *bytes),
@@ -146,7 +146,7 @@ fn run_once(kind: &Kind, run: u32, kept: &mut Kept) -> Result<Vec<Sample>> {
                 command(&fill_in(argv, run))?.output()?;
             }
             if let (Some(_needed), Some(once)) = (registry, once) {
-                // The chunks that a start reads have been fetched.
+                // Waits until the chunks that a start reads have been fetched.
                 wait_for(&fill_in(once, run))?;
             }
             Ok(sample)
@@ -172,14 +172,14 @@ fn now_ns() -> u64 {
     jiffy_sys::clock::monotonic_ns()
 }
 
-/// Removes the socket of a killed VM, which would be in the way of the next.
+/// Removes the socket of a killed VM, because the next VM needs the path.
 fn remove_socket(path: &str) -> Result<()> {
     durable::remove(Path::new(path)).context(path.to_owned())
 }
 
 fn to_marker(argv: &[String], ram_mib: u64) -> Result<Sample> {
     remove_socket(VSOCK)?;
-    // Without close-on-exec, so that the child has it under the same number.
+    // Without close-on-exec, so that the child inherits it under the same number.
     let (events, events_end) = rustix::pipe::pipe()?;
     let number = std::os::fd::AsRawFd::as_raw_fd(&events_end).to_string();
     let argv: Vec<String> = argv
@@ -219,7 +219,7 @@ fn to_marker(argv: &[String], ram_mib: u64) -> Result<Sample> {
     })
 }
 
-/// Spans that a VMM has reported; the write end is closed.
+/// Reads the spans that a VMM has reported, up to the end of `events`.
 fn event_spans(events: impl Read, start: u64) -> BTreeMap<String, u64> {
     let mut spans = BTreeMap::new();
     for line in BufReader::new(events).lines().map_while(Result::ok) {
@@ -240,7 +240,7 @@ fn event_spans(events: impl Read, start: u64) -> BTreeMap<String, u64> {
     spans
 }
 
-/// Runs a command until it succeeds.
+/// Runs a command repeatedly until it succeeds, at most 60 s.
 fn wait_for(argv: &[String]) -> Result<()> {
     let until = now_ns() + 60_000_000_000;
     while !command(argv)?.stdout(Stdio::null()).status()?.success() {
@@ -252,7 +252,7 @@ fn wait_for(argv: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Waits until the machine is idle: then the node has prepared the next run.
+/// Waits until the machine is idle, that is until the node has prepared the next run.
 fn until_idle() -> Result<()> {
     let until = now_ns() + 60_000_000_000;
     loop {
@@ -269,7 +269,7 @@ fn until_idle() -> Result<()> {
     }
 }
 
-/// Ticks in which the machine was idle, and all (proc(5), stat).
+/// Idle ticks and all ticks of the machine (proc(5), stat).
 fn cpu_ticks() -> Result<(u64, u64)> {
     let text = fs::read_to_string("/proc/stat")?;
     let line = text.lines().next().context("/proc/stat")?;
@@ -279,7 +279,7 @@ fn cpu_ticks() -> Result<(u64, u64)> {
         .map(str::parse)
         .collect::<Result<_, _>>()?;
     let idle = ticks.get(3).context("/proc/stat")?;
-    // Of guests: they are counted as the user's, too.
+    // Guest ticks are left out, because user ticks include them.
     Ok((*idle, ticks.iter().take(8).sum()))
 }
 
@@ -326,8 +326,8 @@ fn timeline_spans(argv: &[String]) -> Result<BTreeMap<String, u64>> {
         .collect())
 }
 
-/// KVM's counters of the VM of that process, from debugfs: the same for every
-/// monitor. Empty when debugfs isn't mounted.
+/// KVM's counters of that process's VM, from debugfs, for every VMM. Empty if debugfs is not
+/// mounted.
 fn kvm_counters(pid: u32) -> BTreeMap<String, u64> {
     let mut counters = BTreeMap::new();
     let Ok(folders) = fs::read_dir("/sys/kernel/debug/kvm") else {
@@ -350,7 +350,7 @@ fn kvm_counters(pid: u32) -> BTreeMap<String, u64> {
     counters
 }
 
-/// Time on a CPU, all threads, nanoseconds (proc(5), schedstat).
+/// CPU time of all threads, nanoseconds (proc(5), schedstat).
 fn cpu_ns(pid: u32) -> Result<u64> {
     let mut total = 0;
     for task in fs::read_dir(format!("/proc/{pid}/task"))? {
@@ -361,13 +361,13 @@ fn cpu_ns(pid: u32) -> Result<u64> {
     Ok(total)
 }
 
-/// Resident memory outside mappings as large as guest RAM, bytes.
+/// Resident memory outside of mappings as large as guest RAM, bytes.
 fn rss_outside_ram(pid: u32, ram_mib: u64) -> Result<u64> {
     let smaps = fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("smaps"))?;
     Ok(sum_rss(&smaps, ram_mib * 1024 * 9 / 10) * 1024)
 }
 
-/// KiB resident in mappings smaller than `ram_kib`.
+/// Resident memory in mappings smaller than `ram_kib`, KiB.
 fn sum_rss(smaps: &str, ram_kib: u64) -> u64 {
     let value = |line: &str| -> Option<u64> { line.split_whitespace().nth(1)?.parse().ok() };
     let (mut sum, mut size) = (0, 0);

@@ -1,4 +1,4 @@
-//! Disk space and memory of a node's VMs, through the CLI.
+//! Measures disk space and memory of a node's VMs, with the CLI.
 
 use crate::plan::{BYTES, Sample};
 use anyhow::{Context, Result, ensure};
@@ -8,7 +8,7 @@ use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
 pub const JIFFY: &str = "/bin/jiffy";
-/// How long a guest idles before it is measured.
+/// How long a guest is idle before it is measured.
 const IDLE: Duration = Duration::from_secs(1);
 
 /// Size on disk of a snapshot of an idle VM.
@@ -64,8 +64,8 @@ pub fn boot_idle(name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Bytes of a process by how they are shared (proc(5), smaps_rollup); those
-/// nobody else has mapped are [`BYTES`].
+/// A process's memory by kind (proc(5), smaps_rollup), bytes. Memory that no other process has
+/// mapped is [`BYTES`].
 pub fn memory_of(pid: u32) -> Result<BTreeMap<String, u64>> {
     let path = format!("/proc/{pid}/smaps_rollup");
     let rollup = std::fs::read_to_string(&path).context(path)?;

@@ -1,4 +1,4 @@
-//! Capture, restore and fork of `jiffy-vmm`, without a node in between.
+//! Measures capture, restore and fork of `jiffy-vmm` without a node.
 
 use super::seen::Output;
 use super::{Running, event_spans, kvm_counters, now_ns, remove_socket};
@@ -23,7 +23,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 const VMM: &str = "/lib/jiffy/jiffy-vmm";
-/// A tmpfs with huge pages, like the page cache of XFS for files that were written in
+/// A tmpfs with huge pages. XFS's page cache has large pages as well for files that were written in
 /// large pieces.
 pub const SNAPSHOT: &str = "/bench/snapshot";
 const STATE: &str = "/bench/snapshot/state";
@@ -31,7 +31,7 @@ pub const RAM: &str = "/bench/snapshot/ram.raw";
 const CONFIG: &str = "/bench/restore.json";
 const CHILD_VSOCK: &str = "/tmp/bench-vsock-child.sock";
 
-/// Time between a guest's marker and its capture, to become idle.
+/// Time between a guest's marker and its capture, in which it becomes idle.
 pub const SETTLING: Duration = Duration::from_millis(100);
 
 /// A booted VM and its capture.
@@ -47,11 +47,11 @@ pub struct Seen {
     _output: OwnedFd,
 }
 
-/// Where the RAM of a restore comes from.
+/// Source of a restore's RAM.
 pub enum Memory {
     /// The raw file.
     Mapped,
-    /// Socket of a pager, and whether it has the working set.
+    /// Socket of a pager, and whether the pager has the working set.
     Paged(PathBuf, bool),
 }
 
@@ -64,7 +64,7 @@ impl Stage {
         Ok(stage.as_mut().expect("just made"))
     }
 
-    /// Boots, and captures into files for restores.
+    /// Boots a VM and captures it into files for restores.
     fn new(config: &str) -> Result<Stage> {
         let config: VmmConfig = serde_json::from_slice(&fs::read(config)?)?;
         let mut parent = boot(&config)?;
@@ -75,8 +75,8 @@ impl Stage {
         huge_tmpfs(SNAPSHOT)?;
         fs::write(STATE, contents(state)?)?;
         write_raw(Path::new(RAM), &File::from(ram.try_clone()?))?;
-        // As the node does for golden snapshots: what the parent writes when
-        // it goes on, its children will write too.
+        // As the node does for golden snapshots: pages that the parent writes when it is resumed
+        // are prefaulted, because its children will write them too.
         let prefault = written(&config)?;
         Ok(Stage {
             config,
@@ -87,7 +87,7 @@ impl Stage {
 }
 
 impl Stage {
-    /// Nothing else may run while restores are measured.
+    /// Ends the parent: nothing else may run while restores are measured.
     pub fn end_parent(&mut self) -> Result<()> {
         let _ = self.parent.process.0.kill();
         let _ = self.parent.process.0.wait();
@@ -95,7 +95,7 @@ impl Stage {
     }
 }
 
-/// One restore from the files, by a new VMM or by a spare.
+/// Measures one restore from the files, by a new VMM or by a spare.
 pub fn restore(stage: &mut Stage, spare: bool) -> Result<Sample> {
     stage.end_parent()?;
     match spare {
@@ -130,7 +130,7 @@ fn restored(stage: &Stage, memory: &Memory) -> VmmConfig {
     config
 }
 
-/// A restore to the marker, and what it restored.
+/// Measures a restore to the marker; returns the restored VM too.
 pub fn timed(stage: &Stage, memory: &Memory) -> Result<(Sample, Seen)> {
     let config = restored(stage, memory);
     fs::write(CONFIG, serde_json::to_vec(&config)?)?;
@@ -144,7 +144,7 @@ pub fn timed(stage: &Stage, memory: &Memory) -> Result<(Sample, Seen)> {
     Ok((sample, child))
 }
 
-/// Spans reported so far; the VMM is still running.
+/// Spans reported so far; the VMM still runs.
 fn spans_so_far(events: OwnedFd, start: u64) -> Result<BTreeMap<String, u64>> {
     let length = rustix::io::ioctl_fionread(&events)?;
     Ok(event_spans(File::from(events).take(length), start))
@@ -158,7 +158,7 @@ fn restore_by_spare(stage: &Stage) -> Result<Sample> {
     spare.take(&[])?.until_resumed(start)
 }
 
-/// One fork of the running parent into a spare VMM, as the node does it.
+/// Measures one fork of the running parent into a spare VMM, as the node does it.
 pub fn fork(stage: &mut Stage) -> Result<Sample> {
     let mut config = stage.config.clone();
     config.control = None;
@@ -185,7 +185,7 @@ struct Spare {
 }
 
 impl Spare {
-    /// A spare that is ready.
+    /// Starts a spare and waits until it is ready.
     fn ready() -> Result<Spare> {
         let (socket, theirs) = ahead::pair()?;
         rustix::io::fcntl_setfd(&theirs, rustix::io::FdFlags::empty())?;
@@ -195,7 +195,7 @@ impl Spare {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .spawn()?;
-        // Nothing else runs meanwhile.
+        // Nothing else runs in the machine, so this is long enough.
         std::thread::sleep(Duration::from_millis(100));
         Ok(Spare {
             socket,
@@ -222,7 +222,7 @@ impl Spare {
     }
 }
 
-/// A VMM that was a spare.
+/// A VMM that was a spare and has become a VM.
 struct Taken {
     _process: Running,
     events: File,
@@ -260,7 +260,7 @@ impl Taken {
     }
 }
 
-/// One boot and capture.
+/// Measures one full capture of a newly booted VM.
 pub fn pause(config: &str) -> Result<Sample> {
     let config: VmmConfig = serde_json::from_slice(&fs::read(config)?)?;
     let mut parent = boot(&config)?;
@@ -279,7 +279,7 @@ fn boot(config: &VmmConfig) -> Result<Seen> {
     Ok(parent)
 }
 
-/// Starts the VM of [`CONFIG`] and waits for its marker; the times of both.
+/// Starts the VM of [`CONFIG`] and waits for its marker. Returns the times of both.
 fn until_seen(events: Option<OwnedFd>) -> Result<(Seen, u64, u64)> {
     let (output, output_end) = Output::new()?;
     let start = now_ns();
@@ -319,7 +319,7 @@ fn capture(config: &VmmConfig, parent: &mut Seen) -> Result<Captured> {
     monitor::capture(control(config)?, true).with_context(|| complaint(&mut parent.process.0))
 }
 
-/// Pages that the VM wrote in its first milliseconds after the capture.
+/// Pages that the VM wrote in the first 20 ms after the capture.
 fn written(config: &VmmConfig) -> Result<Vec<Extent>> {
     std::thread::sleep(Duration::from_millis(20));
     match monitor::ask(control(config)?, &ControlRequest::Written, &mut Vec::new())? {
@@ -339,7 +339,7 @@ fn contents(fd: &OwnedFd) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Mounts it over the folder, unless it is mounted.
+/// Mounts a tmpfs with huge pages over the folder, unless one is mounted.
 pub fn huge_tmpfs(folder: &str) -> Result<()> {
     fs::create_dir_all(folder)?;
     if fs::read_to_string("/proc/mounts")?.contains(&format!(" {folder} ")) {

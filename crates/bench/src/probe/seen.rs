@@ -1,8 +1,8 @@
-//! When a guest's marker arrived: the time at which it woke the waiting thread, from the
+//! Finds the time at which a guest's marker arrived: when it woke the waiting thread, in the
 //! kernel's sched_waking trace.
 //!
-//! The woken thread does not run at once: on one CPU a busy guest keeps the CPU until its
-//! time slice ends, milliseconds later, which is not part of the restore.
+//! The woken thread does not run at once. On one CPU a busy guest keeps the CPU until its time
+//! slice ends, milliseconds later, and that is not part of the restore.
 
 use crate::plan::MARKER;
 use anyhow::{Context, Result, ensure};
@@ -17,17 +17,17 @@ use std::sync::mpsc::sync_channel;
 use std::thread::JoinHandle;
 
 const TRACING: &str = "/sys/kernel/tracing";
-/// A trace instance with only the wake-ups of one thread.
+/// A trace instance with wake-ups of one thread only.
 const WAKE_UPS: &str = "/sys/kernel/tracing/instances/jiffy";
 
-/// The standard output of a VMM, and the thread that waits for the marker on it.
+/// The standard output of a VMM, and a thread that waits for the marker on it.
 pub struct Output {
     kept: OwnedFd,
     waiting: JoinHandle<Result<u64>>,
 }
 
 impl Output {
-    /// The waiter, and the VMM's end of the pipe.
+    /// Starts the waiting thread; also returns the VMM's end of the pipe.
     pub fn new() -> Result<(Output, Stdio)> {
         let (output, output_end) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
         let kept = output.try_clone()?;
@@ -44,9 +44,9 @@ impl Output {
         Ok((Output { kept, waiting }, output_end.into()))
     }
 
-    /// Waits for the marker; when it was there, nanoseconds of the monotonic
-    /// clock, and the pipe. Nobody reads any more what the guest writes, but the
-    /// pipe has to stay open: a monitor that can't write would do other things.
+    /// Waits for the marker. Returns its time (monotonic clock, nanoseconds) and the pipe. Nothing
+    /// reads the guest's output any more, but the pipe must stay open, because a VMM reacts to a
+    /// closed one.
     pub fn seen(self) -> Result<(u64, OwnedFd)> {
         let at_ns = self.waiting.join().expect("the thread does not panic")?;
         Ok((at_ns, self.kept))
@@ -58,7 +58,7 @@ fn until_marker(mut output: File) -> Result<()> {
     loop {
         let got = output.read(&mut bytes)?;
         ensure!(got > 0, "it ended before the marker");
-        // A log line may contain the letter, but not alone.
+        // A log line may contain the letter too, but not alone or doubled.
         let got = &bytes[..got];
         if got == [MARKER] || got.windows(2).any(|pair| pair == [MARKER; 2]) {
             return Ok(());
@@ -78,7 +78,7 @@ fn trace_this_thread() -> Result<()> {
         &format!("pid=={thread}"),
     )?;
     write("events/sched/sched_waking/enable", "1")?;
-    // What was traced before is forgotten when this is opened for writing.
+    // Opening this for writing clears the trace.
     write("trace", "")
 }
 
@@ -93,7 +93,7 @@ fn last_wake_up() -> Result<u64> {
     moment_of_last(&trace).with_context(|| format!("no wake-up in the trace: {trace}"))
 }
 
-/// The time in the last line of a trace: `… 12.345678: sched_waking: …`, seconds.
+/// Time of a trace's last wake-up (`… 12.345678: sched_waking: …`, seconds) in nanoseconds.
 fn moment_of_last(trace: &str) -> Option<u64> {
     let line = trace
         .lines()

@@ -35,10 +35,10 @@ impl From<HugePages> for PageSize {
     }
 }
 
-/// A kernel of the node, or one of the user's own.
+/// A kernel of the node, or a file of the user's.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum KernelChoice {
-    /// One of `jiffy kernel list`.
+    /// A kernel that `jiffy kernel list` shows.
     Name(String),
     /// A file on this host.
     File(PathBuf),
@@ -57,7 +57,7 @@ impl From<&str> for KernelChoice {
 /// A volume to attach.
 pub type DiskUse = VolumeUse;
 
-/// `256`, `256M`, `2G`, `1T` in MiB.
+/// Parses `256`, `256M`, `2G` or `1T`; returns MiB.
 pub fn mebibytes(text: &str) -> Result<u64, String> {
     const MIB: u64 = 1 << 20;
     match parse_size(text, MIB) {
@@ -66,7 +66,7 @@ pub fn mebibytes(text: &str) -> Result<u64, String> {
     }
 }
 
-/// `50`, `50K`, `50M`, `2G`: so many a second.
+/// Parses a rate per second: `50`, `50K`, `50M`, `2G`.
 fn rate(text: &str) -> Result<NonZeroU64, String> {
     parse_size(text, 1)
         .and_then(NonZeroU64::new)
@@ -84,7 +84,7 @@ fn take_limit(limit: &mut DiskLimit, option: &str) -> Result<bool, String> {
     Ok(true)
 }
 
-/// `bps=50M`, `iops=1000`, or both with a comma between.
+/// Parses `bps=50M`, `iops=1000`, or both separated by a comma.
 pub fn disk_limit(text: &str) -> Result<DiskLimit, String> {
     let mut limit = DiskLimit::default();
     for option in text.split(',') {
@@ -97,7 +97,7 @@ pub fn disk_limit(text: &str) -> Result<DiskLimit, String> {
     Ok(limit)
 }
 
-/// `NAME`, `NAME:SIZE`, `NAME:ro`, `NAME:SIZE:ro`, and options after commas.
+/// Parses `NAME`, `NAME:SIZE`, `NAME:ro` or `NAME:SIZE:ro`, with options after commas.
 pub fn disk_use(text: &str) -> Result<DiskUse, String> {
     let mut options = text.split(',');
     let mut disk = volume_use(options.next().unwrap_or_default())?;
@@ -136,7 +136,7 @@ fn volume_use(text: &str) -> Result<DiskUse, String> {
     Ok(disk)
 }
 
-/// One side of `jiffy cp`.
+/// The source or the target of `jiffy cp`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Place {
     /// A path on this host.
@@ -147,7 +147,7 @@ pub enum Place {
     Tar,
 }
 
-/// `-`, `VM:PATH` or a path; a colon after a slash is part of a path.
+/// Parses `-`, `VM:PATH` or a path; a colon after a slash is part of a path.
 pub fn place(text: &str) -> Result<Place, String> {
     if text == "-" {
         return Ok(Place::Tar);
@@ -171,16 +171,16 @@ pub fn place(text: &str) -> Result<Place, String> {
     }
 }
 
-/// Where and how `run --timeline` shows the timeline.
+/// The format and the target of `run --timeline`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TimelineOutput {
-    /// How.
+    /// The format.
     pub format: TimelineFormat,
-    /// Where; none is stderr.
+    /// The file; `None` for stderr.
     pub file: Option<PathBuf>,
 }
 
-/// `FORMAT` or `FORMAT:FILE`.
+/// Parses `FORMAT` or `FORMAT:FILE`.
 pub fn timeline_output(text: &str) -> Result<TimelineOutput, String> {
     let (format, file) = match text.split_once(':') {
         Some((_, "")) => return Err(format!("'{text}' names no file after the colon")),
@@ -193,7 +193,7 @@ pub fn timeline_output(text: &str) -> Result<TimelineOutput, String> {
     Ok(TimelineOutput { format, file })
 }
 
-/// `TERM`, `SIGTERM`, `sigterm` or `15`.
+/// Parses `TERM`, `SIGTERM`, `sigterm` or `15`.
 pub fn signal_number(text: &str) -> Result<i32, String> {
     signal::number(text).ok_or_else(|| match text.parse::<i32>() {
         Ok(number) => format!(

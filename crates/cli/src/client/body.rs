@@ -9,9 +9,9 @@ use std::task::{Context, Poll};
 use thiserror::Error;
 use tokio::sync::mpsc;
 
-/// What a request carries.
+/// The body of a request.
 pub enum RequestBody {
-    /// The whole body, or nothing when it was sent.
+    /// The whole body; `None` once it was sent, or if there is none.
     Whole(Option<Bytes>),
     /// Pieces from a channel; an error ends the request.
     Stream(mpsc::Receiver<io::Result<Bytes>>),
@@ -23,7 +23,7 @@ pub enum RequestBody {
 pub struct Unreadable(String);
 
 impl RequestBody {
-    /// No body.
+    /// An empty body.
     pub fn empty() -> RequestBody {
         RequestBody::Whole(None)
     }
@@ -80,7 +80,7 @@ pub struct BodySender {
 const PIECE: usize = 256 * 1024;
 
 impl BodySender {
-    /// A sender, and what [`super::Client::upload`] takes.
+    /// Returns a sender, and the receiver for [`super::Client::upload`].
     pub fn new() -> (BodySender, mpsc::Receiver<io::Result<Bytes>>) {
         let (pieces, receiver) = mpsc::channel(4);
         let sender = BodySender {
@@ -90,7 +90,7 @@ impl BodySender {
         (sender, receiver)
     }
 
-    /// Sends what is left; with an error, breaks the request off instead.
+    /// Sends the rest; with an error, aborts the request instead.
     pub fn finish(mut self, result: io::Result<()>) {
         let last = result.and_then(|()| self.flush());
         if let Err(error) = last {

@@ -1,4 +1,4 @@
-//! A connection that has become frames, both ways.
+//! A connection that carries frames in both directions.
 
 use crate::failure::{Failure, Kind, Result, reason};
 use hyper::body::{Body, Incoming};
@@ -9,11 +9,11 @@ use std::future::poll_fn;
 use std::pin::Pin;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
-/// Frames both ways.
+/// Frames in both directions.
 pub struct Frames {
-    /// From the node.
+    /// Receives from the node.
     pub reader: FrameReader,
-    /// To the node.
+    /// Sends to the node.
     pub writer: FrameWriter,
 }
 
@@ -34,7 +34,7 @@ impl Frames {
     }
 }
 
-/// Where frames come from.
+/// The source of frames.
 enum Source {
     Stream(Box<dyn AsyncRead + Send + Unpin>),
     Body(Incoming),
@@ -48,7 +48,7 @@ pub struct FrameReader {
 }
 
 impl FrameReader {
-    /// Frames in the body of an ordinary answer.
+    /// Reads frames from the body of an ordinary answer.
     pub fn of_body(body: Incoming) -> FrameReader {
         FrameReader {
             source: Source::Body(body),
@@ -114,8 +114,8 @@ impl FrameWriter {
             .map_err(|error| broken(&reason(&error)))
     }
 
-    /// Sends some of these bytes of encoded frames and returns how many. Cancel safe: if
-    /// it is dropped, nothing was sent.
+    /// Sends some of these bytes of encoded frames and returns how many. Cancel safe: if it is
+    /// dropped, nothing was sent.
     pub async fn send_some(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         self.stream.write(bytes).await
     }

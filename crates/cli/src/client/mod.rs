@@ -36,23 +36,23 @@ const MAX_ANSWER: usize = 64 * 1024 * 1024;
 /// Where a node listens.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Endpoint {
-    /// On this host.
+    /// A Unix socket on this host.
     Unix(PathBuf),
-    /// In the machine.
+    /// The node in the machine.
     Tcp {
         /// A forwarded port on loopback.
         address: SocketAddr,
-        /// Sent with every request.
+        /// The token that is sent with every request.
         token: String,
     },
 }
 
-/// A node that can be asked. Every request has a connection of its own.
+/// A client of a node. Every request has a connection of its own.
 #[derive(Clone)]
 pub struct Client {
     endpoint: Endpoint,
     when_slow: Option<Arc<dyn Fn() -> Result<()> + Send + Sync>>,
-    /// Made while looking for the node; serves the first request.
+    /// A connection that was opened while looking for the node; the first request uses it.
     connection: Arc<Mutex<Option<std::os::unix::net::UnixStream>>>,
 }
 
@@ -60,12 +60,12 @@ pub struct Client {
 pub struct Upgraded {
     /// The frames.
     pub frames: Frames,
-    /// [`VM_ID_HEADER`].
+    /// The VM's id, from [`VM_ID_HEADER`].
     pub vm: Option<String>,
 }
 
 impl Client {
-    /// Asks the node at `endpoint`; nothing is sent yet.
+    /// A client of the node at `endpoint`; nothing is sent yet.
     pub fn new(endpoint: Endpoint) -> Client {
         Client {
             endpoint,
@@ -74,8 +74,7 @@ impl Client {
         }
     }
 
-    /// Calls `why` when an answer takes longer than [`SLOW`]; its error replaces the
-    /// answer.
+    /// Calls `why` if an answer takes longer than [`SLOW`]; its error replaces the answer.
     pub fn when_slow(self, why: impl Fn() -> Result<()> + Send + Sync + 'static) -> Client {
         Client {
             when_slow: Some(Arc::new(why)),
@@ -83,7 +82,7 @@ impl Client {
         }
     }
 
-    /// As [`Client::new`], over this connection for the first request.
+    /// As [`Client::new`]; the first request uses this connection.
     pub fn connected(
         endpoint: Endpoint,
         connection: std::os::unix::net::UnixStream,
@@ -103,7 +102,7 @@ impl Client {
         self.json(Method::GET, path, RequestBody::empty()).await
     }
 
-    /// `GET` of something as this media type, or as JSON if the node has it in no other.
+    /// `GET` in this media type, or in JSON if the node does not support it.
     pub async fn get_as(&self, media_type: &'static str, path: &str) -> Result<Answer> {
         let mut request = self.request(Method::GET, path, RequestBody::empty())?;
         let accept = HeaderValue::from_static(media_type);
@@ -126,13 +125,13 @@ impl Client {
             .await
     }
 
-    /// `DELETE`, or any other call that answers with nothing.
+    /// `DELETE`; the answer has no body.
     pub async fn delete(&self, path: &str) -> Result<()> {
         let request = self.request(Method::DELETE, path, RequestBody::empty())?;
         self.send(request).await.map(|_| ())
     }
 
-    /// Sends what `body`'s other end writes.
+    /// Sends a streamed body, which the other end of `body` writes.
     pub async fn upload<T: DeserializeOwned>(
         &self,
         method: Method,
@@ -259,7 +258,7 @@ impl Client {
         }
     }
 
-    /// The answer, or why there was none; or the error of `when_slow`.
+    /// The answer, or why there was none, or the error of `when_slow`.
     async fn answer(
         &self,
         answer: impl Future<Output = hyper::Result<Response<Incoming>>>,
@@ -331,7 +330,7 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// What it says in JSON.
+    /// Parses its JSON.
     pub fn json<T: DeserializeOwned>(&self) -> Result<T> {
         serde_json::from_slice(&self.bytes).map_err(|_| not_understood(self.status))
     }
@@ -351,14 +350,14 @@ where
     let (sender, connection) = handshake(TokioIo::new(Patient::new(stream)))
         .await
         .map_err(lost)?;
-    // Its errors reach whoever waits for the answer.
+    // The caller that waits for the answer gets its errors.
     tokio::spawn(async move {
         let _ = connection.with_upgrades().await;
     });
     Ok(sender)
 }
 
-/// The whole body of a short answer.
+/// Reads the whole body of a short answer.
 async fn whole(response: Response<Incoming>) -> Result<Bytes> {
     match Limited::new(response.into_body(), MAX_ANSWER)
         .collect()
@@ -372,7 +371,7 @@ async fn whole(response: Response<Incoming>) -> Result<Bytes> {
     }
 }
 
-/// The connection to the node broke.
+/// The error of a broken connection to the node.
 fn lost(error: hyper::Error) -> Failure {
     let mut source = std::error::Error::source(&error);
     while let Some(error) = source {
@@ -394,7 +393,7 @@ fn not_understood(status: StatusCode) -> Failure {
     .hint("`jiffy version` shows whether they are of different versions")
 }
 
-/// The path of a VM in the API, and what comes after it.
+/// The API path of a VM, followed by `rest`.
 pub fn vm_path(vm: &str, rest: &str) -> String {
     format!("/v1/vms/{}{rest}", encoded(vm))
 }

@@ -5,11 +5,11 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// A stream on which writing never fails because the other end has closed it.
+/// A stream whose writes never fail because the other end has closed it.
 ///
-/// A node that refuses an upload answers and hangs up before it has read all
-/// of it. The answer is still to be read, and a failed write must not hide it:
-/// bytes that can't be sent are dropped, and the next read gets the answer.
+/// A node that refuses an upload answers and closes the connection before it has read all of it. A
+/// failed write must not hide that answer: bytes that can't be sent are dropped, and the next read
+/// returns the answer.
 pub struct Patient<S> {
     stream: S,
     closed: bool,
@@ -24,7 +24,7 @@ impl<S> Patient<S> {
         }
     }
 
-    /// What a write came to; `length` is what was to be written.
+    /// The result of a write of `length` bytes.
     fn outcome(&mut self, result: io::Result<usize>, length: usize) -> io::Result<usize> {
         match result {
             Err(error)

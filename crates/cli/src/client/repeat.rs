@@ -6,11 +6,11 @@ use hyper::{Method, Request, StatusCode};
 use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
-/// How long a node may take to come back.
+/// How long a node may take to be restarted.
 const RESTART_TIME: Duration = Duration::from_secs(5);
 /// Time between attempts.
 const PAUSE: Duration = Duration::from_millis(50);
-/// Endings of paths whose requests are idempotent.
+/// Ends of paths whose requests are idempotent.
 const IDEMPOTENT: [&str; 7] = [
     "/start", "/stop", "/wait", "/pause", "/resume", "/wake", "/attach",
 ];
@@ -20,7 +20,7 @@ pub(super) struct Repeat {
     /// The request without its body, which is empty, if it may be repeated.
     empty: Option<Request<()>>,
     sent: bool,
-    /// Since the first time that no answer came.
+    /// End of the repetitions; set when no answer came for the first time.
     until: Option<Instant>,
 }
 
@@ -90,7 +90,7 @@ impl Repeat {
         Ok(again)
     }
 
-    /// Is what was to be removed gone because the first attempt removed it?
+    /// Whether the first attempt has removed what was to be removed.
     pub(super) fn was_done_before(&self, status: StatusCode) -> bool {
         let removes = |request: &Request<()>| request.method() == Method::DELETE;
         self.until.is_some()

@@ -1,4 +1,4 @@
-//! Tars on stdin and stdout.
+//! Tar archives on stdin and stdout.
 
 use super::{check_path, mode, owner};
 use crate::failure::{Failure, Result};
@@ -15,7 +15,7 @@ const BLOCK: u64 = 512;
 /// Writes a copy as a tar.
 pub struct TarWriter<W: Write> {
     tar: Builder<W>,
-    /// The name the root gets; `.` for the contents of a folder.
+    /// The root's name; `.` for the contents of a folder.
     name: String,
     size: u64,
     left: u64,
@@ -23,7 +23,7 @@ pub struct TarWriter<W: Write> {
 }
 
 impl<W: Write> TarWriter<W> {
-    /// A tar whose entries are all below `name`.
+    /// A writer of a tar whose entries are all below `name`.
     pub fn new(out: W, name: String) -> TarWriter<W> {
         TarWriter {
             tar: Builder::new(out),
@@ -34,7 +34,7 @@ impl<W: Write> TarWriter<W> {
         }
     }
 
-    /// Takes the next frame; true after the last.
+    /// Takes the next frame; true after the last one.
     pub fn take(&mut self, frame: CopyFrame) -> Result<bool> {
         match frame {
             CopyFrame::Entry(entry) => {
@@ -89,7 +89,7 @@ impl<W: Write> TarWriter<W> {
                 header.set_entry_type(EntryType::Regular);
                 header.set_size(*size);
                 (self.size, self.left) = (*size, *size);
-                // The bytes follow as they come.
+                // The bytes follow in later frames.
                 self.tar.append_data(&mut header, path, io::empty())
             }
         }
@@ -116,18 +116,18 @@ fn unwritable(error: io::Error) -> Failure {
     Failure::io("the tar can't be written", error)
 }
 
-/// Reads a tar as the frames of a copy into an existing folder.
+/// Reads a tar, and produces the frames of a copy into an existing folder.
 pub struct TarReader {
     root: CopyEntry,
     keep_owners: bool,
-    /// Folders the tar has named, to name them again where its order needs it.
+    /// Folders that the tar has named. They are repeated where the tar is not in depth-first order.
     folders: HashMap<String, CopyEntry>,
     /// The folder of the last entry.
     current: String,
 }
 
 impl TarReader {
-    /// `root` is the folder as it is; the copy does not change it.
+    /// `root` describes the existing folder, which the copy does not change.
     pub fn new(root: CopyEntry, keep_owners: bool) -> TarReader {
         TarReader {
             root,
@@ -137,8 +137,8 @@ impl TarReader {
         }
     }
 
-    /// Gives the frames of a whole tar to `send`, which says when to stop, and
-    /// a note for each entry that can't be copied to `note`.
+    /// Passes the frames of a whole tar to `send`, which returns whether to stop, and a note for
+    /// each entry that can't be copied to `note`.
     pub fn read(
         mut self,
         tar: impl Read,
@@ -173,7 +173,7 @@ impl TarReader {
             };
             let copied = CopyEntry {
                 mode: mode(header.mode().map_err(failed)?, self.keep_owners),
-                // Some tools write no names here.
+                // Some tools leave these fields empty.
                 uid: owner(header.uid().unwrap_or(0) as u32, self.keep_owners),
                 gid: owner(header.gid().unwrap_or(0) as u32, self.keep_owners),
                 mtime: header.mtime().unwrap_or(0) as i64,
@@ -199,8 +199,8 @@ impl TarReader {
         send(CopyFrame::End).map_err(failed)
     }
 
-    /// A copy is in depth-first order, and a tar need not be: names the
-    /// folders on the way to `path` that are not those of the last entry.
+    /// A copy must be in depth-first order, which a tar need not be: repeats the folders of `path`
+    /// that are not those of the last entry.
     fn name_folders(
         &mut self,
         path: &str,
@@ -231,7 +231,7 @@ impl TarReader {
     }
 }
 
-/// A path of a tar below the folder it is unpacked in.
+/// Normalises a path of a tar, relative to the folder it is unpacked in.
 fn normal(path: &Path) -> Result<String> {
     use std::path::Component;
     let mut parts = Vec::new();

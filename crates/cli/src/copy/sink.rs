@@ -1,8 +1,8 @@
-//! Frames become a file or folder here.
+//! Writes frames to a file or folder on this host.
 //!
-//! They come from a guest. Every entry is opened relative to its folder, never
-//! through a symbolic link, and never above the root (openat2(2)); a file gets
-//! its name only when it is whole.
+//! The frames come from a guest. Every entry is opened relative to its folder, never through a
+//! symbolic link, and never above the root (openat2(2)). A file gets its name only when it is
+//! complete.
 
 use super::{check_path, mode};
 use crate::failure::{Failure, Result, reason};
@@ -18,15 +18,15 @@ use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-/// Where the root of a copy goes.
+/// The target of a copy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Goal {
-    /// An existing folder, or one to be made.
+    /// An existing folder, or a path to be created.
     pub path: PathBuf,
-    /// The name the root gets when `path` is an existing folder; none puts
-    /// the contents of a copied folder into it.
+    /// The root's name if `path` is an existing folder; `None` copies the contents of a folder into
+    /// it.
     pub name: Option<String>,
-    /// `path` was written with a slash at its end: it must be a folder.
+    /// `path` was written with a slash at its end, so it must be a folder.
     pub folder: bool,
 }
 
@@ -35,30 +35,30 @@ pub struct Sink {
     goal: Goal,
     keep_owners: bool,
     root: Option<Root>,
-    /// Folders from the root to the last entry, to get their modes when
-    /// nothing more comes into them.
+    /// The folders from the root to the last entry. They get their modes once all of their entries
+    /// were written.
     open: Vec<CopyEntry>,
     file: Option<Unfinished>,
     entries: u64,
 }
 
-/// The folder everything is opened below, once the root has come.
+/// The folder below which everything is opened; known once the root's frame has come.
 struct Root {
-    /// The root itself when it is a folder, else the folder it is in.
+    /// The root itself if it is a folder, otherwise the folder that contains it.
     folder: OwnedFd,
-    /// How the user knows it.
+    /// The path for messages.
     shown: PathBuf,
-    /// It was there before: its mode and times are not ours to set.
+    /// It existed before, so its mode and times are not changed.
     existed: bool,
 }
 
-/// A file of which not all bytes have come.
+/// A file whose bytes have not all come.
 struct Unfinished {
     entry: CopyEntry,
     left: u64,
     file: File,
-    /// Its folder and its temporary and final names; none for what is written
-    /// in place (a device, a pipe).
+    /// Its folder, its temporary name and its final name; `None` for a target that is written in
+    /// place (a device, a pipe).
     place: Option<(OwnedFd, String, String)>,
 }
 
@@ -71,7 +71,7 @@ impl Drop for Unfinished {
 }
 
 impl Sink {
-    /// Nothing is written before the first frame.
+    /// A sink; nothing is written before the first frame.
     pub fn new(goal: Goal, keep_owners: bool) -> Sink {
         Sink {
             goal,
@@ -83,7 +83,7 @@ impl Sink {
         }
     }
 
-    /// Takes the next frame; true after the last.
+    /// Takes the next frame; true after the last one.
     pub fn take(&mut self, frame: CopyFrame) -> Result<bool> {
         match frame {
             CopyFrame::Entry(entry) => {
@@ -115,7 +115,7 @@ impl Sink {
         }
     }
 
-    /// The root: decides where everything goes.
+    /// Handles the root's frame, which determines all paths.
     fn begin(&mut self, entry: CopyEntry) -> Result<()> {
         let goal = self.goal.clone();
         let is_folder = goal.path.is_dir();
@@ -171,7 +171,7 @@ impl Sink {
         }
     }
 
-    /// A device or a pipe the user named: written to, not replaced.
+    /// A device or a pipe that the user named: it is written to, not replaced.
     fn begin_in_place(&mut self, entry: CopyEntry, size: u64) -> Result<()> {
         let path = &self.goal.path;
         let flags = OFlags::WRONLY | OFlags::CLOEXEC;
@@ -196,10 +196,10 @@ impl Sink {
         Ok(())
     }
 
-    /// Anything below the root.
+    /// Handles an entry below the root.
     fn entry(&mut self, entry: CopyEntry) -> Result<()> {
         let (above, name) = entry.path.rsplit_once('/').unwrap_or(("", &entry.path));
-        // Depth-first order: its folder is one of those still open.
+        // In depth-first order its folder is still open.
         let Some(depth) = self.open.iter().position(|folder| folder.path == above) else {
             return Err(disorder(&entry.path));
         };
@@ -246,7 +246,7 @@ impl Sink {
             .map_err(|error| Failure::io("the copy can't be written", error))
     }
 
-    /// Gives the last file its name, if all of it has come.
+    /// Gives the last file its name, if all of its bytes have come.
     fn finish_file(&mut self) -> Result<()> {
         let Some(mut unfinished) = self.file.take() else {
             return Ok(());
@@ -282,8 +282,7 @@ impl Sink {
         Ok(())
     }
 
-    /// Gives the folders from this depth on their modes and times, deepest
-    /// first.
+    /// Sets the modes and times of the folders from this depth on, deepest first.
     fn close_folders(&mut self, depth: usize) -> Result<()> {
         while self.open.len() > depth {
             let Some(entry) = self.open.pop() else { break };
@@ -310,8 +309,7 @@ impl Sink {
     }
 }
 
-/// The folder a path is in, and its last name. A link there is followed, as
-/// the user named it.
+/// The folder of a path, and its last name. A link there is followed, because the user named it.
 fn split(path: &Path) -> Result<(PathBuf, String)> {
     let path = match path.is_symlink() {
         true => path.canonicalize().unwrap_or_else(|_| path.to_owned()),
@@ -331,7 +329,7 @@ fn split(path: &Path) -> Result<(PathBuf, String)> {
     Ok((parent, name.to_owned()))
 }
 
-/// Whether it is there and, links followed, neither a file nor a folder.
+/// Whether it exists and, after following links, is neither a file nor a folder.
 fn special(path: &Path) -> bool {
     std::fs::metadata(path).is_ok_and(|facts| !facts.is_file() && !facts.is_dir())
 }
@@ -345,7 +343,7 @@ fn open_folder(path: &Path) -> Result<OwnedFd> {
     })
 }
 
-/// A folder below the root, reached through no link.
+/// Opens a folder below the root without following links.
 fn below(root: &OwnedFd, path: &str) -> rustix::io::Result<OwnedFd> {
     let path = if path.is_empty() { "." } else { path };
     openat2(
@@ -362,7 +360,7 @@ fn duplicate(fd: &OwnedFd) -> Result<OwnedFd> {
         .map_err(|error| Failure::io("a folder can't be opened twice", error))
 }
 
-/// Makes a folder that its owner can write to for now; true if it was there.
+/// Creates a folder that its owner can write to for now; true if it existed.
 fn make_folder(folder: &OwnedFd, name: &str, target: &Path) -> Result<bool> {
     match mkdirat(folder, name, Mode::RWXU) {
         Ok(()) => Ok(false),
@@ -393,7 +391,7 @@ fn start_file(
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let made = openat(&folder, temporary.as_str(), flags, Mode::RUSR | Mode::WUSR);
     let file = match made {
-        // Left by a killed process that had the same id.
+        // A killed process with the same id has left it.
         Err(Errno::EXIST) => {
             let _ = unlinkat(&folder, temporary.as_str(), AtFlags::empty());
             openat(&folder, temporary.as_str(), flags, Mode::RUSR | Mode::WUSR)
@@ -409,7 +407,7 @@ fn start_file(
     })
 }
 
-/// Makes a link, in the place of any file or link of that name.
+/// Creates a link, and replaces an existing file or link of that name.
 fn make_link(folder: &OwnedFd, name: &str, link: &str, target: &Path) -> Result<()> {
     let failed = |error| unwritable(target, error);
     match symlinkat(link, folder, name) {

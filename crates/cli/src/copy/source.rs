@@ -1,4 +1,4 @@
-//! A file or folder here becomes frames.
+//! Reads a file or folder on this host as frames.
 
 use super::{mode, owner};
 use crate::client::FrameWriter;
@@ -10,12 +10,12 @@ use std::io::Read;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// Sends `root` and all below it, without the end. Sockets, pipes and devices
-/// are left out; each gives a note.
+/// Sends `root` and everything below it, without the final frame. Sockets, pipes and devices are
+/// skipped, with a note for each.
 ///
-/// `name` is what the root will be called in a folder that exists, or empty.
-/// `as_root` replaces the facts of the root: for the contents of a folder that
-/// go into one that exists and must not change.
+/// `name` is the root's name in an existing folder, or empty. `as_root` replaces the root's
+/// metadata: for the contents of a folder that are copied into an existing one, which must not
+/// change.
 pub async fn send_tree(
     frames: &mut FrameWriter,
     root: &Path,
@@ -64,7 +64,7 @@ pub async fn send_tree(
     Ok(())
 }
 
-/// What it is; none for what can't be copied.
+/// The kind of an entry; `None` if it can't be copied.
 fn kind(path: &Path, facts: &Metadata) -> Result<Option<CopyKind>> {
     let kind = facts.file_type();
     Ok(if kind.is_dir() {
@@ -90,7 +90,7 @@ fn special(facts: &Metadata) -> &'static str {
     }
 }
 
-/// What is in a folder, the last by name first, as they are popped.
+/// The entries of a folder in reverse order of their names, because they are popped.
 fn children(folder: &Path, inside: &str) -> Result<Vec<(PathBuf, String)>> {
     let failed = |error| unreadable(folder, error);
     let mut children = Vec::new();

@@ -1,4 +1,4 @@
-//! The checks, one by one.
+//! The checks of `jiffy doctor`.
 
 use super::report::{Check, Needed, State};
 use crate::failure::reason;
@@ -7,6 +7,7 @@ use crate::place::{Folders, kvm};
 use crate::render::size;
 use jiffy_machine::MachineError;
 use jiffy_machine::disk::find_mkfs;
+use jiffy_wire::api::{Containment, Network};
 use jiffy_wire::vmm::{KvmKind, KvmProbe};
 use rustix::fs::{Access, CWD, Mode, OFlags, accessat, ioctl_ficlone, openat, statfs, statvfs};
 use rustix::io::Errno;
@@ -23,7 +24,7 @@ const CAP_SYS_PTRACE: u32 = 19;
 /// `CAP_NET_ADMIN` (linux/capability.h).
 const CAP_NET_ADMIN: u32 = 12;
 
-/// A real KVM, an emulated one or none.
+/// Checks whether KVM is real, emulated or missing.
 pub fn kvm(folders: &Folders) -> (Check, Option<KvmProbe>) {
     let check =
         |state, detail: &str| Check::new("kvm", "KVM", state, detail).needed(Needed::Natively);
@@ -57,7 +58,7 @@ pub fn kvm(folders: &Folders) -> (Check, Option<KvmProbe>) {
     }
 }
 
-/// When the probe itself failed.
+/// The check's result if the probe itself failed.
 pub fn no_probe(why: &str) -> (Check, Option<KvmProbe>) {
     let check = Check::new("kvm", "KVM", State::Bad, format!("the probe: {why}"));
     (check.needed(Needed::Natively), None)
@@ -73,7 +74,7 @@ fn no_kvm(why: &str) -> KvmProbe {
     }
 }
 
-/// jiffyd, jiffy-vmm and jiffy-init.
+/// Checks jiffyd, jiffy-vmm and jiffy-init.
 pub fn programs(folders: &Folders) -> Check {
     let missing: Vec<&str> = ["jiffyd", "jiffy-vmm", "jiffy-init"]
         .into_iter()
@@ -90,7 +91,7 @@ pub fn programs(folders: &Folders) -> Check {
     .needed(Needed::Natively)
 }
 
-/// The kernel and initramfs of ordinary guests.
+/// Checks the kernel and initramfs of ordinary guests.
 pub fn guest_kernel(folders: &Folders) -> Check {
     let kernel = folders.share.join("kernels/base/vmlinux");
     let initramfs = folders.share.join("initramfs.cpio");
@@ -115,7 +116,7 @@ pub fn guest_kernel(folders: &Folders) -> Check {
     .needed(Needed::Natively)
 }
 
-/// userfaultfd, also for faults in the kernel (those of vCPUs).
+/// Checks userfaultfd, also for faults in the kernel (those of vCPUs).
 pub fn userfaultfd() -> Check {
     let check = |state, detail: &str| Check::new("userfaultfd", "userfaultfd", state, detail);
     let Ok(setting) = fs::read_to_string("/proc/sys/vm/unprivileged_userfaultfd") else {
@@ -135,7 +136,7 @@ pub fn userfaultfd() -> Check {
     }
 }
 
-/// Free huge pages of both sizes.
+/// Checks the free huge pages of both sizes.
 pub fn huge_pages() -> Check {
     let free = |kib: u64| -> Option<u64> {
         let file = format!("/sys/kernel/mm/hugepages/hugepages-{kib}kB/free_hugepages");
@@ -160,8 +161,8 @@ pub fn huge_pages() -> Check {
     }
 }
 
-/// Whether the kernel may back VMs' memory (shared memory) with huge pages by
-/// itself: a first touch then costs one fault for 2 MiB, not 512.
+/// Checks whether the kernel may back VMs' memory (shared memory) with huge pages: a first touch
+/// then costs one fault per 2 MiB, not 512.
 pub fn transparent_huge_pages() -> Check {
     let check = |state, detail: &str| {
         Check::new(
@@ -184,7 +185,7 @@ pub fn transparent_huge_pages() -> Check {
     }
 }
 
-/// The selected value, in brackets, of `always [advise] never`.
+/// The selected value, the one in brackets, of `always [advise] never`.
 fn chosen(setting: &str) -> Option<&str> {
     setting
         .split_once('[')?
@@ -193,7 +194,7 @@ fn chosen(setting: &str) -> Option<&str> {
         .map(|(word, _)| word)
 }
 
-/// Whether nice values have an effect between sessions. With autogroups the kernel divides
+/// Checks whether nice values have an effect between sessions. With autogroups the kernel divides
 /// CPU time between sessions (sched(7)), and each VM is one.
 pub fn priorities() -> Check {
     let setting = fs::read_to_string("/proc/sys/kernel/sched_autogroup_enabled").ok();
@@ -215,14 +216,17 @@ fn priorities_with(autogroup: Option<&str>) -> Check {
     }
 }
 
-/// What VMs' network needs of this host, and what the node says of it, if one runs.
-pub fn network(node: Option<&str>) -> Check {
+/// Checks what VMs' network needs of this host; `node` is the default network of a node that runs.
+pub fn network(node: Option<&Network>) -> Check {
     let device = Path::new("/dev/net/tun");
     let check = |state, detail: &str| Check::new("tun", "network", state, detail);
-    if let Some(said) = node {
-        return match said.strip_prefix("none: ") {
-            Some(why) => check(State::Bad, &format!("VMs have none: {why}")),
-            None => check(State::Good, &format!("VMs have addresses of {said}")),
+    if let Some(Network { ranges, error, .. }) = node {
+        return match error {
+            Some(why) => check(State::Bad, why.trim_end_matches('.')),
+            None => check(
+                State::Good,
+                &format!("VMs have addresses of {}", ranges.join(", ")),
+            ),
         };
     }
     if accessible(device) && !has_capability(CAP_NET_ADMIN) {
@@ -241,7 +245,7 @@ pub fn network(node: Option<&str>) -> Check {
     }
 }
 
-/// The unified hierarchy.
+/// Checks for the unified hierarchy.
 pub fn cgroups() -> Check {
     let check = |state, detail: &str| Check::new("cgroup2", "cgroup v2", state, detail);
     let mounted = |path: &str| statfs(path).is_ok_and(|facts| facts.f_type == CGROUP2_MAGIC);
@@ -255,7 +259,35 @@ pub fn cgroups() -> Check {
     }
 }
 
-/// Copies that share their blocks, on the data folder's file system.
+/// What isolates the processes of VMs from the host and from one another, as the node has found
+/// when it started.
+pub fn containment(node: Option<&Containment>) -> Check {
+    let check = |state, detail: &str| Check::new("containment", "containment", state, detail);
+    let Some(found) = node else {
+        return check(State::Neutral, "not known until jiffyd runs");
+    };
+    let mut parts = Vec::new();
+    if found.own_user {
+        parts.push("a user");
+    }
+    if found.jailed {
+        parts.push("namespaces");
+    }
+    if found.cgroups {
+        parts.push("a control group");
+    }
+    let mut detail = match parts.as_slice() {
+        [] => "VMMs run as jiffyd's user, with filtered system calls".to_owned(),
+        parts => format!("each VMM has {} of its own", parts.join(", ")),
+    };
+    if found.lacks.is_empty() {
+        return check(State::Good, &detail);
+    }
+    detail = format!("{detail}; {}", found.lacks.join("; "));
+    check(State::Bad, &detail).hint("docs/security.md says what each kind of jail needs")
+}
+
+/// Checks for copies that share their blocks, on the data folder's file system.
 pub fn reflink(folders: &Folders) -> Check {
     let check = |state, detail: String| Check::new("reflink", "reflink", state, detail);
     let data = match folders.data() {
@@ -288,7 +320,7 @@ fn clone_in(folder: &Path) -> rustix::io::Result<()> {
     ioctl_ficlone(&to, &from)
 }
 
-/// Free space for the data folder.
+/// Checks the free space of the data folder.
 pub fn space(folders: &Folders) -> Check {
     let check = |state, detail: String| Check::new("space", "disk space", state, detail);
     let data = match folders.data() {
@@ -310,7 +342,7 @@ pub fn space(folders: &Folders) -> Check {
     }
 }
 
-/// QEMU, for the machine.
+/// Checks for QEMU, which the machine needs.
 pub fn qemu() -> Check {
     let name = "qemu-system-x86_64";
     let found = std::env::var_os("PATH").and_then(|path| {
@@ -331,7 +363,7 @@ pub fn qemu() -> Check {
     .needed(Needed::InMachine)
 }
 
-/// What formats the machine's disk before its first start.
+/// Checks for the program that formats the machine's disk before its first start.
 pub fn mkfs(folders: &Folders) -> Check {
     let has_disk = machine(folders).is_ok_and(|machine| machine.has_disk());
     mkfs_for(has_disk, find_mkfs())
@@ -355,7 +387,7 @@ fn mkfs_for(has_disk: bool, mkfs: Result<PathBuf, MachineError>) -> Check {
     }
 }
 
-/// The machine's kernel and initramfs.
+/// Checks the machine's kernel and initramfs.
 pub fn machine_image(folders: &Folders) -> Check {
     let folder = folders.share.join("machine");
     let missing = ["vmlinux", "initramfs.cpio"]
@@ -397,7 +429,7 @@ fn has_capability(number: u32) -> bool {
         .is_some_and(|mask| mask & (1 << number) != 0)
 }
 
-/// The folder, or the nearest above it that exists.
+/// The folder, or its nearest parent that exists.
 fn existing(folder: &Path) -> PathBuf {
     folder
         .ancestors()
@@ -418,6 +450,55 @@ mod tests {
         for without in [Some("0\n"), None] {
             assert_eq!(priorities_with(without).state, State::Good);
         }
+    }
+
+    #[test]
+    fn what_vmms_are_contained_by_is_what_the_node_reports() {
+        assert_eq!(containment(None).state, State::Neutral);
+        let whole = Containment {
+            jailed: true,
+            own_user: true,
+            cgroups: true,
+            lacks: Vec::new(),
+        };
+        let check = containment(Some(&whole));
+        assert_eq!(check.state, State::Good);
+        assert_eq!(
+            check.detail,
+            "each VMM has a user, namespaces, a control group of its own"
+        );
+        let off = Containment {
+            lacks: vec!["jiffyd was started with --jail off".into()],
+            ..Containment::default()
+        };
+        let check = containment(Some(&off));
+        assert_eq!(check.state, State::Bad);
+        assert!(check.detail.ends_with("--jail off"), "{}", check.detail);
+        assert!(check.hint.is_some());
+    }
+
+    #[test]
+    fn a_node_that_runs_says_what_network_vms_have() {
+        let default = Network {
+            ranges: vec!["10.118.0.0/16".into(), "fd00::/96".into()],
+            ..Network::default()
+        };
+        let check = network(Some(&default));
+        assert_eq!(check.state, State::Good);
+        assert_eq!(
+            check.detail,
+            "VMs have addresses of 10.118.0.0/16, fd00::/96"
+        );
+        let none = Network {
+            error: Some("VMs have no network on this host: another jiffyd has it.".into()),
+            ..Network::default()
+        };
+        let check = network(Some(&none));
+        assert_eq!(check.state, State::Bad);
+        assert_eq!(
+            check.detail,
+            "VMs have no network on this host: another jiffyd has it"
+        );
     }
 
     #[test]

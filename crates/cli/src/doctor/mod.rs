@@ -1,4 +1,4 @@
-//! What this host offers, and what to do about the rest.
+//! Checks what this host offers, and suggests what to do about the rest.
 
 mod checks;
 mod report;
@@ -6,12 +6,21 @@ mod report;
 use report::Report;
 
 use crate::place::Folders;
+use jiffy_wire::api::{Containment, Network};
 
-/// Looks at everything; starts nothing but the tiny guest of the KVM probe. `network` is what
-/// the node says of its network, if one runs.
-pub fn examine(folders: &Folders, network: Option<&str>) -> Report {
+/// What a running node reports; all `None` if none runs.
+#[derive(Debug, Default)]
+pub struct Reported {
+    /// How it contains VMMs.
+    pub containment: Option<Containment>,
+    /// Its default network.
+    pub network: Option<Network>,
+}
+
+/// Runs all checks; starts only the tiny guest of the KVM probe.
+pub fn examine(folders: &Folders, node: &Reported) -> Report {
     let began = jiffy_sys::clock::monotonic_ns();
-    // The probe runs beside the other checks.
+    // The probe runs at the same time as the other checks.
     let (kvm, others) = std::thread::scope(|scope| {
         let kvm = scope.spawn(|| checks::kvm(folders));
         let others = vec![
@@ -21,8 +30,9 @@ pub fn examine(folders: &Folders, network: Option<&str>) -> Report {
             checks::huge_pages(),
             checks::transparent_huge_pages(),
             checks::priorities(),
-            checks::network(network),
+            checks::network(node.network.as_ref()),
             checks::cgroups(),
+            checks::containment(node.containment.as_ref()),
             checks::reflink(folders),
             checks::space(folders),
             checks::qemu(),

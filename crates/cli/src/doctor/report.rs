@@ -1,20 +1,20 @@
-//! The doctor's findings and what follows from them.
+//! The results of the checks, and the conclusion.
 
 use crate::render::harmless;
 use jiffy_wire::vmm::{KvmKind, KvmProbe};
 use serde::Serialize;
 use std::fmt;
 
-/// Everything the doctor found.
+/// All results.
 #[derive(Debug, Serialize)]
 pub struct Report {
     /// Where VMs run.
     pub verdict: Verdict,
     /// The KVM probe, if it could run.
     pub kvm: Option<KvmProbe>,
-    /// One by one.
+    /// The checks in order.
     pub checks: Vec<Check>,
-    /// How long it took, microseconds.
+    /// How long they took, microseconds.
     pub took_us: u64,
 }
 
@@ -22,11 +22,11 @@ pub struct Report {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
-    /// On this host itself.
+    /// On this host.
     Native,
     /// Only in the machine.
     Machine,
-    /// Not at all, as things are.
+    /// Nowhere, until something is changed.
     Nowhere,
 }
 
@@ -41,52 +41,52 @@ impl Verdict {
     }
 }
 
-/// One thing that was looked at.
+/// The result of one check.
 #[derive(Debug, Serialize)]
 pub struct Check {
-    /// A short name for programs, `huge_pages`.
+    /// A short name for programs, such as `huge_pages`.
     pub id: &'static str,
     /// Its name for people.
     #[serde(skip)]
     pub name: &'static str,
-    /// How it is.
+    /// The state.
     pub state: State,
-    /// What was seen, one sentence or less.
+    /// What was found, one sentence or less.
     pub detail: String,
     /// What to do, if anything.
     pub hint: Option<String>,
-    /// VMs run nowhere, or not natively, without it.
+    /// Which VMs can't run without it.
     #[serde(skip)]
     pub needed: Needed,
 }
 
-/// How a thing is.
+/// The state of a checked thing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum State {
-    /// It is there and works.
+    /// It exists and works.
     Good,
     /// It is missing or does not work.
     Bad,
-    /// It does not matter here, or can't be told.
+    /// It does not matter here, or can't be determined.
     Neutral,
 }
 
-/// What depends on a thing.
+/// Which VMs need a checked thing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Needed {
     /// Every VM.
     Always,
-    /// VMs on this host itself.
+    /// VMs on this host.
     Natively,
     /// VMs in the machine.
     InMachine,
-    /// Some feature only.
+    /// No VM, only some feature.
     Never,
 }
 
 impl Check {
-    /// A thing that some feature may want.
+    /// A result for a thing that no VM needs.
     pub fn new(
         id: &'static str,
         name: &'static str,
@@ -103,13 +103,13 @@ impl Check {
         }
     }
 
-    /// With what to do.
+    /// Adds what the user can do.
     pub fn hint(mut self, hint: impl Into<String>) -> Check {
         self.hint = Some(hint.into());
         self
     }
 
-    /// With what depends on it.
+    /// Sets which VMs need it.
     pub fn needed(mut self, needed: Needed) -> Check {
         self.needed = needed;
         self
@@ -117,7 +117,7 @@ impl Check {
 }
 
 impl Report {
-    /// Draws the conclusion.
+    /// Computes the verdict.
     pub fn new(
         (kvm, probe): (Check, Option<KvmProbe>),
         others: Vec<Check>,
@@ -141,7 +141,7 @@ impl Report {
         } else {
             Verdict::Nowhere
         };
-        // A check for the machine only is no problem where no machine is needed.
+        // A missing thing of the machine is no problem if no machine is needed.
         if verdict == Verdict::Native {
             for check in &mut checks {
                 if check.needed == Needed::InMachine && check.state == State::Bad {

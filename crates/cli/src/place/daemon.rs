@@ -1,4 +1,4 @@
-//! The node on this host: connect, or start it first.
+//! The node on this host: connects to it, or starts it first.
 
 use super::folders::Folders;
 use super::wait::read_until;
@@ -15,9 +15,9 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// A daemon that takes longer to listen is taken to hang.
+/// Timeout of a daemon that is started.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Most of the log that is searched for a reason.
+/// Most bytes of the log's end that are searched for a cause.
 const LOG_TAIL: u64 = 4096;
 
 /// A connection to the node if it runs.
@@ -25,14 +25,14 @@ pub fn connect(folders: &Folders) -> Option<UnixStream> {
     UnixStream::connect(folders.socket()).ok()
 }
 
-/// A connection to the node, which is started if it does not run. The run folder is
-/// there, and ours.
+/// A connection to the node, which is started if it does not run. The run folder must exist and
+/// belong to this user.
 pub fn connect_or_start(folders: &Folders) -> Result<UnixStream> {
     if let Some(connection) = connect(folders) {
         return Ok(connection);
     }
     let lock = spawn_lock(folders)?;
-    // Whoever had the lock before may have started it.
+    // The previous holder of the lock may have started it.
     if let Some(connection) = connect(folders) {
         return Ok(connection);
     }
@@ -109,7 +109,7 @@ fn start(folders: &Folders) -> Result<()> {
     }
 }
 
-/// One starter at a time; released when dropped.
+/// Locks the start, so that only one process starts the node; unlocked when dropped.
 fn spawn_lock(folders: &Folders) -> Result<Locked> {
     let path = folders.run.join("jiffyd.start");
     let failed =
@@ -119,14 +119,14 @@ fn spawn_lock(folders: &Folders) -> Result<Locked> {
         .map_err(failed)
 }
 
-/// Waits for the daemon's byte; false when it ended without one.
+/// Waits for the daemon's byte; false if the daemon ended without sending it.
 fn listening(ready: OwnedFd) -> io::Result<bool> {
     let mut byte = [0];
     let count = read_until(&ready, &mut byte, Instant::now() + PATIENCE)?;
     Ok(count == 1)
 }
 
-/// The failure, with the last line of the daemon's log.
+/// The failure to start, with the last line of the daemon's log.
 fn did_not_start(log: &Path, since: u64) -> Failure {
     let said = last_line(log, since);
     let failure = match said {

@@ -14,9 +14,9 @@ const MAX_SOCKET_PATH: usize = 107;
 /// Jiffy's folders on this host.
 #[derive(Debug, Clone)]
 pub struct Folders {
-    /// Images, volumes, VMs; `None` where no home is known.
+    /// Images, volumes, VMs; `None` without a home folder.
     data: Option<PathBuf>,
-    /// Sockets; gone after a reboot.
+    /// Sockets; removed by a reboot.
     pub run: PathBuf,
     /// `jiffyd`, `jiffy-vmm`, `jiffy-init`.
     pub lib: PathBuf,
@@ -25,8 +25,8 @@ pub struct Folders {
 }
 
 impl Folders {
-    /// From the environment and where this program is installed. Nothing is
-    /// made; none of them need exist.
+    /// Finds the folders by the environment and this program's path. They are not created and need
+    /// not exist.
     pub fn find() -> Folders {
         let found = folders::Folders::find(&Chosen::by_environment());
         Folders {
@@ -37,7 +37,7 @@ impl Folders {
         }
     }
 
-    /// Images, volumes, VMs.
+    /// The folder of images, volumes and VMs.
     pub fn data(&self) -> Result<&Path> {
         self.data.as_deref().ok_or_else(|| {
             Failure::new("HOME is not set, so there is no folder to keep data in")
@@ -50,7 +50,7 @@ impl Folders {
         self.run.join("jiffyd.sock")
     }
 
-    /// A program of Jiffy's own.
+    /// The path of one of Jiffy's programs.
     pub fn program(&self, name: &str) -> Result<PathBuf> {
         let path = self.lib.join(name);
         if path.exists() {
@@ -65,7 +65,7 @@ impl Folders {
         ))
     }
 
-    /// For a test: all of them in a folder of its own.
+    /// For tests: all of them in one folder.
     #[cfg(test)]
     pub fn below(root: &Path) -> Folders {
         let [data, run, lib, share] = ["data", "run", "lib", "share"].map(|name| root.join(name));
@@ -77,8 +77,8 @@ impl Folders {
         }
     }
 
-    /// Whether the run folder exists. One that another user could have created is
-    /// refused: nothing in it can be trusted.
+    /// Whether the run folder exists. A folder that another user could have created is refused,
+    /// because nothing in it can be trusted.
     pub fn has_run(&self) -> Result<bool> {
         let run = self.run.display();
         match is_mine_alone(&self.run) {

@@ -1,4 +1,5 @@
-//! Whether this host has a real KVM. `jiffy-vmm probe` is run once a boot; its result is kept.
+//! Finds out whether this host has a real KVM. `jiffy-vmm probe` runs once per boot; its result is
+//! stored.
 
 use super::folders::Folders;
 use super::wait::read_until;
@@ -14,21 +15,21 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// The device.
+/// Path of the KVM device.
 pub const DEVICE: &str = "/dev/kvm";
 /// The hint when /dev/kvm exists and can't be opened.
 pub const JOIN: &str = "join its group: `usermod -aG kvm $USER`, then log in again";
-/// A probe that takes longer is taken to hang.
+/// Timeout of the probe.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Its answer is a few hundred bytes.
+/// Most bytes of the probe's answer; it has a few hundred.
 const MAX_ANSWER: usize = 64 * 1024;
 
 /// The stored result of a probe, and the device it is about.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Verdict {
     boot_id: String,
-    /// Device, inode, device number and change time of /dev/kvm: all change
-    /// when the module is loaded anew or permissions are.
+    /// Device, inode, device number and change time of /dev/kvm: one of them changes when the
+    /// module is loaded again or permissions change.
     device: (u64, u64, u64, i64, i64),
     kind: KvmKind,
 }
@@ -39,8 +40,8 @@ pub fn kind(folders: &Folders) -> Result<KvmKind> {
 }
 
 fn kind_of(path: &Path, folders: &Folders) -> Result<KvmKind> {
-    // Not stored: it is quick, and it changes while the device does not (a user joins
-    // its group).
+    // Not stored: the check is quick, and its result can change while the device does not (a user
+    // joins its group).
     if !usable(path) {
         return Ok(KvmKind::None);
     }
@@ -83,13 +84,13 @@ pub fn usable(device: &Path) -> bool {
     .is_ok()
 }
 
-/// Whether the device is there and this process may not open it.
+/// Whether the device exists and this process may not open it.
 pub fn is_refused() -> bool {
     let device = Path::new(DEVICE);
     device.exists() && !usable(device)
 }
 
-/// Asks `jiffy-vmm`, which runs a tiny guest.
+/// Runs `jiffy-vmm probe`, which runs a tiny guest.
 pub fn probe(folders: &Folders) -> Result<KvmProbe> {
     let program = folders.program("jiffy-vmm")?;
     let failed = |why: String| {
@@ -149,9 +150,9 @@ mod tests {
     use super::*;
     use std::path::PathBuf;
 
-    /// Folders with a `jiffy-vmm` that answers so, and notes each time. Another
-    /// process writes it: what a child of another test has open for writing, as
-    /// it does from fork to exec, can't be executed.
+    /// Folders with a `jiffy-vmm` that gives this answer and logs each call. Another process writes
+    /// the file: between fork and exec, a child of another test may have it open for writing, and
+    /// then it can't be executed.
     fn folders(root: &Path, answer: &str) -> Folders {
         let lib = root.join("lib");
         fs::create_dir_all(&lib).unwrap();

@@ -9,11 +9,11 @@ use std::collections::BTreeSet;
 use std::error::Error;
 use std::time::Duration;
 
-/// The machine's node, and whether it had to be started.
+/// The machine's node, and whether the machine had to be started.
 pub struct Reached {
-    /// Where it listens.
+    /// Where the node listens.
     pub endpoint: Endpoint,
-    /// The machine was not running.
+    /// Whether the machine was started.
     pub started: bool,
 }
 
@@ -26,8 +26,8 @@ pub fn machine(folders: &Folders) -> Result<Machine> {
     }))
 }
 
-/// The machine's node; the machine is started if it does not run, which is
-/// reported once on stderr, with the reason `why` VMs run there.
+/// Reaches the machine's node. The machine is started if it does not run; this is reported once on
+/// stderr, with the reason `why` VMs run there.
 pub fn reach(folders: &Folders, why: &str) -> Result<Reached> {
     if let Some(endpoint) = running(folders) {
         return Ok(Reached {
@@ -60,8 +60,8 @@ pub fn start(folders: &Folders, options: Options, why: &str) -> Result<Reached> 
     })
 }
 
-/// For a node that is slow to answer: the machine may be paused because this
-/// host's disk was full. Lets it go on, or says why it can't.
+/// Called when the node is slow to answer: the machine may be paused because this host's disk was
+/// full. Resumes it, or returns why that is not possible.
 pub fn nudge(folders: &Folders) -> Result<()> {
     let machine = machine(folders)?;
     match machine.cause_of_death() {
@@ -69,12 +69,12 @@ pub fn nudge(folders: &Folders) -> Result<()> {
             .start(Options::default(), &mut |_| {})
             .map(|_| ())
             .map_err(failure),
-        // If the machine has ended, the connection breaks by itself.
+        // If the machine has ended, the connection breaks.
         _ => Ok(()),
     }
 }
 
-/// Has these ports of this host lead to the machine, and no others of VMs'.
+/// Forwards these ports of this host to the machine, and no other ports of VMs.
 pub fn forward(folders: &Folders, ports: &BTreeSet<Forward>) -> Result<()> {
     machine(folders)?.forward(ports).map_err(failure)
 }
@@ -88,7 +88,7 @@ pub fn running(folders: &Folders) -> Option<Endpoint> {
     })
 }
 
-/// Why the machine does not answer, if it has ended or stands still.
+/// Why the machine does not answer, if it has ended or is paused.
 pub fn cause_of_death(folders: &Folders) -> Option<Failure> {
     let cause = match machine(folders).ok()?.cause_of_death()? {
         MachineError::Died { console, .. } => {
@@ -102,7 +102,7 @@ pub fn cause_of_death(folders: &Folders) -> Option<Failure> {
     Some(cause.kind(crate::failure::Kind::Unreachable))
 }
 
-/// An error of the machine with its cause and what to do.
+/// Converts an error of the machine, with its cause and a hint.
 pub fn failure(error: MachineError) -> Failure {
     let mut message = error.to_string();
     if let Some(source) = error.source() {
@@ -120,14 +120,14 @@ pub fn failure(error: MachineError) -> Failure {
     }
 }
 
-/// One sentence, and on a terminal a spinner until the machine is ready.
+/// Prints one sentence, and on a terminal a spinner until the machine is ready.
 struct Progress {
     bar: ProgressBar,
 }
 
 impl Progress {
     fn new(why: &str) -> Progress {
-        // This line stays when the spinner is cleared.
+        // This line stays when the spinner is removed.
         eprintln!("jiffy: {why}starting the machine");
         let bar = ProgressBar::new_spinner();
         if let Ok(style) = ProgressStyle::with_template("  {spinner} {msg} {elapsed}") {

@@ -1,5 +1,4 @@
-//! Finding the node: `jiffyd` on this host where it has a real KVM, in the
-//! machine where it has not.
+//! Finds the node: `jiffyd` on this host if it has a real KVM, otherwise in the machine.
 
 pub mod daemon;
 pub mod folders;
@@ -15,17 +14,17 @@ use crate::failure::{Failure, Result};
 use jiffy_wire::timeline::{Span, Track, names};
 use jiffy_wire::vmm::KvmKind;
 
-/// A node, and what had to be done to find it.
+/// A node that was found.
 pub struct Found {
-    /// To ask it.
+    /// A client of the node.
     pub client: Client,
-    /// It is in the machine.
+    /// Whether it is in the machine.
     pub in_machine: bool,
-    /// The start of the machine, if that was needed.
+    /// The span of the machine's start, if it was started.
     pub machine_start: Option<Span>,
 }
 
-/// The node for this command; started if it does not run.
+/// Finds the node for this command; starts it if it does not run.
 pub fn find(choice: MachineUse, folders: &Folders) -> Result<Found> {
     folders.make_run()?;
     if let Some(why) = in_machine(choice, folders)? {
@@ -49,7 +48,7 @@ pub fn find(choice: MachineUse, folders: &Folders) -> Result<Found> {
     })
 }
 
-/// The node for this command if it runs; nothing is started.
+/// Finds the node for this command if it runs; starts nothing.
 pub fn find_running(choice: MachineUse, folders: &Folders) -> Result<Option<Client>> {
     let has_run = folders.has_run()?;
     if in_machine(choice, folders)?.is_some() {

@@ -1,4 +1,4 @@
-//! Waiting for a child's pipe, with an end.
+//! Waits for a child's pipe, with a timeout.
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -6,8 +6,8 @@ use std::io;
 use std::os::fd::AsFd;
 use std::time::Instant;
 
-/// Reads what is there, at most `buffer`, waiting for it until `end`; 0 when
-/// the other side has closed. [`io::ErrorKind::TimedOut`] when time is up.
+/// Reads available bytes, at most `buffer`, and waits for them until `end`; 0 when the other side
+/// has closed the pipe. [`io::ErrorKind::TimedOut`] after `end`.
 pub fn read_until(fd: impl AsFd, buffer: &mut [u8], end: Instant) -> io::Result<usize> {
     loop {
         let left = end.saturating_duration_since(Instant::now());

@@ -1,9 +1,9 @@
-//! Output kept instead of shown.
+//! Keeps a command's output instead of printing it.
 
 use jiffy_wire::agent::Stream;
 use serde_json::{Value, json};
 
-/// Most bytes kept of each stream.
+/// Most bytes that are kept of each stream.
 const LIMIT: usize = 16 * 1024 * 1024;
 
 /// A command's output.
@@ -26,8 +26,7 @@ impl Captured {
         self.truncated |= bytes.len() > room;
     }
 
-    /// `stdout`, `stderr` and `truncated` for a JSON object; what is no UTF-8
-    /// becomes U+FFFD.
+    /// `stdout`, `stderr` and `truncated` for a JSON object; invalid UTF-8 becomes U+FFFD.
     pub fn fields(&self) -> [(&'static str, Value); 3] {
         [
             ("stdout", json!(String::from_utf8_lossy(&self.stdout))),

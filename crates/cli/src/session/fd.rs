@@ -1,5 +1,5 @@
-//! Waiting for stdin, stdout and stderr without making them non-blocking:
-//! they are shared with the shell and with whoever comes after us.
+//! Waits for stdin, stdout and stderr without making them non-blocking, because the shell and later
+//! processes share them.
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::FileType;
@@ -9,7 +9,7 @@ use std::os::fd::BorrowedFd;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// A blocking descriptor, waited for and then used.
+/// A blocking descriptor that is used only when it is ready.
 pub struct Waited {
     fd: BorrowedFd<'static>,
     registered: Option<AsyncFd<BorrowedFd<'static>>>,
@@ -17,7 +17,7 @@ pub struct Waited {
     always_ready: bool,
 }
 
-/// A pipe that polls as writable takes this much without blocking (PIPE_BUF).
+/// A pipe that polls as writable takes so many bytes without blocking (PIPE_BUF).
 const WRITE_PIECE: usize = 4096;
 
 impl Waited {
@@ -33,21 +33,21 @@ impl Waited {
         }
     }
 
-    /// Reads once there is something to read; 0 at the end.
+    /// Reads once bytes are available; 0 at the end.
     pub async fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         loop {
             self.wait(Interest::READABLE, PollFlags::IN).await?;
             match rustix::io::read(self.fd, &mut *buffer) {
                 Ok(count) => return Ok(count),
                 Err(Errno::INTR | Errno::AGAIN) => {}
-                // A terminal that has hung up, or of which we are in the background.
+                // The terminal was closed, or this process is in its background.
                 Err(Errno::IO) => return Ok(0),
                 Err(error) => return Err(error.into()),
             }
         }
     }
 
-    /// Writes all, waiting for a slow reader.
+    /// Writes all bytes, and waits for a slow reader.
     pub async fn write_all(&mut self, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
             self.wait(Interest::WRITABLE, PollFlags::OUT).await?;
@@ -71,8 +71,8 @@ impl Waited {
         }
         let registered = match &mut self.registered {
             Some(registered) => registered,
-            // Its successor is unsafe for the sake of descriptors that get
-            // closed; these three never are.
+            // Its successor is unsafe because of descriptors that get closed; these three never
+            // are.
             #[allow(deprecated)]
             none => none.insert(AsyncFd::with_interest(self.fd, interest)?),
         };

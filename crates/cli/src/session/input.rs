@@ -1,4 +1,4 @@
-//! From stdin, signals and the terminal's size to the command.
+//! Sends stdin, signals and the terminal's size to the command.
 
 use super::fd::Waited;
 use super::signals::{self, Signals};
@@ -13,18 +13,18 @@ use std::io;
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
-/// A second Ctrl-C within this time leaves the session, and so does a signal that
-/// could not be sent for as long because stdin fills the connection.
+/// A second Ctrl-C within this time leaves the session. So does a signal that could not be sent for
+/// this time because stdin fills the connection.
 const IMPATIENCE: Duration = Duration::from_secs(1);
 /// Ctrl-P Ctrl-Q, as in docker.
 const DETACH_KEYS: [u8; 2] = [0x10, 0x11];
 
-/// How the user left.
+/// How the user left the session.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Left {
-    /// By the detach keys.
+    /// With the detach keys.
     Detached,
-    /// By this signal, twice or when it could not be sent.
+    /// With this signal, twice or when it could not be sent.
     GaveUp(i32),
 }
 
@@ -34,14 +34,14 @@ pub struct Options<'a> {
     pub stdin: bool,
     /// The command runs on a terminal.
     pub tty: bool,
-    /// That terminal is ours, and raw.
+    /// That terminal is this process's, and raw.
     pub raw: bool,
-    /// Watch for the detach keys.
+    /// Whether to recognise the detach keys.
     pub detach_keys: bool,
     /// The VM whose first command this is: when stdin fills the connection, signals are
     /// sent by `POST /v1/vms/{vm}/kill`.
     pub vm: Option<&'a str>,
-    /// For that request.
+    /// The client for that request.
     pub client: &'a Client,
 }
 
@@ -54,12 +54,12 @@ pub struct Input<'a> {
     /// Encoded frames not yet sent.
     unsent: Vec<u8>,
     sent: usize,
-    /// The node has closed its reading side; the output side gets its last message.
+    /// The node has closed its reading side; the output side receives its last message.
     closed: bool,
     last_interrupt: Option<Instant>,
     /// A signal that waits behind unsent stdin, and when to give up on it.
     waiting: Option<(i32, Instant)>,
-    /// Some of stdin was sent; how much of it the command has read is unknown.
+    /// Part of stdin was sent; how much of it the command has read is unknown.
     stdin_sent: bool,
     keys: Keys,
 }
@@ -82,8 +82,7 @@ impl<'a> Input<'a> {
         }
     }
 
-    /// Forwards until the user leaves; the end of the command comes to the
-    /// output side.
+    /// Forwards until the user leaves. The output side receives the end of the command.
     pub async fn forward(&mut self, reader_gone: &Notify) -> Result<Left> {
         let mut buffer = vec![0; MAX_DATA];
         // The command may have been started with the size of another terminal, and this
@@ -112,7 +111,7 @@ impl<'a> Input<'a> {
                         return Ok(left);
                     }
                 }
-                // What the command would have got as the writer of that pipe.
+                // The signal that the command would have got as the writer of that pipe.
                 Event::ReaderGone => self.send_signal(signals::PIPE),
                 Event::Sent(Ok(count)) if count > 0 => self.sent(count),
                 Event::Sent(_) => self.close(),
@@ -164,10 +163,10 @@ impl<'a> Input<'a> {
 
     fn send_signal(&mut self, signal: i32) {
         let stuck = self.sent < self.unsent.len();
-        // That one comes once, and early: what will be stuck may be on its way.
+        // SIGPIPE comes once, and early: bytes that will be stuck may be in transit.
         let stuck_soon = signal == signals::PIPE && self.stdin_sent;
         match self.options.vm {
-            // Behind stdin that the command does not read it would never arrive.
+            // It would never arrive behind stdin that the command does not read.
             Some(vm) if stuck || stuck_soon => {
                 let client = self.options.client.clone();
                 let path = vm_path(vm, &format!("/kill?signal={signal}"));
@@ -177,7 +176,7 @@ impl<'a> Input<'a> {
             }
             vm => {
                 self.queue(&ExecInput::Signal(signal));
-                // There is no other way: the end of the connection says it, too.
+                // There is no other way to send it; closing the connection ends the command, too.
                 if vm.is_none() && stuck {
                     self.waiting
                         .get_or_insert((signal, Instant::now() + IMPATIENCE));
@@ -196,7 +195,7 @@ impl<'a> Input<'a> {
 
     fn queue(&mut self, message: &ExecInput) {
         if !self.closed {
-            // None of these messages is over a frame's size.
+            // None of these messages is longer than a frame.
             let _ = frame::encode(message, &mut self.unsent);
         }
     }
@@ -225,7 +224,7 @@ enum Event {
     Stdin(io::Result<usize>),
 }
 
-/// The signal that waits, once it has waited long enough.
+/// Waits until the waiting signal has waited long enough; returns it.
 async fn overdue(waiting: Option<(i32, Instant)>) -> i32 {
     match waiting {
         Some((signal, until)) => {
@@ -236,7 +235,7 @@ async fn overdue(waiting: Option<(i32, Instant)>) -> i32 {
     }
 }
 
-/// Waits for ever when there is no stdin.
+/// Reads stdin; waits for ever if there is none.
 async fn read(stdin: &mut Option<Waited>, buffer: &mut [u8]) -> io::Result<usize> {
     match stdin {
         Some(stdin) => stdin.read(buffer).await,
@@ -244,8 +243,8 @@ async fn read(stdin: &mut Option<Waited>, buffer: &mut [u8]) -> io::Result<usize
     }
 }
 
-/// Recognises the detach keys. The first one is forwarded at once, so that it
-/// works for the command, too.
+/// Recognises the detach keys. The first key is forwarded at once, so that it also works for the
+/// command.
 #[derive(Default)]
 struct Keys {
     matched: bool,

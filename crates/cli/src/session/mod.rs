@@ -1,4 +1,4 @@
-//! This terminal connected to a command in a VM.
+//! Connects this terminal to a command in a VM.
 
 mod capture;
 mod fd;
@@ -18,7 +18,7 @@ use output::{Answer, Output};
 use std::time::Duration;
 use tokio::sync::Notify;
 
-/// What this terminal offers the command.
+/// What this terminal provides to the command.
 #[derive(Debug, Clone, Copy)]
 pub struct Stdio {
     /// Forward stdin.
@@ -27,18 +27,18 @@ pub struct Stdio {
     pub tty: bool,
 }
 
-/// What becomes of the command when the user leaves.
+/// What happens to the command when the user leaves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Leaving {
     /// A second Ctrl-C ends the VM; the detach keys leave it running.
     EndsVm,
-    /// It goes on, however the user leaves.
+    /// The command continues, however the user leaves.
     LeavesIt,
     /// The node ends it when the connection closes.
     HangsUp,
 }
 
-/// How long the end of a VM may take that the user gave up on.
+/// How long the VM may take to end after the user gave up.
 const LAST_CALL: Duration = Duration::from_secs(3);
 
 /// Forwards stdin, signals and the terminal's size to the command, and its
@@ -95,7 +95,7 @@ async fn leave(client: &Client, vm: Option<&str>, leaving: Leaving, left: Left) 
     match (left, vm) {
         (Left::Detached, vm) => {
             let vm = vm.unwrap_or("VM");
-            // The cursor stands behind whatever the command wrote last.
+            // The cursor is behind the command's last output.
             eprintln!();
             crate::failure::report(
                 &format!("left {vm} running"),
@@ -108,7 +108,7 @@ async fn leave(client: &Client, vm: Option<&str>, leaving: Leaving, left: Left) 
             let killed = tokio::time::timeout(LAST_CALL, client.post::<Vm>(&path)).await;
             match killed {
                 Ok(Ok(_)) => crate::failure::report(&format!("ended {vm}"), None),
-                // With --rm it may be gone already.
+                // With --rm it may be removed already.
                 Ok(Err(failure)) if failure.is_not_found() => {}
                 _ => crate::failure::report(
                     &format!("{vm} may still be running"),
@@ -121,7 +121,7 @@ async fn leave(client: &Client, vm: Option<&str>, leaving: Leaving, left: Left) 
     }
 }
 
-/// A broken connection, with what the user can do about the VM.
+/// The error of a broken connection, with a hint about the VM.
 fn explained(failure: Failure, vm: Option<&str>) -> Failure {
     if failure.kind != Kind::Unreachable {
         return failure;

@@ -1,4 +1,4 @@
-//! From the command to stdout and stderr.
+//! Writes a command's output to stdout and stderr.
 
 use super::capture::Captured;
 use super::fd::Waited;
@@ -31,7 +31,7 @@ pub struct Output<'a> {
 }
 
 impl<'a> Output<'a> {
-    /// `reader_gone` is notified when nobody reads stdout any more.
+    /// `reader_gone` is notified when the reader of stdout has closed it.
     pub fn new(
         frames: FrameReader,
         capture: Option<&'a mut Captured>,
@@ -87,7 +87,7 @@ impl<'a> Output<'a> {
     }
 }
 
-/// One of the two, until its reader goes.
+/// stdout or stderr, until its reader has closed it.
 struct Sink {
     fd: Waited,
     gone: bool,
@@ -95,7 +95,7 @@ struct Sink {
 
 enum Written {
     All,
-    /// For the first time.
+    /// The reader has closed it; returned once.
     ReaderGone,
 }
 
@@ -122,7 +122,7 @@ impl Sink {
     }
 }
 
-/// A pipe whose reader has closed it, or a terminal that has hung up.
+/// Whether the error means that a pipe's reader has closed it, or that the terminal was closed.
 fn gone(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::BrokenPipe
         || error.raw_os_error() == Some(rustix::io::Errno::IO.raw_os_error())

@@ -5,7 +5,7 @@ use std::io;
 use std::task::Poll;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// Signals that come while a session runs; none of them ends jiffy itself.
+/// Receives signals while a session runs; none of them ends jiffy itself.
 pub struct Signals {
     listeners: Vec<(i32, Signal)>,
 }
@@ -23,7 +23,7 @@ pub const WINDOW: i32 = 28;
 const LISTENED: [i32; 8] = [1, INTERRUPT, 3, 10, 12, 15, CONTINUED, WINDOW];
 
 impl Signals {
-    /// Listens from now on.
+    /// Receives signals from now on.
     pub fn new() -> io::Result<Signals> {
         let listeners = LISTENED
             .iter()
@@ -32,7 +32,7 @@ impl Signals {
         Ok(Signals { listeners })
     }
 
-    /// The next one's number.
+    /// Waits for the next signal; returns its number.
     pub async fn next(&mut self) -> i32 {
         poll_fn(|context| {
             for (number, listener) in &mut self.listeners {

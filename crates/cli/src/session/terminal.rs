@@ -6,7 +6,7 @@ use rustix::termios::{
 };
 use std::sync::Mutex;
 
-/// How the terminal was before it became raw.
+/// The terminal's settings before it became raw.
 static BEFORE: Mutex<Option<Termios>> = Mutex::new(None);
 
 /// Whether stdin and stdout are terminals and this process may use them.
@@ -14,7 +14,7 @@ pub fn foreground_terminals() -> bool {
     let stdin = rustix::stdio::stdin();
     isatty(stdin)
         && isatty(rustix::stdio::stdout())
-        // A background job that touches the terminal's settings is stopped.
+        // A background job that changes the terminal's settings is stopped.
         && tcgetpgrp(stdin).is_ok_and(|group| group == rustix::process::getpgrp())
 }
 
@@ -23,7 +23,7 @@ pub fn on_terminal() -> bool {
     isatty(rustix::stdio::stdin())
 }
 
-/// The terminal's size, from whichever of the three is one.
+/// The terminal's size, from the first of stdin, stdout and stderr that is a terminal.
 pub fn size() -> Option<WindowSize> {
     [
         rustix::stdio::stdout(),
@@ -39,8 +39,8 @@ pub fn size() -> Option<WindowSize> {
     })
 }
 
-/// Makes the terminal on stdin raw; false when there is none. [`restore`]
-/// undoes it, also from a panic.
+/// Makes the terminal on stdin raw; false if stdin is not a terminal. [`restore`] undoes it, also
+/// after a panic.
 pub fn make_raw() -> bool {
     let stdin = rustix::stdio::stdin();
     let Ok(before) = tcgetattr(stdin) else {
@@ -63,7 +63,7 @@ pub fn make_raw() -> bool {
     tcsetattr(stdin, OptionalActions::Now, &raw).is_ok()
 }
 
-/// Makes the terminal raw again, after a stop from outside.
+/// Makes the terminal raw again after the process was stopped and continued.
 pub fn make_raw_again() {
     if let Ok(mut raw) = tcgetattr(rustix::stdio::stdin()) {
         raw.make_raw();
@@ -71,9 +71,9 @@ pub fn make_raw_again() {
     }
 }
 
-/// Puts the terminal back as it was; does nothing the second time.
+/// Restores the terminal's settings; the second call does nothing.
 pub fn restore() {
-    // A lock held by a panicking thread is not worth a hang.
+    // Does not wait for a lock that a panicking thread holds.
     if let Ok(mut saved) = BEFORE.try_lock()
         && let Some(before) = saved.take()
     {

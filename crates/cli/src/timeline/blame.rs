@@ -4,8 +4,8 @@ use super::{span_length, track_name};
 use crate::render::harmless;
 use jiffy_wire::timeline::{Span, Timeline};
 
-/// One step a line, longest first, as `systemd-analyze blame` has it.
-/// Moments take no time and are left out.
+/// One step per line, longest first, as in `systemd-analyze blame`. Moments are omitted because
+/// they take no time.
 pub fn blame(timeline: &Timeline) -> String {
     let mut spans: Vec<&Span> = timeline
         .spans

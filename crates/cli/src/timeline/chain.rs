@@ -1,12 +1,12 @@
-//! The chain of steps that had to wait for one another.
+//! The critical chain: the steps that had to wait for one another.
 
 use super::{extent, span_length, tree};
 use crate::render::harmless;
 use jiffy_wire::timeline::{Span, Timeline};
 
-/// From the last step back: before each, the one that ended last before it
-/// began; as `systemd-analyze critical-chain` draws it. Parts of a step are
-/// left out, and so is what ran beside the chain.
+/// From the last step back: before each step, the one that ended last before it began; drawn as by
+/// `systemd-analyze critical-chain`. Parts of steps, and steps that ran in parallel to the chain,
+/// are omitted.
 pub fn critical_chain(timeline: &Timeline) -> String {
     let Some((origin, end)) = extent(timeline) else {
         return "The timeline is empty.\n".to_owned();
@@ -46,8 +46,8 @@ fn chain(timeline: &Timeline, end: u64) -> Vec<&Span> {
     let mut chain = Vec::new();
     let mut before = end;
     loop {
-        // Of those that end together, a moment first (it is the end of
-        // something), then the longest.
+        // Of the steps that end together, a moment comes first (it marks the end of something),
+        // then the longest.
         let next = steps
             .iter()
             .enumerate()

@@ -1,4 +1,4 @@
-//! Bringing the node's timeline and this process's own spans onto one clock.
+//! Converts the node's timeline and this process's own spans to one clock.
 
 use crate::client::Client;
 use crate::failure::Result;
@@ -6,12 +6,11 @@ use jiffy_sys::clock::{boot_id, monotonic_ns};
 use jiffy_wire::api::NodeInfo;
 use jiffy_wire::timeline::Timeline;
 
-/// How often the other clock is asked; the quickest answer counts.
+/// How often the other clock is read; the fastest answer counts.
 const QUESTIONS: usize = 3;
 
-/// The node's timeline on this host's clock. Where that is another clock (the
-/// machine's), it is read over the API, and taken to have been read in the
-/// middle between question and answer.
+/// The node's timeline on this host's clock. If the node has another clock (the machine's), that is
+/// read over the API, and assumed to have been read in the middle between request and answer.
 pub async fn on_our_clock(client: &Client, mut timeline: Timeline) -> Result<Timeline> {
     let ours = boot_id().unwrap_or_default();
     if timeline.clock == ours {
@@ -35,8 +34,7 @@ pub async fn on_our_clock(client: &Client, mut timeline: Timeline) -> Result<Tim
     Ok(timeline)
 }
 
-/// What to add to the other clock, which read `theirs` between our `asked`
-/// and `answered`.
+/// What to add to the other clock, which was `theirs` between our `asked` and `answered`.
 fn difference(asked: u64, answered: u64, theirs: u64) -> i64 {
     let middle = asked + answered.saturating_sub(asked) / 2;
     let difference = i128::from(middle) - i128::from(theirs);

@@ -1,4 +1,4 @@
-//! The spans for programs.
+//! The spans as JSON, for programs.
 
 use super::extent;
 use jiffy_wire::timeline::{Span, Timeline};
@@ -12,8 +12,8 @@ struct Document<'a> {
     spans: &'a [Span],
 }
 
-/// A [`Timeline`], sorted, with the start of its first span (`origin_ns`) and
-/// its whole length (`total_ns`).
+/// A [`Timeline`], sorted, with the start of its first span (`origin_ns`) and its total length
+/// (`total_ns`).
 pub fn json(timeline: &Timeline) -> serde_json::Value {
     let mut sorted = timeline.clone();
     sorted.sort();

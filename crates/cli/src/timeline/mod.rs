@@ -24,7 +24,7 @@ fn milliseconds(ns: u64) -> String {
     format!("{:.1}", ns as f64 / 1e6)
 }
 
-/// A length as systemd-analyze writes it: `871us`, `12.3ms`, `1.234s`, `2min 3.4s`.
+/// A duration in the format of systemd-analyze: `871us`, `12.3ms`, `1.234s`, `2min 3.4s`.
 fn span_length(ns: u64) -> String {
     let seconds = ns as f64 / 1e9;
     match ns {
@@ -35,14 +35,14 @@ fn span_length(ns: u64) -> String {
     }
 }
 
-/// When the first span begins and the last one ends; none for no spans.
+/// Start of the first span and end of the last one; `None` without spans.
 fn extent(timeline: &Timeline) -> Option<(u64, u64)> {
     let start = timeline.spans.iter().map(|span| span.start_ns).min()?;
     let end = timeline.spans.iter().map(|span| span.end_ns).max()?;
     Some((start, end))
 }
 
-/// What a track's process is called.
+/// The name of a track's process.
 fn track_name(track: Track) -> &'static str {
     match track {
         Track::Cli => "jiffy",

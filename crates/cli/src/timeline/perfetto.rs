@@ -13,8 +13,8 @@ const TRACKS: [Track; 6] = [
     Track::Guest,
 ];
 
-/// One process per track; a thread per lane, as slices of one thread must
-/// nest and steps that run in parallel don't.
+/// One process per track and one thread per lane: slices of one thread must nest, and steps that
+/// run in parallel do not.
 pub fn perfetto(timeline: &Timeline) -> Value {
     let (origin, _) = extent(timeline).unwrap_or_default();
     let microseconds = |ns: u64| ns as f64 / 1000.0;
@@ -81,7 +81,8 @@ fn named(what: &str, process: usize, thread: usize, arguments: Value) -> Value {
     json!({ "ph": "M", "name": what, "pid": process, "tid": thread, "args": arguments })
 }
 
-/// The spans of a track in as few lanes as it takes for each to nest.
+/// Distributes the spans of a track over as few lanes as possible such that the spans of each lane
+/// nest.
 fn lanes(timeline: &Timeline, track: Track) -> Vec<Vec<&Span>> {
     let mut spans: Vec<&Span> = timeline
         .spans

@@ -1,4 +1,4 @@
-//! Rows with bars.
+//! Timelines as rows with bars.
 
 use super::tree::{Row, rows};
 use super::{extent, milliseconds};
@@ -8,18 +8,18 @@ use jiffy_wire::timeline::{Timeline, Track};
 /// Width and colours of a table.
 #[derive(Debug, Clone, Copy)]
 pub struct Look {
-    /// Columns.
+    /// Width in columns.
     pub width: usize,
-    /// Colour the bars by track.
+    /// Whether to colour the bars by track.
     pub colour: bool,
 }
 
-/// The least columns of the bars.
+/// Least width of the bars, columns.
 const MIN_BAR: usize = 20;
-/// Names are cut beyond this.
+/// Longest name, columns; longer names are cut.
 const MAX_NAME: usize = 48;
 
-/// The timeline as rows with bars, and a line with the whole time.
+/// The timeline as rows with bars, and a line with the total time.
 pub fn table(timeline: &Timeline, look: Look) -> String {
     let Some((origin, end)) = extent(timeline) else {
         return "The timeline is empty.\n".to_owned();
@@ -61,7 +61,7 @@ pub fn table(timeline: &Timeline, look: Look) -> String {
         );
         out.push_str(line.trim_end());
         if let Some(detail) = &span.detail {
-            // After the bar, where it does not wrap.
+            // After the bar, if it fits on the line.
             let used = 22 + columns.name + 2 + bar.chars().count();
             let detail = harmless(detail);
             if used + 2 + detail.chars().count() <= look.width {
@@ -97,13 +97,13 @@ fn label(row: &Row<'_>) -> String {
     label
 }
 
-/// `0` and the whole time over the two ends of the bars.
+/// `0` and the total time above the ends of the bars.
 fn scale(total: u64, width: usize) -> String {
     let end = format!("{} ms", milliseconds(total));
     format!("0{end:>width$}", width = width.saturating_sub(1))
 }
 
-/// A bar in eighths of a character; a moment is a diamond.
+/// A bar in steps of an eighth of a character; a moment is a diamond.
 fn bar(start: u64, length: u64, total: u64, width: usize) -> String {
     const EIGHTHS: [char; 7] = ['▏', '▎', '▍', '▌', '▋', '▊', '▉'];
     let total = total.max(1) as f64;
@@ -114,8 +114,8 @@ fn bar(start: u64, length: u64, total: u64, width: usize) -> String {
         out.push('◆');
         return out;
     }
-    // A terminal has no glyph for the right part of a cell: the bar begins
-    // with its cell, and its end is exact.
+    // Terminals have no glyphs for the right part of a cell, so the bar begins at the start of its
+    // cell; its end is exact.
     let eighths = ((cells(start) - first as f64 + cells(length)) * 8.0).round() as usize;
     let eighths = eighths.clamp(1, (width - first) * 8);
     out.extend(std::iter::repeat_n('█', eighths / 8));

@@ -3,7 +3,7 @@ use jiffy_wire::timeline::{Span, Track, names};
 
 const MS: u64 = 1_000_000;
 
-/// A cold run as it looks, begun a day after boot.
+/// The timeline of a cold run, a day after boot.
 fn cold_run() -> Timeline {
     let day = 86_400_000 * MS;
     let at = |ms: f64| day + (ms * MS as f64) as u64;
@@ -39,7 +39,7 @@ fn cold_run() -> Timeline {
     timeline
 }
 
-/// Compares with a file of this folder; `UPDATE_GOLDEN=1` writes it.
+/// Compares with a file in this folder; `UPDATE_GOLDEN=1` writes it.
 fn golden(name: &str, text: &str) {
     let path = format!("{}/src/timeline/golden/{name}", env!("CARGO_MANIFEST_DIR"));
     if std::env::var_os("UPDATE_GOLDEN").is_some() {

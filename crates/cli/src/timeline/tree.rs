@@ -1,18 +1,18 @@
-//! Which span is part of which.
+//! Which spans are parts of others.
 
 use jiffy_wire::timeline::{Span, Timeline};
 
-/// A span and how deep it lies in others.
+/// A span and its depth.
 #[derive(Debug, Clone, Copy)]
 pub struct Row<'a> {
     /// The span.
     pub span: &'a Span,
-    /// 0 for a span in no other.
+    /// 0 for a span that is not part of another.
     pub depth: usize,
 }
 
-/// The spans by start, each followed by those of its track that lie in it. A
-/// moment comes before what begins with it.
+/// The spans by start, each followed by its parts in the same track. A moment comes before a span
+/// that begins at the same time.
 pub fn rows(timeline: &Timeline) -> Vec<Row<'_>> {
     let mut spans: Vec<&Span> = timeline.spans.iter().collect();
     spans.sort_by_key(|span| {
@@ -50,8 +50,8 @@ pub fn rows(timeline: &Timeline) -> Vec<Row<'_>> {
     rows
 }
 
-/// The index of the smallest span of the same track that holds each span.
-/// A moment holds nothing, and one on a span's edge is not part of it.
+/// The index of the smallest span of the same track that contains each span. A moment contains
+/// nothing, and a moment on a span's edge is not part of it.
 fn parents(sorted: &[&Span]) -> Vec<Option<usize>> {
     let mut open: Vec<usize> = Vec::new();
     let mut parents = Vec::with_capacity(sorted.len());

@@ -6,7 +6,7 @@ use crate::failure::{Failure, Outcome, Result};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-/// The image's name in a snapshot's folder, where its recording lies too.
+/// Name of the image in a snapshot's folder, which also contains the recording.
 const IMAGE: &str = "ram.image";
 
 /// `jiffy bench`
@@ -43,7 +43,7 @@ fn pager(context: &Context, options: BenchPager) -> Result<Outcome> {
         command.arg("--cold");
     }
     if let Some(only) = options.only {
-        // One word, as what is looked for may begin with a dash.
+        // One argument, because the text may begin with a dash.
         command.arg(format!("--only={only}"));
     }
     command.arg("--format").arg(match options.format {

@@ -4,14 +4,14 @@ use crate::args::{CommandOptions, StdioOptions};
 use crate::session::{self, Stdio};
 use jiffy_wire::agent::{Command, WindowSize};
 
-/// The size of a terminal that reports none.
+/// Size of a terminal that does not report one.
 const DEFAULT_SIZE: WindowSize = WindowSize {
     rows: 24,
     columns: 80,
 };
 
-/// How a command is connected: a terminal if we have one, and stdin if it was
-/// asked for or comes from a pipe or a file.
+/// How a command is connected: to a terminal if there is one, and to stdin if that was requested or
+/// is a pipe or a file.
 pub fn stdio(options: &StdioOptions) -> Stdio {
     let detected = !options.no_tty && session::foreground_terminals();
     Stdio {
@@ -20,7 +20,7 @@ pub fn stdio(options: &StdioOptions) -> Stdio {
     }
 }
 
-/// The command as the guest gets it.
+/// The command for the guest.
 pub fn command(argv: Vec<String>, options: CommandOptions, stdio: Stdio) -> Command {
     let mut env: Vec<String> = options.env.into_iter().filter_map(variable).collect();
     if stdio.tty
@@ -39,7 +39,7 @@ pub fn command(argv: Vec<String>, options: CommandOptions, stdio: Stdio) -> Comm
     }
 }
 
-/// `NAME=VALUE`, or this process's value of `NAME`; none when it has none.
+/// `NAME=VALUE`, or this process's value of `NAME`; `None` if it is not set.
 fn variable(entry: String) -> Option<String> {
     if entry.contains('=') {
         return Some(entry);

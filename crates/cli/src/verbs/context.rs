@@ -1,4 +1,4 @@
-//! What all verbs use: the node, and output to stdout.
+//! What all verbs need: the node, and output to stdout.
 
 use crate::args::MachineUse;
 use crate::client::Client;
@@ -13,16 +13,16 @@ use std::io::Write;
 pub struct Context {
     /// Where VMs run.
     pub machine: MachineUse,
-    /// Jiffy's folders here.
+    /// Jiffy's folders on this host.
     pub folders: Folders,
     /// When this process reached main, CLOCK_MONOTONIC.
     pub began_ns: u64,
-    /// The node that was found is in the machine.
+    /// Whether the node that was found is in the machine.
     in_machine: Cell<bool>,
 }
 
 impl Context {
-    /// For this command.
+    /// The context of this command.
     pub fn new(machine: MachineUse, began_ns: u64) -> Context {
         Context {
             machine,
@@ -37,20 +37,20 @@ impl Context {
         self.in_machine.get()
     }
 
-    /// The node; started if it does not run.
+    /// Finds the node; starts it if it does not run.
     pub fn node(&self) -> Result<Found> {
         let found = place::find(self.machine, &self.folders)?;
         self.in_machine.set(found.in_machine);
         Ok(found)
     }
 
-    /// The node's API; it is started if it does not run.
+    /// A client of the node, which is started if it does not run.
     pub fn client(&self) -> Result<Client> {
         Ok(self.node()?.client)
     }
 
-    /// Runs a verb that talks to a node: on this thread, as that is the
-    /// quickest to set up.
+    /// Runs a verb that talks to a node. It runs on this thread, because that is the fastest to set
+    /// up.
     // If it were inlined, the futures of all verbs would share one stack frame of 50 KiB,
     // and each of its pages is a page fault.
     #[inline(never)]

@@ -78,7 +78,7 @@ async fn copy_out(client: &Client, vm: &str, source: &str) -> Result<FrameReader
     Ok(client.upgrade::<()>(&path, None).await?.frames.reader)
 }
 
-/// The folder `path` in the VM, or none when it is no folder.
+/// The folder `path` in the VM; `None` if it is not a folder.
 async fn folder_in(client: &Client, vm: &str, path: &str) -> Result<Option<CopyEntry>> {
     let inside = format!("{}/.", path.trim_end_matches('/'));
     let mut frames = copy_out(client, vm, &inside).await?;
@@ -98,7 +98,7 @@ async fn send_here(
     archive: bool,
 ) -> Result<Outcome> {
     let source = here.to_str().unwrap_or_default();
-    // As cp does, a link is followed when it is written with a slash.
+    // As in cp, a link is followed if it is written with a slash.
     let facts = match source.ends_with('/') {
         true => here.metadata(),
         false => here.symlink_metadata(),
@@ -110,7 +110,7 @@ async fn send_here(
     };
     let folder = folder_in(client, vm, destination).await?;
     let (name, as_root) = match (folder, name) {
-        // Not one path: the guest follows links in what the user wrote only.
+        // Passed separately, because the guest follows links only in the path that the user wrote.
         (Some(_), Some(name)) => (name, None),
         (Some(folder), None) if facts.is_dir() => ("", Some(folder)),
         (Some(_), None) => {
@@ -127,7 +127,7 @@ async fn send_here(
         (None, _) => ("", None),
     };
     let here = match facts.is_dir() {
-        // Read through the link, if it is one.
+        // Reads through the link, if it is one.
         true => here.join("."),
         false => here.to_owned(),
     };
@@ -207,7 +207,7 @@ async fn copy_in(client: &Client, vm: &str, target: &str) -> Result<Upgraded> {
     client.upgrade::<()>(&path, None).await
 }
 
-/// Sends while listening: a guest whose disk is full says so at once.
+/// Sends and receives at the same time, so that a guest whose disk is full is noticed at once.
 async fn both(sending: impl Future<Output = Result<()>>, reader: &mut FrameReader) -> Result<()> {
     let answer = reader.next::<CopyDone>();
     tokio::pin!(sending, answer);
@@ -216,7 +216,7 @@ async fn both(sending: impl Future<Output = Result<()>>, reader: &mut FrameReade
         done = &mut answer => done?,
         sent = &mut sending => match sent {
             Ok(()) => answer.await?,
-            // The other end hung up: its answer says why.
+            // The other end has closed the connection; its answer has the cause.
             Err(failure) if failure.kind == Kind::Unreachable => {
                 answer.await.ok().flatten().ok_or(failure).map(Some)?
             }

@@ -4,7 +4,7 @@ use super::Context;
 use super::context::{show, show_json};
 use crate::args::{Doctor, ListFormat};
 use crate::cpu;
-use crate::doctor::examine;
+use crate::doctor::{Reported, examine};
 use crate::failure::{Outcome, Result};
 use crate::place::find_running;
 use jiffy_wire::api::NodeInfo;
@@ -15,15 +15,16 @@ pub fn doctor(context: &Context, doctor: Doctor) -> Result<Outcome> {
     if doctor.cpu {
         return context.block_on(|| processor(context, doctor.format));
     }
-    let mut network = None;
-    // Who can't be asked has nothing to say.
+    let mut node = Reported::default();
+    // A node that can't be reached has no report, and one of 0.1.0 has no networks.
     let _ = context.block_on(|| async {
         if let Some(client) = find_running(context.machine, &context.folders)? {
-            network = client.get::<NodeInfo>("/v1/info").await?.network;
+            node.containment = client.get::<NodeInfo>("/v1/info").await?.containment;
+            node.network = Some(client.get("/v1/networks/default").await?);
         }
         Ok(Outcome::Done)
     });
-    let report = examine(&context.folders, network.as_deref());
+    let report = examine(&context.folders, &node);
     match doctor.format {
         ListFormat::Json => show_json(&report)?,
         ListFormat::Table => show(&report.to_string())?,

@@ -20,9 +20,9 @@ use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-/// Larger files are no kernels, bytes.
+/// Largest kernel file, bytes.
 const MAX_KERNEL: u64 = 512 << 20;
-/// Digits of a digest that name an uploaded kernel.
+/// Digits of a digest in the name of an uploaded kernel.
 const NAME_DIGITS: usize = 32;
 
 /// `jiffy kernel`
@@ -94,14 +94,14 @@ fn built_here() -> Result<Kernels> {
         .map_err(|error| Failure::io(error.to_string(), error.source))
 }
 
-/// The file of a kernel that was built here, by its whole name.
+/// The file of a kernel in this user's cache, by its full name.
 pub fn built(name: &str) -> Option<PathBuf> {
     let kernels = built_here().ok()?.kernels;
     let kernel = kernels.into_iter().find(|kernel| kernel.name == name)?;
     Some(kernel.vmlinux)
 }
 
-/// A kernel file or a configuration, read.
+/// A kernel or a configuration that was read.
 enum Checked {
     Image(Image),
     Config(Config),
@@ -137,7 +137,7 @@ impl Checked {
     }
 }
 
-/// What a kernel lacks.
+/// Lists what a kernel lacks.
 fn check(file: &Path, docker: bool, format: ListFormat) -> Result<Outcome> {
     let purpose = match docker {
         true => Purpose::Docker,

@@ -1,4 +1,4 @@
-//! The verbs: a file each, or one for several small ones.
+//! The verbs, one file each, or one file for several small ones.
 
 mod bench;
 mod command;
@@ -26,7 +26,7 @@ pub use context::Context;
 use crate::args::{Cli, Later, Verb};
 use crate::failure::{Outcome, Result, conclude};
 
-/// The program: parses the command line, does what it says and exits.
+/// The program: parses the command line, executes it and exits.
 pub fn main() -> ! {
     let began_ns = jiffy_sys::clock::monotonic_ns();
     let cli = Cli::of_this_process();

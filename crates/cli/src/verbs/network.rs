@@ -121,7 +121,7 @@ fn lines(policy: &NetworkPolicy) -> String {
     line("allow", &policy.allow) + &line("deny", &policy.deny)
 }
 
-/// `80/tcp -> 127.0.0.1:8080`
+/// Formats a published port as `80/tcp -> 127.0.0.1:8080`.
 fn shown(port: &str) -> String {
     let parse = || {
         let (rest, protocol) = port.rsplit_once('/')?;

@@ -24,7 +24,7 @@ impl Context {
         }
     }
 
-    /// [`each`] for verbs that start or end VMs: the ports follow.
+    /// [`each`] for verbs that start or end VMs: updates the forwarded ports afterwards.
     pub async fn each_with_ports(
         &self,
         client: &Client,

@@ -57,7 +57,7 @@ pub async fn run(context: &Context, run: Run) -> Result<Outcome> {
     vm.cold = run.from.is_none() && (run.cold || cold_by_environment());
     vm.from = run.from;
     vm.timeline = run.timeline.is_some();
-    // Without a command, that of the image or of the snapshot runs.
+    // Without a command, the command of the image or of the snapshot runs.
     let joins_captured = vm.from.is_some() && run.argv.is_empty();
     vm.command = (!joins_captured).then(|| command(run.argv, run.command, stdio));
     vm.no_command = match run.detach {
@@ -117,7 +117,7 @@ pub async fn run(context: &Context, run: Run) -> Result<Outcome> {
         }
     }
     if published {
-        // One that goes on without us keeps them.
+        // A VM that keeps running keeps its ports.
         let over = matches!(result, Ok(Outcome::Ended(_))).then_some(id.as_str());
         context.forward_ports_after(&client, over).await;
     }
@@ -125,8 +125,8 @@ pub async fn run(context: &Context, run: Run) -> Result<Outcome> {
     shown.and(result)
 }
 
-/// Forwards the ports of a new VM to the machine before the VM is made, so that a port which
-/// this host can't give refuses the VM. Returns whether the VM publishes any.
+/// Forwards the ports of a new VM to the machine before the VM is created, so that a port that this
+/// host can't provide refuses the VM. Returns whether the VM publishes any.
 async fn publish(context: &Context, client: &Client, vm: &CreateVm) -> Result<bool> {
     let network = &vm.network;
     let asked = !network.ports.is_empty() || network.publish_all;
@@ -136,7 +136,7 @@ async fn publish(context: &Context, client: &Client, vm: &CreateVm) -> Result<bo
     Ok(asked)
 }
 
-/// Does the command that a snapshot holds run on a terminal?
+/// Whether the command that a snapshot holds runs on a terminal.
 async fn joined(client: &Client, name: &str) -> Result<bool> {
     let snapshot = super::snapshot::get(client, name).await?;
     if snapshot.command.is_some() {
@@ -148,7 +148,7 @@ async fn joined(client: &Client, name: &str) -> Result<bool> {
     .hint("give a command, or use --detach and then `jiffy exec`"))
 }
 
-/// `JIFFY_COLD=1`
+/// Whether `JIFFY_COLD=1` is set.
 fn cold_by_environment() -> bool {
     std::env::var_os("JIFFY_COLD").is_some_and(|value| !value.is_empty() && value != "0")
 }
@@ -166,7 +166,7 @@ fn detached(vm: &Vm, format: Option<JsonFormat>) -> Result<Outcome> {
 struct ImageChoice {
     /// When to pull it.
     pull: PullWhen,
-    /// It was the first word, which may have been meant as a program.
+    /// Whether it was the first word, which may have been meant as a program.
     is_a_word: bool,
     /// The public key that must have signed it, PEM.
     key: Option<String>,
@@ -257,7 +257,7 @@ fn show_vm(vm: &Vm, format: Option<JsonFormat>) -> Result<()> {
     }
 }
 
-/// The request; uploads the user's kernel first.
+/// Builds the request; uploads the user's kernel first.
 async fn vm_from(client: &Client, options: VmOptions) -> Result<CreateVm> {
     let kernel = match options.kernel {
         Some(KernelChoice::File(file)) => Some(super::kernel::upload(client, &file).await?),
@@ -327,7 +327,7 @@ fn network_of(options: NetworkOptions) -> NetworkUse {
     }
 }
 
-/// The node's spans of this VM and our own, on one clock.
+/// The node's spans of this VM and those of this process, on one clock.
 async fn merged(client: &Client, id: &str, own: Vec<Span>) -> Result<Timeline> {
     let timeline: Timeline = client.get(&vm_path(id, "/timeline")).await?;
     let mut timeline = on_our_clock(client, timeline).await?;

@@ -17,7 +17,7 @@ use jiffy_wire::timeline::Timeline;
 use serde_json::json;
 use std::path::Path;
 
-/// The largest picture that is taken, in bytes.
+/// Largest picture that is accepted, bytes.
 const MAX_PICTURE: usize = 256 << 20;
 
 /// `jiffy pause`, `jiffy resume` and `jiffy wake`
@@ -89,7 +89,7 @@ pub async fn snapshot(context: &Context, snapshot: Snapshot) -> Result<Outcome> 
         Snapshot::Ls { all, format } => list(&client, all, format).await,
         Snapshot::Rm { names } => {
             each(&names, async |name| {
-                // One that can't be read can still be removed.
+                // A snapshot that can't be read can still be removed.
                 let kept = get(&client, name).await.ok().and_then(kept_for);
                 client.delete(&snapshot_path(name, "")).await?;
                 if let Some(kept) = kept {
@@ -122,7 +122,7 @@ pub async fn snapshot(context: &Context, snapshot: Snapshot) -> Result<Outcome> 
     }
 }
 
-/// A snapshot, for `jiffy run --from`.
+/// Gets a snapshot, for `jiffy run --from`.
 pub async fn get(client: &Client, name: &str) -> Result<api::Snapshot> {
     client.get(&snapshot_path(name, "")).await
 }
@@ -267,7 +267,7 @@ fn short(name: &str, digest: &str) -> String {
     format!("{name} ({digest})")
 }
 
-/// `4.2:1`; `-` if nothing is stored.
+/// A ratio such as `4.2:1`; `-` if nothing is stored.
 fn ratio(bytes: u64, stored: u64) -> String {
     match stored {
         0 => "-".to_owned(),

@@ -11,7 +11,7 @@ use rustix::termios::{isatty, tcgetwinsize};
 use std::io::Write;
 use std::os::fd::BorrowedFd;
 
-/// Columns if neither the terminal nor `COLUMNS` gives a width.
+/// Width in columns if neither the terminal nor `COLUMNS` gives one.
 const DEFAULT_WIDTH: usize = 100;
 
 /// `jiffy timeline`
@@ -53,7 +53,7 @@ pub fn write(timeline: &Timeline, output: &TimelineOutput) -> Result<()> {
                 error,
             )
         }),
-        // Without stderr there is nobody to show it to.
+        // Without stderr it can't be shown.
         None => {
             let _ = std::io::stderr().write_all(text.as_bytes());
             Ok(())
@@ -61,7 +61,7 @@ pub fn write(timeline: &Timeline, output: &TimelineOutput) -> Result<()> {
     }
 }
 
-/// What the terminal on `fd` can show.
+/// Width and colours of the terminal on `fd`.
 fn look(fd: BorrowedFd<'_>) -> Look {
     let variable = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
     let width = tcgetwinsize(fd)

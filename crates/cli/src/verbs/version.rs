@@ -11,7 +11,7 @@ use serde_json::json;
 /// `jiffy version`
 pub async fn version(context: &Context, version: Version) -> Result<Outcome> {
     let own = env!("CARGO_PKG_VERSION");
-    // A node that can't be asked must not hide the client's version.
+    // A node that can't be reached must not hide the client's version.
     let node: Option<NodeInfo> = match place::find_running(context.machine, &context.folders) {
         Ok(Some(client)) => match client.get("/v1/info").await {
             Ok(info) => Some(info),

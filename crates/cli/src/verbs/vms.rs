@@ -23,14 +23,14 @@ pub async fn ps(context: &Context, ps: Ps) -> Result<Outcome> {
         let answer = client.get_as(list::MEDIA_TYPE, &path).await?;
         match answer.text(list::MEDIA_TYPE) {
             Some(text) => show(text)?,
-            // A node of 0.1 has JSON only.
-            None => show(&List::of(&newest_first(answer.json()?), now()).to_string())?,
+            // Nodes of version 0.1 have JSON only.
+            None => show(&List::of(&newest_first(answer.json()?), now()).text())?,
         }
     }
     Ok(Outcome::Done)
 }
 
-/// The node lists the oldest first.
+/// The node's list begins with the oldest.
 fn newest_first(mut vms: Vec<Vm>) -> Vec<Vm> {
     vms.reverse();
     vms

@@ -1,4 +1,4 @@
-//! A node that says what the test wants, and `jiffy` pointed at it.
+//! A fake node whose answers a test chooses, and a `jiffy` that uses it.
 
 #![allow(dead_code)] // Every test program uses its own part of this.
 
@@ -16,12 +16,12 @@ use std::process::{Command, Output, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// What takes longer, hangs: nothing here depends on how fast this host is.
+/// Anything that takes longer is considered to hang; no test depends on this host's speed.
 pub const PATIENCE: Duration = Duration::from_secs(300);
 
 pub const VM_ID: &str = "0123456789ab";
 
-/// Listens in a run folder of its own; each connection has a thread.
+/// A node in a run folder of its own; each connection has a thread.
 pub struct FakeNode {
     pub folder: tempfile::TempDir,
     requests: Arc<Mutex<Vec<Request>>>,
@@ -29,7 +29,7 @@ pub struct FakeNode {
 
 #[derive(Debug, Clone)]
 pub struct Request {
-    /// `POST /v1/run`
+    /// The request line, such as `POST /v1/run`.
     pub line: String,
     pub headers: Vec<(String, String)>,
     pub body: Vec<u8>,
@@ -114,7 +114,7 @@ pub fn jiffy_in(root: &Path) -> Command {
     jiffy
 }
 
-/// One connection, seen from the node.
+/// One connection, on the node's side.
 pub struct Peer {
     stream: UnixStream,
     decoder: Decoder,
@@ -129,7 +129,7 @@ impl Peer {
         }
     }
 
-    /// Something that was sent is there; it stays unread.
+    /// Waits until there are unread bytes, which stay unread.
     pub fn waits_for_input(&self) {
         use rustix::event::{PollFd, PollFlags, Timespec, poll};
         let patience = Timespec {
@@ -241,7 +241,7 @@ impl Peer {
         self.send(&ExecOutput::Exited(ExitStatus::Code(code)));
     }
 
-    /// The next message; none at the end of the connection.
+    /// The next message; `None` at the end of the connection.
     pub fn receive<T: DeserializeOwned>(&mut self) -> Option<T> {
         self.try_receive().expect("jiffy is slow")
     }
@@ -255,14 +255,14 @@ impl Peer {
             match self.stream.read(&mut buffer) {
                 Ok(0) => return Ok(None),
                 Ok(count) => self.decoder.push(&buffer[..count]),
-                // With a time limit nobody goes on by itself after a signal.
+                // With a time limit, reads are not restarted after a signal.
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
             }
         }
     }
 
-    /// Everything on stdin until it is closed.
+    /// All bytes of stdin until it is closed.
     pub fn stdin(&mut self) -> Vec<u8> {
         let mut all = Vec::new();
         loop {
@@ -274,7 +274,7 @@ impl Peer {
         }
     }
 
-    /// The next signal, whatever else comes.
+    /// The next signal; other messages are ignored.
     pub fn signal(&mut self) -> i32 {
         loop {
             match self.receive() {
@@ -285,7 +285,7 @@ impl Peer {
         }
     }
 
-    /// The next signal; this is done again and again until it comes.
+    /// The next signal; `again` is called repeatedly until it comes.
     pub fn signal_while(&mut self, mut again: impl FnMut(&mut Peer)) -> i32 {
         let pause = Duration::from_millis(20);
         self.stream.set_read_timeout(Some(pause)).unwrap();
@@ -344,9 +344,9 @@ pub fn vm() -> Vm {
     .unwrap()
 }
 
-/// A script in the place of one of Jiffy's programs. Another process writes it:
-/// what a child of another test has open for writing, as it does from fork to
-/// exec, can't be executed.
+/// Installs a script in place of one of Jiffy's programs. Another process writes it: between fork
+/// and exec, a child of another test may have the file open for writing, and then it can't be
+/// executed.
 pub fn install(root: &Path, program: &str, script: &str) -> PathBuf {
     let lib = root.join("lib");
     fs::create_dir_all(&lib).unwrap();
@@ -370,7 +370,7 @@ pub fn stdout(output: &Output) -> String {
     text(&output.stdout)
 }
 
-/// Waits until `done`, for things another process does.
+/// Waits until `done` is true, for actions of another process.
 pub fn eventually(what: &str, mut done: impl FnMut() -> bool) {
     let until = Instant::now() + PATIENCE;
     while !done() {

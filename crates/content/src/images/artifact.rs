@@ -1,7 +1,7 @@
 //! Images as artifacts in registries (`docs/registry-artifacts.md`): the configuration blob, and
 //! where files are cut into blobs.
 
-use super::chunks::{Chunks, parse_id};
+use super::chunks::{BOOT, Chunks, DATA, MAX_CHAIN, TAIL, parse_id};
 use super::config;
 use crate::error::{Error, Result};
 use crate::model::artifact::ImageArtifact;
@@ -13,14 +13,6 @@ use serde::Serialize;
 
 /// The media type of the configuration blob.
 pub const CONFIG_TYPE: &str = "application/vnd.jiffy.image.config.v1+json";
-/// The bytes that a boot needs first.
-pub const BOOT: &str = "boot";
-/// Other chunks.
-pub const DATA: &str = "data";
-/// The tables that say where each chunk is.
-pub const TAIL: &str = "tail";
-/// Most generations of an image.
-pub const MAX_CHAIN: usize = 64;
 /// Largest file system of an image: twice what an import may make.
 pub const MAX_SIZE: u64 = 256 << 30;
 /// Largest tables that are accepted, bytes.

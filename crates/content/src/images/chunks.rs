@@ -11,7 +11,6 @@
 //! reader of one packing can also use the others (`store::partial::packings`). So an artifact
 //! pushed with somebody else's id can't block access to the real one.
 
-use super::artifact::{MAX_CHAIN, TAIL};
 use crate::error::of_registry;
 use crate::error::{Error, Result, is_full};
 use crate::records;
@@ -30,6 +29,14 @@ use tracing::info;
 /// Bytes of a chunk. With small chunks less is fetched that was not asked for; large ones
 /// compress better. A guest reads ahead 128 KiB at most.
 pub const CHUNK: u32 = 16 << 10;
+/// The part of a file in an artifact that a boot needs first.
+pub const BOOT: &str = "boot";
+/// All other chunks, or a file that is not cut.
+pub const DATA: &str = "data";
+/// Its part with the tables that say where each chunk is.
+pub const TAIL: &str = "tail";
+/// Most generations of an image.
+pub const MAX_CHAIN: usize = 64;
 /// Zstandard level.
 const LEVEL: i32 = 3;
 /// Suffix of the file of an image of chunks.
@@ -563,6 +570,27 @@ mod tests {
                 .count(),
             0
         );
+    }
+
+    /// A partial image that has lost its map would be taken for a whole one, by a daemon that
+    /// comes after one that was killed in between, too.
+    #[test]
+    fn an_image_is_removed_before_its_map_and_keeps_it_if_it_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let chunks = Chunks::new(folder.path().to_owned());
+        let image = chunks.path(&"0".repeat(32));
+        let map = map_path(&image);
+        // A folder can't be removed as a file is.
+        fs::create_dir(&image).unwrap();
+        fs::write(&map, "the map").unwrap();
+        assert_eq!(chunks.remove_unused(|_| false), 0);
+        assert!(map.exists() && image.exists());
+        chunks.sweep();
+        assert!(map.exists() && image.exists());
+        fs::remove_dir(&image).unwrap();
+        fs::write(&image, "the image").unwrap();
+        assert!(chunks.remove_unused(|_| false) > 0);
+        assert!(!map.exists() && !image.exists());
     }
 
     #[test]

@@ -14,6 +14,7 @@ use crate::model::snapshot::Manifest;
 use crate::model::vm::{Failure, FromSnapshot, MainEnd, MainState, Paged, Root, Spec, VmRecord};
 use jiffy_wire::agent::{Command, ExitStatus, StartError, StartFailure, WindowSize};
 use jiffy_wire::api::{self, ImageConfig, ImageSource, MemoryForm, RootDisk, VmState, VolumeUse};
+use jiffy_wire::cpu::{ARCH_CAPABILITIES, Leaf, Profile, Wanted};
 use jiffy_wire::pager::{Origin, RegistryOrigin};
 use jiffy_wire::timeline::{Span, Timeline, Track};
 use jiffy_wire::vmm::{DiskLimit, Extent, PageSize, ReadUnits};
@@ -144,6 +145,42 @@ fn on_a_network() -> VmRecord {
     vm
 }
 
+/// Less than a host has, with each part that a profile may have.
+fn profile() -> Profile {
+    let leaf = |leaf, index, registers| Leaf {
+        leaf,
+        index,
+        registers,
+    };
+    let vendor = [7, 0x756e_6547, 0x6c65_746e, 0x4965_6e69];
+    let leaves = vec![
+        leaf(0, 0, vendor),
+        leaf(1, 0, [0, 0, 1 << 31, 1 << 26]),
+        leaf(4, 3, [1, 2, 3, 4]),
+    ];
+    Profile {
+        msrs: BTreeMap::from([(ARCH_CAPABILITIES, 5)]),
+        tsc_khz: Some(2_000_000),
+        tsc_scaling: true,
+        ..Profile::new(leaves)
+    }
+}
+
+/// A VM with a CPU profile, as 0.2 and later know it.
+fn with_a_profile() -> VmRecord {
+    let mut vm = vm();
+    vm.spec.cpu_profile = Some(Wanted::Named(text("x86-64-v2")));
+    vm
+}
+
+/// A snapshot of one that was given a file's profile.
+fn manifest_with_a_profile() -> Manifest {
+    let mut manifest = manifest();
+    manifest.spec.cpu_profile = Some(Wanted::Given(Box::new(profile())));
+    manifest.cpu = Some(profile());
+    manifest
+}
+
 fn lazy() -> LazyDisk {
     LazyDisk {
         chunks: vec![text("00112233445566778899aabbccddeeff")],
@@ -254,6 +291,7 @@ fn records_of_vms_do_not_drift() {
     let load = |path: &Path| super::vm::load(path.parent().unwrap());
     does_not_drift("vm-1.json", "vm.json", &vm(), save, load);
     does_not_drift("vm-1-network.json", "vm.json", &on_a_network(), save, load);
+    does_not_drift("vm-1-cpu.json", "vm.json", &with_a_profile(), save, load);
 }
 
 #[test]
@@ -351,6 +389,13 @@ fn records_of_snapshots_do_not_drift() {
     let save = |path: &Path, it| super::snapshot::save(path.parent().unwrap(), it).unwrap();
     let load = |path: &Path| super::snapshot::load(path.parent().unwrap());
     does_not_drift("snapshot-1.json", "snapshot.json", &manifest(), save, load);
+    does_not_drift(
+        "snapshot-1-cpu.json",
+        "snapshot.json",
+        &manifest_with_a_profile(),
+        save,
+        load,
+    );
 }
 
 #[test]

@@ -241,6 +241,7 @@ impl<'a> Pulled<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::images::chunks::DATA;
     use crate::transfer::client::Access;
     use jiffy_registry::artifact::{Config, SNAPSHOT_TYPE};
     use jiffy_registry::testing::{LocalRegistry, RegistryOptions};
@@ -365,7 +366,7 @@ mod tests {
         fs::write(&small, [7; 512]).unwrap();
         let (other, other_cut) = cut_volume(&small, "small", &stage.chunks, folder).unwrap();
         // The file of a large disk in place of a small one's.
-        let lied = FileToPush::local(&volume_file("lied"), folder.join("image"), artifact::DATA);
+        let lied = FileToPush::local(&volume_file("lied"), folder.join("image"), DATA);
         fs::write(folder.join("image"), vec![1; 8 << 20]).unwrap();
         let there = stage.put(&[cut, other_cut, lied]);
         let pull = |volume: &VolumeArtifact| Stage::fetch(&Pulled::volume(&there, volume)?);

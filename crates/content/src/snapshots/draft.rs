@@ -3,7 +3,7 @@
 use super::captured::Captured;
 use super::memory::Elsewhere;
 use super::root_tables::RootTables;
-use super::saved::{ROOT, Saved, memory_in};
+use super::saved::{ROOT, Saved};
 use super::{memory, taken};
 use crate::error::{Error, Result};
 use crate::model::snapshot::Manifest;
@@ -96,7 +96,7 @@ impl Draft {
         file.write_all(&state)
             .and_then(|()| file.sync_all())
             .map_err(failed)?;
-        let target = memory_in(folder, form);
+        let target = memory::file_in(folder, form);
         let elsewhere = self.elsewhere(root)?;
         let memory = memory::write(&target, form, captured, elsewhere)?;
         let shared = memory::bases_in(folder)

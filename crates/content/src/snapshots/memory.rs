@@ -1,7 +1,6 @@
 //! Writes RAM of captured VMs to disk.
 
 use super::captured::Captured;
-use super::saved::{Saved, memory_in};
 use crate::error::{Error, Result};
 use jiffy_store::Outline;
 use jiffy_store::optimise::{Contents, options_of};
@@ -34,6 +33,14 @@ pub struct Elsewhere<'a> {
     pub root: &'a str,
     /// The root file system as a backing file, if RAM may refer to it.
     pub backing: Option<Backing>,
+}
+
+/// RAM's file in a capture's folder.
+pub fn file_in(folder: &Path, form: MemoryForm) -> PathBuf {
+    folder.join(match form {
+        MemoryForm::Raw => "ram.raw",
+        MemoryForm::Image => "ram.image",
+    })
 }
 
 /// Writes RAM, synced; returns the bytes it takes on disk: blocking.
@@ -122,7 +129,7 @@ fn link_all(
     size: u64,
     root: &str,
 ) -> std::result::Result<Option<ImageReader>, String> {
-    let path = memory_in(base, MemoryForm::Image);
+    let path = file_in(base, MemoryForm::Image);
     // A partial image may never become complete, so no child is built on it.
     if !path.exists() || is_partial(&path) {
         return Ok(None);
@@ -218,18 +225,17 @@ pub fn write_failed(target: &Path, error: &WriteError) -> Error {
 
 /// Rewrites an image so that the chunks of its recording come first: blocking. After an error the
 /// image is unchanged.
-pub fn optimise(saved: &Saved) -> Result<()> {
-    let path = saved.memory();
+pub fn optimise(path: &Path, recording: &Path) -> Result<()> {
     let unreadable = |why: &dyn std::fmt::Display| {
         Error::internal(format!(
             "What was recorded of the snapshot can't be used: {why}."
         ))
     };
-    let recording = Recording::read(&saved.recording()).map_err(|error| unreadable(&error))?;
-    let image = ImageReader::open(&path).map_err(|error| unreadable(&error))?;
-    jiffy_store::optimise(&image, &recording, &path)
+    let recording = Recording::read(recording).map_err(|error| unreadable(&error))?;
+    let image = ImageReader::open(path).map_err(|error| unreadable(&error))?;
+    jiffy_store::optimise(&image, &recording, path)
         .map(|_| ())
-        .map_err(|error| write_failed(&path, &error))
+        .map_err(|error| write_failed(path, &error))
 }
 
 /// Bytes of the chunks of an image of RAM that are not all zeros: blocking.

@@ -6,10 +6,10 @@
 
 use super::disks::MAX_SIZE;
 use super::memory;
-use super::saved::{Saved, memory_in};
+use super::saved::Saved;
 use crate::error::{Error, Result};
 use crate::images::artifact::{self, json};
-use crate::images::chunks::{parse_id, with_origin};
+use crate::images::chunks::{DATA, parse_id, with_origin};
 use crate::model::artifact::{SnapshotArtifact, VolumeArtifact};
 use crate::paths::Paths;
 use crate::records;
@@ -145,7 +145,7 @@ pub fn files(saved: &Saved, scratch: &Path) -> Result<Vec<FileToPush>> {
     }
     let tail = image.file_bytes() + 64 - image.metadata_bytes();
     Ok(vec![
-        FileToPush::local(STATE, saved.state(), artifact::DATA),
+        FileToPush::local(STATE, saved.state(), DATA),
         artifact::cut(MEMORY, path, image.hot_range().end, tail),
     ])
 }
@@ -158,7 +158,7 @@ pub fn begin_memory(
     tail: &[u8],
     origins: &[Origin],
 ) -> Result<()> {
-    let path = memory_in(folder, MemoryForm::Image);
+    let path = memory::file_in(folder, MemoryForm::Image);
     save_origins(&path, origins)?;
     jiffy_store::partial::create(&path, length, tail, parse_id(id)?)
         .map_err(|error| memory::write_failed(&path, &error))

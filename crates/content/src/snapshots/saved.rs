@@ -96,7 +96,7 @@ impl Saved {
 
     /// RAM.
     pub fn memory(&self) -> PathBuf {
-        memory_in(&self.folder, self.manifest.memory)
+        memory::file_in(&self.folder, self.manifest.memory)
     }
 
     /// The root file system.
@@ -198,14 +198,6 @@ fn bearable(mut ranges: Vec<Extent>, ram: u64) -> Vec<Extent> {
     } else {
         Vec::new()
     }
-}
-
-/// RAM's file in a capture's folder.
-pub fn memory_in(folder: &Path, form: MemoryForm) -> PathBuf {
-    folder.join(match form {
-        MemoryForm::Raw => "ram.raw",
-        MemoryForm::Image => "ram.image",
-    })
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 use crate::error::{Error, Result, of_registry};
 use jiffy_registry::{Client, ClientOptions, Credentials, PlainHttp, Platform, Reference};
 use jiffy_wire::api::RegistryAccess;
+use serde::Serialize;
 use std::io::{self, Write};
 use std::path::Path;
 use tempfile::NamedTempFile;
@@ -50,9 +51,17 @@ impl Access {
 }
 
 /// A digest that is equal for equal access. It is made of secrets, so it is never shown.
-pub fn key(access: &RegistryAccess) -> String {
-    let text = serde_json::to_string(access).unwrap_or_default();
-    blake3::hash(text.as_bytes()).to_hex().to_string()
+pub fn key(access: &RegistryAccess) -> Result<String> {
+    digest(access).map_err(|error| {
+        Error::internal(format!(
+            "The access to the registry can't be compared with others': {error}."
+        ))
+    })
+}
+
+fn digest(access: &impl Serialize) -> serde_json::Result<String> {
+    let text = serde_json::to_vec(access)?;
+    Ok(blake3::hash(&text).to_hex().to_string())
 }
 
 /// The platform that was asked for, or the default of VMs.
@@ -62,5 +71,29 @@ pub fn platform(wanted: Option<&str>) -> Result<Platform> {
         Some(text) => text
             .parse()
             .map_err(|why| Error::invalid(format!("{why}."))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeMap;
+
+    #[test]
+    fn no_two_accesses_share_a_key_and_one_without_a_key_is_an_error() {
+        let of = |user: &str, plain_http| {
+            let access = RegistryAccess {
+                credentials: Some((user.to_owned(), "secret".to_owned())),
+                plain_http,
+                ..RegistryAccess::default()
+            };
+            key(&access).unwrap()
+        };
+        assert_eq!(of("one", true), of("one", true));
+        assert_ne!(of("one", true), of("other", true));
+        assert_ne!(of("one", true), of("one", false));
+        // JSON has no such keys.
+        let unwritable = BTreeMap::from([((1, 2), 3)]);
+        digest(&unwritable).unwrap_err();
     }
 }

@@ -2,14 +2,12 @@
 
 use super::client::Access;
 use super::job::Job;
-use super::{Transfers, remove_blobs};
+use super::made::{Found, Made};
+use super::{Transfers, lazy, remove_blobs};
 use crate::error::{Error, Result, of_registry};
-use crate::images::chunks::Held;
 use crate::images::import::{import_error, record_of};
 use crate::images::{Images, ROOT};
 use crate::model::image::ImageRecord;
-use crate::model::snapshot::Manifest;
-use crate::snapshots::draft::Draft;
 use jiffy_registry::manifest::Content;
 use jiffy_registry::{
     BlobFolder, Client, Descriptor, Digest, Platform, Reference, RegistryError, RemoteArtifact,
@@ -26,40 +24,6 @@ use tempfile::TempDir;
 const MAX_CONFIG: u64 = 4 << 20;
 /// Name of the unpacking step among the blobs of the progress.
 const UNPACKING: &str = "unpacking";
-
-/// Result of a pull's blocking part.
-pub enum Found {
-    /// The image of this name is the registry's, and these keys have signed it.
-    UpToDate(Vec<String>),
-    /// An image was made and has no name yet.
-    Made(Box<Made>),
-    /// A snapshot was fetched and has no name yet.
-    Snapshot(Box<MadeSnapshot>),
-}
-
-/// An image without a name.
-pub struct Made {
-    /// Its folder.
-    pub folder: TempDir,
-    /// Its record.
-    pub record: ImageRecord,
-    /// Bytes that came from the registry.
-    pub fetched: u64,
-    /// Holds its images of chunks until it has a name.
-    pub held: Option<Held>,
-}
-
-/// A snapshot without a name.
-pub struct MadeSnapshot {
-    /// Its folder.
-    pub draft: Draft,
-    /// Its manifest.
-    pub manifest: Manifest,
-    /// Bytes that came from the registry.
-    pub fetched: u64,
-    /// Holds its images of chunks until it has a name.
-    pub held: Held,
-}
 
 /// What this node already has under the name that is pulled.
 pub struct Have {
@@ -111,10 +75,10 @@ pub fn fetch(
         if have.manifest.is_some_and(|have| have == digest) {
             // The request's credentials or authorities may be new.
             let memory = have.memory.as_deref();
-            super::lazy::renew(images, &wanted.access, &artifact, memory, job)?;
+            lazy::renew(images, &wanted.access, &artifact, memory, job)?;
             return Ok(Found::UpToDate(signed_by));
         }
-        return super::lazy::begin(images, transfers, wanted, &artifact, signed_by, job);
+        return lazy::begin(images, transfers, wanted, &artifact, signed_by, job);
     }
     if let Content::Image(manifest) = &top.content
         && manifest.artifact_type.is_some()

@@ -2,14 +2,14 @@
 //! fetched when a guest reads them.
 
 use super::Transfers;
-use super::fetch::{Found, Made, MadeSnapshot};
 use super::job::Job;
 use super::keep;
+use super::made::{Found, Made, MadeSnapshot};
 use crate::clock::unix_seconds;
 use crate::error::{Error, Result, of_registry};
 use crate::images::Images;
-use crate::images::artifact::{MAX_SIZE, TAIL, file_of, most_tail};
-use crate::images::chunks::{Chunks, Place};
+use crate::images::artifact::{MAX_SIZE, file_of, most_tail};
+use crate::images::chunks::{Chunks, Place, TAIL};
 use crate::model::artifact::ImageArtifact;
 use crate::model::artifact::SnapshotArtifact;
 use crate::model::image::ImageRecord;

@@ -10,6 +10,7 @@
 //! * [`keep`]: saved credentials and authorities.
 //! * [`fetch`]: the blocking part of a pull.
 //! * `lazy`: the blocking part of a pull of Jiffy's artifacts.
+//! * [`made`]: what these parts have made, before it has a name.
 //! * [`push`]: the blocking part of a push.
 //! * [`turns`]: limits of simultaneous pulls.
 
@@ -18,6 +19,7 @@ pub mod fetch;
 pub mod job;
 pub mod keep;
 mod lazy;
+pub mod made;
 pub mod push;
 pub mod turns;
 

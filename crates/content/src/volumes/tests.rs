@@ -173,3 +173,21 @@ fn a_volume_grows_and_shrinks_only_where_nothing_is() {
     drop(leases);
     volumes.resize("raw", 64).unwrap();
 }
+
+#[test]
+fn a_change_that_panics_does_not_hold_its_volume() {
+    let folder = tempfile::tempdir().unwrap();
+    let volumes = Volumes::new(folder.path().into());
+    volumes.create("data", 1, true).unwrap();
+    let change = || volumes.change("data", Change::Resized, || -> Result<()> { panic!("so") });
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(change)).unwrap_err();
+    volumes.remove("data").unwrap();
+}
+
+#[test]
+fn a_volume_that_can_not_be_made_tells_the_first_error() {
+    // A device in the folder's place: no file can be made in it, and syncing it is another error.
+    let volumes = Volumes::new("/dev/null".into());
+    let error = volumes.make("data", 1 << 20, true).unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::NotADirectory);
+}

@@ -1,4 +1,4 @@
-//! The device at its ports.
+//! The fw_cfg device at its ports.
 
 use super::dma;
 use super::items::{FwCfgError, FwCfgFile, Items, Position};
@@ -18,14 +18,14 @@ const DATA: u64 = 1;
 const DMA: u64 = 4;
 const DMA_BYTES: u64 = 8;
 
-/// What the DMA register reads as, big endian.
+/// The value of the DMA register, big endian.
 const DMA_SIGNATURE: [u8; 8] = *b"QEMU CFG";
 
-/// Makes the contents of a file that depends on the current time; always of the same
-/// length.
+/// Generates the contents of a file that depends on the current time; they must always have the
+/// same length.
 pub type Refresh = Box<dyn FnMut() -> Vec<u8> + Send>;
 
-/// The device. The guest can read; every write of an item is refused.
+/// The fw_cfg device. The guest can only read; writes of items are refused.
 pub struct FwCfg {
     refresh: Option<(u16, Refresh)>,
     items: Items,
@@ -35,7 +35,7 @@ pub struct FwCfg {
 }
 
 impl FwCfg {
-    /// A device with these files. `memory` is where DMA requests live.
+    /// A device with these files. DMA requests are in `memory`.
     pub fn new(files: Vec<FwCfgFile>, memory: Arc<GuestMemory>) -> Result<FwCfg, FwCfgError> {
         Ok(FwCfg {
             refresh: None,
@@ -49,7 +49,7 @@ impl FwCfg {
         })
     }
 
-    /// A device as it was saved.
+    /// Restores a saved device.
     pub fn restore(memory: Arc<GuestMemory>, state: &FwCfgState) -> Result<FwCfg, FwCfgError> {
         let files = state.files.iter().map(|file| FwCfgFile {
             name: file.name.clone(),
@@ -64,12 +64,12 @@ impl FwCfg {
         Ok(device)
     }
 
-    /// Replaces the contents of the files of these names; other files stay. The selected item
-    /// is read from its beginning again.
+    /// Replaces the contents of the files with these names; other files stay. The selected item is
+    /// read from its beginning again.
     ///
     /// # Errors
     ///
-    /// A file can't be offered.
+    /// A file is not valid.
     pub fn replace(&mut self, files: Vec<FwCfgFile>) -> Result<(), FwCfgError> {
         let others = self.items.files().iter();
         let others = others.filter(|old| files.iter().all(|new| new.name != old.name));
@@ -80,7 +80,7 @@ impl FwCfg {
         Ok(())
     }
 
-    /// Lets `refresh` make the contents of the file `name` anew whenever the guest selects it
+    /// Has `refresh` generate the contents of the file `name` again whenever the guest selects it
     /// through the selector port.
     pub fn refresh_on_select(&mut self, name: &str, refresh: Refresh) {
         self.refresh = self.items.selector(name).map(|item| (item, refresh));
@@ -113,7 +113,7 @@ impl Position {
         }
     }
 
-    /// What is left of the selected item.
+    /// The unread bytes of the selected item.
     pub(super) fn rest<'a>(&self, items: &'a Items) -> &'a [u8] {
         items
             .get(self.selector)
@@ -121,7 +121,7 @@ impl Position {
             .unwrap_or(&[])
     }
 
-    /// Moves on; it stays behind the end once there.
+    /// Advances the offset, which saturates.
     pub(super) fn skip(&mut self, count: u32) {
         self.offset = self.offset.saturating_add(count);
     }
@@ -137,8 +137,8 @@ impl std::fmt::Debug for FwCfg {
 }
 
 impl BusDevice for FwCfg {
-    /// The data port gives consecutive bytes of the selected item, however
-    /// many are asked for at once (`rep insb`), zeros past its end.
+    /// The data port returns consecutive bytes of the selected item, any number at once (`rep
+    /// insb`), and zeros past its end.
     fn read(&mut self, offset: u64, data: &mut [u8]) {
         match offset {
             DATA => {
@@ -160,9 +160,9 @@ impl BusDevice for FwCfg {
         }
     }
 
-    /// The selector takes 16 bits, little endian. The DMA register takes a
-    /// 64-bit address, big endian, whole or as two halves; its low half
-    /// starts the request. Writes to the data port do nothing.
+    /// The selector takes 16 bits, little endian. The DMA register takes a 64-bit address, big
+    /// endian, as one or two writes; writing its low half starts the request. Writes to the data
+    /// port are ignored.
     fn write(&mut self, offset: u64, data: &[u8]) {
         match (offset, data) {
             (SELECTOR, [low, high]) => {

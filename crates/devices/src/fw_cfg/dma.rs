@@ -14,8 +14,8 @@ const WRITE: u32 = 1 << 4;
 const REQUEST_BYTES: usize = 16;
 const ZEROS: [u8; 4096] = [0; 4096];
 
-/// Carries out the request at `address` and answers in its control word.
-/// A request outside guest memory cannot be answered and does nothing.
+/// Executes the request at `address` and writes the result to its control word. A request outside
+/// guest memory can't be answered and is ignored.
 pub(super) fn run(
     items: &Items,
     position: &mut Position,
@@ -51,7 +51,7 @@ fn words(request: [u8; REQUEST_BYTES]) -> [u32; 4] {
     words
 }
 
-/// `None` if the request is refused.
+/// Executes a request; `None` if it is refused.
 fn perform(
     items: &Items,
     position: &mut Position,
@@ -63,7 +63,7 @@ fn perform(
     if control & SELECT != 0 {
         *position = Position::at_start((control >> 16) as u16);
     }
-    // Read comes before write and write before skip if a guest sets several.
+    // If a guest sets several bits, read takes precedence over write, and write over skip.
     if control & READ != 0 {
         if length != 0 {
             read(items, position, memory, length, target)?;
@@ -79,7 +79,7 @@ fn perform(
     Some(())
 }
 
-/// Copies `length` bytes, zeros past the item's end.
+/// Copies `length` bytes of the item, and zeros past its end.
 fn read(
     items: &Items,
     position: &Position,

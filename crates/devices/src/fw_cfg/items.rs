@@ -1,47 +1,47 @@
-//! What can be selected.
+//! The selectable items of fw_cfg.
 
 use std::collections::BTreeMap;
 use thiserror::Error;
 
-/// The longest name of a file, in bytes; the directory keeps a zero after it.
+/// Longest name of a file, bytes; the directory stores a zero after it.
 pub const NAME_MAX: usize = 55;
-/// The most files: what a 14-bit selector leaves above the first file's.
+/// Most files: what a 14-bit selector leaves from the first file's on.
 pub const FILES_MAX: usize = (ENTRY_MASK - FIRST_FILE + 1) as usize;
 
 const SIGNATURE: u16 = 0x00;
 const FEATURES: u16 = 0x01;
 const DIRECTORY: u16 = 0x19;
 const FIRST_FILE: u16 = 0x20;
-/// Bits 14 (write) and 15 (architecture) are no part of an entry's number.
+/// Bits 14 (write) and 15 (architecture) do not belong to an entry's number.
 const ENTRY_MASK: u16 = 0x3fff;
 const DIRECTORY_ENTRY_BYTES: usize = 64;
 
-/// The traditional interface and DMA.
+/// The traditional interface and DMA are supported.
 const FEATURE_BITS: u32 = 0b11;
 
 /// A file for the guest to read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FwCfgFile {
-    /// `opt/jiffy/config`; 1 to [`NAME_MAX`] bytes without a zero byte.
+    /// The name, such as `opt/jiffy/config`; 1 to [`NAME_MAX`] bytes without a zero byte.
     pub name: String,
     /// Contents, less than 4 GiB.
     pub contents: Vec<u8>,
 }
 
-/// The files can't be offered.
+/// Why files are not valid.
 #[derive(Debug, Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FwCfgError {
-    /// A name is empty, too long or holds a zero byte.
+    /// A name is empty, too long or contains a zero byte.
     #[error("the fw_cfg file name {0:?} is not 1 to {NAME_MAX} bytes without a zero byte")]
     Name(String),
-    /// Two files have one name.
+    /// Two files have the same name.
     #[error("there are two fw_cfg files named {0:?}")]
     Duplicate(String),
     /// A file's length does not fit the directory's 32 bits.
     #[error("the fw_cfg file {0:?} is 4 GiB or larger")]
     TooLarge(String),
-    /// More files than selectors.
+    /// There are more files than selectors.
     #[error("there are {0} fw_cfg files, at most {FILES_MAX} fit")]
     TooMany(usize),
 }
@@ -50,7 +50,7 @@ pub enum FwCfgError {
 #[derive(Debug)]
 pub(super) struct Items {
     directory: Vec<u8>,
-    /// Sorted by name; selector `FIRST_FILE + i`.
+    /// Sorted by name; file `i` has selector `FIRST_FILE + i`.
     files: Vec<FwCfgFile>,
 }
 
@@ -82,9 +82,9 @@ impl Items {
         })
     }
 
-    /// The bytes of the item that a selector stands for; none for an unknown selector.
+    /// The bytes of the item with this selector; empty for an unknown selector.
     pub(super) fn get(&self, selector: u16) -> &[u8] {
-        // All numbers with the architecture bit are unknown here.
+        // No item has the architecture bit.
         if selector & !(ENTRY_MASK | 1 << 14) != 0 {
             return &[];
         }
@@ -99,7 +99,7 @@ impl Items {
         }
     }
 
-    /// Puts other contents of the same length in place of a file's.
+    /// Replaces the contents of a file by others of the same length.
     pub(super) fn replace(&mut self, selector: u16, contents: Vec<u8>) {
         let file = (selector & ENTRY_MASK)
             .checked_sub(FIRST_FILE)
@@ -122,8 +122,8 @@ impl Items {
     }
 }
 
-/// Count (u32), then per file: size (u32), selector (u16), two bytes of
-/// nothing, name (56 bytes, zero-padded); numbers big endian.
+/// The directory: count (u32), then per file size (u32), selector (u16), two reserved bytes, and
+/// name (56 bytes, zero-padded); numbers are big endian.
 fn directory(files: &[FwCfgFile]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(4 + files.len() * DIRECTORY_ENTRY_BYTES);
     bytes.extend_from_slice(&(files.len() as u32).to_be_bytes());

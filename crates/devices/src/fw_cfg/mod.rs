@@ -1,10 +1,10 @@
 //! QEMU's firmware configuration device, as the guest sees it on x86 ports
 //! (QEMU, docs/specs/fw_cfg.rst): selector 0x510, data 0x511, DMA 0x514.
 //!
-//! * [`device`]: the ports.
-//! * [`items`]: what can be selected: signature, features, directory, files.
+//! * [`device`]: the device at its ports.
+//! * [`items`]: the selectable items: signature, features, directory, files.
 //! * [`dma`]: the DMA request.
-//! * [`state`]: what a snapshot keeps.
+//! * [`state`]: what a snapshot keeps of the device.
 
 pub mod device;
 mod dma;

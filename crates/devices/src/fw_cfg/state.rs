@@ -1,26 +1,25 @@
-//! What a snapshot keeps.
+//! What a snapshot keeps of fw_cfg.
 
 use serde::{Deserialize, Serialize};
 
-/// A saved fw_cfg device. The files travel along: a guest may read them at
-/// any time.
+/// A saved fw_cfg device, with its files: a guest may read them at any time.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FwCfgState {
-    /// Files.
+    /// The files.
     pub files: Vec<FwCfgFileState>,
-    /// The selected item.
+    /// The selector of the selected item.
     pub selector: u16,
-    /// The next byte of it, possibly past its end.
+    /// Offset of its next byte, possibly past its end.
     pub offset: u32,
-    /// What the guest wrote of a DMA address, big endian.
+    /// The DMA address as far as the guest has written it, big endian.
     pub dma_address: [u8; 8],
 }
 
 /// A saved file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FwCfgFileState {
-    /// Name.
+    /// The file's name.
     pub name: String,
-    /// Contents.
+    /// The file's contents.
     pub contents: Vec<u8>,
 }

@@ -49,7 +49,7 @@ fn read(device: &mut FwCfg, count: usize) -> Vec<u8> {
     data
 }
 
-/// Runs a DMA request; its control word afterwards.
+/// Runs a DMA request; returns its control word afterwards.
 fn dma(device: &mut FwCfg, memory: &GuestMemory, control: u32, length: u32, target: u64) -> u32 {
     let mut request = Vec::new();
     request.extend(control.to_be_bytes());
@@ -149,7 +149,7 @@ fn dma_selects_skips_and_reads() {
     );
     assert_eq!(dma(&mut device, &memory, READ, 8, TARGET), 0);
     assert_eq!(bytes(&memory, TARGET, 8), b"hostname");
-    // Goes on where it stopped, and past the end gives zeros.
+    // The next request continues where the last one stopped, and returns zeros past the end.
     memory
         .write_slice(&[0xee; 6000], GuestAddress(TARGET))
         .unwrap();
@@ -158,7 +158,7 @@ fn dma_selects_skips_and_reads() {
     assert_eq!(&got[..6], b"\":\"a\"}");
     assert!(got[6..5000].iter().all(|byte| *byte == 0));
     assert!(got[5000..].iter().all(|byte| *byte == 0xee));
-    // The data port stands where DMA left.
+    // The data port continues at DMA's offset.
     assert_eq!(read(&mut device, 1), [0]);
 }
 
@@ -184,7 +184,7 @@ fn dma_outside_guest_memory_is_refused_and_writes_nothing() {
     assert_eq!(bytes(&memory, MEMORY_BYTES - 2, 2), [0, 0]);
     assert_eq!(dma(&mut device, &memory, READ, u32::MAX, 0), ERROR);
     assert_eq!(dma(&mut device, &memory, READ, 4, MEMORY_BYTES - 4), 0);
-    // A request that is not in memory itself can't be answered.
+    // A request that is not in guest memory can't be answered.
     for address in [MEMORY_BYTES - 15, u64::MAX] {
         device.write(DMA, &address.to_be_bytes());
     }

@@ -1,8 +1,7 @@
 //! The PC's keyboard controller (Intel 8042), without a keyboard.
 //!
-//! It is there for its reset command, and answers its self-test and the test
-//! of its ports, because an operating system that finds a silent controller
-//! waits seconds for it.
+//! It provides the reset command, and answers its self-test and the test of its ports, because
+//! operating systems wait seconds for a controller that does not answer.
 
 use super::switch::{PowerRequest, PowerSwitch};
 use crate::bus::BusDevice;
@@ -11,8 +10,8 @@ use std::sync::Arc;
 
 /// First port: data.
 pub const PORT: u64 = 0x60;
-/// Number of ports. Those between the first and the last are not the
-/// controller's own and answer as absent ports do (KVM's timer takes 0x61).
+/// Number of ports. Those between the first and the last do not belong to the controller and
+/// behave like absent ports (KVM's timer takes 0x61).
 pub const PORTS: u64 = 5;
 
 // Offsets from `PORT`.
@@ -50,17 +49,17 @@ pub struct KeyboardControllerState {
     pub configuration: u8,
     /// A byte for the guest to read from the data port.
     pub output: Option<u8>,
-    /// A command that waits for its byte.
+    /// A command that waits for its data byte.
     pub command: Option<u8>,
 }
 
 impl KeyboardController {
-    /// A controller after reset, whose reset command pulls `switch`.
+    /// A controller after reset; its reset command sets `switch`.
     pub fn new(switch: Arc<PowerSwitch>) -> KeyboardController {
         KeyboardController::restore(switch, &KeyboardControllerState::default())
     }
 
-    /// A controller as it was saved.
+    /// Restores a saved controller.
     pub fn restore(
         switch: Arc<PowerSwitch>,
         state: &KeyboardControllerState,
@@ -93,12 +92,12 @@ impl KeyboardController {
     fn data(&mut self, byte: u8) {
         match self.state.command.take() {
             Some(WRITE_CONFIGURATION) => self.state.configuration = byte,
-            // Comes back as from the keyboard, which tells a driver that asks
-            // for the auxiliary port's echo that there is no such port.
+            // The byte is returned as the keyboard's, so a driver that tests the auxiliary port
+            // finds that there is none.
             Some(WRITE_KEYBOARD_OUTPUT | WRITE_AUXILIARY_OUTPUT) => {
                 self.state.output = Some(byte);
             }
-            // To a keyboard or mouse that isn't there.
+            // Bytes for a keyboard or mouse that does not exist.
             _ => {}
         }
     }

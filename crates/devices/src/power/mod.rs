@@ -1,7 +1,7 @@
-//! How a guest ends its VM.
+//! Devices with which a guest resets or powers off its VM.
 //!
-//! * [`switch`]: what the devices tell the VMM.
-//! * [`keyboard_controller`]: port 0x64, byte 0xfe: reset, the way PCs do it.
+//! * [`switch`]: passes the devices' requests on to the VMM.
+//! * [`keyboard_controller`]: port 0x64, byte 0xfe: reset, as on a PC.
 //! * [`power_port`]: port 0x604, value 0x2000: power off.
 
 pub mod keyboard_controller;

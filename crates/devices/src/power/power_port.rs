@@ -1,9 +1,8 @@
-//! Power off by one write.
+//! Powers off by one port write.
 //!
-//! A guest without ACPI has no standard way to cut the power. QEMU's q35
-//! machine has its ACPI PM1a control register at port 0x604, and small
-//! operating systems write 0x2000 (SLP_EN, sleep type 0) there as a constant:
-//! `outw(0x604, 0x2000)`. The same write works here.
+//! A guest without ACPI has no standard way to power off. QEMU's q35 machine has its ACPI PM1a
+//! control register at port 0x604, and small operating systems write 0x2000 (SLP_EN, sleep type 0)
+//! there as a constant: `outw(0x604, 0x2000)`. The same write works here.
 
 use super::switch::{PowerRequest, PowerSwitch};
 use crate::bus::BusDevice;
@@ -23,7 +22,7 @@ pub struct PowerPort {
 }
 
 impl PowerPort {
-    /// A port that pulls `switch`. It has no state to save.
+    /// A port that sets `switch`. It has no state to save.
     pub fn new(switch: Arc<PowerSwitch>) -> PowerPort {
         PowerPort { switch }
     }

@@ -1,19 +1,19 @@
-//! What the devices tell the VMM.
+//! Passes the devices' requests on to the VMM.
 
 use std::io;
 use std::sync::atomic::{AtomicU8, Ordering};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-/// What the guest wants.
+/// A request of the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PowerRequest {
-    /// A reset of the processor.
+    /// Reset the processor.
     Reset,
-    /// The power off.
+    /// Power off.
     PowerOff,
 }
 
-/// Remembers the first request and rings.
+/// Stores the first request and signals an event descriptor.
 #[derive(Debug)]
 pub struct PowerSwitch {
     request: AtomicU8,
@@ -25,7 +25,7 @@ const RESET: u8 = 1;
 const POWER_OFF: u8 = 2;
 
 impl PowerSwitch {
-    /// A switch nobody has touched.
+    /// A switch without a request.
     pub fn new() -> io::Result<PowerSwitch> {
         Ok(PowerSwitch {
             request: AtomicU8::new(NONE),
@@ -33,7 +33,7 @@ impl PowerSwitch {
         })
     }
 
-    /// Records a request; the first one stands.
+    /// Stores a request, unless there is one already.
     pub fn ask(&self, request: PowerRequest) {
         let value = match request {
             PowerRequest::Reset => RESET,
@@ -49,8 +49,7 @@ impl PowerSwitch {
         }
     }
 
-    /// What was asked for first, if anything. Cheap: a vCPU may look after
-    /// every port write.
+    /// The first request, if any. Cheap: a vCPU may check it after every port write.
     pub fn request(&self) -> Option<PowerRequest> {
         match self.request.load(Ordering::SeqCst) {
             RESET => Some(PowerRequest::Reset),
@@ -59,7 +58,7 @@ impl PowerSwitch {
         }
     }
 
-    /// Readable once something was asked for.
+    /// Readable once there is a request.
     pub fn event(&self) -> &EventFd {
         &self.event
     }

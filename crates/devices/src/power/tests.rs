@@ -17,7 +17,7 @@ fn read(device: &mut KeyboardController, offset: u64) -> u8 {
 #[test]
 fn the_reset_command_resets() {
     let (mut controller, switch) = controller();
-    // As Linux does: wait for the input buffer to be empty, then pulse.
+    // As Linux does: waits until the input buffer is empty, then pulses the reset line.
     assert_eq!(read(&mut controller, 4) & 0x02, 0);
     assert_eq!(switch.request(), None);
     controller.write(4, &[0xfe]);
@@ -33,12 +33,12 @@ fn a_driver_finds_a_working_controller_without_devices() {
     assert_eq!(read(&mut controller, 4) & 0x01, 1);
     assert_eq!(read(&mut controller, 0), 0x55);
     assert_eq!(read(&mut controller, 4) & 0x01, 0, "it was read");
-    // The configuration byte keeps what is written.
+    // The configuration byte can be read back.
     controller.write(4, &[0x60]);
     controller.write(0, &[0x43]);
     controller.write(4, &[0x20]);
     assert_eq!(read(&mut controller, 0), 0x43);
-    // No auxiliary port.
+    // There is no auxiliary port.
     controller.write(4, &[0xa9]);
     assert_ne!(read(&mut controller, 0), 0);
     assert_eq!(switch.request(), None);

@@ -1,9 +1,8 @@
 //! The PC's clock and its memory (Motorola MC146818), ports 0x70 and 0x71.
 //!
-//! It tells the host's time, in UTC, and never interrupts. An operating
-//! system that finds nothing here waits a second for the clock's "update in
-//! progress" bit to clear; one without a paravirtual clock takes the date
-//! from it.
+//! It returns the host's time, in UTC, and never interrupts. Without it, an operating system waits
+//! a second for the clock's "update in progress" bit to clear; one without a paravirtual clock
+//! reads the date from it.
 
 #[cfg(test)]
 mod tests;
@@ -12,7 +11,7 @@ use crate::bus::BusDevice;
 use serde::{Deserialize, Serialize};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// First port: which register.
+/// First port: the register selector.
 pub const PORT: u64 = 0x70;
 /// Number of ports.
 pub const PORTS: u64 = 2;
@@ -20,7 +19,8 @@ pub const PORTS: u64 = 2;
 const SELECT: u64 = 0;
 const DATA: u64 = 1;
 
-/// Bit 7 of the selector masks the non-maskable interrupt; no register.
+/// Bit 7 of the selector masks the non-maskable interrupt and does not belong to the register's
+/// number.
 const REGISTER_MASK: u8 = 0x7f;
 
 const SECONDS: u8 = 0x00;
@@ -43,13 +43,13 @@ const STATUS_B_VALUE: u8 = 0x02;
 /// The battery is good.
 const STATUS_D_VALUE: u8 = 0x80;
 
-/// The clock. The guest cannot set it; what it writes is dropped.
+/// The clock. The guest can't set it; its writes are ignored.
 pub struct Rtc {
     now: Box<dyn Fn() -> u64 + Send>,
     selected: u8,
 }
 
-/// A saved clock: nothing but the selected register; time goes on.
+/// A saved clock: only the selected register, because time goes on.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RtcState {
     /// The selected register.
@@ -63,12 +63,12 @@ impl Default for Rtc {
 }
 
 impl Rtc {
-    /// A clock that shows the host's.
+    /// A clock that returns the host's time.
     pub fn new() -> Rtc {
         Rtc::restore(&RtcState::default())
     }
 
-    /// A clock as it was saved.
+    /// Restores a saved clock.
     pub fn restore(state: &RtcState) -> Rtc {
         Rtc {
             now: Box::new(host_seconds),
@@ -96,7 +96,7 @@ impl Rtc {
 
 impl BusDevice for Rtc {
     fn read(&mut self, offset: u64, data: &mut [u8]) {
-        // The selector can't be read on a real one either.
+        // The selector can't be read on real hardware either.
         let value = if offset == DATA {
             self.register()
         } else {
@@ -119,13 +119,13 @@ fn host_seconds() -> u64 {
         .map_or(0, |since| since.as_secs())
 }
 
-/// A moment in the civil calendar, UTC.
+/// A date and time in the civil calendar, UTC.
 #[derive(Debug, PartialEq, Eq)]
 struct Date {
     year: u64,
     month: u64,
     day: u64,
-    /// 1 is Sunday.
+    /// Day of the week; 1 is Sunday.
     weekday: u64,
     hours: u64,
     minutes: u64,
@@ -148,7 +148,7 @@ impl Date {
         }
     }
 
-    /// A date register's value, in BCD; other registers are empty memory.
+    /// A date register's value, in BCD; other registers are zero.
     fn register(&self, register: u8) -> u8 {
         let value = match register {
             SECONDS => self.seconds,
@@ -165,7 +165,7 @@ impl Date {
     }
 }
 
-/// Year, month and day of a count of days since 1970-01-01 (Gregorian).
+/// Year, month and day for a number of days since 1970-01-01 (Gregorian).
 fn civil(mut days: u64) -> (u64, u64, u64) {
     const DAYS_IN_400_YEARS: u64 = 146_097;
     let mut year = 1970 + days / DAYS_IN_400_YEARS * 400;

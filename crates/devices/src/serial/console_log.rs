@@ -1,4 +1,4 @@
-//! A console's output in a file that stays small.
+//! Keeps a console's output in a file of limited size.
 
 use jiffy_sys::handed;
 use std::fs::{File, OpenOptions};
@@ -6,38 +6,37 @@ use std::io::{self, Seek, SeekFrom, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 
-/// Most bytes of a file, not counting our own line.
+/// Most bytes of a file, not counting the inserted line.
 const BYTES_MAX: u64 = 4 << 20;
-/// The first bytes, which are always kept: how the guest booted.
+/// The first bytes, which are always kept: they show how the guest booted.
 const FIRST_BYTES: u64 = 256 << 10;
 /// The last bytes that are kept when the file is full, from the beginning of a line.
 const LAST_BYTES: u64 = 2 << 20;
 
-/// The output of a serial port in a file, for people to read later.
+/// The output of a serial port in a file, for reading later.
 ///
-/// A guest can write without end, and must not fill the disk. So when the file reaches
-/// 4 MiB, it is cut down to its first 256 KiB, a line that says how much was left out, and
-/// its last 2 MiB: people look for how a guest booted and what it wrote last. A program that
-/// follows the file sees it shrink.
+/// A guest can write without end, and must not fill the disk. So when the file reaches 4 MiB, its
+/// middle is removed: it keeps its first 256 KiB, which show how the guest booted, a line that says
+/// how much was removed, and its last 2 MiB. A program that follows the file sees it shrink.
 ///
-/// A path that is no regular file (a terminal, a pipe) is written through.
+/// A path that is not a regular file (a terminal, a pipe) gets all output.
 ///
-/// Besides `write`, the thread that writes needs `pread64`, `ftruncate` and `lseek`.
+/// Besides `write`, the writing thread needs the system calls `pread64`, `ftruncate` and `lseek`.
 #[derive(Debug)]
 pub struct ConsoleLog {
     file: File,
     regular: bool,
     limits: Limits,
-    /// Where the next byte goes.
+    /// Offset of the next byte.
     end: u64,
-    /// What is never cut ends here; then comes the line of ours, if any.
+    /// End of the part that is never removed; the inserted line, if any, follows it.
     first_end: u64,
-    /// What may be cut begins here.
+    /// Start of the part that may be removed.
     rest_start: u64,
     left_out: u64,
 }
 
-/// Sizes, smaller in tests.
+/// Limits, which tests make smaller.
 #[derive(Debug, Clone, Copy)]
 struct Limits {
     most: u64,
@@ -46,7 +45,7 @@ struct Limits {
 }
 
 impl ConsoleLog {
-    /// Opens or makes the file, and goes on at its end.
+    /// Opens or creates the file, and continues at its end.
     pub fn open(path: &Path) -> io::Result<ConsoleLog> {
         ConsoleLog::with(
             path,
@@ -65,7 +64,7 @@ impl ConsoleLog {
                 .read(true)
                 .append(true)
                 .create(true)
-                // A pipe that nobody reads is no reason to wait.
+                // Opening a pipe without a reader must not block.
                 .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
                 .open(path)?,
         };
@@ -83,7 +82,7 @@ impl ConsoleLog {
         })
     }
 
-    /// Somebody has cut the file: what is there now is what there is.
+    /// Another process has shortened the file: its current contents are kept.
     fn look_anew(&mut self) -> io::Result<()> {
         self.end = self.file.seek(SeekFrom::End(0))?;
         self.first_end = self.end.min(self.limits.first);
@@ -92,7 +91,7 @@ impl ConsoleLog {
         Ok(())
     }
 
-    /// Cuts the middle out.
+    /// Removes the middle of the file.
     fn cut(&mut self) -> io::Result<()> {
         let last = self.line_start(self.end.saturating_sub(self.limits.last))?;
         let left_out = self.left_out + (last - self.rest_start);
@@ -111,7 +110,7 @@ impl ConsoleLog {
         Ok(())
     }
 
-    /// The first line's start from `at` on, if there is one nearby.
+    /// Start of the first line at or after `at`, if there is one nearby.
     fn line_start(&self, at: u64) -> io::Result<u64> {
         let at = at.max(self.rest_start);
         let mut near = [0; 1024];
@@ -185,7 +184,7 @@ mod tests {
         let (_folder, path, mut log) = small();
         let mut text = String::new();
         for number in 0..10_000 {
-            // As a UART does: byte by byte.
+            // Byte by byte, as a UART writes.
             for byte in format!("line {number:04}\n").bytes() {
                 assert_eq!(log.write(&[byte]).unwrap(), 1);
             }
@@ -207,7 +206,7 @@ mod tests {
             .unwrap()
             .parse()
             .unwrap();
-        // Nothing is lost but what it says.
+        // Only as many lines are missing as the file says.
         let kept = &lines[22..];
         assert!(kept.len() >= 199, "{}", kept.len());
         let first = 10_000 - kept.len();
@@ -241,7 +240,7 @@ mod tests {
         let text = fs::read_to_string(&path).unwrap();
         assert!(text.len() < 2500);
         assert!(text.ends_with("a\nthe end\nand more\n"));
-        // Larger than it may be: written by somebody else.
+        // The file is larger than the limit: another process has written to it.
         fs::write(&path, vec![b'b'; 100_000]).unwrap();
         let mut log = ConsoleLog::with(&path, SMALL).unwrap();
         log.write_all(b"x").unwrap();

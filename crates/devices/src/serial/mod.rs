@@ -1,8 +1,7 @@
 //! COM1: a 16550A, at port 0x3f8 with interrupt 4.
 //!
-//! The registers are `vm-superio`'s. This wraps them for the bus and gives
-//! them input with back-pressure. [`ConsoleLog`] keeps its output in a file
-//! that stays small.
+//! The registers are `vm-superio`'s. This module connects them with the bus and adds input with
+//! back-pressure. [`ConsoleLog`] keeps the output in a file of limited size.
 
 mod console_log;
 #[cfg(test)]
@@ -29,16 +28,16 @@ pub const IRQ: u32 = 4;
 
 /// A serial port.
 ///
-/// Output goes to a [`Write`], byte by byte; a sink that blocks delays the vCPU that
-/// writes, as a slow line would. Bytes that the sink refuses are lost and counted. Input goes into the port's receive buffer of 64
-/// bytes by [`input`](Serial::input), which takes what fits; when the guest
-/// has emptied the buffer, [`drained`](Serial::drained) rings.
+/// Output is written to a [`Write`], byte by byte. A blocking writer delays the vCPU, as a slow
+/// line would; bytes that it refuses are lost and counted. [`input`](Serial::input) takes as many
+/// bytes as fit into the receive buffer; when the guest has emptied it,
+/// [`drained`](Serial::drained) becomes readable.
 pub struct Serial {
     uart: Uart<Line, Arc<Events>, Box<dyn Write + Send>>,
     events: Arc<Events>,
 }
 
-/// A saved serial port: the registers of the UART and what it had received.
+/// A saved serial port: the UART's registers and its receive buffer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SerialState {
     /// Divisor latch, low byte.
@@ -59,30 +58,30 @@ pub struct SerialState {
     pub modem_status: u8,
     /// SCR.
     pub scratch: u8,
-    /// Received and not yet read, at most 64 bytes.
+    /// Received bytes that were not read yet, at most 64.
     pub received: Vec<u8>,
 }
 
-/// A serial port could not be made.
+/// Why a serial port could not be created.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum SerialError {
-    /// The event descriptor of `drained` could not be made.
+    /// The event descriptor of `drained` could not be created.
     #[error("an event descriptor for the serial port could not be made")]
     Event(#[source] io::Error),
-    /// The saved receive buffer is larger than the port's, or the interrupt
-    /// could not be raised again.
+    /// The saved receive buffer is larger than the port's, or the interrupt could not be raised
+    /// again.
     #[error("the saved state of the serial port is not valid")]
     State,
 }
 
 impl Serial {
-    /// A port after reset. `line` carries its interrupt (an irqfd, edge).
+    /// A port after reset. `line` is its interrupt (an irqfd, edge).
     pub fn new(line: EventFd, output: Box<dyn Write + Send>) -> Result<Serial, SerialError> {
         Serial::with(&UartState::default(), line, output)
     }
 
-    /// A port as it was saved.
+    /// Restores a saved port.
     pub fn restore(
         line: EventFd,
         output: Box<dyn Write + Send>,
@@ -111,11 +110,11 @@ impl Serial {
         SerialState::from_uart(self.uart.state())
     }
 
-    /// Offers bytes to the guest; returns how many fitted. Offer the rest
-    /// after [`drained`](Serial::drained) rang.
+    /// Passes bytes to the guest; returns how many fitted. Pass the rest once
+    /// [`drained`](Serial::drained) is readable.
     pub fn input(&mut self, bytes: &[u8]) -> usize {
-        // The only failure besides a full buffer is that of the interrupt,
-        // when the bytes are in the buffer already.
+        // Besides a full buffer, only raising the interrupt can fail, and then the bytes are in the
+        // buffer already.
         let room = self.uart.fifo_capacity();
         match self.uart.enqueue_raw_bytes(bytes) {
             Ok(taken) => taken,
@@ -128,7 +127,7 @@ impl Serial {
     pub fn repeat(&self) {
         let state = self.uart.state();
         let (enabled, identified) = (state.interrupt_enable, state.interrupt_identification);
-        // Their bits differ from register to register.
+        // The bits differ between the two registers.
         let received = enabled & 1 != 0 && identified & 4 != 0;
         let transmitted = enabled & 2 != 0 && identified & 2 != 0;
         if (received || transmitted)
@@ -150,8 +149,7 @@ impl Serial {
 }
 
 impl BusDevice for Serial {
-    /// More than one byte is string input: each byte is a read of the same
-    /// register.
+    /// More than one byte is string input: each byte is a read of the same register.
     fn read(&mut self, offset: u64, data: &mut [u8]) {
         let register = offset.min(PORTS) as u8;
         for byte in data {
@@ -159,12 +157,12 @@ impl BusDevice for Serial {
         }
     }
 
-    /// More than one byte is string output: all go to the same register.
+    /// More than one byte is string output: all bytes go to the same register.
     fn write(&mut self, offset: u64, data: &[u8]) {
         let register = offset.min(PORTS) as u8;
         for byte in data {
-            // Lost bytes are counted by `Events`, and a real line does not
-            // tell the guest either.
+            // Lost bytes are counted by `Events`; a real line does not report them to the guest
+            // either.
             let _ = self.uart.write(register, *byte);
         }
     }
@@ -226,7 +224,7 @@ impl SerialEvents for Events {
     }
 
     fn in_buffer_empty(&self) {
-        // Fails only if the counter is full: then it is readable anyway.
+        // Fails only if the counter is full, and then the descriptor is readable anyway.
         let _ = self.drained.write(1);
     }
 }

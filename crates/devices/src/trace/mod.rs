@@ -6,12 +6,12 @@ mod tests;
 use crate::bus::BusDevice;
 use serde::{Deserialize, Serialize};
 
-/// Where marks go. Called on the vCPU's thread, at the moment of the write:
-/// take the time first, and be brief.
+/// Receives marks. It is called on the vCPU's thread at the moment of the write, so it must take
+/// the time first and be fast.
 pub type MarkSink = Box<dyn FnMut(u8) + Send>;
 
-/// The port. It passes on a fixed number of marks from boot or restore on and counts the
-/// rest, so that a guest that writes without end fills no memory of the host.
+/// The port. It passes on a fixed number of marks after boot or restore and only counts the rest,
+/// so that a guest that writes without end does not fill the host's memory.
 pub struct TracePort {
     sink: MarkSink,
     limit: u64,
@@ -21,7 +21,7 @@ pub struct TracePort {
 /// A saved trace port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TraceState {
-    /// The most marks passed on.
+    /// Most marks that are passed on.
     pub limit: u64,
     /// Marks written since boot or restore, passed on or not.
     pub written: u64,
@@ -33,9 +33,9 @@ impl TracePort {
         TracePort::restore(limit, sink, &TraceState { limit, written: 0 })
     }
 
-    /// A port as it was saved, but no state allows more than `limit`. Marks count
-    /// from here on: the timeline begins anew, and a guest that wrote many before
-    /// it was saved must still be heard at the clone gate.
+    /// Restores a saved port; its limit is at most `limit`. Marks are counted from zero again: the
+    /// timeline begins anew, and marks at the clone gate must be passed on even if the guest had
+    /// used up its limit before it was saved.
     pub fn restore(limit: u64, sink: MarkSink, state: &TraceState) -> TracePort {
         TracePort {
             sink,
@@ -52,14 +52,14 @@ impl TracePort {
         }
     }
 
-    /// Marks that were not passed on.
+    /// How many marks were not passed on.
     pub fn dropped(&self) -> u64 {
         self.written.saturating_sub(self.limit)
     }
 }
 
 impl BusDevice for TracePort {
-    /// Nothing to read: all ones, as an absent port.
+    /// Reads return ones, as from an absent port.
     fn read(&mut self, _offset: u64, data: &mut [u8]) {
         data.fill(0xff);
     }

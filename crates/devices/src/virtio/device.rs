@@ -1,5 +1,4 @@
-//! The contract between a virtio device, the transport in front of it, and
-//! the VMM that owns the threads.
+//! The interface between a virtio device, its transport, and the VMM that owns the threads.
 
 use crate::GuestMemory;
 use std::fmt;
@@ -12,41 +11,39 @@ use vmm_sys_util::eventfd::EventFd;
 
 /// A virtio device behind a transport.
 ///
-/// Life: made → [`activate`](VirtioDevice::activate) when the driver sets
-/// DRIVER_OK → [`deactivate`](VirtioDevice::deactivate) when the driver resets
-/// it or the VM pauses → perhaps `activate` again. All calls come from one
-/// thread at a time.
+/// Life cycle: created → [`activate`](VirtioDevice::activate) when the driver sets DRIVER_OK →
+/// [`deactivate`](VirtioDevice::deactivate) when the driver resets it or the VM pauses → possibly
+/// `activate` again. Calls are never concurrent.
 pub trait VirtioDevice: Send {
     /// Device type (Virtio 1.3 §5): 1 network, 2 block, 4 entropy, 5 balloon, 19 socket.
     fn device_type(&self) -> u32;
 
-    /// Largest size of each queue, a power of two; one entry a queue.
+    /// Largest size of each queue, a power of two; one entry per queue.
     fn queue_max_sizes(&self) -> &[u16];
 
-    /// Feature bits offered, without the transport's (VERSION_1, EVENT_IDX …
-    /// are the device's own to offer; VERSION_1 is added by the transport).
+    /// The offered feature bits. The transport adds VERSION_1; others, such as EVENT_IDX, are the
+    /// device's to offer.
     fn features(&self) -> u64;
 
-    /// Reads device configuration; bytes past its end read as zero.
+    /// Reads the configuration space; bytes past its end are zeros.
     fn read_config(&self, offset: u64, data: &mut [u8]);
 
-    /// Writes device configuration; most devices have nothing writable.
+    /// Writes the configuration space; most devices have no writable fields.
     fn write_config(&mut self, _offset: u64, _data: &[u8]) {}
 
-    /// Starts work. The transport has checked every queue it hands over
-    /// (`Queue::is_valid`) and that the driver accepted a subset of the
-    /// offered features.
+    /// Starts work. The transport has checked every queue that it passes (`Queue::is_valid`), and
+    /// that the driver accepted a subset of the offered features.
     ///
-    /// A device looks at its queues once without waiting for a doorbell:
-    /// requests may have been waiting when the VM was paused or saved.
+    /// The device checks its queues once without waiting for a doorbell, because requests may have
+    /// been waiting when the VM was paused or saved.
     fn activate(&mut self, activation: Activation) -> Result<(), ActivateError>;
 
-    /// Stops work: returns after the device's jobs ended and no request is
-    /// being touched. The queues come back with their positions, for a later
-    /// `activate` (pause, snapshot) or to be dropped (reset).
+    /// Stops work: returns after the device's jobs have ended and no request is in progress. The
+    /// queues are returned with their positions, for a later `activate` (pause, snapshot) or to be
+    /// dropped (reset).
     fn deactivate(&mut self) -> Vec<ActiveQueue>;
 
-    /// The driver has reset the device, which is not running: forget what the driver had
+    /// The driver has reset the device, which is not running: discard what the driver has
     /// configured. Not called for a pause.
     fn reset(&mut self) {}
 
@@ -57,9 +54,8 @@ pub trait VirtioDevice: Send {
         true
     }
 
-    /// The driver notified `queue`. Only called while active, on a device that
-    /// does not wait on doorbells, on the thread of the notifying vCPU: do a
-    /// small, bounded amount of work.
+    /// The driver notified `queue`. Only called while active, on a device that does not wait on
+    /// doorbells, on the thread of the notifying vCPU: do a small, bounded amount of work.
     fn notified(&mut self, _queue: u16) {}
 }
 
@@ -100,8 +96,7 @@ impl<D: VirtioDevice + ?Sized> VirtioDevice for Box<D> {
 pub struct Activation {
     /// Guest RAM.
     pub memory: Arc<GuestMemory>,
-    /// The queues the driver enabled, by index; a queue the driver left
-    /// disabled is `None`.
+    /// The queues that the driver enabled, by index; `None` for a disabled one.
     pub queues: Vec<Option<ActiveQueue>>,
     /// Interrupts the driver.
     pub interrupt: Arc<dyn Interrupt>,
@@ -111,13 +106,13 @@ pub struct Activation {
     pub workers: Arc<dyn Workers>,
 }
 
-/// A queue in use and its doorbell: the event descriptor that the driver's notification
-/// makes readable.
+/// An active queue and its doorbell: the event descriptor that the driver's notification makes
+/// readable.
 #[derive(Debug)]
 pub struct ActiveQueue {
     /// The queue's index.
     pub index: u16,
-    /// Rings and positions.
+    /// The rings and the device's positions in them.
     pub queue: Queue,
     /// Readable after the driver wrote QueueNotify (an ioeventfd).
     pub doorbell: EventFd,
@@ -125,23 +120,23 @@ pub struct ActiveQueue {
 
 /// How a device interrupts the guest (Virtio 1.3 §4.2.2, InterruptStatus).
 pub trait Interrupt: Send + Sync {
-    /// Used buffers were returned on some queue.
+    /// Reports used buffers of any queue.
     fn used_buffers(&self);
-    /// The device configuration changed.
+    /// Reports a change of the configuration space.
     fn config_changed(&self);
-    /// The driver broke the rules or the device cannot go on: only a reset
+    /// Reports that the driver violated a rule or the device can't continue, so that only a reset
     /// helps (DEVICE_NEEDS_RESET, Virtio 1.3 §2.1.1).
     fn needs_reset(&self) {
         self.config_changed();
     }
 }
 
-/// What a device's thread does: the VMM chooses its seccomp filter by it.
+/// What a device's thread does; the VMM chooses its seccomp filter accordingly.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum WorkerRole {
     /// Reads and writes disk files.
     Block,
-    /// Reads a disk file, and asks for what is missing of it.
+    /// Reads a disk file, and requests its missing parts.
     BlockOnDemand,
     /// Moves bytes between vsock and Unix sockets.
     Vsock,
@@ -201,17 +196,17 @@ impl fmt::Debug for Job {
     }
 }
 
-/// A device could not start work; the transport sets DEVICE_NEEDS_RESET.
+/// Why a device could not start work; the transport sets DEVICE_NEEDS_RESET.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ActivateError {
-    /// The driver enabled too few queues.
+    /// The driver did not enable a necessary queue.
     #[error("queue {0} is needed but was not enabled by the driver")]
     MissingQueue(u16),
-    /// The rings of a queue are misaligned, of a wrong size or not in guest RAM.
+    /// The rings of a queue are misaligned, have a wrong size or are outside guest RAM.
     #[error("queue {0} lies outside guest memory or is malformed")]
     InvalidQueue(u16),
-    /// A thread, event descriptor or poll set could not be made.
+    /// A thread, event descriptor or poll set could not be created.
     #[error("the device's worker could not start")]
     Worker(#[source] io::Error),
 }

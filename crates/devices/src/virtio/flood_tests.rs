@@ -1,4 +1,4 @@
-//! Devices do not share one queue of work.
+//! Checks that devices do not delay each other.
 
 use super::block::{Block, BlockOptions};
 use super::device::VirtioDevice;
@@ -24,7 +24,7 @@ const HEADER_BYTES: u32 = 44;
 const RECEIVE_BYTES: u32 = 128;
 const RESPONSE: u8 = 2;
 
-/// A disk that always has a queue full of large reads.
+/// A disk whose queue is always full of large reads.
 struct Flood {
     device: Running<Block>,
     driver: DriverQueue,
@@ -70,7 +70,7 @@ impl Flood {
         self.device.ring(0);
     }
 
-    /// Waits until the disk has answered one more: it is at work.
+    /// Waits until the disk has answered another request.
     fn wait_for_progress(&mut self) {
         self.driver.wait_used();
         self.answered += 1;
@@ -84,7 +84,7 @@ impl Flood {
     }
 }
 
-/// A guest that asks the host for connections.
+/// A guest that connects to the host.
 struct Caller {
     device: Running<Vsock>,
     receive: DriverQueue,
@@ -158,8 +158,8 @@ fn a_flood_on_a_disk_does_not_delay_vsock() {
     let _host = UnixListener::bind(folder.path().join(format!("v_{PORT}"))).unwrap();
     let mut flood = Flood::start(&folder);
     let mut caller = Caller::start(&folder);
-    // Had vsock to wait its turn behind the disk, everything sent to the disk
-    // before a call would be answered before it.
+    // If vsock waited for the disk, all requests that were sent to the disk before a call would be
+    // answered before it.
     let mut overtaken = 0;
     for _ in 0..CALLS {
         flood.fill();

@@ -1,10 +1,10 @@
-//! Virtio devices (Virtio 1.3) and what they share.
+//! Virtio devices (Virtio 1.3) and their shared parts.
 //!
-//! * [`device`]: the contract between device, transport and VMM.
+//! * [`device`]: the interface between device, transport and VMM.
 //! * [`mmio`]: the transport.
 //! * [`queue`]: chains of descriptors, transfers, interrupts and rate limits, for all devices.
 //! * [`block`]: disks, raw files or block devices.
-//! * [`balloon`]: memory given back to the host.
+//! * [`balloon`]: memory that is released to the host.
 //! * [`entropy`]: random numbers.
 //! * [`net`]: network interfaces.
 //! * [`vsock`]: streams between guest and host.

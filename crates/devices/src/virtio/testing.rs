@@ -1,5 +1,5 @@
-//! The driver's side, for tests and fuzzing: rings in real guest memory, an
-//! interrupt that counts, and threads without a sandbox.
+//! The driver's side, for tests and fuzzing: rings in real guest memory, an interrupt that counts,
+//! and threads without a sandbox.
 
 use super::device::{Activation, ActiveQueue, Interrupt, Job, VirtioDevice, WorkerRole, Workers};
 use crate::GuestMemory;
@@ -25,7 +25,7 @@ pub fn memory(bytes: usize) -> Arc<GuestMemory> {
     Arc::new(GuestMemory::from_ranges(&[(GuestAddress(0), bytes)]).expect("guest memory"))
 }
 
-/// A copy of guest memory, as a restore in another process has it.
+/// A copy of guest memory, such as a restore in another process has.
 pub fn copy_of(memory: &GuestMemory) -> Arc<GuestMemory> {
     use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
     let ranges: Vec<(GuestAddress, usize)> = memory
@@ -41,19 +41,19 @@ pub fn copy_of(memory: &GuestMemory) -> Arc<GuestMemory> {
     Arc::new(copy)
 }
 
-/// One buffer of a request, as the driver lays it out.
+/// One buffer of a request, as the driver describes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Buffer {
     /// Guest physical address.
     pub address: u64,
     /// Bytes.
     pub length: u32,
-    /// The device writes it.
+    /// Whether the device writes it.
     pub writable: bool,
 }
 
 impl Buffer {
-    /// A buffer the device reads.
+    /// A buffer that the device reads.
     pub fn readable(address: u64, length: u32) -> Buffer {
         Buffer {
             address,
@@ -62,7 +62,7 @@ impl Buffer {
         }
     }
 
-    /// A buffer the device writes.
+    /// A buffer that the device writes.
     pub fn writable(address: u64, length: u32) -> Buffer {
         Buffer {
             address,
@@ -72,19 +72,17 @@ impl Buffer {
     }
 }
 
-/// A used ring's element: the head of a finished request and the bytes
-/// written.
+/// An element of the used ring: the head of a finished request and the bytes written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Used {
     /// Index of the request's first descriptor.
     pub head: u32,
-    /// Bytes the device wrote.
+    /// Bytes that the device wrote.
     pub length: u32,
 }
 
-/// A split virtqueue from the driver's side. The rings take the first
-/// [`DriverQueue::ring_bytes`] bytes from `base`; where buffers lie is the
-/// test's business.
+/// A split virtqueue from the driver's side. The rings take the first [`DriverQueue::ring_bytes`]
+/// bytes from `base`; the test chooses where buffers are.
 #[derive(Debug, Clone)]
 pub struct DriverQueue {
     memory: Arc<GuestMemory>,
@@ -112,7 +110,7 @@ impl DriverQueue {
         queue
     }
 
-    /// The same driver over a copy of its memory, as after a restore.
+    /// The same driver on a copy of its memory, as after a restore.
     pub fn over(&self, memory: Arc<GuestMemory>) -> DriverQueue {
         DriverQueue {
             memory,
@@ -142,7 +140,7 @@ impl DriverQueue {
         (self.avail() + avail_bytes).next_multiple_of(4)
     }
 
-    /// Entries.
+    /// Number of entries.
     pub fn size(&self) -> u16 {
         self.size
     }
@@ -162,7 +160,7 @@ impl DriverQueue {
         .expect("the driver's queue is valid")
     }
 
-    /// Writes one descriptor as it is, right or wrong.
+    /// Writes one descriptor unchecked.
     pub fn write_descriptor(&self, table: u64, index: u16, buffer: Buffer, flags: u16, next: u16) {
         let mut bytes = [0; 16];
         bytes[..8].copy_from_slice(&buffer.address.to_le_bytes());
@@ -173,9 +171,8 @@ impl DriverQueue {
         self.store(table + 16 * u64::from(index), &bytes);
     }
 
-    /// Offers a request of these buffers; returns its head. Descriptors are
-    /// taken round the table without looking at who uses them: don't have more
-    /// than `size` outstanding.
+    /// Offers a request of these buffers; returns its head. Descriptors are assigned round the
+    /// table without checking whether they are in use, so at most `size` may be in flight.
     pub fn add(&mut self, buffers: &[Buffer]) -> u16 {
         assert!(!buffers.is_empty() && buffers.len() <= usize::from(self.size));
         let head = self.next_descriptor;
@@ -217,7 +214,7 @@ impl DriverQueue {
         head
     }
 
-    /// Puts a head into the available ring and moves its index on.
+    /// Adds a head to the available ring and increments its index.
     pub fn offer(&mut self, head: u16) {
         let slot = self.avail() + 4 + 2 * u64::from(self.next_avail % self.size);
         self.store(slot, &head.to_le_bytes());
@@ -225,7 +222,7 @@ impl DriverQueue {
         self.set_avail_index(self.next_avail);
     }
 
-    /// Writes the available ring's index, right or wrong.
+    /// Writes the available ring's index unchecked.
     pub fn set_avail_index(&self, index: u16) {
         self.memory
             .store(
@@ -236,12 +233,12 @@ impl DriverQueue {
             .expect("in guest memory");
     }
 
-    /// Sets the available ring's flags (1: no interrupts, please).
+    /// Sets the available ring's flags (1: no interrupts).
     pub fn set_avail_flags(&self, flags: u16) {
         self.store(self.avail(), &flags.to_le_bytes());
     }
 
-    /// Sets `used_event`: interrupt me when this entry was used.
+    /// Sets `used_event`: the entry for which an interrupt is wanted.
     pub fn set_used_event(&self, index: u16) {
         self.store(
             self.avail() + 4 + 2 * u64::from(self.size),
@@ -295,14 +292,14 @@ impl DriverQueue {
         &self.memory
     }
 
-    /// Writes guest memory.
+    /// Writes to guest memory.
     pub fn store(&self, address: u64, bytes: &[u8]) {
         self.memory
             .write_slice(bytes, GuestAddress(address))
             .expect("in guest memory");
     }
 
-    /// Reads guest memory.
+    /// Reads from guest memory.
     pub fn load(&self, address: u64, bytes: &mut [u8]) {
         self.memory
             .read_slice(bytes, GuestAddress(address))
@@ -310,14 +307,14 @@ impl DriverQueue {
     }
 }
 
-/// Counts what a device told the driver.
+/// Counts a device's reports to the driver.
 #[derive(Debug, Default)]
 pub struct TestInterrupt {
     counts: Mutex<InterruptCounts>,
     rang: Condvar,
 }
 
-/// How often each thing was told.
+/// How often each report was made.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct InterruptCounts {
     /// `used_buffers` calls.
@@ -329,12 +326,12 @@ pub struct InterruptCounts {
 }
 
 impl TestInterrupt {
-    /// Nothing told yet.
+    /// A counter without reports.
     pub fn new() -> Arc<TestInterrupt> {
         Arc::new(TestInterrupt::default())
     }
 
-    /// The counts now.
+    /// The current counts.
     pub fn counts(&self) -> InterruptCounts {
         *self.counts.lock().expect("interrupt counts")
     }
@@ -371,7 +368,7 @@ impl Interrupt for TestInterrupt {
     }
 }
 
-/// Plain threads.
+/// Threads without a sandbox.
 #[derive(Debug, Default)]
 pub struct ThreadWorkers;
 
@@ -389,13 +386,13 @@ impl Workers for ThreadWorkers {
     }
 }
 
-/// A device in use, driven without a transport.
+/// An activated device without a transport.
 pub struct Running<D: VirtioDevice> {
     /// The device.
     pub device: D,
-    /// One per queue.
+    /// One doorbell per queue.
     pub doorbells: Vec<EventFd>,
-    /// What it told the driver.
+    /// Its reports to the driver.
     pub interrupt: Arc<TestInterrupt>,
 }
 
@@ -448,7 +445,7 @@ impl<D: VirtioDevice> Running<D> {
         }
     }
 
-    /// Deactivates the device; its queues, by index, at their positions.
+    /// Deactivates the device; returns it, and its queues by index with their positions.
     pub fn stop(mut self) -> (D, Vec<Queue>) {
         let mut queues = self.device.deactivate();
         queues.sort_by_key(|queue| queue.index);

@@ -1,8 +1,8 @@
-//! What was changed in the root file system, as a tar: the overlay's upper
-//! layer, with its whiteouts and opaque folders as overlayfs has them.
+//! Sends the changes of the root file system as a tar: the overlay's upper layer, with whiteouts
+//! and opaque folders as in overlayfs.
 //!
-//! Runs in a process of its own while programs are frozen. The format is
-//! POSIX.1-2001 pax; extended attributes are `SCHILY.xattr.NAME` records.
+//! Runs in its own process while programs are frozen. The format is POSIX.1-2001 pax; extended
+//! attributes are `SCHILY.xattr.NAME` records.
 
 use super::copy_out::Pipe;
 use crate::program::prepare::reason;
@@ -14,10 +14,10 @@ use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{self, AtFlags, Dir, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
-/// The deepest tree sent; one descriptor is open for each level.
+/// Deepest tree that is sent; each level has one open descriptor.
 const DEEPEST: usize = 256;
 const BLOCK: usize = 512;
-/// Longest list of attributes, and longest value (linux/limits.h).
+/// Longest list of attributes and longest value, bytes (linux/limits.h).
 const XATTRS: usize = 64 * 1024;
 /// Prefix of overlayfs's own attributes.
 const OVERLAY: &[u8] = b"trusted.overlay.";
@@ -28,10 +28,10 @@ const MOST_ID: u32 = 0o7_777_777;
 /// Largest number that fits in eleven octal digits.
 const MOST_SIZE: u64 = 0o77_777_777_777;
 
-/// Why it stopped: a sentence, or nothing when there is no peer any more.
+/// Why it stopped: a sentence, or `None` if the peer is gone.
 type Stop = Option<String>;
 
-/// Sends the upper layer in this folder. True if it was whole.
+/// Sends the upper layer in this folder. Returns whether it was complete.
 pub fn serve(pipe: &mut Pipe, upper: &OwnedFd) -> bool {
     let mut tar = Tar {
         pipe,
@@ -49,7 +49,7 @@ pub fn serve(pipe: &mut Pipe, upper: &OwnedFd) -> bool {
 struct Tar<'a> {
     pipe: &'a mut Pipe,
     kept: Vec<u8>,
-    /// Where a file with several names was sent.
+    /// The path under which a file with several names was sent, by device and inode.
     links: BTreeMap<(u64, u64), Vec<u8>>,
 }
 
@@ -134,11 +134,11 @@ impl Tar<'_> {
                     .to_vec();
                 self.header(&entry)
             }
-            // A whiteout is one with the number 0.
+            // A whiteout is a character device 0/0.
             FileType::CharacterDevice => self.header(&Entry::new(path, &status, b'3')),
             FileType::BlockDevice => self.header(&Entry::new(path, &status, b'4')),
             FileType::Fifo => self.header(&Entry::new(path, &status, b'6')),
-            // Sockets are left out: they work only for their listener.
+            // Sockets are left out, because they are useless without their listener.
             _ => Ok(()),
         }
     }
@@ -164,7 +164,7 @@ impl Tar<'_> {
         self.pad(size)
     }
 
-    /// An entry's header, with what does not fit into it before it.
+    /// Writes an entry's header, after a pax header with the values that do not fit into it.
     fn header(&mut self, entry: &Entry) -> Result<(), Stop> {
         let records = entry.records();
         if !records.is_empty() {
@@ -215,7 +215,7 @@ impl Tar<'_> {
 /// Extended attributes: names and values.
 type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
 
-/// What a header says.
+/// Values of a header.
 struct Entry {
     path: Vec<u8>,
     link: Vec<u8>,
@@ -256,11 +256,11 @@ impl Entry {
         }
     }
 
-    /// pax records of what the header has no room for.
+    /// pax records of the values that do not fit into the header.
     fn records(&self) -> Vec<u8> {
         let mut records = Vec::new();
         let mut add = |key: &[u8], value: &[u8]| {
-            // "LENGTH KEY=VALUE\n", where LENGTH counts itself.
+            // "LENGTH KEY=VALUE\n"; LENGTH counts the whole record.
             let rest = key.len() + value.len() + 3;
             let mut length = rest + 1;
             while format!("{length}").len() + rest != length {
@@ -326,7 +326,7 @@ impl Entry {
     }
 }
 
-/// Octal digits and a zero.
+/// Writes a number as octal digits with a final zero.
 fn octal(field: &mut [u8], mut number: u64) {
     let Some((last, digits)) = field.split_last_mut() else {
         return;
@@ -338,7 +338,7 @@ fn octal(field: &mut [u8], mut number: u64) {
     }
 }
 
-/// The extended attributes of a file or folder that others shall see.
+/// The extended attributes of a file or folder, without those internal to overlayfs.
 fn xattrs(file: BorrowedFd<'_>, path: &[u8]) -> Result<Xattrs, Stop> {
     let mut names = vec![0; XATTRS];
     let count = match fs::flistxattr(file, &mut names[..]) {

@@ -1,4 +1,4 @@
-//! One connection of the host: a request and its work.
+//! A connection of the host: its request and the work on it.
 
 use super::stat;
 use crate::poll::{Channel, PollSet, Token};
@@ -14,9 +14,9 @@ use rustix::event::PollFlags;
 use rustix::fd::OwnedFd;
 use rustix::process::Pid;
 
-/// How long a connection may take to send its request, nanoseconds.
+/// Time limit for a connection's request, nanoseconds.
 const REQUEST_NS: u64 = 10_000_000_000;
-/// How long a peer may take to fetch the end of its answer.
+/// Time limit for the peer to read the end of its answer, nanoseconds.
 const FAREWELL_NS: u64 = 30_000_000_000;
 
 /// A connection and its work.
@@ -29,39 +29,38 @@ pub struct Connection {
 
 #[derive(Debug)]
 enum Work {
-    /// No request has come yet.
+    /// Waits for the request.
     Waiting { give_up_at: u64 },
-    /// A program runs.
+    /// Runs a program.
     Exec(Program),
-    /// Programs are frozen for it.
+    /// Programs are frozen for this connection.
     Holding,
-    /// The answer is queued; close once it is gone.
+    /// The answer is queued; the connection is closed once it is sent.
     Answered { give_up_at: u64 },
 }
 
-/// What a connection needs from the loop.
+/// What a connection asks of the event loop.
 #[derive(Debug)]
 pub enum Need {
     /// Nothing.
     Nothing,
-    /// To be dropped.
+    /// Close it.
     Close,
-    /// A copy of this process that serves this request on the connection.
+    /// Fork a process that serves this request on the connection.
     Copy(Request),
-    /// A program; [`Connection::exec`] starts it, [`Connection::refuse_exec`] does not.
+    /// Start a program: [`Connection::exec`] starts it, [`Connection::refuse_exec`] refuses.
     Exec(Command),
-    /// The end of the VM.
+    /// End the VM.
     Shutdown {
-        /// How long programs have after SIGTERM, milliseconds.
+        /// Time between SIGTERM and SIGKILL, milliseconds.
         grace_ms: u32,
     },
-    /// Frozen programs; [`Connection::hold`] or [`Connection::answer`] reports the
-    /// result.
+    /// Freeze programs; [`Connection::hold`] or [`Connection::answer`] reports the result.
     Quiesce {
-        /// Give up caches.
+        /// Drop caches.
         drop_caches: bool,
     },
-    /// A signal for the first command; [`Connection::answer`] reports the result.
+    /// Send a signal to the first command; [`Connection::answer`] reports the result.
     SignalMain(i32),
 }
 
@@ -77,17 +76,17 @@ impl Connection {
         }
     }
 
-    /// The number the loop knows it by.
+    /// Its number in the event loop.
     pub fn id(&self) -> u64 {
         self.id
     }
 
-    /// The connection's socket and undecoded bytes; its work is over.
+    /// The connection's socket and undecoded bytes, for another process.
     pub fn into_parts(self) -> (OwnedFd, alloc::vec::Vec<u8>) {
         self.stream.into_parts()
     }
 
-    /// The program it runs, if it does.
+    /// Takes the program that runs on it, if there is one.
     pub fn into_program(self) -> Option<Program> {
         match self.work {
             Work::Exec(program) => Some(program),
@@ -95,7 +94,7 @@ impl Connection {
         }
     }
 
-    /// Whether a program runs on it.
+    /// The program that runs on it, if there is one.
     pub fn program(&self) -> Option<&Program> {
         match &self.work {
             Work::Exec(program) => Some(program),
@@ -107,13 +106,13 @@ impl Connection {
         match &self.work {
             Work::Waiting { .. } => true,
             Work::Exec(program) => program.input_backlog() < INPUT_LIMIT,
-            // Only its end is awaited.
+            // Waits only for the peer to close the connection.
             Work::Holding => true,
             Work::Answered { .. } => false,
         }
     }
 
-    /// Its descriptors.
+    /// Adds its descriptors to the poll set.
     pub fn interest<'a>(&'a self, set: &mut PollSet<'a>) {
         let mut flags = PollFlags::empty();
         flags.set(PollFlags::IN, self.takes_input());
@@ -126,7 +125,7 @@ impl Connection {
         self.interest_of_program(set);
     }
 
-    /// Its program's descriptors.
+    /// Adds its program's descriptors to the poll set.
     pub fn interest_of_program<'a>(&'a self, set: &mut PollSet<'a>) {
         if let Work::Exec(program) = &self.work {
             let id = self.id;
@@ -135,7 +134,7 @@ impl Connection {
         }
     }
 
-    /// When [`Self::expired`] may become true or [`Self::settle`] has work.
+    /// When [`Self::expired`] may become true or [`Self::settle`] has something to do.
     pub fn deadline(&self) -> Option<u64> {
         match &self.work {
             Work::Waiting { give_up_at } | Work::Answered { give_up_at } => Some(*give_up_at),
@@ -144,7 +143,7 @@ impl Connection {
         }
     }
 
-    /// Until when its request must come, if it has not come yet.
+    /// Time limit of its request, if that has not arrived.
     pub fn waits_until(&self) -> Option<u64> {
         match &self.work {
             Work::Waiting { give_up_at } => Some(*give_up_at),
@@ -152,7 +151,7 @@ impl Connection {
         }
     }
 
-    /// Whether its peer was too slow to ask, or to fetch the answer.
+    /// Whether the peer was too slow to send its request or to read the answer.
     pub fn expired(&self, now: u64) -> bool {
         match &self.work {
             Work::Waiting { give_up_at } | Work::Answered { give_up_at } => now >= *give_up_at,
@@ -160,7 +159,7 @@ impl Connection {
         }
     }
 
-    /// Programs are frozen for it from now on.
+    /// Marks that programs are frozen for it.
     pub fn hold(&mut self) {
         self.work = Work::Holding;
     }
@@ -191,7 +190,7 @@ impl Connection {
                 if let Work::Exec(program) = &mut self.work {
                     program.write_input();
                 }
-                // Input may have been left undecoded for lack of room.
+                // Input may be undecoded for lack of room.
                 self.decode(now)
             }
             Channel::Stdout => self.output(Stream::Stdout, space, now),
@@ -207,7 +206,7 @@ impl Connection {
             return Need::Nothing;
         }
         if !self.takes_input() {
-            // Errors and hang-ups come unasked.
+            // Errors and hang-ups are reported for empty flags too.
             let gone = flags.intersects(PollFlags::HUP | PollFlags::ERR);
             return if gone { Need::Close } else { Need::Nothing };
         }
@@ -221,7 +220,7 @@ impl Connection {
     fn decode(&mut self, now: u64) -> Need {
         while self.takes_input() {
             if let Work::Holding = &self.work {
-                // Nothing may be sent on it: close it.
+                // The peer must not send anything more: close the connection.
                 return Need::Close;
             }
             if let Work::Exec(program) = &mut self.work {
@@ -270,7 +269,7 @@ impl Connection {
         Need::Nothing
     }
 
-    /// Starts a program on it, and takes the input that has come with the request.
+    /// Starts a program on it and decodes input that arrived with the request.
     pub fn exec(&mut self, command: &Command, now: u64) -> Need {
         match Program::start(command) {
             Ok(program) => {
@@ -296,7 +295,7 @@ impl Connection {
         self.close_when_sent(now);
     }
 
-    /// Refuses with the type of answer that the request would have got.
+    /// Refuses a request with the answer type of that request.
     pub(super) fn refuse(&mut self, request: &Request, message: String, now: u64) {
         match request {
             Request::Exec { .. } => self.stream.send(&ExecOutput::Failed(StartError {
@@ -312,7 +311,7 @@ impl Connection {
             Request::CopyOut { .. } | Request::Changes { .. } => {
                 self.stream.send(&CopyFrame::Failed { message });
             }
-            // A stat has no error: the connection is closed.
+            // A `Stat` has no error, so the connection is closed.
             Request::Stat { .. } => {}
             Request::Shutdown { .. } | Request::SignalMain { .. } | Request::Quiesce { .. } => {
                 self.stream.send(&Done::Error(message));
@@ -349,7 +348,7 @@ impl Connection {
         Need::Nothing
     }
 
-    /// Takes the status if the reaped process is its program's.
+    /// Takes the status if the reaped process is its program's; returns whether it is.
     pub fn reaped(&mut self, pid: Pid, status: ExitStatus, now: u64) -> bool {
         match &mut self.work {
             Work::Exec(program) if program.pid() == pid && !program.has_exited() => {
@@ -360,9 +359,9 @@ impl Connection {
         }
     }
 
-    /// Ends an exec whose output is complete, sends what can be sent; true
-    /// once there is nothing left to do. While programs are frozen, silence does not
-    /// count.
+    /// Ends an exec whose output is complete and sends what can be sent. Returns true once there is
+    /// nothing left to do. While programs are frozen, the time limit for silent outputs does not
+    /// run.
     pub fn settle(&mut self, held: bool, now: u64) -> bool {
         let room = [self.stream.has_room() && !held; 2];
         if let Work::Exec(program) = &mut self.work

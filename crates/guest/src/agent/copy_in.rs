@@ -1,4 +1,4 @@
-//! Copy into the guest.
+//! Copies into the guest.
 //!
 //! Runs in a process of its own and may block. Links that the copy itself brought are
 //! not followed: every path is opened from the copy's root, one folder at a time. A
@@ -16,10 +16,10 @@ use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{self, AtFlags, CWD, FileType, Gid, Mode, OFlags, Timespec, Timestamps, Uid};
 use rustix::io::Errno;
 
-/// The deepest tree taken; one descriptor is open for each level.
+/// Deepest tree that is accepted; each level has one open descriptor.
 const DEEPEST: usize = 256;
 
-/// Takes the frames of one copy and answers it. True if it was whole.
+/// Handles the frames of a copy and sends the answer. Returns whether the copy was complete.
 pub fn serve(pipe: &mut Pipe, path: &str) -> bool {
     let mut target = Target::new(path);
     let result = target.take_all(pipe);
@@ -51,9 +51,9 @@ struct Folder {
     entry: CopyEntry,
 }
 
-/// A file being written under a temporary name.
+/// A file that is written under a temporary name.
 struct File {
-    /// The folder it is in; none for one given by an absolute path.
+    /// The folder that contains it; `None` for a file given by an absolute path.
     folder: Option<OwnedFd>,
     temporary: String,
     name: String,
@@ -122,8 +122,8 @@ impl Target {
         self.make(Some(folder), &name, entry)
     }
 
-    /// The first entry: where the copy goes. Its own path is empty, or the
-    /// name the source has, which counts if the target is a folder.
+    /// Handles the first entry, the target of the copy. Its path is empty or the source's name,
+    /// which is used if the target is a folder.
     fn root(&mut self, entry: CopyEntry) -> Result<(), String> {
         let given = entry.path.clone();
         if !given.is_empty() {
@@ -140,8 +140,8 @@ impl Target {
             ..entry
         };
         if is_folder && !given.is_empty() {
-            // The folder may be reached by a link, as the user named it. What
-            // has the given name in it may be anybody's.
+            // The folder may be reached through a link, because the user named it. Anyone may have
+            // created the entry of the given name in it.
             let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
             let folder = fs::open(self.path.as_str(), flags, Mode::empty())
                 .map_err(|error| self.failure("", error))?;
@@ -199,8 +199,8 @@ impl Target {
                     | OFlags::EXCL
                     | OFlags::NOFOLLOW
                     | OFlags::CLOEXEC;
-                // A file of that name can only be left over from a copy that
-                // was cut off: this process's id is in it.
+                // The name contains this process's id, so such a file is left over from an
+                // interrupted copy.
                 let _ = fs::unlinkat(at, temporary.as_str(), AtFlags::empty());
                 let handle = fs::openat(at, temporary.as_str(), flags, Mode::from_raw_mode(0o600))
                     .map_err(|error| self.failure(&entry.path, error))?;
@@ -230,7 +230,7 @@ impl Target {
         written.map_err(|error| self.failure(&path, error))
     }
 
-    /// Gives the file its owner, mode, time and name.
+    /// Sets the file's owner, mode and time and renames it to its final name.
     fn finish_file(&mut self) -> Result<(), String> {
         let Some(file) = &self.file else {
             return Ok(());
@@ -251,8 +251,8 @@ impl Target {
         Ok(())
     }
 
-    /// Closes folders down to this depth. Their modes and times come last:
-    /// what is put into a folder changes them.
+    /// Closes folders down to this depth. Modes and times are set last, because adding entries
+    /// changes them.
     fn leave_folders(&mut self, depth: usize) -> Result<(), String> {
         while self.folders.len() > depth {
             let Some(folder) = self.folders.pop() else {
@@ -288,7 +288,7 @@ impl Target {
     }
 }
 
-/// A second handle of the same folder.
+/// Duplicates the descriptor of a folder.
 trait TryClone {
     fn try_clone_cloexec(&self) -> Result<OwnedFd, Errno>;
 }
@@ -299,7 +299,7 @@ impl TryClone for OwnedFd {
     }
 }
 
-/// `a/b/c`: no empty part, no `.` or `..`, not absolute.
+/// Checks a path like `a/b/c`: no empty part, no `.` or `..`, not absolute.
 fn check_relative(path: &str) -> Result<(), String> {
     let fine = path.split('/').all(|part| !matches!(part, "" | "." | "..")) && !path.contains('\0');
     if fine {
@@ -309,13 +309,13 @@ fn check_relative(path: &str) -> Result<(), String> {
     }
 }
 
-/// The same folder as `name`, hidden, with this process's id.
+/// A hidden name in the folder of `name` that contains this process's id.
 fn temporary_name(name: &str) -> String {
     let (folder, last) = match name.rsplit_once('/') {
         Some((folder, last)) => (format!("{folder}/"), last),
         None => (String::new(), name),
     };
-    // Names end at 255 bytes; the process id makes it nobody else's.
+    // Names have at most 255 bytes. The process id makes the name unique.
     let mut end = last.len().min(200);
     while !last.is_char_boundary(end) {
         end -= 1;
@@ -324,8 +324,8 @@ fn temporary_name(name: &str) -> String {
     format!("{folder}.{}.jiffy-{pid}", &last[..end])
 }
 
-/// Opens a folder, made when missing. A link there is not followed, except for
-/// the copy's own target, if the user named all of it.
+/// Opens a folder; creates it if it is missing. Does not follow a link, except for the copy's own
+/// target, which the user named.
 fn enter_folder(at: BorrowedFd<'_>, name: &str) -> Result<OwnedFd, Errno> {
     match fs::mkdirat(at, name, Mode::from_raw_mode(0o700)) {
         Ok(()) | Err(Errno::EXIST) => {}
@@ -362,7 +362,7 @@ fn make_link(at: BorrowedFd<'_>, name: &str, target: &str, entry: &CopyEntry) ->
     placed
 }
 
-/// Owner first: changing it clears the set-user-id bit.
+/// Sets the attributes; the owner first, because changing it clears the set-user-id bit.
 fn set_attributes(handle: &OwnedFd, entry: &CopyEntry) -> Result<(), Errno> {
     fs::fchown(handle, uid(entry), gid(entry))?;
     fs::fchmod(handle, Mode::from_raw_mode(entry.mode & 0o7777))?;
@@ -370,7 +370,7 @@ fn set_attributes(handle: &OwnedFd, entry: &CopyEntry) -> Result<(), Errno> {
 }
 
 fn uid(entry: &CopyEntry) -> Option<Uid> {
-    // The largest number means "unchanged" to the kernel.
+    // The kernel treats the largest number as "unchanged".
     (entry.uid != u32::MAX).then(|| Uid::from_raw(entry.uid))
 }
 

@@ -1,7 +1,7 @@
-//! Copy out of the guest.
+//! Copies out of the guest.
 //!
-//! Runs in a process of its own and may block. Links are copied as links;
-//! devices, sockets and pipes are left out.
+//! Runs in its own process and may block. Links are copied as links; devices, sockets and pipes are
+//! left out.
 
 use crate::files;
 use crate::program::prepare::reason;
@@ -28,7 +28,7 @@ pub struct Pipe {
 }
 
 impl Pipe {
-    /// A connection of which `undecoded` was read already.
+    /// A connection of which the bytes `undecoded` were read already.
     pub fn new(socket: OwnedFd, undecoded: &[u8]) -> Pipe {
         let mut decoder = Decoder::new();
         decoder.push(undecoded);
@@ -55,7 +55,7 @@ impl Pipe {
         }
     }
 
-    /// Sends a message whole.
+    /// Sends a message completely.
     pub fn send<T: Serialize>(&mut self, message: &T) -> Result<(), Errno> {
         let bytes = frame::to_vec(message).map_err(|_| Errno::MSGSIZE)?;
         let mut rest = bytes.as_slice();
@@ -70,18 +70,18 @@ impl Pipe {
     }
 }
 
-/// The deepest tree sent; one descriptor is open for each level.
+/// Deepest tree that is sent; each level has one open descriptor.
 const DEEPEST: usize = 256;
-/// Files of /proc and /sys report a size of 0 or one page, whatever they hold; this many
-/// bytes of them are read.
+/// Most bytes that are read of a file in /proc or /sys. Such files report a size of 0 or one page,
+/// whatever their content.
 const KERNEL_FILE: usize = 1024 * 1024;
 const PAGE: u64 = 4096;
 
 /// Why a copy stopped.
 enum Stop {
-    /// For the peer.
+    /// An error that the peer is told.
     Failed(String),
-    /// There is no peer any more.
+    /// The peer is gone.
     Gone,
 }
 
@@ -91,7 +91,7 @@ impl From<Errno> for Stop {
     }
 }
 
-/// Sends a file or tree. True if it was whole.
+/// Sends a file or tree. Returns whether it was complete.
 pub fn serve(pipe: &mut Pipe, path: &str) -> bool {
     let result = send_root(pipe, path).and_then(|()| Ok(pipe.send(&CopyFrame::End)?));
     if let Err(Stop::Failed(message)) = &result {
@@ -109,8 +109,8 @@ fn send_root(pipe: &mut Pipe, path: &str) -> Result<(), Stop> {
     send_entry(pipe, CWD, path, path, "", 0)
 }
 
-/// Sends `name` in `at`; `whole` is its path for messages, `path` its path
-/// below the root of the copy.
+/// Sends the entry `name` of folder `at`. `whole` is its path for messages, `path` its path below
+/// the root of the copy.
 fn send_entry(
     pipe: &mut Pipe,
     at: BorrowedFd<'_>,
@@ -123,7 +123,7 @@ fn send_entry(
     let status = fs::statat(at, name, AtFlags::SYMLINK_NOFOLLOW).map_err(failed)?;
     match FileType::from_raw_mode(status.st_mode) {
         FileType::RegularFile => {
-            // NONBLOCK: should it have become a pipe meanwhile, don't wait.
+            // NONBLOCK: the file may have become a pipe meanwhile.
             let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
             let file = fs::openat(at, name, flags, Mode::empty()).map_err(failed)?;
             send_file(pipe, &file, whole, path)
@@ -134,7 +134,7 @@ fn send_entry(
                     "{whole} is more than {DEEPEST} folders deep"
                 )));
             }
-            // The root's name may end in a slash and then be a link.
+            // The root's name may end with a slash and then be a link.
             let mut flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
             flags.set(OFlags::NOFOLLOW, depth > 0);
             let folder = fs::openat(at, name, flags, Mode::empty()).map_err(failed)?;
@@ -186,7 +186,7 @@ fn send_children(
         };
         let whole = format!("{}/{name}", whole.trim_end_matches('/'));
         match send_entry(pipe, folder.as_fd(), name, &whole, &below, depth + 1) {
-            // Deleted between listing and reading: as if never there.
+            // Deleted after it was listed: treat it as if it never existed.
             Err(Stop::Failed(_)) if !still_there(folder.as_fd(), name) => {}
             other => other?,
         }
@@ -213,7 +213,7 @@ fn send_file(pipe: &mut Pipe, file: &OwnedFd, whole: &str, path: &str) -> Result
                     "{whole} says that it has {size} bytes and has more than {KERNEL_FILE}: a program can read it"
                 )));
             }
-            // Some files of the kernel can't be read; skip them.
+            // Some files of the kernel can't be read; they are skipped.
             Err(_) if size == 0 && !path.is_empty() => Vec::new(),
             Err(error) => return Err(failed(error)),
         };

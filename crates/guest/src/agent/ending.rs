@@ -1,23 +1,23 @@
-//! The orderly end: SIGTERM to all, a grace period, SIGKILL, the last messages to the
-//! host. Sync, unmount and power-off follow in [`crate::power`].
+//! The orderly end: SIGTERM to all processes, a grace period, SIGKILL, the last messages to the
+//! host. [`crate::power`] then syncs, unmounts and powers off.
 
-/// How long killed processes may take to end, and the host to take the last messages.
+/// Time limits for killed processes to end, and for the host to read the last messages.
 const KILL_NS: u64 = 2_000_000_000;
 const DELIVERY_NS: u64 = 2_000_000_000;
 
-/// Why the VM ends, which decides how.
+/// Reason for the VM's end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reason {
-    /// The host, the first command's end, or a program asked for it.
+    /// The host, the first command's end, or a program requested it.
     PowerOff,
-    /// A program asked for a restart.
+    /// A program requested a restart.
     Restart,
 }
 
 /// The state of the shutdown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ending {
-    /// Why.
+    /// Reason for the end.
     pub reason: Reason,
     phase: Phase,
     deadline: u64,
@@ -31,10 +31,10 @@ enum Phase {
     Over,
 }
 
-/// What to do next.
+/// The next step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
-    /// Go on with the loop.
+    /// Continue the event loop.
     Wait,
     /// Send SIGKILL to all.
     Kill,
@@ -45,7 +45,7 @@ pub enum Step {
 }
 
 impl Ending {
-    /// SIGTERM was sent just now.
+    /// Begins the end right after SIGTERM was sent.
     pub fn begin(reason: Reason, grace_ns: u64, now: u64) -> Ending {
         Ending {
             reason,
@@ -54,14 +54,14 @@ impl Ending {
         }
     }
 
-    /// A second request may only shorten the grace.
+    /// A second request may only shorten the grace period.
     pub fn hasten(&mut self, grace_ns: u64, now: u64) {
         if self.phase == Phase::Terminating {
             self.deadline = self.deadline.min(now.saturating_add(grace_ns));
         }
     }
 
-    /// When to ask again.
+    /// When to call [`Self::advance`] again.
     pub fn deadline(&self) -> u64 {
         self.deadline
     }
@@ -111,7 +111,7 @@ mod tests {
         assert_eq!(ending.advance(SECOND - 1, false, false), Step::Wait);
         assert_eq!(ending.advance(SECOND, false, false), Step::Kill);
         assert_eq!(ending.advance(SECOND + 1, false, false), Step::Wait);
-        // A process that SIGKILL does not end (stuck in the kernel).
+        // SIGKILL does not end a process that is stuck in the kernel.
         assert_eq!(
             ending.advance(SECOND + KILL_NS, false, false),
             Step::LastWords

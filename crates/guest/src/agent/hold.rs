@@ -1,4 +1,4 @@
-//! What the agent keeps while programs are frozen for a capture.
+//! State of the agent while programs are frozen for a capture.
 
 use crate::freezer::Frozen;
 use alloc::string::String;
@@ -22,7 +22,7 @@ pub(super) struct Hold {
 pub(super) enum Phase {
     /// Waits until the host confirms the output, or until `give_up_at`.
     Delivering { give_up_at: u64 },
-    /// Answered: all is still.
+    /// The request was answered: all programs are frozen.
     Still,
 }
 

@@ -1,12 +1,12 @@
-//! The agent: after the boot, the loop that serves the host and supervises processes.
+//! The agent: the event loop after the boot, which serves the host and supervises processes.
 //!
-//! * [`connection`]: one connection of the host, from request to answer.
-//! * [`copy_in`], [`copy_out`]: files and trees; each runs in a copy of this
-//!   process, so that a slow disk delays nobody else.
+//! * [`connection`]: a connection of the host, from request to answer.
+//! * [`copy_in`], [`copy_out`]: copies files and trees, each in a forked process, so that a slow
+//!   disk delays nothing else.
 //! * [`stat`]: memory and CPU.
 //! * [`ending`]: the orderly end.
 //! * `quiesce`: freezes programs for a capture and thaws them; `hold`: its state.
-//! * [`run`]: the loop itself; `node`: its messages to and from the node.
+//! * [`run`]: the event loop; `node`: its messages to and from the node.
 
 mod changes;
 pub mod connection;

@@ -6,7 +6,7 @@ use crate::supervisor::link::Event;
 use alloc::{format, vec::Vec};
 use jiffy_wire::agent::{FromGuest, ToGuest};
 
-/// Most bytes of service lines kept for a node that is away.
+/// Most bytes of service lines that are kept while the node is away.
 const LOG_LIMIT: usize = 256 * 1024;
 
 impl Agent {
@@ -67,7 +67,7 @@ impl Agent {
         }
     }
 
-    /// Sends the node what it does not have yet, as far as there is room.
+    /// Sends the node everything it does not have yet, as far as there is room.
     pub(super) fn tell_node(&mut self, now: u64) {
         let Some(stream) = self.options.link.up() else {
             if self.options.link.is_absent()

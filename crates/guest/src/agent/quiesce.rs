@@ -19,15 +19,14 @@ use jiffy_wire::trace::{
 use rustix::event::PollFlags;
 use rustix::fd::OwnedFd;
 
-/// How long the host may take to confirm what programs have written.
+/// Time limit for the host to confirm the output of programs, nanoseconds.
 const CONFIRMATION_NS: u64 = 500_000_000;
-/// Most turns of reading what programs wrote before they were frozen: pipes
-/// hold 64 KiB each.
+/// Most rounds of reading output that programs wrote before they were frozen; a pipe holds 64 KiB.
 const MOST_TURNS: usize = 4096;
 
 impl Agent {
-    /// Freezes programs for the connection at `index`, which is answered when all are
-    /// frozen and their output is confirmed, or with an error.
+    /// Freezes programs for the connection at `index`. It is answered when all are frozen and their
+    /// output is confirmed, or with an error.
     pub(super) fn quiesce(&mut self, index: usize, drop_caches: bool, now: u64) {
         let begun = self.freeze();
         let connection = &mut self.connections[index];
@@ -66,7 +65,7 @@ impl Agent {
         let known = generation::known(source)?;
         let random = gate::random()?;
         let now = syscalls::monotonic_ns();
-        // Without programs the kernel needs no freezer.
+        // Without programs nothing needs to be frozen.
         let frozen = if self.is_alone(now) && !self.options.beside_init {
             Frozen::default()
         } else {
@@ -75,8 +74,8 @@ impl Agent {
         Ok((frozen, known, random))
     }
 
-    /// Next step of a quiesce: delivers what programs wrote to the host and waits for its
-    /// confirmation, so that no clone sends it again.
+    /// Next step of a quiesce: sends output of programs to the host and waits for the confirmation,
+    /// so that no clone sends the output again.
     pub(super) fn advance_hold(&mut self, now: u64) {
         let Some(Hold {
             phase: Phase::Delivering { give_up_at },
@@ -111,7 +110,7 @@ impl Agent {
         }
     }
 
-    /// Reads what programs have left in their pipes. True if there was any.
+    /// Reads output that programs left in their pipes; returns whether there was any.
     fn drain(&mut self) -> bool {
         let mut has_read = false;
         for _ in 0..MOST_TURNS {
@@ -132,7 +131,7 @@ impl Agent {
         has_read
     }
 
-    /// Polls for all programs' streams.
+    /// Adds the streams of all programs to the poll set.
     fn interest_of_programs<'a>(&'a self, set: &mut PollSet<'a>) {
         if let Some(first) = &self.first {
             first.interest(set);
@@ -144,7 +143,8 @@ impl Agent {
         self.detached.iter().for_each(|it| it.interest(set));
     }
 
-    /// The quiescing connection has ended: thaws programs, or passes the gate first.
+    /// The quiescing connection has ended: thaws programs, after the gate if the guest was
+    /// restored.
     pub(super) fn release(&mut self, now: u64) {
         let Some(hold) = self.hold.take() else {
             return;
@@ -181,7 +181,7 @@ impl Agent {
             vm_id,
             pid1_ns: *entered_ns,
         };
-        // Connect now; the host answers meanwhile.
+        // Connects early; the host answers meanwhile.
         self.ready_told = false;
         self.options.link.restart(identity, *entered_ns);
         if self.options.owns_machine {
@@ -241,7 +241,7 @@ impl Agent {
         }
     }
 
-    /// Leaves programs frozen and has the VMM end the VM.
+    /// Leaves programs frozen and makes the VMM end the VM.
     fn fail(&mut self, message: &str) {
         let message = format!("the restored guest cannot go on: {message}");
         report::log(&message);
@@ -252,7 +252,7 @@ impl Agent {
         self.gate_failed = true;
     }
 
-    /// The quiescing connection is ready: it was closed, or it violates the protocol.
+    /// The quiescing connection is readable: it was closed, or it violates the protocol.
     pub(super) fn hold_ready(&mut self, flags: PollFlags, now: u64) {
         let Some(id) = self.hold.as_ref().map(|it| it.connection) else {
             return;
@@ -275,14 +275,14 @@ fn write_back() {
             let _ = rustix::fs::syncfs(folder);
         }
     }
-    // An overlay's upper layer may be on such a disk, without a mount point.
+    // An overlay's upper layer may be on such a disk without being a mount point here.
     if let Ok(root) = files::open(c"/") {
         let _ = rustix::fs::syncfs(root);
     }
 }
 
-/// Gives up page cache, dentries and inodes, and makes free memory contiguous,
-/// so that it is reported to the host.
+/// Drops page cache, dentries and inodes, and compacts free memory, so that it is reported to the
+/// host.
 fn drop_all_caches(report: &mut Report) {
     let knobs = [
         (c"/proc/sys/vm/drop_caches", b"3"),

@@ -1,4 +1,4 @@
-//! The event loop.
+//! The agent's event loop.
 
 use super::connection::{Connection, Need};
 use super::ending::{Ending, Reason, Step};
@@ -30,16 +30,15 @@ use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};
 use rustix::process::{Pid, WaitOptions, wait};
 
-/// Most connections at a time. One more replaces the one that has waited longest without
-/// a request, or is closed at once.
+/// Most connections. One more replaces the one that has waited longest without a request, or is
+/// closed at once.
 const MOST_CONNECTIONS: usize = 256;
-/// Most programs of connections at a time, detached ones included: the node needs other
-/// connections to stop or capture the VM.
+/// Most programs of connections, detached ones included. The remaining connections let the node
+/// stop or capture the VM.
 const MOST_PROGRAMS: usize = 240;
-/// Most processes at a time that copy files.
+/// Most processes that copy files.
 const MOST_COPIES: usize = 64;
-/// How long a program has after its connection was lost: SIGHUP, then this,
-/// then SIGKILL.
+/// Time between SIGHUP and SIGKILL for a program whose connection was lost.
 const HANGUP_NS: u64 = 5_000_000_000;
 /// Grace period of other programs after the first command's end.
 const AFTER_MAIN_GRACE_NS: u64 = 1_000_000_000;
@@ -56,44 +55,43 @@ const SIGPWR: i32 = 30;
 /// systemd's "power off".
 const SIGRTMIN_4: i32 = 38;
 
-/// Arguments of the loop.
+/// Options of the event loop.
 #[derive(Debug)]
 pub struct Options {
     /// The guest's configuration.
     pub config: GuestConfig,
-    /// Where host connections are accepted, if anywhere.
+    /// Listening socket for the host's connections, if there is one.
     pub listener: Option<OwnedFd>,
     /// The channel to the node.
     pub link: Link,
-    /// For guests without one.
+    /// Output for guests without a channel to the node.
     pub console: Console,
-    /// What the boot measured.
+    /// Spans and warnings of the boot.
     pub report: Report,
     /// The trace port.
     pub trace: Trace,
-    /// Where the host's files for this guest are.
+    /// Access to the host's files for this guest.
     pub fw_cfg: FwCfg,
     /// Freezes programs for a capture.
     pub freezer: Freezer,
-    /// What must be taken down at the end.
+    /// Mounts to take down at the end.
     pub teardown: Teardown,
-    /// This process is PID 1 of a VM, which it sets up and ends.
+    /// Whether this process is PID 1 of a VM, which it sets up and ends.
     pub owns_machine: bool,
-    /// This process serves a distribution's init rather than being PID 1 for
-    /// the VM's whole life.
+    /// Whether a distribution's init is PID 1 and this process serves beside it.
     pub beside_init: bool,
 }
 
-/// How the loop ended.
+/// How the event loop ended.
 #[derive(Debug)]
 pub struct End {
     /// Power off or reboot.
     pub reason: Reason,
-    /// What must be taken down.
+    /// Mounts to take down.
     pub teardown: Teardown,
 }
 
-/// State of the loop.
+/// State of the event loop.
 #[derive(Debug)]
 pub struct Agent {
     pub(super) options: Options,
@@ -106,11 +104,11 @@ pub struct Agent {
     pub(super) detached: Vec<Detached>,
     /// Forked processes that serve a request.
     copies: Vec<Pid>,
-    /// Programs are frozen for a capture.
+    /// State of a capture for which programs are frozen.
     pub(super) hold: Option<Hold>,
-    /// Programs are frozen for this process, which reads the root's changes.
+    /// A process that reads the root's changes, and the programs that are frozen for it.
     pub(super) still: Option<(Pid, Frozen)>,
-    /// The guest was restored and must not go on.
+    /// The guest was restored, but could not take on its new generation.
     pub(super) gate_failed: bool,
     pub(super) log: VecDeque<Line>,
     pub(super) log_bytes: usize,
@@ -122,9 +120,8 @@ pub struct Agent {
     pub(super) space: Box<[MaybeUninit<u8>]>,
 }
 
-/// A program whose connection was lost, or that another one replaced as the first
-/// command. Its output is still read and discarded, so that writing does not kill it
-/// while it cleans up.
+/// A program whose connection was lost, or that was replaced as the first command. Its output is
+/// read and discarded, so that it is not killed by a write while it cleans up.
 #[derive(Debug)]
 pub(super) struct Detached {
     program: Program,
@@ -132,7 +129,7 @@ pub(super) struct Detached {
 }
 
 impl Detached {
-    /// One without a time limit.
+    /// A detached program without a time limit.
     pub(super) fn unlimited(program: Program) -> Detached {
         Detached {
             program,
@@ -156,7 +153,7 @@ fn signals_blocked() -> SignalSet {
 }
 
 impl Agent {
-    /// Starts the first command, then everything else.
+    /// Starts the first command, then the rest of the agent.
     pub fn start(options: Options) -> Result<Agent, String> {
         syscalls::block_only(signals_blocked());
         let first = options.config.main.as_ref().map(First::start);
@@ -198,7 +195,7 @@ impl Agent {
         })
     }
 
-    /// Runs until the end.
+    /// Runs the event loop until the VM ends.
     pub fn run(mut self) -> End {
         loop {
             let now = syscalls::monotonic_ns();
@@ -214,7 +211,7 @@ impl Agent {
                     }
                 }
                 Err(error) => {
-                    // Out of memory, at worst: do not spin.
+                    // Perhaps out of memory: avoid a busy loop.
                     self.options
                         .report
                         .warn("agent", &format!("poll: {}", reason(error)));
@@ -232,7 +229,7 @@ impl Agent {
     fn advance(&mut self, now: u64) {
         self.options.link.advance(now);
         if self.hold.is_some() {
-            // While frozen, nothing starts and no timeout counts.
+            // While programs are frozen, nothing starts and no time limit runs.
             return self.advance_hold(now);
         }
         let mut lines = Vec::new();
@@ -256,7 +253,7 @@ impl Agent {
         }
     }
 
-    /// Waits for the next thing to happen.
+    /// Waits for the next event or deadline.
     fn wait(&self, now: u64) -> Result<Vec<(Token, PollFlags)>, Errno> {
         let mut set = PollSet::new();
         set.add(&self.signals, PollFlags::IN, Token::Signals);
@@ -363,9 +360,9 @@ impl Agent {
         let count = rustix::io::read(&self.signals, &mut records[..]).unwrap_or(0);
         for signal in syscalls::signals_read(&records[..count]) {
             match signal {
-                // Reaped below, however many signals were merged into one.
+                // Reaped below: several signals may have been merged into one.
                 SIGCHLD => {}
-                // The distribution's init ends all processes.
+                // The distribution's init ends all processes itself.
                 _ if self.options.beside_init => {}
                 SIGTERM | SIGINT => self.begin_end(Reason::Restart, AFTER_MAIN_GRACE_NS, now),
                 _ => self.begin_end(Reason::PowerOff, AFTER_MAIN_GRACE_NS, now),
@@ -374,7 +371,7 @@ impl Agent {
         self.reap(now);
     }
 
-    /// Takes the status of every ended child. True if none is left.
+    /// Reaps all ended children. Returns whether no child is left.
     fn reap(&mut self, now: u64) -> bool {
         loop {
             match wait(WaitOptions::NOHANG) {
@@ -417,7 +414,7 @@ impl Agent {
         let Some(listener) = &self.options.listener else {
             return;
         };
-        // One at a time: the next turn of the loop sees the next.
+        // One connection per turn of the loop.
         let Ok(socket) = accept_with(listener, SocketFlags::CLOEXEC) else {
             return;
         };
@@ -484,7 +481,7 @@ impl Agent {
         self.meet(index, need, now);
     }
 
-    /// Drops a connection; its program gets SIGHUP.
+    /// Closes a connection; its program gets SIGHUP.
     pub(super) fn drop_connection(&mut self, index: usize, now: u64) {
         let connection = self.connections.swap_remove(index);
         if let Some(mut program) = connection.into_program()
@@ -498,7 +495,7 @@ impl Agent {
         }
     }
 
-    /// Freezes programs and sends the root's changes.
+    /// Freezes programs and sends the changes of the root.
     fn changes(&mut self, index: usize, request: &Request, now: u64) {
         let begun = match (&self.hold, &self.still, &self.ending) {
             (None, None, None) => self.begin_changes(now),
@@ -564,14 +561,14 @@ impl Agent {
         if first.is_some_and(|first| first.settle(held, now)) {
             self.options.trace.mark(MARK_COMMAND_DONE);
         }
-        // After the first command was started, before the host hears its end.
+        // Reported after the start of the first command and before its end.
         kmsg::report(&mut self.milestones, &mut self.options.report);
         let mut index = 0;
         while index < self.connections.len() {
             if self.connections[index].settle(held, now) {
                 let id = self.connections[index].id();
                 self.drop_connection(index, now);
-                // Its peer closed it before the answer.
+                // The peer closed it before the answer was sent.
                 if self.hold.as_ref().is_some_and(|it| it.connection == id) {
                     self.release(now);
                 }
@@ -600,7 +597,7 @@ impl Agent {
         }
     }
 
-    /// As PID 1, every process; elsewhere, the programs started from here.
+    /// Signals every process as PID 1, otherwise only the programs started from here.
     fn signal_all(&self, signal: i32) {
         syscalls::kill_everyone_as_pid1(signal);
         if rustix::process::getpid() != Pid::INIT {
@@ -633,7 +630,7 @@ impl Agent {
                     stream.send(&FromGuest::PoweringOff);
                     self.options.link.flush(now);
                 }
-                // Often nothing is left.
+                // There are often no messages left.
                 self.is_delivered().then(|| self.end(reason))
             }
             Step::Leave => Some(self.end(reason)),
@@ -647,8 +644,8 @@ impl Agent {
         }
     }
 
-    /// Whether no program is left. PID 1 inherits every orphan, so it is alone
-    /// exactly when it has no child.
+    /// Whether no program is left. PID 1 inherits every orphan, so it is alone exactly if it has no
+    /// child.
     pub(super) fn is_alone(&mut self, now: u64) -> bool {
         let childless = self.reap(now);
         childless
@@ -669,10 +666,10 @@ impl Agent {
     }
 }
 
-/// Body of a forked process.
+/// Main function of a forked process that serves a request.
 fn serve_copy(socket: OwnedFd, undecoded: &[u8], request: &Request, upper: Option<OwnedFd>) -> ! {
-    // Whatever else this process inherited would keep other programs' pipes
-    // open. The connection moves to where it is kept.
+    // Other inherited descriptors would keep pipes of other programs open. The connection is moved
+    // to the descriptors that stay open.
     const KEPT: i32 = 3;
     let _ = syscalls::duplicate_to(&socket, KEPT);
     core::mem::forget(socket);

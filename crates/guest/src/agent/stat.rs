@@ -1,13 +1,13 @@
-//! Memory and CPU of the guest, from /proc.
+//! Reads memory and CPU figures of the guest from /proc.
 
 use crate::{files, syscalls};
 use jiffy_wire::agent::Stat;
 
 const LARGEST: usize = 1024 * 1024;
-/// USER_HZ: /proc/stat counts hundredths of a second.
+/// USER_HZ: /proc/stat counts in hundredths of a second.
 const TICK_NS: u64 = 10_000_000;
 
-/// Reads it; what cannot be read stays zero.
+/// Reads the figures; a figure that can't be read is zero.
 pub fn read() -> Stat {
     let file = |path| files::read_text(path, LARGEST).unwrap_or_default();
     let info = rustix::system::sysinfo();

@@ -1,11 +1,11 @@
-//! Control groups, version 2, with every controller ready for use.
+//! Mounts cgroup v2 and enables its controllers.
 
 use crate::files;
 use crate::program::prepare::reason;
 use alloc::{format, string::String};
 use rustix::mount::{MountFlags, mount};
 
-/// Mounts the hierarchy and enables all its controllers for the groups below.
+/// Mounts the hierarchy and enables all controllers for groups below the root.
 pub fn mount_hierarchy() -> Result<(), String> {
     let flags = MountFlags::NOSUID | MountFlags::NOEXEC | MountFlags::NODEV;
     mount(
@@ -26,7 +26,7 @@ pub fn mount_hierarchy() -> Result<(), String> {
         .map_err(|error| format!("cgroup.subtree_control: {}", reason(error)))
 }
 
-/// `cpu memory` → `+cpu +memory`.
+/// Converts `cpu memory` to `+cpu +memory`.
 fn all_enabled(controllers: &str) -> String {
     let mut enable = String::new();
     for controller in controllers.split_whitespace() {

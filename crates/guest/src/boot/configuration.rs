@@ -1,10 +1,10 @@
-//! The configuration: read and checked.
+//! Reads and checks the configuration.
 
 use crate::fw_cfg::FwCfg;
 use alloc::{format, string::String};
 use jiffy_wire::guest::{FW_CFG_NAME, GuestConfig, MAX_CONFIG, VERSION};
 
-/// Reads and checks it.
+/// Reads the configuration and checks it.
 pub fn read(source: &FwCfg) -> Result<GuestConfig, String> {
     let bytes = source
         .read(FW_CFG_NAME, MAX_CONFIG)?
@@ -12,7 +12,7 @@ pub fn read(source: &FwCfg) -> Result<GuestConfig, String> {
     parse(&bytes)
 }
 
-/// Checks a configuration's version, then the whole.
+/// Parses a configuration and checks its version.
 pub fn parse(bytes: &[u8]) -> Result<GuestConfig, String> {
     if bytes.len() > MAX_CONFIG {
         return Err(too_large());
@@ -21,7 +21,8 @@ pub fn parse(bytes: &[u8]) -> Result<GuestConfig, String> {
         Ok(config) if config.version == VERSION => Ok(config),
         Ok(config) => Err(wrong_version(config.version)),
         Err(error) => {
-            // A newer version may well have fields that this one doesn't know.
+            // A newer version may have fields that this one does not know: its version decides the
+            // message.
             #[derive(serde::Deserialize)]
             struct OnlyVersion {
                 version: u32,

@@ -1,4 +1,4 @@
-//! Further disks, and swap.
+//! Mounts further disks and enables swap.
 
 use super::mounts::Teardown;
 use crate::program::prepare::{path_c_string, reason};
@@ -10,11 +10,11 @@ use rustix::io::Errno;
 use rustix::mount::{MountFlags, mount};
 use rustix::thread::{Timespec, nanosleep};
 
-/// How long a disk may take to appear.
+/// Time limit for a disk to appear, nanoseconds.
 const PATIENCE_NS: u64 = 5_000_000_000;
 
-/// Mounts the disks that exist; returns those that have not appeared yet, so that other
-/// steps run meanwhile.
+/// Mounts the disks that exist. Returns those that have not appeared yet, so that other steps run
+/// meanwhile.
 pub fn mount_present<'a>(
     disks: &'a [DiskMount],
     teardown: &mut Teardown,
@@ -22,7 +22,7 @@ pub fn mount_present<'a>(
 ) -> Vec<&'a DiskMount> {
     let mut late = Vec::new();
     for (index, disk) in disks.iter().enumerate() {
-        // Order matters: one may be mounted inside another.
+        // The order matters, because one may be mounted inside another.
         if !late.is_empty() || !files::exists(disk.device.as_str()) {
             late.extend(&disks[index..]);
             break;
@@ -32,7 +32,7 @@ pub fn mount_present<'a>(
     late
 }
 
-/// Waits for the others, then mounts them.
+/// Waits for the remaining disks and mounts them.
 pub fn mount_late(disks: Vec<&DiskMount>, teardown: &mut Teardown, report: &mut Report) {
     for disk in disks {
         mount_disk(disk, teardown, report);
@@ -108,8 +108,8 @@ fn fill(device: &str, mount_point: &str) -> Result<(), Errno> {
         let bytes = [0, 1, 2, 3].map(|byte| superblock[offset + byte]);
         u64::from(u32::from_le_bytes(bytes))
     };
-    // Documentation/filesystems/ext4/super.rst: blocks, low and high, and the
-    // size of one. With 32-bit block numbers the high half means nothing.
+    // Documentation/filesystems/ext4/super.rst: number of blocks (low and high half) and their
+    // size. With 32-bit block numbers the high half is not used.
     let high = match field(0x60) & 0x80 {
         0 => 0,
         _ => field(0x150),
@@ -143,7 +143,7 @@ pub fn wait_for(device: &str, patience_ns: u64) -> bool {
     false
 }
 
-/// Swaps on a device, once it is there, or a file.
+/// Waits for a device or file and swaps to it.
 pub fn swap_on(path: &str) -> Result<(), String> {
     if !wait_for(path, PATIENCE_NS) {
         return Err(format!("{path} is not there"));

@@ -1,4 +1,4 @@
-//! Host name, the files in /etc that name hosts, and kernel parameters.
+//! Sets the host name, files in /etc with host names, and kernel parameters.
 
 use crate::files;
 use crate::program::prepare::reason;
@@ -10,20 +10,20 @@ use rustix::fs::FileType;
 use rustix::io::Errno;
 use rustix::rand::GetRandomFlags;
 
-/// More than any that init writes.
+/// Largest /etc/hosts that is compared, bytes; those that init writes are smaller.
 const LARGEST_HOSTS: usize = 4096;
 
 const HOSTS: &str = "/etc/hosts";
 const MACHINE_ID: &str = "/etc/machine-id";
 
-/// Applies what the configuration gives.
+/// Applies the configuration at boot.
 pub fn set(config: &GuestConfig, report: &mut Report) {
     apply(config, &GuestConfig::default(), report);
     if !config.interfaces.is_empty() || !config.hosts.is_empty() || !files::exists(HOSTS) {
         report.step("hosts", |_| replace_file(HOSTS, hosts(config)?.as_bytes()));
     }
-    // In memory: nothing of it outlives this boot. A distribution's init has
-    // rules of its own.
+    // The root's changes are in memory, so the id lasts only for this boot. A distribution's init
+    // has its own rules.
     if let (Root::Overlay { upper: None, .. }, None) = (&config.root, &config.handover) {
         let mut random = [0; 16];
         let drawn = rustix::rand::getrandom(&mut random[..], GetRandomFlags::INSECURE);
@@ -33,14 +33,14 @@ pub fn set(config: &GuestConfig, report: &mut Report) {
     }
 }
 
-/// Applies what differs in a new configuration.
+/// Applies the differences of a new configuration.
 pub fn renew(old: &GuestConfig, new: &GuestConfig, report: &mut Report) {
     apply(new, old, report);
     if (&new.hostname, &new.hosts) != (&old.hostname, &old.hosts) {
         report.step("hosts", |_| {
             let mut content = hosts(new)?;
-            // What others have added stays. A file that lacks a line of init's is the image's
-            // own, which only a network replaces.
+            // Lines that others added stay. A file that lacks one of init's lines is the image's
+            // own, and only a network replaces it.
             if let Ok(present) = files::read_text(HOSTS, LARGEST_HOSTS) {
                 let ours = hosts(old)?;
                 let is_ours = |line: &&str| ours.lines().any(|own| own == *line);
@@ -58,8 +58,8 @@ pub fn renew(old: &GuestConfig, new: &GuestConfig, report: &mut Report) {
     }
 }
 
-/// Makes this (hexadecimal, with or without dashes) the machine's id, if the
-/// image has a file for it. Without one, programs generate their own.
+/// Sets the machine id (hexadecimal, with or without dashes), if the image has a file for it.
+/// Without the file, programs generate their own id.
 pub fn machine_id(id: &str, report: &mut Report) {
     if !files::exists(MACHINE_ID) {
         return;
@@ -75,7 +75,7 @@ pub fn machine_id(id: &str, report: &mut Report) {
     });
 }
 
-/// Mounts a file of this content over one of a root that cannot be written.
+/// Bind-mounts a file with this content over a file in a read-only root.
 fn cover(path: &str, content: &[u8], mode: u32) -> Result<(), Errno> {
     let name = path.rsplit_once('/').map_or(path, |(_, name)| name);
     let cover = format!("/run/{name}");
@@ -115,8 +115,8 @@ fn apply(config: &GuestConfig, old: &GuestConfig, report: &mut Report) {
     }
 }
 
-/// Writes a file in /etc, in place of a link if one is there: what that names is another
-/// program's. In a root that can't be written it is covered.
+/// Writes a file in /etc. A link is replaced, because its target belongs to another program. In a
+/// read-only root the file is covered by a bind mount.
 fn replace_file(path: &str, content: &[u8]) -> Result<(), String> {
     let is_link = rustix::fs::lstat(path)
         .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Symlink);
@@ -126,7 +126,7 @@ fn replace_file(path: &str, content: &[u8]) -> Result<(), String> {
     };
     let written = match written {
         Err(Errno::NOENT) => {
-            // No such folder, or a link to where nothing is.
+            // There is no /etc, or a dangling link.
             files::make_folder(c"/etc", 0o755)
                 .and_then(|()| match rustix::fs::unlink(path) {
                     Err(Errno::NOENT) => Ok(()),
@@ -174,7 +174,7 @@ fn hosts(config: &GuestConfig) -> Result<String, String> {
         }
         let _ = writeln!(content, "{address}\t{}", names.join(" "));
     }
-    // The guest's own name stands with its address, if the host gave it one.
+    // The guest's own name has its address, if the host gave one.
     let is_named = |own: &String| config.hosts.iter().any(|entry| entry.names.contains(own));
     if let Some(own) = &config.hostname
         && !is_named(own)
@@ -212,8 +212,8 @@ fn apply_sysctls<'a>(
     }
 }
 
-/// `net.ipv4.ip_forward` → its file. As in sysctl(8), a name whose first
-/// separator is a slash uses slashes, so that its parts may hold dots.
+/// Path of a sysctl such as `net.ipv4.ip_forward`. As in sysctl(8), a name whose first separator is
+/// a slash is separated by slashes, so that its parts may contain dots.
 fn sysctl_path(key: &str) -> Option<String> {
     let slashes = key
         .find(['.', '/'])
@@ -221,7 +221,7 @@ fn sysctl_path(key: &str) -> Option<String> {
     let separator = if slashes { '/' } else { '.' };
     let mut path = String::from("/proc/sys");
     for part in key.split(separator) {
-        // With dots as separators a slash in a part stands for a dot.
+        // In a name separated by dots, a slash stands for a dot.
         let part = if slashes {
             String::from(part)
         } else {

@@ -1,7 +1,7 @@
-//! Boot: what PID 1 does, once, before its loop.
+//! Boot: the steps that PID 1 runs once before its event loop.
 //!
-//! Each step is its own file and each may fail: the failure is reported and
-//! the guest goes on. `docs/guest.md` has the whole order with its reasons.
+//! Each step has its own file and may fail: the failure is reported and the guest continues.
+//! `docs/guest.md` has the order with its reasons.
 
 mod cgroup;
 pub mod configuration;
@@ -21,9 +21,9 @@ use jiffy_wire::guest::{DiskMount, GuestConfig};
 pub use mounts::{Teardown, open_console, writable_disks};
 pub use root::upper_layer;
 
-/// The configuration and the tree it lies in: as much as a session needs.
+/// Reads the configuration.
 ///
-/// Everything here runs before [`finish`] and only needs the initramfs.
+/// Everything here runs before [`finish`] and needs only the initramfs.
 pub fn read_configuration(report: &mut Report) -> (GuestConfig, FwCfg) {
     report.step("mounts", |_| mounts::kernel_file_systems());
     if crate::files::exists(modules::LIST) {
@@ -36,8 +36,8 @@ pub fn read_configuration(report: &mut Report) -> (GuestConfig, FwCfg) {
     (config, source)
 }
 
-/// The rest: root, mounts, disks, network, identity. After it, programs find
-/// the guest as configured.
+/// All other steps: root, mounts, disks, network, identity. After them programs find the guest as
+/// configured.
 pub fn finish(config: &GuestConfig, report: &mut Report) -> Teardown {
     let mut teardown = Teardown::default();
     root::enter(&config.root, &mut teardown, report);
@@ -58,8 +58,8 @@ pub fn finish(config: &GuestConfig, report: &mut Report) -> Teardown {
     teardown
 }
 
-/// The same for a guest that was restored: what its new configuration gives
-/// beyond the old one. Its root and its init are what they were.
+/// Applies a restored guest's new configuration, as far as it differs from the old one. Root and
+/// init stay the same.
 pub fn renew(old: &GuestConfig, new: &GuestConfig, teardown: &mut Teardown, report: &mut Report) {
     let disks: Vec<DiskMount> = added(&old.disks, &new.disks);
     let late = disks::mount_present(&disks, teardown, report);
@@ -80,8 +80,8 @@ fn added<T: Clone + PartialEq>(old: &[T], new: &[T]) -> Vec<T> {
     new.cloned().collect()
 }
 
-/// Lets programs raise their limit of open files, as other inits do; what
-/// they start with stays the kernel's.
+/// Raises the hard limit of open files for programs, as other inits do. The soft limit stays the
+/// kernel's.
 pub fn raise_limits() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     const MOST_OPEN_FILES: u64 = 524_288;

@@ -1,4 +1,4 @@
-//! Kernel modules: only where the initramfs lists some (the machine's does).
+//! Loads kernel modules, if the initramfs lists any (only the machine's does).
 
 use crate::files;
 use crate::program::prepare::reason;
@@ -6,12 +6,12 @@ use alloc::{format, string::String, vec::Vec};
 use core::ffi::CStr;
 use rustix::io::Errno;
 
-/// Paths of uncompressed modules, one a line, in the order to load them.
+/// Paths of uncompressed modules, one per line, in load order.
 pub const LIST: &CStr = c"/etc/jiffy/modules";
 
 const LARGEST_LIST: usize = 64 * 1024;
 
-/// Loads all of them; continues after one that fails.
+/// Loads all modules; continues after a failure.
 pub fn load() -> Result<(), String> {
     let list = files::read_text(LIST, LARGEST_LIST).map_err(|error| {
         format!(

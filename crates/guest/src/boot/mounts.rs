@@ -1,4 +1,4 @@
-//! The kernel's own file systems, and taking them down again.
+//! Mounts the kernel's file systems, and unmounts everything at the end.
 
 use crate::files;
 use crate::program::prepare::reason;
@@ -74,7 +74,7 @@ const IN_ROOT: [Mount; 4] = [
     },
 ];
 
-/// Links every program expects in /dev.
+/// Links in /dev that programs expect.
 const LINKS: [(&CStr, &CStr); 4] = [
     (c"/proc/self/fd", c"/dev/fd"),
     (c"/proc/self/fd/0", c"/dev/stdin"),
@@ -82,14 +82,14 @@ const LINKS: [(&CStr, &CStr); 4] = [
     (c"/proc/self/fd/2", c"/dev/stderr"),
 ];
 
-/// /dev, /proc and /sys; then standard descriptors that exist.
+/// Mounts /dev, /proc and /sys; then opens missing standard descriptors.
 pub fn kernel_file_systems() -> Result<(), String> {
     let result = mount_all(&KERNEL);
     open_standard_descriptors();
     result
 }
 
-/// /dev/pts, /dev/shm, /run, /tmp and the links in /dev.
+/// Mounts /dev/pts, /dev/shm, /run and /tmp and creates the links in /dev.
 pub fn in_root() -> Result<(), String> {
     for (target, link) in LINKS {
         // An existing link is kept.
@@ -153,19 +153,19 @@ fn mount_one(entry: &Mount) -> Result<(), Errno> {
             files::make_folder(entry.target, 0o755)?;
             attempt()
         }
-        // The kernel mounted it by itself (CONFIG_DEVTMPFS_MOUNT).
+        // The kernel has mounted it already (CONFIG_DEVTMPFS_MOUNT).
         Err(Errno::BUSY) => Ok(()),
         other => other,
     }
 }
 
-/// A kernel without a console starts PID 1 without descriptors 0 to 2. They
-/// must be something harmless, or files opened later would take their place.
+/// Opens missing standard descriptors. A kernel without a console starts PID 1 without descriptors
+/// 0 to 2, and files opened later would get these numbers.
 fn open_standard_descriptors() {
     for fd in 0..3 {
         if !syscalls::is_open(fd) {
             let flags = OFlags::RDWR;
-            // The lowest free number is `fd`; it stays open for good.
+            // The lowest free number is `fd`; it stays open.
             if let Ok(null) = rustix::fs::open(c"/dev/null", flags, rustix::fs::Mode::empty()) {
                 core::mem::forget(null);
             }
@@ -173,7 +173,7 @@ fn open_standard_descriptors() {
     }
 }
 
-/// Opens the console, if there is one, as standard descriptors: those that the kernel
+/// Opens the console, if there is one, as standard descriptors. The descriptors that the kernel
 /// opened refer to a deleted file of the initramfs.
 pub fn open_console() {
     let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
@@ -184,18 +184,17 @@ pub fn open_console() {
     }
 }
 
-/// What must be taken down before the power goes.
+/// State that must be taken down before the power goes off.
 #[derive(Debug, Default)]
 pub struct Teardown {
-    /// A disk was mounted writable.
+    /// Whether a disk was mounted writable.
     pub writable_disks: bool,
     /// The initramfs, if another root covers it.
     pub initramfs: Option<OwnedFd>,
 }
 
 impl Teardown {
-    /// Writes everything back; unmounts disks, or makes them read-only where
-    /// something still uses them.
+    /// Writes everything back and unmounts disks, or remounts them read-only if they are in use.
     pub fn run(self) {
         rustix::fs::sync();
         if !self.writable_disks {
@@ -203,7 +202,7 @@ impl Teardown {
         }
         let mut targets = mount_points();
         if let Some(initramfs) = &self.initramfs {
-            // Below the new root, so that it can go too.
+            // Goes back to the initramfs, so that the disks of the root can be unmounted as well.
             for target in targets.drain(..).rev() {
                 if target != "/" {
                     take_down(&target);
@@ -234,15 +233,15 @@ fn take_down(target: &str) {
     }
 }
 
-/// Mount points of file systems that are on disks, in the order they were mounted.
+/// Mount points of file systems on disks, in mount order.
 fn mount_points() -> Vec<String> {
     const LARGEST: usize = 1024 * 1024;
     let table = files::read_text(c"/proc/self/mounts", LARGEST).unwrap_or_default();
     parse_mounts(&table)
 }
 
-/// Writable mounts of this guest's disks. Not FUSE and the like: their server may be
-/// frozen and would never answer.
+/// Mount points of this guest's writable disks. FUSE and similar file systems are left out, because
+/// their server may be frozen and would never answer.
 pub fn writable_disks() -> Vec<String> {
     const LARGEST: usize = 1024 * 1024;
     let table = files::read_text(c"/proc/self/mounts", LARGEST).unwrap_or_default();
@@ -260,7 +259,7 @@ fn parse_writable(table: &str) -> Vec<String> {
     lines.collect()
 }
 
-/// `/proc/self/mounts`: device, target, type, …; blanks as octal escapes.
+/// Parses `/proc/self/mounts`: device, target, type, …; spaces are octal escapes.
 fn parse_mounts(table: &str) -> Vec<String> {
     table
         .lines()

@@ -1,7 +1,7 @@
-//! Files read into memory ahead of their use.
+//! Reads files into memory in advance.
 //!
-//! A restored guest has the page cache of the captured one. If its first command was
-//! read before the capture, it starts without reading the disk.
+//! A restored guest has the page cache of the captured one. If its first command was read before
+//! the capture, it starts without reading the disk.
 
 use crate::files;
 use crate::program::prepare::{DEFAULT_PATH, candidates, reason};
@@ -9,13 +9,14 @@ use alloc::{boxed::Box, format, string::String, vec::Vec};
 use core::mem::MaybeUninit;
 use rustix::io::Errno;
 
-/// Most of one file.
+/// Most bytes of one file.
 const LARGEST: u64 = 64 * 1024 * 1024;
 const PIECE: usize = 64 * 1024;
-/// A script's interpreter may be a script, whose interpreter has a loader.
+/// Deepest chain of interpreters: a script's interpreter may be a script, whose interpreter has a
+/// loader.
 const DEEPEST: u32 = 4;
 
-/// Reads all of them; continues after one that can't be read.
+/// Reads all files; continues after one that can't be read.
 pub fn read_all(names: &[String]) -> Result<(), String> {
     let mut space = Box::new_uninit_slice(PIECE);
     let failures: Vec<String> = names
@@ -56,8 +57,8 @@ fn read(path: &str, space: &mut [MaybeUninit<u8>], depth: u32) -> Result<(), Err
     }
 }
 
-/// The program that the kernel executes along with a file that begins like
-/// this: a script's interpreter, a dynamic program's loader.
+/// The program that the kernel executes for a file with this beginning: a script's interpreter or a
+/// dynamic program's loader.
 pub fn interpreter(start: &[u8]) -> Option<String> {
     let path = match start {
         [b'#', b'!', line @ ..] => line
@@ -118,7 +119,7 @@ mod tests {
 
     #[test]
     fn programs_name_their_loader() {
-        // This machine's own shell is a dynamic program.
+        // The host's own shell is a dynamic program.
         let shell = std::fs::read("/bin/sh").unwrap();
         let loader = interpreter(&shell).unwrap();
         assert!(loader.contains("ld-linux"), "{loader}");

@@ -1,4 +1,4 @@
-//! The root file system: mounts it, makes it `/`, and frees the initramfs's memory.
+//! Mounts the root file system, makes it `/`, and frees the initramfs's memory.
 
 use super::disks;
 use super::mounts::{self, LOWER, UPPER};
@@ -15,7 +15,7 @@ use rustix::mount::{MountFlags, mount};
 
 const NEW_ROOT: &str = "/new";
 
-/// How long the root's disk may take to appear.
+/// Time limit for the root's disk to appear, nanoseconds.
 const PATIENCE_NS: u64 = 10_000_000_000;
 
 /// Makes the configured root `/`. If that fails, the initramfs stays the root.
@@ -44,7 +44,7 @@ pub fn enter(root: &Root, teardown: &mut mounts::Teardown, report: &mut Report) 
     });
 }
 
-/// The writable layer over the image, in an initramfs that was covered.
+/// The overlay's writable layer, in an initramfs that is covered by the root.
 pub fn upper_layer(initramfs: &OwnedFd) -> Result<OwnedFd, Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     rustix::fs::openat(initramfs, c"upper/data", flags, Mode::empty())
@@ -98,7 +98,7 @@ fn make(path: &str) -> Result<(), String> {
     files::make_folder(path, 0o755).map_err(|error| format!("{path}: {}", reason(error)))
 }
 
-/// Mounts a device once it is there.
+/// Waits for a device and mounts it.
 fn mount_device(device: &str, target: &str, fstype: &str, read_only: bool) -> Result<(), String> {
     if !disks::wait_for(device, PATIENCE_NS) {
         return Err(format!(
@@ -115,8 +115,8 @@ fn mount_device(device: &str, target: &str, fstype: &str, read_only: bool) -> Re
         .map_err(|error| format!("{device} cannot be mounted as {fstype}: {}", reason(error)))
 }
 
-/// Sets the device's readahead: a request costs the host a few VM exits and two context
-/// switches, an additional page in it very little.
+/// Sets the device's readahead: a request costs the host a few VM exits and two context switches,
+/// and an additional page in it very little.
 fn read_ahead(device: &str) {
     const SECTORS: usize = 1024;
     if let Ok(device) = files::open(device) {
@@ -137,8 +137,7 @@ fn switch() -> Result<OwnedFd, Errno> {
     Ok(initramfs)
 }
 
-/// Deletes what the initramfs held, without leaving its file system: what is
-/// mounted there stays.
+/// Deletes the contents of the initramfs; other file systems mounted in it stay.
 fn empty(folder: BorrowedFd<'_>, device: u64, depth: u32) {
     const DEEPEST: u32 = 64;
     let Ok(entries) = Dir::read_from(folder) else {

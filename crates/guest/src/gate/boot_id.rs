@@ -1,7 +1,7 @@
 //! The id of this boot, `/proc/sys/kernel/random/boot_id`.
 //!
-//! The kernel generates it at the first read and never changes it. A restored guest
-//! gets another by a bind mount of a file over it.
+//! The kernel generates it at the first read and never changes it. A restored guest gets another
+//! one by a bind mount over the file.
 
 use crate::files;
 use crate::program::prepare::reason;
@@ -14,7 +14,7 @@ use rustix::mount::{MountFlags, UnmountFlags, mount_bind, mount_remount, unmount
 const KERNEL_FILE: &CStr = c"/proc/sys/kernel/random/boot_id";
 const COVER: &CStr = c"/run/jiffy-boot-id";
 
-/// Makes this the boot id.
+/// Sets the boot id.
 pub fn cover(id: &str) -> Result<(), String> {
     let content = format!("{id}\n");
     let covered = || -> Result<(), Errno> {

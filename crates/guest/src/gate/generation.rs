@@ -1,27 +1,27 @@
-//! The generation a restored guest belongs to: read and checked.
+//! Reads and checks the generation of a restored guest.
 
 use crate::fw_cfg::FwCfg;
 use alloc::{format, string::String};
 use jiffy_wire::guest::{GENERATION_NAME, Generation, VERSION};
 
-/// Limit of the file, bytes; a generation is much shorter.
+/// Largest file, bytes; a generation is much shorter.
 pub const LARGEST: usize = 4096;
 const SEED: usize = 64;
 
-/// A generation whose every field has been checked.
+/// A generation with checked fields.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Checked {
-    /// As [`Generation::id`].
+    /// See [`Generation::id`].
     pub id: String,
-    /// The seed itself.
+    /// The decoded seed.
     pub seed: [u8; SEED],
-    /// As [`Generation::realtime_ns`].
+    /// See [`Generation::realtime_ns`].
     pub realtime_ns: u64,
-    /// As [`Generation::start_main`].
+    /// See [`Generation::start_main`].
     pub start_main: bool,
 }
 
-/// The id of the generation the host shows now, if it shows one.
+/// Id of the host's current generation, if there is one.
 pub fn known(source: &FwCfg) -> Result<Option<String>, String> {
     let bytes = source.read(GENERATION_NAME, LARGEST)?;
     bytes
@@ -29,7 +29,7 @@ pub fn known(source: &FwCfg) -> Result<Option<String>, String> {
         .transpose()
 }
 
-/// Checks a generation.
+/// Parses and checks a generation.
 pub fn parse(bytes: &[u8]) -> Result<Checked, String> {
     let wrong = |what: String| format!("fw_cfg file {GENERATION_NAME}: {what}");
     let generation: Generation = serde_json::from_slice(bytes)
@@ -59,7 +59,7 @@ pub fn parse(bytes: &[u8]) -> Result<Checked, String> {
     })
 }
 
-/// `8-4-4-4-12` in lower case, as Linux writes its own.
+/// Whether a text is `8-4-4-4-12` hexadecimal digits in lower case, as Linux writes UUIDs.
 fn is_uuid(text: &str) -> bool {
     text.len() == 36
         && text.bytes().enumerate().all(|(at, byte)| match at {

@@ -1,12 +1,11 @@
-//! The clone gate: what a restored guest becomes before its programs go on.
+//! The clone gate: gives a restored guest a new identity before its programs are thawed.
 //!
-//! Two guests from one memory must not share randomness, clock or identity. So
-//! programs are frozen during a capture ([`crate::freezer`]), and before they are
-//! thawed the guest reads its [`generation`]. If it is a new one, the guest applies it,
-//! or its programs are never thawed.
+//! Two guests from one memory must not share randomness, clock or identity. Programs are therefore
+//! frozen during a capture ([`crate::freezer`]), and before they are thawed the guest reads its
+//! [`generation`]. If that is new, the guest applies it; if this fails, programs stay frozen.
 //!
 //! * [`generation`]: reads and checks it.
-//! * `boot_id`: the boot's id.
+//! * `boot_id`: the id of the boot.
 
 mod boot_id;
 pub mod generation;
@@ -23,7 +22,7 @@ use generation::Checked;
 use jiffy_wire::guest::{FW_CFG_NAME, GENERATION_NAME, GuestConfig, MAX_CONFIG};
 use rustix::fd::OwnedFd;
 
-/// What the host says before programs are thawed.
+/// Result of reading the generation.
 #[derive(Debug)]
 pub enum Verdict {
     /// The guest was captured, not restored.
@@ -32,7 +31,7 @@ pub enum Verdict {
     New(Box<Arrival>),
 }
 
-/// A new generation, and the configuration that came with it.
+/// A new generation and its configuration.
 #[derive(Debug)]
 pub struct Arrival {
     /// The generation.
@@ -43,7 +42,7 @@ pub struct Arrival {
     pub entered_ns: u64,
 }
 
-/// Reads the generation, and if it is not the one `known`, the configuration.
+/// Reads the generation and, if it differs from `known`, the configuration.
 pub fn look(source: &FwCfg, known: Option<&str>) -> Result<Verdict, String> {
     let entered_ns = syscalls::monotonic_ns();
     let [generation, config] = source.read_each([
@@ -67,13 +66,13 @@ pub fn look(source: &FwCfg, known: Option<&str>) -> Result<Verdict, String> {
     })))
 }
 
-/// The random device, which will take the new seed. Opened before the capture.
+/// Opens the random device for the new seed. Called before the capture.
 pub fn random() -> Result<OwnedFd, String> {
     files::open(c"/dev/random").map_err(|error| format!("no /dev/random: {}", reason(error)))
 }
 
-/// Applies the new generation, as PID 1. Failing to replace what two clones must never
-/// share is an error; other failures are reported as at boot.
+/// Applies the new generation, as PID 1. An error if something that two clones must never share
+/// can't be replaced; other failures are reported as at boot.
 pub fn apply(
     arrival: &Arrival,
     random: &OwnedFd,
@@ -98,8 +97,8 @@ pub fn apply(
     })?;
     if !is_same_vm(old, arrival.config.as_ref()) {
         boot::machine_id(id, report);
-        // If no program has run, nobody has read the boot id, and the
-        // kernel generates one at the first read.
+        // If no program has run, nothing has read the boot id, and the kernel generates one at the
+        // first read.
         if process::any_was_started() && !old.rehearsal {
             must(report, "boot id", |_| boot_id::cover(id))?;
         }
@@ -110,8 +109,8 @@ pub fn apply(
     Ok(())
 }
 
-/// Whether the VM hibernated: then its id is the same, and it keeps its boot id. After
-/// any other restore it is a new VM with an id of its own.
+/// Whether the VM was hibernated: it then has the same id and keeps its boot id. After other
+/// restores it is a new VM with a new id.
 fn is_same_vm(old: &GuestConfig, new: Option<&GuestConfig>) -> bool {
     new.is_some_and(|new| !new.vm_id.is_empty() && new.vm_id == old.vm_id)
 }

@@ -1,8 +1,8 @@
-//! Programs: from a [`jiffy_wire::agent::Command`] to a process with streams.
+//! Programs: turns a [`jiffy_wire::agent::Command`] into a process with streams.
 //!
-//! * [`user`]: who it runs as, by the image's own /etc/passwd and /etc/group.
-//! * [`prepare`]: arguments, environment, the files to try.
-//! * [`process`]: the running program, its streams and its end.
+//! * [`user`]: looks its user up in the image's /etc/passwd and /etc/group.
+//! * [`prepare`]: arguments, environment, candidate paths.
+//! * [`process`]: the running program, its streams and its exit.
 
 pub mod prepare;
 pub mod process;

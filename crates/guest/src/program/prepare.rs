@@ -1,4 +1,4 @@
-//! Turns a command into what execve takes, and its failure into a sentence.
+//! Converts a command to execve's arguments, and errors to sentences.
 
 use super::user::{self, MAX_DATABASE, Unknown, User};
 use crate::files;
@@ -14,10 +14,10 @@ use jiffy_wire::agent::{Command, StartError, StartFailure};
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 
-/// The search path of a command that brings none.
+/// PATH of a command that does not set it.
 pub const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// A command, ready to be started (any number of times).
+/// A command that can be started any number of times.
 #[derive(Debug)]
 pub struct Prepared {
     program: String,
@@ -37,7 +37,7 @@ impl Prepared {
             _ => return Err(invalid("the command is empty: give a program to run")),
         };
         let user = match command.user.as_deref() {
-            // The way most commands come; needs no file.
+            // Most commands name no user; then no file is read.
             None | Some("") => None,
             Some(wanted) => Some(look_up(wanted)?),
         };
@@ -62,7 +62,7 @@ impl Prepared {
         })
     }
 
-    /// The whole plan, with these standard descriptors.
+    /// The plan for a spawn with these standard descriptors.
     pub fn plan<'a>(&'a self, stdio: [BorrowedFd<'a>; 3]) -> Plan<'a> {
         Plan {
             candidates: &self.candidates,
@@ -75,12 +75,12 @@ impl Prepared {
         }
     }
 
-    /// The uid it runs as, if not this process's.
+    /// The uid of the program, if it differs from this process's.
     pub fn uid(&self) -> Option<u32> {
         self.ids.as_ref().map(|ids| ids.uid)
     }
 
-    /// What a failed start means to a user.
+    /// Converts a failed spawn to an error for the user.
     pub fn explain(&self, failure: Failure) -> StartError {
         let program = &self.program;
         let cwd = self.cwd.to_string_lossy();
@@ -146,8 +146,8 @@ impl Prepared {
     }
 }
 
-/// The files to try for a program: itself when its name has a slash, else its
-/// name in each folder of `path` (an empty folder is the working directory).
+/// Paths to try for a program: its name if that has a slash, else its name in each folder of `path`
+/// (an empty folder is the working directory).
 pub fn candidates(program: &str, path: &str) -> Vec<String> {
     if program.contains('/') {
         return [program.to_string()].into();
@@ -160,7 +160,7 @@ pub fn candidates(program: &str, path: &str) -> Vec<String> {
         .collect()
 }
 
-/// The command's environment with the defaults it lacks.
+/// The command's environment, with defaults for missing variables.
 fn environment(command: &Command, user: Option<&User>) -> Vec<String> {
     let lacks = |name: &str| {
         !command.env.iter().any(|entry| {
@@ -212,7 +212,7 @@ fn invalid(message: &str) -> StartError {
     }
 }
 
-/// An errno in words, for those a user meets; others by number.
+/// Describes an errno: in words if users meet it, otherwise by number.
 pub fn reason(errno: Errno) -> String {
     let words = match errno {
         Errno::PERM => "operation not permitted",
@@ -247,7 +247,7 @@ pub fn reason(errno: Errno) -> String {
     words.into()
 }
 
-/// A C string for a path, or the errno a kernel would give.
+/// Converts a path to a C string; the errno is the one the kernel would return.
 pub fn path_c_string(path: &str) -> Result<CString, Errno> {
     CString::new(path).map_err(|_| Errno::INVAL)
 }

@@ -1,7 +1,7 @@
 //! A running program: its streams, input queue and exit status.
 //!
-//! Nothing here waits. The owner polls the descriptors the program names,
-//! hands readiness back, and tells it when its process was reaped.
+//! Nothing here blocks. The owner polls the program's descriptors, passes readiness back, and
+//! reports when the process was reaped.
 
 use super::prepare::{Prepared, reason};
 use crate::poll::{Channel, PollSet, Token};
@@ -19,19 +19,18 @@ use rustix::io::{Errno, Result};
 use rustix::process::Pid;
 use rustix::pty::OpenptFlags;
 
-/// Input kept for a program that doesn't read, in bytes. With more than this
-/// the owner stops taking input.
+/// Most bytes of input queued for a program that does not read. Beyond this the owner stops
+/// accepting input.
 pub const INPUT_LIMIT: usize = 256 * 1024;
-/// How long after a program's end its streams may stay silent before they
-/// count as done although another process (a daemon it left behind) still
-/// holds them open.
+/// After the program's exit, its streams count as complete once they were silent for this long,
+/// even if another process (such as a daemon that it started) still has them open, nanoseconds.
 pub const QUIET_AFTER_EXIT_NS: u64 = 100_000_000;
 
-/// Pauses between checks of a terminal that nobody has open, nanoseconds.
+/// Pauses between checks of a terminal that no process has open, nanoseconds.
 const FIRST_PAUSE_NS: u64 = 20_000_000;
 const LONGEST_PAUSE_NS: u64 = 1_000_000_000;
 
-/// A program that was started.
+/// A started program.
 #[derive(Debug)]
 pub struct Program {
     pid: Pid,
@@ -42,40 +41,40 @@ pub struct Program {
     stdout: Option<OwnedFd>,
     stderr: Option<OwnedFd>,
     exit: Option<ExitStatus>,
-    /// No process has the terminal open although the program lives: when to check
-    /// again, and the pause after that.
+    /// When to check again whether a process has the terminal open, if none had it open although
+    /// the program runs.
     unplugged: Option<u64>,
     pause_ns: u64,
-    /// Since when nothing was read although it was polled for; none while it
-    /// is not.
+    /// Since when nothing was read although the streams were polled; `None` while they are not
+    /// polled.
     quiet_since: Option<u64>,
 }
 
-/// What a read gave.
+/// Result of a read.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Output<'a> {
-    /// These bytes.
+    /// Data.
     Data(&'a [u8]),
-    /// Nothing now.
+    /// No data now.
     Nothing,
-    /// The stream is over.
+    /// The stream has ended.
     Closed,
 }
 
 /// Whether any program has run in this guest.
 static STARTED: AtomicBool = AtomicBool::new(false);
 
-/// Records that a program is about to run, or to read files.
+/// Records that a program is about to run or to read files.
 pub fn note_start() {
     STARTED.store(true, Ordering::Relaxed);
 }
 
-/// Whether any program was started: it may have read, and passed on, the boot id.
+/// Whether any program was started. It may have read the boot id and passed it on.
 pub fn any_was_started() -> bool {
     STARTED.load(Ordering::Relaxed)
 }
 
-/// What the child gets as standard streams, and what this process keeps.
+/// Standard streams of the child, and this process's ends of them.
 struct Streams {
     child: [OwnedFd; 3],
     stdin: Option<OwnedFd>,
@@ -114,7 +113,7 @@ impl Program {
         })
     }
 
-    /// Its process id, which is its process group and session too.
+    /// Its process id, which is the id of its process group and session as well.
     pub fn pid(&self) -> Pid {
         self.pid
     }
@@ -124,13 +123,13 @@ impl Program {
         self.exit.is_some()
     }
 
-    /// Bytes of input it hasn't taken yet.
+    /// Bytes of input that it has not read yet.
     pub fn input_backlog(&self) -> usize {
         self.input.len()
     }
 
-    /// Takes input from the host. A signal that cannot be sent is ignored, as
-    /// a shell ignores one to a job that has just ended.
+    /// Handles input from the host. A signal that can't be sent is ignored, as a shell ignores one
+    /// to a job that has just ended.
     pub fn input(&mut self, input: ExecInput) {
         match input {
             ExecInput::Stdin(bytes) => {
@@ -161,15 +160,15 @@ impl Program {
         syscalls::kill_group(self.pid, signal)
     }
 
-    /// Its connection is gone: closes stdin and sends SIGHUP. A terminal is hung up;
-    /// other outputs stay open.
+    /// Its connection is lost: closes stdin and sends SIGHUP. A terminal is hung up; other outputs
+    /// stay open.
     pub fn hang_up(&mut self) {
         const SIGHUP: i32 = 1;
         const SIGCONT: i32 = 18;
         self.stdin = None;
         self.input.clear();
         let _ = self.signal(SIGHUP);
-        // A stopped program must run to get the signal.
+        // A stopped program must be continued to handle the signal.
         let _ = self.signal(SIGCONT);
         if self.terminal {
             self.stdout = None;
@@ -182,8 +181,8 @@ impl Program {
         }
     }
 
-    /// Names the descriptors to poll: outputs the owner has room for, and
-    /// standard input while something waits for it.
+    /// Adds its descriptors to the poll set: outputs for which the owner has room, and standard
+    /// input while input is queued.
     pub fn interest<'a>(
         &'a self,
         room: [bool; 2],
@@ -204,7 +203,7 @@ impl Program {
         }
     }
 
-    /// Writes what it can of the waiting input.
+    /// Writes as much of the queued input as possible.
     pub fn write_input(&mut self) {
         let Some(fd) = &self.stdin else { return };
         while !self.input.is_empty() {
@@ -213,7 +212,7 @@ impl Program {
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => return,
                 Err(_) => {
-                    // Nobody reads any more.
+                    // No process reads any more.
                     self.stdin = None;
                     self.input.clear();
                     return;
@@ -244,9 +243,8 @@ impl Program {
             }
             Ok(_) => {}
             Err(Errno::AGAIN | Errno::INTR) => return Output::Nothing,
-            // Nobody has the terminal open. The program may be about to end
-            // (many close their streams before), or open it again; to close
-            // our side now would send it SIGHUP.
+            // No process has the terminal open. The program may be about to exit (many close their
+            // streams first) or may open it again. Closing this side now would send it SIGHUP.
             Err(Errno::IO) if self.terminal && self.exit.is_none() => {
                 self.unplugged = Some(now + self.pause_ns);
                 self.pause_ns = (self.pause_ns * 2).min(LONGEST_PAUSE_NS);
@@ -258,7 +256,7 @@ impl Program {
         Output::Closed
     }
 
-    /// Its process was reaped.
+    /// Records that its process was reaped.
     pub fn reaped(&mut self, status: ExitStatus, now: u64) {
         self.exit = Some(status);
         self.unplugged = None;
@@ -267,8 +265,8 @@ impl Program {
         self.input.clear();
     }
 
-    /// Its end, once its output is complete. `room` as in [`Self::interest`]:
-    /// silence of a stream that is not polled does not count.
+    /// Its exit status, once its output is complete. `room` is as in [`Self::interest`]; the time
+    /// limit for silent outputs does not run for streams that are not polled.
     pub fn finished(&mut self, room: [bool; 2], now: u64) -> Option<ExitStatus> {
         if self.unplugged.is_some_and(|look_again| now >= look_again) {
             self.unplugged = None;
@@ -307,7 +305,7 @@ impl Program {
             && open.iter().any(|it| it.revents().contains(PollFlags::IN))
     }
 
-    /// When [`Self::finished`] is worth asking again.
+    /// When [`Self::finished`] should be called again.
     pub fn deadline(&self) -> Option<u64> {
         match self.exit {
             Some(_) => Some(self.quiet_since? + QUIET_AFTER_EXIT_NS),
@@ -325,11 +323,11 @@ fn open_pipes(with_stdin: bool, owner: Option<u32>) -> Result<Streams> {
     } else {
         (crate::files::open(c"/dev/null")?, None)
     };
-    // Our ends of the outputs may block: only this process reads them, and only
-    // after poll has found something.
+    // This process's ends of the outputs may be blocking, because only it reads them, after poll
+    // has found data.
     let (stdout, child_stdout) = pipe_with(PipeFlags::CLOEXEC)?;
     let (stderr, child_stderr) = pipe_with(PipeFlags::CLOEXEC)?;
-    // Only a pipe's owner may open it anew, as /dev/stderr. Root may anyhow.
+    // Only a pipe's owner (and root) may reopen it as /dev/stderr.
     if let Some(uid) = owner.filter(|uid| *uid != 0) {
         let pipes = [&child_stdout, &child_stderr];
         for pipe in pipes.into_iter().chain(with_stdin.then_some(&child_stdin)) {
@@ -376,7 +374,7 @@ fn window(size: WindowSize) -> rustix::termios::Winsize {
     }
 }
 
-/// A wait status as [`ExitStatus`]; `None` for a stop or continuation.
+/// Converts a wait status; `None` for a stop or continuation.
 pub fn exit_status(status: rustix::process::WaitStatus) -> Option<ExitStatus> {
     match (status.exit_status(), status.terminating_signal()) {
         (Some(code), _) => Some(ExitStatus::Code(code)),
@@ -393,8 +391,7 @@ mod tests {
     const END: ExitStatus = ExitStatus::Code(0);
     const QUIET: u64 = QUIET_AFTER_EXIT_NS;
 
-    /// A program that has ended at 0, and the pipe that another process still
-    /// holds open.
+    /// A program that has exited with 0, and a pipe that another process still has open.
     fn ended() -> (Program, OwnedFd) {
         let (stdout, held) = pipe_with(PipeFlags::CLOEXEC).unwrap();
         let mut program = Program {
@@ -436,7 +433,7 @@ mod tests {
         let (mut program, held) = ended();
         rustix::io::write(&held, b"rest").unwrap();
         assert_eq!(program.finished([false; 2], 0), None);
-        // Only now is there room again.
+        // There is room again only from here on.
         assert_eq!(program.finished([true; 2], QUIET), None);
         assert_eq!(read(&mut program, QUIET), 4);
         assert_eq!(program.finished([true; 2], QUIET + 1), None);
@@ -458,7 +455,7 @@ mod tests {
         assert_eq!(program.finished([true; 2], 0), None);
         assert_eq!(program.finished([false; 2], QUIET / 2), None);
         assert_eq!(program.finished([false; 2], 9 * QUIET), None);
-        // Whoever holds the pipe has its time from here on.
+        // The time limit for silent outputs begins here.
         assert_eq!(program.finished([true; 2], 20 * QUIET), None);
         assert_eq!(program.finished([true; 2], 21 * QUIET - 1), None);
         rustix::io::write(&held, b"late").unwrap();

@@ -1,31 +1,30 @@
-//! Looks a user up in the image's /etc/passwd and /etc/group, with the rules
-//! docker users know: a number needs no entry, a name does; supplementary
-//! groups come from /etc/group unless a group was given.
+//! Looks a user up in the image's /etc/passwd and /etc/group with Docker's rules: a number needs no
+//! entry, a name does; supplementary groups come from /etc/group unless a group is given.
 //!
-//! 4294967295 is refused: to setresuid(2) it means "unchanged", so the program would run
+//! 4294967295 is refused, because setresuid(2) treats it as "unchanged" and the program would run
 //! as root.
 
 use crate::syscalls::spawn::Ids;
 use alloc::{string::String, vec::Vec};
 
-/// The largest passwd or group file read, in bytes.
+/// Largest passwd or group file that is read, bytes.
 pub const MAX_DATABASE: usize = 1024 * 1024;
 
-/// A user, ready to run as.
+/// A user that was found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct User {
     /// User, group, supplementary groups.
     pub ids: Ids,
-    /// Home directory; `/` where none is known.
+    /// Home directory; `/` if it is not known.
     pub home: String,
 }
 
-/// The name that does not exist.
+/// The name that was not found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Unknown {
-    /// No such user.
+    /// There is no such user.
     User(String),
-    /// No such group.
+    /// There is no such group.
     Group(String),
 }
 
@@ -37,7 +36,7 @@ pub fn find(wanted: &str, passwd: &str, group: &str) -> Result<User, Unknown> {
     };
     let number = id(user);
     let mut entries = passwd.lines().filter_map(PasswdEntry::parse);
-    // A name that is all digits is a name first.
+    // A name of digits is looked up as a name first.
     let entry = entries
         .clone()
         .find(|entry| entry.name == user)
@@ -62,7 +61,7 @@ pub fn find(wanted: &str, passwd: &str, group: &str) -> Result<User, Unknown> {
     })
 }
 
-/// A number that names a user or group.
+/// Parses the number of a user or group.
 fn id(text: &str) -> Option<u32> {
     text.parse().ok().filter(|id| *id != u32::MAX)
 }
@@ -75,7 +74,7 @@ struct PasswdEntry<'a> {
 }
 
 impl<'a> PasswdEntry<'a> {
-    /// `name:password:uid:gid:comment:home:shell` (passwd(5)).
+    /// Parses `name:password:uid:gid:comment:home:shell` (passwd(5)).
     fn parse(line: &'a str) -> Option<PasswdEntry<'a>> {
         let mut fields = line.split(':');
         let name = fields.next().filter(|name| !name.is_empty())?;
@@ -91,7 +90,7 @@ impl<'a> PasswdEntry<'a> {
     }
 }
 
-/// `name:password:gid:member,member` (group(5)).
+/// Parses `name:password:gid:member,member` (group(5)).
 fn parse_group(line: &str) -> Option<(&str, u32, &str)> {
     let mut fields = line.split(':');
     let name = fields.next().filter(|name| !name.is_empty())?;
@@ -213,7 +212,7 @@ mod tests {
         let group = Err(Unknown::Group(unchanged.into()));
         assert_eq!(find(unchanged, PASSWD, GROUP), user);
         assert_eq!(find("web:4294967295", PASSWD, GROUP), group);
-        // Nor do the image's own files make it anybody.
+        // Entries with this number in the image's own files are ignored as well.
         let passwd = "a:x:4294967295:0::/:\nb:x:5:4294967295::/:\nweb:x:33:34::/:\n";
         let groups = "all:x:4294967295:web\n";
         assert_eq!(find("a", passwd, groups), Err(Unknown::User("a".into())));

@@ -1,4 +1,4 @@
-//! The first command: it starts without the host, which later gets all of its output.
+//! The first command. It starts without the host, which later gets all its output.
 
 use super::window::OutputWindow;
 use crate::console::Console;
@@ -10,10 +10,10 @@ use jiffy_wire::agent::{Command, ExecInput, ExitStatus, FromGuest, StartError, S
 use jiffy_wire::frame::MAX_DATA;
 use rustix::process::Pid;
 
-/// Most input kept for a first command that neither reads nor can write.
+/// Most bytes of input kept for a first command that neither reads nor can write.
 const MOST_INPUT: usize = 8 * 1024 * 1024;
 
-/// The first command and what the host knows of it.
+/// The first command, and what the host has been told about it.
 #[derive(Debug)]
 pub struct First {
     state: State,
@@ -34,17 +34,17 @@ enum State {
 /// Room for input is announced in steps of at least this many bytes.
 const INPUT_PIECE: usize = INPUT_LIMIT / 4;
 
-/// What was sent on this connection.
+/// What was sent on the current connection.
 #[derive(Debug, Default)]
 struct Told {
     start: bool,
     end: bool,
-    /// Room for input that was announced and is unused, in bytes.
+    /// Announced room for input that the host has not used, bytes.
     input_room: usize,
 }
 
 impl First {
-    /// Starts it; one that cannot be started is reported as such.
+    /// Starts the command. A failure to start is reported to the host.
     pub fn start(command: &Command) -> First {
         let (state, pid) = match Program::start(command) {
             Ok(program) => {
@@ -63,7 +63,7 @@ impl First {
         }
     }
 
-    /// The running program.
+    /// The program, while it runs.
     pub fn program(&self) -> Option<&Program> {
         match &self.state {
             State::Running(program) => Some(program),
@@ -71,7 +71,7 @@ impl First {
         }
     }
 
-    /// Whether it runs (or its last output is still being read).
+    /// Whether it runs, or its last output is still being read.
     pub fn is_running(&self) -> bool {
         matches!(self.state, State::Running(_))
     }
@@ -81,7 +81,7 @@ impl First {
         self.stdout.is_confirmed() && self.stderr.is_confirmed()
     }
 
-    /// Takes the running program out.
+    /// Takes the program, if it runs.
     pub fn into_program(self) -> Option<Program> {
         match self.state {
             State::Running(program) => Some(program),
@@ -89,8 +89,8 @@ impl First {
         }
     }
 
-    /// The same program for a host that knows nothing of it: offsets of its output
-    /// start at 0. `None` if it has ended.
+    /// The same program for a host that knows nothing of it: offsets of its output begin at 0.
+    /// `None` if it has ended.
     pub fn for_new_host(self) -> Option<First> {
         let State::Running(_) = self.state else {
             return None;
@@ -104,7 +104,7 @@ impl First {
         })
     }
 
-    /// Whether the host has stored how it ended.
+    /// Whether the host has stored its exit status.
     pub fn end_is_stored(&self) -> bool {
         self.end_stored
     }
@@ -113,9 +113,9 @@ impl First {
         [self.stdout.room() > 0, self.stderr.room() > 0]
     }
 
-    /// Whether the channel may be read, which also carries the program's input. Not
-    /// while much input is unread, unless the program can't write: it may be waiting
-    /// for a confirmation that is queued behind that input.
+    /// Whether the channel, which also carries the program's input, may be read. Not while much
+    /// input is unread, unless the program can't write: it may wait for a confirmation that is
+    /// queued behind that input.
     pub fn takes_input(&self) -> bool {
         let State::Running(program) = &self.state else {
             return true;
@@ -125,7 +125,7 @@ impl First {
         backlog < INPUT_LIMIT || (blocked && backlog < MOST_INPUT)
     }
 
-    /// Its descriptors, as far as there is room for what they give.
+    /// Adds its descriptors to the poll set, as far as there is room for its output.
     pub fn interest<'a>(&'a self, set: &mut PollSet<'a>) {
         if let State::Running(program) = &self.state {
             program.interest(self.room(), Token::Main, set);
@@ -151,7 +151,7 @@ impl First {
         }
     }
 
-    /// Input from the host.
+    /// Handles input from the host.
     pub fn input(&mut self, input: ExecInput) {
         if let ExecInput::Stdin(bytes) = &input {
             self.told.input_room = self.told.input_room.saturating_sub(bytes.len());
@@ -161,19 +161,19 @@ impl First {
         }
     }
 
-    /// How many bytes of room to announce, if it is at least a step.
+    /// Bytes of input room to announce, if there are enough for an announcement.
     fn more_input_room(&self) -> Option<usize> {
         let backlog = self.program().map_or(0, Program::input_backlog);
         let room = INPUT_LIMIT.saturating_sub(backlog + self.told.input_room);
         if self.told.start {
             (room >= INPUT_PIECE).then_some(room)
         } else {
-            // Enough for any one message, always.
+            // Always enough for one message.
             Some(room.max(MAX_DATA))
         }
     }
 
-    /// Takes the status if the reaped process is this one.
+    /// Takes the status if the reaped process is the first command; returns whether it is.
     pub fn reaped(&mut self, pid: Pid, status: ExitStatus, now: u64) -> bool {
         match &mut self.state {
             State::Running(program) if program.pid() == pid && !program.has_exited() => {
@@ -184,8 +184,8 @@ impl First {
         }
     }
 
-    /// Records its end once its output is complete; true when that happens. While
-    /// programs are frozen, silence does not count.
+    /// Records its exit once its output is complete; returns true when that happens. While programs
+    /// are frozen, the time limit for silent outputs does not run.
     pub fn settle(&mut self, held: bool, now: u64) -> bool {
         let room = self.room().map(|room| room && !held);
         if let State::Running(program) = &mut self.state
@@ -202,32 +202,32 @@ impl First {
         self.program().and_then(Program::deadline)
     }
 
-    /// The host stored output up to these offsets.
+    /// The host has stored output up to these offsets.
     pub fn confirm(&mut self, stdout: u64, stderr: u64) {
         self.stdout.confirm(stdout);
         self.stderr.confirm(stderr);
     }
 
-    /// The host stored how it ended.
+    /// The host has stored its exit status.
     pub fn confirm_end(&mut self) {
-        // Ignore a confirmation of an end that was never reported.
+        // Ignores a confirmation of an exit that was not reported.
         self.end_stored |= self.told.end;
     }
 
-    /// A new connection; the host has this much.
+    /// There is a new connection, and the host has output up to these offsets.
     pub fn resume(&mut self, stdout: u64, stderr: u64) {
         self.told = Told::default();
         self.stdout.resume(stdout);
         self.stderr.resume(stderr);
     }
 
-    /// The connection is gone.
+    /// The connection is lost.
     pub fn disconnected(&mut self) {
         self.stdout.disconnected();
         self.stderr.disconnected();
     }
 
-    /// Sends the host what it does not have yet, as far as there is room.
+    /// Sends the host everything it does not have yet, as far as there is room.
     pub fn tell(&mut self, host: &mut FrameStream) {
         if self.end_stored {
             return;
@@ -269,7 +269,7 @@ impl First {
         }
     }
 
-    /// Tells the host how it ended, once all output is on its way.
+    /// Reports its exit status to the host, once all output was sent.
     pub fn tell_end(&mut self, host: &mut FrameStream) {
         if let State::Ended(status) = self.state
             && !self.told.end

@@ -1,5 +1,5 @@
-//! The connection to the node. The guest connects without blocking, early in the
-//! boot, and again whenever the connection breaks.
+//! The connection to the node. The guest connects without blocking, early in the boot, and again
+//! whenever the connection breaks.
 
 use crate::poll::{PollSet, Token};
 use crate::stream::{FrameStream, Received};
@@ -15,29 +15,28 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connec
 
 const FIRST_PAUSE_NS: u64 = 20_000_000;
 const LONGEST_PAUSE_NS: u64 = 1_000_000_000;
-/// The pause after the kernel said that it has no vsock device.
+/// Pause after the kernel reported that it has no vsock device, nanoseconds.
 const ABSENT_PAUSE_NS: u64 = 30_000_000_000;
-/// How long the host may take to answer a hello.
+/// Time limit for the host's answer to a hello, nanoseconds.
 const GREETING_NS: u64 = 10_000_000_000;
 
-/// Where the node listens.
+/// Address of the node.
 #[derive(Debug, Clone)]
 pub enum Peer {
     /// The host, over vsock.
     Host,
-    /// A Unix socket: an agent that runs as an ordinary process.
+    /// A Unix socket, for an agent that is an ordinary process.
     Unix(String),
-    /// Nowhere.
+    /// There is no node.
     None,
 }
 
-/// What the hello tells the host.
+/// Contents of the hello.
 #[derive(Debug, Clone)]
 pub struct Identity {
-    /// From the configuration.
+    /// VM id in the configuration.
     pub vm_id: String,
-    /// When PID 1 started, or found that it was restored; guest CLOCK_MONOTONIC,
-    /// nanoseconds.
+    /// When PID 1 started or found that it was restored, guest CLOCK_MONOTONIC in nanoseconds.
     pub pid1_ns: u64,
 }
 
@@ -65,10 +64,10 @@ enum State {
     Up(FrameStream),
 }
 
-/// What happened on the link.
+/// An event of the link.
 #[derive(Debug)]
 pub enum Event {
-    /// The host sent its welcome; it has this much of the first command's output.
+    /// The host sent its welcome, with the offsets up to which it has the first command's output.
     Welcome {
         /// Bytes of stdout.
         stdout: u64,
@@ -77,12 +76,12 @@ pub enum Event {
     },
     /// Another message.
     Message(ToGuest),
-    /// It broke.
+    /// The connection is lost.
     Lost,
 }
 
 impl Link {
-    /// A link that isn't dialled yet.
+    /// A link that is not connected yet.
     pub fn new(peer: Peer, identity: Identity) -> Link {
         let state = State::Down {
             retry_at: 0,
@@ -110,7 +109,7 @@ impl Link {
         self.advance(now);
     }
 
-    /// The id it says hello with.
+    /// The VM id in its hello.
     pub fn vm_id(&self) -> &str {
         &self.identity.vm_id
     }
@@ -120,12 +119,12 @@ impl Link {
         matches!(self.state, State::Down { absent: true, .. })
     }
 
-    /// Whether the host has said welcome.
+    /// Whether the host has sent its welcome.
     pub fn is_up(&self) -> bool {
         matches!(self.state, State::Up(_))
     }
 
-    /// The stream, once the host has said welcome.
+    /// The stream, once the host has sent its welcome.
     pub fn up(&mut self) -> Option<&mut FrameStream> {
         match &mut self.state {
             State::Up(stream) => Some(stream),
@@ -133,7 +132,7 @@ impl Link {
         }
     }
 
-    /// Connects when it is time to; closes a connection whose hello got no answer.
+    /// Connects when it is due; closes a connection whose hello was not answered.
     pub fn advance(&mut self, now: u64) {
         match &self.state {
             State::Down { retry_at, .. } if now >= *retry_at => self.dial(now),
@@ -208,7 +207,7 @@ impl Link {
         self.pause_ns = (self.pause_ns * 2).min(LONGEST_PAUSE_NS);
     }
 
-    /// Polls for what the state waits for; for messages only if `reading`.
+    /// Adds its descriptor to the poll set; polls for messages only if `reading`.
     pub fn interest<'a>(&'a self, reading: bool, set: &mut PollSet<'a>) {
         let (stream, flags) = match &self.state {
             State::Down { .. } => return,
@@ -223,7 +222,7 @@ impl Link {
         set.add(stream, flags, Token::Supervisor);
     }
 
-    /// Handles readiness; each thing that happened goes to `on_event`.
+    /// Handles readiness; calls `on_event` for each event.
     pub fn ready(
         &mut self,
         now: u64,
@@ -299,7 +298,7 @@ impl Link {
                         stderr: stderr_offset,
                     });
                 }
-                // Out of order: not the protocol.
+                // A second welcome violates the protocol.
                 ToGuest::Welcome { .. } => return Err(()),
                 _ if greeting => return Err(()),
                 message => on_event(Event::Message(message)),
@@ -322,7 +321,7 @@ impl Link {
         }
     }
 
-    /// Hands queued messages to the kernel. False if the link broke by it.
+    /// Passes queued messages to the kernel. Returns false if the connection broke.
     pub fn flush(&mut self, now: u64) -> bool {
         if let State::Up(stream) = &mut self.state
             && stream.flush().is_err()
@@ -334,11 +333,11 @@ impl Link {
     }
 }
 
-/// The descriptor of the channel while it is up, for the panic handler.
+/// Descriptor of the connected channel, for the panic handler.
 static OPEN: AtomicI32 = AtomicI32::new(NONE);
 const NONE: i32 = -1;
 
-/// Reports a panic of init to the host, without any of this module's state.
+/// Reports a panic of init to the host without using this module's state.
 pub fn report_panic(message: &str) {
     let fd = OPEN.load(Ordering::Relaxed);
     let warning = FromGuest::Warning {
@@ -350,7 +349,7 @@ pub fn report_panic(message: &str) {
     }
 }
 
-/// A socket, and whether it is connected already.
+/// Creates a socket; returns it, and whether it is connected already.
 fn dial(
     family: AddressFamily,
     connect: impl Fn(&OwnedFd) -> Result<()>,

@@ -1,8 +1,8 @@
-//! The channel to the node: readiness, what init measured, services' lines and
-//! the first command's streams.
+//! The channel to the node: readiness, init's spans and warnings, services' lines and the first
+//! command's streams.
 //!
-//! * [`link`]: the connection itself: dial, hello, dial again.
-//! * [`window`]: output kept until the host confirms it.
+//! * [`link`]: the connection: connect, hello, reconnect.
+//! * [`window`]: output that is kept until the host confirms it.
 //! * [`first`]: the first command.
 
 pub mod first;

@@ -4,33 +4,33 @@ use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use jiffy_wire::agent::MAIN_OUTPUT_WINDOW;
 
-/// Most bytes kept that were sent but not confirmed, while the host is there.
-/// Larger than all buffers on the way to the host and back: a confirmation may be
-/// queued behind that much input, which the program can't read before it can write.
+/// Most bytes that were sent but not confirmed, while the host is connected. Larger than all
+/// buffers between guest and host: a confirmation may be queued behind that much input, which the
+/// program can't read before it can write.
 pub const UNCONFIRMED_LIMIT: usize = 1024 * 1024;
 
-/// The end of one output stream, from the first unconfirmed byte on.
+/// The end of an output stream, from the first unconfirmed byte on.
 #[derive(Debug, Default)]
 pub struct OutputWindow {
-    /// Offset of the first byte kept.
+    /// Offset of the first byte that is kept.
     base: u64,
-    /// Offset of the first byte not yet sent on this connection.
+    /// Offset of the first byte that was not sent on this connection.
     sent: u64,
     bytes: VecDeque<u8>,
 }
 
 impl OutputWindow {
-    /// Offset after the last byte the program wrote.
+    /// Offset of the end of the program's output.
     pub fn end(&self) -> u64 {
         self.base + self.bytes.len() as u64
     }
 
-    /// Offset after the last byte sent on this connection.
+    /// Offset of the end of the output that was sent on this connection.
     pub fn sent(&self) -> u64 {
         self.sent
     }
 
-    /// How many bytes may be read from the program now.
+    /// Number of bytes that may be read from the program now.
     pub fn room(&self) -> usize {
         let unsent = (self.end() - self.sent) as usize;
         MAIN_OUTPUT_WINDOW
@@ -38,13 +38,12 @@ impl OutputWindow {
             .min(UNCONFIRMED_LIMIT.saturating_sub(self.bytes.len()))
     }
 
-    /// The program wrote this.
+    /// Appends output of the program.
     pub fn push(&mut self, bytes: &[u8]) {
         self.bytes.extend(bytes);
     }
 
-    /// The host has stored everything before `offset`. An offset beyond what
-    /// was sent is no confirmation of anything and is ignored.
+    /// The host has stored everything before `offset`. An offset beyond the sent output is ignored.
     pub fn confirm(&mut self, offset: u64) {
         if offset > self.base && offset <= self.sent {
             self.bytes.drain(..(offset - self.base) as usize);
@@ -52,8 +51,8 @@ impl OutputWindow {
         }
     }
 
-    /// A new connection on which the host has everything before `offset`:
-    /// the rest is sent again.
+    /// There is a new connection, and the host has everything before `offset`. The rest is sent
+    /// again.
     pub fn resume(&mut self, offset: u64) {
         if offset > self.base && offset <= self.end() {
             self.sent = self.sent.max(offset);
@@ -62,12 +61,12 @@ impl OutputWindow {
         self.sent = self.base;
     }
 
-    /// The connection is gone: what was sent on it may have to be sent again.
+    /// The connection is lost: sent output may have to be sent again.
     pub fn disconnected(&mut self) {
         self.sent = self.base;
     }
 
-    /// The next bytes to send, with their offset; at most `limit`.
+    /// Takes the next bytes to send, at most `limit`, with their offset.
     pub fn take(&mut self, limit: usize) -> Option<(u64, Vec<u8>)> {
         let start = (self.sent - self.base) as usize;
         let count = (self.bytes.len() - start).min(limit);
@@ -87,7 +86,7 @@ impl OutputWindow {
         self.bytes.is_empty()
     }
 
-    /// Whether everything was sent on this connection.
+    /// Whether all output was sent on this connection.
     pub fn all_sent(&self) -> bool {
         self.sent == self.end()
     }
@@ -154,8 +153,8 @@ mod tests {
     }
 
     proptest! {
-        /// However connections break, a host that stores what it gets at its
-        /// offset ends with exactly what the program wrote.
+        /// A host that stores output at its offsets ends with exactly the program's output, however
+        /// connections break.
         #[test]
         fn the_host_ends_with_every_byte_once(acts in proptest::collection::vec(act(), 0..200)) {
             let mut window = OutputWindow::default();
@@ -180,8 +179,8 @@ mod tests {
                     Act::Confirm => window.confirm(stored.len() as u64),
                     Act::Break(kept) => {
                         window.disconnected();
-                        // What was on the way is lost: the host has kept
-                        // what it confirmed, and a part of the rest.
+                        // Bytes in flight are lost: the host keeps the confirmed bytes and some of
+                        // the rest.
                         let confirmed = window.base as usize;
                         let kept = confirmed + kept % (stored.len() - confirmed + 1);
                         stored.truncate(kept);

@@ -1,7 +1,7 @@
-//! The system calls that rustix has no safe wrapper for. All of the crate's
-//! `unsafe` but its entry point is in this folder.
+//! System calls without a safe wrapper in rustix. All `unsafe` code of the crate, except its entry
+//! point, is in this folder.
 //!
-//! * [`raw`]: the instruction, and thin wrappers.
+//! * [`raw`]: the `syscall` instruction and thin wrappers.
 //! * [`spawn`]: starts a program without copying init's address space.
 //! * [`ports`]: I/O ports.
 //! * [`vsock`]: addresses of AF_VSOCK.

@@ -1,20 +1,19 @@
-//! I/O ports: the trace port, and fw_cfg where the kernel has no driver for it.
+//! I/O ports: the trace port, and the ports of fw_cfg.
 
 use super::raw::{number, syscall};
 use core::arch::asm;
 use rustix::io::{Errno, Result};
 
-/// The arguments of ioperm(2) that take all ports away, in one call.
+/// Arguments of ioperm(2) that give up all ports in one call.
 pub(super) const GIVE_UP: [usize; 5] = [0, 0x1_0000, 0, 0, 0];
 
-/// Gives up the right to all ports: programs that this process executes would
-/// inherit it.
+/// Gives up all ports, because programs that this process executes would inherit them.
 pub fn give_up() -> Result<()> {
     // SAFETY: takes numbers.
     given_up(unsafe { syscall(number::IOPERM, GIVE_UP) })
 }
 
-/// The result of ioperm(2): where the process had ports it fails only for lack of memory.
+/// Interprets ioperm(2)'s result. If the process had ports, the call fails only for lack of memory.
 /// A kernel without the call never granted any.
 pub(super) fn given_up(result: isize) -> Result<()> {
     let no_memory = -(Errno::NOMEM.raw_os_error() as isize);
@@ -25,7 +24,7 @@ pub(super) fn given_up(result: isize) -> Result<()> {
     }
 }
 
-/// The right to use `count` ports from `first`. Later calls add to it.
+/// Permission to use `count` ports from `first` on. Later calls extend it.
 #[derive(Debug, Clone, Copy)]
 pub struct Ports {
     first: u16,
@@ -33,7 +32,7 @@ pub struct Ports {
 }
 
 impl Ports {
-    /// Asks the kernel (ioperm(2)); `None` where it has no such call or refuses.
+    /// Requests the ports (ioperm(2)); `None` if the kernel lacks the call or refuses.
     pub fn open(first: u16, count: u16) -> Option<Ports> {
         // SAFETY: takes numbers.
         let result = unsafe { syscall(number::IOPERM, [first as usize, count as usize, 1, 0, 0]) };

@@ -32,16 +32,15 @@ pub(super) mod number {
     pub const CLOSE_RANGE: usize = 436;
 }
 
-/// One system call.
+/// Makes one system call.
 ///
 /// # Safety
-/// The arguments must be what the call of this number expects; pointers must
-/// be valid for what it reads and writes.
+/// The arguments must be valid for the call of this number; pointers must be valid for everything
+/// that it reads and writes.
 #[inline]
 pub(super) unsafe fn syscall(number: usize, arguments: [usize; 5]) -> isize {
     let result: isize;
-    // SAFETY: the kernel clobbers rax, rcx and r11 only; the caller vouches
-    // for the arguments.
+    // SAFETY: the kernel changes only rax, rcx and r11; the caller guarantees the arguments.
     unsafe {
         asm!(
             "syscall",
@@ -75,8 +74,8 @@ pub fn exit(status: i32) -> ! {
     }
 }
 
-/// CLOCK_MONOTONIC in nanoseconds. By the system call: finding the kernel's
-/// fast path costs more than the few readings init takes.
+/// CLOCK_MONOTONIC in nanoseconds. Uses the system call, because finding the vDSO costs more than
+/// init's few readings.
 pub fn monotonic_ns() -> u64 {
     let mut time = [0i64; 2];
     // SAFETY: `time` has the layout of `struct timespec`; clock 1 is
@@ -92,7 +91,7 @@ pub fn monotonic_ns() -> u64 {
         .saturating_add(time[1] as u64)
 }
 
-/// Sets CLOCK_REALTIME to so many nanoseconds after 1970.
+/// Sets CLOCK_REALTIME, in nanoseconds since 1970.
 pub fn set_realtime(ns: u64) -> Result<()> {
     let time = [(ns / 1_000_000_000) as i64, (ns % 1_000_000_000) as i64];
     // SAFETY: `time` has the layout of `struct timespec`; clock 0 is
@@ -101,9 +100,8 @@ pub fn set_realtime(ns: u64) -> Result<()> {
         .map(drop)
 }
 
-/// Gives the kernel's random number generator 64 bytes that nobody else has,
-/// counts them as such, and makes it use them from the next number on
-/// (random(4)). `device` is /dev/random or /dev/urandom.
+/// Adds 64 secret bytes to the kernel's random number generator, credits their entropy, and makes
+/// it use them from the next number on (random(4)). `device` is /dev/random or /dev/urandom.
 pub fn reseed(device: &impl AsFd, seed: &[u8; 64]) -> Result<()> {
     const RNDADDENTROPY: usize = 0x4008_5203;
     const RNDRESEEDCRNG: usize = 0x5207;
@@ -120,8 +118,8 @@ pub fn reseed(device: &impl AsFd, seed: &[u8; 64]) -> Result<()> {
         seed: *seed,
     };
     let fd = device.as_fd().as_raw_fd() as usize;
-    // SAFETY: the kernel reads the structure, and as many bytes behind its two
-    // numbers as the second says.
+    // SAFETY: the kernel reads the structure's two numbers, and as many bytes behind them as the
+    // second number says.
     checked(unsafe {
         syscall(
             number::IOCTL,
@@ -147,7 +145,7 @@ impl SignalSet {
     }
 }
 
-/// Makes `set` the set of blocked signals.
+/// Blocks exactly the signals in `set`.
 pub fn block_only(set: SignalSet) {
     // SAFETY: `set` is eight bytes, as the size says; SIG_SETMASK is 2.
     unsafe {
@@ -158,11 +156,11 @@ pub fn block_only(set: SignalSet) {
     };
 }
 
-/// A descriptor on which blocked signals of `set` are read (signalfd(2)).
+/// A descriptor from which blocked signals of `set` are read (signalfd(2)).
 pub fn signal_descriptor(set: SignalSet) -> Result<OwnedFd> {
     const CLOEXEC_NONBLOCK: usize = 0o2000000 | 0o4000;
-    // SAFETY: `set` is eight bytes, as the size says; the result is a new
-    // descriptor that nobody else owns.
+    // SAFETY: `set` has eight bytes, as the size says; the result is a new descriptor without
+    // another owner.
     unsafe {
         let fd = checked(syscall(
             number::SIGNALFD4,
@@ -178,8 +176,7 @@ pub fn signal_descriptor(set: SignalSet) -> Result<OwnedFd> {
     }
 }
 
-/// The signal numbers in what was read from a signalfd: records of 128 bytes
-/// that begin with the number.
+/// Signal numbers in bytes read from a signalfd: records of 128 bytes that begin with the number.
 pub fn signals_read(bytes: &[u8]) -> impl Iterator<Item = i32> {
     bytes
         .chunks_exact(128)
@@ -206,7 +203,7 @@ pub fn kill(pid: Pid, signal: i32) -> Result<()> {
 
 /// Sends a signal to a process group.
 ///
-/// Group 1 is refused: to kill(2) its negative means every process.
+/// Group 1 is refused, because kill(2) treats -1 as every process.
 pub fn kill_group(group: Pid, signal: i32) -> Result<()> {
     if group == Pid::INIT {
         return Err(Errno::PERM);
@@ -216,8 +213,8 @@ pub fn kill_group(group: Pid, signal: i32) -> Result<()> {
     checked(unsafe { syscall(number::KILL, [target as usize, signal as usize, 0, 0, 0]) }).map(drop)
 }
 
-/// Sends a signal to every process but PID 1. Does nothing unless this process
-/// is PID 1: elsewhere it would reach the whole machine.
+/// Sends a signal to every process except PID 1. Does nothing unless this process is PID 1, because
+/// it would reach the whole host.
 pub fn kill_everyone_as_pid1(signal: i32) {
     if rustix::process::getpid() == Pid::INIT {
         // SAFETY: takes numbers.
@@ -225,19 +222,19 @@ pub fn kill_everyone_as_pid1(signal: i32) {
     }
 }
 
-/// Continues in a copy of this process: `None` in the copy.
+/// Forks: `None` in the child.
 ///
-/// The process must have one thread only.
+/// The process must have only one thread.
 pub fn fork() -> Result<Option<Pid>> {
-    // SAFETY: no arguments. With one thread, the copy's memory is consistent.
+    // SAFETY: fork has no arguments. With one thread the child's memory is consistent.
     let pid = checked(unsafe { syscall(number::FORK, [0; 5]) })?;
     Ok(Pid::from_raw(pid as i32))
 }
 
 /// Closes every descriptor from `first` on.
 pub fn close_from(first: u32) {
-    // SAFETY: takes numbers. Callers own what they close: it is the first act
-    // of a forked copy that goes on with descriptors below `first`.
+    // SAFETY: close_range takes numbers. Callers own what they close: a forked child calls this
+    // first, and uses only descriptors below `first`.
     unsafe {
         syscall(
             number::CLOSE_RANGE,
@@ -248,8 +245,7 @@ pub fn close_from(first: u32) {
 
 /// Makes `target` a duplicate of `fd` that survives exec.
 pub fn duplicate_to(fd: &impl AsFd, target: i32) -> Result<()> {
-    // SAFETY: takes numbers. `target` is one of the standard descriptors, or
-    // free, at each call.
+    // SAFETY: dup2 takes numbers. At each call `target` is a standard descriptor or free.
     checked(unsafe {
         syscall(
             number::DUP2,
@@ -266,15 +262,14 @@ pub fn is_open(fd: i32) -> bool {
     unsafe { syscall(number::FCNTL, [fd as usize, F_GETFD, 0, 0, 0]) >= 0 }
 }
 
-/// Takes over a descriptor that this process inherited.
+/// Takes a descriptor that this process inherited.
 pub fn inherited(fd: i32) -> Option<OwnedFd> {
-    // SAFETY: it is open, and the caller names a descriptor that was passed to
-    // this process and that nothing else in it owns.
+    // SAFETY: it is open, and the caller names a descriptor that was passed to this process and has
+    // no other owner in it.
     is_open(fd).then(|| unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Sends on a descriptor known by number only, and ignores the outcome: for a
-/// process that is about to end and holds nothing better.
+/// Sends on a descriptor by number and ignores the result, for a process that is about to end.
 pub fn send_blindly(fd: i32, bytes: &[u8]) {
     const MSG_DONTWAIT_NOSIGNAL: usize = 0x40 | 0x4000;
     let message = [
@@ -284,18 +279,18 @@ pub fn send_blindly(fd: i32, bytes: &[u8]) {
         MSG_DONTWAIT_NOSIGNAL,
         0,
     ];
-    // SAFETY: the bytes are alive over the call, which only reads them; the
-    // sixth argument, the length of no address, is not read for none.
+    // SAFETY: the bytes exist during the call, which only reads them. The sixth argument, the
+    // length of the address, is not read without an address.
     unsafe { syscall(number::SENDTO, message) };
 }
 
-/// Swaps on a device or file (swapon(2)).
+/// Swaps to a device or file (swapon(2)).
 pub fn swapon(path: &CStr) -> Result<()> {
-    // SAFETY: a C string.
+    // SAFETY: the path is a valid C string.
     checked(unsafe { syscall(number::SWAPON, [path.as_ptr() as usize, 0, 0, 0, 0]) }).map(drop)
 }
 
-/// The error a non-blocking connect or an earlier send met, if any.
+/// The error of a non-blocking connect or an earlier send, if there is one.
 pub fn socket_error(fd: &impl AsFd) -> Result<()> {
     rustix::net::sockopt::socket_error(fd)?
 }
@@ -314,8 +309,7 @@ pub fn stderr() -> rustix::fd::BorrowedFd<'static> {
     unsafe { rustix::stdio::stderr() }
 }
 
-/// Sets how far the kernel reads ahead on a block device, in sectors of 512
-/// bytes (BLKRASET of linux/fs.h).
+/// Sets a block device's readahead in sectors of 512 bytes (BLKRASET of linux/fs.h).
 pub fn set_read_ahead(device: &impl AsFd, sectors: usize) -> Result<()> {
     const BLKRASET: usize = 0x1262;
     let fd = device.as_fd().as_raw_fd() as usize;
@@ -323,7 +317,7 @@ pub fn set_read_ahead(device: &impl AsFd, sectors: usize) -> Result<()> {
     checked(unsafe { syscall(number::IOCTL, [fd, BLKRASET, sectors, 0, 0]) }).map(drop)
 }
 
-/// The size of a block device, in bytes.
+/// Size of a block device, bytes.
 pub fn device_bytes(device: &impl AsFd) -> Result<u64> {
     const BLKGETSIZE64: usize = 0x8008_1272;
     let fd = device.as_fd().as_raw_fd() as usize;
@@ -334,7 +328,7 @@ pub fn device_bytes(device: &impl AsFd) -> Result<u64> {
     Ok(bytes)
 }
 
-/// Makes a mounted ext4 file system larger, to so many blocks.
+/// Grows a mounted ext4 file system to a number of blocks.
 pub fn grow_ext4(folder: &impl AsFd, blocks: u64) -> Result<()> {
     const EXT4_IOC_RESIZE_FS: usize = 0x4008_6610;
     let fd = folder.as_fd().as_raw_fd() as usize;

@@ -1,6 +1,6 @@
-//! Starts a program like vfork(2): the child shares this process's memory until it
-//! has executed the program (`clone` with `CLONE_VM | CLONE_VFORK`), so no page table
-//! is copied and an error needs no pipe.
+//! Starts a program as vfork(2) does: the child shares this process's memory until it has executed
+//! the program (`clone` with `CLONE_VM | CLONE_VFORK`). No page table is copied, and errors need no
+//! pipe.
 
 use super::ports;
 use super::raw::{number, syscall};
@@ -12,7 +12,7 @@ use rustix::fd::{AsRawFd, BorrowedFd};
 use rustix::io::{Errno, Result};
 use rustix::process::Pid;
 
-/// A NULL-terminated array of C strings, as execve takes it.
+/// A NULL-terminated array of C strings for execve.
 #[derive(Debug)]
 pub struct Strings {
     _owned: Vec<CString>,
@@ -20,7 +20,7 @@ pub struct Strings {
 }
 
 impl Strings {
-    /// Takes the strings over.
+    /// Takes ownership of the strings.
     pub fn new(strings: Vec<CString>) -> Strings {
         let pointers = strings
             .iter()
@@ -38,9 +38,9 @@ impl Strings {
     }
 }
 
-/// Replaces this process by a program. Returns only on failure.
+/// Executes a program in this process. Returns only on failure.
 pub fn exec(path: &CStr, argv: &Strings, envp: &Strings) -> Errno {
-    // SAFETY: C strings and NULL-terminated arrays of them, alive over the call.
+    // SAFETY: C strings and NULL-terminated arrays of them, which exist during the call.
     let result = unsafe {
         syscall(
             number::EXECVE,
@@ -56,7 +56,7 @@ pub fn exec(path: &CStr, argv: &Strings, envp: &Strings) -> Errno {
     Errno::from_raw_os_error(-result as i32)
 }
 
-/// Who the program runs as.
+/// User and groups of the program.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ids {
     /// User.
@@ -70,7 +70,7 @@ pub struct Ids {
 /// Everything that is decided before the child exists.
 #[derive(Debug)]
 pub struct Plan<'a> {
-    /// Paths to try, in this order.
+    /// Paths to try, in order.
     pub candidates: &'a [CString],
     /// Arguments.
     pub argv: &'a Strings,
@@ -78,7 +78,7 @@ pub struct Plan<'a> {
     pub envp: &'a Strings,
     /// Standard input, output and error.
     pub stdio: [BorrowedFd<'a>; 3],
-    /// Make standard input the controlling terminal.
+    /// Whether standard input becomes the controlling terminal.
     pub terminal: bool,
     /// Working directory.
     pub cwd: &'a CStr,
@@ -86,7 +86,7 @@ pub struct Plan<'a> {
     pub ids: Option<&'a Ids>,
 }
 
-/// Which step of the child failed.
+/// Step of the child that failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
     /// Creating the process.
@@ -97,35 +97,35 @@ pub enum Step {
     Identity,
     /// Working directory.
     Chdir,
-    /// All candidates.
+    /// Execution of all candidates.
     Exec,
 }
 
-/// A program that didn't start.
+/// Why a program was not started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Failure {
-    /// Where it failed.
+    /// The step that failed.
     pub step: Step,
-    /// Why.
+    /// Its error.
     pub errno: Errno,
 }
 
-/// What parent and child share.
+/// Data shared by parent and child.
 struct Child<'a> {
     plan: &'a Plan<'a>,
-    /// Empty as long as nothing failed; written by the child.
+    /// `None` until the child reports a failure.
     failure: Option<(Step, isize)>,
 }
 
 const STACK: usize = 16 * 1024;
 const SIGCHLD: usize = 17;
-/// HUP, INT, QUIT, PIPE and TERM: what a program starts with their default action.
+/// HUP, INT, QUIT, PIPE and TERM: the program starts with their default actions.
 const DEFAULTED: [usize; 5] = [1, 2, 3, 13, 15];
 const CLONE_VM: usize = 0x100;
 const CLONE_VFORK: usize = 0x4000;
 
-/// Starts the program in a session and process group of its own, with no
-/// signal blocked. Returns when it has been executed, or has failed.
+/// Starts the program in its own session and process group, with no signal blocked. Returns when it
+/// was executed or has failed.
 pub fn spawn(plan: &Plan<'_>) -> core::result::Result<Pid, Failure> {
     let mut child = Child {
         plan,
@@ -139,7 +139,7 @@ pub fn spawn(plan: &Plan<'_>) -> core::result::Result<Pid, Failure> {
     match child.failure {
         None => Ok(pid),
         Some((step, result)) => {
-            // The child has ended; nobody else may wait for it.
+            // The child has ended, and only this process waits for it.
             let _ = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::empty());
             Err(Failure {
                 step,
@@ -152,10 +152,9 @@ pub fn spawn(plan: &Plan<'_>) -> core::result::Result<Pid, Failure> {
 fn run_borrowing(stack: &mut [MaybeUninit<u128>], child: &mut Child<'_>) -> Result<Pid> {
     let top = stack.as_mut_ptr_range().end;
     let result: isize;
-    // SAFETY: the child starts on `stack` (16-byte aligned by its type), calls
-    // `in_child`, which never returns, and shares this memory while this
-    // thread stands still in the system call (CLONE_VFORK). It calls nothing
-    // but raw system calls, so no lock or allocator state is touched twice.
+    // SAFETY: the child starts on `stack` (16-byte aligned by its type) and calls `in_child`, which
+    // never returns. It shares this memory while this thread waits in the system call
+    // (CLONE_VFORK). It makes only raw system calls, so no lock or allocator state is used twice.
     unsafe {
         asm!(
             "syscall",
@@ -184,14 +183,14 @@ fn run_borrowing(stack: &mut [MaybeUninit<u128>], child: &mut Child<'_>) -> Resu
     Pid::from_raw(result as i32).ok_or(Errno::AGAIN)
 }
 
-/// What the child does before execve.
+/// Runs in the child until execve.
 ///
 /// # Safety
 /// Only `run_borrowing` may call it, in the child.
 unsafe extern "C" fn in_child(child: *mut Child<'_>) -> ! {
     // SAFETY: the parent is suspended, so this is the only reference.
     let child = unsafe { &mut *child };
-    // SAFETY: the plan's pointers are alive until execve or exit.
+    // SAFETY: the plan's pointers are valid until execve or exit.
     if let Err(failure) = unsafe { prepare_and_exec(child.plan) } {
         child.failure = Some(failure);
     }
@@ -224,8 +223,9 @@ unsafe fn prepare_and_exec(plan: &Plan<'_>) -> core::result::Result<(), (Step, i
         const TIOCSCTTY: usize = 0x540e;
         call(Step::Prepare, number::IOCTL, [0, TIOCSCTTY, 0, 0, 0])?;
     }
-    // Ignored signals stay ignored over execve. Rust's runtime ignores SIGPIPE, nohup
-    // SIGHUP, a shell the others for background jobs; the program gets the defaults.
+    // Ignored signals stay ignored over execve. Rust's runtime ignores SIGPIPE, nohup ignores
+    // SIGHUP, and a shell ignores the others for background jobs; the program gets the default
+    // actions.
     let default_action = [0usize; 4];
     for signal in DEFAULTED {
         call(
@@ -234,8 +234,8 @@ unsafe fn prepare_and_exec(plan: &Plan<'_>) -> core::result::Result<(), (Step, i
             [signal, default_action.as_ptr() as usize, 0, 8, 0],
         )?;
     }
-    // Init's ports stay a program's over fork and execve, whoever it runs as, and
-    // fw_cfg behind them has the configuration, with the first command's environment.
+    // A program would keep init's ports over fork and execve, whatever its user, and could read
+    // fw_cfg: the configuration, with the first command's environment.
     // SAFETY: takes numbers.
     let result = unsafe { syscall(number::IOPERM, ports::GIVE_UP) };
     ports::given_up(result).map_err(|_| (Step::Prepare, result))?;
@@ -258,8 +258,8 @@ unsafe fn prepare_and_exec(plan: &Plan<'_>) -> core::result::Result<(), (Step, i
         [2, &raw const none_blocked as usize, 0, 8, 0],
     )?;
 
-    // As execvp: go on where a candidate isn't there or may not be executed,
-    // and report the refusal rather than the absence.
+    // As in execvp: continue if a candidate is missing or not executable, and report the refusal
+    // rather than the absence.
     let mut failure = (Step::Exec, -(Errno::NOENT.raw_os_error() as isize));
     for path in plan.candidates {
         let arguments = [

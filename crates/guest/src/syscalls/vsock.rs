@@ -14,12 +14,12 @@ pub struct VsockAddress {
 }
 
 impl VsockAddress {
-    /// The host.
+    /// CID of the host.
     pub const HOST: u32 = 2;
-    /// Any of this machine's own.
+    /// Any CID of this guest.
     pub const ANY: u32 = u32::MAX;
 
-    /// A port of the machine with this context id.
+    /// A port of the machine with this CID.
     pub fn new(cid: u32, port: u32) -> VsockAddress {
         VsockAddress {
             family: 40, // AF_VSOCK
@@ -31,7 +31,7 @@ impl VsockAddress {
     }
 }
 
-// SAFETY: the pointer is to a whole `struct sockaddr_vm` that lives over the call.
+// SAFETY: the pointer is to a complete `struct sockaddr_vm` that exists during the call.
 unsafe impl SocketAddrArg for VsockAddress {
     unsafe fn with_sockaddr<R>(
         &self,

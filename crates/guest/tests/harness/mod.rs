@@ -1,7 +1,7 @@
 //! Runs `jiffy-init agent` as an ordinary process and speaks its protocol.
 //!
-//! It is the build that guests run, with profile `small` and without std: cargo brings it up
-//! to date before the first test. `JIFFY_INIT=FILE` tests another build of it.
+//! It is the build that guests run, with profile `small` and without std; cargo updates it before
+//! the first test. `JIFFY_INIT=FILE` tests another build.
 #![allow(dead_code)] // Each test file uses its part.
 
 use jiffy_wire::agent::{
@@ -16,7 +16,7 @@ use std::process::{Child, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-/// Nothing here takes longer, even on a busy machine.
+/// Time limit of all waits; none takes longer, even on a busy host.
 pub const PATIENCE: Duration = Duration::from_secs(300);
 
 pub struct Agent {
@@ -29,17 +29,17 @@ impl Agent {
         Agent::with("{\"version\":1,\"vm_id\":\"test\"}", false)
     }
 
-    /// With a configuration, and a node that may or may not listen.
+    /// Starts an agent with a configuration, and with or without a supervisor channel.
     pub fn with(config: &str, supervised: bool) -> Agent {
         Agent::in_groups(config, supervised, None)
     }
 
-    /// In a control group of its own, below which its programs can be frozen.
+    /// Starts an agent in its own cgroup, below which its programs can be frozen.
     pub fn in_groups(config: &str, supervised: bool, groups: Option<&Groups>) -> Agent {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name);
         std::fs::write(path("config.json"), config).unwrap();
-        // Whatever this test inherited stays out of the tested process.
+        // Descriptors that this test inherited are not passed to the agent.
         let mut script = String::from(
             "for n in 3 4 5 6 7 8 9; do eval \"exec $n>&-\"; done; exec \"$0\" \"$@\"",
         );
@@ -102,7 +102,7 @@ impl Agent {
             .collect()
     }
 
-    /// Pages in memory, in bytes.
+    /// Resident memory, bytes.
     pub fn memory(&self) -> u64 {
         let path = format!("/proc/{}/statm", self.process.id());
         let statm = std::fs::read_to_string(path).unwrap();
@@ -130,7 +130,7 @@ fn jiffy_init() -> &'static Path {
         if let Some(given) = std::env::var_os("JIFFY_INIT") {
             return given.into();
         }
-        // TARGET/TRIPLE/PROFILE/deps/THIS
+        // The path is TARGET/TRIPLE/PROFILE/deps/THIS.
         let this = std::env::current_exe().expect("this program has a path");
         let triple = this.ancestors().nth(3).expect("cargo's layout");
         let target = triple.parent().expect("cargo's layout");
@@ -148,13 +148,13 @@ fn jiffy_init() -> &'static Path {
     })
 }
 
-/// A control group for one test, with a freezer.
+/// A cgroup for one test, with a freezer.
 pub struct Groups {
     pub path: PathBuf,
 }
 
 impl Groups {
-    /// None where this user may not make one, or the kernel has none.
+    /// `None` if this user may not create one, or the kernel has no cgroup v2.
     pub fn new() -> Option<Groups> {
         let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap();
         let mount = mounts
@@ -171,7 +171,7 @@ impl Groups {
         groups.path.join("cgroup.freeze").exists().then_some(groups)
     }
 
-    /// What its file or that of a group below says.
+    /// Content of a file in the cgroup or in one below it.
     pub fn read(&self, file: &str) -> String {
         std::fs::read_to_string(self.path.join(file)).unwrap()
     }
@@ -180,7 +180,7 @@ impl Groups {
         std::fs::write(self.path.join(file), content).unwrap();
     }
 
-    /// Names of the groups below.
+    /// Paths of the cgroups below.
     pub fn below(&self) -> Vec<PathBuf> {
         let entries = std::fs::read_dir(&self.path).into_iter().flatten();
         entries
@@ -208,7 +208,7 @@ impl Drop for Groups {
 }
 
 impl Agent {
-    /// Makes this a file of the host for its guest, in one step.
+    /// Sets a file of the host for the guest, atomically.
     pub fn show(&self, name: &str, content: &str) {
         let path = self.path("fw_cfg").join(name);
         let new = path.with_extension("new");
@@ -223,7 +223,7 @@ impl Drop for Agent {
         let _ = self.process.kill();
         let _ = self.process.wait();
         for child in children {
-            // What a test left running: a program and its group, or an orphan.
+            // Programs that a test left running, with their groups, and orphans.
             let pid = rustix::process::Pid::from_raw(child as i32).unwrap();
             let kill = rustix::process::Signal::KILL;
             let _ = rustix::process::kill_process_group(pid, kill);
@@ -261,7 +261,7 @@ pub fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// What a finished program has written, and how it ended.
+/// Output and exit status of a program that has ended.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
     pub stdout: Vec<u8>,
@@ -300,7 +300,7 @@ impl Connection {
         self.send(&ExecInput::Stdin(bytes.to_vec()));
     }
 
-    /// The next message; `None` when the peer has closed.
+    /// The next message; `None` if the peer has closed.
     pub fn next<T: serde::de::DeserializeOwned>(&mut self) -> Option<T> {
         let mut buffer = [0; 65536];
         loop {
@@ -347,7 +347,7 @@ impl Connection {
         }
     }
 
-    /// Reads stdout until it contains this.
+    /// Reads stdout until it contains `wanted`.
     pub fn read_until(&mut self, wanted: &str) -> String {
         let mut text = String::new();
         while !text.contains(wanted) {
@@ -383,14 +383,14 @@ impl Node {
         }
     }
 
-    /// Takes the next connection and its hello.
+    /// Accepts the next connection and its hello.
     pub fn accept(&self) -> (Connection, u32) {
         let (connection, vm_id, attempt) = self.accept_any();
         assert_eq!(vm_id, "test");
         (connection, attempt)
     }
 
-    /// Takes the next connection, whoever says hello.
+    /// Accepts the next connection with any VM id in its hello.
     pub fn accept_any(&self) -> (Connection, String, u32) {
         let (stream, _) = self.listener.accept().unwrap();
         let mut connection = Connection::new(stream);
@@ -405,7 +405,7 @@ impl Node {
         }
     }
 
-    /// As [`Self::accept`], and says welcome.
+    /// Like [`Self::accept`], and sends the welcome.
     pub fn welcome(&self, stdout_offset: u64, stderr_offset: u64) -> Connection {
         let (mut connection, _) = self.accept();
         connection.send(&ToGuest::Welcome {
@@ -417,7 +417,7 @@ impl Node {
     }
 }
 
-/// What a node has heard.
+/// What a node has received.
 #[derive(Debug, Default)]
 pub struct Heard {
     pub ready: bool,
@@ -428,12 +428,12 @@ pub struct Heard {
     pub spans: Vec<String>,
     pub warnings: Vec<String>,
     pub log: Vec<String>,
-    /// Bytes of input that may be sent, as told so far.
+    /// Announced room for input, bytes in all.
     pub input_room: u64,
 }
 
 impl Heard {
-    /// Takes one message; the offset of output must fit what is there.
+    /// Handles one message. Asserts that the offset of output continues the output so far.
     pub fn take(&mut self, message: FromGuest) {
         match message {
             FromGuest::Ready => self.ready = true,

@@ -129,7 +129,7 @@ pub fn run() {
     folder(&path("run"), group(ids.shared_group()));
     let run = path("run");
     Jail::prepare(&run).unwrap();
-    let (level, refused) = Level::of_host(&run, ids.shared_group());
+    let (level, refused) = Jail::strongest_level(&run, ids.shared_group());
     for error in refused {
         println!("not here: {error}: {}", error.io());
     }

@@ -82,6 +82,9 @@ impl Vm {
         if self.script.garbage {
             self.garbage();
         }
+        if self.script.storm {
+            spawn(self, |vm| vm.storm());
+        }
         if let Some(command) = &self.guest.main
             && self.saved.is_none()
         {
@@ -418,9 +421,10 @@ impl Vm {
 
 impl Window {
     fn forget(&mut self, until: u64) {
-        let count = until.saturating_sub(self.base) as usize;
-        self.bytes.drain(..count);
-        self.base += count as u64;
+        // More than was said here, if others in the guest said the rest.
+        let count = until.saturating_sub(self.base);
+        self.bytes.drain(..self.bytes.len().min(count as usize));
+        self.base += count;
         self.sent = self.sent.max(self.base);
     }
 

@@ -13,6 +13,7 @@ mod control;
 mod guest;
 mod program;
 mod script;
+mod storm;
 
 use crate::capture::Saved;
 use crate::guest::Main;

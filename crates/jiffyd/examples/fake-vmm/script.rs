@@ -21,6 +21,10 @@ pub struct Script {
     pub warn: bool,
     /// The guest writes marks without end.
     pub flood: bool,
+    /// Other programs in the guest say hello to the supervisor port over and over, each
+    /// with output without end, until there is a file `go` in the VM's folder; then they
+    /// open a hundred connections on which they say nothing.
+    pub storm: bool,
     /// The guest powers off before its command has ended.
     pub early_off: bool,
     /// The VMM can't capture the VM.
@@ -59,6 +63,7 @@ impl Script {
                 Some("die-in-message") => script.die_in_message = true,
                 Some("warn") => script.warn = true,
                 Some("flood") => script.flood = true,
+                Some("storm") => script.storm = true,
                 Some("early-off") => script.early_off = true,
                 Some("capture-fails") => script.capture_fails = true,
                 Some("held-capture") => script.held_capture = true,

@@ -554,7 +554,7 @@ fn a_vm_whose_folder_goes_while_it_is_adopted_ends_no_daemon() {
     let points = [
         ("openat", "run/vms".to_owned()),
         ("openat", "data/vms/ID/vm.json".to_owned()),
-        ("unlink", "run/vms/ID/vsock.sock_1024".to_owned()),
+        ("statx", "run/vms/ID/vsock.sock_1024".to_owned()),
         ("openat", "data/vms/ID/command.log".to_owned()),
     ];
     for (call, path) in &points {

@@ -1,8 +1,9 @@
 //! VMMs and guests that fail or misbehave.
 
-use crate::daemon::{Daemon, bad_vm, command, id_of, kill, shell, started, vm};
+use crate::daemon::{Daemon, bad_vm, command, eventually, id_of, kill, let_go, shell, started, vm};
 use jiffy_wire::agent::{ExecOutput, ExitStatus};
 use jiffy_wire::api::{CreateVm, ErrorKind, Vm, VmState};
+use std::time::{Duration, Instant};
 
 fn named(name: &str, vm: CreateVm) -> CreateVm {
     CreateVm {
@@ -151,6 +152,75 @@ fn a_guest_that_floods_the_trace_port_is_served_like_others() {
     assert_eq!(stopped.state, VmState::Exited);
     let timeline: jiffy_wire::timeline::Timeline = daemon.get("/v1/vms/flood/timeline").json();
     assert!(timeline.spans.len() < 5000);
+}
+
+/// The daemon's memory, in MiB.
+fn memory_of(daemon: &Daemon) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.pid())).unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmRSS:"));
+    let kib = line.unwrap().split_whitespace().nth(1).unwrap();
+    kib.parse::<u64>().unwrap() / 1024
+}
+
+fn descriptors_of(daemon: &Daemon) -> usize {
+    let folder = format!("/proc/{}/fd", daemon.pid());
+    std::fs::read_dir(folder).unwrap().count()
+}
+
+/// The longest of some commands in a VM that has nothing to do with it.
+fn slowest_exec(vm: &str, daemon: &Daemon) -> Duration {
+    let times = (0..20).map(|_| {
+        let begun = Instant::now();
+        let finished = daemon.exec(vm, &command(&["true"])).unwrap().finish();
+        assert_eq!(finished.status(), ExitStatus::Code(0));
+        begun.elapsed()
+    });
+    times.max().unwrap()
+}
+
+#[test]
+fn a_guest_that_floods_the_supervisor_port_costs_others_nothing() {
+    /// MiB that the floods of one guest may cost the daemon: eight connections, each with some
+    /// messages of 64 KiB on their way.
+    const MOST: u64 = 32;
+    const PROMPT: Duration = Duration::from_secs(5);
+    let daemon = Daemon::start();
+    daemon.run_detached(named("calm", CreateVm::default()));
+    slowest_exec("calm", &daemon);
+    let (memory, descriptors) = (memory_of(&daemon), descriptors_of(&daemon));
+    let bounded = || {
+        let now = memory_of(&daemon);
+        assert!(now < memory + MOST, "{memory} MiB became {now} MiB");
+        let now = descriptors_of(&daemon);
+        assert!(now < descriptors + 40, "{descriptors} files became {now}");
+    };
+    let storm = named("storm", bad_vm("storm", None));
+    let storm: Vm = daemon.run_detached(storm).json();
+    let until = Instant::now() + Duration::from_secs(4);
+    while Instant::now() < until {
+        let slowest = slowest_exec("calm", &daemon);
+        assert!(slowest < PROMPT, "an exec elsewhere took {slowest:?}");
+        bounded();
+    }
+    let folder = daemon.vm_folder(&storm.id);
+    let_go(&folder);
+    eventually("a hundred connections say nothing", || {
+        folder.join("silent").exists()
+    });
+    let slowest = slowest_exec("calm", &daemon);
+    assert!(slowest < PROMPT, "an exec elsewhere took {slowest:?}");
+    bounded();
+    // It is still what it was to its own user.
+    assert_eq!(daemon.vm("storm").state, VmState::Running);
+    assert!(daemon.vm("storm").warnings.len() <= 100);
+    let finished = daemon.exec("storm", &shell("echo through")).unwrap();
+    assert_eq!(finished.finish().text(), "through\n");
+    let timeline: jiffy_wire::timeline::Timeline = daemon.get("/v1/vms/storm/timeline").json();
+    assert!(timeline.spans.len() < 5000);
+    let stopped: Vm = daemon.post("/v1/vms/storm/stop?grace_ms=2000", b"").json();
+    assert_eq!(stopped.state, VmState::Exited);
+    assert_eq!(daemon.delete("/v1/vms/storm").status, 204);
+    assert_eq!(daemon.vm("calm").state, VmState::Running);
 }
 
 #[test]

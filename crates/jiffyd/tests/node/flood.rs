@@ -6,21 +6,28 @@ use crate::daemon::{Daemon, command, eventually, named, shell, started, tar_of, 
 use jiffy_wire::api::{CreateVm, ErrorKind, Image};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 const SOCKET: &str = "JIFFY_TEST_SOCKET";
+const REQUEST: &str = "JIFFY_TEST_REQUEST";
 /// `--connections`, and what one process may have of them.
 const ALL: usize = 16;
 const SHARE: usize = 12;
 
-/// Asks as another process does.
-fn ask_as_somebody_else(daemon: &Daemon) -> String {
-    let asked = Command::new(std::env::current_exe().unwrap())
+/// Asks as another process does; the status of the answer.
+fn ask_as_somebody_else(daemon: &Daemon, request: &str, body: &[u8]) -> u16 {
+    let mut asks = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "flood::asks", "--ignored", "--nocapture"])
         .env(SOCKET, daemon.socket())
-        .output()
+        .env(REQUEST, request)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
         .unwrap();
-    String::from_utf8(asked.stdout).unwrap()
+    asks.stdin.take().unwrap().write_all(body).unwrap();
+    let said = String::from_utf8(asks.wait_with_output().unwrap().stdout).unwrap();
+    let status = said.split("status ").nth(1).expect(&said);
+    status.split_whitespace().next().unwrap().parse().unwrap()
 }
 
 #[test]
@@ -29,12 +36,15 @@ fn asks() {
     let Some(socket) = std::env::var_os(SOCKET) else {
         return;
     };
-    let answer = request(
-        connect(socket.as_ref()).unwrap(),
-        "GET /v1/info HTTP/1.1",
-        b"",
-    );
+    let mut body = Vec::new();
+    std::io::stdin().read_to_end(&mut body).unwrap();
+    let line = format!("{} HTTP/1.1", std::env::var(REQUEST).unwrap());
+    let answer = request(connect(socket.as_ref()).unwrap(), &line, &body);
     println!("status {}", answer.unwrap().status);
+}
+
+fn info_for_somebody_else(daemon: &Daemon) -> u16 {
+    ask_as_somebody_else(daemon, "GET /v1/info", b"")
 }
 
 fn info(daemon: &Daemon) -> Answer {
@@ -68,7 +78,7 @@ fn who_keeps_connections_open_is_refused_and_others_are_served() {
     let error = info(&daemon).error(ErrorKind::NoRoom);
     let us = format!("of process {}", std::process::id());
     assert!(error.message.contains(&us), "{}", error.message);
-    assert!(ask_as_somebody_else(&daemon).contains("status 200"));
+    assert_eq!(info_for_somebody_else(&daemon), 200);
     // An end does not wait for them either.
     drop(kept);
     eventually("there is room again", || info(&daemon).status == 200);
@@ -91,14 +101,15 @@ fn streams_have_places_like_other_connections() {
     }
     let answer = daemon.stream("/v1/vms/box/attach", b"").unwrap_err();
     answer.error(ErrorKind::NoRoom);
-    assert!(ask_as_somebody_else(&daemon).contains("status 200"));
+    assert_eq!(info_for_somebody_else(&daemon), 200);
     streams.clear();
     eventually("there is room again", || info(&daemon).status == 200);
 }
 
 #[test]
 fn uploads_that_never_end_are_few_and_hold_up_nobody() {
-    const UPLOADS: usize = 16;
+    // What one process may have of 16.
+    const UPLOADS: usize = 12;
     let daemon = Daemon::start();
     let tar = tar_of(&[("one", &[1; 1000])]);
     let begin = |nth: usize| {
@@ -113,13 +124,20 @@ fn uploads_that_never_end_are_few_and_hold_up_nobody() {
         stream.write_all(&tar[..600]).unwrap();
         stream
     };
-    let refused = || daemon.post("/v1/images/one-more?kind=root", &tar).status == 507;
+    let one_more = || daemon.post("/v1/images/one-more?kind=root", &tar);
+    let refused = || one_more().status == 507;
     // One that ends at once may have had the place of one of them.
     let mut kept: Vec<UnixStream> = (0..UPLOADS).map(begin).collect();
     eventually("as many are under way as may be", || {
         kept.push(begin(kept.len()));
         refused()
     });
+    let error = one_more().error(ErrorKind::NoRoom);
+    let ours = format!("12 uploads under way of process {}", std::process::id());
+    assert!(error.message.contains(&ours), "{}", error.message);
+    // They are not everybody's.
+    let theirs = "POST /v1/images/theirs?kind=root";
+    assert_eq!(ask_as_somebody_else(&daemon, theirs, &tar), 200);
     // Threads are left for everything else.
     let done = daemon.run(vm(command(&["true"]))).finish();
     assert!(done.started);
@@ -137,17 +155,18 @@ fn uploads_that_never_end_are_few_and_hold_up_nobody() {
     let all: Vec<Image> = daemon.get("/v1/images").json();
     let mut names: Vec<&str> = all.iter().map(|image| image.name.as_str()).collect();
     names.sort();
-    assert_eq!(names, ["base", &served, "one-more"]);
+    assert_eq!(names, ["base", &served, "one-more", "theirs"]);
 }
 
-/// Has each of the daemon's threads take a minute for each file that it removes.
-struct SlowRemovals(std::process::Child);
+/// Makes a system call take a minute in each of the daemon's threads.
+struct Slow(std::process::Child);
 
-impl SlowRemovals {
-    fn of(daemon: &Daemon) -> SlowRemovals {
+impl Slow {
+    fn call(daemon: &Daemon, call: &str) -> Slow {
         let strace = Command::new("strace")
-            .args(["-f", "-qq", "-o", "/dev/null", "-e", "trace=unlinkat"])
-            .args(["-e", "inject=unlinkat:delay_enter=60s", "-p"])
+            .args(["-f", "-qq", "-o", "/dev/null"])
+            .args(["-e", &format!("trace={call}")])
+            .args(["-e", &format!("inject={call}:delay_enter=60s"), "-p"])
             .arg(daemon.pid().to_string())
             .spawn()
             .expect("strace is installed");
@@ -160,11 +179,11 @@ impl SlowRemovals {
                 !text.contains("TracerPid:\t0\n")
             })
         });
-        SlowRemovals(strace)
+        Slow(strace)
     }
 }
 
-impl Drop for SlowRemovals {
+impl Drop for Slow {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -181,7 +200,7 @@ fn what_takes_long_to_remove_holds_up_nobody() {
             .create(&named(name, CreateVm::default()))
             .json::<jiffy_wire::api::Vm>();
     }
-    let slow = SlowRemovals::of(&daemon);
+    let slow = Slow::call(&daemon, "unlinkat");
     std::thread::scope(|scope| {
         let daemon = &daemon;
         let remove = |name| move || daemon.delete(&format!("/v1/vms/{name}"));
@@ -202,4 +221,28 @@ fn what_takes_long_to_remove_holds_up_nobody() {
         }
     });
     daemon.nothing_left();
+}
+
+#[test]
+fn starts_that_take_long_hold_up_nobody() {
+    let daemon = Daemon::start();
+    let slow = Slow::call(&daemon, "bind");
+    // As many as the daemon has threads that answer, and one more.
+    let names = ["one", "two", "three"];
+    std::thread::scope(|scope| {
+        let daemon = &daemon;
+        let start = |name| move || daemon.run_detached(named(name, vm(command(&["true"]))));
+        let starts = names.map(|name| scope.spawn(start(name)));
+        let folder = daemon.folder.path().join("run/vms");
+        eventually("all of them have begun", || {
+            std::fs::read_dir(&folder).is_ok_and(|folders| folders.count() == names.len())
+        });
+        assert_eq!(info(daemon).status, 200);
+        assert!(starts.iter().all(|start| !start.is_finished()));
+        drop(slow);
+        for start in starts {
+            let status = start.join().unwrap().status;
+            assert_eq!(status, 200);
+        }
+    });
 }

@@ -410,6 +410,9 @@ fn the_timeline_has_every_step_in_order() {
     let info: jiffy_wire::api::NodeInfo = daemon.get("/v1/info").json();
     assert_eq!(timeline.clock, info.clock);
     assert!(last < info.now_ns);
+    let containment = info.containment.expect("how VMMs are contained");
+    assert!(!containment.jailed, "these tests start it without");
+    assert_eq!(containment.lacks, ["jiffyd was started with --jail off"]);
 }
 
 #[test]

@@ -16,6 +16,7 @@ mod images;
 mod kills;
 mod life;
 mod network;
+mod profiles;
 mod pulls;
 mod pushes;
 mod registry;

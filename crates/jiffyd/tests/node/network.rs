@@ -228,12 +228,9 @@ fn a_second_daemon_has_no_network_and_says_why() {
         .run_detached(on(asked, "asked"))
         .error(ErrorKind::WrongState);
     assert!(error.message.contains("another jiffyd"), "{error:?}");
-    let info: jiffy_wire::api::NodeInfo = second.get("/v1/info").json();
-    assert!(
-        info.network
-            .expect("a sentence")
-            .starts_with("none: another")
-    );
+    let default: Network = second.get("/v1/networks/default").json();
+    let why = default.error.expect("a sentence");
+    assert!(why.contains("another jiffyd"), "{why}");
     drop(first);
 }
 

@@ -1,6 +1,6 @@
-//! Little-endian numbers at checked offsets.
+//! Reads little-endian numbers with checked offsets.
 
-/// The `N` bytes at `offset`, if they are inside `data`.
+/// The `N` bytes at `offset`; `None` if they are not all in `data`.
 pub fn array<const N: usize>(data: &[u8], offset: usize) -> Option<[u8; N]> {
     data.get(offset..offset.checked_add(N)?)?.try_into().ok()
 }
@@ -17,14 +17,14 @@ pub fn u64_at(data: &[u8], offset: usize) -> Option<u64> {
     array(data, offset).map(u64::from_le_bytes)
 }
 
-/// `size` bytes at `offset`, both taken from a file.
+/// `size` bytes at `offset`; both may come from an untrusted file.
 pub fn slice_at(data: &[u8], offset: u64, size: u64) -> Option<&[u8]> {
     let start = usize::try_from(offset).ok()?;
     let end = start.checked_add(usize::try_from(size).ok()?)?;
     data.get(start..end)
 }
 
-/// The offset of the first `needle`.
+/// Offset of the first occurrence of `needle`.
 pub fn find(data: &[u8], needle: &[u8]) -> Option<usize> {
     let (&first, rest) = needle.split_first()?;
     let mut from = 0;

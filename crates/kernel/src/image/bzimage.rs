@@ -11,7 +11,7 @@ use crate::config::Config;
 
 const BOOT_FLAG: usize = 0x1fe;
 const XLF_KERNEL_64: u16 = 1;
-/// A vmlinux inside a bzImage is not unpacked further than this.
+/// Most bytes of a vmlinux that are unpacked from a bzImage.
 const MAX_PAYLOAD: u64 = 256 << 20;
 
 pub struct Header {
@@ -22,7 +22,7 @@ pub struct Header {
 }
 
 impl Header {
-    /// `None` when the file does not begin like a boot sector.
+    /// Parses the header; `None` if the file does not begin like a boot sector.
     pub fn parse(data: &[u8]) -> Result<Option<Self>, Malformed> {
         if u16_at(data, BOOT_FLAG) != Some(0xaa55) {
             return Ok(None);
@@ -38,7 +38,7 @@ impl Header {
         let protocol = (major, minor);
         let entry_64 = protocol >= (2, 12) && u16_at(data, 0x236)? & XLF_KERNEL_64 != 0;
         let payload = if protocol >= (2, 8) {
-            // An old loader's 0 means four sectors.
+            // Boot protocol: 0 means four sectors.
             let sectors = u64::from(match *data.get(0x1f1)? {
                 0 => 4,
                 sectors => sectors,
@@ -55,7 +55,7 @@ impl Header {
         })
     }
 
-    /// The configuration in the compressed kernel.
+    /// The configuration embedded in the compressed kernel.
     pub fn config(&self, data: &[u8]) -> Result<Config, NoConfig> {
         let (offset, length) = self.payload.ok_or(NoConfig::Absent)?;
         let payload = slice_at(data, offset, length).ok_or(NoConfig::Damaged)?;
@@ -63,8 +63,8 @@ impl Header {
             return Err(compression(payload).map_or(NoConfig::Absent, NoConfig::Compressed));
         }
         let mut kernel = Vec::new();
-        // A damaged end (Linux appends the unpacked size) does not matter: what
-        // was unpacked until then is searched.
+        // A decompression error is ignored, since Linux appends the unpacked size to the payload.
+        // The bytes unpacked before it are searched.
         let _ = GzDecoder::new(payload)
             .take(MAX_PAYLOAD)
             .read_to_end(&mut kernel);

@@ -1,7 +1,7 @@
 //! The PVH entry note of an ELF kernel.
 //!
-//! Xen's `include/public/elfnote.h` and Linux's `arch/x86/platform/pvh/head.S`:
-//! a note of the owner "Xen" and the type 18 holds the 32-bit entry point.
+//! Xen's `include/public/elfnote.h` and Linux's `arch/x86/platform/pvh/head.S`: a note with the
+//! owner "Xen" and type 18 contains the 32-bit entry point.
 
 use super::Malformed;
 use super::bytes::{slice_at, u16_at, u32_at, u64_at};
@@ -17,7 +17,7 @@ const PROGRAM_HEADER_SIZE: u16 = 56;
 const MAX_PROGRAM_HEADERS: u16 = 128;
 const XEN_ELFNOTE_PHYS32_ENTRY: u32 = 18;
 
-/// The guest-physical PVH entry point of an ELF kernel, if it has one.
+/// Guest-physical address of an ELF kernel's PVH entry point; `None` if it has none.
 pub fn pvh_entry(data: &[u8]) -> Result<Option<u64>, Malformed> {
     if !data.starts_with(CLASS_64_LITTLE_ENDIAN) {
         return Err(Malformed::Machine);
@@ -71,7 +71,7 @@ impl Header {
     }
 }
 
-/// Walks notes; a note that does not fit ends the walk.
+/// Searches notes for the entry point; stops at a note that exceeds the segment.
 fn entry_in_notes(mut notes: &[u8]) -> Option<u64> {
     loop {
         let name_size = u32_at(notes, 0)? as usize;
@@ -81,7 +81,7 @@ fn entry_in_notes(mut notes: &[u8]) -> Option<u64> {
         let description = name_end.checked_next_multiple_of(4)?;
         let end = description.checked_add(description_size)?;
         if kind == XEN_ELFNOTE_PHYS32_ENTRY && notes.get(12..name_end)? == b"Xen\0" {
-            // Linux writes four bytes, others eight.
+            // Linux writes four bytes, other kernels eight.
             return match notes.get(description..end)?.len() {
                 4 => u32_at(notes, description).map(u64::from),
                 8 => u64_at(notes, description),

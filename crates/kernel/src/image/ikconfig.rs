@@ -1,5 +1,5 @@
-//! The configuration embedded in a kernel by `CONFIG_IKCONFIG`: gzip between the
-//! words `IKCFG_ST` and `IKCFG_ED` (Linux, `kernel/configs.c`).
+//! The configuration that `CONFIG_IKCONFIG` embeds in a kernel: gzip data between `IKCFG_ST` and
+//! `IKCFG_ED` (Linux, `kernel/configs.c`).
 
 use std::io::Read;
 
@@ -16,8 +16,8 @@ const END: &[u8] = b"IKCFG_ED";
 pub fn find(kernel: &[u8]) -> Result<Config, NoConfig> {
     let mut rest = kernel;
     let mut damaged = false;
-    // A program that looks for these words (this one) contains them as well:
-    // only gzip data after the first counts.
+    // A program that searches for these words, such as this one, contains them too: they count only
+    // if gzip data follows.
     while let Some(at) = find_bytes(rest, START) {
         rest = &rest[at + START.len()..];
         if !rest.starts_with(&[0x1f, 0x8b]) {

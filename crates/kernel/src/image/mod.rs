@@ -1,7 +1,7 @@
-//! Reads a kernel file: which boot protocols it speaks, and its configuration.
+//! Reads a kernel file: its boot protocols and its configuration.
 //!
-//! The bytes may come from anywhere: every offset is checked, and nothing is
-//! allocated by a number that stands in the file.
+//! The bytes are untrusted: every offset is checked, and no allocation depends on a number in the
+//! file.
 
 mod bytes;
 mod bzimage;
@@ -14,30 +14,30 @@ use std::path::{Path, PathBuf};
 
 use crate::config::Config;
 
-/// Larger files are refused: a kernel with all its debug information, say.
+/// Largest file that is read, bytes. A kernel with all its debug information may be larger.
 pub const MAX_IMAGE: u64 = 512 << 20;
 
-/// A kernel file, read.
+/// A parsed kernel file.
 #[derive(Clone, Debug)]
 pub struct Image {
-    /// What kind of file it is.
+    /// Its format.
     pub format: Format,
     /// Bytes in the file.
     pub size: u64,
-    /// The configuration embedded in it, or why there is none to read.
+    /// Its embedded configuration, or why it can't be read.
     pub config: Result<Config, NoConfig>,
 }
 
-/// The kind of a kernel file and what matters of it for booting.
+/// Format of a kernel file, with its boot properties.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Format {
     /// An x86-64 ELF executable, a vmlinux.
     Elf {
-        /// The guest-physical address in its `XEN_ELFNOTE_PHYS32_ENTRY` note;
-        /// `None` when it cannot be booted by PVH.
+        /// Guest-physical address in its `XEN_ELFNOTE_PHYS32_ENTRY` note; `None` if PVH can't boot
+        /// it.
         pvh_entry: Option<u64>,
     },
-    /// Linux's compressed image (Documentation/arch/x86/boot.rst).
+    /// Linux's compressed image (Linux, Documentation/arch/x86/boot.rst).
     BzImage {
         /// The boot protocol's version, major and minor.
         protocol: (u8, u8),
@@ -46,21 +46,21 @@ pub enum Format {
     },
 }
 
-/// Why no configuration could be read from an image.
+/// Why an image's configuration can't be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoConfig {
-    /// Built without `CONFIG_IKCONFIG`.
+    /// The kernel was built without `CONFIG_IKCONFIG`.
     #[error("it carries no configuration (built without CONFIG_IKCONFIG)")]
     Absent,
-    /// The payload of a bzImage is compressed by something other than gzip.
+    /// The payload of a bzImage is not compressed with gzip.
     #[error("its payload is compressed with {0}, which is not read here")]
     Compressed(&'static str),
-    /// There is one, damaged.
+    /// The configuration is damaged.
     #[error("its embedded configuration is damaged")]
     Damaged,
 }
 
-/// The file cannot be used as a kernel.
+/// Why a file can't be used as a kernel.
 #[derive(Debug, thiserror::Error)]
 pub enum ImageError {
     /// It cannot be opened or read.
@@ -68,26 +68,26 @@ pub enum ImageError {
     Read {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// Larger than [`MAX_IMAGE`].
+    /// It is larger than [`MAX_IMAGE`].
     #[error(
         "{path} has {size} bytes, more than any kernel (at most {MAX_IMAGE}); strip it of debug information"
     )]
     TooLarge {
         /// The file.
         path: PathBuf,
-        /// Its size in bytes.
+        /// Its size, bytes.
         size: u64,
     },
-    /// Neither ELF nor bzImage.
+    /// It is neither ELF nor bzImage.
     #[error("{path} is neither an ELF kernel (vmlinux) nor a bzImage")]
     Unknown {
         /// The file.
         path: PathBuf,
     },
-    /// It looks like a kernel but is not whole, or is for another machine.
+    /// It is a kernel, but not whole or for another machine.
     #[error("{path} is not a usable kernel: {problem}")]
     Malformed {
         /// The file.
@@ -97,19 +97,19 @@ pub enum ImageError {
     },
 }
 
-/// What is wrong with a kernel file.
+/// Defect of a kernel file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
-    /// An ELF file, but not for x86-64.
+    /// It is an ELF file, but not for x86-64.
     #[error("it is an ELF file, but not a 64-bit little-endian x86-64 executable")]
     Machine,
     /// A header points outside the file.
     #[error("its headers point outside the file; it is cut short or damaged")]
     Truncated,
-    /// Too many program headers.
+    /// It has too many program headers.
     #[error("it has more than 128 program headers")]
     ProgramHeaders,
-    /// A boot sector without the setup header's magic.
+    /// It has a boot sector, but not the setup header's magic.
     #[error("its setup header has no HdrS magic")]
     SetupHeader,
 }
@@ -124,7 +124,7 @@ impl Image {
         let file = File::open(path).map_err(read)?;
         let size = file.metadata().map_err(read)?.len();
         let mut data = Vec::new();
-        // One byte more than allowed tells a file that grew, or a device.
+        // One byte more than allowed: the file may have grown, and a device has no size.
         file.take(MAX_IMAGE + 1)
             .read_to_end(&mut data)
             .map_err(read)?;
@@ -146,7 +146,7 @@ impl Image {
         }
     }
 
-    /// Reads a kernel from its bytes; `None` when they are no kernel.
+    /// Parses a kernel; `None` if the bytes are not a kernel.
     pub fn parse(data: &[u8]) -> Result<Option<Self>, Malformed> {
         let size = data.len() as u64;
         if data.starts_with(elf::MAGIC) {

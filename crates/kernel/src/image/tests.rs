@@ -1,4 +1,4 @@
-//! Kernels made here byte by byte: whole ones, and hostile ones.
+//! Kernels made byte by byte: valid ones and hostile ones.
 
 use std::io::Write;
 

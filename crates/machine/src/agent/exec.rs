@@ -1,4 +1,4 @@
-//! One program with its streams.
+//! Runs one program with its streams.
 
 use crate::protocol::{Receiver, send};
 use jiffy_wire::agent::{
@@ -19,13 +19,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// How long after the program's end its children may add output. What was written by
-/// then is delivered, however long that takes.
+/// How long after the program's end its children may add output. Output written before that is
+/// always delivered.
 const DRAIN: Duration = Duration::from_millis(500);
 /// Most output kept with `keep_output`, bytes; the rest is dropped with a note.
 const MOST_KEPT: usize = 64 * 1024 * 1024;
 
-/// Runs `command` with `stream` for its input and output, to its end.
+/// Runs `command` to its end, with `stream` for its input and output.
 pub fn run(
     receiver: Receiver<TcpStream>,
     stream: TcpStream,
@@ -40,7 +40,7 @@ pub fn run(
     let mut child = started.child;
     output.send(&ExecOutput::Started { pid: child.id() })?;
 
-    // Hangs up when the program has ended.
+    // The write end is closed when the program has ended.
     let (over, runs) = pipe_with(PipeFlags::CLOEXEC)?;
     let over = Arc::new(over);
     let copies: Vec<_> = started
@@ -115,7 +115,7 @@ impl Output {
         send(&mut sink.stream, &ExecOutput::Output { stream, data })
     }
 
-    /// Sends what was kept.
+    /// Sends the output that was kept.
     fn flush(&self) -> io::Result<()> {
         let mut sink = self.lock();
         for (stream, data) in sink.kept.take().unwrap_or_default() {
@@ -129,11 +129,11 @@ impl Output {
     }
 }
 
-/// Copies all that the program wrote, and what its children write within
-/// [`DRAIN`] of its end, which is when `over` hangs up.
+/// Copies all output of the program, and output that its children write within [`DRAIN`] after its
+/// end, at which `over` hangs up.
 fn copy_out(which: Stream, mut source: File, output: &Output, over: &OwnedFd) {
     let mut buffer = vec![0; jiffy_wire::frame::MAX_DATA];
-    // Once it is over: bytes that were there then, and until when others count.
+    // After the end: bytes that were in the pipe then, and the deadline for later ones.
     let mut rest: Option<(u64, Instant)> = None;
     loop {
         match rest {
@@ -148,7 +148,7 @@ fn copy_out(which: Stream, mut source: File, output: &Output, over: &OwnedFd) {
             Some(_) => {}
         }
         match source.read(&mut buffer) {
-            // A terminal whose last user is gone reads as EIO.
+            // A terminal without users reads as EIO.
             Ok(0) | Err(_) => return,
             Ok(length) => {
                 if let Some((there, _)) = &mut rest {
@@ -162,7 +162,7 @@ fn copy_out(which: Stream, mut source: File, output: &Output, over: &OwnedFd) {
     }
 }
 
-/// Waits until `source` has something; false when the program is over first.
+/// Waits until `source` is readable; false if the program ends first.
 fn ready(source: &File, over: &OwnedFd) -> bool {
     loop {
         let mut both = [
@@ -178,7 +178,7 @@ fn ready(source: &File, over: &OwnedFd) -> bool {
     }
 }
 
-/// Waits until then for `source` to have something; false when it has nothing.
+/// Waits until `source` is readable or the time is over; false in the second case.
 fn ready_until(source: &File, until: Instant) -> bool {
     loop {
         let left = until.saturating_duration_since(Instant::now());
@@ -200,8 +200,8 @@ enum Input {
     Terminal(File),
 }
 
-/// A program's process group. After its end the group gets no signals: its children may
-/// be servers, and its id may be reused.
+/// A program's process group. After the program's end it gets no signals, because its children may
+/// be servers and its id may be reused.
 struct Group {
     pid: u32,
     ended: Arc<AtomicBool>,
@@ -215,7 +215,7 @@ impl Group {
     }
 }
 
-/// Passes input, signals and sizes on until the host goes away.
+/// Passes on input, signals and terminal sizes until the host disconnects.
 fn feed(mut receiver: Receiver<TcpStream>, mut input: Input, group: &Group) {
     while let Ok(Some(message)) = receiver.receive::<ExecInput>() {
         match message {
@@ -244,7 +244,7 @@ fn feed(mut receiver: Receiver<TcpStream>, mut input: Input, group: &Group) {
             }
         }
     }
-    // The host is gone, or the program has ended.
+    // The host has disconnected, or the program has ended.
     group.signal(libc::SIGHUP);
 }
 
@@ -345,8 +345,8 @@ fn on_terminal(mut process: std::process::Command, size: WindowSize) -> io::Resu
     unlockpt(&master)?;
     resize(&master, size);
     let name = ptsname(&master, Vec::new())?;
-    // Without NOCTTY it would become the controlling terminal of the agent, a session
-    // leader, and its hangup would end the agent.
+    // Without NOCTTY it would become the controlling terminal of the agent, which is a session
+    // leader, and the terminal's hangup would end the agent.
     let open = || {
         let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
         rustix::fs::open(name.as_c_str(), flags, Mode::empty())
@@ -357,7 +357,7 @@ fn on_terminal(mut process: std::process::Command, size: WindowSize) -> io::Resu
         .stdout(open()?)
         .stderr(open()?);
     // SAFETY: between fork and exec only setsid and ioctl are called; both are
-    // async-signal-safe and touch no memory of ours.
+    // async-signal-safe and touch no memory of this process.
     unsafe {
         process.pre_exec(|| {
             if libc::setsid() < 0 || libc::ioctl(0, libc::TIOCSCTTY, 0) < 0 {
@@ -382,7 +382,7 @@ mod tests {
     use super::*;
     use std::net::TcpListener;
 
-    /// As a shell would leave it running whose end is no terminal's.
+    /// A shell without a terminal would also leave it running.
     #[test]
     fn what_a_program_leaves_in_the_background_goes_on() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -402,7 +402,7 @@ mod tests {
                 left.push_str(&String::from_utf8(data).unwrap());
             }
         }
-        // The connection is closed, which the thread that reads it sees now.
+        // The connection is closed; this gives the thread that reads it time to notice.
         std::thread::sleep(Duration::from_millis(300));
         let left = left.trim();
         let stat = std::fs::read_to_string(format!("/proc/{left}/stat")).unwrap_or_default();
@@ -411,8 +411,8 @@ mod tests {
         assert!(!stat.is_empty() && !stat.contains(") Z "), "{stat:?}");
     }
 
-    /// The host may be slow to take output: what was written before the end is
-    /// delivered when the time for more has long passed.
+    /// A slow host gets all output written before the end, even after the time limit for later
+    /// output.
     #[test]
     fn what_was_written_before_the_end_is_delivered_after_it() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -425,7 +425,7 @@ mod tests {
             .write_all(&written)
             .unwrap();
         drop(runs);
-        // As while a slow host takes what came before.
+        // A slow host still takes earlier output.
         let busy = output.lock();
         let copying = {
             let output = output.clone();
@@ -446,7 +446,7 @@ mod tests {
         }
         copying.join().unwrap();
         assert!(got == written, "{} of {} bytes", got.len(), written.len());
-        // A child may still have it open.
+        // A child may still have the pipe open.
         drop(writer);
         assert_eq!(host.read(&mut [0]).unwrap(), 0);
     }

@@ -3,7 +3,7 @@
 //!
 //! * [`ready`]: pushes readiness to the host.
 //! * [`serve`]: connections and requests.
-//! * [`exec`]: one program with its streams.
+//! * [`exec`]: runs one program with its streams.
 //! * [`power`]: shuts the machine down.
 
 pub mod exec;
@@ -15,14 +15,12 @@ mod tests;
 
 use std::path::Path;
 
-/// Whether PID 1 is the machine's own: elsewhere the agent must not touch what
-/// belongs to a host.
+/// Whether PID 1 is the machine's own. On a host the agent must not change anything.
 fn in_machine() -> bool {
     std::fs::read_link("/proc/1/exe").is_ok_and(|init| init == Path::new("/init"))
 }
 
-/// Lets VMs' memory be backed by transparent huge pages: a page fault then
-/// serves 512 pages of a guest instead of one.
+/// Allows transparent huge pages for VMs' memory: a page fault then maps 512 pages instead of one.
 pub fn allow_huge_pages() {
     const SETTING: &str = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
     if in_machine()

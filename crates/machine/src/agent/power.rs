@@ -2,13 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-/// Ends every program, writes everything to the disk, switches off.
+/// Ends all programs, syncs and powers off.
 ///
-/// PID 1 may start services again meanwhile; therefore the file systems are
-/// made read-only by the kernel itself (sysrq `u`) before the power goes.
+/// PID 1 may restart services meanwhile, so the kernel makes the file systems read-only (sysrq `u`)
+/// before the power goes off.
 ///
-/// Does nothing where PID 1 isn't the machine's own: there, "every program"
-/// would be the host's.
+/// Does nothing unless PID 1 is the machine's own: otherwise the programs would be the host's.
 pub fn off(grace: Duration) {
     if !super::in_machine() {
         tracing::error!("this is not the machine: it stays on");
@@ -40,7 +39,7 @@ fn signal_all(signal: i32) {
     }
 }
 
-/// Whether there are programs other than PID 1, this one and kernel threads.
+/// Whether there are processes besides PID 1, this one and kernel threads.
 fn others_run() -> bool {
     let own = std::process::id();
     let Ok(processes) = std::fs::read_dir("/proc") else {

@@ -1,4 +1,4 @@
-//! Sends readiness through a virtio-serial port, so that the host need not poll.
+//! Reports readiness through a virtio-serial port, so that the host need not poll.
 
 use crate::protocol::{READY_PORT, Ready};
 use std::fs::{File, OpenOptions};
@@ -7,15 +7,15 @@ use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// How long services may take to answer.
+/// How long a service may take to accept connections.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// The way to the host.
+/// The virtio-serial port to the host.
 #[derive(Debug)]
 pub struct Port(File);
 
 impl Port {
-    /// Opens the port, which appears when the driver has probed the device.
+    /// Opens the port. Waits for it to appear, at most 10 s.
     pub fn open() -> io::Result<Port> {
         let deadline = Instant::now() + Duration::from_secs(10);
         loop {
@@ -49,13 +49,13 @@ fn find() -> Option<PathBuf> {
     })
 }
 
-/// Since the kernel's start, milliseconds.
+/// Time since the kernel's start, milliseconds.
 pub fn uptime_ms() -> u64 {
     jiffy_sys::clock::monotonic_ns() / 1_000_000
 }
 
-/// Waits until `service` accepts connections and `mount`, if any, is a mount
-/// point; the failure is a sentence.
+/// Waits until `service` accepts connections; `mount`, if given, must be a mount point. The error
+/// is a sentence.
 pub fn wait_for(service: Option<SocketAddr>, mount: Option<&Path>) -> Result<(), String> {
     if let Some(mount) = mount
         && !is_mount_point(mount)

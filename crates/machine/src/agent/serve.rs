@@ -1,4 +1,4 @@
-//! Accepts connections, checks the token, serves requests.
+//! Accepts connections, checks the token and serves requests.
 
 use super::{exec, power};
 use crate::protocol::{Hello, OLDEST, Receiver, Request, VERSION};
@@ -13,10 +13,10 @@ const HELLO_PATIENCE: Duration = Duration::from_secs(60);
 /// Most connections without a complete hello; one more closes the oldest of them.
 const STRANGERS: usize = 64;
 
-/// Work for a thread of its own.
+/// A connection's work, for a thread of its own.
 type Work = Box<dyn FnOnce() + Send>;
 
-/// Serves connections forever, a thread for each.
+/// Serves connections forever, each in its own thread.
 pub fn serve(listener: &TcpListener, token: &str) {
     let mut server = Server::new(token, |work| {
         let thread = std::thread::Builder::new().name("connection".into());
@@ -42,7 +42,7 @@ impl<S: FnMut(Work) -> io::Result<()>> Server<S> {
         }
     }
 
-    /// Takes one connection. One that can't be served is closed, and nothing else.
+    /// Accepts one connection. If it can't be served, only that connection is closed.
     fn next(&mut self, listener: &TcpListener) {
         let served = listener.accept().and_then(|(stream, _)| {
             let stranger = self.strangers.meet(&stream)?;
@@ -64,7 +64,7 @@ impl<S: FnMut(Work) -> io::Result<()>> Server<S> {
 #[derive(Default)]
 struct Strangers(Mutex<VecDeque<(u64, TcpStream)>>);
 
-/// One of them, as long as this is kept.
+/// A connection in [`Strangers`]; removed when this is dropped.
 struct Stranger {
     all: Arc<Strangers>,
     number: u64,
@@ -122,7 +122,7 @@ fn connection(stream: TcpStream, token: &str, stranger: Stranger) -> io::Result<
     }
 }
 
-/// Constant-time comparison.
+/// Compares in constant time.
 fn same(a: &[u8], b: &[u8]) -> bool {
     a.len() == b.len() && a.iter().zip(b).fold(0, |sum, (a, b)| sum | (a ^ b)) == 0
 }
@@ -147,7 +147,7 @@ mod tests {
         });
         for _ in 0..3 {
             let mut client = connect();
-            // No hello: whoever serves it says that it ends.
+            // The client closes without a hello; the server's thread then closes the connection.
             client.shutdown(Shutdown::Write).unwrap();
             server.next(&listener);
             let mut rest = Vec::new();
@@ -169,14 +169,14 @@ mod tests {
             });
             for _ in 0..STRANGERS + 1 {
                 let mut client = TcpStream::connect(address).unwrap();
-                // The beginning of a message, and no more of it.
+                // An incomplete message.
                 client.write_all(&[0]).unwrap();
                 server.next(&listener);
                 kept.push(client);
             }
             server.strangers
         };
-        // The first is closed, and nobody else.
+        // Only the oldest connection is closed.
         kept[0].read_to_end(&mut Vec::new()).unwrap();
         while strangers.0.lock().unwrap().len() > STRANGERS {
             std::thread::yield_now();

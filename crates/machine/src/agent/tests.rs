@@ -1,4 +1,4 @@
-//! The agent over a real socket, driven by the host's own client.
+//! Tests the agent over a real socket with the host's client.
 
 use super::serve;
 use crate::client::{AgentAddress, Session};
@@ -6,7 +6,7 @@ use jiffy_wire::agent::{Command, ExecInput, ExecOutput, ExitStatus, StartFailure
 use std::net::TcpListener;
 use std::time::Duration;
 
-/// What takes longer, hangs.
+/// A test that takes longer hangs.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 fn agent() -> AgentAddress {
@@ -26,7 +26,7 @@ fn shell(script: &str) -> Command {
     }
 }
 
-/// All a program wrote, and how it ended.
+/// All output of a program, and its exit status.
 fn finish(mut session: Session) -> (String, ExitStatus) {
     session.set_time_limit(Some(PATIENCE)).unwrap();
     let mut output = Vec::new();
@@ -63,8 +63,8 @@ fn kept_output_comes_whole_at_the_end() {
     assert_eq!(finish(session), ("1\n2\n3\n".into(), ExitStatus::Code(0)));
 }
 
-/// A child that keeps the output open, and even writes for ever, does not
-/// keep the program from having ended.
+/// A child that keeps the output open, or writes forever, does not delay the report of the
+/// program's end.
 #[test]
 fn children_do_not_hold_up_the_end() {
     for child in ["sleep 1000", "yes"] {

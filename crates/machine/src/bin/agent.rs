@@ -7,16 +7,16 @@ use jiffy_machine::protocol::{AGENT_PORT, GUEST, Ready, TOKEN_PATH};
 use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
 
-/// Says when the machine is ready and runs programs in it for the host.
+/// Reports when the machine is ready, and runs programs in it for the host
 #[derive(Debug, Parser)]
 struct Options {
-    /// The file with the token that connections must show.
+    /// File with the token that connections must present
     #[arg(long, default_value = TOKEN_PATH)]
     token_file: PathBuf,
-    /// Ready only once this address accepts connections.
+    /// Report readiness only once this address accepts connections
     #[arg(long)]
     wait_for: Option<SocketAddr>,
-    /// Ready only if this is a mount point.
+    /// Report readiness only if this is a mount point
     #[arg(long)]
     mount: Option<PathBuf>,
 }

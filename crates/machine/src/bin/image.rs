@@ -5,7 +5,7 @@ use clap::{Args, Parser, Subcommand};
 use jiffy_machine::image::build::{Addition, Recipe, additions_archive, build, installed};
 use std::path::PathBuf;
 
-/// Builds what machine and guests boot from.
+/// Builds the files that the machine and guests boot from
 #[derive(Debug, Parser)]
 struct Cli {
     #[command(subcommand)]
@@ -14,26 +14,26 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
-    /// The machine's `vmlinux`, `initramfs.cpio` and `meta.json`.
+    /// Build the machine's `vmlinux`, `initramfs.cpio` and `meta.json`
     Machine {
-        /// A Debian kernel package, unpacked.
+        /// An unpacked Debian kernel package
         #[arg(long)]
         kernel_package: PathBuf,
-        /// A static busybox.
+        /// A static busybox
         #[arg(long, default_value = "/bin/busybox")]
         busybox: PathBuf,
-        /// An installation of Jiffy: its programs and what its guests boot from.
+        /// An installation of Jiffy, with its programs and its guests' kernel and images
         #[arg(long)]
         dist: PathBuf,
-        /// The folder the files go to.
+        /// Folder for the files
         #[arg(long)]
         output: PathBuf,
     },
-    /// An initramfs with these files and nothing else.
+    /// Build an initramfs of these files and nothing else
     Archive {
         #[command(flatten)]
         additions: Additions,
-        /// The file it goes to.
+        /// Path of the new file
         #[arg(long)]
         output: PathBuf,
     },
@@ -41,7 +41,7 @@ enum Verb {
 
 #[derive(Debug, Args)]
 struct Additions {
-    /// A file or folder of the host and its absolute path in the archive.
+    /// A file or folder of the host and its absolute path in the archive. Repeatable
     #[arg(long = "add", value_name = "HOST:GUEST", value_parser = addition)]
     files: Vec<Addition>,
 }

@@ -1,5 +1,5 @@
-//! Builds `vmlinux`, `initramfs.cpio` and `meta.json` from an unpacked Debian
-//! kernel package and files of the host.
+//! Builds `vmlinux`, `initramfs.cpio` and `meta.json` from an unpacked Debian kernel package and
+//! files of the host.
 
 use super::cpio::Archive;
 use super::{ImageError, bzimage, module};
@@ -8,9 +8,9 @@ use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Modules loaded at boot, in this order (what they depend on comes first):
-/// fw_cfg and KVM, then what reaches the host, then the data disk, then what VMs' network
-/// needs (docs/network.md). Some kernels have some of them built in.
+/// Modules loaded at boot, in this order (dependencies come first): fw_cfg and KVM, devices for the
+/// host and the data disk, and what the VMs' network needs (docs/network.md). Some kernels have
+/// some of them built in.
 pub const MODULES: &[&str] = &[
     "qemu_fw_cfg",
     "kvm-amd",
@@ -31,20 +31,20 @@ pub const MODULES: &[&str] = &[
     "nf_conntrack_netlink",
 ];
 
-/// Modules that lie in `/lib/modules` and are loaded when asked for.
+/// Modules in `/lib/modules` that are loaded only if needed.
 pub const SPARE_MODULES: &[&str] = &["kvm-intel"];
 
 /// A file or folder of the host for the initramfs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Addition {
-    /// On the host; links are followed.
+    /// Path on the host; links are followed.
     pub host: PathBuf,
     /// Absolute path in the machine.
     pub guest: String,
 }
 
-/// What the machine has of an installation of Jiffy: its programs, and what its
-/// guests boot from.
+/// The parts of an installation of Jiffy that the machine needs: its programs and the guests'
+/// kernels and images.
 pub fn installed(dist: &Path) -> Vec<Addition> {
     [
         ("bin/jiffy", "/bin/jiffy"),
@@ -73,20 +73,20 @@ pub struct Meta {
     pub modules: Vec<String>,
 }
 
-/// What an image is built from.
+/// Inputs of an image.
 #[derive(Debug)]
 pub struct Recipe {
     /// A Debian kernel package, unpacked: `boot/`, `lib/modules/`.
     pub kernel_package: PathBuf,
     /// A static busybox.
     pub busybox: PathBuf,
-    /// PID 1.
+    /// The program for PID 1.
     pub init: PathBuf,
-    /// Everything else.
+    /// All other files.
     pub additions: Vec<Addition>,
 }
 
-/// Builds all three files into `output`, each replaced whole.
+/// Builds all three files in `output` and replaces each atomically.
 pub fn build(recipe: &Recipe, output: &Path) -> Result<Meta, ImageError> {
     let vmlinuz = vmlinuz(&recipe.kernel_package)?;
     let kernel = bzimage::elf_kernel(&read(&vmlinuz)?)?;
@@ -111,7 +111,7 @@ pub fn build(recipe: &Recipe, output: &Path) -> Result<Meta, ImageError> {
     Ok(meta)
 }
 
-/// The initramfs, and the names of the modules that PID 1 loads, in order.
+/// Builds the initramfs; also returns the modules that PID 1 loads, in order.
 pub fn initramfs(recipe: &Recipe) -> Result<(Vec<u8>, Vec<String>), ImageError> {
     let modules_folder = modules_folder(&recipe.kernel_package)?;
     let modules = module::load_all(&modules_folder, MODULES)?;
@@ -170,7 +170,7 @@ pub fn initramfs(recipe: &Recipe) -> Result<(Vec<u8>, Vec<String>), ImageError> 
     Ok((tree.finish()?, names))
 }
 
-/// An archive of additions alone, to append to a built initramfs.
+/// An archive with additions only, to append to an existing initramfs.
 pub fn additions_archive(additions: &[Addition]) -> Result<Vec<u8>, ImageError> {
     let mut tree = Tree::new();
     for addition in additions {
@@ -179,7 +179,7 @@ pub fn additions_archive(additions: &[Addition]) -> Result<Vec<u8>, ImageError> 
     tree.finish()
 }
 
-/// The compressed kernel in an unpacked package.
+/// The path of the compressed kernel in an unpacked package.
 pub fn vmlinuz(package: &Path) -> Result<PathBuf, ImageError> {
     let boot = package.join("boot");
     let entries = std::fs::read_dir(&boot).map_err(|error| ImageError::file(&boot, error))?;
@@ -188,12 +188,13 @@ pub fn vmlinuz(package: &Path) -> Result<PathBuf, ImageError> {
     found.ok_or_else(|| ImageError::file(&boot, io::Error::other("there is no vmlinuz-* in it")))
 }
 
-/// `6.12.117+deb12-cloud-amd64` of `boot/vmlinuz-6.12.117+deb12-cloud-amd64`.
+/// The release in a file name: `6.12.117+deb12-cloud-amd64` of
+/// `boot/vmlinuz-6.12.117+deb12-cloud-amd64`.
 fn release(vmlinuz: &Path) -> Option<&str> {
     vmlinuz.file_name()?.to_str()?.strip_prefix("vmlinuz-")
 }
 
-/// Where the modules of an unpacked package are.
+/// The folder of modules in an unpacked package.
 fn modules_folder(package: &Path) -> Result<PathBuf, ImageError> {
     let vmlinuz = vmlinuz(package)?;
     let release = release(&vmlinuz).unwrap_or_default();
@@ -206,7 +207,7 @@ fn read(path: &Path) -> Result<Vec<u8>, ImageError> {
     std::fs::read(path).map_err(|error| ImageError::file(path, error))
 }
 
-/// An archive that makes each folder once.
+/// An archive that contains each folder once.
 struct Tree {
     archive: Archive<Vec<u8>>,
     folders: BTreeSet<String>,
@@ -253,7 +254,7 @@ impl Tree {
             .map_err(|error| ImageError::file(Path::new(path), error))
     }
 
-    /// busybox and a link for each of its programs.
+    /// Adds busybox and a link for each of its programs.
     fn busybox(&mut self, busybox: &Path) -> Result<(), ImageError> {
         self.file("bin/busybox", 0o755, &read(busybox)?)?;
         let list = std::process::Command::new(busybox)

@@ -1,22 +1,22 @@
-//! The ELF kernel inside a bzImage.
+//! Extracts the ELF kernel from a bzImage.
 //!
-//! QEMU boots an ELF kernel with a PVH note directly. That saves the
-//! decompression inside the machine, which in pure software costs most of a second.
+//! QEMU boots an ELF kernel with a PVH note directly. That avoids decompression in the machine,
+//! which takes most of a second in software emulation.
 
 use super::ImageError;
 use std::io::Read;
 
-/// A kernel larger than this is not unpacked, bytes.
+/// Largest unpacked kernel, bytes.
 const MAX_KERNEL: u64 = 512 * 1024 * 1024;
 
-/// The first bytes of what `lz4 -l` writes, as Linux' build does: blocks, each
-/// behind its length (lz4's lz4_Frame_format.md, "Legacy frame").
+/// Magic number of lz4's legacy format (`lz4 -l`), which Linux' build uses: blocks, each after its
+/// length (lz4's lz4_Frame_format.md, "Legacy frame").
 const LZ4_LEGACY: [u8; 4] = 0x184c_2102u32.to_le_bytes();
-/// What a block of that holds at most, bytes.
+/// Largest unpacked block of that format, bytes.
 const LZ4_BLOCK: i32 = 8 << 20;
 
-/// Takes the ELF file out of a bzImage whose payload is compressed with zstd or
-/// LZ4, as Debian's are (Linux, Documentation/arch/x86/boot.rst: `payload_offset`).
+/// Extracts the ELF file from a bzImage whose payload is compressed with zstd or LZ4, as Debian's
+/// are (Linux, Documentation/arch/x86/boot.rst: `payload_offset`).
 pub fn elf_kernel(image: &[u8]) -> Result<Vec<u8>, ImageError> {
     let field =
         |at: usize| -> Option<u32> { Some(u32::from_le_bytes(*image.get(at..)?.first_chunk()?)) };
@@ -57,7 +57,7 @@ fn unpack_zstd(payload: &[u8]) -> Result<Vec<u8>, &'static str> {
     Ok(kernel)
 }
 
-/// Behind the last block is the size of the whole, which Linux' build appends.
+/// Unpacks LZ4 blocks. Linux' build appends the unpacked size after the last block.
 fn unpack_lz4(mut blocks: &[u8]) -> Result<Vec<u8>, &'static str> {
     const BAD: &str = "its payload does not decompress";
     let mut kernel = Vec::new();
@@ -106,7 +106,7 @@ mod tests {
         let blocks = payload.len();
         payload.extend_from_slice(&(kernel.len() as u32).to_le_bytes());
         assert!(elf_kernel(&image(&payload)).unwrap() == kernel);
-        // Cut short anywhere, it is refused or no ELF file of that size.
+        // A payload that is cut off is refused.
         for end in [LZ4_LEGACY.len() + 2, LZ4_LEGACY.len() + 40, blocks - 1] {
             let cut = elf_kernel(&image(&payload[..end]));
             assert!(cut.is_err(), "{end} of {blocks}");

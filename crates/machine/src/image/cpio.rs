@@ -1,7 +1,8 @@
-//! Archives in cpio's "newc" format, as the kernel unpacks an initramfs
+//! Writes archives in cpio's "newc" format, from which the kernel unpacks an initramfs
 //! (Documentation/driver-api/early-userspace/buffer-format.rst).
 //!
-//! Archives are reproducible: no times, no owners, no inode numbers of the host. Archives may be appended to one another; later entries win.
+//! Archives are reproducible: they have no times, owners or inode numbers of the host. Archives may
+//! be concatenated; later entries replace earlier ones.
 
 use std::io::{self, Write};
 
@@ -19,7 +20,7 @@ const SYMLINK: u32 = 0o120000;
 const CHARACTER: u32 = 0o020000;
 
 impl<W: Write> Archive<W> {
-    /// An empty archive on `out`.
+    /// An empty archive, written to `out`.
     pub fn new(out: W) -> Archive<W> {
         Archive {
             out,
@@ -28,22 +29,22 @@ impl<W: Write> Archive<W> {
         }
     }
 
-    /// A folder. Parents must have come before.
+    /// Adds a folder. Its parent must be added before.
     pub fn folder(&mut self, path: &str, mode: u32) -> io::Result<()> {
         self.entry(path, FOLDER | mode, 2, (0, 0), &[])
     }
 
-    /// A file with these contents.
+    /// Adds a file with these contents.
     pub fn file(&mut self, path: &str, mode: u32, contents: &[u8]) -> io::Result<()> {
         self.entry(path, REGULAR | mode, 1, (0, 0), contents)
     }
 
-    /// A symbolic link.
+    /// Adds a symbolic link.
     pub fn symlink(&mut self, path: &str, target: &str) -> io::Result<()> {
         self.entry(path, SYMLINK | 0o777, 1, (0, 0), target.as_bytes())
     }
 
-    /// A character device.
+    /// Adds a character device.
     pub fn character_device(
         &mut self,
         path: &str,
@@ -54,7 +55,7 @@ impl<W: Write> Archive<W> {
         self.entry(path, CHARACTER | mode, 1, (major, minor), &[])
     }
 
-    /// Writes the trailer, fills up to 512 bytes and gives the writer back.
+    /// Writes the trailer, pads to 512 bytes and returns the writer.
     pub fn finish(mut self) -> io::Result<W> {
         self.inode = 0;
         self.header("TRAILER!!!", 0, 1, (0, 0), 0)?;
@@ -142,7 +143,7 @@ mod tests {
     fn headers_say_what_the_format_asks() {
         let bytes = small();
         assert_eq!(&bytes[..6], b"070701");
-        // Mode is the second field: a folder, 0755.
+        // The mode is the second field: a folder, 0755.
         assert_eq!(&bytes[14..22], b"000041ED");
         let text = String::from_utf8_lossy(&bytes);
         assert!(text.contains("bin/hello\0"), "no leading slash in names");

@@ -1,9 +1,9 @@
-//! What the machine boots: Debian's cloud kernel and an initramfs of our own.
+//! The files from which the machine boots: Debian's cloud kernel and Jiffy's initramfs.
 //!
 //! * [`cpio`]: the archive format.
 //! * [`bzimage`]: the ELF kernel inside Debian's vmlinuz.
 //! * [`module`]: kernel modules in load order.
-//! * [`build`]: puts them together.
+//! * [`build`]: builds the files.
 
 pub mod build;
 pub mod bzimage;
@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ImageError {
-    /// The kernel image is not what we can boot.
+    /// The kernel image can't be booted.
     #[error("the kernel image can't be used: {0}")]
     Kernel(String),
     /// The kernel package lacks a module.
@@ -28,9 +28,9 @@ pub enum ImageError {
     /// A file could not be read or written.
     #[error("{}", path.display())]
     File {
-        /// Which.
+        /// Its path.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: std::io::Error,
     },

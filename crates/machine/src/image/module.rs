@@ -1,21 +1,21 @@
-//! Kernel modules: finds them by name, orders them by dependency, and strips them.
+//! Finds kernel modules by name, orders them by dependency and strips them.
 
 use super::ImageError;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// A module as it goes into the initramfs.
+/// A module for the initramfs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Module {
-    /// `kvm-amd`.
+    /// Its name: `kvm-amd`.
     pub name: String,
     /// The relocatable ELF file.
     pub contents: Vec<u8>,
 }
 
-/// Reads `wanted` and all they depend on from a folder `lib/modules/VERSION`,
-/// each after what it depends on; but for those that the kernel has built in.
+/// Reads the modules `wanted` and their dependencies from a folder `lib/modules/VERSION`, in load
+/// order. Modules that are built into the kernel are left out.
 pub fn load_all(folder: &Path, wanted: &[&str]) -> Result<Vec<Module>, ImageError> {
     let mut files = BTreeMap::new();
     index(&folder.join("kernel"), &mut files)?;
@@ -29,8 +29,7 @@ pub fn load_all(folder: &Path, wanted: &[&str]) -> Result<Vec<Module>, ImageErro
     Ok(ordered)
 }
 
-/// What `modules.builtin` names, a path a line (Linux,
-/// Documentation/kbuild/kbuild.rst).
+/// The modules in `modules.builtin`, one path per line (Linux, Documentation/kbuild/kbuild.rst).
 fn built_in(folder: &Path) -> Result<BTreeSet<String>, ImageError> {
     let path = folder.join("modules.builtin");
     let text = std::fs::read_to_string(&path).map_err(|error| ImageError::file(&path, error))?;
@@ -60,7 +59,7 @@ fn index(folder: &Path, files: &mut BTreeMap<String, PathBuf>) -> Result<(), Ima
     Ok(())
 }
 
-/// The kernel takes `-` and `_` in a module's name for the same.
+/// In a module's name the kernel treats `-` and `_` as equal.
 fn canonical(name: &str) -> String {
     name.replace('-', "_")
 }
@@ -116,7 +115,7 @@ fn read(path: &Path) -> Result<Vec<u8>, ImageError> {
     Ok(output.stdout)
 }
 
-/// The names in `.modinfo`'s `depends=`.
+/// The names in `depends=` of the `.modinfo` section.
 fn depends(elf: &[u8]) -> Option<Vec<String>> {
     let section = sections(elf)?
         .into_iter()
@@ -134,9 +133,9 @@ fn depends(elf: &[u8]) -> Option<Vec<String>> {
     )
 }
 
-/// Sections hidden from the kernel's loader, which knows them by name: BTF,
-/// and ftrace's lists of functions. In software emulation they take two thirds of a large
-/// module's load time, and the machine needs no tracing.
+/// Sections hidden from the kernel's loader, which finds them by name: BTF and ftrace's lists of
+/// functions. In software emulation they take two thirds of a large module's load time, and the
+/// machine needs no tracing.
 const HIDDEN: &[&[u8]] = &[
     b".BTF",
     b"__mcount_loc",
@@ -144,11 +143,11 @@ const HIDDEN: &[&[u8]] = &[
     b"_ftrace_eval_map",
 ];
 
-/// Takes off the signature, whose check costs the machine a hash over the
-/// whole module and an RSA operation, and hides the [`HIDDEN`] sections.
+/// Removes the signature, whose check costs a hash over the whole module and an RSA operation, and
+/// hides the [`HIDDEN`] sections.
 fn lighten(elf: &mut Vec<u8>) {
     const MAGIC: &[u8] = b"~Module signature appended~\n";
-    // struct module_signature before the magic; its last field is the length.
+    // `struct module_signature` is before the magic; its last field is the signature's length.
     if elf.ends_with(MAGIC) && elf.len() > MAGIC.len() + 12 {
         let end = elf.len() - MAGIC.len();
         let mut length = [0; 4];
@@ -175,7 +174,7 @@ struct Section {
     size: usize,
 }
 
-/// The section headers of a 64-bit little-endian ELF file; `None` if it is none.
+/// Parses the section headers of a 64-bit little-endian ELF file; `None` if it is not one.
 fn sections(elf: &[u8]) -> Option<Vec<Section>> {
     let u16_at = |at: usize| Some(u16::from_le_bytes(*elf.get(at..)?.first_chunk()?));
     let u32_at = |at: usize| Some(u32::from_le_bytes(*elf.get(at..)?.first_chunk()?));

@@ -5,8 +5,8 @@ use std::process::{Child, Command, Stdio};
 
 const TO_LOCK: &str = "JIFFY_TEST_LOCKS";
 
-/// What `Locker` executes this test program for: locks a file as QEMU locks its
-/// pid file, until its input ends.
+/// `Locker` runs this test in a process of its own. It locks a file as QEMU locks its pid file,
+/// until its input ends.
 #[test]
 fn locks_a_file_for_another_test() {
     let Some(path) = std::env::var_os(TO_LOCK) else {
@@ -18,7 +18,7 @@ fn locks_a_file_for_another_test() {
     let _ = std::io::stdin().read(&mut [0]);
 }
 
-/// A process that has a file locked until this is dropped.
+/// A process that keeps a file locked until this is dropped.
 struct Locker(Child);
 
 impl Locker {
@@ -46,7 +46,7 @@ impl Drop for Locker {
     }
 }
 
-/// Machines of one data folder and of two run folders.
+/// Two machines with the same data folder and different run folders.
 fn machines(root: &Path) -> [Machine; 2] {
     let data = root.join("data");
     instance::private_folder(&data.join("machine")).unwrap();
@@ -81,7 +81,7 @@ fn a_machine_is_found_whatever_run_folder_it_was_started_with() {
         assert_eq!(machine.endpoint().unwrap().address, running.api);
         assert_eq!(machine.status().unwrap().pid, Some(running.pid));
     }
-    // Others may have put there what they liked.
+    // A run folder that others can write to is not trusted.
     use std::os::unix::fs::PermissionsExt;
     fs::set_permissions(&login.paths.run, fs::Permissions::from_mode(0o777)).unwrap();
     assert_eq!(cron.endpoint(), None);

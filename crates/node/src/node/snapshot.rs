@@ -319,7 +319,7 @@ impl Node {
         // The fetch may have taken minutes, and a VM may have been started from it meanwhile.
         self.when_known(&saved, &name).await?;
         let work = tokio::task::spawn_blocking(move || {
-            memory::optimise(&saved)?;
+            memory::optimise(&saved.memory(), &saved.recording())?;
             let mut manifest = saved.manifest.clone();
             manifest.optimised = true;
             manifest.memory_bytes = memory::bytes_of(&saved.memory())

@@ -21,6 +21,7 @@ use jiffy_vmhost::launch::{self, Plan, Standby};
 use jiffy_vmhost::process::at_its_end;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::task::block_in_place;
 use tracing::debug;
 
 /// Least time from the beginning of a run to the making of a standby: the run has priority.
@@ -54,8 +55,10 @@ async fn make(node: &Node, saved: &Saved) -> Result<Standby> {
     let disks = roots::disks(&paths.vm(&id), spec, root.path.clone(), Vec::new());
     let mut plan = Plan::new(kernel, root, disks, beginning(saved, true), (now, now));
     node.goldens().comes(&id);
-    plan.network = node.network().attach(&record)?;
-    launch::hold(paths, node.launcher(), &record, plan, node.start_timeout())
+    block_in_place(|| {
+        plan.network = node.network().attach(&record)?;
+        launch::hold(paths, node.launcher(), &record, plan, node.start_timeout())
+    })
 }
 
 /// Makes a link ahead whenever the last one was taken, while no VM starts.

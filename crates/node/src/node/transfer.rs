@@ -4,8 +4,9 @@ use super::Node;
 use jiffy_content::error::{Error, Result};
 use jiffy_content::images::{Found as FoundImage, name};
 use jiffy_content::snapshots::saved::Saved;
-use jiffy_content::transfer::fetch::{Found, Have, fetch};
+use jiffy_content::transfer::fetch::{Have, fetch};
 use jiffy_content::transfer::job::{Job, Watcher};
+use jiffy_content::transfer::made::Found;
 use jiffy_content::transfer::{client, push};
 use jiffy_registry::{Platform, Reference};
 use jiffy_wire::api::{ArtifactKind, ErrorKind, ImageSource, PullImage, PullStep, PushArtifact};
@@ -18,7 +19,7 @@ impl Node {
         let registry = self.images.registry(wanted.access.registry.as_deref());
         let reference = name::reference(&wanted.reference, registry)?;
         let platform = client::platform(wanted.platform.as_deref())?;
-        let key = format!("{reference} {platform} {}", client::key(&wanted.access));
+        let key = format!("{reference} {platform} {}", client::key(&wanted.access)?);
         let (watcher, new) = self.transfers.join(&key);
         if new {
             let (node, job) = (Arc::clone(self), watcher.job());

@@ -250,6 +250,59 @@ fn others_are_heard_while_a_disk_is_opened_for(seconds: u32) -> bool {
     true
 }
 
+/// A file system may take its time to read the tables of one image.
+#[test]
+fn while_an_image_is_opened_others_are_heard() {
+    // On a computer that has much else to do the first may be over too soon.
+    let heard = [3, 60]
+        .into_iter()
+        .any(others_are_heard_while_an_image_is_opened_for);
+    assert!(heard, "they waited for the image");
+}
+
+/// False if the image was open before all were heard.
+fn others_are_heard_while_an_image_is_opened_for(seconds: u32) -> bool {
+    let (folder, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let slow = image(folder.path(), SIZE, |_| {});
+    let other = image(elsewhere.path(), SIZE, |_| {});
+    let serve = |name: &str, image: &Path| PagerRequest::Serve {
+        name: name.into(),
+        socket: folder.path().join(format!("{name}.sock")),
+        image: image.into(),
+        record: None,
+        prefetch: false,
+    };
+    let delay = format!("delay_enter={seconds}s:when=1");
+    let pager = Pager::start_traced_at(folder.path(), &slow, "pread64", &delay);
+    eventually("it does not listen", || {
+        UnixStream::connect(&pager.control).is_ok()
+    });
+    let [mut of_memory, mut of_disk, mut of_all, mut of_origins] =
+        [(); 4].map(|()| Control::connect(&pager.control));
+    of_memory.begin(&serve("vm", &slow));
+    of_disk.begin(&PagerRequest::OpenDisk(request(folder.path(), &slow)));
+    of_all.begin(&PagerRequest::CompleteImage {
+        image: slow.clone(),
+    });
+    of_origins.begin(&PagerRequest::Origins {
+        image: other.clone(),
+        origins: Vec::new(),
+    });
+    // Their requests were read before this one is answered.
+    assert_eq!(pager.ask(&PagerRequest::Ping), PagerResponse::Ok);
+    let sentence = error(pager.ask(&serve("vm", &other)));
+    if !sentence.contains("is being opened, otherwise") || !of_memory.hears_nothing() {
+        return false;
+    }
+    for mut client in [of_memory, of_disk, of_all, of_origins] {
+        assert_eq!(client.hear(), PagerResponse::Ok);
+    }
+    let memory = Memory::new(SIZE);
+    let _connection = memory.connect(&folder.path().join("vm.sock"));
+    assert_page(memory.read_page(3).bytes(), page(3));
+    true
+}
+
 #[test]
 fn a_disk_that_is_being_opened_is_forgotten_and_opened_anew() {
     let folder = tempfile::tempdir().unwrap();

@@ -91,10 +91,22 @@ impl Pager {
 
     /// One to whose system calls of this name strace(1) does this.
     pub fn start_traced(folder: &Path, call: &str, what: &str) -> Pager {
+        Pager::start_traced_with(folder, &[], call, what)
+    }
+
+    /// The same of calls that are about this file, which exists.
+    pub fn start_traced_at(folder: &Path, file: &Path, call: &str, what: &str) -> Pager {
+        let file = file.to_str().expect("a path in UTF-8");
+        Pager::start_traced_with(folder, &["-P", file], call, what)
+    }
+
+    fn start_traced_with(folder: &Path, options: &[&str], call: &str, what: &str) -> Pager {
         let control = folder.join("control");
         let child = Command::new("strace")
             // It is then the pager that is our child.
-            .args(["-D", "-f", "-qq", "-o", "/dev/null", "-e"])
+            .args(["-D", "-f", "-qq", "-o", "/dev/null"])
+            .args(options)
+            .arg("-e")
             .arg(format!("trace={call}"))
             .arg("-e")
             .arg(format!("inject={call}:{what}"))

@@ -1,8 +1,8 @@
-//! The annotations of a pack.
+//! Annotations of a pack's descriptor.
 
-/// The file it is part of: a name, never a path.
+/// The name of the file that the pack belongs to; never a path.
 pub const FILE: &str = "dev.jiffy.file";
-/// Its first byte in the file, decimal.
+/// Offset of the pack in the file, bytes, decimal.
 pub const OFFSET: &str = "dev.jiffy.offset";
-/// What its bytes are to the file; see `docs/registry-artifacts.md`.
+/// Role of the pack in the file; see `docs/registry-artifacts.md`.
 pub const ROLE: &str = "dev.jiffy.role";

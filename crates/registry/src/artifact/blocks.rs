@@ -1,10 +1,8 @@
-//! The hashes of a file's blocks, by which parts of its packs are held against what was
-//! pushed before anybody looks at them.
+//! Block hashes of a file, which verify parts of its packs before they are used.
 //!
-//! The SHA-256 of a pack is over all of it. So a file that is read in parts has another one
-//! beside it in the artifact, `NAME.blocks`, a pack of its own: the first half of BLAKE3 of
-//! each 64 KiB of the file. Whoever has the manifest's digest has the pack's, and by that
-//! every block's hash.
+//! A pack's SHA-256 covers the whole pack. A file that is read in parts therefore has a second file
+//! in the artifact, `NAME.blocks`, in a pack of its own: the first half of the BLAKE3 of each 64
+//! KiB of the file. The manifest's digest covers the digest of that pack, and so every block hash.
 
 use super::is_name;
 use crate::Descriptor;
@@ -12,29 +10,29 @@ use crate::error::Result;
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
-/// The role of a pack of hashes.
+/// Role of a pack of block hashes.
 pub(super) const ROLE: &str = "blocks";
-/// What is behind the file's name in that of its hashes.
+/// Suffix of the name of a file of block hashes.
 const SUFFIX: &str = ".blocks";
-/// Bytes of a block; the last of a file may have fewer.
+/// Bytes of a block; the last block of a file may be shorter.
 pub(super) const BLOCK: u64 = 64 << 10;
 /// Bytes of a hash.
 const HASH: usize = 16;
 
-/// The hashes of one file's blocks: fetched when they are needed, by all clones once.
+/// The block hashes of one file. They are fetched at first use, once for all clones.
 #[derive(Clone, Debug)]
 pub(super) struct Blocks {
     blob: Descriptor,
     hashes: Arc<OnceLock<Vec<u8>>>,
 }
 
-/// What the file of hashes is called; `None` if that is no name.
+/// Name of the file of block hashes; `None` if it is not valid.
 pub(super) fn name_of(file: &str) -> Option<String> {
     let name = format!("{file}{SUFFIX}");
     is_name(&name).then_some(name)
 }
 
-/// The hashes of blocks that follow one another; the last may be shorter.
+/// Hashes of consecutive blocks; the last block may be shorter.
 pub(super) fn hashes(bytes: &[u8]) -> Vec<u8> {
     let blocks = bytes.chunks(BLOCK as usize);
     blocks.flat_map(hash).collect()
@@ -46,13 +44,14 @@ fn hash(block: &[u8]) -> [u8; HASH] {
     half
 }
 
-/// The name of the file whose hashes a file of this name has.
+/// Name of the file to which a file of block hashes belongs.
 pub(super) fn file_of(name: &str) -> Option<&str> {
     name.strip_suffix(SUFFIX)
 }
 
 impl Blocks {
-    /// Those in this pack, of a file of so many bytes; `None` if it has another number.
+    /// The block hashes in this pack, for a file of `size` bytes; `None` if the pack has the wrong
+    /// size.
     pub fn of(blob: &Descriptor, size: u64) -> Option<Blocks> {
         (blob.size == size.div_ceil(BLOCK) * HASH as u64).then(|| Blocks {
             blob: blob.clone(),
@@ -60,18 +59,18 @@ impl Blocks {
         })
     }
 
-    /// The pack that they are.
+    /// The pack that holds the hashes.
     pub fn blob(&self) -> &Descriptor {
         &self.blob
     }
 
-    /// The whole blocks that hold these bytes of a file of so many.
+    /// Extends a range of a file of `size` bytes to whole blocks.
     pub fn around(range: &Range<u64>, size: u64) -> Range<u64> {
         range.start / BLOCK * BLOCK..range.end.next_multiple_of(BLOCK).min(size)
     }
 
-    /// The first of some whole blocks, from this byte of the file on, that has another hash
-    /// than it must have. `fetch` gets the hashes if they are not known yet.
+    /// Verifies whole blocks that begin at byte `start` of the file. Returns the number of the
+    /// first block with a wrong hash. `fetch` gets the hashes if they are not cached.
     pub fn first_wrong(
         &self,
         start: u64,

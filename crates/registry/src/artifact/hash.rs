@@ -1,4 +1,4 @@
-//! Digests of parts of files.
+//! Digests of parts of local files.
 
 use crate::digest::Hasher;
 use crate::error::Result;
@@ -6,7 +6,7 @@ use crate::{Digest, Progress, RegistryError};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-/// The digest of some bytes of a file.
+/// Digest of `size` bytes at `offset`. The outer error is a cancellation, the inner one of reading.
 pub(super) fn hash(
     file: &File,
     offset: u64,

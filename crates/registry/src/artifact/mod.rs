@@ -1,12 +1,12 @@
-//! Jiffy's own files as an artifact, whole or read in ranges.
+//! Jiffy's own files as an artifact, read in ranges or fetched whole.
 //!
-//! `docs/registry-artifacts.md` specifies what is in the registry. An artifact is a
-//! configuration and named files; each file is cut into *packs*, which are its layers.
+//! `docs/registry-artifacts.md` specifies the format. An artifact is a configuration and named
+//! files; each file is divided into *packs*, which are the layers of the manifest.
 //!
-//! * [`plan`](Artifact::plan): how files become an artifact.
-//! * [`push`](Artifact::push): sends what the registry lacks.
-//! * `blocks`: the hashes by which parts of files are checked.
-//! * [`remote`]: [`RemoteArtifact`], its files read in ranges or fetched whole.
+//! * [`plan`](Artifact::plan): makes an artifact from files.
+//! * [`push`](Artifact::push): uploads what the registry lacks.
+//! * `blocks`: block hashes, which verify parts of files.
+//! * [`remote`]: [`RemoteArtifact`], whose files are read in ranges or fetched whole.
 
 pub mod annotations;
 mod blocks;
@@ -23,46 +23,45 @@ pub use remote::{RemoteArtifact, RemoteFile};
 
 use crate::Descriptor;
 
-/// An artifact that holds an image: a root file system.
+/// Type of an artifact with an image: a root file system.
 pub const IMAGE_TYPE: &str = "application/vnd.jiffy.image.v1";
-/// An artifact that holds a snapshot: memory, disks and state.
+/// Type of an artifact with a snapshot: memory, disks and state.
 pub const SNAPSHOT_TYPE: &str = "application/vnd.jiffy.snapshot.v1";
-/// The media type of a pack: some bytes of a file, as they are.
+/// Media type of a pack: a range of a file, unchanged.
 pub const PACK_TYPE: &str = "application/vnd.jiffy.pack.v1";
-/// The largest pack that is made, bytes: what is sent again when a connection breaks
-/// in a push.
+/// Largest pack that is made, bytes. A broken connection in a push costs at most one pack.
 pub const MAX_PACK: u64 = 32 << 20;
-/// The largest configuration, bytes.
+/// Largest configuration, bytes.
 pub const MAX_CONFIG: u64 = 4 << 20;
 
-/// Some bytes of a file: one layer.
+/// A range of a file, which is one layer of the manifest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pack {
-    /// Its digest, size, and annotations.
+    /// Digest, size and annotations.
     pub blob: Descriptor,
-    /// Its first byte in the file.
+    /// Offset in the file, bytes.
     pub offset: u64,
-    /// What its bytes are to the file.
+    /// Its role in the file.
     pub role: String,
 }
 
 impl Pack {
-    /// The byte behind its last in the file.
+    /// Offset of the end in the file, bytes.
     pub fn end(&self) -> u64 {
-        // Packs were added up without overflow when they were made or read.
+        // No overflow: `plan` and `files` check the sum when they make a pack.
         self.offset + self.blob.size
     }
 }
 
-/// Whether a name may be a file's: 1 to 255 bytes, no `/`, no control characters,
-/// neither `.` nor `..`.
+/// Whether a file name is valid: 1 to 255 bytes, without `/` and control characters, not `.` or
+/// `..`.
 fn is_name(name: &str) -> bool {
     (1..=255).contains(&name.len())
         && !name.chars().any(|c| c == '/' || c.is_control())
         && !matches!(name, "." | "..")
 }
 
-/// Whether a text may be a role: 1 to 32 small letters, digits and `-`.
+/// Whether a role is valid: 1 to 32 lower-case letters, digits and `-`.
 fn is_role(role: &str) -> bool {
     (1..=32).contains(&role.len())
         && role

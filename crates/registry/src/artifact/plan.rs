@@ -1,4 +1,4 @@
-//! How files become an artifact.
+//! Makes an artifact from files.
 
 use super::hash::hash;
 use super::{MAX_CONFIG, MAX_PACK, PACK_TYPE, Pack, annotations, blocks, is_name, is_role};
@@ -12,7 +12,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The configuration blob of an artifact: what it is, for Jiffy.
+/// The configuration blob of an artifact, in a format of Jiffy's.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// Its media type.
@@ -21,7 +21,7 @@ pub struct Config {
     pub bytes: Vec<u8>,
 }
 
-/// A file to become packs.
+/// A file to divide into packs.
 #[derive(Clone, Debug)]
 pub struct FileToPush {
     name: String,
@@ -32,15 +32,15 @@ pub struct FileToPush {
 enum From {
     Local {
         path: PathBuf,
-        /// Where a segment begins, and its role.
+        /// Offset and role of each segment.
         segments: Vec<(u64, String)>,
-        /// Whether it has a file of hashes beside it.
+        /// Whether the artifact gets block hashes of the file.
         in_parts: bool,
     },
     Remote(Box<RemoteFile>),
 }
 
-/// Files, cut and hashed: what there is to push.
+/// A planned artifact: its manifest, and where the bytes of its packs are.
 #[derive(Clone, Debug)]
 pub struct Artifact {
     pub(super) manifest: Vec<u8>,
@@ -48,7 +48,7 @@ pub struct Artifact {
     pub(super) packs: Vec<Planned>,
 }
 
-/// A pack, and where its bytes are.
+/// A pack and the source of its bytes.
 #[derive(Clone, Debug)]
 pub(super) struct Planned {
     pub(super) pack: Pack,
@@ -57,17 +57,16 @@ pub(super) struct Planned {
 
 #[derive(Clone, Debug)]
 pub(super) enum Bytes {
-    /// At the pack's offset of a file.
+    /// At the pack's offset of a local file.
     In(PathBuf),
-    /// In the repository of another artifact.
+    /// In a registry, in another artifact's repository.
     At(Box<RemoteFile>),
-    /// Here.
+    /// In memory.
     Held(Arc<[u8]>),
 }
 
 impl FileToPush {
-    /// A file on disk, in one segment with this role. It must not change until it was
-    /// pushed.
+    /// A local file, in one segment with this role. It must not change until it is pushed.
     pub fn local(name: &str, path: impl Into<PathBuf>, role: &str) -> Self {
         Self {
             name: name.to_owned(),
@@ -79,9 +78,9 @@ impl FileToPush {
         }
     }
 
-    /// Begins another segment, and with it a pack, at this byte of a local file. To be
-    /// called in ascending order. A cut at 0 names the first segment's role anew; one
-    /// at the file's end or behind it does nothing.
+    /// Begins a new segment, and so a new pack, at this offset of a local file. Call it in
+    /// ascending order. A cut at 0 replaces the first segment's role; a cut at the file's end or
+    /// behind it has no effect.
     #[must_use]
     pub fn cut(mut self, offset: u64, role: &str) -> Self {
         if let From::Local { segments, .. } = &mut self.from {
@@ -93,8 +92,8 @@ impl FileToPush {
         self
     }
 
-    /// Parts of it will be read: the artifact has the hashes of its blocks beside it. Does
-    /// nothing for a file that is in a registry already, which has some or has none.
+    /// Adds block hashes, because parts of the file will be read. Has no effect on a remote file,
+    /// which keeps its hashes if it has any.
     #[must_use]
     pub fn read_in_parts(mut self) -> Self {
         if let From::Local { in_parts, .. } = &mut self.from {
@@ -103,9 +102,9 @@ impl FileToPush {
         self
     }
 
-    /// A file of an artifact that is in a registry already, such as a parent's. Its
-    /// packs are listed as they are; a push finds them there, has them mounted from
-    /// that artifact's repository, or copies them from there.
+    /// A file of an artifact in a registry, such as a parent's. Its packs stay as they are: a push
+    /// finds them in the target repository, mounts them from that artifact's repository, or copies
+    /// them from there.
     pub fn remote(name: &str, file: &RemoteFile) -> Self {
         Self {
             name: name.to_owned(),
@@ -115,8 +114,9 @@ impl FileToPush {
 }
 
 impl Artifact {
-    /// Cuts and hashes the files. The same type, configuration, annotations and files
-    /// give the same artifact, byte for byte.
+    /// Divides the files into packs and hashes them. The same type, configuration, annotations and
+    /// files give the same artifact, byte for byte. An error if a name, a role or the
+    /// configuration's size is not valid, or if a file can't be read.
     pub fn plan(
         artifact_type: &str,
         config: Config,
@@ -179,7 +179,7 @@ impl Artifact {
         &self.manifest
     }
 
-    /// The manifest's digest, which is the artifact's name.
+    /// The manifest's digest, which identifies the artifact.
     pub fn digest(&self) -> Digest {
         Digest::of(&self.manifest)
     }
@@ -189,12 +189,12 @@ impl Artifact {
         &self.config
     }
 
-    /// All packs, in the order of the manifest.
+    /// All packs in the manifest's order.
     pub fn packs(&self) -> impl Iterator<Item = &Pack> {
         self.packs.iter().map(|planned| &planned.pack)
     }
 
-    /// Bytes of all blobs, like ones counted once.
+    /// Bytes of all blobs; equal blobs count once.
     pub fn size(&self) -> u64 {
         let config = Descriptor::of(&self.config.media_type, &self.config.bytes);
         let blobs = self.packs().map(|pack| (pack.blob.digest, pack.blob.size));
@@ -239,7 +239,7 @@ fn cut_and_hash(
     Ok(packs.collect())
 }
 
-/// The packs of a file in another artifact, and of its hashes.
+/// The packs of a remote file, and of its block hashes.
 fn elsewhere(name: &str, remote: &RemoteFile) -> Vec<Planned> {
     let planned = |name: &str, offset, role: &str, blob: &Descriptor| Planned {
         pack: described(name, offset, role, blob.digest, blob.size),
@@ -255,10 +255,9 @@ fn elsewhere(name: &str, remote: &RemoteFile) -> Vec<Planned> {
     packs
 }
 
-/// The hashes of a local file's blocks; none if the file's name is too long for another
-/// beside it.
+/// Block hashes of a local file; `None` if its name is too long for the suffix.
 fn hashes(name: &str, path: &Path, progress: &dyn Progress) -> Result<Option<Planned>> {
-    /// Bytes hashed by one thread at a time: whole blocks.
+    /// Bytes that one thread hashes at a time; a multiple of the block size.
     const PIECE: u64 = 64 * blocks::BLOCK;
     let failed = |error| RegistryError::file("read", path, error);
     let Some(beside) = blocks::name_of(name) else {
@@ -300,7 +299,7 @@ struct Cut<'a> {
     role: &'a str,
 }
 
-/// Where packs begin and end. An empty file is one empty pack.
+/// Divides the segments into packs. An empty file has one empty pack.
 fn cuts(segments: &[(u64, String)], size: u64) -> std::result::Result<Vec<Cut<'_>>, String> {
     let mut cuts = Vec::new();
     for (number, (start, role)) in segments.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! Sends what the registry lacks.
+//! Uploads an artifact.
 
 use super::plan::Bytes;
 use super::{Artifact, RemoteFile};
@@ -11,20 +11,20 @@ use std::fs::File;
 use std::io::{self, Cursor, Read, Seek, SeekFrom};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What a push did.
+/// Result of a push.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pushed {
     /// The manifest's digest.
     pub digest: Digest,
-    /// Bytes of blobs that were sent.
+    /// Bytes of the blobs that were uploaded.
     pub bytes_uploaded: u64,
-    /// Bytes of all blobs, like ones counted once.
+    /// Bytes of all blobs; equal blobs count once.
     pub bytes_total: u64,
 }
 
 impl Artifact {
-    /// Puts the artifact into a registry under the reference's tag. The manifest goes
-    /// last: before that, nobody sees anything.
+    /// Uploads the artifact to the reference's repository and tag. The manifest is put last, so
+    /// nobody sees an incomplete artifact.
     pub fn push(
         &self,
         client: &Client,
@@ -81,7 +81,7 @@ impl Artifact {
     }
 }
 
-/// Has a pack mounted from the artifact it is in, or copies it from there.
+/// Mounts a pack from the repository of its artifact, or copies it from there.
 fn copy(
     client: &Client,
     reference: &Reference,
@@ -100,7 +100,7 @@ fn copy(
     client.upload_blob(reference, blob, mount_from, &mut bytes, progress)
 }
 
-/// The bytes of a pack elsewhere, fetched into a nameless file when they are needed.
+/// The bytes of a remote pack, fetched into an unnamed file at first use.
 struct Fetched<'a> {
     origin: &'a RemoteFile,
     blob: &'a Descriptor,
@@ -134,7 +134,7 @@ impl Seek for Fetched<'_> {
     fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
         match (&mut self.file, to) {
             (Some(file), to) => file.seek(to),
-            // Nothing is fetched for looking where one is.
+            // Asking for the position must not fetch anything.
             (None, SeekFrom::Start(0) | SeekFrom::Current(0)) => Ok(0),
             (None, to) => self.file()?.seek(to),
         }

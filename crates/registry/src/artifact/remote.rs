@@ -65,7 +65,7 @@ impl RemoteArtifact {
         Self::of(client, reference, fetched, progress)
     }
 
-    /// The same, of a manifest that was fetched by the reference.
+    /// Like [`open`](Self::open), with a manifest that was already fetched by the reference.
     pub fn of(
         client: &Client,
         reference: &Reference,
@@ -100,7 +100,7 @@ impl RemoteArtifact {
         })
     }
 
-    /// Where it is, pinned to its digest.
+    /// Its reference, pinned to its digest.
     pub fn reference(&self) -> &Reference {
         &self.reference
     }
@@ -120,7 +120,7 @@ impl RemoteArtifact {
         &self.config
     }
 
-    /// What else is known of it.
+    /// The manifest's annotations.
     pub fn annotations(&self) -> &BTreeMap<String, String> {
         &self.annotations
     }
@@ -144,7 +144,7 @@ impl RemoteArtifact {
     }
 }
 
-/// OCI image specification 1.1: without `artifactType`, it is the configuration's.
+/// OCI image specification 1.1: without `artifactType`, the type is the configuration's media type.
 fn type_of(manifest: &ImageManifest) -> &str {
     match &manifest.artifact_type {
         Some(artifact_type) if !artifact_type.is_empty() => artifact_type,
@@ -152,7 +152,7 @@ fn type_of(manifest: &ImageManifest) -> &str {
     }
 }
 
-/// Combines packs to files.
+/// Groups packs into files.
 pub(crate) fn files(
     client: &Client,
     reference: &Reference,
@@ -234,7 +234,7 @@ impl RemoteFile {
         &self.name
     }
 
-    /// Bytes.
+    /// Size, bytes.
     pub fn size(&self) -> u64 {
         self.size
     }
@@ -244,12 +244,12 @@ impl RemoteFile {
         &self.packs
     }
 
-    /// The artifact it belongs to, pinned.
+    /// The artifact it belongs to, pinned to its digest.
     pub fn repository(&self) -> &Reference {
         &self.repository
     }
 
-    /// A file that nobody serves.
+    /// A file that no registry serves.
     #[cfg(test)]
     pub(super) fn for_tests(packs: Vec<Pack>) -> Self {
         let options = crate::ClientOptions::default();
@@ -355,7 +355,7 @@ impl RemoteFile {
         Ok(bytes)
     }
 
-    /// How many bytes are fetched to read these.
+    /// Number of bytes that are fetched to read this range.
     pub fn bytes_to_read(&self, range: &Range<u64>) -> u64 {
         let around = match &self.blocks {
             Some(_) => Blocks::around(range, self.size),
@@ -364,14 +364,14 @@ impl RemoteFile {
         around.end - around.start
     }
 
-    /// The packs that hold these bytes.
+    /// The packs that overlap this range.
     fn packs_of<'a>(&'a self, range: &'a Range<u64>) -> impl Iterator<Item = &'a Pack> {
         let first = self.packs.partition_point(|pack| pack.end() <= range.start);
         let packs = self.packs[first..].iter();
         packs.take_while(|pack| pack.offset < range.end)
     }
 
-    /// All bytes of the packs that hold these.
+    /// Extends a range to whole packs.
     fn packs_around(&self, range: &Range<u64>) -> Range<u64> {
         let mut packs = self.packs_of(range);
         let Some(first) = packs.next() else {
@@ -380,7 +380,7 @@ impl RemoteFile {
         first.offset..packs.last().unwrap_or(first).end()
     }
 
-    /// Some bytes of the file, by whole packs.
+    /// Reads a range by whole packs.
     fn read_packs(&self, range: &Range<u64>, progress: &dyn Progress) -> Result<Vec<u8>> {
         let mut bytes = Vec::new();
         for pack in self.packs_of(range) {
@@ -397,7 +397,8 @@ impl RemoteFile {
         Ok(bytes)
     }
 
-    /// A pack of which parts are wanted: what is read next is likely in it, too.
+    /// Fetches a pack of which only a part is wanted, and keeps it: the next read is likely in it,
+    /// too.
     fn whole_pack(&self, pack: &Pack, progress: &dyn Progress) -> Result<Arc<Vec<u8>>> {
         if pack.blob.size > MOST_WHOLE {
             return Err(RegistryError::Unsupported {
@@ -427,15 +428,15 @@ impl RemoteFile {
         Ok(bytes)
     }
 
-    /// Fetches the file into `folder` under its name, and says where it is. Verified,
-    /// synced, renamed; takes up the packs that an earlier try left in `.NAME.partial`;
-    /// waits for another process that fetches the same.
+    /// Fetches the file into `folder` under its name and returns its path. The file is verified,
+    /// synced and renamed. Continues from `.NAME.partial` of an interrupted fetch; waits for
+    /// another process that fetches the same file.
     pub fn fetch(&self, folder: &Path, progress: &dyn Progress) -> Result<PathBuf> {
         let path = folder.join(&self.name);
         if self.is_whole(&path, progress)? {
             return Ok(path);
         }
-        // Names of files have up to 255 bytes; what is added must fit.
+        // A name has up to 255 bytes; the prefix and suffix must fit as well.
         let short: String = self.name.chars().take(60).collect();
         let partial = folder.join(format!(".{short}.partial"));
         let what = format!("file {:?}", self.name);
@@ -471,7 +472,7 @@ impl RemoteFile {
         Ok(path)
     }
 
-    /// Whether the file is there and every pack of it right.
+    /// Whether the file exists and all its packs have the right digests.
     fn is_whole(&self, path: &Path, progress: &dyn Progress) -> Result<bool> {
         let Ok(metadata) = fs::symlink_metadata(path) else {
             return Ok(false);
@@ -490,13 +491,13 @@ impl RemoteFile {
     }
 }
 
-/// Whether a file has a pack's bytes at its place.
+/// Whether a file has a pack's bytes at the pack's offset.
 fn has_pack(file: &File, pack: &Pack, name: &str, progress: &dyn Progress) -> Result<bool> {
     let digest = hash(file, pack.offset, pack.blob.size, name, progress)?;
     Ok(digest.is_ok_and(|digest| digest == pack.blob.digest))
 }
 
-/// Writes into a file from a position on, whoever else writes elsewhere.
+/// Writes into a file from an offset on, so that several threads can write different parts.
 struct At<'a> {
     file: &'a File,
     offset: u64,

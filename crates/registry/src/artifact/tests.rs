@@ -1,4 +1,4 @@
-//! Plans are deterministic, and manifests of strangers are held against the rules.
+//! Plans are deterministic, and invalid manifests are refused.
 
 use super::remote::RemoteFile;
 use super::*;
@@ -16,8 +16,8 @@ fn plan(files: &[FileToPush]) -> crate::error::Result<Artifact> {
     Artifact::plan(IMAGE_TYPE, config, BTreeMap::new(), files, &())
 }
 
-/// What a registry would give for these packs, without one: `of` must fail before it
-/// fetches the configuration, which nobody serves.
+/// Opens a manifest without a registry and returns the error. A valid manifest fails because its
+/// configuration can't be fetched.
 fn open(manifest: &[u8]) -> RegistryError {
     let client = Client::new(ClientOptions {
         retries: crate::Retries {
@@ -27,7 +27,7 @@ fn open(manifest: &[u8]) -> RegistryError {
         ..Default::default()
     })
     .unwrap();
-    // Nothing listens at port 1.
+    // No server listens on port 1.
     let reference = Reference::parse("127.0.0.1:1/a", None).unwrap();
     let fetched = Fetched {
         bytes: manifest.to_vec(),
@@ -54,7 +54,7 @@ fn the_same_files_give_the_same_artifact() {
         plan(&[file("a"), file("b")]).unwrap().digest()
     );
     assert_eq!(one.packs().count(), 4);
-    // All four halves are alike, and so are stored once, beside the configuration.
+    // The four packs have the same bytes and so are one blob, beside the configuration.
     assert_eq!(one.size(), 502);
     for bad in ["", ".", "..", "a/b", "a\nb"] {
         assert!(plan(&[file(bad)]).is_err(), "{bad:?}");
@@ -69,7 +69,7 @@ fn packs_that_are_no_files_are_refused() {
     std::fs::write(&path, [7; 1000]).unwrap();
     let artifact = plan(&[FileToPush::local("a", &path, "data").cut(500, "tail")]).unwrap();
     let good = String::from_utf8(artifact.manifest().to_vec()).unwrap();
-    // The good one gets as far as the configuration.
+    // A valid manifest gets as far as the fetch of the configuration.
     assert!(matches!(
         open(good.as_bytes()),
         RegistryError::Unreachable { .. }
@@ -147,7 +147,7 @@ proptest! {
             0..6,
         )
     ) {
-        // Made once: it reads all certificates of the system.
+        // One client for all cases: a new client reads all certificates of the system.
         static CLIENT: std::sync::OnceLock<Client> = std::sync::OnceLock::new();
         let client = CLIENT.get_or_init(|| Client::new(ClientOptions::default()).unwrap());
         let reference = Reference::parse("127.0.0.1:1/a", None).unwrap();

@@ -8,7 +8,7 @@ use ureq::http::{Response, StatusCode};
 /// An answer of a registry.
 pub(super) struct Answer {
     pub(super) response: Response<Body>,
-    /// Where it came from in the end.
+    /// The URL that sent it, after redirects.
     pub(super) url: Url,
 }
 
@@ -21,7 +21,7 @@ impl Answer {
         self.response.headers().get(name)?.to_str().ok()
     }
 
-    /// `Content-Length`, if it is there and a number.
+    /// `Content-Length`, if it is present and valid.
     pub(super) fn length(&self) -> Option<u64> {
         self.header(&header::CONTENT_LENGTH)?.trim().parse().ok()
     }

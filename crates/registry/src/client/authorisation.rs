@@ -22,7 +22,7 @@ pub(super) struct Authorisations {
     held: Mutex<HashMap<Key, Held>>,
 }
 
-/// What a value is valid for; it is never sent anywhere else.
+/// What a value is valid for. It is never sent to another origin.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(super) struct Key {
     pub(super) origin: Origin,
@@ -38,7 +38,7 @@ pub(super) struct Held {
 }
 
 impl Authorisations {
-    /// The value for this, unless it is about to expire.
+    /// The cached value for this key; `None` if it has expired.
     pub(super) fn get(&self, key: &Key) -> Option<Secret> {
         let mut held = self.lock();
         let found = held.get(key)?;
@@ -92,7 +92,7 @@ pub(super) fn realm(challenge: &Challenge) -> std::result::Result<Url, String> {
     Url::parse(realm.ok_or("it names no server for tokens")?)
 }
 
-/// What to ask the server that a `Bearer` challenge names.
+/// The request to the token server of a `Bearer` challenge.
 pub(super) fn token_request(
     challenge: &Challenge,
     realm: Url,
@@ -137,7 +137,7 @@ pub(super) fn token_request(
     }
 }
 
-/// Our scopes and those that the registry asked for, without duplicates.
+/// The scopes of a call and of the registry's challenge, without duplicates.
 fn with_asked(ours: &[String], asked: Option<&String>) -> Vec<String> {
     let mut all = ours.to_vec();
     for scope in asked.iter().flat_map(|asked| asked.split_whitespace()) {
@@ -169,7 +169,7 @@ struct Token {
     expires_in: Option<u64>,
 }
 
-/// Reads what a server for tokens answered.
+/// Parses a token server's answer.
 pub(super) fn token(answer: &[u8], what: &str, server: &str) -> Result<Held> {
     let bad = |why: &str| {
         RegistryError::protocol(what, format!("the server for tokens, {server}, {why}"))
@@ -193,7 +193,7 @@ pub(super) fn token(answer: &[u8], what: &str, server: &str) -> Result<Held> {
     })
 }
 
-/// A refusal, with the registry's own words.
+/// The error of a refused request, with the registry's message.
 pub(super) fn unauthorised(what: &str, host: &str, knew_us: bool, detail: &str) -> RegistryError {
     let reason = if knew_us {
         "the credentials are not accepted, or give no right to this"

@@ -13,7 +13,7 @@ use std::ops::Range;
 use ureq::http::header;
 use ureq::http::{Method, StatusCode};
 
-/// Bytes that are transferred at once.
+/// Bytes per read.
 const PIECE: usize = 64 << 10;
 
 /// Most bytes that are skipped if a registry sends a blob from its start although a range was
@@ -122,7 +122,7 @@ impl Client {
             what: &what,
             repository,
             blob,
-            // All of it is wanted, however it comes.
+            // The whole blob is wanted, so a transfer from its start is accepted in any case.
             most_skipped: u64::MAX,
             progress,
         };
@@ -347,7 +347,7 @@ fn hash_beginning(file: &mut File, size: u64) -> std::io::Result<(u64, Hasher)> 
     Ok((seen, hasher))
 }
 
-/// A blob in a sentence.
+/// The name of a blob in messages.
 pub(super) fn blob_name(repository: &Reference, blob: &Descriptor) -> String {
     format!(
         "blob {} of {}/{}",

@@ -164,7 +164,7 @@ impl Exchange {
             scopes,
         };
         let registry = self.url(call.repository, "")?;
-        // An upload may go to another host, which is not to see our credentials.
+        // An upload may go to another host, which must not get the registry's credentials.
         let ours = key.origin == registry.origin() || key.origin == registry.secure().origin();
         // A value that was just obtained is used even if it has expired by now.
         let mut given = None;
@@ -234,7 +234,7 @@ impl Exchange {
         Ok(value)
     }
 
-    /// Asks a server for a token.
+    /// Requests a token.
     fn token(
         &self,
         call: &Call<'_>,
@@ -510,8 +510,8 @@ impl Read for Sending<'_> {
 }
 
 fn sensitive(value: &Secret) -> HeaderValue {
-    // What can't be in a header was refused where it came from; an empty one is refused
-    // by the registry.
+    // Values that no header can hold were refused when they were read. The registry refuses an
+    // empty value.
     let mut value =
         HeaderValue::from_str(value.reveal()).unwrap_or_else(|_| HeaderValue::from_static(""));
     value.set_sensitive(true);

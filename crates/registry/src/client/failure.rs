@@ -15,7 +15,7 @@ const MAX_ERROR: u64 = 64 << 10;
 /// How long reading an error answer may take.
 const MAX_ERROR_TIME: Duration = Duration::from_secs(10);
 
-/// An answer that is not a good one, as an error.
+/// Converts an error answer to an error.
 pub(super) fn refusal(what: &str, answer: Answer) -> RegistryError {
     let status = answer.status().as_u16();
     let host = answer.url.authority().to_owned();
@@ -67,7 +67,7 @@ pub(super) fn detail_of(answer: Answer) -> String {
     detail_in(&text)
 }
 
-/// The same, of the body of an answer.
+/// Like [`detail_of`], for the body of an answer.
 pub(super) fn detail_in(text: &[u8]) -> String {
     #[derive(serde::Deserialize)]
     struct Errors {
@@ -98,7 +98,7 @@ pub(super) fn detail_in(text: &[u8]) -> String {
     one_line(&said.join("; "))
 }
 
-/// A connection that did not come about, or broke, as an error.
+/// Converts a failed or broken connection to an error.
 pub(super) fn broken(what: &str, host: &str, error: ureq::Error) -> RegistryError {
     if is_about_tls(&error) {
         return RegistryError::Insecure {

@@ -1,4 +1,4 @@
-//! Manifests, the images they are of, and tags.
+//! Fetches manifests, images and tags.
 
 use super::blobs::pull_scope;
 use super::exchange::{Call, Payload};
@@ -11,7 +11,7 @@ use ureq::http::header::{self, HeaderName};
 
 /// The most tags that are listed.
 const MOST_TAGS: usize = 100_000;
-/// The most pages they come in.
+/// The most pages of tags that are fetched.
 const MOST_PAGES: usize = 1000;
 
 /// The header with the manifest's digest according to the registry.
@@ -21,13 +21,13 @@ pub(super) const CONTENT_DIGEST: HeaderName = HeaderName::from_static("docker-co
 /// one in the reference, if there was one.
 #[derive(Clone, Debug)]
 pub struct Fetched {
-    /// The bytes, which the digest is of.
+    /// Its bytes as received.
     pub bytes: Vec<u8>,
     /// Their media type.
     pub media_type: String,
     /// Their SHA-256.
     pub digest: Digest,
-    /// What they say.
+    /// The parsed manifest or index.
     pub content: Content,
 }
 
@@ -40,7 +40,7 @@ pub struct Image {
     pub index: Option<Fetched>,
     /// Its manifest.
     pub fetched: Fetched,
-    /// The same, read.
+    /// The manifest, parsed.
     pub manifest: ImageManifest,
 }
 
@@ -265,7 +265,7 @@ impl Client {
             media_type::DOCKER_MANIFEST,
             media_type::DOCKER_INDEX,
         ];
-        // So that the registry says what it has, and we why it is refused.
+        // Schema 1 is accepted so that the registry sends it, and the error can name it.
         accept.extend(media_type::DOCKER_SCHEMA_1);
         Ok(Call {
             what,

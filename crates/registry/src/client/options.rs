@@ -43,8 +43,8 @@ impl Default for ClientOptions {
 }
 
 impl ClientOptions {
-    /// As it was noted how a registry is reached: with the credentials in a file as
-    /// Docker's, or else this user's, by plain HTTP or not, and with these authorities.
+    /// The options of a recorded source: credentials in a file like Docker's, else those of this
+    /// user; plain HTTP or not; and these certificate authorities.
     pub fn noted(
         docker_config: Option<&Path>,
         plain_http: bool,

@@ -57,7 +57,7 @@ impl Resolver for HostResolver {
     }
 }
 
-/// A host that the registry named is refused.
+/// A host that the registry named is this computer, or link-local.
 #[derive(Debug, thiserror::Error)]
 #[error("a registry elsewhere can't send us to what is this computer, or only beside it")]
 pub(super) struct ThisComputer;

@@ -1,4 +1,4 @@
-//! What a blob is sent from.
+//! Source of an upload's bytes.
 
 use std::io::{Read, Seek};
 

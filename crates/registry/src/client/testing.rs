@@ -1,14 +1,14 @@
-//! For fuzzing: what a registry or its server for tokens says, read without one.
+//! For fuzzing: parses a registry's or token server's answers without a connection.
 
 use super::url::Url;
 use super::{authorisation, challenge, failure, manifests};
 use crate::credentials::{Login, Secret};
 
-/// Reads the header of a refusal, and makes the request for a token that follows.
+/// Parses the challenge of a refusal and builds the token request.
 ///
 /// # Panics
 ///
-/// If the request is not one that HTTP takes.
+/// If the request is not valid HTTP.
 pub fn challenges(header: &str, login: bool) {
     let login = login.then(|| Login::Password {
         user: "ali".into(),
@@ -24,7 +24,7 @@ pub fn challenges(header: &str, login: bool) {
     }
 }
 
-/// Reads an answer of a server for tokens.
+/// Parses the answer of a token server.
 ///
 /// # Panics
 ///
@@ -36,11 +36,11 @@ pub fn token(answer: &[u8]) {
     }
 }
 
-/// Reads the headers of an answer: where it leads, the next page, when to come again.
+/// Parses headers of an answer: a redirect, the next page, the time of a retry.
 ///
 /// # Panics
 ///
-/// If it leads to what is no address of HTTP.
+/// If a redirect is not a valid HTTP address.
 pub fn headers(text: &str) {
     let from = Url::parse("https://example.com/v2/a/tags/list").expect("an address");
     let links = [Some(text), manifests::next_link(text)];
@@ -54,7 +54,7 @@ pub fn headers(text: &str) {
     let _ = failure::retry_after(text);
 }
 
-/// Reads the text of a refusal.
+/// Parses the text of a refusal.
 pub fn refusal(text: &[u8]) -> String {
     failure::detail_in(text)
 }

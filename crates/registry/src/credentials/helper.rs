@@ -140,8 +140,8 @@ mod tests {
         path.into_os_string()
     }
 
-    /// Starting a script can meet the moment in which another test's child still has it
-    /// open for writing.
+    /// Retries while exec fails with ETXTBSY: a child of another test may have the script open for
+    /// writing.
     fn run(folder: &tempfile::TempDir, script: &str, limit: Duration) -> Result<Option<Login>> {
         let program = helper(folder, script);
         loop {

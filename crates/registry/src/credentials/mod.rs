@@ -30,7 +30,7 @@ pub(crate) enum Login {
     Identity(Secret),
 }
 
-/// A text that is never shown in messages and logs.
+/// A secret text, which never appears in messages and logs.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Secret(String);
 

@@ -1,9 +1,9 @@
-//! Signatures as cosign 3 writes them: Sigstore bundles that refer to a manifest.
+//! Signatures of cosign 3: Sigstore bundles that refer to a manifest.
 //!
-//! A referrer whose type is that of a bundle has it as its one layer: JSON, with an envelope
-//! (DSSE) in which an in-toto statement names the digests that are signed. Who signed with a
-//! key has the key's signature over the envelope's payload. Certificates, time stamps and
-//! entries of transparency logs are not looked at.
+//! The bundle is the only layer of a referrer with the type of bundles. It is JSON with a DSSE
+//! envelope, whose payload is an in-toto statement with the signed digests. A signature with a key
+//! covers the envelope's payload. Certificates, timestamps and entries of transparency logs are
+//! ignored.
 //!
 //! Sources: cosign's `BUNDLE_SPEC.md`, Sigstore's `sigstore_bundle.proto`, DSSE's
 //! `protocol.md` and `envelope.md`, in-toto's `statement.md` (version 1).
@@ -17,13 +17,13 @@ use base64::engine::general_purpose::STANDARD;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 
-/// What the type of a bundle begins with; its version follows.
+/// Prefix of the media type of bundles; the version follows.
 const BUNDLE: &str = "application/vnd.dev.sigstore.bundle";
-/// What an envelope says of its payload if that is a statement.
+/// Payload type of an envelope with an in-toto statement.
 const IN_TOTO: &str = "application/vnd.in-toto+json";
-/// What a statement says if it is an image's signature. Others are attestations.
+/// Predicate type of an image's signature. Statements of other types are attestations.
 const SIGNED: &str = "https://sigstore.dev/cosign/sign/v1";
-/// The largest bundle, bytes.
+/// Largest bundle, bytes.
 const MAX_BUNDLE: u64 = 1 << 20;
 
 #[derive(Deserialize)]
@@ -36,7 +36,7 @@ struct Bundle {
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Material {
-    /// There for signatures with a key.
+    /// Present in signatures with a key.
     public_key: Option<serde_json::Value>,
 }
 
@@ -69,21 +69,21 @@ struct Subject {
     digest: BTreeMap<String, String>,
 }
 
-/// What a bundle is to a key.
+/// Result of checking a bundle with a key.
 #[derive(Debug, PartialEq, Eq)]
 enum Verdict {
-    /// The key has signed the manifest.
+    /// The key signed the manifest.
     Signed,
-    /// Another key has, or something else is signed.
+    /// Signed by another key, or for another manifest.
     ByOthers,
-    /// It is not verified.
+    /// A kind that can't be verified, such as with a certificate.
     OfOtherKind,
-    /// An attestation: no signature of the image.
+    /// An attestation, not a signature of the image.
     NoSignature,
 }
 
-/// Whether a bundle that refers to this manifest has a signature by the key; what others
-/// there are is noted.
+/// Whether a bundle that refers to this manifest has a signature by the key. Other signatures are
+/// counted in `found`.
 pub(super) fn verify(
     client: &Client,
     repository: &Reference,
@@ -108,13 +108,13 @@ pub(super) fn verify(
     Ok(false)
 }
 
-/// Lists of registries from before OCI 1.1 leave the type out.
+/// Registries older than OCI 1.1 leave the artifact type out of the list.
 fn is_bundle(referrer: &Descriptor) -> bool {
     let kind = referrer.artifact_type.as_deref();
     kind.is_none_or(|kind| kind.starts_with(BUNDLE))
 }
 
-/// The bundle that a referrer is; `None` if it is none, or is gone.
+/// Fetches the bundle of a referrer; `None` if it has none or is gone.
 fn bundle(
     client: &Client,
     repository: &Reference,
@@ -155,7 +155,7 @@ fn judge(bundle: &[u8], digest: &Digest, key: &PublicKey) -> Verdict {
     let is_ours = signatures
         .filter_map(|signature| STANDARD.decode(&signature.sig).ok())
         .any(|signature| key.verifies(&signed, &signature));
-    // Until here the payload is a stranger's; what it says matters for the sentence alone.
+    // The payload is not verified yet. Without a valid signature it only affects the error message.
     let statement = serde_json::from_slice::<Statement>(&payload).ok();
     match statement {
         Some(statement) if statement.predicate_type != SIGNED => Verdict::NoSignature,
@@ -172,7 +172,7 @@ impl Statement {
     }
 }
 
-/// What is signed of an envelope: DSSE's pre-authentication encoding.
+/// The signed bytes of an envelope: DSSE's pre-authentication encoding.
 fn authenticated(payload_type: &str, payload: &[u8]) -> Vec<u8> {
     let head = format!(
         "DSSEv1 {} {payload_type} {} ",
@@ -182,7 +182,7 @@ fn authenticated(payload_type: &str, payload: &[u8]) -> Vec<u8> {
     [head.as_bytes(), payload].concat()
 }
 
-/// Reads any bytes as a bundle, for the fuzzer.
+/// Judges any bytes as a bundle, for fuzzing.
 #[cfg(any(test, feature = "testing"))]
 pub(crate) fn judge_any(bytes: &[u8]) {
     let point = [&[4][..], &[1; 64]].concat();

@@ -1,19 +1,18 @@
-//! Manifests signed with a key, as cosign does it.
+//! Signatures of manifests with a key, compatible with cosign.
 //!
-//! A signature is in the same repository as what it signs. Cosign 1 and 2 put it under the
-//! tag `sha256-HEX.sig`: an image of which each layer is a small JSON document ("simple
-//! signing") that names the manifest's digest, with the signature in an annotation. Cosign 3
-//! adds a referrer of the manifest, which is a Sigstore [`bundle`]. Both are read, and the
-//! first is written. Keys are ECDSA on P-256 with SHA-256.
+//! A signature is in the same repository as the manifest. Cosign 1 and 2 put it under the tag
+//! `sha256-HEX.sig`: an image in which each layer is a small JSON document ("simple signing") with
+//! the manifest's digest, and its annotation has the signature. Cosign 3 adds a referrer of the
+//! manifest with a Sigstore [`bundle`]. Both kinds are verified; the first kind is written. Keys
+//! are ECDSA on P-256 with SHA-256.
 //!
-//! Why cosign's and not minisign's: its signatures are in the registry, so that they
-//! travel with the image, and `cosign`, `skopeo`, `podman` and the admission
-//! controllers of Kubernetes read and write them. `ring` is linked for TLS anyway and
-//! does the cryptography. Certificates and transparency logs ("keyless") are not
-//! looked at: a key is what one believes.
+//! Why cosign's format and not minisign's: the signatures are in the registry and are copied with
+//! the image, and `cosign`, `skopeo`, `podman` and the admission controllers of Kubernetes read and
+//! write them. `ring` is linked for TLS anyway and does the cryptography. Certificates and
+//! transparency logs ("keyless") are ignored: only a key is trusted.
 //!
-//! As with `cosign verify`, the digest counts and the name of the repository does not:
-//! a mirror has the same signatures.
+//! As with `cosign verify`, only the digest is checked, not the repository's name: a mirror has the
+//! same signatures.
 
 mod bundle;
 
@@ -37,31 +36,31 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::io::Cursor;
 
-/// The media type of what is signed.
+/// Media type of a signed document.
 const SIMPLE_SIGNING: &str = "application/vnd.dev.cosign.simplesigning.v1+json";
-/// The annotation that has the signature, in Base64.
+/// Annotation with the signature in Base64.
 const SIGNATURE: &str = "dev.cosignproject.cosign/signature";
-/// What the document says it is.
+/// Type in a signed document.
 const TYPE: &str = "cosign container image signature";
-/// The largest document, bytes.
+/// Largest signed document, bytes.
 const MAX_DOCUMENT: u64 = 64 << 10;
-/// The most signatures of one manifest that are looked at.
+/// Most signatures of one manifest that are checked.
 const MOST_SIGNATURES: usize = 64;
 
-/// RFC 5480: what is before the point in the DER of a public key on P-256.
+/// RFC 5480: the bytes before the point in the DER of a P-256 public key.
 const P256_KEY: &[u8] = &[
     0x30, 0x59, 0x30, 0x13, 0x06, 0x07, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x02, 0x01, 0x06, 0x08, 0x2a,
     0x86, 0x48, 0xce, 0x3d, 0x03, 0x01, 0x07, 0x03, 0x42, 0x00,
 ];
 
-/// A public key that signatures are checked with.
+/// A public key that verifies signatures.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PublicKey {
     /// An uncompressed point on P-256.
     point: Vec<u8>,
 }
 
-/// A private key to sign with.
+/// A private key that signs.
 pub struct PrivateKey {
     pair: EcdsaKeyPair,
 }
@@ -73,8 +72,8 @@ impl fmt::Debug for PrivateKey {
 }
 
 impl PublicKey {
-    /// Reads a PEM file with `PUBLIC KEY`, as `cosign generate-key-pair` and
-    /// `openssl pkey -pubout` write it: ECDSA on P-256.
+    /// Reads a `PUBLIC KEY` in PEM, as `cosign generate-key-pair` and `openssl pkey -pubout` write
+    /// it. It must be ECDSA on P-256.
     pub fn from_pem(pem: &[u8]) -> Result<Self> {
         let key = SubjectPublicKeyInfoDer::from_pem_slice(pem)
             .map_err(|_| RegistryError::Key("there is no PUBLIC KEY in PEM in it".to_owned()))?;
@@ -87,8 +86,7 @@ impl PublicKey {
         })
     }
 
-    /// SHA-256 of the key as DER (`openssl pkey -pubin -outform DER`), which tells it from
-    /// others.
+    /// SHA-256 of the key's DER (`openssl pkey -pubin -outform DER`), which identifies it.
     pub fn id(&self) -> Digest {
         Digest::of(&[P256_KEY, &self.point].concat())
     }
@@ -101,8 +99,8 @@ impl PublicKey {
 }
 
 impl PrivateKey {
-    /// Reads a PEM file with an unencrypted `PRIVATE KEY` (PKCS #8), as
-    /// `openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256` writes it.
+    /// Reads an unencrypted `PRIVATE KEY` in PEM (PKCS #8), as `openssl genpkey -algorithm EC
+    /// -pkeyopt ec_paramgen_curve:P-256` writes it.
     pub fn from_pem(pem: &[u8]) -> Result<Self> {
         let key = PrivatePkcs8KeyDer::from_pem_slice(pem).map_err(|_| {
             let why = "there is no PRIVATE KEY in PEM in it; encrypted keys are not read";
@@ -127,8 +125,8 @@ impl PrivateKey {
     }
 }
 
-/// Checks that the manifest with this digest is signed by the key. One good signature
-/// is enough, whoever else signed it.
+/// Checks that the key signed the manifest with this digest. One valid signature is enough,
+/// whatever other signatures there are.
 pub fn verify(
     client: &Client,
     repository: &Reference,
@@ -155,7 +153,8 @@ pub fn verify(
             continue;
         };
         let document = client.small_blob(repository, layer, MAX_DOCUMENT, progress)?;
-        // The signature first: until then the document is a stranger's.
+        // The signature is checked before the document is parsed, because it is untrusted until
+        // then.
         if key.verifies(&document, &signature) && names(&document, digest) {
             return Ok(());
         }
@@ -167,12 +166,12 @@ pub fn verify(
     Err(unsigned(found.to_string()))
 }
 
-/// Signatures of a manifest that say nothing of the key.
+/// Signatures of a manifest that are not by the key.
 #[derive(Default)]
 struct Found {
-    /// By other keys, or of something else.
+    /// By another key, or for another manifest.
     by_others: usize,
-    /// Of a kind that is not verified: with a certificate, say.
+    /// Of a kind that is not verified, such as with a certificate.
     of_other_kinds: usize,
 }
 
@@ -191,8 +190,8 @@ impl fmt::Display for Found {
     }
 }
 
-/// Signs the manifest with this digest, beside signatures that are there; does nothing
-/// if the key has signed it already.
+/// Signs the manifest with this digest and keeps other signatures. Does nothing if the key has
+/// signed it already.
 pub fn sign(
     client: &Client,
     repository: &Reference,
@@ -234,7 +233,7 @@ pub fn sign(
         None => Vec::new(),
     };
     layers.push(layer);
-    // Like an image, so that everything that copies images copies it.
+    // The configuration is that of an image, so that tools which copy images copy it.
     let diff_ids: Vec<Digest> = layers.iter().map(|layer| layer.digest).collect();
     let config = json!({
         "architecture": "",
@@ -268,7 +267,7 @@ fn tag_of(digest: &Digest) -> String {
     format!("sha256-{}.sig", digest.hex())
 }
 
-/// The manifest of signatures, if there is one.
+/// The image with the simple-signing signatures, if it exists.
 fn signatures(
     client: &Client,
     repository: &Reference,
@@ -301,7 +300,7 @@ fn upload(
     Ok(blob)
 }
 
-/// Whether a document says that this digest is signed.
+/// Whether a document is a signature of this digest.
 pub(crate) fn names(document: &[u8], digest: &Digest) -> bool {
     let Ok(document) = serde_json::from_slice::<serde_json::Value>(document) else {
         return false;

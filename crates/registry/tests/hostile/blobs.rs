@@ -1,4 +1,4 @@
-//! Blobs.
+//! Blobs from a registry that misbehaves.
 
 use crate::server::{Reply, Request, Server};
 use crate::{GivesUp, Waits, client, reference};
@@ -19,7 +19,7 @@ fn blob() -> Descriptor {
     Descriptor::of("", &content())
 }
 
-/// A good answer.
+/// A correct answer.
 fn answer(request: &Request) -> Reply {
     let content = content();
     match request.range() {
@@ -174,12 +174,12 @@ fn parts_that_are_not_the_right_ones_are_refused() {
 
 #[test]
 fn patience_is_renewed_by_progress_only() {
-    // 64 KiB at a time: more breaks than patience, but it gets on.
+    // Each connection breaks after 66,000 bytes: more breaks than retries, but each makes progress.
     let server = Server::start(|request| answer(request).cut(66_000));
     let (bytes, waits) = fetch(&server);
     assert!(bytes.unwrap() == content());
     assert_eq!(waits.all().len(), 4);
-    // A byte at a time it would never end.
+    // One byte per connection is not counted as progress.
     let server = Server::start(|request| answer(request).cut(1));
     let (bytes, waits) = fetch(&server);
     assert!(matches!(bytes, Err(RegistryError::Unreachable { .. })));
@@ -197,7 +197,7 @@ fn a_transfer_that_stalls_is_taken_up_elsewhere() {
     });
     let mut options = Waits::default().options();
     options.stall_timeout = Duration::from_millis(200);
-    // A slow computer may stall by itself.
+    // A busy host may stall the server for longer.
     options.retries.limit = 1_000;
     let client = Client::new(options).unwrap();
     let mut bytes = Vec::new();
@@ -269,7 +269,7 @@ fn a_sink_that_is_full_ends_the_transfer() {
     assert!(waits.all().is_empty());
 }
 
-/// All must be over by then.
+/// Progress with this deadline.
 struct Until(Instant);
 
 impl Progress for Until {
@@ -282,7 +282,7 @@ impl Progress for Until {
 fn bytes_that_drip_are_waited_for_until_the_deadline_and_no_longer() {
     let whole = vec![7; 4 << 20];
     let blob = Descriptor::of("", &whole);
-    // At a byte each 10 ms all of it takes eleven hours, and nothing ever stalls.
+    // At one byte each 10 ms the blob takes eleven hours, but no read stalls.
     let server =
         Server::start(move |request| Reply::part(&whole, request.range().unwrap()).dripping());
     let (client, waits) = client();
@@ -295,7 +295,7 @@ fn bytes_that_drip_are_waited_for_until_the_deadline_and_no_longer() {
     );
     assert!(waits.all().is_empty(), "it is not tried again");
     assert!(Instant::now() >= soon.0);
-    // What begins when it is too late is not even asked for.
+    // After the deadline no request is sent.
     let seen = server.seen().len();
     client
         .manifest(&reference(&server, "a:1"), &soon)
@@ -314,7 +314,7 @@ fn an_error_s_words_that_drip_are_not_waited_for() {
     assert!(error.to_string().contains("418"), "{error}");
 }
 
-/// Serves an artifact of one file, and says of each ranged answer what comes of it.
+/// Serves an artifact of one file; `change` alters the bytes of each answer to a range.
 fn artifact_server(
     content: &[u8],
     change: impl Fn(&mut Vec<u8>) + Send + Sync + 'static,
@@ -387,7 +387,7 @@ fn a_part_of_a_file_that_has_another_hash_is_not_given() {
         let part = honest.read(range.clone(), &()).unwrap();
         assert!(part == content[range.start as usize..range.end as usize]);
     }
-    // One bit anywhere in the blocks that are touched, also outside of what is asked for.
+    // One wrong bit anywhere in the blocks that are read, also outside of the requested range.
     let (_server, to) = artifact_server(&content, |blob| blob[10] ^= 1);
     let lying = file(&to);
     for range in [50..60, 64_000..64_001] {
@@ -395,7 +395,7 @@ fn a_part_of_a_file_that_has_another_hash_is_not_given() {
         assert!(matches!(error, RegistryError::Damaged { .. }), "{error}");
         assert!(error.to_string().contains("block 0 has another hash"));
     }
-    // What is in other blocks is good.
+    // Other blocks are intact.
     let part = lying.read(200_000..200_010, &()).unwrap();
     assert!(part == content[200_000..200_010]);
 }

@@ -1,7 +1,7 @@
-//! Against a registry that answers as it should not.
+//! Tests with a registry that misbehaves.
 //!
-//! The registry is a script: a function from requests to replies. No test depends on
-//! time: waits between retries are written down instead of waited for.
+//! The registry is a script: a function from requests to replies. Waits between retries are
+//! recorded instead of slept.
 
 mod server;
 
@@ -28,7 +28,7 @@ impl Waits {
                 sleep: Some(Arc::new(move |wait| waits.lock().unwrap().push(wait))),
                 ..Retries::default()
             },
-            // Nobody waits that long, unless the test is about to fail.
+            // No test waits that long, unless it is about to fail.
             stall_timeout: Duration::from_secs(60),
             ..ClientOptions::default()
         }
@@ -48,7 +48,7 @@ fn reference(server: &Server, rest: &str) -> Reference {
     Reference::parse(&format!("{}/{rest}", server.host()), None).unwrap()
 }
 
-/// Gives up after so many pieces of progress.
+/// Cancels after this many calls.
 struct GivesUp(Mutex<u32>);
 
 impl Progress for GivesUp {

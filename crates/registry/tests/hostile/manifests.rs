@@ -1,4 +1,4 @@
-//! Manifests.
+//! Manifests from a registry that misbehaves.
 
 use crate::server::{Reply, Server};
 use crate::{Waits, client, reference};
@@ -13,7 +13,7 @@ fn image() -> Reply {
     Reply::new(200, IMAGE).with("content-type", media_type::OCI_MANIFEST)
 }
 
-/// Fails so often, then works.
+/// A server that fails this often, then works.
 fn after(failures: usize, failure: Reply) -> Server {
     let count = AtomicUsize::new(0);
     Server::start(move |_| {
@@ -90,7 +90,7 @@ fn a_registry_that_does_not_answer_is_not_waited_for() {
     });
     let mut options = Waits::default().options();
     options.stall_timeout = Duration::from_millis(100);
-    // A slow computer may stall by itself.
+    // A busy host may stall the server for longer.
     options.retries.limit = 1_000;
     let client = Client::new(options).unwrap();
     client.manifest(&reference(&server, "a:1"), &()).unwrap();
@@ -217,7 +217,7 @@ fn a_list_of_tags_stays_with_its_registry_and_ends() {
     let error = client.tags(&reference(&server, "a"), &()).unwrap_err();
     assert!(error.to_string().contains("elsewhere"), "{error}");
     assert!(elsewhere.seen().is_empty());
-    // Page after page with one tag each.
+    // An endless list of pages with one tag each.
     let server = Server::start(|_| {
         Reply::new(200, r#"{"tags":["1"]}"#).with("link", "</v2/a/tags/list?n=1>; rel=next")
     });

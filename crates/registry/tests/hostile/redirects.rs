@@ -1,4 +1,4 @@
-//! Being sent elsewhere.
+//! Redirects.
 
 use crate::server::{Reply, Request, Server};
 use crate::{Waits, client, reference};
@@ -6,7 +6,7 @@ use jiffy_registry::{Client, Credentials, Descriptor, PlainHttp, Reference, Regi
 
 const CONTENT: &[u8] = b"the bytes of a blob";
 
-/// Gives the content to who is authorised by Basic, by way of another place.
+/// A server that asks for Basic credentials, then redirects to `location`.
 fn gate(location: String) -> Server {
     Server::start(
         move |request: &Request| match request.header("authorization") {
@@ -91,7 +91,7 @@ fn a_registry_elsewhere_can_t_send_us_to_this_computer() {
 
 #[test]
 fn nor_by_a_name_that_turns_out_to_be_this_computer() {
-    // glibc knows more ways to write an address than are read here as one.
+    // glibc accepts more forms of an address than Jiffy's parser.
     sent_to_this_computer(|host| host.replace("127.0.0.1", "127.1"));
 }
 
@@ -99,7 +99,7 @@ fn sent_to_this_computer(name_of: fn(&str) -> String) {
     let inside = Server::start(|_| Reply::new(200, CONTENT));
     let to = format!("http://{}/x", name_of(&inside.host()));
     let server = Server::start(move |_| Reply::new(307, "").with("location", &to));
-    // By this name, which Linux takes for itself, it counts as being elsewhere.
+    // Linux treats 0.0.0.0 as the loopback, but Jiffy treats it as a remote registry.
     let name = server.host().replace("127.0.0.1", "0.0.0.0");
     let from = Reference::parse(&format!("{name}/a:1"), None).unwrap();
     let mut options = Waits::default().options();

@@ -1,4 +1,4 @@
-//! A server that replies as a script says.
+//! A server with scripted replies.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-/// What came.
+/// A received request.
 #[derive(Clone, Debug)]
 pub struct Request {
     pub method: String,
@@ -32,8 +32,7 @@ impl Request {
     }
 }
 
-/// What is sent back. Behind anything but a whole and true answer the connection is
-/// closed.
+/// A reply. The connection is closed after every reply that is not complete and valid.
 #[derive(Clone, Debug)]
 pub struct Reply {
     status: u16,
@@ -46,17 +45,17 @@ pub struct Reply {
 enum End {
     /// The whole body, with its length.
     Whole,
-    /// So many bytes of the body, though the head promises all.
+    /// Only so many bytes of the body, although the head announces all.
     Cut(usize),
-    /// The whole body, and nobody said how long it is.
+    /// The whole body without a length.
     Unsaid,
-    /// The head and the body; then nothing, for as long as the client stays.
+    /// The head and the body, then nothing until the client closes the connection.
     Stall,
-    /// The body again and again, for as long as the client reads.
+    /// The body again and again, until the client closes the connection.
     Endless,
-    /// The body byte by byte, for as long as the client stays.
+    /// The body byte by byte, until the client closes the connection.
     Drip,
-    /// Not even a head.
+    /// Nothing at all.
     Nothing,
 }
 
@@ -70,7 +69,7 @@ impl Reply {
         }
     }
 
-    /// A part of something, with its range.
+    /// A range of some content.
     pub fn part(whole: &[u8], (first, last): (usize, usize)) -> Self {
         let range = format!("bytes {first}-{last}/{}", whole.len());
         Self::new(206, &whole[first..=last]).with("content-range", range)
@@ -106,7 +105,7 @@ impl Reply {
         self
     }
 
-    /// Whether it is whole and has its own length.
+    /// Whether the reply is whole and its length is its own.
     fn is_true(&self) -> bool {
         matches!(self.end, End::Whole) && !self.says_a_length()
     }
@@ -117,7 +116,7 @@ impl Reply {
             .any(|(name, _)| name == "content-length")
     }
 
-    /// The connection closes without a word.
+    /// Closes the connection without a reply.
     pub fn nothing() -> Self {
         let mut reply = Self::new(200, "");
         reply.end = End::Nothing;
@@ -127,7 +126,7 @@ impl Reply {
 
 type Script = dyn Fn(&Request) -> Reply + Send + Sync;
 
-/// A running server. Ends with this.
+/// A running server; stops when it is dropped.
 pub struct Server {
     address: SocketAddr,
     seen: Arc<Mutex<Vec<Request>>>,
@@ -170,12 +169,12 @@ impl Server {
         self.address.to_string()
     }
 
-    /// How many connections were made so far.
+    /// Number of connections so far.
     pub fn connections(&self) -> usize {
         self.connections.load(Ordering::SeqCst)
     }
 
-    /// All requests so far, in the order of their coming.
+    /// All requests so far, in order.
     pub fn seen(&self) -> Vec<Request> {
         self.seen.lock().unwrap().clone()
     }
@@ -191,7 +190,7 @@ impl Drop for Server {
     }
 }
 
-/// Requests and their replies. A client that goes away in the middle is no matter.
+/// Answers the requests of one connection. A client that disconnects early is not an error.
 fn converse(stream: &TcpStream, script: &Script, log: &Mutex<Vec<Request>>) {
     while let Some(request) = read_request(stream) {
         log.lock().unwrap().push(request.clone());
@@ -249,7 +248,7 @@ fn write_reply(mut stream: &TcpStream, request: &Request, reply: &Reply) -> std:
     }
     head.push_str("\r\n");
     if matches!(reply.end, End::Stall) && reply.body.is_empty() {
-        // Not even the end of the head.
+        // The reply stops before the end of the head.
         head.truncate(head.len() - 2);
     }
     stream.write_all(head.as_bytes())?;
@@ -269,7 +268,7 @@ fn write_reply(mut stream: &TcpStream, request: &Request, reply: &Reply) -> std:
         }
         End::Stall => {
             stream.write_all(&reply.body)?;
-            // Until the client goes.
+            // Waits until the client closes the connection.
             stream.read_exact(&mut [0])?;
         }
         End::Whole | End::Unsaid | End::Nothing => stream.write_all(&reply.body)?,

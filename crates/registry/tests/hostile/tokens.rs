@@ -1,4 +1,4 @@
-//! Servers for tokens.
+//! Token servers.
 
 use crate::server::{Reply, Request, Server};
 use crate::{Waits, client, reference};
@@ -23,7 +23,7 @@ fn answer(request: &Request) -> Reply {
     }
 }
 
-/// Wants a token, by a challenge that names itself as the server for them.
+/// Asks for a token; the registry is its own token server.
 fn challenge(request: &Request) -> Reply {
     let host = request.header("host").unwrap();
     let header =
@@ -82,7 +82,7 @@ fn a_token_is_asked_for_once_and_used_for_all() {
 fn a_token_that_expires_in_the_middle_is_renewed() {
     let issued = AtomicUsize::new(0);
     let used = AtomicUsize::new(0);
-    // Each token is good for one request, and each answer breaks off.
+    // Each token is valid for one request, and each answer is cut off.
     let server = Server::start(move |request| {
         if request.path.starts_with("/token") {
             let number = issued.fetch_add(1, Ordering::SeqCst) + 1;
@@ -187,8 +187,8 @@ fn a_server_for_tokens_that_fails_for_a_while_is_waited_for() {
 
 #[test]
 fn a_password_is_not_sent_in_the_clear_to_where_a_registry_says() {
-    // Being "elsewhere" by this name, it may neither name this computer nor go without
-    // TLS to another one.
+    // By this name the registry counts as remote: it may neither name this computer nor a token
+    // server without TLS.
     for (realm, said) in [
         ("http://127.0.0.1:1/token", "this computer"),
         ("http://127.1:1/token", "this computer"),
@@ -236,7 +236,7 @@ fn a_password_is_not_sent_to_another_domain_unless_that_is_known_too() {
             if detail.contains("t.example") && detail.contains("another domain")),
         "{error}"
     );
-    // On one computer any port will do.
+    // On one computer any port is allowed.
     let tokens = Server::start(|_| Reply::new(200, r#"{"token":"x"}"#));
     let realm = format!("http://{}/token", tokens.host());
     let server = Server::start(move |request| match request.header("authorization") {

@@ -1,4 +1,4 @@
-//! Uploads.
+//! Uploads to a registry that misbehaves.
 
 use crate::server::{Reply, Request, Server};
 use crate::{GivesUp, client, reference};
@@ -17,7 +17,7 @@ fn upload(client: &Client, to: &Reference, from: Option<&str>) -> Result<Uploade
     client.upload_blob(to, &blob, from, &mut Cursor::new(&content), &())
 }
 
-/// A registry of one upload at a time, with something wrong now and then.
+/// A registry for one upload at a time, with faults.
 fn registry(wrong: impl Fn(usize, &Request) -> Option<Reply> + Send + Sync + 'static) -> Server {
     let count = AtomicUsize::new(0);
     let there = Mutex::new(false);
@@ -72,7 +72,7 @@ fn an_upload_that_breaks_is_called_off_and_begun_anew() {
 
 #[test]
 fn an_answer_that_is_lost_is_no_second_upload() {
-    // The first PUT is done, but its answer does not arrive.
+    // The first PUT succeeds, but its answer is lost.
     let done = Mutex::new(false);
     let server = registry(move |_, request| {
         let mut done = done.lock().unwrap();

@@ -1,4 +1,4 @@
-//! Artifacts, and what ordinary tools do with them.
+//! Artifacts, and how other tools handle them.
 
 use crate::{bytes, client, reference, registry, skopeo};
 use jiffy_registry::artifact::{
@@ -17,7 +17,7 @@ fn config() -> Config {
     }
 }
 
-/// A file with a boot set, data and a tail, and what is in it.
+/// A file with a boot set, data and a tail; returns its content too.
 fn image(folder: &Path, name: &str, seed: u64, size: usize) -> (FileToPush, Vec<u8>) {
     let path = folder.join(name);
     let content = bytes(seed, size);
@@ -35,7 +35,7 @@ fn plan(files: &[FileToPush]) -> Artifact {
     Artifact::plan(IMAGE_TYPE, config(), annotations, files, &()).unwrap()
 }
 
-/// Which blobs moved.
+/// Bytes moved per blob.
 #[derive(Default)]
 struct Moved(Mutex<BTreeMap<String, u64>>);
 
@@ -129,7 +129,7 @@ fn a_file_without_hashes_of_blocks_is_read_by_whole_packs() {
         let moved = Moved::default();
         let part = file.read(range.clone(), &moved).unwrap();
         assert!(part == content[range.start as usize..range.end as usize]);
-        // The pack that was read before is still in memory.
+        // The pack that was read last is still in memory.
         let is_again = [20, 250_000].contains(&range.start);
         assert_eq!(moved.0.lock().unwrap().is_empty(), is_again, "{range:?}");
     }
@@ -147,7 +147,7 @@ fn a_fetch_takes_up_whole_packs_and_repairs_wrong_ones() {
     let file = remote.file("disk").unwrap();
     let back = tempfile::tempdir().unwrap();
 
-    // The boot set is there, the rest is not.
+    // The partial file holds only the boot set.
     let mut partial = content.clone();
     partial[100_000..].fill(0);
     fs::write(back.path().join(".disk.partial"), &partial).unwrap();
@@ -156,7 +156,7 @@ fn a_fetch_takes_up_whole_packs_and_repairs_wrong_ones() {
     assert!(fs::read(&path).unwrap() == content);
     assert_eq!(moved.0.lock().unwrap().len(), 3);
 
-    // Damaged on disk: fetched anew.
+    // The file on disk is damaged: it is fetched again.
     let mut damaged = content.clone();
     damaged[399_999] ^= 1;
     fs::write(&path, &damaged).unwrap();
@@ -164,7 +164,7 @@ fn a_fetch_takes_up_whole_packs_and_repairs_wrong_ones() {
     assert!(fs::read(&path).unwrap() == content);
     assert_eq!(fs::read_dir(back.path()).unwrap().count(), 1);
 
-    // By many at once.
+    // Several threads fetch at once.
     let back = tempfile::tempdir().unwrap();
     std::thread::scope(|scope| {
         for _ in 0..4 {
@@ -244,7 +244,7 @@ fn a_child_sends_only_what_is_new_and_a_parent_need_not_be_here() {
 
     let (child, child_content) = image(there.path(), "child", 6, 200_000);
     let artifact = plan(&[child, FileToPush::remote("parent", remote)]);
-    // Four hashes of blocks, and of the parent ten.
+    // Four block hashes of the child and ten of the parent.
     let new = 200_000 + config().bytes.len() as u64 + 4 * 16;
     let check = |to: &Reference| {
         let remote = RemoteArtifact::open(&client, to, &()).unwrap();
@@ -256,7 +256,7 @@ fn a_child_sends_only_what_is_new_and_a_parent_need_not_be_here() {
         assert!(read("parent") == parent_content);
     };
 
-    // Beside its parent: all of that is there.
+    // In the parent's repository: all of the parent's blobs exist.
     let beside = parent_at.with_tag("child").unwrap();
     let pushed = artifact.push(&client, &beside, &()).unwrap();
     assert_eq!(
@@ -264,12 +264,12 @@ fn a_child_sends_only_what_is_new_and_a_parent_need_not_be_here() {
         (new - config().bytes.len() as u64, new + 600_000 + 10 * 16)
     );
     check(&beside);
-    // In another repository of the registry: mounted.
+    // In another repository of the registry: they are mounted.
     let mounted = reference(&registry, "children/a:1");
     let pushed = artifact.push(&client, &mounted, &()).unwrap();
     assert!(pushed.bytes_uploaded <= new, "{pushed:?}");
     check(&mounted);
-    // In another registry: carried there.
+    // In another registry: they are copied.
     let carried = reference(&other, "children/a:1");
     let pushed = artifact.push(&client, &carried, &()).unwrap();
     assert_eq!(pushed.bytes_uploaded, pushed.bytes_total);
@@ -288,7 +288,7 @@ fn an_image_of_a_container_is_no_artifact() {
         .unwrap()
         .push(&client, &to, &())
         .unwrap();
-    // A snapshot is an image manifest to those who only want to store it.
+    // Tools that only store it treat a snapshot as an image manifest.
     let image = client.image(&to, &Platform::default(), &()).unwrap();
     assert_eq!(image.manifest.layers.len(), 4);
 

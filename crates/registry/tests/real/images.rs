@@ -1,4 +1,4 @@
-//! Images in and out.
+//! Pushes and pulls of images.
 
 use crate::{bytes, client, reference, registry, skopeo};
 use jiffy_registry::client::Source;
@@ -14,7 +14,7 @@ use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Pushes an image of these layers and gives its manifest.
+/// Pushes an image with these layers and returns its manifest.
 fn push(client: &Client, to: &Reference, tars: &[Vec<u8>], architecture: &str) -> ImageManifest {
     let upload = |media_type: &str, bytes: &[u8]| {
         let blob = Descriptor::of(media_type, bytes);
@@ -53,7 +53,7 @@ fn gzip(bytes: &[u8]) -> Vec<u8> {
     encoder.finish().unwrap()
 }
 
-/// An archive of one file.
+/// A tar with one file.
 fn tar(seed: u64) -> Vec<u8> {
     let content = bytes(seed, 100_000);
     let mut header = tar::Header::new_gnu();
@@ -182,7 +182,7 @@ fn the_image_for_a_platform_is_taken_from_an_index() {
         error.to_string(),
         format!("{to} has no image for linux/riscv64; it has linux/arm64, linux/amd64")
     );
-    // The very same by skopeo, to another repository.
+    // skopeo copies the image to another repository.
     let copied = reference(&registry, "copy:1");
     skopeo::copy(&format!("docker://{to}"), &format!("docker://{copied}"));
     assert_eq!(client.digest(&copied, &()).unwrap(), Some(digest));
@@ -231,7 +231,7 @@ fn blobs_are_sent_once_mounted_or_found() {
     );
     assert!(client.has_blob(&two, &blob, &()).unwrap());
 
-    // From the middle of a source, and nothing at all.
+    // From the middle of a source, and an empty blob.
     let mut source = Cursor::new(content.clone());
     source.set_position(1_000_000);
     let rest = Descriptor::of("", &content[1_000_000..]);
@@ -247,7 +247,7 @@ fn blobs_are_sent_once_mounted_or_found() {
     client.blob(&one, &rest, &mut into, &()).unwrap();
     assert_eq!(into, content[1_000_000..]);
 
-    // A source that ends too early, and one with other bytes.
+    // A source that is too short, and one with other bytes.
     let mut short = Cursor::new(&content[..10]);
     let missing = Descriptor::of("", &content[..20]);
     let error = client
@@ -296,7 +296,7 @@ fn tags_are_listed() {
             .unwrap();
     }
     let mut tags = client.tags(&to, &()).unwrap();
-    // This registry has no order.
+    // This registry does not sort tags.
     tags.sort();
     assert_eq!(tags, ["0", "1", "2", "3", "4"]);
 }
@@ -343,7 +343,7 @@ fn many_fetch_one_blob_and_it_moves_once() {
     struct Starts(AtomicU64);
     impl Progress for Starts {
         fn moved(&self, _: &Descriptor, done: u64) {
-            // Who waits is told the end only.
+            // A thread that waits for another's fetch gets only the final progress.
             if done == 0 {
                 self.0.fetch_add(1, Ordering::Relaxed);
             }

@@ -1,4 +1,4 @@
-//! Against a real registry, with real tools as its other users.
+//! Tests with a real registry, and real tools as other clients.
 
 mod artifacts;
 mod images;
@@ -21,7 +21,7 @@ fn reference(registry: &LocalRegistry, rest: &str) -> Reference {
     Reference::parse(&format!("{}/{rest}", registry.host()), None).unwrap()
 }
 
-/// Bytes that do not repeat and are the same in every run.
+/// Bytes without repetition, the same in every run.
 fn bytes(seed: u64, count: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let next = || {

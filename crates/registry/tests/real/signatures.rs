@@ -1,5 +1,4 @@
-//! Signatures, with OpenSSL as the other one that checks them and skopeo as the other
-//! one that reads and writes them.
+//! Signatures. OpenSSL checks them independently, skopeo copies them.
 
 use crate::{client, reference, registry, skopeo};
 use base64::Engine;
@@ -25,7 +24,7 @@ fn openssl(arguments: &[&str]) -> Vec<u8> {
     output.stdout
 }
 
-/// A key of OpenSSL's, and the public half as it writes it.
+/// A key made by OpenSSL, and its public half in PEM.
 fn key(folder: &Path, name: &str) -> (PrivateKey, Vec<u8>) {
     let private = openssl(&[
         "genpkey",
@@ -40,7 +39,7 @@ fn key(folder: &Path, name: &str) -> (PrivateKey, Vec<u8>) {
     (PrivateKey::from_pem(&private).unwrap(), public)
 }
 
-/// Pushes a small image.
+/// Pushes a small image and returns its digest.
 fn image(client: &Client, to: &Reference) -> Digest {
     let config =
         br#"{"os":"linux","architecture":"amd64","rootfs":{"type":"layers","diff_ids":[]}}"#;
@@ -57,8 +56,7 @@ fn image(client: &Client, to: &Reference) -> Digest {
         .unwrap()
 }
 
-/// Has skopeo keep signatures as cosign does. (Debian's neither makes nor checks them,
-/// but carries them.)
+/// Configures skopeo to copy cosign's signatures. (Debian's skopeo neither makes nor checks them.)
 fn attachments(folder: &Path, registries: &[&str]) -> String {
     let path = folder.join("registries.d");
     fs::create_dir_all(&path).unwrap();
@@ -92,7 +90,7 @@ fn who_signed_is_believed_by_their_key() {
     sign(&client, &to, &digest, &ours, &()).unwrap();
     verify(&client, &to, &digest, &believed, &()).unwrap();
     verify(&client, &to, &digest, &others.public(), &()).unwrap();
-    // Once more is no more.
+    // Signing again changes nothing.
     let tag = to
         .with_tag(&format!("sha256-{}.sig", digest.hex()))
         .unwrap();
@@ -150,7 +148,7 @@ fn skopeo_and_openssl_read_our_signature_and_we_what_skopeo_writes() {
     copy(&kept, &format!("docker://{to}"));
     let believed = PublicKey::from_pem(&public).unwrap();
     verify(&client, &to, &digest, &believed, &()).unwrap();
-    // A second one leaves the first one good.
+    // A second signature leaves the first one valid.
     let (second, _) = key(folder.path(), "second");
     sign(&client, &to, &digest, &second, &()).unwrap();
     verify(&client, &to, &digest, &believed, &()).unwrap();
@@ -166,7 +164,7 @@ fn a_signature_of_something_else_is_none() {
     let to = reference(&registry, "moved:1");
     let digest = image(&client, &to);
     sign(&client, &to, &digest, &ours, &()).unwrap();
-    // Whoever may push can put a good signature under another image's name.
+    // Someone who may push can put a valid signature under another image's name.
     let signature = to
         .with_tag(&format!("sha256-{}.sig", digest.hex()))
         .unwrap();
@@ -184,7 +182,7 @@ fn a_signature_of_something_else_is_none() {
 
 const BUNDLE: &str = "application/vnd.dev.sigstore.bundle.v0.3+json";
 
-/// A bundle as `cosign sign --key` of version 3 writes it, with a signature of OpenSSL's.
+/// A bundle as `cosign sign --key` of version 3 writes it, signed by OpenSSL.
 fn bundle(folder: &Path, key: &str, digest: &Digest) -> Vec<u8> {
     let statement = serde_json::json!({
         "_type": "https://in-toto.io/Statement/v1",
@@ -214,8 +212,8 @@ fn bundle(folder: &Path, key: &str, digest: &Digest) -> Vec<u8> {
     bundle.to_string().into_bytes()
 }
 
-/// Attaches a bundle to a manifest, as `BUNDLE_SPEC.md` has it. The registry has no list of
-/// referrers, so the index that stands in for it is written as the specification says.
+/// Attaches a bundle to a manifest as `BUNDLE_SPEC.md` says. The registry has no referrers API, so
+/// the referrers tag of the specification is written instead.
 fn attach(client: &Client, to: &Reference, digest: &Digest, bundle: &[u8]) {
     let upload = |media_type: &str, bytes: &[u8]| {
         let blob = Descriptor::of(media_type, bytes);
@@ -280,7 +278,7 @@ fn a_bundle_of_cosign_3_is_found_and_verified() {
     verify(&client, &to, &digest, &believed, &()).unwrap();
     assert!(said(&others.public()).contains("1 signatures are by others"));
 
-    // A good signature of something else, and one with a certificate.
+    // A valid signature of another manifest, and one with a certificate.
     let other = bundle(folder.path(), "ours", &Digest::of(b"something else"));
     attach(&client, &to, &digest, &other);
     assert!(said(&believed).contains("by others, or of something else"));
@@ -288,7 +286,7 @@ fn a_bundle_of_cosign_3_is_found_and_verified() {
     let keyless = keyless.replace("publicKey", "x509CertificateChain");
     attach(&client, &to, &digest, keyless.as_bytes());
     assert!(said(&believed).contains("of kinds that are not verified"));
-    // Beside one that says so the older way.
+    // Beside a signature of the older kind.
     let (third, _) = key(folder.path(), "third");
     sign(&client, &to, &digest, &third, &()).unwrap();
     verify(&client, &to, &digest, &third.public(), &()).unwrap();

@@ -1,11 +1,11 @@
-//! Debian's skopeo.
+//! Runs Debian's skopeo.
 
 use jiffy_registry::testing::missing;
 use std::ffi::OsStr;
 use std::path::Path;
 use std::process::Command;
 
-/// Runs `skopeo` with these arguments and gives its output; anything else is a failure.
+/// Runs `skopeo` with these arguments and returns its output. Panics if it fails.
 pub fn run<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> String {
     let output = Command::new("skopeo")
         .args(arguments)
@@ -16,7 +16,7 @@ pub fn run<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Copies, without a policy of signatures and without TLS.
+/// Copies an image, without a signature policy and without TLS.
 pub fn copy(from: &str, to: &str) -> String {
     run([
         "--insecure-policy",
@@ -29,7 +29,7 @@ pub fn copy(from: &str, to: &str) -> String {
     ])
 }
 
-/// The name of an image in an OCI layout.
+/// Name of an image in an OCI layout, for skopeo.
 pub fn layout(folder: &Path, tag: &str) -> String {
     format!("oci:{}:{tag}", folder.display())
 }

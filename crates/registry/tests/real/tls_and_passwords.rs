@@ -1,4 +1,4 @@
-//! TLS by a certificate of one's own, and passwords.
+//! TLS with a self-signed certificate, and passwords.
 
 use crate::{bytes, skopeo};
 use jiffy_registry::testing::{LocalRegistry, PASSWORD, RegistryOptions, USER};
@@ -16,7 +16,7 @@ fn at(registry: &LocalRegistry) -> Reference {
     Reference::parse(&format!("{}/private:1", registry.host()), None).unwrap()
 }
 
-/// Uploads something small.
+/// Uploads a small blob.
 fn upload(options: ClientOptions, to: &Reference) -> Result<(), RegistryError> {
     let content = bytes(9, 1000);
     let blob = Descriptor::of("", &content);
@@ -56,7 +56,7 @@ fn a_registry_on_loopback_that_has_tls_is_spoken_to_with_tls() {
 #[test]
 fn a_registry_elsewhere_without_tls_is_not_spoken_to_unless_asked_for() {
     let registry = start(false, false);
-    // By this name, which Linux takes for itself, it counts as being elsewhere.
+    // Linux treats 0.0.0.0 as the loopback, but Jiffy treats it as a remote registry.
     let name = registry.host().replace("127.0.0.1", "0.0.0.0");
     let to = Reference::parse(&format!("{name}/a:1"), None).unwrap();
     let error = upload(ClientOptions::default(), &to).unwrap_err();
@@ -113,7 +113,7 @@ fn passwords_are_asked_for_and_believed_wherever_they_come_from() {
     )
     .unwrap();
 
-    // The file that skopeo's login writes.
+    // skopeo's login writes the credentials file.
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("auth.json");
     skopeo::run([

@@ -1,7 +1,7 @@
-//! Reads the headers of a tar stream: ustar, PAX, GNU long names and holes.
+//! Reads the headers of a tar stream: ustar, PAX, GNU long names and sparse files.
 //!
-//! The archive may be hostile: an extension is refused by its declared size
-//! before it is read. Contents are passed over; an entry says where they are.
+//! The archive may be hostile: an extension is refused by its declared size before it is read.
+//! Contents are skipped; an entry says at which offset they begin.
 
 mod pax;
 mod sparse;
@@ -22,16 +22,16 @@ const BLOCK: usize = 512;
 /// records of one entry, bytes.
 pub const MAX_EXTENSION: u64 = 1024 * 1024;
 
-/// A run of bytes that is in the archive; between runs are holes.
+/// A run of bytes that the archive holds; holes are between runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Segment {
-    /// Where in the file.
+    /// Offset in the file, bytes.
     pub offset: u64,
-    /// How many bytes.
+    /// Length, bytes.
     pub len: u64,
 }
 
-/// What an entry is.
+/// Type of an entry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum EntryKind {
     /// A regular file.
@@ -40,7 +40,7 @@ pub enum EntryKind {
     Folder,
     /// A symbolic link to this target.
     Symlink(Vec<u8>),
-    /// A further name for this earlier entry.
+    /// A hard link to this earlier entry.
     HardLink(Vec<u8>),
     /// A character device, major and minor.
     CharDevice(u32, u32),
@@ -50,45 +50,45 @@ pub enum EntryKind {
     Fifo,
 }
 
-/// An entry's header, extensions applied.
+/// An entry's header, with its extensions applied.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
-    /// Path as written.
+    /// Path as written in the archive.
     pub path: Vec<u8>,
-    /// What it is.
+    /// Its type.
     pub kind: EntryKind,
-    /// Permission bits.
+    /// Permission bits, 07777.
     pub mode: u16,
-    /// Owner.
+    /// Owner's user id.
     pub uid: u32,
-    /// Group.
+    /// Owner's group id.
     pub gid: u32,
-    /// Modification time; times before 1970 become 0.
+    /// Modification time, seconds since 1970; earlier times become 0.
     pub mtime: u64,
-    /// Bytes in the archive.
+    /// Bytes of its contents in the archive.
     pub size: u64,
-    /// Where those are in the archive.
+    /// Offset of these contents in the archive.
     pub offset: u64,
-    /// Which parts of the file they are, if it has holes.
+    /// Which parts of the file these contents are, if the file has holes.
     pub sparse: Option<Sparse>,
     /// Extended attributes (PAX `SCHILY.xattr.*`).
     pub xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
 }
 
-/// An archive can't be read.
+/// Why an archive can't be read.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ArchiveError {
-    /// The stream ended or failed.
+    /// Reading the stream failed.
     #[error("the archive could not be read at byte {offset}")]
     Read {
         /// Offset in the stream.
         offset: u64,
-        /// What the stream said.
+        /// The stream's error.
         #[source]
         source: io::Error,
     },
-    /// The archive stops in the middle of an entry, or has no end mark.
+    /// The archive is empty, or ends in the middle of an entry.
     #[error("the archive is cut off at byte {0}")]
     Truncated(u64),
     /// A header's checksum or a number in it is wrong.
@@ -117,19 +117,19 @@ pub enum ArchiveError {
         /// Offset of the last header read.
         offset: u64,
     },
-    /// An entry type that isn't supported.
+    /// An entry has an unsupported type.
     #[error("\"{path}\" has the unsupported tar type '{kind}'")]
     Unsupported {
-        /// Its path.
+        /// The entry's path.
         path: String,
-        /// Its type byte.
+        /// The type byte of its header.
         kind: char,
     },
 }
 
-/// Passes over bytes, if it can without reading them.
+/// A stream that can skip bytes, without reading them where possible.
 pub trait Skip {
-    /// Passes over at most `bytes`; returns how many, fewer only at the end.
+    /// Skips at most `bytes`. Returns how many; fewer only at the end of the stream.
     fn skip(&mut self, bytes: u64) -> io::Result<u64>;
 }
 
@@ -147,18 +147,18 @@ impl Skip for &[u8] {
     }
 }
 
-/// A tar stream, entry by entry.
+/// Reads a tar stream entry by entry.
 pub struct Archive<R> {
     reader: R,
     offset: u64,
-    /// Bytes of the current entry not read yet, and its padding.
+    /// Bytes of the current entry that are not read yet, and the padding behind them.
     remaining: u64,
     padding: u64,
     global: Pax,
 }
 
 impl<R: Read + Skip> Archive<R> {
-    /// A stream at its beginning.
+    /// Starts at the beginning of a stream.
     pub fn new(reader: R) -> Archive<R> {
         Archive {
             reader,
@@ -169,18 +169,18 @@ impl<R: Read + Skip> Archive<R> {
         }
     }
 
-    /// How many bytes of the stream have been read.
+    /// Bytes of the stream that were read or skipped.
     pub fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// The stream, wherever it is.
+    /// Returns the stream at its current position.
     pub fn into_inner(self) -> R {
         self.reader
     }
 
-    /// The next entry; what is left of the one before is skipped. `None` at
-    /// the end mark.
+    /// Reads the next entry and skips what is left of the one before. `None` at the end mark, or at
+    /// the end of a stream without one.
     pub fn next_entry(&mut self) -> Result<Option<Entry>, ArchiveError> {
         let mut local = Pax::default();
         let (mut long_name, mut long_link) = (None, None);
@@ -218,8 +218,7 @@ impl<R: Read + Skip> Archive<R> {
         }
     }
 
-    /// Reads the maps of files with holes, and leaves the stream at the
-    /// beginning of the contents.
+    /// Reads the map of a file with holes. The stream is then at the beginning of the contents.
     fn find_contents(
         &mut self,
         header: &tar::Header,
@@ -256,7 +255,7 @@ impl<R: Read + Skip> Archive<R> {
         self.set_remaining(entry.size, at)
     }
 
-    /// Reads contents of the current entry; 0 at their end.
+    /// Reads contents of the current entry; returns 0 at their end.
     fn read_content(&mut self, buffer: &mut [u8]) -> Result<usize, ArchiveError> {
         let most = usize::try_from(self.remaining)
             .unwrap_or(usize::MAX)
@@ -300,12 +299,12 @@ impl<R: Read + Skip> Archive<R> {
         Ok(())
     }
 
-    /// A header block with a right checksum; `None` at the end mark.
+    /// Reads a header block and checks its checksum; `None` at the end mark or the stream's end.
     fn read_header(&mut self) -> Result<Option<tar::Header>, ArchiveError> {
         let at = self.offset;
         let mut block = [0; BLOCK];
         if !self.read_block(&mut block)? {
-            // No end mark, but nothing is cut off either: many writers do so.
+            // Many writers leave the end mark out: the archive is still whole.
             return if at == 0 {
                 Err(ArchiveError::Truncated(0))
             } else {
@@ -344,7 +343,7 @@ impl<R: Read + Skip> Archive<R> {
         Ok(record)
     }
 
-    /// Fills a block; false if the stream ends right before it.
+    /// Fills a block. Returns false if the stream ends right before it.
     fn read_block(&mut self, block: &mut [u8; BLOCK]) -> Result<bool, ArchiveError> {
         let mut filled = 0;
         while filled < BLOCK {
@@ -388,7 +387,7 @@ fn build_entry(
     let number = |key: &[u8]| -> Result<Option<u64>, ArchiveError> {
         pax.get(key)
             .map(|value| {
-                // Times may carry a fraction and a sign; those before 1970 count as 0.
+                // A time may have a fraction and a sign; a time before 1970 counts as 0.
                 let text =
                     std::str::from_utf8(value).map_err(|_| bad("a PAX number is malformed"))?;
                 if text.starts_with('-') {
@@ -424,7 +423,7 @@ fn build_entry(
                 .flatten()
                 .ok_or(bad("its device number is malformed"))
         };
-        // Old headers have no such fields, and some writers leave them empty.
+        // Old headers lack these fields, and some writers leave them empty.
         let blank = header
             .as_ustar()
             .is_some_and(|ustar| is_blank(&ustar.dev_major))
@@ -440,7 +439,7 @@ fn build_entry(
     };
     let type_byte = header.entry_type().as_byte();
     let kind = match type_byte {
-        // Old archives mark a folder by the slash at its end alone.
+        // Old archives mark a folder only by the slash at the end of its name.
         b'\0' | b'0' if path.ends_with(b"/") => Some(EntryKind::Folder),
         b'\0' | b'0' | b'7' | b'S' => Some(EntryKind::File),
         b'1' => Some(EntryKind::HardLink(link()?)),
@@ -457,8 +456,8 @@ fn build_entry(
     })?;
     let size = match kind {
         EntryKind::File => number(b"size")?.unwrap_or(size),
-        // What is only a header has no contents, whatever size it claims:
-        // so GNU tar and Go read it.
+        // The other types have no contents, whatever size the header claims. GNU tar and Go read
+        // archives the same way.
         _ => 0,
     };
     let id = |key: &[u8], field: io::Result<u64>| -> Result<u32, ArchiveError> {
@@ -500,7 +499,7 @@ fn build_entry(
     })
 }
 
-/// A number in a header; 0 if its field was left empty, as some writers do.
+/// A number in a header; 0 if the field is empty, because some writers leave it so.
 fn number_in(field: &[u8], read: io::Result<u64>) -> io::Result<u64> {
     if is_blank(field) { Ok(0) } else { read }
 }

@@ -3,32 +3,31 @@
 use super::Segment;
 use std::collections::BTreeMap;
 
-/// The records that are used, beside attributes and maps of holes.
+/// Keys that are used, beside attributes and maps of holes.
 const USED: [&[u8]; 6] = [b"path", b"linkpath", b"size", b"uid", b"gid", b"mtime"];
-/// The longest value of a record that is no attribute, bytes.
+/// Longest value of a record that is not an attribute, bytes.
 const MAX_VALUE: usize = 8192;
 
-/// Those that say what one entry is: from a global header they would give one name or
-/// one length to all that follow, and contents would be read as headers.
+/// Keys that describe a single entry. A global header may not set them: it would give one name or
+/// length to all later entries, and contents would be read as headers.
 const OF_ONE_ENTRY: [&[u8]; 3] = [b"path", b"linkpath", b"size"];
 
-/// Records that hold for an entry.
+/// The PAX records that apply to an entry.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Pax {
     pub values: BTreeMap<Vec<u8>, Vec<u8>>,
-    /// `GNU.sparse.offset` and `GNU.sparse.numbytes` come many times, in
-    /// pairs: GNU sparse format 0.0.
+    /// GNU sparse format 0.0 repeats `GNU.sparse.offset` and `GNU.sparse.numbytes` in pairs.
     pub segments: Vec<Segment>,
-    /// An offset whose length is still to come.
+    /// An offset whose length has not been read yet.
     offset: Option<u64>,
-    /// They are for all entries to come.
+    /// Whether the records are of global headers, which apply to all later entries.
     global: bool,
-    /// Bytes of what is kept: headers are limited, their number is not.
+    /// Bytes kept. One header is limited, but an entry may have any number of headers.
     pub kept: u64,
 }
 
 impl Pax {
-    /// Records of global headers.
+    /// No records yet, of global headers.
     pub fn global() -> Pax {
         Pax {
             global: true,
@@ -40,7 +39,8 @@ impl Pax {
         self.values.get(key).map(Vec::as_slice)
     }
 
-    /// Records: `LENGTH KEY=VALUE\n`, the length counting all of it.
+    /// Parses records of the form `LENGTH KEY=VALUE\n`, where the length counts the whole record.
+    /// `None` if one is malformed.
     pub fn parse(&mut self, mut record: &[u8]) -> Option<()> {
         while !record.is_empty() {
             let space = record.iter().take(20).position(|byte| *byte == b' ')?;
@@ -53,9 +53,9 @@ impl Pax {
         Some(())
     }
 
-    /// Keeps what an entry may need. The rest is left out: records of a global
-    /// header are looked at again for every entry. Those are no attributes, which
-    /// nobody writes there, and can't say what one entry is or where its holes are.
+    /// Keeps only the records an entry may need, because those of a global header are copied to
+    /// every entry. Of a global header attributes are ignored as well (nobody writes them there),
+    /// and so are maps of holes and keys that describe a single entry.
     fn add(&mut self, key: &[u8], value: &[u8]) -> Option<()> {
         let attribute = key.starts_with(b"SCHILY.xattr.");
         let sparse = key.starts_with(b"GNU.sparse.");
@@ -76,8 +76,7 @@ impl Pax {
                 });
                 self.kept += size_of::<Segment>() as u64;
             }
-            // An empty value takes the key back, as POSIX has it; an empty
-            // attribute is an attribute nevertheless.
+            // POSIX: an empty value deletes the key. An attribute may be empty.
             _ if value.is_empty() && !attribute => {
                 if let Some(old) = self.values.remove(key) {
                     self.kept -= (key.len() + old.len()) as u64;
@@ -93,7 +92,7 @@ impl Pax {
         Some(())
     }
 
-    /// These records over those of a global header.
+    /// Adds the records of global headers for keys that this entry's own headers don't set.
     pub fn over(mut self, global: &Pax) -> Pax {
         for (key, value) in &global.values {
             if !self.values.contains_key(key) {
@@ -104,7 +103,7 @@ impl Pax {
     }
 }
 
-/// Digits and nothing else.
+/// Parses a number that consists of digits only.
 pub(super) fn decimal(text: &[u8]) -> Option<u64> {
     let digits = !text.is_empty() && text.iter().all(u8::is_ascii_digit);
     digits.then(|| std::str::from_utf8(text).ok()?.parse().ok())?

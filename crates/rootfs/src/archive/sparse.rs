@@ -1,25 +1,25 @@
-//! Files with holes: GNU tar's formats "old", 0.0, 0.1 and 1.0.
+//! Files with holes: GNU tar's sparse formats "old", 0.0, 0.1 and 1.0.
 //!
 //! Source: GNU tar manual, "Storing Sparse Files".
 
 use super::pax::{Pax, decimal};
 use super::{ArchiveError, BLOCK, Segment};
 
-/// The most pieces one file may have.
+/// Most runs of one file.
 const MAX_SEGMENTS: usize = 256 * 1024;
 
-/// A file's size with its holes, and what is in the archive.
+/// The size of a file with holes, and the runs that the archive holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sparse {
-    /// Bytes of the file.
+    /// Bytes of the file, holes included.
     pub size: u64,
-    /// Its runs, in order, none empty.
+    /// Its runs in order; none is empty.
     pub segments: Vec<Segment>,
 }
 
 impl Sparse {
-    /// Checks that runs follow one another within the file and are all that
-    /// is stored.
+    /// Checks that the runs are in order, don't overlap, lie within the file and have `stored`
+    /// bytes in all.
     fn checked(size: u64, segments: Vec<Segment>, stored: u64) -> Option<Sparse> {
         let mut end = 0u64;
         let mut sum = 0u64;
@@ -36,8 +36,8 @@ impl Sparse {
     }
 }
 
-/// The map of an old GNU sparse file: four runs in its header, 21 in each
-/// block that follows. `next` reads such a block.
+/// Reads the map of an old GNU sparse file: four runs in the header, 21 in each extension block.
+/// `next` reads an extension block.
 pub(super) fn old(
     header: &tar::Header,
     stored: u64,
@@ -72,13 +72,14 @@ pub(super) fn old(
     Sparse::checked(size, segments, stored).ok_or_else(malformed)
 }
 
-/// What PAX records say of holes.
+/// The map of holes in PAX records.
 pub(super) enum PaxSparse {
     /// No holes.
     None,
     /// Format 0.0 or 0.1: the map is in the records.
     Map(Sparse),
-    /// Format 1.0: the map begins the contents; the file's size.
+    /// Format 1.0: the map is at the beginning of the contents. The value is the file's size,
+    /// bytes.
     InContents(u64),
 }
 
@@ -117,8 +118,8 @@ pub(super) fn pax(pax: &Pax, stored: u64) -> Option<PaxSparse> {
     Sparse::checked(size, segments, stored).map(PaxSparse::Map)
 }
 
-/// The map that begins contents: decimal numbers, a line each, padded to a
-/// block. Returns the map and how much of the contents it took.
+/// Reads the map at the beginning of the contents: decimal numbers, one per line, padded to a
+/// block. Returns the map and its length, bytes.
 pub(super) fn in_contents(
     size: u64,
     stored: u64,

@@ -14,7 +14,7 @@ proptest! {
     }
 }
 
-/// A header of this type with this content, in whole blocks.
+/// A header of this type and its content, padded to whole blocks.
 fn block(kind: tar::EntryType, content: &[u8]) -> Vec<u8> {
     let mut header = tar::Header::new_ustar();
     header.set_path("file").unwrap();
@@ -30,7 +30,7 @@ fn block(kind: tar::EntryType, content: &[u8]) -> Vec<u8> {
     block
 }
 
-/// A PAX record; its length counts its own digits.
+/// A PAX record, whose length includes its own digits.
 fn record(key: &str, value: &[u8]) -> Vec<u8> {
     let rest = key.len() + value.len() + 3;
     let mut length = rest + 1;
@@ -63,7 +63,7 @@ fn an_entry_s_extensions_are_limited_together() {
         error.to_string(),
         "the extension headers up to byte 1001472 of the archive hold more for one entry than the limit of 1048576 bytes"
     );
-    // So are maps of holes; and what replaces a record takes its place.
+    // Maps of holes count as well; a record that replaces another counts once.
     let segments = record("GNU.sparse.offset", b"0");
     let segments = [segments, record("GNU.sparse.numbytes", b"0")].concat();
     let map = block(tar::EntryType::XHeader, &segments.repeat(20_000));

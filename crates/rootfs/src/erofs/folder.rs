@@ -1,10 +1,10 @@
-//! A folder's entries as blocks.
+//! Directory blocks of a folder.
 
 use super::format::{BLOCK_SIZE, DIRENT_SIZE, dirent};
 use crate::tree::{Kind, NodeId, Tree};
 
-/// Cuts a folder's names, `.` and `..` among them, into blocks. Calls `block`
-/// with each block's names and its bytes in use.
+/// Divides a folder's names, with `.` and `..`, into blocks. Calls `block` with each block's names
+/// and its bytes in use.
 pub(super) fn cut<'a>(
     tree: &'a Tree,
     own: NodeId,
@@ -31,7 +31,7 @@ pub(super) fn cut<'a>(
     block(&names[start..], used);
 }
 
-/// Blocks a folder takes, and the bytes in use of the last.
+/// Number of blocks of a folder, and the bytes in use of the last one.
 pub(super) fn measure(tree: &Tree, own: NodeId) -> (u64, u64) {
     let (mut blocks, mut last) = (0, 0);
     cut(tree, own, own, |_, used| {
@@ -41,7 +41,7 @@ pub(super) fn measure(tree: &Tree, own: NodeId) -> (u64, u64) {
     (blocks, last)
 }
 
-/// Its entries: all blocks whole, the last as far as it is in use.
+/// A folder's directory blocks; the last one is cut after its bytes in use.
 pub(super) fn bytes(
     tree: &Tree,
     own: NodeId,
@@ -64,7 +64,7 @@ pub(super) fn bytes(
     out
 }
 
-/// The type in a directory entry (Linux `fs/fs_types.c`).
+/// Type in a directory entry (Linux `fs/fs_types.c`).
 pub(super) fn file_type(kind: &Kind) -> u8 {
     match kind {
         Kind::File(_) => 1,
@@ -77,7 +77,7 @@ pub(super) fn file_type(kind: &Kind) -> u8 {
     }
 }
 
-/// The type bits of `st_mode`.
+/// Type bits of `st_mode`.
 pub(super) fn type_bits(kind: &Kind) -> u16 {
     match kind {
         Kind::Fifo => 0o010_000,

@@ -2,52 +2,52 @@
 
 pub use crate::chunk_table::{BLOCK_SIZE, MAX_CHUNK_BITS, MAX_CHUNKS};
 
-/// Where the superblock begins.
+/// Offset of the superblock in the image, bytes.
 pub const SUPERBLOCK_OFFSET: u64 = 1024;
 /// Bytes of an extended inode.
 pub const INODE_SIZE: u64 = 64;
-/// Inodes are addressed in units of this many bytes.
+/// Unit in which inode numbers address the image, bytes.
 pub const SLOT_SIZE: u64 = 32;
 /// Bytes of a directory entry without its name.
 pub const DIRENT_SIZE: usize = 12;
-/// The longest tail that fits beside an inode without attributes.
+/// Longest tail that fits into one block with an inode without attributes, bytes.
 pub const MAX_TAIL_INLINE: u64 = BLOCK_SIZE - INODE_SIZE;
 
-/// The first bytes of a superblock.
+/// Magic number at the beginning of a superblock.
 pub const MAGIC: u32 = 0xe0f5_e1e2;
-/// The superblock carries a checksum.
+/// Feature: the superblock has a checksum.
 pub const COMPAT_CHECKSUM: u32 = 1;
-/// Inode times are modification times.
+/// Feature: inode times are modification times.
 const COMPAT_MTIME: u32 = 2;
-/// Some files have a table of chunks.
+/// Feature: some files have a chunk table.
 pub const INCOMPAT_CHUNKED_FILE: u32 = 4;
 /// Bytes of a superblock.
 pub const SUPERBLOCK_SIZE: u64 = 128;
-/// Who made an image, in the superblock's name of the volume.
+/// Volume name in the superblock; it identifies Jiffy as the writer.
 pub const VOLUME_NAME: &[u8; 16] = b"jiffy\0\0\0\0\0\0\0\0\0\0\0";
-/// The root's inode follows the superblock, so that a child image can have
-/// another root at the same place (its number has 16 bits only).
+/// The root's inode follows the superblock. A child image can then replace the root in place: its
+/// number has only 16 bits, so it can't be behind a large parent.
 pub const ROOT_OFFSET: u64 = SUPERBLOCK_OFFSET + SUPERBLOCK_SIZE;
-/// The address of a chunk that is a hole.
+/// Block address of a chunk that is a hole.
 pub const HOLE: u32 = u32::MAX;
 
-/// Bytes before the first attribute of an inode.
+/// Bytes of the header before an inode's first attribute.
 pub const XATTR_HEADER_SIZE: usize = 12;
-/// Bytes of an attribute without its name and value, and their alignment.
+/// Bytes of an attribute without its name and value; also the alignment of attributes.
 pub const XATTR_ENTRY_SIZE: usize = 4;
 
-/// How an inode's bytes are laid out.
+/// Data layout of an inode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Layout {
-    /// All in blocks.
+    /// All data is in blocks.
     Plain = 0,
-    /// Whole blocks, and a tail right after the inode.
+    /// Whole blocks, and a tail right behind the inode.
     Inline = 2,
-    /// A table of chunks right after the inode.
+    /// A chunk table right behind the inode.
     Chunks = 4,
 }
 
-/// The values of an extended inode.
+/// Fields of an extended inode.
 #[derive(Debug, Clone, Copy)]
 pub struct Inode {
     pub layout: Layout,
@@ -56,7 +56,7 @@ pub struct Inode {
     /// Type and permissions.
     pub mode: u16,
     pub size: u64,
-    /// First block, the device number, or the chunks' format.
+    /// First block, device number, or chunk format.
     pub union: u32,
     pub number: u32,
     pub uid: u32,
@@ -66,7 +66,7 @@ pub struct Inode {
 }
 
 impl Inode {
-    /// `struct erofs_inode_extended`.
+    /// Encodes a `struct erofs_inode_extended`.
     pub fn to_bytes(self) -> [u8; INODE_SIZE as usize] {
         let mut bytes = [0; INODE_SIZE as usize];
         let mut out = Put(&mut bytes, 0);
@@ -86,7 +86,7 @@ impl Inode {
     }
 }
 
-/// `struct erofs_super_block`, without its checksum.
+/// Encodes a `struct erofs_super_block`, with its checksum 0.
 pub fn superblock(inodes: u64, blocks: u32, chunked: bool) -> Vec<u8> {
     let mut bytes = vec![0; SUPERBLOCK_SIZE as usize];
     let mut out = Put(&mut bytes, 0);
@@ -108,17 +108,16 @@ pub fn superblock(inodes: u64, blocks: u32, chunked: bool) -> Vec<u8> {
     bytes
 }
 
-/// The checksum of a superblock and what follows it in its block, its own
-/// field being zero.
+/// Checksum over the superblock and the rest of its block; the checksum field must be 0.
 pub fn checksum(from_superblock: &[u8]) -> u32 {
-    // The kernel's crc32c starts from all ones and isn't inverted at the end.
+    // The kernel's crc32c starts from all ones and isn't inverted at the end; the crate's is.
     !crc32c::crc32c(from_superblock)
 }
 
-/// Where in a superblock the checksum is.
+/// Offset of the checksum in the superblock.
 pub const CHECKSUM_AT: usize = 4;
 
-/// A directory entry without its name.
+/// Encodes a directory entry without its name.
 pub fn dirent(nid: u64, name_offset: u16, file_type: u8) -> [u8; DIRENT_SIZE] {
     let mut bytes = [0; DIRENT_SIZE];
     let mut out = Put(&mut bytes, 0);
@@ -128,12 +127,12 @@ pub fn dirent(nid: u64, name_offset: u16, file_type: u8) -> [u8; DIRENT_SIZE] {
     bytes
 }
 
-/// Linux's encoding of a device number (`new_encode_dev`).
+/// Encodes a device number as Linux does (`new_encode_dev`).
 pub fn device_number(major: u32, minor: u32) -> u32 {
     (minor & 0xff) | (major << 8) | ((minor & !0xff) << 12)
 }
 
-/// [`device_number`] turned around.
+/// Decodes [`device_number`]: major and minor.
 pub fn device_of(number: u32) -> (u32, u32) {
     (
         (number >> 8) & 0xfff,
@@ -141,8 +140,8 @@ pub fn device_of(number: u32) -> (u32, u32) {
     )
 }
 
-/// Splits an attribute's name into its index and the rest; `None` for a
-/// namespace EROFS can't store.
+/// Splits an attribute's name into its prefix index and the rest. `None` if EROFS can't store its
+/// namespace.
 pub fn xattr_index(name: &[u8]) -> Option<(u8, &[u8])> {
     const PREFIXES: [(u8, &[u8]); 3] = [(1, b"user."), (4, b"trusted."), (6, b"security.")];
     match name {
@@ -155,8 +154,7 @@ pub fn xattr_index(name: &[u8]) -> Option<(u8, &[u8])> {
     }
 }
 
-/// An attribute's name from its index and the rest: [`xattr_index`] turned
-/// around.
+/// Joins an attribute's name from its prefix index and the rest; the inverse of [`xattr_index`].
 pub fn xattr_name(index: u8, rest: &[u8]) -> Option<Vec<u8>> {
     let prefix: &[u8] = match (index, rest.is_empty()) {
         (1, false) => b"user.",
@@ -169,7 +167,7 @@ pub fn xattr_name(index: u8, rest: &[u8]) -> Option<Vec<u8>> {
     Some([prefix, rest].concat())
 }
 
-/// The attributes as they follow an inode; empty when there are none.
+/// Encodes the attributes that follow an inode; empty if there are none.
 pub fn xattr_body<'a>(xattrs: impl Iterator<Item = (&'a Vec<u8>, &'a Vec<u8>)>) -> Vec<u8> {
     let mut body = Vec::new();
     for (name, value) in xattrs {
@@ -189,7 +187,7 @@ pub fn xattr_body<'a>(xattrs: impl Iterator<Item = (&'a Vec<u8>, &'a Vec<u8>)>) 
     body
 }
 
-/// `i_xattr_icount` of a body made by [`xattr_body`].
+/// `i_xattr_icount` for a body of [`xattr_body`].
 pub fn xattr_count(body_len: usize) -> u16 {
     match body_len.checked_sub(XATTR_HEADER_SIZE) {
         Some(entries) => (entries / XATTR_ENTRY_SIZE + 1) as u16,

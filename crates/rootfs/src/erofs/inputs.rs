@@ -1,4 +1,4 @@
-//! Where contents are read from when an image is written.
+//! Sources from which contents are read while an image is written.
 
 use crate::tree::{Content, FolderFile, Input};
 use rustix::fs::{Mode, OFlags, ResolveFlags};
@@ -9,11 +9,11 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::Arc;
 use thiserror::Error;
 
-/// Bytes at any place: a file, or an image of which parts are elsewhere.
+/// Random access to bytes: a file, or an image that is only partly local.
 pub trait ReadAt: Send + Sync {
-    /// Fills `buffer` with the bytes from `at` on.
+    /// Fills `buffer` with the bytes at `at`.
     fn read_exact_at(&self, buffer: &mut [u8], at: u64) -> io::Result<()>;
-    /// Bytes in all.
+    /// Size, bytes.
     fn size(&self) -> io::Result<u64>;
 }
 
@@ -27,23 +27,23 @@ impl ReadAt for File {
     }
 }
 
-/// Contents can't be read.
+/// Why contents can't be read.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum InputError {
     /// An input file can't be read.
     #[error("what is imported can't be read")]
     Read(#[source] io::Error),
-    /// A file of a folder can't be read.
+    /// A file of the imported folder can't be read.
     #[error("\"{path}\" in the folder can't be read")]
     File {
         /// Its path below the folder.
         path: String,
-        /// Why.
+        /// The cause.
         #[source]
         source: io::Error,
     },
-    /// A file of a folder is not what it was.
+    /// A file of the imported folder changed since it was found.
     #[error("\"{0}\" in the folder was changed while it was imported; try again")]
     Changed(String),
 }
@@ -51,16 +51,16 @@ pub enum InputError {
 /// All inputs of an import.
 #[derive(Default)]
 pub struct Inputs {
-    /// Files, by the number in [`Input::File`].
+    /// Files, by their number in [`Input::File`].
     pub files: Vec<Arc<File>>,
     /// The parent image.
     pub parent: Option<Arc<dyn ReadAt>>,
-    /// The folder.
+    /// The imported folder.
     pub folder: Option<OwnedFd>,
 }
 
 impl Inputs {
-    /// A reader of one file's bytes.
+    /// Opens one file's contents for reading.
     pub(super) fn open<'a>(&'a self, content: &'a Content) -> Result<Opened<'a>, InputError> {
         let file = match &content.path {
             Some(file) => Some(self.open_in_folder(file, content.size)?),
@@ -73,14 +73,14 @@ impl Inputs {
         })
     }
 
-    /// Reads a range of a file's bytes into `to`, whatever that held.
+    /// Reads a range of a file's bytes into `to`, and replaces its old contents.
     pub(crate) fn read(
         &self,
         content: &Content,
         at: u64,
         len: u64,
         to: &mut Vec<u8>,
-    ) -> Result<(), super::WriteError> {
+    ) -> Result<(), InputError> {
         to.clear();
         let mut buffer = vec![0; len.min(1 << 20) as usize];
         self.open(content)?
@@ -142,7 +142,7 @@ impl Inputs {
     }
 }
 
-/// One file's bytes, ready to be read.
+/// One file's contents, open for reading.
 pub(crate) struct Opened<'a> {
     inputs: &'a Inputs,
     content: &'a Content,
@@ -150,8 +150,8 @@ pub(crate) struct Opened<'a> {
 }
 
 impl Opened<'_> {
-    /// Hands the bytes of a range, in order, to `out`: read ones in `buffer`,
-    /// holes as how many zeros.
+    /// Passes the bytes of a range to `out` in order: data by way of `buffer`, holes as a count of
+    /// zeros.
     pub fn copy<E: From<InputError>>(
         &self,
         range: std::ops::Range<u64>,
@@ -203,8 +203,8 @@ impl Opened<'_> {
 
 /// Bytes of a file.
 pub(crate) enum Bytes<'a> {
-    /// These.
+    /// Data.
     Read(&'a [u8]),
-    /// So many zeros.
+    /// This many zeros.
     Zeros(u64),
 }

@@ -1,4 +1,4 @@
-//! The EROFS image: uncompressed, file tails beside their inodes.
+//! EROFS images: uncompressed, with file tails beside their inodes.
 //!
 //! ```text
 //! block 0        superblock at byte 1024, the root's inode at byte 1152
@@ -6,12 +6,12 @@
 //! …              inodes, each with its extended attributes and its tail
 //! ```
 //!
-//! Inodes are counted from the beginning of the image, so their numbers hold
-//! wherever more is appended. A child image has another block 0, and behind
-//! its parent's last block what is new: data, folders, inodes.
+//! Inode numbers count from the beginning of the image, so they stay valid when something is
+//! appended. A child image has its own block 0, and its new data, folders and inodes behind its
+//! parent's last block.
 //!
-//! A file with large holes, or one that shares parts with the parent's, has a
-//! table of chunks instead of a run of blocks.
+//! A file with large holes, or one that shares parts with the parent's file, has a chunk table
+//! instead of a run of blocks.
 //!
 //! Source: Linux `Documentation/filesystems/erofs.rst` and
 //! `fs/erofs/erofs_fs.h`.

@@ -1,4 +1,4 @@
-//! Where everything of an image goes, before a byte of it is written.
+//! Plans the offset of every part of an image before anything is written.
 
 use super::folder;
 use super::format::{
@@ -8,17 +8,17 @@ use crate::chunk_table;
 use crate::tree::{Content, Input, Kind, Node, NodeId, Tree};
 use thiserror::Error;
 
-/// An image can't be laid out.
+/// Why an image can't be planned.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum PlanError {
-    /// The image would grow over its limit, in bytes.
+    /// The image would be larger than this limit, bytes.
     #[error("the image would grow over its limit of {0} bytes")]
     OverLimit(u64),
     /// A file is larger than EROFS can describe, bytes.
     #[error("a file has {0} bytes, more than the image can hold")]
     FileTooLarge(u64),
-    /// The root's attributes don't fit where the parent has its root.
+    /// The root's attributes don't fit into the parent's first block.
     #[error("the root's attributes do not fit into the parent's first block")]
     RootTooLarge,
 }
@@ -26,15 +26,14 @@ pub enum PlanError {
 /// The image that a child is appended to.
 #[derive(Debug, Clone, Copy)]
 pub struct Parent {
-    /// Its blocks.
+    /// Number of its blocks.
     pub blocks: u32,
 }
 
-/// How a node's bytes are laid out.
+/// Placement of a node's bytes.
 #[derive(Debug, Clone, Default)]
 pub(super) enum Data {
-    /// It has none, or they are beside the inode (`tail` bytes); or in a row
-    /// of blocks and then beside the inode.
+    /// A run of blocks, then a tail beside the inode. Either may be empty.
     Blocks {
         /// Bytes in all.
         size: u64,
@@ -42,16 +41,16 @@ pub(super) enum Data {
         first: u32,
         /// Bytes beside the inode.
         tail: u16,
-        /// Whether the blocks are to be written.
+        /// Whether the blocks must be written.
         new: bool,
     },
-    /// In chunks of 2^`bits` blocks at these blocks, or holes.
+    /// Chunks of 2^`bits` blocks, each at its first block or a hole.
     Chunks {
         size: u64,
         bits: u32,
         table: Vec<u32>,
     },
-    /// Nothing: a device.
+    /// No data: a device, pipe or socket.
     #[default]
     None,
 }
@@ -63,34 +62,33 @@ pub(super) struct Visit {
     pub parent: NodeId,
 }
 
-/// A layout.
+/// The plan of an image.
 pub struct Plan<'a> {
     pub(super) tree: &'a Tree,
-    /// Every node once, in the order in which they lie.
+    /// Every node once, in the order of the inodes in the image.
     pub(super) order: Vec<Visit>,
-    /// By node id: bytes from the image's beginning to the inode.
+    /// By node id: offset of the inode, bytes.
     pub(super) place: Vec<u64>,
-    /// By node id; of those written only.
+    /// By node id; set only for nodes that are written.
     pub(super) data: Vec<Data>,
-    /// By node id: names that refer to it.
+    /// By node id: link count.
     pub(super) links: Vec<u32>,
-    /// By node id: whether the inode is written (it isn't if the parent's
-    /// serves).
+    /// By node id: whether the inode is written. It isn't if the parent's inode is used.
     pub(super) written: Vec<bool>,
-    /// The first block behind the root's, or behind the parent's.
+    /// First block behind the root's inode, or behind the parent.
     pub(super) first_block: u32,
-    /// The first block of the inodes.
+    /// First block of the inodes.
     pub(super) meta_block: u32,
-    /// The block behind the last.
+    /// Number of blocks: the block behind the last.
     pub(super) end: u32,
-    /// Whether it is appended to a parent.
+    /// Whether the image is appended to a parent.
     pub(super) child: bool,
     next: u32,
     limit: u64,
 }
 
 impl<'a> Plan<'a> {
-    /// Lays out `tree` in at most `limit` bytes, behind a parent or alone.
+    /// Plans an image of `tree` with at most `limit` bytes, appended to `parent` if there is one.
     pub fn new(tree: &'a Tree, parent: Option<Parent>, limit: u64) -> Result<Plan<'a>, PlanError> {
         let nodes = tree.nodes().len();
         let order = depth_first(tree);
@@ -119,17 +117,17 @@ impl<'a> Plan<'a> {
         Ok(plan)
     }
 
-    /// Bytes of the image.
+    /// Size of the image, bytes.
     pub fn size(&self) -> u64 {
         u64::from(self.end) * BLOCK_SIZE
     }
 
-    /// How many files, folders, links and devices there are.
+    /// Number of files, folders, links and devices.
     pub fn nodes(&self) -> u64 {
         self.order.len() as u64
     }
 
-    /// Blocks of the parent that nothing refers to any more.
+    /// Number of the parent's blocks that nothing refers to any more.
     pub fn garbage(&self, parent: Parent) -> u32 {
         let mut live = Live::new(parent.blocks);
         live.add(0, BLOCK_SIZE);
@@ -167,8 +165,8 @@ impl<'a> Plan<'a> {
         live.dead()
     }
 
-    /// Finds the nodes whose inodes in the parent still serve. A folder whose
-    /// own place changes changes its folders' `..` as well.
+    /// Finds the nodes whose inodes in the parent are used as they are. A folder that moves must
+    /// rewrite its subfolders, because their `..` holds its number.
     fn keep_what_is_unchanged(&mut self) {
         let mut dirty = vec![true; self.tree.nodes().len()];
         for visit in self.order.iter().rev() {
@@ -196,7 +194,7 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// The root comes right behind the superblock.
+    /// Places the root right behind the superblock.
     fn place_root(&mut self) -> Result<(), PlanError> {
         let root = self.tree.root();
         self.place[root.0] = ROOT_OFFSET;
@@ -245,7 +243,7 @@ impl<'a> Plan<'a> {
         self.place_chunks(content, shared)
     }
 
-    /// New bytes in a row.
+    /// Places new bytes in a run of blocks.
     fn place_row(&mut self, size: u64, xattrs: u64) -> Result<Data, PlanError> {
         let tail = tail_beside_inode(size, xattrs);
         let first = self.reserve((size - tail).div_ceil(BLOCK_SIZE))?;
@@ -327,8 +325,8 @@ impl<'a> Plan<'a> {
                 Data::Chunks { table, .. } => (0, 4 * table.len() as u64),
                 Data::None => (0, 0),
             };
-            // A tail must lie in one block with its inode; attributes and
-            // tables may span. An inode itself must not.
+            // A tail must be in one block with its inode, and an inode must be in one block.
+            // Attributes and chunk tables may cross blocks.
             let left = BLOCK_SIZE - at % BLOCK_SIZE;
             if (tail > 0 && inode + tail > left) || INODE_SIZE > left {
                 at += left;
@@ -353,7 +351,7 @@ impl<'a> Plan<'a> {
     }
 }
 
-/// The parent's own blocks, if they serve as they are.
+/// The run of blocks in the parent, if the content is unchanged.
 fn shared_row(content: &Content, xattrs: u64) -> Option<Data> {
     let size = content.size;
     let tail = tail_beside_inode(size, xattrs);
@@ -375,7 +373,7 @@ fn shared_row(content: &Content, xattrs: u64) -> Option<Data> {
     serves.then(|| row((piece.from / BLOCK_SIZE) as u32))
 }
 
-/// How many of a file's last bytes go beside its inode.
+/// Number of a file's last bytes that are stored beside its inode.
 fn tail_beside_inode(size: u64, xattrs: u64) -> u64 {
     let tail = size % BLOCK_SIZE;
     if tail + xattrs <= MAX_TAIL_INLINE {
@@ -389,8 +387,8 @@ pub(super) fn xattr_len(node: &Node) -> u64 {
     xattr_body(node.attributes.xattrs.iter()).len() as u64
 }
 
-/// Every node once, folders before what they hold, neighbours side by side:
-/// what a program reads together lies together.
+/// Every node once, a folder before its entries, depth first: files of one folder are then
+/// neighbours, and programs tend to read them together.
 fn depth_first(tree: &Tree) -> Vec<Visit> {
     let mut seen = vec![false; tree.nodes().len()];
     let mut order = Vec::with_capacity(seen.len());
@@ -413,8 +411,7 @@ fn depth_first(tree: &Tree) -> Vec<Visit> {
     order
 }
 
-/// Names that refer to each node, a folder's own `.` and its folders' `..`
-/// among them.
+/// Link count of each node; a folder's own `.` and its subfolders' `..` count.
 fn count_links(tree: &Tree, order: &[Visit]) -> Vec<u32> {
     let mut links = vec![0u32; tree.nodes().len()];
     links[tree.root().0] = 2;
@@ -434,7 +431,7 @@ fn count_links(tree: &Tree, order: &[Visit]) -> Vec<u32> {
     links
 }
 
-/// Which of the parent's blocks are in use.
+/// The set of the parent's blocks that are in use.
 struct Live {
     bits: Vec<u64>,
     blocks: u32,

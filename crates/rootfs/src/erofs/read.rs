@@ -1,7 +1,7 @@
-//! Reads images of our own making back into a tree.
+//! Reads images of Jiffy's own format back into a tree.
 //!
-//! An image may have come from anywhere, so nothing in it is believed: every
-//! place lies within the image, every folder has one name, every name is one.
+//! An image may come from anywhere, so everything is checked: every offset is within the image,
+//! every folder has only one name, and every name is valid.
 
 use super::folder::{file_type, type_bits};
 use super::format::{
@@ -19,41 +19,41 @@ use std::io;
 use std::sync::Arc;
 use thiserror::Error;
 
-/// An image can't be read.
+/// Why an image can't be read.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ReadError {
-    /// It isn't an EROFS image, or not one as we make them.
+    /// It is not an EROFS image, or not one as Jiffy writes it.
     #[error("it is not an image made by Jiffy: {0}")]
     Foreign(&'static str),
-    /// Something in it makes no sense.
+    /// A value in it is invalid.
     #[error("it is damaged: {what} at byte {at}")]
     Damaged {
-        /// Where.
+        /// Offset, bytes.
         at: u64,
         /// What is wrong.
         what: &'static str,
     },
-    /// It is larger than allowed.
+    /// It has more entries or longer names than allowed.
     #[error(transparent)]
     Limit(#[from] NameError),
-    /// It can't be read.
+    /// Reading it failed.
     #[error("it could not be read")]
     Io(#[from] io::Error),
 }
 
-/// An image that can be read.
+/// An image whose superblock was checked.
 pub struct Readable {
     image: Arc<dyn ReadAt>,
     blocks: u32,
     root_at: u64,
-    /// Where inode 0 would be.
+    /// Offset of inode number 0, bytes.
     inodes_at: u64,
     whole_blocks: bool,
 }
 
 impl Readable {
-    /// Checks the superblock.
+    /// Opens an image and checks its superblock.
     pub fn open(image: Arc<dyn ReadAt>) -> Result<Readable, ReadError> {
         let size = image.size()?;
         if size < BLOCK_SIZE {
@@ -97,7 +97,7 @@ impl Readable {
         })
     }
 
-    /// The image as a parent to append to, if it has the shape for it.
+    /// The image as a parent, if a child can be appended to it.
     pub fn as_parent(&self) -> Option<Parent> {
         let fits = self.whole_blocks && self.inodes_at == 0 && self.root_at == ROOT_OFFSET;
         fits.then_some(Parent {
@@ -105,14 +105,14 @@ impl Readable {
         })
     }
 
-    /// Its bytes.
+    /// The image's bytes.
     pub fn image(&self) -> Arc<dyn ReadAt> {
         Arc::clone(&self.image)
     }
 
-    /// Names and attributes, with contents where they are in the image
-    /// ([`Input::Parent`]). At most so many entries, whose names and
-    /// attributes take at most so many bytes.
+    /// Reads names and attributes into a tree; contents stay in the image ([`Input::Parent`]).
+    /// Fails if there are more than `max_entries` entries, or if their names and attributes take
+    /// more than `max_bytes`.
     pub fn tree(&self, max_entries: u64, max_bytes: u64) -> Result<Tree, ReadError> {
         let mut tree = Tree::new(max_entries, max_bytes);
         let mut known = HashMap::new();
@@ -151,13 +151,13 @@ impl Readable {
                     stack.push((id, found.entries, place, length));
                 }
             }
-            // Adding what it has doesn't change it.
+            // The children were added to read the folder, not to change it: it keeps its origin.
             tree.node_mut(folder).origin = origin;
         }
         Ok(tree)
     }
 
-    /// Where the inode of that number is; `from` is the folder that says so.
+    /// Offset of the inode with that number; `from` is the folder that refers to it, for errors.
     fn place(&self, nid: u64, from: u64) -> Result<u64, ReadError> {
         nid.checked_mul(SLOT_SIZE)
             .and_then(|at| at.checked_add(self.inodes_at))
@@ -260,7 +260,7 @@ impl Readable {
         })
     }
 
-    /// Where an inode's bytes are, and how many of its record they take.
+    /// The content of an inode, and how many of its bytes are beside the inode.
     fn content(&self, shape: &Shape, tree: &mut Tree) -> Result<(Content, u64), ReadError> {
         let size = shape.size;
         let row = |len: u64| -> Result<Piece, ReadError> {
@@ -272,7 +272,7 @@ impl Readable {
         };
         let mut pieces = Vec::new();
         let mut beside = 0;
-        // A device's number stands where others have their first block.
+        // In a device the same field is its number, not a block.
         let plain = shape.layout == Layout::Plain;
         match shape.layout {
             _ if size == 0 && plain => {}
@@ -337,7 +337,7 @@ impl Readable {
         Ok(count * 4)
     }
 
-    /// All bytes of a folder or a link.
+    /// Reads all bytes of a folder or a symbolic link.
     fn contents(&self, content: &Content) -> Result<Vec<u8>, ReadError> {
         let mut bytes = Vec::new();
         for piece in &content.pieces {
@@ -348,7 +348,7 @@ impl Readable {
         Ok(bytes)
     }
 
-    /// A folder's names, inode numbers and types, without `.` and `..`.
+    /// Parses a folder's names, inode numbers and types; `.` and `..` are left out.
     fn names(&self, entries: &[u8], at: u64) -> Result<Vec<(Vec<u8>, u64, u8)>, ReadError> {
         let wrong = || damaged(at, "a folder's entries make no sense");
         let mut names: Vec<(Vec<u8>, u64, u8)> = Vec::new();
@@ -372,7 +372,7 @@ impl Readable {
                     false => offset(index + 1).ok_or_else(wrong)?,
                 };
                 let name = block.get(start..end).ok_or_else(wrong)?;
-                // The last name of a block that isn't the last ends in zeros.
+                // Zeros follow the last name of a block, unless the block is the folder's last.
                 let name = match name.iter().position(|byte| *byte == 0) {
                     Some(nul) if index + 1 == count => &name[..nul],
                     Some(_) => return Err(wrong()),
@@ -400,22 +400,22 @@ impl Readable {
     }
 }
 
-/// An inode's place and how its bytes are laid out.
+/// An inode's offset and data layout.
 struct Shape {
     at: u64,
     layout: Layout,
     size: u64,
     union: u32,
-    /// Where inode and attributes end.
+    /// Offset of the end of the inode and its attributes.
     beside: u64,
 }
 
-/// What an inode says.
+/// A parsed inode.
 struct Found {
     kind: Kind,
     attributes: Attributes,
     origin: Origin,
-    /// A folder's entries.
+    /// The directory blocks, if it is a folder.
     entries: Vec<u8>,
 }
 

@@ -1,4 +1,4 @@
-//! Writes an image from its plan, from front to back.
+//! Writes a planned image from front to back.
 
 use super::folder;
 use super::format::{
@@ -14,27 +14,27 @@ use std::ops::ControlFlow;
 use std::os::unix::fs::FileExt;
 use thiserror::Error;
 
-/// Bytes gathered before they are written.
+/// Bytes collected for one write.
 const STRIDE: usize = 1 << 20;
 
-/// An image can't be written.
+/// Why an image can't be written.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum WriteError {
-    /// The host's file system refused.
+    /// Writing to the host's file system failed.
     #[error("the image could not be written")]
     Io(#[from] io::Error),
     /// Contents could not be read.
     #[error(transparent)]
     Input(#[from] InputError),
-    /// Whoever watched wanted it to end.
+    /// The watcher cancelled it.
     #[error("the import was cancelled")]
     Cancelled,
 }
 
-/// Writes what is planned into `image`: all of it, or block 0 and what comes
-/// behind the parent. Returns the BLAKE3 of a whole image. `watch` learns how
-/// many bytes were written.
+/// Writes the planned image into `image`: all of it, or for a child block 0 and everything behind
+/// the parent. Returns the BLAKE3 of a whole image, `None` for a child. `watch` is called with the
+/// number of bytes written.
 pub fn write(
     plan: &Plan<'_>,
     inputs: &Inputs,
@@ -70,7 +70,7 @@ fn head(plan: &Plan<'_>, inputs: &Inputs) -> Result<Vec<u8>, WriteError> {
         .data
         .iter()
         .any(|data| matches!(data, Data::Chunks { .. }));
-    // A child's parent may have had such files; the flag does no harm.
+    // Files of the parent may have chunk tables. The flag is harmless if there are none.
     let chunked = chunked || plan.child;
     let root = Visit {
         id: plan.tree.root(),
@@ -94,7 +94,7 @@ fn write_files(plan: &Plan<'_>, inputs: &Inputs, out: &mut Out<'_>) -> Result<()
         if let (Kind::Symlink(target), Data::Blocks { tail: 0, .. }) =
             (&plan.tree.node(visit.id).kind, data)
         {
-            // Too long for a place beside its inode.
+            // The link's target is too long to be stored beside its inode.
             out.bytes(target)?;
             out.fill_block()?;
         }
@@ -164,7 +164,7 @@ fn entries(plan: &Plan<'_>, visit: &Visit) -> Vec<u8> {
     folder::bytes(plan.tree, visit.id, visit.parent, nid)
 }
 
-/// An inode, its attributes, and what lies beside it.
+/// An inode, its attributes, and the tail or table beside it.
 fn record(
     plan: &Plan<'_>,
     inputs: &Inputs,
@@ -231,10 +231,10 @@ fn record(
     Ok(record)
 }
 
-/// The image, written in order. Zeros are left as holes in the file.
+/// Writes the image in order; long runs of zeros become holes in the file.
 struct Out<'a> {
     image: &'a File,
-    /// Where the next waiting byte goes.
+    /// Offset at which `waiting` is written.
     at: u64,
     waiting: Vec<u8>,
     hasher: Option<blake3::Hasher>,
@@ -287,7 +287,7 @@ impl Out<'_> {
 
     fn flush(&mut self) -> Result<(), WriteError> {
         let waiting = std::mem::take(&mut self.waiting);
-        // The holes of a file system's block size are what saves anything.
+        // Only long runs of zeros are left out: shorter holes save nothing on most file systems.
         let mut start = 0;
         while start < waiting.len() {
             let is_zero = |piece: &[u8]| piece.iter().all(|byte| *byte == 0);

@@ -1,4 +1,4 @@
-//! A range of a file, and how its bytes are packed.
+//! A range of a file, and its compression.
 
 use crate::archive::Skip;
 use std::fs::File;
@@ -6,19 +6,19 @@ use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-/// Bytes of a file: a whole one, or a member of an archive.
+/// A range of a file: the whole file, or a member of an archive.
 #[derive(Debug, Clone)]
 pub struct Blob {
     /// The file.
     pub file: Arc<File>,
-    /// Where the bytes begin in it.
+    /// Offset of the range in the file, bytes.
     pub offset: u64,
-    /// How many.
+    /// Length, bytes.
     pub len: u64,
 }
 
 impl Blob {
-    /// All of a file.
+    /// The whole file.
     pub fn whole(file: File) -> io::Result<Blob> {
         let len = file.metadata()?.len();
         Ok(Blob {
@@ -28,7 +28,7 @@ impl Blob {
         })
     }
 
-    /// A stream of its bytes.
+    /// Reads its bytes as a stream.
     pub fn stream(&self) -> BlobStream {
         BlobStream {
             blob: self.clone(),
@@ -36,7 +36,7 @@ impl Blob {
         }
     }
 
-    /// All its bytes, if they are not more than `limit`.
+    /// Reads all its bytes; an error if there are more than `limit`.
     pub fn read(&self, limit: u64) -> io::Result<Vec<u8>> {
         if self.len > limit {
             let what = format!("it has {} bytes, over the limit of {limit}", self.len);
@@ -47,7 +47,7 @@ impl Blob {
         Ok(bytes)
     }
 
-    /// How it is packed, by its first bytes.
+    /// Its compression, by its first bytes.
     pub fn packing(&self) -> io::Result<Packing> {
         let mut head = [0; 6];
         let most = self.len.min(head.len() as u64) as usize;
@@ -56,7 +56,7 @@ impl Blob {
     }
 }
 
-/// Reads a blob from its beginning; passing over bytes costs nothing.
+/// Reads a blob from its beginning; skips without reading.
 #[derive(Debug)]
 pub struct BlobStream {
     blob: Blob,
@@ -83,23 +83,23 @@ impl Skip for BlobStream {
     }
 }
 
-/// How bytes are packed.
+/// Compression of a blob.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Packing {
-    /// Not at all, as far as their beginning tells.
+    /// No known compression.
     Plain,
-    /// RFC 1952.
+    /// gzip, RFC 1952.
     Gzip,
-    /// RFC 8878.
+    /// zstd, RFC 8878.
     Zstd,
     /// The .xz file format.
     Xz,
-    /// bzip2, which nobody uses for layers: not supported.
+    /// bzip2: recognised, but not supported, because layers don't use it.
     Bzip2,
 }
 
 impl Packing {
-    /// Tells by the first bytes.
+    /// Recognises it by the first bytes.
     pub fn of(head: &[u8]) -> Packing {
         match head {
             [0x1f, 0x8b, ..] => Packing::Gzip,

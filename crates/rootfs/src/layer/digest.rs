@@ -9,12 +9,12 @@ use std::str::FromStr;
 pub struct Digest(pub [u8; 32]);
 
 impl Digest {
-    /// Of these bytes.
+    /// The digest of these bytes.
     pub fn of(bytes: &[u8]) -> Digest {
         Digest(sha2::Sha256::digest(bytes).into())
     }
 
-    /// The hexadecimal digits alone.
+    /// Its 64 hexadecimal digits.
     pub fn hex(&self) -> String {
         self.0.iter().map(|byte| format!("{byte:02x}")).collect()
     }

@@ -1,8 +1,7 @@
-//! One layer: from a blob to entries whose contents can be read anywhere.
+//! One layer: turns a blob into entries with contents at known offsets of a file.
 //!
-//! A plain tar stays where it is. A packed one is unpacked into a spool file
-//! once, on a thread of its own, while its entries are read and its digests
-//! are made.
+//! A plain tar is read in place. A packed one is unpacked once into a spool file, on a thread of
+//! its own, while its entries are read and its digests are computed.
 
 mod blob;
 mod digest;

@@ -1,4 +1,4 @@
-//! Reads a blob's tar: unpacks it, checks it, bounds it.
+//! Reads the tar in a blob: unpacks it, checks its digests and limits its size.
 
 use super::blob::{Blob, BlobStream, Packing};
 use super::digest::Digest;
@@ -14,78 +14,77 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use thiserror::Error;
 
-/// Bytes handed from the unpacking thread at a time, and how many such
-/// pieces may wait.
+/// Bytes per piece from the unpacking thread, and the number of pieces in its channel.
 const STRIDE: usize = 256 * 1024;
 const WAITING: usize = 8;
-/// A layer may grow to this before its ratio is looked at.
+/// The ratio limit applies to layers larger than this, unpacked bytes.
 const FREE_OF_RATIO: u64 = 1 << 30;
-/// The largest zstd window, as a power of two: what `zstd --ultra` makes.
+/// Largest zstd window (log2 of its bytes): that of `zstd --ultra`.
 const ZSTD_WINDOW_LOG: u32 = 27;
-/// What the xz decoder may allocate, bytes: enough for `xz -9`.
+/// Memory limit of the xz decoder, bytes: enough for `xz -9`.
 const XZ_MEMORY: u64 = 128 << 20;
 
-/// What a blob should turn out to be.
+/// Digests and size that a blob must have.
 #[derive(Debug, Clone, Default)]
 pub struct Expected {
     /// Digest of the blob.
     pub digest: Option<Digest>,
-    /// Digest of the tar in it.
+    /// Digest of the unpacked tar.
     pub diff_id: Option<Digest>,
     /// Bytes of the blob.
     pub size: Option<u64>,
 }
 
-/// How much may come out.
+/// Limits on the unpacked size.
 #[derive(Debug, Clone, Copy)]
 pub struct Bounds {
-    /// Bytes unpacked.
+    /// Unpacked bytes.
     pub bytes: u64,
-    /// Times the bytes read, once a layer is larger than 1 GiB.
+    /// Unpacked bytes per packed byte, for layers larger than 1 GiB.
     pub ratio: u64,
 }
 
-/// A layer's bytes are not what they should be.
+/// Why a layer's bytes are refused.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum LayerError {
-    /// The blob has another size.
+    /// The blob has the wrong size.
     #[error("it has {is} bytes and should have {should}")]
     Size {
-        /// Bytes there are.
+        /// Its size, bytes.
         is: u64,
-        /// Bytes there should be.
+        /// The size in the manifest, bytes.
         should: u64,
     },
-    /// The blob's digest is another.
+    /// The blob has the wrong digest.
     #[error("its digest is {is} and should be {should}: it was damaged or changed")]
     Digest {
-        /// Of the bytes.
+        /// Digest of its bytes.
         is: Digest,
-        /// In the manifest.
+        /// Digest in the manifest.
         should: Digest,
     },
-    /// The tar's digest is another.
+    /// The tar has the wrong digest.
     #[error("unpacked, its digest is {is} and should be {should}: it was damaged or changed")]
     DiffId {
-        /// Of the tar.
+        /// Digest of its bytes.
         is: Digest,
-        /// In the configuration.
+        /// Digest in the configuration.
         should: Digest,
     },
-    /// It grows over a limit.
+    /// It is larger than this limit, unpacked bytes.
     #[error("it unpacks to more than {0} bytes, the limit")]
     TooLarge(u64),
-    /// It grows like a bomb.
+    /// It unpacks to more than this many times its packed size.
     #[error("it unpacks to more than {0} times its size: it looks like a bomb")]
     Ratio(u64),
-    /// bzip2 and the like.
+    /// Its compression is not supported.
     #[error("it is packed with {0}; repack it with gzip, zstd or xz")]
     Unsupported(&'static str),
-    /// The packed bytes make no sense, or can't be read.
+    /// The packed bytes are malformed or can't be read.
     #[error("it can't be unpacked")]
     Unpack(#[source] io::Error),
-    /// Whoever watched wanted it to end.
+    /// The watcher cancelled it.
     #[error("the import was cancelled")]
     Cancelled,
     /// The spool file can't be written.
@@ -93,7 +92,7 @@ pub enum LayerError {
     Spool(#[source] io::Error),
 }
 
-/// An unnamed file that unpacked tars are kept in.
+/// An unnamed file to which unpacked tars are appended.
 #[derive(Debug, Clone)]
 pub struct Spool {
     file: Arc<File>,
@@ -101,7 +100,7 @@ pub struct Spool {
 }
 
 impl Spool {
-    /// An empty one in that folder.
+    /// An empty spool file in that folder.
     pub fn new(folder: &std::path::Path) -> io::Result<Spool> {
         Ok(Spool {
             file: Arc::new(tempfile::tempfile_in(folder)?),
@@ -110,16 +109,16 @@ impl Spool {
     }
 }
 
-/// A tar that was read to its end.
+/// A tar that was read to its end and checked.
 #[derive(Debug, Clone)]
 pub struct Unpacked {
-    /// The tar's bytes: the blob itself when it was plain.
+    /// The tar's bytes: the blob itself if it is not packed.
     pub tar: Blob,
-    /// What the blob hashes to, if that was asked for.
+    /// The blob's digest, if one was expected.
     pub digest: Option<Digest>,
 }
 
-/// Keeps a stream in an unnamed file in `folder`, unpacked.
+/// Copies a stream into an unnamed file in `folder`, unpacked.
 pub fn keep(reader: impl Read, folder: &Path, bounds: Bounds) -> Result<Blob, LayerError> {
     let mut file = tempfile::tempfile_in(folder).map_err(LayerError::Spool)?;
     let mut reader = io::BufReader::with_capacity(STRIDE, reader);
@@ -148,7 +147,7 @@ pub fn keep(reader: impl Read, folder: &Path, bounds: Bounds) -> Result<Blob, La
 }
 
 impl Bounds {
-    /// Whether so many bytes may have come out of so many read.
+    /// Checks that `out` unpacked bytes are allowed for `read` packed bytes.
     fn check(&self, out: u64, read: u64) -> Result<(), LayerError> {
         if out > self.bytes {
             return Err(LayerError::TooLarge(self.bytes));
@@ -160,7 +159,7 @@ impl Bounds {
     }
 }
 
-/// Fills the buffer as far as it goes.
+/// Reads until the buffer is full or the stream ends; returns the bytes read.
 fn read_full(reader: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {
     let mut got = 0;
     while got < buffer.len() {
@@ -174,7 +173,7 @@ fn read_full(reader: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {
     Ok(got)
 }
 
-/// Counts what is read.
+/// Counts the bytes that are read.
 struct Counted<'a, R>(R, &'a AtomicU64);
 
 impl<R: Read> Read for Counted<'_, R> {
@@ -185,14 +184,14 @@ impl<R: Read> Read for Counted<'_, R> {
     }
 }
 
-/// Called now and then while a layer is read; `Break` ends it.
+/// Called regularly while a layer is read; `Break` cancels it.
 pub type Tick<'a> = &'a mut dyn FnMut() -> ControlFlow<()>;
 
-/// Hands the tar in `blob` to `read`, and checks all of it. `seen` counts the
-/// blob's bytes as they are read.
+/// Passes the tar in `blob` to `read`, then checks the rest of it. `seen` counts the blob's bytes
+/// as they are read.
 ///
-/// `read` may stop early; the rest is checked all the same. Contents it learns
-/// of may only be trusted once this has returned.
+/// `read` may stop early: the remaining bytes are hashed and checked too. What `read` found must
+/// not be used before this function returns.
 pub fn unpack<T, E: From<LayerError>>(
     blob: &Blob,
     expected: &Expected,
@@ -239,7 +238,7 @@ pub fn unpack<T, E: From<LayerError>>(
         let digest = thread
             .join()
             .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        // What broke the stream says more than what the reader made of it.
+        // The stream's failure is the cause of the reader's error, so it is reported first.
         let digest = match (digest, failure) {
             (_, Some(failure)) => return Err(failure.into()),
             (Err(Some(failure)), None) => return Err(failure.into()),
@@ -269,7 +268,7 @@ fn plain<T, E: From<LayerError>>(
     if blob.len > bounds.bytes {
         return Err(LayerError::TooLarge(bounds.bytes).into());
     }
-    // A plain tar is its own diff: one hash serves for both.
+    // A plain tar's digest is its diff_id as well: one hash serves for both.
     let hashed = expected.digest.is_some() || expected.diff_id.is_some();
     let mut stream = LayerStream {
         origin: Origin::Plain(blob.stream()),
@@ -317,7 +316,7 @@ fn check_diff_id(hasher: Option<sha2::Sha256>, expected: &Expected) -> Result<()
     }
 }
 
-/// The unpacking thread. `Err(None)`: nobody listens any more.
+/// Body of the unpacking thread. `Err(None)`: the receiver was dropped.
 fn unpacking(
     blob: &Blob,
     packing: Packing,
@@ -337,8 +336,8 @@ fn unpacking(
     if matches!(unpacked, Err(None)) {
         return Err(None);
     }
-    // Whatever stands behind the packed bytes belongs to the blob as well;
-    // and if the blob is not the right one, that is what to say.
+    // Bytes behind the packed data belong to the blob and its digest. A wrong digest is reported
+    // rather than what it caused in the decoder.
     let mut rest = vec![0; STRIDE];
     let mut drained = Ok(1);
     while matches!(drained, Ok(got) if got > 0) {
@@ -355,7 +354,7 @@ fn unpacking(
     unpacked.map(|()| digest)
 }
 
-/// Unpacks to the end.
+/// Unpacks to the end of the stream.
 fn pump(
     packing: Packing,
     packed: &mut Packed<'_>,
@@ -373,7 +372,7 @@ fn pump(
             return Ok(());
         }
         out += got as u64;
-        // What waits in the decoder's buffer counts as read, in its favour.
+        // Bytes in the decoder's buffer count as read, so the ratio is never overestimated.
         bounds.check(out, read.load(Ordering::Relaxed))?;
         piece.truncate(got);
         to.send(piece).map_err(|_| None)?;
@@ -400,7 +399,7 @@ fn decoder<'a>(packing: Packing, packed: impl Read + 'a) -> io::Result<Box<dyn R
     })
 }
 
-/// The blob's bytes, counted and hashed.
+/// Reads the blob's bytes, counts and hashes them.
 struct Packed<'a> {
     stream: BlobStream,
     hasher: Option<sha2::Sha256>,
@@ -420,22 +419,21 @@ impl Read for Packed<'_> {
     }
 }
 
-/// A layer's tar as it is unpacked, hashed and spooled on the way.
+/// A layer's tar while it is unpacked; its bytes are hashed and spooled as they pass.
 pub struct LayerStream<'a> {
     origin: Origin,
-    /// Unpacked bytes not handed out yet.
+    /// Unpacked bytes; the first `used` have been read.
     piece: Vec<u8>,
     used: usize,
     hasher: Option<sha2::Sha256>,
     spool: Option<&'a mut Spool>,
-    /// The file that the tar's bytes can be read from again, and where they
-    /// begin in it.
+    /// The file from which the tar's bytes can be read again, and the tar's offset in it.
     pub file: Arc<File>,
-    /// See `file`.
+    /// Offset of the tar in `file`, bytes.
     pub base: u64,
-    /// Why it came to an end before its time.
+    /// Why the stream ended too early.
     failure: Option<LayerError>,
-    /// What counts a plain blob's bytes.
+    /// Counter of a plain blob's bytes.
     seen: Option<&'a AtomicU64>,
     tick: Tick<'a>,
 }
@@ -446,7 +444,7 @@ enum Origin {
 }
 
 impl LayerStream<'_> {
-    /// Sees to it that bytes wait; false at the end.
+    /// Makes sure that `piece` has unread bytes; false at the end.
     fn fill(&mut self) -> io::Result<bool> {
         if self.used < self.piece.len() {
             return Ok(true);
@@ -482,7 +480,7 @@ impl LayerStream<'_> {
         Ok(!self.piece.is_empty())
     }
 
-    /// Reads on to the end, for the digests' sake.
+    /// Reads to the end, because the digests cover the whole tar.
     fn drain(&mut self) {
         let idle = matches!(self.origin, Origin::Plain(_)) && self.hasher.is_none();
         if idle {
@@ -524,7 +522,7 @@ impl Skip for LayerStream<'_> {
                 && self.hasher.is_none()
                 && let Origin::Plain(stream) = &mut self.origin
             {
-                // Nobody needs to see them.
+                // The bytes are not hashed, so they need not be read.
                 let skipped = stream.skip(left)?;
                 if let Some(seen) = self.seen {
                     seen.fetch_add(skipped, Ordering::Relaxed);

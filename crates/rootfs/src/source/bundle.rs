@@ -1,4 +1,4 @@
-//! Files by name: in a folder, or in a plain tar without unpacking it.
+//! Access to files by name, in a folder or in a plain tar that is not unpacked.
 
 use super::SourceError;
 use crate::archive::{Archive, EntryKind};
@@ -9,15 +9,15 @@ use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 
-/// The most members a tar with images may have.
+/// Most members of a tar that holds images.
 const MAX_MEMBERS: usize = 100_000;
-/// The most links that lead from a name to a member.
+/// Most links followed from a name to its member.
 const MAX_LINKS: usize = 8;
 
-/// Where the files of an OCI layout or a Docker archive are.
+/// Files of an OCI layout or a Docker archive.
 #[derive(Debug)]
 pub(super) enum Bundle {
-    /// Below this folder.
+    /// Files below this folder.
     Folder(PathBuf),
     /// Members of a tar.
     Tar {
@@ -33,8 +33,8 @@ pub(super) enum Member {
 }
 
 impl Bundle {
-    /// The members of a plain tar, if it looks like one that holds images:
-    /// the first name that such a tar doesn't have ends the search.
+    /// The members of a plain tar, if it is an OCI or Docker archive. `None` at the first name that
+    /// such an archive doesn't have.
     pub fn of_tar(path: &std::path::Path, tar: &Blob) -> Result<Option<Bundle>, SourceError> {
         let mut archive = Archive::new(tar.stream());
         let mut members = BTreeMap::new();
@@ -70,7 +70,7 @@ impl Bundle {
         }))
     }
 
-    /// Whether there is such a file.
+    /// Whether it has a file of that name.
     pub fn has(&self, name: &str) -> bool {
         match self {
             Bundle::Folder(folder) => folder.join(name).is_file(),
@@ -78,7 +78,7 @@ impl Bundle {
         }
     }
 
-    /// A file; the name comes from a manifest.
+    /// Opens a file; the name comes from a manifest.
     pub fn blob(&self, name: &str) -> Result<Blob, SourceError> {
         match self {
             Bundle::Folder(folder) => {
@@ -102,7 +102,7 @@ impl Bundle {
         }
     }
 
-    /// All of a small file.
+    /// Reads all of a small file, at most `limit` bytes.
     pub fn read(&self, name: &str, limit: u64) -> Result<Vec<u8>, SourceError> {
         let blob = self.blob(name)?;
         blob.read(limit).map_err(|source| SourceError::Read {
@@ -111,7 +111,7 @@ impl Bundle {
         })
     }
 
-    /// What to call a file of it.
+    /// The path by which messages call one of its files.
     pub fn place(&self, name: &str) -> PathBuf {
         match self {
             Bundle::Folder(path) | Bundle::Tar { path, .. } => path.join(name),
@@ -119,7 +119,7 @@ impl Bundle {
     }
 }
 
-/// Opens a regular file; does not wait for the writer of a pipe.
+/// Opens a regular file. Does not block on a pipe without a writer.
 pub(super) fn open_file(path: &std::path::Path) -> io::Result<Blob> {
     let file = OpenOptions::new()
         .read(true)
@@ -131,7 +131,7 @@ pub(super) fn open_file(path: &std::path::Path) -> io::Result<Blob> {
     Blob::whole(file)
 }
 
-/// Names that OCI archives and `docker save` archives have.
+/// Whether OCI or `docker save` archives have files of that name.
 fn is_of_a_bundle(name: &str) -> bool {
     let hex = |text: &str| text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
     let (first, rest) = name.split_once('/').unwrap_or((name, ""));
@@ -145,7 +145,7 @@ fn is_of_a_bundle(name: &str) -> bool {
     }
 }
 
-/// A link's target, as a member's name.
+/// Resolves a link's target to a member's name.
 fn below(link: &str, target: &str) -> String {
     let mut parts: Vec<&str> = link.split('/').collect();
     parts.pop();

@@ -1,5 +1,5 @@
-//! What `docker save` writes: `manifest.json` beside tars of layers (Docker
-//! image specification v1.2, "Combined Image JSON + Filesystem Changeset").
+//! `docker save` archives: `manifest.json` and one tar per layer (Docker image specification v1.2,
+//! "Combined Image JSON + Filesystem Changeset").
 
 use super::bundle::Bundle;
 use super::oci::{Found, MAX_LAYERS, json, list};
@@ -17,7 +17,7 @@ struct Image {
     layers: Vec<String>,
 }
 
-/// The image of the archive that is wanted.
+/// Finds the wanted image in the archive.
 pub(super) fn open(bundle: &Bundle, choice: &Choice) -> Result<Found, SourceError> {
     let images: Vec<Image> = json(
         bundle,

@@ -1,8 +1,8 @@
 //! A folder of the host as a root file system.
 //!
-//! The folder may change while it is read, and who can write to it may want
-//! to lead the reader elsewhere: nothing is followed, every step starts at an
-//! open folder, and a file that is read later must be the one that was found.
+//! The folder may change while it is read, by someone who wants to redirect the reader: no link is
+//! followed, each step starts at an open folder, and a file that is read later must be the same as
+//! the one that was found.
 
 use crate::tree::{
     Attributes, Content, FolderFile, Input, Kind, MAX_PATH, NameError, NodeId, Piece, Tree,
@@ -16,8 +16,8 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
 use thiserror::Error;
 
-/// File systems that the kernel makes up (`linux/magic.h`): proc, sysfs,
-/// devpts, cgroup, cgroup2, debugfs, tracefs, bpf, securityfs, efivarfs.
+/// Magic numbers of the kernel's virtual file systems (`linux/magic.h`): proc, sysfs, devpts,
+/// cgroup, cgroup2, debugfs, tracefs, bpf, securityfs, efivarfs.
 const MADE_UP: [i64; 10] = [
     0x9fa0,
     0x6265_6572,
@@ -30,52 +30,51 @@ const MADE_UP: [i64; 10] = [
     0x7363_6673,
     0xde5e_81e4,
 ];
-/// The largest list of attribute names and the largest value (Linux
-/// XATTR_LIST_MAX, XATTR_SIZE_MAX).
+/// Size limit of a list of attribute names and of a value, bytes (Linux XATTR_LIST_MAX,
+/// XATTR_SIZE_MAX).
 const XATTR_ROOM: usize = 64 * 1024;
 
-/// A folder can't be imported.
+/// Why a folder can't be imported.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum FolderError {
-    /// Something in it can't be read.
+    /// A file or folder in it can't be read.
     #[error("\"{path}\" in the folder can't be read")]
     Read {
         /// Its path below the folder.
         path: String,
-        /// Why.
+        /// The cause.
         #[source]
         source: io::Error,
     },
-    /// A kernel's file system is mounted in it.
+    /// A virtual file system of the kernel is mounted in it.
     #[error("\"{0}\" in the folder is a mounted kernel file system; unmount it")]
     Mounted(String),
-    /// A name or its path is too long, or there are too many.
+    /// A name or path is too long, or there are too many.
     #[error("\"{path}\" in the folder is refused")]
     Name {
         /// Its path.
         path: String,
-        /// Why.
+        /// The cause.
         #[source]
         source: NameError,
     },
-    /// Whoever watched wanted it to end.
+    /// The watcher cancelled it.
     #[error("the import was cancelled")]
     Cancelled,
 }
 
-/// What was found.
+/// Result of a walk.
 pub(crate) struct Walked {
-    /// The folder, to read contents from.
+    /// The folder, from which contents are read.
     pub folder: OwnedFd,
     /// Files, folders, links and devices.
     pub entries: u64,
-    /// Attributes of kinds that an image can't hold.
+    /// Extended attributes left out, because an image can't hold their kind.
     pub dropped: u64,
 }
 
-/// Adds all that is in the folder to the tree. Sockets are left out, as tar
-/// leaves them out.
+/// Adds everything in the folder to the tree, except sockets, which tar leaves out as well.
 pub(crate) fn walk(
     path: &Path,
     tree: &mut Tree,
@@ -117,7 +116,7 @@ pub(crate) fn walk(
 struct Walk<'a> {
     root: OwnedFd,
     tree: &'a mut Tree,
-    /// Files with several names, by device and inode.
+    /// Files with several names, by device and inode number.
     links: HashMap<(u64, u64), NodeId>,
     entries: u64,
     dropped: u64,
@@ -281,8 +280,8 @@ impl Walk<'_> {
     }
 }
 
-/// A name in an open folder, for calls that know paths only. What it names is
-/// not followed if it is a link.
+/// A path for calls that take no folder descriptor: a name in an open folder. The caller must not
+/// follow the name if it is a link.
 fn proc_path(folder: &OwnedFd, name: &[u8]) -> Vec<u8> {
     let mut path = format!("/proc/self/fd/{}/", folder.as_fd().as_raw_fd()).into_bytes();
     path.extend_from_slice(name);
@@ -310,7 +309,7 @@ fn value(place: &[u8], name: &[u8]) -> Result<Vec<u8>, Errno> {
     Ok(room)
 }
 
-/// Which parts of a file are not holes.
+/// The parts of a file that are not holes.
 fn pieces(folder: &OwnedFd, name: &[u8], size: u64) -> Result<Vec<Piece>, Errno> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = rustix::fs::openat(folder, name, flags, Mode::empty())?;
@@ -320,7 +319,7 @@ fn pieces(folder: &OwnedFd, name: &[u8], size: u64) -> Result<Vec<Piece>, Errno>
         let start = match rustix::fs::seek(&file, SeekFrom::Data(at)) {
             Ok(start) => start,
             Err(Errno::NXIO) => break,
-            // A file system that knows no holes.
+            // The file system has no holes.
             Err(Errno::INVAL) => return Ok(vec![piece(0, size)]),
             Err(error) => return Err(error),
         };

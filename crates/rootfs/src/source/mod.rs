@@ -1,5 +1,4 @@
-//! Where an image comes from: its configuration and its layers, found but not
-//! yet read.
+//! The source of an image: its configuration and its layers, located but not yet read.
 
 mod bundle;
 mod docker;
@@ -16,38 +15,38 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU64;
 use thiserror::Error;
 
-/// One layer of an image as a file: a tar, plain or packed with gzip, zstd
-/// or xz (its first bytes tell).
+/// One layer of an image as a file: a tar, plain or packed with gzip, zstd or xz. Its first bytes
+/// say which.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Layer {
     /// The blob.
     pub path: PathBuf,
-    /// What the manifest says it is: it must be a layer; how it is packed is
-    /// seen by its bytes.
+    /// Media type in the manifest. It must be that of a layer; the compression in it is ignored,
+    /// because the blob's first bytes decide.
     pub media_type: String,
-    /// What the blob hashes to, `sha256:HEX`; checked when given.
+    /// Digest of the blob, `sha256:HEX`; checked if given.
     pub digest: Option<String>,
-    /// What the unpacked tar hashes to, `sha256:HEX`; checked when given.
+    /// Digest of the unpacked tar, `sha256:HEX`; checked if given.
     pub diff_id: Option<String>,
-    /// Bytes of the blob; checked when given.
+    /// Bytes of the blob; checked if given.
     pub size: Option<u64>,
 }
 
-/// What to take where a source holds several images, and where to unpack.
+/// Which image to take from a source that has several, and where to unpack.
 #[derive(Debug, Clone)]
 pub struct Choice {
-    /// The platform it must run on.
+    /// The platform that the image must run on.
     pub platform: Platform,
-    /// The name or tag of the image, needed where there are several.
+    /// The image's name or tag; required if there are several images.
     pub reference: Option<String>,
     /// A folder for unnamed temporary files.
     pub scratch: PathBuf,
-    /// How large a packed archive may become when it is unpacked to look into.
+    /// Limits on a packed archive that must be unpacked to be read.
     pub limits: Limits,
 }
 
 impl Choice {
-    /// `linux/amd64`, the only image there is, temporary files in `scratch`.
+    /// `linux/amd64`, no name, temporary files in `scratch`.
     pub fn new(scratch: impl Into<PathBuf>) -> Choice {
         Choice {
             platform: Platform::default(),
@@ -58,24 +57,23 @@ impl Choice {
     }
 }
 
-/// What a source was found to be.
+/// Format of a source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SourceKind {
-    /// A folder, taken as the root file system.
+    /// A folder with a root file system.
     Folder,
     /// A tar of a root file system.
     RootTar,
     /// An OCI image layout, as a folder or as a tar.
     Oci,
-    /// What `docker save` writes.
+    /// A `docker save` archive.
     DockerArchive,
-    /// Layers somebody else fetched.
+    /// Layers that the caller fetched.
     Layers,
 }
 
-/// An image ready to be imported: found, its configuration read, its contents
-/// not yet looked at.
+/// An image ready to be imported: located and its configuration read, its contents not yet read.
 #[derive(Debug)]
 pub struct Source {
     pub(crate) kind: SourceKind,
@@ -83,34 +81,34 @@ pub struct Source {
     pub(crate) contents: Contents,
 }
 
-/// What is to be imported.
+/// The contents to import.
 #[derive(Debug)]
 pub(crate) enum Contents {
     /// Layers, the lowest first.
     Layers(Vec<LayerInput>),
-    /// All that is in a folder.
+    /// A folder with a root file system.
     Folder(PathBuf),
 }
 
-/// A layer that is there.
+/// A layer whose blob is present.
 #[derive(Debug)]
 pub(crate) struct LayerInput {
     pub blob: Blob,
-    /// What to call it.
+    /// Name for messages.
     pub name: String,
     pub expected: Expected,
 }
 
-/// A source can't be used.
+/// Why a source can't be used.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum SourceError {
-    /// A file of it can't be read.
+    /// One of its files can't be read.
     #[error("{} can't be read", .path.display())]
     Read {
-        /// Which.
+        /// Its path.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: io::Error,
     },
@@ -119,29 +117,29 @@ pub enum SourceError {
     Scratch {
         /// The folder.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: io::Error,
     },
-    /// It can't be unpacked.
+    /// An archive can't be unpacked.
     #[error("{} can't be unpacked", .path.display())]
     Unpack {
-        /// Which.
+        /// Its path.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: LayerError,
     },
-    /// A manifest or index is no JSON of its kind.
+    /// A manifest or index is not valid JSON of its kind.
     #[error("{} is not what it should be", .path.display())]
     Json {
-        /// Which.
+        /// Its path.
         path: PathBuf,
-        /// Where and why.
+        /// The error and its position.
         #[source]
         source: serde_json::Error,
     },
-    /// An archive lacks a file.
+    /// An archive lacks a file that it refers to.
     #[error("{} names {name}, but does not hold it", .path.display())]
     Missing {
         /// The archive.
@@ -149,70 +147,70 @@ pub enum SourceError {
         /// The file.
         name: String,
     },
-    /// An OCI layout of another version.
+    /// An OCI layout of an unknown version.
     #[error("it is an OCI image layout of version {0:?}; only version 1 is known")]
     Layout(String),
-    /// There is no image at all.
+    /// It holds no image.
     #[error("it holds no image")]
     NoImage,
-    /// There are several images.
+    /// It holds several images, and none was chosen.
     #[error("it holds several images, say which: {0}")]
     WhichImage(String),
     /// The image that was asked for is not there.
     #[error("it holds no image {wanted:?}; there are: {there}")]
     NoSuchImage {
-        /// The name.
+        /// The name that was asked for.
         wanted: String,
-        /// The names there are.
+        /// The names in the source.
         there: String,
     },
-    /// No image for the platform.
+    /// It has no image for the platform.
     #[error("it has no image for {wanted}; it has: {there}")]
     NoPlatform {
-        /// The platform.
+        /// The wanted platform.
         wanted: String,
-        /// The platforms there are.
+        /// The platforms in the source.
         there: String,
     },
     /// The image is for another platform.
     #[error("the image is for {is}, and VMs here run {wanted}")]
     WrongPlatform {
-        /// What it is for.
+        /// The platform of the image.
         is: String,
-        /// What it should be for.
+        /// The platform it must be for.
         wanted: String,
     },
-    /// Indexes within indexes.
+    /// Its indexes are nested too deep.
     #[error("its indexes name one another too deep")]
     TooDeep,
-    /// Something that is no container image.
+    /// It is not a container image.
     #[error("{what} is not a container image but {media_type:?}")]
     NotAnImage {
-        /// What.
+        /// The manifest's name.
         what: String,
-        /// What it says it is.
+        /// Its media type.
         media_type: String,
     },
-    /// A layer that is none, or is encrypted.
+    /// A layer's media type is not that of a layer, or the layer is encrypted.
     #[error("a layer has the media type {0:?}, which can't be imported")]
     MediaType(String),
-    /// A digest that is none.
+    /// A digest is malformed.
     #[error("{digest:?} is no digest: {what}")]
     BadDigest {
-        /// As written.
+        /// The digest as written.
         digest: String,
-        /// Why.
+        /// What is wrong.
         what: &'static str,
     },
-    /// A manifest or configuration was changed.
+    /// A manifest or configuration has the wrong digest.
     #[error("a file that should have the digest {should} has {is}: it was damaged or changed")]
     Digest {
-        /// In what names it.
+        /// Digest in the file that refers to it.
         should: Digest,
-        /// Of its bytes.
+        /// Digest of its bytes.
         is: Digest,
     },
-    /// Layers and their digests don't match in number.
+    /// The manifest has not as many layers as the configuration has digests.
     #[error("the image has {layers} layers, and its configuration names {diff_ids}")]
     DiffIds {
         /// In the manifest.
@@ -220,18 +218,18 @@ pub enum SourceError {
         /// In the configuration.
         diff_ids: usize,
     },
-    /// More layers than any image has.
+    /// There are more than 1024 layers.
     #[error("the image has {0} layers, over the limit of 1024")]
     TooManyLayers(usize),
-    /// The image's configuration is no good.
+    /// The image's configuration is invalid.
     #[error(transparent)]
     Config(#[from] ConfigError),
 }
 
 impl Source {
-    /// Finds out what `path` is: an OCI layout or a root file system as a
-    /// folder; or a file that is an OCI archive, a `docker save` archive or a
-    /// root file system's tar, each plain or packed with gzip, zstd or xz.
+    /// Finds out the format of `path`: a folder with an OCI layout or a root file system; or a
+    /// file: an OCI archive, a `docker save` archive or a root file system's tar, each plain or
+    /// packed with gzip, zstd or xz.
     pub fn open(path: &Path, choice: &Choice) -> Result<Source, SourceError> {
         let failed = |source| SourceError::Read {
             path: path.to_owned(),
@@ -248,8 +246,8 @@ impl Source {
         Source::file(path, blob, choice)
     }
 
-    /// The same for a file that comes as a stream; it is kept in an unnamed
-    /// file in the scratch folder, unpacked.
+    /// Like [`Source::open`] for a file that comes as a stream. It is unpacked into an unnamed file
+    /// in the scratch folder.
     pub fn stream(reader: impl Read, choice: &Choice) -> Result<Source, SourceError> {
         let path = Path::new("the archive");
         let blob = layer::keep(reader, &choice.scratch, choice.limits.bounds());
@@ -266,8 +264,8 @@ impl Source {
         }
     }
 
-    /// Layers that were fetched, the lowest first, and the bytes of the
-    /// image's configuration. `diff_id`s left out are taken from it.
+    /// An image of fetched layers, the lowest first, and its configuration as JSON. A `diff_id`
+    /// that is not given is taken from the configuration.
     pub fn layers(config: &[u8], layers: &[Layer], choice: &Choice) -> Result<Source, SourceError> {
         let config = RawConfig::from_json(config)?;
         check_platform(&config.platform(), choice)?;
@@ -304,12 +302,12 @@ impl Source {
         Source::found(SourceKind::Layers, oci::Found { config, layers })
     }
 
-    /// What it was found to be.
+    /// Its format.
     pub fn kind(&self) -> SourceKind {
         self.kind
     }
 
-    /// How the image says it is run; empty for a folder or a root tar.
+    /// The image's run configuration; empty for a folder or a root tar.
     pub fn config(&self) -> &ImageConfig {
         &self.config
     }
@@ -324,7 +322,7 @@ impl Source {
             _ => unpack_whole(path, &blob, choice)?,
         };
         if let Some(bundle) = Bundle::of_tar(path, &tar)? {
-            // Newer Docker writes both; the OCI layout says more.
+            // Newer versions of Docker write both; the OCI layout has more information.
             return if oci::is_layout(&bundle) {
                 Source::found(SourceKind::Oci, oci::open(&bundle, choice)?)
             } else {
@@ -369,7 +367,7 @@ impl Source {
     }
 }
 
-/// A packed archive, unpacked into an unnamed file.
+/// Unpacks a packed archive into an unnamed file.
 fn unpack_whole(path: &Path, blob: &Blob, choice: &Choice) -> Result<Blob, SourceError> {
     let mut spool = Spool::new(&choice.scratch).map_err(|source| SourceError::Scratch {
         path: choice.scratch.clone(),
@@ -401,7 +399,7 @@ fn unpack_failed(path: &Path, scratch: &Path, error: LayerError) -> SourceError 
     }
 }
 
-/// Layers are tars; encrypted ones and foreign things are not.
+/// Refuses a layer whose media type is not that of a tar, such as an encrypted one.
 fn check_media_type(media_type: &str) -> Result<(), SourceError> {
     let tar = media_type.is_empty()
         || [
@@ -423,7 +421,7 @@ fn check_media_type(media_type: &str) -> Result<(), SourceError> {
 }
 
 fn check_platform(is: &Platform, choice: &Choice) -> Result<(), SourceError> {
-    // Configurations from before platforms name none.
+    // Old configurations name no platform.
     let unnamed = is.os.is_empty() && is.architecture.is_empty();
     if unnamed || choice.platform.runs(is) {
         return Ok(());
@@ -434,8 +432,8 @@ fn check_platform(is: &Platform, choice: &Choice) -> Result<(), SourceError> {
     })
 }
 
-/// Whether an image of that name is meant: the whole name, or its end after a
-/// slash, with or without `:latest`.
+/// Whether `wanted` is this image: its whole name, or the end of the name after a slash, with or
+/// without `:latest`.
 fn is_called(name: &str, wanted: &str) -> bool {
     let names = [name, name.strip_suffix(":latest").unwrap_or(name)];
     names.iter().any(|name| {

@@ -10,9 +10,9 @@ use std::collections::BTreeMap;
 
 /// The largest index or manifest, bytes (what registries allow).
 const MAX_MANIFEST: u64 = 4 << 20;
-/// Indexes may name indexes, so deep.
+/// Deepest nesting of indexes.
 const MAX_DEPTH: usize = 4;
-/// The most layers of one image.
+/// Most layers of one image.
 pub(super) const MAX_LAYERS: usize = 1024;
 
 #[derive(Debug, Clone, Deserialize)]
@@ -52,12 +52,12 @@ pub(super) struct Found {
     pub layers: Vec<LayerInput>,
 }
 
-/// Whether there is a layout.
+/// Whether the bundle is an OCI layout.
 pub(super) fn is_layout(bundle: &Bundle) -> bool {
     bundle.has("oci-layout") && bundle.has("index.json")
 }
 
-/// The image of the layout that is wanted.
+/// Finds the wanted image in the layout.
 pub(super) fn open(bundle: &Bundle, choice: &Choice) -> Result<Found, SourceError> {
     let version: Version = json(bundle, "oci-layout", &bundle.read("oci-layout", 4096)?)?;
     if !version.image_layout_version.starts_with("1.") {
@@ -73,7 +73,7 @@ pub(super) fn open(bundle: &Bundle, choice: &Choice) -> Result<Found, SourceErro
     image(bundle, manifest, choice)
 }
 
-/// The manifests that have the wanted name; all if none is wanted.
+/// The manifests with the wanted name; all of them if no name is wanted.
 fn by_name(manifests: Vec<Descriptor>, choice: &Choice) -> Result<Vec<Descriptor>, SourceError> {
     let names = |manifest: &Descriptor| -> Vec<String> {
         [
@@ -100,7 +100,7 @@ fn by_name(manifests: Vec<Descriptor>, choice: &Choice) -> Result<Vec<Descriptor
         }
         None => {
             let first = manifests.first().map(names);
-            // Several manifests of one name are one image for many platforms.
+            // Several manifests with one name are one image for several platforms.
             if manifests
                 .iter()
                 .any(|manifest| Some(names(manifest)) != first)
@@ -112,7 +112,7 @@ fn by_name(manifests: Vec<Descriptor>, choice: &Choice) -> Result<Vec<Descriptor
     }
 }
 
-/// The manifest for the wanted platform.
+/// Chooses the manifest for the wanted platform.
 fn choose(
     bundle: &Bundle,
     candidates: Vec<Descriptor>,
@@ -198,7 +198,7 @@ fn image(bundle: &Bundle, manifest: Manifest, choice: &Choice) -> Result<Found, 
     Ok(Found { config, layers })
 }
 
-/// A small blob, checked.
+/// Reads a small blob and checks its size and digest.
 fn blob(bundle: &Bundle, descriptor: &Descriptor, limit: u64) -> Result<Vec<u8>, SourceError> {
     let should = digest(&descriptor.digest)?;
     let bytes = bundle.read(&place(&should), limit)?;
@@ -231,7 +231,7 @@ pub(super) fn json<T: serde::de::DeserializeOwned>(
     })
 }
 
-/// `a, b, c`, or that there is nothing.
+/// `a, b, c`, or a text that says there is none.
 pub(super) fn list(names: impl IntoIterator<Item = String>) -> String {
     let names: Vec<String> = names.into_iter().take(50).collect();
     if names.is_empty() {

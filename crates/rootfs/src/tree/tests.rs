@@ -13,7 +13,7 @@ fn of_mode(mode: u16) -> Attributes {
     }
 }
 
-/// Every path with its mode; folders end in a slash.
+/// Every path with its mode; a folder's path ends in a slash.
 fn paths(tree: &Tree) -> BTreeMap<String, u16> {
     let mut out = BTreeMap::new();
     let mut stack = vec![(String::new(), tree.root())];
@@ -187,7 +187,7 @@ fn a_large_hole_counts_with_its_table_of_chunks() {
             ..Content::default()
         })
     };
-    // Of a gibibyte it has 2^18 chunks; of more no more, but larger ones.
+    // A file of a gibibyte has 2^18 chunks; a larger file has larger chunks, not more of them.
     for (size, table) in [
         (0, 0),
         ((1 << 20) - 4096, 0),
@@ -218,7 +218,7 @@ fn a_large_hole_counts_with_its_table_of_chunks() {
     assert_eq!(add(b"c"), Err(NameError::TooLarge(3 << 20)));
 }
 
-/// The same in the plainest way: a map of paths.
+/// A simple model of the same rules: a map of paths.
 #[derive(Clone, Default)]
 struct Model(BTreeMap<String, (bool, u16)>);
 
@@ -264,12 +264,12 @@ impl Model {
     }
 
     fn layer(&mut self, layer: &[Op]) -> Result<(), ()> {
-        // Links see what the layer hides; so both are kept.
+        // A hard link may refer to a file that the layer hides, so both states are kept.
         let mut unhidden = self.clone();
         for op in layer {
             match op {
                 Op::Whiteout(path) => self.remove(path, true),
-                // Nothing is below a file.
+                // An opaque mark on a file changes nothing: a file has no entries.
                 Op::Opaque(path) => self.remove(path, false),
                 _ => {}
             }
@@ -313,7 +313,7 @@ impl Model {
 
 fn any_op() -> impl Strategy<Value = Op> {
     let path = || "(/[abc]){1,4}";
-    // A mode tells entries apart.
+    // Entries have different modes, so that a wrong one is noticed.
     prop_oneof![
         4 => (path(), 0..0o7777u16).prop_map(|(path, mode)| Op::File(path, mode)),
         3 => (path(), 0..0o7777u16).prop_map(|(path, mode)| Op::Folder(path, mode)),
@@ -330,7 +330,7 @@ proptest! {
     fn layers_flatten_as_the_plain_model_says(
         layers in proptest::collection::vec(proptest::collection::vec(any_op(), 0..7), 1..5)
     ) {
-        // What is refused ends the comparison, in both at the same layer.
+        // Both must refuse at the same layer; the comparison ends there.
         let mut model = Model::default();
         for count in 1..=layers.len() {
             let expected = model.layer(&layers[count - 1]);

@@ -1,4 +1,4 @@
-//! What several tests make: tars, OCI layouts, unpacked images.
+//! Helpers of several tests: builders of tars and OCI layouts, and unpacked images.
 #![allow(dead_code)] // each test uses some of it
 
 use jiffy_rootfs::{Limits, import_tar};
@@ -8,7 +8,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// A tar in the making.
+/// A builder of a tar.
 pub struct Tar(tar::Builder<Vec<u8>>);
 
 impl Tar {
@@ -62,14 +62,14 @@ impl Tar {
         self
     }
 
-    /// A folder of that mode.
+    /// Adds a folder with that mode.
     pub fn folder_of_mode(mut self, path: &str, mode: u32) -> Tar {
         let mut header = Tar::header(tar::EntryType::Directory, mode);
         self.0.append_data(&mut header, path, &[][..]).unwrap();
         self
     }
 
-    /// A file whose header has no owner and no time.
+    /// Adds a file whose header has no owner and no time.
     pub fn anonymous(mut self, path: &str) -> Tar {
         let mut header = tar::Header::new_gnu();
         header.set_size(0);
@@ -78,7 +78,7 @@ impl Tar {
         self
     }
 
-    /// A path written as it is, past the tar crate's own checks.
+    /// Adds a path as it is, without the tar crate's checks.
     pub fn raw_path(mut self, path: &[u8]) -> Tar {
         let mut header = Tar::header(tar::EntryType::Regular, 0o644);
         header.as_mut_bytes()[..path.len()].copy_from_slice(path);
@@ -92,13 +92,13 @@ impl Tar {
     }
 }
 
-/// An image and what fsck.erofs got out of it.
+/// An image, and the folder into which fsck.erofs unpacked it.
 pub struct Unpacked {
     _scratch: tempfile::TempDir,
     pub root: PathBuf,
 }
 
-/// Imports a tar and has fsck.erofs check and unpack the image.
+/// Imports a tar; fsck.erofs checks and unpacks the image.
 pub fn unpack(tar: &[u8]) -> Unpacked {
     let scratch = tempfile::tempdir().unwrap();
     let image = scratch.path().join("image.erofs");
@@ -106,7 +106,7 @@ pub fn unpack(tar: &[u8]) -> Unpacked {
     extract(&image)
 }
 
-/// Has fsck.erofs check and unpack an image.
+/// Lets fsck.erofs check and unpack an image.
 pub fn extract(image: &Path) -> Unpacked {
     let scratch = tempfile::tempdir().unwrap();
     let root = scratch.path().join("root");
@@ -128,7 +128,7 @@ pub fn extract(image: &Path) -> Unpacked {
     }
 }
 
-/// An error and all that caused it, as a user reads it.
+/// An error with all its causes, as a user reads it.
 pub fn sentence(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
@@ -139,7 +139,7 @@ pub fn sentence(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// How bytes are packed.
+/// Compression of a layer.
 #[derive(Debug, Clone, Copy)]
 pub enum Pack {
     Plain,
@@ -171,7 +171,7 @@ pub fn digest(bytes: &[u8]) -> String {
     jiffy_rootfs::layer::Digest::of(bytes).to_string()
 }
 
-/// An OCI layout in the making.
+/// A builder of an OCI layout.
 pub struct Layout {
     pub folder: PathBuf,
     manifests: Vec<Value>,
@@ -198,7 +198,7 @@ impl Layout {
         json!({"mediaType": media_type, "digest": digest, "size": bytes.len()})
     }
 
-    /// Adds an image of these layers' tars.
+    /// Adds an image with these layers.
     pub fn image(self, layers: &[Vec<u8>], how: Pack, architecture: &str, name: &str) -> Layout {
         let config = json!({
             "architecture": architecture, "os": "linux",
@@ -208,7 +208,7 @@ impl Layout {
         self.image_with(&config, layers, how, architecture, name)
     }
 
-    /// The same with a configuration of one's own.
+    /// Adds an image with that configuration.
     pub fn image_with(
         mut self,
         config: &Value,

@@ -8,7 +8,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 
 const BLOCK_BYTES: usize = BACKING_BLOCK as usize;
-/// Read at once, bytes.
+/// Bytes that are read at once.
 const PIECE: usize = 1 << 20;
 /// Most places with the checksum of a chunk's first block that are looked at: very many blocks may
 /// be the same.

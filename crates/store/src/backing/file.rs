@@ -16,7 +16,7 @@ pub struct BackingFile {
 }
 
 impl BackingFile {
-    /// The file of that name beside the image at `image`.
+    /// Opens the file of that name in the folder of the image at `image`.
     pub(crate) fn beside(image: &Path, reference: BackingRef) -> Result<BackingFile, Fault> {
         let path = image.with_file_name(&reference.name);
         let opened = || {

@@ -18,8 +18,8 @@ fn kinds(image: &ImageReader) -> Vec<Kind> {
         .collect()
 }
 
-/// An image beside a root `RXY.Z` and some bytes more: of its chunks 1, 3 and 4
-/// are there, and 5 is, too, but of the working set.
+/// An image beside a root `RXY.Z` and some bytes more. Its chunks 1, 3 and 4 are in the root; 5 is
+/// too, but belongs to the working set.
 fn image_of_a_root(folder: &Folder) -> (ImageReader, Vec<u8>) {
     let mut root = contents("RXY.Z");
     root.extend([7; 100]);
@@ -53,12 +53,12 @@ fn what_the_backing_file_has_is_named_and_not_stored() {
     let reference = image.backing().unwrap().reference();
     assert_eq!((&*reference.name, reference.size), ("root", 5 * 4096 + 100));
 
-    // Its id is that of what it holds.
+    // Its id depends on its contents alone.
     let whole = folder.image("whole", &bytes, &small());
     assert_eq!(image.id(), whole.id());
-    // It takes what its own chunks take.
+    // The file takes only the bytes of its own chunks.
     assert!(image.file_bytes() < whole.file_bytes() - 100);
-    // And it is read when both files are gone.
+    // The image stays readable when both files are removed.
     fs::remove_file(folder.file("root")).unwrap();
     fs::remove_file(folder.file("ram")).unwrap();
     assert!(read_all(&image) == bytes);
@@ -120,7 +120,7 @@ fn an_image_written_anew_keeps_its_places_but_for_the_working_set() {
     assert!(read_all(&better) == bytes);
     better.verify().unwrap();
 
-    // Or it loses them, and stands alone.
+    // An image without the backing file needs no other file.
     let options = WriteOptions {
         backing: None,
         ..optimise::options_of(&image).unwrap()
@@ -182,7 +182,7 @@ fn another_file_is_refused_by_its_size_and_a_changed_one_where_it_is_read() {
         )
     );
     image.verify().unwrap_err();
-    // Changed where the image has nothing, it is read, and not the same file.
+    // A change where the image has no chunks is not seen by reads, but changes the digest.
     fs::write(&root, &good).unwrap();
     image.verify().unwrap();
     let file = fs::OpenOptions::new().write(true).open(&root).unwrap();
@@ -199,7 +199,7 @@ fn another_file_is_refused_by_its_size_and_a_changed_one_where_it_is_read() {
         ),
         "{found}"
     );
-    // It becomes shorter while it is read.
+    // The file becomes shorter while it is read.
     file.set_len(0).unwrap();
     let found = *image.read_chunk(3, &mut chunk).unwrap_err().fault;
     assert!(
@@ -253,7 +253,7 @@ fn a_place_that_can_not_be_is_refused() {
         "outside the backing",
     );
     refused(&|bytes| bytes[entry + 4] = 1, "bytes in this one");
-    // It says so in its table, and nothing more.
+    // The backing file's entry in the table is damaged.
     let names = section(&good, 6);
     refused(&|bytes| bytes[names.start + 32] ^= 0xff, "cannot be used");
     refused(
@@ -270,7 +270,7 @@ fn a_place_that_can_not_be_is_refused() {
         },
         "without a backing file",
     );
-    // Version 1 knows no such kind of place.
+    // Version 1 has no chunks in a backing file.
     refused(
         &|bytes| {
             bytes[footer + 8] = 1;
@@ -310,13 +310,13 @@ fn an_image_that_is_elsewhere_has_none() {
     };
     assert!(error.to_string().contains("backing file"), "{error}");
     assert!(!target.exists() && !partial::is_partial(&target));
-    // Nor one that became so.
+    // An image that became partial is refused too.
     fs::write(partial::map_path(&folder.file("ram")), present(&image)).unwrap();
     let found = fault(ImageReader::open(&folder.file("ram")));
     assert!(matches!(found, Fault::Damaged { .. }), "{found}");
 }
 
-/// The map of a file that is all here.
+/// The map of a file whose blocks are all present.
 fn present(image: &ImageReader) -> Vec<u8> {
     let folder = Folder::new();
     let header = jiffy_wire::disk::MapHeader {

@@ -32,7 +32,7 @@ use std::sync::{PoisonError, RwLock};
 /// How often opening is retried when the cache is removed meanwhile.
 const TRIES: u32 = 16;
 
-/// What a disk's length is a multiple of.
+/// A disk's length is a multiple of this, bytes.
 const BLOCK: u64 = 4096;
 
 /// Why a cache cannot be used. The message is one sentence that names the cache.
@@ -57,7 +57,7 @@ pub enum CacheError {
 }
 
 impl CacheError {
-    /// Whether its file system is full, or its owner may have no more of it.
+    /// Whether the error is a full file system or an exceeded quota.
     pub fn is_for_want_of_room(&self) -> bool {
         let CacheError::Io(_, error) = self else {
             return false;
@@ -171,22 +171,22 @@ impl DiskCache {
         self.map().header().length
     }
 
-    /// Whether a chunk is there.
+    /// Whether a chunk is present.
     pub fn has(&self, chunk: u32) -> bool {
         self.map().get(chunk.into())
     }
 
-    /// Whether all of these are.
+    /// Whether all of these chunks are present.
     pub fn has_all(&self, chunks: Range<u32>) -> bool {
         self.map().has_all(units(&chunks))
     }
 
-    /// Whether everything is.
+    /// Whether all chunks are present.
     pub fn is_full(&self) -> bool {
         self.map().has_all(0..self.map().units())
     }
 
-    /// The next run of chunks that are not there.
+    /// The next run of chunks that are not present.
     pub fn next_missing(&self, wanted: Range<u32>) -> Option<Range<u32>> {
         self.map().next_missing(units(&wanted)).map(chunks)
     }
@@ -301,7 +301,7 @@ pub fn remove(folder: &Path) -> io::Result<Option<u64>> {
     let Some(contents) = Locked::alone(contents)? else {
         return Ok(None);
     };
-    // Locked until both files are gone, so that nobody opens one and finds the other missing.
+    // Locked until both files are gone, so that no process opens one and finds the other missing.
     let _map = match PresenceMap::open(&folder.join(PRESENT)) {
         Ok(map) => Some(map),
         Err(error) if matches!(error.fault, PresenceFault::InUse) => return Ok(None),

@@ -30,7 +30,7 @@ fn it_is_filled_and_what_is_zero_is_there_from_the_beginning() {
         cache.put(0, &bytes[..CHUNK]),
         Err(CacheError::Closed(_))
     ));
-    // Who waits for something of it may have it still.
+    // A thread that waits for some of its chunks may still have it open.
     assert!(DiskCache::open(&path, &image).unwrap().is_full());
     drop(cache);
     assert!(is_full(&path));
@@ -74,10 +74,10 @@ fn bits_of_another_boot_mean_nothing_unless_all_was_synced() {
         let map = PresenceMap::open(&path.join(PRESENT)).unwrap();
         map.bind(boot).unwrap();
     };
-    // A process that was killed: the kernel has all it wrote.
+    // As after a killed process: the kernel has all that it wrote.
     drop(fill());
     assert!(DiskCache::open(&path, &image).unwrap().has(0));
-    // The host lost its power.
+    // As after a loss of power.
     rewrite([9; 16]);
     let cache = DiskCache::open(&path, &image).unwrap();
     assert!(!cache.has(0));
@@ -110,7 +110,7 @@ fn what_a_snapshot_has_of_another_boot_stays_its_own() {
     drop(vm);
     let nlink = |path: &Path| fs::metadata(path).unwrap().nlink();
     assert_eq!((nlink(&link), nlink(&path.join(CONTENTS))), (1, 1));
-    // A map that is damaged tells nothing of who has it.
+    // A damaged map does not tell who uses the cache.
     fs::remove_file(&link).unwrap();
     fs::hard_link(path.join(CONTENTS), &link).unwrap();
     let cache = DiskCache::open(&path, &image).unwrap();
@@ -150,7 +150,7 @@ fn another_image_begins_anew_but_not_under_a_vm() {
     let cache = DiskCache::open(&path, &other).unwrap();
     assert!(!cache.has(0) && cache.chunks() == 3);
     drop(cache);
-    // A map that is damaged, and none.
+    // A damaged map, and a missing one.
     for change in [
         |path: &Path| fs::write(path, b"no map").unwrap(),
         |path: &Path| {
@@ -166,7 +166,7 @@ fn another_image_begins_anew_but_not_under_a_vm() {
     }
 }
 
-/// A full and closed cache of 2 MiB that does not pack, and what it holds.
+/// A full and closed cache of 2 MiB that does not compress, and its contents.
 fn full(folder: &Folder) -> (PathBuf, ImageReader, Vec<u8>) {
     let bytes = contents(&"n".repeat((2 << 20) / CHUNK));
     let image = folder.image("image", &bytes, &small());
@@ -177,7 +177,7 @@ fn full(folder: &Folder) -> (PathBuf, ImageReader, Vec<u8>) {
     (path, image, bytes)
 }
 
-/// What is said to be there is there, and right.
+/// Checks that chunks that are marked as present have the right bytes.
 fn check(path: &Path, image: &ImageReader, bytes: &[u8]) -> Vec<bool> {
     let cache = DiskCache::open(path, image).unwrap();
     let contents = fs::read(path.join(CONTENTS)).unwrap();
@@ -204,7 +204,7 @@ fn parts_are_given_up_and_filled_again() {
     assert_eq!((before - blocks()) * 512, freed);
     let there = check(&path, &image, &bytes);
     assert!(there[0] && there[last as usize] && there.contains(&false));
-    // All that may go, and nothing twice.
+    // Any part may be dropped, and none is dropped twice.
     assert!(
         trim(&path, Parts::Any, u64::MAX, &[0, last])
             .unwrap()
@@ -267,7 +267,7 @@ fn what_was_read_lately_stays_when_only_the_rest_is_to_go() {
     let freed = trim(&path, Parts::Cold, u64::MAX, &[]).unwrap().unwrap();
     let there = check(&path, &image, &bytes);
     assert!(there[(1 << 20) / CHUNK]);
-    // Where files are kept in memory all of it stays.
+    // On file systems that keep files in memory, all of it stays.
     assert!(freed == 0 || there.contains(&false));
 }
 
@@ -340,7 +340,7 @@ fn what_is_removed_while_it_is_opened_is_there_or_opened_anew() {
             }
         });
         for _ in 0..400 {
-            // Its folder may be gone at that moment.
+            // The folder may be missing at that moment.
             let Ok(open) = DiskCache::open(&cache, &image) else {
                 continue;
             };

@@ -22,8 +22,7 @@ const PAGE: u64 = 4096;
 /// Which parts may be dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Parts {
-    /// Those that the host's page cache does not hold any more: nobody has read
-    /// them for some time.
+    /// Those that the host's page cache does not hold any more: they were not read for some time.
     Cold,
     /// All.
     Any,
@@ -33,7 +32,7 @@ pub enum Parts {
 /// Returns the bytes that were freed; `None` if the cache is in use, is not a cache, or shares its
 /// bytes with a snapshot.
 ///
-/// Nobody may have the cache open meanwhile: a VMM that has once seen a bit set reads the bytes of
+/// No process may have the cache open meanwhile: a VMM that has once seen a bit set reads the bytes of
 /// its chunk without looking again. VMMs hold a shared lock on the file as long as they live, so an
 /// exclusive lock is sufficient.
 pub fn trim(folder: &Path, parts: Parts, bytes: u64, keep: &[u32]) -> io::Result<Option<u64>> {

@@ -1,24 +1,24 @@
-//! What an image says of its backing file.
+//! An image's reference to its backing file.
 
 use super::{Fields, MAX_NAME, is_name};
 use std::ops::RangeInclusive;
 
-/// A file of which an image names parts instead of storing them.
+/// The file whose parts an image refers to instead of storing them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BackingRef {
     /// BLAKE3 of its contents.
     pub digest: [u8; 32],
-    /// Its bytes.
+    /// Its size, bytes.
     pub size: u64,
     /// Its name in the image's folder: 1 to 255 bytes, no `/`, not `.` or `..`.
     pub name: String,
 }
 
 impl BackingRef {
-    /// Bytes that one takes.
+    /// How many bytes an encoded reference may have.
     pub(super) const LENGTHS: RangeInclusive<u64> = 41..=40 + MAX_NAME as u64;
 
-    /// As written.
+    /// The encoded reference.
     pub fn encode(&self) -> Vec<u8> {
         [
             &self.digest[..],
@@ -28,7 +28,7 @@ impl BackingRef {
         .concat()
     }
 
-    /// As read; `None` if the name is not one.
+    /// Decodes a reference; `None` if it is not valid.
     pub fn decode(bytes: &[u8]) -> Option<BackingRef> {
         let (head, name) = bytes.split_at_checked(40)?;
         let mut fields = Fields(head);

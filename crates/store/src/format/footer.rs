@@ -1,4 +1,4 @@
-//! The last 256 bytes: where everything is.
+//! The last 256 bytes: the offsets of all sections.
 
 use super::{
     BackingRef, ContentHash, Fields, Header, ImageId, MAX_DICTIONARY, MAX_NAME, Record, VERSION,
@@ -17,10 +17,9 @@ pub const MAGIC: [u8; 8] = *b"JIFFYEND";
 pub struct Section {
     /// First byte in the file.
     pub offset: u64,
-    /// Bytes; 0 when there is no such section.
+    /// Bytes; 0 if the section is missing.
     pub length: u64,
-    /// CRC-32C of its bytes; 0 for groups, entries and hashes, which are
-    /// checked piece by piece.
+    /// CRC-32C of its bytes; 0 for groups, entries and hashes, which are checked piece by piece.
     pub checksum: u32,
 }
 
@@ -34,19 +33,19 @@ impl Section {
 /// The last 256 bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Footer {
-    /// As in the header.
+    /// Bytes of a chunk, as in the header.
     pub chunk_size: u32,
-    /// As in the header.
+    /// Bytes of the contents, as in the header.
     pub size: u64,
-    /// What the image holds.
+    /// The id of the contents.
     pub id: ImageId,
-    /// Where the working set's chunks are, one after the other; empty without.
+    /// The bytes of the working set's chunks, contiguous; empty without a working set.
     pub hot: Range<u64>,
-    /// The dictionary for zstd.
+    /// The zstd dictionary.
     pub dictionary: Section,
     /// A [`ParentRef`].
     pub parent: Section,
-    /// Ranges of chunks: first and count, both 32 bits, in order of need.
+    /// Ranges of chunks in the order of need: first and count, 32 bits each.
     pub working_set: Section,
     /// A [`manifest::Group`] for every 64 chunks.
     pub groups: Section,
@@ -59,7 +58,7 @@ pub struct Footer {
 }
 
 impl Footer {
-    /// As written.
+    /// The encoded footer.
     pub fn encode(&self) -> [u8; BYTES] {
         let version = match self.backing.length {
             0 => VERSION,
@@ -73,7 +72,7 @@ impl Footer {
             .put(&self.id.0)
             .u64(self.hot.start)
             .u64(self.hot.end);
-        // The last one is where version 1 has zeros.
+        // Version 1 has zeros in place of the last section.
         let count = if version == VERSION { 6 } else { 7 };
         for section in &self.sections()[..count] {
             record = record
@@ -85,8 +84,8 @@ impl Footer {
         record.seal()
     }
 
-    /// As read from a file of `length` bytes with that header. Every offset in
-    /// it is then within the file.
+    /// Decodes the footer of a file of `length` bytes with that header, and checks that every
+    /// offset is within the file.
     pub fn decode(bytes: &[u8; BYTES], length: u64, header: &Header) -> Result<Footer, Fault> {
         let offset = length.saturating_sub(BYTES as u64);
         let damaged = |what| Err(Fault::Damaged { offset, what });
@@ -135,7 +134,7 @@ impl Footer {
             groups,
             entries,
             hashes,
-            // One that is not there takes no place.
+            // A missing section has no offset.
             backing: match found {
                 VERSION => Section {
                     offset: hashes.offset.saturating_add(hashes.length),
@@ -159,12 +158,12 @@ impl Footer {
         }
     }
 
-    /// Where chunks end and the manifest begins.
+    /// Where the chunks end and the manifest begins.
     pub fn data_end(&self) -> u64 {
         self.dictionary.offset
     }
 
-    /// In the order of the file.
+    /// The sections in the order of the file.
     fn sections(&self) -> [Section; 7] {
         [
             self.dictionary,
@@ -221,23 +220,23 @@ impl Footer {
     }
 }
 
-/// What a child says of its parent.
+/// A child's reference to its parent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParentRef {
-    /// What the parent holds.
+    /// The id of the parent's contents.
     pub id: ImageId,
-    /// Its name: 1 to 255 bytes, no `/`, not `.` or `..`. What it names is the
-    /// reader's business; by default a file in the child's folder.
+    /// Its name: 1 to 255 bytes, no `/`, not `.` or `..`. The reader resolves it; by default it is
+    /// a file in the child's folder.
     pub name: String,
 }
 
 impl ParentRef {
-    /// As written.
+    /// The encoded reference.
     pub fn encode(&self) -> Vec<u8> {
         [&self.id.0[..], self.name.as_bytes()].concat()
     }
 
-    /// As read; `None` if the name is not one.
+    /// Decodes a reference; `None` if the name is not valid.
     pub fn decode(bytes: &[u8]) -> Option<ParentRef> {
         let (id, name) = bytes.split_first_chunk()?;
         let name = str::from_utf8(name).ok()?;

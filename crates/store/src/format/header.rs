@@ -1,4 +1,4 @@
-//! The first 64 bytes: what the file is.
+//! The first 64 bytes: magic, version and sizes.
 
 use super::{Fields, Record, VERSION, chunks, is_chunk_size, is_sealed};
 use crate::error::Fault;
@@ -18,7 +18,7 @@ pub struct Header {
 }
 
 impl Header {
-    /// As written.
+    /// The encoded header.
     pub fn encode(&self) -> [u8; BYTES] {
         Record::new()
             .put(&MAGIC)
@@ -28,7 +28,7 @@ impl Header {
             .seal()
     }
 
-    /// As read.
+    /// Decodes a header.
     pub fn decode(bytes: &[u8; BYTES]) -> Result<Header, Fault> {
         let mut fields = Fields(bytes);
         if fields.array() != MAGIC {

@@ -12,9 +12,9 @@ const MAX_OFFSET: u64 = 1 << 48;
 /// Where a chunk's bytes are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Kind {
-    /// Nowhere: all are zero.
+    /// Nowhere: all bytes are zero.
     Zero,
-    /// In the file, as they are.
+    /// In the file, not compressed.
     Raw,
     /// In the file, an LZ4 block.
     Lz4,
@@ -40,7 +40,7 @@ impl Kind {
         Kind::Backing,
     ];
 
-    /// For people.
+    /// The name for messages.
     pub fn name(self) -> &'static str {
         match self {
             Kind::Zero => "zero",
@@ -80,9 +80,9 @@ impl Kind {
 pub struct Entry {
     /// CRC-32C of the whole chunk, uncompressed.
     pub checksum: u32,
-    /// Bytes it takes in the file; 0 in the parent and in the backing file.
+    /// Its bytes in the file; 0 if it is in the parent or in the backing file.
     pub length: u32,
-    /// Where they begin, in the backing file if it is there; 0 in the parent.
+    /// Where its bytes begin, in this file or in the backing file; 0 if it is in the parent.
     pub offset: u64,
     /// Where its bytes are, and how.
     pub kind: Kind,
@@ -94,7 +94,7 @@ impl Entry {
         self.offset..self.offset + u64::from(self.length)
     }
 
-    /// As written. The offset takes 48 bits.
+    /// The encoded entry. The offset has 48 bits.
     pub fn encode(&self) -> [u8; ENTRY_BYTES] {
         debug_assert!(self.offset < MAX_OFFSET);
         let mut bytes = [0; ENTRY_BYTES];
@@ -120,16 +120,16 @@ impl Entry {
     }
 }
 
-/// What an entry has to keep to.
+/// What the entries of an image must satisfy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Bytes of a chunk.
     pub chunk_size: u32,
-    /// Where chunks begin and end in the file.
+    /// The range of the file that holds chunks.
     pub data: (u64, u64),
-    /// There is a parent.
+    /// The image has a parent.
     pub parent: bool,
-    /// There is a dictionary.
+    /// The image has a dictionary.
     pub dictionary: bool,
     /// Bytes of the backing file, if there is one.
     pub backing: Option<u64>,
@@ -184,19 +184,19 @@ impl Limits {
     }
 }
 
-/// The first 16 bytes of what is known about 64 chunks.
+/// The first 16 bytes of a group of 64 chunks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Group {
     /// Bit N: chunk N of the group is not zero and has an entry.
     pub bitmap: u64,
     /// The number of the group's first entry; the others follow it.
     pub first: u32,
-    /// See [`Group::checksum`].
+    /// As computed by [`Group::checksum`].
     pub checksum: u32,
 }
 
 impl Group {
-    /// As written.
+    /// The encoded group.
     pub fn encode(&self) -> [u8; GROUP_BYTES] {
         let mut bytes = [0; GROUP_BYTES];
         bytes[..8].copy_from_slice(&self.bitmap.to_le_bytes());
@@ -205,7 +205,7 @@ impl Group {
         bytes
     }
 
-    /// As read, without its entries.
+    /// Decodes a group without its entries.
     pub fn decode(bytes: &[u8; GROUP_BYTES]) -> Group {
         let mut fields = Fields(bytes);
         Group {
@@ -215,8 +215,8 @@ impl Group {
         }
     }
 
-    /// Its entries' numbers; `None` if there are not so many entries, or if it
-    /// has chunks behind the last.
+    /// The numbers of its entries; `None` if there are not so many entries, or if its bitmap has
+    /// chunks beyond the last.
     pub fn entries(&self, number: u32, chunks: u32, entries: u32) -> Option<Range<u32>> {
         let members = chunks.saturating_sub(number * GROUP).min(GROUP);
         let beyond = self.bitmap.checked_shr(members).unwrap_or(0);
@@ -235,7 +235,7 @@ impl Group {
         crc32c::crc32c_append(crc32c::crc32c(&head), entries)
     }
 
-    /// Reads its entries, all of them or none.
+    /// Decodes all of its entries; an error if one of them is not valid.
     pub fn decode_entries(
         &self,
         number: u32,

@@ -1,12 +1,12 @@
-//! The bytes of an image that are not chunks: `docs/image-format.md` in code.
+//! The bytes of an image that are not chunks, as `docs/image-format.md` specifies them.
 //!
-//! Numbers are little-endian. A file is a header, chunks, the sections of the
-//! manifest, and a footer that says where they are.
+//! Numbers are little-endian. A file consists of a header, chunks, the sections of the manifest,
+//! and a footer with the sections' offsets.
 //!
 //! * [`header`]: the first 64 bytes.
 //! * [`footer`]: the last 256.
 //! * [`manifest`]: groups of chunks and their entries.
-//! * [`backing`]: what an image says of its backing file.
+//! * [`backing`]: an image's reference to its backing file.
 
 pub mod backing;
 pub mod footer;
@@ -24,7 +24,7 @@ use std::fmt;
 
 /// The version of an image without a backing file, and of every header.
 pub const VERSION: u32 = 1;
-/// The version of one with a backing file; there is no later one.
+/// The version of an image with a backing file, the newest one.
 pub const VERSION_WITH_BACKING: u32 = 2;
 /// The smallest chunk, bytes.
 pub const MIN_CHUNK: u32 = 4 << 10;
@@ -36,7 +36,7 @@ pub const GROUP: u32 = 64;
 pub const MAX_NAME: usize = 255;
 /// The largest dictionary, bytes.
 pub const MAX_DICTIONARY: u64 = 1 << 20;
-/// The longest line of parents that is followed.
+/// The longest chain of parents that is followed.
 pub const MAX_DEPTH: usize = 64;
 
 /// Chunks of a backing file begin at multiples of this, bytes.
@@ -45,8 +45,8 @@ pub const BACKING_BLOCK: u64 = 4096;
 /// The first half of a content hash (BLAKE3) of a whole chunk.
 pub type ContentHash = [u8; 16];
 
-/// What an image holds, in 16 bytes: equal contents in chunks of equal size
-/// have equal ids, however they are stored.
+/// Identifies the contents of an image, in 16 bytes: equal contents in chunks of equal size have
+/// equal ids, however they are stored.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ImageId(pub [u8; 16]);
 
@@ -73,13 +73,13 @@ fn first_half(hash: blake3::Hash) -> [u8; 16] {
     half
 }
 
-/// Computes an [`ImageId`]: of the size, the bitmaps of the groups, then the
-/// content hashes of the chunks that are not zero, in order.
+/// Computes an [`ImageId`] from the size, then the bitmaps of the groups, then the content hashes
+/// of the chunks that are not zero, in order.
 #[derive(Debug)]
 pub struct IdHasher(blake3::Hasher);
 
 impl IdHasher {
-    /// Begins with the size of the contents and of a chunk, bytes.
+    /// Begins with the size of the contents and the size of a chunk, bytes.
     pub fn new(size: u64, chunk_size: u32) -> IdHasher {
         let mut hasher = blake3::Hasher::new();
         hasher.update(b"jiffy image 1\0\0\0");
@@ -114,8 +114,7 @@ pub fn chunks(size: u64, chunk_size: u32) -> Option<u32> {
     u32::try_from(size.div_ceil(u64::from(chunk_size))).ok()
 }
 
-/// Whether a parent or a backing file may be called this: never a path out of
-/// its folder.
+/// Whether a parent or a backing file may have this name; no valid name leads out of the folder.
 pub fn is_name(name: &str) -> bool {
     (1..=MAX_NAME).contains(&name.len())
         && !name.contains(['/', '\0'])
@@ -123,8 +122,8 @@ pub fn is_name(name: &str) -> bool {
         && name != ".."
 }
 
-/// Reads numbers one after the other. Reading past the end gives zeros: the
-/// callers hand it arrays of the right length.
+/// Reads numbers one after the other. Reading past the end gives zeros, so callers must pass arrays
+/// of the right length.
 pub(crate) struct Fields<'a>(pub &'a [u8]);
 
 impl Fields<'_> {
@@ -179,14 +178,14 @@ impl<const N: usize> Record<N> {
         self.bytes
     }
 
-    /// The bytes; the last four become the checksum of those before.
+    /// The bytes, with the checksum of all but the last four in the last four.
     pub(crate) fn seal(mut self) -> [u8; N] {
         seal(&mut self.bytes);
         self.bytes
     }
 }
 
-/// Puts the checksum of all bytes but the last four into the last four.
+/// Writes the checksum of all bytes but the last four into the last four.
 pub(crate) fn seal(bytes: &mut [u8]) {
     let (body, checksum) = bytes.split_at_mut(bytes.len() - 4);
     checksum.copy_from_slice(&crc32c::crc32c(body).to_le_bytes());

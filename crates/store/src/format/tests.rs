@@ -1,5 +1,5 @@
-//! The format is pinned: these files were written by versions 1 and 2 and have to
-//! be read for ever, and written the same while these are the versions.
+//! Pins the format: these files were written by versions 1 and 2. Every later release must read
+//! them, and write the same bytes as long as these are its versions.
 
 use super::*;
 use crate::codec::Codec;
@@ -13,7 +13,7 @@ use std::sync::Arc;
 /// `.` zero, `n` noise, `t` text, `X` the same text each time.
 const BASE: &str = "t.nX.X";
 const CHILD: &str = "t..X.nt";
-/// The file behind `RAM`, and that.
+/// The letters of the root, and of `RAM`, whose backing file it is.
 const ROOT: &str = "RX.Y";
 const RAM: &str = "tXY.YRn";
 const FILES: [&str; 4] = [
@@ -64,9 +64,9 @@ fn golden_files_are_read() {
     assert_eq!(ram.kind(4).unwrap(), Kind::Backing);
 }
 
-/// A changed layout fails here until version, golden files and document agree.
-/// A new release of a compressor may pack a chunk otherwise, which changes
-/// nothing for readers. `JIFFY_WRITE_GOLDEN=1` writes the files.
+/// A changed layout fails here until version, golden files and document agree. A new release of a
+/// compressor may compress a chunk differently, which does not matter to readers.
+/// `JIFFY_WRITE_GOLDEN=1` writes the files.
 #[test]
 fn what_is_written_is_the_golden_files() {
     let folder = Folder::new();

@@ -6,12 +6,12 @@ use crate::format::Kind;
 use crate::reader::ImageReader;
 use std::fmt::Write;
 
-/// Rows a map has at most.
+/// Most rows of a map.
 const ROWS: u32 = 32;
 
-/// A map of the address space, `width` characters a row (at least 1) behind
-/// the row's address. A character is the commonest kind of its chunks, large
-/// if at least half of them are not zero.
+/// A map of the address space: rows of `width` characters (at least 1), each with its address
+/// first. A character shows the most frequent kind of its chunks, as a capital if at least half of
+/// them are not zero.
 pub fn map(image: &ImageReader, width: u32) -> Result<String, ImageError> {
     let width = width.max(1);
     let step = step(image.chunks(), width.saturating_mul(ROWS));
@@ -43,7 +43,7 @@ pub fn map(image: &ImageReader, width: u32) -> Result<String, ImageError> {
     Ok(text)
 }
 
-/// Chunks for one place of at most `places`: a power of two.
+/// How many chunks one of at most `places` cells stands for: a power of two.
 pub(super) fn step(chunks: u32, places: u32) -> u32 {
     chunks
         .div_ceil(places)

@@ -1,4 +1,4 @@
-//! What an image consists of.
+//! Figures and pictures of an image.
 //!
 //! * [`summary`]: figures by kind.
 //! * [`map`]: the address space as text.

@@ -6,12 +6,12 @@ use crate::error::ImageError;
 use crate::format::Kind;
 use crate::reader::ImageReader;
 
-/// Pixels of a picture's width.
+/// Width of a picture, pixels.
 const WIDTH: u32 = 512;
-/// Rows a picture has at most.
+/// Greatest height of a picture, pixels.
 const MAX_HEIGHT: u32 = 2048;
 
-/// Red, green and blue of a kind: told apart by the colour-blind too.
+/// Red, green and blue of a kind, distinct for colour-blind readers too.
 pub fn colour(kind: Kind) -> [u8; 3] {
     match kind {
         Kind::Zero => [0x20, 0x20, 0x20],
@@ -24,12 +24,12 @@ pub fn colour(kind: Kind) -> [u8; 3] {
     }
 }
 
-/// A picture of the address space, row by row from the top, 512 pixels wide. A
-/// chunk is a square of pixels, or, in a large image, a pixel is several
-/// chunks and has the colour of the commonest kind that is not zero.
+/// A picture of the address space, row by row from the top, 512 pixels wide. A chunk is a square of
+/// pixels; in a large image a pixel is several chunks and has the colour of the most frequent kind
+/// that is not zero.
 pub fn png(image: &ImageReader) -> Result<Vec<u8>, ImageError> {
     let chunks = image.chunks();
-    // As large squares as give a picture no higher than wide.
+    // The largest squares with which the picture is not higher than wide.
     let side = [16, 8, 4, 2]
         .into_iter()
         .find(|side| u64::from(chunks) <= u64::from(WIDTH / side).pow(2))
@@ -54,7 +54,7 @@ pub fn png(image: &ImageReader) -> Result<Vec<u8>, ImageError> {
     encoder.set_color(png::ColorType::Indexed);
     encoder.set_depth(png::BitDepth::Eight);
     encoder.set_palette(palette);
-    // Into memory, with as many pixels as the header says: nothing can fail.
+    // It is written to memory, with as many pixels as the header says: nothing can fail.
     encoder
         .write_header()
         .and_then(|mut writer| writer.write_image_data(&pixels))

@@ -7,26 +7,26 @@ use std::collections::HashSet;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-/// An image in figures.
+/// Figures of an image.
 #[derive(Debug, Clone)]
 pub struct Summary {
-    /// What it holds.
+    /// The id of its contents.
     pub id: ImageId,
     /// Bytes of the contents.
     pub size: u64,
     /// Bytes of a chunk.
     pub chunk_size: u32,
-    /// All chunks.
+    /// How many chunks it has.
     pub chunks: u32,
-    /// Every kind there is, also those without chunks.
+    /// One entry for every kind, also for those without chunks.
     pub kinds: Vec<KindSummary>,
-    /// Chunks like an earlier one, stored once.
+    /// Chunks with the bytes of an earlier one, stored once.
     pub duplicates: u32,
-    /// How many ranges of chunks of one kind follow one another.
+    /// How many ranges of chunks of the same kind there are.
     pub ranges: u32,
-    /// Chunks of the working set.
+    /// How many chunks are in the working set.
     pub working_set: u32,
-    /// Bytes to read for the working set, in one go.
+    /// Bytes of the working set's chunks, which are contiguous.
     pub hot_bytes: u64,
     /// Bytes of the file.
     pub file_bytes: u64,
@@ -44,28 +44,28 @@ pub struct Summary {
     pub table_read_in: Duration,
 }
 
-/// All chunks of a kind.
+/// The chunks of one kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KindSummary {
     /// The kind.
     pub kind: Kind,
-    /// How many.
+    /// How many chunks.
     pub chunks: u32,
-    /// Bytes they have, uncompressed.
+    /// Their bytes, uncompressed.
     pub bytes: u64,
-    /// Bytes they take in the file, those of like ones once.
+    /// Their bytes in the file; bytes that several chunks share count once.
     pub stored: u64,
 }
 
 impl KindSummary {
-    /// Stored bytes as a part of the uncompressed ones; `None` without chunks.
+    /// Stored bytes divided by uncompressed bytes; `None` without chunks.
     pub fn ratio(&self) -> Option<f64> {
         (self.bytes > 0).then(|| self.stored as f64 / self.bytes as f64)
     }
 }
 
 impl Summary {
-    /// Reads the whole table of chunks, and no chunk.
+    /// Reads the whole table of chunks, but no chunk.
     pub fn of(image: &ImageReader) -> Result<Summary, ImageError> {
         let begun = Instant::now();
         let mut kinds = Kind::ALL.map(|kind| KindSummary {
@@ -120,7 +120,7 @@ impl Summary {
         })
     }
 
-    /// File bytes as a part of the contents; `None` without contents.
+    /// Bytes of the file divided by bytes of the contents; `None` without contents.
     pub fn ratio(&self) -> Option<f64> {
         (self.size > 0).then(|| self.file_bytes as f64 / self.size as f64)
     }
@@ -139,8 +139,8 @@ pub fn ranges(image: &ImageReader) -> Result<Vec<(Range<u32>, Kind)>, ImageError
     Ok(ranges)
 }
 
-/// The commonest kind but zero of each `step` chunks, and how many of the
-/// chunks are not zero.
+/// For each `step` chunks, the most frequent kind other than zero, and how many of the chunks are
+/// not zero.
 pub(super) fn cells(
     image: &ImageReader,
     step: u32,

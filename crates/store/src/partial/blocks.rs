@@ -319,7 +319,7 @@ impl PartialFile {
         let _ = self.sparse.drop_units(from_ref(&self.all_blocks()), false);
     }
 
-    /// Waits until nobody fetches or replaces any of the blocks of these bytes, and reserves them:
+    /// Waits until no thread fetches or replaces any of the blocks of these bytes, and reserves them:
     /// of many threads that read a wrong chunk, one replaces it.
     pub(crate) fn begin_replacing(&self, bytes: &Range<u64>) -> Replacing<'_> {
         let flight = self.sparse.claim_alone(self.sparse.units_of(bytes));

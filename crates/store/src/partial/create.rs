@@ -120,7 +120,7 @@ fn ends(length: u64, tail: &[u8]) -> Result<(Header, Footer), Fault> {
     Ok((header, footer))
 }
 
-/// Drops all chunks of a partial image that nobody has open; they are fetched again when they are
+/// Drops all chunks of a partial image that is not open; they are fetched again when they are
 /// read. Returns the bytes that were freed; `None` if it is in use, or not partial.
 pub fn shrink(path: &Path) -> io::Result<Option<u64>> {
     let file = OpenOptions::new().read(true).write(true).open(path)?;

@@ -19,7 +19,7 @@ pub trait Origin: Send + Sync {
     /// soon after `stop` is given up.
     fn fetch(&self, range: Range<u64>, stop: &Stop) -> Result<Vec<u8>, OriginError>;
 
-    /// The name of the registry that it waits for, so that a slow registry does not hold up reads
+    /// The name of the registry that it waits for, so that a slow registry does not delay reads
     /// from others. Empty for an origin on this computer.
     fn waits_for(&self) -> String {
         String::new()

@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-/// What an origin of a test does with what it has.
+/// How an origin of a test changes its answer.
 type Habit = Box<dyn Fn(Range<u64>, Vec<u8>) -> Result<Vec<u8>, OriginError> + Send + Sync>;
 
 struct Scripted {
@@ -26,7 +26,7 @@ struct Scripted {
     file: Vec<u8>,
     habit: Habit,
     asked: Mutex<Vec<Range<u64>>>,
-    /// Gives nothing to who has given up.
+    /// Returns an error once the read was given up.
     gives_up: bool,
 }
 
@@ -83,7 +83,7 @@ impl Origin for Scripted {
     }
 }
 
-/// A whole image, and the same one partial, elsewhere.
+/// A whole image, and the same image as a partial one in another folder.
 struct Pair {
     folder: Folder,
     whole: Vec<u8>,
@@ -136,7 +136,7 @@ impl Pair {
     }
 }
 
-/// Much that cannot be compressed: several blocks of 64 KiB.
+/// Chunks that do not compress: several blocks of 64 KiB.
 fn many(chunks: usize) -> String {
     "nntn.".chars().cycle().take(chunks).collect()
 }
@@ -167,7 +167,7 @@ fn chunks_come_as_they_are_read_and_stay() {
     assert_eq!(origin.asked(), asked, "nothing comes twice");
     assert!(image.is_here(100).unwrap());
     drop(image);
-    // Without anybody: what came is still there.
+    // Without an origin, fetched chunks stay readable.
     let image = pair.open(&[]).unwrap();
     assert_eq!(read(&image, 100).unwrap(), pair.chunk(100));
     let error = read(&image, 0).unwrap_err();
@@ -192,7 +192,7 @@ fn a_lie_names_chunk_and_origin_and_is_not_kept() {
     assert_eq!(fs::read(pair.path()).unwrap(), before, "it is not kept");
     assert!(!image.is_here(30).unwrap());
     drop(image);
-    // With another origin the truth is found, and the liar is asked first.
+    // A second origin gives the right bytes, although the liar is asked first.
     let honest = Scripted::honest(&pair.whole);
     let image = pair.open(&[liar.clone(), honest.clone()]).unwrap();
     assert_eq!(read_all(&image), pair.bytes);
@@ -206,7 +206,7 @@ fn origins_that_fail_are_named_with_their_reasons_and_later_ones_help() {
     let tries = Arc::new(AtomicUsize::new(0));
     let count = tries.clone();
     let busy = Scripted::new("the busy one", pair.whole.clone(), move |_, bytes| {
-        // The third time it answers.
+        // It answers the third time.
         match count.fetch_add(1, Ordering::SeqCst) {
             0 | 1 => Err(OriginError::for_now("too many requests")),
             _ => Ok(bytes),
@@ -264,7 +264,7 @@ fn complete_makes_an_ordinary_image_byte_for_byte() {
     assert!(sentence(&error).contains("the liar"), "{error}");
     assert!(is_partial(&pair.path()));
     drop(image);
-    // What the liar gave is found wrong chunk by chunk; drop it for the count.
+    // Each wrong chunk is replaced when it is read; they are dropped here for the count below.
     shrink(&pair.path()).unwrap().unwrap();
     let image = pair.open(std::slice::from_ref(&honest)).unwrap();
     image.complete().unwrap();
@@ -293,7 +293,7 @@ fn completing_leaves_the_map_of_an_image_that_took_the_name() {
     assert!(is_partial(&pair.path()));
     let other = pair.open(&[Scripted::honest(&pair.whole)]).unwrap();
     assert_eq!(read_all(&other), pair.bytes, "no hole is taken for zeros");
-    // Nor is it missed that there is none any more.
+    // The image is whole, so the origin's folder is not needed any more.
     fs::remove_dir_all(&here).unwrap();
     other.complete().unwrap();
 }
@@ -312,7 +312,7 @@ fn what_is_optimised_over_itself_is_completed_first() {
     let before = fs::read(pair.path()).unwrap();
     optimise(&pair.open(&[]).unwrap()).unwrap_err();
     assert_eq!(fs::read(pair.path()).unwrap(), before);
-    // All that it says was read is here, and its map is there yet.
+    // The image is still partial: its map exists, and its chunks are fetched.
     let image = pair.open(&[Scripted::honest(&pair.whole)]).unwrap();
     assert_eq!(read_all(&image), pair.bytes);
     drop(image);
@@ -377,7 +377,7 @@ fn readers_and_lies_at_the_same_time_end_with_the_truth() {
     image.verify().unwrap();
 }
 
-/// A block that is fetched anew for one chunk has others, too.
+/// Fetching a block again for one chunk may damage other chunks of the block.
 #[test]
 fn what_came_along_with_a_mended_chunk_is_checked_as_well() {
     let pair = Pair::new(&many(120), &small());
@@ -408,7 +408,7 @@ fn wrong_chunks_that_come_with_the_tables_are_refused() {
         .filter_map(|index| Some((index, whole.stored_range(index).unwrap()?)))
         .max_by_key(|(_, place)| place.start);
     let (last, place) = last.unwrap();
-    // All of the chunk, or its end only.
+    // All of the chunk, or only its end.
     for start in [place.start, place.start + 1] {
         let mut tail = pair.whole[start as usize..].to_vec();
         tail[(place.end - start) as usize - 1] ^= 1;
@@ -428,8 +428,7 @@ fn wrong_chunks_that_come_with_the_tables_are_refused() {
     }
 }
 
-/// Chunks lie across blocks: what one gave for one block says nothing of what
-/// it gave for the next.
+/// Chunks cross blocks: an origin that gave one block wrong may give the next one right.
 #[test]
 fn a_chunk_across_blocks_of_two_origins_is_found() {
     let options = WriteOptions {
@@ -485,7 +484,7 @@ fn a_manifest_that_is_another_s_is_refused_and_leaves_nothing() {
     refused(tail, 0, id);
     refused(&[], length, id);
     refused(&tail[..tail.len() - 1], length, id);
-    // A hash that was changed, with everything else right.
+    // One hash is changed, and all checksums are right.
     let mut forged = tail.to_vec();
     let hash = forged.len() - 256 - 8;
     forged[hash] ^= 1;
@@ -495,8 +494,7 @@ fn a_manifest_that_is_another_s_is_refused_and_leaves_nothing() {
     assert_eq!(read_all(&whole), pair.bytes, "all of it was in the tail");
 }
 
-/// The tail of a file of one chunk that claims to be `length` bytes long, in order by
-/// itself.
+/// The tail of a file of one chunk that claims to be `length` bytes long and is otherwise valid.
 fn claiming(length: u64) -> (Vec<u8>, ImageId) {
     let (group, entry, hash) = ([1; 16], [0; 16], [3; 16]);
     let chunk_size = CHUNK as u32;
@@ -543,7 +541,7 @@ fn no_more_is_believed_of_a_length_than_the_tables_have_chunks_for() {
     }
     let (tail, id) = claiming(room);
     create(&path, room, &tail, id).unwrap();
-    // Of this one nothing can be computed.
+    // No size can be computed from this tail.
     let (mut tail, id) = claiming(room);
     let footer: &mut [u8; footer::BYTES] = tail.last_chunk_mut().unwrap();
     footer[12..16].fill(0);
@@ -564,12 +562,12 @@ fn damaged_maps_are_errors_that_name_them() {
         let error = pair.open(&[]).unwrap_err();
         assert!(sentence(&error).contains(".image.jimg.present"), "{error}");
     }
-    // One of another image, in order by itself.
+    // A valid map of another image.
     let other = Pair::new(&many(25), &small());
     fs::copy(map_path(&other.path()), &map).unwrap();
     let error = pair.open(&[]).unwrap_err();
     assert!(sentence(&error).contains("of another file"), "{error}");
-    // Bits that are not so do no harm.
+    // Bits that are set for missing blocks do no harm.
     let mut bits = good.clone();
     bits[128..].fill(0xff);
     fs::write(&map, &bits).unwrap();
@@ -582,7 +580,7 @@ fn children_read_their_chunks_from_partial_parents() {
     let parent = Pair::new(&many(80), &small());
     let mut bytes = parent.bytes.clone();
     bytes[5 * CHUNK..6 * CHUNK].fill(9);
-    // Made from the whole one, and put beside the partial one.
+    // Made from the whole image, and stored in the folder of the partial one.
     let options = WriteOptions {
         parent: Some(Arc::new(
             ImageReader::open(&parent.folder.file("whole")).unwrap(),
@@ -636,7 +634,7 @@ fn what_nobody_uses_is_given_back_the_longest_unused_first() {
         // The first one stays open.
         open = open.or(Some(image));
     }
-    // Times of last use, without waiting for a clock.
+    // Sets times of last use explicitly, so that the test need not wait.
     for (age, pair) in [(30, &pairs[0]), (10, &pairs[1]), (20, &pairs[2])] {
         let map = OpenOptions::new()
             .write(true)
@@ -657,7 +655,7 @@ fn what_nobody_uses_is_given_back_the_longest_unused_first() {
     let kept = keep_within(0, &caches).unwrap();
     assert!(kept.dropped.contains(&pairs[1].path()) && !kept.dropped.contains(&pairs[0].path()));
     assert_eq!(read_all(open.as_ref().unwrap()), pairs[0].bytes);
-    // What was dropped is fetched again.
+    // Dropped chunks are fetched again.
     let pair = &pairs[2];
     let image = pair.open(&[Scripted::honest(&pair.whole)]).unwrap();
     assert_eq!(read_all(&image), pair.bytes);
@@ -700,8 +698,8 @@ fn a_peer_s_folder_has_images_by_their_ids() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// Any order of reads, over any origins one of which has the truth, gives
-    /// what the whole image gives.
+    /// Reads in any order, from any origins one of which is honest, return the contents of the
+    /// whole image.
     #[test]
     fn random_reads_are_those_of_the_whole(
         letters in "[.ntAB]{1,80}",
@@ -723,7 +721,7 @@ proptest! {
                 1 => Scripted::new("absent", pair.whole.clone(), |_, _| Err(OriginError::never("no"))),
                 2 => Scripted::new("short", pair.whole.clone(), |_, _| Ok(Vec::new())),
                 _ => Scripted::new("half", pair.whole.clone(), |range, mut bytes| {
-                    // Wrong in every other block.
+                    // Every second block is wrong.
                     if range.start / 65536 % 2 == 0 { bytes[0] ^= 1; }
                     Ok(bytes)
                 }),

@@ -11,8 +11,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 /// How many groups are cached: the table of 2 GiB in chunks of 8 KiB, in at most 7 MiB of memory.
 /// Only groups that were touched take memory.
 const KEPT: u32 = 4096;
-/// Bytes of the table that are read at once and kept: 32 KiB for a GiB in
-/// chunks of 8 KiB.
+/// Bytes of the table that are read at once and kept: 32 KiB for a GiB in chunks of 8 KiB.
 const PART: usize = 4 << 10;
 
 pub(super) struct Groups {
@@ -22,7 +21,7 @@ pub(super) struct Groups {
     limits: Limits,
     /// Group N is kept in slot N modulo their number.
     slots: Box<[Mutex<Option<Box<Known>>>]>,
-    /// The table, as far as it was needed.
+    /// The parts of the table that were read.
     parts: Box<[OnceLock<Box<[u8]>>]>,
 }
 
@@ -49,7 +48,7 @@ impl Groups {
         }
     }
 
-    /// Where a chunk is, and the number of its entry if it has one.
+    /// Where a chunk's bytes are, and the number of its entry if it has one.
     pub(super) fn place(&self, file: &File, index: u32) -> Result<(Place, u32), Fault> {
         let chunks = self.chunks;
         if index >= chunks {
@@ -75,7 +74,7 @@ impl Groups {
         let offset = self.table.offset + u64::from(number) * GROUP_BYTES as u64;
         let damaged = |what| Fault::Damaged { offset, what };
         let group = Group::decode(&self.encoded(file, number)?);
-        // At most as many entries as chunks, whose number fits.
+        // There are at most as many entries as chunks, whose number fits.
         let count = (self.entries.length / ENTRY_BYTES as u64) as u32;
         let range = group
             .entries(number, self.chunks, count)

@@ -103,8 +103,7 @@ impl Place {
 }
 
 impl ImageReader {
-    /// Opens an image. Its parents and its backing file, if any, are files in
-    /// the same folder.
+    /// Opens an image. Its parents and its backing file, if any, are files in the same folder.
     pub fn open(path: &Path) -> Result<ImageReader, ImageError> {
         ImageReader::open_with(path, &Opening::default())
     }
@@ -214,12 +213,12 @@ impl ImageReader {
         })
     }
 
-    /// The name it was opened by.
+    /// The path it was opened by.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What it holds: equal contents have equal ids.
+    /// The id of its contents; equal contents have equal ids.
     pub fn id(&self) -> ImageId {
         self.footer.id
     }
@@ -284,7 +283,7 @@ impl ImageReader {
         Ok(self.place(index)?.kind())
     }
 
-    /// A chunk's bytes in this file; `None` if it has none here.
+    /// The range of this file that holds a chunk's bytes; `None` if it holds none.
     pub fn stored_range(&self, index: u32) -> Result<Option<Range<u64>>, ImageError> {
         Ok(match self.place(index)? {
             Place::Entry(entry) if entry.kind.is_stored() => Some(entry.range()),
@@ -292,7 +291,7 @@ impl ImageReader {
         })
     }
 
-    /// A chunk's content hash; `None` for one that is zero.
+    /// A chunk's content hash; `None` for a zero chunk.
     pub fn content_hash(&self, index: u32) -> Result<Option<ContentHash>, ImageError> {
         let found = self
             .groups
@@ -312,8 +311,8 @@ impl ImageReader {
         found.map_err(|fault| self.failed(fault))
     }
 
-    /// Reads a chunk into `chunk`, which is as long as a chunk, and checks it.
-    /// For many chunks, [`ImageReader::read_chunk_with`] saves allocations.
+    /// Reads a chunk into `chunk`, which is as long as a chunk, and checks it. For many chunks,
+    /// [`ImageReader::read_chunk_with`] saves allocations.
     pub fn read_chunk(&self, index: u32, chunk: &mut [u8]) -> Result<(), ImageError> {
         self.read_chunk_with(&mut Decoder::new(), index, chunk)
     }
@@ -338,8 +337,7 @@ impl ImageReader {
         }
     }
 
-    /// Reads a chunk that was found to be there by [`ImageReader::place`], and
-    /// checks it.
+    /// Reads a chunk at the place that [`ImageReader::place`] returned, and checks it.
     ///
     /// # Panics
     /// If `chunk` has another length than [`ImageReader::chunk_size`].
@@ -373,7 +371,7 @@ impl ImageReader {
                 self.parent_reader(index)?
                     .read_chunk_with(decoder, index, chunk)?;
             }
-            // It has the size of a chunk (`Limits`).
+            // Its length is that of a chunk (`Limits`).
             Kind::Raw => match self.fetched(decoder, entry)? {
                 Some(found) => chunk.copy_from_slice(&found),
                 None => self.read_part(entry.offset, chunk, &decoder.stop)?,
@@ -424,7 +422,8 @@ impl ImageReader {
     /// Decodes a chunk from the bytes of its [`ImageReader::stored_range`], which the caller has
     /// read, and checks it. A chunk without a stored range is read.
     ///
-    /// # Panics If `chunk` has another length than [`ImageReader::chunk_size`].
+    /// # Panics
+    /// If `chunk` has another length than [`ImageReader::chunk_size`].
     pub fn decode(
         &self,
         decoder: &mut Decoder,

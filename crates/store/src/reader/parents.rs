@@ -1,4 +1,4 @@
-//! Where parents are looked for.
+//! Finds and opens parents.
 
 use super::{ImageReader, Opening};
 use crate::error::{Fault, ParentFault};
@@ -7,7 +7,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Tells where the parent of the image at that path is.
+/// Returns the path of the parent of the image at that path.
 pub type Resolve<'a> = dyn Fn(&Path, &ParentRef) -> io::Result<PathBuf> + 'a;
 
 /// The file of that name in the child's folder.

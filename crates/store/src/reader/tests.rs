@@ -19,8 +19,7 @@ fn open_bytes(folder: &Folder, bytes: &[u8]) -> Result<ImageReader, ImageError> 
     ImageReader::from_file(file, &folder.file("image"), &parents::in_folder)
 }
 
-/// A file with all kinds of chunks, a dictionary, a parent and a working set,
-/// beside its parent.
+/// A file with all kinds of chunks, a dictionary, a parent and a working set, and its parent.
 fn rich(folder: &Folder) -> (Vec<u8>, Vec<u8>) {
     let base: Vec<u8> = (0..200).flat_map(text).collect();
     let parent = folder.image("base", &base, &small());
@@ -102,8 +101,8 @@ fn every_prefix_is_refused_and_so_is_every_tail_of_zeros() {
 
 #[test]
 fn bytes_that_are_missing_in_the_middle_are_found_when_they_are_read() {
-    // Blocks reach a disk in any order: a page of zeros in an image whose
-    // footer is there.
+    // Blocks reach a disk in any order: here a page of an image is zeros although the footer was
+    // written.
     let folder = Folder::new();
     let (good, bytes) = rich(&folder);
     for start in (0..good.len()).step_by(4096) {
@@ -206,7 +205,7 @@ fn a_parent_has_to_be_there_and_hold_what_it_held() {
     fs::write(&base, &good).unwrap();
     ImageReader::open(&child).unwrap();
 
-    // Elsewhere, by a function.
+    // The parent is in another place, which a function returns.
     fs::rename(&base, folder.file("elsewhere")).unwrap();
     let found = |_: &Path, parent: &ParentRef| {
         assert_eq!(parent.name, "base");
@@ -220,7 +219,7 @@ fn a_parent_has_to_be_there_and_hold_what_it_held() {
     };
     assert!(matches!(source, NotFound(_)));
 
-    // An image that is found to be its own parent.
+    // An image that is resolved as its own parent.
     let itself = |_: &Path, _: &ParentRef| Ok(child.clone());
     let mut found = fault(ImageReader::open_with_parents(&child, &itself));
     let mut depth = 0;
@@ -293,7 +292,7 @@ fn an_image_stays_readable_when_its_file_goes_or_is_replaced() {
 #[test]
 fn threads_read_at_once_and_a_small_cache_is_enough() {
     let folder = Folder::new();
-    // More groups than are kept.
+    // More groups than are cached.
     let chunks = 64 * 4200;
     let size = chunks * CHUNK as u64;
     let file = jiffy_sys::memfd::create("t", size, jiffy_sys::memfd::Pages::Small).unwrap();

@@ -24,7 +24,7 @@ const FETCHERS: usize = 4;
 /// A gap of at most so many bytes between two parts is fetched too, so that one read does for both.
 const GAP: u64 = 64 << 10;
 
-/// The map beside an image; an image with a map is partial.
+/// Opens the map of an image, if there is one; an image with a map is partial.
 pub(super) fn open_map(path: &Path) -> Result<Option<PresenceMap>, Fault> {
     match PresenceMap::open(&map_path(path)) {
         Ok(map) => Ok(Some(map)),

@@ -1,4 +1,4 @@
-//! Any file, holes skipped.
+//! Any file; holes are skipped.
 
 use super::ChunkSource;
 use rustix::fs::SeekFrom;
@@ -17,13 +17,13 @@ impl ChunkSource for File {
         read_or_zero(self, offset, buffer)
     }
 
-    /// Moves the file's position, which is shared with all that inherited it.
+    /// Moves the file's position, which is shared with all processes that inherited it.
     fn data_ranges(&self) -> io::Result<Vec<Range<u64>>> {
         data_within(self, 0..self.size())
     }
 }
 
-/// Reads; what lies past the end is zero.
+/// Reads; bytes past the end are zeros.
 pub(super) fn read_or_zero(file: &File, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
     let mut done = 0;
     while done < buffer.len() {

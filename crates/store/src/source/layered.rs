@@ -85,7 +85,7 @@ fn cover(below: Vec<Segment>, ranges: &[Range<u64>], layer: usize) -> Vec<Segmen
         while let Some(range) = ranges.peek()
             && range.start < segment.range.end
         {
-            // A range that began in an earlier segment goes on at `at`.
+            // A range that began in an earlier segment continues at `at`.
             push(at..range.start.max(at), segment.layer);
             at = at.max(range.start);
             let end = range.end.min(segment.range.end);
@@ -160,7 +160,7 @@ mod tests {
                     for (page, _) in pages.iter().enumerate().filter(|(_, covered)| **covered) {
                         let offset = page as u64 * PAGE;
                         match extents.last_mut() {
-                            // Odd pages stay extents of their own: those may touch.
+                            // Odd pages stay extents of their own: extents may touch.
                             Some(last) if last.offset + last.length == offset && page % 2 == 0 => {
                                 last.length += PAGE;
                             }

@@ -16,11 +16,10 @@ pub trait ChunkSource {
     /// Bytes it has.
     fn size(&self) -> u64;
 
-    /// Fills `buffer` with the bytes from `offset` on. Those past the end are
-    /// zeros.
+    /// Fills `buffer` with the bytes from `offset` on. Bytes past the end are zeros.
     fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()>;
 
-    /// Where it may have bytes that are not zero: sorted, without overlap.
+    /// The ranges that may hold bytes that are not zero: sorted, without overlap.
     fn data_ranges(&self) -> io::Result<Vec<Range<u64>>> {
         let size = self.size();
         Ok((size > 0).then_some(0..size).into_iter().collect())

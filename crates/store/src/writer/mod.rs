@@ -2,7 +2,7 @@
 //!
 //! * [`plan`]: which chunks, in which order, in pieces for the threads.
 //! * [`workers`]: threads that read, hash and compress.
-//! * [`stream`]: one thread that puts the chunks and the manifest in order.
+//! * [`stream`]: one thread that writes the chunks in order, then the manifest.
 
 mod plan;
 mod stream;
@@ -24,7 +24,7 @@ use std::sync::Arc;
 use stream::Stream;
 use workers::Job;
 
-/// Bytes of the working set that are stored to be had quickly.
+/// Most bytes of the working set that are stored raw for quick restores.
 const QUICK_BYTES: u32 = 16 << 20;
 
 /// Where chunks are stored and how.
@@ -34,29 +34,27 @@ pub struct WriteOptions {
     pub chunk_size: u32,
     /// How chunks are compressed. LZ4 by default.
     pub codec: Codec,
-    /// Train a dictionary on a sample of the contents and keep it in the
-    /// image; only for zstd.
+    /// Whether a dictionary is trained on a sample of the contents and stored in the image; only
+    /// for zstd.
     pub dictionary: bool,
-    /// A chunk that would not shrink to this part of its size stays raw. 50 by
-    /// default.
+    /// A chunk that does not shrink to this percentage of its size stays raw. 50 by default.
     pub raw_above_percent: u8,
-    /// An image of earlier contents with chunks of the same size: what has not
-    /// changed is not stored again.
+    /// An image of earlier contents, with chunks of the same size: unchanged chunks are not stored
+    /// again.
     pub parent: Option<Arc<ImageReader>>,
-    /// What the child calls its parent, for the function that resolves it;
-    /// by default the parent's file name.
+    /// The child's name for its parent, which the resolving function gets; by default the parent's
+    /// file name.
     pub parent_name: Option<String>,
-    /// A file of which chunks are named instead of being stored: the image is
-    /// then read only beside it.
+    /// A file whose chunks are referred to instead of being stored: the image is then readable only
+    /// beside it.
     pub backing: Option<Backing>,
-    /// Threads that compress; 0, the default, for as many as there are cores.
+    /// Threads that compress; 0, the default, for one per core.
     pub threads: usize,
-    /// Chunks that a restore needs, in the order it needs them. They come
-    /// first, one after the other, and are never left to the parent or the
-    /// backing file.
+    /// The chunks that a restore needs, in the order of need. They are stored first and contiguous,
+    /// even if the parent or the backing file has them.
     pub working_set: Option<Vec<u32>>,
-    /// Store the first 16 MiB of the working set raw: what is in memory is had
-    /// more quickly so, and a VM waits for it.
+    /// Whether the first 16 MiB of the working set are stored raw: a VM waits for them, and reading
+    /// them from the page cache is faster than decompressing them.
     pub quick_working_set: bool,
 }
 
@@ -80,25 +78,25 @@ impl Default for WriteOptions {
 /// What was written.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Written {
-    /// What the image holds.
+    /// The id of the contents.
     pub id: ImageId,
     /// Bytes of the contents.
     pub size: u64,
     /// Bytes of a chunk.
     pub chunk_size: u32,
-    /// All chunks.
+    /// How many chunks there are.
     pub chunks: u32,
-    /// Those that are zero.
+    /// How many of them are zero.
     pub zero: u32,
-    /// Those stored as they are.
+    /// How many are stored raw.
     pub raw: u32,
-    /// Those stored compressed.
+    /// How many are stored compressed.
     pub compressed: u32,
-    /// Those in the parent.
+    /// How many are in the parent.
     pub in_parent: u32,
-    /// Those in the backing file.
+    /// How many are in the backing file.
     pub in_backing: u32,
-    /// Those like an earlier one, stored once.
+    /// How many have the bytes of an earlier one and are stored once.
     pub duplicates: u32,
     /// Bytes of the chunks in the file.
     pub stored_bytes: u64,
@@ -106,9 +104,8 @@ pub struct Written {
     pub file_bytes: u64,
 }
 
-/// Writes `source` as an image called `target`: under a temporary name, synced,
-/// renamed over what was there, and the folder synced. After an error or a
-/// crash, `target` is as it was.
+/// Writes `source` as an image called `target`: under a temporary name, synced, renamed over an
+/// existing file, and the folder synced. After an error or a crash, `target` is unchanged.
 pub fn write_image(
     target: &Path,
     source: &(impl ChunkSource + Sync + ?Sized),
@@ -123,8 +120,8 @@ pub fn write_image(
     Ok(written)
 }
 
-/// Writes `source` as an image into a stream, in order and without looking
-/// back: a pipe or a connection will do.
+/// Writes `source` as an image into a stream, in order and without seeking, so a pipe or a
+/// connection is sufficient.
 pub fn write_to(
     output: impl Write,
     source: &(impl ChunkSource + Sync + ?Sized),
@@ -221,7 +218,7 @@ fn check(size: u64, options: &WriteOptions) -> Result<Option<ParentRef>, WriteEr
     Ok(Some(ParentRef { id, name }))
 }
 
-/// Trains a dictionary on chunks taken evenly from all that is not a hole.
+/// Trains a dictionary on chunks that are taken evenly from all that are not holes.
 fn sample_and_train(
     source: &(impl ChunkSource + ?Sized),
     plan: &Plan,

@@ -1,14 +1,14 @@
-//! Which chunks may hold something, in which order they are written.
+//! Which chunks are read, and in which order they are written.
 
 use crate::error::WriteError;
 use crate::source::ChunkSource;
 use std::ops::Range;
 
-/// About how much a thread takes at once.
+/// About how many bytes a thread works on at once.
 const BATCH_BYTES: u32 = 512 << 10;
 
-/// Which chunks to look at: the working set, then the others that are not
-/// holes. All else is zero.
+/// The chunks to read: the working set, then the others that are not holes. All other chunks are
+/// zero.
 #[derive(Debug)]
 pub(super) struct Plan {
     hot: Vec<Range<u32>>,
@@ -22,7 +22,7 @@ pub(super) struct Plan {
 pub(super) struct Set(Vec<Range<u32>>);
 
 impl Set {
-    /// Of ranges that do not overlap.
+    /// A set of ranges that do not overlap.
     fn new(mut ranges: Vec<Range<u32>>) -> Set {
         ranges.sort_unstable_by_key(|range| range.start);
         Set(ranges)
@@ -48,7 +48,7 @@ impl Plan {
             if range.start >= end {
                 continue;
             }
-            // That all of them have numbers was checked with the size.
+            // Their numbers fit: this was checked with the size.
             let first = (range.start / u64::from(chunk_size)) as u32;
             let end = end.div_ceil(u64::from(chunk_size)) as u32;
             match data.last_mut() {
@@ -68,7 +68,7 @@ impl Plan {
         Set::new(self.hot.clone())
     }
 
-    /// The first chunks of the working set, so many bytes.
+    /// The first chunks of the working set, up to so many bytes.
     pub(super) fn first(&self, bytes: u32, chunk_size: u32) -> Set {
         let mut left = bytes / chunk_size;
         let mut first = Vec::new();
@@ -115,7 +115,7 @@ impl Plan {
     }
 }
 
-/// Numbers as ranges in the same order, each number once.
+/// Chunk numbers as ranges in the same order, each number once.
 pub(crate) fn ranges_of(chunks: &[u32]) -> Vec<Range<u32>> {
     let mut seen = std::collections::HashSet::with_capacity(chunks.len());
     let mut ranges: Vec<Range<u32>> = Vec::new();
@@ -128,7 +128,7 @@ pub(crate) fn ranges_of(chunks: &[u32]) -> Vec<Range<u32>> {
     ranges
 }
 
-/// What of `ranges`, which are sorted, is not in `set`.
+/// The parts of `ranges`, which are sorted, that are not in `set`.
 fn without(ranges: Vec<Range<u32>>, set: Set) -> Vec<Range<u32>> {
     let mut left = Vec::new();
     let mut cuts = set.0.iter().peekable();

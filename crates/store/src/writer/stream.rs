@@ -1,4 +1,4 @@
-//! Puts chunks and manifest in order, and never looks back.
+//! Writes chunks in order, then the manifest, without seeking.
 
 use super::workers::{Batch, Item};
 use super::{WriteOptions, Written, plan};
@@ -12,15 +12,15 @@ use std::collections::HashMap;
 use std::io::Write;
 use std::path::PathBuf;
 
-/// How many different chunks are remembered to find like ones: 48 MiB of
-/// memory at most, all chunks of 8 GiB in chunks of 8 KiB.
+/// How many different chunks are remembered to find equal ones: 48 MiB of memory at most, all
+/// chunks of 8 GiB in chunks of 8 KiB.
 const REMEMBERED: usize = 1 << 20;
 /// Offsets have 48 bits.
 const MAX_FILE: u64 = 1 << 48;
-/// Raw chunks begin at pages if nothing is compressed.
+/// Raw chunks begin at page boundaries if nothing is compressed.
 const PAGE: u64 = 4096;
 
-/// An image on its way.
+/// An image that is being written.
 pub(super) struct Stream<W> {
     output: W,
     at: u64,
@@ -79,7 +79,7 @@ impl<W: Write> Stream<W> {
     pub(super) fn add(&mut self, batch: Batch) -> Result<(), WriteError> {
         let Batch { items, bytes } = batch;
         let mut place = self.at;
-        // Bytes up to `kept` are written; those up to `seen` were looked at.
+        // Bytes up to `kept` are written; bytes up to `seen` were examined.
         let (mut kept, mut seen) = (0, 0);
         for item in items {
             let length = item.length as usize;
@@ -140,7 +140,7 @@ impl<W: Write> Stream<W> {
         chunks.sort_unstable_by_key(|(index, ..)| *index);
         let working_set = std::mem::take(&mut self.working_set);
         let parent = parent.map(|parent| parent.encode()).unwrap_or_default();
-        // Read whole, so with a checksum of the whole.
+        // These sections are always read whole, so each has one checksum.
         let [dictionary, parent, working_set] =
             [dictionary, &parent, &working_set].map(|bytes| (crc32c::crc32c(bytes), bytes));
         let dictionary = self.section(dictionary.0, dictionary.1)?;
@@ -151,7 +151,7 @@ impl<W: Write> Stream<W> {
         let entries = self.section(0, &entries)?;
         let hashes: Vec<u8> = chunks.iter().flat_map(|(.., hash)| *hash).collect();
         let hashes = self.section(0, &hashes)?;
-        // One that has nothing of the image is not needed by it either.
+        // An image without chunks in the backing file does not refer to it.
         let backing = backing
             .filter(|_| self.written.in_backing > 0)
             .map(BackingRef::encode)
@@ -233,7 +233,7 @@ fn entry(item: &Item, offset: u64) -> Entry {
     }
 }
 
-/// The caller knows the name.
+/// The caller adds the path.
 fn failed(source: std::io::Error) -> WriteError {
     WriteError::Target {
         path: PathBuf::new(),

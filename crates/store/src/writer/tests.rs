@@ -97,7 +97,7 @@ fn what_the_parent_has_at_the_same_place_is_not_stored_again() {
     let (reference, parent) = child.parent().unwrap();
     assert_eq!((&*reference.name, reference.id), ("base", parent.id()));
 
-    // A child's child finds chunks through it.
+    // A child of the child finds its chunks through the child.
     let options = WriteOptions {
         parent: Some(Arc::new(child)),
         ..small()
@@ -128,7 +128,7 @@ fn the_working_set_comes_first_in_its_order_and_without_the_parent() {
     assert_eq!(read_all(&image), bytes);
     let ranges: Vec<Range<u32>> = vec![6..7, 5..6, 3..4, 1..2, 7..8, 2..3];
     assert_eq!(image.working_set().unwrap(), ranges);
-    // One after the other; 3 is zero, 7 is like 6.
+    // Contiguous; 3 is zero, 7 is equal to 6.
     let hot = image.hot_range();
     let mut at = hot.start;
     for index in [6, 5, 1, 2] {
@@ -143,7 +143,7 @@ fn the_working_set_comes_first_in_its_order_and_without_the_parent() {
     );
     assert_eq!(image.kind(0).unwrap(), Kind::Parent);
 
-    // One sequential read holds them all.
+    // One sequential read returns all of them.
     let mut read = vec![0; (hot.end - hot.start) as usize];
     image.read_stored(hot.start, &mut read).unwrap();
     let mut decoder = Decoder::new();

@@ -1,5 +1,5 @@
-//! Threads that read, hash and compress. Their results come out in order, and
-//! none runs further ahead than a few pieces: memory is bounded.
+//! Threads that read, hash and compress. Their results are written in order. A thread may be only a
+//! few pieces ahead, so memory is bounded.
 
 use super::WriteOptions;
 use super::plan::{Plan, Set};
@@ -13,16 +13,16 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use zstd::zstd_safe::CDict;
 
-/// Pieces of work a thread may be ahead.
+/// How many pieces of work a thread may be ahead.
 const AHEAD: usize = 3;
 
-/// What the threads work on.
+/// What all threads need for their work.
 pub(super) struct Job<'a, S: ?Sized> {
     pub(super) source: &'a S,
     pub(super) options: &'a WriteOptions,
-    /// These are stored even if the parent or the backing file has them.
+    /// Chunks that are stored even if the parent or the backing file has them.
     pub(super) hot: Set,
-    /// These are stored raw.
+    /// Chunks that are stored raw.
     pub(super) quick: Set,
     pub(super) dictionary: Option<&'a [u8]>,
 }
@@ -34,32 +34,32 @@ pub(super) struct Item {
     pub(super) hash: ContentHash,
     pub(super) checksum: u32,
     pub(super) kind: Kind,
-    /// Bytes it takes among those of the batch.
+    /// Its bytes in the batch.
     pub(super) length: u32,
     pub(super) hot: bool,
-    /// Where it is in the backing file; 0 if it is not there.
+    /// Its offset in the backing file; 0 if it is not there.
     pub(super) in_backing: u64,
 }
 
-/// What a thread has done.
+/// The result for one piece of work.
 #[derive(Debug, Default)]
 pub(super) struct Batch {
     pub(super) items: Vec<Item>,
-    /// The chunks to store, one after the other.
+    /// The chunks to store, concatenated.
     pub(super) bytes: Vec<u8>,
 }
 
 /// What the threads share.
 struct Desk<I> {
     plan: I,
-    /// The number of the next piece to be begun.
+    /// The number of the next piece to begin.
     next: usize,
-    /// The number of the next piece to be written.
+    /// The number of the next piece to write.
     written: usize,
     done: BTreeMap<usize, Result<Batch, WriteError>>,
-    /// Threads that have not ended.
+    /// How many threads have not ended.
     working: usize,
-    /// Nothing more is to be begun.
+    /// Set when no further piece may begin.
     stop: bool,
 }
 
@@ -80,7 +80,7 @@ impl<I> Room<I> {
     }
 }
 
-/// Tells the others when a thread ends, however it does.
+/// When dropped, reports the end of its thread, even after a panic.
 struct Leaving<'a, I>(&'a Room<I>);
 
 impl<I> Drop for Leaving<'_, I> {
@@ -94,7 +94,7 @@ impl<I> Drop for Leaving<'_, I> {
     }
 }
 
-/// Lets nobody begin anything more, however the caller's thread ends.
+/// When dropped, stops the threads from beginning further pieces, even after a panic of the caller.
 struct Stopping<'a, I>(&'a Room<I>);
 
 impl<I> Drop for Stopping<'_, I> {
@@ -104,8 +104,8 @@ impl<I> Drop for Stopping<'_, I> {
     }
 }
 
-/// Works through the plan and hands every batch, in order, to `write`, on the
-/// caller's thread. Ends at the first error.
+/// Works through the plan and passes every batch, in order, to `write` on the caller's thread. Ends
+/// at the first error.
 pub(super) fn run<S: ChunkSource + Sync + ?Sized>(
     job: &Job<'_, S>,
     plan: Plan,
@@ -248,7 +248,7 @@ fn pack<S: ChunkSource + ?Sized>(
     Ok(batch)
 }
 
-/// The parent or the place in the backing file that has a chunk already.
+/// The parent or the offset in the backing file that holds the chunk already.
 fn elsewhere(
     options: &WriteOptions,
     index: u32,

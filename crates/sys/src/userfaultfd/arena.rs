@@ -7,14 +7,13 @@ use std::fs::File;
 use std::io;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
-/// A mapping that is only ever touched byte by byte with atomic accesses, so
-/// that a userfaultfd may fill it, and many threads use it, at any time.
-/// Replays and tests use it in place of guest memory.
+/// A mapping that is accessed only atomically, so that a userfaultfd may fill it and many threads
+/// may use it at any time. Replays and tests use it in place of guest memory.
 #[derive(Debug)]
 pub struct Arena {
     base: *mut AtomicU8,
     length: usize,
-    /// The advice that discards pages.
+    /// The madvise(2) advice that discards pages.
     discard: Advice,
 }
 
@@ -24,28 +23,28 @@ unsafe impl Send for Arena {}
 unsafe impl Sync for Arena {}
 
 impl Arena {
-    /// Private anonymous memory, in whole pages, without huge pages.
+    /// Private anonymous memory of whole pages, without huge pages.
     pub fn anonymous(length: usize) -> io::Result<Arena> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-        // SAFETY: a new mapping where the kernel likes.
+        // SAFETY: a new mapping at an address that the kernel chooses.
         let base = unsafe { mmap_anonymous(std::ptr::null_mut(), length, protection, flags) }?;
         let arena = Arena {
             base: base.cast(),
             length,
             discard: Advice::LinuxDontNeed,
         };
-        // SAFETY: the mapping was just made; this only says how to back it.
-        // A kernel without huge pages has nothing to forbid.
+        // SAFETY: the mapping is new, and this only affects which pages back it. A kernel without
+        // huge pages returns an error that does not matter.
         let _ = unsafe { madvise(base, length, Advice::LinuxNoHugepage) };
         Ok(arena)
     }
 
-    /// A file (a memfd), shared, from its beginning.
+    /// Maps a file (a memfd), shared, from its beginning.
     pub fn shared(file: &File, length: usize) -> io::Result<Arena> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping where the kernel likes. Others may change the
-        // file; all accesses are atomic.
+        // SAFETY: a new mapping at an address that the kernel chooses. Others may change the file;
+        // all accesses are atomic.
         let base = unsafe {
             mmap(
                 std::ptr::null_mut(),
@@ -68,29 +67,29 @@ impl Arena {
         self.base as u64
     }
 
-    /// Its bytes.
+    /// Its length, bytes.
     pub fn length(&self) -> usize {
         self.length
     }
 
-    /// Reports its missing pages to this userfaultfd. A thread that touches
-    /// one then sleeps until it is served.
+    /// Reports its missing pages to this userfaultfd. A thread that touches one then sleeps until
+    /// it is filled.
     pub fn register(&self, uffd: &Userfaultfd) -> io::Result<()> {
-        // SAFETY: the mapping is ours alone, and expects no contents.
+        // SAFETY: this value owns the mapping, and nothing expects contents in it.
         unsafe { uffd.register(self.address(), self.length as u64) }
     }
 
-    /// Reads one byte; may sleep as above. Panics beyond the end.
+    /// Reads one byte; may sleep until its page is filled. Panics beyond the end.
     pub fn read(&self, offset: usize) -> u8 {
         self.at(offset).load(Ordering::Relaxed)
     }
 
-    /// Writes one byte; may sleep as above. Panics beyond the end.
+    /// Writes one byte; may sleep until its page is filled. Panics beyond the end.
     pub fn write(&self, offset: usize, byte: u8) {
         self.at(offset).store(byte, Ordering::Relaxed);
     }
 
-    /// Copies bytes out; may sleep as above. Panics beyond the end.
+    /// Copies bytes out; may sleep until their pages are filled. Panics beyond the end.
     pub fn read_into(&self, offset: usize, bytes: &mut [u8]) {
         if !(offset | bytes.len()).is_multiple_of(8) {
             for (index, byte) in bytes.iter_mut().enumerate() {
@@ -103,8 +102,8 @@ impl Arena {
         }
     }
 
-    /// Discards whole pages (`MADV_DONTNEED`; `MADV_REMOVE` for a file): they are
-    /// missing again. Blocks until the event was read, if removals are reported.
+    /// Discards whole pages (`MADV_DONTNEED`, for a file `MADV_REMOVE`): they are missing again. If
+    /// removals are reported, blocks until the event was read.
     pub fn discard(&self, offset: usize, length: usize) -> io::Result<()> {
         if offset
             .checked_add(length)
@@ -112,35 +111,35 @@ impl Arena {
         {
             return Err(io::Error::from(io::ErrorKind::InvalidInput));
         }
-        // SAFETY: within our own mapping, whose contents nobody relies on.
+        // SAFETY: within this value's mapping, on whose contents nothing relies.
         unsafe {
             madvise(self.base.add(offset).cast(), length, self.discard)?;
         }
         Ok(())
     }
 
-    /// Eight bytes at an offset that is a multiple of eight.
+    /// Reads eight bytes at an offset that is a multiple of eight.
     fn word(&self, offset: usize) -> u64 {
         assert!(
             offset.is_multiple_of(8) && offset + 8 <= self.length,
             "beyond the arena"
         );
-        // SAFETY: in bounds, aligned (the mapping begins with a page), and
-        // alive as long as `self`.
+        // SAFETY: in bounds, aligned (the mapping begins with a page), and mapped as long as `self`
+        // exists.
         unsafe { &*self.base.add(offset).cast::<AtomicU64>() }.load(Ordering::Relaxed)
     }
 
     fn at(&self, offset: usize) -> &AtomicU8 {
         assert!(offset < self.length, "beyond the arena");
-        // SAFETY: in bounds of a mapping that lives as long as `self`.
+        // SAFETY: in bounds of a mapping that exists as long as `self`.
         unsafe { &*self.base.add(offset) }
     }
 }
 
 impl Drop for Arena {
     fn drop(&mut self) {
-        // SAFETY: mapped by us, and no reference outlives `self`. It cannot
-        // fail for a whole mapping.
+        // SAFETY: this value made the mapping, and no reference outlives it. Unmapping a whole
+        // mapping can't fail.
         let _ = unsafe { munmap(self.base.cast(), self.length) };
     }
 }

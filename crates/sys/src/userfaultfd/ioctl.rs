@@ -1,4 +1,4 @@
-//! The kernel's structures and numbers, linux/userfaultfd.h.
+//! Structures and numbers of linux/userfaultfd.h.
 #![allow(unsafe_code)] // ioctl and a system call without wrapper.
 
 use std::io;
@@ -56,7 +56,7 @@ pub(super) struct ZeroPage {
     pub zeroed: i64,
 }
 
-/// A request of `T`: its number says how many bytes the kernel copies.
+/// An ioctl with an argument of `T`; its number contains the size that the kernel copies.
 pub(super) struct Request<T>(libc::c_ulong, std::marker::PhantomData<fn(&mut T)>);
 
 const READ: libc::c_ulong = 2;
@@ -78,12 +78,11 @@ pub(super) const UNREGISTER_NUMBER: u32 = UNREGISTER.0 as u32;
 pub(super) const WAKE: Request<Range> = request(READ, 0x02);
 pub(super) const COPY: Request<Copy> = request(READ | WRITE, 0x03);
 pub(super) const ZEROPAGE: Request<ZeroPage> = request(READ | WRITE, 0x04);
-/// `USERFAULTFD_IOC_NEW`, of `/dev/userfaultfd`.
+/// `USERFAULTFD_IOC_NEW` of `/dev/userfaultfd`.
 const NEW: libc::c_ulong = TYPE << 8;
 
-/// Every structure here is plain numbers. The only address in one that the
-/// kernel reads from this process is the source of a copy, made from a slice
-/// that outlives the call.
+/// Makes a call. Every structure here has only numbers. The only address from which the kernel
+/// reads is the source of a copy, a slice that outlives the call.
 pub(super) fn call<T>(fd: RawFd, request: Request<T>, argument: &mut T) -> io::Result<()> {
     // SAFETY: the request's number encodes the size of `T`, and `argument`
     // is valid for reads and writes of it.
@@ -95,12 +94,12 @@ pub(super) fn call<T>(fd: RawFd, request: Request<T>, argument: &mut T) -> io::R
 }
 
 pub(super) fn new_from_device(device: RawFd, flags: libc::c_int) -> io::Result<OwnedFd> {
-    // SAFETY: takes flags by value, answers with a new descriptor.
+    // SAFETY: takes flags by value and returns a new descriptor.
     owned(unsafe { libc::ioctl(device, NEW, flags) })
 }
 
 pub(super) fn new_by_syscall(flags: libc::c_int) -> io::Result<OwnedFd> {
-    // SAFETY: takes flags by value, answers with a new descriptor.
+    // SAFETY: takes flags by value and returns a new descriptor.
     owned(unsafe { libc::syscall(libc::SYS_userfaultfd, flags) } as libc::c_int)
 }
 
@@ -108,6 +107,6 @@ fn owned(fd: libc::c_int) -> io::Result<OwnedFd> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the kernel has just made it for us.
+    // SAFETY: the kernel has just created it for this call.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }

@@ -1,12 +1,12 @@
 //! userfaultfd(2): page faults of one process, served by another.
 //!
-//! The process that owns the memory creates a [`Userfaultfd`], registers
-//! ranges and sends the descriptor away ([`crate::fds`]); whoever reads the
-//! events fills the pages. A thread that touches a missing page of such a
-//! range sleeps until the page is there or it is woken (and then faults anew).
+//! The process that owns the memory creates a [`Userfaultfd`], registers ranges and sends the
+//! descriptor to another process ([`crate::fds`]), which reads the events and fills the pages. A
+//! thread that touches a missing page sleeps until the page is filled or the thread is woken (then
+//! it faults again).
 //!
 //! * [`Userfaultfd`]: the calls.
-//! * [`Arena`]: memory that may be served so, safe to touch.
+//! * [`Arena`]: memory for such a range, safe to access.
 
 mod arena;
 mod ioctl;
@@ -29,14 +29,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 pub struct Features(pub u64);
 
 impl Features {
-    /// `madvise(MADV_DONTNEED)` and `MADV_REMOVE` are told as
-    /// [`Event::Remove`], and wait until that was read.
+    /// `madvise(MADV_DONTNEED)` and `MADV_REMOVE` are reported as [`Event::Remove`], and block
+    /// until that was read.
     pub const EVENT_REMOVE: Features = Features(1 << 3);
     /// Missing pages of huge page files.
     pub const MISSING_HUGETLBFS: Features = Features(1 << 4);
     /// Missing pages of memfds and tmpfs.
     pub const MISSING_SHMEM: Features = Features(1 << 5);
-    /// `munmap` is told as [`Event::Unmap`].
+    /// `munmap` is reported as [`Event::Unmap`].
     pub const EVENT_UNMAP: Features = Features(1 << 6);
 
     /// The features for a VM's memory: missing pages of all kinds of memory, and
@@ -46,14 +46,14 @@ impl Features {
     );
 }
 
-/// Something that happened to registered memory.
+/// An event of registered memory.
 #[derive(Debug)]
 pub enum Event {
     /// A thread waits for the page at this address.
     Fault {
-        /// In the address space of the memory's owner.
+        /// Address in the owner's address space.
         address: u64,
-        /// It wants to write.
+        /// Whether the access is a write.
         write: bool,
     },
     /// The owner discards these pages. Until they are discarded, fills fail with
@@ -61,14 +61,14 @@ pub enum Event {
     Remove {
         /// First byte.
         start: u64,
-        /// Behind the last byte.
+        /// End of the range, exclusive.
         end: u64,
     },
     /// The owner has unmapped this range.
     Unmap {
         /// First byte.
         start: u64,
-        /// Behind the last byte.
+        /// End of the range, exclusive.
         end: u64,
     },
     /// Another event (fork, remap), which only a descriptor from another process can
@@ -79,17 +79,15 @@ pub enum Event {
 /// Why pages were not filled.
 #[derive(Debug)]
 pub enum FillError {
-    /// The first page is there already. Threads that wait for it may need a
-    /// [`Userfaultfd::wake`].
+    /// The first page exists already. Threads that wait for it may need a [`Userfaultfd::wake`].
     Exists,
-    /// The owner's mappings are just changing (`EAGAIN`): read the events,
-    /// then try again.
+    /// The owner's mappings are changing (`EAGAIN`): read the events, then try again.
     Changing,
     /// The range is not mapped, or not registered (`ENOENT`).
     Unmapped,
-    /// The owner's address space is gone (`ESRCH`).
+    /// The owner's address space does not exist any more (`ESRCH`).
     Gone,
-    /// Anything else.
+    /// Another error.
     Other(io::Error),
 }
 
@@ -117,9 +115,9 @@ impl std::error::Error for FillError {
 /// The number of the ioctl behind [`Userfaultfd::unregister`], for sandboxes.
 pub const UNREGISTER: u32 = ioctl::UNREGISTER_NUMBER;
 
-/// Events [`Userfaultfd::read_events`] takes at once.
+/// Most events that [`Userfaultfd::read_events`] takes at once.
 pub const EVENTS: usize = 8;
-/// Who may open it may have faults of the kernel served, too (Linux 6.1).
+/// Device that creates userfaultfds which also serve the kernel's faults (Linux 6.1).
 pub const DEVICE: &str = "/dev/userfaultfd";
 
 /// Set if preadv2(2) with RWF_NOWAIT is not supported (Debian 12's 6.1).
@@ -130,12 +128,11 @@ static WAITS: AtomicBool = AtomicBool::new(false);
 pub struct Userfaultfd(OwnedFd);
 
 impl Userfaultfd {
-    /// Makes one for this process's memory: by `/dev/userfaultfd` where that
-    /// may be opened, else by the system call, which needs `CAP_SYS_PTRACE` or
-    /// `vm.unprivileged_userfaultfd=1`. It does not block, is closed on exec,
-    /// and serves the kernel's own accesses (KVM's) too.
+    /// Creates one for this process's memory: with `/dev/userfaultfd` if that can be opened, else
+    /// with the system call, which needs `CAP_SYS_PTRACE` or `vm.unprivileged_userfaultfd=1`. It is
+    /// non-blocking and closed on exec, and also serves the kernel's (KVM's) accesses.
     ///
-    /// A kernel without one of the features answers `InvalidInput`.
+    /// `InvalidInput` if the kernel lacks one of the features.
     pub fn create(features: Features) -> io::Result<Userfaultfd> {
         let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
         let device = match handed::take(Path::new(DEVICE)) {
@@ -155,8 +152,8 @@ impl Userfaultfd {
         Ok(Userfaultfd(made))
     }
 
-    /// Takes a descriptor from another process, makes it non-blocking, and
-    /// checks that it is what it should be (`InvalidData` if not).
+    /// Takes a descriptor from another process, checks that it is a userfaultfd (`InvalidData` if
+    /// not) and makes it non-blocking.
     pub fn from_received(fd: OwnedFd) -> io::Result<Userfaultfd> {
         let link = rustix::fs::readlink(format!("/proc/self/fd/{}", fd.as_raw_fd()), Vec::new())?;
         if link.as_bytes() != b"anon_inode:[userfaultfd]" {
@@ -170,7 +167,7 @@ impl Userfaultfd {
         Ok(received)
     }
 
-    /// Another descriptor for the same.
+    /// Duplicates the descriptor.
     pub fn try_clone(&self) -> io::Result<Userfaultfd> {
         Ok(Userfaultfd(self.0.try_clone()?))
     }
@@ -178,9 +175,8 @@ impl Userfaultfd {
     /// Reports missing pages of this range, in whole pages, from now on.
     ///
     /// # Safety
-    /// From now on whoever holds the descriptor decides what untouched memory
-    /// in the range contains. Nothing of Rust's own (heap, stacks, references
-    /// that expect zeroes) may be there.
+    /// The holder of the descriptor decides the contents of untouched memory in the range. No
+    /// memory of Rust's own (heap, stacks, references that expect zeros) may be in it.
     #[allow(unsafe_code)]
     pub unsafe fn register(&self, start: u64, length: u64) -> io::Result<()> {
         let mut register = ioctl::Register {
@@ -191,17 +187,16 @@ impl Userfaultfd {
         call(self.0.as_raw_fd(), ioctl::REGISTER, &mut register)
     }
 
-    /// Reports no more faults of this range, and wakes those who wait; what is
-    /// missing then reads as zero.
+    /// Stops reporting faults of this range and wakes threads that wait. Missing pages then read as
+    /// zero.
     pub fn unregister(&self, start: u64, length: u64) -> io::Result<()> {
         let mut range = ioctl::Range { start, length };
         call(self.0.as_raw_fd(), ioctl::UNREGISTER, &mut range)
     }
 
-    /// Puts `bytes` into missing pages from `address` on and wakes who waits
-    /// for them; both in whole pages. Returns how many bytes are in place:
-    /// fewer than asked for when a page further on exists already or the
-    /// mappings change meanwhile.
+    /// Fills missing pages from `address` on with `bytes`, both in whole pages, and wakes threads
+    /// that wait for them. Returns the number of bytes filled: fewer if a later page exists already
+    /// or the mappings change meanwhile.
     pub fn copy(&self, address: u64, bytes: &[u8]) -> Result<u64, FillError> {
         let mut copy = ioctl::Copy {
             destination: address,
@@ -214,8 +209,8 @@ impl Userfaultfd {
         outcome(result, copy.copied, copy.length)
     }
 
-    /// Makes missing pages read as zero; otherwise as [`Userfaultfd::copy`].
-    /// Huge pages cannot (`Other`, `InvalidInput`).
+    /// Fills missing pages with zeros; otherwise like [`Userfaultfd::copy`]. An error for huge
+    /// pages (`Other`, `InvalidInput`).
     pub fn zero(&self, address: u64, length: u64) -> Result<u64, FillError> {
         let mut zero = ioctl::ZeroPage {
             range: ioctl::Range {
@@ -229,16 +224,15 @@ impl Userfaultfd {
         outcome(result, zero.zeroed, length)
     }
 
-    /// Wakes all who wait for a page of this range; where it is still missing
-    /// they fault anew.
+    /// Wakes all threads that wait for a page of this range. They fault again if it is still
+    /// missing.
     pub fn wake(&self, start: u64, length: u64) -> io::Result<()> {
         let mut range = ioctl::Range { start, length };
         call(self.0.as_raw_fd(), ioctl::WAKE, &mut range)
     }
 
-    /// Appends the events that wait, at most [`EVENTS`] of them, and says how
-    /// many. An error other than `Interrupted` means that the descriptor is of
-    /// no more use.
+    /// Appends pending events, at most [`EVENTS`], and returns how many. After an error other than
+    /// `Interrupted` the descriptor is unusable.
     pub fn read_events(&self, into: &mut Vec<Event>) -> io::Result<usize> {
         let mut messages = [0; ioctl::MESSAGE * EVENTS];
         let bytes = match self.read(&mut messages) {
@@ -254,7 +248,7 @@ impl Userfaultfd {
         Ok(bytes / ioctl::MESSAGE)
     }
 
-    /// The next event, if there is one; errors as above.
+    /// Reads the next event, if there is one. Errors are as of [`read_events`](Self::read_events).
     pub fn next_event(&self) -> io::Result<Option<Event>> {
         let mut message = [0; ioctl::MESSAGE];
         match self.read(&mut message) {
@@ -287,7 +281,7 @@ impl Userfaultfd {
     }
 
     fn make_non_blocking(&self) -> Result<(), Errno> {
-        // The only flag of its that matters.
+        // No other flag of it matters.
         rustix::fs::fcntl_setfl(&self.0, OFlags::NONBLOCK)
     }
 }
@@ -304,8 +298,8 @@ impl From<Userfaultfd> for OwnedFd {
     }
 }
 
-/// The kernel answers `EAGAIN` with a count for a part, and without one when
-/// the mappings change.
+/// The result of a fill. The kernel returns `EAGAIN` with a count if it filled a part, and without
+/// one if the mappings change.
 fn outcome(result: io::Result<()>, done: i64, length: u64) -> Result<u64, FillError> {
     let error = match result {
         Ok(()) => return Ok(length),
@@ -340,8 +334,8 @@ fn parse(message: &[u8; ioctl::MESSAGE]) -> Event {
         kind => {
             if kind == ioctl::EVENT_FORK {
                 let fd = u32::from_ne_bytes(message[8..12].try_into().expect("four bytes"));
-                // SAFETY: reading this event made a new descriptor in this
-                // process, which nobody else owns.
+                // SAFETY: reading this event created a descriptor in this process without another
+                // owner.
                 #[allow(unsafe_code)]
                 drop(unsafe { OwnedFd::from_raw_fd(fd as i32) });
             }

@@ -108,7 +108,7 @@ fn a_wake_makes_who_waits_fault_anew() {
         thread::spawn(move || arena.read(0))
     };
     assert!(matches!(wait_for_event(&uffd), Event::Fault { .. }));
-    // The event was read and forgotten, as by a pager that died.
+    // A pager that died has read the event and lost it.
     uffd.wake(arena.address(), PAGE as u64).unwrap();
     assert!(matches!(wait_for_event(&uffd), Event::Fault { .. }));
     uffd.copy(arena.address(), &[4; PAGE]).unwrap();
@@ -186,7 +186,7 @@ fn who_shares_it_cannot_make_a_read_wait() {
     let patience = Duration::from_secs(10);
     let read = answer.recv_timeout(patience).expect("it waits");
     assert_eq!(read.unwrap(), 0);
-    // As on a kernel that knows only the flag.
+    // A kernel that supports only O_NONBLOCK behaves like this.
     block();
     let taken = reader.join().unwrap();
     let (told, answer) = std::sync::mpsc::channel();

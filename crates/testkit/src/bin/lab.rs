@@ -23,7 +23,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
-    /// Run one program; exit with its status
+    /// Run one program and exit with its status
     Run {
         #[command(flatten)]
         machine: MachineArgs,
@@ -36,7 +36,7 @@ enum Verb {
         /// Print the boot time on stderr
         #[arg(long)]
         timing: bool,
-        /// The program and its arguments.
+        /// The program and its arguments
         #[arg(required = true, last = true)]
         argv: Vec<String>,
     },
@@ -44,13 +44,13 @@ enum Verb {
     RunTests {
         #[command(flatten)]
         machine: MachineArgs,
-        /// Time limit of each binary in seconds; on Intel of all, with the boot
+        /// Time limit of each binary in seconds; on Intel of all binaries, including the boot
         #[arg(long, default_value_t = 900)]
         time_limit: u64,
-        /// Static test binaries.
+        /// Static test binaries
         #[arg(required = true)]
         binaries: Vec<PathBuf>,
-        /// Arguments for each of them.
+        /// Arguments for each binary
         #[arg(last = true)]
         arguments: Vec<String>,
     },
@@ -61,65 +61,65 @@ enum Verb {
     },
 }
 
-/// The virtualisation of the machine's KVM.
+/// The virtualisation extension that the machine's KVM uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Processor {
-    /// kvm-amd: SVM, which QEMU emulates.
+    /// kvm-amd: SVM, emulated by QEMU
     Amd,
-    /// kvm-intel: VMX, which Bochs emulates. No agent, no disk, no network.
+    /// kvm-intel: VMX, emulated by Bochs; without agent, disk and network
     Intel,
 }
 
-/// A model of Intel's.
+/// A model of Intel's processors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum IntelModel {
-    /// Of 2013: AVX2.
+    /// Core i7-4770 (2013): AVX2
     Haswell,
-    /// Of 2020: AVX-512, PKU.
+    /// Tiger Lake (2020): AVX-512, PKU
     TigerLake,
 }
 
 #[derive(Debug, Args)]
 struct MachineArgs {
-    /// Whose processor.
+    /// Vendor of the machine's processor
     #[arg(long, value_enum, default_value_t = Processor::Amd)]
     processor: Processor,
-    /// Intel only: which processor.
+    /// Model of the processor; only for Intel
     #[arg(long, value_enum, default_value_t = IntelModel::Haswell)]
     model: IntelModel,
-    /// Intel only: KVM finds a PMU, and VMs have one. It counts nothing.
+    /// Give KVM and its VMs a PMU, whose counters do not count; only for Intel
     #[arg(long)]
     vpmu: bool,
-    /// The newest of Debian's cloud kernels of this series, 6.1 or 6.12; by default
-    /// the machine's own, on Intel 6.12.
+    /// Boot the newest of Debian's cloud kernels of this series, 6.1 or 6.12 [default: the
+    /// machine's own, on Intel 6.12]
     #[arg(long, value_name = "SERIES")]
     kernel: Option<String>,
-    /// Further parameters for that kernel.
+    /// Additional parameters for the machine's kernel
     #[arg(long, default_value = "", allow_hyphen_values = true)]
     kernel_args: String,
-    /// Use the instruction clock: 1 ns is one instruction. No disk; output comes when
-    /// the program has ended
+    /// Use the instruction clock: 1 ns is one instruction; without a disk, and with output only
+    /// after the program has ended
     #[arg(long)]
     icount: bool,
-    /// RAM in MiB; 4096 by default, on Intel 3072 always.
+    /// RAM in MiB [default: 4096; always 3072 on Intel]
     #[arg(long)]
     memory: Option<u32>,
-    /// CPUs.
+    /// Number of CPUs
     #[arg(long, default_value_t = 1)]
     cpus: u8,
-    /// An empty XFS disk of so many GiB at /var/lib/jiffy; 0 for none.
+    /// Size in GiB of an empty XFS disk at /var/lib/jiffy; 0 for none
     #[arg(long, value_name = "GIB")]
     disk: Option<u32>,
-    /// Run jiffyd as a service, as the user's machine does.
+    /// Run jiffyd as a service, as in a user's machine
     #[arg(long)]
     node: bool,
-    /// Intel only: include Jiffy's programs, as in the other machine
+    /// Include Jiffy's programs, as in the other machine; only for Intel
     #[arg(long)]
     with_jiffy: bool,
-    /// A file or folder of the host, and its absolute path in the machine.
+    /// A file or folder of the host, and its absolute path in the machine. Repeatable
     #[arg(long = "file", value_name = "HOST:GUEST", value_parser = addition)]
     files: Vec<Addition>,
-    /// Folder with the machine's vmlinux and initramfs.cpio.
+    /// Folder with the machine's vmlinux and initramfs.cpio [default: the folder in dist/]
     #[arg(long)]
     image: Option<PathBuf>,
 }

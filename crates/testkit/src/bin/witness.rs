@@ -1,18 +1,17 @@
-//! A program for VMs under test: it does a little work and detects inconsistencies.
+//! A program for VMs under test: it does some work and detects inconsistencies.
 //!
-//! * `count FILE`: counts in FILE, up to ten times a second, and adds a
-//!   random number to `FILE.random` each time; `FILE.bad` says so if the
-//!   monotonic clock ever goes backwards.
-//! * `lines FILE`: writes line after line to FILE and to stdout, each with a
-//!   checksum; a write that is cut short is finished.
-//! * `paint FILE TAG FIRST STEP`: fills each STEPth page of FILE from FIRST on
-//!   with a pattern of TAG and the page's number.
-//! * `look FILE`: the tags of all pages as `TAG*COUNT…`, or which page is not
-//!   of one piece.
-//! * `clock`: the time of day, in seconds since 1970.
-//! * `cid`: the address that the guest's vsock has.
-//! * `seeds`: what the kernel gave this process to begin with, `AT_RANDOM`, and
-//!   the first bytes it gets of `getrandom`: hashes of a Python are seeded so.
+//! * `count FILE`: counts in FILE, up to ten times a second. Each time it appends a random number
+//!   to `FILE.random`. If the monotonic clock ever goes backwards, it writes that to `FILE.bad`.
+//! * `lines FILE`: writes line after line to FILE and to stdout, each with a checksum; completes
+//!   short writes.
+//! * `paint FILE TAG FIRST STEP`: from page FIRST on fills each STEPth page of FILE with a pattern
+//!   of TAG and the page's number.
+//! * `look FILE`: prints the tags of all pages as `TAG*COUNT…`, or reports a page with mixed
+//!   contents.
+//! * `clock`: prints the time of day, in seconds since 1970.
+//! * `cid`: prints the guest's vsock address.
+//! * `seeds`: prints this process's `AT_RANDOM` and the first bytes of `getrandom`. Python, for
+//!   example, seeds its hashes from such bytes.
 
 #![allow(unsafe_code)] // Two system calls that std has not: ioctl, clock_gettime.
 
@@ -58,7 +57,7 @@ fn monotonic_ns() -> i64 {
         tv_sec: 0,
         tv_nsec: 0,
     };
-    // SAFETY: the pointer is to a timespec of our own.
+    // SAFETY: the pointer is to a local timespec.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
     time.tv_sec * 1_000_000_000 + time.tv_nsec
 }
@@ -66,7 +65,7 @@ fn monotonic_ns() -> i64 {
 fn seeds() -> io::Result<String> {
     let mut bytes = [0u8; 32];
     // SAFETY: AT_RANDOM is the address of 16 bytes (getauxval(3)), which stay;
-    // getrandom writes as many bytes as it is told, and they are there.
+    // getrandom writes at most the given number of bytes, which exist.
     let got = unsafe {
         let given = libc::getauxval(libc::AT_RANDOM) as *const u8;
         std::ptr::copy_nonoverlapping(given, bytes.as_mut_ptr(), 16);
@@ -112,7 +111,7 @@ fn lines(path: &str) -> io::Result<()> {
     let mut stdout = io::stdout();
     let mut sum = 1u32;
     for n in 1u64.. {
-        // Some work whose result shows any slip on the way to it.
+        // The sum shows any error in the computation.
         for turn in 0..2000 {
             sum = sum.wrapping_mul(1_664_525).wrapping_add(n as u32 ^ turn);
         }
@@ -175,7 +174,7 @@ fn clock() -> io::Result<()> {
 fn cid() -> io::Result<()> {
     let device = File::open("/dev/vsock")?;
     let mut cid = 0u32;
-    // SAFETY: this request writes one u32, which is there.
+    // SAFETY: the ioctl writes one u32, which exists.
     match unsafe { libc::ioctl(device.as_raw_fd(), IOCTL_VM_SOCKETS_GET_LOCAL_CID, &mut cid) } {
         0 => {
             println!("{cid}");

@@ -1,4 +1,4 @@
-//! Bochs: program, configuration, process.
+//! Runs Bochs: its program, configuration and process.
 
 use super::IntelOptions;
 use crate::host_kernel::checkout_script;
@@ -9,26 +9,25 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-/// Files in a machine's folder: its first serial port, its second.
+/// Files in a machine's folder for its first and second serial port.
 pub const SERIAL: &str = "serial";
 pub const CONSOLE: &str = "console.log";
-/// What is booted.
+/// The disc that Bochs boots.
 pub const DISC: &str = "boot.iso";
 const CONFIGURATION: &str = "bochsrc";
 const LOG: &str = "bochs.log";
 const MSRS: &str = "pmu.msrs";
-/// What the debugger of a Bochs that has one is to do.
+/// Commands for the debugger, if this Bochs has one.
 const DEBUGGER: &str = "continue";
 
-/// Instructions that make a second in the machine, which is what its time stamp
-/// counter counts.
+/// Instructions per second of machine time; the time stamp counter counts them.
 pub const IPS: u32 = 50_000_000;
-/// RAM, MiB. Bochs takes at most 2,048 of the host's, and puts what else is in use into
-/// a file; tests want a page of 1 GiB.
+/// RAM in MiB: tests use a page of 1 GiB. Bochs takes at most 2,048 MiB of the host's memory and
+/// puts the rest into a file.
 const MEMORY_MIB: u32 = 3072;
 const HOST_MEMORY_MIB: u32 = 2048;
 
-/// A processor that Bochs emulates, and in which kvm-intel works.
+/// A processor that Bochs emulates and kvm-intel supports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Model {
     /// Core i7-4770, 2013: AVX2.
@@ -38,7 +37,7 @@ pub enum Model {
 }
 
 impl Model {
-    /// Bochs' name for it.
+    /// Its name in Bochs.
     fn name(self) -> &'static str {
         match self {
             Model::Haswell => "corei7_haswell_4770",
@@ -46,7 +45,7 @@ impl Model {
         }
     }
 
-    /// Kernel parameters for it: Bochs' APICv is incomplete, and VM entries fail with it.
+    /// Kernel parameters for it. Bochs' APICv is incomplete and makes VM entries fail.
     pub(super) fn kernel_args(self) -> &'static str {
         match self {
             Model::Haswell => "",
@@ -55,10 +54,9 @@ impl Model {
     }
 }
 
-/// MSRs of a PMU (Intel SDM volume 4, chapter 2): four counters and what selects their
-/// events, the fixed counters, the global registers. Bochs knows none of them. As plain
-/// storage they satisfy Linux, which writes to a counter and reads it back
-/// (`check_hw_exists` in arch/x86/events/core.c).
+/// MSRs of a PMU (Intel SDM volume 4, chapter 2): four counters and their event selectors, the
+/// fixed counters, the global registers. Bochs has none of them. Plain storage is enough for Linux,
+/// which writes to a counter and reads it back (`check_hw_exists` in arch/x86/events/core.c).
 const PMU: &[std::ops::RangeInclusive<u32>] = &[
     0xc1..=0xc4,
     0x4c1..=0x4c4,
@@ -66,12 +64,12 @@ const PMU: &[std::ops::RangeInclusive<u32>] = &[
     0x309..=0x30b,
     0x38d..=0x390,
 ];
-/// IA32_PERF_CAPABILITIES, and its bit for counters of full width.
+/// IA32_PERF_CAPABILITIES, and its bit for full-width counters.
 const PERF_CAPABILITIES: u32 = 0x345;
 const FULL_WIDTH_WRITES: u32 = 1 << 13;
 
-/// The file of MSRs: address, type, the value after a reset, the bits that can't be
-/// set, those that are ignored; of each first the upper half.
+/// Bochs' file of MSRs: address, type, value after reset, bits that can't be set, bits that are
+/// ignored; each value has its upper half first.
 fn pmu() -> String {
     let mut text = String::new();
     for msr in PMU.iter().cloned().flatten() {
@@ -88,12 +86,12 @@ fn pmu() -> String {
 #[derive(Debug)]
 pub struct Bochs {
     program: PathBuf,
-    /// Debian's own, which has a debugger and wants a terminal.
+    /// Whether it is Debian's package, which has a debugger and needs a terminal.
     debians: bool,
 }
 
 impl Bochs {
-    /// `$JIFFY_BOCHS`, or what `scripts/bochs` builds.
+    /// Finds `$JIFFY_BOCHS`, or builds Bochs with `scripts/bochs`.
     pub fn find() -> Result<Bochs> {
         let program = match std::env::var_os("JIFFY_BOCHS") {
             Some(program) => PathBuf::from(program),
@@ -110,7 +108,7 @@ impl Bochs {
         })
     }
 
-    /// Boots the disc that is in `folder`.
+    /// Boots the disc in `folder`.
     pub fn start(&self, folder: &Path, options: &IntelOptions) -> Result<Machine> {
         for file in [SERIAL, CONSOLE] {
             File::create(folder.join(file))?;
@@ -189,7 +187,7 @@ impl Bochs {
     }
 }
 
-/// The first of these files that exists.
+/// The first of these files that exists; an error that names the package if there is none.
 fn firmware(package: &str, paths: &[&'static str]) -> Result<&'static str> {
     match paths.iter().find(|path| Path::new(path).is_file()) {
         Some(path) => Ok(path),
@@ -197,7 +195,7 @@ fn firmware(package: &str, paths: &[&'static str]) -> Result<&'static str> {
     }
 }
 
-/// A running Bochs. It is killed when this is dropped, and with the thread that started it.
+/// A running Bochs. It is killed when this is dropped or when the thread that started it ends.
 #[derive(Debug)]
 pub struct Machine {
     child: Child,
@@ -205,14 +203,14 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Why it has ended, if it has.
+    /// The reason if it has ended; `None` while it runs.
     pub fn has_ended(&mut self) -> Result<Option<String>> {
         let Some(status) = self.child.try_wait()? else {
             return Ok(None);
         };
         let log = std::fs::read(&self.log).unwrap_or_default();
         let log = String::from_utf8_lossy(&log);
-        // A panic of Bochs', like `00012345p[CPU0  ] >>PANIC<< exception`.
+        // A panic message of Bochs: `00012345p[CPU0  ] >>PANIC<< exception`.
         let words = log
             .lines()
             .rfind(|line| line.contains(">>PANIC<<"))

@@ -1,4 +1,4 @@
-//! The disc that Bochs boots: GRUB, Debian's kernel, an initramfs.
+//! Makes the disc that Bochs boots: GRUB, Debian's kernel, an initramfs.
 
 use super::{IntelOptions, Program, bochs, file, output};
 use crate::host_kernel::recipe;
@@ -9,9 +9,9 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// What goes into it comes from here.
+/// Sources of the disc's files.
 pub struct Files {
-    /// A Debian kernel package, unpacked.
+    /// An unpacked Debian kernel package.
     pub package: PathBuf,
     /// An installation of Jiffy.
     pub dist: PathBuf,
@@ -41,7 +41,7 @@ pub fn build(
     let mut additions: Vec<Addition> = options.files.clone();
     additions.push(file(init, "/lab/init"));
     additions.push(file(script, "/lab/run"));
-    // The kernel unpacks one archive after the other.
+    // The kernel unpacks concatenated archives in order.
     let mut archive = std::fs::File::create(boot.join("initramfs.cpio"))?;
     archive.write_all(&base)?;
     archive.write_all(&additions_archive(&additions)?)?;
@@ -64,10 +64,10 @@ pub fn build(
 
 /// GRUB's menu.
 ///
-/// * `nmi_watchdog=0`: it would want the PMU, whose counters count nothing.
-/// * `tsc_early_khz`, `tsc=reliable`: the counter counts instructions.
-/// * `initcall_blacklist`, `cryptomgr.notests`, `mitigations=off`, `noautogroup`: as in
-///   the machine in QEMU.
+/// * `nmi_watchdog=0`: the watchdog would use the PMU, whose counters count nothing.
+/// * `tsc_early_khz`, `tsc=reliable`: the time stamp counter counts instructions.
+/// * `initcall_blacklist`, `cryptomgr.notests`, `mitigations=off`, `noautogroup`: as in the machine
+///   in QEMU.
 fn menu(options: &IntelOptions) -> Result<String> {
     let line = format!(
         "console=ttyS1,115200 panic=0 nokaslr mitigations=off cryptomgr.notests \
@@ -94,7 +94,7 @@ fn menu(options: &IntelOptions) -> Result<String> {
     ))
 }
 
-/// What PID 1 runs.
+/// The shell script that PID 1 runs.
 fn run_script(programs: &[Program], token: &str) -> String {
     let mut script = String::from("cd /tmp\n");
     let no_kvm = output::say(token, "no-kvm");
@@ -109,7 +109,7 @@ fn run_script(programs: &[Program], token: &str) -> String {
     script
 }
 
-/// A word as the shell reads it back.
+/// Quotes a word for the shell.
 fn quoted(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }

@@ -1,8 +1,8 @@
-//! The laboratory's second processor: an Intel one, which Bochs emulates with VMX
-//! and EPT, so that `/dev/kvm` is kvm-intel.
+//! The laboratory's second processor: Bochs emulates an Intel processor with VMX and EPT, and
+//! `/dev/kvm` is kvm-intel.
 //!
-//! Bochs has no device for an agent. The programs to run are in the initramfs, and their
-//! output comes over a serial port.
+//! Bochs has no device for an agent. The programs to run are in the initramfs, and their output is
+//! read from a serial port.
 
 mod bochs;
 mod medium;
@@ -25,22 +25,22 @@ use std::time::{Duration, Instant};
 /// Interval of polling the machine's output.
 const LOOK_EACH: Duration = Duration::from_millis(50);
 
-/// What kind of Intel machine the tests want.
+/// Options of an Intel machine.
 #[derive(Debug, Clone)]
 pub struct IntelOptions {
     /// The processor.
     pub model: Model,
-    /// Whether KVM finds a PMU, and so gives VMs one. Its counters count nothing.
+    /// Whether KVM finds a PMU and gives VMs one. Its counters count nothing.
     pub vpmu: bool,
     /// Series of Debian's kernel: `6.1`, `6.12`.
     pub kernel: String,
     /// Further kernel parameters.
     pub kernel_args: String,
-    /// Jiffy's programs, kernel and image are there, where the machine has them.
+    /// Whether Jiffy's programs, kernel and image are included, at the machine's paths.
     pub with_jiffy: bool,
-    /// Files that are there from the start.
+    /// Additional files.
     pub files: Vec<Addition>,
-    /// Time limit, boot included.
+    /// Time limit, including the boot.
     pub time_limit: Duration,
 }
 
@@ -58,18 +58,18 @@ impl Default for IntelOptions {
     }
 }
 
-/// A program to run there.
+/// A program to run in the machine.
 #[derive(Debug, Clone)]
 pub struct Program {
-    /// With its arguments.
+    /// The program and its arguments.
     pub argv: Vec<String>,
-    /// Added to its environment, `NAME=value`.
+    /// Additions to its environment, `NAME=value`.
     pub env: Vec<String>,
 }
 
-/// Boots a machine and runs programs in it, one after the other, in `/tmp` and without
-/// input. `on_output` gets what each writes to stdout and stderr, with its number.
-/// The result is their exit statuses, as a shell has them.
+/// Boots a machine and runs programs one after the other, in `/tmp` and without input. `on_output`
+/// is called with a program's index and a piece of its stdout or stderr. Returns their exit
+/// statuses as a shell shows them.
 pub fn run(
     options: &IntelOptions,
     programs: &[Program],
@@ -81,7 +81,7 @@ pub fn run(
         .prefix(crate::lab::PREFIX)
         .tempdir()
         .context("making a temporary folder")?;
-    // Folders of labs that nobody has a lock in are removed after a while.
+    // Other labs remove old folders whose pid file is not locked.
     let lock = File::create(folder.path().join("pid"))?;
     rustix::fs::fcntl_lock(&lock, FlockOperation::NonBlockingLockExclusive)?;
     let files = medium::Files {
@@ -90,7 +90,7 @@ pub fn run(
     };
     let token = jiffy_machine::instance::new_token()?;
     medium::build(folder.path(), &files, options, programs, &token)?;
-    // Bochs ends with this value.
+    // Bochs ends when this value is dropped.
     let mut machine = bochs.start(folder.path(), options)?;
     let mut session = Session {
         folder: folder.path(),
@@ -124,7 +124,7 @@ pub fn run(
     }
 }
 
-/// What is known of a machine that runs.
+/// State of a running machine.
 struct Session<'a> {
     folder: &'a Path,
     serial: File,
@@ -175,7 +175,7 @@ impl Session<'_> {
     }
 }
 
-/// A file of the host for the initramfs.
+/// A file of the host to add to the initramfs.
 pub(crate) fn file(path: PathBuf, guest: impl Into<String>) -> Addition {
     Addition {
         host: path,

@@ -1,21 +1,21 @@
-//! Output over the serial port: of programs, with control lines in between.
+//! Parses the serial port's output: output of programs, and control lines in between.
 
 use jiffy_wire::lines::Lines;
 use std::collections::VecDeque;
 
-/// Something that came.
+/// A part of the stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
-    /// The running program wrote this.
+    /// Output of the running program.
     Output(Vec<u8>),
-    /// It ended with this status.
+    /// The program ended with this status.
     Ended(i32),
     /// There is no `/dev/kvm`.
     NoKvm,
 }
 
-/// Parses the stream. Control lines begin with a control character and a token that
-/// programs there do not know.
+/// Parses the stream. Control lines begin with a control character and a token that the programs do
+/// not know.
 #[derive(Debug)]
 pub struct Reader {
     mark: Vec<u8>,
@@ -34,7 +34,7 @@ impl Reader {
         }
     }
 
-    /// Whether programs have begun to run.
+    /// Whether the machine has booted and programs run.
     pub fn has_booted(&self) -> bool {
         self.booted
     }

@@ -1,6 +1,6 @@
 //! A machine for tests, separate from the user's.
 //!
-//! * `run`: programs in it, with their input, output and end.
+//! * `run`: runs programs in it, with their input, output and end.
 
 mod run;
 
@@ -22,22 +22,22 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-/// How long the machine may take to boot on a busy host.
+/// Time limit of a boot on a busy host.
 const BOOT_LIMIT: Duration = Duration::from_secs(600);
 /// Machines that the tests of a process may share. Each keeps one core busy.
 pub const MOST_SHARED: usize = 2;
-/// Interval of wake-ups.
+/// Interval of the connections that wake up a machine.
 const WAKING: Duration = Duration::from_secs(10);
-/// Names of our folders under the temporary folder begin with this.
+/// Prefix of the laboratory's folders in the temporary folder.
 pub(crate) const PREFIX: &str = "jiffy-lab-";
 
-/// What kind of machine the tests want.
+/// Options of a machine.
 #[derive(Debug, Clone)]
 pub struct LabOptions {
     /// Folder with `vmlinux` and `initramfs.cpio`.
     pub image: PathBuf,
-    /// In place of the image one with the newest of Debian's kernels of this
-    /// series (`6.1`), and Jiffy's programs from [`dist`].
+    /// Builds the image with Debian's newest kernel of this series (`6.1`) and Jiffy's programs
+    /// from [`dist`], instead of using `image`.
     pub kernel: Option<String>,
     /// Further kernel parameters.
     pub kernel_args: String,
@@ -47,11 +47,11 @@ pub struct LabOptions {
     pub cpus: u8,
     /// Accelerator.
     pub accelerator: Accelerator,
-    /// An XFS disk of this size at /var/lib/jiffy.
+    /// Size in GiB of an XFS disk at /var/lib/jiffy.
     pub disk_gib: Option<u32>,
     /// Run `jiffyd` as PID 1's service, as the user's machine does.
     pub node: bool,
-    /// Files that are there from the start.
+    /// Additional files in the initramfs.
     pub files: Vec<Addition>,
 }
 
@@ -71,8 +71,7 @@ impl Default for LabOptions {
     }
 }
 
-/// `$JIFFY_LAB_IMAGE`, or `share/jiffy/machine` in `$JIFFY_DIST`, or in what
-/// `make build` made in this checkout.
+/// The folder of the machine's image: `$JIFFY_LAB_IMAGE`, or `share/jiffy/machine` in [`dist`].
 fn default_image() -> PathBuf {
     match std::env::var_os("JIFFY_LAB_IMAGE") {
         Some(folder) => folder.into(),
@@ -80,7 +79,7 @@ fn default_image() -> PathBuf {
     }
 }
 
-/// Where Jiffy is installed: `$JIFFY_DIST`, or what `make build` made in this
+/// The folder of Jiffy's installation: `$JIFFY_DIST`, or the result of `make build` in this
 /// checkout.
 pub fn dist() -> PathBuf {
     std::env::var_os("JIFFY_DIST").map_or_else(
@@ -89,23 +88,22 @@ pub fn dist() -> PathBuf {
     )
 }
 
-/// A running machine. Its QEMU ends with this value, with the process, and
-/// with its death.
+/// A running machine. Its QEMU ends when this is dropped or the process exits or is killed.
 #[derive(Debug)]
 pub struct Lab {
     agent: AgentAddress,
     console: PathBuf,
     boot: Duration,
     ready_after: Duration,
-    /// Ends the thread that wakes the machine.
+    /// Dropping it ends the thread that wakes up the machine.
     _waking: Option<mpsc::Sender<()>>,
     _keeper: Keeper,
     _folder: tempfile::TempDir,
 }
 
-/// Connects to the machine periodically. Rarely QEMU's TCG loses a timer interrupt, and an
-/// idle machine sleeps until another event wakes it: fourteen minutes were seen, with a
-/// runnable process.
+/// Connects to the machine periodically. Rarely QEMU's TCG loses a timer interrupt, and an idle
+/// machine then sleeps until another event wakes it up; fourteen minutes were seen, with a runnable
+/// process.
 fn wake_now_and_then(agent: SocketAddr) -> mpsc::Sender<()> {
     let (end, ended) = mpsc::channel::<()>();
     std::thread::spawn(move || {
@@ -117,14 +115,13 @@ fn wake_now_and_then(agent: SocketAddr) -> mpsc::Sender<()> {
 }
 
 impl Lab {
-    /// The machine all tests of this process share, with a disk and without a
-    /// node of its own. Booted by the first who asks.
+    /// The machine that all tests of this process share, with a disk and without a node. The first
+    /// caller boots it.
     pub fn shared() -> Result<&'static Lab> {
         Lab::shared_one(0)
     }
 
-    /// As [`shared`](Lab::shared), one of [`MOST_SHARED`] that are apart from
-    /// one another.
+    /// Like [`shared`](Lab::shared), one of [`MOST_SHARED`] independent machines.
     pub fn shared_one(number: usize) -> Result<&'static Lab> {
         static SHARED: [OnceLock<Result<Lab, String>>; MOST_SHARED] =
             [const { OnceLock::new() }; MOST_SHARED];
@@ -136,7 +133,7 @@ impl Lab {
         lab.as_ref().map_err(|error| anyhow::anyhow!("{error}"))
     }
 
-    /// Boots a machine. One without a working `/dev/kvm` is an error.
+    /// Boots a machine; an error if it has no working `/dev/kvm`.
     pub fn boot(options: LabOptions) -> Result<Lab> {
         remove_left_behind();
         let folder = tempfile::Builder::new()
@@ -187,7 +184,7 @@ impl Lab {
         })
     }
 
-    /// Prepares a program; nothing runs before [`Run::output`] or [`Run::start`].
+    /// Prepares a program; [`Run::output`] or [`Run::start`] runs it.
     pub fn command<I, S>(&self, argv: I) -> Run<'_>
     where
         I: IntoIterator<Item = S>,
@@ -196,7 +193,7 @@ impl Lab {
         Run::new(self, argv.into_iter().map(Into::into).collect())
     }
 
-    /// Runs a program to its end.
+    /// Runs a program until it exits.
     pub fn run<I, S>(&self, argv: I) -> Result<Output>
     where
         I: IntoIterator<Item = S>,
@@ -205,12 +202,12 @@ impl Lab {
         self.command(argv).output()
     }
 
-    /// Runs a line of shell.
+    /// Runs a shell script.
     pub fn sh(&self, script: &str) -> Result<Output> {
         self.run(["/bin/sh", "-c", script])
     }
 
-    /// Copies a file of the host into the machine; parents are made.
+    /// Copies a file of the host into the machine and creates missing folders.
     pub fn push(&self, host: &Path, guest: &str) -> Result<()> {
         let contents =
             std::fs::read(host).with_context(|| format!("reading {}", host.display()))?;
@@ -219,7 +216,7 @@ impl Lab {
         self.write(guest, mode, contents)
     }
 
-    /// Writes a file in the machine; parents are made.
+    /// Writes a file in the machine and creates missing folders.
     pub fn write(&self, guest: &str, mode: u32, contents: Vec<u8>) -> Result<()> {
         let script =
             r#"mkdir -p "${1%/*}" && cat > "$1.new" && chmod "$2" "$1.new" && mv "$1.new" "$1""#;
@@ -237,23 +234,23 @@ impl Lab {
         Ok(self.run(["/bin/cat", guest])?.success()?.stdout)
     }
 
-    /// From the start of QEMU until it took commands.
+    /// Time from the start of QEMU until the agent took commands.
     pub fn boot_time(&self) -> Duration {
         self.boot
     }
 
-    /// From the start of its kernel until it took commands, on its own clock.
+    /// Time from the start of its kernel until the agent took commands, on the machine's clock.
     pub fn ready_after(&self) -> Duration {
         self.ready_after
     }
 
-    /// CPU time the machine has used so far: unlike [`boot_time`](Lab::boot_time)
-    /// nearly the same on a busy host.
+    /// CPU time that the machine has used so far. Unlike [`boot_time`](Lab::boot_time) it varies
+    /// little on a busy host.
     pub fn cpu_time(&self) -> Result<Duration> {
         let pid = instance::running_pid(&self._folder.path().join("pid"))
             .context("the lab's QEMU has ended")?;
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero()))?;
-        // utime and stime, the 14th and 15th field; the second may hold spaces.
+        // utime and stime are the 14th and 15th field; the second field may contain spaces.
         let fields = stat.rsplit(')').next().unwrap_or_default();
         let ticks: u64 = fields
             .split_whitespace()
@@ -264,12 +261,12 @@ impl Lab {
         Ok(Duration::from_millis(ticks * 10))
     }
 
-    /// The end of its console: the kernel's and PID 1's messages.
+    /// The end of its console: messages of the kernel and PID 1.
     pub fn console(&self) -> String {
         tail(&self.console)
     }
 
-    /// Where programs are run.
+    /// The agent, which runs programs.
     pub fn agent(&self) -> &AgentAddress {
         &self.agent
     }
@@ -283,7 +280,7 @@ fn setup(options: &LabOptions, folder: &Path) -> Result<Setup> {
     }
     let mut initramfs = image.join("initramfs.cpio");
     if !options.files.is_empty() {
-        // The kernel unpacks one archive after the other.
+        // The kernel unpacks concatenated archives in order.
         let joined = folder.join("initramfs.cpio");
         std::fs::copy(&initramfs, &joined)
             .with_context(|| format!("copying {}", initramfs.display()))?;
@@ -322,8 +319,8 @@ pub(crate) fn tail(console: &Path) -> String {
     lines[lines.len().saturating_sub(40)..].join("\n")
 }
 
-/// The thread that is QEMU's parent. QEMU ends with the thread that started it
-/// (PR_SET_PDEATHSIG), and a test's thread would end too early.
+/// The thread that is QEMU's parent. QEMU ends with the thread that started it (PR_SET_PDEATHSIG),
+/// and a test's thread would end too early.
 #[derive(Debug)]
 struct Keeper {
     children: Option<mpsc::Sender<Child>>,
@@ -342,7 +339,7 @@ impl Keeper {
             .name("qemu".into())
             .spawn(move || {
                 let _ = started.send(instance::launch(&setup, &config, &token));
-                // Ends when all senders are dropped; its children end with it.
+                // The iteration ends when all senders are dropped.
                 let mut kept: Vec<Child> = to_keep.into_iter().collect();
                 for child in &mut kept {
                     let _ = child.kill();
@@ -380,7 +377,7 @@ impl Drop for Keeper {
 
 static TO_REMOVE: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
-/// Removes the folders of statics, which are never dropped, at exit.
+/// Removes the folders of statics at exit, because statics are never dropped.
 #[allow(unsafe_code)]
 fn remove_at_exit(folder: &Path) {
     extern "C" fn remove_all() {
@@ -393,7 +390,7 @@ fn remove_at_exit(folder: &Path) {
     }
     if let Ok(mut folders) = TO_REMOVE.lock() {
         if folders.is_empty() {
-            // SAFETY: `remove_all` is a plain function that lives for ever.
+            // SAFETY: `remove_all` is a plain function, which exists for the whole program.
             unsafe {
                 libc::atexit(remove_all);
             }
@@ -402,7 +399,7 @@ fn remove_at_exit(folder: &Path) {
     }
 }
 
-/// Removes folders of labs whose process was killed.
+/// Removes folders of laboratories whose process was killed.
 fn remove_left_behind() {
     let Ok(entries) = std::fs::read_dir(std::env::temp_dir()) else {
         return;

@@ -1,4 +1,4 @@
-//! Programs in the lab.
+//! Runs programs in the laboratory.
 
 use super::Lab;
 use anyhow::{Context, Result, bail, ensure};
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 /// Default time limit of a program.
 const TIME_LIMIT: Duration = Duration::from_secs(600);
 
-/// Builder of a program to run.
+/// A program to run, with its options.
 #[derive(Debug)]
 pub struct Run<'a> {
     lab: &'a Lab,
@@ -23,16 +23,16 @@ pub struct Run<'a> {
 /// Result of a program.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Output {
-    /// How it ended.
+    /// How the program ended.
     pub status: ExitStatus,
-    /// What it wrote to stdout.
+    /// Its stdout.
     pub stdout: Vec<u8>,
-    /// What it wrote to stderr.
+    /// Its stderr.
     pub stderr: Vec<u8>,
 }
 
 impl Output {
-    /// The status a shell would show.
+    /// Its exit status as a shell shows it.
     pub fn code(&self) -> i32 {
         self.status.shell_code()
     }
@@ -47,7 +47,7 @@ impl Output {
         String::from_utf8_lossy(&self.stderr).trim_end().into()
     }
 
-    /// Itself if the program succeeded; otherwise an error with its output.
+    /// Returns itself if the program succeeded, otherwise an error with its output.
     pub fn success(self) -> Result<Output> {
         ensure!(
             self.status == ExitStatus::Code(0),
@@ -74,19 +74,19 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Adds `NAME=value` to its environment.
+    /// Adds `NAME=value` to the program's environment.
     pub fn env(mut self, name: &str, value: &str) -> Self {
         self.command.env.push(format!("{name}={value}"));
         self
     }
 
-    /// Its working directory.
+    /// Sets the working directory.
     pub fn cwd(mut self, path: &str) -> Self {
         self.command.cwd = Some(path.into());
         self
     }
 
-    /// Sets its whole input.
+    /// Sets the whole input.
     pub fn stdin(mut self, bytes: impl Into<Vec<u8>>) -> Self {
         self.stdin = Some(bytes.into());
         self.command.stdin = true;
@@ -99,14 +99,14 @@ impl<'a> Run<'a> {
         self
     }
 
-    /// Runs it on a terminal.
+    /// Runs the program on a terminal.
     pub fn tty(mut self, rows: u16, columns: u16) -> Self {
         self.command.tty = Some(WindowSize { rows, columns });
         self.command.stdin = true;
         self
     }
 
-    /// Sends output only after its end: for measurements.
+    /// Sends the output only after the program's end, for measurements.
     pub fn keep_output(mut self) -> Self {
         self.keep_output = true;
         self
@@ -118,7 +118,7 @@ impl<'a> Run<'a> {
         self
     }
 
-    /// Starts it.
+    /// Starts the program.
     pub fn start(self) -> Result<Running> {
         let what = self.command.argv.join(" ");
         let mut session = self.lab.agent().exec(self.command, self.keep_output)?;
@@ -130,7 +130,7 @@ impl<'a> Run<'a> {
         }
         let mut sender = session.sender()?;
         if let Some(bytes) = self.stdin {
-            // On a thread of its own: the program may answer before it has read all.
+            // On a separate thread, because the program may answer before it has read everything.
             std::thread::spawn(move || {
                 for piece in bytes.chunks(MAX_DATA) {
                     if sender.send(&ExecInput::Stdin(piece.to_vec())).is_err() {
@@ -150,13 +150,13 @@ impl<'a> Run<'a> {
         })
     }
 
-    /// Runs it to its end.
+    /// Runs the program to its end.
     pub fn output(self) -> Result<Output> {
         self.start()?.wait()
     }
 }
 
-/// A program that runs. Dropped, it gets SIGHUP.
+/// A running program. It gets SIGHUP when this is dropped.
 #[derive(Debug)]
 pub struct Running {
     session: Session,
@@ -168,29 +168,29 @@ pub struct Running {
 }
 
 impl Running {
-    /// Writes to its stdin.
+    /// Writes to the program's stdin.
     pub fn write(&mut self, bytes: impl Into<Vec<u8>>) -> Result<()> {
         Ok(self.sender.send(&ExecInput::Stdin(bytes.into()))?)
     }
 
-    /// Ends its stdin.
+    /// Closes the program's stdin.
     pub fn close_stdin(&mut self) -> Result<()> {
         Ok(self.sender.send(&ExecInput::StdinClosed)?)
     }
 
-    /// Sends a signal to it and its children.
+    /// Sends a signal to the program's process group.
     pub fn signal(&mut self, signal: i32) -> Result<()> {
         Ok(self.sender.send(&ExecInput::Signal(signal))?)
     }
 
-    /// Changes the size of its terminal.
+    /// Changes the size of the program's terminal.
     pub fn resize(&mut self, rows: u16, columns: u16) -> Result<()> {
         Ok(self
             .sender
             .send(&ExecInput::Resize(WindowSize { rows, columns }))?)
     }
 
-    /// Reads until its stdout contains `text`; returns all of it so far.
+    /// Waits until the program's stdout contains `text`; returns all stdout so far.
     pub fn read_until(&mut self, text: &str) -> Result<String> {
         loop {
             let so_far = String::from_utf8_lossy(&self.stdout).into_owned();
@@ -207,7 +207,7 @@ impl Running {
         }
     }
 
-    /// Waits for its end.
+    /// Waits until the program ends.
     pub fn wait(mut self) -> Result<Output> {
         loop {
             if let Some(status) = self.step()? {
@@ -220,7 +220,7 @@ impl Running {
         }
     }
 
-    /// Calls `on_output` with each piece of output as it comes, to the end.
+    /// Calls `on_output` with each piece of output until the program ends.
     pub fn relay(mut self, mut on_output: impl FnMut(Stream, &[u8])) -> Result<ExitStatus> {
         loop {
             let (out, error) = (self.stdout.len(), self.stderr.len());

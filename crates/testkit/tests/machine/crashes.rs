@@ -1,10 +1,9 @@
-//! Killed at any moment, nothing stays that a later command does not clean up
-//! or explain.
+//! Processes are killed at arbitrary moments. Later commands must clean up or explain what is left.
 
 use crate::support::{Jiffy, jiffy};
 use std::time::Duration;
 
-/// Numbers that differ from one another and not from run to run.
+/// Distinct delays that are the same in each run.
 fn delays(count: u32, up_to: Duration) -> impl Iterator<Item = Duration> {
     let mut state = 0x9e37_79b9_u32;
     (0..count).map(move |_| {
@@ -15,13 +14,12 @@ fn delays(count: u32, up_to: Duration) -> impl Iterator<Item = Duration> {
     })
 }
 
-/// After a crash: a new VM runs, all others can be listed and removed, and
-/// nothing of them is left.
+/// After a crash a new VM runs, and all others can be listed and removed and leave nothing behind.
 fn all_is_well_again(jiffy: &Jiffy, before: &crate::support::Traces, what: &str) {
     let output = jiffy.run(&["run", "--rm", "--", "echo", "well"]);
     assert_eq!(output.text(), "well", "{what}: {}", output.error_text());
     jiffy.ok(&["ps", "-a"]);
-    // A daemon may still be at the request of a client that is gone.
+    // A daemon may still be handling the request of a killed client.
     jiffy.eventually(&format!("{what}: all VMs are removed"), || {
         jiffy.remove_all();
         jiffy.ok(&["ps", "-aq"]).is_empty()
@@ -29,7 +27,7 @@ fn all_is_well_again(jiffy: &Jiffy, before: &crate::support::Traces, what: &str)
     jiffy.leaves_nothing(before, what);
 }
 
-/// Starts a VM, waits, kills every process of that name, for many moments.
+/// Starts a VM and kills every process of that name after a delay, for several delays.
 fn kill_at_many_moments(program: &str) {
     let jiffy = jiffy();
     jiffy.ok(&["run", "--rm", "--", "true"]);
@@ -41,10 +39,10 @@ fn kill_at_many_moments(program: &str) {
             .start()
             .expect("it starts");
         std::thread::sleep(delay);
-        // A killed process is there until the kernel gets to it; till then a
-        // daemon takes connections.
+        // A killed process exists until the kernel has ended it, and until then a daemon accepts
+        // connections.
         jiffy.kill_all(program);
-        // A command that found no daemon would start another, and its VM later.
+        // A command that finds no daemon would start another, and a VM later.
         let _ = running.signal(9);
         let _ = running.wait();
         all_is_well_again(
@@ -98,7 +96,7 @@ fn a_vm_survives_the_daemon_and_is_adopted() {
     assert_ne!(jiffy.pids("jiffyd"), daemon, "another daemon");
     assert_eq!(jiffy.ok(&["exec", "survivor", "echo", "alive"]), "alive");
     let lines_before = jiffy.ok(&["logs", "survivor"]).lines().count();
-    // Nothing the command wrote while the daemon was away is missing or doubled.
+    // No output of the command from while the daemon was gone is lost or duplicated.
     let mut log = String::new();
     jiffy.eventually("more output", || {
         log = jiffy.ok(&["logs", "survivor"]);
@@ -147,7 +145,7 @@ fn a_vmm_that_dies_is_told_to_who_waits() {
 fn a_guest_kernel_that_panics_ends_its_vm_with_a_reason() {
     let jiffy = jiffy();
     let output = jiffy
-        // Without our PID 1 the kernel looks for another, and there is none.
+        // Without Jiffy's PID 1 the kernel looks for another init, and there is none.
         .command(&["run", "--kernel-arg", "rdinit=/nothing", "--", "true"])
         .output()
         .expect("it ends");

@@ -1,4 +1,4 @@
-//! Disks, randomness, and that one device's flood is not another's delay.
+//! Disks, randomness, and isolation between devices under load.
 
 use crate::support::jiffy;
 
@@ -59,13 +59,13 @@ fn guests_draw_different_random_numbers() {
     assert_ne!(draw(), draw());
 }
 
-/// Sectors that were read so far, of a disk's figures.
+/// Sectors read, from the line of a disk's `stat`.
 fn sectors(figures: &str) -> u64 {
     let sectors = figures.split_whitespace().nth(2);
     sectors.expect("a third figure").parse().expect("a number")
 }
 
-/// Sectors that a guest has read from its volume so far.
+/// Sectors that a guest has read from its volume.
 fn sectors_read(jiffy: &crate::support::Jiffy, vm: &str) -> u64 {
     sectors(&jiffy.ok(&["exec", vm, "cat", "/sys/block/vdb/stat"]))
 }
@@ -98,11 +98,9 @@ fn a_flood_of_disk_requests_does_not_delay_vsock() {
     jiffy.eventually("the flood", || {
         sectors_read(&jiffy, "flooded") > before + 1000
     });
-    // The flood takes its share of the machine's one CPU. What must not
-    // happen is that an answer waits for the flood to pause, which it does
-    // after each pass over the disk. The flood itself is the clock.
-    // All readings are one command of the machine: what lies between two of them is
-    // not how long the host takes to ask.
+    // The flood uses its share of the machine's one CPU. An answer must not wait until the flood
+    // pauses, which it does after each pass over the disk. The flood is the clock. One command of
+    // the machine takes all readings, so the host's speed does not affect the time between them.
     let pass = (64 << 20) / 512;
     let readings = jiffy.sh("for n in 1 2 3 4 5 6 7 8 9; do \
          /bin/jiffy exec flooded cat /sys/block/vdb/stat || exit; done");

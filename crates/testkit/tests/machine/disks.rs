@@ -1,10 +1,10 @@
-//! Root disks of VMs' own, volumes with file systems, limits.
+//! Root disks of VMs, volumes with file systems, limits.
 
 use crate::registry::{HOST, Registry};
 use crate::support::{Jiffy, jiffy};
 use std::time::{Duration, Instant};
 
-/// What a line of shell in a VM says.
+/// Runs a shell script in a VM and returns its output.
 fn exec(jiffy: &Jiffy, vm: &str, script: &str) -> String {
     jiffy.ok(&["exec", vm, "sh", "-c", script])
 }
@@ -13,7 +13,7 @@ fn exec(jiffy: &Jiffy, vm: &str, script: &str) -> String {
 fn a_root_disk_keeps_what_the_vm_changed_over_its_ends() {
     let jiffy = jiffy();
     jiffy.ok(&["run", "-d", "--name", "keeper", "--root-disk=1G"]);
-    // More than the guest has memory for.
+    // More data than the guest has memory.
     let script = "dd if=/dev/zero of=/large bs=1M count=200 2>/dev/null && \
                   echo kept > /etc/kept && rm /etc/group && sync && \
                   df -m / | awk 'NR == 2 { print ($2 > 900) }'";
@@ -25,7 +25,7 @@ fn a_root_disk_keeps_what_the_vm_changed_over_its_ends() {
     let vm = &jiffy.json(&["inspect", "keeper"])[0];
     assert_eq!(vm["root_disk"]["layer"]["size_mib"], 1024);
     let id = vm["id"].as_str().expect("an id").to_owned();
-    // What is on its disk can be an image, too.
+    // The disk can also be committed as an image.
     exec(&jiffy, "keeper", "rm /large");
     jiffy.ok(&["commit", "keeper", "kept"]);
     jiffy.ok(&["rm", "-f", "keeper"]);
@@ -52,7 +52,7 @@ fn a_copy_of_an_image_is_a_root_to_write_to() {
         jiffy.ok(&[&own[..], &image].concat());
     };
     run("copier");
-    // No layer is below: the disk itself is the root.
+    // There is no layer below: the disk itself is the root.
     let script = "echo mine > /etc/mine; sync; awk '$2 == \"/\" { print $1, $3 }' /proc/mounts";
     assert!(exec(&jiffy, "copier", script).ends_with("/dev/vda ext4"));
     jiffy.ok(&["stop", "copier"]);
@@ -64,7 +64,7 @@ fn a_copy_of_an_image_is_a_root_to_write_to() {
     assert_eq!(exec(&jiffy, "again", "cat /etc/mine"), "mine");
     let sentence = jiffy.refuses(125, &["commit", "copier", "never"]);
     assert!(sentence.contains("copy of its image"), "{sentence}");
-    // The image is as it was.
+    // The image is unchanged.
     run("other");
     let script = "ls /etc/mine 2>/dev/null || echo none";
     assert_eq!(exec(&jiffy, "other", script), "none");
@@ -72,7 +72,7 @@ fn a_copy_of_an_image_is_a_root_to_write_to() {
         jiffy.ok(&["rm", "-f", vm]);
     }
     jiffy.ok(&["snapshot", "rm", "copied"]);
-    // From a registry all of it is fetched before it is copied.
+    // An image in a registry is fetched completely before it is copied.
     let _registry = Registry::start(&jiffy);
     let remote = format!("{HOST}/tests/writable:1");
     jiffy.ok(&["push", "writable", &remote]);
@@ -160,7 +160,7 @@ fn a_volume_is_mounted_and_its_file_system_grows_with_it() {
     assert!(after.parse::<u64>().expect("MiB") > 900, "{after} MiB");
     let sentence = jiffy.refuses(125, &["volume", "resize", "grown", "64M"]);
     assert!(sentence.contains("file system"), "{sentence}");
-    // Read-only, it is mounted so.
+    // A read-only volume is mounted read-only.
     let disk = "grown:ro,mount=/srv/data";
     let script = "cat /srv/data/file; touch /srv/data/other 2>/dev/null || echo refused";
     let said = jiffy.ok(&["run", "--rm", "--disk", disk, "--", "sh", "-c", script]);
@@ -179,8 +179,8 @@ fn a_disk_is_not_used_faster_than_its_limit() {
         jiffy.ok(&["run", "--rm", "--disk", disk, "--", "sh", "-c", script]);
         begin.elapsed()
     };
-    // 8 MiB at 2 MiB a second, of which the first second's worth is at once;
-    // no host is so slow that this is too fast.
+    // 8 MiB at 2 MiB per second, of which the first second's worth is free. A slow host can only
+    // take longer.
     let script = "dd if=/dev/vdb of=/dev/null bs=64k count=128 iflag=direct 2>/dev/null";
     let took = read("slow:16M,bps=2M", script);
     assert!(took >= Duration::from_secs(3), "{took:?}");

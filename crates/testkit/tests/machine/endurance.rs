@@ -1,12 +1,12 @@
-//! A guest at work while it is captured again and again.
+//! A working guest is captured repeatedly.
 
 use crate::support::{Jiffy, jiffy};
 use jiffy_machine::image::cpio::Archive;
 use std::path::Path;
 use std::time::Duration;
 
-/// The witness's lines up to the last whole one: numbered without a gap, and
-/// each with the sum that its work leads to.
+/// Checks the witness's lines up to the last complete one: the numbers have no gap, and each sum is
+/// right. Returns the first and last number.
 fn checked(what: &str, text: &str, first: Option<u64>) -> (u64, u64) {
     let whole = &text[..text.rfind('\n').map_or(0, |end| end + 1)];
     let numbers: Vec<(u64, &str)> = whole
@@ -58,7 +58,7 @@ fn file(jiffy: &Jiffy, vm: &str) -> String {
 fn no_line_is_lost_or_doubled_by_six_captures_and_a_restore() {
     let jiffy = jiffy();
     jiffy.witness("worker", &[], "lines /tmp/lines");
-    // A second one, whose lines come over a connection that stays open.
+    // A second witness, whose lines come over a connection that stays open.
     let mut stream = jiffy
         .command(&["exec", "worker", "witness", "lines", "/tmp/streamed"])
         .start()
@@ -83,7 +83,7 @@ fn no_line_is_lost_or_doubled_by_six_captures_and_a_restore() {
     let log = String::from_utf8(log).expect("text");
     let (_, in_log) = checked("the log", &log, Some(1));
 
-    // The last capture goes on where it was, and so does its own log.
+    // A VM from the last capture continues at its line, and so does its log.
     jiffy.ok(&["run", "-d", "--from", "at6", "--name", "again"]);
     let (_, captured) = checked("the file", &file(&jiffy, "again"), Some(1));
     assert!(captured > 50, "{captured}");
@@ -103,9 +103,8 @@ fn no_line_is_lost_or_doubled_by_six_captures_and_a_restore() {
     );
 }
 
-/// Files, disk and connection of a guest that is a new process, from what the
-/// one before left, a hundred times: see the program. The node is left out,
-/// which would take most of the time.
+/// A hundred restores, each by a new process from the capture of the one before, with files, disk
+/// and connection; see the program. A node is left out, because it would take most of the time.
 #[test]
 fn no_byte_is_lost_or_doubled_by_a_hundred_restores_in_a_row() {
     let jiffy = jiffy();

@@ -1,4 +1,4 @@
-//! Copying files in and out.
+//! Copies of files into and out of guests.
 
 use crate::support::jiffy;
 

@@ -1,11 +1,11 @@
-//! Forks: live clones of a running VM.
+//! Forks: clones of a running VM.
 
 use crate::support::{Jiffy, jiffy};
 
-/// Pages of the file that the tests of memory write to: 16 MiB.
+/// Pages of the file that the memory tests write: 16 MiB.
 const PAGES: usize = 4096;
 
-/// The memory that a VM should have: a tag for each page.
+/// The expected memory of a VM: a tag for each page.
 #[derive(Clone, PartialEq, Debug)]
 struct Pages(Vec<usize>);
 
@@ -21,8 +21,7 @@ impl Pages {
         Pages(vec![1; PAGES])
     }
 
-    /// A VM writes every `step`th page from `first` on; every page of it is
-    /// looked at after that.
+    /// Writes every `step`th page from `first` on in a VM, then checks all its pages.
     fn paint(&mut self, jiffy: &Jiffy, vm: &str, tag: usize, first: usize, step: usize) {
         for page in (first..PAGES).step_by(step) {
             self.0[page] = tag;
@@ -42,7 +41,7 @@ impl Pages {
         assert!(seen == self.text(), "{vm}: {}", self.wrong(&seen));
     }
 
-    /// As the witness tells it.
+    /// The pages in the format of the witness's output.
     fn text(&self) -> String {
         let runs = self.0.chunk_by(|a, b| a == b);
         let runs: Vec<String> = runs
@@ -67,7 +66,7 @@ fn three_children_at_once_are_others_and_go_on_by_themselves() {
     assert_eq!(children, "child-1\nchild-2\nchild-3");
     let counted = jiffy.counted("parent");
     let all = ["parent", "child-1", "child-2", "child-3"];
-    // The number drawn last may be one that all of them had before the fork.
+    // The number drawn last may be one that all VMs drew before the fork.
     for vm in all {
         jiffy.counts_beyond(vm, counted + 1);
     }
@@ -88,7 +87,7 @@ fn three_children_at_once_are_others_and_go_on_by_themselves() {
         }
     }
     assert_eq!(jiffy.inspect("child-2")["origin"]["forked_from"], "parent");
-    // Each has its command: stopped, it ends, and no other with it.
+    // Each has its own command: when one ends, the others run on.
     jiffy.kill_witnesses("child-1");
     jiffy.ok(&["wait", "child-1"]);
     jiffy.counts_beyond("child-2", counted + 5);
@@ -106,7 +105,7 @@ fn every_page_is_right_on_both_sides_of_many_forks() {
     jiffy.witness("parent", &[], "count /tmp/n");
     let mut parent = Pages::new(&jiffy, "parent");
     let mut children: Vec<(String, Pages)> = Vec::new();
-    // A parent that forks again and again and writes in between.
+    // A parent that forks several times and writes in between.
     for round in 0..3 {
         parent.paint(&jiffy, "parent", 10 + round, round, 5 + round);
         let child = format!("child{round}");
@@ -117,7 +116,7 @@ fn every_page_is_right_on_both_sides_of_many_forks() {
     for (n, (child, pages)) in children.iter_mut().enumerate() {
         pages.paint(&jiffy, child, 30 + n, n, 4);
     }
-    // What one wrote, no other has, even when its parent is gone.
+    // What one VM writes is invisible to the others, also after its parent has ended.
     parent.look(&jiffy, "parent");
     jiffy.ok(&["rm", "-f", "parent"]);
     for (child, pages) in &children {
@@ -135,7 +134,7 @@ fn a_chain_of_six_is_right_when_its_beginning_is_gone() {
         let (last, next) = (format!("link{}", link - 1), format!("link{link}"));
         pages.paint(&jiffy, &last, 100 + link, link, 7);
         jiffy.ok(&["fork", &last, "--name", &next]);
-        // What the parent writes from now on is not the child's.
+        // Later writes of the parent are invisible to the child.
         if link % 2 == 0 {
             let script = "witness paint /tmp/pages 999 0 1";
             jiffy.ok(&["exec", &last, "sh", "-c", script]);

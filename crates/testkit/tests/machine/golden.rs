@@ -1,4 +1,4 @@
-//! Golden runs: from a guest that had booted before, and no different for that.
+//! Runs from golden snapshots behave like cold runs.
 
 use crate::support::{Jiffy, jiffy};
 use jiffy_wire::timeline::{Timeline, names};
@@ -12,7 +12,7 @@ fn timeline(jiffy: &Jiffy) -> Timeline {
     serde_json::from_slice(&bytes).expect("a timeline")
 }
 
-/// Did that run restore its guest? It did that or booted it.
+/// Whether that run restored its guest; otherwise it booted it.
 fn was_golden(jiffy: &Jiffy) -> bool {
     let timeline = timeline(jiffy);
     let has = |name| timeline.find(name).is_some();
@@ -42,13 +42,13 @@ fn the_first_run_boots_and_later_ones_do_not_until_it_is_forgotten() {
     assert!(!was_golden(&jiffy), "--cold boots");
     let list = jiffy.ok(&["snapshot", "ls"]);
     assert!(!list.contains("golden-"), "no user's: {list}");
-    // The next daemon knows it too.
+    // The next daemon knows the snapshot as well.
     jiffy.sh("killall -9 jiffyd; while killall -0 jiffyd 2>/dev/null; do sleep 0.05; done");
     jiffy.ok(&["run", "--rm", TIMELINE, "--", "true"]);
     assert!(was_golden(&jiffy));
 }
 
-/// All that a program can see of where it is and what it got.
+/// Prints everything a program can see of its environment and input.
 const LOOK: &str = r#"
     echo "arguments: $0 $*"; echo "input: $(cat)"
     env | sort; pwd; id; umask; hostname; ulimit -a
@@ -158,8 +158,7 @@ fn a_damaged_golden_snapshot_is_dropped_and_the_run_boots() {
         "rm state",
     ] {
         let folder = folder(&jiffy);
-        // One that was restored ahead of its run has what it needs of the
-        // files, and would not look at them again.
+        // A standby has opened the files already and would not notice the damage, so it is killed.
         jiffy.kill_all("jiffy-vmm");
         jiffy.sh(&format!("cd {folder} && {damage}"));
         let output = jiffy.run(&["run", "--rm", TIMELINE, "--", "echo", "well"]);
@@ -176,7 +175,7 @@ fn a_damaged_golden_snapshot_is_dropped_and_the_run_boots() {
         jiffy.eventually("the bad one is gone", || {
             !jiffy.ok(&["snapshot", "ls", "--all"]).contains("golden-")
         });
-        // It is not tried again by itself; pruned, it is.
+        // It is retried only after a prune.
         jiffy.ok(&["snapshot", "prune"]);
         jiffy.warm_up();
     }

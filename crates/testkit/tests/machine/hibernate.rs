@@ -4,7 +4,7 @@ use crate::support::{Jiffy, jiffy};
 
 const MIB: u64 = 1 << 20;
 
-/// What makes a VM the machine it is, and then what it draws: a number.
+/// The identity of a VM's machine, and then a random number that it draws.
 fn identity(jiffy: &Jiffy, vm: &str) -> (String, String) {
     let script = "hostname; cat /etc/machine-id /proc/sys/kernel/random/boot_id; \
                   cat /proc/sys/kernel/random/uuid";
@@ -14,21 +14,21 @@ fn identity(jiffy: &Jiffy, vm: &str) -> (String, String) {
     (machine.to_owned(), number.to_owned())
 }
 
-/// KiB that nobody uses in a VM.
+/// Free memory of a VM, KiB.
 fn free_kib(jiffy: &Jiffy, vm: &str) -> u64 {
     let text = jiffy.ok(&["exec", vm, "grep", "MemFree", "/proc/meminfo"]);
     let number = text.split_whitespace().nth(1);
     number.and_then(|kib| kib.parse().ok()).expect("KiB")
 }
 
-/// Hibernates a VM; the bytes that its memory and state take on disk.
+/// Hibernates a VM; returns the bytes of its memory and state on disk.
 fn hibernate(jiffy: &Jiffy, vm: &str) -> u64 {
     assert_eq!(jiffy.ok(&["hibernate", vm]), vm);
     let inspected = jiffy.inspect(vm);
     assert_eq!(inspected["state"], "hibernated");
     let id = inspected["id"].as_str().expect("an id");
     let folder = format!("/var/lib/jiffy/vms/{id}/hibernated");
-    // root.erofs is a further name of the image's own file.
+    // root.erofs is a hard link to the image's own file.
     let kib: u64 = jiffy
         .sh(&format!(
             "cd {folder} && du -ck ram.image state snapshot.json | tail -n 1 | cut -f1"
@@ -42,7 +42,7 @@ fn hibernate(jiffy: &Jiffy, vm: &str) -> u64 {
 fn an_idle_vm_sleeps_in_8_mib_and_goes_on_as_the_same() {
     let jiffy = jiffy();
     let before = jiffy.at_rest();
-    // No more in it than a shell that counts.
+    // A VM with nothing but a counting shell.
     let count = "n=0; while :; do n=$((n+1)); echo $n > /tmp/n; sleep 0.1; done";
     jiffy.ok(&["run", "-d", "--name", "sleeper", "--", "sh", "-c", count]);
     jiffy.counts_beyond("sleeper", 2);
@@ -67,7 +67,7 @@ fn an_idle_vm_sleeps_in_8_mib_and_goes_on_as_the_same() {
         assert!(sentence.contains("sleeper"), "{sentence}");
         assert!(sentence.contains("hibernated"), "{arguments:?}: {sentence}");
     }
-    // It outlives the daemon.
+    // The hibernated VM survives the daemon.
     jiffy.sh("killall -9 jiffyd; while killall -0 jiffyd 2>/dev/null; do sleep 0.05; done");
     assert!(jiffy.ok(&["ps"]).contains("Hibernated"));
     assert_eq!(jiffy.ok(&["wake", "sleeper"]), "sleeper");
@@ -94,15 +94,15 @@ fn an_idle_vm_sleeps_in_8_mib_and_goes_on_as_the_same() {
         times[0] <= times[1] + 1 && times[1] <= times[2] + 1,
         "{times:?}"
     );
-    // What is awake is awake.
+    // Waking a running VM does nothing.
     assert_eq!(jiffy.ok(&["wake", "sleeper"]), "sleeper");
     let sentence = jiffy.refuses(125, &["wake", "nobody"]);
     assert!(sentence.contains("nobody"), "{sentence}");
-    // Who wants something of it wakes it.
+    // A command for the VM wakes it.
     hibernate(&jiffy, "sleeper");
     assert_eq!(jiffy.ok(&["exec", "sleeper", "hostname"]), "sleeper");
     assert_eq!(jiffy.inspect("sleeper")["state"], "running");
-    // Again, and never woken: it can be removed.
+    // A hibernated VM can be removed.
     hibernate(&jiffy, "sleeper");
     jiffy.ok(&["rm", "-f", "sleeper"]);
     jiffy.leaves_nothing(&before, "after the sleeper");
@@ -112,7 +112,7 @@ fn an_idle_vm_sleeps_in_8_mib_and_goes_on_as_the_same() {
 fn memory_that_was_used_and_freed_takes_no_room() {
     let jiffy = jiffy();
     jiffy.ok(&["run", "--cold", "-d", "--name", "eater", "--memory", "512"]);
-    // 200 MiB of files, twice: no more fits on one tmpfs of this guest.
+    // 200 MiB of files, twice: a tmpfs of this guest holds no more.
     let script = "head -c 4194304 /dev/urandom > /tmp/noise && \
                   for n in $(seq 50); do cat /tmp/noise; done > /tmp/much && \
                   cp /tmp/much /dev/shm/more && \
@@ -126,7 +126,7 @@ fn memory_that_was_used_and_freed_takes_no_room() {
     );
     assert!(bytes <= 24 * MIB, "{} KiB", bytes >> 10);
     jiffy.ok(&["wake", "eater"]);
-    // What it gave up it can have again.
+    // Memory that the guest returned is available to it again.
     let script = "head -c 52428800 /dev/zero > /tmp/more && wc -c < /tmp/more";
     assert_eq!(jiffy.ok(&["exec", "eater", "sh", "-c", script]), "52428800");
 }

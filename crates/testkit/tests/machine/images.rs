@@ -1,4 +1,4 @@
-//! Images from a registry and back to one.
+//! Images pulled from and pushed to a registry.
 
 use crate::registry::{BALLAST, HOST, Registry};
 use crate::support::{Jiffy, jiffy};
@@ -10,7 +10,7 @@ fn pulled() -> String {
     format!("{HOST}/tests/layers:1")
 }
 
-/// Images that a user has, by name.
+/// Names of the user's images.
 fn images(jiffy: &Jiffy) -> Vec<String> {
     let mut names: Vec<String> = jiffy
         .ok(&["image", "ls", "--quiet"])
@@ -34,7 +34,7 @@ fn an_image_of_a_registry_runs_as_its_configuration_says() {
     let jiffy = jiffy();
     let registry = Registry::start(&jiffy);
     let image = pulled();
-    // It is pulled because it is not there.
+    // The image is pulled because it is missing.
     assert_eq!(jiffy.ok(&["run", "--rm", &image]), "hello world /srv 1000");
     assert_eq!(images(&jiffy), [image.as_str()]);
     assert!(registry.sent() > BALLAST as u64);
@@ -100,7 +100,7 @@ fn what_was_committed_and_pushed_runs_elsewhere_chunk_by_chunk() {
     let end = shell("end", &image, END);
     jiffy.remove_all();
 
-    // A VM that runs is committed with what it changed.
+    // A running VM is committed with its changes.
     jiffy.ok(&[
         "run",
         "-d",
@@ -132,7 +132,7 @@ fn what_was_committed_and_pushed_runs_elsewhere_chunk_by_chunk() {
     remove_images(&jiffy);
     registry.sent();
 
-    // A second, empty store. The answer needs a part of the image only.
+    // A second, empty store. The answer needs only a part of the image.
     let answer = shell("lazy", &remote, "cat /etc/mine");
     assert_eq!(answer, "mine");
     let moved = registry.sent();
@@ -143,7 +143,7 @@ fn what_was_committed_and_pushed_runs_elsewhere_chunk_by_chunk() {
     );
     kept_with_parts_missing(&jiffy, &remote, &end);
     captured_with_parts_missing(&jiffy, &remote, &sums);
-    // All the rest is there when it is asked for.
+    // The remaining parts are fetched when they are read.
     assert_eq!(shell("whole", &remote, "md5sum /usr/share/ballast-*"), sums);
     assert!(registry.sent() as usize > BALLAST / 2);
     remove_images(&jiffy);
@@ -157,8 +157,8 @@ fn wait_for_golden(jiffy: &Jiffy, image: &str) {
     });
 }
 
-/// The second start of an image that is still elsewhere is from a golden
-/// snapshot, and reads what nobody has read before.
+/// The second start of a partly fetched image is from a golden snapshot, and reads parts that were
+/// not read before.
 fn kept_with_parts_missing(jiffy: &Jiffy, remote: &str, end: &str) {
     wait_for_golden(jiffy, remote);
     let script = format!("cat /etc/mine; {END}");
@@ -171,8 +171,8 @@ fn kept_with_parts_missing(jiffy: &Jiffy, remote: &str, end: &str) {
     }
 }
 
-/// A VM whose root is still elsewhere is forked, put to sleep and captured, and
-/// whatever comes of it reads what it was made of.
+/// A VM with a partly fetched root is forked, hibernated and captured; each result still reads the
+/// whole image.
 fn captured_with_parts_missing(jiffy: &Jiffy, remote: &str, sums: &str) {
     let script = "exec busybox sleep 100000";
     jiffy.ok(&[
@@ -209,10 +209,10 @@ fn captured_with_parts_missing(jiffy: &Jiffy, remote: &str, sums: &str) {
         present() < BALLAST / 2 + (8 << 20),
         "parts are missing still"
     );
-    // The parent goes, and the disk with its missing parts is the child's.
+    // The parent is removed; the child keeps the disk with its missing parts.
     jiffy.ok(&["rm", "--force", "parent"]);
     reads("child", 3);
-    // What is kept does not need the registry any more.
+    // Hibernated and captured VMs do not need the registry any more.
     jiffy.ok(&["hibernate", "child"]);
     jiffy.ok(&["wake", "child"]);
     reads("child", 0);
@@ -258,14 +258,14 @@ fn a_snapshot_in_a_registry_goes_on_elsewhere() {
     registry.sent();
     jiffy.ok(&["run", "-d", "--name", "again", "--from", &remote]);
     assert_eq!(jiffy.ok(&["exec", "again", "cat", "/tmp/kept"]), "kept");
-    // From the disk, past what the guest remembers.
+    // From the disk, after the guest has dropped its caches.
     let script = "echo 3 > /proc/sys/vm/drop_caches; cat /etc/written /srv/data/goes; \
                   echo more | tee /etc/more > /srv/data/more; sync";
     assert_eq!(
         jiffy.ok(&["exec", "again", "sh", "-c", script]),
         "written\nalong"
     );
-    // It is the VM's own, and no volume of the node's.
+    // It belongs to the VM and is not a volume of the node.
     assert!(!jiffy.ok(&["volume", "ls"]).contains("goes"));
     assert!(registry.sent() > 0);
     remove_images(&jiffy);
@@ -293,7 +293,7 @@ fn a_registry_that_goes_away_is_an_error_and_no_silence() {
         "-c",
         "while :; do read x; done",
     ]);
-    // The programs have to be there, down to how they report an error.
+    // Fetches the programs, including what they need to report an error.
     let used = "cat /usr/share | md5sum; cat /etc/changed";
     jiffy.run(&["exec", "-u", "0", "reader", "sh", "-c", used]);
     wait_for_golden(&jiffy, &remote);
@@ -309,7 +309,7 @@ fn a_registry_that_goes_away_is_an_error_and_no_silence() {
         );
     };
     fails(&["exec", "-u", "0", "reader", "sh", "-c", &missing(3)]);
-    // One that starts now from a guest that is kept is no worse off.
+    // A VM that starts now from a golden snapshot gets the same errors.
     let script = missing(5);
     let shell = ["--entrypoint", "/bin/sh", &remote, "-c", &script];
     fails(&[&["run", "--name", "late", "-u", "0"], &shell[..]].concat());

@@ -1,9 +1,9 @@
-//! Many VMs, and nothing of them left.
+//! Many VMs leave nothing behind.
 
 use crate::support::{Jiffy, jiffy};
 use std::time::Duration;
 
-/// Memory and descriptors of the daemon: `(resident KiB, descriptors)`.
+/// Resident memory (KiB) and number of descriptors of the daemon.
 fn daemon(jiffy: &Jiffy) -> (u64, u64) {
     let pid = jiffy.pids("jiffyd")[0];
     let numbers = jiffy.sh(&format!(
@@ -18,8 +18,8 @@ fn daemon(jiffy: &Jiffy) -> (u64, u64) {
     )
 }
 
-/// The same once the node has again what it keeps for the next run, a VM restored
-/// ahead and a VMM: it holds descriptors of those.
+/// The same once the node has again prepared the next run (a standby and a spare), because it holds
+/// descriptors of them.
 fn ready_daemon(jiffy: &Jiffy) -> (u64, u64) {
     jiffy.eventually("a VM and a VMM kept ready", || {
         let spares = "grep -l -e /vms/------------/ /proc/[0-9]*/cmdline 2>/dev/null || true";
@@ -38,7 +38,8 @@ fn available_kib(jiffy: &Jiffy) -> i64 {
 #[test]
 fn fifty_vms_one_after_the_other_leave_nothing() {
     let jiffy = jiffy();
-    // Caches, pools and the daemon's own first allocations come before the count.
+    // Fills caches and pools, and lets the daemon make its first allocations, before the
+    // measurement.
     for _ in 0..3 {
         jiffy.ok(&["run", "--rm", "--", "true"]);
     }
@@ -96,8 +97,8 @@ fn ten_vms_at_once_all_answer_and_leave_nothing() {
     jiffy.leaves_nothing(&before, "after them");
 }
 
-/// More clones than fit into 1,024 descriptors of the daemon, the usual limit. A
-/// thousand take minutes: the benchmark `node/clones/1000/memory` has them.
+/// Enough clones for more than 1,024 descriptors of the daemon, the usual limit. The benchmark
+/// `node/clones/1000/memory` covers a thousand, which takes minutes.
 const CLONES: u64 = 220;
 
 #[test]

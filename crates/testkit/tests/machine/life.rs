@@ -1,4 +1,4 @@
-//! The life of a VM: made, started, looked at, stopped, removed.
+//! The life of a VM: it is created, started, inspected, stopped and removed.
 
 use crate::support::jiffy;
 
@@ -117,7 +117,7 @@ fn the_console_of_a_vm_is_kept_when_asked_for() {
 #[test]
 fn a_service_of_the_distribution_may_be_pid_1() {
     let jiffy = jiffy();
-    // busybox's init, which the base image has, reads no inittab and runs a shell script.
+    // busybox's init of the base image reads no inittab; it runs a shell script.
     jiffy.ok(&["run", "-d", "--name", "distro", "--init=/sbin/init"]);
     jiffy.eventually("the agent", || {
         jiffy.run(&["exec", "distro", "true"]).code() == 0
@@ -133,7 +133,7 @@ fn a_service_of_the_distribution_may_be_pid_1() {
         first.contains("init") && !first.contains("jiffy"),
         "{first}"
     );
-    // Its own way to switch off ends the VM, without ACPI too.
+    // The guest's own power-off ends the VM, also without ACPI.
     jiffy.run(&["exec", "distro", "poweroff"]);
     jiffy.eventually("the end of the VM", || {
         !jiffy.ok(&["ps"]).contains("distro")

@@ -1,4 +1,4 @@
-//! The machine itself.
+//! Tests of the machine.
 
 use crate::support::{jiffy, turn};
 use jiffy_testkit::{Lab, LabOptions};
@@ -11,7 +11,7 @@ fn boot(options: LabOptions) -> Lab {
 #[test]
 fn a_machine_without_a_disk_has_a_kvm_too() {
     let _turn = turn();
-    // A machine without one would not come up.
+    // The boot fails unless there is a working KVM.
     let lab = boot(LabOptions {
         disk_gib: None,
         ..LabOptions::default()
@@ -26,12 +26,12 @@ fn a_machine_without_a_disk_has_a_kvm_too() {
 fn on_the_instruction_clock_boot_and_doctor_cost_what_they_did() {
     let _turn = turn();
     let lab = boot(LabOptions::instruction_clock());
-    // 0.73 G instructions when this was written; 2.5 before modules were made
-    // light. The machine's own word: while it waits for us, its clock goes on.
+    // 0.73 G instructions when this was written; 2.5 G before modules were stripped. Measured by
+    // the machine, because its clock advances while it waits for the host.
     let boot = lab.ready_after();
     let likely = Duration::from_millis(300)..Duration::from_millis(1200);
     assert!(likely.contains(&boot), "{boot:?}");
-    // 22 M instructions a time.
+    // About 22 M instructions per call.
     let script = "cut -d' ' -f1 /proc/uptime; n=0; while [ $n -lt 8 ]; do n=$((n+1)); \
                   JIFFY_MACHINE=never /bin/jiffy doctor --format json >/dev/null; done; \
                   cut -d' ' -f1 /proc/uptime";
@@ -50,8 +50,8 @@ fn a_low_priority_gives_way_to_another_session() {
     let jiffy = jiffy();
     let setting = jiffy.sh("cat /proc/sys/kernel/sched_autogroup_enabled");
     assert_eq!(setting, "0");
-    // Two sessions on one processor: one with a low priority that always has
-    // something to do, one with an end. Field 14 is user time, in ticks.
+    // Two sessions on one processor: one with a low priority that is always busy, and one that
+    // ends. Field 14 is user time, in ticks.
     let text = jiffy.sh(
         r#"used() { cut -d' ' -f14 "/proc/$1/stat"; }
         setsid sh -c 'renice -n 19 -p $$ && echo $$ >/tmp/low && while :; do :; done' &

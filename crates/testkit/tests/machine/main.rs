@@ -1,5 +1,5 @@
-//! End to end: the real binaries, real guests, a real KVM. All of it happens
-//! in two machines that are booted once; the tests take turns.
+//! End-to-end tests with the real binaries, guests and KVM. They run in two machines that are
+//! booted once; the tests take turns.
 
 mod crashes;
 mod devices;

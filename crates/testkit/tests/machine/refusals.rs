@@ -1,4 +1,4 @@
-//! Bad input: one clear sentence, a status, nothing left behind.
+//! Bad input gives one clear sentence and an exit status, and leaves nothing behind.
 
 use crate::support::jiffy;
 
@@ -58,7 +58,7 @@ fn bad_kernels_are_refused_and_leave_nothing() {
 #[test]
 fn bad_images_are_refused_and_leave_nothing() {
     let jiffy = jiffy();
-    // Not the table for people, which says how long ago an image was made.
+    // JSON, because the table shows the age of images, which changes.
     let list = || jiffy.ok(&["image", "ls", "--format", "json"]);
     let images = list();
     let stored = || jiffy.sh("find /var/lib/jiffy/images | sort");

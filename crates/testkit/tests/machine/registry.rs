@@ -1,5 +1,4 @@
-//! Debian's registry in the machine, with images that Debian's tools have put
-//! there.
+//! Debian's registry in the machine, with images made by Debian's tools.
 
 use crate::support::Jiffy;
 use jiffy_registry::testing::{LocalRegistry, RegistryOptions, missing};
@@ -10,12 +9,12 @@ use std::process::Command;
 use std::sync::{Once, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Where the registry listens, inside.
+/// Address of the registry in the machine.
 pub const HOST: &str = "127.0.0.1:5000";
-/// What of an image no shell command reads.
+/// Bytes of an image that no shell command reads.
 pub const BALLAST: usize = 24 << 20;
 
-/// The program, its loader and its library: there is no libc in the machine.
+/// The program, its loader and its library; the machine has no libc.
 const FILES: [(&str, &str); 3] = [
     ("/usr/bin/docker-registry", "/usr/bin/docker-registry"),
     ("/lib64/ld-linux-x86-64.so.2", "/lib64/ld-linux-x86-64.so.2"),
@@ -35,13 +34,13 @@ http:
   addr: 127.0.0.1:5000
 ";
 
-/// A registry that runs in the machine, with `HOST/tests/layers:1` in it.
+/// A registry in the machine that has `HOST/tests/layers:1`.
 pub struct Registry<'a> {
     jiffy: &'a Jiffy,
 }
 
 impl Registry<'_> {
-    /// Starts it with what the tests' image is, and nothing else.
+    /// Starts the registry with the tests' image only.
     pub fn start(jiffy: &Jiffy) -> Registry<'_> {
         static PUSHED: [Once; MOST_SHARED] = [const { Once::new() }; MOST_SHARED];
         PUSHED[jiffy.machine()].call_once(|| {
@@ -70,7 +69,7 @@ impl Registry<'_> {
         Registry { jiffy }
     }
 
-    /// Bytes it has sent since it was started or this was last asked.
+    /// Bytes that the registry has sent since its start or the last call.
     pub fn sent(&self) -> u64 {
         let log = self
             .jiffy
@@ -84,7 +83,7 @@ impl Registry<'_> {
             .sum()
     }
 
-    /// It can't be reached any more.
+    /// Stops the registry.
     pub fn stop(&self) {
         self.jiffy
             .sh("kill $(cat /tests/registry/pid) 2>/dev/null; true");
@@ -99,7 +98,7 @@ impl Drop for Registry<'_> {
     }
 }
 
-/// The storage folder of a registry that has the tests' image, as a tar.
+/// The storage folder of a registry with the tests' image, as a tar.
 fn storage() -> Vec<u8> {
     let work = tempfile::tempdir().expect("a folder");
     let layout = layout(work.path());
@@ -116,8 +115,8 @@ fn storage() -> Vec<u8> {
         .args(["-cf", "-", "."]))
 }
 
-/// An OCI layout with an image of two layers, made by umoci: busybox and
-/// ballast, then changes with whiteouts.
+/// An OCI layout with an image of two layers, made by umoci: busybox and ballast, then changes with
+/// whiteouts.
 fn layout(work: &Path) -> PathBuf {
     let layout = work.join("layout");
     let image = format!("{}:1", layout.display());
@@ -188,7 +187,7 @@ fn first_layer(root: &Path) {
     fs::write(root.join("etc/passwd"), "root:x:0:0::/:/bin/sh\n").expect("written");
     fs::write(root.join("old/gone"), "of the first layer").expect("written");
     fs::write(root.join("etc/changed"), "first").expect("written");
-    // What does not compress, differently each time: no cache may help.
+    // Incompressible data, different in each run, so that no cache helps.
     let mut state = SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .map_or(1, |now| now.as_nanos() as u64)
@@ -216,7 +215,7 @@ fn second_layer(root: &Path) {
     fs::write(root.join("old/new"), "of the second layer").expect("written");
 }
 
-/// Runs a program of the host's, which must succeed; its stdout.
+/// Runs a program of the host, which must succeed; returns its stdout.
 fn run(command: &mut Command) -> Vec<u8> {
     let name = command.get_program().to_string_lossy().into_owned();
     let output = command

@@ -1,17 +1,17 @@
-//! More VMs at once than there is memory for.
+//! More VMs at once than the machine has memory for.
 
 use crate::support::jiffy;
 use std::time::Duration;
 
-/// Runs at the same time. Their memory is 100 GiB, and the machine has 4.
+/// Concurrent runs. Their memory is 100 GiB in all, and the machine has 4.
 const RUNS: usize = 200;
-/// How many of them there is room for at once, at least.
+/// Least number of them that must fit at once.
 const AT_ONCE: usize = 5;
 
 #[test]
 fn of_two_hundred_runs_at_once_each_ends_with_its_answer_or_one_sentence() {
     let jiffy = jiffy();
-    // With a golden snapshot of this kind each of them takes less.
+    // With a golden snapshot of this kind each run uses less memory.
     jiffy.ok(&["run", "--rm", "--memory", "512M", "--", "true"]);
     jiffy.eventually("a golden snapshot of it", || {
         let all = jiffy.json(&["snapshot", "ls", "--all", "--format", "json"]);
@@ -57,6 +57,6 @@ fn of_two_hundred_runs_at_once_each_ends_with_its_answer_or_one_sentence() {
         "there was room for all of them at once"
     );
     jiffy.leaves_nothing(&before, "after them");
-    // And there is room again.
+    // The reserved memory is available again.
     jiffy.ok(&["run", "--rm", "--memory", "512M", "--", "true"]);
 }

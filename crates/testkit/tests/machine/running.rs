@@ -1,4 +1,4 @@
-//! `jiffy run`: a command, its answer, its end.
+//! `jiffy run`: a command, its output, its exit.
 
 use crate::support::jiffy;
 
@@ -33,8 +33,8 @@ fn the_exit_status_is_the_commands_own() {
     }
 }
 
-/// A program that reads a byte from port 0x511, where fw_cfg has the guest's
-/// configuration, and ends with 0.
+/// A program that reads a byte from port 0x511, where fw_cfg has the guest's configuration, and
+/// exits with 0.
 fn reads_a_port() -> Vec<u8> {
     const CODE: [u8; 14] = [
         0x66, 0xba, 0x11, 0x05, // mov dx, 0x511
@@ -116,7 +116,7 @@ fn memory_and_processors_are_as_asked() {
     assert!((460..=512).contains(&numbers[1]), "{numbers:?}");
 }
 
-/// As many as a VM may have.
+/// The most vCPUs that a VM may have.
 #[test]
 fn thirty_two_processors_work_at_once_and_go_on_from_a_snapshot() {
     let jiffy = jiffy();

@@ -1,16 +1,16 @@
-//! Whatever is killed, damaged or full: a snapshot is there whole or not at
-//! all, and no VM freezes silently.
+//! Processes are killed, files damaged and disks filled. A snapshot is complete or absent, and no
+//! VM freezes silently.
 
 use crate::support::{Jiffy, Traces, jiffy};
 use jiffy_testkit::Output;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// A VM that counts, from the shell: `/tmp/n`.
+/// A shell script that counts in `/tmp/n`.
 const COUNT: &str = "n=0; while :; do n=$((n+1)); echo $n > /tmp/n; sleep 0.1; done";
 
-/// Starts a command, kills every process of that name a little later, and
-/// waits for the end of the command: it succeeded, or it explains.
+/// Starts a command, kills every process of that name after a delay, and waits for the command. It
+/// must succeed or report an error.
 fn interrupted(jiffy: &Jiffy, arguments: &[&str], after: Duration, program: &str) -> Output {
     let running = jiffy.command(arguments).start().expect("it starts");
     std::thread::sleep(after);
@@ -33,15 +33,15 @@ fn interrupted(jiffy: &Jiffy, arguments: &[&str], after: Duration, program: &str
     output
 }
 
-/// Well before the time limit of a start.
+/// Well below the time limit of a start.
 const SOON: Duration = Duration::from_secs(150);
 
-/// Moments in an operation that takes about a second and a half here.
+/// Delays within an operation that takes about one and a half seconds here.
 fn moments() -> impl Iterator<Item = Duration> {
     [50, 400, 1000].into_iter().map(Duration::from_millis)
 }
 
-/// Nothing half-made is on the disk, and VMs run. What is listed can be used.
+/// No unfinished file is on the disk, VMs run, and every listed snapshot can be used.
 fn all_is_well(jiffy: &Jiffy, what: &str) {
     let output = jiffy.run(&["run", "--rm", "--", "echo", "well"]);
     assert_eq!(output.text(), "well", "{what}: {}", output.error_text());
@@ -91,7 +91,7 @@ fn the_daemon_may_be_killed_while_it_makes_a_snapshot() {
             after,
             "jiffyd",
         );
-        // The VM was perhaps being held still: the next daemon lets it go on.
+        // The VM may have been paused: the next daemon resumes it.
         jiffy.counts_beyond("busy", counted + 2);
         let there = snapshots(&jiffy).contains(&name);
         assert!(there || made.code() != 0, "{name} was said to be made");
@@ -165,10 +165,10 @@ fn a_vm_goes_on_when_the_pager_is_killed() {
     let script = "head -c 2000000 /dev/urandom > /tmp/blob; md5sum < /tmp/blob";
     let sum = jiffy.ok(&["exec", "origin", "sh", "-c", script]);
     jiffy.ok(&["snapshot", "create", "--stop", "origin", "one"]);
-    // Not so often that the daemon takes it for a pager that can only die.
+    // Rare enough that the daemon restarts the pager each time.
     for after in [0, 150, 300, 500].map(Duration::from_millis) {
-        // Killed while a VM is restored: it comes up, or says why not, and does not
-        // wait until it is taken for dead.
+        // The pager is killed while a VM is restored: the VM starts or reports an error, before the
+        // time limit of a start.
         let arguments = ["run", "--rm", "--from", "one", "--", "echo", "up"];
         let begun = Instant::now();
         interrupted(&jiffy, &arguments, after, "jiffy-pager");
@@ -178,7 +178,7 @@ fn a_vm_goes_on_when_the_pager_is_killed() {
     let pager = jiffy.pids("jiffy-pager");
     assert_eq!(pager.len(), 1);
     jiffy.sh("killall -9 jiffy-pager");
-    // All of it comes from the next pager.
+    // All data comes from the next pager.
     assert_eq!(
         jiffy.ok(&["exec", "lazy", "sh", "-c", "md5sum < /tmp/blob"]),
         sum
@@ -186,8 +186,8 @@ fn a_vm_goes_on_when_the_pager_is_killed() {
     let counted = jiffy.counted("lazy");
     jiffy.counts_beyond("lazy", counted);
     assert_ne!(jiffy.pids("jiffy-pager"), pager);
-    // And when no daemon is there to start one, it does not hang for ever. The
-    // daemon is one that was started as users start it: its VMs have less patience.
+    // Without a daemon that starts a pager, the VM must not hang forever. This daemon is started
+    // with default settings: its VMs wait for a pager for a shorter time.
     jiffy.ok(&["rm", "-f", "lazy"]);
     jiffy.sh(
         "killall -9 jiffyd; while killall -0 jiffyd 2>/dev/null; do sleep 0.05; done; \
@@ -196,7 +196,7 @@ fn a_vm_goes_on_when_the_pager_is_killed() {
     );
     jiffy.sh("killall -9 jiffyd jiffy-pager");
     jiffy.eventually("it ends", || {
-        // `pidof` and no `ps`: that would start a daemon.
+        // `pidof` instead of `ps`, which would start a daemon.
         jiffy.pids("jiffy-vmm").is_empty()
     });
     let inspected = jiffy.inspect("lost");
@@ -225,14 +225,14 @@ fn a_damaged_chunk_ends_the_vm_that_needs_it_and_no_other() {
         .output()
         .expect("it runs")
         .stdout;
-    // What went to us has left copies in memory that is free, and that anybody
-    // may be given: zeros instead.
+    // The transfer left copies in free memory of the guest, which any process may get: overwrite
+    // them with zeros.
     let script = "for folder in /tmp /dev/shm; do head -c 36000000 /dev/zero > $folder/zeros; \
                   done; rm /tmp/zeros /dev/shm/zeros";
     jiffy.ok(&["exec", "origin", "sh", "-c", script]);
     jiffy.ok(&["snapshot", "create", "--stop", "origin", "one"]);
-    // Random bytes are kept as they are. Some of those that only the file has: of
-    // others there may be a copy where any guest looks.
+    // Random bytes are stored uncompressed. Bytes that only the file has are used; of others there
+    // may be copies in pages that every guest reads.
     let path = "/var/lib/jiffy/snapshots/one/ram.image";
     let image = jiffy.lab.read(path).expect("it is there");
     let mut places: HashMap<&[u8], Vec<usize>> = (0..12)

@@ -1,9 +1,9 @@
-//! Snapshots: made of a VM that goes on, and gone on from.
+//! Snapshots of running VMs, and VMs started from them.
 
 use crate::support::{Jiffy, PYTHON, jiffy};
 use std::collections::HashSet;
 
-/// What no two VMs may share.
+/// Values that no two VMs may share.
 #[derive(Debug)]
 struct Identity {
     hostname: String,
@@ -11,7 +11,7 @@ struct Identity {
     boot_id: String,
     uuid: String,
     cid: String,
-    /// `AT_RANDOM` of a process that is started now, and what it draws first.
+    /// `AT_RANDOM` of a newly started process, and the first bytes it draws.
     seeds: [String; 2],
 }
 
@@ -55,7 +55,7 @@ fn numbers(jiffy: &Jiffy, vm: &str) -> Vec<String> {
     text.lines().map(String::from).collect()
 }
 
-/// How many numbers two VMs have in common; they begin with those.
+/// How many numbers two VMs share; they must be the first ones of both.
 fn in_common(one: &[String], other: &[String]) -> u64 {
     let same = one.iter().zip(other).take_while(|(a, b)| a == b).count();
     let ours: HashSet<_> = one.iter().collect();
@@ -64,7 +64,7 @@ fn in_common(one: &[String], other: &[String]) -> u64 {
     same as u64
 }
 
-/// What a Python that is started now makes of a word: its hashes have a seed.
+/// Python's hash of a word in a new process; its hashes are seeded.
 fn hash(jiffy: &Jiffy, vm: &str) -> String {
     let script = format!("{PYTHON} -c 'print(hash(\"jiffy\"))'");
     let hash = jiffy.ok(&["exec", vm, "sh", "-c", &script]);
@@ -72,8 +72,8 @@ fn hash(jiffy: &Jiffy, vm: &str) -> String {
     hash
 }
 
-/// A VM's wall clock is the machine's, to 100 ms. Its answer lies between two
-/// readings of the machine's own clock, however slow the way there is.
+/// Checks that a VM's wall clock equals the machine's to 100 ms. The reading is between two
+/// readings of the machine's clock, so a slow exec does not matter.
 fn tells_the_time(jiffy: &Jiffy, vm: &str) {
     let text = jiffy.sh(&format!(
         "export JIFFY_MACHINE=never; /tests/witness clock; \
@@ -93,12 +93,12 @@ fn tells_the_time(jiffy: &Jiffy, vm: &str) {
 fn a_vm_goes_on_and_what_was_captured_goes_on_twice_as_two_others() {
     let jiffy = jiffy();
     jiffy.witness("origin", &[], "count /tmp/n");
-    // The image has no machine id; one that has is given a new one.
+    // The image has no machine id; a VM whose id is "uninitialized" gets a new one.
     let script = "echo kept > /tmp/kept; echo uninitialized > /etc/machine-id";
     jiffy.ok(&["exec", "origin", "sh", "-c", script]);
     jiffy.give_python("origin");
     jiffy.counts_beyond("origin", 2);
-    // A file whose pages the guest has then in memory.
+    // A file whose pages are then in the guest's memory.
     let sum = |vm: &str| jiffy.ok(&["exec", vm, "md5sum", "/bin/busybox"]);
     let read = sum("origin");
     let before = jiffy.counted("origin");
@@ -137,7 +137,7 @@ fn a_vm_goes_on_and_what_was_captured_goes_on_twice_as_two_others() {
         .into();
     assert_eq!(hashes.len(), 3, "{hashes:?}");
     assert_eq!(left.0.hostname, "left");
-    // What the witness itself was given before is the same in all.
+    // Seeds drawn before the snapshot are the same in all.
     let before =
         ["origin", "left", "right"].map(|vm| jiffy.ok(&["exec", vm, "cat", "/tmp/n.seeds"]));
     assert!(
@@ -149,8 +149,8 @@ fn a_vm_goes_on_and_what_was_captured_goes_on_twice_as_two_others() {
         tells_the_time(&jiffy, vm);
     }
 
-    // What is captured of a restored VM is what it changed, and needs nothing
-    // of what it came from.
+    // The capture of a restored VM holds its changes only, and does not need the first snapshot's
+    // folder.
     let counted = jiffy.counted("left");
     jiffy.ok(&["snapshot", "create", "left", "two"]);
     let summary = jiffy.ok(&["snapshot", "inspect", "two"]);
@@ -188,8 +188,8 @@ fn restores_of_an_optimised_snapshot_share_what_they_need_first() {
         jiffy.ok(&["run", "-d", "--name", name, "--from", "one"]);
         assert_eq!(sum(name), expected, "{name}");
     };
-    // The first shows what restores need; it is recorded when it ends, which is soon
-    // after its command.
+    // The first restore is recorded. The recording is written when the VM ends, soon after its
+    // command.
     let look = ["md5sum", "/tmp/data", "/bin/busybox"];
     let run = ["run", "--rm", "--from", "one", "--"];
     assert_eq!(jiffy.ok(&[&run[..], &look].concat()), expected);
@@ -202,7 +202,7 @@ fn restores_of_an_optimised_snapshot_share_what_they_need_first() {
         let list = jiffy.sh("cat /proc/[0-9]*/maps | grep -c 'jiffy working set' || true");
         list.trim().parse::<u32>().unwrap()
     };
-    // The pager keeps what the next one needed, for those that follow.
+    // The pager keeps the working set of one restore in memory for later ones.
     let mut number = 0;
     while sharing() == 0 {
         number += 1;
@@ -213,7 +213,7 @@ fn restores_of_an_optimised_snapshot_share_what_they_need_first() {
     restore("last");
     assert!(sharing() > before);
 
-    // What one of them writes is its own, and goes with it wherever it goes.
+    // Writes of one VM are invisible to the others, and are in its forks and snapshots.
     jiffy.ok(&["exec", "last", "sh", "-c", "echo mine >> /tmp/data"]);
     let changed = sum("last");
     assert_ne!(changed, expected);
@@ -273,13 +273,13 @@ fn what_cannot_be_is_refused_with_a_sentence() {
         (&["snapshot", "inspect", "missing"], "missing"),
         (&["snapshot", "rm", "missing"], "missing"),
         (&["run", "-d", "--from", "missing"], "missing"),
-        // Nothing ran that could be joined.
+        // There is no running command to attach to.
         (&["run", "--from", "taken"], "taken"),
     ] {
         let sentence = jiffy.refuses(125, arguments);
         assert!(sentence.contains(word), "{arguments:?}: {sentence}");
     }
-    // A host whose processors lack something that the VM may have seen.
+    // A host whose processor lacks a feature that the VM may have used.
     let manifest = "/var/lib/jiffy/snapshots/taken/snapshot.json";
     let good = jiffy.lab.read(manifest).expect("it is there");
     let text = String::from_utf8(good).expect("JSON");
@@ -297,7 +297,7 @@ fn what_cannot_be_is_refused_with_a_sentence() {
         sentence.contains("it lacks ") && sentence.contains("tme, "),
         "{sentence}"
     );
-    // Of a version nobody knows yet; with a flipped bit; cut short.
+    // Of an unknown version; with a flipped bit; cut off.
     let next = strange.replacen(r#""version":1"#, r#""version":2"#, 1);
     jiffy
         .lab
@@ -321,7 +321,7 @@ fn what_cannot_be_is_refused_with_a_sentence() {
     jiffy.ok(&["snapshot", "rm", "taken"]);
 }
 
-/// The manifest with the checksum that goes with its content.
+/// The manifest with a correct checksum of its content.
 fn sealed(text: &str) -> Vec<u8> {
     let (head, content) = text.split_once(r#","content":"#).expect("an envelope");
     let content = content.trim_end().strip_suffix('}').expect("an envelope");

@@ -69,14 +69,14 @@ fn control_c_on_a_terminal_interrupts_the_command_not_the_vm() {
         .write("echo 'wait''ing'; sleep 1000\n")
         .expect("typed");
     session.read_until("waiting").expect("it runs");
-    // Before that the terminal is still the shell's, and so would be the signal.
+    // Until `sleep` runs, the terminal's foreground group is the shell, which would get the signal.
     jiffy.eventually("it sleeps", || {
         jiffy.run(&["exec", "keys", "pidof", "sleep"]).code() == 0
     });
     session.write([3]).expect("Ctrl-C");
     session.write("echo 'still ''here'\n").expect("typed");
-    // Not before the prompt: a terminal that still collects lines makes of
-    // Ctrl-D an end that is lost when the shell begins to edit them itself.
+    // Only after the prompt: a terminal in canonical mode turns Ctrl-D into an end of file that is
+    // lost when the shell switches to its own line editing.
     session
         .read_until("still here\r\n/ # ")
         .expect("the shell goes on");

@@ -1,4 +1,4 @@
-//! The fixture: `jiffy` in the lab.
+//! The fixture: `jiffy` in the laboratory.
 
 use jiffy_testkit::{Lab, MOST_SHARED, Output, Run, slowest};
 use serde_json::Value;
@@ -7,39 +7,39 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, Once, PoisonError};
 use std::time::{Duration, Instant};
 
-/// What anything may take before it counts as hanging. Nothing is said by it
-/// about how fast things are: this host may be slow, busy, or asleep.
+/// Time limit after which an operation counts as hanging. It says nothing about the expected speed,
+/// because the host may be slow, busy or suspended.
 pub const PATIENCE: Duration = Duration::from_secs(300);
 
-/// Seconds a guest has to get ready, for the daemon that a command starts.
+/// Time limit of a guest's start, seconds, for the daemon that a command starts.
 const START_TIMEOUT: &str = "250";
 
-/// How to start the Python of [`Jiffy::give_python`]; its options follow.
+/// Command that starts the Python of [`Jiffy::give_python`]; options follow.
 pub const PYTHON: &str =
     "PYTHONHOME=/python /python/ld.so --library-path /python /python/python3 -S";
 
-/// Milliseconds a VMM waits for another pager, for the same.
+/// How long a VMM of that daemon waits for another pager, milliseconds.
 const PAGER_PATIENCE: &str = "60000";
 
-/// `jiffy` in a machine, for one test at a time. What the test leaves
-/// behind is removed when it ends, also when it fails.
+/// `jiffy` in a machine, for one test at a time. When the test ends or fails, everything it left
+/// behind is removed.
 pub struct Jiffy {
     pub lab: &'static Lab,
     turn: Turn,
 }
 
-/// Machines that no test uses now.
+/// Machines that are not in use.
 static FREE: Mutex<[bool; MOST_SHARED]> = Mutex::new([true; MOST_SHARED]);
 static FREED: Condvar = Condvar::new();
-/// Shared machines whose last test has removed what it left behind.
+/// Shared machines that were cleaned up after their last test.
 static CLEAN: [AtomicBool; MOST_SHARED] = [const { AtomicBool::new(false) }; MOST_SHARED];
 
-/// A machine of one's own until this is dropped: one of those shared, or
-/// another that one boots in its place.
+/// The right to use one core's machine until this is dropped: the shared one, or one that the test
+/// boots.
 pub struct Turn {
     number: usize,
     begin: Instant,
-    /// The shared machine, if it is that one, and what it had used at the beginning.
+    /// The shared machine, if it is used, and its CPU time at the beginning.
     used: Option<(&'static Lab, Duration)>,
 }
 
@@ -55,7 +55,7 @@ impl Drop for Turn {
     }
 }
 
-/// Waits for a machine; there is no more than one for each core.
+/// Waits for a machine; there is at most one per core.
 pub fn turn() -> Turn {
     let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
     let mut free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -72,7 +72,7 @@ pub fn turn() -> Turn {
     }
 }
 
-/// Takes a turn.
+/// Waits for a shared machine and cleans it up if needed.
 pub fn jiffy() -> Jiffy {
     let mut turn = turn();
     let lab = Lab::shared_one(turn.number).unwrap_or_else(|error| panic!("{error:#}"));
@@ -87,25 +87,25 @@ pub fn jiffy() -> Jiffy {
 }
 
 impl Jiffy {
-    /// `jiffy` with these arguments, not yet started.
+    /// `jiffy` with these arguments, not started yet.
     pub fn command(&self, arguments: &[&str]) -> Run<'static> {
         let argv = std::iter::once("/bin/jiffy").chain(arguments.iter().copied());
         self.program(argv)
     }
 
-    /// A program that is `jiffy`, or runs it: its first may start the daemon,
-    /// which keeps these limits.
+    /// A program that is `jiffy` or runs it. The first one may start the daemon, which inherits
+    /// these limits.
     fn program<'a>(&self, argv: impl IntoIterator<Item = &'a str>) -> Run<'static> {
         self.lab
             .command(argv)
             .env("JIFFY_MACHINE", "never")
-            // One node has the network of a machine, and here there are many.
+            // Only one node can have a machine's network, and the tests run several nodes.
             .env("JIFFY_VM_NETWORK", "off")
             .env("JIFFY_START_TIMEOUT", START_TIMEOUT)
             .env("JIFFY_PAGER_PATIENCE_MS", PAGER_PATIENCE)
     }
 
-    /// Which of the shared machines this is.
+    /// The number of the shared machine.
     pub fn machine(&self) -> usize {
         self.turn.number
     }
@@ -117,7 +117,7 @@ impl Jiffy {
             .unwrap_or_else(|error| panic!("jiffy {}: {error:#}", arguments.join(" ")))
     }
 
-    /// Runs `jiffy`, which must succeed; its stdout.
+    /// Runs `jiffy`, which must succeed; returns its stdout.
     pub fn ok(&self, arguments: &[&str]) -> String {
         let output = self.run(arguments);
         assert_eq!(
@@ -131,8 +131,8 @@ impl Jiffy {
         output.text()
     }
 
-    /// Runs `jiffy`, which must fail with `code` and exactly one sentence
-    /// (and perhaps a hint); the sentence.
+    /// Runs `jiffy`, which must fail with `code` and exactly one sentence, with or without a hint;
+    /// returns the sentence.
     pub fn refuses(&self, code: i32, arguments: &[&str]) -> String {
         let output = self.run(arguments);
         let what = format!(
@@ -157,13 +157,13 @@ impl Jiffy {
         text
     }
 
-    /// Runs `jiffy` with a JSON answer.
+    /// Runs `jiffy` and parses its JSON output.
     pub fn json(&self, arguments: &[&str]) -> Value {
         let text = self.ok(arguments);
         serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error} in {text}"))
     }
 
-    /// A line of shell in the machine, which must succeed; its stdout.
+    /// Runs a shell script in the machine, which must succeed; returns its stdout.
     pub fn sh(&self, script: &str) -> String {
         let output = self
             .program(["/bin/sh", "-c", script])
@@ -179,10 +179,9 @@ impl Jiffy {
         output.text()
     }
 
-    /// Process ids of programs of this name in the machine, but for VMMs that
-    /// are restored ahead of a run, or wait to be told which VM they are.
+    /// Process ids of programs of this name in the machine, without VMMs of standbys and spares.
     pub fn pids(&self, program: &str) -> Vec<i32> {
-        // `read` leaves out the zeros between arguments, and starts no process.
+        // `read` drops the zeros between arguments and starts no process.
         let found = self.lab.sh(&format!(
             "for pid in $(pidof {program}); do line=; read -r line < /proc/$pid/cmdline; \
              echo \"$pid $line\"; done 2>/dev/null; true"
@@ -196,8 +195,8 @@ impl Jiffy {
             .collect()
     }
 
-    /// The ids that VMs restored ahead will have. Ask after looking for what
-    /// they have: one that is taken over meanwhile is a VM.
+    /// Ids of the standbys. Call it after looking for their files: a standby that is taken
+    /// meanwhile is then reported as a VM.
     pub fn standbys(&self) -> Vec<String> {
         let version = self.json(&["version", "--format", "json"]);
         let ids = version["node"]["standbys"].as_array();
@@ -205,7 +204,7 @@ impl Jiffy {
         ids.map(str::to_owned).collect()
     }
 
-    /// What `inspect` says of one VM.
+    /// The output of `inspect` for one VM.
     pub fn inspect(&self, vm: &str) -> Value {
         match self.json(&["inspect", vm]) {
             Value::Array(list) => list.into_iter().next().expect("one VM"),
@@ -213,7 +212,7 @@ impl Jiffy {
         }
     }
 
-    /// Starts a VM whose command is the witness, with these arguments.
+    /// Starts a VM that runs the witness with these arguments.
     pub fn witness(&self, name: &str, options: &[&str], arguments: &str) {
         static PUSHED: [Once; MOST_SHARED] = [const { Once::new() }; MOST_SHARED];
         PUSHED[self.machine()].call_once(|| {
@@ -230,15 +229,15 @@ impl Jiffy {
         self.ok(&["exec", name, "touch", "/tmp/go"]);
     }
 
-    /// Ends the witnesses in a VM whose command is one: it powers off.
+    /// Ends the witnesses in a VM whose command is one; the VM then powers off.
     pub fn kill_witnesses(&self, vm: &str) {
         let killed = self.run(&["exec", vm, "killall", "witness"]);
-        // What runs in it then is ended, too: 143 if that is still who killed them.
+        // The power-off may end `killall` as well, with status 143.
         let (code, said) = (killed.code(), killed.error_text());
         assert!([0, 143].contains(&code), "{vm}: {code} {said}");
     }
 
-    /// Gives a VM this host's Python, to be started by [`PYTHON`].
+    /// Copies this host's Python into a VM; [`PYTHON`] starts it.
     pub fn give_python(&self, vm: &str) {
         let script = r#"
             real=$(readlink -f /usr/bin/python3)
@@ -265,7 +264,7 @@ impl Jiffy {
         self.ok(&["exec", vm, "sh", "-c", unpack]);
     }
 
-    /// How far `witness count /tmp/n` has counted. Its clock must be in order.
+    /// The count of `witness count /tmp/n`. Asserts that its clock never went backwards.
     pub fn counted(&self, vm: &str) -> u64 {
         let text = self.ok(&[
             "exec",
@@ -280,12 +279,12 @@ impl Jiffy {
         }
     }
 
-    /// Waits until a VM has counted further than that.
+    /// Waits until a VM has counted beyond `count`.
     pub fn counts_beyond(&self, vm: &str, count: u64) {
         self.eventually(&format!("{vm} counts"), || self.counted(vm) > count);
     }
 
-    /// Waits until something holds.
+    /// Waits until a condition holds.
     pub fn eventually(&self, what: &str, mut holds: impl FnMut() -> bool) {
         let deadline = Instant::now() + PATIENCE;
         while !holds() {
@@ -294,7 +293,7 @@ impl Jiffy {
         }
     }
 
-    /// Waits until no more is there than before; says what is.
+    /// Waits until everything that was not there before is gone; panics with what remains.
     pub fn leaves_nothing(&self, before: &Traces, what: &str) {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -325,23 +324,22 @@ impl Jiffy {
         }
     }
 
-    /// Has the golden snapshot made that plain runs start from, unless there
-    /// is one: what a node makes in the background must not come into a test's
-    /// way.
+    /// Makes the golden snapshot of plain runs, unless there is one: the node's background work
+    /// must not disturb a test.
     pub fn warm_up(&self) {
         let is_there = || self.ok(&["snapshot", "ls", "--all"]).contains("golden-");
         if is_there() {
             return;
         }
-        // Also what an earlier test has spoilt is tried again.
+        // After a prune the node also retries what an earlier test has spoilt.
         self.ok(&["snapshot", "prune"]);
         self.ok(&["run", "--rm", "--", "true"]);
         self.eventually("a golden snapshot", is_there);
     }
 
-    /// Kills every program of that name, and waits until they are no more.
+    /// Kills every process of that name and waits until they have ended.
     pub fn kill_all(&self, program: &str) {
-        // A zombie has ended, whether its parent has heard of it or not.
+        // A zombie has ended, even if its parent has not waited for it.
         self.sh(&format!(
             "pids=$(pidof {program}) || exit 0; kill -9 $pids 2>/dev/null; \
              for pid in $pids; do \
@@ -350,7 +348,7 @@ impl Jiffy {
         ));
     }
 
-    /// Removes every VM, and every snapshot that a user made.
+    /// Removes every VM and every snapshot of the user.
     pub fn remove_all(&self) {
         let script = "ids=$(/bin/jiffy ps -aq) && [ -z \"$ids\" ] || /bin/jiffy rm -f $ids; \
              names=$(/bin/jiffy snapshot ls | awk 'NR > 1 { print $1 }'); \
@@ -360,9 +358,8 @@ impl Jiffy {
         }
     }
 
-    /// [`traces`](Jiffy::traces) once the VMs of earlier commands are gone, and
-    /// those that the node makes for itself: a command has its answer before
-    /// its VM has ended.
+    /// [`traces`](Jiffy::traces) once the VMs of earlier commands and of the node itself are gone.
+    /// A command is answered before its VM has ended.
     pub fn at_rest(&self) -> Traces {
         let mut traces = self.traces();
         self.eventually("the end of all VMs", || {
@@ -372,7 +369,7 @@ impl Jiffy {
         traces
     }
 
-    /// What must not grow: see [`Traces`].
+    /// State that must not grow: see [`Traces`].
     pub fn traces(&self) -> Traces {
         let lines = |script: &str| -> Vec<String> {
             let mut lines: Vec<String> = self.sh(script).lines().map(String::from).collect();
@@ -380,8 +377,8 @@ impl Jiffy {
             lines
         };
         let vmms = self.pids("jiffy-vmm").len();
-        // Golden snapshots come and go as the node sees fit; half-made ones
-        // and VMs that they are made of must not stay.
+        // The node makes and removes golden snapshots as needed; unfinished ones and the VMs that
+        // they are made of must not stay.
         let mut files = lines(
             "find /run/jiffy /var/lib/jiffy/vms /var/lib/jiffy/snapshots \
              /var/lib/jiffy/golden /tmp -mindepth 1 2>/dev/null | \
@@ -408,7 +405,7 @@ impl Drop for Jiffy {
     }
 }
 
-/// What VMs that have ended must not leave behind.
+/// State that ended VMs must not leave behind.
 #[derive(Debug)]
 pub struct Traces {
     pub vmms: usize,

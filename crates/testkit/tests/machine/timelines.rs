@@ -1,4 +1,4 @@
-//! The timeline of a cold run: every step is there, in order.
+//! The timeline of a cold run has every step, in order.
 
 use crate::support::jiffy;
 use jiffy_wire::timeline::{Timeline, names};

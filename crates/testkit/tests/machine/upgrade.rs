@@ -1,11 +1,11 @@
-//! VMs of release 0.1 under today's programs. What is known of them is the fixture
-//! of `crates/jiffyd/tests/fixtures/release-0.1/`.
+//! VMs of release 0.1 with today's programs. Their data is the fixture
+//! `crates/jiffyd/tests/fixtures/release-0.1/`.
 
 use crate::support::{Jiffy, jiffy};
 use std::fs::File;
 use std::path::Path;
 
-/// A node of its own, beside the tests' one.
+/// A separate node, beside the one of other tests.
 const DATA: &str = "/var/lib/jiffy/release-0.1";
 const RUN: &str = "/run/release-0.1";
 
@@ -14,7 +14,7 @@ struct Old<'a> {
 }
 
 impl Old<'_> {
-    /// The fixture's data folder in the machine, and no daemon yet.
+    /// Unpacks the fixture's data folder in the machine; starts no daemon yet.
     fn unpacked(jiffy: &Jiffy) -> Old<'_> {
         let fixture = Path::new(env!("CARGO_MANIFEST_DIR"))
             .join("../jiffyd/tests/fixtures/release-0.1/data.tar.zst");
@@ -23,7 +23,7 @@ impl Old<'_> {
         let mut wanted = tar::Builder::new(Vec::new());
         for entry in packed.entries().expect("a tar") {
             let entry = entry.expect("an entry");
-            // The golden snapshot's memory, which is of no use.
+            // The golden snapshot's memory is not needed.
             if !entry.path().expect("a path").ends_with("ram.raw") {
                 wanted
                     .append(&entry.header().clone(), entry)
@@ -55,7 +55,7 @@ impl Old<'_> {
         self.ok(&["exec", vm, "cat", "/tmp/n"]).parse().unwrap_or(0)
     }
 
-    /// Its program runs: it counts on.
+    /// Checks that its program still counts.
     fn counts_on(&self, vm: &str) {
         let before = self.counted(vm);
         let counts = || self.counted(vm) > before;
@@ -65,7 +65,7 @@ impl Old<'_> {
 
 impl Drop for Old<'_> {
     fn drop(&mut self) {
-        // Of this node only; the other one is the tests'.
+        // Only processes of this node; the other node is used by other tests.
         let script = format!(
             "for pid in $(pidof jiffyd jiffy-vmm jiffy-pager); do \
              tr '\\0' ' ' < /proc/$pid/cmdline | grep -q release-0.1 && kill -9 $pid; done; \
@@ -87,13 +87,13 @@ fn a_guest_that_release_0_1_captured_goes_on_in_every_way() {
         "{listed}"
     );
 
-    // In its memory is 0.1's jiffy-init, and stays there.
+    // Its memory contains 0.1's jiffy-init, which keeps running.
     assert_eq!(old.ok(&["wake", "sleeper"]), "sleeper");
     let kept = old.ok(&["exec", "sleeper", "cat", "/root/first", "/root/note"]);
     assert_eq!(kept, "first\nnote");
     old.counts_on("sleeper");
 
-    // Its init dials the next daemon, too.
+    // That init connects to the next daemon as well.
     let kill = format!(
         "for pid in $(pidof jiffyd); do \
          tr '\\0' ' ' < /proc/$pid/cmdline | grep -q {DATA} && kill -9 $pid; done; true"
@@ -101,7 +101,7 @@ fn a_guest_that_release_0_1_captured_goes_on_in_every_way() {
     jiffy.sh(&kill);
     old.counts_on("sleeper");
 
-    // It is held still, forked, captured, hibernated and woken by today's.
+    // Today's programs fork, capture, hibernate and wake it.
     old.ok(&["fork", "sleeper", "--name", "child"]);
     assert_eq!(old.ok(&["exec", "child", "cat", "/root/note"]), "note");
     old.counts_on("child");
@@ -112,7 +112,7 @@ fn a_guest_that_release_0_1_captured_goes_on_in_every_way() {
     old.counts_on("sleeper");
     old.ok(&["rm", "-f", "sleeper"]);
 
-    // What was captured in parts, then and now, is whole.
+    // Incremental captures of both releases are complete.
     for (snapshot, file, text) in [
         ("second", "/root/second", "second"),
         ("today", "/root/note", "note"),
@@ -123,7 +123,7 @@ fn a_guest_that_release_0_1_captured_goes_on_in_every_way() {
         old.ok(&["rm", "-f", "again"]);
     }
 
-    // A volume has what a guest of 0.1 wrote.
+    // The volume has the data that a guest of 0.1 wrote.
     let cat = [
         "run",
         "--rm",

@@ -64,6 +64,37 @@ fn a_damaged_record_is_an_error_and_never_data() {
 }
 
 #[test]
+fn whole_records_before_a_damaged_one_are_kept() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut log = Writer::create(folder.path()).unwrap();
+    log.append(OUT, b"whole").unwrap();
+    let end = log.end();
+    log.append(OUT, b"damaged").unwrap();
+    let file = log.file.as_ref().unwrap();
+    file.write_all_at(b"X", log.length - 3).unwrap();
+    let mut reader = Reader::new(folder.path(), 0);
+    assert_eq!(reader.batch(u64::MAX).unwrap()[0].data, b"whole");
+    assert!(is_damage(&reader.batch(u64::MAX).unwrap_err()));
+    let log = Writer::open(folder.path()).unwrap();
+    assert_eq!((log.end(), log.offset(Stream::Stdout)), (end, 5));
+}
+
+#[test]
+fn a_log_that_can_not_be_read_now_is_kept() {
+    let folder = tempfile::tempdir().unwrap();
+    // A regular file whose first page can't be read (proc_pid_mem(5)).
+    let log = current(folder.path());
+    std::os::unix::fs::symlink("/proc/self/mem", &log).unwrap();
+    let error = Writer::open(folder.path()).unwrap_err();
+    assert_eq!(
+        error.raw_os_error(),
+        Some(rustix::io::Errno::IO.raw_os_error())
+    );
+    assert!(fs::symlink_metadata(&log).unwrap().is_symlink());
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+}
+
+#[test]
 fn a_segment_that_begins_where_no_log_reaches_is_set_aside() {
     let folder = tempfile::tempdir().unwrap();
     for position in [u64::MAX - 5, 1 << 63] {

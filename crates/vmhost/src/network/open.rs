@@ -4,10 +4,10 @@
 use super::recovered::{linked, recovered, unknown};
 use super::specs::spec_of;
 use super::{Inner, Network, On, State, asker, v4_of};
+use crate::folders::Found;
 use jiffy_content::durable::LoadError;
 use jiffy_content::model::network::Networks;
 use jiffy_content::model::vm::{VmRecord, is_active};
-use jiffy_content::names;
 use jiffy_content::paths::Paths;
 use jiffy_content::records::networks;
 use jiffy_net::host::{GuestSpec, Host, HostOptions, Report};
@@ -19,7 +19,6 @@ use jiffy_net::{Cidr, Error};
 use jiffy_sys::causes;
 use jiffy_wire::api::VmState;
 use std::collections::{BTreeSet, HashMap};
-use std::fs;
 use std::io;
 use std::net::IpAddr;
 use std::os::linux::net::SocketAddrExt;
@@ -53,11 +52,11 @@ pub struct Settings {
 }
 
 impl Network {
-    /// Opens the network of the VMs in this data folder; without one, if the host does not
+    /// Opens the network of these VMs, all that have a folder; without one, if the host does not
     /// support it.
-    pub fn open(settings: &Settings, paths: &Paths) -> Arc<Network> {
+    pub fn open(settings: &Settings, paths: &Paths, vms: &[Found]) -> Arc<Network> {
         let opened = match settings.on {
-            true => open(settings, paths),
+            true => open(settings, paths, vms),
             false => Err("jiffyd was started without (--vm-network off)".to_owned()),
         };
         if let Err(why) = &opened {
@@ -104,12 +103,12 @@ fn options(settings: &Settings, kept: &Networks) -> Result<HostOptions, String> 
     })
 }
 
-fn open(settings: &Settings, paths: &Paths) -> Result<On, String> {
+fn open(settings: &Settings, paths: &Paths, vms: &[Found]) -> Result<On, String> {
     let only = only()?;
     let file = paths.networks();
     let kept = kept(&file)?;
     let mut options = options(settings, &kept)?;
-    let records = records(paths);
+    let records = records(paths, vms);
     let specs = |records: &[VmRecord]| -> Vec<(GuestSpec, VmRecord)> {
         let spec = |record: &VmRecord| {
             let spec = spec_of(record, v4_of(record)?, settings.everywhere);
@@ -198,17 +197,15 @@ fn kept(file: &Path) -> Result<Networks, String> {
 }
 
 /// Records of VMs that have addresses.
-fn records(paths: &Paths) -> Vec<VmRecord> {
-    let entries = fs::read_dir(paths.vms()).into_iter().flatten().flatten();
-    let ids = entries.filter_map(|entry| entry.file_name().into_string().ok());
+fn records(paths: &Paths, vms: &[Found]) -> Vec<VmRecord> {
     let linked = linked();
-    ids.filter(|id| names::is_id(id))
-        .filter_map(|id| {
-            let folder = paths.vm(&id);
-            let has_link = linked.contains(&id);
-            let mut record = match VmRecord::load(&folder) {
-                Ok(record) => record,
-                Err(_) if has_link => unknown(&id, &folder),
+    vms.iter()
+        .filter_map(|Found { id, record }| {
+            let folder = paths.vm(id);
+            let has_link = linked.contains(id);
+            let mut record = match record {
+                Ok(record) => record.clone(),
+                Err(_) if has_link => unknown(id, &folder),
                 Err(_) => return None,
             };
             if record.addresses.is_empty() && has_link {

@@ -30,6 +30,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::block_in_place;
 use tokio::time::{Instant, sleep_until};
 use tracing::{debug, info, warn};
 
@@ -336,15 +337,18 @@ impl Actor {
     /// Spawns the VMM, and begins a new timeline with it.
     pub(super) fn spawn(&mut self, plan: &mut Plan) -> Result<Spawned> {
         let gate_time = self.host.start_timeout;
-        let spawned = launch::spawn(
-            &self.host.paths,
-            &self.host.launcher,
-            &self.host.spares,
-            &self.host.network,
-            &self.record,
-            plan,
-            gate_time,
-        )?;
+        // A slow disk or a busy kernel must not hold up other VMs' tasks.
+        let spawned = block_in_place(|| {
+            launch::spawn(
+                &self.host.paths,
+                &self.host.launcher,
+                &self.host.spares,
+                &self.host.network,
+                &self.record,
+                plan,
+                gate_time,
+            )
+        })?;
         let mut recorder = Recorder::new(&self.host.clock);
         recorder.received(plan.received_ns);
         if let Some(waited_ns) = plan.room.as_ref().and_then(|room| room.waited_ns) {

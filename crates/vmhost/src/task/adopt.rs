@@ -5,7 +5,7 @@
 
 use super::unreadable;
 use crate::control;
-use crate::folders::{self, hibernated_in, is_asleep};
+use crate::folders::{self, Found, hibernated_in, ids_in, is_asleep};
 use crate::handle::is_active;
 use crate::host::Host;
 use crate::log::{self, Writer};
@@ -46,15 +46,19 @@ const STOP_TIME: Duration = Duration::from_secs(2);
 /// How often a spare VMM is checked that must become a VM's or end.
 const LOOK: Duration = Duration::from_millis(2);
 
-/// Registers every VM on disk, adopts those whose VMM lives, and ends VMMs that belong to no VM.
-/// An error in one VM fails only that VM.
-pub async fn all(host: &Arc<Host>, registry: &Arc<Registry>, volumes: &Arc<Volumes>) {
+/// Registers every VM found on disk, adopts those whose VMM lives, and ends VMMs that belong to no
+/// VM. An error in one VM fails only that VM.
+pub async fn all(
+    host: &Arc<Host>,
+    registry: &Arc<Registry>,
+    volumes: &Arc<Volumes>,
+    found: Vec<Found>,
+) {
     let paths = &host.paths;
     let run_folders = ids_in(&paths.run.join("vms"));
-    let ids = ids_in(&paths.vms());
     // /proc is only searched if something may run. The run folders alone don't tell: logind
     // removes them when their user logs out.
-    let mut alive = if run_folders.is_empty() && ids.is_empty() {
+    let mut alive = if run_folders.is_empty() && found.is_empty() {
         HashMap::new()
     } else {
         settle_spares(&paths.vms()).await;
@@ -64,9 +68,9 @@ pub async fn all(host: &Arc<Host>, registry: &Arc<Registry>, volumes: &Arc<Volum
         }
         own
     };
-    for id in ids {
+    for Found { id, record } in found {
         let folder = paths.vm(&id);
-        let record = match VmRecord::load(&folder) {
+        let record = match record {
             Ok(record) if record.id == id => record,
             // A VM with `remove`, or one that was just being created, when the host or the daemon
             // stopped.
@@ -511,17 +515,6 @@ fn remove_temporaries(folder: &Path) {
             let _ = fs::remove_dir_all(&path).or_else(|_| fs::remove_file(&path));
         }
     }
-}
-
-fn ids_in(folder: &Path) -> Vec<String> {
-    let Ok(entries) = fs::read_dir(folder) else {
-        return Vec::new();
-    };
-    entries
-        .flatten()
-        .filter_map(|entry| entry.file_name().into_string().ok())
-        .filter(|name| names::is_id(name))
-        .collect()
 }
 
 /// Waits until no spares of the earlier daemon are left: a spare ends with its daemon, or becomes

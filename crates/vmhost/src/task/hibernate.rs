@@ -277,20 +277,20 @@ impl Actor {
         let _ = remove_behind(&hibernated_in(&self.folder()));
     }
 
-    /// Stops using the pager. The record is saved first: a daemon that reads the old one would
-    /// ask the pager for a VM that it has forgotten.
+    /// Stops using the pager, which is told once the record is on disk: a daemon that reads the
+    /// old one would ask the pager for a VM that it has forgotten. If writes fail, the pager
+    /// serves the VM until one succeeds.
     pub(super) fn leave_pager(&mut self) {
         if self.record.paged.take().is_none() {
             return;
         }
-        let (written, known) = oneshot::channel();
-        self.saver.waiting.push(written);
+        let saved = self.saver.on_disk();
         self.changed();
         let host = std::sync::Arc::clone(&self.host);
         let (id, ticket) = (self.record.id.clone(), self.pager_ticket);
         tokio::spawn(async move {
-            // The pager is told even if the record was removed or could not be written.
-            let _ = known.await;
+            // An error means that the record was removed, so nobody will read it.
+            let _ = saved.await;
             host.pager.forget(&id, ticket).await;
         });
     }

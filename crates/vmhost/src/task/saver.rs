@@ -18,6 +18,8 @@ pub(super) struct Saver {
     pub(super) dirty: bool,
     pub(super) waiting: Vec<oneshot::Sender<Result<()>>>,
     written_for: Vec<oneshot::Sender<Result<()>>>,
+    /// Told when the newest record is on disk, however many writes fail before.
+    on_disk: Vec<oneshot::Sender<()>>,
 }
 
 impl Saver {
@@ -34,6 +36,27 @@ impl Saver {
 
     pub(super) fn is_idle(&self) -> bool {
         self.writing.is_none() && !self.dirty
+    }
+
+    /// Answers when the record, as it is about to be changed, is on disk; with an error if it
+    /// never will be, because it was removed. The caller must mark the record as changed.
+    pub(super) fn on_disk(&mut self) -> oneshot::Receiver<()> {
+        let (told, known) = oneshot::channel();
+        self.on_disk.push(told);
+        known
+    }
+
+    /// Tells those who wait for the write that has ended.
+    fn tell(&mut self, result: &Result<()>) {
+        for waiting in self.written_for.drain(..) {
+            let _ = waiting.send(result.clone());
+        }
+        // A record that changed during the write is written again.
+        if result.is_ok() && !self.dirty {
+            for waiting in self.on_disk.drain(..) {
+                let _ = waiting.send(());
+            }
+        }
     }
 }
 
@@ -59,9 +82,7 @@ impl Actor {
             self.unsaved = unsaved;
             self.publish();
         }
-        for waiting in self.saver.written_for.drain(..) {
-            let _ = waiting.send(result.clone());
-        }
+        self.saver.tell(&result);
         self.record_saved();
         if !self.saver.dirty {
             self.acknowledge_end();
@@ -84,5 +105,25 @@ impl Actor {
             };
             running.acknowledge(stored);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_must_be_on_disk_waits_for_a_write_that_succeeds() {
+        let mut saver = Saver::default();
+        let mut known = saver.on_disk();
+        saver.tell(&Err(Error::internal("The disk is full.")));
+        assert_eq!(known.try_recv(), Err(oneshot::error::TryRecvError::Empty));
+        // The record changed while it was written.
+        saver.dirty = true;
+        saver.tell(&Ok(()));
+        assert_eq!(known.try_recv(), Err(oneshot::error::TryRecvError::Empty));
+        saver.dirty = false;
+        saver.tell(&Ok(()));
+        assert_eq!(known.try_recv(), Ok(()));
     }
 }

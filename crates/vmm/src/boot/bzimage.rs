@@ -6,8 +6,7 @@ use super::{KernelError, Module, Plan, Protocol, Segment, Source, elf::within, m
 use crate::layout;
 
 const SETUP_HEADER: usize = 0x1f1;
-/// Protocol 2.10 (Linux 2.6.31) brought `init_size`, which tells how much
-/// memory the kernel needs.
+/// Protocol 2.10 (Linux 2.6.31) introduced `init_size`: how much memory the kernel needs.
 const OLDEST_PROTOCOL: u16 = 0x020a;
 const LOADED_HIGH: u8 = 1;
 const SECTOR: u64 = 512;
@@ -98,7 +97,7 @@ pub fn zero_page(setup_header: &[u8], ram_size: u64, initrd: Option<Module>) -> 
     let mut put = |offset: usize, bytes: &[u8]| {
         page[offset..offset + bytes.len()].copy_from_slice(bytes);
     };
-    // A boot loader without a number of its own.
+    // The type of boot loaders without a number of their own.
     put(0x210, &[0xff]);
     put(0x228, &(layout::COMMAND_LINE as u32).to_le_bytes());
     if let Some(initrd) = initrd {
@@ -117,7 +116,7 @@ pub fn zero_page(setup_header: &[u8], ram_size: u64, initrd: Option<Module>) -> 
     page
 }
 
-/// Descriptors 0x10 (code) and 0x18 (data), flat, as the protocol asks.
+/// Descriptors 0x10 (code) and 0x18 (data), flat, as the protocol requires.
 pub fn gdt() -> Vec<u8> {
     [0u64, 0, 0x00cf_9b00_0000_ffff, 0x00cf_9300_0000_ffff]
         .iter()

@@ -2,9 +2,9 @@
 
 use super::BootError;
 
-/// The user's command line with `parameters` after it, ended by a zero byte.
-/// What follows a lone `--` is for PID 1, so parameters go before it. `size`
-/// is the most bytes there may be, with the zero.
+/// The user's command line, followed by `parameters` and a zero byte. Words after a lone `--`
+/// belong to PID 1, so parameters are put before it. `size` is the limit in bytes, including the
+/// zero.
 pub fn compose(user: &str, parameters: &str, size: usize) -> Result<Vec<u8>, BootError> {
     if let Some(position) = user.bytes().position(|byte| byte == 0) {
         return Err(BootError::CommandLineZero(position));
@@ -26,7 +26,7 @@ pub fn compose(user: &str, parameters: &str, size: usize) -> Result<Vec<u8>, Boo
     Ok(bytes)
 }
 
-/// Splits before a `--` that stands alone outside quotes.
+/// Splits the line before a lone `--` outside quotes.
 fn split(line: &str) -> (&str, &str) {
     let bytes = line.as_bytes();
     let mut quoted = false;

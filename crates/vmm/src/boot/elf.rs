@@ -18,7 +18,7 @@ const XEN_ELFNOTE_PHYS32_ENTRY: u32 = 18;
 
 const HEADER_SIZE: u64 = 64;
 const PROGRAM_HEADER_SIZE: usize = 56;
-/// Kernels have fewer than ten; more is damage.
+/// Kernels have fewer than ten; a file with more is damaged.
 const MAX_PROGRAM_HEADERS: u16 = 128;
 /// A kernel's notes have some hundred bytes.
 const MAX_NOTES: u64 = 64 << 10;
@@ -32,7 +32,7 @@ struct ProgramHeader {
     memory_size: u64,
 }
 
-/// Plans an ELF kernel; `low_ram_end` is where RAM below the hole ends.
+/// Plans an ELF kernel; `low_ram_end` is the end of RAM below the hole.
 pub fn plan(source: &(impl Source + ?Sized), low_ram_end: u64) -> Result<Plan, KernelError> {
     let headers = program_headers(source)?;
     let entry = pvh_entry(source, &headers)?.ok_or(KernelError::NoPvhNote)?;
@@ -174,8 +174,8 @@ fn pvh_entry(
     Ok(None)
 }
 
-/// Walks notes (name size, descriptor size, type, then both padded to 4 bytes)
-/// until the PVH one or the end, damaged or not.
+/// Walks notes (name size, descriptor size, type, then name and descriptor padded to 4 bytes) until
+/// the PVH note or the end, which may be damaged.
 fn find_pvh_note(mut notes: &[u8]) -> Option<u64> {
     loop {
         let header = notes.get(..12)?;

@@ -4,52 +4,52 @@ use std::io;
 use std::path::PathBuf;
 use thiserror::Error;
 
-/// A kernel, an initrd or a command line can't be used.
+/// Why a kernel, an initrd or a command line can't be used.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum BootError {
-    /// No such file, no permission, not a regular file.
+    /// The file is missing, not a regular file, or not permitted.
     #[error("the {what} {} can't be opened", path.display())]
     Open {
         /// `kernel` or `initrd`.
         what: &'static str,
-        /// Which file.
+        /// The file's path.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// Reading failed, or the file shrank meanwhile.
+    /// Reading failed, or the file was shortened meanwhile.
     #[error("the {what} {} can't be read", path.display())]
     Read {
         /// `kernel` or `initrd`.
         what: &'static str,
-        /// Which file.
+        /// The file's path.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// The file is no kernel that can be booted here.
+    /// The file is not a kernel that can be booted.
     #[error("the kernel {} can't be booted", path.display())]
     Kernel {
-        /// Which file.
+        /// The file's path.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: KernelError,
     },
-    /// An empty initrd.
+    /// The initrd is empty.
     #[error("the initrd {} is empty", path.display())]
     EmptyInitrd {
-        /// Which file.
+        /// The file's path.
         path: PathBuf,
     },
     /// The initrd and the kernel don't fit into RAM together.
     #[error("the initrd {} has {} KiB, but beside the kernel there is room for {} KiB", path.display(), size >> 10, room >> 10)]
     InitrdTooLarge {
-        /// Which file.
+        /// The file's path.
         path: PathBuf,
         /// Its size, bytes.
         size: u64,
-        /// What there is, bytes.
+        /// The space that is left, bytes.
         room: u64,
     },
     /// The command line with the devices' parameters is too long.
@@ -59,16 +59,16 @@ pub enum BootError {
     CommandLineTooLong {
         /// Bytes without the zero.
         length: usize,
-        /// The most there may be.
+        /// The limit, bytes.
         limit: usize,
     },
-    /// A zero byte would cut the command line.
+    /// A zero byte would end the command line.
     #[error("the kernel command line holds a zero byte at position {0}")]
     CommandLineZero(usize),
 }
 
 impl BootError {
-    /// What the user can do.
+    /// What the user can do about it.
     pub fn hint(&self) -> Option<String> {
         match self {
             BootError::Kernel { source, .. } => source.hint(),
@@ -85,26 +85,26 @@ impl BootError {
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum KernelError {
-    /// Zero bytes.
+    /// The file is empty.
     #[error("the file is empty")]
     Empty,
-    /// Neither ELF nor bzImage.
+    /// The file is neither ELF nor bzImage.
     #[error("it is {0}, not an ELF kernel or a bzImage")]
     Foreign(&'static str),
-    /// The file ends before what its headers announce.
+    /// The file ends before a part that its headers announce.
     #[error("it is cut short: {what} ends at byte {end}, the file has {length}")]
     CutShort {
-        /// Which part.
+        /// The name of the part.
         what: String,
         /// Where the part ends.
         end: u64,
         /// The file's size.
         length: u64,
     },
-    /// ELF, but not for x86-64.
+    /// The ELF file is not for x86-64.
     #[error("it is an ELF file for {0}, not for x86-64")]
     WrongMachine(String),
-    /// ELF, but not an executable.
+    /// The ELF file is not an executable.
     #[error("it is an ELF {0}, not an executable")]
     NotExecutable(&'static str),
     /// Headers that contradict the format.
@@ -120,9 +120,9 @@ pub enum KernelError {
         ram_end >> 20
     )]
     OutsideRam {
-        /// Where the kernel ends.
+        /// End of the kernel, guest physical address.
         end: u64,
-        /// Where low RAM ends.
+        /// End of low RAM, guest physical address.
         ram_end: u64,
     },
     /// A segment covers the first MiB.
@@ -148,7 +148,7 @@ pub enum KernelError {
 }
 
 impl KernelError {
-    /// What the user can do.
+    /// What the user can do about it.
     pub fn hint(&self) -> Option<String> {
         Some(match self {
             KernelError::NoPvhNote => {
@@ -165,7 +165,7 @@ impl KernelError {
         })
     }
 
-    /// Names what a file that is neither ELF nor bzImage seems to be.
+    /// Names what the file seems to be, if it is neither ELF nor bzImage.
     pub(super) fn foreign(head: &[u8]) -> KernelError {
         let at =
             |offset: usize, magic: &[u8]| head.get(offset..offset + magic.len()) == Some(magic);

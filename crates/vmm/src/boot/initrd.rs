@@ -6,17 +6,17 @@ use std::path::{Path, PathBuf};
 
 const PAGE: u64 = 4096;
 
-/// An initrd that has its place but is not loaded yet.
+/// An initrd that was placed but not loaded yet.
 #[derive(Debug)]
 pub struct Initrd {
-    /// Where it goes.
+    /// Its range of guest memory.
     pub place: Module,
     path: PathBuf,
     file: source::OpenFile,
 }
 
-/// Opens the file and finds its place: as high as `limit` allows, on a page of
-/// its own, above `kernel_end`.
+/// Opens the file and chooses its place: as high as `limit` allows, page-aligned, above
+/// `kernel_end`.
 pub fn open_and_place(path: &Path, kernel_end: u64, limit: u64) -> Result<Initrd, BootError> {
     let file = source::open(path).map_err(|source| BootError::Open {
         what: "initrd",

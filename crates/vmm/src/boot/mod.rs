@@ -1,5 +1,4 @@
-//! Boot protocols: what is read from a kernel file, what is written to guest
-//! memory, and where the first vCPU begins.
+//! Boot protocols: reading kernel files, filling guest memory, and the first vCPU's entry point.
 //!
 //! A loader first makes a [`Plan`] from the file's headers, every value of
 //! which may be hostile. Nothing is written before the whole plan is checked
@@ -9,7 +8,7 @@
 //! * [`bzimage`]: Linux's compressed images, by its 32-bit boot protocol.
 //! * [`startinfo`]: the PVH start info.
 //! * [`mptable`]: processors and interrupts for a guest without ACPI.
-//! * [`command_line`], [`initrd`]: what goes with a kernel.
+//! * [`command_line`], [`initrd`]: the kernel's command line and initrd.
 
 pub mod bzimage;
 pub mod command_line;
@@ -28,31 +27,31 @@ use jiffy_devices::GuestMemory;
 use std::path::Path;
 use vm_memory::{Bytes, GuestAddress};
 
-/// What of a kernel file goes where. Checked: segments lie in low RAM above
-/// the boot structures, inside the file, and do not overlap.
+/// Where the parts of a kernel file are loaded. Checked: segments are in low RAM above the boot
+/// structures, inside the file, and do not overlap.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plan {
     /// By ascending address.
     pub segments: Vec<Segment>,
-    /// How to enter.
+    /// How the kernel is entered.
     pub protocol: Protocol,
-    /// First byte after all that the kernel needs from its load address on
-    /// before it knows its memory map.
+    /// End of the memory from its load address on that the kernel needs before it knows its memory
+    /// map, exclusive.
     pub end: u64,
-    /// Where an initrd must end, exclusive.
+    /// The highest end of an initrd, exclusive.
     pub initrd_limit: u64,
     /// Longest command line with its zero, bytes.
     pub command_line_size: usize,
 }
 
-/// A stretch of the kernel file and its place in guest memory.
+/// A range of the kernel file and its place in guest memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Segment {
     /// Guest physical address.
     pub address: u64,
     /// Bytes in memory; those past `file_size` are zero.
     pub memory_size: u64,
-    /// Where in the file.
+    /// Offset in the file.
     pub file_offset: u64,
     /// Bytes in the file.
     pub file_size: u64,
@@ -70,24 +69,23 @@ pub enum Protocol {
     Linux {
         /// Guest physical address of the entry point.
         entry: u64,
-        /// The setup header, as it lies in the file from offset 0x1f1 on.
+        /// The setup header: the file's bytes from offset 0x1f1 on.
         setup_header: Vec<u8>,
     },
 }
 
-/// Where the first vCPU begins: 32-bit protected mode, paging off, flat segments.
+/// The first vCPU's entry state: 32-bit protected mode, paging off, flat segments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Entry {
     /// EIP.
     pub rip: u64,
-    /// EBX: start info of PVH.
+    /// EBX: address of PVH's start info.
     pub rbx: u64,
-    /// ESI: zero page of Linux.
+    /// ESI: address of Linux's zero page.
     pub rsi: u64,
 }
 
-/// Reads the headers of `source` and decides what goes where in `ram_size`
-/// bytes of guest RAM.
+/// Reads the headers of `source` and plans its loading into `ram_size` bytes of guest RAM.
 pub fn plan(source: &(impl Source + ?Sized), ram_size: u64) -> Result<Plan, KernelError> {
     let low_ram_end = ram_size.min(layout::LOW_RAM_END);
     let mut head = [0; 1024];
@@ -106,7 +104,7 @@ pub fn plan(source: &(impl Source + ?Sized), ram_size: u64) -> Result<Plan, Kern
     }
 }
 
-/// What to boot; a view of the configuration.
+/// What is booted; a view of the configuration.
 #[derive(Debug, Clone, Copy)]
 pub struct Images<'a> {
     /// The kernel file.
@@ -208,8 +206,8 @@ pub struct Module {
     pub size: u64,
 }
 
-/// Memory map handed to the guest: (address, bytes, usable). Base memory ends
-/// where the MP table begins.
+/// The memory map for the guest: (address, bytes, usable). Base memory ends where the MP table
+/// begins.
 pub fn memory_map(ram_size: u64) -> Vec<(u64, u64, bool)> {
     let mut map = vec![
         (0, layout::MP_TABLE, true),

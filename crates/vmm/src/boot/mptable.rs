@@ -17,12 +17,12 @@ const NMI: u8 = 1;
 const EXTERNAL: u8 = 3;
 const ALL_LOCAL_APICS: u8 = 0xff;
 
-/// The id of the IOAPIC: the first no processor has.
+/// The id of the IOAPIC: the first that no processor has.
 pub fn ioapic_id(vcpus: u8) -> u8 {
     vcpus
 }
 
-/// Floating pointer and configuration table for [`layout::MP_TABLE`].
+/// Floating pointer and configuration table, to be placed at [`layout::MP_TABLE`].
 pub fn table(vcpus: u8) -> Vec<u8> {
     let mut entries = Vec::new();
     let mut count = 0u16;
@@ -43,8 +43,8 @@ pub fn table(vcpus: u8) -> Vec<u8> {
     let mut ioapic = [2, ioapic_id(vcpus), IOAPIC_VERSION, ENABLED, 0, 0, 0, 0];
     ioapic[4..].copy_from_slice(&layout::IOAPIC.to_le_bytes());
     add(&ioapic);
-    // Every pin carries the ISA interrupt of its number, polarity and trigger
-    // as the bus has them: active high, edge.
+    // Every pin is connected to the ISA interrupt of its number, with the bus's polarity and
+    // trigger: active high, edge.
     for pin in 0..IOAPIC_PINS {
         add(&[3, INTERRUPT, 0, 0, ISA_BUS, pin, ioapic_id(vcpus), pin]);
     }
@@ -72,7 +72,7 @@ pub fn table(vcpus: u8) -> Vec<u8> {
     [pointer, header, entries].concat()
 }
 
-/// What makes the sum of all bytes zero.
+/// The byte that makes the sum of all bytes zero.
 fn checksum(parts: &[&[u8]]) -> u8 {
     parts
         .iter()

@@ -1,4 +1,4 @@
-//! Where kernel bytes come from: a file, or (in tests and fuzzing) a slice.
+//! Sources of kernel bytes: a file, or (in tests and fuzzing) a slice.
 
 use jiffy_devices::GuestMemory;
 use jiffy_sys::handed;
@@ -8,19 +8,19 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryError, ReadVolatile};
 
-/// Most bytes read at once. Each piece is one read(2), of which Linux does no more than
-/// 2 GiB less a page.
+/// Most bytes that are read at once. Each piece is one read(2), which Linux limits to 2 GiB less a
+/// page.
 const PIECE: u64 = 1 << 30;
 
 /// Bytes that can be read from any offset.
 pub trait Source {
-    /// How many there are.
+    /// The number of bytes.
     fn len(&self) -> u64;
-    /// True if there are none.
+    /// Whether there are none.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
-    /// Fills `buffer` from `offset`; an error if the bytes end before.
+    /// Fills `buffer` with the bytes from `offset` on; an error if there are too few.
     fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()>;
 }
 
@@ -56,8 +56,7 @@ impl Source for OpenFile {
     }
 }
 
-/// Opens a regular file for reading; anything else is an error, and a FIFO
-/// does not block.
+/// Opens a regular file for reading. Anything else is an error; a FIFO does not block.
 pub fn open(path: &Path) -> io::Result<OpenFile> {
     let file = match handed::take(path) {
         Some(file) => file.into(),
@@ -116,7 +115,7 @@ mod tests {
     use vm_memory::bitmap::BitmapSlice;
     use vm_memory::{VolatileMemoryError, VolatileSlice};
 
-    /// Reads no more at once than the kernel would.
+    /// A source whose single reads are limited, as the kernel limits them.
     struct AtMost(File, usize);
 
     impl ReadVolatile for AtMost {

@@ -22,7 +22,7 @@ pub fn write(ram_size: u64, module: Option<Module>, write: impl Fn(u64, &[u8])) 
     } else {
         0
     };
-    // No RSDP: there is no ACPI.
+    // The RSDP's address is zero: there is no ACPI.
     for address in [modules, layout::COMMAND_LINE, 0, layout::MEMORY_MAP] {
         info.extend(address.to_le_bytes());
     }

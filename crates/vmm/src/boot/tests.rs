@@ -5,7 +5,7 @@ use std::io::Write;
 
 const RAM: u64 = 64 << 20;
 
-/// A segment of a made-up kernel.
+/// A segment of a synthetic kernel.
 struct Load {
     address: u64,
     memory_size: u64,
@@ -20,7 +20,7 @@ fn elf(loads: &[Load], entry: Option<u64>) -> Vec<u8> {
         None => Vec::new(),
         Some(entry) => {
             let mut note = Vec::new();
-            // Another note first, of odd size.
+            // Another note comes first; its size is odd.
             for word in [4u32, 5, 1] {
                 note.extend(word.to_le_bytes());
             }
@@ -164,7 +164,7 @@ fn files_that_are_no_kernel_are_named() {
 
 #[test]
 fn every_truncation_of_a_kernel_is_refused() {
-    // A bzImage tells its size in units of 16 bytes.
+    // A bzImage gives its size in units of 16 bytes.
     for (kernel, unit) in [
         (elf(&[one_segment()], Some(0x20_0000)), 1),
         (bzimage(0x20f, 4096), 16),
@@ -305,7 +305,7 @@ fn what_does_not_fit_or_open_is_named() {
 }
 
 proptest! {
-    /// Whatever a file says, a plan keeps to RAM and to the file.
+    /// For any file, the plan stays within RAM and the file.
     #[test]
     fn plans_keep_their_promises(
         bzip in any::<bool>(),

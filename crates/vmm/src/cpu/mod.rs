@@ -1,11 +1,11 @@
-//! What a guest's processor is.
+//! A guest's processor.
 //!
-//! * [`cpuid`]: what CPUID shows each vCPU.
+//! * [`cpuid`]: CPUID of each vCPU.
 //! * [`msrs`]: the MSRs that a snapshot keeps, and their order; [`mtrr`]: memory
 //!   types as firmware leaves them.
-//! * [`tsc`]: restoring the time stamp counter.
-//! * [`profile`]: the features of a processor, which a snapshot is compared with.
-//! * [`quirks`]: what differs where QEMU's TCG is the processor.
+//! * [`tsc`]: restores the time stamp counter.
+//! * [`profile`]: the features of a processor, with which a snapshot is compared.
+//! * [`quirks`]: workarounds for QEMU's TCG.
 
 pub mod cpuid;
 pub mod msrs;

@@ -1,10 +1,9 @@
 //! The MSRs that a snapshot keeps, and the order in which they are written back.
 //!
-//! What is kept is listed here, not taken from KVM's list: that has registers
-//! which can be read and not written (IA32_PERF_CAPABILITIES of a guest without
-//! performance counters), which belong to features that no guest has here
-//! (counters, VMX, SVM, SGX, processor trace, Hyper-V, SMM), or which make KVM
-//! write to guest memory (MSR_KVM_WALL_CLOCK: a guest sets it whenever it asks).
+//! The list is explicit, because KVM's list has registers that can be read and not written
+//! (IA32_PERF_CAPABILITIES of a guest without performance counters), that belong to features no
+//! guest has here (counters, VMX, SVM, SGX, processor trace, Hyper-V, SMM), or that make KVM write
+//! to guest memory (MSR_KVM_WALL_CLOCK, which a guest writes whenever it reads the wall clock).
 //! EFER, the bases of FS and GS, and the APIC's base are in `kvm_sregs`.
 //!
 //! Sources: Intel SDM volume 4; AMD APM volume 2, appendix A; Linux
@@ -22,7 +21,7 @@ pub const ARCH_CAPABILITIES: u32 = 0x10a;
 /// IA32_MISC_ENABLE.
 pub const MISC_ENABLE: u32 = 0x1a0;
 
-/// What KVM takes in one call (`MAX_IO_MSRS` less one).
+/// Most registers that KVM takes in one call (`MAX_IO_MSRS` less one).
 const MOST_IN_A_CALL: usize = 255;
 
 /// Consecutive registers that are kept.
@@ -36,11 +35,11 @@ struct Kept {
 /// The condition under which a register is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum When {
-    /// KVM lists it (`KVM_GET_MSR_INDEX_LIST`).
+    /// KVM lists the register (`KVM_GET_MSR_INDEX_LIST`).
     Listed,
-    /// KVM lists it, and the guest has this bit of CPUID.
+    /// KVM lists the register, and the guest has this bit of CPUID.
     ListedAnd(Bit),
-    /// The guest has this bit of CPUID; KVM has the register and does not list it.
+    /// The guest has this bit of CPUID; KVM has the register but does not list it.
     Has(Bit),
 }
 
@@ -80,7 +79,7 @@ const fn mtrr(first: u32, count: u32, name: &'static str) -> Kept {
 
 /// In the order in which they are written.
 const KEPT: &[Kept] = &[
-    // What the processor is, on which KVM holds what follows: TSX_CTRL is there if
+    // Capabilities first, because KVM checks later registers against them: TSX_CTRL exists if
     // ARCH_CAPABILITIES says so, CPUID faulting if PLATFORM_INFO does.
     one(0x8b, "IA32_BIOS_SIGN_ID"),
     Kept {
@@ -96,7 +95,7 @@ const KEPT: &[Kept] = &[
     one(0xc001_0015, "HWCR"),
     one(0x1fc, "POWER_CTL"),
     one(0x17a, "IA32_MCG_STATUS"),
-    // Memory types; what enables them comes after them.
+    // Memory types; the register that enables them comes after them.
     mtrr(mtrr::FIXED_64K, 1, "IA32_MTRR_FIX64K"),
     mtrr(mtrr::FIXED_16K, 2, "IA32_MTRR_FIX16K"),
     mtrr(mtrr::FIXED_4K, 8, "IA32_MTRR_FIX4K"),
@@ -107,7 +106,7 @@ const KEPT: &[Kept] = &[
     one(0x122, "IA32_TSX_CTRL"),
     one(0x48, "IA32_SPEC_CTRL"),
     one(0xc001_011f, "VIRT_SPEC_CTRL"),
-    // What the kernel and its programs work with.
+    // Used by the guest's kernel and its programs.
     one(0x174, "IA32_SYSENTER_CS"),
     one(0x175, "IA32_SYSENTER_ESP"),
     one(0x176, "IA32_SYSENTER_EIP"),
@@ -120,12 +119,13 @@ const KEPT: &[Kept] = &[
     one(0xda0, "IA32_XSS"),
     one(0xd90, "IA32_BNDCFGS"),
     one(0x1d9, "IA32_DEBUGCTL"),
-    // The counter first: KVM holds the deadline against it.
+    // The counter comes first: KVM compares the deadline with it.
     one(TSC, "IA32_TIME_STAMP_COUNTER"),
     one(0x3b, "IA32_TSC_ADJUST"),
     one(0x6e0, "IA32_TSC_DEADLINE"),
-    // KVM's own. How page faults are told before that they are; the clock last,
-    // for it counts on the TSC, and looks at a page that a pager may have to bring.
+    // KVM's own registers. How page faults are reported comes before their enabling. The clock
+    // comes last: it depends on the TSC, and KVM reads a page for it that a pager may have to
+    // fetch.
     one(0x4b56_4d05, "MSR_KVM_POLL_CONTROL"),
     one(0x4b56_4d04, "MSR_KVM_PV_EOI_EN"),
     one(0x4b56_4d06, "MSR_KVM_ASYNC_PF_INT"),
@@ -143,7 +143,7 @@ const _: () = {
     assert!(count <= MOST_IN_A_CALL);
 };
 
-/// The registers to keep of a guest with this CPUID, where KVM lists those in `listed`.
+/// The registers to save for a guest with this CPUID, where KVM lists those in `listed`.
 pub fn to_save(listed: &[u32], cpuid: &[kvm_cpuid_entry2]) -> Vec<u32> {
     let has = |bit: Bit| {
         let leaf = |entry: &&kvm_cpuid_entry2| entry.function == bit.leaf && entry.index == 0;
@@ -161,11 +161,11 @@ pub fn to_save(listed: &[u32], cpuid: &[kvm_cpuid_entry2]) -> Vec<u32> {
         .collect()
 }
 
-/// Reads registers. KVM stops at the first that this guest does not have; it is skipped.
+/// Reads registers. KVM stops at the first that this guest does not have; that one is skipped.
 ///
 /// # Errors
 ///
-/// KVM fails otherwise.
+/// KVM fails for another reason.
 pub fn read(vcpu: &VcpuFd, indices: &[u32]) -> Result<Vec<kvm_msr_entry>, HypervisorError> {
     let mut values = Vec::with_capacity(indices.len());
     let mut rest = indices;
@@ -181,8 +181,8 @@ pub fn read(vcpu: &VcpuFd, indices: &[u32]) -> Result<Vec<kvm_msr_entry>, Hyperv
     Ok(values)
 }
 
-/// The registers of `saved` that are written back, in this order. Others are no longer
-/// kept, or never were.
+/// The registers of `saved` that are written back, in this order. Others are not kept any more, or
+/// never were.
 fn in_order(saved: &[kvm_msr_entry]) -> Vec<kvm_msr_entry> {
     KEPT.iter()
         .flat_map(|kept| kept.first..kept.first + kept.count)
@@ -221,8 +221,8 @@ pub fn write(
     Ok(())
 }
 
-/// Writes the registers of a vCPU that is to boot. Those that KVM refuses are skipped: the
-/// vCPU does not have them.
+/// Writes the registers of a vCPU that is to boot. Registers that KVM refuses are skipped: the vCPU
+/// does not have them.
 pub fn set_at_boot(vcpu: &VcpuFd, msrs: &[kvm_msr_entry]) -> Result<(), HypervisorError> {
     let mut rest = msrs;
     while !rest.is_empty() {
@@ -232,7 +232,7 @@ pub fn set_at_boot(vcpu: &VcpuFd, msrs: &[kvm_msr_entry]) -> Result<(), Hypervis
     Ok(())
 }
 
-/// How many were set: all, or those before one that KVM refused.
+/// Sets registers and returns how many were set: all, or those before one that KVM refused.
 fn set(vcpu: &VcpuFd, entries: &[kvm_msr_entry]) -> Result<usize, HypervisorError> {
     let msrs = Msrs::from_entries(entries).expect("fewer than KVM takes");
     vcpu.set_msrs(&msrs).map_err(failed_to("set a vCPU's MSRs"))
@@ -311,7 +311,7 @@ mod tests {
         distinct.sort_unstable();
         distinct.dedup();
         assert_eq!(distinct.len(), every.len());
-        // As a hostile or old state may have them: others, doubles, any order.
+        // A hostile or old state may have other registers, duplicates, and any order.
         let mut saved: Vec<kvm_msr_entry> = every.iter().map(|index| entry(*index, 7)).collect();
         saved.reverse();
         saved.extend([entry(PERF_CAPABILITIES, 0x2000), entry(TSC, 8)]);
@@ -337,18 +337,18 @@ mod tests {
         let vm = crate::hypervisor::Hypervisor::open().unwrap();
         let vm = vm.create_vm().unwrap();
         let vcpu = vm.create_vcpu(0).unwrap();
-        // Types that there are not.
+        // Memory types that do not exist.
         let bad = [entry(mtrr::FIXED_64K, u64::MAX), entry(0x174, 0x10)];
         let error = write(&vcpu, &bad, &[]).unwrap_err().to_string();
         assert_eq!(
             error,
             "this host's KVM does not take 0xffffffffffffffff for the saved guest's IA32_MTRR_FIX64K (MSR 0x250)"
         );
-        // Without CPUID there is none of these.
+        // Without CPUID the guest has none of these.
         let unknown = [entry(0xda0, 0), entry(0xd90, 0), entry(0x174, 0x10)];
         write(&vcpu, &unknown, &[]).unwrap();
         assert_eq!(read(&vcpu, &[0x174]).unwrap()[0].data, 0x10);
-        // What was saved by way of KVM's whole list is written by way of ours.
+        // A register that an earlier release saved from KVM's list is ignored.
         write(&vcpu, &[entry(PERF_CAPABILITIES, u64::MAX)], &[]).unwrap();
     }
 }

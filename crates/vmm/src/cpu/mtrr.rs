@@ -1,23 +1,21 @@
-//! Memory type range registers as a PC's firmware leaves them: RAM is written
-//! back, the video window and the hole below 4 GiB are not cached, ROM is write
-//! protected.
+//! Memory type range registers as a PC's firmware sets them: RAM is write-back, the video window
+//! and the hole below 4 GiB are uncached, ROM is write-protected.
 //!
-//! Linux takes registers that are off for those of a broken machine, and then
-//! leaves PAT off, too. Source: Intel SDM volume 3, 13.11; the values are those of
-//! SeaBIOS.
+//! If they are disabled, Linux assumes a broken machine and disables PAT, too. Source: Intel SDM
+//! volume 3, 13.11; the values are SeaBIOS's.
 
 use crate::layout;
 use kvm_bindings::kvm_msr_entry;
 
-/// IA32_MTRR_PHYSBASE0; base and mask take turns.
+/// IA32_MTRR_PHYSBASE0; base and mask registers alternate.
 pub const PHYSICAL: u32 = 0x200;
-/// KVM has eight pairs of base and mask.
+/// Registers of KVM's eight pairs of base and mask.
 pub const PHYSICAL_COUNT: u32 = 16;
 /// IA32_MTRR_FIX64K_00000.
 pub const FIXED_64K: u32 = 0x250;
-/// IA32_MTRR_FIX16K_80000 and that of A0000.
+/// IA32_MTRR_FIX16K_80000, followed by that of A0000.
 pub const FIXED_16K: u32 = 0x258;
-/// IA32_MTRR_FIX4K_C0000 and the seven up to 1 MiB.
+/// IA32_MTRR_FIX4K_C0000, followed by seven more up to 1 MiB.
 pub const FIXED_4K: u32 = 0x268;
 /// IA32_MTRR_DEF_TYPE.
 pub const DEFAULT_TYPE: u32 = 0x2ff;
@@ -29,8 +27,8 @@ const FIXED_ENABLED: u64 = 1 << 10;
 const ENABLED: u64 = 1 << 11;
 const MASK_VALID: u64 = 1 << 11;
 
-/// The registers of a vCPU that is to boot, whose guest has this many bits of
-/// physical addresses; the one that enables them comes last.
+/// The registers of a vCPU that is to boot; `address_bits` is the width of the guest's physical
+/// addresses. The register that enables the others comes last.
 pub fn at_boot(address_bits: u32) -> impl Iterator<Item = kvm_msr_entry> {
     let hole = layout::HIGH_RAM - layout::LOW_RAM_END;
     let mask = (1_u64 << address_bits.clamp(36, 52)) - hole;
@@ -53,7 +51,7 @@ pub fn at_boot(address_bits: u32) -> impl Iterator<Item = kvm_msr_entry> {
     })
 }
 
-/// A type for each of the eight parts that a fixed register is for.
+/// The same memory type in all eight fields of a fixed register.
 fn each(kind: u64) -> u64 {
     kind * 0x0101_0101_0101_0101
 }

@@ -1,4 +1,4 @@
-//! The profile of a guest's processor, and that of the most a host can give one.
+//! The profile of a guest's processor, and of the most that a host can give a guest.
 
 use super::cpuid::{self, Host};
 use super::msrs;
@@ -7,20 +7,20 @@ use jiffy_wire::cpu::{self as wire, Leaf, Profile};
 use kvm_bindings::{CpuId, kvm_cpuid_entry2, kvm_msr_entry};
 use thiserror::Error;
 
-/// A host's processor is not what a guest needs.
+/// A host's processor lacks what a guest needs.
 #[derive(Debug, Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ProfileError {
-    /// Of a captured guest.
+    /// The guest was captured.
     #[error("this host can't go on with the saved VM: it lacks {}", .0.join(", "))]
     Lacking(Vec<String>),
-    /// Of a profile that a VM is to have.
+    /// The configuration asks for a profile.
     #[error("{0}")]
     Wanted(String),
 }
 
 impl ProfileError {
-    /// What the user can do.
+    /// What the user can do about it.
     pub fn hint(&self) -> Option<String> {
         Some(match self {
             ProfileError::Lacking(_) => "restore it on a host with such a processor, or boot the VM anew; VMs that are to move get `--cpu-profile`".into(),
@@ -29,21 +29,21 @@ impl ProfileError {
     }
 }
 
-/// What this host can give a guest, and what that is made from.
+/// What this host can give a guest, and its sources.
 #[derive(Debug)]
 pub struct Most {
     /// CPUID as KVM supports it.
     pub supported: CpuId,
-    /// What it depends on besides.
+    /// What CPUID depends on besides.
     pub host: Host,
-    /// What a captured guest may have. Earlier releases showed guests also what is hidden
-    /// from those that boot today (IA32_ARCH_CAPABILITIES on AMD's processors, for one),
-    /// and KVM still provides that.
+    /// What a captured guest may have. Earlier releases also showed guests features that are hidden
+    /// from guests that boot today (for example IA32_ARCH_CAPABILITIES on AMD's processors), and
+    /// KVM still provides those.
     restorable: Profile,
 }
 
 impl Most {
-    /// Asks KVM.
+    /// Reads it from KVM.
     pub fn of(hypervisor: &Hypervisor) -> Result<Most, HypervisorError> {
         let supported = hypervisor.supported_cpuid()?;
         let host = Host::read(hypervisor.has_tsc_deadline());
@@ -61,7 +61,7 @@ impl Most {
         })
     }
 
-    /// The profile of a guest that boots and has all it can have.
+    /// The profile of a guest that boots without limits.
     pub fn shown(&self) -> Profile {
         let cpuid = cpuid::for_vm(&self.supported, 1, self.host, None);
         let mut profile = of_cpuid(cpuid.as_slice());
@@ -72,7 +72,7 @@ impl Most {
         profile
     }
 
-    /// Checks that a captured guest can go on here. `tsc_khz` is the frequency of a new
+    /// Checks that a captured guest can continue on this host. `tsc_khz` is the frequency of a new
     /// vCPU's time stamp counter.
     ///
     /// # Errors
@@ -112,9 +112,9 @@ pub fn of_host() -> Result<wire::Host, HypervisorError> {
 pub struct GuestProcessor<'a> {
     /// CPUID as the guest sees it.
     pub cpuid: &'a [kvm_cpuid_entry2],
-    /// Its MSRs.
+    /// The guest's MSRs.
     pub msrs: &'a [kvm_msr_entry],
-    /// Frequency of its time stamp counter, kHz, if that is known.
+    /// Frequency of its time stamp counter, kHz, if known.
     pub tsc_khz: Option<u32>,
 }
 
@@ -138,7 +138,7 @@ fn of_cpuid(entries: &[kvm_cpuid_entry2]) -> Profile {
             index: entry.index,
             registers: [entry.eax, entry.ebx, entry.ecx, entry.edx],
         };
-        // Ids are each vCPU's own.
+        // Ids differ between vCPUs.
         match entry.function {
             0x1 => leaf.registers[1] &= 0x00ff_ffff,
             0xb => leaf.registers[3] = 0,

@@ -1,5 +1,5 @@
-//! What differs where the processor we run on is emulated by QEMU's TCG: all that the
-//! monitor does for it, and nothing of it applies on real hardware.
+//! All workarounds for QEMU's TCG, if it emulates the host's processor. None of them applies to
+//! real hardware.
 
 use super::cpuid::supported_states;
 use crate::hypervisor::{HypervisorError, failed_to};
@@ -12,10 +12,10 @@ const HYPERVISOR: u32 = 1 << 31;
 /// The leaf with the hypervisor's signature.
 const HYPERVISOR_LEAF: u32 = 0x4000_0000;
 
-/// Bit 1 of a task state segment's type: it is in use (Intel SDM volume 3, §8.2.2).
+/// Bit 1 of a task state segment's type: busy (Intel SDM volume 3, §8.2.2).
 const BUSY: u8 = 2;
 
-/// Whether the processor we run on is emulated by QEMU's TCG.
+/// Whether QEMU's TCG emulates the host's processor.
 fn host_is_tcg() -> bool {
     if __cpuid(1).ecx & HYPERVISOR == 0 {
         return false;
@@ -24,12 +24,11 @@ fn host_is_tcg() -> bool {
     [leaf.ebx, leaf.ecx, leaf.edx] == [*b"TCGT", *b"CGTC", *b"GTCG"].map(u32::from_le_bytes)
 }
 
-/// Segment registers as a vCPU is to be given them.
+/// Segment registers as a vCPU must get them.
 ///
-/// TCG looks up a program's right to use I/O ports only in a task state segment
-/// whose descriptor is not marked busy, which KVM always says of one in use;
-/// restored so, a guest's programs lose that right. AMD's processors, which it
-/// stands for, take either.
+/// TCG checks a program's permission to use I/O ports only if the task state segment's descriptor
+/// is not marked busy, but KVM reports a segment in use as busy. A guest that was restored so would
+/// lose that permission for its programs. AMD's processors, which TCG emulates, accept both.
 pub fn segment_registers(mut sregs: kvm_sregs) -> kvm_sregs {
     if host_is_tcg() {
         sregs.tr.type_ &= !BUSY;
@@ -39,9 +38,9 @@ pub fn segment_registers(mut sregs: kvm_sregs) -> kvm_sregs {
 
 /// Enables all extended states of a vCPU that is about to boot.
 ///
-/// TCG does not tell the KVM inside it when a guest sets XCR0, so KVM would put
-/// its own value back at every entry, and the guest would lose vector registers.
-/// With all states on from the start both agree.
+/// TCG does not tell the KVM inside it when a guest sets XCR0, so KVM would write its own value
+/// back at every entry, and the guest would lose vector registers. With all states enabled from the
+/// start, both values agree.
 pub fn enable_extended_states(vcpu: &VcpuFd, cpuid: &CpuId) -> Result<(), HypervisorError> {
     let supported = supported_states(cpuid);
     if supported == 0 || !host_is_tcg() {

@@ -1,11 +1,10 @@
 //! A vCPU's time stamp counter.
 //!
-//! KVM treats a write to the register as an attempt to synchronise vCPUs if the value is
-//! less than a second away from what the counter would be anyway. A value that was saved
-//! soon after boot would be lost, and vCPUs restored more than a second apart (because a
-//! pager had to bring a page in between) would differ for ever. So the first vCPU's counter
-//! is set by its offset to the host's, which KVM takes as it is, and all others get the same
-//! offset.
+//! KVM treats a write to the register as an attempt to synchronise vCPUs if the value is less than
+//! a second away from the current one. A value that was saved soon after boot would be lost, and
+//! vCPUs that are restored more than a second apart (because a pager had to fetch a page in
+//! between) would differ for ever. So the first vCPU's counter is set by its offset to the host's
+//! counter, which KVM takes unchanged, and all others get the same offset.
 
 use super::msrs;
 use crate::hypervisor::{HypervisorError, failed_to};
@@ -26,20 +25,20 @@ const fn device_attr_ioctl(number: libc::Ioctl) -> libc::Ioctl {
     1 << 30 | (size_of::<kvm_device_attr>() as libc::Ioctl) << 16 | 0xae << 8 | number
 }
 
-/// Whether a VM's vCPUs let their offset be set: from Linux 5.16 on.
+/// Whether a vCPU's offset can be set: from Linux 5.16 on.
 pub fn has_offset(vm: &VmFd) -> bool {
     vm.check_extension_raw(KVM_CAP_VCPU_ATTRIBUTES.into()) > 0
 }
 
-/// The offset to the host's counter that all vCPUs of a VM have: none before the
-/// first was set, or where KVM can't set it.
+/// The offset to the host's counter that all vCPUs of a VM share: `None` before the first was set,
+/// or if KVM can't set it.
 #[derive(Debug, Default)]
 pub struct SharedOffset(Option<u64>);
 
 impl SharedOffset {
-    /// Sets a vCPU's counter: of the first so that it reads `value` now, of the
-    /// others by the first's offset. Their frequency is set already. False if KVM
-    /// does not let the offset be set.
+    /// Sets a vCPU's counter: for the first vCPU so that it reads `value` now, for the others by
+    /// the first's offset. Their frequency must be set before. Returns false if KVM can't set the
+    /// offset.
     pub fn apply(&mut self, vcpu: &VcpuFd, value: u64) -> Result<bool, HypervisorError> {
         let mut offset = match self.0 {
             Some(offset) => offset,
@@ -52,7 +51,7 @@ impl SharedOffset {
                 let Some(reads) = read.first().map(|msr| msr.data) else {
                     return Ok(false);
                 };
-                // Not the host's counter and its frequency: KVM may scale it.
+                // Computed from the guest's counter, because KVM may scale the host's.
                 offset.wrapping_add(value).wrapping_sub(reads)
             }
         };
@@ -71,8 +70,8 @@ fn device_attr(vcpu: &VcpuFd, request: libc::Ioctl, offset: &mut u64) -> io::Res
         addr: (&raw mut *offset) as u64,
         flags: 0,
     };
-    // SAFETY: the structure is the one both ioctls read, and the address in it is
-    // that of the eight bytes which this attribute has.
+    // SAFETY: both ioctls read this structure; its address is that of the eight bytes of the
+    // attribute.
     match unsafe { libc::ioctl(vcpu.as_raw_fd(), request, &raw const attr) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
@@ -88,7 +87,8 @@ mod tests {
     #[ignore = "needs a real KVM"]
     fn all_vcpus_get_the_offset_of_the_first_however_far_apart_they_were_read() {
         let hypervisor = Hypervisor::open().unwrap();
-        // In the guest's first second, and later; read at once, and seconds apart.
+        // Values from the guest's first second and later; vCPUs restored at once, and seconds
+        // apart.
         for saved in [1_000_000, 60_000_000_000] {
             for apart in [100_000, 60_000_000_000] {
                 let vm = hypervisor.create_vm().unwrap();

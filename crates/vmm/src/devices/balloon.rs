@@ -43,14 +43,13 @@ impl VirtioKind for BalloonKind {
 }
 
 impl Devices {
-    /// Tells the balloon, if there is one, how many MiB it shall hold.
+    /// Sets the balloon's target size in MiB; `None` if there is no balloon.
     pub fn set_balloon(&self, target_mib: u32) -> Option<Result<(), TargetError>> {
         let balloon = self.first::<Virtio<BalloonKind>>()?;
         Some(lock(balloon).device_mut().set_target(target_mib))
     }
 
-    /// What the balloon holds, and the newest figures the guest has given;
-    /// asks for newer ones.
+    /// The balloon's size and the newest statistics of the guest; requests newer ones.
     pub fn balloon(&self) -> Option<BalloonStatus> {
         let mut balloon = lock(self.first::<Virtio<BalloonKind>>()?);
         let balloon = balloon.device_mut();

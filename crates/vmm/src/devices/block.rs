@@ -1,10 +1,10 @@
 //! Disks.
 
 use super::Devices;
+use super::disk_chunks::DiskChunks;
 use super::error::DeviceError;
 use super::virtio::VirtioKind;
 use super::wiring::Wiring;
-use crate::disk_chunks::DiskChunks;
 use crate::sections::{Count, Section};
 use jiffy_devices::virtio::block::{Block, BlockOptions, BlockState};
 use jiffy_devices::virtio::device::WorkerRole;
@@ -63,7 +63,7 @@ impl VirtioKind for BlockKind {
 }
 
 impl Devices {
-    /// What was read of the disk whose reads are noted.
+    /// What the guest has read of the disk whose reads are noted.
     pub fn reads(&self) -> Option<ReadUnits> {
         Some(self.reads.as_ref()?.units())
     }

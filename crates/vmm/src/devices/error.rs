@@ -1,6 +1,6 @@
-//! What can be wrong with a device.
+//! Errors of devices.
 
-use crate::disk_chunks::ResidencyError;
+use super::disk_chunks::ResidencyError;
 use crate::hypervisor::HypervisorError;
 use jiffy_devices::bus::RangeTaken;
 use jiffy_devices::fw_cfg::FwCfgError;
@@ -15,91 +15,91 @@ use std::io;
 use std::path::PathBuf;
 use thiserror::Error;
 
-/// A device could not be made, saved or restored.
+/// Why a device could not be created, saved or restored.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum DeviceError {
-    /// A disk.
+    /// A disk can't be used.
     #[error(transparent)]
     Block(#[from] BlockError),
-    /// A saved disk.
+    /// A disk's saved state is not valid.
     #[error(transparent)]
     BlockRestore(#[from] block::RestoreError),
-    /// A disk that is filled on demand.
+    /// The map of a disk that is filled on demand can't be used.
     #[error(transparent)]
     Residency(#[from] ResidencyError),
-    /// The vsock device.
+    /// The vsock device can't be created.
     #[error(transparent)]
     Vsock(#[from] VsockError),
-    /// fw_cfg.
+    /// A fw_cfg file is not valid.
     #[error(transparent)]
     FwCfg(#[from] FwCfgError),
-    /// A fw_cfg file on disk.
+    /// A fw_cfg file on the host can't be read.
     #[error("the fw_cfg file {} can't be read", path.display())]
     FwCfgRead {
-        /// Which file.
+        /// The file's path.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// A saved balloon.
+    /// A balloon's saved state is not valid.
     #[error(transparent)]
     Balloon(#[from] balloon::RestoreError),
-    /// A network interface.
+    /// A network interface can't be used.
     #[error(transparent)]
     Net(#[from] NetError),
-    /// A saved network interface.
+    /// A network interface's saved state is not valid.
     #[error(transparent)]
     NetRestore(#[from] net::RestoreError),
-    /// What was to be left open for one.
+    /// A descriptor that should be open for an interface is not.
     #[error("descriptor {number} of the network interface {mac} is not open")]
     NetDescriptor {
-        /// Which interface.
+        /// The interface's MAC address.
         mac: Mac,
-        /// Which descriptor.
+        /// The descriptor's number.
         number: i32,
     },
-    /// Where passt should listen.
+    /// passt does not listen on its socket.
     #[error("passt does not answer on {}", path.display())]
     Passt {
         /// Its socket.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// The serial port.
+    /// The serial port's saved state is not valid.
     #[error(transparent)]
     Serial(#[from] SerialError),
-    /// Where the serial port writes.
+    /// The console's file can't be opened.
     #[error("the console file {} can't be opened", path.display())]
     Console {
-        /// Which file.
+        /// The file's path.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// A saved transport.
+    /// A transport's saved state is not valid.
     #[error(transparent)]
     Transport(#[from] mmio::RestoreError),
-    /// Saved while running.
+    /// A device was saved while it ran.
     #[error(transparent)]
     StillRunning(#[from] StillRunning),
-    /// Two devices at one address: ours, not the user's, mistake.
+    /// Two devices have the same address: a bug of Jiffy.
     #[error(transparent)]
     Address(#[from] RangeTaken),
-    /// The saved VM has other devices.
+    /// The saved VM has other devices than the configuration.
     #[error("the saved VM and the configuration differ in {0}")]
     StateDiffers(&'static str),
-    /// An event descriptor.
+    /// An event descriptor can't be created.
     #[error("an event descriptor for a device could not be made")]
     Event(#[source] io::Error),
-    /// KVM.
+    /// KVM refused a call.
     #[error(transparent)]
     Hypervisor(#[from] HypervisorError),
 }
 
 impl DeviceError {
-    /// What the user can do.
+    /// What the user can do about it.
     pub fn hint(&self) -> Option<String> {
         match self {
             DeviceError::Block(error)

@@ -1,7 +1,7 @@
-//! Files for the guest.
+//! fw_cfg: files for the guest.
 
 use super::error::DeviceError;
-use super::registry::DeviceKind;
+use super::kind::DeviceKind;
 use super::wiring::Wiring;
 use super::{Devices, Shared, lock, shared};
 use crate::sections::{Count, Section};
@@ -14,7 +14,7 @@ use std::path::Path;
 /// Largest fw_cfg file read from disk, bytes.
 const FILE_MAX: u64 = 64 << 20;
 
-/// The device is there even if it has no files.
+/// fw_cfg. The device exists even without files.
 #[derive(Debug)]
 pub struct FwCfgKind;
 
@@ -49,7 +49,7 @@ impl DeviceKind for FwCfgKind {
 }
 
 impl Devices {
-    /// Puts other contents in place of those of these files of fw_cfg.
+    /// Replaces the contents of these files of fw_cfg.
     pub fn replace_fw_cfg(&self, files: Vec<FwCfgFile>) -> Result<(), DeviceError> {
         match self.first::<FwCfgKind>() {
             Some(device) => Ok(lock(device).replace(files)?),
@@ -57,7 +57,7 @@ impl Devices {
         }
     }
 
-    /// Lets a file of fw_cfg be made anew whenever the guest selects it.
+    /// Has a file of fw_cfg generated again whenever the guest selects it.
     pub fn refresh_fw_cfg(&self, name: &str, refresh: fw_cfg::Refresh) {
         if let Some(device) = self.first::<FwCfgKind>() {
             lock(device).refresh_on_select(name, refresh);
@@ -65,7 +65,7 @@ impl Devices {
     }
 }
 
-/// The files the configuration gives the guest, read.
+/// Reads the files that the configuration gives the guest.
 pub fn files(config: &VmmConfig) -> Result<Vec<FwCfgFile>, DeviceError> {
     config
         .fw_cfg

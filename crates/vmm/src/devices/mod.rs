@@ -1,19 +1,26 @@
-//! The devices of a VM: made from its configuration (or a saved state), put on
-//! the buses, and wired to KVM.
+//! The devices of a VM: created from its configuration or from a saved state, attached to the
+//! buses, and connected with KVM.
 //!
-//! * [`registry`]: which kinds of devices there are. A new kind is a line there.
+//! * [`registry`]: all kinds of devices. A new kind is a line there.
+//! * [`kind`]: what the monitor needs to know about each kind.
 //! * [`block`], [`vsock`], [`entropy`], [`balloon`], [`net`], [`serial`], [`fw_cfg`],
-//!   [`power`], [`rtc`], [`trace`]: each kind, between the configuration and the device itself.
-//! * [`virtio`]: what the virtio devices among them have in common.
+//!   [`power`], [`rtc`], [`trace`]: each kind's connection between the configuration and the
+//!   device.
+//! * [`virtio`]: the part that all virtio devices share.
+//! * `disk_chunks`: disks that a pager fills.
+//! * `read_notes`: notes which parts of a disk a guest reads.
 //! * [`wiring`]: windows, ports, interrupts and doorbells.
 
 pub mod balloon;
 pub mod block;
+mod disk_chunks;
 pub mod entropy;
 mod error;
 pub mod fw_cfg;
+pub mod kind;
 pub mod net;
 pub mod power;
+mod read_notes;
 pub mod registry;
 pub mod rtc;
 pub mod serial;
@@ -23,39 +30,40 @@ pub mod vsock;
 pub(crate) mod wiring;
 
 pub use error::DeviceError;
-pub use registry::DevicesState;
+pub use kind::DevicesState;
 
 use crate::events::Events;
 use crate::irq::LazyPit;
 use crate::mailbox::Mailbox;
 use crate::memory::GuestRam;
-use crate::read_notes::ReadNotes;
 use crate::vcpu::exit::Board;
 use jiffy_devices::power::PowerSwitch;
 use jiffy_devices::virtio::device::Workers;
 use jiffy_devices::virtio::mmio::Wires;
 use jiffy_wire::vmm::VmmConfig;
+use kind::{AnyDevice, DeviceKind};
 use kvm_ioctls::VmFd;
-use registry::{AnyDevice, DeviceKind, REGISTRY};
+use read_notes::ReadNotes;
+use registry::REGISTRY;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use wiring::Wiring;
 
-/// A device that a bus and others hold.
+/// A device that a bus and others share.
 pub(crate) type Shared<D> = Arc<Mutex<D>>;
 
-/// What devices are made from.
+/// What is needed to create devices.
 pub struct DeviceArgs<'a> {
     /// The VM's configuration.
     pub config: &'a VmmConfig,
-    /// KVM's side.
+    /// KVM's VM.
     pub vm: &'a Arc<VmFd>,
     /// Guest RAM.
     pub ram: &'a Arc<GuestRam>,
-    /// Where the guest's word about its identity goes.
+    /// Receives the guest's reports about its identity.
     pub mailbox: &'a Arc<Mailbox>,
     /// Starts the devices' threads.
     pub workers: &'a Arc<dyn Workers>,
-    /// Where marks go.
+    /// Receives marks.
     pub events: &'a Arc<Events>,
 }
 
@@ -63,7 +71,7 @@ pub struct DeviceArgs<'a> {
 pub struct Devices {
     /// Buses and what else a vCPU needs.
     pub board: Board,
-    /// `virtio_mmio.device=` parameters, one a device.
+    /// `virtio_mmio.device=` parameters, one per device.
     pub parameters: String,
     /// In the order of the [`registry`].
     all: Vec<Box<dyn AnyDevice>>,
@@ -71,8 +79,8 @@ pub struct Devices {
 }
 
 impl Devices {
-    /// Makes them, or, given a state, makes them as they were saved: paused.
-    /// `wires` are those made [ahead](wiring::ahead), or none.
+    /// Creates the devices, or, given a state, restores them, paused. `wires` are those made
+    /// [ahead](wiring::ahead), or none.
     pub fn create(
         args: &DeviceArgs<'_>,
         wires: Vec<Wires>,
@@ -102,17 +110,17 @@ impl Devices {
         })
     }
 
-    /// Stops all devices; requests being worked on are finished. No vCPU runs.
+    /// Stops all devices after they have finished requests in progress. No vCPU may run.
     pub fn pause(&self) {
         self.all.iter().for_each(|device| device.pause());
     }
 
-    /// Starts them again. A device that can't start tells its driver.
+    /// Resumes all devices. A device that can't resume reports that to its driver.
     pub fn resume(&self) {
         self.all.iter().for_each(|device| device.resume());
     }
 
-    /// The state of all devices, which are paused.
+    /// The state of all devices, which must be paused.
     pub fn save(&self) -> Result<DevicesState, DeviceError> {
         let mut state = DevicesState::default();
         for device in &self.all {
@@ -129,7 +137,7 @@ impl Devices {
     /// All devices of a kind, in their order.
     pub fn all<K: DeviceKind>(&self) -> impl Iterator<Item = &K::Device> {
         let all = self.all.iter();
-        all.filter_map(|device| registry::as_kind::<K>(&**device))
+        all.filter_map(|device| kind::as_kind::<K>(&**device))
     }
 }
 

@@ -58,7 +58,7 @@ impl VirtioKind for NetKind {
 }
 
 impl Devices {
-    /// Adds what went through each interface, by names such as `net0_sent_bytes`.
+    /// Adds each interface's counters, with names such as `net0_sent_bytes`.
     pub fn add_net_totals(&self, sums: &mut BTreeMap<String, u64>) {
         for (number, device) in self.all::<Virtio<NetKind>>().enumerate() {
             let totals = lock(device).device().totals();

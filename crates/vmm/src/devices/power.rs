@@ -1,7 +1,7 @@
 //! Reset and power off: the keyboard controller and the power port.
 
 use super::error::DeviceError;
-use super::registry::DeviceKind;
+use super::kind::DeviceKind;
 use super::wiring::Wiring;
 use super::{Shared, lock, shared};
 use crate::sections::{Count, Section};
@@ -10,7 +10,7 @@ use jiffy_devices::power::{
 };
 use jiffy_wire::vmm::VmmConfig;
 
-/// Both; only the keyboard controller has a state.
+/// Both devices; only the keyboard controller has a state.
 #[derive(Debug)]
 pub struct PowerKind;
 

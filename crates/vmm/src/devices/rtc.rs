@@ -1,7 +1,7 @@
 //! The PC's clock.
 
 use super::error::DeviceError;
-use super::registry::DeviceKind;
+use super::kind::DeviceKind;
 use super::wiring::Wiring;
 use super::{Shared, lock, shared};
 use crate::sections::{Count, Section};

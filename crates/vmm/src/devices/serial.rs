@@ -1,7 +1,7 @@
 //! COM1.
 
 use super::error::DeviceError;
-use super::registry::DeviceKind;
+use super::kind::DeviceKind;
 use super::wiring::Wiring;
 use super::{Devices, Shared, lock, shared};
 use crate::sections::{Count, Section};
@@ -49,7 +49,7 @@ impl DeviceKind for SerialKind {
 }
 
 impl Devices {
-    /// COM1, if there is one.
+    /// COM1, if the VM has one.
     pub fn serial(&self) -> Option<&Shared<Serial>> {
         self.first::<SerialKind>()
     }

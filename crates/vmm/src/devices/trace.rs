@@ -1,7 +1,7 @@
 //! The port on which guest code marks events.
 
 use super::error::DeviceError;
-use super::registry::DeviceKind;
+use super::kind::DeviceKind;
 use super::wiring::Wiring;
 use super::{Shared, lock, shared};
 use crate::gate;
@@ -12,11 +12,10 @@ use jiffy_sys::clock;
 use jiffy_wire::trace::TRACE_PORT;
 use jiffy_wire::vmm::VmmConfig;
 
-/// Marks a guest may write in its life; more are counted, not passed on.
+/// Most marks of a guest that are passed on in its life; further ones are only counted.
 const MARKS_MAX: u64 = 4096;
 
-/// The trace port. What a guest says there about its new identity also goes to the
-/// main thread.
+/// The trace port. A guest's reports about its new identity also go to the main thread.
 #[derive(Debug)]
 pub struct TraceKind;
 

@@ -1,7 +1,7 @@
-//! What all kinds of virtio devices have in common: the transport in front of them.
+//! The part that all kinds of virtio devices share: the transport in front of them.
 
 use super::error::DeviceError;
-use super::registry::DeviceKind;
+use super::kind::DeviceKind;
 use super::wiring::Wiring;
 use super::{Shared, lock};
 use crate::sections::{Count, Section};
@@ -12,11 +12,11 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::fmt::Debug;
 
-/// A kind of virtio device. Of each a snapshot keeps the transport's state and its own.
+/// A kind of virtio device. A snapshot keeps the transport's state and the device's own.
 pub trait VirtioKind: Debug + Sync + 'static {
     /// A device of this kind.
     type Device: VirtioDevice + 'static;
-    /// What a snapshot keeps of one, beside its transport.
+    /// What a snapshot keeps of it, besides its transport.
     type State: Serialize + DeserializeOwned + Debug + Send + 'static;
     /// [`DeviceKind::SECTION`].
     const SECTION: Section;
@@ -33,14 +33,14 @@ pub trait VirtioKind: Debug + Sync + 'static {
         Vec::new()
     }
 
-    /// Makes the device of this number, new or, given a state, as it was saved.
+    /// Creates the device of this number, or restores it if there is a state.
     fn create(
         wiring: &Wiring<'_>,
         number: usize,
         state: Option<&Self::State>,
     ) -> Result<Self::Device, DeviceError>;
 
-    /// Its state; it is paused.
+    /// Its state; it must be paused.
     fn save(device: &Self::Device) -> Self::State;
 }
 
@@ -77,7 +77,7 @@ impl<K: VirtioKind> DeviceKind for Virtio<K> {
     }
 
     fn resume(device: &Self::Device) {
-        // The transport has logged why, and tells the driver.
+        // The transport has logged the cause, and reports it to the driver.
         let _ = lock(device).resume();
     }
 

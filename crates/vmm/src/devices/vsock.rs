@@ -8,7 +8,7 @@ use jiffy_devices::virtio::device::WorkerRole;
 use jiffy_devices::virtio::vsock::{Vsock, VsockArgs, VsockState};
 use jiffy_wire::vmm::VmmConfig;
 
-/// Streams between guest and host.
+/// The vsock device: streams between guest and host.
 #[derive(Debug)]
 pub struct VsockKind;
 

@@ -1,11 +1,10 @@
-//! Connecting devices with KVM: MMIO windows, ports, interrupts (irqfd) and doorbells
-//! (ioeventfd).
+//! Connects devices with KVM: MMIO windows, ports, interrupts (irqfd) and doorbells (ioeventfd).
 
 use super::error::DeviceError;
+use super::read_notes::ReadNotes;
 use super::{DeviceArgs, Shared, shared};
 use crate::hypervisor::failed_to;
 use crate::layout;
-use crate::read_notes::ReadNotes;
 use jiffy_devices::bus::{Bus, BusDevice};
 use jiffy_devices::power::PowerSwitch;
 use jiffy_devices::virtio::device::VirtioDevice;
@@ -19,8 +18,8 @@ use std::sync::Arc;
 use std::vec;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
-/// How many doorbells there are in each of the first windows of a usual VM: those
-/// of its disk, of vsock, and of two devices that have none.
+/// Doorbells of the first windows of a usual VM: those of its disk, of vsock, and of two devices
+/// without any.
 const USUAL_DOORBELLS: [usize; 4] = [1, 3, 0, 0];
 
 /// Connects interrupts and doorbells of the first windows before it is known which devices
@@ -46,7 +45,7 @@ pub fn ahead(vm: &VmFd) -> Result<Vec<Wires>, DeviceError> {
     USUAL_DOORBELLS.into_iter().enumerate().map(wires).collect()
 }
 
-/// Where a virtio device is.
+/// The window and interrupt of a virtio device.
 #[derive(Debug, Clone, Copy)]
 struct Slot {
     window: u64,
@@ -78,15 +77,15 @@ impl Slot {
     }
 }
 
-/// Buses while they fill, and the next free window and interrupt.
+/// The buses that are being filled, and the next free window and interrupt.
 pub struct Wiring<'a> {
-    /// What devices are made from.
+    /// What is needed to create devices.
     pub args: &'a DeviceArgs<'a>,
     /// Set by a device when the guest asks for its end.
     pub power: Arc<PowerSwitch>,
-    /// Where reads of disks are noted, once a disk wants it.
+    /// Notes the reads of disks, once a disk asks for it.
     pub reads: OnceCell<Arc<ReadNotes>>,
-    /// Made ahead, for the first windows.
+    /// Wires made ahead, for the first windows.
     wires: vec::IntoIter<Wires>,
     /// I/O ports with their devices.
     pub ports: Bus,
@@ -98,7 +97,7 @@ pub struct Wiring<'a> {
 }
 
 impl<'a> Wiring<'a> {
-    /// Empty buses, with what was connected ahead.
+    /// Empty buses, with the wires that were made ahead.
     pub fn new(args: &'a DeviceArgs<'a>, power: Arc<PowerSwitch>, wires: Vec<Wires>) -> Wiring<'a> {
         Wiring {
             args,
@@ -196,7 +195,7 @@ mod tests {
     #[ignore = "needs a real KVM"]
     fn devices_other_than_the_usual_get_no_doorbell_that_nobody_waits_on() {
         let folder = tempfile::tempdir().unwrap();
-        // vsock is where a disk would be, and entropy where vsock would be.
+        // vsock has the window that was prepared for a disk, and entropy that of vsock.
         let config: VmmConfig = serde_json::from_value(serde_json::json!({
             "version": jiffy_wire::vmm::VERSION,
             "id": "wires",

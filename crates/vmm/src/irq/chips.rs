@@ -1,4 +1,4 @@
-//! PICs, IOAPIC, timer chip and clock of a VM: what a snapshot keeps of them.
+//! What a snapshot keeps of a VM's PICs, IOAPIC, timer chip and clock.
 
 use crate::hypervisor::{HypervisorError, failed_to};
 use crate::irq::LazyPit;
@@ -10,25 +10,25 @@ use kvm_bindings::{
 use kvm_ioctls::VmFd;
 use serde::{Deserialize, Serialize};
 
-/// The VM-wide parts inside KVM.
+/// The state of KVM's devices that belong to the whole VM.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct ChipsState {
-    /// First interrupt controller, PC style.
+    /// The first PIC.
     pub pic_master: kvm_irqchip,
-    /// Second interrupt controller, PC style.
+    /// The second PIC.
     pub pic_slave: kvm_irqchip,
     /// The IOAPIC.
     pub ioapic: kvm_irqchip,
-    /// The timer chip, if the guest ever used it.
+    /// The timer chip, if the guest has used it.
     pub pit: Option<kvm_pit_state2>,
-    /// What was programmed of a timer chip that the guest has not used yet.
+    /// What the guest has programmed into a timer chip that it has not used yet.
     pub pit_programmed: [Channel; 3],
     /// kvm-clock, nanoseconds.
     pub clock_ns: u64,
 }
 
 impl ChipsState {
-    /// Reads them; no vCPU runs.
+    /// Reads the state; no vCPU may run.
     pub fn save(vm: &VmFd, pit: &LazyPit) -> Result<ChipsState, HypervisorError> {
         let chip = |chip_id| {
             let mut chip = kvm_irqchip {
@@ -52,7 +52,7 @@ impl ChipsState {
         })
     }
 
-    /// Writes them into a new VM.
+    /// Writes the state into a new VM.
     pub fn restore(&self, vm: &VmFd, pit: &LazyPit) -> Result<(), HypervisorError> {
         for (chip, chip_id) in [
             (&self.pic_master, KVM_IRQCHIP_PIC_MASTER),

@@ -1,8 +1,8 @@
-//! The timer chip (Intel 8254) at ports 0x40 to 0x43 and 0x61, made inside KVM
-//! when a guest first sets a counter going or reads one.
+//! The timer chip (Intel 8254) at ports 0x40 to 0x43 and 0x61. It is created in KVM when a guest
+//! first starts a counter or reads one.
 //!
-//! Linux on kvm-clock with the TSC deadline timer never does, and so pays for
-//! no chip and no kernel thread; NetBSD and others find it.
+//! Linux on kvm-clock with the TSC deadline timer does neither, and so needs no chip and no kernel
+//! thread. NetBSD and others do.
 
 use crate::hypervisor::{HypervisorError, failed_to};
 use kvm_bindings::{KVM_PIT_SPEAKER_DUMMY, kvm_pit_config, kvm_pit_state2};
@@ -18,7 +18,7 @@ const SPEAKER: u16 = 0x61;
 const SPEAKER_GATE: u8 = 1;
 const LOW_THEN_HIGH: u8 = 3;
 
-/// The chip, or what the guest has programmed before it was needed.
+/// The chip, or what the guest has programmed before it is needed.
 #[derive(Debug)]
 pub struct LazyPit {
     vm: Arc<VmFd>,
@@ -31,18 +31,18 @@ struct State {
     channels: [Channel; 3],
 }
 
-/// A counter that does not count yet.
+/// A counter that does not run yet.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Channel {
-    /// Bytes a count has: 1 low, 2 high, 3 both.
+    /// Which bytes of a count are written: 1 low, 2 high, 3 both.
     access: u8,
     mode: u8,
-    /// Zero bytes of a count in mode 0 written since.
+    /// How many zero bytes of a count were written in mode 0.
     zeros: u8,
 }
 
 impl LazyPit {
-    /// No chip yet.
+    /// The chip is not created yet.
     pub fn new(vm: Arc<VmFd>) -> LazyPit {
         LazyPit {
             vm,
@@ -50,20 +50,20 @@ impl LazyPit {
         }
     }
 
-    /// Whether a port is the chip's. Once there is one, KVM answers itself.
+    /// Whether a port belongs to the chip. Once it is created, KVM handles its ports itself.
     pub fn has(port: u16) -> bool {
         matches!(port, COUNTER_0..=CONTROL | SPEAKER)
     }
 
-    /// The guest reads a port.
+    /// Handles the guest's read of a port.
     pub fn read(&self, _port: u16) -> u8 {
-        // A counter that was just made has counted nothing.
+        // A counter that was just created has not counted yet.
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         self.make_for_guest(&mut state, |_| {});
         0
     }
 
-    /// The guest writes a port.
+    /// Handles the guest's write to a port.
     pub fn write(&self, port: u16, value: u8) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         match port {
@@ -71,7 +71,7 @@ impl LazyPit {
             COUNTER_0..=COUNTER_2 => {
                 let index = usize::from(port - COUNTER_0);
                 let channel = &mut state.channels[index];
-                // Loading zero in mode 0 is how Linux silences a counter.
+                // Linux stops a counter by loading zero in mode 0.
                 if value == 0 && channel.mode == 0 && channel.zeros < 2 {
                     channel.zeros += 1;
                     return;
@@ -80,7 +80,7 @@ impl LazyPit {
                 self.make_for_guest(&mut state, |chip| {
                     let channel = &mut chip.channels[index];
                     if access == LOW_THEN_HIGH && zeros % 2 == 0 {
-                        // The high byte is still to come.
+                        // The high byte is written next.
                         channel.write_latch = value;
                         channel.write_state = 4;
                     } else if access == 1 {
@@ -107,13 +107,13 @@ impl LazyPit {
                     zeros: 0,
                 };
             }
-            // Latch or read back: the guest wants to read.
+            // Latch or read-back: the guest is about to read.
             _ => self.make_for_guest(state, |_| {}),
         }
     }
 
-    /// Creates the chip with the counters as programmed so far, changed by `change`. If that
-    /// fails the guest has no timer chip, as before.
+    /// Creates the chip with the counters as programmed so far, changed by `change`. If that fails,
+    /// the guest still has no timer chip.
     fn make_for_guest(&self, state: &mut State, change: impl FnOnce(&mut kvm_pit_state2)) {
         let made = self.make(state).and_then(|()| {
             let mut chip = self.vm.get_pit2().map_err(failed_to("read the timer"))?;
@@ -150,16 +150,16 @@ impl LazyPit {
         Ok(())
     }
 
-    /// What a guest has programmed of a chip that it has not needed yet.
+    /// What a guest has programmed into a chip that it has not used yet.
     pub(super) fn programmed(&self) -> [Channel; 3] {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.channels
     }
 
-    /// As [`programmed`](LazyPit::programmed) said.
+    /// Restores what [`programmed`](LazyPit::programmed) returned.
     pub(super) fn program(&self, channels: [Channel; 3]) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        // The state is not trusted: only values that a control byte can have.
+        // The state is not trusted: only values that a control byte can have are accepted.
         let plausible = |channel: &Channel| channel.access <= 3 && channel.mode <= 5;
         if !state.made && channels.iter().all(plausible) {
             state.channels = channels;

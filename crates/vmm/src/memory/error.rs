@@ -1,4 +1,4 @@
-//! What can be wrong with guest RAM.
+//! Errors of guest RAM.
 
 use crate::layout;
 use std::io;
@@ -6,31 +6,31 @@ use std::path::PathBuf;
 use thiserror::Error;
 use vm_memory::mmap::MmapRegionError;
 
-/// Guest RAM could not be made.
+/// Why guest RAM could not be created, restored or captured.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum MemoryError {
-    /// Less than 64 MiB or more than the address space holds.
+    /// The size is less than 64 MiB or more than the address space holds.
     #[error("a VM can have {} MiB to {} MiB of memory, not {size_mib} MiB", layout::MIN_RAM >> 20, layout::MAX_RAM >> 20)]
     Size {
-        /// Asked for.
+        /// The configured size.
         size_mib: u32,
     },
-    /// The size is no multiple of the page size.
+    /// The size is not a multiple of the page size.
     #[error("{size_mib} MiB of memory can't be made of pages of {} MiB", page >> 20)]
     NotWholePages {
-        /// Asked for.
+        /// The configured size.
         size_mib: u32,
         /// Bytes of a page.
         page: u64,
     },
-    /// The processor or the kernel has no such pages.
+    /// The processor or the kernel does not have such pages.
     #[error("this host has no huge pages of {} MiB", page >> 20)]
     NoHugePages {
         /// Bytes of a page.
         page: u64,
     },
-    /// The pool is too small.
+    /// The pool of huge pages is too small.
     #[error("{needed} free huge pages of {} MiB are needed, the host has {free}", page >> 20)]
     TooFewHugePages {
         /// How many the VM needs.
@@ -40,56 +40,56 @@ pub enum MemoryError {
         /// Bytes of a page.
         page: u64,
     },
-    /// Prefault of more than the host has.
+    /// The VM's memory is to be prefaulted, and the host has not enough.
     #[error("{} MiB of memory are to be prefaulted, but the host has {} MiB available", needed >> 20, available >> 20)]
     NotAvailable {
-        /// Bytes the VM needs.
+        /// Bytes that the VM needs.
         needed: u64,
-        /// Bytes the host has.
+        /// Bytes that the host has available.
         available: u64,
     },
-    /// The memfd could not be made.
+    /// The memfd could not be created.
     #[error("memory for the guest could not be made")]
     Create(#[source] io::Error),
     /// The memfd could not be mapped.
     #[error("memory for the guest could not be mapped")]
     Map(#[source] MmapRegionError),
-    /// The pages could not be touched in advance.
+    /// The pages could not be prefaulted.
     #[error("memory for the guest could not be prefaulted")]
     Prefault(#[source] io::Error),
-    /// A file that holds saved memory.
+    /// A file of saved memory can't be opened.
     #[error("the saved memory {} can't be opened", .0.display())]
     Open(PathBuf, #[source] io::Error),
-    /// A descriptor that should hold saved memory.
+    /// The descriptor of a file of saved memory is not open.
     #[error("descriptor {0} is not open, but the saved memory should be there")]
     NoDescriptor(i32),
-    /// A file of another size.
+    /// A file of saved memory has another size.
     #[error("the saved memory has {actual} bytes, the VM has {expected}")]
     Length {
-        /// Of the VM.
+        /// Bytes of the VM's memory.
         expected: u64,
-        /// Of the file.
+        /// Bytes of the file.
         actual: u64,
     },
-    /// The description of the layers.
+    /// The description of the layers is not valid.
     #[error("the layout of the saved memory is not valid: {0}")]
     Layout(String),
-    /// Its layers could not be put where they belong.
+    /// The layers could not be mapped.
     #[error("the saved memory could not be mapped")]
     MapSaved(#[source] io::Error),
-    /// Huge pages come from a pool that has none for the copies.
+    /// The VM uses huge pages, whose pool has none for copies.
     #[error("the memory of a VM in huge pages can't be captured")]
     HugePages,
-    /// It can't be captured; nothing was changed.
+    /// The written pages could not be found. Nothing was changed.
     #[error("what the guest has written since it was last captured can't be told")]
     Written(#[source] io::Error),
     /// RAM could not be frozen.
     #[error("the guest's memory could not be frozen")]
     Freeze(#[source] io::Error),
-    /// What a pager shares could not be mapped.
+    /// The file that the pager shares could not be mapped.
     #[error("what the pager has of the guest's memory could not be mapped")]
     Share(#[source] io::Error),
-    /// The pager has not filled everything yet.
+    /// The pager has not filled all of the memory yet.
     #[error("the guest's memory is not all here yet; the pager has to fill it first")]
     Incomplete,
     /// KVM refused the memory.
@@ -98,7 +98,7 @@ pub enum MemoryError {
 }
 
 impl MemoryError {
-    /// What the user can do.
+    /// What the user can do about it.
     pub fn hint(&self) -> Option<String> {
         match self {
             MemoryError::TooFewHugePages { needed, page, .. } => Some(format!(

@@ -1,8 +1,7 @@
 //! RAM in layers: which file holds which page.
 //!
-//! All files are as long as RAM and use its offsets. The lowest is whole; each
-//! later one covers some ranges of those below it. What no file has bytes for
-//! is zero.
+//! All files are as long as RAM and use its offsets. The lowest is whole; each later one covers
+//! some ranges of those below it. Holes of the files are zero.
 
 use super::MemoryError;
 use jiffy_wire::vmm::{Extent, MemoryLayout};
@@ -12,8 +11,8 @@ use std::sync::Arc;
 /// Bytes of a page.
 pub const PAGE: u64 = 4096;
 
-/// Most layers accepted from outside: with the state and the layout they travel
-/// in one message.
+/// Most layers accepted from outside: with the state and the layout their descriptors are sent in
+/// one message.
 pub const MAX_LAYERS: usize = jiffy_sys::fds::MOST - 2;
 
 /// A file and the ranges of it that are valid.
@@ -34,11 +33,11 @@ pub struct Segment {
     pub layer: usize,
 }
 
-/// Layers from files and their description.
+/// Creates layers from files and their description.
 ///
 /// # Errors
 ///
-/// Files and description do not fit each other, or RAM of `size` bytes.
+/// Files and description do not fit each other, or do not fit RAM of `size` bytes.
 pub fn assemble(
     files: Vec<File>,
     layout: Option<MemoryLayout>,
@@ -73,7 +72,7 @@ pub fn assemble(
 }
 
 impl Layer {
-    /// Refuses what does not fit RAM of `size` bytes.
+    /// Refuses a file or ranges that do not fit RAM of `size` bytes.
     pub fn new(file: File, covers: Vec<Extent>, size: u64) -> Result<Layer, MemoryError> {
         check(&covers, size)?;
         let actual = file
@@ -142,8 +141,8 @@ pub fn within(layers: &[Layer], range: Extent) -> Vec<Segment> {
         .collect()
 }
 
-/// The layers, each reduced to its visible parts. Layers without any are dropped, but for
-/// the lowest.
+/// The layers, each reduced to its visible parts. Layers without any are dropped, except the
+/// lowest.
 pub fn without_hidden(mut layers: Vec<Layer>) -> Vec<Layer> {
     let segments = visible(&layers);
     for layer in &mut layers[1..] {
@@ -159,7 +158,7 @@ pub fn without_hidden(mut layers: Vec<Layer>) -> Vec<Layer> {
     layers
 }
 
-/// `covers` of `layer` laid over `below`, which has no gaps.
+/// Lays `covers` of `layer` over `below`, which has no gaps.
 fn overlay(below: Vec<Segment>, covers: &[Extent], layer: usize) -> Vec<Segment> {
     let mut result = Vec::with_capacity(below.len() + 2 * covers.len());
     let mut above = covers.iter().copied().peekable();
@@ -173,7 +172,7 @@ fn overlay(below: Vec<Segment>, covers: &[Extent], layer: usize) -> Vec<Segment>
             }
             let Some(top) = top else { break };
             let top_end = top.offset + top.length;
-            // One that began under an earlier segment is there already.
+            // A range that began under an earlier segment was added already.
             if top.offset >= from {
                 result.push(Segment { extent: top, layer });
             }
@@ -199,7 +198,7 @@ pub fn union(ranges: Vec<Extent>) -> Vec<Extent> {
     joined(ranges, 0)
 }
 
-/// Ranges joined where they are at most so many bytes apart, sorted.
+/// Ranges joined where they are at most `gap` bytes apart, sorted.
 pub fn joined(mut ranges: Vec<Extent>, gap: u64) -> Vec<Extent> {
     ranges.sort_by_key(|extent| extent.offset);
     let mut joined: Vec<Extent> = Vec::with_capacity(ranges.len());

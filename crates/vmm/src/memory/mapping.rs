@@ -18,7 +18,7 @@ use vm_memory::{
     FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryRegion, GuestRegionMmap, MmapRegion,
 };
 
-/// RAM as it is mapped.
+/// The mapping of RAM in this process.
 #[derive(Debug)]
 pub(super) struct Mapping {
     pub(super) memory: Arc<GuestMemory>,
@@ -58,7 +58,7 @@ impl Mapping {
         })
     }
 
-    /// All of it.
+    /// The range of all of RAM.
     pub(super) fn whole(&self) -> Extent {
         whole(self.size)
     }
@@ -69,26 +69,26 @@ impl Mapping {
     ///
     /// # Errors
     ///
-    /// `AlreadyExists` if another thread has mapped something there meanwhile.
+    /// `AlreadyExists` if another thread has mapped something at an address meanwhile.
     pub(super) fn map_in_order(&self, layers: &[Layer]) -> io::Result<()> {
         use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::PRIVATE | MapFlags::FIXED_NOREPLACE | MapFlags::NORESERVE;
         let segments = visible(layers);
         for (address, _, length) in self.host_parts(self.whole()) {
-            // SAFETY: our own mapping, which nobody but us knows of yet.
+            // SAFETY: our own mapping, which no other code refers to yet.
             unsafe { munmap(address.cast(), length as usize) }?;
         }
         for Segment { extent, layer } in segments {
             let file = &layers[layer].file;
             for (address, offset, length) in self.host_parts(extent) {
                 let (address, length) = (address.cast(), length as usize);
-                // SAFETY: replaces nothing. What is put there is RAM, which
-                // only the guest and volatile accesses will use.
+                // SAFETY: replaces nothing. The new mapping is RAM, which only the guest and
+                // volatile accesses use.
                 let at = unsafe { mmap(address, length, protection, flags, file, offset) }?;
                 if at != address {
                     // Linux before 4.17 ignores MAP_FIXED_NOREPLACE: the address is a hint.
-                    // SAFETY: just mapped, and nobody else's.
+                    // SAFETY: just mapped, and used by no other code.
                     unsafe { munmap(at, length) }?;
                     return Err(io::ErrorKind::AlreadyExists.into());
                 }
@@ -97,7 +97,7 @@ impl Mapping {
         Ok(())
     }
 
-    /// Gives the memory to KVM, one slot a range.
+    /// Registers the memory with KVM, one slot per range.
     pub(super) fn give_to(&self, vm: &VmFd, flags: u32) -> Result<(), kvm_ioctls::Error> {
         for (slot, region) in (0..).zip(self.memory.iter()) {
             let slot = kvm_userspace_memory_region {
@@ -133,8 +133,7 @@ impl Mapping {
             })
     }
 
-    /// Offset in the files of a range of guest physical memory; none if not all of it is
-    /// RAM.
+    /// Offset in the files of a range of guest physical memory; `None` if part of it is not RAM.
     pub(super) fn offset_of(&self, start: GuestAddress, length: u64) -> Option<u64> {
         let mut offset = 0;
         for region in self.memory.iter() {
@@ -161,7 +160,7 @@ impl Mapping {
             let (first, last) = (begin, begin + region.len());
             begin = last;
             let (start, end) = (from.max(first), to.min(last));
-            // In range: the region is that long.
+            // The offset is in range, because the region is that long.
             (start < end).then(|| {
                 (
                     region.as_ptr().wrapping_add((start - first) as usize),
@@ -172,16 +171,15 @@ impl Mapping {
         })
     }
 
-    /// Puts a private mapping of `file`, or of zeros, over a range.
+    /// Maps `file`, or zeros, privately over a range.
     pub(super) fn map_over(&self, extent: Extent, file: Option<&File>) -> io::Result<()> {
         use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous};
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
         for (address, offset, length) in self.host_parts(extent) {
-            // SAFETY: the range lies in our own mapping, which only the guest
-            // and volatile accesses use; it stays mapped, readable and
-            // writable. The new bytes are those that are there, or the guest
-            // has said that it does not need them.
+            // SAFETY: the range is in our own mapping, which only the guest and volatile accesses
+            // use; it stays mapped, readable and writable. The new bytes are the current ones, or
+            // the guest has declared that it does not need them.
             unsafe {
                 match file {
                     Some(file) => mmap(
@@ -199,19 +197,19 @@ impl Mapping {
         Ok(())
     }
 
-    /// madvise(2) on a range. Some kinds of advice change its bytes.
+    /// Calls madvise(2) for a range. Some kinds of advice change its bytes.
     pub(super) fn advise(&self, extent: Extent, advice: Advice) -> io::Result<()> {
         for (address, _, length) in self.host_parts(extent) {
-            // SAFETY: the range lies in our own mapping, which stays as it is.
-            // Its bytes change only with `LinuxRemove`, of memory that the guest
-            // has said it does not need; nothing else refers to them.
+            // SAFETY: the range is in our own mapping, which stays. Its bytes change only with
+            // `LinuxRemove`, for memory that the guest has declared it does not need; nothing else
+            // refers to them.
             unsafe { rustix::mm::madvise(address.cast(), length as usize, advice) }?;
         }
         Ok(())
     }
 }
 
-/// All of RAM of this size.
+/// The range of all of RAM of this size.
 pub(super) fn whole(size: u64) -> Extent {
     Extent {
         offset: 0,

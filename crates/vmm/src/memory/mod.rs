@@ -1,13 +1,12 @@
-//! Guest RAM: files, mapped, and registered with KVM.
+//! Guest RAM: files that are mapped and registered with KVM.
 //!
-//! * `mapping`: RAM as this process has it mapped.
-//! * `contents`: which file holds which bytes, what was written, released and frozen.
+//! * `mapping`: the mapping of RAM in this process.
+//! * `contents`: which file holds which bytes; what was written, released and frozen.
 //! * [`layers`]: RAM as a stack of files.
 //!
-//! A booted VM writes into its one file, a memfd mapped shared. Freezing maps
-//! the file privately instead, over the same addresses: what the VM writes from
-//! then on is its own, and others may map the file too. The next freeze copies
-//! just those pages into a further layer.
+//! A booted VM writes to its one file, a memfd that is mapped shared. Freezing maps the file
+//! privately instead, at the same addresses: later writes of the VM are its own, and other VMs may
+//! map the file too. The next freeze copies just the written pages into a further layer.
 
 mod contents;
 mod error;
@@ -95,7 +94,7 @@ impl GuestRam {
         Ok(ram)
     }
 
-    /// RAM all zero, in a memfd.
+    /// RAM of zeros, in a memfd.
     fn empty(size: u64, pages: Pages) -> Result<GuestRam, MemoryError> {
         let ram = GuestRam::map_memfd(size, pages)?;
         if pages == Pages::Small {
@@ -106,8 +105,8 @@ impl GuestRam {
 
     fn map_memfd(size: u64, pages: Pages) -> Result<GuestRam, MemoryError> {
         let file = memfd::create("jiffy guest RAM", size, pages).map_err(MemoryError::Create)?;
-        // Shared, so that the file is the memory. Small pages are allocated
-        // when touched; huge ones are reserved from their pool now.
+        // Shared, so that the file is the memory. Small pages are allocated when they are touched;
+        // huge ones are reserved from their pool now.
         let flags = libc::MAP_SHARED
             | match pages {
                 Pages::Small => libc::MAP_NORESERVE,
@@ -120,8 +119,7 @@ impl GuestRam {
         GuestRam::map(vec![layer], Mapped::Shared, size, pages, flags)
     }
 
-    /// RAM as it was captured: the layers, which are never written to.
-    /// Nothing is read now.
+    /// Captured RAM: its layers, which are never written to. Nothing is read now.
     pub fn from_layers(layers: Vec<Layer>, size: u64) -> Result<GuestRam, MemoryError> {
         let flags = libc::MAP_PRIVATE | libc::MAP_NORESERVE;
         if let [_] = layers.as_slice() {
@@ -133,8 +131,8 @@ impl GuestRam {
         match ram.mapping.map_in_order(&layers) {
             Ok(()) => Ok(ram),
             Err(error) => {
-                // Another mapping may be at its addresses now, so nothing is unmapped.
-                // Nothing refers to them.
+                // Another mapping may be at its addresses now, so nothing may be unmapped. Nothing
+                // refers to them.
                 std::mem::forget(ram);
                 match error.kind() {
                     io::ErrorKind::AlreadyExists => GuestRam::laid_over(layers, size),
@@ -144,7 +142,7 @@ impl GuestRam {
         }
     }
 
-    /// RAM as it was captured, each layer put over those below it.
+    /// Captured RAM, each layer mapped over those below it.
     fn laid_over(layers: Vec<Layer>, size: u64) -> Result<GuestRam, MemoryError> {
         let flags = libc::MAP_PRIVATE | libc::MAP_NORESERVE;
         let ram = GuestRam::map(layers.clone(), Mapped::Privately, size, Pages::Small, flags)?;
@@ -172,7 +170,7 @@ impl GuestRam {
         })
     }
 
-    /// The mapping, for devices and loaders.
+    /// The mapped memory, for devices and loaders.
     pub fn memory(&self) -> &Arc<GuestMemory> {
         &self.mapping.memory
     }
@@ -182,21 +180,21 @@ impl GuestRam {
         self.mapping.size
     }
 
-    /// Gives the memory to KVM, one slot a range. The VM must not outlive it.
+    /// Registers the memory with KVM, one slot per range. The VM must not outlive it.
     pub fn register(&self, vm: &VmFd) -> Result<(), MemoryError> {
         self.mapping.give_to(vm, 0).map_err(MemoryError::Register)
     }
 
-    /// Where these ranges of the files are in the guest: `(address, length)`.
+    /// The guest physical ranges of these ranges of the files: `(address, length)`.
     pub fn guest_parts(&self, extent: Extent) -> impl Iterator<Item = (u64, u64)> + '_ {
         self.mapping.guest_parts(extent)
     }
 
-    /// Lets the kernel back it with transparent huge pages, where the host
-    /// offers them for shared memory: one fault instead of 512. A file's pages
-    /// are then also read and mapped in such blocks, where its file system can.
+    /// Allows transparent huge pages where the host offers them for shared memory: one page fault
+    /// instead of 512. A file's pages are then also read and mapped in such blocks, if its file
+    /// system supports that.
     fn allow_huge_pages(&self) {
-        // A kernel without transparent huge pages refuses, which is fine.
+        // A kernel without transparent huge pages refuses, which does no harm.
         let _ = self
             .mapping
             .advise(self.mapping.whole(), Advice::LinuxHugepage);
@@ -206,9 +204,9 @@ impl GuestRam {
         self.populate(self.mapping.whole())
     }
 
-    /// Populates the ranges with private pages at once, which costs a fraction of the page
-    /// faults that they would take one by one. Ranges outside of RAM and beyond
-    /// [`COPY_AHEAD_MAX`] are skipped: this only saves time.
+    /// Populates the ranges with private pages at once, which costs a fraction of the page faults
+    /// that they would take one by one. Ranges outside of RAM and beyond [`COPY_AHEAD_MAX`] are
+    /// skipped: this only saves time.
     pub fn copy_ahead(&self, extents: &[Extent]) {
         let mut left = COPY_AHEAD_MAX;
         for extent in extents {
@@ -232,13 +230,13 @@ impl GuestRam {
         self.mapping.advise(extent, Advice::LinuxPopulateWrite)
     }
 
-    /// RAM still untouched, for a pager to fill.
+    /// RAM that is untouched, for a pager to fill.
     pub fn to_be_paged(size: u64) -> Result<GuestRam, MemoryError> {
         GuestRam::map_memfd(size, Pages::Small)
     }
 
-    /// Maps these ranges privately from a file as long as RAM that other VMs map, too,
-    /// instead of having a pager fill them.
+    /// Maps these ranges privately from a file as long as RAM that other VMs map, too; the pager
+    /// need not fill them.
     ///
     /// # Errors
     ///
@@ -271,8 +269,8 @@ impl GuestRam {
         self.mapping
             .host_parts(self.mapping.whole())
             .map(|(address, offset, size)| {
-                // SAFETY: it is guest RAM, of which only volatile accesses are
-                // made, and which may hold anything at any time.
+                // SAFETY: it is guest RAM, which is only accessed volatilely and may hold anything
+                // at any time.
                 unsafe { uffd.register(address as u64, size) }?;
                 Ok(PagerMapping {
                     base_host_virt_addr: address as u64,
@@ -296,8 +294,8 @@ impl GuestRam {
         self.lock().freeze(&self.mapping)
     }
 
-    /// The ranges of RAM that this VM has written since the last freeze, or
-    /// since it mapped what was frozen elsewhere. All of it, before the first.
+    /// The ranges of RAM that this VM has written since the last freeze, or since it mapped frozen
+    /// memory of another VM. Before the first freeze, all of RAM.
     pub fn written(&self) -> io::Result<Vec<Extent>> {
         self.lock().written(&self.mapping)
     }
@@ -336,7 +334,7 @@ impl GuestRam {
 }
 
 impl Reclaim for GuestRam {
-    /// From now on the range reads as zero; or as before, where that would take too many
+    /// From now on the range reads as zero; it stays unchanged if zeros would need too many
     /// mappings or RAM is in huge pages.
     fn release(&self, start: GuestAddress, length: u64) -> io::Result<()> {
         let Some(offset) = self.mapping.offset_of(start, length) else {
@@ -402,7 +400,7 @@ mod tests {
 
     #[test]
     fn missing_huge_pages_are_a_sentence_with_a_hint() {
-        // More than any host this runs on has in its pool.
+        // More than the pool of any host that runs this test.
         let error = GuestRam::create(&config(400 << 10, PageSize::Huge2M)).unwrap_err();
         assert!(
             matches!(
@@ -422,7 +420,7 @@ mod tests {
             file: Arc::new(file),
             covers: vec![whole(size)],
         };
-        // The kernel maps no file that can't be read.
+        // The kernel does not map a file that is not open for reading.
         let folder = tempfile::tempdir().unwrap();
         let file = File::create(folder.path().join("layer")).unwrap();
         file.set_len(size).unwrap();

@@ -1,4 +1,4 @@
-//! Work that may wait for memory, on a thread of its own.
+//! Runs work that may wait for memory on a thread of its own.
 //!
 //! Devices and their locks may wait for a missing page. Only the main thread notices that
 //! the pager has ended, so it must not wait for that page, too.
@@ -11,7 +11,7 @@ use std::sync::mpsc::{TryRecvError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
-/// Notifies the main thread when it is dropped: also after a panic.
+/// Notifies the main thread when it is dropped, also after a panic.
 struct NotifyOnDrop(Arc<Mailbox>);
 
 impl Drop for NotifyOnDrop {
@@ -20,9 +20,9 @@ impl Drop for NotifyOnDrop {
     }
 }
 
-/// Runs `work` on a thread of its own. `meanwhile` is called again and again until it has
-/// ended: it waits for events of the main thread, and returns whether to go on. If not, the
-/// thread is abandoned, and there is no result.
+/// Runs `work` on a thread of its own. `meanwhile` is called again and again until it has ended: it
+/// waits for events of the main thread, and returns whether to continue. If not, the thread is
+/// abandoned, and there is no result.
 ///
 /// # Errors
 ///

@@ -1,30 +1,31 @@
-//! Looking for a pager that is gone, or not there yet.
+//! The search for a pager that is gone or not started yet.
 
 use std::io;
 use std::time::{Duration, Instant};
 
-/// How often a pager is looked for.
+/// Interval between two attempts.
 pub const INTERVAL: Duration = Duration::from_millis(20);
 
-/// The search for a pager, which ends after a while.
+/// The search for a pager, which ends after some time.
 #[derive(Debug, Clone, Copy)]
 pub struct Reconnect {
     pub(super) until: Instant,
 }
 
 impl Reconnect {
-    /// Looks for one for so long.
+    /// Starts a search that ends after `patience`.
     pub fn within(patience: Duration) -> Reconnect {
         Reconnect {
             until: Instant::now() + patience,
         }
     }
 
-    /// Tries once: the connection, or none if it is to be tried again after [`INTERVAL`].
+    /// Tries once: returns the connection, or `None` if another attempt is to follow after
+    /// [`INTERVAL`].
     ///
     /// # Errors
     ///
-    /// Why it failed, once the time is over.
+    /// The last attempt's error, once the time is over.
     pub fn attempt<T>(self, connect: impl FnOnce() -> io::Result<T>) -> io::Result<Option<T>> {
         match connect() {
             Ok(connection) => Ok(Some(connection)),

@@ -1,4 +1,4 @@
-//! Where missing memory of a VM comes from, from its building to its end.
+//! The source of a VM's missing memory, from its building to its end.
 
 use super::{PagedMemory, PagerError, PagerThread};
 use crate::ending::Ending;
@@ -6,24 +6,24 @@ use crate::memory::GuestRam;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
-/// Where missing memory comes from.
+/// The source of missing memory.
 #[derive(Debug, Default)]
 pub enum Supply {
-    /// None is missing: it has no pager.
+    /// No memory is missing: there is no pager.
     #[default]
     NoPager,
-    /// A pager, whose connection a thread serves while the VM is built.
+    /// A pager; a thread serves its connection while the VM is built.
     Building(PagerThread),
-    /// A pager, whose connection the main thread serves.
+    /// A pager; the main thread serves its connection.
     Pager(PagedMemory),
-    /// It was lost while the VM was built, and reads as zero: devices would carry out
-    /// requests with zeros for their data.
+    /// Memory was lost while the VM was built, and reads as zero: devices would use zeros as data
+    /// of requests.
     Lost,
 }
 
 impl Supply {
-    /// The VM is built: from now on the main thread serves the connection, and must not
-    /// touch RAM that may be missing.
+    /// Call it when the VM is built. From then on the main thread serves the connection, and must
+    /// not touch RAM that may be missing.
     ///
     /// # Errors
     ///
@@ -37,7 +37,7 @@ impl Supply {
         Ok(())
     }
 
-    /// None of the memory is missing.
+    /// Whether no memory is missing.
     pub fn is_complete(&self) -> bool {
         match self {
             Supply::NoPager => true,
@@ -46,7 +46,7 @@ impl Supply {
         }
     }
 
-    /// Some of it is missing for good: nothing may look at it again.
+    /// Whether some memory is missing for good. Nothing may read it any more.
     pub fn is_lost(&self) -> bool {
         match self {
             Supply::Lost => true,

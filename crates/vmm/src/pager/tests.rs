@@ -19,7 +19,7 @@ fn ram() -> GuestRam {
     .unwrap()
 }
 
-/// RAM that is handed to a pager that listens; its socket is in the folder.
+/// RAM that was handed to a pager, whose socket is in the folder.
 fn attached() -> (TempDir, UnixListener, GuestRam, PagedMemory) {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("pager.sock");
@@ -89,7 +89,7 @@ fn of_a_working_set_that_is_given_back_the_pager_hears_nothing() {
     assert_eq!((word(0), word(SHARED / 2)), (0, 9));
     ram.memory().write_obj(3_u8, GuestAddress(4096)).unwrap();
     assert!(uffd.next_event().unwrap().is_none());
-    // As one that comes later would try.
+    // As another pager would try later.
     for at in [4096, 8192, SHARED - 4096] {
         let filled = uffd.copy(base + at, &[7; 4096]);
         assert!(matches!(filled, Err(FillError::Unmapped)), "{filled:?}");
@@ -99,7 +99,7 @@ fn of_a_working_set_that_is_given_back_the_pager_hears_nothing() {
     assert_eq!([0, 4096, SHARED].map(word), [0, 3, 0]);
 }
 
-/// A vCPU holds what `written` needs until its event is read.
+/// A vCPU holds the lock that `written` needs until its event is read.
 #[test]
 fn while_the_guest_gives_memory_back_nobody_waits_to_tell_what_it_wrote() {
     let (_folder, listener, ram, mut memory) = attached();
@@ -147,8 +147,8 @@ fn a_new_pager_is_found_and_a_missing_one_ends_the_vm() {
     let (_folder, listener, _ram, mut memory) = attached();
     assert_eq!(memory.patience, PATIENCE);
     memory.patience = Duration::from_secs(600);
-    // To close them is not enough: a child of another test has them, too,
-    // from fork to exec.
+    // Closing is not sufficient: between fork and exec, a child of another test has the
+    // connections, too.
     let hang_up = || accept(&listener).0.shutdown(Shutdown::Both).unwrap();
     hang_up();
     assert!(memory.process_events().is_none(), "there is another");

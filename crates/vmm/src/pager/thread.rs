@@ -1,7 +1,7 @@
-//! The thread that serves the pager's connection while the VM is built.
+//! A thread that serves the pager's connection while the VM is built.
 //!
-//! The main thread builds the VM and resumes its devices, and may wait for a page
-//! meanwhile. So it can't notice that the pager has ended.
+//! The main thread builds the VM and resumes its devices, and may wait for a missing page
+//! meanwhile, so it can't notice that the pager has ended.
 
 use super::{PagedMemory, PagerError};
 use crate::ending::Ending;
@@ -22,7 +22,7 @@ pub struct PagerThread {
 }
 
 impl PagerThread {
-    /// Starts it.
+    /// Starts the thread.
     pub fn start(mut memory: PagedMemory) -> Result<PagerThread, PagerError> {
         let event = EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK).map_err(PagerError::Thread)?;
         let stop = Arc::new(event);
@@ -43,7 +43,7 @@ impl PagerThread {
     ///
     /// # Errors
     ///
-    /// A part of the memory is lost, and reads as zero.
+    /// Part of the memory is lost, and reads as zero.
     pub fn stop(self) -> Result<PagedMemory, PagerError> {
         self.stop.write(1).map_err(PagerError::Thread)?;
         let (memory, ending) = self.thread.join().map_err(|_| {

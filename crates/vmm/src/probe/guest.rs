@@ -1,4 +1,4 @@
-//! The tiny guest: 64 KiB, long mode, no interrupts.
+//! The probe's guest: 64 KiB, long mode, no interrupts.
 #![allow(unsafe_code)] // Assembly, and memory given to KVM.
 
 use crate::hypervisor::{Hypervisor, HypervisorError, failed_to};
@@ -21,11 +21,11 @@ const GDT: u64 = 0x4000;
 const CODE: u64 = 0x5000;
 const STACK: u64 = 0xf000;
 
-/// The guest asks here how often to loop; 0 sends it to ring 3.
+/// The guest reads the number of iterations here; 0 sends it to ring 3.
 const COUNT_PORT: u16 = 0x10;
-/// The guest says here that a round is over.
+/// The guest reports the end of a round here.
 const ROUND_PORT: u16 = 0x11;
-/// The guest says here which CS its `syscall` arrived with.
+/// The guest reports the CS that its `syscall` arrived with here.
 const ARRIVED_PORT: u16 = 0x12;
 
 const KERNEL_CODE: u16 = 0x08;
@@ -36,7 +36,7 @@ const USER_DATA: u16 = 0x23;
 const MSR_STAR: u32 = 0xc000_0081;
 const MSR_LSTAR: u32 = 0xc000_0082;
 const MSR_SFMASK: u32 = 0xc000_0084;
-/// Long mode enabled and active, system calls, no-execute off.
+/// Long mode enabled and active, system calls enabled, no-execute disabled.
 const EFER: u64 = 1 << 10 | 1 << 8 | 1;
 
 // Copied into the guest, so it must not refer to any absolute address.
@@ -69,8 +69,8 @@ global_asm!(
     "ud2",
     ".globl jiffy_probe_syscall",
     "jiffy_probe_syscall:",
-    // At another privilege than 0, or with another CS, one of these faults,
-    // and without an IDT that ends the guest.
+    // At a privilege other than 0, or with another CS, one of these faults, and without an IDT a
+    // fault ends the guest.
     "mov %cr0, %rcx",
     "mov %cs, %eax",
     "mov $0x12, %edx",
@@ -88,14 +88,14 @@ unsafe extern "C" {
     static jiffy_probe_end: u8;
 }
 
-/// How something ended.
+/// The outcome of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Outcome {
-    /// As on a processor.
+    /// As on a real processor.
     Done,
-    /// Otherwise.
+    /// Different from a real processor.
     Failed,
-    /// The time was over.
+    /// The time limit was exceeded.
     Late,
 }
 
@@ -115,8 +115,7 @@ impl ProbeGuest {
         let syscall = write_program(&memory);
         let vm = hypervisor.create_bare_vm()?;
         let region = memory.iter().next().expect("one range was made");
-        // SAFETY: the mapping is of this size, used by nothing else, and
-        // dropped after the VM.
+        // SAFETY: the mapping has this size, is used by nothing else, and is dropped after the VM.
         unsafe {
             vm.set_user_memory_region(kvm_userspace_memory_region {
                 slot: 0,
@@ -139,22 +138,22 @@ impl ProbeGuest {
         })
     }
 
-    /// Runs `body`; after `limit`, the guest comes out and stays out.
+    /// Runs `body`; after `limit`, the guest is stopped and not entered again.
     pub(super) fn with_watchdog<T>(
         &mut self,
         limit: Duration,
         body: impl FnOnce(&mut ProbeGuest) -> T,
     ) -> T {
         let flag = &raw mut self.vcpu.get_kvm_run().immediate_exit;
-        // SAFETY: kvm_run is mapped as long as the vCPU lives; the byte is
-        // accessed atomically by this thread's signal handler and the kernel.
+        // SAFETY: kvm_run is mapped as long as the vCPU lives; the byte is accessed atomically by
+        // this thread's signal handler and by the kernel.
         let flag = unsafe { AtomicU8::from_ptr(flag) };
         let target = kick::Target::current();
         let done = AtomicBool::new(kick::install().is_err());
         std::thread::scope(|scope| {
             let watchdog = scope.spawn(|| {
                 std::thread::park_timeout(limit);
-                // Until it is over: the guest may go in again once more.
+                // Repeated until `body` is done, because the guest may be entered once more.
                 while !done.load(Ordering::SeqCst) {
                     target.kick();
                     std::thread::park_timeout(Duration::from_millis(1));
@@ -167,14 +166,14 @@ impl ProbeGuest {
         })
     }
 
-    /// One round of `count` iterations: how long it took, nanoseconds, the way
-    /// in and out included. `None` if the guest is late or broke.
+    /// Runs one round of `count` iterations. Returns how long it took, nanoseconds, including entry
+    /// and exit; `None` if the guest was too slow or failed.
     pub(super) fn round(&mut self, count: u32) -> Option<u64> {
         let begun = monotonic_ns();
         (self.run(count) == Some(ROUND_PORT)).then(|| monotonic_ns() - begun)
     }
 
-    /// Sends the guest to ring 3, from where it makes a system call.
+    /// Sends the guest to ring 3, where it makes a system call.
     pub(super) fn try_syscall(&mut self) -> Outcome {
         match self.run(0) {
             Some(ARRIVED_PORT) => Outcome::Done,
@@ -183,8 +182,8 @@ impl ProbeGuest {
         }
     }
 
-    /// Runs the guest, giving it `count` when it asks, until it tells
-    /// something: on which port. The CS it arrived with must be the kernel's.
+    /// Runs the guest until it reports something, and returns the port; gives it `count` when it
+    /// asks. The CS that it reports must be the kernel's.
     fn run(&mut self, count: u32) -> Option<u16> {
         while !self.late {
             match self.vcpu.run() {
@@ -203,20 +202,20 @@ impl ProbeGuest {
     }
 }
 
-/// The same loop here: nanoseconds for `count` iterations.
+/// Runs the same loop in this process; nanoseconds for `count` iterations.
 pub(super) fn native_round(count: u32) -> u64 {
     let begun = monotonic_ns();
-    // SAFETY: counts a register down.
+    // SAFETY: only decrements a register.
     unsafe {
         asm!("2:", "dec {0:e}", "jnz 2b", inout(reg) count => _, options(nomem, nostack));
     }
     monotonic_ns() - begun
 }
 
-/// Writes page tables, descriptors and code; where the system call arrives.
+/// Writes page tables, descriptors and code; returns the address at which the system call arrives.
 fn write_program(memory: &GuestMemory) -> u64 {
     let start = &raw const jiffy_probe_start;
-    // SAFETY: the three symbols are of one stretch of read-only data.
+    // SAFETY: the three symbols belong to one range of read-only data.
     let (code, syscall) = unsafe {
         let length = (&raw const jiffy_probe_end).offset_from(start);
         let syscall = (&raw const jiffy_probe_syscall).offset_from(start);
@@ -230,7 +229,7 @@ fn write_program(memory: &GuestMemory) -> u64 {
             .write_slice(bytes, GuestAddress(address))
             .expect("the probe's memory has room")
     };
-    // Present, writable, for ring 3; the last level is one page of 2 MiB.
+    // Present, writable, accessible from ring 3; the last level is one page of 2 MiB.
     write(LEVEL_4, &(LEVEL_3 | 7).to_le_bytes());
     write(LEVEL_3, &(LEVEL_2 | 7).to_le_bytes());
     write(LEVEL_2, &0x87u64.to_le_bytes());
@@ -307,7 +306,7 @@ fn set_registers(vcpu: &VcpuFd, syscall: u64) -> Result<(), HypervisorError> {
     Ok(())
 }
 
-// The code above has these numbers written out.
+// The assembly above contains these numbers as literals.
 const _: () = assert!(
     COUNT_PORT == 0x10
         && ROUND_PORT == 0x11

@@ -1,12 +1,11 @@
-//! What kind of KVM this host has.
+//! Probes this host's KVM.
 //!
-//! The presence of `/dev/kvm` says little: some hosts have one that emulates
-//! guest kernel code in software, slowly, and gets `syscall` wrong, so that an
-//! ordinary Linux crawls and then crashes. The probe runs a tiny guest that
-//! times a loop in ring 0 and makes one `syscall` from ring 3.
+//! The presence of `/dev/kvm` is not sufficient: on some hosts it emulates guest kernel code in
+//! software, slowly, and gets `syscall` wrong, so that an ordinary Linux crawls and then crashes.
+//! The probe runs a tiny guest that times a loop in ring 0 and makes one `syscall` from ring 3.
 //!
-//! Speed is judged against the same loop in this process, at the same time:
-//! inside an emulated machine everything is slow, and its KVM is real.
+//! Speed is compared with the same loop in this process at the same time: inside an emulated
+//! machine everything is slow, although its KVM is real.
 
 mod guest;
 
@@ -17,21 +16,21 @@ use jiffy_wire::vmm::{KvmKind, KvmProbe};
 use std::io::ErrorKind;
 use std::time::Duration;
 
-/// When the guest is stopped, whatever it has shown: far beyond what it takes
-/// even inside an emulated machine on a busy host.
+/// The guest is stopped after this time in any case. It is far more than the guest needs, even
+/// inside an emulated machine on a busy host.
 const TIME_LIMIT: Duration = Duration::from_millis(250);
-/// A loop this many times slower than natively is not run by the processor.
+/// A loop so many times slower than natively is not executed by the processor.
 const SLOW: u64 = 8;
-/// A loop this many times slower is not worth timing better.
+/// A loop so many times slower need not be timed more precisely.
 const HOPELESS: u64 = 100;
-/// Iterations that even software emulation does in a millisecond.
+/// Iterations that software emulation does in a millisecond.
 const SHORT_ROUND: u32 = 500;
-/// Iterations that take a processor, or an emulated one, about a millisecond.
+/// Iterations that a processor, or an emulated one, does in about a millisecond.
 const LONG_ROUND: u32 = 400_000;
-/// The fastest of this many rounds counts.
+/// Number of rounds; the fastest counts.
 const ROUNDS: usize = 3;
 
-/// Looks at `/dev/kvm`: some milliseconds.
+/// Probes `/dev/kvm`; takes some milliseconds.
 pub fn probe() -> KvmProbe {
     let begun = monotonic_ns();
     let mut probe = match open() {
@@ -48,10 +47,10 @@ pub fn probe() -> KvmProbe {
     probe
 }
 
-/// What the guest showed.
+/// The measurements of the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Seen {
-    /// Picoseconds an iteration takes in the guest's ring 0, and natively.
+    /// Picoseconds per iteration in the guest's ring 0, and natively.
     loop_ps: Option<(u64, u64)>,
     syscall: Option<bool>,
 }
@@ -118,7 +117,7 @@ fn measure(hypervisor: &Hypervisor) -> Result<Seen, HypervisorError> {
         let syscall = match guest.try_syscall() {
             Outcome::Done => Some(true),
             Outcome::Failed => Some(false),
-            // It never came back from ring 3, or was never tried.
+            // The guest did not return from ring 3, or was not sent there.
             Outcome::Late => None,
         };
         let hopeless = rough.is_none_or(|(guest, native)| guest > native * HOPELESS);
@@ -133,12 +132,12 @@ fn measure(hypervisor: &Hypervisor) -> Result<Seen, HypervisorError> {
     }))
 }
 
-/// Times `count` iterations of the loop in the guest and here, in turns:
-/// picoseconds an iteration takes, the fastest of some rounds.
+/// Times `count` iterations of the loop in the guest and here, alternately; returns picoseconds per
+/// iteration, of the fastest of some rounds.
 fn time_loop(guest: &mut ProbeGuest, count: u32) -> Option<(u64, u64)> {
     let (mut overhead, mut in_guest, mut native) = (u64::MAX, u64::MAX, u64::MAX);
     for _ in 0..ROUNDS {
-        // What going in and out costs by itself.
+        // The cost of entry and exit.
         overhead = overhead.min(guest.round(1)?);
         in_guest = in_guest.min(guest.round(count)?);
         native = native.min(guest::native_round(count));
@@ -147,7 +146,7 @@ fn time_loop(guest: &mut ProbeGuest, count: u32) -> Option<(u64, u64)> {
     Some((per_iteration(in_guest, count), per_iteration(native, count)))
 }
 
-/// Picoseconds.
+/// Picoseconds per iteration.
 fn per_iteration(ns: u64, count: u32) -> u64 {
     (ns * 1000 / u64::from(count)).max(1)
 }
@@ -161,7 +160,7 @@ mod tests {
     fn slow_or_broken_is_emulated_and_only_both_right_is_real() {
         let kind = |loop_ps, syscall| judge(&Seen { loop_ps, syscall }).kind;
         assert_eq!(kind(Some((400, 390)), Some(true)), KvmKind::Real);
-        // Everything slow, as inside an emulated machine.
+        // Everything is slow, as inside an emulated machine.
         assert_eq!(kind(Some((9000, 8000)), Some(true)), KvmKind::Real);
         assert_eq!(kind(Some((40_000, 400)), Some(true)), KvmKind::Emulated);
         assert_eq!(kind(Some((400, 390)), Some(false)), KvmKind::Emulated);

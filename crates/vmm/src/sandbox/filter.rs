@@ -1,10 +1,10 @@
-//! BPF programs from lists of system calls, made at compile time.
+//! BPF programs, compiled from lists of system calls.
 //!
 //! Source: Linux `Documentation/userspace-api/seccomp_filter.rst`.
 
 use libc::sock_filter;
 
-/// One system call a thread may make.
+/// A system call that a thread may make.
 #[derive(Clone, Copy)]
 pub struct Rule {
     number: u32,
@@ -15,20 +15,20 @@ pub struct Rule {
 #[derive(Clone, Copy)]
 enum Check {
     Any,
-    /// The argument's low 32 bits are one of these.
+    /// The argument's low 32 bits are one of these values.
     OneOf(&'static [u32]),
-    /// The argument's low 32 bits have none of these set.
+    /// None of these bits is set in the argument's low 32 bits.
     NoneOf(u32),
 }
 
 impl Rule {
-    /// Its word, and its bit in that.
+    /// The word of the call's number, and its bit in that word.
     const fn place(&self) -> (usize, u32) {
         (self.number as usize / 32, 1 << (self.number % 32))
     }
 }
 
-/// The call, whatever its arguments.
+/// Allows the call with any arguments.
 pub const fn call(number: libc::c_long) -> Rule {
     Rule {
         number: number as u32,
@@ -37,7 +37,7 @@ pub const fn call(number: libc::c_long) -> Rule {
     }
 }
 
-/// The call, if this argument (from 0) has one of these values.
+/// Allows the call if this argument (counted from 0) has one of these values.
 pub const fn call_with(number: libc::c_long, argument: u8, values: &'static [u32]) -> Rule {
     Rule {
         number: number as u32,
@@ -46,7 +46,7 @@ pub const fn call_with(number: libc::c_long, argument: u8, values: &'static [u32
     }
 }
 
-/// The call, if this argument (from 0) has none of these bits.
+/// Allows the call if this argument (counted from 0) has none of these bits.
 pub const fn call_without(number: libc::c_long, argument: u8, bits: u32) -> Rule {
     Rule {
         number: number as u32,
@@ -55,13 +55,13 @@ pub const fn call_without(number: libc::c_long, argument: u8, bits: u32) -> Rule
     }
 }
 
-/// Room for the largest program: jumps reach no farther.
+/// Most instructions of a program: jumps reach no farther.
 pub const CAPACITY: usize = 256;
 
 /// Words of 32 calls each: up to number 479.
 const WORDS: usize = 15;
 const MAX_COMPARED: usize = 40;
-/// So many calls of a word cost less compared one by one.
+/// A word with at most so many calls is cheaper to compare call by call.
 const FEW: u32 = 2;
 
 /// A BPF program.
@@ -91,31 +91,30 @@ const JUMP_CLASS: u16 = 0x05;
 const RETURN: u16 = 0x06;
 
 const ALLOW: u32 = libc::SECCOMP_RET_ALLOW;
-/// A signal to the thread, so that the handler can say what was asked for.
+/// Sends a signal to the thread, so that the handler can report the call.
 const REFUSE: u32 = libc::SECCOMP_RET_TRAP;
 const KILL: u32 = libc::SECCOMP_RET_KILL_PROCESS;
 
-/// Jumps to the two answers, whose distance is not known yet.
+/// A jump to the answer that allows; its distance is not known yet.
 const TO_ALLOW: u8 = 254;
 const TO_REFUSE: u8 = 255;
-/// To the calls that are not looked up as bits.
+/// A jump to the calls that are compared one by one.
 const TO_REST: u8 = 253;
-/// And to the look at a bit.
+/// A jump to the test of a bit.
 const TO_BIT: u32 = u32::MAX;
 
 impl Filter {
-    /// Builds the program; the order of rules does not matter. Fails to
-    /// compile if two rules are for one call or the program is too long.
+    /// Builds the program; the order of rules does not matter. Fails to compile if two rules are
+    /// for one call or the program is too long.
     ///
-    /// The kernel translates every program when a thread installs it, at a
-    /// cost of some thousand instructions for each of the program's own: so
-    /// calls are looked up as bits of a few words, and those that are nearly
-    /// alone in theirs are compared one by one. It would also try every system
-    /// call in advance, to remember those that always pass, at ten times the
-    /// cost of what a VM's few calls could save: it does not with a program that
-    /// uses X at its start. Measured again in November 2026 against a binary search that
-    /// the kernel can try: a restore took 2.19 M instructions instead of 2.03, a run from a
-    /// golden snapshot and an exec, whose calls would gain, the same within noise.
+    /// The kernel translates a program whenever a thread installs it, at a cost of some thousand
+    /// instructions for each of the program's own. So calls are looked up as bits of a few words,
+    /// and calls that are nearly alone in their word are compared one by one. The kernel would also
+    /// try every system call in advance, to remember those that always pass, at ten times the cost
+    /// of what a VM's few calls could save; a program that uses X at its start prevents that.
+    /// Measured again in November 2026 against a binary search that the kernel can try: a restore
+    /// took 2.19 M instructions instead of 2.03; a run from a golden snapshot and an exec, whose
+    /// calls would gain, cost the same within noise.
     pub const fn build(lists: &[&[Rule]]) -> Filter {
         let mut listed = [0_u32; WORDS];
         let mut list = 0;
@@ -179,8 +178,8 @@ impl Filter {
         self.code.split_at(self.length).0
     }
 
-    /// Loads the word of the number in the accumulator, and goes on to look at
-    /// its bit, or where all of its word is without a bit, behind that.
+    /// Loads the word of the call's number into the accumulator, and jumps to the test of its bit,
+    /// or past it if the word has no bits.
     const fn find_word(&mut self, words: &[u32; WORDS]) {
         let mut from = 0;
         while from < WORDS {
@@ -193,7 +192,7 @@ impl Filter {
             if word != 0 {
                 self.push(instruction(JUMP_GREATER_OR_EQUAL, 2, 0, beyond));
                 self.push(instruction(LOAD_NUMBER, 0, 0, word));
-                // Where to is not known yet.
+                // The target is not known yet.
                 self.push(instruction(JUMP, 0, 0, TO_BIT));
             } else if to < WORDS {
                 self.push(instruction(JUMP_GREATER_OR_EQUAL, 0, TO_REST, beyond));
@@ -202,9 +201,9 @@ impl Filter {
         }
     }
 
-    /// Every word's jump arrives here: is the number's bit set in it?
+    /// Tests the number's bit; every word's jump arrives here.
     const fn look_at_bit(&mut self) {
-        // A number that no word is for has no bit: behind the look at it.
+        // A number without a word has no bit: jumps past the test.
         self.push(instruction(JUMP, 0, 0, 2));
         let at = self.length;
         let mut i = 0;
@@ -221,8 +220,8 @@ impl Filter {
         self.point(TO_REST, rest);
     }
 
-    /// One call, and its argument if that counts; for another call goes on
-    /// behind it.
+    /// Compares with one call, and with its argument if the rule has one; for another call
+    /// continues after it.
     const fn compare(&mut self, rule: &Rule) {
         let load = instruction(LOAD, 0, 0, ARGUMENTS + 8 * rule.argument as u32);
         let call = self.push(instruction(JUMP_EQUAL, 0, 0, rule.number));
@@ -245,13 +244,13 @@ impl Filter {
         self.code[call].jf = short(self.length - call - 1);
     }
 
-    /// Appends an answer and points the jumps that want it here.
+    /// Appends an answer and resolves the jumps to it.
     const fn answer(&mut self, wanted: u8, verdict: u32) {
         let at = self.push(instruction(RETURN, 0, 0, verdict));
         self.point(wanted, at);
     }
 
-    /// Points the jumps that want it to this instruction.
+    /// Resolves the jumps to this instruction.
     const fn point(&mut self, wanted: u8, at: usize) {
         let mut i = 0;
         while i < at {
@@ -277,7 +276,7 @@ impl Filter {
     }
 }
 
-/// A distance that a conditional jump can have.
+/// Checks that a conditional jump can have this distance.
 const fn short(distance: usize) -> u8 {
     assert!(
         distance < TO_REST as usize,
@@ -309,7 +308,7 @@ mod tests {
         &[call(libc::SYS_read), call(libc::SYS_exit_group)],
     ]);
 
-    /// Interprets the few instructions used.
+    /// Interprets the instructions that programs use.
     fn verdict(filter: &Filter, number: u32, arguments: [u64; 6]) -> u32 {
         let mut data = Vec::new();
         data.extend(number.to_le_bytes());
@@ -385,7 +384,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(32))]
 
-        /// However many calls share a word, from none to all.
+        /// Any number of calls may share a word, from none to all.
         #[test]
         fn any_list_passes_and_nothing_else(
             calls in proptest::collection::btree_set(0_u32..480, 0..25),

@@ -1,10 +1,10 @@
-//! The sandbox: what each thread may ask of the kernel once the guest runs.
+//! The sandbox: the system calls that each thread may make once the guest runs.
 //!
 //! * [`policy`]: which system calls each role needs.
-//! * [`filter`]: policies as BPF programs, made when this crate is compiled.
-//! * [`violation`]: what happens on any other call.
+//! * [`filter`]: policies as BPF programs, generated when this crate is compiled.
+//! * [`violation`]: handles any other call.
 //!
-//! Filters are short: every thread that starts pays for its own.
+//! Filters are short, because every thread that starts has to install its own.
 #![allow(unsafe_code)] // prctl, seccomp and a signal handler.
 
 pub mod filter;
@@ -17,13 +17,12 @@ use rustix::process::DumpableBehavior;
 use std::io;
 use std::path::Path;
 
-/// Whose system calls.
+/// The role of a thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
     /// The main thread: control socket, pause, starting device threads, end.
     Main,
-    /// The same, of a VMM that opens and removes files by name: one that was not handed its
-    /// files.
+    /// The main thread of a VMM that was not handed its files: it opens and removes files by name.
     MainByName,
     /// Runs a vCPU and answers its exits.
     Vcpu,
@@ -39,7 +38,7 @@ impl Role {
         others.into_iter().chain(devices)
     }
 
-    /// That of the main thread of this process.
+    /// The role of this process's main thread.
     pub fn of_main() -> Role {
         match handed::copy(Path::new(handed::PAGEMAP)) {
             Some(_) => Role::Main,
@@ -48,19 +47,19 @@ impl Role {
     }
 }
 
-/// Opens what is needed of procfs later, closes it, and lets nobody but root look into this
-/// process's memory: of a VMM that was handed its files, before it has to do with a guest.
+/// For a VMM that was handed its files, before its guest runs: opens what it needs of procfs later,
+/// closes procfs, and makes the process not dumpable, so that only root can inspect its memory.
 pub fn close_proc() -> io::Result<()> {
     if !is_handed() {
         return Ok(());
     }
     handed::close_proc()?;
     rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
-    // It was executed by a descriptor, of which the kernel makes a name.
+    // The process was executed by a descriptor, which the kernel would use as its name.
     Ok(rustix::thread::set_name(c"jiffy-vmm")?)
 }
 
-/// Was this process handed its files?
+/// Whether this process was handed its files.
 fn is_handed() -> bool {
     handed::copy(Path::new(handed::PROC)).is_some()
 }
@@ -75,8 +74,8 @@ pub enum Sandbox {
 }
 
 impl Sandbox {
-    /// Prepares the process: no new privileges, and a handler that reports
-    /// forbidden calls. Before any [`enter`](Sandbox::enter).
+    /// Prepares the process: sets no-new-privileges, and installs a handler that reports forbidden
+    /// calls. Must be called before any [`enter`](Sandbox::enter).
     pub fn prepare(self) -> io::Result<()> {
         if self == Sandbox::Off {
             return Ok(());
@@ -88,7 +87,7 @@ impl Sandbox {
         violation::install()
     }
 
-    /// Confines the calling thread, and the threads it will start, for good.
+    /// Confines the calling thread, and the threads that it will start, irrevocably.
     pub fn enter(self, role: Role) -> io::Result<()> {
         if self == Sandbox::Off {
             return Ok(());

@@ -1,4 +1,4 @@
-//! Which system calls each role needs once the guest runs.
+//! The system calls that each role needs once the guest runs.
 
 use super::Role;
 use super::filter::{Filter, Rule, call, call_with, call_without};
@@ -10,7 +10,7 @@ const UNIX: &[u32] = &[libc::AF_UNIX as u32];
 const FIONBIO: u32 = 0x5421;
 const FIONREAD: u32 = 0x541b;
 
-// What a thread's memory allocator, locks, clock, log and end need.
+// Needed by every thread's memory allocator, locks, clock, log and end.
 const COMMON: &[Rule] = &[
     call(libc::SYS_brk),
     call_without(libc::SYS_mmap, 2, EXECUTABLE),
@@ -39,6 +39,14 @@ const COMMON: &[Rule] = &[
     call(libc::SYS_tgkill),
 ];
 
+/// What a thread that was made after the sandbox needs to begin.
+const START: &[Rule] = &[
+    call(libc::SYS_set_robust_list),
+    call(libc::SYS_rseq),
+    call(libc::SYS_prctl),
+    call(libc::SYS_sched_getaffinity),
+];
+
 const KVM: u32 = 0xae << 8;
 const RUN: u32 = KVM | 0x80;
 const fn read(number: u32, size: usize) -> u32 {
@@ -51,7 +59,7 @@ const fn both(number: u32, size: usize) -> u32 {
     3 << 30 | (size as u32) << 16 | KVM | number
 }
 
-/// Running a vCPU, reading its state, and making the timer chip late.
+/// Running a vCPU, reading its state, and creating the timer chip late.
 const VCPU_IOCTLS: &[u32] = &[
     RUN,
     read(0x81, size_of::<kvm_bindings::kvm_regs>()),
@@ -65,7 +73,7 @@ const VCPU_IOCTLS: &[u32] = &[
     read(0xa4, size_of::<kvm_bindings::kvm_xsave>()),
     read(0xa6, size_of::<kvm_bindings::kvm_xcrs>()),
     KVM | 0xa3,
-    // Telling the guest that it was paused.
+    // Setting the guest's "paused" flag.
     KVM | 0xad,
     write(0x77, size_of::<kvm_bindings::kvm_pit_config>()),
     read(0x9f, size_of::<kvm_bindings::kvm_pit_state2>()),
@@ -84,11 +92,11 @@ const MAIN_IOCTLS: &[u32] = &[
     FIONREAD,
     tap_queue::TUNSETOFFLOAD,
     tap_queue::TUNSETQUEUE,
-    // Which pages were written, for a capture: KVM has a log kept, and tells.
+    // Finding written pages for a capture: starting and reading KVM's dirty log.
     jiffy_sys::pagemap::PAGEMAP_SCAN,
     write(0x46, size_of::<kvm_bindings::kvm_userspace_memory_region>()),
     write(0x42, size_of::<kvm_bindings::kvm_dirty_log>()),
-    // Memory that a pager has filled.
+    // Unregistering memory that a pager has filled.
     jiffy_sys::userfaultfd::UNREGISTER,
 ];
 
@@ -99,19 +107,19 @@ static VCPU: Filter = Filter::build(&[
         call(libc::SYS_fcntl),
         call(libc::SYS_eventfd2),
         call(libc::SYS_epoll_ctl),
-        // Cutting a console log that has grown long.
+        // Shortening a console log that has grown long.
         call(libc::SYS_pread64),
         call(libc::SYS_pwrite64),
         call(libc::SYS_lseek),
         call(libc::SYS_ftruncate),
-        // Settling a vsock device that the guest resets.
+        // Closing the streams of a vsock device that the guest resets.
         call(libc::SYS_shutdown),
         call(libc::SYS_sendto),
         call(libc::SYS_recvfrom),
     ],
 ]);
 
-/// What is done to a disk's file.
+/// Reading and writing a disk's file.
 const FILE: &[Rule] = &[
     call(libc::SYS_pread64),
     call(libc::SYS_pwrite64),
@@ -128,28 +136,25 @@ const DISK: &[Rule] = &[
     call(libc::SYS_poll),
     call(libc::SYS_ppoll),
     call(libc::SYS_epoll_wait),
-    call(libc::SYS_set_robust_list),
-    call(libc::SYS_rseq),
-    call(libc::SYS_prctl),
-    call(libc::SYS_sched_getaffinity),
     call_with(libc::SYS_ioctl, 1, &[FIONBIO]),
 ];
 
-static BLOCK: Filter = Filter::build(&[COMMON, FILE, DISK]);
+static BLOCK: Filter = Filter::build(&[COMMON, FILE, DISK, START]);
 
 static BLOCK_ON_DEMAND: Filter = Filter::build(&[
     COMMON,
     FILE,
     DISK,
     &[
-        // Asking the pager.
+        // Sending requests to the pager.
         call_with(libc::SYS_socket, 0, UNIX),
         call(libc::SYS_connect),
         call(libc::SYS_sendto),
         call(libc::SYS_recvfrom),
-        // Built for tests, a descriptor is looked at before it is closed.
+        // In builds for tests, a descriptor is checked before it is closed.
         call_with(libc::SYS_fcntl, 1, &[libc::F_GETFD as u32]),
     ],
+    START,
 ]);
 
 static VSOCK: Filter = Filter::build(&[
@@ -172,11 +177,8 @@ static VSOCK: Filter = Filter::build(&[
         call_with(libc::SYS_ioctl, 1, &[FIONBIO, FIONREAD]),
         call(libc::SYS_poll),
         call(libc::SYS_ppoll),
-        call(libc::SYS_set_robust_list),
-        call(libc::SYS_rseq),
-        call(libc::SYS_prctl),
-        call(libc::SYS_sched_getaffinity),
     ],
+    START,
 ]);
 
 static NET: Filter = Filter::build(&[
@@ -186,21 +188,18 @@ static NET: Filter = Filter::build(&[
         call(libc::SYS_epoll_pwait),
         call(libc::SYS_epoll_ctl),
         call(libc::SYS_readv),
-        // What the driver can take, and how many queues it uses.
+        // Setting offloads and the number of queues that the driver negotiated.
         call_with(
             libc::SYS_ioctl,
             1,
             &[tap_queue::TUNSETOFFLOAD, tap_queue::TUNSETQUEUE],
         ),
-        call(libc::SYS_set_robust_list),
-        call(libc::SYS_rseq),
-        call(libc::SYS_prctl),
-        call(libc::SYS_sched_getaffinity),
     ],
+    START,
 ]);
 
-/// The main thread starts the others, whose filters come on top of its own: it
-/// may do what any device's thread may do.
+/// The main thread starts the others, whose filters are added to its own, so it may make all calls
+/// of any device's thread.
 const MAIN_CALLS: &[Rule] = &[
     call(libc::SYS_ppoll),
     call(libc::SYS_poll),
@@ -213,12 +212,8 @@ const MAIN_CALLS: &[Rule] = &[
     // Device threads.
     call(libc::SYS_clone3),
     call(libc::SYS_clone),
-    call(libc::SYS_set_robust_list),
-    call(libc::SYS_rseq),
-    call(libc::SYS_prctl),
     call(libc::SYS_seccomp),
-    call(libc::SYS_sched_getaffinity),
-    // What is captured goes into new files.
+    // Captures are written into new files.
     call(libc::SYS_memfd_create),
     call(libc::SYS_ftruncate),
     // Control socket and vsock.
@@ -232,14 +227,14 @@ const MAIN_CALLS: &[Rule] = &[
     call(libc::SYS_readv),
     call(libc::SYS_shutdown),
     call(libc::SYS_getsockopt),
-    // Of descriptors: the length of a configuration that was waited for.
+    // Reading the length of a configuration that a spare has received.
     call(libc::SYS_fstat),
     call(libc::SYS_newfstatat),
     call(libc::SYS_statx),
 ];
 
-/// The exit record, what was written, a configuration that was waited for; and removing
-/// sockets.
+/// Writing the exit record and written pages, reading a configuration that a spare has received,
+/// and removing sockets.
 const BY_NAME: &[Rule] = &[
     call(libc::SYS_openat),
     call(libc::SYS_rename),
@@ -247,11 +242,11 @@ const BY_NAME: &[Rule] = &[
     call(libc::SYS_unlinkat),
 ];
 
-static MAIN: Filter = Filter::build(&[COMMON, FILE, MAIN_CALLS]);
+static MAIN: Filter = Filter::build(&[COMMON, FILE, MAIN_CALLS, START]);
 
-static MAIN_BY_NAME: Filter = Filter::build(&[COMMON, FILE, MAIN_CALLS, BY_NAME]);
+static MAIN_BY_NAME: Filter = Filter::build(&[COMMON, FILE, MAIN_CALLS, START, BY_NAME]);
 
-/// The program of a role.
+/// The filter of a role.
 pub fn filter(role: Role) -> &'static [libc::sock_filter] {
     match role {
         Role::Main => &MAIN,

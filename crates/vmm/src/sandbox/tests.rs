@@ -1,16 +1,15 @@
 use super::*;
 use std::process::Command;
 
-/// Set in a child process that plays one scene.
+/// Set in a child process that runs one scene.
 const SCENE: &str = "JIFFY_SANDBOX_SCENE";
 
-/// Runs a test of this binary again, alone, in a process of its own: filters
-/// can't be taken off again.
+/// Runs one test of this binary in a process of its own, because filters can't be removed.
 fn play(test: &str, scene: &str) -> std::process::Output {
     Command::new(std::env::current_exe().unwrap())
         .args([test, "--exact", "--nocapture", "--test-threads=1"])
         .env(SCENE, scene)
-        // One heap, as the program itself has: before glibc shrinks another it opens a file.
+        // One heap, as in the program itself: glibc opens a file before it shrinks another heap.
         .env("GLIBC_TUNABLES", "glibc.malloc.arena_max=1")
         .output()
         .unwrap()
@@ -60,7 +59,7 @@ fn a_forbidden_call_is_reported_and_does_not_happen() {
     let thread = std::thread::spawn(|| {
         Sandbox::On.enter(Role::Vcpu).unwrap();
         let path = c"/proc/self/status";
-        // SAFETY: a string; the call is refused anyway.
+        // SAFETY: a string; the call is refused.
         unsafe { libc::open(path.as_ptr(), libc::O_RDONLY) };
         println!("went on");
         std::process::exit(3);

@@ -1,8 +1,8 @@
-//! What happens when a thread makes a call its role has no need for.
+//! Handles a system call that a thread's role does not allow.
 //!
-//! The kernel sends it SIGSYS. The handler records number and thread, rings,
-//! and keeps the thread from going on; the main thread then ends the VM with a
-//! sentence. On the main thread itself the handler says so and ends the process.
+//! The kernel sends SIGSYS. The handler records the call's number and the thread, signals an event,
+//! and blocks the thread; the main thread then ends the VM with a message. On the main thread
+//! itself, the handler prints the message and ends the process.
 
 use std::io;
 use std::ptr;
@@ -96,7 +96,7 @@ extern "C" fn on_violation(
     }
 }
 
-/// For the main thread, where nobody is left to tell.
+/// Reports on the main thread and ends the process.
 unsafe fn say_and_exit(call: i32) -> ! {
     let mut digits = *b"jiffy-vmm: the main thread made the forbidden system call 000\n";
     let mut rest = call;

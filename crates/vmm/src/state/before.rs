@@ -1,6 +1,5 @@
-//! The body of versions 1 and 2: one tree, in postcard's format, whose fields have no
-//! names. Nothing here changes any more: when a section gets a new version, the old type is
-//! kept for these versions, too.
+//! The body of versions 1 and 2: one tree in postcard's format, whose fields have no names. Nothing
+//! here may change: when a section gets a new version, the old type is kept for these versions.
 
 use super::{StateError, VmState};
 use crate::devices::DevicesState;
@@ -59,7 +58,7 @@ struct Devices {
     trace: TraceState,
 }
 
-/// Reads such a body.
+/// Reads the body of version 1 or 2.
 pub fn read(body: &[u8]) -> Result<VmState, StateError> {
     let (tree, rest): (Tree, _) =
         postcard::take_from_bytes(body).map_err(|error| StateError::Contents(error.to_string()))?;

@@ -1,4 +1,4 @@
-//! Everything a snapshot keeps of a VM beside its RAM and disks, and its file format.
+//! The file format of a VM's saved state: everything that a snapshot keeps besides RAM and disks.
 //!
 //! Since version 3 the body is sections, each with a tag, a version of its own and a
 //! length: a changed or a new device changes its own section and nothing else. A
@@ -13,12 +13,15 @@
 //! | version | what follows the magic, all little endian |
 //! |---|---|
 //! | 1 | version u32, CRC-32C of the body u32, its length u64, body: one tree (`before`) |
-//! | 2 | version u32, CRC-32C of all that follows u32, length of the body u64, the release that wrote it (16 bytes of ASCII, zeros at the end), body: as in version 1 |
-//! | 3 | as version 2; body: [`crate::sections`] |
+//! | 2 | version u32, CRC-32C of all that follows u32, length of the body u64, release, body |
+//! | 3 | as version 2; the body consists of [`crate::sections`] |
+//!
+//! In version 2 the release that wrote the state has 16 bytes of ASCII, padded with zeros, and the
+//! body is that of version 1.
 
 mod before;
 
-use crate::devices::DevicesState;
+use crate::devices::{DevicesState, registry};
 use crate::irq::ChipsState;
 use crate::sections::{Count, Section, SectionError, Sections, Writer, by};
 use crate::vcpu::{MAX_VCPUS, VcpuState};
@@ -28,25 +31,25 @@ use thiserror::Error;
 const MAGIC: [u8; 8] = *b"JIFFYVMS";
 /// Bytes of guest RAM.
 const MEMORY: Section = Section::new("memory", 1);
-/// A vCPU; they come in their order.
+/// A vCPU; they are in their order.
 const VCPU: Section = Section::new("vcpu", 1);
 /// Interrupt controllers, timer chip, clock.
 const CHIPS: Section = Section::new("chips", 1);
-/// The version written.
+/// The version that is written.
 pub const VERSION: u32 = 3;
-/// The oldest version read.
+/// The oldest version that is read.
 pub const OLDEST: u32 = 1;
 /// Magic, version, checksum, length: the same in every version.
 const HEADER: usize = 24;
 const RELEASE: usize = 16;
-/// A VM of 32 vCPUs has about half a MiB; fw_cfg files come on top.
+/// A VM of 32 vCPUs has about half a MiB, without fw_cfg files.
 const MAX_BODY: u64 = 512 << 20;
 /// More MSRs than KVM lists on any processor.
 const MAX_MSRS: usize = 4096;
 /// The longest state [`VmState::decode`] takes, bytes.
 pub const MAX_ENCODED: u64 = MAX_BODY + (HEADER + RELEASE) as u64;
 
-/// A VM at rest.
+/// The state of a VM that does not run.
 #[derive(Debug)]
 pub struct VmState {
     /// Bytes of guest RAM.
@@ -59,49 +62,49 @@ pub struct VmState {
     pub devices: DevicesState,
 }
 
-/// A saved state can't be read.
+/// Why a saved state can't be read.
 #[derive(Debug, Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum StateError {
-    /// Not what it should be.
+    /// The bytes do not begin with the magic of a state.
     #[error("this is not the saved state of a VM")]
     Magic,
-    /// Written by another release.
+    /// A later release wrote the state.
     #[error(
         "the VM was saved in format {version}{}, this jiffy reads formats {OLDEST} to {VERSION}",
         by(.release)
     )]
     Version {
-        /// Its format.
+        /// The state's version.
         version: u32,
-        /// What release that was, if it says so.
+        /// The release that wrote it, if known.
         release: Option<String>,
     },
-    /// A part of it.
+    /// A section can't be read.
     #[error(transparent)]
     Section(#[from] SectionError),
-    /// Shorter or longer than it says.
+    /// The state is shorter or longer than its header says.
     #[error("the saved VM state should have {expected} bytes but has {actual}")]
     Length {
-        /// By its header.
+        /// Bytes according to the header.
         expected: u64,
-        /// What it has.
+        /// Bytes that there are.
         actual: u64,
     },
-    /// The checksum differs.
+    /// The checksum does not match.
     #[error("the saved VM state is damaged: its checksum does not match")]
     Checksum,
-    /// The checksum is right but the contents are not.
+    /// The checksum is right, but the contents are not valid.
     #[error("the saved VM state is damaged: {0}")]
     Contents(String),
 }
 
 impl VmState {
-    /// The sections beside those of devices.
+    /// The sections other than those of devices.
     #[cfg(test)]
     pub(crate) const SECTIONS: [Section; 3] = [MEMORY, VCPU, CHIPS];
 
-    /// In the format of this [`VERSION`].
+    /// Encodes the state in the format of this [`VERSION`].
     pub fn encode(&self) -> Vec<u8> {
         let mut parts = Writer::default();
         parts.put(MEMORY, &self.memory_size);
@@ -126,8 +129,7 @@ impl VmState {
         bytes
     }
 
-    /// Reads what [`encode`](VmState::encode) writes or earlier releases wrote, and
-    /// nothing else.
+    /// Decodes what [`encode`](VmState::encode) or earlier releases wrote; refuses anything else.
     pub fn decode(bytes: &[u8]) -> Result<VmState, StateError> {
         let Some((header, rest)) = bytes.split_at_checked(HEADER) else {
             return Err(StateError::Magic);
@@ -166,7 +168,7 @@ impl VmState {
             memory_size: parts.one(MEMORY, &release)?,
             vcpus: parts.take(VCPU, Count::Any, &release)?,
             chips: parts.one(CHIPS, &release)?,
-            devices: DevicesState::read(&mut parts, &release)?,
+            devices: registry::read(&mut parts, &release)?,
         };
         parts.finish(&release)?;
         Ok(state)
@@ -183,8 +185,8 @@ impl VmState {
     }
 }
 
-/// The release that wrote a state. A later version may not have it at this place, so
-/// anything that does not look like one is ignored.
+/// The release that wrote a state. A later version may not have it at this place, so anything that
+/// does not look like a release is ignored.
 fn release_in(rest: &[u8]) -> Option<String> {
     let field = rest.get(..RELEASE)?;
     let text = std::str::from_utf8(field).ok()?.trim_end_matches('\0');

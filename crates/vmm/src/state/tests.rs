@@ -13,12 +13,12 @@ const V3: &[u8] = include_bytes!("../../golden/state-3");
 /// Where the body of versions 2 and 3 begins.
 const BODY: usize = HEADER + RELEASE;
 
-/// What all golden files say: a guest of one vCPU with every device.
+/// Checks the state of all golden files: a guest of one vCPU with every device.
 fn is_the_golden_vm(state: &VmState) {
     assert_eq!(state.memory_size, 128 << 20);
     assert_eq!(state.vcpus.len(), 1);
     let vcpu = &state.vcpus[0];
-    // In the kernel: the upper half, long mode, paging, interrupts as they were.
+    // In the kernel: upper half, long mode, paging.
     assert!(
         vcpu.regs.rip >= 0xffff_ffff_8000_0000,
         "{:#x}",
@@ -55,8 +55,8 @@ fn is_the_golden_vm(state: &VmState) {
     assert_eq!(names, ["opt/jiffy/config"]);
 }
 
-/// If one of these fails, files written before can't be read, or mean
-/// something else: see the head of the module.
+/// If one of these fails, states that were written before can't be read, or mean something else:
+/// see the module's documentation.
 #[test]
 fn versions_1_and_2_do_not_drift() {
     for golden in [V1, V2] {
@@ -72,7 +72,7 @@ fn version_3_does_not_drift() {
     let again = state.encode();
     assert_eq!(again[8..12], V3[8..12]);
     assert_eq!(again[BODY..], V3[BODY..]);
-    // It is the VM of version 2, part by part.
+    // Version 2 holds the same VM, part by part.
     let before = VmState::decode(V2).unwrap();
     assert_eq!(format!("{before:?}"), format!("{state:?}"));
 }
@@ -118,7 +118,7 @@ fn a_part_that_is_unknown_newer_missing_or_there_twice_is_named() {
     for tag in ["", "\u{7}", "a b"] {
         assert_eq!(with(tag, 1, b""), odd);
     }
-    // The last section is the trace port's: head and what it holds.
+    // The last section is the trace port's.
     let trace = body.windows(5).rposition(|tag| tag == b"trace").unwrap();
     assert_eq!(
         refused(&body[..trace]),
@@ -147,7 +147,7 @@ fn a_later_version_is_refused_and_its_release_named() {
         refused(&later),
         "the VM was saved in format 9 by jiffy 7.1.0-rc.2, this jiffy reads formats 1 to 3"
     );
-    // It need not say so there, and nothing is believed of it.
+    // A later version may have something else there, so the release is checked.
     later[HEADER] = 0x1b;
     assert_eq!(
         refused(&later),

@@ -19,9 +19,9 @@ pub struct Board {
     pub ports: Arc<Bus>,
     /// Memory-mapped I/O.
     pub mmio: Arc<Bus>,
-    /// The timer chip, made when a guest wants one.
+    /// The timer chip, created when a guest uses it.
     pub pit: Arc<LazyPit>,
-    /// Set once the guest has asked for the end.
+    /// Set once the guest has asked for its end.
     pub power: Arc<PowerSwitch>,
 }
 
@@ -32,7 +32,7 @@ pub enum Next {
     Run,
     /// Check for requests: a signal came, or the guest asked for its end.
     Look,
-    /// This vCPU can't go on; the VM ends.
+    /// This vCPU can't continue; the VM ends.
     End(Ending),
 }
 
@@ -43,7 +43,7 @@ fn end(reason: ExitReason, message: impl Into<String>) -> Next {
     })
 }
 
-/// Runs the guest until its next exit, and handles that.
+/// Runs the guest until its next exit, and handles the exit.
 pub fn step(fd: &mut VcpuFd, board: &Board) -> Next {
     match fd.run() {
         Ok(VcpuExit::MmioRead(address, data)) => {
@@ -87,7 +87,7 @@ pub fn complete(fd: &mut VcpuFd, board: &Board) -> Next {
 /// Bytes of each access of the current port I/O exit.
 #[allow(unsafe_code)] // The width lies in kvm_run.
 fn port_width(fd: &mut VcpuFd) -> usize {
-    // SAFETY: after KVM_EXIT_IO this is the member of the union in use.
+    // SAFETY: after KVM_EXIT_IO this is the active member of the union.
     usize::from(unsafe { fd.get_kvm_run().__bindgen_anon_1.io.size }).max(1)
 }
 
@@ -95,9 +95,9 @@ fn port_width(fd: &mut VcpuFd) -> usize {
 #[allow(unsafe_code)] // The exit's data lies in kvm_run.
 fn port_read(fd: &mut VcpuFd, board: &Board, port: u16, data: *mut [u8]) -> Next {
     let width = port_width(fd);
-    // SAFETY: it is of a reference that may be written by, into the vCPU's kvm_run
-    // mapping, beside the structure; KVM touches it only inside KVM_RUN, which is not
-    // called while it is borrowed here.
+    // SAFETY: the pointer comes from a mutable reference into the vCPU's kvm_run mapping, outside
+    // the structure; KVM accesses it only inside KVM_RUN, which is not called while it is borrowed
+    // here.
     let data = unsafe { &mut *data };
     if LazyPit::has(port) {
         for byte in data.chunks_mut(width) {
@@ -180,7 +180,7 @@ mod tests {
     const BUFFER: u64 = 0x2000;
     const DEVICE: u64 = 0xd000_0000;
 
-    /// Says how often it was read.
+    /// Returns how often it was read.
     struct Counter(u8);
 
     impl BusDevice for Counter {
@@ -214,7 +214,7 @@ mod tests {
             pit: Arc::new(LazyPit::new(vm.clone())),
             power: Arc::new(PowerSwitch::new().unwrap()),
         };
-        // Real mode, as after reset, but for the bases.
+        // Real mode, as after reset, except for the bases.
         let mut fd = vm.create_vcpu(0).unwrap();
         let mut sregs = fd.get_sregs().unwrap();
         (sregs.cs.base, sregs.cs.selector) = (0, 0);

@@ -2,8 +2,8 @@
 //!
 //! * [`entry`]: registers at a kernel's entry point.
 //! * [`exit`]: handling exits from the guest.
-//! * [`state`]: everything a snapshot keeps of one.
-//! * [`thread`]: the thread that runs one, and its pause and resume.
+//! * [`state`]: everything that a snapshot keeps of a vCPU.
+//! * [`thread`]: the thread that runs a vCPU, with pause and resume.
 
 pub mod entry;
 pub mod exit;
@@ -20,7 +20,7 @@ use kvm_ioctls::{VcpuFd, VmFd};
 pub use state::VcpuState;
 use std::os::fd::AsRawFd;
 
-/// Intel SDM volume 4, IA32_MISC_ENABLE.
+/// IA32_MISC_ENABLE, bit 0: fast strings (Intel SDM volume 4).
 const FAST_STRINGS: u64 = 1;
 const NO_BRANCH_TRACE: u64 = 1 << 11;
 const NO_PRECISE_SAMPLING: u64 = 1 << 12;
@@ -39,10 +39,10 @@ struct PreFault {
     padding: [u64; 5],
 }
 
-/// The most vCPUs a VM has.
+/// Most vCPUs of a VM.
 pub const MAX_VCPUS: u8 = 32;
 
-/// A vCPU that no thread runs yet.
+/// A vCPU without a thread.
 #[derive(Debug)]
 pub struct Vcpu {
     fd: VcpuFd,
@@ -66,8 +66,8 @@ impl Vcpu {
         self.fd.get_tsc_khz().ok()
     }
 
-    /// Sets CPUID and the registers that firmware would set. `cpuid` is changed to this
-    /// vCPU's own; `profile` is what it was limited to.
+    /// Sets CPUID and the registers that firmware would set. `cpuid` is adapted to this vCPU;
+    /// `profile` is what it was limited to.
     ///
     /// # Errors
     ///
@@ -86,7 +86,7 @@ impl Vcpu {
         self.set_firmware_msrs(cpuid, profile)
     }
 
-    /// Sets the registers that firmware would: memory types, and on Intel's processors fast
+    /// Sets the registers that firmware would set: memory types, and on Intel's processors fast
     /// strings, without which Linux does not copy with `rep movsb`.
     fn set_firmware_msrs(
         &self,
@@ -108,15 +108,14 @@ impl Vcpu {
         msrs::set_at_boot(&self.fd, &all)
     }
 
-    /// Puts the first vCPU at a kernel's entry point. The others wait for the
-    /// guest to start them.
+    /// Puts the first vCPU at a kernel's entry point. The others wait until the guest starts them.
     pub fn enter_at(&self, entry: &Entry) -> Result<(), HypervisorError> {
         entry::set(&self.fd, entry)
     }
 
-    /// Maps a range of guest memory in KVM's page tables (`KVM_PRE_FAULT_MEMORY`), so that
-    /// the guest does not fault there. Failures are ignored, as this only saves time: KVM
-    /// before Linux 6.11 does not have it.
+    /// Maps a range of guest memory in KVM's page tables (`KVM_PRE_FAULT_MEMORY`), so that the
+    /// guest does not fault there. Errors are ignored, because this only saves time: KVM before
+    /// Linux 6.11 does not support it.
     #[allow(unsafe_code)] // An ioctl that kvm-ioctls does not have.
     pub fn map_ahead(&self, address: u64, length: u64) {
         let mut range = PreFault {
@@ -126,19 +125,18 @@ impl Vcpu {
         };
         while range.length > 0 {
             let left = range.length;
-            // SAFETY: the structure is the one the ioctl reads and writes.
+            // SAFETY: the ioctl reads and writes this structure.
             let result =
                 unsafe { libc::ioctl(self.fd.as_raw_fd(), KVM_PRE_FAULT_MEMORY, &raw mut range) };
-            // KVM advances address and length as far as it got.
+            // KVM advances address and length by what it has mapped.
             if result < 0 || range.length >= left {
                 return;
             }
         }
     }
 
-    /// Sets the guest's "paused" flag (`KVM_KVMCLOCK_CTRL`): its clock went on while it stood
-    /// still, and its watchdogs must not take it for stuck. Guests without kvm-clock have no
-    /// such flag.
+    /// Sets the guest's "paused" flag (`KVM_KVMCLOCK_CTRL`). Its clock went on while it was paused,
+    /// and its watchdogs must not report a hang. Guests without kvm-clock have no such flag.
     pub fn tell_of_pause(&self) {
         if let Err(error) = self.fd.kvmclock_ctrl()
             && error.errno() != libc::EINVAL
@@ -152,7 +150,7 @@ impl Vcpu {
         self.index
     }
 
-    /// Takes its exit counters out.
+    /// Takes its exit counters.
     pub fn take_stats(&mut self) -> Option<StatsFile> {
         self.stats.take()
     }

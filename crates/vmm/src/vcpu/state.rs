@@ -1,4 +1,4 @@
-//! Everything a snapshot keeps of a vCPU.
+//! Everything that a snapshot keeps of a vCPU.
 
 use super::Vcpu;
 use crate::cpu::profile::GuestProcessor;
@@ -11,14 +11,14 @@ use kvm_bindings::{
 };
 use serde::{Deserialize, Serialize};
 
-/// A vCPU at rest, as KVM describes it.
+/// The state of a vCPU that does not run, in KVM's types.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct VcpuState {
     /// CPUID as the guest sees it.
     pub cpuid: Vec<kvm_cpuid_entry2>,
     /// Guest TSC frequency, if KVM knows it.
     pub tsc_khz: Option<u32>,
-    /// Running, halted, waiting for its start.
+    /// Running, halted, or waiting for its start.
     pub mp_state: kvm_mp_state,
     /// General registers.
     pub regs: kvm_regs,
@@ -50,12 +50,12 @@ impl VcpuState {
 }
 
 impl Vcpu {
-    /// Reads everything. The vCPU does not run and owes KVM no completion of
-    /// an exit. `listed` are the MSRs that KVM lists.
+    /// Reads the state. The vCPU must not run, and KVM must have completed its last exit. `listed`
+    /// are the MSRs that KVM lists.
     pub fn save(&self, listed: &[u32]) -> Result<VcpuState, HypervisorError> {
         let fd = &self.fd;
         let read = |what| failed_to(what);
-        // First: KVM settles pending INIT and start-up signals in it.
+        // First, because KVM processes pending INIT and start-up signals in this call.
         let mp_state = fd.get_mp_state().map_err(read("read a vCPU's activity"))?;
         let cpuid = fd
             .get_cpuid2(KVM_MAX_CPUID_ENTRIES)
@@ -86,8 +86,8 @@ impl Vcpu {
         })
     }
 
-    /// Writes everything, in the order in which KVM's parts depend on each other. `tsc` is
-    /// shared by the vCPUs of a VM, of which the first must be restored first.
+    /// Writes the state in the order in which KVM's parts depend on each other. The vCPUs of a VM
+    /// share `tsc`; the first vCPU must be restored first.
     ///
     /// # Errors
     ///
@@ -115,7 +115,7 @@ impl Vcpu {
         fd.set_sregs(&quirks::segment_registers(state.sregs))
             .map_err(write("set a vCPU's control registers"))?;
         self.write_xsave(&state.xsave)?;
-        // KVM refuses the call where there is no XSAVE.
+        // KVM refuses the call without XSAVE.
         if state.xcrs.nr_xcrs > 0 {
             fd.set_xcrs(&state.xcrs)
                 .map_err(write("set a vCPU's extended control registers"))?;
@@ -136,9 +136,8 @@ impl Vcpu {
 
     #[allow(unsafe_code)] // KVM reads as many bytes as the guest's features need.
     fn write_xsave(&self, xsave: &kvm_xsave) -> Result<(), HypervisorError> {
-        // SAFETY: no feature is enabled for guests whose state exceeds the
-        // 4096 bytes of `kvm_xsave`: those (AMX) need a permission this
-        // process never asks for.
+        // SAFETY: no feature is enabled for guests whose state exceeds the 4096 bytes of
+        // `kvm_xsave`: that is only AMX, which needs a permission that this process never requests.
         unsafe { self.fd.set_xsave(xsave) }.map_err(failed_to("set a vCPU's vector registers"))
     }
 }

@@ -1,4 +1,4 @@
-//! The thread that runs a vCPU, and its pause and resume.
+//! The thread that runs a vCPU, with pause and resume.
 
 use super::Vcpu;
 use super::exit::{self, Board, Next};
@@ -23,9 +23,8 @@ pub struct VcpuThread {
 struct Shared {
     control: Mutex<Control>,
     changed: Condvar,
-    /// There is something new in `control`. Set before the kick, read after
-    /// `immediate_exit` was cleared: whichever comes first, the guest is not
-    /// entered before `control` was looked at.
+    /// Whether `control` has changed. It is set before the kick, and read after `immediate_exit`
+    /// was cleared: in either order, the guest is not entered before `control` was checked.
     pending: AtomicBool,
     target: OnceLock<kick::Target>,
     mailbox: Arc<Mailbox>,
@@ -51,7 +50,7 @@ enum Work {
 }
 
 impl VcpuThread {
-    /// Has a thread run the guest, or, if `parked`, do nothing until
+    /// Starts a thread that runs the guest, or, if `parked`, waits for
     /// [`resume`](VcpuThread::resume).
     pub fn start(
         vcpu: Vcpu,
@@ -92,27 +91,28 @@ impl VcpuThread {
         })
     }
 
-    /// Asks it to leave the guest. It has when [`is_parked`](VcpuThread::is_parked).
+    /// Asks the vCPU to leave the guest. It has left once [`is_parked`](VcpuThread::is_parked) is
+    /// true.
     pub fn pause(&self) {
         self.shared.ask(Want::Park);
     }
 
-    /// Lets it go on.
+    /// Lets the vCPU enter the guest again.
     pub fn resume(&self) {
         self.shared.ask(Want::Run);
     }
 
-    /// Asks the thread to end. It has when [`is_parked`](VcpuThread::is_parked).
+    /// Asks the thread to end. It has ended once [`is_parked`](VcpuThread::is_parked) is true.
     pub fn end(&self) {
         self.shared.ask(Want::End);
     }
 
-    /// Whether it is out of the guest and stays out.
+    /// Whether the vCPU is out of the guest and stays out.
     pub fn is_parked(&self) -> bool {
         self.shared.lock().parked
     }
 
-    /// Runs `task` on the thread of the vCPU, which is parked.
+    /// Runs `task` on the thread of the vCPU, which must be parked.
     pub fn send(&self, task: impl FnOnce(&Vcpu) + Send + 'static) {
         self.shared.lock().task = Some(Box::new(task));
         self.shared.changed.notify_one();
@@ -121,7 +121,7 @@ impl VcpuThread {
     /// Waits for a thread that was asked to end.
     pub fn join(mut self) {
         if let Some(job) = self.job.take() {
-            // A panic has been reported where it happened.
+            // A panic was reported when it happened.
             let _ = job.join();
         }
     }
@@ -149,7 +149,7 @@ impl Shared {
         }
     }
 
-    /// The vCPU parks without being asked to.
+    /// Parks the vCPU without a request.
     fn park(&self) {
         let mut control = self.lock();
         if control.want == Want::Run {
@@ -209,7 +209,7 @@ fn run(mut vcpu: Vcpu, board: &Board, shared: &Shared) {
     });
 }
 
-/// Runs the guest until there is something to look at.
+/// Runs the guest until there is something to check.
 fn stay_in_guest(vcpu: &mut Vcpu, board: &Board, shared: &Shared, flag: &AtomicU8) {
     loop {
         flag.store(0, Ordering::SeqCst);
@@ -218,7 +218,7 @@ fn stay_in_guest(vcpu: &mut Vcpu, board: &Board, shared: &Shared, flag: &AtomicU
         }
         match exit::step(&mut vcpu.fd, board) {
             Next::Run => {}
-            // The guest asked for the end and must not run on until it comes.
+            // The guest asked for its end, and must not run on until it comes.
             Next::Look if board.power.request().is_some() => return shared.park(),
             Next::Look => {}
             Next::End(ending) => return end(ending, shared),
@@ -236,9 +236,9 @@ fn end(ending: Ending, shared: &Shared) {
 #[allow(unsafe_code)] // The flag lies in memory shared with the kernel.
 fn with_kick_flag(vcpu: &mut Vcpu, body: impl FnOnce(&mut Vcpu, &AtomicU8)) {
     let flag = &raw mut vcpu.fd.get_kvm_run().immediate_exit;
-    // SAFETY: the mapping of kvm_run lives as long as the vCPU, which outlives
-    // this call; the byte is only accessed by the kernel, atomically here and
-    // in the signal handler of this thread, and by `complete` on this thread.
+    // SAFETY: the mapping of kvm_run lives as long as the vCPU, which outlives this call; the byte
+    // is only accessed by the kernel, and atomically here and in this thread's signal handler, and
+    // by `complete` on this thread.
     let flag = unsafe { AtomicU8::from_ptr(flag) };
     kick::with_flag(flag, || body(vcpu, flag));
 }

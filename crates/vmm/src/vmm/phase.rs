@@ -1,4 +1,4 @@
-//! Where a VM is in its life.
+//! The phases of a VM's life.
 //!
 //! ```text
 //!             start(paused: false)            first entry
@@ -19,7 +19,7 @@
 use crate::ending::Ending;
 use crate::vcpu::Vcpu;
 
-/// Where a VM is in its life.
+/// The phase of a VM.
 pub enum Phase {
     /// Built; its vCPUs have no threads yet.
     Built(Vec<Vcpu>),
@@ -27,32 +27,33 @@ pub enum Phase {
     Starting,
     /// Its guest runs.
     Running {
-        /// When it was let go on, CLOCK_MONOTONIC nanoseconds; 0 if it was never paused.
+        /// When it was last resumed, CLOCK_MONOTONIC nanoseconds; 0 if it was never paused.
         since_ns: u64,
     },
-    /// vCPUs and devices stand still.
+    /// vCPUs and devices are stopped.
     Paused {
-        /// Since when, CLOCK_MONOTONIC nanoseconds; none if no vCPU has been in the guest.
+        /// When it was paused, CLOCK_MONOTONIC nanoseconds; `None` if no vCPU has entered the
+        /// guest.
         since_ns: Option<u64>,
     },
     /// Restored and ready: devices work, and vCPUs wait for the order to begin.
     Held,
-    /// The same, with its devices paused.
+    /// Held, with its devices paused.
     HeldPaused {
-        /// Since when, CLOCK_MONOTONIC nanoseconds.
+        /// When it was paused, CLOCK_MONOTONIC nanoseconds.
         since_ns: u64,
     },
-    /// It ends.
+    /// The VM ends.
     Ended {
-        /// Why.
+        /// The reason.
         ending: Ending,
-        /// Whether vCPUs and devices stand still.
+        /// Whether vCPUs and devices are stopped.
         is_still: bool,
     },
 }
 
 impl Phase {
-    /// Whether vCPUs and devices stand still, so that it can be saved.
+    /// Whether vCPUs and devices are stopped, so that it can be saved.
     pub fn is_still(&self) -> bool {
         match self {
             Phase::Built(_) | Phase::Paused { .. } | Phase::HeldPaused { .. } => true,
@@ -66,7 +67,7 @@ impl Phase {
         matches!(self, Phase::Held | Phase::HeldPaused { .. })
     }
 
-    /// Since when vCPUs stand still, CLOCK_MONOTONIC nanoseconds, if that is known.
+    /// When vCPUs were stopped, CLOCK_MONOTONIC nanoseconds, if known.
     pub fn paused_since_ns(&self) -> Option<u64> {
         match self {
             Phase::Paused { since_ns } => *since_ns,
@@ -83,27 +84,27 @@ impl Phase {
         }
     }
 
-    /// It ends. The first reason counts.
+    /// Ends the VM. Only the first reason counts.
     pub fn end(&mut self, ending: Ending) {
         if self.ending().is_none() {
             self.end_instead(ending);
         }
     }
 
-    /// It ends, and this reason counts, whatever others there are.
+    /// Ends the VM for this reason, which replaces any other.
     pub fn end_instead(&mut self, ending: Ending) {
         let is_still = self.is_still();
         *self = Phase::Ended { ending, is_still };
     }
 
-    /// A vCPU has entered the guest for the first time.
+    /// Called when a vCPU has entered the guest for the first time.
     pub fn entered(&mut self) {
         if matches!(self, Phase::Starting) {
             *self = Phase::Running { since_ns: 0 };
         }
     }
 
-    /// vCPUs and devices stand still since then.
+    /// Called when vCPUs and devices are stopped, since `since_ns`.
     pub fn paused(&mut self, since_ns: u64) {
         *self = match std::mem::replace(self, Phase::Starting) {
             Phase::Held => Phase::HeldPaused { since_ns },

@@ -1,15 +1,14 @@
-//! What a host lacks for a guest.
+//! Compares a guest's processor with a host's.
 
 use super::features::{self, FEATURES};
 use super::{ARCH_CAPABILITIES, Profile};
 
-/// By how much the frequency of two time stamp counters may differ, parts per million:
-/// what KVM takes for the same (`kvm.tsc_tolerance_ppm`).
+/// Largest difference between two time stamp counters that KVM treats as the same, parts per
+/// million (`kvm.tsc_tolerance_ppm`).
 pub const TSC_TOLERANCE_PPM: u64 = 250;
 
 impl Profile {
-    /// What of this guest's processor `host` can't give, by name; nothing if the guest
-    /// can go on there.
+    /// Names of this guest's features that `host` lacks. Empty if the guest can run there.
     pub fn lacking(&self, host: &Profile) -> Vec<String> {
         if self.vendor != host.vendor {
             let (ours, theirs) = (&self.vendor, &host.vendor);
@@ -36,8 +35,8 @@ impl Profile {
         lacking
     }
 
-    /// States that XSAVE has at another place or in another size: saved memory holds
-    /// them as they were.
+    /// XSAVE states with another offset or size on the host: saved memory contains them at the
+    /// guest's offsets.
     fn states_elsewhere(&self, host: &Profile) -> impl Iterator<Item = String> {
         let leaves = self.cpuid.iter();
         let states = leaves.filter(|entry| entry.leaf == 0xd && entry.index >= 2);
@@ -48,7 +47,7 @@ impl Profile {
         })
     }
 
-    /// KVM slows no counter down without the processor's help.
+    /// Without hardware support KVM can't slow a counter down.
     fn counter_too_slow(&self, host: &Profile) -> Option<String> {
         let (ours, theirs) = (self.tsc_khz?, host.tsc_khz?);
         let tolerance = u64::from(theirs) * TSC_TOLERANCE_PPM / 1_000_000;

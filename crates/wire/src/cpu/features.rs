@@ -1,23 +1,23 @@
 //! Feature bits of CPUID and of IA32_ARCH_CAPABILITIES, and their names.
 //!
-//! Names are those of Linux (`arch/x86/include/asm/cpufeatures.h`), where it has one; a
-//! name that was given stays, for it is in messages and profiles.
+//! Names are those of Linux (`arch/x86/include/asm/cpufeatures.h`), if it has one. A name never
+//! changes, because messages and profiles contain it.
 //!
 //! Sources: Intel SDM volume 2, CPUID; AMD APM volume 3, appendix E; Linux
 //! `Documentation/virt/kvm/x86/cpuid.rst`.
 
-/// EAX, as an index of a leaf's registers.
+/// EAX, as an index into a leaf's registers.
 const EAX: usize = 0;
 const EBX: usize = 1;
 const ECX: usize = 2;
 const EDX: usize = 3;
 
-/// A register of a leaf.
+/// A register of a CPUID leaf.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Register {
     /// The leaf.
     pub leaf: u32,
-    /// Its index (ECX of the instruction).
+    /// Its index (ECX of the CPUID instruction).
     pub index: u32,
     /// 0 to 3: EAX, EBX, ECX, EDX.
     pub register: usize,
@@ -37,16 +37,16 @@ impl Register {
 /// A register whose bits are features.
 #[derive(Debug)]
 pub struct Group {
-    /// Which.
+    /// The register.
     pub register: Register,
-    /// Bits that follow what the guest does (OSXSAVE) or the VM's topology (HT), that
-    /// repeat another register's, or that tell of a flaw a guest can't rely on.
+    /// Bits that are not compared: they depend on the guest's own settings (OSXSAVE) or the VM's
+    /// topology (HT), repeat another register's, or report a flaw on which no guest relies.
     pub ignored: u32,
     names: &'static [(u32, &'static str)],
 }
 
 impl Group {
-    /// The names of these bits, or what is known of a bit without one.
+    /// The names of these bits. A bit without a name gets its position as its name.
     pub fn names_of(&self, bits: u32) -> Vec<String> {
         let bits = bits & !self.ignored;
         if bits == 0 {
@@ -83,7 +83,7 @@ const fn group(
     }
 }
 
-/// All of them, by leaf.
+/// All feature registers, by leaf.
 pub const FEATURES: &[Group] = &[
     group(
         0x1,
@@ -497,7 +497,7 @@ pub const FEATURES: &[Group] = &[
     ),
 ];
 
-/// The place of a feature.
+/// The register and bit of a feature.
 pub fn find(name: &str) -> Option<(Register, u32)> {
     FEATURES.iter().find_map(|group| {
         let (bit, _) = group.names.iter().find(|(_, of)| *of == name)?;
@@ -505,8 +505,8 @@ pub fn find(name: &str) -> Option<(Register, u32)> {
     })
 }
 
-/// IA32_ARCH_CAPABILITIES (Intel's guidance on speculative execution). What a set bit
-/// promises a guest, a host must keep.
+/// IA32_ARCH_CAPABILITIES (Intel's guidance on speculative execution). A set bit is a promise to a
+/// guest that the host must keep.
 const CAPABILITIES: &[(u32, &str)] = &[
     (0, "rdcl_no"),
     (1, "ibrs_all"),
@@ -533,9 +533,9 @@ const CAPABILITIES: &[(u32, &str)] = &[
     (28, "rfds_clear"),
     (62, "its_no"),
 ];
-/// A set bit is a warning: a guest that was not warned relies on its absence.
+/// A set bit is a warning: a guest without it relies on its absence.
 const WARNINGS: &[(u32, &str)] = &[(2, "rsba"), (19, "rrsba")];
-/// Advice to hypervisors.
+/// A bit that advises hypervisors and promises nothing to guests.
 const SKIP_L1DFL_VMENTRY: u64 = 1 << 3;
 
 const fn warnings() -> u64 {
@@ -547,8 +547,7 @@ const fn warnings() -> u64 {
     mask
 }
 
-/// What a guest with `ours` would have to do without where `theirs` is the most that it
-/// could have, by name.
+/// Names of the capabilities that a guest with `ours` lacks on a host that offers at most `theirs`.
 pub fn capabilities_lacking(ours: u64, theirs: u64) -> Vec<String> {
     let missing = ours & !theirs & !warnings() & !SKIP_L1DFL_VMENTRY;
     let unwarned = theirs & !ours & warnings();
@@ -565,7 +564,7 @@ pub fn capabilities_lacking(ours: u64, theirs: u64) -> Vec<String> {
         .collect()
 }
 
-/// What can be promised, and what must be warned of, on both of two processors.
+/// Promises of both processors, and warnings of either.
 pub fn common_capabilities(one: u64, two: u64) -> u64 {
     one & two & !warnings() | (one | two) & warnings()
 }

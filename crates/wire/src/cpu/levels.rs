@@ -1,8 +1,8 @@
-//! Profiles with a name: the micro-architecture levels of the x86-64 psABI, with what
-//! else every processor of such a level has.
+//! Named profiles: the micro-architecture levels of the x86-64 psABI, with further features that
+//! every processor of the level has.
 //!
-//! Two things stay as a host has them: KVM's own features, and mitigations, which no VM
-//! should be without. If they differ, a restore says so.
+//! KVM's own features and mitigations stay as on the host, because no VM should lack mitigations.
+//! If they differ between hosts, a restore reports it.
 
 use super::Profile;
 use super::features::{FEATURES, Register, find as feature};
@@ -10,18 +10,18 @@ use super::features::{FEATURES, Register, find as feature};
 /// A level.
 #[derive(Debug)]
 pub struct Level {
-    /// `x86-64-v2` and so on.
+    /// Its name, such as `x86-64-v2`.
     pub name: &'static str,
-    /// Features that it adds to the level before.
+    /// Features that it adds to the level below.
     adds: &'static [&'static str],
 }
 
-/// The lowest first.
+/// All levels, the lowest first.
 pub const LEVELS: [Level; 3] = [
     Level {
         name: "x86-64-v2",
         adds: &[
-            // What every 64-bit processor has.
+            // Features of every 64-bit processor.
             "fpu",
             "de",
             "pse",
@@ -52,7 +52,7 @@ pub const LEVELS: [Level; 3] = [
             "hypervisor",
             "tsc_adjust",
             "constant_tsc",
-            // The level's own.
+            // Features of the level.
             "sse3",
             "ssse3",
             "cx16",
@@ -77,7 +77,7 @@ pub const LEVELS: [Level; 3] = [
             "xcr0_x87",
             "xcr0_sse",
             "xcr0_avx",
-            // Of all such processors: Haswell, Excavator, Zen, and later.
+            // Features of all such processors: Haswell, Excavator, Zen and later.
             "aes",
             "pclmulqdq",
             "rdrand",
@@ -97,7 +97,7 @@ pub const LEVELS: [Level; 3] = [
             "xcr0_opmask",
             "xcr0_zmm_hi256",
             "xcr0_hi16_zmm",
-            // Skylake's servers, Zen 4, and later.
+            // Features of Skylake's server processors, Zen 4 and later.
             "smap",
             "adx",
             "rdseed",
@@ -109,7 +109,7 @@ pub const LEVELS: [Level; 3] = [
     },
 ];
 
-/// What a guest's kernel needs to keep its processes apart, and what is KVM's.
+/// Registers with KVM's features, and with what a guest's kernel needs to isolate processes.
 const AS_THE_HOST_HAS_IT: [Register; 5] = [
     Register::new(0x7, 2, 3),
     Register::new(0x8000_0008, 0, 1),
@@ -126,15 +126,15 @@ const MITIGATIONS: [&str; 7] = [
     "spec_ctrl_ssbd",
     "srbds_ctrl",
 ];
-/// Intel's processors from Haswell on; mitigations are slow without them.
+/// Intel's processors since Haswell have these; mitigations are slow without them.
 const OF_INTEL: [&str; 3] = ["pcid", "invpcid", "erms"];
-/// Not each host's: KVM shows it where the host's counter is invariant, and emulates the
-/// timer since Linux 3.12.
+/// Not on every host: KVM offers the first if the host's counter is invariant, and emulates the
+/// second since Linux 3.12.
 const OPTIONAL: [&str; 2] = ["constant_tsc", "tsc_deadline_timer"];
-/// In leaf 0x80000008: instructions, not mitigations.
+/// In leaf 0x80000008: bits of instructions, not of mitigations.
 const NOT_MITIGATIONS: u32 = 1 | 1 << 1 | 1 << 2 | 1 << 4 | 1 << 9;
 
-/// The level of that name.
+/// Finds a level by name; the error is a sentence.
 pub fn find(name: &str) -> Result<&'static Level, String> {
     LEVELS
         .iter()
@@ -152,7 +152,7 @@ impl Level {
         own.flat_map(|level| level.adds).copied()
     }
 
-    /// What of it a host can't give, by name.
+    /// Names of the level's features that the host lacks.
     pub fn lacking(&self, host: &Profile) -> Vec<String> {
         self.features()
             .filter(|name| !OPTIONAL.contains(name))
@@ -163,7 +163,7 @@ impl Level {
             .collect()
     }
 
-    /// The host's profile, less what is beyond the level.
+    /// The host's profile, without features beyond the level.
     pub fn of(&self, host: &Profile) -> Profile {
         let intel: &[&str] = match &*host.vendor {
             "GenuineIntel" => &OF_INTEL,

@@ -1,13 +1,13 @@
-//! CPU profiles, by which a snapshot is compared with a host.
+//! CPU profiles, with which a snapshot is compared with a host.
 //!
-//! A [`Profile`] is CPUID as a guest sees it, less what differs from vCPU to vCPU, with
-//! the MSRs that say what a processor is and the frequency of its time stamp counter. A
-//! guest has one; so has a host: what its KVM gives a guest at most. A guest fits a host
-//! if [`Profile::lacking`] names nothing.
+//! A [`Profile`] is CPUID as a guest sees it, without the parts that differ between vCPUs, with the
+//! MSRs that identify a processor and the frequency of its time stamp counter. A guest's profile is
+//! what it sees; a host's is the most that its KVM can offer. A guest can run on a host if
+//! [`Profile::lacking`] is empty.
 //!
-//! * [`features`]: bits and their names.
+//! * [`features`]: feature bits and their names.
 //! * `compare`: what a host lacks.
-//! * [`levels`]: profiles with a name, that processors of many makes have in common.
+//! * [`levels`]: named profiles that processors of many kinds have in common.
 
 mod compare;
 pub mod features;
@@ -21,13 +21,13 @@ use serde::ser::Serializer;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// The version written and the only one read.
+/// Version that is written, and the only one that is read.
 pub const VERSION: u32 = 1;
-/// IA32_ARCH_CAPABILITIES: which flaws a processor does not have (Intel).
+/// IA32_ARCH_CAPABILITIES: flaws that a processor does not have (Intel).
 pub const ARCH_CAPABILITIES: u32 = 0x10a;
-/// More leaves than any processor has.
+/// Most leaves of a profile, more than any processor has.
 const MAX_LEAVES: usize = 256;
-/// Where bits of addresses are counted.
+/// The register with the number of address bits.
 const ADDRESSES: Register = Register::new(0x8000_0008, 0, 0);
 
 /// A processor, as a guest sees it or as a host can show it.
@@ -36,12 +36,12 @@ const ADDRESSES: Register = Register::new(0x8000_0008, 0, 0);
 pub struct Profile {
     /// [`VERSION`].
     pub version: u32,
-    /// As CPUID says: `GenuineIntel`, `AuthenticAMD`.
+    /// Vendor as in CPUID: `GenuineIntel`, `AuthenticAMD`.
     pub vendor: String,
     /// Leaves by number and index.
     #[serde(serialize_with = "write_leaves", deserialize_with = "read_leaves")]
     pub cpuid: Vec<Leaf>,
-    /// MSRs that say what the processor is.
+    /// MSRs that identify the processor.
     #[serde(
         default,
         serialize_with = "write_msrs",
@@ -49,20 +49,20 @@ pub struct Profile {
         skip_serializing_if = "BTreeMap::is_empty"
     )]
     pub msrs: BTreeMap<u32, u64>,
-    /// Frequency of the time stamp counter, if KVM knows it.
+    /// Frequency of the time stamp counter in kHz, if KVM knows it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tsc_khz: Option<u32>,
-    /// Of a host: a guest's counter may have any frequency.
+    /// For a host: a guest's counter may have any frequency.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub tsc_scaling: bool,
 }
 
-/// A leaf of CPUID.
+/// A CPUID leaf.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Leaf {
     /// Its number.
     pub leaf: u32,
-    /// Its index (ECX of the instruction).
+    /// Its index (ECX of the CPUID instruction).
     pub index: u32,
     /// EAX, EBX, ECX, EDX.
     pub registers: [u32; 4],
@@ -72,26 +72,26 @@ pub struct Leaf {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Host {
-    /// The most that a guest that boots here is shown.
+    /// The most that a guest that boots here sees.
     pub shown: Profile,
-    /// The most that a captured guest may have to go on here. It is more than `shown`:
-    /// an earlier release showed guests features that are hidden from those that boot
-    /// today, and a guest that was captured with them needs them.
+    /// The most that a captured guest may have and still be restored here. This is more than
+    /// `shown`: an earlier release showed guests features that are hidden from guests that boot
+    /// today, and guests captured with them need them.
     pub restorable: Profile,
 }
 
-/// A profile that a VM is to have.
+/// The profile that a VM should have.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Wanted {
     /// One of [`levels`], by name.
     Named(String),
-    /// This one, or less where a VM never has all.
+    /// This profile, less what a VM never has.
     Given(Box<Profile>),
 }
 
 impl Profile {
-    /// Of a processor with these leaves.
+    /// The profile of a processor with these leaves.
     pub fn new(cpuid: Vec<Leaf>) -> Profile {
         let mut profile = Profile {
             version: VERSION,
@@ -108,14 +108,14 @@ impl Profile {
         String::from_utf8_lossy(vendor.as_flattened()).into_owned()
     }
 
-    /// The registers of a leaf, if there is one.
+    /// The registers of a leaf, if it exists.
     pub fn leaf(&self, leaf: u32, index: u32) -> Option<[u32; 4]> {
         let mut all = self.cpuid.iter();
         let found = all.find(|entry| entry.leaf == leaf && entry.index == index)?;
         Some(found.registers)
     }
 
-    /// A register; 0 where there is no such leaf.
+    /// A register; 0 if its leaf does not exist.
     pub fn register(&self, register: Register) -> u32 {
         let leaf = self.leaf(register.leaf, register.index);
         leaf.map_or(0, |registers| registers[register.register])
@@ -127,13 +127,13 @@ impl Profile {
         found.map(|entry| &mut entry.registers[register.register])
     }
 
-    /// Bits of a physical address; 36 where no leaf says so.
+    /// Number of physical address bits; 36 if no leaf gives it.
     pub fn physical_address_bits(&self) -> u32 {
         let leaf = self.leaf(ADDRESSES.leaf, ADDRESSES.index);
         leaf.map_or(36, |registers| registers[ADDRESSES.register] & 0xff)
     }
 
-    /// The names of all its features, in the order of their leaves.
+    /// Names of all its features, in the order of their leaves.
     pub fn features(&self) -> Vec<String> {
         FEATURES
             .iter()
@@ -141,8 +141,8 @@ impl Profile {
             .collect()
     }
 
-    /// What both have: of features the common ones, of everything else what is less.
-    /// None if they are of different vendors.
+    /// The profile that both support: common features and capabilities, the smaller number of
+    /// physical address bits, and no TSC frequency. `None` if the vendors differ.
     #[must_use]
     pub fn common(&self, other: &Profile) -> Option<Profile> {
         if self.vendor != other.vendor {
@@ -175,7 +175,7 @@ impl Profile {
         Some(common)
     }
 
-    /// Whether it can be believed to be one, for a profile that somebody wrote.
+    /// Checks a profile from an untrusted source for consistency.
     pub fn check(&self) -> Result<(), String> {
         if self.version != VERSION {
             let version = self.version;
@@ -194,7 +194,7 @@ impl Profile {
 }
 
 impl Wanted {
-    /// What of `host` a VM is shown, or all that the host lacks in one sentence.
+    /// The part of `host` that a VM sees; the error lists everything that the host lacks.
     pub fn of(&self, host: &Profile) -> Result<Profile, String> {
         let (what, lacking, profile) = match self {
             Wanted::Named(name) => {
@@ -203,7 +203,7 @@ impl Wanted {
             }
             Wanted::Given(given) => {
                 given.check()?;
-                // A VM that boots counts as the host does.
+                // A booting VM's counter has the host's frequency.
                 let mut given = given.clone();
                 given.tsc_khz = None;
                 let lacking = given.lacking(host);
@@ -248,7 +248,7 @@ fn read_leaves<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Leaf>, 
         .ok_or_else(|| D::Error::custom("a leaf of CPUID is not `LEAF.INDEX: EAX EBX ECX EDX`"))?;
     let key = |entry: &Leaf| (entry.leaf, entry.index);
     leaves.sort_unstable_by_key(key);
-    // `1.0` and `00000001.0` are the same.
+    // `1.0` and `00000001.0` are the same leaf.
     match leaves.is_sorted_by(|one, next| key(one) < key(next)) {
         true => Ok(leaves),
         false => Err(D::Error::custom("a leaf of CPUID is there twice")),

@@ -1,6 +1,6 @@
 use super::*;
 
-/// A processor of Intel's with these features, by name.
+/// A processor of Intel's with these features.
 fn processor(features: &[&str]) -> Profile {
     let word = |text: &[u8; 4]| u32::from_le_bytes(*text);
     let first = [0x16, word(b"Genu"), word(b"ntel"), word(b"ineI")];
@@ -24,7 +24,7 @@ fn add(profile: &mut Profile, register: Register, bit: u32) {
     set(profile, register.leaf, register.index, registers);
 }
 
-/// In the order of leaves, as they are read.
+/// Sets a leaf and keeps the leaves sorted, as a parsed profile has them.
 fn set(profile: &mut Profile, leaf: u32, index: u32, registers: [u32; 4]) {
     let same = |entry: &Leaf| (entry.leaf, entry.index) == (leaf, index);
     profile.cpuid.retain(|entry| !same(entry));
@@ -63,7 +63,7 @@ fn what_a_host_lacks_is_named() {
     let richer = processor(&["sse2", "avx2", "md_clear", "avx512f"]);
     assert_eq!(guest.lacking(&richer), [""; 0]);
     assert_eq!(richer.lacking(&guest), ["avx512f"]);
-    // What follows the guest's own doing, or the x87's, does not count.
+    // Bits that depend on the guest's own settings, or on the x87, are not compared.
     let running = processor(&[
         "sse2",
         "avx2",
@@ -73,7 +73,7 @@ fn what_a_host_lacks_is_named() {
         "zero_fcs_fds",
     ]);
     assert_eq!(running.lacking(&guest), [""; 0]);
-    // A bit that nobody has named yet.
+    // A bit without a name.
     let mut newer = guest.clone();
     add(&mut newer, Register::new(7, 1, 1), 1 << 30);
     assert_eq!(newer.lacking(&guest), [""; 0], "EBX of that leaf has none");
@@ -168,7 +168,7 @@ fn what_two_hosts_have_in_common_both_can_give() {
 #[test]
 fn a_level_has_its_features_and_the_hosts_mitigations() {
     for level in &levels::LEVELS {
-        // Each of its names is a feature's.
+        // Each name of the level is a feature.
         let all: Vec<String> = level.lacking(&processor(&[]));
         let names: Vec<&str> = all.iter().map(String::as_str).collect();
         let exactly = processor(&names);
@@ -220,7 +220,7 @@ fn a_profile_is_read_as_it_is_written() {
         ("00000000 00000400", "00000000 x"),
         ("10a", "0x10a"),
         ("tsc_khz", "tsc_mhz"),
-        // The same leaf, written in another way.
+        // The same leaf in another notation.
         (
             r#""00000007.0":"#,
             r#""7.00":"00000000 00000000 00000000 00000000","00000007.0":"#,
@@ -233,7 +233,7 @@ fn a_profile_is_read_as_it_is_written() {
             "{damaged}"
         );
     }
-    // By number, not by text.
+    // Sorted by number, not by text.
     let many = r#"{"version":1,"vendor":"","cpuid":{"d.2":"0 0 0 0","d.11":"1 1 1 1"}}"#;
     let many: Profile = serde_json::from_str(many).unwrap();
     let indices: Vec<u32> = many.cpuid.iter().map(|leaf| leaf.index).collect();

@@ -1,26 +1,26 @@
 //! The list of VMs as text.
 //!
-//! The node writes it: a VM takes some 3,000 instructions in all, and took 48,000 when whole
-//! VMs were sent as JSON and `jiffy` made the list of them.
+//! The node writes it, which takes some 3,000 instructions per VM in all. It took 48,000 when the
+//! node sent whole VMs as JSON and `jiffy` made the list.
 
 use super::table::Table;
 use super::{push_age, push_number, size};
 use crate::api::{Origin, Vm, VmState};
 
-/// What a client accepts to get this list instead of JSON.
+/// Media type in `Accept` for this list instead of JSON.
 pub const MEDIA_TYPE: &str = "text/plain";
 
-/// The list, as far as VMs were added.
+/// A list to which VMs are added.
 pub struct List {
     table: Table<10>,
     /// Unix time, seconds.
     now: u64,
-    /// Most of many VMs have as much.
+    /// Memory size of the last VM and its text, because most VMs have the same size.
     memory: (u32, String),
 }
 
 impl List {
-    /// An empty one, written at this Unix time, seconds.
+    /// An empty list; `now` is Unix time in seconds, from which ages count.
     pub fn new(now: u64) -> List {
         List {
             table: Table::new([
@@ -32,7 +32,7 @@ impl List {
         }
     }
 
-    /// One of these.
+    /// A list of these VMs.
     pub fn of(vms: &[Vm], now: u64) -> List {
         let mut list = List::new(now);
         vms.iter().for_each(|vm| list.add(vm));
@@ -58,18 +58,17 @@ impl List {
         table.plain_cell(|cell| push_status(cell, vm, *now));
         table.cell_with(|cell| push_origin(cell, vm));
     }
-}
 
-impl std::fmt::Display for List {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.table.fmt(f)
+    /// The lines.
+    pub fn text(&self) -> String {
+        self.table.text()
     }
 }
 
-/// Longest command shown in a list, in characters.
+/// Most characters of a command in a list.
 const MAX_COMMAND: usize = 32;
 
-/// A command, cut short.
+/// A command, cut off after 32 characters.
 pub fn command(argv: Option<&[String]>) -> String {
     let mut command = String::new();
     push_command(&mut command, argv);
@@ -87,7 +86,7 @@ fn push_command(text: &mut String, argv: Option<&[String]>) {
             text.push(' ');
         }
         text.push_str(word);
-        // A character has four bytes at most: this is more than is shown.
+        // A character has at most four bytes, so this is more than is shown.
         if text.len() - begin > MAX_COMMAND * 4 {
             break;
         }
@@ -104,7 +103,7 @@ fn push_command(text: &mut String, argv: Option<&[String]>) {
     }
 }
 
-/// Where its memory came from. A golden snapshot is as good as a boot.
+/// Appends the origin of a VM's memory. A golden snapshot is not shown, because it is like a boot.
 fn push_origin(cell: &mut String, vm: &Vm) {
     let (how, name) = match &vm.origin {
         Some(Origin::From(name)) => ("from ", name),
@@ -147,7 +146,7 @@ fn push_status(cell: &mut String, vm: &Vm, now: u64) {
             ago(cell);
         }
     }
-    // Of a VM that has ended the status says so anyway.
+    // The status of an exited VM contains the error already.
     if vm.error.is_some() && vm.state != VmState::Exited {
         cell.push_str(" (error)");
     }

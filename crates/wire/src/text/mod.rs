@@ -8,11 +8,11 @@ pub mod table;
 
 use std::borrow::Cow;
 
-/// Text from elsewhere, with every control character replaced, so that a
-/// guest can't drive the user's terminal.
+/// Replaces every control character of an untrusted text, so that a guest can't control the user's
+/// terminal.
 pub fn harmless(text: &str) -> Cow<'_, str> {
-    // C1 controls are as good as an escape to some terminals; the bidirectional
-    // overrides reorder what is read.
+    // Some terminals treat C1 controls like escape sequences; bidirectional overrides reorder the
+    // shown text.
     let harmful =
         |c: char| c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     if is_plain(text.as_bytes()) {
@@ -24,20 +24,21 @@ pub fn harmless(text: &str) -> Cow<'_, str> {
     }
 }
 
-/// Printable ASCII only: each byte is a column, and nothing is harmful.
+/// Whether the text is printable ASCII only: each byte is then one column, and none is harmful.
 fn is_plain(text: &[u8]) -> bool {
-    // Eight at a time: a list of a thousand VMs has a hundred thousand of them.
+    // Eight bytes at a time, because a list of a thousand VMs has a hundred thousand bytes.
     let (words, rest) = text.as_chunks::<8>();
     let is_word = |word: &[u8; 8]| {
         const ONES: u64 = u64::from_ne_bytes([1; 8]);
         let word = u64::from_ne_bytes(*word);
-        // The top bit of a byte is set below 0x20, above 0x7e, or by a borrow after either.
+        // A byte's top bit is set if it is below 0x20 or above 0x7e, or by a borrow or carry from
+        // such a byte.
         (word.wrapping_sub(ONES * 0x20) | word.wrapping_add(ONES) | word) & (ONES * 0x80) == 0
     };
     words.iter().all(is_word) && rest.iter().all(|byte| (b' '..=b'~').contains(byte))
 }
 
-/// `512 B`, `5.9 MiB`.
+/// Formats a size: `512 B`, `5.9 MiB`.
 pub fn size(bytes: u64) -> String {
     const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     if bytes < 1024 {
@@ -52,8 +53,8 @@ pub fn size(bytes: u64) -> String {
     format!("{value:.1} {}", UNITS[unit])
 }
 
-/// Parses a size: a whole number, then nothing for units of `plain` bytes, or `K`, `M`, `G`
-/// or `T` in either case, with or without `iB`. In bytes; `None` if it is not a size.
+/// Parses a size in bytes: a whole number followed by nothing (units of `plain` bytes) or by `K`,
+/// `M`, `G` or `T` in either case, with or without `iB`. `None` if it is not a size.
 pub fn parse_size(text: &str, plain: u64) -> Option<u64> {
     let upper = text.to_ascii_uppercase();
     let digits = upper.trim_end_matches(|c: char| !c.is_ascii_digit());
@@ -65,13 +66,13 @@ pub fn parse_size(text: &str, plain: u64) -> Option<u64> {
         "T" | "TIB" => 1 << 40,
         _ => return None,
     };
-    // `parse` would take a sign.
+    // `parse` would accept a sign.
     let is_number = digits.bytes().all(|byte| byte.is_ascii_digit());
     let number: u64 = digits.parse().ok().filter(|_| is_number)?;
     number.checked_mul(unit)
 }
 
-/// `3 seconds`, `2 hours`: the time from `since` to `now`, Unix seconds.
+/// Formats the time from `since` to `now` (Unix seconds): `3 seconds`, `2 hours`.
 pub fn age(since: u64, now: u64) -> String {
     let mut age = String::new();
     push_age(&mut age, since, now);
@@ -93,7 +94,7 @@ fn push_age(text: &mut String, since: u64, now: u64) {
     text.push_str(if count == 1 { "" } else { "s" });
 }
 
-/// Appends a number, in a tenth of the instructions that formatting takes.
+/// Appends a number with a tenth of the instructions of the standard formatting.
 fn push_number(text: &mut String, number: u64) {
     if number >= 10 {
         push_number(text, number / 10);

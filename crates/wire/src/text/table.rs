@@ -1,20 +1,20 @@
-//! Rows under headings.
+//! Tables of text with headings.
 
 use super::{harmless, is_plain};
 
-/// Rows of text under headings; the last column is not padded.
+/// A table of text with headings; the last column is not padded.
 pub struct Table<const N: usize> {
-    /// Of all cells, row after row.
+    /// Text of all cells, row after row.
     text: String,
     cells: Vec<Cell>,
     widths: [usize; N],
 }
 
-/// A table has thousands: each page of them is a page fault.
+/// A cell is kept small: a table has thousands, and each page of them is a page fault.
 struct Cell {
-    /// Bytes of its text.
+    /// Length of its text, bytes.
     length: u32,
-    /// Columns of a terminal that it takes.
+    /// Its width in columns of a terminal.
     width: u32,
 }
 
@@ -30,12 +30,12 @@ impl<const N: usize> Table<N> {
         table
     }
 
-    /// Adds a cell. `N` of them are a row.
+    /// Adds a cell. `N` cells make a row.
     pub fn cell(&mut self, text: &str) {
         self.cell_with(|cell| cell.push_str(text));
     }
 
-    /// Adds the cell that `write` appends.
+    /// Adds a cell whose text `write` appends.
     pub fn cell_with(&mut self, write: impl FnOnce(&mut String)) {
         let begin = self.text.len();
         write(&mut self.text);
@@ -49,7 +49,7 @@ impl<const N: usize> Table<N> {
         self.end_cell(begin, width);
     }
 
-    /// Adds the cell that `write` appends, which is printable ASCII.
+    /// Adds a cell whose text `write` appends; the text must be printable ASCII.
     pub fn plain_cell(&mut self, write: impl FnOnce(&mut String)) {
         let begin = self.text.len();
         write(&mut self.text);
@@ -72,18 +72,16 @@ impl<const N: usize> Table<N> {
             self.cell(cell.as_ref());
         }
     }
-}
 
-impl<const N: usize> std::fmt::Display for Table<N> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+    /// The lines. Not by [`ToString`], which copies them once more.
+    pub fn text(&self) -> String {
         let length: usize = self.widths.iter().map(|width| width + GAP).sum();
         let blanks = " ".repeat(length);
-        // Through one string: each write to a formatter takes as long as a cell.
         let padded = self.cells.len() / N * (length + 1);
         let mut lines = String::with_capacity(padded + self.text.len());
         let mut begin = 0;
         for row in self.cells.chunks_exact(N) {
-            // Blanks that stand before a cell, once there is one.
+            // Spaces to write before the next cell that is not empty.
             let mut before = 0;
             for (cell, width) in row.iter().zip(&self.widths) {
                 let end = begin + cell.length as usize;
@@ -97,11 +95,18 @@ impl<const N: usize> std::fmt::Display for Table<N> {
             }
             lines.push('\n');
         }
-        f.write_str(&lines)
+        lines
     }
 }
 
-/// Blanks between columns.
+impl<const N: usize> std::fmt::Display for Table<N> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // One string, because each write to a formatter costs as much as a cell.
+        f.write_str(&self.text())
+    }
+}
+
+/// Spaces between columns.
 const GAP: usize = 3;
 
 #[cfg(test)]

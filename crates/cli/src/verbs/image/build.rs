@@ -8,7 +8,7 @@ use crate::failure::{Failure, Outcome, Result, reason};
 use std::io::{self, Read, Write};
 use std::process::{Command, Stdio};
 
-/// Most of what mmdebstrap says that is kept for a sentence, bytes.
+/// Most bytes of mmdebstrap's stderr that are searched for a cause.
 const MAX_WORDS: usize = 64 * 1024;
 /// Run at the end of a build. mmdebstrap copies both files from this host, so that it
 /// can reach mirrors; in an image they would be another host's.
@@ -82,7 +82,7 @@ fn mmdebstrap(wanted: &Build) -> Result<Command> {
         command.arg(format!("--include={}", wanted.include.join(",")));
     }
     command.arg(&wanted.debian).arg("-").args(&wanted.mirror);
-    // The same packages give the same tar.
+    // Reproducible: the same packages result in the same tar.
     if std::env::var_os("SOURCE_DATE_EPOCH").is_none() {
         command.env("SOURCE_DATE_EPOCH", "0");
     }
@@ -93,7 +93,7 @@ fn mmdebstrap(wanted: &Build) -> Result<Command> {
     Ok(command)
 }
 
-/// The last line that a program wrote, or the last that says error.
+/// The last line that a program wrote, or the last one with the word "error".
 fn last_words(mut stderr: impl Read) -> String {
     let mut kept: Vec<u8> = Vec::new();
     let mut piece = [0; 4096];

@@ -33,7 +33,7 @@ pub async fn import(client: &Client, wanted: Import) -> Result<Outcome> {
     show_image(&image, wanted.format)
 }
 
-/// Sends what `write` writes, as an image, with a bar.
+/// Uploads what `write` writes as an image, with a progress bar.
 pub async fn upload(
     client: &Client,
     name: &str,
@@ -61,8 +61,8 @@ pub async fn upload(
     result
 }
 
-/// A bar for a file, whose size is known, and a count for the rest; nothing
-/// where stderr is no terminal.
+/// A progress bar for a file of known size, otherwise a counter; nothing if stderr is not a
+/// terminal.
 fn progress(length: Option<u64>) -> ProgressBar {
     let (bar, template) = match length {
         Some(length) => (
@@ -95,13 +95,13 @@ impl<W: Write> Write for Counted<W> {
     }
 }
 
-/// What an image is made from.
+/// The source of an image.
 enum Source {
     /// A root file system.
     Folder(PathBuf),
     /// An OCI layout.
     Layout(PathBuf),
-    /// A file that the node looks into, with its size if it is known.
+    /// A file whose format the node detects, with its size if known.
     File(Box<dyn Read + Send>, Option<u64>),
 }
 
@@ -145,7 +145,7 @@ impl Source {
         ))
     }
 
-    /// What the node is told; it finds out what a file is.
+    /// The kind for the request; the node detects the format of a file.
     fn kind(&self) -> Option<&'static str> {
         match self {
             Source::Folder(_) => Some("root"),
@@ -171,8 +171,8 @@ impl Source {
     }
 }
 
-/// Writes a folder as a tar: modes, owners, times, links of both kinds. What
-/// an image can't hold or use is left out with a note.
+/// Writes a folder as a tar: modes, owners, times, links of both kinds. Entries that an image can't
+/// contain or use are skipped, with a note.
 fn pack(folder: &Path, out: &mut dyn Write, mut note: impl FnMut(String)) -> io::Result<()> {
     let mut tar = Builder::new(out);
     let mut seen: HashMap<(u64, u64), PathBuf> = HashMap::new();

@@ -1,7 +1,7 @@
 //! `jiffy image`, `pull`, `push` and `commit`.
 //!
-//! * [`import`]: folders and archives into images.
-//! * [`build`]: a distribution into an image.
+//! * [`import`]: creates images from folders and archives.
+//! * [`build`]: creates an image of a distribution.
 //! * [`registry`]: pull and push.
 
 mod build;
@@ -84,7 +84,7 @@ pub fn default_registry() -> Option<String> {
         .filter(|registry| !registry.is_empty())
 }
 
-/// An image by name or reference.
+/// Gets an image by its name or reference.
 async fn get(client: &Client, name: &str) -> Result<api::Image> {
     client.get(&image_path(name)).await
 }
@@ -130,7 +130,7 @@ fn list(images: &[api::Image], quiet: bool, format: ListFormat) -> Result<()> {
     Ok(())
 }
 
-/// The share of its bytes that are stored here.
+/// The percentage of its bytes that are stored here.
 fn here(image: &api::Image) -> String {
     match image.size {
         0 => "all".to_owned(),
@@ -147,7 +147,7 @@ fn source(image: &api::Image) -> String {
         return "-".to_owned();
     };
     let text = match &source.manifest {
-        // The name says where it is from; this says which one.
+        // The name shows its origin; the digest shows its version.
         Some(manifest) => manifest.as_str(),
         None => source.reference.as_str(),
     };

@@ -22,9 +22,9 @@ use std::path::Path;
 const MAX_PASSWORD: u64 = 64 * 1024;
 /// Largest file of certificates, in bytes.
 const MAX_PEM: u64 = 4 << 20;
-/// Longest line of the node's, in bytes.
+/// Longest line of the node, bytes.
 const MAX_LINE: usize = 16 << 20;
-/// Digits of a digest beside its bar.
+/// Digits of a digest that are shown beside its bar.
 const DIGITS: usize = 19;
 
 /// `jiffy pull`
@@ -88,8 +88,8 @@ pub async fn push(context: &Context, wanted: Push) -> Result<Outcome> {
     }
 }
 
-/// Pulls the image if `failure` says that it is missing and its name is a reference.
-/// True if it was pulled.
+/// Pulls the image if `failure` says that it is missing and its name is a reference. True if it was
+/// pulled.
 pub async fn missing_image(client: &Client, image: &str, failure: &Failure) -> Result<bool> {
     let registry = default_registry();
     let named = image.contains(['/', ':', '@']);
@@ -105,7 +105,7 @@ pub async fn missing_image(client: &Client, image: &str, failure: &Failure) -> R
     Ok(true)
 }
 
-/// The name of a snapshot on the node; one in a registry is pulled if it is missing.
+/// The name of a snapshot on the node; a missing one is pulled if the name is a reference.
 pub async fn snapshot(
     client: &Client,
     name: &str,
@@ -138,7 +138,7 @@ pub async fn snapshot(
     }
 }
 
-/// Pulls an image for a VM; with a key, only if that has signed it.
+/// Pulls an image for a VM; with a key, only if it is signed with that key.
 pub async fn fetch(
     client: &Client,
     image: &str,
@@ -241,8 +241,8 @@ fn not_understood() -> Failure {
         .hint("`jiffy version` shows whether they are of different versions")
 }
 
-/// A bar for each blob, and what is being done; nothing where stderr is no
-/// terminal. They go when this is dropped.
+/// A bar for each blob, and the current step; nothing if stderr is not a terminal. They are removed
+/// when this is dropped.
 struct Bars {
     all: MultiProgress,
     doing: ProgressBar,

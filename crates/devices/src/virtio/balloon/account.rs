@@ -1,16 +1,16 @@
-//! What a balloon is made from, and what it keeps between activations.
+//! What a balloon is created from, and what it keeps between activations.
 
 use super::reclaim::Reclaim;
 use super::statistics::StatisticsBoard;
 use crate::log_limit::LogLimit;
 use std::sync::Arc;
 
-/// What a balloon is made from.
+/// What a balloon is created from.
 #[derive(Clone)]
 pub struct BalloonArgs {
-    /// Bytes of guest RAM, more than which no balloon can hold.
+    /// Bytes of guest RAM, the largest size of the balloon.
     pub ram_bytes: u64,
-    /// Takes the memory.
+    /// Releases the memory.
     pub reclaim: Arc<dyn Reclaim>,
 }
 
@@ -19,9 +19,9 @@ pub(super) struct Account {
     /// Bytes of guest RAM.
     pub(super) ram_bytes: u64,
     pub(super) reclaim: Arc<dyn Reclaim>,
-    /// Bytes given back when the driver inflated the balloon.
+    /// Bytes released when the driver inflated the balloon.
     pub(super) inflated_bytes: u64,
-    /// Bytes given back that the driver reported free.
+    /// Bytes released that the driver reported free.
     pub(super) reported_bytes: u64,
     pub(super) statistics: Arc<StatisticsBoard>,
     pub(super) log: LogLimit,

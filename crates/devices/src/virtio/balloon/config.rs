@@ -2,35 +2,33 @@
 
 /// The driver fills the statistics queue.
 pub(super) const F_STATISTICS: u64 = 1 << 1;
-/// The driver takes pages back rather than run out of memory.
+/// The driver deflates the balloon before the guest runs out of memory.
 const F_DEFLATE_ON_OOM: u64 = 1 << 2;
-/// The driver says what it fills free pages with.
+/// The driver reports the value with which it fills free pages.
 pub(super) const F_PAGE_POISON: u64 = 1 << 4;
 /// The driver reports free pages.
 pub(super) const F_REPORTING: u64 = 1 << 5;
 
-/// The bits offered. Not among them: MUST_TELL_HOST, since a page that the
-/// guest takes back needs nothing done to it; free page hints, which serve
-/// the migration of running VMs; indirect descriptors and EVENT_IDX, so that
-/// the driver notifies after every buffer it adds and none is left lying when
-/// a notification stops at a queue's worth.
+/// The offered features. Not offered: MUST_TELL_HOST, because a page that the guest takes back
+/// needs no action; free page hints, which serve the migration of running VMs; indirect descriptors
+/// and EVENT_IDX, so that the driver notifies after every buffer it adds and no buffer is left
+/// unanswered when a notification stops after a queue's worth.
 pub(super) const FEATURES: u64 = F_STATISTICS | F_DEFLATE_ON_OOM | F_PAGE_POISON | F_REPORTING;
 
-/// Where the fields lie, all of four bytes.
+/// Offsets of the fields, all of four bytes.
 const TARGET: usize = 0;
 const ACTUAL: usize = 4;
 const POISON: usize = 12;
 const BYTES: usize = 16;
 
-/// The configuration space. In all fields but the first it is the driver that
-/// writes, and it may write anything.
+/// The configuration space. The driver writes all fields but the first, with any values.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct ConfigSpace {
-    /// Pages that the balloon shall hold.
+    /// The target size in pages.
     pub(super) target_pages: u32,
-    /// Pages that it holds, says the driver.
+    /// The size in pages, as the driver reports it.
     pub(super) actual_pages: u32,
-    /// What free pages are filled with.
+    /// The value with which the driver fills free pages.
     pub(super) poison: u32,
 }
 
@@ -47,7 +45,7 @@ impl ConfigSpace {
         bytes
     }
 
-    /// Fills `data` from `offset`, zeros past the end.
+    /// Reads from `offset` into `data`; bytes past the end are zeros.
     pub(super) fn read(&self, offset: u64, data: &mut [u8]) {
         data.fill(0);
         let bytes = self.bytes();
@@ -60,7 +58,7 @@ impl ConfigSpace {
         }
     }
 
-    /// What the driver writes, where it may.
+    /// Writes the driver's bytes to the fields that it may write.
     pub(super) fn write(&mut self, offset: u64, data: &[u8]) {
         let mut bytes = self.bytes();
         let places = usize::try_from(offset)

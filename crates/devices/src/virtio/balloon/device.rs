@@ -1,4 +1,4 @@
-//! The virtio device: its life, its target.
+//! The balloon's virtio device and its target.
 
 use super::account::{Account, BalloonArgs};
 use super::config::{ConfigSpace, FEATURES};
@@ -11,13 +11,13 @@ use std::sync::Arc;
 use thiserror::Error;
 use virtio_bindings::virtio_ids::VIRTIO_ID_BALLOON;
 
-/// A target that can't be reached.
+/// The target is larger than the guest's RAM.
 #[derive(Debug, Error, PartialEq, Eq)]
 #[error("a balloon cannot hold {target_mib} MiB of a VM that has {ram_mib} MiB")]
 pub struct TargetError {
-    /// What was asked for.
+    /// The wanted target, MiB.
     pub target_mib: u32,
-    /// What there is.
+    /// The guest's RAM, MiB.
     pub ram_mib: u64,
 }
 
@@ -25,13 +25,13 @@ pub struct TargetError {
 pub struct Balloon {
     config: ConfigSpace,
     account: Account,
-    /// The target changed, and the driver has not been told.
+    /// The target has changed, and the driver was not notified yet.
     untold: bool,
     running: Option<Queues>,
 }
 
 impl Balloon {
-    /// An empty balloon that is to stay so.
+    /// An empty balloon with target 0.
     pub fn new(args: BalloonArgs) -> Balloon {
         Balloon {
             config: ConfigSpace::default(),
@@ -41,7 +41,7 @@ impl Balloon {
         }
     }
 
-    /// A balloon as it was saved.
+    /// Restores a saved balloon.
     pub fn restore(args: BalloonArgs, state: &BalloonState) -> Result<Balloon, RestoreError> {
         state.check(&args)?;
         let mut balloon = Balloon::new(args);
@@ -64,9 +64,8 @@ impl Balloon {
         }
     }
 
-    /// Says how many MiB the balloon shall hold, and tells the driver: at
-    /// once, or when it runs again. Saying the same again makes a driver that
-    /// had to take pages back try once more.
+    /// Sets the balloon's target size, MiB, and notifies the driver: at once, or when it runs
+    /// again. Setting the same target again makes a driver that had to take pages back try again.
     pub fn set_target(&mut self, target_mib: u32) -> Result<(), TargetError> {
         let pages = u64::from(target_mib) * u64::from(PAGES_PER_MIB);
         let fits = pages * PAGE <= self.account.ram_bytes;
@@ -91,42 +90,42 @@ impl Balloon {
         }
     }
 
-    /// MiB that the balloon shall hold.
+    /// The target size, MiB.
     pub fn target_mib(&self) -> u32 {
         self.config.target_pages / PAGES_PER_MIB
     }
 
-    /// MiB that the balloon holds, says the guest.
+    /// The size as the guest reports it, MiB.
     pub fn actual_mib(&self) -> u32 {
         self.config.actual_pages / PAGES_PER_MIB
     }
 
-    /// The guest says that the balloon holds what it shall, or more.
+    /// Whether the guest reports that the target is reached or exceeded.
     pub fn is_full(&self) -> bool {
         self.config.actual_pages >= self.config.target_pages
     }
 
-    /// Bytes given back by inflating, ever since the device was made. A page
-    /// that comes and goes counts each time.
+    /// Bytes released by inflating since the device was created. A page that is released several
+    /// times counts each time.
     pub fn inflated_bytes(&self) -> u64 {
         self.account.inflated_bytes
     }
 
-    /// Bytes given back by free page reporting, counted likewise.
+    /// Bytes released by free page reporting, counted in the same way.
     pub fn reported_bytes(&self) -> u64 {
         self.account.reported_bytes
     }
 
-    /// Asks the guest for new statistics, which appear on the
-    /// [`statistics`](Balloon::statistics) board. False if none will come:
-    /// there is no driver, or it gives none.
+    /// Requests new statistics from the guest, which appear on the
+    /// [`statistics`](Balloon::statistics) board. False if none will come, because there is no
+    /// driver or it gives none.
     pub fn request_statistics(&mut self) -> bool {
         self.running
             .as_mut()
             .is_some_and(Queues::request_statistics)
     }
 
-    /// What the guest said of its memory, and where to wait for more.
+    /// The guest's statistics, and a way to wait for new ones.
     pub fn statistics(&self) -> &Arc<StatisticsBoard> {
         &self.account.statistics
     }

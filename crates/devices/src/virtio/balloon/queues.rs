@@ -1,4 +1,4 @@
-//! The queues of a balloon in use (Virtio 1.3 §5.5.2).
+//! The activated queues of a balloon (Virtio 1.3 §5.5.2).
 
 use super::account::Account;
 use super::config::{F_PAGE_POISON, F_REPORTING, F_STATISTICS};
@@ -13,7 +13,7 @@ use std::sync::Arc;
 use virtio_queue::{QueueOwnedT, QueueT};
 use vm_memory::GuestAddress;
 
-/// What the driver's activation brought.
+/// The queues of an activation.
 pub(super) struct Queues {
     memory: Arc<GuestMemory>,
     interrupt: Arc<dyn Interrupt>,
@@ -21,23 +21,22 @@ pub(super) struct Queues {
     deflate: ActiveQueue,
     statistics: Option<StatisticsQueue>,
     reporting: Option<ActiveQueue>,
-    /// The driver told what it fills free pages with, and relies on it.
+    /// The driver has reported the value with which it fills free pages, and relies on it.
     poisons: bool,
     pages: Pages,
 }
 
-/// The driver gives a buffer with figures; the device returns it to ask for
-/// new ones (§5.5.6.3).
+/// The driver gives a buffer with statistics; the device returns it to request new ones (§5.5.6.3).
 struct StatisticsQueue {
     active: ActiveQueue,
-    /// The head of the buffer that the device has, the last one it took.
+    /// The head of the buffer that the device holds, the last one it took.
     held: Option<u16>,
     bytes: Vec<u8>,
 }
 
 impl Queues {
-    /// Sorts the queues of an activation. Those that hang on a feature are
-    /// numbered by what was agreed, without gaps: so do Linux and QEMU.
+    /// Assigns the queues of an activation. Queues that depend on a feature are numbered without
+    /// gaps, by the negotiated features, as in Linux and QEMU.
     pub(super) fn new(activation: Activation) -> Result<Queues, ActivateError> {
         let features = activation.features;
         let mut queues = activation.queues.into_iter();
@@ -66,8 +65,7 @@ impl Queues {
         })
     }
 
-    /// Gives them back. The buffer of statistics goes back into its queue, to
-    /// be taken out again.
+    /// Returns the queues. The buffer of statistics is put back into its queue, to be taken again.
     pub(super) fn into_active(self) -> Vec<ActiveQueue> {
         let statistics = self.statistics.map(|mut queue| {
             if queue.held.is_some() {
@@ -86,19 +84,19 @@ impl Queues {
         .collect()
     }
 
-    /// The driver's side of the interrupt.
+    /// Interrupts the driver.
     pub(super) fn interrupt(&self) -> &dyn Interrupt {
         &*self.interrupt
     }
 
-    /// Looks at every queue.
+    /// Serves every queue.
     pub(super) fn serve_all(&mut self, account: &mut Account, poison: u32) {
         for index in 0..super::QUEUE_SIZES.len() as u16 {
             self.serve(index, account, poison);
         }
     }
 
-    /// Answers what waits in one queue, at most a queue's worth.
+    /// Answers the requests of one queue, at most a queue's worth.
     pub(super) fn serve(&mut self, index: u16, account: &mut Account, poison: u32) {
         let is = |queue: &ActiveQueue| queue.index == index;
         let result = if is(&self.inflate) {
@@ -133,7 +131,7 @@ impl Queues {
         })
     }
 
-    /// The guest may touch the pages at once, so there is nothing to be done.
+    /// The guest may access the pages at once, so nothing needs to be done.
     fn deflate(&mut self) -> Result<(), virtio_queue::Error> {
         let memory = self.memory.as_ref();
         answer_each(&mut self.deflate, memory, &*self.interrupt, |_| 0)
@@ -147,8 +145,8 @@ impl Queues {
         let Some(queue) = &mut self.reporting else {
             return Ok(());
         };
-        // Released pages read as zero, and a driver that fills free pages with
-        // something else checks it when it takes them into use (§5.5.6.5.2).
+        // Released pages read as zero, but a driver that fills free pages with another value checks
+        // it when it uses them again (§5.5.6.5.2).
         let keep = self.poisons && poison != 0;
         let memory = self.memory.as_ref();
         let mut budget = Budget::new(account.ram_bytes);
@@ -183,7 +181,7 @@ impl Queues {
             };
             request::read_statistics(memory, chain, bytes);
             account.statistics.put(bytes);
-            // One buffer is enough to ask with.
+            // One buffer is sufficient for requests.
             if let Some(older) = held.replace(chain.head()) {
                 active.queue.add_used(memory, older, 0)?;
                 returned = true;
@@ -195,13 +193,13 @@ impl Queues {
         Ok(())
     }
 
-    /// Asks the driver for new figures; false if it gives none.
+    /// Requests new statistics from the driver; false if it gives none.
     pub(super) fn request_statistics(&mut self) -> bool {
         let Some(queue) = &mut self.statistics else {
             return false;
         };
         let Some(head) = queue.held.take() else {
-            // Asked already, and not answered; or nothing was ever given.
+            // They were requested already and have not come, or the driver never gave a buffer.
             return queue.active.queue.next_used() > 0;
         };
         let memory = self.memory.as_ref();
@@ -212,7 +210,7 @@ impl Queues {
                 }
                 true
             }
-            // The head came from the driver and does not exist.
+            // The driver gave a head that does not exist.
             Err(error) => {
                 tracing::debug!(%error, "balloon: a statistics buffer cannot be returned");
                 false
@@ -221,8 +219,8 @@ impl Queues {
     }
 }
 
-/// Gives back what of a range is guest RAM, as far as the budget goes; how
-/// many bytes that was.
+/// Releases the part of a range that is guest RAM, within the budget; returns how many bytes that
+/// was.
 fn release(account: &Account, memory: &GuestMemory, range: Range<u64>, budget: &mut Budget) -> u64 {
     let mut released = 0;
     for part in pages_in_ram(memory, range) {

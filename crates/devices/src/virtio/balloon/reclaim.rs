@@ -1,4 +1,4 @@
-//! Who takes memory back, and how much at a time.
+//! Releases guest memory, with a limit per notification.
 
 use super::PAGE;
 use crate::GuestMemory;
@@ -6,33 +6,30 @@ use std::io;
 use std::ops::Range;
 use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
 
-/// Takes guest memory back for the host.
+/// Releases guest memory to the host.
 pub trait Reclaim: Send + Sync {
-    /// Gives `length` bytes of guest RAM from `start` back to the host. The guest does not
-    /// need their contents; when it touches them next, which may be while this runs, it
-    /// reads zeros or what was there.
+    /// Releases `length` bytes of guest RAM from `start` on to the host. The guest does not need
+    /// their contents; when it accesses them next, which may be during this call, it reads zeros or
+    /// the old contents.
     ///
-    /// The range is not empty, begins and ends on a page, and lies in one
-    /// region of guest RAM. May be called from any thread, also from two at
-    /// once.
+    /// The range is not empty, is page-aligned at both ends, and is in one region of guest RAM. May
+    /// be called from any thread, also concurrently.
     fn release(&self, start: GuestAddress, length: u64) -> io::Result<()>;
 }
 
-/// What one notification may cost: calls of [`Reclaim::release`], and bytes.
-/// A well-behaved guest needs a fraction; requests beyond it are answered, and
-/// the memory stays where it is.
+/// Limits one notification: calls of [`Reclaim::release`], and bytes. A well-behaved guest needs a
+/// fraction. Requests beyond the limit are answered, and their memory is not released.
 #[derive(Debug)]
 pub struct Budget {
     calls: u32,
     bytes: u64,
 }
 
-/// Four requests of Windows's, 16 of Linux's, none of whose pages are
-/// neighbours.
+/// Four requests of Windows's, or 16 of Linux's, without adjacent pages.
 const CALLS_MAX: u32 = 4096;
 
 impl Budget {
-    /// All of a guest's RAM, once.
+    /// A budget of all of a guest's RAM, once.
     pub(super) fn new(ram_bytes: u64) -> Budget {
         Budget {
             calls: CALLS_MAX,
@@ -40,12 +37,12 @@ impl Budget {
         }
     }
 
-    /// Nothing more may be given back.
+    /// Whether nothing more may be released.
     pub(super) fn is_spent(&self) -> bool {
         self.calls == 0 || self.bytes == 0
     }
 
-    /// Takes what releasing `length` bytes costs, if there is enough.
+    /// Takes the cost of releasing `length` bytes; false if the budget is too small.
     pub(super) fn take(&mut self, length: u64) -> bool {
         match self.bytes.checked_sub(length) {
             Some(bytes) if self.calls > 0 => {
@@ -58,8 +55,7 @@ impl Budget {
     }
 }
 
-/// The whole pages of guest RAM in a range of guest physical addresses, by
-/// region.
+/// The whole pages of guest RAM within a range of guest physical addresses, split by region.
 pub(super) fn pages_in_ram(
     memory: &GuestMemory,
     range: Range<u64>,

@@ -1,4 +1,4 @@
-//! Requests as guest memory has them (Virtio 1.3 §5.5.6), checked.
+//! Reads requests from guest memory and checks them (Virtio 1.3 §5.5.6).
 
 use super::{PAGE, PAGES_MAX, STATISTICS_BYTES_MAX};
 use crate::GuestMemory;
@@ -8,7 +8,7 @@ use vm_memory::Bytes;
 
 const PAGE_NUMBER_BYTES: usize = 4;
 
-/// A request's page numbers, in order; kept to be filled again.
+/// A request's page numbers, sorted; reused for the next request.
 #[derive(Debug)]
 pub(super) struct Pages {
     bytes: Vec<u8>,
@@ -23,7 +23,7 @@ impl Pages {
         }
     }
 
-    /// Reads a request to inflate; none of it if any of it can't be read.
+    /// Reads an inflate request; if part of it can't be read, nothing is taken.
     pub(super) fn read(&mut self, memory: &GuestMemory, chain: Chain) {
         self.numbers.clear();
         let most = PAGES_MAX * PAGE_NUMBER_BYTES;
@@ -33,17 +33,17 @@ impl Pages {
         let numbers = self.bytes.as_chunks::<PAGE_NUMBER_BYTES>().0;
         self.numbers
             .extend(numbers.iter().map(|bytes| u32::from_le_bytes(*bytes)));
-        // Linux takes pages as they come, neighbours often in falling order.
+        // Linux takes pages in any order, adjacent ones often in descending order.
         self.numbers.sort_unstable();
     }
 
-    /// The bytes of guest physical memory they are, neighbours joined.
+    /// The guest physical ranges of the pages; adjacent ones are joined.
     pub(super) fn ranges(&self) -> impl Iterator<Item = Range<u64>> {
         let mut numbers = self.numbers.iter().map(|n| u64::from(*n)).peekable();
         std::iter::from_fn(move || {
             let first = numbers.next()?;
             let mut end = first + 1;
-            // A number may come twice.
+            // A number may occur twice.
             while let Some(next) = numbers.next_if(|next| *next <= end) {
                 end = end.max(next + 1);
             }
@@ -52,7 +52,7 @@ impl Pages {
     }
 }
 
-/// Reads what a statistics buffer holds; nothing if it can't be read.
+/// Reads the contents of a statistics buffer; `into` is empty if it can't be read.
 pub(super) fn read_statistics(memory: &GuestMemory, chain: Chain, into: &mut Vec<u8>) {
     if gather(memory, chain, STATISTICS_BYTES_MAX, into).is_none() {
         into.clear();
@@ -60,7 +60,7 @@ pub(super) fn read_statistics(memory: &GuestMemory, chain: Chain, into: &mut Vec
     }
 }
 
-/// The first `most` bytes of the buffers the device may read.
+/// Collects the first `most` bytes of the buffers that the device may read.
 fn gather(memory: &GuestMemory, chain: Chain, most: usize, into: &mut Vec<u8>) -> Option<()> {
     into.clear();
     let readable = |buffer: &Descriptor| !buffer.is_writable();
@@ -78,8 +78,7 @@ fn gather(memory: &GuestMemory, chain: Chain, most: usize, into: &mut Vec<u8>) -
     Some(())
 }
 
-/// The ranges of guest physical memory that a report says are free: the
-/// buffers the device may write.
+/// The guest physical ranges that a report declares free: the buffers that the device may write.
 pub(super) fn reported(memory: &GuestMemory, chain: Chain) -> impl Iterator<Item = Range<u64>> {
     let buffers = Walk::new(memory, chain).filter(Descriptor::is_writable);
     buffers.map(|buffer| {

@@ -5,33 +5,32 @@ use super::account::BalloonArgs;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-/// A saved balloon. Its queues are the transport's; a request that waits in
-/// one is answered after the restore, and so is the buffer of statistics,
-/// which is back in its queue while the device is paused. Counters start anew.
+/// A saved balloon. The transport saves its queues. Requests that wait in a queue are answered
+/// after the restore, and so is the buffer of statistics, which is in its queue while the device is
+/// paused. Counters start from zero.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BalloonState {
-    /// Pages that the balloon shall hold.
+    /// The target size in pages.
     pub target_pages: u32,
-    /// Pages that the driver says it holds.
+    /// The size in pages, as the driver reports it.
     pub actual_pages: u32,
-    /// What the driver fills free pages with.
+    /// The value with which the driver fills free pages.
     pub poison: u32,
-    /// The target changed while the device was paused, and the driver has not
-    /// been told.
+    /// The target has changed while the device was paused, and the driver was not notified yet.
     pub untold: bool,
 }
 
-/// A saved balloon can't be restored.
+/// Why a saved balloon can't be restored.
 #[derive(Debug, Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RestoreError {
-    /// More than there is.
+    /// The target is larger than the VM's memory.
     #[error("the saved balloon is to hold {target_mib} MiB, but the VM has {ram_mib} MiB")]
     Target {
-        /// In the state.
+        /// The target in the state.
         target_mib: u32,
-        /// Of the VM.
+        /// The VM's memory.
         ram_mib: u64,
     },
 }

@@ -1,4 +1,4 @@
-//! What the guest says of its memory (Virtio 1.3 §5.5.6.3).
+//! The guest's memory statistics (Virtio 1.3 §5.5.6.3).
 
 use std::collections::BTreeMap;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -7,8 +7,8 @@ use std::time::Duration;
 /// Bytes of one entry: a tag of two, a value of eight.
 const ENTRY_BYTES: usize = 10;
 
-/// By tag. Those of faults, allocations and scans are counts since the guest
-/// booted, the others bytes. The last six are in Linux since 6.12.
+/// Names by tag. Faults, allocations and scans are counted since the guest booted; the others are
+/// bytes. Linux has the last six since 6.12.
 const NAMES: [&str; 16] = [
     "swap_in",
     "swap_out",
@@ -28,16 +28,16 @@ const NAMES: [&str; 16] = [
     "direct_reclaim",
 ];
 
-/// One set of figures.
+/// One set of statistics.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Statistics {
-    /// How many sets came before and with this one; 0 if none has come.
+    /// The number of this set, from 1; 0 if none has come.
     pub sequence: u64,
     values: [Option<u64>; NAMES.len()],
 }
 
 impl Statistics {
-    /// The figures the guest gave, by name: bytes, or counts.
+    /// The statistics that the guest gave, by name: bytes, or counts.
     pub fn by_name(&self) -> BTreeMap<&'static str, u64> {
         let named = NAMES.into_iter().zip(self.values);
         named
@@ -45,15 +45,15 @@ impl Statistics {
             .collect()
     }
 
-    /// One figure.
+    /// One value by its name.
     pub fn get(&self, name: &str) -> Option<u64> {
         let tag = NAMES.iter().position(|known| *known == name)?;
         self.values[tag]
     }
 }
 
-/// Where the guest's figures are put and looked at. Whoever asked for new ones
-/// can wait for them here, without holding the device.
+/// Holds the guest's last statistics. A thread that requested new ones can wait for them here
+/// without locking the device.
 #[derive(Debug, Default)]
 pub struct StatisticsBoard {
     latest: Mutex<Statistics>,
@@ -66,7 +66,7 @@ impl StatisticsBoard {
         self.lock().clone()
     }
 
-    /// The first set after `sequence`, or after `patience` the last one.
+    /// Waits for a set after `sequence`, at most for `patience`; returns the last set.
     pub fn newer_than(&self, sequence: u64, patience: Duration) -> Statistics {
         let waited = self
             .arrived
@@ -75,8 +75,8 @@ impl StatisticsBoard {
         latest.clone()
     }
 
-    /// Takes entries as the guest wrote them. Tags nobody knows are skipped;
-    /// of two for one tag the last counts.
+    /// Takes entries as the guest wrote them. Unknown tags are skipped; of two entries with one tag
+    /// the last counts.
     pub(super) fn put(&self, entries: &[u8]) {
         let mut values = [None; NAMES.len()];
         for entry in entries.chunks_exact(ENTRY_BYTES) {
@@ -93,7 +93,7 @@ impl StatisticsBoard {
         self.arrived.notify_all();
     }
 
-    /// The driver that gave them is gone.
+    /// Discards the statistics, because their driver is gone.
     pub(super) fn clear(&self) {
         self.lock().values = Default::default();
     }

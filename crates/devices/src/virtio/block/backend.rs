@@ -1,5 +1,4 @@
-//! A disk without a transport: what it looks like, and what carries out its
-//! requests.
+//! A disk without a transport: its properties, and executors for its requests.
 
 use super::config::{ConfigSpace, features};
 use super::disk::Disk;
@@ -11,7 +10,7 @@ use crate::log_limit::LogLimit;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-/// A disk, open and locked as long as this lives.
+/// A disk, open and locked while this value exists.
 #[derive(Debug)]
 pub struct Backend {
     disk: Arc<Disk>,
@@ -38,22 +37,22 @@ impl Backend {
         })
     }
 
-    /// Says that parts of the disk's file are missing, before it is used.
+    /// Marks parts of the disk's file as missing. Must be called before the disk is used.
     ///
     /// # Panics
-    /// If an executor of it exists already.
+    /// If there is an executor of it.
     pub fn set_residency(&mut self, residency: Arc<dyn Residency>) {
         Arc::get_mut(&mut self.disk)
             .expect("nobody uses the disk yet")
             .set_residency(residency);
     }
 
-    /// What its one worker has in common with its other users.
+    /// The disk that its worker shares with other users.
     pub(super) fn disk(&self) -> Arc<Disk> {
         self.disk.clone()
     }
 
-    /// Feature bits a driver may choose from, without the transport's.
+    /// Feature bits that a driver may accept, without the transport's.
     pub fn features(&self) -> u64 {
         features(&self.disk)
     }
@@ -64,7 +63,7 @@ impl Backend {
         self.config.read(offset, data);
     }
 
-    /// What a driver knows of it.
+    /// What the driver knows about the disk.
     pub fn state(&self) -> BlockState {
         BlockState {
             bytes: self.disk.bytes(),
@@ -74,9 +73,8 @@ impl Backend {
         }
     }
 
-    /// Carries out requests on one thread, until `stop` is set. With
-    /// `write_through`, for drivers that don't flush, each write is durable
-    /// when it is answered.
+    /// An executor of requests for one thread, until `stop` is set. With `write_through`, for
+    /// drivers that don't flush, each write is durable when it is answered.
     pub fn executor(&self, stop: Arc<AtomicBool>, write_through: bool) -> Executor {
         let (disk, log) = (self.disk.clone(), self.log.clone());
         Executor::new(disk, self.id, log, stop, write_through)

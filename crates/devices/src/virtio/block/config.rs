@@ -8,7 +8,7 @@ use virtio_bindings::virtio_blk::{
 };
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 
-/// Bytes up to and with `write_zeroes_may_unmap`.
+/// Bytes up to `write_zeroes_may_unmap`, inclusive.
 const BYTES: usize = 57;
 
 const CAPACITY: usize = 0;
@@ -22,12 +22,12 @@ const MAX_WRITE_ZEROES_SECTORS: usize = 48;
 const MAX_WRITE_ZEROES_SEG: usize = 52;
 const WRITE_ZEROES_MAY_UNMAP: usize = 56;
 
-/// What file systems of the host allocate by.
+/// The allocation unit of the host's file systems, bytes.
 const PHYSICAL_BLOCK: u32 = 4096;
 
-/// The bits offered. Each costs a booting guest a few exits to read the
-/// fields that belong to it, so a disk offers what it needs: a read-only one
-/// has nothing to flush, discard or align writes to.
+/// The offered features. For each, a booting guest needs a few exits to read its fields, so a disk
+/// offers only what it needs: a read-only one has nothing to flush, to discard or to align writes
+/// to.
 pub(super) fn features(disk: &Disk) -> u64 {
     let mut bits = vec![
         VIRTIO_RING_F_INDIRECT_DESC,
@@ -50,7 +50,7 @@ pub(super) fn features(disk: &Disk) -> u64 {
     bits.iter().fold(0, |features, bit| features | 1 << bit)
 }
 
-/// The bytes a driver reads.
+/// The configuration space's bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ConfigSpace([u8; BYTES]);
 
@@ -79,7 +79,7 @@ impl ConfigSpace {
         ConfigSpace(bytes)
     }
 
-    /// Fills `data` from `offset`, zeros past the end.
+    /// Reads from `offset` into `data`; bytes past the end are zeros.
     pub(super) fn read(&self, offset: u64, data: &mut [u8]) {
         let from = usize::try_from(offset)
             .ok()

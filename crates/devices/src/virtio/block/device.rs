@@ -1,4 +1,4 @@
-//! The virtio device: its life and its one queue.
+//! The block device and its queue.
 
 use super::QUEUE_SIZE;
 use super::backend::Backend;
@@ -16,7 +16,7 @@ use virtio_bindings::virtio_blk::VIRTIO_BLK_F_FLUSH;
 use virtio_bindings::virtio_ids::VIRTIO_ID_BLOCK;
 use vmm_sys_util::eventfd::EventFd;
 
-/// A disk. Its file stays open and locked as long as the device lives.
+/// A disk. Its file stays open and locked as long as the device exists.
 #[derive(Debug)]
 pub struct Block {
     backend: Backend,
@@ -25,7 +25,7 @@ pub struct Block {
     running: Option<Running>,
 }
 
-/// A worker's job and the means to end it.
+/// The worker's job, and the means to stop it.
 #[derive(Debug)]
 struct Running {
     stop: Arc<AtomicBool>,
@@ -44,15 +44,15 @@ impl Block {
         })
     }
 
-    /// Opens the disk of a saved device; it must look to the guest as it did.
+    /// Opens the disk of a saved device. Its properties must be those that the guest knows.
     pub fn restore(options: &BlockOptions, state: &BlockState) -> Result<Block, RestoreError> {
         let block = Block::open(options)?;
         state.compare(&options.path, &block.save())?;
         Ok(block)
     }
 
-    /// Marks parts of the disk's file as missing: `residency` knows which. To be called
-    /// before it is activated.
+    /// Marks parts of the disk's file as missing; `residency` knows which. Must be called before
+    /// activation.
     pub fn on_demand(mut self, residency: Arc<dyn Residency>) -> Block {
         self.backend.set_residency(residency);
         self

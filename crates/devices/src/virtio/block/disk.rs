@@ -1,4 +1,4 @@
-//! Bytes of a file or block device, to and from guest memory.
+//! Transfers between a file or block device and guest memory.
 
 use super::SECTOR;
 use super::options::{BlockError, BlockOptions};
@@ -18,9 +18,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use vm_memory::GuestAddress;
 
-/// Linux 6.1: which alignment direct I/O needs. Not among rustix's names.
+/// The alignment that direct I/O needs (Linux 6.1). rustix has no name for it.
 const STATX_DIOALIGN: StatxFlags = StatxFlags::from_bits_retain(0x2000);
-/// Used where the kernel does not tell: enough for every disk sold.
+/// Used if the kernel does not report an alignment; sufficient for all common disks.
 const CAUTIOUS_ALIGNMENT: u32 = 4096;
 
 /// An open, locked disk. It never changes size.
@@ -30,18 +30,18 @@ pub(super) struct Disk {
     bytes: u64,
     read_only: bool,
     block_size: u32,
-    /// What host memory must be aligned to; 1 without direct I/O.
+    /// Alignment of host memory, bytes; 1 without direct I/O.
     memory_alignment: usize,
     /// Which parts of the file are present, if not all are.
     residency: Option<Arc<dyn Residency>>,
 }
 
-/// Most bytes moved between two checks for the order to stop; a multiple of every block
-/// size. A guest can ask for gigabytes in one request, by naming the same memory many times,
-/// and a pause must not wait for them.
+/// Most bytes that are transferred between two checks of `stop`; a multiple of every block size. A
+/// guest can ask for gigabytes in one request, by naming the same memory many times, and a pause
+/// must not wait for them.
 pub(super) const PIECE_BYTES: usize = 4 << 20;
 
-/// What one thread uses for its transfers.
+/// What one thread needs for its transfers.
 pub(super) struct Scratch {
     stop: Arc<AtomicBool>,
     vectors: Vectors,
@@ -50,8 +50,7 @@ pub(super) struct Scratch {
 }
 
 impl Scratch {
-    /// Transfers end early, with [`io::ErrorKind::Interrupted`], when `stop`
-    /// is set.
+    /// Transfers end early, with [`io::ErrorKind::Interrupted`], when `stop` is set.
     pub(super) fn new(stop: Arc<AtomicBool>) -> Scratch {
         Scratch {
             stop,
@@ -61,7 +60,7 @@ impl Scratch {
         }
     }
 
-    /// An error if the order to stop has come.
+    /// An error if `stop` is set.
     pub(super) fn go_on(&self) -> io::Result<()> {
         match self.stop.load(Ordering::SeqCst) {
             true => Err(io::ErrorKind::Interrupted.into()),
@@ -71,8 +70,7 @@ impl Scratch {
 }
 
 impl Disk {
-    /// Opens and locks a disk: alone if it is to be written, with other
-    /// readers if not.
+    /// Opens and locks a disk: exclusively if it is writable, else shared with other readers.
     pub(super) fn open(options: &BlockOptions) -> Result<Disk, BlockError> {
         let path = &options.path;
         let file = open(options)?;
@@ -103,18 +101,19 @@ impl Disk {
         })
     }
 
-    /// Has what is missing of the file filled before it is read.
+    /// Sets how missing parts of the file are filled before they are read.
     pub(super) fn set_residency(&mut self, residency: Arc<dyn Residency>) {
         self.residency = Some(residency);
     }
 
-    /// What is in the file, and who gets the rest; `None` if nothing is ever missing.
+    /// The parts of the file that are present, and the fetcher of the others; `None` if nothing is
+    /// ever missing.
     pub(super) fn on_demand(&self) -> Option<(&dyn Residency, &dyn Fetcher)> {
         let residency = self.residency.as_deref()?;
         Some((residency, residency.fetcher()?))
     }
 
-    /// Whether all of these bytes are in the file, which has them on the disk.
+    /// Whether all of these bytes are on the disk and present in its file.
     pub(super) fn has(&self, bytes: &Range<u64>) -> bool {
         let residency = self.residency.as_ref();
         residency.is_none_or(|residency| residency.is_present(bytes))
@@ -128,12 +127,12 @@ impl Disk {
         self.read_only
     }
 
-    /// What offsets and lengths are multiples of.
+    /// Offsets and lengths must be multiples of this, bytes.
     pub(super) fn block_size(&self) -> u32 {
         self.block_size
     }
 
-    /// Fills `segments`, `bytes` in all, from `offset`. All of them are in the file.
+    /// Reads `bytes` bytes from `offset` into `segments`. All of them must be present.
     pub(super) fn read(
         &self,
         scratch: &mut Scratch,
@@ -146,7 +145,7 @@ impl Disk {
         self.transfer(scratch, Direction::Read, memory, segments, offset, bytes)
     }
 
-    /// Writes `segments`, `bytes` in all, to `offset`.
+    /// Writes `bytes` bytes of `segments` to `offset`.
     pub(super) fn write(
         &self,
         scratch: &mut Scratch,
@@ -160,7 +159,7 @@ impl Disk {
         self.transfer(scratch, Direction::Write, memory, segments, offset, bytes)
     }
 
-    /// Moves all bytes of `segments`, a piece at a time.
+    /// Transfers all bytes of `segments`, a piece at a time.
     fn transfer(
         &self,
         scratch: &mut Scratch,
@@ -189,7 +188,7 @@ impl Disk {
         result
     }
 
-    /// Fills `segments` from `offset`, at most [`PIECE_BYTES`], all in the file.
+    /// Reads into `segments` from `offset`, at most [`PIECE_BYTES`], all present.
     pub(super) fn read_present(
         &self,
         scratch: &mut Scratch,
@@ -200,7 +199,7 @@ impl Disk {
         self.transfer_piece(scratch, Direction::Read, memory, segments, offset)
     }
 
-    /// Moves the bytes of one piece.
+    /// Transfers the bytes of one piece.
     fn transfer_piece(
         &self,
         scratch: &mut Scratch,
@@ -220,7 +219,7 @@ impl Disk {
         Ok(())
     }
 
-    /// Makes what was written durable.
+    /// Makes all writes durable.
     pub(super) fn flush(&self) -> io::Result<()> {
         if self.read_only {
             return Ok(());
@@ -228,12 +227,12 @@ impl Disk {
         Ok(rustix::fs::fdatasync(&self.file)?)
     }
 
-    /// Gives a range back to the file system; it reads as zeros.
+    /// Releases a range to the file system; it reads as zeros.
     pub(super) fn discard(&self, range: &Range<u64>) -> io::Result<()> {
         self.fallocate(FallocateFlags::PUNCH_HOLE, range)
     }
 
-    /// Zeros a range, without giving it back unless `unmap`.
+    /// Zeros a range; releases it to the file system only if `unmap`.
     pub(super) fn write_zeroes(
         &self,
         scratch: &mut Scratch,
@@ -246,7 +245,7 @@ impl Disk {
             FallocateFlags::ZERO_RANGE
         };
         match self.fallocate(how, range) {
-            // Not every file system can.
+            // Not every file system supports it.
             Err(error) if error.kind() == io::ErrorKind::Unsupported => {
                 for start in range.clone().step_by(PIECE_BYTES) {
                     scratch.go_on()?;
@@ -275,7 +274,7 @@ impl Disk {
         }
     }
 
-    /// The range must lie on the disk and on block boundaries.
+    /// Checks that a range is on the disk and block-aligned.
     pub(super) fn check(&self, offset: u64, bytes: u64) -> io::Result<()> {
         let block = u64::from(self.block_size);
         let end = offset.checked_add(bytes);
@@ -295,15 +294,15 @@ impl Disk {
     }
 }
 
-/// What of a list of segments is left to do.
+/// The rest of a list of segments.
 struct Rest<'a> {
     segments: &'a [Segment],
-    /// Bytes of the first segment already done.
+    /// Bytes of the first segment that are done.
     consumed: usize,
 }
 
 impl Rest<'_> {
-    /// The next [`PIECE_BYTES`], fewer at the end; false if nothing is left.
+    /// Takes the next [`PIECE_BYTES`], or the rest; false if nothing is left.
     fn next_piece(&mut self, piece: &mut Vec<Segment>) -> bool {
         piece.clear();
         let mut room = PIECE_BYTES;
@@ -341,7 +340,7 @@ fn open(options: &BlockOptions) -> Result<File, BlockError> {
         check_kind(path, &file.metadata().map_err(failed)?)?;
         return Ok(file);
     }
-    // Looked at before it is opened: opening a pipe would wait.
+    // Checked before opening, because opening a pipe would block.
     check_kind(path, &std::fs::metadata(path).map_err(failed)?)?;
     let mut flags = libc::O_NONBLOCK;
     if options.direct {
@@ -375,14 +374,14 @@ fn lock(file: &File, options: &BlockOptions) -> Result<(), BlockError> {
         Ok(()) => Ok(()),
         Err(rustix::io::Errno::WOULDBLOCK) => Err(BlockError::InUse(options.path.clone())),
         Err(error) => {
-            // Some network file systems have no locks.
+            // Some network file systems do not support locks.
             tracing::warn!(path = ?options.path, %error, "a disk could not be locked");
             Ok(())
         }
     }
 }
 
-/// Alignment of offsets and of memory for direct I/O.
+/// Alignment of offsets and of memory for direct I/O, bytes.
 fn direct_alignment(file: &File) -> (u32, usize) {
     let known = rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, STATX_DIOALIGN)
         .ok()

@@ -1,4 +1,4 @@
-//! Carries out requests, over whichever transport they came.
+//! Executes requests, independent of the transport.
 
 use super::SECTOR;
 use super::disk::{Disk, Scratch};
@@ -17,36 +17,35 @@ use std::sync::atomic::AtomicBool;
 use virtio_bindings::virtio_blk::{VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK, VIRTIO_BLK_S_UNSUPP};
 use vm_memory::{Bytes, GuestAddress};
 
-/// What became of a request.
+/// The outcome of a request.
 #[derive(Debug)]
 pub enum Outcome {
-    /// It was answered, and so many bytes were written to the guest.
+    /// It was answered; so many bytes were written to the guest.
     Done(u32),
-    /// The order to stop came in the middle. What was done by then is done again another
-    /// time, to the same effect.
+    /// It was stopped in the middle. What was done is done again later, with the same result.
     Stopped,
-    /// It waits for bytes that are not in the disk's file: only of a disk that has a
+    /// It waits for bytes that are missing in the disk's file. Only for a disk that has a
     /// [`Residency`](super::Residency).
     Waits(Waiting),
 }
 
-/// A request that waits; [`Executor::resume`] goes on with it.
+/// A request that waits; [`Executor::resume`] continues it.
 #[derive(Debug)]
 pub struct Waiting(WaitingRead);
 
 impl Waiting {
-    /// The number of the answer it waits for.
+    /// The id of the answer that it waits for.
     pub(super) fn ticket(&self) -> u64 {
         self.0.ticket
     }
 }
 
-/// What one thread carries out requests with.
+/// What one thread needs to execute requests.
 pub struct Executor {
     disk: Arc<Disk>,
     id: [u8; ID_BYTES],
-    /// The driver does not flush, so every write must be durable when it is
-    /// answered (Virtio 1.3 §5.2.6.2).
+    /// The driver does not flush, so every write must be durable when it is answered (Virtio 1.3
+    /// §5.2.6.2).
     write_through: bool,
     log: Arc<LogLimit>,
     buffers: Buffers,
@@ -71,10 +70,9 @@ impl Executor {
         }
     }
 
-    /// Carries out one request.
+    /// Executes one request.
     ///
-    /// `admit` is called first, and may wait (rate limits); its error counts as the order to
-    /// stop.
+    /// `admit` is called first, and may wait (rate limits); its error counts as a stop.
     pub fn answer(
         &mut self,
         memory: &GuestMemory,
@@ -97,7 +95,7 @@ impl Executor {
         }
     }
 
-    /// Goes on with a request that waited.
+    /// Continues a request that waited.
     pub(super) fn resume(
         &mut self,
         memory: &GuestMemory,
@@ -112,7 +110,7 @@ impl Executor {
         self.conclude(memory, status, step.map(|step| progress(step, length)))
     }
 
-    /// Writes the status of a request that has come to its end.
+    /// Writes the status of a finished request.
     fn conclude(
         &self,
         memory: &GuestMemory,
@@ -173,9 +171,9 @@ impl Executor {
     }
 }
 
-/// How far a request has come that did not fail.
+/// The progress of a request that did not fail.
 enum Progress {
-    /// It is done, and so many data bytes were written to the guest.
+    /// It is done; so many data bytes were written to the guest.
     Written(u32),
     Waits(WaitingRead),
 }
@@ -187,7 +185,7 @@ fn progress(step: Step, bytes: u64) -> Progress {
     }
 }
 
-/// Writes the status byte behind so many data bytes.
+/// Writes the status byte; the outcome counts it with the data bytes.
 fn say(memory: &GuestMemory, address: GuestAddress, status: u8, data_written: u32) -> Outcome {
     Outcome::Done(match memory.write_obj(status, address) {
         Ok(()) => data_written.saturating_add(1),
@@ -195,7 +193,7 @@ fn say(memory: &GuestMemory, address: GuestAddress, status: u8, data_written: u3
     })
 }
 
-/// Writes the identity, as much of it as fits.
+/// Writes as many bytes of the identity as fit.
 fn identify(id: &[u8; ID_BYTES], memory: &GuestMemory, room: &[Segment]) -> io::Result<u32> {
     let mut left = id.as_slice();
     for segment in room {
@@ -211,7 +209,7 @@ fn identify(id: &[u8; ID_BYTES], memory: &GuestMemory, room: &[Segment]) -> io::
 fn failure(error: &io::Error, log: &LogLimit) -> u8 {
     match error.kind() {
         io::ErrorKind::Unsupported => VIRTIO_BLK_S_UNSUPP as u8,
-        // The guest's mistake, not the host's.
+        // The guest's fault, not the host's.
         io::ErrorKind::InvalidInput | io::ErrorKind::ReadOnlyFilesystem => {
             tracing::debug!(%error, sector_bytes = SECTOR, "a guest's block request");
             VIRTIO_BLK_S_IOERR as u8

@@ -1,4 +1,4 @@
-//! Reads of which some bytes are not in the disk's file yet.
+//! Reads of bytes that are missing in the disk's file.
 
 use super::disk::{Disk, PIECE_BYTES, Scratch};
 use super::residency::Fetched;
@@ -8,25 +8,25 @@ use std::io;
 use std::ops::Range;
 use vm_memory::{Bytes, GuestAddress};
 
-/// A read that waits for bytes which were asked for. It holds nothing but numbers: the
-/// guest's memory is touched when bytes come.
+/// A read that waits for requested bytes. It holds only numbers: guest memory is accessed when the
+/// bytes have come.
 #[derive(Debug)]
 pub(super) struct WaitingRead {
-    /// The number of the answer it waits for.
+    /// The id of the answer that it waits for.
     pub(super) ticket: u64,
-    /// Where the status byte goes.
+    /// Address of the status byte.
     pub(super) status: GuestAddress,
     /// Bytes of the whole request.
     pub(super) length: u64,
-    /// What was asked for: the beginning of what is left.
+    /// The requested bytes: the beginning of the rest.
     asked: Range<u64>,
-    /// The byte of the disk behind the last that is wanted.
+    /// End of the read on the disk, exclusive.
     end: u64,
-    /// Guest memory for what is left.
+    /// Guest memory for the rest.
     left: Vec<Segment>,
 }
 
-/// How far a read has come.
+/// The progress of a read.
 pub(super) enum Step {
     /// All bytes are in guest memory.
     Done,
@@ -35,7 +35,7 @@ pub(super) enum Step {
 }
 
 impl Disk {
-    /// Begins a read, of whose bytes some are not in the file.
+    /// Begins a read of which some bytes are missing in the file.
     pub(super) fn begin_waiting(
         &self,
         scratch: &mut Scratch,
@@ -55,7 +55,7 @@ impl Disk {
         self.go_on_reading(scratch, memory, read)
     }
 
-    /// Goes on with a read whose answer has come.
+    /// Continues a read whose answer has come.
     pub(super) fn answered(
         &self,
         scratch: &mut Scratch,
@@ -84,8 +84,7 @@ impl Disk {
         self.go_on_reading(scratch, memory, read)
     }
 
-    /// Reads what is in the file, a piece at a time, up to a piece that is not: that is
-    /// asked for.
+    /// Reads present pieces up to one that is missing, and requests that one.
     fn go_on_reading(
         &self,
         scratch: &mut Scratch,
@@ -108,7 +107,7 @@ impl Disk {
         }
     }
 
-    /// Reads the bytes that were asked for, all of which are in the file.
+    /// Reads the requested bytes, all of which are present in the file.
     fn read_from_file(
         &self,
         scratch: &mut Scratch,

@@ -1,4 +1,4 @@
-//! Which file, and how; what can be wrong with it.
+//! The options of a disk, and why it can't be used.
 
 use super::SECTOR;
 use crate::virtio::queue::limit::RateLimit;
@@ -12,60 +12,60 @@ pub const ID_BYTES: usize = 20;
 /// A disk to open.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BlockOptions {
-    /// A regular file or a block device.
+    /// Path of a regular file or a block device.
     pub path: PathBuf,
-    /// The guest may not write.
+    /// Whether the guest may only read.
     pub read_only: bool,
-    /// Bypass the host's page cache (O_DIRECT).
+    /// Whether to bypass the host's page cache (O_DIRECT).
     pub direct: bool,
-    /// What the guest reads as serial number, at most [`ID_BYTES`] bytes.
+    /// The serial number for the guest, at most [`ID_BYTES`] bytes.
     pub id: String,
-    /// How fast the guest may use it.
+    /// Limits of the guest's use.
     pub limit: RateLimit,
 }
 
-/// A disk can't be used.
+/// Why a disk can't be used.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum BlockError {
     /// There is nothing at the path.
     #[error("the disk {0:?} does not exist")]
     Missing(PathBuf),
-    /// The path is a folder, a pipe, a terminal…
+    /// The path is a folder, a pipe, a terminal or the like.
     #[error("the disk {0:?} is neither a regular file nor a block device")]
     Kind(PathBuf),
-    /// Permissions, or a read-only file system.
+    /// Permissions or a read-only file system prevent writing.
     #[error("the disk {0:?} can't be opened for writing")]
     NotWritable(PathBuf, #[source] io::Error),
-    /// Any other failure to open or examine it.
+    /// It can't be opened or examined for another reason.
     #[error("the disk {0:?} can't be opened")]
     Open(PathBuf, #[source] io::Error),
-    /// The file system under it has no direct I/O.
+    /// Its file system does not support direct I/O.
     #[error("the file system of the disk {0:?} has no direct I/O")]
     NoDirect(PathBuf),
-    /// No bytes.
+    /// It has no bytes.
     #[error("the disk {0:?} is empty")]
     Empty(PathBuf),
-    /// Not a whole number of sectors.
+    /// Its length is not a whole number of sectors.
     #[error("the disk {path:?} is {bytes} bytes long, not a multiple of {unit}")]
     Size {
         /// Which disk.
         path: PathBuf,
-        /// Its length.
+        /// Its length, bytes.
         bytes: u64,
-        /// What it should be a multiple of.
+        /// The length must be a multiple of this, bytes.
         unit: u64,
     },
-    /// Another VM writes it, or others read what this one wants to write.
+    /// Another VM writes it, or others read what this one is to write.
     #[error("the disk {0:?} is in use by another VM")]
     InUse(PathBuf),
-    /// The serial number does not fit.
+    /// The serial number is too long.
     #[error("the disk serial {0:?} is longer than {ID_BYTES} bytes")]
     Id(String),
 }
 
 impl BlockError {
-    /// What the user could do about it.
+    /// What the user can do about it.
     pub fn hint(&self) -> Option<String> {
         match self {
             BlockError::NotWritable(..) => {

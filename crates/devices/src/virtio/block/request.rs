@@ -1,8 +1,8 @@
-//! Requests as guest memory has them (Virtio 1.3 §5.2.6), checked.
+//! Reads requests from guest memory and checks them (Virtio 1.3 §5.2.6).
 //!
-//! A request is a chain of buffers: first those the device reads (a header of
-//! 16 bytes, then data), then those it writes (data, then one byte of
-//! status). Where one buffer ends and the next begins means nothing (§2.7.4).
+//! A request is a chain of buffers: first those that the device reads (a header of 16 bytes, then
+//! data), then those that it writes (data, then one status byte). Boundaries between buffers have
+//! no meaning (§2.7.4).
 
 use super::{DISCARD_SECTORS_MAX, RANGES_MAX, SECTOR, SEGMENTS_MAX, WRITE_ZEROES_SECTORS_MAX};
 use crate::GuestMemory;
@@ -21,19 +21,19 @@ use vm_memory::{Bytes, GuestAddress};
 const HEADER_BYTES: usize = 16;
 const RANGE_BYTES: usize = 16;
 
-/// What the driver asks for. Byte ranges of the disk are not checked against
-/// its size yet, except not to overflow.
+/// An operation of the driver. Ranges of the disk are checked not to overflow, but not against its
+/// size yet.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Operation {
-    /// Read into the data segments, from this byte of the disk.
+    /// Read from this byte of the disk into the data segments.
     Read(u64),
-    /// Write the data segments, to this byte of the disk.
+    /// Write the data segments to this byte of the disk.
     Write(u64),
     /// Make writes durable.
     Flush,
-    /// Put the disk's identity into the data segments.
+    /// Read the disk's identity into the data segments.
     Identify,
-    /// The bytes of these ranges are no longer needed.
+    /// These ranges are no longer needed.
     Discard(Ranges),
     /// Zero these ranges.
     WriteZeroes(Ranges),
@@ -51,7 +51,7 @@ pub(super) struct Ranges {
 pub(super) struct ZeroRange {
     /// Bytes of the disk.
     pub(super) bytes: Range<u64>,
-    /// Blocks may be given back to the file system.
+    /// Whether blocks may be released to the file system.
     pub(super) unmap: bool,
 }
 
@@ -61,18 +61,18 @@ impl Ranges {
     }
 }
 
-/// A request to be carried out.
+/// A checked request.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Request {
     pub(super) operation: Operation,
-    /// Where the status byte goes.
+    /// Address of the status byte.
     pub(super) status: GuestAddress,
     /// Bytes of the data segments.
     pub(super) data_bytes: u64,
 }
 
 impl Request {
-    /// What it counts for where a disk's use is limited.
+    /// Its cost for rate limits.
     pub(super) fn cost(&self) -> Cost {
         match self.operation {
             Operation::Identify => Cost::default(),
@@ -88,16 +88,16 @@ impl Request {
     }
 }
 
-/// Why a chain is no request.
+/// Why a chain is not a valid request.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub(super) enum Refused {
-    /// There is no byte for a status: nothing can be answered.
+    /// It has no status byte, so it can't be answered.
     #[error("a block request without a status byte")]
     NoStatus,
-    /// It is malformed, or asks for what can't be.
+    /// It is malformed, or asks for something impossible.
     #[error("a malformed block request")]
     Malformed(GuestAddress),
-    /// Its kind is unknown.
+    /// Its type is unknown.
     #[error("a block request of an unknown kind")]
     Unsupported(GuestAddress),
 }
@@ -113,7 +113,7 @@ impl Refused {
     }
 }
 
-/// The buffers of the request at hand; kept to be filled again.
+/// The buffers of the current request; reused for the next one.
 #[derive(Debug, Default)]
 pub(super) struct Buffers {
     readable: Vec<Segment>,
@@ -121,9 +121,8 @@ pub(super) struct Buffers {
 }
 
 impl Buffers {
-    /// Takes a chain apart. On success the data segments are those of
-    /// [`readable_data`](Buffers::readable_data) or
-    /// [`writable_data`](Buffers::writable_data).
+    /// Parses a chain. On success the data segments are those of
+    /// [`readable_data`](Buffers::readable_data) or [`writable_data`](Buffers::writable_data).
     pub(super) fn parse(&mut self, memory: &GuestMemory, chain: Chain) -> Result<Request, Refused> {
         let gathered = self.gather(memory, chain);
         let status = self.take_status().ok_or(Refused::NoStatus)?;
@@ -154,13 +153,13 @@ impl Buffers {
         &self.readable
     }
 
-    /// Room for data to the driver.
+    /// Space for data to the driver.
     pub(super) fn writable_data(&self) -> &[Segment] {
         &self.writable
     }
 
-    /// Sorts a chain's buffers. `None` if the chain breaks a rule; the
-    /// writable ones are kept even so, for the status.
+    /// Sorts a chain's buffers. `None` if the chain violates a rule; the writable buffers are kept
+    /// even then, for the status.
     fn gather(&mut self, memory: &GuestMemory, chain: Chain) -> Option<()> {
         self.readable.clear();
         self.writable.clear();
@@ -176,7 +175,7 @@ impl Buffers {
             let list = if descriptor.is_writable() {
                 &mut self.writable
             } else {
-                // What the device reads comes first (§2.7.4.2).
+                // Buffers that the device reads come first (§2.7.4.2).
                 sound &= self.writable.is_empty();
                 &mut self.readable
             };
@@ -189,15 +188,14 @@ impl Buffers {
             } else if list.len() <= SEGMENTS_MAX {
                 list.push(segment);
             } else {
-                // Too many. The last stays last: it may hold the status.
+                // Too many buffers. The last one is kept, because it may hold the status.
                 sound = false;
                 list.pop();
                 list.push(segment);
             }
         }
         if cut_short {
-            // The rest can't be read or goes in a circle: the status byte is
-            // not where it seems.
+            // The rest can't be read or is a loop, so the place of the status byte is unknown.
             self.writable.clear();
             return None;
         }
@@ -215,7 +213,7 @@ impl Buffers {
         Some(status)
     }
 
-    /// Takes bytes off the front of what the device reads.
+    /// Takes bytes from the front of what the device reads.
     fn take_front(&mut self, memory: &GuestMemory, mut out: &mut [u8]) -> Option<()> {
         let mut used_up = 0;
         for segment in &mut self.readable {
@@ -234,7 +232,8 @@ impl Buffers {
         out.is_empty().then_some(())
     }
 
-    /// `None` for a malformed request, `Some(None)` for an unknown one.
+    /// Returns the operation: `None` if the request is malformed, `Some(None)` if its type is
+    /// unknown.
     fn operation(
         &mut self,
         memory: &GuestMemory,
@@ -260,7 +259,7 @@ impl Buffers {
         Some(Some(operation))
     }
 
-    /// The data of discard and write-zeroes: ranges of 16 bytes each.
+    /// Reads the data of discard and write-zeroes: ranges of 16 bytes each.
     fn zero_operation(&mut self, memory: &GuestMemory, discard: bool) -> Option<Option<Operation>> {
         let bytes = usize::try_from(total(&self.readable)).ok()?;
         let count = bytes / RANGE_BYTES;
@@ -287,7 +286,7 @@ impl Buffers {
                 return None;
             }
             let unmap = flags == VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP;
-            // Unknown flags, and "unmap" where it means nothing (§5.2.6.2).
+            // Unknown flags, or "unmap" in a discard request (§5.2.6.2).
             if flags != 0 && (discard || !unmap) {
                 return Some(None);
             }

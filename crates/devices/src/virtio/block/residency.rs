@@ -1,6 +1,5 @@
-//! Disks whose file is filled as it is read: before each read the device checks what is
-//! present, and asks for what is missing. The VMM implements [`Residency`], which knows who
-//! fills the file.
+//! Disks whose file is filled on demand: before each read the device checks which bytes are present,
+//! and requests missing ones. The VMM implements [`Residency`] and [`Fetcher`].
 
 use std::io;
 use std::ops::Range;
@@ -12,14 +11,14 @@ pub trait Residency: std::fmt::Debug + Send + Sync {
     /// cheap. Bytes that are present stay present.
     fn is_present(&self, bytes: &Range<u64>) -> bool;
 
-    /// What gets missing bytes; `None` if none are ever missing.
+    /// Fetches missing bytes; `None` if none are ever missing.
     fn fetcher(&self) -> Option<&dyn Fetcher>;
 }
 
 /// Gets bytes that are missing in a disk's file, any number of ranges at a time. Only the
 /// disk's own thread calls it, and only [`Fetcher::wait`] blocks.
 pub trait Fetcher {
-    /// Requests these bytes of the disk. Returns the number that the answer will have.
+    /// Requests these bytes of the disk. Returns the id that the answer will have.
     fn ask(&self, bytes: Range<u64>) -> u64;
 
     /// Takes the answers that have arrived, in any order. The guest gets an I/O error for an
@@ -30,7 +29,7 @@ pub trait Fetcher {
     /// to be called for another reason. Returns whether `bell` is readable.
     fn wait(&self, bell: BorrowedFd<'_>) -> io::Result<bool>;
 
-    /// Drops all requests: nobody waits for them any more.
+    /// Drops all requests, because their reads were given up.
     fn give_up(&self);
 }
 
@@ -39,7 +38,6 @@ pub trait Fetcher {
 pub enum Fetched {
     /// All of them are in the file.
     Present,
-    /// The first of them, at least one and no more than were asked for. They are not in
-    /// the file.
+    /// The first of them, at least one and no more than requested. They are not in the file.
     Bytes(Vec<u8>),
 }

@@ -1,17 +1,17 @@
-//! What a snapshot keeps.
+//! What a snapshot keeps of a disk.
 
 use super::options::{BlockError, ID_BYTES};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use thiserror::Error;
 
-/// A saved disk: what its guest knows of it. Its contents are saved by the node; its queue
-/// by the transport.
+/// A saved disk: the properties that its guest knows. The node saves its contents, the transport
+/// its queue.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BlockState {
-    /// Size.
+    /// Its size.
     pub bytes: u64,
-    /// The guest can't write.
+    /// Whether the guest may only read.
     pub read_only: bool,
     /// Bytes of a logical block.
     pub block_size: u32,
@@ -19,25 +19,25 @@ pub struct BlockState {
     pub id: [u8; ID_BYTES],
 }
 
-/// A saved disk can't be restored.
+/// Why a saved disk can't be restored.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum RestoreError {
     /// It can't be opened.
     #[error(transparent)]
     Open(#[from] BlockError),
-    /// It is not what the guest was told.
+    /// A property differs from what the guest knows.
     #[error("the disk {path:?} has another {what} than when the VM was saved")]
     Changed {
         /// Which disk.
         path: PathBuf,
-        /// What differs.
+        /// The property that differs.
         what: &'static str,
     },
 }
 
 impl BlockState {
-    /// Compares a saved state with that of the disk opened for it.
+    /// Compares a saved state with that of the disk that was opened for it.
     pub(super) fn compare(&self, path: &Path, found: &BlockState) -> Result<(), RestoreError> {
         let what = if self.bytes != found.bytes {
             "size"

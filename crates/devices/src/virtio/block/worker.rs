@@ -1,8 +1,8 @@
-//! The thread that serves the queue.
+//! The thread that serves a disk's queue.
 //!
-//! It carries out one request after the other. One that has to wait for bytes which are
-//! not in the disk's file is put aside, and those behind it go on: requests are answered in
-//! any order (Virtio 1.3 §2.7.13), and as many wait at a time as the queue has entries.
+//! It executes one request after the other. A request that waits for bytes that are missing in the
+//! disk's file is put aside, and later ones continue: requests are answered in any order (Virtio
+//! 1.3 §2.7.13), and as many may wait as the queue has entries.
 
 use super::QUEUE_SIZE;
 use super::disk::Disk;
@@ -23,7 +23,7 @@ use virtio_queue::{QueueOwnedT, QueueT};
 pub(super) struct Worker {
     pub(super) executor: Executor,
     pub(super) disk: Arc<Disk>,
-    /// Requests that wait for bytes, by their heads, in the order in which they were taken.
+    /// Requests that wait for bytes, with their heads, in the order in which they were taken.
     pub(super) waiting: Vec<(u16, Waiting)>,
     pub(super) limiter: Arc<Limiter>,
     pub(super) memory: Arc<GuestMemory>,
@@ -34,8 +34,8 @@ pub(super) struct Worker {
 }
 
 impl Worker {
-    /// Serves the queue until told to stop; gives it back with its position. Each request
-    /// that it took is answered or is in the queue again, to be done anew.
+    /// Serves the queue until it is stopped; returns the queue with its position. Each request that
+    /// it took is answered, or is in the queue again to be executed again.
     pub(super) fn run(mut self) -> ActiveQueue {
         if let Err(error) = make_blocking(&self.active.doorbell) {
             tracing::error!(%error, "the doorbell of a disk can't be waited on");
@@ -86,7 +86,7 @@ impl Worker {
         }
     }
 
-    /// Answers all that can be answered, or until told to stop.
+    /// Answers all requests that can be answered, until it is stopped.
     fn serve(&mut self) -> Result<(), virtio_queue::Error> {
         let memory = self.memory.clone();
         let memory = memory.as_ref();
@@ -95,7 +95,7 @@ impl Worker {
             while !self.stopped() {
                 self.take_answers()?;
                 if self.waiting.len() >= usize::from(QUEUE_SIZE) {
-                    // More than a driver has that keeps to the rules.
+                    // A driver that keeps to the rules never has so many.
                     return Ok(());
                 }
                 let Some(chain) = next_chain(&mut self.active.queue, memory)? else {
@@ -121,7 +121,7 @@ impl Worker {
         }
     }
 
-    /// Goes on with requests whose answers have come.
+    /// Continues requests whose answers have come.
     fn take_answers(&mut self) -> Result<(), virtio_queue::Error> {
         if self.waiting.is_empty() {
             return Ok(());
@@ -149,26 +149,26 @@ impl Worker {
         Ok(())
     }
 
-    /// Hands a request back to the driver, which was answered.
+    /// Returns an answered request to the driver.
     fn give_used(&mut self, head: u16, written: u32) -> Result<(), virtio_queue::Error> {
         let memory = self.memory.as_ref();
         self.active.queue.add_used(memory, head, written)?;
-        // After each request, not after all: the next may take long.
+        // Checked after each request, because the next one may take long.
         if driver_wants_interrupt(&mut self.active.queue, memory) {
             self.interrupt.used_buffers();
         }
         Ok(())
     }
 
-    /// Has requests that wait in the queue again: the device that goes on, here or in
-    /// another VM, takes them anew.
+    /// Puts waiting requests back into the queue: the device that continues, here or in another VM,
+    /// takes them again.
     fn give_back(&mut self) {
         for head in self.give_up_waiting().into_iter().rev() {
             self.put_back(head);
         }
     }
 
-    /// Waits for nothing any more. The heads of the requests that waited.
+    /// Gives up all waiting requests; returns their heads.
     fn give_up_waiting(&mut self) -> Vec<u16> {
         if let Some((_, fetcher)) = self.disk.on_demand()
             && !self.waiting.is_empty()

@@ -1,8 +1,8 @@
 //! The entropy device (Virtio 1.3 §5.4): the kernel's random numbers for the
 //! guest.
 //!
-//! It has no thread. A guest asks for a few dozen bytes a few times in its
-//! life, so the vCPU that notifies does the work itself.
+//! It has no thread. A guest requests a few dozen bytes a few times in its life, so the vCPU that
+//! notifies does the work.
 
 #[cfg(test)]
 mod tests;
@@ -19,26 +19,25 @@ use virtio_bindings::virtio_ids::VIRTIO_ID_RNG;
 use virtio_bindings::virtio_ring::VIRTIO_RING_F_INDIRECT_DESC;
 use vm_memory::{Address, Bytes};
 
-/// Entries of the queue; with [`REQUEST_BYTES_MAX`] this bounds what one
-/// notification costs.
+/// Entries of the queue; with [`REQUEST_BYTES_MAX`] they bound the cost of a notification.
 const QUEUE_SIZE: u16 = 8;
 
-/// Most bytes given to one request. A device may give less than asked for,
-/// but not nothing (Virtio 1.3 §5.4.6.2).
+/// Most bytes for one request. A device may return fewer bytes than requested, but at least one
+/// (Virtio 1.3 §5.4.6.2).
 pub const REQUEST_BYTES_MAX: usize = 64 * 1024;
 
-/// Bytes fetched from the kernel at a time: what it gives whole even to a
-/// thread that a signal interrupts (getrandom(2)).
+/// Bytes requested from the kernel at a time: up to this size, getrandom(2) is never cut short by a
+/// signal.
 const CHUNK: usize = 256;
 
-/// The device.
+/// The entropy device.
 #[derive(Default)]
 pub struct Entropy {
     log: LogLimit,
     running: Option<Running>,
 }
 
-/// A saved entropy device: it remembers nothing, by design.
+/// A saved entropy device: it has no state.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EntropyState {}
 
@@ -54,7 +53,7 @@ impl Entropy {
         Entropy::default()
     }
 
-    /// A device as it was saved.
+    /// Restores a saved device.
     pub fn restore(_state: &EntropyState) -> Entropy {
         Entropy::new()
     }
@@ -74,8 +73,8 @@ impl VirtioDevice for Entropy {
         &[QUEUE_SIZE]
     }
 
-    // No EVENT_IDX: the driver then notifies after every buffer it adds, so
-    // none is left lying when a notification stops at a queue's worth.
+    // EVENT_IDX is not offered: so the driver notifies after every buffer that it adds, and no
+    // buffer is left unanswered when a notification stops after a queue's worth.
     fn features(&self) -> u64 {
         1 << VIRTIO_RING_F_INDIRECT_DESC
     }
@@ -135,7 +134,7 @@ impl Running {
     }
 }
 
-/// Fills the buffers of one request; the number of bytes written.
+/// Fills the buffers of one request; returns the number of bytes written.
 fn fill(memory: &GuestMemory, chain: Chain) -> u32 {
     let mut written = 0;
     let mut chunk = [0; CHUNK];
@@ -147,7 +146,7 @@ fn fill(memory: &GuestMemory, chain: Chain) -> u32 {
                 .min(REQUEST_BYTES_MAX - written);
             let random = &mut chunk[..count];
             let target = buffer.address.checked_add(done as u64);
-            // The kernel's own call: a sandboxed thread opens no file.
+            // The system call is used, because a sandboxed thread can't open files.
             let filled = rustix::rand::getrandom(&mut *random, GetRandomFlags::empty())
                 == Ok(random.len())
                 && target.is_some_and(|target| memory.write_slice(random, target).is_ok());

@@ -104,7 +104,7 @@ fn requests_left_waiting_are_answered_once_after_a_restore() {
     let (device, mut driver) = start();
     driver.add(&[Buffer::writable(DATA, 8)]);
     driver.add(&[Buffer::writable(DATA + 8, 8)]);
-    // Notified by nobody yet.
+    // The device was not notified yet.
     let (entropy, queues) = device.stop();
     let state = entropy.save();
 
@@ -127,7 +127,7 @@ proptest! {
     ) {
         let (mut device, mut driver) = start();
         for (index, (address, length, flags, next)) in (0u16..).zip(table) {
-            // Not into the rings: their contents are the next test's.
+            // Keeps buffers off the rings, which the next test needs.
             let address = if address < DATA { address + DATA } else { address };
             driver.write_descriptor(RINGS, index, Buffer::readable(address, length), flags, next);
         }

@@ -1,4 +1,4 @@
-//! InterruptStatus, ConfigGeneration and the interrupt line behind them.
+//! InterruptStatus, ConfigGeneration and the interrupt line.
 
 use crate::virtio::device::Interrupt;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -31,7 +31,7 @@ impl MmioInterrupt {
         }
     }
 
-    /// The descriptor that carries the interrupt.
+    /// The descriptor of the interrupt line.
     pub fn line(&self) -> &EventFd {
         &self.line
     }
@@ -57,7 +57,7 @@ impl MmioInterrupt {
         self.failed.store(false, Ordering::SeqCst);
     }
 
-    /// The driver has bits to acknowledge.
+    /// Whether the driver has bits to acknowledge.
     pub(super) fn is_pending(&self) -> bool {
         self.status() != 0
     }
@@ -68,8 +68,8 @@ impl MmioInterrupt {
         self.ring();
     }
 
-    // Raised even if the bit was set already: an edge that came while the interrupt
-    // was masked is lost, and this one must not be.
+    // Signalled even if the bit is set already: an edge is lost while the interrupt is masked, and
+    // the new one must not be.
     fn raise(&self, bit: u32) {
         self.status.fetch_or(bit, Ordering::SeqCst);
         self.ring();

@@ -1,10 +1,10 @@
 //! The virtio-mmio transport, modern (version 2) only: Virtio 1.3 §4.2.
 //!
 //! * [`registers`]: the layout of a device's window.
-//! * [`transport`]: the state machine between the driver and the device.
-//! * [`queue`]: what the driver said about a queue, before a device uses it.
-//! * [`interrupt`]: InterruptStatus and the line behind it.
-//! * [`state`]: what a snapshot keeps.
+//! * [`transport`]: the state machine between driver and device.
+//! * [`queue`]: a queue's registers, as the driver wrote them.
+//! * [`interrupt`]: InterruptStatus and the interrupt line.
+//! * [`state`]: what a snapshot keeps of a transport.
 
 pub mod interrupt;
 pub mod queue;

@@ -1,11 +1,11 @@
-//! What the driver said about a queue, before a device may use it.
+//! A queue's registers, as the driver wrote them.
 
 use super::state::QueueState;
 use crate::GuestMemory;
 use virtio_queue::{Queue, QueueT};
 
-/// Ring addresses, size and positions of one queue as its registers hold them. They may
-/// have any value; [`build`](QueueRegisters::build) checks them.
+/// Ring addresses, size and positions of one queue. They may have any value;
+/// [`build`](QueueRegisters::build) checks them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct QueueRegisters {
     pub(super) max_size: u16,
@@ -32,8 +32,7 @@ impl QueueRegisters {
         }
     }
 
-    /// The queue, if size, alignment (Virtio 1.3 §2.7) and place in guest
-    /// memory are right.
+    /// The queue, if its size, alignment (Virtio 1.3 §2.7) and place in guest memory are valid.
     pub(super) fn build(&self, memory: &GuestMemory, event_idx: bool) -> Option<Queue> {
         let queue = Queue::try_from(virtio_queue::QueueState {
             max_size: self.max_size,
@@ -47,15 +46,15 @@ impl QueueRegisters {
             used_ring: self.device_ring,
         })
         .ok()?;
-        // Rings at address zero are what an untouched register says, and the
-        // queue library treats such a queue as not set up.
+        // Rings at address zero mean that the registers were not written, and the queue library
+        // regards such a queue as not set up.
         let placed = [self.descriptors, self.driver_ring, self.device_ring]
             .iter()
             .all(|address| *address != 0);
         (placed && queue.is_valid(memory)).then_some(queue)
     }
 
-    /// Keeps the position up to which a device has served the queue.
+    /// Stores the position up to which a device has served the queue.
     pub(super) fn keep_position(&mut self, queue: &Queue) {
         self.next_avail = queue.next_avail();
         self.next_used = queue.next_used();

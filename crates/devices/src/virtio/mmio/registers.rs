@@ -1,15 +1,13 @@
-//! Register offsets of a virtio-mmio window (Virtio 1.3 §4.2.2) and status
-//! bits (§2.1).
+//! Register offsets of a virtio-mmio window (Virtio 1.3 §4.2.2) and status bits (§2.1).
 
-/// Bytes of address space to give one device: a page, so that no two devices
-/// share one.
+/// Bytes of a device's window: a page, so that no two devices share one.
 pub const WINDOW_BYTES: u64 = 0x1000;
 
-/// "virt", little endian.
+/// MagicValue: "virt", little endian.
 pub const MAGIC: u32 = 0x7472_6976;
-/// The modern interface.
+/// Version: the modern interface.
 pub const VERSION: u32 = 2;
-/// "JIFY", little endian; tells drivers nothing, people something.
+/// VendorID: "JIFY", little endian; drivers ignore it.
 pub const VENDOR: u32 = u32::from_le_bytes(*b"JIFY");
 
 pub(super) const MAGIC_VALUE: u64 = 0x00;
@@ -24,7 +22,7 @@ pub(super) const QUEUE_SELECT: u64 = 0x30;
 pub(super) const QUEUE_SIZE_MAX: u64 = 0x34;
 pub(super) const QUEUE_SIZE: u64 = 0x38;
 pub(super) const QUEUE_READY: u64 = 0x44;
-/// Where the driver writes a queue's index: the address of each ioeventfd.
+/// Offset of QueueNotify: the driver writes a queue's index there. All ioeventfds have its address.
 pub const QUEUE_NOTIFY: u64 = 0x50;
 pub(super) const INTERRUPT_STATUS: u64 = 0x60;
 pub(super) const INTERRUPT_ACK: u64 = 0x64;
@@ -50,13 +48,13 @@ pub mod status {
     pub const DRIVER: u32 = 2;
     /// The driver is ready.
     pub const DRIVER_OK: u32 = 4;
-    /// Features are agreed.
+    /// Features are negotiated.
     pub const FEATURES_OK: u32 = 8;
     /// Set by the device: only a reset helps.
     pub const NEEDS_RESET: u32 = 64;
-    /// The driver gave up.
+    /// The driver has given up.
     pub const FAILED: u32 = 128;
 }
 
-/// Feature bit 32: the modern interface; offered and required.
+/// Feature bit 32, the modern interface; it is offered and required.
 pub const FEATURE_VERSION_1: u64 = 1 << 32;

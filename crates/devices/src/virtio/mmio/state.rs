@@ -3,13 +3,13 @@
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-/// A transport at rest: registers, queues with their positions, interrupt.
-/// The device behind it saves its own state.
+/// A transport whose device is paused: registers, queues with their positions, interrupt. The
+/// device saves its own state.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MmioTransportState {
-    /// Device type; must be that of the device restored into.
+    /// Device type; must be that of the device it is restored to.
     pub device_type: u32,
-    /// Status as the driver wrote it.
+    /// Status, as the driver wrote it.
     pub status: u32,
     /// DeviceFeaturesSel.
     pub device_features_select: u32,
@@ -19,20 +19,20 @@ pub struct MmioTransportState {
     pub driver_features: u64,
     /// QueueSel.
     pub queue_select: u32,
-    /// One entry a queue.
+    /// One entry per queue.
     pub queues: Vec<QueueState>,
     /// InterruptStatus.
     pub interrupt_status: u32,
     /// ConfigGeneration.
     pub config_generation: u32,
-    /// DEVICE_NEEDS_RESET is set.
+    /// Whether DEVICE_NEEDS_RESET is set.
     pub needs_reset: bool,
 }
 
-/// One queue's registers and positions.
+/// The registers and positions of one queue.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QueueState {
-    /// Entries, as the driver wrote it.
+    /// Number of entries, as the driver wrote it.
     pub size: u32,
     /// QueueReady.
     pub ready: bool,
@@ -42,13 +42,13 @@ pub struct QueueState {
     pub driver_ring: u64,
     /// Guest physical address of the used ring.
     pub device_ring: u64,
-    /// The next available entry to take.
+    /// Index of the next available entry to take.
     pub next_avail: u16,
-    /// The next used entry to fill.
+    /// Index of the next used entry to fill.
     pub next_used: u16,
 }
 
-/// A saved transport does not fit the device.
+/// Why a saved transport does not fit the device.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum RestoreError {
@@ -57,26 +57,26 @@ pub enum RestoreError {
         "the saved virtio device is of type {saved}, the device to restore is of type {actual}"
     )]
     DeviceType {
-        /// In the state.
+        /// The type in the state.
         saved: u32,
-        /// Of the device.
+        /// The type of the device.
         actual: u32,
     },
     /// The number of queues differs.
     #[error("the saved virtio device has {saved} queues, the device to restore has {actual}")]
     QueueCount {
-        /// In the state.
+        /// The number in the state.
         saved: usize,
-        /// Of the device.
+        /// The number of the device.
         actual: usize,
     },
     /// The driver relies on features this device does not offer.
     #[error("the saved virtio driver uses features {0:#x} that this device does not offer")]
     Features(u64),
-    /// Status bits that no driver could have reached.
+    /// The driver could not have reached these status bits.
     #[error("the saved virtio device status {0:#x} is impossible")]
     Status(u32),
-    /// An event descriptor could not be made.
+    /// An event descriptor could not be created.
     #[error("an event descriptor for a virtio device could not be made")]
     Event(#[source] std::io::Error),
 }

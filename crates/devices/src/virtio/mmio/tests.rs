@@ -17,7 +17,7 @@ const CONFIG: [u8; 6] = [1, 2, 3, 4, 5, 6];
 
 const ALL_STEPS: [u32; 4] = [1, 3, 0xb, 0xf];
 
-/// A device that notes what it is told.
+/// A device that records its calls.
 #[derive(Default)]
 struct Fake {
     refuses: bool,
@@ -99,7 +99,7 @@ impl Guest {
         }
     }
 
-    /// A guest whose driver has come all the way.
+    /// A guest whose driver has finished its initialisation.
     fn running() -> Guest {
         let mut guest = Guest::new(Fake::default());
         guest.start();
@@ -221,7 +221,7 @@ fn features_must_be_offered_and_include_version_1() {
     }
     let mut guest = Guest::new(Fake::default());
     assert_eq!(guest.accept(OFFERED | registers::FEATURE_VERSION_1), 0xb);
-    // Too late to change one's mind.
+    // Features can't be changed any more.
     guest.write(registers::DRIVER_FEATURES_SELECT, 0);
     guest.write(registers::DRIVER_FEATURES, 0);
     guest.ready_queue(0);
@@ -281,7 +281,7 @@ fn a_queue_that_cannot_be_is_not_ready() {
         guest.write(register, value);
         guest.write(registers::QUEUE_READY, 1);
         assert_eq!(guest.read(registers::QUEUE_READY), 0, "{what}");
-        // The device needs that queue, so it asks to be reset.
+        // The device needs that queue, so it requests a reset.
         assert_eq!(guest.set_status(0xf), 0xf | status::NEEDS_RESET, "{what}");
         assert_eq!(guest.read(registers::INTERRUPT_STATUS), 2);
         assert!(guest.line.read().is_ok());
@@ -297,7 +297,7 @@ fn a_device_that_cannot_start_needs_a_reset_and_can_start_after_it() {
     guest.accept(registers::FEATURE_VERSION_1);
     guest.ready_queue(0);
     assert_eq!(guest.set_status(0xf), 0x4f);
-    // Nothing but a reset helps.
+    // Only a reset helps.
     assert_eq!(guest.set_status(0x4f), 0x4f);
     assert_eq!(guest.transport.device().activations, 0);
     assert_eq!(guest.set_status(0), 0);
@@ -402,7 +402,7 @@ fn registers_are_words_and_everything_else_reads_zero() {
     assert_eq!(guest.status(), 0);
 }
 
-/// A transport paused after its driver and device exchanged a few buffers.
+/// A paused transport whose driver and device have exchanged a few buffers.
 fn saved() -> (Guest, MmioTransportState) {
     let mut guest = Guest::running();
     let activation = guest.transport.device.running.as_mut().unwrap();
@@ -507,7 +507,7 @@ fn a_state_that_does_not_fit_is_refused() {
         refused(|state| state.status = 4),
         RestoreError::Status(4)
     ));
-    // Queues are judged when the device starts.
+    // Queues are checked when the device starts.
     for change in [
         (|state| state.queues[0].size = 7) as fn(&mut MmioTransportState),
         |state| state.queues[0].descriptors = 1 << 40,
@@ -542,7 +542,7 @@ proptest! {
             }
             let status = guest.status();
             let running = guest.transport.device().running.as_ref();
-            // A device runs exactly if the driver finished and it did not fail.
+            // A device runs exactly if the driver finished and the device did not fail.
             let should = status & status::DRIVER_OK != 0 && status & status::NEEDS_RESET == 0;
             prop_assert_eq!(running.is_some(), should);
             if let Some(activation) = running {

@@ -16,11 +16,10 @@ use thiserror::Error;
 use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-/// A virtio device at a window of [`super::WINDOW_BYTES`] in guest physical
-/// memory.
+/// A virtio device at a window of [`super::WINDOW_BYTES`] in guest physical memory.
 ///
-/// What a guest writes is either recorded, and checked when it is used, or ignored with a
-/// debug message. Nothing it writes makes the transport fail.
+/// A guest's writes are either recorded, and checked when they are used, or ignored with a debug
+/// message. No write makes the transport fail.
 pub struct MmioTransport<D: VirtioDevice> {
     pub(super) device: D,
     memory: Arc<GuestMemory>,
@@ -40,10 +39,10 @@ pub struct MmioTransport<D: VirtioDevice> {
 /// The event descriptors between a transport and its driver.
 #[derive(Debug)]
 pub struct Wires {
-    /// Carries the device's interrupt: an irqfd without resampling (edge).
+    /// The device's interrupt: an irqfd without resampling (edge).
     pub line: EventFd,
-    /// Notifications of the driver (ioeventfds), one a queue, by index. Missing ones are
-    /// made with the transport.
+    /// Notifications of the driver (ioeventfds), one per queue, by index. The transport creates
+    /// missing ones.
     pub doorbells: Vec<EventFd>,
 }
 
@@ -99,9 +98,8 @@ impl<D: VirtioDevice> MmioTransport<D> {
         })
     }
 
-    /// A transport as it was saved, paused; [`resume`](Self::resume) starts it.
-    /// The state is not trusted: what it says about queues is checked again
-    /// on resume, the rest here.
+    /// Restores a saved transport, paused; [`resume`](Self::resume) starts it. The state is not
+    /// trusted: queues are checked again on resume, the rest here.
     pub fn restore(
         device: D,
         memory: Arc<GuestMemory>,
@@ -157,14 +155,14 @@ impl<D: VirtioDevice> MmioTransport<D> {
         &self.device
     }
 
-    /// The device, mutable, for changes by the host.
+    /// The device, mutable, for the host's changes.
     pub fn device_mut(&mut self) -> &mut D {
         &mut self.device
     }
 
-    /// The descriptors to register as ioeventfds: a four-byte write of `i` to
-    /// `QUEUE_NOTIFY` in the window rings the `i`th. Empty for a device that
-    /// does its work on the notifying vCPU: register none for it.
+    /// The descriptors to register as ioeventfds: a four-byte write of `i` to `QUEUE_NOTIFY` in the
+    /// window must signal the `i`th. Empty for a device that works on the notifying vCPU: register
+    /// none for it.
     pub fn doorbells(&self) -> &[EventFd] {
         if self.device.waits_on_doorbells() {
             &self.doorbells
@@ -178,9 +176,8 @@ impl<D: VirtioDevice> MmioTransport<D> {
         &self.interrupt
     }
 
-    /// Stops the device and keeps its queues' positions. Call with all vCPUs stopped.
-    /// Requests being worked on are finished first; requests still waiting
-    /// stay in their rings.
+    /// Stops the device and stores its queues' positions. Call it with all vCPUs stopped. Requests
+    /// in progress are finished first; waiting requests stay in their rings.
     pub fn pause(&mut self) {
         if !self.running {
             return;
@@ -193,8 +190,7 @@ impl<D: VirtioDevice> MmioTransport<D> {
         }
     }
 
-    /// Starts a paused device again. On an error the driver sees
-    /// DEVICE_NEEDS_RESET.
+    /// Resumes a paused device. After an error the driver sees DEVICE_NEEDS_RESET.
     pub fn resume(&mut self) -> Result<(), ActivateError> {
         if self.running || self.status & status::DRIVER_OK == 0 || self.interrupt.failed() {
             return Ok(());
@@ -299,13 +295,13 @@ impl<D: VirtioDevice> MmioTransport<D> {
         }
         let gained = value & !self.status;
         if gained & status::FEATURES_OK != 0 && !self.features_agree() {
-            // The bit stays clear, which is how the driver learns of it.
+            // The bit stays clear, which tells the driver.
             self.status = value & !(status::FEATURES_OK | status::DRIVER_OK);
             return;
         }
         self.status = value;
         if gained & status::DRIVER_OK != 0 && !self.interrupt.failed() {
-            // The driver hears of a failure through DEVICE_NEEDS_RESET.
+            // DEVICE_NEEDS_RESET reports a failure to the driver.
             let _ = self.activate();
         }
     }
@@ -319,8 +315,8 @@ impl<D: VirtioDevice> MmioTransport<D> {
         self.queues.get(self.queue_select as usize)
     }
 
-    /// The selected queue, if the driver may set it up now: after features
-    /// are agreed, before DRIVER_OK.
+    /// The selected queue, if the driver may set it up now: after features are negotiated and
+    /// before DRIVER_OK.
     fn queue_to_set_up(&mut self) -> Option<&mut QueueRegisters> {
         if self.status & (status::FEATURES_OK | status::DRIVER_OK | status::FAILED)
             != status::FEATURES_OK
@@ -334,8 +330,8 @@ impl<D: VirtioDevice> MmioTransport<D> {
         self.queues.get_mut(self.queue_select as usize)
     }
 
-    /// The selected queue, if it may be set up now and is not ready: addresses and size of a
-    /// ready queue can't be changed.
+    /// The selected queue, if it may be set up now and is not ready: addresses and size of a ready
+    /// queue can't be changed.
     fn queue_not_ready(&mut self) -> Option<&mut QueueRegisters> {
         self.queue_to_set_up().filter(|queue| !queue.ready)
     }
@@ -343,8 +339,8 @@ impl<D: VirtioDevice> MmioTransport<D> {
     fn set_queue_ready(&mut self, value: u32) {
         let memory = self.memory.clone();
         if let Some(queue) = self.queue_to_set_up() {
-            // A queue that is wrong stays not ready: the driver may look, and
-            // a device that needs it will not start.
+            // An invalid queue stays not ready, which the driver can read, and a device that needs
+            // it does not start.
             queue.ready = value == 1 && queue.build(&memory, false).is_some();
         }
     }
@@ -379,7 +375,7 @@ impl<D: VirtioDevice> MmioTransport<D> {
             reg::INTERRUPT_STATUS => self.interrupt.status(),
             reg::STATUS if self.interrupt.failed() => self.status | status::NEEDS_RESET,
             reg::STATUS => self.status,
-            // No shared memory regions: all ones (§4.2.2).
+            // There are no shared memory regions: all ones (§4.2.2).
             reg::SHM_LENGTH_LOW | reg::SHM_LENGTH_HIGH | reg::SHM_BASE_LOW | reg::SHM_BASE_HIGH => {
                 u32::MAX
             }
@@ -467,8 +463,8 @@ fn offered(device: &impl VirtioDevice) -> u64 {
     device.features() | reg::FEATURE_VERSION_1
 }
 
-/// Whether these bits, without NEEDS_RESET, can be set together: each step of
-/// §3.1.1 includes those before it, and FAILED may come at any time.
+/// Whether these bits, without NEEDS_RESET, can be set together: each step of §3.1.1 requires those
+/// before it, and FAILED may come at any time.
 fn reachable(bits: u32) -> bool {
     use status::{ACKNOWLEDGE, DRIVER, DRIVER_OK, FAILED, FEATURES_OK};
     let steps = [

@@ -1,4 +1,4 @@
-//! The configuration space (Virtio 1.3 §5.1.4), and the link it tells of.
+//! The configuration space (Virtio 1.3 §5.1.4) and the link's state.
 
 use super::Counters;
 use super::mac::Mac;
@@ -13,15 +13,15 @@ use virtio_bindings::virtio_net::{VIRTIO_NET_S_ANNOUNCE, VIRTIO_NET_S_LINK_UP};
 pub(super) struct Link {
     pub(super) mac: Mac,
     pub(super) mtu: Option<u16>,
-    /// Pairs of queues there are.
+    /// Pairs of queues of the device.
     pub(super) pairs: u16,
-    /// Pairs the driver uses.
+    /// Pairs of queues that the driver uses.
     pub(super) used_pairs: AtomicU16,
     up: AtomicBool,
-    /// The guest shall tell its neighbours where it is, and has not said that it has.
+    /// The guest must announce itself to its neighbours, and has not confirmed it.
     announce: AtomicBool,
     pub(super) counters: Counters,
-    /// Of all pairs. They outlive a pause.
+    /// Limits for all pairs together. They outlive a pause.
     pub(super) receive_limiter: Limiter,
     pub(super) send_limiter: Limiter,
 }
@@ -41,12 +41,12 @@ impl Link {
         }
     }
 
-    /// Whether there is somebody at the other end.
+    /// Whether the link is up.
     pub(super) fn is_up(&self) -> bool {
         self.up.load(Ordering::SeqCst)
     }
 
-    /// The other end is gone for good. Told once.
+    /// The other end is gone for good. The guest is notified once.
     pub(super) fn goes_down(&self, interrupt: &dyn Interrupt) {
         if self.up.swap(false, Ordering::SeqCst) {
             interrupt.config_changed();
@@ -67,7 +67,7 @@ impl Link {
             | bit(self.is_announce_wanted(), VIRTIO_NET_S_ANNOUNCE)
     }
 
-    /// Reads the configuration space; zeros beyond its end.
+    /// Reads the configuration space; bytes past its end are zeros.
     pub(super) fn read_config(&self, offset: u64, data: &mut [u8]) {
         let mut config = [0; 12];
         config[..6].copy_from_slice(&self.mac.0);

@@ -1,4 +1,4 @@
-//! Commands of the driver's (Virtio 1.3 §5.1.6.5).
+//! Executes the driver's commands (Virtio 1.3 §5.1.6.5).
 
 use super::backend::Endpoint;
 use super::config::Link;
@@ -24,7 +24,7 @@ pub(super) struct Control {
     link: Arc<Link>,
 }
 
-/// A command, and where its answer goes.
+/// A command, and the address of its answer.
 struct Command {
     bytes: [u8; COMMAND_MAX],
     length: usize,
@@ -48,7 +48,8 @@ impl Control {
         self.ring
     }
 
-    /// Does what is there, at most a queue's worth. `pairs` lets the backend use so many.
+    /// Executes waiting commands, at most a queue's worth. `endpoint` enables as many pairs as the
+    /// driver asks for.
     pub(super) fn serve(&mut self, memory: &GuestMemory, endpoint: &Endpoint) {
         for _ in 0..=self.ring.active().queue.size() {
             let Some(chain) = self.ring.pop(memory) else {
@@ -96,7 +97,7 @@ impl Control {
     }
 }
 
-/// Data of a longer command is left out, which none that is known has.
+/// Reads a command. Data beyond the longest command is ignored.
 fn read(memory: &GuestMemory, chain: Chain) -> Command {
     let mut command = Command {
         bytes: [0; COMMAND_MAX],
@@ -105,7 +106,7 @@ fn read(memory: &GuestMemory, chain: Chain) -> Command {
     };
     for descriptor in Walk::new(memory, chain) {
         if descriptor.is_writable() {
-            // The last byte that the device writes; all commands here have one.
+            // The first writable byte; all commands here have an answer of one byte.
             if descriptor.length > 0 && command.answer.is_none() {
                 command.answer = Some(descriptor.address);
             }

@@ -1,18 +1,17 @@
-//! What went through a device and what did not.
+//! Counters of a device's traffic.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Counts of one device, over all its queues, since it was made. Directions are the
-/// guest's.
+/// Counts of one device, over all its queues, since it was created. Directions are the guest's.
 #[derive(Debug, Default)]
 pub struct Counters {
     pub(super) received: Direction,
     pub(super) sent: Direction,
-    /// Sent with an address that is not the device's.
+    /// Frames that the guest sent with another source address than the device's.
     pub(super) spoofed: AtomicU64,
 }
 
-/// One way.
+/// Counters of one direction.
 #[derive(Debug, Default)]
 pub(super) struct Direction {
     frames: AtomicU64,
@@ -21,39 +20,39 @@ pub(super) struct Direction {
 }
 
 impl Direction {
-    /// A frame of so many bytes, without its virtio header, has gone.
+    /// Counts a frame of so many bytes, without its virtio header.
     pub(super) fn passed(&self, bytes: usize) {
         self.frames.fetch_add(1, Ordering::Relaxed);
         self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
-    /// A frame has not.
+    /// Counts a dropped frame.
     pub(super) fn dropped(&self) {
         self.dropped.fetch_add(1, Ordering::Relaxed);
     }
 }
 
-/// [`Counters`] at one moment.
+/// The values of [`Counters`] at one moment.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Totals {
     /// Frames to the guest.
     pub received_frames: u64,
     /// Their bytes.
     pub received_bytes: u64,
-    /// Frames for which the guest had no room.
+    /// Frames for which the guest had no buffers.
     pub received_dropped: u64,
     /// Frames from the guest.
     pub sent_frames: u64,
     /// Their bytes.
     pub sent_bytes: u64,
-    /// Frames of the guest's that were malformed, or that the host did not take.
+    /// Frames from the guest that were malformed, or that the host did not take.
     pub sent_dropped: u64,
-    /// Frames of the guest's with another's address; dropped too.
+    /// Frames from the guest with another source address; also dropped.
     pub sent_spoofed: u64,
 }
 
 impl Counters {
-    /// The counts now.
+    /// The current counts.
     pub fn totals(&self) -> Totals {
         let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
         Totals {

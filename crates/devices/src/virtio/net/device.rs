@@ -1,4 +1,4 @@
-//! The virtio device: its life, its queues, its threads.
+//! The network device with its queues and threads.
 
 use super::backend::{Backend, Endpoint};
 use super::config::Link;
@@ -23,28 +23,28 @@ use virtio_bindings::virtio_net::*;
 use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
 use vmm_sys_util::eventfd::EventFd;
 
-/// A network interface of the guest's.
+/// A network interface of the guest.
 #[derive(Debug)]
 pub struct Net {
     link: Arc<Link>,
     features: u64,
     queue_sizes: Vec<u16>,
-    /// Those that no worker has.
+    /// Pairs that no worker has.
     pairs: Vec<Option<Pair>>,
-    /// The guest shall tell its neighbours where it is, once it runs.
+    /// The guest must announce itself to its neighbours once it runs.
     announce: bool,
     running: Option<Running>,
     log: Arc<LogLimit>,
 }
 
-/// What a worker gives back.
+/// What a worker returns.
 type Returned = Arc<Mutex<Option<(Pair, Vec<ActiveQueue>)>>>;
 
 #[derive(Debug)]
 struct Running {
     stop: Arc<AtomicBool>,
     workers: Vec<Work>,
-    /// Of pairs that the driver did not enable.
+    /// Queues of pairs that the driver did not enable.
     idle: Vec<ActiveQueue>,
 }
 
@@ -65,7 +65,7 @@ struct Queues {
 }
 
 impl Net {
-    /// Makes it; of a TAP interface all flags are looked at.
+    /// Creates the device; checks the flags of a TAP interface.
     pub fn new(mut args: NetArgs) -> Result<Net, NetError> {
         args.check()?;
         let endpoints = std::mem::replace(&mut args.backend, Backend::None).open()?;
@@ -93,9 +93,9 @@ impl Net {
         })
     }
 
-    /// The device of a restored VM. Its address may be another than when it was saved:
-    /// the guest is to take it on before it sends anything. Where it is the same the
-    /// guest is asked to tell its neighbours that it is here now.
+    /// Restores a device. Its address may differ from the saved one: then the guest must take it on
+    /// before it sends anything. If it is the same, the guest is asked to announce itself to its
+    /// neighbours.
     pub fn restore(args: NetArgs, state: &NetState) -> Result<Net, RestoreError> {
         let mut net = Net::new(args)?;
         state.check(net.link.pairs)?;
@@ -106,7 +106,7 @@ impl Net {
         Ok(net)
     }
 
-    /// What a snapshot keeps; taken while the device is paused.
+    /// What a snapshot keeps; the device must be paused.
     pub fn save(&self) -> NetState {
         NetState {
             mac: self.link.mac,
@@ -117,18 +117,18 @@ impl Net {
         }
     }
 
-    /// What went through it so far.
+    /// The current counts.
     pub fn totals(&self) -> Totals {
         self.link.counters.totals()
     }
 
-    /// Sorts the queues of an activation into pairs. Those that belong to none come back.
+    /// Sorts the queues of an activation into pairs. Queues that belong to none are returned.
     fn sort(
         &self,
         features: u64,
         queues: Vec<Option<ActiveQueue>>,
     ) -> Result<(Vec<Queues>, Vec<ActiveQueue>), ActivateError> {
-        // A driver that does not know of several pairs has its control queue third.
+        // For a driver that does not support several pairs, the third queue is the control queue.
         let pairs = match features & (1 << VIRTIO_NET_F_MQ) {
             0 => 1,
             _ => usize::from(self.link.pairs),
@@ -163,7 +163,7 @@ impl Net {
     fn start(&mut self, queues: Queues, activation: &Shared<'_>) -> Result<Work, ActivateError> {
         let number = queues.number;
         let pair = self.pairs[number].take();
-        // Taken by a worker that never gave it back.
+        // A worker took the pair and did not return it.
         let mut pair = pair.ok_or(ActivateError::MissingQueue(2 * number as u16))?;
         let bell = pair.bell().map_err(ActivateError::Worker)?;
         let ring = |active| {
@@ -213,7 +213,7 @@ impl Net {
     }
 }
 
-/// What all workers of an activation have.
+/// What all workers of an activation share.
 struct Shared<'a> {
     memory: Arc<crate::GuestMemory>,
     interrupt: Arc<dyn Interrupt>,

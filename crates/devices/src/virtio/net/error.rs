@@ -1,48 +1,48 @@
-//! Why a network device can't be made.
+//! Errors of network devices.
 
 use super::PAIRS_MAX;
 use super::mac::Mac;
 use std::io;
 use thiserror::Error;
 
-/// A network device could not be made.
+/// Why a network device could not be created.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum NetError {
-    /// A group's, or nobody's.
+    /// The MAC address is a multicast address or zero.
     #[error("{0} is not the MAC address of one interface")]
     Mac(Mac),
-    /// Virtio 1.3 §5.1.4.1.
+    /// The MTU is out of range (Virtio 1.3 §5.1.4.1).
     #[error("an MTU of {0} bytes is outside of 68 to 65535")]
     Mtu(u16),
-    /// None, or too many.
+    /// The number of queue pairs is zero or too large.
     #[error("a network device has 1 to {PAIRS_MAX} pairs of queues, not {0}")]
     Pairs(usize),
-    /// What should be a TAP interface.
+    /// A descriptor is not a queue of a TAP interface.
     #[error("descriptor {number} is not a queue of a TAP interface")]
     NotATap {
-        /// Among those of this device.
+        /// Its index among the device's descriptors.
         number: usize,
-        /// What the kernel says.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
-    /// Made without what the device needs.
+    /// A TAP interface lacks a flag that the device needs.
     #[error(
         "the TAP interface of descriptor {number} needs the flags {needed} (it has {flags:#06x})"
     )]
     TapFlags {
-        /// Among those of this device.
+        /// Its index among the device's descriptors.
         number: usize,
-        /// What is missing.
+        /// The missing flag.
         needed: &'static str,
-        /// What it has.
+        /// Its flags.
         flags: u16,
     },
-    /// What passt should answer on.
+    /// The socket of passt can't be used.
     #[error("the socket of passt can't be used")]
     Passt(#[source] io::Error),
-    /// No poll set or event descriptor.
+    /// A poll set or event descriptor could not be created.
     #[error("cannot make what the network device's threads wait on")]
     Poll(#[source] io::Error),
 }

@@ -6,31 +6,31 @@ use virtio_bindings::virtio_net::*;
 /// Bytes of `struct virtio_net_hdr` without hash fields.
 pub const BYTES: usize = 12;
 
-/// Virtio header and Ethernet header: what is looked at, and is therefore a copy that the
-/// guest can't change any more.
+/// The virtio header and the Ethernet header. They are checked, so they are copied: the guest can't
+/// change the copy.
 pub(super) type Lead = [u8; BYTES + super::ETHERNET];
-/// Where `num_buffers` is.
+/// Offset of `num_buffers`.
 pub(super) const NUM_BUFFERS: usize = 10;
 
-/// A guest's header breaks a rule; its frame is dropped.
+/// A guest's header violates a rule; its frame is dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum Refused {
-    /// A kind of offload that was not agreed on, or that does not exist.
+    /// An offload that was not negotiated or does not exist.
     #[error("an offload (flags {flags:#x}, type {gso_type:#x}) that was not agreed on")]
     NotAgreed {
-        /// As given.
+        /// The header's flags.
         flags: u8,
-        /// As given.
+        /// The header's type.
         gso_type: u8,
     },
-    /// A checksum field or a header beyond the frame.
+    /// A checksum field or header length points beyond the frame.
     #[error("offload fields point beyond the frame of {frame} bytes")]
     Beyond {
         /// Bytes of the frame.
         frame: u32,
     },
-    /// Segments of no bytes, or without a checksum.
+    /// Segments have no bytes, or no checksum.
     #[error("segments of no bytes, or without a checksum")]
     Segments,
 }
@@ -39,8 +39,8 @@ fn has(features: u64, feature: u32) -> bool {
     features & (1 << feature) != 0
 }
 
-/// What the host may be given of a guest's header, before a frame of so many bytes.
-/// Fields that mean nothing are zero in it.
+/// Checks the header of a frame of so many bytes, and returns what the host may get of it. Fields
+/// without a meaning are zero.
 pub fn check(header: &[u8; BYTES], frame: u32, features: u64) -> Result<[u8; BYTES], Refused> {
     let [flags, gso_type, ..] = *header;
     let word = |at: usize| u16::from_le_bytes([header[at], header[at + 1]]);

@@ -1,8 +1,8 @@
-//! Addresses of network interfaces.
+//! MAC addresses of network interfaces.
 
 use std::fmt;
 
-/// The address of a network interface.
+/// The MAC address of a network interface.
 #[derive(Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Mac(pub [u8; 6]);
 

@@ -1,28 +1,28 @@
-//! What a network device is made from.
+//! The options of a network device.
 
 use super::Backend;
 use super::error::NetError;
 use super::mac::Mac;
 use crate::virtio::queue::RateLimit;
 
-/// What a network device is made from.
+/// The options of a network device.
 #[derive(Debug)]
 pub struct NetArgs {
-    /// The guest's address, of one interface and not zero.
+    /// The guest's address: unicast, and not zero.
     pub mac: Mac,
-    /// Largest packet without Ethernet header, bytes; none leaves it to the driver (1500).
+    /// Largest packet without Ethernet header, bytes; `None` leaves it to the driver (1500).
     pub mtu: Option<u16>,
-    /// What the guest may receive at most; an operation is a frame, and a frame of segments
-    /// is one.
+    /// Limit of what the guest receives. An operation is a frame; a frame of several segments
+    /// counts as one.
     pub receive_limit: RateLimit,
-    /// What it may send.
+    /// Limit of what the guest sends.
     pub send_limit: RateLimit,
-    /// Where frames go; as many pairs of queues as it has.
+    /// Sends and receives the frames; the device has as many queue pairs as it has queues.
     pub backend: Backend,
 }
 
 impl NetArgs {
-    /// Whether all of it can be; the backend has been looked at.
+    /// Checks the options; the backend was checked already.
     pub(super) fn check(&self) -> Result<(), NetError> {
         const GROUP: u8 = 1;
         if self.mac.0[0] & GROUP != 0 || self.mac.0 == [0; 6] {

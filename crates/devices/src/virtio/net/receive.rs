@@ -1,4 +1,4 @@
-//! Frames to the guest.
+//! Passes frames to the guest.
 
 use super::backend::Endpoint;
 use super::config::Link;
@@ -17,10 +17,10 @@ use virtio_queue::QueueT;
 
 /// Most runs of memory of all buffers that are held at once.
 const RUNS_MAX: usize = 512;
-/// The longest frame with its header.
+/// Bytes of the longest frame with its header.
 pub(super) const WHOLE_MAX: usize = header::BYTES + FRAME_MAX;
 
-/// A chain of the driver's that waits to be filled.
+/// A chain of the driver that waits to be filled.
 #[derive(Debug)]
 struct Held {
     head: u16,
@@ -31,21 +31,21 @@ struct Held {
 
 /// The receive queue of a pair.
 ///
-/// Buffers are looked at ahead of the frame whose size is not known yet, and stay until
-/// they are filled. They are put back into the queue when the device stops.
+/// Buffers are taken before the frame's size is known, and are held until they are filled. They are
+/// put back into the queue when the device stops.
 pub(super) struct Receive {
     ring: Ring,
     link: Arc<Link>,
     mergeable: bool,
-    /// Room that a usual frame needs, with its header.
+    /// Bytes that a usual frame needs, with its header.
     usual: usize,
     held: VecDeque<Held>,
-    /// Of all chains held, in order: one at most, unless they can be merged.
+    /// Memory of all chains held, in order: of one chain, unless the driver allows merging.
     vectors: Vectors,
     room: usize,
-    /// What has no room in the guest's buffers; mapped when it is needed first.
+    /// Space for what does not fit into the guest's buffers; touched only when it is needed.
     spill: Box<[u8]>,
-    /// A frame, with its header, that waits for room.
+    /// A frame, with its header, that waits for buffers.
     pending: Option<Vec<u8>>,
     returned: Vec<(u16, u32)>,
 }
@@ -89,13 +89,13 @@ impl Receive {
         &self.ring
     }
 
-    /// Gives the queue back, and the frame that waits.
+    /// Returns the queue, and the frame that waits.
     pub(super) fn finish(mut self) -> (Ring, Option<Vec<u8>>) {
         self.ring.put_back_last(self.held.len() as u16);
         (self.ring, self.pending)
     }
 
-    /// Takes what there is, for one turn.
+    /// Receives frames for one turn.
     pub(super) fn serve(&mut self, memory: &GuestMemory, endpoint: &mut Endpoint) -> Turn {
         let mut turn = Turn::More;
         for _ in 0..TURN {
@@ -116,8 +116,8 @@ impl Receive {
         turn
     }
 
-    /// Holds buffers for so many bytes, as far as there are any. Where there is none, or
-    /// not enough, the driver rings when it adds one.
+    /// Holds buffers for at least `wanted` bytes, if there are any. If there are too few, the
+    /// driver notifies when it adds one.
     fn has_buffers(&mut self, memory: &GuestMemory, wanted: usize) -> bool {
         loop {
             self.hold(memory, wanted);
@@ -153,18 +153,18 @@ impl Receive {
                 None => refused.push((head, 0)),
             }
         }
-        // Not held, so that they are not put back with those that are.
+        // Refused chains are not held, so that they are not put back with those that are.
         self.ring.give_back_together(memory, &refused);
     }
 
-    /// The runs of a chain, appended; none, and nothing appended, if it breaks a rule.
+    /// Appends the runs of a chain; returns `None`, and appends nothing, if it violates a rule.
     fn gather(&mut self, memory: &GuestMemory, chain: Chain) -> Option<Held> {
         let head = chain.head();
         let before = self.vectors.len();
         let (mut descriptors, mut bytes, mut whole) = (0u16, 0usize, false);
         for descriptor in Walk::new(memory, chain) {
             let length = descriptor.length as usize;
-            // No frame needs more, and sums stay small.
+            // No frame needs more, and the limit keeps sums small.
             let length = length.min(WHOLE_MAX);
             let fits = descriptor.is_writable()
                 && self.vectors.push_guest(memory, descriptor.address, length)
@@ -189,7 +189,7 @@ impl Receive {
         })
     }
 
-    /// Takes one frame from the backend; whether there was one.
+    /// Receives one frame from the backend; false if there was none.
     fn receive(&mut self, memory: &GuestMemory, endpoint: &mut Endpoint) -> bool {
         let room = self.room;
         self.vectors.push_host(&mut self.spill);
@@ -204,7 +204,7 @@ impl Receive {
         } else if whole <= room {
             self.deliver(memory, whole);
         } else {
-            // Part of it is in the guest's buffers already, which stay the device's.
+            // Part of it is in the guest's buffers already, which the device still holds.
             let mut frame = vec![0; room];
             self.vectors.load(&mut frame);
             self.vectors.log_writes(memory, room);
@@ -214,8 +214,8 @@ impl Receive {
         true
     }
 
-    /// Delivers a frame that waits, if there is room now, or drops it if there never will
-    /// be; whether it waits no more.
+    /// Delivers a waiting frame if there is space now, or drops it if there can never be; returns
+    /// false if it still waits.
     fn deliver_pending(&mut self, memory: &GuestMemory, frame: Vec<u8>) -> bool {
         let any = self.has_buffers(memory, frame.len().max(self.usual));
         if any && frame.len() <= self.room {
@@ -237,7 +237,7 @@ impl Receive {
         false
     }
 
-    /// Returns the buffers in which the first `whole` bytes are now.
+    /// Returns the buffers that the first `whole` bytes fill.
     fn deliver(&mut self, memory: &GuestMemory, whole: usize) {
         self.returned.clear();
         let (mut left, mut runs) = (whole, 0);

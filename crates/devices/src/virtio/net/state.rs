@@ -1,54 +1,54 @@
-//! What a snapshot keeps.
+//! What a snapshot keeps of a network device.
 
 use super::error::NetError;
 use super::mac::Mac;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-/// A saved network device: what its guest knows of it. Its queues are the transport's.
+/// A saved network device: the properties that its guest knows. The transport saves its queues.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NetState {
     /// The guest's address.
     pub mac: Mac,
-    /// As the driver read it.
+    /// The MTU that the driver read.
     pub mtu: Option<u16>,
-    /// Pairs of queues.
+    /// Pairs of queues of the device.
     pub pairs: u16,
     /// Pairs that the driver uses.
     pub used_pairs: u16,
-    /// The guest was to tell its neighbours where it is, and has not yet.
+    /// The guest must announce itself to its neighbours, and has not yet.
     pub announce: bool,
 }
 
-/// A saved network device can't be had back.
+/// Why a saved network device can't be restored.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum RestoreError {
-    /// It can't be made.
+    /// The device can't be created.
     #[error(transparent)]
     Net(#[from] NetError),
-    /// Its driver has set up other queues.
+    /// The driver has set up another number of queues.
     #[error(
         "the saved network device has {saved} pairs of queues, the one to restore has {actual}"
     )]
     Pairs {
-        /// Saved.
+        /// Pairs in the state.
         saved: u16,
-        /// Now.
+        /// Pairs of the device.
         actual: u16,
     },
-    /// More than there are, or none.
+    /// More pairs are used than the device has, or none.
     #[error("the saved network device uses {used} of {pairs} pairs of queues")]
     UsedPairs {
-        /// Used.
+        /// Pairs that are used.
         used: u16,
-        /// There are.
+        /// Pairs of the device.
         pairs: u16,
     },
 }
 
 impl NetState {
-    /// Whether it can have been saved from a device with so many pairs of queues.
+    /// Checks that a device with so many pairs of queues could have saved this state.
     pub(super) fn check(&self, actual: u16) -> Result<(), RestoreError> {
         if self.pairs != actual {
             let saved = self.pairs;

@@ -1,4 +1,4 @@
-//! Frames from the guest.
+//! Sends frames from the guest.
 
 use super::backend::{Endpoint, Sent};
 use super::config::Link;
@@ -18,17 +18,17 @@ use thiserror::Error;
 /// How a turn ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Turn {
-    /// There is nothing to do until something is heard.
+    /// There is nothing to do until an event comes.
     Done,
     /// There may be more.
     More,
-    /// There is more, and the backend must be ready first.
+    /// There is more, but the backend is not ready.
     Blocked,
-    /// There is more, which the limit allows in so many nanoseconds.
+    /// There is more, which the rate limit allows in so many nanoseconds.
     Later(u64),
 }
 
-/// A frame that is dropped.
+/// Why a frame is dropped.
 #[derive(Debug, Error)]
 enum Malformed {
     #[error("a chain of descriptors that is broken, or has one that the device writes")]
@@ -69,8 +69,8 @@ impl Transmit {
         self.ring
     }
 
-    /// Sends what is there, for one turn. A frame that is taken from the queue is sent or
-    /// dropped, or is in the queue again.
+    /// Sends frames for one turn. A frame that was taken from the queue is sent, dropped, or put
+    /// back into the queue.
     pub(super) fn serve(&mut self, memory: &GuestMemory, endpoint: &mut Endpoint) -> Turn {
         self.ring.disable_notification(memory);
         let mut turn = Turn::More;
@@ -115,8 +115,8 @@ impl Transmit {
         turn
     }
 
-    /// Finds and checks a frame: its lead, and the bytes of the frame. What follows the
-    /// lead is in `vectors`.
+    /// Gathers and checks a frame: returns its lead and the bytes of the frame. The bytes after the
+    /// lead are in `vectors`.
     fn gather(&mut self, memory: &GuestMemory, chain: Chain) -> Result<(Lead, usize), Malformed> {
         self.vectors.clear();
         let mut total = 0usize;
@@ -133,7 +133,7 @@ impl Transmit {
             if !self.vectors.push_guest(memory, descriptor.address, length) {
                 return Err(Malformed::Memory);
             }
-            // One is the lead's.
+            // One vector is reserved for the lead.
             if self.vectors.len() >= vectors::MOST {
                 return Err(Malformed::Chain);
             }
@@ -153,7 +153,7 @@ impl Transmit {
         Ok((lead, bytes))
     }
 
-    /// Whether the backend is not ready for it.
+    /// Sends a frame; returns true if the backend is not ready for it.
     fn send(&mut self, endpoint: &mut Endpoint, lead: &Lead, bytes: usize) -> bool {
         match endpoint.send(lead, &mut self.vectors) {
             Ok(Sent::Whole) => self.link.counters.sent.passed(bytes),

@@ -11,17 +11,17 @@ use vm_memory::{GuestAddress, GuestMemoryBackend as _, GuestMemoryRegion as _};
 /// The kernel's limit on vectors per call (UIO_MAXIOV).
 pub(super) const MOST: usize = 1024;
 
-/// Runs of memory, in order. Each is either guest memory or a buffer of the host's that
-/// the caller vouches for.
+/// Runs of memory, in order. Each is either guest memory or a buffer of the host, whose lifetime
+/// the caller guarantees.
 #[derive(Debug, Default)]
 pub(super) struct Vectors {
     runs: Vec<libc::iovec>,
-    /// Of each run; none of a host's buffer.
+    /// Guest address of each run; `None` for a host's buffer.
     places: Vec<Option<GuestAddress>>,
 }
 
-// SAFETY: pointers to guest memory are valid in any thread for as long as that memory is
-// mapped, and whoever uses them holds it (see `push_guest`).
+// SAFETY: pointers to guest memory are valid in any thread as long as that memory is mapped, and
+// the code that uses them holds it (see `push_guest`).
 unsafe impl Send for Vectors {}
 
 impl Vectors {
@@ -34,8 +34,8 @@ impl Vectors {
         self.runs.len()
     }
 
-    /// Appends guest memory; false if it is not all there. The memory must stay mapped
-    /// for as long as these vectors are used: devices hold it as long as they work.
+    /// Appends guest memory; false if part of it does not exist. The memory must stay mapped as
+    /// long as these vectors are used: devices hold it while they work.
     pub(super) fn push_guest(
         &mut self,
         memory: &GuestMemory,
@@ -59,7 +59,7 @@ impl Vectors {
         true
     }
 
-    /// Appends a buffer of the host's, which must outlive its use here.
+    /// Appends a buffer of the host, which must outlive its use here.
     pub(super) fn push_host(&mut self, buffer: &mut [u8]) {
         self.runs.push(libc::iovec {
             iov_base: buffer.as_mut_ptr().cast(),
@@ -79,7 +79,7 @@ impl Vectors {
         self.places.drain(..count);
     }
 
-    /// Drops what follows the first `count` runs.
+    /// Drops all but the first `count` runs.
     pub(super) fn truncate(&mut self, count: usize) {
         self.runs.truncate(count);
         self.places.truncate(count);
@@ -109,8 +109,8 @@ impl Vectors {
     /// Reads a message from `source` into them.
     pub(super) fn read_from(&self, source: BorrowedFd<'_>) -> io::Result<usize> {
         let count = self.runs.len().min(MOST);
-        // SAFETY: the runs are guest memory, mapped as long as the device works, or
-        // buffers of the caller's; no Rust reference to guest memory exists.
+        // SAFETY: the runs are guest memory, mapped while the device works, or buffers of the
+        // caller; no Rust reference to guest memory exists.
         let result =
             unsafe { libc::readv(source.as_raw_fd(), self.runs.as_ptr(), count as libc::c_int) };
         moved(result)
@@ -133,8 +133,7 @@ impl Vectors {
         moved(result)
     }
 
-    /// Copies `bytes` to where they belong, from the byte `offset` of the runs on; what
-    /// has no room is left out.
+    /// Copies `bytes` into the runs from byte `offset` on; bytes that do not fit are dropped.
     pub(super) fn store(&self, mut offset: usize, mut bytes: &[u8]) {
         for run in &self.runs {
             if bytes.is_empty() {
@@ -145,8 +144,8 @@ impl Vectors {
                 continue;
             }
             let now = bytes.len().min(run.iov_len - offset);
-            // SAFETY: `now` bytes from `offset` on are within the run, which is memory as
-            // in `read_from`; guest memory and `bytes` do not overlap.
+            // SAFETY: `now` bytes from `offset` on are within the run, which is memory as in
+            // `read_from`; guest memory and `bytes` do not overlap.
             unsafe {
                 std::ptr::copy_nonoverlapping(
                     bytes.as_ptr(),
@@ -159,7 +158,7 @@ impl Vectors {
         }
     }
 
-    /// Copies the first bytes of the runs, as many as `bytes` has room for; how many.
+    /// Copies the first bytes of the runs into `bytes`; returns how many.
     pub(super) fn load(&self, bytes: &mut [u8]) -> usize {
         let mut filled = 0;
         for run in &self.runs {
@@ -180,8 +179,8 @@ impl Vectors {
         filled
     }
 
-    /// Notes that the first `bytes` bytes were written, which the kernel does through
-    /// bare pointers.
+    /// Logs that the first `bytes` bytes were written: the kernel writes them through raw pointers,
+    /// past the log.
     pub(super) fn log_writes(&self, memory: &GuestMemory, mut bytes: usize) {
         for (run, place) in self.runs.iter().zip(&self.places) {
             if bytes == 0 {

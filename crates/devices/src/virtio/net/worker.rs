@@ -25,10 +25,10 @@ const CONTROL: u64 = 4;
 #[derive(Debug)]
 pub(super) struct Pair {
     pub(super) endpoint: Endpoint,
-    /// A frame that waits for room in the guest.
+    /// A frame that waits for buffers of the guest.
     pub(super) pending: Option<Vec<u8>>,
     poll: Epoll,
-    /// Rings when the worker is to stop.
+    /// Signalled when the worker must stop.
     bell: EventFd,
 }
 
@@ -54,7 +54,7 @@ impl Pair {
     }
 }
 
-/// Edge-triggered: nothing that rings needs to be read.
+/// Edge-triggered, so no descriptor needs to be read.
 fn watch(poll: &Epoll, source: &impl AsRawFd, token: u64, events: EventSet) -> io::Result<()> {
     let event = EpollEvent::new(events | EventSet::EDGE_TRIGGERED, token);
     poll.ctl(ControlOperation::Add, source.as_raw_fd(), event)
@@ -65,7 +65,7 @@ pub(super) struct Worker {
     pub(super) pair: Pair,
     pub(super) receive: Receive,
     pub(super) transmit: Transmit,
-    /// Of the first pair only.
+    /// Only the first pair has it.
     pub(super) control: Option<Control>,
     pub(super) features: u64,
     pub(super) memory: Arc<GuestMemory>,
@@ -74,7 +74,7 @@ pub(super) struct Worker {
     pub(super) stop: Arc<AtomicBool>,
 }
 
-/// What there may be to do.
+/// Which work may be possible.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Ready {
     receive: Task,
@@ -82,13 +82,13 @@ struct Ready {
     control: bool,
 }
 
-/// One direction.
+/// The state of one direction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Task {
     Now,
-    /// When something is heard.
+    /// Wait for an event.
     Idle,
-    /// At this time of CLOCK_MONOTONIC, and not before.
+    /// Work at this time of CLOCK_MONOTONIC, and not before.
     At(u64),
 }
 
@@ -101,14 +101,14 @@ impl Task {
         }
     }
 
-    /// Something was heard. What has to wait for its time goes on waiting.
+    /// An event came. Work that waits for its time keeps waiting.
     fn rouse(&mut self) {
         if *self == Task::Idle {
             *self = Task::Now;
         }
     }
 
-    /// Milliseconds that may be waited for it; less than 0 for as long as it takes.
+    /// Milliseconds to wait; negative to wait for an event.
     fn timeout(self) -> i32 {
         match self {
             Task::Now => 0,
@@ -126,7 +126,7 @@ impl Task {
 }
 
 impl Worker {
-    /// Serves the queues until told to stop; gives them back with their positions.
+    /// Serves the queues until it is stopped; returns them with their positions.
     pub(super) fn run(mut self) -> (Pair, Vec<ActiveQueue>) {
         if let Err(error) = self.serve() {
             tracing::error!(%error, "the thread of a network device can't go on");
@@ -158,7 +158,7 @@ impl Worker {
         }
         let used_pairs = self.link.used_pairs.load(Ordering::SeqCst);
         self.pair.endpoint.agree_on(self.features, used_pairs)?;
-        // What came while nobody listened.
+        // Frames may have come before the worker ran.
         let mut ready = Ready {
             receive: Task::Now,
             transmit: Task::Now,
@@ -187,7 +187,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Waits, if there is nothing to do.
+    /// Waits, unless there is work.
     fn wait(&mut self, ready: &mut Ready) -> io::Result<()> {
         let tasks = [ready.receive, ready.transmit].into_iter();
         let soonest = tasks

@@ -9,17 +9,17 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use vm_memory::{Bytes, GuestAddress};
 
-/// Bytes moved at a time; a multiple of every block size.
+/// Bytes transferred at a time; a multiple of every block size.
 pub(crate) const CHUNK: usize = 128 * 1024;
-/// More than any device asks for.
+/// Larger than any disk's alignment.
 const ALIGNMENT: usize = 4096;
 
-/// The buffer; it exists after its first use.
+/// The buffer; allocated at its first use.
 #[derive(Default)]
 pub(crate) struct Bounce(Vec<u8>);
 
 impl Bounce {
-    /// Moves all bytes of `segments` from or to `offset`.
+    /// Transfers all bytes of `segments` from or to `offset`.
     ///
     /// # Errors
     ///
@@ -80,10 +80,10 @@ impl Bounce {
     }
 }
 
-/// A place in a list of segments.
+/// A position in a list of segments.
 struct Cursor<'a> {
     segments: &'a [Segment],
-    /// Bytes of the first segment already done.
+    /// Bytes of the first segment that are done.
     consumed: usize,
 }
 
@@ -95,7 +95,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Pairs all of `chunk` with the guest memory that comes next.
+    /// Transfers between all of `chunk` and the guest memory that comes next.
     fn run(
         &mut self,
         mut chunk: &mut [u8],

@@ -37,7 +37,7 @@ impl Chain {
     }
 }
 
-/// A run of guest memory, not checked.
+/// A run of guest memory that was not checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Descriptor {
     pub(crate) address: GuestAddress,
@@ -61,19 +61,19 @@ impl Descriptor {
         u32::from(self.flags) & flag != 0
     }
 
-    /// Another one follows.
+    /// Whether another one follows.
     pub(crate) fn has_next(&self) -> bool {
         self.has(VRING_DESC_F_NEXT)
     }
 
-    /// The device writes there, and does not read.
+    /// Whether the device writes this buffer instead of reading it.
     pub(crate) fn is_writable(&self) -> bool {
         self.has(VRING_DESC_F_WRITE)
     }
 }
 
-/// Iterates over the descriptors of a chain. It ends early where a chain breaks a rule: the
-/// last descriptor then still says that another one follows.
+/// Iterates over the descriptors of a chain. It ends early where a chain violates a rule: the last
+/// descriptor then still says that another one follows.
 pub(crate) struct Walk<'a> {
     memory: &'a GuestMemory,
     table: GuestAddress,
@@ -114,7 +114,7 @@ impl<'a> Walk<'a> {
         if index >= self.size {
             return None;
         }
-        // In a queue's own table a chain's descriptors may lie anywhere.
+        // In a queue's own table, a chain's descriptors may be anywhere.
         let most = if self.indirect { WINDOW as u16 } else { 1 };
         let count = most.min(self.size - index);
         let bytes = self.window[..usize::from(count)].as_flattened_mut();

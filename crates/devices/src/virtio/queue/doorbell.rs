@@ -15,9 +15,8 @@ pub(crate) fn make_blocking(doorbell: &EventFd) -> io::Result<()> {
     Ok(rustix::io::ioctl_fionbio(descriptor(doorbell), false)?)
 }
 
-/// The descriptor, borrowed.
+/// Borrows the descriptor.
 pub(crate) fn descriptor(doorbell: &EventFd) -> BorrowedFd<'_> {
-    // SAFETY: the descriptor is open as long as `doorbell`, which outlives
-    // what is returned.
+    // SAFETY: the descriptor is open as long as `doorbell`, which outlives the result.
     unsafe { BorrowedFd::borrow_raw(doorbell.as_raw_fd()) }
 }

@@ -1,10 +1,9 @@
-//! How fast a guest may use a device: a bucket of tokens for operations, one for
-//! bytes, each filled at its rate and holding one second's worth, or what its burst says.
+//! Rate limits of devices: a token bucket for operations, and one for bytes. Each is filled at its
+//! rate, and holds one second's worth or the configured burst.
 //!
-//! A request larger than the bucket goes when the bucket is full and leaves it
-//! in debt, so that the rate holds over time whatever the size of requests. A
-//! request that waits is not lost: it is given back to the queue when the
-//! device has to stop, and waits anew when the device goes on.
+//! A request larger than the bucket is admitted when the bucket is full, and leaves it in debt, so
+//! that the rate holds over time for requests of any size. A waiting request is not lost: when the
+//! device stops it is put back into the queue, and waits again when the device continues.
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io;
@@ -15,37 +14,37 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 const SECOND_NS: i128 = 1_000_000_000;
 
-/// What a device may be used for at most.
+/// The limits of a device.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RateLimit {
-    /// Bytes read and written in a second.
+    /// Bytes read and written per second.
     pub bytes_per_second: Option<NonZeroU64>,
-    /// Requests in a second: reads, writes, flushes, discards, zeroing; frames.
+    /// Requests per second: reads, writes, flushes, discards, zeroing; frames.
     pub operations_per_second: Option<NonZeroU64>,
-    /// Bytes at once after a rest; none for one second's worth.
+    /// Bytes at once after a pause; `None` for one second's worth.
     pub bytes_burst: Option<NonZeroU64>,
-    /// Requests at once after a rest; none for one second's worth.
+    /// Requests at once after a pause; `None` for one second's worth.
     pub operations_burst: Option<NonZeroU64>,
 }
 
-/// What a request counts for.
+/// The cost of a request.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Cost {
     /// Requests, 0 or 1.
     pub operations: u64,
-    /// Bytes that are moved.
+    /// Bytes that are transferred.
     pub bytes: u64,
 }
 
-/// A clock, and how to wait on it.
+/// A clock that can be waited on.
 pub(crate) trait Clock: std::fmt::Debug + Send + Sync {
-    /// Nanoseconds since some moment.
+    /// Nanoseconds since an arbitrary moment.
     fn now_ns(&self) -> u64;
-    /// Waits so long, or until `doorbell` is readable.
+    /// Waits for so many nanoseconds, or until `doorbell` is readable.
     fn wait(&self, nanoseconds: u64, doorbell: BorrowedFd<'_>) -> io::Result<()>;
 }
 
-/// CLOCK_MONOTONIC, waited for on the doorbell.
+/// CLOCK_MONOTONIC; waits on the doorbell.
 #[derive(Debug)]
 struct Monotonic;
 
@@ -61,8 +60,7 @@ impl Clock for Monotonic {
         };
         let mut fds = [PollFd::new(&doorbell, PollFlags::IN)];
         match poll(&mut fds, Some(&timeout)) {
-            // The order to stop, or a notification of further requests, which are looked
-            // for in any case.
+            // The worker must stop, or further requests came, which are checked for anyway.
             Ok(1..) => {
                 rustix::io::read(doorbell, &mut [0; 8])?;
                 Ok(())
@@ -77,7 +75,7 @@ impl Clock for Monotonic {
 #[derive(Debug)]
 struct Bucket {
     rate: u64,
-    /// Tokens that it holds.
+    /// Capacity, tokens.
     room: u64,
     level: i128,
 }
@@ -98,7 +96,7 @@ impl Bucket {
         self.level = (self.level + rate * i128::from(nanoseconds)).min(full);
     }
 
-    /// Nanoseconds until so many tokens may be taken; 0 if now.
+    /// Nanoseconds until so many tokens may be taken; 0 for now.
     fn wait_ns(&self, tokens: u64) -> u64 {
         let rate = i128::from(self.rate);
         let needed = i128::from(tokens.min(self.room)) * SECOND_NS;
@@ -119,7 +117,7 @@ struct Buckets {
 }
 
 impl Buckets {
-    /// Takes what the request costs, or tells how long to wait first.
+    /// Takes the cost of a request; the error is how many nanoseconds to wait first.
     fn take(&mut self, cost: Cost, now_ns: u64) -> Result<(), u64> {
         match self.wait_ns(cost, now_ns) {
             0 => {
@@ -130,7 +128,7 @@ impl Buckets {
         }
     }
 
-    /// How long until a request of this cost may be carried out.
+    /// Nanoseconds until a request of this cost may be executed.
     fn wait_ns(&mut self, cost: Cost, now_ns: u64) -> u64 {
         let elapsed = now_ns.saturating_sub(self.filled_ns);
         self.filled_ns = now_ns;
@@ -161,13 +159,13 @@ impl Buckets {
 /// The limit of one device.
 #[derive(Debug)]
 pub(crate) struct Limiter {
-    /// None for a device without a limit, which then costs nothing.
+    /// `None` for a device without a limit, which then costs nothing.
     buckets: Option<Mutex<Buckets>>,
     clock: Box<dyn Clock>,
 }
 
 impl Limiter {
-    /// Both buckets are full.
+    /// A limiter with full buckets.
     pub(crate) fn new(limit: RateLimit) -> Limiter {
         Limiter::with_clock(limit, Box::new(Monotonic))
     }
@@ -188,9 +186,8 @@ impl Limiter {
         Limiter { buckets, clock }
     }
 
-    /// Returns when a request of this cost may be carried out; fails with
-    /// [`io::ErrorKind::Interrupted`] once `stop` is set, for which the
-    /// doorbell is rung.
+    /// Waits until a request of this cost may be executed. Fails with
+    /// [`io::ErrorKind::Interrupted`] if `stop` is set and the doorbell is signalled.
     pub(crate) fn admit(
         &self,
         cost: Cost,
@@ -212,7 +209,7 @@ impl Limiter {
         }
     }
 
-    /// Admits a request of this cost now, or tells how many nanoseconds later to ask again.
+    /// Admits a request of this cost now; the error is how many nanoseconds later to ask again.
     pub(crate) fn try_admit(&self, cost: Cost) -> Result<(), u64> {
         match &self.buckets {
             None => Ok(()),
@@ -220,8 +217,8 @@ impl Limiter {
         }
     }
 
-    /// Admits something whose cost is known afterwards ([`charge`](Limiter::charge)), if
-    /// nothing that came before has yet to be paid for.
+    /// Admits a request whose cost is known only afterwards ([`charge`](Limiter::charge)), if there
+    /// is no debt.
     pub(crate) fn try_admit_unknown(&self) -> Result<(), u64> {
         let Some(buckets) = &self.buckets else {
             return Ok(());
@@ -236,7 +233,7 @@ impl Limiter {
         }
     }
 
-    /// Has something paid for that was carried out.
+    /// Charges the cost of an executed request.
     pub(crate) fn charge(&self, cost: Cost) {
         if let Some(buckets) = &self.buckets {
             lock(buckets).charge(cost);
@@ -257,7 +254,7 @@ mod tests {
     use std::sync::atomic::AtomicU64;
     use vmm_sys_util::eventfd::EventFd;
 
-    /// Time that passes only when somebody waits.
+    /// A clock whose time passes only while it is waited on.
     #[derive(Debug, Clone, Default)]
     struct Virtual {
         now_ns: Arc<AtomicU64>,
@@ -289,7 +286,7 @@ mod tests {
         (Limiter::with_clock(limit, Box::new(clock.clone())), clock)
     }
 
-    /// Lets requests through, one after the other; the time it took.
+    /// Admits requests one after the other; returns the time it took.
     fn run(limit: RateLimit, costs: impl IntoIterator<Item = Cost>) -> (u64, u64) {
         let (limiter, clock) = limiter(limit);
         let doorbell = EventFd::new(0).unwrap();
@@ -334,7 +331,7 @@ mod tests {
         let (limiter, clock) = limiter(limit(1000, 0));
         limiter.try_admit_unknown().unwrap();
         limiter.charge(cost(3000));
-        // Two seconds' worth in debt, and a byte more.
+        // Two seconds' worth of debt, and one byte.
         let wait = limiter.try_admit_unknown().unwrap_err();
         assert_eq!(wait, 2 * SECOND + SECOND / 1000);
         assert_eq!(limiter.try_admit(cost(1)), Err(wait));
@@ -387,7 +384,7 @@ mod tests {
 
     #[test]
     fn the_order_to_stop_ends_a_wait() {
-        // Real time, and an hour to wait: the ring ends it.
+        // Real time, and an hour to wait: the doorbell ends the wait.
         let limiter = Limiter::new(limit(1, 0));
         let doorbell = EventFd::new(0).unwrap();
         let stop = AtomicBool::new(false);
@@ -414,7 +411,7 @@ mod tests {
             .admit(cost(0), descriptor(&doorbell), &stop)
             .unwrap();
         assert_eq!(clock.waits.load(Ordering::SeqCst), 1);
-        // The real clock takes the ring away: the next wait is one again.
+        // The real clock reads the doorbell, so the next wait blocks again.
         doorbell.write(1).unwrap();
         Monotonic.wait(SECOND * 60, descriptor(&doorbell)).unwrap();
         let mut fds = [PollFd::from_borrowed_fd(
@@ -425,8 +422,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the requests: over the whole time no more than the rate
-        /// and one bucket, less the last request, and never much less.
+        /// For any requests: over the whole time no more than the rate and one bucket are admitted,
+        /// less the last request, and not much less.
         #[test]
         fn the_rate_holds(
             bytes in 1u64..1 << 32,

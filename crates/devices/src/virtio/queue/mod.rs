@@ -1,13 +1,13 @@
-//! What all virtio devices share on the way between a virtqueue and the host.
+//! What all virtio devices share between a virtqueue and the host.
 //!
 //! * [`chain`]: chains of descriptors, read many at a time.
-//! * `segment`: runs of guest memory, and where they are mapped.
-//! * `vectored`: file and socket bytes straight to and from guest memory.
-//! * `bounce`: file bytes by way of an aligned buffer.
-//! * `ring`: a queue in use: taking chains, returning them, interrupts.
-//! * [`signal`]: when to interrupt the driver.
-//! * `doorbell`: what wakes a device's thread.
-//! * [`limit`]: how fast a guest may use a device.
+//! * `segment`: checked runs of guest memory, and their host addresses.
+//! * `vectored`: transfers between files or sockets and guest memory, without a copy.
+//! * `bounce`: transfers of files through an aligned buffer.
+//! * `ring`: an active queue: taking and returning chains, interrupts.
+//! * [`signal`]: whether the driver wants an interrupt.
+//! * `doorbell`: the descriptor that a device's thread sleeps on.
+//! * [`limit`]: rate limits.
 
 pub(crate) mod bounce;
 pub mod chain;

@@ -1,4 +1,4 @@
-//! A queue in use: taking chains, returning them, interrupts.
+//! An active queue: taking and returning chains, interrupts.
 
 use super::chain::Chain;
 use super::signal::{driver_wants_interrupt, driver_wants_interrupt_since};
@@ -11,11 +11,11 @@ use std::sync::atomic::Ordering;
 use virtio_queue::{Queue, QueueOwnedT, QueueT};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryError};
 
-/// Where the entries of an available ring begin, behind flags and index (Virtio 1.3 §2.7.6).
+/// Offset of an available ring's entries, after flags and index (Virtio 1.3 §2.7.6).
 const ENTRIES: u64 = 4;
 
-/// The next chain that the driver made available, if there is one. An error is a queue
-/// that the driver broke.
+/// The next chain that the driver made available, if there is one. An error means that the driver
+/// broke the queue.
 pub(crate) fn next_chain(
     queue: &mut Queue,
     memory: &GuestMemory,
@@ -26,14 +26,13 @@ pub(crate) fn next_chain(
     Ok(Some(Chain::of(queue, &found)))
 }
 
-/// Puts a chain that was taken, and not returned, before the next one: whoever goes on with
-/// the queue takes it anew.
+/// Puts a chain that was taken, and not returned, before the next one, so that it is taken again.
 ///
-/// The entry of the available ring is written, which else only drivers do. It is one of those
-/// that the device has taken: a driver writes it again when it has fewer requests under way
-/// than the queue has entries, and this one is under way. Chains behind it may have been
-/// returned, so a position alone can't say what is still to be done; and so a saved queue has
-/// no more parts than its rings and its position.
+/// This writes an entry of the available ring, which usually only drivers do. The entry is one that
+/// the device has taken. A driver overwrites it only when it has fewer requests in flight than the
+/// queue has entries, and this one is in flight. Chains behind it may have been returned, so a
+/// position alone can't tell what is still to be done; this way a saved queue consists only of its
+/// rings and its position.
 pub(crate) fn put_back(
     queue: &mut Queue,
     memory: &GuestMemory,
@@ -45,8 +44,8 @@ pub(crate) fn put_back(
     memory.write_obj(head.to_le(), GuestAddress(address))
 }
 
-/// Answers at most a queue's worth of requests. `act` returns the number of bytes it
-/// wrote into a chain's buffers.
+/// Answers at most a queue's worth of requests. `act` returns the number of bytes that it wrote to
+/// a chain's buffers.
 pub(crate) fn answer_each(
     active: &mut ActiveQueue,
     memory: &GuestMemory,
@@ -69,21 +68,21 @@ pub(crate) fn answer_each(
     Ok(())
 }
 
-/// One queue in use.
+/// One active queue.
 pub(crate) struct Ring {
     active: ActiveQueue,
     interrupt: Arc<dyn Interrupt>,
     log: Arc<LogLimit>,
-    /// Whose it is, for messages.
+    /// The device's name, for messages.
     device: &'static str,
-    /// The used index when the driver was last asked whether it wants an interrupt.
+    /// The used index when the driver's wish for an interrupt was last read.
     told: Wrapping<u16>,
     /// The driver broke the ring; only a reset helps.
     broken: bool,
 }
 
 impl Ring {
-    /// A queue of `device`, which is named so in messages.
+    /// A queue of `device`, which is a name for messages.
     pub fn new(
         device: &'static str,
         active: ActiveQueue,
@@ -110,7 +109,7 @@ impl Ring {
         &self.active
     }
 
-    /// Takes the next chain the driver made available.
+    /// Takes the next chain that the driver made available.
     pub fn pop(&mut self, memory: &GuestMemory) -> Option<Chain> {
         if self.broken {
             return None;
@@ -144,7 +143,7 @@ impl Ring {
     pub fn give_back(&mut self, memory: &GuestMemory, head: u16, length: u32) {
         match self.active.queue.add_used(memory, head, length) {
             Ok(()) => {}
-            // The head came from the driver and does not exist.
+            // The driver gave a head that does not exist.
             Err(error) => {
                 let device = self.device;
                 tracing::debug!(device, %error, "a chain cannot be returned");
@@ -152,12 +151,12 @@ impl Ring {
         }
     }
 
-    /// Returns several chains, of `(head, bytes written)`, so that the driver sees all of
-    /// them at once.
+    /// Returns several chains, as `(head, bytes written)`, so that the driver sees all of them at
+    /// once.
     pub fn give_back_together(&mut self, memory: &GuestMemory, chains: &[(u16, u32)]) {
         let queue = &mut self.active.queue;
         let size = queue.size();
-        // A head that does not exist came from the driver.
+        // The driver may have given a head that does not exist.
         let is_known = |chain: &(u16, u32)| chain.0 < size;
         let Some(last) = chains.iter().rposition(is_known) else {
             return;
@@ -210,14 +209,14 @@ impl Ring {
         added.unwrap_or(Wrapping(0)).0
     }
 
-    /// Whether the driver wants to hear of what was returned since the last time.
+    /// Whether the driver wants an interrupt for the chains that were returned since the last call.
     pub fn wants_interrupt(&mut self, memory: &GuestMemory) -> bool {
         let used = Wrapping(self.active.queue.next_used());
         let before = std::mem::replace(&mut self.told, used);
         used != before && driver_wants_interrupt_since(&self.active.queue, memory, before)
     }
 
-    /// Interrupts the driver if it wants to hear of it.
+    /// Interrupts the driver if it wants that.
     pub fn notify(&mut self, memory: &GuestMemory) {
         if self.wants_interrupt(memory) {
             self.interrupt.used_buffers();

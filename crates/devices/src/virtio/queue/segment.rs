@@ -1,9 +1,9 @@
-//! Runs of guest memory, and where they are mapped: looked up once for many runs.
+//! Checked runs of guest memory, and their host addresses: looked up once for many runs.
 
 use crate::GuestMemory;
 use vm_memory::{Bytes as _, GuestAddress, GuestMemoryBackend as _, GuestMemoryRegion as _};
 
-/// A run of guest memory, checked to be there.
+/// A run of guest memory that was checked to exist.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Segment {
     pub(crate) address: GuestAddress,
@@ -11,8 +11,7 @@ pub(crate) struct Segment {
     pub(crate) length: usize,
 }
 
-/// The part of a list of segments that begins at byte `offset` and has `length` bytes, or
-/// as many as there are.
+/// The part of a list of segments from byte `offset` on: `length` bytes, or as many as there are.
 pub(crate) fn part(
     segments: &[Segment],
     offset: usize,
@@ -29,7 +28,7 @@ pub(crate) fn part(
     })
 }
 
-/// Takes so many bytes off the front of a list, which has as many.
+/// Takes so many bytes from the front of a list, which must have them.
 pub(crate) fn take_front(segments: &mut Vec<Segment>, mut bytes: usize) -> Vec<Segment> {
     let mut front = Vec::new();
     let mut used_up = 0;
@@ -48,32 +47,31 @@ pub(crate) fn take_front(segments: &mut Vec<Segment>, mut bytes: usize) -> Vec<S
     front
 }
 
-/// Fills `target` from byte `offset` of the segments on; the caller has checked that
-/// there are so many.
+/// Fills `target` from byte `offset` of the segments on; the caller has checked that there are
+/// enough bytes.
 pub(crate) fn read(memory: &GuestMemory, segments: &[Segment], offset: usize, target: &mut [u8]) {
     let mut done = 0;
     for segment in part(segments, offset, target.len()) {
         let target = &mut target[done..done + segment.length];
-        // It is there, as a segment is checked to be.
+        // Segments are checked to exist.
         let _ = memory.read_slice(target, segment.address);
         done += segment.length;
     }
 }
 
-/// Writes `source` at byte `offset` of the segments; the caller has checked that there are
-/// so many.
+/// Writes `source` at byte `offset` of the segments; the caller has checked that there are enough
+/// bytes.
 pub(crate) fn write(memory: &GuestMemory, segments: &[Segment], offset: usize, source: &[u8]) {
     let mut done = 0;
     for segment in part(segments, offset, source.len()) {
         let source = &source[done..done + segment.length];
-        // As above.
+        // As in `read`.
         let _ = memory.write_slice(source, segment.address);
         done += segment.length;
     }
 }
 
-/// The region of guest memory of the last segment, in which the next one is likely to be,
-/// too.
+/// The region of guest memory of the last segment; the next segment is probably in the same one.
 pub(crate) struct Region {
     start: u64,
     end: u64,
@@ -81,7 +79,7 @@ pub(crate) struct Region {
 }
 
 impl Default for Region {
-    /// An empty one.
+    /// An empty region.
     fn default() -> Region {
         Region {
             start: 0,
@@ -104,7 +102,7 @@ impl Region {
         }
     }
 
-    /// Host address of a segment, if the region holds all of it.
+    /// Host address of a segment, if all of it is in the region.
     pub(crate) fn place_of(&self, segment: &Segment) -> Option<*mut u8> {
         let start = segment.address.0;
         let end = start.checked_add(segment.length as u64)?;
@@ -112,14 +110,13 @@ impl Region {
             .then(|| self.place.wrapping_byte_add((start - self.start) as usize))
     }
 
-    /// Whether all of a segment is in guest memory. Moves on to the region in which it
-    /// begins.
+    /// Whether all of a segment is in guest memory. Changes to the region in which it begins.
     pub(crate) fn reaches(&mut self, memory: &GuestMemory, segment: &Segment) -> bool {
         if self.place_of(segment).is_some() {
             return true;
         }
         *self = Region::of(memory, segment.address);
-        // It may go on in the next one.
+        // It may extend into the next region.
         memory.check_range(segment.address, segment.length)
     }
 }

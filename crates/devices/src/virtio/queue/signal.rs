@@ -7,9 +7,9 @@ use virtio_bindings::virtio_ring::VRING_AVAIL_F_NO_INTERRUPT;
 use virtio_queue::{Queue, QueueT};
 use vm_memory::{Bytes, GuestAddress};
 
-/// Reads the driver's wish from the rings, after used buffers were added: `used_event` if
-/// EVENT_IDX is in use, the flag of the available ring if not. The queue library does not
-/// look at the flag.
+/// Reads from the rings whether the driver wants an interrupt, after used buffers were added: from
+/// `used_event` with EVENT_IDX, otherwise from the available ring's flag, which the queue library
+/// ignores.
 pub fn driver_wants_interrupt(queue: &mut Queue, memory: &GuestMemory) -> bool {
     if queue.event_idx_enabled() {
         return queue.needs_notification(memory).unwrap_or(true);
@@ -22,15 +22,15 @@ pub fn driver_wants_interrupt(queue: &mut Queue, memory: &GuestMemory) -> bool {
     u32::from(u16::from_le(flags)) & VRING_AVAIL_F_NO_INTERRUPT == 0
 }
 
-/// The same for buffers that were returned since the used index was `before`, by whatever
-/// way: the library only knows of those it returned itself, one by one.
+/// The same for all buffers that were returned since the used index was `before`. The library only
+/// knows those that it returned itself, one by one.
 pub(crate) fn driver_wants_interrupt_since(
     queue: &Queue,
     memory: &GuestMemory,
     before: Wrapping<u16>,
 ) -> bool {
     let used = Wrapping(queue.next_used());
-    // The used index must be visible before the driver's wish is read.
+    // The used index must be visible before the driver's fields are read.
     fence(Ordering::SeqCst);
     let read = |offset: u64| -> u16 {
         let place = GuestAddress(queue.avail_ring() + offset);

@@ -1,5 +1,5 @@
-//! Transfers between files or sockets and guest memory, without a copy. The kernel writes
-//! to guest memory through raw pointers, past [`WriteLog`], so what it wrote is logged here.
+//! Transfers between files or sockets and guest memory, without a copy. The kernel writes to guest
+//! memory through raw pointers, past [`WriteLog`], so these writes are logged here.
 #![allow(unsafe_code)] // System calls on memory that guests write at any time.
 
 use super::segment::{Region, Segment};
@@ -27,14 +27,14 @@ pub(crate) enum Direction {
 #[derive(Default)]
 pub(crate) struct Vectors(Vec<libc::iovec>);
 
-// SAFETY: the pointers are only used by `transfer`, `send` and `receive`, which replace
-// them by ones they got from the memory they were called with.
+// SAFETY: the pointers are only used by `transfer`, `send` and `receive`, which first replace them
+// by pointers into the memory they are called with.
 unsafe impl Send for Vectors {}
 
 impl Vectors {
-    /// Moves all bytes of `segments` from or to `offset`. `alignment`, in bytes, is what
-    /// direct I/O needs of host addresses and lengths (1 for none): if they don't have it,
-    /// nothing is moved, and the result is false.
+    /// Transfers all bytes of `segments` from or to `offset`. `alignment` is what direct I/O needs
+    /// of host addresses and lengths, bytes (1 for none). If they are not aligned, nothing is
+    /// transferred, and the result is false.
     ///
     /// # Errors
     ///
@@ -68,8 +68,8 @@ impl Vectors {
         Ok(true)
     }
 
-    /// Sends the bytes of `segments` into a non-blocking socket. Returns how many it took:
-    /// fewer when it is full.
+    /// Sends the bytes of `segments` to a non-blocking socket. Returns how many were sent: fewer if
+    /// the socket is full.
     ///
     /// # Errors
     ///
@@ -96,8 +96,7 @@ impl Vectors {
         Ok(sent)
     }
 
-    /// Fills `segments` from a non-blocking socket. Returns how many bytes came: none at its
-    /// end.
+    /// Fills `segments` from a non-blocking socket. Returns how many bytes were read: 0 at its end.
     ///
     /// # Errors
     ///
@@ -118,7 +117,7 @@ impl Vectors {
                         break;
                     }
                 }
-                // What has come must be delivered; the next call meets the error again.
+                // Received bytes must be delivered; the next call returns the error again.
                 Err(_) if filled > 0 => break,
                 Err(error) => return Err(error),
             }
@@ -169,7 +168,7 @@ impl Vectors {
     }
 }
 
-/// Logs that the kernel writes to these segments.
+/// Logs the kernel's writes to these segments.
 fn log_writes(memory: &GuestMemory, segments: impl IntoIterator<Item = Segment>) {
     if !memory.iter().any(|region| WriteLog::of(region).is_kept()) {
         return;
@@ -182,7 +181,7 @@ fn log_writes(memory: &GuestMemory, segments: impl IntoIterator<Item = Segment>)
     }
 }
 
-/// One system call; at least one byte.
+/// Makes one system call, which transfers at least one byte.
 fn once(
     file: &File,
     direction: Direction,
@@ -192,10 +191,9 @@ fn once(
     let count = vectors.len().min(VECTORS_MAX) as libc::c_int;
     let offset = libc::off64_t::try_from(offset).map_err(io::Error::other)?;
     loop {
-        // SAFETY: the vectors describe guest memory, mapped for as long as the
-        // `GuestMemory` that `transfer` borrows. No Rust reference to it
-        // exists; that guests may change it meanwhile is fine for the kernel.
-        // At most `vectors.len()` entries are read.
+        // SAFETY: the vectors describe guest memory, mapped as long as the `GuestMemory` that
+        // `transfer` borrows. No Rust reference to it exists; the kernel tolerates concurrent
+        // changes by the guest. At most `vectors.len()` entries are read.
         let result = unsafe {
             match direction {
                 Direction::Read => {
@@ -207,7 +205,7 @@ fn once(
             }
         };
         match result {
-            // The file is shorter than it was, or the disk is full.
+            // The file was shortened, or the disk is full.
             0 => return Err(io::ErrorKind::UnexpectedEof.into()),
             moved if moved > 0 => return Ok(moved as usize),
             _ => {
@@ -220,12 +218,11 @@ fn once(
     }
 }
 
-/// One call, without a copy of the bytes.
+/// Sends one range, without copying it.
 fn send(socket: BorrowedFd<'_>, vector: &libc::iovec) -> io::Result<usize> {
     repeated(|| {
-        // SAFETY: the vector describes guest memory, mapped for as long as the
-        // `GuestMemory` that `Vectors::send` borrows. The kernel only reads it, and does
-        // not mind that it changes meanwhile.
+        // SAFETY: the vector describes guest memory, mapped as long as the `GuestMemory` that
+        // `Vectors::send` borrows. The kernel only reads it, and tolerates concurrent changes.
         unsafe {
             libc::send(
                 socket.as_raw_fd(),
@@ -237,11 +234,10 @@ fn send(socket: BorrowedFd<'_>, vector: &libc::iovec) -> io::Result<usize> {
     })
 }
 
-/// One call.
+/// Receives into one range.
 fn receive(socket: BorrowedFd<'_>, vector: &libc::iovec) -> io::Result<usize> {
     repeated(|| {
-        // SAFETY: as in `send`; no Rust reference to the memory that the kernel writes to
-        // exists.
+        // SAFETY: as in `send`; no Rust reference to the memory that the kernel writes exists.
         unsafe { libc::read(socket.as_raw_fd(), vector.iov_base, vector.iov_len) }
     })
 }
@@ -259,7 +255,7 @@ fn repeated(mut call: impl FnMut() -> isize) -> io::Result<usize> {
     }
 }
 
-/// What is left after `moved` bytes.
+/// The rest after `moved` bytes.
 fn advance(mut vectors: &mut [libc::iovec], mut moved: usize) -> &mut [libc::iovec] {
     while let Some(first) = vectors.first_mut() {
         if moved < first.iov_len {

@@ -19,8 +19,8 @@
 //!   still holds is delivered by the muxer.
 //! ```
 //!
-//! After a SHUTDOWN(both) of ours the connection waits for the guest's RST: a
-//! RST from us would make Linux drop what its program has not read yet.
+//! After the device's SHUTDOWN(both) the connection waits for the guest's RST: a RST from the
+//! device would make Linux drop what its program has not read yet.
 
 use super::BUFFER;
 use super::credit::{ReceiveCredit, SendCredit};
@@ -36,23 +36,22 @@ use vmm_sys_util::epoll::EventSet;
 
 const SHUTDOWN_BOTH: u32 = SHUTDOWN_RECEIVE | SHUTDOWN_SEND;
 
-/// The ports of a connection; the context ids are always the host's and the
-/// guest's.
+/// The ports of a connection; the context ids are always the host's and the guest's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Key {
-    /// On the host.
+    /// The port on the host.
     pub host_port: u32,
-    /// In the guest.
+    /// The port in the guest.
     pub guest_port: u32,
 }
 
 impl Key {
-    /// As a poll token.
+    /// The poll token of these ports.
     pub fn token(self) -> u64 {
         u64::from(self.host_port) << 32 | u64::from(self.guest_port)
     }
 
-    /// Back from a poll token.
+    /// The ports of a poll token.
     pub fn from_token(token: u64) -> Key {
         Key {
             host_port: (token >> 32) as u32,
@@ -61,24 +60,24 @@ impl Key {
     }
 }
 
-/// How far a connection is set up.
+/// The phase of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {
-    /// The guest asked; the program's queue was full, and is tried again.
+    /// The guest has requested it; the program's queue was full, and is tried again.
     Dialing {
         /// Attempts left before the guest is refused.
         calls_left: u16,
     },
-    /// A program asked; the guest has not answered.
+    /// A program has requested it; the guest has not answered.
     Requested,
-    /// Both sides agreed.
+    /// Both sides have agreed.
     Open,
 }
 
 /// What happens to a connection after a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// It goes on.
+    /// It stays open.
     Keep,
     /// It ends; the guest knows.
     Close,
@@ -86,10 +85,10 @@ pub enum Verdict {
     Reset,
 }
 
-/// A packet for the guest; the payload is in the buffers already.
+/// A packet for the guest; its payload is in the buffers already.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Outgoing {
-    /// What it does.
+    /// Its operation.
     pub op: Op,
     /// Flags of a SHUTDOWN.
     pub flags: u32,
@@ -99,7 +98,7 @@ pub struct Outgoing {
     pub fwd_cnt: u32,
 }
 
-/// Packets to send that carry no data.
+/// Packets without data that are to be sent.
 #[derive(Default)]
 struct Owed {
     request: bool,
@@ -111,12 +110,12 @@ struct Owed {
 /// One connection.
 pub struct Connection {
     phase: Phase,
-    /// The host program's socket; `None` while dialing and after it is gone.
+    /// The host program's socket; `None` while dialing and after the program is gone.
     stream: Option<UnixStream>,
     owed: Owed,
-    /// It is in the muxer's queue of connections with a packet for the guest.
+    /// Whether it is in the muxer's queue of connections with a packet for the guest.
     pub queued: bool,
-    /// The guest may have seen our REQUEST, so it must be told with a RST.
+    /// The guest may have seen the REQUEST, so it must get a RST.
     known_to_guest: bool,
 
     // From the guest to the host program.
@@ -129,11 +128,11 @@ pub struct Connection {
     // From the host program to the guest.
     outbound: SendCredit,
     asked_for_credit: bool,
-    /// The socket had something to read when last seen, or was not seen yet.
+    /// The socket was readable at the last check, or was not checked yet.
     readable: bool,
     host_sent_all: bool,
     guest_reads_no_more: bool,
-    /// Flags of the SHUTDOWN packets sent so far.
+    /// Flags of the SHUTDOWN packets that were sent.
     told: u32,
 }
 
@@ -159,14 +158,14 @@ impl Connection {
         }
     }
 
-    /// A host program's, to be requested of the guest.
+    /// A connection of a host program, to be requested from the guest.
     pub fn from_host(stream: UnixStream) -> Connection {
         let mut connection = Connection::new(Phase::Requested, Some(stream));
         connection.owed.request = true;
         connection
     }
 
-    /// A connection of the guest's to a program that can't be reached yet.
+    /// A connection of the guest to a program that can't be reached yet.
     pub fn dialing(request: &Header, calls_left: u16) -> Connection {
         let mut connection = Connection::new(Phase::Dialing { calls_left }, None);
         connection.known_to_guest = true;
@@ -176,14 +175,14 @@ impl Connection {
         connection
     }
 
-    /// A connection of the guest's to a program that has accepted.
+    /// A connection of the guest to a program that has accepted.
     pub fn from_guest(request: &Header, stream: UnixStream) -> Connection {
         let mut connection = Connection::dialing(request, 0);
         connection.dialed(stream);
         connection
     }
 
-    /// The program was called: the guest gets its RESPONSE.
+    /// The program was reached: the guest gets its RESPONSE.
     pub fn dialed(&mut self, stream: UnixStream) {
         self.stream = Some(stream);
         self.phase = Phase::Open;
@@ -191,12 +190,12 @@ impl Connection {
         self.owed.response = true;
     }
 
-    /// How far it is set up.
+    /// Its phase.
     pub fn phase(&self) -> Phase {
         self.phase
     }
 
-    /// Counts an attempt; returns whether another is left.
+    /// Counts an attempt; returns whether another one is left.
     pub fn count_call(&mut self) -> bool {
         match &mut self.phase {
             Phase::Dialing { calls_left } if *calls_left > 0 => {
@@ -207,24 +206,24 @@ impl Connection {
         }
     }
 
-    /// The guest may know it.
+    /// Whether the guest may know it.
     pub fn is_known_to_guest(&self) -> bool {
         self.known_to_guest
     }
 
-    /// The guest was told that its program is gone. Linux frees the port then,
-    /// before its own program has closed the socket.
+    /// Whether the guest was told that its program is gone. Linux then frees the port before its
+    /// own program has closed the socket.
     pub fn is_over(&self) -> bool {
         self.told == SHUTDOWN_BOTH
     }
 
-    /// Bytes held for the host program.
+    /// Bytes that are held for the host program.
     #[cfg(any(test, feature = "testing"))]
     pub fn held_bytes(&self) -> usize {
         self.outbox.len()
     }
 
-    /// Takes it apart: what its host program still has to get, if anything.
+    /// Takes it apart: returns what its host program must still get, if anything.
     pub fn into_rest(self) -> Option<(UnixStream, Outbox)> {
         match self.stream {
             Some(stream) if !self.outbox.is_empty() => Some((stream, self.outbox)),
@@ -232,7 +231,7 @@ impl Connection {
         }
     }
 
-    /// A packet of the guest's; a payload lies in `buffers` after the header.
+    /// Handles a packet of the guest; a payload is in `buffers` after the header.
     pub fn handle(&mut self, op: Op, header: &Header, buffers: &Buffers<'_>, port: u32) -> Verdict {
         self.outbound.update(header.buf_alloc, header.fwd_cnt);
         if self.outbound.available() > 0 {
@@ -251,13 +250,13 @@ impl Connection {
                 self.owed.credit_update = true;
                 Verdict::Keep
             }
-            // A second REQUEST for the same ports; anything before the
-            // connection is open; a RESPONSE nobody waits for.
+            // A second REQUEST for the same ports; any other packet before the connection is open;
+            // an unexpected RESPONSE.
             _ => Verdict::Reset,
         }
     }
 
-    /// The guest accepted: tell the program on which host port.
+    /// The guest accepted: the program gets the line with the host port.
     fn accepted(&mut self, port: u32) {
         self.phase = Phase::Open;
         self.readable = true;
@@ -265,8 +264,8 @@ impl Connection {
         let Some(stream) = &self.stream else {
             return;
         };
-        // Nothing was written to this socket before, so it has room. A program
-        // that no longer reads may have sent something all the same.
+        // Nothing was written to this socket before, so it has space. A program that does not read
+        // any more may still have sent bytes.
         let sent = send(stream, line.as_bytes(), SendFlags::NOSIGNAL);
         if sent != Ok(line.len()) {
             self.host_stopped_reading();
@@ -282,7 +281,7 @@ impl Connection {
         if self.guest_reads_no_more
             && let Some(stream) = &self.stream
         {
-            // Fails only for a program that is gone, which its event tells.
+            // Fails only if the program is gone, which an event reports.
             let _ = stream.shutdown(Shutdown::Read);
             self.host_sent_all = true;
             self.leave_if_done();
@@ -291,7 +290,7 @@ impl Connection {
         Verdict::Keep
     }
 
-    /// Bytes for the host program.
+    /// Takes bytes for the host program.
     fn take(&mut self, buffers: &Buffers<'_>, length: usize) -> Verdict {
         if self.guest_sent_all || self.outbox.len() + length > BUFFER as usize {
             return Verdict::Reset;
@@ -320,7 +319,7 @@ impl Connection {
         Verdict::Keep
     }
 
-    /// Something happened to the socket.
+    /// Handles events of the socket.
     pub fn on_socket(&mut self, events: EventSet) {
         let ended = events.intersects(EventSet::HANG_UP | EventSet::ERROR);
         if ended || events.intersects(EventSet::IN | EventSet::READ_HANG_UP) {
@@ -333,7 +332,7 @@ impl Connection {
         }
     }
 
-    /// Sends the program what it has room for; true if more waits.
+    /// Sends to the program what fits; true if bytes are left.
     pub fn flush(&mut self) -> bool {
         let Some(stream) = &self.stream else {
             return false;
@@ -350,7 +349,7 @@ impl Connection {
         !self.outbox.is_empty()
     }
 
-    /// Passes the guest's end of file on, once all bytes before it were sent.
+    /// Passes on the guest's end of file, once all bytes before it were sent.
     fn shut_write_side(&mut self) {
         if self.guest_sent_all
             && self.outbox.is_empty()
@@ -376,7 +375,7 @@ impl Connection {
         }
     }
 
-    /// Shutdown flags the guest has yet to be told.
+    /// Shutdown flags that the guest was not told yet.
     fn untold(&self) -> u32 {
         let mut flags = 0;
         if self.host_sent_all {
@@ -395,7 +394,7 @@ impl Connection {
         self.phase == Phase::Open && self.readable && !self.host_sent_all && self.stream.is_some()
     }
 
-    /// It has, or may have, a packet for the guest.
+    /// Whether it has, or may have, a packet for the guest.
     pub fn wants_to_speak(&self) -> bool {
         let owed = &self.owed;
         owed.request
@@ -407,8 +406,8 @@ impl Connection {
             || (self.may_read() && (self.outbound.available() > 0 || !self.asked_for_credit))
     }
 
-    /// Makes the next packet for the guest, if there is one; its payload goes
-    /// straight from the socket to `buffers`, after the header.
+    /// Makes the next packet for the guest, if there is one. Its payload is read from the socket
+    /// directly to `buffers`, after the header.
     pub fn speak(&mut self, buffers: &Buffers<'_>) -> Option<Outgoing> {
         let (op, flags, len) = self.choose(buffers)?;
         self.known_to_guest = true;
@@ -457,7 +456,7 @@ impl Connection {
         std::mem::take(&mut self.owed.credit_request).then_some((Op::CreditRequest, 0, 0))
     }
 
-    /// Reads from the host program into `buffers`; returns the bytes read.
+    /// Reads from the host program into `buffers`; returns the number of bytes.
     fn read(&mut self, buffers: &Buffers<'_>, credit: usize) -> usize {
         let Some(stream) = &mut self.stream else {
             return 0;

@@ -1,14 +1,14 @@
-//! Credit: how much each side may send (Virtio 1.3 §5.10.6.3). Counters wrap
-//! at 32 bits, as on the wire.
+//! Credit: how many bytes each side may send (Virtio 1.3 §5.10.6.3). Counters wrap at 32 bits, as
+//! in packets.
 
 use super::BUFFER;
 use std::num::Wrapping;
 
-/// Unannounced progress at which the guest is told without being asked. A
-/// quarter keeps a bulk sender going without a packet for every packet.
+/// The guest is told unasked when so much of the buffer was freed. A quarter keeps a bulk sender
+/// going without a packet for every packet.
 const ANNOUNCE_AT: u32 = BUFFER / 4;
 
-/// What the guest may send us.
+/// Credit for packets from the guest.
 #[derive(Debug, Default)]
 pub struct ReceiveCredit {
     forwarded: Wrapping<u32>,
@@ -16,24 +16,24 @@ pub struct ReceiveCredit {
 }
 
 impl ReceiveCredit {
-    /// Bytes left the buffer: the host program has them.
+    /// Counts bytes that the host program has taken from the buffer.
     pub fn forward(&mut self, bytes: usize) {
         self.forwarded += Wrapping(bytes as u32);
     }
 
-    /// The guest should hear of the progress.
+    /// Whether the guest should be told of the progress.
     pub fn is_news(&self) -> bool {
         (self.forwarded - self.announced).0 >= ANNOUNCE_AT
     }
 
-    /// `fwd_cnt` for a packet that goes out now.
+    /// `fwd_cnt` for a packet that is sent now.
     pub fn announce(&mut self) -> u32 {
         self.announced = self.forwarded;
         self.forwarded.0
     }
 }
 
-/// What we may send the guest.
+/// Credit for packets to the guest.
 #[derive(Debug, Default)]
 pub struct SendCredit {
     sent: Wrapping<u32>,
@@ -48,13 +48,13 @@ impl SendCredit {
         self.taken = Wrapping(fwd_cnt);
     }
 
-    /// Bytes that may be sent now. A guest that claims to have taken more than
-    /// was sent, or that shrank its buffer, gets nothing.
+    /// Bytes that may be sent now; 0 if a guest claims to have taken more than was sent, or has
+    /// shrunk its buffer.
     pub fn available(&self) -> u32 {
         self.allocated.saturating_sub((self.sent - self.taken).0)
     }
 
-    /// Bytes were sent.
+    /// Counts bytes that were sent.
     pub fn spend(&mut self, bytes: usize) {
         self.sent += Wrapping(bytes as u32);
     }

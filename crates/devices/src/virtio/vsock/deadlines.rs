@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
-/// At most one deadline a token.
+/// At most one deadline per token.
 #[derive(Default)]
 pub struct Deadlines {
     by_token: HashMap<u64, Instant>,
@@ -18,7 +18,7 @@ impl Deadlines {
         self.in_order.insert((at, token));
     }
 
-    /// Forgets the deadline of `token`.
+    /// Removes the deadline of `token`.
     pub fn cancel(&mut self, token: u64) {
         if let Some(at) = self.by_token.remove(&token) {
             self.in_order.remove(&(at, token));
@@ -30,7 +30,7 @@ impl Deadlines {
         self.in_order.first().map(|(at, _)| *at)
     }
 
-    /// Takes one token whose time is up.
+    /// Removes one token whose deadline is over, and returns it.
     pub fn take_expired(&mut self, now: Instant) -> Option<u64> {
         let (at, token) = *self.in_order.first()?;
         (at <= now).then(|| {
@@ -39,7 +39,7 @@ impl Deadlines {
         })
     }
 
-    /// Moves all deadlines: time the device spent paused does not count.
+    /// Moves all deadlines, because time that the device spent paused does not count.
     pub fn shift(&mut self, by: Duration) {
         for at in self.by_token.values_mut() {
             *at += by;

@@ -20,47 +20,46 @@ use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
 use vmm_sys_util::epoll::EventSet;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
-/// For slow programs to read the guest's last words before the device goes.
+/// How long slow programs may read the guest's last bytes before the device ends.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// What a socket device is made from.
+/// The options of a socket device.
 #[derive(Debug, Clone)]
 pub struct VsockArgs {
     /// The guest's context id, 3 to 4294967294 (Virtio 1.3 §5.10.4).
     pub cid: u64,
-    /// The Unix socket to listen on; also the stem of `<path>_<port>`.
+    /// Path of the Unix socket to listen on, and prefix of `<path>_<port>`.
     pub path: PathBuf,
 }
 
 /// The socket device.
 pub struct Vsock {
     cid: u64,
-    /// The guest was saved with another context id, and has not been told.
+    /// The guest was saved with another context id, and was not told the new one.
     cid_is_news: bool,
     log: Arc<LogLimit>,
     poll: Arc<PollSet>,
     engine: Arc<Mutex<Engine>>,
     worker: Option<Worker>,
-    /// How long readers of the guest's last words have.
+    /// How long programs may read the guest's last bytes.
     linger: Duration,
 }
 
-/// The work, and the descriptor that ends it.
+/// The worker's job, and the descriptor that stops it.
 struct Worker {
     stop: EventFd,
     job: Job,
 }
 
 impl Vsock {
-    /// Listens at `args.path`. Programs may connect from now on and wait until
-    /// the guest's driver is ready.
+    /// Listens at `args.path`. Programs may connect from now on, and wait until the guest's driver
+    /// is ready.
     pub fn new(args: VsockArgs) -> Result<Vsock, VsockError> {
         Vsock::make(args, None)
     }
 
-    /// The device of a restored VM. Its guest is told that all its connections
-    /// are gone when the device is activated, before `activate` returns; so
-    /// the interrupt controllers must have their state by then.
+    /// Restores a device. At activation, before `activate` returns, its guest is told that all its
+    /// connections are gone, so the interrupt controllers must be restored before.
     pub fn restore(args: VsockArgs, state: &VsockState) -> Result<Vsock, VsockError> {
         state.check()?;
         Vsock::make(args, Some(state))
@@ -86,14 +85,13 @@ impl Vsock {
         })
     }
 
-    /// Other than [`LINGER`], for tests that must not depend on it.
+    /// Replaces [`LINGER`], for tests that must not depend on it.
     #[cfg(test)]
     pub(super) fn linger_for(&mut self, time: Duration) {
         self.linger = time;
     }
 
-    /// What a snapshot keeps; taken while the device is paused, with the
-    /// queues that the transport saves.
+    /// What a snapshot keeps. The device must be paused; the transport saves its queues.
     pub fn save(&self) -> VsockState {
         VsockState {
             cid: self.cid,
@@ -117,8 +115,8 @@ impl Vsock {
             .attach(rings, &self.poll)
             .map_err(ActivateError::Worker)?;
         if std::mem::take(&mut self.cid_is_news) {
-            // Before the event that makes Linux read it: a driver that was
-            // saved between the two halves of the old one must start again.
+            // Before the event that makes Linux read the id: a driver that was saved between the
+            // two halves of the old one must read it again.
             interrupt.config_changed();
         }
         engine.announce_reset();
@@ -146,7 +144,7 @@ impl Vsock {
         if job.join().is_err() {
             tracing::error!("the vsock worker panicked");
         }
-        // Else its token would be watched until the descriptor closes, below.
+        // Otherwise its token would be watched until the descriptor is closed, below.
         let _ = self.poll.remove(&stop);
     }
 
@@ -163,7 +161,7 @@ impl Vsock {
         self.attach(activation).expect("all queues are there");
     }
 
-    /// Bytes of the guest's that no program has read.
+    /// Bytes of the guest that no program has read.
     #[cfg(any(test, feature = "testing"))]
     pub(super) fn held_bytes(&self) -> usize {
         engine::lock(&self.engine).muxer().held_bytes()
@@ -186,8 +184,8 @@ impl VirtioDevice for Vsock {
     }
 
     fn features(&self) -> u64 {
-        // No VIRTIO_VSOCK_F_*: a device without them offers streams only
-        // (Virtio 1.3 §5.10.3).
+        // No VIRTIO_VSOCK_F_* is offered: a device without them supports streams only (Virtio 1.3
+        // §5.10.3).
         1 << VIRTIO_RING_F_EVENT_IDX
     }
 

@@ -1,4 +1,4 @@
-//! One turn of the device's work.
+//! The device's work, in turns.
 
 use super::muxer::Muxer;
 use super::packet::{self, Buffers, HEADER_LEN};
@@ -13,27 +13,27 @@ use virtio_queue::QueueT;
 use vm_memory::Permissions;
 use vmm_sys_util::epoll::EpollEvent;
 
-/// Packets taken, or made, before the other direction has its turn.
+/// Packets of one direction before the other one is served.
 const BATCH: usize = 64;
 
-/// Turns after the order to stop: more than full rings need, and a bound for a guest that
+/// Turns after the worker was stopped: more than full rings need, and a limit for a guest that
 /// keeps sending.
 const LAST_TURNS: usize = 8;
 
 /// `VIRTIO_VSOCK_EVENT_TRANSPORT_RESET` (Virtio 1.3 §5.10.6.7).
 const EVENT_TRANSPORT_RESET: u32 = 0;
 
-/// How long programs wait for the driver to act on a reset.
+/// How long programs wait for the driver to handle a reset.
 pub(super) const RESET_TIME: Duration = Duration::from_millis(500);
 
-/// How far the guest has been told of a transport reset. Linux processes events and packets
-/// concurrently and would drop a connection made too early together with those from before
-/// the reset; so programs wait until it returns the event buffer.
+/// The state of a transport reset. Linux processes events and packets concurrently, and would drop
+/// a connection made too early together with those from before the reset; so programs wait until it
+/// returns the event buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum TransportReset {
     None,
     Owed,
-    /// Told when the driver had added this many event buffers.
+    /// The event was sent when the driver had added so many event buffers.
     Told(u16),
 }
 
@@ -42,13 +42,13 @@ pub struct Engine {
     muxer: Muxer,
     rings: Option<Rings>,
     reset: TransportReset,
-    /// Programs wait for the reset no longer than this.
+    /// Programs wait for the reset until then.
     gate: Option<Instant>,
-    /// Queue positions and the time when the rings were taken away.
+    /// Queue positions, and the time when the rings were taken away.
     left_at: Option<(Vec<Position>, Instant)>,
 }
 
-/// Enough to tell a queue that was kept from one that was set up anew.
+/// Tells a queue that was kept from one that was set up again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Position {
     descriptors: u64,
@@ -57,8 +57,8 @@ struct Position {
 }
 
 impl Engine {
-    /// At rest. `lost_connections`: the guest must be told that all
-    /// connections it had are gone.
+    /// An engine without rings. With `lost_connections`, the guest must be told that all its
+    /// connections are gone.
     pub fn new(muxer: Muxer, lost_connections: bool) -> Engine {
         Engine {
             muxer,
@@ -77,13 +77,13 @@ impl Engine {
         &self.muxer
     }
 
-    /// The connections, to change them.
+    /// The connections, mutable.
     pub fn muxer_mut(&mut self) -> &mut Muxer {
         &mut self.muxer
     }
 
-    /// Takes queues into use. Connections live on if these are the queues that
-    /// [`Engine::detach`] gave away; else the driver was reset and knows none.
+    /// Takes queues into use. Connections stay open if these are the queues that [`Engine::detach`]
+    /// returned; otherwise the driver was reset and knows none.
     pub fn attach(&mut self, rings: Rings, poll: &PollSet) -> io::Result<()> {
         for (number, ring) in (0..).zip(rings.each()) {
             let doorbell = &ring.active().doorbell;
@@ -103,9 +103,9 @@ impl Engine {
         Ok(())
     }
 
-    /// Tells a restored guest before its vCPUs run that its connections are gone: by the
-    /// event, and by a RST for each as far as its buffers go. Then the guest waits for no
-    /// thread of ours, only for its interrupt.
+    /// Tells a restored guest, before its vCPUs run, that its connections are gone: with the event,
+    /// and with a RST for each as far as it has buffers. The guest then only waits for its
+    /// interrupt, not for a thread of the host.
     pub fn announce_reset(&mut self) {
         let Some(rings) = &mut self.rings else {
             return;
@@ -117,7 +117,7 @@ impl Engine {
         }
     }
 
-    /// Gives the queues back; every chain taken was returned.
+    /// Returns the queues; every chain that was taken was returned.
     pub fn detach(&mut self, poll: &PollSet) -> Vec<ActiveQueue> {
         let Some(rings) = self.rings.take() else {
             return Vec::new();
@@ -144,14 +144,14 @@ impl Engine {
 
     /// Handles an event of the poll set.
     pub fn on_event(&mut self, event: &EpollEvent, now: Instant) {
-        // Doorbells only wake the thread: every turn looks at all rings.
+        // Doorbells only wake the thread: every turn checks all rings.
         if !(poll::DOORBELL..poll::DOORBELL + 3).contains(&event.data()) {
             self.muxer.on_socket(event.data(), event.event_set(), now);
         }
     }
 
-    /// Moves what can be moved, within bounds; returns how long to sleep for
-    /// at most (`None`: until something happens).
+    /// Moves packets in both directions, within limits. Returns how long to sleep at most (`None`:
+    /// until an event comes).
     pub fn turn(&mut self, now: Instant) -> Option<Duration> {
         self.muxer.expire(now);
         let Some(rings) = &mut self.rings else {
@@ -176,7 +176,7 @@ impl Engine {
     }
 }
 
-/// Sends the reset event, and notes when the driver has acted on it.
+/// Sends the reset event, and notices when the driver has handled it.
 fn tell_reset(reset: &mut TransportReset, rings: &mut Rings) {
     let memory = &*rings.memory;
     let Some(ring) = &mut rings.event else {
@@ -212,7 +212,7 @@ fn tell_reset(reset: &mut TransportReset, rings: &mut Rings) {
     }
 }
 
-/// Processes packets from the guest; true if it stopped before the end.
+/// Processes packets from the guest; true if some are left.
 fn take_packets(muxer: &mut Muxer, rings: &mut Rings, now: Instant) -> bool {
     let memory = &*rings.memory;
     let ring = &mut rings.transmit;
@@ -244,8 +244,7 @@ fn take_packets(muxer: &mut Muxer, rings: &mut Rings, now: Instant) -> bool {
     true
 }
 
-/// Makes packets for the guest while it has buffers; true if it stopped before
-/// the end.
+/// Makes packets for the guest while it has buffers; true if some are left.
 fn make_packets(muxer: &mut Muxer, rings: &mut Rings) -> bool {
     let memory = &*rings.memory;
     let ring = &mut rings.receive;
@@ -282,7 +281,7 @@ fn make_packets(muxer: &mut Muxer, rings: &mut Rings) -> bool {
     true
 }
 
-/// Locks the engine, also if a thread panicked that held it.
+/// Locks the engine, even if a thread panicked while it held the lock.
 pub fn lock(engine: &Mutex<Engine>) -> MutexGuard<'_, Engine> {
     engine.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -304,7 +303,7 @@ pub fn step(engine: &Mutex<Engine>, poll: &PollSet, timeout: Option<Duration>) -
     if !stop {
         return Ok(Step::Sleep(sleep));
     }
-    // What the guest sent before the stop is still delivered.
+    // Packets that the guest sent before the stop are still delivered.
     for _ in 0..LAST_TURNS {
         if sleep != Some(Duration::ZERO) {
             break;
@@ -317,15 +316,15 @@ pub fn step(engine: &Mutex<Engine>, poll: &PollSet, timeout: Option<Duration>) -
 /// What to do after a turn.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Sleep for at most this long (`None`: until something happens).
+    /// Sleep for at most this long (`None`: until an event comes).
     Sleep(Option<Duration>),
     /// End.
     Stop,
 }
 
-/// The worker thread: turns until it is told to stop.
+/// The worker thread: does turns until it is stopped.
 pub fn run(engine: &Mutex<Engine>, poll: &PollSet) {
-    // A doorbell may have rung before anybody listened.
+    // A doorbell may have been signalled before the thread ran.
     let mut timeout = Some(Duration::ZERO);
     loop {
         match step(engine, poll, timeout) {

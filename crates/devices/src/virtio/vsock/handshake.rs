@@ -4,7 +4,7 @@ use rustix::net::{RecvFlags, recv};
 use std::io::{self, Read};
 use std::os::unix::net::UnixStream;
 
-/// Longest line accepted, its newline included; the longest useful one has 20.
+/// Longest line accepted, bytes, including its newline; the longest useful one has 20.
 pub const LINE_LIMIT: usize = 32;
 
 /// A host program that has connected but not sent its line.
@@ -13,20 +13,20 @@ pub struct Handshake {
     pub stream: UnixStream,
 }
 
-/// How far a handshake got.
+/// The state of a handshake.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Progress {
     /// The line is not complete.
     Waiting,
-    /// The program wants this port of the guest.
+    /// The program wants to connect to this port of the guest.
     Connect(u32),
-    /// Not a line of ours, or the program is gone.
+    /// The line is not valid, or the program is gone.
     Refused,
 }
 
 impl Handshake {
-    /// Peeks at what has come. Reads the line once it is complete, and not a byte more: what
-    /// a program sends after it is for the guest.
+    /// Peeks at the received bytes. Reads the line once it is complete, and not a byte more: the
+    /// bytes after it are for the guest.
     pub fn advance(&mut self) -> Progress {
         let mut line = [0; LINE_LIMIT];
         let seen = loop {
@@ -56,7 +56,7 @@ impl Handshake {
     }
 }
 
-/// A first line.
+/// The result of parsing a first line.
 #[derive(Debug, PartialEq, Eq)]
 enum Line {
     Incomplete,
@@ -78,7 +78,7 @@ fn parse(bytes: &[u8]) -> Line {
         .strip_suffix(b"\r")
         .unwrap_or(line)
         .strip_prefix(WORD)
-        // `parse` alone would also take a sign.
+        // `parse` alone would also accept a sign.
         .filter(|digits| digits.iter().all(u8::is_ascii_digit))
         .and_then(|digits| std::str::from_utf8(digits).ok()?.parse().ok());
     match port {

@@ -1,4 +1,4 @@
-//! The Unix socket that host programs connect to, and connections to theirs.
+//! The Unix socket that host programs connect to, and connections to programs' sockets.
 
 use super::error::VsockError;
 use jiffy_sys::handed;
@@ -23,19 +23,18 @@ const PATH_LIMIT: usize = 107;
 /// Programs that may wait to be accepted, for example while the guest boots.
 const BACKLOG: i32 = 1024;
 
-/// A listening socket with its file, which goes away with it.
+/// A listening socket with its file, which is removed with it.
 pub struct Listener {
     socket: OwnedFd,
     path: PathBuf,
-    /// Device and inode of our file: another's is never removed. None of one that was
-    /// handed over: its file is for others to remove.
+    /// Device and inode of the created file, because another file must never be removed. `None` if
+    /// the socket was handed over: then others remove its file.
     identity: Option<(u64, u64)>,
 }
 
 impl Listener {
-    /// Listens at `path`, open to this user only. Replaces a socket file that
-    /// nobody listens on, and nothing else. A socket of that name that was handed over is
-    /// used as it is.
+    /// Listens at `path`, for this user only. Replaces only a socket file that no program listens
+    /// on. A socket of that name that was handed over is used as it is.
     pub fn bind(path: &Path) -> Result<Listener, VsockError> {
         let failed = |source: io::Error| VsockError::Listen {
             path: path.to_owned(),
@@ -56,7 +55,7 @@ impl Listener {
         }
         let address = SocketAddrUnix::new(path).map_err(|errno| failed(errno.into()))?;
         let socket = stream_socket().map_err(failed)?;
-        // Linux gives the file the mode of the socket, so it never is more open.
+        // Linux gives the file the mode of the socket, so it is never accessible to others.
         fchmod(&socket, Mode::RUSR | Mode::WUSR).map_err(|errno| failed(errno.into()))?;
         match bind(&socket, &address) {
             Err(Errno::ADDRINUSE) => {
@@ -75,7 +74,7 @@ impl Listener {
         Ok(listener)
     }
 
-    /// Takes one waiting program; `WouldBlock` if there is none.
+    /// Accepts one waiting program; `WouldBlock` if there is none.
     pub fn accept(&self) -> io::Result<UnixStream> {
         let socket = accept_with(&self.socket, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC)?;
         Ok(UnixStream::from(socket))
@@ -103,7 +102,7 @@ impl Drop for Listener {
 ///
 /// # Errors
 ///
-/// `WouldBlock` if its queue is full: try later. Any other error is final.
+/// `WouldBlock` if its queue is full: try again later. Any other error is final.
 pub fn dial(path: &Path, port: u32) -> io::Result<UnixStream> {
     let mut name = OsString::from(path);
     name.push(format!("_{port}"));

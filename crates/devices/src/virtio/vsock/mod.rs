@@ -6,20 +6,19 @@
 //! `CONNECT N\n` reaches port N of the guest; the device answers `OK <port>\n`
 //! once the guest has accepted, and closes the socket if it has not.
 //!
-//! * [`device`]: the virtio device: its life, its configuration space.
-//! * [`state`]: what a snapshot keeps of it.
-//! * `error`: what can be wrong with it.
-//! * `engine`: one turn of work; the worker thread only repeats it.
+//! * [`device`]: the virtio device and its configuration space.
+//! * [`state`]: what a snapshot keeps of a device.
+//! * `error`: errors of a device.
+//! * `engine`: one turn of work, which the worker thread repeats.
 //! * `rings`: the three virtqueues.
 //! * `packet`: headers, and payloads in guest memory.
-//! * `muxer`: all connections, and which one sends next.
+//! * `muxer`: all connections, and the order in which they send.
 //! * `connection`, `credit`, `outbox`: one connection.
 //! * `listener`, `handshake`: host programs that connect.
-//! * `poll`, `deadlines`: what the engine sleeps on.
+//! * `poll`, `deadlines`: the events and times that the engine waits for.
 //!
-//! Memory is bounded whatever the guest does: at most
-//! [`CONNECTION_LIMIT`] connections, each with at most [`BUFFER`] bytes that
-//! its host program has not read yet.
+//! Memory is bounded whatever the guest does: at most [`CONNECTION_LIMIT`] connections, each with
+//! at most [`BUFFER`] bytes that its host program has not read yet.
 
 mod connection;
 mod credit;
@@ -45,7 +44,7 @@ pub use device::{Vsock, VsockArgs};
 pub use error::VsockError;
 pub use state::{SavedConnection, VsockState};
 
-/// Connections at once, those still shaking hands or draining included.
+/// Most connections at once, including those in a handshake or draining.
 pub const CONNECTION_LIMIT: usize = 1023;
 
 /// Bytes that the guest may send on one connection beyond what its host

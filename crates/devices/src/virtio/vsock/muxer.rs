@@ -1,5 +1,5 @@
-//! All connections of the device, and the sockets of host programs that have no connection
-//! yet, or no longer.
+//! All connections of the device, and the sockets of host programs that have no connection yet or
+//! any more.
 
 use super::connection::{Connection, Key, Outgoing, Phase, Verdict};
 use super::deadlines::Deadlines;
@@ -24,36 +24,35 @@ const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
 const RESPONSE_TIME: Duration = Duration::from_secs(10);
 /// Pause between attempts to connect to a host program whose queue is full.
 const DIAL_PAUSE: Duration = Duration::from_millis(10);
-/// Attempts in all: 1.5 s, less than the 2 s after which Linux gives up.
+/// Number of attempts: 1.5 s, less than the 2 s after which Linux gives up.
 const DIAL_CALLS: u16 = 150;
 /// Pause after running out of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// Programs accepted in one turn.
+/// Most programs accepted in one turn.
 const ACCEPT_BATCH: usize = 64;
-/// RSTs without a connection at which the device takes no more packets before
-/// the guest has taken some (Virtio 1.3 §5.10.6.1).
+/// Number of pending RSTs without a connection at which the device stops taking packets until the
+/// guest has taken some (Virtio 1.3 §5.10.6.1).
 const RESET_LIMIT: usize = 256;
-/// Host ports for connections from the host, apart from the ports that
-/// programs pick.
+/// Host ports for connections of host programs, apart from the ports that programs choose.
 const HOST_PORTS: std::ops::Range<u32> = 1 << 30..1 << 31;
 
-/// A RST for a connection that is not, or no more, in the table.
+/// A RST for a connection that is not in the table (any more).
 #[derive(Debug, Clone, Copy)]
 struct Reset {
-    /// The context id the guest addressed: the host's, or one that can't be reached.
+    /// The context id that the guest addressed: the host's, or one that does not exist.
     cid: u64,
-    /// The guest's socket type: Linux ignores a RST with another one.
+    /// The guest's socket type: Linux ignores a RST with another type.
     kind: u16,
     key: Key,
 }
 
-/// A socket that still has to get what a connection left.
+/// A socket to which bytes of an ended connection are still to be sent.
 struct Drain {
     stream: UnixStream,
     outbox: Outbox,
 }
 
-/// Connections by their ports, and which of them sends next.
+/// Connections by their ports, and the order in which they send.
 pub struct Muxer {
     guest_cid: u64,
     /// The context id the guest had before it was restored.
@@ -61,14 +60,14 @@ pub struct Muxer {
     path: PathBuf,
     poll: Arc<PollSet>,
     listener: Listener,
-    /// The engine accepts programs.
+    /// Whether programs are accepted.
     open: bool,
     /// Descriptors ran out; programs wait for a moment.
     paused: bool,
     connections: HashMap<Key, Connection>,
     handshakes: HashMap<u64, Handshake>,
     drains: HashMap<u64, Drain>,
-    /// Connections with a packet for the guest, each once, in turn.
+    /// Connections with a packet for the guest, each once, in order.
     ready: VecDeque<Key>,
     resets: VecDeque<Reset>,
     deadlines: Deadlines,
@@ -78,7 +77,7 @@ pub struct Muxer {
 }
 
 impl Muxer {
-    /// Listens at `path`; accepts nobody yet.
+    /// Listens at `path`; accepts no program yet.
     pub fn new(
         guest_cid: u64,
         path: PathBuf,
@@ -106,13 +105,13 @@ impl Muxer {
         })
     }
 
-    /// The context ids packets of the guest's may come from: its own, and the
-    /// one it had before it was restored, until it has read its own.
+    /// The context ids that packets from the guest may have as source: its own, and, until it has
+    /// read that, the one it had before it was restored.
     pub fn source_cids(&self) -> [u64; 2] {
         [self.guest_cid, self.former_cid]
     }
 
-    /// Connections the guest believes in, for a snapshot.
+    /// The connections that the guest knows, for a snapshot.
     pub fn saved(&self) -> Vec<SavedConnection> {
         let known = self
             .connections
@@ -132,7 +131,7 @@ impl Muxer {
         saved
     }
 
-    /// Owes the guest a RST for each connection of a snapshot.
+    /// Queues a RST for each connection of a snapshot.
     pub fn reset_saved(&mut self, saved: &VsockState) {
         self.former_cid = saved.cid;
         self.resets
@@ -146,7 +145,7 @@ impl Muxer {
             }));
     }
 
-    /// The driver started anew: what it knew of is gone.
+    /// The driver was reset and has forgotten its connections: ends them.
     pub fn forget_guest(&mut self) {
         let known = self
             .connections
@@ -177,8 +176,7 @@ impl Muxer {
         }
     }
 
-    /// Before the end: gives programs until `until` to read what the guest
-    /// sent them.
+    /// Before the device ends: gives programs until `until` to read what the guest has sent them.
     pub fn linger(&mut self, until: Instant) {
         self.set_open(false);
         let mut events = [EpollEvent::default(); 64];
@@ -197,7 +195,7 @@ impl Muxer {
         }
     }
 
-    /// The next moment [`Muxer::expire`] has something to do.
+    /// The next time at which [`Muxer::expire`] has something to do.
     pub fn next_deadline(&self) -> Option<Instant> {
         self.deadlines.next()
     }
@@ -211,9 +209,9 @@ impl Muxer {
         self.connections.len() + self.handshakes.len() + self.drains.len() >= CONNECTION_LIMIT
     }
 
-    // ---- The host side -------------------------------------------------
+    // The host side.
 
-    /// A watched socket reported `events`.
+    /// Handles `events` of a watched socket.
     pub fn on_socket(&mut self, token: u64, events: EventSet, now: Instant) {
         if token == poll::LISTENER {
             self.accept(now);
@@ -238,7 +236,7 @@ impl Muxer {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => continue,
                 Err(error) => {
-                    // Out of descriptors or memory: the program keeps waiting.
+                    // Descriptors or memory ran out: the program keeps waiting.
                     self.complain(&error);
                     self.paused = true;
                     self.watch_listener();
@@ -268,7 +266,7 @@ impl Muxer {
             return;
         };
         let port = match handshake.advance() {
-            // A program that will say no more.
+            // The program will not send any more.
             Progress::Waiting if events.intersects(EventSet::READ_HANG_UP | EventSet::HANG_UP) => {
                 None
             }
@@ -297,7 +295,7 @@ impl Muxer {
         self.line_up(key);
     }
 
-    /// A host port not in use with this guest port. Ends, since there are far
+    /// A host port that is not in use with this guest port. The search ends, because there are far
     /// fewer connections than ports.
     fn free_key(&mut self, guest_port: u32) -> Key {
         loop {
@@ -323,7 +321,7 @@ impl Muxer {
         }
     }
 
-    /// Acts on every deadline that is over.
+    /// Handles every deadline that is over.
     pub fn expire(&mut self, now: Instant) {
         while let Some(token) = self.deadlines.take_expired(now) {
             if token == poll::LISTENER {
@@ -345,14 +343,14 @@ impl Muxer {
         }
     }
 
-    // ---- The guest side ------------------------------------------------
+    // The guest side.
 
-    /// The device must not take packets now: it owes too many answers.
+    /// Whether the device must not take packets now, because it owes too many answers.
     pub fn is_congested(&self) -> bool {
         self.resets.len() >= RESET_LIMIT
     }
 
-    /// A checked packet of the guest's, its payload in `buffers`.
+    /// Handles a checked packet of the guest; its payload is in `buffers`.
     pub fn receive(&mut self, header: &Header, buffers: &Buffers<'_>, now: Instant) {
         let key = Key {
             host_port: header.dst_port,
@@ -360,7 +358,7 @@ impl Muxer {
         };
         let op = Op::from_number(header.op);
         if header.dst_cid != HOST_CID || header.kind != TYPE_STREAM {
-            // Says nothing about the stream of the same ports.
+            // It does not concern the stream of the same ports.
             if op != Some(Op::Rst) {
                 self.resets.push_back(Reset {
                     cid: header.dst_cid,
@@ -371,8 +369,8 @@ impl Muxer {
             return;
         }
         if header.src_cid != self.guest_cid {
-            // Sent before the guest knew who it is now. It would wait for an
-            // answer in vain; so its program learns at once, and tries again.
+            // The packet was sent before the guest knew its new context id, and it would wait for
+            // an answer in vain. So it is refused at once, and its program can try again.
             if op != Some(Op::Rst) {
                 self.refuse(key);
             }
@@ -464,13 +462,12 @@ impl Muxer {
         }
     }
 
-    /// There may be a packet for the guest.
+    /// Whether there may be a packet for the guest.
     pub fn wants_to_speak(&self) -> bool {
         !self.resets.is_empty() || !self.ready.is_empty()
     }
 
-    /// Makes one packet for the guest, its payload in `buffers` already; each
-    /// connection in turn.
+    /// Makes one packet for the guest, with its payload in `buffers`; connections take turns.
     pub fn speak(&mut self, buffers: &Buffers<'_>) -> Option<Header> {
         if let Some(reset) = self.resets.pop_front() {
             return Some(Header {
@@ -518,7 +515,7 @@ impl Muxer {
         }
     }
 
-    // ---- Ends ----------------------------------------------------------
+    // The end of connections.
 
     fn refuse(&mut self, key: Key) {
         self.resets.push_back(Reset {
@@ -539,8 +536,8 @@ impl Muxer {
         self.remove(key);
     }
 
-    /// Takes a connection out of the table. What its program has not read yet
-    /// is still delivered: the guest was told that it was taken.
+    /// Removes a connection from the table. What its program has not read yet is still delivered,
+    /// because the guest was told that it was taken.
     fn remove(&mut self, key: Key) {
         let Some(connection) = self.connections.remove(&key) else {
             return;
@@ -576,14 +573,14 @@ impl Muxer {
         }
     }
 
-    /// Logs once that the host, not the guest or a program, is at fault.
+    /// Logs, once, that the host is at fault and not the guest or a program.
     fn complain(&mut self, error: &io::Error) {
         if !std::mem::replace(&mut self.out_of_descriptors, true) {
             tracing::warn!(%error, "vsock: connections fail");
         }
     }
 
-    /// Bytes held for host programs.
+    /// Bytes that are held for host programs.
     #[cfg(any(test, feature = "testing"))]
     pub fn held_bytes(&self) -> usize {
         let connections = self.connections.values().map(Connection::held_bytes);
@@ -591,7 +588,7 @@ impl Muxer {
         connections.chain(drains).sum()
     }
 
-    /// Everything that counts against the limit.
+    /// The number of all sockets that count for the limit.
     #[cfg(any(test, feature = "testing"))]
     pub fn connection_count(&self) -> usize {
         self.connections.len() + self.handshakes.len() + self.drains.len()

@@ -1,4 +1,4 @@
-//! Bytes from the guest that a host program has yet to read.
+//! Bytes from the guest that a host program has not read yet.
 
 use super::packet::Buffers;
 use rustix::io::Errno;
@@ -7,25 +7,24 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::unix::net::UnixStream;
 
-/// Bytes that did not fit into a host socket, in order. Owns memory only while
-/// it holds some.
+/// Bytes that did not fit into a host socket, in order. Has memory only while it holds some.
 #[derive(Default)]
 pub struct Outbox {
     bytes: VecDeque<u8>,
 }
 
 impl Outbox {
-    /// Bytes waiting.
+    /// Number of bytes.
     pub fn len(&self) -> usize {
         self.bytes.len()
     }
 
-    /// Nothing waits.
+    /// Whether it is empty.
     pub fn is_empty(&self) -> bool {
         self.bytes.is_empty()
     }
 
-    /// Appends `length` bytes of guest memory; the caller has checked credit.
+    /// Appends `length` bytes of guest memory; the caller has checked the credit.
     pub fn push(&mut self, buffers: &Buffers<'_>, offset: usize, length: usize) {
         let mut chunk = [0; 4096];
         let mut done = 0;
@@ -37,7 +36,7 @@ impl Outbox {
         }
     }
 
-    /// Sends what the socket takes. After an error the rest is still here.
+    /// Sends as much as the socket takes. After an error the rest is still held.
     pub fn flush(&mut self, stream: &UnixStream) -> io::Result<()> {
         while !self.bytes.is_empty() {
             match send(stream, self.bytes.as_slices().0, SendFlags::NOSIGNAL) {
@@ -53,7 +52,7 @@ impl Outbox {
         Ok(())
     }
 
-    /// Discards everything; returns how many bytes that was.
+    /// Discards all bytes; returns how many.
     pub fn discard(&mut self) -> usize {
         std::mem::take(&mut self.bytes).len()
     }

@@ -1,8 +1,8 @@
-//! Packets: the header, and buffers of one descriptor chain.
+//! Packets: the header, and the buffers of one descriptor chain.
 //!
-//! The driver may cut a packet into descriptors as it likes (Virtio 1.3
-//! §2.7.4): Linux sends header and payload in one descriptor, in two, or, for
-//! zero-copy sends, in one a page. Nothing here depends on the cut.
+//! The driver may split a packet into descriptors in any way (Virtio 1.3 §2.7.4): Linux sends
+//! header and payload in one descriptor, in two, or, for zero-copy sends, in one per page. Nothing
+//! here depends on it.
 
 use crate::GuestMemory;
 use crate::virtio::queue::chain::{Chain, Walk};
@@ -17,11 +17,10 @@ use vm_memory::Permissions;
 /// Bytes of a header.
 pub const HEADER_LEN: usize = 44;
 
-/// Largest payload taken from the guest or sent to it, in bytes. Linux cuts
-/// its packets at this size.
+/// Largest payload of a packet in either direction, bytes. Linux splits its packets at this size.
 pub const MAX_PAYLOAD: u32 = 64 * 1024;
 
-/// Most descriptors in a chain: all of the largest queue.
+/// Most descriptors of a chain: all of the largest queue.
 const CHAIN_LIMIT: usize = 128;
 
 /// The host's context id (Virtio 1.3 §5.10.4).
@@ -30,28 +29,28 @@ pub const HOST_CID: u64 = 2;
 /// Socket type: stream, the only one offered (Virtio 1.3 §5.10.6).
 pub const TYPE_STREAM: u16 = 1;
 
-/// SHUTDOWN: the sender will receive no more.
+/// SHUTDOWN: the sender receives no more.
 pub const SHUTDOWN_RECEIVE: u32 = 1;
-/// SHUTDOWN: the sender will send no more.
+/// SHUTDOWN: the sender sends no more.
 pub const SHUTDOWN_SEND: u32 = 2;
 
-/// What a packet does (Virtio 1.3 §5.10.6).
+/// The operation of a packet (Virtio 1.3 §5.10.6).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u16)]
 pub enum Op {
-    /// Asks for a connection.
+    /// Requests a connection.
     Request = 1,
-    /// Accepts one.
+    /// Accepts a connection.
     Response = 2,
-    /// Refuses or ends one.
+    /// Refuses or ends a connection.
     Rst = 3,
-    /// Ends one direction, or both.
+    /// Ends one direction of a connection, or both.
     Shutdown = 4,
     /// Carries bytes.
     Rw = 5,
-    /// Tells the sender's credit.
+    /// Reports the sender's credit.
     CreditUpdate = 6,
-    /// Asks for the receiver's credit.
+    /// Requests the receiver's credit.
     CreditRequest = 7,
 }
 
@@ -74,9 +73,9 @@ impl Op {
 /// `struct virtio_vsock_hdr` (Virtio 1.3 §5.10.6), little-endian and packed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Header {
-    /// Sender.
+    /// The sender's context id.
     pub src_cid: u64,
-    /// Receiver.
+    /// The receiver's context id.
     pub dst_cid: u64,
     /// The sender's port.
     pub src_port: u32,
@@ -92,12 +91,12 @@ pub struct Header {
     pub flags: u32,
     /// The sender's receive buffer, in bytes.
     pub buf_alloc: u32,
-    /// Bytes the sender has taken out of that buffer so far, wrapping.
+    /// Bytes that the sender has taken out of that buffer so far, wrapping.
     pub fwd_cnt: u32,
 }
 
 impl Header {
-    /// Reads the wire form.
+    /// Decodes a header.
     pub fn from_bytes(bytes: &[u8; HEADER_LEN]) -> Header {
         let mut fields = Fields(bytes);
         Header {
@@ -114,7 +113,7 @@ impl Header {
         }
     }
 
-    /// The wire form.
+    /// The encoded header.
     pub fn to_bytes(self) -> [u8; HEADER_LEN] {
         let mut bytes = [0; HEADER_LEN];
         bytes[0..8].copy_from_slice(&self.src_cid.to_le_bytes());
@@ -131,7 +130,7 @@ impl Header {
     }
 }
 
-/// Cuts a header into its fields, in order.
+/// Splits a header into its fields, in order.
 struct Fields<'b>(&'b [u8]);
 
 impl Fields<'_> {
@@ -142,26 +141,26 @@ impl Fields<'_> {
     }
 }
 
-/// The guest made a packet, or a buffer for one, that cannot be used.
+/// Why a packet of the guest, or a buffer for one, can't be used.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum Malformed {
-    /// A device-readable chain with a writable descriptor, or the reverse.
+    /// A device-readable chain has a writable descriptor, or the reverse.
     #[error("a descriptor has the wrong direction")]
     Direction,
-    /// A descriptor outside of RAM.
+    /// A descriptor is outside RAM.
     #[error("a descriptor points outside of guest memory")]
     OutsideMemory,
-    /// More descriptors than the queue has: only an indirect table, which is
-    /// not offered, can do that.
+    /// The chain has more descriptors than the queue. Only an indirect table, which is not offered,
+    /// could have so many.
     #[error("the chain has more than {0} descriptors")]
     TooMany(usize),
-    /// Not even a header fits.
+    /// The chain is shorter than a header.
     #[error("the chain holds {0} bytes, less than a header")]
     TooShort(usize),
-    /// A payload over [`MAX_PAYLOAD`].
+    /// The payload is longer than [`MAX_PAYLOAD`].
     #[error("a payload of {0} bytes is over the limit of {MAX_PAYLOAD}")]
     TooLong(u32),
-    /// The header promises more than the chain holds.
+    /// The header announces more payload than the chain has.
     #[error("the header promises {promised} bytes of payload, the chain holds {held}")]
     Truncated {
         /// The header's `len`.
@@ -169,7 +168,7 @@ pub enum Malformed {
         /// Bytes after the header.
         held: usize,
     },
-    /// Not sent by this guest.
+    /// The source is not this guest.
     #[error("the source context id {0} is not the guest's")]
     ForeignSource(u64),
 }
@@ -181,19 +180,19 @@ pub struct Buffers<'m> {
     len: usize,
 }
 
-/// What came out of a host socket.
+/// The result of reading from a host socket.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Received {
-    /// This many bytes, at least one.
+    /// So many bytes, at least one.
     Bytes(usize),
-    /// Nothing now.
+    /// There are no bytes now.
     Empty,
-    /// Nothing ever again.
+    /// There will be no more bytes.
     End,
 }
 
 impl<'m> Buffers<'m> {
-    /// None yet.
+    /// No buffers yet.
     pub fn new(memory: &'m GuestMemory) -> Buffers<'m> {
         Buffers {
             memory,
@@ -202,9 +201,8 @@ impl<'m> Buffers<'m> {
         }
     }
 
-    /// Takes the memory of `chain`, all of whose descriptors must be
-    /// device-readable ([`Permissions::Read`]) or device-writable
-    /// ([`Permissions::Write`]).
+    /// Takes the buffers of `chain`, all of whose descriptors must be device-readable
+    /// ([`Permissions::Read`]) or device-writable ([`Permissions::Write`]).
     pub fn load(&mut self, chain: Chain, access: Permissions) -> Result<(), Malformed> {
         self.segments.clear();
         self.len = 0;
@@ -232,7 +230,7 @@ impl<'m> Buffers<'m> {
         Ok(())
     }
 
-    /// Bytes in all.
+    /// Bytes of all buffers.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -247,14 +245,14 @@ impl<'m> Buffers<'m> {
         segment::write(self.memory, &self.segments, offset, source);
     }
 
-    /// Sends `length` bytes from `offset` into a non-blocking socket; returns
-    /// how many it took: fewer when it is full.
+    /// Sends `length` bytes from `offset` on to a non-blocking socket. Returns how many were sent:
+    /// fewer if the socket is full.
     pub fn send(&self, stream: &UnixStream, offset: usize, length: usize) -> io::Result<usize> {
         let part = segment::part(&self.segments, offset, length);
         Vectors::default().send(stream.as_fd(), self.memory, part)
     }
 
-    /// Fills up to `length` bytes at `offset` from a non-blocking socket.
+    /// Reads up to `length` bytes from a non-blocking socket to `offset`.
     pub fn receive(
         &self,
         stream: &UnixStream,
@@ -271,10 +269,9 @@ impl<'m> Buffers<'m> {
     }
 }
 
-/// Reads and checks the header of a packet from the guest; its payload is
-/// `len` bytes of `buffers` from [`HEADER_LEN`]. Destination, type and
-/// operation are left to the caller, who answers wrong ones with RST. The
-/// guest may send as any of `guest_cids`.
+/// Reads and checks the header of a packet from the guest; its payload is `len` bytes of `buffers`
+/// from [`HEADER_LEN`] on. The caller checks destination, type and operation, and answers wrong
+/// ones with RST. The source may be any of `guest_cids`.
 pub fn parse(buffers: &Buffers<'_>, guest_cids: &[u64]) -> Result<Header, Malformed> {
     let Some(held) = buffers.len().checked_sub(HEADER_LEN) else {
         return Err(Malformed::TooShort(buffers.len()));

@@ -1,35 +1,34 @@
-//! What the engine sleeps on.
+//! The events that the engine waits for.
 //!
-//! Connections and doorbells are watched edge-triggered, once, and never
-//! touched again: a connection remembers that its socket is readable until a
-//! read finds it empty, and a doorbell needs no read at all. The listener is
-//! level-triggered, since it is not always answered.
+//! Connections and doorbells are watched edge-triggered, and their registration never changes: a
+//! connection remembers that its socket is readable until a read finds it empty, and a doorbell
+//! needs no read. The listener is level-triggered, because it is not always accepted from.
 
 use std::io;
 use std::os::fd::AsRawFd;
 use std::time::Duration;
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
-/// Tokens are `host port << 32 | guest port` for connections; no connection
-/// has host port `u32::MAX`, whose tokens are these and those of [`numbered`].
+/// Tokens of connections are `host port << 32 | guest port`. No connection has host port
+/// `u32::MAX`, to which these tokens and those of [`numbered`] belong.
 const RESERVED: u64 = (u32::MAX as u64) << 32;
-/// Ends the worker.
+/// The worker must stop.
 pub const STOP: u64 = RESERVED;
 /// Host programs wait to be accepted.
 pub const LISTENER: u64 = RESERVED | 1;
 /// A queue's doorbell.
 pub const DOORBELL: u64 = RESERVED | 2;
-/// First of the numbers for sockets without a connection.
+/// First number of sockets without a connection.
 const FIRST_NUMBER: u32 = 16;
 
-/// The token of a socket that has no ports (yet, or any more). Numbers come
-/// round after four thousand million sockets.
+/// The token of a socket that has no ports (yet, or any more). Numbers repeat after four thousand
+/// million sockets.
 pub fn numbered(counter: &mut u32) -> u64 {
     *counter = counter.wrapping_add(1).max(FIRST_NUMBER);
     RESERVED | u64::from(*counter)
 }
 
-/// A connection's socket: everything, edge-triggered.
+/// All events of a connection's socket, edge-triggered.
 pub fn any_edge() -> EventSet {
     EventSet::IN | EventSet::OUT | EventSet::READ_HANG_UP | EventSet::EDGE_TRIGGERED
 }
@@ -48,12 +47,12 @@ impl PollSet {
         Epoll::new().map(PollSet)
     }
 
-    /// Watches `source`. Closing it ends that.
+    /// Watches `source` until it is closed.
     pub fn add(&self, source: &impl AsRawFd, token: u64, events: EventSet) -> io::Result<()> {
         self.control(ControlOperation::Add, source, token, events)
     }
 
-    /// Changes token and events, and reports what is ready already.
+    /// Changes token and events; reports what is ready already.
     pub fn modify(&self, source: &impl AsRawFd, token: u64, events: EventSet) -> io::Result<()> {
         self.control(ControlOperation::Modify, source, token, events)
     }
@@ -77,10 +76,10 @@ impl PollSet {
         )
     }
 
-    /// Sleeps until something happens or `timeout` is over (`None`: for ever);
-    /// an interrupted sleep reports nothing.
+    /// Sleeps until an event comes or `timeout` is over (`None`: for ever). An interrupted sleep
+    /// reports no events.
     pub fn wait(&self, timeout: Option<Duration>, events: &mut [EpollEvent]) -> io::Result<usize> {
-        // Rounded up, or a deadline in half a millisecond would spin.
+        // Rounded up, because a deadline in half a millisecond would otherwise be polled in a loop.
         let timeout = timeout.map_or(-1, |t| {
             i32::try_from(t.as_nanos().div_ceil(1_000_000)).unwrap_or(i32::MAX)
         });

@@ -7,29 +7,28 @@ use crate::virtio::queue::ring::Ring;
 use std::sync::Arc;
 use virtio_queue::QueueT;
 
-/// Entries of the receive, transmit and event queue. Linux fills the whole
-/// receive queue with 4 KiB buffers when it probes the device: 64 hold as much
-/// as a connection's default credit and cost a quarter of 256 at boot. A
-/// zero-copy send takes up to 18 entries of the transmit queue. Linux posts 8
-/// event buffers.
+/// Entries of the receive, transmit and event queue. Linux fills the whole receive queue with 4 KiB
+/// buffers when it probes the device: 64 hold as much as a connection's default credit and cost a
+/// quarter of 256 at boot. A zero-copy send takes up to 18 entries of the transmit queue. Linux
+/// posts 8 event buffers.
 pub const QUEUE_SIZES: [u16; 3] = [64, 128, 8];
 
-/// The queues in use, and what they need.
+/// The active queues, and what they need.
 pub struct Rings {
     /// Guest RAM.
     pub memory: Arc<GuestMemory>,
-    /// Tells the driver.
+    /// Interrupts the driver.
     pub interrupt: Arc<dyn Interrupt>,
     /// Packets to the guest.
     pub(super) receive: Ring,
     /// Packets from the guest.
     pub(super) transmit: Ring,
-    /// Events to the guest; a driver may leave it out.
+    /// Events to the guest; a driver need not enable it.
     pub(super) event: Option<Ring>,
 }
 
 impl Rings {
-    /// Sorts the queues of an activation.
+    /// Assigns the queues of an activation.
     pub fn new(
         memory: Arc<GuestMemory>,
         interrupt: Arc<dyn Interrupt>,
@@ -55,7 +54,7 @@ impl Rings {
         })
     }
 
-    /// Interrupts the guest if it wants to know of what was returned.
+    /// Interrupts the guest if it wants that for the returned buffers.
     pub fn notify(&mut self) {
         let memory = &*self.memory;
         let rings = [&mut self.receive, &mut self.transmit].into_iter();
@@ -75,7 +74,7 @@ impl Rings {
             .chain(&self.event)
     }
 
-    /// Gives the queues back, by index.
+    /// Returns the queues, by index.
     pub fn into_queues(self) -> Vec<ActiveQueue> {
         let rings = [Some(self.receive), Some(self.transmit), self.event];
         rings.into_iter().flatten().map(Ring::into_active).collect()

@@ -4,16 +4,16 @@ use super::CONNECTION_LIMIT;
 use super::error::{VsockError, check_cid};
 use serde::{Deserialize, Serialize};
 
-/// A saved socket device. Connections do not travel: their host programs
-/// belong to the VM that was saved. The restored device tells the guest so,
-/// with a transport reset event (Virtio 1.3 §5.10.6.7) and a RST for each.
+/// A saved socket device. Connections are not restored, because their host programs belong to the
+/// saved VM. The restored device tells the guest so, with a transport reset event (Virtio 1.3
+/// §5.10.6.7) and a RST for each.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VsockState {
-    /// The guest's context id. A restored VM may be given another; the guest
-    /// reads it again on the reset event.
+    /// The guest's context id. A restored VM may get another one, which the guest reads on the
+    /// reset event.
     pub cid: u64,
-    /// Connections the guest believed in.
+    /// The connections that the guest knew.
     pub connections: Vec<SavedConnection>,
 }
 
@@ -21,14 +21,14 @@ pub struct VsockState {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SavedConnection {
-    /// On the host.
+    /// The port on the host.
     pub host_port: u32,
-    /// In the guest.
+    /// The port in the guest.
     pub guest_port: u32,
 }
 
 impl VsockState {
-    /// Refuses a state that no device of ours could have saved.
+    /// Refuses a state that no device could have saved.
     pub fn check(&self) -> Result<(), VsockError> {
         if self.connections.len() > 2 * CONNECTION_LIMIT {
             return Err(VsockError::SavedConnections(self.connections.len()));

@@ -1,4 +1,4 @@
-//! TCP connections that a clone has inherited and can't go on with (sock_diag(7)).
+//! Resets TCP connections that a clone has inherited and can't use (sock_diag(7)).
 
 use super::netlink::{Message, Netlink};
 use alloc::vec::Vec;
@@ -11,19 +11,19 @@ const SOCK_DESTROY: u16 = 21;
 const IPPROTO_TCP: u8 = 6;
 const AF_INET: u8 = 2;
 const AF_INET6: u8 = 10;
-/// All states but TCP_CLOSE (7) and TCP_LISTEN (10).
+/// All states except TCP_CLOSE (7) and TCP_LISTEN (10).
 const CONNECTED: u32 = 0xffe & !(1 << 7) & !(1 << 10);
 /// Bytes of `struct inet_diag_sockid`.
 const ID: usize = 48;
 
-/// A socket, as the kernel names it.
+/// A socket as the kernel identifies it.
 struct Connection {
     family: u8,
     id: [u8; ID],
 }
 
 impl Connection {
-    /// Of a `struct inet_diag_msg`.
+    /// Parses a `struct inet_diag_msg`.
     fn read(message: &[u8]) -> Option<Connection> {
         let id = message.get(4..)?.first_chunk::<ID>()?;
         Some(Connection {
@@ -32,7 +32,7 @@ impl Connection {
         })
     }
 
-    /// The address at this end.
+    /// The local address.
     fn local(&self) -> Option<IpAddr> {
         let bytes = &self.id[4..20];
         match self.family {
@@ -46,9 +46,9 @@ impl Connection {
     }
 }
 
-/// Ends all TCP connections from these addresses: programs find them reset. Addresses and
-/// routes must be gone by then, so that the other end, which belongs to the VM this one was
-/// made from, hears nothing. How many there were.
+/// Resets all TCP connections from these addresses; returns their number. The addresses and routes
+/// must be removed before, so that the peer, which is connected to the VM from which this one was
+/// made, gets no packet.
 pub fn reset(addresses: &[IpAddr]) -> IoResult<usize> {
     let mut netlink = Netlink::open(Some(SOCK_DIAG))?;
     let mut inherited = Vec::new();
@@ -66,7 +66,7 @@ pub fn reset(addresses: &[IpAddr]) -> IoResult<usize> {
     for connection in &inherited {
         let end = request(SOCK_DESTROY, connection.family, CONNECTED, &connection.id);
         match netlink.request(end) {
-            // It has ended by itself.
+            // The connection has ended by itself.
             Err(Errno::NOENT) => {}
             other => other?,
         }
@@ -112,14 +112,14 @@ mod tests {
     fn a_connection_of_this_machines_is_ended() {
         use std::io::Read;
         use std::net::{TcpListener, TcpStream};
-        // Of an address that nothing else here uses.
+        // An address that no other test uses.
         let listener = TcpListener::bind("127.77.3.9:0").unwrap();
         let mut here = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (mut there, _) = listener.accept().unwrap();
         assert_eq!(reset(&["127.77.3.9".parse().unwrap()]), Ok(1));
         assert!(there.read(&mut [0]).is_err());
         assert!(here.read(&mut [0]).is_err());
-        // Whoever listens goes on.
+        // The listening socket still accepts connections.
         let _ = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         listener.accept().unwrap();
     }

@@ -1,7 +1,7 @@
-//! Network interfaces.
+//! Configures network interfaces.
 //!
 //! * `netlink`: requests to the kernel.
-//! * `connections`: those that a clone can't go on with.
+//! * `connections`: resets connections that a clone can't use.
 
 mod connections;
 mod netlink;
@@ -18,11 +18,11 @@ use netlink::Netlink;
 use rustix::io::{Errno, Result as IoResult};
 
 const PATIENCE_NS: u64 = 2_000_000_000;
-/// Loopback has this index in every network namespace.
+/// Index of the loopback interface, the same in every network namespace.
 const LOOPBACK: u32 = 1;
 
-/// Brings loopback up, and each interface as given. What fails on one is
-/// reported and does not stop the others.
+/// Brings loopback and the given interfaces up. A failure of one is reported and does not stop the
+/// others.
 pub fn configure(interfaces: &[Interface], report: &mut Report) -> Result<(), String> {
     let mut netlink = open()?;
     netlink
@@ -38,9 +38,9 @@ pub fn configure(interfaces: &[Interface], report: &mut Report) -> Result<(), St
     Ok(())
 }
 
-/// The same for a guest that was restored: an interface that is to be otherwise
-/// first loses what it has no more, and what was connected from addresses that are gone is
-/// reset. Only then it takes on its own MAC address, and tells its neighbours.
+/// Reconfigures the interfaces of a restored guest. A changed interface first loses addresses and
+/// routes that the new configuration lacks, and connections from removed addresses are reset. Only
+/// then it gets its new MAC address and announces itself to neighbours.
 pub fn renew(old: &[Interface], new: &[Interface], report: &mut Report) -> Result<(), String> {
     let mut netlink = open()?;
     let mut gone = Vec::new();
@@ -77,13 +77,13 @@ fn open() -> Result<Netlink, String> {
     Netlink::open(None).map_err(|error| format!("no netlink socket: {}", reason(error)))
 }
 
-/// An interface as it is to be, checked whole before anything is set.
+/// The configuration of an interface, checked completely before anything is set.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Plan<'a> {
     name: &'a str,
     mtu: Option<u32>,
     mac: Option<Mac>,
-    /// With the length of their prefix.
+    /// Addresses with their prefix lengths.
     addresses: Vec<(IpAddr, u8)>,
     gateways: Vec<IpAddr>,
     neighbours: Vec<(IpAddr, Mac)>,
@@ -107,8 +107,8 @@ impl Plan<'_> {
                     .ok_or_else(|| format!("{text:?} is not an address with a prefix length"))
             })
             .collect::<Result<Vec<_>, _>>()?;
-        // The kernel makes one of the MAC address that the interface came up with, and
-        // keeps it with another.
+        // The kernel derives a link-local address from the MAC address with which the interface
+        // came up, and keeps it when the MAC address changes.
         if let Some(mac) = interface.mac
             && addresses.iter().any(|(address, _)| address.is_ipv6())
         {
@@ -132,8 +132,8 @@ impl Plan<'_> {
         })
     }
 
-    /// Brings the interface up with its addresses; its number. In a guest that was
-    /// restored it may have been otherwise before.
+    /// Brings the interface up with its addresses and returns its index. In a restored guest it may
+    /// have had another configuration.
     fn bring_up(&self, netlink: &mut Netlink, restored: bool) -> Result<u32, String> {
         let name = self.name;
         if !disks::wait_for(&format!("/sys/class/net/{name}"), PATIENCE_NS) {
@@ -156,8 +156,9 @@ impl Plan<'_> {
         Ok(index)
     }
 
-    /// The host has given this guest a link of its own with all it needs: nothing is asked
-    /// of that link. Parameters that a kernel lacks need not be set.
+    /// Disables router advertisements and duplicate address detection, or IPv6 altogether if the
+    /// interface has no IPv6 address: the host has given this guest a link of its own and
+    /// everything it needs. Parameters that the kernel lacks are skipped.
     fn expect_nobody_else(&self, restored: bool) {
         let name = self.name;
         let set = |parameter: &str, value: &[u8]| {
@@ -175,8 +176,8 @@ impl Plan<'_> {
         }
     }
 
-    /// Has the interface take on the MAC address that its device has now, and the kernel
-    /// tell the neighbours where its addresses are.
+    /// Sets the MAC address that the device has now, and lets the kernel announce the addresses to
+    /// neighbours.
     fn take_on_mac(&self, netlink: &mut Netlink, index: u32) -> Result<(), String> {
         let Some(mac) = self.mac else {
             return Ok(());
@@ -191,8 +192,8 @@ impl Plan<'_> {
             .map_err(|error| format!("{mac} on {}: {}", self.name, reason(error)))
     }
 
-    /// Does the host know where this guest is? It does if it says where its own end is: then
-    /// nobody on this link asks for addresses, nor needs to be told.
+    /// Whether the host knows this guest's MAC address. It does if it gave the gateways' addresses:
+    /// then no host on this link resolves addresses, and no announcement is needed.
     fn is_known(&self) -> bool {
         let known = |gateway| {
             self.neighbours
@@ -202,7 +203,7 @@ impl Plan<'_> {
         !self.gateways.is_empty() && self.gateways.iter().all(known)
     }
 
-    /// Neighbours, which a change of the MAC address removes, and routes.
+    /// Adds permanent neighbours, which a change of the MAC address removes, and routes.
     fn connect(&self, netlink: &mut Netlink, index: u32) -> Result<(), String> {
         let name = self.name;
         for (address, mac) in &self.neighbours {
@@ -221,8 +222,8 @@ impl Plan<'_> {
     }
 }
 
-/// Takes from an interface what it had `before` and shall not have `after`; adds to `gone`
-/// the addresses.
+/// Removes from an interface what it has `before` but not `after`; appends removed addresses to
+/// `gone`.
 fn clear(
     netlink: &mut Netlink,
     before: &Plan<'_>,
@@ -234,7 +235,7 @@ fn clear(
     let index = netlink
         .index_of(name)
         .map_err(|error| format!("there is no interface {name}: {}", reason(error)))?;
-    // Routes first: an address takes some of them along.
+    // Routes first, because removing an address removes some of them.
     for gateway in before
         .gateways
         .iter()
@@ -257,7 +258,7 @@ fn clear(
     Ok(())
 }
 
-/// Of a MAC address (RFC 4291, appendix A).
+/// The link-local address of a MAC address (RFC 4291, appendix A).
 fn link_local(mac: Mac) -> Ipv6Addr {
     let [a, b, c, d, e, f] = mac.0;
     let word = |high: u8, low: u8| u16::from_be_bytes([high, low]);
@@ -273,7 +274,7 @@ fn link_local(mac: Mac) -> Ipv6Addr {
     )
 }
 
-/// What a program has removed before is as good as removed.
+/// Ignores an error if a program has removed it before.
 fn removed(result: IoResult<()>) -> IoResult<()> {
     match result {
         Err(Errno::ADDRNOTAVAIL | Errno::SRCH | Errno::NOENT) => Ok(()),
@@ -281,7 +282,7 @@ fn removed(result: IoResult<()>) -> IoResult<()> {
     }
 }
 
-/// `10.0.0.2/24` or `fd00::2/64`; without a length, the whole address.
+/// Parses `10.0.0.2/24` or `fd00::2/64`; without a length the prefix is the whole address.
 fn parse_prefix(text: &str) -> Option<(IpAddr, u8)> {
     let (address, prefix) = match text.split_once('/') {
         Some((address, prefix)) => (address, Some(prefix)),

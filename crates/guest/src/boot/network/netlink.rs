@@ -50,7 +50,7 @@ pub struct Netlink {
 }
 
 impl Netlink {
-    /// To routes, addresses and links; `protocol` is another family's.
+    /// Opens a socket for routes, addresses and links, or for another netlink protocol.
     pub fn open(protocol: Option<Protocol>) -> IoResult<Netlink> {
         let flags = SocketFlags::CLOEXEC;
         let socket = net::socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, protocol)?;
@@ -60,12 +60,12 @@ impl Netlink {
         })
     }
 
-    /// The number of an interface.
+    /// Index of an interface.
     pub fn index_of(&self, name: &str) -> IoResult<u32> {
         net::netdevice::name_to_index(&self.socket, name)
     }
 
-    /// Brings an interface up.
+    /// Brings an interface up, and sets its MTU if given.
     pub fn set_link(&mut self, index: u32, mtu: Option<u32>) -> IoResult<()> {
         let mut message = Message::about_link(index, IFF_UP);
         if let Some(mtu) = mtu {
@@ -74,26 +74,26 @@ impl Netlink {
         self.request(message)
     }
 
-    /// Gives an interface another MAC address.
+    /// Sets an interface's MAC address.
     pub fn set_mac(&mut self, index: u32, mac: Mac) -> IoResult<()> {
         let mut message = Message::about_link(index, 0);
         message.attribute(IFLA_ADDRESS, &mac.0);
         self.request(message)
     }
 
-    /// Gives an interface an address, or has it keep it.
+    /// Adds an address to an interface, or keeps it.
     pub fn add_address(&mut self, index: u32, address: IpAddr, prefix: u8) -> IoResult<()> {
         let message = Message::new(RTM_NEWADDR, NLM_F_REPLACE_CREATE);
         self.request(message.about_address(index, address, prefix))
     }
 
-    /// Takes an address away.
+    /// Removes an address.
     pub fn remove_address(&mut self, index: u32, address: IpAddr, prefix: u8) -> IoResult<()> {
         let message = Message::new(RTM_DELADDR, 0);
         self.request(message.about_address(index, address, prefix))
     }
 
-    /// Says where a neighbour is, for good.
+    /// Adds a permanent neighbour.
     pub fn add_neighbour(&mut self, index: u32, address: IpAddr, mac: Mac) -> IoResult<()> {
         let message = Message::new(RTM_NEWNEIGH, NLM_F_REPLACE_CREATE);
         let mut message = message.about_neighbour(index, address);
@@ -101,18 +101,18 @@ impl Netlink {
         self.request(message)
     }
 
-    /// Forgets where a neighbour is.
+    /// Removes a neighbour.
     pub fn remove_neighbour(&mut self, index: u32, address: IpAddr) -> IoResult<()> {
         self.request(Message::new(RTM_DELNEIGH, 0).about_neighbour(index, address))
     }
 
-    /// Routes all else by a gateway.
+    /// Adds a default route.
     pub fn add_default_route(&mut self, index: u32, gateway: IpAddr) -> IoResult<()> {
         let message = |flags| {
             Message::new(RTM_NEWROUTE, NLM_F_REPLACE_CREATE).about_default(index, gateway, flags)
         };
         match self.request(message(0)) {
-            // A gateway outside the interface's own prefix (a /32 address).
+            // The gateway is outside of the interface's prefix (a /32 address).
             Err(Errno::NETUNREACH | Errno::HOSTUNREACH | Errno::INVAL) => {
                 self.request(message(RTNH_F_ONLINK))
             }
@@ -120,12 +120,12 @@ impl Netlink {
         }
     }
 
-    /// Does so no more.
+    /// Removes a default route.
     pub fn remove_default_route(&mut self, index: u32, gateway: IpAddr) -> IoResult<()> {
         self.request(Message::new(RTM_DELROUTE, 0).about_default(index, gateway, 0))
     }
 
-    /// Sends a request and waits until it is carried out.
+    /// Sends a request and waits until the kernel has executed it.
     pub fn request(&mut self, message: Message) -> IoResult<()> {
         let sequence = self.send(message, NLM_F_ACK)?;
         let mut buffer = [0u8; 1024];
@@ -139,10 +139,10 @@ impl Netlink {
         }
     }
 
-    /// Asks for all of something; each answer's body is given to `take`.
+    /// Sends a dump request and calls `take` with the body of each answer.
     pub fn dump(&mut self, message: Message, mut take: impl FnMut(&[u8])) -> IoResult<()> {
         let sequence = self.send(message, NLM_F_DUMP)?;
-        // The kernel fills messages of that size for whoever reads with less.
+        // The kernel fills messages of this size for readers with smaller buffers as well.
         let mut buffer = alloc::vec![0u8; 32 << 10];
         loop {
             let (_, count) = net::recv(&self.socket, &mut buffer[..], RecvFlags::empty())?;
@@ -173,7 +173,7 @@ fn parts(address: &IpAddr) -> (u8, Vec<u8>) {
     }
 }
 
-/// Kind, number and body of each message that is there whole.
+/// Type, sequence number and body of each complete message.
 fn messages(mut bytes: &[u8]) -> impl Iterator<Item = (u16, u32, &[u8])> {
     core::iter::from_fn(move || {
         let (header, _) = bytes.split_first_chunk::<16>()?;
@@ -188,7 +188,7 @@ fn messages(mut bytes: &[u8]) -> impl Iterator<Item = (u16, u32, &[u8])> {
     })
 }
 
-/// What an NLMSG_ERROR says.
+/// The result in an NLMSG_ERROR.
 fn outcome(body: &[u8]) -> IoResult<()> {
     match body
         .first_chunk::<4>()
@@ -200,11 +200,11 @@ fn outcome(body: &[u8]) -> IoResult<()> {
     }
 }
 
-/// A netlink request under construction.
+/// A netlink request that is being built.
 pub struct Message(Vec<u8>);
 
 impl Message {
-    /// An empty one.
+    /// A request without attributes.
     pub fn new(kind: u16, flags: u16) -> Message {
         let mut bytes = Vec::with_capacity(128);
         bytes.extend_from_slice(&[0; 4]); // the length, when it is known
@@ -219,7 +219,7 @@ impl Message {
         self.0.extend_from_slice(bytes);
     }
 
-    /// Appends a number.
+    /// Appends a 32-bit number.
     pub fn word(&mut self, word: u32) {
         self.bytes(&word.to_ne_bytes());
     }
@@ -233,7 +233,7 @@ impl Message {
 
     fn about_link(index: u32, flags: u32) -> Message {
         let mut message = Message::new(RTM_NEWLINK, 0);
-        // struct ifinfomsg: flags, and which of them are meant.
+        // struct ifinfomsg: flags, and the mask of changed flags.
         message.bytes(&[0, 0, 0, 0]);
         message.word(index);
         message.word(flags);
@@ -243,7 +243,8 @@ impl Message {
 
     fn about_address(mut self, index: u32, address: IpAddr, prefix: u8) -> Message {
         let (family, bytes) = parts(&address);
-        // The host gave this address to this guest: it is nobody else's.
+        // The host gave this address to this guest only, so it needs no duplicate address
+        // detection.
         let flags = if address.is_ipv6() { IFA_F_NODAD } else { 0 };
         // struct ifaddrmsg
         self.bytes(&[family, prefix, flags, 0]);

@@ -181,3 +181,31 @@ fn one_vm_has_no_more_connections_than_it_may() {
     assert_eq!(held.len(), 5);
     assert!(b.reaches(PUBLIC, 80));
 }
+
+#[test]
+fn no_rule_opens_a_port_that_vms_never_reach() {
+    let world = World::new();
+    let options = crate::host::HostOptions {
+        never: vec![7070],
+        ..super::options()
+    };
+    let opened = on_host(&world, || Host::open(options, &[], &Default::default()));
+    let (mut host, _) = opened.expect("open");
+    let mut own = on_host(&world, || spec(&mut host, 1));
+    own.policy = policy(&["host:7070-7072", HOST, HOST6, "all"], &[]);
+    let guest = Guest::start(on_host(&world, || host.attach(&own).expect("attached")));
+    let _servers: Vec<Server> = [7070, 7072]
+        .map(|port| Server::tcp(&world.host, "::", port, "host"))
+        .into();
+    let _far = Server::tcp(&world.outside, PUBLIC, 7070, "far");
+    let mut addresses = vec![guest.addresses.gateway.to_string(), HOST.into()];
+    if let Some(gateway) = guest.addresses.gateway6 {
+        addresses.extend([gateway.to_string(), HOST6.into()]);
+    }
+    for address in &addresses {
+        // Of IPv6 the first packets may be lost, until the link is ready.
+        assert!((0..20).any(|_| guest.reaches(address, 7072)), "{address}");
+        assert!(!guest.reaches(address, 7070), "{address}");
+    }
+    assert!(guest.reaches(PUBLIC, 7070), "it is no port of the host's");
+}

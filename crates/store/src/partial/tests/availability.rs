@@ -1,17 +1,17 @@
-//! Origins that lie or never answer, other packings, full disks, and who gives up.
+//! Origins that lie or never answer, other packings, full disks, and reads that are given up.
 
 use super::*;
 use std::process::Command;
 use std::sync::mpsc::channel;
 
-/// Says no to everything.
+/// An origin that refuses every request.
 fn absent(file: &[u8]) -> Arc<Scripted> {
     Scripted::new("the absent one", file.to_vec(), |_, _| {
         Err(OriginError::never("it has nothing"))
     })
 }
 
-/// The same contents, packed with other chunks first.
+/// The same contents, with other chunks first.
 fn packed_otherwise(letters: &str) -> Pair {
     let options = WriteOptions {
         working_set: Some((10..90).rev().collect()),
@@ -28,8 +28,8 @@ fn who_lied_or_had_nothing_is_asked_last() {
     let origins = [liar.clone(), absent.clone(), honest.clone()];
     let image = pair.open(&origins).unwrap();
     assert_eq!(read_all(&image), pair.bytes);
-    // A block has 16 chunks; there are some 25. Each of the two was asked at most for the
-    // first block and what came of its lie.
+    // A block has 16 chunks, and there are about 25. Each of the two is asked at most for the first
+    // block and once more after its lie.
     assert!(liar.asked().len() <= 3, "{:?}", liar.asked());
     assert!(absent.asked().len() <= 2, "{:?}", absent.asked());
 }
@@ -37,7 +37,7 @@ fn who_lied_or_had_nothing_is_asked_last() {
 #[test]
 fn an_image_that_one_artifact_does_not_give_is_had_by_another_s_packing() {
     let letters = many(200);
-    // Whose tables are right and whose chunks nobody has.
+    // An artifact with valid tables whose chunks no origin has.
     let hostile = Pair::new(&letters, &small());
     let other = packed_otherwise(&letters);
     assert_ne!(hostile.whole, other.whole);
@@ -50,12 +50,12 @@ fn an_image_that_one_artifact_does_not_give_is_had_by_another_s_packing() {
     image.set_packings(vec![packing]);
     let before = none.asked().len();
     assert_eq!(read_all(&image), other.bytes);
-    // Once, then it is known who has it.
+    // It is asked once; afterwards the other packing is tried first.
     assert_eq!(none.asked().len(), before + 1);
     assert!(image.is_here(100).unwrap());
     image.complete().unwrap();
     assert!(is_partial(&hostile.path()) && !is_partial(&other.path()));
-    // The other way round, and in a few large reads.
+    // In the opposite order, and with a few large reads.
     shrink(&hostile.path()).unwrap();
     let honest = Scripted::honest(&hostile.whole);
     let packing = Arc::new(hostile_again(&hostile, image, &honest));
@@ -67,7 +67,7 @@ fn an_image_that_one_artifact_does_not_give_is_had_by_another_s_packing() {
     assert_eq!(honest.asked().len(), 1);
 }
 
-/// The same file, opened again once nobody has it.
+/// Closes the file and opens it again with this origin.
 fn hostile_again(pair: &Pair, image: ImageReader, origin: &Arc<Scripted>) -> ImageReader {
     drop(image);
     pair.open(std::slice::from_ref(origin)).unwrap()
@@ -100,12 +100,12 @@ fn a_peer_that_packed_it_otherwise_is_not_asked_for_bytes() {
     assert!(says().unwrap_err().why.contains("in another way"));
     fs::write(&theirs, &pair.whole).unwrap();
     assert_eq!(says().unwrap(), pair.whole[64..128]);
-    // One that has only parts itself has holes for the rest.
+    // A peer's file that is partial itself has holes.
     fs::write(map_path(&theirs), "").unwrap();
     assert!(says().unwrap_err().why.contains("only parts"));
 }
 
-/// A file system of its own, which is root's to mount.
+/// A file system of its own; only root can mount it.
 struct SmallDisk<'a>(&'a Path);
 
 impl SmallDisk<'_> {
@@ -118,7 +118,7 @@ impl SmallDisk<'_> {
         SmallDisk(at)
     }
 
-    /// Takes all room that is left.
+    /// Writes until the disk is full.
     fn fill(&self) {
         use std::io::Write;
         let mut file = fs::File::create(self.0.join("filler")).unwrap();
@@ -155,7 +155,7 @@ fn on_a_full_disk_what_comes_is_read_and_not_kept() {
         ..Opening::default()
     };
     let image = ImageReader::open_with(&path, &opening).unwrap();
-    // Some of it fits, and gives way to what is needed next.
+    // Some chunks fit, and are dropped when others are needed.
     let mut chunk = vec![0; CHUNK];
     for index in 0..200 {
         image.read_chunk(index, &mut chunk).unwrap();
@@ -167,7 +167,7 @@ fn on_a_full_disk_what_comes_is_read_and_not_kept() {
         image.read_chunk(index, &mut chunk).unwrap();
         assert_eq!(chunk, &bytes[index as usize * CHUNK..][..CHUNK], "{index}");
     }
-    // All of it finds no room, and that is said.
+    // The whole image does not fit, and the error says so.
     let error = image.complete().unwrap_err();
     assert!(sentence(&error).contains("cannot be kept here"), "{error}");
     fs::remove_file(here.join("filler")).unwrap();
@@ -229,7 +229,7 @@ fn of_many_who_read_a_wrong_chunk_one_has_it_replaced() {
         });
         assert_eq!(origin.asked().len(), before + 1, "round {round}");
     }
-    // A lie about one chunk takes none of the others of its block.
+    // A wrong chunk does not invalidate the others of its block.
     let start = place.start;
     let liar = Scripted::new("the liar", pair.whole.clone(), move |range, mut bytes| {
         if range.contains(&start) {

@@ -1,4 +1,4 @@
-//! PID 1 of the guest.
+//! Runs as PID 1 of the guest.
 
 #![allow(unsafe_code)] // A vsock socket, which std has not.
 
@@ -16,7 +16,7 @@ pub fn guest() -> Result<()> {
     }
 }
 
-/// For ever.
+/// Computes and stores lines forever.
 fn work() -> Result<std::convert::Infallible> {
     mount_devices()?;
     let mut lines = OpenOptions::new()
@@ -40,7 +40,7 @@ fn work() -> Result<std::convert::Infallible> {
         sector.resize(SECTOR as usize, 0);
         disk.write_all_at(&sector, place(number))?;
         while let Err(error) = send(&mut connection, &line, &lines, number) {
-            // The guest was restored: the host knows how far it has read.
+            // A reset means that the guest was restored; the host knows how far it has read.
             if !matches!(error.raw_os_error(), Some(error) if is_reset(error)) {
                 return Err(error.into());
             }
@@ -66,7 +66,7 @@ fn is_reset(error: i32) -> bool {
     .contains(&error)
 }
 
-/// Sends a line; over a new connection, all that the host lacks.
+/// Sends a line. On a new connection, sends all lines that the host lacks.
 fn send(connection: &mut Option<File>, line: &[u8], lines: &File, number: u64) -> io::Result<()> {
     if let Some(connection) = connection {
         return connection.write_all(line);
@@ -97,7 +97,7 @@ fn connect() -> io::Result<File> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: it was just made, and nobody else has it.
+    // SAFETY: the socket was just created and has no other owner.
     let socket = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
     // SAFETY: all zeros is a valid address of this kind.
     let mut address: libc::sockaddr_vm = unsafe { std::mem::zeroed() };
@@ -105,7 +105,7 @@ fn connect() -> io::Result<File> {
     address.svm_port = PORT;
     address.svm_cid = libc::VMADDR_CID_HOST;
     let length = size_of::<libc::sockaddr_vm>() as libc::socklen_t;
-    // SAFETY: the address is there and as long as it says.
+    // SAFETY: the address is valid and has the given length.
     let done = unsafe { libc::connect(fd, (&raw const address).cast(), length) };
     match done {
         0 => Ok(socket),
@@ -113,10 +113,10 @@ fn connect() -> io::Result<File> {
     }
 }
 
-/// Has the host asked for a check?
+/// Whether the host has asked for a check.
 fn asked(connection: &File) -> io::Result<bool> {
     let mut byte = [0u8];
-    // SAFETY: one byte is there to be written.
+    // SAFETY: the kernel writes at most one byte, which exists.
     let got = unsafe {
         libc::recv(
             connection.as_raw_fd(),
@@ -125,11 +125,11 @@ fn asked(connection: &File) -> io::Result<bool> {
             libc::MSG_DONTWAIT,
         )
     };
-    // Nothing yet, or a reset, which the next line will meet too.
+    // No byte yet, or a reset, which the next line will report.
     Ok(got == 1 && byte[0] == CHECK)
 }
 
-/// Everything that was written, read again from where it is.
+/// Drops the caches, then checks everything that was written against the expected lines.
 fn check(lines: &File, disk: &File, last: u64) -> io::Result<String> {
     fs::write("/proc/sys/vm/drop_caches", "3")?;
     let mut sum = 1;
@@ -141,7 +141,7 @@ fn check(lines: &File, disk: &File, last: u64) -> io::Result<String> {
         if found != expected {
             return Ok(format!("line {number} of the file is wrong\n"));
         }
-        // What came a whole disk later lies over it.
+        // A later line overwrites a sector after one pass over the disk.
         if number + DISK_BYTES / SECTOR > last {
             disk.read_exact_at(&mut found, place(number))?;
             if found != expected {

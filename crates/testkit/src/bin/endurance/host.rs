@@ -1,4 +1,4 @@
-//! Captures and restores, and looks at what the guest says.
+//! Captures and restores the guest, and checks its output.
 
 use super::{CHECK, DISK_BYTES, PORT, Result, line, next_sum};
 use jiffy_testkit::monitor;
@@ -12,25 +12,25 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 const VMM: &str = "/lib/jiffy/jiffy-vmm";
-/// The control socket, in the folder of a run.
+/// The control socket, relative to the folder of a run.
 const CONTROL: &str = "control.sock";
 const KERNEL: &str = "/share/jiffy/kernels/base/vmlinux";
-/// Lines that must have come since the last restore before the next capture.
+/// Lines that must arrive after a restore before the next capture.
 const PROGRESS: u64 = 5;
-/// Nothing is said by this about how fast things are.
+/// Time limit of a wait. It says nothing about the expected speed.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// What has come from the guest.
+/// Data received from the guest.
 #[derive(Default)]
 struct Received {
     last: u64,
     sum: u32,
     connections: u64,
-    /// The last line before the connection there is now.
+    /// The last line before the current connection.
     last_before: u64,
-    /// The connection there is now.
+    /// The current connection.
     stream: Option<UnixStream>,
-    /// What the guest found when it looked at all it has written.
+    /// The guest's answer to a check.
     said: Option<String>,
     wrong: Option<String>,
 }
@@ -48,7 +48,7 @@ impl Desk {
         self.0.1.notify_all();
     }
 
-    /// Waits until something holds, or something went wrong.
+    /// Waits until a condition holds; fails on a wrong line or the VMM's exit.
     fn until(
         &self,
         what: &str,
@@ -142,7 +142,7 @@ fn run(cycles: u64, size_mib: u32, folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// With every device, and all its files in this folder.
+/// A VM with every device, whose files are all in this folder.
 fn config(size_mib: u32, folder: &Path) -> VmmConfig {
     VmmConfig {
         version: VERSION,
@@ -182,7 +182,7 @@ fn config(size_mib: u32, folder: &Path) -> VmmConfig {
     }
 }
 
-/// Every connection begins with the number of the line that is wanted first.
+/// Accepts connections and tells each guest the number of the line to begin with.
 fn receive(listener: &UnixListener, desk: &Desk) {
     for stream in listener.incoming().flatten() {
         if let Err(error) = hear(stream, desk) {
@@ -206,7 +206,7 @@ fn hear(mut stream: UnixStream, desk: &Desk) -> Result<()> {
     let mut text = Vec::new();
     loop {
         text.clear();
-        // What is cut off with its VMM comes again.
+        // A line that was cut off with its VMM is sent again.
         if reader.read_until(b'\n', &mut text).is_err() || text.last() != Some(&b'\n') {
             return Ok(());
         }

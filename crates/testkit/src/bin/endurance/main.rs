@@ -1,9 +1,9 @@
 //! Captures and restores a working guest repeatedly, without a node: each time in a new
 //! `jiffy-vmm`, from the previous one's capture.
 //!
-//! As PID 1 of a guest it computes line after line, and puts each into a file,
-//! onto a disk, and over a vsock connection, which every restore resets: then
-//! it connects anew and goes on with the line that the host asks for.
+//! The guest's PID 1 computes line after line. It writes each to a file and a disk, and sends it
+//! over a vsock connection. A restore resets the connection; then PID 1 reconnects and continues
+//! with the line that the host asks for.
 //!
 //! * `host CYCLES MIB`: runs the test and reports the result.
 
@@ -14,12 +14,12 @@ use std::error::Error;
 
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
-/// `number sum\n`
+/// Length of a line, `number sum\n`, bytes.
 const LINE: usize = 20;
 const SECTOR: u64 = 512;
 const DISK_BYTES: u64 = 16 << 20;
 const PORT: u32 = 9000;
-/// Asks the guest to check all that it has written.
+/// A byte that asks the guest to check everything it has written.
 const CHECK: u8 = b'C';
 
 fn main() {
@@ -35,7 +35,7 @@ fn main() {
     }
 }
 
-/// The sum of a line: that of the one before, and work on it.
+/// Computes the sum of a line from that of the line before.
 fn next_sum(sum: u32, number: u64) -> u32 {
     (0..2000).fold(sum, |sum, turn| {
         sum.wrapping_mul(1_664_525)

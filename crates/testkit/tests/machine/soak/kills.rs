@@ -1,4 +1,4 @@
-//! Who is killed, and when; and whether that explains a failure.
+//! Which process is killed and when, and whether a kill explains a failure.
 
 use super::plan::Plan;
 use super::trial::Trial;
@@ -7,25 +7,25 @@ use std::sync::atomic::Ordering;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// Commands that are begun between two kills, at most.
+/// Most commands that begin between two kills.
 const APART: u64 = 8;
-/// And then a while, at most.
+/// Longest additional delay before a kill.
 const DELAY_MS: u64 = 800;
-/// If nobody begins one.
+/// Longest wait for these commands to begin.
 const NO_LONGER: Duration = Duration::from_secs(10);
-/// A pager that dies more often than five times in 10 s is not started again.
+/// A pager that dies more than five times within 10 s is not restarted.
 const PAGERS_APART: Duration = Duration::from_millis(2500);
-/// What a VMM has to find the next pager, `JIFFY_PAGER_PATIENCE_MS`: till then what is
-/// missing of its memory can't be had.
+/// Time limit for a VMM to find the next pager, `JIFFY_PAGER_PATIENCE_MS`; until then missing pages
+/// of its memory can't be served.
 const PAGER_RETURNS: Duration = Duration::from_secs(60);
-/// What `jiffyd` may have open and in memory at any time.
+/// Limits on the descriptors and memory of `jiffyd`.
 const MOST_DESCRIPTORS: u64 = 512;
 const MOST_KIB: u64 = 96 << 10;
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Victim {
     Daemon,
-    /// It is told to end.
+    /// By SIGTERM.
     DaemonInOrder,
     Pager,
     DaemonAndPager,
@@ -53,27 +53,28 @@ impl Victim {
     }
 }
 
-/// Those so far.
+/// The kills so far.
 #[derive(Default)]
 pub struct Kills {
     counts: BTreeMap<Victim, usize>,
     last: Option<Instant>,
     last_client: Option<Instant>,
     last_pager: Option<Instant>,
-    /// The monitors that were: the process of a VM's id.
+    /// VMM processes that were killed, by VM id.
     monitors: HashMap<String, u64>,
-    /// Ids of VMs whose monitors are not killed.
+    /// Ids of VMs whose VMMs are not killed.
     pub spared: Vec<String>,
 }
 
 impl Kills {
-    /// Was a client killed after that?
+    /// Whether a client was killed since then.
     pub fn of_a_client_since(&self, began: Instant) -> bool {
         self.last_client.is_some_and(|last| last >= began)
     }
 
-    /// Anybody after that, or the monitor of this VM before, or a pager a little before if
-    /// that is what is said?
+    /// Whether a kill explains the failure of a command that began at `began`: any kill since then,
+    /// an earlier kill of this VM's VMM, or a recent kill of the pager if the message is about the
+    /// pager.
     pub fn explain(&self, began: Instant, vm: Option<&str>, said: &str) -> bool {
         let pager = self.last_pager.filter(|_| said.contains("from the pager"));
         self.last.is_some_and(|last| last >= began)
@@ -81,12 +82,12 @@ impl Kills {
             || pager.is_some_and(|last| last + PAGER_RETURNS >= began)
     }
 
-    /// The process that was this VM's monitor and was killed.
+    /// The killed process that was this VM's VMM.
     pub fn monitor_of(&self, vm: &str) -> Option<u64> {
         self.monitors.get(vm).copied()
     }
 
-    /// It has another, or needs none: the kill explains nothing more.
+    /// The VM has another VMM, or needs none: the kill explains no later failure.
     pub fn forget(&mut self, vm: &str) {
         self.monitors.remove(vm);
     }
@@ -100,7 +101,7 @@ impl Kills {
     }
 }
 
-/// Kills one after the other until then.
+/// Kills one process after the other until a time.
 pub fn kill_until(
     trial: &Trial,
     plan: &mut Plan,
@@ -134,7 +135,7 @@ pub fn kill_until(
 }
 
 fn kill(trial: &Trial, victim: Victim, which: u64) {
-    // Held until it is done: nobody judges a failure meanwhile.
+    // Held until the kill is done, so that no failure is judged meanwhile.
     let mut kills = trial.kills.lock().unwrap();
     let takes_pager = matches!(victim, Victim::Pager | Victim::DaemonAndPager);
     if let Some(last) = kills.last_pager.filter(|_| takes_pager) {
@@ -173,8 +174,8 @@ fn kill(trial: &Trial, victim: Victim, which: u64) {
     }
 }
 
-/// Signals one of the processes of a program, and waits until it has ended; its id and
-/// command line. One is stopped first: a monitor may be about to become a VM's.
+/// Signals one process of a program and waits until it has ended; returns its id and command line.
+/// The process is stopped first, because a spare VMM may just become a VM's.
 fn one_of(
     trial: &Trial,
     program: &str,
@@ -196,7 +197,7 @@ fn one_of(
     Some((pid.parse().ok()?, line.to_owned()))
 }
 
-/// Neither memory nor descriptors beyond what a node with few VMs may have.
+/// Checks that memory and descriptors of the daemon are within the limits.
 fn daemon_is_bounded(trial: &Trial) -> Result<(), String> {
     let numbers = trial.jiffy.sh(
         "for pid in $(pidof jiffyd); do awk '/^VmRSS/ { print $2 }' /proc/$pid/status && \

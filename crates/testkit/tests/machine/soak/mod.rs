@@ -1,9 +1,8 @@
-//! Concurrent work, and kills at random moments meanwhile: what was acknowledged is
-//! there, what failed says why and had a reason, and nothing is left.
+//! Concurrent work while processes are killed at random moments. Acknowledged results exist, each
+//! failure is reported and explained by a kill, and nothing is left behind.
 //!
-//! What is done follows from a seed, which is printed: `SOAK_SEED=N` does it again in the
-//! same order, and `SOAK_SECONDS=N` says for how long. When each step happens is up to the
-//! machine.
+//! A seed, which is printed, determines the sequence: `SOAK_SEED=N` repeats it, and
+//! `SOAK_SECONDS=N` sets the duration. The timing of the steps depends on the machine.
 
 mod kills;
 mod plan;
@@ -25,11 +24,11 @@ use trial::Trial;
 use vms::Keepers;
 use worker::Worker;
 
-/// How long there are kills, unless it is said.
+/// Default duration of the kills, seconds.
 const SECONDS: u64 = 120;
-/// How long before all is looked at, and what was made is removed.
+/// Length of a round, after which everything is checked and removed.
 const ROUND: Duration = Duration::from_secs(60);
-/// Clients that work at once.
+/// Number of concurrent clients.
 const WORKERS: u64 = 3;
 
 fn number(name: &str) -> Option<u64> {
@@ -38,7 +37,7 @@ fn number(name: &str) -> Option<u64> {
     Some(number.unwrap_or_else(|_| panic!("{name}={text} is no number")))
 }
 
-/// Not kept back as a test's output is: it is to be known while the test runs, too.
+/// Writes to stderr directly, because libtest would hold the output back until the end.
 fn say(text: &str) {
     let _ = writeln!(std::io::stderr(), "soak: {text}");
 }
@@ -60,8 +59,8 @@ fn whatever_is_killed_under_load_nothing_is_lost_or_left() {
     }
 }
 
-/// Rounds of work and kills. In every other the daemon is not killed, so that what it
-/// does not give back adds up.
+/// Runs rounds of work and kills. The daemon is not killed in every second round, so that its leaks
+/// add up.
 fn soak(trial: &Trial, seed: u64, time: Duration) -> Result<(), String> {
     let jiffy = trial.jiffy;
     let registry = Registry::start(jiffy);
@@ -80,7 +79,7 @@ fn soak(trial: &Trial, seed: u64, time: Duration) -> Result<(), String> {
         let spares_daemon = round % 2 == 1;
         run_round(trial, &mut workers, &mut kills, spares_daemon, share)?;
         remove_late_ones(trial)?;
-        // Blobs of a pull that was cut short are kept: they go with one that is not.
+        // Blobs of an interrupted pull are kept; a complete pull and its removal remove them.
         trial.must(&["pull", &steps::image()])?;
         trial.eventually("the image is removed", || steps::remove_image(trial))?;
         keepers.are_well(trial)?;
@@ -103,8 +102,8 @@ fn soak(trial: &Trial, seed: u64, time: Duration) -> Result<(), String> {
     }
 }
 
-/// What clients that were killed had asked for may have been made after it was looked for.
-/// Nobody has asked for anything since: only what is made now can come.
+/// Removes what was made late: a request of a killed client may finish after the client's worker
+/// has looked for its result. No new requests are sent meanwhile.
 fn remove_late_ones(trial: &Trial) -> Result<(), String> {
     let list = "/bin/jiffy ps -a | awk '$2 ~ /^w[0-9]+-(vm|from|child)/ { print \"vm\", $2 }'; \
                 /bin/jiffy snapshot ls | awk '$1 ~ /^w[0-9]+-shot/ { print \"snapshot\", $1 }'";
@@ -122,8 +121,8 @@ fn remove_late_ones(trial: &Trial) -> Result<(), String> {
     })
 }
 
-/// Everybody works and one kills for that long; then each looks for what was acknowledged,
-/// and removes it.
+/// All workers work and one thread kills for that time; then each worker checks its acknowledged
+/// results and removes them.
 fn run_round(
     trial: &Trial,
     workers: &mut [Worker],
@@ -139,7 +138,7 @@ fn run_round(
         for worker in workers {
             scope.spawn(|| trial.does(|| worker.work()));
         }
-        // Without kills each does what it is at, and what remains has to succeed.
+        // Without kills each worker completes its step, and the rest must succeed.
         let ended = killer.join();
         trial.over.store(true, Ordering::Relaxed);
         ended.expect("nobody panics");

@@ -1,21 +1,21 @@
-//! Numbers that follow from a seed.
+//! Pseudo-random numbers from a seed.
 
-/// A sequence of them (xorshift64*).
+/// A sequence of numbers (xorshift64*).
 pub struct Plan(u64);
 
 impl Plan {
-    /// Each who works or kills has a plan of their own.
+    /// Each worker and the killer have a plan of their own.
     pub fn of(seed: u64, whose: u64) -> Plan {
         let mixed = seed ^ (whose + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let mut plan = Plan(mixed | 1);
-        // The first few of a seed with few bits have few bits.
+        // The first numbers of a seed with few set bits have few set bits.
         for _ in 0..8 {
             plan.below(2);
         }
         plan
     }
 
-    /// The next, below `bound`.
+    /// The next number below `bound`.
     pub fn below(&mut self, bound: u64) -> u64 {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;

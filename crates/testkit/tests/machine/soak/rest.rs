@@ -1,36 +1,39 @@
-//! What a node has at rest, and has to have again.
+//! The state of an idle node, to which it must return.
 
 use crate::support::{Jiffy, PATIENCE};
 use std::collections::BTreeMap;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// What the daemon may grow by in a round, and the machine lose over all of them.
+/// Most KiB by which the daemon's memory may grow and the machine's available memory may shrink,
+/// in a round; the second also in all rounds.
 const GROWTH_KIB: u64 = 16 << 10;
 const LOST_KIB: u64 = 96 << 10;
 
 pub struct Rest {
     now: Now,
+    /// What the daemon's descriptors are, one a line.
+    descriptors: String,
     daemon_kib: u64,
     available_kib: u64,
 }
 
-/// What can be compared.
+/// State that is compared.
 #[derive(Clone, PartialEq, Eq)]
 struct Now {
     monitors: usize,
-    /// Of data, run and temporary folders, but for golden snapshots and logs.
+    /// Files in the data, run and temporary folders, except golden snapshots and logs.
     files: Vec<String>,
     sockets: usize,
     mounts: Vec<String>,
     loop_devices: String,
-    /// How many of each name, also of those that nobody has waited for.
+    /// Number of processes by name, zombies included.
     processes: BTreeMap<String, usize>,
     daemon_descriptors: u64,
 }
 
 impl Rest {
-    /// Once it is. `keepers` are ids of VMs that stay.
+    /// The state once it does not change any more. `keepers` are ids of VMs that stay.
     pub fn of(jiffy: &Jiffy, keepers: &[String]) -> Rest {
         let mut now = Now::of(jiffy, keepers);
         loop {
@@ -43,14 +46,15 @@ impl Rest {
         }
         Rest {
             now,
+            descriptors: descriptors(jiffy),
             daemon_kib: of_the_daemon(jiffy, "awk '/^VmRSS/ { print $2 }' /proc/$pid/status"),
             available_kib: available_kib(jiffy),
         }
     }
 
-    /// Waits until it is as it was, and says what is not. Another daemon has not started
-    /// the keepers and holds less of them, but perhaps a pager; and its memory is not
-    /// compared.
+    /// Waits until the state is the same again; the error names the differences. Another daemon has
+    /// not started the keepers, so it holds fewer descriptors of them, but may hold one of a pager;
+    /// its memory is not compared.
     pub fn is_again(
         &self,
         jiffy: &Jiffy,
@@ -61,7 +65,12 @@ impl Rest {
         let mut now = Now::of(jiffy, keepers);
         while !now.is_as(&self.now, same_daemon) {
             if Instant::now() >= deadline {
-                return Err(self.now.differences(&now));
+                return Err(format!(
+                    "{}; jiffyd had\n{}and has\n{}",
+                    self.now.differences(&now),
+                    self.descriptors,
+                    descriptors(jiffy)
+                ));
             }
             sleep(Duration::from_millis(200));
             now = Now::of(jiffy, keepers);
@@ -160,10 +169,17 @@ impl Now {
     }
 }
 
-/// A number that a line of shell prints of `$pid`.
+/// A number that a shell script prints for the daemon's `$pid`.
 fn of_the_daemon(jiffy: &Jiffy, script: &str) -> u64 {
     let script = format!("for pid in $(pidof jiffyd); do {script}; done");
     jiffy.sh(&script).trim().parse().unwrap_or(0)
+}
+
+/// What the daemon's descriptors are, counted by kind.
+fn descriptors(jiffy: &Jiffy) -> String {
+    let script =
+        "ls -l /proc/$(pidof jiffyd)/fd | sed 's/.* -> //; s/:\\[[0-9]*\\]//' | sort | uniq -c";
+    jiffy.sh(script)
 }
 
 fn available_kib(jiffy: &Jiffy) -> u64 {

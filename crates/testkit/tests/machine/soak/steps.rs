@@ -1,4 +1,4 @@
-//! What a worker does.
+//! The steps of a worker.
 
 use super::trial::{Answer, Trial};
 use super::vms::{Fate, Vm};
@@ -12,7 +12,7 @@ pub fn image() -> String {
     format!("{HOST}/tests/layers:1")
 }
 
-/// Removes it, unless a VM uses it; whether it is gone.
+/// Removes the image unless a VM uses it; returns whether it is gone.
 pub fn remove_image(trial: &Trial) -> Result<bool, String> {
     let remove = ["image", "rm", &image()];
     let gone = |said: &str| said.contains("There is no image");
@@ -24,13 +24,13 @@ pub fn remove_image(trial: &Trial) -> Result<bool, String> {
     Ok(!is_used && !matches!(answer, Answer::Failed))
 }
 
-/// A client that asked for it was killed, and it goes on.
+/// The request of a killed client is still being processed.
 fn is_being_optimised(said: &str) -> bool {
     said.contains("is being optimised")
 }
 
 impl Worker<'_> {
-    /// A command in a VM of its own, which boots or comes from a golden snapshot.
+    /// Runs a command in a new VM, which boots or comes from a golden snapshot.
     pub fn runs(&mut self, cold: bool) -> Result<(), String> {
         let name = self.fresh("run");
         let mut arguments = vec!["run", "--rm", "--name", &name];
@@ -51,7 +51,7 @@ impl Worker<'_> {
         Ok(())
     }
 
-    /// It falls asleep, and is woken now or by what comes next.
+    /// Hibernates the VM. It is woken now or by a later step.
     pub fn sleeps(&mut self, wakes: bool) -> Result<(), String> {
         let Some(vm) = self.awake()? else {
             return Ok(());
@@ -63,17 +63,18 @@ impl Worker<'_> {
         self.keeps(vm, &answer)
     }
 
-    /// Its VM, to be given back, which is there and awake: one that sleeps can't be captured.
+    /// Takes the worker's VM and makes sure that it runs, because a hibernated VM can't be
+    /// captured. The caller must give it back.
     fn awake(&mut self) -> Result<Option<Vm>, String> {
         self.execs()?;
         Ok(self.vm.take())
     }
 
-    /// Unless it succeeded, what became of the VM is looked at.
+    /// Gives the VM back. After a failure its state is checked first.
     fn keeps(&mut self, vm: Vm, answer: &Answer) -> Result<(), String> {
         let failed = !matches!(answer, Answer::Done(_));
         if failed {
-            // What was asked for by one that was killed is done, and this comes behind it.
+            // A request of a killed client may still be processed; this command waits for it.
             let wake = ["wake", &vm.name];
             let is_paused = |said: &str| said.contains("paused");
             self.trial.ask_tolerating(Some(&vm.id), &wake, is_paused)?;
@@ -93,7 +94,7 @@ impl Worker<'_> {
         let answer = vm.ask(self.trial, &["snapshot", "create", &vm.name, &name])?;
         let token = vm.token.clone();
         self.keeps(vm, &answer)?;
-        // One that failed may be there: then it is whole.
+        // A command that failed may have made the snapshot; then it is complete.
         if matches!(answer, Answer::Done(_)) || self.snapshots_there()?.contains(&name) {
             self.snapshots[slot] = Some(Snapshot { name, token });
         }
@@ -118,7 +119,7 @@ impl Worker<'_> {
             let mut is_busy = false;
             let answer = self.trial.ask_tolerating(None, &remove, |said| {
                 is_busy = is_being_optimised(said);
-                // Removed by one that was killed before it said so.
+                // A killed client may have removed it without an acknowledgement.
                 is_busy || said.contains("There is no snapshot")
             })?;
             match answer {
@@ -136,8 +137,8 @@ impl Worker<'_> {
         self.restores_one(slot).map(|_| ())
     }
 
-    /// A VM from a snapshot, if there is one, has what was captured. False if a kill came
-    /// between.
+    /// Starts a VM from a snapshot, if there is one, and checks that it has the captured data.
+    /// False if a kill prevented it.
     pub fn restores_one(&mut self, slot: usize) -> Result<bool, String> {
         let Some(snapshot) = &self.snapshots[slot] else {
             return Ok(true);
@@ -163,7 +164,7 @@ impl Worker<'_> {
         let Some(snapshot) = &self.snapshots[slot] else {
             return Ok(());
         };
-        // A pager that was killed had not written what it had recorded.
+        // A killed pager had not written its recording.
         let tolerated =
             |said: &str| said.contains("Nothing is known yet") || is_being_optimised(said);
         let optimise = ["snapshot", "optimise", &snapshot.name];
@@ -206,7 +207,7 @@ impl Worker<'_> {
         self.keeps(vm, &answer)
     }
 
-    /// Its command ends; then it boots again, without what it had in memory.
+    /// Stops the VM's command; then the VM boots again without its memory.
     pub fn stops(&mut self) -> Result<(), String> {
         let trial = self.trial;
         let Some(mut vm) = self.awake()? else {
@@ -218,7 +219,7 @@ impl Worker<'_> {
             return Err(format!("{} was said to be stopped, and runs", vm.name));
         }
         if fate == Fate::Alive {
-            // By one that was killed, it may still be stopped.
+            // A killed client's stop request may still be processed.
             vm.ask(trial, &["stop", "-t", "1", &vm.name])?;
             fate = vm.fate_of_stopped(trial)?;
         }
@@ -237,7 +238,7 @@ impl Worker<'_> {
         self.vm.take().map_or(Ok(()), |vm| vm.remove(self.trial))
     }
 
-    /// An image that others pull and remove, too.
+    /// Pulls an image that other workers pull and remove as well.
     pub fn pulls(&mut self) -> Result<(), String> {
         let (image, name) = (image(), self.fresh("pulled"));
         self.trial.ask(None, &["pull", &image])?;
@@ -250,7 +251,7 @@ impl Worker<'_> {
         }
     }
 
-    /// What was said to be there is listed, under its name.
+    /// Checks that acknowledged snapshots and VMs are listed.
     pub fn lists(&mut self) -> Result<(), String> {
         let there = self.snapshots_there()?;
         for snapshot in self.snapshots.iter().flatten() {

@@ -1,5 +1,5 @@
-//! What workers and the killer share: commands with their outcome judged, and what was
-//! done last.
+//! State shared by workers and the killer: commands with judged results, and a log of the last
+//! events.
 
 use super::kills::Kills;
 use crate::support::Jiffy;
@@ -9,33 +9,33 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// A command that takes longer hangs. Longer than a guest has to get ready.
+/// A command that takes longer hangs. Longer than the time limit of a guest's start.
 const HANGS: Duration = Duration::from_secs(300);
-/// How often it is looked what a node keeps ready, before it is given another reason.
+/// Number of polls for a standby and a spare between two runs that make the node prepare them.
 const LOOKS: u32 = 50;
-/// How many of the last events a report has.
+/// Number of events in a report.
 const LAST: usize = 80;
-/// Exit status of a `jiffy` that failed, and of one that SIGKILL ended.
+/// Exit status of a `jiffy` that failed, and of one killed by SIGKILL.
 const FAILED: i32 = 125;
 const KILLED: i32 = 137;
 
-/// What came of a command.
+/// Result of a command.
 pub enum Answer {
-    /// It succeeded; its output.
+    /// It succeeded with this output.
     Done(String),
-    /// It failed and said why, or was killed, and a kill is the reason.
+    /// It failed with a message or was killed, and a kill explains that.
     Failed,
-    /// It failed for a reason that the caller has named.
+    /// It failed with a message that the caller tolerates.
     Refused,
 }
 
-/// What all share.
+/// The shared state.
 pub struct Trial<'a> {
     pub jiffy: &'a Jiffy,
-    /// Workers are to come to an end.
+    /// Whether workers must finish.
     pub over: AtomicBool,
     pub kills: Mutex<Kills>,
-    /// Commands begun: kills come so many later.
+    /// Number of commands begun; the killer waits for a number of them.
     pub begun: AtomicUsize,
     done: AtomicUsize,
     failed: AtomicUsize,
@@ -63,7 +63,7 @@ impl<'a> Trial<'a> {
         !self.over.load(Ordering::Relaxed)
     }
 
-    /// Keeps a line for the report.
+    /// Adds a line to the report.
     pub fn note(&self, what: &str) {
         let mut events = self.events.lock().unwrap();
         if events.len() == LAST {
@@ -73,8 +73,8 @@ impl<'a> Trial<'a> {
         events.push_back(format!("{at:9.3} {what}"));
     }
 
-    /// Ends everybody's work if this fails. The first failure counts: others may follow
-    /// from it.
+    /// Runs `work`. A failure ends all work. Only the first failure is kept, because it may cause
+    /// others.
     pub fn does(&self, work: impl FnOnce() -> Result<(), String>) {
         if let Err(why) = work() {
             self.note(&format!("FAILURE: {why}"));
@@ -87,13 +87,13 @@ impl<'a> Trial<'a> {
         self.failure.lock().unwrap().take().map_or(Ok(()), Err)
     }
 
-    /// Runs `jiffy`. It succeeds; or it fails with one sentence, and something was killed
-    /// meanwhile, or the monitor of this VM (an id) was before.
+    /// Runs `jiffy`. It must succeed, or fail with one sentence and be explained by a kill: of any
+    /// process meanwhile, or earlier of the VMM of this VM (an id).
     pub fn ask(&self, vm: Option<&str>, arguments: &[&str]) -> Result<Answer, String> {
         self.ask_tolerating(vm, arguments, |_| false)
     }
 
-    /// The same; what fails with a sentence that `tolerates` knows needs no kill.
+    /// Like [`ask`](Self::ask); a failure whose message `tolerates` accepts needs no kill.
     pub fn ask_tolerating(
         &self,
         vm: Option<&str>,
@@ -117,7 +117,7 @@ impl<'a> Trial<'a> {
             return Ok(Answer::Done(output.text()));
         }
         self.failed.fetch_add(1, Ordering::Relaxed);
-        // Waits for a kill that is being done.
+        // Waits for a kill in progress.
         let kills = self.kills.lock().unwrap();
         match code {
             KILLED if kills.of_a_client_since(began) => Ok(Answer::Failed),
@@ -129,7 +129,7 @@ impl<'a> Trial<'a> {
         }
     }
 
-    /// Repeats a command until it succeeds; `None` if this VM's (an id) monitor was killed.
+    /// Repeats a command until it succeeds; `None` if the VMM of this VM (an id) was killed.
     pub fn insist(&self, vm: Option<&str>, arguments: &[&str]) -> Result<Option<String>, String> {
         loop {
             match self.ask(vm, arguments)? {
@@ -140,7 +140,7 @@ impl<'a> Trial<'a> {
         }
     }
 
-    /// Repeats a command that is about no VM that is to run until it succeeds.
+    /// Repeats a command that needs no running VM until it succeeds.
     pub fn must(&self, arguments: &[&str]) -> Result<String, String> {
         Ok(self.insist(None, arguments)?.expect("of no VM"))
     }
@@ -149,7 +149,7 @@ impl<'a> Trial<'a> {
         self.kills.lock().unwrap().monitor_of(vm).is_some()
     }
 
-    /// Waits until something holds.
+    /// Waits until a condition holds.
     pub fn eventually(
         &self,
         what: &str,
@@ -165,14 +165,14 @@ impl<'a> Trial<'a> {
         Ok(())
     }
 
-    /// The golden snapshot and what else a node that rests keeps for the next run are there.
+    /// Waits until the node has a golden snapshot, a standby and a spare.
     pub fn warm_up(&self) -> Result<(), String> {
         self.jiffy.warm_up();
         let spares = "grep -l -e /vms/------------/ /proc/[0-9]*/cmdline 2>/dev/null || true";
         let mut looks = 0;
         self.eventually("a VM and a VMM kept ready", || {
-            // A run that starts from it has the next one restored ahead, if it can be had
-            // then: one that could not is not tried again before the next run.
+            // A run makes the node prepare the next standby. If that fails, the node does not retry
+            // before the next run.
             if looks % LOOKS == 0 {
                 self.must(&["run", "--rm", "--", "true"])?;
             }
@@ -181,7 +181,7 @@ impl<'a> Trial<'a> {
         })
     }
 
-    /// No program of ours has.
+    /// Checks that no program of Jiffy's has panicked.
     pub fn has_not_panicked(&self) -> Result<(), String> {
         let logs = "grep -h panicked /run/jiffy/*.log /var/lib/jiffy/vms/*/vmm.log || true";
         let panics = self.jiffy.sh(logs);
@@ -201,12 +201,12 @@ impl<'a> Trial<'a> {
         )
     }
 
-    /// Enough for the work to mean something.
+    /// Whether enough commands succeeded for a meaningful test.
     pub fn succeeded(&self) -> bool {
         self.done.load(Ordering::Relaxed) > self.failed.load(Ordering::Relaxed)
     }
 
-    /// What was done last, and what the daemon said.
+    /// The last events and the end of the daemon's log.
     pub fn report(&self) -> String {
         let events = self.events.lock().unwrap();
         let mut text = String::from("the last commands and kills (seconds, what):\n");
@@ -222,7 +222,7 @@ impl<'a> Trial<'a> {
     }
 }
 
-/// One sentence, and perhaps a hint.
+/// Whether the output is one sentence, with or without a hint.
 fn is_one_sentence(output: &Output) -> bool {
     let text = output.error_text();
     let is_sentence = |line: &&str| line.starts_with("jiffy: ");

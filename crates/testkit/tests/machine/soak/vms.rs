@@ -1,33 +1,33 @@
-//! VMs that the test knows of, and what has to be true of them.
+//! VMs of the test, and checks of their state.
 
 use super::trial::{Answer, Trial};
 use serde_json::Value;
 
-/// A first command that counts, to its log and to `/tmp/n`.
+/// A first command that counts, on stdout and in `/tmp/n`.
 pub const COUNT: &str = "n=0; while :; do n=$((n+1)); echo $n; echo $n > /tmp/n; sleep 0.3; done";
 
-/// One that was acknowledged.
+/// An acknowledged VM.
 pub struct Vm {
     pub name: String,
     pub id: String,
-    /// What `/root/token` in it holds.
+    /// The content of its `/root/token`.
     pub token: String,
 }
 
-/// What is with it.
+/// State of a VM.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Fate {
-    /// It runs, or sleeps.
+    /// It runs or is hibernated.
     Alive,
-    /// It has ended in order.
+    /// It has ended normally.
     Ended,
-    /// Its monitor was killed, and it is removed.
+    /// Its VMM was killed, and it is removed.
     Gone,
 }
 
 impl Vm {
-    /// Starts one with these options, whose token is written. `None`: a kill came between,
-    /// and nothing of it is left.
+    /// Starts a VM and writes its token. `None` if a kill prevented it; then nothing of the VM is
+    /// left.
     pub fn start(trial: &Trial, name: &str, token: &str) -> Result<Option<Vm>, String> {
         let run = ["run", "-d", "--name", name, "--", "sh", "-c", COUNT];
         let Answer::Done(id) = trial.ask(None, &run)? else {
@@ -46,7 +46,7 @@ impl Vm {
         }
     }
 
-    /// One that a fork has made: its id is asked for.
+    /// A VM made by a fork; asks for its id.
     pub fn named(trial: &Trial, name: &str, token: &str) -> Result<Vm, String> {
         let id = inspect(trial, name)?["id"]
             .as_str()
@@ -59,7 +59,7 @@ impl Vm {
         trial.ask(Some(&self.id), arguments)
     }
 
-    /// False if it is gone.
+    /// Writes the token; false if the VM is gone.
     pub fn write_token(&self, trial: &Trial) -> Result<bool, String> {
         let script = format!("echo {} > /root/token", self.token);
         let write = ["exec", &self.name, "sh", "-c", &script];
@@ -71,7 +71,7 @@ impl Vm {
         Ok(true)
     }
 
-    /// It answers, and with its data; or its monitor was killed: false.
+    /// Checks that the VM answers with its token; false if its VMM was killed.
     pub fn answers(&self, trial: &Trial) -> Result<bool, String> {
         loop {
             let cat = ["exec", &self.name, "cat", "/root/token"];
@@ -86,7 +86,7 @@ impl Vm {
         }
     }
 
-    /// What a kill has made of it, which is nothing unless its monitor was killed.
+    /// The effect of kills on the VM: none unless its VMM was killed.
     pub fn fate(&self, trial: &Trial) -> Result<Fate, String> {
         match self.fate_of_stopped(trial)? {
             Fate::Ended => Err(format!("{} has ended, and nobody killed it", self.name)),
@@ -94,7 +94,7 @@ impl Vm {
         }
     }
 
-    /// The same of one that may have been stopped.
+    /// The same for a VM that may have been stopped.
     pub fn fate_of_stopped(&self, trial: &Trial) -> Result<Fate, String> {
         let mut fate = Fate::Gone;
         let what = format!("{} is up or down", self.name);
@@ -103,7 +103,7 @@ impl Vm {
             let mut kills = trial.kills.lock().unwrap();
             let killed = kills.monitor_of(&self.id);
             fate = match vm["state"].as_str().unwrap_or_default() {
-                // Its end may not be known yet.
+                // The node may not know of its end yet.
                 "running" | "paused" if killed.is_some() && killed == vm["pid"].as_u64() => {
                     return Ok(false);
                 }
@@ -118,7 +118,7 @@ impl Vm {
             };
             drop(kills);
             if vm["state"] == "paused" {
-                // By who asked for it, or by a capture that a daemon has yet to end.
+                // Paused by a user's request, or by a capture that a daemon has yet to finish.
                 self.ask(trial, &["resume", &self.name])?;
                 return Ok(false);
             }
@@ -137,7 +137,7 @@ impl Vm {
     }
 }
 
-/// What `inspect` says of one that must be there.
+/// Inspects a VM that must exist.
 pub fn inspect(trial: &Trial, name: &str) -> Result<Value, String> {
     let text = trial.must(&["inspect", name])?;
     let value: Value = serde_json::from_str(&text).map_err(|error| format!("{error}: {text}"))?;
@@ -147,8 +147,8 @@ pub fn inspect(trial: &Trial, name: &str) -> Result<Value, String> {
     })
 }
 
-/// Three that nobody kills: one that booted, one whose memory comes from the pager, and
-/// one that sleeps.
+/// Three VMs that are not killed: one that booted, one whose memory comes from the pager, and one
+/// that is hibernated.
 pub struct Keepers {
     booted: Vm,
     paged: Vm,
@@ -186,8 +186,8 @@ impl Keepers {
             .into()
     }
 
-    /// The first two are the processes that they were and count on; the third sleeps, and
-    /// can be woken. No line of a log is lost or doubled.
+    /// Checks that the first two run in the same processes and count on, and that the third is
+    /// hibernated and can be woken. No line of a log is lost or duplicated.
     pub fn are_well(&self, trial: &Trial) -> Result<(), String> {
         for (vm, pid) in [&self.booted, &self.paged].into_iter().zip(&self.pids) {
             let now = inspect(trial, &vm.name)?;

@@ -1,17 +1,17 @@
-//! A client at work: a VM of its own and what is made of it.
+//! A working client with a VM of its own, and with its forks and snapshots.
 
 use super::plan::Plan;
 use super::steps;
 use super::trial::Trial;
 use super::vms::{Fate, Vm};
 
-/// Snapshots that it may have at once.
+/// Most snapshots that a worker has at once.
 pub const SNAPSHOTS: usize = 2;
 
-/// One that was said to be made, or that is there.
+/// A snapshot that was acknowledged, or that exists.
 pub struct Snapshot {
     pub name: String,
-    /// Of the VM that it is of.
+    /// Token of the captured VM.
     pub token: String,
 }
 
@@ -19,8 +19,7 @@ pub struct Worker<'a> {
     pub trial: &'a Trial<'a>,
     number: u64,
     plan: Plan,
-    /// Steps so far: names have it, for what a client that was killed asked for may be made
-    /// later.
+    /// Steps so far. Names contain it, because a killed client's request may finish later.
     step: u64,
     pub vm: Option<Vm>,
     pub snapshots: [Option<Snapshot>; SNAPSHOTS],
@@ -38,12 +37,11 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Step after step until it is over; then what was acknowledged is looked for, and
-    /// removed.
+    /// Runs steps until the round is over; then checks and removes all acknowledged results.
     pub fn work(&mut self) -> Result<(), String> {
         while self.trial.goes_on() {
             self.step += 1;
-            // Both drawn each time: what comes next does not depend on what came of this.
+            // Both are drawn in each step, so that the sequence does not depend on results.
             let (kind, which) = (self.plan.below(24), self.plan.below(1 << 16));
             self.does(kind, which)?;
         }
@@ -72,8 +70,7 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// After the last kill: each VM and snapshot that was said to be there is, and has
-    /// its data.
+    /// After the last kill: checks that each acknowledged VM and snapshot exists and has its data.
     fn finds_all(&mut self) -> Result<(), String> {
         if let Some(vm) = self.vm.take() {
             let there = vm.fate(self.trial)? == Fate::Alive && vm.answers(self.trial)?;
@@ -95,12 +92,12 @@ impl<'a> Worker<'a> {
         (0..SNAPSHOTS).try_for_each(|slot| self.removes_snapshot(slot))
     }
 
-    /// A name for what this step makes.
+    /// A name for the result of this step.
     pub fn fresh(&self, what: &str) -> String {
         format!("w{}-{what}{}", self.number, self.step)
     }
 
-    /// Its VM, started if there is none; `None` if a kill prevents it.
+    /// The worker's VM, started if there is none; `None` if a kill prevents it.
     pub fn vm(&mut self) -> Result<Option<&Vm>, String> {
         if self.vm.is_none() {
             self.vm = Vm::start(self.trial, &self.fresh("vm"), &self.fresh("token"))?;

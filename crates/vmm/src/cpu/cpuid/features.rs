@@ -1,4 +1,4 @@
-//! The features that KVM lists and no guest is shown.
+//! The features that KVM lists and that are hidden from guests.
 
 use super::Vendor;
 use jiffy_wire::cpu::Profile;
@@ -21,19 +21,18 @@ const NONE: Bits = Bits {
     edx: 0,
 };
 
-/// MONITOR: KVM carries it out as nothing. VMX: no guests in guests. PDCM says that
-/// IA32_PERF_CAPABILITIES tells of performance counters, which are hidden.
+/// MONITOR: KVM executes it as a no-op. VMX: no nested guests. PDCM announces
+/// IA32_PERF_CAPABILITIES, which describes performance counters, and those are hidden.
 const LEAF_1: Bits = Bits {
     ecx: 1 << 3 | 1 << 5 | 1 << 15,
     ..NONE
 };
 
-/// SGX and its launch control: what is in an enclave can't be saved. Processor
-/// trace: its registers are not kept. WAITPKG puts the host's processor to sleep.
-/// Shadow stacks and indirect branch tracking: KVM lists no register for the shadow
-/// stack's pointer. Bus lock detection: its control is listed by late kernels only,
-/// and bus locks are the host's affair. AMX: its state is larger than the 4 KiB that
-/// KVM saves of a process that did not ask for more.
+/// SGX and its launch control: the contents of an enclave can't be saved. Processor trace: its
+/// registers are not kept. WAITPKG puts the host's processor to sleep. Shadow stacks and indirect
+/// branch tracking: KVM lists no register for the shadow stack's pointer. Bus lock detection: only
+/// late kernels list its control register, and bus locks concern the host. AMX: its state is larger
+/// than the 4 KiB that KVM saves for a process that did not ask for more.
 const LEAF_7: Bits = Bits {
     ebx: 1 << 2 | 1 << 25,
     ecx: 1 << 5 | 1 << 7 | 1 << 24 | 1 << 30,
@@ -41,7 +40,7 @@ const LEAF_7: Bits = Bits {
     ..NONE
 };
 
-/// IA32_ARCH_CAPABILITIES is Intel's: on AMD's processors KVM makes one up.
+/// IA32_ARCH_CAPABILITIES is Intel's: on AMD's processors KVM emulates one.
 const LEAF_7_AMD: Bits = Bits {
     edx: LEAF_7.edx | 1 << 29,
     ..LEAF_7
@@ -65,18 +64,18 @@ const LEAF_8000_0001: Bits = Bits {
 const TILES: u32 = 1 << 17 | 1 << 18;
 /// XFD, which is for AMX only.
 const XFD: u32 = 1 << 4;
-/// In ECX of leaf 0xd from index 2 on: a state of IA32_XSS.
+/// In ECX of leaf 0xd from index 2 on: the state belongs to IA32_XSS.
 const SUPERVISOR: u32 = 1;
-/// Before the first state that has a subleaf of its own: x87, SSE, the header.
+/// Bytes before the first state that has a subleaf of its own: x87, SSE, the header.
 const LEGACY_AREA: u32 = 576;
 
-/// Leaves that no VM shows: MWAIT; performance counters; SGX; processor trace; AMX;
-/// SVM; memory encryption; and topology, which is written anew.
+/// Leaves that no VM shows: MWAIT; performance counters; SGX; processor trace; AMX; SVM; memory
+/// encryption; and topology, which is generated.
 pub fn is_dropped(entry: &kvm_cpuid_entry2) -> bool {
     match entry.function {
         0x5 | 0xa | 0xb | 0x12 | 0x14 | 0x1d | 0x1e | 0x1f => true,
         0x8000_000a | 0x8000_001f | 0x8000_0022 | 0x8000_0026 => true,
-        // The states of AMX, and those of the kernel, which CET has only.
+        // The states of AMX, and supervisor states, which only CET has.
         0xd if entry.index >= 2 => {
             entry.index >= 17 && entry.index <= 18 || entry.ecx & SUPERVISOR != 0
         }

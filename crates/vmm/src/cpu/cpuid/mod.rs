@@ -1,8 +1,8 @@
-//! What CPUID shows a guest: all that KVM supports on this host, less what a VM
-//! has no use for or what a snapshot could not keep, with the topology of the VM:
-//! one socket, one thread a core. `docs/cpu.md` has it point by point.
+//! CPUID of a guest: all features that KVM supports on this host, except those that a VM has no use
+//! for or that a snapshot can't keep, with the topology of the VM: one socket, one thread per core.
+//! `docs/cpu.md` lists them.
 //!
-//! * `features`: what is hidden, and why.
+//! * `features`: the hidden features, with reasons.
 //! * `topology`: ids, cores and caches.
 //!
 //! Sources: Intel SDM volume 2, CPUID; AMD APM volume 3, appendix E; Linux
@@ -21,23 +21,23 @@ const ECX_TSC_DEADLINE: u32 = 1 << 24;
 const EDX_MTRR: u32 = 1 << 12;
 const EDX_ARCH_CAPABILITIES: u32 = 1 << 29;
 
-/// FDP_EXCPTN_ONLY and ZERO_FCS_FDS in EBX of leaf 7: what the processor does,
-/// whatever a guest is told.
+/// FDP_EXCPTN_ONLY and ZERO_FCS_FDS in EBX of leaf 7: they describe the processor's behaviour,
+/// which a guest's CPUID can't change.
 const EBX_X87: u32 = 1 << 6 | 1 << 13;
 
-/// Who made a processor, by what CPUID differs in.
+/// A processor's vendor, as far as CPUID differs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Vendor {
     /// Intel.
     Intel,
-    /// AMD, and Hygon, whose processors are AMD's.
+    /// AMD, and Hygon, whose processors derive from AMD's.
     Amd,
-    /// Any other.
+    /// Any other vendor.
     Other,
 }
 
 impl Vendor {
-    /// By leaf 0, which comes first.
+    /// Reads the vendor from leaf 0, which comes first.
     pub fn of(entries: &[kvm_cpuid_entry2]) -> Vendor {
         let first = entries.first().filter(|leaf| leaf.function == 0);
         match first.map(|leaf| leaf.ebx.to_le_bytes()).as_ref() {
@@ -47,7 +47,7 @@ impl Vendor {
         }
     }
 
-    /// What a guest reads as its processor's name: nothing of the host's.
+    /// The processor's name for the guest, independent of the host's.
     fn brand(self) -> &'static [u8] {
         match self {
             Vendor::Intel => b"Intel Processor (Jiffy)",
@@ -60,14 +60,14 @@ impl Vendor {
 /// What CPUID depends on besides KVM's list.
 #[derive(Debug, Clone, Copy)]
 pub struct Host {
-    /// KVM emulates the TSC deadline timer.
+    /// Whether KVM emulates the TSC deadline timer.
     pub tsc_deadline: bool,
-    /// EBX of leaf 7, as the processor has it.
+    /// EBX of leaf 7 of the host's processor.
     pub leaf_7_ebx: u32,
 }
 
 impl Host {
-    /// Of this processor.
+    /// Reads them from this processor.
     pub fn read(tsc_deadline: bool) -> Host {
         let leaf_7_ebx = match __cpuid(0).eax {
             7.. => __cpuid_count(7, 0).ebx,
@@ -80,8 +80,8 @@ impl Host {
     }
 }
 
-/// What the vCPUs of a VM share, from what KVM supports on this host, and of that no
-/// more than `profile` has.
+/// The CPUID that all vCPUs of a VM share: what KVM supports on this host, limited to what
+/// `profile` has.
 pub fn for_vm(supported: &CpuId, vcpus: u8, host: Host, profile: Option<&Profile>) -> CpuId {
     let supported = supported.as_slice();
     let vendor = Vendor::of(supported);
@@ -107,7 +107,8 @@ pub fn for_vm(supported: &CpuId, vcpus: u8, host: Host, profile: Option<&Profile
     CpuId::from_entries(&entries).expect("a few entries more than KVM gave, below its limit")
 }
 
-/// All that a guest can have on this host, also what guests that boot are not shown.
+/// All that a guest can have on this host, including features that are hidden from guests that
+/// boot.
 pub fn unhidden(supported: &CpuId, host: Host) -> Vec<kvm_cpuid_entry2> {
     let mut entries = supported.as_slice().to_vec();
     for entry in &mut entries {
@@ -116,7 +117,7 @@ pub fn unhidden(supported: &CpuId, host: Host) -> Vec<kvm_cpuid_entry2> {
     entries
 }
 
-/// Adds what KVM's list leaves out.
+/// Adds features that KVM's list omits.
 fn add(entry: &mut kvm_cpuid_entry2, host: Host) {
     match (entry.function, entry.index) {
         (1, _) => {
@@ -147,12 +148,12 @@ fn set_brand(entry: &mut kvm_cpuid_entry2, brand: &[u8]) {
     }
 }
 
-/// XCR0 with every state on that `cpuid` has; 0 without XSAVE.
+/// XCR0 with all states that `cpuid` has; 0 without XSAVE.
 pub fn supported_states(cpuid: &CpuId) -> u64 {
     leaf(cpuid, 0xd).map_or(0, |entry| u64::from(entry.edx) << 32 | u64::from(entry.eax))
 }
 
-/// Whether the guest sees a processor of Intel's.
+/// Whether the guest sees an Intel processor.
 pub fn is_intel(cpuid: &CpuId) -> bool {
     Vendor::of(cpuid.as_slice()) == Vendor::Intel
 }
@@ -164,14 +165,14 @@ pub fn has_arch_capabilities(entries: &[kvm_cpuid_entry2]) -> bool {
     leaf.is_some_and(|entry| entry.edx & EDX_ARCH_CAPABILITIES != 0)
 }
 
-/// Whether the guest sees memory type range registers.
+/// Whether the guest has memory type range registers.
 pub fn has_mtrrs(cpuid: &CpuId) -> bool {
     leaf(cpuid, 1).is_some_and(|entry| entry.edx & EDX_MTRR != 0)
 }
 
-/// Bits of a guest's physical addresses.
+/// Width of a guest's physical addresses, bits.
 pub fn physical_address_bits(cpuid: &CpuId) -> u32 {
-    // 36 where no leaf says so (Intel SDM volume 3, 4.1.4).
+    // 36 without that leaf (Intel SDM volume 3, 4.1.4).
     leaf(cpuid, 0x8000_0008).map_or(36, |entry| entry.eax & 0xff)
 }
 

@@ -11,7 +11,7 @@ fn entry(function: u32, index: u32) -> kvm_cpuid_entry2 {
     }
 }
 
-/// A processor that has every feature there is.
+/// CPUID of a processor that has every feature.
 fn everything(vendor: &[u8; 12]) -> CpuId {
     let leaves = [
         (0, 0),
@@ -63,7 +63,7 @@ fn everything(vendor: &[u8; 12]) -> CpuId {
             }
             (4 | 0x8000_001d, 0) => leaf.eax = 3 << 5 | 3,
             (4, 1) => set(leaf, [0, 0, 0]),
-            // AVX, then CET's, which the kernel manages, then AMX's.
+            // AVX, then CET's supervisor state, then AMX's states.
             (0xd, 2) => set(leaf, [256, 576, 0]),
             (0xd, 11) => set(leaf, [16, 0, 1]),
             (0xd, 17) => set(leaf, [64, 2752, 2]),

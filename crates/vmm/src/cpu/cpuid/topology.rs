@@ -1,5 +1,5 @@
-//! Ids, cores and caches of a VM: one socket, one thread a core, the last-level
-//! cache shared by all.
+//! Ids, cores and caches of a VM: one socket, one thread per core, a last-level cache that all
+//! share.
 
 use super::Vendor;
 use kvm_bindings::kvm_cpuid_entry2;
@@ -8,7 +8,7 @@ const EDX_HTT: u32 = 1 << 28;
 const AMD_ECX_CMP_LEGACY: u32 = 1 << 1;
 const SIGNIFICANT_INDEX: u32 = 1;
 
-/// What all vCPUs of a VM show alike.
+/// Sets the fields that are the same for all vCPUs of a VM.
 pub fn set(entry: &mut kvm_cpuid_entry2, vendor: Vendor, vcpus: u8) {
     let several = vcpus > 1;
     match entry.function {
@@ -45,8 +45,7 @@ pub fn specialise(cpuid: &mut kvm_bindings::CpuId, index: u8, vcpus: u8) {
     }
 }
 
-/// Adds the extended topology leaf where the host has one: threads (level 1),
-/// then cores (level 2).
+/// Adds the extended topology leaf if the host has one: threads (level 1), then cores (level 2).
 pub fn add_levels(entries: &mut Vec<kvm_cpuid_entry2>, vcpus: u8) {
     if entries.first().is_none_or(|leaf| leaf.eax < 0xb) {
         return;
@@ -74,9 +73,9 @@ pub fn add_levels(entries: &mut Vec<kvm_cpuid_entry2>, vcpus: u8) {
     );
 }
 
-/// Only a last-level cache is shared between cores.
+/// Only the last-level cache is shared between cores.
 fn share_caches(entry: &mut kvm_cpuid_entry2, vcpus: u8) {
-    // No cache: the end of the list.
+    // Cache type 0 ends the list.
     if entry.eax & 0x1f == 0 {
         return;
     }
@@ -88,7 +87,7 @@ fn share_caches(entry: &mut kvm_cpuid_entry2, vcpus: u8) {
     }
 }
 
-/// Bits that hold an APIC id of this many vCPUs.
+/// How many bits hold an APIC id of so many vCPUs.
 fn id_bits(vcpus: u8) -> u32 {
     u32::from(vcpus).next_power_of_two().trailing_zeros()
 }

@@ -1,4 +1,4 @@
-//! Freezing RAM: its files never change again, and the VM goes on in private pages.
+//! Freezes RAM: its files never change again, and the VM continues in private pages.
 
 use super::release::RELEASES_MAX;
 use super::{Contents, Mapped};
@@ -12,12 +12,12 @@ use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-/// Ranges at most this many bytes apart are copied as one: few large mappings cost less
-/// than many small ones.
+/// Ranges at most so many bytes apart are copied as one: few large mappings cost less than many
+/// small ones.
 const GAP: u64 = 16 << 10;
-/// Most pieces RAM is mapped in; the kernel allows a process 65530.
+/// Most mappings of RAM; the kernel allows a process 65530.
 const SEGMENTS_MAX: usize = 16384;
-/// Layers after which a freeze puts all but the lowest together.
+/// How many layers there may be before a freeze merges all but the lowest.
 const LAYERS_MAX: usize = 48;
 
 /// RAM at one moment.
@@ -25,14 +25,14 @@ const LAYERS_MAX: usize = 48;
 pub struct Frozen {
     /// The files, lowest first.
     pub files: Vec<Arc<File>>,
-    /// What each holds.
+    /// The ranges that each file holds.
     pub layout: MemoryLayout,
-    /// Bytes that had to be copied.
+    /// Bytes that were copied.
     pub copied: u64,
 }
 
 impl Contents {
-    /// Freezes what RAM holds now.
+    /// Freezes the current contents of RAM.
     pub(in crate::memory) fn freeze(&mut self, mapping: &Mapping) -> Result<Frozen, MemoryError> {
         if mapping.pages != Pages::Small {
             return Err(MemoryError::HugePages);
@@ -48,7 +48,7 @@ impl Contents {
                         .map_err(MemoryError::Freeze)?;
                 }
             }
-            // What was written of a part that is shared with others is private.
+            // Written pages of a range that is shared with others are private.
             private = self.layers.len() > 1;
             self.mapped = Mapped::Privately;
             seal(&file).map_err(MemoryError::Freeze)?;
@@ -73,14 +73,14 @@ impl Contents {
         })
     }
 
-    /// Makes what was written and released a layer. The bytes that were copied.
+    /// Makes a layer of the written and released ranges. Returns the bytes that were copied.
     fn put_on_top(&mut self, mapping: &Mapping, written: &[Extent]) -> Result<u64, MemoryError> {
         let few = self.layers.len() <= LAYERS_MAX && self.cuts < RELEASES_MAX;
         let keep = if few { self.layers.len() } else { 1 };
         let (layer, copied) = copy(mapping, &self.layers, keep, written, &self.released)
             .map_err(MemoryError::Freeze)?;
-        // The bytes are the same before and after. If this fails half way, only the
-        // tracking of written pages is wrong, which the error reports.
+        // The bytes are the same before and after. If this fails half way, only the tracking of
+        // written pages is wrong, and the error reports that.
         let by_log = few && self.tracking.is_by_log();
         let in_place = match by_log {
             true => &self.released,
@@ -98,15 +98,15 @@ impl Contents {
         let mut layers = std::mem::take(&mut self.layers);
         layers.truncate(keep);
         layers.push(layer);
-        // A guest writes to the same few pages again and again.
+        // A guest writes to the same few pages again and again, so layers below are often hidden.
         self.layers = without_hidden(layers);
         self.released.clear();
         Ok(copied)
     }
 }
 
-/// A new layer of what was written and released, and of all old layers but the
-/// first `keep`. Also says how many bytes went into it.
+/// Creates a new layer of the written and released ranges and of all old layers but the first
+/// `keep`. Also returns how many bytes were copied into it.
 fn copy(
     mapping: &Mapping,
     old: &[Layer],
@@ -149,8 +149,8 @@ fn write_out(mapping: &Mapping, file: &File, extent: Extent) -> io::Result<()> {
     for (address, offset, length) in mapping.host_parts(extent) {
         let mut done = 0;
         while done < length {
-            // SAFETY: the range lies in our own mapping; the kernel copies
-            // from it, and no Rust reference to it is made.
+            // SAFETY: the range is in our own mapping; the kernel copies from it, and no Rust
+            // reference to it is made.
             let count = unsafe {
                 libc::pwrite(
                     std::os::fd::AsRawFd::as_raw_fd(&file.as_fd()),
@@ -174,7 +174,7 @@ fn write_out(mapping: &Mapping, file: &File, extent: Extent) -> io::Result<()> {
     Ok(())
 }
 
-/// Seals a file: nobody who has it can change it, not even in a compromised VMM.
+/// Seals a file: no process that has it can change it, not even a compromised VMM.
 fn seal(file: &File) -> io::Result<()> {
     use rustix::fs::SealFlags;
     let seals = SealFlags::FUTURE_WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
@@ -285,20 +285,20 @@ mod tests {
         assert_eq!(read(&parent, 600), 0);
         write(&parent, 601, 4);
         let frozen = parent.freeze().unwrap();
-        // Linux before 6.7 counts the page that was read, too.
+        // Linux before 6.7 also counts the page that was read.
         assert!((PAGE..=2 * PAGE).contains(&frozen.copied));
         let child = GuestRam::from_layers(reopened(&frozen), parent.size()).unwrap();
         let pages = [3, 600, 601, 602, 768].map(|page| read(&child, page));
         assert_eq!(pages, [0, 0, 4, 0, 9]);
-        // Nonsense from a guest changes nothing.
+        // Invalid ranges from a guest change nothing.
         for (start, length) in [(60 << 20, 8 << 20), (u64::MAX - 4095, 4096), (0, 0)] {
             assert!(parent.release(GuestAddress(start), length).is_err());
         }
         assert_eq!(read(&parent, 768), 9);
     }
 
-    /// RAM of 64 MiB whose pages 10 to 19, 4000 to 4001 and 5000 to 5127 a pager
-    /// shares, with their number in each. The other pages are zero.
+    /// RAM of 64 MiB of which a pager shares pages 10 to 19, 4000 to 4001 and 5000 to 5127, each
+    /// filled with its number. The other pages are zero.
     fn partly_shared() -> GuestRam {
         let ram = GuestRam::to_be_paged(64 << 20).unwrap();
         let file = memfd::create("test", ram.size(), Pages::Small).unwrap();
@@ -323,7 +323,7 @@ mod tests {
         write(&parent, 12, 2);
         write(&parent, 4002, 3);
         let frozen = parent.freeze().unwrap();
-        // Of what was not shared nothing was copied.
+        // Only the written page of a shared range was copied.
         assert_eq!((frozen.copied, frozen.files.len()), (PAGE, 3));
         let child = GuestRam::from_layers(reopened(&frozen), parent.size()).unwrap();
         write(&child, 10, 4);
@@ -497,9 +497,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(40))]
 
-        /// Parents that fork again and again, children that fork, deep
-        /// chains, parents that end first: every page of every VM is what a
-        /// plain copy would hold.
+        /// Parents that fork again and again, children that fork, deep chains, parents that end
+        /// first: every page of every VM is what a plain copy would hold.
         #[test]
         fn any_family_of_forks_reads_what_it_wrote(steps in proptest::collection::vec(step(), 1..120)) {
             let mut vms = vec![(ram(64), vec![0_u64; 1024])];
@@ -514,7 +513,7 @@ mod tests {
                     Step::Fork { vm } => {
                         let (ram, model) = &vms[vm % count];
                         let frozen = ram.freeze().unwrap();
-                        // Both ways to map them.
+                        // Maps them in both ways.
                         let child = match vm % 2 {
                             0 => GuestRam::from_layers(reopened(&frozen), ram.size()),
                             _ => GuestRam::laid_over(reopened(&frozen), ram.size()),

@@ -5,14 +5,17 @@
 //! |---|---|---|---|---|
 //! | a VM boots | its memfd | shared | none | none |
 //! | a pager shares a part (`share`) | that part on top | still shared below | – | – |
-//! | a VM goes on from a capture | those of the capture | privately | none | none |
-//! | the guest releases memory (`release`) | – | zeros over private ranges | one more released | – |
-//! | it is captured repeatedly (`keep_log`) | – | – | – | begun |
-//! | `freeze` | sealed; a new one of what was written and released | privately | released become cuts, or all is mapped anew | whole |
+//! | a VM is restored from a capture | those of the capture | privately | none | none |
+//! | `release` of guest memory | – | zeros over private ranges | one more released | – |
+//! | repeated captures (`keep_log`) | – | – | – | begun |
+//! | `freeze` | sealed, and a new one on top | privately | released ranges become cuts | whole |
 //!
-//! * `freeze`: from now on the files never change.
-//! * `release`: memory that the guest does not need.
-//! * `written`: what was written since the last freeze.
+//! The new layer of a freeze has the written and released ranges. A freeze without the dirty log
+//! maps that layer in their place, and leaves no cuts.
+//!
+//! * `freeze`: freezes RAM; from then on its files never change.
+//! * `release`: drops memory that the guest does not need.
+//! * `written`: finds what was written since the last freeze.
 
 mod freeze;
 mod release;
@@ -29,15 +32,15 @@ use std::io;
 use std::sync::Arc;
 use written::Tracking;
 
-/// What RAM consists of.
+/// The contents of RAM.
 #[derive(Debug)]
 pub(super) struct Contents {
-    /// Lowest first.
+    /// The layers, lowest first.
     layers: Vec<Layer>,
     mapped: Mapped,
     /// Ranges released since the last freeze: they are zero, whatever the layers hold.
     released: Vec<Extent>,
-    /// Ranges released before that, which are mappings of their own still.
+    /// How many ranges that were released before are still mappings of their own.
     cuts: usize,
     tracking: Tracking,
 }
@@ -45,15 +48,15 @@ pub(super) struct Contents {
 /// How the layers are mapped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Mapped {
-    /// The lowest layer shared: that file is the memory. What a pager shares
-    /// with others is a layer above it, mapped privately.
+    /// The lowest layer is mapped shared: that file is the memory. A layer that a pager shares with
+    /// other VMs is above it, mapped privately.
     Shared,
-    /// Privately: written pages are this process's own.
+    /// All layers are mapped privately: written pages are this process's own.
     Privately,
 }
 
 impl Contents {
-    /// These layers, lowest first, mapped so.
+    /// Contents of these layers, lowest first, mapped in that way.
     pub(super) fn new(layers: Vec<Layer>, mapped: Mapped) -> Contents {
         Contents {
             layers,
@@ -64,7 +67,7 @@ impl Contents {
         }
     }
 
-    /// Maps a layer privately that others map, too. RAM is new, and untouched where the
+    /// Maps a layer privately that other VMs map, too. RAM must be new, and untouched where the
     /// layer covers it.
     pub(super) fn share(&mut self, mapping: &Mapping, layer: Layer) -> io::Result<()> {
         debug_assert!(self.mapped == Mapped::Shared && self.layers.len() == 1);
@@ -75,7 +78,7 @@ impl Contents {
         Ok(())
     }
 
-    /// All ranges but those that are [shared](Contents::share).
+    /// All ranges except those that are [shared](Contents::share).
     pub(super) fn unshared(&self) -> Vec<Extent> {
         let lowest = visible(&self.layers).into_iter();
         let lowest = lowest.filter(|segment| segment.layer == 0);

@@ -1,4 +1,4 @@
-//! Memory that the guest does not need.
+//! Releases memory that the guest does not need.
 
 use super::{Contents, Mapped};
 use crate::memory::layers::{Segment, within};
@@ -8,22 +8,22 @@ use jiffy_wire::vmm::Extent;
 use rustix::mm::Advice;
 use std::io;
 
-/// Smallest range released of what is mapped privately, bytes: each such range is a
-/// mapping of its own, and those are counted.
+/// Smallest range that is released of private mappings, bytes: each such range becomes a mapping of
+/// its own, and their number is limited.
 pub(super) const RELEASE_MIN: u64 = 256 << 10;
 /// Most such ranges.
 pub(super) const RELEASES_MAX: usize = 4096;
 
 impl Contents {
-    /// From now on the range reads as zero, or, where that would take too many
-    /// mappings or RAM is in huge pages, as before.
+    /// From now on the range reads as zero; it stays unchanged if zeros would need too many
+    /// mappings or RAM is in huge pages.
     pub(in crate::memory) fn release(
         &mut self,
         mapping: &Mapping,
         extent: Extent,
     ) -> io::Result<()> {
-        // Huge pages are reserved, and the reservation would go with them: the guest's
-        // next access may find the pool empty. What was there is an answer, too.
+        // Huge pages are reserved, and releasing them would release the reservation: the guest's
+        // next access may find the pool empty. The guest accepts unchanged memory, too.
         if mapping.pages != Pages::Small {
             return Ok(());
         }
@@ -41,8 +41,8 @@ impl Contents {
         }
     }
 
-    /// Puts zeros over a range of private mappings. Without them it would have
-    /// the bytes of its file again, which are neither zero nor what was there.
+    /// Maps zeros over a range of private mappings. Otherwise the range would show the bytes of its
+    /// file again, which are neither zero nor the last contents.
     fn release_private(&mut self, mapping: &Mapping, extent: Extent) -> io::Result<()> {
         if extent.length < RELEASE_MIN || self.released.len() + self.cuts >= RELEASES_MAX {
             return Ok(());
@@ -62,7 +62,7 @@ mod tests {
 
     #[test]
     fn huge_pages_stay_where_they_are_reserved() {
-        // Of a host that need not have any.
+        // Pretends to be on a host with huge pages, so that the test needs none.
         let mut ram = GuestRam::to_be_paged(64 << 20).unwrap();
         ram.mapping.pages = Pages::Huge2M;
         let start = GuestAddress(2 << 20);

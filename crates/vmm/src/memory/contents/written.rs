@@ -1,9 +1,9 @@
-//! What was written since the last freeze.
+//! Finds what was written since the last freeze.
 //!
-//! At first the private pages of this process are those that were written: that costs
-//! nothing until it is read from `/proc/self/pagemap`. For a VM that is captured
-//! repeatedly KVM keeps a dirty log, which is cheaper to read, and pages stay mapped as
-//! they are (`docs/dirty-tracking.md`).
+//! At first, the private pages of this process are those that were written. That costs nothing
+//! until it is read from `/proc/self/pagemap`. For a VM that is captured repeatedly KVM keeps a
+//! dirty log, which is cheaper to read, and pages stay mapped as they are
+//! (`docs/dirty-tracking.md`).
 
 use super::Contents;
 use crate::memory::layers::{PAGE, union};
@@ -17,10 +17,10 @@ use std::io;
 use std::sync::Arc;
 use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
 
-/// Freezes after which a VM counts as captured repeatedly.
+/// A VM with so many freezes counts as captured repeatedly.
 const FREEZES: u32 = 2;
 
-/// The log of what a guest writes.
+/// The dirty log of a guest.
 pub(super) trait GuestLog: Debug + Send {
     /// The pages of a memslot of `size` bytes that were written since the last call, one
     /// bit each, lowest first.
@@ -38,7 +38,7 @@ impl GuestLog for Arc<VmFd> {
 pub(super) struct Tracking {
     freezes: u32,
     log: Log,
-    /// What the log told since the last freeze.
+    /// The pages that were read from the log since the last freeze.
     told: Vec<Extent>,
 }
 
@@ -46,11 +46,11 @@ pub(super) struct Tracking {
 enum Log {
     #[default]
     None,
-    /// KVM refused it, and is not asked again.
+    /// KVM refused the log, and is not asked again.
     Refused,
-    /// It began after the last freeze.
+    /// The log began after the last freeze.
     Begun(Box<dyn GuestLog>),
-    /// It covers everything since the last freeze.
+    /// The log covers everything since the last freeze.
     Whole(Box<dyn GuestLog>),
 }
 
@@ -64,12 +64,12 @@ impl Log {
 }
 
 impl Tracking {
-    /// Whether pages that are copied by a freeze may stay this process's own.
+    /// Whether pages that a freeze copied may stay this process's own.
     pub fn is_by_log(&self) -> bool {
         self.log.kept().is_some()
     }
 
-    /// A freeze has all that was written until now.
+    /// A freeze has captured all that was written until now.
     pub fn frozen(&mut self) {
         self.freezes += 1;
         self.told.clear();
@@ -81,13 +81,12 @@ impl Tracking {
 }
 
 impl Contents {
-    /// Whether it was captured often enough for a log to be worth what it costs.
+    /// Whether the VM was captured often enough for a log to pay off.
     pub(in crate::memory) fn wants_log(&self) -> bool {
         self.tracking.freezes >= FREEZES && matches!(self.tracking.log, Log::None)
     }
 
-    /// Has KVM log what the guest writes from now on, and the monitor what it writes
-    /// itself.
+    /// Starts KVM's dirty log for the guest's writes, and the monitor's log for its own.
     pub(in crate::memory) fn keep_log(&mut self, mapping: &Mapping, vm: &Arc<VmFd>) {
         match mapping.give_to(vm, kvm_bindings::KVM_MEM_LOG_DIRTY_PAGES) {
             Ok(()) => self.begin_log(mapping, Box::new(vm.clone())),
@@ -105,14 +104,14 @@ impl Contents {
         self.tracking.log = Log::Begun(log);
     }
 
-    /// The ranges of RAM that were written since the last freeze, or since what was frozen
-    /// elsewhere was mapped. All of it, before the first.
+    /// The ranges of RAM that were written since the last freeze, or since frozen memory of another
+    /// VM was mapped. Before the first freeze, all of RAM.
     pub(in crate::memory) fn written(&mut self, mapping: &Mapping) -> io::Result<Vec<Extent>> {
         self.tracking.ask_log(mapping)?;
         if !matches!(self.tracking.log, Log::Whole(_)) {
             return own_pages(mapping, &[mapping.whole()]);
         }
-        // What was released was mapped anew.
+        // Released ranges were mapped again.
         let released = union(self.released.clone());
         let mut written = outside(&self.tracking.told, &released);
         if !released.is_empty() {
@@ -144,8 +143,8 @@ impl Tracking {
 
 /// The pages of these ranges that are this process's own.
 fn own_pages(mapping: &Mapping, extents: &[Extent]) -> io::Result<Vec<Extent>> {
-    // Opened for each question: at every boot, for hardly any VM is ever
-    // asked, it would be the most expensive file of all.
+    // Opened for each query. Opening it at every boot would be the most expensive of all opens, and
+    // hardly any VM is ever queried.
     let pagemap = Pagemap::open().map_err(|error| {
         io::Error::new(
             error.kind(),
@@ -182,14 +181,14 @@ fn push_ranges(ranges: &mut Vec<Extent>, pages: &[u64], offset: u64) {
     }
 }
 
-/// What of `ranges` is not in `holes`; both are sorted and do not touch.
+/// The parts of `ranges` outside `holes`; both are sorted and do not touch.
 fn outside(ranges: &[Extent], holes: &[Extent]) -> Vec<Extent> {
     let mut rest = Vec::with_capacity(ranges.len());
     let mut holes = holes.iter().peekable();
     for range in ranges {
         let (mut at, end) = (range.offset, range.offset + range.length);
         while at < end {
-            // Those that end before this can't matter any more.
+            // Holes that end before this are not needed any more.
             while holes
                 .next_if(|hole| hole.offset + hole.length <= at)
                 .is_some()
@@ -210,7 +209,7 @@ fn outside(ranges: &[Extent], holes: &[Extent]) -> Vec<Extent> {
 
 #[cfg(test)]
 impl crate::memory::GuestRam {
-    /// A log without a guest: only the monitor writes.
+    /// A log without a guest: it has only the monitor's writes.
     pub(super) fn keep_log_of_monitor(&self) {
         #[derive(Debug)]
         struct NoGuest;

@@ -88,7 +88,7 @@ fn reported_pages_stay_where_the_driver_relies_on_what_they_hold() {
     guest.request(REPORTING, &[buffer]);
     assert_eq!(guest.host.take(), []);
     assert_eq!(guest.balloon().reported_bytes(), 0);
-    // Zeros are what it gets.
+    // With zeros as fill value pages are released.
     guest.balloon().write_config(12, &0u32.to_le_bytes());
     guest.request(REPORTING, &[buffer]);
     assert_eq!(guest.host.take(), [(FREE / PAGE, 512)]);

@@ -38,7 +38,7 @@ fn an_endless_list_of_pages_is_cut() {
 #[test]
 fn one_notification_releases_no_more_than_all_memory() {
     let mut guest = Guest::new();
-    // Thirty-two heads of one chain of 32 buffers that are all the memory.
+    // Thirty-two heads of one chain of 32 buffers, each of which is all of memory.
     let everything = Buffer::writable(0x10_0000, RAM as u32 - 0x10_0000);
     guest.queue(REPORTING).add(&[everything; 32]);
     for head in 1..32 {
@@ -54,7 +54,7 @@ fn one_notification_releases_no_more_than_all_memory() {
 #[test]
 fn one_notification_makes_a_bounded_number_of_calls() {
     let mut guest = Guest::new();
-    // No two are neighbours.
+    // No two pages are adjacent.
     let pages: Vec<u32> = (0..PAGES_MAX as u32).map(|n| 2048 + 2 * n).collect();
     let buffer = guest.numbers(&pages);
     guest.queue(INFLATE).add(&[buffer]);
@@ -104,7 +104,7 @@ fn rings_that_are_given_away_are_survived() {
     let mut guest = Guest::new();
     guest.send(INFLATE, &[0, 1, 2, 3, 4, 5]);
     assert_eq!(guest.host.take(), [(0, 6)]);
-    // As the host would have it.
+    // The host's release leaves zeros.
     guest.queue(INFLATE).store(0x1000, &[0; 0x4000]);
     for queue in 0..8 {
         if queue < 4 {

@@ -1,4 +1,4 @@
-//! The driver's side, over real rings.
+//! The tests play the driver, over real rings.
 
 mod giving;
 mod hostile;
@@ -17,9 +17,9 @@ use virtio_queue::Queue;
 use vm_memory::GuestAddress;
 
 const RAM: u64 = 32 << 20;
-/// Where the driver puts page numbers and figures.
+/// Address of page numbers and statistics.
 const NUMBERS: u64 = 0x10_0000;
-/// What it gives away lies from here on.
+/// First address of the memory that it releases.
 const FREE: u64 = 0x80_0000;
 
 const INFLATE: u16 = 0;
@@ -29,12 +29,12 @@ const REPORTING: u16 = 3;
 
 const ALL: u64 = F_STATISTICS | F_REPORTING;
 
-/// Remembers what was given back, as first page and number of pages; refuses
-/// what it must never be asked for.
+/// Records what was released, as first page and number of pages; refuses ranges that it must never
+/// get.
 #[derive(Default)]
 struct Host {
     taken: Mutex<Vec<(u64, u64)>>,
-    /// Fails every time.
+    /// Every release fails.
     broken: bool,
 }
 
@@ -97,7 +97,7 @@ impl Guest {
         &mut self.queues[usize::from(index)]
     }
 
-    /// Offers `buffers`, notifies, and expects the answer.
+    /// Offers `buffers`, notifies, and waits for the answer.
     fn request(&mut self, queue: u16, buffers: &[Buffer]) {
         let head = self.queue(queue).add(buffers);
         self.device.ring(queue);
@@ -105,7 +105,7 @@ impl Guest {
         assert_eq!((used.head, used.length), (u32::from(head), 0));
     }
 
-    /// Writes page numbers to [`NUMBERS`]; the buffer that holds them.
+    /// Writes page numbers to [`NUMBERS`]; returns the buffer that holds them.
     fn numbers(&self, pages: &[u32]) -> Buffer {
         let bytes: Vec<u8> = pages.iter().flat_map(|n| n.to_le_bytes()).collect();
         self.queues[0].store(NUMBERS, &bytes);

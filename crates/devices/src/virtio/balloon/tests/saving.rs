@@ -1,4 +1,4 @@
-//! Saved in the middle of things.
+//! Balloons that are saved with requests in progress.
 
 use super::super::{BalloonState, RestoreError};
 use super::*;
@@ -16,7 +16,7 @@ fn requests_left_waiting_are_answered_once_after_a_restore() {
     guest.queue(DEFLATE).add(&[buffer]);
     let report = Buffer::writable(FREE + PAGE, PAGE as u32);
     guest.queue(REPORTING).add(&[report]);
-    // Notified by nobody yet.
+    // The device was not notified yet.
     let (memory, queues) = (copy_of(&guest.memory), guest.queues.clone());
     let (balloon, places) = guest.stop();
     let host = Arc::new(Host::default());
@@ -100,8 +100,8 @@ fn line() -> EventFd {
     EventFd::new(EFD_NONBLOCK).unwrap()
 }
 
-/// All of it: registers, notifications on the vCPU, a save between, another
-/// process's memory.
+/// The whole path: registers, notifications on the vCPU, saving in between, and the memory of
+/// another process.
 #[test]
 fn behind_its_transport_it_is_saved_and_restored() {
     let memory = memory(RAM as usize);
@@ -168,7 +168,7 @@ fn behind_its_transport_it_is_saved_and_restored() {
     let state = transport.device().save();
     assert_eq!((state.target_pages, state.actual_pages), (1024, 256));
     assert!(!state.untold);
-    // A reset voids what the driver said.
+    // A reset discards what the driver reported.
     write(&mut transport, 0x70, 0);
     assert_eq!(transport.device().actual_mib(), 0);
 }

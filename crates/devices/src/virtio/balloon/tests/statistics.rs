@@ -1,4 +1,4 @@
-//! What the guest says of its memory.
+//! Tests of the guest's memory statistics.
 
 use super::*;
 use crate::virtio::testing::PATIENCE;
@@ -114,7 +114,7 @@ fn odd_figures_are_taken_as_far_as_they_make_sense() {
         guest.give(&bytes);
         assert_eq!(board.latest().by_name().len(), names);
     }
-    // Outside memory.
+    // A buffer outside memory.
     guest
         .queue(STATISTICS)
         .add(&[Buffer::readable(RAM - 4, 10)]);

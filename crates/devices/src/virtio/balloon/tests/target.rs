@@ -1,4 +1,4 @@
-//! How much the balloon shall hold.
+//! Tests of the balloon's target.
 
 use super::super::TargetError;
 use super::*;
@@ -17,7 +17,7 @@ fn the_driver_hears_of_a_new_target() {
     assert!(guest.balloon().is_full());
     assert_eq!(guest.balloon().actual_mib(), 20);
     assert_eq!(guest.balloon().target_mib(), 20);
-    // It may have had to take pages back: the same target is told again.
+    // The driver may have had to take pages back, so the same target is announced again.
     guest.balloon().set_target(20).unwrap();
     assert_eq!(guest.device.interrupt.counts().config_changed, 2);
 }

@@ -21,7 +21,7 @@ pub const DATA: u64 = 0x10000;
 pub const OK: u8 = 0;
 pub const IO_ERROR: u8 = 1;
 pub const UNSUPPORTED: u8 = 2;
-/// What the status byte holds before the device writes it.
+/// The value of the status byte before the device writes it.
 pub const UNTOUCHED: u8 = 0xee;
 
 pub const IN: u32 = 0;
@@ -58,7 +58,7 @@ impl Fixture {
         options(&self.path)
     }
 
-    /// What the file holds.
+    /// Bytes of the file.
     pub fn bytes(&self, offset: u64, count: usize) -> Vec<u8> {
         let mut bytes = vec![0; count];
         let file = File::open(&self.path).unwrap();
@@ -120,14 +120,14 @@ impl Guest {
         bytes
     }
 
-    /// Sends a chain of any shape and waits for it.
+    /// Sends a chain of any shape and waits for the answer.
     pub fn send(&mut self, buffers: &[Buffer]) -> Used {
         self.driver.add(buffers);
         self.device.ring(0);
         self.driver.wait_used()
     }
 
-    /// A whole request in the usual shape; its status and the used length.
+    /// Sends a request in the usual shape; returns its status and the used length.
     pub fn request(&mut self, kind: u32, sector: u64, data: &[Buffer]) -> (u8, u32) {
         self.write_header(kind, sector);
         let buffers = usual(data);
@@ -145,7 +145,7 @@ impl Guest {
         self.request(OUT, sector, &[buffer])
     }
 
-    /// Discard or write-zeroes of `(sector, count, flags)`.
+    /// Sends a discard or write-zeroes request of `(sector, count, flags)`.
     pub fn zero(&mut self, kind: u32, ranges: &[(u64, u32, u32)]) -> (u8, u32) {
         let mut data = Vec::new();
         for (sector, count, flags) in ranges {
@@ -166,7 +166,7 @@ impl Guest {
     }
 }
 
-/// Header, data, status.
+/// A chain of header, data and status.
 pub fn usual(data: &[Buffer]) -> Vec<Buffer> {
     let mut buffers = vec![Buffer::readable(HEADER, 16)];
     buffers.extend_from_slice(data);

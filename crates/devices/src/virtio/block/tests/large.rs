@@ -1,4 +1,4 @@
-//! Requests of many megabytes, which a guest can make of little memory.
+//! Requests of many megabytes, which a guest can build from little memory.
 
 use super::driver::*;
 use crate::virtio::block::disk::{Disk, PIECE_BYTES, Scratch};
@@ -13,12 +13,12 @@ use tempfile::TempDir;
 use vm_memory::{Bytes, GuestAddress};
 
 const DISK_BYTES: u64 = 64 << 20;
-/// Room for an indirect table and for as much data as can be.
+/// Addresses of an indirect table and of the largest data area.
 const TABLE: u64 = 0xa000;
 const DATA_BYTES: u32 = (MEMORY_BYTES - DATA) as u32;
 
 fn empty_disk() -> Fixture {
-    // Beside the test program: /tmp may be a file system without direct I/O.
+    // In the test program's folder, because /tmp may be a file system without direct I/O.
     let program = std::env::current_exe().unwrap();
     let folder = TempDir::new_in(program.parent().unwrap()).unwrap();
     let disk = Fixture::within(folder, 1);
@@ -27,7 +27,7 @@ fn empty_disk() -> Fixture {
     disk
 }
 
-/// Bytes of which no two pieces are alike.
+/// Bytes in which no two pieces are equal.
 fn noise(length: usize) -> Vec<u8> {
     let mut state = 0x1234_5678_9abc_def1u64;
     let mut next = || {
@@ -45,14 +45,14 @@ fn a_request_of_many_pieces_moves_each_byte_once() {
         let disk = empty_disk();
         let mut options = disk.options();
         options.direct = direct;
-        // Not every file system has direct I/O.
+        // Not every file system supports direct I/O.
         let Ok(_) = crate::virtio::block::Block::open(&options) else {
             continue;
         };
         let mut guest = Guest::start(&options);
         let contents = noise(DATA_BYTES as usize);
         guest.driver.store(DATA, &contents);
-        // Buffers that overlap, begin anywhere, and end anywhere but the last.
+        // Buffers that overlap, and begin and end at any byte, except the last.
         let mut data = Vec::new();
         let mut expected = Vec::new();
         for n in 0..24 {
@@ -68,7 +68,7 @@ fn a_request_of_many_pieces_moves_each_byte_once() {
         assert!(disk.bytes(4096, expected.len()) == expected, "{direct}");
         assert_eq!(disk.bytes(4096 + expected.len() as u64, 8), [0; 8]);
 
-        // And back, where the last writer of a byte wins.
+        // Reads them back; where buffers overlap, the last one wins.
         for buffer in &mut data {
             buffer.writable = true;
         }
@@ -117,13 +117,13 @@ fn a_request_a_pause_could_not_wait_for_is_done_afterwards() {
     let mut guest = Guest::start(&disk.options());
     guest.driver.store(DATA, &vec![0xab; DATA_BYTES as usize]);
     guest.write_header(OUT, 0);
-    // 52 MiB, out of 448 KiB.
+    // 52 MiB, from 448 KiB of memory.
     let bytes = 120 * DATA_BYTES as usize;
     let data = [Buffer::readable(DATA, DATA_BYTES); 120];
     let head = guest.driver.add_indirect(TABLE, &usual(&data));
     guest.device.ring(0);
     let start = Instant::now();
-    // Stop it when it has begun.
+    // Stops it after it has begun.
     while disk.bytes(0, 1) != [0xab] {
         assert!(start.elapsed() < PATIENCE);
     }

@@ -26,10 +26,10 @@ fn other_odd_shapes_are_errors() {
     let status = Buffer::writable(STATUS, 1);
     let header = Buffer::readable(HEADER, 16);
     for buffers in [
-        // No header, and a short one.
+        // No header, and one that is too short.
         vec![status],
         vec![Buffer::readable(HEADER, 15), status],
-        // What the device reads comes after what it writes.
+        // A buffer that the device reads follows one that it writes.
         vec![Buffer::writable(DATA, 512), header, status],
         vec![
             header,
@@ -37,7 +37,7 @@ fn other_odd_shapes_are_errors() {
             Buffer::readable(DATA, 1),
             status,
         ],
-        // Outside guest memory, in part or whole, or past the end of all.
+        // Partly or wholly outside guest memory, or past the end of all addresses.
         vec![header, Buffer::writable(MEMORY_BYTES - 256, 512), status],
         vec![header, Buffer::writable(1 << 40, 512), status],
         vec![header, Buffer::writable(u64::MAX - 100, 512), status],
@@ -72,7 +72,7 @@ fn more_buffers_than_announced_are_refused() {
         let length = |n| if n < 64 { 8 } else { 0 };
         let one = |n| Buffer::writable(DATA + n * 8, length(n).max(1));
         let mut data: Vec<Buffer> = (0..count).map(one).collect();
-        // A whole number of sectors.
+        // The total is a whole number of sectors.
         let total: u32 = data.iter().map(|buffer| buffer.length).sum();
         data[0].length += 1024 - total % 512;
         guest.driver.add_indirect(0xa000, &usual(&data));
@@ -170,7 +170,7 @@ fn impossible_rings_need_a_reset_and_stop_cleanly() {
         guest.device.ring(0);
         let interrupt = guest.device.interrupt.clone();
         interrupt.wait(|counts| counts.needs_reset == 1);
-        // It waits to be reset, however often it is notified.
+        // It waits for a reset, however often it is notified.
         guest.device.ring(0);
         let (_, queues) = guest.device.stop();
         assert_eq!(queues.len(), 1);

@@ -1,4 +1,4 @@
-//! The driver plays over real rings; the disk is a real file.
+//! The tests play the driver over real rings; the disk is a real file.
 
 mod driver;
 mod large;

@@ -1,4 +1,4 @@
-//! Disks whose file is filled as it is read.
+//! Disks whose file is filled on demand.
 
 use super::driver::*;
 use crate::virtio::block::{Block, BlockOptions, Fetched, Fetcher, Residency, SECTOR};
@@ -19,7 +19,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What is there, by sectors, and what comes of asking for more.
+/// Which sectors are present, and how requests for others are answered.
 #[derive(Debug)]
 struct Map {
     path: PathBuf,
@@ -27,14 +27,14 @@ struct Map {
     asked: Mutex<Sender<Range<u64>>>,
     mood: Mutex<Mood>,
     fetches: Mutex<Fetches>,
-    /// Rings when there are answers.
+    /// Readable when there are answers.
     news: EventFd,
 }
 
 #[derive(Debug, Default)]
 struct Fetches {
     last: u64,
-    /// Asked for, and not answered until the test says so.
+    /// Requests that are answered only when the test says so.
     held: Vec<(u64, Range<u64>)>,
     answers: Vec<(u64, io::Result<Fetched>)>,
 }
@@ -43,11 +43,11 @@ struct Fetches {
 enum Mood {
     Fill,
     Fail,
-    /// The file has no room: some sectors at a time come as bytes.
+    /// The file has no space: so many sectors are returned as bytes.
     Bring(usize),
-    /// As many, and what comes next is in the file.
+    /// The same for the first request; later ones are written to the file.
     BringOnce(usize),
-    /// Answered when the test says so.
+    /// Requests are answered when the test says so.
     Hold,
 }
 
@@ -79,7 +79,7 @@ impl Map {
         self.present.lock().unwrap()[sectors].fill(true);
     }
 
-    /// Answers what was held and satisfies `which`.
+    /// Answers the held requests that satisfy `which`.
     fn release(&self, which: impl Fn(&Range<u64>) -> bool) {
         let mut fetches = self.fetches.lock().unwrap();
         let held = std::mem::take(&mut fetches.held);
@@ -191,13 +191,13 @@ fn what_is_there_is_read_and_what_is_missing_is_filled_first() {
     assert_eq!(guest.read(8, 8 * 512), (OK, 8 * 512 + 1));
     assert_eq!(guest.load(DATA, 512), [8; 512]);
     assert!(asked.try_recv().is_err(), "nothing was missing");
-    // A range that is partly there is asked for as a whole.
+    // A range that is partly present is requested as a whole.
     assert_eq!(guest.read(15, 2 * 512), (OK, 2 * 512 + 1));
     assert_eq!(asked.try_recv().unwrap(), 15 * SECTOR..17 * SECTOR);
     assert_eq!(guest.load(DATA + 512, 512), [16 ^ 0xff; 512]);
     assert_eq!(guest.read(16, 512), (OK, 513));
     assert!(asked.try_recv().is_err(), "it is there now");
-    // What is none of the disk's bytes is nobody's business.
+    // Bytes past the disk's end are not requested.
     assert_eq!(guest.read(64, 512).0, IO_ERROR);
     assert_eq!(guest.read(u64::MAX / 512, 512).0, IO_ERROR);
     assert!(asked.try_recv().is_err());
@@ -224,7 +224,7 @@ fn what_the_file_has_no_room_for_is_read_as_it_came() {
     let fixture = Fixture::new(64);
     let (map, asked) = Map::new(&fixture, 64);
     let mut guest = start(&fixture, &map);
-    // Into buffers that end where no answer does.
+    // The buffers do not end where answers end.
     let data = [
         Buffer::writable(DATA, 700),
         Buffer::writable(DATA + 700, 8 * 512 - 700),
@@ -241,7 +241,7 @@ fn what_the_file_has_no_room_for_is_read_as_it_came() {
         assert_eq!(guest.load(DATA, 8 * 512), expected, "{mood:?}");
         assert_eq!(asked.try_iter().count(), questions, "{mood:?}");
     }
-    // No bytes are no answer.
+    // An empty answer is an error.
     map.present.lock().unwrap().fill(false);
     map.feel(Mood::Bring(0));
     assert_eq!(guest.read(16, 512), (IO_ERROR, 1));
@@ -257,7 +257,7 @@ fn a_read_that_waits_goes_back_to_the_ring_and_is_done_later() {
     guest.driver.add(&usual(&[Buffer::writable(DATA, 4096)]));
     guest.device.ring(0);
     asked.recv_timeout(PATIENCE).unwrap();
-    // Rung for something else meanwhile.
+    // The doorbell is signalled for another reason meanwhile.
     guest.device.ring(0);
     let (block, queues) = guest.device.stop();
     assert_eq!(guest.driver.next_used(), None);
@@ -276,8 +276,7 @@ fn a_read_that_waits_goes_back_to_the_ring_and_is_done_later() {
     drop(device);
 }
 
-/// A pause may find a read that waits in the middle of a request of many
-/// pieces.
+/// A pause may find a read that waits in the middle of a request of many pieces.
 #[test]
 fn large_reads_are_filled_piece_by_piece() {
     let sectors = 24 << 11;
@@ -296,7 +295,7 @@ fn large_reads_are_filled_piece_by_piece() {
     assert!(asked.iter().all(|bytes| bytes.end - bytes.start <= 4 << 20));
 }
 
-/// Puts a read of one sector into the ring, with a place of its own for each; its head.
+/// Adds a read of one sector, with memory of its own, to the ring; returns its head.
 fn add_read(guest: &mut Guest, sector: u64) -> u16 {
     let (header, data, status) = (0xb000 + sector * 16, DATA + sector * 512, 0xc000 + sector);
     let mut bytes = [0; 16];
@@ -336,7 +335,7 @@ fn sixteen_missing_reads_wait_at_once_and_one_that_is_in_the_file_passes_them() 
     guest.device.ring(0);
     assert_eq!(guest.driver.wait_used().head, u32::from(present));
     expect_read(&guest.driver, 40, 40);
-    // They are answered as they come.
+    // They are answered in the order of the answers.
     map.release(|bytes| bytes.start == 11 * SECTOR);
     assert_eq!(guest.driver.wait_used().head, u32::from(missing[11]));
     expect_read(&guest.driver, 11, 11 ^ 0xff);
@@ -359,7 +358,7 @@ fn what_waits_over_a_capture_is_answered_once_and_what_passed_it_is_not_done_aga
     map.present.lock().unwrap()[32..48].fill(true);
     map.feel(Mood::Hold);
     let mut guest = start(&fixture, &map);
-    // Once round the ring of 64 entries before, so that positions and entries differ.
+    // Goes round the ring of 64 entries first, so that positions and entries differ.
     for _ in 0..50 {
         assert_eq!(guest.read(40, 512).0, OK);
     }
@@ -381,7 +380,7 @@ fn what_waits_over_a_capture_is_answered_once_and_what_passed_it_is_not_done_aga
     let saved = block.save();
     drop(block);
 
-    // A clone goes on from a copy of the memory, and has one more request.
+    // A clone continues from a copy of the memory, with one more request.
     let memory = copy_of(&guest.memory);
     map.feel(Mood::Fill);
     let options = BlockOptions {

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 const SECTORS: u64 = 64;
 
-/// Buffers cut at random, none too small to matter.
+/// Buffers of random lengths, some of them small.
 fn pieces(total: u32) -> impl Strategy<Value = Vec<u32>> {
     proptest::collection::vec(0..=total, 0..8).prop_map(move |mut cuts| {
         cuts.extend([0, total]);
@@ -33,7 +33,7 @@ fn buffers(start: u64, pieces: &[u32], writable: bool) -> Vec<Buffer> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Reads and writes behave as on an array of bytes, however they are cut.
+    /// Reads and writes behave as on an array of bytes, however they are split.
     #[test]
     fn the_disk_is_an_array_of_sectors(
         operations in proptest::collection::vec(
@@ -45,7 +45,7 @@ proptest! {
         for (is_write, sector, count, value, cuts, header_cuts) in operations {
             let bytes = count * 512;
             let mut data = buffers(DATA, &cuts, !is_write);
-            // Cut the pieces off at the length wanted.
+            // Shortens the pieces to the wanted length.
             let mut left = bytes;
             for buffer in &mut data {
                 buffer.length = buffer.length.min(left);
@@ -75,8 +75,7 @@ proptest! {
         prop_assert_eq!(disk.bytes(0, model.len()), model);
     }
 
-    /// Any descriptors at all: each request comes back once, or the queue is
-    /// broken and says so.
+    /// Any descriptors: each request is returned once, or the queue is reported as broken.
     #[test]
     fn any_descriptors_are_survived(
         table in proptest::collection::vec(

@@ -80,14 +80,14 @@ fn buffers_may_be_cut_anywhere() {
         Buffer::readable(HEADER + 5, 11),
         Buffer::writable(DATA, 1),
         Buffer::writable(DATA + 1, 1000),
-        // The last of the data and the status in one.
+        // The last data bytes and the status in one buffer.
         Buffer::writable(DATA + 1001, 24),
     ]);
     assert_eq!(used.length, 1025);
     assert_eq!(guest.load(DATA + 511, 2), [2, 3]);
     assert_eq!(guest.load(DATA + 1023, 2), [3, OK]);
 
-    // Header and data in one.
+    // Header and data in one buffer.
     guest.write_header(OUT, 9);
     guest.driver.store(HEADER + 16, &[0x77; 512]);
     let whole = Buffer::readable(HEADER, 16 + 512);
@@ -248,7 +248,7 @@ fn a_read_only_disk_reads_and_refuses_the_rest() {
 
 #[test]
 fn direct_io_serves_aligned_and_unaligned_buffers() {
-    // Beside the test program: /tmp may be a file system without direct I/O.
+    // In the test program's folder, because /tmp may be a file system without direct I/O.
     let here = tempfile::tempdir_in(std::env::current_exe().unwrap().parent().unwrap()).unwrap();
     let disk = Fixture::within(here, 4096);
     let mut options = disk.options();
@@ -288,7 +288,7 @@ fn every_request_of_a_flood_is_answered_once() {
         guest.write_header(IN, 4);
         while answered < 5000 {
             while sent - answered < 21 && sent < 5000 {
-                // Three descriptors of 64 each.
+                // Three of the 64 descriptors each.
                 guest.driver.add(&usual(&[Buffer::writable(DATA, 512)]));
                 guest.device.ring(0);
                 sent += 1;

@@ -10,8 +10,7 @@ fn requests_left_waiting_are_done_exactly_once_after_a_restore() {
     let mut guest = Guest::start(&disk.options());
     assert_eq!(guest.read(0, 512).0, OK);
 
-    // Twenty writes, of which the device may or may not take some before it
-    // is stopped: it is told of them and stopped at once.
+    // Twenty writes, some of which the device may take: it is stopped right after the notification.
     let mut heads = BTreeSet::new();
     for n in 0..20u64 {
         let (header, data, status) = (0xb000 + n * 16, DATA + n * 512, 0xc000 + n);
@@ -108,7 +107,7 @@ fn a_device_stops_in_the_middle_of_a_flood() {
 fn a_request_that_waits_for_its_turn_is_kept_for_another_time() {
     let disk = Fixture::new(8);
     let mut options = disk.options();
-    // The first read is paid for in the next ten minutes.
+    // The cost of the first read takes ten minutes to pay off.
     options.limit.bytes_per_second = NonZeroU64::new(1);
     let mut guest = Guest::start(&options);
     assert_eq!(guest.read(0, 512), (OK, 513));

@@ -1,7 +1,7 @@
-//! Where frames go and come from.
+//! Backends that send and receive frames.
 //!
-//! * [`tap`]: a TAP interface of the host's.
-//! * [`passt`]: a process that makes sockets of the guest's connections.
+//! * [`tap`]: a TAP interface of the host.
+//! * [`passt`]: a process that translates the guest's connections to sockets.
 
 mod passt;
 mod tap;
@@ -17,28 +17,28 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use tap::Tap;
 
-/// Where the frames of a device go and come from.
+/// Sends and receives the frames of a device.
 #[derive(Debug)]
 pub enum Backend {
-    /// A TAP interface with `IFF_VNET_HDR`, by its queues: a pair of the device's queues
-    /// for each.
+    /// A TAP interface with `IFF_VNET_HDR`, as descriptors of its queues: one for each pair of the
+    /// device's queues.
     Tap(Vec<OwnedFd>),
-    /// A connection to passt(1): on a stream, each frame after its length, four bytes big
-    /// endian. No offloads.
+    /// A connection to passt(1): on a stream, each frame follows its length, four bytes big endian.
+    /// There are no offloads.
     Passt(UnixStream),
-    /// The link is down, and what the guest sends is dropped.
+    /// The link is down, and the guest's frames are dropped.
     None,
-    /// Datagrams in place of a TAP interface, for tests: a virtio header and a frame each.
+    /// Datagrams in place of a TAP interface, for tests: each has a virtio header and a frame.
     #[cfg(any(test, feature = "testing"))]
     Datagrams(Vec<std::os::unix::net::UnixDatagram>),
 }
 
-/// How a frame was sent.
+/// The outcome of sending a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Sent {
     /// All of it will arrive.
     Whole,
-    /// There is nobody.
+    /// The link is down.
     Nowhere,
 }
 
@@ -47,14 +47,14 @@ pub(super) enum Sent {
 pub(super) enum Endpoint {
     Tap(Tap),
     Passt(Box<Passt>),
-    /// Nobody is there, or not any more. Features stay those that were offered.
+    /// The other end is missing or gone. Features stay those that were offered.
     Gone {
         features: u64,
     },
 }
 
 impl Backend {
-    /// Its queues, made ready.
+    /// Prepares its queues.
     pub(super) fn open(self) -> Result<Vec<Endpoint>, NetError> {
         match self {
             Backend::Tap(queues) => {
@@ -65,7 +65,7 @@ impl Backend {
                 let passt = Passt::new(socket).map_err(NetError::Passt)?;
                 Ok(vec![Endpoint::Passt(Box::new(passt))])
             }
-            // A driver that was saved with another backend finds all that it uses.
+            // A driver that was saved with another backend keeps all features it uses.
             Backend::None => Ok(vec![Endpoint::Gone {
                 features: tap::every_feature(),
             }]),
@@ -83,7 +83,7 @@ impl Backend {
 }
 
 impl Endpoint {
-    /// Offloads it can do.
+    /// The offloads that it supports.
     pub(super) fn features(&self) -> u64 {
         match self {
             Endpoint::Tap(tap) => tap.features(),
@@ -92,7 +92,7 @@ impl Endpoint {
         }
     }
 
-    /// What to wait on.
+    /// The descriptor to wait on.
     pub(super) fn descriptor(&self) -> Option<Arc<File>> {
         match self {
             Endpoint::Tap(tap) => Some(tap.file().clone()),
@@ -105,7 +105,7 @@ impl Endpoint {
         !matches!(self, Endpoint::Gone { .. })
     }
 
-    /// Tells the other end what the driver can do, before anything is received, and
+    /// Configures the other end for the driver's features, before anything is received, and for
     /// whether this queue is used.
     pub(super) fn agree_on(&self, features: u64, used_pairs: u16) -> io::Result<()> {
         match self {
@@ -114,7 +114,7 @@ impl Endpoint {
         }
     }
 
-    /// Lets the other end use the first `count` queues, and no others.
+    /// Enables the first `count` queues of the other end, and no others.
     pub(super) fn use_pairs(&self, count: u16) -> io::Result<()> {
         match self {
             Endpoint::Tap(tap) => tap.use_queues(count),
@@ -122,8 +122,8 @@ impl Endpoint {
         }
     }
 
-    /// The next frame, with its virtio header, into `vectors`, which have
-    /// room for the longest; its length. None if there is none yet, or there will be none.
+    /// Receives the next frame, with its virtio header, into `vectors`, which must have space for
+    /// the longest; returns its length. `None` if there is none yet, or the link is down.
     pub(super) fn receive(&mut self, vectors: &Vectors) -> Option<usize> {
         let received = match self {
             Endpoint::Tap(tap) => tap.receive(vectors),
@@ -140,8 +140,8 @@ impl Endpoint {
         }
     }
 
-    /// Sends a frame: its lead, and what follows, in `vectors`. What would have to wait is
-    /// not begun.
+    /// Sends a frame: its lead, and the rest in `vectors`. Does not begin a frame that would have
+    /// to wait.
     pub(super) fn send(&mut self, lead: &Lead, vectors: &mut Vectors) -> io::Result<Sent> {
         let sent = match self {
             Endpoint::Tap(tap) => tap.send(lead, vectors),
@@ -157,7 +157,7 @@ impl Endpoint {
         sent.map(|()| Sent::Whole)
     }
 
-    /// Goes on with what was begun to be sent.
+    /// Continues sending a frame that was begun.
     pub(super) fn flush(&mut self) {
         if let Endpoint::Passt(passt) = self
             && let Err(error) = passt.flush()
@@ -167,10 +167,10 @@ impl Endpoint {
         }
     }
 
-    /// Whether a failed write tells that there is nobody any more.
+    /// Whether a failed write means that the other end is gone.
     fn is_end(&self, error: &io::Error) -> bool {
         match (self, error.raw_os_error()) {
-            // The interface was removed; or a driver sends on a queue that is not used.
+            // The interface was removed, or a driver sends on a queue that is not enabled.
             (Endpoint::Tap(tap), Some(libc::EBADFD)) => tap.is_first(),
             (Endpoint::Passt(_), error) => {
                 matches!(error, Some(libc::EPIPE | libc::ECONNRESET | libc::ENOTCONN))

@@ -1,5 +1,5 @@
-//! passt(1) on a stream socket: each frame after its length, four bytes big endian, as
-//! QEMU's `-netdev stream` has it.
+//! passt(1) on a stream socket: each frame follows its length, four bytes big endian, as in QEMU's
+//! `-netdev stream`.
 
 use super::super::vectors::Vectors;
 use super::super::{FRAME_MAX, header};
@@ -10,18 +10,18 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 const LENGTH: usize = 4;
-/// Room for a frame and more: several small ones come in one read.
+/// Bytes of the buffer: more than a frame, because one read returns several small ones.
 const BUFFER: usize = 2 * (LENGTH + FRAME_MAX);
 
 /// A connection to passt.
 #[derive(Debug)]
 pub struct Passt {
     socket: Arc<File>,
-    /// What was read and not delivered: `buffer[start..end]`.
+    /// Bytes that were read and not delivered yet: `buffer[start..end]`.
     buffer: Box<[u8]>,
     start: usize,
     end: usize,
-    /// Of a frame that was begun to be sent.
+    /// The rest of a frame that was begun to be sent.
     unsent: Vec<u8>,
 }
 
@@ -56,7 +56,7 @@ impl Passt {
         Ok(header::BYTES + frame)
     }
 
-    /// The length of the frame that is in the buffer, if it is there whole.
+    /// The length of the frame in the buffer, if it is complete.
     fn frame(&self) -> io::Result<Option<usize>> {
         let there = &self.buffer[self.start..self.end];
         let Some((length, rest)) = there.split_first_chunk::<LENGTH>() else {
@@ -84,8 +84,8 @@ impl Passt {
         }
     }
 
-    /// Sends a frame whose Ethernet header is `head`. Once a part of it is sent it is as
-    /// good as sent: the rest is kept.
+    /// Sends a frame whose Ethernet header is `head`. Once a part of it is sent, the rest is kept
+    /// and sent later.
     pub fn send(&mut self, head: &[u8], vectors: &mut Vectors) -> io::Result<()> {
         self.flush()?;
         let rest = vectors.bytes(vectors.len());
@@ -104,7 +104,7 @@ impl Passt {
         Ok(())
     }
 
-    /// Sends what is left of a frame.
+    /// Sends the rest of a frame.
     pub fn flush(&mut self) -> io::Result<()> {
         while !self.unsent.is_empty() {
             let sent = (&*self.socket).write(&self.unsent)?;

@@ -1,4 +1,4 @@
-//! A TAP interface of the host's.
+//! A TAP interface of the host.
 
 use super::super::error::NetError;
 use super::super::header::{self, Lead};
@@ -18,7 +18,7 @@ const HOST: [u32; 4] = [
 ];
 const HOST_UDP: u32 = VIRTIO_NET_F_HOST_UFO;
 const HOST_SEGMENTS: u32 = VIRTIO_NET_F_HOST_USO;
-/// What the driver can take, and how the kernel calls that.
+/// The driver's receive offloads, with the kernel's flags for them.
 const GUEST: [(u32, u32); 7] = [
     (VIRTIO_NET_F_GUEST_CSUM, offload::CSUM),
     (VIRTIO_NET_F_GUEST_TSO4, offload::TSO4),
@@ -28,7 +28,7 @@ const GUEST: [(u32, u32); 7] = [
     (VIRTIO_NET_F_GUEST_USO4, offload::USO4),
     (VIRTIO_NET_F_GUEST_USO6, offload::USO6),
 ];
-/// Of those, what Linux has since 6.2.
+/// The offloads of these that Linux has since 6.2.
 const SEGMENTS: u32 = offload::USO4 | offload::USO6;
 
 /// A queue of the interface.
@@ -37,16 +37,16 @@ pub struct Tap {
     queues: Arc<[Arc<File>]>,
     number: usize,
     features: u64,
-    /// A test has a socket in its place.
+    /// False if a test has a socket in its place.
     is_real: bool,
 }
 
-/// All offloads there are.
+/// All offload features.
 pub fn every_feature() -> u64 {
     features(u32::MAX)
 }
 
-/// The features for a kernel that knows these offloads.
+/// The features of a kernel that supports these offloads.
 fn features(known: u32) -> u64 {
     let guest = GUEST.into_iter().filter(|(_, bit)| known & bit != 0);
     let segments = (known & SEGMENTS == SEGMENTS).then_some(HOST_SEGMENTS);
@@ -55,7 +55,7 @@ fn features(known: u32) -> u64 {
         .fold(0, |bits, feature| bits | 1 << feature)
 }
 
-/// Looks at the queues of an interface and sets their header's size.
+/// Checks the queues of an interface and sets the size of their header.
 pub fn open(files: Vec<File>) -> Result<Vec<Tap>, NetError> {
     let mut known = 0;
     for (number, file) in files.iter().enumerate() {
@@ -88,7 +88,7 @@ pub fn open(files: Vec<File>) -> Result<Vec<Tap>, NetError> {
     Ok(queues(files, features(known), true))
 }
 
-/// Sockets that give and take what a TAP interface would.
+/// Sockets that behave like a TAP interface.
 #[cfg(any(test, feature = "testing"))]
 pub fn stand_ins(files: Vec<File>) -> Vec<Tap> {
     queues(files, every_feature(), false)
@@ -138,7 +138,7 @@ impl Tap {
         }
         for (number, queue) in self.queues.iter().enumerate() {
             match tap_queue::set_queue(&**queue, number < usize::from(count)) {
-                // It is as it should be.
+                // The queue is in the wanted state already.
                 Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
                 other => other?,
             }
@@ -148,7 +148,8 @@ impl Tap {
 
     pub fn receive(&self, vectors: &Vectors) -> io::Result<usize> {
         match vectors.read_from(self.file().as_fd()) {
-            // A queue that is not used. When the interface is gone the first has it, too.
+            // The queue is not enabled. If the interface is gone, the first queue has this error,
+            // too.
             Err(error) if !self.is_first() && error.raw_os_error() == Some(libc::EBADFD) => {
                 Err(io::ErrorKind::WouldBlock.into())
             }

@@ -52,7 +52,7 @@ fn a_driver_without_several_pairs_has_its_control_queue_third() {
     let bytes = with_header(&frame(1, 60));
     guest.send(&bytes);
     assert_eq!(received_by(&hosts[0]), bytes);
-    // All queues come back.
+    // All queues are returned.
     let (_, queues) = guest.device.stop();
     assert_eq!(queues.len(), 5);
 }
@@ -72,7 +72,7 @@ fn commands_that_are_not_known_or_not_whole_fail() {
     ] {
         assert_eq!(guest.command(command), 1, "{command:?}");
     }
-    // Nowhere to put an answer.
+    // A command without a buffer for its answer.
     guest.queues[2].add(&[Buffer::readable(COMMAND, 2)]);
     guest.queues[2].add(&[
         Buffer::readable(u64::MAX - 1, 2),
@@ -104,7 +104,7 @@ fn an_announcement_is_asked_for_until_it_is_acknowledged() {
     assert_eq!(guest.command(&[3, 0]), 0);
     assert_eq!(guest.config()[6], 1);
 
-    // One that is another now is not asked, nor one that could not.
+    // A guest with a new address is not asked, nor is one whose driver can't announce.
     let mut other = state.clone();
     other.mac.0[5] ^= 1;
     let (_, restored) = again(&other);

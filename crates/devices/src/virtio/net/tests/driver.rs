@@ -12,9 +12,9 @@ use virtio_bindings::virtio_net::*;
 pub const MEMORY_BYTES: u64 = 16 << 20;
 const RINGS: u64 = 0x1000;
 const RING_ROOM: u64 = 0x4000;
-/// Where buffers to receive in lie.
+/// Address of the receive buffers.
 pub const RECEIVE: u64 = 0x10_0000;
-/// Where frames to send lie.
+/// Address of the frames to send.
 pub const SEND: u64 = 0x80_0000;
 pub const COMMAND: u64 = 0xf0_0000;
 
@@ -23,7 +23,7 @@ pub const EVENT_IDX: u64 = 1 << 29;
 pub const MERGEABLE: u64 = 1 << VIRTIO_NET_F_MRG_RXBUF;
 pub const SEGMENTS: u64 = 1 << VIRTIO_NET_F_GUEST_TSO4 | 1 << VIRTIO_NET_F_GUEST_CSUM;
 pub const CONTROL: u64 = 1 << VIRTIO_NET_F_CTRL_VQ;
-/// What Linux agrees on, but for several pairs.
+/// The features that Linux negotiates, except several pairs.
 pub const USUAL: u64 = MERGEABLE
     | SEGMENTS
     | CONTROL
@@ -34,7 +34,7 @@ pub const USUAL: u64 = MERGEABLE
     | 1 << VIRTIO_NET_F_STATUS
     | 1 << VIRTIO_NET_F_MAC;
 
-/// A frame of so many bytes from the device's address, each byte of its packet `fill`.
+/// A frame of so many bytes with the device's source address; each byte of its packet is `fill`.
 pub fn frame(fill: u8, bytes: usize) -> Vec<u8> {
     let mut frame = vec![fill; bytes];
     frame[..6].copy_from_slice(&[0xff; 6]);
@@ -58,7 +58,7 @@ pub fn args(backend: Backend) -> NetArgs {
     }
 }
 
-/// A device on datagrams, with the host's ends.
+/// A device on datagrams, with the host's sockets.
 pub fn on_datagrams(pairs: usize) -> (Net, Vec<UnixDatagram>) {
     let (ours, theirs) = (0..pairs)
         .map(|_| UnixDatagram::pair().unwrap())
@@ -98,7 +98,7 @@ impl Guest {
         Guest::over(net, features, memory, queues)
     }
 
-    /// With queues that have been used.
+    /// A guest with queues that were used before.
     pub fn over(
         net: Net,
         features: u64,
@@ -114,7 +114,7 @@ impl Guest {
         }
     }
 
-    /// Offers buffers of so many bytes, one after the other in memory.
+    /// Offers buffers of so many bytes, adjacent in memory.
     pub fn offer_buffers(&mut self, count: usize, bytes: u32) {
         for number in 0..count {
             let address = RECEIVE + number as u64 * u64::from(bytes);
@@ -123,21 +123,21 @@ impl Guest {
         self.device.ring(0);
     }
 
-    /// Waits for a frame, from buffers of so many bytes that were offered in order from
-    /// the first on; with its header.
+    /// Waits for a frame, and returns it with its header. Its buffers must have been offered in
+    /// order.
     pub fn wait_received(&mut self) -> Vec<u8> {
         let first = self.queues[0].wait_used();
         let mut whole = self.contents(first);
         let buffers = u16::from_le_bytes([whole[10], whole[11]]);
         for _ in 1..buffers {
-            // All buffers of a frame are there at once.
+            // All buffers of a frame are returned at once.
             let next = self.queues[0].next_used().expect("another buffer");
             whole.extend(self.contents(next));
         }
         whole
     }
 
-    /// What is in the first buffer of a chain.
+    /// The contents of the first buffer of a chain.
     fn contents(&self, used: Used) -> Vec<u8> {
         let table = self.queues[0].descriptors();
         let mut address = [0; 8];
@@ -147,8 +147,8 @@ impl Guest {
         bytes
     }
 
-    /// Offers `bytes` (a header and a frame) for sending, in buffers of these lengths; the
-    /// last has the rest.
+    /// Offers `bytes` (a header and a frame) for sending, in buffers of these lengths and one for
+    /// the rest.
     pub fn send_in(&mut self, bytes: &[u8], lengths: &[u32]) -> u16 {
         self.queues[1].store(SEND, bytes);
         let mut buffers = Vec::new();
@@ -164,14 +164,14 @@ impl Guest {
         head
     }
 
-    /// Offers it in one buffer and waits until the device has taken it.
+    /// Offers them in one buffer and waits until the device has taken it.
     pub fn send(&mut self, bytes: &[u8]) {
         let head = self.send_in(bytes, &[]);
         let used = self.queues[1].wait_used();
         assert_eq!((used.head, used.length), (head.into(), 0));
     }
 
-    /// Gives a command; the answer.
+    /// Sends a command; returns the answer.
     pub fn command(&mut self, bytes: &[u8]) -> u8 {
         let control = self.queues.len() - 1;
         let (answer, queue) = (COMMAND + 64, &mut self.queues[control]);
@@ -190,7 +190,7 @@ impl Guest {
         byte[0]
     }
 
-    /// What the driver reads of the configuration space.
+    /// The configuration space, as the driver reads it.
     pub fn config(&self) -> [u8; 12] {
         let mut config = [0; 12];
         self.device.device.read_config(0, &mut config);

@@ -6,7 +6,7 @@ use std::num::NonZeroU64;
 use std::os::unix::net::UnixDatagram;
 use std::time::{Duration, Instant};
 
-/// Ten frames at once, and then a hundred a second.
+/// Ten frames at once, then a hundred per second.
 fn frames() -> RateLimit {
     RateLimit {
         operations_per_second: NonZeroU64::new(100),
@@ -56,7 +56,7 @@ fn one_direction_does_not_wait_for_the_other_nor_the_order_to_stop() {
     };
     let (mut guest, host) = limited(slow, RateLimit::default());
     guest.offer_buffers(10, 2048);
-    // A minute to pay for.
+    // The second frame has to wait for a minute.
     host.send(&with_header(&frame(1, 60))).unwrap();
     host.send(&with_header(&frame(2, 60))).unwrap();
     guest.wait_received();

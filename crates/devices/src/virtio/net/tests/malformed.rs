@@ -1,7 +1,7 @@
 use super::driver::*;
 use crate::virtio::testing::{Buffer, INDIRECT, NEXT};
 
-/// An honest frame still arrives.
+/// A valid frame still arrives.
 fn still_works(guest: &mut Guest, host: &std::os::unix::net::UnixDatagram) {
     let bytes = with_header(&frame(0x55, 99));
     guest.queues[1].store(SEND, &bytes);
@@ -18,7 +18,7 @@ fn bad_chains_are_dropped_and_returned() {
     let bytes = with_header(&frame(1, 200));
     guest.queues[1].store(SEND, &bytes);
     let length = bytes.len() as u32;
-    // One that the device would write; outside of memory; at its end; of no bytes.
+    // A buffer that the device would write; one outside memory; one at its end; one of no bytes.
     for buffers in [
         &[Buffer::writable(SEND, length)][..],
         &[Buffer::readable(SEND, length), Buffer::writable(SEND, 1)],

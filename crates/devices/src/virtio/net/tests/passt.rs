@@ -24,7 +24,7 @@ fn received(passt: &mut UnixStream) -> Vec<u8> {
     frame
 }
 
-/// As Linux agrees with a device that has no offloads.
+/// The features that Linux negotiates with a device without offloads.
 const PLAIN: u64 = MERGEABLE | CONTROL | EVENT_IDX;
 
 #[test]

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use virtio_queue::{Queue, QueueT};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-/// The device on its queues again, as they came back.
+/// Runs the device again on the queues that it returned.
 fn go_on(mut device: Net, memory: &Arc<crate::GuestMemory>, queues: Vec<Queue>) -> Running<Net> {
     let interrupt = TestInterrupt::new();
     let mut doorbells = Vec::new();
@@ -73,8 +73,8 @@ fn a_frame_that_waits_for_room_waits_over_a_pause() {
     assert_eq!(guest.wait_received()[12..], bytes[12..]);
 }
 
-/// What was sent before a capture is not sent again, what was not is sent: by the one
-/// that goes on and by the one that is restored.
+/// A frame that was sent before a capture is not sent again, and one that was not is sent: by the
+/// VM that continues and by the restored one.
 #[test]
 fn frames_in_flight_over_a_capture_are_sent_once() {
     const FRAMES: usize = 120;

@@ -120,7 +120,7 @@ fn a_host_that_is_slow_gets_every_frame_once() {
 fn the_driver_is_interrupted_when_it_wants_to_be() {
     let (net, _hosts) = on_datagrams(1);
     let mut guest = Guest::start(net, USUAL);
-    // After the third frame.
+    // An interrupt is wanted after the third frame.
     guest.queues[1].set_used_event(2);
     for _ in 0..2 {
         guest.send(&with_header(&frame(1, 60)));

@@ -1,4 +1,4 @@
-//! A real TAP interface, in a network namespace of the test's.
+//! A real TAP interface, in a network namespace of the test.
 #![allow(unsafe_code)] // unshare(2).
 
 use super::driver::*;
@@ -11,9 +11,9 @@ use std::os::fd::OwnedFd;
 use std::process::Command;
 use virtio_bindings::virtio_net::*;
 
-/// Only of this thread.
+/// Gives this thread a network namespace of its own.
 fn own_namespace() {
-    // SAFETY: a network namespace has nothing to do with memory or descriptors.
+    // SAFETY: a network namespace does not affect memory or descriptors.
     unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWNET) }
         .expect("the right to unshare");
 }
@@ -34,7 +34,7 @@ fn queues(name: &CStr, count: u16) -> Vec<OwnedFd> {
     Tap::create(&options).unwrap().queues
 }
 
-/// An ARP request from the guest for 10.9.0.1, and the answer's opcode.
+/// Sends an ARP request for 10.9.0.1 from the guest; returns the answer's opcode.
 fn asks_for_address(guest: &mut Guest) -> [u8; 2] {
     let mut request = frame(0, 60);
     request[12..22].copy_from_slice(&[8, 6, 0, 1, 8, 0, 6, 4, 0, 1]);
@@ -70,7 +70,7 @@ fn frames_go_through_an_interface_of_the_hosts() {
     let mut guest = Guest::start(net, USUAL);
     guest.offer_buffers(64, 4096);
     assert_eq!(asks_for_address(&mut guest), [0, 2]);
-    // The interface goes, and with it the link.
+    // The interface is removed, and the link goes down.
     ip("link del jiffy0");
     guest
         .device
@@ -95,7 +95,7 @@ fn several_queues_are_used_as_the_driver_says() {
         }
         guest.device.ring(2 * pair as u16);
     }
-    // With one pair all of it comes there.
+    // With one pair, all frames arrive there.
     assert_eq!(asks_for_address(&mut guest), [0, 2]);
     for pairs in [4, 1, 3, 1] {
         assert_eq!(guest.command(&[4, 0, pairs, 0]), 0);

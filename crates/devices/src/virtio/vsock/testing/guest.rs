@@ -1,6 +1,6 @@
-//! A guest's socket driver: real rings in guest memory, doorbells rung only when
-//! the device asked for it, and enough of a kernel's socket layer to keep to
-//! the rules or to break them.
+//! A guest's socket driver: real rings in guest memory, doorbells that are signalled only when the
+//! device asked for it, and enough of a kernel's socket layer to keep to the rules or to break
+//! them.
 
 use super::super::device::Vsock;
 use super::super::packet::{
@@ -32,25 +32,25 @@ const EVENT_BUFFER: u32 = 8;
 const ZEROS: u64 = 0x9_0000;
 const MEMORY: usize = 16 << 20;
 
-/// One side of a connection in the guest, by (host port, guest port).
+/// The ports of a connection: (host port, guest port).
 pub(in super::super) type Ports = (u32, u32);
 
-/// What the guest's kernel knows of a connection.
+/// What the guest's kernel knows about a connection.
 #[derive(Debug, Default)]
 pub(in super::super) struct Socket {
-    /// The host answered REQUEST.
+    /// The host has answered the REQUEST.
     pub accepted: bool,
-    /// The host sent RST.
+    /// The host has sent RST.
     pub reset: bool,
     /// Flags of the host's SHUTDOWN packets.
     pub shutdown: u32,
-    /// Bytes that came and were not taken.
+    /// Bytes that have come and were not taken.
     pub inbox: VecDeque<u8>,
-    /// `buf_alloc` told to the host.
+    /// The `buf_alloc` that the host was told.
     pub window: u32,
     /// Bytes taken out of the inbox.
     pub taken: Wrapping<u32>,
-    /// CREDIT_REQUESTs of the host's.
+    /// CREDIT_REQUESTs of the host.
     pub credit_requests: u32,
     told: Wrapping<u32>,
     sent: Wrapping<u32>,
@@ -73,14 +73,13 @@ pub(in super::super) struct Guest {
     pub cid: u64,
     pub interrupt: Arc<TestInterrupt>,
     pub sockets: HashMap<Ports, Socket>,
-    /// REQUESTs of the host's that nobody answered.
+    /// REQUESTs of the host that were not answered.
     pub requests: VecDeque<Ports>,
-    /// Everything else that came, in order, without payloads.
+    /// All other packets that came, in order, without payloads.
     pub seen: Vec<Header>,
-    /// Event ids that came.
+    /// The ids of events that came.
     pub events: Vec<u32>,
-    /// Keeps to the rules itself, and expects the device to keep to what it
-    /// told it.
+    /// Keeps to the rules, and expects the same of the device.
     pub honest: bool,
     /// Window of new sockets.
     pub window: u32,
@@ -89,7 +88,7 @@ pub(in super::super) struct Guest {
     kept: VecDeque<u64>,
     features: u64,
     queues: [DriverQueue; 3],
-    /// How many chains were ever offered, and by when the device was told.
+    /// How many chains were ever offered, and how many when the device was last notified.
     added: [Wrapping<u16>; 3],
     kicked: [Wrapping<u16>; 3],
     doorbells: Vec<EventFd>,
@@ -97,12 +96,12 @@ pub(in super::super) struct Guest {
     tx_in_flight: u16,
     tx_chains: VecDeque<u16>,
     tx_next: u64,
-    /// The descriptor the next chain begins with.
+    /// The first descriptor of the next chain.
     tx_descriptor: u16,
     by_hand: bool,
 }
 
-/// Where the device's queues stood.
+/// The positions of the device's queues.
 pub(in super::super) type Paused = Vec<Queue>;
 
 impl Guest {
@@ -122,7 +121,7 @@ impl Guest {
         }
     }
 
-    /// A driver that has given the device nothing yet.
+    /// A driver that has not given the device any buffers yet.
     pub(in super::super) fn without_buffers(device: Vsock, features: u64) -> Guest {
         let memory = testing::memory(MEMORY);
         let queue = |index: usize| {
@@ -157,7 +156,7 @@ impl Guest {
         }
     }
 
-    /// Takes the device into use for the first time, on its own thread.
+    /// Activates the device for the first time, with its thread.
     pub(in super::super) fn start(mut self) -> Guest {
         let queues = self.fresh_queues();
         self.activate(queues);
@@ -170,7 +169,7 @@ impl Guest {
         self.start()
     }
 
-    /// From the next activation on without a thread.
+    /// Later activations have no thread.
     #[cfg(test)]
     pub(in super::super) fn by_hand(mut self) -> Guest {
         self.by_hand = true;
@@ -210,7 +209,7 @@ impl Guest {
         queues.into_iter().map(|active| active.queue).collect()
     }
 
-    /// The driver resets the device and starts anew, with empty rings.
+    /// The driver resets the device and starts again with empty rings.
     pub(in super::super) fn reset_driver(&mut self) {
         self.device.deactivate();
         for (index, queue) in (0u64..).zip(&mut self.queues) {
@@ -234,7 +233,7 @@ impl Guest {
         self.added[queue] += Wrapping(1);
     }
 
-    /// Rings the doorbell if the device asked for it (Virtio 1.3 §2.7.10).
+    /// Signals the doorbell if the device asked for it (Virtio 1.3 §2.7.10).
     fn kick(&mut self, queue: usize) {
         let (old, new) = (self.kicked[queue], self.added[queue]);
         if old == new {
@@ -256,16 +255,16 @@ impl Guest {
         }
     }
 
-    /// Sends buffers as one chain, whatever is in them.
+    /// Sends buffers as one chain, unchecked.
     pub(in super::super) fn send_chain(&mut self, parts: &[&[u8]], writable: bool) {
         let room = self.queues[TX].size() - parts.len() as u16;
         let start = Instant::now();
         while self.tx_in_flight > room {
-            // Keep going as a kernel would: answers need receive buffers.
+            // Continues as a kernel would: answers need receive buffers.
             self.pump();
             assert!(start.elapsed() < PATIENCE, "no transmit buffer comes back");
         }
-        // One slot a chain: as many as descriptors, so none is reused early.
+        // One slot per chain: as many as descriptors, so none is reused too early.
         let mut address = TX_BUFFERS + TX_BUFFER * (self.tx_next % u64::from(QUEUE_SIZES[TX]));
         self.tx_next += 1;
         let mut buffers = Vec::new();
@@ -281,7 +280,7 @@ impl Guest {
         self.send_buffers(&buffers);
     }
 
-    /// Sends descriptors as they are.
+    /// Sends descriptors unchecked.
     pub(in super::super) fn send_buffers(&mut self, buffers: &[Buffer]) {
         self.add(TX, buffers);
         self.tx_in_flight += buffers.len() as u16;
@@ -297,12 +296,12 @@ impl Guest {
         self.send_chain(&[&bytes], false);
     }
 
-    /// The transmit queue has room for so many descriptors.
+    /// Whether the transmit queue has space for so many descriptors.
     pub(in super::super) fn has_room(&self, descriptors: u16) -> bool {
         self.tx_in_flight + descriptors <= self.queues[TX].size()
     }
 
-    /// Sends a packet if there is room now.
+    /// Sends a packet if there is space now.
     pub(in super::super) fn try_send(&mut self, header: Header) -> bool {
         self.pump();
         let room = self.tx_in_flight < self.queues[TX].size();
@@ -321,7 +320,7 @@ impl Guest {
         queue.write_descriptor(queue.descriptors(), last, part, testing::NEXT, first);
     }
 
-    /// Offers a head that is no descriptor. The device cannot return it.
+    /// Offers a head that does not exist. The device can't return it.
     pub(in super::super) fn offer_wild_head(&mut self, head: u16) {
         self.queues[TX].offer(head);
         self.added[TX] += Wrapping(1);
@@ -335,7 +334,7 @@ impl Guest {
         self.doorbells[TX].write(1).expect("rings");
     }
 
-    /// Adds receive buffers, right or wrong.
+    /// Adds receive buffers, unchecked.
     pub(in super::super) fn add_receive_buffers(&mut self, buffers: &[Buffer]) {
         for buffer in buffers {
             self.add(RX, &[*buffer]);
@@ -343,13 +342,13 @@ impl Guest {
         self.kick(RX);
     }
 
-    /// How many event buffers ever came back.
+    /// How many event buffers were ever returned.
     #[cfg(test)]
     pub(in super::super) fn event_buffers_returned(&self) -> u16 {
         self.queues[EVENT].used_index()
     }
 
-    /// How many receive buffers ever came back.
+    /// How many receive buffers were ever returned.
     pub(in super::super) fn receive_buffers_returned(&self) -> u16 {
         self.queues[RX].used_index()
     }
@@ -384,7 +383,7 @@ impl Guest {
         self.send(header, &[]);
     }
 
-    /// Sends bytes, without regard to credit.
+    /// Sends bytes without regard to credit.
     pub(in super::super) fn push(&mut self, ports: Ports, payload: &[u8]) {
         let header = Header {
             len: payload.len() as u32,
@@ -394,8 +393,7 @@ impl Guest {
         self.send(header, payload);
     }
 
-    /// Sends as much of `payload`, up to 64 KiB, as credit allows; returns how
-    /// many bytes that was.
+    /// Sends as much of `payload`, up to 64 KiB, as credit allows; returns how many bytes.
     pub(in super::super) fn push_some(&mut self, ports: Ports, payload: &[u8]) -> usize {
         let credit = self.sockets.get(&ports).map_or(0, Socket::credit);
         let count = payload.len().min(credit).min(64 * 1024);
@@ -405,7 +403,7 @@ impl Guest {
         count
     }
 
-    /// Works through everything the device returned.
+    /// Processes everything that the device returned.
     pub(in super::super) fn pump(&mut self) {
         if self.by_hand {
             self.device.step();
@@ -446,7 +444,7 @@ impl Guest {
         self.kick(EVENT);
     }
 
-    /// Gives the device the receive buffers back that `restocks` kept.
+    /// Gives the device the receive buffers that were kept because of `restocks`.
     pub(in super::super) fn restock(&mut self) {
         self.restocks = true;
         while let Some(slot) = self.kept.pop_front() {
@@ -455,7 +453,7 @@ impl Guest {
         self.kick(RX);
     }
 
-    /// Gives the device the event buffers back that `restocks` kept.
+    /// Gives the device the event buffer that was kept because of `restocks`.
     pub(in super::super) fn restock_event(&mut self, slot: u64) {
         self.add(EVENT, &[event_buffer(slot)]);
         self.kick(EVENT);
@@ -495,7 +493,7 @@ impl Guest {
         }
     }
 
-    /// Takes what came for a socket, and tells the host as Linux does: when
+    /// Takes the bytes that came for a socket, and updates the host's credit as Linux does: when
     /// much of the window is used up.
     pub(in super::super) fn read(&mut self, ports: Ports) -> Vec<u8> {
         self.pump();
@@ -527,7 +525,7 @@ impl Guest {
         }
     }
 
-    /// By hand: turns until nothing moves.
+    /// Without a thread: does turns until nothing changes.
     pub(in super::super) fn settle(&mut self) {
         assert!(self.by_hand);
         for _ in 0..8 {
@@ -539,13 +537,13 @@ impl Guest {
         &self.sockets[&ports]
     }
 
-    /// Connects to a host program; its socket must be there.
+    /// Connects to a host program, whose socket must exist.
     pub(in super::super) fn connect(&mut self, ports: Ports) {
         self.tell(ports, Op::Request, 0);
         self.until("RESPONSE", |guest| guest.sockets[&ports].accepted);
     }
 
-    /// Answers the next REQUEST of the host's to `guest_port`.
+    /// Accepts the next REQUEST of the host to `guest_port`.
     pub(in super::super) fn accept(&mut self, guest_port: u32) -> Ports {
         self.until("REQUEST", |guest| !guest.requests.is_empty());
         let ports = self.requests.pop_front().expect("one came");
@@ -554,7 +552,7 @@ impl Guest {
         ports
     }
 
-    /// Closes as Linux does, and waits for the RST.
+    /// Closes a connection as Linux does, and waits for the RST.
     pub(in super::super) fn close(&mut self, ports: Ports) {
         self.tell(ports, Op::Shutdown, SHUTDOWN_RECEIVE | SHUTDOWN_SEND);
         self.until("RST", |guest| guest.sockets[&ports].reset);

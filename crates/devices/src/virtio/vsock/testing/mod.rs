@@ -1,9 +1,9 @@
-//! For tests and fuzzing.
+//! The driver's side, for tests and fuzzing.
 //!
 //! * `guest`: a guest's driver, honest or not.
-//! * [`play`]: any bytes as a story of guest and programs.
+//! * [`play`]: interprets any bytes as actions of guest and programs.
 
-// Stories need only a part of what tests need.
+// [`play`] needs only a part of what tests need.
 #[cfg_attr(not(test), allow(dead_code))]
 mod guest;
 mod story;

@@ -1,4 +1,4 @@
-//! Any bytes as a story: what guest, programs and VMM do to the device.
+//! Interprets any bytes as a story: actions of guest, programs and VMM.
 
 use super::super::device::{Vsock, VsockArgs};
 use super::super::packet::{HOST_CID, Header, Op, TYPE_STREAM};
@@ -11,15 +11,14 @@ use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 
-/// Ports that programs listen on, and that calls go to.
+/// The ports that programs listen on, and that are connected to.
 const PORTS: u32 = 4;
 
-/// Programs at once.
+/// Most programs at once.
 const PROGRAMS: usize = 32;
 
-/// Plays `story` to a device with its sockets in `folder`, which should be
-/// empty, and is afterwards. Nothing runs beside: the same story goes the same
-/// way.
+/// Plays `story` to a device with its sockets in `folder`, which must be empty, and is empty
+/// afterwards. There are no other threads: the same story always has the same result.
 ///
 /// # Panics
 /// If the device panics, breaks the protocol or holds more than it may.
@@ -50,7 +49,7 @@ pub fn play(folder: &Path, story: &[u8]) {
         assert!(device.connection_count() <= CONNECTION_LIMIT);
         assert!(device.held_bytes() <= device.connection_count() * BUFFER as usize);
     }
-    // Its last words would be waited for.
+    // Otherwise the device would wait for programs to read.
     players.programs.clear();
     players.listeners.clear();
     drop(players);
@@ -59,7 +58,7 @@ pub fn play(folder: &Path, story: &[u8]) {
     }
 }
 
-/// Reads a story; past its end everything is zero.
+/// Reads a story; bytes past its end are zero.
 struct Script<'s>(&'s [u8]);
 
 impl Script<'_> {
@@ -83,7 +82,7 @@ impl Script<'_> {
         u32::from(self.byte().unwrap_or(0)) % below
     }
 
-    /// Sizes are in the story, what they are made of is not.
+    /// The story contains sizes, but no contents.
     fn bytes(&mut self) -> Vec<u8> {
         let length = self.number() % 70_000;
         vec![length as u8; length as usize]
@@ -95,7 +94,7 @@ struct Players<'f> {
     listeners: Vec<UnixListener>,
     programs: Vec<UnixStream>,
     folder: &'f Path,
-    /// The guest spoilt its transmit ring; only a reset helps.
+    /// The guest has broken its transmit ring; only a reset helps.
     broken: bool,
 }
 
@@ -130,7 +129,7 @@ impl Players<'_> {
         }
     }
 
-    /// The transmit queue has room for so many descriptors.
+    /// Whether the transmit queue has space for so many descriptors.
     fn room(&mut self, descriptors: u16) -> bool {
         self.guest.pump();
         !self.broken && self.guest.has_room(descriptors)
@@ -139,7 +138,7 @@ impl Players<'_> {
     fn ports(&self, script: &mut Script) -> (u32, u32) {
         let choice = script.byte().unwrap_or(0);
         match choice % 4 {
-            // A connection that a program asked for.
+            // A connection that a program has requested.
             3 if !self.guest.sockets.is_empty() => {
                 let mut known: Vec<_> = self.guest.sockets.keys().copied().collect();
                 known.sort_unstable();
@@ -149,7 +148,7 @@ impl Players<'_> {
         }
     }
 
-    /// A packet that is mostly right.
+    /// Sends a packet that is mostly valid.
     fn packet(&mut self, script: &mut Script) {
         let ports = self.ports(script);
         let payload = match script.small(3) {
@@ -191,7 +190,7 @@ impl Players<'_> {
         }
     }
 
-    /// Any bytes, cut anywhere.
+    /// Sends any bytes, split anywhere.
     fn chain(&mut self, script: &mut Script) {
         let bytes: Vec<u8> = (0..script.small(120))
             .map(|_| script.byte().unwrap_or(0))
@@ -204,7 +203,7 @@ impl Players<'_> {
         }
     }
 
-    /// A buffer anywhere, for either queue.
+    /// Adds a buffer anywhere, to either queue.
     fn wild_buffer(&mut self, script: &mut Script) {
         let buffer = Buffer {
             address: script.long() >> script.small(64),
@@ -261,7 +260,7 @@ impl Players<'_> {
     fn program_writes(&mut self, script: &mut Script) {
         let bytes = script.bytes();
         if let Some(program) = self.program(script) {
-            // Full, or gone: both are part of the story.
+            // The socket may be full or the program gone; both are allowed.
             let _ = program.write(&bytes).unwrap_or(0);
         }
     }

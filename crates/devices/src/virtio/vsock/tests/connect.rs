@@ -1,4 +1,4 @@
-//! Connections come up, or are refused.
+//! Connections that are accepted or refused.
 
 use super::super::packet::{Header, Op};
 use super::super::testing::Guest;
@@ -32,7 +32,7 @@ fn a_guest_reaches_the_program_of_its_port() {
 #[test]
 fn a_port_without_a_program_is_refused() {
     let host = Host::new();
-    // A file that is no socket, a socket nobody listens on, and nothing.
+    // A file that is not a socket, a socket without a listener, and no file.
     std::fs::write(host.folder.path().join("v_1"), b"").unwrap();
     drop(host.listen(2));
     let mut guest = host.guest().start();
@@ -136,7 +136,7 @@ fn nonsense_instead_of_a_line_closes_that_socket_only() {
             other => panic!("{other:?} after {nonsense:?}"),
         }
     }
-    // Gone in the middle of a line.
+    // A program that ends in the middle of its line.
     let mut half = UnixStream::connect(host.path()).unwrap();
     half.write_all(b"CONNECT 8").unwrap();
     drop(half);
@@ -164,7 +164,7 @@ fn answers_nobody_waits_for_are_reset() {
         guest.tell(ports, op, 0);
         guest.until("RST", |guest| guest.socket(ports).reset);
     }
-    // No RST for a RST, or two peers could go on for ever.
+    // A RST is not answered with RST, because two peers could go on for ever.
     let before = guest.seen.len();
     guest.tell((5, 5), Op::Rst, 0);
     guest.tell((6, 6), Op::CreditUpdate, 0);
@@ -190,7 +190,7 @@ fn other_machines_and_other_socket_types_are_refused_in_their_own_terms() {
         assert_eq!((answer.src_cid, answer.kind), (cid, kind));
         guest.sockets.clear();
     }
-    // An unknown operation ends the connection it claims to belong to.
+    // An unknown operation ends the connection that it names.
     guest.connect((7, 1));
     let header = Header {
         op: 99,
@@ -260,7 +260,7 @@ fn a_program_that_never_takes_the_guest_is_given_up() {
 
 #[test]
 fn the_limit_refuses_both_sides_and_places_come_free_again() {
-    // Two descriptors a connection, both in this process.
+    // Each connection needs two descriptors, both in this process.
     let (soft, hard) = {
         let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
         (limit.current, limit.maximum)
@@ -286,7 +286,7 @@ fn the_limit_refuses_both_sides_and_places_come_free_again() {
     guest.tell((7, 5000), Op::Request, 0);
     guest.until("RST", |guest| guest.socket((7, 5000)).reset);
     let mut refused = UnixStream::connect(host.path()).unwrap();
-    // It may be closed before the line is said.
+    // It may be closed before the line is sent.
     let _ = refused.write_all(b"CONNECT 80\n");
     assert_eq!(refused.read(&mut [0; 8]).unwrap_or(0), 0);
     assert!(guest.requests.is_empty());

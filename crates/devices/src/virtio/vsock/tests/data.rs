@@ -9,7 +9,7 @@ use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::thread;
 
-/// Sends and receives on one connection at once; returns what came.
+/// Sends and receives on one connection concurrently; returns what was received.
 fn exchange(guest: &mut Guest, ports: (u32, u32), out: &[u8], expected: usize) -> Vec<u8> {
     let (mut sent, mut came) = (0, Vec::new());
     guest.until("all bytes both ways", |guest| {
@@ -57,7 +57,7 @@ fn a_hundred_and_fifty_connections_each_get_their_own_bytes() {
     let mut readers = Vec::new();
     let mut ports = Vec::new();
     for index in 0..COUNT {
-        // Every other one is a program's call.
+        // Every second connection is requested by a program.
         let (stream, made) = if index % 2 == 0 {
             guest.connect((7, index));
             (listener.accept().unwrap().0, (7, index))
@@ -126,7 +126,7 @@ fn a_packet_may_be_cut_into_descriptors_anywhere() {
     header.len = payload.len() as u32;
     let mut packet = header.to_bytes().to_vec();
     packet.extend_from_slice(&payload);
-    // More in the chain than the header tells of is not payload.
+    // Bytes of the chain beyond the header's length are not payload.
     packet.extend_from_slice(b"not payload");
     for cuts in [
         vec![44],
@@ -167,7 +167,7 @@ fn ring_indices_wrap() {
     };
     let out = noise(9, 8 * 70_000);
     for piece in out.chunks(8) {
-        // Room is enough: credit comes back faster than eight bytes a packet.
+        // Waits for credit, which comes faster than eight bytes per packet use it.
         while guest.socket((7, 1)).credit() < 8 {
             guest.pump();
         }

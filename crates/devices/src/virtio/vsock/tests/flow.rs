@@ -1,4 +1,4 @@
-//! Nobody drowns: slow readers stop fast writers, and only those.
+//! Slow readers stop fast writers, and only those.
 
 use super::super::BUFFER;
 use super::super::packet::Op;
@@ -9,8 +9,8 @@ use std::io::{Read, Write};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Pushes until the device holds all it may for a program that does not read;
-/// returns how much went.
+/// Sends until the device holds all that it may for a program that does not read; returns how many
+/// bytes were sent.
 fn push_until_stuck(guest: &mut Guest, ports: (u32, u32), out: &[u8]) -> usize {
     let mut sent = 0;
     guest.until("stuck", |guest| {
@@ -28,12 +28,12 @@ fn a_program_that_stops_reading_stops_its_guest_and_nobody_else() {
     let mut other = host.guest_to_host(&mut guest, (8, 1));
     let out = noise(1, 4 << 20);
     let mut sent = push_until_stuck(&mut guest, (7, 1), &out);
-    // The host's kernel holds some for a Unix socket, our buffer the rest.
+    // The host's kernel buffers some bytes of a Unix socket, the device the rest.
     assert_eq!(guest.device.held_bytes(), BUFFER as usize);
     assert!(sent < out.len() / 2, "{sent}");
     assert_eq!(guest.socket((7, 1)).credit(), 0);
 
-    // The other one is served meanwhile.
+    // The other connection is served meanwhile.
     guest.push((8, 1), b"still here");
     let mut bytes = [0; 10];
     other.read_exact(&mut bytes).unwrap();
@@ -62,7 +62,7 @@ fn a_guest_that_sends_beyond_its_credit_is_cut_off() {
     let sent = push_until_stuck(&mut guest, (7, 1), &out);
     guest.push((7, 1), &out[sent..sent + 1]);
     guest.until("RST", |guest| guest.socket((7, 1)).reset);
-    // What was within the credit is delivered.
+    // Bytes within the credit are delivered.
     let mut came = Vec::new();
     stream.read_to_end(&mut came).unwrap();
     assert!(came == out[..sent]);
@@ -112,13 +112,13 @@ fn a_guest_without_receive_buffers_stops_everything_until_it_has_some() {
     guest.restocks = false;
     let out = noise(2, 150_000);
     stream.write_all(&out).unwrap();
-    // A hostile flood that asks for answers: at some point no more is taken.
+    // A hostile flood of packets that need answers: at some point the device takes no more.
     guest.until("starved", |guest| {
         guest.socket((7, 1)).inbox.len() > 100_000
     });
     let (mut taken, mut port) = (0, 0);
     let mut since = Instant::now();
-    // So much is taken in any case, however long a busy host holds it up.
+    // So much is taken in any case, however slow a busy host is.
     while taken < 256 || since.elapsed() < Duration::from_millis(500) {
         assert!(since.elapsed() < PATIENCE, "{taken}");
         let header = guest.header((9, port), Op::CreditUpdate);
@@ -156,7 +156,7 @@ fn a_bulk_sender_does_not_starve_the_others() {
     guest.settle();
     read_ok(&mut small);
 
-    // More waits on the bulk connection than fits into all receive buffers.
+    // The bulk connection has more waiting bytes than fit into all receive buffers.
     bulk.set_nonblocking(true).unwrap();
     let mut filled = 0;
     while let Ok(count) = bulk.write(&[7; 65536]) {
@@ -179,7 +179,8 @@ fn the_driver_is_interrupted_when_it_asked_for_it() {
     let mut guest = host.guest().start_by_hand();
     let _listener = host.listen(7);
     guest.settle();
-    // `used_event` 0: tell me of the first. It stays at 0: of no other.
+    // `used_event` 0 asks for an interrupt after the first buffer. It stays at 0, so there is no
+    // other.
     guest.tell((7, 1), Op::Request, 0);
     guest.settle();
     assert!(guest.socket((7, 1)).accepted);

@@ -1,4 +1,4 @@
-//! The device played as a guest and as host programs play it.
+//! Tests of the device that play the guest and the host programs.
 
 mod connect;
 mod data;
@@ -16,7 +16,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use tempfile::TempDir;
 
-/// The host's side: a folder with the device's socket and the programs'.
+/// The host's side: a folder with the sockets of the device and of programs.
 struct Host {
     folder: TempDir,
 }
@@ -43,7 +43,7 @@ impl Host {
         Guest::new(Vsock::new(self.args()).unwrap(), EVENT_IDX)
     }
 
-    /// The same, before it gives the device any buffers.
+    /// The same, without any buffers for the device.
     fn guest_without_buffers(&self) -> Guest {
         Guest::without_buffers(Vsock::new(self.args()).unwrap(), EVENT_IDX)
     }
@@ -53,7 +53,7 @@ impl Host {
         UnixListener::bind(self.folder.path().join(format!("v_{port}"))).unwrap()
     }
 
-    /// A host program that calls `port` of the guest.
+    /// A host program that connects to `port` of the guest.
     fn call(&self, port: u32) -> UnixStream {
         let mut stream = UnixStream::connect(self.path()).unwrap();
         stream
@@ -62,7 +62,7 @@ impl Host {
         stream
     }
 
-    /// A connection from the guest to a program, open.
+    /// An open connection from the guest to a program.
     fn guest_to_host(&self, guest: &mut Guest, ports: (u32, u32)) -> UnixStream {
         let listener = self.listen(ports.0);
         guest.connect(ports);
@@ -70,7 +70,7 @@ impl Host {
     }
 }
 
-/// The `OK` line, and what port it names.
+/// Reads the `OK` line; returns its port.
 fn read_ok(stream: &mut UnixStream) -> u32 {
     let mut line = Vec::new();
     while !line.ends_with(b"\n") {
@@ -86,7 +86,7 @@ fn read_ok(stream: &mut UnixStream) -> u32 {
         .unwrap()
 }
 
-/// Bytes that do not repeat, so that a lost, doubled or swapped piece shows.
+/// Bytes that do not repeat, so that a lost, duplicated or swapped piece is noticed.
 fn noise(seed: u64, length: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut bytes = Vec::with_capacity(length + 8);

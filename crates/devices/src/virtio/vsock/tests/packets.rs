@@ -1,4 +1,4 @@
-//! Packets no honest driver sends.
+//! Packets that no honest driver sends.
 
 use super::super::packet::{
     Buffers, HEADER_LEN, HOST_CID, Header, MAX_PAYLOAD, Malformed, Op, TYPE_STREAM, parse,
@@ -111,7 +111,7 @@ fn a_table_of_descriptors_cannot_be_longer_than_a_queue() {
     }
 }
 
-/// The device took no harm: it still makes connections.
+/// Checks that the device still accepts connections.
 fn assert_alive(host: &Host, guest: &mut Guest, port: u32) {
     let mut stream = host.guest_to_host(guest, (port, 1));
     guest.push((port, 1), b"alive");
@@ -137,7 +137,7 @@ fn malformed_chains_are_returned_and_forgotten() {
         (0, 0),
     ] {
         guest.send_buffers(&[Buffer::readable(address, length)]);
-        // The header in order, its payload nowhere.
+        // A valid header, and a payload that does not exist.
         guest.send_chain(&[&bytes], false);
     }
     assert_alive(&host, &mut guest, 7);

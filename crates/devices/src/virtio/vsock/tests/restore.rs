@@ -1,4 +1,4 @@
-//! Snapshots: what the restored guest hears, and what the saved one keeps.
+//! Snapshots: what a restored guest is told, and what the saved one keeps.
 
 use super::super::engine::RESET_TIME;
 use super::super::packet::Op;
@@ -16,7 +16,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-/// A guest with connections, saved; the guest lives on with its memory.
+/// A guest with connections, saved; the guest continues with its memory.
 fn saved(host: &Host) -> (Guest, Vec<virtio_queue::Queue>, VsockState) {
     let mut guest = host.guest().start();
     let listener = host.listen(7);
@@ -38,7 +38,7 @@ fn saved(host: &Host) -> (Guest, Vec<virtio_queue::Queue>, VsockState) {
 
 /// Replaces the guest's device with one restored from `state`.
 fn restore(host: &Host, guest: &mut Guest, state: &VsockState) {
-    // The saved VM may still run elsewhere, with its own socket.
+    // The saved VM may still run with its own socket.
     let path = host.folder.path().join("w");
     let args = VsockArgs {
         path,
@@ -52,7 +52,7 @@ fn a_restored_guest_is_told_that_its_connections_are_gone() {
     let host = Host::new();
     let (mut guest, queues, state) = saved(&host);
     restore(&host, &mut guest, &state);
-    // Saving what was restored but never ran keeps everything.
+    // Saving a device that was restored but never ran keeps everything.
     assert_eq!(guest.device.save(), state);
     guest.activate(queues);
     guest.until("event and RSTs", |guest| {
@@ -83,7 +83,7 @@ fn programs_wait_until_the_restored_guest_has_seen_the_reset() {
         guest.pump();
         thread::sleep(Duration::from_millis(1));
     }
-    // On a busy host all of that may take longer than they wait.
+    // On a busy host this may take longer than the programs wait.
     let is_over = begun.elapsed() >= RESET_TIME;
     assert!(is_over || guest.requests.is_empty(), "too early");
     guest.restock_event(0);
@@ -156,8 +156,7 @@ fn a_state_survives_serialisation() {
     assert!(serde_json::from_str::<VsockState>(r#"{"cid":7,"connections":[],"x":1}"#).is_err());
 }
 
-/// The same as [`restore`], with no thread: nothing happens but what a test
-/// asks for.
+/// The same as [`restore`], without a thread: only what the test asks for happens.
 fn restore_by_hand(host: &Host, guest: Guest, state: &VsockState) -> Guest {
     let mut guest = guest.by_hand();
     restore(host, &mut guest, state);
@@ -173,7 +172,7 @@ fn the_reset_waits_for_nothing_but_the_guest() {
     let packets = guest.receive_buffers_returned();
     let told = guest.interrupt.counts().used_buffers;
     guest.activate(queues);
-    // No thread has run, no time has passed.
+    // No thread has run, and no time has passed.
     assert_eq!(guest.event_buffers_returned() - events, 1);
     assert_eq!(guest.receive_buffers_returned() - packets, 2);
     assert_eq!(guest.interrupt.counts().used_buffers - told, 1);
@@ -190,7 +189,7 @@ fn a_restored_guest_connects_at_once() {
     let (guest, queues, state) = saved(&host);
     let mut guest = restore_by_hand(&host, guest, &state);
     let listener = std::os::unix::net::UnixListener::bind(host.folder.path().join("w_9")).unwrap();
-    // It never returns an event buffer, so programs would wait; it does not.
+    // The guest never returns an event buffer, but programs do not wait for it.
     guest.restocks = false;
     guest.activate(queues);
     guest.tell((9, 5), Op::Request, 0);
@@ -336,8 +335,8 @@ fn the_same_context_id_is_none() {
     assert_eq!(guest.interrupt.counts().config_changed, 0);
 }
 
-/// Through the registers: the interrupt is up and says why, and whoever was
-/// reading the old context id reads again.
+/// Through the registers: the interrupt is raised with its reason, and a driver that was reading
+/// the old context id reads again.
 #[test]
 fn behind_its_transport_the_guest_is_interrupted_on_resume() {
     let host = Host::new();

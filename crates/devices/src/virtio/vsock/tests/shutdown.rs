@@ -1,4 +1,4 @@
-//! Each direction ends on its own, and nothing in flight is lost.
+//! Each direction ends independently, and no bytes in flight are lost.
 
 use super::super::packet::{Op, SHUTDOWN_RECEIVE, SHUTDOWN_SEND};
 use super::{Host, noise, read_ok};
@@ -136,7 +136,7 @@ fn a_guest_that_stops_reading_breaks_the_programs_pipe() {
 
 #[test]
 fn a_guest_may_close_at_once_after_writing_to_a_slow_program() {
-    // However it ends: closed, or gone with a RST.
+    // Closed, or ended with a RST.
     for abrupt in [false, true] {
         let host = Host::new();
         let mut guest = host.guest().start();
@@ -151,7 +151,7 @@ fn a_guest_may_close_at_once_after_writing_to_a_slow_program() {
             false => guest.close((7, 1)),
             true => guest.tell((7, 1), Op::Rst, 0),
         }
-        // The ports are free at once, while the program has yet to read.
+        // The ports are free at once, although the program has not read yet.
         guest.until("free", |guest| guest.device.connection_count() == 1);
         guest.sockets.clear();
         let _listener = std::fs::remove_file(host.folder.path().join("v_7"));
@@ -180,7 +180,7 @@ fn the_device_waits_for_readers_of_the_guests_last_words() {
         stream.read_to_end(&mut came).unwrap();
         came
     });
-    // The VM ends right after.
+    // The VM ends at once.
     guest.device.linger_for(PATIENCE);
     drop(guest);
     assert!(reader.join().unwrap() == out);

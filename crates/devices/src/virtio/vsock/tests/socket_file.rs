@@ -1,4 +1,4 @@
-//! The socket file: who may open it, whom it replaces, when it goes.
+//! The socket file: its permissions, what it replaces, and its removal.
 
 use super::super::{Vsock, VsockArgs, VsockError};
 use super::Host;

@@ -1,9 +1,9 @@
-//! Disks whose file a pager fills as they are read: the map of what is present, and
-//! requests for what is missing ([`jiffy_wire::disk`]).
+//! Disks whose file a pager fills on demand: the map of present chunks, and requests for missing
+//! ones ([`jiffy_wire::disk`]).
 //!
-//! Everything happens in the disk's own thread, and nothing blocks it: any number of reads
-//! wait for the pager while others go on. If the pager ends, another is looked for; after a
-//! while reads of missing parts fail, and reads of present parts still work.
+//! Everything runs on the disk's own thread and without blocking: any number of reads wait for the
+//! pager while others are served. If the pager ends, another one is searched for; after a timeout
+//! reads of missing parts fail, and reads of present parts still work.
 
 use crate::events::Events;
 use crate::pager::{INTERVAL, Reconnect};
@@ -34,55 +34,55 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use thiserror::Error;
 
-/// How long a read waits until a pager can be reached.
+/// How long a read waits while no pager can be reached.
 const PAGER_PATIENCE: Duration = Duration::from_secs(10);
 /// How long a read waits for the pager's answer: the pager asks several origins, each
 /// several times.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(180);
-/// How often the patience with a pager that says nothing is looked at.
+/// How often waiting requests are checked for their timeout.
 const GLANCE: Duration = Duration::from_secs(1);
 /// Failures that are logged for each disk: a guest can cause any number of them.
 const TOLD_MAX: u32 = 64;
-/// The 64-bit words of a map's header.
+/// How many 64-bit words a map's header has.
 const HEADER_WORDS: usize = MAP_HEADER / 8;
 
-/// A map of what is there that cannot be used.
+/// Why a map of present chunks can't be used.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ResidencyError {
-    /// It cannot be read.
+    /// The map can't be read.
     #[error("the map {} of the disk {} can't be used", map.display(), disk.display())]
     Read {
-        /// The map.
+        /// The map's path.
         map: PathBuf,
-        /// The disk.
+        /// The disk's path.
         disk: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// It is not a map.
+    /// The file is not a valid map.
     #[error("the map {} of the disk {} can't be used", map.display(), disk.display())]
     Map {
-        /// The map.
+        /// The map's path.
         map: PathBuf,
-        /// The disk.
+        /// The disk's path.
         disk: PathBuf,
-        /// Why.
+        /// The cause.
         source: MapError,
     },
-    /// It is one of another disk.
+    /// The map is that of a disk of another size.
     #[error("{} is the map of a disk of {} bytes, and {} has {}", map.display(), mapped, disk.display(), bytes)]
     Length {
-        /// The map.
+        /// The map's path.
         map: PathBuf,
-        /// Bytes of the disk it is of.
+        /// Bytes of the disk according to the map.
         mapped: u64,
-        /// The disk.
+        /// The disk's path.
         disk: PathBuf,
-        /// Its bytes.
+        /// Bytes of the disk.
         bytes: u64,
     },
-    /// The guest may write.
+    /// The disk is writable.
     #[error("the disk {} is filled on demand, and must be read-only", .0.display())]
     Writable(PathBuf),
 }
@@ -91,7 +91,7 @@ pub enum ResidencyError {
 /// requested.
 #[derive(Debug)]
 pub struct DiskChunks {
-    /// For messages.
+    /// The disk's name for messages.
     name: String,
     words: MappedWords,
     unit: u32,
@@ -102,49 +102,49 @@ pub struct DiskChunks {
     told: AtomicU32,
 }
 
-/// The connection to the pager, made when something is missing, and what is asked for.
+/// The connection to the pager, which is made when something is missing, and open requests.
 #[derive(Debug, Default)]
 struct Link {
     stream: Option<OwnedFd>,
     heard: Vec<u8>,
-    /// An answer of which so many bytes follow.
+    /// An answer that was received without its bytes, and how many follow.
     coming: Option<(ChunkAnswer, usize)>,
     last: u64,
-    /// The pager was told that bytes are taken.
+    /// Whether the pager was told that it may send bytes.
     is_told: bool,
     /// Requests without an answer, by their ids.
     asked: BTreeMap<u64, Asked>,
-    /// The search for a pager, while there is none and something is asked for.
+    /// The search for a pager, while none is connected and requests are open.
     search: Option<Reconnect>,
-    /// When a connection was last tried in vain, or lost.
+    /// When the last attempt to connect failed, or the connection was lost.
     tried: Option<Instant>,
     /// Why the search was given up.
     given_up: Option<io::Error>,
 }
 
-/// Bytes that were asked for.
+/// A request.
 #[derive(Debug)]
 struct Asked {
     bytes: Range<u64>,
     since: Instant,
-    /// On the connection that there is now.
+    /// Whether it was sent on the current connection.
     is_sent: bool,
 }
 
-/// What the pager does not do.
+/// The error of a pager that violates the protocol.
 const NO_PROTOCOL: &str = "the pager does not keep to its protocol";
-/// What bytes of an answer are multiples of: a disk's sectors.
+/// The bytes of an answer are a multiple of this: a disk's sector.
 const SECTOR: usize = 512;
 
-/// Why a read cannot be had: for the timeline.
+/// Why a read failed, for the timeline.
 struct Failure {
     chunk: Option<u32>,
     sentence: String,
 }
 
 impl DiskChunks {
-    /// Opens the map of the disk at `disk`, which has so many bytes. `None` if
-    /// all of it is there: then it is a disk as any other.
+    /// Opens the map of the disk at `disk`, which has so many bytes. `None` if the whole disk is
+    /// present: then it needs no map.
     pub fn open(
         disk: &jiffy_wire::vmm::Disk,
         bytes: u64,
@@ -198,7 +198,7 @@ impl DiskChunks {
         self.link.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What an answer to a request for these bytes means.
+    /// The result of an answer to a request for these bytes.
     fn judge(
         &self,
         link: &mut Link,
@@ -212,7 +212,7 @@ impl DiskChunks {
                 Err(self.failure(bytes, NO_PROTOCOL))
             }
             ChunkAnswer::Bytes { .. } => Ok(Fetched::Bytes(came)),
-            // Others may answer so, but the map is what counts.
+            // Any pager may answer so, but only the map counts.
             ChunkAnswer::Present { .. } if self.is_present(bytes) => Ok(Fetched::Present),
             ChunkAnswer::Present { .. } => {
                 Err(self.failure(bytes, "the pager says that it is there, and it is not"))
@@ -223,14 +223,14 @@ impl DiskChunks {
         }
     }
 
-    /// Takes the answers that have come; the requests and what became of them.
+    /// Receives answers; returns the requests that they complete, with their results.
     fn hear(&self, link: &mut Link) -> Vec<(u64, Result<Fetched, Failure>)> {
         let mut outcomes = Vec::new();
         loop {
             match link.next() {
                 Ok(None) => return outcomes,
                 Ok(Some((answer, came))) => {
-                    // One that was given up is passed over.
+                    // Answers to requests that were given up are ignored.
                     let id = answer.id();
                     if let Some(asked) = link.asked.remove(&id) {
                         let outcome = self.judge(link, &asked.bytes, answer, came);
@@ -279,7 +279,7 @@ impl DiskChunks {
         }
     }
 
-    /// Tells the timeline of a part that cannot be had.
+    /// Reports a part that can't be read to the timeline.
     fn tell(&self, failure: &Failure) {
         if self.told.fetch_add(1, Ordering::Relaxed) >= TOLD_MAX {
             return;
@@ -296,7 +296,7 @@ impl DiskChunks {
 impl Residency for DiskChunks {
     fn is_present(&self, bytes: &Range<u64>) -> bool {
         let unit = u64::from(self.unit);
-        // A disk has at most 2^32 - 1 of them.
+        // A disk has at most 2^32 - 1 units.
         let mut at = bytes.start / unit;
         let end = bytes.end.min(self.length).div_ceil(unit);
         while at < end {
@@ -353,7 +353,7 @@ impl Fetcher for DiskChunks {
         let stream = link.stream.as_ref();
         fds.extend(stream.map(|stream| PollFd::new(stream, PollFlags::IN)));
         let time = match stream {
-            // The patience with a silent pager is looked at now and then.
+            // The timeout of a silent pager is checked at intervals.
             Some(_) => GLANCE,
             None => INTERVAL,
         };
@@ -372,7 +372,7 @@ impl Fetcher for DiskChunks {
 }
 
 impl Link {
-    /// Never blocks: a busy pager is tried again.
+    /// Never blocks: if the pager is busy, the caller tries again later.
     fn connect(&mut self, path: &Path) -> io::Result<()> {
         let socket = socket_with(
             AddressFamily::UNIX,
@@ -388,7 +388,7 @@ impl Link {
         Ok(())
     }
 
-    /// The connection is over. What was asked for on it is to be asked for anew.
+    /// Closes the connection. Requests that were sent on it are to be sent again.
     fn lose_pager(&mut self) {
         self.stream = None;
         self.tried = Some(Instant::now());
@@ -397,7 +397,7 @@ impl Link {
         }
     }
 
-    /// Sends what was not sent yet, to a pager that is connected to first if need be.
+    /// Sends requests that were not sent yet; connects to a pager first if necessary.
     fn send_all(&mut self, socket: &Path) {
         if self.asked.values().all(|asked| asked.is_sent) {
             return;
@@ -449,7 +449,7 @@ impl Link {
         }
     }
 
-    /// Takes those requests away for which there is a failure.
+    /// Removes the requests for which `failure` returns one.
     fn fail(
         &mut self,
         failure: impl Fn(&Asked) -> Option<Failure>,
@@ -465,8 +465,8 @@ impl Link {
         failed
     }
 
-    /// The next answer that has come, with its bytes. `InvalidData` if the pager does not
-    /// keep to the protocol; any other error if it is gone.
+    /// The next answer that has arrived, with its bytes. `InvalidData` if the pager violates the
+    /// protocol; any other error if the connection is lost.
     fn next(&mut self) -> io::Result<Option<(ChunkAnswer, Vec<u8>)>> {
         loop {
             let Some(stream) = &self.stream else {
@@ -487,7 +487,7 @@ impl Link {
     }
 }
 
-/// The next answer of what was heard; `coming` is one of which not all bytes were.
+/// The next answer of the received bytes; `coming` is one whose bytes have not all arrived.
 fn next_answer(
     heard: &mut Vec<u8>,
     coming: &mut Option<(ChunkAnswer, usize)>,
@@ -525,7 +525,7 @@ fn line_of(request: &ChunkRequest) -> Vec<u8> {
     line
 }
 
-/// Maps a map, and reads its header.
+/// Maps the file of a map, and reads its header.
 fn map(file: &File) -> io::Result<Result<(MappedWords, MapHeader), MapError>> {
     let length = file.metadata()?.len();
     let mut head = [0; MAP_HEADER];

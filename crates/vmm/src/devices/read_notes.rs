@@ -1,6 +1,5 @@
-//! What a guest reads of a disk, in order: for who wants to know what a boot
-//! needs. Costs a look into a bitmap for each read, and is kept only of disks
-//! whose configuration asks for it.
+//! Notes which parts of a disk a guest reads, in order, to find out what a boot needs. It costs a
+//! bitmap lookup per read, and is done only for disks whose configuration asks for it.
 
 use jiffy_devices::virtio::block::{Fetcher, Residency};
 use jiffy_wire::vmm::ReadUnits;
@@ -8,24 +7,24 @@ use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
-/// Bytes of a unit: a chunk of an image of a root file system.
+/// Bytes of a unit: a chunk of a root file system's image.
 const UNIT: u64 = 16 << 10;
-/// Most units noted, 256 MiB: a boot reads less.
+/// Most units that are noted, 256 MiB: a boot reads less.
 const UNITS_MAX: usize = 16 << 10;
 
-/// The units of a disk that were read, the first one first.
+/// The units of a disk that were read, in order.
 #[derive(Debug, Default)]
 pub struct ReadNotes(Mutex<Noted>);
 
 #[derive(Debug, Default)]
 struct Noted {
     seen: HashSet<u32>,
-    /// First unit and count of each row.
+    /// First unit and count of each run.
     rows: Vec<(u32, u32)>,
 }
 
 impl ReadNotes {
-    /// So far.
+    /// The units noted so far.
     pub fn units(&self) -> ReadUnits {
         let noted = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         ReadUnits {
@@ -36,7 +35,7 @@ impl ReadNotes {
 }
 
 impl Residency for ReadNotes {
-    /// All of the file is there.
+    /// All of the file is present.
     fn is_present(&self, bytes: &Range<u64>) -> bool {
         let mut noted = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         for unit in bytes.start / UNIT..bytes.end.div_ceil(UNIT) {

@@ -10,7 +10,7 @@ use std::thread;
 const CHUNK: u64 = 64 << 10;
 const CHUNKS: u64 = 130;
 
-/// A cache's folder, and a pager of the test's own.
+/// A cache's folder, and the pager of the test.
 struct Bench {
     folder: tempfile::TempDir,
     listener: Option<UnixListener>,
@@ -82,7 +82,7 @@ fn set(map: &Path, chunks: Range<u64>) {
     }
 }
 
-/// The next request; before the first it is said that bytes are taken.
+/// The next request. Before the first one, the client says that it takes bytes.
 fn hear(mut stream: &UnixStream) -> Option<ChunkRequest> {
     let mut line = Vec::new();
     while line.last() != Some(&b'\n') {
@@ -107,7 +107,7 @@ fn say(mut stream: &UnixStream, answer: &ChunkAnswer) {
     stream.write_all(&line).unwrap();
 }
 
-/// A bell that nobody rings.
+/// An event descriptor that is never signalled.
 fn bell() -> OwnedFd {
     let flags = rustix::event::EventfdFlags::CLOEXEC;
     rustix::event::eventfd(0, flags).unwrap()
@@ -188,7 +188,7 @@ fn the_pager_is_asked_and_its_answer_waited_for() {
         let first = hear(&stream).unwrap();
         assert_eq!((first.offset, first.length), (5 * CHUNK, 4096));
         set(&map, 5..6);
-        // What was given up is passed over.
+        // Answers to requests that were given up are ignored.
         say(&stream, &ChunkAnswer::Present { id: 77 });
         say(&stream, &ChunkAnswer::Present { id: first.id });
         let second = hear(&stream).unwrap();
@@ -235,8 +235,8 @@ fn what_finds_no_room_comes_with_the_answer() {
             .unwrap();
         assert_eq!(first, "{\"id\":0,\"offset\":0,\"length\":0}\n");
         let request = hear(&stream).unwrap();
-        // As a pager says who does not know the word; bytes of one that was given up; and
-        // then what was asked for, with line ends in it.
+        // The answer of a pager that does not know the word; bytes of a request that was given up;
+        // then the requested bytes, with line ends in them.
         let unavailable = |id| ChunkAnswer::Unavailable {
             id,
             chunk: None,
@@ -246,7 +246,7 @@ fn what_finds_no_room_comes_with_the_answer() {
         bring(&stream, 77, 1024, &[b'\n'; 1024]);
         bring(&stream, request.id, 256 << 10, &[b'\n'; 256 << 10]);
         let request = hear(&stream).unwrap();
-        // The rest is asked for, on the same connection.
+        // The rest is requested on the same connection.
         assert_eq!(request.offset, 256 << 10);
         bring(&stream, request.id, 512, &[7; 512]);
         let mut stream = stream;
@@ -286,7 +286,7 @@ fn a_pager_that_dies_is_asked_again_when_there_is_another() {
     let pagers = thread::spawn(move || {
         let stream = listener.accept().unwrap().0;
         hear(&stream).unwrap();
-        // Killed, and its socket with it.
+        // The pager is killed, and its socket is removed.
         fs::remove_file(&socket).unwrap();
         drop((listener, stream));
         let listener = UnixListener::bind(&socket).unwrap();
@@ -370,7 +370,7 @@ fn the_bell_ends_the_waiting_and_what_is_given_up_is_asked_anew() {
         let stream = listener.accept().unwrap().0;
         let request = hear(&stream).unwrap();
         rustix::io::write(&ring, &1u64.to_ne_bytes()).unwrap();
-        // It is done anew later, on the same connection.
+        // The request is sent again later, on the same connection.
         let again = hear(&stream).unwrap();
         assert_eq!(
             (again.offset, again.length),
@@ -398,15 +398,15 @@ fn the_bell_ends_the_waiting_and_what_is_given_up_is_asked_anew() {
 /// Set in a child process that plays the scene below.
 const SCENE: &str = "JIFFY_DISK_CHUNKS_SCENE";
 
-/// All that a disk's thread does about missing chunks, in its sandbox: filters
-/// can't be taken off again, so in a process of its own.
+/// Everything that a disk's thread does about missing chunks, in its sandbox. Filters can't be
+/// removed, so this runs in a process of its own.
 #[test]
 fn everything_can_be_done_in_the_sandbox() {
     use crate::sandbox::{Role, Sandbox, violation};
     if std::env::var_os(SCENE).is_none() {
         let output = std::process::Command::new(std::env::current_exe().unwrap())
             .args([
-                "disk_chunks::tests::everything_can_be_done_in_the_sandbox",
+                "devices::disk_chunks::tests::everything_can_be_done_in_the_sandbox",
                 "--exact",
                 "--nocapture",
                 "--test-threads=1",
@@ -426,7 +426,7 @@ fn everything_can_be_done_in_the_sandbox() {
     let listener = bench.listener.take().unwrap();
     let map = bench.folder.path().join("present");
     let mut pager = Some(thread::spawn(move || {
-        // One that dies, then one that has a chunk, and one chunk it has not.
+        // A pager that dies, then one that has one chunk and lacks another.
         hear(&listener.accept().unwrap().0).unwrap();
         let stream = listener.accept().unwrap().0;
         let request = hear(&stream).unwrap();
@@ -443,7 +443,7 @@ fn everything_can_be_done_in_the_sandbox() {
         );
         let request = hear(&stream).unwrap();
         bring(&stream, request.id, 64 << 10, &[5; 64 << 10]);
-        // The last is never answered.
+        // The last request is never answered.
         hear(&stream).unwrap();
         stream
     }));
@@ -460,11 +460,11 @@ fn everything_can_be_done_in_the_sandbox() {
         let given_up = chunks.ask(3 * CHUNK..4 * CHUNK);
         chunks.give_up();
         assert!(chunks.answers().iter().all(|(id, _)| *id != given_up));
-        // Until the pager has gone, and nobody comes for a while.
+        // It fails once the pager is gone and no other has come for a while.
         fetch(&chunks, &bell, 4 * CHUNK..5 * CHUNK).unwrap_err();
         println!("lived");
     });
-    // A thread that did what it may not is held for ever.
+    // A thread that violated its filter is blocked for ever.
     while !disk.is_finished() && violation::first().is_none() {
         thread::sleep(INTERVAL);
         if pager.as_ref().is_some_and(|pager| pager.is_finished()) {

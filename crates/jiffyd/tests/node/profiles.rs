@@ -1,0 +1,87 @@
+//! VMs that are shown less than their host's processor.
+
+use crate::daemon::{Daemon, named};
+use jiffy_wire::api::{CreateVm, ErrorKind, Vm, VmState};
+use jiffy_wire::cpu::{Leaf, Profile, Wanted};
+use jiffy_wire::vmm::VmmConfig;
+use std::fs;
+
+fn with(profile: Wanted) -> CreateVm {
+    CreateVm {
+        cpu_profile: Some(profile),
+        ..CreateVm::default()
+    }
+}
+
+/// What the VM's VMM was told to show the guest.
+fn told(daemon: &Daemon, vm: &Vm) -> Option<Wanted> {
+    let config = fs::read(daemon.vm_folder(&vm.id).join("vmm.json")).unwrap();
+    let config: VmmConfig = serde_json::from_slice(&config).unwrap();
+    config.cpu_profile
+}
+
+fn profile() -> Profile {
+    let word = |text: &[u8; 4]| u32::from_le_bytes(*text);
+    let leaf = |leaf, registers| Leaf {
+        leaf,
+        index: 0,
+        registers,
+    };
+    Profile::new(vec![
+        leaf(0, [1, word(b"Genu"), word(b"ntel"), word(b"ineI")]),
+        leaf(1, [0, 0, 0, 1 << 26]),
+    ])
+}
+
+#[test]
+fn a_profile_goes_from_the_request_to_the_vmm_again_after_a_new_daemon() {
+    let mut daemon = Daemon::start();
+    let wanted = [
+        ("level", Wanted::Named("x86-64-v2".into())),
+        ("given", Wanted::Given(Box::new(profile()))),
+    ];
+    for (name, profile) in &wanted {
+        let vm: Vm = daemon
+            .run_detached(named(name, with(profile.clone())))
+            .json();
+        assert_eq!(told(&daemon, &vm).as_ref(), Some(profile), "{name}");
+    }
+    let plain: Vm = daemon
+        .run_detached(named("plain", CreateVm::default()))
+        .json();
+    assert_eq!(told(&daemon, &plain), None);
+    daemon.killed();
+    daemon.up();
+    for (name, profile) in &wanted {
+        let vm = daemon.vm(name);
+        assert_eq!(vm.state, VmState::Running);
+        daemon.post(&format!("/v1/vms/{name}/stop"), b"");
+        daemon.when(name, VmState::Exited);
+        fs::remove_file(daemon.vm_folder(&vm.id).join("vmm.json")).unwrap();
+        daemon.post(&format!("/v1/vms/{name}/start"), b"");
+        assert_eq!(told(&daemon, &vm).as_ref(), Some(profile), "{name}");
+    }
+}
+
+#[test]
+fn a_profile_that_is_none_is_refused_and_leaves_nothing() {
+    let daemon = Daemon::start();
+    let refused = |profile| {
+        let answer = daemon.create(&with(profile));
+        answer.error(ErrorKind::Invalid).message
+    };
+    let unknown = refused(Wanted::Named("x86-64-v5".into()));
+    assert!(unknown.contains("x86-64-v4"), "{unknown}");
+    let newer = Profile {
+        version: 2,
+        ..profile()
+    };
+    let newer = refused(Wanted::Given(Box::new(newer)));
+    assert!(newer.contains("version 2"), "{newer}");
+    let liar = Profile {
+        vendor: "AuthenticAMD".into(),
+        ..profile()
+    };
+    refused(Wanted::Given(Box::new(liar)));
+    daemon.nothing_left();
+}
