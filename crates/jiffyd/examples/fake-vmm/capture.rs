@@ -6,7 +6,7 @@ use jiffy_wire::agent::Command;
 use jiffy_wire::trace;
 use jiffy_wire::vmm::{ControlResponse, ExitReason, Extent, MemoryLayout, SavedMemory, Source};
 use std::fs::File;
-use std::io::{self, Read, Seek, Write};
+use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
@@ -88,13 +88,9 @@ impl Vm {
         let Some(restore) = self.config.restore.clone() else {
             return;
         };
-        let state = match open(&restore.state).and_then(|mut file| {
-            // A pipe of a test's has no beginning.
-            let _ = file.rewind();
-            let mut text = Vec::new();
-            file.read_to_end(&mut text)?;
-            Ok(serde_json::from_slice::<Saved>(&text)?)
-        }) {
+        let state = match open(&restore.state)
+            .and_then(|file| Ok(serde_json::from_slice::<Saved>(&contents(&file)?)?))
+        {
             Ok(state) => state,
             Err(error) => {
                 let message = format!("The state can't be read: {error}.");
@@ -109,12 +105,9 @@ impl Vm {
         match &restore.memory {
             SavedMemory::Mapped { layers, layout } => {
                 let layers: Vec<File> = layers.iter().map(|layer| open(layer).unwrap()).collect();
-                let mut layout_text = String::new();
                 if let Some(layout) = layout {
-                    let mut file = open(layout).unwrap();
-                    file.rewind().unwrap();
-                    file.read_to_string(&mut layout_text).unwrap();
-                    let layout: MemoryLayout = serde_json::from_str(&layout_text).unwrap();
+                    let text = contents(&open(layout).unwrap()).unwrap();
+                    let layout: MemoryLayout = serde_json::from_slice(&text).unwrap();
                     assert_eq!(layout.covers.len() + 1, layers.len());
                 }
                 for layer in &layers {
@@ -163,6 +156,20 @@ fn memfd(contents: &[u8]) -> io::Result<File> {
     let mut file = jiffy_sys::memfd::create("fake", 0, jiffy_sys::memfd::Pages::Small)?;
     file.write_all(contents)?;
     Ok(file)
+}
+
+/// The whole of a file, read by offset: a descriptor of a capture is one open file for all
+/// children of a fork, which read at the same time. A test may give a pipe instead.
+fn contents(mut file: &File) -> io::Result<Vec<u8>> {
+    let metadata = file.metadata()?;
+    if !metadata.is_file() {
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes)?;
+        return Ok(bytes);
+    }
+    let mut bytes = vec![0; metadata.len() as usize];
+    file.read_exact_at(&mut bytes, 0)?;
+    Ok(bytes)
 }
 
 fn open(source: &Source) -> io::Result<File> {
