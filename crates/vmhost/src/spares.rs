@@ -69,8 +69,10 @@ impl Spares {
         if self.room == 0 {
             return None;
         }
+        let spare = self.pop(paths);
+        // Only now: [`keep`] looks at once whether one is missing.
         self.wanted.notify_one();
-        self.pop(paths)
+        spare
     }
 
     fn pop(&self, paths: &Paths) -> Option<Spare> {
