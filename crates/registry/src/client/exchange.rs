@@ -133,9 +133,12 @@ impl Exchange {
         if !call.url.is_plain()
             || !call.repository.is_loopback()
             || self.options.plain_http != PlainHttp::Loopback
-            || self.secure().contains(registry)
         {
             return false;
+        }
+        // Another request has found it out since this one was sent.
+        if self.secure().contains(registry) {
+            return true;
         }
         let Ok(url) = Url::new(Scheme::Https, registry, "/v2/") else {
             return false;
@@ -527,4 +530,32 @@ fn challenges(answer: &Answer) -> Vec<Challenge> {
         .filter_map(|value| value.to_str().ok())
         .flat_map(challenge::parse)
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plain_request_that_was_overtaken_by_another_is_sent_with_tls() {
+        let exchange = Exchange::new(ClientOptions::default()).unwrap();
+        let repository = Reference::parse("127.0.0.1:1/a:1", None).unwrap();
+        let url = exchange.url(&repository, "blobs/uploads/").unwrap();
+        assert!(url.is_plain());
+        // Meanwhile another request has found out that the registry has TLS.
+        exchange.secure().insert("127.0.0.1:1".to_owned());
+        let mut call = Call {
+            what: "x",
+            repository: &repository,
+            method: Method::POST,
+            url,
+            headers: Vec::new(),
+            scopes: Vec::new(),
+            payload: Payload::Nothing,
+            deadline: None,
+        };
+        assert!(exchange.wants_tls(&call));
+        call.url = call.url.secure();
+        assert!(!exchange.wants_tls(&call));
+    }
 }
