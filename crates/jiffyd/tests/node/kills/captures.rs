@@ -1,7 +1,7 @@
 //! Snapshot, fork, hibernation and wake, commit.
 
-use super::{OPTIONS, begin, goes_on, is_done, killed_at_every_call, quiet, remove};
-use crate::daemon::{Daemon, named, tar_of};
+use super::{OPTIONS, begin, goes_on, is_done, killed_at_every_call, quiet, remove, settled};
+use crate::daemon::{Daemon, named, pagers, tar_of};
 use jiffy_wire::api::{CreateVm, Image, Snapshot, Vm, VmState};
 
 #[test]
@@ -91,10 +91,15 @@ fn a_vm_that_wakes_is_awake_or_asleep() {
         &mut daemon,
         |daemon| is_done(daemon, "POST", "/v1/vms/box/wake", b""),
         |daemon, done| {
-            let state = super::settled(daemon, "box").unwrap().state;
+            let vm = settled(daemon, "box").unwrap();
+            let state = vm.state;
             assert!(state == VmState::Running || !done, "{state:?}");
             if state == VmState::Running {
                 goes_on(daemon, "box");
+                // It has its memory from there.
+                assert_eq!(pagers(daemon.folder.path()).len(), 1);
+                let pager = daemon.folder.path().join("run/pager");
+                assert!(pager.join(format!("{}.sock", vm.id)).exists());
                 assert_eq!(daemon.post("/v1/vms/box/hibernate", b"").status, 200);
             }
             assert_eq!(daemon.vm("box").state, VmState::Hibernated);
