@@ -161,11 +161,21 @@ impl VmmProcess {
 
 /// Does this process exist, and is it not a zombie?
 pub fn is_alive(pid: u32) -> bool {
-    fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| {
-        stat.rsplit(')')
-            .next()
-            .is_some_and(|rest| !rest.starts_with(" Z"))
-    })
+    stat_of(pid).is_some_and(|fields| fields[0] != "Z")
+}
+
+/// Is this process the leader of a session?
+pub fn leads_session(pid: u32) -> bool {
+    const SESSION: usize = 3;
+    stat_of(pid).is_some_and(|fields| fields.get(SESSION) == Some(&pid.to_string()))
+}
+
+/// The fields of `/proc/PID/stat` after the name, which may contain anything (proc(5)): the first
+/// is the state.
+fn stat_of(pid: u32) -> Option<Vec<String>> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let (_, fields) = stat.rsplit_once(") ")?;
+    Some(fields.split(' ').map(str::to_owned).collect())
 }
 
 /// Calls back for `whom`, if that still exists, when this process has ended. Somebody else reaps

@@ -1,6 +1,7 @@
 //! The sections of a saved state. Each has a tag (16 bytes of ASCII, padded with zeros), a version
 //! (u32), a length (u64, both little endian), and so many bytes in postcard's format.
 
+use jiffy_wire::state::by;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use thiserror::Error;
@@ -53,14 +54,6 @@ pub enum SectionError {
     /// The checksum is right, but the contents are not valid.
     #[error("the saved VM state is damaged: {0}")]
     Contents(String),
-}
-
-/// " by jiffy …", if the release is known: for messages.
-pub fn by(release: &Option<String>) -> String {
-    match release {
-        Some(release) => format!(" by jiffy {release}"),
-        None => String::new(),
-    }
 }
 
 /// A kind of section, with the version that is written and the newest that is read.

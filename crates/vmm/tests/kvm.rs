@@ -24,6 +24,7 @@ use jiffy_vmm::sections::Writer;
 use jiffy_vmm::watch::watch;
 use jiffy_vmm::{Builder, Events, PreparedVm, StateError, VmState, Vmm};
 use jiffy_wire::cpu::Wanted;
+use jiffy_wire::state::EnvelopeError;
 use jiffy_wire::vmm::{
     Boot, ControlRequest, ControlResponse, Disk, ExitReason, FwCfgContents, FwCfgFile, KvmKind,
     Memory, NewGeneration, PageSize, Restore, Serial, Source, VERSION, VmmConfig, VmmEvent, Vsock,
@@ -640,19 +641,20 @@ fn a_state_that_is_damaged_or_of_another_vm_is_refused() {
         change(&mut bytes);
         VmState::decode(&bytes).unwrap_err()
     };
-    assert_eq!(refused(&|bytes| bytes[0] = 0), StateError::Magic);
-    assert_eq!(refused(&|bytes| bytes.truncate(10)), StateError::Magic);
+    let magic = StateError::Envelope(EnvelopeError::Magic);
+    assert_eq!(refused(&|bytes| bytes[0] = 0), magic);
+    assert_eq!(refused(&|bytes| bytes.truncate(10)), magic);
     assert!(matches!(
         refused(&|bytes| bytes[8] = 9),
-        StateError::Version { version: 9, .. }
+        StateError::Envelope(EnvelopeError::Version { version: 9, .. })
     ));
     assert_eq!(
         refused(&|bytes| *bytes.last_mut().unwrap() ^= 1),
-        StateError::Checksum
+        StateError::Envelope(EnvelopeError::Checksum)
     );
     assert!(matches!(
         refused(&|bytes| bytes.push(0)),
-        StateError::Length { .. }
+        StateError::Envelope(EnvelopeError::Length { .. })
     ));
 
     let mut other = Case::new("quiet count");

@@ -13,6 +13,7 @@
 //! * [`api`]: the node's HTTP API.
 //! * [`signal`]: names of signals.
 //! * [`text`]: lists, sizes and ages for people.
+//! * [`state`]: the envelope of a VM's saved state.
 //! * [`timeline`]: named spans on one monotonic clock.
 //! * [`trace`]: marks that a guest writes to the trace port.
 
@@ -34,6 +35,8 @@ pub mod mac;
 #[cfg(feature = "std")]
 pub mod pager;
 pub mod signal;
+#[cfg(feature = "std")]
+pub mod state;
 #[cfg(feature = "std")]
 pub mod text;
 #[cfg(feature = "std")]

@@ -25,6 +25,7 @@ use jiffy_vmm::devices::rtc::RtcKind;
 use jiffy_vmm::devices::serial::SerialKind;
 use jiffy_vmm::devices::trace::TraceKind;
 use jiffy_vmm::devices::virtio::Virtio;
+use jiffy_wire::state::{HEADER, RELEASE};
 use std::io;
 use std::sync::Arc;
 use vm_memory::GuestAddress;
@@ -33,15 +34,14 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 /// This target.
 pub const TARGET: Target = Target {
     name: "vmm_state",
-    covers: &["crates/vmm/src/state", "crates/vmm/src/sections.rs"],
+    covers: &[
+        "crates/vmm/src/state",
+        "crates/vmm/src/sections.rs",
+        "crates/wire/src/state.rs",
+    ],
     seeds: all_seeds,
     run,
 };
-
-/// Magic, version, checksum, length.
-const HEADER: usize = 24;
-/// What a version after the first has between header and body.
-const RELEASE: usize = 16;
 
 const MEMORY_BYTES: usize = 0x10000;
 

@@ -5,10 +5,29 @@ use crate::durable;
 use crate::model::snapshot::Manifest;
 use crate::paths::volume_in;
 use crate::records;
+use jiffy_sys::regular;
 use jiffy_wire::api::{MemoryForm, Snapshot, VolumeUse};
+use jiffy_wire::state::Envelope;
 use jiffy_wire::vmm::Extent;
-use std::io;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
+
+/// Can the saved state in this file be read, judging by its envelope?
+fn check_state(path: &Path) -> Result<(), String> {
+    let shown = path.display();
+    let mut start = Vec::new();
+    let length = regular::open(path)
+        .and_then(|file| {
+            let length = file.metadata()?.len();
+            file.take(Envelope::BYTES as u64).read_to_end(&mut start)?;
+            Ok(length)
+        })
+        .map_err(|error| format!("{shown} can't be read: {error}"))?;
+    let envelope = Envelope::read(&start, length);
+    envelope
+        .map(drop)
+        .map_err(|error| format!("{shown} can't be used: {error}"))
+}
 
 /// Name of the root file system's file in a capture's folder.
 pub const ROOT: &str = "root.erofs";
@@ -68,13 +87,14 @@ impl Saved {
         prefault_in(&self.folder).exists()
     }
 
-    /// Checks that all its files exist; the error is a sentence without its full stop. Damaged
-    /// contents are found only by a restore.
+    /// Checks that all its files exist and are of versions that are read; the error is a sentence
+    /// without its full stop. Damaged contents are found only by a restore.
     pub fn check(&self) -> Result<(), String> {
         let root = self.manifest.lazy_root.is_none().then(|| self.root());
         for file in [self.state(), self.memory()].into_iter().chain(root) {
             durable::check_there(&file)?;
         }
+        check_state(&self.state())?;
         match self.manifest.memory {
             MemoryForm::Raw => Ok(()),
             MemoryForm::Image => memory::check(&self.memory()),

@@ -3,6 +3,7 @@
 use crate::{Vm, until_let_go};
 use jiffy_sys::fds::send_with_fds;
 use jiffy_wire::agent::Command;
+use jiffy_wire::state::{open as unseal, seal};
 use jiffy_wire::trace;
 use jiffy_wire::vmm::{ControlResponse, ExitReason, Extent, MemoryLayout, SavedMemory, Source};
 use std::fs::File;
@@ -49,7 +50,8 @@ impl Vm {
             depth,
         };
         drop(main);
-        let state_file = memfd(&serde_json::to_vec(&state)?)?;
+        let state = seal("0.1.0", &serde_json::to_vec(&state)?);
+        let state_file = memfd(&state)?;
         let mut layers = self.layers.lock().unwrap();
         let first = layers.is_empty();
         // A page at the start, and one that tells the layers apart.
@@ -88,9 +90,7 @@ impl Vm {
         let Some(restore) = self.config.restore.clone() else {
             return;
         };
-        let state = match open(&restore.state)
-            .and_then(|file| Ok(serde_json::from_slice::<Saved>(&contents(&file)?)?))
-        {
+        let state = match open(&restore.state).and_then(|file| saved_in(&contents(&file)?)) {
             Ok(state) => state,
             Err(error) => {
                 let message = format!("The state can't be read: {error}.");
@@ -150,6 +150,12 @@ impl Vm {
             self.start_main(&main);
         }
     }
+}
+
+/// What a state says, whose envelope is that of a real one.
+fn saved_in(state: &[u8]) -> io::Result<Saved> {
+    let (_, body) = unseal(state).map_err(io::Error::other)?;
+    Ok(serde_json::from_slice(body)?)
 }
 
 fn memfd(contents: &[u8]) -> io::Result<File> {

@@ -352,7 +352,7 @@ fn processes(holds: impl Fn(&str) -> bool) -> Vec<u32> {
 }
 
 /// Built by cargo beside this test.
-fn example(name: &str) -> PathBuf {
+pub fn example(name: &str) -> PathBuf {
     let test = std::env::current_exe().unwrap();
     let path = test
         .parent()

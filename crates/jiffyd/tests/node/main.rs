@@ -4,7 +4,6 @@
 mod adoption;
 mod api;
 mod client;
-mod crashes;
 mod daemon;
 mod damage;
 mod failures;

@@ -400,17 +400,13 @@ impl Actor {
 
     /// Records what the VM begins from.
     fn note_beginning(&mut self, plan: &Plan) -> Gate {
+        self.note_memory(plan);
         let record = &mut self.record;
         record.root = Some(plan.root.clone());
-        record.paged = None;
         let Beginning::Restore(restoring) = &plan.beginning else {
             record.origin = None;
             return Gate::Open;
         };
-        if let SavedRam::Paged { paged, serving } = &restoring.memory {
-            record.paged = Some(paged.clone());
-            self.pager_ticket = serving.ticket;
-        }
         match (&restoring.origin, &restoring.golden) {
             (None, _) => Gate::Waking,
             (origin, Some(golden)) => {
@@ -427,6 +423,17 @@ impl Actor {
                 record.origin = origin.clone();
                 Gate::New
             }
+        }
+    }
+
+    /// Records which memory the pager serves to the VM.
+    pub(super) fn note_memory(&mut self, plan: &Plan) {
+        self.record.paged = None;
+        if let Beginning::Restore(restoring) = &plan.beginning
+            && let SavedRam::Paged { paged, serving } = &restoring.memory
+        {
+            self.record.paged = Some(paged.clone());
+            self.pager_ticket = serving.ticket;
         }
     }
 

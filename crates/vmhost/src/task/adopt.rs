@@ -10,7 +10,7 @@ use crate::handle::is_active;
 use crate::host::Host;
 use crate::log::{self, Writer};
 use crate::network;
-use crate::process::VmmProcess;
+use crate::process::{VmmProcess, leads_session};
 use crate::registry::Registry;
 use crate::spares::NO_ID;
 use crate::supervisor::{self, Supervisor};
@@ -572,9 +572,12 @@ fn vmm_id(pid: u32, host: &Host) -> Option<String> {
 }
 
 /// The VM id in the command line of this process, not validated.
+///
+/// A VMM leads a session. A process that it has forked has its command line, too, until that
+/// executes a program, and is not the VMM.
 fn folder_of(pid: u32, vms: &Path) -> Option<String> {
     let line = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
-    vmm_of(&line, vms)
+    vmm_of(&line, vms).filter(|_| leads_session(pid))
 }
 
 /// The VM's id (or [`NO_ID`]) in the command line `jiffy-vmm run --config VMS/ID/vmm.json …`.
@@ -593,6 +596,35 @@ fn vmm_of(command_line: &[u8], vms: &Path) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use jiffy_sys::spawn::{Detached, spawn_detached};
+    use std::fs::File;
+    use std::os::fd::AsFd;
+
+    #[tokio::test]
+    async fn what_a_vmm_has_forked_is_not_the_vmm() {
+        let folder = tempfile::tempdir().unwrap();
+        // The subshell has the command line of the shell.
+        let script = "(echo forked; while kill -0 $$; do sleep 0.01; done) & wait";
+        fs::write(folder.path().join("run"), script).unwrap();
+        let vms = folder.path().join("vms");
+        let config = vms.join("0123456789ab/vmm.json");
+        let output = File::create(folder.path().join("output")).unwrap();
+        let pid = spawn_detached(&Detached {
+            program: Path::new("/bin/sh"),
+            arguments: &["run", "--config", config.to_str().unwrap()].map(OsStr::new),
+            directory: folder.path(),
+            output: output.as_fd(),
+            descriptors: &[],
+        });
+        let vmm = VmmProcess::child(pid.unwrap()).unwrap();
+        while fs::read(folder.path().join("output")).unwrap().is_empty() {
+            tokio::time::sleep(LOOK).await;
+        }
+        let found: Vec<_> = vmms_of(&vms, names::is_id).collect();
+        vmm.kill();
+        vmm.ended().await;
+        assert_eq!(found, [("0123456789ab".to_owned(), vmm.pid)]);
+    }
 
     #[test]
     fn only_a_vmm_of_this_data_folder_is_ours() {

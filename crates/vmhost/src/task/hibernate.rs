@@ -166,6 +166,8 @@ impl Actor {
         };
         self.record.state = VmState::Starting;
         self.record.failure = None;
+        // With the record that is saved first: a daemon that finds the VMM must not end its pager.
+        self.note_memory(&plan);
         let asked = self.once_saved(reply);
         self.phase = Phase::Waking(Waking {
             volumes,
@@ -199,6 +201,8 @@ impl Actor {
                 self.host.network.keep_asleep(&self.record);
                 self.phase = Phase::Asleep(volumes);
                 self.record.state = VmState::Hibernated;
+                // Whoever asked for the wake tells the pager.
+                self.record.paged = None;
                 self.changed();
                 Err(error)
             }

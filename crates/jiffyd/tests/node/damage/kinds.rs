@@ -9,7 +9,8 @@ use std::path::Path;
 const NEXT: u32 = 99;
 /// Formats with 8 bytes of magic and then the version, with where they begin: at this
 /// byte, or so many before the end.
-const BINARY: [(&[u8; 8], Place); 5] = [
+const BINARY: [(&[u8; 8], Place); 6] = [
+    (&jiffy_wire::state::MAGIC, Place::Start),
     (b"JIFFYLOG", Place::Start),
     (b"\x89JIFFY\r\n", Place::Start),
     (b"\x89JIFREC\n", Place::Start),
@@ -38,9 +39,11 @@ pub enum Damage {
     Fifo,
     /// Of the next version.
     Newer,
+    /// One byte in the middle is another.
+    Flipped,
 }
 
-pub const ALL: [Damage; 7] = [
+pub const ALL: [Damage; 8] = [
     Damage::Missing,
     Damage::Empty,
     Damage::Garbage,
@@ -48,9 +51,15 @@ pub const ALL: [Damage; 7] = [
     Damage::Loop,
     Damage::Fifo,
     Damage::Newer,
+    Damage::Flipped,
 ];
 
 impl Damage {
+    /// Is the file as it should be from outside, so that only those find it who read it?
+    pub fn is_within(self) -> bool {
+        matches!(self, Damage::Garbage | Damage::Flipped)
+    }
+
     /// Does it to a path; false if it can't become of this one. What else has the
     /// file, under another name, is not touched.
     pub fn befalls(self, path: &Path) -> bool {
@@ -58,8 +67,9 @@ impl Damage {
         let is_socket = kind.is_socket();
         match self {
             Damage::Folder if kind.is_dir() => return false,
-            Damage::Empty | Damage::Newer if is_socket => return false,
+            Damage::Empty | Damage::Newer | Damage::Flipped if is_socket => return false,
             Damage::Newer => return newer(path, kind.is_dir()),
+            Damage::Flipped => return flipped(path, kind.is_dir()),
             _ => {}
         }
         let was_folder = kind.is_dir();
@@ -81,7 +91,7 @@ impl Damage {
                 let mode = Mode::from_raw_mode(0o600);
                 rustix::fs::mknodat(CWD, path, FileType::Fifo, mode, 0).unwrap();
             }
-            Damage::Newer => unreachable!(),
+            Damage::Newer | Damage::Flipped => unreachable!(),
         }
         true
     }
@@ -117,6 +127,22 @@ fn newer(path: &Path, is_folder: bool) -> bool {
         fs::write(path, bytes).unwrap();
     }
     changed
+}
+
+/// Another byte in the middle, and all else as it was.
+fn flipped(path: &Path, is_folder: bool) -> bool {
+    if is_folder {
+        return false;
+    }
+    let mut bytes = fs::read(path).unwrap();
+    if bytes.is_empty() {
+        return false;
+    }
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 0xff;
+    fs::remove_file(path).unwrap();
+    fs::write(path, bytes).unwrap();
+    true
 }
 
 /// Bytes that are nothing, the same each time.

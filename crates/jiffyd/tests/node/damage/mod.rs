@@ -193,7 +193,7 @@ fn befalls(
         (Ok(Some(_)), Ok(())) if path.ends_with("command.log") => Ok(()),
         (Ok(Some(error)), Ok(())) => Err(format!("it works, and is shown with: {error}")),
         // What is in it is wrong, and nobody looks there before it is used: that says so.
-        (Ok(None), Err(why)) if case.damage == Damage::Garbage => things::sentence(why),
+        (Ok(None), Err(why)) if case.damage.is_within() => things::sentence(why),
         (Ok(None), Err(why)) => Err(format!("it is shown as good, and: {why}")),
         (Err(why), _) if why == ABSENT => match may_be_absent(case, place.as_deref(), &path) {
             true => Ok(()),

@@ -1,0 +1,138 @@
+//! Run, stop, remove, exec, adoption.
+
+use super::{Began, OPTIONS, begin, goes_on, is_done, killed_at_every_call, killed_wherever};
+use super::{ask, quiet, remove, settled};
+use crate::client::connect;
+use crate::daemon::{Daemon, named, shell, vmms};
+use jiffy_wire::api::{Image, RunVm, VmState};
+use std::io::{Read, Write};
+use std::time::Duration;
+
+#[test]
+fn a_run_is_whole_or_absent() {
+    a_run(&OPTIONS);
+}
+
+#[test]
+fn a_run_of_a_spare_is_whole_or_absent() {
+    a_run(&["--standby", "0", "--spare", "1"]);
+}
+
+fn a_run(options: &[&str]) {
+    let mut daemon = Daemon::with(options);
+    // The image is made at the first run.
+    daemon.get("/v1/images").json::<Vec<Image>>();
+    let wanted = RunVm {
+        vm: named("box", quiet()),
+        detach: true,
+    };
+    let body = serde_json::to_vec(&wanted).unwrap();
+    killed_at_every_call(
+        &mut daemon,
+        |daemon| is_done(daemon, "POST", "/v1/run", &body),
+        |daemon, done| {
+            let made = settled(daemon, "box");
+            assert!(made.is_some() || !done);
+            if let Some(vm) = made {
+                match vm.error {
+                    None => goes_on(daemon, "box"),
+                    Some(error) => assert!(!done, "{error}"),
+                }
+                remove(daemon, "box");
+            }
+            daemon.nothing_left();
+        },
+    );
+}
+
+#[test]
+fn a_stop_leaves_a_vm_up_or_down() {
+    let mut daemon = Daemon::with(&OPTIONS);
+    begin(&daemon, "box");
+    killed_at_every_call(
+        &mut daemon,
+        |daemon| is_done(daemon, "POST", "/v1/vms/box/stop?grace_ms=100", b""),
+        |daemon, done| {
+            let vm = settled(daemon, "box").unwrap();
+            if vm.state == VmState::Running {
+                assert!(!done);
+                // Its guest may have been asked already: then it ends.
+                let well = daemon.exec("box", &shell("echo well"));
+                if well.is_ok_and(|well| well.finish().text() == "well\n") {
+                    return;
+                }
+            }
+            daemon.when("box", VmState::Exited);
+            assert!(vmms(&daemon.data).is_empty());
+            assert_eq!(daemon.post("/v1/vms/box/start", b"").status, 200);
+            goes_on(daemon, "box");
+        },
+    );
+}
+
+#[test]
+fn a_vm_is_removed_whole_or_there() {
+    let mut daemon = Daemon::with(&OPTIONS);
+    begin(&daemon, "box");
+    killed_at_every_call(
+        &mut daemon,
+        |daemon| is_done(daemon, "DELETE", "/v1/vms/box?force=true", b""),
+        |daemon, done| {
+            if settled(daemon, "box").is_some() {
+                assert!(!done);
+                remove(daemon, "box");
+            }
+            daemon.nothing_left();
+            begin(daemon, "box");
+        },
+    );
+}
+
+#[test]
+fn an_exec_leaves_the_vm_as_it_was() {
+    let mut daemon = Daemon::with(&OPTIONS);
+    let pid = begin(&daemon, "box").pid;
+    let body = serde_json::to_vec(&shell("echo well")).unwrap();
+    let exec = |daemon: &Daemon| {
+        let mut stream = connect(&daemon.socket())?;
+        let length = body.len();
+        write!(
+            stream,
+            "POST /v1/vms/box/exec HTTP/1.1\r\nHost: node\r\nConnection: upgrade\r\nUpgrade: jiffy-frames\r\nContent-Length: {length}\r\n\r\n"
+        )?;
+        stream.write_all(&body)?;
+        let mut said = Vec::new();
+        stream.read_to_end(&mut said)?;
+        Ok(said.windows(4).any(|bytes| bytes == b"well"))
+    };
+    killed_at_every_call(&mut daemon, exec, |daemon, _| {
+        assert_eq!(daemon.vm("box").pid, pid);
+        goes_on(daemon, "box");
+    });
+}
+
+#[test]
+fn a_daemon_may_be_killed_while_it_adopts() {
+    let mut daemon = Daemon::with(&OPTIONS);
+    let pid = begin(&daemon, "box").pid;
+    begin(&daemon, "rest");
+    assert_eq!(daemon.post("/v1/vms/rest/hibernate", b"").status, 200);
+    let answers = |daemon: &Daemon| {
+        while crate::daemon::is_alive(daemon.pid()) {
+            if ask(daemon, "GET", "/v1/info", b"").is_ok() {
+                return Ok(true);
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        Ok(false)
+    };
+    killed_wherever(&mut daemon, Began::Then, answers, |daemon, _| {
+        assert_eq!(daemon.vm("box").pid, pid);
+        goes_on(daemon, "box");
+        assert_eq!(daemon.vm("rest").state, VmState::Hibernated);
+    });
+    for name in ["box", "rest"] {
+        remove(&daemon, name);
+    }
+    daemon.nothing_left();
+}

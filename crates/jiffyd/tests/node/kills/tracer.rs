@@ -1,0 +1,111 @@
+//! Kills a daemon at one of its system calls, by `examples/killer`.
+
+use crate::client::PATIENCE;
+use crate::daemon::{Daemon, example};
+use rustix::fs::{CWD, FileType, Mode};
+use std::fmt;
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// The NTH call of a kind, of all that the daemon's threads make.
+#[derive(Debug, Clone)]
+pub struct Point {
+    pub when: &'static str,
+    pub call: String,
+    pub nth: usize,
+}
+
+impl fmt::Display for Point {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(to, "{} call {} of {}", self.when, self.nth, self.call)
+    }
+}
+
+/// Follows a daemon, and kills it if it was told to.
+pub struct Killer {
+    process: Child,
+    output: BufReader<ChildStdout>,
+}
+
+impl Killer {
+    /// Follows a process; when this returns, all of its threads are followed.
+    pub fn of(pid: u32, point: Option<&Point>) -> Killer {
+        let mut command = Command::new(example("killer"));
+        command.arg(pid.to_string());
+        if let Some(point) = point {
+            command.args([point.when, &point.call, &point.nth.to_string()]);
+        }
+        let mut process = command.stdout(Stdio::piped()).spawn().unwrap();
+        let mut output = BufReader::new(process.stdout.take().unwrap());
+        let mut line = String::new();
+        output.read_line(&mut line).unwrap();
+        assert_eq!(line, "ready\n", "the process is followed");
+        Killer { process, output }
+    }
+
+    /// Follows the next daemon from its first call on.
+    pub fn of_next(daemon: &mut Daemon, point: Option<&Point>) -> Killer {
+        let gate = daemon.folder.path().join("gate");
+        let mode = Mode::from_raw_mode(0o600);
+        rustix::fs::mknodat(CWD, &gate, FileType::Fifo, mode, 0).unwrap();
+        let next = daemon.command();
+        let mut held = Command::new("/bin/sh");
+        held.args(["-c", "read _ <\"$0\"; exec \"$@\""]).arg(&gate);
+        held.arg(next.get_program()).args(next.get_args());
+        for (name, value) in next.get_envs() {
+            held.env(name, value.unwrap_or_default());
+        }
+        daemon.begin(held);
+        let killer = Killer::of(daemon.pid(), point);
+        fs::write(&gate, "\n").unwrap();
+        fs::remove_file(&gate).unwrap();
+        killer
+    }
+
+    /// Has it killed the daemon, within this time?
+    pub fn strikes_within(&mut self, time: Duration) -> bool {
+        let until = Instant::now() + time;
+        loop {
+            if self.process.try_wait().unwrap().is_some() {
+                return true;
+            }
+            if Instant::now() >= until {
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// Lets the daemon go on; the names of the calls that were followed.
+    pub fn calls(mut self) -> Vec<String> {
+        let _ = self.process.kill();
+        let mut text = String::new();
+        self.output.read_to_string(&mut text).unwrap();
+        text.lines().map(str::to_owned).collect()
+    }
+}
+
+impl Drop for Killer {
+    fn drop(&mut self) {
+        // The daemon goes on, if it lives.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// Starts the next daemon; how long it takes to answer.
+pub fn up(daemon: &mut Daemon) -> Duration {
+    let begin = Instant::now();
+    daemon.begin(daemon.command());
+    while super::ask(daemon, "GET", "/v1/info", b"").is_err() {
+        assert!(daemon.is_up(), "the next daemon ended");
+        assert!(
+            begin.elapsed() < PATIENCE,
+            "the next daemon does not answer"
+        );
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    begin.elapsed()
+}
