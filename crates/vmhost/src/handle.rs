@@ -1,5 +1,6 @@
 //! The handle with which other code observes a VM and talks to its task.
 
+use crate::activity::Activity;
 use crate::clients::Clients;
 use crate::launch::Plan;
 use crate::supervisor::InputPort;
@@ -103,6 +104,8 @@ pub struct VmHandle {
     pub log_end: watch::Receiver<u64>,
     /// The attached clients.
     pub clients: Arc<Clients>,
+    /// Who uses it.
+    pub activity: Arc<Activity>,
     /// Sends input to the first command, while it runs.
     pub input: watch::Receiver<Option<InputPort>>,
     /// See [`VmHandle::operate`].

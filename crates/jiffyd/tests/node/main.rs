@@ -12,6 +12,7 @@ mod flood;
 mod forks;
 mod gate;
 mod golden;
+mod idle;
 mod images;
 mod kills;
 mod life;

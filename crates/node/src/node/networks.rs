@@ -70,7 +70,7 @@ impl Node {
 
     /// A VM with all details.
     pub fn inspect(&self, wanted: &str) -> Result<Vm> {
-        let mut vm = self.find_any(wanted)?.vm();
+        let mut vm = self.shown(&*self.find_any(wanted)?);
         if let Some(network) = &mut vm.network
             && !network.addresses.is_empty()
         {

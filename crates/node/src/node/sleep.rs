@@ -13,7 +13,7 @@ use jiffy_content::snapshots::saved::Saved;
 use jiffy_vmhost::agent;
 use jiffy_vmhost::control;
 use jiffy_vmhost::folders;
-use jiffy_vmhost::handle::{Command, Operation, VmHandle};
+use jiffy_vmhost::handle::{Command, FallingAsleep, Operation, VmHandle};
 use jiffy_vmhost::launch::{Beginning, Handle, Plan, Restoring, volume_disk};
 use jiffy_wire::agent::{OLDEST, Request, Stat};
 use jiffy_wire::api::{Hibernated, MemoryForm, Vm, VmState};
@@ -42,26 +42,36 @@ const STAT_TIME: Duration = Duration::from_secs(10);
 impl Node {
     /// Writes a VM's memory to disk and ends its VMM.
     pub async fn hibernate(self: Arc<Self>, vm: Arc<VmHandle>) -> Result<Hibernated> {
-        let mut watch = Stopwatch::start(&self.host.clock);
         let one = vm.operate().await;
         let socket = self.capturable(&vm).await?;
-        let _falls_asleep = vm.fall_asleep(&one);
-        let root = self.root_of(&vm).await?;
+        let falls_asleep = vm.fall_asleep(&one);
+        self.hibernate_now(&vm, &socket, falls_asleep).await
+    }
+
+    /// Hibernates a VM that was found capturable and marked.
+    pub(super) async fn hibernate_now(
+        &self,
+        vm: &VmHandle,
+        socket: &Path,
+        _marked: FallingAsleep<'_>,
+    ) -> Result<Hibernated> {
+        let mut watch = Stopwatch::start(&self.host.clock);
+        let root = self.root_of(vm).await?;
         let _whole = self.complete_root(&root).await?;
         let folder = self.host.paths.vm(&vm.id);
-        let mut manifest = self.manifest_of(&vm, &root, MemoryForm::Image).await?;
+        let mut manifest = self.manifest_of(vm, &root, MemoryForm::Image).await?;
         let draft = Draft::new(&folder)?;
-        let room = self.room_to_complete(&vm).await?;
+        let room = self.room_to_complete(vm).await?;
         // Asked before the freeze: a frozen guest answers no other requests.
-        let spare = spare_mib(&socket).await;
-        let quiet = self.quiesce(&vm, &socket, true, &mut watch).await?;
-        watch.step(names::BALLOON, self.squeeze(&vm, spare)).await;
+        let spare = spare_mib(socket).await;
+        let quiet = self.quiesce(vm, socket, true, &mut watch).await?;
+        watch.step(names::BALLOON, self.squeeze(vm, spare)).await;
         let to = folders::hibernated_in(&folder);
         let slept = async {
-            self.complete(&vm).await?;
+            self.complete(vm).await?;
             drop(room);
-            let captured = self.capture(&vm, false, &mut watch).await?;
-            manifest.note_processor(self.processor_of(&vm).await);
+            let captured = self.capture(vm, false, &mut watch).await?;
+            manifest.note_processor(self.processor_of(vm).await);
             // The files of an earlier wake can be replaced: their contents are all in memory now.
             let to = to.clone();
             let saved = write(draft, captured, root, manifest, to, true, &mut watch).await?;
@@ -79,7 +89,7 @@ impl Node {
                 })
             }
             Err(error) => {
-                let _ = self.go_on(&vm).await;
+                let _ = self.go_on(vm).await;
                 let control = self.host.paths.control_socket(&vm.id);
                 let deflate = ControlRequest::SetBalloon { target_mib: 0 };
                 let _ = control::order(&control, deflate).await;

@@ -9,18 +9,21 @@
 //! * [`open`]: opens the network when the daemon starts.
 //! * [`recovered`]: recovers addresses that are missing in records.
 //! * [`specs`]: converts records to the network's types.
+//! * [`traffic`]: what VMs' links have carried.
 
 mod guest;
 mod keeping;
 mod open;
 mod recovered;
 mod specs;
+mod traffic;
 
 pub use guest::{hosts_entry, told, told_link};
 pub use keeping::clean_up;
 pub use open::{Settings, uninstall};
 pub use recovered::recovered;
 pub use specs::{check_policy, check_ports};
+pub use traffic::traffic;
 
 use jiffy_content::clock::monotonic_ns;
 use jiffy_content::error::{Error, Result};
@@ -268,6 +271,21 @@ impl Network {
             spoofed: stopped.spoofed,
             refused: stopped.refused,
         })
+    }
+
+    /// Numbers of open TCP connections that the kernel leads to VMs by published ports, by the VM's
+    /// id. It reads all connections of the host.
+    pub fn open_connections(&self) -> HashMap<String, usize> {
+        let State::On(on) = &self.0 else {
+            return HashMap::new();
+        };
+        let counted = on.lock().host.open_connections().unwrap_or_else(|error| {
+            let error = causes::sentence(&error);
+            warn!(error, "the connections of VMs can't be counted");
+            Default::default()
+        });
+        let by_id = counted.into_iter().map(|(vm, open)| (vm.to_string(), open));
+        by_id.collect()
     }
 
     /// The ranges of VMs' addresses.
