@@ -51,6 +51,7 @@ const LEASE_POLL: Duration = Duration::from_millis(5);
 const FLUSH_TIME: Duration = Duration::from_secs(2);
 
 mod beginning;
+mod callers;
 mod commit;
 mod damage;
 mod fork;
@@ -192,6 +193,7 @@ impl Node {
         tokio::spawn(network::clean_up(Arc::clone(&node.host.network)));
         tokio::spawn(standbys::keep_links(Arc::clone(&node)));
         tokio::spawn(idle::watch_vms(Arc::clone(&node)));
+        tokio::spawn(callers::put_through(Arc::clone(&node)));
         Ok(node)
     }
 
@@ -638,15 +640,6 @@ impl Node {
     pub async fn awake_socket(self: &Arc<Self>, vm: &Arc<VmHandle>) -> Result<PathBuf> {
         self.wake_if_asleep(vm).await?;
         self.agent_socket(vm).await
-    }
-
-    /// Wakes a VM if it is hibernated or hibernating.
-    pub async fn wake_if_asleep(self: &Arc<Self>, vm: &Arc<VmHandle>) -> Result<()> {
-        vm.settled().await;
-        if vm.view.borrow().vm.state == VmState::Hibernated {
-            to_the_end(Arc::clone(self).woken(Arc::clone(vm))).await?;
-        }
-        Ok(())
     }
 
     /// A VM's vsock socket, once its agent is ready.

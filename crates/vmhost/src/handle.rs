@@ -2,6 +2,7 @@
 
 use crate::activity::Activity;
 use crate::clients::Clients;
+use crate::joint::Joint;
 use crate::launch::Plan;
 use crate::supervisor::InputPort;
 use crate::timeline::PagerFaults;
@@ -108,6 +109,8 @@ pub struct VmHandle {
     pub activity: Arc<Activity>,
     /// Sends input to the first command, while it runs.
     pub input: watch::Receiver<Option<InputPort>>,
+    /// Wakes it when somebody wants to use it.
+    pub waking: Joint<Result<()>>,
     /// See [`VmHandle::operate`].
     pub(crate) operation: Mutex<()>,
     /// True while it is being hibernated.

@@ -16,7 +16,7 @@
 //! * [`timeline`]: measurements of a VM's start and run.
 //! * [`pager`]: the process that serves memory and disks.
 //! * [`network`]: VMs on the host's network.
-//! * [`folders`], [`text`]: small shared helpers.
+//! * [`folders`], [`joint`], [`text`]: small shared helpers.
 
 pub mod activity;
 pub mod agent;
@@ -30,6 +30,7 @@ pub mod frames;
 pub mod handle;
 pub mod host;
 pub mod jails;
+pub mod joint;
 pub mod launch;
 pub mod log;
 pub mod network;

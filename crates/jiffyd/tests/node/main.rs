@@ -17,6 +17,7 @@ mod images;
 mod kills;
 mod life;
 mod network;
+mod ports;
 mod profiles;
 mod pulls;
 mod pushes;

@@ -12,7 +12,7 @@ use std::fs;
 use std::net::TcpListener;
 
 /// A daemon with a network, in a namespace that this thread is in from now on.
-fn daemon() -> Daemon {
+pub fn daemon() -> Daemon {
     #[allow(deprecated, reason = "of this thread's own, the network only")]
     rustix::thread::unshare(UnshareFlags::NEWNET)
         .expect("these tests need root (CAP_SYS_ADMIN, CAP_NET_ADMIN)");
@@ -25,7 +25,7 @@ fn daemon() -> Daemon {
     daemon
 }
 
-fn begin(daemon: &mut Daemon) {
+pub fn begin(daemon: &mut Daemon) {
     let mut command = daemon.command();
     command.env("JIFFY_VM_NETWORK", "on");
     daemon.begin(command);

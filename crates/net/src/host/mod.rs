@@ -316,6 +316,11 @@ impl Host {
         }
     }
 
+    /// The rules of an attached VM.
+    pub fn guest(&self, vm: VmId) -> Option<&GuestRules> {
+        self.rules.guest(vm)
+    }
+
     /// Numbers of open TCP connections by published ports, of VMs that have some. It reads all
     /// connections of the host.
     pub fn open_connections(&mut self) -> Result<BTreeMap<VmId, usize>, Error> {

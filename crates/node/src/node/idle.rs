@@ -106,11 +106,16 @@ impl Node {
         watched.collect()
     }
 
-    /// A VM as the API shows it, with its activity.
+    /// A VM as the API shows it, with its activity, or why it could not be woken.
     pub fn shown(&self, vm: &VmHandle) -> Vm {
         let mut shown = vm.vm();
         if let (VmState::Running, Some(idle)) = (shown.state, &mut shown.idle) {
             self.watches.describe(idle, &vm.id, &vm.activity);
+        }
+        if shown.state == VmState::Hibernated
+            && let Some((_, Err(error))) = vm.waking.last()
+        {
+            shown.error.get_or_insert(error.0.message);
         }
         shown
     }
@@ -140,7 +145,7 @@ impl Node {
         if one.state != VmState::Running {
             return Ok(false);
         }
-        let marked = vm.fall_asleep(&one);
+        let falls_asleep = self.fall_asleep(vm, &one);
         // Whoever begins to use the VM from here on waits for the mark.
         if !self.is_idle(vm, policy).await {
             return Ok(false);
@@ -148,7 +153,7 @@ impl Node {
         match policy.action {
             IdleAction::Hibernate => {
                 let socket = self.capturable(vm).await?;
-                self.hibernate_now(vm, &socket, marked).await?;
+                self.hibernate_now(vm, &socket, falls_asleep).await?;
             }
             IdleAction::Stop => {
                 vm.ask(|reply| Command::Stop(DEFAULT_GRACE, reply))

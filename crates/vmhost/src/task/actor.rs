@@ -7,6 +7,7 @@
 use crate::clients::Clients;
 use crate::handle::{Command, View, VmHandle, is_active};
 use crate::host::Host;
+use crate::joint::Joint;
 use crate::launch::{self, Beginning, Plan, SavedRam, Spawned};
 use crate::log::{Kind, Writer};
 use crate::process::{Ended, Events, VmmProcess};
@@ -139,6 +140,7 @@ pub(super) fn new(
         log_end: log_end_out,
         clients: Arc::clone(&clients),
         activity: Arc::default(),
+        waking: Joint::default(),
         input: input_out,
         mailbox: mailbox_in,
     });
