@@ -88,7 +88,7 @@ pub fn check_of(wanted: CreateVm, image: &str, image_config: &ImageConfig) -> Re
     if let Some(profile) = &wanted.cpu_profile {
         check_cpu_profile(profile)?;
     }
-    check_idle(wanted.idle, wanted.init.as_deref())?;
+    check_idle(wanted.idle, wanted.init.as_deref(), wanted.pages)?;
     Ok(Spec {
         image: image.to_owned(),
         config: image_config.clone(),
@@ -157,7 +157,8 @@ pub fn from_snapshot(
         ))
         .hint("Leave that out, or run a VM that is not from a snapshot."));
     }
-    check_idle(wanted.idle, manifest.spec.init.as_deref())?;
+    let captured = &manifest.spec;
+    check_idle(wanted.idle, captured.init.as_deref(), captured.pages)?;
     if wanted.cold {
         return Err(Error::invalid(
             "A VM can't both boot and go on from a snapshot.",
@@ -235,7 +236,7 @@ fn check_cpu_profile(profile: &Wanted) -> Result<()> {
     })
 }
 
-fn check_idle(idle: Option<IdlePolicy>, init: Option<&[String]>) -> Result<()> {
+fn check_idle(idle: Option<IdlePolicy>, init: Option<&[String]>, pages: PageSize) -> Result<()> {
     let Some(IdlePolicy { after_s, action }) = idle else {
         return Ok(());
     };
@@ -245,14 +246,18 @@ fn check_idle(idle: Option<IdlePolicy>, init: Option<&[String]>) -> Result<()> {
             IDLE_TIMES.end() / DAY
         )));
     }
-    if let (IdleAction::Hibernate, Some(init)) = (action, init) {
-        return Err(Error::invalid(format!(
-            "A VM that hands PID 1 to {} can't be hibernated when it is idle.",
-            init.join(" ")
+    let lasting = match init {
+        Some(init) => Some(format!("hands PID 1 to {}", init.join(" "))),
+        None if pages != PageSize::Small => Some("has huge pages".to_owned()),
+        None => None,
+    };
+    match lasting.filter(|_| action == IdleAction::Hibernate) {
+        None => Ok(()),
+        Some(why) => Err(Error::invalid(format!(
+            "A VM that {why} can't be hibernated when it is idle."
         ))
-        .hint("Have it stopped (--idle-action stop), or leave the idle time out."));
+        .hint("Have it stopped (--idle-action stop), or leave the idle time out.")),
     }
-    Ok(())
 }
 
 fn check_init(init: &[String]) -> Result<()> {
@@ -324,6 +329,11 @@ mod tests {
             vm.init = Some(vec!["/sbin/init".into()]);
         };
         assert!(refused(init).contains("PID 1"));
+        let huge = |vm: &mut CreateVm| {
+            vm.idle = idle(60);
+            vm.pages = PageSize::Huge2M;
+        };
+        assert!(refused(huge).contains("huge pages"));
         let disk = |name: &str| VolumeUse {
             name: name.into(),
             size_mib: None,
