@@ -19,6 +19,7 @@ mod life;
 mod network;
 mod ports;
 mod profiles;
+mod proxy;
 mod pulls;
 mod pushes;
 mod registry;

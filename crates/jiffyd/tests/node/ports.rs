@@ -13,7 +13,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// A VM whose port 3000 is the host's 8080.
-fn published(vm: CreateVm) -> CreateVm {
+pub fn published(vm: CreateVm) -> CreateVm {
     CreateVm {
         network: NetworkUse {
             ports: vec!["8080:3000".into()],
@@ -24,7 +24,7 @@ fn published(vm: CreateVm) -> CreateVm {
 }
 
 /// Gives the VM's address to this namespace, or takes it away.
-fn own_address(how: &str, vm: &Vm) -> String {
+pub fn own_address(how: &str, vm: &Vm) -> String {
     let address = vm.network.as_ref().expect("a network").addresses[0].clone();
     let done = std::process::Command::new("busybox")
         .args(["ip", "addr", how, &format!("{address}/32"), "dev", "lo"])
@@ -63,7 +63,7 @@ fn ask(mut server: TcpStream, what: &str) -> std::io::Result<String> {
     Ok(heard)
 }
 
-fn hibernate(daemon: &Daemon) {
+pub fn hibernate(daemon: &Daemon) {
     daemon
         .post("/v1/vms/web/hibernate", b"")
         .json::<Hibernated>();

@@ -32,7 +32,7 @@ pub(super) async fn put_through(node: Arc<Node>) {
 async fn one(node: Arc<Node>, vm: Arc<VmHandle>, caller: Caller) {
     let _in_use = vm.activity.begin(Use::Connection);
     // Why a VM can't be woken is said once for all of them.
-    let Ok(()) = woken(&node, &vm).await else {
+    let Ok(()) = node.woken_for_a_connection(&vm).await else {
         return;
     };
     tokio::select! {
@@ -43,12 +43,25 @@ async fn one(node: Arc<Node>, vm: Arc<VmHandle>, caller: Caller) {
     }
 }
 
-async fn woken(node: &Arc<Node>, vm: &Arc<VmHandle>) -> Result<()> {
-    if let Some((at, Err(error))) = vm.waking.last()
-        && at.elapsed() < AFTER_A_FAILURE
-    {
-        return Err(error);
+impl Node {
+    /// Wakes a VM for a connection to one of its ports; returns when its programs run.
+    pub async fn awake_for_a_connection(self: &Arc<Self>, vm: &Arc<VmHandle>) -> Result<()> {
+        self.woken_for_a_connection(vm).await?;
+        self.agent_socket(vm).await.map(drop)
     }
-    let woken = timeout(WAKE_TIME, node.wake_if_asleep(vm)).await;
-    woken.unwrap_or_else(|_| Err(Error::vm_failed("The VM did not wake in time.")))
+
+    async fn woken_for_a_connection(self: &Arc<Self>, vm: &Arc<VmHandle>) -> Result<()> {
+        if let Some((at, Err(error))) = vm.waking.last()
+            && at.elapsed() < AFTER_A_FAILURE
+        {
+            return Err(error);
+        }
+        let woken = timeout(WAKE_TIME, self.wake_if_asleep(vm)).await;
+        woken.unwrap_or_else(|_| {
+            let name = &vm.name;
+            Err(Error::vm_failed(format!(
+                "The VM {name} did not wake in time."
+            )))
+        })
+    }
 }
