@@ -2,7 +2,6 @@
 //! they come; a connection that switches protocols is carried to its end.
 
 use crate::refusal::Refusal;
-use crate::serve::Place;
 use crate::target::{self, Target};
 use bytes::Bytes;
 use http_body_util::BodyExt;
@@ -20,11 +19,13 @@ use jiffy_content::error::Error;
 use jiffy_node::Node;
 use jiffy_vmhost::activity::{InUse, Use};
 use jiffy_vmhost::handle::VmHandle;
+use jiffy_wire::api::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::copy_bidirectional;
 use tokio::net::TcpStream;
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::timeout;
 use tracing::debug;
 
@@ -45,6 +46,9 @@ const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 const FORWARDED_PREFIX: HeaderName = HeaderName::from_static("x-forwarded-prefix");
+
+/// A connection's place, kept by all that comes of the connection.
+pub(crate) type Place = Arc<OwnedSemaphorePermit>;
 
 /// The VMs behind the proxy.
 pub(crate) struct Front {
@@ -93,7 +97,13 @@ impl Front {
         }
         let target = target::find(request.uri(), request.headers(), &self.domain)
             .map_err(|why| Refusal::not_found(Error::not_found(why)))?;
-        let vm = self.node.find(&target.vm).map_err(Refusal::not_found)?;
+        let vm = self.node.find(&target.vm).map_err(|error| {
+            match matches!(error.0.kind, ErrorKind::NotFound | ErrorKind::Invalid) {
+                true => Refusal::not_found(error),
+                // Its record can't be read.
+                false => Refusal::unavailable(error),
+            }
+        })?;
         let lasting = Arc::new(Lasting {
             _in_use: vm.activity.begin(Use::Connection),
             _place: place,
@@ -104,7 +114,7 @@ impl Front {
             .awake_for_a_connection(vm)
             .await
             .map_err(Refusal::unavailable)?;
-        let stream = connect(vm, target.port).await?;
+        let stream = self.connect(vm, target.port).await?;
         let bad = |error: hyper::Error| {
             Refusal::bad_gateway(format!(
                 "Port {} of the VM {} does not answer in HTTP: {error}.",
@@ -152,35 +162,27 @@ impl Front {
             .boxed_unsync()
         }))
     }
-}
 
-async fn connect(vm: &VmHandle, port: u16) -> Result<TcpStream, Refusal> {
-    let network = vm.vm().network;
-    let addresses = network.into_iter().flat_map(|network| network.addresses);
-    let mut addresses = addresses.filter_map(|address| address.parse::<IpAddr>().ok());
-    let Some(address) = addresses.next() else {
-        let message = format!("The VM {} has no network.", vm.name);
-        return Err(Refusal::bad_gateway(message));
-    };
-    let connecting = TcpStream::connect(SocketAddr::new(address, port));
-    let stream = match timeout(CONNECT_TIME, connecting).await {
-        Ok(Ok(stream)) => stream,
-        Ok(Err(error)) => {
+    async fn connect(&self, vm: &VmHandle, port: u16) -> Result<TcpStream, Refusal> {
+        let name = &vm.name;
+        let Some(address) = self.node.address_of(vm) else {
             return Err(Refusal::bad_gateway(format!(
-                "Port {port} of the VM {} can't be reached: {error}.",
-                vm.name
+                "The VM {name} has no network."
             )));
-        }
-        Err(_) => {
-            return Err(Refusal::bad_gateway(format!(
-                "Port {port} of the VM {} did not accept in {} s.",
-                vm.name,
-                CONNECT_TIME.as_secs()
-            )));
-        }
-    };
-    let _ = stream.set_nodelay(true);
-    Ok(stream)
+        };
+        let connecting = TcpStream::connect(SocketAddr::new(address, port));
+        let why = match timeout(CONNECT_TIME, connecting).await {
+            Ok(Ok(stream)) => {
+                let _ = stream.set_nodelay(true);
+                return Ok(stream);
+            }
+            Ok(Err(error)) => format!("can't be reached: {error}."),
+            Err(_) => format!("did not accept in {} s.", CONNECT_TIME.as_secs()),
+        };
+        Err(Refusal::bad_gateway(format!(
+            "Port {port} of the VM {name} {why}"
+        )))
+    }
 }
 
 /// The client's connection and the protocol, if it wants to switch to another.

@@ -1,6 +1,6 @@
 //! Connections of clients.
 
-use crate::forward::Front;
+use crate::forward::{Front, Place};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -62,9 +62,6 @@ impl Proxy {
         }
     }
 }
-
-/// A connection's place, kept by all that comes of the connection.
-pub(crate) type Place = Arc<tokio::sync::OwnedSemaphorePermit>;
 
 async fn connection(front: Arc<Front>, stream: TcpStream, from: SocketAddr, place: Place) {
     let _ = stream.set_nodelay(true);

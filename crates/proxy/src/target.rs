@@ -33,7 +33,8 @@ pub fn find(uri: &Uri, headers: &HeaderMap, domain: &str) -> Result<Target, Stri
     let header = |name| headers.get(name).map(|value| value.to_str());
     if let (Some(vm), port) = (header(VM), header(PORT)) {
         let port = port.and_then(Result::ok).and_then(port_of);
-        let (Ok(vm), Some(port)) = (vm, port) else {
+        let vm = vm.ok().filter(|vm| !vm.is_empty());
+        let (Some(vm), Some(port)) = (vm, port) else {
             return Err("The headers Jiffy-Vm and Jiffy-Port must name a VM and a port.".into());
         };
         return Ok(Target {

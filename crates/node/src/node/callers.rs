@@ -5,6 +5,7 @@ use jiffy_content::error::{Error, Result};
 use jiffy_vmhost::activity::Use;
 use jiffy_vmhost::handle::VmHandle;
 use jiffy_vmhost::network::Caller;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::timeout;
@@ -48,6 +49,11 @@ impl Node {
     pub async fn awake_for_a_connection(self: &Arc<Self>, vm: &Arc<VmHandle>) -> Result<()> {
         self.woken_for_a_connection(vm).await?;
         self.agent_socket(vm).await.map(drop)
+    }
+
+    /// The address at which this host reaches a VM.
+    pub fn address_of(&self, vm: &VmHandle) -> Option<IpAddr> {
+        self.host.network.address_of(&vm.id)
     }
 
     async fn woken_for_a_connection(self: &Arc<Self>, vm: &Arc<VmHandle>) -> Result<()> {

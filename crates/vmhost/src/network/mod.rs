@@ -314,6 +314,14 @@ impl Network {
         })
     }
 
+    /// The address at which this host reaches a VM that is attached.
+    pub fn address_of(&self, id: &str) -> Option<IpAddr> {
+        let State::On(on) = &self.0 else { return None };
+        let vm = id_from(id).ok()?;
+        let inner = on.lock();
+        inner.host.guest(vm).map(|guest| guest.v4.into())
+    }
+
     /// Numbers of open TCP connections that the kernel leads to VMs by published ports, by the VM's
     /// id. It reads all connections of the host.
     pub fn open_connections(&self) -> HashMap<String, usize> {
