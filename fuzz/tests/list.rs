@@ -119,6 +119,10 @@ const TRUSTED: &[(&str, &str)] = &[
         "the daemon before wrote it; what is odd is nothing",
     ),
     (
+        "crates/vmhost/src/network/traffic.rs",
+        "the host's kernel writes it",
+    ),
+    (
         "crates/vmhost/src/task/unreadable.rs",
         "the daemon before wrote it; what is odd is nothing",
     ),

@@ -15,6 +15,7 @@ use jiffy_content::checks::check_command;
 use jiffy_content::error::Error;
 use jiffy_content::images::config;
 use jiffy_node::Node;
+use jiffy_vmhost::activity::Use;
 use jiffy_vmhost::agent;
 use jiffy_vmhost::attach;
 use jiffy_vmhost::clients::Cursor;
@@ -57,9 +58,11 @@ pub(super) async fn run(State(node): Shared, mut request: Request) -> Result<Res
             .into());
     }
     let (vm, cursor) = node.run(wanted.vm).await?;
+    let attached = vm.activity.begin(Use::Attach);
     let id = HeaderValue::from_str(&vm.id);
     let folder = node.folder(&vm);
     let mut response = switch(stream, move |stream| async move {
+        let _attached = attached;
         attach::serve(stream, &vm, &folder, cursor).await;
     });
     if let Ok(id) = id {
@@ -90,10 +93,12 @@ pub(super) async fn attach(
                 .into(),
         );
     }
+    let attached = vm.activity.begin(Use::Attach);
     node.wake_if_asleep(&vm).await?;
     let cursor = Cursor::new(&vm.clients);
     let folder = node.folder(&vm);
     Ok(switch(stream, move |stream| async move {
+        let _attached = attached;
         attach::serve(stream, &vm, &folder, cursor).await;
     }))
 }
@@ -112,7 +117,7 @@ pub(super) async fn exec(
         version: OLDEST,
         command,
     };
-    proxied::<ExecOutput>(&node, vm, stream, request).await
+    proxied::<ExecOutput>(&node, vm, stream, request, Use::Exec).await
 }
 
 #[derive(Deserialize)]
@@ -133,7 +138,7 @@ pub(super) async fn copy_in(
         version: OLDEST,
         path,
     };
-    proxied::<CopyDone>(&node, vm, stream, request).await
+    proxied::<CopyDone>(&node, vm, stream, request, Use::Copy).await
 }
 
 pub(super) async fn copy_out(
@@ -148,7 +153,7 @@ pub(super) async fn copy_out(
         version: OLDEST,
         path,
     };
-    proxied::<CopyFrame>(&node, vm, stream, request).await
+    proxied::<CopyFrame>(&node, vm, stream, request, Use::Copy).await
 }
 
 fn copy_path(uri: &Uri) -> Result<String> {
@@ -167,12 +172,15 @@ async fn proxied<T: ToClient>(
     vm: Arc<VmHandle>,
     stream: Upgrade,
     request: wire::Request,
+    what: Use,
 ) -> Result<Response> {
+    let in_use = vm.activity.begin(what);
     let socket = node.awake_socket(&vm).await?;
     let agent = agent::ask(&socket, &request)
         .await
         .map_err(|error| agent_failed(&vm.name, &error))?;
     Ok(switch(stream, move |stream| async move {
+        let _in_use = in_use;
         // The socket itself, because only it tells whether the peer has left.
         match stream.into_inner().downcast::<TokioIo<UnixStream>>() {
             Ok(unix) => pass::<T, _>(unix, agent, vm).await,

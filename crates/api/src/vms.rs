@@ -46,11 +46,14 @@ pub(super) async fn list(State(node): Shared, uri: Uri, headers: HeaderMap) -> R
     {
         let mut list = List::new(unix_seconds());
         for vm in vms.iter().rev() {
-            list.add(&vm.view.borrow().vm);
+            match vm.spec.idle {
+                Some(_) => list.add(&node.shown(vm)),
+                None => list.add(&vm.view.borrow().vm),
+            }
         }
         return Ok(([(CONTENT_TYPE, list::MEDIA_TYPE)], list.text()).into_response());
     }
-    let vms: Vec<Vm> = vms.iter().map(|vm| vm.vm()).collect();
+    let vms: Vec<Vm> = vms.iter().map(|vm| node.shown(vm)).collect();
     Ok(Json(vms).into_response())
 }
 

@@ -4,9 +4,11 @@ mod folders;
 mod lock;
 mod options;
 
+use anyhow::Context;
 use clap::Parser;
 use jiffy_api::serve::{self, Listeners};
 use jiffy_node::Node;
+use jiffy_proxy::serve::Proxy;
 use jiffy_vmhost::network::uninstall;
 use options::Options;
 use std::process::ExitCode;
@@ -59,9 +61,17 @@ async fn run(options: Options) -> anyhow::Result<()> {
             .map_err(|why| anyhow::anyhow!("The network of VMs can't be removed: {why}."));
     }
     let listeners = Listeners::open(&paths.socket, options.tcp()?, options.connections).await?;
+    let proxy = match options.proxy {
+        None => None,
+        Some(address) => {
+            let bound = Proxy::bind(address, options.proxy_domain.clone()).await;
+            Some(bound.with_context(|| format!("The proxy can't listen on {address}"))?)
+        }
+    };
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let node = Node::open(paths.clone(), options.node()?).await?;
+    let proxy = proxy.map(|proxy| tokio::spawn(proxy.serve(Arc::clone(&node))));
     info!(
         socket = %paths.socket.display(),
         tcp = ?listeners.tcp_address(),
@@ -79,6 +89,9 @@ async fn run(options: Options) -> anyhow::Result<()> {
         }
     };
     serve::serve(listeners, Arc::clone(&node), end).await;
+    if let Some(proxy) = proxy {
+        proxy.abort();
+    }
     serve::remove_socket(&paths.socket, inode);
     node.flush().await;
     info!("jiffyd ends; VMs go on");

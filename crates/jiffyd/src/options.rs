@@ -42,6 +42,18 @@ pub struct Options {
     /// File with the token that every request over TCP must have
     #[arg(long, value_name = "FILE")]
     pub token_file: Option<PathBuf>,
+    /// Serve HTTP to ports of VMs on this TCP address, without TLS or authentication: whoever
+    /// reaches it reaches every TCP port of every VM. A request for a hibernated VM wakes it
+    #[arg(long, value_name = "ADDR:PORT", env = "JIFFY_PROXY")]
+    pub proxy: Option<SocketAddr>,
+    /// Domain of the proxy: a request for the host PORT-NAME.DOMAIN is for that port of that VM
+    #[arg(
+        long,
+        value_name = "DOMAIN",
+        env = "JIFFY_PROXY_DOMAIN",
+        default_value = "localhost"
+    )]
+    pub proxy_domain: String,
     /// Write one byte to this inherited descriptor once the API listens
     #[arg(long, value_name = "N", hide = true)]
     pub ready_fd: Option<u32>,
@@ -191,10 +203,18 @@ impl Options {
                 on: self.vm_network,
                 v4: self.vm_ipv4,
                 v6: self.vm_ipv6,
-                never: self.listen.iter().flat_map(never_reached).collect(),
+                never: self.never_reached(),
                 everywhere: std::env::var_os(LOOPBACK).is_some(),
             },
         })
+    }
+
+    /// Ports of the host that VMs never reach: the API's, and the next one, of the machine's agent;
+    /// and the proxy's, by which they would reach one another.
+    fn never_reached(&self) -> Vec<u16> {
+        let api = self.listen.iter().flat_map(api_ports);
+        api.chain(self.proxy.map(|address| address.port()))
+            .collect()
     }
 
     /// The address to listen on besides the Unix socket, and its token.
@@ -209,8 +229,8 @@ impl Options {
     }
 }
 
-/// Ports that VMs never reach: the API's, and the next one, of the machine's agent.
-fn never_reached(api: &TcpAddress) -> [u16; 2] {
+/// The API's port, and the next one.
+fn api_ports(api: &TcpAddress) -> [u16; 2] {
     let port = api.0.port();
     [port, port.saturating_add(1)]
 }
@@ -250,7 +270,7 @@ mod tests {
 
     #[test]
     fn vms_reach_neither_the_api_nor_the_agent_of_the_machine() {
-        let never = |text: &str| never_reached(&text.parse().unwrap());
+        let never = |text: &str| api_ports(&text.parse().unwrap());
         assert_eq!(never("tcp:10.0.2.15:7070"), [7070, 7071]);
         // There is no next port.
         assert_eq!(never("tcp:[::]:65535"), [65535, 65535]);

@@ -11,13 +11,19 @@ const GET: u16 = SUBSYSTEM << 8 | 1;
 const DELETE: u16 = SUBSYSTEM << 8 | 2;
 const TUPLE_ORIGINAL: u16 = 1;
 const TUPLE_REPLY: u16 = 2;
+const PROTOCOL_INFO: u16 = 4;
 const ID: u16 = 12;
 const ZONE: u16 = 18;
 const TUPLE_IP: u16 = 1;
 const TUPLE_PROTOCOL: u16 = 2;
 const PROTOCOL_NUMBER: u16 = 1;
 const PROTOCOL_PORT: u16 = 3;
+const PROTOCOL_INFO_TCP: u16 = 1;
+const TCP_STATE: u16 = 1;
 const NFGENMSG: usize = 4;
+/// The first and last of TCP's states in which data may still come (`enum tcp_conntrack`): from
+/// SYN_SENT to CLOSE_WAIT.
+const OPEN: std::ops::RangeInclusive<u8> = 1..=5;
 /// Entries that are deleted with one datagram.
 const AT_ONCE: usize = 256;
 
@@ -34,6 +40,8 @@ pub struct Connection {
     pub port: u16,
     /// The address that answers.
     pub answers: IpAddr,
+    /// It is a TCP connection that neither side has reset and not both have closed.
+    pub open: bool,
     /// The family and attributes that identify it to the kernel.
     name: Name,
 }
@@ -50,6 +58,13 @@ struct Name {
 #[cfg(test)]
 pub(crate) fn list(netfilter: &mut Channel) -> Result<Vec<Connection>, Error> {
     matching(netfilter, |_| true)
+}
+
+/// The addresses that answer open TCP connections to some other address: those of published ports.
+/// Each is there once for each connection.
+pub(crate) fn translated(netfilter: &mut Channel) -> Result<Vec<IpAddr>, Error> {
+    let found = matching(netfilter, |it| it.open && it.answers != it.destination)?;
+    Ok(found.iter().map(|it| it.answers).collect())
 }
 
 /// Deletes the entries for which `unwanted` returns true. Returns how many.
@@ -103,12 +118,16 @@ fn connection(body: &[u8]) -> Option<Connection> {
     let protocol = find(original, TUPLE_PROTOCOL)?;
     let port = find(protocol, PROTOCOL_PORT).and_then(|it| it.try_into().ok());
     let bytes = |kind| find(attributes, kind).map(<[u8]>::to_vec);
+    let state = find(attributes, PROTOCOL_INFO)
+        .and_then(|it| find(it, PROTOCOL_INFO_TCP))
+        .and_then(|it| find(it, TCP_STATE)?.first());
     Some(Connection {
         protocol: *find(protocol, PROTOCOL_NUMBER)?.first()?,
         source: address(original, false)?,
         destination: address(original, true)?,
         port: port.map_or(0, u16::from_be_bytes),
         answers: address(reply, false)?,
+        open: state.is_some_and(|it| OPEN.contains(it)),
         name: Name {
             family: header[0],
             tuple: original.to_vec(),

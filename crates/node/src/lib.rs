@@ -3,10 +3,12 @@
 //! * [`node`](Node): the use cases.
 //! * [`spec`]: checks requests for VMs.
 //! * `golden`: snapshots that the node makes by itself, and standbys made from them.
+//! * `idle`: when a VM is idle.
 //! * `cpu`: the features of this host's processor that guests can have.
 
 mod cpu;
 mod golden;
+mod idle;
 mod node;
 pub mod spec;
 

@@ -2,6 +2,7 @@
 
 use crate::cpu::Processor;
 use crate::golden::{self, Goldens};
+use crate::idle::watch::Watches;
 use crate::spec;
 use jiffy_content::clock::{boot_id, monotonic_ns};
 use jiffy_content::digests::Digests;
@@ -50,9 +51,11 @@ const LEASE_POLL: Duration = Duration::from_millis(5);
 const FLUSH_TIME: Duration = Duration::from_secs(2);
 
 mod beginning;
+mod callers;
 mod commit;
 mod damage;
 mod fork;
+mod idle;
 mod images;
 mod lazy;
 mod make_golden;
@@ -119,6 +122,8 @@ pub struct Node {
     /// Held for reading while a VM begins and is not yet known to use its disk; for writing while
     /// unused disks are closed.
     beginning: RwLock<()>,
+    /// Since when VMs are idle.
+    watches: Watches,
     /// Notifies that the cache may exceed its limit.
     trim: Arc<Notify>,
     /// Notifies that the daemon should end.
@@ -150,11 +155,13 @@ impl Node {
                 network: Network::open(&config.network, &paths, &found),
                 room: Room::new(config.memory_limit, config.memory_wait),
                 goldens: Arc::clone(&goldens) as _,
+                watch: Notify::new(),
                 paths,
             }),
             goldens,
             registry: Arc::default(),
             beginning: RwLock::default(),
+            watches: Watches::default(),
             trim: Arc::default(),
             shutdown: Notify::new(),
         };
@@ -185,6 +192,8 @@ impl Node {
         tokio::spawn(Arc::clone(&node).tell_damage());
         tokio::spawn(network::clean_up(Arc::clone(&node.host.network)));
         tokio::spawn(standbys::keep_links(Arc::clone(&node)));
+        tokio::spawn(idle::watch_vms(Arc::clone(&node)));
+        tokio::spawn(callers::put_through(Arc::clone(&node)));
         Ok(node)
     }
 
@@ -631,15 +640,6 @@ impl Node {
     pub async fn awake_socket(self: &Arc<Self>, vm: &Arc<VmHandle>) -> Result<PathBuf> {
         self.wake_if_asleep(vm).await?;
         self.agent_socket(vm).await
-    }
-
-    /// Wakes a VM if it is hibernated or hibernating.
-    pub async fn wake_if_asleep(self: &Arc<Self>, vm: &Arc<VmHandle>) -> Result<()> {
-        vm.settled().await;
-        if vm.view.borrow().vm.state == VmState::Hibernated {
-            to_the_end(Arc::clone(self).woken(Arc::clone(vm))).await?;
-        }
-        Ok(())
     }
 
     /// A VM's vsock socket, once its agent is ready.

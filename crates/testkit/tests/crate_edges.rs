@@ -36,9 +36,10 @@ const DOORS: &[(&str, &[&str])] = &[
         &["vmhost", "content", "wire", "store", "registry", "sys"],
     ),
     ("api", &["node", "vmhost", "content", "wire"]),
+    ("proxy", &["node", "vmhost", "content", "wire"]),
     (
         "jiffyd",
-        &["api", "node", "vmhost", "net", "content", "sys"],
+        &["api", "proxy", "node", "vmhost", "net", "content", "sys"],
     ),
     ("machine", &["wire", "sys"]),
     ("cli", &["wire", "machine", "kernel", "sys"]),

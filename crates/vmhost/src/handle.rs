@@ -1,6 +1,8 @@
 //! The handle with which other code observes a VM and talks to its task.
 
+use crate::activity::Activity;
 use crate::clients::Clients;
+use crate::joint::Joint;
 use crate::launch::Plan;
 use crate::supervisor::InputPort;
 use crate::timeline::PagerFaults;
@@ -103,8 +105,12 @@ pub struct VmHandle {
     pub log_end: watch::Receiver<u64>,
     /// The attached clients.
     pub clients: Arc<Clients>,
+    /// Who uses it.
+    pub activity: Arc<Activity>,
     /// Sends input to the first command, while it runs.
     pub input: watch::Receiver<Option<InputPort>>,
+    /// Wakes it when somebody wants to use it.
+    pub waking: Joint<Result<()>>,
     /// See [`VmHandle::operate`].
     pub(crate) operation: Mutex<()>,
     /// True while it is being hibernated.

@@ -9,6 +9,7 @@ use jiffy_content::room::memory::Room;
 use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::Notify;
 
 /// What every VM's task uses.
 #[derive(Debug)]
@@ -31,6 +32,8 @@ pub struct Host {
     pub room: Arc<Room>,
     /// The owner of golden snapshots.
     pub goldens: Arc<dyn GoldenKeeper>,
+    /// Notifies that a VM with an idle time has begun to run.
+    pub watch: Notify,
 }
 
 /// The owner of golden snapshots.

@@ -5,6 +5,7 @@
 //! * [`spares`]: VMMs that were started ahead.
 //! * [`task`]: the task that owns a VM; adoption of VMs that outlived a daemon.
 //! * [`handle`]: how others observe a VM and talk to its task.
+//! * [`activity`]: who uses a VM through this node.
 //! * [`registry`]: all VMs of the node.
 //! * [`host`]: what all tasks share.
 //! * [`process`], [`control`]: a VMM's process and events, and its control socket.
@@ -15,8 +16,9 @@
 //! * [`timeline`]: measurements of a VM's start and run.
 //! * [`pager`]: the process that serves memory and disks.
 //! * [`network`]: VMs on the host's network.
-//! * [`folders`], [`text`]: small shared helpers.
+//! * [`folders`], [`joint`], [`text`]: small shared helpers.
 
+pub mod activity;
 pub mod agent;
 pub mod attach;
 pub mod capture;
@@ -28,6 +30,7 @@ pub mod frames;
 pub mod handle;
 pub mod host;
 pub mod jails;
+pub mod joint;
 pub mod launch;
 pub mod log;
 pub mod network;

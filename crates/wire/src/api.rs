@@ -146,6 +146,61 @@ pub struct CreateVm {
     /// Its network; by default the network `default`, if the node can have one.
     #[serde(default, skip_serializing_if = "NetworkUse::is_default")]
     pub network: NetworkUse,
+    /// What happens when nobody uses it; `None`: nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub idle: Option<IdlePolicy>,
+}
+
+/// What happens to a VM that is idle.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct IdlePolicy {
+    /// How long it is idle before that, seconds.
+    pub after_s: u32,
+    /// What is done then.
+    #[serde(default)]
+    pub action: IdleAction,
+}
+
+/// What is done with a VM that is idle.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum IdleAction {
+    /// It is hibernated, and woken by the next use.
+    #[default]
+    Hibernate,
+    /// It is stopped.
+    Stop,
+}
+
+/// What the node knows of a VM's activity.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VmIdle {
+    /// How long it is idle before something is done, seconds.
+    pub after_s: u32,
+    /// What is done then.
+    pub action: IdleAction,
+    /// Seconds since it was last active, while it runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub idle_s: Option<u64>,
+    /// What keeps it awake, each in words, such as `1 exec` or `CPU 12.0 %`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub awake: Vec<String>,
+    /// Why it could not be hibernated or stopped when it was idle; one sentence.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+}
+
+impl From<IdlePolicy> for VmIdle {
+    fn from(policy: IdlePolicy) -> VmIdle {
+        VmIdle {
+            after_s: policy.after_s,
+            action: policy.action,
+            idle_s: None,
+            awake: Vec::new(),
+            error: None,
+        }
+    }
 }
 
 /// Network of a VM, and its policy.
@@ -399,6 +454,9 @@ pub struct Vm {
     /// Its network, if it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<VmNetwork>,
+    /// Its activity, if something happens to it when it is idle.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub idle: Option<VmIdle>,
 }
 
 /// Origin of the memory of a VM that did not boot.

@@ -26,6 +26,7 @@ pub mod node_files;
 pub mod pager_handshake;
 pub mod ports;
 pub mod process_messages;
+pub mod proxy_requests;
 pub mod registry_answers;
 pub mod registry_manifest;
 pub mod store_image;
@@ -59,6 +60,7 @@ pub const TARGETS: &[Target] = &[
     pager_handshake::TARGET,
     ports::TARGET,
     process_messages::TARGET,
+    proxy_requests::TARGET,
     registry_answers::TARGET,
     registry_manifest::TARGET,
     store_image::TARGET,

@@ -10,8 +10,8 @@ mod values;
 
 pub use later::Later;
 pub use values::{
-    DiskUse, HugePages, KernelChoice, MachineUse, Place, TimelineOutput, disk_limit, disk_use,
-    mebibytes, place, signal_number, timeline_output,
+    DiskUse, HugePages, IdleActionChoice, KernelChoice, MachineUse, Place, TimelineOutput,
+    disk_limit, disk_use, mebibytes, place, seconds, signal_number, timeline_output,
 };
 
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
@@ -252,6 +252,19 @@ pub struct VmOptions {
         value_enum
     )]
     pub huge_pages: Option<HugePages>,
+    /// When nothing has used the VM for this time (90s, 5m, 2h): hibernate it. The
+    /// next exec, cp, attach or connection to a published port wakes it
+    #[arg(long, value_name = "TIME", value_parser = seconds)]
+    pub idle: Option<u32>,
+    /// What to do with the VM then; one that was stopped is not woken
+    #[arg(
+        long,
+        value_name = "ACTION",
+        value_enum,
+        default_value = "hibernate",
+        requires = "idle"
+    )]
+    pub idle_action: IdleActionChoice,
     #[command(flatten)]
     pub network: network::NetworkOptions,
 }

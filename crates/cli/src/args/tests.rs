@@ -126,6 +126,29 @@ fn optional_values_need_an_equals_sign() {
 }
 
 #[test]
+fn an_idle_time_has_a_unit() {
+    for (text, seconds) in [
+        ("90", 90),
+        ("90s", 90),
+        ("5m", 300),
+        ("2h", 7200),
+        ("1d", 86_400),
+    ] {
+        let run = run(&format!("jiffy run --idle {text} --idle-action stop true"));
+        assert_eq!(run.vm.idle, Some(seconds), "{text}");
+        assert_eq!(run.vm.idle_action, IdleActionChoice::Stop);
+    }
+    assert_eq!(run("jiffy run true").vm.idle, None);
+    for text in ["m", "1w", "+1", "1.5h", "99999999d"] {
+        assert!(
+            refuse(&format!("jiffy run --idle {text} true")).contains("5m"),
+            "{text}"
+        );
+    }
+    assert!(refuse("jiffy run --idle-action stop true").contains("--idle"));
+}
+
+#[test]
 fn contradictions_are_refused() {
     assert!(refuse("jiffy run -t -T true").contains("cannot be used with"));
     assert!(refuse("jiffy run --cpus 33 true").contains("33"));

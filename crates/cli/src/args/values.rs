@@ -2,7 +2,7 @@
 
 use super::TimelineFormat;
 use clap::ValueEnum;
-use jiffy_wire::api::VolumeUse;
+use jiffy_wire::api::{IdleAction, VolumeUse};
 use jiffy_wire::signal;
 use jiffy_wire::text::parse_size;
 use jiffy_wire::vmm::{DiskLimit, PageSize};
@@ -33,6 +33,41 @@ impl From<HugePages> for PageSize {
             HugePages::G1 => PageSize::Huge1G,
         }
     }
+}
+
+/// What happens to a VM that is idle.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum IdleActionChoice {
+    Hibernate,
+    Stop,
+}
+
+impl From<IdleActionChoice> for IdleAction {
+    fn from(choice: IdleActionChoice) -> IdleAction {
+        match choice {
+            IdleActionChoice::Hibernate => IdleAction::Hibernate,
+            IdleActionChoice::Stop => IdleAction::Stop,
+        }
+    }
+}
+
+/// Parses a time: a whole number followed by `s`, `m`, `h` or `d`, or by nothing for seconds.
+pub fn seconds(text: &str) -> Result<u32, String> {
+    let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
+    let unit = match &text[digits.len()..] {
+        "" | "s" => Some(1),
+        "m" => Some(60),
+        "h" => Some(3600),
+        "d" => Some(86_400),
+        _ => None,
+    };
+    // `parse` would accept a sign.
+    let is_number = digits.bytes().all(|byte| byte.is_ascii_digit());
+    let number: Option<u32> = digits.parse().ok().filter(|_| is_number);
+    number
+        .zip(unit)
+        .and_then(|(number, unit)| number.checked_mul(unit))
+        .ok_or_else(|| format!("'{text}' is not a time; write 90s, 5m, 2h or 1d"))
 }
 
 /// A kernel of the node, or a file of the user's.

@@ -11,7 +11,9 @@ use crate::failure::{Failure, Outcome, Result, report};
 use crate::session::{self, Captured, Leaving, Stdio};
 use crate::timeline::clock::on_our_clock;
 use jiffy_sys::clock::monotonic_ns;
-use jiffy_wire::api::{CreateVm, NetworkPolicy, NetworkUse, NoCommand, RootDisk, RunVm, Vm};
+use jiffy_wire::api::{
+    CreateVm, IdlePolicy, NetworkPolicy, NetworkUse, NoCommand, RootDisk, RunVm, Vm,
+};
 use jiffy_wire::timeline::{Span, Timeline, Track, names};
 use serde_json::json;
 use std::time::Duration;
@@ -308,6 +310,10 @@ async fn vm_from(client: &Client, options: VmOptions) -> Result<CreateVm> {
             .transpose()?,
         kernel_args: (!options.kernel_arg.is_empty()).then(|| options.kernel_arg.join(" ")),
         network: network_of(options.network),
+        idle: options.idle.map(|after_s| IdlePolicy {
+            after_s,
+            action: options.idle_action.into(),
+        }),
         ..CreateVm::default()
     })
 }

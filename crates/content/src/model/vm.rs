@@ -5,7 +5,8 @@ use crate::clock::unix_seconds;
 use crate::durable::LoadError;
 use jiffy_wire::agent::{Command, ExitStatus, StartError};
 use jiffy_wire::api::{
-    ImageConfig, NetworkPolicy, NetworkUse, Origin, RootDisk, Vm, VmNetwork, VmState, VolumeUse,
+    IdlePolicy, ImageConfig, NetworkPolicy, NetworkUse, Origin, RootDisk, Vm, VmNetwork, VmState,
+    VolumeUse,
 };
 use jiffy_wire::cpu::Wanted;
 use jiffy_wire::vmm::{DiskLimit, PageSize};
@@ -72,6 +73,8 @@ pub struct Spec {
     pub own_volumes: bool,
     /// Its network interface, if it has one.
     pub network: Option<NetworkUse>,
+    /// What happens when it is idle.
+    pub idle: Option<IdlePolicy>,
 }
 
 /// A snapshot to go on from.
@@ -278,6 +281,7 @@ impl VmRecord {
                 policy: self.network_policy(),
                 ..VmNetwork::default()
             }),
+            idle: spec.idle.map(Into::into),
         }
     }
 

@@ -44,6 +44,8 @@ pub struct Spec {
     own_volumes: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     network: Option<NetworkUse>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    idle: Option<IdlePolicy>,
 }
 both_ways!(
     Spec,
@@ -71,8 +73,34 @@ both_ways!(
         root_limit: into,
         own_volumes: same,
         network: opt,
+        idle: opt,
     }
 );
+
+/// See [`api::IdlePolicy`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct IdlePolicy {
+    after_s: u32,
+    action: IdleAction,
+}
+both_ways!(
+    IdlePolicy,
+    api::IdlePolicy {
+        after_s: same,
+        action: into,
+    }
+);
+
+/// See [`api::IdleAction`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum IdleAction {
+    /// It is hibernated.
+    Hibernate,
+    /// It is stopped.
+    Stop,
+}
+both_ways_enum!(IdleAction, api::IdleAction { Hibernate, Stop });
 
 /// See [`api::NetworkUse`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

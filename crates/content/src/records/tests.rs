@@ -121,7 +121,18 @@ fn spec() -> Spec {
         root_limit: limit(),
         own_volumes: true,
         network: None,
+        idle: None,
     }
+}
+
+/// A VM that sleeps when it is idle.
+fn with_an_idle_time() -> VmRecord {
+    let mut vm = vm();
+    vm.spec.idle = Some(api::IdlePolicy {
+        after_s: 300,
+        action: api::IdleAction::Stop,
+    });
+    vm
 }
 
 /// A VM with an interface: of release 0.2 and later.
@@ -292,6 +303,13 @@ fn records_of_vms_do_not_drift() {
     does_not_drift("vm-1.json", "vm.json", &vm(), save, load);
     does_not_drift("vm-1-network.json", "vm.json", &on_a_network(), save, load);
     does_not_drift("vm-1-cpu.json", "vm.json", &with_a_profile(), save, load);
+    does_not_drift(
+        "vm-1-idle.json",
+        "vm.json",
+        &with_an_idle_time(),
+        save,
+        load,
+    );
 }
 
 #[test]

@@ -12,7 +12,12 @@ use std::fs;
 use std::net::TcpListener;
 
 /// A daemon with a network, in a namespace that this thread is in from now on.
-fn daemon() -> Daemon {
+pub fn daemon() -> Daemon {
+    daemon_with(&[])
+}
+
+/// As [`daemon`], with these options.
+pub fn daemon_with(options: &[&str]) -> Daemon {
     #[allow(deprecated, reason = "of this thread's own, the network only")]
     rustix::thread::unshare(UnshareFlags::NEWNET)
         .expect("these tests need root (CAP_SYS_ADMIN, CAP_NET_ADMIN)");
@@ -20,12 +25,12 @@ fn daemon() -> Daemon {
         .args(["ip", "link", "set", "lo", "up"])
         .status();
     assert!(up.expect("busybox").success());
-    let mut daemon = Daemon::prepared(&[]);
+    let mut daemon = Daemon::prepared(options);
     begin(&mut daemon);
     daemon
 }
 
-fn begin(daemon: &mut Daemon) {
+pub fn begin(daemon: &mut Daemon) {
     let mut command = daemon.command();
     command.env("JIFFY_VM_NETWORK", "on");
     daemon.begin(command);

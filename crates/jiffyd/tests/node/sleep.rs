@@ -155,7 +155,7 @@ fn a_wake_that_fails_leaves_a_sleeping_vm() {
 }
 
 /// How often this VM was started or woken.
-fn starts(daemon: &Daemon, name: &str) -> usize {
+pub fn starts(daemon: &Daemon, name: &str) -> usize {
     let log = fs::read_to_string(daemon.folder.path().join("jiffyd.log")).unwrap();
     let of_it = format!("VM starting vm={name} ");
     log.lines().filter(|line| line.contains(&of_it)).count()

@@ -82,6 +82,9 @@ pub struct GuestSpec {
     pub queues: u16,
     /// User who may attach to its TAP.
     pub owner: Option<u32>,
+    /// Its TCP ports do not lead to it until [`Host::set_asleep`] says so. Only considered when it
+    /// is attached.
+    pub asleep: bool,
 }
 
 /// The addresses that a VM's device and guest are given.
@@ -290,13 +293,48 @@ impl Host {
         let old = self.rules.guest(spec.vm).cloned();
         let old = old.ok_or_else(|| Error::NotAttached(spec.vm.to_string()))?;
         self.check_ports(spec)?;
-        let new = self.guest_rules(spec, old.link);
+        let new = GuestRules {
+            asleep: old.asleep,
+            ..self.guest_rules(spec, old.link)
+        };
         if loopback(&new.ports) && !loopback(&old.ports) {
             let (link, ranges) = (self.link_spec(spec), self.ranges());
             links::configure(&mut self.route, &link, old.link, ranges)?;
         }
         self.rules.change(new.clone())?;
         self.cut(&new)
+    }
+
+    /// Has the TCP ports of an attached VM lead to it, or not while it sleeps: then connections come
+    /// to the sockets that hold the ports. Those that there are stay as they are.
+    pub fn set_asleep(&mut self, vm: VmId, asleep: bool) -> Result<(), Error> {
+        let guest = self.rules.guest(vm).cloned();
+        let guest = guest.ok_or_else(|| Error::NotAttached(vm.to_string()))?;
+        match guest.asleep == asleep {
+            true => Ok(()),
+            false => self.rules.change(GuestRules { asleep, ..guest }),
+        }
+    }
+
+    /// The rules of an attached VM.
+    pub fn guest(&self, vm: VmId) -> Option<&GuestRules> {
+        self.rules.guest(vm)
+    }
+
+    /// Numbers of open TCP connections by published ports, of VMs that have some. It reads all
+    /// connections of the host.
+    pub fn open_connections(&mut self) -> Result<BTreeMap<VmId, usize>, Error> {
+        let guests = self.rules.guests();
+        let owners: BTreeMap<IpAddr, VmId> = guests
+            .flat_map(|it| both(it.v4, it.v6).map(|own| (own, it.vm)))
+            .collect();
+        let mut open = BTreeMap::new();
+        for address in conntrack::translated(&mut self.netfilter)? {
+            if let Some(vm) = owners.get(&address) {
+                *open.entry(*vm).or_default() += 1;
+            }
+        }
+        Ok(open)
     }
 
     /// Removes a network: its VMs can no longer reach each other. It is no error if the network
@@ -417,6 +455,7 @@ impl Host {
             network: spec.network.clone(),
             policy: spec.policy.clone(),
             ports: spec.ports.clone(),
+            asleep: spec.asleep,
         }
     }
 }

@@ -2,38 +2,168 @@
 //!
 //! Packets to such a port are translated to the VM's address before they reach any socket. Without
 //! a reservation the port might already belong to another program, or be bound by one later, and
-//! that program would receive nothing.
+//! that program would receive nothing. While a VM sleeps its TCP ports are not translated, and
+//! these sockets accept the connections ([`crate::callers`]).
 
 use super::publish::Publish;
 use super::target::Protocol;
 use crate::Error;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, listen, socket_with, sockopt};
 use std::io;
-use std::net::{SocketAddr, TcpListener, UdpSocket};
+use std::net::{SocketAddr, TcpListener as StdListener};
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::AbortHandle;
+
+/// Connections that the kernel keeps until they are accepted; net.core.somaxconn limits it further.
+const BACKLOG: i32 = 4096;
 
 /// Ports that are reserved until this is dropped.
 #[derive(Debug, Default)]
 pub struct Held {
-    _tcp: Vec<TcpListener>,
-    _udp: Vec<UdpSocket>,
+    tcp: Arc<Listeners>,
+    _udp: Vec<OwnedFd>,
+    acceptor: Option<AbortHandle>,
+}
+
+/// The listening sockets of a VM.
+#[derive(Debug, Default)]
+pub(crate) struct Listeners(Mutex<Vec<Port>>);
+
+#[derive(Debug)]
+struct Port {
+    /// The VM's port.
+    guest: u16,
+    socket: Socket,
+}
+
+/// A socket is registered with tokio once connections are to be accepted, which few VMs need.
+#[derive(Debug)]
+enum Socket {
+    Idle(StdListener),
+    Accepting(TcpListener),
+    /// It could not be registered.
+    Lost,
+}
+
+/// A connection that was accepted.
+pub(crate) struct Accepted {
+    pub(crate) stream: TcpStream,
+    pub(crate) from: SocketAddr,
+    /// The VM's port.
+    pub(crate) guest: u16,
 }
 
 impl Held {
     /// Reserves all of these ports, or none.
     pub fn all(ports: &[Publish]) -> Result<Held, Error> {
-        let mut held = Held::default();
+        let mut tcp = Vec::new();
+        let mut udp = Vec::new();
         for port in ports {
-            for (host, _) in port.pairs() {
+            for (host, guest) in port.pairs() {
                 let at = SocketAddr::new(port.address, host);
-                let bound = match port.protocol {
-                    Protocol::Tcp => TcpListener::bind(at).map(|it| held._tcp.push(it)),
-                    Protocol::Udp => UdpSocket::bind(at).map(|it| held._udp.push(it)),
-                };
-                bound
+                let bound = reserve(at, port.protocol);
+                let bound = bound
                     .map_err(|error| Error::Port(format!("{at}/{}", port.protocol), why(&error)))?;
+                match port.protocol {
+                    Protocol::Tcp => tcp.push(Port {
+                        guest,
+                        socket: Socket::Idle(bound.into()),
+                    }),
+                    Protocol::Udp => udp.push(bound),
+                }
             }
         }
-        Ok(held)
+        Ok(Held {
+            tcp: Arc::new(Listeners(Mutex::new(tcp))),
+            _udp: udp,
+            acceptor: None,
+        })
     }
+
+    /// The TCP sockets, if nothing accepts from them yet.
+    pub(crate) fn listeners(&self) -> Option<Arc<Listeners>> {
+        let unattended = self.acceptor.is_none() && !self.tcp.lock().is_empty();
+        unattended.then(|| Arc::clone(&self.tcp))
+    }
+
+    /// This task accepts connections from now on.
+    pub(crate) fn attended_by(&mut self, acceptor: AbortHandle) {
+        self.acceptor = Some(acceptor);
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        // The task may end later; another VM can have the ports at once.
+        self.tcp.lock().clear();
+        if let Some(acceptor) = &self.acceptor {
+            acceptor.abort();
+        }
+    }
+}
+
+impl Listeners {
+    fn lock(&self) -> MutexGuard<'_, Vec<Port>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The next connection. By one task only, in tokio's runtime.
+    pub(crate) fn poll_accept(&self, context: &mut Context<'_>) -> Poll<io::Result<Accepted>> {
+        for port in self.lock().iter_mut() {
+            let listener = match &port.socket {
+                Socket::Accepting(listener) => listener,
+                Socket::Lost => continue,
+                Socket::Idle(_) => {
+                    let idle = std::mem::replace(&mut port.socket, Socket::Lost);
+                    let Socket::Idle(idle) = idle else { continue };
+                    port.socket = Socket::Accepting(TcpListener::from_std(idle)?);
+                    let Socket::Accepting(listener) = &port.socket else {
+                        continue;
+                    };
+                    listener
+                }
+            };
+            if let Poll::Ready(accepted) = listener.poll_accept(context) {
+                let guest = port.guest;
+                return Poll::Ready(accepted.map(|(stream, from)| Accepted {
+                    stream,
+                    from,
+                    guest,
+                }));
+            }
+        }
+        Poll::Pending
+    }
+}
+
+/// A bound socket; a TCP one listens, or others could bind the port, too.
+fn reserve(at: SocketAddr, protocol: Protocol) -> io::Result<OwnedFd> {
+    let family = match at {
+        SocketAddr::V4(_) => AddressFamily::INET,
+        SocketAddr::V6(_) => AddressFamily::INET6,
+    };
+    let kind = match protocol {
+        Protocol::Tcp => SocketType::STREAM,
+        Protocol::Udp => SocketType::DGRAM,
+    };
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(family, kind, flags, None)?;
+    if at.is_ipv6() {
+        // Only packets of IPv6 are translated for such an address.
+        sockopt::set_ipv6_v6only(&socket, true)?;
+    }
+    if protocol == Protocol::Tcp {
+        // Connections that have ended keep no port from the next VM.
+        sockopt::set_socket_reuseaddr(&socket, true)?;
+    }
+    bind(&socket, &at)?;
+    if protocol == Protocol::Tcp {
+        listen(&socket, BACKLOG)?;
+    }
+    Ok(socket)
 }
 
 fn why(error: &io::Error) -> &'static str {
@@ -53,7 +183,7 @@ mod tests {
 
     #[test]
     fn a_port_is_one_vms_until_it_is_let_go() {
-        let free = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let free = StdListener::bind("127.0.0.1:0").expect("a port");
         let port = free.local_addr().expect("an address").port();
         let publish: Publish = format!("{port}:80").parse().expect("a port");
         let refused = Held::all(&[publish]).expect_err("taken");

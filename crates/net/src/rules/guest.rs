@@ -45,7 +45,7 @@ pub(super) fn delete(to: &mut Transaction, guest: &GuestRules) {
 
 /// Changes the policy, network and ports of a VM whose link stays the same.
 pub(super) fn change(to: &mut Transaction, from: &GuestRules, into: &GuestRules) {
-    if from.ports != into.ports {
+    if from.ports != into.ports || from.asleep != into.asleep {
         ports::delete(to, from);
         ports::add(to, into);
     }

@@ -49,6 +49,8 @@ pub struct GuestRules {
     pub policy: Policy,
     /// The host's ports that lead to it.
     pub ports: Vec<Publish>,
+    /// Its TCP ports do not lead to it now: their connections come to the sockets that hold them.
+    pub asleep: bool,
 }
 
 /// What was counted of a VM.

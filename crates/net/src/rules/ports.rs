@@ -1,8 +1,11 @@
 //! Published ports: maps from the host's address and port to a VM's.
+//!
+//! UDP ports of a VM that sleeps stay in the maps: its TAP keeps some packets until it wakes.
 
 use super::GuestRules;
 use super::table;
 use crate::nft::{Element, Transaction};
+use crate::policy::Protocol;
 use crate::policy::publish::Publish;
 use std::net::IpAddr;
 
@@ -22,6 +25,7 @@ fn elements(guest: &GuestRules) -> Vec<(&'static str, Vec<Element>)> {
     guest
         .ports
         .iter()
+        .filter(|it| !guest.asleep || it.protocol != Protocol::Tcp)
         .filter_map(|it| {
             let target = match it.address {
                 IpAddr::V4(_) => guest.v4.octets().to_vec(),

@@ -70,7 +70,8 @@ impl Node {
 
     /// A VM with all details.
     pub fn inspect(&self, wanted: &str) -> Result<Vm> {
-        let mut vm = self.find_any(wanted)?.vm();
+        let found = self.find_any(wanted)?;
+        let mut vm = self.shown(&found);
         if let Some(network) = &mut vm.network
             && !network.addresses.is_empty()
         {

@@ -68,6 +68,14 @@ pub async fn to_the_end<T: Send + 'static>(
     joined(tokio::spawn(CLIENT.scope(client, operation)).await)
 }
 
+/// As [`to_the_end`], for an operation of many clients: the channel is closed when all have left.
+pub(super) fn of_many<T>(
+    clients: watch::Receiver<()>,
+    operation: impl Future<Output = T>,
+) -> impl Future<Output = T> {
+    CLIENT.scope(clients, operation)
+}
+
 /// Waits until the client of this operation has left; forever if the node itself began it.
 pub(super) async fn client_gone() {
     let Ok(mut client) = CLIENT.try_with(watch::Receiver::clone) else {

@@ -1,7 +1,7 @@
 //! Hibernate and wake: a VM's memory is on disk instead of in a VMM.
 
 use super::Node;
-use super::operation::Stopwatch;
+use super::operation::{Stopwatch, of_many};
 use super::snapshot::write;
 use jiffy_content::clock::monotonic_ns;
 use jiffy_content::error::{Error, Result};
@@ -13,8 +13,9 @@ use jiffy_content::snapshots::saved::Saved;
 use jiffy_vmhost::agent;
 use jiffy_vmhost::control;
 use jiffy_vmhost::folders;
-use jiffy_vmhost::handle::{Command, Operation, VmHandle};
+use jiffy_vmhost::handle::{Command, FallingAsleep, Operation, VmHandle};
 use jiffy_vmhost::launch::{Beginning, Handle, Plan, Restoring, volume_disk};
+use jiffy_vmhost::network::Network;
 use jiffy_wire::agent::{OLDEST, Request, Stat};
 use jiffy_wire::api::{Hibernated, MemoryForm, Vm, VmState};
 use jiffy_wire::timeline::names;
@@ -22,8 +23,9 @@ use jiffy_wire::vmm::{BalloonStatus, ControlRequest, ControlResponse};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::task::block_in_place;
 use tokio::time::{Instant, sleep};
-use tracing::{debug, info};
+use tracing::{debug, info, warn};
 
 /// MiB that the balloon leaves to the guest, which has to run its init until it is captured.
 const LEFT_FREE: u64 = 8;
@@ -39,29 +41,74 @@ const SQUEEZE_POLL: Duration = Duration::from_millis(5);
 /// How long an agent has to report free memory.
 const STAT_TIME: Duration = Duration::from_secs(10);
 
+/// A VM that is being hibernated. When this is dropped, whoever waits for that goes on, and unless
+/// the VM sleeps, its ports lead to it again.
+pub(super) struct FallsAsleep<'a> {
+    network: &'a Network,
+    vm: &'a VmHandle,
+    sleeps: bool,
+    _marked: FallingAsleep<'a>,
+}
+
+impl Drop for FallsAsleep<'_> {
+    fn drop(&mut self) {
+        if !self.sleeps {
+            block_in_place(|| self.network.lead_to(&self.vm.id));
+        }
+    }
+}
+
 impl Node {
     /// Writes a VM's memory to disk and ends its VMM.
     pub async fn hibernate(self: Arc<Self>, vm: Arc<VmHandle>) -> Result<Hibernated> {
-        let mut watch = Stopwatch::start(&self.host.clock);
         let one = vm.operate().await;
         let socket = self.capturable(&vm).await?;
-        let _falls_asleep = vm.fall_asleep(&one);
-        let root = self.root_of(&vm).await?;
+        let falls_asleep = self.fall_asleep(&vm, &one);
+        self.hibernate_now(&vm, &socket, falls_asleep).await
+    }
+
+    /// Marks a VM as being hibernated, and has new connections to its ports wait for that.
+    pub(super) fn fall_asleep<'a>(
+        &'a self,
+        vm: &'a VmHandle,
+        one: &'a Operation<'_>,
+    ) -> FallsAsleep<'a> {
+        let marked = vm.fall_asleep(one);
+        let network = &self.host.network;
+        block_in_place(|| network.answer_for(&vm.id));
+        FallsAsleep {
+            network,
+            vm,
+            sleeps: false,
+            _marked: marked,
+        }
+    }
+
+    /// Hibernates a VM that was found capturable and marked.
+    pub(super) async fn hibernate_now(
+        &self,
+        vm: &VmHandle,
+        socket: &Path,
+        mut falls_asleep: FallsAsleep<'_>,
+    ) -> Result<Hibernated> {
+        vm.waking.forget();
+        let mut watch = Stopwatch::start(&self.host.clock);
+        let root = self.root_of(vm).await?;
         let _whole = self.complete_root(&root).await?;
         let folder = self.host.paths.vm(&vm.id);
-        let mut manifest = self.manifest_of(&vm, &root, MemoryForm::Image).await?;
+        let mut manifest = self.manifest_of(vm, &root, MemoryForm::Image).await?;
         let draft = Draft::new(&folder)?;
-        let room = self.room_to_complete(&vm).await?;
+        let room = self.room_to_complete(vm).await?;
         // Asked before the freeze: a frozen guest answers no other requests.
-        let spare = spare_mib(&socket).await;
-        let quiet = self.quiesce(&vm, &socket, true, &mut watch).await?;
-        watch.step(names::BALLOON, self.squeeze(&vm, spare)).await;
+        let spare = spare_mib(socket).await;
+        let quiet = self.quiesce(vm, socket, true, &mut watch).await?;
+        watch.step(names::BALLOON, self.squeeze(vm, spare)).await;
         let to = folders::hibernated_in(&folder);
         let slept = async {
-            self.complete(&vm).await?;
+            self.complete(vm).await?;
             drop(room);
-            let captured = self.capture(&vm, false, &mut watch).await?;
-            manifest.note_processor(self.processor_of(&vm).await);
+            let captured = self.capture(vm, false, &mut watch).await?;
+            manifest.note_processor(self.processor_of(vm).await);
             // The files of an earlier wake can be replaced: their contents are all in memory now.
             let to = to.clone();
             let saved = write(draft, captured, root, manifest, to, true, &mut watch).await?;
@@ -71,6 +118,7 @@ impl Node {
         .await;
         match slept {
             Ok(saved) => {
+                falls_asleep.sleeps = true;
                 drop(quiet);
                 Ok(Hibernated {
                     vm: vm.vm(),
@@ -79,7 +127,7 @@ impl Node {
                 })
             }
             Err(error) => {
-                let _ = self.go_on(&vm).await;
+                let _ = self.go_on(vm).await;
                 let control = self.host.paths.control_socket(&vm.id);
                 let deflate = ControlRequest::SetBalloon { target_mib: 0 };
                 let _ = control::order(&control, deflate).await;
@@ -163,6 +211,26 @@ impl Node {
         let mut plan = Plan::new(kernel, root, disks, beginning, (received_ns, lookup_ns));
         plan.room = Some(room);
         self.hand_over(vm, plan).await
+    }
+
+    /// Wakes a VM if it is hibernated or hibernating, once for all who want that meanwhile.
+    pub async fn wake_if_asleep(self: &Arc<Self>, vm: &Arc<VmHandle>) -> Result<()> {
+        vm.settled().await;
+        if vm.view.borrow().vm.state != VmState::Hibernated {
+            return Ok(());
+        }
+        let wake = |clients| {
+            let (node, vm) = (Arc::clone(self), Arc::clone(vm));
+            of_many(clients, async move {
+                let woken = node.woken(Arc::clone(&vm)).await;
+                if let Err(error) = &woken {
+                    warn!(vm = %vm.name, %error, "a VM that is wanted can't be woken");
+                }
+                woken.map(drop)
+            })
+        };
+        let woken = vm.waking.join(wake).await;
+        woken.unwrap_or_else(|| Err(Error::internal("A task was cut short.")))
     }
 
     /// Wakes a hibernated VM; returns when it is ready.

@@ -6,7 +6,7 @@ use crate::golden;
 use jiffy_content::clock::{monotonic_ns, unix_seconds};
 use jiffy_content::error::{Error, Result};
 use jiffy_content::model::snapshot::Manifest;
-use jiffy_content::model::vm::Root;
+use jiffy_content::model::vm::{Root, Spec};
 use jiffy_content::snapshots::captured::Captured;
 use jiffy_content::snapshots::draft::Draft;
 use jiffy_content::snapshots::saved::{self, Saved};
@@ -144,7 +144,11 @@ impl Node {
             jiffy: env!("CARGO_PKG_VERSION").to_owned(),
             vm: vm.name.clone(),
             parent,
-            spec: (*vm.spec).clone(),
+            // Who runs the snapshot says what happens when that VM is idle.
+            spec: Spec {
+                idle: None,
+                ..(*vm.spec).clone()
+            },
             main: view.main.clone(),
             image_digest: root.digest.clone(),
             kernel_digest: files[0].digest.clone(),

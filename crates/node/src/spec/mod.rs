@@ -18,12 +18,18 @@ use jiffy_content::names;
 use jiffy_content::roots;
 use jiffy_sys::causes;
 use jiffy_vmhost::network::Network;
-use jiffy_wire::api::{CreateVm, ImageConfig};
+use jiffy_wire::api::{CreateVm, IdleAction, IdlePolicy, ImageConfig};
 use jiffy_wire::cpu::{Wanted, levels};
 use jiffy_wire::vmm::PageSize;
+use std::ops::RangeInclusive;
 
 /// Longest kernel parameters of a request, in bytes.
 const MAX_KERNEL_ARGS: usize = 1024;
+/// Seconds.
+const DAY: u32 = 86_400;
+/// How long a VM may be idle before something is done with it, seconds.
+const IDLE_TIMES: RangeInclusive<u32> = 1..=365 * DAY;
+
 /// Checks a request for a VM of this image and fills in the defaults.
 pub fn check(wanted: CreateVm, image: &Found, network: &Network) -> Result<Spec> {
     let asked = wanted.network.clone();
@@ -82,6 +88,7 @@ pub fn check_of(wanted: CreateVm, image: &str, image_config: &ImageConfig) -> Re
     if let Some(profile) = &wanted.cpu_profile {
         check_cpu_profile(profile)?;
     }
+    check_idle(wanted.idle, wanted.init.as_deref(), wanted.pages)?;
     Ok(Spec {
         image: image.to_owned(),
         config: image_config.clone(),
@@ -106,6 +113,7 @@ pub fn check_of(wanted: CreateVm, image: &str, image_config: &ImageConfig) -> Re
         root_limit: wanted.root_limit,
         own_volumes: false,
         network: None,
+        idle: wanted.idle,
     })
 }
 
@@ -149,6 +157,8 @@ pub fn from_snapshot(
         ))
         .hint("Leave that out, or run a VM that is not from a snapshot."));
     }
+    let captured = &manifest.spec;
+    check_idle(wanted.idle, captured.init.as_deref(), captured.pages)?;
     if wanted.cold {
         return Err(Error::invalid(
             "A VM can't both boot and go on from a snapshot.",
@@ -175,6 +185,7 @@ pub fn from_snapshot(
         hidden: false,
         own_volumes: !manifest.spec.disks.is_empty() || manifest.spec.root_disk.is_some(),
         network: self::network::of_snapshot(name, &manifest.spec, wanted.network, network)?,
+        idle: wanted.idle,
         ..manifest.spec.clone()
     })
 }
@@ -208,6 +219,7 @@ pub fn golden(spec: &Spec) -> Option<Spec> {
             .network
             .as_ref()
             .map(|_| jiffy_vmhost::network::plain()),
+        idle: None,
         ..spec.clone()
     })
 }
@@ -222,6 +234,30 @@ fn check_cpu_profile(profile: &Wanted) -> Result<()> {
         Error::invalid(format!("{}.", causes::capitalised(why)))
             .hint("`jiffy doctor --cpu` prints this host's, and those with a name that it has.")
     })
+}
+
+fn check_idle(idle: Option<IdlePolicy>, init: Option<&[String]>, pages: PageSize) -> Result<()> {
+    let Some(IdlePolicy { after_s, action }) = idle else {
+        return Ok(());
+    };
+    if !IDLE_TIMES.contains(&after_s) {
+        return Err(Error::invalid(format!(
+            "A VM can't be left idle for {after_s} s before something is done: 1 second to {} days can be.",
+            IDLE_TIMES.end() / DAY
+        )));
+    }
+    let lasting = match init {
+        Some(init) => Some(format!("hands PID 1 to {}", init.join(" "))),
+        None if pages != PageSize::Small => Some("has huge pages".to_owned()),
+        None => None,
+    };
+    match lasting.filter(|_| action == IdleAction::Hibernate) {
+        None => Ok(()),
+        Some(why) => Err(Error::invalid(format!(
+            "A VM that {why} can't be hibernated when it is idle."
+        ))
+        .hint("Have it stopped (--idle-action stop), or leave the idle time out.")),
+    }
 }
 
 fn check_init(init: &[String]) -> Result<()> {
@@ -280,6 +316,24 @@ mod tests {
         refused(|vm| vm.hostname = Some("a b".into()));
         refused(|vm| vm.init = Some(vec!["init".into()]));
         refused(|vm| vm.init = Some(vec![]));
+        let idle = |after_s| {
+            Some(IdlePolicy {
+                after_s,
+                action: IdleAction::Hibernate,
+            })
+        };
+        assert!(refused(|vm| vm.idle = idle(0)).contains("0 s"));
+        refused(|vm| vm.idle = idle(u32::MAX));
+        let init = |vm: &mut CreateVm| {
+            vm.idle = idle(60);
+            vm.init = Some(vec!["/sbin/init".into()]);
+        };
+        assert!(refused(init).contains("PID 1"));
+        let huge = |vm: &mut CreateVm| {
+            vm.idle = idle(60);
+            vm.pages = PageSize::Huge2M;
+        };
+        assert!(refused(huge).contains("huge pages"));
         let disk = |name: &str| VolumeUse {
             name: name.into(),
             size_mib: None,

@@ -9,18 +9,22 @@
 //! * [`open`]: opens the network when the daemon starts.
 //! * [`recovered`]: recovers addresses that are missing in records.
 //! * [`specs`]: converts records to the network's types.
+//! * [`traffic`]: what VMs' links have carried.
 
 mod guest;
 mod keeping;
 mod open;
 mod recovered;
 mod specs;
+mod traffic;
 
 pub use guest::{hosts_entry, told, told_link};
+pub use jiffy_net::callers::Caller;
 pub use keeping::clean_up;
 pub use open::{Settings, uninstall};
 pub use recovered::recovered;
 pub use specs::{check_policy, check_ports};
+pub use traffic::traffic;
 
 use jiffy_content::clock::monotonic_ns;
 use jiffy_content::error::{Error, Result};
@@ -28,6 +32,7 @@ use jiffy_content::model::network::Networks;
 use jiffy_content::model::vm::{Spec, VmRecord};
 use jiffy_content::names as rules;
 use jiffy_content::records::networks;
+use jiffy_net::callers::{Callee, Callers};
 use jiffy_net::host::{Addresses, GuestSpec, Host};
 use jiffy_net::names::{Asker, Directory};
 use jiffy_net::policy::hold::Held;
@@ -44,6 +49,7 @@ use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use tokio::sync::Notify;
+use tokio::sync::mpsc::UnboundedReceiver;
 use tracing::warn;
 
 /// The network of VMs that ask for no other one. VMs on it can't reach each other.
@@ -75,6 +81,10 @@ struct On {
     released: Notify,
     /// A link must be made ahead.
     wanted: Notify,
+    /// Takes connections to ports of VMs that sleep.
+    callers: Callers,
+    /// The other end, until somebody takes it.
+    waiting: Mutex<Option<UnboundedReceiver<Caller>>>,
     file: PathBuf,
     /// Held so that no other daemon uses the network of this network namespace.
     _only: UnixListener,
@@ -235,6 +245,35 @@ impl Network {
         freed.is_some()
     }
 
+    /// A VM falls asleep or sleeps: new connections to its TCP ports come to this process
+    /// ([`Network::callers`]).
+    pub fn answer_for(&self, id: &str) {
+        if let (State::On(on), Ok(vm)) = (&self.0, id_from(id)) {
+            on.answer_for(&mut on.lock(), vm);
+        }
+    }
+
+    /// A VM is awake: new connections to its TCP ports are led to it.
+    pub fn lead_to(&self, id: &str) {
+        let (State::On(on), Ok(vm)) = (&self.0, id_from(id)) else {
+            return;
+        };
+        let mut inner = on.lock();
+        if inner.held.contains_key(&vm)
+            && let Err(error) = inner.host.set_asleep(vm, false)
+        {
+            let error = causes::sentence(&error);
+            warn!(%vm, error, "connections to a VM go through this process");
+        }
+    }
+
+    /// Connections to ports of VMs that sleep, once.
+    pub fn callers(&self) -> Option<UnboundedReceiver<Caller>> {
+        let State::On(on) = &self.0 else { return None };
+        let mut waiting = on.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        waiting.take()
+    }
+
     /// Keeps the link of a hibernated VM, whose monitor has ended, until it wakes.
     pub fn keep_asleep(&self, record: &VmRecord) {
         let (State::On(on), Some(v4), Ok(vm)) = (&self.0, v4_of(record), id_of(record)) else {
@@ -242,14 +281,19 @@ impl Network {
         };
         let kept = spec_of(record, v4, on.everywhere).and_then(|spec| {
             let mut inner = on.lock();
-            if inner.kept.contains_key(&vm) {
-                return Ok(());
+            if !inner.kept.contains_key(&vm) {
+                // Its descriptors were held by an earlier daemon.
+                let spec = GuestSpec {
+                    asleep: true,
+                    ..spec
+                };
+                let attached = inner.host.attach_again(&spec).map_err(failed)?;
+                on.directory.set(asker(record, &spec, &attached.addresses));
+                inner.kept.insert(vm, attached.tap.queues);
+                inner.hold(&spec)?;
             }
-            // Its descriptors were held by an earlier daemon.
-            let attached = inner.host.attach_again(&spec).map_err(failed)?;
-            on.directory.set(asker(record, &spec, &attached.addresses));
-            inner.kept.insert(vm, attached.tap.queues);
-            inner.hold(&spec)
+            on.answer_for(&mut inner, vm);
+            Ok(())
         });
         if let Err(error) = kept {
             warn!(vm = %record.name, %error, "a hibernated VM has no network until it wakes");
@@ -268,6 +312,29 @@ impl Network {
             spoofed: stopped.spoofed,
             refused: stopped.refused,
         })
+    }
+
+    /// The address at which this host reaches a VM that is attached.
+    pub fn address_of(&self, id: &str) -> Option<IpAddr> {
+        let State::On(on) = &self.0 else { return None };
+        let vm = id_from(id).ok()?;
+        let inner = on.lock();
+        inner.host.guest(vm).map(|guest| guest.v4.into())
+    }
+
+    /// Numbers of open TCP connections that the kernel leads to VMs by published ports, by the VM's
+    /// id. It reads all connections of the host.
+    pub fn open_connections(&self) -> HashMap<String, usize> {
+        let State::On(on) = &self.0 else {
+            return HashMap::new();
+        };
+        let counted = on.lock().host.open_connections().unwrap_or_else(|error| {
+            let error = causes::sentence(&error);
+            warn!(error, "the connections of VMs can't be counted");
+            Default::default()
+        });
+        let by_id = counted.into_iter().map(|(vm, open)| (vm.to_string(), open));
+        by_id.collect()
     }
 
     /// The ranges of VMs' addresses.
@@ -424,6 +491,23 @@ impl On {
             inner.host.free_address(v4);
         }
         self.released.notify_one();
+    }
+
+    /// See [`Network::answer_for`].
+    fn answer_for(&self, inner: &mut Inner, vm: VmId) {
+        let Some(held) = inner.held.get_mut(&vm) else {
+            return;
+        };
+        let Some(guest) = inner.host.guest(vm) else {
+            return;
+        };
+        let (v4, v6, ranges) = (guest.v4, guest.v6, inner.host.ranges());
+        let callee = Callee { vm, v4, v6, ranges };
+        self.callers.accept(held, callee);
+        if let Err(error) = inner.host.set_asleep(vm, true) {
+            let error = causes::sentence(&error);
+            warn!(%vm, error, "connections to a VM that sleeps are lost");
+        }
     }
 
     /// Makes a link for the next VM.

@@ -10,6 +10,7 @@ use jiffy_content::model::network::Networks;
 use jiffy_content::model::vm::{VmRecord, is_active};
 use jiffy_content::paths::Paths;
 use jiffy_content::records::networks;
+use jiffy_net::callers::Callers;
 use jiffy_net::host::{GuestSpec, Host, HostOptions, Report};
 use jiffy_net::names::resolvers::Resolvers;
 use jiffy_net::names::{Directory, NameServer, Sockets};
@@ -33,6 +34,8 @@ use tracing::{debug, info, warn};
 const ONLY: &[u8] = b"jiffy-network";
 /// The host's resolvers.
 const RESOLV_CONF: &str = "/etc/resolv.conf";
+/// Most connections to ports of VMs that sleep, or have slept when they began.
+const MOST_CALLERS: usize = 16_384;
 /// Port of the name server.
 const NAME_PORT: u16 = 53;
 
@@ -155,6 +158,7 @@ fn open(settings: &Settings, paths: &Paths, vms: &[Found]) -> Result<On, String>
         }
         directory.set(asker(record, spec, &host.addresses(spec)));
     }
+    let (callers, waiting) = Callers::new(most_callers());
     serve_names(&directory, sockets, gateway.into())?;
     Ok(On {
         inner: Mutex::new(Inner {
@@ -171,9 +175,18 @@ fn open(settings: &Settings, paths: &Paths, vms: &[Found]) -> Result<On, String>
         left: Notify::new(),
         released: Notify::new(),
         wanted: Notify::new(),
+        callers,
+        waiting: Mutex::new(Some(waiting)),
         file,
         _only: only,
     })
+}
+
+/// Most connections that are carried at a time. Each needs two descriptors; half of those that this
+/// process may have are for everything else.
+fn most_callers() -> usize {
+    let files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    files.map_or(MOST_CALLERS, |files| MOST_CALLERS.min(files as usize / 4))
 }
 
 fn report_v6(report: &Report) -> Option<std::net::Ipv6Addr> {

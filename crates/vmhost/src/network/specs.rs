@@ -37,6 +37,7 @@ pub(super) fn spec_of(record: &VmRecord, v4: Ipv4Addr, everywhere: bool) -> Resu
         mtu: MTU,
         queues: 1,
         owner: None,
+        asleep: false,
     })
 }
 

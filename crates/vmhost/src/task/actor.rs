@@ -7,6 +7,7 @@
 use crate::clients::Clients;
 use crate::handle::{Command, View, VmHandle, is_active};
 use crate::host::Host;
+use crate::joint::Joint;
 use crate::launch::{self, Beginning, Plan, SavedRam, Spawned};
 use crate::log::{Kind, Writer};
 use crate::process::{Ended, Events, VmmProcess};
@@ -138,6 +139,8 @@ pub(super) fn new(
         view: view_out,
         log_end: log_end_out,
         clients: Arc::clone(&clients),
+        activity: Arc::default(),
+        waking: Joint::default(),
         input: input_out,
         mailbox: mailbox_in,
     });
@@ -612,9 +615,13 @@ impl Actor {
         let mut view = view_of(&self.record);
         view.leaving |= !self.removal.is_empty();
         view.vm.error = view.vm.error.or_else(|| self.unsaved.clone());
+        let runs = view.vm.state == VmState::Running && self.record.spec.idle.is_some();
         self.view.send_modify(|old| {
             view.held_up = old.held_up.take();
             view.refusal = old.refusal.take();
+            if runs && old.vm.state != VmState::Running {
+                self.host.watch.notify_one();
+            }
             *old = view;
         });
     }

@@ -237,6 +237,7 @@ impl Actor {
             // The VMM has the files mapped, so they can be unlinked.
             let _ = remove_behind(&sleeping);
         }
+        self.host.network.lead_to(&self.record.id);
         info!(vm = %self.record.name, "VM awake");
         let socket = self.host.paths.control_socket(&self.record.id);
         tokio::spawn(async move {

@@ -127,7 +127,14 @@ fn push_status(cell: &mut String, vm: &Vm, now: u64) {
     match vm.state {
         VmState::Created => cell.push_str("Created"),
         VmState::Starting => cell.push_str("Starting"),
-        VmState::Running => up(cell),
+        VmState::Running => {
+            up(cell);
+            if let Some(seconds) = vm.idle.as_ref().and_then(|idle| idle.idle_s) {
+                cell.push_str(" (idle ");
+                push_age(cell, 0, seconds);
+                cell.push(')');
+            }
+        }
         VmState::Paused => {
             up(cell);
             cell.push_str(" (paused)");
@@ -156,6 +163,7 @@ fn push_status(cell: &mut String, vm: &Vm, now: u64) {
 mod tests {
     use super::*;
     use crate::agent::ExitStatus;
+    use crate::api::{IdleAction, IdlePolicy, VmIdle};
 
     fn vm(state: VmState) -> Vm {
         serde_json::from_value(serde_json::json!({
@@ -178,6 +186,16 @@ mod tests {
     fn a_status_says_since_when() {
         assert_eq!(told(&vm(VmState::Running)), "Up 1 minute");
         assert_eq!(told(&vm(VmState::Paused)), "Up 1 minute (paused)");
+        let mut idle = vm(VmState::Running);
+        idle.idle = Some(VmIdle {
+            idle_s: Some(30),
+            ..IdlePolicy {
+                after_s: 300,
+                action: IdleAction::Hibernate,
+            }
+            .into()
+        });
+        assert_eq!(told(&idle), "Up 1 minute (idle 30 seconds)");
         let mut asleep = vm(VmState::Hibernated);
         asleep.ended = Some(215);
         assert_eq!(told(&asleep), "Hibernated 5 seconds ago");

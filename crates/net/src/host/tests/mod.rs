@@ -29,6 +29,7 @@ fn spec(host: &mut Host, number: u32) -> GuestSpec {
         mtu: 1500,
         queues: 1,
         owner: None,
+        asleep: false,
     }
 }
 

@@ -2,6 +2,8 @@
 
 use super::world::*;
 use super::{on_host, open, spec};
+use crate::policy::hold::Held;
+use std::net::TcpStream;
 
 #[test]
 fn published_ports_are_reached_from_where_they_are_published() {
@@ -67,4 +69,43 @@ fn published_ports_are_reached_from_where_they_are_published() {
     assert_eq!(outside(8083).as_deref(), Some("web 198.51.100.2"));
     on_host(&world, || host.detach(own.vm).expect("detached"));
     assert_eq!(outside(8083), None);
+}
+
+#[test]
+fn tcp_ports_of_a_vm_that_sleeps_lead_to_this_process() {
+    let world = World::new();
+    let (mut host, _) = open(&world);
+    let mut own = on_host(&world, || spec(&mut host, 1));
+    let published = ["0.0.0.0:8080:80", "[::]:8080:80", "0.0.0.0:5353:53/udp"];
+    own.ports = published.map(|it| it.parse().expect(it)).into();
+    let guest = Guest::start(on_host(&world, || host.attach(&own).expect("attached")));
+    let _web = Server::tcp(&guest.namespace, "0.0.0.0", 80, "web");
+    let _dns = Server::udp(&guest.namespace, "0.0.0.0", 53, "dns");
+    let held = on_host(&world, || Held::all(&own.ports).expect("held"));
+    let outside = || world.outside.run(|| hear(HOST, 8080));
+    assert_eq!(outside().as_deref(), Some("web 198.51.100.2"));
+
+    let open = world.outside.run(|| TcpStream::connect((HOST, 8080)));
+    let open = open.expect("a connection");
+    let counted = on_host(&world, || host.open_connections().expect("counted"));
+    assert!(counted[&own.vm] >= 1, "{counted:?}");
+    on_host(&world, || host.set_asleep(own.vm, true).expect("asleep"));
+    // A policy that is changed meanwhile changes nothing of that.
+    own.policy.deny = vec!["192.0.2.0/24".parse().expect("a rule")];
+    on_host(&world, || host.change(&own).expect("changed"));
+    drop(held);
+    assert_eq!(outside(), None, "nobody accepts");
+    let front = world
+        .host
+        .run(|| Server::tcp(&world.host, "0.0.0.0", 8080, "front"));
+    assert_eq!(outside().as_deref(), Some("front 198.51.100.2"));
+    drop(front);
+    let asked = world.outside.run(|| ask(HOST, 5353));
+    assert_eq!(asked.as_deref(), Some("dns 198.51.100.2"), "of TCP only");
+    // What was open is the VM's still.
+    let counted = on_host(&world, || host.open_connections().expect("counted"));
+    assert!(counted[&own.vm] >= 1, "{counted:?}");
+    drop(open);
+    on_host(&world, || host.set_asleep(own.vm, false).expect("awake"));
+    assert_eq!(outside().as_deref(), Some("web 198.51.100.2"));
 }

@@ -1,0 +1,157 @@
+//! VMs that are hibernated or stopped when nobody uses them.
+
+use crate::client::{connect, request};
+use crate::daemon::{Daemon, bad_vm, eventually, let_go, named, shell};
+use jiffy_wire::api::{CreateVm, IdleAction, IdlePolicy, Vm, VmIdle, VmState};
+use std::fs;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// A VM that does this after one idle second.
+fn idle_vm(name: &str, action: IdleAction, vm: CreateVm) -> CreateVm {
+    let policy = IdlePolicy { after_s: 1, action };
+    CreateVm {
+        idle: Some(policy),
+        ..named(name, vm)
+    }
+}
+
+fn sleeper(name: &str) -> CreateVm {
+    idle_vm(name, IdleAction::Hibernate, CreateVm::default())
+}
+
+fn idle(daemon: &Daemon, name: &str) -> VmIdle {
+    daemon.vm(name).idle.expect("an idle time")
+}
+
+fn log(daemon: &Daemon) -> String {
+    fs::read_to_string(daemon.folder.path().join("jiffyd.log")).unwrap()
+}
+
+#[test]
+fn an_idle_vm_sleeps_wakes_for_an_exec_and_sleeps_again() {
+    let mut daemon = Daemon::start();
+    daemon
+        .run_detached(named("other", CreateVm::default()))
+        .json::<Vm>();
+    let vm: Vm = daemon.run_detached(sleeper("box")).json();
+    assert_eq!(vm.idle.expect("shown").after_s, 1);
+    daemon.when("box", VmState::Hibernated);
+    // It stays awake as long as a command runs in it, and says why.
+    let exec = daemon.exec("box", &shell("sleep 3; echo done")).unwrap();
+    let begun = Instant::now();
+    eventually("the exec is seen", || {
+        idle(&daemon, "box").awake == ["1 exec"]
+    });
+    assert_eq!(exec.finish().text(), "done\n");
+    assert!(begun.elapsed() >= Duration::from_secs(2));
+    assert_eq!(daemon.vm("box").state, VmState::Running, "not at once");
+    eventually("its idle time is shown", || {
+        let list = connect(&daemon.socket())
+            .and_then(|stream| request(stream, "GET /v1/vms HTTP/1.1\r\nAccept: text/plain", b""))
+            .unwrap();
+        let list = String::from_utf8(list.body).unwrap();
+        list.matches("(idle ").count() == 1
+    });
+    daemon.when("box", VmState::Hibernated);
+    // The next daemon has the same idea of it.
+    daemon.post("/v1/vms/box/wake", b"").json::<Vm>();
+    daemon.killed();
+    daemon.up();
+    daemon.when("box", VmState::Hibernated);
+    assert_eq!(daemon.vm("other").state, VmState::Running, "off by default");
+    assert_eq!(daemon.vm("other").idle, None);
+}
+
+#[test]
+fn an_idle_vm_is_stopped_if_that_was_asked() {
+    let daemon = Daemon::start();
+    let command = shell("sleep 1000");
+    let vm = CreateVm {
+        command: Some(command),
+        ..CreateVm::default()
+    };
+    // A client that is attached keeps it awake.
+    let attached = daemon.run(idle_vm("box", IdleAction::Stop, vm));
+    daemon.when("box", VmState::Running);
+    thread::sleep(Duration::from_secs(3));
+    assert_eq!(daemon.vm("box").state, VmState::Running);
+    assert_eq!(idle(&daemon, "box").awake, ["1 attached client"]);
+    drop(attached);
+    let ended = daemon.when("box", VmState::Exited);
+    assert_eq!(ended.error, None);
+}
+
+#[test]
+fn a_vm_that_works_stays_awake() {
+    let daemon = Daemon::start();
+    let vm = CreateVm {
+        command: Some(shell("while true; do echo on; done")),
+        ..CreateVm::default()
+    };
+    daemon
+        .run_detached(idle_vm("box", IdleAction::Hibernate, vm))
+        .json::<Vm>();
+    eventually("its work is seen", || {
+        idle(&daemon, "box")
+            .awake
+            .iter()
+            .any(|it| it.starts_with("CPU "))
+    });
+    thread::sleep(Duration::from_secs(3));
+    assert_eq!(daemon.vm("box").state, VmState::Running);
+}
+
+#[test]
+fn a_vm_that_can_not_be_hibernated_says_so_once_and_is_left_alone() {
+    let daemon = Daemon::start();
+    daemon
+        .run_detached(idle_vm(
+            "box",
+            IdleAction::Hibernate,
+            bad_vm("capture-fails", None),
+        ))
+        .json::<Vm>();
+    eventually("it was tried", || idle(&daemon, "box").error.is_some());
+    let error = idle(&daemon, "box").error.unwrap();
+    assert!(
+        error.contains("can't be captured") && error.ends_with('.'),
+        "{error}"
+    );
+    thread::sleep(Duration::from_secs(4));
+    assert_eq!(log(&daemon).matches("put to rest").count(), 1);
+    let done = daemon.exec("box", &shell("echo here")).unwrap().finish();
+    assert_eq!(done.text(), "here\n");
+}
+
+#[test]
+fn a_command_that_begins_while_a_vm_falls_asleep_waits_and_is_answered() {
+    let daemon = Daemon::start();
+    let vm = idle_vm("box", IdleAction::Hibernate, bad_vm("held-capture", None));
+    let id = daemon.run_detached(vm).json::<Vm>().id;
+    let folder = daemon.vm_folder(&id);
+    eventually("it is being captured", || folder.join("capturing").exists());
+    thread::scope(|scope| {
+        let exec = scope.spawn(|| daemon.exec("box", &shell("echo here")).unwrap().finish());
+        thread::sleep(Duration::from_millis(300));
+        assert!(!exec.is_finished());
+        let_go(&folder);
+        assert_eq!(exec.join().unwrap().text(), "here\n");
+    });
+    assert!(log(&daemon).contains("VM woken"));
+}
+
+#[test]
+fn commands_and_idle_times_never_meet() {
+    let daemon = Daemon::start();
+    daemon.run_detached(sleeper("box")).json::<Vm>();
+    let until = Instant::now() + Duration::from_secs(12);
+    let mut pause = Duration::from_millis(900);
+    while Instant::now() < until {
+        thread::sleep(pause);
+        let done = daemon.exec("box", &shell("echo here")).unwrap().finish();
+        assert_eq!(done.text(), "here\n", "after {pause:?}");
+        pause += Duration::from_millis(30);
+    }
+    assert!(log(&daemon).contains("VM woken"), "it slept in between");
+}

@@ -1,0 +1,222 @@
+//! Connections to published ports of VMs that sleep. The daemon is in a network namespace of the
+//! test's, which needs root; there a server of the test's has the VM's address.
+
+use crate::daemon::{Daemon, bad_vm, eventually, let_go, named};
+use crate::network::{begin, daemon};
+use crate::sleep::starts;
+use crate::snapshots::counter;
+use jiffy_wire::api::{CreateVm, Hibernated, IdleAction, IdlePolicy, NetworkUse, Vm, VmState};
+use std::fs;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{IpAddr, Shutdown, TcpListener, TcpStream};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// A VM whose port 3000 is the host's 8080.
+pub fn published(vm: CreateVm) -> CreateVm {
+    CreateVm {
+        network: NetworkUse {
+            ports: vec!["8080:3000".into()],
+            ..NetworkUse::default()
+        },
+        ..named("web", vm)
+    }
+}
+
+/// Gives the VM's address to this namespace, or takes it away.
+pub fn own_address(how: &str, vm: &Vm) -> String {
+    let address = vm.network.as_ref().expect("a network").addresses[0].clone();
+    let done = std::process::Command::new("busybox")
+        .args(["ip", "addr", how, &format!("{address}/32"), "dev", "lo"])
+        .status();
+    assert!(done.expect("busybox").success());
+    address
+}
+
+/// Answers at port 3000 of the VM's address: after the end of what a client sends, with that and
+/// the address that it came from.
+fn serve_for(vm: &Vm) {
+    let address = own_address("add", vm);
+    let listener = TcpListener::bind(format!("{address}:3000")).expect("the VM's port");
+    thread::spawn(move || {
+        while let Ok((mut client, from)) = listener.accept() {
+            thread::spawn(move || {
+                let mut heard = String::new();
+                let _ = client.read_to_string(&mut heard);
+                let _ = write!(client, "{heard} from {}", from.ip());
+            });
+        }
+    });
+}
+
+fn connect() -> TcpStream {
+    TcpStream::connect("127.0.0.1:8080").expect("the port is there")
+}
+
+/// The answer to this.
+fn ask(mut server: TcpStream, what: &str) -> std::io::Result<String> {
+    server.set_read_timeout(Some(Duration::from_secs(60)))?;
+    server.write_all(what.as_bytes())?;
+    server.shutdown(Shutdown::Write)?;
+    let mut heard = String::new();
+    server.read_to_string(&mut heard)?;
+    Ok(heard)
+}
+
+pub fn hibernate(daemon: &Daemon) {
+    daemon
+        .post("/v1/vms/web/hibernate", b"")
+        .json::<Hibernated>();
+}
+
+/// However many have wanted the VM since then, it was tried to wake it at most once a second; returns
+/// how often. It was started once before.
+pub fn tried_once_a_second(daemon: &Daemon, begun: Instant) -> usize {
+    let tried = starts(daemon, "web") - 1;
+    let most = 1 + begun.elapsed().as_secs() as usize;
+    assert!((1..=most).contains(&tried), "{tried} times, not {most}");
+    tried
+}
+
+/// By whom the last answer was asked for.
+fn by(answer: &str) -> IpAddr {
+    answer.rsplit(' ').next().unwrap().parse().unwrap()
+}
+
+#[test]
+fn a_connection_wakes_a_sleeping_vm_and_is_put_through() {
+    let mut daemon = daemon();
+    let vm: Vm = daemon.run_detached(published(counter())).json();
+    serve_for(&vm);
+    let led = ask(connect(), "one").unwrap();
+    assert_eq!(led, "one from 127.0.0.1", "by the kernel");
+    hibernate(&daemon);
+    let carried = ask(connect(), "two").unwrap();
+    assert!(carried.starts_with("two from "), "{carried}");
+    assert_ne!(by(&carried), by(&led), "by the daemon");
+    assert_eq!(daemon.vm("web").state, VmState::Running);
+    assert_eq!(starts(&daemon, "web"), 2);
+    assert_eq!(ask(connect(), "three").unwrap(), "three from 127.0.0.1");
+    // Many at once wake it once.
+    hibernate(&daemon);
+    thread::scope(|scope| {
+        let all: Vec<_> = (0..400)
+            .map(|number| {
+                scope.spawn(move || {
+                    let answer = ask(connect(), &number.to_string()).unwrap();
+                    assert!(answer.starts_with(&format!("{number} from ")), "{answer}");
+                })
+            })
+            .collect();
+        all.into_iter().for_each(|one| one.join().unwrap());
+    });
+    assert_eq!(starts(&daemon, "web"), 3);
+    // The next daemon holds the port, too.
+    hibernate(&daemon);
+    daemon.killed();
+    own_address("del", &vm);
+    begin(&mut daemon);
+    own_address("add", &vm);
+    assert_eq!(daemon.vm("web").state, VmState::Hibernated);
+    assert!(ask(connect(), "four").unwrap().starts_with("four from "));
+    assert_eq!(daemon.vm("web").state, VmState::Running);
+    // A carried connection ends with its VM, and the port is free.
+    hibernate(&daemon);
+    let mut open = connect();
+    daemon.when("web", VmState::Running);
+    assert_eq!(daemon.delete("/v1/vms/web?force=true").status, 204);
+    TcpListener::bind("127.0.0.1:8080").expect("the port is free");
+    let cut = open.read(&mut [0; 8]).unwrap_err();
+    assert_eq!(cut.kind(), ErrorKind::ConnectionReset);
+}
+
+#[test]
+fn a_connection_that_comes_while_a_vm_falls_asleep_waits_and_is_put_through() {
+    let daemon = daemon();
+    let vm: Vm = daemon
+        .run_detached(published(bad_vm("held-capture", None)))
+        .json();
+    serve_for(&vm);
+    let folder = daemon.vm_folder(&vm.id);
+    thread::scope(|scope| {
+        let slept = scope.spawn(|| hibernate(&daemon));
+        eventually("it is being captured", || folder.join("capturing").exists());
+        let answer = scope.spawn(|| ask(connect(), "hello").unwrap());
+        thread::sleep(Duration::from_millis(300));
+        assert!(!answer.is_finished());
+        let_go(&folder);
+        slept.join().unwrap();
+        assert!(answer.join().unwrap().starts_with("hello from "));
+    });
+    assert_eq!(starts(&daemon, "web"), 2);
+}
+
+#[test]
+fn a_vm_that_can_not_be_woken_resets_its_callers_and_sleeps_on() {
+    let daemon = daemon();
+    let vm: Vm = daemon.run_detached(published(counter())).json();
+    serve_for(&vm);
+    hibernate(&daemon);
+    let state = daemon.vm_folder(&vm.id).join("hibernated/state");
+    let good = fs::read(&state).unwrap();
+    fs::write(&state, b"nonsense").unwrap();
+    let begun = Instant::now();
+    thread::scope(|scope| {
+        for _ in 0..50 {
+            scope.spawn(|| {
+                let refused = ask(connect(), "hello").unwrap_err().kind();
+                // The reset may come before all is sent.
+                let cut = [
+                    ErrorKind::ConnectionReset,
+                    ErrorKind::BrokenPipe,
+                    ErrorKind::NotConnected,
+                ];
+                assert!(cut.contains(&refused), "{refused}");
+            });
+        }
+    });
+    let shown = daemon.vm("web");
+    assert_eq!(shown.state, VmState::Hibernated);
+    assert!(shown.error.unwrap().contains("could not be woken"));
+    let tried = tried_once_a_second(&daemon, begun);
+    let log = fs::read_to_string(daemon.folder.path().join("jiffyd.log")).unwrap();
+    assert_eq!(log.matches("is wanted can't be woken").count(), tried);
+    fs::write(&state, good).unwrap();
+    eventually("it is woken again", || {
+        connect().shutdown(Shutdown::Write).is_ok() && daemon.vm("web").state == VmState::Running
+    });
+    assert_eq!(daemon.vm("web").error, None);
+}
+
+#[test]
+fn an_open_connection_keeps_a_vm_awake() {
+    let daemon = daemon();
+    let policy = IdlePolicy {
+        after_s: 1,
+        action: IdleAction::Hibernate,
+    };
+    let vm: Vm = daemon
+        .run_detached(CreateVm {
+            idle: Some(policy),
+            ..published(CreateVm::default())
+        })
+        .json();
+    serve_for(&vm);
+    for (round, why) in ["1 connection by a published port", "1 connection"]
+        .iter()
+        .enumerate()
+    {
+        // The first is led by the kernel, the second wakes it and is carried.
+        let open = connect();
+        let begun = Instant::now();
+        while begun.elapsed() < Duration::from_secs(4) {
+            thread::sleep(Duration::from_millis(100));
+        }
+        let shown = daemon.vm("web");
+        assert_eq!(shown.state, VmState::Running, "round {round}");
+        assert_eq!(shown.idle.expect("its activity").awake, [*why]);
+        assert!(ask(open, "still").unwrap().starts_with("still from "));
+        daemon.when("web", VmState::Hibernated);
+    }
+    assert!(ask(connect(), "again").unwrap().starts_with("again from "));
+}

@@ -1,0 +1,287 @@
+//! HTTP to VMs by name. The daemon is in a network namespace of the test's, which needs root; there
+//! a server of the test's has the VM's address.
+
+use crate::daemon::{Daemon, named};
+use crate::network::daemon_with;
+use crate::ports::{hibernate, own_address, published, tried_once_a_second};
+use crate::sleep::starts;
+use crate::snapshots::counter;
+use jiffy_wire::api::{ApiError, CreateVm, IdleAction, IdlePolicy, NetworkUse, Vm, VmState};
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::thread;
+use std::time::{Duration, Instant};
+
+const PROXY: &str = "127.0.0.1:9000";
+
+fn daemon() -> Daemon {
+    daemon_with(&["--proxy", PROXY, "--proxy-domain", "vm.example"])
+}
+
+/// The lines of a head, the first one first.
+fn head_of(stream: &mut impl BufRead) -> Vec<String> {
+    let mut lines = Vec::new();
+    loop {
+        let mut line = String::new();
+        if stream.read_line(&mut line).unwrap_or(0) == 0 || line == "\r\n" {
+            return lines;
+        }
+        lines.push(line.trim_end().to_ascii_lowercase());
+    }
+}
+
+/// Serves HTTP at port 3000 of the VM's address. `/head` answers with the request's head, `/events`
+/// with an event and, after a second, another, `/echo` switches to a protocol that repeats each
+/// line, all else with the body of the request as it comes.
+fn serve_for(vm: &Vm) {
+    let address = own_address("add", vm);
+    let listener = TcpListener::bind(format!("{address}:3000")).expect("the VM's port");
+    thread::spawn(move || {
+        while let Ok((client, _)) = listener.accept() {
+            thread::spawn(move || answer(client));
+        }
+    });
+}
+
+fn answer(mut client: TcpStream) {
+    let mut input = BufReader::new(client.try_clone().unwrap());
+    let head = head_of(&mut input);
+    let path = head[0].split(' ').nth(1).unwrap().to_owned();
+    let chunk = |client: &mut TcpStream, text: &str| {
+        let _ = write!(client, "{:x}\r\n{text}\r\n", text.len());
+    };
+    if path.starts_with("/echo") {
+        write!(
+            client,
+            "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: lines\r\n\r\nready\n"
+        )
+        .unwrap();
+        for line in input.lines().map_while(Result::ok) {
+            writeln!(client, "{line}, {line}").unwrap();
+        }
+        return writeln!(client, "end").unwrap();
+    }
+    write!(
+        client,
+        "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    )
+    .unwrap();
+    match path.as_str() {
+        "/events" => {
+            chunk(&mut client, "data: 1\n\n");
+            thread::sleep(Duration::from_secs(3));
+            chunk(&mut client, "data: 2\n\n");
+        }
+        _ if path.starts_with("/head") => chunk(&mut client, &head.join("\n")),
+        _ => loop {
+            let mut size = String::new();
+            input.read_line(&mut size).unwrap();
+            let size = usize::from_str_radix(size.trim(), 16).unwrap();
+            let mut data = vec![0; size + 2];
+            input.read_exact(&mut data).unwrap();
+            if size == 0 {
+                break;
+            }
+            chunk(&mut client, std::str::from_utf8(&data[..size]).unwrap());
+        },
+    }
+    let _ = write!(client, "0\r\n\r\n");
+}
+
+/// Sends a request's head; returns the connection, which has the answer.
+fn send(head: &str) -> BufReader<TcpStream> {
+    let mut stream = TcpStream::connect(PROXY).expect("the proxy");
+    let patience = Some(Duration::from_secs(60));
+    stream.set_read_timeout(patience).unwrap();
+    stream.write_all(head.as_bytes()).unwrap();
+    BufReader::new(stream)
+}
+
+/// Status, and body without its framing.
+fn get(path: &str, headers: &str) -> (u16, String) {
+    let mut stream = send(&format!(
+        "GET {path} HTTP/1.1\r\n{headers}\r\nConnection: close\r\n\r\n"
+    ));
+    let head = head_of(&mut stream);
+    let mut body = String::new();
+    stream.read_to_string(&mut body).unwrap();
+    let status = head[0].split(' ').nth(1).unwrap().parse().unwrap();
+    if head.iter().any(|line| line == "transfer-encoding: chunked") {
+        let chunk = body.split_once("\r\n").unwrap().1;
+        body = chunk.split("\r\n").next().unwrap().to_owned();
+    }
+    (status, body)
+}
+
+/// The sentence of a refusal with this status.
+fn refused(status: u16, path: &str, headers: &str) -> String {
+    let (was, body) = get(path, headers);
+    assert_eq!(was, status, "{body}");
+    let error: ApiError = serde_json::from_str(&body).unwrap();
+    assert!(error.message.ends_with('.'), "{error:?}");
+    error.message
+}
+
+const HOST: &str = "Host: 3000-web.vm.example";
+
+#[test]
+fn a_request_finds_its_vm_wakes_it_and_is_answered() {
+    let daemon = daemon();
+    let vm: Vm = daemon.run_detached(published(counter())).json();
+    serve_for(&vm);
+    hibernate(&daemon);
+    let (status, head) = get(
+        "/head?a=b",
+        &format!("{HOST}:9000\r\nX-Own: 1\r\nKeep-Alive: 5"),
+    );
+    assert_eq!(status, 200);
+    assert_eq!(daemon.vm("web").state, VmState::Running);
+    for line in [
+        "get /head?a=b http/1.1",
+        "host: 3000-web.vm.example:9000",
+        "x-own: 1",
+        "x-forwarded-for: 127.0.0.1",
+        "x-forwarded-proto: http",
+        "x-forwarded-host: 3000-web.vm.example:9000",
+    ] {
+        assert!(head.lines().any(|it| it == line), "{line}: {head}");
+    }
+    assert!(
+        !head.contains("keep-alive") && !head.contains("close"),
+        "{head}"
+    );
+    // By id, by path and by headers.
+    let by_id = format!("Host: 3000-{}.vm.example", vm.id);
+    assert!(get("/head", &by_id).1.starts_with("get /head "));
+    let by_path = get("/vm/web/3000/head/x", "Host: any").1;
+    assert!(by_path.starts_with("get /head/x "), "{by_path}");
+    assert!(
+        by_path.contains("x-forwarded-prefix: /vm/web/3000"),
+        "{by_path}"
+    );
+    let by_header = get("/head", "Host: any\r\nJiffy-Vm: web\r\nJiffy-Port: 3000").1;
+    assert!(by_header.starts_with("get /head ") && !by_header.contains("jiffy-"));
+    // Many at once wake it once.
+    hibernate(&daemon);
+    thread::scope(|scope| {
+        for _ in 0..400 {
+            scope.spawn(|| assert_eq!(get("/head", HOST).0, 200));
+        }
+    });
+    assert_eq!(starts(&daemon, "web"), 3);
+}
+
+#[test]
+fn bodies_stream_both_ways_and_protocols_are_switched() {
+    let daemon = daemon();
+    let vm: Vm = daemon.run_detached(published(counter())).json();
+    serve_for(&vm);
+    // Each part comes back before the next is sent.
+    let mut stream = send(&format!(
+        "POST /any HTTP/1.1\r\n{HOST}\r\nTransfer-Encoding: chunked\r\n\r\n"
+    ));
+    let mut answered = false;
+    for part in ["one", "three"] {
+        write!(stream.get_mut(), "{:x}\r\n{part}\r\n", part.len()).unwrap();
+        if !answered {
+            assert_eq!(head_of(&mut stream)[0], "http/1.1 200 ok");
+            answered = true;
+        }
+        let mut lines = stream.by_ref().lines();
+        lines.next().unwrap().unwrap();
+        assert_eq!(lines.next().unwrap().unwrap(), part);
+    }
+    write!(stream.get_mut(), "0\r\n\r\n").unwrap();
+    assert_eq!(stream.lines().next().unwrap().unwrap(), "0");
+
+    let mut stream = send(&format!(
+        "GET /echo HTTP/1.1\r\n{HOST}\r\nConnection: keep-alive, Upgrade\r\nUpgrade: lines\r\n\r\n"
+    ));
+    let head = head_of(&mut stream);
+    assert_eq!(head[0], "http/1.1 101 switching protocols");
+    assert!(head.contains(&"upgrade: lines".to_owned()), "{head:?}");
+    let writer = stream.get_ref().try_clone().unwrap();
+    let mut lines = stream.lines().map(Result::unwrap);
+    assert_eq!(lines.next().unwrap(), "ready");
+    for word in ["a", "b"] {
+        writeln!(&writer, "{word}").unwrap();
+        assert_eq!(lines.next().unwrap(), format!("{word}, {word}"));
+    }
+    writer.shutdown(Shutdown::Write).unwrap();
+    assert_eq!(lines.next().unwrap(), "end", "the other direction is open");
+    assert_eq!(lines.next(), None);
+}
+
+#[test]
+fn a_stream_of_events_keeps_its_vm_awake_and_ends_with_it() {
+    let daemon = daemon();
+    let idle = IdlePolicy {
+        after_s: 1,
+        action: IdleAction::Hibernate,
+    };
+    let vm = CreateVm {
+        idle: Some(idle),
+        ..published(CreateVm::default())
+    };
+    serve_for(&daemon.run_detached(vm).json::<Vm>());
+    daemon.when("web", VmState::Hibernated);
+    let mut stream = send(&format!("GET /events HTTP/1.1\r\n{HOST}\r\n\r\n"));
+    assert_eq!(head_of(&mut stream)[0], "http/1.1 200 ok");
+    let mut events = stream
+        .lines()
+        .map(Result::unwrap)
+        .filter(|line| line.starts_with("data"));
+    assert_eq!(events.next().unwrap(), "data: 1");
+    assert_eq!(daemon.vm("web").idle.unwrap().awake[0], "1 connection");
+    assert_eq!(events.next().unwrap(), "data: 2");
+    assert_eq!(starts(&daemon, "web"), 2, "it did not sleep in between");
+    daemon.when("web", VmState::Hibernated);
+    // It is cut when its VM ends.
+    let mut stream = send(&format!("GET /events HTTP/1.1\r\n{HOST}\r\n\r\n"));
+    head_of(&mut stream);
+    assert_eq!(daemon.delete("/v1/vms/web?force=true").status, 204);
+    let mut rest = String::new();
+    let _ = stream.read_to_string(&mut rest);
+    assert!(!rest.contains("data: 2"), "{rest}");
+}
+
+#[test]
+fn what_can_not_be_forwarded_is_refused_in_a_sentence() {
+    let daemon = daemon();
+    let vm: Vm = daemon.run_detached(published(counter())).json();
+    assert!(refused(404, "/", "Host: 3000-none.vm.example").contains("no VM none"));
+    assert!(refused(404, "/", "Host: localhost").contains("PORT-NAME.vm.example"));
+    assert!(refused(404, "/vm/web/x/", HOST).contains("NAME/PORT"));
+    assert!(refused(502, "/vm/web/1/", HOST).contains("Port 1 of the VM web"));
+    daemon
+        .create(&named("made", CreateVm::default()))
+        .json::<Vm>();
+    assert!(refused(503, "/vm/made/1/", HOST).contains("does not run"));
+    let alone = CreateVm {
+        network: NetworkUse {
+            name: Some("none".into()),
+            ..NetworkUse::default()
+        },
+        ..named("alone", counter())
+    };
+    daemon.run_detached(alone).json::<Vm>();
+    assert!(refused(502, "/vm/alone/1/", HOST).contains("has no network"));
+    hibernate(&daemon);
+    let state = daemon.vm_folder(&vm.id).join("hibernated/state");
+    fs::write(&state, b"nonsense").unwrap();
+    let begun = Instant::now();
+    thread::scope(|scope| {
+        for _ in 0..50 {
+            scope.spawn(|| {
+                assert!(refused(503, "/", HOST).contains("could not be woken"));
+            });
+        }
+    });
+    assert_eq!(daemon.vm("web").state, VmState::Hibernated);
+    tried_once_a_second(&daemon, begun);
+    // Nonsense ends its own connection.
+    let mut nonsense = send("NONSENSE\r\n\r\n");
+    assert_eq!(head_of(&mut nonsense)[0], "http/1.1 400 bad request");
+    refused(404, "/", "Host: x");
+}

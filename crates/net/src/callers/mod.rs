@@ -1,0 +1,126 @@
+//! Connections to published ports of VMs that sleep.
+//!
+//! The rules do not lead them to the VM, so the sockets that hold the ports accept them. Each is
+//! handed over as a [`Caller`]; when the VM is awake, [`Caller::carry`] connects it to the VM's
+//! port and carries what both sides send until they end. Connections that begin later are led by
+//! the rules again.
+
+mod relay;
+
+use crate::VmId;
+use crate::policy::hold::{Accepted, Held};
+use crate::pool::Ranges;
+use rustix::net::sockopt;
+use std::future::poll_fn;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpStream;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tracing::warn;
+
+/// Most connections of one VM that wait or are carried; further ones wait in the kernel.
+const OF_ONE: usize = 1024;
+/// Pause after an error that may persist, such as no free descriptors.
+const AFTER_ERROR: Duration = Duration::from_millis(100);
+
+/// Takes connections for all VMs.
+#[derive(Debug, Clone)]
+pub struct Callers {
+    to: mpsc::UnboundedSender<Caller>,
+    places: Arc<Semaphore>,
+}
+
+/// A VM that connections are taken for.
+#[derive(Debug, Clone, Copy)]
+pub struct Callee {
+    /// Which.
+    pub vm: VmId,
+    /// Its address.
+    pub v4: Ipv4Addr,
+    /// The same of IPv6.
+    pub v6: Option<Ipv6Addr>,
+    /// All VMs' addresses: VMs do not reach one another by ports of the host.
+    pub ranges: Ranges,
+}
+
+/// A connection to a published port. It is reset if this is dropped.
+#[derive(Debug)]
+pub struct Caller {
+    /// The VM that it is for.
+    pub vm: VmId,
+    stream: TcpStream,
+    guest: SocketAddr,
+    _places: [OwnedSemaphorePermit; 2],
+}
+
+fn is_vm(address: IpAddr, ranges: Ranges) -> bool {
+    let is_host = address == ranges.gateway() || address == ranges.gateway6();
+    !is_host && (ranges.v4().contains(address) || ranges.v6().contains(address))
+}
+
+impl Callers {
+    /// At most `most` connections wait or are carried at a time, of all VMs.
+    pub fn new(most: usize) -> (Callers, mpsc::UnboundedReceiver<Caller>) {
+        let (to, callers) = mpsc::unbounded_channel();
+        let places = Arc::new(Semaphore::new(most));
+        (Callers { to, places }, callers)
+    }
+
+    /// Accepts connections to these ports until they are let go. In tokio's runtime.
+    pub fn accept(&self, held: &mut Held, callee: Callee) {
+        let Some(listeners) = held.listeners() else {
+            return;
+        };
+        let callers = self.clone();
+        let accepting = tokio::spawn(async move {
+            let own = Arc::new(Semaphore::new(OF_ONE));
+            loop {
+                let accepted = match poll_fn(|context| listeners.poll_accept(context)).await {
+                    Ok(accepted) => accepted,
+                    Err(error) => {
+                        warn!(vm = %callee.vm, %error, "a connection to a published port could not be taken");
+                        tokio::time::sleep(AFTER_ERROR).await;
+                        continue;
+                    }
+                };
+                if callers.hand_over(&callee, accepted, &own).await.is_none() {
+                    return;
+                }
+            }
+        });
+        held.attended_by(accepting.abort_handle());
+    }
+
+    /// `None` if nobody takes connections any more.
+    async fn hand_over(
+        &self,
+        callee: &Callee,
+        accepted: Accepted,
+        own: &Arc<Semaphore>,
+    ) -> Option<()> {
+        let Accepted {
+            stream,
+            from,
+            guest,
+        } = accepted;
+        // Without an answer to whoever waits, unless it is carried to its end.
+        let _ = sockopt::set_socket_linger(&stream, Some(Duration::ZERO));
+        if is_vm(from.ip(), callee.ranges) {
+            return Some(());
+        }
+        let address = match stream.local_addr() {
+            Ok(SocketAddr::V6(_)) => IpAddr::from(callee.v6.unwrap_or(Ipv6Addr::UNSPECIFIED)),
+            _ => callee.v4.into(),
+        };
+        let place = Arc::clone(own).acquire_owned().await.ok()?;
+        let of_all = Arc::clone(&self.places).acquire_owned().await.ok()?;
+        let caller = Caller {
+            vm: callee.vm,
+            stream,
+            guest: SocketAddr::new(address, guest),
+            _places: [place, of_all],
+        };
+        self.to.send(caller).ok()
+    }
+}

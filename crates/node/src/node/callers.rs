@@ -1,0 +1,73 @@
+//! Connections to published ports of VMs that sleep: each wakes its VM and is put through.
+
+use super::Node;
+use jiffy_content::error::{Error, Result};
+use jiffy_vmhost::activity::Use;
+use jiffy_vmhost::handle::VmHandle;
+use jiffy_vmhost::network::Caller;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::timeout;
+use tracing::debug;
+
+/// How long a connection waits until its VM is awake.
+const WAKE_TIME: Duration = Duration::from_secs(120);
+/// How long the next connections are refused after a VM could not be woken, so that clients that
+/// try again and again do not keep the host busy with it.
+const AFTER_A_FAILURE: Duration = Duration::from_secs(1);
+
+/// Puts through all connections, each in a task of its own.
+pub(super) async fn put_through(node: Arc<Node>) {
+    let Some(mut callers) = node.host.network.callers() else {
+        return;
+    };
+    while let Some(caller) = callers.recv().await {
+        // It is reset if its VM is gone.
+        if let Some(vm) = node.registry.get(&caller.vm.to_string()) {
+            tokio::spawn(one(Arc::clone(&node), vm, caller));
+        }
+    }
+}
+
+async fn one(node: Arc<Node>, vm: Arc<VmHandle>, caller: Caller) {
+    let _in_use = vm.activity.begin(Use::Connection);
+    // Why a VM can't be woken is said once for all of them.
+    let Ok(()) = node.woken_for_a_connection(&vm).await else {
+        return;
+    };
+    tokio::select! {
+        carried = caller.carry() => if let Err(error) = carried {
+            debug!(vm = %vm.name, %error, "a connection was cut");
+        },
+        _ = vm.when(|view| !view.lives()) => {}
+    }
+}
+
+impl Node {
+    /// Wakes a VM for a connection to one of its ports; returns when its programs run.
+    pub async fn awake_for_a_connection(self: &Arc<Self>, vm: &Arc<VmHandle>) -> Result<()> {
+        self.woken_for_a_connection(vm).await?;
+        self.agent_socket(vm).await.map(drop)
+    }
+
+    /// The address at which this host reaches a VM.
+    pub fn address_of(&self, vm: &VmHandle) -> Option<IpAddr> {
+        self.host.network.address_of(&vm.id)
+    }
+
+    async fn woken_for_a_connection(self: &Arc<Self>, vm: &Arc<VmHandle>) -> Result<()> {
+        if let Some((at, Err(error))) = vm.waking.last()
+            && at.elapsed() < AFTER_A_FAILURE
+        {
+            return Err(error);
+        }
+        let woken = timeout(WAKE_TIME, self.wake_if_asleep(vm)).await;
+        woken.unwrap_or_else(|_| {
+            let name = &vm.name;
+            Err(Error::vm_failed(format!(
+                "The VM {name} did not wake in time."
+            )))
+        })
+    }
+}

@@ -1,0 +1,189 @@
+//! Hibernates or stops VMs that nobody uses.
+//!
+//! One timer looks at all VMs with an idle time that run; while there is none, nothing wakes the
+//! daemon.
+
+use super::Node;
+use crate::idle::sample::Sample;
+use crate::idle::watch::Watch;
+use jiffy_content::clock::monotonic_ns;
+use jiffy_content::error::Result;
+use jiffy_vmhost::handle::{Command, VmHandle};
+use jiffy_vmhost::network;
+use jiffy_vmhost::task::DEFAULT_GRACE;
+use jiffy_wire::api::{IdleAction, IdlePolicy, Vm, VmState};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
+use tracing::{debug, info, warn};
+
+/// Looks during one idle time, so that a VM sleeps at most a tenth of it too late.
+const LOOKS: u32 = 10;
+/// Least and longest time between two looks.
+const SHORTEST: Duration = Duration::from_secs(1);
+const LONGEST: Duration = Duration::from_secs(10);
+/// VMs that are hibernated or stopped at a time: others need the disk, too.
+const AT_ONCE: usize = 2;
+
+/// Watches all VMs with an idle time.
+pub(super) async fn watch_vms(node: Arc<Node>) {
+    let places = Arc::new(Semaphore::new(AT_ONCE));
+    loop {
+        let vms = node.watched();
+        let ids = |id: &String| vms.iter().any(|(vm, _)| vm.id == *id);
+        node.watches.lock().retain(|id, _| ids(id));
+        let Some(shortest) = vms.iter().map(|(_, policy)| after(policy)).min() else {
+            node.host.watch.notified().await;
+            continue;
+        };
+        for (vm, policy) in look(&node, vms).await {
+            let (node, places) = (Arc::clone(&node), Arc::clone(&places));
+            tokio::spawn(async move {
+                let _place = places.acquire_owned().await;
+                node.put_to_rest(vm, policy).await;
+            });
+        }
+        // A VM that begins to run may have a shorter idle time.
+        let pause = (shortest / LOOKS).clamp(SHORTEST, LONGEST);
+        let _ = timeout(pause, node.host.watch.notified()).await;
+    }
+}
+
+/// Takes a sample of each VM; returns those that were idle long enough.
+async fn look(
+    node: &Arc<Node>,
+    vms: Vec<(Arc<VmHandle>, IdlePolicy)>,
+) -> Vec<(Arc<VmHandle>, IdlePolicy)> {
+    let node = Arc::clone(node);
+    let looked = tokio::task::spawn_blocking(move || {
+        let traffic = match vms.iter().any(|(vm, _)| vm.spec.network.is_some()) {
+            true => network::traffic(),
+            false => HashMap::new(),
+        };
+        let mut due = Vec::new();
+        let mut open = None;
+        for (vm, policy) in vms {
+            let pid = vm.view.borrow().vm.pid;
+            let bytes = traffic.get(&vm.id).copied().unwrap_or(0);
+            let sample = pid.and_then(|pid| Sample::of(pid, bytes));
+            let mut watches = node.watches.lock();
+            let watch = watches
+                .entry(vm.id.clone())
+                .or_insert_with(|| Watch::new(monotonic_ns()));
+            if let Some(sample) = sample {
+                let is_used = !vm.activity.in_words().is_empty();
+                watch.take(sample, is_used, vm.activity.last_ns());
+            }
+            let now_ns = monotonic_ns();
+            // Only then, because it reads all connections of the host.
+            let counts = watch.was_connected() || watch.is_due(now_ns, after(&policy));
+            if counts && publishes(&vm) {
+                let open = open.get_or_insert_with(|| node.host.network.open_connections());
+                watch.connected(now_ns, open.get(&vm.id).copied().unwrap_or(0));
+            }
+            if watch.is_due(now_ns, after(&policy)) {
+                watch.tried = true;
+                drop(watches);
+                due.push((vm, policy));
+            }
+        }
+        due
+    });
+    looked.await.unwrap_or_default()
+}
+
+impl Node {
+    /// VMs that run and have an idle time.
+    fn watched(&self) -> Vec<(Arc<VmHandle>, IdlePolicy)> {
+        let all = self.registry.all().into_iter();
+        let watched = all.filter_map(|vm| {
+            let runs = vm.view.borrow().vm.state == VmState::Running;
+            let policy = vm.spec.idle.filter(|_| runs && !vm.spec.hidden)?;
+            Some((vm, policy))
+        });
+        watched.collect()
+    }
+
+    /// A VM as the API shows it, with its activity, or why it could not be woken.
+    pub fn shown(&self, vm: &VmHandle) -> Vm {
+        let mut shown = vm.vm();
+        if let (VmState::Running, Some(idle)) = (shown.state, &mut shown.idle) {
+            self.watches.describe(idle, &vm.id, &vm.activity);
+        }
+        if shown.state == VmState::Hibernated
+            && let Some((_, Err(error))) = vm.waking.last()
+        {
+            shown.error.get_or_insert(error.0.message);
+        }
+        shown
+    }
+
+    /// Hibernates or stops a VM that was found idle. If that fails, it is tried again later.
+    async fn put_to_rest(self: Arc<Self>, vm: Arc<VmHandle>, policy: IdlePolicy) {
+        let done = self.rest_if_idle(&vm, policy).await;
+        let mut watches = self.watches.lock();
+        // It is forgotten once it does not run.
+        let Some(watch) = watches.get_mut(&vm.id) else {
+            return;
+        };
+        watch.tried = false;
+        match done {
+            Ok(true) => info!(vm = %vm.name, action = ?policy.action, "an idle VM was put to rest"),
+            Ok(false) => debug!(vm = %vm.name, "a VM is not idle any more"),
+            Err(error) if watch.failed(monotonic_ns(), &error.0.message) => {
+                warn!(vm = %vm.name, %error, "an idle VM can't be put to rest");
+            }
+            Err(error) => debug!(vm = %vm.name, %error, "an idle VM still can't be put to rest"),
+        }
+    }
+
+    /// False if it is not idle any more.
+    async fn rest_if_idle(&self, vm: &Arc<VmHandle>, policy: IdlePolicy) -> Result<bool> {
+        let one = vm.operate().await;
+        if one.state != VmState::Running {
+            return Ok(false);
+        }
+        let falls_asleep = self.fall_asleep(vm, &one);
+        // Whoever begins to use the VM from here on waits for the mark.
+        if !self.is_idle(vm, policy).await {
+            return Ok(false);
+        }
+        match policy.action {
+            IdleAction::Hibernate => {
+                let socket = self.capturable(vm).await?;
+                self.hibernate_now(vm, &socket, falls_asleep).await?;
+            }
+            IdleAction::Stop => {
+                vm.ask(|reply| Command::Stop(DEFAULT_GRACE, reply))
+                    .await??;
+            }
+        }
+        Ok(true)
+    }
+
+    /// Has nobody begun to use a VM since it was found idle?
+    async fn is_idle(&self, vm: &VmHandle, policy: IdlePolicy) -> bool {
+        let idle_ns = monotonic_ns().saturating_sub(vm.activity.last_ns());
+        if !vm.activity.in_words().is_empty() || Duration::from_nanos(idle_ns) < after(&policy) {
+            return false;
+        }
+        if !publishes(vm) {
+            return true;
+        }
+        let network = Arc::clone(&self.host.network);
+        let open = tokio::task::spawn_blocking(move || network.open_connections()).await;
+        !open.is_ok_and(|open| open.contains_key(&vm.id))
+    }
+}
+
+fn after(policy: &IdlePolicy) -> Duration {
+    Duration::from_secs(policy.after_s.into())
+}
+
+/// Are ports of the host published to it?
+fn publishes(vm: &VmHandle) -> bool {
+    let network = vm.spec.network.as_ref();
+    network.is_some_and(|network| !network.ports.is_empty())
+}

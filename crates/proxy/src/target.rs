@@ -1,0 +1,184 @@
+//! Which VM and port a request is for.
+//!
+//! In this order: the headers `Jiffy-Vm` and `Jiffy-Port`, a path `/vm/NAME/PORT/…`, a host
+//! `PORT-NAME.DOMAIN`. NAME is a VM's name, its id, or a unique prefix of the id.
+
+use hyper::http::uri::PathAndQuery;
+use hyper::{HeaderMap, Uri};
+
+/// The header that names a VM.
+pub const VM: &str = "jiffy-vm";
+/// The header that names its port.
+pub const PORT: &str = "jiffy-port";
+/// What a path that names a VM begins with.
+const PREFIX: &str = "/vm/";
+
+/// A port of a VM.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Target {
+    /// Name or id of the VM.
+    pub vm: String,
+    /// Its TCP port.
+    pub port: u16,
+    /// What the VM is asked for: the request's path and query, without what named the VM.
+    pub path: PathAndQuery,
+    /// What was taken from the path, without a slash at its end.
+    pub prefix: Option<String>,
+}
+
+/// Finds the target; otherwise says in one sentence what the request lacks.
+pub fn find(uri: &Uri, headers: &HeaderMap, domain: &str) -> Result<Target, String> {
+    let root = || PathAndQuery::from_static("/");
+    let whole = uri.path_and_query().cloned().unwrap_or_else(root);
+    let header = |name| headers.get(name).map(|value| value.to_str());
+    if let (Some(vm), port) = (header(VM), header(PORT)) {
+        let port = port.and_then(Result::ok).and_then(port_of);
+        let vm = vm.ok().filter(|vm| !vm.is_empty());
+        let (Some(vm), Some(port)) = (vm, port) else {
+            return Err("The headers Jiffy-Vm and Jiffy-Port must name a VM and a port.".into());
+        };
+        return Ok(Target {
+            vm: vm.to_owned(),
+            port,
+            path: whole,
+            prefix: None,
+        });
+    }
+    if let Some(rest) = whole.as_str().strip_prefix(PREFIX) {
+        return in_path(rest);
+    }
+    // A request with a whole URL is for that URL's host (RFC 9112 §3.2.2).
+    let host = uri.host().or_else(|| {
+        let host = header("host")?.ok()?;
+        Some(host.rsplit_once(':').map_or(host, |(host, _)| host))
+    });
+    let in_host = host.and_then(|host| {
+        let (first, of) = host.split_at_checked(host.len().checked_sub(domain.len())?)?;
+        let named = first.strip_suffix('.')?;
+        let (port, vm) = named.split_once('-')?;
+        let is_ours = of.eq_ignore_ascii_case(domain) && !vm.is_empty();
+        is_ours.then_some((vm, port_of(port)?))
+    });
+    match in_host {
+        Some((vm, port)) => Ok(Target {
+            vm: vm.to_owned(),
+            port,
+            path: whole,
+            prefix: None,
+        }),
+        None => Err(format!(
+            "The request names no VM: its host must be PORT-NAME.{domain}, or its path begin with /vm/NAME/PORT/."
+        )),
+    }
+}
+
+/// `NAME/PORT`, then nothing, a path or a query.
+fn in_path(rest: &str) -> Result<Target, String> {
+    let wrong = || "A path that begins with /vm/ must go on with NAME/PORT/.".to_owned();
+    let (vm, rest) = rest.split_once('/').ok_or_else(wrong)?;
+    let end = rest.find(['/', '?']).unwrap_or(rest.len());
+    let (number, rest) = rest.split_at(end);
+    let port = port_of(number)
+        .filter(|_| !vm.is_empty())
+        .ok_or_else(wrong)?;
+    let path = match rest.starts_with('/') {
+        true => rest.to_owned(),
+        false => format!("/{rest}"),
+    };
+    Ok(Target {
+        vm: vm.to_owned(),
+        port,
+        path: path.parse().map_err(|_| wrong())?,
+        prefix: Some(format!("{PREFIX}{vm}/{number}")),
+    })
+}
+
+fn port_of(text: &str) -> Option<u16> {
+    // `parse` would accept a sign.
+    let is_number = text.bytes().all(|byte| byte.is_ascii_digit());
+    text.parse().ok().filter(|port| is_number && *port > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(uri: &str, headers: &[(&'static str, &str)]) -> Result<(String, u16, String), String> {
+        let headers = headers.iter().map(|(name, value)| {
+            let name = hyper::header::HeaderName::from_static(name);
+            (name, value.parse().unwrap())
+        });
+        let headers: HeaderMap = headers.collect();
+        let found = find(&uri.parse().unwrap(), &headers, "vm.example")?;
+        Ok((found.vm, found.port, found.path.to_string()))
+    }
+
+    fn is(vm: &str, port: u16, path: &str) -> Result<(String, u16, String), String> {
+        Ok((vm.into(), port, path.into()))
+    }
+
+    #[test]
+    fn a_host_names_a_port_and_a_vm() {
+        let host = |host| of("/a?b", &[("host", host)]);
+        assert_eq!(host("3000-web.vm.example"), is("web", 3000, "/a?b"));
+        assert_eq!(host("80-a-b.c.VM.Example:8443"), is("a-b.c", 80, "/a?b"));
+        assert_eq!(
+            of("http://80-web.vm.example/x", &[("host", "other")]),
+            is("web", 80, "/x")
+        );
+        for wrong in [
+            "vm.example",
+            "web.vm.example",
+            "80.vm.example",
+            "80-.vm.example",
+            "-web.vm.example",
+            "+80-web.vm.example",
+            "0-web.vm.example",
+            "65536-web.vm.example",
+            "80-web.example",
+            "80-webvm.example",
+            "80-web.vm.example.org",
+            "",
+        ] {
+            let sentence = host(wrong).unwrap_err();
+            assert!(
+                sentence.contains("PORT-NAME.vm.example"),
+                "{wrong}: {sentence}"
+            );
+        }
+        assert!(of("/", &[]).is_err());
+    }
+
+    #[test]
+    fn a_path_names_a_vm_and_a_port_and_is_cut() {
+        let host = [("host", "3000-other.vm.example")];
+        assert_eq!(of("/vm/web/80/a/b?c=d", &host), is("web", 80, "/a/b?c=d"));
+        assert_eq!(of("/vm/web/80/", &host), is("web", 80, "/"));
+        assert_eq!(of("/vm/web/80", &host), is("web", 80, "/"));
+        assert_eq!(of("/vm/web/80?c", &host), is("web", 80, "/?c"));
+        assert_eq!(of("/vm/web/80//a", &host), is("web", 80, "//a"));
+        for wrong in [
+            "/vm/",
+            "/vm/web",
+            "/vm/web/",
+            "/vm//80/",
+            "/vm/web/x/",
+            "/vm/web/0/",
+        ] {
+            assert!(
+                of(wrong, &host).unwrap_err().contains("NAME/PORT"),
+                "{wrong}"
+            );
+        }
+        // Another path.
+        assert_eq!(of("/vms/web/80", &host), is("other", 3000, "/vms/web/80"));
+    }
+
+    #[test]
+    fn headers_go_first() {
+        let both = [(VM, "web"), (PORT, "81"), ("host", "80-other.vm.example")];
+        assert_eq!(of("/vm/x/1/a", &both), is("web", 81, "/vm/x/1/a"));
+        assert!(of("/", &[(VM, "web"), ("host", "80-other.vm.example")]).is_err());
+        assert!(of("/", &[(VM, "web"), (PORT, "x")]).is_err());
+    }
+}

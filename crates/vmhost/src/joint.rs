@@ -1,0 +1,159 @@
+//! An operation that many want at the same time and that is done once for all of them.
+
+use std::fmt::Debug;
+use std::future::Future;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+/// An operation that is done once for all who want it meanwhile.
+#[derive(Debug)]
+pub struct Joint<T>(Mutex<Option<Current<T>>>);
+
+/// The operation in progress, or the last one.
+#[derive(Debug)]
+struct Current<T> {
+    /// The result and when it came.
+    result: watch::Receiver<Option<(Instant, T)>>,
+    /// Held by all who wait.
+    wanted: Weak<watch::Sender<()>>,
+}
+
+impl<T> Default for Joint<T> {
+    fn default() -> Joint<T> {
+        Joint(Mutex::default())
+    }
+}
+
+impl<T: Clone + Debug + Send + Sync + 'static> Joint<T> {
+    /// Waits for the operation in progress, or begins one. What it is begun with is closed when
+    /// nobody waits for it any more. `None` if it panicked.
+    pub async fn join<F>(&self, begin: impl FnOnce(watch::Receiver<()>) -> F) -> Option<T>
+    where
+        F: Future<Output = T> + Send + 'static,
+    {
+        let (mut result, _wanted) = {
+            let mut current = self.lock();
+            match current.as_ref().and_then(Current::in_progress) {
+                Some(joined) => joined,
+                None => {
+                    let (wanted, is_wanted) = watch::channel(());
+                    let wanted = Arc::new(wanted);
+                    let (tell, result) = watch::channel(None);
+                    let operation = begin(is_wanted);
+                    tokio::spawn(async move {
+                        let done = operation.await;
+                        tell.send_replace(Some((Instant::now(), done)));
+                    });
+                    *current = Some(Current {
+                        result: result.clone(),
+                        wanted: Arc::downgrade(&wanted),
+                    });
+                    (result, wanted)
+                }
+            }
+        };
+        let done = result.wait_for(Option::is_some).await.ok()?.clone();
+        done.map(|(_, result)| result)
+    }
+
+    /// The result of the last operation, if it is over, and when it came.
+    pub fn last(&self) -> Option<(Instant, T)> {
+        self.lock().as_ref()?.result.borrow().clone()
+    }
+
+    /// Forgets the last result.
+    pub fn forget(&self) {
+        self.lock()
+            .take_if(|current| current.in_progress().is_none());
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Current<T>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<T> Current<T> {
+    fn in_progress(
+        &self,
+    ) -> Option<(
+        watch::Receiver<Option<(Instant, T)>>,
+        Arc<watch::Sender<()>>,
+    )> {
+        // The sender is dropped at its end.
+        self.result.has_changed().ok()?;
+        Some((self.result.clone(), self.wanted.upgrade()?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use tokio::sync::Notify;
+
+    #[tokio::test]
+    async fn ten_thousand_who_want_it_have_it_done_once() {
+        let joint = Arc::new(Joint::<u32>::default());
+        let (count, go) = (Arc::new(AtomicU32::new(0)), Arc::new(Notify::new()));
+        let want = |joint: Arc<Joint<u32>>| {
+            let (count, go) = (Arc::clone(&count), Arc::clone(&go));
+            async move {
+                let begin = |_| async move {
+                    go.notified().await;
+                    count.fetch_add(1, Ordering::SeqCst) + 1
+                };
+                joint.join(begin).await
+            }
+        };
+        for round in 1..4 {
+            let waiting: Vec<_> = (0..10_000)
+                .map(|_| tokio::spawn(want(Arc::clone(&joint))))
+                .collect();
+            tokio::task::yield_now().await;
+            go.notify_one();
+            for one in waiting {
+                assert_eq!(one.await.unwrap(), Some(round));
+            }
+            assert_eq!(joint.last().unwrap().1, round);
+        }
+        joint.forget();
+        assert!(joint.last().is_none());
+    }
+
+    #[tokio::test]
+    async fn it_is_told_when_nobody_wants_it_any_more() {
+        let joint = Arc::new(Joint::<()>::default());
+        let (gone, told) = (
+            Arc::new(Notify::new()),
+            Arc::clone(&Arc::new(Notify::new())),
+        );
+        let want = || {
+            let (joint, gone, told) = (Arc::clone(&joint), Arc::clone(&gone), Arc::clone(&told));
+            tokio::spawn(async move {
+                let begin = |mut wanted: watch::Receiver<()>| async move {
+                    gone.notify_one();
+                    assert!(wanted.changed().await.is_err());
+                    told.notify_one();
+                };
+                joint.join(begin).await
+            })
+        };
+        let first = want();
+        gone.notified().await;
+        let second = want();
+        tokio::task::yield_now().await;
+        first.abort();
+        tokio::task::yield_now().await;
+        second.abort();
+        told.notified().await;
+    }
+
+    #[tokio::test]
+    async fn one_that_panics_is_not_waited_for_and_the_next_begins() {
+        let joint = Joint::<u32>::default();
+        let panics = |_| async { panic!("as it must") };
+        assert_eq!(joint.join(panics).await, None);
+        assert_eq!(joint.join(|_| async { 2 }).await, Some(2));
+    }
+}
