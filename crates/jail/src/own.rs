@@ -39,7 +39,7 @@ pub enum OwnError {
 /// What is left to the program of the file system.
 #[derive(Debug, Default)]
 pub struct Folders<'a> {
-    /// What it may read, with all that is below.
+    /// What it may read, with all that is below. What does not exist is left out.
     pub readable: &'a [&'a Path],
     /// Where it may do everything but execute programs and make devices.
     pub writable: &'a [&'a Path],
@@ -99,8 +99,12 @@ fn restrict(folders: &Folders<'_>) -> Result<bool, OwnError> {
         .create()?;
     for (paths, access) in [(folders.readable, read), (folders.writable, write)] {
         for path in paths {
-            let folder =
-                PathFd::new(path).map_err(|error| OwnError::Folder((*path).to_owned(), error))?;
+            let folder = match PathFd::new(path) {
+                Ok(folder) => folder,
+                // There is nothing to read.
+                Err(_) if access == read && !path.exists() => continue,
+                Err(error) => return Err(OwnError::Folder((*path).to_owned(), error)),
+            };
             rules = rules.add_rule(PathBeneath::new(folder, access))?;
         }
     }

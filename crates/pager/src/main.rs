@@ -120,6 +120,8 @@ fn run(serve: &Serve) -> Result<()> {
         let error = begin_anew();
         return Err(error).context("the pager can't be executed with a clean environment");
     };
+    // It was executed by another name.
+    rustix::thread::set_name(c"jiffy-pager").context("the process can't be named")?;
     let stop = TerminationFd::block().context("SIGTERM cannot be waited for")?;
     let ready = serve
         .ready_fd
@@ -164,12 +166,8 @@ fn begin_anew() -> io::Error {
             -1
         }
     };
-    let this = match std::env::current_exe() {
-        Ok(this) => this,
-        Err(error) => return error,
-    };
     let arguments: Vec<OsString> = std::env::args_os().collect();
-    let mut command = process::Command::new(this);
+    let mut command = process::Command::new("/proc/self/exe");
     command
         .env_clear()
         .envs(std::env::vars_os().filter(|(name, _)| name == LOG));
