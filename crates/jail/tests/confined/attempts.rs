@@ -2,6 +2,7 @@
 #![allow(unsafe_code)] // System calls, whatever they do.
 
 use super::SECRET;
+use super::calls::{call, got, reply};
 use libc::{c_int, c_long};
 use std::ffi::CString;
 use std::fs;
@@ -311,22 +312,6 @@ const CALLS: &[Attempt] = &[
 fn socket(family: c_int) -> Outcome {
     // SAFETY: numbers.
     reply(unsafe { libc::socket(family, libc::SOCK_STREAM, 0) })
-}
-
-fn got(result: c_long) -> io::Result<c_long> {
-    match result {
-        0.. => Ok(result),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
-fn reply(result: c_int) -> Outcome {
-    got(result.into()).map(drop)
-}
-
-fn call(number: c_long, a: [c_long; 6]) -> Outcome {
-    // SAFETY: whatever it does, it does to this process.
-    got(unsafe { libc::syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]) }).map(drop)
 }
 
 fn c_path(path: &std::path::Path) -> CString {

@@ -6,6 +6,8 @@
 //! but the confinement holds them.
 
 mod attempts;
+#[path = "../common/calls.rs"]
+mod calls;
 
 use std::fs;
 use std::io::{BufRead, BufReader};

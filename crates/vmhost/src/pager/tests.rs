@@ -64,10 +64,7 @@ async fn answered_but(
 async fn nobody_has_a_disk_alone_that_was_completed_for_somebody() {
     let folder = tempfile::tempdir().unwrap();
     let (pager, _asked) = obeyed(folder.path()).await;
-    let disk = LazyDisk {
-        chunks: vec!["0123456789abcdef0123456789abcdef".to_owned()],
-        ext4: false,
-    };
+    let disk = disk(1);
     let contents = disk.contents(&pager.paths);
     fs::create_dir_all(contents.parent().unwrap()).unwrap();
     fs::write(&contents, "").unwrap();
@@ -78,13 +75,6 @@ async fn nobody_has_a_disk_alone_that_was_completed_for_somebody() {
     assert!(alone().is_none(), "a VM has ended");
     drop(held);
     assert!(alone().is_some());
-}
-
-fn disk_with(digits: &str) -> LazyDisk {
-    LazyDisk {
-        chunks: vec![digits.repeat(16)],
-        ext4: false,
-    }
 }
 
 /// Whether a program of this user and group, and of no other group, gets to this path.
@@ -116,10 +106,7 @@ async fn a_vm_reaches_the_socket_of_its_disk_and_of_no_other() {
     paths.prepare().unwrap();
     fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o755)).unwrap();
     let is_root = rustix::process::geteuid().is_root();
-    let disks = [
-        ("one", disk_with("0a"), 54321),
-        ("two", disk_with("0b"), 54322),
-    ];
+    let disks = [("one", disk(1), 54321), ("two", disk(2), 54322)];
     for shared in ["vms", "pager"] {
         fs::set_permissions(folder.path().join(shared), PermissionsExt::from_mode(0o711)).unwrap();
     }
@@ -170,7 +157,7 @@ async fn a_vmm_of_an_earlier_release_has_the_socket_where_it_looks_for_it() {
     let (pager, _asked) = obeyed(folder.path()).await;
     let paths = &pager.paths;
     paths.prepare().unwrap();
-    let disk = disk_with("0a");
+    let disk = disk(1);
     fs::create_dir(paths.vm_run("one")).unwrap();
     configured(paths, "one", &disk);
     let config = paths.vm("one").join("vmm.json");
@@ -190,10 +177,7 @@ async fn a_disk_that_is_not_opened_in_time_is_let_go_of() {
     let folder = tempfile::tempdir().unwrap();
     let busy = PagerResponse::Error("it is busy".into());
     let (pager, mut asked) = answered(folder.path(), busy).await;
-    let disk = LazyDisk {
-        chunks: vec!["0123456789abcdef0123456789abcdef".to_owned()],
-        ext4: false,
-    };
+    let disk = disk(1);
     pager.open_disk(&disk).await.unwrap_err();
     assert!(matches!(
         asked.try_recv().unwrap(),
