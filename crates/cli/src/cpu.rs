@@ -103,19 +103,10 @@ pub fn table(host: &Profile) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use jiffy_wire::cpu::Leaf;
+    use jiffy_wire::cpu::testing::processor;
 
     fn host(edx: u32) -> Profile {
-        let word = |text: &[u8; 4]| u32::from_le_bytes(*text);
-        let leaf = |leaf, registers| Leaf {
-            leaf,
-            index: 0,
-            registers,
-        };
-        Profile::new(vec![
-            leaf(0, [7, word(b"Auth"), word(b"cAMD"), word(b"enti")]),
-            leaf(1, [0, 0, 0, edx]),
-        ])
+        processor("AuthenticAMD", 7, &[(1, 0, [0, 0, 0, edx])])
     }
 
     #[test]

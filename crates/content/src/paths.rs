@@ -71,6 +71,7 @@ impl Paths {
             self.golden(),
             self.run.join("vms"),
             self.run.join("pager"),
+            self.run.join("disks"),
         ] {
             make_private(&folder)?;
         }
@@ -161,6 +162,17 @@ impl Paths {
     /// Where the pager waits for a VM.
     pub fn pager_vm_socket(&self, id: &str) -> PathBuf {
         self.run.join("pager").join(format!("{id}.sock"))
+    }
+
+    /// Where the pager listens for requests about this disk. VMMs can't get there: each VM that
+    /// has the disk gets a link to the socket ([`Paths::vm_disk_socket`]).
+    pub fn disk_socket(&self, name: &str) -> PathBuf {
+        self.run.join("disks").join(format!("{name}.sock"))
+    }
+
+    /// Where a VMM reaches the pager about the disk that its VM has.
+    pub fn vm_disk_socket(&self, id: &str) -> PathBuf {
+        self.vm_run(id).join("disk.sock")
     }
 
     /// The pager's binary.

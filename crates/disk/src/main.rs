@@ -3,6 +3,7 @@
 use clap::Parser;
 use jiffy_disk::options::{Options, Verb};
 use jiffy_disk::server;
+use jiffy_sys::causes;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -14,7 +15,7 @@ fn main() -> ExitCode {
     match server::serve(&serve) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("jiffy-disk: {error:#}");
+            eprintln!("jiffy-disk: {}", causes::sentence(&error));
             if let server::ServeError::Disk(error) = &error
                 && let Some(hint) = error.hint()
             {

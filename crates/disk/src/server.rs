@@ -1,10 +1,12 @@
 //! The listening socket, and a process for each monitor that connects.
 
+use crate::confinement;
 use crate::device::Disk;
 use crate::options::Serve;
 use jiffy_devices::GuestMemory;
 use jiffy_devices::virtio::block::{Backend, BlockError, BlockOptions};
 use jiffy_devices::virtio::queue::RateLimit;
+use jiffy_jail::own::OwnError;
 use jiffy_sys::fork::{Child, Fork, fork};
 use jiffy_sys::private_socket::bind_private;
 use jiffy_sys::termination::TerminationFd;
@@ -46,6 +48,9 @@ pub enum ServeError {
     /// The socket can't be created.
     #[error("the socket {0:?} can't be made: {1}")]
     Socket(PathBuf, io::Error),
+    /// The process can't be confined.
+    #[error("the server can't be confined")]
+    Confinement(#[from] OwnError),
     /// A system call failed unexpectedly.
     #[error("{0}: {1}")]
     System(&'static str, io::Error),
@@ -67,6 +72,9 @@ pub fn serve(options: &Serve) -> Result<(), ServeError> {
         limit: RateLimit::default(),
     })?);
     let socket = Socket::bind(&options.socket)?;
+    if !confinement::of_server(folder_of(&options.socket))? {
+        info!("this kernel has no Landlock: files are bounded by their permissions only");
+    }
     info!(
         disk = %options.file.display(),
         bytes = backend.state().bytes,
@@ -115,8 +123,8 @@ pub fn serve(options: &Serve) -> Result<(), ServeError> {
 
 /// Serves one monitor; returns the exit status for its process.
 fn one(listener: &UnixListener, backend: Arc<Backend>, queues: u16) -> i32 {
-    let served = listener
-        .try_clone()
+    let served = confinement::of_monitor()
+        .and_then(|()| listener.try_clone())
         .map_err(DaemonError::StartDaemon)
         .and_then(|listener| {
             let memory = GuestMemoryAtomic::new(GuestMemory::new());
@@ -161,6 +169,13 @@ fn end_if_silent(greeted: Arc<AtomicBool>) -> Result<(), DaemonError> {
         .map_err(DaemonError::StartDaemon)
 }
 
+fn folder_of(file: &Path) -> &Path {
+    match file.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    }
+}
+
 /// A socket file that is removed when this is dropped.
 struct Socket {
     listener: UnixListener,
@@ -177,11 +192,7 @@ impl Socket {
         let name = path
             .file_name()
             .ok_or_else(|| failed(io::ErrorKind::InvalidInput.into()))?;
-        let folder = match path.parent() {
-            Some(parent) if !parent.as_os_str().is_empty() => parent,
-            _ => Path::new("."),
-        };
-        let folder = File::open(folder).map_err(failed)?;
+        let folder = File::open(folder_of(path)).map_err(failed)?;
         let hidden = format!(".jiffy-disk-{}", std::process::id());
         // A path by the folder's descriptor, which is short enough for a socket address.
         let there = PathBuf::from(format!("/proc/self/fd/{}", folder.as_raw_fd())).join(&hidden);

@@ -21,8 +21,8 @@ type All = Arc<Mutex<HashMap<String, Served>>>;
 fn main() {
     let arguments: Vec<String> = std::env::args().collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    let ["serve", "--control", control] = words[1..] else {
-        eprintln!("fake-pager: serve --control SOCKET");
+    let ["serve", "--control", control, ..] = words[1..] else {
+        eprintln!("fake-pager: serve --control SOCKET …");
         std::process::exit(2);
     };
     let listener = UnixListener::bind(control).unwrap();

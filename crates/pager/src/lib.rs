@@ -8,12 +8,14 @@
 //! * [`working_set`]: working sets in memory, shared by restores.
 //! * [`io_pool`]: threads for work that may wait for registries, in lanes.
 //! * [`scratch`]: the buffers of one thread.
-//! * [`origins`]: where missing chunks of an image can be fetched.
+//! * [`origins`]: where missing chunks of an image can be fetched, by another program.
+//! * [`confinement`]: what the pager gives up.
 //! * [`disk`]: a disk whose cache is filled on demand.
 //! * [`server`]: the control socket and the VMs' sockets.
 //! * [`replay`]: replays a recorded restore with several strategies, without a VM.
 
 mod bitmap;
+pub mod confinement;
 pub mod disk;
 pub mod handshake;
 pub mod image;

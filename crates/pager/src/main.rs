@@ -2,18 +2,24 @@
 
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
+use jiffy_pager::origins::elsewhere::{self, Reader};
 use jiffy_pager::pool::Settings;
-use jiffy_pager::replay;
-use jiffy_pager::server::Server;
+use jiffy_pager::server::{Server, listen_alone};
+use jiffy_pager::{confinement, replay};
 use jiffy_sys::fds;
 use jiffy_sys::termination::TerminationFd;
+use rustix::io::FdFlags;
+use std::ffi::OsString;
 use std::fs::File;
-use std::io::Write;
-use std::os::fd::AsFd;
-use std::path::PathBuf;
-use std::process::ExitCode;
+use std::io::{self, Write};
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{self, ExitCode};
 use tracing_subscriber::EnvFilter;
 
+/// The variable that the pager keeps of its environment.
+const LOG: &str = EnvFilter::DEFAULT_ENV;
 /// A VM needs three descriptors.
 const DESCRIPTORS: u64 = 1 << 16;
 
@@ -70,9 +76,16 @@ struct Serve {
     /// Unix socket to listen on for requests
     #[arg(long, value_name = "SOCKET")]
     control: PathBuf,
+    /// Folder with images, caches, recordings or sockets of VMs, which alone are reached; may be
+    /// repeated [default: the control socket's folder]
+    #[arg(long, value_name = "FOLDER")]
+    folder: Vec<PathBuf>,
     /// Inherited descriptor that gets the line "ready" once requests are accepted
     #[arg(long, value_name = "N")]
     ready_fd: Option<i32>,
+    /// Inherited descriptor of jiffy-origins, which this program starts otherwise
+    #[arg(long, value_name = "N", hide = true)]
+    origins_fd: Option<i32>,
     /// Number of threads for all VMs [default: one per processor]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     workers: Option<u16>,
@@ -103,6 +116,12 @@ fn main() -> ExitCode {
 }
 
 fn run(serve: &Serve) -> Result<()> {
+    let Some(origins) = serve.origins_fd else {
+        let error = begin_anew();
+        return Err(error).context("the pager can't be executed with a clean environment");
+    };
+    // It was executed by another name.
+    rustix::thread::set_name(c"jiffy-pager").context("the process can't be named")?;
     let stop = TerminationFd::block().context("SIGTERM cannot be waited for")?;
     let ready = serve
         .ready_fd
@@ -111,8 +130,19 @@ fn run(serve: &Serve) -> Result<()> {
         })
         .transpose()?;
     jiffy_sys::descriptors::raise_limit(DESCRIPTORS);
-    let server = Server::start(&serve.control, settings(serve)?)
+    let settings = settings(serve)?;
+    let listener = listen_alone(&serve.control)
         .with_context(|| format!("{} cannot be listened on", serve.control.display()))?;
+    let reader = Reader::over(fds::inherited(origins).ok());
+    let mut folders = serve.folder.clone();
+    if folders.is_empty() {
+        folders.push(folder_of(&serve.control));
+    }
+    if !confinement::enter(&folders).context("the pager can't be confined")? {
+        tracing::info!("this kernel has no Landlock: files are bounded by their permissions only");
+    }
+    let server = Server::start(&serve.control, listener, reader, settings)
+        .context("the pager can't be started")?;
     if let Some(ready) = ready {
         // Whoever wanted to know may have gone.
         let _ = File::from(ready).write_all(b"ready\n");
@@ -122,11 +152,31 @@ fn run(serve: &Serve) -> Result<()> {
         .context("the sockets cannot be waited for")
 }
 
-fn run_replay(arguments: Replay) -> Result<()> {
-    let beside = match arguments.image.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => folder.to_owned(),
-        _ => PathBuf::from("."),
+/// Starts `jiffy-origins`, which needs the environment for the registries' credentials and proxies,
+/// and executes this program again without it.
+fn begin_anew() -> io::Error {
+    let origins = elsewhere::start().and_then(|channel| {
+        rustix::io::fcntl_setfd(&channel, FdFlags::empty())?;
+        Ok(channel)
+    });
+    let number = match &origins {
+        Ok(channel) => channel.as_raw_fd(),
+        Err(error) => {
+            tracing::warn!(%error, "jiffy-origins can't be started: what is elsewhere can't be had");
+            -1
+        }
     };
+    let arguments: Vec<OsString> = std::env::args_os().collect();
+    let mut command = process::Command::new("/proc/self/exe");
+    command
+        .env_clear()
+        .envs(std::env::vars_os().filter(|(name, _)| name == LOG));
+    command.arg0(&arguments[0]).args(&arguments[1..]);
+    command.arg(format!("--origins-fd={number}")).exec()
+}
+
+fn run_replay(arguments: Replay) -> Result<()> {
+    let beside = folder_of(&arguments.image);
     let options = replay::Options {
         recording: arguments.recording,
         image: arguments.image,
@@ -141,6 +191,13 @@ fn run_replay(arguments: Replay) -> Result<()> {
         Format::Json => println!("{}", serde_json::to_string_pretty(&report)?),
     }
     Ok(())
+}
+
+fn folder_of(file: &Path) -> PathBuf {
+    match file.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder.to_owned(),
+        _ => PathBuf::from("."),
+    }
 }
 
 fn settings(serve: &Serve) -> Result<Settings> {

@@ -20,6 +20,7 @@
 //! * [`kick`]: a signal that makes one thread leave a blocking call.
 //! * [`private_socket`]: a Unix socket that only its owner may connect to.
 //! * [`regular`]: opens regular files only.
+//! * [`seccomp`]: system call filters.
 //! * [`spawn`]: starts a program in its own session.
 //! * [`tap`]: creates TAP devices.
 //! * [`tap_queue`]: a queue of a TAP device, for the process that serves it.
@@ -46,6 +47,7 @@ pub mod ownership;
 pub mod pagemap;
 pub mod private_socket;
 pub mod regular;
+pub mod seccomp;
 pub mod spawn;
 pub mod tap;
 pub mod tap_queue;

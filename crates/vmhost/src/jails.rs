@@ -5,6 +5,7 @@ use jiffy_content::error::{Error, Result};
 use jiffy_content::model::vm::Spec;
 use jiffy_content::paths::Paths;
 use jiffy_jail::access::open_folder;
+use jiffy_jail::own::has_landlock;
 use jiffy_jail::{
     Cgroup, Cgroups, Identities, Identity, Jail, Level, Limits, Program, Share, identity,
 };
@@ -147,6 +148,7 @@ impl Launcher {
             jailed: self.level.is_some_and(Level::has_own_root),
             own_user: self.level == Some(Level::OwnUser),
             cgroups: self.cgroups.is_some(),
+            landlock: Some(has_landlock()),
             lacks: self.lacks.clone(),
         }
     }

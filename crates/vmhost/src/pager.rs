@@ -8,10 +8,12 @@
 //! disk wait for each other, not for those of others.
 //!
 //! * `ask`: requests and their answers.
+//! * [`disk_links`]: ways from VMs to the sockets of their disks.
 //! * `orders`: serialises requests of each VM and disk.
 //! * `process`: starts, watches and replaces the process.
 
 mod ask;
+pub mod disk_links;
 mod orders;
 mod process;
 #[cfg(test)]
@@ -387,9 +389,8 @@ impl Pager {
             let state = self.state();
             state.served.contains_key(id) || state.disks.contains_key(id)
         };
-        let sockets = fs::read_dir(self.paths.run.join("pager"));
-        for entry in sockets.into_iter().flatten().flatten() {
-            let name = entry.file_name().to_string_lossy().into_owned();
+        for file in self.files() {
+            let name = name_of(&file);
             // Other files beside a socket are removed with it.
             let Some(id) = name.strip_suffix(".sock") else {
                 continue;
@@ -404,13 +405,19 @@ impl Pager {
     /// Removes sockets, and the files beside them, of VMs and disks that are not needed: an
     /// earlier daemon may have been killed before it saved the VM's record.
     fn remove_files(&self, needed: impl Fn(&str) -> bool) {
-        let files = fs::read_dir(self.paths.run.join("pager"));
-        for entry in files.into_iter().flatten().flatten() {
-            let name = entry.file_name().to_string_lossy().into_owned();
+        for file in self.files() {
+            let name = name_of(&file);
             if !needed(name.split(".sock").next().unwrap_or(&name)) {
-                let _ = fs::remove_file(entry.path());
+                let _ = fs::remove_file(file);
             }
         }
+    }
+
+    /// The sockets of all VMs and disks, and the files beside them.
+    fn files(&self) -> Vec<PathBuf> {
+        let folders = ["pager", "disks"].map(|name| fs::read_dir(self.paths.run.join(name)));
+        let entries = folders.into_iter().flatten().flatten().flatten();
+        entries.map(|entry| entry.path()).collect()
     }
 
     /// Fills all missing memory of a VM, or all of a disk. If the pager dies, the next one does
@@ -472,7 +479,9 @@ impl Pager {
             // A new pager does not know the files that another one has left.
             self.remove_files(|other| other != id);
         }
-        let _ = fs::remove_file(self.paths.pager_vm_socket(id));
+        for socket in [self.paths.pager_vm_socket(id), self.paths.disk_socket(id)] {
+            let _ = fs::remove_file(socket);
+        }
     }
 
     /// The pager's statistics of a VM.
@@ -497,6 +506,13 @@ impl Pager {
             process.kill();
         }
     }
+}
+
+fn name_of(file: &Path) -> String {
+    file.file_name()
+        .unwrap_or_default()
+        .to_string_lossy()
+        .into_owned()
 }
 
 /// Locks a cache's file as a VMM that reads it does.

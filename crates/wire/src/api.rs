@@ -694,6 +694,10 @@ pub struct Containment {
     pub own_user: bool,
     /// A control group limits each.
     pub cgroups: bool,
+    /// The kernel has Landlock, which bounds the files of `jiffy-pager` and `jiffy-disk`; `None` of a
+    /// node of an earlier release.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub landlock: Option<bool>,
     /// One sentence without a full stop for each of these that is missing.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub lacks: Vec<String>,

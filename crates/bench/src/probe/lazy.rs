@@ -155,6 +155,7 @@ fn start() -> Result<Running> {
     let number = ready_end.as_raw_fd().to_string();
     let process = Command::new(PAGER)
         .args(["serve", "--control", CONTROL, "--ready-fd", &number])
+        .args(["--folder", "/tmp", "--folder", SNAPSHOT])
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .spawn()

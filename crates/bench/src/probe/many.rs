@@ -1,6 +1,6 @@
 //! Measures the cost of idle VMs: of one, and of a thousand.
 
-use super::node::{boot_idle, counted, jiffy, output};
+use super::node::{boot_idle, counted, jiffy, number_in, output};
 use super::until_idle;
 use crate::plan::{BYTES, DAEMON_BYTES, INSTRUCTIONS, LIST, Sample, WAKE_UPS};
 use anyhow::{Context, Result, ensure};
@@ -79,7 +79,7 @@ pub fn clones(run: u32, count: u32) -> Result<Sample> {
         }
         std::thread::sleep(SETTLED);
         let used = before.saturating_sub(available_bytes()?);
-        let daemon = number_in(Path::new(&format!("/proc/{}/status", daemon()?)), "VmRSS:")?;
+        let daemon = number_of(Path::new(&format!("/proc/{}/status", daemon()?)), "VmRSS:")?;
         Ok(counted(BTreeMap::from([
             (BYTES.into(), used / u64::from(count)),
             (DAEMON_BYTES.into(), daemon * 1024),
@@ -196,7 +196,7 @@ fn sleeps_of(processes: &[u32]) -> Result<u64> {
     let mut sum = 0;
     for pid in processes {
         for task in fs::read_dir(format!("/proc/{pid}/task"))? {
-            sum += number_in(&task?.path().join("status"), "voluntary_ctxt_switches:")?;
+            sum += number_of(&task?.path().join("status"), "voluntary_ctxt_switches:")?;
         }
     }
     Ok(sum)
@@ -227,14 +227,11 @@ fn processes(name: &str) -> Result<Vec<u32>> {
 }
 
 fn available_bytes() -> Result<u64> {
-    Ok(number_in(Path::new("/proc/meminfo"), "MemAvailable:")? * 1024)
+    Ok(number_of(Path::new("/proc/meminfo"), "MemAvailable:")? * 1024)
 }
 
 /// The number of a line that begins with `name`, as in proc(5)'s status and meminfo.
-fn number_in(file: &Path, name: &str) -> Result<u64> {
+fn number_of(file: &Path, name: &str) -> Result<u64> {
     let text = fs::read_to_string(file).with_context(|| file.display().to_string())?;
-    let line = text.lines().find_map(|line| line.strip_prefix(name));
-    let number = line.and_then(|rest| rest.split_whitespace().next());
-    let number = number.with_context(|| format!("{name} is not in {}", file.display()))?;
-    Ok(number.parse()?)
+    number_in(&text, name).with_context(|| format!("{name} is not in {}", file.display()))
 }

@@ -79,10 +79,15 @@ pub fn memory_of(pid: u32) -> Result<BTreeMap<String, u64>> {
     ]))
 }
 
+/// Bytes of a line in KiB; 0 without one.
 fn field(rollup: &str, name: &str) -> u64 {
-    let line = rollup.lines().find_map(|line| line.strip_prefix(name));
-    let kib = line.and_then(|rest| rest.split_whitespace().next());
-    kib.and_then(|kib| kib.parse::<u64>().ok()).unwrap_or(0) * 1024
+    number_in(rollup, name).unwrap_or(0) * 1024
+}
+
+/// The number after this name at the start of a line (proc(5): `status`, `meminfo`, …).
+pub fn number_in(text: &str, name: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+    line.split_whitespace().next()?.parse().ok()
 }
 
 pub fn output(words: &[&str]) -> Result<Output> {

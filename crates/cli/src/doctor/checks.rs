@@ -280,6 +280,9 @@ pub fn containment(node: Option<&Containment>) -> Check {
         [] => "VMMs run as jiffyd's user, with filtered system calls".to_owned(),
         parts => format!("each VMM has {} of its own", parts.join(", ")),
     };
+    if found.landlock == Some(false) {
+        detail.push_str("; the kernel has no Landlock to bound the files of jiffy-pager");
+    }
     if found.lacks.is_empty() {
         return check(State::Good, &detail);
     }
@@ -459,6 +462,7 @@ mod tests {
             jailed: true,
             own_user: true,
             cgroups: true,
+            landlock: Some(true),
             lacks: Vec::new(),
         };
         let check = containment(Some(&whole));
@@ -467,6 +471,13 @@ mod tests {
             check.detail,
             "each VMM has a user, namespaces, a control group of its own"
         );
+        let without = Containment {
+            landlock: Some(false),
+            ..whole
+        };
+        let check = containment(Some(&without));
+        assert_eq!(check.state, State::Good);
+        assert!(check.detail.contains("no Landlock"), "{}", check.detail);
         let off = Containment {
             lacks: vec!["jiffyd was started with --jail off".into()],
             ..Containment::default()

@@ -62,11 +62,16 @@ impl LazyDisk {
         self.cache(paths).join(CONTENTS)
     }
 
-    /// How a VMM finds and asks for missing chunks.
-    pub fn residency(&self, paths: &Paths) -> Residency {
+    /// Which parts are here.
+    pub fn present(&self, paths: &Paths) -> PathBuf {
+        self.cache(paths).join(PRESENT)
+    }
+
+    /// How the VMM of this VM finds and asks for missing chunks.
+    pub fn residency(&self, paths: &Paths, id: &str) -> Residency {
         Residency {
-            present: self.cache(paths).join(PRESENT),
-            pager_socket: paths.pager_vm_socket(&self.name()),
+            present: self.present(paths),
+            pager_socket: paths.vm_disk_socket(id),
         }
     }
 
@@ -97,7 +102,7 @@ impl LazyDisk {
         let recording = recording(paths, image);
         requests.push(PagerRequest::OpenDisk(OpenDisk {
             name: self.name(),
-            socket: paths.pager_vm_socket(&self.name()),
+            socket: paths.disk_socket(&self.name()),
             cache: self.cache(paths),
             image: chunks.path(image),
             // The first boot is recorded; later ones prefetch what it read.

@@ -14,7 +14,8 @@ use crate::model::snapshot::Manifest;
 use crate::model::vm::{Failure, FromSnapshot, MainEnd, MainState, Paged, Root, Spec, VmRecord};
 use jiffy_wire::agent::{Command, ExitStatus, StartError, StartFailure, WindowSize};
 use jiffy_wire::api::{self, ImageConfig, ImageSource, MemoryForm, RootDisk, VmState, VolumeUse};
-use jiffy_wire::cpu::{ARCH_CAPABILITIES, Leaf, Profile, Wanted};
+use jiffy_wire::cpu::testing::processor;
+use jiffy_wire::cpu::{ARCH_CAPABILITIES, Profile, Wanted};
 use jiffy_wire::pager::{Origin, RegistryOrigin};
 use jiffy_wire::timeline::{Span, Timeline, Track};
 use jiffy_wire::vmm::{DiskLimit, Extent, PageSize, ReadUnits};
@@ -158,22 +159,12 @@ fn on_a_network() -> VmRecord {
 
 /// Less than a host has, with each part that a profile may have.
 fn profile() -> Profile {
-    let leaf = |leaf, index, registers| Leaf {
-        leaf,
-        index,
-        registers,
-    };
-    let vendor = [7, 0x756e_6547, 0x6c65_746e, 0x4965_6e69];
-    let leaves = vec![
-        leaf(0, 0, vendor),
-        leaf(1, 0, [0, 0, 1 << 31, 1 << 26]),
-        leaf(4, 3, [1, 2, 3, 4]),
-    ];
+    let leaves = [(1, 0, [0, 0, 1 << 31, 1 << 26]), (4, 3, [1, 2, 3, 4])];
     Profile {
         msrs: BTreeMap::from([(ARCH_CAPABILITIES, 5)]),
         tsc_khz: Some(2_000_000),
         tsc_scaling: true,
-        ..Profile::new(leaves)
+        ..processor("GenuineIntel", 7, &leaves)
     }
 }
 

@@ -1,6 +1,7 @@
 //! What a program that was taken over tries. Each attempt says whether it got anywhere.
 #![allow(unsafe_code)] // System calls, whatever they do.
 
+use super::calls::{call, got, reply};
 use super::stage::{FILE_SIZE, FILES, PROCESSES, SECRET, SHM_KEY};
 use libc::{c_int, c_long};
 use std::ffi::CString;
@@ -511,22 +512,6 @@ const FILTERED: &[Attempt] = &[
         }
     }),
 ];
-
-fn got(result: c_long) -> io::Result<c_long> {
-    match result {
-        0.. => Ok(result),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
-fn reply(result: c_int) -> Outcome {
-    got(result.into()).map(drop)
-}
-
-fn call(number: c_long, a: [c_long; 6]) -> Outcome {
-    // SAFETY: whatever it does, it does to this process.
-    got(unsafe { libc::syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]) }).map(drop)
-}
 
 fn path(path: &str, act: impl FnOnce(*const libc::c_char) -> c_int) -> Outcome {
     let path = CString::new(path)?;

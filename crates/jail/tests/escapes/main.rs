@@ -6,6 +6,8 @@
 //! a monitor's main thread on top.
 
 mod attempts;
+#[path = "../common/calls.rs"]
+mod calls;
 mod stage;
 
 fn main() {

@@ -20,7 +20,8 @@ use crate::guest::Main;
 use crate::script::Script;
 use jiffy_sys::ahead::{self, Argument};
 use jiffy_wire::agent::CopyFrame;
-use jiffy_wire::cpu::{Host, Leaf, Profile};
+use jiffy_wire::cpu::Host;
+use jiffy_wire::cpu::testing::processor;
 use jiffy_wire::guest::GuestConfig;
 use jiffy_wire::timeline::names;
 use jiffy_wire::vmm::{
@@ -57,25 +58,15 @@ struct Vm {
 }
 /// What all guests have here; an earlier release showed them IA32_ARCH_CAPABILITIES.
 fn host() -> Host {
-    let shown = processor(1 << 10);
-    let restorable = processor(1 << 10 | 1 << 29);
-    Host { shown, restorable }
-}
-
-/// A processor with these features in leaf 7's EDX.
-fn processor(leaf_7_edx: u32) -> Profile {
-    let word = |text: &[u8; 4]| u32::from_le_bytes(*text);
-    let leaf = |leaf, registers| Leaf {
-        leaf,
-        index: 0,
-        registers,
+    let with = |leaf_7_edx| {
+        let leaves = [
+            (1, 0, [0, 0, 1 << 31, 1 << 26]),
+            (7, 0, [0, 0, 0, leaf_7_edx]),
+        ];
+        processor("GenuineIntel", 7, &leaves)
     };
-    let vendor = [7, word(b"Genu"), word(b"ntel"), word(b"ineI")];
-    Profile::new(vec![
-        leaf(0, vendor),
-        leaf(1, [0, 0, 1 << 31, 1 << 26]),
-        leaf(7, [0, 0, 0, leaf_7_edx]),
-    ])
+    let (shown, restorable) = (with(1 << 10), with(1 << 10 | 1 << 29));
+    Host { shown, restorable }
 }
 
 fn main() {

@@ -2,7 +2,8 @@
 
 use crate::daemon::{Daemon, named};
 use jiffy_wire::api::{CreateVm, ErrorKind, Vm, VmState};
-use jiffy_wire::cpu::{Leaf, Profile, Wanted};
+use jiffy_wire::cpu::testing::processor;
+use jiffy_wire::cpu::{Profile, Wanted};
 use jiffy_wire::vmm::VmmConfig;
 use std::fs;
 
@@ -21,16 +22,7 @@ fn told(daemon: &Daemon, vm: &Vm) -> Option<Wanted> {
 }
 
 fn profile() -> Profile {
-    let word = |text: &[u8; 4]| u32::from_le_bytes(*text);
-    let leaf = |leaf, registers| Leaf {
-        leaf,
-        index: 0,
-        registers,
-    };
-    Profile::new(vec![
-        leaf(0, [1, word(b"Genu"), word(b"ntel"), word(b"ineI")]),
-        leaf(1, [0, 0, 0, 1 << 26]),
-    ])
+    processor("GenuineIntel", 1, &[(1, 0, [0, 0, 0, 1 << 26])])
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use jiffy_registry::artifact::{RemoteArtifact, RemoteFile};
 use jiffy_registry::client::Retries;
 use jiffy_registry::{Client, ClientOptions, Progress, Reference, RegistryError};
-use jiffy_store::{Origin, OriginError, Stop};
+use jiffy_store::OriginError;
 use jiffy_sys::causes;
 use jiffy_wire::pager::RegistryOrigin;
 use std::ops::Range;
@@ -24,12 +24,12 @@ const LEAST_RATE: u64 = 64 << 10;
 /// One fetch.
 struct Asked<'a> {
     deadline: Instant,
-    stop: &'a Stop,
+    given_up: &'a (dyn Fn() -> bool + Sync),
 }
 
 impl Progress for Asked<'_> {
     fn cancelled(&self) -> bool {
-        self.stop.is_given_up()
+        (self.given_up)()
     }
 
     fn deadline(&self) -> Option<Instant> {
@@ -86,20 +86,16 @@ fn options(described: &RegistryOrigin) -> ClientOptions {
     }
 }
 
-impl Origin for RegistryFile {
-    fn name(&self) -> String {
-        self.described.reference.clone()
-    }
-
-    fn waits_for(&self) -> String {
-        let registry = self.described.reference.split('/').next();
-        registry.unwrap_or_default().to_owned()
-    }
-
-    fn fetch(&self, range: Range<u64>, stop: &Stop) -> Result<Vec<u8>, OriginError> {
+impl RegistryFile {
+    /// Reads exactly these bytes of the file, unless they are given up.
+    pub fn fetch(
+        &self,
+        range: Range<u64>,
+        given_up: &(dyn Fn() -> bool + Sync),
+    ) -> Result<Vec<u8>, OriginError> {
         let within = |time| Asked {
             deadline: Instant::now() + time,
-            stop,
+            given_up,
         };
         let file = self.file(&within(FETCH_TIME))?;
         if range.end > file.size() {

@@ -1,6 +1,7 @@
 //! Open images, each opened once, and their origins.
 
 use crate::image::StoredImage;
+use crate::origins::elsewhere::Reader;
 use crate::origins::origins;
 use jiffy_store::partial::packings;
 use jiffy_store::reader::{Opening, parents};
@@ -15,10 +16,18 @@ type Identity = (u64, u64);
 
 /// Opening a partial image reads its whole manifest, so it is never done on the thread that serves
 /// the sockets.
-#[derive(Default)]
 pub(super) struct Images(Mutex<Known>);
 
 impl Images {
+    pub fn new(reader: Reader) -> Images {
+        Images(Mutex::new(Known {
+            reader: Arc::new(reader),
+            images: HashMap::new(),
+            readers: HashMap::new(),
+            origins: HashMap::new(),
+        }))
+    }
+
     /// Sets the origins of an image, whether it is open or not.
     pub fn set_origins(&self, path: &Path, described: Vec<Origin>) -> Result<(), String> {
         self.known().set_origins(path, described)
@@ -34,8 +43,9 @@ impl Images {
     }
 }
 
-#[derive(Default)]
 struct Known {
+    /// Reads from origins.
+    reader: Arc<Reader>,
     images: HashMap<Identity, Weak<StoredImage>>,
     /// Open images and their parents.
     readers: HashMap<Identity, Weak<ImageReader>>,
@@ -47,7 +57,7 @@ impl Known {
         let identity = StoredImage::identity(path)
             .ok_or_else(|| format!("{} cannot be looked at", path.display()))?;
         if let Some(reader) = self.readers.get(&identity).and_then(Weak::upgrade) {
-            reader.set_origins(origins(&described, reader.id(), path));
+            reader.set_origins(origins(&self.reader, &described, reader.id(), path));
         }
         match described.is_empty() {
             true => self.origins.remove(&identity),
@@ -88,7 +98,7 @@ impl Known {
             origins: &|path, id| {
                 let identity = StoredImage::identity(path);
                 let described = identity.and_then(|identity| self.origins.get(&identity));
-                origins(described.map_or(&[], Vec::as_slice), id, path)
+                origins(&self.reader, described.map_or(&[], Vec::as_slice), id, path)
             },
             known: &|path| {
                 let identity = StoredImage::identity(path)?;

@@ -22,6 +22,7 @@ mod served;
 
 use crate::image::ImageKey;
 use crate::io_pool::IoPool;
+use crate::origins::elsewhere::Reader;
 use crate::pool::{Pool, Settings};
 use crate::scratch::Scratch;
 use crate::working_set::{WorkingSet, WorkingSets};
@@ -97,6 +98,11 @@ impl Notifier {
     }
 }
 
+/// Listens on `control`; refuses if another process does.
+pub fn listen_alone(control: &Path) -> io::Result<UnixListener> {
+    listen::only(control)
+}
+
 /// Serves until it is told to end.
 pub struct Server {
     control: UnixListener,
@@ -130,9 +136,13 @@ enum Source {
 }
 
 impl Server {
-    /// Listens on `control` and starts the workers.
-    pub fn start(control: &Path, settings: Settings) -> io::Result<Server> {
-        let listener = listen::only(control)?;
+    /// Starts the workers. `listener` listens on `control` ([`listen_alone`]).
+    pub fn start(
+        control: &Path,
+        listener: UnixListener,
+        reader: Reader,
+        settings: Settings,
+    ) -> io::Result<Server> {
         let (send, notices) = mpsc::channel();
         let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let notifier = Notifier {
@@ -147,7 +157,7 @@ impl Server {
             served: BTreeMap::new(),
             disks: BTreeMap::new(),
             opening: BTreeMap::new(),
-            images: Arc::default(),
+            images: Arc::new(Images::new(reader)),
             working_sets: WorkingSets::default(),
             pool: Pool::start(settings, io_pool.clone())?,
             io_pool,

@@ -59,6 +59,12 @@ pub(super) struct ZeroPage {
 /// An ioctl with an argument of `T`; its number contains the size that the kernel copies.
 pub(super) struct Request<T>(libc::c_ulong, std::marker::PhantomData<fn(&mut T)>);
 
+impl<T> Request<T> {
+    pub(super) const fn number(&self) -> u32 {
+        self.0 as u32
+    }
+}
+
 const READ: libc::c_ulong = 2;
 const WRITE: libc::c_ulong = 1;
 const TYPE: libc::c_ulong = 0xaa;
@@ -74,7 +80,6 @@ const fn request<T>(direction: libc::c_ulong, number: libc::c_ulong) -> Request<
 pub(super) const API: Request<Api> = request(READ | WRITE, 0x3f);
 pub(super) const REGISTER: Request<Register> = request(READ | WRITE, 0x00);
 pub(super) const UNREGISTER: Request<Range> = request(READ, 0x01);
-pub(super) const UNREGISTER_NUMBER: u32 = UNREGISTER.0 as u32;
 pub(super) const WAKE: Request<Range> = request(READ, 0x02);
 pub(super) const COPY: Request<Copy> = request(READ | WRITE, 0x03);
 pub(super) const ZEROPAGE: Request<ZeroPage> = request(READ | WRITE, 0x04);

@@ -113,7 +113,13 @@ impl std::error::Error for FillError {
 }
 
 /// The number of the ioctl behind [`Userfaultfd::unregister`], for sandboxes.
-pub const UNREGISTER: u32 = ioctl::UNREGISTER_NUMBER;
+pub const UNREGISTER: u32 = ioctl::UNREGISTER.number();
+/// The numbers of the ioctls that fill memory and wake who waits for it, likewise.
+pub const FILLING: [u32; 3] = [
+    ioctl::COPY.number(),
+    ioctl::ZEROPAGE.number(),
+    ioctl::WAKE.number(),
+];
 
 /// Most events that [`Userfaultfd::read_events`] takes at once.
 pub const EVENTS: usize = 8;

@@ -57,7 +57,7 @@ pub(super) fn vmm_config<'a>(
             initrd: Some(paths.initramfs()),
             command_line: command_line(spec)?,
         },
-        disks: disks(paths, plan, descriptors.launcher),
+        disks: disks(paths, &record.id, plan, descriptors.launcher),
         vsock: Some(Vsock {
             cid: record.cid.into(),
             path: descriptors
@@ -89,12 +89,12 @@ pub(super) fn vmm_config<'a>(
 }
 
 /// A VM's disks; the root is filled on demand if its image is only partly here.
-fn disks(paths: &Paths, plan: &Plan, launcher: &Launcher) -> Vec<Disk> {
+fn disks(paths: &Paths, id: &str, plan: &Plan, launcher: &Launcher) -> Vec<Disk> {
     let mut disks = plan.disks.clone();
     // A writable copy of the image is always complete.
     let root = disks.first_mut().filter(|root| root.read_only);
     if let (Some(lazy), Some(root)) = (&plan.root.lazy, root) {
-        let mut residency = lazy.residency(paths);
+        let mut residency = lazy.residency(paths, id);
         residency.pager_socket = launcher.inside(&residency.pager_socket).into();
         root.residency = Some(residency);
     } else if let Some(root) = disks.first_mut() {

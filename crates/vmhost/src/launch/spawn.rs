@@ -8,6 +8,7 @@ use super::standby::{self, Standby};
 use crate::control;
 use crate::jails::{Launcher, Monitor, share_of};
 use crate::network::Network;
+use crate::pager::disk_links;
 use crate::process::{Events, VmmProcess};
 use crate::spares::Spares;
 use jiffy_content::clock::monotonic_ns;
@@ -279,6 +280,9 @@ fn open_to_monitor(paths: &Paths, record: &VmRecord, plan: &Plan, user: Option<u
         && let SavedRam::Paged { serving, .. } = &restoring.memory
     {
         open_socket(&serving.socket, &run).map_err(failed)?;
+    }
+    if let Some(disk) = &plan.root.lazy {
+        disk_links::give(paths, disk, &paths.vm_disk_socket(&record.id)).map_err(failed)?;
     }
     Ok(())
 }

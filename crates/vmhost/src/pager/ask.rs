@@ -1,6 +1,6 @@
 //! Requests to the pager, and its answers.
 
-use super::{ANSWER_TIME, DISK_TIME, Pager};
+use super::{ANSWER_TIME, DISK_TIME, Pager, disk_links};
 use crate::text::short;
 use jiffy_content::model::image::LazyDisk;
 use jiffy_content::model::vm::Paged;
@@ -51,8 +51,9 @@ impl Pager {
             done(self.ask(&request, DISK_TIME).await)?;
         }
         let told = self.told(&open).await?;
-        let socket = self.paths.pager_vm_socket(&disk.name());
+        let socket = self.paths.disk_socket(&disk.name());
         open_to_vmms(&socket, &self.paths.run.join("pager"))?;
+        disk_links::give_to_all(&self.paths, disk);
         Ok(told)
     }
 

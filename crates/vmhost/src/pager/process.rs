@@ -183,6 +183,7 @@ impl Pager {
 fn spawn(paths: &Paths, log: &Path) -> Result<u32> {
     let program = paths.pager();
     let socket = paths.pager_socket();
+    let [sockets, disks] = ["pager", "disks"].map(|name| paths.run.join(name));
     let _ = remove_any(&socket);
     let mut options = OpenOptions::new();
     options.create(true).append(true).mode(0o600);
@@ -194,6 +195,12 @@ fn spawn(paths: &Paths, log: &Path) -> Result<u32> {
             OsStr::new("serve"),
             OsStr::new("--control"),
             socket.as_os_str(),
+            OsStr::new("--folder"),
+            paths.data.as_os_str(),
+            OsStr::new("--folder"),
+            sockets.as_os_str(),
+            OsStr::new("--folder"),
+            disks.as_os_str(),
         ],
         directory: &paths.run,
         output: output.as_fd(),

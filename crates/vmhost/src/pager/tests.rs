@@ -1,6 +1,7 @@
 use super::*;
 use jiffy_store::partial::map_path;
 use std::collections::HashSet;
+use std::os::unix::fs::PermissionsExt;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixListener;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
@@ -63,10 +64,7 @@ async fn answered_but(
 async fn nobody_has_a_disk_alone_that_was_completed_for_somebody() {
     let folder = tempfile::tempdir().unwrap();
     let (pager, _asked) = obeyed(folder.path()).await;
-    let disk = LazyDisk {
-        chunks: vec!["0123456789abcdef0123456789abcdef".to_owned()],
-        ext4: false,
-    };
+    let disk = disk(1);
     let contents = disk.contents(&pager.paths);
     fs::create_dir_all(contents.parent().unwrap()).unwrap();
     fs::write(&contents, "").unwrap();
@@ -79,15 +77,107 @@ async fn nobody_has_a_disk_alone_that_was_completed_for_somebody() {
     assert!(alone().is_some());
 }
 
+/// Whether a program of this user and group, and of no other group, gets to this path.
+fn reaches(user: u32, path: &Path) -> bool {
+    use std::os::unix::process::CommandExt;
+    let mut test = std::process::Command::new("test");
+    let test = test.arg("-S").arg(path).uid(user).gid(user);
+    test.status().unwrap().success()
+}
+
+/// A configuration with such a root disk, where its VMM has it.
+fn configured(paths: &Paths, id: &str, disk: &LazyDisk) {
+    let config = serde_json::json!({
+        "disks": [{
+            "path": disk.contents(paths),
+            "read_only": true,
+            "residency": disk.residency(paths, id),
+        }],
+    });
+    fs::create_dir_all(paths.vm(id)).unwrap();
+    fs::write(paths.vm(id).join("vmm.json"), config.to_string()).unwrap();
+}
+
+#[tokio::test]
+async fn a_vm_reaches_the_socket_of_its_disk_and_of_no_other() {
+    let folder = tempfile::tempdir().unwrap();
+    let (pager, _asked) = obeyed(folder.path()).await;
+    let paths = &pager.paths;
+    paths.prepare().unwrap();
+    fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o755)).unwrap();
+    let is_root = rustix::process::geteuid().is_root();
+    let disks = [("one", disk(1), 54321), ("two", disk(2), 54322)];
+    for shared in ["vms", "pager"] {
+        fs::set_permissions(folder.path().join(shared), PermissionsExt::from_mode(0o711)).unwrap();
+    }
+    let bind = |disk: &LazyDisk| {
+        let socket = paths.disk_socket(&disk.name());
+        let _ = fs::remove_file(&socket);
+        std::os::unix::net::UnixListener::bind(socket).unwrap()
+    };
+    let mut listeners = Vec::new();
+    for (id, disk, user) in &disks {
+        fs::create_dir(paths.vm_run(id)).unwrap();
+        let user = is_root.then_some(*user);
+        jiffy_jail::access::open_folder(&paths.vm_run(id), user).unwrap();
+        configured(paths, id, disk);
+        listeners.push(bind(disk));
+        pager.open_disk(disk).await.unwrap();
+        disk_links::give(paths, disk, &paths.vm_disk_socket(id)).unwrap();
+    }
+    // Another pager listens elsewhere, under the same names.
+    for (_, disk, _) in &disks {
+        listeners.push(bind(disk));
+        pager.tell_of_disk(disk).await.unwrap();
+    }
+    for ((id, _, user), listener) in disks.iter().zip(&listeners[2..]) {
+        let own = paths.vm_disk_socket(id);
+        let _connection = std::os::unix::net::UnixStream::connect(&own).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        listener.accept().expect("it is the new pager's");
+        for (other, disk, _) in &disks {
+            if !is_root {
+                continue;
+            }
+            let theirs = paths.vm_disk_socket(other);
+            assert_eq!(reaches(*user, &theirs), other == id, "{id} to {other}");
+            for shared in [
+                paths.disk_socket(&disk.name()),
+                paths.pager_vm_socket(&disk.name()),
+            ] {
+                assert!(!reaches(*user, &shared), "{id} to {}", shared.display());
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_vmm_of_an_earlier_release_has_the_socket_where_it_looks_for_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let (pager, _asked) = obeyed(folder.path()).await;
+    let paths = &pager.paths;
+    paths.prepare().unwrap();
+    let disk = disk(1);
+    fs::create_dir(paths.vm_run("one")).unwrap();
+    configured(paths, "one", &disk);
+    let config = paths.vm("one").join("vmm.json");
+    let old = fs::read_to_string(&config).unwrap();
+    let shared = paths.pager_vm_socket(&disk.name());
+    let here = paths.vm_disk_socket("one");
+    let old = old.replace(here.to_str().unwrap(), shared.to_str().unwrap());
+    fs::write(&config, old).unwrap();
+    let _listener = std::os::unix::net::UnixListener::bind(paths.disk_socket(&disk.name()));
+    pager.open_disk(&disk).await.unwrap();
+    std::os::unix::net::UnixStream::connect(shared).unwrap();
+    assert!(!here.exists());
+}
+
 #[tokio::test]
 async fn a_disk_that_is_not_opened_in_time_is_let_go_of() {
     let folder = tempfile::tempdir().unwrap();
     let busy = PagerResponse::Error("it is busy".into());
     let (pager, mut asked) = answered(folder.path(), busy).await;
-    let disk = LazyDisk {
-        chunks: vec!["0123456789abcdef0123456789abcdef".to_owned()],
-        ext4: false,
-    };
+    let disk = disk(1);
     pager.open_disk(&disk).await.unwrap_err();
     assert!(matches!(
         asked.try_recv().unwrap(),

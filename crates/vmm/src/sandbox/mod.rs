@@ -1,18 +1,15 @@
 //! The sandbox: the system calls that each thread may make once the guest runs.
 //!
 //! * [`policy`]: which system calls each role needs.
-//! * [`filter`]: policies as BPF programs, generated when this crate is compiled.
 //! * [`violation`]: handles any other call.
 //!
 //! Filters are short, because every thread that starts has to install its own.
-#![allow(unsafe_code)] // prctl, seccomp and a signal handler.
 
-pub mod filter;
 pub mod policy;
 pub mod violation;
 
 use jiffy_devices::virtio::device::WorkerRole;
-use jiffy_sys::handed;
+use jiffy_sys::{handed, seccomp};
 use rustix::process::DumpableBehavior;
 use std::io;
 use std::path::Path;
@@ -80,10 +77,7 @@ impl Sandbox {
         if self == Sandbox::Off {
             return Ok(());
         }
-        // SAFETY: sets a flag of this process; no memory is passed.
-        if unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
+        rustix::thread::set_no_new_privs(true)?;
         violation::install()
     }
 
@@ -92,25 +86,7 @@ impl Sandbox {
         if self == Sandbox::Off {
             return Ok(());
         }
-        let filter = policy::filter(role);
-        let program = libc::sock_fprog {
-            len: filter.len() as u16,
-            filter: filter.as_ptr().cast_mut(),
-        };
-        // SAFETY: the kernel copies the program; `filter` has `len`
-        // instructions and is not written to.
-        let result = unsafe {
-            libc::syscall(
-                libc::SYS_seccomp,
-                libc::SECCOMP_SET_MODE_FILTER,
-                0,
-                &raw const program,
-            )
-        };
-        if result != 0 {
-            return Err(io::Error::last_os_error());
-        }
-        Ok(())
+        seccomp::install(policy::filter(role))
     }
 }
 

@@ -1,8 +1,8 @@
 //! The system calls that each role needs once the guest runs.
 
 use super::Role;
-use super::filter::{Filter, Rule, call, call_with, call_without};
 use jiffy_devices::virtio::device::WorkerRole;
+use jiffy_sys::seccomp::filter::{Filter, Refusal, Rule, call, call_with, call_without};
 use jiffy_sys::tap_queue;
 
 const EXECUTABLE: u32 = libc::PROT_EXEC as u32;
@@ -100,7 +100,7 @@ const MAIN_IOCTLS: &[u32] = &[
     jiffy_sys::userfaultfd::UNREGISTER,
 ];
 
-static VCPU: Filter = Filter::build(&[
+static VCPU: Filter = filter_of(&[
     COMMON,
     &[
         call_with(libc::SYS_ioctl, 1, VCPU_IOCTLS),
@@ -139,9 +139,9 @@ const DISK: &[Rule] = &[
     call_with(libc::SYS_ioctl, 1, &[FIONBIO]),
 ];
 
-static BLOCK: Filter = Filter::build(&[COMMON, FILE, DISK, START]);
+static BLOCK: Filter = filter_of(&[COMMON, FILE, DISK, START]);
 
-static BLOCK_ON_DEMAND: Filter = Filter::build(&[
+static BLOCK_ON_DEMAND: Filter = filter_of(&[
     COMMON,
     FILE,
     DISK,
@@ -157,7 +157,7 @@ static BLOCK_ON_DEMAND: Filter = Filter::build(&[
     START,
 ]);
 
-static VSOCK: Filter = Filter::build(&[
+static VSOCK: Filter = filter_of(&[
     COMMON,
     &[
         call(libc::SYS_epoll_wait),
@@ -181,7 +181,7 @@ static VSOCK: Filter = Filter::build(&[
     START,
 ]);
 
-static NET: Filter = Filter::build(&[
+static NET: Filter = filter_of(&[
     COMMON,
     &[
         call(libc::SYS_epoll_wait),
@@ -242,12 +242,16 @@ const BY_NAME: &[Rule] = &[
     call(libc::SYS_unlinkat),
 ];
 
-static MAIN: Filter = Filter::build(&[COMMON, FILE, MAIN_CALLS, START]);
+static MAIN: Filter = filter_of(&[COMMON, FILE, MAIN_CALLS, START]);
 
-static MAIN_BY_NAME: Filter = Filter::build(&[COMMON, FILE, MAIN_CALLS, START, BY_NAME]);
+static MAIN_BY_NAME: Filter = filter_of(&[COMMON, FILE, MAIN_CALLS, START, BY_NAME]);
+
+const fn filter_of(lists: &[&[Rule]]) -> Filter {
+    Filter::build(lists, Refusal::Signal)
+}
 
 /// The filter of a role.
-pub fn filter(role: Role) -> &'static [libc::sock_filter] {
+pub fn filter(role: Role) -> &'static Filter {
     match role {
         Role::Main => &MAIN,
         Role::MainByName => &MAIN_BY_NAME,
@@ -257,5 +261,4 @@ pub fn filter(role: Role) -> &'static [libc::sock_filter] {
         Role::Device(WorkerRole::Vsock) => &VSOCK,
         Role::Device(WorkerRole::Net) => &NET,
     }
-    .as_slice()
 }

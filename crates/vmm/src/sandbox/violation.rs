@@ -3,6 +3,7 @@
 //! The kernel sends SIGSYS. The handler records the call's number and the thread, signals an event,
 //! and blocks the thread; the main thread then ends the VM with a message. On the main thread
 //! itself, the handler prints the message and ends the process.
+#![allow(unsafe_code)] // A signal handler.
 
 use std::io;
 use std::ptr;

@@ -7,11 +7,14 @@
 //!
 //! * [`features`]: feature bits and their names.
 //! * `compare`: what a host lacks.
+//! * `testing`: processors for tests.
 //! * [`levels`]: named profiles that processors of many kinds have in common.
 
 mod compare;
 pub mod features;
 pub mod levels;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 
 pub use compare::TSC_TOLERANCE_PPM;
 

@@ -2,13 +2,11 @@ use super::*;
 
 /// A processor of Intel's with these features.
 fn processor(features: &[&str]) -> Profile {
-    let word = |text: &[u8; 4]| u32::from_le_bytes(*text);
-    let first = [0x16, word(b"Genu"), word(b"ntel"), word(b"ineI")];
-    let mut profile = Profile::default();
-    set(&mut profile, 0, 0, first);
-    set(&mut profile, 0x8000_0008, 0, [46, 0, 0, 0]);
-    set(&mut profile, 0xd, 2, [256, 576, 0, 0]);
-    let mut profile = Profile::new(profile.cpuid);
+    let mut profile = testing::processor(
+        "GenuineIntel",
+        0x16,
+        &[(0xd, 2, [256, 576, 0, 0]), (0x8000_0008, 0, [46, 0, 0, 0])],
+    );
     for name in features {
         let (register, bit) = features::find(name).unwrap_or_else(|| panic!("{name}"));
         add(&mut profile, register, bit);

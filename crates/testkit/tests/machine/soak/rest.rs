@@ -109,7 +109,8 @@ impl Now {
         let names = jiffy.sh("for status in /proc/[0-9]*/status; do \
              awk '/^Name:/ { name = $2 } /^State:/ { state = $2 } /^PPid:/ { parent = $2 } \
                END { if (parent != 2) print state == \"Z\" ? name \"-zombie\" : name }' $status; \
-             done 2>/dev/null | grep -v -x -e sh -e awk -e grep -e kthreadd -e jiffy-vmm -e jiffy-pager");
+             done 2>/dev/null | grep -v -x -e sh -e awk -e grep -e kthreadd -e jiffy-vmm \
+             -e jiffy-pager -e jiffy-origins");
         let mut processes = BTreeMap::new();
         for name in names.lines().filter(|name| !name.is_empty()) {
             *processes.entry(name.to_owned()).or_default() += 1;

@@ -55,6 +55,25 @@ pub const fn call_without(number: libc::c_long, argument: u8, bits: u32) -> Rule
     }
 }
 
+/// What becomes of a call that no rule allows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Refusal {
+    /// The thread gets SIGSYS, so that a handler can report the call.
+    Signal,
+    /// The call fails with `ENOSYS`, as if the kernel did not know it: programs have a way to go on
+    /// without a newer call.
+    Error,
+}
+
+impl Refusal {
+    const fn verdict(self) -> u32 {
+        match self {
+            Refusal::Signal => libc::SECCOMP_RET_TRAP,
+            Refusal::Error => libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32,
+        }
+    }
+}
+
 /// Most instructions of a program: jumps reach no farther.
 pub const CAPACITY: usize = 256;
 
@@ -91,8 +110,6 @@ const JUMP_CLASS: u16 = 0x05;
 const RETURN: u16 = 0x06;
 
 const ALLOW: u32 = libc::SECCOMP_RET_ALLOW;
-/// Sends a signal to the thread, so that the handler can report the call.
-const REFUSE: u32 = libc::SECCOMP_RET_TRAP;
 const KILL: u32 = libc::SECCOMP_RET_KILL_PROCESS;
 
 /// A jump to the answer that allows; its distance is not known yet.
@@ -115,7 +132,7 @@ impl Filter {
     /// Measured again in November 2026 against a binary search that the kernel can try: a restore
     /// took 2.19 M instructions instead of 2.03; a run from a golden snapshot and an exec, whose
     /// calls would gain, cost the same within noise.
-    pub const fn build(lists: &[&[Rule]]) -> Filter {
+    pub const fn build(lists: &[&[Rule]], refusal: Refusal) -> Filter {
         let mut listed = [0_u32; WORDS];
         let mut list = 0;
         while list < lists.len() {
@@ -169,7 +186,7 @@ impl Filter {
         }
         filter.push(instruction(JUMP, 0, 0, 1));
         filter.answer(TO_ALLOW, ALLOW);
-        filter.answer(TO_REFUSE, REFUSE);
+        filter.answer(TO_REFUSE, refusal.verdict());
         filter
     }
 
@@ -295,18 +312,23 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::BTreeSet;
 
-    static FILTER: Filter = Filter::build(&[
+    static FILTER: Filter = Filter::build(
         &[
-            call(libc::SYS_write),
-            call(libc::SYS_close),
-            call(libc::SYS_fstat),
-            call(libc::SYS_open),
-            call(libc::SYS_epoll_ctl),
-            call_with(libc::SYS_ioctl, 1, &[7, 9]),
-            call_without(libc::SYS_mmap, 2, 4),
+            &[
+                call(libc::SYS_write),
+                call(libc::SYS_close),
+                call(libc::SYS_fstat),
+                call(libc::SYS_open),
+                call(libc::SYS_epoll_ctl),
+                call_with(libc::SYS_ioctl, 1, &[7, 9]),
+                call_without(libc::SYS_mmap, 2, 4),
+            ],
+            &[call(libc::SYS_read), call(libc::SYS_exit_group)],
         ],
-        &[call(libc::SYS_read), call(libc::SYS_exit_group)],
-    ]);
+        Refusal::Signal,
+    );
+
+    const REFUSE: u32 = Refusal::Signal.verdict();
 
     /// Interprets the instructions that programs use.
     fn verdict(filter: &Filter, number: u32, arguments: [u64; 6]) -> u32 {
@@ -398,7 +420,7 @@ mod tests {
                 .iter()
                 .map(|number| call_with((*number).into(), 2, &[5]))
                 .collect();
-            let filter = Filter::build(&[&rules, &looked_at]);
+            let filter = Filter::build(&[&rules, &looked_at], Refusal::Error);
             for number in (0..520).chain([0x4000_0000, u32::MAX]) {
                 let named = conditional.contains(&number);
                 for (third, expected) in [(5, named), (6, false)] {

@@ -1,0 +1,38 @@
+//! What the server of a disk gives up once the disk is open and its socket listens, and what the
+//! process that serves a monitor gives up beside that.
+
+use jiffy_jail::own::{self, Folders, OwnError};
+use jiffy_sys::seccomp;
+use jiffy_sys::seccomp::filter::{Filter, Refusal, call_with};
+use jiffy_sys::seccomp::lists::{CONNECTIONS, OPEN_FILES, PROCESS};
+use std::io;
+use std::path::Path;
+
+/// Confines this process, which has one thread, to the folder of its socket, whose file it removes
+/// at the end. Returns false where the kernel has no Landlock.
+pub fn of_server(folder: &Path) -> Result<bool, OwnError> {
+    own::confine(&Folders {
+        // Threads are counted before a fork.
+        readable: &[Path::new("/proc")],
+        writable: &[folder],
+    })
+}
+
+/// Filters the system calls of the process that serves one monitor.
+pub fn of_monitor() -> io::Result<()> {
+    seccomp::install(&MONITOR)
+}
+
+const FIONBIO: u32 = 0x5421;
+
+/// The disk and the socket are open: a connection is accepted, and what comes with it is mapped,
+/// waited for and answered.
+static MONITOR: Filter = Filter::build(
+    &[
+        PROCESS,
+        OPEN_FILES,
+        CONNECTIONS,
+        &[call_with(libc::SYS_ioctl, 1, &[FIONBIO])],
+    ],
+    Refusal::Error,
+);

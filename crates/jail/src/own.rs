@@ -1,0 +1,112 @@
+//! A program confines itself: one that a node starts as its own user, because it needs that user's
+//! files, and that reads what others wrote.
+//!
+//! Its system calls are filtered beside that (`jiffy_sys::seccomp`).
+//!
+//! Source: landlock(7), capabilities(7).
+
+use landlock::{
+    ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, PathBeneath, PathFd, PathFdError,
+    Ruleset, RulesetAttr, RulesetCreatedAttr, RulesetError, RulesetStatus, Scope,
+};
+use rustix::io::Errno;
+use rustix::process::{DumpableBehavior, Resource, Rlimit, set_dumpable_behavior, setrlimit};
+use rustix::thread::{
+    CapabilitySet, CapabilitySets, capabilities, set_capabilities, set_no_new_privs,
+};
+use std::io;
+use std::path::{Path, PathBuf};
+use thiserror::Error;
+
+/// The newest version whose rules are asked for; older kernels apply those that they know.
+const NEWEST: ABI = ABI::V9;
+
+/// Why a program can't confine itself.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum OwnError {
+    /// A system call failed.
+    #[error("{0} failed")]
+    System(&'static str, #[source] io::Error),
+    /// A folder can't be opened.
+    #[error("the folder {0:?} can't be opened")]
+    Folder(PathBuf, #[source] PathFdError),
+    /// The kernel refuses the rules.
+    #[error("the rules of Landlock can't be set")]
+    Rules(#[from] RulesetError),
+}
+
+/// What is left to the program of the file system.
+#[derive(Debug, Default)]
+pub struct Folders<'a> {
+    /// What it may read, with all that is below. What does not exist is left out.
+    pub readable: &'a [&'a Path],
+    /// Where it may do everything but execute programs and make devices.
+    pub writable: &'a [&'a Path],
+}
+
+/// Whether this kernel has Landlock.
+pub fn has_landlock() -> bool {
+    Ruleset::default()
+        .set_compatibility(CompatLevel::HardRequirement)
+        .handle_access(AccessFs::from_all(ABI::V1))
+        .and_then(Ruleset::create)
+        .is_ok()
+}
+
+/// Hardens this process: no new privileges, no core dump, and memory that only root may look at.
+pub fn harden() -> Result<(), OwnError> {
+    set_no_new_privs(true).map_err(failed("giving up new privileges"))?;
+    let none = Rlimit {
+        current: Some(0),
+        maximum: Some(0),
+    };
+    setrlimit(Resource::Core, none).map_err(failed("forbidding core dumps"))?;
+    set_dumpable_behavior(DumpableBehavior::NotDumpable)
+        .map_err(failed("closing the memory to other processes"))
+}
+
+/// Hardens this process and leaves it no capability but that of root to all files
+/// (`CAP_DAC_OVERRIDE`), and of the file system only these folders, by Landlock. Threads that there
+/// are already keep what they have.
+///
+/// Returns false where the kernel has no Landlock: then the folders are not enforced.
+pub fn confine(folders: &Folders<'_>) -> Result<bool, OwnError> {
+    harden()?;
+    let has = capabilities(None).map_err(failed("reading the capabilities"))?;
+    let kept = has.permitted & CapabilitySet::DAC_OVERRIDE;
+    let sets = CapabilitySets {
+        effective: kept,
+        permitted: kept,
+        inheritable: CapabilitySet::empty(),
+    };
+    set_capabilities(None, sets).map_err(failed("giving up capabilities"))?;
+    restrict(folders)
+}
+
+fn failed(what: &'static str) -> impl Fn(Errno) -> OwnError {
+    move |error| OwnError::System(what, error.into())
+}
+
+fn restrict(folders: &Folders<'_>) -> Result<bool, OwnError> {
+    let read = AccessFs::ReadFile | AccessFs::ReadDir;
+    let devices = AccessFs::MakeChar | AccessFs::MakeBlock | AccessFs::IoctlDev;
+    let write = AccessFs::from_all(NEWEST) & !(AccessFs::Execute | AccessFs::ResolveUnix | devices);
+    let mut rules = Ruleset::default()
+        .handle_access(AccessFs::from_all(NEWEST))?
+        .handle_access(AccessNet::from_all(NEWEST))?
+        .scope(Scope::from_all(NEWEST))?
+        .create()?;
+    for (paths, access) in [(folders.readable, read), (folders.writable, write)] {
+        for path in paths {
+            let folder = match PathFd::new(path) {
+                Ok(folder) => folder,
+                // There is nothing to read.
+                Err(_) if access == read && !path.exists() => continue,
+                Err(error) => return Err(OwnError::Folder((*path).to_owned(), error)),
+            };
+            rules = rules.add_rule(PathBeneath::new(folder, access))?;
+        }
+    }
+    Ok(rules.restrict_self()?.ruleset != RulesetStatus::NotEnforced)
+}

@@ -1,0 +1,319 @@
+//! What a process that was taken over tries. Each attempt says whether it got anywhere.
+#![allow(unsafe_code)] // System calls, whatever they do.
+
+use super::SECRET;
+use super::calls::{call, got, reply};
+use libc::{c_int, c_long};
+use std::ffi::CString;
+use std::fs;
+use std::io::{self, Write};
+use std::net::{TcpListener, TcpStream, UdpSocket};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::process::Command;
+use std::ptr;
+
+/// What it knows of the world, which is everything.
+struct Aims {
+    /// The folder that it has.
+    own: PathBuf,
+    /// A folder that it has not.
+    other: PathBuf,
+    victim: i32,
+    address: usize,
+    tcp: u16,
+}
+
+/// It got there, or the host's answer.
+type Outcome = Result<(), io::Error>;
+type Attempt = (&'static str, fn(&Aims) -> Outcome);
+
+/// Confines itself, and tries everything, one line each.
+pub fn run(who: &str, aims: &[&str]) {
+    let [own, other, victim, address, tcp] = aims else {
+        panic!("{aims:?}");
+    };
+    let aims = Aims {
+        own: own.into(),
+        other: other.into(),
+        victim: victim.parse().unwrap(),
+        address: usize::from_str_radix(address.trim_start_matches("0x"), 16).unwrap(),
+        tcp: tcp.parse().unwrap(),
+    };
+    fs::write(aims.own.join("file"), "own").unwrap();
+    let (bounded, filtered) = match who {
+        "pager" => (
+            jiffy_pager::confinement::enter(&[aims.own.clone()]).unwrap(),
+            true,
+        ),
+        "disk" => (
+            jiffy_disk::confinement::of_server(&aims.own).unwrap(),
+            false,
+        ),
+        "monitor" => {
+            let bounded = jiffy_disk::confinement::of_server(&aims.own).unwrap();
+            jiffy_disk::confinement::of_monitor().unwrap();
+            (bounded, true)
+        }
+        _ => panic!("{who}"),
+    };
+    // What it is there for goes on working.
+    if who != "monitor" {
+        assert_eq!(fs::read(aims.own.join("file")).unwrap(), b"own");
+        fs::rename(aims.own.join("file"), aims.own.join("renamed")).unwrap();
+    }
+    if who == "pager" {
+        UnixListener::bind(aims.own.join("socket")).unwrap();
+        std::thread::spawn(|| ()).join().unwrap();
+    }
+    let mut attempts = ALWAYS.to_vec();
+    match bounded || filtered && who == "monitor" {
+        true => attempts.extend(FILES),
+        false => say("no Landlock here: files are not tried\n"),
+    }
+    if filtered {
+        attempts.extend(CALLS);
+    }
+    for (name, attempt) in attempts {
+        say(&match attempt(&aims) {
+            Ok(()) => format!("ESCAPED: {who}: {name}\n"),
+            Err(error) => format!("held: {who}: {name}: {error}\n"),
+        });
+    }
+    say("done\n");
+}
+
+fn say(line: &str) {
+    io::stdout().write_all(line.as_bytes()).unwrap();
+}
+
+/// What Landlock holds.
+const FILES: &[Attempt] = &[
+    ("read the host's users", |_| {
+        fs::read("/etc/passwd").map(drop)
+    }),
+    ("read a file that all may read", |aims| {
+        fs::read(aims.other.join("public")).map(drop)
+    }),
+    ("write a file that all may write", |aims| {
+        fs::write(aims.other.join("public"), "x")
+    }),
+    ("shorten a file that all may write", |aims| {
+        let path = c_path(&aims.other.join("public"));
+        // SAFETY: a string.
+        reply(unsafe { libc::truncate(path.as_ptr(), 0) })
+    }),
+    ("climb out of its folder", |aims| {
+        fs::read(aims.own.join("../other/public")).map(drop)
+    }),
+    ("follow a link out of its folder", |aims| {
+        let link = aims.own.join("link");
+        std::os::unix::fs::symlink(aims.other.join("public"), &link)?;
+        fs::read(link).map(drop)
+    }),
+    ("list another folder", |aims| {
+        fs::read_dir(&aims.other).map(drop)
+    }),
+    ("make a file elsewhere", |aims| {
+        fs::write(aims.other.join("new"), "x")
+    }),
+    ("make a folder elsewhere", |aims| {
+        fs::create_dir(aims.other.join("new"))
+    }),
+    ("move another file to itself", |aims| {
+        fs::rename(aims.other.join("public"), aims.own.join("public"))
+    }),
+    ("link another file to itself", |aims| {
+        fs::hard_link(aims.other.join("public"), aims.own.join("public"))
+    }),
+    ("remove another file", |aims| {
+        fs::remove_file(aims.other.join("public"))
+    }),
+    ("remove another's socket", |aims| {
+        fs::remove_file(aims.other.join("api.sock"))
+    }),
+    ("read another's environment", |aims| {
+        fs::read(format!("/proc/{}/environ", aims.victim)).map(drop)
+    }),
+    ("open another's memory", |aims| {
+        fs::read(format!("/proc/{}/mem", aims.victim)).map(drop)
+    }),
+    ("open the host's memory", |_| {
+        fs::File::open("/proc/kcore").map(drop)
+    }),
+    ("change the kernel's settings", |_| {
+        fs::OpenOptions::new()
+            .write(true)
+            .open("/proc/sys/kernel/hostname")
+            .map(drop)
+    }),
+    ("execute a shell", |_| {
+        Command::new("/bin/sh").args(["-c", ":"]).status().map(drop)
+    }),
+    ("execute a program of its own", |aims| {
+        let program = aims.own.join("program");
+        fs::copy("/proc/self/exe", &program)?;
+        Command::new(program).arg("--list").status().map(drop)
+    }),
+];
+
+/// What capabilities and Landlock hold without knowing files.
+const ALWAYS: &[Attempt] = &[
+    ("trace another process", |aims| {
+        let none = ptr::null_mut::<libc::c_void>();
+        // SAFETY: no memory of this process is passed.
+        got(unsafe { libc::ptrace(libc::PTRACE_ATTACH, aims.victim, none, none) }).map(drop)
+    }),
+    ("make a device", |aims| {
+        let path = c_path(&aims.own.join("device"));
+        // SAFETY: a string.
+        reply(unsafe { libc::mknod(path.as_ptr(), libc::S_IFBLK | 0o600, libc::makedev(8, 0)) })
+    }),
+    ("mount a folder", |aims| {
+        let (from, to) = (c_path(&aims.other), c_path(&aims.own));
+        let none = ptr::null();
+        // SAFETY: strings.
+        reply(unsafe { libc::mount(from.as_ptr(), to.as_ptr(), none, libc::MS_BIND, none.cast()) })
+    }),
+    ("change its root", |aims| {
+        let path = c_path(&aims.own);
+        // SAFETY: a string.
+        reply(unsafe { libc::chroot(path.as_ptr()) })
+    }),
+    ("have a mount namespace", |_| {
+        // SAFETY: a number.
+        reply(unsafe { libc::unshare(libc::CLONE_NEWNS) })
+    }),
+    ("have all capabilities", |_| {
+        let header = [0x2008_0522_u32, 0];
+        let all = [u32::MAX; 6];
+        let [header, all] = [header.as_ptr(), all.as_ptr()];
+        call(libc::SYS_capset, [header as _, all as _, 0, 0, 0, 0])
+    }),
+    ("dump its memory into a file", |_| {
+        let more = libc::rlimit {
+            rlim_cur: libc::RLIM_INFINITY,
+            rlim_max: libc::RLIM_INFINITY,
+        };
+        // SAFETY: a structure that outlives the call.
+        reply(unsafe { libc::setrlimit(libc::RLIMIT_CORE, &more) })
+    }),
+    ("have new privileges again", |_| {
+        // SAFETY: numbers.
+        reply(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 0, 0, 0, 0) })
+    }),
+    ("load a module", |_| {
+        call(libc::SYS_init_module, [0, 0, c"".as_ptr() as _, 0, 0, 0])
+    }),
+    ("load a kernel", |_| call(libc::SYS_kexec_load, [0; 6])),
+    ("restart the host", |_| {
+        call(libc::SYS_reboot, [0xfee1_dead, 672_274_793, 0, 0, 0, 0])
+    }),
+    ("use ports of devices", |_| {
+        call(libc::SYS_iopl, [3, 0, 0, 0, 0, 0])
+    }),
+    ("read another's memory", |aims| {
+        let mut found = 0_u64;
+        let vector = |base: *mut libc::c_void| libc::iovec {
+            iov_base: base,
+            iov_len: 8,
+        };
+        let ours = vector((&raw mut found).cast());
+        let theirs = vector(aims.address as _);
+        // SAFETY: `found` has eight bytes.
+        got(unsafe { libc::process_vm_readv(aims.victim, &ours, 1, &theirs, 1, 0) } as _)?;
+        assert_eq!(found, SECRET);
+        Ok(())
+    }),
+];
+
+/// What the filter holds.
+const CALLS: &[Attempt] = &[
+    ("signal another process", |aims| {
+        // SAFETY: numbers.
+        reply(unsafe { libc::kill(aims.victim, libc::SIGTERM) })
+    }),
+    ("hold another process by a descriptor", |aims| {
+        call(libc::SYS_pidfd_open, [aims.victim.into(), 0, 0, 0, 0, 0])
+    }),
+    ("limit another process", |aims| {
+        let none = libc::rlimit {
+            rlim_cur: 0,
+            rlim_max: 0,
+        };
+        // SAFETY: a structure that outlives the call.
+        reply(unsafe { libc::prlimit(aims.victim, libc::RLIMIT_NOFILE, &none, ptr::null_mut()) })
+    }),
+    ("slow another process down", |aims| {
+        // SAFETY: numbers.
+        reply(unsafe { libc::setpriority(libc::PRIO_PROCESS, aims.victim as _, 19) })
+    }),
+    ("call the API", |aims| {
+        UnixStream::connect(aims.other.join("api.sock")).map(drop)
+    }),
+    ("connect over TCP", |aims| {
+        TcpStream::connect(("127.0.0.1", aims.tcp)).map(drop)
+    }),
+    ("listen on TCP", |_| {
+        TcpListener::bind("127.0.0.1:0").map(drop)
+    }),
+    ("have a datagram socket", |_| {
+        UdpSocket::bind("127.0.0.1:0").map(drop)
+    }),
+    ("have a socket of a VM's guest", |_| socket(libc::AF_VSOCK)),
+    ("talk to the kernel by netlink", |_| {
+        socket(libc::AF_NETLINK)
+    }),
+    ("have a packet socket", |_| socket(libc::AF_PACKET)),
+    ("make a process", |_| {
+        // SAFETY: the child ends at once.
+        match unsafe { libc::fork() } {
+            0 => unsafe { libc::_exit(0) },
+            pid => got(pid.into()).map(drop),
+        }
+    }),
+    ("execute itself", |_| {
+        let empty = c"".as_ptr() as c_long;
+        let flags = c_long::from(libc::AT_EMPTY_PATH);
+        call(libc::SYS_execveat, [1, empty, 0, 0, flags, 0])
+    }),
+    ("make memory executable", |_| {
+        let rwx = libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        // SAFETY: new memory.
+        let mapped = unsafe { libc::mmap(ptr::null_mut(), 4096, rwx, flags, -1, 0) };
+        match mapped == libc::MAP_FAILED {
+            true => Err(io::Error::last_os_error()),
+            false => Ok(()),
+        }
+    }),
+    ("type at a terminal", |_| {
+        // SAFETY: a byte.
+        reply(unsafe { libc::ioctl(0, libc::TIOCSTI, c"x".as_ptr()) })
+    }),
+    ("serve its own page faults", |_| {
+        call(libc::SYS_userfaultfd, [0; 6])
+    }),
+    ("load a BPF program", |_| call(libc::SYS_bpf, [0; 6])),
+    ("have a ring of system calls", |_| {
+        call(libc::SYS_io_uring_setup, [1, 0, 0, 0, 0, 0])
+    }),
+    ("count events", |_| {
+        call(libc::SYS_perf_event_open, [0, 0, -1, -1, 0, 0])
+    }),
+    ("have a key", |_| {
+        call(libc::SYS_keyctl, [0, -3, 0, 0, 0, 0])
+    }),
+    ("read the kernel's log", |_| {
+        call(libc::SYS_syslog, [10, 0, 0, 0, 0, 0])
+    }),
+];
+
+fn socket(family: c_int) -> Outcome {
+    // SAFETY: numbers.
+    reply(unsafe { libc::socket(family, libc::SOCK_STREAM, 0) })
+}
+
+fn c_path(path: &std::path::Path) -> CString {
+    CString::new(path.to_str().unwrap()).unwrap()
+}

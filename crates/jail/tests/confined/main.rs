@@ -1,0 +1,93 @@
+//! `jiffy-pager` and `jiffy-disk` after they were taken over: each does what it likes with what its
+//! confinement leaves it, and gets nowhere.
+//!
+//! This test starts itself as the pager, as a disk's server and as the process that serves a
+//! monitor, each confined as the program is. They run as the user who started it, so that nothing
+//! but the confinement holds them.
+
+mod attempts;
+#[path = "../common/calls.rs"]
+mod calls;
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixListener;
+use std::process::{Child, Command, Stdio};
+
+/// At the victim's address.
+const SECRET: u64 = 0x5ec2_e75e_c2e7_5ec2;
+static TREASURE: u64 = SECRET;
+
+/// Who is taken over, and how many attempts it makes.
+const TAKEN_OVER: [(&str, usize); 3] = [("pager", 40), ("disk", 20), ("monitor", 40)];
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match arguments.as_slice() {
+        ["victim"] => {
+            println!("{:p}", &raw const TREASURE);
+            loop {
+                std::thread::park();
+            }
+        }
+        ["attacker", who, aims @ ..] => attempts::run(who, aims),
+        // What a test harness is asked.
+        ["--list", ..] => println!("what_is_taken_over_stays_confined: test"),
+        _ => run(),
+    }
+}
+
+struct Victim(Child);
+
+impl Drop for Victim {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn run() {
+    let this = std::env::current_exe().unwrap();
+    let base = tempfile::tempdir().unwrap();
+    let other = base.path().join("other");
+    fs::create_dir(&other).unwrap();
+    fs::write(other.join("public"), "public").unwrap();
+    fs::set_permissions(other.join("public"), fs::Permissions::from_mode(0o666)).unwrap();
+    let _api = UnixListener::bind(other.join("api.sock")).unwrap();
+    let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut child = Command::new(&this);
+    let child = child.arg("victim").stdout(Stdio::piped()).spawn().unwrap();
+    let mut victim = Victim(child);
+    let mut treasure = String::new();
+    let said = victim.0.stdout.take().unwrap();
+    BufReader::new(said).read_line(&mut treasure).unwrap();
+
+    for (who, least) in TAKEN_OVER {
+        let own = base.path().join(who);
+        fs::create_dir(&own).unwrap();
+        let attacker = Command::new(&this)
+            .args(["attacker", who])
+            .args([&own, &other])
+            .arg(victim.0.id().to_string())
+            .arg(treasure.trim())
+            .arg(tcp.local_addr().unwrap().port().to_string())
+            .stderr(Stdio::inherit())
+            .output()
+            .unwrap();
+        let said = String::from_utf8(attacker.stdout).unwrap();
+        print!("{said}");
+        assert!(attacker.status.success(), "{who}: {:?}", attacker.status);
+        let of = |kind: &'static str| said.lines().filter(move |line| line.starts_with(kind));
+        let escaped: Vec<&str> = of("ESCAPED").collect();
+        assert!(escaped.is_empty(), "{who}: {escaped:#?}");
+        let held = of("held: ").count();
+        assert!(held >= least, "{who}: only {held} attempts");
+        assert!(said.lines().any(|line| line == "done"), "{who}");
+        assert_eq!(fs::read(other.join("public")).unwrap(), b"public");
+        assert!(victim.0.try_wait().unwrap().is_none(), "the victim lives");
+    }
+    println!("test result: ok. 1 passed; 0 failed; 0 ignored; what_is_taken_over_stays_confined");
+}

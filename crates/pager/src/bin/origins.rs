@@ -1,0 +1,28 @@
+//! `jiffy-origins`: reads from registries and from folders of peers for `jiffy-pager`, which starts
+//! it.
+
+use jiffy_pager::origins::request::CHANNEL;
+use jiffy_pager::origins::service;
+use jiffy_sys::fds;
+use std::process::ExitCode;
+use tracing_subscriber::EnvFilter;
+
+fn main() -> ExitCode {
+    tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .with_env_filter(
+            EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info")),
+        )
+        .init();
+    let Ok(channel) = fds::inherited(CHANNEL) else {
+        eprintln!("jiffy-origins: jiffy-pager starts this program, and nobody else");
+        return ExitCode::FAILURE;
+    };
+    match service::run(channel) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("jiffy-origins: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}

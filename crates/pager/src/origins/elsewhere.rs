@@ -1,0 +1,210 @@
+//! Origins, as the pager sees them: it asks `jiffy-origins`.
+
+use super::request::{Answer, LINE, MOST, Request};
+use jiffy_store::{ImageId, Origin, OriginError, Stop};
+use jiffy_sys::fds;
+use jiffy_sys::mutex::lock;
+use jiffy_sys::spawn::{Detached, spawn_detached};
+use jiffy_wire::pager::Origin as Described;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::ffi::OsStr;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::ops::Range;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// How often it is checked whether bytes are still wanted.
+const GLANCE: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 20_000_000,
+};
+/// The most time that an answer may take: this, and the time of its bytes at 64 KiB per second.
+/// `jiffy-origins` has shorter limits of its own.
+const PATIENCE: Duration = Duration::from_secs(120);
+const LEAST_RATE: u64 = 64 << 10;
+
+/// The program beside this one that reads from origins.
+const PROGRAM: &str = "jiffy-origins";
+
+/// Reads from origins, by asking `jiffy-origins`.
+#[derive(Debug)]
+pub struct Reader {
+    /// Where connections are sent.
+    channel: Option<UnixStream>,
+    idle: Mutex<Vec<Connection>>,
+    /// The last number given to an origin.
+    numbers: AtomicU64,
+}
+
+type Connection = BufReader<UnixStream>;
+
+impl Reader {
+    /// Asks over this channel, which [`start`] has returned; without one, no origin is reached.
+    pub fn over(channel: Option<OwnedFd>) -> Reader {
+        Reader {
+            channel: channel.map(UnixStream::from),
+            idle: Mutex::default(),
+            numbers: AtomicU64::new(0),
+        }
+    }
+
+    fn fetch(&self, request: &Request, stop: &Stop) -> Result<Vec<u8>, OriginError> {
+        let length = request.end.saturating_sub(request.start);
+        if length > MOST {
+            let sentence = format!("{length} bytes are too many for one request");
+            return Err(OriginError::never(sentence));
+        }
+        let mut line = serde_json::to_vec(request)
+            .map_err(|error| OriginError::never(format!("it can't be asked for: {error}")))?;
+        line.push(b'\n');
+        loop {
+            let idle = lock(&self.idle).pop();
+            let was_idle = idle.is_some();
+            let connection = idle.map_or_else(|| self.connect(), Ok);
+            let asked = connection.and_then(|mut connection| {
+                let answer = ask(&mut connection, &line, length, stop)?;
+                lock(&self.idle).push(connection);
+                Ok(answer)
+            });
+            match asked {
+                Ok(answer) => return answer,
+                // The program may have ended and begun anew since this connection was used.
+                Err(error) if was_idle && is_over(&error) => lock(&self.idle).clear(),
+                Err(error) => {
+                    let sentence = format!("{PROGRAM} gave no answer: {error}");
+                    return Err(OriginError::for_now(sentence));
+                }
+            }
+        }
+    }
+
+    fn connect(&self) -> io::Result<Connection> {
+        let none = || io::Error::other("it could not be started");
+        let channel = self.channel.as_ref().ok_or_else(none)?;
+        let (ours, theirs) = UnixStream::pair()?;
+        fds::send_with_fds(channel, b"+", &[theirs.as_fd()])?;
+        Ok(BufReader::new(ours))
+    }
+}
+
+/// Starts the program, which ends with the channel that is returned. It has this process's
+/// environment, and what it has to say goes to standard error.
+pub fn start() -> io::Result<OwnedFd> {
+    let this = std::env::current_exe()?;
+    let program = this.with_file_name(PROGRAM);
+    let (ours, theirs) = UnixStream::pair()?;
+    let output = io::stderr();
+    spawn_detached(&Detached {
+        program: &program,
+        arguments: &[] as &[&OsStr],
+        directory: &std::env::current_dir()?,
+        output: output.as_fd(),
+        descriptors: &[theirs.as_fd()],
+    })?;
+    Ok(ours.into())
+}
+
+/// Asks on a connection; an error if it is of no use any more. `Interrupted` if `stop` was given up.
+fn ask(
+    connection: &mut Connection,
+    line: &[u8],
+    length: u64,
+    stop: &Stop,
+) -> io::Result<Result<Vec<u8>, OriginError>> {
+    let until = Instant::now() + PATIENCE + Duration::from_secs(length / LEAST_RATE);
+    connection.get_mut().write_all(line)?;
+    loop {
+        let mut events = [PollFd::new(connection.get_ref(), PollFlags::IN)];
+        if poll(&mut events, Some(&GLANCE))? > 0 {
+            break;
+        }
+        if stop.is_given_up() {
+            return Err(io::ErrorKind::Interrupted.into());
+        }
+        if Instant::now() >= until {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+    }
+    let mut answer = Vec::new();
+    connection.take(LINE).read_until(b'\n', &mut answer)?;
+    if answer.is_empty() {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    Ok(match serde_json::from_slice(&answer)? {
+        Answer::Failed { why, again } => Err(OriginError { why, again }),
+        Answer::Bytes => {
+            let mut bytes = Vec::new();
+            connection.take(length).read_to_end(&mut bytes)?;
+            if bytes.len() as u64 != length {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            Ok(bytes)
+        }
+    })
+}
+
+fn is_over(error: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
+    matches!(error.kind(), BrokenPipe | ConnectionReset | UnexpectedEof)
+}
+
+/// An origin of one image.
+pub struct Elsewhere {
+    reader: Arc<Reader>,
+    described: Described,
+    number: u64,
+    id: ImageId,
+    here: PathBuf,
+}
+
+impl Elsewhere {
+    pub(super) fn new(
+        reader: Arc<Reader>,
+        described: &Described,
+        id: ImageId,
+        here: &Path,
+    ) -> Elsewhere {
+        Elsewhere {
+            number: reader.numbers.fetch_add(1, Ordering::Relaxed),
+            reader,
+            described: described.clone(),
+            id,
+            here: here.to_owned(),
+        }
+    }
+}
+
+impl Origin for Elsewhere {
+    fn name(&self) -> String {
+        match &self.described {
+            Described::Folder { folder } => format!("the folder {}", folder.display()),
+            Described::Registry(origin) => origin.reference.clone(),
+        }
+    }
+
+    fn waits_for(&self) -> String {
+        match &self.described {
+            Described::Folder { .. } => String::new(),
+            Described::Registry(origin) => {
+                let registry = origin.reference.split('/').next();
+                registry.unwrap_or_default().to_owned()
+            }
+        }
+    }
+
+    fn fetch(&self, range: Range<u64>, stop: &Stop) -> Result<Vec<u8>, OriginError> {
+        let request = Request {
+            origin: self.described.clone(),
+            number: self.number,
+            id: self.id.0,
+            here: self.here.clone(),
+            start: range.start,
+            end: range.end,
+        };
+        self.reader.fetch(&request, stop)
+    }
+}

@@ -1,0 +1,50 @@
+//! What the pager asks `jiffy-origins`, and its answers.
+//!
+//! Over the channel that the program is started with ([`CHANNEL`]) the pager sends connections: a
+//! byte with a socket attached. On each of them it sends one [`Request`] at a time, a line of JSON,
+//! and gets one [`Answer`], a line of JSON, followed by the bytes. A connection that is closed
+//! cancels its request.
+
+use jiffy_wire::pager::Origin;
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+
+/// Number of the channel's descriptor in `jiffy-origins`.
+pub const CHANNEL: i32 = 3;
+/// Longest line of either, bytes.
+pub const LINE: u64 = 64 << 10;
+/// Most bytes of a request.
+pub const MOST: u64 = 1 << 28;
+
+/// Bytes of an image's file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Request {
+    /// What to read from.
+    pub origin: Origin,
+    /// The number that the pager gave to this description; what was found out about an origin holds
+    /// for its number.
+    pub number: u64,
+    /// The image's id.
+    pub id: [u8; 16],
+    /// The image's file here.
+    pub here: PathBuf,
+    /// The first byte.
+    pub start: u64,
+    /// The byte after the last.
+    pub end: u64,
+}
+
+/// What came of it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Answer {
+    /// All bytes follow.
+    Bytes,
+    /// None follow.
+    Failed {
+        /// As in [`OriginError`](jiffy_store::OriginError).
+        why: String,
+        /// Likewise.
+        again: bool,
+    },
+}

@@ -1,0 +1,132 @@
+//! `jiffy-origins`: reads from registries and from folders of peers for the pager.
+//!
+//! It checks what a registry sends against the hashes of its blocks, decompresses nothing, and has
+//! neither memory of VMs nor a connection to their monitors. It is a program of its own because it
+//! must have what the pager must not: the network, credentials, programs that give credentials, and
+//! folders that become known later.
+
+use super::registry::RegistryFile;
+use super::request::{Answer, LINE, MOST, Request};
+use jiffy_jail::own;
+use jiffy_store::{ImageId, Origin as _, OriginError, PeerFolder, Stop};
+use jiffy_sys::fork::{Fork, fork};
+use jiffy_sys::mutex::lock;
+use jiffy_sys::{causes, fds};
+use jiffy_wire::pager::Origin;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::collections::HashMap;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+
+/// Most registries' files that are remembered.
+const REMEMBERED: usize = 1024;
+/// The pause before a process that has died is replaced.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Serves the channel until the pager closes it. The work is done by a process that is replaced
+/// when it dies: whatever makes it die costs the requests that it had, and no VM.
+pub fn run(channel: OwnedFd) -> io::Result<()> {
+    own::harden().map_err(|error| io::Error::other(causes::sentence(&error)))?;
+    let channel = UnixStream::from(channel);
+    loop {
+        match fork()? {
+            Fork::Child => return serve(&channel),
+            Fork::Parent(child) => {
+                let status = child.wait()?;
+                if status.success() || has_hung_up(&channel) {
+                    return Ok(());
+                }
+                tracing::error!(%status, "what reads from registries and peers died: another process does it now");
+                thread::sleep(PAUSE);
+            }
+        }
+    }
+}
+
+fn serve(channel: &UnixStream) -> io::Result<()> {
+    let files = Arc::<Files>::default();
+    loop {
+        let mut connections = Vec::new();
+        if fds::recv_with_fds(channel, &mut [0; 64], &mut connections)? == 0 {
+            return Ok(());
+        }
+        for connection in connections {
+            let files = files.clone();
+            let serve = move || files.converse(&UnixStream::from(connection));
+            // Without a thread the connection is closed, which the pager sees.
+            if let Err(error) = thread::Builder::new().name("origin".into()).spawn(serve) {
+                tracing::warn!(%error, "a request can't be served");
+            }
+        }
+    }
+}
+
+/// The files of registries that were read from, by the numbers of their origins.
+#[derive(Default)]
+struct Files(Mutex<HashMap<u64, Arc<RegistryFile>>>);
+
+impl Files {
+    /// Answers requests until the connection is closed.
+    fn converse(&self, connection: &UnixStream) {
+        let mut input = BufReader::new(connection);
+        loop {
+            let mut line = Vec::new();
+            let read = (&mut input).take(LINE).read_until(b'\n', &mut line);
+            if read.is_err() || line.is_empty() {
+                return;
+            }
+            let outcome = match serde_json::from_slice(&line) {
+                Ok(request) => self.fetch(&request, connection),
+                Err(error) => Err(OriginError::never(format!("it is no request: {error}"))),
+            };
+            let (answer, bytes) = match outcome {
+                Ok(bytes) => (Answer::Bytes, bytes),
+                Err(OriginError { why, again }) => (Answer::Failed { why, again }, Vec::new()),
+            };
+            let mut output = connection;
+            let mut line = serde_json::to_vec(&answer).expect("an answer is plain data");
+            line.push(b'\n');
+            if output.write_all(&line).is_err() || output.write_all(&bytes).is_err() {
+                return;
+            }
+        }
+    }
+
+    fn fetch(&self, request: &Request, connection: &UnixStream) -> Result<Vec<u8>, OriginError> {
+        let range = request.start..request.end;
+        let right = range.start <= range.end && range.end - range.start <= MOST;
+        if !right {
+            return Err(OriginError::never("no such range is read"));
+        }
+        match &request.origin {
+            Origin::Folder { folder } => {
+                let origin = PeerFolder::new(folder, ImageId(request.id), &request.here);
+                origin.fetch(range, &Stop::never())
+            }
+            Origin::Registry(described) => {
+                let file = {
+                    let mut files = lock(&self.0);
+                    if files.len() >= REMEMBERED && !files.contains_key(&request.number) {
+                        files.clear();
+                    }
+                    let new = || Arc::new(RegistryFile::new(described));
+                    files.entry(request.number).or_insert_with(new).clone()
+                };
+                file.fetch(range, &|| has_hung_up(connection))
+            }
+        }
+    }
+}
+
+fn has_hung_up(connection: &UnixStream) -> bool {
+    const NOW: Timespec = Timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    let mut events = [PollFd::new(connection, PollFlags::RDHUP)];
+    matches!(poll(&mut events, Some(&NOW)), Ok(1..))
+}

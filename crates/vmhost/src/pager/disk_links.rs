@@ -1,0 +1,80 @@
+//! Ways from VMs to the sockets of their disks.
+//!
+//! A disk that is filled on demand has one socket, in a folder that no VMM may pass, however many
+//! VMs have the disk. Each of these has a hard link to it in its own run folder, which only its own
+//! VMM may pass: no VMM asks for chunks of a disk that its VM does not have, whatever names it knows.
+
+use jiffy_content::model::image::LazyDisk;
+use jiffy_content::paths::Paths;
+use jiffy_sys::regular;
+use jiffy_wire::vmm::Residency;
+use serde::Deserialize;
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+use tracing::warn;
+
+/// Most bytes of a VM's configuration.
+const MOST_CONFIG: u64 = 1 << 20;
+
+/// The fields of a VMM's configuration that are read in any version.
+#[derive(Deserialize)]
+struct Config {
+    disks: Vec<Disk>,
+}
+
+#[derive(Deserialize)]
+struct Disk {
+    residency: Option<Residency>,
+}
+
+/// Links `to` to the socket of this disk. Without a socket nothing is done: a pager has just died,
+/// and the next one's socket is linked by [`give_to_all`].
+pub fn give(paths: &Paths, disk: &LazyDisk, to: &Path) -> io::Result<()> {
+    let name = disk.name();
+    // A pager of release 0.1 listens where it serves VMs, too.
+    for socket in [paths.disk_socket(&name), paths.pager_vm_socket(&name)] {
+        match link(&socket, to) {
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            other => return other,
+        }
+    }
+    Ok(())
+}
+
+/// Links the sockets that VMs with this disk connect to anew, because there is another pager.
+pub(super) fn give_to_all(paths: &Paths, disk: &LazyDisk) {
+    let vms = fs::read_dir(paths.run.join("vms"));
+    for entry in vms.into_iter().flatten().flatten() {
+        let Ok(id) = entry.file_name().into_string() else {
+            continue;
+        };
+        if let Some(socket) = connects_to(paths, &id, disk)
+            && let Err(error) = give(paths, disk, &socket)
+        {
+            warn!(id, %error, "a VM can't reach the pager about its disk");
+        }
+    }
+}
+
+/// The socket that this VM's VMM connects to for chunks of this disk. One of release 0.1 connects
+/// to a socket that all VMMs reach.
+fn connects_to(paths: &Paths, id: &str, disk: &LazyDisk) -> Option<PathBuf> {
+    let config = regular::read(&paths.vm(id).join("vmm.json"), MOST_CONFIG).ok()?;
+    let config: Config = serde_json::from_slice(&config).ok()?;
+    let present = disk.present(paths);
+    let mut residencies = config.disks.into_iter().filter_map(|disk| disk.residency);
+    let residency = residencies.find(|residency| residency.present == present)?;
+    // In a jail its path is relative.
+    Some(paths.run.join(residency.pager_socket))
+}
+
+fn link(socket: &Path, to: &Path) -> io::Result<()> {
+    let beside = to.with_extension("new");
+    let _ = fs::remove_file(&beside);
+    fs::hard_link(socket, &beside)?;
+    fs::rename(&beside, to)?;
+    // If both are one file already, rename(2) does nothing.
+    let _ = fs::remove_file(&beside);
+    Ok(())
+}
