@@ -509,3 +509,43 @@ fn vms_of_a_network_know_each_other_and_children_are_reached_as_their_parent_was
     let contained = "each VMM has a user, namespaces, a control group of its own";
     assert!(doctor.contains(contained), "{doctor}");
 }
+
+#[test]
+fn twenty_children_of_a_server_are_reached_at_their_own_addresses_at_once() {
+    const CHILDREN: usize = 20;
+    let host = host();
+    host.ok(&["run", "-d", "--name", "parent", "--", "sleep", "1000"]);
+    // Counts its clients, and tells each of them its address and host name as they are now.
+    let answer = "echo >> /tmp/clients; ip -4 -o addr show eth0; hostname";
+    let serve = format!("echo '{answer}' > /tmp/answer; nc -ll -p 8080 -e sh /tmp/answer");
+    let serve = format!("({serve}) </dev/null >/dev/null 2>&1 &");
+    assert!(host.within("parent", &serve).1);
+    let count = CHILDREN.to_string();
+    host.ok(&["fork", "parent", "-n", &count, "--name", "child"]);
+    // Once the fork is answered each is reached by the first packet, without waiting and retries.
+    let children: Vec<(String, String)> = (1..=CHILDREN)
+        .map(|number| format!("child-{number}"))
+        .map(|name| (host.address(&name), name))
+        .collect();
+    let ask = children
+        .iter()
+        .map(|(address, _)| format!("nc -w 20 {address} 8080 </dev/null || exit 1;"));
+    let ask: String = ask.collect();
+    let answers = host.ok(&["machine", "shell", "sh", "-c", &ask]);
+    let lines: Vec<&str> = answers.lines().collect();
+    assert_eq!(lines.len(), 2 * CHILDREN, "{answers}");
+    for ((address, name), said) in children.iter().zip(lines.chunks(2)) {
+        assert!(said[0].contains(&format!(" {address}/32 ")), "{said:?}");
+        assert_eq!(said[1], name);
+        // Nobody else's client came to it, and no packet for another address.
+        let (seen, _) = host.within(
+            name,
+            "wc -l < /tmp/clients; awk '/^Ip: [0-9]/ { print $6 }' /proc/net/snmp",
+        );
+        assert_eq!(seen, "1\n0", "{name}");
+    }
+    assert!(
+        !host.within("parent", "cat /tmp/clients").1,
+        "no child's client came to the parent"
+    );
+}
