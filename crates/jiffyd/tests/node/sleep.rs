@@ -139,7 +139,8 @@ fn a_wake_that_fails_leaves_a_sleeping_vm() {
     let id = daemon.vm("box").id;
     let state = daemon.vm_folder(&id).join("hibernated/state");
     let good = fs::read(&state).unwrap();
-    fs::write(&state, b"nonsense").unwrap();
+    // A VMM finds that out.
+    fs::write(&state, jiffy_wire::state::seal("0.1.0", b"nonsense")).unwrap();
     let error = daemon
         .post("/v1/vms/box/wake", b"")
         .error(ErrorKind::VmFailed);
@@ -229,7 +230,8 @@ fn a_vm_that_can_not_be_woken_says_so_to_whoever_wants_it() {
     let id = daemon.vm("box").id;
     let state = daemon.vm_folder(&id).join("hibernated/state");
     let good = fs::read(&state).unwrap();
-    fs::write(&state, b"nonsense").unwrap();
+    // A VMM finds that out.
+    fs::write(&state, jiffy_wire::state::seal("0.1.0", b"nonsense")).unwrap();
     let refused = [
         daemon.exec("box", &shell("true")).unwrap_err(),
         daemon.stream("/v1/vms/box/attach", b"").unwrap_err(),

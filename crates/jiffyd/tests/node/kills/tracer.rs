@@ -65,10 +65,10 @@ impl Killer {
     }
 
     /// Has it killed the daemon, within this time?
-    pub fn strikes_within(&mut self, time: Duration) -> bool {
+    pub fn strikes_within(&self, time: Duration, daemon: &mut Daemon) -> bool {
         let until = Instant::now() + time;
         loop {
-            if self.process.try_wait().unwrap().is_some() {
+            if !daemon.is_up() {
                 return true;
             }
             if Instant::now() >= until {
