@@ -216,7 +216,9 @@ impl Node {
     /// Wakes a VM if it is hibernated or hibernating, once for all who want that meanwhile.
     pub async fn wake_if_asleep(self: &Arc<Self>, vm: &Arc<VmHandle>) -> Result<()> {
         vm.settled().await;
-        if vm.view.borrow().vm.state != VmState::Hibernated {
+        // Whoever comes while it is woken has the same result as the others.
+        let sleeps = vm.view.borrow().vm.state == VmState::Hibernated;
+        if !sleeps && !vm.waking.is_in_progress() {
             return Ok(());
         }
         let wake = |clients| {
