@@ -42,10 +42,13 @@ impl<T: Clone + Debug + Send + Sync + 'static> Joint<T> {
                     let (wanted, is_wanted) = watch::channel(());
                     let wanted = Arc::new(wanted);
                     let (tell, result) = watch::channel(None);
-                    let operation = begin(is_wanted);
+                    let operation = begin(is_wanted.clone());
                     tokio::spawn(async move {
                         let done = operation.await;
-                        tell.send_replace(Some((Instant::now(), done)));
+                        // A result that nobody has waited for may be that it was given up.
+                        if is_wanted.has_changed().is_ok() {
+                            tell.send_replace(Some((Instant::now(), done)));
+                        }
                     });
                     *current = Some(Current {
                         result: result.clone(),
@@ -67,7 +70,7 @@ impl<T: Clone + Debug + Send + Sync + 'static> Joint<T> {
             .is_some()
     }
 
-    /// The result of the last operation, if it is over, and when it came.
+    /// The result of the last operation, if it is over and somebody waited for it, and when it came.
     pub fn last(&self) -> Option<(Instant, T)> {
         self.lock().as_ref()?.result.borrow().clone()
     }
@@ -149,6 +152,8 @@ mod tests {
         tokio::task::yield_now().await;
         second.abort();
         told.notified().await;
+        tokio::task::yield_now().await;
+        assert!(joint.last().is_none());
     }
 
     #[tokio::test]
