@@ -10,11 +10,13 @@ use tokio::time::Instant;
 #[derive(Debug)]
 pub struct Joint<T>(Mutex<Option<Current<T>>>);
 
+/// The result and when it came.
+type Outcome<T> = watch::Receiver<Option<(Instant, T)>>;
+
 /// The operation in progress, or the last one.
 #[derive(Debug)]
 struct Current<T> {
-    /// The result and when it came.
-    result: watch::Receiver<Option<(Instant, T)>>,
+    result: Outcome<T>,
     /// Held by all who wait.
     wanted: Weak<watch::Sender<()>>,
 }
@@ -40,10 +42,13 @@ impl<T: Clone + Debug + Send + Sync + 'static> Joint<T> {
                     let (wanted, is_wanted) = watch::channel(());
                     let wanted = Arc::new(wanted);
                     let (tell, result) = watch::channel(None);
-                    let operation = begin(is_wanted);
+                    let operation = begin(is_wanted.clone());
                     tokio::spawn(async move {
                         let done = operation.await;
-                        tell.send_replace(Some((Instant::now(), done)));
+                        // A result that nobody has waited for may be that it was given up.
+                        if is_wanted.has_changed().is_ok() {
+                            tell.send_replace(Some((Instant::now(), done)));
+                        }
                     });
                     *current = Some(Current {
                         result: result.clone(),
@@ -57,7 +62,15 @@ impl<T: Clone + Debug + Send + Sync + 'static> Joint<T> {
         done.map(|(_, result)| result)
     }
 
-    /// The result of the last operation, if it is over, and when it came.
+    /// Is the operation in progress, and does somebody wait for it?
+    pub fn is_in_progress(&self) -> bool {
+        self.lock()
+            .as_ref()
+            .and_then(Current::in_progress)
+            .is_some()
+    }
+
+    /// The result of the last operation, if it is over and somebody waited for it, and when it came.
     pub fn last(&self) -> Option<(Instant, T)> {
         self.lock().as_ref()?.result.borrow().clone()
     }
@@ -74,12 +87,7 @@ impl<T: Clone + Debug + Send + Sync + 'static> Joint<T> {
 }
 
 impl<T> Current<T> {
-    fn in_progress(
-        &self,
-    ) -> Option<(
-        watch::Receiver<Option<(Instant, T)>>,
-        Arc<watch::Sender<()>>,
-    )> {
+    fn in_progress(&self) -> Option<(Outcome<T>, Arc<watch::Sender<()>>)> {
         // The sender is dropped at its end.
         self.result.has_changed().ok()?;
         Some((self.result.clone(), self.wanted.upgrade()?))
@@ -124,10 +132,7 @@ mod tests {
     #[tokio::test]
     async fn it_is_told_when_nobody_wants_it_any_more() {
         let joint = Arc::new(Joint::<()>::default());
-        let (gone, told) = (
-            Arc::new(Notify::new()),
-            Arc::clone(&Arc::new(Notify::new())),
-        );
+        let (gone, told) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
         let want = || {
             let (joint, gone, told) = (Arc::clone(&joint), Arc::clone(&gone), Arc::clone(&told));
             tokio::spawn(async move {
@@ -147,6 +152,8 @@ mod tests {
         tokio::task::yield_now().await;
         second.abort();
         told.notified().await;
+        tokio::task::yield_now().await;
+        assert!(joint.last().is_none());
     }
 
     #[tokio::test]

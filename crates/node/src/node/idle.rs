@@ -4,6 +4,7 @@
 //! daemon.
 
 use super::Node;
+use super::operation::Stopwatch;
 use crate::idle::sample::Sample;
 use crate::idle::watch::Watch;
 use jiffy_content::clock::monotonic_ns;
@@ -153,7 +154,8 @@ impl Node {
         match policy.action {
             IdleAction::Hibernate => {
                 let socket = self.capturable(vm).await?;
-                self.hibernate_now(vm, &socket, falls_asleep).await?;
+                let watch = Stopwatch::start(&self.host.clock);
+                self.hibernate_now(vm, &socket, falls_asleep, watch).await?;
             }
             IdleAction::Stop => {
                 vm.ask(|reply| Command::Stop(DEFAULT_GRACE, reply))

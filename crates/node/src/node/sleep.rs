@@ -23,6 +23,7 @@ use jiffy_wire::vmm::{BalloonStatus, ControlRequest, ControlResponse};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::watch;
 use tokio::task::block_in_place;
 use tokio::time::{Instant, sleep};
 use tracing::{debug, info, warn};
@@ -61,10 +62,11 @@ impl Drop for FallsAsleep<'_> {
 impl Node {
     /// Writes a VM's memory to disk and ends its VMM.
     pub async fn hibernate(self: Arc<Self>, vm: Arc<VmHandle>) -> Result<Hibernated> {
+        let watch = Stopwatch::start(&self.host.clock);
         let one = vm.operate().await;
         let socket = self.capturable(&vm).await?;
         let falls_asleep = self.fall_asleep(&vm, &one);
-        self.hibernate_now(&vm, &socket, falls_asleep).await
+        self.hibernate_now(&vm, &socket, falls_asleep, watch).await
     }
 
     /// Marks a VM as being hibernated, and has new connections to its ports wait for that.
@@ -90,9 +92,9 @@ impl Node {
         vm: &VmHandle,
         socket: &Path,
         mut falls_asleep: FallsAsleep<'_>,
+        mut watch: Stopwatch,
     ) -> Result<Hibernated> {
         vm.waking.forget();
-        let mut watch = Stopwatch::start(&self.host.clock);
         let root = self.root_of(vm).await?;
         let _whole = self.complete_root(&root).await?;
         let folder = self.host.paths.vm(&vm.id);
@@ -216,14 +218,16 @@ impl Node {
     /// Wakes a VM if it is hibernated or hibernating, once for all who want that meanwhile.
     pub async fn wake_if_asleep(self: &Arc<Self>, vm: &Arc<VmHandle>) -> Result<()> {
         vm.settled().await;
-        if vm.view.borrow().vm.state != VmState::Hibernated {
+        // Whoever comes while it is woken has the same result as the others.
+        let sleeps = vm.view.borrow().vm.state == VmState::Hibernated;
+        if !sleeps && !vm.waking.is_in_progress() {
             return Ok(());
         }
-        let wake = |clients| {
+        let wake = |clients: watch::Receiver<()>| {
             let (node, vm) = (Arc::clone(self), Arc::clone(vm));
-            of_many(clients, async move {
+            of_many(clients.clone(), async move {
                 let woken = node.woken(Arc::clone(&vm)).await;
-                if let Err(error) = &woken {
+                if let (Err(error), true) = (&woken, clients.has_changed().is_ok()) {
                     warn!(vm = %vm.name, %error, "a VM that is wanted can't be woken");
                 }
                 woken.map(drop)
