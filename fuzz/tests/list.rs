@@ -123,8 +123,20 @@ const TRUSTED: &[(&str, &str)] = &[
         "the host's kernel writes it",
     ),
     (
+        "crates/vmhost/src/pager/disk_links.rs",
+        "a VMM's configuration, which the daemon writes",
+    ),
+    (
         "crates/vmhost/src/task/unreadable.rs",
         "the daemon before wrote it; what is odd is nothing",
+    ),
+    (
+        "crates/pager/src/origins/elsewhere.rs",
+        "our own `jiffy-origins` answers",
+    ),
+    (
+        "crates/pager/src/origins/service.rs",
+        "our own `jiffy-pager` asks",
     ),
     (
         "crates/pager/src/bitmap.rs",

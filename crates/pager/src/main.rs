@@ -77,7 +77,7 @@ struct Serve {
     #[arg(long, value_name = "SOCKET")]
     control: PathBuf,
     /// Folder with images, caches, recordings or sockets of VMs, which alone are reached; may be
-    /// repeated [default: the control socket's folder]
+    /// repeated [default: all]
     #[arg(long, value_name = "FOLDER")]
     folder: Vec<PathBuf>,
     /// Inherited descriptor that gets the line "ready" once requests are accepted
@@ -134,11 +134,13 @@ fn run(serve: &Serve) -> Result<()> {
     let listener = listen_alone(&serve.control)
         .with_context(|| format!("{} cannot be listened on", serve.control.display()))?;
     let reader = Reader::over(fds::inherited(origins).ok());
-    let mut folders = serve.folder.clone();
-    if folders.is_empty() {
-        folders.push(folder_of(&serve.control));
-    }
-    if !confinement::enter(&folders).context("the pager can't be confined")? {
+    // A daemon of release 0.1 names none.
+    let all = [PathBuf::from("/")];
+    let folders = match serve.folder.as_slice() {
+        [] => &all[..],
+        named => named,
+    };
+    if !confinement::enter(folders).context("the pager can't be confined")? {
         tracing::info!("this kernel has no Landlock: files are bounded by their permissions only");
     }
     let server = Server::start(&serve.control, listener, reader, settings)

@@ -43,7 +43,7 @@ pub fn run(who: &str, aims: &[&str]) {
     fs::write(aims.own.join("file"), "own").unwrap();
     let (bounded, filtered) = match who {
         "pager" => (
-            jiffy_pager::confinement::enter(&[aims.own.clone()]).unwrap(),
+            jiffy_pager::confinement::enter(std::slice::from_ref(&aims.own)).unwrap(),
             true,
         ),
         "disk" => (

@@ -625,8 +625,8 @@ fn senseless_requests_about_disks_are_answered_with_a_sentence() {
     assert!(error(ask(&|disk| disk.name = "vm".into())).contains("is a VM"));
     // Another process has the cache.
     let other = tempfile::tempdir().unwrap();
-    let [both, beside] = [folder.path(), other.path()].map(|path| path.to_str().unwrap());
-    let second = Pager::start(other.path(), &["--folder", both, "--folder", beside]);
+    let beside = folder.path().to_str().unwrap();
+    let second = Pager::start(other.path(), &["--folder", beside]);
     let mut request = disk.clone();
     request.socket = other.path().join("sock");
     let busy = second.ask(&PagerRequest::OpenDisk(request));

@@ -65,11 +65,14 @@ pub struct Pager {
 }
 
 impl Pager {
+    /// One that reaches this folder.
     pub fn start(folder: &Path, arguments: &[&str]) -> Pager {
         let control = folder.join("control");
         let child = Command::new(env!("CARGO_BIN_EXE_jiffy-pager"))
             .args(["serve", "--control"])
             .arg(&control)
+            .arg("--folder")
+            .arg(folder)
             .args(arguments)
             .stdin(Stdio::null())
             .spawn()
@@ -83,8 +86,8 @@ impl Pager {
         pager
     }
 
-    /// One that strace(1) kills at the `nth` system call of this name that a
-    /// thread of its makes. It may never listen.
+    /// One that reaches all folders, as an earlier release's daemon starts it, and that strace(1)
+    /// kills at the `nth` system call of this name that a thread of its makes. It may never listen.
     pub fn start_doomed(folder: &Path, call: &str, nth: u32) -> Pager {
         Pager::start_traced(folder, call, &format!("signal=KILL:when={nth}"))
     }
