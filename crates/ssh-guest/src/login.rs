@@ -42,7 +42,10 @@ pub fn shell(user: &str, command: Option<&str>) -> Result<(), String> {
         None => process.arg0(format!("-{}", shell.rsplit('/').next().unwrap_or(shell))),
     };
     let error = process.exec();
-    Err(format!("the shell {shell} of {} can't be run: {error}", account.name))
+    Err(format!(
+        "the shell {shell} of {} can't be run: {error}",
+        account.name
+    ))
 }
 
 /// Goes to the user's home folder.
@@ -50,7 +53,10 @@ pub fn enter(user: &str) -> Result<Account, String> {
     let uid = rustix::process::geteuid().as_raw();
     let account = Account::find(user, uid, &passwd());
     if let Err(error) = std::env::set_current_dir(&account.home) {
-        eprintln!("jiffy: the home folder {} can't be entered: {error}", account.home);
+        eprintln!(
+            "jiffy: the home folder {} can't be entered: {error}",
+            account.home
+        );
         std::env::set_current_dir("/").map_err(|error| format!("/ can't be entered: {error}"))?;
     }
     Ok(account)
@@ -97,7 +103,10 @@ impl Account {
     /// The entry of this name and number, or else the first of this number. Without one, the shell
     /// is /bin/sh, and the home folder is /.
     fn find(user: &str, uid: u32, passwd: &str) -> Account {
-        let mut entries = passwd.lines().filter_map(Entry::new).filter(|it| it.uid == uid);
+        let mut entries = passwd
+            .lines()
+            .filter_map(Entry::new)
+            .filter(|it| it.uid == uid);
         let named = entries.clone().find(|entry| entry.name == user);
         let (name, home, shell) = match named.or_else(|| entries.next()) {
             Some(entry) => (entry.name, entry.home, entry.shell),

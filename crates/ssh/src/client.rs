@@ -26,9 +26,7 @@ pub async fn ssh(context: &Context, ssh: Ssh) -> Result<Outcome> {
     }
     let mut command = Command::new("ssh");
     let host = match ssh.address {
-        true => {
-            by_address(context, &vm, &mut command)?
-        }
+        true => by_address(context, &vm, &mut command)?,
         false => {
             command.args(Settings::of(context)?.arguments());
             format!("{}{SUFFIX}", vm.name)
@@ -41,11 +39,7 @@ pub async fn ssh(context: &Context, ssh: Ssh) -> Result<Outcome> {
     for forward in &ssh.forward {
         command.args(["-L", forward]);
     }
-    for (flag, given) in [
-        ("-t", ssh.tty),
-        ("-T", ssh.no_tty),
-        ("-N", ssh.no_command),
-    ] {
+    for (flag, given) in [("-t", ssh.tty), ("-T", ssh.no_tty), ("-N", ssh.no_command)] {
         if given {
             command.arg(flag);
         }

@@ -94,7 +94,9 @@ struct Jiffy {
 impl Jiffy {
     /// For ProxyCommand, which the user's shell executes after ssh has replaced `%`.
     fn for_the_shell(&self, verb: &str) -> Result<String> {
-        let program = text(&self.program)?.replace('\'', r"'\''").replace('%', "%%");
+        let program = text(&self.program)?
+            .replace('\'', r"'\''")
+            .replace('%', "%%");
         Ok(format!("'{program}'{} {verb}", self.machine()))
     }
 
@@ -174,7 +176,10 @@ mod tests {
         assert!(block.starts_with("Host web.jiffy\n  User me\n"), "{block}");
         for argument in settings.arguments() {
             let (name, value) = argument[2..].split_once('=').unwrap();
-            assert!(block.contains(&format!("\n  {name} {value}\n")), "{argument}");
+            assert!(
+                block.contains(&format!("\n  {name} {value}\n")),
+                "{argument}"
+            );
         }
     }
 

@@ -1,7 +1,7 @@
 //! The requests.
 
 use super::packet::{Answer, Attributes, Failed, Fields, kind};
-use rustix::fs::{CWD, RenameFlags, Timespec, Timestamps, AtFlags};
+use rustix::fs::{AtFlags, CWD, RenameFlags, Timespec, Timestamps};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs::{self, File, Metadata, OpenOptions, Permissions, ReadDir};

@@ -150,12 +150,20 @@ impl<'a> Fields<'a> {
         let flags = self.number()?;
         let has = |flag| flags & flag != 0;
         Some(Attributes {
-            size: if has(attribute::SIZE) { Some(self.long()?) } else { None },
+            size: if has(attribute::SIZE) {
+                Some(self.long()?)
+            } else {
+                None
+            },
             owner: match has(attribute::OWNER) {
                 true => Some((self.number()?, self.number()?)),
                 false => None,
             },
-            mode: if has(attribute::MODE) { Some(self.number()?) } else { None },
+            mode: if has(attribute::MODE) {
+                Some(self.number()?)
+            } else {
+                None
+            },
             times: match has(attribute::TIMES) {
                 true => Some((self.number()?, self.number()?)),
                 false => None,

@@ -101,7 +101,9 @@ fn names_that_are_not_utf_8_are_listed_and_found() {
     let name = std::ffi::OsStr::from_bytes(b"odd\xff");
     std::fs::write(folder.path().join(name), "").unwrap();
     let got = answers(&[
-        request(kind::OPENDIR, 1, |it| it.text(folder.path().to_str().unwrap())),
+        request(kind::OPENDIR, 1, |it| {
+            it.text(folder.path().to_str().unwrap())
+        }),
         request(kind::READDIR, 2, |it| it.bytes(&[0; 4])),
         request(kind::LSTAT, 3, |it| {
             it.bytes(folder.path().join(name).as_os_str().as_bytes());

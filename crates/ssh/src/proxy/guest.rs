@@ -1,6 +1,6 @@
 //! The VM, and our program in it.
 
-use jiffy_cli::client::{Client, Upgraded, vm_path, encoded};
+use jiffy_cli::client::{Client, Upgraded, encoded, vm_path};
 use jiffy_cli::failure::{Failure, Result, reason};
 use jiffy_wire::agent::{
     Command, CopyDone, CopyEntry, CopyFrame, CopyKind, ExecOutput, ExitStatus, StartFailure,

@@ -6,11 +6,12 @@ use super::{forward, session};
 use jiffy_cli::failure::Failure;
 use russh::keys::{Algorithm, PrivateKey, PublicKey};
 use russh::server::{
-    Auth, ChannelOpenHandle, Config, Handler, Msg, PublicKeyOffer, Session,
-    VerifiedPublicKey, run_stream,
+    Auth, ChannelOpenHandle, Config, Handler, Msg, PublicKeyOffer, Session, VerifiedPublicKey,
+    run_stream,
 };
 use russh::{Channel, ChannelId, MethodKind, MethodSet, Preferred, Pty};
 use std::borrow::Cow;
+use std::io::ErrorKind;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -54,18 +55,28 @@ pub async fn run(
             backlog,
         },
     };
-    match run_stream(Arc::new(config), transport, connection).await {
-        Ok(running) => match running.await {
-            // The client has closed its end.
-            Ok(()) | Err(russh::Error::HUP | russh::Error::Disconnect) => Ok(()),
-            Err(error) => Err(ended(&error)),
-        },
-        Err(error) => Err(ended(&error)),
+    let ended = match run_stream(Arc::new(config), transport, connection).await {
+        Ok(running) => running.await,
+        Err(error) => Err(error),
+    };
+    match ended {
+        Err(error) if !has_left(&error) => {
+            Err(Failure::new(format!("the SSH connection ended: {error}")))
+        }
+        _ => Ok(()),
     }
 }
 
-fn ended(error: &russh::Error) -> Failure {
-    Failure::new(format!("the SSH connection ended: {error}"))
+/// Whether the client has closed its end, or was ended.
+fn has_left(error: &russh::Error) -> bool {
+    match error {
+        russh::Error::IO(error) => matches!(
+            error.kind(),
+            ErrorKind::UnexpectedEof | ErrorKind::BrokenPipe | ErrorKind::ConnectionReset
+        ),
+        russh::Error::HUP | russh::Error::Disconnect => true,
+        _ => false,
+    }
 }
 
 /// A connection of a client.

@@ -51,10 +51,7 @@ pub async fn serve(channel: Channel<Msg>, handle: Handle, shared: Shared) {
     let _ = finish(&to_client, &handle, end).await;
 }
 
-async fn wait_for_program(
-    from_client: &mut ChannelReadHalf,
-    setup: &mut Setup,
-) -> Option<Program> {
+async fn wait_for_program(from_client: &mut ChannelReadHalf, setup: &mut Setup) -> Option<Program> {
     loop {
         match from_client.wait().await? {
             ChannelMsg::RequestPty {
@@ -185,7 +182,13 @@ mod tests {
     fn only_what_is_a_variable_is_set() {
         assert_eq!(variable("LC_ALL", "C").as_deref(), Some("LC_ALL=C"));
         assert_eq!(variable("_a1", "").as_deref(), Some("_a1="));
-        for (name, value) in [("", "x"), ("1a", "x"), ("A=B", "x"), ("A", "a\0b"), ("Ä", "x")] {
+        for (name, value) in [
+            ("", "x"),
+            ("1a", "x"),
+            ("A=B", "x"),
+            ("A", "a\0b"),
+            ("Ä", "x"),
+        ] {
             assert_eq!(variable(name, value), None, "{name:?}");
         }
     }

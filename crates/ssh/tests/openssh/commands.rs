@@ -96,7 +96,10 @@ fn variables_that_the_client_sends_are_set() {
         .env("LC_ODD", "very odd")
         .output()
         .unwrap();
-    assert_eq!(stdout(&output), "hello very odd UNKNOWN 65535 UNKNOWN 65535\n");
+    assert_eq!(
+        stdout(&output),
+        "hello very odd UNKNOWN 65535 UNKNOWN 65535\n"
+    );
 }
 
 #[test]
@@ -114,7 +117,9 @@ fn a_client_that_leaves_ends_its_program() {
     assert_eq!(node.guest_processes().len(), 1);
     client.kill().unwrap();
     client.wait().unwrap();
-    wait_until("the program has ended", || node.guest_processes().is_empty());
+    wait_until("the program has ended", || {
+        node.guest_processes().is_empty()
+    });
 }
 
 #[test]
@@ -128,9 +133,16 @@ fn what_can_not_be_is_told_in_one_sentence() {
         assert_eq!(sentences.count(), 1, "{text}");
         text
     };
-    for words in [&["ssh", "nope"][..], &["ssh-config", "web", "nope"], &["ssh-proxy", "nope"]] {
+    for words in [
+        &["ssh", "nope"][..],
+        &["ssh-config", "web", "nope"],
+        &["ssh-proxy", "nope"],
+    ] {
         let output = node.jiffy().args(words).output().unwrap();
-        assert!(one(&output).contains("There is no VM \"nope\""), "{words:?}");
+        assert!(
+            one(&output).contains("There is no VM \"nope\""),
+            "{words:?}"
+        );
         assert_eq!(output.stdout, b"");
     }
     let output = node.ssh(&["off"]);
@@ -142,7 +154,7 @@ fn what_can_not_be_is_told_in_one_sentence() {
 }
 
 #[test]
-fn a_user_that_the_image_lacks_is_named() {
+fn programs_run_as_the_user_and_one_that_the_image_lacks_is_named() {
     if !rustix::process::geteuid().is_root() {
         // The agent could not become any other user.
         return;
@@ -151,8 +163,8 @@ fn a_user_that_the_image_lacks_is_named() {
     let output = node.ssh(&["no-such-user@web", "true"]);
     assert_eq!(output.status.code(), Some(125), "{output:?}");
     assert!(stderr(&output).contains("no-such-user"), "{output:?}");
-    let output = node.ssh(&["-l", "nobody", "web", "id -un"]);
-    assert_eq!(output.stdout, b"nobody\n", "{output:?}");
+    let output = node.ssh(&["-l", "12345", "web", "id -u; pwd"]);
+    assert_eq!(output.stdout, b"12345\n/\n", "{output:?}");
 }
 
 /// Runs a command with these bytes on stdin.

@@ -39,11 +39,13 @@ fn scp_copies_both_ways_by_sftp_and_by_the_old_protocol() {
     for (options, name) in [(&["-rpq"][..], "new"), (&["-rpq", "-O"], "old")] {
         let [there, back] = ["there", "back"].map(|way| node.text(&format!("{name}-{way}")));
         let mut scp = node.openssh("scp");
-        scp.args(options).args([node.text("tree"), format!("web.jiffy:{there}")]);
+        scp.args(options)
+            .args([node.text("tree"), format!("web.jiffy:{there}")]);
         succeeds(scp);
         same(&node.path("tree"), Path::new(&there));
         let mut scp = node.openssh("scp");
-        scp.args(options).args([format!("web.jiffy:{there}"), back.clone()]);
+        scp.args(options)
+            .args([format!("web.jiffy:{there}"), back.clone()]);
         succeeds(scp);
         same(&node.path("tree"), Path::new(&back));
     }
@@ -72,14 +74,21 @@ fn sftp_does_what_its_user_types() {
         .collect();
     names.sort();
     assert_eq!(names, ["b", "link"]);
-    assert_eq!(fs::read_link(node.path("folder/link")).unwrap(), Path::new("b"));
+    assert_eq!(
+        fs::read_link(node.path("folder/link")).unwrap(),
+        Path::new("b")
+    );
     for (order, complaint) in [
         ("rm /no/such/file", "No such file"),
         ("get /proc/self/mem /dev/null", "read"),
     ] {
         fs::write(node.path("batch"), order).unwrap();
         let mut sftp = node.openssh("sftp");
-        let output = sftp.arg("-b").arg(node.path("batch")).arg("web.jiffy").output();
+        let output = sftp
+            .arg("-b")
+            .arg(node.path("batch"))
+            .arg("web.jiffy")
+            .output();
         let output = output.unwrap();
         assert!(!output.status.success(), "{order}");
         assert!(stderr(&output).contains(complaint), "{output:?}");
@@ -98,11 +107,17 @@ fn rsync_copies_both_ways() {
         succeeds(rsync);
     };
     let (there, back) = (node.text("there"), node.text("back"));
-    rsync(format!("{}/", node.text("tree")), format!("web.jiffy:{there}"));
+    rsync(
+        format!("{}/", node.text("tree")),
+        format!("web.jiffy:{there}"),
+    );
     same(&node.path("tree"), Path::new(&there));
     rsync(format!("web.jiffy:{there}/"), back.clone());
     same(&node.path("tree"), Path::new(&back));
-    assert_eq!(fs::read_link(node.path("back/link")).unwrap(), Path::new("large"));
+    assert_eq!(
+        fs::read_link(node.path("back/link")).unwrap(),
+        Path::new("large")
+    );
 }
 
 #[test]

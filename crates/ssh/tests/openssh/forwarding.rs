@@ -54,7 +54,9 @@ fn a_port_of_the_vm_is_reached_by_many_at_once() {
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         stream
     };
-    wait_until("ssh listens", || TcpStream::connect(("127.0.0.1", here)).is_ok());
+    wait_until("ssh listens", || {
+        TcpStream::connect(("127.0.0.1", here)).is_ok()
+    });
     let clients: Vec<_> = (0..8)
         .map(|number| {
             let mut stream = open(here);
@@ -82,7 +84,9 @@ fn a_port_of_the_vm_is_reached_by_many_at_once() {
     assert_eq!(got, "still there");
     ssh.kill().unwrap();
     ssh.wait().unwrap();
-    wait_until("all connections have ended", || node.guest_processes().is_empty());
+    wait_until("all connections have ended", || {
+        node.guest_processes().is_empty()
+    });
 }
 
 #[test]

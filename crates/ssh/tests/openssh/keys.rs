@@ -31,8 +31,14 @@ fn each_vm_has_a_host_key_of_its_own_and_keeps_it() {
     };
     let (name, web) = (line("web.jiffy"), line("web"));
     assert!(name.starts_with("web.jiffy ssh-ed25519 AAAA"), "{name}");
-    assert_eq!(name.split_once(' ').unwrap().1, web.split_once(' ').unwrap().1);
-    assert_ne!(web.split_once(' ').unwrap().1, line("db").split_once(' ').unwrap().1);
+    assert_eq!(
+        name.split_once(' ').unwrap().1,
+        web.split_once(' ').unwrap().1
+    );
+    assert_ne!(
+        web.split_once(' ').unwrap().1,
+        line("db").split_once(' ').unwrap().1
+    );
     // A server with another VM's key is not connected to.
     let output = node
         .openssh("ssh")
@@ -49,6 +55,9 @@ fn the_configuration_of_one_vm_is_enough_for_it() {
     let config = stdout(&node.jiffy().args(["ssh-config", "web"]).output().unwrap());
     assert!(config.starts_with("Host web.jiffy\n"), "{config}");
     fs::write(node.config(), config).unwrap();
-    let output = node.openssh("ssh").args(["web.jiffy", "echo here"]).output();
+    let output = node
+        .openssh("ssh")
+        .args(["web.jiffy", "echo here"])
+        .output();
     assert_eq!(stdout(&output.unwrap()), "here\n");
 }

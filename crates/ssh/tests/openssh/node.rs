@@ -40,7 +40,10 @@ impl Node {
         fs::create_dir(path("guest")).unwrap();
         fs::create_dir(path("lib")).unwrap();
         std::os::unix::fs::symlink(guest_program(), path("lib/jiffy-ssh-guest")).unwrap();
-        fs::DirBuilder::new().mode(0o700).create(path("run")).unwrap();
+        fs::DirBuilder::new()
+            .mode(0o700)
+            .create(path("run"))
+            .unwrap();
         let listener = UnixListener::bind(path("run/jiffyd.sock")).unwrap();
         let shared = Arc::new(Shared {
             agent: Agent::start(),
@@ -163,7 +166,9 @@ pub fn bytes(count: usize) -> Vec<u8> {
     let mut state = 1u64;
     let mut bytes = Vec::with_capacity(count + 8);
     while bytes.len() < count {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
         bytes.extend((state >> 16).to_le_bytes());
     }
     bytes.truncate(count);
@@ -213,9 +218,8 @@ impl Shared {
         };
         let mut agent = UnixStream::connect(self.agent.path("agent"))?;
         agent.write_all(&to_vec(&request).unwrap())?;
-        client.write_all(
-            b"HTTP/1.1 101 X\r\nconnection: upgrade\r\nupgrade: jiffy-frames\r\n\r\n",
-        )?;
+        client
+            .write_all(b"HTTP/1.1 101 X\r\nconnection: upgrade\r\nupgrade: jiffy-frames\r\n\r\n")?;
         let (mut to_client, mut from_agent) = (client, agent.try_clone()?);
         let back = thread::spawn(move || {
             let _ = io::copy(&mut from_agent, &mut to_client);

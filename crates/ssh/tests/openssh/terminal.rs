@@ -24,7 +24,10 @@ impl Terminal {
         grantpt(&keyboard).unwrap();
         unlockpt(&keyboard).unwrap();
         let name = ptsname(&keyboard, Vec::new()).unwrap();
-        let line = OpenOptions::new().read(true).write(true).open(name.to_str().unwrap());
+        let line = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(name.to_str().unwrap());
         let terminal = Terminal {
             keyboard: keyboard.into(),
             line: line.unwrap(),
@@ -49,7 +52,9 @@ impl Terminal {
     }
 
     fn type_line(&mut self, line: &str) {
-        self.keyboard.write_all(format!("{line}\r").as_bytes()).unwrap();
+        self.keyboard
+            .write_all(format!("{line}\r").as_bytes())
+            .unwrap();
     }
 
     /// Waits until this is shown.
@@ -64,7 +69,8 @@ impl Terminal {
             assert_eq!(count, 1, "never {text:?}: {:?}", self.shown);
             let mut bytes = [0; 4096];
             let count = self.keyboard.read(&mut bytes).unwrap();
-            self.shown.push_str(&String::from_utf8_lossy(&bytes[..count]));
+            self.shown
+                .push_str(&String::from_utf8_lossy(&bytes[..count]));
         }
     }
 }
@@ -90,7 +96,8 @@ fn a_login_has_a_terminal_of_this_ones_size() {
     terminal.resize(20, 77);
     let pid = Pid::from_raw(ssh.id() as i32).unwrap();
     kill_process(pid, Signal::WINCH).unwrap();
-    terminal.type_line("until [ \"$(stty size)\" = '20 77' ]; do sleep 0.01; done; echo $((3))resized");
+    terminal
+        .type_line("until [ \"$(stty size)\" = '20 77' ]; do sleep 0.01; done; echo $((3))resized");
     terminal.until("3resized");
     terminal.type_line("exit 9");
     assert_eq!(ssh.wait().unwrap().code(), Some(9));
