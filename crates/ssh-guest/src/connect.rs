@@ -32,7 +32,7 @@ pub fn socket(path: &str) -> Result<(), String> {
 /// Passes data both ways until the other end closes.
 fn relay(stream: UnixStream) -> Result<(), String> {
     let failed = |error: io::Error| format!("the connection ended: {error}");
-    let (mut input, mut output) = super::stdio().map_err(failed)?;
+    let (mut input, mut output) = crate::stdio::unbuffered().map_err(failed)?;
     output.write_all(&[CONNECTED]).map_err(failed)?;
     let mut writer = stream.try_clone().map_err(failed)?;
     thread::spawn(move || {

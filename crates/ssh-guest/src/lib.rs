@@ -9,10 +9,8 @@
 pub mod connect;
 pub mod login;
 pub mod sftp;
+mod stdio;
 
-use std::fs::File;
-use std::io;
-use std::os::fd::AsFd;
 use std::process::ExitCode;
 
 /// The main function.
@@ -24,7 +22,7 @@ pub fn main() -> ExitCode {
         ["shell", user] => login::shell(user, None),
         ["shell", user, command] => login::shell(user, Some(command)),
         ["sftp", user] => login::enter(user).and_then(|_| {
-            stdio()
+            stdio::unbuffered()
                 .and_then(|(input, output)| sftp::serve(input, output))
                 .map_err(|error| format!("SFTP ended: {error}"))
         }),
@@ -39,11 +37,4 @@ pub fn main() -> ExitCode {
             ExitCode::from(127)
         }
     }
-}
-
-/// Stdin and stdout without buffers.
-fn stdio() -> io::Result<(File, File)> {
-    let input = io::stdin().as_fd().try_clone_to_owned()?;
-    let output = io::stdout().as_fd().try_clone_to_owned()?;
-    Ok((File::from(input), File::from(output)))
 }

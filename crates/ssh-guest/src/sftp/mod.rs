@@ -5,19 +5,17 @@
 //! event loop, and file names that must be UTF-8.
 //!
 //! * [`packet`]: fields of requests and answers.
-//! * [`files`]: the requests.
+//! * [`files`]: the requests; [`listing`]: a file as a line of text.
 //!
 //! Source: draft-ietf-secsh-filexfer-02, and PROTOCOL of OpenSSH 9.2.
 
 mod files;
+mod listing;
 mod packet;
 
 use files::Files;
-use packet::{Answer, Fields, VERSION, kind};
+use packet::{Answer, Fields, MAX_REQUEST, VERSION, kind};
 use std::io::{self, BufReader, ErrorKind, Read, Write};
-
-/// Longest request, in bytes; OpenSSH's limit.
-const MAX_REQUEST: usize = 256 * 1024;
 
 /// Serves a client until it closes its end.
 pub fn serve(input: impl Read, mut output: impl Write) -> io::Result<()> {

@@ -10,6 +10,9 @@ use std::path::Path;
 /// Version of the protocol.
 pub const VERSION: u32 = 3;
 
+/// Longest request, in bytes; OpenSSH's limit.
+pub const MAX_REQUEST: usize = 256 * 1024;
+
 /// Types of packets.
 pub mod kind {
     #![allow(missing_docs, reason = "the names are the specification's")]
@@ -244,7 +247,7 @@ impl Answer {
             self.bytes(name.as_bytes());
             match facts {
                 Some(facts) => {
-                    let mut line = super::files::listing(facts).into_bytes();
+                    let mut line = super::listing::listing(facts).into_bytes();
                     line.extend(name.as_bytes());
                     self.bytes(&line);
                     self.attributes(facts);

@@ -1,7 +1,7 @@
 //! A connection in the VM to a port or a socket (direct-tcpip, direct-streamlocal@openssh.com).
 
+use super::login::Login;
 use super::pump::pump;
-use super::server::Shared;
 use jiffy_cli::client::Frames;
 use jiffy_ssh_guest::connect::CONNECTED;
 use jiffy_wire::agent::{ExecOutput, Stream};
@@ -12,12 +12,12 @@ use russh::{Channel, ChannelOpenFailure};
 pub async fn serve(
     channel: Channel<Msg>,
     reply: ChannelOpenHandle,
-    shared: Shared,
+    login: Login,
     arguments: Vec<String>,
 ) {
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    let command = shared.guest.command(&shared.user, &arguments);
-    let Ok(upgraded) = shared.guest.exec(&command).await else {
+    let command = login.guest.command(&login.user, &arguments);
+    let Ok(upgraded) = login.guest.exec(&command).await else {
         return reply.reject(ChannelOpenFailure::ConnectFailed).await;
     };
     let mut frames = upgraded.frames;
@@ -28,7 +28,7 @@ pub async fn serve(
     let (from_client, to_client) = channel.split();
     // If one fails, the client has left.
     if to_client.data_bytes(data).await.is_ok() {
-        pump(from_client, &to_client, frames, &shared.backlog).await;
+        pump(from_client, &to_client, frames, &login.backlog).await;
     }
     let _ = to_client.eof().await;
     let _ = to_client.close().await;

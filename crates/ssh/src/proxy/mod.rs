@@ -7,11 +7,12 @@
 //! * [`session`], [`forward`]: a channel and its program in the VM.
 //! * [`pump`]: passes data between the two.
 //! * [`backlog`]: bounds the data that programs have not read yet.
-//! * [`guest`]: the VM, and our program in it.
+//! * [`guest`]: the VM, and our program in it; [`login`]: who is let in.
 
 mod backlog;
 mod forward;
 mod guest;
+mod login;
 mod pump;
 mod server;
 mod session;
@@ -20,7 +21,7 @@ use crate::config::vm_name;
 use crate::keys::{Keys, known_hosts_line};
 use backlog::{Backlog, Paced};
 use guest::Guest;
-use jiffy_cli::client::vm_path;
+use jiffy_cli::client::{Client, vm_path};
 use jiffy_cli::failure::{Failure, Outcome, Result};
 use jiffy_cli::ssh::SshProxy;
 use jiffy_cli::{Context, show};
@@ -32,7 +33,7 @@ use tokio::net::unix::pipe;
 
 /// Prints the VM's host key as a line of known_hosts, under the name that ssh looks for.
 pub async fn known_hosts(context: &Context, options: SshProxy) -> Result<Outcome> {
-    let vm = find(context, &options.vm).await?;
+    let vm = find(&context.client()?, &options.vm).await?;
     let key = Keys::below(context.folders.data()?).host(&vm.id)?;
     show(&known_hosts_line(&options.vm, key.public_key())?)?;
     Ok(Outcome::Done)
@@ -41,7 +42,7 @@ pub async fn known_hosts(context: &Context, options: SshProxy) -> Result<Outcome
 /// Serves SSH until the client leaves.
 pub async fn serve(context: &Context, options: SshProxy) -> Result<Outcome> {
     let client = context.client()?;
-    let vm: Vm = client.get(&vm_path(vm_name(&options.vm), "")).await?;
+    let vm = find(&client, &options.vm).await?;
     let keys = Keys::below(context.folders.data()?);
     let (user_key, host_key) = (keys.client()?, keys.host(&vm.id)?);
     let program = context.folders.program("jiffy-ssh-guest")?;
@@ -59,8 +60,8 @@ pub async fn serve(context: &Context, options: SshProxy) -> Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-async fn find(context: &Context, name: &str) -> Result<Vm> {
-    context.client()?.get(&vm_path(vm_name(name), "")).await
+async fn find(client: &Client, name: &str) -> Result<Vm> {
+    client.get(&vm_path(vm_name(name), "")).await
 }
 
 /// A descriptor of the same pipe or socket, which does not block.

@@ -1,9 +1,8 @@
 //! Passes data between a channel and a program in the VM.
 
 use super::backlog::{Backlog, Share};
-use super::session::size;
 use jiffy_cli::client::{FrameReader, FrameWriter, Frames};
-use jiffy_wire::agent::{ExecInput, ExecOutput, ExitStatus, Stream};
+use jiffy_wire::agent::{ExecInput, ExecOutput, ExitStatus, Stream, WindowSize};
 use jiffy_wire::signal;
 use russh::server::Msg;
 use russh::{ChannelMsg, ChannelReadHalf, ChannelWriteHalf, Sig};
@@ -109,6 +108,15 @@ async fn deliver(mut reader: FrameReader, to_client: &ChannelWriteHalf<Msg>) -> 
     }
 }
 
+/// A terminal's size; the protocol allows larger ones.
+pub fn size(columns: u32, rows: u32) -> WindowSize {
+    let characters = |count: u32| u16::try_from(count).unwrap_or(u16::MAX);
+    WindowSize {
+        rows: characters(rows),
+        columns: characters(columns),
+    }
+}
+
 /// The number of a signal; `None` if Linux has no such signal.
 fn number(sig: &Sig) -> Option<i32> {
     let name = match sig {
@@ -116,4 +124,15 @@ fn number(sig: &Sig) -> Option<i32> {
         known => format!("{known:?}"),
     };
     signal::number(&name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_terminal_has_at_most_what_a_terminal_can_have() {
+        let largest = size(u32::MAX, 24);
+        assert_eq!((largest.columns, largest.rows), (u16::MAX, 24));
+    }
 }

@@ -2,6 +2,7 @@
 
 use super::backlog::Backlog;
 use super::guest::Guest;
+use super::login::Login;
 use super::{forward, session};
 use jiffy_cli::failure::Failure;
 use russh::keys::{Algorithm, PrivateKey, PublicKey};
@@ -15,17 +16,6 @@ use std::io::ErrorKind;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
-
-/// What the channels of a connection have in common.
-#[derive(Clone)]
-pub struct Shared {
-    /// The VM.
-    pub guest: Arc<Guest>,
-    /// The user as whom programs run.
-    pub user: Arc<str>,
-    /// Data that programs have not read.
-    pub backlog: Arc<Backlog>,
-}
 
 /// Serves a connection until the client leaves.
 pub async fn run(
@@ -49,7 +39,7 @@ pub async fn run(
     };
     let connection = Connection {
         user_key,
-        shared: Shared {
+        login: Login {
             guest: Arc::new(guest),
             user: Arc::from(""),
             backlog,
@@ -82,7 +72,7 @@ fn has_left(error: &russh::Error) -> bool {
 /// A connection of a client.
 struct Connection {
     user_key: PublicKey,
-    shared: Shared,
+    login: Login,
 }
 
 impl Connection {
@@ -94,8 +84,8 @@ impl Connection {
     }
 
     fn forward(&self, channel: Channel<Msg>, reply: ChannelOpenHandle, arguments: Vec<String>) {
-        let shared = self.shared.clone();
-        tokio::spawn(forward::serve(channel, reply, shared, arguments));
+        let login = self.login.clone();
+        tokio::spawn(forward::serve(channel, reply, login, arguments));
     }
 }
 
@@ -116,7 +106,7 @@ impl Handler for Connection {
         user: &str,
         key: VerifiedPublicKey<'_>,
     ) -> Result<Auth, russh::Error> {
-        self.shared.user = Arc::from(user);
+        self.login.user = Arc::from(user);
         Ok(self.judge(key.public_key))
     }
 
@@ -127,7 +117,7 @@ impl Handler for Connection {
         session: &mut Session,
     ) -> Result<(), russh::Error> {
         reply.accept().await;
-        let serve = session::serve(channel, session.handle(), self.shared.clone());
+        let serve = session::serve(channel, session.handle(), self.login.clone());
         tokio::spawn(serve);
         Ok(())
     }

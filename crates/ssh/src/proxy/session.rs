@@ -1,7 +1,7 @@
 //! A session: a shell, a command or SFTP.
 
-use super::pump::{End, pump};
-use super::server::Shared;
+use super::login::Login;
+use super::pump::{End, pump, size};
 use jiffy_wire::agent::{Command, ExitStatus, WindowSize};
 use jiffy_wire::signal;
 use russh::server::{Handle, Msg};
@@ -31,17 +31,17 @@ enum Program {
 }
 
 /// Serves a session to its end.
-pub async fn serve(channel: Channel<Msg>, handle: Handle, shared: Shared) {
+pub async fn serve(channel: Channel<Msg>, handle: Handle, login: Login) {
     let (mut from_client, to_client) = channel.split();
     let mut setup = Setup::default();
     let Some(program) = wait_for_program(&mut from_client, &mut setup).await else {
         return;
     };
-    let end = match command(&shared, setup, program) {
-        Some(command) => match shared.guest.exec(&command).await {
+    let end = match command(&login, setup, program) {
+        Some(command) => match login.guest.exec(&command).await {
             Ok(upgraded) => {
                 let frames = upgraded.frames;
-                pump(from_client, &to_client, frames, &shared.backlog).await
+                pump(from_client, &to_client, frames, &login.backlog).await
             }
             Err(failure) => End::Failed(failure.message, LOST),
         },
@@ -100,8 +100,8 @@ pub fn variable(name: &str, value: &str) -> Option<String> {
 }
 
 /// The command for the guest; `None` if it can't be sent.
-fn command(shared: &Shared, setup: Setup, program: Program) -> Option<Command> {
-    let (guest, user) = (&shared.guest, &*shared.user);
+fn command(login: &Login, setup: Setup, program: Program) -> Option<Command> {
+    let (guest, user) = (&login.guest, &*login.user);
     let mut command = match &program {
         Program::Shell => guest.command(user, &["shell", user]),
         Program::Command(bytes) => {
@@ -115,15 +115,6 @@ fn command(shared: &Shared, setup: Setup, program: Program) -> Option<Command> {
         command.tty = setup.terminal;
     }
     Some(command)
-}
-
-/// A terminal's size; the protocol allows larger ones.
-pub fn size(columns: u32, rows: u32) -> WindowSize {
-    let characters = |count: u32| u16::try_from(count).unwrap_or(u16::MAX);
-    WindowSize {
-        rows: characters(rows),
-        columns: characters(columns),
-    }
 }
 
 /// Tells the client how the program ended.
@@ -191,11 +182,5 @@ mod tests {
         ] {
             assert_eq!(variable(name, value), None, "{name:?}");
         }
-    }
-
-    #[test]
-    fn a_terminal_has_at_most_what_a_terminal_can_have() {
-        let largest = size(u32::MAX, 24);
-        assert_eq!((largest.columns, largest.rows), (u16::MAX, 24));
     }
 }
