@@ -28,6 +28,7 @@ use jiffy_cli::{Context, show};
 use jiffy_wire::api::Vm;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use std::io::IsTerminal;
 use std::sync::Arc;
 use tokio::net::unix::pipe;
 
@@ -41,6 +42,10 @@ pub async fn known_hosts(context: &Context, options: SshProxy) -> Result<Outcome
 
 /// Serves SSH until the client leaves.
 pub async fn serve(context: &Context, options: SshProxy) -> Result<Outcome> {
+    if std::io::stdin().is_terminal() {
+        return Err(Failure::new("stdin is a terminal, and no client of SSH")
+            .hint(format!("`jiffy ssh {}` logs in", options.vm)));
+    }
     let client = context.client()?;
     let vm = find(&client, &options.vm).await?;
     let keys = Keys::below(context.folders.data()?);

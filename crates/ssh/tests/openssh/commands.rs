@@ -53,6 +53,16 @@ fn a_program_that_writes_before_it_reads_is_not_stuck() {
 }
 
 #[test]
+fn a_program_that_reads_late_gets_all_that_was_held_back() {
+    let node = Node::start();
+    let mut command = node.openssh("ssh");
+    command.args(["web.jiffy", "sleep 2; wc -c"]);
+    // More than the proxy holds.
+    let output = fed(command, bytes(90 << 20));
+    assert_eq!(stdout(&output), "94371840\n");
+}
+
+#[test]
 fn a_program_that_reads_nothing_delays_no_other_of_its_connection() {
     let node = Node::start();
     let mut master = node.openssh("ssh");
