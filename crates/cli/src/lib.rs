@@ -1,5 +1,5 @@
 //! `jiffy`, the command line: parses arguments, calls the node's API, and prints results. It has no
-//! VM logic.
+//! VM logic. The program `jiffy-ssh`, which performs the verbs of SSH, uses its parts.
 //!
 //! * [`args`]: verbs and options.
 //! * [`verbs`]: one file per verb.
@@ -13,12 +13,12 @@
 //! * [`failure`]: errors for users, and exit statuses.
 
 mod args;
-mod client;
+pub mod client;
 mod copy;
 mod cpu;
 mod doctor;
-mod failure;
-mod place;
+pub mod failure;
+pub mod place;
 mod render;
 mod session;
 #[cfg(feature = "testing")]
@@ -26,4 +26,5 @@ pub mod testing;
 mod timeline;
 mod verbs;
 
-pub use verbs::main;
+pub use args::ssh;
+pub use verbs::{Context, SshVerb, main, show, ssh_main};

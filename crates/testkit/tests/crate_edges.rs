@@ -43,6 +43,8 @@ const DOORS: &[(&str, &[&str])] = &[
     ),
     ("machine", &["wire", "sys"]),
     ("cli", &["wire", "machine", "kernel", "sys"]),
+    ("ssh-guest", &[]),
+    ("ssh", &["cli", "ssh-guest", "wire", "sys"]),
 ];
 
 /// Crates that may depend on all others: the harness, the benchmark and the fuzz targets.

@@ -549,3 +549,45 @@ fn twenty_children_of_a_server_are_reached_at_their_own_addresses_at_once() {
         "no child's client came to the parent"
     );
 }
+
+#[test]
+fn ssh_reaches_vms_whose_image_has_no_server() {
+    let host = host();
+    host.ok(&["run", "-d", "--name", "web"]);
+    let ssh = |words: &[&str]| host.run(&[&["ssh"], words].concat());
+    let output = ssh(&["web", "echo out; echo err >&2; exit 7"]);
+    assert_eq!(output.status.code(), Some(7), "{output:?}");
+    assert_eq!(text(&output.stdout), "out");
+    assert_eq!(text(&output.stderr), "err");
+    // Files both ways, by the server for SFTP that was brought along.
+    let path = |name: &str| host.folder.path().join(name);
+    std::fs::write(path("config"), host.ok(&["ssh-config"]) + "\n").expect("it is written");
+    let sent: Vec<u8> = (0..3_000_000u32).map(|i| (i % 251) as u8).collect();
+    std::fs::write(path("sent"), &sent).expect("it is written");
+    let scp = |from: &str, to: &str| {
+        let mut scp = Command::new("scp");
+        scp.arg("-qF").arg(path("config")).args([from, to]);
+        scp.current_dir(host.folder.path());
+        for (name, value) in host.command(&[]).get_envs() {
+            scp.env(name, value.expect("it is set"));
+        }
+        let output = scp.output().expect("scp runs");
+        assert!(output.status.success(), "{output:?}");
+    };
+    scp("sent", "web.jiffy:/root/");
+    scp("web.jiffy:sent", "back");
+    assert_eq!(std::fs::read(path("back")).expect("it came back"), sent);
+    // A clone has another host key, and the same VM keeps its own while it sleeps.
+    let key = |vm: &str| {
+        let line = host.ok(&["ssh-proxy", "--known-hosts", vm]);
+        line.split_once(' ').expect("two words").1.to_owned()
+    };
+    let web = key("web");
+    host.ok(&["fork", "web", "--name", "clone"]);
+    assert_ne!(key("clone"), web);
+    assert_eq!(text(&ssh(&["clone", "cat sent | wc -c"]).stdout), "3000000");
+    host.ok(&["hibernate", "web"]);
+    assert_eq!(text(&ssh(&["web", "echo awake"]).stdout), "awake");
+    assert_eq!(key("web"), web);
+    assert!(assert_one_sentence(&ssh(&["nobody"])).contains("nobody"));
+}

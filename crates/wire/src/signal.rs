@@ -29,9 +29,25 @@ pub fn number(text: &str) -> Option<i32> {
     i32::try_from(index + 1).ok()
 }
 
+/// The name of a signal without `SIG`; `None` for a real-time signal and for what is no signal.
+pub fn name(number: i32) -> Option<&'static str> {
+    let index = usize::try_from(number).ok()?.checked_sub(1)?;
+    NAMES.get(index).copied()
+}
+
 #[cfg(test)]
 mod tests {
-    use super::number;
+    use super::{name, number};
+
+    #[test]
+    fn a_signal_has_the_name_that_is_parsed() {
+        for signal in 1..=31 {
+            assert_eq!(name(signal).and_then(number), Some(signal));
+        }
+        for other in [i32::MIN, -1, 0, 32, 64, i32::MAX] {
+            assert_eq!(name(other), None);
+        }
+    }
 
     #[test]
     fn names_and_numbers_are_signals() {

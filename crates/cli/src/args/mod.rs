@@ -6,6 +6,7 @@ pub mod image;
 mod later;
 pub mod network;
 pub mod snapshot;
+pub mod ssh;
 mod values;
 
 pub use later::Later;
@@ -93,6 +94,12 @@ pub enum Verb {
     Logs(Later<Logs>),
     /// Copy files and folders into or out of a VM
     Cp(Later<Cp>),
+    /// Log in to a VM, or run a command in it, with the OpenSSH client
+    Ssh(Later<ssh::Ssh>),
+    /// Print the configuration with which ssh, scp, rsync, git and VS Code reach VMs
+    SshConfig(Later<ssh::SshConfig>),
+    /// Serve SSH for a VM on stdin and stdout, as a ProxyCommand of ssh
+    SshProxy(Later<ssh::SshProxy>),
     /// Show the details of VMs, as JSON
     Inspect(Later<Inspect>),
     /// Shut VMs down: SIGTERM to programs, sync, power off

@@ -391,3 +391,21 @@ fn a_recording_is_replayed() {
     assert!(refuse("jiffy bench pager rec --repeat 0").contains("0"));
     assert!(refuse("jiffy bench pager rec --nonsense").contains("nonsense"));
 }
+
+#[test]
+fn a_command_for_ssh_keeps_its_own_options() {
+    let ssh = |line: &str| match parse(line).verb {
+        Verb::Ssh(Later(ssh)) => ssh,
+        other => panic!("not ssh: {other:?}"),
+    };
+    let command = ssh("jiffy ssh -t -o A=b -L 1:c:2 me@web ls -l -t");
+    assert_eq!((command.vm.as_str(), command.tty), ("me@web", true));
+    assert_eq!(
+        (command.option, command.forward),
+        (vec!["A=b".into()], vec!["1:c:2".into()])
+    );
+    assert_eq!(command.argv, ["ls", "-l", "-t"]);
+    assert!(ssh("jiffy ssh web").argv.is_empty());
+    assert!(refuse("jiffy ssh").contains("VM"));
+    assert!(refuse("jiffy ssh -t -T web").contains("cannot be used"));
+}

@@ -4,6 +4,7 @@ use crate::args::MachineUse;
 use crate::client::Client;
 use crate::failure::{Failure, Kind, Outcome, Result};
 use crate::place::{self, Folders, Found};
+use clap::ValueEnum;
 use serde::Serialize;
 use std::cell::Cell;
 use std::future::Future;
@@ -30,6 +31,13 @@ impl Context {
             began_ns,
             in_machine: Cell::new(false),
         }
+    }
+
+    /// The option with which another `jiffy` finds the same node; `None` for the default.
+    pub fn machine_option(&self) -> Option<String> {
+        let value = self.machine.to_possible_value()?;
+        let is_default = self.machine == MachineUse::Auto;
+        (!is_default).then(|| format!("--machine={}", value.get_name()))
     }
 
     /// Is the node that was found in the machine?

@@ -130,22 +130,28 @@ fn jiffy_init() -> &'static Path {
         if let Some(given) = std::env::var_os("JIFFY_INIT") {
             return given.into();
         }
-        // The path is TARGET/TRIPLE/PROFILE/deps/THIS.
-        let this = std::env::current_exe().expect("this program has a path");
-        let triple = this.ancestors().nth(3).expect("cargo's layout");
-        let target = triple.parent().expect("cargo's layout");
-        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-        let built = std::process::Command::new(cargo)
-            .args(["build", "--quiet", "--profile", "small"])
-            .args(["-p", "jiffy-guest", "--features", "freestanding"])
-            .arg("--target-dir")
-            .arg(target)
-            .current_dir(env!("CARGO_MANIFEST_DIR"))
-            .status()
-            .expect("cargo starts");
-        assert!(built.success(), "jiffy-init can't be built: {built}");
-        triple.join("small/jiffy-init")
+        let package = ["-p", "jiffy-guest", "--features", "freestanding"];
+        build_small(&package, "jiffy-init")
     })
+}
+
+/// Builds a package with the profile of programs in guests; returns the path of its program.
+pub fn build_small(package: &[&str], program: &str) -> PathBuf {
+    // The path is TARGET/TRIPLE/PROFILE/deps/THIS.
+    let this = std::env::current_exe().expect("this program has a path");
+    let triple = this.ancestors().nth(3).expect("cargo's layout");
+    let target = triple.parent().expect("cargo's layout");
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let built = std::process::Command::new(cargo)
+        .args(["build", "--quiet", "--profile", "small"])
+        .args(package)
+        .arg("--target-dir")
+        .arg(target)
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .status()
+        .expect("cargo starts");
+    assert!(built.success(), "{program} can't be built: {built}");
+    triple.join("small").join(program)
 }
 
 /// A cgroup for one test, with a freezer.

@@ -43,22 +43,33 @@ pub struct Addition {
     pub guest: String,
 }
 
+/// Programs of `lib/jiffy` that run in the machine. `jiffy-ssh` runs beside the user's ssh.
+const PROGRAMS: [&str; 6] = [
+    "jiffyd",
+    "jiffy-disk",
+    "jiffy-init",
+    "jiffy-machine-agent",
+    "jiffy-pager",
+    "jiffy-vmm",
+];
+
 /// The parts of an installation of Jiffy that the machine needs: its programs and the guests'
 /// kernels and images.
 pub fn installed(dist: &Path) -> Vec<Addition> {
-    [
-        ("bin/jiffy", "/bin/jiffy"),
-        ("lib/jiffy", "/lib/jiffy"),
-        ("share/jiffy/initramfs.cpio", "/share/jiffy/initramfs.cpio"),
-        ("share/jiffy/kernels", "/share/jiffy/kernels"),
-        ("share/jiffy/images", "/share/jiffy/images"),
-    ]
-    .into_iter()
-    .map(|(host, guest)| Addition {
-        host: dist.join(host),
-        guest: guest.into(),
-    })
-    .collect()
+    let programs = PROGRAMS.iter().map(|name| format!("lib/jiffy/{name}"));
+    let others = [
+        "bin/jiffy",
+        "share/jiffy/initramfs.cpio",
+        "share/jiffy/kernels",
+        "share/jiffy/images",
+    ];
+    programs
+        .chain(others.map(str::to_owned))
+        .map(|path| Addition {
+            host: dist.join(&path),
+            guest: format!("/{path}"),
+        })
+        .collect()
 }
 
 /// Describes a built image; `meta.json`.

@@ -1,0 +1,82 @@
+//! `jiffy ssh`: starts the OpenSSH client.
+
+use crate::config::{SUFFIX, Settings, quoted, vm_name};
+use crate::keys::Keys;
+use jiffy_cli::Context;
+use jiffy_cli::client::vm_path;
+use jiffy_cli::failure::{Failure, Outcome, Result};
+use jiffy_cli::ssh::Ssh;
+use jiffy_wire::api::{Vm, VmState};
+use std::io::ErrorKind;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+/// `jiffy ssh`: replaces this process by ssh (execve), which sets the exit status.
+pub async fn ssh(context: &Context, ssh: Ssh) -> Result<Outcome> {
+    let (user, name) = match ssh.vm.rsplit_once('@') {
+        Some((user, name)) => (Some(user), name),
+        None => (ssh.user.as_deref(), ssh.vm.as_str()),
+    };
+    let client = context.client()?;
+    // ssh would tell of a missing VM in several lines.
+    let vm: Vm = client.get(&vm_path(vm_name(name), "")).await?;
+    if matches!(vm.state, VmState::Created | VmState::Exited) {
+        return Err(Failure::new(format!("{} does not run", vm.name))
+            .hint(format!("`jiffy start {}` starts it", vm.name)));
+    }
+    let mut command = Command::new("ssh");
+    let host = match ssh.address {
+        true => by_address(context, &vm, &mut command)?,
+        false => {
+            command.args(Settings::of(context)?.arguments());
+            format!("{}{SUFFIX}", vm.name)
+        }
+    };
+    command.args(["-l", user.unwrap_or("root")]);
+    for option in &ssh.option {
+        command.args(["-o", option]);
+    }
+    for forward in &ssh.forward {
+        command.args(["-L", forward]);
+    }
+    for (flag, given) in [("-t", ssh.tty), ("-T", ssh.no_tty), ("-N", ssh.no_command)] {
+        if given {
+            command.arg(flag);
+        }
+    }
+    command.arg("--").arg(host).args(&ssh.argv);
+    let error = command.exec();
+    Err(match error.kind() {
+        ErrorKind::NotFound => Failure::new("there is no program ssh on PATH").hint(format!(
+            "install the package openssh-client; `jiffy exec -it {} sh` needs none",
+            vm.name
+        )),
+        _ => Failure::io("ssh can't be run", error),
+    })
+}
+
+/// Adds the options for the VM's own SSH server, and returns its address. Its host key is learned
+/// at the first connection, under the VM's id: another VM may get the same address later.
+fn by_address(context: &Context, vm: &Vm, command: &mut Command) -> Result<String> {
+    if context.in_machine() {
+        return Err(Failure::new(
+            "addresses of VMs in the machine are not reachable from this host",
+        )
+        .hint("leave --address out, or publish the port: `jiffy run -p 2222:22 …`"));
+    }
+    let network = vm.network.as_ref();
+    let Some(address) = network.and_then(|network| network.addresses.first()) else {
+        return Err(Failure::new(format!("{} has no address", vm.name))
+            .hint("leave --address out: jiffy serves SSH without a network"));
+    };
+    let keys = Keys::below(context.folders.data()?);
+    keys.client()?;
+    let known_hosts = quoted(&keys.known_hosts())?;
+    let identity = quoted(&keys.identity())?;
+    command
+        .arg(format!("-oHostKeyAlias=jiffy-{}", vm.id))
+        .arg(format!("-oUserKnownHostsFile={known_hosts}"))
+        .arg("-oStrictHostKeyChecking=accept-new")
+        .arg(format!("-oIdentityFile={identity}"));
+    Ok(address.clone())
+}

@@ -1,0 +1,191 @@
+//! The options with which the OpenSSH client reaches VMs.
+
+use crate::keys::Keys;
+use jiffy_cli::client::vm_path;
+use jiffy_cli::failure::{Failure, Outcome, Result};
+use jiffy_cli::ssh::SshConfig;
+use jiffy_cli::{Context, show};
+use jiffy_wire::api::Vm;
+use std::path::{Path, PathBuf};
+
+/// What follows a VM's name in its name for ssh.
+pub const SUFFIX: &str = ".jiffy";
+
+/// A VM's name from its name for ssh.
+pub fn vm_name(host: &str) -> &str {
+    host.strip_suffix(SUFFIX).unwrap_or(host)
+}
+
+/// `jiffy ssh-config`
+pub async fn print(context: &Context, options: SshConfig) -> Result<Outcome> {
+    let settings = Settings::of(context)?;
+    if options.vms.is_empty() {
+        show(&settings.block("*", &options.user))?;
+        return Ok(Outcome::Done);
+    }
+    let client = context.client()?;
+    let mut blocks = Vec::new();
+    for vm in &options.vms {
+        let vm: Vm = client.get(&vm_path(vm_name(vm), "")).await?;
+        blocks.push(settings.block(&vm.name, &options.user));
+    }
+    show(&blocks.join("\n"))?;
+    Ok(Outcome::Done)
+}
+
+/// The settings of ssh_config(5) for all VMs.
+pub struct Settings(Vec<(&'static str, String)>);
+
+impl Settings {
+    /// Those of this installation. The user's key is made if it is missing.
+    pub fn of(context: &Context) -> Result<Settings> {
+        let keys = Keys::below(context.folders.data()?);
+        keys.client()?;
+        let jiffy = Jiffy {
+            program: program()?,
+            machine: context.machine_option(),
+        };
+        Settings::with(&jiffy, &keys.identity())
+    }
+
+    fn with(jiffy: &Jiffy, identity: &Path) -> Result<Settings> {
+        let identity = quoted(identity)?;
+        Ok(Settings(vec![
+            ("ProxyCommand", jiffy.for_the_shell("ssh-proxy %n")?),
+            ("IdentityFile", identity),
+            ("IdentitiesOnly", "yes".into()),
+            ("IdentityAgent", "none".into()),
+            ("PreferredAuthentications", "publickey".into()),
+            ("HostKeyAlgorithms", "ssh-ed25519".into()),
+            (
+                "KnownHostsCommand",
+                jiffy.for_ssh("ssh-proxy --known-hosts %H")?,
+            ),
+            ("UserKnownHostsFile", "none".into()),
+            ("GlobalKnownHostsFile", "none".into()),
+            ("StrictHostKeyChecking", "yes".into()),
+            ("UpdateHostKeys", "no".into()),
+        ]))
+    }
+
+    /// Options for ssh's command line.
+    pub fn arguments(&self) -> Vec<String> {
+        let option = |(name, value): &(&str, String)| format!("-o{name}={value}");
+        self.0.iter().map(option).collect()
+    }
+
+    /// A block of ssh_config for this name of a VM, or pattern.
+    fn block(&self, vm: &str, user: &str) -> String {
+        let mut block = format!("Host {vm}{SUFFIX}\n  User {user}\n");
+        for (name, value) in &self.0 {
+            block.push_str(&format!("  {name} {value}\n"));
+        }
+        block
+    }
+}
+
+/// The command `jiffy`, as ssh is to start it.
+struct Jiffy {
+    program: PathBuf,
+    /// `--machine=WHEN`, if it was given.
+    machine: Option<String>,
+}
+
+impl Jiffy {
+    /// For ProxyCommand, which the user's shell executes after ssh has replaced `%`.
+    fn for_the_shell(&self, verb: &str) -> Result<String> {
+        let program = text(&self.program)?
+            .replace('\'', r"'\''")
+            .replace('%', "%%");
+        Ok(format!("'{program}'{} {verb}", self.machine()))
+    }
+
+    /// For KnownHostsCommand, which ssh takes apart itself.
+    fn for_ssh(&self, verb: &str) -> Result<String> {
+        let program = quoted(&self.program)?;
+        Ok(format!("{program}{} {verb}", self.machine()))
+    }
+
+    fn machine(&self) -> String {
+        let option = self.machine.as_ref().map(|option| format!(" {option}"));
+        option.unwrap_or_default()
+    }
+}
+
+/// The path of `jiffy`: this process's first word, which `jiffy` gives it.
+fn program() -> Result<PathBuf> {
+    let first = std::env::args_os().next().map(PathBuf::from);
+    match first.filter(|path| path.is_absolute()) {
+        Some(path) => Ok(path),
+        None => std::env::current_exe()
+            .map_err(|error| Failure::io("the path of this program can't be read", error)),
+    }
+}
+
+fn text(path: &Path) -> Result<&str> {
+    path.to_str().ok_or_else(|| unusable(path))
+}
+
+/// A path as an argument of ssh_config.
+pub fn quoted(path: &Path) -> Result<String> {
+    match text(path)? {
+        bad if bad.contains(['"', '\\', '\n']) => Err(unusable(path)),
+        good => Ok(format!("\"{}\"", good.replace('%', "%%"))),
+    }
+}
+
+fn unusable(path: &Path) -> Failure {
+    Failure::new(format!(
+        "the path {} can't be written in a configuration of ssh",
+        path.display()
+    ))
+    .hint("use folders without quotation marks and backslashes: JIFFY_DATA names the data folder")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn jiffy(program: &str) -> Jiffy {
+        Jiffy {
+            program: program.into(),
+            machine: Some("--machine=always".into()),
+        }
+    }
+
+    #[test]
+    fn paths_are_quoted_for_who_reads_them() {
+        let odd = jiffy("/o'pt 50%/jiffy");
+        assert_eq!(
+            odd.for_the_shell("ssh-proxy %n").unwrap(),
+            r"'/o'\''pt 50%%/jiffy' --machine=always ssh-proxy %n"
+        );
+        assert_eq!(
+            odd.for_ssh("x %H").unwrap(),
+            "\"/o'pt 50%%/jiffy\" --machine=always x %H"
+        );
+        for bad in ["/a\"b", "/a\\b", "/a\nb"] {
+            assert!(jiffy(bad).for_ssh("x").is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_block_has_what_the_command_line_has() {
+        let settings = Settings::with(&jiffy("/bin/jiffy"), Path::new("/d/ssh/id")).unwrap();
+        let block = settings.block("web", "me");
+        assert!(block.starts_with("Host web.jiffy\n  User me\n"), "{block}");
+        for argument in settings.arguments() {
+            let (name, value) = argument[2..].split_once('=').unwrap();
+            assert!(
+                block.contains(&format!("\n  {name} {value}\n")),
+                "{argument}"
+            );
+        }
+    }
+
+    #[test]
+    fn the_suffix_is_optional() {
+        assert_eq!(vm_name("web.jiffy"), "web");
+        assert_eq!(vm_name("web"), "web");
+    }
+}

@@ -1,0 +1,122 @@
+//! Bounds the data that programs have not read yet.
+//!
+//! SSH bounds it by a window for each channel, but russh opens the window as soon as data arrives,
+//! and offers no way to open it when the data is consumed. Waiting in russh's handler would stop
+//! the whole connection, output included. So data waits here, for all channels together, and when
+//! it is too much nothing more is read from the client, while output goes on.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+use tokio::io::{AsyncRead, ReadBuf};
+
+/// Nothing is read from the client while more than this is waiting, in bytes.
+pub const LIMIT: usize = 64 * 1024 * 1024;
+
+/// The data that is waiting.
+#[derive(Debug, Default)]
+pub struct Backlog(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    bytes: usize,
+    reader: Option<Waker>,
+}
+
+impl Backlog {
+    /// Counts data until the answer is dropped.
+    pub fn add(self: &Arc<Backlog>, bytes: usize) -> Share {
+        self.state().bytes += bytes;
+        Share {
+            bytes,
+            backlog: self.clone(),
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A share of the backlog.
+#[derive(Debug)]
+pub struct Share {
+    bytes: usize,
+    backlog: Arc<Backlog>,
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        let mut state = self.backlog.state();
+        state.bytes -= self.bytes;
+        if state.bytes <= LIMIT
+            && let Some(reader) = state.reader.take()
+        {
+            reader.wake();
+        }
+    }
+}
+
+/// A stream from which nothing is read while too much data is waiting.
+#[derive(Debug)]
+pub struct Paced<R> {
+    stream: R,
+    backlog: Arc<Backlog>,
+}
+
+impl<R> Paced<R> {
+    /// Reads from `stream`.
+    pub fn new(stream: R, backlog: &Arc<Backlog>) -> Paced<R> {
+        Paced {
+            stream,
+            backlog: backlog.clone(),
+        }
+    }
+}
+
+impl<R: AsyncRead + Unpin> AsyncRead for Paced<R> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let mut state = self.backlog.state();
+        if state.bytes > LIMIT {
+            state.reader = Some(context.waker().clone());
+            return Poll::Pending;
+        }
+        drop(state);
+        Pin::new(&mut self.stream).poll_read(context, buffer)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+    use tokio::io::AsyncReadExt;
+
+    #[test]
+    fn reading_stops_at_the_limit_and_goes_on_below_it() {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .build()
+            .unwrap();
+        runtime.block_on(async {
+            let backlog = Arc::new(Backlog::default());
+            let mut paced = Paced::new(&b"abc"[..], &backlog);
+            let full = backlog.add(LIMIT);
+            assert_eq!(paced.read_u8().await.unwrap(), b'a');
+            let more = backlog.add(1);
+            let short = Duration::from_millis(20);
+            assert!(tokio::time::timeout(short, paced.read_u8()).await.is_err());
+            let reading = tokio::spawn(async move { paced.read_u8().await.unwrap() });
+            tokio::task::yield_now().await;
+            drop(more);
+            assert_eq!(reading.await.unwrap(), b'b');
+            drop(full);
+            assert_eq!(backlog.state().bytes, 0);
+        });
+    }
+}

@@ -1,0 +1,16 @@
+//! A client that was let in.
+
+use super::backlog::Backlog;
+use super::guest::Guest;
+use std::sync::Arc;
+
+/// What the channels of a connection have in common.
+#[derive(Clone)]
+pub struct Login {
+    /// The VM.
+    pub guest: Arc<Guest>,
+    /// The user as whom programs run.
+    pub user: Arc<str>,
+    /// Data that programs have not read.
+    pub backlog: Arc<Backlog>,
+}

@@ -1,0 +1,77 @@
+//! `jiffy ssh-proxy`: an SSH server on stdin and stdout.
+//!
+//! It serves the one client that has started it. It has that client's rights already, and accepts
+//! the user's own key only.
+//!
+//! * [`server`]: what is accepted of the protocol.
+//! * [`session`], [`forward`]: a channel and its program in the VM.
+//! * [`pump`]: passes data between the two.
+//! * [`backlog`]: bounds the data that programs have not read yet.
+//! * [`guest`]: the VM, and our program in it; [`login`]: who is let in.
+
+mod backlog;
+mod forward;
+mod guest;
+mod login;
+mod pump;
+mod server;
+mod session;
+
+use crate::config::vm_name;
+use crate::keys::{Keys, known_hosts_line};
+use backlog::{Backlog, Paced};
+use guest::Guest;
+use jiffy_cli::client::{Client, vm_path};
+use jiffy_cli::failure::{Failure, Outcome, Result};
+use jiffy_cli::ssh::SshProxy;
+use jiffy_cli::{Context, show};
+use jiffy_wire::api::Vm;
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use std::io::IsTerminal;
+use std::sync::Arc;
+use tokio::net::unix::pipe;
+
+/// Prints the VM's host key as a line of known_hosts, under the name that ssh looks for.
+pub async fn known_hosts(context: &Context, options: SshProxy) -> Result<Outcome> {
+    let vm = find(&context.client()?, &options.vm).await?;
+    let key = Keys::below(context.folders.data()?).host(&vm.id)?;
+    show(&known_hosts_line(&options.vm, key.public_key())?)?;
+    Ok(Outcome::Done)
+}
+
+/// Serves SSH until the client leaves.
+pub async fn serve(context: &Context, options: SshProxy) -> Result<Outcome> {
+    if std::io::stdin().is_terminal() {
+        return Err(Failure::new("stdin is a terminal, and no client of SSH")
+            .hint(format!("`jiffy ssh {}` logs in", options.vm)));
+    }
+    let client = context.client()?;
+    let vm = find(&client, &options.vm).await?;
+    let keys = Keys::below(context.folders.data()?);
+    let (user_key, host_key) = (keys.client()?, keys.host(&vm.id)?);
+    let program = context.folders.program("jiffy-ssh-guest")?;
+    let guest = Guest::prepare(client, vm, &program).await?;
+    let backlog = Arc::new(Backlog::default());
+    let unusable = |error| Failure::io("stdin and stdout can't be used for SSH", error);
+    let input = open(std::io::stdin().as_fd())
+        .and_then(pipe::Receiver::from_owned_fd_unchecked)
+        .map_err(unusable)?;
+    let output = open(std::io::stdout().as_fd())
+        .and_then(pipe::Sender::from_owned_fd_unchecked)
+        .map_err(unusable)?;
+    let transport = tokio::io::join(Paced::new(input, &backlog), output);
+    server::run(transport, host_key, user_key, guest, backlog).await?;
+    Ok(Outcome::Done)
+}
+
+async fn find(client: &Client, name: &str) -> Result<Vm> {
+    client.get(&vm_path(vm_name(name), "")).await
+}
+
+/// A descriptor of the same pipe or socket, which does not block.
+fn open(stream: BorrowedFd<'_>) -> std::io::Result<OwnedFd> {
+    let stream = stream.try_clone_to_owned()?;
+    fcntl_setfl(&stream, fcntl_getfl(&stream)? | OFlags::NONBLOCK)?;
+    Ok(stream)
+}

@@ -1,0 +1,63 @@
+//! Who is let in, and who the server says it is.
+
+use crate::node::{Node, stderr, stdout};
+use std::fs;
+use std::process::Command;
+
+#[test]
+fn another_key_is_refused() {
+    let node = Node::start();
+    let other = node.text("other");
+    let made = Command::new("ssh-keygen")
+        .args(["-q", "-t", "ed25519", "-N", "", "-f", &other])
+        .status();
+    assert!(made.unwrap().success());
+    let config = fs::read_to_string(node.config()).unwrap();
+    let right = node.text("data/ssh/id_ed25519");
+    assert!(config.contains(&right), "{config}");
+    fs::write(node.config(), config.replace(&right, &other)).unwrap();
+    let output = node.openssh("ssh").args(["web.jiffy", "true"]).output();
+    let output = output.unwrap();
+    assert_eq!(output.status.code(), Some(255), "{output:?}");
+    assert!(stderr(&output).contains("Permission denied (publickey)"));
+}
+
+#[test]
+fn each_vm_has_a_host_key_of_its_own_and_keeps_it() {
+    let node = Node::start();
+    let line = |vm: &str| {
+        let words = ["ssh-proxy", "--known-hosts", vm];
+        stdout(&node.jiffy().args(words).output().unwrap())
+    };
+    let (name, web) = (line("web.jiffy"), line("web"));
+    assert!(name.starts_with("web.jiffy ssh-ed25519 AAAA"), "{name}");
+    assert_eq!(
+        name.split_once(' ').unwrap().1,
+        web.split_once(' ').unwrap().1
+    );
+    assert_ne!(
+        web.split_once(' ').unwrap().1,
+        line("db").split_once(' ').unwrap().1
+    );
+    // A server with another VM's key is not connected to.
+    let output = node
+        .openssh("ssh")
+        .args(["-oHostKeyAlias=db.jiffy", "web.jiffy", "true"])
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(255), "{output:?}");
+    assert!(stderr(&output).contains("Host key verification failed"));
+}
+
+#[test]
+fn the_configuration_of_one_vm_is_enough_for_it() {
+    let node = Node::start();
+    let config = stdout(&node.jiffy().args(["ssh-config", "web"]).output().unwrap());
+    assert!(config.starts_with("Host web.jiffy\n"), "{config}");
+    fs::write(node.config(), config).unwrap();
+    let output = node
+        .openssh("ssh")
+        .args(["web.jiffy", "echo here"])
+        .output();
+    assert_eq!(stdout(&output.unwrap()), "here\n");
+}
