@@ -61,8 +61,8 @@ impl Settings {
                 "KnownHostsCommand",
                 jiffy.for_ssh("ssh-proxy --known-hosts %H")?,
             ),
-            ("UserKnownHostsFile", "none".into()),
-            ("GlobalKnownHostsFile", "none".into()),
+            ("UserKnownHostsFile", "/dev/null".into()),
+            ("GlobalKnownHostsFile", "/dev/null".into()),
             ("StrictHostKeyChecking", "yes".into()),
             ("UpdateHostKeys", "no".into()),
         ]))

@@ -10,6 +10,7 @@
 //! its own, and no boot waits for one.
 
 use jiffy_cli::failure::{Failure, Result};
+use jiffy_sys::ownership::is_mine_alone;
 use ring::hkdf;
 use russh::keys::ssh_key::LineEnding;
 use russh::keys::ssh_key::private::{Ed25519Keypair, KeypairData};
@@ -87,15 +88,23 @@ impl Keys {
     /// The contents of a private file, which is made if it is missing. If two processes make it at
     /// once, both use the same one.
     fn read_or_make(&self, path: &Path, make: impl FnOnce() -> Result<String>) -> Result<String> {
-        match read(path) {
-            Err(error) if error.kind() == ErrorKind::NotFound => {}
-            read => return read.map_err(|error| cant_read(path, error)),
-        }
         DirBuilder::new()
             .recursive(true)
             .mode(0o700)
             .create(&self.folder)
             .map_err(|error| cant_write(&self.folder, error))?;
+        // Others could have put keys of theirs there.
+        if !is_mine_alone(&self.folder).map_err(|error| cant_read(&self.folder, error))? {
+            return Err(Failure::new(format!(
+                "{} is not a folder that only you can write to",
+                self.folder.display()
+            ))
+            .hint("remove it, or set JIFFY_DATA to another folder"));
+        }
+        match read(path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            read => return read.map_err(|error| cant_read(path, error)),
+        }
         place(path, make()?.as_bytes()).map_err(|error| cant_write(path, error))?;
         read(path).map_err(|error| cant_read(path, error))
     }
@@ -238,6 +247,21 @@ mod tests {
             threads.into_iter().map(|one| one.join().unwrap()).collect()
         });
         assert!(made.iter().all(|key| *key == made[0]));
+    }
+
+    #[test]
+    fn a_folder_that_others_can_write_to_is_refused() {
+        let data = tempfile::tempdir().unwrap();
+        let keys = Keys::below(data.path());
+        keys.client().unwrap();
+        let folder = data.path().join("ssh");
+        fs::set_permissions(&folder, fs::Permissions::from_mode(0o777)).unwrap();
+        for failure in [
+            keys.client().map(|_| ()).unwrap_err(),
+            keys.host("0123456789ab").map(|_| ()).unwrap_err(),
+        ] {
+            assert!(failure.message.contains("only you"), "{failure}");
+        }
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use super::Context;
 use crate::args::ssh::{Ssh, SshConfig, SshProxy};
-use crate::args::{Later, Verb};
+use crate::args::{Cli, Later, Verb};
 use crate::failure::{Failure, Outcome, Result};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -21,10 +21,12 @@ pub enum SshVerb {
 /// The main function of jiffy-ssh: parses the command line of `jiffy`, has `perform` execute its
 /// verb, and exits as `jiffy` does.
 pub fn ssh_main(perform: impl FnOnce(&Context, SshVerb) -> Result<Outcome>) -> ! {
-    super::execute(|context, verb| match verb {
-        Verb::Ssh(Later(ssh)) => perform(context, SshVerb::Ssh(ssh)),
-        Verb::SshConfig(Later(config)) => perform(context, SshVerb::Config(config)),
-        Verb::SshProxy(Later(proxy)) => perform(context, SshVerb::Proxy(proxy)),
+    let cli = Cli::of_this_process();
+    let context = Context::new(cli.machine, jiffy_sys::clock::monotonic_ns());
+    super::exit(match cli.verb {
+        Verb::Ssh(Later(ssh)) => perform(&context, SshVerb::Ssh(ssh)),
+        Verb::SshConfig(Later(config)) => perform(&context, SshVerb::Config(config)),
+        Verb::SshProxy(Later(proxy)) => perform(&context, SshVerb::Proxy(proxy)),
         _ => Err(Failure::new("jiffy-ssh has only the verbs of SSH").hint("run `jiffy` instead")),
     })
 }

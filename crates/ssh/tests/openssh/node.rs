@@ -12,7 +12,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -25,12 +25,15 @@ const VMS: [(&str, &str); 3] = [
 
 /// A node, and the folders of the `jiffy` that uses it.
 pub struct Node {
-    shared: Arc<Shared>,
-}
-
-struct Shared {
     agent: Agent,
     folder: tempfile::TempDir,
+}
+
+/// What a connection needs; the node may have gone.
+#[derive(Clone)]
+struct Paths {
+    agent: PathBuf,
+    folder: PathBuf,
 }
 
 impl Node {
@@ -45,21 +48,19 @@ impl Node {
             .create(path("run"))
             .unwrap();
         let listener = UnixListener::bind(path("run/jiffyd.sock")).unwrap();
-        let shared = Arc::new(Shared {
-            agent: Agent::start(),
-            folder,
-        });
-        let node = Arc::downgrade(&shared);
+        let agent = Agent::start();
+        let paths = Paths {
+            agent: agent.path("agent"),
+            folder: folder.path().to_owned(),
+        };
         thread::spawn(move || {
             for connection in listener.incoming() {
-                let Some(shared) = node.upgrade() else {
-                    return;
-                };
+                let paths = paths.clone();
                 // The peer may have gone.
-                thread::spawn(move || drop(shared.serve(connection.unwrap())));
+                thread::spawn(move || drop(paths.serve(connection.unwrap())));
             }
         });
-        let node = Node { shared };
+        let node = Node { agent, folder };
         let config = node.jiffy().arg("ssh-config").output().unwrap();
         assert!(config.status.success(), "{config:?}");
         fs::write(node.config(), config.stdout).unwrap();
@@ -67,7 +68,7 @@ impl Node {
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
-        self.shared.folder.path().join(name)
+        self.folder.path().join(name)
     }
 
     /// The path of a file, as text.
@@ -113,7 +114,7 @@ impl Node {
 
     /// Ids of the processes of the guest.
     pub fn guest_processes(&self) -> Vec<u32> {
-        self.shared.agent.children()
+        self.agent.children()
     }
 }
 
@@ -180,7 +181,7 @@ fn guest_program() -> &'static Path {
     PROGRAM.get_or_init(|| build_small(&["-p", "jiffy-ssh-guest"], "jiffy-ssh-guest"))
 }
 
-impl Shared {
+impl Paths {
     fn serve(&self, mut client: UnixStream) -> io::Result<()> {
         let mut reader = BufReader::new(client.try_clone()?);
         let mut head = String::new();
@@ -216,7 +217,7 @@ impl Shared {
             },
             _ => self.exec(&body),
         };
-        let mut agent = UnixStream::connect(self.agent.path("agent"))?;
+        let mut agent = UnixStream::connect(&self.agent)?;
         agent.write_all(&to_vec(&request).unwrap())?;
         client
             .write_all(b"HTTP/1.1 101 X\r\nconnection: upgrade\r\nupgrade: jiffy-frames\r\n\r\n")?;
@@ -247,7 +248,7 @@ impl Shared {
     /// A path of the guest's /run on this host.
     fn in_guest(&self, path: &str) -> String {
         let name = path.strip_prefix("/run/").expect("a file in /run");
-        let guest = self.folder.path().join("guest");
+        let guest = self.folder.join("guest");
         guest.join(name).to_str().unwrap().to_owned()
     }
 }
