@@ -6,6 +6,7 @@ use jiffy_registry::testing::{LocalRegistry, PASSWORD, RegistryOptions, USER};
 use jiffy_registry::{Client, ClientOptions, Credentials, Reference};
 use jiffy_store::{ImageReader, PeerFolder, partial};
 use jiffy_wire::pager::{Origin, PagerRequest, PagerResponse, RegistryOrigin};
+use rustix::process::{Pid, Signal, kill_process};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -88,6 +89,48 @@ fn a_page_that_cannot_be_had_ends_its_vm_and_no_other() {
     }
     assert!(stuck.is_stuck(), "nothing wrong was filled in");
     join(other.check(5));
+}
+
+/// The processes whose parent this is, unless they have ended.
+fn children(parent: u32) -> Vec<u32> {
+    let processes = fs::read_dir("/proc").unwrap().flatten();
+    let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let is_child = |pid: &u32| {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields);
+        let mut fields = fields.split_whitespace();
+        fields.next() != Some("Z") && fields.next() == Some(&parent.to_string())
+    };
+    pids.filter(is_child).collect()
+}
+
+#[test]
+fn what_reads_from_origins_may_die_and_ends_with_the_pager() {
+    let folder = tempfile::tempdir().unwrap();
+    let (_, here, theirs) = elsewhere(folder.path(), None);
+    let pager = Pager::start(folder.path(), &["--workers", "1"]);
+    origins(&pager, &here, vec![folder_of(&theirs)]);
+    let memory = Memory::new(MIB);
+    let _connection = memory.connect(&pager.serve("vm", &here));
+    assert_page(memory.read_page(3).bytes(), page(3));
+    let [reader] = children(pager.pid())[..] else {
+        panic!("it has one child");
+    };
+    let [worker] = children(reader)[..] else {
+        panic!("which has one");
+    };
+    let before = pager.stats("vm").bytes_fetched;
+    kill_process(Pid::from_raw(worker as i32).unwrap(), Signal::KILL).unwrap();
+    join(memory.check(1));
+    assert!(pager.stats("vm").bytes_fetched > before, "more was wanted");
+    let [another] = children(reader)[..] else {
+        panic!("there is another");
+    };
+    assert_ne!(another, worker);
+    pager.kill();
+    eventually("they go on without a pager", || {
+        children(reader).is_empty() && !Path::new(&format!("/proc/{reader}/fd/0")).exists()
+    });
 }
 
 #[test]

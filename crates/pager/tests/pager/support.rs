@@ -209,6 +209,10 @@ impl Pager {
         assert_page(memory.read_page(0).bytes(), page(0));
     }
 
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Entries of a folder of its in /proc.
     pub fn count(&self, what: &str) -> usize {
         fs::read_dir(format!("/proc/{}/{what}", self.child.id()))
