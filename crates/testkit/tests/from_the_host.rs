@@ -591,3 +591,44 @@ fn ssh_reaches_vms_whose_image_has_no_server() {
     assert_eq!(key("web"), web);
     assert!(assert_one_sentence(&ssh(&["nobody"])).contains("nobody"));
 }
+
+#[test]
+fn an_idle_vm_sleeps_and_connections_to_its_port_wake_it_once_and_are_answered() {
+    let host = host();
+    let port = free_port();
+    let publish = format!("{port}:8080");
+    host.server(
+        "dev",
+        &["--network", "default", "--idle", "2s", "-p", &publish],
+    );
+    let state = || -> String {
+        let shown: Value = serde_json::from_str(&host.ok(&["inspect", "dev"])).expect("JSON");
+        shown[0]["state"].as_str().expect("a state").to_owned()
+    };
+    let until_it_sleeps = || {
+        let until = Instant::now() + Duration::from_secs(120);
+        while state() != "hibernated" {
+            assert!(Instant::now() < until, "dev is not idle");
+            std::thread::sleep(Duration::from_millis(200));
+        }
+    };
+    until_it_sleeps();
+    let address = host.address("dev");
+    // Every client that comes while it sleeps is held, and has its answer.
+    let answers: Vec<String> = std::thread::scope(|scope| {
+        let clients: Vec<_> = (0..10).map(|_| scope.spawn(|| asked_once(port))).collect();
+        let answers = clients.into_iter().map(|one| one.join().expect("no panic"));
+        answers.map(|one| one.expect("an answer")).collect()
+    });
+    assert_eq!(answers, ["dev"; 10]);
+    assert_eq!(
+        (state().as_str(), host.address("dev")),
+        ("running", address)
+    );
+    // Now the kernel leads clients to it, until it sleeps again.
+    assert_eq!(asked_once(port).expect("an answer"), "dev");
+    until_it_sleeps();
+    assert_eq!(asked_once(port).expect("an answer"), "dev");
+    host.ok(&["rm", "--force", "dev"]);
+    assert!(asked_once(port).is_err());
+}
