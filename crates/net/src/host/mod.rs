@@ -45,8 +45,6 @@ pub struct HostOptions {
     pub name_port: u16,
     /// Ports of the host's that no rule opens to VMs.
     pub never: Vec<u16>,
-    /// Connections that one VM may have at a time.
-    pub connections: Option<u32>,
 }
 
 impl Default for HostOptions {
@@ -58,7 +56,6 @@ impl Default for HostOptions {
             ipv6: true,
             name_port: 53,
             never: Vec::new(),
-            connections: None,
         }
     }
 }

@@ -107,7 +107,6 @@ pub(super) fn run(
         uplinks6: indexes(&host.forwarding.uplinks6),
         name_port: host.options.name_port,
         never: host.options.never.clone(),
-        connections: host.options.connections,
         ..Base::new(ranges)
     };
     host.rules.replace(base, networks.clone(), rules)?;

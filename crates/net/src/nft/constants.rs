@@ -64,7 +64,6 @@ pub mod set {
     pub const FLAG_INTERVAL: u32 = 0x4;
     pub const FLAG_MAP: u32 = 0x8;
     pub const FLAG_TIMEOUT: u32 = 0x10;
-    pub const FLAG_EVAL: u32 = 0x20;
     pub const DATA_VERDICT: u32 = 0xffff_ff00;
 }
 

@@ -62,12 +62,6 @@ pub enum Expression {
         map: Cow<'static, str>,
         register: Register,
     },
-    /// The rule ends unless a link has more than `limit` connections, counted in a dynamic set.
-    ConnectionsOver {
-        set: Cow<'static, str>,
-        register: Register,
-        limit: u32,
-    },
     /// Ends with a verdict.
     Verdict(Verdict),
     /// Changes the source address to that of the outgoing link.
@@ -122,8 +116,6 @@ const NAT_DESTINATION: u32 = 1;
 const REJECT_RESET: u32 = 1;
 const REJECT_ICMPX: u32 = 2;
 const ICMPX_PROHIBITED: u8 = 3;
-const DYNSET_ADD: u32 = 0;
-const CONNLIMIT_OVER: u32 = 1;
 
 impl Verdict {
     fn code(&self) -> i32 {
@@ -217,21 +209,6 @@ pub(super) fn write(to: &mut Attributes, it: &Expression) {
         Expression::VerdictMap { map, register: at } => named("lookup", &|it| {
             it.text(1, map).number(2, register(*at));
             it.number(3, VERDICT_REGISTER);
-        }),
-        Expression::ConnectionsOver {
-            set,
-            register: at,
-            limit,
-        } => named("dynset", &|it| {
-            it.text(1, set)
-                .number(3, DYNSET_ADD)
-                .number(4, register(*at));
-            it.nested(7, |it| {
-                it.text(expression::NAME, "connlimit");
-                it.nested(expression::DATA, |it| {
-                    it.number(1, *limit).number(2, CONNLIMIT_OVER);
-                });
-            });
         }),
         Expression::Verdict(verdict) => named("immediate", &|it| {
             it.number(1, VERDICT_REGISTER);

@@ -245,15 +245,6 @@ impl Rule {
             .0
     }
 
-    /// The incoming link has more than `limit` connections.
-    pub fn connections_over(self, set: &'static str, limit: u32) -> Rule {
-        self.meta(meta::IIF, 0).with([Expression::ConnectionsOver {
-            set: set.into(),
-            register: 0,
-            limit,
-        }])
-    }
-
     pub fn accept(self) -> Vec<Expression> {
         self.verdict(Verdict::Accept)
     }

@@ -29,8 +29,6 @@ const CLOSED6: &str = "closed6";
 /// Links for which forwarding was enabled for VMs; packets that are not for VMs are dropped there.
 pub(super) const UPLINKS4: &str = "uplinks4";
 pub(super) const UPLINKS6: &str = "uplinks6";
-/// Connections of each link.
-const CONNECTIONS: &str = "connections";
 /// Published ports: by address, protocol and port, and of all addresses.
 pub(super) const PORTS_AT4: &str = "ports-at4";
 pub(super) const PORTS_AT6: &str = "ports-at6";
@@ -61,8 +59,6 @@ pub struct Base {
     pub name_port: u16,
     /// Ports of the host that no rule can open to VMs: those of Jiffy's own API.
     pub never: Vec<u16>,
-    /// Connections that one VM may have at a time, or no limit.
-    pub connections: Option<u32>,
 }
 
 impl Base {
@@ -75,7 +71,6 @@ impl Base {
             uplinks6: Vec::new(),
             name_port: NAME_PORT,
             never: Vec::new(),
-            connections: None,
         }
     }
 }
@@ -99,7 +94,7 @@ pub(super) fn add(to: &mut Transaction, base: &Base) {
     }
     endings(to);
     sources(to);
-    forwarded(to, base);
+    forwarded(to);
     to_host(to, base);
     translated(to, base);
 }
@@ -129,15 +124,6 @@ fn sets(to: &mut Transaction, base: &Base) {
         to.add_set(set, &links);
         let uplinks: Vec<_> = uplinks.iter().map(|it| super::link_element(*it)).collect();
         to.add_elements(set, &uplinks);
-    }
-    if base.connections.is_some() {
-        let counting = Set {
-            flags: set::FLAG_EVAL,
-            key: link,
-            most: Some(u16::MAX.into()),
-            ..Set::default()
-        };
-        to.add_set(CONNECTIONS, &counting);
     }
     let v4 = (kind::IPV4, 4);
     let v6 = (kind::IPV6, 16);
@@ -254,7 +240,7 @@ fn sender(rule: Rule, address: rule::Field) -> Rule {
 }
 
 /// Packets that the host forwards.
-fn forwarded(to: &mut Transaction, base: &Base) {
+fn forwarded(to: &mut Transaction) {
     const CHAIN: &str = "forward";
     let hook = Hook {
         kind: "filter",
@@ -270,10 +256,6 @@ fn forwarded(to: &mut Transaction, base: &Base) {
     rule(Rule::new().state(ct::ESTABLISHED | ct::RELATED).accept());
     // A packet of no connection would not be translated, and leave with the VM's own address.
     rule(Rule::new().by_guests().state(ct::INVALID).drop());
-    if let Some(limit) = base.connections {
-        let new = Rule::new().by_guests().state(ct::NEW);
-        rule(new.connections_over(CONNECTIONS, limit).goto(REFUSE));
-    }
     rule(Rule::new().by_guests().by_link(GUESTS));
     rule(Rule::new().by_guests().goto(REFUSE));
     // VMs can only be reached by published ports.

@@ -159,30 +159,6 @@ fn what_a_name_has_is_open_for_as_long_as_the_name_has_it() {
 }
 
 #[test]
-fn one_vm_has_no_more_connections_than_it_may() {
-    let world = World::new();
-    let options = crate::host::HostOptions {
-        connections: Some(5),
-        ..super::options()
-    };
-    let opened = on_host(&world, || Host::open(options, &[], &Default::default()));
-    let (mut host, _) = opened.expect("open");
-    let (a, b) = on_host(&world, || {
-        let (a, b) = (spec(&mut host, 1), spec(&mut host, 2));
-        (
-            host.attach(&a).expect("attached"),
-            host.attach(&b).expect("attached"),
-        )
-    });
-    let (a, b) = (Guest::start(a), Guest::start(b));
-    let _server = Server::tcp(&world.outside, PUBLIC, 80, "far");
-    // They are held: a connection that is closed no longer counts.
-    let held: Vec<_> = (0..9).filter_map(|_| a.connect(PUBLIC, 80)).collect();
-    assert_eq!(held.len(), 5);
-    assert!(b.reaches(PUBLIC, 80));
-}
-
-#[test]
 fn no_rule_opens_a_port_that_vms_never_reach() {
     let world = World::new();
     let options = crate::host::HostOptions {

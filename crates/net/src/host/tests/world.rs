@@ -153,11 +153,6 @@ impl Guest {
     pub fn reaches(&self, address: &str, port: u16) -> bool {
         self.namespace.run(|| connects(address, port))
     }
-
-    /// A connection to a TCP server, if it can be had.
-    pub fn connect(&self, address: &str, port: u16) -> Option<TcpStream> {
-        self.namespace.run(|| connect(address, port)).ok()
-    }
 }
 
 impl Drop for Guest {
