@@ -159,7 +159,8 @@ fn a_vm_that_can_not_be_woken_resets_its_callers_and_sleeps_on() {
     hibernate(&daemon);
     let state = daemon.vm_folder(&vm.id).join("hibernated/state");
     let good = fs::read(&state).unwrap();
-    fs::write(&state, b"nonsense").unwrap();
+    // A VMM finds that out.
+    fs::write(&state, jiffy_wire::state::seal("0.1.0", b"nonsense")).unwrap();
     let begun = Instant::now();
     thread::scope(|scope| {
         for _ in 0..50 {
