@@ -44,13 +44,19 @@ pub struct Options {
     pub token_file: Option<PathBuf>,
     /// Serve HTTP to ports of VMs on this TCP address, without TLS or authentication: whoever
     /// reaches it reaches every TCP port of every VM. A request for a hibernated VM wakes it
-    #[arg(long, value_name = "ADDR:PORT", env = "JIFFY_PROXY")]
+    #[arg(
+        long,
+        value_name = "ADDR:PORT",
+        env = "JIFFY_PROXY",
+        value_parser = proxy_address
+    )]
     pub proxy: Option<SocketAddr>,
     /// Domain of the proxy: a request for the host PORT-NAME.DOMAIN is for that port of that VM
     #[arg(
         long,
         value_name = "DOMAIN",
         env = "JIFFY_PROXY_DOMAIN",
+        value_parser = proxy_domain,
         default_value = "localhost"
     )]
     pub proxy_domain: String,
@@ -255,6 +261,28 @@ impl FromStr for TcpAddress {
     }
 }
 
+/// An address whose port is known before it is listened on: VMs are kept from it.
+fn proxy_address(text: &str) -> Result<SocketAddr, String> {
+    let address: SocketAddr = text
+        .parse()
+        .map_err(|_| "an address and a port are needed, such as 127.0.0.1:9000".to_owned())?;
+    match address.port() {
+        0 => Err("a port from 1 to 65535 is needed".into()),
+        _ => Ok(address),
+    }
+}
+
+fn proxy_domain(text: &str) -> Result<String, String> {
+    let of_a_host = |part: &str| {
+        let good = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
+        !part.is_empty() && part.bytes().all(good)
+    };
+    match text.split('.').all(of_a_host) {
+        true => Ok(text.to_owned()),
+        false => Err("a host name without a port is needed, such as vm.example".into()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -265,6 +293,18 @@ mod tests {
         assert!("tcp:[::1]:80".parse::<TcpAddress>().is_ok());
         for wrong in ["127.0.0.1:80", "tcp:127.0.0.1", "tcp:localhost:80", ""] {
             assert!(wrong.parse::<TcpAddress>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_proxy_has_a_port_and_a_domain() {
+        assert!(proxy_address("127.0.0.1:9000").is_ok());
+        for wrong in ["127.0.0.1:0", "127.0.0.1", "9000", ""] {
+            assert!(proxy_address(wrong).is_err(), "{wrong}");
+        }
+        assert!(proxy_domain("vm-1.example").is_ok());
+        for wrong in ["", ".example", "example.", "a..b", "example:9000", "a b"] {
+            assert!(proxy_domain(wrong).is_err(), "{wrong}");
         }
     }
 

@@ -45,6 +45,8 @@ const OF_ONE_CONNECTION: [HeaderName; 8] = [
 const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
+/// Most bytes of a request's header, and of each direction that are held at a time.
+pub const BUFFER: usize = 64 << 10;
 const FORWARDED_PREFIX: HeaderName = HeaderName::from_static("x-forwarded-prefix");
 
 /// A connection's place, kept by all that comes of the connection.
@@ -121,7 +123,9 @@ impl Front {
                 target.port, vm.name
             ))
         };
-        let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(bad)?;
+        let mut client = http1::Builder::new();
+        let handshake = client.max_buf_size(BUFFER).handshake(TokioIo::new(stream));
+        let (mut sender, connection) = handshake.await.map_err(bad)?;
         let ends = Arc::clone(vm);
         tokio::spawn(async move {
             // Without its VM it would wait for ever.
@@ -230,6 +234,7 @@ fn pass_on(
     let host = host.unwrap_or(HeaderValue::from_static(""));
     headers.entry(FORWARDED_HOST).or_insert(host.clone());
     headers.insert(HOST, host);
+    headers.remove(FORWARDED_PREFIX);
     if let Some(prefix) = target.prefix.as_deref().and_then(|it| it.parse().ok()) {
         headers.insert(FORWARDED_PREFIX, prefix);
     }

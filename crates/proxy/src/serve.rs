@@ -1,10 +1,11 @@
 //! Connections of clients.
 
-use crate::forward::{Front, Place};
+use crate::forward::{BUFFER, Front, Place};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use jiffy_node::Node;
+use rustix::net::sockopt;
 use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
@@ -19,6 +20,8 @@ use tracing::{debug, warn};
 const MOST: usize = 8192;
 /// How long a client has to send a request's header.
 const HEADER_TIME: Duration = Duration::from_secs(30);
+/// Silence after which a client is asked whether it is still there.
+const KEEPALIVE: Duration = Duration::from_secs(60);
 /// Pause after an error that may persist, such as no free descriptors.
 const AFTER_ERROR: Duration = Duration::from_millis(100);
 
@@ -65,6 +68,9 @@ impl Proxy {
 
 async fn connection(front: Arc<Front>, stream: TcpStream, from: SocketAddr, place: Place) {
     let _ = stream.set_nodelay(true);
+    // A client that is gone without a word would keep its VM awake.
+    let _ = sockopt::set_socket_keepalive(&stream, true);
+    let _ = sockopt::set_tcp_keepidle(&stream, KEEPALIVE);
     let service = service_fn(move |request| {
         let (front, place) = (Arc::clone(&front), Arc::clone(&place));
         async move { Ok::<_, Infallible>(front.answer(request, from.ip(), place).await) }
@@ -72,6 +78,7 @@ async fn connection(front: Arc<Front>, stream: TcpStream, from: SocketAddr, plac
     let served = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEADER_TIME)
+        .max_buf_size(BUFFER)
         .serve_connection(TokioIo::new(stream), service)
         .with_upgrades()
         .await;

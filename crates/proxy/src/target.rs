@@ -5,6 +5,7 @@
 
 use hyper::http::uri::PathAndQuery;
 use hyper::{HeaderMap, Uri};
+use std::net::IpAddr;
 
 /// The header that names a VM.
 pub const VM: &str = "jiffy-vm";
@@ -31,13 +32,24 @@ pub fn find(uri: &Uri, headers: &HeaderMap, domain: &str) -> Result<Target, Stri
     let root = || PathAndQuery::from_static("/");
     let whole = uri.path_and_query().cloned().unwrap_or_else(root);
     let header = |name| headers.get(name).map(|value| value.to_str());
+    // A request with a whole URL is for that URL's host (RFC 9112 §3.2.2).
+    let host = uri.host().or_else(|| {
+        let host = header("host")?.ok()?;
+        Some(host.rsplit_once(':').map_or(host, |(host, _)| host))
+    });
+    let ours = |target| match host {
+        Some(host) if !is_ours(host, domain) => Err(format!(
+            "The host {host} is not this proxy's, whose domain is {domain}."
+        )),
+        _ => Ok(target),
+    };
     if let (Some(vm), port) = (header(VM), header(PORT)) {
         let port = port.and_then(Result::ok).and_then(port_of);
         let vm = vm.ok().filter(|vm| !vm.is_empty());
         let (Some(vm), Some(port)) = (vm, port) else {
             return Err("The headers Jiffy-Vm and Jiffy-Port must name a VM and a port.".into());
         };
-        return Ok(Target {
+        return ours(Target {
             vm: vm.to_owned(),
             port,
             path: whole,
@@ -45,13 +57,8 @@ pub fn find(uri: &Uri, headers: &HeaderMap, domain: &str) -> Result<Target, Stri
         });
     }
     if let Some(rest) = whole.as_str().strip_prefix(PREFIX) {
-        return in_path(rest);
+        return in_path(rest).and_then(ours);
     }
-    // A request with a whole URL is for that URL's host (RFC 9112 §3.2.2).
-    let host = uri.host().or_else(|| {
-        let host = header("host")?.ok()?;
-        Some(host.rsplit_once(':').map_or(host, |(host, _)| host))
-    });
     let in_host = host.and_then(|host| {
         let (first, of) = host.split_at_checked(host.len().checked_sub(domain.len())?)?;
         let named = first.strip_suffix('.')?;
@@ -70,6 +77,20 @@ pub fn find(uri: &Uri, headers: &HeaderMap, domain: &str) -> Result<Target, Stri
             "The request names no VM: its host must be PORT-NAME.{domain}, or its path begin with /vm/NAME/PORT/."
         )),
     }
+}
+
+/// May requests for this host name VMs in their path or headers? Not those for other names: a page of
+/// any site could have its own name lead to this proxy (DNS rebinding), and read the answers.
+fn is_ours(host: &str, domain: &str) -> bool {
+    let is_below = |domain: &str| {
+        let at = host.len().checked_sub(domain.len());
+        let parts = at.and_then(|at| host.split_at_checked(at));
+        parts.is_some_and(|(first, of)| {
+            of.eq_ignore_ascii_case(domain) && (first.is_empty() || first.ends_with('.'))
+        })
+    };
+    let literal = host.trim_start_matches('[').trim_end_matches(']');
+    literal.parse::<IpAddr>().is_ok() || is_below("localhost") || is_below(domain)
 }
 
 /// `NAME/PORT`, then nothing, a path or a query.
@@ -172,6 +193,31 @@ mod tests {
         }
         // Another path.
         assert_eq!(of("/vms/web/80", &host), is("other", 3000, "/vms/web/80"));
+    }
+
+    #[test]
+    fn only_hosts_of_the_proxy_name_vms_by_path_or_headers() {
+        let by_path = |host| of("/vm/web/80/", &[("host", host)]);
+        let by_header = |host| of("/", &[(VM, "web"), (PORT, "80"), ("host", host)]);
+        for host in [
+            "vm.example:9000",
+            "x.VM.example",
+            "localhost:9000",
+            "a.localhost",
+            "127.0.0.1:9000",
+            "[::1]:9000",
+        ] {
+            assert_eq!(by_path(host), is("web", 80, "/"), "{host}");
+            assert_eq!(by_header(host), is("web", 80, "/"), "{host}");
+        }
+        for host in [
+            "evil.example",
+            "evilvm.example:9000",
+            "127.0.0.1.evil.example",
+        ] {
+            assert!(by_path(host).unwrap_err().contains("not this proxy's"));
+            assert!(by_header(host).unwrap_err().contains("not this proxy's"));
+        }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! `jiffy ssh`: starts the OpenSSH client.
 
-use crate::config::{SUFFIX, Settings, quoted, vm_name};
+use crate::config::{SUFFIX, Settings, quoted};
 use crate::keys::Keys;
 use jiffy_cli::Context;
 use jiffy_cli::client::vm_path;
@@ -19,7 +19,7 @@ pub async fn ssh(context: &Context, ssh: Ssh) -> Result<Outcome> {
     };
     let client = context.client()?;
     // ssh would tell of a missing VM in several lines.
-    let vm: Vm = client.get(&vm_path(vm_name(name), "")).await?;
+    let vm: Vm = client.get(&vm_path(name, "")).await?;
     if matches!(vm.state, VmState::Created | VmState::Exited) {
         return Err(Failure::new(format!("{} does not run", vm.name))
             .hint(format!("`jiffy start {}` starts it", vm.name)));

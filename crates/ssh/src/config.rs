@@ -26,7 +26,7 @@ pub async fn print(context: &Context, options: SshConfig) -> Result<Outcome> {
     let client = context.client()?;
     let mut blocks = Vec::new();
     for vm in &options.vms {
-        let vm: Vm = client.get(&vm_path(vm_name(vm), "")).await?;
+        let vm: Vm = client.get(&vm_path(vm, "")).await?;
         blocks.push(settings.block(&vm.name, &options.user));
     }
     show(&blocks.join("\n"))?;
@@ -51,7 +51,7 @@ impl Settings {
     fn with(jiffy: &Jiffy, identity: &Path) -> Result<Settings> {
         let identity = quoted(identity)?;
         Ok(Settings(vec![
-            ("ProxyCommand", jiffy.for_the_shell("ssh-proxy %n")?),
+            ("ProxyCommand", jiffy.for_the_shell("ssh-proxy -- %n")?),
             ("IdentityFile", identity),
             ("IdentitiesOnly", "yes".into()),
             ("IdentityAgent", "none".into()),
@@ -59,7 +59,7 @@ impl Settings {
             ("HostKeyAlgorithms", "ssh-ed25519".into()),
             (
                 "KnownHostsCommand",
-                jiffy.for_ssh("ssh-proxy --known-hosts %H")?,
+                jiffy.for_ssh("ssh-proxy --known-hosts=%H -- %n")?,
             ),
             ("UserKnownHostsFile", "/dev/null".into()),
             ("GlobalKnownHostsFile", "/dev/null".into()),

@@ -579,7 +579,7 @@ fn ssh_reaches_vms_whose_image_has_no_server() {
     assert_eq!(std::fs::read(path("back")).expect("it came back"), sent);
     // A clone has another host key, and the same VM keeps its own while it sleeps.
     let key = |vm: &str| {
-        let line = host.ok(&["ssh-proxy", "--known-hosts", vm]);
+        let line = host.ok(&["ssh-proxy", "--known-hosts", "host", vm]);
         line.split_once(' ').expect("two words").1.to_owned()
     };
     let web = key("web");

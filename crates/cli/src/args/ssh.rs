@@ -65,9 +65,9 @@ const SSH_CONFIG_HELP: &str = "\
 /// `jiffy ssh-proxy`
 #[derive(Debug, Args)]
 pub struct SshProxy {
-    /// Print the VM's host key as a line of known_hosts instead
-    #[arg(long)]
-    pub known_hosts: bool,
+    /// Print the VM's host key as a line of known_hosts for this host name instead
+    #[arg(long, value_name = "HOST")]
+    pub known_hosts: Option<String>,
     /// The VM: its name, its id or a unique prefix of its id, with or without .jiffy
     #[arg(value_name = "VM")]
     pub vm: String,

@@ -44,11 +44,12 @@ pub struct Addition {
 }
 
 /// Programs of `lib/jiffy` that run in the machine. `jiffy-ssh` runs beside the user's ssh.
-const PROGRAMS: [&str; 6] = [
+const PROGRAMS: [&str; 7] = [
     "jiffyd",
     "jiffy-disk",
     "jiffy-init",
     "jiffy-machine-agent",
+    "jiffy-origins",
     "jiffy-pager",
     "jiffy-vmm",
 ];

@@ -110,8 +110,13 @@ impl Callers {
             return Some(());
         }
         let address = match stream.local_addr() {
-            Ok(SocketAddr::V6(_)) => IpAddr::from(callee.v6.unwrap_or(Ipv6Addr::UNSPECIFIED)),
-            _ => callee.v4.into(),
+            Ok(SocketAddr::V4(_)) => IpAddr::from(callee.v4),
+            // The VM may have lost it: the host had IPv6 when the port was published.
+            Ok(SocketAddr::V6(_)) => match callee.v6 {
+                Some(v6) => v6.into(),
+                None => return Some(()),
+            },
+            Err(_) => return Some(()),
         };
         let place = Arc::clone(own).acquire_owned().await.ok()?;
         let of_all = Arc::clone(&self.places).acquire_owned().await.ok()?;

@@ -5,8 +5,8 @@ use jiffy_content::clock::monotonic_ns;
 use std::fs;
 use std::time::Duration;
 
-/// Length of the kernel's unit of CPU time in /proc (USER_HZ is 100 on x86).
-const TICK: Duration = Duration::from_millis(10);
+/// Length of the kernel's unit of CPU time in /proc (USER_HZ is 100 on x86), milliseconds.
+const TICK_MS: u64 = 10;
 
 /// What was used from the VMM's start to this moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,8 +44,9 @@ impl Sample {
 fn cpu_time(stat: &str) -> Option<Duration> {
     let (_, fields) = stat.rsplit_once(')')?;
     let mut fields = fields.split_ascii_whitespace().skip(11);
-    let mut ticks = || fields.next()?.parse::<u32>().ok();
-    Some(TICK * ticks()?.checked_add(ticks()?)?)
+    let mut ticks = || fields.next()?.parse::<u64>().ok();
+    let all = ticks()?.saturating_add(ticks()?);
+    Some(Duration::from_millis(all.saturating_mul(TICK_MS)))
 }
 
 /// `read_bytes` and `write_bytes` of proc_pid_io(5).
@@ -67,6 +68,9 @@ mod tests {
         let stat = "7 (a) b) S 1 7 7 0 -1 4194560 9 0 0 0 150 50 0 0 20 0 3 0 1 2 3";
         assert_eq!(cpu_time(stat), Some(Duration::from_secs(2)));
         assert_eq!(cpu_time("7 (a) S 1"), None);
+        // More than a year of eight processors.
+        let long = "7 (a) S 1 7 7 0 -1 4194560 9 0 0 0 25000000000 0 0 0 20 0 3";
+        assert_eq!(cpu_time(long), Some(Duration::from_secs(250_000_000)));
         let io =
             "rchar: 5\nwchar: 6\nread_bytes: 4096\nwrite_bytes: 8192\ncancelled_write_bytes: 1\n";
         assert_eq!(disk_bytes(io), 12_288);

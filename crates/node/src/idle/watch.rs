@@ -63,6 +63,11 @@ impl Watch {
             self.active_ns = sample.at_ns;
         }
         let Some(last) = self.last.filter(|last| last.pid == sample.pid) else {
+            if self.last.is_some() {
+                // Another process: the VM was started or woken since.
+                self.active_ns = sample.at_ns;
+                self.busy.clear();
+            }
             self.last = Some(sample);
             return;
         };

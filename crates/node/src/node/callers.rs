@@ -5,6 +5,7 @@ use jiffy_content::error::{Error, Result};
 use jiffy_vmhost::activity::Use;
 use jiffy_vmhost::handle::VmHandle;
 use jiffy_vmhost::network::Caller;
+use jiffy_wire::api::VmState;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -57,7 +58,8 @@ impl Node {
     }
 
     async fn woken_for_a_connection(self: &Arc<Self>, vm: &Arc<VmHandle>) -> Result<()> {
-        if let Some((at, Err(error))) = vm.waking.last()
+        if vm.view.borrow().vm.state == VmState::Hibernated
+            && let Some((at, Err(error))) = vm.waking.last()
             && at.elapsed() < AFTER_A_FAILURE
         {
             return Err(error);

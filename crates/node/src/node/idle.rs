@@ -68,20 +68,22 @@ async fn look(
         for (vm, policy) in vms {
             let pid = vm.view.borrow().vm.pid;
             let bytes = traffic.get(&vm.id).copied().unwrap_or(0);
-            let sample = pid.and_then(|pid| Sample::of(pid, bytes));
+            // A VM that can't be measured is left alone.
+            let Some(sample) = pid.and_then(|pid| Sample::of(pid, bytes)) else {
+                continue;
+            };
             let mut watches = node.watches.lock();
             let watch = watches
                 .entry(vm.id.clone())
                 .or_insert_with(|| Watch::new(monotonic_ns()));
-            if let Some(sample) = sample {
-                let is_used = !vm.activity.in_words().is_empty();
-                watch.take(sample, is_used, vm.activity.last_ns());
-            }
+            let is_used = !vm.activity.in_words().is_empty();
+            watch.take(sample, is_used, vm.activity.last_ns());
             let now_ns = monotonic_ns();
             // Only then, because it reads all connections of the host.
             let counts = watch.was_connected() || watch.is_due(now_ns, after(&policy));
             if counts && publishes(&vm) {
                 let open = open.get_or_insert_with(|| node.host.network.open_connections());
+                let Some(open) = open else { continue };
                 watch.connected(now_ns, open.get(&vm.id).copied().unwrap_or(0));
             }
             if watch.is_due(now_ns, after(&policy)) {
@@ -165,10 +167,13 @@ impl Node {
         Ok(true)
     }
 
-    /// Has nobody begun to use a VM since it was found idle?
+    /// Is a VM still idle that was found idle before it was its turn?
     async fn is_idle(&self, vm: &VmHandle, policy: IdlePolicy) -> bool {
-        let idle_ns = monotonic_ns().saturating_sub(vm.activity.last_ns());
-        if !vm.activity.in_words().is_empty() || Duration::from_nanos(idle_ns) < after(&policy) {
+        let last_use_ns = vm.activity.last_ns();
+        let idle_now = |watch: &Watch| watch.idle(monotonic_ns(), last_use_ns);
+        let idle = self.watches.lock().get(&vm.id).map(idle_now);
+        let is_used = !vm.activity.in_words().is_empty();
+        if is_used || idle.is_none_or(|idle| idle < after(&policy)) {
             return false;
         }
         if !publishes(vm) {
@@ -176,7 +181,7 @@ impl Node {
         }
         let network = Arc::clone(&self.host.network);
         let open = tokio::task::spawn_blocking(move || network.open_connections()).await;
-        !open.is_ok_and(|open| open.contains_key(&vm.id))
+        matches!(open, Ok(Some(open)) if !open.contains_key(&vm.id))
     }
 }
 

@@ -3,7 +3,8 @@
 
 use jiffy_pager::origins::request::CHANNEL;
 use jiffy_pager::origins::service;
-use jiffy_sys::fds;
+use jiffy_sys::handed;
+use std::path::Path;
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
 
@@ -14,7 +15,10 @@ fn main() -> ExitCode {
             EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info")),
         )
         .init();
-    let Ok(channel) = fds::inherited(CHANNEL) else {
+    // Closed on exec: programs that give credentials must not hold it.
+    let name = Path::new("channel");
+    let channel = handed::add_inherited(name.to_owned(), CHANNEL).map(|()| handed::take(name));
+    let Ok(Some(channel)) = channel else {
         eprintln!("jiffy-origins: jiffy-pager starts this program, and nobody else");
         return ExitCode::FAILURE;
     };

@@ -7,6 +7,7 @@ use jiffy_sys::mutex::lock;
 use jiffy_sys::spawn::{Detached, spawn_detached};
 use jiffy_wire::pager::Origin as Described;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use std::ffi::OsStr;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::ops::Range;
@@ -35,12 +36,10 @@ const PROGRAM: &str = "jiffy-origins";
 pub struct Reader {
     /// Where connections are sent.
     channel: Option<UnixStream>,
-    idle: Mutex<Vec<Connection>>,
+    idle: Mutex<Vec<UnixStream>>,
     /// The last number given to an origin.
     numbers: AtomicU64,
 }
-
-type Connection = BufReader<UnixStream>;
 
 impl Reader {
     /// Asks over this channel, which [`start`] has returned; without one, no origin is reached.
@@ -65,8 +64,8 @@ impl Reader {
             let idle = lock(&self.idle).pop();
             let was_idle = idle.is_some();
             let connection = idle.map_or_else(|| self.connect(), Ok);
-            let asked = connection.and_then(|mut connection| {
-                let answer = ask(&mut connection, &line, length, stop)?;
+            let asked = connection.and_then(|connection| {
+                let answer = ask(&connection, &line, length, stop)?;
                 lock(&self.idle).push(connection);
                 Ok(answer)
             });
@@ -82,12 +81,12 @@ impl Reader {
         }
     }
 
-    fn connect(&self) -> io::Result<Connection> {
+    fn connect(&self) -> io::Result<UnixStream> {
         let none = || io::Error::other("it could not be started");
         let channel = self.channel.as_ref().ok_or_else(none)?;
         let (ours, theirs) = UnixStream::pair()?;
         fds::send_with_fds(channel, b"+", &[theirs.as_fd()])?;
-        Ok(BufReader::new(ours))
+        Ok(ours)
     }
 }
 
@@ -108,43 +107,73 @@ pub fn start() -> io::Result<OwnedFd> {
     Ok(ours.into())
 }
 
-/// Asks on a connection; an error if it is of no use any more. `Interrupted` if `stop` was given up.
+/// Asks on a connection; an error if it is of no use any more.
 fn ask(
-    connection: &mut Connection,
+    connection: &UnixStream,
     line: &[u8],
     length: u64,
     stop: &Stop,
 ) -> io::Result<Result<Vec<u8>, OriginError>> {
     let until = Instant::now() + PATIENCE + Duration::from_secs(length / LEAST_RATE);
-    connection.get_mut().write_all(line)?;
-    loop {
-        let mut events = [PollFd::new(connection.get_ref(), PollFlags::IN)];
-        if poll(&mut events, Some(&GLANCE))? > 0 {
-            break;
-        }
-        if stop.is_given_up() {
-            return Err(io::ErrorKind::Interrupted.into());
-        }
-        if Instant::now() >= until {
-            return Err(io::ErrorKind::TimedOut.into());
-        }
-    }
+    let mut output = connection;
+    output.write_all(line)?;
+    let mut input = BufReader::new(Answering {
+        connection,
+        stop,
+        until,
+    });
     let mut answer = Vec::new();
-    connection.take(LINE).read_until(b'\n', &mut answer)?;
+    (&mut input).take(LINE).read_until(b'\n', &mut answer)?;
     if answer.is_empty() {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
-    Ok(match serde_json::from_slice(&answer)? {
-        Answer::Failed { why, again } => Err(OriginError { why, again }),
-        Answer::Bytes => {
-            let mut bytes = Vec::new();
-            connection.take(length).read_to_end(&mut bytes)?;
-            if bytes.len() as u64 != length {
-                return Err(io::ErrorKind::UnexpectedEof.into());
-            }
-            Ok(bytes)
+    let mut bytes = Vec::new();
+    let answer = serde_json::from_slice(&answer)?;
+    if matches!(answer, Answer::Bytes) {
+        (&mut input).take(length).read_to_end(&mut bytes)?;
+        if bytes.len() as u64 != length {
+            return Err(io::ErrorKind::UnexpectedEof.into());
         }
+    }
+    // It would be taken for the begin of the next answer.
+    if !input.buffer().is_empty() {
+        let more = "more came than the answer";
+        return Err(io::Error::new(io::ErrorKind::InvalidData, more));
+    }
+    Ok(match answer {
+        Answer::Failed { why, again } => Err(OriginError { why, again }),
+        Answer::Bytes => Ok(bytes),
     })
+}
+
+/// Reads an answer while somebody waits for it, and not after `until`.
+struct Answering<'a> {
+    connection: &'a UnixStream,
+    stop: &'a Stop,
+    until: Instant,
+}
+
+impl Read for Answering<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        loop {
+            let mut events = [PollFd::new(self.connection, PollFlags::IN)];
+            match poll(&mut events, Some(&GLANCE)) {
+                Ok(1..) => {
+                    let mut connection = self.connection;
+                    return connection.read(buffer);
+                }
+                Ok(0) | Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+            if self.stop.is_given_up() {
+                // Not `Interrupted`, after which a read is repeated.
+                return Err(io::Error::other("nobody waits for it any more"));
+            }
+            if Instant::now() >= self.until {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+        }
+    }
 }
 
 fn is_over(error: &io::Error) -> bool {
@@ -206,5 +235,47 @@ impl Origin for Elsewhere {
             end: range.end,
         };
         self.reader.fetch(&request, stop)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::thread;
+
+    /// The outcome of a request for four bytes, if this is what comes and nothing more.
+    fn answered(sent: &'static [u8], stop: &Stop) -> io::Result<Result<Vec<u8>, OriginError>> {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let theirs = thread::spawn(move || {
+            let mut line = String::new();
+            BufReader::new(&theirs).read_line(&mut line).unwrap();
+            (&theirs).write_all(sent).unwrap();
+            theirs
+        });
+        let answer = ask(&ours, b"?\n", 4, stop);
+        drop(theirs.join());
+        answer
+    }
+
+    #[test]
+    fn an_answer_that_stalls_is_waited_for_as_long_as_somebody_wants_it() {
+        let whole = answered(b"\"bytes\"\nfour", &Stop::never()).unwrap();
+        assert_eq!(whole.unwrap(), b"four");
+        for begun in [&b""[..], b"{", b"\"bytes\"\n", b"\"bytes\"\nfo"] {
+            let stop = Stop::new();
+            let given_up = stop.clone();
+            let later = thread::spawn(move || {
+                thread::sleep(Duration::from_millis(50));
+                given_up.give_up();
+            });
+            assert!(answered(begun, &stop).is_err(), "{begun:?}");
+            later.join().unwrap();
+        }
+    }
+
+    #[test]
+    fn what_is_more_than_the_answer_ends_the_connection() {
+        let error = answered(b"\"bytes\"\nfour!", &Stop::never()).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidData);
     }
 }

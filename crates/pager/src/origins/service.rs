@@ -33,17 +33,21 @@ pub fn run(channel: OwnedFd) -> io::Result<()> {
     own::harden().map_err(|error| io::Error::other(causes::sentence(&error)))?;
     let channel = UnixStream::from(channel);
     loop {
-        match fork()? {
-            Fork::Child => return serve(&channel),
-            Fork::Parent(child) => {
+        match fork() {
+            Ok(Fork::Child) => return serve(&channel),
+            Ok(Fork::Parent(child)) => {
                 let status = child.wait()?;
                 if status.success() || has_hung_up(&channel) {
                     return Ok(());
                 }
-                tracing::error!(%status, "what reads from registries and peers died: another process does it now");
-                thread::sleep(PAUSE);
+                tracing::error!(%status, "the process that reads from registries and peers ended: it is started again");
+            }
+            Err(_) if has_hung_up(&channel) => return Ok(()),
+            Err(error) => {
+                tracing::error!(%error, "the process that reads from registries and peers can't be started");
             }
         }
+        thread::sleep(PAUSE);
     }
 }
 

@@ -33,10 +33,10 @@ use std::sync::Arc;
 use tokio::net::unix::pipe;
 
 /// Prints the VM's host key as a line of known_hosts, under the name that ssh looks for.
-pub async fn known_hosts(context: &Context, options: SshProxy) -> Result<Outcome> {
+pub async fn known_hosts(context: &Context, options: SshProxy, host: String) -> Result<Outcome> {
     let vm = find(&context.client()?, &options.vm).await?;
     let key = Keys::below(context.folders.data()?).host(&vm.id)?;
-    show(&known_hosts_line(&options.vm, key.public_key())?)?;
+    show(&known_hosts_line(&host, key.public_key())?)?;
     Ok(Outcome::Done)
 }
 

@@ -26,11 +26,17 @@ fn another_key_is_refused() {
 fn each_vm_has_a_host_key_of_its_own_and_keeps_it() {
     let node = Node::start();
     let line = |vm: &str| {
-        let words = ["ssh-proxy", "--known-hosts", vm];
+        let words = ["ssh-proxy", "--known-hosts=[a.host]:22", vm];
         stdout(&node.jiffy().args(words).output().unwrap())
     };
     let (name, web) = (line("web.jiffy"), line("web"));
-    assert!(name.starts_with("web.jiffy ssh-ed25519 AAAA"), "{name}");
+    assert!(name.starts_with("[a.host]:22 ssh-ed25519 AAAA"), "{name}");
+    // Whatever name and port ssh uses.
+    let ssh = node
+        .openssh("ssh")
+        .args(["-p", "2222", "web.jiffy", "true"])
+        .output();
+    assert!(ssh.as_ref().unwrap().status.success(), "{ssh:?}");
     assert_eq!(
         name.split_once(' ').unwrap().1,
         web.split_once(' ').unwrap().1

@@ -180,12 +180,13 @@ fn spawn_process(
     let user = spare
         .as_ref()
         .map_or_else(|| identity.as_ref().map(Identity::id), |spare| spare.user());
-    open_to_monitor(paths, record, plan, user)?;
     let (events, their_end) =
         Events::new().map_err(|error| Error::io("make a pipe for the VMM", &folder, &error))?;
     check_descriptors(their_end.as_fd())?;
     let mut descriptors = Descriptors::new(launcher, their_end);
     let config = write_config(paths, record, plan, gate_time, hold, &mut descriptors)?;
+    // After that, because a new pager reads there which VMs have a disk.
+    open_to_monitor(paths, record, plan, user)?;
     let config_fd = descriptors.config(&config)?;
     let log = open_log(&folder.join("vmm.log"))
         .map_err(|error| Error::io("open the VMM's log", &folder.join("vmm.log"), &error))?;

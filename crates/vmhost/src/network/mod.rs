@@ -323,18 +323,17 @@ impl Network {
     }
 
     /// Numbers of open TCP connections that the kernel leads to VMs by published ports, by the VM's
-    /// id. It reads all connections of the host.
-    pub fn open_connections(&self) -> HashMap<String, usize> {
+    /// id; `None` if they can't be counted. It reads all connections of the host.
+    pub fn open_connections(&self) -> Option<HashMap<String, usize>> {
         let State::On(on) = &self.0 else {
-            return HashMap::new();
+            return Some(HashMap::new());
         };
-        let counted = on.lock().host.open_connections().unwrap_or_else(|error| {
-            let error = causes::sentence(&error);
+        let counted = on.lock().host.open_connections().inspect_err(|error| {
+            let error = causes::sentence(error);
             warn!(error, "the connections of VMs can't be counted");
-            Default::default()
         });
-        let by_id = counted.into_iter().map(|(vm, open)| (vm.to_string(), open));
-        by_id.collect()
+        let by_id = |(vm, open): (VmId, usize)| (vm.to_string(), open);
+        Some(counted.ok()?.into_iter().map(by_id).collect())
     }
 
     /// The ranges of VMs' addresses.

@@ -1,4 +1,4 @@
-//! Ways from VMs to the sockets of their disks.
+//! Hard links through which VMs reach the sockets of their disks.
 //!
 //! A disk that is filled on demand has one socket, in a folder that no VMM may pass, however many
 //! VMs have the disk. Each of these has a hard link to it in its own run folder, which only its own
@@ -6,12 +6,14 @@
 
 use jiffy_content::model::image::LazyDisk;
 use jiffy_content::paths::Paths;
+use jiffy_sys::mutex::lock;
 use jiffy_sys::regular;
 use jiffy_wire::vmm::Residency;
 use serde::Deserialize;
 use std::fs;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use tracing::warn;
 
 /// Most bytes of a VM's configuration.
@@ -70,6 +72,9 @@ fn connects_to(paths: &Paths, id: &str, disk: &LazyDisk) -> Option<PathBuf> {
 }
 
 fn link(socket: &Path, to: &Path) -> io::Result<()> {
+    // A VM that starts and a new pager may link at the same time.
+    static TURN: Mutex<()> = Mutex::new(());
+    let _turn = lock(&TURN);
     let beside = to.with_extension("new");
     let _ = fs::remove_file(&beside);
     fs::hard_link(socket, &beside)?;
