@@ -237,13 +237,14 @@ mod tests {
         // The window goes on from the first.
         watch.take(sample(2, 60, 0, 0), false, 0);
         assert_eq!(watch.busy(), ["CPU 6.0 %"]);
-        // Another process, as after a wake.
+        // Another process, as after a wake: it begins anew.
         let other = Sample {
             pid: 8,
             ..sample(3, 9_000, 0, 0)
         };
         watch.take(other, false, 0);
-        assert_eq!(watch.idle(3 * SECOND, 0), seconds(1));
+        assert!(watch.busy().is_empty());
+        assert_eq!(watch.idle(3 * SECOND, 0), seconds(0));
     }
 
     #[test]
