@@ -4,7 +4,7 @@
 use jiffy_jail::own::{self, Folders, OwnError};
 use jiffy_sys::seccomp;
 use jiffy_sys::seccomp::filter::{Filter, Refusal, call_with};
-use jiffy_sys::seccomp::lists::{CONNECTIONS, OPEN_FILES, PROCESS};
+use jiffy_sys::seccomp::lists::{CONNECTIONS, FIONBIO, OPEN_FILES, PROCESS};
 use std::io;
 use std::path::Path;
 
@@ -22,8 +22,6 @@ pub fn of_server(folder: &Path) -> Result<bool, OwnError> {
 pub fn of_monitor() -> io::Result<()> {
     seccomp::install(&MONITOR)
 }
-
-const FIONBIO: u32 = 0x5421;
 
 /// The disk and the socket are open: a connection is accepted, and what comes with it is mapped,
 /// waited for and answered.

@@ -3,7 +3,7 @@
 
 use jiffy_jail::own::{self, Folders, OwnError};
 use jiffy_sys::seccomp::filter::{Filter, Refusal, Rule, call, call_with};
-use jiffy_sys::seccomp::lists::{CONNECTIONS, OPEN_FILES, PROCESS};
+use jiffy_sys::seccomp::lists::{CONNECTIONS, FIONBIO, OPEN_FILES, PROCESS};
 use jiffy_sys::{seccomp, userfaultfd};
 use std::fs;
 use std::io;
@@ -62,7 +62,6 @@ fn linked_folders(folder: &Path) -> io::Result<Vec<PathBuf>> {
 }
 
 const UNIX: u32 = libc::AF_UNIX as u32;
-const FIONBIO: u32 = 0x5421;
 const IOCTLS: &[u32] = {
     let [copy, zero, wake] = userfaultfd::FILLING;
     &[FIONBIO, copy, zero, wake]

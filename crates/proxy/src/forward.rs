@@ -45,9 +45,9 @@ const OF_ONE_CONNECTION: [HeaderName; 8] = [
 const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
+const FORWARDED_PREFIX: HeaderName = HeaderName::from_static("x-forwarded-prefix");
 /// Most bytes of a request's header, and of each direction that are held at a time.
 pub const BUFFER: usize = 64 << 10;
-const FORWARDED_PREFIX: HeaderName = HeaderName::from_static("x-forwarded-prefix");
 
 /// A connection's place, kept by all that comes of the connection.
 pub(crate) type Place = Arc<OwnedSemaphorePermit>;

@@ -1,6 +1,6 @@
 //! Origins, as the pager sees them: it asks `jiffy-origins`.
 
-use super::request::{Answer, LINE, MOST, Request};
+use super::request::{Answer, LEAST_RATE, LINE, MOST, Request};
 use jiffy_store::{ImageId, Origin, OriginError, Stop};
 use jiffy_sys::fds;
 use jiffy_sys::mutex::lock;
@@ -23,10 +23,9 @@ const GLANCE: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 20_000_000,
 };
-/// The most time that an answer may take: this, and the time of its bytes at 64 KiB per second.
+/// The most time that an answer may take: this, and the time of its bytes at [`LEAST_RATE`].
 /// `jiffy-origins` has shorter limits of its own.
 const PATIENCE: Duration = Duration::from_secs(120);
-const LEAST_RATE: u64 = 64 << 10;
 
 /// The program beside this one that reads from origins.
 const PROGRAM: &str = "jiffy-origins";
@@ -135,7 +134,7 @@ fn ask(
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
     }
-    // It would be taken for the begin of the next answer.
+    // It would be read as the start of the next answer.
     if !input.buffer().is_empty() {
         let more = "more came than the answer";
         return Err(io::Error::new(io::ErrorKind::InvalidData, more));

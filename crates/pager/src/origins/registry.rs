@@ -1,5 +1,6 @@
 //! A file of an artifact in a registry, read by ranges.
 
+use super::request::LEAST_RATE;
 use jiffy_registry::artifact::{RemoteArtifact, RemoteFile};
 use jiffy_registry::client::Retries;
 use jiffy_registry::{Client, ClientOptions, Progress, Reference, RegistryError};
@@ -16,10 +17,9 @@ const STALL: Duration = Duration::from_secs(10);
 /// Retries after temporary failures, for each fetch of the store.
 const RETRIES: u32 = 2;
 const LONGEST_WAIT: Duration = Duration::from_secs(5);
-/// The most time that a fetch may take in all: this, plus the time that the bytes take at 64 KiB
-/// per second.
+/// The most time that a fetch may take in all: this, plus the time that the bytes take at
+/// [`LEAST_RATE`].
 const FETCH_TIME: Duration = Duration::from_secs(15);
-const LEAST_RATE: u64 = 64 << 10;
 
 /// One fetch.
 struct Asked<'a> {

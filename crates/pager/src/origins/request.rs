@@ -15,6 +15,8 @@ pub const CHANNEL: i32 = 3;
 pub const LINE: u64 = 64 << 10;
 /// Most bytes of a request.
 pub const MOST: u64 = 1 << 28;
+/// Slowest rate at which bytes of an origin are waited for, bytes per second.
+pub const LEAST_RATE: u64 = 64 << 10;
 
 /// Bytes of an image's file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -32,7 +32,7 @@ use std::io::IsTerminal;
 use std::sync::Arc;
 use tokio::net::unix::pipe;
 
-/// Prints the VM's host key as a line of known_hosts, under the name that ssh looks for.
+/// Prints the VM's host key as a line of known_hosts for this host name.
 pub async fn known_hosts(context: &Context, options: SshProxy, host: String) -> Result<Outcome> {
     let vm = find(&context.client()?, &options.vm).await?;
     let key = Keys::below(context.folders.data()?).host(&vm.id)?;

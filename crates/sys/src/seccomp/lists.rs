@@ -2,6 +2,9 @@
 
 use super::filter::{Rule, call, call_with, call_without};
 
+/// The ioctl that has a descriptor block or not.
+pub const FIONBIO: u32 = 0x5421;
+
 const EXECUTABLE: u32 = libc::PROT_EXEC as u32;
 /// What glibc makes a thread with, and nothing makes a process with. Where `clone3` fails with
 /// `ENOSYS`, it makes them so.
@@ -16,7 +19,7 @@ const THREAD: u32 = (libc::CLONE_VM
     | libc::CLONE_CHILD_CLEARTID) as u32;
 const PR_GET_AUXV: u32 = 0x4155_5856;
 /// Names of threads and of memory, and what the processor has.
-const FACTS: &[u32] = &[
+const PRCTLS: &[u32] = &[
     libc::PR_SET_NAME as u32,
     libc::PR_SET_VMA as u32,
     PR_GET_AUXV,
@@ -49,7 +52,7 @@ pub const PROCESS: &[Rule] = &[
     call_with(libc::SYS_clone, 0, &[THREAD]),
     call(libc::SYS_set_robust_list),
     call(libc::SYS_rseq),
-    call_with(libc::SYS_prctl, 0, FACTS),
+    call_with(libc::SYS_prctl, 0, PRCTLS),
     // Its own limits.
     call_with(libc::SYS_prlimit64, 0, &[0]),
 ];

@@ -3,11 +3,11 @@
 use super::Role;
 use jiffy_devices::virtio::device::WorkerRole;
 use jiffy_sys::seccomp::filter::{Filter, Refusal, Rule, call, call_with, call_without};
+use jiffy_sys::seccomp::lists::FIONBIO;
 use jiffy_sys::tap_queue;
 
 const EXECUTABLE: u32 = libc::PROT_EXEC as u32;
 const UNIX: &[u32] = &[libc::AF_UNIX as u32];
-const FIONBIO: u32 = 0x5421;
 const FIONREAD: u32 = 0x541b;
 
 // Needed by every thread's memory allocator, locks, clock, log and end.
