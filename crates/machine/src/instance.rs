@@ -44,6 +44,8 @@ pub struct Role {
     pub intel: bool,
     /// Mount debugfs, where KVM keeps its counters.
     pub debugfs: bool,
+    /// Interrupt each CPU once a second: see [`heartbeat`](crate::agent::heartbeat).
+    pub heartbeat: bool,
 }
 
 /// The machine's configuration.
@@ -100,6 +102,9 @@ pub fn guest_config(role: Role) -> GuestConfig {
             node.command.env.push(file);
         }
         services.push(node);
+    }
+    if role.heartbeat {
+        agent.push("--heartbeat".into());
     }
     services.push(service("agent", agent, Restart::OnFailure));
     GuestConfig {

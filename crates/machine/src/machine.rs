@@ -184,6 +184,7 @@ impl Machine {
             node: true,
             intel: !instance::is_software(size.accelerator) && instance::host_is_intel(),
             debugfs: false,
+            heartbeat: size.accelerator == Accelerator::Tcg,
         });
         self.note_run()?;
         instance::launch(setup, &config, &token)?;

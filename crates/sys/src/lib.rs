@@ -20,6 +20,7 @@
 //! * [`kick`]: a signal that makes one thread leave a blocking call.
 //! * [`private_socket`]: a Unix socket that only its owner may connect to.
 //! * [`regular`]: opens regular files only.
+//! * [`rtc`]: interrupts of the hardware clock.
 //! * [`seccomp`]: system call filters.
 //! * [`spawn`]: starts a program in its own session.
 //! * [`tap`]: creates TAP devices.
@@ -47,6 +48,7 @@ pub mod ownership;
 pub mod pagemap;
 pub mod private_socket;
 pub mod regular;
+pub mod rtc;
 pub mod seccomp;
 pub mod spawn;
 pub mod tap;

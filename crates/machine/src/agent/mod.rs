@@ -1,12 +1,14 @@
 //! `jiffy-machine-agent`: runs inside the machine, reports readiness, runs programs for
 //! the host (`jiffy machine shell`, the test harness), and powers off.
 //!
+//! * [`heartbeat`]: interrupts idle CPUs.
 //! * [`ready`]: pushes readiness to the host.
 //! * [`serve`]: connections and requests.
 //! * [`exec`]: runs one program with its streams.
 //! * [`power`]: shuts the machine down.
 
 pub mod exec;
+pub mod heartbeat;
 pub mod power;
 pub mod ready;
 pub mod serve;

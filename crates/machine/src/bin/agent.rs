@@ -2,7 +2,7 @@
 
 use anyhow::Context;
 use clap::Parser;
-use jiffy_machine::agent::{self, ready, serve};
+use jiffy_machine::agent::{self, heartbeat, ready, serve};
 use jiffy_machine::protocol::{AGENT_PORT, GUEST, Ready, TOKEN_PATH};
 use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
@@ -19,6 +19,9 @@ struct Options {
     /// Report readiness only if this is a mount point
     #[arg(long)]
     mount: Option<PathBuf>,
+    /// Interrupt each CPU once a second, because the emulator loses interrupts
+    #[arg(long)]
+    heartbeat: bool,
 }
 
 fn main() -> anyhow::Result<()> {
@@ -28,6 +31,13 @@ fn main() -> anyhow::Result<()> {
         .with_context(|| format!("reading the token from {}", options.token_file.display()))?;
     let listener = TcpListener::bind((GUEST, AGENT_PORT))
         .with_context(|| format!("listening on {GUEST}:{AGENT_PORT}"))?;
+    if options.heartbeat {
+        std::thread::spawn(|| {
+            if let Err(error) = heartbeat::run() {
+                eprintln!("jiffy-machine-agent: no heartbeat by the hardware clock: {error}");
+            }
+        });
+    }
     std::thread::spawn(move || {
         if let Err(error) = report(&options) {
             eprintln!("jiffy-machine-agent: {error:#}");

@@ -15,19 +15,15 @@ use jiffy_machine::protocol::Ready;
 use jiffy_machine::qemu::Setup;
 use jiffy_machine::{Accelerator, disk};
 use std::io::Write;
-use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::Child;
-use std::sync::mpsc::{self, RecvTimeoutError};
-use std::sync::{Mutex, OnceLock};
+use std::sync::{Mutex, OnceLock, mpsc};
 use std::time::{Duration, Instant};
 
 /// Time limit of a boot on a busy host.
 const BOOT_LIMIT: Duration = Duration::from_secs(600);
 /// Machines that the tests of a process may share. Each keeps one core busy.
 pub const MOST_SHARED: usize = 2;
-/// Interval of the connections that wake up a machine.
-const WAKING: Duration = Duration::from_secs(10);
 /// Prefix of the laboratory's folders in the temporary folder.
 pub(crate) const PREFIX: &str = "jiffy-lab-";
 
@@ -95,23 +91,8 @@ pub struct Lab {
     console: PathBuf,
     boot: Duration,
     ready_after: Duration,
-    /// Dropping it ends the thread that wakes up the machine.
-    _waking: Option<mpsc::Sender<()>>,
     _keeper: Keeper,
     _folder: tempfile::TempDir,
-}
-
-/// Connects to the machine periodically. Rarely QEMU's TCG loses a timer interrupt, and an idle
-/// machine then sleeps until another event wakes it up; fourteen minutes were seen, with a runnable
-/// process.
-fn wake_now_and_then(agent: SocketAddr) -> mpsc::Sender<()> {
-    let (end, ended) = mpsc::channel::<()>();
-    std::thread::spawn(move || {
-        while ended.recv_timeout(WAKING) == Err(RecvTimeoutError::Timeout) {
-            let _ = TcpStream::connect_timeout(&agent, WAKING);
-        }
-    });
-    end
 }
 
 impl Lab {
@@ -147,6 +128,8 @@ impl Lab {
             node: options.node,
             intel: false,
             debugfs: true,
+            // On the instruction clock, the thread that executes the CPU raises the timer's interrupts.
+            heartbeat: options.accelerator == Accelerator::Tcg,
         });
         let begin = Instant::now();
         let (keeper, mut child) = Keeper::start(setup.clone(), config, token.clone())?;
@@ -169,13 +152,8 @@ impl Lab {
             tail(&setup.console)
         );
         let agent = instance::agent(&setup, &token)?;
-        let waking = match options.accelerator {
-            Accelerator::Tcg => Some(wake_now_and_then(agent.address)),
-            _ => None,
-        };
         Ok(Lab {
             agent,
-            _waking: waking,
             console: setup.console,
             boot: begin.elapsed(),
             ready_after,

@@ -1,8 +1,8 @@
 //! Tests of the machine.
 
-use crate::support::{jiffy, turn};
+use crate::support::{PATIENCE, jiffy, turn};
 use jiffy_testkit::{Lab, LabOptions};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 fn boot(options: LabOptions) -> Lab {
     Lab::boot(options).unwrap_or_else(|error| panic!("{error:#}"))
@@ -43,6 +43,31 @@ fn on_the_instruction_clock_boot_and_doctor_cost_what_they_did() {
         .collect();
     let each = (times[1] - times[0]) / 8.0;
     assert!((0.001..0.05).contains(&each), "{each} s each");
+}
+
+/// QEMU loses timer interrupts; this one ends a wait without an end.
+#[test]
+fn the_hardware_clock_interrupts_once_a_second() {
+    let jiffy = jiffy();
+    let interrupts = || -> u64 {
+        let counted = jiffy.sh(
+            "awk '/rtc/ { for (field = 2; $field ~ /^[0-9]+$/; field++) sum += $field } \
+             END { print sum + 0 }' /proc/interrupts",
+        );
+        counted.parse().expect("a number")
+    };
+    let (before, began) = (interrupts(), Instant::now());
+    let until = began + PATIENCE;
+    while interrupts() < before + 3 {
+        assert!(
+            Instant::now() < until,
+            "no interrupts of the hardware clock"
+        );
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    // Not more often either: each costs an idle machine a wake-up.
+    let most = before + began.elapsed().as_secs() + 2;
+    assert!(interrupts() <= most);
 }
 
 #[test]
