@@ -1,7 +1,7 @@
 //! Routes of networks and network policies.
 
 use crate::failure::{Result, no_content};
-use crate::parts::json;
+use crate::parts::{blocking, json};
 use axum::Json;
 use axum::body::Body;
 use axum::extract::{Path, State};
@@ -24,11 +24,12 @@ pub(super) async fn inspect(
 }
 
 pub(super) async fn create(State(node): Shared, Path(name): Path<String>) -> Result<Json<Network>> {
-    Ok(Json(node.create_network(&name)?))
+    let made = blocking(move || node.create_network(&name)).await?;
+    Ok(Json(made))
 }
 
 pub(super) async fn remove(State(node): Shared, Path(name): Path<String>) -> Result<Response> {
-    node.remove_network(&name)?;
+    blocking(move || node.remove_network(&name)).await?;
     Ok(no_content())
 }
 

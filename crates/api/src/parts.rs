@@ -36,6 +36,15 @@ const MAX_UPLOADS: usize = 16;
 static UPLOADS: LazyLock<Arc<Places>> =
     LazyLock::new(|| Places::new("uploads under way", MAX_UPLOADS));
 
+/// Does work that waits for files or the kernel, without a thread that others need.
+pub async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    tokio::task::spawn_blocking(work)
+        .await
+        .unwrap_or_else(|error| Err(Error::internal(format!("A task was cut short: {error}."))))
+}
+
 /// The JSON body of a request; an empty one is `{}`.
 pub async fn json<T: DeserializeOwned>(body: Body) -> Result<T> {
     let bytes = timeout(JSON_TIME, Limited::new(body, MAX_JSON).collect())

@@ -2,7 +2,7 @@
 
 use crate::failure::Result;
 use crate::failure::no_content;
-use crate::parts::{json, query};
+use crate::parts::{blocking, json, query};
 use axum::Json;
 use axum::body::Body;
 use axum::extract::{Path, State};
@@ -70,14 +70,16 @@ pub(super) struct ListQuery {
 
 pub(super) async fn list(State(node): Shared, uri: Uri) -> Result<Json<Vec<Snapshot>>> {
     let ListQuery { all } = query(&uri)?;
-    Ok(Json(node.list_snapshots(all)?))
+    let list = blocking(move || node.list_snapshots(all)).await?;
+    Ok(Json(list))
 }
 
 pub(super) async fn inspect(
     State(node): Shared,
     Path(name): Path<String>,
 ) -> Result<Json<Snapshot>> {
-    Ok(Json(node.inspect_snapshot(&name)?))
+    let found = blocking(move || node.inspect_snapshot(&name)).await?;
+    Ok(Json(found))
 }
 
 pub(super) async fn remove(State(node): Shared, Path(name): Path<String>) -> Result<Response> {

@@ -2,13 +2,12 @@
 
 use crate::failure::no_content;
 use crate::failure::{Failure, Result};
-use crate::parts::{blocking_body, json};
+use crate::parts::{blocking, blocking_body, json};
 use crate::places::Place;
 use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::response::Response;
 use axum::{Extension, Json};
-use jiffy_content::error::{self, Error};
 use jiffy_node::Node;
 use jiffy_wire::api::{KernelInfo, MakeVolume, ResizeVolume, ResizedVolume, Volume};
 use std::sync::Arc;
@@ -75,12 +74,4 @@ pub(super) async fn remove_volume(
 ) -> Result<Response> {
     node.remove_volume(&name).await?;
     Ok(no_content())
-}
-
-async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> error::Result<T> + Send + 'static,
-) -> error::Result<T> {
-    tokio::task::spawn_blocking(work)
-        .await
-        .unwrap_or_else(|error| Err(Error::internal(format!("A task was cut short: {error}."))))
 }

@@ -5,6 +5,7 @@ mod support;
 use jiffy_wire::agent::Stream;
 use jiffy_wire::api::{ErrorKind, LogChunk};
 use jiffy_wire::frame::to_vec;
+use jiffy_wire::text::list;
 use std::io::{Read, Write};
 use std::process::Stdio;
 use support::{FakeNode, Peer, VM_ID, install, jiffy_in, stderr, stdout, vm};
@@ -44,6 +45,36 @@ fn ps_lists_vms() {
             "GET /v1/vms?all=false",
             "GET /v1/vms?all=false"
         ]
+    );
+}
+
+#[test]
+fn ps_explains_what_is_wrong() {
+    let node = FakeNode::new(|request, peer| {
+        let mut damaged = vm();
+        damaged.error = Some("The record of the VM web can't be read.".into());
+        let mut failed = vm();
+        failed.state = jiffy_wire::api::VmState::Exited;
+        failed.error = Some("It failed a week ago.".into());
+        let vms = [damaged, failed];
+        let wants_text = |(name, value): &(String, String)| {
+            name.eq_ignore_ascii_case("accept") && value == list::MEDIA_TYPE
+        };
+        if !request.headers.iter().any(wants_text) {
+            return peer.json(200, &vms);
+        }
+        let text = list::List::of(&vms, 1000).text();
+        let (kind, length) = (list::MEDIA_TYPE, text.len());
+        let head =
+            format!("HTTP/1.1 200 X\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\n\r\n");
+        peer.raw(&[head.as_bytes(), text.as_bytes()].concat());
+    });
+    let output = node.jiffy().args(["ps", "-a"]).output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(stdout(&output).contains("(error)"), "{}", stdout(&output));
+    assert_eq!(
+        stderr(&output),
+        "jiffy: The record of the VM web can't be read.\n"
     );
 }
 
@@ -631,6 +662,7 @@ fn what_may_be_repeated_is_when_the_node_comes_back() {
         (&["inspect", "web"], "GET /v1/vms/web"),
         (&["stop", "web"], "POST /v1/vms/web/stop"),
         (&["wake", "web"], "POST /v1/vms/web/wake"),
+        (&["kill", "web"], "POST /v1/vms/web/kill"),
         (&["rm", "web"], "DELETE /v1/vms/web?force=false"),
     ] {
         let node = restarted(2);
@@ -648,6 +680,7 @@ fn a_lost_request_that_may_not_be_repeated_may_have_been_started() {
         &["run", "-d", "--", "true"][..],
         &["create", "--name", "web"],
         &["exec", "web", "--", "true"],
+        &["kill", "--signal", "HUP", "web"],
         &["fork", "web"],
         &["snapshot", "create", "web", "one"],
     ] {

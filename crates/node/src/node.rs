@@ -40,6 +40,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Notify, RwLock};
+use tokio::task::block_in_place;
 use tokio::time::timeout;
 use tracing::{info, warn};
 
@@ -539,7 +540,7 @@ impl Node {
         }
         if image.is_some() {
             // Last, after everything that is slow: other VMs can use the new volumes at once.
-            self.volumes.provide(&vm.spec.disks)?;
+            block_in_place(|| self.volumes.provide(&vm.spec.disks))?;
         }
         Ok(())
     }

@@ -369,6 +369,11 @@ fn spawn_error(program: &Path, error: &io::Error) -> Error {
         io::ErrorKind::OutOfMemory => {
             Error::no_room("The host has no memory left to start another VMM.")
         }
+        io::ErrorKind::WouldBlock => {
+            Error::no_room("The host lets jiffyd start no further process for a VMM.").hint(
+                "End VMs, or raise the limit (`ulimit -u`, TasksMax= in jiffyd's unit, pids.max of its cgroup).",
+            )
+        }
         _ => Error::internal(format!(
             "The VMM {} can't be started: {error}.",
             program.display()

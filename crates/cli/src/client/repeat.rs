@@ -29,6 +29,8 @@ impl Repeat {
         let path = request.uri().path();
         let may_be = match *request.method() {
             Method::GET | Method::DELETE => true,
+            // A signal may have an effect each time; without one, `kill` ends the VM.
+            Method::POST if path.ends_with("/kill") => request.uri().query().is_none(),
             Method::POST => IDEMPOTENT.iter().any(|end| path.ends_with(end)),
             _ => false,
         };

@@ -4,9 +4,9 @@ use super::Context;
 use super::context::{each, show, show_json};
 use crate::args::{Inspect, Kill, ListFormat, Ps, Rm, Start, Stop, Wait};
 use crate::client::vm_path;
-use crate::failure::{Failure, Outcome, Result};
+use crate::failure::{Failure, Outcome, Result, report_all};
 use crate::render::now;
-use jiffy_wire::api::Vm;
+use jiffy_wire::api::{Vm, VmState};
 use jiffy_wire::text::list::{self, List};
 
 /// `jiffy ps`
@@ -22,12 +22,28 @@ pub async fn ps(context: &Context, ps: Ps) -> Result<Outcome> {
     } else {
         let answer = client.get_as(list::MEDIA_TYPE, &path).await?;
         match answer.text(list::MEDIA_TYPE) {
-            Some(text) => show(text)?,
+            Some(text) => {
+                show(text)?;
+                // The list has no room for sentences. Few VMs have one, so they are asked for then.
+                if text.contains(list::ERROR) {
+                    explain(&client.get::<Vec<Vm>>(&path).await?);
+                }
+            }
             // Nodes of version 0.1 have JSON only.
-            None => show(&List::of(&newest_first(answer.json()?), now()).text())?,
+            None => {
+                let vms = newest_first(answer.json()?);
+                show(&List::of(&vms, now()).text())?;
+                explain(&vms);
+            }
         }
     }
     Ok(Outcome::Done)
+}
+
+/// Reports what is wrong with VMs that have not ended.
+fn explain(vms: &[Vm]) {
+    let lasting = vms.iter().filter(|vm| vm.state != VmState::Exited);
+    report_all(lasting.filter_map(|vm| vm.error.as_deref()));
 }
 
 /// The node's list begins with the oldest.

@@ -201,6 +201,16 @@ fn a_node_without_descriptors_refuses_vms_and_serves_all_else() {
     };
     assert!(error.message.contains("files"), "{}", error.message);
     assert!(!started.is_empty());
+    // Many at once are refused before any of them is made.
+    let many = daemon.post("/v1/vms/vm0/fork", br#"{"count": 50}"#);
+    let error = many.error(ErrorKind::NoRoom);
+    assert!(
+        error.message.contains("50 further VMs"),
+        "{}",
+        error.message
+    );
+    let all: Vec<Vm> = daemon.get("/v1/vms?all=true").json();
+    assert_eq!(all.len(), started.len() + 1);
     // What runs answers, and room can be made.
     for name in &started {
         assert_eq!(daemon.get(&format!("/v1/vms/{name}/stat")).status, 200);

@@ -12,7 +12,7 @@ use jiffy_content::room::memory::{Amount, Reserved};
 use jiffy_content::snapshots::captured::Captured;
 use jiffy_content::snapshots::draft::clone_volumes;
 use jiffy_vmhost::handle::{Command, VmHandle};
-use jiffy_vmhost::launch::{Beginning, Handle, Plan, Restoring, SavedRam};
+use jiffy_vmhost::launch::{Beginning, Handle, Plan, Restoring, SavedRam, check_descriptors_for};
 use jiffy_wire::api::{ForkVm, Forked, Origin, Vm};
 use jiffy_wire::timeline::{Track, names as spans};
 use std::path::PathBuf;
@@ -32,6 +32,8 @@ impl Node {
         let names = names_of(&wanted)?;
         let _one = vm.operate().await;
         self.capturable(&vm).await?;
+        // Before the parent is paused: what can't be had for the last child ends all others.
+        check_descriptors_for(names.len() as u64)?;
         let root = self.root_of(&vm).await?;
         // The parent may be removed before the children's records name it.
         let _root = self.images.hold(&root);

@@ -24,7 +24,6 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
-use tokio::task::block_in_place;
 use tokio::time::{Instant, sleep};
 use tracing::{debug, info, warn};
 
@@ -54,7 +53,7 @@ pub(super) struct FallsAsleep<'a> {
 impl Drop for FallsAsleep<'_> {
     fn drop(&mut self) {
         if !self.sleeps {
-            block_in_place(|| self.network.lead_to(&self.vm.id));
+            self.network.lead_to(&self.vm.id);
         }
     }
 }
@@ -77,7 +76,7 @@ impl Node {
     ) -> FallsAsleep<'a> {
         let marked = vm.fall_asleep(one);
         let network = &self.host.network;
-        block_in_place(|| network.answer_for(&vm.id));
+        network.answer_for(&vm.id);
         FallsAsleep {
             network,
             vm,

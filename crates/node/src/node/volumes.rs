@@ -5,6 +5,7 @@ use jiffy_content::error::{Error, Result};
 use jiffy_vmhost::handle::VmHandle;
 use jiffy_wire::api::{MakeVolume, ResizedVolume, VmState, Volume};
 use std::sync::Arc;
+use tokio::task::block_in_place;
 
 impl Node {
     /// All volumes, with the VMs they belong to.
@@ -96,7 +97,8 @@ impl Node {
         let uses = |vm: &VmHandle| uses_volume(vm, name);
         self.wait_for_leaving(uses).await;
         match self.registry.any(uses) {
-            None => self.volumes.remove(name),
+            // Freeing the blocks of a large file takes seconds.
+            None => block_in_place(|| self.volumes.remove(name)),
             Some(vm) => Err(Error::conflict(format!(
                 "The volume {name} belongs to the VM {}.",
                 vm.name

@@ -16,6 +16,6 @@ mod standby;
 
 pub use config::{command_line, volume_disk};
 pub use plan::{Beginning, Handle, Plan, Restoring, SavedRam};
-pub use spawn::{hold, spawn};
+pub use spawn::{check_descriptors_for, hold, spawn};
 pub use spawned::Spawned;
 pub use standby::Standby;

@@ -34,6 +34,9 @@ use tracing::debug;
 /// Descriptors that the daemon keeps for itself: for requests, disks, and work that frees
 /// resources.
 const KEPT_DESCRIPTORS: u64 = 128;
+/// Most descriptors that the daemon has open for a VM that runs, without clients: its process,
+/// events, socket and connection of its guest, log, link.
+const DESCRIPTORS_OF_A_VM: u64 = 7;
 /// The nice value of VMs of background work.
 const LOW_PRIORITY: i32 = 19;
 
@@ -182,7 +185,7 @@ fn spawn_process(
         .map_or_else(|| identity.as_ref().map(Identity::id), |spare| spare.user());
     let (events, their_end) =
         Events::new().map_err(|error| Error::io("make a pipe for the VMM", &folder, &error))?;
-    check_descriptors(their_end.as_fd())?;
+    check_descriptors(their_end.as_fd(), 0)?;
     let mut descriptors = Descriptors::new(launcher, their_end);
     let config = write_config(paths, record, plan, gate_time, hold, &mut descriptors)?;
     // After that, because a new pager reads there which VMs have a disk.
@@ -226,13 +229,25 @@ fn spawn_process(
     })
 }
 
-/// Refuses one more VM before the daemon lacks the descriptors it needs to end others.
-fn check_descriptors(newest: BorrowedFd<'_>) -> Result<()> {
-    let Some(limit) = jiffy_sys::descriptors::are_short(newest, KEPT_DESCRIPTORS) else {
+/// Refuses so many VMs if the daemon can't open the files that it needs for them.
+pub fn check_descriptors_for(vms: u64) -> Result<()> {
+    let newest = File::open("/dev/null")
+        .map_err(|error| Error::internal(format!("No file can be opened: {error}.")))?;
+    check_descriptors(newest.as_fd(), vms)
+}
+
+/// Refuses so many more VMs before the daemon lacks the descriptors it needs to end others.
+fn check_descriptors(newest: BorrowedFd<'_>, more: u64) -> Result<()> {
+    let needed = KEPT_DESCRIPTORS + more * DESCRIPTORS_OF_A_VM;
+    let Some(limit) = jiffy_sys::descriptors::are_short(newest, needed) else {
         return Ok(());
     };
+    let refused = match more {
+        0 => "no further VM can be started".to_owned(),
+        more => format!("{more} further VMs can't be started"),
+    };
     Err(Error::no_room(format!(
-        "The node may open {limit} files, and its VMs have nearly all of them: no further VM can be started."
+        "The node may open {limit} files, and its VMs have nearly all of them: {refused}."
     ))
     .hint("End VMs, or start jiffyd with a higher limit (`ulimit -n`, LimitNOFILE= in its unit)."))
 }

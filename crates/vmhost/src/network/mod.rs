@@ -50,6 +50,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use tokio::sync::Notify;
 use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::task::block_in_place;
 use tracing::warn;
 
 /// The network of VMs that ask for no other one. VMs on it can't reach each other.
@@ -249,7 +250,7 @@ impl Network {
     /// ([`Network::callers`]).
     pub fn answer_for(&self, id: &str) {
         if let (State::On(on), Ok(vm)) = (&self.0, id_from(id)) {
-            on.answer_for(&mut on.lock(), vm);
+            block_in_place(|| on.answer_for(&mut on.lock(), vm));
         }
     }
 
@@ -258,13 +259,15 @@ impl Network {
         let (State::On(on), Ok(vm)) = (&self.0, id_from(id)) else {
             return;
         };
-        let mut inner = on.lock();
-        if inner.held.contains_key(&vm)
-            && let Err(error) = inner.host.set_asleep(vm, false)
-        {
-            let error = causes::sentence(&error);
-            warn!(%vm, error, "connections to a VM go through this process");
-        }
+        block_in_place(|| {
+            let mut inner = on.lock();
+            if inner.held.contains_key(&vm)
+                && let Err(error) = inner.host.set_asleep(vm, false)
+            {
+                let error = causes::sentence(&error);
+                warn!(%vm, error, "connections to a VM go through this process");
+            }
+        });
     }
 
     /// Connections to ports of VMs that sleep, once.
@@ -279,7 +282,7 @@ impl Network {
         let (State::On(on), Some(v4), Ok(vm)) = (&self.0, v4_of(record), id_of(record)) else {
             return;
         };
-        let kept = spec_of(record, v4, on.everywhere).and_then(|spec| {
+        let keep = |spec: GuestSpec| -> Result<()> {
             let mut inner = on.lock();
             if !inner.kept.contains_key(&vm) {
                 // Its descriptors were held by an earlier daemon.
@@ -294,8 +297,9 @@ impl Network {
             }
             on.answer_for(&mut inner, vm);
             Ok(())
-        });
-        if let Err(error) = kept {
+        };
+        let spec = spec_of(record, v4, on.everywhere);
+        if let Err(error) = spec.and_then(|spec| block_in_place(|| keep(spec))) {
             warn!(vm = %record.name, %error, "a hibernated VM has no network until it wakes");
         }
     }
@@ -303,7 +307,8 @@ impl Network {
     /// Traffic counters of a VM's link.
     pub fn counters(&self, id: &str) -> Option<NetworkCounters> {
         let State::On(on) = &self.0 else { return None };
-        let (traffic, stopped) = on.lock().host.counters(VmId::parse(id).ok()?).ok()?;
+        let vm = VmId::parse(id).ok()?;
+        let (traffic, stopped) = block_in_place(|| on.lock().host.counters(vm)).ok()?;
         Some(NetworkCounters {
             sent_packets: traffic.sent_packets,
             sent_bytes: traffic.sent_bytes,

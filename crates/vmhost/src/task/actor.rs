@@ -319,13 +319,17 @@ impl Actor {
 
     fn try_start(&mut self, mut plan: Plan) -> Result<()> {
         let folder = self.folder();
-        let log = match self.record.started {
-            None => Writer::create(&folder),
-            Some(_) => Writer::open_anew(&folder),
-        };
-        let (log, log_start) = log
-            .and_then(|mut log| log.begin().map(|start| (log, start)))
-            .map_err(|error| Error::io("write the command's log", &folder, &error))?;
+        let was_started = self.record.started.is_some();
+        // An earlier log is read to its end.
+        let opened = block_in_place(|| {
+            let mut log = match was_started {
+                false => Writer::create(&folder),
+                true => Writer::open_anew(&folder),
+            }?;
+            log.begin().map(|start| (log, start))
+        });
+        let (log, log_start) =
+            opened.map_err(|error| Error::io("write the command's log", &folder, &error))?;
         let spawned = self.spawn(&mut plan)?;
         let record = &mut self.record;
         record.started = Some(unix_seconds());
@@ -566,7 +570,7 @@ impl Actor {
             self.host.goldens.drop_bad(&golden);
         }
         self.phase = Phase::Idle;
-        let booted = Writer::open(&folder)
+        let booted = block_in_place(|| Writer::open(&folder))
             .map_err(|error| Error::io("write the command's log", &folder, &error))
             .and_then(|log| Ok((self.spawn(&mut fallback)?, log)));
         match booted {

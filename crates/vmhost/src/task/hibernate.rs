@@ -30,6 +30,7 @@ use jiffy_wire::api::VmState;
 use jiffy_wire::vmm::ControlRequest;
 use std::fs;
 use tokio::sync::oneshot;
+use tokio::task::block_in_place;
 use tracing::{info, warn};
 
 impl Actor {
@@ -217,9 +218,11 @@ impl Actor {
         }
         let folder = self.folder();
         // The guest counts its output from 0 again; clients continue reading.
-        let log = Writer::open_anew(&folder)
-            .and_then(|mut log| log.begin().map(|_| log))
-            .map_err(|error| Error::io("write the command's log", &folder, &error))?;
+        let opened = block_in_place(|| {
+            let mut log = Writer::open_anew(&folder)?;
+            log.begin().map(|_| log)
+        });
+        let log = opened.map_err(|error| Error::io("write the command's log", &folder, &error))?;
         Ok((self.spawn(plan)?, log))
     }
 

@@ -10,6 +10,9 @@ use crate::api::{Origin, Vm, VmState};
 /// Media type in `Accept` for this list instead of JSON.
 pub const MEDIA_TYPE: &str = "text/plain";
 
+/// What the status of a VM ends with that has not ended, and with which something is wrong.
+pub const ERROR: &str = " (error)";
+
 /// A list to which VMs are added.
 pub struct List {
     table: Table<10>,
@@ -155,7 +158,7 @@ fn push_status(cell: &mut String, vm: &Vm, now: u64) {
     }
     // The status of an exited VM contains the error already.
     if vm.error.is_some() && vm.state != VmState::Exited {
-        cell.push_str(" (error)");
+        cell.push_str(ERROR);
     }
 }
 
