@@ -10,9 +10,11 @@
 //! * `parts`: bodies, queries and upgrades.
 //! * [`serve`], `places`: sockets, connections, and their limits.
 //! * [`auth`]: the bearer token.
+//! * `begun`: which requests were begun.
 //! * `failure`: errors as responses.
 
 pub mod auth;
+mod begun;
 mod failure;
 mod images;
 mod networks;
@@ -26,5 +28,3 @@ mod streams;
 #[cfg(feature = "testing")]
 pub mod testing;
 mod vms;
-
-pub use routes::router;

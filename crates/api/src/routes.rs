@@ -1,23 +1,25 @@
 //! The routing table.
 
+use crate::begun::Begun;
 use crate::failure::{Failure, Result, no_content};
 use crate::{images, networks, snapshots, store, streams, vms};
 use axum::Router;
-use axum::extract::State;
+use axum::extract::{Path, State};
 use axum::http::{Method, Uri};
 use axum::routing::{get, post, put};
-use axum::{Json, response::Response};
+use axum::{Extension, Json, response::Response};
 use jiffy_content::error::Error;
 use jiffy_node::Node;
-use jiffy_wire::api::NodeInfo;
+use jiffy_wire::api::{NodeInfo, RequestState};
 use jiffy_wire::cpu::Profile;
 use std::sync::Arc;
 
 /// All routes.
-pub fn router(node: Arc<Node>) -> Router {
+pub fn router(node: Arc<Node>, begun: Arc<Begun>) -> Router {
     Router::new()
         .route("/v1/info", get(info))
         .route("/v1/cpu", get(processor))
+        .route("/v1/requests/{id}", get(request))
         .route("/v1/shutdown", post(shutdown))
         .route("/v1/run", post(streams::run))
         .route("/v1/vms", get(vms::list).post(vms::create))
@@ -81,6 +83,7 @@ pub fn router(node: Arc<Node>) -> Router {
         )
         .fallback(unknown)
         .method_not_allowed_fallback(unknown)
+        .layer(Extension(begun))
         .with_state(node)
 }
 
@@ -90,6 +93,14 @@ async fn info(State(node): State<Arc<Node>>) -> Json<NodeInfo> {
 
 async fn processor(State(node): State<Arc<Node>>) -> Result<Json<Profile>> {
     Ok(Json(node.processor().await?))
+}
+
+async fn request(
+    Extension(begun): Extension<Arc<Begun>>,
+    Path(id): Path<String>,
+) -> Result<Json<RequestState>> {
+    let state = |begun| RequestState { begun };
+    Ok(Json(state(begun.has(&id)?)))
 }
 
 async fn shutdown(State(node): State<Arc<Node>>) -> Response {

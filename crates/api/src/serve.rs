@@ -1,6 +1,7 @@
 //! Sockets and their connections.
 
 use crate::auth::Token;
+use crate::begun::Begun;
 use crate::failure::Failure;
 use axum::Router;
 use axum::extract::Request;
@@ -97,7 +98,7 @@ impl Listeners {
     }
 
     /// Serves until `end` resolves, then lets requests in progress finish.
-    pub async fn serve(self, router: Router, end: impl Future<Output = ()>) {
+    async fn serve(self, router: Router, begun: Arc<Begun>, end: impl Future<Output = ()>) {
         let (closing, closing_seen) = watch::channel(false);
         // Every connection holds a sender, so the channel closes when all connections are gone.
         let (open, mut all_closed) = mpsc::channel::<()>(1);
@@ -120,6 +121,7 @@ impl Listeners {
             };
             Some(Connection {
                 router: router.clone(),
+                begun: Arc::clone(&begun),
                 token,
                 closing: closing_seen.clone(),
                 _open: open.clone(),
@@ -204,6 +206,7 @@ async fn accept_failed(error: &std::io::Error) {
 /// One client's connection.
 struct Connection {
     router: Router,
+    begun: Arc<Begun>,
     token: Option<Token>,
     closing: watch::Receiver<bool>,
     _open: mpsc::Sender<()>,
@@ -226,6 +229,7 @@ impl Connection {
     async fn serve(mut self, stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static) {
         let router = TowerToHyperService::new(self.router.clone());
         let token = self.token.clone();
+        let begun = Arc::clone(&self.begun);
         let header_time = match &self.purpose {
             Purpose::Requests(_) => HEADER_TIME,
             Purpose::Refusal { .. } => REFUSED_HEADER_TIME,
@@ -239,6 +243,10 @@ impl Connection {
             let allowed = allowed.and_then(|()| match &purpose {
                 Purpose::Requests(place) => Ok(Arc::clone(place)),
                 Purpose::Refusal { why, .. } => Err(why.clone()),
+            });
+            let allowed = allowed.and_then(|place| {
+                begun.note(request.headers())?;
+                Ok(place)
             });
             let answer = allowed.map(|place| {
                 request.extensions_mut().insert(place);
@@ -272,14 +280,21 @@ impl Connection {
     }
 }
 
-/// Serves a node until it is asked to end.
-pub async fn serve(listeners: Listeners, node: Arc<Node>, end: impl Future<Output = ()>) {
-    let router = crate::routes::router(Arc::clone(&node));
+/// Serves a node until it is asked to end. The file `requests` has the ids of requests that were
+/// begun.
+pub async fn serve(
+    listeners: Listeners,
+    node: Arc<Node>,
+    requests: &Path,
+    end: impl Future<Output = ()>,
+) {
+    let begun = Arc::new(Begun::open(requests));
+    let router = crate::routes::router(Arc::clone(&node), Arc::clone(&begun));
     let either = async {
         tokio::select! {
             () = end => {}
             () = node.shutdown.notified() => {}
         }
     };
-    listeners.serve(router, either).await;
+    listeners.serve(router, begun, either).await;
 }

@@ -3,12 +3,13 @@
 mod support;
 
 use jiffy_wire::agent::Stream;
-use jiffy_wire::api::{ErrorKind, LogChunk};
+use jiffy_wire::api::{ErrorKind, LogChunk, REQUEST_HEADER, RequestState};
 use jiffy_wire::frame::to_vec;
 use jiffy_wire::text::list;
 use std::io::{Read, Write};
 use std::process::Stdio;
-use support::{FakeNode, Peer, VM_ID, install, jiffy_in, stderr, stdout, vm};
+use std::sync::atomic::{AtomicBool, Ordering};
+use support::{FakeNode, Peer, Request, VM_ID, install, jiffy_in, stderr, stdout, vm};
 
 #[test]
 fn ps_lists_vms() {
@@ -74,7 +75,7 @@ fn ps_explains_what_is_wrong() {
     assert!(stdout(&output).contains("(error)"), "{}", stdout(&output));
     assert_eq!(
         stderr(&output),
-        "jiffy: The record of the VM web can't be read.\n"
+        "jiffy: The record of the VM web can't be read\n"
     );
 }
 
@@ -674,26 +675,80 @@ fn what_may_be_repeated_is_when_the_node_comes_back() {
     }
 }
 
+/// Requests that must not be done twice.
+const ONCE: [&[&str]; 6] = [
+    &["run", "-d", "--", "true"],
+    &["create", "--name", "web"],
+    &["exec", "web", "--", "true"],
+    &["kill", "--signal", "HUP", "web"],
+    &["fork", "web"],
+    &["snapshot", "create", "web", "one"],
+];
+
+/// A node that closes the connection without an answer for the first request, and then says this
+/// about it.
+fn asked(state: impl Fn(&mut Peer) + Send + Sync + 'static) -> FakeNode {
+    let lost = AtomicBool::new(false);
+    FakeNode::new(move |request, peer| {
+        if request.line.starts_with("GET /v1/requests/") {
+            return state(peer);
+        }
+        if lost.swap(true, Ordering::Relaxed) {
+            peer.error(ErrorKind::Conflict, "It came again.", None);
+        }
+    })
+}
+
+fn id_of(request: &Request) -> &str {
+    let is_id = |(name, _): &&(String, String)| name.eq_ignore_ascii_case(REQUEST_HEADER);
+    let (_, id) = request.headers.iter().find(is_id).expect("it has an id");
+    id
+}
+
 #[test]
-fn a_lost_request_that_may_not_be_repeated_may_have_been_started() {
-    for arguments in [
-        &["run", "-d", "--", "true"][..],
-        &["create", "--name", "web"],
-        &["exec", "web", "--", "true"],
-        &["kill", "--signal", "HUP", "web"],
-        &["fork", "web"],
-        &["snapshot", "create", "web", "one"],
+fn a_lost_request_that_was_begun_is_not_repeated() {
+    for (begun, said) in [
+        (Some(true), "it had begun the request"),
+        (None, "may have been started"),
     ] {
-        let node = restarted(1);
-        let output = node.jiffy().args(arguments).output().unwrap();
-        assert!(!output.status.success());
-        let said = stderr(&output);
-        assert!(
-            said.contains("may have been started"),
-            "{arguments:?}: {said}"
-        );
-        assert_eq!(node.lines().len(), 1, "{arguments:?}");
+        for arguments in ONCE {
+            let node = asked(move |peer| peer.json(200, &RequestState { begun }));
+            let output = node.jiffy().args(arguments).output().unwrap();
+            assert_eq!(output.status.code(), Some(125));
+            assert!(stderr(&output).contains(said), "{}", stderr(&output));
+            let [first, asked] = &node.requests()[..] else {
+                panic!("{arguments:?}: {:?}", node.lines());
+            };
+            assert_eq!(asked.line, format!("GET /v1/requests/{}", id_of(first)));
+        }
     }
+}
+
+#[test]
+fn a_lost_request_that_was_not_begun_is_sent_again() {
+    for arguments in ONCE {
+        let begun = Some(false);
+        let node = asked(move |peer| peer.json(200, &RequestState { begun }));
+        let output = node.jiffy().args(arguments).output().unwrap();
+        assert!(stderr(&output).contains("It came again"), "{arguments:?}");
+        let [first, _, again] = &node.requests()[..] else {
+            panic!("{arguments:?}: {:?}", node.lines());
+        };
+        assert_eq!((&first.line, &first.body), (&again.line, &again.body));
+        assert_eq!(id_of(first), id_of(again));
+    }
+}
+
+#[test]
+fn a_node_of_an_earlier_version_knows_no_requests() {
+    let node = asked(|peer| peer.error(ErrorKind::NotFound, "The API has no such path.", None));
+    let output = node.jiffy().args(ONCE[0]).output().unwrap();
+    assert!(
+        stderr(&output).contains("may have been started"),
+        "{}",
+        stderr(&output)
+    );
+    assert_eq!(node.lines().len(), 2);
 }
 
 #[test]

@@ -154,6 +154,11 @@ impl Paths {
         self.data.join("golden")
     }
 
+    /// Ids of requests that were begun.
+    pub fn requests(&self) -> PathBuf {
+        self.run.join("requests")
+    }
+
     /// Where the pager takes commands.
     pub fn pager_socket(&self) -> PathBuf {
         self.run.join("pager.sock")

@@ -88,7 +88,7 @@ async fn run(options: Options) -> anyhow::Result<()> {
             _ = interrupt.recv() => {}
         }
     };
-    serve::serve(listeners, Arc::clone(&node), end).await;
+    serve::serve(listeners, Arc::clone(&node), &paths.requests(), end).await;
     if let Some(proxy) = proxy {
         proxy.abort();
     }

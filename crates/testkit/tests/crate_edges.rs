@@ -35,7 +35,7 @@ const DOORS: &[(&str, &[&str])] = &[
         "node",
         &["vmhost", "content", "wire", "store", "registry", "sys"],
     ),
-    ("api", &["node", "vmhost", "content", "wire"]),
+    ("api", &["node", "vmhost", "content", "wire", "sys"]),
     ("proxy", &["node", "vmhost", "content", "wire"]),
     (
         "jiffyd",

@@ -53,7 +53,10 @@
 //! | `POST /v1/volumes/{name}/resize` | [`ResizeVolume`] | [`ResizedVolume`] |
 //! | `DELETE /v1/volumes/{name}` | | 204 |
 //! | `POST /v1/vms/{vm}/disks/{name}`, `DELETE …` | | refused: no hot-plug |
+//! | `GET /v1/requests/{id}` | | [`RequestState`] |
 //! | `POST /v1/shutdown` | | 204; the daemon ends, VMs keep running |
+//!
+//! A request with the header [`REQUEST_HEADER`] can be asked for by its id, at the next daemon, too.
 //!
 //! `{vm}` is an id, a unique prefix of one, or a name. Upgrades send `Connection: upgrade` and
 //! `Upgrade: jiffy-frames`. Errors are [`ApiError`].
@@ -69,6 +72,9 @@ pub const VERSION: u32 = 1;
 pub const UPGRADE: &str = "jiffy-frames";
 /// Header in which `/v1/run` returns the id of its VM.
 pub const VM_ID_HEADER: &str = "jiffy-vm-id";
+/// Header with an id that the client gives a request, 32 hexadecimal digits in lower case, to ask
+/// later whether the request was begun.
+pub const REQUEST_HEADER: &str = "jiffy-request";
 
 /// Body of `POST /v1/vms`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -656,6 +662,14 @@ pub struct Pruned {
     pub names: Vec<String>,
     /// Bytes that were freed.
     pub bytes: u64,
+}
+
+/// What a node knows of a request with a [`REQUEST_HEADER`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RequestState {
+    /// This daemon, or an earlier one since the host started, has begun it; it may have failed.
+    /// `None` if the daemon can't know. Only the last 4096 requests are known.
+    pub begun: Option<bool>,
 }
 
 /// The node.

@@ -16,9 +16,9 @@ use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper::header::{ACCEPT, AUTHORIZATION, CONNECTION, CONTENT_TYPE, HOST, HeaderValue, UPGRADE};
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
-use jiffy_wire::api::{ApiError, VM_ID_HEADER};
+use jiffy_wire::api::{ApiError, RequestState, VM_ID_HEADER};
 use patient::Patient;
-use repeat::Repeat;
+use repeat::{Next, Repeat};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::net::SocketAddr;
@@ -225,13 +225,12 @@ impl Client {
             .map_err(|_| Failure::new(format!("'{path}' can't be asked of a node")))
     }
 
-    /// Sends a request and returns any answer that is not an error. If the node goes
-    /// away before it answers, an idempotent request is repeated for a while: a service
-    /// manager may restart the node.
+    /// Sends a request and returns any answer that is not an error. If the node goes away before
+    /// it answers, the request may be repeated for a while ([`repeat`]): a service manager may
+    /// restart the node.
     async fn send(&self, mut request: Request<RequestBody>) -> Result<Response<Incoming>> {
-        let mut repeat = Repeat::of(&request);
+        let mut repeat = Repeat::of(&mut request);
         let response = loop {
-            let again = repeat.request();
             let failure = match self.connect().await {
                 Err(failure) => failure,
                 Ok(mut sender) => {
@@ -242,7 +241,11 @@ impl Client {
                     }
                 }
             };
-            request = repeat.after(failure, again).await?;
+            request = match repeat.after(failure).await? {
+                Next::Send(request) => request,
+                // Boxed: it sends a request itself, and is rare.
+                Next::Ask(id) => repeat.told(Box::pin(self.has_begun(&id)).await)?,
+            };
         };
         let status = response.status();
         if status.is_success()
@@ -256,6 +259,23 @@ impl Client {
             Ok(error) => Err(error.into()),
             Err(_) => Err(not_understood(status)),
         }
+    }
+
+    /// Whether a node, which may be restarting, has begun the request with this id. `None` if it
+    /// does not know.
+    async fn has_begun(&self, id: &str) -> Option<bool> {
+        let path = format!("/v1/requests/{id}");
+        for pause in Repeat::attempts() {
+            match self.get::<RequestState>(&path).await {
+                Ok(state) => return state.begun,
+                Err(failure) if failure.kind == Kind::Unreachable => {
+                    tokio::time::sleep(pause).await
+                }
+                // A node of an earlier version does not know the path.
+                Err(_) => return None,
+            }
+        }
+        None
     }
 
     /// The answer, or why there was none, or the error of `when_slow`.

@@ -1,8 +1,15 @@
 //! Requests that are repeated when the node goes away before it answers.
+//!
+//! A request that may be done twice is sent again. Any other has an id, by which the node says
+//! whether it was begun ([`REQUEST_HEADER`]); it is sent again if it was not.
 
 use super::body::RequestBody;
 use crate::failure::{Failure, Kind, Result};
+use hyper::body::Bytes;
+use hyper::header::HeaderValue;
 use hyper::{Method, Request, StatusCode};
+use jiffy_wire::api::REQUEST_HEADER;
+use rustix::rand::{GetRandomFlags, getrandom};
 use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
@@ -17,42 +24,50 @@ const IDEMPOTENT: [&str; 7] = [
 
 /// Repeats a request that got no answer.
 pub(super) struct Repeat {
-    /// The request without its body, which is empty, if it may be repeated.
-    empty: Option<Request<()>>,
+    /// The request, unless its body is a stream, which can be sent only once.
+    copy: Option<Request<Option<Bytes>>>,
+    /// The id of a request that must not be done twice.
+    id: Option<String>,
     sent: bool,
     /// End of the repetitions; set when no answer came for the first time.
     until: Option<Instant>,
 }
 
+/// What to do after a failure.
+pub(super) enum Next {
+    /// Send this request.
+    Send(Request<RequestBody>),
+    /// Ask the node whether it has begun the request with this id, then call [`Repeat::told`].
+    Ask(String),
+}
+
 impl Repeat {
-    pub(super) fn of(request: &Request<RequestBody>) -> Repeat {
-        let path = request.uri().path();
-        let may_be = match *request.method() {
-            Method::GET | Method::DELETE => true,
-            // A signal may have an effect each time; without one, `kill` ends the VM.
-            Method::POST if path.ends_with("/kill") => request.uri().query().is_none(),
-            Method::POST => IDEMPOTENT.iter().any(|end| path.ends_with(end)),
-            _ => false,
+    /// Gives the request an id if it must not be done twice.
+    pub(super) fn of(request: &mut Request<RequestBody>) -> Repeat {
+        let id = match may_be_done_twice(request) {
+            true => None,
+            false => new_id(),
         };
-        let is_empty = matches!(request.body(), RequestBody::Whole(None));
-        let empty = (may_be && is_empty).then(|| {
-            let mut copy = Request::new(());
+        if let Some(id) = id.as_deref().and_then(|id| HeaderValue::from_str(id).ok()) {
+            request.headers_mut().insert(REQUEST_HEADER, id);
+        }
+        let body = match request.body() {
+            RequestBody::Whole(body) => Some(body.clone()),
+            RequestBody::Stream(_) => None,
+        };
+        let copy = body.map(|body| {
+            let mut copy = Request::new(body);
             *copy.method_mut() = request.method().clone();
             *copy.uri_mut() = request.uri().clone();
             *copy.headers_mut() = request.headers().clone();
             copy
         });
         Repeat {
-            empty,
+            copy,
+            id,
             sent: false,
             until: None,
         }
-    }
-
-    /// A copy of the request, if it may be repeated.
-    pub(super) fn request(&self) -> Option<Request<RequestBody>> {
-        let again = self.empty.clone()?;
-        Some(again.map(|()| RequestBody::empty()))
     }
 
     /// The request was sent, so the node may act on it.
@@ -60,43 +75,85 @@ impl Repeat {
         self.sent = true;
     }
 
-    /// After a failure: waits, then returns the request to send next, or the final
-    /// failure.
-    pub(super) async fn after(
-        &mut self,
-        failure: Failure,
-        again: Option<Request<RequestBody>>,
-    ) -> Result<Request<RequestBody>> {
+    /// After a failure: waits, then says what to do, or returns the final failure.
+    pub(super) async fn after(&mut self, failure: Failure) -> Result<Next> {
         // If no node is there at the first attempt, it is not being restarted.
         if failure.kind != Kind::Unreachable || !self.sent {
             return Err(failure);
         }
-        let Some(again) = again else {
-            return Err(Failure::new(
-                "the connection to jiffyd was lost before it answered: the request may have been started",
-            )
-            .hint("check with `jiffy ps --all` before you try again; jiffyd.log in Jiffy's run folder may say why")
-            .kind(Kind::Unreachable));
-        };
         let now = Instant::now();
-        if now >= *self.until.get_or_insert(now + RESTART_TIME) {
+        let is_over = now >= *self.until.get_or_insert(now + RESTART_TIME);
+        if let Some(id) = &self.id {
+            return Ok(Next::Ask(id.clone()));
+        }
+        let Some(again) = self.again().filter(|_| !is_over) else {
             let seconds = RESTART_TIME.as_secs();
-            return Err(Failure::new(format!(
-                "the connection to jiffyd was lost before it answered, and no jiffyd answered for {seconds} s: {}",
+            return Err(lost(&format!(
+                "before it answered, and no jiffyd answered for {seconds} s: {}",
                 failure.message
             ))
-            .hint("try again; jiffyd.log in Jiffy's run folder may say why")
-            .kind(Kind::Unreachable));
-        }
+            .hint("try again; jiffyd.log in Jiffy's run folder may say why"));
+        };
         sleep(PAUSE).await;
-        Ok(again)
+        Ok(Next::Send(again))
+    }
+
+    /// The node said whether it has begun the request: returns it if it is to be sent again.
+    pub(super) fn told(&self, begun: Option<bool>) -> Result<Request<RequestBody>> {
+        const LOOK: &str = "check with `jiffy ps --all` before you try again; jiffyd.log in Jiffy's run folder may say why";
+        match begun {
+            None => Err(lost("before it answered: the request may have been started").hint(LOOK)),
+            Some(true) => Err(lost(
+                "before it answered: it had begun the request, which may be incomplete",
+            )
+            .hint(LOOK)),
+            Some(false) => self
+                .again()
+                .filter(|_| self.until.is_some_and(|until| Instant::now() < until))
+                .ok_or_else(|| {
+                    lost("before it had begun the request: nothing was done")
+                        .hint("try again; jiffyd.log in Jiffy's run folder may say why")
+                }),
+        }
+    }
+
+    /// How long and how often a node that is being restarted is asked.
+    pub(super) fn attempts() -> impl Iterator<Item = Duration> {
+        let attempts = RESTART_TIME.as_millis() / PAUSE.as_millis();
+        (0..attempts).map(|_| PAUSE)
+    }
+
+    fn again(&self) -> Option<Request<RequestBody>> {
+        self.copy.clone().map(|copy| copy.map(RequestBody::Whole))
     }
 
     /// Whether the first attempt has removed what was to be removed.
     pub(super) fn was_done_before(&self, status: StatusCode) -> bool {
-        let removes = |request: &Request<()>| request.method() == Method::DELETE;
+        let removes = |request: &Request<_>| request.method() == Method::DELETE;
         self.until.is_some()
             && status == StatusCode::NOT_FOUND
-            && self.empty.as_ref().is_some_and(removes)
+            && self.copy.as_ref().is_some_and(removes)
     }
+}
+
+fn may_be_done_twice(request: &Request<RequestBody>) -> bool {
+    let path = request.uri().path();
+    match *request.method() {
+        Method::GET | Method::DELETE => true,
+        // A signal may have an effect each time; without one, `kill` ends the VM.
+        Method::POST if path.ends_with("/kill") => request.uri().query().is_none(),
+        Method::POST => IDEMPOTENT.iter().any(|end| path.ends_with(end)),
+        _ => false,
+    }
+}
+
+/// `None` without random numbers: then nobody can ask for the request.
+fn new_id() -> Option<String> {
+    let mut bytes = [0; 16];
+    let length = getrandom(&mut bytes, GetRandomFlags::empty()).ok()?;
+    (length == bytes.len()).then(|| format!("{:032x}", u128::from_le_bytes(bytes)))
+}
+
+fn lost(how: &str) -> Failure {
+    Failure::new(format!("the connection to jiffyd was lost {how}")).kind(Kind::Unreachable)
 }

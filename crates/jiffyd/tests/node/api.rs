@@ -1,8 +1,8 @@
 //! The API's edges: tokens, malformed requests, names of things.
 
-use crate::client::{Answer, request};
+use crate::client::{Answer, connect, request};
 use crate::daemon::{Daemon, eventually, tar_of};
-use jiffy_wire::api::{CreateVm, ErrorKind, Image, KernelInfo};
+use jiffy_wire::api::{CreateVm, ErrorKind, Image, KernelInfo, REQUEST_HEADER, RequestState, Vm};
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -257,4 +257,31 @@ fn nonsense_instead_of_http_ends_that_connection_only() {
         let _ = stream.read_to_end(&mut Vec::new());
     }
     assert_eq!(daemon.get("/v1/info").status, 200);
+}
+
+#[test]
+fn a_request_that_was_begun_is_known_to_the_next_daemon() {
+    let mut daemon = Daemon::start();
+    let id = |number: u32| format!("{number:032x}");
+    let create = |daemon: &Daemon, id: &str| {
+        let head = format!("POST /v1/vms HTTP/1.1\r\n{REQUEST_HEADER}: {id}");
+        request(connect(&daemon.socket()).unwrap(), &head, b"{}").unwrap()
+    };
+    let begun = |daemon: &Daemon, id: &str| {
+        let answer = daemon.get(&format!("/v1/requests/{id}"));
+        answer.json::<RequestState>().begun
+    };
+    assert_eq!(create(&daemon, &id(1)).status, 200);
+    assert_eq!(begun(&daemon, &id(1)), Some(true));
+    assert_eq!(begun(&daemon, &id(2)), Some(false));
+    daemon.killed();
+    daemon.up();
+    assert_eq!(begun(&daemon, &id(1)), Some(true));
+    assert_eq!(begun(&daemon, &id(2)), Some(false));
+    // A request that is refused for its id does nothing.
+    create(&daemon, "no id").error(ErrorKind::Invalid);
+    let answer = daemon.get("/v1/requests/1");
+    answer.error(ErrorKind::Invalid);
+    let vms: Vec<Vm> = daemon.get("/v1/vms?all=true").json();
+    assert_eq!(vms.len(), 1);
 }

@@ -1,0 +1,224 @@
+//! Which requests were begun: for a client whose connection was lost before the answer.
+//!
+//! A client gives a request that must not be done twice an id ([`REQUEST_HEADER`]). Before
+//! anything is done for it, the id is written to a file in the run folder, where this daemon and
+//! the next one find it. The file is a ring of fixed size, so that an id never needs room on a
+//! disk that is full. It outlives the daemon, not the host. Little endian:
+//!
+//! | bytes | slot 0 | further slots |
+//! |---|---|---|
+//! | 8 | magic `JIFFYREQ` | number of the request, from 1; 0 if the slot is empty |
+//! | 32 | version, 1, then zeros | id |
+
+use axum::http::HeaderMap;
+use jiffy_content::error::{Error, Result};
+use jiffy_sys::regular;
+use jiffy_wire::api::REQUEST_HEADER;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+use tracing::warn;
+
+const MAGIC: &[u8; 8] = b"JIFFYREQ";
+const VERSION: u8 = 1;
+/// Hexadecimal digits of an id.
+const DIGITS: usize = 32;
+const SLOT: usize = 8 + DIGITS;
+/// Ids that are kept. A client asks for its own within seconds.
+const KEPT: u64 = 4096;
+const BYTES: usize = SLOT * (KEPT as usize + 1);
+
+/// The id of a request.
+type Id = [u8; DIGITS];
+
+/// Requests that were begun.
+#[derive(Debug)]
+pub struct Begun {
+    /// `None` if the file could not be made: then nobody knows.
+    ring: Option<Mutex<Ring>>,
+}
+
+#[derive(Debug)]
+struct Ring {
+    file: File,
+    /// Number of the last request.
+    last: u64,
+}
+
+impl Begun {
+    /// Opens the file at `path`, or makes it.
+    pub fn open(path: &Path) -> Begun {
+        let ring = Ring::open(path).inspect_err(|error| {
+            let file = path.display();
+            warn!(%file, %error, "clients that lose their connection can't learn whether their request was begun");
+        });
+        Begun {
+            ring: ring.ok().map(Mutex::new),
+        }
+    }
+
+    /// Notes that the request with these headers is begun.
+    pub fn note(&self, headers: &HeaderMap) -> Result<()> {
+        let (Some(id), Some(ring)) = (headers.get(REQUEST_HEADER), &self.ring) else {
+            return Ok(());
+        };
+        let id = parse(id.as_bytes())?;
+        let mut ring = ring.lock().unwrap_or_else(PoisonError::into_inner);
+        ring.add(&id)
+            .map_err(|error| Error::internal(format!("A request can't be noted: {error}.")))
+    }
+
+    /// Whether the request was begun; `None` if nobody knows.
+    pub fn has(&self, id: &str) -> Result<Option<bool>> {
+        let id = parse(id.as_bytes())?;
+        let Some(ring) = &self.ring else {
+            return Ok(None);
+        };
+        let ring = ring.lock().unwrap_or_else(PoisonError::into_inner);
+        let slots = ring.read().map_err(|error| {
+            Error::internal(format!(
+                "The requests that were begun can't be read: {error}."
+            ))
+        })?;
+        let mut slots = slots.chunks_exact(SLOT).skip(1);
+        Ok(Some(slots.any(|slot| slot[8..] == id)))
+    }
+}
+
+impl Ring {
+    fn open(path: &Path) -> io::Result<Ring> {
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false);
+        let file = regular::make_with(options.mode(0o600), path)?;
+        let mut ring = Ring { file, last: 0 };
+        match ring.read() {
+            Ok(slots) if slots[..SLOT] == header() => {
+                let numbers = slots.chunks_exact(SLOT).skip(1).map(number);
+                ring.last = numbers.max().unwrap_or(0);
+            }
+            // It is new, or no daemon of this version has written it.
+            _ => {
+                let mut slots = vec![0; BYTES];
+                slots[..SLOT].copy_from_slice(&header());
+                ring.file.set_len(0)?;
+                ring.file.write_all_at(&slots, 0)?;
+            }
+        }
+        Ok(ring)
+    }
+
+    fn read(&self) -> io::Result<Vec<u8>> {
+        let mut slots = vec![0; BYTES];
+        self.file.read_exact_at(&mut slots, 0)?;
+        Ok(slots)
+    }
+
+    fn add(&mut self, id: &Id) -> io::Result<()> {
+        // A number from a damaged file may be the largest.
+        self.last = self.last.checked_add(1).unwrap_or(1);
+        let mut slot = [0; SLOT];
+        slot[..8].copy_from_slice(&self.last.to_le_bytes());
+        slot[8..].copy_from_slice(id);
+        let index = 1 + self.last % KEPT;
+        self.file.write_all_at(&slot, index * SLOT as u64)
+    }
+}
+
+fn header() -> [u8; SLOT] {
+    let mut slot = [0; SLOT];
+    slot[..8].copy_from_slice(MAGIC);
+    slot[8] = VERSION;
+    slot
+}
+
+fn number(slot: &[u8]) -> u64 {
+    slot[..8].try_into().map_or(0, u64::from_le_bytes)
+}
+
+fn parse(id: &[u8]) -> Result<Id> {
+    let is_digit = |byte: &u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
+    let id = id.try_into().ok().filter(|id: &Id| id.iter().all(is_digit));
+    id.ok_or_else(|| {
+        Error::invalid(format!(
+            "The id of a request is not {DIGITS} hexadecimal digits in lower case."
+        ))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axum::http::HeaderValue;
+
+    fn id(number: u64) -> String {
+        format!("{number:032x}")
+    }
+
+    fn note(begun: &Begun, id: &str) -> Result<()> {
+        let mut headers = HeaderMap::new();
+        headers.insert(REQUEST_HEADER, HeaderValue::from_str(id).unwrap());
+        begun.note(&headers)
+    }
+
+    #[test]
+    fn the_next_daemon_knows_what_was_begun() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("requests");
+        let begun = Begun::open(&path);
+        note(&begun, &id(1)).unwrap();
+        assert_eq!(begun.has(&id(1)).unwrap(), Some(true));
+        assert_eq!(begun.has(&id(2)).unwrap(), Some(false));
+        assert_eq!(begun.has(&id(0)).unwrap(), Some(false));
+        begun.note(&HeaderMap::new()).unwrap();
+        for next in 2..KEPT + 10 {
+            note(&begun, &id(next)).unwrap();
+        }
+        let size = std::fs::metadata(&path).unwrap().len();
+        assert_eq!(size, BYTES as u64, "it does not grow");
+        // It goes on where the last daemon ended: only the oldest are overwritten.
+        let next = Begun::open(&path);
+        note(&next, &id(KEPT + 10)).unwrap();
+        for (number, known) in [(10, false), (11, true), (KEPT + 9, true), (KEPT + 10, true)] {
+            assert_eq!(next.has(&id(number)).unwrap(), Some(known), "{number}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_id_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let begun = Begun::open(&folder.path().join("requests"));
+        for bad in [
+            "",
+            "1",
+            &id(1)[1..],
+            &format!("{}0", id(1)),
+            &"A".repeat(32),
+        ] {
+            note(&begun, bad).unwrap_err();
+            begun.has(bad).unwrap_err();
+        }
+    }
+
+    #[test]
+    fn whatever_the_file_is_requests_are_served() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("requests");
+        for damage in [&b""[..], b"garbage", &[0xff; BYTES]] {
+            std::fs::write(&path, damage).unwrap();
+            let begun = Begun::open(&path);
+            assert_eq!(begun.has(&id(1)).unwrap(), Some(false));
+            note(&begun, &id(1)).unwrap();
+            assert_eq!(begun.has(&id(1)).unwrap(), Some(true));
+        }
+        // The numbers of a damaged file may be any.
+        let mut slots = vec![0xff; BYTES];
+        slots[..SLOT].copy_from_slice(&header());
+        std::fs::write(&path, slots).unwrap();
+        note(&Begun::open(&path), &id(1)).unwrap();
+        let begun = Begun::open(&folder.path().join("missing/requests"));
+        note(&begun, &id(1)).unwrap();
+        assert_eq!(begun.has(&id(1)).unwrap(), None);
+    }
+}
