@@ -44,7 +44,7 @@ pub(super) async fn list(State(node): Shared, uri: Uri, headers: HeaderMap) -> R
         .get(ACCEPT)
         .is_some_and(|accept| accept == list::MEDIA_TYPE)
     {
-        let mut list = List::new(unix_seconds());
+        let mut list = List::new(vms.len(), unix_seconds());
         for vm in vms.iter().rev() {
             match vm.spec.idle {
                 Some(_) => list.add(&node.shown(vm)),

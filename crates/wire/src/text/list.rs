@@ -13,6 +13,9 @@ pub const MEDIA_TYPE: &str = "text/plain";
 /// What the status of a VM ends with that has not ended, and with which something is wrong.
 pub const ERROR: &str = " (error)";
 
+/// Bytes of a VM's cells in most lists.
+const TYPICAL: usize = 100;
+
 /// A list to which VMs are added.
 pub struct List {
     table: Table<10>,
@@ -23,13 +26,16 @@ pub struct List {
 }
 
 impl List {
-    /// An empty list; `now` is Unix time in seconds, from which ages count.
-    pub fn new(now: u64) -> List {
+    /// An empty list with room for so many VMs; `now` is Unix time in seconds, from which ages
+    /// count.
+    pub fn new(vms: usize, now: u64) -> List {
+        let mut table = Table::new([
+            "ID", "NAME", "IMAGE", "KERNEL", "CPUS", "MEMORY", "COMMAND", "CREATED", "STATUS",
+            "ORIGIN",
+        ]);
+        table.reserve(vms, vms * TYPICAL);
         List {
-            table: Table::new([
-                "ID", "NAME", "IMAGE", "KERNEL", "CPUS", "MEMORY", "COMMAND", "CREATED", "STATUS",
-                "ORIGIN",
-            ]),
+            table,
             now,
             memory: (0, size(0)),
         }
@@ -37,7 +43,7 @@ impl List {
 
     /// A list of these VMs.
     pub fn of(vms: &[Vm], now: u64) -> List {
-        let mut list = List::new(now);
+        let mut list = List::new(vms.len(), now);
         vms.iter().for_each(|vm| list.add(vm));
         list
     }

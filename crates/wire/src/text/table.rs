@@ -30,6 +30,12 @@ impl<const N: usize> Table<N> {
         table
     }
 
+    /// Makes room for so many more rows, with `bytes` of text in all.
+    pub fn reserve(&mut self, rows: usize, bytes: usize) {
+        self.cells.reserve(rows * N);
+        self.text.reserve(bytes);
+    }
+
     /// Adds a cell. `N` cells make a row.
     pub fn cell(&mut self, text: &str) {
         self.cell_with(|cell| cell.push_str(text));
