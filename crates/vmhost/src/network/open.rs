@@ -286,3 +286,26 @@ fn serve_names(directory: &Arc<Directory>, sockets: Sockets, own: IpAddr) -> Res
     });
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_newer_list_of_networks_is_refused_and_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("networks.json");
+        assert!(
+            kept(&file).unwrap().names.is_empty(),
+            "none was written yet"
+        );
+        let golden = include_str!("../../../content/golden/networks-1.json");
+        std::fs::write(&file, golden).unwrap();
+        assert_eq!(kept(&file).unwrap().names.len(), 2);
+        let newer = golden.replace("\"version\":1", "\"version\":9");
+        std::fs::write(&file, &newer).unwrap();
+        let why = kept(&file).unwrap_err();
+        assert!(why.contains("networks.json") && why.contains('9'), "{why}");
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), newer);
+    }
+}
