@@ -3,7 +3,7 @@
 use crate::client::{connect, request};
 use crate::daemon::{
     Daemon, bad_vm, command, eventually, id_of, is_alive, kill, let_go, named, shell, started, vm,
-    vmms,
+    vm_record, vmms,
 };
 use jiffy_wire::agent::ExitStatus;
 use jiffy_wire::api::{CreateVm, ErrorKind, Vm, VmState, VolumeUse};
@@ -670,15 +670,9 @@ fn of_two_vms_with_one_name_both_are_known() {
         .strip_suffix('}')
         .unwrap()
         .replace(&first.id, second);
-    let sum = crc32c::crc32c(content.as_bytes());
     fs::create_dir(daemon.vm_folder(second)).unwrap();
-    fs::write(
-        daemon.vm_folder(second).join("vm.json"),
-        format!(
-            "{{\"format\":\"jiffy-vm\",\"version\":1,\"crc32c\":\"{sum:08x}\",\"content\":{content}}}"
-        ),
-    )
-    .unwrap();
+    let copy = daemon.vm_folder(second).join("vm.json");
+    fs::write(copy, vm_record(&content)).unwrap();
     daemon.up();
     let both: Vec<Vm> = [&first.id, second].map(|id| daemon.vm(id)).into();
     assert_eq!(both[0].id, first.id);
@@ -708,15 +702,10 @@ fn a_name_like_an_id_is_refused_and_an_old_one_hides_no_vm() {
     daemon.killed();
     let record = daemon.vm_folder(&old.id).join("vm.json");
     let text = fs::read_to_string(&record).unwrap();
-    let (head, content) = text.split_once("\"content\":").unwrap();
+    let (_, content) = text.split_once("\"content\":").unwrap();
     let content = content.strip_suffix('}').unwrap();
-    let sum = crc32c::crc32c(content.as_bytes());
     let content = content.replace("xxxxxxxxxxxx", &vm.id);
-    let head = head.replace(
-        &format!("{sum:08x}"),
-        &format!("{:08x}", crc32c::crc32c(content.as_bytes())),
-    );
-    fs::write(&record, format!("{head}\"content\":{content}}}")).unwrap();
+    fs::write(&record, vm_record(&content)).unwrap();
     daemon.up();
     assert_eq!(daemon.vm(&old.id).name, vm.id);
     assert_eq!(daemon.vm(&vm.id).name, "box");

@@ -445,3 +445,18 @@ pub fn started(frames: &mut Frames) {
         "{first:?}"
     );
 }
+
+/// A VM's record with this content, as the daemon writes it.
+pub fn vm_record(content: &str) -> String {
+    let sum = crc32c::crc32c(content.as_bytes());
+    format!(
+        "{{\"format\":\"jiffy-vm\",\"version\":1,\"crc32c\":\"{sum:08x}\",\"content\":{content}}}"
+    )
+}
+
+/// A number of a process's status in proc(5), such as `VmRSS` (KiB).
+pub fn status_of(pid: u32, name: &str) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find(|line| line.starts_with(name)).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+}

@@ -1,6 +1,8 @@
 //! VMMs and guests that fail or misbehave.
 
-use crate::daemon::{Daemon, bad_vm, command, eventually, id_of, kill, let_go, shell, started, vm};
+use crate::daemon::{
+    Daemon, bad_vm, command, eventually, id_of, kill, let_go, shell, started, status_of, vm,
+};
 use jiffy_wire::agent::{ExecOutput, ExitStatus};
 use jiffy_wire::api::{CreateVm, ErrorKind, Vm, VmState};
 use std::time::{Duration, Instant};
@@ -156,10 +158,7 @@ fn a_guest_that_floods_the_trace_port_is_served_like_others() {
 
 /// The daemon's memory, in MiB.
 fn memory_of(daemon: &Daemon) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.pid())).unwrap();
-    let line = status.lines().find(|line| line.starts_with("VmRSS:"));
-    let kib = line.unwrap().split_whitespace().nth(1).unwrap();
-    kib.parse::<u64>().unwrap() / 1024
+    status_of(daemon.pid(), "VmRSS") / 1024
 }
 
 fn descriptors_of(daemon: &Daemon) -> usize {

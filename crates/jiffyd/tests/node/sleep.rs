@@ -1,11 +1,13 @@
 //! VMs that hibernate and wake.
 
 use crate::daemon::is_alive;
-use crate::daemon::{Daemon, bad_vm, eventually, let_go, named, shell, vmms};
+use crate::daemon::{Daemon, bad_vm, eventually, let_go, named, shell, status_of, vm_record, vmms};
 use crate::snapshots::{counter, in_order};
 use jiffy_wire::api::{CreateVm, ErrorKind, Hibernated, Vm, VmState, VolumeUse};
 use jiffy_wire::timeline::names;
+use serde_json::Value;
 use std::fs;
+use std::path::Path;
 use std::thread;
 
 #[test]
@@ -290,4 +292,57 @@ fn a_forks_parent_that_does_not_go_on_is_paused_and_can_be_resumed() {
 
 fn counter_command() -> jiffy_wire::agent::Command {
     counter().command.unwrap()
+}
+
+/// Copies the folder of a hibernated VM for a VM with another id, name and context id. Files that
+/// do not change are shared.
+fn copied(from: &Path, to: &Path, number: u32) {
+    fs::create_dir_all(to.join("hibernated")).unwrap();
+    for file in fs::read_dir(from.join("hibernated")).unwrap() {
+        let file = file.unwrap();
+        fs::hard_link(file.path(), to.join("hibernated").join(file.file_name())).unwrap();
+    }
+    fs::hard_link(from.join("command.log"), to.join("command.log")).unwrap();
+    let record = fs::read_to_string(from.join("vm.json")).unwrap();
+    let mut record: Value = serde_json::from_str(&record).unwrap();
+    let content = &mut record["content"];
+    content["id"] = to.file_name().unwrap().to_str().unwrap().into();
+    content["name"] = format!("sleeper-{number}").into();
+    content["cid"] = (10_000 + number).into();
+    fs::write(to.join("vm.json"), vm_record(&content.to_string())).unwrap();
+}
+
+#[test]
+fn thousands_of_sleeping_vms_cost_little() {
+    const SLEEPERS: u32 = 2000;
+    /// 128 MiB for ten thousand.
+    const EACH: u64 = 13_000;
+    let mut daemon = Daemon::with(&["--spare", "0", "--standby", "0"]);
+    let mut frames = daemon.run(named("sleeper-0", counter()));
+    frames.until("\n3\n");
+    drop(frames);
+    daemon
+        .post("/v1/vms/sleeper-0/hibernate", b"")
+        .json::<Hibernated>();
+    let first = daemon.vm("sleeper-0").id;
+    daemon.shut_down();
+    daemon.up();
+    let resident = |daemon: &Daemon| status_of(daemon.pid(), "VmRSS") * 1024;
+    let alone = resident(&daemon);
+    daemon.shut_down();
+    for number in 1..SLEEPERS {
+        let id = format!("{:012x}", 0xabc0_0000_0000_u64 + u64::from(number));
+        copied(&daemon.vm_folder(&first), &daemon.vm_folder(&id), number);
+    }
+    daemon.up();
+    let all: Vec<Vm> = daemon.get("/v1/vms?all=true").json();
+    assert_eq!(all.len(), SLEEPERS as usize);
+    assert!(all.iter().all(|vm| vm.state == VmState::Hibernated));
+    let each = resident(&daemon).saturating_sub(alone) / u64::from(SLEEPERS);
+    println!("{each} bytes a sleeping VM, {alone} bytes without them");
+    assert!(each <= EACH, "{each} bytes a sleeping VM");
+    let threads = status_of(daemon.pid(), "Threads");
+    assert!(threads < 40, "{threads} threads");
+    let woken: Vm = daemon.post("/v1/vms/sleeper-1999/wake", b"").json();
+    assert_eq!(woken.state, VmState::Running);
 }
