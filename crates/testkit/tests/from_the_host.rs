@@ -305,7 +305,10 @@ fn a_full_disk_of_the_host_is_explained_and_nothing_is_lost() {
 }
 
 /// Sends the host name to each client.
-const SERVE: &str = "echo ready; exec nc -ll -p 8080 -e hostname";
+/// Each `l` is a place in the queue of connections. With two, the kernel answers ten clients with
+/// SYN cookies, drops the acknowledgements of most of them, and forgets them: they wait forever for
+/// a server that speaks first.
+const SERVE: &str = "echo ready; exec nc -llllllllllllllllllll -p 8080 -e hostname";
 
 impl Host {
     /// Starts a VM that sends its host name to clients of port 8080, and waits until it does.
