@@ -305,10 +305,12 @@ fn a_full_disk_of_the_host_is_explained_and_nothing_is_lost() {
 }
 
 /// Sends the host name to each client.
-/// Each `l` is a place in the queue of connections. With two, the kernel answers ten clients with
-/// SYN cookies, drops the acknowledgements of most of them, and forgets them: they wait forever for
-/// a server that speaks first.
-const SERVE: &str = "echo ready; exec nc -llllllllllllllllllll -p 8080 -e hostname";
+/// Sends its host name to each client that has sent a line or ended. It waits for the client, and
+/// clients speak first, because QEMU listens with a backlog of one: the host's kernel answers many
+/// clients at once with SYN cookies, and learns of one whose acknowledgement it has dropped only
+/// from what that sends.
+const SERVE: &str = r"printf '#!/bin/sh\nread line\nhostname\n' >/tmp/serve; chmod +x /tmp/serve
+    echo ready; exec nc -ll -p 8080 -e /tmp/serve";
 
 impl Host {
     /// Starts a VM that sends its host name to clients of port 8080, and waits until it does.
@@ -351,10 +353,11 @@ fn asked(port: u16) -> std::io::Result<String> {
 }
 
 fn asked_once(port: u16) -> std::io::Result<String> {
-    use std::io::Read;
+    use std::io::{Read, Write};
     let mut stream =
         TcpStream::connect_timeout(&([127, 0, 0, 1], port).into(), Duration::from_secs(30))?;
-    stream.set_read_timeout(Some(Duration::from_secs(30)))?;
+    stream.set_read_timeout(Some(Duration::from_secs(120)))?;
+    stream.write_all(b"\n")?;
     let mut said = String::new();
     stream.read_to_string(&mut said)?;
     Ok(said.trim_end().to_owned())
