@@ -9,10 +9,10 @@
 //! * `store`: kernels and volumes.
 //! * `parts`: bodies, queries and upgrades.
 //! * [`serve`], `places`: sockets, connections, and their limits.
-//! * [`auth`]: the bearer token.
+//! * `auth`: the bearer token.
 //! * `failure`: errors as responses.
 
-pub mod auth;
+mod auth;
 mod failure;
 mod images;
 mod networks;
