@@ -2,10 +2,14 @@
 //!
 //! * [`target`]: which VM and port a request is for.
 //! * [`serve`]: connections of clients.
+//! * [`tls`]: the certificate and its key, and handshakes.
+//! * `access`: who may send requests.
 //! * `forward`: one request, and what comes of it.
 //! * `refusal`: why a request is not forwarded.
 
+mod access;
 mod forward;
 mod refusal;
 pub mod serve;
 pub mod target;
+pub mod tls;
