@@ -21,6 +21,7 @@ use jiffy_content::token::Token;
 use jiffy_node::Node;
 use jiffy_vmhost::activity::{InUse, Use};
 use jiffy_vmhost::handle::VmHandle;
+use jiffy_vmhost::network::is_open_to_the_proxy;
 use jiffy_wire::api::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -171,6 +172,17 @@ impl Front {
                 false => Refusal::unavailable(error),
             }
         })?;
+        let (name, port) = (&vm.name, target.port);
+        let Some(network) = &vm.spec.network else {
+            return Err(no_network(name));
+        };
+        if !is_open_to_the_proxy(network, port) {
+            let error = Error::invalid(format!(
+                "Port {port} of the VM {name} is closed to the proxy."
+            ));
+            let hint = "`jiffy run --proxy-ports` says which ports of a VM are open.";
+            return Err(Refusal::forbidden(error.hint(hint)));
+        }
         let Ok(place) = Arc::clone(&self.requests).try_acquire_owned() else {
             return Err(Refusal::unavailable(Error::no_room(format!(
                 "The proxy has {} requests under way, and takes no further one.",
@@ -217,9 +229,7 @@ impl Front {
     async fn open(&self, vm: &VmHandle, port: u16) -> Result<TcpStream, Refusal> {
         let name = &vm.name;
         let Some(address) = self.node.address_of(vm) else {
-            return Err(Refusal::bad_gateway(format!(
-                "The VM {name} has no network."
-            )));
+            return Err(no_network(name));
         };
         let connecting = TcpStream::connect(SocketAddr::new(address, port));
         let why = match timeout(CONNECT_TIME, connecting).await {
@@ -234,6 +244,10 @@ impl Front {
             "Port {port} of the VM {name} {why}"
         )))
     }
+}
+
+fn no_network(name: &str) -> Refusal {
+    Refusal::bad_gateway(format!("The VM {name} has no network."))
 }
 
 fn bad(vm: &VmHandle, port: u16, error: &hyper::Error) -> Refusal {
