@@ -49,6 +49,8 @@ const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 const FORWARDED_PREFIX: HeaderName = HeaderName::from_static("x-forwarded-prefix");
+/// Most requests under way, with those that wait for their VM or for a connection to it.
+const MOST_REQUESTS: usize = 16_384;
 /// Most bytes of a request's header, and of each direction that are held at a time.
 pub const BUFFER: usize = 64 << 10;
 
@@ -67,7 +69,6 @@ pub(crate) struct Front {
     token: Option<Token>,
     /// Places of requests, also of those that wait for their VM. A connection of HTTP/2 has many.
     requests: Arc<Semaphore>,
-    most_requests: usize,
     /// Places of connections to VMs.
     connections: Arc<Semaphore>,
 }
@@ -92,13 +93,11 @@ pub(crate) type Answer = Response<UnsyncBoxBody<Bytes, hyper::Error>>;
 impl Front {
     /// `most` connections to VMs at a time.
     pub(crate) fn new(node: Arc<Node>, domain: String, token: Option<Token>, most: usize) -> Front {
-        let most_requests = 2 * most;
         Front {
             node,
             domain,
             token,
-            requests: Arc::new(Semaphore::new(most_requests)),
-            most_requests,
+            requests: Arc::new(Semaphore::new(MOST_REQUESTS)),
             connections: Arc::new(Semaphore::new(most)),
         }
     }
@@ -185,8 +184,7 @@ impl Front {
         }
         let Ok(place) = Arc::clone(&self.requests).try_acquire_owned() else {
             return Err(Refusal::unavailable(Error::no_room(format!(
-                "The proxy has {} requests under way, and takes no further one.",
-                self.most_requests
+                "The proxy has {MOST_REQUESTS} requests under way, and takes no further one."
             ))));
         };
         let lasting = Arc::new(Lasting {
