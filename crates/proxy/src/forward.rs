@@ -1,20 +1,18 @@
 //! One request: it wakes its VM, is passed on, and its answer comes back. Bodies are passed on as
-//! they come; a connection that switches protocols is carried to its end.
+//! they come.
 
 use crate::access;
-use crate::refusal::Refusal;
+use crate::refusal::{Answer, Refusal};
 use crate::target::{self, Target};
-use bytes::Bytes;
+use crate::upgrade::{self, Upgrade};
 use http_body_util::BodyExt;
-use http_body_util::combinators::UnsyncBoxBody;
 use hyper::body::Incoming;
 use hyper::client::conn::http1::{self, SendRequest};
 use hyper::header::{
     CONNECTION, COOKIE, EXPECT, HOST, HeaderMap, HeaderName, HeaderValue, TE, TRAILER,
     TRANSFER_ENCODING, UPGRADE,
 };
-use hyper::upgrade::{OnUpgrade, Upgraded};
-use hyper::{Method, Request, Response, StatusCode, Uri, Version};
+use hyper::{Request, StatusCode, Uri, Version};
 use hyper_util::rt::TokioIo;
 use jiffy_content::error::Error;
 use jiffy_content::token::Token;
@@ -26,7 +24,6 @@ use jiffy_wire::api::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::io::copy_bidirectional;
 use tokio::net::TcpStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
@@ -87,9 +84,6 @@ struct Server {
     place: Arc<OwnedSemaphorePermit>,
 }
 
-/// What a client gets.
-pub(crate) type Answer = Response<UnsyncBoxBody<Bytes, hyper::Error>>;
-
 impl Front {
     /// `most` connections to VMs at a time.
     pub(crate) fn new(node: Arc<Node>, domain: String, token: Option<Token>, most: usize) -> Front {
@@ -119,28 +113,28 @@ impl Front {
         let (from, secure) = (client.address, client.secure);
         let (target, lasting) = self.awake(&request, client).await?;
         let mut server = self.connect(&lasting.vm, target.port).await?;
-        let upgrade = upgrade_of(&mut request);
+        let upgrade = Upgrade::of(&mut request);
         let passed = pass_on(request, &target, from, secure, upgrade.as_ref());
         let answered = server.sender.send_request(passed).await;
         let mut response = answered.map_err(|error| bad(&lasting.vm, target.port, &error))?;
-        let switched = response.status() == StatusCode::SWITCHING_PROTOCOLS;
         let protocol = response.headers().get(UPGRADE).cloned();
         clean(response.headers_mut());
-        if switched {
-            let Some((client, _)) = upgrade else {
-                return Err(Refusal::bad_gateway(format!(
-                    "Port {} of the VM {} switches protocols without being asked.",
-                    target.port, lasting.vm.name
-                )));
-            };
-            let upgrade = HeaderValue::from_static("upgrade");
-            response.headers_mut().insert(CONNECTION, upgrade);
-            if let Some(protocol) = protocol {
-                response.headers_mut().insert(UPGRADE, protocol);
+        let wrong = |how: &str| {
+            let (port, name) = (target.port, &lasting.vm.name);
+            Refusal::bad_gateway(format!("Port {port} of the VM {name} {how}."))
+        };
+        match upgrade {
+            Some(upgrade) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
+                let (vm, held) = (Arc::clone(&lasting.vm), Arc::clone(&lasting));
+                upgrade.switch(&mut response, protocol, vm, (held, server.place));
             }
-            let upgraded = hyper::upgrade::on(&mut response);
-            let (lasting, place) = (Arc::clone(&lasting), server.place);
-            tokio::spawn(carry(client, upgraded, lasting, place));
+            None if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
+                return Err(wrong("switches protocols without being asked"));
+            }
+            Some(upgrade) if upgrade.is_ignored(response.status()) => {
+                return Err(wrong("does not switch to WebSocket"));
+            }
+            _ => {}
         }
         // The VM is in use until the last of the body was passed on.
         Ok(response.map(|body| {
@@ -158,7 +152,7 @@ impl Front {
         request: &Request<Incoming>,
         client: Arc<Client>,
     ) -> Result<(Target, Arc<Lasting>), Refusal> {
-        if request.method() == Method::CONNECT {
+        if upgrade::is_tunnel(request) {
             let error = Error::not_found("The proxy opens no tunnels.");
             return Err(Refusal::not_found(error));
         }
@@ -255,27 +249,13 @@ fn bad(vm: &VmHandle, port: u16, error: &hyper::Error) -> Refusal {
     ))
 }
 
-/// The client's connection and the protocol, if it wants to switch to another.
-fn upgrade_of(request: &mut Request<Incoming>) -> Option<(OnUpgrade, HeaderValue)> {
-    let asks = request.headers().get_all(CONNECTION).iter().any(|value| {
-        let value = value.to_str().unwrap_or_default();
-        value
-            .split(',')
-            .any(|name| name.trim().eq_ignore_ascii_case("upgrade"))
-    });
-    let protocol = request.headers().get(UPGRADE).filter(|_| asks)?.clone();
-    // HTTP/2 without TLS is not spoken here.
-    (!protocol.as_bytes().eq_ignore_ascii_case(b"h2c"))
-        .then(|| (hyper::upgrade::on(request), protocol))
-}
-
 /// The request that the VM gets.
 fn pass_on(
     request: Request<Incoming>,
     target: &Target,
     from: IpAddr,
     secure: bool,
-    upgrade: Option<&(OnUpgrade, HeaderValue)>,
+    upgrade: Option<&Upgrade>,
 ) -> Request<Incoming> {
     let (mut parts, body) = request.into_parts();
     let host = match parts.uri.authority() {
@@ -286,9 +266,8 @@ fn pass_on(
     parts.version = Version::HTTP_11;
     let headers = &mut parts.headers;
     clean(headers);
-    if let Some((_, protocol)) = upgrade {
-        headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
-        headers.insert(UPGRADE, protocol.clone());
+    if let Some(upgrade) = upgrade {
+        upgrade.pass_on(&mut parts.method, headers);
     }
     headers.remove(target::VM);
     headers.remove(target::PORT);
@@ -337,26 +316,5 @@ fn clean(headers: &mut HeaderMap) {
         .collect();
     for name in named.iter().chain(&OF_ONE_CONNECTION) {
         headers.remove(name);
-    }
-}
-
-/// Carries a connection that has switched protocols, until it or its VM ends.
-async fn carry(
-    client: OnUpgrade,
-    server: OnUpgrade,
-    lasting: Arc<Lasting>,
-    _place: Arc<OwnedSemaphorePermit>,
-) {
-    let carried = async {
-        let (client, server): (Upgraded, Upgraded) = tokio::try_join!(client, server)?;
-        let (mut client, mut server) = (TokioIo::new(client), TokioIo::new(server));
-        copy_bidirectional(&mut client, &mut server).await?;
-        Ok::<_, Box<dyn std::error::Error + Send + Sync>>(())
-    };
-    tokio::select! {
-        carried = carried => if let Err(error) = carried {
-            debug!(vm = %lasting.vm.name, %error, "a connection was cut");
-        },
-        _ = lasting.vm.when(|view| !view.lives()) => {}
     }
 }

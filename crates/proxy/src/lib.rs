@@ -5,6 +5,7 @@
 //! * [`tls`]: the certificate and its key, and handshakes.
 //! * `access`: who may send requests.
 //! * `forward`: one request, and what comes of it.
+//! * `upgrade`: connections that switch protocols.
 //! * `refusal`: why a request is not forwarded.
 
 mod access;
@@ -13,3 +14,4 @@ mod refusal;
 pub mod serve;
 pub mod target;
 pub mod tls;
+mod upgrade;

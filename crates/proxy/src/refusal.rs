@@ -1,6 +1,7 @@
 //! Why a request is not forwarded, as a response.
 
-use crate::forward::Answer;
+use bytes::Bytes;
+use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Full};
 use hyper::header::{CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
 use hyper::{Response, StatusCode};
@@ -10,6 +11,9 @@ use jiffy_content::error::Error;
 const AGAIN: HeaderValue = HeaderValue::from_static("1");
 /// How a client authenticates (RFC 6750 §3).
 const BEARER: HeaderValue = HeaderValue::from_static("Bearer");
+
+/// What a client gets.
+pub(crate) type Answer = Response<UnsyncBoxBody<Bytes, hyper::Error>>;
 
 /// A status and an error.
 #[derive(Debug)]

@@ -1,7 +1,7 @@
 //! Connections of clients.
 
-use crate::forward::{Answer, BUFFER, Client, Front};
-use crate::refusal::Refusal;
+use crate::forward::{BUFFER, Client, Front};
+use crate::refusal::{Answer, Refusal};
 use crate::tls::{self, Tls};
 use hyper::Request;
 use hyper::body::Incoming;
@@ -201,6 +201,7 @@ async fn over_http2(
         .max_send_buf_size(BUFFER)
         .initial_stream_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
+        .enable_connect_protocol()
         .max_pending_accept_reset_streams(RESET_STREAMS)
         .keep_alive_interval(KEEPALIVE)
         .keep_alive_timeout(KEEPALIVE_ANSWER);

@@ -9,14 +9,17 @@ use crate::snapshots::counter;
 use bytes::Bytes;
 use http_body_util::BodyExt;
 use http_body_util::channel::Channel;
-use hyper::Request;
 use hyper::body::Incoming;
+use hyper::ext::Protocol;
+use hyper::{Method, Request};
+use hyper_util::rt::TokioIo;
 use jiffy_wire::api::{CreateVm, Vm, VmState};
 use std::fs;
 use std::io::{Read, Write};
 use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
@@ -108,6 +111,68 @@ fn bodies_of_http2_stream_both_ways() {
         drop(sender);
         let rest = answer.collect().await.unwrap().to_bytes();
         assert!(rest.is_empty());
+    });
+}
+
+/// Wants a WebSocket (RFC 8441 §5).
+fn websocket(url: &str) -> Request<Body> {
+    let mut wants = request(url, &[("sec-websocket-version", "13")]);
+    *wants.method_mut() = Method::CONNECT;
+    let websocket = Protocol::from_static("websocket");
+    wants.extensions_mut().insert(websocket);
+    wants
+}
+
+#[test]
+fn a_websocket_of_http2_is_one_of_http1_to_its_vm() {
+    let certificate = Certificate::new();
+    let daemon = certificate.daemon();
+    let vm: Vm = daemon.run_detached(published(counter())).json();
+    let served = serve_for(&vm);
+    hibernate(&daemon);
+    run(async {
+        let mut client = certificate.http2().await;
+        // A client learns first that the proxy has it.
+        let first = client.send_request(request(&format!("{WEB}head"), &[]));
+        assert_eq!(whole(first.await.unwrap()).await.0, 200);
+        let opened = client.send_request(websocket(&format!("{WEB}echo?a")));
+        let opened = opened.await.unwrap();
+        assert_eq!(opened.status(), 200);
+        assert!(!opened.headers().contains_key("upgrade"));
+        let head = served.switched.lock().unwrap().join("\n");
+        for line in [
+            "get /echo?a http/1.1",
+            "connection: upgrade",
+            "upgrade: websocket",
+            "sec-websocket-key: ",
+            "sec-websocket-version: 13",
+        ] {
+            assert!(head.contains(line), "{line}: {head}");
+        }
+        let stream = hyper::upgrade::on(opened).await.unwrap();
+        let (reader, mut writer) = tokio::io::split(TokioIo::new(stream));
+        let mut lines = BufReader::new(reader).lines();
+        assert_eq!(lines.next_line().await.unwrap().unwrap(), "ready");
+        for word in ["a", "b"] {
+            writer
+                .write_all(format!("{word}\n").as_bytes())
+                .await
+                .unwrap();
+            let line = lines.next_line().await.unwrap().unwrap();
+            assert_eq!(line, format!("{word}, {word}"));
+        }
+        // The other direction is open after the end of one.
+        writer.shutdown().await.unwrap();
+        assert_eq!(lines.next_line().await.unwrap().unwrap(), "end");
+        assert_eq!(lines.next_line().await.unwrap(), None);
+        // A server that does not switch, and a tunnel.
+        let refused = client.send_request(websocket(&format!("{WEB}head")));
+        let why = sentence(502, &whole(refused.await.unwrap()).await);
+        assert!(why.contains("does not switch"), "{why}");
+        let mut tunnel = request("3000-web.vm.example:443", &[]);
+        *tunnel.method_mut() = Method::CONNECT;
+        let refused = client.send_request(tunnel).await.unwrap();
+        assert!(sentence(404, &whole(refused).await).contains("no tunnels"));
     });
 }
 

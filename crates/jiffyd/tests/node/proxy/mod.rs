@@ -47,6 +47,8 @@ struct Served {
     sent: AtomicUsize,
     /// What clients of `/last` have sent.
     heard: Mutex<String>,
+    /// The head of the last request that switched protocols.
+    switched: Mutex<Vec<String>>,
 }
 
 /// Serves HTTP at port 3000 of the VM's address. `/head` answers with the request's head, `/events`
@@ -80,6 +82,7 @@ fn answer(mut client: TcpStream, served: &Served) {
         let _ = write!(client, "{:x}\r\n{text}\r\n", text.len());
     };
     let switch = |mut client: &TcpStream, word: &str| {
+        *served.switched.lock().unwrap() = head.clone();
         write!(
             client,
             "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: lines\r\n\r\n{word}\n"
