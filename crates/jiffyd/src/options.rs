@@ -63,8 +63,8 @@ pub struct Options {
         default_value = "localhost"
     )]
     pub proxy_domain: String,
-    /// Serve the proxy with TLS, HTTP/1.1 and HTTP/2: file of the certificate and the certificates
-    /// of its issuers, in PEM. SIGHUP has both files read again
+    /// Serve the proxy with TLS, in HTTP/1.1 and HTTP/2: file with the certificate, then those of
+    /// its authorities, in PEM. SIGHUP has this file and the key's read again
     #[arg(
         long,
         value_name = "FILE",

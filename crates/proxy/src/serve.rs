@@ -174,7 +174,7 @@ where
         .with_upgrades()
         .await;
     if let Err(error) = served {
-        debug!(%error, "a connection to the proxy ended badly");
+        debug!(?error, "a connection to the proxy ended badly");
     }
 }
 
@@ -228,6 +228,6 @@ async fn over_http2(
         }
     };
     if let Err(error) = result {
-        debug!(%error, "a connection to the proxy ended badly");
+        debug!(?error, "a connection to the proxy ended badly");
     }
 }

@@ -82,7 +82,7 @@ fn configuration(certificate: &Path, key: &Path) -> Result<ServerConfig> {
         rustls::Error::InconsistentKeys(InconsistentKeys::KeyMismatch) => Error::invalid(format!(
             "The private key in {key} is not that of the first certificate in {certificate}."
         ))
-        .hint("The server's own certificate comes first, then those of its issuers."),
+        .hint("The server's own certificate comes first, then those of its authorities."),
         rustls::Error::InvalidCertificate(why) => Error::invalid(format!(
             "The first certificate in {certificate} is not valid: {why}."
         )),

@@ -28,7 +28,7 @@ pub type Body = UnsyncBoxBody<Bytes, Infallible>;
 /// A connection over TLS.
 pub type Secure = StreamOwned<ClientConnection, TcpStream>;
 
-/// A certificate of its own issue, and its key.
+/// A certificate that is signed with its own key, and the key.
 pub struct Certificate(TempDir);
 
 impl Certificate {
