@@ -35,6 +35,8 @@ const HEADER_TIME: Duration = Duration::from_secs(30);
 /// Silence after which a client is asked whether it is still there, and the time it has to answer.
 const KEEPALIVE: Duration = Duration::from_secs(60);
 const KEEPALIVE_ANSWER: Duration = Duration::from_secs(20);
+/// How often it is asked below HTTP/2.
+const KEEPALIVE_PROBES: u32 = 3;
 /// How long a connection of HTTP/2 may be without a request.
 const IDLE_TIME: Duration = Duration::from_secs(60);
 /// Most requests of a connection of HTTP/2 at a time.
@@ -114,6 +116,8 @@ async fn connection(
     // A client that is gone without a word would keep its VM awake.
     let _ = sockopt::set_socket_keepalive(&stream, true);
     let _ = sockopt::set_tcp_keepidle(&stream, KEEPALIVE);
+    let _ = sockopt::set_tcp_keepintvl(&stream, KEEPALIVE_ANSWER);
+    let _ = sockopt::set_tcp_keepcnt(&stream, KEEPALIVE_PROBES);
     let client = Arc::new(Client {
         address: from.ip(),
         secure: tls.is_some(),
