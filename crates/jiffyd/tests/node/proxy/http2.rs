@@ -23,7 +23,7 @@ use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-const WEB: &str = "https://3000-web.vm.example/";
+pub const WEB: &str = "https://3000-web.vm.example/";
 
 /// The next piece of a body.
 async fn piece(body: &mut Incoming) -> String {

@@ -4,6 +4,7 @@
 mod access;
 mod clients;
 mod http2;
+mod places;
 mod secure;
 
 use crate::daemon::{Daemon, eventually, named};
