@@ -3,29 +3,18 @@
 use axum::http::HeaderMap;
 use axum::http::header::AUTHORIZATION;
 use jiffy_content::error::Error;
+use jiffy_content::token::{Token, bearer};
 use jiffy_wire::api::ErrorKind;
 
-/// The hash of the token that requests must carry.
-#[derive(Debug, Clone)]
-pub struct Token(blake3::Hash);
-
-impl Token {
-    /// From the token in plain text.
-    pub fn new(token: &str) -> Token {
-        Token(blake3::hash(token.as_bytes()))
-    }
-
-    /// Accepts a request that carries the token.
-    pub fn check(&self, headers: &HeaderMap) -> Result<(), Error> {
-        let shown = headers
-            .get(AUTHORIZATION)
-            .and_then(|value| value.as_bytes().strip_prefix(b"Bearer "));
-        // Hashes are compared, so the time does not depend on how much of the token matches.
-        match shown {
-            Some(shown) if blake3::hash(shown) == self.0 => Ok(()),
-            Some(_) => Err(refused("The token of the request is not this node's.")),
-            None => Err(refused("The request carries no token.")),
-        }
+/// Accepts a request that carries the token.
+pub(crate) fn check(token: &Token, headers: &HeaderMap) -> Result<(), Error> {
+    let sent = headers
+        .get(AUTHORIZATION)
+        .and_then(|value| bearer(value.as_bytes()));
+    match sent {
+        Some(sent) if token.is(sent) => Ok(()),
+        Some(_) => Err(refused("The token of the request is not this node's.")),
+        None => Err(refused("The request carries no token.")),
     }
 }
 
@@ -46,7 +35,7 @@ mod tests {
             if let Some(value) = value {
                 headers.insert(AUTHORIZATION, value.parse().unwrap());
             }
-            token.check(&headers)
+            super::check(&token, &headers)
         };
         check(Some("Bearer secret")).unwrap();
         for wrong in [

@@ -9,11 +9,11 @@
 //! * `store`: kernels and volumes.
 //! * `parts`: bodies, queries and upgrades.
 //! * [`serve`], `places`: sockets, connections, and their limits.
-//! * [`auth`]: the bearer token.
+//! * `auth`: the bearer token.
 //! * `begun`: which requests were begun.
 //! * `failure`: errors as responses.
 
-pub mod auth;
+mod auth;
 mod begun;
 mod failure;
 mod images;

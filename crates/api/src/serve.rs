@@ -1,6 +1,6 @@
 //! Sockets and their connections.
 
-use crate::auth::Token;
+use crate::auth;
 use crate::begun::Begun;
 use crate::failure::Failure;
 use axum::Router;
@@ -12,6 +12,7 @@ use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use jiffy_content::error::{Error, Result};
+use jiffy_content::token::Token;
 use jiffy_node::Node;
 use std::convert::Infallible;
 use std::fs;
@@ -237,7 +238,7 @@ impl Connection {
         let purpose = self.purpose;
         let service = service_fn(move |mut request: Request<Incoming>| {
             let allowed = match &token {
-                Some(token) => token.check(request.headers()),
+                Some(token) => auth::check(token, request.headers()),
                 None => Ok(()),
             };
             let allowed = allowed.and_then(|()| match &purpose {

@@ -9,6 +9,7 @@
 //! * [`checks`]: limits of a VM's parts, for requests and for snapshots from other nodes.
 //! * [`room`]: the ledgers of memory and of disk room.
 //! * [`paths`]: where all of it is.
+//! * [`token`]: what clients must send to be served.
 //! * [`digests`]: of files that decide whether a snapshot fits.
 //! * [`durable`], [`names`], [`clock`], [`error`]: small things many need.
 
@@ -28,5 +29,6 @@ pub mod roots;
 pub mod snapshots;
 #[cfg(feature = "testing")]
 pub mod testing;
+pub mod token;
 pub mod transfer;
 pub mod volumes;

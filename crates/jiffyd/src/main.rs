@@ -7,14 +7,16 @@ mod options;
 use anyhow::Context;
 use clap::Parser;
 use jiffy_api::serve::{self, Listeners};
+use jiffy_content::error::Error;
 use jiffy_node::Node;
 use jiffy_proxy::serve::Proxy;
+use jiffy_proxy::tls::Tls;
 use jiffy_vmhost::network::uninstall;
 use options::Options;
 use std::process::ExitCode;
 use std::sync::Arc;
-use tokio::signal::unix::{SignalKind, signal};
-use tracing::info;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tracing::{info, warn};
 use tracing_subscriber::EnvFilter;
 
 /// Threads of the async runtime: requests are small, and VMs' tasks mostly sleep.
@@ -45,6 +47,10 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("jiffyd: {error:#}");
+            let known = error.downcast_ref::<Error>();
+            if let Some(hint) = known.and_then(|error| error.0.hint.as_ref()) {
+                eprintln!("jiffyd: {hint}");
+            }
             ExitCode::FAILURE
         }
     }
@@ -60,11 +66,16 @@ async fn run(options: Options) -> anyhow::Result<()> {
         return uninstall(&settings, &paths)
             .map_err(|why| anyhow::anyhow!("The network of VMs can't be removed: {why}."));
     }
+    let proxy = options.proxy()?;
     let listeners = Listeners::open(&paths.socket, options.tcp()?, options.connections).await?;
-    let proxy = match options.proxy {
+    let proxy = match proxy {
         None => None,
-        Some(address) => {
-            let bound = Proxy::bind(address, options.proxy_domain.clone()).await;
+        Some(settings) => {
+            if let Some(tls) = settings.tls.clone() {
+                tokio::spawn(reload_on(signal(SignalKind::hangup())?, tls));
+            }
+            let address = settings.address;
+            let bound = Proxy::bind(settings).await;
             Some(bound.with_context(|| format!("The proxy can't listen on {address}"))?)
         }
     };
@@ -98,6 +109,16 @@ async fn run(options: Options) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Reads the proxy's certificate again at each of these signals.
+async fn reload_on(mut hangup: Signal, tls: Arc<Tls>) {
+    while hangup.recv().await.is_some() {
+        match tls.reload() {
+            Ok(()) => info!("the proxy's certificate was read again"),
+            Err(error) => warn!(%error, "the proxy keeps its previous certificate"),
+        }
+    }
+}
+
 /// Tells the parent process that the daemon listens. The descriptor is opened through /proc,
 /// because its number in an option does not make this process its owner.
 pub fn announce(descriptor: u32) {
@@ -108,6 +129,6 @@ pub fn announce(descriptor: u32) {
         .open(&path)
         .and_then(|mut file| file.write_all(b"1"));
     if let Err(error) = told {
-        tracing::warn!(%path, %error, "whoever started jiffyd can't be told that it listens");
+        warn!(%path, %error, "whoever started jiffyd can't be told that it listens");
     }
 }

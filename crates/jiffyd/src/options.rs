@@ -1,17 +1,19 @@
 //! The daemon's command line.
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{ArgAction, Parser};
-use jiffy_api::auth::Token;
 use jiffy_content::images::policy::{Policy, Signed};
 use jiffy_content::room::Limit;
+use jiffy_content::token::Token;
 use jiffy_node::Config;
+use jiffy_proxy::serve as proxy;
+use jiffy_proxy::tls::Tls;
 use jiffy_vmhost::network;
-use std::fs;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::str::FromStr;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// The Jiffy node: stores images and VMs, and serves the API
@@ -42,8 +44,9 @@ pub struct Options {
     /// File with the token that every request over TCP must have
     #[arg(long, value_name = "FILE")]
     pub token_file: Option<PathBuf>,
-    /// Serve HTTP to ports of VMs on this TCP address, without TLS or authentication: whoever
-    /// reaches it reaches every TCP port of every VM. A request for a hibernated VM wakes it
+    /// Serve HTTP to ports of VMs on this TCP address. Without --proxy-token whoever reaches it
+    /// reaches the ports of all VMs (see `jiffy run --proxy-ports`). A request for a hibernated VM
+    /// wakes it
     #[arg(
         long,
         value_name = "ADDR:PORT",
@@ -60,6 +63,33 @@ pub struct Options {
         default_value = "localhost"
     )]
     pub proxy_domain: String,
+    /// Serve the proxy with TLS, in HTTP/1.1 and HTTP/2: file with the certificate, then those of
+    /// its authorities, in PEM. SIGHUP has this file and the key's read again
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "JIFFY_PROXY_CERT",
+        requires = "proxy_key",
+        requires = "proxy"
+    )]
+    pub proxy_cert: Option<PathBuf>,
+    /// File of the certificate's private key, in PEM; others must have no access to it
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "JIFFY_PROXY_KEY",
+        requires = "proxy_cert"
+    )]
+    pub proxy_key: Option<PathBuf>,
+    /// File with the token that every request to the proxy must have, as `Jiffy-Token: TOKEN` or
+    /// `Authorization: Bearer TOKEN`
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "JIFFY_PROXY_TOKEN",
+        requires = "proxy"
+    )]
+    pub proxy_token: Option<PathBuf>,
     /// Write one byte to this inherited descriptor once the API listens
     #[arg(long, value_name = "N", hide = true)]
     pub ready_fd: Option<u32>,
@@ -223,6 +253,23 @@ impl Options {
             .collect()
     }
 
+    /// The proxy, if there is to be one.
+    pub fn proxy(&self) -> anyhow::Result<Option<proxy::Settings>> {
+        let Some(address) = self.proxy else {
+            return Ok(None);
+        };
+        let tls = match (&self.proxy_cert, &self.proxy_key) {
+            (Some(certificate), Some(key)) => Some(Tls::open(certificate, key)?),
+            _ => None,
+        };
+        Ok(Some(proxy::Settings {
+            address,
+            domain: self.proxy_domain.clone(),
+            token: self.proxy_token.as_deref().map(Token::read).transpose()?,
+            tls: tls.map(Arc::new),
+        }))
+    }
+
     /// The address to listen on besides the Unix socket, and its token.
     pub fn tcp(&self) -> anyhow::Result<Option<(SocketAddr, Token)>> {
         match (self.listen, &self.token_file) {
@@ -230,7 +277,7 @@ impl Options {
             (Some(_), None) => {
                 bail!("Listening on TCP needs a token: name its file with --token-file.")
             }
-            (Some(address), Some(file)) => Ok(Some((address.0, read_token(file)?))),
+            (Some(address), Some(file)) => Ok(Some((address.0, Token::read(file)?))),
         }
     }
 }
@@ -239,15 +286,6 @@ impl Options {
 fn api_ports(api: &TcpAddress) -> [u16; 2] {
     let port = api.0.port();
     [port, port.saturating_add(1)]
-}
-
-fn read_token(path: &Path) -> anyhow::Result<Token> {
-    let text = fs::read_to_string(path)
-        .with_context(|| format!("Reading the token file {} failed", path.display()))?;
-    match text.trim() {
-        "" => bail!("The token file {} is empty.", path.display()),
-        token => Ok(Token::new(token)),
-    }
 }
 
 impl FromStr for TcpAddress {

@@ -1,31 +1,31 @@
 //! One request: it wakes its VM, is passed on, and its answer comes back. Bodies are passed on as
-//! they come; a connection that switches protocols is carried to its end.
+//! they come.
 
-use crate::refusal::Refusal;
+use crate::access;
+use crate::refusal::{Answer, Refusal};
 use crate::target::{self, Target};
-use bytes::Bytes;
+use crate::upgrade::{self, Upgrade};
 use http_body_util::BodyExt;
-use http_body_util::combinators::UnsyncBoxBody;
 use hyper::body::Incoming;
-use hyper::client::conn::http1;
+use hyper::client::conn::http1::{self, SendRequest};
 use hyper::header::{
-    CONNECTION, EXPECT, HOST, HeaderMap, HeaderName, HeaderValue, TE, TRAILER, TRANSFER_ENCODING,
-    UPGRADE,
+    CONNECTION, COOKIE, EXPECT, HOST, HeaderMap, HeaderName, HeaderValue, TE, TRAILER,
+    TRANSFER_ENCODING, UPGRADE,
 };
-use hyper::upgrade::{OnUpgrade, Upgraded};
-use hyper::{Method, Request, Response, StatusCode, Uri, Version};
+use hyper::{Request, StatusCode, Uri, Version};
 use hyper_util::rt::TokioIo;
 use jiffy_content::error::Error;
+use jiffy_content::token::Token;
 use jiffy_node::Node;
 use jiffy_vmhost::activity::{InUse, Use};
 use jiffy_vmhost::handle::VmHandle;
+use jiffy_vmhost::network::is_open_to_the_proxy;
 use jiffy_wire::api::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::io::copy_bidirectional;
 use tokio::net::TcpStream;
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 use tracing::debug;
 
@@ -46,54 +46,113 @@ const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 const FORWARDED_PREFIX: HeaderName = HeaderName::from_static("x-forwarded-prefix");
+/// Most requests under way, with those that wait for their VM or for a connection to it.
+const MOST_REQUESTS: usize = 16_384;
 /// Most bytes of a request's header, and of each direction that are held at a time.
 pub const BUFFER: usize = 64 << 10;
 
-/// A connection's place, kept by all that comes of the connection.
-pub(crate) type Place = Arc<OwnedSemaphorePermit>;
+/// One client's connection, kept by all that comes of it.
+pub(crate) struct Client {
+    pub(crate) address: IpAddr,
+    /// Whether it has TLS.
+    pub(crate) secure: bool,
+    pub(crate) _place: OwnedSemaphorePermit,
+}
 
 /// The VMs behind the proxy.
 pub(crate) struct Front {
     node: Arc<Node>,
     domain: String,
+    token: Option<Token>,
+    /// Places of requests, also of those that wait for their VM. A connection of HTTP/2 has many.
+    requests: Arc<Semaphore>,
+    /// Places of connections to VMs.
+    connections: Arc<Semaphore>,
 }
 
-/// What keeps a VM awake and a place taken, as long as a request lasts.
+/// What keeps a VM awake and places taken, as long as a request lasts.
 struct Lasting {
     vm: Arc<VmHandle>,
     _in_use: InUse,
-    _place: Place,
+    _client: Arc<Client>,
+    _request: OwnedSemaphorePermit,
 }
 
-/// What a client gets.
-pub(crate) type Answer = Response<UnsyncBoxBody<Bytes, hyper::Error>>;
+/// A connection to a VM's port, and its place, which it has until it is closed.
+struct Server {
+    sender: SendRequest<Incoming>,
+    place: Arc<OwnedSemaphorePermit>,
+}
 
 impl Front {
-    pub(crate) fn new(node: Arc<Node>, domain: String) -> Front {
-        Front { node, domain }
+    /// `most` connections to VMs at a time.
+    pub(crate) fn new(node: Arc<Node>, domain: String, token: Option<Token>, most: usize) -> Front {
+        Front {
+            node,
+            domain,
+            token,
+            requests: Arc::new(Semaphore::new(MOST_REQUESTS)),
+            connections: Arc::new(Semaphore::new(most)),
+        }
     }
 
     /// The VM's answer, or the reason why there is none.
-    pub(crate) async fn answer(
-        &self,
-        request: Request<Incoming>,
-        from: IpAddr,
-        place: Place,
-    ) -> Answer {
-        let forwarded = self.forward(request, from, place).await;
-        forwarded.unwrap_or_else(|refusal| {
-            let response = refusal.response();
-            response.map(|body| body.map_err(|never| match never {}).boxed_unsync())
-        })
+    pub(crate) async fn answer(&self, request: Request<Incoming>, client: Arc<Client>) -> Answer {
+        let forwarded = self.forward(request, client).await;
+        forwarded.unwrap_or_else(Refusal::response)
     }
 
     async fn forward(
         &self,
         mut request: Request<Incoming>,
-        from: IpAddr,
-        place: Place,
+        client: Arc<Client>,
     ) -> Result<Answer, Refusal> {
-        if request.method() == Method::CONNECT {
+        if let Some(token) = &self.token {
+            access::check(token, request.headers_mut()).map_err(Refusal::unauthorized)?;
+        }
+        let (from, secure) = (client.address, client.secure);
+        let (target, lasting) = self.awake(&request, client).await?;
+        let mut server = self.connect(&lasting.vm, target.port).await?;
+        let upgrade = Upgrade::of(&mut request);
+        let passed = pass_on(request, &target, from, secure, upgrade.as_ref());
+        let answered = server.sender.send_request(passed).await;
+        let mut response = answered.map_err(|error| bad(&lasting.vm, target.port, &error))?;
+        let protocol = response.headers().get(UPGRADE).cloned();
+        clean(response.headers_mut());
+        let wrong = |how: &str| {
+            let (port, name) = (target.port, &lasting.vm.name);
+            Refusal::bad_gateway(format!("Port {port} of the VM {name} {how}."))
+        };
+        match upgrade {
+            Some(upgrade) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
+                let (vm, held) = (Arc::clone(&lasting.vm), Arc::clone(&lasting));
+                upgrade.switch(&mut response, protocol, vm, (held, server.place));
+            }
+            None if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
+                return Err(wrong("switches protocols without being asked"));
+            }
+            Some(upgrade) if upgrade.is_ignored(response.status()) => {
+                return Err(wrong("does not switch to WebSocket"));
+            }
+            _ => {}
+        }
+        // The VM is in use until the last of the body was passed on.
+        Ok(response.map(|body| {
+            body.map_frame(move |frame| {
+                let _ = &lasting;
+                frame
+            })
+            .boxed_unsync()
+        }))
+    }
+
+    /// The target of a request, whose VM this wakes.
+    async fn awake(
+        &self,
+        request: &Request<Incoming>,
+        client: Arc<Client>,
+    ) -> Result<(Target, Arc<Lasting>), Refusal> {
+        if upgrade::is_tunnel(request) {
             let error = Error::not_found("The proxy opens no tunnels.");
             return Err(Refusal::not_found(error));
         }
@@ -106,29 +165,49 @@ impl Front {
                 false => Refusal::unavailable(error),
             }
         })?;
+        let (name, port) = (&vm.name, target.port);
+        let Some(network) = &vm.spec.network else {
+            return Err(no_network(name));
+        };
+        if !is_open_to_the_proxy(network, port) {
+            let error = Error::invalid(format!(
+                "Port {port} of the VM {name} is closed to the proxy."
+            ));
+            let hint = "`jiffy run --proxy-ports` says which ports of a VM are open.";
+            return Err(Refusal::forbidden(error.hint(hint)));
+        }
+        let Ok(place) = Arc::clone(&self.requests).try_acquire_owned() else {
+            return Err(Refusal::unavailable(Error::no_room(format!(
+                "The proxy has {MOST_REQUESTS} requests under way, and takes no further one."
+            ))));
+        };
         let lasting = Arc::new(Lasting {
             _in_use: vm.activity.begin(Use::Connection),
-            _place: place,
+            _client: client,
+            _request: place,
             vm,
         });
-        let vm = &lasting.vm;
-        self.node
-            .awake_for_a_connection(vm)
-            .await
-            .map_err(Refusal::unavailable)?;
-        let stream = self.connect(vm, target.port).await?;
-        let bad = |error: hyper::Error| {
-            Refusal::bad_gateway(format!(
-                "Port {} of the VM {} does not answer in HTTP: {error}.",
-                target.port, vm.name
-            ))
+        let awake = self.node.awake_for_a_connection(&lasting.vm).await;
+        awake.map_err(Refusal::unavailable)?;
+        Ok((target, lasting))
+    }
+
+    /// A connection to a VM's port. It ends when its VM ends, which would not close it.
+    async fn connect(&self, vm: &Arc<VmHandle>, port: u16) -> Result<Server, Refusal> {
+        let free = Arc::clone(&self.connections).acquire_owned();
+        let Ok(Ok(place)) = timeout(CONNECT_TIME, free).await else {
+            return Err(Refusal::unavailable(Error::no_room(
+                "The proxy has as many connections to VMs as it may have.",
+            )));
         };
+        let stream = self.open(vm, port).await?;
         let mut client = http1::Builder::new();
         let handshake = client.max_buf_size(BUFFER).handshake(TokioIo::new(stream));
-        let (mut sender, connection) = handshake.await.map_err(bad)?;
-        let ends = Arc::clone(vm);
+        let (sender, connection) = handshake.await.map_err(|error| bad(vm, port, &error))?;
+        let place = Arc::new(place);
+        let (ends, held) = (Arc::clone(vm), Arc::clone(&place));
         tokio::spawn(async move {
-            // Without its VM it would wait for ever.
+            let _held = held;
             tokio::select! {
                 served = connection.with_upgrades() => if let Err(error) = served {
                     debug!(%error, "a VM's connection ended badly");
@@ -136,43 +215,13 @@ impl Front {
                 _ = ends.when(|view| !view.lives()) => {}
             }
         });
-        let client = upgrade_of(&mut request);
-        let passed = pass_on(request, &target, from, client.as_ref());
-        let mut response = sender.send_request(passed).await.map_err(bad)?;
-        let switched = response.status() == StatusCode::SWITCHING_PROTOCOLS;
-        let protocol = response.headers().get(UPGRADE).cloned();
-        clean(response.headers_mut());
-        if switched {
-            let Some((client, _)) = client else {
-                return Err(Refusal::bad_gateway(format!(
-                    "Port {} of the VM {} switches protocols without being asked.",
-                    target.port, vm.name
-                )));
-            };
-            let upgrade = HeaderValue::from_static("upgrade");
-            response.headers_mut().insert(CONNECTION, upgrade);
-            if let Some(protocol) = protocol {
-                response.headers_mut().insert(UPGRADE, protocol);
-            }
-            let server = hyper::upgrade::on(&mut response);
-            tokio::spawn(carry(client, server, Arc::clone(&lasting)));
-        }
-        // The VM is in use until the last of the body was passed on.
-        Ok(response.map(|body| {
-            body.map_frame(move |frame| {
-                let _ = &lasting;
-                frame
-            })
-            .boxed_unsync()
-        }))
+        Ok(Server { sender, place })
     }
 
-    async fn connect(&self, vm: &VmHandle, port: u16) -> Result<TcpStream, Refusal> {
+    async fn open(&self, vm: &VmHandle, port: u16) -> Result<TcpStream, Refusal> {
         let name = &vm.name;
         let Some(address) = self.node.address_of(vm) else {
-            return Err(Refusal::bad_gateway(format!(
-                "The VM {name} has no network."
-            )));
+            return Err(no_network(name));
         };
         let connecting = TcpStream::connect(SocketAddr::new(address, port));
         let why = match timeout(CONNECT_TIME, connecting).await {
@@ -189,18 +238,15 @@ impl Front {
     }
 }
 
-/// The client's connection and the protocol, if it wants to switch to another.
-fn upgrade_of(request: &mut Request<Incoming>) -> Option<(OnUpgrade, HeaderValue)> {
-    let asks = request.headers().get_all(CONNECTION).iter().any(|value| {
-        let value = value.to_str().unwrap_or_default();
-        value
-            .split(',')
-            .any(|name| name.trim().eq_ignore_ascii_case("upgrade"))
-    });
-    let protocol = request.headers().get(UPGRADE).filter(|_| asks)?.clone();
-    // HTTP/2 without TLS is not spoken here.
-    (!protocol.as_bytes().eq_ignore_ascii_case(b"h2c"))
-        .then(|| (hyper::upgrade::on(request), protocol))
+fn no_network(name: &str) -> Refusal {
+    Refusal::bad_gateway(format!("The VM {name} has no network."))
+}
+
+fn bad(vm: &VmHandle, port: u16, error: &hyper::Error) -> Refusal {
+    Refusal::bad_gateway(format!(
+        "Port {port} of the VM {} does not answer in HTTP: {error}.",
+        vm.name
+    ))
 }
 
 /// The request that the VM gets.
@@ -208,7 +254,8 @@ fn pass_on(
     request: Request<Incoming>,
     target: &Target,
     from: IpAddr,
-    upgrade: Option<&(OnUpgrade, HeaderValue)>,
+    secure: bool,
+    upgrade: Option<&Upgrade>,
 ) -> Request<Incoming> {
     let (mut parts, body) = request.into_parts();
     let host = match parts.uri.authority() {
@@ -219,9 +266,8 @@ fn pass_on(
     parts.version = Version::HTTP_11;
     let headers = &mut parts.headers;
     clean(headers);
-    if let Some((_, protocol)) = upgrade {
-        headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
-        headers.insert(UPGRADE, protocol.clone());
+    if let Some(upgrade) = upgrade {
+        upgrade.pass_on(&mut parts.method, headers);
     }
     headers.remove(target::VM);
     headers.remove(target::PORT);
@@ -230,7 +276,11 @@ fn pass_on(
     }
     headers
         .entry(FORWARDED_PROTO)
-        .or_insert(HeaderValue::from_static("http"));
+        .or_insert(HeaderValue::from_static(match secure {
+            true => "https",
+            false => "http",
+        }));
+    join_cookies(headers);
     let host = host.unwrap_or(HeaderValue::from_static(""));
     headers.entry(FORWARDED_HOST).or_insert(host.clone());
     headers.insert(HOST, host);
@@ -239,6 +289,20 @@ fn pass_on(
         headers.insert(FORWARDED_PREFIX, prefix);
     }
     Request::from_parts(parts, body)
+}
+
+/// HTTP/2 may split what HTTP/1.1 sends as one header (RFC 9113 §8.2.3).
+fn join_cookies(headers: &mut HeaderMap) {
+    let crumbs: Vec<&[u8]> = headers
+        .get_all(COOKIE)
+        .iter()
+        .map(HeaderValue::as_bytes)
+        .collect();
+    if crumbs.len() > 1
+        && let Ok(whole) = HeaderValue::from_bytes(&crumbs.join(&b"; "[..]))
+    {
+        headers.insert(COOKIE, whole);
+    }
 }
 
 /// Removes the headers of one connection.
@@ -252,21 +316,5 @@ fn clean(headers: &mut HeaderMap) {
         .collect();
     for name in named.iter().chain(&OF_ONE_CONNECTION) {
         headers.remove(name);
-    }
-}
-
-/// Carries a connection that has switched protocols, until it or its VM ends.
-async fn carry(client: OnUpgrade, server: OnUpgrade, lasting: Arc<Lasting>) {
-    let carried = async {
-        let (client, server): (Upgraded, Upgraded) = tokio::try_join!(client, server)?;
-        let (mut client, mut server) = (TokioIo::new(client), TokioIo::new(server));
-        copy_bidirectional(&mut client, &mut server).await?;
-        Ok::<_, Box<dyn std::error::Error + Send + Sync>>(())
-    };
-    tokio::select! {
-        carried = carried => if let Err(error) = carried {
-            debug!(vm = %lasting.vm.name, %error, "a connection was cut");
-        },
-        _ = lasting.vm.when(|view| !view.lives()) => {}
     }
 }

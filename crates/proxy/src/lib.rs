@@ -2,10 +2,16 @@
 //!
 //! * [`target`]: which VM and port a request is for.
 //! * [`serve`]: connections of clients.
+//! * [`tls`]: the certificate and its key, and handshakes.
+//! * `access`: who may send requests.
 //! * `forward`: one request, and what comes of it.
+//! * `upgrade`: connections that switch protocols.
 //! * `refusal`: why a request is not forwarded.
 
+mod access;
 mod forward;
 mod refusal;
 pub mod serve;
 pub mod target;
+pub mod tls;
+mod upgrade;

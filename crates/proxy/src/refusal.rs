@@ -1,13 +1,19 @@
 //! Why a request is not forwarded, as a response.
 
 use bytes::Bytes;
-use http_body_util::Full;
-use hyper::header::{CONTENT_TYPE, HeaderValue, RETRY_AFTER};
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt, Full};
+use hyper::header::{CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
 use hyper::{Response, StatusCode};
 use jiffy_content::error::Error;
 
 /// Seconds after which a client may try again.
 const AGAIN: HeaderValue = HeaderValue::from_static("1");
+/// How a client authenticates (RFC 6750 §3).
+const BEARER: HeaderValue = HeaderValue::from_static("Bearer");
+
+/// What a client gets.
+pub(crate) type Answer = Response<UnsyncBoxBody<Bytes, hyper::Error>>;
 
 /// A status and an error.
 #[derive(Debug)]
@@ -17,6 +23,31 @@ pub(crate) struct Refusal {
 }
 
 impl Refusal {
+    /// 400: HTTP without TLS where there is TLS.
+    pub(crate) fn plain_http() -> Refusal {
+        Refusal {
+            status: StatusCode::BAD_REQUEST,
+            error: Error::invalid("The proxy serves HTTPS at this address, not plain HTTP.")
+                .hint("Use a URL that begins with https://."),
+        }
+    }
+
+    /// 401: the request has not the proxy's token.
+    pub(crate) fn unauthorized(error: Error) -> Refusal {
+        Refusal {
+            status: StatusCode::UNAUTHORIZED,
+            error,
+        }
+    }
+
+    /// 403: the VM's port is closed to the proxy.
+    pub(crate) fn forbidden(error: Error) -> Refusal {
+        Refusal {
+            status: StatusCode::FORBIDDEN,
+            error,
+        }
+    }
+
     /// 404: there is no such VM, or the request names none.
     pub(crate) fn not_found(error: Error) -> Refusal {
         Refusal {
@@ -33,7 +64,7 @@ impl Refusal {
         }
     }
 
-    /// 503: the VM can't be woken, or does not run.
+    /// 503: the VM can't be woken, or does not run, or the proxy has too much to do.
     pub(crate) fn unavailable(error: Error) -> Refusal {
         Refusal {
             status: StatusCode::SERVICE_UNAVAILABLE,
@@ -42,14 +73,19 @@ impl Refusal {
     }
 
     /// As a response in JSON.
-    pub(crate) fn response(self) -> Response<Full<Bytes>> {
+    pub(crate) fn response(self) -> Answer {
         let body = serde_json::to_vec(&self.error.0).unwrap_or_default();
-        let mut response = Response::new(Full::new(body.into()));
+        let body = Full::from(body).map_err(|never| match never {});
+        let mut response = Response::new(body.boxed_unsync());
         *response.status_mut() = self.status;
-        let json = HeaderValue::from_static("application/json");
-        response.headers_mut().insert(CONTENT_TYPE, json);
-        if self.status == StatusCode::SERVICE_UNAVAILABLE {
-            response.headers_mut().insert(RETRY_AFTER, AGAIN);
+        let mut set = |name: HeaderName, value| {
+            response.headers_mut().insert(name, value);
+        };
+        set(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        match self.status {
+            StatusCode::SERVICE_UNAVAILABLE => set(RETRY_AFTER, AGAIN),
+            StatusCode::UNAUTHORIZED => set(WWW_AUTHENTICATE, BEARER),
+            _ => {}
         }
         response
     }

@@ -1,49 +1,91 @@
 //! Connections of clients.
 
-use crate::forward::{BUFFER, Front, Place};
-use hyper::server::conn::http1;
-use hyper::service::service_fn;
-use hyper_util::rt::{TokioIo, TokioTimer};
+use crate::forward::{BUFFER, Client, Front};
+use crate::refusal::{Answer, Refusal};
+use crate::tls::{self, Tls};
+use hyper::Request;
+use hyper::body::Incoming;
+use hyper::server::conn::{http1, http2};
+use hyper::service::{Service, service_fn};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use jiffy_content::token::Token;
 use jiffy_node::Node;
 use rustix::net::sockopt;
 use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
+use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::timeout;
 use tracing::{debug, warn};
 
-/// Most connections at a time; further ones wait in the kernel. Each may need a second descriptor,
-/// so they are never more than an eighth of the files that the process may open.
+/// Most connections of clients, and most to VMs, at a time; further ones wait. Each takes a
+/// descriptor, so of either they are never more than an eighth of the files that the process may
+/// open.
 const MOST: usize = 8192;
+/// How long a client has for its TLS handshake.
+const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
 /// How long a client has to send a request's header.
 const HEADER_TIME: Duration = Duration::from_secs(30);
-/// Silence after which a client is asked whether it is still there.
+/// Silence after which a client is asked whether it is still there, and the time it has to answer.
 const KEEPALIVE: Duration = Duration::from_secs(60);
+const KEEPALIVE_ANSWER: Duration = Duration::from_secs(20);
+/// How often it is asked below HTTP/2.
+const KEEPALIVE_PROBES: u32 = 3;
+/// How long a connection of HTTP/2 may be without a request.
+const IDLE_TIME: Duration = Duration::from_secs(60);
+/// Most requests of a connection of HTTP/2 at a time.
+const STREAMS: u32 = 100;
+/// Most bytes of requests' bodies that a connection of HTTP/2 has on the way to VMs, of one request
+/// and of all.
+const STREAM_WINDOW: u32 = 128 << 10;
+const CONNECTION_WINDOW: u32 = 256 << 10;
+/// Most requests that a client has reset and that wait to be forgotten. With more it is cut off
+/// (CVE-2023-44487).
+const RESET_STREAMS: usize = 20;
 /// Pause after an error that may persist, such as no free descriptors.
 const AFTER_ERROR: Duration = Duration::from_millis(100);
+
+/// Where and for whom the proxy serves.
+#[derive(Debug)]
+pub struct Settings {
+    /// The address that it listens on.
+    pub address: SocketAddr,
+    /// Hosts `PORT-NAME.DOMAIN` name VMs.
+    pub domain: String,
+    /// What requests must have, if they must have anything.
+    pub token: Option<Token>,
+    /// TLS, if the proxy is to be reached by it only.
+    pub tls: Option<Arc<Tls>>,
+}
 
 /// The proxy's socket.
 #[derive(Debug)]
 pub struct Proxy {
     listener: TcpListener,
-    domain: String,
+    settings: Settings,
 }
 
 impl Proxy {
-    /// Listens on this address. Hosts `PORT-NAME.DOMAIN` name VMs.
-    pub async fn bind(address: SocketAddr, domain: String) -> io::Result<Proxy> {
-        let listener = TcpListener::bind(address).await?;
-        Ok(Proxy { listener, domain })
+    /// Listens.
+    pub async fn bind(settings: Settings) -> io::Result<Proxy> {
+        let listener = TcpListener::bind(settings.address).await?;
+        Ok(Proxy { listener, settings })
     }
 
     /// Serves until this is dropped.
     pub async fn serve(self, node: Arc<Node>) {
-        let front = Arc::new(Front::new(node, self.domain));
         let files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
         let most = files.map_or(MOST, |files| MOST.min(files as usize / 8));
+        let Settings {
+            domain, token, tls, ..
+        } = self.settings;
+        let front = Arc::new(Front::new(node, domain, token, most));
         let places = Arc::new(Semaphore::new(most));
         loop {
             let Ok(place) = Arc::clone(&places).acquire_owned().await else {
@@ -51,11 +93,8 @@ impl Proxy {
             };
             match self.listener.accept().await {
                 Ok((stream, from)) => {
-                    let front = Arc::clone(&front);
-                    tokio::spawn(async move {
-                        // An upgraded connection outlives this task, and has a place as long.
-                        connection(front, stream, from, Arc::new(place)).await;
-                    });
+                    let (front, tls) = (Arc::clone(&front), tls.clone());
+                    tokio::spawn(connection(front, tls, stream, from, place));
                 }
                 Err(error) => {
                     warn!(%error, "a connection to the proxy could not be taken");
@@ -66,23 +105,133 @@ impl Proxy {
     }
 }
 
-async fn connection(front: Arc<Front>, stream: TcpStream, from: SocketAddr, place: Place) {
+async fn connection(
+    front: Arc<Front>,
+    tls: Option<Arc<Tls>>,
+    stream: TcpStream,
+    from: SocketAddr,
+    place: OwnedSemaphorePermit,
+) {
     let _ = stream.set_nodelay(true);
     // A client that is gone without a word would keep its VM awake.
     let _ = sockopt::set_socket_keepalive(&stream, true);
     let _ = sockopt::set_tcp_keepidle(&stream, KEEPALIVE);
-    let service = service_fn(move |request| {
-        let (front, place) = (Arc::clone(&front), Arc::clone(&place));
-        async move { Ok::<_, Infallible>(front.answer(request, from.ip(), place).await) }
+    let _ = sockopt::set_tcp_keepintvl(&stream, KEEPALIVE_ANSWER);
+    let _ = sockopt::set_tcp_keepcnt(&stream, KEEPALIVE_PROBES);
+    let client = Arc::new(Client {
+        address: from.ip(),
+        secure: tls.is_some(),
+        _place: place,
     });
+    let Some(tls) = tls else {
+        return over_http1(stream, answering(front, client)).await;
+    };
+    let begun = timeout(HANDSHAKE_TIME, async {
+        let mut first = [0];
+        let got = stream.peek(&mut first).await?;
+        if got == 1 && !tls::begins_tls(first[0]) {
+            return Ok(Err(stream));
+        }
+        tls.accept(stream).await.map(Ok)
+    });
+    match begun.await {
+        Ok(Ok(Ok(stream))) if tls::is_http2(&stream) => over_http2(stream, front, client).await,
+        Ok(Ok(Ok(stream))) => over_http1(stream, answering(front, client)).await,
+        Ok(Ok(Err(stream))) => over_http1(stream, service_fn(refuse_plain_http)).await,
+        Ok(Err::<_, io::Error>(error)) => debug!(%error, "a TLS handshake failed"),
+        Err(_) => debug!("a client did not complete its TLS handshake in time"),
+    }
+}
+
+/// Answers a client's requests.
+fn answering(
+    front: Arc<Front>,
+    client: Arc<Client>,
+) -> impl Service<
+    Request<Incoming>,
+    Response = Answer,
+    Error = Infallible,
+    Future = impl Future<Output = Result<Answer, Infallible>> + Send + 'static,
+> + Send {
+    service_fn(move |request| {
+        let (front, client) = (Arc::clone(&front), Arc::clone(&client));
+        async move { Ok(front.answer(request, client).await) }
+    })
+}
+
+async fn refuse_plain_http(_: Request<Incoming>) -> Result<Answer, Infallible> {
+    Ok(Refusal::plain_http().response())
+}
+
+async fn over_http1<S>(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, service: S)
+where
+    S: Service<Request<Incoming>, Response = Answer, Error = Infallible> + Send,
+    S::Future: Send + 'static,
+{
     let served = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEADER_TIME)
         .max_buf_size(BUFFER)
+        // A client may end its side and wait for the answer.
+        .half_close(true)
         .serve_connection(TokioIo::new(stream), service)
         .with_upgrades()
         .await;
     if let Err(error) = served {
-        debug!(%error, "a connection to the proxy ended badly");
+        debug!(?error, "a connection to the proxy ended badly");
+    }
+}
+
+async fn over_http2(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    front: Arc<Front>,
+    client: Arc<Client>,
+) {
+    let begun = Arc::new(AtomicU64::new(0));
+    let service = {
+        let (begun, service) = (Arc::clone(&begun), answering(front, Arc::clone(&client)));
+        service_fn(move |request| {
+            begun.fetch_add(1, Ordering::Relaxed);
+            service.call(request)
+        })
+    };
+    // The service's, and the one of this function.
+    let idle_holders = Arc::strong_count(&client);
+    let mut builder = http2::Builder::new(TokioExecutor::new());
+    builder
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(STREAMS)
+        .max_header_list_size(BUFFER as u32)
+        .max_send_buf_size(BUFFER)
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .enable_connect_protocol()
+        .max_pending_accept_reset_streams(RESET_STREAMS)
+        .keep_alive_interval(KEEPALIVE)
+        .keep_alive_timeout(KEEPALIVE_ANSWER);
+    let mut served = pin!(builder.serve_connection(TokioIo::new(stream), service));
+    let (mut seen, mut is_ending) = (0, false);
+    let result = loop {
+        match timeout(IDLE_TIME, &mut served).await {
+            Ok(result) => break result,
+            Err(_) => {
+                let now = begun.load(Ordering::Relaxed);
+                // Whatever comes of a request holds the client.
+                let is_idle = now == seen && Arc::strong_count(&client) == idle_holders;
+                seen = now;
+                match (is_idle, is_ending) {
+                    (false, _) => {}
+                    // A client that does not complete a request, or does not close its side.
+                    (true, true) => break Ok(()),
+                    (true, false) => {
+                        served.as_mut().graceful_shutdown();
+                        is_ending = true;
+                    }
+                }
+            }
+        }
+    };
+    if let Err(error) = result {
+        debug!(?error, "a connection to the proxy ended badly");
     }
 }

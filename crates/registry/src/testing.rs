@@ -146,7 +146,8 @@ fn configuration(folder: &Path, options: &RegistryOptions) -> io::Result<String>
     Ok(config)
 }
 
-fn make_certificate(folder: &Path) -> io::Result<()> {
+/// Writes `certificate.pem`, for 127.0.0.1 and localhost, and its `key.pem` into a folder.
+pub fn make_certificate(folder: &Path) -> io::Result<()> {
     let config = folder.join("openssl.cnf");
     fs::write(
         &config,

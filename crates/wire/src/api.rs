@@ -235,6 +235,9 @@ pub struct NetworkUse {
     /// Further lines of its /etc/hosts: `NAME:ADDRESS`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub hosts: Vec<String>,
+    /// TCP ports that the node's proxy may reach, each `PORT` or `FROM-TO`; `None`: all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub proxy_ports: Option<Vec<String>>,
 }
 
 impl NetworkUse {
@@ -281,6 +284,9 @@ pub struct VmNetwork {
     /// Changes to what all VMs may reach.
     #[serde(default, skip_serializing_if = "NetworkPolicy::is_default")]
     pub policy: NetworkPolicy,
+    /// TCP ports that the node's proxy may reach; `None`: all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub proxy_ports: Option<Vec<String>>,
     /// Counters of its link; only in `inspect`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub counters: Option<NetworkCounters>,

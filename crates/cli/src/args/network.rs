@@ -29,6 +29,10 @@ pub struct NetworkOptions {
     /// Don't let the VM reach that, unless it is allowed. Repeatable
     #[arg(long, value_name = "RULE")]
     pub deny: Vec<String>,
+    /// TCP ports that the node's proxy may reach (jiffyd --proxy): a list of ports and ranges,
+    /// none, or all [default: all]
+    #[arg(long, value_name = "PORTS|none|all")]
+    pub proxy_ports: Option<String>,
     /// Name server in place of the node's. Repeatable
     #[arg(long, value_name = "ADDRESS")]
     pub dns: Vec<String>,
@@ -38,6 +42,17 @@ pub struct NetworkOptions {
     /// Additional line of /etc/hosts. Repeatable
     #[arg(long, value_name = "NAME:ADDRESS")]
     pub add_host: Vec<String>,
+}
+
+impl NetworkOptions {
+    /// The ports that the proxy may reach; `None` for all.
+    pub fn ports_of_the_proxy(&self) -> Option<Vec<String>> {
+        match self.proxy_ports.as_deref()? {
+            "all" => None,
+            "none" => Some(Vec::new()),
+            list => Some(list.split(',').map(str::to_owned).collect()),
+        }
+    }
 }
 
 /// `jiffy network`

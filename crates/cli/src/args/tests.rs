@@ -149,6 +149,19 @@ fn an_idle_time_has_a_unit() {
 }
 
 #[test]
+fn ports_of_the_proxy_are_a_list_none_or_all() {
+    let ports = |text: &str| {
+        let run = run(&format!("jiffy run {text} true"));
+        run.vm.network.ports_of_the_proxy()
+    };
+    assert_eq!(ports(""), None);
+    assert_eq!(ports("--proxy-ports all"), None);
+    assert_eq!(ports("--proxy-ports none"), Some(Vec::new()));
+    let list = ["3000", "8000-8100"].map(str::to_owned);
+    assert_eq!(ports("--proxy-ports 3000,8000-8100"), Some(list.into()));
+}
+
+#[test]
 fn contradictions_are_refused() {
     assert!(refuse("jiffy run -t -T true").contains("cannot be used with"));
     assert!(refuse("jiffy run --cpus 33 true").contains("33"));

@@ -279,6 +279,7 @@ impl VmRecord {
                 addresses: self.addresses.iter().map(IpAddr::to_string).collect(),
                 ports: network.ports.clone(),
                 policy: self.network_policy(),
+                proxy_ports: network.proxy_ports.clone(),
                 ..VmNetwork::default()
             }),
             idle: spec.idle.map(Into::into),

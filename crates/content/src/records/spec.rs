@@ -118,6 +118,8 @@ pub struct NetworkUse {
     search: Vec<String>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     hosts: Vec<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    proxy_ports: Option<Vec<String>>,
 }
 both_ways!(
     NetworkUse,
@@ -129,6 +131,7 @@ both_ways!(
         dns: same,
         search: same,
         hosts: same,
+        proxy_ports: same,
     }
 );
 

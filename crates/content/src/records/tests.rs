@@ -151,9 +151,18 @@ fn on_a_network() -> VmRecord {
         dns: vec![text("192.0.2.53")],
         search: vec![text("example.org")],
         hosts: vec![text("db:192.0.2.7")],
+        proxy_ports: None,
     });
     vm.addresses = vec![[10, 118, 0, 2].into(), "fd00::2".parse().unwrap()];
     vm.policy = Some(policy("192.0.2.0/24"));
+    vm
+}
+
+/// One that the proxy reaches at a few ports: of release 0.2 and later.
+fn with_ports_for_the_proxy() -> VmRecord {
+    let mut vm = on_a_network();
+    let network = vm.spec.network.as_mut().unwrap();
+    network.proxy_ports = Some(vec![text("3000"), text("8000-8100")]);
     vm
 }
 
@@ -298,6 +307,13 @@ fn records_of_vms_do_not_drift() {
         "vm-1-idle.json",
         "vm.json",
         &with_an_idle_time(),
+        save,
+        load,
+    );
+    does_not_drift(
+        "vm-1-proxy-ports.json",
+        "vm.json",
+        &with_ports_for_the_proxy(),
         save,
         load,
     );

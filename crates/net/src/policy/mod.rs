@@ -17,7 +17,7 @@ mod tests;
 
 use crate::Cidr;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-pub use target::{Domain, Protocol, Rule, To};
+pub use target::{Domain, Protocol, Rule, To, port_range};
 
 /// Most rules of one VM: each becomes a kernel rule, and packets are checked against them one by
 /// one.

@@ -210,7 +210,7 @@ impl FromStr for Rule {
 }
 
 /// `PORT` or `FROM-TO`.
-pub(super) fn port_range(text: &str) -> Option<(u16, u16)> {
+pub fn port_range(text: &str) -> Option<(u16, u16)> {
     let port = |it: &str| {
         let digits = !it.is_empty() && it.bytes().all(|it| it.is_ascii_digit());
         it.parse::<u16>().ok().filter(|port| digits && *port > 0)

@@ -2,7 +2,9 @@
 
 use jiffy_content::error::{Error, Result};
 use jiffy_content::model::vm::Spec;
-use jiffy_vmhost::network::{DEFAULT, NONE, Network, check_policy, check_ports, hosts_entry};
+use jiffy_vmhost::network::{
+    DEFAULT, NONE, Network, check_policy, check_ports, check_proxy_ports, hosts_entry,
+};
 use jiffy_wire::api::{ImageConfig, NetworkUse};
 use jiffy_wire::guest::is_host_name;
 use std::net::{IpAddr, TcpListener, UdpSocket};
@@ -94,6 +96,9 @@ fn check(asked: &mut NetworkUse) -> Result<()> {
     let ports = check_ports(&asked.ports)?;
     asked.ports = ports.iter().map(ToString::to_string).collect();
     check_policy(&asked.policy)?;
+    if let Some(ports) = &asked.proxy_ports {
+        check_proxy_ports(ports)?;
+    }
     let counts = [
         (asked.dns.len(), SERVERS, "name servers"),
         (asked.search.len(), DOMAINS, "search domains"),
@@ -156,6 +161,7 @@ mod tests {
             error.0.message
         };
         assert!(refused(|it| it.ports = vec!["x".into()]).contains('x'));
+        assert!(refused(|it| it.proxy_ports = Some(vec!["y".into()])).contains('y'));
         assert!(refused(|it| it.dns = vec!["dns".into()]).contains("dns"));
         assert!(refused(|it| it.search = vec!["a b".into()]).contains("a b"));
         assert!(refused(|it| it.hosts = vec!["db=1".into()]).contains("db=1"));
@@ -165,7 +171,11 @@ mod tests {
 
     #[test]
     fn ports_are_written_in_one_form_and_not_inherited() {
-        let network = asked(|it| it.ports = vec!["8080:80".into()]).expect("good");
+        let network = asked(|it| {
+            it.ports = vec!["8080:80".into()];
+            it.proxy_ports = Some(vec!["80".into()]);
+        });
+        let network = network.expect("good");
         assert_eq!(network.ports, ["127.0.0.1:8080:80/tcp"]);
         let parent = Spec {
             network: Some(network),
@@ -173,6 +183,7 @@ mod tests {
         };
         let child = inherited(&parent).expect("a network");
         assert!(child.ports.is_empty());
+        assert_eq!(child.proxy_ports.as_deref(), Some(&["80".to_owned()][..]));
         assert_eq!(inherited(&Spec::default()), None);
     }
 

@@ -23,7 +23,7 @@ pub use jiffy_net::callers::Caller;
 pub use keeping::clean_up;
 pub use open::{Settings, uninstall};
 pub use recovered::recovered;
-pub use specs::{check_policy, check_ports};
+pub use specs::{check_policy, check_ports, check_proxy_ports, is_open_to_the_proxy};
 pub use traffic::traffic;
 
 use jiffy_content::clock::monotonic_ns;

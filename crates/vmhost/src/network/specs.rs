@@ -5,9 +5,9 @@ use jiffy_content::error::{Error, Result};
 use jiffy_content::model::vm::VmRecord;
 use jiffy_net::host::GuestSpec;
 use jiffy_net::policy::publish::Publish;
-use jiffy_net::policy::{Policy, RULES, Rule};
+use jiffy_net::policy::{Policy, RULES, Rule, port_range};
 use jiffy_net::{Error as NetError, VmId};
-use jiffy_wire::api::NetworkPolicy;
+use jiffy_wire::api::{NetworkPolicy, NetworkUse};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// MTU, bytes, as on Ethernet.
@@ -89,6 +89,31 @@ pub fn check_policy(policy: &NetworkPolicy) -> Result<Policy> {
     Ok(policy)
 }
 
+/// Parses the ports that the proxy may reach: the first and the last of each range.
+pub fn check_proxy_ports(texts: &[String]) -> Result<Vec<(u16, u16)>> {
+    if texts.len() > PORTS {
+        return Err(Error::invalid(format!(
+            "A VM can open at most {PORTS} ports and ranges to the proxy."
+        )));
+    }
+    let range = |text: &String| {
+        port_range(text).ok_or_else(|| {
+            Error::invalid(format!("{text:?} is neither a port nor a range of ports."))
+                .hint("Write 3000, 8000-8100, none or all.")
+        })
+    };
+    texts.iter().map(range).collect()
+}
+
+/// Whether the proxy may reach this TCP port of a VM.
+pub fn is_open_to_the_proxy(network: &NetworkUse, port: u16) -> bool {
+    let ranges = network.proxy_ports.iter().flatten();
+    let is_listed = ranges
+        .filter_map(|text| port_range(text))
+        .any(|(first, last)| (first..=last).contains(&port));
+    network.proxy_ports.is_none() || is_listed
+}
+
 fn invalid(error: NetError) -> Error {
     Error::invalid(format!("{error}."))
 }
@@ -97,7 +122,6 @@ fn invalid(error: NetError) -> Error {
 mod tests {
     use super::*;
     use jiffy_content::model::vm::Spec;
-    use jiffy_wire::api::NetworkUse;
 
     fn texts<const N: usize>(all: [&str; N]) -> Vec<String> {
         all.map(str::to_owned).into()
@@ -128,6 +152,29 @@ mod tests {
             ["127.0.0.1:8080:80/tcp", "192.0.2.1:53:53/udp"]
         );
         assert_eq!(ports(true), ["0.0.0.0:8080:80/tcp", "192.0.2.1:53:53/udp"]);
+    }
+
+    #[test]
+    fn the_proxy_reaches_what_is_listed() {
+        let open = |ports: Option<&[&str]>, port| {
+            let list = |ports: &[&str]| ports.iter().map(|&it| it.to_owned()).collect();
+            let network = NetworkUse {
+                proxy_ports: ports.map(list),
+                ..NetworkUse::default()
+            };
+            is_open_to_the_proxy(&network, port)
+        };
+        assert!(open(None, 1) && open(None, 65535));
+        assert!(!open(Some(&[]), 80));
+        let some: Option<&[&str]> = Some(&["80", "8000-8100"]);
+        assert!(open(some, 80) && open(some, 8000) && open(some, 8100));
+        assert!(!open(some, 79) && !open(some, 81) && !open(some, 7999) && !open(some, 8101));
+        check_proxy_ports(&texts(["80", "8000-8100"])).expect("ports");
+        for wrong in ["", "0", "65536", "81-80", "+80", "all", "80/udp"] {
+            let error = check_proxy_ports(&texts([wrong])).expect_err(wrong);
+            assert!(error.0.message.contains("neither a port"), "{error}");
+        }
+        check_proxy_ports(&vec!["80".to_owned(); PORTS + 1]).expect_err("too many");
     }
 
     #[test]

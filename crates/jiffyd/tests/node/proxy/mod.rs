@@ -1,7 +1,13 @@
 //! HTTP to VMs by name. The daemon is in a network namespace of the test's, which needs root; there
 //! a server of the test's has the VM's address.
 
-use crate::daemon::{Daemon, named};
+mod access;
+mod clients;
+mod http2;
+mod places;
+mod secure;
+
+use crate::daemon::{Daemon, eventually, named};
 use crate::network::daemon_with;
 use crate::ports::{hibernate, own_address, published, tried_once_a_second};
 use crate::sleep::starts;
@@ -10,6 +16,8 @@ use jiffy_wire::api::{ApiError, CreateVm, IdleAction, IdlePolicy, NetworkUse, Vm
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -31,32 +39,67 @@ fn head_of(stream: &mut impl BufRead) -> Vec<String> {
     }
 }
 
-/// Serves HTTP at port 3000 of the VM's address. `/head` answers with the request's head, `/events`
-/// with an event and, after a second, another, `/echo` switches to a protocol that repeats each
-/// line, all else with the body of the request as it comes.
-fn serve_for(vm: &Vm) {
-    let address = own_address("add", vm);
-    let listener = TcpListener::bind(format!("{address}:3000")).expect("the VM's port");
-    thread::spawn(move || {
-        while let Ok((client, _)) = listener.accept() {
-            thread::spawn(move || answer(client));
-        }
-    });
+/// What a server has seen.
+#[derive(Default)]
+struct Served {
+    /// Requests.
+    requests: AtomicUsize,
+    /// Bytes that it sent for `/forever`.
+    sent: AtomicUsize,
+    /// What clients of `/last` have sent.
+    heard: Mutex<String>,
+    /// The head of the last request that switched protocols.
+    switched: Mutex<Vec<String>>,
 }
 
-fn answer(mut client: TcpStream) {
+/// Serves HTTP at port 3000 of the VM's address. `/head` answers with the request's head, `/events`
+/// with an event and, after three seconds, another, `/forever` with more than anybody reads. `/echo`
+/// switches to a protocol that repeats each line, and `/last` to one in which the server ends its
+/// side first. All else is answered with the body of the request as it comes.
+fn serve_for(vm: &Vm) -> Arc<Served> {
+    let address = own_address("add", vm);
+    let listener = TcpListener::bind(format!("{address}:3000")).expect("the VM's port");
+    let served = Arc::<Served>::default();
+    let seen = Arc::clone(&served);
+    thread::spawn(move || {
+        while let Ok((client, _)) = listener.accept() {
+            let served = Arc::clone(&served);
+            thread::spawn(move || answer(client, &served));
+        }
+    });
+    seen
+}
+
+fn answer(mut client: TcpStream, served: &Served) {
     let mut input = BufReader::new(client.try_clone().unwrap());
     let head = head_of(&mut input);
+    if head.is_empty() {
+        // The proxy's client has gone before its request was sent.
+        return;
+    }
+    served.requests.fetch_add(1, Ordering::SeqCst);
     let path = head[0].split(' ').nth(1).unwrap().to_owned();
     let chunk = |client: &mut TcpStream, text: &str| {
         let _ = write!(client, "{:x}\r\n{text}\r\n", text.len());
     };
-    if path.starts_with("/echo") {
+    let switch = |mut client: &TcpStream, word: &str| {
+        *served.switched.lock().unwrap() = head.clone();
         write!(
             client,
-            "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: lines\r\n\r\nready\n"
+            "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: lines\r\n\r\n{word}\n"
         )
         .unwrap();
+    };
+    if path.starts_with("/last") {
+        switch(&client, "bye");
+        client.shutdown(Shutdown::Write).unwrap();
+        let mut heard = String::new();
+        input.read_to_string(&mut heard).unwrap();
+        served.heard.lock().unwrap().push_str(&heard);
+        return;
+    }
+    if path.starts_with("/echo") {
+        switch(&client, "ready");
         for line in input.lines().map_while(Result::ok) {
             writeln!(client, "{line}, {line}").unwrap();
         }
@@ -72,6 +115,12 @@ fn answer(mut client: TcpStream) {
             chunk(&mut client, "data: 1\n\n");
             thread::sleep(Duration::from_secs(3));
             chunk(&mut client, "data: 2\n\n");
+        }
+        "/forever" => {
+            let piece = "x".repeat(64 << 10);
+            while write!(client, "{:x}\r\n{piece}\r\n", piece.len()).is_ok() {
+                served.sent.fetch_add(piece.len(), Ordering::SeqCst);
+            }
         }
         _ if path.starts_with("/head") => chunk(&mut client, &head.join("\n")),
         _ => loop {
@@ -91,18 +140,31 @@ fn answer(mut client: TcpStream) {
 
 /// Sends a request's head; returns the connection, which has the answer.
 fn send(head: &str) -> BufReader<TcpStream> {
-    let mut stream = TcpStream::connect(PROXY).expect("the proxy");
-    let patience = Some(Duration::from_secs(60));
-    stream.set_read_timeout(patience).unwrap();
+    let mut stream = connect();
     stream.write_all(head.as_bytes()).unwrap();
     BufReader::new(stream)
 }
 
+fn connect() -> TcpStream {
+    let stream = TcpStream::connect(PROXY).expect("the proxy");
+    let patience = Some(Duration::from_secs(60));
+    stream.set_read_timeout(patience).unwrap();
+    stream
+}
+
 /// Status, and body without its framing.
 fn get(path: &str, headers: &str) -> (u16, String) {
-    let mut stream = send(&format!(
+    get_over(connect(), path, headers)
+}
+
+/// The same over this connection.
+fn get_over(mut stream: impl Read + Write, path: &str, headers: &str) -> (u16, String) {
+    write!(
+        stream,
         "GET {path} HTTP/1.1\r\n{headers}\r\nConnection: close\r\n\r\n"
-    ));
+    )
+    .unwrap();
+    let mut stream = BufReader::new(stream);
     let head = head_of(&mut stream);
     let mut body = String::new();
     stream.read_to_string(&mut body).unwrap();
@@ -116,9 +178,13 @@ fn get(path: &str, headers: &str) -> (u16, String) {
 
 /// The sentence of a refusal with this status.
 fn refused(status: u16, path: &str, headers: &str) -> String {
-    let (was, body) = get(path, headers);
-    assert_eq!(was, status, "{body}");
-    let error: ApiError = serde_json::from_str(&body).unwrap();
+    sentence(status, &get(path, headers))
+}
+
+/// The sentence of this answer, which refuses with this status.
+fn sentence(status: u16, (was, body): &(u16, String)) -> String {
+    assert_eq!(*was, status, "{body}");
+    let error: ApiError = serde_json::from_str(body).unwrap();
     assert!(error.message.ends_with('.'), "{error:?}");
     error.message
 }
@@ -215,6 +281,32 @@ fn bodies_stream_both_ways_and_protocols_are_switched() {
     writer.shutdown(Shutdown::Write).unwrap();
     assert_eq!(lines.next().unwrap(), "end", "the other direction is open");
     assert_eq!(lines.next(), None);
+}
+
+#[test]
+fn either_side_may_end_first() {
+    let daemon = daemon();
+    let vm: Vm = daemon.run_detached(published(counter())).json();
+    let served = serve_for(&vm);
+    // A client that has sent its request gets the whole answer.
+    let stream = send(&format!("GET /events HTTP/1.1\r\n{HOST}\r\n\r\n"));
+    stream.get_ref().shutdown(Shutdown::Write).unwrap();
+    let lines: Vec<String> = stream.lines().map(Result::unwrap).collect();
+    let events = lines.iter().filter(|line| line.starts_with("data"));
+    assert_eq!(events.collect::<Vec<_>>(), ["data: 1", "data: 2"]);
+    // So does a server.
+    let mut stream = send(&format!(
+        "GET /last HTTP/1.1\r\n{HOST}\r\nConnection: Upgrade\r\nUpgrade: lines\r\n\r\n"
+    ));
+    head_of(&mut stream);
+    let mut said = String::new();
+    stream.read_to_string(&mut said).unwrap();
+    assert_eq!(said, "bye\n");
+    write!(stream.get_mut(), "still here").unwrap();
+    drop(stream);
+    eventually("the server has it", || {
+        *served.heard.lock().unwrap() == "still here"
+    });
 }
 
 #[test]

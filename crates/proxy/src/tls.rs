@@ -1,0 +1,159 @@
+//! The certificate and its key, and handshakes with clients.
+
+use jiffy_content::error::{Error, Result};
+use rustls::crypto::ring;
+use rustls::pki_types::pem::{self, PemObject};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::{InconsistentKeys, ServerConfig};
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+
+/// The protocols that the proxy speaks (ALPN, RFC 7301), the preferred one first.
+const HTTP2: &[u8] = b"h2";
+const HTTP1: &[u8] = b"http/1.1";
+/// Most bytes of a file.
+const MAX_FILE: u64 = 1 << 20;
+/// Permissions that a key's file must not have: any of others, and writing of its group.
+const FORBIDDEN: u32 = 0o027;
+
+/// TLS with a certificate from files.
+#[derive(Debug)]
+pub struct Tls {
+    certificate: PathBuf,
+    key: PathBuf,
+    /// For new connections.
+    config: Mutex<Arc<ServerConfig>>,
+}
+
+impl Tls {
+    /// Reads a chain of certificates, the server's own first, and its private key.
+    pub fn open(certificate: &Path, key: &Path) -> Result<Tls> {
+        Ok(Tls {
+            config: Mutex::new(Arc::new(configuration(certificate, key)?)),
+            certificate: certificate.into(),
+            key: key.into(),
+        })
+    }
+
+    /// Reads both files again, for new connections. After an error the previous certificate stays.
+    pub fn reload(&self) -> Result<()> {
+        let config = Arc::new(configuration(&self.certificate, &self.key)?);
+        *self.config.lock().unwrap_or_else(PoisonError::into_inner) = config;
+        Ok(())
+    }
+
+    fn config(&self) -> Arc<ServerConfig> {
+        let config = self.config.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(&config)
+    }
+
+    /// A client's connection after its handshake.
+    pub(crate) async fn accept(&self, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
+        TlsAcceptor::from(self.config()).accept(stream).await
+    }
+}
+
+/// Whether client and proxy have agreed on HTTP/2.
+pub(crate) fn is_http2(stream: &TlsStream<TcpStream>) -> bool {
+    stream.get_ref().1.alpn_protocol() == Some(HTTP2)
+}
+
+/// Whether a client that has sent this byte first wants TLS: it is a handshake's record (RFC 8446
+/// §5.1).
+pub(crate) fn begins_tls(byte: u8) -> bool {
+    byte == 22
+}
+
+fn configuration(certificate: &Path, key: &Path) -> Result<ServerConfig> {
+    let chain = read_chain(certificate)?;
+    let private = read_key(key)?;
+    let provider = Arc::new(ring::default_provider());
+    let built = ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .and_then(|it| it.with_no_client_auth().with_single_cert(chain, private));
+    let (certificate, key) = (certificate.display(), key.display());
+    let mut config = built.map_err(|error| match error {
+        rustls::Error::InconsistentKeys(InconsistentKeys::KeyMismatch) => Error::invalid(format!(
+            "The private key in {key} is not that of the first certificate in {certificate}."
+        ))
+        .hint("The server's own certificate comes first, then those of its authorities."),
+        rustls::Error::InvalidCertificate(why) => Error::invalid(format!(
+            "The first certificate in {certificate} is not valid: {why}."
+        )),
+        error => Error::invalid(format!("The private key in {key} can't be used: {error}."))
+            .hint("Keys of RSA (2048 bits or more), ECDSA (P-256, P-384) and Ed25519 can."),
+    })?;
+    config.alpn_protocols = vec![HTTP2.to_vec(), HTTP1.to_vec()];
+    Ok(config)
+}
+
+fn read_chain(path: &Path) -> Result<Vec<CertificateDer<'static>>> {
+    let (_, text) = read("certificate", path)?;
+    let chain: std::result::Result<Vec<_>, pem::Error> =
+        CertificateDer::pem_slice_iter(&text).collect();
+    match chain {
+        Ok(chain) if chain.is_empty() => Err(Error::invalid(format!(
+            "The certificate file {} contains no certificate in PEM.",
+            path.display()
+        ))),
+        Ok(chain) => Ok(chain),
+        Err(_) => Err(Error::invalid(format!(
+            "The certificate file {} is damaged: its PEM can't be decoded.",
+            path.display()
+        ))),
+    }
+}
+
+fn read_key(path: &Path) -> Result<PrivateKeyDer<'static>> {
+    let (mode, text) = read("key", path)?;
+    let path = path.display();
+    if mode & FORBIDDEN != 0 {
+        return Err(Error::invalid(format!(
+            "The key file {path} has the mode {mode:04o}, by which others may read or change it."
+        ))
+        .hint(format!("Run `chmod 600 {path}`.")));
+    }
+    match PrivateKeyDer::from_pem_slice(&text) {
+        Ok(key) => Ok(key),
+        Err(pem::Error::NoItemsFound) if is_encrypted(&text) => Err(Error::invalid(format!(
+            "The private key in {path} is encrypted."
+        ))
+        .hint(format!(
+            "Write it without a password: `openssl pkey -in {path} -out FILE`."
+        ))),
+        Err(pem::Error::NoItemsFound) => Err(Error::invalid(format!(
+            "The key file {path} contains no private key in PEM."
+        ))),
+        Err(_) => Err(Error::invalid(format!(
+            "The key file {path} is damaged: its PEM can't be decoded."
+        ))),
+    }
+}
+
+fn is_encrypted(text: &[u8]) -> bool {
+    let mark = b"BEGIN ENCRYPTED PRIVATE KEY";
+    text.windows(mark.len()).any(|part| part == mark)
+}
+
+/// A file's permissions and contents.
+fn read(what: &str, path: &Path) -> Result<(u32, Vec<u8>)> {
+    let of_file = || -> io::Result<(u32, Vec<u8>)> {
+        let file = File::open(path)?;
+        let mode = file.metadata()?.permissions().mode() & 0o7777;
+        let mut text = Vec::new();
+        file.take(MAX_FILE).read_to_end(&mut text)?;
+        Ok((mode, text))
+    };
+    of_file().map_err(|error| {
+        Error::invalid(format!(
+            "The {what} file {} can't be read: {error}.",
+            path.display()
+        ))
+    })
+}
