@@ -116,9 +116,7 @@ impl Caller {
     pub(super) fn asks_for(self, vm: &VmHandle, purpose: Purpose) -> Asking {
         let of_vm = vm.spec.owner.as_deref().map(Arc::from);
         Asking {
-            owner: of_vm
-                .or(self.owner)
-                .unwrap_or_else(|| DEFAULT_OWNER.into()),
+            owner: of_vm.or(self.owner).unwrap_or_else(|| DEFAULT_OWNER.into()),
             priority: self.priority.unwrap_or(vm.spec.priority),
             wait: self.wait,
             id: vm.id.clone(),
@@ -318,7 +316,9 @@ impl Node {
         // The contents of an image that is partial or can't be read are unknown.
         let filled = filled.await.ok().and_then(|filled| filled.ok());
         let amount = Amount::to_complete(&vm.spec, filled);
-        self.reserve(vm, Purpose::Capture, amount, 1).await.map(Some)
+        self.reserve(vm, Purpose::Capture, amount, 1)
+            .await
+            .map(Some)
     }
 
     /// Fills the VM's missing memory, without which it can't be captured. After that the VM needs

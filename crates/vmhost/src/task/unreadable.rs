@@ -204,6 +204,8 @@ impl Unreadable {
 #[derive(Deserialize)]
 struct Config {
     #[serde(default)]
+    vcpus: u8,
+    #[serde(default)]
     memory: Memory,
     disks: Vec<Disk>,
 }
