@@ -867,6 +867,7 @@ fn a_key_has_the_image_looked_at_before_anything_runs() {
             kind: ErrorKind::Invalid,
             message: "It is not signed by this key.".into(),
             hint: None,
+            retry_after_s: None,
         });
         let line = serde_json::to_string(&said).unwrap();
         let answer = format!(

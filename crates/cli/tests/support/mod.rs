@@ -211,6 +211,7 @@ impl Peer {
             kind,
             message: message.to_owned(),
             hint: hint.map(str::to_owned),
+            retry_after_s: None,
         };
         self.json(kind.status(), &error);
     }
