@@ -83,10 +83,7 @@ fn the_request_says_what_was_asked_for() {
     assert!(status.success());
     let request = &node.requests()[0];
     assert_eq!(request.line, "POST /v1/run");
-    let header = |name: &str| {
-        let found = request.headers.iter().find(|(header, _)| header == name);
-        found.map(|(_, value)| value.to_lowercase())
-    };
+    let header = |name: &str| request.header(name).map(str::to_lowercase);
     assert_eq!(header("connection").as_deref(), Some("upgrade"));
     assert_eq!(header("upgrade").as_deref(), Some("jiffy-frames"));
     let run: RunVm = request.json();

@@ -2,11 +2,14 @@
 
 mod body;
 mod frames;
+mod lines;
 mod patient;
+mod queue;
 mod repeat;
 
 pub use body::BodySender;
 pub use frames::{FrameReader, FrameWriter, Frames};
+pub use lines::JsonLines;
 
 use crate::failure::{Failure, Kind, Result, reason};
 use body::RequestBody;
@@ -16,7 +19,7 @@ use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper::header::{ACCEPT, AUTHORIZATION, CONNECTION, CONTENT_TYPE, HOST, HeaderValue, UPGRADE};
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
-use jiffy_wire::api::{ApiError, VM_ID_HEADER};
+use jiffy_wire::api::{ApiError, REQUEST_HEADER, VM_ID_HEADER};
 use patient::Patient;
 use repeat::Repeat;
 use serde::Serialize;
@@ -52,6 +55,8 @@ pub enum Endpoint {
 pub struct Client {
     endpoint: Endpoint,
     when_slow: Option<Arc<dyn Fn() -> Result<()> + Send + Sync>>,
+    /// The name of its requests, by which their places in the queue are followed and shown.
+    name: Option<Arc<str>>,
     /// A connection that was opened while looking for the node; the first request uses it.
     connection: Arc<Mutex<Option<std::os::unix::net::UnixStream>>>,
 }
@@ -70,6 +75,7 @@ impl Client {
         Client {
             endpoint,
             when_slow: None,
+            name: None,
             connection: Arc::default(),
         }
     }
@@ -79,6 +85,21 @@ impl Client {
         Client {
             when_slow: Some(Arc::new(why)),
             ..self
+        }
+    }
+
+    /// Names its requests: while one waits for memory and vCPUs, its place in the queue is shown.
+    pub fn with_places(&self, name: &str) -> Client {
+        Client {
+            name: Some(name.into()),
+            ..self.clone()
+        }
+    }
+
+    fn without_name(&self) -> Client {
+        Client {
+            name: None,
+            ..self.clone()
         }
     }
 
@@ -214,6 +235,9 @@ impl Client {
         if matches!(body, RequestBody::Whole(Some(_))) {
             request = request.header(CONTENT_TYPE, "application/json");
         }
+        if let Some(name) = &self.name {
+            request = request.header(REQUEST_HEADER, &**name);
+        }
         request = match &self.endpoint {
             Endpoint::Unix(_) => request.header(HOST, "jiffyd"),
             Endpoint::Tcp { address, token } => request
@@ -236,7 +260,12 @@ impl Client {
                 Err(failure) => failure,
                 Ok(mut sender) => {
                     repeat.is_sent();
-                    match self.answer(sender.send_request(request)).await? {
+                    let answer = self.answer(sender.send_request(request));
+                    let answer = match &self.name {
+                        Some(name) => queue::shown(self, name, answer).await,
+                        None => answer.await,
+                    };
+                    match answer? {
                         Ok(response) => break response,
                         Err(error) => lost(error),
                     }

@@ -33,6 +33,11 @@ impl Context {
         }
     }
 
+    /// A name for the requests of this command, which no other command has.
+    pub fn request_name(&self) -> String {
+        format!("{}-{}", std::process::id(), self.began_ns)
+    }
+
     /// The option with which another `jiffy` finds the same node; `None` for the default.
     pub fn machine_option(&self) -> Option<String> {
         let value = self.machine.to_possible_value()?;
