@@ -13,11 +13,6 @@ use jiffy_node::{Caller, Node};
 use jiffy_wire::api::{Priority, Queued, REQUEST_HEADER};
 use serde::Deserialize;
 use std::sync::Arc;
-use std::time::Duration;
-use tokio::time::sleep;
-
-/// Least time between two lines about a request, whose place may change many times a second.
-const PAUSE: Duration = Duration::from_millis(200);
 
 type Shared = State<Arc<Node>>;
 
@@ -52,10 +47,7 @@ pub(super) async fn list(State(node): Shared) -> Json<Vec<Queued>> {
 }
 
 /// The places of a request, one line of JSON each, until it waits no more.
-pub(super) async fn follow(
-    State(node): Shared,
-    Path(request): Path<String>,
-) -> Result<Response> {
+pub(super) async fn follow(State(node): Shared, Path(request): Path<String>) -> Result<Response> {
     let Some(first) = node.next_place(&request, None).await else {
         return Err(Error::not_found(format!("No request {request} waits.")).into());
     };
@@ -64,10 +56,7 @@ pub(super) async fn follow(
         async move {
             let queued: Queued = match next {
                 Some(first) => first,
-                None => {
-                    sleep(PAUSE).await;
-                    node.next_place(&request, last).await?
-                }
+                None => node.next_place(&request, last).await?,
             };
             let place = queued.place;
             Some((vec![queued], (None, Some(place))))
@@ -79,6 +68,7 @@ pub(super) async fn follow(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Duration;
 
     #[test]
     fn a_request_may_have_a_name() {
@@ -106,7 +96,12 @@ mod tests {
         assert_eq!(wants.priority, Some(Priority::High));
         assert_eq!(wants.wait, Some(Duration::ZERO));
         assert!(caller("?wait_s=86400").is_ok());
-        for wrong in ["?priority=urgent", "?wait_s=86401", "?wait_s=-1", "?other=1"] {
+        for wrong in [
+            "?priority=urgent",
+            "?wait_s=86401",
+            "?wait_s=-1",
+            "?other=1",
+        ] {
             assert!(caller(wrong).is_err(), "{wrong}");
         }
     }

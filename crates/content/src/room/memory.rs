@@ -45,6 +45,9 @@ use tracing::debug;
 const LOOK: Duration = Duration::from_millis(250);
 /// The longest that a request may wait.
 pub const MAX_WAIT: Duration = Duration::from_secs(86_400);
+/// How long after a change of the queue clients are told their places: many requests may be
+/// served in this time, and each of many clients looks for its own.
+const PAUSE: Duration = Duration::from_millis(200);
 /// The longest time after which a request that found the queue full should be sent again.
 const RETRY: Duration = Duration::from_secs(60);
 
@@ -254,21 +257,25 @@ impl Room {
         let now = Instant::now();
         let free = line.next_deadline().unwrap_or(now);
         let after = free.saturating_duration_since(now).min(RETRY);
+        let after_s = after.as_secs() as u32 + 1;
         let mut error = Error::no_room(format!(
             "{count} requests{whose} wait for memory or vCPUs, and the queue takes no further one."
         ))
-        .hint("Try again later, stop other VMs, or start jiffyd with a higher --queue-limit.");
-        error.0.retry_after_s = Some(after.as_secs() as u32 + 1);
+        .hint(format!(
+            "Try again in {after_s} s, stop other VMs, or start jiffyd with a higher --queue-limit."
+        ));
+        error.0.retry_after_s = Some(after_s);
         Err(error)
     }
 
     /// Waits until no request waits.
     pub async fn nobody_waits(&self) {
-        self.when(|line| line.is_empty().then_some(())).await;
+        let is_over = |line: &Line| line.is_empty().then_some(());
+        self.when(is_over, Duration::ZERO).await;
     }
 
-    /// Waits until `found` finds something in the queue.
-    async fn when<T>(&self, found: impl Fn(&Line) -> Option<T>) -> T {
+    /// Waits until `found` finds something in the queue; looks again this long after a change.
+    async fn when<T>(&self, found: impl Fn(&Line) -> Option<T>, pause: Duration) -> T {
         loop {
             let mut moved = pin!(self.moved.notified());
             // Enabled before the look, so that no change after it is missed.
@@ -277,6 +284,9 @@ impl Room {
             match found {
                 Some(found) => return found,
                 None => moved.await,
+            }
+            if !pause.is_zero() {
+                sleep(pause).await;
             }
         }
     }
@@ -300,7 +310,7 @@ impl Room {
             Some(queued) if Some(queued.place) == last => None,
             moved => Some(moved),
         };
-        self.when(has_moved).await
+        self.when(has_moved, PAUSE).await
     }
 
     /// Reserves for background work, if there is room now and no request waits. Requests may take

@@ -2,6 +2,7 @@
 
 use super::super::line::AGEING;
 use super::*;
+use std::collections::BTreeMap;
 
 /// Seconds that a test's request may wait unless it says something else.
 const WAIT: Duration = Duration::from_secs(100);
@@ -403,5 +404,117 @@ async fn a_request_that_waits_is_listed_and_its_place_followed() {
     drop(all);
     assert_eq!(place(Some(1)).await, None);
     assert!(second.await.unwrap().unwrap().waited_ns.is_some());
+    assert!(empty(&room));
+}
+
+/// Requests that come, leave and are served, while time passes.
+#[derive(Debug, Clone)]
+enum Move {
+    Enter { owner: u8, priority: Priority },
+    Leave { which: usize },
+    Serve,
+    Pass { seconds: u64 },
+}
+
+fn moves() -> impl Strategy<Value = Vec<Move>> {
+    use Priority::{High, Low, Normal};
+    let priority = || prop_oneof![Just(Low), Just(Normal), Just(High)];
+    let one = prop_oneof![
+        4 => (0..4_u8, priority()).prop_map(|(owner, priority)| Move::Enter { owner, priority }),
+        1 => (0..40_usize).prop_map(|which| Move::Leave { which }),
+        2 => Just(Move::Serve),
+        2 => (1..40_u64).prop_map(|seconds| Move::Pass { seconds }),
+    ];
+    proptest::collection::vec(one, 1..120)
+}
+
+proptest! {
+    #[test]
+    fn whoever_comes_leaves_or_rises_each_request_has_one_place(moves in moves()) {
+        let mut now = Instant::now();
+        let mut line = Line::default();
+        // By number: the owner, the priority, and when it came.
+        let mut model = BTreeMap::<u64, (String, Priority, Instant)>::new();
+        let mut next = 0_u64;
+        for step in moves {
+            match step {
+                Move::Enter { owner, priority } => {
+                    let owner = format!("owner{owner}");
+                    let asking = Asking { name: next.to_string(), ..of(&owner, priority) };
+                    prop_assert_eq!(line.enter(ticket(asking, now)), next);
+                    model.insert(next, (owner, priority, now));
+                    next += 1;
+                }
+                Move::Leave { which } => {
+                    let number = model.keys().nth(which).copied();
+                    prop_assert_eq!(line.leave(number.unwrap_or(u64::MAX)), number.is_some());
+                    number.map(|number| model.remove(&number));
+                }
+                Move::Serve => {
+                    let first = line.first().map(|(number, _)| number);
+                    line.serve_first();
+                    first.map(|number| model.remove(&number));
+                }
+                Move::Pass { seconds } => now += Duration::from_secs(seconds),
+            }
+            line.age(now);
+            let class = |number: u64| {
+                let (_, priority, since) = &model[&number];
+                let risen = (now - *since).as_secs() / AGEING.as_secs();
+                (Priority::High as u64).min(*priority as u64 + risen)
+            };
+            prop_assert_eq!(line.len(), model.len());
+            let numbers = numbers_in_order(&line);
+            let mut sorted = numbers.clone();
+            sorted.sort_unstable();
+            prop_assert!(sorted.iter().eq(model.keys()));
+            for (before, after) in numbers.iter().zip(numbers.iter().skip(1)) {
+                prop_assert!(class(*before) >= class(*after));
+            }
+            for owner in model.values().map(|(owner, ..)| owner) {
+                let theirs = numbers.iter().filter(|number| model[number].0 == *owner);
+                let theirs: Vec<u64> = theirs.copied().collect();
+                let in_order = |pair: &[u64]| class(pair[0]) > class(pair[1]) || pair[0] < pair[1];
+                prop_assert!(theirs.windows(2).all(in_order));
+            }
+        }
+    }
+}
+
+/// The numbers of all requests, which are their names, in the order of the line.
+fn numbers_in_order(line: &Line) -> Vec<u64> {
+    let shown = line.shown(|_| true);
+    let first = line.first().map(|(_, first)| &first.asking.name);
+    assert_eq!(first, shown.first().map(|one| &one.name));
+    shown.iter().map(|one| one.name.parse().unwrap()).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn no_turn_is_lost_among_many_that_come_and_give_up() {
+    const TASKS: usize = 48;
+    let room = room(TOTAL, Some(100), LONG);
+    let task = |number: usize| {
+        let room = Arc::clone(&room);
+        tokio::spawn(async move {
+            for round in 0..40 {
+                let kind = number * 7 + round * 13;
+                let priority = [Priority::Low, Priority::Normal, Priority::High][kind % 3];
+                let asking = of(&format!("owner{}", kind % 5), priority);
+                let mib = 1 + (kind as u64 * 31) % 100;
+                let reserve = room.reserve(asking, vm(mib), 1);
+                // Some give up, at whatever moment that is.
+                let patience = Duration::from_micros(kind as u64 % 700);
+                match kind % 4 {
+                    0 => drop(tokio::time::timeout(patience, reserve).await),
+                    _ => drop(reserve.await.unwrap()),
+                }
+                yield_now().await;
+            }
+        })
+    };
+    let tasks: Vec<_> = (0..TASKS).map(task).collect();
+    for task in tasks {
+        task.await.unwrap();
+    }
     assert!(empty(&room));
 }
