@@ -249,10 +249,12 @@ impl Room {
         // One owner may have three quarters of the places; the rest is for others.
         let share = self.most - self.most / 4;
         let (all, theirs) = (line.len(), line.len_of(owner));
-        let (count, whose) = match () {
-            () if all >= self.most => (all, String::new()),
-            () if theirs >= share => (theirs, format!(" of the owner {owner}")),
-            () => return Ok(()),
+        let (count, whose) = if all >= self.most {
+            (all, String::new())
+        } else if theirs >= share {
+            (theirs, format!(" of the owner {owner}"))
+        } else {
+            return Ok(());
         };
         let now = Instant::now();
         let free = line.next_deadline().unwrap_or(now);
