@@ -169,12 +169,12 @@ pub struct CreateVm {
 )]
 #[serde(rename_all = "snake_case")]
 pub enum Priority {
-    /// Served when no other request waits.
+    /// Served after requests of the other priorities.
     Low,
     /// Of requests without another priority.
     #[default]
     Normal,
-    /// Served first.
+    /// Served first; after eight of these, one of another priority that waits has its turn.
     High,
 }
 

@@ -214,6 +214,7 @@ impl Room {
         let is_first = state.line.would_be_first(asking.priority);
         let shortage = self.shortage(&state, want, count);
         if is_first && shortage.fits() {
+            state.line.note_served(asking.priority);
             return Ok(Entered::Served(self.take(&mut state, &shortage)));
         }
         if shortage.is_for_good() || wait.is_zero() {
@@ -393,12 +394,7 @@ impl Room {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if !state.line.is_empty() && state.line.age(Instant::now()) {
-            call_first(&state.line);
-            self.moved.notify_waiters();
-        }
-        state
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

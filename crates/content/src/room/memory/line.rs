@@ -1,12 +1,12 @@
 //! The order of requests that wait.
 //!
-//! * A request of a higher class is served before those of lower ones. Its class is its priority
-//!   at first; it rises by one for each [`AGEING`] that it has waited, so that requests of high
-//!   priority delay a low one by twice that time at most, and by one round of their owners.
-//! * Within a class, owners take turns: one that was served goes behind the others, and so does
-//!   one that is new. So the first request of a class stays its first until it is served or
+//! * Those of a higher priority are served first. But none is passed over for ever: when [`PASSES`]
+//!   requests of higher priorities were served while some of a priority waited, it is the turn of
+//!   one of these.
+//! * Within a priority, owners take turns: one that was served goes behind the others, and so does
+//!   one that is new. So the first request of a priority stays its first until it is served or
 //!   leaves, whoever comes.
-//! * Requests of an owner are served in the order in which they came.
+//! * Requests of an owner and priority are served in the order in which they came.
 
 use super::amount::Amount;
 use super::asking::Asking;
@@ -17,8 +17,9 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-/// How long a request waits in a class until it rises to the next one.
-pub(super) const AGEING: Duration = Duration::from_secs(30);
+/// How many requests of higher priorities are served before one of a lower priority that waits.
+pub(super) const PASSES: u32 = 8;
+/// The number of priorities.
 const CLASSES: usize = 3;
 
 /// A request that waits.
@@ -46,40 +47,32 @@ struct Numbered {
     ticket: Ticket,
 }
 
-/// Requests of one owner in one class, in order of arrival; never empty.
+/// Requests of one owner in one priority, in order of arrival; never empty.
 #[derive(Debug)]
 struct OfOwner {
     owner: Arc<str>,
     tickets: VecDeque<Numbered>,
 }
 
-/// The owners of a class, in the order of their turns.
+/// The owners of a priority, in the order of their turns.
 type Class = VecDeque<OfOwner>;
+
+/// How often each priority was passed over.
+#[derive(Debug, Clone, Copy, Default)]
+struct Passes([u32; CLASSES]);
 
 /// Requests that wait.
 #[derive(Debug, Default)]
 pub(super) struct Line {
-    /// The highest first.
+    /// The highest priority first.
     classes: [Class; CLASSES],
+    passes: Passes,
     /// Number of the next ticket.
     next: u64,
     length: usize,
-    /// When the next request rises, at the earliest.
-    rises: Option<Instant>,
 }
 
 impl Ticket {
-    /// The class of its priority.
-    fn first_class(&self) -> usize {
-        class_of(self.asking.priority)
-    }
-
-    /// When it leaves this class for the next one.
-    fn rises_from(&self, class: usize) -> Option<Instant> {
-        let before = (self.first_class() + 1).checked_sub(class)?;
-        (class > 0).then(|| self.since + AGEING * before as u32)
-    }
-
     fn shown(&self, place: usize) -> Queued {
         Queued {
             place: place as u32,
@@ -93,6 +86,31 @@ impl Ticket {
             cpus: self.want.cpus,
             since: self.since_s,
             until: self.since_s.saturating_add(self.wait.as_secs()),
+        }
+    }
+}
+
+impl Passes {
+    /// The class whose turn it is, of those in which requests wait.
+    fn turn(&self, waits: [bool; CLASSES]) -> Option<usize> {
+        let is_due = |class: &usize| waits[*class] && self.0[*class] >= PASSES;
+        let due = (0..CLASSES).rev().find(is_due);
+        due.or_else(|| waits.iter().position(|waits| *waits))
+    }
+
+    /// A request of this class was served, and these are the classes in which others wait.
+    fn note_served(&mut self, class: usize, waits: [bool; CLASSES]) {
+        self.0[class] = 0;
+        for passed in &mut self.0[class + 1..] {
+            *passed += 1;
+        }
+        self.forget_empty(waits);
+    }
+
+    /// A class in which no request waits is not passed over.
+    fn forget_empty(&mut self, waits: [bool; CLASSES]) {
+        for (passed, waits) in self.0.iter_mut().zip(waits) {
+            *passed *= u32::from(waits);
         }
     }
 }
@@ -115,9 +133,16 @@ impl Line {
 
     /// Would a new request of this priority be the first?
     pub(super) fn would_be_first(&self, priority: Priority) -> bool {
-        self.classes[..=class_of(priority)]
-            .iter()
-            .all(VecDeque::is_empty)
+        let class = class_of(priority);
+        let mut waits = self.waits();
+        let is_alone = !waits[class];
+        waits[class] = true;
+        is_alone && self.passes.turn(waits) == Some(class)
+    }
+
+    /// A request of this priority was served that did not wait.
+    pub(super) fn note_served(&mut self, priority: Priority) {
+        self.passes.note_served(class_of(priority), self.waits());
     }
 
     /// Adds a request; returns its number.
@@ -125,32 +150,41 @@ impl Line {
         let number = self.next;
         self.next += 1;
         self.length += 1;
-        let class = ticket.first_class();
-        self.rises = earlier(self.rises, ticket.rises_from(class));
-        insert(&mut self.classes[class], Numbered { number, ticket });
+        let class = &mut self.classes[class_of(ticket.asking.priority)];
+        let owner = Arc::clone(&ticket.asking.owner);
+        let ticket = Numbered { number, ticket };
+        match class.iter_mut().find(|one| one.owner == owner) {
+            Some(one) => one.tickets.push_back(ticket),
+            None => class.push_back(OfOwner {
+                owner,
+                tickets: VecDeque::from([ticket]),
+            }),
+        }
         number
     }
 
     /// The request whose turn it is.
     pub(super) fn first(&self) -> Option<(u64, &Ticket)> {
-        let owners = self.classes.iter().find_map(VecDeque::front)?;
-        let first = owners.tickets.front()?;
+        let class = self.passes.turn(self.waits())?;
+        let first = self.classes[class].front()?.tickets.front()?;
         Some((first.number, &first.ticket))
     }
 
     /// Takes the first request out, because it is served: its owner goes behind the others.
     pub(super) fn serve_first(&mut self) {
-        let Some(class) = self.classes.iter_mut().find(|class| !class.is_empty()) else {
+        let Some(class) = self.passes.turn(self.waits()) else {
             return;
         };
-        let Some(mut served) = class.pop_front() else {
+        let owners = &mut self.classes[class];
+        let Some(mut served) = owners.pop_front() else {
             return;
         };
         served.tickets.pop_front();
         self.length -= 1;
         if !served.tickets.is_empty() {
-            class.push_back(served);
+            owners.push_back(served);
         }
+        self.passes.note_served(class, self.waits());
     }
 
     /// Takes a request out that gave up; false if it is not there.
@@ -166,54 +200,37 @@ impl Line {
                     class.remove(at);
                 }
                 self.length -= 1;
+                self.passes.forget_empty(self.waits());
                 return true;
             }
         }
         false
     }
 
-    /// Moves those up that have waited long enough; true if there were any.
-    pub(super) fn age(&mut self, now: Instant) -> bool {
-        if self.rises.is_none_or(|rises| rises > now) {
-            return false;
-        }
-        let mut moved = false;
-        // The lowest class first: who has waited for both rises twice.
-        for class in (1..CLASSES).rev() {
-            for ticket in take_risen(&mut self.classes[class], class, now) {
-                insert(&mut self.classes[class - 1], ticket);
-                moved = true;
-            }
-        }
-        let all = self.classes.iter().enumerate().flat_map(|(class, owners)| {
-            let tickets = owners.iter().flat_map(|one| &one.tickets);
-            tickets.map(move |one| one.ticket.rises_from(class))
-        });
-        self.rises = all.fold(None, earlier);
-        moved
-    }
-
     /// All requests that pass, with their places in the order in which they will be served if
-    /// nobody comes, leaves or rises.
+    /// nobody comes or leaves.
     pub(super) fn shown(&self, passes: impl Fn(&Asking) -> bool) -> Vec<Queued> {
+        let mut classes = self.classes.each_ref().map(in_turns);
+        let mut turns = self.passes;
         let mut shown = Vec::new();
-        let mut place = 0;
-        for class in &self.classes {
-            let mut owners: Vec<_> = class.iter().map(|one| one.tickets.iter()).collect();
-            while !owners.is_empty() {
-                owners.retain_mut(|tickets| {
-                    let Some(Numbered { ticket, .. }) = tickets.next() else {
-                        return false;
-                    };
-                    place += 1;
-                    if passes(&ticket.asking) {
-                        shown.push(ticket.shown(place));
-                    }
-                    true
-                });
+        for place in 1..=self.length {
+            let waits = classes.each_ref().map(|class| !class.is_empty());
+            let Some(class) = turns.turn(waits) else {
+                break;
+            };
+            let ticket = classes[class].pop_front();
+            let waits = classes.each_ref().map(|class| !class.is_empty());
+            turns.note_served(class, waits);
+            if let Some(ticket) = ticket.filter(|ticket| passes(&ticket.asking)) {
+                shown.push(ticket.shown(place));
             }
         }
         shown
+    }
+
+    /// In which classes requests wait.
+    fn waits(&self) -> [bool; CLASSES] {
+        self.classes.each_ref().map(|class| !class.is_empty())
     }
 
     /// When the next of all requests gives up, at the latest.
@@ -232,40 +249,18 @@ fn class_of(priority: Priority) -> usize {
     }
 }
 
-fn earlier(one: Option<Instant>, other: Option<Instant>) -> Option<Instant> {
-    one.into_iter().chain(other).min()
-}
-
-/// Adds a request behind those of its owner that came before it; a new owner goes behind the
-/// others.
-fn insert(class: &mut Class, ticket: Numbered) {
-    let owner = &ticket.ticket.asking.owner;
-    match class.iter_mut().find(|one| one.owner == *owner) {
-        Some(one) => {
-            let earlier = |other: &Numbered| other.number < ticket.number;
-            let at = one.tickets.partition_point(earlier);
-            one.tickets.insert(at, ticket);
-        }
-        None => class.push_back(OfOwner {
-            owner: Arc::clone(owner),
-            tickets: VecDeque::from([ticket]),
-        }),
+/// The requests of a class in the order of their owners' turns.
+fn in_turns(class: &Class) -> VecDeque<&Ticket> {
+    let mut owners: Vec<_> = class.iter().map(|one| one.tickets.iter()).collect();
+    let mut order = VecDeque::new();
+    while !owners.is_empty() {
+        owners.retain_mut(|tickets| match tickets.next() {
+            Some(next) => {
+                order.push_back(&next.ticket);
+                true
+            }
+            None => false,
+        });
     }
-}
-
-/// Takes those out of a class that leave it for the next one, in order of arrival.
-fn take_risen(class: &mut Class, number: usize, now: Instant) -> Vec<Numbered> {
-    let rises = |one: &Numbered| {
-        let at = one.ticket.rises_from(number);
-        at.is_some_and(|at| at <= now)
-    };
-    let mut risen = Vec::new();
-    for one in class.iter_mut() {
-        let (up, stays): (VecDeque<_>, _) = one.tickets.drain(..).partition(&rises);
-        risen.extend(up);
-        one.tickets = stays;
-    }
-    class.retain(|one| !one.tickets.is_empty());
-    risen.sort_by_key(|one| one.number);
-    risen
+    order
 }

@@ -1,6 +1,6 @@
 //! The order of requests that wait, and who is refused.
 
-use super::super::line::AGEING;
+use super::super::line::PASSES;
 use super::*;
 use std::collections::BTreeMap;
 
@@ -114,42 +114,59 @@ fn a_new_owner_does_not_take_the_turn_of_the_first() {
 }
 
 #[test]
-fn a_request_rises_with_the_time_that_it_has_waited() {
+fn a_lower_priority_has_a_turn_after_some_of_higher_ones() {
     use Priority::{High, Low, Normal};
     let now = Instant::now();
-    let mut line = line_of(&[("low", Low)], now);
-    let before = AGEING - Duration::from_millis(1);
-    for priority in [Normal, High, Normal, High] {
-        line.enter(ticket(of("others", priority), now + Duration::from_secs(1)));
+    let mut line = line_of(&[("low", Low), ("low", Low), ("normal", Normal)], now);
+    let many = 3 * PASSES;
+    for _ in 0..many {
+        line.enter(ticket(of("high", High), now));
     }
-    let place = |line: &Line| line.shown(|asking| &*asking.owner == "low")[0].place;
-    assert!(!line.age(now + before));
-    assert_eq!(place(&line), 5);
-    assert!(line.age(now + AGEING));
-    assert_eq!(
-        place(&line),
-        4,
-        "it takes turns with those of normal priority"
-    );
-    line.age(now + AGEING + before);
-    assert_ne!(place(&line), 2);
-    assert!(line.age(now + AGEING * 2));
-    assert_eq!(
-        place(&line),
-        2,
-        "it takes turns with those of high priority"
-    );
-    let shown = line.shown(|asking| &*asking.owner == "low");
-    assert_eq!(shown[0].priority, Low, "what was requested is shown");
-    assert!(
-        line.first()
-            .is_some_and(|(_, first)| &*first.asking.owner == "others")
-    );
+    let shown = line.shown(|_| true);
+    let places = |priority| {
+        let of_it = shown.iter().filter(move |one| one.priority == priority);
+        of_it.map(|one| one.place).collect::<Vec<_>>()
+    };
+    // Both were passed over equally often at first; the lowest is before the other then.
+    assert_eq!(places(Low), [PASSES + 1, 2 * PASSES + 2]);
+    assert_eq!(places(Normal), [PASSES + 2]);
+    // A stream of others that never ends does not change that.
+    for served in 0..PASSES {
+        assert_eq!(line.first().unwrap().1.asking.priority, High, "{served}");
+        line.serve_first();
+        line.enter(ticket(of("another", High), now));
+    }
+    assert_eq!(line.first().unwrap().1.asking.priority, Low);
+    assert!(!line.would_be_first(High), "whoever comes");
     line.serve_first();
-    assert!(
-        line.first()
-            .is_some_and(|(_, first)| &*first.asking.owner == "low")
-    );
+    assert_eq!(line.first().unwrap().1.asking.priority, Normal);
+    line.serve_first();
+    assert_eq!(line.first().unwrap().1.asking.priority, High);
+}
+
+#[test]
+fn a_priority_in_which_nobody_waits_is_not_passed_over() {
+    use Priority::{High, Low, Normal};
+    let now = Instant::now();
+    let mut line = Line::default();
+    for _ in 0..PASSES {
+        line.note_served(High);
+    }
+    // One that came later has not been passed over, and one that left neither.
+    line.enter(ticket(of("a", Normal), now));
+    assert!(line.would_be_first(High));
+    for _ in 0..PASSES - 1 {
+        line.note_served(High);
+    }
+    assert!(line.would_be_first(High));
+    assert!(line.leave(0));
+    line.enter(ticket(of("a", Low), now));
+    line.note_served(Normal);
+    assert!(line.would_be_first(High) && line.would_be_first(Normal));
+    for _ in 1..PASSES {
+        line.note_served(Normal);
+    }
+    assert!(!line.would_be_first(High) && !line.would_be_first(Normal));
 }
 
 #[test]
@@ -163,14 +180,12 @@ fn who_leaves_is_not_served_and_nobody_else_is_left_out() {
     assert!(!line.leave(17));
     assert_eq!(line.len(), 3);
     assert_eq!(served(line), ["a0", "a2", "b3"]);
-    // One that has risen is found, too.
     let mut line = line_of(&requests, now);
-    assert!(line.age(now + AGEING * 2));
     for number in [3, 0, 2, 1] {
         assert!(line.leave(number), "{number}");
     }
     assert!(line.is_empty() && line.first().is_none());
-    assert!(!line.age(now + AGEING * 9), "nothing of it is left");
+    assert!(line.would_be_first(Low), "nothing of it is left");
 }
 
 /// Tasks that reserve 100 MiB each, in this order; each notes its owner when it is served.
@@ -245,6 +260,31 @@ async fn what_fits_is_served_at_once_before_those_of_lower_priority_only() {
     line.abort();
     all_wait().await;
     drop(at_once(Low).await.unwrap());
+}
+
+#[tokio::test]
+async fn requests_that_fit_at_once_pass_over_one_that_waits_only_so_often() {
+    use Priority::{High, Low};
+    let room = room(TOTAL, Some(100), LONG);
+    let some = room.reserve(asking(), vm(50), 1).await.unwrap();
+    let waiting = Arc::clone(&room);
+    let low = tokio::spawn(async move { waiting.reserve(of("a", Low), vm(60), 1).await });
+    all_wait().await;
+    let at_once = || {
+        let asking = Asking {
+            wait: Some(Duration::ZERO),
+            ..of("b", High)
+        };
+        room.reserve(asking, vm(10), 1)
+    };
+    for _ in 0..PASSES {
+        drop(at_once().await.unwrap());
+    }
+    refused(at_once().await);
+    drop(some);
+    drop(low.await.unwrap().unwrap());
+    drop(at_once().await.unwrap());
+    assert!(empty(&room));
 }
 
 #[tokio::test]
@@ -407,13 +447,12 @@ async fn a_request_that_waits_is_listed_and_its_place_followed() {
     assert!(empty(&room));
 }
 
-/// Requests that come, leave and are served, while time passes.
+/// Requests that come, leave and are served.
 #[derive(Debug, Clone)]
 enum Move {
     Enter { owner: u8, priority: Priority },
     Leave { which: usize },
     Serve,
-    Pass { seconds: u64 },
 }
 
 fn moves() -> impl Strategy<Value = Vec<Move>> {
@@ -423,18 +462,17 @@ fn moves() -> impl Strategy<Value = Vec<Move>> {
         4 => (0..4_u8, priority()).prop_map(|(owner, priority)| Move::Enter { owner, priority }),
         1 => (0..40_usize).prop_map(|which| Move::Leave { which }),
         2 => Just(Move::Serve),
-        2 => (1..40_u64).prop_map(|seconds| Move::Pass { seconds }),
     ];
     proptest::collection::vec(one, 1..120)
 }
 
 proptest! {
     #[test]
-    fn whoever_comes_leaves_or_rises_each_request_has_one_place(moves in moves()) {
-        let mut now = Instant::now();
+    fn whoever_comes_or_leaves_each_request_has_one_place_and_none_starves(moves in moves()) {
+        let now = Instant::now();
         let mut line = Line::default();
-        // By number: the owner, the priority, and when it came.
-        let mut model = BTreeMap::<u64, (String, Priority, Instant)>::new();
+        // Owner and priority by number.
+        let mut model = BTreeMap::<u64, (String, Priority)>::new();
         let mut next = 0_u64;
         for step in moves {
             match step {
@@ -442,7 +480,7 @@ proptest! {
                     let owner = format!("owner{owner}");
                     let asking = Asking { name: next.to_string(), ..of(&owner, priority) };
                     prop_assert_eq!(line.enter(ticket(asking, now)), next);
-                    model.insert(next, (owner, priority, now));
+                    model.insert(next, (owner, priority));
                     next += 1;
                 }
                 Move::Leave { which } => {
@@ -455,27 +493,23 @@ proptest! {
                     line.serve_first();
                     first.map(|number| model.remove(&number));
                 }
-                Move::Pass { seconds } => now += Duration::from_secs(seconds),
             }
-            line.age(now);
-            let class = |number: u64| {
-                let (_, priority, since) = &model[&number];
-                let risen = (now - *since).as_secs() / AGEING.as_secs();
-                (Priority::High as u64).min(*priority as u64 + risen)
-            };
             prop_assert_eq!(line.len(), model.len());
             let numbers = numbers_in_order(&line);
             let mut sorted = numbers.clone();
             sorted.sort_unstable();
             prop_assert!(sorted.iter().eq(model.keys()));
-            for (before, after) in numbers.iter().zip(numbers.iter().skip(1)) {
-                prop_assert!(class(*before) >= class(*after));
+            for alike in model.values() {
+                let theirs = numbers.iter().filter(|number| model[number] == *alike);
+                prop_assert!(theirs.is_sorted());
             }
-            for owner in model.values().map(|(owner, ..)| owner) {
-                let theirs = numbers.iter().filter(|number| model[number].0 == *owner);
-                let theirs: Vec<u64> = theirs.copied().collect();
-                let in_order = |pair: &[u64]| class(pair[0]) > class(pair[1]) || pair[0] < pair[1];
-                prop_assert!(theirs.windows(2).all(in_order));
+            for priority in [Priority::Low, Priority::Normal] {
+                let is_it = |number: &u64| model[number].1 == priority;
+                let mut passed = numbers.split(is_it).rev();
+                // Those after the last of it pass over nothing.
+                passed.next();
+                // Normal ones are passed over by one of low priority at first and at last, too.
+                prop_assert!(passed.all(|others| others.len() <= PASSES as usize + 2));
             }
         }
     }
