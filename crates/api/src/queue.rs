@@ -48,6 +48,7 @@ pub(super) async fn list(State(node): Shared) -> Json<Vec<Queued>> {
 
 /// The places of a request, one line of JSON each, until it waits no more.
 pub(super) async fn follow(State(node): Shared, Path(request): Path<String>) -> Result<Response> {
+    names::check("request", &request)?;
     let Some(first) = node.next_place(&request, None).await else {
         return Err(Error::not_found(format!("No request {request} waits.")).into());
     };
