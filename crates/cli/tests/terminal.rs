@@ -351,6 +351,7 @@ fn a_run_that_is_to_be_quiet_or_has_no_terminal_does_not_ask_for_its_place() {
     assert_eq!(output.status.code(), Some(0));
     assert_eq!(support::stderr(&output), "");
     assert_eq!(node.lines(), ["POST /v1/run", "POST /v1/run"]);
+    assert_eq!(node.requests()[1].header("jiffy-request"), None);
     // One that has been answered is not followed, however long its command takes.
     let node = FakeNode::playing(move |peer| {
         pause();

@@ -24,6 +24,7 @@ use patient::Patient;
 use repeat::Repeat;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use std::io::IsTerminal;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
@@ -88,10 +89,13 @@ impl Client {
         }
     }
 
-    /// Names its requests: while one waits for memory and vCPUs, its place in the queue is shown.
-    pub fn with_places(&self, name: &str) -> Client {
+    /// Names its requests if stderr is a terminal: while one waits for memory and vCPUs, its place in
+    /// the queue is shown there.
+    pub fn with_places(&self, name: impl FnOnce() -> String) -> Client {
+        // Without a terminal there is no name and no timer, which would be further system calls.
+        let is_shown = std::io::stderr().is_terminal();
         Client {
-            name: Some(name.into()),
+            name: is_shown.then(|| name().into()),
             ..self.clone()
         }
     }

@@ -5,8 +5,7 @@ use super::{Client, encoded};
 use indicatif::{ProgressBar, ProgressStyle};
 use jiffy_wire::api::Queued;
 use std::convert::Infallible;
-use std::future::{Future, pending};
-use std::io::IsTerminal;
+use std::future::Future;
 use std::pin::{Pin, pin};
 use std::time::Duration;
 use tokio::time::sleep;
@@ -16,8 +15,7 @@ const AFTER: Duration = Duration::from_millis(300);
 /// How often a request that does not wait in the queue is looked for there again.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// Waits for the answer to a request that has this name; meanwhile shows its place on stderr, if
-/// that is a terminal.
+/// Waits for the answer to a request that has this name; meanwhile shows its place on stderr.
 pub(super) async fn shown<T>(client: &Client, request: &str, answer: impl Future<Output = T>) -> T {
     let mut answer = pin!(answer);
     tokio::select! {
@@ -38,9 +36,6 @@ type Shows<'a> = Pin<Box<dyn Future<Output = Infallible> + Send + 'a>>;
 fn show<'a>(client: &Client, request: &'a str) -> Shows<'a> {
     let client = client.without_name();
     Box::pin(async move {
-        if !std::io::stderr().is_terminal() {
-            return pending().await;
-        }
         let path = format!("/v1/queue/{}", encoded(request));
         loop {
             if let Ok(places) = client.stream(&path).await {

@@ -75,7 +75,7 @@ pub async fn run(context: &Context, run: Run) -> Result<Outcome> {
     };
     let waiting = match run.quiet {
         true => client.clone(),
-        false => client.with_places(&context.request_name()),
+        false => client.with_places(|| context.request_name()),
     };
     if run.detach {
         let vm = with_image(&client, &request.vm, &choice, async || {

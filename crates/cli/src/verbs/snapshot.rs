@@ -28,7 +28,7 @@ pub async fn order(context: &Context, vms: Vms, order: &str) -> Result<Outcome> 
 
 /// `jiffy wake`
 pub async fn wake(context: &Context, wake: Wake) -> Result<Outcome> {
-    let client = context.client()?.with_places(&context.request_name());
+    let client = context.client()?.with_places(|| context.request_name());
     order_each(&client, &wake.vms, &format!("/wake{}", wake.wait.query())).await
 }
 
@@ -61,7 +61,7 @@ pub async fn fork(context: &Context, fork: Fork) -> Result<Outcome> {
         wait_s: fork.wait.time.wait,
     };
     let forked: Forked = client
-        .with_places(&context.request_name())
+        .with_places(|| context.request_name())
         .post_json(&vm_path(&fork.vm, "/fork"), &wanted)
         .await?;
     match fork.format {

@@ -52,7 +52,7 @@ pub async fn inspect(context: &Context, inspect: Inspect) -> Result<Outcome> {
 /// `jiffy start`
 pub async fn start(context: &Context, start: Start) -> Result<Outcome> {
     let client = context.client()?;
-    let waiting = client.with_places(&context.request_name());
+    let waiting = client.with_places(|| context.request_name());
     let order = format!("/start{}", start.wait.query());
     if start.attach {
         let [vm] = &start.vms[..] else {
