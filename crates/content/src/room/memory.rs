@@ -214,8 +214,14 @@ impl Room {
         let is_first = state.line.would_be_first(asking.priority);
         let shortage = self.shortage(&state, want, count);
         if is_first && shortage.fits() {
-            state.line.note_served(asking.priority);
-            return Ok(Entered::Served(self.take(&mut state, &shortage)));
+            let reserved = self.take(&mut state, &shortage);
+            if !state.line.is_empty() {
+                // It may now be the turn of a lower priority.
+                state.line.note_served(asking.priority);
+                call_first(&state.line);
+                self.moved.notify_waiters();
+            }
+            return Ok(Entered::Served(reserved));
         }
         if shortage.is_for_good() || wait.is_zero() {
             return Err(shortage.error(None));

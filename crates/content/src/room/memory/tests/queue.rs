@@ -288,6 +288,30 @@ async fn requests_that_fit_at_once_pass_over_one_that_waits_only_so_often() {
 }
 
 #[tokio::test]
+async fn a_turn_that_others_give_is_taken_though_nothing_is_given_back() {
+    use Priority::{High, Low, Normal};
+    let room = room(TOTAL, Some(100), LONG);
+    let _some = room.reserve(asking(), vm(50), 1).await.unwrap();
+    let wait = |priority, mib| {
+        let room = Arc::clone(&room);
+        tokio::spawn(async move { room.reserve(of("a", priority), vm(mib), 1).await })
+    };
+    let normal = wait(Normal, 60);
+    let low = wait(Low, 20);
+    all_wait().await;
+    assert!(!low.is_finished(), "it fits, but it is not its turn");
+    let mut high = Vec::new();
+    for _ in 0..PASSES {
+        high.push(room.reserve(of("b", High), vm(1), 1).await.unwrap());
+    }
+    all_wait().await;
+    assert!(low.is_finished());
+    let places = room.queue().into_iter().map(|one| one.priority);
+    assert_eq!(places.collect::<Vec<_>>(), [Normal]);
+    normal.abort();
+}
+
+#[tokio::test]
 async fn a_request_waits_as_long_as_it_says() {
     let room = room(TOTAL, Some(100), LONG);
     let _all = room.reserve(asking(), vm(100), 1).await.unwrap();
