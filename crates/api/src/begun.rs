@@ -59,12 +59,12 @@ impl Begun {
         }
     }
 
-    /// Notes that the request with these headers is begun.
-    pub fn note(&self, headers: &HeaderMap) -> Result<()> {
-        let (Some(id), Some(ring)) = (headers.get(REQUEST_HEADER), &self.ring) else {
+    /// Notes that the request with this id is begun.
+    pub fn note(&self, id: &str) -> Result<()> {
+        let id = parse(id)?;
+        let Some(ring) = &self.ring else {
             return Ok(());
         };
-        let id = parse(id.as_bytes())?;
         let mut ring = ring.lock().unwrap_or_else(PoisonError::into_inner);
         ring.add(&id)
             .map_err(|error| Error::internal(format!("A request can't be noted: {error}.")))
@@ -72,7 +72,7 @@ impl Begun {
 
     /// Whether the request was begun; `None` if nobody knows.
     pub fn has(&self, id: &str) -> Result<Option<bool>> {
-        let id = parse(id.as_bytes())?;
+        let id = parse(id)?;
         let Some(ring) = &self.ring else {
             return Ok(None);
         };
@@ -137,10 +137,24 @@ fn number(slot: &[u8]) -> u64 {
     slot[..8].try_into().map_or(0, u64::from_le_bytes)
 }
 
-fn parse(id: &[u8]) -> Result<Id> {
+/// The id that a client has given its request.
+pub fn id_of(headers: &HeaderMap) -> Result<Option<&str>> {
+    let Some(id) = headers.get(REQUEST_HEADER) else {
+        return Ok(None);
+    };
+    let id = id.to_str().unwrap_or_default();
+    check(id).map(|()| Some(id))
+}
+
+/// Refuses what is no id of a request.
+pub fn check(id: &str) -> Result<()> {
+    parse(id).map(drop)
+}
+
+fn parse(id: &str) -> Result<Id> {
     let is_digit = |byte: &u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
-    let id = id.try_into().ok().filter(|id: &Id| id.iter().all(is_digit));
-    id.ok_or_else(|| {
+    let id = id.as_bytes().try_into().ok();
+    id.filter(|id: &Id| id.iter().all(is_digit)).ok_or_else(|| {
         Error::invalid(format!(
             "The id of a request is not {DIGITS} hexadecimal digits in lower case."
         ))
@@ -156,30 +170,23 @@ mod tests {
         format!("{number:032x}")
     }
 
-    fn note(begun: &Begun, id: &str) -> Result<()> {
-        let mut headers = HeaderMap::new();
-        headers.insert(REQUEST_HEADER, HeaderValue::from_str(id).unwrap());
-        begun.note(&headers)
-    }
-
     #[test]
     fn the_next_daemon_knows_what_was_begun() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("requests");
         let begun = Begun::open(&path);
-        note(&begun, &id(1)).unwrap();
+        begun.note(&id(1)).unwrap();
         assert_eq!(begun.has(&id(1)).unwrap(), Some(true));
         assert_eq!(begun.has(&id(2)).unwrap(), Some(false));
         assert_eq!(begun.has(&id(0)).unwrap(), Some(false));
-        begun.note(&HeaderMap::new()).unwrap();
         for next in 2..KEPT + 10 {
-            note(&begun, &id(next)).unwrap();
+            begun.note(&id(next)).unwrap();
         }
         let size = std::fs::metadata(&path).unwrap().len();
         assert_eq!(size, BYTES as u64, "it does not grow");
         // It goes on where the last daemon ended: only the oldest are overwritten.
         let next = Begun::open(&path);
-        note(&next, &id(KEPT + 10)).unwrap();
+        next.note(&id(KEPT + 10)).unwrap();
         for (number, known) in [(10, false), (11, true), (KEPT + 9, true), (KEPT + 10, true)] {
             assert_eq!(next.has(&id(number)).unwrap(), Some(known), "{number}");
         }
@@ -196,9 +203,13 @@ mod tests {
             &format!("{}0", id(1)),
             &"A".repeat(32),
         ] {
-            note(&begun, bad).unwrap_err();
+            begun.note(bad).unwrap_err();
             begun.has(bad).unwrap_err();
+            let mut headers = HeaderMap::new();
+            headers.insert(REQUEST_HEADER, HeaderValue::from_str(bad).unwrap());
+            id_of(&headers).unwrap_err();
         }
+        assert_eq!(id_of(&HeaderMap::new()).unwrap(), None);
     }
 
     #[test]
@@ -209,16 +220,16 @@ mod tests {
             std::fs::write(&path, damage).unwrap();
             let begun = Begun::open(&path);
             assert_eq!(begun.has(&id(1)).unwrap(), Some(false));
-            note(&begun, &id(1)).unwrap();
+            begun.note(&id(1)).unwrap();
             assert_eq!(begun.has(&id(1)).unwrap(), Some(true));
         }
         // The numbers of a damaged file may be any.
         let mut slots = vec![0xff; BYTES];
         slots[..SLOT].copy_from_slice(&header());
         std::fs::write(&path, slots).unwrap();
-        note(&Begun::open(&path), &id(1)).unwrap();
+        Begun::open(&path).note(&id(1)).unwrap();
         let begun = Begun::open(&folder.path().join("missing/requests"));
-        note(&begun, &id(1)).unwrap();
+        begun.note(&id(1)).unwrap();
         assert_eq!(begun.has(&id(1)).unwrap(), None);
     }
 }

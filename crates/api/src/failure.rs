@@ -3,6 +3,7 @@
 use axum::Json;
 use axum::body::Body;
 use axum::http::StatusCode;
+use axum::http::header::RETRY_AFTER;
 use axum::response::{IntoResponse, Response};
 use jiffy_content::error::Error;
 
@@ -23,13 +24,18 @@ impl IntoResponse for Failure {
     fn into_response(self) -> Response {
         let Error(error) = self.0;
         let status =
-            StatusCode::from_u16(error.kind.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+            StatusCode::from_u16(error.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         if status == StatusCode::INTERNAL_SERVER_ERROR {
             tracing::error!(message = %error.message, "request failed");
         } else {
             tracing::debug!(kind = ?error.kind, message = %error.message, "request refused");
         }
-        (status, Json(error)).into_response()
+        let after_s = error.retry_after_s;
+        let mut response = (status, Json(error)).into_response();
+        if let Some(after_s) = after_s {
+            response.headers_mut().insert(RETRY_AFTER, after_s.into());
+        }
+        response
     }
 }
 

@@ -2,12 +2,11 @@
 
 use crate::failure::Result;
 use crate::failure::no_content;
-use crate::parts::{blocking_body, json, query};
+use crate::parts::{blocking_body, json, lines, query};
 use crate::places::Place;
 use axum::body::Body;
 use axum::extract::{Path, State};
-use axum::http::header::CONTENT_TYPE;
-use axum::http::{HeaderValue, Uri};
+use axum::http::Uri;
 use axum::response::Response;
 use axum::{Extension, Json};
 use futures_util::stream;
@@ -115,24 +114,8 @@ pub(super) async fn commit(
 
 /// The steps of a job, one line of JSON each. A client that disconnects stops watching the job.
 fn watched(watcher: Watcher) -> Response {
-    let lines = stream::unfold(watcher, |mut watcher| async move {
+    lines(stream::unfold(watcher, |mut watcher| async move {
         let steps = watcher.next().await;
-        if steps.is_empty() {
-            return None;
-        }
-        let mut text = Vec::new();
-        for step in &steps {
-            if let Err(error) = serde_json::to_writer(&mut text, step) {
-                return Some((Err(std::io::Error::from(error)), watcher));
-            }
-            text.push(b'\n');
-        }
-        Some((Ok(text), watcher))
-    });
-    let mut response = Response::new(Body::from_stream(lines));
-    response.headers_mut().insert(
-        CONTENT_TYPE,
-        HeaderValue::from_static("application/x-ndjson"),
-    );
-    response
+        (!steps.is_empty()).then_some((steps, watcher))
+    }))
 }

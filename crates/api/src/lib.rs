@@ -5,6 +5,7 @@
 //! * `vms`: VMs and operations on them.
 //! * `streams`: requests that become streams of frames.
 //! * `snapshots`: snapshots, pause, fork, hibernate and wake.
+//! * `queue`: the queue for memory and vCPUs.
 //! * `images`: images, pulls and pushes.
 //! * `store`: kernels and volumes.
 //! * `parts`: bodies, queries and upgrades.
@@ -20,6 +21,7 @@ mod images;
 mod networks;
 mod parts;
 mod places;
+mod queue;
 mod routes;
 pub mod serve;
 mod snapshots;

@@ -3,7 +3,7 @@
 use crate::places::{Place, Places};
 use axum::body::Body;
 use axum::extract::Request;
-use axum::http::header::{CONNECTION, UPGRADE};
+use axum::http::header::{CONNECTION, CONTENT_TYPE, UPGRADE};
 use axum::http::{HeaderValue, StatusCode, Uri};
 use axum::response::Response;
 use futures_util::{Stream, StreamExt};
@@ -12,6 +12,7 @@ use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use jiffy_content::error::{Error, Result};
 use jiffy_wire::api;
+use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::future::Future;
 use std::io::{self, Read};
@@ -125,6 +126,22 @@ where
     let headers = response.headers_mut();
     headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
     headers.insert(UPGRADE, HeaderValue::from_static(api::UPGRADE));
+    response
+}
+
+/// An answer of lines of JSON, one for each item.
+pub fn lines<T: Serialize>(batches: impl Stream<Item = Vec<T>> + Send + 'static) -> Response {
+    let lines = batches.map(|batch| {
+        let mut text = Vec::new();
+        for item in &batch {
+            serde_json::to_writer(&mut text, item)?;
+            text.push(b'\n');
+        }
+        Ok::<_, io::Error>(text)
+    });
+    let mut response = Response::new(Body::from_stream(lines));
+    let kind = HeaderValue::from_static("application/x-ndjson");
+    response.headers_mut().insert(CONTENT_TYPE, kind);
     response
 }
 

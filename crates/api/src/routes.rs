@@ -2,7 +2,7 @@
 
 use crate::begun::Begun;
 use crate::failure::{Failure, Result, no_content};
-use crate::{images, networks, snapshots, store, streams, vms};
+use crate::{images, networks, queue, snapshots, store, streams, vms};
 use axum::Router;
 use axum::extract::{Path, State};
 use axum::http::{Method, Uri};
@@ -22,6 +22,8 @@ pub fn router(node: Arc<Node>, begun: Arc<Begun>) -> Router {
         .route("/v1/requests/{id}", get(request))
         .route("/v1/shutdown", post(shutdown))
         .route("/v1/run", post(streams::run))
+        .route("/v1/queue", get(queue::list))
+        .route("/v1/queue/{request}", get(queue::follow))
         .route("/v1/vms", get(vms::list).post(vms::create))
         .route("/v1/vms/{vm}", get(vms::inspect).delete(vms::remove))
         .route("/v1/vms/{vm}/start", post(vms::start))

@@ -1,7 +1,7 @@
 //! Sockets and their connections.
 
 use crate::auth;
-use crate::begun::Begun;
+use crate::begun::{self, Begun};
 use crate::failure::Failure;
 use axum::Router;
 use axum::extract::Request;
@@ -13,7 +13,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use jiffy_content::error::{Error, Result};
 use jiffy_content::token::Token;
-use jiffy_node::Node;
+use jiffy_node::{Caller, Node, on_behalf_of};
 use std::convert::Infallible;
 use std::fs;
 use std::net::SocketAddr;
@@ -22,6 +22,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::unix::UCred;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::time::timeout;
@@ -109,7 +110,7 @@ impl Listeners {
         );
         let refused = Arc::new(Semaphore::new(MAX_REFUSED));
         // `None` if even the places for refusals are taken.
-        let start = |client, token: Option<Token>| {
+        let start = |client, owner, token: Option<Token>| {
             let purpose = match places.take(client) {
                 Ok(place) => Purpose::Requests(place),
                 Err(error) => {
@@ -124,6 +125,7 @@ impl Listeners {
                 router: router.clone(),
                 begun: Arc::clone(&begun),
                 token,
+                owner,
                 closing: closing_seen.clone(),
                 _open: open.clone(),
                 purpose,
@@ -134,9 +136,11 @@ impl Listeners {
             tokio::select! {
                 accepted = self.unix.accept() => match accepted {
                     Ok((stream, _)) => {
-                        let pid = stream.peer_cred().ok().and_then(|peer| peer.pid());
+                        let peer = stream.peer_cred().ok();
+                        let pid = peer.as_ref().and_then(UCred::pid);
                         let client = Client::Process(pid.unwrap_or(0));
-                        if let Some(connection) = start(client, None) {
+                        let owner = peer.map(|peer| format!("uid-{}", peer.uid()).into());
+                        if let Some(connection) = start(client, owner, None) {
                             tokio::spawn(connection.serve(stream));
                         }
                     }
@@ -145,7 +149,7 @@ impl Listeners {
                 accepted = accept_tcp(self.tcp.as_ref()) => match accepted {
                     Ok((stream, token)) => {
                         let _ = stream.set_nodelay(true);
-                        if let Some(connection) = start(Client::Network, Some(token)) {
+                        if let Some(connection) = start(Client::Network, None, Some(token)) {
                             tokio::spawn(connection.serve(stream));
                         }
                     }
@@ -209,6 +213,8 @@ struct Connection {
     router: Router,
     begun: Arc<Begun>,
     token: Option<Token>,
+    /// The owner of its requests, if that is known.
+    owner: Option<Arc<str>>,
     closing: watch::Receiver<bool>,
     _open: mpsc::Sender<()>,
     purpose: Purpose,
@@ -229,8 +235,8 @@ enum Purpose {
 impl Connection {
     async fn serve(mut self, stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static) {
         let router = TowerToHyperService::new(self.router.clone());
-        let token = self.token.clone();
-        let begun = Arc::clone(&self.begun);
+        let (token, owner) = (self.token.clone(), self.owner.clone());
+        let noted = Arc::clone(&self.begun);
         let header_time = match &self.purpose {
             Purpose::Requests(_) => HEADER_TIME,
             Purpose::Refusal { .. } => REFUSED_HEADER_TIME,
@@ -245,13 +251,18 @@ impl Connection {
                 Purpose::Requests(place) => Ok(Arc::clone(place)),
                 Purpose::Refusal { why, .. } => Err(why.clone()),
             });
-            let allowed = allowed.and_then(|place| {
-                begun.note(request.headers())?;
-                Ok(place)
-            });
-            let answer = allowed.map(|place| {
+            let answer = allowed.and_then(|place| {
+                let id = begun::id_of(request.headers())?.map(Arc::from);
+                if let Some(id) = &id {
+                    noted.note(id)?;
+                }
+                let caller = Caller {
+                    owner: owner.clone(),
+                    request: id,
+                    ..Caller::default()
+                };
                 request.extensions_mut().insert(place);
-                router.call(request)
+                Ok(on_behalf_of(caller, router.call(request)))
             });
             async move {
                 match answer {

@@ -3,13 +3,14 @@
 use crate::failure::Result;
 use crate::failure::no_content;
 use crate::parts::{blocking, json, query};
+use crate::queue::WaitQuery;
 use axum::Json;
 use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderValue, Uri};
 use axum::response::Response;
-use jiffy_node::{Node, to_the_end};
+use jiffy_node::{Caller, Node, on_behalf_of, to_the_end};
 use jiffy_wire::api::{
     ForkVm, Forked, Hibernated, MakeSnapshot, MemoryReport, Pruned, Snapshot, SnapshotMade, Vm,
 };
@@ -34,8 +35,10 @@ pub(super) async fn fork(
     body: Body,
 ) -> Result<Json<Forked>> {
     let wanted: ForkVm = json(body).await?;
+    let caller = Caller::current().with(wanted.priority, wanted.wait_s)?;
     let vm = node.find(&vm)?;
-    Ok(Json(to_the_end(node.fork(vm, wanted)).await?))
+    let forked = on_behalf_of(caller, to_the_end(node.fork(vm, wanted)));
+    Ok(Json(forked.await?))
 }
 
 pub(super) async fn hibernate(
@@ -46,9 +49,15 @@ pub(super) async fn hibernate(
     Ok(Json(to_the_end(node.hibernate(vm)).await?))
 }
 
-pub(super) async fn wake(State(node): Shared, Path(vm): Path<String>) -> Result<Json<Vm>> {
+pub(super) async fn wake(
+    State(node): Shared,
+    Path(vm): Path<String>,
+    uri: Uri,
+) -> Result<Json<Vm>> {
+    let caller = WaitQuery::caller(&uri)?;
     let vm = node.find(&vm)?;
-    Ok(Json(to_the_end(node.woken(vm)).await?))
+    let woken = on_behalf_of(caller, to_the_end(node.woken(vm)));
+    Ok(Json(woken.await?))
 }
 
 pub(super) async fn create(

@@ -14,7 +14,7 @@ use hyper_util::rt::TokioIo;
 use jiffy_content::checks::check_command;
 use jiffy_content::error::Error;
 use jiffy_content::images::config;
-use jiffy_node::Node;
+use jiffy_node::{Caller, Node, on_behalf_of};
 use jiffy_vmhost::activity::Use;
 use jiffy_vmhost::agent;
 use jiffy_vmhost::attach;
@@ -43,8 +43,9 @@ type Shared = State<Arc<Node>>;
 pub(super) async fn run(State(node): Shared, mut request: Request) -> Result<Response> {
     let stream = upgrade(&mut request);
     let mut wanted: RunVm = json(request.into_body()).await?;
+    let caller = Caller::current().with(None, wanted.wait_s)?;
     if wanted.detach {
-        let (vm, cursor) = node.run(wanted.vm).await?;
+        let (vm, cursor) = on_behalf_of(caller, node.run(wanted.vm)).await?;
         drop(cursor);
         return Ok(Json(node.started(&vm).await?).into_response());
     }
@@ -57,7 +58,7 @@ pub(super) async fn run(State(node): Shared, mut request: Request) -> Result<Res
             .hint("Give a command, or detach from the VM.")
             .into());
     }
-    let (vm, cursor) = node.run(wanted.vm).await?;
+    let (vm, cursor) = on_behalf_of(caller, node.run(wanted.vm)).await?;
     let attached = vm.activity.begin(Use::Attach);
     let id = HeaderValue::from_str(&vm.id);
     let folder = node.folder(&vm);

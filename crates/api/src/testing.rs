@@ -1,6 +1,7 @@
 //! Entry points for fuzzing: parsers of requests, without a node.
 
 use crate::parts;
+use crate::queue::WaitQuery;
 use axum::http::Uri;
 use jiffy_content::images::config;
 use jiffy_content::{checks, roots};
@@ -54,6 +55,7 @@ pub fn query(text: &str) {
         let _ = parts::query::<HashMap<String, IgnoredAny>>(&uri);
         let _ = parts::query::<HashMap<String, u64>>(&uri);
         let _ = parts::query::<HashMap<String, bool>>(&uri);
+        let _ = WaitQuery::caller(&uri);
     }
 }
 

@@ -3,6 +3,7 @@
 use crate::failure::Result;
 use crate::failure::no_content;
 use crate::parts::{json, query};
+use crate::queue::WaitQuery;
 use axum::Json;
 use axum::body::Body;
 use axum::extract::{Path, State};
@@ -11,7 +12,7 @@ use axum::http::{HeaderMap, Uri};
 use axum::response::{IntoResponse, Response};
 use jiffy_content::clock::{monotonic_ns, unix_seconds};
 use jiffy_content::error::Error;
-use jiffy_node::{Node, to_the_end};
+use jiffy_node::{Node, on_behalf_of, to_the_end};
 use jiffy_vmhost::agent;
 use jiffy_vmhost::handle::Command;
 use jiffy_vmhost::task::DEFAULT_GRACE;
@@ -86,13 +87,19 @@ pub(super) async fn remove(
     Ok(no_content())
 }
 
-pub(super) async fn start(State(node): Shared, Path(vm): Path<String>) -> Result<Json<Vm>> {
+pub(super) async fn start(
+    State(node): Shared,
+    Path(vm): Path<String>,
+    uri: Uri,
+) -> Result<Json<Vm>> {
     let received = monotonic_ns();
+    let caller = WaitQuery::caller(&uri)?;
     let vm = node.find(&vm)?;
     // As with `docker start`, a VM that runs already is no error.
     if !vm.view.borrow().is_active() {
         let (node, vm) = (Arc::clone(&node), Arc::clone(&vm));
-        to_the_end(async move { node.start(&vm, received).await }).await?;
+        let start = async move { node.start(&vm, received).await };
+        on_behalf_of(caller, to_the_end(start)).await?;
     }
     Ok(Json(node.started(&vm).await?))
 }

@@ -83,10 +83,7 @@ fn the_request_says_what_was_asked_for() {
     assert!(status.success());
     let request = &node.requests()[0];
     assert_eq!(request.line, "POST /v1/run");
-    let header = |name: &str| {
-        let found = request.headers.iter().find(|(header, _)| header == name);
-        found.map(|(_, value)| value.to_lowercase())
-    };
+    let header = |name: &str| request.header(name).map(str::to_lowercase);
     assert_eq!(header("connection").as_deref(), Some("upgrade"));
     assert_eq!(header("upgrade").as_deref(), Some("jiffy-frames"));
     let run: RunVm = request.json();
@@ -867,6 +864,7 @@ fn a_key_has_the_image_looked_at_before_anything_runs() {
             kind: ErrorKind::Invalid,
             message: "It is not signed by this key.".into(),
             hint: None,
+            retry_after_s: None,
         });
         let line = serde_json::to_string(&said).unwrap();
         let answer = format!(

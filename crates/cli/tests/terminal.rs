@@ -12,7 +12,9 @@ use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::{Child, Command, Stdio};
-use support::{FakeNode, PATIENCE, VM_ID, eventually, is_session, snapshot, vm};
+use std::sync::{Mutex, mpsc};
+use std::time::Duration;
+use support::{FakeNode, PATIENCE, VM_ID, eventually, is_session, queued, snapshot, vm};
 
 /// Both ends of a pseudo-terminal.
 struct Terminal {
@@ -281,6 +283,82 @@ fn no_tty_and_a_pipe_mean_no_terminal() {
     assert!(command.tty.is_none());
     assert!(!command.stdin, "nobody types to a command without -i");
     terminal.type_keys(b"x");
+}
+
+/// A node whose `run` waits in the queue: at place 3, at place 1 after the first message, and is
+/// served after the second.
+fn busy(steps: mpsc::Receiver<()>) -> FakeNode {
+    let steps = Mutex::new(steps);
+    let (serve, served) = mpsc::channel();
+    let (serve, served) = (Mutex::new(serve), Mutex::new(served));
+    FakeNode::new(move |request, peer| {
+        if is_session(request) {
+            served.lock().unwrap().recv().unwrap();
+            peer.upgrade();
+            peer.output(Stream::Stdout, b"$");
+            return peer.exit(0);
+        }
+        let steps = steps.lock().unwrap();
+        peer.raw(b"HTTP/1.1 200 X\r\nconnection: close\r\n\r\n");
+        for place in [3, 1] {
+            let mut line = serde_json::to_vec(&queued(place)).unwrap();
+            line.push(b'\n');
+            peer.raw(&line);
+            steps.recv().unwrap();
+        }
+        serve.lock().unwrap().send(()).unwrap();
+    })
+}
+
+#[test]
+fn a_run_that_waits_shows_its_place_until_it_is_served() {
+    let mut terminal = Terminal::new(24, 80);
+    let (step, steps) = mpsc::channel();
+    let node = busy(steps);
+    let mut jiffy = node.jiffy();
+    jiffy.args(["run", "-T", "--", "date"]);
+    let mut child = terminal.spawn(&jiffy);
+    terminal.shows("jiffy: waiting for memory or vCPUs: place 3 in the queue");
+    step.send(()).unwrap();
+    terminal.shows("place 1 in the queue");
+    step.send(()).unwrap();
+    // The line is cleared before the command's output.
+    let screen = terminal.shows("$");
+    assert!(screen.ends_with("\x1b[2K$"), "{screen:?}");
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    let requests = node.requests();
+    let id = requests[0].header("jiffy-request").unwrap();
+    let follow = format!("GET /v1/queue/{id}");
+    assert_eq!(node.lines(), ["POST /v1/run", &follow]);
+    assert_eq!(requests[1].header("jiffy-request"), None);
+}
+
+#[test]
+fn a_run_that_is_to_be_quiet_or_has_no_terminal_does_not_ask_for_its_place() {
+    // Longer than it takes until a place is shown.
+    let pause = || std::thread::sleep(Duration::from_millis(700));
+    let node = FakeNode::new(move |_, peer| {
+        pause();
+        peer.upgrade();
+        peer.exit(0);
+    });
+    let terminal = Terminal::new(24, 80);
+    let mut jiffy = node.jiffy();
+    jiffy.args(["run", "-T", "-q", "--", "date"]);
+    assert_eq!(terminal.spawn(&jiffy).wait().unwrap().code(), Some(0));
+    let output = node.jiffy().args(["run", "--", "date"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(0));
+    assert_eq!(support::stderr(&output), "");
+    assert_eq!(node.lines(), ["POST /v1/run", "POST /v1/run"]);
+    // One that has been answered is not followed, however long its command takes.
+    let node = FakeNode::playing(move |peer| {
+        pause();
+        peer.exit(0);
+    });
+    let mut jiffy = node.jiffy();
+    jiffy.args(["run", "-T", "--", "date"]);
+    assert_eq!(terminal.spawn(&jiffy).wait().unwrap().code(), Some(0));
+    assert_eq!(node.lines(), ["POST /v1/run"]);
 }
 
 #[test]

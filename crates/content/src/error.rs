@@ -22,6 +22,7 @@ impl Error {
             kind,
             message: message.into(),
             hint: None,
+            retry_after_s: None,
         })
     }
 

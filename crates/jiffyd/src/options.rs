@@ -4,7 +4,7 @@ use anyhow::bail;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{ArgAction, Parser};
 use jiffy_content::images::policy::{Policy, Signed};
-use jiffy_content::room::Limit;
+use jiffy_content::room::{Limit, memory as room};
 use jiffy_content::token::Token;
 use jiffy_node::Config;
 use jiffy_proxy::serve as proxy;
@@ -197,7 +197,8 @@ pub struct Options {
     /// uninstalling Jiffy, while no daemon runs
     #[arg(long)]
     pub remove_network: bool,
-    /// Seconds that a VM waits for memory before it is refused; 0 to refuse it at once
+    /// Seconds that a request waits for memory and vCPUs before it is refused, unless it says how
+    /// long; 0 to refuse it at once
     #[arg(
         long,
         value_name = "SECONDS",
@@ -206,6 +207,43 @@ pub struct Options {
         value_parser = clap::value_parser!(u32).range(..=86_400)
     )]
     pub memory_wait: u32,
+    /// vCPUs that all VMs with a VMM may have together, for each processor of the host, such as 4
+    /// or 1.5; 0 for any number
+    #[arg(
+        long,
+        value_name = "N",
+        env = "JIFFY_CPU_SHARE",
+        default_value = "0",
+        value_parser = cpu_share
+    )]
+    pub cpu_share: u32,
+    /// Limit of requests that wait for memory and vCPUs; one owner may have three quarters of
+    /// them. A further request is refused
+    #[arg(
+        long,
+        value_name = "COUNT",
+        env = "JIFFY_QUEUE_LIMIT",
+        default_value_t = 1024,
+        value_parser = clap::value_parser!(u32).range(..=65_536)
+    )]
+    pub queue_limit: u32,
+}
+
+/// vCPUs for each processor, in thousandths.
+fn cpu_share(text: &str) -> Result<u32, String> {
+    const MOST: u32 = 1000;
+    let (whole, part) = text.split_once('.').unwrap_or((text, "0"));
+    let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let thousandths = (digits(whole) && digits(part) && part.len() <= 3)
+        .then(|| format!("{part:0<3}").parse().ok())
+        .flatten();
+    whole
+        .parse()
+        .ok()
+        .filter(|whole: &u32| *whole < MOST)
+        .zip(thousandths)
+        .map(|(whole, thousandths): (u32, u32)| whole * 1000 + thousandths)
+        .ok_or_else(|| format!("a number below {MOST} is needed, such as 4 or 1.5"))
 }
 
 fn on_or_off() -> impl TypedValueParser<Value = bool> {
@@ -233,8 +271,12 @@ impl Options {
             spares: self.spare as usize,
             jailed: self.jail,
             cache: self.cache,
-            memory_limit: self.memory_limit,
-            memory_wait: Duration::from_secs(self.memory_wait.into()),
+            room: room::Settings {
+                memory: self.memory_limit,
+                cpu_share: (self.cpu_share > 0).then_some(self.cpu_share),
+                wait: Duration::from_secs(self.memory_wait.into()),
+                queue: self.queue_limit as usize,
+            },
             network: network::Settings {
                 on: self.vm_network,
                 v4: self.vm_ipv4,
@@ -343,6 +385,25 @@ mod tests {
         assert!(proxy_domain("vm-1.example").is_ok());
         for wrong in ["", ".example", "example.", "a..b", "example:9000", "a b"] {
             assert!(proxy_domain(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_share_of_vcpus_is_a_number_for_each_processor() {
+        let good = [
+            ("0", 0),
+            ("4", 4000),
+            ("1.5", 1500),
+            ("0.25", 250),
+            ("999.999", 999_999),
+        ];
+        for (text, share) in good {
+            assert_eq!(cpu_share(text), Ok(share));
+        }
+        for wrong in [
+            "", ".", "1.", ".5", "-1", "1.2345", "1000", "1,5", "1e3", "x",
+        ] {
+            assert!(cpu_share(wrong).is_err(), "{wrong}");
         }
     }
 

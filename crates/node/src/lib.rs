@@ -12,4 +12,4 @@ mod idle;
 mod node;
 pub mod spec;
 
-pub use node::{Config, Node, to_the_end};
+pub use node::{Caller, Config, Node, on_behalf_of, to_the_end};

@@ -15,7 +15,7 @@ use jiffy_content::model::vm::{MainEnd, MainState, Root, Spec, VmRecord};
 use jiffy_content::names;
 use jiffy_content::paths::Paths;
 use jiffy_content::room::Limit;
-use jiffy_content::room::memory::Room;
+use jiffy_content::room::memory::{self as room, Room};
 use jiffy_content::roots;
 use jiffy_content::snapshots::Snapshots;
 use jiffy_content::transfer::Transfers;
@@ -63,13 +63,14 @@ mod make_golden;
 mod making;
 mod networks;
 mod operation;
+mod queue;
 mod sleep;
 mod snapshot;
 mod standbys;
 mod transfer;
 mod volumes;
 
-pub use operation::to_the_end;
+pub use operation::{Caller, on_behalf_of, to_the_end};
 
 /// Configuration of a node.
 #[derive(Debug)]
@@ -88,10 +89,8 @@ pub struct Config {
     pub jailed: bool,
     /// Limit of cached data that was fetched.
     pub cache: Limit,
-    /// Limit of all VMs' memory.
-    pub memory_limit: Option<Limit>,
-    /// How long a VM waits for memory.
-    pub memory_wait: Duration,
+    /// Memory and vCPUs of all VMs, and the queue of requests for them.
+    pub room: room::Settings,
     /// The operator's settings of VMs' network.
     pub network: network::Settings,
 }
@@ -154,7 +153,7 @@ impl Node {
                 clock: boot_id(),
                 start_timeout: config.start_timeout,
                 network: Network::open(&config.network, &paths, &found),
-                room: Room::new(config.memory_limit, config.memory_wait),
+                room: Room::new(config.room),
                 goldens: Arc::clone(&goldens) as _,
                 watch: Notify::new(),
                 paths,

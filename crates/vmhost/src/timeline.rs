@@ -100,7 +100,7 @@ impl Recorder {
         self.received = Some(at_ns);
     }
 
-    /// The start waited for memory, from and to these times.
+    /// The start waited for memory or vCPUs, from and to these times.
     pub fn waited(&mut self, waited_ns: (u64, u64)) {
         self.waited = Some(waited_ns);
     }

@@ -8,7 +8,7 @@
 //! | `POST /v1/run` | [`RunVm`] | 101, then [`crate::agent::ExecInput`] and [`crate::agent::ExecOutput`] frames; header [`VM_ID_HEADER`] |
 //! | `GET /v1/vms?all=true` | | `[Vm]` |
 //! | `GET /v1/vms/{vm}` | | [`Vm`] (`inspect`) |
-//! | `POST /v1/vms/{vm}/start` | | [`Vm`] |
+//! | `POST /v1/vms/{vm}/start?priority=P&wait_s=N` | | [`Vm`] |
 //! | `POST /v1/vms/{vm}/stop?grace_ms=N` | | [`Vm`] |
 //! | `POST /v1/vms/{vm}/kill?signal=N` | | [`Vm`]: without a signal the VM ends at once, with one its first command gets it |
 //! | `POST /v1/vms/{vm}/wait` | | [`Vm`] once it has ended |
@@ -24,7 +24,9 @@
 //! | `POST /v1/vms/{vm}/resume` | | [`Vm`], its vCPUs running |
 //! | `POST /v1/vms/{vm}/fork` | [`ForkVm`] | [`Forked`], all children ready |
 //! | `POST /v1/vms/{vm}/hibernate` | | [`Hibernated`] |
-//! | `POST /v1/vms/{vm}/wake` | | [`Vm`], ready |
+//! | `POST /v1/vms/{vm}/wake?priority=P&wait_s=N` | | [`Vm`], ready |
+//! | `GET /v1/queue` | | `[Queued]`, in the order in which they will be served |
+//! | `GET /v1/queue/{request}` | | a stream of lines [`Queued`], JSON: one for each place that it has, until it waits no more |
 //! | `POST /v1/vms/{vm}/snapshots` | [`MakeSnapshot`] | [`SnapshotMade`] |
 //! | `GET /v1/snapshots?all=true` | | `[Snapshot]`; golden ones with `all` |
 //! | `GET /v1/snapshots/{name}` | | [`Snapshot`] |
@@ -72,8 +74,8 @@ pub const VERSION: u32 = 1;
 pub const UPGRADE: &str = "jiffy-frames";
 /// Header in which `/v1/run` returns the id of its VM.
 pub const VM_ID_HEADER: &str = "jiffy-vm-id";
-/// Header with an id that the client gives a request, 32 hexadecimal digits in lower case, to ask
-/// later whether the request was begun.
+/// Header with an id that the client gives a request, 32 hexadecimal digits in lower case: by it the
+/// request's place in the queue is followed, and whether it was begun can be asked later.
 pub const REQUEST_HEADER: &str = "jiffy-request";
 
 /// Body of `POST /v1/vms`.
@@ -155,6 +157,98 @@ pub struct CreateVm {
     /// What happens when nobody uses it; `None`: nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub idle: Option<IdlePolicy>,
+    /// Who owns it: requests of different owners take turns in the queue. `None`: whoever sends the
+    /// request.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<String>,
+    /// Its priority in the queue.
+    #[serde(default, skip_serializing_if = "Priority::is_normal")]
+    pub priority: Priority,
+}
+
+/// Priority of a request that waits for memory or vCPUs.
+#[derive(
+    Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum Priority {
+    /// Served after requests of the other priorities.
+    Low,
+    /// Of requests without another priority.
+    #[default]
+    Normal,
+    /// Served first; after eight of these, one of another priority that waits has its turn.
+    High,
+}
+
+impl Priority {
+    /// Whether this is the default.
+    pub fn is_normal(&self) -> bool {
+        *self == Priority::Normal
+    }
+
+    /// Its name in requests and answers.
+    pub fn name(self) -> &'static str {
+        match self {
+            Priority::Low => "low",
+            Priority::Normal => "normal",
+            Priority::High => "high",
+        }
+    }
+}
+
+/// What a request does when it has memory and vCPUs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Purpose {
+    /// It boots a VM or restores it from a snapshot.
+    Start,
+    /// It wakes a hibernated VM.
+    Wake,
+    /// It forks a running VM.
+    Fork,
+    /// It fills the memory of a VM that a pager serves, for a capture.
+    Capture,
+}
+
+impl Purpose {
+    /// Its name in answers.
+    pub fn name(self) -> &'static str {
+        match self {
+            Purpose::Start => "start",
+            Purpose::Wake => "wake",
+            Purpose::Fork => "fork",
+            Purpose::Capture => "capture",
+        }
+    }
+}
+
+/// A request that waits for memory or vCPUs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Queued {
+    /// Its place in the order in which requests will be served, from 1. A request of a higher
+    /// priority that arrives later is served before it.
+    pub place: u32,
+    /// Id of its VM; of a fork, the parent's.
+    pub id: String,
+    /// Name of that VM.
+    pub name: String,
+    /// What it waits for.
+    pub purpose: Purpose,
+    /// Whose request it is.
+    pub owner: String,
+    /// Its priority, as requested.
+    pub priority: Priority,
+    /// Number of VMs that it starts: the children of a fork.
+    pub vms: u32,
+    /// Memory that it needs for all of them, MiB.
+    pub memory_mib: u64,
+    /// vCPUs that it needs for all of them.
+    pub cpus: u64,
+    /// Unix time of its arrival, seconds.
+    pub since: u64,
+    /// Unix time at which it is refused, seconds.
+    pub until: u64,
 }
 
 /// What happens to a VM that is idle.
@@ -347,6 +441,10 @@ pub struct RunVm {
     /// Answer with [`Vm`] (200) once it is started, instead of attaching.
     #[serde(default)]
     pub detach: bool,
+    /// How long it may wait for memory and vCPUs, seconds; `None`: as long as the node allows by
+    /// default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wait_s: Option<u32>,
 }
 
 /// A volume attached to a VM.
@@ -469,6 +567,15 @@ pub struct Vm {
     /// Its activity, if something happens to it when it is idle.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub idle: Option<VmIdle>,
+    /// Its owner, if one was chosen.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<String>,
+    /// Its priority in the queue.
+    #[serde(default, skip_serializing_if = "Priority::is_normal")]
+    pub priority: Priority,
+    /// Its request that waits for memory or vCPUs; only in `inspect`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub queued: Option<Queued>,
 }
 
 /// Origin of the memory of a VM that did not boot.
@@ -484,7 +591,7 @@ pub enum Origin {
 }
 
 /// Body of `POST /v1/vms/{vm}/fork`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ForkVm {
     /// Number of children; `None` means 1.
@@ -493,6 +600,13 @@ pub struct ForkVm {
     /// Name of the child; several are named `NAME-1`, `NAME-2`, … `None` generates names.
     #[serde(default)]
     pub name: Option<String>,
+    /// Priority of this request in the queue; `None`: the parent's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub priority: Option<Priority>,
+    /// How long it may wait for memory and vCPUs, seconds; `None`: as long as the node allows by
+    /// default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wait_s: Option<u32>,
 }
 
 /// Result of a fork.
@@ -1034,6 +1148,20 @@ pub struct ApiError {
     /// A hint for the user, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hint: Option<String>,
+    /// The queue is full, and has a place after this time at the latest, seconds. The status is
+    /// then 503, and the answer has the header `Retry-After`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub retry_after_s: Option<u32>,
+}
+
+impl ApiError {
+    /// Its HTTP status.
+    pub fn status(&self) -> u16 {
+        match self.retry_after_s {
+            Some(_) => 503,
+            None => self.kind.status(),
+        }
+    }
 }
 
 /// Kind of error, which determines the HTTP status.
@@ -1051,7 +1179,7 @@ pub enum ErrorKind {
     Conflict,
     /// 409: the VM is not in the state for this.
     WrongState,
-    /// 507: not enough memory or disk space.
+    /// 507: not enough memory, vCPUs or disk space; 503: the queue is full.
     NoRoom,
     /// 502: the VM, its VMM or its agent failed.
     VmFailed,

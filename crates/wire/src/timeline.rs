@@ -114,7 +114,7 @@ pub mod names {
     pub const MACHINE_START: &str = "machine start";
     /// Node: the request arrived (moment).
     pub const REQUEST_RECEIVED: &str = "request received";
-    /// Node: the VM waited for memory.
+    /// Node: the VM waited for memory or vCPUs.
     pub const ROOM_WAITED: &str = "room waited for";
     /// Node: image, kernel and disks looked up and opened.
     pub const IMAGE_READY: &str = "image ready";

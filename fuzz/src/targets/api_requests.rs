@@ -72,6 +72,7 @@ fn all_seeds() -> Vec<Vec<u8>> {
         QUERY,
         "/v1/vms?all=true&grace_ms=100&tail=5&follow=false&path=%2Fa%20b",
     ));
+    seeds.push(of(QUERY, "/v1/vms/a/wake?priority=high&wait_s=30"));
     for name in [
         "base",
         "a_vm-1.2",

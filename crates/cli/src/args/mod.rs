@@ -5,6 +5,7 @@ pub mod disk;
 pub mod image;
 mod later;
 pub mod network;
+pub mod queue;
 pub mod snapshot;
 pub mod ssh;
 mod values;
@@ -100,6 +101,8 @@ pub enum Verb {
     SshConfig(Later<ssh::SshConfig>),
     /// Serve SSH for a VM on stdin and stdout, as a ProxyCommand of ssh
     SshProxy(Later<ssh::SshProxy>),
+    /// List requests that wait for memory or vCPUs
+    Queue(Later<queue::Queue>),
     /// Show the details of VMs, as JSON
     Inspect(Later<Inspect>),
     /// Shut VMs down: SIGTERM to programs, sync, power off
@@ -121,7 +124,7 @@ pub enum Verb {
     /// Write the memory of VMs to disk and release it on the host
     Hibernate(Later<snapshot::Hibernate>),
     /// Wake hibernated VMs
-    Wake(Later<snapshot::Vms>),
+    Wake(Later<snapshot::Wake>),
     /// Create and manage snapshots, from which new VMs start
     #[command(subcommand)]
     Snapshot(Later<snapshot::Snapshot>),
@@ -272,6 +275,14 @@ pub struct VmOptions {
         requires = "idle"
     )]
     pub idle_action: IdleActionChoice,
+    /// Owner of the VM: when VMs wait for memory or vCPUs, those of different owners
+    /// take turns [default: the user]
+    #[arg(long, value_name = "NAME")]
+    pub owner: Option<String>,
+    /// Priority of the VM among those that wait for memory and vCPUs, at its start and
+    /// when it is woken
+    #[arg(long, value_enum, value_name = "PRIORITY", default_value = "normal")]
+    pub priority: queue::PriorityChoice,
     #[command(flatten)]
     pub network: network::NetworkOptions,
 }
@@ -331,6 +342,11 @@ pub struct Run {
     /// JIFFY_COLD=1)
     #[arg(long)]
     pub cold: bool,
+    #[command(flatten)]
+    pub time: queue::WaitTime,
+    /// Don't show the place in the queue while the VM waits for memory and vCPUs
+    #[arg(short, long)]
+    pub quiet: bool,
     /// Print the VM's id and return; the VM keeps running. With -i and -t its
     /// command waits for `jiffy attach`
     #[arg(short, long)]
@@ -403,6 +419,8 @@ pub struct Start {
     /// Forward stdin; with --attach
     #[arg(short, long, requires = "attach")]
     pub interactive: bool,
+    #[command(flatten)]
+    pub wait: queue::WaitOptions,
     /// VMs: names, ids or unique prefixes of ids
     #[arg(required = true, value_name = "VM")]
     pub vms: Vec<String>,

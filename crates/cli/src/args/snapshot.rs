@@ -1,10 +1,21 @@
 //! Snapshots, and VMs that pause, fork, hibernate and wake.
 
+use super::queue::WaitOptions;
 use super::{JsonFormat, ListFormat, TimelineOutput, timeline_output};
 use clap::{Args, Subcommand, ValueHint};
 use std::path::PathBuf;
 
-/// `jiffy pause`, `resume` and `wake`
+/// `jiffy wake`
+#[derive(Debug, Args)]
+pub struct Wake {
+    #[command(flatten)]
+    pub wait: WaitOptions,
+    /// VMs: names, ids or unique prefixes of ids
+    #[arg(required = true, value_name = "VM")]
+    pub vms: Vec<String>,
+}
+
+/// `jiffy pause` and `resume`
 #[derive(Debug, Args)]
 pub struct Vms {
     /// VMs: names, ids or unique prefixes of ids
@@ -47,6 +58,8 @@ pub struct Fork {
     /// Name of the child; several are called NAME-1, NAME-2, …
     #[arg(long)]
     pub name: Option<String>,
+    #[command(flatten)]
+    pub wait: WaitOptions,
     #[command(flatten)]
     pub show: ShowTimeline,
     /// Output: the children's names, or json

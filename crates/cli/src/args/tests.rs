@@ -372,6 +372,49 @@ fn a_fork_has_children() {
 }
 
 #[test]
+fn requests_say_how_they_wait() {
+    use queue::PriorityChoice::{High, Low, Normal};
+    let plain = run("jiffy run true");
+    assert_eq!(
+        (plain.vm.priority, plain.time.wait, plain.quiet),
+        (Normal, None, false)
+    );
+    let chosen = run("jiffy run --owner a --priority high --wait 2m -q true");
+    assert_eq!(
+        (chosen.vm.owner.as_deref(), chosen.vm.priority),
+        (Some("a"), High)
+    );
+    assert_eq!((chosen.time.wait, chosen.quiet), (Some(120), true));
+    assert_eq!(
+        run("jiffy run --from one --priority low --wait 0")
+            .time
+            .wait,
+        Some(0)
+    );
+    let query = |line: &str| match parse(line).verb {
+        Verb::Start(Later(start)) => start.wait.query(),
+        Verb::Wake(Later(wake)) => wake.wait.query(),
+        Verb::Fork(Later(fork)) => fork.wait.query(),
+        other => panic!("it does not wait: {other:?}"),
+    };
+    assert_eq!(query("jiffy start box"), "");
+    assert_eq!(query("jiffy wake --wait 0 box"), "?wait_s=0");
+    assert_eq!(
+        query("jiffy fork --priority low --wait 1h box"),
+        "?priority=low&wait_s=3600"
+    );
+    let Verb::Create(Later(create)) = parse("jiffy create --owner b --priority low").verb else {
+        panic!()
+    };
+    assert_eq!(
+        (create.vm.owner.as_deref(), create.vm.priority),
+        (Some("b"), Low)
+    );
+    assert!(refuse("jiffy run --priority urgent true").contains("urgent"));
+    assert!(refuse("jiffy wake --wait soon box").contains("not a time"));
+}
+
+#[test]
 fn an_option_that_does_not_exist_is_no_command() {
     for line in ["jiffy run --memmory 1G true", "jiffy exec box --nosuch"] {
         assert!(Cli::try_parse_from(line.split(' ')).is_err(), "{line}");

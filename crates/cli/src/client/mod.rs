@@ -2,11 +2,14 @@
 
 mod body;
 mod frames;
+mod lines;
 mod patient;
+mod queue;
 mod repeat;
 
 pub use body::BodySender;
 pub use frames::{FrameReader, FrameWriter, Frames};
+pub use lines::JsonLines;
 
 use crate::failure::{Failure, Kind, Result, reason};
 use body::RequestBody;
@@ -18,15 +21,17 @@ use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use jiffy_wire::api::{ApiError, RequestState, VM_ID_HEADER};
 use patient::Patient;
-use repeat::{Next, Repeat};
+use repeat::{Next, PAUSE, RESTART_TIME, Repeat};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use std::io::IsTerminal;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
+use tokio::time::{sleep, timeout};
 
 /// After this time without an answer, `when_slow` is called.
 const SLOW: Duration = Duration::from_secs(3);
@@ -52,6 +57,8 @@ pub enum Endpoint {
 pub struct Client {
     endpoint: Endpoint,
     when_slow: Option<Arc<dyn Fn() -> Result<()> + Send + Sync>>,
+    /// Whether its requests' places in the queue are shown.
+    shows_places: bool,
     /// A connection that was opened while looking for the node; the first request uses it.
     connection: Arc<Mutex<Option<std::os::unix::net::UnixStream>>>,
 }
@@ -70,6 +77,7 @@ impl Client {
         Client {
             endpoint,
             when_slow: None,
+            shows_places: false,
             connection: Arc::default(),
         }
     }
@@ -79,6 +87,19 @@ impl Client {
         Client {
             when_slow: Some(Arc::new(why)),
             ..self
+        }
+    }
+
+    /// Shows the place in the queue of a request that waits for memory and vCPUs, if stderr is a
+    /// terminal.
+    pub fn with_places(&self) -> Client {
+        self.that_shows_places(std::io::stderr().is_terminal())
+    }
+
+    fn that_shows_places(&self, shows_places: bool) -> Client {
+        Client {
+            shows_places,
+            ..self.clone()
         }
     }
 
@@ -229,13 +250,19 @@ impl Client {
     /// it answers, the request may be repeated for a while ([`repeat`]): a service manager may
     /// restart the node.
     async fn send(&self, mut request: Request<RequestBody>) -> Result<Response<Incoming>> {
-        let mut repeat = Repeat::of(&mut request);
+        let mut repeat = Repeat::of(&mut request, self.shows_places);
         let response = loop {
             let failure = match self.connect().await {
                 Err(failure) => failure,
                 Ok(mut sender) => {
                     repeat.is_sent();
-                    match self.answer(sender.send_request(request)).await? {
+                    let answer = self.answer(sender.send_request(request));
+                    // Without a terminal there is no timer, which would be further system calls.
+                    let answer = match repeat.id().filter(|_| self.shows_places) {
+                        Some(id) => queue::shown(self, id, answer).await,
+                        None => answer.await,
+                    };
+                    match answer? {
                         Ok(response) => break response,
                         Err(error) => lost(error),
                     }
@@ -265,17 +292,17 @@ impl Client {
     /// does not know.
     async fn has_begun(&self, id: &str) -> Option<bool> {
         let path = format!("/v1/requests/{id}");
-        for pause in Repeat::attempts() {
-            match self.get::<RequestState>(&path).await {
-                Ok(state) => return state.begun,
-                Err(failure) if failure.kind == Kind::Unreachable => {
-                    tokio::time::sleep(pause).await
+        let asked = async {
+            loop {
+                match self.get::<RequestState>(&path).await {
+                    Ok(state) => return state.begun,
+                    Err(failure) if failure.kind == Kind::Unreachable => sleep(PAUSE).await,
+                    // A node of an earlier version does not know the path.
+                    Err(_) => return None,
                 }
-                // A node of an earlier version does not know the path.
-                Err(_) => return None,
             }
-        }
-        None
+        };
+        timeout(RESTART_TIME, asked).await.ok().flatten()
     }
 
     /// The answer, or why there was none, or the error of `when_slow`.
@@ -291,7 +318,7 @@ impl Client {
             tokio::select! {
                 biased;
                 answer = &mut answer => return Ok(answer),
-                () = tokio::time::sleep(SLOW) => {}
+                () = sleep(SLOW) => {}
             }
             let when_slow = when_slow.clone();
             if let Ok(Err(why)) = tokio::task::spawn_blocking(move || when_slow()).await {

@@ -14,9 +14,9 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
 /// How long a node may take to be restarted.
-const RESTART_TIME: Duration = Duration::from_secs(5);
+pub(super) const RESTART_TIME: Duration = Duration::from_secs(5);
 /// Time between attempts.
-const PAUSE: Duration = Duration::from_millis(50);
+pub(super) const PAUSE: Duration = Duration::from_millis(50);
 /// Ends of paths whose requests are idempotent.
 const IDEMPOTENT: [&str; 7] = [
     "/start", "/stop", "/wait", "/pause", "/resume", "/wake", "/attach",
@@ -26,8 +26,9 @@ const IDEMPOTENT: [&str; 7] = [
 pub(super) struct Repeat {
     /// The request, unless its body is a stream, which can be sent only once.
     copy: Option<Request<Option<Bytes>>>,
-    /// The id of a request that must not be done twice.
     id: Option<String>,
+    /// It must not be done twice.
+    once: bool,
     sent: bool,
     /// End of the repetitions; set when no answer came for the first time.
     until: Option<Instant>,
@@ -42,12 +43,10 @@ pub(super) enum Next {
 }
 
 impl Repeat {
-    /// Gives the request an id if it must not be done twice.
-    pub(super) fn of(request: &mut Request<RequestBody>) -> Repeat {
-        let id = match may_be_done_twice(request) {
-            true => None,
-            false => new_id(),
-        };
+    /// Gives the request an id if it must not be done twice, or is `followed`.
+    pub(super) fn of(request: &mut Request<RequestBody>, followed: bool) -> Repeat {
+        let once = !may_be_done_twice(request);
+        let id = (once || followed).then(new_id).flatten();
         if let Some(id) = id.as_deref().and_then(|id| HeaderValue::from_str(id).ok()) {
             request.headers_mut().insert(REQUEST_HEADER, id);
         }
@@ -65,9 +64,15 @@ impl Repeat {
         Repeat {
             copy,
             id,
+            once,
             sent: false,
             until: None,
         }
+    }
+
+    /// The id that the request was given.
+    pub(super) fn id(&self) -> Option<&str> {
+        self.id.as_deref()
     }
 
     /// The request was sent, so the node may act on it.
@@ -83,8 +88,9 @@ impl Repeat {
         }
         let now = Instant::now();
         let is_over = now >= *self.until.get_or_insert(now + RESTART_TIME);
-        if let Some(id) = &self.id {
-            return Ok(Next::Ask(id.clone()));
+        if self.once {
+            let ask = |id: &String| Next::Ask(id.clone());
+            return self.id.as_ref().map(ask).ok_or_else(Repeat::unknown);
         }
         let Some(again) = self.again().filter(|_| !is_over) else {
             let seconds = RESTART_TIME.as_secs();
@@ -100,9 +106,8 @@ impl Repeat {
 
     /// The node said whether it has begun the request: returns it if it is to be sent again.
     pub(super) fn told(&self, begun: Option<bool>) -> Result<Request<RequestBody>> {
-        const LOOK: &str = "check with `jiffy ps --all` before you try again; jiffyd.log in Jiffy's run folder may say why";
         match begun {
-            None => Err(lost("before it answered: the request may have been started").hint(LOOK)),
+            None => Err(Repeat::unknown()),
             Some(true) => Err(lost(
                 "before it answered: it had begun the request, which may be incomplete",
             )
@@ -117,10 +122,8 @@ impl Repeat {
         }
     }
 
-    /// How long and how often a node that is being restarted is asked.
-    pub(super) fn attempts() -> impl Iterator<Item = Duration> {
-        let attempts = RESTART_TIME.as_millis() / PAUSE.as_millis();
-        (0..attempts).map(|_| PAUSE)
+    fn unknown() -> Failure {
+        lost("before it answered: the request may have been started").hint(LOOK)
     }
 
     fn again(&self) -> Option<Request<RequestBody>> {
@@ -146,6 +149,8 @@ fn may_be_done_twice(request: &Request<RequestBody>) -> bool {
         _ => false,
     }
 }
+
+const LOOK: &str = "check with `jiffy ps --all` before you try again; jiffyd.log in Jiffy's run folder may say why";
 
 /// `None` without random numbers: then nobody can ask for the request.
 fn new_id() -> Option<String> {

@@ -14,6 +14,7 @@ mod logs;
 mod machine;
 mod network;
 mod ports;
+mod queue;
 mod run;
 mod snapshot;
 mod ssh;
@@ -51,6 +52,7 @@ fn perform(cli: Cli, began_ns: u64) -> Result<Outcome> {
         Verb::Ps(Later(ps)) => context.block_on(|| vms::ps(&context, ps)),
         Verb::Logs(Later(logs)) => context.block_on(|| logs::logs(&context, logs)),
         Verb::Cp(Later(cp)) => context.block_on(|| cp::cp(&context, cp)),
+        Verb::Queue(Later(queue)) => context.block_on(|| queue::queue(&context, queue)),
         Verb::Inspect(Later(inspect)) => context.block_on(|| vms::inspect(&context, inspect)),
         Verb::Stop(Later(stop)) => context.block_on(|| vms::stop(&context, stop)),
         Verb::Kill(Later(kill)) => context.block_on(|| vms::kill(&context, kill)),
@@ -59,7 +61,7 @@ fn perform(cli: Cli, began_ns: u64) -> Result<Outcome> {
         Verb::Attach(Later(attach)) => context.block_on(|| exec::attach(&context, attach)),
         Verb::Pause(Later(vms)) => context.block_on(|| snapshot::order(&context, vms, "pause")),
         Verb::Resume(Later(vms)) => context.block_on(|| snapshot::order(&context, vms, "resume")),
-        Verb::Wake(Later(vms)) => context.block_on(|| snapshot::order(&context, vms, "wake")),
+        Verb::Wake(Later(wake)) => context.block_on(|| snapshot::wake(&context, wake)),
         Verb::Fork(Later(fork)) => context.block_on(|| snapshot::fork(&context, fork)),
         Verb::Hibernate(Later(hibernate)) => {
             context.block_on(|| snapshot::hibernate(&context, hibernate))

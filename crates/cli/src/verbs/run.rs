@@ -71,10 +71,15 @@ pub async fn run(context: &Context, run: Run) -> Result<Outcome> {
     let request = RunVm {
         vm,
         detach: run.detach,
+        wait_s: run.time.wait,
+    };
+    let waiting = match run.quiet {
+        true => client.clone(),
+        false => client.with_places(),
     };
     if run.detach {
         let vm = with_image(&client, &request.vm, &choice, async || {
-            client.post_json::<_, Vm>("/v1/run", &request).await
+            waiting.post_json::<_, Vm>("/v1/run", &request).await
         })
         .await;
         if published {
@@ -85,7 +90,7 @@ pub async fn run(context: &Context, run: Run) -> Result<Outcome> {
     let mut sent_ns = monotonic_ns();
     let upgraded = with_image(&client, &request.vm, &choice, async || {
         sent_ns = monotonic_ns();
-        client.upgrade("/v1/run", Some(&request)).await
+        waiting.upgrade("/v1/run", Some(&request)).await
     })
     .await?;
     let id = upgraded.vm.clone();
@@ -314,6 +319,8 @@ async fn vm_from(client: &Client, options: VmOptions) -> Result<CreateVm> {
             after_s,
             action: options.idle_action.into(),
         }),
+        owner: options.owner,
+        priority: options.priority.into(),
         ..CreateVm::default()
     })
 }

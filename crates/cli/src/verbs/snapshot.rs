@@ -2,7 +2,7 @@
 
 use super::Context;
 use super::context::{each, show, show_json};
-use crate::args::snapshot::{Fork, Hibernate, ShowTimeline, Snapshot, Vms};
+use crate::args::snapshot::{Fork, Hibernate, ShowTimeline, Snapshot, Vms, Wake};
 use crate::args::{JsonFormat, ListFormat};
 use crate::client::{Client, encoded, vm_path};
 use crate::failure::{Failure, Outcome, Result, report_all};
@@ -20,13 +20,21 @@ use std::path::Path;
 /// Largest picture that is accepted, bytes.
 const MAX_PICTURE: usize = 256 << 20;
 
-/// `jiffy pause`, `jiffy resume` and `jiffy wake`
+/// `jiffy pause` and `jiffy resume`
 pub async fn order(context: &Context, vms: Vms, order: &str) -> Result<Outcome> {
     let client = context.client()?;
-    each(&vms.vms, async |vm| {
-        client
-            .post::<Vm>(&vm_path(vm, &format!("/{order}")))
-            .await?;
+    order_each(&client, &vms.vms, &format!("/{order}")).await
+}
+
+/// `jiffy wake`
+pub async fn wake(context: &Context, wake: Wake) -> Result<Outcome> {
+    let client = context.client()?.with_places();
+    order_each(&client, &wake.vms, &format!("/wake{}", wake.wait.query())).await
+}
+
+async fn order_each(client: &Client, vms: &[String], order: &str) -> Result<Outcome> {
+    each(vms, async |vm| {
+        client.post::<Vm>(&vm_path(vm, order)).await?;
         show(&format!("{vm}\n"))
     })
     .await
@@ -49,8 +57,11 @@ pub async fn fork(context: &Context, fork: Fork) -> Result<Outcome> {
     let wanted = ForkVm {
         count: fork.count,
         name: fork.name,
+        priority: fork.wait.priority.map(Into::into),
+        wait_s: fork.wait.time.wait,
     };
     let forked: Forked = client
+        .with_places()
         .post_json(&vm_path(&fork.vm, "/fork"), &wanted)
         .await?;
     match fork.format {

@@ -68,15 +68,17 @@ pub async fn inspect(context: &Context, inspect: Inspect) -> Result<Outcome> {
 /// `jiffy start`
 pub async fn start(context: &Context, start: Start) -> Result<Outcome> {
     let client = context.client()?;
+    let waiting = client.with_places();
+    let order = format!("/start{}", start.wait.query());
     if start.attach {
         let [vm] = &start.vms[..] else {
             return Err(Failure::new("--attach takes only one VM"));
         };
-        client.post::<Vm>(&vm_path(vm, "/start")).await?;
+        waiting.post::<Vm>(&vm_path(vm, &order)).await?;
         return super::exec::attach_to(&client, vm, start.interactive).await;
     }
     let act = async |vm: &str| {
-        client.post::<Vm>(&vm_path(vm, "/start")).await?;
+        waiting.post::<Vm>(&vm_path(vm, &order)).await?;
         show(&format!("{vm}\n"))
     };
     context.each_with_ports(&client, &start.vms, act).await

@@ -3,7 +3,7 @@
 #![allow(dead_code)] // Every test program uses its own part of this.
 
 use jiffy_wire::agent::{ExecInput, ExecOutput, ExitStatus, Stream};
-use jiffy_wire::api::{ApiError, ErrorKind, MemoryForm, Snapshot, Vm};
+use jiffy_wire::api::{ApiError, ErrorKind, MemoryForm, Priority, Purpose, Queued, Snapshot, Vm};
 use jiffy_wire::frame::{Decoder, to_vec};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -36,6 +36,12 @@ pub struct Request {
 }
 
 impl Request {
+    /// The value of the header of this name, which is in small letters.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        let found = self.headers.iter().find(|(header, _)| header == name);
+        found.map(|(_, value)| value.as_str())
+    }
+
     pub fn json<T: DeserializeOwned>(&self) -> T {
         serde_json::from_slice(&self.body).unwrap()
     }
@@ -211,6 +217,7 @@ impl Peer {
             kind,
             message: message.to_owned(),
             hint: hint.map(str::to_owned),
+            retry_after_s: None,
         };
         self.json(kind.status(), &error);
     }
@@ -342,6 +349,23 @@ pub fn vm() -> Vm {
         "exit": null, "error": null, "remove": false
     }))
     .unwrap()
+}
+
+/// A run that waits at this place.
+pub fn queued(place: u32) -> Queued {
+    Queued {
+        place,
+        id: VM_ID.into(),
+        name: "web".into(),
+        purpose: Purpose::Start,
+        owner: "team-a".into(),
+        priority: Priority::High,
+        vms: 1,
+        memory_mib: 256,
+        cpus: 2,
+        since: 100,
+        until: 130,
+    }
 }
 
 /// Installs a script in place of one of Jiffy's programs. Another process writes it: between fork

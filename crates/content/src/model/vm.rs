@@ -5,8 +5,8 @@ use crate::clock::unix_seconds;
 use crate::durable::LoadError;
 use jiffy_wire::agent::{Command, ExitStatus, StartError};
 use jiffy_wire::api::{
-    IdlePolicy, ImageConfig, NetworkPolicy, NetworkUse, Origin, RootDisk, Vm, VmNetwork, VmState,
-    VolumeUse,
+    IdlePolicy, ImageConfig, NetworkPolicy, NetworkUse, Origin, Priority, RootDisk, Vm, VmNetwork,
+    VmState, VolumeUse,
 };
 use jiffy_wire::cpu::Wanted;
 use jiffy_wire::vmm::{DiskLimit, PageSize};
@@ -75,6 +75,10 @@ pub struct Spec {
     pub network: Option<NetworkUse>,
     /// What happens when it is idle.
     pub idle: Option<IdlePolicy>,
+    /// Its owner, if one was chosen.
+    pub owner: Option<String>,
+    /// Priority of its requests in the queue.
+    pub priority: Priority,
 }
 
 /// A snapshot to go on from.
@@ -283,6 +287,9 @@ impl VmRecord {
                 ..VmNetwork::default()
             }),
             idle: spec.idle.map(Into::into),
+            owner: spec.owner.clone(),
+            priority: spec.priority,
+            queued: None,
         }
     }
 

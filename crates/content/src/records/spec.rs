@@ -46,6 +46,10 @@ pub struct Spec {
     network: Option<NetworkUse>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     idle: Option<IdlePolicy>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    owner: Option<String>,
+    #[serde(default, skip_serializing_if = "Priority::is_normal")]
+    priority: Priority,
 }
 both_ways!(
     Spec,
@@ -74,8 +78,30 @@ both_ways!(
         own_volumes: same,
         network: opt,
         idle: opt,
+        owner: same,
+        priority: into,
     }
 );
+
+/// See [`api::Priority`].
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Priority {
+    /// After all others.
+    Low,
+    /// The default.
+    #[default]
+    Normal,
+    /// Before all others.
+    High,
+}
+both_ways_enum!(Priority, api::Priority { Low, Normal, High });
+
+impl Priority {
+    fn is_normal(&self) -> bool {
+        *self == Priority::Normal
+    }
+}
 
 /// See [`api::IdlePolicy`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

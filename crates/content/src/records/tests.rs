@@ -123,7 +123,17 @@ fn spec() -> Spec {
         own_volumes: true,
         network: None,
         idle: None,
+        owner: None,
+        priority: api::Priority::Normal,
     }
+}
+
+/// A VM with an owner and a priority in the queue.
+fn with_a_priority() -> VmRecord {
+    let mut vm = vm();
+    vm.spec.owner = Some(text("team-a"));
+    vm.spec.priority = api::Priority::High;
+    vm
 }
 
 /// A VM that sleeps when it is idle.
@@ -314,6 +324,13 @@ fn records_of_vms_do_not_drift() {
         "vm-1-proxy-ports.json",
         "vm.json",
         &with_ports_for_the_proxy(),
+        save,
+        load,
+    );
+    does_not_drift(
+        "vm-1-priority.json",
+        "vm.json",
+        &with_a_priority(),
         save,
         load,
     );

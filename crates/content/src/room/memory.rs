@@ -1,7 +1,7 @@
-//! The ledger of memory. Every start of a VM reserves memory here first; a request that does not
-//! fit waits in a queue.
+//! The ledger of memory and vCPUs. Every start of a VM reserves them here first; a request that
+//! does not fit waits in a queue.
 //!
-//! Two things are counted, each against a bound of its own:
+//! Three things are counted, each against a bound of its own:
 //!
 //! * [`Amount::soon`]: what VMs that are starting, or whose RAM a pager fills completely, will
 //!   take, against the host's MemAvailable. It is given back when the VM is ready: MemAvailable
@@ -9,22 +9,31 @@
 //!   refuse too much: a thousand idle children of a fork have 125 GiB in all and take 1.5 GiB.
 //! * [`Amount::whole`]: the most that VMs may ever take, against `--memory-limit`, if there
 //!   is one. It is given back when the VMM is gone.
+//! * [`Amount::cpus`]: vCPUs of VMs with a VMM, against `--cpu-share`, if there is one.
 //!
-//! Requests are served in order of arrival: the first in the queue checks again whenever memory
-//! is given back; the others wait for their turn. Background work ([`Room::behind`]) never waits
-//! and never delays a request. A spare VMM reserves nothing: its few MiB belong to the VM that
-//! takes it.
+//! The order of the queue is that of `line`. Only its first request checks whether it fits,
+//! whenever something is given back, and a new one if it is before all that wait: so none is
+//! overtaken by one that needs less. Background work ([`Room::behind`]) never waits and never
+//! delays a request. A spare VMM reserves nothing: its few MiB belong to the VM that takes it.
 
+mod amount;
+mod asking;
+mod line;
+mod shortage;
 #[cfg(test)]
 mod tests;
 
+pub use amount::Amount;
+pub use asking::{Asking, DEFAULT_OWNER};
+
 use super::Limit;
-use crate::clock::monotonic_ns;
+use crate::clock::{monotonic_ns, unix_seconds};
 use crate::error::{Error, Result};
-use crate::model::vm::Spec;
-use jiffy_wire::vmm::PageSize;
-use std::fs;
+use jiffy_wire::api::Queued;
+use line::{Line, Ticket};
+use shortage::{Bounds, Memory, Shortage, meminfo};
 use std::io;
+use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::{Notify, watch};
@@ -34,91 +43,41 @@ use tracing::debug;
 /// How often the first in the queue checks without a notification: other programs give memory
 /// back, too.
 const LOOK: Duration = Duration::from_millis(250);
-/// What a child of a fork takes until it is ready, MiB: an idle one has 1.43 MiB of its own
-/// (`clone/unique-memory` of the benchmarks).
-const CHILD_MIB: u64 = 2;
+/// The longest that a request may wait.
+pub const MAX_WAIT: Duration = Duration::from_secs(86_400);
+/// How long after a change of the queue clients are told their places: many requests may be
+/// served in this time, and each of many clients looks for its own.
+const PAUSE: Duration = Duration::from_millis(200);
+/// The longest time after which a request that found the queue full should be sent again.
+const RETRY: Duration = Duration::from_secs(60);
 
-/// Memory of VMs, MiB.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Amount {
-    /// MiB that are taken until the VM is ready.
-    pub soon: u64,
-    /// The most that it may ever take.
-    pub whole: u64,
-}
-
-impl Amount {
-    /// The amount of a VM that boots, is restored or is woken. How much its guest will touch is
-    /// not known in advance, not even for a golden or lazy one: its command may fill all of its
-    /// memory at once. The VMM's own few MiB are much less than what a guest leaves untouched,
-    /// and are not counted.
-    pub fn of(spec: &Spec) -> Amount {
-        let whole = u64::from(spec.memory_mib);
-        let soon = match spec.pages {
-            // hugetlb pages are reserved when the VMM maps them and are not part of MemAvailable.
-            PageSize::Huge2M | PageSize::Huge1G => 0,
-            PageSize::Small => whole,
-        };
-        Amount { soon, whole }
-    }
-
-    /// The amount of a child of a fork, which shares its parent's memory until one of them
-    /// writes.
-    pub fn of_child(spec: &Spec) -> Amount {
-        Amount {
-            soon: CHILD_MIB,
-            whole: spec.memory_mib.into(),
-        }
-    }
-
-    /// The amount of a VM whose RAM a pager fills completely for a capture; `bytes` of it are not
-    /// zero, if that is known. Pages that are present already are counted again, so the amount is
-    /// never too small.
-    pub fn to_complete(spec: &Spec, bytes: Option<u64>) -> Amount {
-        let most = Amount::of(spec).soon;
-        let mib = bytes.map_or(most, |bytes| bytes.div_ceil(1 << 20));
-        Amount {
-            soon: mib.min(most),
-            whole: 0,
-        }
-    }
-
-    fn times(self, count: u32) -> Amount {
-        let count = u64::from(count);
-        Amount {
-            soon: self.soon.saturating_mul(count),
-            whole: self.whole.saturating_mul(count),
-        }
-    }
-
-    fn plus(self, other: Amount) -> Amount {
-        Amount {
-            soon: self.soon.saturating_add(other.soon),
-            whole: self.whole.saturating_add(other.whole),
-        }
-    }
-
-    fn less(self, other: Amount) -> Amount {
-        Amount {
-            soon: self.soon.saturating_sub(other.soon),
-            whole: self.whole.saturating_sub(other.whole),
-        }
-    }
+/// Options of the ledger.
+#[derive(Debug, Clone, Copy)]
+pub struct Settings {
+    /// Limit of all VMs' memory.
+    pub memory: Option<Limit>,
+    /// vCPUs that VMs may have for each processor of the host, in thousandths; `None` for any
+    /// number.
+    pub cpu_share: Option<u32>,
+    /// How long a request waits that does not say so.
+    pub wait: Duration,
+    /// Most requests that wait.
+    pub queue: usize,
 }
 
 /// The ledger.
 pub struct Room {
     host: Box<Host>,
-    /// MiB that VMs may have in all.
-    limit: Option<u64>,
-    /// How long a request waits.
-    patience: Duration,
-    /// The first in the queue holds it. It is passed on in order of arrival, and only its holder
-    /// adds to the books, so that two requests can't get the same memory.
-    turn: tokio::sync::Mutex<()>,
-    books: Mutex<Books>,
-    /// Notifies when something was given back.
-    freed: Notify,
+    bounds: Bounds,
+    /// How long a request waits that does not say so.
+    wait: Duration,
+    /// Most requests that wait.
+    most: usize,
+    /// A request reads and changes the books, and the host's memory, under one lock, so that two
+    /// can't get the same memory.
+    state: Mutex<State>,
+    /// Notifies when the queue has changed.
+    moved: Notify,
     /// Counts how often background reservations were taken away.
     claims: watch::Sender<u64>,
 }
@@ -126,12 +85,10 @@ pub struct Room {
 /// Reads the host's memory; an error if that is not possible.
 type Host = dyn Fn() -> io::Result<Memory> + Send + Sync;
 
-#[derive(Debug, Clone, Copy)]
-struct Memory {
-    /// MemTotal, MiB.
-    total: u64,
-    /// MemAvailable, MiB.
-    available: u64,
+#[derive(Debug, Default)]
+struct State {
+    books: Books,
+    line: Line,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -142,7 +99,7 @@ struct Books {
     behind: Amount,
 }
 
-/// Memory that was reserved; it is given back when this is dropped.
+/// Memory and vCPUs that were reserved; they are given back when this is dropped.
 #[derive(Debug)]
 pub struct Reserved {
     room: Arc<Room>,
@@ -162,94 +119,225 @@ pub struct Background {
     before: u64,
 }
 
+/// A request in the queue, which it leaves when this is dropped.
+struct Waiting<'a> {
+    room: &'a Arc<Room>,
+    number: u64,
+    called: Arc<Notify>,
+    /// It was the first and did not fit when it last looked.
+    is_first: bool,
+    /// That was logged.
+    told: bool,
+}
+
+/// What becomes of a new request.
+enum Entered<'a> {
+    Served(Reserved),
+    Waits(Waiting<'a>),
+}
+
+/// What a request that waits finds when it looks.
+enum Look {
+    Reserved(Reserved),
+    /// It does not fit.
+    Lacks(Shortage),
+    /// It is not its turn.
+    NotFirst,
+}
+
 impl Room {
     /// The ledger of this host.
-    pub fn new(limit: Option<Limit>, patience: Duration) -> Arc<Room> {
+    pub fn new(settings: Settings) -> Arc<Room> {
         // If the host's total is unknown, a limit in percent does not restrict anything.
         let total = meminfo().map_or(u64::MAX, |memory| memory.total << 20);
-        let limit = limit.map(|limit| limit.of(total) >> 20);
-        Room::of_host(Box::new(meminfo), limit, patience)
+        let cpus = |share| {
+            let host = std::thread::available_parallelism().map_or(1, usize::from) as u64;
+            (host * u64::from(share) / 1000).max(1)
+        };
+        let bounds = Bounds {
+            memory: settings.memory.map(|limit| limit.of(total) >> 20),
+            cpus: settings.cpu_share.map(cpus),
+        };
+        Room::of_host(Box::new(meminfo), bounds, settings.wait, settings.queue)
     }
 
-    fn of_host(host: Box<Host>, limit: Option<u64>, patience: Duration) -> Arc<Room> {
+    fn of_host(host: Box<Host>, bounds: Bounds, wait: Duration, most: usize) -> Arc<Room> {
         Arc::new(Room {
             host,
-            limit,
-            patience,
-            turn: tokio::sync::Mutex::default(),
-            books: Mutex::default(),
-            freed: Notify::new(),
+            bounds,
+            wait,
+            most,
+            state: Mutex::default(),
+            moved: Notify::new(),
             claims: watch::Sender::new(0),
         })
     }
 
     /// Reserves `each` for each of `count` VMs that start together. Waits if there is no room,
     /// unless there never can be. Dropping the future leaves the queue.
-    pub async fn reserve(self: &Arc<Self>, each: Amount, count: u32) -> Result<Reserved> {
-        if self.patience.is_zero() {
-            // Without patience, the turn is never held for longer than one check.
-            let _turn = self.turn.lock().await;
-            return self.take(each, count).map_err(|lack| lack.error(None));
-        }
-        let began_ns = monotonic_ns();
-        let deadline = Instant::now() + self.patience;
-        let (mut waits, mut looked) = (false, false);
-        let in_turn = async {
-            let _turn = match self.turn.try_lock() {
-                Ok(turn) => turn,
-                Err(_) => {
-                    waits = true;
-                    self.turn.lock().await
-                }
-            };
-            loop {
-                // Created before the check, so that memory given back after it is not missed.
-                let freed = self.freed.notified();
-                let shortage = match self.take(each, count) {
-                    Ok(reserved) => return Ok(reserved),
-                    Err(shortage) if shortage.is_for_good() => return Err(shortage.error(None)),
-                    Err(shortage) => shortage,
-                };
-                if !looked {
-                    debug!(?shortage, "a VM waits for memory");
-                }
-                (looked, waits) = (true, true);
-                tokio::select! {
-                    () = freed => {}
-                    () = sleep(LOOK) => {}
-                }
-            }
+    pub async fn reserve(
+        self: &Arc<Self>,
+        asking: Asking,
+        each: Amount,
+        count: u32,
+    ) -> Result<Reserved> {
+        let wait = asking.wait.unwrap_or(self.wait).min(MAX_WAIT);
+        let want = each.times(count);
+        let mut waiting = match self.enter(asking, want, count, wait)? {
+            Entered::Served(reserved) => return Ok(reserved),
+            Entered::Waits(waiting) => waiting,
         };
-        match timeout_at(deadline, in_turn).await {
-            Ok(Ok(mut reserved)) if waits => {
+        let began_ns = monotonic_ns();
+        let deadline = Instant::now() + wait;
+        match timeout_at(deadline, waiting.turn()).await {
+            Ok(Ok(mut reserved)) => {
                 reserved.waited_ns = Some((began_ns, monotonic_ns()));
                 Ok(reserved)
             }
-            Ok(done) => done,
-            Err(_) => Err(self.shortage(each, count).error(Some(self.patience))),
+            Ok(Err(shortage)) => Err(shortage.error(None)),
+            Err(_) => {
+                let shortage = self.shortage(&self.state(), want, count);
+                Err(shortage.error(Some(wait)))
+            }
         }
     }
 
-    /// Waits until all earlier requests are served or have given up.
+    /// Reserves at once, or joins the queue.
+    fn enter(
+        self: &Arc<Self>,
+        asking: Asking,
+        want: Amount,
+        count: u32,
+        wait: Duration,
+    ) -> Result<Entered<'_>> {
+        let mut state = self.state();
+        let is_first = state.line.would_be_first(asking.priority);
+        let shortage = self.shortage(&state, want, count);
+        if is_first && shortage.fits() {
+            let reserved = self.take(&mut state, &shortage);
+            if !state.line.is_empty() {
+                // It may now be the turn of a lower priority.
+                state.line.note_served(asking.priority);
+                call_first(&state.line);
+                self.moved.notify_waiters();
+            }
+            return Ok(Entered::Served(reserved));
+        }
+        if shortage.is_for_good() || wait.is_zero() {
+            return Err(shortage.error(None));
+        }
+        self.check_places(&state.line, &asking.owner)?;
+        let called = Arc::default();
+        let number = state.line.enter(Ticket {
+            asking,
+            want,
+            count,
+            since: Instant::now(),
+            since_s: unix_seconds(),
+            wait,
+            called: Arc::clone(&called),
+        });
+        drop(state);
+        self.moved.notify_waiters();
+        if is_first {
+            debug!(?shortage, "a VM waits for memory");
+        }
+        Ok(Entered::Waits(Waiting {
+            room: self,
+            number,
+            called,
+            is_first,
+            told: is_first,
+        }))
+    }
+
+    /// Refuses a request that finds no place in the queue.
+    fn check_places(&self, line: &Line, owner: &str) -> Result<()> {
+        // One owner may have three quarters of the places; the rest is for others.
+        let share = self.most - self.most / 4;
+        let (all, theirs) = (line.len(), line.len_of(owner));
+        let (count, whose) = if all >= self.most {
+            (all, String::new())
+        } else if theirs >= share {
+            (theirs, format!(" of the owner {owner}"))
+        } else {
+            return Ok(());
+        };
+        let now = Instant::now();
+        let free = line.next_deadline().unwrap_or(now);
+        let after = free.saturating_duration_since(now).min(RETRY);
+        let after_s = after.as_secs() as u32 + 1;
+        let mut error = Error::no_room(format!(
+            "{count} requests{whose} wait for memory or vCPUs, and the queue takes no further one."
+        ))
+        .hint(format!(
+            "Try again in {after_s} s, stop other VMs, or start jiffyd with a higher --queue-limit."
+        ));
+        error.0.retry_after_s = Some(after_s);
+        Err(error)
+    }
+
+    /// Waits until no request waits.
     pub async fn nobody_waits(&self) {
-        drop(self.turn.lock().await);
+        let is_over = |line: &Line| line.is_empty().then_some(());
+        self.when(is_over, Duration::ZERO).await;
+    }
+
+    /// Waits until `found` finds something in the queue; looks again this long after a change.
+    async fn when<T>(&self, found: impl Fn(&Line) -> Option<T>, pause: Duration) -> T {
+        loop {
+            let mut moved = pin!(self.moved.notified());
+            // Enabled before the look, so that no change after it is missed.
+            moved.as_mut().enable();
+            let found = found(&self.state().line);
+            match found {
+                Some(found) => return found,
+                None => moved.await,
+            }
+            if !pause.is_zero() {
+                sleep(pause).await;
+            }
+        }
+    }
+
+    /// The requests that wait, in the order in which they will be served.
+    pub fn queue(&self) -> Vec<Queued> {
+        self.state().line.shown(|_| true)
+    }
+
+    /// The request for this VM, if one waits.
+    pub fn queued_for(&self, id: &str) -> Option<Queued> {
+        let shown = self.state().line.shown(|asking| asking.id == id);
+        shown.into_iter().next()
+    }
+
+    /// Waits until the request that its client has given this name has another place than `last`;
+    /// `None` if it does not wait.
+    pub async fn next_place(&self, request: &str, last: Option<u32>) -> Option<Queued> {
+        let is_it = |asking: &Asking| asking.request.as_deref() == Some(request);
+        let has_moved = |line: &Line| match line.shown(is_it).into_iter().next() {
+            Some(queued) if Some(queued.place) == last => None,
+            moved => Some(moved),
+        };
+        self.when(has_moved, PAUSE).await
     }
 
     /// Reserves for background work, if there is room now and no request waits. Requests may take
     /// this memory away ([`Background::claimed`]).
     pub fn behind(self: &Arc<Self>, amount: Amount) -> Option<Background> {
-        let _turn = self.turn.try_lock().ok()?;
+        let mut state = self.state();
+        if !state.line.is_empty() {
+            return None;
+        }
         // Subscribed before the check, so that no claim is missed.
         let claims = self.claims.subscribe();
         let before = *claims.borrow();
-        let shortage = self.shortage(amount, 1);
-        let mut books = self.books();
-        let after = books.behind.plus(amount);
-        if shortage.lacks_beside(after.less(amount)).is_some() {
+        let others = state.books.behind;
+        if !self.shortage(&state, amount, 1).fits_beside(others) {
             return None;
         }
-        books.behind = after;
-        drop(books);
+        state.books.behind = others.plus(amount);
+        drop(state);
         Some(Background {
             _reserved: self.reserved(amount, 1, true),
             before,
@@ -258,29 +346,21 @@ impl Room {
     }
 
     /// Counts a VM that an earlier daemon started, whether there is room or not.
-    pub fn adopt(self: &Arc<Self>, whole: u64) -> Reserved {
-        let amount = Amount { soon: 0, whole };
-        let mut books = self.books();
-        books.held = books.held.plus(amount);
-        drop(books);
+    pub fn adopt(self: &Arc<Self>, amount: Amount) -> Reserved {
+        let mut state = self.state();
+        state.books.held = state.books.held.plus(amount);
+        drop(state);
         self.reserved(amount, 1, false)
     }
 
-    /// Reserves without waiting; only the holder of the turn calls this.
-    fn take(self: &Arc<Self>, each: Amount, count: u32) -> std::result::Result<Reserved, Shortage> {
-        let shortage = self.shortage(each, count);
-        if shortage.lacks().is_some() {
-            return Err(shortage);
-        }
-        let want = each.times(count);
-        let mut books = self.books();
-        books.held = books.held.plus(want);
-        let behind = books.behind;
-        drop(books);
-        if shortage.lacks_beside(behind).is_some() {
+    /// Reserves for a request that fits.
+    fn take(self: &Arc<Self>, state: &mut State, fits: &Shortage) -> Reserved {
+        let books = &mut state.books;
+        books.held = books.held.plus(fits.want);
+        if !fits.fits_beside(books.behind) {
             self.claims.send_modify(|claims| *claims += 1);
         }
-        Ok(self.reserved(want, count, false))
+        self.reserved(fits.want, fits.count, false)
     }
 
     fn reserved(self: &Arc<Self>, amount: Amount, count: u32, is_behind: bool) -> Reserved {
@@ -293,16 +373,15 @@ impl Room {
         }
     }
 
-    /// Compares the request with what is reserved and what the host has.
-    fn shortage(&self, each: Amount, count: u32) -> Shortage {
-        // The books first: memory of a VM that becomes ready in between is counted twice.
-        let held = self.books().held;
+    /// Compares a request with what is reserved and what the host has.
+    fn shortage(&self, state: &State, want: Amount, count: u32) -> Shortage {
         Shortage {
-            want: each.times(count),
+            want,
             count,
-            held,
-            limit: self.limit,
-            memory: match each.soon {
+            // Before the host's memory: what a VM takes as it becomes ready is counted twice.
+            held: state.books.held,
+            bounds: self.bounds,
+            memory: match want.soon {
                 0 => None,
                 // A request is not refused because the host's memory can't be read.
                 _ => (self.host)().ok(),
@@ -311,37 +390,95 @@ impl Room {
     }
 
     fn give_back(&self, amount: Amount, is_behind: bool) {
-        let mut books = self.books();
+        let mut state = self.state();
         let of = match is_behind {
-            true => &mut books.behind,
-            false => &mut books.held,
+            true => &mut state.books.behind,
+            false => &mut state.books.held,
         };
         *of = of.less(amount);
-        drop(books);
-        // Wakes the first in the queue, which passes its turn on when it is served.
-        self.freed.notify_one();
+        call_first(&state.line);
     }
 
-    fn books(&self) -> MutexGuard<'_, Books> {
-        self.books.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Has the first request look again.
+fn call_first(line: &Line) {
+    if let Some((_, first)) = line.first() {
+        first.called.notify_one();
+    }
+}
+
+impl Waiting<'_> {
+    /// Waits until the request is served, or can never be.
+    async fn turn(&mut self) -> std::result::Result<Reserved, Shortage> {
+        loop {
+            // A call that came since the last look is kept.
+            match self.is_first {
+                true => tokio::select! {
+                    () = self.called.notified() => {}
+                    () = sleep(LOOK) => {}
+                },
+                false => self.called.notified().await,
+            }
+            match self.look() {
+                Look::Reserved(reserved) => return Ok(reserved),
+                Look::Lacks(shortage) if shortage.is_for_good() => return Err(shortage),
+                Look::Lacks(shortage) => {
+                    if !self.told {
+                        debug!(?shortage, "a VM waits for memory");
+                    }
+                    (self.is_first, self.told) = (true, true);
+                }
+                Look::NotFirst => self.is_first = false,
+            }
+        }
+    }
+
+    fn look(&self) -> Look {
+        let mut state = self.room.state();
+        let (want, count) = match state.line.first() {
+            Some((number, first)) if number == self.number => (first.want, first.count),
+            _ => return Look::NotFirst,
+        };
+        let shortage = self.room.shortage(&state, want, count);
+        if !shortage.fits() {
+            return Look::Lacks(shortage);
+        }
+        state.line.serve_first();
+        let reserved = self.room.take(&mut state, &shortage);
+        call_first(&state.line);
+        self.room.moved.notify_waiters();
+        Look::Reserved(reserved)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        let mut state = self.room.state();
+        if state.line.leave(self.number) {
+            call_first(&state.line);
+            self.room.moved.notify_waiters();
+        }
     }
 }
 
 impl std::fmt::Debug for Room {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let mut shown = formatter.debug_struct("Room");
-        shown.field("limit", &self.limit);
-        shown.field("books", &*self.books()).finish_non_exhaustive()
+        shown.field("bounds", &self.bounds);
+        shown
+            .field("books", &self.state().books)
+            .finish_non_exhaustive()
     }
 }
 
 impl Reserved {
     /// The VM is ready: what it took is no longer available to others.
     pub fn note_ready(&mut self) {
-        let soon = Amount {
-            whole: 0,
-            ..self.amount
-        };
+        let soon = self.amount.until_ready();
         self.amount = self.amount.less(soon);
         if soon.soon > 0 {
             self.room.give_back(soon, self.is_behind);
@@ -351,10 +488,7 @@ impl Reserved {
     /// Splits it into one reservation for each VM.
     pub fn split(mut self) -> Vec<Reserved> {
         let count = self.count.max(1);
-        let each = Amount {
-            soon: self.amount.soon / u64::from(count),
-            whole: self.amount.whole / u64::from(count),
-        };
+        let each = self.amount.divided(count);
         self.amount = self.amount.less(each.times(count));
         let part = |_| {
             let mut part = self.room.reserved(each, 1, self.is_behind);
@@ -389,108 +523,4 @@ impl Background {
 /// The error of background work that has no room, or whose memory was claimed.
 pub fn needed_by_runs() -> Error {
     Error::no_room("What runs needs the memory.")
-}
-
-/// A request, compared with what is reserved and what the host has.
-#[derive(Debug, Clone, Copy)]
-struct Shortage {
-    want: Amount,
-    /// VMs that want it.
-    count: u32,
-    held: Amount,
-    limit: Option<u64>,
-    memory: Option<Memory>,
-}
-
-/// Which bound a request exceeds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Lack {
-    /// The host's memory.
-    Memory,
-    /// The limit of all VMs' memory.
-    Limit,
-}
-
-impl Shortage {
-    /// None if there is room.
-    fn lacks(&self) -> Option<Lack> {
-        self.lacks_beside(Amount::default())
-    }
-
-    /// As [`Shortage::lacks`] if `more` were held in addition.
-    fn lacks_beside(&self, more: Amount) -> Option<Lack> {
-        let all = self.held.plus(more).plus(self.want);
-        // Adopted VMs may already hold more than the limit.
-        if self.want.whole > 0 && self.limit.is_some_and(|limit| all.whole > limit) {
-            return Some(Lack::Limit);
-        }
-        let over = |memory: Memory| all.soon > memory.available;
-        (self.want.soon > 0 && self.memory.is_some_and(over)).then_some(Lack::Memory)
-    }
-
-    /// Would there be no room even if all VMs ended?
-    fn is_for_good(&self) -> bool {
-        let beyond = |memory: Memory| {
-            let most = memory.available.saturating_add(self.held.whole);
-            self.want.soon > most.min(memory.total)
-        };
-        self.limit.is_some_and(|limit| self.want.whole > limit) || self.memory.is_some_and(beyond)
-    }
-
-    fn error(&self, waited: Option<Duration>) -> Error {
-        let lack = self.lacks();
-        let mib = match lack {
-            Some(Lack::Limit) => self.want.whole,
-            _ => self.want.soon,
-        };
-        let who = match self.count {
-            1 => format!("The VM wants {mib} MiB of memory"),
-            count => format!("{count} VMs want {mib} MiB of memory"),
-        };
-        let waited = match waited {
-            Some(waited) => format!(" and waited {} s for it", waited.as_secs()),
-            None => String::new(),
-        };
-        let has = match (lack, self.memory, self.limit) {
-            (Some(Lack::Limit), _, Some(limit)) => format!(
-                "VMs have {} MiB of the {limit} MiB that they may have in all",
-                self.held.whole
-            ),
-            (Some(Lack::Memory), Some(memory), _) => {
-                let starting = match self.held.soon {
-                    0 => String::new(),
-                    soon => format!(", of which VMs that are starting will take {soon} MiB"),
-                };
-                format!("the host has {} MiB available{starting}", memory.available)
-            }
-            _ => "others that asked before still wait".to_owned(),
-        };
-        let fewer = match self.count {
-            1 => "give this one less with --memory",
-            _ => "ask for fewer",
-        };
-        let higher = match lack {
-            Some(Lack::Limit) => ", or start jiffyd with a higher --memory-limit",
-            _ => "",
-        };
-        Error::no_room(format!("{who}{waited}; {has}."))
-            .hint(format!("Stop other VMs, or {fewer}{higher}."))
-    }
-}
-
-/// The host's memory.
-fn meminfo() -> io::Result<Memory> {
-    let text = fs::read_to_string("/proc/meminfo")?;
-    let field = |name: &str| {
-        text.lines()
-            .find_map(|line| line.strip_prefix(name))
-            .and_then(|rest| rest.trim().strip_suffix(" kB"))
-            .and_then(|kib| kib.trim().parse::<u64>().ok())
-            .map(|kib| kib / 1024)
-            .ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))
-    };
-    Ok(Memory {
-        total: field("MemTotal:")?,
-        available: field("MemAvailable:")?,
-    })
 }

@@ -1,6 +1,6 @@
 //! Room that is reserved before it is used.
 //!
-//! * [`memory`]: memory of VMs that start or run.
+//! * [`memory`]: memory and vCPUs of VMs that start or run, and the queue of those that wait.
 //! * [`disk`]: disk room of what is fetched.
 
 pub mod disk;

@@ -31,7 +31,7 @@ impl Answer {
         let error: ApiError =
             serde_json::from_slice(&self.body).unwrap_or_else(|_| panic!("{text}"));
         assert_eq!(error.kind, kind, "{text}");
-        assert_eq!(self.status, kind.status(), "{text}");
+        assert_eq!(self.status, error.status(), "{text}");
         assert!(
             error.message.ends_with('.') || error.message.contains("last line"),
             "{text}"

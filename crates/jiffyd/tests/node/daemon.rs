@@ -202,13 +202,13 @@ impl Daemon {
     }
 
     pub fn try_run(&self, vm: CreateVm) -> Result<Frames, Answer> {
-        let body = serde_json::to_vec(&RunVm { vm, detach: false }).unwrap();
+        let body = serde_json::to_vec(&run_of(vm, false)).unwrap();
         self.stream("/v1/run", &body)
     }
 
     /// Makes and starts a VM, and waits until it is ready.
     pub fn run_detached(&self, vm: CreateVm) -> Answer {
-        let body = serde_json::to_vec(&RunVm { vm, detach: true }).unwrap();
+        let body = serde_json::to_vec(&run_of(vm, true)).unwrap();
         self.post("/v1/run", &body)
     }
 
@@ -300,6 +300,15 @@ impl Drop for Daemon {
         for pid in pagers(self.folder.path()) {
             kill(pid);
         }
+    }
+}
+
+/// The body of `POST /v1/run`.
+pub fn run_of(vm: CreateVm, detach: bool) -> RunVm {
+    RunVm {
+        vm,
+        detach,
+        ..RunVm::default()
     }
 }
 

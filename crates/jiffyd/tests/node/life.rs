@@ -1,9 +1,9 @@
 //! VMs from creation to removal.
 
 use crate::client::connect;
-use crate::daemon::{Daemon, bad_vm, command, eventually, let_go, shell, started, vm};
+use crate::daemon::{Daemon, bad_vm, command, eventually, let_go, run_of, shell, started, vm};
 use jiffy_wire::agent::{ExitStatus, Stat};
-use jiffy_wire::api::{CreateVm, ErrorKind, RootDisk, RunVm, Vm, VmState};
+use jiffy_wire::api::{CreateVm, ErrorKind, RootDisk, Vm, VmState};
 use jiffy_wire::timeline::{Timeline, names};
 use std::fs;
 use std::io::{Read, Write};
@@ -314,7 +314,7 @@ fn a_client_that_leaves_while_its_vm_is_made_leaves_no_vm() {
         remove,
         ..vm(command(&["true"]))
     };
-    let run = |vm, detach| serde_json::to_vec(&RunVm { vm, detach }).unwrap();
+    let run = |vm, detach| serde_json::to_vec(&run_of(vm, detach)).unwrap();
     let requests = [
         ("run", run(copied(true), false)),
         ("run", run(copied(false), true)),

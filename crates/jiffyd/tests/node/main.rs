@@ -21,6 +21,7 @@ mod profiles;
 mod proxy;
 mod pulls;
 mod pushes;
+mod queue;
 mod registry;
 mod room;
 mod running;

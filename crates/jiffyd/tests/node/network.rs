@@ -168,6 +168,7 @@ fn children_have_links_of_their_own_and_no_ports() {
     let fork = ForkVm {
         count: Some(3),
         name: Some("child".into()),
+        ..ForkVm::default()
     };
     let body = serde_json::to_vec(&fork).unwrap();
     let forked: Forked = daemon.post("/v1/vms/parent/fork", &body).json();

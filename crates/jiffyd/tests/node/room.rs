@@ -2,11 +2,11 @@
 
 use crate::client::connect;
 use crate::daemon::{
-    Daemon, bad_vm, command, eventually, id_of, let_go, named, shell, tar_of, vm, vmms,
+    self, Daemon, bad_vm, command, eventually, id_of, let_go, named, shell, tar_of, vm, vmms,
 };
 use crate::snapshots::{fork, in_order};
 use jiffy_wire::agent::ExitStatus;
-use jiffy_wire::api::{CreateVm, ErrorKind, Forked, RunVm, Snapshot, Vm, VmState};
+use jiffy_wire::api::{CreateVm, ErrorKind, Forked, Snapshot, Vm, VmState};
 use jiffy_wire::timeline::{Timeline, names};
 use std::fs;
 use std::io::{Read, Write};
@@ -230,18 +230,18 @@ fn room_for_twenty(wait: &str) -> Daemon {
 }
 
 /// Room for so many MiB, which are waited for as long as it takes.
-fn patient(limit: &str) -> Daemon {
+pub fn patient(limit: &str) -> Daemon {
     Daemon::with(&["--memory-limit", limit, "--memory-wait", "86400"])
 }
 
 /// A VM whose command ends when there is this file.
-fn until(go: &Path) -> CreateVm {
+pub fn until(go: &Path) -> CreateVm {
     let script = format!("while ! test -e {}; do sleep 0.02; done", go.display());
     vm(shell(&script))
 }
 
 /// Sends a request and does not wait for its answer.
-fn asked(daemon: &Daemon, path: &str, body: &[u8]) -> UnixStream {
+pub fn asked(daemon: &Daemon, path: &str, body: &[u8]) -> UnixStream {
     let mut stream = connect(&daemon.socket()).unwrap();
     let length = body.len();
     let head = format!("POST {path} HTTP/1.1\r\nHost: node\r\nContent-Length: {length}\r\n\r\n");
@@ -264,8 +264,8 @@ fn waits(daemon: &Daemon, path: &str, body: &[u8]) -> UnixStream {
     stream
 }
 
-fn run_of(vm: CreateVm) -> Vec<u8> {
-    serde_json::to_vec(&RunVm { vm, detach: true }).unwrap()
+pub fn run_of(vm: CreateVm) -> Vec<u8> {
+    serde_json::to_vec(&daemon::run_of(vm, true)).unwrap()
 }
 
 #[test]

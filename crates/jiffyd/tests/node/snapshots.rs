@@ -29,6 +29,7 @@ pub fn fork(daemon: &Daemon, vm: &str, count: u32, name: Option<&str>) -> crate:
     let wanted = ForkVm {
         count: Some(count),
         name: name.map(str::to_owned),
+        ..ForkVm::default()
     };
     let body = serde_json::to_vec(&wanted).unwrap();
     daemon.post(&format!("/v1/vms/{vm}/fork"), &body)
@@ -823,6 +824,7 @@ fn optimising_needs_a_recording() {
     let body = serde_json::to_vec(&RunVm {
         vm: named("two", from("one")),
         detach: true,
+        ..RunVm::default()
     });
     daemon.post("/v1/run", &body.unwrap()).json::<Vm>();
     optimise().error(ErrorKind::Conflict);

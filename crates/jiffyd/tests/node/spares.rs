@@ -55,6 +55,7 @@ fn what_starts_next_takes_it() {
     let body = serde_json::to_vec(&ForkVm {
         count: Some(2),
         name: Some("child".into()),
+        ..ForkVm::default()
     })
     .unwrap();
     let forked: Forked = daemon.post("/v1/vms/idle/fork", &body).json();

@@ -1,6 +1,5 @@
 //! Starts of VMs: looks up and holds what a VM needs, and hands it to its task.
 
-use super::operation::client_gone;
 use super::{LEASE_POLL, NAME_TIME, Node};
 use crate::golden;
 use crate::spec;
@@ -8,16 +7,16 @@ use jiffy_content::clock::monotonic_ns;
 use jiffy_content::error::{Error, Result};
 use jiffy_content::model::vm::{FromSnapshot, MainState, Paged, Root};
 use jiffy_content::paths::volume_in;
-use jiffy_content::room::memory::{Amount, Reserved};
+use jiffy_content::room::memory::Amount;
 use jiffy_content::roots;
 use jiffy_content::snapshots::draft::clone_volumes;
 use jiffy_content::snapshots::remove_whole;
 use jiffy_content::snapshots::saved::Saved;
 use jiffy_content::volumes::Lease;
-use jiffy_vmhost::handle::{Command, Operation, View, VmHandle, is_active};
+use jiffy_vmhost::handle::{Command, Operation, VmHandle, is_active};
 use jiffy_vmhost::launch::Standby;
 use jiffy_vmhost::launch::{Beginning, Handle, Plan, Restoring, SavedRam, volume_disk};
-use jiffy_wire::api::{Origin, RootDisk, VmState};
+use jiffy_wire::api::{Origin, Purpose, RootDisk, VmState};
 use jiffy_wire::vmm::Disk;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -45,7 +44,10 @@ impl Node {
         // Reserved before anything else is held, because this may wait.
         let room = match vm.spec.hidden {
             true => None,
-            false => Some(self.reserve(vm, Amount::of(&vm.spec), 1).await?),
+            false => {
+                let reserved = self.reserve(vm, Purpose::Start, Amount::of(&vm.spec), 1);
+                Some(reserved.await?)
+            }
         };
         let _begins = self.beginning.read().await;
         let mut plan = match &vm.spec.from {
@@ -65,30 +67,6 @@ impl Node {
             self.goldens.want(vm);
         }
         Ok(())
-    }
-
-    /// Reserves memory for a start: of this VM, or of `count` children of it. Waits for it; if
-    /// the client leaves, the wait ends and the VM is unchanged.
-    pub(super) async fn reserve(
-        &self,
-        vm: &VmHandle,
-        each: Amount,
-        count: u32,
-    ) -> Result<Reserved> {
-        let state = vm.view.borrow().vm.state;
-        let is_another = |view: &View| view.leaving || view.vm.state != state;
-        tokio::select! {
-            biased;
-            reserved = self.host.room.reserve(each, count) => reserved,
-            _ = vm.when(is_another) => Err(Error::wrong_state(format!(
-                "The VM {} ended or was removed while it waited for memory.",
-                vm.name
-            ))),
-            () = client_gone() => Err(Error::wrong_state(format!(
-                "Nobody waits any more for the VM {}, which waited for memory.",
-                vm.name
-            ))),
-        }
     }
 
     /// Hands the plan to the VM's task. After an error the pager stops serving the VM's memory.

@@ -13,7 +13,7 @@ use jiffy_content::snapshots::captured::Captured;
 use jiffy_content::snapshots::draft::clone_volumes;
 use jiffy_vmhost::handle::{Command, VmHandle};
 use jiffy_vmhost::launch::{Beginning, Handle, Plan, Restoring, SavedRam, check_descriptors_for};
-use jiffy_wire::api::{ForkVm, Forked, Origin, Vm};
+use jiffy_wire::api::{ForkVm, Forked, Origin, Purpose, Vm};
 use jiffy_wire::timeline::{Track, names as spans};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -40,7 +40,8 @@ impl Node {
         // Reserved for all children at once: two forks that each wait for the rest of their
         // memory would deadlock.
         let each = Amount::of_child(&vm.spec);
-        let room = self.reserve(&vm, each, names.len() as u32).await?;
+        let room = self.reserve(&vm, Purpose::Fork, each, names.len() as u32);
+        let room = room.await?;
         if let Some((start_ns, end_ns)) = room.waited_ns {
             watch.span(Track::Node, spans::ROOM_WAITED, start_ns, end_ns);
         }
@@ -229,6 +230,7 @@ mod tests {
         names_of(&ForkVm {
             count,
             name: name.map(str::to_owned),
+            ..ForkVm::default()
         })
     }
 

@@ -78,6 +78,7 @@ impl Node {
             network.mac = mac_of(&vm.id).ok().map(|mac| mac.to_string());
             network.counters = self.host.network.counters(&vm.id);
         }
+        vm.queued = self.host.room.queued_for(&vm.id);
         Ok(vm)
     }
 

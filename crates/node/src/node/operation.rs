@@ -4,18 +4,19 @@ use super::Node;
 use jiffy_content::clock::monotonic_ns;
 use jiffy_content::error::{Error, Result};
 use jiffy_content::model::vm::MainState;
-use jiffy_content::room::memory::{Amount, Reserved};
+use jiffy_content::room::memory::{Amount, Asking, DEFAULT_OWNER, MAX_WAIT, Reserved};
 use jiffy_content::snapshots::captured::Captured;
 use jiffy_content::snapshots::memory;
 use jiffy_vmhost::capture::{self, Quiet};
 use jiffy_vmhost::control;
 use jiffy_vmhost::handle::{Command, VmHandle};
-use jiffy_wire::api::{Vm, VmState};
+use jiffy_wire::api::{Priority, Purpose, Vm, VmState};
 use jiffy_wire::timeline::{Span, Timeline, Track, names};
 use jiffy_wire::vmm::ControlRequest;
 use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::watch;
 
 /// Measures the steps of an operation.
@@ -54,9 +55,76 @@ impl Stopwatch {
     }
 }
 
+/// Who sends a request, and how it waits for memory and vCPUs.
+#[derive(Debug, Clone, Default)]
+pub struct Caller {
+    /// The owner of what has no owner of its own.
+    pub owner: Option<Arc<str>>,
+    /// Priority of the request instead of its VM's.
+    pub priority: Option<Priority>,
+    /// How long it may wait instead of the node's time.
+    pub wait: Option<Duration>,
+    /// The name that the client has given to the request, by which it follows its place.
+    pub request: Option<Arc<str>>,
+}
+
+/// Whom an operation is done for.
+#[derive(Debug, Clone, Default)]
+struct Client {
+    caller: Caller,
+    /// Nothing is sent; the sender is dropped when the client leaves.
+    gone: Option<watch::Receiver<()>>,
+}
+
 tokio::task_local! {
-    /// Nothing is sent; the sender is dropped when the client of this operation leaves.
-    static CLIENT: watch::Receiver<()>;
+    static CLIENT: Client;
+}
+
+/// Does what this caller requests.
+pub fn on_behalf_of<T>(
+    caller: Caller,
+    operation: impl Future<Output = T>,
+) -> impl Future<Output = T> {
+    CLIENT.scope(Client { caller, gone: None }, operation)
+}
+
+impl Caller {
+    /// The caller of this operation.
+    pub fn current() -> Caller {
+        let current = CLIENT.try_with(|client| client.caller.clone());
+        current.unwrap_or_default()
+    }
+
+    /// The same caller, with a priority and a wait if they are given.
+    pub fn with(self, priority: Option<Priority>, wait_s: Option<u32>) -> Result<Caller> {
+        let wait = wait_s.map(|wait_s| Duration::from_secs(wait_s.into()));
+        if let Some(wait) = wait.filter(|wait| *wait > MAX_WAIT) {
+            return Err(Error::invalid(format!(
+                "A request can't wait for {} s: it can for 0 to {} s.",
+                wait.as_secs(),
+                MAX_WAIT.as_secs()
+            )));
+        }
+        Ok(Caller {
+            priority: priority.or(self.priority),
+            wait: wait.or(self.wait),
+            ..self
+        })
+    }
+
+    /// Its request for a VM.
+    pub(super) fn asks_for(self, vm: &VmHandle, purpose: Purpose) -> Asking {
+        let of_vm = vm.spec.owner.as_deref().map(Arc::from);
+        Asking {
+            owner: of_vm.or(self.owner).unwrap_or_else(|| DEFAULT_OWNER.into()),
+            priority: self.priority.unwrap_or(vm.spec.priority),
+            wait: self.wait,
+            id: vm.id.clone(),
+            name: vm.name.clone(),
+            purpose,
+            request: self.request,
+        }
+    }
 }
 
 /// Runs an operation to its end even if the client leaves, so that a VM does not stay paused.
@@ -65,23 +133,29 @@ pub async fn to_the_end<T: Send + 'static>(
     operation: impl Future<Output = Result<T>> + Send + 'static,
 ) -> Result<T> {
     let (_client, client) = watch::channel(());
-    joined(tokio::spawn(CLIENT.scope(client, operation)).await)
+    joined(tokio::spawn(of_many(client, operation)).await)
 }
 
 /// As [`to_the_end`], for an operation of many clients: the channel is closed when all have left.
+/// It is done on behalf of the one that begins it.
 pub(super) fn of_many<T>(
     clients: watch::Receiver<()>,
     operation: impl Future<Output = T>,
 ) -> impl Future<Output = T> {
-    CLIENT.scope(clients, operation)
+    let client = Client {
+        caller: Caller::current(),
+        gone: Some(clients),
+    };
+    CLIENT.scope(client, operation)
 }
 
 /// Waits until the client of this operation has left; forever if the node itself began it.
 pub(super) async fn client_gone() {
-    let Ok(mut client) = CLIENT.try_with(watch::Receiver::clone) else {
-        return std::future::pending().await;
-    };
-    let _ = client.changed().await;
+    let gone = CLIENT.try_with(|client| client.gone.clone());
+    match gone.ok().flatten() {
+        Some(mut gone) => _ = gone.changed().await,
+        None => std::future::pending().await,
+    }
 }
 
 /// The result of a task.
@@ -242,7 +316,9 @@ impl Node {
         // The contents of an image that is partial or can't be read are unknown.
         let filled = filled.await.ok().and_then(|filled| filled.ok());
         let amount = Amount::to_complete(&vm.spec, filled);
-        self.reserve(vm, amount, 1).await.map(Some)
+        self.reserve(vm, Purpose::Capture, amount, 1)
+            .await
+            .map(Some)
     }
 
     /// Fills the VM's missing memory, without which it can't be captured. After that the VM needs

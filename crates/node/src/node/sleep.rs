@@ -17,7 +17,7 @@ use jiffy_vmhost::handle::{Command, FallingAsleep, Operation, VmHandle};
 use jiffy_vmhost::launch::{Beginning, Handle, Plan, Restoring, volume_disk};
 use jiffy_vmhost::network::Network;
 use jiffy_wire::agent::{OLDEST, Request, Stat};
-use jiffy_wire::api::{Hibernated, MemoryForm, Vm, VmState};
+use jiffy_wire::api::{Hibernated, MemoryForm, Purpose, Vm, VmState};
 use jiffy_wire::timeline::names;
 use jiffy_wire::vmm::{BalloonStatus, ControlRequest, ControlResponse};
 use std::path::Path;
@@ -189,7 +189,8 @@ impl Node {
         let what = format!("The VM {}", vm.name);
         let processor = &self.processor;
         processor.check(&what, saved.manifest.cpu.as_ref()).await?;
-        let room = self.reserve(vm, Amount::of(&vm.spec), 1).await?;
+        let room = self.reserve(vm, Purpose::Wake, Amount::of(&vm.spec), 1);
+        let room = room.await?;
         let volume_disks = if vm.spec.own_volumes {
             self.volume_disks(vm, &[])
         } else {

@@ -14,7 +14,7 @@ use jiffy_content::snapshots::{inspect, memory};
 use jiffy_vmhost::control;
 use jiffy_vmhost::handle::{Command, VmHandle};
 use jiffy_wire::api::{
-    MakeSnapshot, MemoryForm, MemoryReport, Origin, Pruned, Snapshot, SnapshotMade,
+    MakeSnapshot, MemoryForm, MemoryReport, Origin, Priority, Pruned, Snapshot, SnapshotMade,
 };
 use jiffy_wire::cpu::Profile;
 use jiffy_wire::timeline::{Track, names};
@@ -144,9 +144,12 @@ impl Node {
             jiffy: env!("CARGO_PKG_VERSION").to_owned(),
             vm: vm.name.clone(),
             parent,
-            // Who runs the snapshot says what happens when that VM is idle.
+            // Who runs the snapshot says whose that VM is, how it waits, and what happens when it
+            // is idle.
             spec: Spec {
                 idle: None,
+                owner: None,
+                priority: Priority::Normal,
                 ..(*vm.spec).clone()
             },
             main: view.main.clone(),

@@ -18,7 +18,7 @@ use jiffy_content::names;
 use jiffy_content::roots;
 use jiffy_sys::causes;
 use jiffy_vmhost::network::Network;
-use jiffy_wire::api::{CreateVm, IdleAction, IdlePolicy, ImageConfig};
+use jiffy_wire::api::{CreateVm, IdleAction, IdlePolicy, ImageConfig, Priority};
 use jiffy_wire::cpu::{Wanted, levels};
 use jiffy_wire::vmm::PageSize;
 use std::ops::RangeInclusive;
@@ -89,6 +89,7 @@ pub fn check_of(wanted: CreateVm, image: &str, image_config: &ImageConfig) -> Re
         check_cpu_profile(profile)?;
     }
     check_idle(wanted.idle, wanted.init.as_deref(), wanted.pages)?;
+    check_owner(wanted.owner.as_deref())?;
     Ok(Spec {
         image: image.to_owned(),
         config: image_config.clone(),
@@ -114,6 +115,8 @@ pub fn check_of(wanted: CreateVm, image: &str, image_config: &ImageConfig) -> Re
         own_volumes: false,
         network: None,
         idle: wanted.idle,
+        owner: wanted.owner,
+        priority: wanted.priority,
     })
 }
 
@@ -159,6 +162,7 @@ pub fn from_snapshot(
     }
     let captured = &manifest.spec;
     check_idle(wanted.idle, captured.init.as_deref(), captured.pages)?;
+    check_owner(wanted.owner.as_deref())?;
     if wanted.cold {
         return Err(Error::invalid(
             "A VM can't both boot and go on from a snapshot.",
@@ -186,6 +190,8 @@ pub fn from_snapshot(
         own_volumes: !manifest.spec.disks.is_empty() || manifest.spec.root_disk.is_some(),
         network: self::network::of_snapshot(name, &manifest.spec, wanted.network, network)?,
         idle: wanted.idle,
+        owner: wanted.owner,
+        priority: wanted.priority,
         ..manifest.spec.clone()
     })
 }
@@ -220,6 +226,8 @@ pub fn golden(spec: &Spec) -> Option<Spec> {
             .as_ref()
             .map(|_| jiffy_vmhost::network::plain()),
         idle: None,
+        owner: None,
+        priority: Priority::Normal,
         ..spec.clone()
     })
 }
@@ -234,6 +242,10 @@ fn check_cpu_profile(profile: &Wanted) -> Result<()> {
         Error::invalid(format!("{}.", causes::capitalised(why)))
             .hint("`jiffy doctor --cpu` prints this host's, and those with a name that it has.")
     })
+}
+
+fn check_owner(owner: Option<&str>) -> Result<()> {
+    owner.map_or(Ok(()), |name| names::check("VM's owner", name))
 }
 
 fn check_idle(idle: Option<IdlePolicy>, init: Option<&[String]>, pages: PageSize) -> Result<()> {

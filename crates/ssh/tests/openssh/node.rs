@@ -204,6 +204,7 @@ impl Paths {
                 kind: ErrorKind::NotFound,
                 message: format!("There is no VM {name:?}."),
                 hint: None,
+                retry_after_s: None,
             };
             return respond(&mut client, 404, &serde_json::to_value(error)?);
         };

@@ -23,6 +23,7 @@ use jiffy_content::error::Error;
 use jiffy_content::model::vm::{Failure, MainState, VmRecord};
 use jiffy_content::names;
 use jiffy_content::paths::Paths;
+use jiffy_content::room::memory::Amount;
 use jiffy_content::roots;
 use jiffy_content::snapshots::remove_behind;
 use jiffy_content::snapshots::saved::Saved;
@@ -262,7 +263,8 @@ fn adopt(
         held,
     );
     running.adopted = true;
-    running.room = Some(host.room.adopt(record.spec.memory_mib.into()));
+    let (memory_mib, cpus) = (record.spec.memory_mib, record.spec.cpus);
+    running.room = Some(host.room.adopt(Amount::of_running(memory_mib, cpus)));
     let (mut actor, handle) = actor::new(Arc::clone(host), Arc::clone(registry), record);
     info!(vm = %actor.record.name, pid, "VM adopted");
     actor.take_over(running, pid);

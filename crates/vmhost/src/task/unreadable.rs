@@ -18,7 +18,7 @@ use jiffy_content::durable::LoadError;
 use jiffy_content::error::{Error, Result};
 use jiffy_content::model::vm::VmRecord;
 use jiffy_content::records;
-use jiffy_content::room::memory::Reserved;
+use jiffy_content::room::memory::{Amount, Reserved};
 use jiffy_content::volumes::{Lease, Volumes};
 use jiffy_sys::durable::remove_any;
 use jiffy_sys::regular;
@@ -73,7 +73,10 @@ pub(super) fn register(
         record.addresses = network::recovered(&folder);
     }
     let room = config.as_ref().filter(|_| process.is_some());
-    let room = room.map(|config| host.room.adopt(config.memory.size_mib.into()));
+    let room = room.map(|config| {
+        let amount = Amount::of_running(config.memory.size_mib, config.vcpus);
+        host.room.adopt(amount)
+    });
     let disks = config.map_or_else(Vec::new, |config| config.disks);
     let held = hold_volumes(volumes, disks, &name);
     let (actor, handle) = actor::new(Arc::clone(host), Arc::clone(registry), record);
@@ -200,6 +203,8 @@ impl Unreadable {
 /// The fields of a VMM's configuration that are read in any version.
 #[derive(Deserialize)]
 struct Config {
+    #[serde(default)]
+    vcpus: u8,
     #[serde(default)]
     memory: Memory,
     disks: Vec<Disk>,

@@ -3,16 +3,14 @@
 use super::{default_registry, get, show_image};
 use crate::args::JsonFormat;
 use crate::args::image::{Pull, PullWhen, Push, RegistryOptions};
-use crate::client::Client;
+use crate::client::{Client, JsonLines};
 use crate::failure::{Failure, Outcome, Result};
 use crate::render::harmless;
 use crate::verbs::Context;
 use crate::verbs::context::{show, show_json};
-use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use jiffy_wire::api::{ArtifactKind, PullImage, PullStep, PushArtifact, RegistryAccess};
-use jiffy_wire::lines::Lines;
 use serde_json::json;
 use std::collections::HashMap;
 use std::io::Read;
@@ -22,8 +20,6 @@ use std::path::Path;
 const MAX_PASSWORD: u64 = 64 * 1024;
 /// Largest file of certificates, in bytes.
 const MAX_PEM: u64 = 4 << 20;
-/// Longest line of the node, bytes.
-const MAX_LINE: usize = 16 << 20;
 /// Digits of a digest that are shown beside its bar.
 const DIGITS: usize = 19;
 
@@ -57,7 +53,7 @@ pub async fn pull(context: &Context, wanted: Pull) -> Result<Outcome> {
             }
             Ok(Outcome::Done)
         }
-        _ => Err(not_understood()),
+        _ => Err(JsonLines::not_understood()),
     }
 }
 
@@ -84,7 +80,7 @@ pub async fn push(context: &Context, wanted: Push) -> Result<Outcome> {
             }
             Ok(Outcome::Done)
         }
-        _ => Err(not_understood()),
+        _ => Err(JsonLines::not_understood()),
     }
 }
 
@@ -205,40 +201,24 @@ pub fn pem(file: &Path) -> Result<String> {
 }
 
 /// Shows the steps of a pull or push as progress bars; returns the last one.
-async fn follow(mut body: Incoming) -> Result<PullStep> {
+async fn follow(body: Incoming) -> Result<PullStep> {
     let mut bars = Bars::new();
-    let mut lines = Lines::new(MAX_LINE);
-    loop {
-        while let Some(line) = lines.next_line().map_err(|_| not_understood())? {
-            match serde_json::from_slice(&line).map_err(|_| not_understood())? {
-                PullStep::Doing(what) => bars.doing(&what),
-                PullStep::Blob {
-                    digest,
-                    done,
-                    total,
-                } => bars.moved(&digest, done, total),
-                PullStep::Failed(error) => return Err(error.into()),
-                end => return Ok(end),
-            }
-        }
-        match body.frame().await {
-            Some(Ok(frame)) => {
-                if let Ok(data) = frame.into_data() {
-                    lines.push(&data);
-                }
-            }
-            _ => {
-                return Err(Failure::new("the connection to jiffyd was lost")
-                    .hint("try again: blobs that were fetched are kept")
-                    .kind(crate::failure::Kind::Unreachable));
-            }
+    let mut steps = JsonLines::new(body);
+    while let Some(step) = steps.next().await? {
+        match step {
+            PullStep::Doing(what) => bars.doing(&what),
+            PullStep::Blob {
+                digest,
+                done,
+                total,
+            } => bars.moved(&digest, done, total),
+            PullStep::Failed(error) => return Err(error.into()),
+            end => return Ok(end),
         }
     }
-}
-
-fn not_understood() -> Failure {
-    Failure::new("jiffyd gave an answer that this jiffy does not understand")
-        .hint("`jiffy version` shows whether they are of different versions")
+    Err(Failure::new("the connection to jiffyd was lost")
+        .hint("try again: blobs that were fetched are kept")
+        .kind(crate::failure::Kind::Unreachable))
 }
 
 /// A bar for each blob, and the current step; nothing if stderr is not a terminal. They are removed

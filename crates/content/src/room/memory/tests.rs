@@ -1,5 +1,10 @@
+mod queue;
+
+use super::amount::CHILD_MIB;
 use super::*;
-use jiffy_wire::api::ErrorKind;
+use crate::model::vm::Spec;
+use jiffy_wire::api::{ErrorKind, Priority, Purpose};
+use jiffy_wire::vmm::PageSize;
 use proptest::prelude::*;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use tokio::task::{JoinHandle, yield_now};
@@ -7,12 +12,31 @@ use tokio::task::{JoinHandle, yield_now};
 /// Longer than any test takes.
 const LONG: Duration = Duration::from_secs(300);
 const TOTAL: u64 = 10_000;
+const PLACES: usize = 1024;
 
 fn vm(mib: u64) -> Amount {
     Amount {
         soon: mib,
         whole: mib,
+        cpus: 1,
     }
+}
+
+/// A request of the default owner, without a wait of its own.
+fn asking() -> Asking {
+    Asking {
+        owner: DEFAULT_OWNER.into(),
+        priority: Priority::Normal,
+        wait: None,
+        id: "0123456789ab".into(),
+        name: "web".into(),
+        purpose: Purpose::Start,
+        request: None,
+    }
+}
+
+fn limited(memory: Option<u64>) -> Bounds {
+    Bounds { memory, cpus: None }
 }
 
 /// A host with so much available, which tests may change.
@@ -29,11 +53,12 @@ fn host(available: u64) -> (Arc<AtomicU64>, Box<Host>) {
 }
 
 fn room(available: u64, limit: Option<u64>, patience: Duration) -> Arc<Room> {
-    Room::of_host(host(available).1, limit, patience)
+    Room::of_host(host(available).1, limited(limit), patience, PLACES)
 }
 
 fn empty(room: &Room) -> bool {
-    *room.books() == Books::default()
+    let state = room.state();
+    state.books == Books::default() && state.line.is_empty()
 }
 
 /// Lets all tasks get as far as they can.
@@ -53,25 +78,25 @@ fn refused(result: Result<Reserved>) -> String {
 #[tokio::test]
 async fn what_starts_counts_until_it_is_ready_and_what_runs_until_it_is_gone() {
     let (available, host) = host(300);
-    let room = Room::of_host(host, Some(500), Duration::ZERO);
-    let mut first = room.reserve(vm(200), 1).await.unwrap();
+    let room = Room::of_host(host, limited(Some(500)), Duration::ZERO, PLACES);
+    let mut first = room.reserve(asking(), vm(200), 1).await.unwrap();
     assert_eq!(first.waited_ns, None);
     assert_eq!(
-        refused(room.reserve(vm(200), 1).await),
+        refused(room.reserve(asking(), vm(200), 1).await),
         "The VM wants 200 MiB of memory; the host has 300 MiB available, of which VMs that are starting will take 200 MiB."
     );
     // It took half of what it may have.
     available.store(200, Ordering::Relaxed);
     first.note_ready();
     first.note_ready();
-    let second = room.reserve(vm(200), 1).await.unwrap();
+    let second = room.reserve(asking(), vm(200), 1).await.unwrap();
     drop(second);
     available.store(TOTAL, Ordering::Relaxed);
     assert_eq!(
-        refused(room.reserve(vm(301), 1).await),
+        refused(room.reserve(asking(), vm(301), 1).await),
         "The VM wants 301 MiB of memory; VMs have 200 MiB of the 500 MiB that they may have in all."
     );
-    let third = room.reserve(vm(300), 1).await.unwrap();
+    let third = room.reserve(asking(), vm(300), 1).await.unwrap();
     drop((first, third));
     assert!(empty(&room));
 }
@@ -79,23 +104,25 @@ async fn what_starts_counts_until_it_is_ready_and_what_runs_until_it_is_gone() {
 #[tokio::test]
 async fn what_can_never_be_had_is_refused_at_once() {
     let limited = room(TOTAL, Some(500), LONG);
-    let _all = limited.reserve(vm(500), 1).await.unwrap();
-    assert!(refused(limited.reserve(vm(501), 1).await).starts_with("The VM wants 501 MiB"));
-    let some = refused(limited.reserve(vm(6), 100).await);
+    let _all = limited.reserve(asking(), vm(500), 1).await.unwrap();
+    assert!(
+        refused(limited.reserve(asking(), vm(501), 1).await).starts_with("The VM wants 501 MiB")
+    );
+    let some = refused(limited.reserve(asking(), vm(6), 100).await);
     assert!(some.starts_with("100 VMs want 600 MiB"), "{some}");
     // Without a VM that could end, the host's available memory can't grow either.
     let idle = room(100, None, LONG);
-    refused(idle.reserve(vm(101), 1).await);
-    let _runs = idle.adopt(1);
-    refused(idle.reserve(vm(102), 1).await);
-    refused(idle.reserve(vm(TOTAL + 1), 1).await);
+    refused(idle.reserve(asking(), vm(101), 1).await);
+    let _runs = idle.adopt(Amount::of_running(1, 1));
+    refused(idle.reserve(asking(), vm(102), 1).await);
+    refused(idle.reserve(asking(), vm(TOTAL + 1), 1).await);
 }
 
 #[tokio::test]
 async fn a_host_that_cannot_tell_refuses_nothing() {
     let tell = || Err(io::ErrorKind::NotFound.into());
-    let room = Room::of_host(Box::new(tell), None, Duration::ZERO);
-    room.reserve(vm(1 << 30), 1000).await.unwrap();
+    let room = Room::of_host(Box::new(tell), limited(None), Duration::ZERO, PLACES);
+    room.reserve(asking(), vm(1 << 30), 1000).await.unwrap();
 }
 
 #[tokio::test]
@@ -104,13 +131,16 @@ async fn huge_pages_are_not_of_the_memory_that_is_available() {
         memory_mib: 128,
         ..Spec::default()
     };
-    assert_eq!(Amount::of(&spec), vm(128));
+    assert_eq!(
+        (Amount::of(&spec).soon, Amount::of(&spec).whole),
+        (128, 128)
+    );
     spec.pages = PageSize::Huge2M;
     let huge = Amount::of(&spec);
     assert_eq!((huge.soon, huge.whole), (0, 128));
     let room = room(10, Some(200), Duration::ZERO);
-    let _first = room.reserve(huge, 1).await.unwrap();
-    assert!(refused(room.reserve(huge, 1).await).contains("128 MiB of the 200 MiB"));
+    let _first = room.reserve(asking(), huge, 1).await.unwrap();
+    assert!(refused(room.reserve(asking(), huge, 1).await).contains("128 MiB of the 200 MiB"));
 }
 
 #[tokio::test]
@@ -120,14 +150,17 @@ async fn a_thousand_children_need_little_and_each_has_its_part() {
         ..Spec::default()
     };
     let room = room(2500, None, Duration::ZERO);
-    let all = room.reserve(Amount::of_child(&spec), 1000).await.unwrap();
+    let all = room
+        .reserve(asking(), Amount::of_child(&spec), 1000)
+        .await
+        .unwrap();
     let mut parts = all.split();
     assert_eq!(parts.len(), 1000);
-    assert_eq!(room.books().held.soon, 2000);
+    assert_eq!(room.state().books.held.soon, 2000);
     for part in &mut parts {
         part.note_ready();
     }
-    let held = room.books().held;
+    let held = room.state().books.held;
     assert_eq!((held.soon, held.whole), (0, 128_000));
     drop(parts);
     assert!(empty(&room));
@@ -142,7 +175,7 @@ fn in_line(
     let each = |(number, mib): (usize, &u64)| {
         let (room, served, mib) = (Arc::clone(room), Arc::clone(served), *mib);
         tokio::spawn(async move {
-            let reserved = room.reserve(vm(mib), 1).await?;
+            let reserved = room.reserve(asking(), vm(mib), 1).await?;
             served.lock().unwrap().push(number);
             Ok(reserved)
         })
@@ -154,7 +187,7 @@ fn in_line(
 async fn requests_are_served_in_the_order_in_which_they_came() {
     let room = room(TOTAL, Some(100), LONG);
     let served = Arc::default();
-    let first = room.reserve(vm(60), 1).await.unwrap();
+    let first = room.reserve(asking(), vm(60), 1).await.unwrap();
     // The large one in front is not overtaken by those that would fit.
     let mut line = in_line(&room, &[100, 10, 10, 10, 90], &served);
     all_wait().await;
@@ -182,7 +215,7 @@ async fn requests_are_served_in_the_order_in_which_they_came() {
 async fn who_goes_away_leaves_the_line_to_others() {
     let room = room(TOTAL, Some(100), LONG);
     let served = Arc::default();
-    let first = room.reserve(vm(50), 1).await.unwrap();
+    let first = room.reserve(asking(), vm(50), 1).await.unwrap();
     let mut line = in_line(&room, &[80, 70, 40], &served);
     all_wait().await;
     // The second in line, and then the first of it.
@@ -198,7 +231,7 @@ async fn who_goes_away_leaves_the_line_to_others() {
 #[tokio::test]
 async fn whoever_waits_too_long_is_told_so() {
     let room = room(TOTAL, Some(100), Duration::from_secs(1));
-    let all = room.reserve(vm(100), 1).await.unwrap();
+    let all = room.reserve(asking(), vm(100), 1).await.unwrap();
     let mut line = in_line(&room, &[100, 50], &Arc::default());
     let last = refused(line.remove(1).await.unwrap());
     assert_eq!(
@@ -208,26 +241,25 @@ async fn whoever_waits_too_long_is_told_so() {
     refused(line.remove(0).await.unwrap());
     drop(all);
     assert!(empty(&room));
-    room.reserve(vm(100), 1).await.unwrap();
+    room.reserve(asking(), vm(100), 1).await.unwrap();
 }
 
 #[tokio::test]
 async fn whoever_was_never_first_in_line_is_told_so() {
     let room = room(TOTAL, Some(100), LONG);
-    let error = room
-        .shortage(vm(50), 1)
-        .error(Some(Duration::from_secs(10)));
+    let shortage = room.shortage(&room.state(), vm(50), 1);
+    let error = shortage.error(Some(Duration::from_secs(10)));
     assert_eq!(
         error.0.message,
-        "The VM wants 50 MiB of memory and waited 10 s for it; others that asked before still wait."
+        "The VM wants 50 MiB of memory and waited 10 s for it; requests that are served before this one still wait."
     );
 }
 
 #[tokio::test]
 async fn memory_that_nobody_of_ours_gave_back_is_noticed() {
     let (available, host) = host(10);
-    let room = Room::of_host(host, None, LONG);
-    let _runs = room.adopt(1000);
+    let room = Room::of_host(host, limited(None), LONG, PLACES);
+    let _runs = room.adopt(Amount::of_running(1000, 1));
     let line = in_line(&room, &[100], &Arc::default());
     all_wait().await;
     available.store(100, Ordering::Relaxed);
@@ -242,11 +274,11 @@ async fn what_is_for_later_has_what_is_left_and_gives_way() {
     assert!(room.behind(vm(101)).is_none());
     let mut later = room.behind(vm(60)).unwrap();
     assert!(room.behind(vm(60)).is_none(), "nor does it have it twice");
-    let fits = room.reserve(vm(40), 1).await.unwrap();
+    let fits = room.reserve(asking(), vm(40), 1).await.unwrap();
     assert!(!later.was_claimed());
     assert!(room.behind(vm(1)).is_none());
     // This one does not wait for it.
-    let claims = room.reserve(vm(40), 1).await.unwrap();
+    let claims = room.reserve(asking(), vm(40), 1).await.unwrap();
     assert_eq!(claims.waited_ns, None);
     assert!(later.was_claimed());
     later.claimed().await;
@@ -273,7 +305,7 @@ async fn who_does_not_wait_is_refused_for_lack_of_room_only() {
     let room = room(TOTAL, Some(1000), Duration::ZERO);
     let one = |_| {
         let room = Arc::clone(&room);
-        tokio::spawn(async move { room.reserve(vm(10), 1).await })
+        tokio::spawn(async move { room.reserve(asking(), vm(10), 1).await })
     };
     let all: Vec<_> = (0..200).map(one).collect();
     let mut served = Vec::new();
@@ -297,7 +329,7 @@ async fn two_never_have_the_same_memory() {
         tokio::spawn(async move {
             for round in 0..50 {
                 let mib = 1 + (number * 31 + round * 17) % 60;
-                let reserved = room.reserve(vm(mib), 1).await.unwrap();
+                let reserved = room.reserve(asking(), vm(mib), 1).await.unwrap();
                 if held.fetch_add(mib, Ordering::SeqCst) + mib > LIMIT {
                     over.store(true, Ordering::SeqCst);
                 }
@@ -378,7 +410,7 @@ proptest! {
             .build()
             .unwrap();
         let (available, host) = host(MEMORY);
-        let room = Room::of_host(host, limit, Duration::ZERO);
+        let room = Room::of_host(host, limited(limit), Duration::ZERO, PLACES);
         let (mut vms, mut later, mut others) = (Vec::<Model>::new(), Vec::new(), 0);
         for step in steps {
             let taken: u64 = vms.iter().filter_map(|vm| vm.took).sum();
@@ -389,11 +421,11 @@ proptest! {
             let whole = sum(|vm| vm.amount.whole);
             match step {
                 Step::Reserve { mib, child, count } => {
-                    let amount = Amount { soon: if child { CHILD_MIB } else { mib }, whole: mib };
+                    let amount = Amount { soon: if child { CHILD_MIB } else { mib }, ..vm(mib) };
                     let all = amount.times(count);
                     let fits = soon + all.soon <= free
                         && limit.is_none_or(|limit| whole + all.whole <= limit);
-                    let got = runtime.block_on(room.reserve(amount, count));
+                    let got = runtime.block_on(room.reserve(asking(), amount, count));
                     prop_assert_eq!(got.is_ok(), fits);
                     if let Ok(reserved) = got {
                         let new = |reserved| Model { reserved, amount, took: None };
@@ -434,16 +466,16 @@ fn this_host_says_what_it_has() {
 #[tokio::test]
 async fn what_takes_nothing_of_the_limit_is_not_refused_for_it() {
     let room = room(300, Some(100), Duration::ZERO);
-    let _adopted = room.adopt(200);
+    let _adopted = room.adopt(Amount::of_running(200, 1));
     let filled = Amount {
         soon: 300,
-        whole: 0,
+        ..Amount::default()
     };
-    drop(room.reserve(filled, 1).await.unwrap());
+    drop(room.reserve(asking(), filled, 1).await.unwrap());
     let more = Amount {
         soon: 301,
-        whole: 0,
+        ..Amount::default()
     };
-    assert!(refused(room.reserve(more, 1).await).contains("300 MiB available"));
-    refused(room.reserve(vm(1), 1).await);
+    assert!(refused(room.reserve(asking(), more, 1).await).contains("300 MiB available"));
+    refused(room.reserve(asking(), vm(1), 1).await);
 }

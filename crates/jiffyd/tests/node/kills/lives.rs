@@ -25,6 +25,7 @@ fn a_run(options: &[&str]) {
     let wanted = RunVm {
         vm: named("box", quiet()),
         detach: true,
+        ..RunVm::default()
     };
     let body = serde_json::to_vec(&wanted).unwrap();
     killed_at_every_call(

@@ -53,7 +53,7 @@ fn a_request_for_a_closed_port_is_refused_and_wakes_nobody() {
     // Children have the same ports.
     let fork = ForkVm {
         name: Some("child".into()),
-        count: None,
+        ..ForkVm::default()
     };
     let body = serde_json::to_vec(&fork).unwrap();
     daemon.post("/v1/vms/web/fork", &body).json::<Forked>();

@@ -1,0 +1,266 @@
+//! The order of requests that wait.
+//!
+//! * Those of a higher priority are served first. But none is passed over for ever: when [`PASSES`]
+//!   requests of higher priorities were served while some of a priority waited, it is the turn of
+//!   one of these.
+//! * Within a priority, owners take turns: one that was served goes behind the others, and so does
+//!   one that is new. So the first request of a priority stays its first until it is served or
+//!   leaves, whoever comes.
+//! * Requests of an owner and priority are served in the order in which they came.
+
+use super::amount::Amount;
+use super::asking::Asking;
+use jiffy_wire::api::{Priority, Queued};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+/// How many requests of higher priorities are served before one of a lower priority that waits.
+pub(super) const PASSES: u32 = 8;
+/// The number of priorities.
+const CLASSES: usize = 3;
+
+/// A request that waits.
+#[derive(Debug)]
+pub(super) struct Ticket {
+    pub(super) asking: Asking,
+    /// What it needs in all.
+    pub(super) want: Amount,
+    /// VMs that want it.
+    pub(super) count: u32,
+    /// When it came.
+    pub(super) since: Instant,
+    /// When it came, Unix time in seconds.
+    pub(super) since_s: u64,
+    /// How long it may wait.
+    pub(super) wait: Duration,
+    /// Notified when it may be its turn.
+    pub(super) called: Arc<Notify>,
+}
+
+/// A ticket with its number, in order of arrival.
+#[derive(Debug)]
+struct Numbered {
+    number: u64,
+    ticket: Ticket,
+}
+
+/// Requests of one owner in one priority, in order of arrival; never empty.
+#[derive(Debug)]
+struct OfOwner {
+    owner: Arc<str>,
+    tickets: VecDeque<Numbered>,
+}
+
+/// The owners of a priority, in the order of their turns.
+type Class = VecDeque<OfOwner>;
+
+/// How often each priority was passed over.
+#[derive(Debug, Clone, Copy, Default)]
+struct Passes([u32; CLASSES]);
+
+/// Requests that wait.
+#[derive(Debug, Default)]
+pub(super) struct Line {
+    /// The highest priority first.
+    classes: [Class; CLASSES],
+    passes: Passes,
+    /// Number of the next ticket.
+    next: u64,
+    length: usize,
+}
+
+impl Ticket {
+    fn shown(&self, place: usize) -> Queued {
+        Queued {
+            place: place as u32,
+            id: self.asking.id.clone(),
+            name: self.asking.name.clone(),
+            purpose: self.asking.purpose,
+            owner: self.asking.owner.to_string(),
+            priority: self.asking.priority,
+            vms: self.count,
+            memory_mib: self.want.soon.max(self.want.whole),
+            cpus: self.want.cpus,
+            since: self.since_s,
+            until: self.since_s.saturating_add(self.wait.as_secs()),
+        }
+    }
+}
+
+impl Passes {
+    /// The class whose turn it is, of those in which requests wait.
+    fn turn(&self, waits: [bool; CLASSES]) -> Option<usize> {
+        let is_due = |class: &usize| waits[*class] && self.0[*class] >= PASSES;
+        let due = (0..CLASSES).rev().find(is_due);
+        due.or_else(|| waits.iter().position(|waits| *waits))
+    }
+
+    /// A request of this class was served, and these are the classes in which others wait.
+    fn note_served(&mut self, class: usize, waits: [bool; CLASSES]) {
+        self.0[class] = 0;
+        for passed in &mut self.0[class + 1..] {
+            *passed += 1;
+        }
+        self.forget_empty(waits);
+    }
+
+    /// A class in which no request waits is not passed over.
+    fn forget_empty(&mut self, waits: [bool; CLASSES]) {
+        for (passed, waits) in self.0.iter_mut().zip(waits) {
+            *passed *= u32::from(waits);
+        }
+    }
+}
+
+impl Line {
+    pub(super) fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.length
+    }
+
+    /// Number of requests of this owner.
+    pub(super) fn len_of(&self, owner: &str) -> usize {
+        let owners = self.classes.iter().flatten();
+        let theirs = owners.filter(|other| &*other.owner == owner);
+        theirs.map(|one| one.tickets.len()).sum()
+    }
+
+    /// Would a new request of this priority be the first?
+    pub(super) fn would_be_first(&self, priority: Priority) -> bool {
+        let class = class_of(priority);
+        let mut waits = self.waits();
+        let is_alone = !waits[class];
+        waits[class] = true;
+        is_alone && self.passes.turn(waits) == Some(class)
+    }
+
+    /// A request of this priority was served that did not wait.
+    pub(super) fn note_served(&mut self, priority: Priority) {
+        self.passes.note_served(class_of(priority), self.waits());
+    }
+
+    /// Adds a request; returns its number.
+    pub(super) fn enter(&mut self, ticket: Ticket) -> u64 {
+        let number = self.next;
+        self.next += 1;
+        self.length += 1;
+        let class = &mut self.classes[class_of(ticket.asking.priority)];
+        let owner = Arc::clone(&ticket.asking.owner);
+        let ticket = Numbered { number, ticket };
+        match class.iter_mut().find(|one| one.owner == owner) {
+            Some(one) => one.tickets.push_back(ticket),
+            None => class.push_back(OfOwner {
+                owner,
+                tickets: VecDeque::from([ticket]),
+            }),
+        }
+        number
+    }
+
+    /// The request whose turn it is.
+    pub(super) fn first(&self) -> Option<(u64, &Ticket)> {
+        let class = self.passes.turn(self.waits())?;
+        let first = self.classes[class].front()?.tickets.front()?;
+        Some((first.number, &first.ticket))
+    }
+
+    /// Takes the first request out, because it is served: its owner goes behind the others.
+    pub(super) fn serve_first(&mut self) {
+        let Some(class) = self.passes.turn(self.waits()) else {
+            return;
+        };
+        let owners = &mut self.classes[class];
+        let Some(mut served) = owners.pop_front() else {
+            return;
+        };
+        served.tickets.pop_front();
+        self.length -= 1;
+        if !served.tickets.is_empty() {
+            owners.push_back(served);
+        }
+        self.passes.note_served(class, self.waits());
+    }
+
+    /// Takes a request out that gave up; false if it is not there.
+    pub(super) fn leave(&mut self, number: u64) -> bool {
+        for class in &mut self.classes {
+            for at in 0..class.len() {
+                let tickets = &mut class[at].tickets;
+                let Ok(found) = tickets.binary_search_by_key(&number, |one| one.number) else {
+                    continue;
+                };
+                tickets.remove(found);
+                if tickets.is_empty() {
+                    class.remove(at);
+                }
+                self.length -= 1;
+                self.passes.forget_empty(self.waits());
+                return true;
+            }
+        }
+        false
+    }
+
+    /// All requests that pass, with their places in the order in which they will be served if
+    /// nobody comes or leaves.
+    pub(super) fn shown(&self, passes: impl Fn(&Asking) -> bool) -> Vec<Queued> {
+        let mut classes = self.classes.each_ref().map(in_turns);
+        let mut turns = self.passes;
+        let mut shown = Vec::new();
+        for place in 1..=self.length {
+            let waits = classes.each_ref().map(|class| !class.is_empty());
+            let Some(class) = turns.turn(waits) else {
+                break;
+            };
+            let ticket = classes[class].pop_front();
+            let waits = classes.each_ref().map(|class| !class.is_empty());
+            turns.note_served(class, waits);
+            if let Some(ticket) = ticket.filter(|ticket| passes(&ticket.asking)) {
+                shown.push(ticket.shown(place));
+            }
+        }
+        shown
+    }
+
+    /// In which classes requests wait.
+    fn waits(&self) -> [bool; CLASSES] {
+        self.classes.each_ref().map(|class| !class.is_empty())
+    }
+
+    /// When the next of all requests gives up, at the latest.
+    pub(super) fn next_deadline(&self) -> Option<Instant> {
+        let owners = self.classes.iter().flatten();
+        let tickets = owners.flat_map(|one| &one.tickets);
+        tickets.map(|one| one.ticket.since + one.ticket.wait).min()
+    }
+}
+
+fn class_of(priority: Priority) -> usize {
+    match priority {
+        Priority::High => 0,
+        Priority::Normal => 1,
+        Priority::Low => 2,
+    }
+}
+
+/// The requests of a class in the order of their owners' turns.
+fn in_turns(class: &Class) -> VecDeque<&Ticket> {
+    let mut owners: Vec<_> = class.iter().map(|one| one.tickets.iter()).collect();
+    let mut order = VecDeque::new();
+    while !owners.is_empty() {
+        owners.retain_mut(|tickets| match tickets.next() {
+            Some(next) => {
+                order.push_back(&next.ticket);
+                true
+            }
+            None => false,
+        });
+    }
+    order
+}

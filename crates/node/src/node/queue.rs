@@ -1,0 +1,47 @@
+//! Memory and vCPUs for starts of VMs, and the queue of requests for them.
+
+use super::Node;
+use super::operation::{Caller, client_gone};
+use jiffy_content::error::{Error, Result};
+use jiffy_content::room::memory::{Amount, Reserved};
+use jiffy_vmhost::handle::{View, VmHandle};
+use jiffy_wire::api::{Purpose, Queued};
+
+impl Node {
+    /// Reserves memory and vCPUs for a start: of this VM, or of `count` children of it. Waits for
+    /// them; if the client leaves, the wait ends and the VM is unchanged.
+    pub(super) async fn reserve(
+        &self,
+        vm: &VmHandle,
+        purpose: Purpose,
+        each: Amount,
+        count: u32,
+    ) -> Result<Reserved> {
+        let state = vm.view.borrow().vm.state;
+        let asking = Caller::current().asks_for(vm, purpose);
+        let is_another = |view: &View| view.leaving || view.vm.state != state;
+        tokio::select! {
+            biased;
+            reserved = self.host.room.reserve(asking, each, count) => reserved,
+            _ = vm.when(is_another) => Err(Error::wrong_state(format!(
+                "The VM {} ended or was removed while it waited for memory or vCPUs.",
+                vm.name
+            ))),
+            () = client_gone() => Err(Error::wrong_state(format!(
+                "Nobody waits any more for the VM {}, which waited for memory or vCPUs.",
+                vm.name
+            ))),
+        }
+    }
+
+    /// The requests that wait for memory or vCPUs, in the order in which they will be served.
+    pub fn queue(&self) -> Vec<Queued> {
+        self.host.room.queue()
+    }
+
+    /// Waits until the request that its client has given this name has another place than `last`;
+    /// `None` if it does not wait.
+    pub async fn next_place(&self, request: &str, last: Option<u32>) -> Option<Queued> {
+        self.host.room.next_place(request, last).await
+    }
+}
