@@ -269,7 +269,7 @@ impl Client {
                 }
             };
             request = match repeat.after(failure).await? {
-                Next::Send(request) => request,
+                Next::Send(request) => *request,
                 // Boxed: it sends a request itself, and is rare.
                 Next::Ask(id) => repeat.told(Box::pin(self.has_begun(&id)).await)?,
             };

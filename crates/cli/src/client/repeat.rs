@@ -37,7 +37,7 @@ pub(super) struct Repeat {
 /// What to do after a failure.
 pub(super) enum Next {
     /// Send this request.
-    Send(Request<RequestBody>),
+    Send(Box<Request<RequestBody>>),
     /// Ask the node whether it has begun the request with this id, then call [`Repeat::told`].
     Ask(String),
 }
@@ -101,7 +101,7 @@ impl Repeat {
             .hint("try again; jiffyd.log in Jiffy's run folder may say why"));
         };
         sleep(PAUSE).await;
-        Ok(Next::Send(again))
+        Ok(Next::Send(Box::new(again)))
     }
 
     /// The node said whether it has begun the request: returns it if it is to be sent again.
