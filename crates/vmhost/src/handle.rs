@@ -54,13 +54,14 @@ impl View {
     }
 }
 
-/// A command to a VM's task.
+/// A command to a VM's task. Large contents are boxed: the mailbox of each VM, also of one that
+/// sleeps, has room for 32.
 #[derive(Debug)]
 pub enum Command {
     /// Write the record to disk.
     Save(oneshot::Sender<Result<()>>),
     /// Replace its network policy.
-    Policy(NetworkPolicy, oneshot::Sender<Result<()>>),
+    Policy(Box<NetworkPolicy>, oneshot::Sender<Result<()>>),
     /// Start the VMM. Answered once it is spawned.
     Start(Box<Plan>, oneshot::Sender<Result<()>>),
     /// Ask the guest to end; programs have this long after SIGTERM. Answered at once; the view
@@ -79,7 +80,7 @@ pub enum Command {
     Paused(bool, oneshot::Sender<Result<()>>),
     /// All of its memory is in its VMM, so it needs no pager any more. With the pager's fault
     /// statistics.
-    MemoryWhole(Option<PagerFaults>, oneshot::Sender<()>),
+    MemoryWhole(Option<Box<PagerFaults>>, oneshot::Sender<()>),
     /// Its memory is on disk: end its VMM. Answered when the VMM has ended.
     Hibernate(oneshot::Sender<Result<()>>),
     /// Get the timeline.

@@ -316,7 +316,7 @@ fn copied(from: &Path, to: &Path, number: u32) {
 fn thousands_of_sleeping_vms_cost_little() {
     const SLEEPERS: u32 = 2000;
     /// 128 MiB for ten thousand.
-    const EACH: u64 = 13_000;
+    const EACH: u64 = 13_400;
     let mut daemon = Daemon::with(&["--spare", "0", "--standby", "0"]);
     let mut frames = daemon.run(named("sleeper-0", counter()));
     frames.until("\n3\n");

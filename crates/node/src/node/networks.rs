@@ -56,7 +56,8 @@ impl Node {
             )));
         }
         check_policy(&policy)?;
-        vm.ask(|reply| Command::Policy(policy, reply)).await??;
+        vm.ask(|reply| Command::Policy(Box::new(policy), reply))
+            .await??;
         vm.ask(Command::Save).await??;
         Ok(vm.vm())
     }

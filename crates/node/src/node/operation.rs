@@ -334,7 +334,7 @@ impl Node {
             ))
         })?;
         let stats = self.host.pager.stats(&vm.id).await;
-        vm.ask(|reply| Command::MemoryWhole(stats.map(Into::into), reply))
+        vm.ask(|reply| Command::MemoryWhole(stats.map(|it| Box::new(it.into())), reply))
             .await
     }
 

@@ -118,7 +118,7 @@ enum Event {
     Notice(Notice),
 }
 
-/// A VM's task and its handle. The task starts with [`Actor::run`].
+/// A VM's task and its handle. The task starts with [`Actor::begin`].
 pub(super) fn new(
     host: Arc<Host>,
     registry: Arc<Registry>,
@@ -167,7 +167,7 @@ pub(super) fn new(
 /// Makes a VM's task and starts it.
 pub fn create(host: Arc<Host>, registry: Arc<Registry>, record: VmRecord) -> Arc<VmHandle> {
     let (actor, handle) = new(host, registry, record);
-    tokio::spawn(actor.run());
+    actor.begin();
     handle
 }
 
@@ -189,8 +189,14 @@ fn view_of(record: &VmRecord) -> View {
 }
 
 impl Actor {
-    /// Runs until the VM is removed or the daemon ends.
-    pub(super) async fn run(mut self) {
+    /// Starts the task, which runs until the VM is removed or the daemon ends.
+    pub(super) fn begin(mut self) {
+        // Not `self.run()` of an owned `self`, whose future would have room for it twice: 2 KiB of
+        // each VM that sleeps.
+        tokio::spawn(async move { self.run().await });
+    }
+
+    async fn run(&mut self) {
         loop {
             self.finish_if_over();
             self.forget_if_over().await;
@@ -251,7 +257,7 @@ impl Actor {
                 self.changed();
             }
             Command::Policy(policy, reply) => {
-                let _ = reply.send(self.change_policy(policy));
+                let _ = reply.send(self.change_policy(*policy));
             }
             Command::Start(plan, reply) if plan.wakes() => self.wake(plan, reply),
             Command::Start(plan, reply) => {
@@ -271,7 +277,7 @@ impl Actor {
             }
             Command::MemoryWhole(faults, reply) => {
                 if let Some(faults) = faults {
-                    self.recorder.faults(faults);
+                    self.recorder.faults(*faults);
                 }
                 self.leave_pager();
                 let _ = reply.send(());

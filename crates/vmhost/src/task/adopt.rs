@@ -166,7 +166,7 @@ fn settle(
         actor.log_end.send_replace(end);
     }
     let _ = registry.insert(handle);
-    tokio::spawn(actor.run());
+    actor.begin();
 }
 
 /// A file that the VM needs to go on and that is missing.
@@ -269,7 +269,7 @@ fn adopt(
     info!(vm = %actor.record.name, pid, "VM adopted");
     actor.take_over(running, pid);
     let _ = registry.insert(handle);
-    tokio::spawn(actor.run());
+    actor.begin();
 }
 
 /// Listens for the guest's init. If the socket can't be bound now, this is tried again later; the
