@@ -14,11 +14,13 @@ use axum::http::HeaderMap;
 use jiffy_content::error::{Error, Result};
 use jiffy_sys::regular;
 use jiffy_wire::api::REQUEST_HEADER;
+use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 use tracing::warn;
 
 const MAGIC: &[u8; 8] = b"JIFFYREQ";
@@ -26,8 +28,12 @@ const VERSION: u8 = 1;
 /// Hexadecimal digits of an id.
 const DIGITS: usize = 32;
 const SLOT: usize = 8 + DIGITS;
-/// Ids that are kept. A client asks for its own within seconds.
-const KEPT: u64 = 4096;
+/// Ids that are kept. Clients ask for an id soon after they have sent the request.
+const KEPT: u64 = 32_768;
+/// A client asks for its request within this time after it was sent.
+const ASKED_WITHIN: Duration = Duration::from_secs(60);
+/// Ids of requests that are not begun any more, because their clients were told so.
+const GIVEN_UP: usize = 256;
 const BYTES: usize = SLOT * (KEPT as usize + 1);
 
 /// The id of a request.
@@ -45,6 +51,10 @@ struct Ring {
     file: File,
     /// Number of the last request.
     last: u64,
+    /// When the file was made, if this daemon has made it.
+    made: Option<Instant>,
+    /// Ids that a client was told were not begun, the oldest first.
+    given_up: VecDeque<Id>,
 }
 
 impl Begun {
@@ -59,31 +69,48 @@ impl Begun {
         }
     }
 
-    /// Notes that the request with this id is begun.
+    /// Notes that the request with this id is begun. An error if its client was told that it was
+    /// not: then it may have sent another.
     pub fn note(&self, id: &str) -> Result<()> {
         let id = parse(id)?;
         let Some(ring) = &self.ring else {
             return Ok(());
         };
         let mut ring = ring.lock().unwrap_or_else(PoisonError::into_inner);
+        if ring.given_up.contains(&id) {
+            return Err(Error::conflict(
+                "The request came after its client was told that it was not begun.",
+            ));
+        }
         ring.add(&id)
             .map_err(|error| Error::internal(format!("A request can't be noted: {error}.")))
     }
 
-    /// Whether the request was begun; `None` if nobody knows.
+    /// Whether the request was begun; `None` if nobody knows. One that was not will not be.
     pub fn has(&self, id: &str) -> Result<Option<bool>> {
         let id = parse(id)?;
         let Some(ring) = &self.ring else {
             return Ok(None);
         };
-        let ring = ring.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut ring = ring.lock().unwrap_or_else(PoisonError::into_inner);
         let slots = ring.read().map_err(|error| {
             Error::internal(format!(
                 "The requests that were begun can't be read: {error}."
             ))
         })?;
         let mut slots = slots.chunks_exact(SLOT).skip(1);
-        Ok(Some(slots.any(|slot| slot[8..] == id)))
+        if slots.any(|slot| slot[8..] == id) {
+            return Ok(Some(true));
+        }
+        if ring.made.is_some_and(|made| made.elapsed() < ASKED_WITHIN) {
+            // An earlier daemon, which left no file, may have begun it.
+            return Ok(None);
+        }
+        if ring.given_up.len() == GIVEN_UP {
+            ring.given_up.pop_front();
+        }
+        ring.given_up.push_back(id);
+        Ok(Some(false))
     }
 }
 
@@ -92,11 +119,18 @@ impl Ring {
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false);
         let file = regular::make_with(options.mode(0o600), path)?;
-        let mut ring = Ring { file, last: 0 };
+        let mut ring = Ring {
+            file,
+            last: 0,
+            made: None,
+            given_up: VecDeque::new(),
+        };
         match ring.read() {
             Ok(slots) if slots[..SLOT] == header() => {
                 let numbers = slots.chunks_exact(SLOT).skip(1).map(number);
-                ring.last = numbers.max().unwrap_or(0);
+                // The largest is that of a damaged slot.
+                let possible = numbers.filter(|number| *number != u64::MAX);
+                ring.last = possible.max().unwrap_or(0);
             }
             // It is new, or no daemon of this version has written it.
             _ => {
@@ -104,6 +138,7 @@ impl Ring {
                 slots[..SLOT].copy_from_slice(&header());
                 ring.file.set_len(0)?;
                 ring.file.write_all_at(&slots, 0)?;
+                ring.made = Some(Instant::now());
             }
         }
         Ok(ring)
@@ -116,8 +151,7 @@ impl Ring {
     }
 
     fn add(&mut self, id: &Id) -> io::Result<()> {
-        // A number from a damaged file may be the largest.
-        self.last = self.last.checked_add(1).unwrap_or(1);
+        self.last += 1;
         let mut slot = [0; SLOT];
         slot[..8].copy_from_slice(&self.last.to_le_bytes());
         slot[8..].copy_from_slice(id);
@@ -177,7 +211,11 @@ mod tests {
         let begun = Begun::open(&path);
         begun.note(&id(1)).unwrap();
         assert_eq!(begun.has(&id(1)).unwrap(), Some(true));
-        assert_eq!(begun.has(&id(2)).unwrap(), Some(false));
+        // An earlier release may have begun it.
+        assert_eq!(begun.has(&id(0)).unwrap(), None);
+        drop(begun);
+        let begun = Begun::open(&path);
+        assert_eq!(begun.has(&id(1)).unwrap(), Some(true));
         assert_eq!(begun.has(&id(0)).unwrap(), Some(false));
         for next in 2..KEPT + 10 {
             begun.note(&id(next)).unwrap();
@@ -190,6 +228,23 @@ mod tests {
         for (number, known) in [(10, false), (11, true), (KEPT + 9, true), (KEPT + 10, true)] {
             assert_eq!(next.has(&id(number)).unwrap(), Some(known), "{number}");
         }
+    }
+
+    #[test]
+    fn what_a_client_was_told_is_not_begun_later() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("requests");
+        drop(Begun::open(&path));
+        let begun = Begun::open(&path);
+        begun.note(&id(1)).unwrap();
+        for number in 0..2 * GIVEN_UP as u64 {
+            let known = begun.has(&id(number)).unwrap();
+            assert_eq!(known, Some(number == 1));
+        }
+        begun.note(&id(2 * GIVEN_UP as u64 - 1)).unwrap_err();
+        begun.note(&id(2 * GIVEN_UP as u64)).unwrap();
+        // Repeated requests that may be done twice come with the same id.
+        begun.note(&id(1)).unwrap();
     }
 
     #[test]
@@ -219,7 +274,7 @@ mod tests {
         for damage in [&b""[..], b"garbage", &[0xff; BYTES]] {
             std::fs::write(&path, damage).unwrap();
             let begun = Begun::open(&path);
-            assert_eq!(begun.has(&id(1)).unwrap(), Some(false));
+            assert_eq!(begun.has(&id(1)).unwrap(), None);
             begun.note(&id(1)).unwrap();
             assert_eq!(begun.has(&id(1)).unwrap(), Some(true));
         }

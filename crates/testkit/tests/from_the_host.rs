@@ -304,7 +304,6 @@ fn a_full_disk_of_the_host_is_explained_and_nothing_is_lost() {
     assert!(said.ends_with("the writer ended with 0"), "{said}");
 }
 
-/// Sends the host name to each client.
 /// Sends its host name to each client that has sent a line or ended. It waits for the client, and
 /// clients speak first, because QEMU listens with a backlog of one: the host's kernel answers many
 /// clients at once with SYN cookies, and learns of one whose acknowledgement it has dropped only

@@ -788,7 +788,7 @@ pub struct Pruned {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RequestState {
     /// This daemon, or an earlier one since the host started, has begun it; it may have failed.
-    /// `None` if the daemon can't know. Only the last 4096 requests are known.
+    /// `None` if the daemon can't know. Only the last 32,768 requests are known.
     pub begun: Option<bool>,
 }
 

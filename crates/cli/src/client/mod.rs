@@ -292,9 +292,10 @@ impl Client {
     /// does not know.
     async fn has_begun(&self, id: &str) -> Option<bool> {
         let path = format!("/v1/requests/{id}");
+        let client = self.that_shows_places(false);
         let asked = async {
             loop {
-                match self.get::<RequestState>(&path).await {
+                match client.get::<RequestState>(&path).await {
                     Ok(state) => return state.begun,
                     Err(failure) if failure.kind == Kind::Unreachable => sleep(PAUSE).await,
                     // A node of an earlier version does not know the path.

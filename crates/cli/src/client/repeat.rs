@@ -6,7 +6,7 @@
 use super::body::RequestBody;
 use crate::failure::{Failure, Kind, Result};
 use hyper::body::Bytes;
-use hyper::header::HeaderValue;
+use hyper::header::{HeaderMap, HeaderValue};
 use hyper::{Method, Request, StatusCode};
 use jiffy_wire::api::REQUEST_HEADER;
 use rustix::rand::{GetRandomFlags, getrandom};
@@ -17,7 +17,9 @@ use tokio::time::{Instant, sleep};
 pub(super) const RESTART_TIME: Duration = Duration::from_secs(5);
 /// Time between attempts.
 pub(super) const PAUSE: Duration = Duration::from_millis(50);
-/// Ends of paths whose requests are idempotent.
+/// A node remembers a request for at least this long, however many others come.
+const REMEMBERED: Duration = Duration::from_secs(30);
+/// Ends of paths of VMs' requests that are idempotent.
 const IDEMPOTENT: [&str; 7] = [
     "/start", "/stop", "/wait", "/pause", "/resume", "/wake", "/attach",
 ];
@@ -26,10 +28,12 @@ const IDEMPOTENT: [&str; 7] = [
 pub(super) struct Repeat {
     /// The request, unless its body is a stream, which can be sent only once.
     copy: Option<Request<Option<Bytes>>>,
+    /// Its id, if it has one.
     id: Option<String>,
     /// It must not be done twice.
     once: bool,
-    sent: bool,
+    /// When it was sent first.
+    sent: Option<Instant>,
     /// End of the repetitions; set when no answer came for the first time.
     until: Option<Instant>,
 }
@@ -47,9 +51,7 @@ impl Repeat {
     pub(super) fn of(request: &mut Request<RequestBody>, followed: bool) -> Repeat {
         let once = !may_be_done_twice(request);
         let id = (once || followed).then(new_id).flatten();
-        if let Some(id) = id.as_deref().and_then(|id| HeaderValue::from_str(id).ok()) {
-            request.headers_mut().insert(REQUEST_HEADER, id);
-        }
+        set_id(request.headers_mut(), id.as_deref());
         let body = match request.body() {
             RequestBody::Whole(body) => Some(body.clone()),
             RequestBody::Stream(_) => None,
@@ -65,7 +67,7 @@ impl Repeat {
             copy,
             id,
             once,
-            sent: false,
+            sent: None,
             until: None,
         }
     }
@@ -77,20 +79,21 @@ impl Repeat {
 
     /// The request was sent, so the node may act on it.
     pub(super) fn is_sent(&mut self) {
-        self.sent = true;
+        self.sent.get_or_insert_with(Instant::now);
     }
 
     /// After a failure: waits, then says what to do, or returns the final failure.
     pub(super) async fn after(&mut self, failure: Failure) -> Result<Next> {
         // If no node is there at the first attempt, it is not being restarted.
-        if failure.kind != Kind::Unreachable || !self.sent {
+        if failure.kind != Kind::Unreachable || self.sent.is_none() {
             return Err(failure);
         }
         let now = Instant::now();
         let is_over = now >= *self.until.get_or_insert(now + RESTART_TIME);
         if self.once {
+            let known = self.id.as_ref().filter(|_| self.is_remembered(now));
             let ask = |id: &String| Next::Ask(id.clone());
-            return self.id.as_ref().map(ask).ok_or_else(Repeat::unknown);
+            return known.map(ask).ok_or_else(Repeat::unknown);
         }
         let Some(again) = self.again().filter(|_| !is_over) else {
             let seconds = RESTART_TIME.as_secs();
@@ -105,25 +108,40 @@ impl Repeat {
     }
 
     /// The node said whether it has begun the request: returns it if it is to be sent again.
-    pub(super) fn told(&self, begun: Option<bool>) -> Result<Request<RequestBody>> {
+    pub(super) fn told(&mut self, begun: Option<bool>) -> Result<Request<RequestBody>> {
         match begun {
             None => Err(Repeat::unknown()),
             Some(true) => Err(lost(
                 "before it answered: it had begun the request, which may be incomplete",
             )
             .hint(LOOK)),
-            Some(false) => self
-                .again()
-                .filter(|_| self.until.is_some_and(|until| Instant::now() < until))
-                .ok_or_else(|| {
-                    lost("before it had begun the request: nothing was done")
-                        .hint("try again; jiffyd.log in Jiffy's run folder may say why")
-                }),
+            Some(false) => {
+                // The node refuses the old id from now on: the lost request may still arrive.
+                self.renew_id();
+                self.again()
+                    .filter(|_| self.until.is_some_and(|until| Instant::now() < until))
+                    .ok_or_else(|| {
+                        lost("before it had begun the request: nothing was done")
+                            .hint("try again; jiffyd.log in Jiffy's run folder may say why")
+                    })
+            }
         }
+    }
+
+    /// Does the node certainly still know the request, if it has begun it?
+    fn is_remembered(&self, now: Instant) -> bool {
+        self.sent.is_some_and(|sent| now - sent < REMEMBERED)
     }
 
     fn unknown() -> Failure {
         lost("before it answered: the request may have been started").hint(LOOK)
+    }
+
+    fn renew_id(&mut self) {
+        self.id = new_id();
+        if let Some(copy) = &mut self.copy {
+            set_id(copy.headers_mut(), self.id.as_deref());
+        }
     }
 
     fn again(&self) -> Option<Request<RequestBody>> {
@@ -139,13 +157,20 @@ impl Repeat {
     }
 }
 
+fn set_id(headers: &mut HeaderMap, id: Option<&str>) {
+    headers.remove(REQUEST_HEADER);
+    if let Some(id) = id.and_then(|id| HeaderValue::from_str(id).ok()) {
+        headers.insert(REQUEST_HEADER, id);
+    }
+}
+
 fn may_be_done_twice(request: &Request<RequestBody>) -> bool {
     let path = request.uri().path();
     match *request.method() {
         Method::GET | Method::DELETE => true,
-        // A signal may have an effect each time; without one, `kill` ends the VM.
-        Method::POST if path.ends_with("/kill") => request.uri().query().is_none(),
-        Method::POST => IDEMPOTENT.iter().any(|end| path.ends_with(end)),
+        Method::POST if path.starts_with("/v1/vms/") => {
+            IDEMPOTENT.iter().any(|end| path.ends_with(end))
+        }
         _ => false,
     }
 }
@@ -156,7 +181,8 @@ const LOOK: &str = "check with `jiffy ps --all` before you try again; jiffyd.log
 fn new_id() -> Option<String> {
     let mut bytes = [0; 16];
     let length = getrandom(&mut bytes, GetRandomFlags::empty()).ok()?;
-    (length == bytes.len()).then(|| format!("{:032x}", u128::from_le_bytes(bytes)))
+    let digits = || bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    (length == bytes.len()).then(digits)
 }
 
 fn lost(how: &str) -> Failure {
