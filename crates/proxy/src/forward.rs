@@ -3,6 +3,7 @@
 
 use crate::access;
 use crate::refusal::{Answer, Refusal};
+use crate::socket::Socket;
 use crate::target::{self, Target};
 use crate::upgrade::{self, Upgrade};
 use http_body_util::BodyExt;
@@ -56,6 +57,7 @@ pub(crate) struct Client {
     pub(crate) address: IpAddr,
     /// Whether it has TLS.
     pub(crate) secure: bool,
+    pub(crate) socket: Socket,
     pub(crate) _place: OwnedSemaphorePermit,
 }
 
@@ -111,6 +113,7 @@ impl Front {
             access::check(token, request.headers_mut()).map_err(Refusal::unauthorized)?;
         }
         let (from, secure) = (client.address, client.secure);
+        let socket = client.socket.clone();
         let (target, lasting) = self.awake(&request, client).await?;
         let mut server = self.connect(&lasting.vm, target.port).await?;
         let upgrade = Upgrade::of(&mut request);
@@ -126,7 +129,7 @@ impl Front {
         match upgrade {
             Some(upgrade) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
                 let (vm, held) = (Arc::clone(&lasting.vm), Arc::clone(&lasting));
-                upgrade.switch(&mut response, protocol, vm, (held, server.place));
+                upgrade.switch(&mut response, protocol, vm, socket, (held, server.place));
             }
             None if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
                 return Err(wrong("switches protocols without being asked"));

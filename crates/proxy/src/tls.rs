@@ -1,5 +1,6 @@
 //! The certificate and its key, and handshakes with clients.
 
+use crate::socket::Socket;
 use jiffy_content::error::{Error, Result};
 use rustls::crypto::ring;
 use rustls::pki_types::pem::{self, PemObject};
@@ -10,7 +11,6 @@ use std::io::{self, Read};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
-use tokio::net::TcpStream;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
@@ -54,13 +54,13 @@ impl Tls {
     }
 
     /// A client's connection after its handshake.
-    pub(crate) async fn accept(&self, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
-        TlsAcceptor::from(self.config()).accept(stream).await
+    pub(crate) async fn accept(&self, socket: Socket) -> io::Result<TlsStream<Socket>> {
+        TlsAcceptor::from(self.config()).accept(socket).await
     }
 }
 
 /// Whether client and proxy have agreed on HTTP/2.
-pub(crate) fn is_http2(stream: &TlsStream<TcpStream>) -> bool {
+pub(crate) fn is_http2(stream: &TlsStream<Socket>) -> bool {
     stream.get_ref().1.alpn_protocol() == Some(HTTP2)
 }
 
