@@ -1,14 +1,15 @@
 //! Who may reach what through the proxy.
 
-use super::{HOST, PROXY, daemon, get, head_of, refused, send, sentence, serve_for};
+use super::{HOST, PROXY, connect, daemon, get, head_of, refused, send, sentence, serve_for};
 use crate::daemon::{Daemon, named};
 use crate::network::{begin, daemon_with};
 use crate::ports::{hibernate, own_address, published};
 use crate::sleep::starts;
 use crate::snapshots::counter;
 use jiffy_wire::api::{CreateVm, ErrorKind, ForkVm, Forked, NetworkUse, Vm, VmState};
-use std::io::Read;
+use std::io::{Read, Write};
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 /// A VM `web` with these ports for the proxy.
 fn open_at(ports: &[&str]) -> CreateVm {
@@ -106,10 +107,17 @@ fn who_has_no_token_is_refused_and_no_vm_gets_the_token() {
     }
     let mut stream = send(&format!("GET / HTTP/1.1\r\n{HOST}\r\n\r\n"));
     let head = head_of(&mut stream);
-    assert!(
-        head.contains(&"www-authenticate: bearer".into()),
-        "{head:?}"
-    );
+    for line in ["www-authenticate: bearer", "connection: close"] {
+        assert!(head.contains(&line.into()), "{line}: {head:?}");
+    }
+    // He can't keep a connection by sending more without reading.
+    let flood = format!("GET / HTTP/1.1\r\n{HOST}\r\n\r\n").repeat(64);
+    let mut rude = connect();
+    let begun = Instant::now();
+    while rude.write_all(flood.as_bytes()).is_ok() {
+        let sending = begun.elapsed();
+        assert!(sending < Duration::from_secs(20), "still open: {sending:?}");
+    }
     assert_eq!(daemon.vm("web").state, VmState::Hibernated);
     for right in [
         "Jiffy-Token: open sesame",
