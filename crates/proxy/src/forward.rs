@@ -7,11 +7,11 @@ use crate::socket::Socket;
 use crate::target::{self, Target};
 use crate::upgrade::{self, Upgrade};
 use http_body_util::BodyExt;
-use hyper::body::Incoming;
+use hyper::body::{Body, Incoming};
 use hyper::client::conn::http1::{self, SendRequest};
 use hyper::header::{
-    CONNECTION, COOKIE, EXPECT, HOST, HeaderMap, HeaderName, HeaderValue, TE, TRAILER,
-    TRANSFER_ENCODING, UPGRADE,
+    CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, HOST, HeaderMap, HeaderName, HeaderValue, TE,
+    TRAILER, TRANSFER_ENCODING, UPGRADE,
 };
 use hyper::{Request, StatusCode, Uri, Version};
 use hyper_util::rt::TokioIo;
@@ -253,13 +253,13 @@ fn bad(vm: &VmHandle, port: u16, error: &hyper::Error) -> Refusal {
 }
 
 /// The request that the VM gets.
-fn pass_on(
-    request: Request<Incoming>,
+fn pass_on<B: Body>(
+    request: Request<B>,
     target: &Target,
     from: IpAddr,
     secure: bool,
     upgrade: Option<&Upgrade>,
-) -> Request<Incoming> {
+) -> Request<B> {
     let (mut parts, body) = request.into_parts();
     let host = match parts.uri.authority() {
         Some(authority) => HeaderValue::from_str(authority.as_str()).ok(),
@@ -269,6 +269,11 @@ fn pass_on(
     parts.version = Version::HTTP_11;
     let headers = &mut parts.headers;
     clean(headers);
+    if !body.is_end_stream() && body.size_hint().exact().is_none() {
+        // Else hyper sends no body with some methods, such as GET.
+        headers.remove(CONTENT_LENGTH);
+        headers.insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
+    }
     if let Some(upgrade) = upgrade {
         upgrade.pass_on(&mut parts.method, headers);
     }
@@ -319,5 +324,46 @@ fn clean(headers: &mut HeaderMap) {
         .collect();
     for name in named.iter().chain(&OF_ONE_CONNECTION) {
         headers.remove(name);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bytes::Bytes;
+    use http_body_util::{Empty, Full};
+    use hyper::header::CONTENT_TYPE;
+
+    /// What the VM gets of this request.
+    fn passed<B: Body>(request: hyper::http::request::Builder, body: B) -> HeaderMap {
+        let target = Target {
+            vm: "web".into(),
+            port: 80,
+            path: "/".parse().unwrap(),
+            prefix: None,
+        };
+        let from = "192.0.2.1".parse().unwrap();
+        let request = request.body(body).unwrap();
+        let passed = pass_on(request, &target, from, true, None);
+        passed.headers().clone()
+    }
+
+    #[test]
+    fn a_body_of_unknown_length_is_said_to_come() {
+        // A mapped body does not know its length.
+        let unknown = || Full::<Bytes>::from("body").map_frame(|frame| frame);
+        let request = || Request::get("/").header(CONTENT_TYPE, "text/plain");
+        let headers = passed(request().header(CONTENT_LENGTH, "1"), unknown());
+        assert_eq!(headers[TRANSFER_ENCODING], "chunked");
+        assert!(!headers.contains_key(CONTENT_LENGTH));
+        let known = passed(
+            request().header(CONTENT_LENGTH, "4"),
+            Full::<Bytes>::from("body"),
+        );
+        assert_eq!(known[CONTENT_LENGTH], "4");
+        let none = passed(request(), Empty::<Bytes>::new());
+        for headers in [known, none] {
+            assert!(!headers.contains_key(TRANSFER_ENCODING));
+        }
     }
 }
