@@ -1,7 +1,7 @@
 //! Who may send requests: whoever has the token.
 
 use hyper::HeaderMap;
-use hyper::header::AUTHORIZATION;
+use hyper::header::{AUTHORIZATION, HeaderValue};
 use jiffy_content::error::Error;
 use jiffy_content::token::{Token, bearer};
 use jiffy_wire::api::ErrorKind;
@@ -9,7 +9,7 @@ use jiffy_wire::api::ErrorKind;
 /// The header with the token. `Authorization` may be the VM's own.
 const TOKEN: &str = "jiffy-token";
 
-/// Accepts a request that has the token, and takes the token away, which is not for the VM.
+/// Accepts a request that has the token, and takes the token away wherever it is: it is not for the VM.
 pub(crate) fn check(token: &Token, headers: &mut HeaderMap) -> Result<(), Error> {
     let sent = match headers.get(TOKEN) {
         Some(value) => Some((TOKEN, value.as_bytes())),
@@ -18,14 +18,32 @@ pub(crate) fn check(token: &Token, headers: &mut HeaderMap) -> Result<(), Error>
             .and_then(|value| Some((AUTHORIZATION.as_str(), bearer(value.as_bytes())?))),
     };
     match sent {
-        Some((header, sent)) if token.is(sent) => {
-            headers.remove(header);
+        Some((_, sent)) if token.is(sent) => {
+            headers.remove(TOKEN);
+            remove_from_authorization(token, headers);
             Ok(())
         }
         Some((header, _)) => Err(refused(format!(
             "The token in the request's header {header} is not this proxy's."
         ))),
         None => Err(refused("The request has no token.".into())),
+    }
+}
+
+/// Leaves the values that are the VM's own.
+fn remove_from_authorization(token: &Token, headers: &mut HeaderMap) {
+    let is_token = |value: &HeaderValue| {
+        let value = value.as_bytes();
+        // After any scheme.
+        let space = value.iter().position(u8::is_ascii_whitespace);
+        let rest = value.get(space.unwrap_or(value.len())..);
+        token.is(value) || rest.is_some_and(|rest| token.is(rest.trim_ascii()))
+    };
+    let values = headers.get_all(AUTHORIZATION).iter();
+    let own: Vec<_> = values.filter(|it| !is_token(it)).cloned().collect();
+    headers.remove(AUTHORIZATION);
+    for value in own {
+        headers.append(AUTHORIZATION, value);
     }
 }
 
@@ -61,6 +79,16 @@ mod tests {
         // The VM gets what is its own.
         let left = passed(&[("jiffy-token", "secret"), own]);
         assert_eq!(left, Ok(vec!["authorization".to_owned()]));
+        // But the token nowhere.
+        let bearer = ("authorization", "Bearer secret");
+        for again in ["Bearer secret", "bearer  secret", "Basic secret", "secret"] {
+            let both = [("jiffy-token", "secret"), ("authorization", again)];
+            assert_eq!(passed(&both), Ok(Vec::new()), "{again}");
+        }
+        assert_eq!(
+            passed(&[bearer, bearer, own]),
+            Ok(vec!["authorization".to_owned()])
+        );
         for wrong in [
             &[][..],
             &[own],

@@ -3,15 +3,17 @@
 
 use crate::access;
 use crate::refusal::{Answer, Refusal};
+use crate::socket::Socket;
 use crate::target::{self, Target};
 use crate::upgrade::{self, Upgrade};
 use http_body_util::BodyExt;
-use hyper::body::Incoming;
+use hyper::body::{Body, Incoming};
 use hyper::client::conn::http1::{self, SendRequest};
 use hyper::header::{
-    CONNECTION, COOKIE, EXPECT, HOST, HeaderMap, HeaderName, HeaderValue, TE, TRAILER,
-    TRANSFER_ENCODING, UPGRADE,
+    CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, HOST, HeaderMap, HeaderName, HeaderValue, TE,
+    TRAILER, TRANSFER_ENCODING, UPGRADE,
 };
+use hyper::http::uri::Authority;
 use hyper::{Request, StatusCode, Uri, Version};
 use hyper_util::rt::TokioIo;
 use jiffy_content::error::Error;
@@ -21,6 +23,8 @@ use jiffy_vmhost::activity::{InUse, Use};
 use jiffy_vmhost::handle::VmHandle;
 use jiffy_vmhost::network::is_open_to_the_proxy;
 use jiffy_wire::api::ErrorKind;
+use std::borrow::Cow;
+use std::error::Error as _;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
@@ -56,6 +60,7 @@ pub(crate) struct Client {
     pub(crate) address: IpAddr,
     /// Whether it has TLS.
     pub(crate) secure: bool,
+    pub(crate) socket: Socket,
     pub(crate) _place: OwnedSemaphorePermit,
 }
 
@@ -111,6 +116,7 @@ impl Front {
             access::check(token, request.headers_mut()).map_err(Refusal::unauthorized)?;
         }
         let (from, secure) = (client.address, client.secure);
+        let socket = client.socket.clone();
         let (target, lasting) = self.awake(&request, client).await?;
         let mut server = self.connect(&lasting.vm, target.port).await?;
         let upgrade = Upgrade::of(&mut request);
@@ -126,7 +132,7 @@ impl Front {
         match upgrade {
             Some(upgrade) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
                 let (vm, held) = (Arc::clone(&lasting.vm), Arc::clone(&lasting));
-                upgrade.switch(&mut response, protocol, vm, (held, server.place));
+                upgrade.switch(&mut response, protocol, vm, socket, (held, server.place));
             }
             None if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
                 return Err(wrong("switches protocols without being asked"));
@@ -243,6 +249,11 @@ fn no_network(name: &str) -> Refusal {
 }
 
 fn bad(vm: &VmHandle, port: u16, error: &hyper::Error) -> Refusal {
+    // Other errors of the user are without an error of the body's: the VM ended meanwhile.
+    let is_of_body = error.source().is_some_and(|it| it.is::<hyper::Error>());
+    if error.is_user() && is_of_body {
+        return Refusal::damaged_body();
+    }
     Refusal::bad_gateway(format!(
         "Port {port} of the VM {} does not answer in HTTP: {error}.",
         vm.name
@@ -250,22 +261,27 @@ fn bad(vm: &VmHandle, port: u16, error: &hyper::Error) -> Refusal {
 }
 
 /// The request that the VM gets.
-fn pass_on(
-    request: Request<Incoming>,
+fn pass_on<B: Body>(
+    request: Request<B>,
     target: &Target,
     from: IpAddr,
     secure: bool,
     upgrade: Option<&Upgrade>,
-) -> Request<Incoming> {
+) -> Request<B> {
     let (mut parts, body) = request.into_parts();
     let host = match parts.uri.authority() {
-        Some(authority) => HeaderValue::from_str(authority.as_str()).ok(),
+        Some(authority) => HeaderValue::from_str(&without_user(authority)).ok(),
         None => parts.headers.get(HOST).cloned(),
     };
     parts.uri = Uri::from(target.path.clone());
     parts.version = Version::HTTP_11;
     let headers = &mut parts.headers;
     clean(headers);
+    if !body.is_end_stream() && body.size_hint().exact().is_none() {
+        // Else hyper sends no body with some methods, such as GET.
+        headers.remove(CONTENT_LENGTH);
+        headers.insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
+    }
     if let Some(upgrade) = upgrade {
         upgrade.pass_on(&mut parts.method, headers);
     }
@@ -289,6 +305,14 @@ fn pass_on(
         headers.insert(FORWARDED_PREFIX, prefix);
     }
     Request::from_parts(parts, body)
+}
+
+/// The host and port of an authority.
+fn without_user(authority: &Authority) -> Cow<'_, str> {
+    match authority.port() {
+        Some(port) => format!("{}:{port}", authority.host()).into(),
+        None => authority.host().into(),
+    }
 }
 
 /// HTTP/2 may split what HTTP/1.1 sends as one header (RFC 9113 §8.2.3).
@@ -316,5 +340,63 @@ fn clean(headers: &mut HeaderMap) {
         .collect();
     for name in named.iter().chain(&OF_ONE_CONNECTION) {
         headers.remove(name);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bytes::Bytes;
+    use http_body_util::{Empty, Full};
+    use hyper::header::CONTENT_TYPE;
+
+    /// What the VM gets of this request.
+    fn passed<B: Body>(request: hyper::http::request::Builder, body: B) -> HeaderMap {
+        let target = Target {
+            vm: "web".into(),
+            port: 80,
+            path: "/".parse().unwrap(),
+            prefix: None,
+        };
+        let from = "192.0.2.1".parse().unwrap();
+        let request = request.body(body).unwrap();
+        let passed = pass_on(request, &target, from, true, None);
+        passed.headers().clone()
+    }
+
+    #[test]
+    fn the_host_has_no_user() {
+        for (url, host) in [
+            (
+                "http://me:secret@80-web.localhost:9000/",
+                "80-web.localhost:9000",
+            ),
+            ("http://me@[::1]/", "[::1]"),
+            ("http://[::1]:9000/", "[::1]:9000"),
+            ("http://80-web.localhost/", "80-web.localhost"),
+        ] {
+            let headers = passed(Request::get(url), Empty::<Bytes>::new());
+            assert_eq!(headers[HOST], host);
+            assert_eq!(headers[FORWARDED_HOST], host);
+        }
+    }
+
+    #[test]
+    fn a_body_of_unknown_length_is_said_to_come() {
+        // A mapped body does not know its length.
+        let unknown = || Full::<Bytes>::from("body").map_frame(|frame| frame);
+        let request = || Request::get("/").header(CONTENT_TYPE, "text/plain");
+        let headers = passed(request().header(CONTENT_LENGTH, "1"), unknown());
+        assert_eq!(headers[TRANSFER_ENCODING], "chunked");
+        assert!(!headers.contains_key(CONTENT_LENGTH));
+        let known = passed(
+            request().header(CONTENT_LENGTH, "4"),
+            Full::<Bytes>::from("body"),
+        );
+        assert_eq!(known[CONTENT_LENGTH], "4");
+        let none = passed(request(), Empty::<Bytes>::new());
+        for headers in [known, none] {
+            assert!(!headers.contains_key(TRANSFER_ENCODING));
+        }
     }
 }

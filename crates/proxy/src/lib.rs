@@ -2,6 +2,7 @@
 //!
 //! * [`target`]: which VM and port a request is for.
 //! * [`serve`]: connections of clients.
+//! * `socket`: a client's socket, and whether it is broken.
 //! * [`tls`]: the certificate and its key, and handshakes.
 //! * `access`: who may send requests.
 //! * `forward`: one request, and what comes of it.
@@ -12,6 +13,7 @@ mod access;
 mod forward;
 mod refusal;
 pub mod serve;
+mod socket;
 pub mod target;
 pub mod tls;
 mod upgrade;

@@ -3,7 +3,9 @@
 use bytes::Bytes;
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Full};
-use hyper::header::{CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
+use hyper::header::{
+    CONNECTION, CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE,
+};
 use hyper::{Response, StatusCode};
 use jiffy_content::error::Error;
 
@@ -11,6 +13,8 @@ use jiffy_content::error::Error;
 const AGAIN: HeaderValue = HeaderValue::from_static("1");
 /// How a client authenticates (RFC 6750 §3).
 const BEARER: HeaderValue = HeaderValue::from_static("Bearer");
+/// Ends a connection of HTTP/1.1 after the answer; hyper takes it out of HTTP/2.
+const CLOSE: HeaderValue = HeaderValue::from_static("close");
 
 /// What a client gets.
 pub(crate) type Answer = Response<UnsyncBoxBody<Bytes, hyper::Error>>;
@@ -32,7 +36,15 @@ impl Refusal {
         }
     }
 
-    /// 401: the request has not the proxy's token.
+    /// 400: what the client sends after the header.
+    pub(crate) fn damaged_body() -> Refusal {
+        Refusal {
+            status: StatusCode::BAD_REQUEST,
+            error: Error::invalid("The body of the request is damaged or incomplete."),
+        }
+    }
+
+    /// 401: the request does not have the proxy's token.
     pub(crate) fn unauthorized(error: Error) -> Refusal {
         Refusal {
             status: StatusCode::UNAUTHORIZED,
@@ -84,7 +96,12 @@ impl Refusal {
         set(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         match self.status {
             StatusCode::SERVICE_UNAVAILABLE => set(RETRY_AFTER, AGAIN),
-            StatusCode::UNAUTHORIZED => set(WWW_AUTHENTICATE, BEARER),
+            // Who may send no request keeps no place by sending more of them without reading.
+            StatusCode::UNAUTHORIZED => {
+                set(WWW_AUTHENTICATE, BEARER);
+                set(CONNECTION, CLOSE);
+            }
+            StatusCode::BAD_REQUEST => set(CONNECTION, CLOSE),
             _ => {}
         }
         response

@@ -2,6 +2,7 @@
 
 use crate::forward::{BUFFER, Client, Front};
 use crate::refusal::{Answer, Refusal};
+use crate::socket::Socket;
 use crate::tls::{self, Tls};
 use hyper::Request;
 use hyper::body::Incoming;
@@ -113,31 +114,31 @@ async fn connection(
     place: OwnedSemaphorePermit,
 ) {
     let _ = stream.set_nodelay(true);
-    // A client that is gone without a word would keep its VM awake.
+    // A client that is gone without a word would keep its VM awake: its socket breaks by this.
     let _ = sockopt::set_socket_keepalive(&stream, true);
     let _ = sockopt::set_tcp_keepidle(&stream, KEEPALIVE);
     let _ = sockopt::set_tcp_keepintvl(&stream, KEEPALIVE_ANSWER);
     let _ = sockopt::set_tcp_keepcnt(&stream, KEEPALIVE_PROBES);
+    let socket = Socket::new(stream);
     let client = Arc::new(Client {
-        address: from.ip(),
+        address: from.ip().to_canonical(),
         secure: tls.is_some(),
+        socket: socket.clone(),
         _place: place,
     });
     let Some(tls) = tls else {
-        return over_http1(stream, answering(front, client)).await;
+        return over_http1(socket.clone(), socket, answering(front, client)).await;
     };
     let begun = timeout(HANDSHAKE_TIME, async {
-        let mut first = [0];
-        let got = stream.peek(&mut first).await?;
-        if got == 1 && !tls::begins_tls(first[0]) {
-            return Ok(Err(stream));
+        match socket.first_byte().await? {
+            Some(first) if !tls::begins_tls(first) => Ok(None),
+            _ => tls.accept(socket.clone()).await.map(Some),
         }
-        tls.accept(stream).await.map(Ok)
     });
     match begun.await {
-        Ok(Ok(Ok(stream))) if tls::is_http2(&stream) => over_http2(stream, front, client).await,
-        Ok(Ok(Ok(stream))) => over_http1(stream, answering(front, client)).await,
-        Ok(Ok(Err(stream))) => over_http1(stream, service_fn(refuse_plain_http)).await,
+        Ok(Ok(Some(stream))) if tls::is_http2(&stream) => over_http2(stream, front, client).await,
+        Ok(Ok(Some(stream))) => over_http1(stream, socket, answering(front, client)).await,
+        Ok(Ok(None)) => over_http1(socket.clone(), socket, service_fn(refuse_plain_http)).await,
         Ok(Err::<_, io::Error>(error)) => debug!(%error, "a TLS handshake failed"),
         Err(_) => debug!("a client did not complete its TLS handshake in time"),
     }
@@ -163,8 +164,12 @@ async fn refuse_plain_http(_: Request<Incoming>) -> Result<Answer, Infallible> {
     Ok(Refusal::plain_http().response())
 }
 
-async fn over_http1<S>(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, service: S)
-where
+/// Serves HTTP/1.1 over a stream of this socket.
+async fn over_http1<S>(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    socket: Socket,
+    service: S,
+) where
     S: Service<Request<Incoming>, Response = Answer, Error = Infallible> + Send,
     S::Future: Send + 'static,
 {
@@ -175,10 +180,13 @@ where
         // A client may end its side and wait for the answer.
         .half_close(true)
         .serve_connection(TokioIo::new(stream), service)
-        .with_upgrades()
-        .await;
-    if let Err(error) = served {
-        debug!(?error, "a connection to the proxy ended badly");
+        .with_upgrades();
+    tokio::select! {
+        served = served => if let Err(error) = served {
+            debug!(?error, "a connection to the proxy ended badly");
+        },
+        // hyper does not look at the socket while a request waits for its answer.
+        () = socket.broken() => debug!("a client is gone"),
     }
 }
 

@@ -1,6 +1,7 @@
 //! Connections that switch to another protocol: with `Upgrade` in HTTP/1.1, and with an extended
 //! CONNECT in HTTP/2 (RFC 8441), of which the VM gets the first.
 
+use crate::socket::Socket;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use hyper::body::Incoming;
@@ -62,13 +63,14 @@ impl Upgrade {
         self.is_http2 && status.is_success()
     }
 
-    /// Passes on that the VM has switched, and carries the connection to its end, or that of the
-    /// VM. What is held is let go then.
+    /// Passes on that the VM has switched, and carries the connection until it, the client's socket
+    /// or the VM ends. What is held is let go then.
     pub(crate) fn switch(
         self,
         response: &mut Response<Incoming>,
         protocol: Option<HeaderValue>,
         vm: Arc<VmHandle>,
+        socket: Socket,
         held: impl Send + 'static,
     ) {
         let server = hyper::upgrade::on(&mut *response);
@@ -84,7 +86,7 @@ impl Upgrade {
                 set(UPGRADE, protocol);
             }
         }
-        tokio::spawn(carry(self.client, server, vm, held));
+        tokio::spawn(carry(self.client, server, vm, socket, held));
     }
 }
 
@@ -117,11 +119,13 @@ fn key() -> HeaderValue {
     key.unwrap_or(HeaderValue::from_static("AAAAAAAAAAAAAAAAAAAAAA=="))
 }
 
-/// Carries a connection that has switched protocols, until it or its VM ends.
+/// Carries a connection that has switched protocols, until it or its VM ends, or the client's socket
+/// is broken, which is not seen by reading after the client has ended its side.
 async fn carry(
     client: OnUpgrade,
     server: OnUpgrade,
     vm: Arc<VmHandle>,
+    socket: Socket,
     _held: impl Send + 'static,
 ) {
     let carried = async {
@@ -135,5 +139,6 @@ async fn carry(
             debug!(vm = %vm.name, %error, "a connection was cut");
         },
         _ = vm.when(|view| !view.lives()) => {}
+        () = socket.broken() => debug!(vm = %vm.name, "the client of a connection is gone"),
     }
 }

@@ -1,14 +1,15 @@
 //! Who may reach what through the proxy.
 
-use super::{HOST, PROXY, daemon, get, head_of, refused, send, sentence, serve_for};
+use super::{HOST, connect, daemon, get, head_of, refused, send, sentence, serve_for};
 use crate::daemon::{Daemon, named};
 use crate::network::{begin, daemon_with};
 use crate::ports::{hibernate, own_address, published};
 use crate::sleep::starts;
-use crate::snapshots::counter;
-use jiffy_wire::api::{CreateVm, ErrorKind, ForkVm, Forked, NetworkUse, Vm, VmState};
-use std::io::Read;
+use crate::snapshots::{counter, from, snapshot};
+use jiffy_wire::api::{CreateVm, ErrorKind, ForkVm, Forked, NetworkUse, SnapshotMade, Vm, VmState};
+use std::io::{Read, Write};
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 /// A VM `web` with these ports for the proxy.
 fn open_at(ports: &[&str]) -> CreateVm {
@@ -71,13 +72,37 @@ fn ports_may_be_none_and_must_be_ports() {
     assert!(error.message.contains("\"http\""), "{error:?}");
 }
 
+#[test]
+fn ports_of_a_snapshot_stay_closed_unless_they_are_opened() {
+    let daemon = daemon();
+    daemon.run_detached(open_at(&["3000"])).json::<Vm>();
+    snapshot(&daemon, "web", "one", true).json::<SnapshotMade>();
+    let ports = |name: &str, proxy_ports: Option<&str>| {
+        let network = NetworkUse {
+            hosts: vec!["db:192.0.2.1".into()],
+            proxy_ports: proxy_ports.map(|ports| vec![ports.into()]),
+            ..NetworkUse::default()
+        };
+        let vm = CreateVm {
+            network,
+            ..named(name, from("one"))
+        };
+        let vm: Vm = daemon.run_detached(vm).json();
+        vm.network.unwrap().proxy_ports.unwrap()
+    };
+    assert_eq!(ports("kept", None), ["3000"]);
+    refused(403, "/", "Host: 22-kept.vm.example");
+    assert_eq!(ports("all", Some("1-65535")), ["1-65535"]);
+    refused(502, "/", "Host: 22-all.vm.example");
+}
+
 fn with_a_token() -> Daemon {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("token");
     std::fs::write(&path, "open sesame\n").unwrap();
     daemon_with(&[
         "--proxy",
-        PROXY,
+        "[::]:9000",
         "--proxy-domain",
         "vm.example",
         "--proxy-token",
@@ -106,10 +131,17 @@ fn who_has_no_token_is_refused_and_no_vm_gets_the_token() {
     }
     let mut stream = send(&format!("GET / HTTP/1.1\r\n{HOST}\r\n\r\n"));
     let head = head_of(&mut stream);
-    assert!(
-        head.contains(&"www-authenticate: bearer".into()),
-        "{head:?}"
-    );
+    for line in ["www-authenticate: bearer", "connection: close"] {
+        assert!(head.contains(&line.into()), "{line}: {head:?}");
+    }
+    // He can't keep a connection by sending more without reading.
+    let flood = format!("GET / HTTP/1.1\r\n{HOST}\r\n\r\n").repeat(64);
+    let mut rude = connect();
+    let begun = Instant::now();
+    while rude.write_all(flood.as_bytes()).is_ok() {
+        let sending = begun.elapsed();
+        assert!(sending < Duration::from_secs(20), "still open: {sending:?}");
+    }
     assert_eq!(daemon.vm("web").state, VmState::Hibernated);
     for right in [
         "Jiffy-Token: open sesame",
@@ -119,6 +151,8 @@ fn who_has_no_token_is_refused_and_no_vm_gets_the_token() {
         let (status, head) = get("/head", &format!("{HOST}\r\n{right}"));
         assert_eq!(status, 200, "{head}");
         assert!(!head.contains("sesame"), "{head}");
+        // Not as an address of IPv6.
+        assert!(head.contains("x-forwarded-for: 127.0.0.1"), "{head}");
         assert_eq!(head.contains("bearer its own"), right.contains("its own"));
     }
     let nobody = get(

@@ -95,22 +95,27 @@ fn bodies_of_http2_stream_both_ways() {
     serve_for(&vm);
     run(async {
         let mut client = certificate.http2().await;
-        let (mut sender, body) = Channel::<Bytes>::new(1);
-        let request: Request<Body> = Request::post(format!("{WEB}any"))
-            .body(body.boxed_unsync())
-            .unwrap();
-        let sending = client.send_request(request);
-        sender.send_data("one".into()).await.unwrap();
-        let mut answer = sending.await.unwrap().into_body();
-        assert_eq!(piece(&mut answer).await, "one");
-        for part in ["two", "three"] {
-            sender.send_data(part.into()).await.unwrap();
-            assert_eq!(piece(&mut answer).await, part);
+        // Any method may have a body.
+        for method in [Method::POST, Method::GET] {
+            let (mut sender, body) = Channel::<Bytes>::new(1);
+            let request: Request<Body> = Request::builder()
+                .method(method)
+                .uri(format!("{WEB}any"))
+                .body(body.boxed_unsync())
+                .unwrap();
+            let sending = client.send_request(request);
+            sender.send_data("one".into()).await.unwrap();
+            let mut answer = sending.await.unwrap().into_body();
+            assert_eq!(piece(&mut answer).await, "one");
+            for part in ["two", "three"] {
+                sender.send_data(part.into()).await.unwrap();
+                assert_eq!(piece(&mut answer).await, part);
+            }
+            // The end of one direction.
+            drop(sender);
+            let rest = answer.collect().await.unwrap().to_bytes();
+            assert!(rest.is_empty());
         }
-        // The end of one direction.
-        drop(sender);
-        let rest = answer.collect().await.unwrap().to_bytes();
-        assert!(rest.is_empty());
     });
 }
 

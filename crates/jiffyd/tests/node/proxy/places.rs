@@ -2,12 +2,16 @@
 
 use super::clients::{Certificate, request, run, whole};
 use super::http2::WEB;
-use super::{HOST, connect, get_over, serve_for};
-use crate::daemon::Daemon;
+use super::{HOST, connect, daemon, get, get_over, head_of, send, serve_for};
+use crate::daemon::{Daemon, eventually};
 use crate::ports::published;
 use crate::snapshots::counter;
-use jiffy_wire::api::Vm;
+use jiffy_wire::api::{CreateVm, IdleAction, IdlePolicy, Vm, VmState};
+use rustix::net::sockopt::set_socket_linger;
+use std::io::{BufReader, Write};
+use std::net::{Shutdown, TcpListener};
 use std::process::Command;
+use std::thread;
 use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
 
@@ -70,4 +74,65 @@ fn handshakes_have_places_and_requests_wait_for_connections_to_vms() {
     assert!(waited > Duration::from_secs(8), "it waited for {waited:?}");
     assert!(waited < Duration::from_secs(40), "it waited for {waited:?}");
     drop(silent);
+}
+
+/// Switches protocols for each client of this port, and says nothing more.
+fn switches_and_is_silent(listener: TcpListener) {
+    thread::spawn(move || {
+        let mut kept = Vec::new();
+        while let Ok((mut client, _)) = listener.accept() {
+            head_of(&mut BufReader::new(&client));
+            let switch = "HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\n\r\n";
+            client.write_all(switch.as_bytes()).unwrap();
+            kept.push(client);
+        }
+    });
+}
+
+#[test]
+fn clients_that_reset_their_connection_keep_no_place_and_no_vm_awake() {
+    let mut daemon = daemon();
+    again_with_few_files(&mut daemon);
+    let idle = IdlePolicy {
+        after_s: 1,
+        action: IdleAction::Hibernate,
+    };
+    let vm = CreateVm {
+        idle: Some(idle),
+        ..published(counter())
+    };
+    let vm: Vm = daemon.run_detached(vm).json();
+    serve_for(&vm);
+    let address = &vm.network.as_ref().unwrap().addresses[0];
+    let listen = |port: u16| TcpListener::bind((address.as_str(), port)).unwrap();
+    // The kernel accepts, and nobody answers.
+    let _never_answers = listen(3001);
+    switches_and_is_silent(listen(3002));
+    let mut clients = Vec::new();
+    for _ in 0..PLACES / 2 {
+        clients.push(send("GET / HTTP/1.1\r\nHost: 3001-web.vm.example\r\n\r\n"));
+        let mut switched = send(
+            "GET / HTTP/1.1\r\nHost: 3002-web.vm.example\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n",
+        );
+        assert!(head_of(&mut switched)[0].contains(" 101 "));
+        // It would still read.
+        switched.get_ref().shutdown(Shutdown::Write).unwrap();
+        clients.push(switched);
+    }
+    let awake = format!("{PLACES} connections");
+    eventually("all count", || {
+        daemon.vm("web").idle.unwrap().awake.contains(&awake)
+    });
+    let begun = Instant::now();
+    for client in clients {
+        set_socket_linger(client.get_ref(), Some(Duration::ZERO)).unwrap();
+    }
+    assert_eq!(get("/head", HOST).0, 200);
+    daemon.when("web", VmState::Hibernated);
+    // Long before they would have been asked whether they are still there.
+    let noticed = begun.elapsed();
+    assert!(
+        noticed < Duration::from_secs(40),
+        "noticed after {noticed:?}"
+    );
 }
