@@ -13,11 +13,12 @@
 //!
 //! The order of the queue is that of `line`. Only its first request checks whether it fits,
 //! whenever something is given back, and a new one if it is before all that wait: so none is
-//! overtaken by one that needs less. Background work ([`Room::behind`]) never waits and never
+//! overtaken by one that needs less. A capture waits beside the queue (`beside`). Background work ([`Room::behind`]) never waits and never
 //! delays a request. A spare VMM reserves nothing: its few MiB belong to the VM that takes it.
 
 mod amount;
 mod asking;
+mod beside;
 mod line;
 mod shortage;
 #[cfg(test)]
@@ -78,6 +79,8 @@ pub struct Room {
     state: Mutex<State>,
     /// Notifies when the queue has changed.
     moved: Notify,
+    /// Notifies those that wait beside the queue when something is given back.
+    freed: Notify,
     /// Counts how often background reservations were taken away.
     claims: watch::Sender<u64>,
 }
@@ -169,6 +172,7 @@ impl Room {
             most,
             state: Mutex::default(),
             moved: Notify::new(),
+            freed: Notify::new(),
             claims: watch::Sender::new(0),
         })
     }
@@ -397,6 +401,7 @@ impl Room {
         };
         *of = of.less(amount);
         call_first(&state.line);
+        self.freed.notify_waiters();
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

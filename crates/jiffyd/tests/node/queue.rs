@@ -3,6 +3,7 @@
 use crate::client::Answer;
 use crate::daemon::{Daemon, command, eventually, named, run_of, shell, vm};
 use crate::room::{asked, patient, until};
+use crate::snapshots::counter;
 use jiffy_wire::agent::ExitStatus;
 use jiffy_wire::api::{CreateVm, ErrorKind, ForkVm, Priority, Purpose, Queued, RunVm, Vm, VmState};
 use std::fs;
@@ -292,6 +293,28 @@ fn whatever_needs_room_is_queued_with_its_vms_owner_and_priority() {
         (made.owner.as_deref(), made.priority),
         (Some("team-a"), High)
     );
+}
+
+#[test]
+fn a_hibernation_does_not_wait_behind_what_it_makes_room_for() {
+    let daemon = patient("256M");
+    // Only a VM from a snapshot has memory that its hibernation has to fill.
+    daemon.run_detached(named("box", counter())).json::<Vm>();
+    let made = daemon.post("/v1/vms/box/snapshots", br#"{"name":"one"}"#);
+    assert_eq!(made.status, 200);
+    daemon.delete("/v1/vms/box?force=true");
+    let from = CreateVm {
+        from: Some("one".into()),
+        ..CreateVm::default()
+    };
+    daemon.run_detached(named("two", from)).json::<Vm>();
+    let large = CreateVm {
+        memory_mib: Some(256),
+        ..named("large", CreateVm::default())
+    };
+    let _large = queued(&daemon, "/v1/run", &detached(large));
+    assert_eq!(daemon.post("/v1/vms/two/hibernate", b"").status, 200);
+    daemon.when("large", VmState::Running);
 }
 
 #[test]

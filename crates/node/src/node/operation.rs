@@ -316,9 +316,7 @@ impl Node {
         // The contents of an image that is partial or can't be read are unknown.
         let filled = filled.await.ok().and_then(|filled| filled.ok());
         let amount = Amount::to_complete(&vm.spec, filled);
-        self.reserve(vm, Purpose::Capture, amount, 1)
-            .await
-            .map(Some)
+        self.reserve_for_capture(vm, amount).await.map(Some)
     }
 
     /// Fills the VM's missing memory, without which it can't be captured. After that the VM needs

@@ -6,6 +6,29 @@ use jiffy_content::error::{Error, Result};
 use jiffy_content::room::memory::{Amount, Reserved};
 use jiffy_vmhost::handle::{View, VmHandle};
 use jiffy_wire::api::{Purpose, Queued};
+use std::future::Future;
+
+/// Waits for memory and vCPUs until the client leaves, or the VM's state is another.
+async fn while_wanted(
+    vm: &VmHandle,
+    reserving: impl Future<Output = Result<Reserved>>,
+) -> Result<Reserved> {
+    let state = vm.view.borrow().vm.state;
+    let is_another = |view: &View| view.leaving || view.vm.state != state;
+    tokio::select! {
+        biased;
+        // Before the reservation: nothing is begun for nobody.
+        () = client_gone() => Err(Error::wrong_state(format!(
+            "Nobody waits any more for the VM {}, which waited for memory or vCPUs.",
+            vm.name
+        ))),
+        reserved = reserving => reserved,
+        _ = vm.when(is_another) => Err(Error::wrong_state(format!(
+            "The VM {} ended or was removed while it waited for memory or vCPUs.",
+            vm.name
+        ))),
+    }
+}
 
 impl Node {
     /// Reserves memory and vCPUs for a start: of this VM, or of `count` children of it. Waits for
@@ -17,21 +40,18 @@ impl Node {
         each: Amount,
         count: u32,
     ) -> Result<Reserved> {
-        let state = vm.view.borrow().vm.state;
         let asking = Caller::current().asks_for(vm, purpose);
-        let is_another = |view: &View| view.leaving || view.vm.state != state;
-        tokio::select! {
-            biased;
-            reserved = self.host.room.reserve(asking, each, count) => reserved,
-            _ = vm.when(is_another) => Err(Error::wrong_state(format!(
-                "The VM {} ended or was removed while it waited for memory or vCPUs.",
-                vm.name
-            ))),
-            () = client_gone() => Err(Error::wrong_state(format!(
-                "Nobody waits any more for the VM {}, which waited for memory or vCPUs.",
-                vm.name
-            ))),
-        }
+        while_wanted(vm, self.host.room.reserve(asking, each, count)).await
+    }
+
+    /// Reserves memory for a capture of this VM, beside the queue.
+    pub(super) async fn reserve_for_capture(
+        &self,
+        vm: &VmHandle,
+        amount: Amount,
+    ) -> Result<Reserved> {
+        let wait = Caller::current().wait;
+        while_wanted(vm, self.host.room.reserve_beside(amount, wait)).await
     }
 
     /// The requests that wait for memory or vCPUs, in the order in which they will be served.

@@ -1,3 +1,4 @@
+mod beside;
 mod queue;
 
 use super::amount::CHILD_MIB;
