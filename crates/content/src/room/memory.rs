@@ -185,7 +185,7 @@ impl Room {
         each: Amount,
         count: u32,
     ) -> Result<Reserved> {
-        let wait = asking.wait.unwrap_or(self.wait).min(MAX_WAIT);
+        let wait = self.wait_of(asking.wait);
         let want = each.times(count);
         let mut waiting = match self.enter(asking, want, count, wait)? {
             Entered::Served(reserved) => return Ok(reserved),
@@ -204,6 +204,11 @@ impl Room {
                 Err(shortage.error(Some(wait)))
             }
         }
+    }
+
+    /// How long a request waits that says this.
+    pub fn wait_of(&self, said: Option<Duration>) -> Duration {
+        said.unwrap_or(self.wait).min(MAX_WAIT)
     }
 
     /// Reserves at once, or joins the queue.
@@ -307,6 +312,12 @@ impl Room {
     /// The requests that wait, in the order in which they will be served.
     pub fn queue(&self) -> Vec<Queued> {
         self.state().line.shown(|_| true)
+    }
+
+    /// Waits until a request for this VM waits.
+    pub async fn when_queued_for(&self, id: &str) {
+        let is_there = |line: &Line| line.has(id).then_some(());
+        self.when(is_there, PAUSE).await;
     }
 
     /// The request for this VM, if one waits.

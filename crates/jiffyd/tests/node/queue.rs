@@ -296,6 +296,42 @@ fn whatever_needs_room_is_queued_with_its_vms_owner_and_priority() {
 }
 
 #[test]
+fn who_comes_while_another_waits_for_the_same_vm_waits_as_long_as_it_says() {
+    let daemon = Daemon::with(&["--memory-limit", "128M", "--memory-wait", "1"]);
+    let sleeper = named("sleeper", vm(command(&["/bin/sleep", "1000"])));
+    daemon.run_detached(sleeper).json::<Vm>();
+    assert_eq!(daemon.post("/v1/vms/sleeper/hibernate", b"").status, 200);
+    daemon
+        .run_detached(named("first", CreateVm::default()))
+        .json::<Vm>();
+    let wakes = queued(&daemon, "/v1/vms/sleeper/wake?wait_s=86400", b"");
+    let refused = |answer: Answer| {
+        let error = answer.error(ErrorKind::NoRoom);
+        assert_eq!(
+            error.message,
+            "Another request for the VM sleeper waits for memory or vCPUs."
+        );
+        assert!(error.hint.unwrap().contains("jiffy queue"));
+    };
+    for path in ["start?wait_s=0", "start?wait_s=1", "wake?wait_s=1"] {
+        refused(daemon.post(&format!("/v1/vms/sleeper/{path}"), b""));
+    }
+    refused(daemon.exec("sleeper", &shell("true")).unwrap_err());
+    assert_eq!(queue(&daemon).len(), 1);
+    // One that waits longer takes its place, with the rest of its time.
+    let starts = asked(&daemon, "/v1/vms/sleeper/start?wait_s=86400", b"");
+    drop(wakes);
+    eventually("the second waits", || {
+        queue(&daemon)
+            .first()
+            .is_some_and(|it| it.until - it.since <= 86_400)
+    });
+    assert_eq!(daemon.post("/v1/vms/first/kill", b"").status, 200);
+    daemon.when("sleeper", VmState::Running);
+    drop(starts);
+}
+
+#[test]
 fn a_hibernation_does_not_wait_behind_what_it_makes_room_for() {
     let daemon = patient("256M");
     // Only a VM from a snapshot has memory that its hibernation has to fill.

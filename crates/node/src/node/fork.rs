@@ -30,7 +30,7 @@ impl Node {
     pub async fn fork(self: Arc<Self>, vm: Arc<VmHandle>, wanted: ForkVm) -> Result<Forked> {
         let mut watch = Stopwatch::start(&self.host.clock);
         let names = names_of(&wanted)?;
-        let _one = vm.operate().await;
+        let _one = self.operate_for_client(&vm).await?;
         self.capturable(&vm).await?;
         // Before the parent is paused: what can't be had for the last child ends all others.
         check_descriptors_for(names.len() as u64)?;

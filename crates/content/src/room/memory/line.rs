@@ -124,6 +124,13 @@ impl Line {
         self.length
     }
 
+    /// Does a request for this VM wait?
+    pub(super) fn has(&self, id: &str) -> bool {
+        let owners = self.classes.iter().flatten();
+        let mut tickets = owners.flat_map(|one| &one.tickets);
+        tickets.any(|one| one.ticket.asking.id == id)
+    }
+
     /// Number of requests of this owner.
     pub(super) fn len_of(&self, owner: &str) -> usize {
         let owners = self.classes.iter().flatten();
