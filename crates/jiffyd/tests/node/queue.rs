@@ -324,7 +324,7 @@ fn who_comes_while_another_waits_for_the_same_vm_waits_as_long_as_it_says() {
     eventually("the second waits", || {
         queue(&daemon)
             .first()
-            .is_some_and(|it| it.until - it.since <= 86_400)
+            .is_some_and(|it| it.until - it.since < 86_400)
     });
     assert_eq!(daemon.post("/v1/vms/first/kill", b"").status, 200);
     daemon.when("sleeper", VmState::Running);

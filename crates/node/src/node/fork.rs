@@ -37,6 +37,8 @@ impl Node {
         let root = self.root_of(&vm).await?;
         // The parent may be removed before the children's records name it.
         let _root = self.images.hold(&root);
+        // Before the children are reserved: nobody waits for one while it holds the other.
+        self.make_whole(&vm).await?;
         // Reserved for all children at once: two forks that each wait for the rest of their
         // memory would deadlock.
         let each = Amount::of_child(&vm.spec);

@@ -282,9 +282,7 @@ impl Node {
         watch: &mut Stopwatch,
     ) -> Result<Taken> {
         let socket = self.capturable(vm).await?;
-        let room = self.room_to_complete(vm).await?;
-        self.complete(vm).await?;
-        drop(room);
+        self.make_whole(vm).await?;
         let quiet = self.quiesce(vm, &socket, false, watch).await?;
         let captured = self.capture(vm, resume, watch).await?;
         Ok(Taken { captured, quiet })
@@ -330,6 +328,12 @@ impl Node {
                 Err(could_not(vm, &why))
             }
         }
+    }
+
+    /// Fills the VM's missing memory, in memory that is reserved for that meanwhile.
+    pub(super) async fn make_whole(&self, vm: &VmHandle) -> Result<()> {
+        let _room = self.room_to_complete(vm).await?;
+        self.complete(vm).await
     }
 
     /// Reserves memory for the missing pages of a VM, until they are filled. Called before its
