@@ -49,8 +49,8 @@ pub const MAX_WAIT: Duration = Duration::from_secs(86_400);
 /// How long after a change of the queue clients are told their places: many requests may be
 /// served in this time, and each of many clients looks for its own.
 const PAUSE: Duration = Duration::from_millis(200);
-/// The longest time after which a request that found the queue full should be sent again.
-const RETRY: Duration = Duration::from_secs(60);
+/// The longest time after which a request that found the queue full should be sent again, seconds.
+const RETRY_S: u64 = 60;
 
 /// Options of the ledger.
 #[derive(Debug, Clone, Copy)]
@@ -265,17 +265,17 @@ impl Room {
         // One owner may have three quarters of the places; the rest is for others.
         let share = self.most - self.most / 4;
         let (all, theirs) = (line.len(), line.len_of(owner));
-        let (count, whose) = if all >= self.most {
-            (all, String::new())
+        let (count, whose, of) = if all >= self.most {
+            (all, String::new(), None)
         } else if theirs >= share {
-            (theirs, format!(" of the owner {owner}"))
+            (theirs, format!(" of the owner {owner}"), Some(owner))
         } else {
             return Ok(());
         };
         let now = Instant::now();
-        let free = line.next_deadline().unwrap_or(now);
-        let after = free.saturating_duration_since(now).min(RETRY);
-        let after_s = after.as_secs() as u32 + 1;
+        let free = line.next_deadline(of).unwrap_or(now);
+        let after_s = free.saturating_duration_since(now).as_secs() + 1;
+        let after_s = after_s.min(RETRY_S) as u32;
         let mut error = Error::no_room(format!(
             "{count} requests{whose} wait for memory or vCPUs, and the queue takes no further one."
         ))
@@ -284,6 +284,11 @@ impl Room {
         ));
         error.0.retry_after_s = Some(after_s);
         Err(error)
+    }
+
+    /// Does a request wait?
+    pub fn is_waited_for(&self) -> bool {
+        !self.state().line.is_empty()
     }
 
     /// Waits until no request waits.
@@ -441,7 +446,7 @@ impl Waiting<'_> {
             }
             match self.look() {
                 Look::Reserved(reserved) => return Ok(reserved),
-                Look::Lacks(shortage) if shortage.is_for_good() => return Err(shortage),
+                Look::Lacks(shortage) if shortage.is_beyond_bounds() => return Err(shortage),
                 Look::Lacks(shortage) => {
                     if !self.told {
                         debug!(?shortage, "a VM waits for memory");

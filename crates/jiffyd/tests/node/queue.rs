@@ -188,10 +188,10 @@ fn a_full_queue_refuses_in_one_sentence_and_says_when_to_come_again() {
         "2 requests wait for memory or vCPUs, and the queue takes no further one."
     );
     assert!(error.hint.unwrap().contains("--queue-limit"));
-    assert_eq!(error.retry_after_s, Some(61));
+    assert_eq!(error.retry_after_s, Some(60));
     let head = head(&mut asked(&daemon, "/v1/run", &run("three")));
     assert!(head.starts_with("http/1.1 503 "), "{head}");
-    assert!(head.contains("\r\nretry-after: 61\r\n"), "{head}");
+    assert!(head.contains("\r\nretry-after: 60\r\n"), "{head}");
     daemon.gone("three");
     // One that goes away leaves its place to another.
     drop(one);
