@@ -142,7 +142,16 @@ impl Drop for FallingAsleep<'_> {
 impl VmHandle {
     /// Waits until no other operation (start, pause, capture, hibernate, wake) is in progress.
     pub async fn operate(&self) -> Operation<'_> {
-        let one = self.operation.lock().await;
+        self.operation_of(self.operation.lock().await)
+    }
+
+    /// As [`VmHandle::operate`]; `None` if another operation is in progress.
+    pub fn try_operate(&self) -> Option<Operation<'_>> {
+        let one = self.operation.try_lock().ok()?;
+        Some(self.operation_of(one))
+    }
+
+    fn operation_of<'a>(&'a self, one: MutexGuard<'a, ()>) -> Operation<'a> {
         Operation {
             state: self.view.borrow().vm.state,
             _one: one,

@@ -207,8 +207,6 @@ pub enum Purpose {
     Wake,
     /// It forks a running VM.
     Fork,
-    /// It fills the memory of a VM that a pager serves, for a capture.
-    Capture,
 }
 
 impl Purpose {
@@ -218,7 +216,6 @@ impl Purpose {
             Purpose::Start => "start",
             Purpose::Wake => "wake",
             Purpose::Fork => "fork",
-            Purpose::Capture => "capture",
         }
     }
 }
@@ -1148,8 +1145,8 @@ pub struct ApiError {
     /// A hint for the user, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hint: Option<String>,
-    /// The queue is full, and has a place after this time at the latest, seconds. The status is
-    /// then 503, and the answer has the header `Retry-After`.
+    /// The queue is full, and the request should be sent again after this time: 1 to 60 seconds.
+    /// The status is then 503, and the answer has the header `Retry-After`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retry_after_s: Option<u32>,
 }

@@ -13,11 +13,12 @@
 //!
 //! The order of the queue is that of `line`. Only its first request checks whether it fits,
 //! whenever something is given back, and a new one if it is before all that wait: so none is
-//! overtaken by one that needs less. Background work ([`Room::behind`]) never waits and never
+//! overtaken by one that needs less. A capture waits beside the queue (`beside`). Background work ([`Room::behind`]) never waits and never
 //! delays a request. A spare VMM reserves nothing: its few MiB belong to the VM that takes it.
 
 mod amount;
 mod asking;
+mod beside;
 mod line;
 mod shortage;
 #[cfg(test)]
@@ -48,8 +49,8 @@ pub const MAX_WAIT: Duration = Duration::from_secs(86_400);
 /// How long after a change of the queue clients are told their places: many requests may be
 /// served in this time, and each of many clients looks for its own.
 const PAUSE: Duration = Duration::from_millis(200);
-/// The longest time after which a request that found the queue full should be sent again.
-const RETRY: Duration = Duration::from_secs(60);
+/// The longest time after which a request that found the queue full should be sent again, seconds.
+const RETRY_S: u64 = 60;
 
 /// Options of the ledger.
 #[derive(Debug, Clone, Copy)]
@@ -78,6 +79,8 @@ pub struct Room {
     state: Mutex<State>,
     /// Notifies when the queue has changed.
     moved: Notify,
+    /// Notifies those that wait beside the queue when something is given back.
+    freed: Notify,
     /// Counts how often background reservations were taken away.
     claims: watch::Sender<u64>,
 }
@@ -169,6 +172,7 @@ impl Room {
             most,
             state: Mutex::default(),
             moved: Notify::new(),
+            freed: Notify::new(),
             claims: watch::Sender::new(0),
         })
     }
@@ -181,7 +185,7 @@ impl Room {
         each: Amount,
         count: u32,
     ) -> Result<Reserved> {
-        let wait = asking.wait.unwrap_or(self.wait).min(MAX_WAIT);
+        let wait = self.wait_of(asking.wait);
         let want = each.times(count);
         let mut waiting = match self.enter(asking, want, count, wait)? {
             Entered::Served(reserved) => return Ok(reserved),
@@ -200,6 +204,11 @@ impl Room {
                 Err(shortage.error(Some(wait)))
             }
         }
+    }
+
+    /// How long a request waits that says this.
+    pub fn wait_of(&self, said: Option<Duration>) -> Duration {
+        said.unwrap_or(self.wait).min(MAX_WAIT)
     }
 
     /// Reserves at once, or joins the queue.
@@ -256,17 +265,17 @@ impl Room {
         // One owner may have three quarters of the places; the rest is for others.
         let share = self.most - self.most / 4;
         let (all, theirs) = (line.len(), line.len_of(owner));
-        let (count, whose) = if all >= self.most {
-            (all, String::new())
+        let (count, whose, of) = if all >= self.most {
+            (all, String::new(), None)
         } else if theirs >= share {
-            (theirs, format!(" of the owner {owner}"))
+            (theirs, format!(" of the owner {owner}"), Some(owner))
         } else {
             return Ok(());
         };
         let now = Instant::now();
-        let free = line.next_deadline().unwrap_or(now);
-        let after = free.saturating_duration_since(now).min(RETRY);
-        let after_s = after.as_secs() as u32 + 1;
+        let free = line.next_deadline(of).unwrap_or(now);
+        let after_s = free.saturating_duration_since(now).as_secs() + 1;
+        let after_s = after_s.min(RETRY_S) as u32;
         let mut error = Error::no_room(format!(
             "{count} requests{whose} wait for memory or vCPUs, and the queue takes no further one."
         ))
@@ -275,6 +284,11 @@ impl Room {
         ));
         error.0.retry_after_s = Some(after_s);
         Err(error)
+    }
+
+    /// Does a request wait?
+    pub fn is_waited_for(&self) -> bool {
+        !self.state().line.is_empty()
     }
 
     /// Waits until no request waits.
@@ -303,6 +317,12 @@ impl Room {
     /// The requests that wait, in the order in which they will be served.
     pub fn queue(&self) -> Vec<Queued> {
         self.state().line.shown(|_| true)
+    }
+
+    /// Waits until a request for this VM waits.
+    pub async fn when_queued_for(&self, id: &str) {
+        let is_there = |line: &Line| line.has(id).then_some(());
+        self.when(is_there, PAUSE).await;
     }
 
     /// The request for this VM, if one waits.
@@ -397,6 +417,7 @@ impl Room {
         };
         *of = of.less(amount);
         call_first(&state.line);
+        self.freed.notify_waiters();
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -425,7 +446,7 @@ impl Waiting<'_> {
             }
             match self.look() {
                 Look::Reserved(reserved) => return Ok(reserved),
-                Look::Lacks(shortage) if shortage.is_for_good() => return Err(shortage),
+                Look::Lacks(shortage) if shortage.is_beyond_bounds() => return Err(shortage),
                 Look::Lacks(shortage) => {
                     if !self.told {
                         debug!(?shortage, "a VM waits for memory");

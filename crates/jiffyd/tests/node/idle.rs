@@ -2,6 +2,7 @@
 
 use crate::client::{connect, request};
 use crate::daemon::{Daemon, bad_vm, eventually, let_go, named, shell};
+use crate::room::{asked, patient};
 use jiffy_wire::api::{CreateVm, IdleAction, IdlePolicy, Vm, VmIdle, VmState};
 use std::fs;
 use std::thread;
@@ -80,6 +81,18 @@ fn an_idle_vm_is_stopped_if_that_was_asked() {
     drop(attached);
     let ended = daemon.when("box", VmState::Exited);
     assert_eq!(ended.error, None);
+}
+
+#[test]
+fn vms_whose_forks_wait_do_not_keep_others_awake() {
+    let daemon = patient("384M");
+    for name in ["one", "two", "three"] {
+        daemon.run_detached(sleeper(name)).json::<Vm>();
+    }
+    // Two are put to rest at a time.
+    let forks = ["one", "two"].map(|name| asked(&daemon, &format!("/v1/vms/{name}/fork"), b"{}"));
+    daemon.when("three", VmState::Hibernated);
+    drop(forks);
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use crate::client::Answer;
 use crate::daemon::{Daemon, command, eventually, named, run_of, shell, vm};
 use crate::room::{asked, patient, until};
+use crate::snapshots::counter;
 use jiffy_wire::agent::ExitStatus;
 use jiffy_wire::api::{CreateVm, ErrorKind, ForkVm, Priority, Purpose, Queued, RunVm, Vm, VmState};
 use std::fs;
@@ -187,10 +188,10 @@ fn a_full_queue_refuses_in_one_sentence_and_says_when_to_come_again() {
         "2 requests wait for memory or vCPUs, and the queue takes no further one."
     );
     assert!(error.hint.unwrap().contains("--queue-limit"));
-    assert_eq!(error.retry_after_s, Some(61));
+    assert_eq!(error.retry_after_s, Some(60));
     let head = head(&mut asked(&daemon, "/v1/run", &run("three")));
     assert!(head.starts_with("http/1.1 503 "), "{head}");
-    assert!(head.contains("\r\nretry-after: 61\r\n"), "{head}");
+    assert!(head.contains("\r\nretry-after: 60\r\n"), "{head}");
     daemon.gone("three");
     // One that goes away leaves its place to another.
     drop(one);
@@ -292,6 +293,64 @@ fn whatever_needs_room_is_queued_with_its_vms_owner_and_priority() {
         (made.owner.as_deref(), made.priority),
         (Some("team-a"), High)
     );
+}
+
+#[test]
+fn who_comes_while_another_waits_for_the_same_vm_waits_as_long_as_it_says() {
+    let daemon = Daemon::with(&["--memory-limit", "128M", "--memory-wait", "1"]);
+    let sleeper = named("sleeper", vm(command(&["/bin/sleep", "1000"])));
+    daemon.run_detached(sleeper).json::<Vm>();
+    assert_eq!(daemon.post("/v1/vms/sleeper/hibernate", b"").status, 200);
+    daemon
+        .run_detached(named("first", CreateVm::default()))
+        .json::<Vm>();
+    let wakes = queued(&daemon, "/v1/vms/sleeper/wake?wait_s=86400", b"");
+    let refused = |answer: Answer| {
+        let error = answer.error(ErrorKind::NoRoom);
+        assert_eq!(
+            error.message,
+            "Another request for the VM sleeper waits for memory or vCPUs."
+        );
+        assert!(error.hint.unwrap().contains("jiffy queue"));
+    };
+    for path in ["start?wait_s=0", "start?wait_s=1", "wake?wait_s=1"] {
+        refused(daemon.post(&format!("/v1/vms/sleeper/{path}"), b""));
+    }
+    refused(daemon.exec("sleeper", &shell("true")).unwrap_err());
+    assert_eq!(queue(&daemon).len(), 1);
+    // One that waits longer takes its place, with the rest of its time.
+    let starts = asked(&daemon, "/v1/vms/sleeper/start?wait_s=86400", b"");
+    drop(wakes);
+    eventually("the second waits", || {
+        queue(&daemon)
+            .first()
+            .is_some_and(|it| it.until - it.since < 86_400)
+    });
+    assert_eq!(daemon.post("/v1/vms/first/kill", b"").status, 200);
+    daemon.when("sleeper", VmState::Running);
+    drop(starts);
+}
+
+#[test]
+fn a_hibernation_does_not_wait_behind_what_it_makes_room_for() {
+    let daemon = patient("256M");
+    // Only a VM from a snapshot has memory that its hibernation has to fill.
+    daemon.run_detached(named("box", counter())).json::<Vm>();
+    let made = daemon.post("/v1/vms/box/snapshots", br#"{"name":"one"}"#);
+    assert_eq!(made.status, 200);
+    daemon.delete("/v1/vms/box?force=true");
+    let from = CreateVm {
+        from: Some("one".into()),
+        ..CreateVm::default()
+    };
+    daemon.run_detached(named("two", from)).json::<Vm>();
+    let large = CreateVm {
+        memory_mib: Some(256),
+        ..named("large", CreateVm::default())
+    };
+    let _large = queued(&daemon, "/v1/run", &detached(large));
+    assert_eq!(daemon.post("/v1/vms/two/hibernate", b"").status, 200);
+    daemon.when("large", VmState::Running);
 }
 
 #[test]

@@ -25,7 +25,7 @@ impl Node {
     /// Starts a VM; returns when its VMM is spawned.
     pub async fn start(&self, vm: &Arc<VmHandle>, received_ns: u64) -> Result<()> {
         // Only one start at a time, so that two don't both prepare the same VM.
-        let operation = vm.operate().await;
+        let operation = self.operate_for_client(vm).await?;
         match operation.state {
             VmState::Hibernated => self.wake(vm, &operation, received_ns).await,
             state if is_active(state) => Ok(()),

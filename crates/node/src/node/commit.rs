@@ -40,7 +40,7 @@ impl Node {
                 vm.name
             )));
         }
-        let _one = vm.operate().await;
+        let _one = self.operate_for_client(&vm).await?;
         let socket = self.capturable(&vm).await?;
         let root = self.root_of(&vm).await?;
         let _whole = match &root.lazy {

@@ -30,13 +30,15 @@ impl Node {
     pub async fn fork(self: Arc<Self>, vm: Arc<VmHandle>, wanted: ForkVm) -> Result<Forked> {
         let mut watch = Stopwatch::start(&self.host.clock);
         let names = names_of(&wanted)?;
-        let _one = vm.operate().await;
+        let _one = self.operate_for_client(&vm).await?;
         self.capturable(&vm).await?;
         // Before the parent is paused: what can't be had for the last child ends all others.
         check_descriptors_for(names.len() as u64)?;
         let root = self.root_of(&vm).await?;
         // The parent may be removed before the children's records name it.
         let _root = self.images.hold(&root);
+        // Before the children are reserved: nobody waits for one while it holds the other.
+        self.make_whole(&vm).await?;
         // Reserved for all children at once: two forks that each wait for the rest of their
         // memory would deadlock.
         let each = Amount::of_child(&vm.spec);

@@ -144,10 +144,10 @@ impl Node {
 
     /// False if it is not idle any more.
     async fn rest_if_idle(&self, vm: &Arc<VmHandle>, policy: IdlePolicy) -> Result<bool> {
-        let one = vm.operate().await;
-        if one.state != VmState::Running {
+        // A VM that is being worked on is not idle.
+        let Some(one) = vm.try_operate().filter(|one| one.state == VmState::Running) else {
             return Ok(false);
-        }
+        };
         let falls_asleep = self.fall_asleep(vm, &one);
         // Whoever begins to use the VM from here on waits for the mark.
         if !self.is_idle(vm, policy).await {

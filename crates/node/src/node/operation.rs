@@ -13,11 +13,13 @@ use jiffy_vmhost::handle::{Command, VmHandle};
 use jiffy_wire::api::{Priority, Purpose, Vm, VmState};
 use jiffy_wire::timeline::{Span, Timeline, Track, names};
 use jiffy_wire::vmm::ControlRequest;
+use std::cell::Cell;
 use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 /// Measures the steps of an operation.
 #[derive(Debug)]
@@ -74,6 +76,8 @@ struct Client {
     caller: Caller,
     /// Nothing is sent; the sender is dropped when the client leaves.
     gone: Option<watch::Receiver<()>>,
+    /// When its wait ends, once it has begun: the time it waits for another operation counts.
+    until: Cell<Option<Instant>>,
 }
 
 tokio::task_local! {
@@ -85,7 +89,11 @@ pub fn on_behalf_of<T>(
     caller: Caller,
     operation: impl Future<Output = T>,
 ) -> impl Future<Output = T> {
-    CLIENT.scope(Client { caller, gone: None }, operation)
+    let client = Client {
+        caller,
+        ..Client::default()
+    };
+    CLIENT.scope(client, operation)
 }
 
 impl Caller {
@@ -145,6 +153,7 @@ pub(super) fn of_many<T>(
     let client = Client {
         caller: Caller::current(),
         gone: Some(clients),
+        ..Client::default()
     };
     CLIENT.scope(client, operation)
 }
@@ -156,6 +165,23 @@ pub(super) async fn client_gone() {
         Some(mut gone) => _ = gone.changed().await,
         None => std::future::pending().await,
     }
+}
+
+/// When the wait of this operation's client ends, which is so long; it begins with the first call.
+pub(super) fn wait_ends(wait: Duration) -> Instant {
+    let until = CLIENT.try_with(|client| {
+        let until = client.until.get().unwrap_or_else(|| Instant::now() + wait);
+        client.until.set(Some(until));
+        until
+    });
+    until.unwrap_or_else(|_| Instant::now() + wait)
+}
+
+/// The rest of a wait that has begun; `None` if it has not.
+pub(super) fn rest_of_wait() -> Option<Duration> {
+    let until = CLIENT.try_with(|client| client.until.get());
+    let until = until.ok().flatten()?;
+    Some(until.saturating_duration_since(Instant::now()))
 }
 
 /// The result of a task.
@@ -175,7 +201,7 @@ pub(super) struct Taken {
 impl Node {
     /// Pauses a VM's vCPUs.
     pub async fn pause(self: Arc<Self>, vm: Arc<VmHandle>) -> Result<Vm> {
-        let one = vm.operate().await;
+        let one = self.operate_for_client(&vm).await?;
         if one.state == VmState::Paused {
             return Ok(vm.vm());
         }
@@ -195,7 +221,7 @@ impl Node {
 
     /// Resumes a VM's vCPUs.
     pub async fn resume(self: Arc<Self>, vm: Arc<VmHandle>) -> Result<Vm> {
-        let one = vm.operate().await;
+        let one = self.operate_for_client(&vm).await?;
         if one.state != VmState::Paused {
             // As with pause, a VM that runs already is no error, but a VM without vCPUs is.
             self.agent_socket(&vm).await?;
@@ -256,9 +282,7 @@ impl Node {
         watch: &mut Stopwatch,
     ) -> Result<Taken> {
         let socket = self.capturable(vm).await?;
-        let room = self.room_to_complete(vm).await?;
-        self.complete(vm).await?;
-        drop(room);
+        self.make_whole(vm).await?;
         let quiet = self.quiesce(vm, &socket, false, watch).await?;
         let captured = self.capture(vm, resume, watch).await?;
         Ok(Taken { captured, quiet })
@@ -306,6 +330,12 @@ impl Node {
         }
     }
 
+    /// Fills the VM's missing memory, in memory that is reserved for that meanwhile.
+    pub(super) async fn make_whole(&self, vm: &VmHandle) -> Result<()> {
+        let _room = self.room_to_complete(vm).await?;
+        self.complete(vm).await
+    }
+
     /// Reserves memory for the missing pages of a VM, until they are filled. Called before its
     /// programs are frozen, because it may wait.
     pub(super) async fn room_to_complete(&self, vm: &VmHandle) -> Result<Option<Reserved>> {
@@ -316,9 +346,7 @@ impl Node {
         // The contents of an image that is partial or can't be read are unknown.
         let filled = filled.await.ok().and_then(|filled| filled.ok());
         let amount = Amount::to_complete(&vm.spec, filled);
-        self.reserve(vm, Purpose::Capture, amount, 1)
-            .await
-            .map(Some)
+        self.reserve_for_capture(vm, amount).await.map(Some)
     }
 
     /// Fills the VM's missing memory, without which it can't be captured. After that the VM needs

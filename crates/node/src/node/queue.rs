@@ -1,13 +1,72 @@
 //! Memory and vCPUs for starts of VMs, and the queue of requests for them.
 
 use super::Node;
-use super::operation::{Caller, client_gone};
+use super::operation::{Caller, client_gone, rest_of_wait, wait_ends};
 use jiffy_content::error::{Error, Result};
 use jiffy_content::room::memory::{Amount, Reserved};
-use jiffy_vmhost::handle::{View, VmHandle};
+use jiffy_vmhost::handle::{Operation, View, VmHandle};
 use jiffy_wire::api::{Purpose, Queued};
+use std::future::Future;
+use tokio::time::sleep_until;
+
+/// Waits for memory and vCPUs until the client leaves, or the VM's state is another.
+async fn while_wanted(
+    vm: &VmHandle,
+    reserving: impl Future<Output = Result<Reserved>>,
+) -> Result<Reserved> {
+    let state = vm.view.borrow().vm.state;
+    let is_another = |view: &View| view.leaving || view.vm.state != state;
+    tokio::select! {
+        biased;
+        // Before the reservation: nothing is begun for nobody.
+        () = client_gone() => Err(nobody_waits(vm)),
+        reserved = reserving => reserved,
+        _ = vm.when(is_another) => Err(Error::wrong_state(format!(
+            "The VM {} ended or was removed while it waited for memory or vCPUs.",
+            vm.name
+        ))),
+    }
+}
+
+/// The caller of this operation, with the time that is left of its wait.
+fn waiting_caller() -> Caller {
+    let caller = Caller::current();
+    Caller {
+        wait: rest_of_wait().or(caller.wait),
+        ..caller
+    }
+}
+
+fn nobody_waits(vm: &VmHandle) -> Error {
+    let name = &vm.name;
+    Error::wrong_state(format!("Nobody waits any more for the VM {name}."))
+}
 
 impl Node {
+    /// Waits until no other operation on a VM is in progress, for a client. If the client leaves,
+    /// the wait ends; and also if the client's time is over, and the other operation waits for
+    /// memory or vCPUs itself.
+    pub(super) async fn operate_for_client<'a>(&self, vm: &'a VmHandle) -> Result<Operation<'a>> {
+        if let Some(one) = vm.try_operate() {
+            return Ok(one);
+        }
+        let wait = self.host.room.wait_of(Caller::current().wait);
+        let too_long = async {
+            sleep_until(wait_ends(wait)).await;
+            self.host.room.when_queued_for(&vm.id).await;
+        };
+        tokio::select! {
+            biased;
+            () = client_gone() => Err(nobody_waits(vm)),
+            one = vm.operate() => Ok(one),
+            () = too_long => Err(Error::no_room(format!(
+                "Another request for the VM {} waits for memory or vCPUs.",
+                vm.name
+            ))
+            .hint("See `jiffy queue`; stop other VMs, end that request, or wait longer with --wait.")),
+        }
+    }
+
     /// Reserves memory and vCPUs for a start: of this VM, or of `count` children of it. Waits for
     /// them; if the client leaves, the wait ends and the VM is unchanged.
     pub(super) async fn reserve(
@@ -17,21 +76,18 @@ impl Node {
         each: Amount,
         count: u32,
     ) -> Result<Reserved> {
-        let state = vm.view.borrow().vm.state;
-        let asking = Caller::current().asks_for(vm, purpose);
-        let is_another = |view: &View| view.leaving || view.vm.state != state;
-        tokio::select! {
-            biased;
-            reserved = self.host.room.reserve(asking, each, count) => reserved,
-            _ = vm.when(is_another) => Err(Error::wrong_state(format!(
-                "The VM {} ended or was removed while it waited for memory or vCPUs.",
-                vm.name
-            ))),
-            () = client_gone() => Err(Error::wrong_state(format!(
-                "Nobody waits any more for the VM {}, which waited for memory or vCPUs.",
-                vm.name
-            ))),
-        }
+        let asking = waiting_caller().asks_for(vm, purpose);
+        while_wanted(vm, self.host.room.reserve(asking, each, count)).await
+    }
+
+    /// Reserves memory for a capture of this VM, beside the queue.
+    pub(super) async fn reserve_for_capture(
+        &self,
+        vm: &VmHandle,
+        amount: Amount,
+    ) -> Result<Reserved> {
+        let wait = waiting_caller().wait;
+        while_wanted(vm, self.host.room.reserve_beside(amount, wait)).await
     }
 
     /// The requests that wait for memory or vCPUs, in the order in which they will be served.

@@ -62,7 +62,7 @@ impl Node {
     /// Writes a VM's memory to disk and ends its VMM.
     pub async fn hibernate(self: Arc<Self>, vm: Arc<VmHandle>) -> Result<Hibernated> {
         let watch = Stopwatch::start(&self.host.clock);
-        let one = vm.operate().await;
+        let one = self.operate_for_client(&vm).await?;
         let socket = self.capturable(&vm).await?;
         let falls_asleep = self.fall_asleep(&vm, &one);
         self.hibernate_now(&vm, &socket, falls_asleep, watch).await
@@ -240,7 +240,7 @@ impl Node {
     /// Wakes a hibernated VM; returns when it is ready.
     pub async fn woken(self: Arc<Self>, vm: Arc<VmHandle>) -> Result<Vm> {
         let received_ns = monotonic_ns();
-        let one = vm.operate().await;
+        let one = self.operate_for_client(&vm).await?;
         match one.state {
             VmState::Hibernated => self.wake(&vm, &one, received_ns).await?,
             // As with `start`, a VM that is awake already is no error.

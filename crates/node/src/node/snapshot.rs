@@ -41,7 +41,7 @@ impl Node {
         let mut watch = Stopwatch::start(&self.host.clock);
         let name = wanted.name;
         self.snapshots.check_free(&name)?;
-        let _one = vm.operate().await;
+        let _one = self.operate_for_client(&vm).await?;
         self.capturable(&vm).await?;
         let root = self.root_of(&vm).await?;
         let _whole = self.complete_root(&root).await?;

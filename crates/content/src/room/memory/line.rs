@@ -124,6 +124,13 @@ impl Line {
         self.length
     }
 
+    /// Does a request for this VM wait?
+    pub(super) fn has(&self, id: &str) -> bool {
+        let owners = self.classes.iter().flatten();
+        let mut tickets = owners.flat_map(|one| &one.tickets);
+        tickets.any(|one| one.ticket.asking.id == id)
+    }
+
     /// Number of requests of this owner.
     pub(super) fn len_of(&self, owner: &str) -> usize {
         let owners = self.classes.iter().flatten();
@@ -233,9 +240,10 @@ impl Line {
         self.classes.each_ref().map(|class| !class.is_empty())
     }
 
-    /// When the next of all requests gives up, at the latest.
-    pub(super) fn next_deadline(&self) -> Option<Instant> {
+    /// When the next of all requests gives up, at the latest; or of one owner's.
+    pub(super) fn next_deadline(&self, of: Option<&str>) -> Option<Instant> {
         let owners = self.classes.iter().flatten();
+        let owners = owners.filter(|one| of.is_none_or(|of| *one.owner == *of));
         let tickets = owners.flat_map(|one| &one.tickets);
         tickets.map(|one| one.ticket.since + one.ticket.wait).min()
     }

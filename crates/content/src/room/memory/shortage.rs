@@ -71,16 +71,23 @@ impl Shortage {
         (self.want.soon > 0 && self.memory.is_some_and(over)).then_some(Lack::Memory)
     }
 
-    /// Would there not be enough even if all VMs ended?
+    /// Would there not be enough now even if all VMs ended? Other programs may free memory later.
     pub(super) fn is_for_good(&self) -> bool {
         let beyond = |memory: Memory| {
             let most = memory.available.saturating_add(self.held.whole);
-            self.want.soon > most.min(memory.total)
+            self.want.soon > most
         };
+        self.is_beyond_bounds() || self.memory.is_some_and(beyond)
+    }
+
+    /// Is it more than VMs may ever have, or the host's whole memory?
+    pub(super) fn is_beyond_bounds(&self) -> bool {
         let Bounds { memory, cpus } = self.bounds;
         memory.is_some_and(|limit| self.want.whole > limit)
             || cpus.is_some_and(|limit| self.want.cpus > limit)
-            || self.memory.is_some_and(beyond)
+            || self
+                .memory
+                .is_some_and(|memory| self.want.soon > memory.total)
     }
 
     /// The refusal, after this wait if there was one.

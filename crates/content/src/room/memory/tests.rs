@@ -1,3 +1,4 @@
+mod beside;
 mod queue;
 
 use super::amount::CHILD_MIB;
@@ -263,6 +264,25 @@ async fn memory_that_nobody_of_ours_gave_back_is_noticed() {
     let line = in_line(&room, &[100], &Arc::default());
     all_wait().await;
     available.store(100, Ordering::Relaxed);
+    for task in line {
+        task.await.unwrap().unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_wait_goes_on_while_another_program_has_most_of_the_memory() {
+    let (available, host) = host(50);
+    let room = Room::of_host(host, limited(None), LONG, PLACES);
+    let _runs = room.adopt(Amount::of_running(100, 1));
+    let line = in_line(&room, &[120], &Arc::default());
+    all_wait().await;
+    // Even if all VMs ended, there would now be too little.
+    available.store(0, Ordering::Relaxed);
+    let small = room.reserve(asking(), vm(101), 1);
+    assert!(!refused(small.await).contains("waited"));
+    tokio::time::sleep(2 * LOOK).await;
+    assert!(!line[0].is_finished());
+    available.store(120, Ordering::Relaxed);
     for task in line {
         task.await.unwrap().unwrap();
     }

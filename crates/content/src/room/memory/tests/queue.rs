@@ -324,6 +324,18 @@ async fn a_request_waits_as_long_as_it_says() {
     assert!(room.queue().is_empty());
 }
 
+#[test]
+fn the_next_that_gives_up_is_the_next_of_all_or_of_an_owner() {
+    let now = Instant::now();
+    let mut line = line_of(&[("a", Priority::Normal)], now);
+    line.enter(Ticket {
+        wait: WAIT / 2,
+        ..ticket(of("b", Priority::Low), now)
+    });
+    assert_eq!(line.next_deadline(None), Some(now + WAIT / 2));
+    assert_eq!(line.next_deadline(Some("a")), Some(now + WAIT));
+}
+
 #[tokio::test]
 async fn a_full_queue_refuses_and_leaves_places_for_other_owners() {
     use Priority::{High, Normal};
@@ -342,7 +354,7 @@ async fn a_full_queue_refuses_and_leaves_places_for_other_owners() {
             assert_eq!((error.kind, error.status()), (ErrorKind::NoRoom, 503));
             assert!(error.hint.unwrap().contains("--queue-limit"));
             // Each of them waits longer than that.
-            assert_eq!(error.retry_after_s, Some(61));
+            assert_eq!(error.retry_after_s, Some(60));
             error.message
         }
     };
