@@ -342,12 +342,15 @@ impl Host {
 fn asked(port: u16) -> std::io::Result<String> {
     let until = Instant::now() + Duration::from_secs(60);
     loop {
-        match asked_once(port) {
-            Ok(said) if said.is_empty() && Instant::now() < until => {
-                std::thread::sleep(Duration::from_millis(50));
-            }
-            answer => return answer,
+        let answer = asked_once(port);
+        let listens = match &answer {
+            Ok(said) => !said.is_empty(),
+            Err(error) => error.kind() != std::io::ErrorKind::ConnectionReset,
+        };
+        if listens || Instant::now() >= until {
+            return answer;
         }
+        std::thread::sleep(Duration::from_millis(50));
     }
 }
 
