@@ -30,7 +30,7 @@ pub struct NetworkOptions {
     #[arg(long, value_name = "RULE")]
     pub deny: Vec<String>,
     /// TCP ports that the node's proxy may reach (jiffyd --proxy): a list of ports and ranges,
-    /// none, or all [default: all]
+    /// none, or all [default: those of the snapshot, or else all]
     #[arg(long, value_name = "PORTS|none|all")]
     pub proxy_ports: Option<String>,
     /// Name server in place of the node's. Repeatable
@@ -45,10 +45,10 @@ pub struct NetworkOptions {
 }
 
 impl NetworkOptions {
-    /// The ports that the proxy may reach; `None` for all.
+    /// The ports that the proxy may reach; `None` for those of the snapshot, or else all.
     pub fn ports_of_the_proxy(&self) -> Option<Vec<String>> {
         match self.proxy_ports.as_deref()? {
-            "all" => None,
+            "all" => Some(vec!["1-65535".to_owned()]),
             "none" => Some(Vec::new()),
             list => Some(list.split(',').map(str::to_owned).collect()),
         }

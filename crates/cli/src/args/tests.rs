@@ -155,7 +155,8 @@ fn ports_of_the_proxy_are_a_list_none_or_all() {
         run.vm.network.ports_of_the_proxy()
     };
     assert_eq!(ports(""), None);
-    assert_eq!(ports("--proxy-ports all"), None);
+    let all = Some(vec!["1-65535".to_owned()]);
+    assert_eq!(ports("--proxy-ports all"), all);
     assert_eq!(ports("--proxy-ports none"), Some(Vec::new()));
     let list = ["3000", "8000-8100"].map(str::to_owned);
     assert_eq!(ports("--proxy-ports 3000,8000-8100"), Some(list.into()));

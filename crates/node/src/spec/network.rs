@@ -62,7 +62,14 @@ pub(super) fn of_snapshot(
             "The VM of the snapshot {name} has a network interface, and so has one from it."
         ))
         .hint("`--deny all` has it reach nothing.")),
-        Some(_) => wanted(asked, &captured.config, network),
+        Some(kept) => {
+            let asked = NetworkUse {
+                // What is closed stays closed unless the request opens it.
+                proxy_ports: asked.proxy_ports.or(kept.proxy_ports),
+                ..asked
+            };
+            wanted(asked, &captured.config, network)
+        }
     }
 }
 

@@ -5,8 +5,8 @@ use crate::daemon::{Daemon, named};
 use crate::network::{begin, daemon_with};
 use crate::ports::{hibernate, own_address, published};
 use crate::sleep::starts;
-use crate::snapshots::counter;
-use jiffy_wire::api::{CreateVm, ErrorKind, ForkVm, Forked, NetworkUse, Vm, VmState};
+use crate::snapshots::{counter, from, snapshot};
+use jiffy_wire::api::{CreateVm, ErrorKind, ForkVm, Forked, NetworkUse, SnapshotMade, Vm, VmState};
 use std::io::{Read, Write};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -70,6 +70,30 @@ fn ports_may_be_none_and_must_be_ports() {
     let wrong = named("other", open_at(&["http"]));
     let error = daemon.create(&wrong).error(ErrorKind::Invalid);
     assert!(error.message.contains("\"http\""), "{error:?}");
+}
+
+#[test]
+fn ports_of_a_snapshot_stay_closed_unless_they_are_opened() {
+    let daemon = daemon();
+    daemon.run_detached(open_at(&["3000"])).json::<Vm>();
+    snapshot(&daemon, "web", "one", true).json::<SnapshotMade>();
+    let ports = |name: &str, proxy_ports: Option<&str>| {
+        let network = NetworkUse {
+            hosts: vec!["db:192.0.2.1".into()],
+            proxy_ports: proxy_ports.map(|ports| vec![ports.into()]),
+            ..NetworkUse::default()
+        };
+        let vm = CreateVm {
+            network,
+            ..named(name, from("one"))
+        };
+        let vm: Vm = daemon.run_detached(vm).json();
+        vm.network.unwrap().proxy_ports.unwrap()
+    };
+    assert_eq!(ports("kept", None), ["3000"]);
+    refused(403, "/", "Host: 22-kept.vm.example");
+    assert_eq!(ports("all", Some("1-65535")), ["1-65535"]);
+    refused(502, "/", "Host: 22-all.vm.example");
 }
 
 fn with_a_token() -> Daemon {
