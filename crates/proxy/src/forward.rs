@@ -13,6 +13,7 @@ use hyper::header::{
     CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, HOST, HeaderMap, HeaderName, HeaderValue, TE,
     TRAILER, TRANSFER_ENCODING, UPGRADE,
 };
+use hyper::http::uri::Authority;
 use hyper::{Request, StatusCode, Uri, Version};
 use hyper_util::rt::TokioIo;
 use jiffy_content::error::Error;
@@ -22,6 +23,7 @@ use jiffy_vmhost::activity::{InUse, Use};
 use jiffy_vmhost::handle::VmHandle;
 use jiffy_vmhost::network::is_open_to_the_proxy;
 use jiffy_wire::api::ErrorKind;
+use std::borrow::Cow;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
@@ -262,7 +264,7 @@ fn pass_on<B: Body>(
 ) -> Request<B> {
     let (mut parts, body) = request.into_parts();
     let host = match parts.uri.authority() {
-        Some(authority) => HeaderValue::from_str(authority.as_str()).ok(),
+        Some(authority) => HeaderValue::from_str(&without_user(authority)).ok(),
         None => parts.headers.get(HOST).cloned(),
     };
     parts.uri = Uri::from(target.path.clone());
@@ -297,6 +299,14 @@ fn pass_on<B: Body>(
         headers.insert(FORWARDED_PREFIX, prefix);
     }
     Request::from_parts(parts, body)
+}
+
+/// The host and port of an authority.
+fn without_user(authority: &Authority) -> Cow<'_, str> {
+    match authority.port() {
+        Some(port) => format!("{}:{port}", authority.host()).into(),
+        None => authority.host().into(),
+    }
 }
 
 /// HTTP/2 may split what HTTP/1.1 sends as one header (RFC 9113 §8.2.3).
@@ -346,6 +356,23 @@ mod tests {
         let request = request.body(body).unwrap();
         let passed = pass_on(request, &target, from, true, None);
         passed.headers().clone()
+    }
+
+    #[test]
+    fn the_host_has_no_user() {
+        for (url, host) in [
+            (
+                "http://me:secret@80-web.localhost:9000/",
+                "80-web.localhost:9000",
+            ),
+            ("http://me@[::1]/", "[::1]"),
+            ("http://[::1]:9000/", "[::1]:9000"),
+            ("http://80-web.localhost/", "80-web.localhost"),
+        ] {
+            let headers = passed(Request::get(url), Empty::<Bytes>::new());
+            assert_eq!(headers[HOST], host);
+            assert_eq!(headers[FORWARDED_HOST], host);
+        }
     }
 
     #[test]
