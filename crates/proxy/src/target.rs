@@ -3,6 +3,7 @@
 //! In this order: the headers `Jiffy-Vm` and `Jiffy-Port`, a path `/vm/NAME/PORT/…`, a host
 //! `PORT-NAME.DOMAIN`. NAME is a VM's name, its id, or a unique prefix of the id.
 
+use hyper::header::{HOST, HeaderValue};
 use hyper::http::uri::PathAndQuery;
 use hyper::{HeaderMap, Uri};
 use std::net::IpAddr;
@@ -33,10 +34,10 @@ pub fn find(uri: &Uri, headers: &HeaderMap, domain: &str) -> Result<Target, Stri
     let whole = uri.path_and_query().cloned().unwrap_or_else(root);
     let header = |name| headers.get(name).map(|value| value.to_str());
     // A request with a whole URL is for that URL's host (RFC 9112 §3.2.2).
-    let host = uri.host().or_else(|| {
-        let host = header("host")?.ok()?;
-        Some(host.rsplit_once(':').map_or(host, |(host, _)| host))
-    });
+    let host = match uri.host() {
+        None => headers.get(HOST).map(host_of).transpose()?,
+        host => host,
+    };
     let ours = |target| match host {
         Some(host) if !is_ours(host, domain) => Err(format!(
             "The host {host} is not this proxy's, whose domain is {domain}."
@@ -77,6 +78,19 @@ pub fn find(uri: &Uri, headers: &HeaderMap, domain: &str) -> Result<Target, Stri
             "The request names no VM: its host must be PORT-NAME.{domain}, or its path begin with /vm/NAME/PORT/."
         )),
     }
+}
+
+/// The host in a header `Host`, without its port.
+fn host_of(value: &HeaderValue) -> Result<&str, String> {
+    // Who is refused here can't pass as a request without a host.
+    let whole = value.to_str().ok().filter(|it| !it.contains('@'));
+    let whole =
+        whole.ok_or("The header Host is not a name or an address, with or without a port.")?;
+    Ok(match whole.rsplit_once(':') {
+        // An address of IPv6 has colons of its own.
+        Some((host, port)) if !port.ends_with(']') => host,
+        _ => whole,
+    })
 }
 
 /// May requests for this host name VMs in their path or headers? Not those for other names: a page of
@@ -206,6 +220,7 @@ mod tests {
             "a.localhost",
             "127.0.0.1:9000",
             "[::1]:9000",
+            "[::1]",
         ] {
             assert_eq!(by_path(host), is("web", 80, "/"), "{host}");
             assert_eq!(by_header(host), is("web", 80, "/"), "{host}");
@@ -217,6 +232,10 @@ mod tests {
         ] {
             assert!(by_path(host).unwrap_err().contains("not this proxy's"));
             assert!(by_header(host).unwrap_err().contains("not this proxy's"));
+        }
+        for host in ["\u{e9}vil.example", "localhost\u{e9}", "me@localhost"] {
+            assert!(by_path(host).unwrap_err().contains("header Host"));
+            assert!(by_header(host).unwrap_err().contains("header Host"));
         }
     }
 
