@@ -1,8 +1,12 @@
 //! Tokens that clients must send.
 
 use crate::error::{Error, Result};
-use std::fs;
+use jiffy_sys::regular;
+use std::io;
 use std::path::Path;
+
+/// Most bytes of a file with a token.
+const MAX_FILE: u64 = 64 << 10;
 
 /// The hash of a token.
 #[derive(Debug, Clone)]
@@ -16,7 +20,11 @@ impl Token {
 
     /// From a file that contains the token, and spaces and line ends around it.
     pub fn read(path: &Path) -> Result<Token> {
-        let text = fs::read_to_string(path).map_err(|error| {
+        let text = regular::read(path, MAX_FILE).and_then(|bytes| {
+            let not_text = |_| io::Error::new(io::ErrorKind::InvalidData, "it is not text");
+            String::from_utf8(bytes).map_err(not_text)
+        });
+        let text = text.map_err(|error| {
             Error::invalid(format!(
                 "The token file {} can't be read: {error}.",
                 path.display()
@@ -46,6 +54,7 @@ pub fn bearer(value: &[u8]) -> Option<&[u8]> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     #[test]
     fn a_file_contains_one_token() {
@@ -53,6 +62,16 @@ mod tests {
         let path = folder.path().join("token");
         let reason = || Token::read(&path).unwrap_err().0.message;
         assert!(reason().contains("can't be read"));
+        for wrong in [vec![b'x'; MAX_FILE as usize + 1], vec![0xff]] {
+            fs::write(&path, wrong).unwrap();
+            assert!(reason().contains("can't be read: it "));
+        }
+        let made = std::process::Command::new("mkfifo")
+            .arg(folder.path().join("fifo"))
+            .status();
+        assert!(made.unwrap().success());
+        let fifo = Token::read(&folder.path().join("fifo")).unwrap_err();
+        assert!(fifo.0.message.contains("it is a FIFO"));
         fs::write(&path, " \n").unwrap();
         assert!(reason().contains("is empty"));
         fs::write(&path, "secret\n").unwrap();

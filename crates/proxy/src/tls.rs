@@ -2,12 +2,12 @@
 
 use crate::socket::Socket;
 use jiffy_content::error::{Error, Result};
+use jiffy_sys::{contents, regular};
 use rustls::crypto::ring;
 use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{InconsistentKeys, ServerConfig};
-use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -115,7 +115,7 @@ fn read_key(path: &Path) -> Result<PrivateKeyDer<'static>> {
     let path = path.display();
     if mode & FORBIDDEN != 0 {
         return Err(Error::invalid(format!(
-            "The key file {path} has the mode {mode:04o}, by which others may read or change it."
+            "The key file {path} has the mode {mode:04o}, which gives others access."
         ))
         .hint(format!("Run `chmod 600 {path}`.")));
     }
@@ -144,11 +144,9 @@ fn is_encrypted(text: &[u8]) -> bool {
 /// A file's permissions and contents.
 fn read(what: &str, path: &Path) -> Result<(u32, Vec<u8>)> {
     let of_file = || -> io::Result<(u32, Vec<u8>)> {
-        let file = File::open(path)?;
+        let file = regular::open(path)?;
         let mode = file.metadata()?.permissions().mode() & 0o7777;
-        let mut text = Vec::new();
-        file.take(MAX_FILE).read_to_end(&mut text)?;
-        Ok((mode, text))
+        Ok((mode, contents::of(&file, MAX_FILE)?))
     };
     of_file().map_err(|error| {
         Error::invalid(format!(
@@ -156,4 +154,28 @@ fn read(what: &str, path: &Path) -> Result<(u32, Vec<u8>)> {
             path.display()
         ))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::File;
+    use std::process::Command;
+
+    #[test]
+    fn nothing_but_a_file_of_some_length_is_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        let made = Command::new("mkfifo").arg(path("fifo")).status();
+        assert!(made.unwrap().success());
+        let long = File::create(path("long")).unwrap();
+        long.set_len(MAX_FILE + 1).unwrap();
+        for (name, why) in [("fifo", "it is a FIFO"), ("long", "at most 1048576")] {
+            let certificate = Tls::open(&path(name), &path("key")).unwrap_err();
+            let key = read_key(&path(name)).unwrap_err();
+            for error in [certificate, key] {
+                assert!(error.0.message.contains(why), "{error:?}");
+            }
+        }
+    }
 }

@@ -36,7 +36,7 @@ const DOORS: &[(&str, &[&str])] = &[
         &["vmhost", "content", "wire", "store", "registry", "sys"],
     ),
     ("api", &["node", "vmhost", "content", "wire", "sys"]),
-    ("proxy", &["node", "vmhost", "content", "wire"]),
+    ("proxy", &["node", "vmhost", "content", "wire", "sys"]),
     (
         "jiffyd",
         &["api", "proxy", "node", "vmhost", "net", "content", "sys"],
