@@ -24,6 +24,7 @@ use jiffy_vmhost::handle::VmHandle;
 use jiffy_vmhost::network::is_open_to_the_proxy;
 use jiffy_wire::api::ErrorKind;
 use std::borrow::Cow;
+use std::error::Error as _;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
@@ -248,6 +249,11 @@ fn no_network(name: &str) -> Refusal {
 }
 
 fn bad(vm: &VmHandle, port: u16, error: &hyper::Error) -> Refusal {
+    // Other errors of the user are without an error of the body's: the VM ended meanwhile.
+    let is_of_body = error.source().is_some_and(|it| it.is::<hyper::Error>());
+    if error.is_user() && is_of_body {
+        return Refusal::damaged_body();
+    }
     Refusal::bad_gateway(format!(
         "Port {port} of the VM {} does not answer in HTTP: {error}.",
         vm.name

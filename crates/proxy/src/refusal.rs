@@ -36,6 +36,14 @@ impl Refusal {
         }
     }
 
+    /// 400: what the client sends after the header.
+    pub(crate) fn damaged_body() -> Refusal {
+        Refusal {
+            status: StatusCode::BAD_REQUEST,
+            error: Error::invalid("The body of the request is damaged or incomplete."),
+        }
+    }
+
     /// 401: the request does not have the proxy's token.
     pub(crate) fn unauthorized(error: Error) -> Refusal {
         Refusal {

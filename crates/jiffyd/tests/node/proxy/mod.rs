@@ -382,3 +382,19 @@ fn what_can_not_be_forwarded_is_refused_in_a_sentence() {
     assert_eq!(head_of(&mut nonsense)[0], "http/1.1 400 bad request");
     refused(404, "/", "Host: x");
 }
+
+#[test]
+fn a_damaged_body_is_not_blamed_on_the_vm() {
+    let daemon = daemon();
+    let vm: Vm = daemon.run_detached(published(counter())).json();
+    let address = own_address("add", &vm);
+    // The kernel accepts, and nobody answers.
+    let _never_answers = TcpListener::bind((address, 3000)).expect("the VM's port");
+    let mut stream = send(&format!(
+        "POST / HTTP/1.1\r\n{HOST}\r\nTransfer-Encoding: chunked\r\n\r\nnonsense\r\n"
+    ));
+    assert_eq!(head_of(&mut stream)[0], "http/1.1 400 bad request");
+    let mut body = String::new();
+    let _ = stream.read_to_string(&mut body);
+    assert!(sentence(400, &(400, body)).contains("damaged"));
+}
