@@ -121,7 +121,7 @@ async fn connection(
     let _ = sockopt::set_tcp_keepcnt(&stream, KEEPALIVE_PROBES);
     let socket = Socket::new(stream);
     let client = Arc::new(Client {
-        address: from.ip(),
+        address: from.ip().to_canonical(),
         secure: tls.is_some(),
         socket: socket.clone(),
         _place: place,

@@ -1,6 +1,6 @@
 //! Who may reach what through the proxy.
 
-use super::{HOST, PROXY, connect, daemon, get, head_of, refused, send, sentence, serve_for};
+use super::{HOST, connect, daemon, get, head_of, refused, send, sentence, serve_for};
 use crate::daemon::{Daemon, named};
 use crate::network::{begin, daemon_with};
 use crate::ports::{hibernate, own_address, published};
@@ -102,7 +102,7 @@ fn with_a_token() -> Daemon {
     std::fs::write(&path, "open sesame\n").unwrap();
     daemon_with(&[
         "--proxy",
-        PROXY,
+        "[::]:9000",
         "--proxy-domain",
         "vm.example",
         "--proxy-token",
@@ -151,6 +151,8 @@ fn who_has_no_token_is_refused_and_no_vm_gets_the_token() {
         let (status, head) = get("/head", &format!("{HOST}\r\n{right}"));
         assert_eq!(status, 200, "{head}");
         assert!(!head.contains("sesame"), "{head}");
+        // Not as an address of IPv6.
+        assert!(head.contains("x-forwarded-for: 127.0.0.1"), "{head}");
         assert_eq!(head.contains("bearer its own"), right.contains("its own"));
     }
     let nobody = get(
