@@ -2,8 +2,7 @@
 //! that, and gone when they are of no more use.
 
 use crate::daemon::{Daemon, eventually, id_of, kill, shell, tar_of, vm, vmms};
-use crate::room::{asked, run_of};
-use jiffy_wire::api::{CreateVm, Image, NodeInfo, Origin, Pruned, Queued, Snapshot, Vm};
+use jiffy_wire::api::{CreateVm, Image, NodeInfo, Origin, Pruned, Snapshot, Vm};
 use jiffy_wire::timeline::{Timeline, names};
 use std::fs;
 use std::path::Path;
@@ -92,29 +91,6 @@ fn a_run_takes_over_the_one_that_waits() {
         assert_ne!(next, before, "another one waits");
         before = next;
     }
-}
-
-#[test]
-fn a_run_that_waits_for_memory_does_not_take_it() {
-    let daemon = Daemon::with(&["--memory-limit", "128M", "--memory-wait", "600"]);
-    run(&daemon, says());
-    golden(&daemon, 1);
-    run(&daemon, says());
-    standby(&daemon);
-    // Without a command, so they take none.
-    let idle = || run_of(CreateVm::default());
-    daemon.run_detached(CreateVm::default()).json::<Vm>();
-    let first = asked(&daemon, "/v1/run", &idle());
-    let waiting = |count| {
-        eventually("it is in the queue", || {
-            daemon.get("/v1/queue").json::<Vec<Queued>>().len() == count
-        });
-    };
-    waiting(1);
-    let second = asked(&daemon, "/v1/run", &run_of(says()));
-    waiting(2);
-    assert_eq!(daemon.get("/v1/info").json::<NodeInfo>().standbys.len(), 1);
-    drop((first, second));
 }
 
 #[test]
