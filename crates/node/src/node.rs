@@ -435,6 +435,8 @@ impl Node {
         // A disk's rate limit can't be changed after the restore, and standbys are restored for
         // runs with a command.
         let fits = spec.root_limit.is_none() && spec.command.is_some();
+        // A run that will wait in the queue leaves them to others.
+        let fits = fits && !self.host.room.is_waited_for();
         let shape = spec::golden(spec).filter(|_| fits)?;
         let kernel = self.kernels.find(&spec.kernel).ok()?;
         let image = self.images.find(&spec.image).await.ok()?;
