@@ -12,6 +12,7 @@
 
 use axum::http::HeaderMap;
 use jiffy_content::error::{Error, Result};
+use jiffy_sys::mutex::lock;
 use jiffy_sys::regular;
 use jiffy_wire::api::REQUEST_HEADER;
 use std::collections::VecDeque;
@@ -19,7 +20,7 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 use tracing::warn;
 
@@ -76,7 +77,7 @@ impl Begun {
         let Some(ring) = &self.ring else {
             return Ok(());
         };
-        let mut ring = ring.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut ring = lock(ring);
         if ring.given_up.contains(&id) {
             return Err(Error::conflict(
                 "The request came after its client was told that it was not begun.",
@@ -92,7 +93,7 @@ impl Begun {
         let Some(ring) = &self.ring else {
             return Ok(None);
         };
-        let mut ring = ring.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut ring = lock(ring);
         let slots = ring.read().map_err(|error| {
             Error::internal(format!(
                 "The requests that were begun can't be read: {error}."
