@@ -101,8 +101,8 @@ async fn request(
     Extension(begun): Extension<Arc<Begun>>,
     Path(id): Path<String>,
 ) -> Result<Json<RequestState>> {
-    let state = |begun| RequestState { begun };
-    Ok(Json(state(begun.has(&id)?)))
+    let begun = begun.has(&id)?;
+    Ok(Json(RequestState { begun }))
 }
 
 async fn shutdown(State(node): State<Arc<Node>>) -> Response {
