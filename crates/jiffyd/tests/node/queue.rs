@@ -3,7 +3,7 @@
 use crate::client::Answer;
 use crate::daemon::{Daemon, command, eventually, named, run_of, shell, vm};
 use crate::room::{asked, patient, until};
-use crate::snapshots::counter;
+use crate::snapshots::{counter, two_from_one};
 use jiffy_wire::agent::ExitStatus;
 use jiffy_wire::api::{CreateVm, ErrorKind, ForkVm, Priority, Purpose, Queued, RunVm, Vm, VmState};
 use std::fs;
@@ -335,15 +335,7 @@ fn who_comes_while_another_waits_for_the_same_vm_waits_as_long_as_it_says() {
 fn a_hibernation_does_not_wait_behind_what_it_makes_room_for() {
     let daemon = patient("256M");
     // Only a VM from a snapshot has memory that its hibernation has to fill.
-    daemon.run_detached(named("box", counter())).json::<Vm>();
-    let made = daemon.post("/v1/vms/box/snapshots", br#"{"name":"one"}"#);
-    assert_eq!(made.status, 200);
-    daemon.delete("/v1/vms/box?force=true");
-    let from = CreateVm {
-        from: Some("one".into()),
-        ..CreateVm::default()
-    };
-    daemon.run_detached(named("two", from)).json::<Vm>();
+    two_from_one(&daemon, counter());
     let large = CreateVm {
         memory_mib: Some(256),
         ..named("large", CreateVm::default())

@@ -4,7 +4,7 @@ use crate::client::connect;
 use crate::daemon::{
     self, Daemon, bad_vm, command, eventually, id_of, let_go, named, shell, tar_of, vm, vmms,
 };
-use crate::snapshots::{fork, in_order};
+use crate::snapshots::{fork, in_order, two_from_one};
 use jiffy_wire::agent::ExitStatus;
 use jiffy_wire::api::{CreateVm, ErrorKind, Forked, Snapshot, Vm, VmState};
 use jiffy_wire::timeline::{Timeline, names};
@@ -471,15 +471,7 @@ fn memory_that_a_capture_brings_is_not_what_starting_vms_will_take() {
         memory_mib: Some(2048),
         ..vm(command(&["/bin/sleep", "1000"]))
     };
-    daemon.run_detached(named("box", sleeps)).json::<Vm>();
-    let made = daemon.post("/v1/vms/box/snapshots", br#"{"name":"one"}"#);
-    assert_eq!(made.status, 200);
-    daemon.delete("/v1/vms/box?force=true");
-    let from = CreateVm {
-        from: Some("one".into()),
-        ..CreateVm::default()
-    };
-    daemon.run_detached(named("two", from)).json::<Vm>();
+    two_from_one(&daemon, sleeps);
     // What is missing of its memory can't be told any more: it may be all.
     let memory = daemon.data.join("snapshots/one/ram.image");
     fs::write(memory, "no image").unwrap();

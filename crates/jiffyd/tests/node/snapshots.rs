@@ -99,6 +99,19 @@ pub fn stands_still(pid: u32) -> u64 {
     times_run(pid)
 }
 
+/// Captures a VM as the snapshot `one`, removes it, and runs the VM `two` from the snapshot.
+pub fn two_from_one(daemon: &Daemon, captured: CreateVm) {
+    daemon.run_detached(named("box", captured)).json::<Vm>();
+    let made = daemon.post("/v1/vms/box/snapshots", br#"{"name":"one"}"#);
+    assert_eq!(made.status, 200);
+    daemon.delete("/v1/vms/box?force=true");
+    let from = CreateVm {
+        from: Some("one".into()),
+        ..CreateVm::default()
+    };
+    daemon.run_detached(named("two", from)).json::<Vm>();
+}
+
 #[test]
 fn a_paused_vm_stands_still_until_it_is_resumed() {
     let mut daemon = Daemon::start();
