@@ -33,6 +33,8 @@ fn main() -> ExitCode {
         .with_ansi(false)
         .init();
     jiffy_sys::descriptors::raise_limit(DESCRIPTORS);
+    // Work that waits for files runs on many threads, of which few allocate at the same time.
+    jiffy_sys::arenas::share_one();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(WORKERS)
         .enable_all()

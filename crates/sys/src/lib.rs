@@ -1,6 +1,7 @@
 //! Safe wrappers of Linux calls, and facts about the host: folders, clocks, errors.
 //!
 //! * [`ahead`]: processes that are started before their task is known.
+//! * [`arenas`]: heaps of the allocator.
 //! * [`causes`]: errors and their causes.
 //! * [`clock`]: the monotonic clock of all timelines.
 //! * [`contents`]: reads a small file.
@@ -29,6 +30,7 @@
 //! * [`userfaultfd`]: page faults of one process, served by another.
 
 pub mod ahead;
+pub mod arenas;
 pub mod causes;
 pub mod clock;
 pub mod contents;

@@ -25,7 +25,8 @@ const VMM_MAIN: &str = "VMM main";
 /// stopped.
 pub fn run(options: &RunOptions, begun_ns: u64) -> bool {
     logging::set_up();
-    limit_arenas();
+    // A VMM has few allocations, and each further heap would cost memory in every VM.
+    jiffy_sys::arenas::share_one();
     for (name, number) in &options.handed {
         if let Err(error) = handed::add_inherited(name.clone(), *number) {
             eprintln!("jiffy-vmm: --fd {}={number}: {error}", name.display());
@@ -201,12 +202,4 @@ fn inherited(option: &str, fd: i32) -> anyhow::Result<File> {
     // SAFETY: it is open, the parent left it for this process, and this process has opened no
     // descriptor yet.
     Ok(unsafe { File::from_raw_fd(fd) })
-}
-
-/// One heap for all threads: a VMM has few allocations, and each further arena would cost memory in
-/// every VM.
-#[allow(unsafe_code)] // mallopt
-fn limit_arenas() {
-    // SAFETY: changes an allocator setting; no other thread exists yet.
-    unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) };
 }

@@ -429,7 +429,7 @@ fn lost(error: hyper::Error) -> Failure {
         source = error.source();
     }
     Failure::new("the connection to jiffyd was lost before it answered")
-        .hint("try again; jiffyd.log in Jiffy's run folder may say why")
+        .hint(repeat::AGAIN)
         .kind(Kind::Unreachable)
 }
 

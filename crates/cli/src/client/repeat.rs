@@ -24,6 +24,11 @@ const IDEMPOTENT: [&str; 7] = [
     "/start", "/stop", "/wait", "/pause", "/resume", "/wake", "/attach",
 ];
 
+/// Hint if the node may have done something.
+const LOOK: &str = "check with `jiffy ps --all` before you try again; jiffyd.log in Jiffy's run folder may say why";
+/// Hint if the request may be sent again.
+pub(super) const AGAIN: &str = "try again; jiffyd.log in Jiffy's run folder may say why";
+
 /// Repeats a request that got no answer.
 pub(super) struct Repeat {
     /// The request, unless its body is a stream, which can be sent only once.
@@ -101,7 +106,7 @@ impl Repeat {
                 "before it answered, and no jiffyd answered for {seconds} s: {}",
                 failure.message
             ))
-            .hint("try again; jiffyd.log in Jiffy's run folder may say why"));
+            .hint(AGAIN));
         };
         sleep(PAUSE).await;
         Ok(Next::Send(Box::new(again)))
@@ -121,8 +126,7 @@ impl Repeat {
                 self.again()
                     .filter(|_| self.until.is_some_and(|until| Instant::now() < until))
                     .ok_or_else(|| {
-                        lost("before it had begun the request: nothing was done")
-                            .hint("try again; jiffyd.log in Jiffy's run folder may say why")
+                        lost("before it had begun the request: nothing was done").hint(AGAIN)
                     })
             }
         }
@@ -174,8 +178,6 @@ fn may_be_done_twice(request: &Request<RequestBody>) -> bool {
         _ => false,
     }
 }
-
-const LOOK: &str = "check with `jiffy ps --all` before you try again; jiffyd.log in Jiffy's run folder may say why";
 
 /// `None` without random numbers: then nobody can ask for the request.
 fn new_id() -> Option<String> {

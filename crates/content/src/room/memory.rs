@@ -13,8 +13,9 @@
 //!
 //! The order of the queue is that of `line`. Only its first request checks whether it fits,
 //! whenever something is given back, and a new one if it is before all that wait: so none is
-//! overtaken by one that needs less. A capture waits beside the queue (`beside`). Background work ([`Room::behind`]) never waits and never
-//! delays a request. A spare VMM reserves nothing: its few MiB belong to the VM that takes it.
+//! overtaken by one that needs less. A capture waits beside the queue (`beside`). Background work
+//! ([`Room::behind`]) never waits and never delays a request. A spare VMM reserves nothing: its few
+//! MiB belong to the VM that takes it.
 
 mod amount;
 mod asking;
@@ -331,7 +332,7 @@ impl Room {
         shown.into_iter().next()
     }
 
-    /// Waits until the request that its client has given this name has another place than `last`;
+    /// Waits until the request that its client has given this id has another place than `last`;
     /// `None` if it does not wait.
     pub async fn next_place(&self, request: &str, last: Option<u32>) -> Option<Queued> {
         let is_it = |asking: &Asking| asking.request.as_deref() == Some(request);

@@ -1,7 +1,7 @@
 //! Interrupts each CPU of the machine once a second.
 //!
-//! QEMU's TCG rarely loses an interrupt: when a nested guest exits (`do_vmexit` in QEMU's
-//! svm_helper.c, up to 10.1), the CPU's thread changes `interrupt_request` without the lock that
+//! QEMU's TCG rarely loses an interrupt: when a nested guest exits (`do_vmexit` in svm_helper.c of
+//! QEMU 7.2), the CPU's thread changes `interrupt_request` without the lock that
 //! other threads hold when they raise an interrupt. The interrupt stays pending in the APIC and is
 //! delivered with the next one. If the lost one was the timer's and the CPU then becomes idle, there
 //! is no next one, and runnable threads wait: for fourteen minutes once.

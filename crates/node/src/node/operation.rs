@@ -66,7 +66,7 @@ pub struct Caller {
     pub priority: Option<Priority>,
     /// How long it may wait instead of the node's time.
     pub wait: Option<Duration>,
-    /// The name that the client has given to the request, by which it follows its place.
+    /// The id that the client has given to the request, by which it follows its place.
     pub request: Option<Arc<str>>,
 }
 

@@ -95,7 +95,7 @@ impl Node {
         self.host.room.queue()
     }
 
-    /// Waits until the request that its client has given this name has another place than `last`;
+    /// Waits until the request that its client has given this id has another place than `last`;
     /// `None` if it does not wait.
     pub async fn next_place(&self, request: &str, last: Option<u32>) -> Option<Queued> {
         self.host.room.next_place(request, last).await

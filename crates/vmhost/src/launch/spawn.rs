@@ -35,7 +35,7 @@ use tracing::debug;
 /// resources.
 const KEPT_DESCRIPTORS: u64 = 128;
 /// Most descriptors that the daemon has open for a VM that runs, without clients: its process,
-/// events, socket and connection of its guest, log, link, and one that is used now and then.
+/// events, socket and connection of its guest, log, link, and one in reserve.
 const DESCRIPTORS_OF_A_VM: u64 = 7;
 /// The nice value of VMs of background work.
 const LOW_PRIORITY: i32 = 19;

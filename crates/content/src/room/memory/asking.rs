@@ -22,6 +22,6 @@ pub struct Asking {
     pub name: String,
     /// What it waits for.
     pub purpose: Purpose,
-    /// The name that its client has given to it.
+    /// The id that its client has given to it.
     pub request: Option<Arc<str>>,
 }

@@ -6,10 +6,8 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 /// Most KiB by which the daemon's memory may grow and the machine's available memory may shrink,
-/// in a round; the second also in all rounds. The daemon was killed in the round before: it begins
-/// with few threads, each of which has an arena of malloc's when it has worked, and few pages of its
-/// program. 19 MiB were seen.
-const GROWTH_KIB: u64 = 32 << 10;
+/// in a round; the second also in all rounds.
+const GROWTH_KIB: u64 = 16 << 10;
 const LOST_KIB: u64 = 96 << 10;
 
 pub struct Rest {
