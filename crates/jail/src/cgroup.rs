@@ -177,6 +177,20 @@ impl Cgroups {
         }
     }
 
+    /// Has the kernel slow all programs down, together, as soon as they have taken this many more
+    /// bytes; `None`: never. It takes back what it can by itself meanwhile.
+    pub fn let_grow(&self, bytes: Option<u64>) -> io::Result<()> {
+        let high = match bytes {
+            None => "max".to_owned(),
+            Some(bytes) => {
+                let used = fs::read_to_string(self.folder.join("memory.current"))?;
+                let used: u64 = used.trim().parse().unwrap_or(u64::MAX);
+                used.saturating_add(bytes).to_string()
+            }
+        };
+        write(&self.folder, "memory.high", &high)
+    }
+
     /// Removes the node's group, if it is empty.
     pub fn remove(&self) {
         let _ = rmdir(&self.folder);

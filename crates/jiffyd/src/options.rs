@@ -175,6 +175,12 @@ pub struct Options {
     /// it VMs start as long as the host has memory available for their start
     #[arg(long, value_name = "SHARE|SIZE", env = "JIFFY_MEMORY_LIMIT")]
     pub memory_limit: Option<Limit>,
+    /// Memory that VMs leave to the host: a share of it (5%), or a size (1G); 0 for none. With less
+    /// than twice that left, idle guests give up caches; with less than that, or when a request waits
+    /// for memory, idle VMs with an idle time are hibernated before it is over, and VMs that go on
+    /// growing are slowed down [default: 5%, at least 128M and at most 4G]
+    #[arg(long, value_name = "SHARE|SIZE", env = "JIFFY_MEMORY_RESERVE")]
+    pub memory_reserve: Option<Limit>,
     /// Give VMs a network. This needs root, for links, addresses and rules of this host; if it
     /// can't be set up, VMs have none
     #[arg(
@@ -271,6 +277,7 @@ impl Options {
             spares: self.spare as usize,
             jailed: self.jail,
             cache: self.cache,
+            reserve: self.memory_reserve,
             room: room::Settings {
                 memory: self.memory_limit,
                 cpu_share: (self.cpu_share > 0).then_some(self.cpu_share),

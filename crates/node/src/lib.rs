@@ -4,12 +4,14 @@
 //! * [`spec`]: checks requests for VMs.
 //! * `golden`: snapshots that the node makes by itself, and standbys made from them.
 //! * `idle`: when a VM is idle.
+//! * `pressure`: when the host's memory gets short.
 //! * `cpu`: the features of this host's processor that guests can have.
 
 mod cpu;
 mod golden;
 mod idle;
 mod node;
+mod pressure;
 pub mod spec;
 
 pub use node::{Caller, Config, Node, on_behalf_of, to_the_end};

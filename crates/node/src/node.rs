@@ -39,7 +39,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{Notify, RwLock};
+use tokio::sync::{Notify, RwLock, watch};
 use tokio::task::block_in_place;
 use tokio::time::timeout;
 use tracing::{info, warn};
@@ -51,6 +51,7 @@ const LEASE_POLL: Duration = Duration::from_millis(5);
 /// How long VMs' tasks have to save unsaved state when the daemon ends.
 const FLUSH_TIME: Duration = Duration::from_secs(2);
 
+mod balloon;
 mod beginning;
 mod callers;
 mod commit;
@@ -63,12 +64,15 @@ mod make_golden;
 mod making;
 mod networks;
 mod operation;
+mod pressure;
 mod queue;
 mod sleep;
 mod snapshot;
 mod standbys;
 mod transfer;
 mod volumes;
+
+use pressure::Pressure;
 
 pub use operation::{Caller, on_behalf_of, to_the_end};
 
@@ -89,6 +93,8 @@ pub struct Config {
     pub jailed: bool,
     /// Limit of cached data that was fetched.
     pub cache: Limit,
+    /// Memory that VMs leave to the host, 0 for none; `None` for the node's own choice.
+    pub reserve: Option<Limit>,
     /// Memory and vCPUs of all VMs, and the queue of requests for them.
     pub room: room::Settings,
     /// The operator's settings of VMs' network.
@@ -124,6 +130,10 @@ pub struct Node {
     beginning: RwLock<()>,
     /// Since when VMs are idle.
     watches: Watches,
+    /// Memory that VMs leave to the host.
+    reserve: Option<Limit>,
+    /// VMs from which memory is being got back.
+    pressure: Pressure,
     /// Notifies that the cache may exceed its limit.
     trim: Arc<Notify>,
     /// Notifies that the daemon should end.
@@ -155,13 +165,15 @@ impl Node {
                 network: Network::open(&config.network, &paths, &found),
                 room: Room::new(config.room),
                 goldens: Arc::clone(&goldens) as _,
-                watch: Notify::new(),
+                begun: watch::Sender::new(()),
                 paths,
             }),
             goldens,
             registry: Arc::default(),
             beginning: RwLock::default(),
             watches: Watches::default(),
+            reserve: config.reserve,
+            pressure: Pressure::default(),
             trim: Arc::default(),
             shutdown: Notify::new(),
         };
@@ -193,6 +205,7 @@ impl Node {
         tokio::spawn(network::clean_up(Arc::clone(&node.host.network)));
         tokio::spawn(standbys::keep_links(Arc::clone(&node)));
         tokio::spawn(idle::watch_vms(Arc::clone(&node)));
+        tokio::spawn(pressure::watch_memory(Arc::clone(&node)));
         tokio::spawn(callers::put_through(Arc::clone(&node)));
         Ok(node)
     }

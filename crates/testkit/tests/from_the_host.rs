@@ -640,3 +640,39 @@ fn an_idle_vm_sleeps_and_connections_to_its_port_wake_it_once_and_are_answered()
     host.ok(&["rm", "--force", "dev"]);
     assert!(asked_once(port).is_err());
 }
+
+#[test]
+fn vms_that_want_twice_the_memory_there_is_all_get_their_work_done_and_none_is_killed() {
+    const VMS: usize = 16;
+    const BYTES: &str = "60000000";
+    let host = host();
+    host.ok(&["machine", "start", "--memory", "1G"]);
+    let names: Vec<String> = (0..VMS).map(|number| format!("vm{number}")).collect();
+    for name in &names {
+        host.ok(&[
+            "run", "-d", "--name", name, "-m", "128M", "--idle", "1h", "--", "sleep", "100000",
+        ]);
+    }
+    let fill = format!(
+        "mount -o remount,size=100% /dev/shm && head -c {BYTES} /dev/zero >/dev/shm/all && echo done"
+    );
+    // They grow together: those that go on when little is left use it, sleep, and make room.
+    std::thread::scope(|scope| {
+        let all = names
+            .iter()
+            .map(|name| scope.spawn(|| host.within(name, &fill)));
+        let all: Vec<_> = all.collect();
+        for (one, name) in all.into_iter().zip(&names) {
+            let done = one.join().expect("no panic");
+            assert_eq!(done, ("done".to_owned(), true), "{name}");
+        }
+    });
+    // All that they have is still there, whether they sleep or not.
+    for name in &names {
+        let (said, _) = host.within(name, "wc -c </dev/shm/all");
+        assert_eq!(said, BYTES, "{name}");
+    }
+    let kernel = host.ok(&["machine", "shell", "dmesg"]);
+    assert!(!kernel.contains("Out of memory"), "{kernel}");
+    assert!(!kernel.contains("oom-kill"), "{kernel}");
+}

@@ -9,7 +9,7 @@ use jiffy_content::room::memory::Room;
 use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::Notify;
+use tokio::sync::watch;
 
 /// What every VM's task uses.
 #[derive(Debug)]
@@ -32,8 +32,8 @@ pub struct Host {
     pub room: Arc<Room>,
     /// The owner of golden snapshots.
     pub goldens: Arc<dyn GoldenKeeper>,
-    /// Notifies that a VM with an idle time has begun to run.
-    pub watch: Notify,
+    /// Changes when a VM has begun to run.
+    pub begun: watch::Sender<()>,
 }
 
 /// The owner of golden snapshots.

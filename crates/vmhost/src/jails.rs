@@ -22,6 +22,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use tracing::{debug, info, warn};
 
 const KVM: &str = "/dev/kvm";
@@ -48,6 +49,8 @@ pub struct Launcher {
     identities: Arc<Identities>,
     /// `None`: the resources of monitors are not limited.
     cgroups: Option<Arc<Cgroups>>,
+    /// Whether the kernel may slow monitors down; an earlier daemon may have left it so.
+    limits_growth: AtomicBool,
     /// What this host does not support, and why.
     lacks: Vec<String>,
 }
@@ -80,6 +83,7 @@ impl Launcher {
             level: None,
             identities,
             cgroups: None,
+            limits_growth: AtomicBool::new(true),
             lacks: Vec::new(),
         };
         if !jailed {
@@ -125,6 +129,21 @@ impl Launcher {
         info!(%level, cgroups = launcher.cgroups.is_some(), "monitors run with");
         launcher.level = Some(level);
         launcher
+    }
+
+    /// Is there a limit of [`Launcher::let_grow`]?
+    pub fn limits_growth(&self) -> bool {
+        self.limits_growth.load(Ordering::Relaxed)
+    }
+
+    /// Has the kernel slow all monitors down as soon as they have taken this many more bytes; `None`:
+    /// never. May block.
+    pub fn let_grow(&self, bytes: Option<u64>) {
+        self.limits_growth.store(bytes.is_some(), Ordering::Relaxed);
+        let Some(cgroups) = &self.cgroups else { return };
+        if let Err(error) = cgroups.let_grow(bytes) {
+            debug!(%error, "the growth of VMs can't be limited");
+        }
     }
 
     /// Lets jailed monitors traverse the run folder to reach their own sockets.

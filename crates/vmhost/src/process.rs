@@ -42,12 +42,17 @@ impl Ended {
 }
 
 /// Registers a descriptor with tokio to wait until it is readable.
+pub fn readable(descriptor: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+    ready_for(descriptor, Interest::READABLE)
+}
+
+/// Registers a descriptor with tokio to wait for an event.
 ///
 /// The constructor is deprecated because it also takes borrowed descriptors; an [`OwnedFd`] can't
 /// be closed while tokio uses it.
 #[allow(deprecated)]
-pub fn readable(descriptor: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
-    AsyncFd::with_interest(descriptor, Interest::READABLE)
+pub fn ready_for(descriptor: OwnedFd, event: Interest) -> io::Result<AsyncFd<OwnedFd>> {
+    AsyncFd::with_interest(descriptor, event)
 }
 
 /// A `jiffy-vmm`, held by a pidfd, which never refers to another process.

@@ -27,13 +27,14 @@ mod tests;
 
 pub use amount::Amount;
 pub use asking::{Asking, DEFAULT_OWNER};
+pub use shortage::{Lacking, Memory};
 
 use super::Limit;
 use crate::clock::{monotonic_ns, unix_seconds};
 use crate::error::{Error, Result};
 use jiffy_wire::api::Queued;
 use line::{Line, Ticket};
-use shortage::{Bounds, Memory, Shortage, meminfo};
+use shortage::{Bounds, Shortage, meminfo};
 use std::io;
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -290,6 +291,24 @@ impl Room {
     /// Does a request wait?
     pub fn is_waited_for(&self) -> bool {
         !self.state().line.is_empty()
+    }
+
+    /// The host's memory.
+    pub fn host_memory(&self) -> io::Result<Memory> {
+        (self.host)()
+    }
+
+    /// What the first request in the queue lacks; `None` if none waits, or it fits now.
+    pub fn lacking(&self) -> Option<Lacking> {
+        let state = self.state();
+        let (_, first) = state.line.first()?;
+        self.shortage(&state, first.want, first.count).lacking()
+    }
+
+    /// Waits until a request waits.
+    pub async fn somebody_waits(&self) {
+        let is_there = |line: &Line| (!line.is_empty()).then_some(());
+        self.when(is_there, Duration::ZERO).await;
     }
 
     /// Waits until no request waits.

@@ -42,6 +42,8 @@ impl Vm {
                 &mut stream,
                 &Stat {
                     memory_total: u64::from(self.config.memory.size_mib) << 20,
+                    memory_available: if self.script.caches { 100 << 20 } else { 0 },
+                    memory_free: if self.script.caches { 20 << 20 } else { 0 },
                     uptime_ns: self.begun.elapsed().as_nanos() as u64,
                     ..Stat::default()
                 },

@@ -47,6 +47,8 @@ pub struct Script {
     pub redials: bool,
     /// The VMM refuses twice to let the vCPUs go on.
     pub resume_fails: bool,
+    /// The guest says that of its memory 100 MiB are available, and 20 of them free.
+    pub caches: bool,
 }
 
 impl Script {
@@ -72,6 +74,7 @@ impl Script {
                 Some("end-at-pause") => script.end_at_pause = true,
                 Some("resume-fails") => script.resume_fails = true,
                 Some("redials") => script.redials = true,
+                Some("caches") => script.caches = true,
                 Some("held") => script.held = true,
                 Some(other) => panic!("fake={other}"),
                 None => {}

@@ -17,6 +17,7 @@ mod kills;
 mod life;
 mod network;
 mod ports;
+mod pressure;
 mod profiles;
 mod proxy;
 mod pulls;

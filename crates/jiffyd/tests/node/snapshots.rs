@@ -593,8 +593,8 @@ fn a_snapshot_of_other_processors_is_refused_with_the_list() {
 }
 
 /// Asks the VMM of the VM `box`.
-pub fn ask_vmm(daemon: &Daemon, request: &str) -> String {
-    let id = daemon.vm("box").id;
+pub fn ask_vmm(daemon: &Daemon, vm: &str, request: &str) -> String {
+    let id = daemon.vm(vm).id;
     let path = daemon.folder.path().join("run/vms").join(id);
     let mut stream = UnixStream::connect(path.join("control.sock")).unwrap();
     stream.write_all(request.as_bytes()).unwrap();
@@ -624,7 +624,7 @@ fn a_daemon_killed_in_the_middle_leaves_a_running_vm_and_nothing_half_made() {
         let [begun, go, done] = ["capturing", "go", "captured"].map(|name| folder.join(name));
         eventually("it is being captured", || begun.exists());
         // As when it was to hibernate.
-        ask_vmm(&daemon, "{\"set_balloon\":{\"target_mib\":50}}\n");
+        ask_vmm(&daemon, "box", "{\"set_balloon\":{\"target_mib\":50}}\n");
         daemon.killed();
         asking.join().unwrap();
         let_go(&folder);
@@ -640,7 +640,7 @@ fn a_daemon_killed_in_the_middle_leaves_a_running_vm_and_nothing_half_made() {
         let seen = daemon.logs("box", "").0;
         eventually("it goes on", || daemon.logs("box", "").0.len() > seen.len());
         eventually("it has all of its memory", || {
-            ask_vmm(&daemon, "\"balloon\"\n").contains("\"target_mib\":0,")
+            ask_vmm(&daemon, "box", "\"balloon\"\n").contains("\"target_mib\":0,")
         });
         let others: Vec<Vm> = daemon.get("/v1/vms?all=true").json();
         assert!(

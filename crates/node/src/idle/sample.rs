@@ -8,6 +8,9 @@ use std::time::Duration;
 /// Length of the kernel's unit of CPU time in /proc (USER_HZ is 100 on x86), milliseconds.
 const TICK_MS: u64 = 10;
 
+/// Size of a page, KiB.
+const PAGE_KIB: u64 = 4;
+
 /// What was used from the VMM's start to this moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sample {
@@ -38,6 +41,13 @@ impl Sample {
             network,
         })
     }
+}
+
+/// KiB of the host's memory that a process has.
+pub fn resident_kib(pid: u32) -> Option<u64> {
+    let statm = fs::read_to_string(format!("/proc/{pid}/statm")).ok()?;
+    let pages: u64 = statm.split_ascii_whitespace().nth(1)?.parse().ok()?;
+    Some(pages.saturating_mul(PAGE_KIB))
 }
 
 /// `utime` and `stime` of proc_pid_stat(5). The name before them may hold any character.

@@ -138,6 +138,13 @@ impl Watches {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Marks a VM as being hibernated or stopped; false if it is already, or does not run.
+    pub fn claim(&self, id: &str) -> bool {
+        let mut watches = self.lock();
+        let watch = watches.get_mut(id).filter(|watch| !watch.tried);
+        watch.map(|watch| watch.tried = true).is_some()
+    }
+
     /// What is known of the activity of the VM with this id, which runs and has these uses.
     pub fn describe(&self, shown: &mut VmIdle, id: &str, activity: &Activity) {
         let now_ns = monotonic_ns();

@@ -5,6 +5,7 @@
 
 use super::Node;
 use super::operation::Stopwatch;
+use super::pressure::HALTED;
 use crate::idle::sample::Sample;
 use crate::idle::watch::Watch;
 use jiffy_content::clock::monotonic_ns;
@@ -17,7 +18,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Semaphore;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use tracing::{debug, info, warn};
 
 /// Looks during one idle time, so that a VM sleeps at most a tenth of it too late.
@@ -31,15 +32,21 @@ const AT_ONCE: usize = 2;
 /// Watches all VMs with an idle time.
 pub(super) async fn watch_vms(node: Arc<Node>) {
     let places = Arc::new(Semaphore::new(AT_ONCE));
+    let mut begun = node.host.begun.subscribe();
     loop {
-        let vms = node.watched();
-        let ids = |id: &String| vms.iter().any(|(vm, _)| vm.id == *id);
-        node.watches.lock().retain(|id, _| ids(id));
+        let running = node.running();
+        let runs = |id: &String| running.iter().any(|vm| vm.id == *id);
+        node.watches.lock().retain(|id, _| runs(id));
+        let vms: Vec<_> = running.into_iter().filter_map(watched).collect();
         let Some(shortest) = vms.iter().map(|(_, policy)| after(policy)).min() else {
-            node.host.watch.notified().await;
+            // The sender is the node's own.
+            let _ = begun.changed().await;
             continue;
         };
-        for (vm, policy) in look(&node, vms).await {
+        for Idle { vm, policy, .. } in look(&node, vms).await {
+            if !node.watches.claim(&vm.id) {
+                continue;
+            }
             let (node, places) = (Arc::clone(&node), Arc::clone(&places));
             tokio::spawn(async move {
                 let _place = places.acquire_owned().await;
@@ -48,15 +55,22 @@ pub(super) async fn watch_vms(node: Arc<Node>) {
         }
         // A VM that begins to run may have a shorter idle time.
         let pause = (shortest / LOOKS).clamp(SHORTEST, LONGEST);
-        let _ = timeout(pause, node.host.watch.notified()).await;
+        sleep(SHORTEST).await;
+        let _ = timeout(pause - SHORTEST, begun.changed()).await;
     }
 }
 
-/// Takes a sample of each VM; returns those that were idle long enough.
-async fn look(
-    node: &Arc<Node>,
-    vms: Vec<(Arc<VmHandle>, IdlePolicy)>,
-) -> Vec<(Arc<VmHandle>, IdlePolicy)> {
+/// A VM that was idle long enough.
+pub(super) struct Idle {
+    pub(super) vm: Arc<VmHandle>,
+    pub(super) policy: IdlePolicy,
+    /// For how long.
+    pub(super) idle: Duration,
+}
+
+/// Takes a sample of each VM; returns those that were idle long enough, unless they are being put to
+/// rest, or that has just failed.
+pub(super) async fn look(node: &Arc<Node>, vms: Vec<(Arc<VmHandle>, IdlePolicy)>) -> Vec<Idle> {
     let node = Arc::clone(node);
     let looked = tokio::task::spawn_blocking(move || {
         let traffic = match vms.iter().any(|(vm, _)| vm.spec.network.is_some()) {
@@ -76,7 +90,8 @@ async fn look(
             let watch = watches
                 .entry(vm.id.clone())
                 .or_insert_with(|| Watch::new(monotonic_ns()));
-            let is_used = !vm.activity.in_words().is_empty();
+            // One that is halted would work if it could.
+            let is_used = !vm.activity.in_words().is_empty() || node.pressure.halts(&vm.id);
             watch.take(sample, is_used, vm.activity.last_ns());
             let now_ns = monotonic_ns();
             // Only then, because it reads all connections of the host.
@@ -87,9 +102,9 @@ async fn look(
                 watch.connected(now_ns, open.get(&vm.id).copied().unwrap_or(0));
             }
             if watch.is_due(now_ns, after(&policy)) {
-                watch.tried = true;
+                let idle = watch.idle(now_ns, vm.activity.last_ns());
                 drop(watches);
-                due.push((vm, policy));
+                due.push(Idle { vm, policy, idle });
             }
         }
         due
@@ -98,15 +113,11 @@ async fn look(
 }
 
 impl Node {
-    /// VMs that run and have an idle time.
-    fn watched(&self) -> Vec<(Arc<VmHandle>, IdlePolicy)> {
-        let all = self.registry.all().into_iter();
-        let watched = all.filter_map(|vm| {
-            let runs = vm.view.borrow().vm.state == VmState::Running;
-            let policy = vm.spec.idle.filter(|_| runs && !vm.spec.hidden)?;
-            Some((vm, policy))
-        });
-        watched.collect()
+    /// Users' VMs that run.
+    pub(super) fn running(&self) -> Vec<Arc<VmHandle>> {
+        let mut all = self.registry.all();
+        all.retain(|vm| !vm.spec.hidden && vm.view.borrow().vm.state == VmState::Running);
+        all
     }
 
     /// A VM as the API shows it, with its activity, or why it could not be woken.
@@ -114,6 +125,9 @@ impl Node {
         let mut shown = vm.vm();
         if let (VmState::Running, Some(idle)) = (shown.state, &mut shown.idle) {
             self.watches.describe(idle, &vm.id, &vm.activity);
+        }
+        if self.pressure.halts(&vm.id) {
+            shown.error.get_or_insert_with(|| HALTED.to_owned());
         }
         if shown.state == VmState::Hibernated
             && let Some((_, Err(error))) = vm.waking.last()
@@ -123,8 +137,8 @@ impl Node {
         shown
     }
 
-    /// Hibernates or stops a VM that was found idle. If that fails, it is tried again later.
-    async fn put_to_rest(self: Arc<Self>, vm: Arc<VmHandle>, policy: IdlePolicy) {
+    /// Hibernates or stops a VM that was found idle and claimed. If that fails, it is tried again later.
+    pub(super) async fn put_to_rest(self: Arc<Self>, vm: Arc<VmHandle>, policy: IdlePolicy) {
         let done = self.rest_if_idle(&vm, policy).await;
         let mut watches = self.watches.lock();
         // It is forgotten once it does not run.
@@ -183,6 +197,11 @@ impl Node {
         let open = tokio::task::spawn_blocking(move || network.open_connections()).await;
         matches!(open, Ok(Some(open)) if !open.contains_key(&vm.id))
     }
+}
+
+fn watched(vm: Arc<VmHandle>) -> Option<(Arc<VmHandle>, IdlePolicy)> {
+    let policy = vm.spec.idle?;
+    Some((vm, policy))
 }
 
 fn after(policy: &IdlePolicy) -> Duration {

@@ -283,6 +283,7 @@ impl Node {
     ) -> Result<Taken> {
         let socket = self.capturable(vm).await?;
         self.make_whole(vm).await?;
+        self.ease_captured(vm).await;
         let quiet = self.quiesce(vm, &socket, false, watch).await?;
         let captured = self.capture(vm, resume, watch).await?;
         Ok(Taken { captured, quiet })

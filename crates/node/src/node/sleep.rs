@@ -1,8 +1,8 @@
 //! Hibernate and wake: a VM's memory is on disk instead of in a VMM.
 
-use super::Node;
 use super::operation::{Stopwatch, of_many};
 use super::snapshot::write;
+use super::{Node, balloon};
 use jiffy_content::clock::monotonic_ns;
 use jiffy_content::error::{Error, Result};
 use jiffy_content::model::vm::Root;
@@ -10,36 +10,22 @@ use jiffy_content::room::memory::Amount;
 use jiffy_content::snapshots::draft::Draft;
 use jiffy_content::snapshots::remove_behind;
 use jiffy_content::snapshots::saved::Saved;
-use jiffy_vmhost::agent;
-use jiffy_vmhost::control;
 use jiffy_vmhost::folders;
 use jiffy_vmhost::handle::{Command, FallingAsleep, Operation, VmHandle};
 use jiffy_vmhost::launch::{Beginning, Handle, Plan, Restoring, volume_disk};
 use jiffy_vmhost::network::Network;
-use jiffy_wire::agent::{OLDEST, Request, Stat};
 use jiffy_wire::api::{Hibernated, MemoryForm, Purpose, Vm, VmState};
 use jiffy_wire::timeline::names;
-use jiffy_wire::vmm::{BalloonStatus, ControlRequest, ControlResponse};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep};
-use tracing::{debug, info, warn};
+use tracing::{info, warn};
 
 /// MiB that the balloon leaves to the guest, which has to run its init until it is captured.
 const LEFT_FREE: u64 = 8;
 /// Time limit of the balloon.
 const SQUEEZE_TIME: Duration = Duration::from_secs(30);
-/// Most looks without progress: half a second of time in which the guest runs, too. Counted
-/// instead of timed, so that a stall of the whole host does not count.
-const SQUEEZE_LOOKS: u32 = 100;
-/// Least growth that counts as progress, MiB: a guest at its limit grows slowly for long.
-const SQUEEZE_STEP: u32 = 2;
-/// How often the size of a growing balloon is read.
-const SQUEEZE_POLL: Duration = Duration::from_millis(5);
-/// How long an agent has to report free memory.
-const STAT_TIME: Duration = Duration::from_secs(10);
 
 /// A VM that is being hibernated. When this is dropped, whoever waits for that goes on, and unless
 /// the VM sleeps, its ports lead to it again.
@@ -101,9 +87,11 @@ impl Node {
         let draft = Draft::new(&folder)?;
         let room = self.room_to_complete(vm).await?;
         // Asked before the freeze: a frozen guest answers no other requests.
-        let spare = spare_mib(socket).await;
+        let spare = balloon::spare(socket, LEFT_FREE).await;
         let quiet = self.quiesce(vm, socket, true, &mut watch).await?;
-        watch.step(names::BALLOON, self.squeeze(vm, spare)).await;
+        watch
+            .step(names::BALLOON, self.squeeze(vm, spare, SQUEEZE_TIME))
+            .await;
         let to = folders::hibernated_in(&folder);
         let slept = async {
             self.complete(vm).await?;
@@ -129,9 +117,7 @@ impl Node {
             }
             Err(error) => {
                 let _ = self.go_on(vm).await;
-                let control = self.host.paths.control_socket(&vm.id);
-                let deflate = ControlRequest::SetBalloon { target_mib: 0 };
-                let _ = control::order(&control, deflate).await;
+                self.deflate(vm).await;
                 drop(quiet);
                 if vm.view.borrow().paged.is_none() {
                     let _ = remove_behind(&to);
@@ -139,35 +125,6 @@ impl Node {
                 Err(error)
             }
         }
-    }
-
-    /// Inflates the balloon to take memory that the guest can spare. A guest without a balloon,
-    /// or one that does not give up memory, is captured as it is.
-    async fn squeeze(&self, vm: &VmHandle, target_mib: u32) {
-        if target_mib == 0 {
-            return;
-        }
-        let target_mib = target_mib.min(vm.spec.memory_mib);
-        let control = self.host.paths.control_socket(&vm.id);
-        let asked = ControlRequest::SetBalloon { target_mib };
-        let Ok(ControlResponse::Balloon(mut last)) = control::request(&control, asked).await else {
-            debug!(vm = %vm.name, "no balloon: the memory is captured as it is");
-            return;
-        };
-        let until = Instant::now() + SQUEEZE_TIME;
-        let (mut moved_to, mut unmoved) = (last.actual_mib, 0);
-        while last.actual_mib < target_mib && Instant::now() < until && unmoved < SQUEEZE_LOOKS {
-            sleep(SQUEEZE_POLL).await;
-            let Some(now) = balloon(&control).await else {
-                return;
-            };
-            unmoved += 1;
-            if now.actual_mib >= moved_to + SQUEEZE_STEP {
-                (moved_to, unmoved) = (now.actual_mib, 0);
-            }
-            last = now;
-        }
-        debug!(vm = %vm.name, target_mib, actual_mib = last.actual_mib, "balloon squeezed");
     }
 
     /// Wakes a hibernated VM; returns when its VMM is spawned.
@@ -256,27 +213,5 @@ impl Node {
         let vm = self.started(&vm).await?;
         info!(vm = %vm.name, "VM woken");
         Ok(vm)
-    }
-}
-
-/// MiB that a guest can spare.
-async fn spare_mib(agent_socket: &Path) -> u32 {
-    let request = Request::Stat { version: OLDEST };
-    match agent::ask_once::<Stat>(agent_socket, &request, STAT_TIME).await {
-        Ok(stat) => {
-            let spare = (stat.memory_available >> 20).saturating_sub(LEFT_FREE);
-            u32::try_from(spare).unwrap_or(u32::MAX)
-        }
-        Err(error) => {
-            debug!(%error, "the guest does not say how much memory it can spare");
-            0
-        }
-    }
-}
-
-async fn balloon(control: &Path) -> Option<BalloonStatus> {
-    match control::request(control, ControlRequest::Balloon).await {
-        Ok(ControlResponse::Balloon(status)) => Some(status),
-        _ => None,
     }
 }

@@ -625,12 +625,12 @@ impl Actor {
         let mut view = view_of(&self.record);
         view.leaving |= !self.removal.is_empty();
         view.vm.error = view.vm.error.or_else(|| self.unsaved.clone());
-        let runs = view.vm.state == VmState::Running && self.record.spec.idle.is_some();
+        let runs = view.vm.state == VmState::Running && !self.record.spec.hidden;
         self.view.send_modify(|old| {
             view.held_up = old.held_up.take();
             view.refusal = old.refusal.take();
             if runs && old.vm.state != VmState::Running {
-                self.host.watch.notify_one();
+                self.host.begun.send_replace(());
             }
             *old = view;
         });

@@ -8,11 +8,20 @@ use std::time::Duration;
 
 /// The host's memory.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Memory {
+pub struct Memory {
     /// MemTotal, MiB.
-    pub(super) total: u64,
+    pub total: u64,
     /// MemAvailable, MiB.
-    pub(super) available: u64,
+    pub available: u64,
+}
+
+/// What the first request in the queue lacks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lacking {
+    /// MiB of the host's memory.
+    Memory(u64),
+    /// Memory or vCPUs within the limits of all VMs.
+    Share,
 }
 
 /// The most that VMs may have in all.
@@ -55,6 +64,18 @@ impl Shortage {
     /// As [`Shortage::fits`] if `more` were held in addition.
     pub(super) fn fits_beside(&self, more: Amount) -> bool {
         self.lacks_beside(more).is_none()
+    }
+
+    /// What is missing; `None` if it fits.
+    pub(super) fn lacking(&self) -> Option<Lacking> {
+        let missing = |memory: Memory| {
+            let all = self.held.plus(self.want);
+            all.soon.saturating_sub(memory.available)
+        };
+        self.lacks_beside(Amount::default()).map(|lack| match lack {
+            Lack::Memory => Lacking::Memory(self.memory.map_or(0, missing)),
+            Lack::Limit | Lack::Cpus => Lacking::Share,
+        })
     }
 
     fn lacks_beside(&self, more: Amount) -> Option<Lack> {

@@ -1,0 +1,86 @@
+//! Hosts with little memory left: idle VMs give theirs back.
+
+use crate::daemon::{Daemon, bad_vm, eventually, named, shell};
+use crate::room::patient;
+use crate::snapshots::ask_vmm;
+use jiffy_wire::agent::ExitStatus;
+use jiffy_wire::api::{CreateVm, IdleAction, IdlePolicy, Vm, VmState};
+use std::fs;
+use std::thread::sleep;
+use std::time::Duration;
+
+/// A VM that does this when it was idle for an hour.
+fn idles(name: &str, action: IdleAction) -> CreateVm {
+    let policy = IdlePolicy {
+        after_s: 3600,
+        action,
+    };
+    CreateVm {
+        idle: Some(policy),
+        ..named(name, CreateVm::default())
+    }
+}
+
+fn run(daemon: &Daemon, vm: CreateVm) {
+    daemon.run_detached(vm).json::<Vm>();
+}
+
+fn exec(daemon: &Daemon, name: &str) {
+    let done = daemon.exec(name, &shell("true")).unwrap().finish();
+    assert_eq!(done.status(), ExitStatus::Code(0));
+}
+
+fn states(daemon: &Daemon, names: &[&str]) -> Vec<VmState> {
+    names.iter().map(|name| daemon.vm(name).state).collect()
+}
+
+#[test]
+fn for_a_request_that_waits_the_least_recently_used_idle_vm_sleeps() {
+    let daemon = patient("512M");
+    run(&daemon, named("steady", CreateVm::default()));
+    run(&daemon, idles("first", IdleAction::Hibernate));
+    run(&daemon, idles("second", IdleAction::Hibernate));
+    run(&daemon, idles("job", IdleAction::Stop));
+    sleep(Duration::from_secs(1));
+    exec(&daemon, "first");
+    // There is room for four.
+    run(&daemon, named("fifth", CreateVm::default()));
+    let all = ["steady", "first", "second", "job", "fifth"];
+    let [awake, asleep] = [VmState::Running, VmState::Hibernated];
+    assert_eq!(states(&daemon, &all), [awake, awake, asleep, awake, awake]);
+    // One is not hibernated for another before it was idle for some seconds.
+    exec(&daemon, "second");
+    assert_eq!(states(&daemon, &all), [awake, asleep, awake, awake, awake]);
+    let log = fs::read_to_string(daemon.folder.path().join("jiffyd.log")).unwrap();
+    assert_eq!(log.matches("hibernated before its time").count(), 2);
+}
+
+#[test]
+fn idle_vms_make_room_and_guests_that_must_not_sleep_give_up_caches() {
+    // Whatever the host has is less than its reserve.
+    let mut daemon = Daemon::with(&["--memory-reserve", "100%"]);
+    run(&daemon, idles("sleeper", IdleAction::Hibernate));
+    run(&daemon, named("steady", bad_vm("caches", None)));
+    daemon.when("sleeper", VmState::Hibernated);
+    let target = |vm: &str| -> String {
+        let status = ask_vmm(&daemon, vm, "\"balloon\"\n");
+        let (_, rest) = status.split_once("\"target_mib\":").unwrap();
+        rest.split(',').next().unwrap().to_owned()
+    };
+    // 100 MiB are available to the guest, and 32 are left to it.
+    eventually("its caches are taken", || target("steady") == "68");
+    // It has them back as long as somebody uses it,
+    let used = daemon.exec("steady", &shell("sleep 1000")).unwrap();
+    eventually("it has its memory", || target("steady") == "0");
+    drop(used);
+    eventually("they are taken again", || target("steady") == "68");
+    // and children are given no balloon.
+    daemon.post("/v1/vms/steady/fork", br#"{"name": "child"}"#);
+    assert_eq!(target("child"), "0");
+    daemon.again_with(&["--memory-reserve", "0"]);
+    let target = ask_vmm(&daemon, "steady", "\"balloon\"\n");
+    assert!(target.contains("\"target_mib\":0,"), "{target}");
+    run(&daemon, idles("other", IdleAction::Hibernate));
+    sleep(Duration::from_secs(6));
+    assert_eq!(daemon.vm("other").state, VmState::Running);
+}

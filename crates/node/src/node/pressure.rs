@@ -1,0 +1,264 @@
+//! Gets memory back from idle VMs when the host has little left, or when a request waits for it.
+//!
+//! Caches come first, then whole VMs, least recently used first. VMs that go on growing are halted
+//! (`halt`) before the kernel would kill something. Between two looks they are slowed down by the
+//! kernel, if monitors have control groups.
+
+mod halt;
+
+use super::idle::{Idle, look};
+use super::{Node, balloon};
+use crate::idle::sample;
+use crate::pressure::level::{self, Halts, Level, Reading, Relief};
+use crate::pressure::stalls::Stalls;
+use halt::Growth;
+use jiffy_vmhost::handle::VmHandle;
+use jiffy_wire::api::{IdleAction, IdlePolicy, VmState};
+use std::cmp::Reverse;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::sync::Semaphore;
+use tokio::time::{Instant, sleep};
+use tracing::{debug, info};
+
+/// How long a VM must have been idle.
+const IDLE: IdlePolicy = IdlePolicy {
+    after_s: 3,
+    action: IdleAction::Hibernate,
+};
+/// VMs that are hibernated, and guests whose caches are taken, at a time: others need the disk and
+/// the processors, too.
+const AT_ONCE: usize = 4;
+/// A VM that has just begun does not fill the host's memory before this has passed.
+const FIRST: Duration = Duration::from_secs(1);
+/// Time in which a queue may empty by itself.
+const SETTLE: Duration = Duration::from_millis(50);
+/// Caches of a guest that are worth taking, MiB.
+const WORTH: u32 = 16;
+/// What is left to a guest: this part of its memory, but at least so many MiB.
+const LEFT: u64 = 8;
+const LEFT_MIB: u64 = 32;
+/// Time limit of the balloon.
+const SQUEEZE_TIME: Duration = Duration::from_secs(5);
+/// Time until the caches of a guest are looked at again.
+const AGAIN: Duration = Duration::from_secs(30);
+
+/// VMs from which memory is being got back.
+#[derive(Debug, Default)]
+pub(super) struct Pressure {
+    /// When the caches of VMs were last taken, by id.
+    squeezed: Mutex<HashMap<String, Instant>>,
+    /// VMs that grow, and those that are halted.
+    growth: Growth,
+    /// MiB that VMs which are being hibernated will give back.
+    coming: AtomicU64,
+}
+
+impl Pressure {
+    /// Is the VM with this id halted, because it grows?
+    pub(super) fn halts(&self, id: &str) -> bool {
+        self.growth.halts(id)
+    }
+
+    fn squeezed(&self) -> MutexGuard<'_, HashMap<String, Instant>> {
+        self.squeezed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Watches the host's memory as long as VMs run.
+pub(super) async fn watch_memory(node: Arc<Node>) {
+    let total = node
+        .host
+        .room
+        .host_memory()
+        .map_or(0, |memory| memory.total);
+    let Some(reserve) = level::reserve(node.reserve, total) else {
+        return;
+    };
+    let mut stalls = Stalls::of_host();
+    let mut begun = node.host.begun.subscribe();
+    let places = Arc::new(Semaphore::new(AT_ONCE));
+    loop {
+        begun.mark_unchanged();
+        let vms = node.running();
+        if vms.is_empty() {
+            node.let_grow(None);
+            // The sender is the node's own.
+            let _ = begun.changed().await;
+            sleep(FIRST).await;
+            continue;
+        }
+        let relief = node.relief(reserve, &vms);
+        node.let_grow(relief.growth);
+        match relief.level {
+            Level::Enough => {
+                node.resume_all();
+                node.ease(&vms, |_| true).await;
+            }
+            Level::Low | Level::Short => node.relieve(&places, vms, relief).await,
+        }
+        let waits = async {
+            node.host.room.somebody_waits().await;
+            sleep(SETTLE).await;
+        };
+        tokio::select! {
+            () = sleep(relief.pause) => {}
+            () = stalls.next() => {}
+            () = waits, if relief.level == Level::Enough => {}
+        }
+    }
+}
+
+impl Node {
+    fn relief(&self, reserve: u64, vms: &[Arc<VmHandle>]) -> Relief {
+        let host = std::thread::available_parallelism().map_or(1, usize::from);
+        let vcpus: u64 = vms.iter().map(|vm| u64::from(vm.spec.cpus)).sum();
+        // Without a reading nothing is known to be short.
+        let available = self.host.room.host_memory();
+        let reading = Reading {
+            available: available.map_or(u64::MAX, |memory| memory.available),
+            lacking: self.host.room.lacking(),
+            vms: vms.iter().map(|vm| u64::from(vm.spec.memory_mib)).sum(),
+            processors: vcpus.min(host as u64),
+            halted: self.pressure.growth.halts_any(),
+        };
+        level::judge(reserve, &reading)
+    }
+
+    /// Limits the growth of all VMs from now on, unless it is limited already.
+    fn let_grow(&self, mib: Option<u64>) {
+        let launcher = Arc::clone(&self.host.launcher);
+        if launcher.limits_growth() != mib.is_some() {
+            // Not awaited: the kernel may look for memory meanwhile, for seconds.
+            tokio::task::spawn_blocking(move || launcher.let_grow(mib.map(|mib| mib << 20)));
+        }
+    }
+
+    /// Takes caches of idle guests, and hibernates idle VMs, until what is wanted will come.
+    async fn relieve(
+        self: &Arc<Self>,
+        places: &Arc<Semaphore>,
+        vms: Vec<Arc<VmHandle>>,
+        relief: Relief,
+    ) {
+        self.halt_or_resume(&vms, relief.halts);
+        let candidates = vms.iter().map(|vm| (Arc::clone(vm), IDLE)).collect();
+        let mut idle = look(self, candidates).await;
+        idle.sort_by_key(|vm| Reverse(vm.idle));
+        self.ease(&vms, |vm| !vm.activity.in_words().is_empty())
+            .await;
+        let coming = self.pressure.coming.load(Ordering::Relaxed);
+        if relief.halts == Halts::All && coming == 0 && !idle.iter().any(|one| may_sleep(&one.vm)) {
+            self.tell_stuck();
+        }
+        for Idle { vm, idle, .. } in idle {
+            let may_sleep = may_sleep(&vm);
+            if relief.level == Level::Short && may_sleep {
+                let coming = self.pressure.coming.load(Ordering::Relaxed);
+                if coming >= relief.wanted {
+                    continue;
+                }
+                let Ok(place) = Arc::clone(places).try_acquire_owned() else {
+                    return;
+                };
+                if !self.watches.claim(&vm.id) {
+                    continue;
+                }
+                info!(vm = %vm.name, idle_s = idle.as_secs(), wanted_mib = relief.wanted,
+                    "memory is short: an idle VM is hibernated before its time");
+                let node = Arc::clone(self);
+                let gives = gives(&vm);
+                self.pressure.coming.fetch_add(gives, Ordering::Relaxed);
+                tokio::spawn(async move {
+                    let _place = place;
+                    Arc::clone(&node).put_to_rest(vm, IDLE).await;
+                    node.pressure.coming.fetch_sub(gives, Ordering::Relaxed);
+                });
+            } else {
+                let Ok(place) = Arc::clone(places).try_acquire_owned() else {
+                    return;
+                };
+                if self.was_squeezed(&vm) {
+                    continue;
+                }
+                let node = Arc::clone(self);
+                tokio::spawn(async move {
+                    let _place = place;
+                    node.take_caches(&vm).await;
+                });
+            }
+        }
+    }
+
+    /// Were its caches taken a short time ago? If not, they are now.
+    fn was_squeezed(&self, vm: &VmHandle) -> bool {
+        let now = Instant::now();
+        let mut squeezed = self.pressure.squeezed();
+        let last = squeezed.insert(vm.id.clone(), now);
+        let recent = last.filter(|last| now.duration_since(*last) < AGAIN);
+        if let Some(last) = recent {
+            squeezed.insert(vm.id.clone(), last);
+        }
+        recent.is_some()
+    }
+
+    async fn take_caches(&self, vm: &VmHandle) {
+        let Some(_one) = vm.try_operate().filter(|one| one.state == VmState::Running) else {
+            return;
+        };
+        let Ok(socket) = self.agent_socket(vm).await else {
+            return;
+        };
+        let left = (u64::from(vm.spec.memory_mib) / LEFT).max(LEFT_MIB);
+        let spare = balloon::spare(&socket, left).await;
+        if spare.caches >= WORTH {
+            info!(vm = %vm.name, caches_mib = spare.caches, "memory is low: an idle guest's caches are taken");
+            self.squeeze(vm, spare, SQUEEZE_TIME).await;
+        }
+    }
+
+    /// Gives memory back to those of these VMs whose caches were taken and who are to have it, and
+    /// forgets VMs that do not run. A guest that needs memory before takes it (Virtio 1.3 §5.5.6.1,
+    /// VIRTIO_BALLOON_F_DEFLATE_ON_OOM).
+    async fn ease(&self, vms: &[Arc<VmHandle>], whom: impl Fn(&VmHandle) -> bool) {
+        let mut theirs = Vec::new();
+        self.pressure.squeezed().retain(|id, _| {
+            let vm = vms.iter().find(|vm| vm.id == *id);
+            theirs.extend(vm.filter(|vm| whom(vm)));
+            vm.is_some()
+        });
+        for vm in theirs {
+            // A VM that is being hibernated needs its balloon.
+            let Some(_one) = vm.try_operate().filter(|one| one.state == VmState::Running) else {
+                continue;
+            };
+            self.pressure.squeezed().remove(&vm.id);
+            debug!(vm = %vm.name, "a guest's balloon is deflated");
+            self.deflate(vm).await;
+        }
+    }
+
+    /// Before a VM is captured for others: its balloon would be theirs, too.
+    pub(super) async fn ease_captured(&self, vm: &VmHandle) {
+        if self.pressure.squeezed().remove(&vm.id).is_some() {
+            self.deflate(vm).await;
+        }
+    }
+}
+
+/// Why a VM that is halted does not answer.
+pub(super) const HALTED: &str = "The host has nearly no memory left, and this VM uses more and more: it is halted until others give some back.";
+
+/// VMs without an idle time are never hibernated by themselves, and stopping loses what a VM has.
+fn may_sleep(vm: &VmHandle) -> bool {
+    let idle = vm.spec.idle;
+    idle.is_some_and(|policy| policy.action == IdleAction::Hibernate)
+}
+
+/// MiB that a VM gives back when it is hibernated.
+fn gives(vm: &VmHandle) -> u64 {
+    let pid = vm.view.borrow().vm.pid;
+    (pid.and_then(sample::resident_kib).unwrap_or(0) >> 10).max(1)
+}

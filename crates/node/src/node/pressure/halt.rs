@@ -1,0 +1,198 @@
+//! Halts VMs that grow while the host has nearly no memory left: stops their vCPUs until there is
+//! some. The kernel would kill one of them, or another program, instead.
+
+use super::super::Node;
+use crate::idle::sample::resident_kib;
+use crate::pressure::level::Halts;
+use jiffy_vmhost::handle::VmHandle;
+use jiffy_wire::api::{Priority, VmState};
+use jiffy_wire::vmm::ControlRequest;
+use std::cmp::Reverse;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use tokio::sync::oneshot;
+use tracing::{debug, error, info, warn};
+
+/// Growth between two looks that counts, KiB.
+const GROWS: u64 = 128;
+/// How long a VM counts as one that grows: on a busy host each runs only now and then.
+const GROWN: Duration = Duration::from_secs(3);
+
+/// What is known of the VMs while memory is low.
+#[derive(Debug, Default)]
+pub(super) struct Growth(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    /// What each VM had at the last look, by id.
+    had: HashMap<String, Had>,
+    /// VMs that are halted, by id. Dropping the sender lets one go on.
+    halted: HashMap<String, oneshot::Sender<()>>,
+    /// It was logged that nothing gives memory back.
+    told: bool,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Had {
+    /// KiB of the host's memory.
+    kib: u64,
+    /// When it was last seen to have grown.
+    grew: Option<Instant>,
+}
+
+impl Had {
+    /// At this moment it has so much.
+    fn now(last: Option<&Had>, now: Instant, kib: u64) -> Had {
+        let grew = match last {
+            Some(last) if kib >= last.kib.saturating_add(GROWS) => Some(now),
+            Some(last) => last.grew,
+            None => None,
+        };
+        Had { kib, grew }
+    }
+
+    fn grows(&self, now: Instant) -> bool {
+        self.grew.is_some_and(|at| now.duration_since(at) < GROWN)
+    }
+}
+
+impl Growth {
+    /// Is any VM halted?
+    pub(super) fn halts_any(&self) -> bool {
+        !self.state().halted.is_empty()
+    }
+
+    /// Is the VM with this id halted?
+    pub(super) fn halts(&self, id: &str) -> bool {
+        self.state().halted.contains_key(id)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// VMs with a higher priority go on longest, then those that were made first.
+fn rank(vm: &VmHandle) -> (Reverse<Priority>, u64) {
+    (Reverse(vm.spec.priority), vm.view.borrow().vm.created)
+}
+
+impl Node {
+    /// Halts VMs that grow, or lets one go on.
+    pub(super) fn halt_or_resume(self: &Arc<Self>, vms: &[Arc<VmHandle>], halts: Halts) {
+        let growing = self.growing(vms);
+        let mut state = self.pressure.growth.state();
+        let halted = &mut state.halted;
+        let wants = |vm: &&Arc<VmHandle>| {
+            halted.contains_key(&vm.id) || growing.iter().any(|other| other.id == vm.id)
+        };
+        let Some(first) = vms.iter().filter(wants).min_by_key(|vm| rank(vm)) else {
+            return;
+        };
+        let goes_on = match halts {
+            Halts::All => None,
+            Halts::AllButFirst => Some(first),
+            Halts::ResumeInTurn if !growing.is_empty() => return,
+            Halts::ResumeInTurn | Halts::Resume => {
+                let halted = vms.iter().filter(|vm| halted.contains_key(&vm.id));
+                halted.min_by_key(|vm| rank(vm))
+            }
+        };
+        if let Some(vm) = goes_on {
+            halted.remove(&vm.id);
+        }
+        if matches!(halts, Halts::Resume | Halts::ResumeInTurn) {
+            return;
+        }
+        for vm in growing {
+            if goes_on.is_none_or(|one| one.id != vm.id) {
+                let (release, released) = oneshot::channel();
+                halted.insert(vm.id.clone(), release);
+                tokio::spawn(Arc::clone(self).halt(vm, released));
+            }
+        }
+    }
+
+    /// VMs that grow and are not halted.
+    fn growing(&self, vms: &[Arc<VmHandle>]) -> Vec<Arc<VmHandle>> {
+        let mut state = self.pressure.growth.state();
+        let State { had, halted, .. } = &mut *state;
+        let now = Instant::now();
+        let have = vms.iter().map(|vm| {
+            let pid = vm.view.borrow().vm.pid;
+            let kib = pid.and_then(resident_kib).unwrap_or(0);
+            (vm.id.clone(), Had::now(had.get(&vm.id), now, kib))
+        });
+        *had = have.collect();
+        let grows = |vm: &&Arc<VmHandle>| had[&vm.id].grows(now) && !halted.contains_key(&vm.id);
+        vms.iter().filter(grows).cloned().collect()
+    }
+
+    /// Logs once that VMs are halted and no idle VM can give memory back.
+    pub(super) fn tell_stuck(&self) {
+        let mut state = self.pressure.growth.state();
+        if !state.halted.is_empty() && !std::mem::replace(&mut state.told, true) {
+            error!(
+                halted = state.halted.len(),
+                "VMs want more memory than the host has, and none of them is idle: those that grow are halted until one ends or others give memory back"
+            );
+        }
+    }
+
+    /// There is enough memory: all go on.
+    pub(super) fn resume_all(&self) {
+        *self.pressure.growth.state() = State::default();
+    }
+
+    /// Halts a VM until it is released, or is to end.
+    async fn halt(self: Arc<Self>, vm: Arc<VmHandle>, released: oneshot::Receiver<()>) {
+        if let Some(_one) = vm.try_operate().filter(|one| one.state == VmState::Running) {
+            info!(vm = %vm.name, "memory is nearly used up: a VM that grows is halted");
+            let paused = self.order(&vm, "halted", ControlRequest::Pause).await;
+            if let Err(error) = paused {
+                debug!(vm = %vm.name, %error, "a VM that grows can't be halted");
+            } else {
+                let mut view = vm.view.clone();
+                tokio::select! {
+                    _ = released => {}
+                    _ = view.wait_for(|view| view.vm.state != VmState::Running || view.leaving) => {}
+                }
+            }
+            // Also after an error, which does not say whether it was paused.
+            match self.go_on(&vm).await {
+                Ok(()) => info!(vm = %vm.name, "a VM that was halted goes on"),
+                Err(error) if vm.view.borrow().is_active() => {
+                    warn!(vm = %vm.name, %error, "a VM that was halted does not go on");
+                }
+                Err(_) => {}
+            }
+        }
+        self.pressure.growth.state().halted.remove(&vm.id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_vm_that_has_just_grown_grows() {
+        let begin = Instant::now();
+        let at = |ms| begin + Duration::from_millis(ms);
+        let mut had = Had::now(None, at(0), 50_000);
+        assert!(!had.grows(at(0)), "what it had before is no growth");
+        for (ms, kib, grows) in [
+            (200, 50_127, false),
+            (400, 50_255, true),
+            (600, 50_255, true),
+            (3_399, 50_255, true),
+            (3_400, 50_255, false),
+            (3_600, 40_000, false),
+            (3_800, 41_000, true),
+        ] {
+            had = Had::now(Some(&had), at(ms), kib);
+            assert_eq!(had.grows(at(ms)), grows, "{ms}");
+        }
+    }
+}

@@ -1,0 +1,243 @@
+//! What is to be done about the memory that is left.
+
+use jiffy_content::room::Limit;
+use jiffy_content::room::memory::Lacking;
+use std::time::Duration;
+
+/// The reserve unless the operator chooses one: this part of the host's memory, in percent,
+const SHARE: u64 = 5;
+/// but at least and at most so many MiB.
+const LEAST: u64 = 128;
+const MOST: u64 = 4096;
+/// How fast VMs use up memory at most, MiB per second for each processor: the kernel clears a page
+/// before a guest gets it.
+const GROWTH: u64 = 1024;
+/// Longest time between two looks. Other programs use memory, too.
+const LONGEST: Duration = Duration::from_secs(10);
+/// Shortest time between two looks.
+const SHORTEST: Duration = Duration::from_millis(100);
+/// Time between two looks while memory is low, or requests wait.
+const RELIEF: Duration = Duration::from_millis(500);
+/// The same while less than the reserve is left.
+const SOON: Duration = Duration::from_millis(200);
+
+/// The host's memory, and who wants it.
+#[derive(Debug, Clone, Copy)]
+pub struct Reading {
+    /// MemAvailable, MiB.
+    pub available: u64,
+    /// What the first request in the queue lacks.
+    pub lacking: Option<Lacking>,
+    /// Memory of all VMs that run, MiB.
+    pub vms: u64,
+    /// Processors that VMs can use at the same time.
+    pub processors: u64,
+    /// Whether VMs are halted.
+    pub halted: bool,
+}
+
+/// How much memory is left.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Level {
+    /// More than the double reserve, and no request lacks memory.
+    Enough,
+    /// Less than the double reserve: idle guests give up caches.
+    Low,
+    /// Less than the reserve, or a request waits: idle VMs are hibernated.
+    Short,
+}
+
+/// What becomes of VMs that grow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Halts {
+    /// All that grow are halted.
+    All,
+    /// All but one, which goes on.
+    AllButFirst,
+    /// One that is halted goes on, if no other grows.
+    ResumeInTurn,
+    /// One that is halted goes on.
+    Resume,
+}
+
+/// What is to be done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Relief {
+    /// How much is left.
+    pub level: Level,
+    /// MiB that hibernated VMs should give back.
+    pub wanted: u64,
+    /// By so many MiB all VMs together may grow before the kernel slows them down; `None`: by any.
+    pub growth: Option<u64>,
+    /// What becomes of VMs that grow.
+    pub halts: Halts,
+    /// Time until the next look.
+    pub pause: Duration,
+}
+
+/// The reserve in MiB, on a host with this many; `None` if there should be none.
+pub fn reserve(chosen: Option<Limit>, total: u64) -> Option<u64> {
+    let reserve = match chosen {
+        Some(limit) => limit.of(total << 20) >> 20,
+        None => (total * SHARE / 100).clamp(LEAST, MOST),
+    };
+    (reserve > 0).then_some(reserve)
+}
+
+/// What is to be done with this reserve (MiB).
+pub fn judge(reserve: u64, reading: &Reading) -> Relief {
+    let Reading { available, .. } = *reading;
+    let low = reserve.saturating_mul(2);
+    // Half a reserve more, so that the next page does not make it short again.
+    let short = match available < reserve {
+        true => reserve.saturating_add(reserve / 2) - available,
+        // Those that are halted would use it up.
+        false if reading.halted => low.saturating_sub(available),
+        false => 0,
+    };
+    let lacking = match reading.lacking {
+        None => 0,
+        Some(Lacking::Memory(mib)) => mib.max(1),
+        Some(Lacking::Share) => 1,
+    };
+    let wanted = short.max(lacking);
+    let level = match (wanted, available < low) {
+        (1.., _) => Level::Short,
+        (0, true) => Level::Low,
+        (0, false) => Level::Enough,
+    };
+    let spare = available.saturating_sub(low);
+    let pause = match level {
+        Level::Enough if spare >= reading.vms => LONGEST,
+        Level::Enough => {
+            let fastest = reading.processors.max(1).saturating_mul(GROWTH);
+            let until_low = Duration::from_millis(spare.saturating_mul(1000) / fastest);
+            until_low.clamp(SHORTEST, LONGEST)
+        }
+        _ if available < reserve => SOON,
+        Level::Low | Level::Short => RELIEF,
+    };
+    let halts = match available {
+        _ if available >= low => Halts::Resume,
+        _ if available >= reserve => Halts::ResumeInTurn,
+        _ if available >= reserve / 4 => Halts::AllButFirst,
+        _ => Halts::All,
+    };
+    Relief {
+        level,
+        wanted,
+        growth: (available < low).then(|| available.saturating_sub(reserve / 2)),
+        halts,
+        pause,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reading(available: u64) -> Reading {
+        Reading {
+            available,
+            lacking: None,
+            vms: 4096,
+            processors: 2,
+            halted: false,
+        }
+    }
+
+    #[test]
+    fn the_reserve_is_a_share_within_bounds_or_what_was_chosen() {
+        assert_eq!(reserve(None, 1024), Some(128));
+        assert_eq!(reserve(None, 10_000), Some(500));
+        assert_eq!(reserve(None, 1 << 20), Some(4096));
+        assert_eq!(reserve(Some(Limit::Percent(10)), 10_000), Some(1000));
+        assert_eq!(reserve(Some(Limit::Bytes(300 << 20)), 10_000), Some(300));
+        assert_eq!(reserve(Some(Limit::Bytes(0)), 10_000), None);
+    }
+
+    #[test]
+    fn caches_are_given_up_before_vms_are_hibernated() {
+        let levels = [1000, 999, 500, 499, 0].map(|left| judge(500, &reading(left)).level);
+        assert_eq!(
+            levels,
+            [
+                Level::Enough,
+                Level::Low,
+                Level::Low,
+                Level::Short,
+                Level::Short
+            ]
+        );
+        let wanted = [1000, 500, 499, 0].map(|left| judge(500, &reading(left)).wanted);
+        assert_eq!(wanted, [0, 0, 251, 750]);
+        let growth = [1000, 999, 500, 249].map(|left| judge(500, &reading(left)).growth);
+        assert_eq!(growth, [None, Some(749), Some(250), Some(0)]);
+    }
+
+    #[test]
+    fn vms_that_grow_are_halted_at_last_and_go_on_when_others_sleep() {
+        let halts = [1000, 999, 500, 499, 125, 124].map(|left| judge(500, &reading(left)).halts);
+        let (in_turn, but_first) = (Halts::ResumeInTurn, Halts::AllButFirst);
+        assert_eq!(
+            halts,
+            [
+                Halts::Resume,
+                in_turn,
+                in_turn,
+                but_first,
+                but_first,
+                Halts::All
+            ]
+        );
+        let halted = |left| {
+            let reading = Reading {
+                halted: true,
+                ..reading(left)
+            };
+            judge(500, &reading).wanted
+        };
+        assert_eq!([1000, 999, 500, 499].map(halted), [0, 1, 500, 251]);
+    }
+
+    #[test]
+    fn a_request_that_waits_makes_idle_vms_sleep_however_much_is_left() {
+        let waits = |lacking| {
+            let lacking = Some(lacking);
+            let reading = Reading {
+                lacking,
+                ..reading(100_000)
+            };
+            let relief = judge(500, &reading);
+            (relief.level, relief.wanted, relief.growth)
+        };
+        assert_eq!(waits(Lacking::Memory(128)), (Level::Short, 128, None));
+        assert_eq!(waits(Lacking::Memory(0)), (Level::Short, 1, None));
+        assert_eq!(waits(Lacking::Share), (Level::Short, 1, None));
+    }
+
+    #[test]
+    fn the_next_look_comes_before_vms_can_have_used_what_is_left() {
+        let pause = |left| judge(500, &reading(left)).pause;
+        assert_eq!(
+            pause(1000 + 4096),
+            LONGEST,
+            "the VMs can't use more than they have"
+        );
+        assert_eq!(pause(1000 + 2048), Duration::from_secs(1));
+        assert_eq!(pause(1001), SHORTEST);
+        assert_eq!(pause(999), RELIEF);
+        assert_eq!(pause(499), SOON);
+        // Nothing overflows.
+        let all = Reading {
+            available: u64::MAX,
+            vms: u64::MAX,
+            processors: 0,
+            lacking: None,
+            halted: false,
+        };
+        assert_eq!(judge(u64::MAX, &all).level, Level::Enough);
+        assert_eq!(judge(u64::MAX, &reading(0)).wanted, u64::MAX);
+        assert_eq!(judge(0, &all).level, Level::Enough);
+    }
+}

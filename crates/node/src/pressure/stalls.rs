@@ -1,0 +1,48 @@
+//! The kernel's notice that programs wait for memory (Documentation/accounting/psi.rst).
+
+use jiffy_vmhost::process::ready_for;
+use std::fs::OpenOptions;
+use std::io::{self, Write};
+use std::os::fd::OwnedFd;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tracing::debug;
+
+const FILE: &str = "/proc/pressure/memory";
+/// Some program waits for more than 100 ms of two seconds, the only window of users other than root.
+const TRIGGER: &[u8] = b"some 100000 2000000\0";
+
+/// Notices, at most one in two seconds.
+#[derive(Debug)]
+pub struct Stalls(Option<AsyncFd<OwnedFd>>);
+
+impl Stalls {
+    /// This host's. A kernel without PSI gives none.
+    pub fn of_host() -> Stalls {
+        let opened = open();
+        if let Err(error) = &opened {
+            debug!(%error, "no notices of memory stalls");
+        }
+        Stalls(opened.ok())
+    }
+
+    /// Waits for the next one.
+    pub async fn next(&mut self) {
+        let Some(file) = &mut self.0 else {
+            return std::future::pending().await;
+        };
+        match file.ready_mut(Interest::PRIORITY).await {
+            Ok(mut ready) => ready.clear_ready(),
+            Err(error) => {
+                debug!(%error, "no further notices of memory stalls");
+                self.0 = None;
+            }
+        }
+    }
+}
+
+fn open() -> io::Result<AsyncFd<OwnedFd>> {
+    let mut file = OpenOptions::new().read(true).write(true).open(FILE)?;
+    file.write_all(TRIGGER)?;
+    ready_for(file.into(), Interest::PRIORITY)
+}
