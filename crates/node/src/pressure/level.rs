@@ -12,7 +12,10 @@ const MOST: u64 = 4096;
 /// How fast VMs use up memory at most, MiB per second for each processor: the kernel clears a page
 /// before a guest gets it.
 const GROWTH: u64 = 1024;
-/// Longest time between two looks. Other programs use memory, too.
+/// Time between two looks if VMs can't use up what is left. Other programs can, of which the kernel
+/// gives notice, too.
+const CALM: Duration = Duration::from_secs(300);
+/// Longest time between two looks if they can.
 const LONGEST: Duration = Duration::from_secs(10);
 /// Shortest time between two looks.
 const SHORTEST: Duration = Duration::from_millis(100);
@@ -108,7 +111,7 @@ pub fn judge(reserve: u64, reading: &Reading) -> Relief {
     };
     let spare = available.saturating_sub(low);
     let pause = match level {
-        Level::Enough if spare >= reading.vms => LONGEST,
+        Level::Enough if spare >= reading.vms => CALM,
         Level::Enough => {
             let fastest = reading.processors.max(1).saturating_mul(GROWTH);
             let until_low = Duration::from_millis(spare.saturating_mul(1000) / fastest);
@@ -221,7 +224,7 @@ mod tests {
         let pause = |left| judge(500, &reading(left)).pause;
         assert_eq!(
             pause(1000 + 4096),
-            LONGEST,
+            CALM,
             "the VMs can't use more than they have"
         );
         assert_eq!(pause(1000 + 2048), Duration::from_secs(1));
