@@ -66,6 +66,7 @@ mod networks;
 mod operation;
 mod pressure;
 mod queue;
+mod shown;
 mod sleep;
 mod snapshot;
 mod standbys;

@@ -5,7 +5,6 @@
 
 use super::Node;
 use super::operation::Stopwatch;
-use super::pressure::HALTED;
 use crate::idle::sample::Sample;
 use crate::idle::watch::Watch;
 use jiffy_content::clock::monotonic_ns;
@@ -13,7 +12,7 @@ use jiffy_content::error::Result;
 use jiffy_vmhost::handle::{Command, VmHandle};
 use jiffy_vmhost::network;
 use jiffy_vmhost::task::DEFAULT_GRACE;
-use jiffy_wire::api::{IdleAction, IdlePolicy, Vm, VmState};
+use jiffy_wire::api::{IdleAction, IdlePolicy, VmState};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -118,23 +117,6 @@ impl Node {
         let mut all = self.registry.all();
         all.retain(|vm| !vm.spec.hidden && vm.view.borrow().vm.state == VmState::Running);
         all
-    }
-
-    /// A VM as the API shows it, with its activity, or why it could not be woken.
-    pub fn shown(&self, vm: &VmHandle) -> Vm {
-        let mut shown = vm.vm();
-        if let (VmState::Running, Some(idle)) = (shown.state, &mut shown.idle) {
-            self.watches.describe(idle, &vm.id, &vm.activity);
-        }
-        if self.pressure.halts(&vm.id) {
-            shown.error.get_or_insert_with(|| HALTED.to_owned());
-        }
-        if shown.state == VmState::Hibernated
-            && let Some((_, Err(error))) = vm.waking.last()
-        {
-            shown.error.get_or_insert(error.0.message);
-        }
-        shown
     }
 
     /// Hibernates or stops a VM that was found idle and claimed. If that fails, it is tried again later.

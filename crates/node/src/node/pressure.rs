@@ -248,9 +248,6 @@ impl Node {
     }
 }
 
-/// Why a VM that is halted does not answer.
-pub(super) const HALTED: &str = "The host has nearly no memory left, and this VM uses more and more: it is halted until others give some back.";
-
 /// VMs without an idle time are never hibernated by themselves, and stopping loses what a VM has.
 fn may_sleep(vm: &VmHandle) -> bool {
     let idle = vm.spec.idle;

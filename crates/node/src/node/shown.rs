@@ -1,0 +1,27 @@
+//! A VM as the API shows it.
+
+use super::Node;
+use jiffy_vmhost::handle::VmHandle;
+use jiffy_wire::api::{Vm, VmState};
+
+/// Why a VM that is halted does not answer.
+const HALTED: &str = "The host has nearly no memory left, and this VM uses more and more: it is halted until others give some back.";
+
+impl Node {
+    /// A VM as the API shows it, with its activity, or why it could not be woken.
+    pub fn shown(&self, vm: &VmHandle) -> Vm {
+        let mut shown = vm.vm();
+        if let (VmState::Running, Some(idle)) = (shown.state, &mut shown.idle) {
+            self.watches.describe(idle, &vm.id, &vm.activity);
+        }
+        if self.pressure.halts(&vm.id) {
+            shown.error.get_or_insert_with(|| HALTED.to_owned());
+        }
+        if shown.state == VmState::Hibernated
+            && let Some((_, Err(error))) = vm.waking.last()
+        {
+            shown.error.get_or_insert(error.0.message);
+        }
+        shown
+    }
+}
