@@ -194,6 +194,16 @@ fn the_same_archive_gives_the_same_digest() {
     assert_eq!(digests[0], blake3::hash(&bytes).to_hex().to_string());
 }
 
+/// Inodes of 64 bytes: 64 of them fill a block.
+#[test]
+fn inodes_that_fill_their_block_come_back() {
+    let tar = (0..64).fold(Tar::new(), |tar, number| {
+        tar.file(&format!("{number}"), b"")
+    });
+    let unpacked = unpack(&tar.bytes());
+    assert_eq!(fs::read_dir(&unpacked.root).unwrap().count(), 64);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 

@@ -2,7 +2,8 @@
 
 use super::folder;
 use super::format::{
-    BLOCK_SIZE, HOLE, INODE_SIZE, MAX_TAIL_INLINE, ROOT_OFFSET, SLOT_SIZE, xattr_body,
+    BLOCK_SIZE, HOLE, INODE_SIZE, MAX_TAIL_INLINE, ROOT_OFFSET, SLOT_SIZE, XATTR_HEADER_SIZE,
+    xattr_body,
 };
 use crate::chunk_table;
 use crate::tree::{Content, Input, Kind, Node, NodeId, Tree};
@@ -314,6 +315,8 @@ impl<'a> Plan<'a> {
     fn place_inodes(&mut self) -> Result<(), PlanError> {
         self.meta_block = self.next;
         let mut at = u64::from(self.next) * BLOCK_SIZE;
+        // fsck.erofs 1.5 reads the header of an inode's attributes although there are none.
+        let mut header_end = at;
         for visit in &self.order {
             let id = visit.id;
             if id == self.tree.root() || !self.written[id.0] {
@@ -332,9 +335,10 @@ impl<'a> Plan<'a> {
                 at += left;
             }
             self.place[id.0] = at;
+            header_end = at + INODE_SIZE + XATTR_HEADER_SIZE as u64;
             at = (at + inode + tail + table).next_multiple_of(SLOT_SIZE);
         }
-        let blocks = at.div_ceil(BLOCK_SIZE) - u64::from(self.meta_block);
+        let blocks = at.max(header_end).div_ceil(BLOCK_SIZE) - u64::from(self.meta_block);
         self.reserve(blocks)?;
         self.end = self.next;
         Ok(())
