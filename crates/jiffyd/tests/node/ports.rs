@@ -33,11 +33,20 @@ pub fn own_address(how: &str, vm: &Vm) -> String {
     address
 }
 
+/// Listens at port 3000 of the VM's address, with room for a thousand clients that wait. With 128
+/// places, those of the standard library, Linux sends SYN cookies to the others, and takes the end
+/// of a stream for its begin if at most three bytes before it were dropped.
+pub fn listen_for(vm: &Vm) -> TcpListener {
+    let address = own_address("add", vm);
+    let listener = TcpListener::bind(format!("{address}:3000")).expect("the VM's port");
+    rustix::net::listen(&listener, 1000).expect("more places");
+    listener
+}
+
 /// Answers at port 3000 of the VM's address: after the end of what a client sends, with that and
 /// the address that it came from.
 fn serve_for(vm: &Vm) {
-    let address = own_address("add", vm);
-    let listener = TcpListener::bind(format!("{address}:3000")).expect("the VM's port");
+    let listener = listen_for(vm);
     thread::spawn(move || {
         while let Ok((mut client, from)) = listener.accept() {
             thread::spawn(move || {

@@ -9,13 +9,13 @@ mod secure;
 
 use crate::daemon::{Daemon, eventually, named};
 use crate::network::daemon_with;
-use crate::ports::{hibernate, own_address, published, tried_once_a_second};
+use crate::ports::{hibernate, listen_for, published, tried_once_a_second};
 use crate::sleep::starts;
 use crate::snapshots::counter;
 use jiffy_wire::api::{ApiError, CreateVm, IdleAction, IdlePolicy, NetworkUse, Vm, VmState};
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{Shutdown, TcpListener, TcpStream};
+use std::net::{Shutdown, TcpStream};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -57,8 +57,7 @@ struct Served {
 /// switches to a protocol that repeats each line, and `/last` to one in which the server ends its
 /// side first. All else is answered with the body of the request as it comes.
 fn serve_for(vm: &Vm) -> Arc<Served> {
-    let address = own_address("add", vm);
-    let listener = TcpListener::bind(format!("{address}:3000")).expect("the VM's port");
+    let listener = listen_for(vm);
     let served = Arc::<Served>::default();
     let seen = Arc::clone(&served);
     thread::spawn(move || {
@@ -387,9 +386,8 @@ fn what_can_not_be_forwarded_is_refused_in_a_sentence() {
 fn a_damaged_body_is_not_blamed_on_the_vm() {
     let daemon = daemon();
     let vm: Vm = daemon.run_detached(published(counter())).json();
-    let address = own_address("add", &vm);
     // The kernel accepts, and nobody answers.
-    let _never_answers = TcpListener::bind((address, 3000)).expect("the VM's port");
+    let _never_answers = listen_for(&vm);
     let mut stream = send(&format!(
         "POST / HTTP/1.1\r\n{HOST}\r\nTransfer-Encoding: chunked\r\n\r\nnonsense\r\n"
     ));
