@@ -488,11 +488,11 @@ fn vms_of_a_network_know_each_other_and_children_are_reached_as_their_parent_was
     for name in ["parent", "child-1", "child-2", "child-3"] {
         let address = host.address(name);
         for at in [address.as_str(), name] {
-            let (said, _) = host.within("asker", &format!("wget -T 20 -qO- {at}:8080{NAME}"));
+            let (said, _) = host.within("asker", &format!("timeout 20 wget -qO- {at}:8080{NAME}"));
             assert_eq!(said, name, "{at}");
         }
         // A VM in another network neither reaches it nor resolves its name.
-        let (said, _) = host.within("stranger", &format!("wget -T 5 -qO- {address}:8080{NAME}"));
+        let (said, _) = host.within("stranger", &format!("timeout 5 wget -qO- {address}:8080{NAME}"));
         assert_eq!(said, "");
         assert!(!host.within("stranger", &format!("nslookup {name}")).1);
     }
