@@ -154,10 +154,13 @@ impl Cgroups {
 
     /// The group of a running program; `None` if it is in none of these groups.
     pub fn of_process(self: &Arc<Cgroups>, pid: u32) -> Option<Cgroup> {
+        self.open(self.folder_of(pid)?).ok()
+    }
+
+    fn folder_of(&self, pid: u32) -> Option<PathBuf> {
         let group = group_in(&fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?)?;
         let folder = Path::new(HIERARCHY).join(group.trim_start_matches('/'));
-        let is_ours = folder.parent() == Some(&self.folder);
-        is_ours.then(|| self.open(folder).ok()).flatten()
+        (folder.parent() == Some(&self.folder)).then_some(folder)
     }
 
     /// Kills all programs in groups that this process does not know, and removes the groups.
@@ -177,18 +180,21 @@ impl Cgroups {
         }
     }
 
-    /// Has the kernel slow all programs down, together, as soon as they have taken this many more
-    /// bytes; `None`: never. It takes back what it can by itself meanwhile.
-    pub fn let_grow(&self, bytes: Option<u64>) -> io::Result<()> {
+    /// Has the kernel slow a running program down as soon as it has taken this many more bytes;
+    /// `None`: never. The kernel takes back what it can by itself before.
+    pub fn limit_growth(&self, pid: u32, bytes: Option<u64>) -> io::Result<()> {
+        let Some(folder) = self.folder_of(pid) else {
+            return Ok(());
+        };
         let high = match bytes {
             None => "max".to_owned(),
             Some(bytes) => {
-                let used = fs::read_to_string(self.folder.join("memory.current"))?;
+                let used = fs::read_to_string(folder.join("memory.current"))?;
                 let used: u64 = used.trim().parse().unwrap_or(u64::MAX);
                 used.saturating_add(bytes).to_string()
             }
         };
-        write(&self.folder, "memory.high", &high)
+        write(&folder, "memory.high", &high)
     }
 
     /// Removes the node's group, if it is empty.
@@ -234,8 +240,10 @@ impl Cgroup {
         }
     }
 
-    /// Raises the memory limit if it is less than the current usage plus `bytes`.
+    /// Raises the memory limit if it is less than the current usage plus `bytes`, and has the kernel
+    /// not slow the program down before.
     pub fn let_grow(&self, bytes: u64) -> io::Result<()> {
+        self.set("memory.high", "max")?;
         let number =
             |name| Ok::<u64, io::Error>(self.get(name)?.trim().parse().unwrap_or(u64::MAX));
         let wanted = number("memory.current")?.saturating_add(bytes);

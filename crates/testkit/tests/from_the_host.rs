@@ -36,10 +36,17 @@ fn host() -> Host {
     }
 }
 
+/// What a command may take, seconds: a hundred times what one takes on a slow machine.
+const LIMIT: &str = "900";
+/// How much of the machine's console is shown if a test fails, lines.
+const SHOWN: usize = 100;
+
 impl Host {
     fn command(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(&self.jiffy);
+        let mut command = Command::new("/usr/bin/timeout");
         command
+            .arg(LIMIT)
+            .arg(&self.jiffy)
             .args(arguments)
             .env("JIFFY_MACHINE", "always")
             .env("JIFFY_DATA", self.folder.path().join("data"))
@@ -72,6 +79,14 @@ impl Host {
 
 impl Drop for Host {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            let console = self.folder.path().join("data/machine/console.log");
+            let console = std::fs::read(console).unwrap_or_default();
+            let console = String::from_utf8_lossy(&console);
+            let lines: Vec<_> = console.lines().collect();
+            let last = &lines[lines.len().saturating_sub(SHOWN)..];
+            println!("the machine's console ends with:\n{}", last.join("\n"));
+        }
         let _ = self.command(&["machine", "rm", "--force"]).output();
     }
 }
@@ -492,7 +507,10 @@ fn vms_of_a_network_know_each_other_and_children_are_reached_as_their_parent_was
             assert_eq!(said, name, "{at}");
         }
         // A VM in another network neither reaches it nor resolves its name.
-        let (said, _) = host.within("stranger", &format!("timeout 5 wget -qO- {address}:8080{NAME}"));
+        let (said, _) = host.within(
+            "stranger",
+            &format!("timeout 5 wget -qO- {address}:8080{NAME}"),
+        );
         assert_eq!(said, "");
         assert!(!host.within("stranger", &format!("nslookup {name}")).1);
     }

@@ -22,7 +22,6 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use tracing::{debug, info, warn};
 
 const KVM: &str = "/dev/kvm";
@@ -49,8 +48,6 @@ pub struct Launcher {
     identities: Arc<Identities>,
     /// `None`: the resources of monitors are not limited.
     cgroups: Option<Arc<Cgroups>>,
-    /// Whether the kernel may slow monitors down; an earlier daemon may have left it so.
-    limits_growth: AtomicBool,
     /// What this host does not support, and why.
     lacks: Vec<String>,
 }
@@ -83,7 +80,6 @@ impl Launcher {
             level: None,
             identities,
             cgroups: None,
-            limits_growth: AtomicBool::new(true),
             lacks: Vec::new(),
         };
         if !jailed {
@@ -131,18 +127,12 @@ impl Launcher {
         launcher
     }
 
-    /// Is there a limit of [`Launcher::let_grow`]?
-    pub fn limits_growth(&self) -> bool {
-        self.limits_growth.load(Ordering::Relaxed)
-    }
-
-    /// Has the kernel slow all monitors down as soon as they have taken this many more bytes; `None`:
-    /// never. May block.
-    pub fn let_grow(&self, bytes: Option<u64>) {
-        self.limits_growth.store(bytes.is_some(), Ordering::Relaxed);
+    /// Has the kernel slow a monitor down as soon as it has taken this many more bytes; `None`: never.
+    /// May block.
+    pub fn limit_growth(&self, pid: u32, bytes: Option<u64>) {
         let Some(cgroups) = &self.cgroups else { return };
-        if let Err(error) = cgroups.let_grow(bytes) {
-            debug!(%error, "the growth of VMs can't be limited");
+        if let Err(error) = cgroups.limit_growth(pid, bytes) {
+            debug!(pid, %error, "the growth of a VM can't be limited");
         }
     }
 

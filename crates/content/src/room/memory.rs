@@ -94,6 +94,8 @@ type Host = dyn Fn() -> io::Result<Memory> + Send + Sync;
 struct State {
     books: Books,
     line: Line,
+    /// Background work gets nothing.
+    is_scarce: bool,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -366,7 +368,7 @@ impl Room {
     /// this memory away ([`Background::claimed`]).
     pub fn behind(self: &Arc<Self>, amount: Amount) -> Option<Background> {
         let mut state = self.state();
-        if !state.line.is_empty() {
+        if state.is_scarce || !state.line.is_empty() {
             return None;
         }
         // Subscribed before the check, so that no claim is missed.
@@ -383,6 +385,15 @@ impl Room {
             before,
             claims,
         })
+    }
+
+    /// The host has little memory left, or has enough again, whatever the books say. As long as it
+    /// has little, background work gets none, and gives up what it has.
+    pub fn set_scarce(&self, is_scarce: bool) {
+        let before = std::mem::replace(&mut self.state().is_scarce, is_scarce);
+        if is_scarce && !before {
+            self.claims.send_modify(|claims| *claims += 1);
+        }
     }
 
     /// Counts a VM that an earlier daemon started, whether there is room or not.

@@ -254,6 +254,12 @@ pub fn run() {
         );
         let found = cgroups.of_process(stray.0).unwrap();
         assert_eq!(found.folder(), lost.folder());
+        let high = || fs::read_to_string(found.folder().join("memory.high")).unwrap();
+        cgroups.limit_growth(stray.0, Some(1 << 20)).unwrap();
+        let limited: u64 = high().trim().parse().unwrap();
+        assert!(limited >= 1 << 20, "{limited}");
+        cgroups.limit_growth(stray.0, None).unwrap();
+        assert_eq!(high(), "max\n");
         drop((found, lost));
         cgroups.sweep();
         assert_eq!(

@@ -2,18 +2,20 @@
 //!
 //! Caches come first, then whole VMs, least recently used first. VMs that go on growing are halted
 //! (`halt`) before the kernel would kill something. Between two looks they are slowed down by the
-//! kernel, if monitors have control groups.
+//! kernel (`limits`), if monitors have control groups.
 
 mod halt;
+mod limits;
 
 use super::idle::{Idle, look};
 use super::{Node, balloon};
 use crate::idle::sample;
 use crate::pressure::level::{self, Halts, Level, Reading, Relief};
 use crate::pressure::stalls::Stalls;
-use halt::Growth;
+use halt::{Growing, Growth};
 use jiffy_vmhost::handle::VmHandle;
 use jiffy_wire::api::{IdleAction, IdlePolicy, VmState};
+use limits::Limits;
 use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -54,6 +56,7 @@ pub(super) struct Pressure {
     growth: Growth,
     /// MiB that VMs which are being hibernated will give back.
     coming: AtomicU64,
+    limits: Limits,
 }
 
 impl Pressure {
@@ -80,31 +83,42 @@ pub(super) async fn watch_memory(node: Arc<Node>) {
     let mut stalls = Stalls::of_host();
     let mut begun = node.host.begun.subscribe();
     let places = Arc::new(Semaphore::new(AT_ONCE));
+    // An earlier daemon may have limited what it left.
+    let mut limited = true;
     loop {
         begun.mark_unchanged();
         let vms = node.running();
         if vms.is_empty() {
-            node.let_grow(None);
+            node.room().set_scarce(false);
             // The sender is the node's own.
             let _ = begun.changed().await;
             sleep(FIRST).await;
             continue;
         }
-        let relief = node.relief(reserve, &vms);
-        node.let_grow(relief.growth);
+        let (relief, growing) = node.relief(reserve, &vms);
+        if limited || relief.growth.is_some() {
+            node.limit_growth(&vms, &growing, relief.growth);
+        }
+        limited = relief.growth.is_some();
         match relief.level {
             Level::Enough => {
                 node.resume_all();
                 node.ease(&vms, |_| true).await;
             }
-            Level::Low | Level::Short => node.relieve(&places, vms, relief).await,
+            Level::Low | Level::Short => node.relieve(&places, vms, &growing, relief).await,
         }
         let waits = async {
             node.host.room.somebody_waits().await;
             sleep(SETTLE).await;
         };
+        // The pause is right for the VMs that run now.
+        let begins = async {
+            let _ = begun.changed().await;
+            sleep(FIRST).await;
+        };
         tokio::select! {
             () = sleep(relief.pause) => {}
+            () = begins => {}
             () = stalls.next() => {}
             () = waits, if relief.level == Level::Enough => {}
         }
@@ -112,28 +126,28 @@ pub(super) async fn watch_memory(node: Arc<Node>) {
 }
 
 impl Node {
-    fn relief(&self, reserve: u64, vms: &[Arc<VmHandle>]) -> Relief {
+    fn relief(&self, reserve: u64, vms: &[Arc<VmHandle>]) -> (Relief, Growing) {
         let host = std::thread::available_parallelism().map_or(1, usize::from);
         let vcpus: u64 = vms.iter().map(|vm| u64::from(vm.spec.cpus)).sum();
         // Without a reading nothing is known to be short.
         let available = self.host.room.host_memory();
+        let available = available.map_or(u64::MAX, |memory| memory.available);
+        let is_low = level::is_low(reserve, available);
+        self.host.room.set_scarce(is_low);
+        let growing = match is_low {
+            true => self.growing(vms),
+            false => Growing::default(),
+        };
         let reading = Reading {
-            available: available.map_or(u64::MAX, |memory| memory.available),
+            available,
             lacking: self.host.room.lacking(),
             vms: vms.iter().map(|vm| u64::from(vm.spec.memory_mib)).sum(),
+            others: (vms.len() as u64).saturating_sub(1),
+            first: growing.first_needs(),
             processors: vcpus.min(host as u64),
             halted: self.pressure.growth.halts_any(),
         };
-        level::judge(reserve, &reading)
-    }
-
-    /// Limits the growth of all VMs from now on, unless it is limited already.
-    fn let_grow(&self, mib: Option<u64>) {
-        let launcher = Arc::clone(&self.host.launcher);
-        if launcher.limits_growth() != mib.is_some() {
-            // Not awaited: the kernel may look for memory meanwhile, for seconds.
-            tokio::task::spawn_blocking(move || launcher.let_grow(mib.map(|mib| mib << 20)));
-        }
+        (level::judge(reserve, &reading), growing)
     }
 
     /// Takes caches of idle guests, and hibernates idle VMs, until what is wanted will come.
@@ -141,9 +155,10 @@ impl Node {
         self: &Arc<Self>,
         places: &Arc<Semaphore>,
         vms: Vec<Arc<VmHandle>>,
+        growing: &Growing,
         relief: Relief,
     ) {
-        self.halt_or_resume(&vms, relief.halts);
+        self.halt_or_resume(&vms, growing, relief.halts);
         let candidates = vms.iter().map(|vm| (Arc::clone(vm), IDLE)).collect();
         let mut idle = look(self, candidates).await;
         idle.sort_by_key(|vm| Reverse(vm.idle));

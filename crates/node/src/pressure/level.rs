@@ -21,7 +21,7 @@ const LONGEST: Duration = Duration::from_secs(10);
 const SHORTEST: Duration = Duration::from_millis(100);
 /// Time between two looks while memory is low, or requests wait.
 const RELIEF: Duration = Duration::from_millis(500);
-/// The same while less than the reserve is left.
+/// The same while VMs that grow are halted.
 const SOON: Duration = Duration::from_millis(200);
 
 /// The host's memory, and who wants it.
@@ -33,6 +33,10 @@ pub struct Reading {
     pub lacking: Option<Lacking>,
     /// Memory of all VMs that run, MiB.
     pub vms: u64,
+    /// How many of them may grow, but for the first.
+    pub others: u64,
+    /// By how much the first of those that grow still can, MiB.
+    pub first: u64,
     /// Processors that VMs can use at the same time.
     pub processors: u64,
     /// Whether VMs are halted.
@@ -70,7 +74,8 @@ pub struct Relief {
     pub level: Level,
     /// MiB that hibernated VMs should give back.
     pub wanted: u64,
-    /// By so many MiB all VMs together may grow before the kernel slows them down; `None`: by any.
+    /// By so many bytes each VM but the first may grow before the kernel slows it down; `None`: by
+    /// any.
     pub growth: Option<u64>,
     /// What becomes of VMs that grow.
     pub halts: Halts,
@@ -87,10 +92,17 @@ pub fn reserve(chosen: Option<Limit>, total: u64) -> Option<u64> {
     (reserve > 0).then_some(reserve)
 }
 
+/// Is so little left (MiB) that VMs which grow have to be known?
+pub fn is_low(reserve: u64, available: u64) -> bool {
+    available < reserve.saturating_mul(2)
+}
+
 /// What is to be done with this reserve (MiB).
 pub fn judge(reserve: u64, reading: &Reading) -> Relief {
     let Reading { available, .. } = *reading;
     let low = reserve.saturating_mul(2);
+    // What the first VM needs to end its growth is kept for it, or else all would be halted halfway.
+    let kept = reserve.saturating_add(reading.first.min(reserve));
     // Half a reserve more, so that the next page does not make it short again.
     let short = match available < reserve {
         true => reserve.saturating_add(reserve / 2) - available,
@@ -104,7 +116,7 @@ pub fn judge(reserve: u64, reading: &Reading) -> Relief {
         Some(Lacking::Share) => 1,
     };
     let wanted = short.max(lacking);
-    let level = match (wanted, available < low) {
+    let level = match (wanted, is_low(reserve, available)) {
         (1.., _) => Level::Short,
         (0, true) => Level::Low,
         (0, false) => Level::Enough,
@@ -117,19 +129,21 @@ pub fn judge(reserve: u64, reading: &Reading) -> Relief {
             let until_low = Duration::from_millis(spare.saturating_mul(1000) / fastest);
             until_low.clamp(SHORTEST, LONGEST)
         }
-        _ if available < reserve => SOON,
+        _ if available < kept => SOON,
         Level::Low | Level::Short => RELIEF,
     };
     let halts = match available {
         _ if available >= low => Halts::Resume,
-        _ if available >= reserve => Halts::ResumeInTurn,
+        _ if available >= kept => Halts::ResumeInTurn,
         _ if available >= reserve / 4 => Halts::AllButFirst,
         _ => Halts::All,
     };
     Relief {
         level,
         wanted,
-        growth: (available < low).then(|| available.saturating_sub(reserve / 2)),
+        growth: is_low(reserve, available).then(|| {
+            available.saturating_sub(kept).saturating_mul(1 << 20) / reading.others.max(1)
+        }),
         halts,
         pause,
     }
@@ -144,6 +158,8 @@ mod tests {
             available,
             lacking: None,
             vms: 4096,
+            others: 10,
+            first: 0,
             processors: 2,
             halted: false,
         }
@@ -174,8 +190,8 @@ mod tests {
         );
         let wanted = [1000, 500, 499, 0].map(|left| judge(500, &reading(left)).wanted);
         assert_eq!(wanted, [0, 0, 251, 750]);
-        let growth = [1000, 999, 500, 249].map(|left| judge(500, &reading(left)).growth);
-        assert_eq!(growth, [None, Some(749), Some(250), Some(0)]);
+        let growth = [1000, 990, 500, 249].map(|left| judge(500, &reading(left)).growth);
+        assert_eq!(growth, [None, Some(49 << 20), Some(0), Some(0)]);
     }
 
     #[test]
@@ -201,6 +217,25 @@ mod tests {
             judge(500, &reading).wanted
         };
         assert_eq!([1000, 999, 500, 499].map(halted), [0, 1, 500, 251]);
+    }
+
+    #[test]
+    fn what_the_first_vm_needs_is_kept_for_it_but_no_more_than_a_reserve() {
+        let judged = |first, left| {
+            let reading = Reading {
+                first,
+                ..reading(left)
+            };
+            let relief = judge(500, &reading);
+            (relief.growth, relief.halts, relief.pause)
+        };
+        let in_turn = Halts::ResumeInTurn;
+        let but_first = Halts::AllButFirst;
+        assert_eq!(judged(100, 610), (Some(1 << 20), in_turn, RELIEF));
+        assert_eq!(judged(100, 600), (Some(0), in_turn, RELIEF));
+        assert_eq!(judged(100, 599), (Some(0), but_first, SOON));
+        assert_eq!(judged(5000, 1000), (None, Halts::Resume, SHORTEST));
+        assert_eq!(judged(5000, 999), (Some(0), but_first, SOON));
     }
 
     #[test]
@@ -235,6 +270,8 @@ mod tests {
         let all = Reading {
             available: u64::MAX,
             vms: u64::MAX,
+            others: 0,
+            first: u64::MAX,
             processors: 0,
             lacking: None,
             halted: false,

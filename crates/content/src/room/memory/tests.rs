@@ -316,7 +316,14 @@ async fn what_is_for_later_has_what_is_left_and_gives_way() {
     let waited = line.into_iter().next().unwrap().await.unwrap().unwrap();
     let later = room.behind(vm(10)).unwrap();
     assert!(!later.was_claimed(), "what was claimed before is not its");
+    // Nor is there any while the host has little, whatever the books say.
+    room.set_scarce(true);
+    assert!(later.was_claimed());
     drop((waited, later));
+    assert!(room.behind(vm(1)).is_none());
+    drop(room.reserve(asking(), vm(1), 1).await.unwrap());
+    room.set_scarce(false);
+    assert!(!room.behind(vm(1)).unwrap().was_claimed());
     assert!(empty(&room));
 }
 

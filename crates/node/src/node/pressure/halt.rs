@@ -19,6 +19,9 @@ const GROWS: u64 = 128;
 /// How long a VM counts as one that grows: on a busy host each runs only now and then.
 const GROWN: Duration = Duration::from_secs(3);
 
+/// What a VMM needs besides its guest's memory, MiB.
+const OVERHEAD: u64 = 8;
+
 /// What is known of the VMs while memory is low.
 #[derive(Debug, Default)]
 pub(super) struct Growth(Mutex<State>);
@@ -78,22 +81,68 @@ fn rank(vm: &VmHandle) -> (Reverse<Priority>, u64) {
     (Reverse(vm.spec.priority), vm.view.borrow().vm.created)
 }
 
+/// VMs that grow.
+#[derive(Default)]
+pub(super) struct Growing {
+    /// Those that are not halted.
+    vms: Vec<Arc<VmHandle>>,
+    /// The first of them and of those that are halted: the others wait for it.
+    first: Option<Arc<VmHandle>>,
+    /// KiB that it has.
+    has: u64,
+}
+
+impl Growing {
+    /// By how much the first can grow until it has all of its memory, MiB.
+    pub(super) fn first_needs(&self) -> u64 {
+        let may_have = |vm: &Arc<VmHandle>| u64::from(vm.spec.memory_mib) + OVERHEAD;
+        self.first
+            .as_ref()
+            .map_or(0, |vm| may_have(vm).saturating_sub(self.has >> 10))
+    }
+
+    pub(super) fn is_first(&self, vm: &VmHandle) -> bool {
+        self.first.as_ref().is_some_and(|first| first.id == vm.id)
+    }
+}
+
 impl Node {
+    /// Which of these VMs grow, by what they had at the last look.
+    pub(super) fn growing(&self, vms: &[Arc<VmHandle>]) -> Growing {
+        let mut state = self.pressure.growth.state();
+        let State { had, halted, .. } = &mut *state;
+        let now = Instant::now();
+        let have = vms.iter().map(|vm| {
+            let pid = vm.view.borrow().vm.pid;
+            let kib = pid.and_then(resident_kib).unwrap_or(0);
+            (vm.id.clone(), Had::now(had.get(&vm.id), now, kib))
+        });
+        *had = have.collect();
+        let (waits, grows): (Vec<_>, Vec<_>) = vms
+            .iter()
+            .filter(|vm| halted.contains_key(&vm.id) || had[&vm.id].grows(now))
+            .partition(|vm| halted.contains_key(&vm.id));
+        let first = waits.iter().chain(&grows).min_by_key(|vm| rank(vm));
+        Growing {
+            first: first.map(|vm| Arc::clone(vm)),
+            has: first.map_or(0, |vm| had[&vm.id].kib),
+            vms: grows.into_iter().cloned().collect(),
+        }
+    }
+
     /// Halts VMs that grow, or lets one go on.
-    pub(super) fn halt_or_resume(self: &Arc<Self>, vms: &[Arc<VmHandle>], halts: Halts) {
-        let growing = self.growing(vms);
+    pub(super) fn halt_or_resume(
+        self: &Arc<Self>,
+        vms: &[Arc<VmHandle>],
+        growing: &Growing,
+        halts: Halts,
+    ) {
         let mut state = self.pressure.growth.state();
         let halted = &mut state.halted;
-        let wants = |vm: &&Arc<VmHandle>| {
-            halted.contains_key(&vm.id) || growing.iter().any(|other| other.id == vm.id)
-        };
-        let Some(first) = vms.iter().filter(wants).min_by_key(|vm| rank(vm)) else {
-            return;
-        };
         let goes_on = match halts {
             Halts::All => None,
-            Halts::AllButFirst => Some(first),
-            Halts::ResumeInTurn if !growing.is_empty() => return,
+            Halts::AllButFirst => growing.first.as_ref(),
+            Halts::ResumeInTurn if !growing.vms.is_empty() => return,
             Halts::ResumeInTurn | Halts::Resume => {
                 let halted = vms.iter().filter(|vm| halted.contains_key(&vm.id));
                 halted.min_by_key(|vm| rank(vm))
@@ -105,28 +154,13 @@ impl Node {
         if matches!(halts, Halts::Resume | Halts::ResumeInTurn) {
             return;
         }
-        for vm in growing {
+        for vm in &growing.vms {
             if goes_on.is_none_or(|one| one.id != vm.id) {
                 let (release, released) = oneshot::channel();
                 halted.insert(vm.id.clone(), release);
-                tokio::spawn(Arc::clone(self).halt(vm, released));
+                tokio::spawn(Arc::clone(self).halt(Arc::clone(vm), released));
             }
         }
-    }
-
-    /// VMs that grow and are not halted.
-    fn growing(&self, vms: &[Arc<VmHandle>]) -> Vec<Arc<VmHandle>> {
-        let mut state = self.pressure.growth.state();
-        let State { had, halted, .. } = &mut *state;
-        let now = Instant::now();
-        let have = vms.iter().map(|vm| {
-            let pid = vm.view.borrow().vm.pid;
-            let kib = pid.and_then(resident_kib).unwrap_or(0);
-            (vm.id.clone(), Had::now(had.get(&vm.id), now, kib))
-        });
-        *had = have.collect();
-        let grows = |vm: &&Arc<VmHandle>| had[&vm.id].grows(now) && !halted.contains_key(&vm.id);
-        vms.iter().filter(grows).cloned().collect()
     }
 
     /// Logs once that VMs are halted and no idle VM can give memory back.

@@ -1,0 +1,54 @@
+//! Has the kernel slow VMs down that grow while memory is low: between two looks none uses up what is
+//! left, and what the first of them needs.
+
+use super::super::Node;
+use super::halt::Growing;
+use jiffy_vmhost::handle::VmHandle;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Only one thread sets limits at a time.
+#[derive(Debug, Default)]
+pub(super) struct Limits {
+    /// How often the limits of all were lifted: earlier ones are set no more.
+    lifts: AtomicU64,
+    turn: Mutex<()>,
+}
+
+impl Node {
+    /// By so many bytes each of these VMs, but the first, may grow from now on. Those that are worked
+    /// on are not limited: a capture needs memory.
+    pub(super) fn limit_growth(
+        self: &Arc<Self>,
+        vms: &[Arc<VmHandle>],
+        growing: &Growing,
+        bytes: Option<u64>,
+    ) {
+        let limits = vms.iter().filter_map(|vm| {
+            let is_free = growing.is_first(vm) || vm.try_operate().is_none();
+            let pid = vm.view.borrow().vm.pid?;
+            Some((pid, bytes.filter(|_| !is_free)))
+        });
+        let limits: Vec<_> = limits.collect();
+        let lifts = match bytes {
+            None => self.pressure.limits.lifts.fetch_add(1, Ordering::Relaxed) + 1,
+            Some(_) => self.pressure.limits.lifts.load(Ordering::Relaxed),
+        };
+        let node = Arc::clone(self);
+        // Not awaited: the kernel may look for memory meanwhile, for seconds. A look that comes
+        // before it has found some sets no limits.
+        tokio::task::spawn_blocking(move || {
+            let set = &node.pressure.limits;
+            let turn = match bytes {
+                None => Some(set.turn.lock().unwrap_or_else(PoisonError::into_inner)),
+                Some(_) => set.turn.try_lock().ok(),
+            };
+            let Some(_turn) = turn else { return };
+            for (pid, bytes) in limits {
+                if set.lifts.load(Ordering::Relaxed) == lifts {
+                    node.host.launcher.limit_growth(pid, bytes);
+                }
+            }
+        });
+    }
+}
