@@ -64,6 +64,7 @@ pub fn router(node: Arc<Node>, begun: Arc<Begun>) -> Router {
                 .delete(images::remove),
         )
         .route("/v1/vms/{vm}/policy", post(networks::policy))
+        .route("/v1/vms/{vm}/limits", post(vms::limits))
         .route("/v1/networks", get(networks::list))
         .route(
             "/v1/networks/{name}",

@@ -64,6 +64,15 @@ pub(super) async fn create(State(node): Shared, body: Body) -> Result<Json<Vm>> 
     Ok(Json(vm.vm()))
 }
 
+pub(super) async fn limits(
+    State(node): Shared,
+    Path(vm): Path<String>,
+    body: Body,
+) -> Result<Json<Vm>> {
+    let limits = json(body).await?;
+    Ok(Json(to_the_end(node.change_limits(vm, limits)).await?))
+}
+
 pub(super) async fn inspect(State(node): Shared, Path(vm): Path<String>) -> Result<Json<Vm>> {
     Ok(Json(node.inspect(&vm)?))
 }

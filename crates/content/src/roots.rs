@@ -15,7 +15,7 @@ use crate::model::vm::{Root, Spec};
 use crate::paths::{make_volumes, volume_in};
 use jiffy_ext4::layout::MOST_BYTES;
 use jiffy_wire::api::RootDisk;
-use jiffy_wire::vmm::{Disk, DiskLimit};
+use jiffy_wire::vmm::Disk;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
@@ -175,15 +175,14 @@ fn fstype_of(image: &Path) -> &'static str {
 /// All disks of a VM, in the order in which the guest finds them: what its
 /// root is made from, its volumes, and the layer over the root.
 pub fn disks(folder: &Path, spec: &Spec, image: PathBuf, volumes: Vec<Disk>) -> Vec<Disk> {
-    let disk = |path: PathBuf, read_only: bool, serial: &str, limit: DiskLimit| Disk {
+    let disk = |path: PathBuf, read_only: bool, serial: &str| Disk {
         path,
         read_only,
         serial: Some(serial.to_owned()),
-        limit,
         ..Disk::default()
     };
-    let own = |serial| disk(file_in(folder), false, serial, spec.root_limit);
-    let shared = || disk(image, true, "root", spec.root_limit);
+    let own = |serial| disk(file_in(folder), false, serial);
+    let shared = || disk(image, true, "root");
     let (first, last) = match &spec.root_disk {
         None => (shared(), None),
         Some(RootDisk::Layer { .. }) => (shared(), Some(own("root-layer"))),

@@ -60,6 +60,7 @@ mod fork;
 mod idle;
 mod images;
 mod lazy;
+mod limits;
 mod make_golden;
 mod making;
 mod networks;
@@ -446,9 +447,9 @@ impl Node {
 
     /// A standby that can become a VM with this specification.
     async fn standby_for(&self, spec: &Spec) -> Option<Standby> {
-        // A disk's rate limit can't be changed after the restore, and standbys are restored for
-        // runs with a command.
-        let fits = spec.root_limit.is_none() && spec.command.is_some();
+        // Standbys are restored without limits, for runs with a command.
+        let has_limit = spec.network.as_ref().is_some_and(|it| !it.limit.is_none());
+        let fits = !has_limit && spec.command.is_some();
         // A run that will wait in the queue leaves them to others.
         let fits = fits && !self.host.room.is_waited_for();
         let shape = spec::golden(spec).filter(|_| fits)?;

@@ -9,8 +9,9 @@ use crate::timeline::PagerFaults;
 use jiffy_content::error::{Error, Result};
 pub use jiffy_content::model::vm::is_active;
 use jiffy_content::model::vm::{Failure, MainState, Paged, Root, Spec};
-use jiffy_wire::api::{NetworkPolicy, Vm, VmState};
+use jiffy_wire::api::{Limits, NetworkPolicy, Vm, VmState};
 use jiffy_wire::timeline::Timeline;
+use jiffy_wire::vmm::{DiskLimit, NetLimit};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Mutex, MutexGuard, mpsc, oneshot, watch};
@@ -62,6 +63,8 @@ pub enum Command {
     Save(oneshot::Sender<Result<()>>),
     /// Replace its network policy.
     Policy(Box<NetworkPolicy>, oneshot::Sender<Result<()>>),
+    /// Change its rate limits. Answered with those of all its devices.
+    Limits(Box<Limits>, oneshot::Sender<Result<DeviceLimits>>),
     /// Start the VMM. Answered once it is spawned.
     Start(Box<Plan>, oneshot::Sender<Result<()>>),
     /// Ask the guest to end; programs have this long after SIGTERM. Answered at once; the view
@@ -117,6 +120,15 @@ pub struct VmHandle {
     /// True while it is being hibernated.
     pub(crate) falls_asleep: watch::Sender<bool>,
     pub(crate) mailbox: mpsc::Sender<Command>,
+}
+
+/// Current rate limits of a VM's devices, in the order of its VMM's configuration.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeviceLimits {
+    /// Of each disk.
+    pub disks: Vec<DiskLimit>,
+    /// Of each network interface.
+    pub nets: Vec<NetLimit>,
 }
 
 /// The right to start, pause, capture, hibernate or wake a VM.

@@ -190,6 +190,13 @@ fn answer(vmm: &mut Vmm, config: &Path, request: ControlRequest, stop: &mut bool
             }
         }
         ControlRequest::Balloon => balloon(vmm),
+        ControlRequest::SetLimits { disks, nets } => {
+            match vmm.with_devices(move |devices| devices.set_limits(&disks, &nets)) {
+                Some(Ok(())) => ControlResponse::Ok,
+                Some(Err(error)) => ControlResponse::Error(error.to_string()),
+                None => memory_is_lost(),
+            }
+        }
     };
     response.into()
 }
@@ -202,8 +209,12 @@ fn balloon(vmm: &mut Vmm) -> ControlResponse {
     match vmm.with_devices(Devices::balloon) {
         Some(Some(status)) => ControlResponse::Balloon(status),
         Some(None) => ControlResponse::Error("this VM has no balloon".into()),
-        None => ControlResponse::Error("this VM's memory is lost".into()),
+        None => memory_is_lost(),
     }
+}
+
+fn memory_is_lost() -> ControlResponse {
+    ControlResponse::Error("this VM's memory is lost".into())
 }
 
 fn captured(capture: Capture) -> Answer {

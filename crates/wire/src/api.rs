@@ -64,7 +64,7 @@
 //! `Upgrade: jiffy-frames`. Errors are [`ApiError`].
 
 use crate::agent::{Command, ExitStatus, Stream};
-use crate::vmm::DiskLimit;
+use crate::vmm::{DiskLimit, NetLimit};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -329,6 +329,9 @@ pub struct NetworkUse {
     /// TCP ports that the node's proxy may reach, each `PORT` or `FROM-TO`; `None`: all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub proxy_ports: Option<Vec<String>>,
+    /// Rate limit in each direction.
+    #[serde(default, skip_serializing_if = "NetLimit::is_none")]
+    pub limit: NetLimit,
 }
 
 impl NetworkUse {
@@ -573,6 +576,9 @@ pub struct Vm {
     /// Its request that waits for memory or vCPUs; only in `inspect`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub queued: Option<Queued>,
+    /// Rate limits of its root file system and its network; those of volumes are in `disks`.
+    #[serde(default, skip_serializing_if = "Limits::is_default")]
+    pub limits: Limits,
 }
 
 /// Origin of the memory of a VM that did not boot.
@@ -615,6 +621,36 @@ pub struct Forked {
     pub pause_ns: u64,
     /// Timeline of the parent's side.
     pub timeline: crate::timeline::Timeline,
+}
+
+/// Rate limits of a VM's disks and network interface. As the body of `POST /v1/vms/{vm}/limits` those
+/// that change: what is absent stays as it is, and an empty limit removes one.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Limits {
+    /// Of each disk of the root file system.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub root: Option<DiskLimit>,
+    /// Of volumes, by name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub volumes: BTreeMap<String, DiskLimit>,
+    /// Of the network interface, in each direction.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<NetLimit>,
+}
+
+impl Limits {
+    /// Whether it has none.
+    pub fn is_default(&self) -> bool {
+        *self == Limits::default()
+    }
+
+    /// Takes over the changes of `newer`.
+    pub fn change(&mut self, newer: Limits) {
+        self.root = newer.root.or(self.root);
+        self.volumes.extend(newer.volumes);
+        self.network = newer.network.or(self.network);
+    }
 }
 
 /// Result of a hibernation.

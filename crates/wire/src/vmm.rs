@@ -513,7 +513,7 @@ pub enum ExitReason {
 }
 
 /// A command on the control socket.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ControlRequest {
     /// Whether the VM runs. Answered with `Status`.
@@ -551,6 +551,14 @@ pub enum ControlRequest {
     },
     /// Size of the balloon, and the guest's statistics. Answered with `Balloon`.
     Balloon,
+    /// Replace the limits of all disks and network interfaces, each in the order of the
+    /// configuration. What waits for a previous limit is held against the new one.
+    SetLimits {
+        /// Of each disk.
+        disks: Vec<DiskLimit>,
+        /// Of each network interface, in each direction.
+        nets: Vec<NetLimit>,
+    },
 }
 
 /// Answer on the control socket.

@@ -8,6 +8,7 @@ pub mod network;
 pub mod queue;
 pub mod snapshot;
 pub mod ssh;
+pub mod update;
 mod values;
 
 pub use later::Later;
@@ -119,6 +120,8 @@ pub enum Verb {
     Pause(Later<snapshot::Vms>),
     /// Resume paused VMs
     Resume(Later<snapshot::Vms>),
+    /// Change the limits of VMs while they run
+    Update(Later<update::Update>),
     /// Create live clones of a running VM
     Fork(Later<snapshot::Fork>),
     /// Write the memory of VMs to disk and release it on the host

@@ -1,7 +1,9 @@
 //! `jiffy network`, `jiffy port`, and the network's options of `run` and `create`.
 
+use super::values::network_limit;
 use super::{JsonFormat, ListFormat};
 use clap::{Args, Subcommand};
+use jiffy_wire::vmm::NetLimit;
 
 /// Options of a new VM's network.
 #[derive(Debug, Args)]
@@ -33,6 +35,9 @@ pub struct NetworkOptions {
     /// none, or all [default: those of the snapshot, or else all]
     #[arg(long, value_name = "PORTS|none|all")]
     pub proxy_ports: Option<String>,
+    /// Rate limit of the VM's network in each direction: bps=10M, pps=5000
+    #[arg(long, value_name = "LIMIT[,LIMIT]", value_parser = network_limit)]
+    pub network_limit: Option<NetLimit>,
     /// Name server in place of the node's. Repeatable
     #[arg(long, value_name = "ADDRESS")]
     pub dns: Vec<String>,

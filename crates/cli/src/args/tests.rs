@@ -1,5 +1,6 @@
 use super::*;
 use clap::CommandFactory;
+use std::num::NonZeroU64;
 
 fn parse(line: &str) -> Cli {
     let words: Vec<OsString> = line.split_whitespace().map(Into::into).collect();
@@ -211,6 +212,42 @@ fn disks_have_a_name_and_perhaps_a_size() {
     assert!(disk_use("a:1G:ro").unwrap().read_only);
     for wrong in ["", ":1G", "a:1G:2G", "a:ro:1G", "a:x"] {
         assert!(disk_use(wrong).is_err(), "{wrong}");
+    }
+}
+
+#[test]
+fn new_limits_are_rates_or_none() {
+    let line = "jiffy update --root-limit bps=1K,iops=7 --disk-limit data,none --disk-limit b,iops=1 \
+                --network-limit pps=5,bps=2M web";
+    let given = match parse(line).verb {
+        Verb::Update(Later(update)) => update,
+        other => panic!("not an update: {other:?}"),
+    };
+    let number = NonZeroU64::new;
+    let root = given.root_limit.unwrap();
+    assert_eq!(
+        (root.bytes_per_second, root.operations_per_second),
+        (number(1024), number(7))
+    );
+    let [(data, none), (b, one)] = &given.disk_limit[..] else {
+        panic!("{given:?}");
+    };
+    assert_eq!((data.as_str(), none.is_none()), ("data", true));
+    assert_eq!((b.as_str(), one.operations_per_second), ("b", number(1)));
+    let network = given.network_limit.unwrap();
+    assert_eq!(
+        (network.bytes_per_second, network.packets_per_second),
+        (number(2 << 20), number(5))
+    );
+    for (wrong, why) in [
+        ("--root-limit pps=5 web", "'pps=5' is not a rate limit"),
+        ("--network-limit iops=5 web", "'iops=5' is not a rate limit"),
+        ("--disk-limit data web", "write NAME,bps=50M"),
+        ("--disk-limit ,none web", "write NAME,bps=50M"),
+        ("--root-limit bps=0 web", "'0' is not a rate"),
+    ] {
+        let error = refuse(&format!("jiffy update {wrong}"));
+        assert!(error.contains(why), "{error}");
     }
 }
 

@@ -5,7 +5,7 @@ use clap::ValueEnum;
 use jiffy_wire::api::{IdleAction, VolumeUse};
 use jiffy_wire::signal;
 use jiffy_wire::text::parse_size;
-use jiffy_wire::vmm::{DiskLimit, PageSize};
+use jiffy_wire::vmm::{DiskLimit, NetLimit, PageSize};
 use std::num::NonZeroU64;
 use std::path::PathBuf;
 
@@ -130,6 +130,47 @@ pub fn disk_limit(text: &str) -> Result<DiskLimit, String> {
         }
     }
     Ok(limit)
+}
+
+/// Parses `bps=10M`, `pps=5000`, or both separated by a comma.
+pub fn network_limit(text: &str) -> Result<NetLimit, String> {
+    let mut limit = NetLimit::default();
+    for option in text.split(',') {
+        let (slot, value) = match option.split_once('=') {
+            Some(("bps", value)) => (&mut limit.bytes_per_second, value),
+            Some(("pps", value)) => (&mut limit.packets_per_second, value),
+            _ => {
+                return Err(format!(
+                    "'{option}' is not a rate limit; write bps=10M (bytes per second) or pps=5000 (packets per second)"
+                ));
+            }
+        };
+        *slot = Some(rate(value)?);
+    }
+    Ok(limit)
+}
+
+/// A new limit, or `none`.
+pub fn new_limit<T: Default>(
+    text: &str,
+    parse: impl Fn(&str) -> Result<T, String>,
+) -> Result<T, String> {
+    match text {
+        "none" => Ok(T::default()),
+        limit => parse(limit),
+    }
+}
+
+/// Parses a volume's name, and after a comma its new limit.
+pub fn volume_limit(text: &str) -> Result<(String, DiskLimit), String> {
+    match text.split_once(',') {
+        Some((name, limit)) if !name.is_empty() => {
+            Ok((name.to_owned(), new_limit(limit, disk_limit)?))
+        }
+        _ => Err(format!(
+            "'{text}' is not a volume and its limit; write NAME,bps=50M or NAME,none"
+        )),
+    }
 }
 
 /// Parses `NAME`, `NAME:SIZE`, `NAME:ro` or `NAME:SIZE:ro`, with options after commas.

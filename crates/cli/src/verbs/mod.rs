@@ -59,6 +59,7 @@ fn perform(cli: Cli, began_ns: u64) -> Result<Outcome> {
         Verb::Rm(Later(rm)) => context.block_on(|| vms::rm(&context, rm)),
         Verb::Wait(Later(wait)) => context.block_on(|| vms::wait(&context, wait)),
         Verb::Attach(Later(attach)) => context.block_on(|| exec::attach(&context, attach)),
+        Verb::Update(Later(update)) => context.block_on(|| vms::update(&context, update)),
         Verb::Pause(Later(vms)) => context.block_on(|| snapshot::order(&context, vms, "pause")),
         Verb::Resume(Later(vms)) => context.block_on(|| snapshot::order(&context, vms, "resume")),
         Verb::Wake(Later(wake)) => context.block_on(|| snapshot::wake(&context, wake)),

@@ -328,6 +328,7 @@ async fn vm_from(client: &Client, options: VmOptions) -> Result<CreateVm> {
 fn network_of(options: NetworkOptions) -> NetworkUse {
     NetworkUse {
         proxy_ports: options.ports_of_the_proxy(),
+        limit: options.network_limit.unwrap_or_default(),
         name: options.network,
         ports: options.publish,
         publish_all: options.publish_all,

@@ -2,11 +2,12 @@
 
 use super::Context;
 use super::context::{each, show, show_json};
+use crate::args::update::Update;
 use crate::args::{Inspect, Kill, ListFormat, Ps, Rm, Start, Stop, Wait};
 use crate::client::vm_path;
 use crate::failure::{Failure, Outcome, Result, report_all};
 use crate::render::now;
-use jiffy_wire::api::{Vm, VmState};
+use jiffy_wire::api::{Limits, Vm, VmState};
 use jiffy_wire::text::list::{self, List};
 
 /// `jiffy ps`
@@ -82,6 +83,27 @@ pub async fn start(context: &Context, start: Start) -> Result<Outcome> {
         show(&format!("{vm}\n"))
     };
     context.each_with_ports(&client, &start.vms, act).await
+}
+
+/// `jiffy update`
+pub async fn update(context: &Context, update: Update) -> Result<Outcome> {
+    let client = context.client()?;
+    let limits = Limits {
+        root: update.root_limit,
+        volumes: update.disk_limit.into_iter().collect(),
+        network: update.network_limit,
+    };
+    if limits.is_default() {
+        return Err(Failure::new("no limit is named that is to change")
+            .hint("`jiffy update --help` lists them"));
+    }
+    each(&update.vms, async |vm| {
+        client
+            .post_json::<_, Vm>(&vm_path(vm, "/limits"), &limits)
+            .await?;
+        show(&format!("{vm}\n"))
+    })
+    .await
 }
 
 /// `jiffy stop`

@@ -5,11 +5,12 @@ use crate::clock::unix_seconds;
 use crate::durable::LoadError;
 use jiffy_wire::agent::{Command, ExitStatus, StartError};
 use jiffy_wire::api::{
-    IdlePolicy, ImageConfig, NetworkPolicy, NetworkUse, Origin, Priority, RootDisk, Vm, VmNetwork,
-    VmState, VolumeUse,
+    IdlePolicy, ImageConfig, Limits, NetworkPolicy, NetworkUse, Origin, Priority, RootDisk, Vm,
+    VmNetwork, VmState, VolumeUse,
 };
 use jiffy_wire::cpu::Wanted;
-use jiffy_wire::vmm::{DiskLimit, PageSize};
+use jiffy_wire::vmm::{DiskLimit, NetLimit, PageSize};
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
@@ -201,6 +202,8 @@ pub struct VmRecord {
     pub addresses: Vec<IpAddr>,
     /// Its network policy, if that was changed after it was made.
     pub policy: Option<NetworkPolicy>,
+    /// Rate limits that were changed after it was made.
+    pub limits: Limits,
 }
 
 impl VmRecord {
@@ -227,6 +230,7 @@ impl VmRecord {
             powering_off: false,
             addresses: Vec::new(),
             policy: None,
+            limits: Limits::default(),
         }
     }
 
@@ -234,6 +238,41 @@ impl VmRecord {
     pub fn network_policy(&self) -> NetworkPolicy {
         let made_with = || self.spec.network.as_ref().map(|it| it.policy.clone());
         self.policy.clone().or_else(made_with).unwrap_or_default()
+    }
+
+    /// Current rate limit of each disk of its root.
+    fn root_limit(&self) -> DiskLimit {
+        self.limits.root.unwrap_or(self.spec.root_limit)
+    }
+
+    /// Its volumes, with their current rate limits.
+    fn volumes(&self) -> Vec<VolumeUse> {
+        let mut volumes = self.spec.disks.clone();
+        for volume in &mut volumes {
+            if let Some(changed) = self.limits.volumes.get(&volume.name) {
+                volume.limit = *changed;
+            }
+        }
+        volumes
+    }
+
+    /// Current rate limits of its disks, in the order of [`crate::roots::disks`].
+    pub fn disk_limits(&self) -> Vec<DiskLimit> {
+        let root = self.root_limit();
+        let layer = matches!(self.spec.root_disk, Some(RootDisk::Layer { .. }));
+        let volumes = self.volumes();
+        let volumes = volumes.iter().map(|volume| volume.limit);
+        [root]
+            .into_iter()
+            .chain(volumes)
+            .chain(layer.then_some(root))
+            .collect()
+    }
+
+    /// Current rate limit of its network interface, if it has one.
+    pub fn network_limit(&self) -> Option<NetLimit> {
+        let network = self.spec.network.as_ref()?;
+        Some(self.limits.network.unwrap_or(network.limit))
     }
 
     /// As the API shows it.
@@ -260,7 +299,7 @@ impl VmRecord {
                 .command
                 .as_ref()
                 .is_some_and(|command| command.tty.is_some()),
-            disks: spec.disks.clone(),
+            disks: self.volumes(),
             root_disk: spec.root_disk.clone(),
             exposed_ports: spec.config.exposed_ports.clone(),
             labels: spec.config.labels.clone(),
@@ -290,6 +329,11 @@ impl VmRecord {
             owner: spec.owner.clone(),
             priority: spec.priority,
             queued: None,
+            limits: Limits {
+                root: Some(self.root_limit()).filter(|limit| !limit.is_none()),
+                volumes: BTreeMap::new(),
+                network: self.network_limit().filter(|limit| !limit.is_none()),
+            },
         }
     }
 

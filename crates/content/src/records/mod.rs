@@ -38,8 +38,10 @@ mod tests;
 pub mod timeline;
 pub mod vm;
 
+use std::collections::BTreeMap;
+
 /// Converts a saved type into the program's, and back, field by field, each in
-/// the way that is named: [`same`], [`into`], [`opt`] or [`list`].
+/// the way that is named: [`same`], [`into`], [`opt`], [`list`] or [`map`].
 macro_rules! both_ways {
     ($saved:path, $live:path { $($field:ident: $how:ident),* $(,)? }) => {
         impl From<$live> for $saved {
@@ -95,6 +97,14 @@ fn opt<A: Into<B>, B>(field: Option<A>) -> Option<B> {
 /// A list of values with a saved type of their own.
 fn list<A: Into<B>, B>(field: Vec<A>) -> Vec<B> {
     field.into_iter().map(Into::into).collect()
+}
+
+/// Values by name, with a saved type of their own.
+fn map<A: Into<B>, B>(field: BTreeMap<String, A>) -> BTreeMap<String, B> {
+    field
+        .into_iter()
+        .map(|(name, value)| (name, value.into()))
+        .collect()
 }
 
 /// For fields that are left out when they are false.

@@ -146,6 +146,8 @@ pub struct NetworkUse {
     hosts: Vec<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     proxy_ports: Option<Vec<String>>,
+    #[serde(default, skip_serializing_if = "NetLimit::is_none")]
+    limit: NetLimit,
 }
 both_ways!(
     NetworkUse,
@@ -158,6 +160,7 @@ both_ways!(
         search: same,
         hosts: same,
         proxy_ports: same,
+        limit: into,
     }
 );
 
@@ -297,6 +300,34 @@ both_ways!(
 impl DiskLimit {
     fn is_none(&self) -> bool {
         *self == DiskLimit::default()
+    }
+}
+
+/// See [`vmm::NetLimit`].
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NetLimit {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    bytes_per_second: Option<NonZeroU64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    packets_per_second: Option<NonZeroU64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    bytes_burst: Option<NonZeroU64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    packets_burst: Option<NonZeroU64>,
+}
+both_ways!(
+    NetLimit,
+    vmm::NetLimit {
+        bytes_per_second: same,
+        packets_per_second: same,
+        bytes_burst: same,
+        packets_burst: same,
+    }
+);
+
+impl NetLimit {
+    fn is_none(&self) -> bool {
+        *self == NetLimit::default()
     }
 }
 

@@ -18,7 +18,7 @@ use jiffy_wire::cpu::testing::processor;
 use jiffy_wire::cpu::{ARCH_CAPABILITIES, Profile, Wanted};
 use jiffy_wire::pager::{Origin, RegistryOrigin};
 use jiffy_wire::timeline::{Span, Timeline, Track};
-use jiffy_wire::vmm::{DiskLimit, Extent, PageSize, ReadUnits};
+use jiffy_wire::vmm::{DiskLimit, Extent, NetLimit, PageSize, ReadUnits};
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::fs;
@@ -136,6 +136,24 @@ fn with_a_priority() -> VmRecord {
     vm
 }
 
+/// A VM whose limits were changed.
+fn with_limits() -> VmRecord {
+    let mut vm = on_a_network();
+    let network = NetLimit {
+        bytes_per_second: NonZeroU64::new(1 << 20),
+        packets_per_second: NonZeroU64::new(1000),
+        bytes_burst: NonZeroU64::new(1 << 16),
+        packets_burst: NonZeroU64::new(10),
+    };
+    vm.spec.network.as_mut().unwrap().limit = network;
+    vm.limits = api::Limits {
+        root: Some(limit()),
+        volumes: BTreeMap::from([(text("data"), DiskLimit::default())]),
+        network: Some(network),
+    };
+    vm
+}
+
 /// A VM that sleeps when it is idle.
 fn with_an_idle_time() -> VmRecord {
     let mut vm = vm();
@@ -162,6 +180,7 @@ fn on_a_network() -> VmRecord {
         search: vec![text("example.org")],
         hosts: vec![text("db:192.0.2.7")],
         proxy_ports: None,
+        limit: NetLimit::default(),
     });
     vm.addresses = vec![[10, 118, 0, 2].into(), "fd00::2".parse().unwrap()];
     vm.policy = Some(policy("192.0.2.0/24"));
@@ -246,6 +265,7 @@ fn vm() -> VmRecord {
         powering_off: true,
         addresses: Vec::new(),
         policy: None,
+        limits: api::Limits::default(),
     }
 }
 
@@ -327,6 +347,7 @@ fn records_of_vms_do_not_drift() {
         save,
         load,
     );
+    does_not_drift("vm-1-limits.json", "vm.json", &with_limits(), save, load);
     does_not_drift(
         "vm-1-priority.json",
         "vm.json",

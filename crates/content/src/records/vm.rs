@@ -1,12 +1,13 @@
 //! `vm.json`: all that is known of a VM.
 
-use super::spec::{NetworkPolicy, Spec};
+use super::spec::{DiskLimit, NetLimit, NetworkPolicy, Spec};
 use super::{both_ways, both_ways_enum, is_false};
 use crate::durable::{self, LoadError};
 use crate::model::image as lazy;
 use crate::model::vm as live;
 use jiffy_wire::{agent, api};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::io;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -44,6 +45,8 @@ pub struct Vm {
     addresses: Vec<IpAddr>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     policy: Option<NetworkPolicy>,
+    #[serde(default, skip_serializing_if = "Limits::is_default")]
+    limits: Limits,
 }
 both_ways!(
     Vm,
@@ -68,8 +71,35 @@ both_ways!(
         powering_off: same,
         addresses: same,
         policy: opt,
+        limits: into,
     }
 );
+
+/// See [`api::Limits`].
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Limits {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    root: Option<DiskLimit>,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    volumes: BTreeMap<String, DiskLimit>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    network: Option<NetLimit>,
+}
+both_ways!(
+    Limits,
+    api::Limits {
+        root: opt,
+        volumes: map,
+        network: opt,
+    }
+);
+
+impl Limits {
+    fn is_default(&self) -> bool {
+        *self == Limits::default()
+    }
+}
 
 /// See [`api::VmState`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

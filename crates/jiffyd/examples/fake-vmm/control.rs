@@ -33,6 +33,10 @@ impl Vm {
                 self.balloon()
             }
             ControlRequest::Balloon => self.balloon(),
+            ControlRequest::SetLimits { .. } => {
+                eprintln!("fake-vmm: {}", line.trim_end());
+                ControlResponse::Ok
+            }
             ControlRequest::CpuProfile => {
                 ControlResponse::CpuProfile(Box::new(crate::host().shown))
             }

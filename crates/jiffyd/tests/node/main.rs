@@ -15,6 +15,7 @@ mod idle;
 mod images;
 mod kills;
 mod life;
+mod limits;
 mod network;
 mod ports;
 mod pressure;

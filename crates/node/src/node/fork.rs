@@ -1,6 +1,7 @@
 //! Fork: live clones that share the parent's memory until one of them writes.
 
 use super::Node;
+use super::limits::current_spec;
 use super::operation::{Stopwatch, joined};
 use crate::spec;
 use futures_util::{StreamExt, TryStreamExt, stream};
@@ -77,13 +78,13 @@ impl Node {
         // The child has the parent's command if that is running; a command that has ended is not
         // inherited.
         let runs = parent.view.borrow().main == MainState::Started;
+        let current = current_spec(parent);
         let spec = Spec {
-            own_volumes: !parent.spec.disks.is_empty() || parent.spec.root_disk.is_some(),
-            command: parent.spec.command.clone().filter(|_| runs),
-            hostname: parent.spec.hostname.clone(),
+            own_volumes: !current.disks.is_empty() || current.root_disk.is_some(),
+            command: current.command.clone().filter(|_| runs),
             from: None,
-            network: spec::inherited(&parent.spec),
-            ..(*parent.spec).clone()
+            network: spec::inherited(&current),
+            ..current
         };
         let mut children = Vec::with_capacity(names.len());
         for name in names {

@@ -1,5 +1,6 @@
 //! Snapshots: make, list, inspect, optimise, remove.
 
+use super::limits::current_spec;
 use super::operation::{Stopwatch, joined};
 use super::{LEASE_POLL, NAME_TIME, Node};
 use crate::golden;
@@ -150,7 +151,7 @@ impl Node {
                 idle: None,
                 owner: None,
                 priority: Priority::Normal,
-                ..(*vm.spec).clone()
+                ..current_spec(vm)
             },
             main: view.main.clone(),
             image_digest: root.digest.clone(),

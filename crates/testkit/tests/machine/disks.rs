@@ -191,6 +191,34 @@ fn a_disk_is_not_used_faster_than_its_limit() {
 }
 
 #[test]
+fn a_limit_is_lifted_while_a_program_waits_for_it() {
+    let jiffy = jiffy();
+    let limits = [
+        "--disk",
+        "paced:16M,bps=1K",
+        "--network-limit",
+        "bps=1M,pps=500",
+    ];
+    jiffy.ok(&[&["run", "-d", "--name", "paced"], &limits[..]].concat());
+    // 8 MiB at 1 KiB per second: more than two hours.
+    let script = "dd if=/dev/vdb of=/dev/null bs=64k count=128 iflag=direct 2>/dev/null; echo read";
+    std::thread::scope(|scope| {
+        let reads = scope.spawn(|| exec(&jiffy, "paced", script));
+        std::thread::sleep(Duration::from_secs(2));
+        assert!(!reads.is_finished());
+        jiffy.ok(&["update", "--disk-limit", "paced,none", "paced"]);
+        assert_eq!(reads.join().expect("no panic").trim(), "read");
+    });
+    let shown = jiffy.ok(&["inspect", "paced"]);
+    assert!(shown.contains("\"packets_per_second\": 500"), "{shown}");
+    jiffy.ok(&["update", "--network-limit", "none", "paced"]);
+    let shown = jiffy.ok(&["inspect", "paced"]);
+    assert!(!shown.contains("per_second"), "{shown}");
+    jiffy.ok(&["rm", "--force", "paced"]);
+    jiffy.ok(&["volume", "rm", "paced"]);
+}
+
+#[test]
 fn what_can_t_be_is_refused_with_a_sentence() {
     let jiffy = jiffy();
     jiffy.ok(&["volume", "create", "spare", "16M"]);

@@ -57,7 +57,7 @@ pub(super) fn vmm_config<'a>(
             initrd: Some(paths.initramfs()),
             command_line: command_line(spec)?,
         },
-        disks: disks(paths, &record.id, plan, descriptors.launcher),
+        disks: disks(paths, record, plan, descriptors.launcher),
         vsock: Some(Vsock {
             cid: record.cid.into(),
             path: descriptors
@@ -89,12 +89,15 @@ pub(super) fn vmm_config<'a>(
 }
 
 /// A VM's disks; the root is filled on demand if its image is only partly here.
-fn disks(paths: &Paths, id: &str, plan: &Plan, launcher: &Launcher) -> Vec<Disk> {
+fn disks(paths: &Paths, record: &VmRecord, plan: &Plan, launcher: &Launcher) -> Vec<Disk> {
     let mut disks = plan.disks.clone();
+    for (disk, limit) in disks.iter_mut().zip(record.disk_limits()) {
+        disk.limit = limit;
+    }
     // A writable copy of the image is always complete.
     let root = disks.first_mut().filter(|root| root.read_only);
     if let (Some(lazy), Some(root)) = (&plan.root.lazy, root) {
-        let mut residency = lazy.residency(paths, id);
+        let mut residency = lazy.residency(paths, &record.id);
         residency.pager_socket = launcher.inside(&residency.pager_socket).into();
         root.residency = Some(residency);
     } else if let Some(root) = disks.first_mut() {
@@ -142,9 +145,9 @@ fn nets<'a>(
     plan: &'a Plan,
     descriptors: &mut Descriptors<'a>,
 ) -> Result<Vec<Net>> {
-    if record.spec.network.is_none() {
+    let Some(limit) = record.network_limit() else {
         return Ok(Vec::new());
-    }
+    };
     let backend = match &plan.network {
         Some(attachment) => descriptors.tap(&attachment.queues),
         None => NetBackend::None,
@@ -153,8 +156,8 @@ fn nets<'a>(
         mac: network::mac_of(&record.id)?,
         mtu: None,
         backend,
-        receive_limit: Default::default(),
-        send_limit: Default::default(),
+        receive_limit: limit,
+        send_limit: limit,
     }])
 }
 
@@ -165,7 +168,6 @@ pub fn volume_disk(volume: &VolumeUse, path: PathBuf) -> Disk {
         read_only: volume.read_only,
         // Virtio limits the serial number to 20 bytes (Virtio 1.3 §5.2.6, VIRTIO_BLK_T_GET_ID).
         serial: Some(volume.name.chars().take(20).collect()),
-        limit: volume.limit,
         ..Disk::default()
     }
 }

@@ -259,6 +259,9 @@ impl Actor {
             Command::Policy(policy, reply) => {
                 let _ = reply.send(self.change_policy(*policy));
             }
+            Command::Limits(limits, reply) => {
+                let _ = reply.send(Ok(self.change_limits(*limits)));
+            }
             Command::Start(plan, reply) if plan.wakes() => self.wake(plan, reply),
             Command::Start(plan, reply) => {
                 let _ = reply.send(self.start(*plan));

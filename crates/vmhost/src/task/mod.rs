@@ -2,7 +2,7 @@
 //!
 //! * [`actor`]: handles commands, events of the VMM, messages of the guest, and deadlines.
 //! * `phase`: its states, with a diagram.
-//! * `policy`: changes the network policy while the VM runs.
+//! * `policy`: changes the network policy and rate limits while the VM runs.
 //! * `guest`: handles the guest's messages.
 //! * `saver`: writes the record.
 //! * `hibernate`: hibernation and wake.

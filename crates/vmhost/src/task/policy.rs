@@ -1,8 +1,9 @@
-//! Changes of a VM's network policy while it runs.
+//! Changes of a VM's network policy and rate limits while it runs.
 
+use crate::handle::DeviceLimits;
 use crate::task::actor::Actor;
 use jiffy_content::error::Result;
-use jiffy_wire::api::NetworkPolicy;
+use jiffy_wire::api::{Limits, NetworkPolicy};
 
 impl Actor {
     /// Applies a new network policy from now on.
@@ -14,5 +15,15 @@ impl Actor {
             Err(_) => self.record.policy = before,
         }
         changed
+    }
+
+    /// Changes limits from the next start on; its VMM has to be told if it runs.
+    pub(super) fn change_limits(&mut self, limits: Limits) -> DeviceLimits {
+        self.record.limits.change(limits);
+        self.changed();
+        DeviceLimits {
+            disks: self.record.disk_limits(),
+            nets: self.record.network_limit().into_iter().collect(),
+        }
     }
 }

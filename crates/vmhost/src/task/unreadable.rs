@@ -152,6 +152,7 @@ impl Unreadable {
                 let _ = reply.send(self.actor.kept_timeline().unwrap_or_default());
             }
             Command::MemoryWhole(_, reply) | Command::Flush(reply) => drop(reply.send(())),
+            Command::Limits(_, reply) => drop(reply.send(Err(self.refusal.clone()))),
             Command::Save(reply)
             | Command::Start(_, reply)
             | Command::Policy(_, reply)

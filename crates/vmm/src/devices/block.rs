@@ -9,7 +9,7 @@ use crate::sections::{Count, Section};
 use jiffy_devices::virtio::block::{Block, BlockOptions, BlockState};
 use jiffy_devices::virtio::device::WorkerRole;
 use jiffy_devices::virtio::queue::RateLimit;
-use jiffy_wire::vmm::{Disk, ReadUnits, VmmConfig};
+use jiffy_wire::vmm::{Disk, DiskLimit, ReadUnits, VmmConfig};
 use std::sync::Arc;
 
 /// Disks, in the order of the configuration.
@@ -75,10 +75,14 @@ fn options(disk: &Disk) -> BlockOptions {
         read_only: disk.read_only,
         direct: disk.direct,
         id: disk.serial.clone().unwrap_or_default(),
-        limit: RateLimit {
-            bytes_per_second: disk.limit.bytes_per_second,
-            operations_per_second: disk.limit.operations_per_second,
-            ..RateLimit::default()
-        },
+        limit: rate(&disk.limit),
+    }
+}
+
+pub(super) fn rate(limit: &DiskLimit) -> RateLimit {
+    RateLimit {
+        bytes_per_second: limit.bytes_per_second,
+        operations_per_second: limit.operations_per_second,
+        ..RateLimit::default()
     }
 }

@@ -8,6 +8,7 @@
 //!   device.
 //! * [`virtio`]: the part that all virtio devices share.
 //! * `disk_chunks`: disks that a pager fills.
+//! * `limits`: rate limits, changed while the guest runs.
 //! * `read_notes`: notes which parts of a disk a guest reads.
 //! * [`wiring`]: windows, ports, interrupts and doorbells.
 
@@ -18,6 +19,7 @@ pub mod entropy;
 mod error;
 pub mod fw_cfg;
 pub mod kind;
+mod limits;
 pub mod net;
 pub mod power;
 mod read_notes;

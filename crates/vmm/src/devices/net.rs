@@ -42,8 +42,8 @@ impl VirtioKind for NetKind {
         let args = NetArgs {
             mac: Mac(config.mac.0),
             mtu: config.mtu,
-            receive_limit: limit(&config.receive_limit),
-            send_limit: limit(&config.send_limit),
+            receive_limit: rate(&config.receive_limit),
+            send_limit: rate(&config.send_limit),
             backend: backend(config)?,
         };
         Ok(match state {
@@ -74,7 +74,7 @@ impl Devices {
     }
 }
 
-fn limit(limit: &NetLimit) -> RateLimit {
+pub(super) fn rate(limit: &NetLimit) -> RateLimit {
     RateLimit {
         bytes_per_second: limit.bytes_per_second,
         operations_per_second: limit.packets_per_second,

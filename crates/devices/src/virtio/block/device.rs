@@ -9,7 +9,7 @@ use super::worker::Worker;
 use crate::virtio::device::{
     ActivateError, Activation, ActiveQueue, Job, VirtioDevice, WorkerRole,
 };
-use crate::virtio::queue::limit::Limiter;
+use crate::virtio::queue::limit::{Limiter, RateLimit};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use virtio_bindings::virtio_blk::VIRTIO_BLK_F_FLUSH;
@@ -56,6 +56,16 @@ impl Block {
     pub fn on_demand(mut self, residency: Arc<dyn Residency>) -> Block {
         self.backend.set_residency(residency);
         self
+    }
+
+    /// Replaces the limit, also of a request that waits.
+    pub fn set_limit(&self, limit: RateLimit) {
+        self.limiter.set(limit);
+        if let Some(running) = &self.running
+            && let Err(error) = running.doorbell.write(1)
+        {
+            tracing::error!(%error, "a disk's new limit holds from the next request on");
+        }
     }
 
     /// The device's state.

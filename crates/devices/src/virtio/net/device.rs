@@ -15,6 +15,7 @@ use crate::log_limit::LogLimit;
 use crate::virtio::device::{
     ActivateError, Activation, ActiveQueue, Interrupt, Job, VirtioDevice, WorkerRole,
 };
+use crate::virtio::queue::RateLimit;
 use crate::virtio::queue::ring::Ring;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -114,6 +115,17 @@ impl Net {
             pairs: self.link.pairs,
             used_pairs: self.link.used_pairs.load(Ordering::SeqCst),
             announce: self.link.is_announce_wanted(),
+        }
+    }
+
+    /// Replaces the limits of what the guest receives and sends, also of frames that wait.
+    pub fn set_limits(&self, receive: RateLimit, send: RateLimit) {
+        self.link.receive_limiter.set(receive);
+        self.link.send_limiter.set(send);
+        for work in self.running.iter().flat_map(|running| &running.workers) {
+            if let Err(error) = work.bell.write(1) {
+                tracing::error!(%error, "a network device's new limits hold from the next frame on");
+            }
         }
     }
 

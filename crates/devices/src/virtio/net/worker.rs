@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::EventFd;
 
-const STOP: u64 = 0;
+const BELL: u64 = 0;
 const ENDPOINT: u64 = 1;
 const RECEIVE: u64 = 2;
 const TRANSMIT: u64 = 3;
@@ -28,7 +28,7 @@ pub(super) struct Pair {
     /// A frame that waits for buffers of the guest.
     pub(super) pending: Option<Vec<u8>>,
     poll: Epoll,
-    /// Signalled when the worker must stop.
+    /// Signalled when the worker must stop, or has new limits.
     bell: EventFd,
 }
 
@@ -41,7 +41,7 @@ impl Pair {
             poll: Epoll::new()?,
             bell: EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)?,
         };
-        watch(&pair.poll, &pair.bell, STOP, EventSet::IN)?;
+        watch(&pair.poll, &pair.bell, BELL, EventSet::IN)?;
         if let Some(file) = pair.endpoint.descriptor() {
             let events = EventSet::IN | EventSet::OUT | EventSet::READ_HANG_UP;
             watch(&pair.poll, &*file, ENDPOINT, events)?;
@@ -214,6 +214,8 @@ impl Worker {
                 RECEIVE => ready.receive.rouse(),
                 TRANSMIT => ready.transmit.rouse(),
                 CONTROL => ready.control = true,
+                // It must stop, or has new limits, which what waits is held against.
+                BELL => (ready.receive, ready.transmit) = (Task::Now, Task::Now),
                 _ => {}
             }
         }

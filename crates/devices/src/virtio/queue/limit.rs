@@ -109,7 +109,7 @@ impl Bucket {
     }
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Buckets {
     operations: Option<Bucket>,
     bytes: Option<Bucket>,
@@ -159,8 +159,9 @@ impl Buckets {
 /// The limit of one device.
 #[derive(Debug)]
 pub(crate) struct Limiter {
-    /// `None` for a device without a limit, which then costs nothing.
-    buckets: Option<Mutex<Buckets>>,
+    /// False for a device without a limit, which then costs nothing.
+    is_limited: AtomicBool,
+    buckets: Mutex<Buckets>,
     clock: Box<dyn Clock>,
 }
 
@@ -171,19 +172,39 @@ impl Limiter {
     }
 
     fn with_clock(limit: RateLimit, clock: Box<dyn Clock>) -> Limiter {
-        let limited = limit != RateLimit::default();
-        let buckets = limited.then(|| {
-            Mutex::new(Buckets {
-                operations: limit
-                    .operations_per_second
-                    .map(|rate| Bucket::new(rate, limit.operations_burst)),
-                bytes: limit
-                    .bytes_per_second
-                    .map(|rate| Bucket::new(rate, limit.bytes_burst)),
-                filled_ns: clock.now_ns(),
-            })
-        });
-        Limiter { buckets, clock }
+        let limiter = Limiter {
+            is_limited: AtomicBool::new(false),
+            buckets: Mutex::default(),
+            clock,
+        };
+        limiter.set(limit);
+        limiter
+    }
+
+    /// Replaces the limit. The buckets are full. A worker that waits for the previous limit must
+    /// be woken, and asks again.
+    pub(crate) fn set(&self, limit: RateLimit) {
+        *self.buckets() = Buckets {
+            operations: limit
+                .operations_per_second
+                .map(|rate| Bucket::new(rate, limit.operations_burst)),
+            bytes: limit
+                .bytes_per_second
+                .map(|rate| Bucket::new(rate, limit.bytes_burst)),
+            filled_ns: self.clock.now_ns(),
+        };
+        let is_limited = limit != RateLimit::default();
+        self.is_limited.store(is_limited, Ordering::SeqCst);
+    }
+
+    /// `None` without a limit.
+    fn limited(&self) -> Option<MutexGuard<'_, Buckets>> {
+        let is_limited = self.is_limited.load(Ordering::Relaxed);
+        is_limited.then(|| self.buckets())
+    }
+
+    fn buckets(&self) -> MutexGuard<'_, Buckets> {
+        self.buckets.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits until a request of this cost may be executed. Fails with
@@ -194,40 +215,34 @@ impl Limiter {
         doorbell: BorrowedFd<'_>,
         stop: &AtomicBool,
     ) -> io::Result<()> {
-        let Some(buckets) = &self.buckets else {
-            return Ok(());
-        };
-        loop {
-            let taken = lock(buckets).take(cost, self.clock.now_ns());
-            let Err(wait_ns) = taken else {
-                return Ok(());
-            };
+        while let Err(wait_ns) = self.try_admit(cost) {
             self.clock.wait(wait_ns, doorbell)?;
             if stop.load(Ordering::SeqCst) {
                 return Err(io::ErrorKind::Interrupted.into());
             }
         }
+        Ok(())
     }
 
     /// Admits a request of this cost now; the error is how many nanoseconds later to ask again.
     pub(crate) fn try_admit(&self, cost: Cost) -> Result<(), u64> {
-        match &self.buckets {
+        match self.limited() {
             None => Ok(()),
-            Some(buckets) => lock(buckets).take(cost, self.clock.now_ns()),
+            Some(mut buckets) => buckets.take(cost, self.clock.now_ns()),
         }
     }
 
     /// Admits a request whose cost is known only afterwards ([`charge`](Limiter::charge)), if there
     /// is no debt.
     pub(crate) fn try_admit_unknown(&self) -> Result<(), u64> {
-        let Some(buckets) = &self.buckets else {
+        let Some(mut buckets) = self.limited() else {
             return Ok(());
         };
         let least = Cost {
             operations: 1,
             bytes: 1,
         };
-        match lock(buckets).wait_ns(least, self.clock.now_ns()) {
+        match buckets.wait_ns(least, self.clock.now_ns()) {
             0 => Ok(()),
             wait => Err(wait),
         }
@@ -235,14 +250,10 @@ impl Limiter {
 
     /// Charges the cost of an executed request.
     pub(crate) fn charge(&self, cost: Cost) {
-        if let Some(buckets) = &self.buckets {
-            lock(buckets).charge(cost);
+        if let Some(mut buckets) = self.limited() {
+            buckets.charge(cost);
         }
     }
-}
-
-fn lock(buckets: &Mutex<Buckets>) -> MutexGuard<'_, Buckets> {
-    buckets.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -339,6 +350,22 @@ mod tests {
         limiter.try_admit_unknown().unwrap();
         assert_eq!(limiter.try_admit(cost(1)), Ok(()));
         assert!(limiter.try_admit(cost(1)).is_err());
+    }
+
+    #[test]
+    fn a_new_limit_replaces_the_previous_one_and_its_debt() {
+        let (limiter, clock) = limiter(limit(0, 0));
+        limiter.try_admit(cost(1 << 40)).unwrap();
+        limiter.set(limit(1000, 0));
+        limiter.try_admit(cost(5000)).unwrap();
+        assert_eq!(limiter.try_admit(cost(1000)), Err(5 * SECOND));
+        limiter.set(limit(10_000, 0));
+        limiter.try_admit(cost(10_000)).unwrap();
+        assert_eq!(limiter.try_admit(cost(10_000)), Err(SECOND));
+        clock.now_ns.fetch_add(SECOND, Ordering::SeqCst);
+        limiter.try_admit(cost(10_000)).unwrap();
+        limiter.set(RateLimit::default());
+        limiter.try_admit(cost(1 << 40)).unwrap();
     }
 
     #[test]

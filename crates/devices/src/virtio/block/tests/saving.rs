@@ -1,5 +1,6 @@
 use super::driver::*;
 use crate::virtio::block::{Block, BlockOptions, BlockState, RestoreError, SECTOR};
+use crate::virtio::queue::RateLimit;
 use crate::virtio::testing::{Buffer, Running, copy_of};
 use std::collections::BTreeSet;
 use std::num::NonZeroU64;
@@ -101,6 +102,21 @@ fn a_device_stops_in_the_middle_of_a_flood() {
     let state = queues[0].state();
     assert_eq!(state.next_avail, state.next_used);
     assert!(state.next_used <= 21);
+}
+
+#[test]
+fn a_new_limit_holds_for_a_request_that_waits() {
+    let disk = Fixture::new(8);
+    let mut options = disk.options();
+    // The cost of the first read takes ten minutes to pay off.
+    options.limit.bytes_per_second = NonZeroU64::new(1);
+    let mut guest = Guest::start(&options);
+    assert_eq!(guest.read(0, 512), (OK, 513));
+    guest.write_header(IN, 3);
+    guest.driver.add(&usual(&[Buffer::writable(DATA, 512)]));
+    guest.device.ring(0);
+    guest.device.device.set_limit(RateLimit::default());
+    assert_eq!(guest.driver.wait_used().length, 513);
 }
 
 #[test]

@@ -70,3 +70,28 @@ fn one_direction_does_not_wait_for_the_other_nor_the_order_to_stop() {
     assert!(start.elapsed() < Duration::from_secs(30));
     assert_eq!(device.totals().received_frames, 1);
 }
+
+#[test]
+fn new_limits_hold_for_frames_that_wait() {
+    let one = NonZeroU64::new(1);
+    let slow = RateLimit {
+        bytes_per_second: one,
+        bytes_burst: one,
+        ..RateLimit::default()
+    };
+    let (mut guest, host) = limited(slow, slow);
+    guest.offer_buffers(10, 2048);
+    // The second frame of each direction has to wait for a minute.
+    for number in 0..2 {
+        host.send(&with_header(&frame(number, 60))).unwrap();
+        guest.send_in(&with_header(&frame(number, 60)), &[]);
+    }
+    guest.wait_received();
+    received_by(&host);
+    let start = Instant::now();
+    let none = RateLimit::default();
+    guest.device.device.set_limits(none, none);
+    assert_eq!(received_by(&host)[30], 1);
+    assert_eq!(guest.wait_received()[30], 1);
+    assert!(start.elapsed() < Duration::from_secs(30));
+}

@@ -1,0 +1,30 @@
+//! `jiffy update`
+
+use super::values::{disk_limit, network_limit, new_limit, volume_limit};
+use clap::Args;
+use jiffy_wire::vmm::{DiskLimit, NetLimit};
+
+/// `jiffy update`
+#[derive(Debug, Args)]
+pub struct Update {
+    /// New rate limit of each disk of the root file system: bps=50M, iops=1000, or none
+    #[arg(
+        long,
+        value_name = "LIMIT[,LIMIT]|none",
+        value_parser = |text: &str| new_limit(text, disk_limit)
+    )]
+    pub root_limit: Option<DiskLimit>,
+    /// New rate limit of a volume. Repeatable
+    #[arg(long, value_name = "VOLUME,LIMIT[,LIMIT]|none", value_parser = volume_limit)]
+    pub disk_limit: Vec<(String, DiskLimit)>,
+    /// New rate limit of the network in each direction: bps=10M, pps=5000, or none
+    #[arg(
+        long,
+        value_name = "LIMIT[,LIMIT]|none",
+        value_parser = |text: &str| new_limit(text, network_limit)
+    )]
+    pub network_limit: Option<NetLimit>,
+    /// VMs: names, ids or unique prefixes of ids
+    #[arg(required = true, value_name = "VM")]
+    pub vms: Vec<String>,
+}

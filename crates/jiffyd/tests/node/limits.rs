@@ -1,0 +1,153 @@
+//! Rate limits of disks and networks, at the start and while a VM runs.
+
+use crate::daemon::{Daemon, named};
+use crate::network::{begin, daemon};
+use crate::snapshots::counter;
+use jiffy_wire::api::{
+    CreateVm, ErrorKind, ForkVm, Forked, Hibernated, Limits, NetworkUse, Vm, VolumeUse,
+};
+use jiffy_wire::vmm::{DiskLimit, NetLimit, VmmConfig};
+use std::fs;
+use std::num::NonZeroU64;
+
+fn disk(bytes: u64) -> DiskLimit {
+    DiskLimit {
+        bytes_per_second: NonZeroU64::new(bytes),
+        ..DiskLimit::default()
+    }
+}
+
+fn net(packets: u64) -> NetLimit {
+    NetLimit {
+        packets_per_second: NonZeroU64::new(packets),
+        ..NetLimit::default()
+    }
+}
+
+/// With a volume, and limits of all its devices.
+fn limited() -> CreateVm {
+    CreateVm {
+        root_limit: disk(1000),
+        disks: vec![VolumeUse {
+            name: "data".into(),
+            size_mib: Some(1),
+            limit: disk(2000),
+            ..VolumeUse::default()
+        }],
+        network: NetworkUse {
+            limit: net(30),
+            ..NetworkUse::default()
+        },
+        ..named("web", counter())
+    }
+}
+
+/// The limits with which its VMM was started: of each disk, and of its interface.
+fn started_with(daemon: &Daemon, vm: &Vm) -> (Vec<DiskLimit>, NetLimit) {
+    let config = fs::read(daemon.vm_folder(&vm.id).join("vmm.json")).unwrap();
+    let config: VmmConfig = serde_json::from_slice(&config).unwrap();
+    let net = &config.nets[0];
+    assert_eq!(net.receive_limit, net.send_limit);
+    let disks = config.disks.iter().map(|disk| disk.limit).collect();
+    (disks, net.receive_limit)
+}
+
+fn change(daemon: &Daemon, vm: &str, limits: &Limits) -> crate::client::Answer {
+    let body = serde_json::to_vec(limits).unwrap();
+    daemon.post(&format!("/v1/vms/{vm}/limits"), &body)
+}
+
+#[test]
+fn limits_change_while_a_vm_runs_and_hold_from_then_on() {
+    let mut daemon = daemon();
+    let vm: Vm = daemon.run_detached(limited()).json();
+    assert_eq!(
+        started_with(&daemon, &vm),
+        (vec![disk(1000), disk(2000)], net(30))
+    );
+    let changes = Limits {
+        root: Some(disk(5000)),
+        network: Some(NetLimit::default()),
+        ..Limits::default()
+    };
+    let changed: Vm = change(&daemon, "web", &changes).json();
+    assert_eq!(changed.limits.root, Some(disk(5000)));
+    assert_eq!(changed.limits.network, None);
+    assert_eq!(changed.disks[0].limit, disk(2000), "it was not named");
+    let log = fs::read_to_string(daemon.vm_folder(&vm.id).join("vmm.log")).unwrap();
+    let told = r#"{"set_limits":{"disks":[{"bytes_per_second":5000},{"bytes_per_second":2000}],"nets":[{}]}}"#;
+    assert!(log.contains(told), "{log}");
+    // The next start has them, too.
+    daemon.killed();
+    begin(&mut daemon);
+    daemon
+        .post("/v1/vms/web/hibernate", b"")
+        .json::<Hibernated>();
+    let volume = Limits {
+        volumes: [("data".to_owned(), disk(7))].into(),
+        ..Limits::default()
+    };
+    let asleep: Vm = change(&daemon, "web", &volume).json();
+    assert_eq!(asleep.disks[0].limit, disk(7));
+    daemon.post("/v1/vms/web/wake", b"").json::<Vm>();
+    let now = (vec![disk(5000), disk(7)], NetLimit::default());
+    assert_eq!(started_with(&daemon, &vm), now);
+}
+
+#[test]
+fn a_child_has_the_limits_that_its_parent_has_now() {
+    let daemon = daemon();
+    let parent = CreateVm {
+        disks: Vec::new(),
+        ..limited()
+    };
+    daemon.run_detached(parent).json::<Vm>();
+    let changes = Limits {
+        root: Some(disk(5000)),
+        network: Some(net(1)),
+        ..Limits::default()
+    };
+    change(&daemon, "web", &changes).json::<Vm>();
+    let fork = serde_json::to_vec(&ForkVm::default()).unwrap();
+    let forked: Forked = daemon.post("/v1/vms/web/fork", &fork).json();
+    let limits = started_with(&daemon, &forked.vms[0]);
+    assert_eq!(limits, (vec![disk(5000)], net(1)));
+}
+
+#[test]
+fn limits_of_devices_that_a_vm_lacks_are_refused() {
+    let daemon = daemon();
+    let none = NetworkUse {
+        name: Some("none".into()),
+        ..NetworkUse::default()
+    };
+    let alone = CreateVm {
+        network: none.clone(),
+        ..named("alone", counter())
+    };
+    daemon.run_detached(alone).json::<Vm>();
+    let refused = |limits: Limits, kind, why: &str| {
+        let error = change(&daemon, "alone", &limits).error(kind);
+        assert!(error.message.contains(why), "{error:?}");
+    };
+    refused(Limits::default(), ErrorKind::Invalid, "No limit");
+    let volumes = [("data".to_owned(), disk(1))].into();
+    let volume = Limits {
+        volumes,
+        ..Limits::default()
+    };
+    refused(volume, ErrorKind::NotFound, "no volume data");
+    let network = Limits {
+        network: Some(net(1)),
+        ..Limits::default()
+    };
+    refused(network, ErrorKind::WrongState, "no network");
+    let limited_none = CreateVm {
+        network: NetworkUse {
+            limit: net(1),
+            ..none
+        },
+        ..named("other", counter())
+    };
+    daemon.run_detached(limited_none).error(ErrorKind::Invalid);
+}
