@@ -18,7 +18,7 @@ use std::convert::Infallible;
 use std::fs;
 use std::net::SocketAddr;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -47,8 +47,7 @@ const CLOSING_TIME: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub struct Listeners {
     unix: UnixListener,
-    /// The inode of the Unix socket, so that only this daemon's is removed.
-    inode: u64,
+    _file: SocketFile,
     tcp: Option<(TcpListener, Token)>,
     /// Most connections at a time, over both sockets.
     connections: u32,
@@ -83,12 +82,15 @@ impl Listeners {
         let _ = fs::remove_file(socket);
         // Others can't enter the folder, so nobody connects before the chmod.
         let unix = UnixListener::bind(socket).map_err(on_socket)?;
+        let file = SocketFile {
+            path: socket.to_owned(),
+            inode: fs::metadata(socket).map_err(on_socket)?.ino(),
+        };
         let private = fs::Permissions::from_mode(0o600);
         fs::set_permissions(socket, private).map_err(on_socket)?;
-        let inode = fs::metadata(socket).map_err(on_socket)?.ino();
         Ok(Listeners {
             unix,
-            inode,
+            _file: file,
             tcp,
             connections,
         })
@@ -162,11 +164,6 @@ impl Listeners {
         drop(open);
         let _ = timeout(LAST_ANSWERS, all_closed.recv()).await;
     }
-
-    /// The inode of the Unix socket, for [`remove_socket`].
-    pub fn inode(&self) -> u64 {
-        self.inode
-    }
 }
 
 /// Does somebody keep listening? A process that a killed daemon had just forked keeps the socket
@@ -183,10 +180,19 @@ async fn is_answered(socket: &Path) -> bool {
     false
 }
 
-/// Removes the socket when the daemon ends, unless another daemon has replaced it.
-pub fn remove_socket(socket: &Path, inode: u64) {
-    if fs::metadata(socket).is_ok_and(|data| data.ino() == inode) {
-        let _ = fs::remove_file(socket);
+/// The Unix socket's name. It is removed when this is dropped, unless another daemon has replaced
+/// it.
+#[derive(Debug)]
+struct SocketFile {
+    path: PathBuf,
+    inode: u64,
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        if fs::metadata(&self.path).is_ok_and(|data| data.ino() == self.inode) {
+            let _ = fs::remove_file(&self.path);
+        }
     }
 }
 

@@ -94,7 +94,6 @@ async fn run(options: Options) -> anyhow::Result<()> {
     if let Some(descriptor) = options.ready_fd {
         announce(descriptor);
     }
-    let inode = listeners.inode();
     let end = async {
         tokio::select! {
             _ = terminate.recv() => {}
@@ -105,7 +104,6 @@ async fn run(options: Options) -> anyhow::Result<()> {
     if let Some(proxy) = proxy {
         proxy.abort();
     }
-    serve::remove_socket(&paths.socket, inode);
     node.flush().await;
     info!("jiffyd ends; VMs go on");
     Ok(())

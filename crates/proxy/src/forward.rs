@@ -3,6 +3,7 @@
 
 use crate::access;
 use crate::refusal::{Answer, Refusal};
+use crate::shares::{Share, Shares};
 use crate::socket::Socket;
 use crate::target::{self, Target};
 use crate::upgrade::{self, Upgrade};
@@ -29,7 +30,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpStream;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::timeout;
 use tracing::debug;
 
@@ -70,9 +71,11 @@ pub(crate) struct Front {
     domain: String,
     token: Option<Token>,
     /// Places of requests, also of those that wait for their VM. A connection of HTTP/2 has many.
-    requests: Arc<Semaphore>,
+    requests: Shares,
+    /// Places of clients' connections with a request, below HTTP/2, where each has one.
+    clients: Shares,
     /// Places of connections to VMs.
-    connections: Arc<Semaphore>,
+    connections: Shares,
 }
 
 /// What keeps a VM awake and places taken, as long as a request lasts.
@@ -80,24 +83,25 @@ struct Lasting {
     vm: Arc<VmHandle>,
     _in_use: InUse,
     _client: Arc<Client>,
-    _request: OwnedSemaphorePermit,
+    _places: [Option<Share>; 2],
 }
 
 /// A connection to a VM's port, and its place, which it has until it is closed.
 struct Server {
     sender: SendRequest<Incoming>,
-    place: Arc<OwnedSemaphorePermit>,
+    place: Arc<Share>,
 }
 
 impl Front {
-    /// `most` connections to VMs at a time.
+    /// `most` connections of clients, and to VMs, at a time.
     pub(crate) fn new(node: Arc<Node>, domain: String, token: Option<Token>, most: usize) -> Front {
         Front {
             node,
             domain,
             token,
-            requests: Arc::new(Semaphore::new(MOST_REQUESTS)),
-            connections: Arc::new(Semaphore::new(most)),
+            requests: Shares::new(MOST_REQUESTS),
+            clients: Shares::new(most),
+            connections: Shares::new(most),
         }
     }
 
@@ -182,15 +186,20 @@ impl Front {
             let hint = "`jiffy run --proxy-ports` says which ports of a VM are open.";
             return Err(Refusal::forbidden(error.hint(hint)));
         }
-        let Ok(place) = Arc::clone(&self.requests).try_acquire_owned() else {
+        let is_alone = request.version() < Version::HTTP_2;
+        let places = [
+            Some(self.requests.try_take(&vm.id)),
+            is_alone.then(|| self.clients.try_take(&vm.id)),
+        ];
+        if places.iter().flatten().any(Option::is_none) {
             return Err(Refusal::unavailable(Error::no_room(format!(
-                "The proxy has {MOST_REQUESTS} requests under way, and takes no further one."
+                "The proxy has as many requests to the VM {name} under way as it may have."
             ))));
-        };
+        }
         let lasting = Arc::new(Lasting {
             _in_use: vm.activity.begin(Use::Connection),
             _client: client,
-            _request: place,
+            _places: places.map(Option::flatten),
             vm,
         });
         let awake = self.node.awake_for_a_connection(&lasting.vm).await;
@@ -200,11 +209,11 @@ impl Front {
 
     /// A connection to a VM's port. It ends when its VM ends, which would not close it.
     async fn connect(&self, vm: &Arc<VmHandle>, port: u16) -> Result<Server, Refusal> {
-        let free = Arc::clone(&self.connections).acquire_owned();
-        let Ok(Ok(place)) = timeout(CONNECT_TIME, free).await else {
-            return Err(Refusal::unavailable(Error::no_room(
-                "The proxy has as many connections to VMs as it may have.",
-            )));
+        let Ok(place) = timeout(CONNECT_TIME, self.connections.take(&vm.id)).await else {
+            return Err(Refusal::unavailable(Error::no_room(format!(
+                "The proxy has as many connections to the VM {} as it may have.",
+                vm.name
+            ))));
         };
         let stream = self.open(vm, port).await?;
         let mut client = http1::Builder::new();

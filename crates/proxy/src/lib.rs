@@ -6,6 +6,7 @@
 //! * [`tls`]: the certificate and its key, and handshakes.
 //! * `access`: who may send requests.
 //! * `forward`: one request, and what comes of it.
+//! * `shares`: how many requests and connections each VM may have.
 //! * `upgrade`: connections that switch protocols.
 //! * `refusal`: why a request is not forwarded.
 
@@ -13,6 +14,7 @@ mod access;
 mod forward;
 mod refusal;
 pub mod serve;
+mod shares;
 mod socket;
 pub mod target;
 pub mod tls;

@@ -15,7 +15,7 @@ use crate::snapshots::counter;
 use jiffy_wire::api::{ApiError, CreateVm, IdleAction, IdlePolicy, NetworkUse, Vm, VmState};
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{Shutdown, TcpStream};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -395,4 +395,16 @@ fn a_damaged_body_is_not_blamed_on_the_vm() {
     let mut body = String::new();
     let _ = stream.read_to_string(&mut body);
     assert!(sentence(400, &(400, body)).contains("damaged"));
+}
+
+#[test]
+fn a_daemon_whose_proxy_has_no_address_ends_and_leaves_no_socket() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let daemon = Daemon::prepared(&["--proxy", &address]);
+    let ended = daemon.command().output().unwrap();
+    let said = String::from_utf8_lossy(&ended.stderr);
+    assert!(said.contains("The proxy can't listen on"), "{said}");
+    assert!(!ended.status.success());
+    assert!(!daemon.socket().exists());
 }

@@ -3,8 +3,8 @@
 use super::clients::{Certificate, request, run, whole};
 use super::http2::WEB;
 use super::{HOST, connect, daemon, get, get_over, head_of, send, serve_for};
-use crate::daemon::{Daemon, eventually};
-use crate::ports::published;
+use crate::daemon::{Daemon, eventually, named};
+use crate::ports::{listen_for, published};
 use crate::snapshots::counter;
 use jiffy_wire::api::{CreateVm, IdleAction, IdlePolicy, Vm, VmState};
 use rustix::net::sockopt::set_socket_linger;
@@ -17,6 +17,8 @@ use tokio::task::JoinSet;
 
 /// An eighth of the files that the daemon may open.
 const PLACES: usize = 32;
+/// As many as one VM may have.
+const OF_ONE_VM: usize = PLACES / 4 * 3;
 
 /// Begins the daemon's process again, with few files.
 fn again_with_few_files(daemon: &mut Daemon) {
@@ -59,7 +61,7 @@ fn handshakes_have_places_and_requests_wait_for_connections_to_vms() {
         }
         tokio::time::sleep(Duration::from_secs(2)).await;
         let most = served.requests.load(std::sync::atomic::Ordering::SeqCst);
-        assert!(most <= PLACES, "{most} connections to a VM");
+        assert!(most <= OF_ONE_VM, "{most} connections to a VM");
         while let Some(answer) = answers.join_next().await {
             let (status, body) = answer.unwrap();
             assert_eq!((status, &*body), (200, "data: 1\n\ndata: 2\n\n"));
@@ -109,7 +111,7 @@ fn clients_that_reset_their_connection_keep_no_place_and_no_vm_awake() {
     let _never_answers = listen(3001);
     switches_and_is_silent(listen(3002));
     let mut clients = Vec::new();
-    for _ in 0..PLACES / 2 {
+    for _ in 0..OF_ONE_VM / 2 {
         clients.push(send("GET / HTTP/1.1\r\nHost: 3001-web.vm.example\r\n\r\n"));
         let mut switched = send(
             "GET / HTTP/1.1\r\nHost: 3002-web.vm.example\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n",
@@ -119,7 +121,7 @@ fn clients_that_reset_their_connection_keep_no_place_and_no_vm_awake() {
         switched.get_ref().shutdown(Shutdown::Write).unwrap();
         clients.push(switched);
     }
-    let awake = format!("{PLACES} connections");
+    let awake = format!("{OF_ONE_VM} connections");
     eventually("all count", || {
         daemon.vm("web").idle.unwrap().awake.contains(&awake)
     });
@@ -127,7 +129,7 @@ fn clients_that_reset_their_connection_keep_no_place_and_no_vm_awake() {
     for client in clients {
         set_socket_linger(client.get_ref(), Some(Duration::ZERO)).unwrap();
     }
-    assert_eq!(get("/head", HOST).0, 200);
+    eventually("their places are free", || get("/head", HOST).0 == 200);
     daemon.when("web", VmState::Hibernated);
     // Long before they would have been asked whether they are still there.
     let noticed = begun.elapsed();
@@ -135,4 +137,32 @@ fn clients_that_reset_their_connection_keep_no_place_and_no_vm_awake() {
         noticed < Duration::from_secs(40),
         "noticed after {noticed:?}"
     );
+}
+
+#[test]
+fn a_vm_that_never_answers_leaves_places_to_other_vms() {
+    let mut daemon = daemon();
+    again_with_few_files(&mut daemon);
+    let vm = CreateVm {
+        idle: Some(IdlePolicy {
+            after_s: 3600,
+            action: IdleAction::Hibernate,
+        }),
+        ..published(counter())
+    };
+    let web: Vm = daemon.run_detached(vm).json();
+    let _never_answers = listen_for(&web);
+    let other: Vm = daemon.run_detached(named("other", counter())).json();
+    serve_for(&other);
+    let ask = || send(&format!("GET / HTTP/1.1\r\n{HOST}\r\n\r\n"));
+    let clients: Vec<_> = (0..OF_ONE_VM).map(|_| ask()).collect();
+    let awake = format!("{OF_ONE_VM} connections");
+    eventually("all are under way", || {
+        daemon.vm("web").idle.unwrap().awake.contains(&awake)
+    });
+    let (status, said) = get("/", HOST);
+    assert_eq!(status, 503);
+    assert!(said.contains("requests to the VM web under way"), "{said}");
+    assert_eq!(get("/head", "Host: 3000-other.vm.example").0, 200);
+    drop(clients);
 }
