@@ -434,6 +434,10 @@ fn vms_have_a_network_and_their_published_ports_lead_to_them() {
     assert_one_sentence(&host.run(&["run", "--rm", "-p", &publish, "--", "true"]));
     assert!(!host.ok(&["ps", "-a"]).contains("other"));
 
+    // Its rate may be limited meanwhile.
+    host.ok(&["update", "--network-limit", "bps=1M,pps=500", "web"]);
+    assert_eq!(asked(port).expect("an answer"), "web");
+
     // A hibernated VM keeps its address, and answers again once woken.
     let address = host.address("web");
     host.ok(&["hibernate", "web"]);
