@@ -675,7 +675,7 @@ pub enum Volume {
 pub enum Machine {
     /// Start the machine
     Start {
-        /// vCPUs
+        /// vCPUs. With more than one, QEMU 7.2 (Debian 12) hangs VMs in the machine
         #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=32))]
         cpus: Option<u8>,
         /// RAM: 4096, 4096M, 4G (without a letter: MiB)

@@ -13,7 +13,7 @@ impl Node {
     pub async fn change_limits(self: Arc<Self>, wanted: String, limits: Limits) -> Result<Vm> {
         let vm = self.find(&wanted)?;
         check(&vm, &limits)?;
-        let _one = vm.operate().await;
+        let _one = self.operate_for_client(&vm).await?;
         let changed = vm.ask(|reply| Command::Limits(Box::new(limits), reply));
         let DeviceLimits { disks, nets } = changed.await??;
         vm.ask(Command::Save).await??;
