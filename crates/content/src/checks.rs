@@ -76,9 +76,21 @@ pub fn check_cpus(cpus: u8) -> Result<()> {
     }
 }
 
+/// Checks the most vCPUs that a VM with `cpus` may have.
+pub fn check_max_cpus(max_cpus: u8, cpus: u8) -> Result<()> {
+    check_cpus(max_cpus)?;
+    match max_cpus >= cpus {
+        true => Ok(()),
+        false => Err(Error::invalid(format!(
+            "A VM that starts with {cpus} vCPUs can't have at most {max_cpus}."
+        ))),
+    }
+}
+
 /// Checks the parts of a VM that was made on another node.
 pub fn check_parts(spec: &Spec) -> Result<()> {
     check_cpus(spec.cpus)?;
+    check_max_cpus(spec.vcpus(), spec.cpus)?;
     check_memory(spec.memory_mib, spec.pages)?;
     names::check("kernel", &spec.kernel)?;
     name::folder(&spec.image)?;

@@ -227,17 +227,31 @@ impl Cgroup {
     /// Sets the limits of the program.
     pub fn bound(&self, share: &Share) -> io::Result<()> {
         self.set("memory.max", &share.memory.to_string())?;
-        let quota = (u64::from(share.processors) + 1) * PERIOD;
-        self.set("cpu.max", &format!("{quota} {PERIOD}"))?;
+        self.set_quota(share.processors)?;
         match share.is_last {
             true => self.set("cpu.weight.nice", LAST),
-            // The default is 100.
+            // It has this weight already.
             false if share.processors == 1 => Ok(()),
-            false => {
-                let weight = (u64::from(share.processors) * 100).min(10_000);
-                self.set("cpu.weight", &weight.to_string())
-            }
+            false => self.set_weight(share.processors),
         }
+    }
+
+    /// Changes the number of processors that a program may use.
+    pub fn set_processors(&self, processors: u32) -> io::Result<()> {
+        self.set_quota(processors)?;
+        self.set_weight(processors)
+    }
+
+    /// A processor more than the vCPUs, for the program's other threads.
+    fn set_quota(&self, processors: u32) -> io::Result<()> {
+        let quota = (u64::from(processors) + 1) * PERIOD;
+        self.set("cpu.max", &format!("{quota} {PERIOD}"))
+    }
+
+    fn set_weight(&self, processors: u32) -> io::Result<()> {
+        // The default of one processor is 100, the largest is 10,000.
+        let weight = (u64::from(processors) * 100).min(10_000);
+        self.set("cpu.weight", &weight.to_string())
     }
 
     /// Raises the memory limit if it is less than the current usage plus `bytes`, and has the kernel

@@ -366,11 +366,13 @@ pub fn beginning(saved: &Saved, start_main: bool) -> Beginning {
 /// The key of VMs of this shape, with an image of this id and files with these digests.
 pub fn key_of(shape: &Spec, image: &str, digests: &[String]) -> Option<String> {
     let mut hasher = blake3::Hasher::new();
-    let line = command_line(shape).ok()?;
+    let line = command_line(shape, shape.cpus).ok()?;
     let interface = shape.network.is_some();
     let shape = format!(
         "{} {} {:?} {interface}",
-        shape.cpus, shape.memory_mib, shape.pages
+        shape.vcpus(),
+        shape.memory_mib,
+        shape.pages
     );
     let texts = [env!("CARGO_PKG_VERSION"), &line, &shape, image];
     for text in texts.into_iter().chain(digests.iter().map(String::as_str)) {
@@ -421,6 +423,7 @@ mod tests {
             key(&plain, "other", "v"),
             key(&plain, "image", "w"),
             key(&shape(|vm| vm.cpus = Some(2)), "image", "v"),
+            key(&shape(|vm| vm.max_cpus = Some(2)), "image", "v"),
             key(&shape(|vm| vm.memory_mib = Some(256)), "image", "v"),
             key(&networked, "image", "v"),
         ];

@@ -2,7 +2,7 @@
 
 use crate::process::VmmProcess;
 use jiffy_content::error::{Error, Result};
-use jiffy_content::model::vm::Spec;
+use jiffy_content::model::vm::{Spec, VmRecord};
 use jiffy_content::paths::Paths;
 use jiffy_jail::access::open_folder;
 use jiffy_jail::own::has_landlock;
@@ -322,11 +322,11 @@ fn watched(pid: u32) -> Result<VmmProcess> {
 
 /// Resource limits of a VM's monitor. Memory is twice the VM's: what a capture froze is kept
 /// beside what is written after it. [`captured_once_more`] raises the limit for later captures.
-pub fn share_of(spec: &Spec, is_last: bool) -> Share {
-    let memory = bytes(spec);
+pub fn share_of(record: &VmRecord, is_last: bool) -> Share {
+    let memory = bytes(&record.spec);
     Share {
         memory: 2 * memory + memory / PAGE_TABLES + OVERHEAD,
-        processors: spec.cpus.into(),
+        processors: record.cpus().into(),
         is_last,
     }
 }

@@ -109,6 +109,13 @@ impl VmmProcess {
             .map_or(Ok(()), |cgroup| cgroup.bound(share))
     }
 
+    /// Changes how many processors it may use, if it has a cgroup of its own.
+    pub fn set_processors(&self, processors: u32) -> io::Result<()> {
+        self.cgroup
+            .as_ref()
+            .map_or(Ok(()), |cgroup| cgroup.set_processors(processors))
+    }
+
     /// Raises its memory limit by so many bytes.
     pub fn let_grow(&self, bytes: u64) -> io::Result<()> {
         self.cgroup

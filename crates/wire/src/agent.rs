@@ -25,7 +25,9 @@ pub const SUPERVISOR_PORT: u32 = 1024;
 /// Port on which the guest listens.
 pub const AGENT_PORT: u32 = 1025;
 /// The newest supported version.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
+/// The version that introduced [`Request::SetCpus`].
+pub const CPUS: u16 = 2;
 /// The oldest supported version, which guests of release 0.1 use.
 pub const OLDEST: u16 = 1;
 /// Most output of the first command that the guest keeps while the node is away, bytes per stream.
@@ -317,6 +319,14 @@ pub enum Request {
         /// [`OLDEST`].
         version: u16,
     },
+    /// Bring vCPUs on or off line, so that the first `count` are online. One [`Done`] from the
+    /// guest; after an error those are online that were before.
+    SetCpus {
+        /// [`CPUS`].
+        version: u16,
+        /// Number of vCPUs, from 1.
+        count: u16,
+    },
 }
 
 impl Request {
@@ -330,7 +340,8 @@ impl Request {
             | Request::Shutdown { version, .. }
             | Request::Quiesce { version, .. }
             | Request::SignalMain { version, .. }
-            | Request::Changes { version } => *version,
+            | Request::Changes { version }
+            | Request::SetCpus { version, .. } => *version,
         }
     }
 }

@@ -97,6 +97,9 @@ pub struct CreateVm {
     /// Number of vCPUs; `None` means 1.
     #[serde(default)]
     pub cpus: Option<u8>,
+    /// The most vCPUs that it may have while it runs; `None`: `cpus`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_cpus: Option<u8>,
     /// RAM in MiB; `None` means 128.
     #[serde(default)]
     pub memory_mib: Option<u32>,
@@ -518,8 +521,11 @@ pub struct Vm {
     pub image: String,
     /// Kernel name.
     pub kernel: String,
-    /// vCPUs.
+    /// vCPUs that its programs may use.
     pub cpus: u8,
+    /// The most vCPUs that it may have, if that is more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_cpus: Option<u8>,
     /// RAM in MiB.
     pub memory_mib: u32,
     /// The first command's argv, if any.
@@ -623,8 +629,9 @@ pub struct Forked {
     pub timeline: crate::timeline::Timeline,
 }
 
-/// Rate limits of a VM's disks and network interface. As the body of `POST /v1/vms/{vm}/limits` those
-/// that change: what is absent stays as it is, and an empty limit removes one.
+/// Rate limits of a VM's disks and network interface, and its number of vCPUs. As the body of
+/// `POST /v1/vms/{vm}/limits` those that change: what is absent stays as it is, and an empty limit
+/// removes one.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Limits {
@@ -637,6 +644,9 @@ pub struct Limits {
     /// Of the network interface, in each direction.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<NetLimit>,
+    /// vCPUs that its programs may use. Absent in answers, where [`Vm::cpus`] says it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpus: Option<u8>,
 }
 
 impl Limits {
@@ -650,6 +660,7 @@ impl Limits {
         self.root = newer.root.or(self.root);
         self.volumes.extend(newer.volumes);
         self.network = newer.network.or(self.network);
+        self.cpus = newer.cpus.or(self.cpus);
     }
 }
 

@@ -65,7 +65,9 @@ fn has_all(today: &Value, then: &Value, line: &str) {
 
 #[test]
 fn guests_of_0_1_are_understood_and_understand() {
-    for (kind, line) in lines(include_str!("../golden/agent-1.txt")) {
+    let first = lines(include_str!("../golden/agent-1.txt"));
+    let second = lines(include_str!("../golden/agent-2.txt"));
+    for (kind, line) in first.into_iter().chain(second) {
         match kind {
             "FromGuest" => framed::<agent::FromGuest>(line),
             "ToGuest" => framed::<agent::ToGuest>(line),

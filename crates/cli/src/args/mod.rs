@@ -182,6 +182,10 @@ pub struct VmOptions {
     /// vCPUs, 1 to 32
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=32))]
     pub cpus: Option<u8>,
+    /// The most vCPUs that `jiffy update --cpus` may give it while it runs
+    /// [default: as many as it starts with]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=32))]
+    pub max_cpus: Option<u8>,
     /// RAM: 256, 256M, 2G (without a letter: MiB)
     #[arg(long, short, value_name = "SIZE", value_parser = mebibytes)]
     pub memory: Option<u64>,
@@ -335,7 +339,7 @@ pub struct Run {
         long,
         value_name = "SNAPSHOT",
         conflicts_with_all = [
-            "cold", "cpus", "memory", "kernel", "image", "entrypoint", "disk", "root_disk", "root_copy",
+            "cold", "cpus", "max_cpus", "memory", "kernel", "image", "entrypoint", "disk", "root_disk", "root_copy",
             "root_limit", "console", "init",
             "kernel_arg", "cpu_profile", "huge_pages",
         ]

@@ -7,6 +7,10 @@ use jiffy_wire::vmm::{DiskLimit, NetLimit};
 /// `jiffy update`
 #[derive(Debug, Args)]
 pub struct Update {
+    /// vCPUs that programs may use, at most as many as the VM was made with
+    /// (`run --max-cpus`)
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=32))]
+    pub cpus: Option<u8>,
     /// New rate limit of each disk of the root file system: bps=50M, iops=1000, or none
     #[arg(
         long,

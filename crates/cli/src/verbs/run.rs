@@ -293,6 +293,7 @@ async fn vm_from(client: &Client, options: VmOptions) -> Result<CreateVm> {
             .map(|program| Vec::from_iter((!program.is_empty()).then_some(program))),
         kernel,
         cpus: options.cpus,
+        max_cpus: options.max_cpus,
         memory_mib,
         pages: options.huge_pages.map(Into::into).unwrap_or_default(),
         disks: options.disk,

@@ -92,9 +92,10 @@ pub async fn update(context: &Context, update: Update) -> Result<Outcome> {
         root: update.root_limit,
         volumes: update.disk_limit.into_iter().collect(),
         network: update.network_limit,
+        cpus: update.cpus,
     };
     if limits.is_default() {
-        return Err(Failure::new("no limit is named that is to change")
+        return Err(Failure::new("nothing is named that is to change")
             .hint("`jiffy update --help` lists them"));
     }
     each(&update.vms, async |vm| {

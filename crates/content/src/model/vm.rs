@@ -34,8 +34,10 @@ pub struct Spec {
     pub config: ImageConfig,
     /// Kernel by name.
     pub kernel: String,
-    /// vCPUs.
+    /// vCPUs that are online when it has booted.
     pub cpus: u8,
+    /// vCPUs of its VMM, if that is more.
+    pub max_cpus: Option<u8>,
     /// RAM.
     pub memory_mib: u32,
     /// Host pages that back RAM.
@@ -80,6 +82,13 @@ pub struct Spec {
     pub owner: Option<String>,
     /// Priority of its requests in the queue.
     pub priority: Priority,
+}
+
+impl Spec {
+    /// vCPUs of its VMM.
+    pub fn vcpus(&self) -> u8 {
+        self.max_cpus.unwrap_or(self.cpus).max(self.cpus)
+    }
 }
 
 /// A snapshot to go on from.
@@ -202,7 +211,7 @@ pub struct VmRecord {
     pub addresses: Vec<IpAddr>,
     /// Its network policy, if that was changed after it was made.
     pub policy: Option<NetworkPolicy>,
-    /// Rate limits that were changed after it was made.
+    /// Limits that were changed after it was made.
     pub limits: Limits,
 }
 
@@ -269,6 +278,11 @@ impl VmRecord {
             .collect()
     }
 
+    /// vCPUs that its programs may use now.
+    pub fn cpus(&self) -> u8 {
+        self.limits.cpus.unwrap_or(self.spec.cpus)
+    }
+
     /// Current rate limit of its network interface, if it has one.
     pub fn network_limit(&self) -> Option<NetLimit> {
         let network = self.spec.network.as_ref()?;
@@ -292,7 +306,8 @@ impl VmRecord {
             state: self.state,
             image: spec.image.clone(),
             kernel: spec.kernel.clone(),
-            cpus: spec.cpus,
+            cpus: self.cpus(),
+            max_cpus: Some(spec.vcpus()).filter(|most| *most > self.cpus()),
             memory_mib: spec.memory_mib,
             command: spec.command.as_ref().map(|command| command.argv.clone()),
             tty: spec
@@ -333,6 +348,7 @@ impl VmRecord {
                 root: Some(self.root_limit()).filter(|limit| !limit.is_none()),
                 volumes: BTreeMap::new(),
                 network: self.network_limit().filter(|limit| !limit.is_none()),
+                cpus: None,
             },
         }
     }

@@ -16,6 +16,8 @@ pub struct Spec {
     config: ImageConfig,
     kernel: String,
     cpus: u8,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    max_cpus: Option<u8>,
     memory_mib: u32,
     pages: PageSize,
     disks: Vec<VolumeUse>,
@@ -58,6 +60,7 @@ both_ways!(
         config: into,
         kernel: same,
         cpus: same,
+        max_cpus: same,
         memory_mib: same,
         pages: into,
         disks: list,

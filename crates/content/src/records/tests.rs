@@ -84,6 +84,7 @@ fn spec() -> Spec {
         config: config(),
         kernel: text("base"),
         cpus: 2,
+        max_cpus: None,
         memory_mib: 128,
         pages: PageSize::Huge2M,
         disks: vec![VolumeUse {
@@ -150,7 +151,16 @@ fn with_limits() -> VmRecord {
         root: Some(limit()),
         volumes: BTreeMap::from([(text("data"), DiskLimit::default())]),
         network: Some(network),
+        cpus: None,
     };
+    vm
+}
+
+/// A VM whose number of vCPUs was changed.
+fn with_other_cpus() -> VmRecord {
+    let mut vm = vm();
+    vm.spec.max_cpus = Some(8);
+    vm.limits.cpus = Some(4);
     vm
 }
 
@@ -348,6 +358,7 @@ fn records_of_vms_do_not_drift() {
         load,
     );
     does_not_drift("vm-1-limits.json", "vm.json", &with_limits(), save, load);
+    does_not_drift("vm-1-cpus.json", "vm.json", &with_other_cpus(), save, load);
     does_not_drift(
         "vm-1-priority.json",
         "vm.json",

@@ -85,6 +85,8 @@ pub struct Limits {
     volumes: BTreeMap<String, DiskLimit>,
     #[serde(skip_serializing_if = "Option::is_none")]
     network: Option<NetLimit>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cpus: Option<u8>,
 }
 both_ways!(
     Limits,
@@ -92,6 +94,7 @@ both_ways!(
         root: opt,
         volumes: map,
         network: opt,
+        cpus: same,
     }
 );
 

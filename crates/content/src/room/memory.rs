@@ -404,14 +404,30 @@ impl Room {
         self.reserved(amount, 1, false)
     }
 
+    /// Adds to what a running VM has reserved, if it fits. This does not wait, and is not behind
+    /// those that do.
+    fn add(&self, more: Amount) -> Result<()> {
+        let mut state = self.state();
+        let shortage = self.shortage(&state, more, 1);
+        if !shortage.fits() {
+            return Err(shortage.error(None));
+        }
+        self.hold(&mut state.books, &shortage);
+        Ok(())
+    }
+
     /// Reserves for a request that fits.
     fn take(self: &Arc<Self>, state: &mut State, fits: &Shortage) -> Reserved {
-        let books = &mut state.books;
+        self.hold(&mut state.books, fits);
+        self.reserved(fits.want, fits.count, false)
+    }
+
+    /// Books what fits; background work that is in its way has to give up.
+    fn hold(&self, books: &mut Books, fits: &Shortage) {
         books.held = books.held.plus(fits.want);
         if !fits.fits_beside(books.behind) {
             self.claims.send_modify(|claims| *claims += 1);
         }
-        self.reserved(fits.want, fits.count, false)
     }
 
     fn reserved(self: &Arc<Self>, amount: Amount, count: u32, is_behind: bool) -> Reserved {
@@ -535,6 +551,22 @@ impl Reserved {
         if soon.soon > 0 {
             self.room.give_back(soon, self.is_behind);
         }
+    }
+
+    /// Changes the number of vCPUs. An error if more than there are would be reserved.
+    pub fn set_cpus(&mut self, cpus: u64) -> Result<()> {
+        let of = |cpus| Amount {
+            cpus,
+            ..Amount::default()
+        };
+        let before = std::mem::replace(&mut self.amount.cpus, cpus);
+        if cpus < before {
+            self.room.give_back(of(before - cpus), self.is_behind);
+        } else if let Err(error) = self.room.add(of(cpus - before)) {
+            self.amount.cpus = before;
+            return Err(error);
+        }
+        Ok(())
     }
 
     /// Splits it into one reservation for each VM.

@@ -1,6 +1,6 @@
 //! A connection of the host: its request and the work on it.
 
-use super::stat;
+use super::{cpus, stat};
 use crate::poll::{Channel, PollSet, Token};
 use crate::program::process::{INPUT_LIMIT, Output, Program};
 use crate::stream::{FrameStream, Received};
@@ -263,6 +263,9 @@ impl Connection {
                 return Need::Shutdown { grace_ms };
             }
             Request::SignalMain { signal, .. } => return Need::SignalMain(signal),
+            Request::SetCpus { count, .. } => {
+                self.answer(cpus::set_online(cpus::FOLDER, count), now);
+            }
             Request::Quiesce { drop_caches, .. } => return Need::Quiesce { drop_caches },
             request => return Need::Copy(request),
         }
@@ -313,7 +316,10 @@ impl Connection {
             }
             // A `Stat` has no error, so the connection is closed.
             Request::Stat { .. } => {}
-            Request::Shutdown { .. } | Request::SignalMain { .. } | Request::Quiesce { .. } => {
+            Request::Shutdown { .. }
+            | Request::SignalMain { .. }
+            | Request::Quiesce { .. }
+            | Request::SetCpus { .. } => {
                 self.stream.send(&Done::Error(message));
             }
         }

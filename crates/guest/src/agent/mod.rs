@@ -3,7 +3,7 @@
 //! * [`connection`]: a connection of the host, from request to answer.
 //! * [`copy_in`], [`copy_out`]: copies files and trees, each in a forked process, so that a slow
 //!   disk delays nothing else.
-//! * [`stat`]: memory and CPU.
+//! * [`stat`]: memory and CPU; `cpus`: vCPUs go on and off line.
 //! * [`ending`]: the orderly end.
 //! * `quiesce`: freezes programs for a capture and thaws them; `hold`: its state.
 //! * [`run`]: the event loop; `node`: its messages to and from the node.
@@ -12,6 +12,7 @@ mod changes;
 pub mod connection;
 mod copy_in;
 pub mod copy_out;
+mod cpus;
 pub mod ending;
 mod hold;
 mod node;

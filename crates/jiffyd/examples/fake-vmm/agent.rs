@@ -34,8 +34,10 @@ impl Vm {
         let Some(request) = reader.next::<Request>()? else {
             return Ok(());
         };
-        // The init of release 0.1 takes no other.
-        assert_eq!(request.version(), 1);
+        // The init of release 0.1 closes the connection on any other.
+        if self.script.old && request.version() > 1 {
+            return Ok(());
+        }
         match request {
             Request::Exec { command, .. } => self.exec(stream, reader, &command),
             Request::Stat { .. } => send(
@@ -53,6 +55,10 @@ impl Vm {
                 send(&mut stream, &Done::Ok)
             }
             Request::Quiesce { .. } => self.quiesce(stream, reader),
+            Request::SetCpus { count, .. } => {
+                eprintln!("{count} vCPUs are online");
+                send(&mut stream, &Done::Ok)
+            }
             Request::Shutdown { grace_ms, .. } => {
                 send(&mut stream, &Done::Ok)?;
                 self.kill_main(Signal::TERM);

@@ -37,6 +37,8 @@ pub struct Script {
     /// The guest that powers off makes the file `off` in the VM's folder, writes back
     /// until there is one called `go`, and makes `written` then.
     pub slow_off: bool,
+    /// The guest's init is of release 0.1.
+    pub old: bool,
     /// The guest's init is of the release after this one.
     pub newer: bool,
     /// The command ends while the vCPUs are being stopped.
@@ -70,6 +72,7 @@ impl Script {
                 Some("capture-fails") => script.capture_fails = true,
                 Some("held-capture") => script.held_capture = true,
                 Some("slow-off") => script.slow_off = true,
+                Some("old") => script.old = true,
                 Some("newer") => script.newer = true,
                 Some("end-at-pause") => script.end_at_pause = true,
                 Some("resume-fails") => script.resume_fails = true,

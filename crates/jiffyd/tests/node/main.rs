@@ -33,4 +33,5 @@ mod snapshots;
 mod spares;
 mod standby;
 mod upgrade;
+mod vcpus;
 mod volume_artifacts;

@@ -1,5 +1,6 @@
 //! Starts of VMs: looks up and holds what a VM needs, and hands it to its task.
 
+use super::limits::current_spec;
 use super::{LEASE_POLL, NAME_TIME, Node};
 use crate::golden;
 use crate::spec;
@@ -45,7 +46,7 @@ impl Node {
         let room = match vm.spec.hidden {
             true => None,
             false => {
-                let reserved = self.reserve(vm, Purpose::Start, Amount::of(&vm.spec), 1);
+                let reserved = self.reserve(vm, Purpose::Start, Amount::of(&current_spec(vm)), 1);
                 Some(reserved.await?)
             }
         };
@@ -91,7 +92,7 @@ impl Node {
         let kernel = self.kernels.find(&spec.kernel)?;
         roots::check_own(&self.host.paths.vm(&vm.id), &vm.name, spec)?;
         let volumes = self.hold_volumes(vm).await?;
-        let golden = spec::golden(spec)
+        let golden = spec::golden(&current_spec(vm))
             .and_then(|shape| self.known_key(&shape, &kernel, &root))
             .and_then(|key| self.goldens.find(&key));
         self.check_layer(vm, &root)?;

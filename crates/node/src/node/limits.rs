@@ -1,21 +1,29 @@
-//! Changes of a VM's rate limits.
+//! Changes of a VM's rate limits and number of vCPUs.
 
 use super::Node;
 use jiffy_content::error::{Error, Result};
 use jiffy_content::model::vm::Spec;
+use jiffy_vmhost::agent;
 use jiffy_vmhost::handle::{Command, DeviceLimits, VmHandle};
+use jiffy_wire::agent::{CPUS, Request};
 use jiffy_wire::api::{Limits, NetworkUse, Vm, VmState};
 use jiffy_wire::vmm::ControlRequest;
 use std::sync::Arc;
+use std::time::Duration;
+
+/// How long a guest has to bring its vCPUs on or off line.
+const ANSWER_TIME: Duration = Duration::from_secs(60);
 
 impl Node {
-    /// Changes a VM's rate limits, at once if it runs.
+    /// Changes a VM's limits, at once if it runs.
     pub async fn change_limits(self: Arc<Self>, wanted: String, limits: Limits) -> Result<Vm> {
         let vm = self.find(&wanted)?;
         check(&vm, &limits)?;
         let _one = self.operate_for_client(&vm).await?;
-        let changed = vm.ask(|reply| Command::Limits(Box::new(limits), reply));
-        let DeviceLimits { disks, nets } = changed.await??;
+        if let Some(cpus) = limits.cpus {
+            self.change_cpus(&vm, cpus).await?;
+        }
+        let DeviceLimits { disks, nets } = change(&vm, limits).await?;
         vm.ask(Command::Save).await??;
         let view = vm.when(|view| view.vm.state != VmState::Starting).await;
         if view.is_active() {
@@ -30,12 +38,56 @@ impl Node {
         }
         Ok(vm.vm())
     }
+
+    /// Brings vCPUs on or off line, at once if the VM runs.
+    async fn change_cpus(&self, vm: &VmHandle, cpus: u8) -> Result<()> {
+        let view = vm.when(|view| view.vm.state != VmState::Starting).await;
+        if !view.lives() {
+            change(vm, of_cpus(cpus)).await?;
+            return Ok(());
+        }
+        let socket = self.agent_socket(vm).await?;
+        let before = view.vm.cpus;
+        // More vCPUs are reserved before they go online.
+        change(vm, of_cpus(cpus.max(before))).await?;
+        let request = Request::SetCpus {
+            version: CPUS,
+            count: cpus.into(),
+        };
+        let answer = agent::tell(&socket, &request, ANSWER_TIME).await;
+        let online = if answer.is_ok() { cpus } else { before };
+        change(vm, of_cpus(online)).await?;
+        answer.map_err(|why| {
+            Error::vm_failed(format!(
+                "The VM {} keeps its {before} vCPUs: {why}.",
+                vm.name
+            ))
+            .hint(
+                "Guests that were captured by an older release keep theirs until they boot again.",
+            )
+        })
+    }
+}
+
+fn of_cpus(cpus: u8) -> Limits {
+    Limits {
+        cpus: Some(cpus),
+        ..Limits::default()
+    }
+}
+
+/// Has the VM's task take over limits; the result is what its devices have now.
+async fn change(vm: &VmHandle, limits: Limits) -> Result<DeviceLimits> {
+    let changed = vm.ask(|reply| Command::Limits(Box::new(limits), reply));
+    changed.await?
 }
 
 /// What a VM is made of, with the limits that it has now: what its children have.
 pub(super) fn current_spec(vm: &VmHandle) -> Spec {
     let now = &vm.view.borrow().vm;
     Spec {
+        cpus: now.cpus,
+        max_cpus: Some(vm.spec.vcpus()).filter(|most| *most > now.cpus),
         disks: now.disks.clone(),
         root_limit: now.limits.root.unwrap_or_default(),
         network: vm.spec.network.clone().map(|network| NetworkUse {
@@ -50,7 +102,7 @@ fn check(vm: &VmHandle, limits: &Limits) -> Result<()> {
     let name = &vm.name;
     if limits.is_default() {
         return Err(Error::invalid(format!(
-            "No limit of the VM {name} is to change."
+            "Nothing of the VM {name} is to change."
         )));
     }
     let has = |volume: &String| vm.spec.disks.iter().any(|disk| disk.name == *volume);
@@ -61,6 +113,15 @@ fn check(vm: &VmHandle, limits: &Limits) -> Result<()> {
     }
     if limits.network.is_some() && vm.spec.network.is_none() {
         return Err(Error::wrong_state(format!("The VM {name} has no network.")));
+    }
+    let most = vm.spec.vcpus();
+    if let Some(cpus) = limits.cpus
+        && !(1..=most).contains(&cpus)
+    {
+        return Err(Error::invalid(format!(
+            "The VM {name} can't have {cpus} vCPUs; it has 1 to {most}."
+        ))
+        .hint("`jiffy run --max-cpus` says how many a new VM may have while it runs."));
     }
     Ok(())
 }

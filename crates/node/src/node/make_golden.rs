@@ -2,6 +2,7 @@
 //! [`crate::golden`].
 
 use super::Node;
+use super::limits::current_spec;
 use super::operation::Stopwatch;
 use super::snapshot::write;
 use crate::golden::{self, Wishes};
@@ -42,7 +43,7 @@ pub async fn make_wanted(node: Arc<Node>, mut wanted: Wishes) {
         if view.failure.is_some() {
             continue;
         }
-        let Some(shape) = spec::golden(&vm.spec) else {
+        let Some(shape) = spec::golden(&current_spec(&vm)) else {
             continue;
         };
         drop(vm);
@@ -69,8 +70,19 @@ async fn make(node: &Node, shape: Spec) -> Result<()> {
         Ok(saved) => {
             let same_kind = |old: &Saved| {
                 let old = &old.manifest.spec;
-                (&old.kernel, &old.image, old.cpus, old.memory_mib)
-                    == (&shape.kernel, &shape.image, shape.cpus, shape.memory_mib)
+                (
+                    &old.kernel,
+                    &old.image,
+                    old.cpus,
+                    old.vcpus(),
+                    old.memory_mib,
+                ) == (
+                    &shape.kernel,
+                    &shape.image,
+                    shape.cpus,
+                    shape.vcpus(),
+                    shape.memory_mib,
+                )
             };
             for (_, old) in goldens.take(same_kind) {
                 goldens.discard(&old.folder, "another one takes its place");

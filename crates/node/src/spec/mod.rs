@@ -7,7 +7,8 @@ mod network;
 pub use network::inherited;
 
 use jiffy_content::checks::{
-    MAX_COMMAND, check_command, check_cpus, check_hostname, check_memory, check_volumes,
+    MAX_COMMAND, check_command, check_cpus, check_hostname, check_max_cpus, check_memory,
+    check_volumes,
 };
 use jiffy_content::error::{Error, Result};
 use jiffy_content::images::base::BASE;
@@ -20,7 +21,7 @@ use jiffy_sys::causes;
 use jiffy_vmhost::network::Network;
 use jiffy_wire::api::{CreateVm, IdleAction, IdlePolicy, ImageConfig, Priority};
 use jiffy_wire::cpu::{Wanted, levels};
-use jiffy_wire::vmm::PageSize;
+use jiffy_wire::vmm::{DiskLimit, PageSize};
 use std::ops::RangeInclusive;
 
 /// Longest kernel parameters of a request, in bytes.
@@ -55,6 +56,9 @@ pub fn check_of(wanted: CreateVm, image: &str, image_config: &ImageConfig) -> Re
     names::check("kernel", &kernel)?;
     let cpus = wanted.cpus.unwrap_or(1);
     check_cpus(cpus)?;
+    if let Some(most) = wanted.max_cpus {
+        check_max_cpus(most, cpus)?;
+    }
     let memory_mib = wanted.memory_mib.unwrap_or(128);
     check_memory(memory_mib, wanted.pages)?;
     check_volumes(&wanted.disks)?;
@@ -95,6 +99,7 @@ pub fn check_of(wanted: CreateVm, image: &str, image_config: &ImageConfig) -> Re
         config: image_config.clone(),
         kernel,
         cpus,
+        max_cpus: wanted.max_cpus.filter(|most| *most > cpus),
         memory_mib,
         pages: wanted.pages,
         disks: wanted.disks,
@@ -144,6 +149,7 @@ pub fn from_snapshot(
         ("entrypoint", wanted.entrypoint.is_some()),
         ("kernel", wanted.kernel.is_some()),
         ("number of vCPUs", wanted.cpus.is_some()),
+        ("largest number of vCPUs", wanted.max_cpus.is_some()),
         ("memory", wanted.memory_mib.is_some()),
         ("page size", wanted.pages != PageSize::Small),
         ("volumes", !wanted.disks.is_empty()),
@@ -201,7 +207,6 @@ pub fn from_snapshot(
 pub fn golden(spec: &Spec) -> Option<Spec> {
     let plain = spec.disks.is_empty()
         && spec.root_disk.is_none()
-        && spec.root_limit.is_none()
         && spec.init.is_none()
         && !spec.console
         && spec.kernel_args.is_none()
@@ -225,6 +230,7 @@ pub fn golden(spec: &Spec) -> Option<Spec> {
             .network
             .as_ref()
             .map(|_| jiffy_vmhost::network::plain()),
+        root_limit: DiskLimit::default(),
         idle: None,
         owner: None,
         priority: Priority::Normal,

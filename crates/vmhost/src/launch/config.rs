@@ -46,7 +46,7 @@ pub(super) fn vmm_config<'a>(
     let mut config = VmmConfig {
         version: vmm::VERSION,
         id: record.id.clone(),
-        vcpus: spec.cpus,
+        vcpus: spec.vcpus(),
         memory: Memory {
             size_mib: spec.memory_mib,
             pages: spec.pages,
@@ -55,7 +55,7 @@ pub(super) fn vmm_config<'a>(
         boot: Boot {
             kernel: plan.kernel.clone(),
             initrd: Some(paths.initramfs()),
-            command_line: command_line(spec)?,
+            command_line: command_line(spec, record.cpus())?,
         },
         disks: disks(paths, record, plan, descriptors.launcher),
         vsock: Some(Vsock {
@@ -212,14 +212,17 @@ fn guest_config(record: &VmRecord, plan: &Plan) -> GuestConfig {
     config
 }
 
-/// The kernel's command line: the default, then the user's parameters.
-pub fn command_line(spec: &Spec) -> Result<String> {
+/// The kernel's command line: the default, how many vCPUs it brings up, then the user's parameters.
+pub fn command_line(spec: &Spec, cpus: u8) -> Result<String> {
     use jiffy_kernel::command_line::{console_command_line, default_command_line};
     let mut line = if spec.console {
         console_command_line()
     } else {
         default_command_line()
     };
+    if cpus < spec.vcpus() {
+        line.push_str(&format!(" maxcpus={cpus}"));
+    }
     if let Some(more) = &spec.kernel_args {
         line.push(' ');
         line.push_str(more);

@@ -195,7 +195,7 @@ fn spawn_process(
         .map_err(|error| Error::io("open the VMM's log", &folder.join("vmm.log"), &error))?;
     let before = monotonic_ns();
     let passed = descriptors.passed();
-    let share = share_of(&record.spec, plan.low_priority);
+    let share = share_of(record, plan.low_priority);
     let had = spare.and_then(|spare| {
         let had = spare.be(&share, &config, config_fd, log.as_fd(), &passed);
         had.inspect_err(|error| debug!(%error, "a spare VMM can't be had"))

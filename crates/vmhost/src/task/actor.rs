@@ -260,7 +260,7 @@ impl Actor {
                 let _ = reply.send(self.change_policy(*policy));
             }
             Command::Limits(limits, reply) => {
-                let _ = reply.send(Ok(self.change_limits(*limits)));
+                let _ = reply.send(self.change_limits(*limits));
             }
             Command::Start(plan, reply) if plan.wakes() => self.wake(plan, reply),
             Command::Start(plan, reply) => {

@@ -263,7 +263,7 @@ fn adopt(
         held,
     );
     running.adopted = true;
-    let (memory_mib, cpus) = (record.spec.memory_mib, record.spec.cpus);
+    let (memory_mib, cpus) = (record.spec.memory_mib, record.cpus());
     running.room = Some(host.room.adopt(Amount::of_running(memory_mib, cpus)));
     let (mut actor, handle) = actor::new(Arc::clone(host), Arc::clone(registry), record);
     info!(vm = %actor.record.name, pid, "VM adopted");

@@ -97,6 +97,14 @@ impl Phase {
         }
     }
 
+    /// Those parts, to change them.
+    pub(super) fn running_mut(&mut self) -> Option<&mut Running> {
+        match self {
+            Phase::Active(running) => Some(running),
+            _ => None,
+        }
+    }
+
     /// Takes those parts when the VMM has ended.
     pub(super) fn take_running(&mut self) -> Option<Box<Running>> {
         match std::mem::replace(self, Phase::Idle) {

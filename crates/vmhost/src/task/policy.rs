@@ -1,9 +1,10 @@
-//! Changes of a VM's network policy and rate limits while it runs.
+//! Changes of a VM's network policy and limits while it runs.
 
 use crate::handle::DeviceLimits;
 use crate::task::actor::Actor;
 use jiffy_content::error::Result;
 use jiffy_wire::api::{Limits, NetworkPolicy};
+use tracing::warn;
 
 impl Actor {
     /// Applies a new network policy from now on.
@@ -17,13 +18,32 @@ impl Actor {
         changed
     }
 
-    /// Changes limits from the next start on; its VMM has to be told if it runs.
-    pub(super) fn change_limits(&mut self, limits: Limits) -> DeviceLimits {
+    /// Changes limits from the next start on. If it runs, its VMM has to be told, and its guest if
+    /// the number of vCPUs changes.
+    pub(super) fn change_limits(&mut self, limits: Limits) -> Result<DeviceLimits> {
+        if let Some(cpus) = limits.cpus {
+            self.change_share(cpus)?;
+        }
         self.record.limits.change(limits);
         self.changed();
-        DeviceLimits {
+        Ok(DeviceLimits {
             disks: self.record.disk_limits(),
             nets: self.record.network_limit().into_iter().collect(),
+        })
+    }
+
+    /// Changes how many processors a VM with a VMM may use. The guest's kernel can bring up all of
+    /// its vCPUs by itself; the VMM's control group keeps it to this number.
+    fn change_share(&mut self, cpus: u8) -> Result<()> {
+        let Some(running) = self.phase.running_mut() else {
+            return Ok(());
+        };
+        if let Some(room) = &mut running.room {
+            room.set_cpus(cpus.into())?;
         }
+        if let Err(error) = running.process.set_processors(cpus.into()) {
+            warn!(vm = %self.record.name, %error, "the VMM's share of the processors can't be changed");
+        }
+        Ok(())
     }
 }

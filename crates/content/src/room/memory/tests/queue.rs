@@ -421,6 +421,35 @@ async fn vcpus_are_bounded_like_memory() {
 }
 
 #[tokio::test]
+async fn a_running_vm_has_more_vcpus_only_if_they_are_left() {
+    let bounds = Bounds {
+        memory: None,
+        cpus: Some(4),
+    };
+    let room = Room::of_host(host(TOTAL).1, bounds, Duration::ZERO, PLACES);
+    let of = |cpus| Amount { cpus, ..vm(1) };
+    let mut one = room.reserve(asking(), of(1), 1).await.unwrap();
+    let background = room.behind(of(2)).unwrap();
+    let mut other = room.reserve(asking(), of(1), 1).await.unwrap();
+    assert!(!background.was_claimed());
+    one.set_cpus(3).unwrap();
+    assert!(background.was_claimed());
+    drop(background);
+    let error = other.set_cpus(2).unwrap_err().0;
+    assert_eq!(
+        error.message,
+        "The VM wants 1 vCPU; VMs have 4 of the 4 vCPUs that they may have in all."
+    );
+    // It keeps what it had.
+    one.set_cpus(2).unwrap();
+    other.set_cpus(2).unwrap();
+    drop(other);
+    drop(room.reserve(asking(), of(2), 1).await.unwrap());
+    drop(one);
+    assert!(empty(&room));
+}
+
+#[tokio::test]
 async fn the_share_of_vcpus_is_of_the_hosts_processors() {
     let host = std::thread::available_parallelism().unwrap().get() as u64;
     let cpus = |share| {
