@@ -106,7 +106,7 @@ fn a_number_that_can_t_be_is_refused() {
 
 #[test]
 fn a_guest_that_does_not_change_its_vcpus_keeps_them() {
-    let daemon = Daemon::with(&["--cpu-share", "1000"]);
+    let daemon = Daemon::start();
     let old = CreateVm {
         kernel_args: Some("fake=old".into()),
         ..growing("web")
