@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn runs_that_differ_by_themselves_are_no_regression() {
+    fn a_change_within_the_noise_of_the_baseline_is_no_regression() {
         let of = |values: &[f64]| [spread("c", "jiffy", "instructions", values)];
         let old = of(&[100.0, 100.0, 100.0, 150.0]);
         assert_eq!(worse(&old, &of(&[151.0])), 0);
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn a_regression_is_more_than_two_percent_of_our_own() {
+    fn only_more_than_two_percent_of_jiffys_own_figure_is_a_regression() {
         let old = [
             figure("a", "jiffy", 100.0),
             figure("b", "firecracker", 100.0),
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_may_grow_by_what_a_linker_moves() {
+    fn memory_may_grow_by_64_kib_before_it_is_a_regression() {
         let of = |bytes| [spread("vmm/memory-overhead", "jiffy", "bytes", &[bytes])];
         let old = of(1_478_656.0);
         assert_eq!(worse(&old, &of(1_478_656.0 + 65536.0)), 0);
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ratio_is_held_to_its_promise_alone() {
+    fn a_ratio_is_checked_only_against_its_promised_bound() {
         let ratio = |value| spread(image::PULLED_RATIO, "jiffy", "times", &[value]);
         let about = |now: f64| {
             let complaints = complaints(&[ratio(0.9)], &[ratio(now)]);
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn cases_measured_again_are_judged_by_all_their_runs() {
+    fn samples_of_a_repeated_case_are_merged() {
         let outcome = |name: &str, times: &[u64]| Outcome {
             name: name.into(),
             monitor: "jiffy".into(),
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn a_figure_made_of_other_runs_names_their_cases() {
+    fn a_derived_figure_names_the_cases_it_is_computed_from() {
         for name in ["boot/vm-exits", "vmm/memory-overhead", image::LAZY_RATIO] {
             assert!(!cases_of(name).contains(&name), "{name} is no case");
         }

@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn an_aim_is_told_and_breaks_nothing() {
+    fn a_missed_aim_is_reported_but_is_no_failure() {
         let verdict = |figures: &[Figure], case: &str| {
             let mut verdicts = judge(figures).into_iter();
             verdicts
@@ -383,14 +383,14 @@ mod tests {
     }
 
     #[test]
-    fn no_figure_of_the_wall_clock_is_promised() {
+    fn no_wall_clock_figure_is_promised() {
         let wall = ["ms", "us", "MiB/s"];
         let promises = GOALS.iter().filter(|goal| goal.promised);
         assert!(promises.into_iter().all(|goal| !wall.contains(&goal.unit)));
     }
 
     #[test]
-    fn a_goal_against_a_peer_counts_only_beside_it() {
+    fn a_goal_against_a_peer_needs_that_peers_figure() {
         let ours = figure("boot/same-kernel/pid1", "jiffy", 45e6);
         let verdicts = |figures: &[Figure]| -> Vec<bool> {
             judge(figures)
@@ -405,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn a_goal_beside_another_case_is_that_case_s_figure_and_a_share() {
+    fn a_relative_goal_is_a_share_of_another_cases_figure() {
         let small = figure("restore/mapped/128/visible", "jiffy", 1.9e6);
         let reached = |large| {
             let large = figure("restore/mapped/4096/visible", "jiffy", large);

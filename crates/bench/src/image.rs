@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_essential_brings_what_it_needs() {
+    fn essential_packages_include_their_dependencies() {
         let lines = "bash\tyes\tlibc6 (>= 2.3), base-files\t\n\
                      libc6\tno\tlibgcc-s1:amd64 | other\tlibc\n\
                      libgcc-s1\tno\t, \t\n\

@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_program_finds_its_strings() {
+    fn the_marker_program_addresses_its_strings() {
         let data = |instruction_end: usize, offset: u8| instruction_end + usize::from(offset);
         let body = &program(CODE)[HEADERS..];
         assert!(body[data(12, CODE[8])..].starts_with(b"/dev/port\0"));

@@ -86,7 +86,7 @@ mod tests {
     use crate::figure::Clock;
 
     #[test]
-    fn the_longest_bar_of_each_case_fills_the_room() {
+    fn the_longest_bar_of_each_case_fills_the_width() {
         let figure = |case: &str, monitor: &str, median: f64| {
             Figure::of(case, monitor, Clock::Count, "exits", vec![median]).unwrap()
         };

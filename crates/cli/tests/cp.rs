@@ -83,7 +83,7 @@ fn tree() -> Vec<CopyFrame> {
 }
 
 #[test]
-fn a_tree_comes_out_whole() {
+fn a_tree_is_copied_out_with_modes_times_and_links() {
     let (node, output) = copy_out(tree(), "web:/srv/tree", |_| {}, "new");
     assert_eq!(stderr(&output), "");
     assert_eq!(output.status.code(), Some(0));
@@ -244,7 +244,7 @@ fn hostile_entries_never_leave_the_destination() {
 }
 
 #[test]
-fn streams_that_make_no_sense_leave_no_half_files() {
+fn invalid_copy_streams_leave_no_partial_files() {
     let streams: Vec<(Vec<CopyFrame>, &str)> = vec![
         (vec![CopyFrame::End], "empty copy"),
         (vec![data(b"x")], "belong to no file"),
@@ -288,7 +288,7 @@ fn streams_that_make_no_sense_leave_no_half_files() {
 }
 
 #[test]
-fn a_tar_comes_out() {
+fn a_tree_is_copied_out_as_a_tar() {
     let node = sends(tree());
     let output = node
         .jiffy()
@@ -373,7 +373,7 @@ fn shown(frames: &[CopyFrame]) -> Vec<String> {
 }
 
 #[test]
-fn a_tree_goes_in() {
+fn a_tree_is_copied_in() {
     let (node, kept) = receives(None);
     let tree = node.folder.path().join("tree");
     fs::create_dir_all(tree.join("b")).unwrap();
@@ -414,7 +414,7 @@ fn a_tree_goes_in() {
 }
 
 #[test]
-fn what_goes_in_is_roots_and_without_its_bits_unless_it_is_said() {
+fn copy_in_drops_owner_and_special_bits_unless_archive_is_given() {
     let modes = [(0o4755, "suid"), (0o2755, "sgid"), (0o1644, "sticky")];
     let owned_by = |path: &std::path::Path| fs::metadata(path).unwrap().uid();
     for archive in [false, true] {
@@ -478,7 +478,7 @@ fn what_goes_in_is_roots_and_without_its_bits_unless_it_is_said() {
 }
 
 #[test]
-fn where_it_goes_in_the_vm() {
+fn the_target_in_the_vm_is_chosen_as_cp_does() {
     let case = |source: &str, to: &str| {
         let (node, kept) = receives(None);
         let dir = node.folder.path().join("d");
@@ -534,7 +534,7 @@ fn where_it_goes_in_the_vm() {
 }
 
 #[test]
-fn a_full_disk_in_the_vm_is_told() {
+fn a_full_disk_in_the_vm_is_reported() {
     let (node, _) = receives(Some("/root/big: no space left"));
     let big = node.folder.path().join("big");
     fs::File::create(&big).unwrap().set_len(50_000_000).unwrap();
@@ -550,7 +550,7 @@ fn a_full_disk_in_the_vm_is_told() {
 }
 
 #[test]
-fn a_tar_goes_in_whatever_its_order() {
+fn a_tar_is_copied_in_whatever_its_order() {
     let (node, kept) = receives(None);
     let mut tar = tar::Builder::new(Vec::new());
     let mut add = |path: &str, contents: &[u8]| {
@@ -589,7 +589,7 @@ fn a_tar_goes_in_whatever_its_order() {
 }
 
 #[test]
-fn a_tar_that_climbs_is_refused() {
+fn a_tar_with_dot_dot_paths_is_refused() {
     let (node, _) = receives(None);
     let mut header = tar::Header::new_gnu();
     header.as_gnu_mut().unwrap().name[..7].copy_from_slice(b"../evil");

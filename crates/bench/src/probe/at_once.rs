@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_without_an_answer_is_told_with_its_words() {
+    fn a_command_without_output_fails_with_its_stderr() {
         let argv = ["/bin/sh", "-c", "echo no room >&2"].map(String::from);
         let error = to_first_byte(&argv).unwrap_err().to_string();
         assert!(error.contains("no room"), "{error}");

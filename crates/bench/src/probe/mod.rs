@@ -386,7 +386,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn guest_ram_is_not_the_monitors_memory() {
+    fn guest_ram_is_not_counted_as_vmm_memory() {
         let smaps = "00400000-00500000 r-xp 0 0:0 0 /bin/x\nSize: 1024 kB\nRss: 700 kB\n\
                      7f00-8f00 rw-s 0 0:0 0 /memfd:ram\nSize: 131072 kB\nRss: 90000 kB\n\
                      9f00-af00 rw-p 0 0:0 0 [stack]\nSize: 132 kB\nRss: 20 kB\n";
@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn a_marker_is_waited_for_and_a_program_that_never_writes_it_is_named() {
+    fn a_program_that_never_writes_its_marker_is_an_error() {
         let sh = |script: &str| vec!["/bin/sh".to_string(), "-c".into(), script.into()];
         let sample =
             to_marker(&sh("sleep 0.05; echo booting; echo J; exec sleep 100"), 128).unwrap();
@@ -407,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failing_command_is_no_sample() {
+    fn a_failed_command_gives_no_sample() {
         let argv = vec!["/bin/sh".to_string(), "-c".into(), "exit 3".into()];
         assert!(to_exit(&argv).is_err());
     }

@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_moment_is_that_of_the_last_wake_up() {
+    fn the_time_of_the_last_wake_up_is_read_from_the_trace() {
         let trace = "# tracer: nop\n#\n\
             \x20         <idle>-0       [000] d.h4.     7.000001: sched_waking: comm=probe pid=7 prio=120 target_cpu=000\n\
             \x20         vcpu 0-123     [000] d..4.    12.345678: sched_waking: comm=probe pid=7 prio=120 target_cpu=000\n";

@@ -469,7 +469,7 @@ mod tests {
     use super::encoded;
 
     #[test]
-    fn nothing_in_a_name_leaves_its_segment() {
+    fn names_are_percent_encoded_as_one_path_segment() {
         assert_eq!(encoded("web-1.x_~"), "web-1.x_~");
         assert_eq!(encoded("a/b?c#d e%é"), "a%2Fb%3Fc%23d%20e%25%C3%A9");
         assert_eq!(encoded(".."), "%2E%2E");

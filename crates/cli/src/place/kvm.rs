@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_verdict_is_remembered_until_the_device_changes() {
+    fn a_probe_result_is_cached_until_the_device_changes() {
         let root = tempfile::tempdir().unwrap();
         let root = root.path();
         let device = device(root);
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_memory_is_asked_anew() {
+    fn a_damaged_cache_file_makes_the_probe_run_again() {
         let root = tempfile::tempdir().unwrap();
         let device = device(root.path());
         let folders = folders(root.path(), &probe_says("real"));
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_probe_that_fails_is_an_error_and_not_remembered() {
+    fn a_failed_probe_is_an_error_and_not_cached() {
         let root = tempfile::tempdir().unwrap();
         let device = device(root.path());
         for (answer, said) in [

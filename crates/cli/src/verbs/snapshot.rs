@@ -339,7 +339,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_stored_is_no_ratio() {
+    fn a_ratio_to_zero_stored_bytes_is_a_dash() {
         assert_eq!(ratio(100, 0), "-");
         assert_eq!(ratio(100, 40), "2.5:1");
     }

@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn mmdebstrap_is_told_what_was_asked_and_nothing_else() {
+    fn mmdebstrap_gets_only_the_requested_options() {
         let command = mmdebstrap(&wanted()).unwrap();
         let arguments: Vec<_> = command
             .get_args()
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn the_reason_is_taken_from_what_it_says() {
+    fn the_reason_for_a_failure_is_the_last_error_line() {
         assert_eq!(
             last_words(&b"I: x\nE: no such suite\nW: y\n"[..]),
             "E: no such suite"
