@@ -244,7 +244,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_control_groups_is_said() {
+    fn missing_control_groups_are_reported() {
         let folder = tempfile::tempdir().unwrap();
         let error = Freezer::below(folder.path().to_str().unwrap())
             .freeze()

@@ -237,7 +237,7 @@ mod tests {
     use std::vec;
 
     #[test]
-    fn the_wait_doubles_to_its_limit_and_starts_anew() {
+    fn restart_backoff_doubles_to_its_limit_and_resets() {
         let mut backoff = Backoff::default();
         let waits: Vec<u64> = (0..9).map(|_| backoff.next(1) / 1_000_000).collect();
         assert_eq!(
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn long_lines_come_in_pieces() {
+    fn long_log_lines_are_split() {
         let mut partial = Vec::new();
         let mut lines = Vec::new();
         let mut bytes = vec![b'x'; LONGEST_LINE + 10];
@@ -260,7 +260,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn lines_do_not_depend_on_how_they_were_read(
+        fn log_lines_do_not_depend_on_read_boundaries(
             bytes in proptest::collection::vec(prop_oneof![Just(b'\n'), any::<u8>()], 0..300),
             cut in 1usize..40,
         ) {

@@ -66,7 +66,7 @@ fn stuff(mut stream: &UnixStream, bytes: &[u8]) -> usize {
 }
 
 #[test]
-fn a_connection_more_takes_the_place_of_the_one_that_said_nothing_for_longest() {
+fn a_connection_over_the_limit_replaces_the_longest_silent_one() {
     let agent = Agent::start();
     let mut crowd: Vec<_> = (0..CONNECTIONS).map(|_| agent.connect()).collect();
     // Half a frame is not a request either.
@@ -79,7 +79,7 @@ fn a_connection_more_takes_the_place_of_the_one_that_said_nothing_for_longest() 
 }
 
 #[test]
-fn programs_without_number_leave_room_for_the_node() {
+fn programs_over_the_limit_are_refused_and_the_node_is_served() {
     let agent = Agent::start();
     let mut crowd = sessions(&agent, PROGRAMS, "exec cat");
     let mut refused = agent.exec(shell("true"));
@@ -111,7 +111,7 @@ fn programs_without_number_leave_room_for_the_node() {
 }
 
 #[test]
-fn programs_that_ignore_that_they_are_hung_up_on_are_counted() {
+fn programs_that_ignore_sighup_count_until_they_are_killed() {
     let agent = Agent::start();
     let script = "trap '' HUP; echo up; exec sleep 1000";
     let mut crowd = sessions(&agent, PROGRAMS, script);
@@ -131,7 +131,7 @@ fn programs_that_ignore_that_they_are_hung_up_on_are_counted() {
 }
 
 #[test]
-fn floods_of_programs_that_nobody_reads_take_bounded_memory() {
+fn unread_output_of_many_programs_takes_bounded_memory() {
     let agent = Agent::start();
     let before = agent.memory();
     let crowd = sessions(&agent, 100, "exec yes 2>&1");
@@ -153,7 +153,7 @@ fn floods_of_programs_that_nobody_reads_take_bounded_memory() {
 }
 
 #[test]
-fn input_without_end_for_programs_that_read_none_is_not_taken() {
+fn unread_input_of_many_programs_takes_bounded_memory() {
     let agent = Agent::start();
     let before = agent.memory();
     let frame = frame::to_vec(&ExecInput::Stdin(vec![b'x'; frame::MAX_DATA])).unwrap();
@@ -181,7 +181,7 @@ fn input_without_end_for_programs_that_read_none_is_not_taken() {
 }
 
 #[test]
-fn copies_without_number_that_nobody_feeds_or_reads_have_a_bound() {
+fn stalled_copies_are_limited_in_number() {
     let agent = Agent::start();
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("large"), vec![1; 8 << 20]).unwrap();

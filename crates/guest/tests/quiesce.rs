@@ -96,7 +96,7 @@ fn welcome(connection: &mut Connection) {
 }
 
 #[test]
-fn without_programs_any_guest_can_be_still() {
+fn a_guest_without_programs_can_be_quiesced() {
     let agent = Agent::start();
     let connection = still(&agent);
     drop(connection);
@@ -104,7 +104,7 @@ fn without_programs_any_guest_can_be_still() {
 }
 
 #[test]
-fn a_holder_that_goes_before_it_is_answered_holds_nobody() {
+fn a_quiesce_client_that_leaves_early_freezes_nothing() {
     let agent = Agent::start();
     for _ in 0..20 {
         let mut connection = agent.connect();
@@ -118,7 +118,7 @@ fn a_holder_that_goes_before_it_is_answered_holds_nobody() {
 }
 
 #[test]
-fn programs_that_cannot_be_frozen_are_a_reason_to_refuse() {
+fn quiesce_is_refused_without_control_groups() {
     let agent = Agent::start();
     let _program = counter(&agent);
     let (mut connection, done) = quiesce(&agent);
@@ -131,7 +131,7 @@ fn programs_that_cannot_be_frozen_are_a_reason_to_refuse() {
 }
 
 #[test]
-fn a_program_stands_still_until_the_connection_ends() {
+fn a_program_is_frozen_until_the_connection_ends() {
     let Some(groups) = groups() else { return };
     let agent = Agent::in_groups(EMPTY, false, Some(&groups));
     let _program = counter(&agent);
@@ -144,7 +144,7 @@ fn a_program_stands_still_until_the_connection_ends() {
 }
 
 #[test]
-fn every_group_is_frozen_and_one_that_was_frozen_stays_so() {
+fn every_cgroup_is_frozen_and_paused_ones_stay_frozen() {
     let Some(groups) = groups() else { return };
     let agent = Agent::in_groups(EMPTY, false, Some(&groups));
     let _program = counter(&agent);
@@ -181,7 +181,7 @@ fn every_group_is_frozen_and_one_that_was_frozen_stays_so() {
 }
 
 #[test]
-fn a_family_that_multiplies_is_caught_whole() {
+fn processes_that_keep_forking_are_all_frozen() {
     let Some(groups) = groups() else { return };
     let agent = Agent::in_groups(EMPTY, false, Some(&groups));
     let script = "for n in 1 2 3 4; do (while :; do (/bin/true; exit) & /bin/true; wait; done) & done; echo up; wait";
@@ -206,7 +206,7 @@ fn a_family_that_multiplies_is_caught_whole() {
 }
 
 #[test]
-fn others_wait_while_programs_stand_still() {
+fn other_requests_wait_while_programs_are_frozen() {
     let Some(groups) = groups() else { return };
     let agent = Agent::in_groups(EMPTY, false, Some(&groups));
     let _program = counter(&agent);
@@ -227,7 +227,7 @@ fn others_wait_while_programs_stand_still() {
 }
 
 #[test]
-fn what_was_written_is_delivered_before_the_answer() {
+fn output_is_delivered_before_the_quiesce_answer() {
     let Some(groups) = groups() else { return };
     let main = "i=0; while :; do i=$((i+1)); echo line $i; done";
     let agent = Agent::in_groups(&config("test", main, ""), true, Some(&groups));
@@ -277,7 +277,7 @@ fn what_was_written_is_delivered_before_the_answer() {
 }
 
 #[test]
-fn a_generation_that_is_known_changes_nothing() {
+fn a_known_generation_changes_nothing() {
     let Some(groups) = groups() else { return };
     let agent = Agent::in_groups(&config("test", "cat", ""), true, Some(&groups));
     agent.show(GENERATION, &generation(FIRST_ID, true));
@@ -292,7 +292,7 @@ fn a_generation_that_is_known_changes_nothing() {
 }
 
 #[test]
-fn a_new_generation_starts_its_command_and_says_hello_anew() {
+fn a_new_generation_starts_its_command_and_reconnects() {
     let agent = Agent::in_groups(EMPTY, true, None);
     let node = Node::listen(&agent.path("node"));
     let (mut old, attempt) = node.accept();
@@ -323,7 +323,7 @@ fn a_new_generation_starts_its_command_and_says_hello_anew() {
 }
 
 #[test]
-fn a_clone_s_first_command_goes_on_and_counts_from_the_start() {
+fn a_clones_command_continues_with_offsets_from_zero() {
     let Some(groups) = groups() else { return };
     let agent = Agent::in_groups(&config("test", "cat", ""), true, Some(&groups));
     let node = Node::listen(&agent.path("node"));
@@ -359,7 +359,7 @@ fn a_clone_s_first_command_goes_on_and_counts_from_the_start() {
 }
 
 #[test]
-fn an_earlier_command_lives_on_beside_the_new_one() {
+fn the_captured_command_continues_beside_the_new_one() {
     let Some(groups) = groups() else { return };
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().to_str().unwrap();
@@ -409,7 +409,7 @@ fn connections_of_the_captured_guest_are_hung_up() {
 }
 
 #[test]
-fn a_generation_that_cannot_be_read_lets_nothing_go_on() {
+fn an_unreadable_generation_ends_the_vm_without_thawing() {
     let broken = generation(FIRST_ID, true).replace("5a5a", "5a5");
     let no_config = generation(FIRST_ID, true);
     for (generation, config) in [
@@ -434,7 +434,7 @@ fn a_generation_that_cannot_be_read_lets_nothing_go_on() {
 }
 
 #[test]
-fn a_generation_that_was_broken_before_is_a_reason_to_refuse() {
+fn quiesce_is_refused_when_the_generation_is_already_invalid() {
     let agent = Agent::start();
     agent.show(GENERATION, "nonsense");
     let (_, done) = quiesce(&agent);
@@ -442,7 +442,7 @@ fn a_generation_that_was_broken_before_is_a_reason_to_refuse() {
 }
 
 #[test]
-fn a_holder_that_talks_lets_go() {
+fn data_from_the_quiesce_client_thaws_the_guest() {
     let Some(groups) = groups() else { return };
     let agent = Agent::in_groups(EMPTY, false, Some(&groups));
     let _program = counter(&agent);

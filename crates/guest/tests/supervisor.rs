@@ -37,7 +37,7 @@ fn the_first_command_does_not_wait_for_a_node() {
 }
 
 #[test]
-fn everything_is_reported_and_then_the_vm_ends() {
+fn the_vm_ends_after_all_output_is_reported() {
     let (mut agent, node) = with_main("echo out; echo err >&2; exit 9", POWER_OFF);
     let mut channel = node.welcome(0, 0);
     let mut heard = Heard::default();
@@ -57,7 +57,7 @@ fn everything_is_reported_and_then_the_vm_ends() {
 }
 
 #[test]
-fn nothing_is_said_before_the_welcome() {
+fn nothing_is_sent_before_the_welcome() {
     let (_agent, node) = with_main("echo x", "");
     let (mut channel, attempt) = node.accept();
     assert_eq!(attempt, 0);
@@ -100,7 +100,7 @@ fn a_command_that_cannot_start_is_reported_until_stored() {
 }
 
 #[test]
-fn a_node_that_comes_back_misses_nothing() {
+fn a_node_that_reconnects_misses_no_output() {
     let (_agent, node) = with_main("seq 1 100000; exit 2", "");
     let mut heard = Heard::default();
     let mut connections = 0;
@@ -130,7 +130,7 @@ fn a_node_that_comes_back_misses_nothing() {
 }
 
 #[test]
-fn the_end_is_repeated_until_it_is_stored() {
+fn the_exit_status_is_resent_until_it_is_stored() {
     let (mut agent, node) = with_main("exit 3", POWER_OFF);
     for _ in 0..3 {
         let mut channel = node.welcome(0, 0);
@@ -145,7 +145,7 @@ fn the_end_is_repeated_until_it_is_stored() {
 }
 
 #[test]
-fn a_node_that_is_away_slows_the_command_down() {
+fn a_silent_node_applies_backpressure_to_the_command() {
     let (agent, node) = with_main("yes; echo never", "");
     let (mut channel, _) = node.accept();
     // Accepted without a welcome: the agent must not send anything.
@@ -216,7 +216,7 @@ fn input_and_output_of_any_size_do_not_block_each_other() {
 }
 
 #[test]
-fn input_nobody_reads_stays_with_the_node() {
+fn unread_input_stays_with_the_node() {
     let (agent, node) = with_main("echo ready; sleep 100", "");
     let mut channel = node.welcome(0, 0);
     let mut heard = Heard::default();
@@ -233,7 +233,7 @@ fn input_nobody_reads_stays_with_the_node() {
 }
 
 #[test]
-fn room_for_input_is_told_as_the_command_reads() {
+fn room_for_input_is_announced_as_the_command_reads() {
     let (_agent, node) = with_main("read line; sleep 0.3; wc -c", "");
     let mut channel = node.welcome(0, 0);
     let mut heard = Heard::default();
@@ -270,7 +270,7 @@ fn room_for_input_is_told_as_the_command_reads() {
 }
 
 #[test]
-fn signals_reach_the_first_command_both_ways() {
+fn signals_reach_the_first_command_by_channel_and_by_request() {
     let (agent, node) = with_main(
         "trap 'echo usr1' USR1; trap 'exit 6' TERM; echo ready; while :; do sleep 0.05; done",
         "",
@@ -295,7 +295,7 @@ fn signals_reach_the_first_command_both_ways() {
 }
 
 #[test]
-fn a_node_that_talks_nonsense_is_dialled_again() {
+fn the_guest_reconnects_after_invalid_messages() {
     let (_agent, node) = with_main("echo kept; sleep 100", "");
     for nonsense in [
         vec![0xff; 8],
@@ -368,7 +368,7 @@ fn services_run_restart_and_are_logged() {
 }
 
 #[test]
-fn without_a_node_the_console_gets_it_all() {
+fn without_a_node_all_output_goes_to_the_console() {
     let config = r#"{"version":1,"vm_id":"test","power_off_after_main":true,
         "services":[{"name":"noise","command":{"argv":["echo","hello"]}}],
         "main":{"argv":["sh","-c","sleep 0.5; echo from main"]}}"#;

@@ -438,7 +438,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_machine_listens_where_its_host_is_and_nowhere_else() {
+    fn the_api_listens_only_on_the_host_facing_address() {
         let config = guest_config(Role {
             node: true,
             ..Role::default()

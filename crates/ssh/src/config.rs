@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_are_quoted_for_who_reads_them() {
+    fn paths_are_quoted_for_the_shell_and_for_ssh_config() {
         let odd = jiffy("/o'pt 50%/jiffy");
         assert_eq!(
             odd.for_the_shell("ssh-proxy %n").unwrap(),
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_has_what_the_command_line_has() {
+    fn the_host_block_has_every_command_line_option() {
         let settings = Settings::with(&jiffy("/bin/jiffy"), Path::new("/d/ssh/id")).unwrap();
         let block = settings.block("web", "me");
         assert!(block.starts_with("Host web.jiffy\n  User me\n"), "{block}");

@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn private_files_are_the_users_only_and_nothing_else_is_left() {
+    fn key_files_are_private_and_no_temporary_file_is_left() {
         let data = tempfile::tempdir().unwrap();
         let keys = Keys::below(data.path());
         let made = keys.client().unwrap();
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn two_that_make_the_keys_at_once_have_the_same() {
+    fn concurrent_key_creation_gives_one_key() {
         let data = tempfile::tempdir().unwrap();
         let made: Vec<_> = std::thread::scope(|scope| {
             let threads: Vec<_> = (0..8)
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn version_1_of_the_secret_and_its_derivation_do_not_drift() {
+    fn version_1_secret_format_and_derivation_are_unchanged() {
         let line = "jiffy-ssh-host-secret 1 \
                     000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f";
         let secret: [u8; 32] = std::array::from_fn(|index| index as u8);

@@ -98,7 +98,7 @@ mod tests {
     const SECOND: u64 = 1_000_000_000;
 
     #[test]
-    fn without_programs_the_end_is_immediate() {
+    fn shutdown_without_programs_is_immediate() {
         let mut ending = Ending::begin(Reason::PowerOff, 10 * SECOND, 0);
         assert_eq!(ending.advance(1, true, false), Step::LastWords);
         assert_eq!(ending.advance(1, true, false), Step::Wait);
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn stubborn_programs_are_killed_after_their_grace() {
+    fn programs_are_killed_when_the_grace_period_ends() {
         let mut ending = Ending::begin(Reason::PowerOff, SECOND, 0);
         assert_eq!(ending.advance(SECOND - 1, false, false), Step::Wait);
         assert_eq!(ending.advance(SECOND, false, false), Step::Kill);
@@ -119,14 +119,14 @@ mod tests {
     }
 
     #[test]
-    fn a_host_that_is_away_does_not_hold_the_end_up() {
+    fn a_disconnected_host_does_not_delay_the_shutdown() {
         let mut ending = Ending::begin(Reason::PowerOff, 0, 0);
         assert_eq!(ending.advance(0, true, false), Step::LastWords);
         assert_eq!(ending.advance(DELIVERY_NS, true, false), Step::Leave);
     }
 
     #[test]
-    fn a_second_request_only_shortens() {
+    fn a_second_shutdown_request_only_shortens_the_grace_period() {
         let mut ending = Ending::begin(Reason::PowerOff, SECOND, 0);
         ending.hasten(5 * SECOND, 0);
         assert_eq!(ending.deadline(), SECOND);

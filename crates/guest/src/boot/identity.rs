@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn name_servers_are_addresses() {
+    fn resolv_conf_is_written_and_bad_entries_are_refused() {
         let text = r#""name_servers":["10.0.0.1","fd00::1"],"search":["a.example","b"]"#;
         assert_eq!(
             resolv_conf(&config(text)).unwrap(),
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn hosts_name_the_guest() {
+    fn hosts_file_names_the_guest_and_bad_entries_are_refused() {
         let named = hosts(&config(r#""hostname":"box""#)).unwrap();
         assert!(named.ends_with("127.0.1.1\tbox\n"));
         assert!(
@@ -312,7 +312,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_name_leaves_the_folder(key in "[a-z./]{0,30}") {
+        fn no_sysctl_name_leads_out_of_proc_sys(key in "[a-z./]{0,30}") {
             if let Some(path) = sysctl_path(&key) {
                 prop_assert!(path.starts_with("/proc/sys/"));
                 prop_assert!(!path.split('/').any(|part| part == ".."));

@@ -299,21 +299,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_disks_and_the_root_are_taken_down() {
+    fn only_disks_and_the_root_are_unmounted() {
         let table = "overlay / overlay rw 0 0\nproc /proc proc rw 0 0\n\
             /dev/vdb /var/lib/a\\040b xfs rw 0 0\ntmpfs /tmp tmpfs rw 0 0\n";
         assert_eq!(parse_mounts(table), ["/", "/var/lib/a b"]);
     }
 
     #[test]
-    fn only_this_machine_s_writable_disks_are_written_back() {
+    fn only_writable_local_disks_are_synced() {
         let table = "overlay / overlay rw 0 0\n/dev/vda /lower erofs ro,relatime 0 0\n\
             /dev/vdb /a\\040b ext4 rw,relatime 0 0\n/dev/nbd0 /n ext4 rw 0 0\nbroken\n";
         assert_eq!(parse_writable(table), ["/a b"]);
     }
 
     #[test]
-    fn escapes_that_are_none_stay() {
+    fn invalid_escapes_are_kept_unchanged() {
         assert_eq!(unescape("a\\04"), "a\\04");
         assert_eq!(unescape("a\\999b"), "a\\999b");
         assert_eq!(unescape("a\\134b"), "a\\b");

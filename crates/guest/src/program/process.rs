@@ -420,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn silence_ends_it_although_somebody_holds_its_pipe() {
+    fn a_silent_pipe_held_open_does_not_delay_the_exit_report() {
         let (mut program, _held) = ended();
         assert_eq!(program.finished([true; 2], 0), None);
         assert_eq!(program.finished([true; 2], QUIET - 1), None);
@@ -429,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stands_in_its_pipe_is_read_however_slow_the_reader() {
+    fn output_left_in_the_pipe_is_read_for_a_slow_reader() {
         let (mut program, held) = ended();
         rustix::io::write(&held, b"rest").unwrap();
         assert_eq!(program.finished([false; 2], 0), None);
@@ -441,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stands_in_its_pipe_is_read_however_late_the_owner() {
+    fn output_left_in_the_pipe_is_read_after_a_late_poll() {
         let (mut program, held) = ended();
         assert_eq!(program.finished([true; 2], 0), None);
         rustix::io::write(&held, b"rest").unwrap();
@@ -450,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn time_in_which_nobody_polls_is_no_silence() {
+    fn time_without_polling_does_not_count_as_silence() {
         let (mut program, held) = ended();
         assert_eq!(program.finished([true; 2], 0), None);
         assert_eq!(program.finished([false; 2], QUIET / 2), None);

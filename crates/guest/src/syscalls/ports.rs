@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ports_are_given_up_or_memory_is_short() {
+    fn port_access_is_dropped_or_enomem_is_reported() {
         for harmless in [0, -38, -1] {
             assert_eq!(given_up(harmless), Ok(()));
         }

@@ -42,7 +42,7 @@ mod tests {
     use rustix::thread::sched_getcpu;
 
     #[test]
-    fn a_visit_ends_on_the_last_cpu() {
+    fn visiting_all_cpus_ends_on_the_last() {
         let all = sched_getaffinity(None).unwrap();
         let last = (0..CpuSet::MAX_CPU).rfind(|cpu| all.is_set(*cpu)).unwrap();
         visit(&all).unwrap();

@@ -133,7 +133,7 @@ mod tests {
     use std::io::{Read, Write};
 
     #[test]
-    fn a_thread_that_can_not_be_had_costs_one_connection() {
+    fn a_failed_thread_start_closes_only_that_connection() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let connect = || TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let mut refused = 0;
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn who_never_says_who_it_is_gives_way() {
+    fn the_oldest_unauthenticated_connection_is_closed() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let mut kept = Vec::new();
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn every_version_that_is_known_is_served_and_a_newer_one_refused() {
+    fn known_versions_are_served_and_newer_ones_refused() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let said = |version| {
             let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_are_the_same_only_whole() {
+    fn token_comparison_needs_equal_length_and_bytes() {
         assert!(same(b"abc", b"abc"));
         assert!(!same(b"abc", b"abd"));
         assert!(!same(b"abc", b"ab"));

@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_say_what_the_format_asks() {
+    fn cpio_headers_follow_the_newc_format() {
         let bytes = small();
         assert_eq!(&bytes[..6], b"070701");
         // The mode is the second field: a folder, 0755.

@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn a_signature_is_taken_off() {
+    fn module_signatures_are_removed() {
         let mut module = b"body".to_vec();
         module.extend_from_slice(&[0xaa; 20]);
         module.extend_from_slice(&[0; 8]);

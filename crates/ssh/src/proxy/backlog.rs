@@ -98,7 +98,7 @@ mod tests {
     use tokio::io::AsyncReadExt;
 
     #[test]
-    fn reading_stops_at_the_limit_and_goes_on_below_it() {
+    fn reading_pauses_above_the_backlog_limit() {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_time()
             .build()

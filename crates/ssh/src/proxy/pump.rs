@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_terminal_has_at_most_what_a_terminal_can_have() {
+    fn terminal_sizes_are_clamped_to_16_bits() {
         let largest = size(u32::MAX, 24);
         assert_eq!((largest.columns, largest.rows), (u16::MAX, 24));
     }

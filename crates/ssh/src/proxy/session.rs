@@ -170,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_is_a_variable_is_set() {
+    fn only_valid_environment_variables_are_set() {
         assert_eq!(variable("LC_ALL", "C").as_deref(), Some("LC_ALL=C"));
         assert_eq!(variable("_a1", "").as_deref(), Some("_a1="));
         for (name, value) in [

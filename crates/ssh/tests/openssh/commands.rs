@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use std::thread;
 
 #[test]
-fn a_commands_streams_and_status_come_back() {
+fn streams_and_exit_status_of_a_command_come_back() {
     let node = Node::start();
     let output = node.ssh(&["web", "echo out; echo err >&2; exit 7"]);
     assert_eq!(output.status.code(), Some(7), "{output:?}");
@@ -29,7 +29,7 @@ fn a_command_that_a_signal_ends_is_255_to_ssh() {
 }
 
 #[test]
-fn many_bytes_pass_both_ways_and_new_keys_are_agreed_on_meanwhile() {
+fn bulk_data_passes_both_ways_with_and_without_rekeying() {
     let node = Node::start();
     let sent = bytes(12 << 20);
     for options in [&[][..], &["-oRekeyLimit=1M"]] {
@@ -42,7 +42,7 @@ fn many_bytes_pass_both_ways_and_new_keys_are_agreed_on_meanwhile() {
 }
 
 #[test]
-fn a_program_that_writes_before_it_reads_is_not_stuck() {
+fn a_program_that_writes_before_reading_does_not_deadlock() {
     let node = Node::start();
     let mut command = node.openssh("ssh");
     command.args(["web.jiffy", "head -c 20000000 /dev/zero; wc -c"]);
@@ -53,7 +53,7 @@ fn a_program_that_writes_before_it_reads_is_not_stuck() {
 }
 
 #[test]
-fn a_program_that_reads_late_gets_all_that_was_held_back() {
+fn a_program_that_reads_late_gets_all_its_input() {
     let node = Node::start();
     let mut command = node.openssh("ssh");
     command.args(["web.jiffy", "sleep 2; wc -c"]);
@@ -63,7 +63,7 @@ fn a_program_that_reads_late_gets_all_that_was_held_back() {
 }
 
 #[test]
-fn a_program_that_reads_nothing_delays_no_other_of_its_connection() {
+fn a_program_that_reads_nothing_does_not_block_other_channels() {
     let node = Node::start();
     let mut master = node.openssh("ssh");
     let control = format!("-oControlPath={}", node.text("control"));
@@ -97,7 +97,7 @@ fn a_program_that_reads_nothing_delays_no_other_of_its_connection() {
 }
 
 #[test]
-fn variables_that_the_client_sends_are_set() {
+fn environment_variables_of_the_client_are_set() {
     let node = Node::start();
     let output = node
         .openssh("ssh")
@@ -113,7 +113,7 @@ fn variables_that_the_client_sends_are_set() {
 }
 
 #[test]
-fn a_client_that_leaves_ends_its_program() {
+fn a_killed_client_ends_its_program() {
     let node = Node::start();
     let mut client = node
         .openssh("ssh")
@@ -133,7 +133,7 @@ fn a_client_that_leaves_ends_its_program() {
 }
 
 #[test]
-fn what_can_not_be_is_told_in_one_sentence() {
+fn errors_are_reported_in_one_sentence() {
     let node = Node::start();
     let one = |output: &std::process::Output| {
         let text = stderr(output);
@@ -164,7 +164,7 @@ fn what_can_not_be_is_told_in_one_sentence() {
 }
 
 #[test]
-fn programs_run_as_the_user_and_one_that_the_image_lacks_is_named() {
+fn programs_run_as_the_given_user_and_unknown_users_are_named() {
     if !rustix::process::geteuid().is_root() {
         // The agent could not become any other user.
         return;

@@ -52,7 +52,7 @@ fn scp_copies_both_ways_by_sftp_and_by_the_old_protocol() {
 }
 
 #[test]
-fn sftp_does_what_its_user_types() {
+fn sftp_batch_commands_work() {
     let node = Node::start();
     fs::write(node.path("one"), "one").unwrap();
     let folder = node.text("folder");

@@ -32,7 +32,7 @@ fn echo(mut stream: impl Read + Write) {
 }
 
 #[test]
-fn a_port_of_the_vm_is_reached_by_many_at_once() {
+fn a_forwarded_port_serves_many_connections_at_once() {
     let node = Node::start();
     let service = TcpListener::bind("127.0.0.1:0").unwrap();
     let there = service.local_addr().unwrap().port();
@@ -90,7 +90,7 @@ fn a_port_of_the_vm_is_reached_by_many_at_once() {
 }
 
 #[test]
-fn a_socket_of_the_vm_is_reached() {
+fn a_unix_socket_of_the_vm_is_forwarded() {
     let node = Node::start();
     let service = UnixListener::bind(node.path("service")).unwrap();
     thread::spawn(move || echo(service.accept().unwrap().0));

@@ -23,7 +23,7 @@ fn another_key_is_refused() {
 }
 
 #[test]
-fn each_vm_has_a_host_key_of_its_own_and_keeps_it() {
+fn each_vm_has_its_own_lasting_host_key() {
     let node = Node::start();
     let line = |vm: &str| {
         let words = ["ssh-proxy", "--known-hosts=[a.host]:22", vm];
@@ -58,7 +58,7 @@ fn each_vm_has_a_host_key_of_its_own_and_keeps_it() {
 }
 
 #[test]
-fn the_configuration_of_one_vm_is_enough_for_it() {
+fn the_ssh_config_of_one_vm_is_sufficient() {
     let node = Node::start();
     let config = stdout(&node.jiffy().args(["ssh-config", "web"]).output().unwrap());
     assert!(config.starts_with("Host web.jiffy\n"), "{config}");

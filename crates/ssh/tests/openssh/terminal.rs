@@ -76,7 +76,7 @@ impl Terminal {
 }
 
 #[test]
-fn a_login_has_a_terminal_of_this_ones_size() {
+fn a_login_has_a_terminal_of_the_local_size() {
     let node = Node::start();
     let mut terminal = Terminal::new(33, 111);
     let mut ssh = node

@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn the_address_at_this_end_is_read() {
+    fn the_local_address_of_a_connection_is_parsed() {
         let local = |family, bytes: &[u8]| Connection::read(&message(family, bytes))?.local();
         let four = IpAddr::from([10, 0, 0, 2]);
         assert_eq!(local(AF_INET, &[10, 0, 0, 2]), Some(four));
@@ -109,7 +109,7 @@ mod tests {
 
     #[test]
     #[ignore = "needs CAP_NET_ADMIN"]
-    fn a_connection_of_this_machines_is_ended() {
+    fn connections_of_a_local_address_are_reset() {
         use std::io::Read;
         use std::net::{TcpListener, TcpStream};
         // An address that no other test uses.
@@ -126,7 +126,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_message_is_read(bytes in proptest::collection::vec(any::<u8>(), 0..100)) {
+        fn any_sock_diag_message_is_parsed_without_panic(bytes in proptest::collection::vec(any::<u8>(), 0..100)) {
             let _ = Connection::read(&bytes).and_then(|connection| connection.local());
         }
     }

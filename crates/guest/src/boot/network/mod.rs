@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interface_is_checked_whole() {
+    fn every_field_of_an_interface_is_checked() {
         let interface = interface();
         let plan = Plan::of(&interface).unwrap();
         assert_eq!(plan.addresses.len(), 3);
