@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn a_binary_that_ends_badly_or_without_a_result_has_failed() {
+    fn a_test_binary_without_a_result_or_with_a_bad_status_failed() {
         let failed = |output: &str, status| judge("x", output.as_bytes(), status).failed;
         assert_eq!(failed("", 0), 1);
         assert_eq!(failed("\nrunning 0 tests\n", 0), 0);

@@ -199,7 +199,7 @@ fn two_commands_at_once_start_one_machine() {
 }
 
 #[test]
-fn a_machine_that_dies_is_explained_and_started_again() {
+fn a_dead_machine_is_reported_and_restarted() {
     let host = host();
     host.ok(&["machine", "start"]);
     let mut waiting = host
@@ -227,7 +227,7 @@ fn a_machine_that_dies_is_explained_and_started_again() {
 }
 
 #[test]
-fn what_is_missing_or_wrong_is_one_sentence() {
+fn missing_or_invalid_files_are_reported_in_one_sentence() {
     let host = host();
     let empty = tempfile::tempdir().expect("a folder");
     let without_qemu = host
@@ -291,7 +291,7 @@ echo "the writer ended with $?"
 "#;
 
 #[test]
-fn a_full_disk_of_the_host_is_explained_and_nothing_is_lost() {
+fn a_full_host_disk_is_reported_and_no_data_is_lost() {
     let host = host();
     let output = Command::new("unshare")
         .args([
@@ -413,7 +413,7 @@ impl Host {
 }
 
 #[test]
-fn vms_have_a_network_and_their_published_ports_lead_to_them() {
+fn vms_have_a_network_and_published_ports() {
     let host = host();
     // A client of this host's port reaches the server in the VM through the machine.
     let port = free_port();
@@ -486,7 +486,7 @@ fn vms_have_a_network_and_their_published_ports_lead_to_them() {
 }
 
 #[test]
-fn vms_of_a_network_know_each_other_and_children_are_reached_as_their_parent_was() {
+fn vms_of_a_network_reach_each_other_and_forked_children_by_name() {
     let host = host();
     host.ok(&["network", "create", "lab"]);
     host.server("parent", &["--network", "lab"]);
@@ -541,7 +541,7 @@ fn vms_of_a_network_know_each_other_and_children_are_reached_as_their_parent_was
 }
 
 #[test]
-fn twenty_children_of_a_server_are_reached_at_their_own_addresses_at_once() {
+fn twenty_forked_servers_answer_at_their_own_addresses_at_once() {
     const CHILDREN: usize = 20;
     let host = host();
     host.ok(&["run", "-d", "--name", "parent", "--", "sleep", "1000"]);
@@ -623,7 +623,7 @@ fn ssh_reaches_vms_whose_image_has_no_server() {
 }
 
 #[test]
-fn an_idle_vm_sleeps_and_connections_to_its_port_wake_it_once_and_are_answered() {
+fn connections_to_a_hibernated_vm_wake_it_once() {
     let host = host();
     let port = free_port();
     let publish = format!("{port}:8080");
@@ -664,7 +664,7 @@ fn an_idle_vm_sleeps_and_connections_to_its_port_wake_it_once_and_are_answered()
 }
 
 #[test]
-fn vms_that_want_twice_the_memory_there_is_all_get_their_work_done_and_none_is_killed() {
+fn vms_that_need_twice_the_memory_all_finish_and_none_is_killed() {
     const VMS: usize = 16;
     const BYTES: &str = "60000000";
     let host = host();

@@ -126,7 +126,7 @@ fn processor(cpuinfo: &str, name: &str) -> String {
 
 #[test]
 #[ignore = "needs a real KVM here"]
-fn a_guest_runs_is_captured_restored_forked_and_sleeps() {
+fn a_guest_is_run_captured_restored_forked_and_hibernated() {
     let node = Node::start();
     let doctor = node.run(&["doctor", "--format", "json"]);
     let report: Value = serde_json::from_slice(&doctor.stdout).expect("JSON");
@@ -197,7 +197,7 @@ fn a_guest_runs_is_captured_restored_forked_and_sleeps() {
 
 #[test]
 #[ignore = "needs a real KVM here"]
-fn a_guest_is_shown_the_cpu_profile_that_was_asked_for() {
+fn a_guest_has_the_requested_cpu_profile() {
     let node = Node::start();
     let host = node.ok(&["doctor", "--cpu", "--format", "json"]);
     let profile: Profile = serde_json::from_str(&host).expect("a profile");

@@ -370,7 +370,7 @@ fn a_guest_is_reached_and_reaches_others() {
 
 #[test]
 #[ignore = "needs a real KVM here"]
-fn a_clone_has_addresses_of_its_own_and_its_connections_are_reset() {
+fn a_clone_has_new_addresses_and_its_connections_are_reset() {
     own_namespace();
     let folder = tempfile::tempdir().unwrap();
     let (parent, clone) = (Place::new(2), Place::new(3));

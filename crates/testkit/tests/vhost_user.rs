@@ -181,7 +181,7 @@ fn value<'a>(lines: &'a [String], name: &str) -> &'a str {
 }
 
 #[test]
-fn qemu_reads_and_writes_a_disk_that_is_served() {
+fn qemu_reads_and_writes_a_served_disk() {
     let served = Served::start(&["--writable"]);
     let before = served.sum();
     let said = served.boot();
@@ -202,7 +202,7 @@ fn qemu_reads_and_writes_a_disk_that_is_served() {
 }
 
 #[test]
-fn qemu_can_t_write_to_a_disk_that_is_served_read_only() {
+fn qemu_cannot_write_to_a_disk_served_read_only() {
     let served = Served::start(&[]);
     let before = served.sum();
     let said = served.boot();

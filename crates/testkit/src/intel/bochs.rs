@@ -231,7 +231,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pmu_has_four_counters_and_says_how_wide_they_are() {
+    fn cpuid_reports_four_pmu_counters_and_their_width() {
         let text = pmu();
         assert_eq!(text.lines().count(), 4 + 4 + 4 + 3 + 4 + 1);
         assert!(text.lines().all(|line| line.split(' ').count() == 8));

@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn output_and_our_lines_are_told_apart_however_they_come() {
+    fn output_and_control_lines_are_separated_at_any_chunk_size() {
         let stream = "noise\n\u{1e}ab booted\none\n\u{1e}xx ended 0\ntwo\u{1e}ab ended 0\n\u{1e}ab ended 101\n";
         let expected = [
             Event::Output(b"one\n".to_vec()),
@@ -115,14 +115,14 @@ mod tests {
     }
 
     #[test]
-    fn a_status_that_cannot_be_read_is_no_success() {
+    fn an_unreadable_status_is_no_success() {
         let mut reader = Reader::new("t");
         reader.push("\u{1e}t booted\n\u{1e}t ended x\n\u{1e}t no-kvm\n".as_bytes());
         assert_eq!(events(&mut reader), [Event::Ended(255), Event::NoKvm]);
     }
 
     #[test]
-    fn what_the_shell_writes_is_read() {
+    fn control_lines_written_by_a_shell_are_parsed() {
         let script = say("t0ken", "booted") + &say("t0ken", "ended $((3 + 4))");
         let output = std::process::Command::new("sh")
             .args(["-c", &script])

@@ -108,7 +108,7 @@ fn a_vm_survives_the_daemon_and_is_adopted() {
 }
 
 #[test]
-fn a_vmm_that_dies_is_told_to_who_waits() {
+fn the_death_of_a_vmm_is_reported_to_its_clients() {
     let jiffy = jiffy();
     let mut running = jiffy
         .command(&[

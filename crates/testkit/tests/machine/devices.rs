@@ -33,7 +33,7 @@ fn many_disks_each_keep_what_was_written() {
 }
 
 #[test]
-fn a_volume_in_use_is_not_given_away() {
+fn a_volume_in_use_is_not_attached_again() {
     let jiffy = jiffy();
     jiffy.ok(&["run", "-d", "--name", "owner", "--disk", "shared:16M"]);
     let sentence = jiffy.refuses(125, &["run", "--rm", "--disk", "shared", "--", "true"]);

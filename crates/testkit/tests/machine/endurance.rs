@@ -55,7 +55,7 @@ fn file(jiffy: &Jiffy, vm: &str) -> String {
 }
 
 #[test]
-fn no_line_is_lost_or_doubled_by_six_captures_and_a_restore() {
+fn six_captures_and_a_restore_lose_or_repeat_no_line() {
     let jiffy = jiffy();
     jiffy.witness("worker", &[], "lines /tmp/lines");
     // A second witness, whose lines come over a connection that stays open.
@@ -106,7 +106,7 @@ fn no_line_is_lost_or_doubled_by_six_captures_and_a_restore() {
 /// A hundred restores, each by a new process from the capture of the one before, with files, disk
 /// and connection; see the program. A node is left out, because it would take most of the time.
 #[test]
-fn no_byte_is_lost_or_doubled_by_a_hundred_restores_in_a_row() {
+fn a_hundred_successive_restores_lose_or_repeat_no_byte() {
     let jiffy = jiffy();
     let program = Path::new(env!("CARGO_BIN_EXE_jiffy-endurance"));
     let init = std::fs::read(program).expect("it is built");

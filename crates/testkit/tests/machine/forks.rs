@@ -58,7 +58,7 @@ impl Pages {
 }
 
 #[test]
-fn three_children_at_once_are_others_and_go_on_by_themselves() {
+fn three_forked_children_have_new_identities_and_run_on() {
     let jiffy = jiffy();
     jiffy.witness("parent", &[], "count /tmp/n");
     jiffy.counts_beyond("parent", 2);
@@ -100,7 +100,7 @@ fn three_children_at_once_are_others_and_go_on_by_themselves() {
 }
 
 #[test]
-fn every_page_is_right_on_both_sides_of_many_forks() {
+fn every_page_is_correct_in_parent_and_children() {
     let jiffy = jiffy();
     jiffy.witness("parent", &[], "count /tmp/n");
     let mut parent = Pages::new(&jiffy, "parent");
@@ -125,7 +125,7 @@ fn every_page_is_right_on_both_sides_of_many_forks() {
 }
 
 #[test]
-fn a_chain_of_six_is_right_when_its_beginning_is_gone() {
+fn a_chain_of_six_forks_survives_removal_of_the_parents() {
     let jiffy = jiffy();
     let before = jiffy.at_rest();
     jiffy.witness("link0", &[], "count /tmp/n");

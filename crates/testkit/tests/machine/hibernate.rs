@@ -39,7 +39,7 @@ fn hibernate(jiffy: &Jiffy, vm: &str) -> u64 {
 }
 
 #[test]
-fn an_idle_vm_sleeps_in_8_mib_and_goes_on_as_the_same() {
+fn a_hibernated_idle_vm_takes_8_mib_and_resumes_unchanged() {
     let jiffy = jiffy();
     let before = jiffy.at_rest();
     // A VM with nothing but a counting shell.
@@ -109,7 +109,7 @@ fn an_idle_vm_sleeps_in_8_mib_and_goes_on_as_the_same() {
 }
 
 #[test]
-fn memory_that_was_used_and_freed_takes_no_room() {
+fn freed_guest_memory_takes_no_space_in_hibernation() {
     let jiffy = jiffy();
     jiffy.ok(&["run", "--cold", "-d", "--name", "eater", "--memory", "512"]);
     // 200 MiB of files, twice: a tmpfs of this guest holds no more.

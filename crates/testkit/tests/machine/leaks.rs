@@ -36,7 +36,7 @@ fn available_kib(jiffy: &Jiffy) -> i64 {
 }
 
 #[test]
-fn fifty_vms_one_after_the_other_leave_nothing() {
+fn fifty_successive_vms_leave_nothing() {
     let jiffy = jiffy();
     // Fills caches and pools, and lets the daemon make its first allocations, before the
     // measurement.

@@ -9,7 +9,7 @@ fn boot(options: LabOptions) -> Lab {
 }
 
 #[test]
-fn a_machine_without_a_disk_has_a_kvm_too() {
+fn a_machine_without_a_disk_has_kvm() {
     let _turn = turn();
     // The boot fails unless there is a working KVM.
     let lab = boot(LabOptions {
@@ -23,7 +23,7 @@ fn a_machine_without_a_disk_has_a_kvm_too() {
 }
 
 #[test]
-fn on_the_instruction_clock_boot_and_doctor_cost_what_they_did() {
+fn boot_and_doctor_take_the_expected_number_of_instructions() {
     let _turn = turn();
     let lab = boot(LabOptions::instruction_clock());
     // 0.73 G instructions when this was written; 2.5 G before modules were stripped. Measured by

@@ -3,7 +3,7 @@
 use crate::support::jiffy;
 
 #[test]
-fn what_does_not_exist_is_named() {
+fn missing_objects_are_named() {
     let jiffy = jiffy();
     for (arguments, name) in [
         (&["run", "--image", "nosuch", "--", "true"][..], "nosuch"),
@@ -29,7 +29,7 @@ fn a_name_is_used_once() {
 }
 
 #[test]
-fn more_memory_than_there_is_is_refused() {
+fn more_memory_than_the_host_has_is_refused() {
     let jiffy = jiffy();
     let sentence = jiffy.refuses(125, &["run", "--memory", "900G", "--", "true"]);
     assert!(sentence.to_lowercase().contains("memory"), "{sentence}");

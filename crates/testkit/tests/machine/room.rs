@@ -9,7 +9,7 @@ const RUNS: usize = 200;
 const AT_ONCE: usize = 5;
 
 #[test]
-fn of_two_hundred_runs_at_once_each_ends_with_its_answer_or_one_sentence() {
+fn two_hundred_runs_at_once_end_with_an_answer_or_one_error() {
     let jiffy = jiffy();
     // With a golden snapshot of this kind each run uses less memory.
     jiffy.ok(&["run", "--rm", "--memory", "512M", "--", "true"]);

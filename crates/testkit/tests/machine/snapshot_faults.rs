@@ -124,7 +124,7 @@ fn a_vmm_may_be_killed_while_it_is_captured_or_forks() {
 }
 
 #[test]
-fn the_daemon_may_be_killed_while_a_vm_forks_or_is_restored_or_falls_asleep() {
+fn the_daemon_may_be_killed_during_fork_restore_or_hibernate() {
     let jiffy = jiffy();
     let before = jiffy.at_rest();
     jiffy.ok(&["run", "-d", "--name", "busy", "--", "sh", "-c", COUNT]);
@@ -159,7 +159,7 @@ fn the_daemon_may_be_killed_while_a_vm_forks_or_is_restored_or_falls_asleep() {
 }
 
 #[test]
-fn a_vm_goes_on_when_the_pager_is_killed() {
+fn a_vm_continues_when_the_pager_is_killed() {
     let jiffy = jiffy();
     jiffy.ok(&["run", "-d", "--name", "origin", "--", "sh", "-c", COUNT]);
     let script = "head -c 2000000 /dev/urandom > /tmp/blob; md5sum < /tmp/blob";
@@ -210,7 +210,7 @@ fn a_vm_goes_on_when_the_pager_is_killed() {
 }
 
 #[test]
-fn a_damaged_chunk_ends_the_vm_that_needs_it_and_no_other() {
+fn a_damaged_chunk_ends_only_the_vm_that_needs_it() {
     let jiffy = jiffy();
     jiffy.ok(&["run", "-d", "--name", "origin", "--", "sh", "-c", COUNT]);
     jiffy.ok(&[

@@ -90,7 +90,7 @@ fn tells_the_time(jiffy: &Jiffy, vm: &str) {
 }
 
 #[test]
-fn a_vm_goes_on_and_what_was_captured_goes_on_twice_as_two_others() {
+fn a_captured_vm_continues_and_is_restored_twice() {
     let jiffy = jiffy();
     jiffy.witness("origin", &[], "count /tmp/n");
     // The image has no machine id; a VM whose id is "uninitialized" gets a new one.
@@ -176,7 +176,7 @@ fn a_vm_goes_on_and_what_was_captured_goes_on_twice_as_two_others() {
 }
 
 #[test]
-fn restores_of_an_optimised_snapshot_share_what_they_need_first() {
+fn restores_of_an_optimised_snapshot_share_their_working_set() {
     let jiffy = jiffy();
     jiffy.ok(&["run", "-d", "--name", "origin"]);
     let script = "seq 100000 > /tmp/data";
@@ -229,7 +229,7 @@ fn restores_of_an_optimised_snapshot_share_what_they_need_first() {
 }
 
 #[test]
-fn a_snapshot_is_listed_looked_into_used_and_removed() {
+fn a_snapshot_is_listed_inspected_restored_and_removed() {
     let jiffy = jiffy();
     let nothing = jiffy.at_rest();
     jiffy.ok(&["run", "-d", "--name", "plain"]);
@@ -261,7 +261,7 @@ fn a_snapshot_is_listed_looked_into_used_and_removed() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_with_a_sentence() {
+fn impossible_snapshot_requests_are_refused() {
     let jiffy = jiffy();
     jiffy.ok(&["run", "-d", "--name", "plain"]);
     jiffy.ok(&["snapshot", "create", "plain", "taken"]);

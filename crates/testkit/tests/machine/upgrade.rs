@@ -78,7 +78,7 @@ impl Drop for Old<'_> {
 }
 
 #[test]
-fn a_guest_that_release_0_1_captured_goes_on_in_every_way() {
+fn a_guest_captured_by_release_0_1_wakes_forks_and_is_restored() {
     let jiffy = jiffy();
     let old = Old::unpacked(&jiffy);
     let listed = old.ok(&["ps", "--all"]);

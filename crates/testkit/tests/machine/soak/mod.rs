@@ -43,7 +43,7 @@ fn say(text: &str) {
 }
 
 #[test]
-fn whatever_is_killed_under_load_nothing_is_lost_or_left() {
+fn killing_processes_under_load_loses_and_leaks_nothing() {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let random = || now.map_or(1, |now| u64::from(now.subsec_nanos()));
     let seed = number("SOAK_SEED").unwrap_or_else(random);
