@@ -174,7 +174,7 @@ impl Service {
     }
 
     /// The VM is ending: prevents further starts.
-    pub fn retire(&mut self) {
+    pub fn prevent_restart(&mut self) {
         self.restart = Restart::Never;
         if let State::Stopped { start_at } = &mut self.state {
             *start_at = None;

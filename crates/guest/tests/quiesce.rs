@@ -5,7 +5,7 @@
 
 mod harness;
 
-use harness::{Agent, Connection, Groups, Heard, Node, shell, wait_until};
+use harness::{Agent, Connection, Groups, Node, Received, shell, wait_until};
 use jiffy_wire::agent::{
     Done, ExecInput, ExecOutput, ExitStatus, FromGuest, Request, ToGuest, VERSION,
 };
@@ -46,7 +46,7 @@ fn quiesce(agent: &Agent) -> (Connection, Option<Done>) {
     (connection, done)
 }
 
-fn still(agent: &Agent) -> Connection {
+fn quiesced(agent: &Agent) -> Connection {
     let (connection, done) = quiesce(agent);
     assert_eq!(done, Some(Done::Ok));
     connection
@@ -74,7 +74,7 @@ fn count(agent: &Agent) -> u64 {
     text.trim().parse().unwrap_or(0)
 }
 
-fn counts(agent: &Agent) -> bool {
+fn is_counting(agent: &Agent) -> bool {
     let before = std::fs::metadata(agent.path("count"))
         .unwrap()
         .modified()
@@ -98,7 +98,7 @@ fn welcome(connection: &mut Connection) {
 #[test]
 fn a_guest_without_programs_can_be_quiesced() {
     let agent = Agent::start();
-    let connection = still(&agent);
+    let connection = quiesced(&agent);
     drop(connection);
     assert_eq!(agent.sh("echo on").text(), "on\n");
 }
@@ -127,7 +127,7 @@ fn quiesce_is_refused_without_control_groups() {
     };
     assert!(message.contains("no control groups"), "{message}");
     assert!(connection.is_closed());
-    wait_until("it goes on", || counts(&agent));
+    wait_until("it goes on", || is_counting(&agent));
 }
 
 #[test]
@@ -136,10 +136,10 @@ fn a_program_is_frozen_until_the_connection_ends() {
     let agent = Agent::in_groups(EMPTY, false, Some(&groups));
     let _program = counter(&agent);
     for _ in 0..3 {
-        let connection = still(&agent);
-        assert!(!counts(&agent));
+        let connection = quiesced(&agent);
+        assert!(!is_counting(&agent));
         drop(connection);
-        wait_until("it goes on", || counts(&agent));
+        wait_until("it goes on", || is_counting(&agent));
     }
 }
 
@@ -164,7 +164,7 @@ fn every_cgroup_is_frozen_and_paused_ones_stay_frozen() {
         });
     }
     groups.write("paused/cgroup.freeze", "1");
-    let connection = still(&agent);
+    let connection = quiesced(&agent);
     assert!(groups.below().len() >= 3, "{:?}", groups.below());
     for group in groups.below() {
         let events = std::fs::read_to_string(group.join("cgroup.events")).unwrap();
@@ -189,7 +189,7 @@ fn processes_that_keep_forking_are_all_frozen() {
     program.read_until("up");
     let mut others = Vec::new();
     for _ in 0..5 {
-        let connection = still(&agent);
+        let connection = quiesced(&agent);
         assert_eq!(
             groups.read("cgroup.procs").trim(),
             agent.process.id().to_string()
@@ -210,7 +210,7 @@ fn other_requests_wait_while_programs_are_frozen() {
     let Some(groups) = groups() else { return };
     let agent = Agent::in_groups(EMPTY, false, Some(&groups));
     let _program = counter(&agent);
-    let connection = still(&agent);
+    let connection = quiesced(&agent);
     let mut other = agent.exec(shell("echo now"));
     other
         .stream
@@ -233,7 +233,7 @@ fn output_is_delivered_before_the_quiesce_answer() {
     let agent = Agent::in_groups(&config("test", main, ""), true, Some(&groups));
     let node = Node::listen(&agent.path("node"));
     let mut channel = node.welcome(0, 0);
-    let mut heard = Heard::default();
+    let mut heard = Received::default();
     while heard.pid.is_none() {
         heard.take(channel.next().expect("the channel lives"));
     }
@@ -280,13 +280,13 @@ fn output_is_delivered_before_the_quiesce_answer() {
 fn a_known_generation_changes_nothing() {
     let Some(groups) = groups() else { return };
     let agent = Agent::in_groups(&config("test", "cat", ""), true, Some(&groups));
-    agent.show(GENERATION, &generation(FIRST_ID, true));
-    agent.show(CONFIG, &config("other", "exit 7", ""));
+    agent.set_host_file(GENERATION, &generation(FIRST_ID, true));
+    agent.set_host_file(CONFIG, &config("other", "exit 7", ""));
     let node = Node::listen(&agent.path("node"));
     let mut channel = node.welcome(0, 0);
-    let mut heard = Heard::default();
+    let mut heard = Received::default();
     heard.listen_until(&mut channel, |heard| heard.pid.is_some());
-    drop(still(&agent));
+    drop(quiesced(&agent));
     channel.send(&ToGuest::MainInput(ExecInput::Stdin(b"same\n".to_vec())));
     heard.listen_until(&mut channel, |heard| heard.stdout == b"same\n");
 }
@@ -299,16 +299,16 @@ fn a_new_generation_starts_its_command_and_reconnects() {
     assert_eq!(attempt, 0);
     welcome(&mut old);
     while !matches!(old.next::<FromGuest>(), Some(FromGuest::Ready)) {}
-    let connection = still(&agent);
+    let connection = quiesced(&agent);
     let service = ",\"services\":[{\"name\":\"s\",\"command\":{\"argv\":[\"echo\",\"served\"]}}],\"power_off_after_main\":true";
-    agent.show(CONFIG, &config("child", "echo hello; exit 5", service));
-    agent.show(GENERATION, &generation(FIRST_ID, true));
+    agent.set_host_file(CONFIG, &config("child", "echo hello; exit 5", service));
+    agent.set_host_file(GENERATION, &generation(FIRST_ID, true));
     drop(connection);
     let (mut channel, vm_id, attempt) = node.accept_any();
     assert_eq!((vm_id.as_str(), attempt), ("child", 0));
     assert!(old.is_closed());
     welcome(&mut channel);
-    let mut heard = Heard::default();
+    let mut heard = Received::default();
     heard.listen_until(&mut channel, |heard| {
         heard.end.is_some() && heard.log.iter().any(|line| line == "s: served")
     });
@@ -328,31 +328,31 @@ fn a_clones_command_continues_with_offsets_from_zero() {
     let agent = Agent::in_groups(&config("test", "cat", ""), true, Some(&groups));
     let node = Node::listen(&agent.path("node"));
     let mut old = node.welcome(0, 0);
-    let mut heard = Heard::default();
+    let mut heard = Received::default();
     old.send(&ToGuest::MainInput(ExecInput::Stdin(
         b"parent's\n".to_vec(),
     )));
     // Output without confirmation still belongs to the parent.
     heard.listen_until(&mut old, |heard| heard.stdout == b"parent's\n");
-    let connection = still(&agent);
-    agent.show(CONFIG, &config("child", "cat", ""));
-    agent.show(GENERATION, &generation(FIRST_ID, false));
+    let connection = quiesced(&agent);
+    agent.set_host_file(CONFIG, &config("child", "cat", ""));
+    agent.set_host_file(GENERATION, &generation(FIRST_ID, false));
     drop(connection);
     let (mut channel, vm_id, _) = node.accept_any();
     assert_eq!(vm_id, "child");
     welcome(&mut channel);
     channel.send(&ToGuest::MainInput(ExecInput::Stdin(b"child's\n".to_vec())));
-    let mut again = Heard::default();
+    let mut again = Received::default();
     again.listen_until(&mut channel, |heard| heard.stdout == b"child's\n");
     assert_eq!(again.pid, heard.pid);
     // Once more, from the clone.
-    let connection = still(&agent);
-    agent.show(GENERATION, &generation(SECOND_ID, false));
+    let connection = quiesced(&agent);
+    agent.set_host_file(GENERATION, &generation(SECOND_ID, false));
     drop(connection);
     let (mut channel, ..) = node.accept_any();
     welcome(&mut channel);
     channel.send(&ToGuest::MainInput(ExecInput::StdinClosed));
-    let mut last = Heard::default();
+    let mut last = Received::default();
     last.listen_until(&mut channel, |heard| heard.end.is_some());
     assert_eq!((last.pid, last.end), (heard.pid, Some(ExitStatus::Code(0))));
     assert!(last.stdout.is_empty());
@@ -372,13 +372,13 @@ fn the_captured_command_continues_beside_the_new_one() {
         groups.read("cgroup.procs").lines().count() > 1
     });
     // A node without confirmations delays the capture, but only for a limited time.
-    let connection = still(&agent);
-    agent.show(CONFIG, &config("child", "echo new; exit 3", ""));
-    agent.show(GENERATION, &generation(FIRST_ID, true));
+    let connection = quiesced(&agent);
+    agent.set_host_file(CONFIG, &config("child", "echo new; exit 3", ""));
+    agent.set_host_file(GENERATION, &generation(FIRST_ID, true));
     drop((connection, old));
     let (mut channel, ..) = node.accept_any();
     welcome(&mut channel);
-    let mut heard = Heard::default();
+    let mut heard = Received::default();
     heard.listen_until(&mut channel, |heard| heard.end.is_some());
     assert_eq!(
         (heard.stdout.as_slice(), heard.end),
@@ -400,8 +400,8 @@ fn connections_of_the_captured_guest_are_hung_up() {
     let script = script.replace("FOLDER", agent.folder.path().to_str().unwrap());
     let mut program = agent.exec(shell(&script));
     program.read_until("up");
-    let connection = still(&agent);
-    agent.show(GENERATION, &generation(FIRST_ID, false));
+    let connection = quiesced(&agent);
+    agent.set_host_file(GENERATION, &generation(FIRST_ID, false));
     drop(connection);
     wait_until("it is told", || agent.path("end").exists());
     assert_eq!(program.next::<ExecOutput>(), None);
@@ -420,14 +420,14 @@ fn an_unreadable_generation_ends_the_vm_without_thawing() {
         let Some(groups) = groups() else { return };
         let mut agent = Agent::in_groups(EMPTY, false, Some(&groups));
         let _program = counter(&agent);
-        let connection = still(&agent);
+        let connection = quiesced(&agent);
         if let Some(config) = config {
-            agent.show(CONFIG, config);
+            agent.set_host_file(CONFIG, config);
         }
-        agent.show(GENERATION, generation);
+        agent.set_host_file(GENERATION, generation);
         drop(connection);
         agent.wait_for_end();
-        assert!(!counts(&agent), "it runs");
+        assert!(!is_counting(&agent), "it runs");
         let console = agent.console();
         assert!(console.contains("cannot go on"), "{console}");
     }
@@ -436,7 +436,7 @@ fn an_unreadable_generation_ends_the_vm_without_thawing() {
 #[test]
 fn quiesce_is_refused_when_the_generation_is_already_invalid() {
     let agent = Agent::start();
-    agent.show(GENERATION, "nonsense");
+    agent.set_host_file(GENERATION, "nonsense");
     let (_, done) = quiesce(&agent);
     assert!(matches!(done, Some(Done::Error(message)) if message.contains("not a generation")));
 }
@@ -446,8 +446,8 @@ fn data_from_the_quiesce_client_thaws_the_guest() {
     let Some(groups) = groups() else { return };
     let agent = Agent::in_groups(EMPTY, false, Some(&groups));
     let _program = counter(&agent);
-    let mut connection = still(&agent);
+    let mut connection = quiesced(&agent);
     connection.send(&ExecInput::StdinClosed);
     assert!(connection.is_closed());
-    wait_until("it goes on", || counts(&agent));
+    wait_until("it goes on", || is_counting(&agent));
 }

@@ -2,7 +2,7 @@
 
 mod harness;
 
-use harness::{Agent, Heard, Node, wait_until};
+use harness::{Agent, Node, Received, wait_until};
 use jiffy_wire::agent::{
     Done, ExecInput, ExitStatus, FromGuest, MAIN_OUTPUT_WINDOW, Request, StartFailure, ToGuest,
     VERSION,
@@ -40,7 +40,7 @@ fn the_first_command_does_not_wait_for_a_node() {
 fn the_vm_ends_after_all_output_is_reported() {
     let (mut agent, node) = with_main("echo out; echo err >&2; exit 9", POWER_OFF);
     let mut channel = node.welcome(0, 0);
-    let mut heard = Heard::default();
+    let mut heard = Received::default();
     heard.listen_until(&mut channel, |heard| heard.end.is_some());
     assert!(heard.ready && heard.pid.is_some());
     assert_eq!(
@@ -102,7 +102,7 @@ fn a_command_that_cannot_start_is_reported_until_stored() {
 #[test]
 fn a_node_that_reconnects_misses_no_output() {
     let (_agent, node) = with_main("seq 1 100000; exit 2", "");
-    let mut heard = Heard::default();
+    let mut heard = Received::default();
     let mut connections = 0;
     // Each connection is cut after some time, when only a part of the output was stored.
     while heard.end.is_none() {
@@ -134,12 +134,12 @@ fn the_exit_status_is_resent_until_it_is_stored() {
     let (mut agent, node) = with_main("exit 3", POWER_OFF);
     for _ in 0..3 {
         let mut channel = node.welcome(0, 0);
-        let mut heard = Heard::default();
+        let mut heard = Received::default();
         heard.listen_until(&mut channel, |heard| heard.end.is_some());
         assert!(heard.pid.is_some() && heard.ready);
     }
     let mut channel = node.welcome(0, 0);
-    Heard::default().listen_until(&mut channel, |heard| heard.end.is_some());
+    Received::default().listen_until(&mut channel, |heard| heard.end.is_some());
     channel.send(&ToGuest::MainEndStored);
     assert!(agent.wait_for_end().success());
 }
@@ -157,7 +157,7 @@ fn a_silent_node_applies_backpressure_to_the_command() {
         stderr_offset: 0,
     });
     // Welcomed without confirmations: it sends up to a limit and then stops.
-    let mut heard = Heard::default();
+    let mut heard = Received::default();
     heard.listen_until(&mut channel, |heard| {
         heard.stdout.len() >= MAIN_OUTPUT_WINDOW
     });
@@ -204,7 +204,7 @@ fn input_and_output_of_any_size_do_not_block_each_other() {
             .iter()
             .for_each(|offset| send(&stored(offset)));
     });
-    let mut heard = Heard::default();
+    let mut heard = Received::default();
     while heard.end.is_none() {
         heard.take(channel.next().expect("the channel lives"));
         confirm.send(heard.stdout.len() as u64).unwrap();
@@ -219,7 +219,7 @@ fn input_and_output_of_any_size_do_not_block_each_other() {
 fn unread_input_stays_with_the_node() {
     let (agent, node) = with_main("echo ready; sleep 100", "");
     let mut channel = node.welcome(0, 0);
-    let mut heard = Heard::default();
+    let mut heard = Received::default();
     heard.listen_until(&mut channel, |heard| heard.stdout == b"ready\n");
     channel
         .stream
@@ -236,7 +236,7 @@ fn unread_input_stays_with_the_node() {
 fn room_for_input_is_announced_as_the_command_reads() {
     let (_agent, node) = with_main("read line; sleep 0.3; wc -c", "");
     let mut channel = node.welcome(0, 0);
-    let mut heard = Heard::default();
+    let mut heard = Received::default();
     heard.listen_until(&mut channel, |heard| heard.pid.is_some());
     let first = heard.input_room;
     assert!(first >= MAX_DATA as u64);
@@ -264,7 +264,7 @@ fn room_for_input_is_announced_as_the_command_reads() {
     // A new connection begins with all the room again.
     drop(channel);
     let mut channel = node.welcome(0, 0);
-    let mut again = Heard::default();
+    let mut again = Received::default();
     again.listen_until(&mut channel, |heard| heard.end.is_some());
     assert_eq!(again.input_room, first);
 }
@@ -276,7 +276,7 @@ fn signals_reach_the_first_command_by_channel_and_by_request() {
         "",
     );
     let mut channel = node.welcome(0, 0);
-    let mut heard = Heard::default();
+    let mut heard = Received::default();
     heard.listen_until(&mut channel, |heard| heard.stdout == b"ready\n");
     channel.send(&ToGuest::MainInput(ExecInput::Signal(10)));
     heard.listen_until(&mut channel, |heard| heard.stdout == b"ready\nusr1\n");
@@ -312,7 +312,7 @@ fn the_guest_reconnects_after_invalid_messages() {
         assert_eq!(channel.next::<FromGuest>(), None);
     }
     let mut channel = node.welcome(u64::MAX, u64::MAX);
-    let mut heard = Heard::default();
+    let mut heard = Received::default();
     heard.listen_until(&mut channel, |heard| heard.stdout == b"kept\n");
 }
 
@@ -326,8 +326,9 @@ fn services_run_restart_and_are_logged() {
     let start = Instant::now();
     let (_agent, node) = with_config(config);
     let mut channel = node.welcome(0, 0);
-    let mut heard = Heard::default();
-    let count = |heard: &Heard, line: &str| heard.log.iter().filter(|l| l.as_str() == line).count();
+    let mut heard = Received::default();
+    let count =
+        |heard: &Received, line: &str| heard.log.iter().filter(|l| l.as_str() == line).count();
     heard.listen_until(&mut channel, |heard| count(heard, "flaky: try") == 3);
     // Delays of 100 ms and 200 ms.
     assert!(
@@ -388,7 +389,7 @@ fn shutdown_reports_the_end_of_the_first_command() {
         "",
     );
     let mut channel = node.welcome(0, 0);
-    let mut heard = Heard::default();
+    let mut heard = Received::default();
     heard.listen_until(&mut channel, |heard| heard.stdout == b"ready\n");
     let mut connection = agent.connect();
     connection.send(&Request::Shutdown {

@@ -17,7 +17,7 @@ use rustix::process::Pid;
 /// Time limit for a connection's request, nanoseconds.
 const REQUEST_NS: u64 = 10_000_000_000;
 /// Time limit for the peer to read the end of its answer, nanoseconds.
-const FAREWELL_NS: u64 = 30_000_000_000;
+const ANSWER_NS: u64 = 30_000_000_000;
 
 /// A connection and its work.
 #[derive(Debug)]
@@ -331,7 +331,7 @@ impl Connection {
 
     fn close_when_sent(&mut self, now: u64) {
         self.work = Work::Answered {
-            give_up_at: now + FAREWELL_NS,
+            give_up_at: now + ANSWER_NS,
         };
     }
 

@@ -4,7 +4,7 @@
 //! * [`copy_in`], [`copy_out`]: copies files and trees, each in a forked process, so that a slow
 //!   disk delays nothing else.
 //! * [`stat`]: memory and CPU.
-//! * [`ending`]: the orderly end.
+//! * [`shutdown`]: the orderly end.
 //! * `quiesce`: freezes programs for a capture and thaws them; `hold`: its state.
 //! * [`run`]: the event loop; `node`: its messages to and from the node.
 
@@ -12,11 +12,11 @@ mod changes;
 pub mod connection;
 mod copy_in;
 pub mod copy_out;
-pub mod ending;
 mod hold;
 mod node;
 mod quiesce;
 pub mod run;
+pub mod shutdown;
 pub mod stat;
 
 pub use run::{Agent, End, Options};

@@ -83,14 +83,14 @@ const LINKS: [(&CStr, &CStr); 4] = [
 ];
 
 /// Mounts /dev, /proc and /sys; then opens missing standard descriptors.
-pub fn kernel_file_systems() -> Result<(), String> {
+pub fn mount_kernel_file_systems() -> Result<(), String> {
     let result = mount_all(&KERNEL);
     open_standard_descriptors();
     result
 }
 
 /// Mounts /dev/pts, /dev/shm, /run and /tmp and creates the links in /dev.
-pub fn in_root() -> Result<(), String> {
+pub fn mount_in_root() -> Result<(), String> {
     for (target, link) in LINKS {
         // An existing link is kept.
         let _ = rustix::fs::symlink(target, link);
@@ -205,7 +205,7 @@ impl Teardown {
             // Goes back to the initramfs, so that the disks of the root can be unmounted as well.
             for target in targets.drain(..).rev() {
                 if target != "/" {
-                    take_down(&target);
+                    unmount_or_remount(&target);
                 }
             }
             let _ = rustix::mount::mount_remount(c"/", MountFlags::RDONLY, c"");
@@ -214,20 +214,20 @@ impl Teardown {
             let left =
                 rustix::process::fchdir(initramfs).and_then(|()| rustix::process::chroot(c"."));
             if left.is_ok() {
-                take_down(UPPER);
-                take_down(LOWER);
+                unmount_or_remount(UPPER);
+                unmount_or_remount(LOWER);
             }
         } else {
             targets
                 .into_iter()
                 .rev()
-                .for_each(|target| take_down(&target));
+                .for_each(|target| unmount_or_remount(&target));
         }
         rustix::fs::sync();
     }
 }
 
-fn take_down(target: &str) {
+fn unmount_or_remount(target: &str) {
     if unmount(target, UnmountFlags::empty()).is_err() {
         let _ = rustix::mount::mount_remount(target, MountFlags::RDONLY, c"");
     }

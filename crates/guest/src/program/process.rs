@@ -43,7 +43,7 @@ pub struct Program {
     exit: Option<ExitStatus>,
     /// When to check again whether a process has the terminal open, if none had it open although
     /// the program runs.
-    unplugged: Option<u64>,
+    recheck_terminal_at: Option<u64>,
     pause_ns: u64,
     /// Since when nothing was read although the streams were polled; `None` while they are not
     /// polled.
@@ -107,7 +107,7 @@ impl Program {
             stdout: Some(streams.stdout),
             stderr: streams.stderr,
             exit: None,
-            unplugged: None,
+            recheck_terminal_at: None,
             pause_ns: FIRST_PAUSE_NS,
             quiet_since: None,
         })
@@ -197,7 +197,7 @@ impl Program {
             (&self.stderr, Channel::Stderr),
         ];
         for ((fd, channel), room) in outputs.into_iter().zip(room) {
-            if let (Some(fd), true, None) = (fd, room, self.unplugged) {
+            if let (Some(fd), true, None) = (fd, room, self.recheck_terminal_at) {
                 set.add(fd, PollFlags::IN, token(channel));
             }
         }
@@ -246,7 +246,7 @@ impl Program {
             // No process has the terminal open. The program may be about to exit (many close their
             // streams first) or may open it again. Closing this side now would send it SIGHUP.
             Err(Errno::IO) if self.terminal && self.exit.is_none() => {
-                self.unplugged = Some(now + self.pause_ns);
+                self.recheck_terminal_at = Some(now + self.pause_ns);
                 self.pause_ns = (self.pause_ns * 2).min(LONGEST_PAUSE_NS);
                 return Output::Nothing;
             }
@@ -259,7 +259,7 @@ impl Program {
     /// Records that its process was reaped.
     pub fn reaped(&mut self, status: ExitStatus, now: u64) {
         self.exit = Some(status);
-        self.unplugged = None;
+        self.recheck_terminal_at = None;
         self.quiet_since = Some(now);
         self.stdin = None;
         self.input.clear();
@@ -268,8 +268,11 @@ impl Program {
     /// Its exit status, once its output is complete. `room` is as in [`Self::interest`]; the time
     /// limit for silent outputs does not run for streams that are not polled.
     pub fn finished(&mut self, room: [bool; 2], now: u64) -> Option<ExitStatus> {
-        if self.unplugged.is_some_and(|look_again| now >= look_again) {
-            self.unplugged = None;
+        if self
+            .recheck_terminal_at
+            .is_some_and(|look_again| now >= look_again)
+        {
+            self.recheck_terminal_at = None;
         }
         let exit = self.exit?;
         if self.stdout.is_none() && self.stderr.is_none() {
@@ -309,7 +312,7 @@ impl Program {
     pub fn deadline(&self) -> Option<u64> {
         match self.exit {
             Some(_) => Some(self.quiet_since? + QUIET_AFTER_EXIT_NS),
-            None => self.unplugged,
+            None => self.recheck_terminal_at,
         }
     }
 }
@@ -403,7 +406,7 @@ mod tests {
             stdout: Some(stdout),
             stderr: None,
             exit: None,
-            unplugged: None,
+            recheck_terminal_at: None,
             pause_ns: FIRST_PAUSE_NS,
             quiet_since: None,
         };

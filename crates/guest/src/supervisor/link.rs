@@ -345,7 +345,7 @@ pub fn report_panic(message: &str) {
         message: message.into(),
     };
     if let (true, Ok(bytes)) = (fd != NONE, jiffy_wire::frame::to_vec(&warning)) {
-        syscalls::send_blindly(fd, &bytes);
+        syscalls::send_ignoring_errors(fd, &bytes);
     }
 }
 

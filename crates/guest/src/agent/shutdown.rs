@@ -16,7 +16,7 @@ pub enum Reason {
 
 /// The state of the shutdown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Ending {
+pub struct Shutdown {
     /// Reason for the end.
     pub reason: Reason,
     phase: Phase,
@@ -39,15 +39,15 @@ pub enum Step {
     /// Send SIGKILL to all.
     Kill,
     /// Queue the last messages.
-    LastWords,
+    LastMessages,
     /// Leave the loop.
     Leave,
 }
 
-impl Ending {
+impl Shutdown {
     /// Begins the end right after SIGTERM was sent.
-    pub fn begin(reason: Reason, grace_ns: u64, now: u64) -> Ending {
-        Ending {
+    pub fn begin(reason: Reason, grace_ns: u64, now: u64) -> Shutdown {
+        Shutdown {
             reason,
             phase: Phase::Terminating,
             deadline: now.saturating_add(grace_ns),
@@ -55,7 +55,7 @@ impl Ending {
     }
 
     /// A second request may only shorten the grace period.
-    pub fn hasten(&mut self, grace_ns: u64, now: u64) {
+    pub fn shorten_grace(&mut self, grace_ns: u64, now: u64) {
         if self.phase == Phase::Terminating {
             self.deadline = self.deadline.min(now.saturating_add(grace_ns));
         }
@@ -66,17 +66,17 @@ impl Ending {
         self.deadline
     }
 
-    /// Next step: `alone` means that no program is left, `delivered` that the host has
+    /// Next step: `no_programs` means that no program is left, `delivered` that the host has
     /// taken all messages.
-    pub fn advance(&mut self, now: u64, alone: bool, delivered: bool) -> Step {
+    pub fn advance(&mut self, now: u64, no_programs: bool, delivered: bool) -> Step {
         let late = now >= self.deadline;
         match self.phase {
-            Phase::Terminating if alone => {
-                self.enter(Phase::Delivering, now + DELIVERY_NS, Step::LastWords)
+            Phase::Terminating if no_programs => {
+                self.enter(Phase::Delivering, now + DELIVERY_NS, Step::LastMessages)
             }
             Phase::Terminating if late => self.enter(Phase::Killing, now + KILL_NS, Step::Kill),
-            Phase::Killing if alone || late => {
-                self.enter(Phase::Delivering, now + DELIVERY_NS, Step::LastWords)
+            Phase::Killing if no_programs || late => {
+                self.enter(Phase::Delivering, now + DELIVERY_NS, Step::LastMessages)
             }
             Phase::Delivering if delivered || late => self.enter(Phase::Over, now, Step::Leave),
             Phase::Over => Step::Leave,
@@ -99,38 +99,38 @@ mod tests {
 
     #[test]
     fn shutdown_without_programs_is_immediate() {
-        let mut ending = Ending::begin(Reason::PowerOff, 10 * SECOND, 0);
-        assert_eq!(ending.advance(1, true, false), Step::LastWords);
-        assert_eq!(ending.advance(1, true, false), Step::Wait);
-        assert_eq!(ending.advance(2, true, true), Step::Leave);
+        let mut shutdown = Shutdown::begin(Reason::PowerOff, 10 * SECOND, 0);
+        assert_eq!(shutdown.advance(1, true, false), Step::LastMessages);
+        assert_eq!(shutdown.advance(1, true, false), Step::Wait);
+        assert_eq!(shutdown.advance(2, true, true), Step::Leave);
     }
 
     #[test]
     fn programs_are_killed_when_the_grace_period_ends() {
-        let mut ending = Ending::begin(Reason::PowerOff, SECOND, 0);
-        assert_eq!(ending.advance(SECOND - 1, false, false), Step::Wait);
-        assert_eq!(ending.advance(SECOND, false, false), Step::Kill);
-        assert_eq!(ending.advance(SECOND + 1, false, false), Step::Wait);
+        let mut shutdown = Shutdown::begin(Reason::PowerOff, SECOND, 0);
+        assert_eq!(shutdown.advance(SECOND - 1, false, false), Step::Wait);
+        assert_eq!(shutdown.advance(SECOND, false, false), Step::Kill);
+        assert_eq!(shutdown.advance(SECOND + 1, false, false), Step::Wait);
         // SIGKILL does not end a process that is stuck in the kernel.
         assert_eq!(
-            ending.advance(SECOND + KILL_NS, false, false),
-            Step::LastWords
+            shutdown.advance(SECOND + KILL_NS, false, false),
+            Step::LastMessages
         );
     }
 
     #[test]
     fn a_disconnected_host_does_not_delay_the_shutdown() {
-        let mut ending = Ending::begin(Reason::PowerOff, 0, 0);
-        assert_eq!(ending.advance(0, true, false), Step::LastWords);
-        assert_eq!(ending.advance(DELIVERY_NS, true, false), Step::Leave);
+        let mut shutdown = Shutdown::begin(Reason::PowerOff, 0, 0);
+        assert_eq!(shutdown.advance(0, true, false), Step::LastMessages);
+        assert_eq!(shutdown.advance(DELIVERY_NS, true, false), Step::Leave);
     }
 
     #[test]
     fn a_second_shutdown_request_only_shortens_the_grace_period() {
-        let mut ending = Ending::begin(Reason::PowerOff, SECOND, 0);
-        ending.hasten(5 * SECOND, 0);
-        assert_eq!(ending.deadline(), SECOND);
-        ending.hasten(0, 7);
-        assert_eq!(ending.deadline(), 7);
+        let mut shutdown = Shutdown::begin(Reason::PowerOff, SECOND, 0);
+        shutdown.shorten_grace(5 * SECOND, 0);
+        assert_eq!(shutdown.deadline(), SECOND);
+        shutdown.shorten_grace(0, 7);
+        assert_eq!(shutdown.deadline(), 7);
     }
 }
