@@ -173,7 +173,7 @@ impl Line {
         if prefix.is_empty() {
             argument.push(path);
         } else {
-            argument.push(doubled_commas(path.as_os_str()));
+            argument.push(escape_commas(path.as_os_str()));
         }
         self.0.push(argument);
         self
@@ -201,7 +201,7 @@ impl Line {
     }
 }
 
-fn doubled_commas(text: &OsStr) -> OsString {
+fn escape_commas(text: &OsStr) -> OsString {
     use std::os::unix::ffi::{OsStrExt, OsStringExt};
     let mut bytes = Vec::new();
     for byte in text.as_bytes() {

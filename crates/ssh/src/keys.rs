@@ -105,7 +105,7 @@ impl Keys {
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             read => return read.map_err(|error| cant_read(path, error)),
         }
-        place(path, make()?.as_bytes()).map_err(|error| cant_write(path, error))?;
+        write_new(path, make()?.as_bytes()).map_err(|error| cant_write(path, error))?;
         read(path).map_err(|error| cant_read(path, error))
     }
 }
@@ -126,7 +126,7 @@ fn read(path: &Path) -> std::io::Result<String> {
 }
 
 /// Writes a file with mode 0600 and gives it this name, unless the name exists.
-fn place(path: &Path, contents: &[u8]) -> std::io::Result<()> {
+fn write_new(path: &Path, contents: &[u8]) -> std::io::Result<()> {
     let folder = path.parent().unwrap_or(Path::new("."));
     let mut file = tempfile::NamedTempFile::new_in(folder)?;
     file.write_all(contents)?;

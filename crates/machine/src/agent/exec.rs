@@ -56,7 +56,7 @@ pub fn run(
         ended: Arc::default(),
     };
     let ended = Arc::clone(&group.ended);
-    std::thread::spawn(move || feed(receiver, started.input, &group));
+    std::thread::spawn(move || forward_input(receiver, started.input, &group));
 
     let status = child.wait()?;
     ended.store(true, Ordering::SeqCst);
@@ -216,7 +216,7 @@ impl Group {
 }
 
 /// Passes on input, signals and terminal sizes until the host disconnects.
-fn feed(mut receiver: Receiver<TcpStream>, mut input: Input, group: &Group) {
+fn forward_input(mut receiver: Receiver<TcpStream>, mut input: Input, group: &Group) {
     while let Ok(Some(message)) = receiver.receive::<ExecInput>() {
         match message {
             ExecInput::Stdin(data) => {

@@ -19,12 +19,12 @@ pub fn run() -> io::Result<()> {
     let all = sched_getaffinity(None)?;
     loop {
         clock.wait()?;
-        visit(&all)?;
+        visit_cpus(&all)?;
     }
 }
 
 /// Runs on each of these CPUs once. Moving to a CPU interrupts it.
-fn visit(all: &CpuSet) -> io::Result<()> {
+fn visit_cpus(all: &CpuSet) -> io::Result<()> {
     if all.count() == 1 {
         return Ok(());
     }
@@ -45,7 +45,7 @@ mod tests {
     fn visiting_all_cpus_ends_on_the_last() {
         let all = sched_getaffinity(None).unwrap();
         let last = (0..CpuSet::MAX_CPU).rfind(|cpu| all.is_set(*cpu)).unwrap();
-        visit(&all).unwrap();
+        visit_cpus(&all).unwrap();
         if all.count() > 1 {
             assert_eq!(sched_getcpu(), last);
         }

@@ -76,7 +76,7 @@ fn a_running_machine_is_found_from_any_run_folder() {
         started: 0,
     };
     fs::write(running_file(&run), serde_json::to_vec(&running).unwrap()).unwrap();
-    login.note_run().unwrap();
+    login.save_run_folder().unwrap();
     for machine in [&login, &cron] {
         assert_eq!(machine.endpoint().unwrap().address, running.api);
         assert_eq!(machine.status().unwrap().pid, Some(running.pid));

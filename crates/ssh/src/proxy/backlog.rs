@@ -60,22 +60,22 @@ impl Drop for Share {
 
 /// A stream from which nothing is read while too much data is waiting.
 #[derive(Debug)]
-pub struct Paced<R> {
+pub struct Throttled<R> {
     stream: R,
     backlog: Arc<Backlog>,
 }
 
-impl<R> Paced<R> {
+impl<R> Throttled<R> {
     /// Reads from `stream`.
-    pub fn new(stream: R, backlog: &Arc<Backlog>) -> Paced<R> {
-        Paced {
+    pub fn new(stream: R, backlog: &Arc<Backlog>) -> Throttled<R> {
+        Throttled {
             stream,
             backlog: backlog.clone(),
         }
     }
 }
 
-impl<R: AsyncRead + Unpin> AsyncRead for Paced<R> {
+impl<R: AsyncRead + Unpin> AsyncRead for Throttled<R> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -105,7 +105,7 @@ mod tests {
             .unwrap();
         runtime.block_on(async {
             let backlog = Arc::new(Backlog::default());
-            let mut paced = Paced::new(&b"abc"[..], &backlog);
+            let mut paced = Throttled::new(&b"abc"[..], &backlog);
             let full = backlog.add(LIMIT);
             assert_eq!(paced.read_u8().await.unwrap(), b'a');
             let more = backlog.add(1);

@@ -19,7 +19,7 @@ mod session;
 
 use crate::config::vm_name;
 use crate::keys::{Keys, known_hosts_line};
-use backlog::{Backlog, Paced};
+use backlog::{Backlog, Throttled};
 use guest::Guest;
 use jiffy_cli::client::{Client, vm_path};
 use jiffy_cli::failure::{Failure, Outcome, Result};
@@ -60,7 +60,7 @@ pub async fn serve(context: &Context, options: SshProxy) -> Result<Outcome> {
     let output = open(std::io::stdout().as_fd())
         .and_then(pipe::Sender::from_owned_fd_unchecked)
         .map_err(unusable)?;
-    let transport = tokio::io::join(Paced::new(input, &backlog), output);
+    let transport = tokio::io::join(Throttled::new(input, &backlog), output);
     server::run(transport, host_key, user_key, guest, backlog).await?;
     Ok(Outcome::Done)
 }

@@ -34,7 +34,7 @@ enum Program {
 pub async fn serve(channel: Channel<Msg>, handle: Handle, login: Login) {
     let (mut from_client, to_client) = channel.split();
     let mut setup = Setup::default();
-    let Some(program) = wait_for_program(&mut from_client, &mut setup).await else {
+    let Some(program) = receive_setup(&mut from_client, &mut setup).await else {
         return;
     };
     let end = match command(&login, setup, program) {
@@ -51,7 +51,7 @@ pub async fn serve(channel: Channel<Msg>, handle: Handle, login: Login) {
     let _ = finish(&to_client, &handle, end).await;
 }
 
-async fn wait_for_program(from_client: &mut ChannelReadHalf, setup: &mut Setup) -> Option<Program> {
+async fn receive_setup(from_client: &mut ChannelReadHalf, setup: &mut Setup) -> Option<Program> {
     loop {
         match from_client.wait().await? {
             ChannelMsg::RequestPty {
@@ -124,7 +124,7 @@ async fn finish(
     end: End,
 ) -> Result<(), russh::Error> {
     let status = match end {
-        End::ClientLeft => return Ok(()),
+        End::ClientClosed => return Ok(()),
         End::Exited(ExitStatus::Code(code)) => Some(code as u32 & 0xff),
         End::Exited(ExitStatus::Signal(number)) => {
             let name = signal::name(number).unwrap_or("KILL");

@@ -35,7 +35,7 @@ fn bulk_data_passes_both_ways_with_and_without_rekeying() {
     for options in [&[][..], &["-oRekeyLimit=1M"]] {
         let mut command = node.openssh("ssh");
         command.args(options).args(["web.jiffy", "cat"]);
-        let output = fed(command, sent.clone());
+        let output = run_with_stdin(command, sent.clone());
         assert!(output.status.success(), "{}", stderr(&output));
         assert!(output.stdout == sent, "{} bytes", output.stdout.len());
     }
@@ -46,7 +46,7 @@ fn a_program_that_writes_before_reading_does_not_deadlock() {
     let node = Node::start();
     let mut command = node.openssh("ssh");
     command.args(["web.jiffy", "head -c 20000000 /dev/zero; wc -c"]);
-    let output = fed(command, bytes(10_000_000));
+    let output = run_with_stdin(command, bytes(10_000_000));
     assert!(output.status.success(), "{}", stderr(&output));
     assert_eq!(output.stdout.len(), 20_000_000 + "10000000\n".len());
     assert!(output.stdout.ends_with(b"\x0010000000\n"));
@@ -58,7 +58,7 @@ fn a_program_that_reads_late_gets_all_its_input() {
     let mut command = node.openssh("ssh");
     command.args(["web.jiffy", "sleep 2; wc -c"]);
     // More than the proxy holds.
-    let output = fed(command, bytes(90 << 20));
+    let output = run_with_stdin(command, bytes(90 << 20));
     assert_eq!(stdout(&output), "94371840\n");
 }
 
@@ -72,16 +72,21 @@ fn a_program_that_reads_nothing_does_not_block_other_channels() {
         .spawn()
         .unwrap();
     wait_until("the master listens", || node.path("control").exists());
-    let mut deaf = Command::new("ssh")
+    let mut blocked = Command::new("ssh")
         .args([&control, "web.jiffy", "echo ready; sleep 1000"])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
     let mut ready = [0; 6];
-    deaf.stdout.take().unwrap().read_exact(&mut ready).unwrap();
+    blocked
+        .stdout
+        .take()
+        .unwrap()
+        .read_exact(&mut ready)
+        .unwrap();
     // More than a window and all buffers, less than the limit.
-    let mut input = deaf.stdin.take().unwrap();
+    let mut input = blocked.stdin.take().unwrap();
     input.write_all(&bytes(32 << 20)).unwrap();
     for _ in 0..3 {
         let other = Command::new("ssh")
@@ -90,7 +95,7 @@ fn a_program_that_reads_nothing_does_not_block_other_channels() {
             .spawn();
         assert_eq!(wait(other.unwrap()).stdout.len(), 5_000_000);
     }
-    for child in [&mut deaf, &mut master] {
+    for child in [&mut blocked, &mut master] {
         child.kill().unwrap();
         child.wait().unwrap();
     }
@@ -178,7 +183,7 @@ fn programs_run_as_the_given_user_and_unknown_users_are_named() {
 }
 
 /// Runs a command with these bytes on stdin.
-fn fed(mut command: Command, input: Vec<u8>) -> std::process::Output {
+fn run_with_stdin(mut command: Command, input: Vec<u8>) -> std::process::Output {
     let mut child = command
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())

@@ -58,7 +58,7 @@ impl Terminal {
     }
 
     /// Waits until this is shown.
-    fn until(&mut self, text: &str) {
+    fn wait_for_text(&mut self, text: &str) {
         let patience = Timespec {
             tv_sec: PATIENCE.as_secs() as i64,
             tv_nsec: 0,
@@ -90,15 +90,15 @@ fn a_login_has_a_terminal_of_the_local_size() {
         .unwrap();
     // What is typed is shown too, so the answers are computed.
     terminal.type_line("PS1=; echo a$((1))z $(stty size) $TERM $0");
-    terminal.until("a1z 33 111 vt-test -");
+    terminal.wait_for_text("a1z 33 111 vt-test -");
     terminal.type_line("echo $((2))tty $SSH_TTY $(tty)");
-    terminal.until("2tty /dev/pts/");
+    terminal.wait_for_text("2tty /dev/pts/");
     terminal.resize(20, 77);
     let pid = Pid::from_raw(ssh.id() as i32).unwrap();
     kill_process(pid, Signal::WINCH).unwrap();
     terminal
         .type_line("until [ \"$(stty size)\" = '20 77' ]; do sleep 0.01; done; echo $((3))resized");
-    terminal.until("3resized");
+    terminal.wait_for_text("3resized");
     terminal.type_line("exit 9");
     assert_eq!(ssh.wait().unwrap().code(), Some(9));
 }
@@ -115,6 +115,6 @@ fn a_command_has_a_terminal_when_it_is_asked_for() {
         .stderr(terminal.end())
         .spawn()
         .unwrap();
-    terminal.until("30 90\r\n");
+    terminal.wait_for_text("30 90\r\n");
     assert_eq!(ssh.wait().unwrap().code(), Some(3));
 }
