@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 
 /// Crate and the crates of Jiffy that it may depend on. Tests may depend on any.
-const DOORS: &[(&str, &[&str])] = &[
+const ALLOWED: &[(&str, &[&str])] = &[
     ("wire", &[]),
     ("sys", &[]),
     ("jail", &[]),
@@ -48,22 +48,22 @@ const DOORS: &[(&str, &[&str])] = &[
 ];
 
 /// Crates that may depend on all others: the harness, the benchmark and the fuzz targets.
-const ANYWHERE: &[&str] = &["testkit", "bench", "fuzz"];
+const UNRESTRICTED: &[&str] = &["testkit", "bench", "fuzz"];
 
 #[test]
 fn crates_import_only_what_they_may() {
     let edges = edges();
-    let known: BTreeSet<&str> = DOORS
+    let known: BTreeSet<&str> = ALLOWED
         .iter()
         .map(|(name, _)| *name)
-        .chain(ANYWHERE.iter().copied())
+        .chain(UNRESTRICTED.iter().copied())
         .collect();
     let mut wrong = Vec::new();
     for (name, imports) in &edges {
         if !known.contains(name.as_str()) {
             wrong.push(format!("the crate {name} has no place in the plan"));
         }
-        let Some((_, allowed)) = DOORS.iter().find(|(room, _)| room == name) else {
+        let Some((_, allowed)) = ALLOWED.iter().find(|(room, _)| room == name) else {
             continue;
         };
         for import in imports {
@@ -72,7 +72,7 @@ fn crates_import_only_what_they_may() {
             }
         }
     }
-    for (name, _) in DOORS {
+    for (name, _) in ALLOWED {
         if !edges.contains_key(*name) {
             wrong.push(format!("the crate {name} is planned and missing"));
         }

@@ -341,7 +341,7 @@ impl Host {
     }
 
     /// Runs a script in a VM; returns its output and whether it succeeded.
-    fn within(&self, vm: &str, script: &str) -> (String, bool) {
+    fn run_in_vm(&self, vm: &str, script: &str) -> (String, bool) {
         let output = self.run(&["exec", vm, "sh", "-c", script]);
         (text(&output.stdout), output.status.success())
     }
@@ -354,10 +354,10 @@ impl Host {
 }
 
 /// The answer of a server to this host. Retries while the server does not listen yet.
-fn asked(port: u16) -> std::io::Result<String> {
+fn fetch(port: u16) -> std::io::Result<String> {
     let until = Instant::now() + Duration::from_secs(60);
     loop {
-        let answer = asked_once(port);
+        let answer = fetch_once(port);
         let listens = match &answer {
             Ok(said) => !said.is_empty(),
             Err(error) => error.kind() != std::io::ErrorKind::ConnectionReset,
@@ -369,7 +369,7 @@ fn asked(port: u16) -> std::io::Result<String> {
     }
 }
 
-fn asked_once(port: u16) -> std::io::Result<String> {
+fn fetch_once(port: u16) -> std::io::Result<String> {
     use std::io::{Read, Write};
     let mut stream =
         TcpStream::connect_timeout(&([127, 0, 0, 1], port).into(), Duration::from_secs(30))?;
@@ -387,7 +387,7 @@ fn free_port() -> u16 {
 
 impl Host {
     /// The node and the agent listen on the machine's address: no rule opens their ports to a VM.
-    fn no_vm_reaches_the_machine(&self, vm: &str) {
+    fn assert_machine_is_unreachable_from(&self, vm: &str) {
         const BESIDE: u16 = AGENT_PORT + 1;
         let serve = format!("nc -ll -p {BESIDE} -e echo machine </dev/null >/dev/null 2>&1 &");
         self.ok(&["machine", "shell", "sh", "-c", &serve]);
@@ -395,7 +395,7 @@ impl Host {
         self.ok(&["network", "policy", vm, "--allow", &allow, "--allow", GUEST]);
         let connects = |port| {
             let ask = format!("nc -w 20 {GUEST} {port} </dev/null");
-            self.within(vm, &ask)
+            self.run_in_vm(vm, &ask)
         };
         let until = Instant::now() + Duration::from_secs(60);
         while connects(BESIDE) != ("machine".to_owned(), true) {
@@ -419,7 +419,7 @@ fn vms_have_a_network_and_published_ports() {
     let port = free_port();
     let publish = format!("{port}:8080");
     host.server("web", &["--network", "default", "-p", &publish]);
-    assert_eq!(asked(port).expect("an answer"), "web");
+    assert_eq!(fetch(port).expect("an answer"), "web");
     assert_eq!(
         host.ok(&["port", "web"]),
         format!("8080/tcp -> 127.0.0.1:{port}")
@@ -436,14 +436,14 @@ fn vms_have_a_network_and_published_ports() {
 
     // Its rate may be limited meanwhile.
     host.ok(&["update", "--network-limit", "bps=1M,pps=500", "web"]);
-    assert_eq!(asked(port).expect("an answer"), "web");
+    assert_eq!(fetch(port).expect("an answer"), "web");
 
     // A hibernated VM keeps its address, and answers again once woken.
     let address = host.address("web");
     host.ok(&["hibernate", "web"]);
     host.ok(&["wake", "web"]);
     assert_eq!(host.address("web"), address);
-    assert_eq!(asked(port).expect("an answer"), "web");
+    assert_eq!(fetch(port).expect("an answer"), "web");
     let timeline = host.ok(&["timeline", "web"]);
     for span in ["address taken", "rules made"] {
         assert!(timeline.contains(span), "{timeline}");
@@ -459,19 +459,19 @@ fn vms_have_a_network_and_published_ports() {
         }
     });
     let ask = format!("nc -w 20 10.0.2.2 {local} </dev/null");
-    let (said, _) = host.within("web", &ask);
+    let (said, _) = host.run_in_vm("web", &ask);
     assert_eq!(said, "");
     let rule = format!("10.0.2.2:{local}");
     host.ok(&["network", "policy", "web", "--allow", &rule]);
-    let (said, _) = host.within("web", &ask);
+    let (said, _) = host.run_in_vm("web", &ask);
     assert_eq!(said, "hello from the host");
     assert_eq!(
         host.ok(&["network", "policy", "web"]),
         format!("allow {rule}")
     );
     host.ok(&["network", "policy", "web", "--clear"]);
-    assert_eq!(host.within("web", &ask).0, "");
-    host.no_vm_reaches_the_machine("web");
+    assert_eq!(host.run_in_vm("web", &ask).0, "");
+    host.assert_machine_is_unreachable_from("web");
     let shown: Value = serde_json::from_str(&host.ok(&["inspect", "web"])).expect("JSON");
     let counters = &shown[0]["network"]["counters"];
     assert!(counters["refused"].as_u64() >= Some(2), "{counters}");
@@ -480,7 +480,7 @@ fn vms_have_a_network_and_published_ports() {
     // The port is closed with the VM, on this host as well.
     let id = shown[0]["id"].as_str().expect("an id");
     host.ok(&["rm", "--force", "web"]);
-    assert!(asked_once(port).is_err());
+    assert!(fetch_once(port).is_err());
     let links = host.ok(&["machine", "shell", "ls", "/sys/class/net"]);
     assert!(links.contains("jf-host") && !links.contains(id), "{links}");
 }
@@ -507,18 +507,19 @@ fn vms_of_a_network_reach_each_other_and_forked_children_by_name() {
     for name in ["parent", "child-1", "child-2", "child-3"] {
         let address = host.address(name);
         for at in [address.as_str(), name] {
-            let (said, _) = host.within("asker", &format!("timeout 20 wget -qO- {at}:8080{NAME}"));
+            let (said, _) =
+                host.run_in_vm("asker", &format!("timeout 20 wget -qO- {at}:8080{NAME}"));
             assert_eq!(said, name, "{at}");
         }
         // A VM in another network neither reaches it nor resolves its name.
-        let (said, _) = host.within(
+        let (said, _) = host.run_in_vm(
             "stranger",
             &format!("timeout 5 wget -qO- {address}:8080{NAME}"),
         );
         assert_eq!(said, "");
-        assert!(!host.within("stranger", &format!("nslookup {name}")).1);
+        assert!(!host.run_in_vm("stranger", &format!("nslookup {name}")).1);
     }
-    assert!(host.within("stranger", "nslookup host.jiffy.internal").1);
+    assert!(host.run_in_vm("stranger", "nslookup host.jiffy.internal").1);
     let used = assert_one_sentence(&host.run(&["network", "rm", "lab"]));
     assert!(used.contains("parent"), "{used}");
     // A run from a golden snapshot, and a run without a network.
@@ -549,7 +550,7 @@ fn twenty_forked_servers_answer_at_their_own_addresses_at_once() {
     let answer = "echo >> /tmp/clients; ip -4 -o addr show eth0; hostname";
     let serve = format!("echo '{answer}' > /tmp/answer; nc -ll -p 8080 -e sh /tmp/answer");
     let serve = format!("({serve}) </dev/null >/dev/null 2>&1 &");
-    assert!(host.within("parent", &serve).1);
+    assert!(host.run_in_vm("parent", &serve).1);
     let count = CHILDREN.to_string();
     host.ok(&["fork", "parent", "-n", &count, "--name", "child"]);
     // Once the fork is answered each is reached by the first packet, without waiting and retries.
@@ -568,14 +569,14 @@ fn twenty_forked_servers_answer_at_their_own_addresses_at_once() {
         assert!(said[0].contains(&format!(" {address}/32 ")), "{said:?}");
         assert_eq!(said[1], name);
         // Nobody else's client came to it, and no packet for another address.
-        let (seen, _) = host.within(
+        let (seen, _) = host.run_in_vm(
             name,
             "wc -l < /tmp/clients; awk '/^Ip: [0-9]/ { print $6 }' /proc/net/snmp",
         );
         assert_eq!(seen, "1\n0", "{name}");
     }
     assert!(
-        !host.within("parent", "cat /tmp/clients").1,
+        !host.run_in_vm("parent", "cat /tmp/clients").1,
         "no child's client came to the parent"
     );
 }
@@ -646,7 +647,7 @@ fn connections_to_a_hibernated_vm_wake_it_once() {
     let address = host.address("dev");
     // Every client that comes while it sleeps is held, and has its answer.
     let answers: Vec<String> = std::thread::scope(|scope| {
-        let clients: Vec<_> = (0..10).map(|_| scope.spawn(|| asked_once(port))).collect();
+        let clients: Vec<_> = (0..10).map(|_| scope.spawn(|| fetch_once(port))).collect();
         let answers = clients.into_iter().map(|one| one.join().expect("no panic"));
         answers.map(|one| one.expect("an answer")).collect()
     });
@@ -656,11 +657,11 @@ fn connections_to_a_hibernated_vm_wake_it_once() {
         ("running", address)
     );
     // Now the kernel leads clients to it, until it sleeps again.
-    assert_eq!(asked_once(port).expect("an answer"), "dev");
+    assert_eq!(fetch_once(port).expect("an answer"), "dev");
     until_it_sleeps();
-    assert_eq!(asked_once(port).expect("an answer"), "dev");
+    assert_eq!(fetch_once(port).expect("an answer"), "dev");
     host.ok(&["rm", "--force", "dev"]);
-    assert!(asked_once(port).is_err());
+    assert!(fetch_once(port).is_err());
 }
 
 #[test]
@@ -682,7 +683,7 @@ fn vms_that_need_twice_the_memory_all_finish_and_none_is_killed() {
     std::thread::scope(|scope| {
         let all = names
             .iter()
-            .map(|name| scope.spawn(|| host.within(name, &fill)));
+            .map(|name| scope.spawn(|| host.run_in_vm(name, &fill)));
         let all: Vec<_> = all.collect();
         for (one, name) in all.into_iter().zip(&names) {
             let done = one.join().expect("no panic");
@@ -691,7 +692,7 @@ fn vms_that_need_twice_the_memory_all_finish_and_none_is_killed() {
     });
     // All that they have is still there, whether they sleep or not.
     for name in &names {
-        let (said, _) = host.within(name, "wc -c </dev/shm/all");
+        let (said, _) = host.run_in_vm(name, "wc -c </dev/shm/all");
         assert_eq!(said, BYTES, "{name}");
     }
     let kernel = host.ok(&["machine", "shell", "dmesg"]);

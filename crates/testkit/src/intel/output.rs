@@ -43,17 +43,17 @@ impl Reader {
         self.lines.push(bytes);
         while let Ok(Some(mut line)) = self.lines.next_line() {
             line.push(b'\n');
-            let ours = find(&line, &self.mark).map(|at| line.split_off(at));
+            let control = find(&line, &self.mark).map(|at| line.split_off(at));
             if !line.is_empty() && self.booted {
                 self.events.push_back(Event::Output(line));
             }
-            if let Some(ours) = ours {
-                self.ours(&ours[self.mark.len()..]);
+            if let Some(control) = control {
+                self.parse_control_line(&control[self.mark.len()..]);
             }
         }
     }
 
-    fn ours(&mut self, line: &[u8]) {
+    fn parse_control_line(&mut self, line: &[u8]) {
         let line = String::from_utf8_lossy(line);
         match line.trim_end().split_once(' ') {
             Some(("ended", status)) => {
@@ -80,7 +80,7 @@ fn find(line: &[u8], mark: &[u8]) -> Option<usize> {
 }
 
 /// A shell command that writes a control line.
-pub fn say(token: &str, what: &str) -> String {
+pub fn control_line_command(token: &str, what: &str) -> String {
     format!("printf '\\036{token} %s\\n' \"{what}\"\n")
 }
 
@@ -123,7 +123,8 @@ mod tests {
 
     #[test]
     fn control_lines_written_by_a_shell_are_parsed() {
-        let script = say("t0ken", "booted") + &say("t0ken", "ended $((3 + 4))");
+        let script = control_line_command("t0ken", "booted")
+            + &control_line_command("t0ken", "ended $((3 + 4))");
         let output = std::process::Command::new("sh")
             .args(["-c", &script])
             .output();

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 /// Checks the witness's lines up to the last complete one: the numbers have no gap, and each sum is
 /// right. Returns the first and last number.
-fn checked(what: &str, text: &str, first: Option<u64>) -> (u64, u64) {
+fn check_lines(what: &str, text: &str, first: Option<u64>) -> (u64, u64) {
     let whole = &text[..text.rfind('\n').map_or(0, |end| end + 1)];
     let numbers: Vec<(u64, &str)> = whole
         .lines()
@@ -73,7 +73,7 @@ fn six_captures_and_a_restore_lose_or_repeat_no_line() {
     jiffy.kill_witnesses("worker");
     let streamed = stream.wait().expect("it ends");
     let text = String::from_utf8(streamed.stdout).expect("text");
-    let (_, last) = checked("what was streamed", &text, Some(1));
+    let (_, last) = check_lines("what was streamed", &text, Some(1));
     assert!(last > 100, "only {last} lines");
     let log = jiffy
         .command(&["logs", "worker"])
@@ -81,22 +81,22 @@ fn six_captures_and_a_restore_lose_or_repeat_no_line() {
         .expect("it runs")
         .stdout;
     let log = String::from_utf8(log).expect("text");
-    let (_, in_log) = checked("the log", &log, Some(1));
+    let (_, in_log) = check_lines("the log", &log, Some(1));
 
     // A VM from the last capture continues at its line, and so does its log.
     jiffy.ok(&["run", "-d", "--from", "at6", "--name", "again"]);
-    let (_, captured) = checked("the file", &file(&jiffy, "again"), Some(1));
+    let (_, captured) = check_lines("the file", &file(&jiffy, "again"), Some(1));
     assert!(captured > 50, "{captured}");
     let reaches = captured + 20;
     jiffy.eventually("it goes on", || {
-        checked("the file", &file(&jiffy, "again"), Some(1)).1 > reaches
+        check_lines("the file", &file(&jiffy, "again"), Some(1)).1 > reaches
     });
     let log = jiffy
         .command(&["logs", "again"])
         .output()
         .expect("it runs")
         .stdout;
-    let (first, _) = checked("its log", &String::from_utf8(log).expect("text"), None);
+    let (first, _) = check_lines("its log", &String::from_utf8(log).expect("text"), None);
     assert!(
         first <= in_log + 1,
         "lines {in_log} to {first} are in no log"

@@ -41,11 +41,11 @@ fn hibernate(jiffy: &Jiffy, vm: &str) -> u64 {
 #[test]
 fn a_hibernated_idle_vm_takes_8_mib_and_resumes_unchanged() {
     let jiffy = jiffy();
-    let before = jiffy.at_rest();
+    let before = jiffy.settled_traces();
     // A VM with nothing but a counting shell.
     let count = "n=0; while :; do n=$((n+1)); echo $n > /tmp/n; sleep 0.1; done";
     jiffy.ok(&["run", "-d", "--name", "sleeper", "--", "sh", "-c", count]);
-    jiffy.counts_beyond("sleeper", 2);
+    jiffy.wait_for_count_above("sleeper", 2);
     let script = "echo note > /root/note; echo its-own > /etc/machine-id; hostname";
     let who = jiffy.ok(&["exec", "sleeper", "sh", "-c", script]);
     let was = identity(&jiffy, "sleeper");
@@ -73,7 +73,7 @@ fn a_hibernated_idle_vm_takes_8_mib_and_resumes_unchanged() {
     assert_eq!(jiffy.ok(&["wake", "sleeper"]), "sleeper");
     assert_eq!(jiffy.inspect("sleeper")["id"], id);
     assert_eq!(jiffy.inspect("sleeper")["state"], "running");
-    jiffy.counts_beyond("sleeper", counted + 5);
+    jiffy.wait_for_count_above("sleeper", counted + 5);
     let script = "cat /root/note; hostname";
     let awake = jiffy.ok(&["exec", "sleeper", "sh", "-c", script]);
     assert_eq!(awake, "note\nsleeper");
@@ -105,7 +105,7 @@ fn a_hibernated_idle_vm_takes_8_mib_and_resumes_unchanged() {
     // A hibernated VM can be removed.
     hibernate(&jiffy, "sleeper");
     jiffy.ok(&["rm", "-f", "sleeper"]);
-    jiffy.leaves_nothing(&before, "after the sleeper");
+    jiffy.assert_nothing_left(&before, "after the sleeper");
 }
 
 #[test]

@@ -91,9 +91,9 @@ fn kill_ends_a_vm_at_once_or_signals_its_command() {
 #[test]
 fn run_with_rm_leaves_nothing() {
     let jiffy = jiffy();
-    let before = jiffy.at_rest();
+    let before = jiffy.settled_traces();
     jiffy.ok(&["run", "--rm", "--", "true"]);
-    jiffy.leaves_nothing(&before, "after --rm");
+    jiffy.assert_nothing_left(&before, "after --rm");
     assert_eq!(jiffy.ok(&["ps", "-aq"]), "");
 }
 

@@ -40,7 +40,7 @@ fn more_memory_than_the_host_has_is_refused() {
 #[test]
 fn bad_kernels_are_refused_and_leave_nothing() {
     let jiffy = jiffy();
-    let before = jiffy.at_rest();
+    let before = jiffy.settled_traces();
     jiffy.sh(
         "mkdir -p /run/bad; : > /run/bad/empty; head -c 100000 /dev/urandom > /run/bad/noise; \
          head -c 5000 /share/jiffy/kernels/base/vmlinux > /run/bad/cut; \
@@ -52,7 +52,7 @@ fn bad_kernels_are_refused_and_leave_nothing() {
     }
     jiffy.sh("rm -rf /run/bad");
     jiffy.remove_all();
-    jiffy.leaves_nothing(&before, "after bad kernels");
+    jiffy.assert_nothing_left(&before, "after bad kernels");
 }
 
 #[test]

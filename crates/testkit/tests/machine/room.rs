@@ -18,7 +18,7 @@ fn two_hundred_runs_at_once_end_with_an_answer_or_one_error() {
         let mut all = all.as_array().into_iter().flatten();
         all.any(|one| one["golden"] == true && one["memory_mib"] == 512)
     });
-    let before = jiffy.at_rest();
+    let before = jiffy.settled_traces();
     let script = format!(
         "export JIFFY_MACHINE=never; mkdir /run/many && cd /run/many || exit 1; \
          one() {{ /bin/jiffy run --rm --memory 512M --name many-$1 -- echo $1 > out.$1 2> err.$1; echo $? > code.$1; }}; \
@@ -56,7 +56,7 @@ fn two_hundred_runs_at_once_end_with_an_answer_or_one_error() {
         waited + RUNS - answered > 0,
         "there was room for all of them at once"
     );
-    jiffy.leaves_nothing(&before, "after them");
+    jiffy.assert_nothing_left(&before, "after them");
     // The reserved memory is available again.
     jiffy.ok(&["run", "--rm", "--memory", "512M", "--", "true"]);
 }

@@ -47,7 +47,7 @@ fn work() -> Result<std::convert::Infallible> {
             connection = None;
         }
         if let Some(connection) = &mut connection
-            && asked(connection)?
+            && check_requested(connection)?
         {
             let said = check(&lines, &disk, number)?;
             connection.write_all(said.as_bytes())?;
@@ -114,7 +114,7 @@ fn connect() -> io::Result<File> {
 }
 
 /// Whether the host has asked for a check.
-fn asked(connection: &File) -> io::Result<bool> {
+fn check_requested(connection: &File) -> io::Result<bool> {
     let mut byte = [0u8];
     // SAFETY: the kernel writes at most one byte, which exists.
     let got = unsafe {
