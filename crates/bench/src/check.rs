@@ -2,7 +2,7 @@
 
 use crate::cases::{OWN_KERNEL, SAME_KERNEL};
 use crate::disk;
-use crate::figure::{Clock, Figure, Verdict, judge, tell};
+use crate::figure::{Clock, Figure, Verdict, check_goals, format_value};
 use crate::image;
 use crate::plan::Outcome;
 use crate::verbs::{EXEC, IDLE, IDLE_WAKE_UPS, MANY, RUN_GOLDEN};
@@ -28,7 +28,7 @@ pub struct Complaint {
 /// Complaints about figures of Jiffy's that got worse than the committed ones, are missing, or
 /// break a promise.
 pub fn complaints(committed: &[Figure], now: &[Figure]) -> Vec<Complaint> {
-    let broken = judge(now).into_iter().filter(Verdict::is_broken);
+    let broken = check_goals(now).into_iter().filter(Verdict::is_broken);
     let broken = broken.map(|verdict| Complaint {
         case: verdict.case.to_owned(),
         line: format!("goal missed: {}", verdict.line),
@@ -54,11 +54,11 @@ fn regressions<'a>(
         });
         let line = match new {
             None => format!("{}: committed, but not measured now", old.case),
-            Some(new) if new.median > old.p90 * TOLERANCE + slack(old) => format!(
+            Some(new) if new.median > old.p90 * TOLERANCE + allowed_growth(old) => format!(
                 "worse: {}: {} now, {} committed ({:+.1} %)",
                 old.case,
-                tell(new.median, &new.unit),
-                tell(old.median, &old.unit),
+                format_value(new.median, &new.unit),
+                format_value(old.median, &old.unit),
                 (new.median / old.median - 1.0) * 100.0
             ),
             Some(_) => return None,
@@ -70,7 +70,7 @@ fn regressions<'a>(
     })
 }
 
-fn slack(figure: &Figure) -> f64 {
+fn allowed_growth(figure: &Figure) -> f64 {
     match figure.case.as_str() {
         case if case.ends_with("memory-overhead") => WINDOW,
         IDLE => TIMER,
@@ -93,7 +93,7 @@ pub fn cases_of(figure: &str) -> Vec<&str> {
 }
 
 /// Adds the samples of a second measurement to the outcomes of the first.
-pub fn join(outcomes: &mut [Outcome], again: Vec<Outcome>) {
+pub fn merge_samples(outcomes: &mut [Outcome], again: Vec<Outcome>) {
     for more in again {
         let same = |it: &&mut Outcome| it.name == more.name && it.monitor == more.monitor;
         if let Some(outcome) = outcomes.iter_mut().find(same) {
@@ -185,7 +185,7 @@ mod tests {
             failure: None,
         };
         let mut outcomes = [outcome("a", &[1, 2]), outcome("b", &[3])];
-        join(&mut outcomes, vec![outcome("a", &[4])]);
+        merge_samples(&mut outcomes, vec![outcome("a", &[4])]);
         assert_eq!(outcomes, [outcome("a", &[1, 2, 4]), outcome("b", &[3])]);
     }
 

@@ -31,7 +31,7 @@ const AFTER_WRITE: usize = 46;
 
 /// Replaces the pause by a short countdown and a jump to the write. The strings keep their
 /// addresses.
-fn beating() -> Vec<u8> {
+fn repeating() -> Vec<u8> {
     let mut code = CODE.to_vec();
     let back = |end: usize| (WRITE as i64 - end as i64) as u8;
     let again = [
@@ -84,8 +84,8 @@ pub fn initramfs() -> io::Result<Vec<u8>> {
 }
 
 /// The initramfs whose PID 1 writes forever.
-pub fn beating_initramfs() -> io::Result<Vec<u8>> {
-    with_init(&program(&beating()))
+pub fn repeating_initramfs() -> io::Result<Vec<u8>> {
+    with_init(&program(&repeating()))
 }
 
 fn with_init(program: &[u8]) -> io::Result<Vec<u8>> {

@@ -52,7 +52,7 @@ pub enum Kind {
         /// See `Restore`.
         config: String,
         /// What the pager knows of the working set.
-        how: Lazily,
+        how: LazyMode,
     },
     /// Boots a VM with Firecracker and makes a snapshot; measures from the spawn of another
     /// Firecracker that restores it to the next byte on stdout.
@@ -155,7 +155,7 @@ pub enum Kind {
 
 impl Kind {
     /// Whether the first run captures a VM that the other runs use.
-    pub fn is_of_a_capture(&self) -> bool {
+    pub fn uses_one_capture(&self) -> bool {
         matches!(
             self,
             Kind::Restore { .. }
@@ -196,7 +196,7 @@ pub const WHOLE: &str = "whole_bytes";
 /// What a pager knows of the working set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Lazily {
+pub enum LazyMode {
     /// Nothing: every chunk is fetched on demand.
     OnDemand,
     /// The working set of an earlier restore, [`RECORDING`], is stored first; the pager has not

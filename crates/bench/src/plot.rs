@@ -1,6 +1,6 @@
 //! Plots figures as bars, in SVG.
 
-use crate::figure::{Figure, tell};
+use crate::figure::{Figure, format_value};
 use std::fmt::Write;
 
 const WIDTH: f64 = 860.0;
@@ -70,7 +70,7 @@ fn bar(out: &mut String, y: f64, figure: &Figure, largest: f64) {
         escape(&figure.monitor),
         y - 13.0,
         LABEL + length + 8.0,
-        escape(&tell(figure.median, &figure.unit))
+        escape(&format_value(figure.median, &figure.unit))
     );
 }
 

@@ -99,7 +99,7 @@ pub(crate) fn exec_case(runs: u32) -> Case {
 
 /// Factor of runs for cases that vary more: on one CPU the end of one run's VM sometimes delays the
 /// next run.
-pub const SPREAD: u32 = 3;
+pub const RUN_FACTOR: u32 = 3;
 
 /// A shell command that succeeds if there is a golden snapshot.
 pub(crate) const HAS_GOLDEN: &str = "jiffy snapshot ls --all --format json | grep -q golden";

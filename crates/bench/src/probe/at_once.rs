@@ -48,7 +48,7 @@ pub fn run(count: u32, first: u32, argv: &[String], after: &[String]) -> Result<
             sample
                 .counters
                 .insert("cpu_ns".into(), busy / u64::from(count));
-            look_at(&name(argv, number)?, &mut sample)?;
+            add_resources(&name(argv, number)?, &mut sample)?;
             Ok(sample)
         })
         .collect();
@@ -84,7 +84,7 @@ pub(super) fn to_first_byte(argv: &[String]) -> Result<(u64, Running)> {
 }
 
 /// Adds the resources that a running VM has used so far to a sample.
-fn look_at(name: &str, sample: &mut Sample) -> Result<()> {
+fn add_resources(name: &str, sample: &mut Sample) -> Result<()> {
     let inspect = ["/bin/jiffy", "inspect", name].map(String::from);
     let output = command(&inspect)?.output()?;
     let vms: Vec<Vm> = serde_json::from_slice(&output.stdout)
