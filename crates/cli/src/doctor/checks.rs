@@ -173,7 +173,7 @@ pub fn transparent_huge_pages() -> Check {
         )
     };
     let setting = fs::read_to_string("/sys/kernel/mm/transparent_hugepage/shmem_enabled");
-    match setting.as_deref().map(chosen) {
+    match setting.as_deref().map(selected_value) {
         Err(_) => check(State::Neutral, "this kernel has none"),
         Ok(Some("advise" | "always" | "within_size" | "force")) => {
             check(State::Good, "enabled for VMs' memory")
@@ -186,7 +186,7 @@ pub fn transparent_huge_pages() -> Check {
 }
 
 /// The selected value, the one in brackets, of `always [advise] never`.
-fn chosen(setting: &str) -> Option<&str> {
+fn selected_value(setting: &str) -> Option<&str> {
     setting
         .split_once('[')?
         .1
@@ -297,7 +297,7 @@ pub fn reflink(folders: &Folders) -> Check {
         Ok(data) => data,
         Err(failure) => return check(State::Bad, failure.message),
     };
-    let folder = existing(data);
+    let folder = nearest_existing(data);
     let shown = folder.display();
     match clone_in(&folder) {
         Ok(()) => check(State::Good, format!("on {shown}")),
@@ -330,7 +330,7 @@ pub fn space(folders: &Folders) -> Check {
         Ok(data) => data,
         Err(failure) => return check(State::Bad, failure.message),
     };
-    let folder = existing(data);
+    let folder = nearest_existing(data);
     match statvfs(&folder) {
         Ok(facts) => {
             let free = facts.f_bavail.saturating_mul(facts.f_frsize);
@@ -433,7 +433,7 @@ fn has_capability(number: u32) -> bool {
 }
 
 /// The folder, or its nearest parent that exists.
-fn existing(folder: &Path) -> PathBuf {
+fn nearest_existing(folder: &Path) -> PathBuf {
     folder
         .ancestors()
         .find(|above| above.is_dir())

@@ -45,12 +45,12 @@ fn kind_of(path: &Path, folders: &Folders) -> Result<KvmKind> {
     if !usable(path) {
         return Ok(KvmKind::None);
     }
-    let Some(device) = identity(path) else {
+    let Some(device) = device_identity(path) else {
         return Ok(KvmKind::None);
     };
     let boot_id = boot_id().unwrap_or_default();
     let file = folders.run.join("kvm.json");
-    if let Some(known) = remembered(&file)
+    if let Some(known) = cached(&file)
         && known.boot_id == boot_id
         && known.device == device
     {
@@ -130,7 +130,7 @@ pub fn probe(folders: &Folders) -> Result<KvmProbe> {
     })
 }
 
-fn identity(device: &Path) -> Option<(u64, u64, u64, i64, i64)> {
+fn device_identity(device: &Path) -> Option<(u64, u64, u64, i64, i64)> {
     let facts = fs::metadata(device).ok()?;
     Some((
         facts.dev(),
@@ -141,7 +141,7 @@ fn identity(device: &Path) -> Option<(u64, u64, u64, i64, i64)> {
     ))
 }
 
-fn remembered(file: &Path) -> Option<Verdict> {
+fn cached(file: &Path) -> Option<Verdict> {
     serde_json::from_slice(&fs::read(file).ok()?).ok()
 }
 

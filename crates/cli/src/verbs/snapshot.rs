@@ -23,16 +23,16 @@ const MAX_PICTURE: usize = 256 << 20;
 /// `jiffy pause` and `jiffy resume`
 pub async fn order(context: &Context, vms: Vms, order: &str) -> Result<Outcome> {
     let client = context.client()?;
-    order_each(&client, &vms.vms, &format!("/{order}")).await
+    post_each(&client, &vms.vms, &format!("/{order}")).await
 }
 
 /// `jiffy wake`
 pub async fn wake(context: &Context, wake: Wake) -> Result<Outcome> {
     let client = context.client()?.with_places();
-    order_each(&client, &wake.vms, &format!("/wake{}", wake.wait.query())).await
+    post_each(&client, &wake.vms, &format!("/wake{}", wake.wait.query())).await
 }
 
-async fn order_each(client: &Client, vms: &[String], order: &str) -> Result<Outcome> {
+async fn post_each(client: &Client, vms: &[String], order: &str) -> Result<Outcome> {
     each(vms, async |vm| {
         client.post::<Vm>(&vm_path(vm, order)).await?;
         show(&format!("{vm}\n"))
