@@ -93,7 +93,7 @@ impl Service {
         }
     }
 
-    /// Adds its descriptors to the poll set.
+    /// Adds the service's descriptors to the poll set.
     pub fn interest<'a>(&'a self, set: &mut PollSet<'a>) {
         if let State::Running { program, .. } = &self.state {
             program.interest(
@@ -104,7 +104,7 @@ impl Service {
         }
     }
 
-    /// Handles readiness of one of its descriptors.
+    /// Handles a descriptor that is ready.
     pub fn ready(
         &mut self,
         channel: Channel,
@@ -125,7 +125,7 @@ impl Service {
         }
     }
 
-    /// Takes the status if the reaped process is its program's; returns whether it is.
+    /// Records the status if the reaped process is this service; returns whether it is.
     pub fn reaped(&mut self, pid: Pid, status: ExitStatus, now: u64) -> bool {
         match &mut self.state {
             State::Running { program, .. } if program.pid() == pid && !program.has_exited() => {
@@ -136,7 +136,7 @@ impl Service {
         }
     }
 
-    /// Records its exit once its output is complete. While programs are frozen, the time limit for
+    /// Records the exit once the output is complete. While programs are frozen, the time limit for
     /// silent outputs does not run.
     pub fn settle(&mut self, held: bool, now: u64, log: &mut Vec<Line>) {
         let State::Running { program, since } = &mut self.state else {
@@ -173,7 +173,7 @@ impl Service {
         };
     }
 
-    /// The VM is ending: prevents further starts.
+    /// Prevents further starts, because the VM shuts down.
     pub fn prevent_restart(&mut self) {
         self.restart = Restart::Never;
         if let State::Stopped { start_at } = &mut self.state {

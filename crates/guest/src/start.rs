@@ -202,8 +202,8 @@ fn init_program(argv: &[String]) -> Result<(CString, Strings, Strings), String> 
     Ok((path, argv, envp))
 }
 
-/// PID 1 if the distribution's init could not be executed: reaps orphans, while the agent serves
-/// the host.
+/// Runs in PID 1 if the distribution's init could not be executed: reaps orphans while the agent
+/// serves the host.
 fn reap_forever() -> ! {
     loop {
         let result = rustix::process::wait(rustix::process::WaitOptions::empty());

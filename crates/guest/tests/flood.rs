@@ -1,5 +1,5 @@
-//! Clients that wait, send slowly, flood or never end take a bounded amount of memory, processes
-//! and time, and delay no other client.
+//! Clients that stall, send slowly, flood or never disconnect take a bounded amount of memory,
+//! processes and time, and delay no other client.
 
 mod harness;
 
@@ -92,7 +92,7 @@ fn programs_over_the_limit_are_refused_and_the_node_is_served() {
     assert!(refused.is_closed());
     stat(&agent);
     assert_eq!(agent.children().len(), PROGRAMS);
-    // A program that ignores the hang-up counts until it has ended.
+    // A program whose connection was closed counts until it has ended.
     let dropped = connections.pop().unwrap();
     dropped.half_close();
     drop(dropped);

@@ -1,7 +1,7 @@
 //! Programs that are frozen for a capture, and the gate before they are thawed.
 //!
-//! Tests that freeze need a cgroup v2 of their own; where there is none they run in the machine
-//! only.
+//! Tests that freeze programs need a cgroup v2 of their own; where they can't create one, they run
+//! only in the machine.
 
 mod harness;
 

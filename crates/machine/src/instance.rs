@@ -1,5 +1,5 @@
-//! Starts one QEMU, waits for readiness and ends it. The user's machine and the test harness's are
-//! instances.
+//! Starts one QEMU, waits for readiness and ends it. Both the user's machine and the test harness's
+//! are instances.
 
 use crate::client::AgentAddress;
 use crate::error::MachineError;

@@ -5,9 +5,9 @@
 //! | `id_ed25519`, `id_ed25519.pub` | the user's key pair, in OpenSSH's formats |
 //! | `host-secret` | one line: `jiffy-ssh-host-secret 1`, 32 bytes in hexadecimal, 8 bytes of their BLAKE3 hash |
 //!
-//! All are made at the first use. The host key of a VM is derived from the secret and the VM's id
-//! (HKDF-SHA256, RFC 5869), so nothing is stored per VM: a VM keeps its key over sleep, a clone has
-//! its own, and no boot waits for one.
+//! All are created at the first use. A VM's host key is derived from the secret and the VM's id
+//! (HKDF-SHA256, RFC 5869), so nothing is stored per VM: a VM keeps its key when it hibernates, a
+//! clone has its own, and no boot waits for a key.
 
 use jiffy_cli::failure::{Failure, Result};
 use jiffy_sys::ownership::is_mine_alone;
@@ -24,7 +24,7 @@ use std::path::{Path, PathBuf};
 const MAGIC: &str = "jiffy-ssh-host-secret";
 /// Version of `host-secret`.
 const VERSION: &str = "1";
-/// Salt of the derivation; other keys from the same secret would have another one.
+/// Salt of the derivation; other kinds of keys from this secret need another salt.
 const SALT: &[u8] = b"jiffy ssh host key 1";
 /// Longest key file that is read, in bytes.
 const MAX_FILE: u64 = 64 * 1024;
@@ -35,7 +35,7 @@ pub struct Keys {
 }
 
 impl Keys {
-    /// The keys in `data`, Jiffy's data folder. Nothing is read or made yet.
+    /// The keys in `data`, Jiffy's data folder. Nothing is read or created yet.
     pub fn below(data: &Path) -> Keys {
         Keys {
             folder: data.join("ssh"),
@@ -52,7 +52,7 @@ impl Keys {
         self.folder.join("known_hosts")
     }
 
-    /// Makes the user's key pair, unless it exists. Returns its public key.
+    /// Creates the user's key pair, unless it exists. Returns its public key.
     pub fn client(&self) -> Result<PublicKey> {
         let path = self.identity();
         let text = self.read_or_make(&path, || {
@@ -85,15 +85,15 @@ impl Keys {
         ed25519(seed, vm_id)
     }
 
-    /// The contents of a private file, which is made if it is missing. If two processes make it at
-    /// once, both use the same one.
+    /// Reads a private file, and creates it if it is missing. Processes that create it concurrently
+    /// use the same one.
     fn read_or_make(&self, path: &Path, make: impl FnOnce() -> Result<String>) -> Result<String> {
         DirBuilder::new()
             .recursive(true)
             .mode(0o700)
             .create(&self.folder)
             .map_err(|error| cant_write(&self.folder, error))?;
-        // Others could have put keys of theirs there.
+        // Another user could have put keys there.
         if !is_mine_alone(&self.folder).map_err(|error| cant_read(&self.folder, error))? {
             return Err(Failure::new(format!(
                 "{} is not a folder that only you can write to",

@@ -4,7 +4,7 @@
 //! * [`copy_in`], [`copy_out`]: copies files and trees, each in a forked process, so that a slow
 //!   disk delays nothing else.
 //! * [`stat`]: memory and CPU.
-//! * [`shutdown`]: the orderly end.
+//! * [`shutdown`]: signals, grace period and last messages before the power goes off.
 //! * `quiesce`: freezes programs for a capture and thaws them; `hold`: its state.
 //! * [`run`]: the event loop; `node`: its messages to and from the node.
 

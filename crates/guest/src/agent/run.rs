@@ -74,7 +74,7 @@ pub struct Options {
     pub fw_cfg: FwCfg,
     /// Freezes programs for a capture.
     pub freezer: Freezer,
-    /// Mounts to take down at the end.
+    /// Mounts to undo at the end.
     pub teardown: Teardown,
     /// Whether this process is PID 1 of a VM, which it sets up and ends.
     pub owns_machine: bool,
@@ -87,7 +87,7 @@ pub struct Options {
 pub struct End {
     /// Power off or reboot.
     pub reason: Reason,
-    /// Mounts to take down.
+    /// Mounts to undo.
     pub teardown: Teardown,
 }
 
@@ -108,7 +108,7 @@ pub struct Agent {
     pub(super) hold: Option<Hold>,
     /// A process that reads the root's changes, and the programs that are frozen for it.
     pub(super) changes_reader: Option<(Pid, Frozen)>,
-    /// The guest was restored, but could not take on its new generation.
+    /// The guest was restored, but its new generation could not be applied.
     pub(super) gate_failed: bool,
     pub(super) log: VecDeque<Line>,
     pub(super) log_bytes: usize,
@@ -544,9 +544,9 @@ impl Agent {
         }
     }
 
-    // The end of a turn, and of the VM.
+    // The end of an iteration, and the shutdown.
 
-    /// Finishes what is complete: programs, answers, the VM.
+    /// Handles everything that is complete: programs, answers, the shutdown.
     fn settle(&mut self, now: u64) -> Option<End> {
         if self.gate_failed {
             return Some(self.end(Reason::PowerOff));

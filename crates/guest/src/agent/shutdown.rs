@@ -1,11 +1,11 @@
-//! The orderly end: SIGTERM to all processes, a grace period, SIGKILL, the last messages to the
-//! host. [`crate::power`] then syncs, unmounts and powers off.
+//! The orderly shutdown: SIGTERM to all processes, a grace period, SIGKILL, the last messages to
+//! the host. [`crate::power`] then syncs, unmounts and powers off.
 
 /// Time limits for killed processes to end, and for the host to read the last messages.
 const KILL_NS: u64 = 2_000_000_000;
 const DELIVERY_NS: u64 = 2_000_000_000;
 
-/// Reason for the VM's end.
+/// Reason for the shutdown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reason {
     /// The host, the first command's end, or a program requested it.
@@ -17,7 +17,7 @@ pub enum Reason {
 /// The state of the shutdown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shutdown {
-    /// Reason for the end.
+    /// Reason for the shutdown.
     pub reason: Reason,
     phase: Phase,
     deadline: u64,
@@ -45,7 +45,7 @@ pub enum Step {
 }
 
 impl Shutdown {
-    /// Begins the end right after SIGTERM was sent.
+    /// Begins the shutdown right after SIGTERM was sent.
     pub fn begin(reason: Reason, grace_ns: u64, now: u64) -> Shutdown {
         Shutdown {
             reason,

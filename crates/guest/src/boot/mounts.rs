@@ -184,7 +184,7 @@ pub fn open_console() {
     }
 }
 
-/// State that must be taken down before the power goes off.
+/// Mounts that must be undone before the power goes off.
 #[derive(Debug, Default)]
 pub struct Teardown {
     /// Whether a disk was mounted writable.

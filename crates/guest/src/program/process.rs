@@ -113,17 +113,17 @@ impl Program {
         })
     }
 
-    /// Its process id, which is the id of its process group and session as well.
+    /// The process id, which is also the id of the process group and session.
     pub fn pid(&self) -> Pid {
         self.pid
     }
 
-    /// Whether its process has been reaped.
+    /// Whether the process has been reaped.
     pub fn has_exited(&self) -> bool {
         self.exit.is_some()
     }
 
-    /// Bytes of input that it has not read yet.
+    /// Bytes of input that the program has not read yet.
     pub fn input_backlog(&self) -> usize {
         self.input.len()
     }
@@ -152,7 +152,7 @@ impl Program {
         self.write_input();
     }
 
-    /// Sends a signal to its process group.
+    /// Sends a signal to the process group.
     pub fn signal(&self, signal: i32) -> Result<()> {
         if self.has_exited() || !(1..=64).contains(&signal) {
             return Err(Errno::SRCH);
@@ -160,8 +160,8 @@ impl Program {
         syscalls::kill_group(self.pid, signal)
     }
 
-    /// Its connection is lost: closes stdin and sends SIGHUP. A terminal is hung up; other outputs
-    /// stay open.
+    /// Handles a lost connection: closes stdin and sends SIGHUP. A terminal is hung up; other
+    /// outputs stay open.
     pub fn hang_up(&mut self) {
         const SIGHUP: i32 = 1;
         const SIGCONT: i32 = 18;
@@ -181,7 +181,7 @@ impl Program {
         }
     }
 
-    /// Adds its descriptors to the poll set: outputs for which the owner has room, and standard
+    /// Adds descriptors to the poll set: outputs for which the owner has room, and standard
     /// input while input is queued.
     pub fn interest<'a>(
         &'a self,
@@ -256,7 +256,7 @@ impl Program {
         Output::Closed
     }
 
-    /// Records that its process was reaped.
+    /// Records that the process was reaped.
     pub fn reaped(&mut self, status: ExitStatus, now: u64) {
         self.exit = Some(status);
         self.recheck_terminal_at = None;
@@ -265,7 +265,7 @@ impl Program {
         self.input.clear();
     }
 
-    /// Its exit status, once its output is complete. `room` is as in [`Self::interest`]; the time
+    /// The exit status, once the output is complete. `room` is as in [`Self::interest`]; the time
     /// limit for silent outputs does not run for streams that are not polled.
     pub fn finished(&mut self, room: [bool; 2], now: u64) -> Option<ExitStatus> {
         if self

@@ -71,7 +71,7 @@ impl FirstCommand {
         }
     }
 
-    /// Whether it runs, or its last output is still being read.
+    /// Whether the program runs or its last output is still being read.
     pub fn is_running(&self) -> bool {
         matches!(self.state, State::Running(_))
     }
@@ -89,8 +89,7 @@ impl FirstCommand {
         }
     }
 
-    /// The same program for a host that knows nothing of it: offsets of its output begin at 0.
-    /// `None` if it has ended.
+    /// The same program for a new host: offsets of its output begin at 0. `None` if it has ended.
     pub fn for_new_host(self) -> Option<FirstCommand> {
         let State::Running(_) = self.state else {
             return None;
@@ -104,7 +103,7 @@ impl FirstCommand {
         })
     }
 
-    /// Whether the host has stored its exit status.
+    /// Whether the host has stored the exit status.
     pub fn end_is_stored(&self) -> bool {
         self.end_stored
     }
@@ -125,14 +124,14 @@ impl FirstCommand {
         backlog < INPUT_LIMIT || (blocked && backlog < MOST_INPUT)
     }
 
-    /// Adds its descriptors to the poll set, as far as there is room for its output.
+    /// Adds descriptors to the poll set, as far as there is room for output.
     pub fn interest<'a>(&'a self, set: &mut PollSet<'a>) {
         if let State::Running(program) = &self.state {
             program.interest(self.room(), Token::Main, set);
         }
     }
 
-    /// Handles readiness of one of its descriptors.
+    /// Handles a descriptor that is ready.
     pub fn ready(&mut self, channel: Channel, space: &mut [MaybeUninit<u8>], now: u64) {
         let State::Running(program) = &mut self.state else {
             return;
@@ -173,7 +172,7 @@ impl FirstCommand {
         }
     }
 
-    /// Takes the status if the reaped process is the first command; returns whether it is.
+    /// Records the status if the reaped process is the first command; returns whether it is.
     pub fn reaped(&mut self, pid: Pid, status: ExitStatus, now: u64) -> bool {
         match &mut self.state {
             State::Running(program) if program.pid() == pid && !program.has_exited() => {
@@ -184,7 +183,7 @@ impl FirstCommand {
         }
     }
 
-    /// Records its exit once its output is complete; returns true when that happens. While programs
+    /// Records the exit once the output is complete; returns true when that happens. While programs
     /// are frozen, the time limit for silent outputs does not run.
     pub fn settle(&mut self, held: bool, now: u64) -> bool {
         let room = self.room().map(|room| room && !held);
@@ -202,26 +201,26 @@ impl FirstCommand {
         self.program().and_then(Program::deadline)
     }
 
-    /// The host has stored output up to these offsets.
+    /// Records that the host has stored output up to these offsets.
     pub fn confirm(&mut self, stdout: u64, stderr: u64) {
         self.stdout.confirm(stdout);
         self.stderr.confirm(stderr);
     }
 
-    /// The host has stored its exit status.
+    /// Records that the host has stored the exit status.
     pub fn confirm_end(&mut self) {
         // Ignores a confirmation of an exit that was not reported.
         self.end_stored |= self.reported.end;
     }
 
-    /// There is a new connection, and the host has output up to these offsets.
+    /// Handles a new connection; the host has output up to these offsets.
     pub fn resume(&mut self, stdout: u64, stderr: u64) {
         self.reported = Reported::default();
         self.stdout.resume(stdout);
         self.stderr.resume(stderr);
     }
 
-    /// The connection is lost.
+    /// Handles the loss of the connection.
     pub fn disconnected(&mut self) {
         self.stdout.disconnected();
         self.stderr.disconnected();
@@ -269,7 +268,7 @@ impl FirstCommand {
         }
     }
 
-    /// Reports its exit status to the host, once all output was sent.
+    /// Reports the exit status to the host, once all output was sent.
     pub fn send_end(&mut self, host: &mut FrameStream) {
         if let State::Ended(status) = self.state
             && !self.reported.end
@@ -281,7 +280,7 @@ impl FirstCommand {
         }
     }
 
-    /// Without a host, writes its output to the console and counts it as confirmed.
+    /// Without a host, writes output to the console and counts it as confirmed.
     pub fn write_to(&mut self, console: &mut Console) {
         for window in [&mut self.stdout, &mut self.stderr] {
             while console.has_room()

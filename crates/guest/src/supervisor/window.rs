@@ -43,7 +43,7 @@ impl OutputWindow {
         self.bytes.extend(bytes);
     }
 
-    /// The host has stored everything before `offset`. An offset beyond the sent output is ignored.
+    /// Drops output before `offset`, which the host has stored. Ignores offsets that were not sent.
     pub fn confirm(&mut self, offset: u64) {
         if offset > self.base && offset <= self.sent {
             self.bytes.drain(..(offset - self.base) as usize);
@@ -51,8 +51,7 @@ impl OutputWindow {
         }
     }
 
-    /// There is a new connection, and the host has everything before `offset`. The rest is sent
-    /// again.
+    /// Handles a new connection; the host has everything before `offset`. The rest is sent again.
     pub fn resume(&mut self, offset: u64) {
         if offset > self.base && offset <= self.end() {
             self.sent = self.sent.max(offset);
@@ -61,7 +60,7 @@ impl OutputWindow {
         self.sent = self.base;
     }
 
-    /// The connection is lost: sent output may have to be sent again.
+    /// Handles the loss of the connection: sent output may have to be sent again.
     pub fn disconnected(&mut self) {
         self.sent = self.base;
     }

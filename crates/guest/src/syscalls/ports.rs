@@ -4,10 +4,10 @@ use super::raw::{number, syscall};
 use core::arch::asm;
 use rustix::io::{Errno, Result};
 
-/// Arguments of ioperm(2) that give up all ports in one call.
+/// Arguments of ioperm(2) that drop access to all ports in one call.
 pub(super) const DROP_ALL: [usize; 5] = [0, 0x1_0000, 0, 0, 0];
 
-/// Gives up all ports, because programs that this process executes would inherit them.
+/// Drops access to all ports, because programs that this process executes would inherit it.
 pub fn drop_all() -> Result<()> {
     // SAFETY: takes numbers.
     drop_result(unsafe { syscall(number::IOPERM, DROP_ALL) })

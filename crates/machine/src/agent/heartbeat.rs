@@ -4,7 +4,7 @@
 //! QEMU 7.2), the CPU's thread changes `interrupt_request` without the lock that
 //! other threads hold when they raise an interrupt. The interrupt stays pending in the APIC and is
 //! delivered with the next one. If the lost one was the timer's and the CPU then becomes idle, there
-//! is no next one, and runnable threads wait: for fourteen minutes once.
+//! is no next one, and runnable threads wait, once for fourteen minutes.
 //!
 //! The hardware clock is a device of its own, so its interrupt ends such a wait.
 

@@ -1,4 +1,4 @@
-//! The requests.
+//! Performs the requests.
 
 use super::packet::{Answer, Attributes, Failed, Fields, MAX_REQUEST, kind};
 use rustix::fs::{AtFlags, CWD, RenameFlags, Timespec, Timestamps};
@@ -153,7 +153,7 @@ impl Files {
         let mut names = Vec::new();
         for entry in folder.by_ref().take(MAX_NAMES) {
             let entry = entry?;
-            // It may have been removed meanwhile.
+            // The entry may have been removed meanwhile.
             if let Ok(facts) = entry.metadata() {
                 names.push((entry.file_name(), Some(facts)));
             }
@@ -222,10 +222,10 @@ fn perform_on_path(kind: u8, id: u32, fields: &mut Fields) -> Result {
         kind::RMDIR => fs::remove_dir(path(fields)?)?,
         kind::RENAME => {
             let (from, to) = (path(fields)?, path(fields)?);
-            // Version 3 replaces nothing.
+            // In version 3 a rename never replaces an existing file.
             rustix::fs::renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE)?;
         }
-        // OpenSSH has the target first, against the draft, and so have all its clients.
+        // OpenSSH and its clients send the target first, contrary to the draft.
         kind::SYMLINK => symlink(path(fields)?, path(fields)?)?,
         _ => return Err(Failed::Unsupported),
     }
@@ -274,7 +274,7 @@ fn set_path(path: &Path, set: Attributes) -> io::Result<()> {
     Ok(())
 }
 
-/// As [`set_path`], of a link itself, which has no size and no mode.
+/// Like [`set_path`], for a symlink itself, which has no size or mode to set.
 fn set_link(path: &Path, set: Attributes) -> io::Result<()> {
     if set.size.is_some() || set.mode.is_some() {
         return Err(rustix::io::Errno::OPNOTSUPP.into());
@@ -363,7 +363,7 @@ fn file_system(id: u32, path: &Path) -> Result {
         facts.f_ffree,
         facts.f_favail,
         facts.f_fsid,
-        // Of the flags, OpenSSH passes on these two: read only, no set-user-ID.
+        // OpenSSH passes on these two flags only: read only, no set-user-ID.
         facts.f_flag.bits() & 3,
         facts.f_namemax,
     ] {

@@ -42,7 +42,7 @@ pub async fn pump(
     }
 }
 
-/// Queues what the client sends. It never waits for the program: russh would stop the connection.
+/// Queues input of the client. Never waits for the program: russh would stop the connection.
 async fn queue_input(
     mut from_client: ChannelReadHalf,
     queue: UnboundedSender<Queued>,
@@ -73,11 +73,11 @@ async fn queue_input(
     }
 }
 
-/// Sends queued input to the program, which may not read it for long.
+/// Sends queued input to the program, which may be slow to read it.
 async fn send_input(mut writer: FrameWriter, mut queued: UnboundedReceiver<Queued>) -> Infallible {
     while let Some((input, _share)) = queued.recv().await {
         if writer.send(&input).await.is_err() {
-            // What ended the connection comes as the last output.
+            // The reason comes as the last output.
             break;
         }
     }

@@ -1,4 +1,4 @@
-//! What is accepted of the protocol.
+//! The SSH server: authentication, and the requests that it accepts.
 
 use super::backlog::Backlog;
 use super::guest::Guest;
@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 
-/// Serves a connection until the client leaves.
+/// Serves a connection until the client disconnects.
 pub async fn run(
     transport: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     host_key: PrivateKey,
@@ -57,7 +57,7 @@ pub async fn run(
     }
 }
 
-/// Whether the client has closed its end, or was ended.
+/// Whether the client closed its end or was killed.
 fn client_disconnected(error: &russh::Error) -> bool {
     match error {
         russh::Error::IO(error) => matches!(

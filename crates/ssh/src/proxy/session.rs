@@ -16,7 +16,7 @@ const MAX_VARIABLES: usize = 1000;
 /// Exit status of a session whose program could not be started or was lost.
 const LOST: u32 = 255;
 
-/// What the client has asked for before it starts a program.
+/// Settings that the client requests before it starts a program.
 #[derive(Default)]
 struct Setup {
     variables: Vec<String>,
@@ -47,7 +47,7 @@ pub async fn serve(channel: Channel<Msg>, handle: Handle, login: Login) {
         },
         None => End::Failed("the command is not UTF-8".into(), LOST),
     };
-    // If one fails, the client has left.
+    // A failure means that the client has disconnected.
     let _ = finish(&to_client, &handle, end).await;
 }
 

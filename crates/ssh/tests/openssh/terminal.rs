@@ -57,7 +57,7 @@ impl Terminal {
             .unwrap();
     }
 
-    /// Waits until this is shown.
+    /// Waits until the terminal shows this text.
     fn wait_for_text(&mut self, text: &str) {
         let patience = Timespec {
             tv_sec: PATIENCE.as_secs() as i64,
@@ -88,7 +88,7 @@ fn a_login_has_a_terminal_of_the_local_size() {
         .stderr(terminal.end())
         .spawn()
         .unwrap();
-    // What is typed is shown too, so the answers are computed.
+    // The terminal echoes the input, so the expected text is computed.
     terminal.type_line("PS1=; echo a$((1))z $(stty size) $TERM $0");
     terminal.wait_for_text("a1z 33 111 vt-test -");
     terminal.type_line("echo $((2))tty $SSH_TTY $(tty)");

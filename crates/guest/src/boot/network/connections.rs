@@ -47,8 +47,7 @@ impl Connection {
 }
 
 /// Resets all TCP connections from these addresses; returns their number. The addresses and routes
-/// must be removed before, so that the peer, which is connected to the VM from which this one was
-/// made, gets no packet.
+/// must be removed before: the peer is still connected to the parent VM and must get no packet.
 pub fn reset(addresses: &[IpAddr]) -> IoResult<usize> {
     let mut netlink = Netlink::open(Some(SOCK_DIAG))?;
     let mut inherited = Vec::new();
