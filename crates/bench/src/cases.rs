@@ -168,7 +168,7 @@ fn measure_in(
             cases.extend(verbs::AT_ONCE.map(verbs::at_once));
             cases.push(verbs::clones_case());
         }
-        // Counters are the same on each clock.
+        // Counters do not depend on the clock.
         _ => {
             cases.extend(verbs::count_cases(runs));
             cases.push(disk::create_root(runs));

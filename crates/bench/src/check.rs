@@ -36,9 +36,8 @@ pub fn complaints(committed: &[Figure], now: &[Figure]) -> Vec<Complaint> {
     regressions(committed, now).chain(broken).collect()
 }
 
-/// Complaints about figures that are missing or got worse. Not compared are wall-clock figures
-/// (noise), peers, disk reads, a thousand VMs (both take long), and ratios, whose parts are
-/// compared.
+/// Complaints about figures that are missing or got worse. Not compared: wall-clock figures
+/// (noise), peers, disk reads and a thousand VMs (both take long), ratios (their parts are).
 fn regressions<'a>(
     committed: &'a [Figure],
     now: &'a [Figure],
@@ -84,7 +83,7 @@ pub fn cases_of(figure: &str) -> Vec<&str> {
         image::PULLED_RATIO => vec![image::PULLED, RUN_GOLDEN],
         image::LAZY_RATIO => vec![image::LAZY, RUN_GOLDEN],
         IDLE_WAKE_UPS => vec![IDLE],
-        // In a whole run the machine has had VMs of that kind before, too.
+        // In a complete run, VMs of this kind have run in the machine before.
         EXEC => vec![RUN_GOLDEN, EXEC],
         "boot/vm-exits" | "boot/same-kernel/memory-overhead" => vec![SAME_KERNEL],
         "vmm/memory-overhead" | "vmm/exec-to-first-run" => vec![OWN_KERNEL],

@@ -36,9 +36,9 @@ fn host() -> Host {
     }
 }
 
-/// What a command may take, seconds: a hundred times what one takes on a slow machine.
+/// Time limit of a command, seconds: a hundred times what one takes on a slow machine.
 const LIMIT: &str = "900";
-/// How much of the machine's console is shown if a test fails, lines.
+/// Lines of the machine's console that are shown if a test fails.
 const SHOWN: usize = 100;
 
 impl Host {
@@ -319,8 +319,8 @@ fn a_full_host_disk_is_reported_and_no_data_is_lost() {
     assert!(said.ends_with("the writer ended with 0"), "{said}");
 }
 
-/// A web server that answers with its host name. It lets ten clients wait for it: QEMU does not send
-/// again what a guest drops because more wait than its program allows (`nc` allows two).
+/// A web server that answers with its host name. Its backlog holds ten clients: QEMU does not
+/// resend what a guest drops because the backlog is full (that of `nc` holds two).
 const SERVE: &str = r"mkdir -p /tmp/www/cgi-bin; cd /tmp/www
     printf '#!/bin/sh\necho; hostname\n' >cgi-bin/name; chmod +x cgi-bin/name
     echo ready; exec httpd -f -p 8080";
@@ -546,14 +546,14 @@ fn twenty_forked_servers_answer_at_their_own_addresses_at_once() {
     const CHILDREN: usize = 20;
     let host = host();
     host.ok(&["run", "-d", "--name", "parent", "--", "sleep", "1000"]);
-    // Counts its clients, and tells each of them its address and host name as they are now.
+    // Counts its clients, and sends each of them its current address and host name.
     let answer = "echo >> /tmp/clients; ip -4 -o addr show eth0; hostname";
     let serve = format!("echo '{answer}' > /tmp/answer; nc -ll -p 8080 -e sh /tmp/answer");
     let serve = format!("({serve}) </dev/null >/dev/null 2>&1 &");
     assert!(host.run_in_vm("parent", &serve).1);
     let count = CHILDREN.to_string();
     host.ok(&["fork", "parent", "-n", &count, "--name", "child"]);
-    // Once the fork is answered each is reached by the first packet, without waiting and retries.
+    // Once the fork is answered, the first packet reaches each child, without retries.
     let children: Vec<(String, String)> = (1..=CHILDREN)
         .map(|number| format!("child-{number}"))
         .map(|name| (host.address(&name), name))
@@ -568,7 +568,7 @@ fn twenty_forked_servers_answer_at_their_own_addresses_at_once() {
     for ((address, name), said) in children.iter().zip(lines.chunks(2)) {
         assert!(said[0].contains(&format!(" {address}/32 ")), "{said:?}");
         assert_eq!(said[1], name);
-        // Nobody else's client came to it, and no packet for another address.
+        // It got no other VM's client, and no packet for another address.
         let (seen, _) = host.run_in_vm(
             name,
             "wc -l < /tmp/clients; awk '/^Ip: [0-9]/ { print $6 }' /proc/net/snmp",
@@ -590,7 +590,7 @@ fn ssh_reaches_vms_whose_image_has_no_server() {
     assert_eq!(output.status.code(), Some(7), "{output:?}");
     assert_eq!(text(&output.stdout), "out");
     assert_eq!(text(&output.stderr), "err");
-    // Files both ways, by the server for SFTP that was brought along.
+    // Copies files both ways with the SFTP server of `jiffy-ssh-guest`.
     let path = |name: &str| host.folder.path().join(name);
     std::fs::write(path("config"), host.ok(&["ssh-config"]) + "\n").expect("it is written");
     let sent: Vec<u8> = (0..3_000_000u32).map(|i| (i % 251) as u8).collect();
@@ -608,7 +608,7 @@ fn ssh_reaches_vms_whose_image_has_no_server() {
     scp("sent", "web.jiffy:/root/");
     scp("web.jiffy:sent", "back");
     assert_eq!(std::fs::read(path("back")).expect("it came back"), sent);
-    // A clone has another host key, and the same VM keeps its own while it sleeps.
+    // A clone has another host key; a VM keeps its own key when it hibernates.
     let key = |vm: &str| {
         let line = host.ok(&["ssh-proxy", "--known-hosts", "host", vm]);
         line.split_once(' ').expect("two words").1.to_owned()
@@ -645,7 +645,7 @@ fn connections_to_a_hibernated_vm_wake_it_once() {
     };
     until_it_sleeps();
     let address = host.address("dev");
-    // Every client that comes while it sleeps is held, and has its answer.
+    // Clients that connect while the VM is hibernated are held and then answered.
     let answers: Vec<String> = std::thread::scope(|scope| {
         let clients: Vec<_> = (0..10).map(|_| scope.spawn(|| fetch_once(port))).collect();
         let answers = clients.into_iter().map(|one| one.join().expect("no panic"));
@@ -656,7 +656,7 @@ fn connections_to_a_hibernated_vm_wake_it_once() {
         (state().as_str(), host.address("dev")),
         ("running", address)
     );
-    // Now the kernel leads clients to it, until it sleeps again.
+    // The kernel forwards clients to it until it hibernates again.
     assert_eq!(fetch_once(port).expect("an answer"), "dev");
     until_it_sleeps();
     assert_eq!(fetch_once(port).expect("an answer"), "dev");
@@ -679,7 +679,7 @@ fn vms_that_need_twice_the_memory_all_finish_and_none_is_killed() {
     let fill = format!(
         "mount -o remount,size=100% /dev/shm && head -c {BYTES} /dev/zero >/dev/shm/all && echo done"
     );
-    // They grow together: those that go on when little is left use it, sleep, and make room.
+    // All grow at once. VMs that finish when little memory is left then hibernate and free it.
     std::thread::scope(|scope| {
         let all = names
             .iter()
@@ -690,7 +690,7 @@ fn vms_that_need_twice_the_memory_all_finish_and_none_is_killed() {
             assert_eq!(done, ("done".to_owned(), true), "{name}");
         }
     });
-    // All that they have is still there, whether they sleep or not.
+    // Every VM still has its data, hibernated or not.
     for name in &names {
         let (said, _) = host.run_in_vm(name, "wc -c </dev/shm/all");
         assert_eq!(said, BYTES, "{name}");

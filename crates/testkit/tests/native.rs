@@ -217,7 +217,7 @@ fn a_guest_has_the_requested_cpu_profile() {
     };
     let has = |flags: &[String], name: &str| flags.iter().any(|flag| flag == name);
 
-    // Its own profile is nothing less.
+    // The host's own profile changes nothing.
     let plain = flags_with(&["--cold"]);
     assert!(has(&plain, "sse4_2"), "{plain:?}");
     let own = file("own.json", &host);
@@ -244,7 +244,7 @@ fn a_guest_has_the_requested_cpu_profile() {
     let common = flags_with(&["--cpu-profile", &fleet]);
     assert!(has(&common, "sse4_2") && !has(&common, "avx"), "{common:?}");
 
-    // More than there is, and what is no profile.
+    // A profile with more features than the host has, and an unknown name.
     let mut more = profile;
     let seventh = leaf(&mut more, 7);
     more.cpuid[seventh].registers[2] |= 1 << 13;

@@ -70,7 +70,7 @@ fn initramfs() -> Vec<u8> {
     archive.finish().unwrap()
 }
 
-/// A process that is ended when this is dropped.
+/// A process that is killed when this is dropped.
 struct KillOnDrop(Child);
 
 impl Drop for KillOnDrop {

@@ -34,7 +34,7 @@ pub fn first_answer(run: u32, reference: &str, whole: u64) -> Result<Sample> {
     let moved = loopback_bytes()? - before;
     let nanoseconds = answer.as_ref().map_or(0, |(nanoseconds, _)| *nanoseconds);
     let failure = answer.map(drop);
-    // Nothing to remove if it failed.
+    // If this fails, there is nothing to remove.
     let _ = jiffy(&["rm", "--force", &vm]);
     failure?;
     jiffy(&["image", "rm", reference])?;

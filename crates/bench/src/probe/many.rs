@@ -1,4 +1,4 @@
-//! Measures the cost of idle VMs: of one, and of a thousand.
+//! Measures the cost of one idle VM and of a thousand.
 
 use super::node::{boot_idle, counted, jiffy, number_in, output};
 use super::wait_until_idle;
@@ -95,7 +95,7 @@ pub fn clones(run: u32, count: u32) -> Result<Sample> {
     Ok(found)
 }
 
-/// Creates `count` VMs, of which none runs; measures a list of them; then removes all.
+/// Creates `count` stopped VMs, measures a list of them and removes all.
 pub fn list(run: u32, count: u32) -> Result<Sample> {
     let name = |number| format!("of-many-{run}-{number}");
     let found = (1..=count)
@@ -118,7 +118,7 @@ pub fn list(run: u32, count: u32) -> Result<Sample> {
     found
 }
 
-/// No VM, no folder of one, and no monitor but those started ahead.
+/// Checks that no VM is left, and no VMM except those that were started ahead.
 fn check_nothing_left() -> Result<()> {
     std::thread::sleep(SETTLE_TIME);
     let all: Vec<Vm> = serde_json::from_slice(&jiffy(&["ps", "--all", "--format", "json"])?)?;

@@ -26,7 +26,7 @@ pub fn snapshot_bytes(run: u32) -> Result<Sample> {
             ("other_bytes".into(), made.other_bytes),
         ])))
     });
-    // Nothing to remove if it failed.
+    // If this fails, there is nothing to remove.
     let _ = output(&["rm", "--force", &vm]);
     let _ = output(&["snapshot", "rm", &snapshot]);
     found

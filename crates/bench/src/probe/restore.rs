@@ -203,7 +203,7 @@ impl Spare {
         })
     }
 
-    /// Makes it the VM of [`CONFIG`].
+    /// Turns the spare into the VM of [`CONFIG`].
     fn take(self, sources: &[OwnedFd]) -> Result<SpareVm> {
         let (events, events_end) = rustix::pipe::pipe()?;
         let (output, output_end) = rustix::pipe::pipe()?;
@@ -230,7 +230,7 @@ struct SpareVm {
 }
 
 impl SpareVm {
-    /// Waits until its vCPUs are resumed.
+    /// Waits until the vCPUs are resumed.
     fn wait_until_resumed(self, start: u64) -> Result<Sample> {
         let mut spans = BTreeMap::new();
         for line in BufReader::new(self.events).lines() {

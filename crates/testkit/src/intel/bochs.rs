@@ -37,7 +37,7 @@ pub enum Model {
 }
 
 impl Model {
-    /// Its name in Bochs.
+    /// The model's name in Bochs.
     fn name(self) -> &'static str {
         match self {
             Model::Haswell => "corei7_haswell_4770",
@@ -45,7 +45,7 @@ impl Model {
         }
     }
 
-    /// Kernel parameters for it. Bochs' APICv is incomplete and makes VM entries fail.
+    /// Kernel parameters for the model. Bochs' APICv is incomplete and makes VM entries fail.
     pub(super) fn kernel_args(self) -> &'static str {
         match self {
             Model::Haswell => "",

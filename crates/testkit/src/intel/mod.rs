@@ -1,5 +1,5 @@
-//! The laboratory's second processor: Bochs emulates an Intel processor with VMX and EPT, and
-//! `/dev/kvm` is kvm-intel.
+//! The lab's second kind of machine: Bochs emulates an Intel processor with VMX and EPT, so that
+//! `/dev/kvm` is kvm-intel's.
 //!
 //! Bochs has no device for an agent. The programs to run are in the initramfs, and their output is
 //! read from a serial port.

@@ -18,8 +18,8 @@ fn daemon(jiffy: &Jiffy) -> (u64, u64) {
     )
 }
 
-/// The same once the node has again prepared the next run (a standby and a spare), because it holds
-/// descriptors of them.
+/// Like [`daemon`], once the node has prepared the next run (a standby and a spare), because it
+/// holds descriptors of them.
 fn ready_daemon(jiffy: &Jiffy) -> (u64, u64) {
     jiffy.eventually("a VM and a VMM kept ready", || {
         let spares = "grep -l -e /vms/------------/ /proc/[0-9]*/cmdline 2>/dev/null || true";

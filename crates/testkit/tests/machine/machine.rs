@@ -45,7 +45,7 @@ fn boot_and_doctor_take_the_expected_number_of_instructions() {
     assert!((0.001..0.05).contains(&each), "{each} s each");
 }
 
-/// QEMU loses timer interrupts; this one ends a wait without an end.
+/// QEMU loses timer interrupts; this interrupt ends the resulting hang.
 #[test]
 fn the_hardware_clock_interrupts_once_a_second() {
     let jiffy = jiffy();

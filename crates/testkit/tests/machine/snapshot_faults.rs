@@ -231,8 +231,8 @@ fn a_damaged_chunk_ends_only_the_vm_that_needs_it() {
                   done; rm /tmp/zeros /dev/shm/zeros";
     jiffy.ok(&["exec", "origin", "sh", "-c", script]);
     jiffy.ok(&["snapshot", "create", "--stop", "origin", "one"]);
-    // Random bytes are stored uncompressed. Bytes that only the file has are used; of others there
-    // may be copies in pages that every guest reads.
+    // Random bytes are stored uncompressed. Only bytes that occur nowhere else are damaged: pages
+    // that every guest reads may contain copies of others.
     let path = "/var/lib/jiffy/snapshots/one/ram.image";
     let image = jiffy.lab.read(path).expect("it is there");
     let mut places: HashMap<&[u8], Vec<usize>> = (0..12)

@@ -293,7 +293,7 @@ impl Jiffy {
         }
     }
 
-    /// Waits until everything that was not there before is gone; panics with what remains.
+    /// Waits until only the traces `before` are left; panics with the others.
     pub fn assert_nothing_left(&self, before: &Traces, what: &str) {
         let deadline = Instant::now() + PATIENCE;
         loop {

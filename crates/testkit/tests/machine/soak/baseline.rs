@@ -12,7 +12,7 @@ const LOST_KIB: u64 = 96 << 10;
 
 pub struct Baseline {
     now: NodeState,
-    /// What the daemon's descriptors are, one a line.
+    /// The daemon's descriptors, one per line.
     descriptors: String,
     daemon_kib: u64,
     available_kib: u64,
@@ -52,9 +52,9 @@ impl Baseline {
         }
     }
 
-    /// Waits until the state is the same again; the error names the differences. Another daemon has
-    /// not started the keepers, so it holds fewer descriptors of them, but may hold one of a pager;
-    /// its memory is not compared.
+    /// Waits until the state is the same again; the error names the differences. A restarted daemon
+    /// did not start the keepers, so it holds fewer descriptors of them, but may hold one of a
+    /// pager; its memory is not compared.
     pub fn wait_until_restored(
         &self,
         jiffy: &Jiffy,
@@ -176,7 +176,7 @@ fn of_the_daemon(jiffy: &Jiffy, script: &str) -> u64 {
     jiffy.sh(&script).trim().parse().unwrap_or(0)
 }
 
-/// What the daemon's descriptors are, counted by kind.
+/// The daemon's descriptors, counted by kind.
 fn descriptors(jiffy: &Jiffy) -> String {
     let script =
         "ls -l /proc/$(pidof jiffyd)/fd | sed 's/.* -> //; s/:\\[[0-9]*\\]//' | sort | uniq -c";

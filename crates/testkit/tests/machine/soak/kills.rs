@@ -87,7 +87,7 @@ impl Kills {
         self.monitors.get(vm).copied()
     }
 
-    /// The VM has another VMM, or needs none: the kill explains no later failure.
+    /// Forgets the kill of this VM's VMM: the VM has a new one or needs none.
     pub fn forget(&mut self, vm: &str) {
         self.monitors.remove(vm);
     }

@@ -102,8 +102,8 @@ fn soak(trial: &Trial, seed: u64, time: Duration) -> Result<(), String> {
     }
 }
 
-/// Removes what was made late: a request of a killed client may finish after the client's worker
-/// has looked for its result. No new requests are sent meanwhile.
+/// Removes late results: a request of a killed client may finish after the client's worker has
+/// looked for its result. No new requests are sent meanwhile.
 fn remove_late_ones(trial: &Trial) -> Result<(), String> {
     let list = "/bin/jiffy ps -a | awk '$2 ~ /^w[0-9]+-(vm|from|child)/ { print \"vm\", $2 }'; \
                 /bin/jiffy snapshot ls | awk '$1 ~ /^w[0-9]+-shot/ { print \"snapshot\", $1 }'";
