@@ -39,7 +39,7 @@ fn data(bytes: &[u8]) -> CopyFrame {
 }
 
 /// A node whose VM sends these frames for every copy out.
-fn sends(frames: Vec<CopyFrame>) -> FakeNode {
+fn node_sending(frames: Vec<CopyFrame>) -> FakeNode {
     FakeNode::new(move |_, peer| {
         peer.upgrade();
         for frame in &frames {
@@ -54,7 +54,7 @@ fn copy_out(
     prepare: impl Fn(&Path),
     to: &str,
 ) -> (FakeNode, Output) {
-    let node = sends(frames);
+    let node = node_sending(frames);
     let out = node.folder.path().join("out");
     fs::create_dir(&out).unwrap();
     prepare(&out);
@@ -289,7 +289,7 @@ fn invalid_copy_streams_leave_no_partial_files() {
 
 #[test]
 fn a_tree_is_copied_out_as_a_tar() {
-    let node = sends(tree());
+    let node = node_sending(tree());
     let output = node
         .jiffy()
         .args(["cp", "web:/srv/tree", "-"])
@@ -322,7 +322,7 @@ fn a_tree_is_copied_out_as_a_tar() {
 }
 
 /// A VM with one folder, `/root`; keeps what is copied in.
-fn receives(error: Option<&str>) -> (FakeNode, Arc<Mutex<Vec<CopyFrame>>>) {
+fn node_receiving(error: Option<&str>) -> (FakeNode, Arc<Mutex<Vec<CopyFrame>>>) {
     let kept = Arc::new(Mutex::new(Vec::new()));
     let (keep, error) = (kept.clone(), error.map(str::to_owned));
     let node = FakeNode::new(move |request, peer| {
@@ -374,7 +374,7 @@ fn shown(frames: &[CopyFrame]) -> Vec<String> {
 
 #[test]
 fn a_tree_is_copied_in() {
-    let (node, kept) = receives(None);
+    let (node, kept) = node_receiving(None);
     let tree = node.folder.path().join("tree");
     fs::create_dir_all(tree.join("b")).unwrap();
     fs::set_permissions(&tree, fs::Permissions::from_mode(0o750)).unwrap();
@@ -418,7 +418,7 @@ fn copy_in_drops_owner_and_special_bits_unless_archive_is_given() {
     let modes = [(0o4755, "suid"), (0o2755, "sgid"), (0o1644, "sticky")];
     let owned_by = |path: &std::path::Path| fs::metadata(path).unwrap().uid();
     for archive in [false, true] {
-        let (node, kept) = receives(None);
+        let (node, kept) = node_receiving(None);
         let tree = node.folder.path().join("tree");
         fs::create_dir(&tree).unwrap();
         let mut tar = tar::Builder::new(Vec::new());
@@ -480,7 +480,7 @@ fn copy_in_drops_owner_and_special_bits_unless_archive_is_given() {
 #[test]
 fn the_target_in_the_vm_is_chosen_as_cp_does() {
     let case = |source: &str, to: &str| {
-        let (node, kept) = receives(None);
+        let (node, kept) = node_receiving(None);
         let dir = node.folder.path().join("d");
         fs::create_dir(&dir).unwrap();
         fs::write(dir.join("f"), "1").unwrap();
@@ -535,7 +535,7 @@ fn the_target_in_the_vm_is_chosen_as_cp_does() {
 
 #[test]
 fn a_full_disk_in_the_vm_is_reported() {
-    let (node, _) = receives(Some("/root/big: no space left"));
+    let (node, _) = node_receiving(Some("/root/big: no space left"));
     let big = node.folder.path().join("big");
     fs::File::create(&big).unwrap().set_len(50_000_000).unwrap();
     let output = node
@@ -551,7 +551,7 @@ fn a_full_disk_in_the_vm_is_reported() {
 
 #[test]
 fn a_tar_is_copied_in_whatever_its_order() {
-    let (node, kept) = receives(None);
+    let (node, kept) = node_receiving(None);
     let mut tar = tar::Builder::new(Vec::new());
     let mut add = |path: &str, contents: &[u8]| {
         let mut header = tar::Header::new_gnu();
@@ -590,7 +590,7 @@ fn a_tar_is_copied_in_whatever_its_order() {
 
 #[test]
 fn a_tar_with_dot_dot_paths_is_refused() {
-    let (node, _) = receives(None);
+    let (node, _) = node_receiving(None);
     let mut header = tar::Header::new_gnu();
     header.as_gnu_mut().unwrap().name[..7].copy_from_slice(b"../evil");
     header.set_size(0);

@@ -233,9 +233,9 @@ fn output_is_delivered_before_the_quiesce_answer() {
     let agent = Agent::in_groups(&config("test", main, ""), true, Some(&groups));
     let node = Node::listen(&agent.path("node"));
     let mut channel = node.welcome(0, 0);
-    let mut heard = Received::default();
-    while heard.pid.is_none() {
-        heard.take(channel.next().expect("the channel lives"));
+    let mut received = Received::default();
+    while received.pid.is_none() {
+        received.take(channel.next().expect("the channel lives"));
     }
     let mut asking = agent.connect();
     asking.send(&Request::Quiesce {
@@ -250,7 +250,7 @@ fn output_is_delivered_before_the_quiesce_answer() {
         let more = rustix::net::recv(&channel.stream, &mut byte, rustix::net::RecvFlags::PEEK);
         channel.stream.set_nonblocking(false).unwrap();
         if more.is_ok() {
-            heard.take(channel.next().expect("the channel lives"));
+            received.take(channel.next().expect("the channel lives"));
         } else {
             std::thread::sleep(Duration::from_millis(20));
             let mut length = [0; 4];
@@ -258,14 +258,14 @@ fn output_is_delivered_before_the_quiesce_answer() {
                 break;
             }
         }
-        let stdout_offset = heard.stdout.len() as u64;
+        let stdout_offset = received.stdout.len() as u64;
         channel.send(&ToGuest::MainOutputStored {
             stdout_offset,
             stderr_offset: 0,
         });
     }
     // All output of the frozen program was sent.
-    let pid = heard.pid.unwrap();
+    let pid = received.pid.unwrap();
     let pipe = std::fs::read_link(format!("/proc/{pid}/fd/1")).unwrap();
     let ours = std::fs::read_dir(format!("/proc/{}/fd", agent.process.id())).unwrap();
     let end = ours
@@ -284,11 +284,11 @@ fn a_known_generation_changes_nothing() {
     agent.set_host_file(CONFIG, &config("other", "exit 7", ""));
     let node = Node::listen(&agent.path("node"));
     let mut channel = node.welcome(0, 0);
-    let mut heard = Received::default();
-    heard.listen_until(&mut channel, |heard| heard.pid.is_some());
+    let mut received = Received::default();
+    received.listen_until(&mut channel, |received| received.pid.is_some());
     drop(quiesced(&agent));
     channel.send(&ToGuest::MainInput(ExecInput::Stdin(b"same\n".to_vec())));
-    heard.listen_until(&mut channel, |heard| heard.stdout == b"same\n");
+    received.listen_until(&mut channel, |received| received.stdout == b"same\n");
 }
 
 #[test]
@@ -308,13 +308,13 @@ fn a_new_generation_starts_its_command_and_reconnects() {
     assert_eq!((vm_id.as_str(), attempt), ("child", 0));
     assert!(old.is_closed());
     welcome(&mut channel);
-    let mut heard = Received::default();
-    heard.listen_until(&mut channel, |heard| {
-        heard.end.is_some() && heard.log.iter().any(|line| line == "s: served")
+    let mut received = Received::default();
+    received.listen_until(&mut channel, |received| {
+        received.end.is_some() && received.log.iter().any(|line| line == "s: served")
     });
-    assert!(heard.ready && heard.pid.is_some());
+    assert!(received.ready && received.pid.is_some());
     assert_eq!(
-        (heard.stdout.as_slice(), heard.end),
+        (received.stdout.as_slice(), received.end),
         (&b"hello\n"[..], Some(ExitStatus::Code(5)))
     );
     channel.send(&ToGuest::MainEndStored);
@@ -328,12 +328,12 @@ fn a_clones_command_continues_with_offsets_from_zero() {
     let agent = Agent::in_groups(&config("test", "cat", ""), true, Some(&groups));
     let node = Node::listen(&agent.path("node"));
     let mut old = node.welcome(0, 0);
-    let mut heard = Received::default();
+    let mut received = Received::default();
     old.send(&ToGuest::MainInput(ExecInput::Stdin(
         b"parent's\n".to_vec(),
     )));
     // Output without confirmation still belongs to the parent.
-    heard.listen_until(&mut old, |heard| heard.stdout == b"parent's\n");
+    received.listen_until(&mut old, |received| received.stdout == b"parent's\n");
     let connection = quiesced(&agent);
     agent.set_host_file(CONFIG, &config("child", "cat", ""));
     agent.set_host_file(GENERATION, &generation(FIRST_ID, false));
@@ -343,8 +343,8 @@ fn a_clones_command_continues_with_offsets_from_zero() {
     welcome(&mut channel);
     channel.send(&ToGuest::MainInput(ExecInput::Stdin(b"child's\n".to_vec())));
     let mut again = Received::default();
-    again.listen_until(&mut channel, |heard| heard.stdout == b"child's\n");
-    assert_eq!(again.pid, heard.pid);
+    again.listen_until(&mut channel, |received| received.stdout == b"child's\n");
+    assert_eq!(again.pid, received.pid);
     // Once more, from the clone.
     let connection = quiesced(&agent);
     agent.set_host_file(GENERATION, &generation(SECOND_ID, false));
@@ -353,8 +353,11 @@ fn a_clones_command_continues_with_offsets_from_zero() {
     welcome(&mut channel);
     channel.send(&ToGuest::MainInput(ExecInput::StdinClosed));
     let mut last = Received::default();
-    last.listen_until(&mut channel, |heard| heard.end.is_some());
-    assert_eq!((last.pid, last.end), (heard.pid, Some(ExitStatus::Code(0))));
+    last.listen_until(&mut channel, |received| received.end.is_some());
+    assert_eq!(
+        (last.pid, last.end),
+        (received.pid, Some(ExitStatus::Code(0)))
+    );
     assert!(last.stdout.is_empty());
 }
 
@@ -378,10 +381,10 @@ fn the_captured_command_continues_beside_the_new_one() {
     drop((connection, old));
     let (mut channel, ..) = node.accept_any();
     welcome(&mut channel);
-    let mut heard = Received::default();
-    heard.listen_until(&mut channel, |heard| heard.end.is_some());
+    let mut received = Received::default();
+    received.listen_until(&mut channel, |received| received.end.is_some());
     assert_eq!(
-        (heard.stdout.as_slice(), heard.end),
+        (received.stdout.as_slice(), received.end),
         (&b"new\n"[..], Some(ExitStatus::Code(3)))
     );
     let alive = folder.path().join("alive");

@@ -62,11 +62,11 @@ impl Keys {
         })?;
         let key = PrivateKey::from_openssh(text).map_err(|_| damaged(&path, "a private key"))?;
         let public = key.public_key().clone();
-        let beside = path.with_extension("pub");
-        if !beside.exists() {
+        let public_path = path.with_extension("pub");
+        if !public_path.exists() {
             let line = public.to_openssh().map_err(unusable)? + "\n";
-            jiffy_sys::durable::replace(&beside, line.as_bytes())
-                .map_err(|error| cant_write(&beside, error))?;
+            jiffy_sys::durable::replace(&public_path, line.as_bytes())
+                .map_err(|error| cant_write(&public_path, error))?;
         }
         Ok(public)
     }

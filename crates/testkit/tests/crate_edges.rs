@@ -63,7 +63,7 @@ fn crates_import_only_what_they_may() {
         if !known.contains(name.as_str()) {
             wrong.push(format!("the crate {name} has no place in the plan"));
         }
-        let Some((_, allowed)) = ALLOWED.iter().find(|(room, _)| room == name) else {
+        let Some((_, allowed)) = ALLOWED.iter().find(|(krate, _)| krate == name) else {
             continue;
         };
         for import in imports {
@@ -105,7 +105,7 @@ fn contributing_gives_a_reason_for_each_dependency() {
     let (_, table) = page
         .split_once("\n| dependency | reason |\n|---|---|\n")
         .expect("CONTRIBUTING.md has the table");
-    let mut told = BTreeSet::new();
+    let mut documented = BTreeSet::new();
     for row in table.lines().take_while(|line| line.starts_with('|')) {
         let cells: Vec<&str> = row.split('|').map(str::trim).collect();
         let [_, names, reason, _] = cells[..] else {
@@ -114,7 +114,7 @@ fn contributing_gives_a_reason_for_each_dependency() {
         assert!(!reason.is_empty(), "no reason: {row}");
         for name in names.split(", ") {
             let name = name.trim_matches('`').to_owned();
-            assert!(told.insert(name), "told twice: {row}");
+            assert!(documented.insert(name), "told twice: {row}");
         }
     }
     let used: BTreeSet<String> = packages()
@@ -122,11 +122,11 @@ fn contributing_gives_a_reason_for_each_dependency() {
         .flat_map(dependencies)
         .filter(|dependency| !dependency.starts_with("jiffy-"))
         .collect();
-    let untold: Vec<_> = used.difference(&told).collect();
-    let unused: Vec<_> = told.difference(&used).collect();
+    let undocumented: Vec<_> = used.difference(&documented).collect();
+    let unused: Vec<_> = documented.difference(&used).collect();
     assert!(
-        untold.is_empty() && unused.is_empty(),
-        "CONTRIBUTING.md gives no reason for {untold:?}, and one for {unused:?}, which no crate uses"
+        undocumented.is_empty() && unused.is_empty(),
+        "CONTRIBUTING.md gives no reason for {undocumented:?}, and one for {unused:?}, which no crate uses"
     );
 }
 

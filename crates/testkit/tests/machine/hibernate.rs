@@ -47,7 +47,7 @@ fn a_hibernated_idle_vm_takes_8_mib_and_resumes_unchanged() {
     jiffy.ok(&["run", "-d", "--name", "sleeper", "--", "sh", "-c", count]);
     jiffy.wait_for_count_above("sleeper", 2);
     let script = "echo note > /root/note; echo its-own > /etc/machine-id; hostname";
-    let who = jiffy.ok(&["exec", "sleeper", "sh", "-c", script]);
+    let before_sleep = jiffy.ok(&["exec", "sleeper", "sh", "-c", script]);
     let was = identity(&jiffy, "sleeper");
     let counted = jiffy.counted("sleeper");
     let free = free_kib(&jiffy, "sleeper");
@@ -75,9 +75,9 @@ fn a_hibernated_idle_vm_takes_8_mib_and_resumes_unchanged() {
     assert_eq!(jiffy.inspect("sleeper")["state"], "running");
     jiffy.wait_for_count_above("sleeper", counted + 5);
     let script = "cat /root/note; hostname";
-    let awake = jiffy.ok(&["exec", "sleeper", "sh", "-c", script]);
-    assert_eq!(awake, "note\nsleeper");
-    assert_eq!(who, "sleeper");
+    let after_wake = jiffy.ok(&["exec", "sleeper", "sh", "-c", script]);
+    assert_eq!(after_wake, "note\nsleeper");
+    assert_eq!(before_sleep, "sleeper");
     let is = identity(&jiffy, "sleeper");
     assert_eq!(is.0, was.0, "it is the machine it was");
     assert_ne!(is.1, was.1, "and draws new numbers");

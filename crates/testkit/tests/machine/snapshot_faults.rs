@@ -46,8 +46,8 @@ fn assert_recovered(jiffy: &Jiffy, what: &str) {
     let output = jiffy.run(&["run", "--rm", "--", "echo", "well"]);
     assert_eq!(output.text(), "well", "{what}: {}", output.error_text());
     jiffy.eventually(&format!("{what}: no temporary folder"), || {
-        let drafts = jiffy.sh("find /var/lib/jiffy -name '.new-*' -o -name '.gone-*'");
-        drafts.is_empty()
+        let unfinished = jiffy.sh("find /var/lib/jiffy -name '.new-*' -o -name '.gone-*'");
+        unfinished.is_empty()
     });
     for name in snapshots(jiffy) {
         jiffy.ok(&["snapshot", "inspect", &name]);
