@@ -238,7 +238,7 @@ unsafe fn prepare_and_exec(plan: &Plan<'_>) -> core::result::Result<(), (Step, i
     // fw_cfg: the configuration, with the first command's environment.
     // SAFETY: takes numbers.
     let result = unsafe { syscall(number::IOPERM, ports::DROP_ALL) };
-    ports::given_up(result).map_err(|_| (Step::Prepare, result))?;
+    ports::drop_result(result).map_err(|_| (Step::Prepare, result))?;
     if let Some(ids) = plan.ids {
         let (uid, gid) = (ids.uid as usize, ids.gid as usize);
         let groups = [ids.groups.len(), ids.groups.as_ptr() as usize, 0, 0, 0];
