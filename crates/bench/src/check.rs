@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn only_more_than_two_percent_of_jiffys_own_figure_is_a_regression() {
+    fn a_regression_is_over_two_percent_of_jiffys_own_figure() {
         let old = [
             figure("a", "jiffy", 100.0),
             figure("b", "firecracker", 100.0),

@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missed_aim_is_reported_but_is_no_failure() {
+    fn a_missed_aim_is_reported_and_not_a_failure() {
         let verdict = |figures: &[Figure], case: &str| {
             let mut verdicts = check_goals(figures).into_iter();
             verdicts

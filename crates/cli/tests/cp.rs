@@ -113,7 +113,7 @@ fn a_tree_is_copied_out_with_modes_times_and_links() {
 }
 
 #[test]
-fn destinations_are_what_cp_users_expect() {
+fn destinations_follow_the_rules_of_cp() {
     let one = || vec![file("", 1), data(b"1"), CopyFrame::End];
     // Into a folder, under its own name.
     let (node, output) = copy_out(one(), "web:/etc/motd", |_| {}, ".");

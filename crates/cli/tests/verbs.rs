@@ -482,7 +482,7 @@ fn concurrent_commands_start_one_node() {
 }
 
 #[test]
-fn a_stale_socket_is_no_node() {
+fn a_stale_socket_makes_jiffy_start_a_node() {
     let root = tempfile::tempdir().unwrap();
     let run = root.path().join("run");
     std::fs::create_dir(&run).unwrap();

@@ -28,7 +28,7 @@ fn failure(agent: &Agent, command: Command) -> (StartFailure, String) {
 }
 
 #[test]
-fn output_and_status_come_back() {
+fn output_and_exit_status_are_returned() {
     let agent = Agent::start();
     let outcome = agent.sh("echo out; echo err >&2; exit 7");
     assert_eq!(outcome.stdout, b"out\n");
@@ -65,7 +65,7 @@ fn without_stdin_a_program_reads_nothing() {
 }
 
 #[test]
-fn ten_megabytes_come_back_whole_and_before_the_end() {
+fn ten_megabytes_of_output_arrive_before_the_exit_status() {
     let agent = Agent::start();
     let outcome = agent.sh("seq 1 1500000");
     let expected: String = (1..=1_500_000).map(|n| format!("{n}\n")).collect();

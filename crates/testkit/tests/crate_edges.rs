@@ -51,7 +51,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
 const UNRESTRICTED: &[&str] = &["testkit", "bench", "fuzz"];
 
 #[test]
-fn crates_import_only_what_they_may() {
+fn crates_import_only_allowed_crates() {
     let edges = edges();
     let known: BTreeSet<&str> = ALLOWED
         .iter()

@@ -28,7 +28,7 @@ fn the_clap_definitions_are_consistent() {
 }
 
 #[test]
-fn a_command_begins_at_the_first_word_that_is_no_option() {
+fn the_command_begins_at_the_first_non_option_word() {
     let with_dashes = run("jiffy run --name box -e A=1 -- date -u");
     let without = run("jiffy run --name box -e A=1 --image web date -u");
     assert_eq!(with_dashes.argv, ["date", "-u"]);
@@ -453,7 +453,7 @@ fn queue_options_are_parsed() {
 }
 
 #[test]
-fn an_option_that_does_not_exist_is_no_command() {
+fn an_unknown_option_is_not_taken_as_a_command() {
     for line in ["jiffy run --memmory 1G true", "jiffy exec box --nosuch"] {
         assert!(Cli::try_parse_from(line.split(' ')).is_err(), "{line}");
     }

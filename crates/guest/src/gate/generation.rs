@@ -125,7 +125,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn random_bytes_are_no_valid_generation(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+        fn random_bytes_are_refused_as_a_generation(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
             prop_assert!(parse(&bytes).is_err());
         }
     }

@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_brings_its_groups_and_home() {
+    fn a_user_name_sets_groups_and_home() {
         let user = find("web", PASSWD, GROUP).unwrap();
         assert_eq!(
             user,

@@ -88,7 +88,7 @@ fn background_children_do_not_delay_the_end() {
 }
 
 #[test]
-fn a_terminal_has_the_size_asked_for() {
+fn a_terminal_has_the_requested_size() {
     let command = Command {
         tty: Some(WindowSize {
             rows: 30,

@@ -104,7 +104,7 @@ fn a_login_has_a_terminal_of_the_local_size() {
 }
 
 #[test]
-fn a_command_has_a_terminal_when_it_is_asked_for() {
+fn a_command_has_a_terminal_on_request() {
     let node = Node::start();
     let mut terminal = Terminal::new(30, 90);
     let mut ssh = node

@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unreadable_status_is_no_success() {
+    fn an_unreadable_status_counts_as_failure() {
         let mut reader = Reader::new("t");
         reader.push("\u{1e}t booted\n\u{1e}t ended x\n\u{1e}t no-kvm\n".as_bytes());
         assert_eq!(events(&mut reader), [Event::Ended(255), Event::NoKvm]);

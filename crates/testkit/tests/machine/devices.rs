@@ -3,7 +3,7 @@
 use crate::support::jiffy;
 
 #[test]
-fn many_disks_each_keep_what_was_written() {
+fn each_of_many_disks_keeps_its_data() {
     let jiffy = jiffy();
     let names: Vec<String> = (0..8).map(|n| format!("many{n}:8M")).collect();
     let mut write = vec!["run", "--rm"];

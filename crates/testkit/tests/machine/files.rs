@@ -3,7 +3,7 @@
 use crate::support::jiffy;
 
 #[test]
-fn a_file_goes_in_and_comes_out_unchanged() {
+fn a_file_is_copied_in_and_out_unchanged() {
     let jiffy = jiffy();
     jiffy.ok(&["run", "-d", "--name", "box"]);
     jiffy.sh("head -c 3000000 /dev/urandom > /tmp/original; chmod 640 /tmp/original");

@@ -102,7 +102,7 @@ fn ten_vms_at_once_all_answer_and_leave_nothing() {
 const CLONES: u64 = 220;
 
 #[test]
-fn hundreds_of_clones_all_answer_in_little_memory_and_leave_nothing() {
+fn hundreds_of_clones_answer_take_little_memory_and_leave_nothing() {
     let jiffy = jiffy();
     let before = jiffy.settled_traces();
     jiffy.ok(&["run", "-d", "--memory", "128", "--name", "parent"]);

@@ -98,7 +98,7 @@ fn run_with_rm_leaves_nothing() {
 }
 
 #[test]
-fn the_console_of_a_vm_is_kept_when_asked_for() {
+fn the_console_of_a_vm_is_logged_on_request() {
     let jiffy = jiffy();
     jiffy.ok(&[
         "run",

@@ -71,7 +71,7 @@ fn the_hardware_clock_interrupts_once_a_second() {
 }
 
 #[test]
-fn a_low_priority_gives_way_to_another_session() {
+fn a_low_priority_session_yields_to_another() {
     let jiffy = jiffy();
     let setting = jiffy.sh("cat /proc/sys/kernel/sched_autogroup_enabled");
     assert_eq!(setting, "0");
