@@ -5,7 +5,7 @@ use crate::figure::{Clock, Figure};
 use crate::image::{self, Images};
 use crate::machine::{Machine, PROBE};
 use crate::peers::{Boot, Peer};
-use crate::plan::{Case, IMAGE, Kind, Lazily, Outcome, RECORDING, Sample, VSOCK};
+use crate::plan::{Case, IMAGE, Kind, LazyMode, Outcome, RECORDING, Sample, VSOCK};
 use crate::replay;
 use crate::verbs;
 use anyhow::{Context, Result, ensure};
@@ -20,7 +20,7 @@ use std::time::Instant;
 const VMM: &str = "/lib/jiffy/jiffy-vmm";
 const PAGER: &str = "/lib/jiffy/jiffy-pager";
 const INITRAMFS: &str = "/bench/marker.cpio";
-const BEATING: &str = "/bench/beating.cpio";
+const REPEATING: &str = "/bench/beating.cpio";
 const BASE_KERNEL: &str = "/bench/vmlinux-base";
 const PLAIN_KERNEL: &str = "/bench/vmlinux-plain";
 const DISK: &str = "/bench/disk.img";
@@ -126,15 +126,15 @@ fn measure_in(
     wanted: &dyn Fn(&str) -> bool,
     disks: bool,
 ) -> Result<Measured> {
-    let beating = scratch.join("beating.cpio");
-    std::fs::write(&beating, crate::marker::beating_initramfs()?)?;
+    let repeating = scratch.join("beating.cpio");
+    std::fs::write(&repeating, crate::marker::repeating_initramfs()?)?;
     let marker = scratch.join("marker.cpio");
     std::fs::write(&marker, crate::marker::initramfs()?)?;
     let disk = scratch.join("disk.img");
     std::fs::write(&disk, vec![0; 1 << 20])?;
     let mut files = vec![
         addition(marker, INITRAMFS),
-        addition(beating, BEATING),
+        addition(repeating, REPEATING),
         addition(disk, DISK),
         addition(kernels.base.into(), BASE_KERNEL),
         addition(kernels.plain.into(), PLAIN_KERNEL),
@@ -159,7 +159,7 @@ fn measure_in(
         (true, verbs::RUN_NETWORK, verbs::RUN_GOLDEN_NETWORK),
     ] {
         cases.push(verbs::run_case(cold, true, network, runs));
-        let runs = runs * verbs::SPREAD;
+        let runs = runs * verbs::RUN_FACTOR;
         cases.push(verbs::run_case(golden, false, network, runs));
     }
     cases.push(verbs::exec_case(runs));
@@ -168,7 +168,7 @@ fn measure_in(
             cases.extend(verbs::AT_ONCE.map(verbs::at_once));
             cases.push(verbs::clones_case());
         }
-        // Counters are the same on each clock.
+        // Counters do not depend on the clock.
         _ => {
             cases.extend(verbs::count_cases(runs));
             cases.push(disk::create_root(runs));
@@ -350,7 +350,7 @@ fn restore_cases(scratch: &Path, files: &mut Vec<Addition>, runs: u32) -> Result
         let file = format!("{}.json", name.replace('/', "-"));
         let guest = format!("/bench/{file}");
         // On one CPU a busy parent would use half of its child's time.
-        let initramfs = if name == FORK { INITRAMFS } else { BEATING };
+        let initramfs = if name == FORK { INITRAMFS } else { REPEATING };
         // Peers restore a VM with a serial port only.
         let devices = match [RESTORE_128, RESTORE_512, RESTORE_4096].contains(&name) {
             true => vmm_config(BASE_KERNEL),
@@ -387,15 +387,15 @@ fn restore_cases(scratch: &Path, files: &mut Vec<Addition>, runs: u32) -> Result
         })?,
         case(LAZY, 128, |config| Kind::Lazy {
             config,
-            how: Lazily::Again,
+            how: LazyMode::Again,
         })?,
         case(LAZY_FIRST, 128, |config| Kind::Lazy {
             config,
-            how: Lazily::First,
+            how: LazyMode::First,
         })?,
         case(LAZY_DEMAND, 128, |config| Kind::Lazy {
             config,
-            how: Lazily::OnDemand,
+            how: LazyMode::OnDemand,
         })?,
         case(PAUSE, 128, |config| Kind::Pause { config })?,
         case(FORK, 128, |config| Kind::Fork { config })?,
@@ -434,7 +434,7 @@ fn firecracker_restore(peer: Peer, runs: u32) -> Case {
         kind: Kind::FirecrackerRestore {
             program: format!("/bench/{}", peer.program()),
             kernel: BASE_KERNEL.into(),
-            initramfs: BEATING.into(),
+            initramfs: REPEATING.into(),
             command_line: command_line(),
             ram_mib: RAM_MIB,
         },

@@ -2,7 +2,7 @@
 
 use crate::cases::{OWN_KERNEL, SAME_KERNEL};
 use crate::disk;
-use crate::figure::{Clock, Figure, Verdict, judge, tell};
+use crate::figure::{Clock, Figure, Verdict, check_goals, format_value};
 use crate::image;
 use crate::plan::Outcome;
 use crate::verbs::{EXEC, IDLE, IDLE_WAKE_UPS, MANY, RUN_GOLDEN};
@@ -28,7 +28,7 @@ pub struct Complaint {
 /// Complaints about figures of Jiffy's that got worse than the committed ones, are missing, or
 /// break a promise.
 pub fn complaints(committed: &[Figure], now: &[Figure]) -> Vec<Complaint> {
-    let broken = judge(now).into_iter().filter(Verdict::is_broken);
+    let broken = check_goals(now).into_iter().filter(Verdict::is_broken);
     let broken = broken.map(|verdict| Complaint {
         case: verdict.case.to_owned(),
         line: format!("goal missed: {}", verdict.line),
@@ -36,9 +36,8 @@ pub fn complaints(committed: &[Figure], now: &[Figure]) -> Vec<Complaint> {
     regressions(committed, now).chain(broken).collect()
 }
 
-/// Complaints about figures that are missing or got worse. Not compared are wall-clock figures
-/// (noise), peers, disk reads, a thousand VMs (both take long), and ratios, whose parts are
-/// compared.
+/// Complaints about figures that are missing or got worse. Not compared: wall-clock figures
+/// (noise), peers, disk reads and a thousand VMs (both take long), ratios (their parts are).
 fn regressions<'a>(
     committed: &'a [Figure],
     now: &'a [Figure],
@@ -54,11 +53,11 @@ fn regressions<'a>(
         });
         let line = match new {
             None => format!("{}: committed, but not measured now", old.case),
-            Some(new) if new.median > old.p90 * TOLERANCE + slack(old) => format!(
+            Some(new) if new.median > old.p90 * TOLERANCE + allowed_growth(old) => format!(
                 "worse: {}: {} now, {} committed ({:+.1} %)",
                 old.case,
-                tell(new.median, &new.unit),
-                tell(old.median, &old.unit),
+                format_value(new.median, &new.unit),
+                format_value(old.median, &old.unit),
                 (new.median / old.median - 1.0) * 100.0
             ),
             Some(_) => return None,
@@ -70,7 +69,7 @@ fn regressions<'a>(
     })
 }
 
-fn slack(figure: &Figure) -> f64 {
+fn allowed_growth(figure: &Figure) -> f64 {
     match figure.case.as_str() {
         case if case.ends_with("memory-overhead") => WINDOW,
         IDLE => TIMER,
@@ -84,7 +83,7 @@ pub fn cases_of(figure: &str) -> Vec<&str> {
         image::PULLED_RATIO => vec![image::PULLED, RUN_GOLDEN],
         image::LAZY_RATIO => vec![image::LAZY, RUN_GOLDEN],
         IDLE_WAKE_UPS => vec![IDLE],
-        // In a whole run the machine has had VMs of that kind before, too.
+        // In a complete run, VMs of this kind have run in the machine before.
         EXEC => vec![RUN_GOLDEN, EXEC],
         "boot/vm-exits" | "boot/same-kernel/memory-overhead" => vec![SAME_KERNEL],
         "vmm/memory-overhead" | "vmm/exec-to-first-run" => vec![OWN_KERNEL],
@@ -93,7 +92,7 @@ pub fn cases_of(figure: &str) -> Vec<&str> {
 }
 
 /// Adds the samples of a second measurement to the outcomes of the first.
-pub fn join(outcomes: &mut [Outcome], again: Vec<Outcome>) {
+pub fn merge_samples(outcomes: &mut [Outcome], again: Vec<Outcome>) {
     for more in again {
         let same = |it: &&mut Outcome| it.name == more.name && it.monitor == more.monitor;
         if let Some(outcome) = outcomes.iter_mut().find(same) {
@@ -121,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn runs_that_differ_by_themselves_are_no_regression() {
+    fn a_change_within_the_noise_of_the_baseline_is_no_regression() {
         let of = |values: &[f64]| [spread("c", "jiffy", "instructions", values)];
         let old = of(&[100.0, 100.0, 100.0, 150.0]);
         assert_eq!(worse(&old, &of(&[151.0])), 0);
@@ -129,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn a_regression_is_more_than_two_percent_of_our_own() {
+    fn a_regression_is_over_two_percent_of_jiffys_own_figure() {
         let old = [
             figure("a", "jiffy", 100.0),
             figure("b", "firecracker", 100.0),
@@ -146,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_may_grow_by_what_a_linker_moves() {
+    fn memory_may_grow_by_64_kib_before_it_is_a_regression() {
         let of = |bytes| [spread("vmm/memory-overhead", "jiffy", "bytes", &[bytes])];
         let old = of(1_478_656.0);
         assert_eq!(worse(&old, &of(1_478_656.0 + 65536.0)), 0);
@@ -154,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ratio_is_held_to_its_promise_alone() {
+    fn a_ratio_is_checked_only_against_its_promised_bound() {
         let ratio = |value| spread(image::PULLED_RATIO, "jiffy", "times", &[value]);
         let about = |now: f64| {
             let complaints = complaints(&[ratio(0.9)], &[ratio(now)]);
@@ -171,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn cases_measured_again_are_judged_by_all_their_runs() {
+    fn samples_of_a_repeated_case_are_merged() {
         let outcome = |name: &str, times: &[u64]| Outcome {
             name: name.into(),
             monitor: "jiffy".into(),
@@ -185,12 +184,12 @@ mod tests {
             failure: None,
         };
         let mut outcomes = [outcome("a", &[1, 2]), outcome("b", &[3])];
-        join(&mut outcomes, vec![outcome("a", &[4])]);
+        merge_samples(&mut outcomes, vec![outcome("a", &[4])]);
         assert_eq!(outcomes, [outcome("a", &[1, 2, 4]), outcome("b", &[3])]);
     }
 
     #[test]
-    fn a_figure_made_of_other_runs_names_their_cases() {
+    fn a_derived_figure_names_the_cases_it_is_computed_from() {
         for name in ["boot/vm-exits", "vmm/memory-overhead", image::LAZY_RATIO] {
             assert!(!cases_of(name).contains(&name), "{name} is no case");
         }

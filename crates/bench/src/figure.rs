@@ -272,14 +272,14 @@ impl Verdict {
 
 /// Compares Jiffy's figures with the goals. A goal without a figure is not reached; a goal whose
 /// peer was not measured is left out.
-pub fn judge(figures: &[Figure]) -> Vec<Verdict> {
+pub fn check_goals(figures: &[Figure]) -> Vec<Verdict> {
     GOALS
         .iter()
-        .filter_map(|goal| judge_one(goal, figures))
+        .filter_map(|goal| check_goal(goal, figures))
         .collect()
 }
 
-fn judge_one(goal: &Goal, figures: &[Figure]) -> Option<Verdict> {
+fn check_goal(goal: &Goal, figures: &[Figure]) -> Option<Verdict> {
     let of = |case: &str, monitor: &str| {
         figures.iter().find(|figure| {
             figure.case == case && figure.monitor == monitor && figure.unit == goal.unit
@@ -306,9 +306,9 @@ fn judge_one(goal: &Goal, figures: &[Figure]) -> Option<Verdict> {
             format!(
                 "{}: {} of at {} {}{words}",
                 goal.case,
-                tell(ours.median, &ours.unit),
+                format_value(ours.median, &ours.unit),
                 if least { "least" } else { "most" },
-                tell(bound, &ours.unit)
+                format_value(bound, &ours.unit)
             ),
             match least {
                 true => ours.median >= bound,
@@ -325,7 +325,7 @@ fn judge_one(goal: &Goal, figures: &[Figure]) -> Option<Verdict> {
 }
 
 /// Formats a value with its unit.
-pub fn tell(value: f64, unit: &str) -> String {
+pub fn format_value(value: f64, unit: &str) -> String {
     match unit {
         "instructions" => format!("{:.2} M", value / 1e6),
         "ms" => format!("{value:.1} ms"),
@@ -365,9 +365,9 @@ mod tests {
     }
 
     #[test]
-    fn an_aim_is_told_and_breaks_nothing() {
+    fn a_missed_aim_is_reported_and_not_a_failure() {
         let verdict = |figures: &[Figure], case: &str| {
-            let mut verdicts = judge(figures).into_iter();
+            let mut verdicts = check_goals(figures).into_iter();
             verdicts
                 .find(|verdict| verdict.line.starts_with(case))
                 .unwrap()
@@ -383,17 +383,17 @@ mod tests {
     }
 
     #[test]
-    fn no_figure_of_the_wall_clock_is_promised() {
+    fn no_wall_clock_figure_is_promised() {
         let wall = ["ms", "us", "MiB/s"];
         let promises = GOALS.iter().filter(|goal| goal.promised);
         assert!(promises.into_iter().all(|goal| !wall.contains(&goal.unit)));
     }
 
     #[test]
-    fn a_goal_against_a_peer_counts_only_beside_it() {
+    fn a_goal_against_a_peer_needs_that_peers_figure() {
         let ours = figure("boot/same-kernel/pid1", "jiffy", 45e6);
         let verdicts = |figures: &[Figure]| -> Vec<bool> {
-            judge(figures)
+            check_goals(figures)
                 .into_iter()
                 .filter(|verdict| verdict.line.starts_with("boot/same-kernel"))
                 .map(|verdict| verdict.reached)
@@ -405,11 +405,11 @@ mod tests {
     }
 
     #[test]
-    fn a_goal_beside_another_case_is_that_case_s_figure_and_a_share() {
+    fn a_relative_goal_is_a_share_of_another_cases_figure() {
         let small = figure("restore/mapped/128/visible", "jiffy", 1.9e6);
         let reached = |large| {
             let large = figure("restore/mapped/4096/visible", "jiffy", large);
-            let mut verdicts = judge(&[small.clone(), large]).into_iter();
+            let mut verdicts = check_goals(&[small.clone(), large]).into_iter();
             let of_large = verdicts.find(|verdict| verdict.case.contains("4096"));
             of_large.unwrap().reached
         };

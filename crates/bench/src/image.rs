@@ -8,7 +8,7 @@
 use crate::figure::{Clock, Figure};
 use crate::plan::{BYTES, Case, Kind, Outcome, Sample, WHOLE};
 use crate::running::Running;
-use crate::verbs::SPREAD;
+use crate::verbs::RUN_FACTOR;
 use anyhow::{Context, Result, ensure};
 use jiffy_machine::image::build::Addition;
 use jiffy_registry::testing::{LocalRegistry, RegistryOptions, missing};
@@ -113,7 +113,7 @@ impl Images {
                     timeline: Some(words(&["/bin/jiffy", "timeline", vm, "--format", "json"])),
                     after: Some(words(&["/bin/jiffy", "rm", "--force", vm])),
                 },
-                runs: runs * SPREAD,
+                runs: runs * RUN_FACTOR,
                 warm_up: 2,
             }
         };
@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_essential_brings_what_it_needs() {
+    fn essential_packages_include_their_dependencies() {
         let lines = "bash\tyes\tlibc6 (>= 2.3), base-files\t\n\
                      libc6\tno\tlibgcc-s1:amd64 | other\tlibc\n\
                      libgcc-s1\tno\t, \t\n\

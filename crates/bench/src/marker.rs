@@ -31,7 +31,7 @@ const AFTER_WRITE: usize = 46;
 
 /// Replaces the pause by a short countdown and a jump to the write. The strings keep their
 /// addresses.
-fn beating() -> Vec<u8> {
+fn repeating() -> Vec<u8> {
     let mut code = CODE.to_vec();
     let back = |end: usize| (WRITE as i64 - end as i64) as u8;
     let again = [
@@ -84,8 +84,8 @@ pub fn initramfs() -> io::Result<Vec<u8>> {
 }
 
 /// The initramfs whose PID 1 writes forever.
-pub fn beating_initramfs() -> io::Result<Vec<u8>> {
-    with_init(&program(&beating()))
+pub fn repeating_initramfs() -> io::Result<Vec<u8>> {
+    with_init(&program(&repeating()))
 }
 
 fn with_init(program: &[u8]) -> io::Result<Vec<u8>> {
@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_program_finds_its_strings() {
+    fn the_marker_program_addresses_its_strings() {
         let data = |instruction_end: usize, offset: u8| instruction_end + usize::from(offset);
         let body = &program(CODE)[HEADERS..];
         assert!(body[data(12, CODE[8])..].starts_with(b"/dev/port\0"));

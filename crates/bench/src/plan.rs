@@ -49,10 +49,10 @@ pub enum Kind {
     },
     /// Like `Restore`, with the captured RAM in a compressed image, [`IMAGE`], that a pager serves.
     Lazy {
-        /// See `Restore`.
+        /// See [`Kind::Restore`].
         config: String,
         /// What the pager knows of the working set.
-        how: Lazily,
+        how: LazyMode,
     },
     /// Boots a VM with Firecracker and makes a snapshot; measures from the spawn of another
     /// Firecracker that restores it to the next byte on stdout.
@@ -96,18 +96,18 @@ pub enum Kind {
         argv: Vec<String>,
         /// Runs before each run but the first, repeatedly until it succeeds.
         once: Vec<String>,
-        /// Runs afterwards for each, to clean up.
+        /// Runs afterwards for each command, to clean up.
         after: Vec<String>,
     },
     /// Boots a VM once; measures from the request of its capture until the vCPUs of a child, whose
     /// VMM was a spare, are resumed. The span `pause` is the parent's pause.
     Fork {
-        /// See `Restore`.
+        /// See [`Kind::Restore`].
         config: String,
     },
     /// Boots a VM and captures it fully in each run; measures its pause.
     Pause {
-        /// See `Restore`.
+        /// See [`Kind::Restore`].
         config: String,
     },
     /// From the first [`MARKER`] on stdout to the second; in between the guest reads its disk.
@@ -146,16 +146,16 @@ pub enum Kind {
         before: Option<Vec<String>>,
         /// Program and arguments.
         argv: Vec<String>,
-        /// Runs after it and prints a timeline as JSON.
+        /// Runs after `argv` and prints a timeline as JSON.
         timeline: Option<Vec<String>>,
-        /// Runs after that, to clean up.
+        /// Runs last, to clean up.
         after: Option<Vec<String>>,
     },
 }
 
 impl Kind {
     /// Whether the first run captures a VM that the other runs use.
-    pub fn is_of_a_capture(&self) -> bool {
+    pub fn uses_one_capture(&self) -> bool {
         matches!(
             self,
             Kind::Restore { .. }
@@ -196,7 +196,7 @@ pub const WHOLE: &str = "whole_bytes";
 /// What a pager knows of the working set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Lazily {
+pub enum LazyMode {
     /// Nothing: every chunk is fetched on demand.
     OnDemand,
     /// The working set of an earlier restore, [`RECORDING`], is stored first; the pager has not

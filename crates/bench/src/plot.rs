@@ -1,6 +1,6 @@
 //! Plots figures as bars, in SVG.
 
-use crate::figure::{Figure, tell};
+use crate::figure::{Figure, format_value};
 use std::fmt::Write;
 
 const WIDTH: f64 = 860.0;
@@ -70,7 +70,7 @@ fn bar(out: &mut String, y: f64, figure: &Figure, largest: f64) {
         escape(&figure.monitor),
         y - 13.0,
         LABEL + length + 8.0,
-        escape(&tell(figure.median, &figure.unit))
+        escape(&format_value(figure.median, &figure.unit))
     );
 }
 
@@ -86,7 +86,7 @@ mod tests {
     use crate::figure::Clock;
 
     #[test]
-    fn the_longest_bar_of_each_case_fills_the_room() {
+    fn the_longest_bar_of_each_case_fills_the_width() {
         let figure = |case: &str, monitor: &str, median: f64| {
             Figure::of(case, monitor, Clock::Count, "exits", vec![median]).unwrap()
         };

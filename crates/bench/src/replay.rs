@@ -151,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn figures_are_taken_from_the_strategies_by_name() {
+    fn replay_figures_are_found_by_strategy_name() {
         let line = |name: &str| {
             format!(
                 r#"{{"name":"{name}","cpu_ns":500000000,"p50_ns":7500,"kind":"x","times_sparse":6.5}}"#

@@ -1,7 +1,7 @@
 //! Writes the results of a benchmark: JSON, Markdown and SVG.
 
 use crate::cases;
-use crate::figure::{Clock, Figure, Verdict, tell};
+use crate::figure::{Clock, Figure, Verdict, format_value};
 use crate::peers::Peer;
 use crate::plan::{Outcome, Sample};
 use crate::plot;
@@ -49,9 +49,9 @@ pub fn markdown(
             figure.case,
             figure.monitor,
             figure.n,
-            tell(figure.median, &figure.unit),
-            tell(figure.p90, &figure.unit),
-            tell(figure.p99, &figure.unit)
+            format_value(figure.median, &figure.unit),
+            format_value(figure.p90, &figure.unit),
+            format_value(figure.p99, &figure.unit)
         );
     }
     out.push_str("\n## Goals\n\n");
@@ -111,14 +111,16 @@ fn at_once_table(out: &mut String, outcomes: &[Outcome]) {
         };
         let median = |counter: &str, unit: &str, scale: f64| {
             let figure = Figure::of_counter(case, "jiffy", unit, samples, counter);
-            figure.map_or("–".into(), |figure| tell(figure.median * scale, unit))
+            figure.map_or("–".into(), |figure| {
+                format_value(figure.median * scale, unit)
+            })
         };
         let _ = writeln!(
             rows,
             "| {count} | {} | {} | {} | {} | {} | {} | {} | {} |",
-            tell(latency.median, "ms"),
-            tell(latency.p90, "ms"),
-            tell(latency.p99, "ms"),
+            format_value(latency.median, "ms"),
+            format_value(latency.p90, "ms"),
+            format_value(latency.p99, "ms"),
             median("cpu_ns", "ms", 1e-6),
             median("pf_taken", "", 1.0),
             median("bytes_read", "bytes", 1.0),
@@ -159,7 +161,7 @@ fn counters_table(out: &mut String, outcomes: &[Outcome]) {
                 .filter_map(|sample| sample.counters.get(key));
             let values = values.map(|value| *value as f64 * scale).collect();
             let figure = Figure::of("", "", Clock::Count, unit, values);
-            let text = figure.map_or("–".into(), |figure| tell(figure.median, unit));
+            let text = figure.map_or("–".into(), |figure| format_value(figure.median, unit));
             let _ = write!(out, " {text} |");
         }
         out.push('\n');
@@ -202,7 +204,7 @@ fn span_table(out: &mut String, outcome: &Outcome) {
         .collect();
     rows.sort_by(|a, b| b.1.median.total_cmp(&a.1.median));
     for (name, figure) in rows {
-        let value = |value| tell(value, "instructions");
+        let value = |value| format_value(value, "instructions");
         let _ = writeln!(
             out,
             "| {name} | {} | {} | {} |",

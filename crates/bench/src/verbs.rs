@@ -5,11 +5,11 @@ use crate::plan::{BYTES, Case, DAEMON_BYTES, INSTRUCTIONS, Kind, LIST, Sample, W
 
 /// `jiffy run -- true` with a running daemon.
 pub const RUN: &str = "run/cold/answer";
-/// The same from a golden snapshot.
+/// Like [`RUN`], from a golden snapshot.
 pub const RUN_GOLDEN: &str = "run/golden/answer";
 /// `jiffy run -- true` on a network.
 pub const RUN_NETWORK: &str = "run/cold/network";
-/// The same from a golden snapshot on a network.
+/// Like [`RUN_NETWORK`], from a golden snapshot.
 pub const RUN_GOLDEN_NETWORK: &str = "run/golden/network";
 /// `jiffy exec VM -- true` in an idle VM.
 pub const EXEC: &str = "exec/answer";
@@ -17,11 +17,11 @@ pub const EXEC: &str = "exec/answer";
 pub const SNAPSHOT_BYTES: &str = "snapshot/idle-128/bytes";
 /// Memory that only an idle clone has.
 pub const CLONE_MEMORY: &str = "clone/unique-memory";
-/// Names of figures of a thousand VMs begin with this.
+/// Prefix of the names of figures of a thousand VMs.
 pub const MANY: &str = "node/";
 /// Memory of the host per clone, everything included.
 pub const CLONES_MEMORY: &str = "node/clones/1000/memory";
-/// Memory of the daemon of these.
+/// Memory of the daemon with these clones.
 const CLONES_DAEMON: &str = "node/clones/1000/daemon-memory";
 /// `jiffy ps --all` of a thousand VMs, of which none runs.
 pub const LIST_ALL: &str = "node/vms/1000/ps";
@@ -99,7 +99,7 @@ pub(crate) fn exec_case(runs: u32) -> Case {
 
 /// Factor of runs for cases that vary more: on one CPU the end of one run's VM sometimes delays the
 /// next run.
-pub const SPREAD: u32 = 3;
+pub const RUN_FACTOR: u32 = 3;
 
 /// A shell command that succeeds if there is a golden snapshot.
 pub(crate) const HAS_GOLDEN: &str = "jiffy snapshot ls --all --format json | grep -q golden";

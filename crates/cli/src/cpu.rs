@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn a_profile_is_named_or_what_files_have_in_common() {
+    fn a_profile_is_a_name_or_the_common_features_of_files() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("fleet.json");
         let name = path.to_str().unwrap();
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_is_shown_with_the_profiles_that_it_has() {
+    fn the_table_of_a_host_lists_the_profiles_it_supports() {
         let shown = table(&host(1 << 25 | 1));
         assert!(shown.contains("VENDOR      AuthenticAMD\n"), "{shown}");
         assert!(shown.contains("FEATURES    fpu sse\n"), "{shown}");

@@ -172,7 +172,7 @@ mod tests {
     use jiffy_wire::agent::StartFailure;
 
     #[test]
-    fn statuses_are_what_a_shell_shows() {
+    fn exit_statuses_follow_the_conventions_of_shells() {
         let ended = |status| conclude(Ok(Outcome::Ended(status)));
         assert_eq!(ended(ExitStatus::Code(0)), 0);
         assert_eq!(ended(ExitStatus::Code(42)), 42);
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_that_could_not_start_has_its_own_statuses() {
+    fn a_command_that_cannot_start_exits_with_125_to_127() {
         let status = |kind| {
             conclude(Ok(Outcome::NotStarted(StartError {
                 kind,
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn system_errors_lose_their_number() {
+    fn errno_numbers_are_left_out_of_messages() {
         let error = std::io::Error::from_raw_os_error(2);
         assert_eq!(reason(&error), "No such file or directory");
     }

@@ -39,7 +39,7 @@ fn data(bytes: &[u8]) -> CopyFrame {
 }
 
 /// A node whose VM sends these frames for every copy out.
-fn sends(frames: Vec<CopyFrame>) -> FakeNode {
+fn node_sending(frames: Vec<CopyFrame>) -> FakeNode {
     FakeNode::new(move |_, peer| {
         peer.upgrade();
         for frame in &frames {
@@ -54,7 +54,7 @@ fn copy_out(
     prepare: impl Fn(&Path),
     to: &str,
 ) -> (FakeNode, Output) {
-    let node = sends(frames);
+    let node = node_sending(frames);
     let out = node.folder.path().join("out");
     fs::create_dir(&out).unwrap();
     prepare(&out);
@@ -83,7 +83,7 @@ fn tree() -> Vec<CopyFrame> {
 }
 
 #[test]
-fn a_tree_comes_out_whole() {
+fn a_tree_is_copied_out_with_modes_times_and_links() {
     let (node, output) = copy_out(tree(), "web:/srv/tree", |_| {}, "new");
     assert_eq!(stderr(&output), "");
     assert_eq!(output.status.code(), Some(0));
@@ -113,7 +113,7 @@ fn a_tree_comes_out_whole() {
 }
 
 #[test]
-fn destinations_are_what_cp_users_expect() {
+fn destinations_follow_the_rules_of_cp() {
     let one = || vec![file("", 1), data(b"1"), CopyFrame::End];
     // Into a folder, under its own name.
     let (node, output) = copy_out(one(), "web:/etc/motd", |_| {}, ".");
@@ -244,7 +244,7 @@ fn hostile_entries_never_leave_the_destination() {
 }
 
 #[test]
-fn streams_that_make_no_sense_leave_no_half_files() {
+fn invalid_copy_streams_leave_no_partial_files() {
     let streams: Vec<(Vec<CopyFrame>, &str)> = vec![
         (vec![CopyFrame::End], "empty copy"),
         (vec![data(b"x")], "belong to no file"),
@@ -288,8 +288,8 @@ fn streams_that_make_no_sense_leave_no_half_files() {
 }
 
 #[test]
-fn a_tar_comes_out() {
-    let node = sends(tree());
+fn a_tree_is_copied_out_as_a_tar() {
+    let node = node_sending(tree());
     let output = node
         .jiffy()
         .args(["cp", "web:/srv/tree", "-"])
@@ -322,7 +322,7 @@ fn a_tar_comes_out() {
 }
 
 /// A VM with one folder, `/root`; keeps what is copied in.
-fn receives(error: Option<&str>) -> (FakeNode, Arc<Mutex<Vec<CopyFrame>>>) {
+fn node_receiving(error: Option<&str>) -> (FakeNode, Arc<Mutex<Vec<CopyFrame>>>) {
     let kept = Arc::new(Mutex::new(Vec::new()));
     let (keep, error) = (kept.clone(), error.map(str::to_owned));
     let node = FakeNode::new(move |request, peer| {
@@ -373,8 +373,8 @@ fn shown(frames: &[CopyFrame]) -> Vec<String> {
 }
 
 #[test]
-fn a_tree_goes_in() {
-    let (node, kept) = receives(None);
+fn a_tree_is_copied_in() {
+    let (node, kept) = node_receiving(None);
     let tree = node.folder.path().join("tree");
     fs::create_dir_all(tree.join("b")).unwrap();
     fs::set_permissions(&tree, fs::Permissions::from_mode(0o750)).unwrap();
@@ -414,11 +414,11 @@ fn a_tree_goes_in() {
 }
 
 #[test]
-fn what_goes_in_is_roots_and_without_its_bits_unless_it_is_said() {
+fn copy_in_drops_owner_and_special_bits_unless_archive_is_given() {
     let modes = [(0o4755, "suid"), (0o2755, "sgid"), (0o1644, "sticky")];
     let owned_by = |path: &std::path::Path| fs::metadata(path).unwrap().uid();
     for archive in [false, true] {
-        let (node, kept) = receives(None);
+        let (node, kept) = node_receiving(None);
         let tree = node.folder.path().join("tree");
         fs::create_dir(&tree).unwrap();
         let mut tar = tar::Builder::new(Vec::new());
@@ -478,9 +478,9 @@ fn what_goes_in_is_roots_and_without_its_bits_unless_it_is_said() {
 }
 
 #[test]
-fn where_it_goes_in_the_vm() {
+fn the_target_in_the_vm_is_chosen_as_cp_does() {
     let case = |source: &str, to: &str| {
-        let (node, kept) = receives(None);
+        let (node, kept) = node_receiving(None);
         let dir = node.folder.path().join("d");
         fs::create_dir(&dir).unwrap();
         fs::write(dir.join("f"), "1").unwrap();
@@ -534,8 +534,8 @@ fn where_it_goes_in_the_vm() {
 }
 
 #[test]
-fn a_full_disk_in_the_vm_is_told() {
-    let (node, _) = receives(Some("/root/big: no space left"));
+fn a_full_disk_in_the_vm_is_reported() {
+    let (node, _) = node_receiving(Some("/root/big: no space left"));
     let big = node.folder.path().join("big");
     fs::File::create(&big).unwrap().set_len(50_000_000).unwrap();
     let output = node
@@ -550,8 +550,8 @@ fn a_full_disk_in_the_vm_is_told() {
 }
 
 #[test]
-fn a_tar_goes_in_whatever_its_order() {
-    let (node, kept) = receives(None);
+fn a_tar_is_copied_in_whatever_its_order() {
+    let (node, kept) = node_receiving(None);
     let mut tar = tar::Builder::new(Vec::new());
     let mut add = |path: &str, contents: &[u8]| {
         let mut header = tar::Header::new_gnu();
@@ -589,8 +589,8 @@ fn a_tar_goes_in_whatever_its_order() {
 }
 
 #[test]
-fn a_tar_that_climbs_is_refused() {
-    let (node, _) = receives(None);
+fn a_tar_with_dot_dot_paths_is_refused() {
+    let (node, _) = node_receiving(None);
     let mut header = tar::Header::new_gnu();
     header.as_gnu_mut().unwrap().name[..7].copy_from_slice(b"../evil");
     header.set_size(0);

@@ -6,7 +6,7 @@ use jiffy_wire::api::{CreateVm, ErrorKind, ForkVm, Priority, Queued, RunVm};
 use support::{FakeNode, VM_ID, queued, stderr, stdout, vm};
 
 #[test]
-fn queue_lists_what_waits() {
+fn queue_lists_waiting_requests() {
     let node = FakeNode::new(|_, peer| {
         let mut second = queued(2);
         second.name = "bad\x1b[2Jname".into();
@@ -50,7 +50,7 @@ fn queue_lists_what_waits() {
 }
 
 #[test]
-fn requests_carry_how_they_wait() {
+fn requests_carry_the_queue_options() {
     let node = FakeNode::new(|_, peer| peer.json(200, &vm()));
     let sent = |arguments: &[&str]| {
         node.jiffy().args(arguments).output().unwrap();
@@ -94,7 +94,7 @@ fn requests_carry_how_they_wait() {
 }
 
 #[test]
-fn a_full_queue_is_a_sentence_and_a_hint() {
+fn a_full_queue_is_reported_with_a_hint() {
     let node = FakeNode::new(|_, peer| {
         let message = "2 requests wait for memory or vCPUs, and the queue takes no further one.";
         peer.error(ErrorKind::NoRoom, message, Some("Try again later."));

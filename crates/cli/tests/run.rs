@@ -46,7 +46,7 @@ fn output_and_exit_status_are_the_commands_own() {
 }
 
 #[test]
-fn the_request_says_what_was_asked_for() {
+fn the_run_request_carries_the_given_options() {
     let node = ends_with(0);
     let status = node
         .jiffy()
@@ -102,7 +102,7 @@ fn the_request_says_what_was_asked_for() {
 }
 
 #[test]
-fn stdin_is_forwarded_and_its_end_too() {
+fn stdin_and_its_end_are_forwarded() {
     let node = FakeNode::playing(|peer| {
         let input = peer.stdin();
         peer.output(Stream::Stdout, &input);
@@ -144,7 +144,7 @@ fn a_file_on_stdin_is_forwarded() {
 }
 
 #[test]
-fn an_idle_stdin_does_not_hold_the_end_up() {
+fn an_idle_stdin_does_not_delay_the_exit() {
     let node = ends_with(3);
     let mut child = node
         .jiffy()
@@ -160,7 +160,7 @@ fn an_idle_stdin_does_not_hold_the_end_up() {
 }
 
 #[test]
-fn an_endless_stdin_does_not_hold_the_end_up() {
+fn an_endless_stdin_does_not_delay_the_exit() {
     let node = FakeNode::playing(|peer| {
         let _ = peer.receive::<ExecInput>();
         peer.exit(3);
@@ -263,7 +263,7 @@ fn a_second_interrupt_ends_the_vm() {
 }
 
 #[test]
-fn a_second_interrupt_leaves_an_exec_and_its_vm() {
+fn a_second_interrupt_detaches_from_an_exec_and_keeps_the_vm() {
     let node = stubborn();
     assert_eq!(
         interrupted_twice(&node, &["exec", "web", "stubborn"]),
@@ -273,7 +273,7 @@ fn a_second_interrupt_leaves_an_exec_and_its_vm() {
 }
 
 #[test]
-fn a_signal_overtakes_stdin_that_nobody_reads() {
+fn a_signal_overtakes_unread_stdin() {
     let (told, hears) = mpsc::channel::<String>();
     let told = std::sync::Mutex::new(told);
     let (over, is_over) = mpsc::channel::<()>();
@@ -319,7 +319,7 @@ fn a_signal_overtakes_stdin_that_nobody_reads() {
 }
 
 #[test]
-fn an_exec_whose_stdin_nobody_reads_is_left_at_a_signal() {
+fn a_signal_ends_jiffy_when_the_exec_does_not_read_stdin() {
     let (over, is_over) = mpsc::channel::<()>();
     let is_over = std::sync::Mutex::new(is_over);
     let node = FakeNode::playing(move |peer| {
@@ -348,7 +348,7 @@ fn an_exec_whose_stdin_nobody_reads_is_left_at_a_signal() {
 }
 
 #[test]
-fn an_exec_that_is_only_slow_to_read_stdin_gets_the_signal() {
+fn an_exec_that_reads_stdin_slowly_gets_the_signal() {
     // A second without space is too long. If the whole host was stopped for so long, the test is
     // repeated.
     loop {
@@ -409,7 +409,7 @@ fn a_command_that_cannot_start_is_named() {
 }
 
 #[test]
-fn errors_of_the_node_are_told_with_their_hints() {
+fn errors_of_the_node_are_printed_with_their_hints() {
     for kind in [
         ErrorKind::NotFound,
         ErrorKind::Conflict,
@@ -437,7 +437,7 @@ fn errors_of_the_node_are_told_with_their_hints() {
 }
 
 #[test]
-fn a_vm_that_ends_before_its_command_is_told() {
+fn a_vm_that_ends_before_its_command_is_reported() {
     let node = FakeNode::playing(|peer| {
         peer.output(Stream::Stdout, b"partial");
         peer.send(&ExecOutput::Lost {
@@ -455,7 +455,7 @@ fn a_vm_that_ends_before_its_command_is_told() {
 }
 
 #[test]
-fn a_lost_connection_is_one_sentence() {
+fn a_lost_connection_is_reported() {
     let node = FakeNode::playing(|peer| peer.output(Stream::Stdout, b"partial"));
     let output = node.jiffy().args(["run", "x"]).output().unwrap();
     assert_eq!(output.status.code(), Some(125));
@@ -496,7 +496,7 @@ fn hostile_answers_are_refused() {
 }
 
 #[test]
-fn a_reader_that_leaves_gives_the_command_a_broken_pipe() {
+fn a_closed_stdout_sends_sigpipe_to_the_command() {
     let (leaves, left) = mpsc::channel::<()>();
     let left = std::sync::Mutex::new(left);
     let node = FakeNode::playing(move |peer| {
@@ -524,7 +524,7 @@ fn a_reader_that_leaves_gives_the_command_a_broken_pipe() {
 }
 
 #[test]
-fn a_broken_pipe_overtakes_stdin_that_nobody_reads() {
+fn a_broken_pipe_overtakes_unread_stdin() {
     let (told, hears) = mpsc::channel::<()>();
     let (told, hears) = (std::sync::Mutex::new(told), std::sync::Mutex::new(hears));
     let node = FakeNode::new(move |request, peer| {
@@ -662,7 +662,7 @@ fn with_timeline() -> FakeNode {
 }
 
 #[test]
-fn a_timeline_has_the_clis_own_spans_on_one_clock() {
+fn a_timeline_includes_cli_spans_on_one_clock() {
     let node = with_timeline();
     let file = node.folder.path().join("t.json");
     let output = node
@@ -719,7 +719,7 @@ fn a_timeline_is_shown_after_the_output() {
 }
 
 #[test]
-fn a_timeline_can_be_a_trace_of_a_vm_that_is_removed() {
+fn a_timeline_is_fetched_before_the_vm_is_removed() {
     let node = with_timeline();
     let output = node
         .jiffy()
@@ -737,7 +737,7 @@ fn a_timeline_can_be_a_trace_of_a_vm_that_is_removed() {
 }
 
 #[test]
-fn a_timeline_that_cannot_be_written_changes_nothing_else() {
+fn a_failed_timeline_write_does_not_change_the_exit_status() {
     let node = with_timeline();
     let output = node
         .jiffy()
@@ -771,7 +771,7 @@ fn json_collects_the_output() {
 }
 
 #[test]
-fn a_kernel_of_the_users_own_is_uploaded_once() {
+fn a_kernel_file_is_uploaded_once() {
     let kernels = std::sync::Mutex::new(Vec::<serde_json::Value>::new());
     let node = FakeNode::new(move |request, peer| {
         if request.line == "GET /v1/kernels" {
@@ -819,7 +819,7 @@ fn a_kernel_of_the_users_own_is_uploaded_once() {
 }
 
 #[test]
-fn a_killed_jiffy_leaves_the_connection_closed() {
+fn killing_jiffy_closes_the_connection() {
     let (told, hears) = mpsc::channel();
     let told = std::sync::Mutex::new(told);
     let node = FakeNode::playing(move |peer| {
@@ -840,7 +840,7 @@ fn a_killed_jiffy_leaves_the_connection_closed() {
 }
 
 #[test]
-fn one_run_is_one_request() {
+fn a_run_is_a_single_request() {
     let node = ends_with(0);
     let status = node
         .jiffy()
@@ -854,7 +854,7 @@ fn one_run_is_one_request() {
 }
 
 #[test]
-fn a_key_has_the_image_looked_at_before_anything_runs() {
+fn the_image_signature_is_verified_before_the_run() {
     let folder = tempfile::tempdir().unwrap();
     let key = folder.path().join("key.pem");
     std::fs::write(&key, "-----BEGIN PUBLIC KEY-----\n").unwrap();

@@ -85,7 +85,7 @@ fn node(command: Option<&'static [&'static str]>) -> FakeNode {
 }
 
 #[test]
-fn a_snapshot_is_asked_for_and_its_name_printed() {
+fn snapshot_create_sends_the_request_and_prints_the_name() {
     let node = node(None);
     let output = node
         .jiffy()
@@ -109,7 +109,7 @@ fn a_snapshot_is_asked_for_and_its_name_printed() {
 }
 
 #[test]
-fn snapshots_are_shown() {
+fn snapshots_are_listed_and_inspected() {
     let node = node(Some(&["sleep", "100"]));
     let run = |args: &[&str]| {
         let output = node.jiffy().args(args).output().unwrap();
@@ -141,7 +141,7 @@ fn snapshots_are_shown() {
 }
 
 #[test]
-fn a_run_from_a_snapshot_joins_what_runs_there() {
+fn a_run_from_a_snapshot_attaches_to_its_command() {
     let running = node(Some(&["sleep", "100"]));
     let output = running
         .jiffy()
@@ -177,7 +177,7 @@ fn a_run_from_a_snapshot_joins_what_runs_there() {
 }
 
 #[test]
-fn a_cold_run_can_be_asked_for_in_two_ways() {
+fn a_cold_run_is_chosen_by_option_or_environment() {
     let node = node(None);
     let cold = |variable: &str, option: bool| {
         let mut jiffy = node.jiffy();
@@ -195,7 +195,7 @@ fn a_cold_run_can_be_asked_for_in_two_ways() {
 }
 
 #[test]
-fn children_are_named_in_the_answer() {
+fn fork_prints_the_names_of_the_children() {
     let node = node(None);
     let output = node
         .jiffy()
@@ -211,7 +211,7 @@ fn children_are_named_in_the_answer() {
 }
 
 #[test]
-fn orders_go_to_each_vm_and_refusals_are_told() {
+fn state_verbs_go_to_each_vm_and_report_refusals() {
     let node = FakeNode::new(|request, peer| {
         if request.line.contains("/v1/vms/bad/") {
             peer.error(ErrorKind::WrongState, "The VM bad is hibernated.", None);

@@ -131,7 +131,7 @@ fn size(rows: u16, columns: u16) -> ExecInput {
 }
 
 #[test]
-fn a_terminal_is_detected_made_raw_and_restored() {
+fn a_terminal_is_detected_set_to_raw_mode_and_restored() {
     let mut terminal = Terminal::new(33, 101);
     let node = shell();
     let before = terminal.mode();
@@ -171,7 +171,7 @@ fn a_terminal_is_detected_made_raw_and_restored() {
 }
 
 #[test]
-fn a_captured_command_is_told_this_terminals_size() {
+fn a_captured_command_gets_the_size_of_the_terminal() {
     let terminal = Terminal::new(50, 200);
     let node = FakeNode::new(|request, peer| {
         if !is_session(request) {
@@ -192,7 +192,7 @@ fn a_captured_command_is_told_this_terminals_size() {
 }
 
 #[test]
-fn the_terminal_is_restored_when_a_signal_comes_from_outside() {
+fn the_terminal_is_restored_on_a_signal() {
     for signal in [Signal::TERM, Signal::HUP, Signal::QUIT] {
         let mut terminal = Terminal::new(24, 80);
         let node = shell();
@@ -208,7 +208,7 @@ fn the_terminal_is_restored_when_a_signal_comes_from_outside() {
 }
 
 #[test]
-fn the_terminal_is_restored_when_the_node_goes() {
+fn the_terminal_is_restored_when_the_connection_is_lost() {
     let mut terminal = Terminal::new(24, 80);
     let node = FakeNode::playing(|peer| {
         peer.output(Stream::Stdout, b"$");
@@ -311,7 +311,7 @@ fn busy(steps: mpsc::Receiver<()>) -> FakeNode {
 }
 
 #[test]
-fn a_run_that_waits_shows_its_place_until_it_is_served() {
+fn a_waiting_run_shows_its_queue_place_until_it_starts() {
     let mut terminal = Terminal::new(24, 80);
     let (step, steps) = mpsc::channel();
     let node = busy(steps);
@@ -334,7 +334,7 @@ fn a_run_that_waits_shows_its_place_until_it_is_served() {
 }
 
 #[test]
-fn a_run_that_is_to_be_quiet_or_has_no_terminal_does_not_ask_for_its_place() {
+fn a_quiet_or_non_terminal_run_does_not_query_its_queue_place() {
     // Longer than it takes until a place is shown.
     let pause = || std::thread::sleep(Duration::from_millis(700));
     let node = FakeNode::new(move |_, peer| {
@@ -362,7 +362,7 @@ fn a_run_that_is_to_be_quiet_or_has_no_terminal_does_not_ask_for_its_place() {
 }
 
 #[test]
-fn a_timeline_on_a_terminal_has_colours_unless_unwanted() {
+fn a_timeline_on_a_terminal_is_coloured_unless_disabled() {
     for (no_color, coloured) in [(None, true), (Some("1"), false)] {
         let mut terminal = Terminal::new(24, 90);
         let node = FakeNode::new(|_, peer| {

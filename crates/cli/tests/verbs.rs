@@ -50,7 +50,7 @@ fn ps_lists_vms() {
 }
 
 #[test]
-fn ps_explains_what_is_wrong() {
+fn ps_marks_damaged_vms_and_prints_their_errors() {
     let node = FakeNode::new(|request, peer| {
         let mut damaged = vm();
         damaged.error = Some("The record of the VM web can't be read.".into());
@@ -97,7 +97,7 @@ fn knows_web() -> FakeNode {
 }
 
 #[test]
-fn verbs_of_several_vms_do_what_they_can() {
+fn verbs_on_several_vms_continue_after_a_failure() {
     let cases: [(&[&str], &str, &str); 6] = [
         (
             &["stop", "-t", "3"],
@@ -150,7 +150,7 @@ fn verbs_of_several_vms_do_what_they_can() {
 }
 
 #[test]
-fn names_cannot_leave_their_place_in_the_path() {
+fn vm_names_are_encoded_in_the_request_path() {
     let node = knows_web();
     let _ = node
         .jiffy()
@@ -200,7 +200,7 @@ fn logs_go_to_their_streams() {
 }
 
 #[test]
-fn logs_that_break_off_are_an_error_and_a_lost_reader_is_quiet() {
+fn truncated_logs_are_an_error_and_a_broken_pipe_is_silent() {
     let node = FakeNode::new(|_, peer| {
         peer.raw(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n");
         chunked(peer, &chunk(Stream::Stdout, "one\n"));
@@ -290,7 +290,7 @@ fn a_folder_a_tar_and_stdin_become_images() {
 }
 
 #[test]
-fn an_import_that_is_refused_or_unreadable_is_told() {
+fn a_refused_or_unreadable_import_is_reported() {
     let node = FakeNode::new(|_, peer| {
         peer.error(
             ErrorKind::Conflict,
@@ -323,7 +323,7 @@ fn an_import_that_is_refused_or_unreadable_is_told() {
 }
 
 #[test]
-fn a_refusal_before_the_end_of_an_upload_is_heard() {
+fn a_refusal_during_an_upload_is_reported() {
     let root = tempfile::tempdir().unwrap();
     let run = root.path().join("run");
     std::fs::create_dir(&run).unwrap();
@@ -440,7 +440,7 @@ fn a_node_that_does_not_start_says_why() {
 }
 
 #[test]
-fn a_node_is_started_once_for_many() {
+fn concurrent_commands_start_one_node() {
     let root = tempfile::tempdir().unwrap();
     // The node is the test's; the installed program only makes it appear.
     let node = FakeNode::new(|_, peer| peer.json(200, &[vm()]));
@@ -482,7 +482,7 @@ fn a_node_is_started_once_for_many() {
 }
 
 #[test]
-fn a_stale_socket_is_no_node() {
+fn a_stale_socket_makes_jiffy_start_a_node() {
     let root = tempfile::tempdir().unwrap();
     let run = root.path().join("run");
     std::fs::create_dir(&run).unwrap();
@@ -501,7 +501,7 @@ fn a_stale_socket_is_no_node() {
 }
 
 #[test]
-fn a_machine_that_cannot_start_says_what_is_missing() {
+fn a_failed_machine_start_names_what_is_missing() {
     let root = tempfile::tempdir().unwrap();
     let output = jiffy_in(root.path())
         .args(["--machine", "always", "ps"])
@@ -589,7 +589,7 @@ fn a_kernel_build_is_shown_and_its_path_printed() {
 }
 
 #[test]
-fn completions_and_help_are_there() {
+fn completions_and_help_are_printed() {
     let root = tempfile::tempdir().unwrap();
     for shell in ["bash", "zsh", "fish"] {
         let output = jiffy_in(root.path())
@@ -608,7 +608,7 @@ fn completions_and_help_are_there() {
 }
 
 #[test]
-fn bench_pager_hands_its_words_to_the_pager_and_has_its_status() {
+fn bench_pager_passes_arguments_and_exit_status_through() {
     let folder = tempfile::tempdir().unwrap();
     install(
         folder.path(),
@@ -657,7 +657,7 @@ fn restarted(times: usize) -> FakeNode {
 }
 
 #[test]
-fn what_may_be_repeated_is_when_the_node_comes_back() {
+fn idempotent_requests_are_retried_when_the_node_restarts() {
     for (arguments, line) in [
         (&["ps"][..], "GET /v1/vms?all=false"),
         (&["inspect", "web"], "GET /v1/vms/web"),
@@ -700,7 +700,7 @@ fn asked(state: impl Fn(&mut Peer) + Send + Sync + 'static) -> FakeNode {
 }
 
 #[test]
-fn a_lost_request_that_was_begun_is_not_repeated() {
+fn a_lost_request_that_had_begun_is_not_repeated() {
     for (begun, said) in [
         (Some(true), "it had begun the request"),
         (None, "may have been started"),
@@ -725,7 +725,7 @@ fn a_lost_request_that_was_begun_is_not_repeated() {
 }
 
 #[test]
-fn a_lost_request_that_was_not_begun_is_sent_again() {
+fn a_lost_request_that_had_not_begun_is_sent_again() {
     for arguments in ONCE {
         let begun = Some(false);
         let node = asked(move |peer| peer.json(200, &RequestState { begun }));
@@ -742,7 +742,7 @@ fn a_lost_request_that_was_not_begun_is_sent_again() {
 }
 
 #[test]
-fn a_node_of_an_earlier_version_knows_no_requests() {
+fn a_lost_request_to_an_older_node_is_not_repeated() {
     let node = asked(|peer| peer.error(ErrorKind::NotFound, "The API has no such path.", None));
     let output = node.jiffy().args(ONCE[0]).output().unwrap();
     assert!(
@@ -754,7 +754,7 @@ fn a_node_of_an_earlier_version_knows_no_requests() {
 }
 
 #[test]
-fn a_node_that_does_not_come_back_is_given_up() {
+fn waiting_for_a_lost_node_ends_after_a_time_limit() {
     let node = FakeNode::new(|_, _| ());
     let output = node.jiffy().arg("ps").output().unwrap();
     assert!(!output.status.success());

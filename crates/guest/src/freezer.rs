@@ -18,7 +18,7 @@ use rustix::io::Errno;
 /// Path of the root cgroup in a booted guest.
 const ROOT: &str = "/sys/fs/cgroup";
 /// Name of the cgroup for programs in the root cgroup.
-const OWN: &str = "jiffy";
+const OWN_GROUP: &str = "jiffy";
 /// Time limit for programs to freeze, nanoseconds: a program in uninterruptible sleep on a slow
 /// disk finishes its transfer first.
 const PATIENCE_NS: u64 = 5_000_000_000;
@@ -81,11 +81,11 @@ impl Freezer {
     fn freeze_all(&self, frozen: &mut Frozen) -> Result<(), String> {
         let give_up = syscalls::monotonic_ns() + PATIENCE_NS;
         if self.is_whole {
-            self.leave_other_groups()?;
+            self.move_self_to_root()?;
         }
         let mut still: Vec<String> = Vec::new();
         for _ in 0..MOST_ROUNDS {
-            let moved = self.move_strays()?;
+            let moved = self.move_root_processes()?;
             let mut new = Vec::new();
             for name in self.groups()? {
                 if !still.contains(&name) {
@@ -97,7 +97,7 @@ impl Freezer {
                 return Ok(());
             }
             for name in new {
-                self.wait_until_still(&name, give_up)?;
+                self.wait_until_frozen(&name, give_up)?;
                 still.push(name);
             }
         }
@@ -109,7 +109,7 @@ impl Freezer {
     }
 
     /// Moves this process to the root cgroup. A distribution's init may have put it elsewhere.
-    fn leave_other_groups(&self) -> Result<(), String> {
+    fn move_self_to_root(&self) -> Result<(), String> {
         let own = files::read_text(c"/proc/self/cgroup", LARGEST).unwrap_or_default();
         if own.lines().any(|line| line == "0::/") {
             return Ok(());
@@ -120,19 +120,19 @@ impl Freezer {
 
     /// Moves processes of the root cgroup to one that can be frozen. Returns whether there were
     /// any.
-    fn move_strays(&self) -> Result<bool, String> {
-        let strays = self.strays()?;
-        if strays.is_empty() {
+    fn move_root_processes(&self) -> Result<bool, String> {
+        let root_processes = self.root_processes()?;
+        if root_processes.is_empty() {
             return Ok(false);
         }
-        match rustix::fs::mkdirat(CWD, self.path(OWN, ""), Mode::from_raw_mode(0o755)) {
+        match rustix::fs::mkdirat(CWD, self.path(OWN_GROUP, ""), Mode::from_raw_mode(0o755)) {
             Ok(()) | Err(Errno::EXIST) => {}
             Err(error) => return Err(format!("no group for them: {}", reason(error))),
         }
         // A move waits for an RCU grace period; unless it is expedited, a few moves take 20 ms.
         let expedited = self.is_whole && files::write(c"/sys/kernel/rcu_expedited", b"1").is_ok();
-        let moved = strays.iter().try_for_each(|pid| {
-            match files::write(self.path(OWN, "cgroup.procs"), pid.as_bytes()) {
+        let moved = root_processes.iter().try_for_each(|pid| {
+            match files::write(self.path(OWN_GROUP, "cgroup.procs"), pid.as_bytes()) {
                 // The process has ended.
                 Ok(()) | Err(Errno::SRCH) => Ok(()),
                 Err(error) => Err(format!("process {pid}: {}", reason(error))),
@@ -145,12 +145,12 @@ impl Freezer {
     }
 
     /// Processes in the root cgroup, except this one and kernel threads.
-    fn strays(&self) -> Result<Vec<String>, String> {
+    fn root_processes(&self) -> Result<Vec<String>, String> {
         let list = files::read_text(format!("{}/cgroup.procs", self.root), LARGEST)
             .map_err(|error| format!("{}/cgroup.procs: {}", self.root, reason(error)))?;
         let own = format!("{}", rustix::process::getpid().as_raw_nonzero());
-        let strays = list.lines().filter(|pid| *pid != own);
-        Ok(strays
+        let root_processes = list.lines().filter(|pid| *pid != own);
+        Ok(root_processes
             .filter(|pid| !self.is_whole || has_program(pid))
             .map(String::from)
             .collect())
@@ -187,7 +187,7 @@ impl Freezer {
         }
     }
 
-    fn wait_until_still(&self, group: &str, give_up: u64) -> Result<(), String> {
+    fn wait_until_frozen(&self, group: &str, give_up: u64) -> Result<(), String> {
         let Ok(events) = files::open(self.path(group, "cgroup.events")) else {
             return Ok(());
         };
@@ -244,7 +244,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_control_groups_is_said() {
+    fn missing_control_groups_are_reported() {
         let folder = tempfile::tempdir().unwrap();
         let error = Freezer::below(folder.path().to_str().unwrap())
             .freeze()

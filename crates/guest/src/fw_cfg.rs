@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_found_wherever_they_stand() {
+    fn fw_cfg_files_are_found_at_any_position() {
         let others: Vec<String> = (0..20).map(|n| format!("etc/other-{n}")).collect();
         for position in 0..=others.len() {
             let mut names: Vec<&str> = others.iter().map(String::as_str).collect();
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn a_count_beyond_reason_ends() {
+    fn an_absurd_directory_count_is_bounded() {
         let mut read = 0;
         let places = find(["x"], |_, bytes| {
             bytes.fill(0xff);
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_stands_in_for_the_device() {
+    fn a_folder_can_replace_the_fw_cfg_device() {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("a"), "12345").unwrap();
         let source = FwCfg::folder(folder.path().to_str().unwrap());
@@ -279,7 +279,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_directory_is_searched(bytes in proptest::collection::vec(any::<u8>(), 0..2000)) {
+        fn any_fw_cfg_directory_is_searched_without_panic(bytes in proptest::collection::vec(any::<u8>(), 0..2000)) {
             let _ = find(["opt/jiffy/config", ""], reader(&bytes));
         }
     }

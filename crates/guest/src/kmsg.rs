@@ -132,7 +132,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn a_record_is_cut_at_its_marks() {
+    fn a_kmsg_record_is_split_at_its_separators() {
         let record = b"6,339,5140900,-;NET: Registered PF_INET\n SUBSYSTEM=net\n";
         assert_eq!(
             parse(record),
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn stretches_follow_one_another_on_the_guest_s_clock() {
+    fn kernel_milestones_become_consecutive_spans() {
         let own = std::format!("{OWN_LINE} at 9000");
         let spans = milestones(&[
             (0, "Linux version 6.12"),
@@ -171,7 +171,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_log_is_read(records in proptest::collection::vec((any::<u64>(), "(Memory: |Run /init|.{0,9})"), 0..20)) {
+        fn any_log_gives_spans_that_do_not_end_before_they_start(records in proptest::collection::vec((any::<u64>(), "(Memory: |Run /init|.{0,9})"), 0..20)) {
             let records: Vec<(u64, &str)> =
                 records.iter().map(|(time, text)| (*time, text.as_str())).collect();
             for span in milestones(&records) {

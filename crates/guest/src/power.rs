@@ -1,6 +1,6 @@
 //! Ends the VM.
 
-use crate::agent::ending::Reason;
+use crate::agent::shutdown::Reason;
 use crate::boot::Teardown;
 use crate::files;
 use crate::program::process::Program;
@@ -22,8 +22,8 @@ const INIT_PATIENCE_NS: u64 = 90_000_000_000;
 
 /// Asks PID 1, a distribution's init, to shut down with its `poweroff` or `reboot` program. Returns
 /// if that failed or took too long.
-pub fn through_init(reason: Reason) {
-    let program = if powers_off(reason) {
+pub fn shut_down_by_init(reason: Reason) {
+    let program = if can_power_off(reason) {
         "poweroff"
     } else {
         "reboot"
@@ -45,14 +45,14 @@ pub fn through_init(reason: Reason) {
 }
 
 /// Whether the reason is a power-off and the VM has ACPI to do it.
-fn powers_off(reason: Reason) -> bool {
+fn can_power_off(reason: Reason) -> bool {
     reason == Reason::PowerOff && files::exists(c"/sys/firmware/acpi")
 }
 
 /// Powers off or resets. Without ACPI a PC can't power off; a reset ends the VM as well, because
 /// the VMM ends then.
 fn off(reason: Reason) {
-    if powers_off(reason) {
+    if can_power_off(reason) {
         let _ = reboot(RebootCommand::PowerOff);
     }
     let _ = reboot(RebootCommand::Restart);

@@ -93,7 +93,7 @@ impl Service {
         }
     }
 
-    /// Adds its descriptors to the poll set.
+    /// Adds the service's descriptors to the poll set.
     pub fn interest<'a>(&'a self, set: &mut PollSet<'a>) {
         if let State::Running { program, .. } = &self.state {
             program.interest(
@@ -104,7 +104,7 @@ impl Service {
         }
     }
 
-    /// Handles readiness of one of its descriptors.
+    /// Handles a descriptor that is ready.
     pub fn ready(
         &mut self,
         channel: Channel,
@@ -125,7 +125,7 @@ impl Service {
         }
     }
 
-    /// Takes the status if the reaped process is its program's; returns whether it is.
+    /// Records the status if the reaped process is this service; returns whether it is.
     pub fn reaped(&mut self, pid: Pid, status: ExitStatus, now: u64) -> bool {
         match &mut self.state {
             State::Running { program, .. } if program.pid() == pid && !program.has_exited() => {
@@ -136,7 +136,7 @@ impl Service {
         }
     }
 
-    /// Records its exit once its output is complete. While programs are frozen, the time limit for
+    /// Records the exit once the output is complete. While programs are frozen, the time limit for
     /// silent outputs does not run.
     pub fn settle(&mut self, held: bool, now: u64, log: &mut Vec<Line>) {
         let State::Running { program, since } = &mut self.state else {
@@ -173,8 +173,8 @@ impl Service {
         };
     }
 
-    /// The VM is ending: prevents further starts.
-    pub fn retire(&mut self) {
+    /// Prevents further starts, because the VM shuts down.
+    pub fn prevent_restart(&mut self) {
         self.restart = Restart::Never;
         if let State::Stopped { start_at } = &mut self.state {
             *start_at = None;
@@ -237,7 +237,7 @@ mod tests {
     use std::vec;
 
     #[test]
-    fn the_wait_doubles_to_its_limit_and_starts_anew() {
+    fn restart_backoff_doubles_to_its_limit_and_resets() {
         let mut backoff = Backoff::default();
         let waits: Vec<u64> = (0..9).map(|_| backoff.next(1) / 1_000_000).collect();
         assert_eq!(
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn long_lines_come_in_pieces() {
+    fn long_log_lines_are_split() {
         let mut partial = Vec::new();
         let mut lines = Vec::new();
         let mut bytes = vec![b'x'; LONGEST_LINE + 10];
@@ -260,7 +260,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn lines_do_not_depend_on_how_they_were_read(
+        fn log_lines_do_not_depend_on_read_boundaries(
             bytes in proptest::collection::vec(prop_oneof![Just(b'\n'), any::<u8>()], 0..300),
             cut in 1usize..40,
         ) {

@@ -1,6 +1,6 @@
 //! The main function: boots a guest as PID 1, or serves as an agent.
 
-use crate::agent::{Agent, End, Options, ending::Reason};
+use crate::agent::{Agent, End, Options, shutdown::Reason};
 use crate::boot;
 use crate::console::Console;
 use crate::files;
@@ -34,7 +34,7 @@ const BACKLOG: i32 = 128;
 /// Runs the program and returns its exit status. As PID 1 it does not return.
 pub fn start(arguments: Vec<Vec<u8>>) -> i32 {
     if rustix::process::getpid() == Pid::INIT {
-        as_pid1()
+        run_as_pid1()
     }
     let arguments: Vec<String> = arguments
         .iter()
@@ -49,7 +49,7 @@ pub fn start(arguments: Vec<Vec<u8>>) -> i32 {
             );
             0
         }
-        ["agent", options @ ..] => match as_process(options) {
+        ["agent", options @ ..] => match run_as_process(options) {
             Ok(()) => 0,
             Err(message) => {
                 write_to(stderr(), &format!("jiffy-init: {message}\n"));
@@ -93,7 +93,7 @@ fn write_to(stream: BorrowedFd<'_>, text: &str) {
     }
 }
 
-fn as_pid1() -> ! {
+fn run_as_pid1() -> ! {
     let trace = Trace::open();
     trace.mark(MARK_PID1);
     let pid1_ns = syscalls::monotonic_ns();
@@ -112,7 +112,7 @@ fn as_pid1() -> ! {
     let beside_init = config
         .handover
         .as_deref()
-        .is_some_and(|argv| hand_over(argv, &mut report));
+        .is_some_and(|argv| exec_distribution_init(argv, &mut report));
     let options = Options {
         listener: listen_on_vsock(&mut report, &link),
         console: Console::open(),
@@ -137,7 +137,7 @@ fn as_pid1() -> ! {
         }
     };
     if beside_init {
-        power::through_init(reason);
+        power::shut_down_by_init(reason);
     }
     power::end(reason, teardown);
     emergency("the kernel refused to end the VM");
@@ -146,7 +146,7 @@ fn as_pid1() -> ! {
 
 /// Forks: PID 1 executes the distribution's init, the child continues as the agent.
 /// Returns true in the agent, or false in PID 1 if it could not hand over.
-fn hand_over(argv: &[String], report: &mut Report) -> bool {
+fn exec_distribution_init(argv: &[String], report: &mut Report) -> bool {
     let plan = init_program(argv);
     let (path, argv, envp) = match plan {
         Ok(plan) => plan,
@@ -162,7 +162,7 @@ fn hand_over(argv: &[String], report: &mut Report) -> bool {
             syscalls::block_only(SignalSet(0));
             boot::open_console();
             // Only the agent keeps the I/O ports.
-            let error = syscalls::ports::give_up()
+            let error = syscalls::ports::drop_all()
                 .err()
                 .unwrap_or_else(|| syscalls::spawn::exec(&path, &argv, &envp));
             report::log(&format!(
@@ -170,7 +170,7 @@ fn hand_over(argv: &[String], report: &mut Report) -> bool {
                 path.to_string_lossy(),
                 reason(error)
             ));
-            reap_for_ever()
+            reap_forever()
         }
         Err(error) => {
             report.warn("handover", &format!("no second process: {}", reason(error)));
@@ -202,9 +202,9 @@ fn init_program(argv: &[String]) -> Result<(CString, Strings, Strings), String> 
     Ok((path, argv, envp))
 }
 
-/// PID 1 if the distribution's init could not be executed: reaps orphans, while the agent serves
-/// the host.
-fn reap_for_ever() -> ! {
+/// Runs in PID 1 if the distribution's init could not be executed: reaps orphans while the agent
+/// serves the host.
+fn reap_forever() -> ! {
     loop {
         let result = rustix::process::wait(rustix::process::WaitOptions::empty());
         if result.is_err() {
@@ -244,7 +244,7 @@ fn listen_on_vsock(report: &mut Report, link: &Link) -> Option<OwnedFd> {
 }
 
 /// Runs the agent and its event loop as an ordinary process, over Unix sockets.
-fn as_process(options: &[&str]) -> Result<(), String> {
+fn run_as_process(options: &[&str]) -> Result<(), String> {
     // Programs must not inherit stray descriptors.
     syscalls::close_from(3);
     let (mut listen, mut supervisor, mut config) = (None, None, GuestConfig::default());

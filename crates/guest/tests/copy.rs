@@ -124,7 +124,7 @@ fn an_existing_file_is_replaced_whole() {
 }
 
 #[test]
-fn a_tree_arrives_whole() {
+fn a_tree_is_copied_in_whole() {
     let agent = Agent::start();
     let target = agent.path("tree");
     let mut frames = vec![entry("", CopyKind::Folder)];
@@ -156,7 +156,7 @@ fn a_tree_arrives_whole() {
 }
 
 #[test]
-fn existing_folders_are_entered_or_filled() {
+fn a_copy_into_an_existing_folder_keeps_its_content() {
     let agent = Agent::start();
     let target = agent.path("there");
     fs::create_dir(&target).unwrap();
@@ -174,7 +174,7 @@ fn existing_folders_are_entered_or_filled() {
 }
 
 #[test]
-fn paths_out_of_the_copy_are_refused() {
+fn paths_outside_the_target_are_refused() {
     let agent = Agent::start();
     let outside = agent.path("outside");
     fs::create_dir(&outside).unwrap();
@@ -195,7 +195,7 @@ fn paths_out_of_the_copy_are_refused() {
 }
 
 #[test]
-fn links_brought_by_the_copy_are_not_followed() {
+fn symlinks_sent_in_the_copy_are_not_followed() {
     let agent = Agent::start();
     let outside = agent.path("outside");
     fs::create_dir(&outside).unwrap();
@@ -220,7 +220,7 @@ fn links_brought_by_the_copy_are_not_followed() {
 }
 
 #[test]
-fn a_link_that_was_there_is_not_entered() {
+fn an_existing_symlink_below_the_target_is_not_followed() {
     let agent = Agent::start();
     let (outside, target) = (agent.path("outside"), agent.path("target"));
     fs::create_dir(&outside).unwrap();
@@ -233,7 +233,7 @@ fn a_link_that_was_there_is_not_entered() {
 }
 
 #[test]
-fn a_link_in_the_named_folder_is_not_entered() {
+fn an_existing_symlink_in_the_target_is_not_followed() {
     let agent = Agent::start();
     let (outside, target) = (agent.path("outside"), agent.path("target"));
     fs::create_dir(&outside).unwrap();
@@ -260,7 +260,7 @@ fn a_link_in_the_named_folder_is_not_entered() {
 }
 
 #[test]
-fn a_broken_copy_leaves_no_half_of_a_file() {
+fn an_aborted_copy_leaves_no_partial_file() {
     let agent = Agent::start();
     let folder = agent.path("f");
     fs::create_dir(&folder).unwrap();
@@ -294,7 +294,7 @@ fn a_broken_copy_leaves_no_half_of_a_file() {
 }
 
 #[test]
-fn a_tree_leaves_as_it_is() {
+fn a_tree_is_copied_out_unchanged() {
     let agent = Agent::start();
     let tree = agent.path("tree");
     fs::create_dir_all(tree.join("sub")).unwrap();
@@ -331,7 +331,7 @@ fn a_tree_leaves_as_it_is() {
 }
 
 #[test]
-fn what_cannot_leave_says_why() {
+fn a_failed_copy_out_names_the_path_and_reason() {
     let agent = Agent::start();
     for (path, words) in [
         ("/no/such/file", "no such file"),
@@ -348,7 +348,7 @@ fn what_cannot_leave_says_why() {
 }
 
 #[test]
-fn the_kernel_s_files_leave_with_their_content() {
+fn proc_files_are_copied_out_with_their_content() {
     let agent = Agent::start();
     let entries = fetch(&agent, "/proc/version").unwrap();
     assert_eq!(entries[0].1, fs::read("/proc/version").unwrap());
@@ -356,7 +356,7 @@ fn the_kernel_s_files_leave_with_their_content() {
 }
 
 #[test]
-fn the_kernel_s_attributes_are_as_long_as_they_are() {
+fn sysfs_attributes_are_copied_with_their_real_length() {
     let agent = Agent::start();
     // Its size is reported as a page.
     let attribute = "/sys/class/net/lo/address";
@@ -366,7 +366,7 @@ fn the_kernel_s_attributes_are_as_long_as_they_are() {
 }
 
 #[test]
-fn the_kernel_s_files_do_not_leave_empty_when_they_cannot_be_read() {
+fn unreadable_proc_files_are_errors_and_not_copied_as_empty() {
     let agent = Agent::start();
     // Its size is reported as 0, and it has eight bytes per page of address space.
     let message = fetch(&agent, "/proc/self/pagemap").unwrap_err();
@@ -380,7 +380,7 @@ fn the_kernel_s_files_do_not_leave_empty_when_they_cannot_be_read() {
 }
 
 #[test]
-fn a_folder_is_recognised_by_its_dot() {
+fn a_trailing_dot_copies_a_folder_and_no_symlink() {
     let agent = Agent::start();
     let folder = format!("{}/.", agent.folder.path().display());
     assert_eq!(fetch(&agent, &folder).unwrap()[0].0.kind, CopyKind::Folder);
@@ -397,7 +397,7 @@ proptest! {
 
     /// A tree that is copied in and out again is unchanged.
     #[test]
-    fn trees_survive_the_way_there_and_back(
+    fn any_tree_survives_copy_in_and_copy_out(
         tree in proptest::collection::btree_map("[a-d]{1,2}(/[a-d]{1,2}){0,2}", proptest::collection::vec(any::<u8>(), 0..70_000), 0..8)
     ) {
         // A name can't be both file and folder, so files with entries below are left out.

@@ -28,7 +28,7 @@ fn failure(agent: &Agent, command: Command) -> (StartFailure, String) {
 }
 
 #[test]
-fn output_and_status_come_back() {
+fn output_and_exit_status_are_returned() {
     let agent = Agent::start();
     let outcome = agent.sh("echo out; echo err >&2; exit 7");
     assert_eq!(outcome.stdout, b"out\n");
@@ -65,7 +65,7 @@ fn without_stdin_a_program_reads_nothing() {
 }
 
 #[test]
-fn ten_megabytes_come_back_whole_and_before_the_end() {
+fn ten_megabytes_of_output_arrive_before_the_exit_status() {
     let agent = Agent::start();
     let outcome = agent.sh("seq 1 1500000");
     let expected: String = (1..=1_500_000).map(|n| format!("{n}\n")).collect();
@@ -98,7 +98,7 @@ fn megabytes_go_through_a_program_both_ways_at_once() {
 }
 
 #[test]
-fn a_program_that_ignores_its_input_is_not_in_the_way() {
+fn input_for_a_program_that_closed_stdin_is_dropped() {
     let agent = Agent::start();
     let mut connection = agent.exec(Command {
         stdin: true,
@@ -127,7 +127,7 @@ fn environment_and_folder_are_the_command_s() {
 }
 
 #[test]
-fn the_process_is_clean() {
+fn a_program_inherits_no_descriptors_or_signal_state() {
     let agent = Agent::start();
     // Only descriptors 0 to 2 (and ls's own), no blocked signal, and none of the ordinary signals
     // ignored, whatever the agent's parent ignored.
@@ -198,7 +198,7 @@ fn users_are_looked_up_in_the_image() {
 }
 
 #[test]
-fn what_cannot_start_says_why() {
+fn a_failed_start_is_reported_with_its_kind() {
     let agent = Agent::start();
     let file = agent.path("plain");
     std::fs::write(&file, "text").unwrap();
@@ -264,7 +264,7 @@ fn what_cannot_start_says_why() {
 }
 
 #[test]
-fn a_terminal_is_one() {
+fn a_program_with_a_tty_gets_a_sized_pty() {
     let agent = Agent::start();
     let tty = Some(WindowSize {
         rows: 33,
@@ -305,7 +305,7 @@ fn a_terminal_can_be_resized() {
 }
 
 #[test]
-fn keys_typed_into_a_terminal_do_what_they_do() {
+fn control_keys_work_on_a_terminal() {
     let agent = Agent::start();
     let tty = Some(WindowSize {
         rows: 10,
@@ -369,7 +369,7 @@ fn signals_reach_the_whole_process_group() {
 }
 
 #[test]
-fn impossible_signals_are_ignored() {
+fn invalid_signal_numbers_are_ignored() {
     let agent = Agent::start();
     let mut connection = agent.exec(shell("echo ready; sleep 0.2; exit 4"));
     connection.read_until("ready");
@@ -394,7 +394,7 @@ fn a_lost_connection_hangs_up_on_the_program() {
 }
 
 #[test]
-fn half_a_connection_is_a_lost_one() {
+fn a_half_closed_connection_counts_as_lost() {
     let agent = Agent::start();
     let mut connection = agent.exec(shell("echo ready; sleep 100"));
     let pid = connection.started();
@@ -418,7 +418,7 @@ fn a_program_that_ignores_the_hang_up_is_killed() {
 }
 
 #[test]
-fn a_daemon_left_behind_does_not_hold_the_end_up() {
+fn a_background_process_does_not_delay_the_exit_report() {
     let agent = Agent::start();
     let outcome = agent.sh("sleep 1000 & echo started; exit 5");
     assert_eq!(
@@ -522,7 +522,7 @@ fn garbage_closes_that_connection_and_nothing_else() {
 }
 
 #[test]
-fn no_bytes_end_the_agent() {
+fn no_input_crashes_the_agent() {
     use proptest::prelude::*;
     let agent = Agent::start();
     let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig::with_cases(300));
@@ -572,7 +572,7 @@ fn a_request_may_come_byte_by_byte() {
 }
 
 #[test]
-fn another_version_is_refused_in_words() {
+fn an_unknown_protocol_version_is_refused_with_a_message() {
     let agent = Agent::start();
     let mut connection = agent.connect();
     connection.send(&Request::Exec {
@@ -597,7 +597,7 @@ fn another_version_is_refused_in_words() {
 }
 
 #[test]
-fn stat_tells_memory_and_load() {
+fn stat_reports_memory_and_cpu_time() {
     let agent = Agent::start();
     let mut connection = agent.connect();
     connection.send(&Request::Stat { version: VERSION });

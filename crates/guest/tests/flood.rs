@@ -1,5 +1,5 @@
-//! Clients that wait, send slowly, flood or never end take a bounded amount of memory, processes
-//! and time, and delay no other client.
+//! Clients that stall, send slowly, flood or never disconnect take a bounded amount of memory,
+//! processes and time, and delay no other client.
 
 mod harness;
 
@@ -19,7 +19,7 @@ const PROGRAMS: usize = 240;
 const COPIES: usize = 64;
 
 /// Checks that a well-behaved client is served.
-fn goes_on(agent: &Agent) {
+fn assert_served(agent: &Agent) {
     assert_eq!(agent.sh("echo x").stdout, b"x\n");
     stat(agent);
 }
@@ -45,7 +45,7 @@ fn sessions(agent: &Agent, count: usize, script: &str) -> Vec<Connection> {
 }
 
 /// Writes until the peer accepts no more; returns the bytes written.
-fn stuff(mut stream: &UnixStream, bytes: &[u8]) -> usize {
+fn write_until_full(mut stream: &UnixStream, bytes: &[u8]) -> usize {
     stream.set_nonblocking(true).unwrap();
     let mut taken = 0;
     let mut idle = 0;
@@ -66,22 +66,22 @@ fn stuff(mut stream: &UnixStream, bytes: &[u8]) -> usize {
 }
 
 #[test]
-fn a_connection_more_takes_the_place_of_the_one_that_said_nothing_for_longest() {
+fn a_connection_over_the_limit_replaces_the_longest_silent_one() {
     let agent = Agent::start();
-    let mut crowd: Vec<_> = (0..CONNECTIONS).map(|_| agent.connect()).collect();
+    let mut connections: Vec<_> = (0..CONNECTIONS).map(|_| agent.connect()).collect();
     // Half a frame is not a request either.
-    crowd[1].stream.write_all(&[9, 0, 0]).unwrap();
-    goes_on(&agent);
-    assert!(crowd[0].is_closed());
-    let last = crowd.last_mut().unwrap();
+    connections[1].stream.write_all(&[9, 0, 0]).unwrap();
+    assert_served(&agent);
+    assert!(connections[0].is_closed());
+    let last = connections.last_mut().unwrap();
     last.send(&Request::Stat { version: VERSION });
     assert!(last.next::<Stat>().is_some());
 }
 
 #[test]
-fn programs_without_number_leave_room_for_the_node() {
+fn programs_over_the_limit_are_refused_and_the_node_is_served() {
     let agent = Agent::start();
-    let mut crowd = sessions(&agent, PROGRAMS, "exec cat");
+    let mut connections = sessions(&agent, PROGRAMS, "exec cat");
     let mut refused = agent.exec(shell("true"));
     match refused.next() {
         Some(ExecOutput::Failed(error)) => {
@@ -92,33 +92,33 @@ fn programs_without_number_leave_room_for_the_node() {
     assert!(refused.is_closed());
     stat(&agent);
     assert_eq!(agent.children().len(), PROGRAMS);
-    // A program that ignores the hang-up counts until it has ended.
-    let deaf = crowd.pop().unwrap();
-    deaf.half_close();
-    drop(deaf);
+    // A program whose connection was closed counts until it has ended.
+    let dropped = connections.pop().unwrap();
+    dropped.half_close();
+    drop(dropped);
     wait_until("there is room", || {
         let mut connection = agent.exec(shell("true"));
         matches!(connection.next(), Some(ExecOutput::Started { .. }))
     });
-    for connection in &mut crowd {
+    for connection in &mut connections {
         connection.input(b"all");
         connection.send(&ExecInput::StdinClosed);
     }
-    for connection in crowd {
+    for connection in connections {
         assert_eq!(connection.finish().stdout, b"all");
     }
     wait_until("all have ended", || agent.children().is_empty());
 }
 
 #[test]
-fn programs_that_ignore_that_they_are_hung_up_on_are_counted() {
+fn programs_that_ignore_sighup_count_until_they_are_killed() {
     let agent = Agent::start();
     let script = "trap '' HUP; echo up; exec sleep 1000";
-    let mut crowd = sessions(&agent, PROGRAMS, script);
-    for connection in &mut crowd {
+    let mut connections = sessions(&agent, PROGRAMS, script);
+    for connection in &mut connections {
         connection.read_until("up");
     }
-    drop(crowd);
+    drop(connections);
     // They have a few seconds; until then no client can start more.
     let mut most = 0;
     wait_until("they are killed", || {
@@ -127,14 +127,14 @@ fn programs_that_ignore_that_they_are_hung_up_on_are_counted() {
         matches!(connection.next(), Some(ExecOutput::Started { .. }))
     });
     assert!(most <= PROGRAMS, "{most} programs");
-    goes_on(&agent);
+    assert_served(&agent);
 }
 
 #[test]
-fn floods_of_programs_that_nobody_reads_take_bounded_memory() {
+fn unread_output_of_many_programs_takes_bounded_memory() {
     let agent = Agent::start();
     let before = agent.memory();
-    let crowd = sessions(&agent, 100, "exec yes 2>&1");
+    let connections = sessions(&agent, 100, "exec yes 2>&1");
     // Each has filled its buffers.
     wait_until("they wait for their readers", || {
         let waits = |pid: &u32| {
@@ -143,25 +143,25 @@ fn floods_of_programs_that_nobody_reads_take_bounded_memory() {
         };
         agent.children().iter().all(waits)
     });
-    goes_on(&agent);
+    assert_served(&agent);
     let each = (agent.memory() - before) / 100;
     // 128 KiB, and one more piece of 64 KiB; the allocator may keep the same again.
     assert!(each < 384 << 10, "{each} bytes each");
-    drop(crowd);
+    drop(connections);
     wait_until("they are gone", || agent.children().is_empty());
-    goes_on(&agent);
+    assert_served(&agent);
 }
 
 #[test]
-fn input_without_end_for_programs_that_read_none_is_not_taken() {
+fn unread_input_of_many_programs_takes_bounded_memory() {
     let agent = Agent::start();
     let before = agent.memory();
     let frame = frame::to_vec(&ExecInput::Stdin(vec![b'x'; frame::MAX_DATA])).unwrap();
-    let crowd = sessions(&agent, 10, "exec sleep 1000");
-    for connection in &crowd {
-        stuff(&connection.stream, &frame);
+    let connections = sessions(&agent, 10, "exec sleep 1000");
+    for connection in &connections {
+        write_until_full(&connection.stream, &frame);
     }
-    goes_on(&agent);
+    assert_served(&agent);
     let each = (agent.memory() - before) / 10;
     assert!(each < 1 << 20, "{each} bytes each");
     // An endless stream of frames without effect is processed piece by piece.
@@ -173,15 +173,15 @@ fn input_without_end_for_programs_that_read_none_is_not_taken() {
         while stream.write_all(&signals).is_ok() {}
     });
     for _ in 0..20 {
-        goes_on(&agent);
+        assert_served(&agent);
     }
     busy[0].stream.shutdown(std::net::Shutdown::Both).unwrap();
     flood.join().unwrap();
-    goes_on(&agent);
+    assert_served(&agent);
 }
 
 #[test]
-fn copies_without_number_that_nobody_feeds_or_reads_have_a_bound() {
+fn stalled_copies_are_limited_in_number() {
     let agent = Agent::start();
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("large"), vec![1; 8 << 20]).unwrap();
@@ -195,7 +195,7 @@ fn copies_without_number_that_nobody_feeds_or_reads_have_a_bound() {
         });
         connection
     };
-    let crowd: Vec<_> = (0..COPIES).map(begin).collect();
+    let connections: Vec<_> = (0..COPIES).map(begin).collect();
     wait_until("all have begun", || agent.children().len() == COPIES);
     match begin(0).next::<CopyDone>() {
         Some(CopyDone {
@@ -211,9 +211,9 @@ fn copies_without_number_that_nobody_feeds_or_reads_have_a_bound() {
         }
         other => panic!("{other:?}"),
     }
-    goes_on(&agent);
-    drop(crowd);
+    assert_served(&agent);
+    drop(connections);
     wait_until("they are gone", || agent.children().is_empty());
     drop(begin(0));
-    goes_on(&agent);
+    assert_served(&agent);
 }

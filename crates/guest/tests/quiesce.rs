@@ -1,11 +1,11 @@
 //! Programs that are frozen for a capture, and the gate before they are thawed.
 //!
-//! Tests that freeze need a cgroup v2 of their own; where there is none they run in the machine
-//! only.
+//! Tests that freeze programs need a cgroup v2 of their own; where they can't create one, they run
+//! only in the machine.
 
 mod harness;
 
-use harness::{Agent, Connection, Groups, Heard, Node, shell, wait_until};
+use harness::{Agent, Connection, Groups, Node, Received, shell, wait_until};
 use jiffy_wire::agent::{
     Done, ExecInput, ExecOutput, ExitStatus, FromGuest, Request, ToGuest, VERSION,
 };
@@ -46,7 +46,7 @@ fn quiesce(agent: &Agent) -> (Connection, Option<Done>) {
     (connection, done)
 }
 
-fn still(agent: &Agent) -> Connection {
+fn quiesced(agent: &Agent) -> Connection {
     let (connection, done) = quiesce(agent);
     assert_eq!(done, Some(Done::Ok));
     connection
@@ -74,7 +74,7 @@ fn count(agent: &Agent) -> u64 {
     text.trim().parse().unwrap_or(0)
 }
 
-fn counts(agent: &Agent) -> bool {
+fn is_counting(agent: &Agent) -> bool {
     let before = std::fs::metadata(agent.path("count"))
         .unwrap()
         .modified()
@@ -96,15 +96,15 @@ fn welcome(connection: &mut Connection) {
 }
 
 #[test]
-fn without_programs_any_guest_can_be_still() {
+fn a_guest_without_programs_can_be_quiesced() {
     let agent = Agent::start();
-    let connection = still(&agent);
+    let connection = quiesced(&agent);
     drop(connection);
     assert_eq!(agent.sh("echo on").text(), "on\n");
 }
 
 #[test]
-fn a_holder_that_goes_before_it_is_answered_holds_nobody() {
+fn a_quiesce_client_that_leaves_early_freezes_nothing() {
     let agent = Agent::start();
     for _ in 0..20 {
         let mut connection = agent.connect();
@@ -118,7 +118,7 @@ fn a_holder_that_goes_before_it_is_answered_holds_nobody() {
 }
 
 #[test]
-fn programs_that_cannot_be_frozen_are_a_reason_to_refuse() {
+fn quiesce_is_refused_without_control_groups() {
     let agent = Agent::start();
     let _program = counter(&agent);
     let (mut connection, done) = quiesce(&agent);
@@ -127,24 +127,24 @@ fn programs_that_cannot_be_frozen_are_a_reason_to_refuse() {
     };
     assert!(message.contains("no control groups"), "{message}");
     assert!(connection.is_closed());
-    wait_until("it goes on", || counts(&agent));
+    wait_until("it goes on", || is_counting(&agent));
 }
 
 #[test]
-fn a_program_stands_still_until_the_connection_ends() {
+fn a_program_is_frozen_until_the_connection_ends() {
     let Some(groups) = groups() else { return };
     let agent = Agent::in_groups(EMPTY, false, Some(&groups));
     let _program = counter(&agent);
     for _ in 0..3 {
-        let connection = still(&agent);
-        assert!(!counts(&agent));
+        let connection = quiesced(&agent);
+        assert!(!is_counting(&agent));
         drop(connection);
-        wait_until("it goes on", || counts(&agent));
+        wait_until("it goes on", || is_counting(&agent));
     }
 }
 
 #[test]
-fn every_group_is_frozen_and_one_that_was_frozen_stays_so() {
+fn every_cgroup_is_frozen_and_paused_ones_stay_frozen() {
     let Some(groups) = groups() else { return };
     let agent = Agent::in_groups(EMPTY, false, Some(&groups));
     let _program = counter(&agent);
@@ -164,7 +164,7 @@ fn every_group_is_frozen_and_one_that_was_frozen_stays_so() {
         });
     }
     groups.write("paused/cgroup.freeze", "1");
-    let connection = still(&agent);
+    let connection = quiesced(&agent);
     assert!(groups.below().len() >= 3, "{:?}", groups.below());
     for group in groups.below() {
         let events = std::fs::read_to_string(group.join("cgroup.events")).unwrap();
@@ -181,7 +181,7 @@ fn every_group_is_frozen_and_one_that_was_frozen_stays_so() {
 }
 
 #[test]
-fn a_family_that_multiplies_is_caught_whole() {
+fn processes_that_keep_forking_are_all_frozen() {
     let Some(groups) = groups() else { return };
     let agent = Agent::in_groups(EMPTY, false, Some(&groups));
     let script = "for n in 1 2 3 4; do (while :; do (/bin/true; exit) & /bin/true; wait; done) & done; echo up; wait";
@@ -189,7 +189,7 @@ fn a_family_that_multiplies_is_caught_whole() {
     program.read_until("up");
     let mut others = Vec::new();
     for _ in 0..5 {
-        let connection = still(&agent);
+        let connection = quiesced(&agent);
         assert_eq!(
             groups.read("cgroup.procs").trim(),
             agent.process.id().to_string()
@@ -206,11 +206,11 @@ fn a_family_that_multiplies_is_caught_whole() {
 }
 
 #[test]
-fn others_wait_while_programs_stand_still() {
+fn other_requests_wait_while_programs_are_frozen() {
     let Some(groups) = groups() else { return };
     let agent = Agent::in_groups(EMPTY, false, Some(&groups));
     let _program = counter(&agent);
-    let connection = still(&agent);
+    let connection = quiesced(&agent);
     let mut other = agent.exec(shell("echo now"));
     other
         .stream
@@ -227,15 +227,15 @@ fn others_wait_while_programs_stand_still() {
 }
 
 #[test]
-fn what_was_written_is_delivered_before_the_answer() {
+fn output_is_delivered_before_the_quiesce_answer() {
     let Some(groups) = groups() else { return };
     let main = "i=0; while :; do i=$((i+1)); echo line $i; done";
     let agent = Agent::in_groups(&config("test", main, ""), true, Some(&groups));
     let node = Node::listen(&agent.path("node"));
     let mut channel = node.welcome(0, 0);
-    let mut heard = Heard::default();
-    while heard.pid.is_none() {
-        heard.take(channel.next().expect("the channel lives"));
+    let mut received = Received::default();
+    while received.pid.is_none() {
+        received.take(channel.next().expect("the channel lives"));
     }
     let mut asking = agent.connect();
     asking.send(&Request::Quiesce {
@@ -250,7 +250,7 @@ fn what_was_written_is_delivered_before_the_answer() {
         let more = rustix::net::recv(&channel.stream, &mut byte, rustix::net::RecvFlags::PEEK);
         channel.stream.set_nonblocking(false).unwrap();
         if more.is_ok() {
-            heard.take(channel.next().expect("the channel lives"));
+            received.take(channel.next().expect("the channel lives"));
         } else {
             std::thread::sleep(Duration::from_millis(20));
             let mut length = [0; 4];
@@ -258,14 +258,14 @@ fn what_was_written_is_delivered_before_the_answer() {
                 break;
             }
         }
-        let stdout_offset = heard.stdout.len() as u64;
+        let stdout_offset = received.stdout.len() as u64;
         channel.send(&ToGuest::MainOutputStored {
             stdout_offset,
             stderr_offset: 0,
         });
     }
     // All output of the frozen program was sent.
-    let pid = heard.pid.unwrap();
+    let pid = received.pid.unwrap();
     let pipe = std::fs::read_link(format!("/proc/{pid}/fd/1")).unwrap();
     let ours = std::fs::read_dir(format!("/proc/{}/fd", agent.process.id())).unwrap();
     let end = ours
@@ -277,44 +277,44 @@ fn what_was_written_is_delivered_before_the_answer() {
 }
 
 #[test]
-fn a_generation_that_is_known_changes_nothing() {
+fn a_known_generation_changes_nothing() {
     let Some(groups) = groups() else { return };
     let agent = Agent::in_groups(&config("test", "cat", ""), true, Some(&groups));
-    agent.show(GENERATION, &generation(FIRST_ID, true));
-    agent.show(CONFIG, &config("other", "exit 7", ""));
+    agent.set_host_file(GENERATION, &generation(FIRST_ID, true));
+    agent.set_host_file(CONFIG, &config("other", "exit 7", ""));
     let node = Node::listen(&agent.path("node"));
     let mut channel = node.welcome(0, 0);
-    let mut heard = Heard::default();
-    heard.listen_until(&mut channel, |heard| heard.pid.is_some());
-    drop(still(&agent));
+    let mut received = Received::default();
+    received.listen_until(&mut channel, |received| received.pid.is_some());
+    drop(quiesced(&agent));
     channel.send(&ToGuest::MainInput(ExecInput::Stdin(b"same\n".to_vec())));
-    heard.listen_until(&mut channel, |heard| heard.stdout == b"same\n");
+    received.listen_until(&mut channel, |received| received.stdout == b"same\n");
 }
 
 #[test]
-fn a_new_generation_starts_its_command_and_says_hello_anew() {
+fn a_new_generation_starts_its_command_and_reconnects() {
     let agent = Agent::in_groups(EMPTY, true, None);
     let node = Node::listen(&agent.path("node"));
     let (mut old, attempt) = node.accept();
     assert_eq!(attempt, 0);
     welcome(&mut old);
     while !matches!(old.next::<FromGuest>(), Some(FromGuest::Ready)) {}
-    let connection = still(&agent);
+    let connection = quiesced(&agent);
     let service = ",\"services\":[{\"name\":\"s\",\"command\":{\"argv\":[\"echo\",\"served\"]}}],\"power_off_after_main\":true";
-    agent.show(CONFIG, &config("child", "echo hello; exit 5", service));
-    agent.show(GENERATION, &generation(FIRST_ID, true));
+    agent.set_host_file(CONFIG, &config("child", "echo hello; exit 5", service));
+    agent.set_host_file(GENERATION, &generation(FIRST_ID, true));
     drop(connection);
     let (mut channel, vm_id, attempt) = node.accept_any();
     assert_eq!((vm_id.as_str(), attempt), ("child", 0));
     assert!(old.is_closed());
     welcome(&mut channel);
-    let mut heard = Heard::default();
-    heard.listen_until(&mut channel, |heard| {
-        heard.end.is_some() && heard.log.iter().any(|line| line == "s: served")
+    let mut received = Received::default();
+    received.listen_until(&mut channel, |received| {
+        received.end.is_some() && received.log.iter().any(|line| line == "s: served")
     });
-    assert!(heard.ready && heard.pid.is_some());
+    assert!(received.ready && received.pid.is_some());
     assert_eq!(
-        (heard.stdout.as_slice(), heard.end),
+        (received.stdout.as_slice(), received.end),
         (&b"hello\n"[..], Some(ExitStatus::Code(5)))
     );
     channel.send(&ToGuest::MainEndStored);
@@ -323,43 +323,46 @@ fn a_new_generation_starts_its_command_and_says_hello_anew() {
 }
 
 #[test]
-fn a_clone_s_first_command_goes_on_and_counts_from_the_start() {
+fn a_clones_command_continues_with_offsets_from_zero() {
     let Some(groups) = groups() else { return };
     let agent = Agent::in_groups(&config("test", "cat", ""), true, Some(&groups));
     let node = Node::listen(&agent.path("node"));
     let mut old = node.welcome(0, 0);
-    let mut heard = Heard::default();
+    let mut received = Received::default();
     old.send(&ToGuest::MainInput(ExecInput::Stdin(
         b"parent's\n".to_vec(),
     )));
     // Output without confirmation still belongs to the parent.
-    heard.listen_until(&mut old, |heard| heard.stdout == b"parent's\n");
-    let connection = still(&agent);
-    agent.show(CONFIG, &config("child", "cat", ""));
-    agent.show(GENERATION, &generation(FIRST_ID, false));
+    received.listen_until(&mut old, |received| received.stdout == b"parent's\n");
+    let connection = quiesced(&agent);
+    agent.set_host_file(CONFIG, &config("child", "cat", ""));
+    agent.set_host_file(GENERATION, &generation(FIRST_ID, false));
     drop(connection);
     let (mut channel, vm_id, _) = node.accept_any();
     assert_eq!(vm_id, "child");
     welcome(&mut channel);
     channel.send(&ToGuest::MainInput(ExecInput::Stdin(b"child's\n".to_vec())));
-    let mut again = Heard::default();
-    again.listen_until(&mut channel, |heard| heard.stdout == b"child's\n");
-    assert_eq!(again.pid, heard.pid);
+    let mut again = Received::default();
+    again.listen_until(&mut channel, |received| received.stdout == b"child's\n");
+    assert_eq!(again.pid, received.pid);
     // Once more, from the clone.
-    let connection = still(&agent);
-    agent.show(GENERATION, &generation(SECOND_ID, false));
+    let connection = quiesced(&agent);
+    agent.set_host_file(GENERATION, &generation(SECOND_ID, false));
     drop(connection);
     let (mut channel, ..) = node.accept_any();
     welcome(&mut channel);
     channel.send(&ToGuest::MainInput(ExecInput::StdinClosed));
-    let mut last = Heard::default();
-    last.listen_until(&mut channel, |heard| heard.end.is_some());
-    assert_eq!((last.pid, last.end), (heard.pid, Some(ExitStatus::Code(0))));
+    let mut last = Received::default();
+    last.listen_until(&mut channel, |received| received.end.is_some());
+    assert_eq!(
+        (last.pid, last.end),
+        (received.pid, Some(ExitStatus::Code(0)))
+    );
     assert!(last.stdout.is_empty());
 }
 
 #[test]
-fn an_earlier_command_lives_on_beside_the_new_one() {
+fn the_captured_command_continues_beside_the_new_one() {
     let Some(groups) = groups() else { return };
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().to_str().unwrap();
@@ -372,16 +375,16 @@ fn an_earlier_command_lives_on_beside_the_new_one() {
         groups.read("cgroup.procs").lines().count() > 1
     });
     // A node without confirmations delays the capture, but only for a limited time.
-    let connection = still(&agent);
-    agent.show(CONFIG, &config("child", "echo new; exit 3", ""));
-    agent.show(GENERATION, &generation(FIRST_ID, true));
+    let connection = quiesced(&agent);
+    agent.set_host_file(CONFIG, &config("child", "echo new; exit 3", ""));
+    agent.set_host_file(GENERATION, &generation(FIRST_ID, true));
     drop((connection, old));
     let (mut channel, ..) = node.accept_any();
     welcome(&mut channel);
-    let mut heard = Heard::default();
-    heard.listen_until(&mut channel, |heard| heard.end.is_some());
+    let mut received = Received::default();
+    received.listen_until(&mut channel, |received| received.end.is_some());
     assert_eq!(
-        (heard.stdout.as_slice(), heard.end),
+        (received.stdout.as_slice(), received.end),
         (&b"new\n"[..], Some(ExitStatus::Code(3)))
     );
     let alive = folder.path().join("alive");
@@ -400,8 +403,8 @@ fn connections_of_the_captured_guest_are_hung_up() {
     let script = script.replace("FOLDER", agent.folder.path().to_str().unwrap());
     let mut program = agent.exec(shell(&script));
     program.read_until("up");
-    let connection = still(&agent);
-    agent.show(GENERATION, &generation(FIRST_ID, false));
+    let connection = quiesced(&agent);
+    agent.set_host_file(GENERATION, &generation(FIRST_ID, false));
     drop(connection);
     wait_until("it is told", || agent.path("end").exists());
     assert_eq!(program.next::<ExecOutput>(), None);
@@ -409,7 +412,7 @@ fn connections_of_the_captured_guest_are_hung_up() {
 }
 
 #[test]
-fn a_generation_that_cannot_be_read_lets_nothing_go_on() {
+fn an_unreadable_generation_ends_the_vm_without_thawing() {
     let broken = generation(FIRST_ID, true).replace("5a5a", "5a5");
     let no_config = generation(FIRST_ID, true);
     for (generation, config) in [
@@ -420,34 +423,34 @@ fn a_generation_that_cannot_be_read_lets_nothing_go_on() {
         let Some(groups) = groups() else { return };
         let mut agent = Agent::in_groups(EMPTY, false, Some(&groups));
         let _program = counter(&agent);
-        let connection = still(&agent);
+        let connection = quiesced(&agent);
         if let Some(config) = config {
-            agent.show(CONFIG, config);
+            agent.set_host_file(CONFIG, config);
         }
-        agent.show(GENERATION, generation);
+        agent.set_host_file(GENERATION, generation);
         drop(connection);
         agent.wait_for_end();
-        assert!(!counts(&agent), "it runs");
+        assert!(!is_counting(&agent), "it runs");
         let console = agent.console();
         assert!(console.contains("cannot go on"), "{console}");
     }
 }
 
 #[test]
-fn a_generation_that_was_broken_before_is_a_reason_to_refuse() {
+fn quiesce_is_refused_when_the_generation_is_already_invalid() {
     let agent = Agent::start();
-    agent.show(GENERATION, "nonsense");
+    agent.set_host_file(GENERATION, "nonsense");
     let (_, done) = quiesce(&agent);
     assert!(matches!(done, Some(Done::Error(message)) if message.contains("not a generation")));
 }
 
 #[test]
-fn a_holder_that_talks_lets_go() {
+fn data_from_the_quiesce_client_thaws_the_guest() {
     let Some(groups) = groups() else { return };
     let agent = Agent::in_groups(EMPTY, false, Some(&groups));
     let _program = counter(&agent);
-    let mut connection = still(&agent);
+    let mut connection = quiesced(&agent);
     connection.send(&ExecInput::StdinClosed);
     assert!(connection.is_closed());
-    wait_until("it goes on", || counts(&agent));
+    wait_until("it goes on", || is_counting(&agent));
 }

@@ -2,7 +2,7 @@
 
 mod harness;
 
-use harness::{Agent, Heard, Node, wait_until};
+use harness::{Agent, Node, Received, wait_until};
 use jiffy_wire::agent::{
     Done, ExecInput, ExitStatus, FromGuest, MAIN_OUTPUT_WINDOW, Request, StartFailure, ToGuest,
     VERSION,
@@ -37,17 +37,17 @@ fn the_first_command_does_not_wait_for_a_node() {
 }
 
 #[test]
-fn everything_is_reported_and_then_the_vm_ends() {
+fn the_vm_ends_after_all_output_is_reported() {
     let (mut agent, node) = with_main("echo out; echo err >&2; exit 9", POWER_OFF);
     let mut channel = node.welcome(0, 0);
-    let mut heard = Heard::default();
-    heard.listen_until(&mut channel, |heard| heard.end.is_some());
-    assert!(heard.ready && heard.pid.is_some());
+    let mut received = Received::default();
+    received.listen_until(&mut channel, |received| received.end.is_some());
+    assert!(received.ready && received.pid.is_some());
     assert_eq!(
-        (heard.stdout.as_slice(), heard.stderr.as_slice()),
+        (received.stdout.as_slice(), received.stderr.as_slice()),
         (&b"out\n"[..], &b"err\n"[..])
     );
-    assert_eq!(heard.end, Some(ExitStatus::Code(9)));
+    assert_eq!(received.end, Some(ExitStatus::Code(9)));
     // It ends only after the node has stored everything.
     std::thread::sleep(Duration::from_millis(200));
     assert_eq!(agent.process.try_wait().unwrap(), None);
@@ -57,7 +57,7 @@ fn everything_is_reported_and_then_the_vm_ends() {
 }
 
 #[test]
-fn nothing_is_said_before_the_welcome() {
+fn nothing_is_sent_before_the_welcome() {
     let (_agent, node) = with_main("echo x", "");
     let (mut channel, attempt) = node.accept();
     assert_eq!(attempt, 0);
@@ -100,23 +100,23 @@ fn a_command_that_cannot_start_is_reported_until_stored() {
 }
 
 #[test]
-fn a_node_that_comes_back_misses_nothing() {
+fn a_node_that_reconnects_misses_no_output() {
     let (_agent, node) = with_main("seq 1 100000; exit 2", "");
-    let mut heard = Heard::default();
+    let mut received = Received::default();
     let mut connections = 0;
     // Each connection is cut after some time, when only a part of the output was stored.
-    while heard.end.is_none() {
-        let mut channel = node.welcome(heard.stdout.len() as u64, 0);
+    while received.end.is_none() {
+        let mut channel = node.welcome(received.stdout.len() as u64, 0);
         connections += 1;
         for _ in 0..4 {
             match channel.next() {
-                Some(message) => heard.take(message),
+                Some(message) => received.take(message),
                 None => break,
             }
-            if heard.end.is_some() {
+            if received.end.is_some() {
                 break;
             }
-            let stdout_offset = heard.stdout.len() as u64;
+            let stdout_offset = received.stdout.len() as u64;
             channel.send(&ToGuest::MainOutputStored {
                 stdout_offset,
                 stderr_offset: 0,
@@ -124,28 +124,28 @@ fn a_node_that_comes_back_misses_nothing() {
         }
     }
     let expected: String = (1..=100_000).map(|n| format!("{n}\n")).collect();
-    assert!(heard.stdout == expected.as_bytes());
-    assert_eq!(heard.end, Some(ExitStatus::Code(2)));
+    assert!(received.stdout == expected.as_bytes());
+    assert_eq!(received.end, Some(ExitStatus::Code(2)));
     assert!(connections > 1);
 }
 
 #[test]
-fn the_end_is_repeated_until_it_is_stored() {
+fn the_exit_status_is_resent_until_it_is_stored() {
     let (mut agent, node) = with_main("exit 3", POWER_OFF);
     for _ in 0..3 {
         let mut channel = node.welcome(0, 0);
-        let mut heard = Heard::default();
-        heard.listen_until(&mut channel, |heard| heard.end.is_some());
-        assert!(heard.pid.is_some() && heard.ready);
+        let mut received = Received::default();
+        received.listen_until(&mut channel, |received| received.end.is_some());
+        assert!(received.pid.is_some() && received.ready);
     }
     let mut channel = node.welcome(0, 0);
-    Heard::default().listen_until(&mut channel, |heard| heard.end.is_some());
+    Received::default().listen_until(&mut channel, |received| received.end.is_some());
     channel.send(&ToGuest::MainEndStored);
     assert!(agent.wait_for_end().success());
 }
 
 #[test]
-fn a_node_that_is_away_slows_the_command_down() {
+fn a_silent_node_applies_backpressure_to_the_command() {
     let (agent, node) = with_main("yes; echo never", "");
     let (mut channel, _) = node.accept();
     // Accepted without a welcome: the agent must not send anything.
@@ -157,9 +157,9 @@ fn a_node_that_is_away_slows_the_command_down() {
         stderr_offset: 0,
     });
     // Welcomed without confirmations: it sends up to a limit and then stops.
-    let mut heard = Heard::default();
-    heard.listen_until(&mut channel, |heard| {
-        heard.stdout.len() >= MAIN_OUTPUT_WINDOW
+    let mut received = Received::default();
+    received.listen_until(&mut channel, |received| {
+        received.stdout.len() >= MAIN_OUTPUT_WINDOW
     });
     channel
         .stream
@@ -204,23 +204,23 @@ fn input_and_output_of_any_size_do_not_block_each_other() {
             .iter()
             .for_each(|offset| send(&stored(offset)));
     });
-    let mut heard = Heard::default();
-    while heard.end.is_none() {
-        heard.take(channel.next().expect("the channel lives"));
-        confirm.send(heard.stdout.len() as u64).unwrap();
+    let mut received = Received::default();
+    while received.end.is_none() {
+        received.take(channel.next().expect("the channel lives"));
+        confirm.send(received.stdout.len() as u64).unwrap();
     }
     drop(confirm);
     thread.join().unwrap();
-    assert!(heard.stdout == sent);
-    assert_eq!(heard.end, Some(ExitStatus::Code(4)));
+    assert!(received.stdout == sent);
+    assert_eq!(received.end, Some(ExitStatus::Code(4)));
 }
 
 #[test]
-fn input_nobody_reads_stays_with_the_node() {
+fn unread_input_stays_with_the_node() {
     let (agent, node) = with_main("echo ready; sleep 100", "");
     let mut channel = node.welcome(0, 0);
-    let mut heard = Heard::default();
-    heard.listen_until(&mut channel, |heard| heard.stdout == b"ready\n");
+    let mut received = Received::default();
+    received.listen_until(&mut channel, |received| received.stdout == b"ready\n");
     channel
         .stream
         .set_write_timeout(Some(Duration::from_millis(500)))
@@ -233,20 +233,20 @@ fn input_nobody_reads_stays_with_the_node() {
 }
 
 #[test]
-fn room_for_input_is_told_as_the_command_reads() {
+fn room_for_input_is_announced_as_the_command_reads() {
     let (_agent, node) = with_main("read line; sleep 0.3; wc -c", "");
     let mut channel = node.welcome(0, 0);
-    let mut heard = Heard::default();
-    heard.listen_until(&mut channel, |heard| heard.pid.is_some());
-    let first = heard.input_room;
+    let mut received = Received::default();
+    received.listen_until(&mut channel, |received| received.pid.is_some());
+    let first = received.input_room;
     assert!(first >= MAX_DATA as u64);
     let total = 4 << 20;
     let mut sent = 0;
     while sent < total {
         // Room is announced only for input that was read.
-        assert!(heard.input_room <= first + sent, "{heard:?}");
-        heard.listen_until(&mut channel, |heard| heard.input_room > sent);
-        let piece = (heard.input_room - sent)
+        assert!(received.input_room <= first + sent, "{received:?}");
+        received.listen_until(&mut channel, |received| received.input_room > sent);
+        let piece = (received.input_room - sent)
             .min(total - sent)
             .min(MAX_DATA as u64);
         let bytes = vec![b'\n'; piece as usize];
@@ -254,8 +254,8 @@ fn room_for_input_is_told_as_the_command_reads() {
         sent += piece;
     }
     channel.send(&ToGuest::MainInput(ExecInput::StdinClosed));
-    heard.listen_until(&mut channel, |heard| heard.end.is_some());
-    let rest: u64 = std::str::from_utf8(&heard.stdout)
+    received.listen_until(&mut channel, |received| received.end.is_some());
+    let rest: u64 = std::str::from_utf8(&received.stdout)
         .unwrap()
         .trim()
         .parse()
@@ -264,22 +264,22 @@ fn room_for_input_is_told_as_the_command_reads() {
     // A new connection begins with all the room again.
     drop(channel);
     let mut channel = node.welcome(0, 0);
-    let mut again = Heard::default();
-    again.listen_until(&mut channel, |heard| heard.end.is_some());
+    let mut again = Received::default();
+    again.listen_until(&mut channel, |received| received.end.is_some());
     assert_eq!(again.input_room, first);
 }
 
 #[test]
-fn signals_reach_the_first_command_both_ways() {
+fn signals_reach_the_first_command_by_channel_and_by_request() {
     let (agent, node) = with_main(
         "trap 'echo usr1' USR1; trap 'exit 6' TERM; echo ready; while :; do sleep 0.05; done",
         "",
     );
     let mut channel = node.welcome(0, 0);
-    let mut heard = Heard::default();
-    heard.listen_until(&mut channel, |heard| heard.stdout == b"ready\n");
+    let mut received = Received::default();
+    received.listen_until(&mut channel, |received| received.stdout == b"ready\n");
     channel.send(&ToGuest::MainInput(ExecInput::Signal(10)));
-    heard.listen_until(&mut channel, |heard| heard.stdout == b"ready\nusr1\n");
+    received.listen_until(&mut channel, |received| received.stdout == b"ready\nusr1\n");
     let ask = |signal| {
         let mut connection = agent.connect();
         connection.send(&Request::SignalMain {
@@ -289,13 +289,13 @@ fn signals_reach_the_first_command_both_ways() {
         connection.next::<Done>().unwrap()
     };
     assert_eq!(ask(15), Done::Ok);
-    heard.listen_until(&mut channel, |heard| heard.end.is_some());
-    assert_eq!(heard.end, Some(ExitStatus::Code(6)));
+    received.listen_until(&mut channel, |received| received.end.is_some());
+    assert_eq!(received.end, Some(ExitStatus::Code(6)));
     assert!(matches!(ask(15), Done::Error(message) if message.contains("does not run")));
 }
 
 #[test]
-fn a_node_that_talks_nonsense_is_dialled_again() {
+fn the_guest_reconnects_after_invalid_messages() {
     let (_agent, node) = with_main("echo kept; sleep 100", "");
     for nonsense in [
         vec![0xff; 8],
@@ -312,8 +312,8 @@ fn a_node_that_talks_nonsense_is_dialled_again() {
         assert_eq!(channel.next::<FromGuest>(), None);
     }
     let mut channel = node.welcome(u64::MAX, u64::MAX);
-    let mut heard = Heard::default();
-    heard.listen_until(&mut channel, |heard| heard.stdout == b"kept\n");
+    let mut received = Received::default();
+    received.listen_until(&mut channel, |received| received.stdout == b"kept\n");
 }
 
 #[test]
@@ -326,9 +326,11 @@ fn services_run_restart_and_are_logged() {
     let start = Instant::now();
     let (_agent, node) = with_config(config);
     let mut channel = node.welcome(0, 0);
-    let mut heard = Heard::default();
-    let count = |heard: &Heard, line: &str| heard.log.iter().filter(|l| l.as_str() == line).count();
-    heard.listen_until(&mut channel, |heard| count(heard, "flaky: try") == 3);
+    let mut received = Received::default();
+    let count = |received: &Received, line: &str| {
+        received.log.iter().filter(|l| l.as_str() == line).count()
+    };
+    received.listen_until(&mut channel, |received| count(received, "flaky: try") == 3);
     // Delays of 100 ms and 200 ms.
     assert!(
         start.elapsed() >= Duration::from_millis(250),
@@ -341,18 +343,18 @@ fn services_run_restart_and_are_logged() {
         "once: c",
         "once: [jiffy-init] ended with status 0",
     ] {
-        assert_eq!(count(&heard, line), 1, "{line} in {:?}", heard.log);
+        assert_eq!(count(&received, line), 1, "{line} in {:?}", received.log);
     }
     assert_eq!(
-        count(&heard, "flaky: [jiffy-init] starts again in 100 ms"),
+        count(&received, "flaky: [jiffy-init] starts again in 100 ms"),
         1
     );
     assert_eq!(
-        count(&heard, "flaky: [jiffy-init] starts again in 200 ms"),
+        count(&received, "flaky: [jiffy-init] starts again in 200 ms"),
         1
     );
     assert_eq!(
-        heard
+        received
             .log
             .iter()
             .filter(|l| l.starts_with("fine: [jiffy-init] started"))
@@ -360,7 +362,7 @@ fn services_run_restart_and_are_logged() {
         1
     );
     assert!(
-        heard
+        received
             .log
             .iter()
             .any(|l| l.starts_with("missing: ") && l.contains("does not exist"))
@@ -368,7 +370,7 @@ fn services_run_restart_and_are_logged() {
 }
 
 #[test]
-fn without_a_node_the_console_gets_it_all() {
+fn without_a_node_all_output_goes_to_the_console() {
     let config = r#"{"version":1,"vm_id":"test","power_off_after_main":true,
         "services":[{"name":"noise","command":{"argv":["echo","hello"]}}],
         "main":{"argv":["sh","-c","sleep 0.5; echo from main"]}}"#;
@@ -388,17 +390,17 @@ fn shutdown_reports_the_end_of_the_first_command() {
         "",
     );
     let mut channel = node.welcome(0, 0);
-    let mut heard = Heard::default();
-    heard.listen_until(&mut channel, |heard| heard.stdout == b"ready\n");
+    let mut received = Received::default();
+    received.listen_until(&mut channel, |received| received.stdout == b"ready\n");
     let mut connection = agent.connect();
     connection.send(&Request::Shutdown {
         version: VERSION,
         grace_ms: 5000,
     });
     assert_eq!(connection.next(), Some(Done::Ok));
-    heard.listen_until(&mut channel, |heard| heard.end.is_some());
-    assert_eq!(heard.stdout, b"ready\nbye\n");
-    assert_eq!(heard.end, Some(ExitStatus::Code(1)));
+    received.listen_until(&mut channel, |received| received.end.is_some());
+    assert_eq!(received.stdout, b"ready\nbye\n");
+    assert_eq!(received.end, Some(ExitStatus::Code(1)));
     assert_eq!(channel.next(), Some(FromGuest::PoweringOff));
     assert!(agent.wait_for_end().success());
 }

@@ -34,7 +34,7 @@ impl AgentAddress {
     pub fn power_off(&self, grace: Duration) -> Result<(), MachineError> {
         let grace_ms = u32::try_from(grace.as_millis()).unwrap_or(u32::MAX);
         self.request(&Request::PowerOff { grace_ms })
-            .map(drop_later)
+            .map(close_later)
     }
 
     fn request(&self, request: &Request) -> Result<TcpStream, MachineError> {
@@ -55,7 +55,7 @@ impl AgentAddress {
 
 /// Keeps a connection open after the call: if this side closed it too early, the request might be
 /// lost.
-fn drop_later(stream: TcpStream) {
+fn close_later(stream: TcpStream) {
     std::thread::spawn(move || {
         let _ = stream.set_read_timeout(Some(Duration::from_secs(30)));
         let mut receiver = Receiver::new(stream);

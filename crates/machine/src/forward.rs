@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_forwarded_is_read_without_the_machines_own() {
+    fn published_forwards_are_parsed_without_the_agents_own() {
         let table = "Hub -1 (net):\r\n  Protocol[State]    FD  Source Address  Port   Dest. Address  Port RecvQ SendQ\r\n  \
             TCP[HOST_FORWARD]  13       127.0.0.1 35113       10.0.2.15  7071     0     0\r\n  \
             TCP[ESTABLISHED]   14       127.0.0.1  8080       10.0.2.15  8080     0     0\r\n  \

@@ -1,5 +1,5 @@
-//! Starts one QEMU, waits for readiness and ends it. The user's machine and the test harness's are
-//! instances.
+//! Starts one QEMU, waits for readiness and ends it. Both the user's machine and the test harness's
+//! are instances.
 
 use crate::client::AgentAddress;
 use crate::error::MachineError;
@@ -189,7 +189,7 @@ pub fn launch(
         let output = command.output().map_err(|_| MachineError::NoQemu)?;
         if !output.status.success() {
             return Err(MachineError::QemuRefused {
-                message: qemus_words(&output.stderr),
+                message: last_stderr_line(&output.stderr),
             });
         }
         return Ok(None);
@@ -220,7 +220,7 @@ pub fn end_with_parent(command: &mut Command) {
 }
 
 /// QEMU's error: the last line of its standard error without its name.
-fn qemus_words(stderr: &[u8]) -> String {
+fn last_stderr_line(stderr: &[u8]) -> String {
     let text = String::from_utf8_lossy(stderr);
     let line = text
         .lines()
@@ -256,7 +256,7 @@ pub fn wait_until_ready(
                             let _ = io::Read::read_to_end(stderr, &mut words);
                         }
                         return Err(MachineError::QemuRefused {
-                            message: qemus_words(&words),
+                            message: last_stderr_line(&words),
                         });
                     }
                 } else if running_pid(&setup.pid_file()).is_none() {
@@ -372,7 +372,7 @@ pub fn wait_for_end(pid_file: &Path, limit: Duration) -> bool {
 }
 
 /// The host's ports for the API and the agent.
-pub fn forwarded(setup: &Setup) -> Result<(SocketAddr, SocketAddr), MachineError> {
+pub fn forwarded_addresses(setup: &Setup) -> Result<(SocketAddr, SocketAddr), MachineError> {
     let mut control = Control::connect(&setup.control_socket())?;
     let api = control.forwarded_port(API_PORT)?;
     let agent = control.forwarded_port(AGENT_PORT)?;
@@ -382,7 +382,7 @@ pub fn forwarded(setup: &Setup) -> Result<(SocketAddr, SocketAddr), MachineError
 
 /// The agent's address in a running instance.
 pub fn agent(setup: &Setup, token: &str) -> Result<AgentAddress, MachineError> {
-    let (_, address) = forwarded(setup)?;
+    let (_, address) = forwarded_addresses(setup)?;
     Ok(AgentAddress {
         address,
         token: token.into(),
@@ -438,7 +438,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_machine_listens_where_its_host_is_and_nowhere_else() {
+    fn the_api_listens_only_on_the_host_facing_address() {
         let config = guest_config(Role {
             node: true,
             ..Role::default()

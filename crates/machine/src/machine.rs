@@ -152,16 +152,16 @@ impl Machine {
         let setup = self.setup(&size);
         if instance::running_pid(&setup.pid_file()).is_some() {
             if let Some(endpoint) = self.endpoint() {
-                self.go_on(&setup)?;
+                self.resume_after_full_disk(&setup)?;
                 return Ok(endpoint);
             }
             // The command that started it died before it was ready.
             instance::kill(&setup.pid_file())?;
         }
-        self.start_anew(&size, progress)
+        self.start_new(&size, progress)
     }
 
-    fn start_anew(
+    fn start_new(
         &self,
         size: &Size,
         progress: &mut dyn FnMut(Stage),
@@ -186,7 +186,7 @@ impl Machine {
             debugfs: false,
             heartbeat: size.accelerator == Accelerator::Tcg,
         });
-        self.note_run()?;
+        self.save_run_folder()?;
         instance::launch(setup, &config, &token)?;
         let ready = instance::wait_until_ready(setup, None, START_LIMIT, |ready| {
             let after = begin.elapsed();
@@ -196,15 +196,15 @@ impl Machine {
                 Ready::Failed { .. } => {}
             }
         });
-        let started = ready.and_then(|()| self.record(setup, token));
+        let started = ready.and_then(|()| self.save_running(setup, token));
         if started.is_err() {
             instance::kill(&setup.pid_file())?;
         }
         started
     }
 
-    fn record(&self, setup: &Setup, token: String) -> Result<Endpoint, MachineError> {
-        let (api, agent) = instance::forwarded(setup)?;
+    fn save_running(&self, setup: &Setup, token: String) -> Result<Endpoint, MachineError> {
+        let (api, agent) = instance::forwarded_addresses(setup)?;
         let pid = instance::running_pid(&setup.pid_file())
             .ok_or(MachineError::NotRunning)?
             .as_raw_nonzero()
@@ -237,7 +237,7 @@ impl Machine {
     }
 
     /// Resumes a machine that QEMU paused because the disk was full, if there is space now.
-    fn go_on(&self, setup: &Setup) -> Result<(), MachineError> {
+    fn resume_after_full_disk(&self, setup: &Setup) -> Result<(), MachineError> {
         let mut control = Control::connect(&setup.control_socket())?;
         if control.status()? != "io-error" {
             return Ok(());
@@ -281,7 +281,7 @@ impl Machine {
         }
         for file in [
             running_file(&setup.run),
-            self.note_file(),
+            self.run_folder_file(),
             setup.control_socket(),
             setup.ready_socket(),
             setup.token_file(),
@@ -438,8 +438,9 @@ impl Machine {
     /// The run folder of the running machine, else our own. The command that started it
     /// may have had another XDG_RUNTIME_DIR: a login has one, a cron job has none.
     fn run_folder(&self) -> PathBuf {
-        let noted = std::fs::read(self.note_file()).map(|bytes| OsString::from_vec(bytes).into());
-        noted
+        let saved =
+            std::fs::read(self.run_folder_file()).map(|bytes| OsString::from_vec(bytes).into());
+        saved
             .ok()
             .filter(|run: &PathBuf| is_mine_alone(run).unwrap_or(false))
             .map(|run| in_run(&run))
@@ -447,10 +448,10 @@ impl Machine {
             .unwrap_or_else(|| self.own_run_folder())
     }
 
-    fn note_run(&self) -> Result<(), MachineError> {
-        let note = self.note_file();
-        jiffy_sys::durable::replace_private(&note, self.paths.run.as_os_str().as_bytes())
-            .map_err(|error| MachineError::file(&note, error))
+    fn save_run_folder(&self) -> Result<(), MachineError> {
+        let path = self.run_folder_file();
+        jiffy_sys::durable::replace_private(&path, self.paths.run.as_os_str().as_bytes())
+            .map_err(|error| MachineError::file(&path, error))
     }
 
     /// Refuses a disk that another process has locked: a machine that an older Jiffy
@@ -468,7 +469,7 @@ impl Machine {
     }
 
     /// The file with the run folder in which the machine was started.
-    fn note_file(&self) -> PathBuf {
+    fn run_folder_file(&self) -> PathBuf {
         self.data_folder().join("run")
     }
 

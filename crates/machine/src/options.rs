@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_size_is_kept_and_changed_only_where_asked() {
+    fn a_saved_size_is_kept_except_for_given_options() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("machine.json");
         let size = Size::load(&path)
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused_with_a_sentence() {
+    fn invalid_sizes_and_files_are_refused() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("machine.json");
         std::fs::write(&path, "{}").unwrap();

@@ -158,7 +158,7 @@ mod tests {
 
     /// Release 0.1's machines read this format. A change needs a new version.
     #[test]
-    fn version_1_does_not_drift() {
+    fn version_1_encoding_is_unchanged() {
         let power_off = Request::PowerOff { grace_ms: 5000 };
         let hello = Hello {
             version: power_off.version(),

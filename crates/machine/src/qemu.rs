@@ -173,7 +173,7 @@ impl Line {
         if prefix.is_empty() {
             argument.push(path);
         } else {
-            argument.push(doubled_commas(path.as_os_str()));
+            argument.push(escape_commas(path.as_os_str()));
         }
         self.0.push(argument);
         self
@@ -201,7 +201,7 @@ impl Line {
     }
 }
 
-fn doubled_commas(text: &OsStr) -> OsString {
+fn escape_commas(text: &OsStr) -> OsString {
     use std::os::unix::ffi::{OsStrExt, OsStringExt};
     let mut bytes = Vec::new();
     for byte in text.as_bytes() {
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn the_instruction_clock_has_its_own_frequency() {
+    fn the_instruction_clock_uses_a_fixed_tsc_frequency() {
         let mut setup = setup();
         setup.accelerator = Accelerator::TcgInstructionClock;
         assert!(
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn the_time_stamp_counter_is_measured() {
+    fn the_measured_tsc_frequency_is_plausible() {
         let khz = host_tsc_khz();
         assert!((100_000..20_000_000).contains(&khz), "{khz} kHz");
     }

@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::thread;
 
-/// Written before anything else once the connection is there.
+/// The first byte of the output, written once the connection is established.
 pub const CONNECTED: u8 = b'+';
 
 /// Connects to a port, as the guest resolves the host's name.
@@ -45,7 +45,7 @@ fn relay(stream: UnixStream) -> Result<(), String> {
 }
 
 /// Copies to the end. `io::copy` would use splice(2), which locks a pipe while it waits for a
-/// socket's data: the agent, reading what is in the pipe, would wait as long.
+/// socket's data: the agent, which reads the pipe, would block as long.
 fn copy(from: &mut impl Read, to: &mut impl Write) -> io::Result<()> {
     let mut buffer = vec![0; 64 * 1024];
     loop {

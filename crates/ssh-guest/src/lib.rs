@@ -1,7 +1,7 @@
 //! `jiffy-ssh-guest`, the program that SSH needs in a VM: static and small, because `jiffy-ssh`
 //! copies it into the VM's memory when it is first needed. It runs as the session's user.
 //!
-//! * `check`: does nothing; that it can run is what is asked.
+//! * `check`: does nothing; success shows that the program can run.
 //! * `shell USER [COMMAND]`: the user's shell ([`login`]).
 //! * `sftp USER`: SFTP on stdin and stdout ([`sftp`]).
 //! * `connect HOST PORT`, `connect-unix PATH`: a connection on stdin and stdout ([`connect`]).

@@ -7,13 +7,13 @@ use std::process::Command;
 
 /// The shell of a user without one in /etc/passwd (passwd(5)).
 const DEFAULT_SHELL: &str = "/bin/sh";
-/// What sshd writes for a connection that is no socket.
+/// sshd's value for a connection that is not a socket.
 const NO_ADDRESS: &str = "UNKNOWN 65535";
 
 /// A user in /etc/passwd.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Account {
-    /// Name, or the number without an entry.
+    /// Name, or the number if there is no entry.
     pub name: String,
     /// Home folder.
     pub home: String,
@@ -48,7 +48,7 @@ pub fn shell(user: &str, command: Option<&str>) -> Result<(), String> {
     ))
 }
 
-/// Goes to the user's home folder.
+/// Changes to the user's home folder.
 pub fn enter(user: &str) -> Result<Account, String> {
     let uid = rustix::process::geteuid().as_raw();
     let account = Account::find(user, uid, &passwd());

@@ -1,4 +1,4 @@
-//! jiffy-ssh-guest: what SSH needs in a VM.
+//! `jiffy-ssh-guest`: the program that SSH needs in a VM.
 
 use std::process::ExitCode;
 

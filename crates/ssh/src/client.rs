@@ -18,7 +18,7 @@ pub async fn ssh(context: &Context, ssh: Ssh) -> Result<Outcome> {
         None => (ssh.user.as_deref(), ssh.vm.as_str()),
     };
     let client = context.client()?;
-    // ssh would tell of a missing VM in several lines.
+    // ssh would report a missing VM in several lines.
     let vm: Vm = client.get(&vm_path(name, "")).await?;
     if matches!(vm.state, VmState::Created | VmState::Exited) {
         return Err(Failure::new(format!("{} does not run", vm.name))

@@ -8,10 +8,10 @@ use jiffy_cli::{Context, show};
 use jiffy_wire::api::Vm;
 use std::path::{Path, PathBuf};
 
-/// What follows a VM's name in its name for ssh.
+/// Suffix of a VM's name in its host name for ssh.
 pub const SUFFIX: &str = ".jiffy";
 
-/// A VM's name from its name for ssh.
+/// The VM's name in a host name for ssh.
 pub fn vm_name(host: &str) -> &str {
     host.strip_suffix(SUFFIX).unwrap_or(host)
 }
@@ -37,7 +37,7 @@ pub async fn print(context: &Context, options: SshConfig) -> Result<Outcome> {
 pub struct Settings(Vec<(&'static str, String)>);
 
 impl Settings {
-    /// Those of this installation. The user's key is made if it is missing.
+    /// The settings of this installation. Creates the user's key if it is missing.
     pub fn of(context: &Context) -> Result<Settings> {
         let keys = Keys::below(context.folders.data()?);
         keys.client()?;
@@ -74,7 +74,7 @@ impl Settings {
         self.0.iter().map(option).collect()
     }
 
-    /// A block of ssh_config for this name of a VM, or pattern.
+    /// A block of ssh_config for a VM's name or a pattern.
     fn block(&self, vm: &str, user: &str) -> String {
         let mut block = format!("Host {vm}{SUFFIX}\n  User {user}\n");
         for (name, value) in &self.0 {
@@ -84,7 +84,7 @@ impl Settings {
     }
 }
 
-/// The command `jiffy`, as ssh is to start it.
+/// The `jiffy` command that ssh starts.
 struct Jiffy {
     program: PathBuf,
     /// `--machine=WHEN`, if it was given.
@@ -100,7 +100,7 @@ impl Jiffy {
         Ok(format!("'{program}'{} {verb}", self.machine()))
     }
 
-    /// For KnownHostsCommand, which ssh takes apart itself.
+    /// For KnownHostsCommand, which ssh splits itself.
     fn for_ssh(&self, verb: &str) -> Result<String> {
         let program = quoted(&self.program)?;
         Ok(format!("{program}{} {verb}", self.machine()))
@@ -112,7 +112,7 @@ impl Jiffy {
     }
 }
 
-/// The path of `jiffy`: this process's first word, which `jiffy` gives it.
+/// The path of `jiffy`, which it passes to this process as argv[0].
 fn program() -> Result<PathBuf> {
     let first = std::env::args_os().next().map(PathBuf::from);
     match first.filter(|path| path.is_absolute()) {
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_are_quoted_for_who_reads_them() {
+    fn paths_are_quoted_for_the_shell_and_for_ssh_config() {
         let odd = jiffy("/o'pt 50%/jiffy");
         assert_eq!(
             odd.for_the_shell("ssh-proxy %n").unwrap(),
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_has_what_the_command_line_has() {
+    fn the_host_block_has_every_command_line_option() {
         let settings = Settings::with(&jiffy("/bin/jiffy"), Path::new("/d/ssh/id")).unwrap();
         let block = settings.block("web", "me");
         assert!(block.starts_with("Host web.jiffy\n  User me\n"), "{block}");

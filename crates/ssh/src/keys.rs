@@ -5,9 +5,9 @@
 //! | `id_ed25519`, `id_ed25519.pub` | the user's key pair, in OpenSSH's formats |
 //! | `host-secret` | one line: `jiffy-ssh-host-secret 1`, 32 bytes in hexadecimal, 8 bytes of their BLAKE3 hash |
 //!
-//! All are made at the first use. The host key of a VM is derived from the secret and the VM's id
-//! (HKDF-SHA256, RFC 5869), so nothing is stored per VM: a VM keeps its key over sleep, a clone has
-//! its own, and no boot waits for one.
+//! All are created at the first use. A VM's host key is derived from the secret and the VM's id
+//! (HKDF-SHA256, RFC 5869), so nothing is stored per VM: a VM keeps its key when it hibernates, a
+//! clone has its own, and no boot waits for a key.
 
 use jiffy_cli::failure::{Failure, Result};
 use jiffy_sys::ownership::is_mine_alone;
@@ -24,7 +24,7 @@ use std::path::{Path, PathBuf};
 const MAGIC: &str = "jiffy-ssh-host-secret";
 /// Version of `host-secret`.
 const VERSION: &str = "1";
-/// Salt of the derivation; other keys from the same secret would have another one.
+/// Salt of the derivation; other kinds of keys from this secret need another salt.
 const SALT: &[u8] = b"jiffy ssh host key 1";
 /// Longest key file that is read, in bytes.
 const MAX_FILE: u64 = 64 * 1024;
@@ -35,7 +35,7 @@ pub struct Keys {
 }
 
 impl Keys {
-    /// The keys in `data`, Jiffy's data folder. Nothing is read or made yet.
+    /// The keys in `data`, Jiffy's data folder. Nothing is read or created yet.
     pub fn below(data: &Path) -> Keys {
         Keys {
             folder: data.join("ssh"),
@@ -52,7 +52,7 @@ impl Keys {
         self.folder.join("known_hosts")
     }
 
-    /// Makes the user's key pair, unless it exists. Returns its public key.
+    /// Creates the user's key pair, unless it exists. Returns its public key.
     pub fn client(&self) -> Result<PublicKey> {
         let path = self.identity();
         let text = self.read_or_make(&path, || {
@@ -62,11 +62,11 @@ impl Keys {
         })?;
         let key = PrivateKey::from_openssh(text).map_err(|_| damaged(&path, "a private key"))?;
         let public = key.public_key().clone();
-        let beside = path.with_extension("pub");
-        if !beside.exists() {
+        let public_path = path.with_extension("pub");
+        if !public_path.exists() {
             let line = public.to_openssh().map_err(unusable)? + "\n";
-            jiffy_sys::durable::replace(&beside, line.as_bytes())
-                .map_err(|error| cant_write(&beside, error))?;
+            jiffy_sys::durable::replace(&public_path, line.as_bytes())
+                .map_err(|error| cant_write(&public_path, error))?;
         }
         Ok(public)
     }
@@ -85,15 +85,15 @@ impl Keys {
         ed25519(seed, vm_id)
     }
 
-    /// The contents of a private file, which is made if it is missing. If two processes make it at
-    /// once, both use the same one.
+    /// Reads a private file, and creates it if it is missing. Processes that create it concurrently
+    /// use the same one.
     fn read_or_make(&self, path: &Path, make: impl FnOnce() -> Result<String>) -> Result<String> {
         DirBuilder::new()
             .recursive(true)
             .mode(0o700)
             .create(&self.folder)
             .map_err(|error| cant_write(&self.folder, error))?;
-        // Others could have put keys of theirs there.
+        // Another user could have put keys there.
         if !is_mine_alone(&self.folder).map_err(|error| cant_read(&self.folder, error))? {
             return Err(Failure::new(format!(
                 "{} is not a folder that only you can write to",
@@ -105,7 +105,7 @@ impl Keys {
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             read => return read.map_err(|error| cant_read(path, error)),
         }
-        place(path, make()?.as_bytes()).map_err(|error| cant_write(path, error))?;
+        write_new(path, make()?.as_bytes()).map_err(|error| cant_write(path, error))?;
         read(path).map_err(|error| cant_read(path, error))
     }
 }
@@ -126,7 +126,7 @@ fn read(path: &Path) -> std::io::Result<String> {
 }
 
 /// Writes a file with mode 0600 and gives it this name, unless the name exists.
-fn place(path: &Path, contents: &[u8]) -> std::io::Result<()> {
+fn write_new(path: &Path, contents: &[u8]) -> std::io::Result<()> {
     let folder = path.parent().unwrap_or(Path::new("."));
     let mut file = tempfile::NamedTempFile::new_in(folder)?;
     file.write_all(contents)?;
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn private_files_are_the_users_only_and_nothing_else_is_left() {
+    fn key_files_are_private_and_no_temporary_file_is_left() {
         let data = tempfile::tempdir().unwrap();
         let keys = Keys::below(data.path());
         let made = keys.client().unwrap();
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn two_that_make_the_keys_at_once_have_the_same() {
+    fn concurrent_key_creation_gives_one_key() {
         let data = tempfile::tempdir().unwrap();
         let made: Vec<_> = std::thread::scope(|scope| {
             let threads: Vec<_> = (0..8)
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn version_1_of_the_secret_and_its_derivation_do_not_drift() {
+    fn version_1_secret_format_and_derivation_are_unchanged() {
         let line = "jiffy-ssh-host-secret 1 \
                     000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f";
         let secret: [u8; 32] = std::array::from_fn(|index| index as u8);

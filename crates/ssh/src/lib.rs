@@ -1,6 +1,6 @@
-//! SSH to VMs, whatever their images have.
+//! SSH to VMs whose images need no SSH server.
 //!
-//! `jiffy-ssh`, which `jiffy` becomes for its verbs of SSH:
+//! `jiffy-ssh`, which `jiffy` executes for its SSH verbs:
 //!
 //! * [`client`]: `jiffy ssh` starts the OpenSSH client.
 //! * [`config`]: the options with which that client reaches VMs, and `jiffy ssh-config`.
@@ -8,7 +8,7 @@
 //! * [`proxy`]: `jiffy ssh-proxy` serves SSH on stdin and stdout; the programs of a session run
 //!   through the node's API, as those of `jiffy exec` do.
 //!
-//! `jiffy-ssh-guest`, which the proxy copies into a VM, does there what the API does not.
+//! The proxy copies `jiffy-ssh-guest` into a VM for everything that the API does not offer.
 
 pub mod client;
 pub mod config;

@@ -1,4 +1,4 @@
-//! jiffy-ssh: the verbs of SSH.
+//! `jiffy-ssh`: the SSH verbs of `jiffy`.
 
 use jiffy_cli::SshVerb;
 use jiffy_ssh::{client, config, proxy};

@@ -1,4 +1,4 @@
-//! The instruction clock: the meaning of measurements in the machine.
+//! The instruction clock, and what measurements with it mean.
 //!
 //! With [`Accelerator::TcgInstructionClock`] the machine's clock counts the instructions of its
 //! kernel, the VMM and the guest: one nanosecond each, so 1 "ms" is a million instructions. World

@@ -2,8 +2,8 @@
 //!
 //! * [`lab`]: a machine for tests, booted once and shared, and programs in it.
 //! * [`libtest`]: runs Rust test binaries in the machine and adds up their results.
-//! * [`intel`]: the second processor, where KVM is kvm-intel.
-//! * [`host_kernel`]: the kernels on which tests run.
+//! * [`intel`]: a machine with an emulated Intel processor, for kvm-intel.
+//! * [`host_kernel`]: Debian's kernels for the machine.
 //! * [`icount`]: the instruction clock.
 //! * [`monitor`]: talks to `jiffy-vmm` without a node.
 //! * [`slowest`]: reports the slowest tests.

@@ -81,7 +81,7 @@ pub fn run(lab: &Lab, binary: &Path, arguments: &[String], limit: Duration) -> R
         let _ = std::io::stdout().flush();
     })?;
     lab.run(["/bin/rm", "-f", &guest])?;
-    Ok(judge(name, &output, status.shell_code()))
+    Ok(counts_of(name, &output, status.shell_code()))
 }
 
 /// Runs several binaries in one machine with an Intel processor.
@@ -118,7 +118,7 @@ pub fn run_on_intel(
     })?;
     let mut counts = Counts::default();
     for ((binary, output), status) in binaries.iter().zip(&outputs).zip(statuses) {
-        counts += judge(name(binary)?, output, status);
+        counts += counts_of(name(binary)?, output, status);
     }
     Ok(counts)
 }
@@ -147,7 +147,7 @@ fn place(name: &str) -> String {
 }
 
 /// The result of a binary, from its output and exit status.
-fn judge(name: &str, output: &[u8], status: i32) -> Counts {
+fn counts_of(name: &str, output: &[u8], status: i32) -> Counts {
     let mut counts = Counts::parse(&String::from_utf8_lossy(output));
     if status != 0 && counts.failed == 0 {
         println!("{name} ended with status {status}");
@@ -181,8 +181,8 @@ mod tests {
     }
 
     #[test]
-    fn a_binary_that_ends_badly_or_without_a_result_has_failed() {
-        let failed = |output: &str, status| judge("x", output.as_bytes(), status).failed;
+    fn a_test_binary_without_a_result_or_with_a_bad_status_failed() {
+        let failed = |output: &str, status| counts_of("x", output.as_bytes(), status).failed;
         assert_eq!(failed("", 0), 1);
         assert_eq!(failed("\nrunning 0 tests\n", 0), 0);
         assert_eq!(failed("test result: ok. 3 passed; 0 failed;", 137), 1);

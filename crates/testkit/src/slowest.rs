@@ -4,15 +4,15 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 /// How many tests are printed.
-const NAMED: usize = 10;
+const MOST_PRINTED: usize = 10;
 
-struct Took {
+struct TestTime {
     test: String,
     time: Duration,
     used: Option<Duration>,
 }
 
-static TOOK: Mutex<Vec<Took>> = Mutex::new(Vec::new());
+static TOOK: Mutex<Vec<TestTime>> = Mutex::new(Vec::new());
 
 /// Records the duration of this thread's test, and how much CPU time its machine used: a test that
 /// is slow but uses little CPU time waits. The slowest tests are printed when the process exits.
@@ -26,7 +26,7 @@ pub fn note(time: Duration, used: Option<Duration>) {
             libc::atexit(print);
         }
     }
-    took.push(Took { test, time, used });
+    took.push(TestTime { test, time, used });
 }
 
 extern "C" fn print() {
@@ -37,11 +37,11 @@ extern "C" fn print() {
     }
 }
 
-fn table(took: &[Took]) -> String {
-    let mut slowest: Vec<&Took> = took.iter().collect();
+fn table(took: &[TestTime]) -> String {
+    let mut slowest: Vec<&TestTime> = took.iter().collect();
     slowest.sort_by_key(|took| std::cmp::Reverse(took.time));
     let mut text = String::from("the slowest tests; seconds, and CPU seconds of the machine:\n");
-    for took in slowest.into_iter().take(NAMED) {
+    for took in slowest.into_iter().take(MOST_PRINTED) {
         let used = took.used.map_or_else(
             || "    -".to_owned(),
             |used| format!("{:5.1}", used.as_secs_f64()),
@@ -59,7 +59,7 @@ mod tests {
     #[test]
     fn the_slowest_come_first_and_only_ten() {
         let took: Vec<_> = (0..12)
-            .map(|n| Took {
+            .map(|n| TestTime {
                 test: format!("test {n}"),
                 time: Duration::from_millis(n * 1500),
                 used: (n == 10).then_some(Duration::from_millis(700)),
@@ -67,7 +67,7 @@ mod tests {
             .collect();
         let text = table(&took);
         let lines: Vec<_> = text.lines().skip(1).collect();
-        assert_eq!(lines.len(), NAMED);
+        assert_eq!(lines.len(), MOST_PRINTED);
         assert_eq!(lines[0], "  16.5     -  test 11");
         assert_eq!(lines[1], "  15.0   0.7  test 10");
         assert_eq!(lines[9], "   3.0     -  test 2");

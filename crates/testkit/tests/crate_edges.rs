@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 
 /// Crate and the crates of Jiffy that it may depend on. Tests may depend on any.
-const DOORS: &[(&str, &[&str])] = &[
+const ALLOWED: &[(&str, &[&str])] = &[
     ("wire", &[]),
     ("sys", &[]),
     ("jail", &[]),
@@ -48,22 +48,22 @@ const DOORS: &[(&str, &[&str])] = &[
 ];
 
 /// Crates that may depend on all others: the harness, the benchmark and the fuzz targets.
-const ANYWHERE: &[&str] = &["testkit", "bench", "fuzz"];
+const UNRESTRICTED: &[&str] = &["testkit", "bench", "fuzz"];
 
 #[test]
-fn crates_import_only_what_they_may() {
+fn crates_import_only_allowed_crates() {
     let edges = edges();
-    let known: BTreeSet<&str> = DOORS
+    let known: BTreeSet<&str> = ALLOWED
         .iter()
         .map(|(name, _)| *name)
-        .chain(ANYWHERE.iter().copied())
+        .chain(UNRESTRICTED.iter().copied())
         .collect();
     let mut wrong = Vec::new();
     for (name, imports) in &edges {
         if !known.contains(name.as_str()) {
             wrong.push(format!("the crate {name} has no place in the plan"));
         }
-        let Some((_, allowed)) = DOORS.iter().find(|(room, _)| room == name) else {
+        let Some((_, allowed)) = ALLOWED.iter().find(|(krate, _)| krate == name) else {
             continue;
         };
         for import in imports {
@@ -72,7 +72,7 @@ fn crates_import_only_what_they_may() {
             }
         }
     }
-    for (name, _) in DOORS {
+    for (name, _) in ALLOWED {
         if !edges.contains_key(*name) {
             wrong.push(format!("the crate {name} is planned and missing"));
         }
@@ -105,7 +105,7 @@ fn contributing_gives_a_reason_for_each_dependency() {
     let (_, table) = page
         .split_once("\n| dependency | reason |\n|---|---|\n")
         .expect("CONTRIBUTING.md has the table");
-    let mut told = BTreeSet::new();
+    let mut documented = BTreeSet::new();
     for row in table.lines().take_while(|line| line.starts_with('|')) {
         let cells: Vec<&str> = row.split('|').map(str::trim).collect();
         let [_, names, reason, _] = cells[..] else {
@@ -114,7 +114,7 @@ fn contributing_gives_a_reason_for_each_dependency() {
         assert!(!reason.is_empty(), "no reason: {row}");
         for name in names.split(", ") {
             let name = name.trim_matches('`').to_owned();
-            assert!(told.insert(name), "told twice: {row}");
+            assert!(documented.insert(name), "told twice: {row}");
         }
     }
     let used: BTreeSet<String> = packages()
@@ -122,11 +122,11 @@ fn contributing_gives_a_reason_for_each_dependency() {
         .flat_map(dependencies)
         .filter(|dependency| !dependency.starts_with("jiffy-"))
         .collect();
-    let untold: Vec<_> = used.difference(&told).collect();
-    let unused: Vec<_> = told.difference(&used).collect();
+    let undocumented: Vec<_> = used.difference(&documented).collect();
+    let unused: Vec<_> = documented.difference(&used).collect();
     assert!(
-        untold.is_empty() && unused.is_empty(),
-        "CONTRIBUTING.md gives no reason for {untold:?}, and one for {unused:?}, which no crate uses"
+        undocumented.is_empty() && unused.is_empty(),
+        "CONTRIBUTING.md gives no reason for {undocumented:?}, and one for {unused:?}, which no crate uses"
     );
 }
 

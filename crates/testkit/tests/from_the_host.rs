@@ -36,9 +36,9 @@ fn host() -> Host {
     }
 }
 
-/// What a command may take, seconds: a hundred times what one takes on a slow machine.
+/// Time limit of a command, seconds: a hundred times what one takes on a slow machine.
 const LIMIT: &str = "900";
-/// How much of the machine's console is shown if a test fails, lines.
+/// Lines of the machine's console that are shown if a test fails.
 const SHOWN: usize = 100;
 
 impl Host {
@@ -199,7 +199,7 @@ fn two_commands_at_once_start_one_machine() {
 }
 
 #[test]
-fn a_machine_that_dies_is_explained_and_started_again() {
+fn a_dead_machine_is_reported_and_restarted() {
     let host = host();
     host.ok(&["machine", "start"]);
     let mut waiting = host
@@ -227,7 +227,7 @@ fn a_machine_that_dies_is_explained_and_started_again() {
 }
 
 #[test]
-fn what_is_missing_or_wrong_is_one_sentence() {
+fn missing_or_invalid_files_are_reported_in_one_sentence() {
     let host = host();
     let empty = tempfile::tempdir().expect("a folder");
     let without_qemu = host
@@ -291,7 +291,7 @@ echo "the writer ended with $?"
 "#;
 
 #[test]
-fn a_full_disk_of_the_host_is_explained_and_nothing_is_lost() {
+fn a_full_host_disk_is_reported_and_no_data_is_lost() {
     let host = host();
     let output = Command::new("unshare")
         .args([
@@ -319,8 +319,8 @@ fn a_full_disk_of_the_host_is_explained_and_nothing_is_lost() {
     assert!(said.ends_with("the writer ended with 0"), "{said}");
 }
 
-/// A web server that answers with its host name. It lets ten clients wait for it: QEMU does not send
-/// again what a guest drops because more wait than its program allows (`nc` allows two).
+/// A web server that answers with its host name. Its backlog holds ten clients: QEMU does not
+/// resend what a guest drops because the backlog is full (that of `nc` holds two).
 const SERVE: &str = r"mkdir -p /tmp/www/cgi-bin; cd /tmp/www
     printf '#!/bin/sh\necho; hostname\n' >cgi-bin/name; chmod +x cgi-bin/name
     echo ready; exec httpd -f -p 8080";
@@ -341,7 +341,7 @@ impl Host {
     }
 
     /// Runs a script in a VM; returns its output and whether it succeeded.
-    fn within(&self, vm: &str, script: &str) -> (String, bool) {
+    fn run_in_vm(&self, vm: &str, script: &str) -> (String, bool) {
         let output = self.run(&["exec", vm, "sh", "-c", script]);
         (text(&output.stdout), output.status.success())
     }
@@ -354,10 +354,10 @@ impl Host {
 }
 
 /// The answer of a server to this host. Retries while the server does not listen yet.
-fn asked(port: u16) -> std::io::Result<String> {
+fn fetch(port: u16) -> std::io::Result<String> {
     let until = Instant::now() + Duration::from_secs(60);
     loop {
-        let answer = asked_once(port);
+        let answer = fetch_once(port);
         let listens = match &answer {
             Ok(said) => !said.is_empty(),
             Err(error) => error.kind() != std::io::ErrorKind::ConnectionReset,
@@ -369,7 +369,7 @@ fn asked(port: u16) -> std::io::Result<String> {
     }
 }
 
-fn asked_once(port: u16) -> std::io::Result<String> {
+fn fetch_once(port: u16) -> std::io::Result<String> {
     use std::io::{Read, Write};
     let mut stream =
         TcpStream::connect_timeout(&([127, 0, 0, 1], port).into(), Duration::from_secs(30))?;
@@ -387,7 +387,7 @@ fn free_port() -> u16 {
 
 impl Host {
     /// The node and the agent listen on the machine's address: no rule opens their ports to a VM.
-    fn no_vm_reaches_the_machine(&self, vm: &str) {
+    fn assert_machine_is_unreachable_from(&self, vm: &str) {
         const BESIDE: u16 = AGENT_PORT + 1;
         let serve = format!("nc -ll -p {BESIDE} -e echo machine </dev/null >/dev/null 2>&1 &");
         self.ok(&["machine", "shell", "sh", "-c", &serve]);
@@ -395,7 +395,7 @@ impl Host {
         self.ok(&["network", "policy", vm, "--allow", &allow, "--allow", GUEST]);
         let connects = |port| {
             let ask = format!("nc -w 20 {GUEST} {port} </dev/null");
-            self.within(vm, &ask)
+            self.run_in_vm(vm, &ask)
         };
         let until = Instant::now() + Duration::from_secs(60);
         while connects(BESIDE) != ("machine".to_owned(), true) {
@@ -413,13 +413,13 @@ impl Host {
 }
 
 #[test]
-fn vms_have_a_network_and_their_published_ports_lead_to_them() {
+fn vms_have_a_network_and_published_ports() {
     let host = host();
     // A client of this host's port reaches the server in the VM through the machine.
     let port = free_port();
     let publish = format!("{port}:8080");
     host.server("web", &["--network", "default", "-p", &publish]);
-    assert_eq!(asked(port).expect("an answer"), "web");
+    assert_eq!(fetch(port).expect("an answer"), "web");
     assert_eq!(
         host.ok(&["port", "web"]),
         format!("8080/tcp -> 127.0.0.1:{port}")
@@ -436,14 +436,14 @@ fn vms_have_a_network_and_their_published_ports_lead_to_them() {
 
     // Its rate may be limited meanwhile.
     host.ok(&["update", "--network-limit", "bps=1M,pps=500", "web"]);
-    assert_eq!(asked(port).expect("an answer"), "web");
+    assert_eq!(fetch(port).expect("an answer"), "web");
 
     // A hibernated VM keeps its address, and answers again once woken.
     let address = host.address("web");
     host.ok(&["hibernate", "web"]);
     host.ok(&["wake", "web"]);
     assert_eq!(host.address("web"), address);
-    assert_eq!(asked(port).expect("an answer"), "web");
+    assert_eq!(fetch(port).expect("an answer"), "web");
     let timeline = host.ok(&["timeline", "web"]);
     for span in ["address taken", "rules made"] {
         assert!(timeline.contains(span), "{timeline}");
@@ -459,19 +459,19 @@ fn vms_have_a_network_and_their_published_ports_lead_to_them() {
         }
     });
     let ask = format!("nc -w 20 10.0.2.2 {local} </dev/null");
-    let (said, _) = host.within("web", &ask);
+    let (said, _) = host.run_in_vm("web", &ask);
     assert_eq!(said, "");
     let rule = format!("10.0.2.2:{local}");
     host.ok(&["network", "policy", "web", "--allow", &rule]);
-    let (said, _) = host.within("web", &ask);
+    let (said, _) = host.run_in_vm("web", &ask);
     assert_eq!(said, "hello from the host");
     assert_eq!(
         host.ok(&["network", "policy", "web"]),
         format!("allow {rule}")
     );
     host.ok(&["network", "policy", "web", "--clear"]);
-    assert_eq!(host.within("web", &ask).0, "");
-    host.no_vm_reaches_the_machine("web");
+    assert_eq!(host.run_in_vm("web", &ask).0, "");
+    host.assert_machine_is_unreachable_from("web");
     let shown: Value = serde_json::from_str(&host.ok(&["inspect", "web"])).expect("JSON");
     let counters = &shown[0]["network"]["counters"];
     assert!(counters["refused"].as_u64() >= Some(2), "{counters}");
@@ -480,13 +480,13 @@ fn vms_have_a_network_and_their_published_ports_lead_to_them() {
     // The port is closed with the VM, on this host as well.
     let id = shown[0]["id"].as_str().expect("an id");
     host.ok(&["rm", "--force", "web"]);
-    assert!(asked_once(port).is_err());
+    assert!(fetch_once(port).is_err());
     let links = host.ok(&["machine", "shell", "ls", "/sys/class/net"]);
     assert!(links.contains("jf-host") && !links.contains(id), "{links}");
 }
 
 #[test]
-fn vms_of_a_network_know_each_other_and_children_are_reached_as_their_parent_was() {
+fn vms_of_a_network_reach_each_other_and_forked_children_by_name() {
     let host = host();
     host.ok(&["network", "create", "lab"]);
     host.server("parent", &["--network", "lab"]);
@@ -507,18 +507,19 @@ fn vms_of_a_network_know_each_other_and_children_are_reached_as_their_parent_was
     for name in ["parent", "child-1", "child-2", "child-3"] {
         let address = host.address(name);
         for at in [address.as_str(), name] {
-            let (said, _) = host.within("asker", &format!("timeout 20 wget -qO- {at}:8080{NAME}"));
+            let (said, _) =
+                host.run_in_vm("asker", &format!("timeout 20 wget -qO- {at}:8080{NAME}"));
             assert_eq!(said, name, "{at}");
         }
         // A VM in another network neither reaches it nor resolves its name.
-        let (said, _) = host.within(
+        let (said, _) = host.run_in_vm(
             "stranger",
             &format!("timeout 5 wget -qO- {address}:8080{NAME}"),
         );
         assert_eq!(said, "");
-        assert!(!host.within("stranger", &format!("nslookup {name}")).1);
+        assert!(!host.run_in_vm("stranger", &format!("nslookup {name}")).1);
     }
-    assert!(host.within("stranger", "nslookup host.jiffy.internal").1);
+    assert!(host.run_in_vm("stranger", "nslookup host.jiffy.internal").1);
     let used = assert_one_sentence(&host.run(&["network", "rm", "lab"]));
     assert!(used.contains("parent"), "{used}");
     // A run from a golden snapshot, and a run without a network.
@@ -541,18 +542,18 @@ fn vms_of_a_network_know_each_other_and_children_are_reached_as_their_parent_was
 }
 
 #[test]
-fn twenty_children_of_a_server_are_reached_at_their_own_addresses_at_once() {
+fn twenty_forked_servers_answer_at_their_own_addresses_at_once() {
     const CHILDREN: usize = 20;
     let host = host();
     host.ok(&["run", "-d", "--name", "parent", "--", "sleep", "1000"]);
-    // Counts its clients, and tells each of them its address and host name as they are now.
+    // Counts its clients, and sends each of them its current address and host name.
     let answer = "echo >> /tmp/clients; ip -4 -o addr show eth0; hostname";
     let serve = format!("echo '{answer}' > /tmp/answer; nc -ll -p 8080 -e sh /tmp/answer");
     let serve = format!("({serve}) </dev/null >/dev/null 2>&1 &");
-    assert!(host.within("parent", &serve).1);
+    assert!(host.run_in_vm("parent", &serve).1);
     let count = CHILDREN.to_string();
     host.ok(&["fork", "parent", "-n", &count, "--name", "child"]);
-    // Once the fork is answered each is reached by the first packet, without waiting and retries.
+    // Once the fork is answered, the first packet reaches each child, without retries.
     let children: Vec<(String, String)> = (1..=CHILDREN)
         .map(|number| format!("child-{number}"))
         .map(|name| (host.address(&name), name))
@@ -567,15 +568,15 @@ fn twenty_children_of_a_server_are_reached_at_their_own_addresses_at_once() {
     for ((address, name), said) in children.iter().zip(lines.chunks(2)) {
         assert!(said[0].contains(&format!(" {address}/32 ")), "{said:?}");
         assert_eq!(said[1], name);
-        // Nobody else's client came to it, and no packet for another address.
-        let (seen, _) = host.within(
+        // It got no other VM's client, and no packet for another address.
+        let (seen, _) = host.run_in_vm(
             name,
             "wc -l < /tmp/clients; awk '/^Ip: [0-9]/ { print $6 }' /proc/net/snmp",
         );
         assert_eq!(seen, "1\n0", "{name}");
     }
     assert!(
-        !host.within("parent", "cat /tmp/clients").1,
+        !host.run_in_vm("parent", "cat /tmp/clients").1,
         "no child's client came to the parent"
     );
 }
@@ -589,7 +590,7 @@ fn ssh_reaches_vms_whose_image_has_no_server() {
     assert_eq!(output.status.code(), Some(7), "{output:?}");
     assert_eq!(text(&output.stdout), "out");
     assert_eq!(text(&output.stderr), "err");
-    // Files both ways, by the server for SFTP that was brought along.
+    // Copies files both ways with the SFTP server of `jiffy-ssh-guest`.
     let path = |name: &str| host.folder.path().join(name);
     std::fs::write(path("config"), host.ok(&["ssh-config"]) + "\n").expect("it is written");
     let sent: Vec<u8> = (0..3_000_000u32).map(|i| (i % 251) as u8).collect();
@@ -607,7 +608,7 @@ fn ssh_reaches_vms_whose_image_has_no_server() {
     scp("sent", "web.jiffy:/root/");
     scp("web.jiffy:sent", "back");
     assert_eq!(std::fs::read(path("back")).expect("it came back"), sent);
-    // A clone has another host key, and the same VM keeps its own while it sleeps.
+    // A clone has another host key; a VM keeps its own key when it hibernates.
     let key = |vm: &str| {
         let line = host.ok(&["ssh-proxy", "--known-hosts", "host", vm]);
         line.split_once(' ').expect("two words").1.to_owned()
@@ -623,7 +624,7 @@ fn ssh_reaches_vms_whose_image_has_no_server() {
 }
 
 #[test]
-fn an_idle_vm_sleeps_and_connections_to_its_port_wake_it_once_and_are_answered() {
+fn connections_to_a_hibernated_vm_wake_it_once() {
     let host = host();
     let port = free_port();
     let publish = format!("{port}:8080");
@@ -644,9 +645,9 @@ fn an_idle_vm_sleeps_and_connections_to_its_port_wake_it_once_and_are_answered()
     };
     until_it_sleeps();
     let address = host.address("dev");
-    // Every client that comes while it sleeps is held, and has its answer.
+    // Clients that connect while the VM is hibernated are held and then answered.
     let answers: Vec<String> = std::thread::scope(|scope| {
-        let clients: Vec<_> = (0..10).map(|_| scope.spawn(|| asked_once(port))).collect();
+        let clients: Vec<_> = (0..10).map(|_| scope.spawn(|| fetch_once(port))).collect();
         let answers = clients.into_iter().map(|one| one.join().expect("no panic"));
         answers.map(|one| one.expect("an answer")).collect()
     });
@@ -655,16 +656,16 @@ fn an_idle_vm_sleeps_and_connections_to_its_port_wake_it_once_and_are_answered()
         (state().as_str(), host.address("dev")),
         ("running", address)
     );
-    // Now the kernel leads clients to it, until it sleeps again.
-    assert_eq!(asked_once(port).expect("an answer"), "dev");
+    // The kernel forwards clients to it until it hibernates again.
+    assert_eq!(fetch_once(port).expect("an answer"), "dev");
     until_it_sleeps();
-    assert_eq!(asked_once(port).expect("an answer"), "dev");
+    assert_eq!(fetch_once(port).expect("an answer"), "dev");
     host.ok(&["rm", "--force", "dev"]);
-    assert!(asked_once(port).is_err());
+    assert!(fetch_once(port).is_err());
 }
 
 #[test]
-fn vms_that_want_twice_the_memory_there_is_all_get_their_work_done_and_none_is_killed() {
+fn vms_that_need_twice_the_memory_all_finish_and_none_is_killed() {
     const VMS: usize = 16;
     const BYTES: &str = "60000000";
     let host = host();
@@ -678,20 +679,20 @@ fn vms_that_want_twice_the_memory_there_is_all_get_their_work_done_and_none_is_k
     let fill = format!(
         "mount -o remount,size=100% /dev/shm && head -c {BYTES} /dev/zero >/dev/shm/all && echo done"
     );
-    // They grow together: those that go on when little is left use it, sleep, and make room.
+    // All grow at once. VMs that finish when little memory is left then hibernate and free it.
     std::thread::scope(|scope| {
         let all = names
             .iter()
-            .map(|name| scope.spawn(|| host.within(name, &fill)));
+            .map(|name| scope.spawn(|| host.run_in_vm(name, &fill)));
         let all: Vec<_> = all.collect();
         for (one, name) in all.into_iter().zip(&names) {
             let done = one.join().expect("no panic");
             assert_eq!(done, ("done".to_owned(), true), "{name}");
         }
     });
-    // All that they have is still there, whether they sleep or not.
+    // Every VM still has its data, hibernated or not.
     for name in &names {
-        let (said, _) = host.within(name, "wc -c </dev/shm/all");
+        let (said, _) = host.run_in_vm(name, "wc -c </dev/shm/all");
         assert_eq!(said, BYTES, "{name}");
     }
     let kernel = host.ok(&["machine", "shell", "dmesg"]);

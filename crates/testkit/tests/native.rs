@@ -126,7 +126,7 @@ fn processor(cpuinfo: &str, name: &str) -> String {
 
 #[test]
 #[ignore = "needs a real KVM here"]
-fn a_guest_runs_is_captured_restored_forked_and_sleeps() {
+fn a_guest_is_run_captured_restored_forked_and_hibernated() {
     let node = Node::start();
     let doctor = node.run(&["doctor", "--format", "json"]);
     let report: Value = serde_json::from_slice(&doctor.stdout).expect("JSON");
@@ -197,7 +197,7 @@ fn a_guest_runs_is_captured_restored_forked_and_sleeps() {
 
 #[test]
 #[ignore = "needs a real KVM here"]
-fn a_guest_is_shown_the_cpu_profile_that_was_asked_for() {
+fn a_guest_has_the_requested_cpu_profile() {
     let node = Node::start();
     let host = node.ok(&["doctor", "--cpu", "--format", "json"]);
     let profile: Profile = serde_json::from_str(&host).expect("a profile");
@@ -217,7 +217,7 @@ fn a_guest_is_shown_the_cpu_profile_that_was_asked_for() {
     };
     let has = |flags: &[String], name: &str| flags.iter().any(|flag| flag == name);
 
-    // Its own profile is nothing less.
+    // The host's own profile changes nothing.
     let plain = flags_with(&["--cold"]);
     assert!(has(&plain, "sse4_2"), "{plain:?}");
     let own = file("own.json", &host);
@@ -244,7 +244,7 @@ fn a_guest_is_shown_the_cpu_profile_that_was_asked_for() {
     let common = flags_with(&["--cpu-profile", &fleet]);
     assert!(has(&common, "sse4_2") && !has(&common, "avx"), "{common:?}");
 
-    // More than there is, and what is no profile.
+    // A profile with more features than the host has, and an unknown name.
     let mut more = profile;
     let seventh = leaf(&mut more, 7);
     more.cpuid[seventh].registers[2] |= 1 << 13;

@@ -50,13 +50,13 @@ fn ip(arguments: &str) {
 }
 
 /// Addresses of a VM: number N has 10.9.0.N and fd09::N.
-struct Place {
+struct Addresses {
     number: u8,
     tap: OwnedFd,
 }
 
-impl Place {
-    fn new(number: u8) -> Place {
+impl Addresses {
+    fn new(number: u8) -> Addresses {
         let name = format!("jiffy{number}");
         let options = TapOptions {
             name: &CString::new(name.as_str()).unwrap(),
@@ -67,7 +67,7 @@ impl Place {
         };
         let tap = Tap::create(&options).expect("a TAP").queues.remove(0);
         rustix::io::fcntl_setfd(&tap, rustix::io::FdFlags::empty()).unwrap();
-        let place = Place { number, tap };
+        let place = Addresses { number, tap };
         ip(&format!("link set {name} address {HOST_MAC}"));
         ip(&format!("link set {name} up"));
         ip(&format!("route add {}/32 dev {name}", place.address()));
@@ -171,7 +171,7 @@ fn accept(listener: &TcpListener) -> TcpStream {
     stream
 }
 
-fn all_of(stream: &mut TcpStream) -> String {
+fn read_all(stream: &mut TcpStream) -> String {
     let mut text = String::new();
     stream.read_to_string(&mut text).unwrap();
     text
@@ -243,7 +243,7 @@ impl Drop for Vm {
     }
 }
 
-fn config(place: &Place, script: &str, root: &Path) -> VmmConfig {
+fn config(place: &Addresses, script: &str, root: &Path) -> VmmConfig {
     let guest = serde_json::to_string(&place.guest(script)).unwrap();
     VmmConfig {
         version: vmm::VERSION,
@@ -294,7 +294,7 @@ fn root(folder: &Path) -> PathBuf {
 fn a_guest_is_reached_and_reaches_others() {
     own_namespace();
     let folder = tempfile::tempdir().unwrap();
-    let place = Place::new(2);
+    let place = Addresses::new(2);
     let hello = listen(9000);
     let script = format!(
         "(cat /etc/resolv.conf /etc/hosts; cat /sys/class/net/eth0/address; \
@@ -308,7 +308,7 @@ fn a_guest_is_reached_and_reaches_others() {
         "one",
         config(&place, &script, &root(folder.path())),
     );
-    let said = all_of(&mut accept(&hello));
+    let said = read_all(&mut accept(&hello));
     assert!(
         said.starts_with(&format!("nameserver {HOST}\nsearch lan.example\n")),
         "{said}"
@@ -325,7 +325,7 @@ fn a_guest_is_reached_and_reaches_others() {
     let mut stream = place.dial(8081);
     stream.write_all(&vec![7; 3_000_000]).unwrap();
     stream.shutdown(Shutdown::Write).unwrap();
-    assert_eq!(all_of(&mut stream).trim(), "3000000");
+    assert_eq!(read_all(&mut stream).trim(), "3000000");
     let pattern: Vec<u8> = (0..200_000u32).map(|n| (n % 251) as u8).collect();
     let mut stream = connect((place.address6(), 8082).into());
     let mut writer = stream.try_clone().unwrap();
@@ -370,10 +370,10 @@ fn a_guest_is_reached_and_reaches_others() {
 
 #[test]
 #[ignore = "needs a real KVM here"]
-fn a_clone_has_addresses_of_its_own_and_its_connections_are_reset() {
+fn a_clone_has_new_addresses_and_its_connections_are_reset() {
     own_namespace();
     let folder = tempfile::tempdir().unwrap();
-    let (parent, clone) = (Place::new(2), Place::new(3));
+    let (parent, clone) = (Addresses::new(2), Addresses::new(3));
     let (calls, ends) = (listen(9001), listen(9002));
     // An outgoing connection stays open until it is reset; then the guest sends its identity to
     // another port. The connection's input is a FIFO that never ends, so the shell waits for no
@@ -386,7 +386,7 @@ fn a_clone_has_addresses_of_its_own_and_its_connections_are_reset() {
     let root = root(folder.path());
     let vm = Vm::start(folder.path(), "parent", config(&parent, &script, &root));
     let mut call = accept(&calls);
-    assert_eq!(all_of(&mut parent.dial(8080)).trim(), "guest2");
+    assert_eq!(read_all(&mut parent.dial(8080)).trim(), "guest2");
 
     let quiet = vm.quiesce();
     let captured = monitor::capture(&vm.folder.join("control.sock"), true).unwrap();
@@ -404,7 +404,7 @@ fn a_clone_has_addresses_of_its_own_and_its_connections_are_reset() {
     // The clone's connection was reset; the clone reports that from its own address.
     let mut end = accept(&ends);
     assert_eq!(end.peer_addr().unwrap().ip(), clone.address());
-    let said = all_of(&mut end);
+    let said = read_all(&mut end);
     assert!(
         said.starts_with(&format!("guest3\n{}\n", clone.mac())),
         "{said}"
@@ -420,9 +420,9 @@ fn a_clone_has_addresses_of_its_own_and_its_connections_are_reset() {
     );
     assert!(!said.contains("fe80::4a:46ff:fe00:2"), "{said}");
     // A listening server still listens.
-    assert_eq!(all_of(&mut clone.dial(8080)).trim(), "guest3");
+    assert_eq!(read_all(&mut clone.dial(8080)).trim(), "guest3");
     assert_eq!(
-        all_of(&mut connect((clone.address6(), 8080).into())).trim(),
+        read_all(&mut connect((clone.address6(), 8080).into())).trim(),
         "guest3"
     );
 
@@ -432,5 +432,5 @@ fn a_clone_has_addresses_of_its_own_and_its_connections_are_reset() {
     assert_eq!(nothing.kind(), std::io::ErrorKind::WouldBlock);
     call.set_nonblocking(false).unwrap();
     call.write_all(b"still there").unwrap();
-    assert_eq!(all_of(&mut parent.dial(8080)).trim(), "guest2");
+    assert_eq!(read_all(&mut parent.dial(8080)).trim(), "guest2");
 }

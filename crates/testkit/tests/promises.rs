@@ -15,14 +15,14 @@ fn size(path: &str) -> u64 {
 }
 
 #[test]
-fn what_every_guest_carries_is_small() {
+fn jiffy_init_and_the_base_kernel_stay_within_their_sizes() {
     assert!(size("lib/jiffy/jiffy-init") <= 1536 * 1024);
     assert!(size("share/jiffy/kernels/base/vmlinux") <= 6 * 1024 * 1024);
 }
 
 /// An installed `jiffy kernel build` has every file of the checkout.
 #[test]
-fn what_a_kernel_is_built_from_is_installed() {
+fn the_kernel_sources_are_installed_unchanged() {
     let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../kernel");
     let mut compared = 0;
     for folder in ["", "patches"] {
@@ -45,7 +45,7 @@ fn what_a_kernel_is_built_from_is_installed() {
 }
 
 #[test]
-fn the_doctors_status_tells_scripts() {
+fn the_exit_status_of_doctor_is_0_3_or_4() {
     for _ in 0..3 {
         let output = Command::new(dist("bin/jiffy"))
             .args(["doctor", "--format", "json"])

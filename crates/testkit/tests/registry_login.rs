@@ -124,7 +124,7 @@ fn command_in(folder: &tempfile::TempDir, program: &str) -> Command {
 }
 
 #[test]
-fn who_may_not_is_told_so_in_one_sentence_and_who_may_has_the_image() {
+fn only_valid_credentials_reach_a_private_registry() {
     let stage = Stage::new();
     let root = stage.folder.path().join("root");
     fs::create_dir_all(root.join("etc")).expect("a folder");

@@ -70,10 +70,10 @@ fn initramfs() -> Vec<u8> {
     archive.finish().unwrap()
 }
 
-/// A process that is ended when this is dropped.
-struct Ended(Child);
+/// A process that is killed when this is dropped.
+struct KillOnDrop(Child);
 
-impl Drop for Ended {
+impl Drop for KillOnDrop {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -81,13 +81,13 @@ impl Drop for Ended {
 }
 
 /// A served disk of 8 MiB and its folder.
-struct Served {
+struct ServedDisk {
     folder: tempfile::TempDir,
-    _server: Ended,
+    _server: KillOnDrop,
 }
 
-impl Served {
-    fn start(arguments: &[&str]) -> Served {
+impl ServedDisk {
+    fn start(arguments: &[&str]) -> ServedDisk {
         let folder = tempfile::tempdir().unwrap();
         let mut file = std::fs::File::create(folder.path().join("disk.img")).unwrap();
         for piece in 0..8 * MIB / 4096 {
@@ -103,9 +103,9 @@ impl Served {
             .stdin(Stdio::null())
             .spawn()
             .unwrap();
-        let served = Served {
+        let served = ServedDisk {
             folder,
-            _server: Ended(server),
+            _server: KillOnDrop(server),
         };
         let start = Instant::now();
         while !served.path("disk.sock").exists() {
@@ -181,8 +181,8 @@ fn value<'a>(lines: &'a [String], name: &str) -> &'a str {
 }
 
 #[test]
-fn qemu_reads_and_writes_a_disk_that_is_served() {
-    let served = Served::start(&["--writable"]);
+fn qemu_reads_and_writes_a_served_disk() {
+    let served = ServedDisk::start(&["--writable"]);
     let before = served.sum();
     let said = served.boot();
     assert!(
@@ -202,8 +202,8 @@ fn qemu_reads_and_writes_a_disk_that_is_served() {
 }
 
 #[test]
-fn qemu_can_t_write_to_a_disk_that_is_served_read_only() {
-    let served = Served::start(&[]);
+fn qemu_cannot_write_to_a_disk_served_read_only() {
+    let served = ServedDisk::start(&[]);
     let before = served.sum();
     let said = served.boot();
     assert!(

@@ -141,7 +141,7 @@ fn run(arguments: &Arguments) -> Result<bool> {
         .iter()
         .filter_map(|peer| Some((*peer, peer.version()?)))
         .collect();
-    let verdicts = figure::judge(&figures);
+    let verdicts = figure::check_goals(&figures);
     let text = report::markdown(&figures, &outcomes, &verdicts, &versions);
     report::write(&arguments.results, &figures, &text)?;
     println!("{text}");
@@ -191,7 +191,7 @@ fn check(
         let runs = arguments.runs;
         let more = cases::measure(Clock::Instructions, kernels, &[], runs, &wanted, false)?;
         report_failures(&more.outcomes)?;
-        check::join(&mut outcomes, more.outcomes);
+        check::merge_samples(&mut outcomes, more.outcomes);
         now = figures(&outcomes);
         complaints = check::complaints(&committed, &now);
     }

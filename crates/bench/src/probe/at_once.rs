@@ -48,7 +48,7 @@ pub fn run(count: u32, first: u32, argv: &[String], after: &[String]) -> Result<
             sample
                 .counters
                 .insert("cpu_ns".into(), busy / u64::from(count));
-            look_at(&name(argv, number)?, &mut sample)?;
+            add_resources(&name(argv, number)?, &mut sample)?;
             Ok(sample)
         })
         .collect();
@@ -84,7 +84,7 @@ pub(super) fn to_first_byte(argv: &[String]) -> Result<(u64, Running)> {
 }
 
 /// Adds the resources that a running VM has used so far to a sample.
-fn look_at(name: &str, sample: &mut Sample) -> Result<()> {
+fn add_resources(name: &str, sample: &mut Sample) -> Result<()> {
     let inspect = ["/bin/jiffy", "inspect", name].map(String::from);
     let output = command(&inspect)?.output()?;
     let vms: Vec<Vm> = serde_json::from_slice(&output.stdout)
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_without_an_answer_is_told_with_its_words() {
+    fn a_command_without_output_fails_with_its_stderr() {
         let argv = ["/bin/sh", "-c", "echo no room >&2"].map(String::from);
         let error = to_first_byte(&argv).unwrap_err().to_string();
         assert!(error.contains("no room"), "{error}");

@@ -42,7 +42,7 @@ pub fn read(argv: &[String], warm: bool) -> Result<Sample> {
 pub fn create_root(bytes: u64) -> Result<Sample> {
     let path = Path::new(DATA).join("root.img");
     fs::create_dir_all(DATA)?;
-    made(&path, |file| format(file, bytes))
+    measure_creation(&path, |file| format(file, bytes))
 }
 
 /// Creates a root disk by cloning an image that has some data in each block group.
@@ -52,9 +52,9 @@ pub fn clone_root(run: u32, bytes: u64) -> Result<Sample> {
     let image = Path::new(FOLDER).join("image");
     if run == 0 {
         load_ram_disks()?;
-        succeed(Command::new(MKFS).args(["-q", "-m", "reflink=1", XFS_DISK]))?;
+        run_checked(Command::new(MKFS).args(["-q", "-m", "reflink=1", XFS_DISK]))?;
         fs::create_dir_all(FOLDER)?;
-        succeed(Command::new("mount").args(["-t", "xfs", XFS_DISK, FOLDER]))?;
+        run_checked(Command::new("mount").args(["-t", "xfs", XFS_DISK, FOLDER]))?;
         let file = new_file(&image)?;
         format(&file, bytes)?;
         let data = vec![b'J'; 2 << 20];
@@ -63,14 +63,14 @@ pub fn clone_root(run: u32, bytes: u64) -> Result<Sample> {
         }
         file.sync_all()?;
     }
-    made(&Path::new(FOLDER).join("root.img"), |file| {
+    measure_creation(&Path::new(FOLDER).join("root.img"), |file| {
         rustix::fs::ioctl_ficlone(file, File::open(&image)?)?;
         Ok(file.sync_all()?)
     })
 }
 
 /// Measures the creation of a file, which is then removed.
-fn made(path: &Path, make: impl FnOnce(&File) -> Result<()>) -> Result<Sample> {
+fn measure_creation(path: &Path, make: impl FnOnce(&File) -> Result<()>) -> Result<Sample> {
     let start = now_ns();
     let file = new_file(path)?;
     make(&file)?;
@@ -192,12 +192,16 @@ fn load_ram_disks() -> Result<()> {
         return Ok(());
     }
     let kib = 512 << 10;
-    succeed(Command::new("insmod").args([RAM_DISK_MODULE, "rd_nr=2", &format!("rd_size={kib}")]))?;
+    run_checked(Command::new("insmod").args([
+        RAM_DISK_MODULE,
+        "rd_nr=2",
+        &format!("rd_size={kib}"),
+    ]))?;
     let _ = File::open(COLD_FILE).with_context(|| COLD_FILE)?;
     Ok(())
 }
 
-fn succeed(command: &mut Command) -> Result<()> {
+fn run_checked(command: &mut Command) -> Result<()> {
     let output = command.output().with_context(|| format!("{command:?}"))?;
     if !output.status.success() {
         let message = String::from_utf8_lossy(&output.stderr);

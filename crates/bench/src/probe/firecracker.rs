@@ -1,8 +1,8 @@
 //! Firecracker's own restore through its API (docs/snapshotting in its repository): a full snapshot
 //! whose memory is mapped from the file.
 
-use super::restore::{SETTLING, SNAPSHOT, huge_tmpfs};
-use super::seen::Output;
+use super::marker_time::Output;
+use super::restore::{SETTLE_TIME, SNAPSHOT, huge_tmpfs};
 use super::{Running, cpu_ns, kvm_counters, now_ns};
 use crate::plan::Sample;
 use anyhow::{Context, Result, bail, ensure};
@@ -23,7 +23,7 @@ const SOCKET: &str = "/bench/firecracker-run/api.sock";
 const PATIENCE_NS: u64 = 120_000_000_000;
 
 /// Time between connection attempts while its socket is bound but not listening yet.
-const KNOCK_EVERY: Duration = Duration::from_micros(50);
+const RETRY_INTERVAL: Duration = Duration::from_micros(50);
 
 /// A guest to boot; paths in the machine.
 pub struct Guest<'a> {
@@ -63,8 +63,8 @@ pub fn prepare(guest: &Guest) -> Result<()> {
         }),
     )?;
     put("/actions", &json!({"action_type": "InstanceStart"}))?;
-    let _seen = output.seen()?;
-    std::thread::sleep(SETTLING);
+    let _marker = output.wait()?;
+    std::thread::sleep(SETTLE_TIME);
     request("PATCH", "/vm", &json!({"state": "Paused"}))?;
     put(
         "/snapshot/create",
@@ -93,7 +93,7 @@ pub fn restore(program: &str) -> Result<Sample> {
         }),
     )?;
     let loaded_ns = now_ns();
-    let (end_ns, _output) = output.seen()?;
+    let (end_ns, _output) = output.wait()?;
     let mut counters = kvm_counters(child.0.id());
     counters.insert("cpu_ns".into(), cpu_ns(child.0.id())?);
     Ok(Sample {
@@ -142,7 +142,7 @@ fn start(program: &str, output: Stdio) -> Result<Running> {
         if let Some(status) = child.0.try_wait()? {
             bail!("{program} ended: {status}");
         }
-        std::thread::sleep(KNOCK_EVERY);
+        std::thread::sleep(RETRY_INTERVAL);
     }
     Ok(child)
 }

@@ -29,12 +29,12 @@ pub fn first_answer(run: u32, reference: &str, whole: u64) -> Result<Sample> {
     let argv = [JIFFY, "run", "--cold", "--name", &vm, reference];
     let argv = [&argv[..], &["--", "/bin/sh", "-c", script]].concat();
     let argv: Vec<String> = argv.into_iter().map(str::to_owned).collect();
-    let before = carried()?;
+    let before = loopback_bytes()?;
     let answer = at_once::to_first_byte(&argv);
-    let moved = carried()? - before;
+    let moved = loopback_bytes()? - before;
     let nanoseconds = answer.as_ref().map_or(0, |(nanoseconds, _)| *nanoseconds);
     let failure = answer.map(drop);
-    // Nothing to remove if it failed.
+    // If this fails, there is nothing to remove.
     let _ = jiffy(&["rm", "--force", &vm]);
     failure?;
     jiffy(&["image", "rm", reference])?;
@@ -63,7 +63,7 @@ fn registry() -> Result<Running> {
 }
 
 /// Bytes on loopback since the machine's start.
-fn carried() -> Result<u64> {
+fn loopback_bytes() -> Result<u64> {
     let path = "/sys/class/net/lo/statistics/rx_bytes";
     let text = fs::read_to_string(path).context(path)?;
     text.trim().parse().context(path)

@@ -2,7 +2,7 @@
 
 use super::Running;
 use super::restore::{Memory, RAM, SNAPSHOT, Stage, timed};
-use crate::plan::{IMAGE, Lazily, RECORDING, Sample};
+use crate::plan::{IMAGE, LazyMode, RECORDING, Sample};
 use anyhow::{Context, Result, bail};
 use jiffy_store::{ImageReader, Recording, WriteOptions, optimise, write_image};
 use jiffy_wire::pager::{PagerRequest, PagerResponse, PagerStats};
@@ -21,11 +21,11 @@ const SOCKET: &str = "/tmp/bench-pager-vm.sock";
 const NAME: &str = "bench";
 
 /// Measures one restore; the first one starts the pager.
-pub fn restore(stage: &mut Stage, kept: &mut Option<Pager>, how: Lazily) -> Result<Sample> {
+pub fn restore(stage: &mut Stage, kept: &mut Option<Pager>, how: LazyMode) -> Result<Sample> {
     stage.end_parent()?;
     let pager = match kept.take() {
         None => Pager::start(stage, how)?,
-        Some(pager) if how == Lazily::First => pager.anew()?,
+        Some(pager) if how == LazyMode::First => pager.restart()?,
         Some(pager) => pager,
     };
     kept.insert(pager).restore(stage)
@@ -34,7 +34,7 @@ pub fn restore(stage: &mut Stage, kept: &mut Option<Pager>, how: Lazily) -> Resu
 /// A pager, and the image it serves.
 pub struct Pager {
     _process: Running,
-    how: Lazily,
+    how: LazyMode,
     /// Whether the image is optimised: the recorded working set is stored first.
     optimised: bool,
 }
@@ -42,7 +42,7 @@ pub struct Pager {
 impl Pager {
     /// Writes the captured RAM as an image. Unless chunks are fetched on demand, records a
     /// restore and optimises the image.
-    fn start(stage: &Stage, how: Lazily) -> Result<Pager> {
+    fn start(stage: &Stage, how: LazyMode) -> Result<Pager> {
         write_image(
             Path::new(IMAGE),
             &File::open(RAM)?,
@@ -54,7 +54,7 @@ impl Pager {
             how,
             optimised: false,
         };
-        if how != Lazily::OnDemand {
+        if how != LazyMode::OnDemand {
             pager.record(stage)?;
             pager.optimised = true;
         }
@@ -62,7 +62,7 @@ impl Pager {
     }
 
     /// Restarts the pager, so that it has not served the image yet.
-    fn anew(self) -> Result<Pager> {
+    fn restart(self) -> Result<Pager> {
         let (how, optimised) = (self.how, self.optimised);
         drop(self);
         let process = start()?;
@@ -121,7 +121,7 @@ impl Pager {
             PagerResponse::Stats(stats) => stats,
             other => bail!("the pager answers {other:?}"),
         };
-        if self.how == Lazily::Again {
+        if self.how == LazyMode::Again {
             // The pager stores the working set in memory for the next restore.
             std::thread::sleep(Duration::from_millis(50));
         }

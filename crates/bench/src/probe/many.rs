@@ -1,7 +1,7 @@
-//! Measures the cost of idle VMs: of one, and of a thousand.
+//! Measures the cost of one idle VM and of a thousand.
 
 use super::node::{boot_idle, counted, jiffy, number_in, output};
-use super::until_idle;
+use super::wait_until_idle;
 use crate::plan::{BYTES, DAEMON_BYTES, INSTRUCTIONS, LIST, Sample, WAKE_UPS};
 use anyhow::{Context, Result, ensure};
 use jiffy_wire::api::{Forked, Vm};
@@ -11,9 +11,9 @@ use std::path::Path;
 use std::time::Duration;
 
 /// Length of a measurement. On the instruction clock idle time is skipped.
-const WATCHED: Duration = Duration::from_secs(100);
+const MEASURED_TIME: Duration = Duration::from_secs(100);
 /// Time for background work after a boot: golden snapshots, standbys.
-const SETTLED: Duration = Duration::from_secs(30);
+const SETTLE_TIME: Duration = Duration::from_secs(30);
 
 /// Most monitors that the node keeps started ahead by its default options: one spare, two standbys.
 const STARTED_AHEAD: usize = 3;
@@ -24,22 +24,22 @@ const STARTED_AHEAD: usize = 3;
 pub fn idle_vm(run: u32) -> Result<Sample> {
     let vm = format!("does-nothing-{run}");
     let found = boot_idle(&vm).and_then(|()| {
-        std::thread::sleep(SETTLED);
-        until_idle()?;
+        std::thread::sleep(SETTLE_TIME);
+        wait_until_idle()?;
         let with = watch(&[pid_of(&vm)?, daemon()?])?;
         jiffy(&["rm", "--force", &vm])?;
-        std::thread::sleep(SETTLED);
-        until_idle()?;
+        std::thread::sleep(SETTLE_TIME);
+        wait_until_idle()?;
         let without = watch(&[daemon()?])?;
         Ok(counted(BTreeMap::from([
             (
                 INSTRUCTIONS.into(),
-                with.busy_ns.saturating_sub(without.busy_ns) / WATCHED.as_secs(),
+                with.busy_ns.saturating_sub(without.busy_ns) / MEASURED_TIME.as_secs(),
             ),
             // Per a thousand seconds: a counter is a whole number.
             (
                 WAKE_UPS.into(),
-                with.wake_ups.saturating_sub(without.wake_ups) * 1000 / WATCHED.as_secs(),
+                with.wake_ups.saturating_sub(without.wake_ups) * 1000 / MEASURED_TIME.as_secs(),
             ),
         ])))
     });
@@ -56,7 +56,7 @@ pub fn clones(run: u32, count: u32) -> Result<Sample> {
     let found = boot_idle(&parent).and_then(|()| {
         // The parent reads and starts the program first, so that its clones need not.
         jiffy(&["exec", &parent, "--", "true"])?;
-        std::thread::sleep(SETTLED);
+        std::thread::sleep(SETTLE_TIME);
         let before = available_bytes()?;
         let number = count.to_string();
         let forked = jiffy(&[
@@ -77,7 +77,7 @@ pub fn clones(run: u32, count: u32) -> Result<Sample> {
         for vm in &forked.vms {
             jiffy(&["exec", &vm.name, "--", "true"])?;
         }
-        std::thread::sleep(SETTLED);
+        std::thread::sleep(SETTLE_TIME);
         let used = before.saturating_sub(available_bytes()?);
         let daemon = number_of(Path::new(&format!("/proc/{}/status", daemon()?)), "VmRSS:")?;
         Ok(counted(BTreeMap::from([
@@ -91,11 +91,11 @@ pub fn clones(run: u32, count: u32) -> Result<Sample> {
     }
     let _ = output(&["rm", "--force", &parent]);
     let found = found?;
-    nothing_left()?;
+    check_nothing_left()?;
     Ok(found)
 }
 
-/// Creates `count` VMs, of which none runs; measures a list of them; then removes all.
+/// Creates `count` stopped VMs, measures a list of them and removes all.
 pub fn list(run: u32, count: u32) -> Result<Sample> {
     let name = |number| format!("of-many-{run}-{number}");
     let found = (1..=count)
@@ -103,8 +103,8 @@ pub fn list(run: u32, count: u32) -> Result<Sample> {
         .and_then(|()| {
             // The first one is a warm-up, as other cases have.
             jiffy(&["ps", "--all"])?;
-            std::thread::sleep(SETTLED);
-            until_idle()?;
+            std::thread::sleep(SETTLE_TIME);
+            wait_until_idle()?;
             let list = Watch::begin(&[])?;
             let listed = jiffy(&["ps", "--all"])?;
             let list = list.end()?;
@@ -118,9 +118,9 @@ pub fn list(run: u32, count: u32) -> Result<Sample> {
     found
 }
 
-/// No VM, no folder of one, and no monitor but those started ahead.
-fn nothing_left() -> Result<()> {
-    std::thread::sleep(SETTLED);
+/// Checks that no VM is left, and no VMM except those that were started ahead.
+fn check_nothing_left() -> Result<()> {
+    std::thread::sleep(SETTLE_TIME);
     let all: Vec<Vm> = serde_json::from_slice(&jiffy(&["ps", "--all", "--format", "json"])?)?;
     ensure!(all.is_empty(), "{} VMs are left", all.len());
     let monitors = processes("jiffy-vmm")?.len();
@@ -129,7 +129,7 @@ fn nothing_left() -> Result<()> {
 }
 
 /// Activity of the machine during a measurement.
-struct Watched {
+struct Activity {
     /// Time in which its CPU was not idle.
     busy_ns: u64,
     /// Voluntary context switches of the processes' threads.
@@ -146,7 +146,7 @@ struct Watch<'a> {
 
 impl Watch<'_> {
     fn begin(processes: &[u32]) -> Result<Watch<'_>> {
-        let (idle_ns, sleeps) = (idle_ns()?, sleeps_of(processes)?);
+        let (idle_ns, sleeps) = (idle_ns()?, voluntary_switches(processes)?);
         Ok(Watch {
             processes,
             idle_ns,
@@ -155,18 +155,18 @@ impl Watch<'_> {
         })
     }
 
-    fn end(self) -> Result<Watched> {
+    fn end(self) -> Result<Activity> {
         let (idle, end) = (idle_ns()?, super::now_ns());
-        Ok(Watched {
+        Ok(Activity {
             busy_ns: (end - self.begin_ns).saturating_sub(idle - self.idle_ns),
-            wake_ups: sleeps_of(self.processes)?.saturating_sub(self.sleeps),
+            wake_ups: voluntary_switches(self.processes)?.saturating_sub(self.sleeps),
         })
     }
 }
 
-fn watch(processes: &[u32]) -> Result<Watched> {
+fn watch(processes: &[u32]) -> Result<Activity> {
     let watch = Watch::begin(processes)?;
-    std::thread::sleep(WATCHED);
+    std::thread::sleep(MEASURED_TIME);
     watch.end()
 }
 
@@ -192,7 +192,7 @@ fn idle_ns() -> Result<u64> {
 }
 
 /// Voluntary context switches (proc(5), status) of all threads of these processes.
-fn sleeps_of(processes: &[u32]) -> Result<u64> {
+fn voluntary_switches(processes: &[u32]) -> Result<u64> {
     let mut sum = 0;
     for pid in processes {
         for task in fs::read_dir(format!("/proc/{pid}/task"))? {

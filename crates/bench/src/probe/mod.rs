@@ -9,9 +9,9 @@ mod firecracker;
 mod image;
 mod lazy;
 mod many;
+mod marker_time;
 mod node;
 mod restore;
-mod seen;
 
 use crate::plan::{Case, Kind, MARKER, Outcome, Sample, VSOCK};
 use crate::running::Running;
@@ -31,7 +31,7 @@ use std::process::{Command, Stdio};
 const DATA: &str = "/var/lib/jiffy";
 
 /// Runs per capture. Restores of one capture differ little, those of different captures more.
-const RUNS_OF_A_CAPTURE: u32 = 5;
+const RUNS_PER_CAPTURE: u32 = 5;
 
 /// Runs a case; a failure is in the outcome.
 ///
@@ -44,14 +44,14 @@ pub fn run(case: &Case) -> Outcome {
     let mut samples = Vec::new();
     let mut left = case.runs;
     while left > 0 {
-        let mut kept = Kept::default();
-        let counted = match case.kind.is_of_a_capture() {
-            true => left.min(RUNS_OF_A_CAPTURE),
+        let mut state = CaseState::default();
+        let counted = match case.kind.uses_one_capture() {
+            true => left.min(RUNS_PER_CAPTURE),
             false => left,
         };
         left -= counted;
         for run in 0..case.warm_up + counted {
-            match run_once(&case.kind, run, &mut kept) {
+            match run_once(&case.kind, run, &mut state) {
                 Ok(_) if run < case.warm_up => {}
                 Ok(more) => samples.extend(more),
                 Err(error) => return Outcome::failed(case, format!("run {run}: {error:#}")),
@@ -68,13 +68,13 @@ pub fn run(case: &Case) -> Outcome {
 
 /// State shared by the runs of a case.
 #[derive(Default)]
-struct Kept {
+struct CaseState {
     stage: Option<Stage>,
     pager: Option<Pager>,
 }
 
-fn run_once(kind: &Kind, run: u32, kept: &mut Kept) -> Result<Vec<Sample>> {
-    let Kept { stage, pager } = kept;
+fn run_once(kind: &Kind, run: u32, state: &mut CaseState) -> Result<Vec<Sample>> {
+    let CaseState { stage, pager } = state;
     let sample = match kind {
         Kind::Restore { config, spare } => restore::restore(Stage::of(stage, config)?, *spare),
         Kind::Lazy { config, how } => lazy::restore(Stage::of(stage, config)?, pager, *how),
@@ -132,11 +132,11 @@ fn run_once(kind: &Kind, run: u32, kept: &mut Kept) -> Result<Vec<Sample>> {
             let registry = registry.transpose()?;
             if let Some(once) = once.as_ref().filter(|_| run > 0) {
                 wait_for(&fill_in(once, run))?;
-                until_idle()?;
+                wait_until_idle()?;
             }
             if let Some(argv) = before {
                 to_exit(&fill_in(argv, run))?;
-                until_idle()?;
+                wait_until_idle()?;
             }
             let mut sample = to_exit(&fill_in(argv, run))?;
             if let Some(argv) = timeline {
@@ -253,7 +253,7 @@ fn wait_for(argv: &[String]) -> Result<()> {
 }
 
 /// Waits until the machine is idle, that is until the node has prepared the next run.
-fn until_idle() -> Result<()> {
+fn wait_until_idle() -> Result<()> {
     let until = now_ns() + 60_000_000_000;
     loop {
         let before = cpu_ticks()?;
@@ -386,7 +386,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn guest_ram_is_not_the_monitors_memory() {
+    fn guest_ram_is_not_counted_as_vmm_memory() {
         let smaps = "00400000-00500000 r-xp 0 0:0 0 /bin/x\nSize: 1024 kB\nRss: 700 kB\n\
                      7f00-8f00 rw-s 0 0:0 0 /memfd:ram\nSize: 131072 kB\nRss: 90000 kB\n\
                      9f00-af00 rw-p 0 0:0 0 [stack]\nSize: 132 kB\nRss: 20 kB\n";
@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn a_marker_is_waited_for_and_a_program_that_never_writes_it_is_named() {
+    fn a_program_that_never_writes_its_marker_is_an_error() {
         let sh = |script: &str| vec!["/bin/sh".to_string(), "-c".into(), script.into()];
         let sample =
             to_marker(&sh("sleep 0.05; echo booting; echo J; exec sleep 100"), 128).unwrap();
@@ -407,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failing_command_is_no_sample() {
+    fn a_failed_command_gives_no_sample() {
         let argv = vec!["/bin/sh".to_string(), "-c".into(), "exit 3".into()];
         assert!(to_exit(&argv).is_err());
     }

@@ -26,7 +26,7 @@ pub fn snapshot_bytes(run: u32) -> Result<Sample> {
             ("other_bytes".into(), made.other_bytes),
         ])))
     });
-    // Nothing to remove if it failed.
+    // If this fails, there is nothing to remove.
     let _ = output(&["rm", "--force", &vm]);
     let _ = output(&["snapshot", "rm", &snapshot]);
     found
@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn unique_memory_is_what_is_private() {
+    fn private_memory_is_read_from_smaps_rollup() {
         let rollup = "00400000-7fff rollup\nRss: 900 kB\nShared_Clean: 500 kB\n\
                       Private_Clean: 100 kB\nPrivate_Dirty: 300 kB\n";
         let private = field(rollup, "Private_Clean:") + field(rollup, "Private_Dirty:");
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn this_process_has_memory_of_its_own() {
+    fn memory_of_this_process_is_read() {
         let memory = memory_of(std::process::id()).unwrap();
         assert!(memory[BYTES] > 0 && memory["resident"] >= memory[BYTES]);
     }

@@ -1,6 +1,6 @@
 //! Measures capture, restore and fork of `jiffy-vmm` without a node.
 
-use super::seen::Output;
+use super::marker_time::Output;
 use super::{Running, event_spans, kvm_counters, now_ns, remove_socket};
 use crate::plan::{Sample, VSOCK};
 use anyhow::{Context, Result, bail};
@@ -32,17 +32,17 @@ const CONFIG: &str = "/bench/restore.json";
 const CHILD_VSOCK: &str = "/tmp/bench-vsock-child.sock";
 
 /// Time between a guest's marker and its capture, in which it becomes idle.
-pub const SETTLING: Duration = Duration::from_millis(100);
+pub const SETTLE_TIME: Duration = Duration::from_millis(100);
 
 /// A booted VM and its capture.
 pub struct Stage {
     config: VmmConfig,
-    parent: Seen,
+    parent: BootedVm,
     prefault: Vec<Extent>,
 }
 
 /// A VMM whose guest has written its marker.
-pub struct Seen {
+pub struct BootedVm {
     process: Running,
     _output: OwnedFd,
 }
@@ -131,11 +131,11 @@ fn restored(stage: &Stage, memory: &Memory) -> VmmConfig {
 }
 
 /// Measures a restore to the marker; returns the restored VM too.
-pub fn timed(stage: &Stage, memory: &Memory) -> Result<(Sample, Seen)> {
+pub fn timed(stage: &Stage, memory: &Memory) -> Result<(Sample, BootedVm)> {
     let config = restored(stage, memory);
     fs::write(CONFIG, serde_json::to_vec(&config)?)?;
     let (events, events_end) = rustix::pipe::pipe()?;
-    let (child, start, end) = until_seen(Some(events_end))?;
+    let (child, start, end) = wait_for_marker(Some(events_end))?;
     let sample = Sample {
         nanoseconds: end - start,
         counters: kvm_counters(child.process.0.id()),
@@ -155,7 +155,7 @@ fn restore_by_spare(stage: &Stage) -> Result<Sample> {
     let spare = Spare::ready()?;
     let start = now_ns();
     fs::write(CONFIG, serde_json::to_vec(&config)?)?;
-    spare.take(&[])?.until_resumed(start)
+    spare.take(&[])?.wait_until_resumed(start)
 }
 
 /// Measures one fork of the running parent into a spare VMM, as the node does it.
@@ -171,7 +171,7 @@ pub fn fork(stage: &mut Stage) -> Result<Sample> {
     let captured = capture(&stage.config, &mut stage.parent)?;
     config.restore = Some(captured.for_spare()?);
     fs::write(CONFIG, serde_json::to_vec(&config)?)?;
-    let mut sample = spare.take(&captured.fds)?.until_resumed(start)?;
+    let mut sample = spare.take(&captured.fds)?.wait_until_resumed(start)?;
     sample
         .spans
         .insert(names::PAUSE.to_owned(), captured.pause_ns);
@@ -203,8 +203,8 @@ impl Spare {
         })
     }
 
-    /// Makes it the VM of [`CONFIG`].
-    fn take(self, sources: &[OwnedFd]) -> Result<Taken> {
+    /// Turns the spare into the VM of [`CONFIG`].
+    fn take(self, sources: &[OwnedFd]) -> Result<SpareVm> {
         let (events, events_end) = rustix::pipe::pipe()?;
         let (output, output_end) = rustix::pipe::pipe()?;
         let take = serde_json::to_vec(&TakeSpare {
@@ -214,7 +214,7 @@ impl Spare {
         let mut descriptors = vec![output_end.as_fd(), events_end.as_fd()];
         descriptors.extend(sources.iter().map(AsFd::as_fd));
         send_with_fds(&self.socket, &take, &descriptors)?;
-        Ok(Taken {
+        Ok(SpareVm {
             _process: self.process,
             events: events.into(),
             output: output.into(),
@@ -223,15 +223,15 @@ impl Spare {
 }
 
 /// A VMM that was a spare and has become a VM.
-struct Taken {
+struct SpareVm {
     _process: Running,
     events: File,
     output: File,
 }
 
-impl Taken {
-    /// Waits until its vCPUs are resumed.
-    fn until_resumed(self, start: u64) -> Result<Sample> {
+impl SpareVm {
+    /// Waits until the vCPUs are resumed.
+    fn wait_until_resumed(self, start: u64) -> Result<Sample> {
         let mut spans = BTreeMap::new();
         for line in BufReader::new(self.events).lines() {
             let VmmEvent::Span {
@@ -272,26 +272,26 @@ pub fn pause(config: &str) -> Result<Sample> {
 }
 
 /// Boots a guest and waits until it is idle.
-fn boot(config: &VmmConfig) -> Result<Seen> {
+fn boot(config: &VmmConfig) -> Result<BootedVm> {
     fs::write(CONFIG, serde_json::to_vec(config)?)?;
-    let (parent, ..) = until_seen(None)?;
-    std::thread::sleep(SETTLING);
+    let (parent, ..) = wait_for_marker(None)?;
+    std::thread::sleep(SETTLE_TIME);
     Ok(parent)
 }
 
 /// Starts the VM of [`CONFIG`] and waits for its marker. Returns the times of both.
-fn until_seen(events: Option<OwnedFd>) -> Result<(Seen, u64, u64)> {
+fn wait_for_marker(events: Option<OwnedFd>) -> Result<(BootedVm, u64, u64)> {
     let (output, output_end) = Output::new()?;
     let start = now_ns();
     let mut process = spawn(output_end, events.as_ref())?;
     drop(events);
-    let seen = output.seen();
-    let (end, output) = seen.with_context(|| complaint(&mut process.0))?;
-    let seen = Seen {
+    let waited = output.wait();
+    let (end, output) = waited.with_context(|| last_stderr(&mut process.0))?;
+    let vm = BootedVm {
         process,
         _output: output,
     };
-    Ok((seen, start, end))
+    Ok((vm, start, end))
 }
 
 fn spawn(output: Stdio, events: Option<&OwnedFd>) -> Result<Running> {
@@ -307,7 +307,7 @@ fn spawn(output: Stdio, events: Option<&OwnedFd>) -> Result<Running> {
     Ok(Running(command.spawn()?))
 }
 
-fn complaint(child: &mut Child) -> String {
+fn last_stderr(child: &mut Child) -> String {
     let mut message = String::new();
     if let Some(stderr) = &mut child.stderr {
         let _ = stderr.take(4096).read_to_string(&mut message);
@@ -315,8 +315,8 @@ fn complaint(child: &mut Child) -> String {
     message.trim().into()
 }
 
-fn capture(config: &VmmConfig, parent: &mut Seen) -> Result<Captured> {
-    monitor::capture(control(config)?, true).with_context(|| complaint(&mut parent.process.0))
+fn capture(config: &VmmConfig, parent: &mut BootedVm) -> Result<Captured> {
+    monitor::capture(control(config)?, true).with_context(|| last_stderr(&mut parent.process.0))
 }
 
 /// Pages that the VM wrote in the first 20 ms after the capture.

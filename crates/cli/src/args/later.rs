@@ -12,7 +12,7 @@ use clap::{ArgMatches, Args, Command, FromArgMatches, Subcommand};
 pub struct Later<T>(pub T);
 
 /// Adds definitions to a verb and keeps its description.
-fn add(verb: Command, definitions: fn(Command) -> Command) -> Command {
+fn add_definitions(verb: Command, definitions: fn(Command) -> Command) -> Command {
     let (about, long_about) = (verb.get_about().cloned(), verb.get_long_about().cloned());
     definitions(verb)
         .about(Resettable::from(about))
@@ -21,21 +21,21 @@ fn add(verb: Command, definitions: fn(Command) -> Command) -> Command {
 
 impl<T: Args> Args for Later<T> {
     fn augment_args(verb: Command) -> Command {
-        verb.defer(|verb| add(verb, T::augment_args))
+        verb.defer(|verb| add_definitions(verb, T::augment_args))
     }
 
     fn augment_args_for_update(verb: Command) -> Command {
-        verb.defer(|verb| add(verb, T::augment_args_for_update))
+        verb.defer(|verb| add_definitions(verb, T::augment_args_for_update))
     }
 }
 
 impl<T: Subcommand> Subcommand for Later<T> {
     fn augment_subcommands(verb: Command) -> Command {
-        verb.defer(|verb| add(verb, T::augment_subcommands))
+        verb.defer(|verb| add_definitions(verb, T::augment_subcommands))
     }
 
     fn augment_subcommands_for_update(verb: Command) -> Command {
-        verb.defer(|verb| add(verb, T::augment_subcommands_for_update))
+        verb.defer(|verb| add_definitions(verb, T::augment_subcommands_for_update))
     }
 
     fn has_subcommand(name: &str) -> bool {

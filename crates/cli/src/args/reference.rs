@@ -6,7 +6,7 @@ use clap::{Command, CommandFactory};
 const MARK: &str = "<!-- generated: UPDATE_DOCS=1 cargo test -p jiffy-cli reference -->\n";
 
 #[test]
-fn the_reference_is_what_help_says() {
+fn docs_cli_md_matches_the_help_texts() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/cli.md");
     let page = std::fs::read_to_string(path).unwrap();
     let (written, _) = page.split_once(MARK).expect("the page has its mark");

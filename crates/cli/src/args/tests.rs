@@ -23,12 +23,12 @@ fn run(line: &str) -> Run {
 }
 
 #[test]
-fn the_definitions_are_consistent() {
+fn the_clap_definitions_are_consistent() {
     Cli::command().debug_assert();
 }
 
 #[test]
-fn a_command_begins_at_the_first_word_that_is_no_option() {
+fn the_command_begins_at_the_first_non_option_word() {
     let with_dashes = run("jiffy run --name box -e A=1 -- date -u");
     let without = run("jiffy run --name box -e A=1 --image web date -u");
     assert_eq!(with_dashes.argv, ["date", "-u"]);
@@ -66,7 +66,7 @@ fn the_first_word_is_the_image_unless_dashes_stand_before_it() {
 }
 
 #[test]
-fn registries_are_spoken_to_as_asked() {
+fn registry_options_are_parsed() {
     let Verb::Pull(Later(pull)) = parse(
         "jiffy pull --creds me:secret --plain-http --ca /ca.pem --platform linux/arm64 h/a:1",
     )
@@ -94,7 +94,7 @@ fn registries_are_spoken_to_as_asked() {
 }
 
 #[test]
-fn options_of_run_arrive() {
+fn options_of_run_are_parsed() {
     let run = run(
         "jiffy run -it --rm --cpus 4 --memory 2G --kernel ./vmlinux --image debian \
          --disk data:1G --disk logs:ro --console --init --hostname h --kernel-arg quiet \
@@ -174,7 +174,7 @@ fn contradictions_are_refused() {
 }
 
 #[test]
-fn a_timeline_has_orders() {
+fn a_timeline_takes_a_vm_a_format_or_an_order() {
     let Verb::Timeline(Later(plain)) = parse("jiffy timeline box --format perfetto").verb else {
         panic!()
     };
@@ -207,7 +207,7 @@ fn sizes_are_mebibytes() {
 }
 
 #[test]
-fn disks_have_a_name_and_perhaps_a_size() {
+fn a_disk_has_a_name_and_optionally_a_size_and_ro() {
     assert_eq!(disk_use("a:1G:ro").unwrap().size_mib, Some(1024));
     assert!(disk_use("a:1G:ro").unwrap().read_only);
     for wrong in ["", ":1G", "a:1G:2G", "a:ro:1G", "a:x"] {
@@ -295,7 +295,7 @@ fn a_root_is_kept_on_a_disk_or_copied() {
 }
 
 #[test]
-fn places_are_here_or_in_a_vm() {
+fn a_copy_path_is_local_in_a_vm_or_a_tar_stream() {
     let vm = |vm: &str, path: &str| Place::Vm {
         vm: vm.into(),
         path: path.into(),
@@ -321,7 +321,7 @@ fn signals_go_by_name_or_number() {
 }
 
 #[test]
-fn a_run_from_a_snapshot_leaves_the_rest_to_it() {
+fn a_run_from_a_snapshot_refuses_options_that_shape_the_vm() {
     let from = run("jiffy run --from base --name a --rm -e A=1 -- date");
     assert_eq!(from.from.as_deref(), Some("base"));
     assert_eq!(from.argv, ["date"]);
@@ -347,7 +347,7 @@ fn a_run_from_a_snapshot_leaves_the_rest_to_it() {
 }
 
 #[test]
-fn snapshots_are_made_and_looked_into() {
+fn options_of_the_snapshot_verbs_are_parsed() {
     use snapshot::Snapshot;
     let order = |line: &str| match parse(line).verb {
         Verb::Snapshot(Later(order)) => order,
@@ -379,7 +379,7 @@ fn snapshots_are_made_and_looked_into() {
 }
 
 #[test]
-fn definitions_made_later_leave_a_verbs_description() {
+fn deferred_definitions_keep_the_description_of_a_verb() {
     let mut built = Cli::command();
     built.build();
     for verb in Cli::command().get_subcommands() {
@@ -395,7 +395,7 @@ fn definitions_made_later_leave_a_verbs_description() {
 }
 
 #[test]
-fn a_fork_has_children() {
+fn options_of_fork_are_parsed_and_its_count_limited() {
     let Verb::Fork(Later(fork)) = parse("jiffy fork box -n 3 --name child --timeline=json").verb
     else {
         panic!()
@@ -410,7 +410,7 @@ fn a_fork_has_children() {
 }
 
 #[test]
-fn requests_say_how_they_wait() {
+fn queue_options_are_parsed() {
     use queue::PriorityChoice::{High, Low, Normal};
     let plain = run("jiffy run true");
     assert_eq!(
@@ -453,7 +453,7 @@ fn requests_say_how_they_wait() {
 }
 
 #[test]
-fn an_option_that_does_not_exist_is_no_command() {
+fn an_unknown_option_is_not_taken_as_a_command() {
     for line in ["jiffy run --memmory 1G true", "jiffy exec box --nosuch"] {
         assert!(Cli::try_parse_from(line.split(' ')).is_err(), "{line}");
     }

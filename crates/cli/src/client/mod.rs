@@ -93,10 +93,10 @@ impl Client {
     /// Shows the place in the queue of a request that waits for memory and vCPUs, if stderr is a
     /// terminal.
     pub fn with_places(&self) -> Client {
-        self.that_shows_places(std::io::stderr().is_terminal())
+        self.with_shows_places(std::io::stderr().is_terminal())
     }
 
-    fn that_shows_places(&self, shows_places: bool) -> Client {
+    fn with_shows_places(&self, shows_places: bool) -> Client {
         Client {
             shows_places,
             ..self.clone()
@@ -128,7 +128,7 @@ impl Client {
         let mut request = self.request(Method::GET, path, RequestBody::empty())?;
         let accept = HeaderValue::from_static(media_type);
         request.headers_mut().insert(ACCEPT, accept);
-        self.answered(request).await
+        self.request_whole_answer(request).await
     }
 
     /// `POST` without a body.
@@ -199,7 +199,9 @@ impl Client {
             .get(VM_ID_HEADER)
             .and_then(|value| value.to_str().ok())
             .map(str::to_owned);
-        let upgraded = hyper::upgrade::on(response).await.map_err(lost)?;
+        let upgraded = hyper::upgrade::on(response)
+            .await
+            .map_err(connection_lost)?;
         Ok(Upgraded {
             frames: Frames::new(TokioIo::new(upgraded)),
             vm,
@@ -213,15 +215,15 @@ impl Client {
         body: RequestBody,
     ) -> Result<T> {
         let request = self.request(method, path, body)?;
-        self.answered(request).await?.json()
+        self.request_whole_answer(request).await?.json()
     }
 
-    async fn answered(&self, request: Request<RequestBody>) -> Result<Answer> {
+    async fn request_whole_answer(&self, request: Request<RequestBody>) -> Result<Answer> {
         let response = self.send(request).await?;
         Ok(Answer {
             status: response.status(),
             media_type: response.headers().get(CONTENT_TYPE).cloned(),
-            bytes: whole(response).await?,
+            bytes: read_body(response).await?,
         })
     }
 
@@ -255,23 +257,23 @@ impl Client {
             let failure = match self.connect().await {
                 Err(failure) => failure,
                 Ok(mut sender) => {
-                    repeat.is_sent();
+                    repeat.mark_sent();
                     let answer = self.answer(sender.send_request(request));
                     // Without a terminal there is no timer, which would be further system calls.
                     let answer = match repeat.id().filter(|_| self.shows_places) {
-                        Some(id) => queue::shown(self, id, answer).await,
+                        Some(id) => queue::answer_or_show_place(self, id, answer).await,
                         None => answer.await,
                     };
                     match answer? {
                         Ok(response) => break response,
-                        Err(error) => lost(error),
+                        Err(error) => connection_lost(error),
                     }
                 }
             };
-            request = match repeat.after(failure).await? {
+            request = match repeat.after_failure(failure).await? {
                 Next::Send(request) => *request,
                 // Boxed: it sends a request itself, and is rare.
-                Next::Ask(id) => repeat.told(Box::pin(self.has_begun(&id)).await)?,
+                Next::Ask(id) => repeat.after_query(Box::pin(self.has_begun(&id)).await)?,
             };
         };
         let status = response.status();
@@ -281,7 +283,7 @@ impl Client {
         {
             return Ok(response);
         }
-        let bytes = whole(response).await?;
+        let bytes = read_body(response).await?;
         match serde_json::from_slice::<ApiError>(&bytes) {
             Ok(error) => Err(error.into()),
             Err(_) => Err(not_understood(status)),
@@ -292,7 +294,7 @@ impl Client {
     /// does not know.
     async fn has_begun(&self, id: &str) -> Option<bool> {
         let path = format!("/v1/requests/{id}");
-        let client = self.that_shows_places(false);
+        let client = self.with_shows_places(false);
         let asked = async {
             loop {
                 match client.get::<RequestState>(&path).await {
@@ -340,7 +342,7 @@ impl Client {
                     Some(stream) => UnixStream::from_std(stream),
                     None => UnixStream::connect(path).await,
                 };
-                greet(stream.map_err(|error| self.unreachable(&error))?).await
+                http_handshake(stream.map_err(|error| self.unreachable(&error))?).await
             }
             Endpoint::Tcp { address, .. } => {
                 let stream = TcpStream::connect(address)
@@ -348,7 +350,7 @@ impl Client {
                     .map_err(|error| self.unreachable(&error))?;
                 // No Nagle delay for keystrokes and short answers.
                 let _ = stream.set_nodelay(true);
-                greet(stream).await
+                http_handshake(stream).await
             }
         }
     }
@@ -391,13 +393,13 @@ impl Answer {
 }
 
 /// Starts HTTP on a fresh connection.
-async fn greet<S>(stream: S) -> Result<SendRequest<RequestBody>>
+async fn http_handshake<S>(stream: S) -> Result<SendRequest<RequestBody>>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let (sender, connection) = handshake(TokioIo::new(Patient::new(stream)))
         .await
-        .map_err(lost)?;
+        .map_err(connection_lost)?;
     // The caller that waits for the answer gets its errors.
     tokio::spawn(async move {
         let _ = connection.with_upgrades().await;
@@ -406,21 +408,21 @@ where
 }
 
 /// Reads the whole body of a short answer.
-async fn whole(response: Response<Incoming>) -> Result<Bytes> {
+async fn read_body(response: Response<Incoming>) -> Result<Bytes> {
     match Limited::new(response.into_body(), MAX_ANSWER)
         .collect()
         .await
     {
         Ok(body) => Ok(body.to_bytes()),
         Err(error) => match error.downcast::<hyper::Error>() {
-            Ok(error) => Err(lost(*error)),
+            Ok(error) => Err(connection_lost(*error)),
             Err(_) => Err(Failure::new("jiffyd's answer is longer than 64 MiB")),
         },
     }
 }
 
 /// The error of a broken connection to the node.
-fn lost(error: hyper::Error) -> Failure {
+fn connection_lost(error: hyper::Error) -> Failure {
     let mut source = std::error::Error::source(&error);
     while let Some(error) = source {
         if let Some(failed) = error.downcast_ref::<body::Unreadable>() {
@@ -469,7 +471,7 @@ mod tests {
     use super::encoded;
 
     #[test]
-    fn nothing_in_a_name_leaves_its_segment() {
+    fn names_are_percent_encoded_as_one_path_segment() {
         assert_eq!(encoded("web-1.x_~"), "web-1.x_~");
         assert_eq!(encoded("a/b?c#d e%é"), "a%2Fb%3Fc%23d%20e%25%C3%A9");
         assert_eq!(encoded(".."), "%2E%2E");

@@ -16,7 +16,11 @@ const AFTER: Duration = Duration::from_millis(300);
 const AGAIN: Duration = Duration::from_secs(1);
 
 /// Waits for the answer to a request that has this id; meanwhile shows its place on stderr.
-pub(super) async fn shown<T>(client: &Client, request: &str, answer: impl Future<Output = T>) -> T {
+pub(super) async fn answer_or_show_place<T>(
+    client: &Client,
+    request: &str,
+    answer: impl Future<Output = T>,
+) -> T {
     let mut answer = pin!(answer);
     tokio::select! {
         biased;
@@ -26,15 +30,15 @@ pub(super) async fn shown<T>(client: &Client, request: &str, answer: impl Future
     tokio::select! {
         biased;
         answer = answer => answer,
-        never = show(client, request) => match never {},
+        never = show_place(client, request) => match never {},
     }
 }
 
 /// A request of its own, which would otherwise contain itself.
 type Shows<'a> = Pin<Box<dyn Future<Output = Infallible> + Send + 'a>>;
 
-fn show<'a>(client: &Client, request: &'a str) -> Shows<'a> {
-    let client = client.that_shows_places(false);
+fn show_place<'a>(client: &Client, request: &'a str) -> Shows<'a> {
+    let client = client.with_shows_places(false);
     Box::pin(async move {
         let path = format!("/v1/queue/{}", encoded(request));
         loop {
@@ -42,7 +46,7 @@ fn show<'a>(client: &Client, request: &'a str) -> Shows<'a> {
                 let mut places = JsonLines::new(places);
                 let line = Line::new();
                 while let Ok(Some(queued)) = places.next::<Queued>().await {
-                    line.show(&queued);
+                    line.show_place(&queued);
                 }
             }
             sleep(AGAIN).await;
@@ -62,7 +66,7 @@ impl Line {
         Line(line)
     }
 
-    fn show(&self, queued: &Queued) {
+    fn show_place(&self, queued: &Queued) {
         self.0.set_message(format!(
             "jiffy: waiting for memory or vCPUs: place {} in the queue",
             queued.place

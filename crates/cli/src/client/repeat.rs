@@ -47,14 +47,14 @@ pub(super) struct Repeat {
 pub(super) enum Next {
     /// Send this request.
     Send(Box<Request<RequestBody>>),
-    /// Ask the node whether it has begun the request with this id, then call [`Repeat::told`].
+    /// Ask the node whether it has begun the request with this id; call [`Repeat::after_query`].
     Ask(String),
 }
 
 impl Repeat {
     /// Gives the request an id if it must not be done twice, or is `followed`.
     pub(super) fn of(request: &mut Request<RequestBody>, followed: bool) -> Repeat {
-        let once = !may_be_done_twice(request);
+        let once = !is_idempotent(request);
         let id = (once || followed).then(new_id).flatten();
         set_id(request.headers_mut(), id.as_deref());
         let body = match request.body() {
@@ -83,12 +83,12 @@ impl Repeat {
     }
 
     /// The request was sent, so the node may act on it.
-    pub(super) fn is_sent(&mut self) {
+    pub(super) fn mark_sent(&mut self) {
         self.sent.get_or_insert_with(Instant::now);
     }
 
     /// After a failure: waits, then says what to do, or returns the final failure.
-    pub(super) async fn after(&mut self, failure: Failure) -> Result<Next> {
+    pub(super) async fn after_failure(&mut self, failure: Failure) -> Result<Next> {
         // If no node is there at the first attempt, it is not being restarted.
         if failure.kind != Kind::Unreachable || self.sent.is_none() {
             return Err(failure);
@@ -100,7 +100,7 @@ impl Repeat {
             let ask = |id: &String| Next::Ask(id.clone());
             return known.map(ask).ok_or_else(Repeat::unknown);
         }
-        let Some(again) = self.again().filter(|_| !is_over) else {
+        let Some(request_copy) = self.request_copy().filter(|_| !is_over) else {
             let seconds = RESTART_TIME.as_secs();
             return Err(lost(&format!(
                 "before it answered, and no jiffyd answered for {seconds} s: {}",
@@ -109,11 +109,11 @@ impl Repeat {
             .hint(AGAIN));
         };
         sleep(PAUSE).await;
-        Ok(Next::Send(Box::new(again)))
+        Ok(Next::Send(Box::new(request_copy)))
     }
 
     /// The node said whether it has begun the request: returns it if it is to be sent again.
-    pub(super) fn told(&mut self, begun: Option<bool>) -> Result<Request<RequestBody>> {
+    pub(super) fn after_query(&mut self, begun: Option<bool>) -> Result<Request<RequestBody>> {
         match begun {
             None => Err(Repeat::unknown()),
             Some(true) => Err(lost(
@@ -123,7 +123,7 @@ impl Repeat {
             Some(false) => {
                 // The node refuses the old id from now on: the lost request may still arrive.
                 self.renew_id();
-                self.again()
+                self.request_copy()
                     .filter(|_| self.until.is_some_and(|until| Instant::now() < until))
                     .ok_or_else(|| {
                         lost("before it had begun the request: nothing was done").hint(AGAIN)
@@ -148,7 +148,7 @@ impl Repeat {
         }
     }
 
-    fn again(&self) -> Option<Request<RequestBody>> {
+    fn request_copy(&self) -> Option<Request<RequestBody>> {
         self.copy.clone().map(|copy| copy.map(RequestBody::Whole))
     }
 
@@ -168,7 +168,7 @@ fn set_id(headers: &mut HeaderMap, id: Option<&str>) {
     }
 }
 
-fn may_be_done_twice(request: &Request<RequestBody>) -> bool {
+fn is_idempotent(request: &Request<RequestBody>) -> bool {
     let path = request.uri().path();
     match *request.method() {
         Method::GET | Method::DELETE => true,

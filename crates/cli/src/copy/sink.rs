@@ -91,7 +91,7 @@ impl Sink {
                 check_path(&entry)?;
                 self.entries += 1;
                 if entry.path.is_empty() != (self.entries == 1) {
-                    return Err(disorder(&entry.path));
+                    return Err(out_of_order(&entry.path));
                 }
                 match entry.path.is_empty() {
                     true => self.begin(entry)?,
@@ -120,7 +120,7 @@ impl Sink {
         let goal = self.goal.clone();
         let is_folder = goal.path.is_dir();
         if let CopyKind::File(size) = entry.kind
-            && special(&goal.path)
+            && is_special_file(&goal.path)
         {
             return self.begin_in_place(entry, size);
         }
@@ -141,7 +141,7 @@ impl Sink {
                     goal.path.display()
                 )));
             }
-            (_, false) => split(&goal.path)?,
+            (_, false) => split_path(&goal.path)?,
         };
         let target = parent.join(&name);
         let folder = open_folder(&parent)?;
@@ -201,11 +201,14 @@ impl Sink {
         let (above, name) = entry.path.rsplit_once('/').unwrap_or(("", &entry.path));
         // In depth-first order its folder is still open.
         let Some(depth) = self.open.iter().position(|folder| folder.path == above) else {
-            return Err(disorder(&entry.path));
+            return Err(out_of_order(&entry.path));
         };
         let name = name.to_owned();
         self.close_folders(depth + 1)?;
-        let root = self.root.as_ref().ok_or_else(|| disorder(&entry.path))?;
+        let root = self
+            .root
+            .as_ref()
+            .ok_or_else(|| out_of_order(&entry.path))?;
         let target = root.shown.join(&entry.path);
         let folder = below(&root.folder, &self.open[depth].path)
             .map_err(|error| unwritable(&target, error))?;
@@ -223,7 +226,7 @@ impl Sink {
                 let times = times(entry.mtime);
                 let _ = utimensat(&folder, name.as_str(), &times, AtFlags::SYMLINK_NOFOLLOW);
                 if self.keep_owners {
-                    own(&folder, &name, &entry, &target)?;
+                    set_owner(&folder, &name, &entry, &target)?;
                 }
             }
         }
@@ -294,7 +297,7 @@ impl Sink {
             let failed = |error: Errno| unwritable(&target, error);
             let folder = below(&root.folder, &entry.path).map_err(failed)?;
             if self.keep_owners {
-                own(&folder, ".", &entry, &target)?;
+                set_owner(&folder, ".", &entry, &target)?;
             }
             chmodat(
                 &folder,
@@ -310,7 +313,7 @@ impl Sink {
 }
 
 /// The folder of a path, and its last name. A link there is followed, because the user named it.
-fn split(path: &Path) -> Result<(PathBuf, String)> {
+fn split_path(path: &Path) -> Result<(PathBuf, String)> {
     let path = match path.is_symlink() {
         true => path.canonicalize().unwrap_or_else(|_| path.to_owned()),
         false => path.to_owned(),
@@ -330,7 +333,7 @@ fn split(path: &Path) -> Result<(PathBuf, String)> {
 }
 
 /// Whether it exists and, after following links, is neither a file nor a folder.
-fn special(path: &Path) -> bool {
+fn is_special_file(path: &Path) -> bool {
     std::fs::metadata(path).is_ok_and(|facts| !facts.is_file() && !facts.is_dir())
 }
 
@@ -419,7 +422,7 @@ fn make_link(folder: &OwnedFd, name: &str, link: &str, target: &Path) -> Result<
     }
 }
 
-fn own(folder: &OwnedFd, name: &str, entry: &CopyEntry, target: &Path) -> Result<()> {
+fn set_owner(folder: &OwnedFd, name: &str, entry: &CopyEntry, target: &Path) -> Result<()> {
     let (uid, gid) = (Uid::from_raw(entry.uid), Gid::from_raw(entry.gid));
     let flags = AtFlags::SYMLINK_NOFOLLOW;
     chownat(folder.as_fd(), name, Some(uid), Some(gid), flags)
@@ -439,7 +442,7 @@ fn times(mtime: i64) -> Timestamps {
     }
 }
 
-fn disorder(path: &str) -> Failure {
+fn out_of_order(path: &str) -> Failure {
     Failure::new(format!("the VM sent an entry out of order: {path:?}"))
 }
 

@@ -31,7 +31,7 @@ pub async fn send_tree(
             note(&format!(
                 "left out {}: a {} can't be copied",
                 path.display(),
-                special(&facts)
+                special_kind(&facts)
             ));
             continue;
         };
@@ -79,7 +79,7 @@ fn kind(path: &Path, facts: &Metadata) -> Result<Option<CopyKind>> {
     })
 }
 
-fn special(facts: &Metadata) -> &'static str {
+fn special_kind(facts: &Metadata) -> &'static str {
     let kind = facts.file_type();
     if kind.is_socket() {
         "socket"

@@ -173,7 +173,7 @@ pub fn transparent_huge_pages() -> Check {
         )
     };
     let setting = fs::read_to_string("/sys/kernel/mm/transparent_hugepage/shmem_enabled");
-    match setting.as_deref().map(chosen) {
+    match setting.as_deref().map(selected_value) {
         Err(_) => check(State::Neutral, "this kernel has none"),
         Ok(Some("advise" | "always" | "within_size" | "force")) => {
             check(State::Good, "enabled for VMs' memory")
@@ -186,7 +186,7 @@ pub fn transparent_huge_pages() -> Check {
 }
 
 /// The selected value, the one in brackets, of `always [advise] never`.
-fn chosen(setting: &str) -> Option<&str> {
+fn selected_value(setting: &str) -> Option<&str> {
     setting
         .split_once('[')?
         .1
@@ -297,7 +297,7 @@ pub fn reflink(folders: &Folders) -> Check {
         Ok(data) => data,
         Err(failure) => return check(State::Bad, failure.message),
     };
-    let folder = existing(data);
+    let folder = nearest_existing(data);
     let shown = folder.display();
     match clone_in(&folder) {
         Ok(()) => check(State::Good, format!("on {shown}")),
@@ -330,7 +330,7 @@ pub fn space(folders: &Folders) -> Check {
         Ok(data) => data,
         Err(failure) => return check(State::Bad, failure.message),
     };
-    let folder = existing(data);
+    let folder = nearest_existing(data);
     match statvfs(&folder) {
         Ok(facts) => {
             let free = facts.f_bavail.saturating_mul(facts.f_frsize);
@@ -433,7 +433,7 @@ fn has_capability(number: u32) -> bool {
 }
 
 /// The folder, or its nearest parent that exists.
-fn existing(folder: &Path) -> PathBuf {
+fn nearest_existing(folder: &Path) -> PathBuf {
     folder
         .ancestors()
         .find(|above| above.is_dir())
@@ -446,7 +446,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn autogroups_make_priorities_void() {
+    fn autogroups_are_reported_as_ignoring_priorities() {
         let check = priorities_with(Some("1\n"));
         assert_eq!((check.state, check.needed), (State::Bad, Needed::Never));
         assert!(check.hint.unwrap().contains("sched_autogroup_enabled=0"));
@@ -456,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn what_vmms_are_contained_by_is_what_the_node_reports() {
+    fn containment_of_vmms_is_reported_as_the_node_states_it() {
         assert_eq!(containment(None).state, State::Neutral);
         let whole = Containment {
             jailed: true,
@@ -489,7 +489,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_runs_says_what_network_vms_have() {
+    fn a_running_node_reports_the_network_of_its_vms() {
         let default = Network {
             ranges: vec!["10.118.0.0/16".into(), "fd00::/96".into()],
             ..Network::default()
@@ -513,7 +513,7 @@ mod tests {
     }
 
     #[test]
-    fn the_machine_needs_mkfs_until_it_has_its_disk() {
+    fn mkfs_is_required_until_the_machine_has_a_disk() {
         let there = |has_disk| mkfs_for(has_disk, Ok("/sbin/mkfs.xfs".into())).state;
         assert_eq!([there(false), there(true)], [State::Good; 2]);
         let missing = |has_disk| mkfs_for(has_disk, Err(MachineError::NoMkfs));

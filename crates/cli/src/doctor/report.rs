@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn without_one_the_machine_is_left() {
+    fn without_a_real_kvm_the_verdict_depends_on_the_machine() {
         for kind in [KvmKind::Emulated, KvmKind::None] {
             let works = vec![check(Needed::InMachine, State::Good)];
             let report = Report::new(probe(kind), works, 0);
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_has_marks_hints_and_a_verdict() {
+    fn the_report_text_has_marks_hints_and_a_verdict() {
         let others = vec![
             check(Needed::InMachine, State::Bad).hint("do this"),
             check(Needed::Never, State::Neutral),

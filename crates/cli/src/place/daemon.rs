@@ -98,7 +98,7 @@ fn start(folders: &Folders) -> Result<()> {
         )
     })?;
     drop(readiness);
-    match listening(ready) {
+    match wait_until_listening(ready) {
         Ok(true) => Ok(()),
         Ok(false) => Err(did_not_start(&log_path, log_start)),
         Err(error) => Err(Failure::new(format!(
@@ -120,7 +120,7 @@ fn spawn_lock(folders: &Folders) -> Result<Locked> {
 }
 
 /// Waits for the daemon's byte; false if the daemon ended without sending it.
-fn listening(ready: OwnedFd) -> io::Result<bool> {
+fn wait_until_listening(ready: OwnedFd) -> io::Result<bool> {
     let mut byte = [0];
     let count = read_until(&ready, &mut byte, Instant::now() + PATIENCE)?;
     Ok(count == 1)

@@ -45,12 +45,12 @@ fn kind_of(path: &Path, folders: &Folders) -> Result<KvmKind> {
     if !usable(path) {
         return Ok(KvmKind::None);
     }
-    let Some(device) = identity(path) else {
+    let Some(device) = device_identity(path) else {
         return Ok(KvmKind::None);
     };
     let boot_id = boot_id().unwrap_or_default();
     let file = folders.run.join("kvm.json");
-    if let Some(known) = remembered(&file)
+    if let Some(known) = cached(&file)
         && known.boot_id == boot_id
         && known.device == device
     {
@@ -130,7 +130,7 @@ pub fn probe(folders: &Folders) -> Result<KvmProbe> {
     })
 }
 
-fn identity(device: &Path) -> Option<(u64, u64, u64, i64, i64)> {
+fn device_identity(device: &Path) -> Option<(u64, u64, u64, i64, i64)> {
     let facts = fs::metadata(device).ok()?;
     Some((
         facts.dev(),
@@ -141,7 +141,7 @@ fn identity(device: &Path) -> Option<(u64, u64, u64, i64, i64)> {
     ))
 }
 
-fn remembered(file: &Path) -> Option<Verdict> {
+fn cached(file: &Path) -> Option<Verdict> {
     serde_json::from_slice(&fs::read(file).ok()?).ok()
 }
 
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_verdict_is_remembered_until_the_device_changes() {
+    fn a_probe_result_is_cached_until_the_device_changes() {
         let root = tempfile::tempdir().unwrap();
         let root = root.path();
         let device = device(root);
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_memory_is_asked_anew() {
+    fn a_damaged_cache_file_makes_the_probe_run_again() {
         let root = tempfile::tempdir().unwrap();
         let device = device(root.path());
         let folders = folders(root.path(), &probe_says("real"));
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_probe_that_fails_is_an_error_and_not_remembered() {
+    fn a_failed_probe_is_an_error_and_not_cached() {
         let root = tempfile::tempdir().unwrap();
         let device = device(root.path());
         for (answer, said) in [

@@ -102,7 +102,7 @@ mod tests {
     use std::os::unix::net::UnixListener;
 
     #[test]
-    fn why_the_machine_is_started_is_true() {
+    fn the_reason_for_starting_the_machine_is_stated_correctly() {
         let root = tempfile::tempdir().unwrap();
         let folders = Folders::below(root.path());
         let asked = in_machine(MachineUse::Always, &folders).unwrap().unwrap();
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_in_a_folder_that_somebody_else_could_have_made_is_not_spoken_to() {
+    fn a_socket_in_a_world_writable_folder_is_not_connected_to() {
         let root = tempfile::tempdir().unwrap();
         let folders = Folders::below(root.path());
         fs::create_dir(&folders.run).unwrap();

@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_kept_is_bounded() {
+    fn captured_output_is_bounded() {
         let mut captured = Captured::default();
         let piece = vec![b'x'; 60 * 1024];
         for _ in 0..300 {

@@ -100,7 +100,7 @@ impl<'a> Input<'a> {
                 biased;
                 signal = self.signals.next() => Event::Signal(signal),
                 () = reader_gone.notified() => Event::ReaderGone,
-                signal = overdue(self.waiting) => return Ok(Left::GaveUp(signal)),
+                signal = wait_until_overdue(self.waiting) => return Ok(Left::GaveUp(signal)),
                 sent = self.frames.send_some(&self.unsent[self.sent..]),
                     if self.sent < self.unsent.len() => Event::Sent(sent),
                 read = read(&mut self.stdin, &mut buffer), if hungry => Event::Stdin(read),
@@ -225,7 +225,7 @@ enum Event {
 }
 
 /// Waits until the waiting signal has waited long enough; returns it.
-async fn overdue(waiting: Option<(i32, Instant)>) -> i32 {
+async fn wait_until_overdue(waiting: Option<(i32, Instant)>) -> i32 {
     match waiting {
         Some((signal, until)) => {
             tokio::time::sleep_until(until.into()).await;

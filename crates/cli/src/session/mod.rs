@@ -86,7 +86,7 @@ pub async fn run(
             })
         }
         Ok(Err(left)) => leave(client, vm.as_deref(), leaving, left).await,
-        Err(failure) => Err(explained(failure, vm.as_deref())),
+        Err(failure) => Err(with_vm_hint(failure, vm.as_deref())),
     }
 }
 
@@ -122,7 +122,7 @@ async fn leave(client: &Client, vm: Option<&str>, leaving: Leaving, left: Left) 
 }
 
 /// The error of a broken connection, with a hint about the VM.
-fn explained(failure: Failure, vm: Option<&str>) -> Failure {
+fn with_vm_hint(failure: Failure, vm: Option<&str>) -> Failure {
     if failure.kind != Kind::Unreachable {
         return failure;
     }

@@ -113,7 +113,7 @@ impl Sink {
         }
         match self.fd.write_all(data).await {
             Ok(()) => Ok(Written::All),
-            Err(error) if gone(&error) => {
+            Err(error) if is_broken_pipe(&error) => {
                 self.gone = true;
                 Ok(Written::ReaderGone)
             }
@@ -123,7 +123,7 @@ impl Sink {
 }
 
 /// Whether the error means that a pipe's reader has closed it, or that the terminal was closed.
-fn gone(error: &io::Error) -> bool {
+fn is_broken_pipe(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::BrokenPipe
         || error.raw_os_error() == Some(rustix::io::Errno::IO.raw_os_error())
 }

@@ -46,7 +46,7 @@ mod tests {
     use super::difference;
 
     #[test]
-    fn the_other_clock_was_read_in_the_middle() {
+    fn clock_offset_assumes_a_reading_midway_through_the_request() {
         assert_eq!(difference(100, 200, 50), 100);
         assert_eq!(difference(100, 200, 1000), -850);
         assert_eq!(difference(0, 10, u64::MAX), i64::MIN);

@@ -77,13 +77,13 @@ fn a_table_fits_its_width() {
 }
 
 #[test]
-fn the_orders_of_systemd_analyze() {
+fn blame_and_critical_chain_match_their_golden_files() {
     golden("blame.txt", &blame(&cold_run()));
     golden("critical-chain.txt", &critical_chain(&cold_run()));
 }
 
 #[test]
-fn programs_get_json() {
+fn json_and_perfetto_match_their_golden_files() {
     golden("timeline.json", &format!("{:#}\n", json(&cold_run())));
     golden("perfetto.json", &format!("{:#}\n", perfetto(&cold_run())));
 }
@@ -134,7 +134,7 @@ fn steps_that_overlap_get_lanes_of_their_own() {
 }
 
 #[test]
-fn odd_timelines_are_no_trouble() {
+fn empty_and_malformed_timelines_are_rendered() {
     let empty = Timeline::new("x");
     assert_eq!(table(&empty, plain(100)), "The timeline is empty.\n");
     assert_eq!(critical_chain(&empty), "The timeline is empty.\n");

@@ -68,7 +68,7 @@ async fn receive(
                     return Ok(Outcome::Done);
                 }
             }
-            None => return Err(cut_off()),
+            None => return Err(copy_cut_off()),
         }
     }
 }
@@ -85,7 +85,7 @@ async fn folder_in(client: &Client, vm: &str, path: &str) -> Result<Option<CopyE
     match frames.next().await? {
         Some(CopyFrame::Entry(entry)) if entry.kind == CopyKind::Folder => Ok(Some(entry)),
         Some(_) => Ok(None),
-        None => Err(cut_off()),
+        None => Err(copy_cut_off()),
     }
 }
 
@@ -142,7 +142,7 @@ async fn send_here(
         .await?;
         writer.send(&CopyFrame::End).await
     };
-    both(sending, &mut reader).await?;
+    send_and_await_answer(sending, &mut reader).await?;
     Ok(if notes > 0 {
         Outcome::Partly
     } else {
@@ -195,7 +195,7 @@ async fn send_tar(client: &Client, vm: &str, destination: &str, archive: bool) -
             .join()
             .unwrap_or_else(|_| Err(Failure::new("the tar on stdin can't be read")))
     };
-    both(sending, &mut reader).await?;
+    send_and_await_answer(sending, &mut reader).await?;
     Ok(match left_out.load(Ordering::Relaxed) {
         true => Outcome::Partly,
         false => Outcome::Done,
@@ -208,7 +208,10 @@ async fn copy_in(client: &Client, vm: &str, target: &str) -> Result<Upgraded> {
 }
 
 /// Sends and receives at the same time, so that a guest whose disk is full is noticed at once.
-async fn both(sending: impl Future<Output = Result<()>>, reader: &mut FrameReader) -> Result<()> {
+async fn send_and_await_answer(
+    sending: impl Future<Output = Result<()>>,
+    reader: &mut FrameReader,
+) -> Result<()> {
     let answer = reader.next::<CopyDone>();
     tokio::pin!(sending, answer);
     let done = tokio::select! {
@@ -228,11 +231,11 @@ async fn both(sending: impl Future<Output = Result<()>>, reader: &mut FrameReade
         Some(CopyDone {
             error: Some(error), ..
         }) => Err(Failure::new(error)),
-        None => Err(cut_off()),
+        None => Err(copy_cut_off()),
     }
 }
 
-fn cut_off() -> Failure {
+fn copy_cut_off() -> Failure {
     Failure::new("the connection to jiffyd was lost before the copy was whole")
         .kind(Kind::Unreachable)
 }

@@ -12,7 +12,7 @@ use std::process::Command;
 /// `jiffy disk`
 pub async fn disk(context: &Context, disk: Disk) -> Result<Outcome> {
     match disk {
-        Disk::Serve(serve) => become_server(context, serve).await,
+        Disk::Serve(serve) => exec_server(context, serve).await,
         Disk::Attach(hot_plug) => {
             let client = context.client()?;
             client.post::<()>(&path(&hot_plug)).await?;
@@ -32,7 +32,7 @@ fn path(hot_plug: &HotPlug) -> String {
 
 /// Replaces this process by the server (execve), which gets its signals and sets the exit
 /// status.
-async fn become_server(context: &Context, serve: Serve) -> Result<Outcome> {
+async fn exec_server(context: &Context, serve: Serve) -> Result<Outcome> {
     let program = context.folders.program("jiffy-disk")?;
     let is_path = serve.what.as_os_str().as_encoded_bytes().contains(&b'/');
     let file = match is_path && serve.what.exists() {

@@ -45,7 +45,7 @@ async fn list(context: &Context, format: ListFormat) -> Result<Outcome> {
             Some(client) => Some(client.get("/v1/kernels").await?),
             None => None,
         };
-    let built = built_here()?;
+    let built = built_kernels()?;
     for broken in &built.broken {
         report(
             &format!(
@@ -86,7 +86,7 @@ async fn list(context: &Context, format: ListFormat) -> Result<Outcome> {
 }
 
 /// The kernels in this user's cache.
-fn built_here() -> Result<Kernels> {
+fn built_kernels() -> Result<Kernels> {
     let Some(cache) = cache_folder() else {
         return Ok(Kernels::default());
     };
@@ -96,7 +96,7 @@ fn built_here() -> Result<Kernels> {
 
 /// The file of a kernel in this user's cache, by its full name.
 pub fn built(name: &str) -> Option<PathBuf> {
-    let kernels = built_here().ok()?.kernels;
+    let kernels = built_kernels().ok()?.kernels;
     let kernel = kernels.into_iter().find(|kernel| kernel.name == name)?;
     Some(kernel.vmlinux)
 }

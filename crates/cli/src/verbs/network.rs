@@ -59,20 +59,20 @@ pub async fn network(context: &Context, network: Network) -> Result<Outcome> {
             vm,
         } => {
             let now: Vm = client.get(&vm_path(&vm, "")).await?;
-            let mut policy = of(&now)?.policy.clone();
+            let mut policy = network_of_vm(&now)?.policy.clone();
             if clear {
                 policy = NetworkPolicy::default();
             }
             let changes = clear || !allow.is_empty() || !deny.is_empty();
-            add(&mut policy.allow, allow);
-            add(&mut policy.deny, deny);
+            add_rules(&mut policy.allow, allow);
+            add_rules(&mut policy.deny, deny);
             if changes {
                 let changed: Vm = client.post_json(&vm_path(&vm, "/policy"), &policy).await?;
-                policy = of(&changed)?.policy.clone();
+                policy = network_of_vm(&changed)?.policy.clone();
             }
             match format {
                 Some(JsonFormat::Json) => show_json(&policy)?,
-                None => show(&lines(&policy))?,
+                None => show(&policy_lines(&policy))?,
             }
         }
     }
@@ -83,10 +83,15 @@ pub async fn network(context: &Context, network: Network) -> Result<Outcome> {
 pub async fn port(context: &Context, port: Port) -> Result<Outcome> {
     let client = context.client()?;
     let vm: Vm = client.get(&vm_path(&port.vm, "")).await?;
-    let ports = &of(&vm)?.ports;
+    let ports = &network_of_vm(&vm)?.ports;
     match port.format {
         Some(JsonFormat::Json) => show_json(ports)?,
-        None => show(&ports.iter().map(|it| shown(it) + "\n").collect::<String>())?,
+        None => show(
+            &ports
+                .iter()
+                .map(|it| format_port(it) + "\n")
+                .collect::<String>(),
+        )?,
     }
     Ok(Outcome::Done)
 }
@@ -95,7 +100,7 @@ fn path(name: &str) -> String {
     format!("/v1/networks/{}", encoded(name))
 }
 
-fn of(vm: &Vm) -> Result<&VmNetwork> {
+fn network_of_vm(vm: &Vm) -> Result<&VmNetwork> {
     let network = vm.network.as_ref();
     network.ok_or_else(|| {
         Failure::new(format!("the VM {} has no network", vm.name))
@@ -103,7 +108,7 @@ fn of(vm: &Vm) -> Result<&VmNetwork> {
     })
 }
 
-fn add(rules: &mut Vec<String>, more: Vec<String>) {
+fn add_rules(rules: &mut Vec<String>, more: Vec<String>) {
     for rule in more {
         if !rules.contains(&rule) {
             rules.push(rule);
@@ -111,7 +116,7 @@ fn add(rules: &mut Vec<String>, more: Vec<String>) {
     }
 }
 
-fn lines(policy: &NetworkPolicy) -> String {
+fn policy_lines(policy: &NetworkPolicy) -> String {
     let line = |what, rules: &[String]| -> String {
         rules
             .iter()
@@ -122,7 +127,7 @@ fn lines(policy: &NetworkPolicy) -> String {
 }
 
 /// Formats a published port as `80/tcp -> 127.0.0.1:8080`.
-fn shown(port: &str) -> String {
+fn format_port(port: &str) -> String {
     let parse = || {
         let (rest, protocol) = port.rsplit_once('/')?;
         let (host, guest) = rest.rsplit_once(':')?;
@@ -137,11 +142,14 @@ mod tests {
 
     #[test]
     fn ports_and_rules_are_shown_one_a_line() {
-        assert_eq!(shown("127.0.0.1:8080:80/tcp"), "80/tcp -> 127.0.0.1:8080");
-        assert_eq!(shown("[::]:53:53/udp"), "53/udp -> [::]:53");
+        assert_eq!(
+            format_port("127.0.0.1:8080:80/tcp"),
+            "80/tcp -> 127.0.0.1:8080"
+        );
+        assert_eq!(format_port("[::]:53:53/udp"), "53/udp -> [::]:53");
         let mut policy = NetworkPolicy::default();
-        add(&mut policy.allow, vec!["all".into(), "all".into()]);
-        add(&mut policy.deny, vec!["10.0.0.0/8".into()]);
-        assert_eq!(lines(&policy), "allow all\ndeny 10.0.0.0/8\n");
+        add_rules(&mut policy.allow, vec!["all".into(), "all".into()]);
+        add_rules(&mut policy.deny, vec!["10.0.0.0/8".into()]);
+        assert_eq!(policy_lines(&policy), "allow all\ndeny 10.0.0.0/8\n");
     }
 }

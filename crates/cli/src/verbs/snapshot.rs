@@ -23,16 +23,16 @@ const MAX_PICTURE: usize = 256 << 20;
 /// `jiffy pause` and `jiffy resume`
 pub async fn order(context: &Context, vms: Vms, order: &str) -> Result<Outcome> {
     let client = context.client()?;
-    order_each(&client, &vms.vms, &format!("/{order}")).await
+    post_each(&client, &vms.vms, &format!("/{order}")).await
 }
 
 /// `jiffy wake`
 pub async fn wake(context: &Context, wake: Wake) -> Result<Outcome> {
     let client = context.client()?.with_places();
-    order_each(&client, &wake.vms, &format!("/wake{}", wake.wait.query())).await
+    post_each(&client, &wake.vms, &format!("/wake{}", wake.wait.query())).await
 }
 
-async fn order_each(client: &Client, vms: &[String], order: &str) -> Result<Outcome> {
+async fn post_each(client: &Client, vms: &[String], order: &str) -> Result<Outcome> {
     each(vms, async |vm| {
         client.post::<Vm>(&vm_path(vm, order)).await?;
         show(&format!("{vm}\n"))
@@ -339,7 +339,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_stored_is_no_ratio() {
+    fn a_ratio_to_zero_stored_bytes_is_a_dash() {
         assert_eq!(ratio(100, 0), "-");
         assert_eq!(ratio(100, 40), "2.5:1");
     }

@@ -372,7 +372,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_header_is_what_tar_reads() {
+    fn a_header_is_readable_by_the_tar_crate() {
         let mut entry = Entry::plain(b"etc/name", b'0');
         entry.size = 5;
         entry.uid = 1000;
@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_a_record_that_counts_itself() {
+    fn long_paths_and_xattrs_become_pax_records() {
         let mut entry = Entry::plain(&[b'a'; 101], b'0');
         entry.xattrs = vec![(b"user.x".to_vec(), b"1\n2".to_vec())];
         let records = entry.records();

@@ -17,7 +17,7 @@ use rustix::process::Pid;
 /// Time limit for a connection's request, nanoseconds.
 const REQUEST_NS: u64 = 10_000_000_000;
 /// Time limit for the peer to read the end of its answer, nanoseconds.
-const FAREWELL_NS: u64 = 30_000_000_000;
+const ANSWER_NS: u64 = 30_000_000_000;
 
 /// A connection and its work.
 #[derive(Debug)]
@@ -76,7 +76,7 @@ impl Connection {
         }
     }
 
-    /// Its number in the event loop.
+    /// The connection's number in the event loop.
     pub fn id(&self) -> u64 {
         self.id
     }
@@ -86,7 +86,7 @@ impl Connection {
         self.stream.into_parts()
     }
 
-    /// Takes the program that runs on it, if there is one.
+    /// Takes the connection's program, if it runs one.
     pub fn into_program(self) -> Option<Program> {
         match self.work {
             Work::Exec(program) => Some(program),
@@ -94,7 +94,7 @@ impl Connection {
         }
     }
 
-    /// The program that runs on it, if there is one.
+    /// The connection's program, if it runs one.
     pub fn program(&self) -> Option<&Program> {
         match &self.work {
             Work::Exec(program) => Some(program),
@@ -112,7 +112,7 @@ impl Connection {
         }
     }
 
-    /// Adds its descriptors to the poll set.
+    /// Adds the connection's descriptors to the poll set.
     pub fn interest<'a>(&'a self, set: &mut PollSet<'a>) {
         let mut flags = PollFlags::empty();
         flags.set(PollFlags::IN, self.takes_input());
@@ -125,7 +125,7 @@ impl Connection {
         self.interest_of_program(set);
     }
 
-    /// Adds its program's descriptors to the poll set.
+    /// Adds the program's descriptors to the poll set.
     pub fn interest_of_program<'a>(&'a self, set: &mut PollSet<'a>) {
         if let Work::Exec(program) = &self.work {
             let id = self.id;
@@ -143,7 +143,7 @@ impl Connection {
         }
     }
 
-    /// Time limit of its request, if that has not arrived.
+    /// Deadline of the request, if it has not arrived.
     pub fn waits_until(&self) -> Option<u64> {
         match &self.work {
             Work::Waiting { give_up_at } => Some(*give_up_at),
@@ -159,7 +159,7 @@ impl Connection {
         }
     }
 
-    /// Marks that programs are frozen for it.
+    /// Records that programs are frozen for this connection.
     pub fn hold(&mut self) {
         self.work = Work::Holding;
     }
@@ -169,14 +169,14 @@ impl Connection {
         self.stream.send(&Done::Ok);
     }
 
-    /// Programs were thawed: restarts its timeouts, as nothing was read meanwhile.
+    /// Restarts timeouts after a thaw, because nothing was read meanwhile.
     pub fn thawed(&mut self, now: u64) {
         if let Work::Waiting { give_up_at } = &mut self.work {
             *give_up_at = now + REQUEST_NS;
         }
     }
 
-    /// Handles readiness of one of its descriptors.
+    /// Handles a descriptor that is ready.
     pub fn ready(
         &mut self,
         channel: Channel,
@@ -272,7 +272,7 @@ impl Connection {
         Need::Nothing
     }
 
-    /// Starts a program on it and decodes input that arrived with the request.
+    /// Starts a program and decodes input that arrived with the request.
     pub fn exec(&mut self, command: &Command, now: u64) -> Need {
         match Program::start(command) {
             Ok(program) => {
@@ -337,7 +337,7 @@ impl Connection {
 
     fn close_when_sent(&mut self, now: u64) {
         self.work = Work::Answered {
-            give_up_at: now + FAREWELL_NS,
+            give_up_at: now + ANSWER_NS,
         };
     }
 
@@ -354,7 +354,7 @@ impl Connection {
         Need::Nothing
     }
 
-    /// Takes the status if the reaped process is its program's; returns whether it is.
+    /// Records the status if the reaped process is this program; returns whether it is.
     pub fn reaped(&mut self, pid: Pid, status: ExitStatus, now: u64) -> bool {
         match &mut self.work {
             Work::Exec(program) if program.pid() == pid && !program.has_exited() => {

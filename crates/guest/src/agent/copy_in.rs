@@ -1,8 +1,7 @@
 //! Copies into the guest.
 //!
-//! Runs in a process of its own and may block. Links that the copy itself brought are
-//! not followed: every path is opened from the copy's root, one folder at a time. A
-//! file appears whole or not at all.
+//! Runs in a process of its own and may block. Symlinks created by the copy are not followed: every
+//! path is opened from the copy's root, one folder at a time. A file is created atomically.
 
 use super::copy_out::Pipe;
 use crate::program::prepare::reason;

@@ -23,14 +23,14 @@ pub(super) enum Phase {
     /// Waits until the host confirms the output, or until `give_up_at`.
     Delivering { give_up_at: u64 },
     /// The request was answered: all programs are frozen.
-    Still,
+    Answered,
 }
 
 impl Hold {
     pub(super) fn deadline(&self) -> Option<u64> {
         match self.phase {
             Phase::Delivering { give_up_at } => Some(give_up_at),
-            Phase::Still => None,
+            Phase::Answered => None,
         }
     }
 }

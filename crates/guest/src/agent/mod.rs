@@ -3,8 +3,8 @@
 //! * [`connection`]: a connection of the host, from request to answer.
 //! * [`copy_in`], [`copy_out`]: copies files and trees, each in a forked process, so that a slow
 //!   disk delays nothing else.
-//! * [`stat`]: memory and CPU; `cpus`: vCPUs go on and off line.
-//! * [`ending`]: the orderly end.
+//! * [`stat`]: memory and CPU; `cpus`: brings vCPUs on and off line.
+//! * [`shutdown`]: signals, grace period and last messages before the power goes off.
 //! * `quiesce`: freezes programs for a capture and thaws them; `hold`: its state.
 //! * [`run`]: the event loop; `node`: its messages to and from the node.
 
@@ -13,11 +13,11 @@ pub mod connection;
 mod copy_in;
 pub mod copy_out;
 mod cpus;
-pub mod ending;
 mod hold;
 mod node;
 mod quiesce;
 pub mod run;
+pub mod shutdown;
 pub mod stat;
 
 pub use run::{Agent, End, Options};

@@ -18,13 +18,13 @@ impl Agent {
         for event in events {
             match event {
                 Event::Welcome { stdout, stderr } => {
-                    self.ready_told = false;
+                    self.ready_sent = false;
                     if let Some(first) = &mut self.first {
                         first.resume(stdout, stderr);
                     }
                 }
                 Event::Lost => self.link_lost(),
-                Event::Message(message) => self.heard(message),
+                Event::Message(message) => self.handle_message(message),
             }
         }
     }
@@ -35,7 +35,7 @@ impl Agent {
         }
     }
 
-    fn heard(&mut self, message: ToGuest) {
+    fn handle_message(&mut self, message: ToGuest) {
         let Some(first) = &mut self.first else { return };
         match message {
             ToGuest::MainOutputStored {
@@ -68,7 +68,7 @@ impl Agent {
     }
 
     /// Sends the node everything it does not have yet, as far as there is room.
-    pub(super) fn tell_node(&mut self, now: u64) {
+    pub(super) fn send_to_node(&mut self, now: u64) {
         let Some(stream) = self.options.link.up() else {
             if self.options.link.is_absent()
                 && let Some(first) = &mut self.first
@@ -77,8 +77,8 @@ impl Agent {
             }
             return;
         };
-        if !self.ready_told {
-            self.ready_told = true;
+        if !self.ready_sent {
+            self.ready_sent = true;
             stream.send(&FromGuest::Ready);
         }
         self.options
@@ -101,8 +101,8 @@ impl Agent {
             stream.send(&FromGuest::ServiceLog { name, line });
         }
         if let Some(first) = &mut self.first {
-            first.tell(stream);
-            first.tell_end(stream);
+            first.send_pending(stream);
+            first.send_end(stream);
         }
         if !self.options.link.flush(now) {
             self.link_lost();

@@ -9,7 +9,7 @@ use crate::poll::{Channel, PollSet, Token};
 use crate::program::prepare::reason;
 use crate::report::{self, Report};
 use crate::service::Service;
-use crate::supervisor::first::First;
+use crate::supervisor::first_command::FirstCommand;
 use crate::supervisor::link::Identity;
 use crate::{boot, files, syscalls};
 use alloc::{format, string::String, vec::Vec};
@@ -49,10 +49,10 @@ impl Agent {
     }
 
     fn freeze(&mut self) -> Result<(Frozen, Option<String>, OwnedFd), String> {
-        if self.ending.is_some() {
+        if self.shutdown.is_some() {
             return Err("the VM is about to end".into());
         }
-        if self.still.is_some() {
+        if self.changes_reader.is_some() {
             return Err("what was changed in its root file system is being read".into());
         }
         let source = &self.options.fw_cfg;
@@ -66,7 +66,7 @@ impl Agent {
         let random = gate::random()?;
         let now = syscalls::monotonic_ns();
         // Without programs nothing needs to be frozen.
-        let frozen = if self.is_alone(now) && !self.options.beside_init {
+        let frozen = if self.has_no_programs(now) && !self.options.beside_init {
             Frozen::default()
         } else {
             self.options.freezer.freeze()?
@@ -86,7 +86,7 @@ impl Agent {
         };
         let has_read = self.drain();
         if has_read {
-            self.tell_node(now);
+            self.send_to_node(now);
         }
         let delivered = match (&self.first, self.options.link.is_up()) {
             (Some(first), true) => !has_read && first.is_confirmed(),
@@ -96,10 +96,10 @@ impl Agent {
             return;
         }
         let Some(hold) = &mut self.hold else { return };
-        hold.phase = Phase::Still;
+        hold.phase = Phase::Answered;
         let (id, drop_caches) = (hold.connection, hold.drop_caches);
         if self.options.owns_machine {
-            write_back();
+            sync_writable_disks();
             if drop_caches {
                 drop_all_caches(&mut self.options.report);
             }
@@ -149,30 +149,30 @@ impl Agent {
         let Some(hold) = self.hold.take() else {
             return;
         };
-        match gate::look(&self.options.fw_cfg, hold.known.as_deref()) {
+        match gate::check_generation(&self.options.fw_cfg, hold.known.as_deref()) {
             Ok(Verdict::Same) => {
                 hold.frozen.thaw();
                 self.connections.iter_mut().for_each(|it| it.thawed(now));
             }
-            Ok(Verdict::New(arrival)) => self.pass(hold, *arrival),
+            Ok(Verdict::New(restored)) => self.apply_generation(hold, *restored),
             Err(message) => {
                 self.options.trace.mark(MARK_GATE_ENTERED);
-                self.fail(&message);
+                self.fail_gate(&message);
             }
         }
     }
 
-    fn pass(&mut self, hold: Hold, arrival: gate::Arrival) {
+    fn apply_generation(&mut self, hold: Hold, restored: gate::RestoredGuest) {
         self.options.trace.mark(MARK_GATE_ENTERED);
         // Spans and log lines so far belong to the captured guest.
         self.options.report = Report::default();
         self.log.clear();
         (self.log_bytes, self.log_lost) = (0, 0);
-        let gate::Arrival {
+        let gate::RestoredGuest {
             generation,
             config,
             entered_ns,
-        } = &arrival;
+        } = &restored;
         let vm_id = match config {
             Some(config) => config.vm_id.clone(),
             None => self.options.link.vm_id().into(),
@@ -182,41 +182,41 @@ impl Agent {
             pid1_ns: *entered_ns,
         };
         // Connects early; the host answers meanwhile.
-        self.ready_told = false;
+        self.ready_sent = false;
         self.options.link.restart(identity, *entered_ns);
         if self.options.owns_machine {
             let applied = gate::apply(
-                &arrival,
+                &restored,
                 &hold.random,
                 &self.options.config,
                 &mut self.options.teardown,
                 &mut self.options.report,
             );
             if let Err(message) = applied {
-                return self.fail(&message);
+                return self.fail_gate(&message);
             }
         }
         self.options.trace.mark(MARK_GATE_PASSED);
         let start_main = generation.start_main;
         hold.frozen.thaw();
-        self.go_on(arrival.config, start_main);
+        self.resume_with(restored.config, start_main);
     }
 
     /// Continues with the new configuration after the thaw.
-    fn go_on(&mut self, config: Option<jiffy_wire::guest::GuestConfig>, start_main: bool) {
+    fn resume_with(&mut self, config: Option<jiffy_wire::guest::GuestConfig>, start_main: bool) {
         let now = syscalls::monotonic_ns();
         let before = config.map(|config| core::mem::replace(&mut self.options.config, config));
         let earlier = self.first.take();
         match (&self.options.config.main, start_main) {
             (Some(main), true) => {
                 // The new command starts first.
-                let first = First::start(main);
+                let first = FirstCommand::start(main);
                 if first.is_running() {
                     self.options.trace.mark(MARK_COMMAND_STARTED);
                 }
                 self.first = Some(first);
-                if let Some(program) = earlier.and_then(First::into_program) {
-                    self.detached.push(Detached::unlimited(program));
+                if let Some(program) = earlier.and_then(FirstCommand::into_program) {
+                    self.detached.push(Detached::without_time_limit(program));
                 }
             }
             (main, _) => {
@@ -224,7 +224,7 @@ impl Agent {
                     let message = "the new configuration has no first command";
                     self.options.report.warn("gate", message);
                 }
-                self.first = earlier.and_then(First::for_new_host);
+                self.first = earlier.and_then(FirstCommand::for_new_host);
             }
         }
         // Their peers were connected to the captured guest.
@@ -242,7 +242,7 @@ impl Agent {
     }
 
     /// Leaves programs frozen and makes the VMM end the VM.
-    fn fail(&mut self, message: &str) {
+    fn fail_gate(&mut self, message: &str) {
         let message = format!("the restored guest cannot go on: {message}");
         report::log(&message);
         self.options
@@ -269,7 +269,7 @@ impl Agent {
 }
 
 /// Syncs this guest's writable disks.
-fn write_back() {
+fn sync_writable_disks() {
     for target in boot::writable_disks() {
         if let Ok(folder) = files::open(target) {
             let _ = rustix::fs::syncfs(folder);

@@ -1,8 +1,8 @@
 //! The agent's event loop.
 
 use super::connection::{Connection, Need};
-use super::ending::{Ending, Reason, Step};
 use super::hold::Hold;
+use super::shutdown::{Reason, Shutdown, Step};
 use super::{changes, copy_in, copy_out};
 use crate::boot::{self, Teardown};
 use crate::console::Console;
@@ -14,7 +14,7 @@ use crate::program::prepare::reason;
 use crate::program::process::{self, Program};
 use crate::report::Report;
 use crate::service::{Line, Service};
-use crate::supervisor::first::First;
+use crate::supervisor::first_command::FirstCommand;
 use crate::supervisor::link::Link;
 use crate::syscalls::{self, SignalSet};
 use crate::trace::Trace;
@@ -74,7 +74,7 @@ pub struct Options {
     pub fw_cfg: FwCfg,
     /// Freezes programs for a capture.
     pub freezer: Freezer,
-    /// Mounts to take down at the end.
+    /// Mounts to undo at the end.
     pub teardown: Teardown,
     /// Whether this process is PID 1 of a VM, which it sets up and ends.
     pub owns_machine: bool,
@@ -87,7 +87,7 @@ pub struct Options {
 pub struct End {
     /// Power off or reboot.
     pub reason: Reason,
-    /// Mounts to take down.
+    /// Mounts to undo.
     pub teardown: Teardown,
 }
 
@@ -96,7 +96,7 @@ pub struct End {
 pub struct Agent {
     pub(super) options: Options,
     signals: OwnedFd,
-    pub(super) first: Option<First>,
+    pub(super) first: Option<FirstCommand>,
     pub(super) services: Vec<Service>,
     pub(super) connections: Vec<Connection>,
     next_connection: u64,
@@ -107,16 +107,16 @@ pub struct Agent {
     /// State of a capture for which programs are frozen.
     pub(super) hold: Option<Hold>,
     /// A process that reads the root's changes, and the programs that are frozen for it.
-    pub(super) still: Option<(Pid, Frozen)>,
-    /// The guest was restored, but could not take on its new generation.
+    pub(super) changes_reader: Option<(Pid, Frozen)>,
+    /// The guest was restored, but its new generation could not be applied.
     pub(super) gate_failed: bool,
     pub(super) log: VecDeque<Line>,
     pub(super) log_bytes: usize,
     pub(super) log_lost: u64,
-    pub(super) ready_told: bool,
+    pub(super) ready_sent: bool,
     milestones: Milestones,
-    pub(super) ending: Option<Ending>,
-    last_words_sent: bool,
+    pub(super) shutdown: Option<Shutdown>,
+    last_messages_sent: bool,
     pub(super) space: Box<[MaybeUninit<u8>]>,
 }
 
@@ -130,7 +130,7 @@ pub(super) struct Detached {
 
 impl Detached {
     /// A detached program without a time limit.
-    pub(super) fn unlimited(program: Program) -> Detached {
+    pub(super) fn without_time_limit(program: Program) -> Detached {
         Detached {
             program,
             kill_at: u64::MAX,
@@ -156,8 +156,8 @@ impl Agent {
     /// Starts the first command, then the rest of the agent.
     pub fn start(options: Options) -> Result<Agent, String> {
         syscalls::block_only(signals_blocked());
-        let first = options.config.main.as_ref().map(First::start);
-        if first.as_ref().is_some_and(First::is_running) {
+        let first = options.config.main.as_ref().map(FirstCommand::start);
+        if first.as_ref().is_some_and(FirstCommand::is_running) {
             options.trace.mark(MARK_COMMAND_STARTED);
         }
         let mut read = signals_blocked();
@@ -182,15 +182,15 @@ impl Agent {
             detached: Vec::new(),
             copies: Vec::new(),
             hold: None,
-            still: None,
+            changes_reader: None,
             gate_failed: false,
             log: VecDeque::new(),
             log_bytes: 0,
             log_lost: 0,
-            ready_told: false,
+            ready_sent: false,
             milestones,
-            ending: None,
-            last_words_sent: false,
+            shutdown: None,
+            last_messages_sent: false,
             space: Box::new_uninit_slice(MAX_DATA),
         })
     }
@@ -257,7 +257,7 @@ impl Agent {
     fn wait(&self, now: u64) -> Result<Vec<(Token, PollFlags)>, Errno> {
         let mut set = PollSet::new();
         set.add(&self.signals, PollFlags::IN, Token::Signals);
-        let reading = self.first.as_ref().is_none_or(First::takes_input);
+        let reading = self.first.as_ref().is_none_or(FirstCommand::takes_input);
         self.options.link.interest(reading, &mut set);
         self.options.console.interest(&mut set);
         if let Some(first) = &self.first {
@@ -296,8 +296,8 @@ impl Agent {
             .filter(|at| *at != u64::MAX);
         let others = [
             self.options.link.deadline(),
-            self.first.as_ref().and_then(First::deadline),
-            self.ending.as_ref().map(Ending::deadline),
+            self.first.as_ref().and_then(FirstCommand::deadline),
+            self.shutdown.as_ref().map(Shutdown::deadline),
         ];
         connections
             .chain(services)
@@ -347,7 +347,7 @@ impl Agent {
                     .position(|connection| connection.id() == id);
                 if let Some(index) = found {
                     let need = self.connections[index].ready(channel, flags, &mut self.space, now);
-                    self.meet(index, need, now);
+                    self.handle_need(index, need, now);
                 }
             }
         }
@@ -364,8 +364,8 @@ impl Agent {
                 SIGCHLD => {}
                 // The distribution's init ends all processes itself.
                 _ if self.options.beside_init => {}
-                SIGTERM | SIGINT => self.begin_end(Reason::Restart, AFTER_MAIN_GRACE_NS, now),
-                _ => self.begin_end(Reason::PowerOff, AFTER_MAIN_GRACE_NS, now),
+                SIGTERM | SIGINT => self.begin_shutdown(Reason::Restart, AFTER_MAIN_GRACE_NS, now),
+                _ => self.begin_shutdown(Reason::PowerOff, AFTER_MAIN_GRACE_NS, now),
             }
         }
         self.reap(now);
@@ -388,7 +388,7 @@ impl Agent {
     }
 
     fn reaped(&mut self, pid: Pid, status: ExitStatus, now: u64) {
-        if let Some((_, frozen)) = self.still.take_if(|(reader, _)| *reader == pid) {
+        if let Some((_, frozen)) = self.changes_reader.take_if(|(reader, _)| *reader == pid) {
             frozen.thaw();
         }
         self.detached
@@ -437,7 +437,7 @@ impl Agent {
         self.connections.push(Connection::new(id, socket, now));
     }
 
-    fn meet(&mut self, index: usize, need: Need, now: u64) {
+    fn handle_need(&mut self, index: usize, need: Need, now: u64) {
         match need {
             Need::Nothing => {}
             Need::Close => self.drop_connection(index, now),
@@ -453,11 +453,11 @@ impl Agent {
             }
             Need::Exec(command) => self.exec(index, &command, now),
             Need::Shutdown { grace_ms } => {
-                self.begin_end(Reason::PowerOff, u64::from(grace_ms) * 1_000_000, now);
+                self.begin_shutdown(Reason::PowerOff, u64::from(grace_ms) * 1_000_000, now);
             }
             Need::Quiesce { drop_caches } => self.quiesce(index, drop_caches, now),
             Need::SignalMain(signal) => {
-                let result = match self.first.as_ref().and_then(First::program) {
+                let result = match self.first.as_ref().and_then(FirstCommand::program) {
                     None => Err(String::from("the first command does not run")),
                     Some(program) => program
                         .signal(signal)
@@ -478,7 +478,7 @@ impl Agent {
             return self.connections[index].refuse_exec(message, now);
         }
         let need = self.connections[index].exec(command, now);
-        self.meet(index, need, now);
+        self.handle_need(index, need, now);
     }
 
     /// Closes a connection; its program gets SIGHUP.
@@ -497,13 +497,13 @@ impl Agent {
 
     /// Freezes programs and sends the changes of the root.
     fn changes(&mut self, index: usize, request: &Request, now: u64) {
-        let begun = match (&self.hold, &self.still, &self.ending) {
+        let begun = match (&self.hold, &self.changes_reader, &self.shutdown) {
             (None, None, None) => self.begin_changes(now),
             _ => Err("programs are held still already, or the VM is about to end".into()),
         };
         match begun {
             Ok((frozen, upper)) => match self.copy(index, request, Some(upper)) {
-                Some(pid) => self.still = Some((pid, frozen)),
+                Some(pid) => self.changes_reader = Some((pid, frozen)),
                 None => frozen.thaw(),
             },
             Err(message) => self.connections[index].refuse(request, message, now),
@@ -518,7 +518,7 @@ impl Agent {
         let upper = upper.map_err(|_| {
             String::from("the root file system has no layer of its own for what was changed")
         })?;
-        let frozen = match self.is_alone(now) && !self.options.beside_init {
+        let frozen = match self.has_no_programs(now) && !self.options.beside_init {
             true => Frozen::default(),
             false => self.options.freezer.freeze()?,
         };
@@ -544,9 +544,9 @@ impl Agent {
         }
     }
 
-    // The end of a turn, and of the VM.
+    // The end of an iteration, and the shutdown.
 
-    /// Finishes what is complete: programs, answers, the VM.
+    /// Handles everything that is complete: programs, answers, the shutdown.
     fn settle(&mut self, now: u64) -> Option<End> {
         if self.gate_failed {
             return Some(self.end(Reason::PowerOff));
@@ -576,32 +576,32 @@ impl Agent {
                 index += 1;
             }
         }
-        self.tell_node(now);
-        let stored = self.first.as_ref().is_some_and(First::end_is_stored);
-        let may_end = self.ending.is_none() && self.hold.is_none();
+        self.send_to_node(now);
+        let stored = self.first.as_ref().is_some_and(FirstCommand::end_is_stored);
+        let may_end = self.shutdown.is_none() && self.hold.is_none();
         if stored && self.options.config.power_off_after_main && may_end {
-            self.begin_end(Reason::PowerOff, AFTER_MAIN_GRACE_NS, now);
+            self.begin_shutdown(Reason::PowerOff, AFTER_MAIN_GRACE_NS, now);
         }
-        self.advance_end(now)
+        self.advance_shutdown(now)
     }
 
-    fn begin_end(&mut self, reason: Reason, grace_ns: u64, now: u64) {
-        match &mut self.ending {
-            Some(ending) => ending.hasten(grace_ns, now),
+    fn begin_shutdown(&mut self, reason: Reason, grace_ns: u64, now: u64) {
+        match &mut self.shutdown {
+            Some(shutdown) => shutdown.shorten_grace(grace_ns, now),
             None => {
-                self.services.iter_mut().for_each(Service::retire);
+                self.services.iter_mut().for_each(Service::prevent_restart);
                 self.signal_all(SIGTERM);
                 self.signal_all(SIGCONT);
-                self.ending = Some(Ending::begin(reason, grace_ns, now));
+                self.shutdown = Some(Shutdown::begin(reason, grace_ns, now));
             }
         }
     }
 
     /// Signals every process as PID 1, otherwise only the programs started from here.
     fn signal_all(&self, signal: i32) {
-        syscalls::kill_everyone_as_pid1(signal);
+        syscalls::kill_all_as_pid1(signal);
         if rustix::process::getpid() != Pid::INIT {
-            let first = self.first.iter().filter_map(First::program);
+            let first = self.first.iter().filter_map(FirstCommand::program);
             let services = self.services.iter().filter_map(Service::program);
             let connections = self.connections.iter().filter_map(Connection::program);
             let detached = self.detached.iter().map(|detached| &detached.program);
@@ -611,21 +611,21 @@ impl Agent {
         }
     }
 
-    fn advance_end(&mut self, now: u64) -> Option<End> {
-        self.ending.as_ref()?;
-        let alone = self.is_alone(now);
-        let delivered = self.last_words_sent && self.is_delivered();
-        let ending = self.ending.as_mut()?;
-        let reason = ending.reason;
-        match ending.advance(now, alone, delivered) {
+    fn advance_shutdown(&mut self, now: u64) -> Option<End> {
+        self.shutdown.as_ref()?;
+        let no_programs = self.has_no_programs(now);
+        let delivered = self.last_messages_sent && self.is_delivered();
+        let shutdown = self.shutdown.as_mut()?;
+        let reason = shutdown.reason;
+        match shutdown.advance(now, no_programs, delivered) {
             Step::Wait => None,
             Step::Kill => {
                 self.signal_all(SIGKILL);
                 None
             }
-            Step::LastWords => {
-                self.last_words_sent = true;
-                self.tell_node(now);
+            Step::LastMessages => {
+                self.last_messages_sent = true;
+                self.send_to_node(now);
                 if let Some(stream) = self.options.link.up() {
                     stream.send(&FromGuest::PoweringOff);
                     self.options.link.flush(now);
@@ -646,10 +646,10 @@ impl Agent {
 
     /// Whether no program is left. PID 1 inherits every orphan, so it is alone exactly if it has no
     /// child.
-    pub(super) fn is_alone(&mut self, now: u64) -> bool {
+    pub(super) fn has_no_programs(&mut self, now: u64) -> bool {
         let childless = self.reap(now);
         childless
-            && !self.first.as_ref().is_some_and(First::is_running)
+            && !self.first.as_ref().is_some_and(FirstCommand::is_running)
             && self
                 .connections
                 .iter()

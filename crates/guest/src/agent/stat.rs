@@ -57,7 +57,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn the_kernel_s_files_are_understood() {
+    fn meminfo_and_stat_are_parsed() {
         let stat = parse(
             "MemTotal:         127440 kB\nMemFree:           99 kB\nMemAvailable:     88888 kB\n",
             "cpu  3 1 10 1000 5 1 2 0 0 0\ncpu0 3 1 10 1000 5 1 2 0 0 0\n",
@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn this_machine_has_memory() {
+    fn memory_of_the_running_system_is_read() {
         let stat = read();
         assert!(stat.memory_total >= stat.memory_available && stat.memory_available > 0);
         assert!(stat.processes > 0 && stat.uptime_ns > 0);
@@ -79,7 +79,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_text_is_read(meminfo in "[A-Za-z0-9: \n]{0,80}", stat in "[cpu0-9 \n]{0,80}") {
+        fn any_stat_text_is_parsed_without_panic(meminfo in "[A-Za-z0-9: \n]{0,80}", stat in "[cpu0-9 \n]{0,80}") {
             let _ = parse(&meminfo, &stat);
         }
     }

@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said_with_its_place() {
+    fn parse_errors_name_the_field_and_column() {
         let error = parse(b"{\"version\":1,\"vm_id\":\"\",\"hostnmae\":\"x\"}").unwrap_err();
         assert!(
             error.contains("hostnmae") && error.contains("column"),
@@ -91,12 +91,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_refused_or_read_but_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+        fn any_bytes_are_refused_or_parsed_without_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
             let _ = parse(&bytes);
         }
 
         #[test]
-        fn any_json_object_is_refused_or_read(text in "\\{(\"[a-z_]{1,9}\":(1|\"x\"|null|\\[\\]),?){0,5}\\}") {
+        fn any_json_object_is_refused_or_parsed(text in "\\{(\"[a-z_]{1,9}\":(1|\"x\"|null|\\[\\]),?){0,5}\\}") {
             let _ = parse(text.as_bytes());
         }
     }

@@ -34,7 +34,7 @@ pub fn set(config: &GuestConfig, report: &mut Report) {
 }
 
 /// Applies the differences of a new configuration.
-pub fn renew(old: &GuestConfig, new: &GuestConfig, report: &mut Report) {
+pub fn reconfigure(old: &GuestConfig, new: &GuestConfig, report: &mut Report) {
     apply(new, old, report);
     if (&new.hostname, &new.hosts) != (&old.hostname, &old.hosts) {
         report.step("hosts", |_| {
@@ -68,7 +68,7 @@ pub fn machine_id(id: &str, report: &mut Report) {
         let mut content = id.replace('-', "");
         content.push('\n');
         match files::create(MACHINE_ID, content.as_bytes(), 0o444) {
-            Err(Errno::ROFS) => cover(MACHINE_ID, content.as_bytes(), 0o444),
+            Err(Errno::ROFS) => bind_mount_over(MACHINE_ID, content.as_bytes(), 0o444),
             other => other,
         }
         .map_err(|error| format!("{MACHINE_ID} cannot be written: {}", reason(error)))
@@ -76,12 +76,12 @@ pub fn machine_id(id: &str, report: &mut Report) {
 }
 
 /// Bind-mounts a file with this content over a file in a read-only root.
-fn cover(path: &str, content: &[u8], mode: u32) -> Result<(), Errno> {
+fn bind_mount_over(path: &str, content: &[u8], mode: u32) -> Result<(), Errno> {
     let name = path.rsplit_once('/').map_or(path, |(_, name)| name);
-    let cover = format!("/run/{name}");
-    files::create(cover.as_str(), content, mode)?;
+    let file = format!("/run/{name}");
+    files::create(file.as_str(), content, mode)?;
     let _ = rustix::mount::unmount(path, rustix::mount::UnmountFlags::DETACH);
-    rustix::mount::mount_bind(cover.as_str(), path)
+    rustix::mount::mount_bind(file.as_str(), path)
 }
 
 fn hexadecimal(bytes: &[u8]) -> String {
@@ -137,7 +137,7 @@ fn replace_file(path: &str, content: &[u8]) -> Result<(), String> {
         other => other,
     };
     let written = match written {
-        Err(Errno::ROFS) => cover(path, content, 0o644),
+        Err(Errno::ROFS) => bind_mount_over(path, content, 0o644),
         other => other,
     };
     written.map_err(|error| format!("{path} cannot be written: {}", reason(error)))
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn name_servers_are_addresses() {
+    fn resolv_conf_is_written_and_bad_entries_are_refused() {
         let text = r#""name_servers":["10.0.0.1","fd00::1"],"search":["a.example","b"]"#;
         assert_eq!(
             resolv_conf(&config(text)).unwrap(),
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn hosts_name_the_guest() {
+    fn hosts_file_names_the_guest_and_bad_entries_are_refused() {
         let named = hosts(&config(r#""hostname":"box""#)).unwrap();
         assert!(named.ends_with("127.0.1.1\tbox\n"));
         assert!(
@@ -312,7 +312,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_name_leaves_the_folder(key in "[a-z./]{0,30}") {
+        fn no_sysctl_name_leads_out_of_proc_sys(key in "[a-z./]{0,30}") {
             if let Some(path) = sysctl_path(&key) {
                 prop_assert!(path.starts_with("/proc/sys/"));
                 prop_assert!(!path.split('/').any(|part| part == ".."));

@@ -25,7 +25,7 @@ pub use root::upper_layer;
 ///
 /// Everything here runs before [`finish`] and needs only the initramfs.
 pub fn read_configuration(report: &mut Report) -> (GuestConfig, FwCfg) {
-    report.step("mounts", |_| mounts::kernel_file_systems());
+    report.step("mounts", |_| mounts::mount_kernel_file_systems());
     if crate::files::exists(modules::LIST) {
         report.step("modules", |_| modules::load());
     }
@@ -41,7 +41,7 @@ pub fn read_configuration(report: &mut Report) -> (GuestConfig, FwCfg) {
 pub fn finish(config: &GuestConfig, report: &mut Report) -> Teardown {
     let mut teardown = Teardown::default();
     root::enter(&config.root, &mut teardown, report);
-    report.step("root mounts", |_| mounts::in_root());
+    report.step("root mounts", |_| mounts::mount_in_root());
     report.step("cgroups", |_| cgroup::mount_hierarchy());
     let late = disks::mount_present(&config.disks, &mut teardown, report);
     report.step("network", |report| {
@@ -60,15 +60,20 @@ pub fn finish(config: &GuestConfig, report: &mut Report) -> Teardown {
 
 /// Applies a restored guest's new configuration, as far as it differs from the old one. Root and
 /// init stay the same.
-pub fn renew(old: &GuestConfig, new: &GuestConfig, teardown: &mut Teardown, report: &mut Report) {
+pub fn reconfigure(
+    old: &GuestConfig,
+    new: &GuestConfig,
+    teardown: &mut Teardown,
+    report: &mut Report,
+) {
     let disks: Vec<DiskMount> = added(&old.disks, &new.disks);
     let late = disks::mount_present(&disks, teardown, report);
     if old.interfaces != new.interfaces {
         report.step("network", |report| {
-            network::renew(&old.interfaces, &new.interfaces, report)
+            network::reconfigure(&old.interfaces, &new.interfaces, report)
         });
     }
-    identity::renew(old, new, report);
+    identity::reconfigure(old, new, report);
     disks::mount_late(late, teardown, report);
     for path in &added(&old.swap, &new.swap) {
         report.step("swap", |_| disks::swap_on(path));

@@ -83,14 +83,14 @@ const LINKS: [(&CStr, &CStr); 4] = [
 ];
 
 /// Mounts /dev, /proc and /sys; then opens missing standard descriptors.
-pub fn kernel_file_systems() -> Result<(), String> {
+pub fn mount_kernel_file_systems() -> Result<(), String> {
     let result = mount_all(&KERNEL);
     open_standard_descriptors();
     result
 }
 
 /// Mounts /dev/pts, /dev/shm, /run and /tmp and creates the links in /dev.
-pub fn in_root() -> Result<(), String> {
+pub fn mount_in_root() -> Result<(), String> {
     for (target, link) in LINKS {
         // An existing link is kept.
         let _ = rustix::fs::symlink(target, link);
@@ -184,7 +184,7 @@ pub fn open_console() {
     }
 }
 
-/// State that must be taken down before the power goes off.
+/// Mounts that must be undone before the power goes off.
 #[derive(Debug, Default)]
 pub struct Teardown {
     /// Whether a disk was mounted writable.
@@ -205,7 +205,7 @@ impl Teardown {
             // Goes back to the initramfs, so that the disks of the root can be unmounted as well.
             for target in targets.drain(..).rev() {
                 if target != "/" {
-                    take_down(&target);
+                    unmount_or_remount(&target);
                 }
             }
             let _ = rustix::mount::mount_remount(c"/", MountFlags::RDONLY, c"");
@@ -214,20 +214,20 @@ impl Teardown {
             let left =
                 rustix::process::fchdir(initramfs).and_then(|()| rustix::process::chroot(c"."));
             if left.is_ok() {
-                take_down(UPPER);
-                take_down(LOWER);
+                unmount_or_remount(UPPER);
+                unmount_or_remount(LOWER);
             }
         } else {
             targets
                 .into_iter()
                 .rev()
-                .for_each(|target| take_down(&target));
+                .for_each(|target| unmount_or_remount(&target));
         }
         rustix::fs::sync();
     }
 }
 
-fn take_down(target: &str) {
+fn unmount_or_remount(target: &str) {
     if unmount(target, UnmountFlags::empty()).is_err() {
         let _ = rustix::mount::mount_remount(target, MountFlags::RDONLY, c"");
     }
@@ -299,21 +299,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_disks_and_the_root_are_taken_down() {
+    fn only_disks_and_the_root_are_unmounted() {
         let table = "overlay / overlay rw 0 0\nproc /proc proc rw 0 0\n\
             /dev/vdb /var/lib/a\\040b xfs rw 0 0\ntmpfs /tmp tmpfs rw 0 0\n";
         assert_eq!(parse_mounts(table), ["/", "/var/lib/a b"]);
     }
 
     #[test]
-    fn only_this_machine_s_writable_disks_are_written_back() {
+    fn only_writable_local_disks_are_synced() {
         let table = "overlay / overlay rw 0 0\n/dev/vda /lower erofs ro,relatime 0 0\n\
             /dev/vdb /a\\040b ext4 rw,relatime 0 0\n/dev/nbd0 /n ext4 rw 0 0\nbroken\n";
         assert_eq!(parse_writable(table), ["/a b"]);
     }
 
     #[test]
-    fn escapes_that_are_none_stay() {
+    fn invalid_escapes_are_kept_unchanged() {
         assert_eq!(unescape("a\\04"), "a\\04");
         assert_eq!(unescape("a\\999b"), "a\\999b");
         assert_eq!(unescape("a\\134b"), "a\\b");

@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn a_loader_beyond_the_file_is_none() {
+    fn a_loader_offset_beyond_the_file_is_ignored() {
         let mut elf = vec![0u8; 64 + 56];
         elf[..6].copy_from_slice(b"\x7fELF\x02\x01");
         elf[32] = 64;
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_named_and_the_rest_read() {
+    fn missing_files_are_reported_and_the_others_preloaded() {
         let folder = tempfile::tempdir().unwrap();
         let script = folder.path().join("script");
         std::fs::write(&script, "#!/no/such/interpreter\n").unwrap();
@@ -154,7 +154,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_file_is_looked_at(mut bytes in proptest::collection::vec(any::<u8>(), 0..300), elf: bool) {
+        fn any_bytes_are_searched_for_an_interpreter_without_panic(mut bytes in proptest::collection::vec(any::<u8>(), 0..300), elf: bool) {
             if elf && bytes.len() > 6 {
                 bytes[..6].copy_from_slice(b"\x7fELF\x02\x01");
             }

@@ -12,17 +12,17 @@ use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags, mount_bind, mount_remount, unmount};
 
 const KERNEL_FILE: &CStr = c"/proc/sys/kernel/random/boot_id";
-const COVER: &CStr = c"/run/jiffy-boot-id";
+const REPLACEMENT: &CStr = c"/run/jiffy-boot-id";
 
 /// Sets the boot id.
-pub fn cover(id: &str) -> Result<(), String> {
+pub fn replace(id: &str) -> Result<(), String> {
     let content = format!("{id}\n");
-    let covered = || -> Result<(), Errno> {
+    let mounted_over = || -> Result<(), Errno> {
         // The bind mount of the previous generation, if there was one.
         let _ = unmount(KERNEL_FILE, UnmountFlags::DETACH);
-        let _ = rustix::fs::unlink(COVER);
-        files::create(COVER, content.as_bytes(), 0o444)?;
-        let mounted = mount_bind(COVER, KERNEL_FILE).and_then(|()| {
+        let _ = rustix::fs::unlink(REPLACEMENT);
+        files::create(REPLACEMENT, content.as_bytes(), 0o444)?;
+        let mounted = mount_bind(REPLACEMENT, KERNEL_FILE).and_then(|()| {
             mount_remount(
                 KERNEL_FILE,
                 MountFlags::BIND | MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NOEXEC,
@@ -30,8 +30,8 @@ pub fn cover(id: &str) -> Result<(), String> {
             )
         });
         // Unlinked after the mount, so that no program can open it for writing.
-        let _ = rustix::fs::unlink(COVER);
+        let _ = rustix::fs::unlink(REPLACEMENT);
         mounted
     };
-    covered().map_err(|error| format!("it cannot be replaced: {}", reason(error)))
+    mounted_over().map_err(|error| format!("it cannot be replaced: {}", reason(error)))
 }

@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn a_whole_generation_is_read() {
+    fn a_valid_generation_is_parsed() {
         let seed: String = (0..64).map(|n| format!("{n:02x}")).collect();
         let checked = parse(json(1, ID, &seed).as_bytes()).unwrap();
         assert_eq!(checked.id, ID);
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_is_wrong_is_refused() {
+    fn an_invalid_generation_is_refused_with_a_reason() {
         let seed = "0".repeat(128);
         for (text, said) in [
             (json(2, ID, &seed), "version 2"),
@@ -125,7 +125,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_refused(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+        fn random_bytes_are_refused_as_a_generation(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
             prop_assert!(parse(&bytes).is_err());
         }
     }

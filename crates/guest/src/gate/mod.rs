@@ -28,12 +28,12 @@ pub enum Verdict {
     /// The guest was captured, not restored.
     Same,
     /// It was restored.
-    New(Box<Arrival>),
+    New(Box<RestoredGuest>),
 }
 
 /// A new generation and its configuration.
 #[derive(Debug)]
-pub struct Arrival {
+pub struct RestoredGuest {
     /// The generation.
     pub generation: Checked,
     /// The configuration, if the host gave one.
@@ -43,7 +43,7 @@ pub struct Arrival {
 }
 
 /// Reads the generation and, if it differs from `known`, the configuration.
-pub fn look(source: &FwCfg, known: Option<&str>) -> Result<Verdict, String> {
+pub fn check_generation(source: &FwCfg, known: Option<&str>) -> Result<Verdict, String> {
     let entered_ns = syscalls::monotonic_ns();
     let [generation, config] = source.read_each([
         (GENERATION_NAME, generation::LARGEST),
@@ -59,7 +59,7 @@ pub fn look(source: &FwCfg, known: Option<&str>) -> Result<Verdict, String> {
     let config = config
         .map(|bytes| configuration::parse(&bytes))
         .transpose()?;
-    Ok(Verdict::New(Box::new(Arrival {
+    Ok(Verdict::New(Box::new(RestoredGuest {
         generation,
         config,
         entered_ns,
@@ -74,7 +74,7 @@ pub fn random() -> Result<OwnedFd, String> {
 /// Applies the new generation, as PID 1. An error if something that two clones must never share
 /// can't be replaced; other failures are reported as at boot.
 pub fn apply(
-    arrival: &Arrival,
+    restored: &RestoredGuest,
     random: &OwnedFd,
     old: &GuestConfig,
     teardown: &mut Teardown,
@@ -85,26 +85,26 @@ pub fn apply(
         seed,
         realtime_ns,
         ..
-    } = &arrival.generation;
-    must(report, "randomness", |_| {
+    } = &restored.generation;
+    required_step(report, "randomness", |_| {
         syscalls::reseed(random, seed)
             .map_err(|error| format!("/dev/random takes no seed: {}", reason(error)))
     })?;
-    must(report, "clock", |_| {
-        let elapsed = syscalls::monotonic_ns().saturating_sub(arrival.entered_ns);
+    required_step(report, "clock", |_| {
+        let elapsed = syscalls::monotonic_ns().saturating_sub(restored.entered_ns);
         syscalls::set_realtime(realtime_ns.saturating_add(elapsed))
             .map_err(|error| format!("it cannot be set: {}", reason(error)))
     })?;
-    if !is_same_vm(old, arrival.config.as_ref()) {
+    if !is_same_vm(old, restored.config.as_ref()) {
         boot::machine_id(id, report);
         // If no program has run, nothing has read the boot id, and the kernel generates one at the
         // first read.
         if process::any_was_started() && !old.rehearsal {
-            must(report, "boot id", |_| boot_id::cover(id))?;
+            required_step(report, "boot id", |_| boot_id::replace(id))?;
         }
     }
-    if let Some(new) = &arrival.config {
-        boot::renew(old, new, teardown, report);
+    if let Some(new) = &restored.config {
+        boot::reconfigure(old, new, teardown, report);
     }
     Ok(())
 }
@@ -116,7 +116,7 @@ fn is_same_vm(old: &GuestConfig, new: Option<&GuestConfig>) -> bool {
 }
 
 /// A step that must succeed before programs are thawed.
-fn must(
+fn required_step(
     report: &mut Report,
     name: &str,
     work: impl FnOnce(&mut Report) -> Result<(), String>,

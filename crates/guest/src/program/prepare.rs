@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn commands_that_cannot_be_are_refused() {
+    fn invalid_commands_and_unknown_users_are_refused() {
         for bad in [command(&[]), command(&[""]), command(&["a\0b"])] {
             assert_eq!(Prepared::new(&bad).unwrap_err().kind, StartFailure::Invalid);
         }

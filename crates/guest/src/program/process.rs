@@ -43,7 +43,7 @@ pub struct Program {
     exit: Option<ExitStatus>,
     /// When to check again whether a process has the terminal open, if none had it open although
     /// the program runs.
-    unplugged: Option<u64>,
+    recheck_terminal_at: Option<u64>,
     pause_ns: u64,
     /// Since when nothing was read although the streams were polled; `None` while they are not
     /// polled.
@@ -107,23 +107,23 @@ impl Program {
             stdout: Some(streams.stdout),
             stderr: streams.stderr,
             exit: None,
-            unplugged: None,
+            recheck_terminal_at: None,
             pause_ns: FIRST_PAUSE_NS,
             quiet_since: None,
         })
     }
 
-    /// Its process id, which is the id of its process group and session as well.
+    /// The process id, which is also the id of the process group and session.
     pub fn pid(&self) -> Pid {
         self.pid
     }
 
-    /// Whether its process has been reaped.
+    /// Whether the process has been reaped.
     pub fn has_exited(&self) -> bool {
         self.exit.is_some()
     }
 
-    /// Bytes of input that it has not read yet.
+    /// Bytes of input that the program has not read yet.
     pub fn input_backlog(&self) -> usize {
         self.input.len()
     }
@@ -152,7 +152,7 @@ impl Program {
         self.write_input();
     }
 
-    /// Sends a signal to its process group.
+    /// Sends a signal to the process group.
     pub fn signal(&self, signal: i32) -> Result<()> {
         if self.has_exited() || !(1..=64).contains(&signal) {
             return Err(Errno::SRCH);
@@ -160,8 +160,8 @@ impl Program {
         syscalls::kill_group(self.pid, signal)
     }
 
-    /// Its connection is lost: closes stdin and sends SIGHUP. A terminal is hung up; other outputs
-    /// stay open.
+    /// Handles a lost connection: closes stdin and sends SIGHUP. A terminal is hung up; other
+    /// outputs stay open.
     pub fn hang_up(&mut self) {
         const SIGHUP: i32 = 1;
         const SIGCONT: i32 = 18;
@@ -181,7 +181,7 @@ impl Program {
         }
     }
 
-    /// Adds its descriptors to the poll set: outputs for which the owner has room, and standard
+    /// Adds descriptors to the poll set: outputs for which the owner has room, and standard
     /// input while input is queued.
     pub fn interest<'a>(
         &'a self,
@@ -197,7 +197,7 @@ impl Program {
             (&self.stderr, Channel::Stderr),
         ];
         for ((fd, channel), room) in outputs.into_iter().zip(room) {
-            if let (Some(fd), true, None) = (fd, room, self.unplugged) {
+            if let (Some(fd), true, None) = (fd, room, self.recheck_terminal_at) {
                 set.add(fd, PollFlags::IN, token(channel));
             }
         }
@@ -246,7 +246,7 @@ impl Program {
             // No process has the terminal open. The program may be about to exit (many close their
             // streams first) or may open it again. Closing this side now would send it SIGHUP.
             Err(Errno::IO) if self.terminal && self.exit.is_none() => {
-                self.unplugged = Some(now + self.pause_ns);
+                self.recheck_terminal_at = Some(now + self.pause_ns);
                 self.pause_ns = (self.pause_ns * 2).min(LONGEST_PAUSE_NS);
                 return Output::Nothing;
             }
@@ -256,20 +256,23 @@ impl Program {
         Output::Closed
     }
 
-    /// Records that its process was reaped.
+    /// Records that the process was reaped.
     pub fn reaped(&mut self, status: ExitStatus, now: u64) {
         self.exit = Some(status);
-        self.unplugged = None;
+        self.recheck_terminal_at = None;
         self.quiet_since = Some(now);
         self.stdin = None;
         self.input.clear();
     }
 
-    /// Its exit status, once its output is complete. `room` is as in [`Self::interest`]; the time
+    /// The exit status, once the output is complete. `room` is as in [`Self::interest`]; the time
     /// limit for silent outputs does not run for streams that are not polled.
     pub fn finished(&mut self, room: [bool; 2], now: u64) -> Option<ExitStatus> {
-        if self.unplugged.is_some_and(|look_again| now >= look_again) {
-            self.unplugged = None;
+        if self
+            .recheck_terminal_at
+            .is_some_and(|look_again| now >= look_again)
+        {
+            self.recheck_terminal_at = None;
         }
         let exit = self.exit?;
         if self.stdout.is_none() && self.stderr.is_none() {
@@ -309,7 +312,7 @@ impl Program {
     pub fn deadline(&self) -> Option<u64> {
         match self.exit {
             Some(_) => Some(self.quiet_since? + QUIET_AFTER_EXIT_NS),
-            None => self.unplugged,
+            None => self.recheck_terminal_at,
         }
     }
 }
@@ -403,7 +406,7 @@ mod tests {
             stdout: Some(stdout),
             stderr: None,
             exit: None,
-            unplugged: None,
+            recheck_terminal_at: None,
             pause_ns: FIRST_PAUSE_NS,
             quiet_since: None,
         };
@@ -420,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn silence_ends_it_although_somebody_holds_its_pipe() {
+    fn a_silent_pipe_held_open_does_not_delay_the_exit_report() {
         let (mut program, _held) = ended();
         assert_eq!(program.finished([true; 2], 0), None);
         assert_eq!(program.finished([true; 2], QUIET - 1), None);
@@ -429,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stands_in_its_pipe_is_read_however_slow_the_reader() {
+    fn output_left_in_the_pipe_is_read_for_a_slow_reader() {
         let (mut program, held) = ended();
         rustix::io::write(&held, b"rest").unwrap();
         assert_eq!(program.finished([false; 2], 0), None);
@@ -441,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stands_in_its_pipe_is_read_however_late_the_owner() {
+    fn output_left_in_the_pipe_is_read_after_a_late_poll() {
         let (mut program, held) = ended();
         assert_eq!(program.finished([true; 2], 0), None);
         rustix::io::write(&held, b"rest").unwrap();
@@ -450,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn time_in_which_nobody_polls_is_no_silence() {
+    fn time_without_polling_does_not_count_as_silence() {
         let (mut program, held) = ended();
         assert_eq!(program.finished([true; 2], 0), None);
         assert_eq!(program.finished([false; 2], QUIET / 2), None);

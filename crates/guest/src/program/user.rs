@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_brings_its_groups_and_home() {
+    fn a_user_name_sets_groups_and_home() {
         let user = find("web", PASSWD, GROUP).unwrap();
         assert_eq!(
             user,
@@ -188,12 +188,12 @@ mod tests {
     }
 
     #[test]
-    fn a_name_of_digits_is_a_name_first() {
+    fn a_numeric_user_is_looked_up_by_name_first() {
         assert_eq!(find("1000", PASSWD, GROUP).unwrap().ids, ids(7, 8, &[]));
     }
 
     #[test]
-    fn unknown_names_are_named() {
+    fn unknown_users_and_groups_are_named_in_the_error() {
         assert_eq!(
             find("nobody", PASSWD, GROUP),
             Err(Unknown::User("nobody".into()))
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn the_number_that_means_unchanged_is_nobody() {
+    fn id_minus_one_is_refused_as_user_and_group() {
         let unchanged = "4294967295";
         let user = Err(Unknown::User(unchanged.into()));
         let group = Err(Unknown::Group(unchanged.into()));

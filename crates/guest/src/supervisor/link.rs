@@ -109,7 +109,7 @@ impl Link {
         self.advance(now);
     }
 
-    /// The VM id in its hello.
+    /// The VM id in the hello.
     pub fn vm_id(&self) -> &str {
         &self.identity.vm_id
     }
@@ -207,7 +207,7 @@ impl Link {
         self.pause_ns = (self.pause_ns * 2).min(LONGEST_PAUSE_NS);
     }
 
-    /// Adds its descriptor to the poll set; polls for messages only if `reading`.
+    /// Adds the descriptor to the poll set; polls for messages only if `reading`.
     pub fn interest<'a>(&'a self, reading: bool, set: &mut PollSet<'a>) {
         let (stream, flags) = match &self.state {
             State::Down { .. } => return,
@@ -345,7 +345,7 @@ pub fn report_panic(message: &str) {
         message: message.into(),
     };
     if let (true, Ok(bytes)) = (fd != NONE, jiffy_wire::frame::to_vec(&warning)) {
-        syscalls::send_blindly(fd, &bytes);
+        syscalls::send_ignoring_errors(fd, &bytes);
     }
 }
 

@@ -3,8 +3,8 @@
 //!
 //! * [`link`]: the connection: connect, hello, reconnect.
 //! * [`window`]: output that is kept until the host confirms it.
-//! * [`first`]: the first command.
+//! * [`first_command`]: the first command.
 
-pub mod first;
+pub mod first_command;
 pub mod link;
 pub mod window;

@@ -43,7 +43,7 @@ impl OutputWindow {
         self.bytes.extend(bytes);
     }
 
-    /// The host has stored everything before `offset`. An offset beyond the sent output is ignored.
+    /// Drops output before `offset`, which the host has stored. Ignores offsets that were not sent.
     pub fn confirm(&mut self, offset: u64) {
         if offset > self.base && offset <= self.sent {
             self.bytes.drain(..(offset - self.base) as usize);
@@ -51,8 +51,7 @@ impl OutputWindow {
         }
     }
 
-    /// There is a new connection, and the host has everything before `offset`. The rest is sent
-    /// again.
+    /// Handles a new connection; the host has everything before `offset`. The rest is sent again.
     pub fn resume(&mut self, offset: u64) {
         if offset > self.base && offset <= self.end() {
             self.sent = self.sent.max(offset);
@@ -61,7 +60,7 @@ impl OutputWindow {
         self.sent = self.base;
     }
 
-    /// The connection is lost: sent output may have to be sent again.
+    /// Handles the loss of the connection: sent output may have to be sent again.
     pub fn disconnected(&mut self) {
         self.sent = self.base;
     }
@@ -98,7 +97,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn back_pressure_begins_at_the_window() {
+    fn backpressure_begins_when_the_output_window_is_full() {
         let mut window = OutputWindow::default();
         assert_eq!(window.room(), MAIN_OUTPUT_WINDOW);
         window.push(&[0; MAIN_OUTPUT_WINDOW]);
@@ -111,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_sent_but_never_confirmed_is_bounded() {
+    fn unconfirmed_output_is_bounded() {
         let mut window = OutputWindow::default();
         loop {
             let room = window.room();
@@ -125,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn offsets_nobody_sent_confirm_nothing() {
+    fn offsets_that_were_never_sent_confirm_nothing() {
         let mut window = OutputWindow::default();
         window.push(b"abc");
         window.confirm(2);
@@ -156,7 +155,7 @@ mod tests {
         /// A host that stores output at its offsets ends with exactly the program's output, however
         /// connections break.
         #[test]
-        fn the_host_ends_with_every_byte_once(acts in proptest::collection::vec(act(), 0..200)) {
+        fn the_host_stores_every_byte_once_across_reconnects(acts in proptest::collection::vec(act(), 0..200)) {
             let mut window = OutputWindow::default();
             let (mut written, mut stored) = (Vec::new(), Vec::new());
             let store = |stored: &mut Vec<u8>, (offset, bytes): (u64, Vec<u8>)| {

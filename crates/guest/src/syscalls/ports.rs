@@ -4,18 +4,18 @@ use super::raw::{number, syscall};
 use core::arch::asm;
 use rustix::io::{Errno, Result};
 
-/// Arguments of ioperm(2) that give up all ports in one call.
-pub(super) const GIVE_UP: [usize; 5] = [0, 0x1_0000, 0, 0, 0];
+/// Arguments of ioperm(2) that drop access to all ports in one call.
+pub(super) const DROP_ALL: [usize; 5] = [0, 0x1_0000, 0, 0, 0];
 
-/// Gives up all ports, because programs that this process executes would inherit them.
-pub fn give_up() -> Result<()> {
+/// Drops access to all ports, because programs that this process executes would inherit it.
+pub fn drop_all() -> Result<()> {
     // SAFETY: takes numbers.
-    given_up(unsafe { syscall(number::IOPERM, GIVE_UP) })
+    drop_result(unsafe { syscall(number::IOPERM, DROP_ALL) })
 }
 
 /// Interprets ioperm(2)'s result. If the process had ports, the call fails only for lack of memory.
 /// A kernel without the call never granted any.
-pub(super) fn given_up(result: isize) -> Result<()> {
+pub(super) fn drop_result(result: isize) -> Result<()> {
     let no_memory = -(Errno::NOMEM.raw_os_error() as isize);
     if result == no_memory {
         Err(Errno::NOMEM)
@@ -82,11 +82,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ports_are_given_up_or_memory_is_short() {
+    fn port_access_is_dropped_or_enomem_is_reported() {
         for harmless in [0, -38, -1] {
-            assert_eq!(given_up(harmless), Ok(()));
+            assert_eq!(drop_result(harmless), Ok(()));
         }
-        assert_eq!(given_up(-12), Err(Errno::NOMEM));
-        assert_eq!(give_up(), Ok(()));
+        assert_eq!(drop_result(-12), Err(Errno::NOMEM));
+        assert_eq!(drop_all(), Ok(()));
     }
 }

@@ -215,7 +215,7 @@ pub fn kill_group(group: Pid, signal: i32) -> Result<()> {
 
 /// Sends a signal to every process except PID 1. Does nothing unless this process is PID 1, because
 /// it would reach the whole host.
-pub fn kill_everyone_as_pid1(signal: i32) {
+pub fn kill_all_as_pid1(signal: i32) {
     if rustix::process::getpid() == Pid::INIT {
         // SAFETY: takes numbers.
         unsafe { syscall(number::KILL, [usize::MAX, signal as usize, 0, 0, 0]) };
@@ -270,7 +270,7 @@ pub fn inherited(fd: i32) -> Option<OwnedFd> {
 }
 
 /// Sends on a descriptor by number and ignores the result, for a process that is about to end.
-pub fn send_blindly(fd: i32, bytes: &[u8]) {
+pub fn send_ignoring_errors(fd: i32, bytes: &[u8]) {
     const MSG_DONTWAIT_NOSIGNAL: usize = 0x40 | 0x4000;
     let message = [
         fd as usize,

@@ -132,7 +132,7 @@ pub fn spawn(plan: &Plan<'_>) -> core::result::Result<Pid, Failure> {
         failure: None,
     };
     let mut stack = Box::<[u128]>::new_uninit_slice(STACK / size_of::<u128>());
-    let pid = run_borrowing(&mut stack, &mut child).map_err(|errno| Failure {
+    let pid = clone_sharing_memory(&mut stack, &mut child).map_err(|errno| Failure {
         step: Step::Fork,
         errno,
     })?;
@@ -149,7 +149,7 @@ pub fn spawn(plan: &Plan<'_>) -> core::result::Result<Pid, Failure> {
     }
 }
 
-fn run_borrowing(stack: &mut [MaybeUninit<u128>], child: &mut Child<'_>) -> Result<Pid> {
+fn clone_sharing_memory(stack: &mut [MaybeUninit<u128>], child: &mut Child<'_>) -> Result<Pid> {
     let top = stack.as_mut_ptr_range().end;
     let result: isize;
     // SAFETY: the child starts on `stack` (16-byte aligned by its type) and calls `in_child`, which
@@ -186,7 +186,7 @@ fn run_borrowing(stack: &mut [MaybeUninit<u128>], child: &mut Child<'_>) -> Resu
 /// Runs in the child until execve.
 ///
 /// # Safety
-/// Only `run_borrowing` may call it, in the child.
+/// Only `clone_sharing_memory` may call it, in the child.
 unsafe extern "C" fn in_child(child: *mut Child<'_>) -> ! {
     // SAFETY: the parent is suspended, so this is the only reference.
     let child = unsafe { &mut *child };
@@ -237,8 +237,8 @@ unsafe fn prepare_and_exec(plan: &Plan<'_>) -> core::result::Result<(), (Step, i
     // A program would keep init's ports over fork and execve, whatever its user, and could read
     // fw_cfg: the configuration, with the first command's environment.
     // SAFETY: takes numbers.
-    let result = unsafe { syscall(number::IOPERM, ports::GIVE_UP) };
-    ports::given_up(result).map_err(|_| (Step::Prepare, result))?;
+    let result = unsafe { syscall(number::IOPERM, ports::DROP_ALL) };
+    ports::drop_result(result).map_err(|_| (Step::Prepare, result))?;
     if let Some(ids) = plan.ids {
         let (uid, gid) = (ids.uid as usize, ids.gid as usize);
         let groups = [ids.groups.len(), ids.groups.as_ptr() as usize, 0, 0, 0];

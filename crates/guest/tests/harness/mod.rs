@@ -215,7 +215,7 @@ impl Drop for Groups {
 
 impl Agent {
     /// Sets a file of the host for the guest, atomically.
-    pub fn show(&self, name: &str, content: &str) {
+    pub fn set_host_file(&self, name: &str, content: &str) {
         let path = self.path("fw_cfg").join(name);
         let new = path.with_extension("new");
         std::fs::write(&new, content).unwrap();
@@ -425,7 +425,7 @@ impl Node {
 
 /// What a node has received.
 #[derive(Debug, Default)]
-pub struct Heard {
+pub struct Received {
     pub ready: bool,
     pub pid: Option<u32>,
     pub stdout: Vec<u8>,
@@ -438,7 +438,7 @@ pub struct Heard {
     pub input_room: u64,
 }
 
-impl Heard {
+impl Received {
     /// Handles one message. Asserts that the offset of output continues the output so far.
     pub fn take(&mut self, message: FromGuest) {
         match message {
@@ -474,7 +474,7 @@ impl Heard {
         }
     }
 
-    pub fn listen_until(&mut self, from: &mut Connection, done: impl Fn(&Heard) -> bool) {
+    pub fn listen_until(&mut self, from: &mut Connection, done: impl Fn(&Received) -> bool) {
         while !done(self) {
             let message = from.next::<FromGuest>();
             self.take(message.unwrap_or_else(|| panic!("the channel closed after {self:?}")));

@@ -56,7 +56,7 @@ pub fn run(
         ended: Arc::default(),
     };
     let ended = Arc::clone(&group.ended);
-    std::thread::spawn(move || feed(receiver, started.input, &group));
+    std::thread::spawn(move || forward_input(receiver, started.input, &group));
 
     let status = child.wait()?;
     ended.store(true, Ordering::SeqCst);
@@ -216,7 +216,7 @@ impl Group {
 }
 
 /// Passes on input, signals and terminal sizes until the host disconnects.
-fn feed(mut receiver: Receiver<TcpStream>, mut input: Input, group: &Group) {
+fn forward_input(mut receiver: Receiver<TcpStream>, mut input: Input, group: &Group) {
     while let Ok(Some(message)) = receiver.receive::<ExecInput>() {
         match message {
             ExecInput::Stdin(data) => {
@@ -384,7 +384,7 @@ mod tests {
 
     /// A shell without a terminal would also leave it running.
     #[test]
-    fn what_a_program_leaves_in_the_background_goes_on() {
+    fn background_processes_outlive_their_program() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let host = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let stream = listener.accept().unwrap().0;
@@ -414,7 +414,7 @@ mod tests {
     /// A slow host gets all output written before the end, even after the time limit for later
     /// output.
     #[test]
-    fn what_was_written_before_the_end_is_delivered_after_it() {
+    fn output_written_before_the_exit_is_delivered_after_it() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut host = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let output = Output::new(listener.accept().unwrap().0, false);

@@ -4,7 +4,7 @@
 //! QEMU 7.2), the CPU's thread changes `interrupt_request` without the lock that
 //! other threads hold when they raise an interrupt. The interrupt stays pending in the APIC and is
 //! delivered with the next one. If the lost one was the timer's and the CPU then becomes idle, there
-//! is no next one, and runnable threads wait: for fourteen minutes once.
+//! is no next one, and runnable threads wait, once for fourteen minutes.
 //!
 //! The hardware clock is a device of its own, so its interrupt ends such a wait.
 
@@ -19,12 +19,12 @@ pub fn run() -> io::Result<()> {
     let all = sched_getaffinity(None)?;
     loop {
         clock.wait()?;
-        visit(&all)?;
+        visit_cpus(&all)?;
     }
 }
 
 /// Runs on each of these CPUs once. Moving to a CPU interrupts it.
-fn visit(all: &CpuSet) -> io::Result<()> {
+fn visit_cpus(all: &CpuSet) -> io::Result<()> {
     if all.count() == 1 {
         return Ok(());
     }
@@ -42,10 +42,10 @@ mod tests {
     use rustix::thread::sched_getcpu;
 
     #[test]
-    fn a_visit_ends_on_the_last_cpu() {
+    fn visiting_all_cpus_ends_on_the_last() {
         let all = sched_getaffinity(None).unwrap();
         let last = (0..CpuSet::MAX_CPU).rfind(|cpu| all.is_set(*cpu)).unwrap();
-        visit(&all).unwrap();
+        visit_cpus(&all).unwrap();
         if all.count() > 1 {
             assert_eq!(sched_getcpu(), last);
         }

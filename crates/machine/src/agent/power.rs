@@ -8,14 +8,14 @@ use std::time::{Duration, Instant};
 /// before the power goes off.
 ///
 /// Does nothing unless PID 1 is the machine's own: otherwise the programs would be the host's.
-pub fn off(grace: Duration) {
+pub fn power_off(grace: Duration) {
     if !super::in_machine() {
         tracing::error!("this is not the machine: it stays on");
         return;
     }
     signal_all(libc::SIGTERM);
     let deadline = Instant::now() + grace;
-    while others_run() && Instant::now() < deadline {
+    while has_other_processes() && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(10));
     }
     signal_all(libc::SIGKILL);
@@ -40,7 +40,7 @@ fn signal_all(signal: i32) {
 }
 
 /// Whether there are processes besides PID 1, this one and kernel threads.
-fn others_run() -> bool {
+fn has_other_processes() -> bool {
     let own = std::process::id();
     let Ok(processes) = std::fs::read_dir("/proc") else {
         return false;

@@ -11,7 +11,7 @@ use std::time::Duration;
 /// How long a new connection may take to send its hello.
 const HELLO_PATIENCE: Duration = Duration::from_secs(60);
 /// Most connections without a complete hello; one more closes the oldest of them.
-const STRANGERS: usize = 64;
+const MOST_UNAUTHENTICATED: usize = 64;
 
 /// A connection's work, for a thread of its own.
 type Work = Box<dyn FnOnce() + Send>;
@@ -30,7 +30,7 @@ pub fn serve(listener: &TcpListener, token: &str) {
 struct Server<S> {
     token: Arc<str>,
     spawn: S,
-    strangers: Arc<Strangers>,
+    unauthenticated: Arc<UnauthenticatedList>,
 }
 
 impl<S: FnMut(Work) -> io::Result<()>> Server<S> {
@@ -38,17 +38,17 @@ impl<S: FnMut(Work) -> io::Result<()>> Server<S> {
         Server {
             token: token.into(),
             spawn,
-            strangers: Arc::default(),
+            unauthenticated: Arc::default(),
         }
     }
 
     /// Accepts one connection. If it can't be served, only that connection is closed.
     fn next(&mut self, listener: &TcpListener) {
         let served = listener.accept().and_then(|(stream, _)| {
-            let stranger = self.strangers.meet(&stream)?;
+            let entry = self.unauthenticated.register(&stream)?;
             let token = Arc::clone(&self.token);
             (self.spawn)(Box::new(move || {
-                if let Err(error) = connection(stream, &token, stranger) {
+                if let Err(error) = connection(stream, &token, entry) {
                     tracing::info!("a connection ended: {error}");
                 }
             }))
@@ -62,50 +62,50 @@ impl<S: FnMut(Work) -> io::Result<()>> Server<S> {
 
 /// Connections without a complete hello, the oldest first.
 #[derive(Default)]
-struct Strangers(Mutex<VecDeque<(u64, TcpStream)>>);
+struct UnauthenticatedList(Mutex<VecDeque<(u64, TcpStream)>>);
 
-/// A connection in [`Strangers`]; removed when this is dropped.
-struct Stranger {
-    all: Arc<Strangers>,
+/// A connection in [`UnauthenticatedList`]; removed when this is dropped.
+struct UnauthenticatedEntry {
+    all: Arc<UnauthenticatedList>,
     number: u64,
 }
 
-impl Strangers {
-    fn meet(self: &Arc<Self>, stream: &TcpStream) -> io::Result<Stranger> {
+impl UnauthenticatedList {
+    fn register(self: &Arc<Self>, stream: &TcpStream) -> io::Result<UnauthenticatedEntry> {
         let stream = stream.try_clone()?;
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if all.len() >= STRANGERS
+        if all.len() >= MOST_UNAUTHENTICATED
             && let Some((_, oldest)) = all.pop_front()
         {
             let _ = oldest.shutdown(Shutdown::Both);
         }
         let number = all.back().map_or(0, |(last, _)| last + 1);
         all.push_back((number, stream));
-        Ok(Stranger {
+        Ok(UnauthenticatedEntry {
             all: Arc::clone(self),
             number,
         })
     }
 }
 
-impl Drop for Stranger {
+impl Drop for UnauthenticatedEntry {
     fn drop(&mut self) {
         let mut all = self.all.0.lock().unwrap_or_else(PoisonError::into_inner);
         all.retain(|(number, _)| *number != self.number);
     }
 }
 
-fn connection(stream: TcpStream, token: &str, stranger: Stranger) -> io::Result<()> {
+fn connection(stream: TcpStream, token: &str, entry: UnauthenticatedEntry) -> io::Result<()> {
     stream.set_nodelay(true)?;
     stream.set_read_timeout(Some(HELLO_PATIENCE))?;
     let mut receiver = Receiver::new(stream.try_clone()?);
     let refused = || io::Error::from(io::ErrorKind::PermissionDenied);
     let hello: Hello = receiver.receive()?.ok_or_else(refused)?;
     let served = (OLDEST..=VERSION).contains(&hello.version);
-    if !served || !same(hello.token.as_bytes(), token.as_bytes()) {
+    if !served || !equal_in_constant_time(hello.token.as_bytes(), token.as_bytes()) {
         return Err(refused());
     }
-    drop(stranger);
+    drop(entry);
     let Some(request) = receiver.receive()? else {
         return Ok(());
     };
@@ -116,14 +116,14 @@ fn connection(stream: TcpStream, token: &str, stranger: Stranger) -> io::Result<
             keep_output,
         } => exec::run(receiver, stream, &command, keep_output),
         Request::PowerOff { grace_ms } => {
-            power::off(Duration::from_millis(grace_ms.into()));
+            power::power_off(Duration::from_millis(grace_ms.into()));
             Ok(())
         }
     }
 }
 
 /// Compares in constant time.
-fn same(a: &[u8], b: &[u8]) -> bool {
+fn equal_in_constant_time(a: &[u8], b: &[u8]) -> bool {
     a.len() == b.len() && a.iter().zip(b).fold(0, |sum, (a, b)| sum | (a ^ b)) == 0
 }
 
@@ -133,7 +133,7 @@ mod tests {
     use std::io::{Read, Write};
 
     #[test]
-    fn a_thread_that_can_not_be_had_costs_one_connection() {
+    fn a_failed_thread_start_closes_only_that_connection() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let connect = || TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let mut refused = 0;
@@ -158,27 +158,27 @@ mod tests {
     }
 
     #[test]
-    fn who_never_says_who_it_is_gives_way() {
+    fn the_oldest_unauthenticated_connection_is_closed() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let mut kept = Vec::new();
-        let strangers = {
+        let unauthenticated = {
             let mut server = Server::new("token", |work: Work| {
                 std::thread::spawn(work);
                 Ok(())
             });
-            for _ in 0..STRANGERS + 1 {
+            for _ in 0..MOST_UNAUTHENTICATED + 1 {
                 let mut client = TcpStream::connect(address).unwrap();
                 // An incomplete message.
                 client.write_all(&[0]).unwrap();
                 server.next(&listener);
                 kept.push(client);
             }
-            server.strangers
+            server.unauthenticated
         };
         // Only the oldest connection is closed.
         kept[0].read_to_end(&mut Vec::new()).unwrap();
-        while strangers.0.lock().unwrap().len() > STRANGERS {
+        while unauthenticated.0.lock().unwrap().len() > MOST_UNAUTHENTICATED {
             std::thread::yield_now();
         }
         let last = kept.last_mut().unwrap();
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn every_version_that_is_known_is_served_and_a_newer_one_refused() {
+    fn known_versions_are_served_and_newer_ones_refused() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let said = |version| {
             let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -196,9 +196,9 @@ mod tests {
             let token = "token".to_owned();
             crate::protocol::send(&mut client, &Hello { version, token }).unwrap();
             client.shutdown(Shutdown::Write).unwrap();
-            let all = Arc::new(Strangers::default());
-            let stranger = all.meet(&stream).unwrap();
-            connection(stream, "token", stranger)
+            let all = Arc::new(UnauthenticatedList::default());
+            let entry = all.register(&stream).unwrap();
+            connection(stream, "token", entry)
         };
         for version in OLDEST..=VERSION {
             said(version).unwrap();
@@ -208,10 +208,10 @@ mod tests {
     }
 
     #[test]
-    fn tokens_are_the_same_only_whole() {
-        assert!(same(b"abc", b"abc"));
-        assert!(!same(b"abc", b"abd"));
-        assert!(!same(b"abc", b"ab"));
-        assert!(!same(b"", b"a"));
+    fn token_comparison_needs_equal_length_and_bytes() {
+        assert!(equal_in_constant_time(b"abc", b"abc"));
+        assert!(!equal_in_constant_time(b"abc", b"abd"));
+        assert!(!equal_in_constant_time(b"abc", b"ab"));
+        assert!(!equal_in_constant_time(b"", b"a"));
     }
 }

@@ -58,7 +58,7 @@ fn a_program_gets_its_input_and_gives_its_output_and_status() {
 }
 
 #[test]
-fn kept_output_comes_whole_at_the_end() {
+fn kept_output_is_delivered_whole_at_the_end() {
     let session = agent().exec(shell("seq 1 3"), true).unwrap();
     assert_eq!(finish(session), ("1\n2\n3\n".into(), ExitStatus::Code(0)));
 }
@@ -66,7 +66,7 @@ fn kept_output_comes_whole_at_the_end() {
 /// A child that keeps the output open, or writes forever, does not delay the report of the
 /// program's end.
 #[test]
-fn children_do_not_hold_up_the_end() {
+fn background_children_do_not_delay_the_end() {
     for child in ["sleep 1000", "yes"] {
         let mut session = agent()
             .exec(shell(&format!("{child} & echo $!")), false)
@@ -88,7 +88,7 @@ fn children_do_not_hold_up_the_end() {
 }
 
 #[test]
-fn a_terminal_has_the_size_asked_for() {
+fn a_terminal_has_the_requested_size() {
     let command = Command {
         tty: Some(WindowSize {
             rows: 30,
@@ -119,7 +119,7 @@ fn signals_reach_the_whole_group() {
 }
 
 #[test]
-fn what_is_no_program_is_told_apart() {
+fn missing_and_non_executable_programs_are_told_apart() {
     let agent = agent();
     for (program, kind) in [
         ("/no/such/program", StartFailure::NotFound),
@@ -138,7 +138,7 @@ fn what_is_no_program_is_told_apart() {
 }
 
 #[test]
-fn a_wrong_token_opens_nothing() {
+fn a_wrong_token_is_refused() {
     let mut agent = agent();
     agent.token = "guess".into();
     let mut session = agent.exec(shell("echo never"), false).unwrap();

@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_bzimage_is_refused_with_a_reason() {
+    fn a_file_that_is_no_bzimage_is_refused_with_a_reason() {
         for bytes in [vec![], vec![0; 100], vec![0xff; 4096]] {
             let error = elf_kernel(&bytes).unwrap_err();
             assert!(matches!(error, ImageError::Kernel(_)), "{error}");

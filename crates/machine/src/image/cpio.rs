@@ -59,7 +59,7 @@ impl<W: Write> Archive<W> {
     pub fn finish(mut self) -> io::Result<W> {
         self.inode = 0;
         self.header("TRAILER!!!", 0, 1, (0, 0), 0)?;
-        self.fill(512)?;
+        self.pad(512)?;
         self.out.flush()?;
         Ok(self.out)
     }
@@ -83,7 +83,7 @@ impl<W: Write> Archive<W> {
         self.inode += 1;
         self.header(path, mode, links, device, size)?;
         self.write(contents)?;
-        self.fill(4)
+        self.pad(4)
     }
 
     fn header(
@@ -105,7 +105,7 @@ impl<W: Write> Archive<W> {
         self.write(header.as_bytes())?;
         self.write(path.as_bytes())?;
         self.write(&[0])?;
-        self.fill(4)
+        self.pad(4)
     }
 
     fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
@@ -114,7 +114,7 @@ impl<W: Write> Archive<W> {
         Ok(())
     }
 
-    fn fill(&mut self, to: u64) -> io::Result<()> {
+    fn pad(&mut self, to: u64) -> io::Result<()> {
         let missing = (to - self.written % to) % to;
         self.write(&[0; 512][..missing as usize])
     }
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_say_what_the_format_asks() {
+    fn cpio_headers_follow_the_newc_format() {
         let bytes = small();
         assert_eq!(&bytes[..6], b"070701");
         // The mode is the second field: a folder, 0755.

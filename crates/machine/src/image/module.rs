@@ -89,7 +89,7 @@ fn add(
     for need in needs {
         add(files, &need, ordered, depth + 1)?;
     }
-    lighten(&mut contents);
+    strip(&mut contents);
     ordered.push(Module {
         name: name.into(),
         contents,
@@ -136,7 +136,7 @@ fn depends(elf: &[u8]) -> Option<Vec<String>> {
 /// Sections hidden from the kernel's loader, which finds them by name: BTF and ftrace's lists of
 /// functions. In software emulation they take two thirds of a large module's load time, and the
 /// machine needs no tracing.
-const HIDDEN: &[&[u8]] = &[
+const HIDDEN_SECTIONS: &[&[u8]] = &[
     b".BTF",
     b"__mcount_loc",
     b"_ftrace_events",
@@ -144,8 +144,8 @@ const HIDDEN: &[&[u8]] = &[
 ];
 
 /// Removes the signature, whose check costs a hash over the whole module and an RSA operation, and
-/// hides the [`HIDDEN`] sections.
-fn lighten(elf: &mut Vec<u8>) {
+/// hides [`HIDDEN_SECTIONS`].
+fn strip(elf: &mut Vec<u8>) {
     const MAGIC: &[u8] = b"~Module signature appended~\n";
     // `struct module_signature` is before the magic; its last field is the signature's length.
     if elf.ends_with(MAGIC) && elf.len() > MAGIC.len() + 12 {
@@ -158,7 +158,7 @@ fn lighten(elf: &mut Vec<u8>) {
         }
     }
     for section in sections(elf).unwrap_or_default() {
-        if HIDDEN.contains(&section.name.as_slice())
+        if HIDDEN_SECTIONS.contains(&section.name.as_slice())
             && let Some(byte) = elf.get_mut(section.name_at)
         {
             *byte = b'-';
@@ -216,18 +216,18 @@ mod tests {
                 bytes[..6].copy_from_slice(b"\x7fELF\x02\x01");
             }
             let _ = depends(&bytes);
-            lighten(&mut bytes);
+            strip(&mut bytes);
         }
     }
 
     #[test]
-    fn a_signature_is_taken_off() {
+    fn module_signatures_are_removed() {
         let mut module = b"body".to_vec();
         module.extend_from_slice(&[0xaa; 20]);
         module.extend_from_slice(&[0; 8]);
         module.extend_from_slice(&20u32.to_be_bytes());
         module.extend_from_slice(b"~Module signature appended~\n");
-        lighten(&mut module);
+        strip(&mut module);
         assert_eq!(module, b"body");
     }
 

@@ -62,7 +62,7 @@ fn machines(root: &Path) -> [Machine; 2] {
 }
 
 #[test]
-fn a_machine_is_found_whatever_run_folder_it_was_started_with() {
+fn a_running_machine_is_found_from_any_run_folder() {
     let root = tempfile::tempdir().unwrap();
     let [login, cron] = machines(root.path());
     let run = login.own_run_folder();
@@ -76,7 +76,7 @@ fn a_machine_is_found_whatever_run_folder_it_was_started_with() {
         started: 0,
     };
     fs::write(running_file(&run), serde_json::to_vec(&running).unwrap()).unwrap();
-    login.note_run().unwrap();
+    login.save_run_folder().unwrap();
     for machine in [&login, &cron] {
         assert_eq!(machine.endpoint().unwrap().address, running.api);
         assert_eq!(machine.status().unwrap().pid, Some(running.pid));

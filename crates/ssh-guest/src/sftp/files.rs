@@ -1,4 +1,4 @@
-//! The requests.
+//! Performs the requests.
 
 use super::packet::{Answer, Attributes, Failed, Fields, MAX_REQUEST, kind};
 use rustix::fs::{AtFlags, CWD, RenameFlags, Timespec, Timestamps};
@@ -62,7 +62,7 @@ impl Files {
             kind::OPEN => self.open(id, fields),
             kind::OPENDIR => {
                 let folder = fs::read_dir(path(fields)?)?;
-                self.keep(id, Handle::Folder(folder))
+                self.add_handle(id, Handle::Folder(folder))
             }
             kind::CLOSE => {
                 let handle = handle(fields)?;
@@ -79,7 +79,7 @@ impl Files {
                 Ok(Answer::done(id))
             }
             kind::EXTENDED => self.extended(id, fields),
-            _ => by_path(kind, id, fields),
+            _ => perform_on_path(kind, id, fields),
         }
     }
 
@@ -98,10 +98,10 @@ impl Files {
             .truncate(write && has(flag::TRUNCATE) && !has(flag::APPEND))
             .mode(attributes.mode.unwrap_or(0o666) & 0o7777)
             .open(path)?;
-        self.keep(id, Handle::File(file))
+        self.add_handle(id, Handle::File(file))
     }
 
-    fn keep(&mut self, id: u32, handle: Handle) -> Result {
+    fn add_handle(&mut self, id: u32, handle: Handle) -> Result {
         if self.open.len() >= MAX_HANDLES {
             return Err(io::Error::from(rustix::io::Errno::MFILE).into());
         }
@@ -153,7 +153,7 @@ impl Files {
         let mut names = Vec::new();
         for entry in folder.by_ref().take(MAX_NAMES) {
             let entry = entry?;
-            // It may have been removed meanwhile.
+            // The entry may have been removed meanwhile.
             if let Ok(facts) = entry.metadata() {
                 names.push((entry.file_name(), Some(facts)));
             }
@@ -161,7 +161,7 @@ impl Files {
         if names.is_empty() {
             return Err(Failed::End);
         }
-        Ok(named(id, &names))
+        Ok(names_answer(id, &names))
     }
 
     fn extended(&mut self, id: u32, fields: &mut Fields) -> Result {
@@ -184,7 +184,10 @@ impl Files {
             }
             b"expand-path@openssh.com" => {
                 let path = expanded(path(fields)?)?;
-                return Ok(named(id, &[(absolute(&path)?.into_os_string(), None)]));
+                return Ok(names_answer(
+                    id,
+                    &[(absolute(&path)?.into_os_string(), None)],
+                ));
             }
             _ => return Err(Failed::Unsupported),
         }
@@ -193,17 +196,17 @@ impl Files {
 }
 
 /// Performs a request about a path.
-fn by_path(kind: u8, id: u32, fields: &mut Fields) -> Result {
+fn perform_on_path(kind: u8, id: u32, fields: &mut Fields) -> Result {
     match kind {
         kind::STAT => return Ok(facts(id, &fs::metadata(path(fields)?)?)),
         kind::LSTAT => return Ok(facts(id, &fs::symlink_metadata(path(fields)?)?)),
         kind::REALPATH => {
             let path = absolute(path(fields)?)?;
-            return Ok(named(id, &[(path.into_os_string(), None)]));
+            return Ok(names_answer(id, &[(path.into_os_string(), None)]));
         }
         kind::READLINK => {
             let target = fs::read_link(path(fields)?)?;
-            return Ok(named(id, &[(target.into_os_string(), None)]));
+            return Ok(names_answer(id, &[(target.into_os_string(), None)]));
         }
         kind::SETSTAT => {
             let path = path(fields)?;
@@ -219,10 +222,10 @@ fn by_path(kind: u8, id: u32, fields: &mut Fields) -> Result {
         kind::RMDIR => fs::remove_dir(path(fields)?)?,
         kind::RENAME => {
             let (from, to) = (path(fields)?, path(fields)?);
-            // Version 3 replaces nothing.
+            // In version 3 a rename never replaces an existing file.
             rustix::fs::renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE)?;
         }
-        // OpenSSH has the target first, against the draft, and so have all its clients.
+        // OpenSSH and its clients send the target first, contrary to the draft.
         kind::SYMLINK => symlink(path(fields)?, path(fields)?)?,
         _ => return Err(Failed::Unsupported),
     }
@@ -249,7 +252,7 @@ fn facts(id: u32, facts: &Metadata) -> Answer {
     answer
 }
 
-fn named(id: u32, names: &[(OsString, Option<Metadata>)]) -> Answer {
+fn names_answer(id: u32, names: &[(OsString, Option<Metadata>)]) -> Answer {
     let mut answer = Answer::to(id, kind::NAME);
     answer.names(names);
     answer
@@ -271,7 +274,7 @@ fn set_path(path: &Path, set: Attributes) -> io::Result<()> {
     Ok(())
 }
 
-/// As [`set_path`], of a link itself, which has no size and no mode.
+/// Like [`set_path`], for a symlink itself, which has no size or mode to set.
 fn set_link(path: &Path, set: Attributes) -> io::Result<()> {
     if set.size.is_some() || set.mode.is_some() {
         return Err(rustix::io::Errno::OPNOTSUPP.into());
@@ -360,7 +363,7 @@ fn file_system(id: u32, path: &Path) -> Result {
         facts.f_ffree,
         facts.f_favail,
         facts.f_fsid,
-        // Of the flags, OpenSSH passes on these two: read only, no set-user-ID.
+        // OpenSSH passes on these two flags only: read only, no set-user-ID.
         facts.f_flag.bits() & 3,
         facts.f_namemax,
     ] {

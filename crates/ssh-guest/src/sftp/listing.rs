@@ -57,7 +57,7 @@ mod tests {
     use super::date;
 
     #[test]
-    fn days_are_dates() {
+    fn days_since_the_epoch_become_dates() {
         assert_eq!(date(0), (1970, 1, 1));
         assert_eq!(date(-1), (1969, 12, 31));
         assert_eq!(date(11_016), (2000, 2, 29));

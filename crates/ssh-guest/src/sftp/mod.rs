@@ -1,8 +1,8 @@
 //! SFTP, version 3, with the extensions of OpenSSH that its clients use.
 //!
-//! Every operation is a system call with the rights of the session's user; the kernel judges it.
-//! There is no library in between because that would cost what a VM's memory has no room for: an
-//! event loop, and file names that must be UTF-8.
+//! Every operation is a system call with the rights of the session's user, which the kernel checks.
+//! No library is used: it would need an event loop, which takes memory of the VM, and file names in
+//! UTF-8.
 //!
 //! * [`packet`]: fields of requests and answers.
 //! * [`files`]: the requests; [`listing`]: a file as a line of text.

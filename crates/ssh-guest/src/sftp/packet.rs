@@ -46,7 +46,7 @@ pub mod kind {
     pub const EXTENDED_REPLY: u8 = 201;
 }
 
-/// Which attributes follow.
+/// Flags: which attributes follow.
 mod attribute {
     pub const SIZE: u32 = 1;
     pub const OWNER: u32 = 2;
@@ -148,7 +148,7 @@ impl<'a> Fields<'a> {
         })
     }
 
-    /// Attributes; what a version after 3 would add is ignored.
+    /// Attributes; additions of versions after 3 are ignored.
     pub fn attributes(&mut self) -> Option<Attributes> {
         let flags = self.number()?;
         let has = |flag| flags & flag != 0;

@@ -73,7 +73,7 @@ fn a_file_is_written_read_and_closed() {
 }
 
 #[test]
-fn a_rename_replaces_nothing_unless_it_is_posixs() {
+fn only_posix_rename_replaces_an_existing_file() {
     let folder = tempfile::tempdir().unwrap();
     let [from, to] = ["from", "to"].map(|name| folder.path().join(name));
     for path in [&from, &to] {
@@ -145,7 +145,7 @@ proptest! {
     }
 
     #[test]
-    fn attributes_are_whole_or_refused(body in prop::collection::vec(any::<u8>(), 0..40)) {
+    fn attributes_match_their_flags_or_are_refused(body in prop::collection::vec(any::<u8>(), 0..40)) {
         let mut fields = Fields::new(&body);
         if let Some(attributes) = fields.attributes() {
             let flags = u32::from_be_bytes(body[..4].try_into().unwrap());

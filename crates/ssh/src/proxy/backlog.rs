@@ -2,8 +2,8 @@
 //!
 //! SSH bounds it by a window for each channel, but russh opens the window as soon as data arrives,
 //! and offers no way to open it when the data is consumed. Waiting in russh's handler would stop
-//! the whole connection, output included. So data waits here, for all channels together, and when
-//! it is too much nothing more is read from the client, while output goes on.
+//! the whole connection, output included. So the input of all channels is counted here, and above a
+//! limit nothing more is read from the client, while output continues.
 
 use std::io;
 use std::pin::Pin;
@@ -11,10 +11,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use tokio::io::{AsyncRead, ReadBuf};
 
-/// Nothing is read from the client while more than this is waiting, in bytes.
+/// Nothing is read from the client while more than this is queued, in bytes.
 pub const LIMIT: usize = 64 * 1024 * 1024;
 
-/// The data that is waiting.
+/// The amount of queued data.
 #[derive(Debug, Default)]
 pub struct Backlog(Mutex<State>);
 
@@ -25,7 +25,7 @@ struct State {
 }
 
 impl Backlog {
-    /// Counts data until the answer is dropped.
+    /// Counts data until the returned share is dropped.
     pub fn add(self: &Arc<Backlog>, bytes: usize) -> Share {
         self.state().bytes += bytes;
         Share {
@@ -58,24 +58,24 @@ impl Drop for Share {
     }
 }
 
-/// A stream from which nothing is read while too much data is waiting.
+/// A stream that is not read while the backlog is over its limit.
 #[derive(Debug)]
-pub struct Paced<R> {
+pub struct Throttled<R> {
     stream: R,
     backlog: Arc<Backlog>,
 }
 
-impl<R> Paced<R> {
+impl<R> Throttled<R> {
     /// Reads from `stream`.
-    pub fn new(stream: R, backlog: &Arc<Backlog>) -> Paced<R> {
-        Paced {
+    pub fn new(stream: R, backlog: &Arc<Backlog>) -> Throttled<R> {
+        Throttled {
             stream,
             backlog: backlog.clone(),
         }
     }
 }
 
-impl<R: AsyncRead + Unpin> AsyncRead for Paced<R> {
+impl<R: AsyncRead + Unpin> AsyncRead for Throttled<R> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -98,14 +98,14 @@ mod tests {
     use tokio::io::AsyncReadExt;
 
     #[test]
-    fn reading_stops_at_the_limit_and_goes_on_below_it() {
+    fn reading_pauses_above_the_backlog_limit() {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_time()
             .build()
             .unwrap();
         runtime.block_on(async {
             let backlog = Arc::new(Backlog::default());
-            let mut paced = Paced::new(&b"abc"[..], &backlog);
+            let mut paced = Throttled::new(&b"abc"[..], &backlog);
             let full = backlog.add(LIMIT);
             assert_eq!(paced.read_u8().await.unwrap(), b'a');
             let more = backlog.add(1);

@@ -26,7 +26,7 @@ pub async fn serve(
     };
     reply.accept().await;
     let (from_client, to_client) = channel.split();
-    // If one fails, the client has left.
+    // A failure means that the client has disconnected.
     if to_client.data_bytes(data).await.is_ok() {
         pump(from_client, &to_client, frames, &login.backlog).await;
     }
@@ -34,7 +34,7 @@ pub async fn serve(
     let _ = to_client.close().await;
 }
 
-/// Waits for the connection. Returns what came after the sign of it; `None` if there is none.
+/// Waits until the guest has connected. Returns data received with its report; `None` on failure.
 async fn connected(frames: &mut Frames) -> Option<Vec<u8>> {
     loop {
         match frames.reader.next::<ExecOutput>().await.ok()?? {

@@ -1,4 +1,4 @@
-//! The VM, and our program in it.
+//! Copies `jiffy-ssh-guest` into the VM and starts it there.
 
 use jiffy_cli::client::{Client, Upgraded, encoded, vm_path};
 use jiffy_cli::failure::{Failure, Result, reason};
@@ -9,25 +9,25 @@ use jiffy_wire::api::Vm;
 use jiffy_wire::frame::MAX_DATA;
 use std::path::Path;
 
-/// Folder of our program in the VM: in memory, and writable for root only.
+/// Folder of `jiffy-ssh-guest` in the VM: in memory, and writable for root only.
 const FOLDER: &str = "/run";
 
-/// A VM that has our program.
+/// A VM that has `jiffy-ssh-guest`.
 pub struct Guest {
     client: Client,
     vm: Vm,
-    /// Path of our program in it.
+    /// Path of `jiffy-ssh-guest` in the VM.
     program: String,
 }
 
-/// Result of an attempt to start our program.
+/// Result of an attempt to start `jiffy-ssh-guest`.
 enum Started {
     Yes,
     NotThere,
 }
 
 impl Guest {
-    /// Wakes the VM if it sleeps, and copies `program` into it unless it is there.
+    /// Wakes the VM if it is hibernated, and copies `program` into it if it is missing there.
     pub async fn prepare(client: Client, vm: Vm, program: &Path) -> Result<Guest> {
         let contents = std::fs::read(program).map_err(|error| {
             Failure::new(format!(
@@ -36,7 +36,7 @@ impl Guest {
                 reason(&error)
             ))
         })?;
-        // Named by its contents: another release of jiffy brings its own.
+        // The name contains a hash, because another release of jiffy copies another program.
         let hash = blake3::hash(&contents).to_hex();
         let guest = Guest {
             client,
@@ -55,7 +55,7 @@ impl Guest {
         Ok(guest)
     }
 
-    /// Our program with these arguments, for a user.
+    /// A command that runs `jiffy-ssh-guest` with these arguments as a user.
     pub fn command(&self, user: &str, arguments: &[&str]) -> Command {
         let mut argv = vec![self.program.clone()];
         argv.extend(arguments.iter().map(|argument| (*argument).to_owned()));

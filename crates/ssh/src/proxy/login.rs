@@ -1,10 +1,10 @@
-//! A client that was let in.
+//! An authenticated client.
 
 use super::backlog::Backlog;
 use super::guest::Guest;
 use std::sync::Arc;
 
-/// What the channels of a connection have in common.
+/// State shared by the channels of a connection.
 #[derive(Clone)]
 pub struct Login {
     /// The VM.

@@ -1,13 +1,13 @@
 //! `jiffy ssh-proxy`: an SSH server on stdin and stdout.
 //!
-//! It serves the one client that has started it. It has that client's rights already, and accepts
-//! the user's own key only.
+//! It serves only the client that started it and has the same rights. It accepts only the user's
+//! own key.
 //!
-//! * [`server`]: what is accepted of the protocol.
+//! * [`server`]: authentication, and the requests that are accepted.
 //! * [`session`], [`forward`]: a channel and its program in the VM.
 //! * [`pump`]: passes data between the two.
 //! * [`backlog`]: bounds the data that programs have not read yet.
-//! * [`guest`]: the VM, and our program in it; [`login`]: who is let in.
+//! * [`guest`]: copies `jiffy-ssh-guest` into the VM; [`login`]: an authenticated client.
 
 mod backlog;
 mod forward;
@@ -19,7 +19,7 @@ mod session;
 
 use crate::config::vm_name;
 use crate::keys::{Keys, known_hosts_line};
-use backlog::{Backlog, Paced};
+use backlog::{Backlog, Throttled};
 use guest::Guest;
 use jiffy_cli::client::{Client, vm_path};
 use jiffy_cli::failure::{Failure, Outcome, Result};
@@ -40,7 +40,7 @@ pub async fn known_hosts(context: &Context, options: SshProxy, host: String) -> 
     Ok(Outcome::Done)
 }
 
-/// Serves SSH until the client leaves.
+/// Serves SSH until the client disconnects.
 pub async fn serve(context: &Context, options: SshProxy) -> Result<Outcome> {
     if std::io::stdin().is_terminal() {
         return Err(Failure::new("stdin is a terminal, and no client of SSH")
@@ -60,7 +60,7 @@ pub async fn serve(context: &Context, options: SshProxy) -> Result<Outcome> {
     let output = open(std::io::stdout().as_fd())
         .and_then(pipe::Sender::from_owned_fd_unchecked)
         .map_err(unusable)?;
-    let transport = tokio::io::join(Paced::new(input, &backlog), output);
+    let transport = tokio::io::join(Throttled::new(input, &backlog), output);
     server::run(transport, host_key, user_key, guest, backlog).await?;
     Ok(Outcome::Done)
 }
@@ -69,7 +69,7 @@ async fn find(client: &Client, name: &str) -> Result<Vm> {
     client.get(&vm_path(vm_name(name), "")).await
 }
 
-/// A descriptor of the same pipe or socket, which does not block.
+/// A non-blocking descriptor of the same pipe or socket.
 fn open(stream: BorrowedFd<'_>) -> std::io::Result<OwnedFd> {
     let stream = stream.try_clone_to_owned()?;
     fcntl_setfl(&stream, fcntl_getfl(&stream)? | OFlags::NONBLOCK)?;

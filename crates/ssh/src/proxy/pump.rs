@@ -21,7 +21,7 @@ pub enum End {
     /// It could not be started or was lost: a sentence, and the exit status for the client.
     Failed(String, u32),
     /// The client has closed the channel; the program gets SIGHUP.
-    ClientLeft,
+    ClientClosed,
 }
 
 /// Input for the program, and its share of the backlog.
@@ -36,14 +36,14 @@ pub async fn pump(
 ) -> End {
     let (queue, queued) = unbounded_channel();
     tokio::select! {
-        end = deliver(frames.reader, to_client) => end,
-        () = accept(from_client, queue, backlog) => End::ClientLeft,
-        never = feed(frames.writer, queued) => match never {},
+        end = send_output(frames.reader, to_client) => end,
+        () = queue_input(from_client, queue, backlog) => End::ClientClosed,
+        never = send_input(frames.writer, queued) => match never {},
     }
 }
 
-/// Queues what the client sends. It never waits for the program: russh would stop the connection.
-async fn accept(
+/// Queues input of the client. Never waits for the program: russh would stop the connection.
+async fn queue_input(
     mut from_client: ChannelReadHalf,
     queue: UnboundedSender<Queued>,
     backlog: &Arc<Backlog>,
@@ -73,11 +73,11 @@ async fn accept(
     }
 }
 
-/// Sends queued input to the program, which may not read it for long.
-async fn feed(mut writer: FrameWriter, mut queued: UnboundedReceiver<Queued>) -> Infallible {
+/// Sends queued input to the program, which may be slow to read it.
+async fn send_input(mut writer: FrameWriter, mut queued: UnboundedReceiver<Queued>) -> Infallible {
     while let Some((input, _share)) = queued.recv().await {
         if writer.send(&input).await.is_err() {
-            // What ended the connection comes as the last output.
+            // The reason comes as the last output.
             break;
         }
     }
@@ -86,7 +86,7 @@ async fn feed(mut writer: FrameWriter, mut queued: UnboundedReceiver<Queued>) ->
 }
 
 /// Sends the program's output to the client, as far as the channel's window allows.
-async fn deliver(mut reader: FrameReader, to_client: &ChannelWriteHalf<Msg>) -> End {
+async fn send_output(mut reader: FrameReader, to_client: &ChannelWriteHalf<Msg>) -> End {
     loop {
         let sent = match reader.next::<ExecOutput>().await {
             Ok(Some(ExecOutput::Started { .. })) => Ok(()),
@@ -103,7 +103,7 @@ async fn deliver(mut reader: FrameReader, to_client: &ChannelWriteHalf<Msg>) -> 
             Err(failure) => return End::Failed(failure.message, 255),
         };
         if sent.is_err() {
-            return End::ClientLeft;
+            return End::ClientClosed;
         }
     }
 }
@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_terminal_has_at_most_what_a_terminal_can_have() {
+    fn terminal_sizes_are_clamped_to_16_bits() {
         let largest = size(u32::MAX, 24);
         assert_eq!((largest.columns, largest.rows), (u16::MAX, 24));
     }

@@ -1,4 +1,4 @@
-//! What is accepted of the protocol.
+//! The SSH server: authentication, and the requests that it accepts.
 
 use super::backlog::Backlog;
 use super::guest::Guest;
@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 
-/// Serves a connection until the client leaves.
+/// Serves a connection until the client disconnects.
 pub async fn run(
     transport: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     host_key: PrivateKey,
@@ -50,15 +50,15 @@ pub async fn run(
         Err(error) => Err(error),
     };
     match ended {
-        Err(error) if !has_left(&error) => {
+        Err(error) if !client_disconnected(&error) => {
             Err(Failure::new(format!("the SSH connection ended: {error}")))
         }
         _ => Ok(()),
     }
 }
 
-/// Whether the client has closed its end, or was ended.
-fn has_left(error: &russh::Error) -> bool {
+/// Whether the client closed its end or was killed.
+fn client_disconnected(error: &russh::Error) -> bool {
     match error {
         russh::Error::IO(error) => matches!(
             error.kind(),
@@ -76,7 +76,7 @@ struct Connection {
 }
 
 impl Connection {
-    fn judge(&self, offered: &PublicKey) -> Auth {
+    fn check_key(&self, offered: &PublicKey) -> Auth {
         match offered.key_data() == self.user_key.key_data() {
             true => Auth::Accept,
             false => Auth::reject(),
@@ -98,7 +98,7 @@ impl Handler for Connection {
         _user: &str,
         offer: PublicKeyOffer<'_>,
     ) -> Result<Auth, russh::Error> {
-        Ok(self.judge(offer.public_key))
+        Ok(self.check_key(offer.public_key))
     }
 
     async fn auth_publickey(
@@ -107,7 +107,7 @@ impl Handler for Connection {
         key: VerifiedPublicKey<'_>,
     ) -> Result<Auth, russh::Error> {
         self.login.user = Arc::from(user);
-        Ok(self.judge(key.public_key))
+        Ok(self.check_key(key.public_key))
     }
 
     async fn channel_open_session(

@@ -16,7 +16,7 @@ const MAX_VARIABLES: usize = 1000;
 /// Exit status of a session whose program could not be started or was lost.
 const LOST: u32 = 255;
 
-/// What the client has asked for before it starts a program.
+/// Settings that the client requests before it starts a program.
 #[derive(Default)]
 struct Setup {
     variables: Vec<String>,
@@ -34,7 +34,7 @@ enum Program {
 pub async fn serve(channel: Channel<Msg>, handle: Handle, login: Login) {
     let (mut from_client, to_client) = channel.split();
     let mut setup = Setup::default();
-    let Some(program) = wait_for_program(&mut from_client, &mut setup).await else {
+    let Some(program) = receive_setup(&mut from_client, &mut setup).await else {
         return;
     };
     let end = match command(&login, setup, program) {
@@ -47,11 +47,11 @@ pub async fn serve(channel: Channel<Msg>, handle: Handle, login: Login) {
         },
         None => End::Failed("the command is not UTF-8".into(), LOST),
     };
-    // If one fails, the client has left.
+    // A failure means that the client has disconnected.
     let _ = finish(&to_client, &handle, end).await;
 }
 
-async fn wait_for_program(from_client: &mut ChannelReadHalf, setup: &mut Setup) -> Option<Program> {
+async fn receive_setup(from_client: &mut ChannelReadHalf, setup: &mut Setup) -> Option<Program> {
     loop {
         match from_client.wait().await? {
             ChannelMsg::RequestPty {
@@ -124,7 +124,7 @@ async fn finish(
     end: End,
 ) -> Result<(), russh::Error> {
     let status = match end {
-        End::ClientLeft => return Ok(()),
+        End::ClientClosed => return Ok(()),
         End::Exited(ExitStatus::Code(code)) => Some(code as u32 & 0xff),
         End::Exited(ExitStatus::Signal(number)) => {
             let name = signal::name(number).unwrap_or("KILL");
@@ -170,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_is_a_variable_is_set() {
+    fn only_valid_environment_variables_are_set() {
         assert_eq!(variable("LC_ALL", "C").as_deref(), Some("LC_ALL=C"));
         assert_eq!(variable("_a1", "").as_deref(), Some("_a1="));
         for (name, value) in [

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use std::thread;
 
 #[test]
-fn a_commands_streams_and_status_come_back() {
+fn streams_and_exit_status_of_a_command_come_back() {
     let node = Node::start();
     let output = node.ssh(&["web", "echo out; echo err >&2; exit 7"]);
     assert_eq!(output.status.code(), Some(7), "{output:?}");
@@ -29,41 +29,41 @@ fn a_command_that_a_signal_ends_is_255_to_ssh() {
 }
 
 #[test]
-fn many_bytes_pass_both_ways_and_new_keys_are_agreed_on_meanwhile() {
+fn bulk_data_passes_both_ways_with_and_without_rekeying() {
     let node = Node::start();
     let sent = bytes(12 << 20);
     for options in [&[][..], &["-oRekeyLimit=1M"]] {
         let mut command = node.openssh("ssh");
         command.args(options).args(["web.jiffy", "cat"]);
-        let output = fed(command, sent.clone());
+        let output = run_with_stdin(command, sent.clone());
         assert!(output.status.success(), "{}", stderr(&output));
         assert!(output.stdout == sent, "{} bytes", output.stdout.len());
     }
 }
 
 #[test]
-fn a_program_that_writes_before_it_reads_is_not_stuck() {
+fn a_program_that_writes_before_reading_does_not_deadlock() {
     let node = Node::start();
     let mut command = node.openssh("ssh");
     command.args(["web.jiffy", "head -c 20000000 /dev/zero; wc -c"]);
-    let output = fed(command, bytes(10_000_000));
+    let output = run_with_stdin(command, bytes(10_000_000));
     assert!(output.status.success(), "{}", stderr(&output));
     assert_eq!(output.stdout.len(), 20_000_000 + "10000000\n".len());
     assert!(output.stdout.ends_with(b"\x0010000000\n"));
 }
 
 #[test]
-fn a_program_that_reads_late_gets_all_that_was_held_back() {
+fn a_program_that_reads_late_gets_all_its_input() {
     let node = Node::start();
     let mut command = node.openssh("ssh");
     command.args(["web.jiffy", "sleep 2; wc -c"]);
     // More than the proxy holds.
-    let output = fed(command, bytes(90 << 20));
+    let output = run_with_stdin(command, bytes(90 << 20));
     assert_eq!(stdout(&output), "94371840\n");
 }
 
 #[test]
-fn a_program_that_reads_nothing_delays_no_other_of_its_connection() {
+fn a_program_that_reads_nothing_does_not_block_other_channels() {
     let node = Node::start();
     let mut master = node.openssh("ssh");
     let control = format!("-oControlPath={}", node.text("control"));
@@ -72,16 +72,21 @@ fn a_program_that_reads_nothing_delays_no_other_of_its_connection() {
         .spawn()
         .unwrap();
     wait_until("the master listens", || node.path("control").exists());
-    let mut deaf = Command::new("ssh")
+    let mut blocked = Command::new("ssh")
         .args([&control, "web.jiffy", "echo ready; sleep 1000"])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
     let mut ready = [0; 6];
-    deaf.stdout.take().unwrap().read_exact(&mut ready).unwrap();
+    blocked
+        .stdout
+        .take()
+        .unwrap()
+        .read_exact(&mut ready)
+        .unwrap();
     // More than a window and all buffers, less than the limit.
-    let mut input = deaf.stdin.take().unwrap();
+    let mut input = blocked.stdin.take().unwrap();
     input.write_all(&bytes(32 << 20)).unwrap();
     for _ in 0..3 {
         let other = Command::new("ssh")
@@ -90,14 +95,14 @@ fn a_program_that_reads_nothing_delays_no_other_of_its_connection() {
             .spawn();
         assert_eq!(wait(other.unwrap()).stdout.len(), 5_000_000);
     }
-    for child in [&mut deaf, &mut master] {
+    for child in [&mut blocked, &mut master] {
         child.kill().unwrap();
         child.wait().unwrap();
     }
 }
 
 #[test]
-fn variables_that_the_client_sends_are_set() {
+fn environment_variables_of_the_client_are_set() {
     let node = Node::start();
     let output = node
         .openssh("ssh")
@@ -113,7 +118,7 @@ fn variables_that_the_client_sends_are_set() {
 }
 
 #[test]
-fn a_client_that_leaves_ends_its_program() {
+fn a_killed_client_ends_its_program() {
     let node = Node::start();
     let mut client = node
         .openssh("ssh")
@@ -133,7 +138,7 @@ fn a_client_that_leaves_ends_its_program() {
 }
 
 #[test]
-fn what_can_not_be_is_told_in_one_sentence() {
+fn errors_are_reported_in_one_sentence() {
     let node = Node::start();
     let one = |output: &std::process::Output| {
         let text = stderr(output);
@@ -164,7 +169,7 @@ fn what_can_not_be_is_told_in_one_sentence() {
 }
 
 #[test]
-fn programs_run_as_the_user_and_one_that_the_image_lacks_is_named() {
+fn programs_run_as_the_given_user_and_unknown_users_are_named() {
     if !rustix::process::geteuid().is_root() {
         // The agent could not become any other user.
         return;
@@ -178,7 +183,7 @@ fn programs_run_as_the_user_and_one_that_the_image_lacks_is_named() {
 }
 
 /// Runs a command with these bytes on stdin.
-fn fed(mut command: Command, input: Vec<u8>) -> std::process::Output {
+fn run_with_stdin(mut command: Command, input: Vec<u8>) -> std::process::Output {
     let mut child = command
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::Command;
 
 /// A tree with a large file, an empty one, a program and a link.
-fn plant(root: &Path) {
+fn create_tree(root: &Path) {
     fs::create_dir_all(root.join("inner/deep")).unwrap();
     fs::write(root.join("large"), bytes(5_000_000)).unwrap();
     fs::write(root.join("inner/empty"), "").unwrap();
@@ -35,7 +35,7 @@ fn succeeds(mut command: Command) {
 #[test]
 fn scp_copies_both_ways_by_sftp_and_by_the_old_protocol() {
     let node = Node::start();
-    plant(&node.path("tree"));
+    create_tree(&node.path("tree"));
     for (options, name) in [(&["-rpq"][..], "new"), (&["-rpq", "-O"], "old")] {
         let [there, back] = ["there", "back"].map(|way| node.text(&format!("{name}-{way}")));
         let mut scp = node.openssh("scp");
@@ -52,7 +52,7 @@ fn scp_copies_both_ways_by_sftp_and_by_the_old_protocol() {
 }
 
 #[test]
-fn sftp_does_what_its_user_types() {
+fn sftp_batch_commands_work() {
     let node = Node::start();
     fs::write(node.path("one"), "one").unwrap();
     let folder = node.text("folder");
@@ -98,7 +98,7 @@ fn sftp_does_what_its_user_types() {
 #[test]
 fn rsync_copies_both_ways() {
     let node = Node::start();
-    plant(&node.path("tree"));
+    create_tree(&node.path("tree"));
     symlink("large", node.path("tree/link")).unwrap();
     let shell = format!("ssh -F {}", node.text("ssh_config"));
     let rsync = |from: String, to: String| {

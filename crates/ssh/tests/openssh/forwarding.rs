@@ -8,7 +8,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::{Child, Stdio};
 use std::thread;
 
-/// A port of this host that nobody uses at the moment.
+/// An unused port of this host.
 fn free_port() -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     listener.local_addr().unwrap().port()
@@ -24,7 +24,7 @@ fn forwarding(node: &Node, forwards: &[String]) -> Child {
     ssh.arg("web.jiffy").stderr(Stdio::null()).spawn().unwrap()
 }
 
-/// Answers each connection with what it sends, once its end has come.
+/// Echoes all input of a connection after the end of the input.
 fn echo(mut stream: impl Read + Write) {
     let mut all = Vec::new();
     stream.read_to_end(&mut all).unwrap();
@@ -32,7 +32,7 @@ fn echo(mut stream: impl Read + Write) {
 }
 
 #[test]
-fn a_port_of_the_vm_is_reached_by_many_at_once() {
+fn a_forwarded_port_serves_many_connections_at_once() {
     let node = Node::start();
     let service = TcpListener::bind("127.0.0.1:0").unwrap();
     let there = service.local_addr().unwrap().port();
@@ -73,7 +73,7 @@ fn a_port_of_the_vm_is_reached_by_many_at_once() {
     for client in clients {
         client.join().unwrap();
     }
-    // A port that nobody listens on is closed again, and the connection stays.
+    // A connection to a port without a listener is closed; the SSH connection stays.
     let mut nobody = Vec::new();
     assert_eq!(open(closed_here).read_to_end(&mut nobody).unwrap_or(0), 0);
     let mut again = open(here);
@@ -90,7 +90,7 @@ fn a_port_of_the_vm_is_reached_by_many_at_once() {
 }
 
 #[test]
-fn a_socket_of_the_vm_is_reached() {
+fn a_unix_socket_of_the_vm_is_forwarded() {
     let node = Node::start();
     let service = UnixListener::bind(node.path("service")).unwrap();
     thread::spawn(move || echo(service.accept().unwrap().0));

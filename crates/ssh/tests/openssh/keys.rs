@@ -1,4 +1,4 @@
-//! Who is let in, and who the server says it is.
+//! Authentication of users, and host keys.
 
 use crate::node::{Node, stderr, stdout};
 use std::fs;
@@ -23,7 +23,7 @@ fn another_key_is_refused() {
 }
 
 #[test]
-fn each_vm_has_a_host_key_of_its_own_and_keeps_it() {
+fn each_vm_has_its_own_lasting_host_key() {
     let node = Node::start();
     let line = |vm: &str| {
         let words = ["ssh-proxy", "--known-hosts=[a.host]:22", vm];
@@ -31,7 +31,7 @@ fn each_vm_has_a_host_key_of_its_own_and_keeps_it() {
     };
     let (name, web) = (line("web.jiffy"), line("web"));
     assert!(name.starts_with("[a.host]:22 ssh-ed25519 AAAA"), "{name}");
-    // Whatever name and port ssh uses.
+    // With any name and port.
     let ssh = node
         .openssh("ssh")
         .args(["-p", "2222", "web.jiffy", "true"])
@@ -45,7 +45,7 @@ fn each_vm_has_a_host_key_of_its_own_and_keeps_it() {
         web.split_once(' ').unwrap().1,
         line("db").split_once(' ').unwrap().1
     );
-    // A server with another VM's key is not connected to.
+    // ssh refuses a server with another VM's key.
     let config = fs::read_to_string(node.config()).unwrap();
     let asks = "--known-hosts=%H -- ";
     let others = config.replace(&format!("{asks}%n"), &format!("{asks}db"));
@@ -58,7 +58,7 @@ fn each_vm_has_a_host_key_of_its_own_and_keeps_it() {
 }
 
 #[test]
-fn the_configuration_of_one_vm_is_enough_for_it() {
+fn the_ssh_config_of_one_vm_is_sufficient() {
     let node = Node::start();
     let config = stdout(&node.jiffy().args(["ssh-config", "web"]).output().unwrap());
     assert!(config.starts_with("Host web.jiffy\n"), "{config}");

@@ -29,7 +29,7 @@ pub struct Node {
     folder: tempfile::TempDir,
 }
 
-/// What a connection needs; the node may have gone.
+/// Paths for a connection, which may outlive the node.
 #[derive(Clone)]
 struct Paths {
     agent: PathBuf,
@@ -76,7 +76,7 @@ impl Node {
         self.path(name).to_str().unwrap().to_owned()
     }
 
-    /// What `jiffy ssh-config` printed.
+    /// The file with the output of `jiffy ssh-config`.
     pub fn config(&self) -> PathBuf {
         self.path("ssh_config")
     }
@@ -95,7 +95,7 @@ impl Node {
         command
     }
 
-    /// `jiffy-ssh`, which takes the words of `jiffy`.
+    /// `jiffy-ssh`, which takes the arguments of `jiffy`.
     pub fn jiffy(&self) -> Command {
         self.program(env!("CARGO_BIN_EXE_jiffy-ssh"))
     }
@@ -156,7 +156,7 @@ pub fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// Standard output of what succeeded, as text.
+/// Standard output of a program that succeeded, as text.
 pub fn stdout(output: &Output) -> String {
     assert!(output.status.success(), "{output:?}");
     String::from_utf8_lossy(&output.stdout).into_owned()
@@ -236,7 +236,7 @@ impl Paths {
     fn exec(&self, body: &[u8]) -> agent::Request {
         let mut command: agent::Command = serde_json::from_slice(body).unwrap();
         command.argv[0] = self.in_guest(&command.argv[0]);
-        // Only root can become somebody else.
+        // Only root can switch users.
         if !rustix::process::geteuid().is_root() {
             command.user = None;
         }

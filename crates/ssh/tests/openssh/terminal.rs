@@ -57,8 +57,8 @@ impl Terminal {
             .unwrap();
     }
 
-    /// Waits until this is shown.
-    fn until(&mut self, text: &str) {
+    /// Waits until the terminal shows this text.
+    fn wait_for_text(&mut self, text: &str) {
         let patience = Timespec {
             tv_sec: PATIENCE.as_secs() as i64,
             tv_nsec: 0,
@@ -76,7 +76,7 @@ impl Terminal {
 }
 
 #[test]
-fn a_login_has_a_terminal_of_this_ones_size() {
+fn a_login_has_a_terminal_of_the_local_size() {
     let node = Node::start();
     let mut terminal = Terminal::new(33, 111);
     let mut ssh = node
@@ -88,23 +88,23 @@ fn a_login_has_a_terminal_of_this_ones_size() {
         .stderr(terminal.end())
         .spawn()
         .unwrap();
-    // What is typed is shown too, so the answers are computed.
+    // The terminal echoes the input, so the expected text is computed.
     terminal.type_line("PS1=; echo a$((1))z $(stty size) $TERM $0");
-    terminal.until("a1z 33 111 vt-test -");
+    terminal.wait_for_text("a1z 33 111 vt-test -");
     terminal.type_line("echo $((2))tty $SSH_TTY $(tty)");
-    terminal.until("2tty /dev/pts/");
+    terminal.wait_for_text("2tty /dev/pts/");
     terminal.resize(20, 77);
     let pid = Pid::from_raw(ssh.id() as i32).unwrap();
     kill_process(pid, Signal::WINCH).unwrap();
     terminal
         .type_line("until [ \"$(stty size)\" = '20 77' ]; do sleep 0.01; done; echo $((3))resized");
-    terminal.until("3resized");
+    terminal.wait_for_text("3resized");
     terminal.type_line("exit 9");
     assert_eq!(ssh.wait().unwrap().code(), Some(9));
 }
 
 #[test]
-fn a_command_has_a_terminal_when_it_is_asked_for() {
+fn a_command_has_a_terminal_on_request() {
     let node = Node::start();
     let mut terminal = Terminal::new(30, 90);
     let mut ssh = node
@@ -115,6 +115,6 @@ fn a_command_has_a_terminal_when_it_is_asked_for() {
         .stderr(terminal.end())
         .spawn()
         .unwrap();
-    terminal.until("30 90\r\n");
+    terminal.wait_for_text("30 90\r\n");
     assert_eq!(ssh.wait().unwrap().code(), Some(3));
 }

@@ -13,7 +13,7 @@
 //! * `seeds`: prints this process's `AT_RANDOM` and the first bytes of `getrandom`. Python, for
 //!   example, seeds its hashes from such bytes.
 
-#![allow(unsafe_code)] // Two system calls that std has not: ioctl, clock_gettime.
+#![allow(unsafe_code)] // Two system calls that std lacks: ioctl, clock_gettime.
 
 use std::fmt::Write as _;
 use std::fs::{File, OpenOptions};

@@ -37,7 +37,7 @@ pub enum Model {
 }
 
 impl Model {
-    /// Its name in Bochs.
+    /// The model's name in Bochs.
     fn name(self) -> &'static str {
         match self {
             Model::Haswell => "corei7_haswell_4770",
@@ -45,7 +45,7 @@ impl Model {
         }
     }
 
-    /// Kernel parameters for it. Bochs' APICv is incomplete and makes VM entries fail.
+    /// Kernel parameters for the model. Bochs' APICv is incomplete and makes VM entries fail.
     pub(super) fn kernel_args(self) -> &'static str {
         match self {
             Model::Haswell => "",
@@ -231,7 +231,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pmu_has_four_counters_and_says_how_wide_they_are() {
+    fn cpuid_reports_four_pmu_counters_and_their_width() {
         let text = pmu();
         assert_eq!(text.lines().count(), 4 + 4 + 4 + 3 + 4 + 1);
         assert!(text.lines().all(|line| line.split(' ').count() == 8));

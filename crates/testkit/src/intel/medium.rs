@@ -97,14 +97,14 @@ fn menu(options: &IntelOptions) -> Result<String> {
 /// The shell script that PID 1 runs.
 fn run_script(programs: &[Program], token: &str) -> String {
     let mut script = String::from("cd /tmp\n");
-    let no_kvm = output::say(token, "no-kvm");
+    let no_kvm = output::control_line_command(token, "no-kvm");
     let _ = write!(script, "[ -c /dev/kvm ] || {no_kvm}");
-    script += &output::say(token, "booted");
+    script += &output::control_line_command(token, "booted");
     for program in programs {
         let words = program.env.iter().chain(&program.argv);
         let words: Vec<String> = words.map(|word| quoted(word)).collect();
         let _ = writeln!(script, "env {}", words.join(" "));
-        script += &output::say(token, "ended $?");
+        script += &output::control_line_command(token, "ended $?");
     }
     script
 }

@@ -1,5 +1,5 @@
-//! The laboratory's second processor: Bochs emulates an Intel processor with VMX and EPT, and
-//! `/dev/kvm` is kvm-intel.
+//! The lab's second kind of machine: Bochs emulates an Intel processor with VMX and EPT, so that
+//! `/dev/kvm` is kvm-intel's.
 //!
 //! Bochs has no device for an agent. The programs to run are in the initramfs, and their output is
 //! read from a serial port.
@@ -23,7 +23,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// Interval of polling the machine's output.
-const LOOK_EACH: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Options of an Intel machine.
 #[derive(Debug, Clone)]
@@ -120,7 +120,7 @@ pub fn run(
             options.time_limit.as_secs(),
             session.console()
         );
-        std::thread::sleep(LOOK_EACH);
+        std::thread::sleep(POLL_INTERVAL);
     }
 }
 

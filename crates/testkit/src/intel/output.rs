@@ -43,17 +43,17 @@ impl Reader {
         self.lines.push(bytes);
         while let Ok(Some(mut line)) = self.lines.next_line() {
             line.push(b'\n');
-            let ours = find(&line, &self.mark).map(|at| line.split_off(at));
+            let control = find(&line, &self.mark).map(|at| line.split_off(at));
             if !line.is_empty() && self.booted {
                 self.events.push_back(Event::Output(line));
             }
-            if let Some(ours) = ours {
-                self.ours(&ours[self.mark.len()..]);
+            if let Some(control) = control {
+                self.parse_control_line(&control[self.mark.len()..]);
             }
         }
     }
 
-    fn ours(&mut self, line: &[u8]) {
+    fn parse_control_line(&mut self, line: &[u8]) {
         let line = String::from_utf8_lossy(line);
         match line.trim_end().split_once(' ') {
             Some(("ended", status)) => {
@@ -80,7 +80,7 @@ fn find(line: &[u8], mark: &[u8]) -> Option<usize> {
 }
 
 /// A shell command that writes a control line.
-pub fn say(token: &str, what: &str) -> String {
+pub fn control_line_command(token: &str, what: &str) -> String {
     format!("printf '\\036{token} %s\\n' \"{what}\"\n")
 }
 
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn output_and_our_lines_are_told_apart_however_they_come() {
+    fn output_and_control_lines_are_separated_at_any_chunk_size() {
         let stream = "noise\n\u{1e}ab booted\none\n\u{1e}xx ended 0\ntwo\u{1e}ab ended 0\n\u{1e}ab ended 101\n";
         let expected = [
             Event::Output(b"one\n".to_vec()),
@@ -115,15 +115,16 @@ mod tests {
     }
 
     #[test]
-    fn a_status_that_cannot_be_read_is_no_success() {
+    fn an_unreadable_status_counts_as_failure() {
         let mut reader = Reader::new("t");
         reader.push("\u{1e}t booted\n\u{1e}t ended x\n\u{1e}t no-kvm\n".as_bytes());
         assert_eq!(events(&mut reader), [Event::Ended(255), Event::NoKvm]);
     }
 
     #[test]
-    fn what_the_shell_writes_is_read() {
-        let script = say("t0ken", "booted") + &say("t0ken", "ended $((3 + 4))");
+    fn control_lines_written_by_a_shell_are_parsed() {
+        let script = control_line_command("t0ken", "booted")
+            + &control_line_command("t0ken", "ended $((3 + 4))");
         let output = std::process::Command::new("sh")
             .args(["-c", &script])
             .output();

@@ -91,7 +91,7 @@ pub struct Lab {
     console: PathBuf,
     boot: Duration,
     ready_after: Duration,
-    _keeper: Keeper,
+    _keeper: ParentThread,
     _folder: tempfile::TempDir,
 }
 
@@ -116,7 +116,7 @@ impl Lab {
 
     /// Boots a machine; an error if it has no working `/dev/kvm`.
     pub fn boot(options: LabOptions) -> Result<Lab> {
-        remove_left_behind();
+        remove_stale_folders();
         let folder = tempfile::Builder::new()
             .prefix(PREFIX)
             .tempdir()
@@ -132,7 +132,7 @@ impl Lab {
             heartbeat: options.accelerator == Accelerator::Tcg,
         });
         let begin = Instant::now();
-        let (keeper, mut child) = Keeper::start(setup.clone(), config, token.clone())?;
+        let (keeper, mut child) = ParentThread::start(setup.clone(), config, token.clone())?;
         let (mut kvm, mut ready_after) = (false, Duration::ZERO);
         instance::wait_until_ready(&setup, Some(&mut child), BOOT_LIMIT, |ready| {
             if let Ready::Agent {
@@ -145,7 +145,7 @@ impl Lab {
             }
         })
         .with_context(|| format!("booting the lab; its console:\n{}", tail(&setup.console)))?;
-        keeper.keep(child);
+        keeper.add_child(child);
         ensure!(
             kvm,
             "the lab came up without /dev/kvm; its console:\n{}",
@@ -300,17 +300,17 @@ pub(crate) fn tail(console: &Path) -> String {
 /// The thread that is QEMU's parent. QEMU ends with the thread that started it (PR_SET_PDEATHSIG),
 /// and a test's thread would end too early.
 #[derive(Debug)]
-struct Keeper {
+struct ParentThread {
     children: Option<mpsc::Sender<Child>>,
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
-impl Keeper {
+impl ParentThread {
     fn start(
         setup: Setup,
         config: jiffy_wire::guest::GuestConfig,
         token: String,
-    ) -> Result<(Keeper, Child)> {
+    ) -> Result<(ParentThread, Child)> {
         let (started, result) = mpsc::channel();
         let (children, to_keep) = mpsc::channel::<Child>();
         let thread = std::thread::Builder::new()
@@ -324,7 +324,7 @@ impl Keeper {
                     let _ = child.wait();
                 }
             })?;
-        let keeper = Keeper {
+        let keeper = ParentThread {
             children: Some(children),
             thread: Some(thread),
         };
@@ -337,14 +337,14 @@ impl Keeper {
         }
     }
 
-    fn keep(&self, child: Child) {
+    fn add_child(&self, child: Child) {
         if let Some(children) = &self.children {
             let _ = children.send(child);
         }
     }
 }
 
-impl Drop for Keeper {
+impl Drop for ParentThread {
     fn drop(&mut self) {
         self.children.take();
         if let Some(thread) = self.thread.take() {
@@ -378,7 +378,7 @@ fn remove_at_exit(folder: &Path) {
 }
 
 /// Removes folders of laboratories whose process was killed.
-fn remove_left_behind() {
+fn remove_stale_folders() {
     let Ok(entries) = std::fs::read_dir(std::env::temp_dir()) else {
         return;
     };

@@ -15,7 +15,7 @@ fn delays(count: u32, up_to: Duration) -> impl Iterator<Item = Duration> {
 }
 
 /// After a crash a new VM runs, and all others can be listed and removed and leave nothing behind.
-fn all_is_well_again(jiffy: &Jiffy, before: &crate::support::Traces, what: &str) {
+fn assert_recovered(jiffy: &Jiffy, before: &crate::support::Traces, what: &str) {
     let output = jiffy.run(&["run", "--rm", "--", "echo", "well"]);
     assert_eq!(output.text(), "well", "{what}: {}", output.error_text());
     jiffy.ok(&["ps", "-a"]);
@@ -24,14 +24,14 @@ fn all_is_well_again(jiffy: &Jiffy, before: &crate::support::Traces, what: &str)
         jiffy.remove_all();
         jiffy.ok(&["ps", "-aq"]).is_empty()
     });
-    jiffy.leaves_nothing(before, what);
+    jiffy.assert_nothing_left(before, what);
 }
 
 /// Starts a VM and kills every process of that name after a delay, for several delays.
 fn kill_at_many_moments(program: &str) {
     let jiffy = jiffy();
     jiffy.ok(&["run", "--rm", "--", "true"]);
-    let before = jiffy.at_rest();
+    let before = jiffy.settled_traces();
     for (n, delay) in delays(8, Duration::from_millis(400)).enumerate() {
         let name = format!("moment{n}");
         let mut running = jiffy
@@ -45,7 +45,7 @@ fn kill_at_many_moments(program: &str) {
         // A command that finds no daemon would start another, and a VM later.
         let _ = running.signal(9);
         let _ = running.wait();
-        all_is_well_again(
+        assert_recovered(
             &jiffy,
             &before,
             &format!("{program} killed after {delay:?}"),
@@ -108,7 +108,7 @@ fn a_vm_survives_the_daemon_and_is_adopted() {
 }
 
 #[test]
-fn a_vmm_that_dies_is_told_to_who_waits() {
+fn the_death_of_a_vmm_is_reported_to_its_clients() {
     let jiffy = jiffy();
     let mut running = jiffy
         .command(&[

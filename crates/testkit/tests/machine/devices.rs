@@ -3,7 +3,7 @@
 use crate::support::jiffy;
 
 #[test]
-fn many_disks_each_keep_what_was_written() {
+fn each_of_many_disks_keeps_its_data() {
     let jiffy = jiffy();
     let names: Vec<String> = (0..8).map(|n| format!("many{n}:8M")).collect();
     let mut write = vec!["run", "--rm"];
@@ -33,7 +33,7 @@ fn many_disks_each_keep_what_was_written() {
 }
 
 #[test]
-fn a_volume_in_use_is_not_given_away() {
+fn a_volume_in_use_is_not_attached_again() {
     let jiffy = jiffy();
     jiffy.ok(&["run", "-d", "--name", "owner", "--disk", "shared:16M"]);
     let sentence = jiffy.refuses(125, &["run", "--rm", "--disk", "shared", "--", "true"]);

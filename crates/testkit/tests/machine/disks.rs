@@ -10,7 +10,7 @@ fn exec(jiffy: &Jiffy, vm: &str, script: &str) -> String {
 }
 
 #[test]
-fn a_root_disk_keeps_what_the_vm_changed_over_its_ends() {
+fn a_root_disk_keeps_changes_across_stop_and_start() {
     let jiffy = jiffy();
     jiffy.ok(&["run", "-d", "--name", "keeper", "--root-disk=1G"]);
     // More data than the guest has memory.
@@ -40,7 +40,7 @@ fn a_root_disk_keeps_what_the_vm_changed_over_its_ends() {
 }
 
 #[test]
-fn a_copy_of_an_image_is_a_root_to_write_to() {
+fn a_root_copy_of_an_image_is_writable() {
     let jiffy = jiffy();
     let image = "/tests/writable.img";
     let written = jiffy.lab.write(image, 0o644, writable_image());
@@ -191,7 +191,7 @@ fn a_disk_is_not_used_faster_than_its_limit() {
 }
 
 #[test]
-fn a_limit_is_lifted_while_a_program_waits_for_it() {
+fn a_disk_limit_is_removed_while_a_request_waits() {
     let jiffy = jiffy();
     jiffy.ok(&["run", "-d", "--name", "paced", "--disk", "paced:16M"]);
     // 8 MiB at 1 KiB per second: more than two hours.
@@ -213,7 +213,7 @@ fn a_limit_is_lifted_while_a_program_waits_for_it() {
 }
 
 #[test]
-fn what_can_t_be_is_refused_with_a_sentence() {
+fn impossible_disk_and_volume_requests_are_refused() {
     let jiffy = jiffy();
     jiffy.ok(&["volume", "create", "spare", "16M"]);
     jiffy.refuses(125, &["volume", "create", "spare", "16M"]);

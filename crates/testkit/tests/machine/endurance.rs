@@ -7,7 +7,7 @@ use std::time::Duration;
 
 /// Checks the witness's lines up to the last complete one: the numbers have no gap, and each sum is
 /// right. Returns the first and last number.
-fn checked(what: &str, text: &str, first: Option<u64>) -> (u64, u64) {
+fn check_lines(what: &str, text: &str, first: Option<u64>) -> (u64, u64) {
     let whole = &text[..text.rfind('\n').map_or(0, |end| end + 1)];
     let numbers: Vec<(u64, &str)> = whole
         .lines()
@@ -55,7 +55,7 @@ fn file(jiffy: &Jiffy, vm: &str) -> String {
 }
 
 #[test]
-fn no_line_is_lost_or_doubled_by_six_captures_and_a_restore() {
+fn six_captures_and_a_restore_lose_or_repeat_no_line() {
     let jiffy = jiffy();
     jiffy.witness("worker", &[], "lines /tmp/lines");
     // A second witness, whose lines come over a connection that stays open.
@@ -73,7 +73,7 @@ fn no_line_is_lost_or_doubled_by_six_captures_and_a_restore() {
     jiffy.kill_witnesses("worker");
     let streamed = stream.wait().expect("it ends");
     let text = String::from_utf8(streamed.stdout).expect("text");
-    let (_, last) = checked("what was streamed", &text, Some(1));
+    let (_, last) = check_lines("what was streamed", &text, Some(1));
     assert!(last > 100, "only {last} lines");
     let log = jiffy
         .command(&["logs", "worker"])
@@ -81,22 +81,22 @@ fn no_line_is_lost_or_doubled_by_six_captures_and_a_restore() {
         .expect("it runs")
         .stdout;
     let log = String::from_utf8(log).expect("text");
-    let (_, in_log) = checked("the log", &log, Some(1));
+    let (_, in_log) = check_lines("the log", &log, Some(1));
 
     // A VM from the last capture continues at its line, and so does its log.
     jiffy.ok(&["run", "-d", "--from", "at6", "--name", "again"]);
-    let (_, captured) = checked("the file", &file(&jiffy, "again"), Some(1));
+    let (_, captured) = check_lines("the file", &file(&jiffy, "again"), Some(1));
     assert!(captured > 50, "{captured}");
     let reaches = captured + 20;
     jiffy.eventually("it goes on", || {
-        checked("the file", &file(&jiffy, "again"), Some(1)).1 > reaches
+        check_lines("the file", &file(&jiffy, "again"), Some(1)).1 > reaches
     });
     let log = jiffy
         .command(&["logs", "again"])
         .output()
         .expect("it runs")
         .stdout;
-    let (first, _) = checked("its log", &String::from_utf8(log).expect("text"), None);
+    let (first, _) = check_lines("its log", &String::from_utf8(log).expect("text"), None);
     assert!(
         first <= in_log + 1,
         "lines {in_log} to {first} are in no log"
@@ -106,7 +106,7 @@ fn no_line_is_lost_or_doubled_by_six_captures_and_a_restore() {
 /// A hundred restores, each by a new process from the capture of the one before, with files, disk
 /// and connection; see the program. A node is left out, because it would take most of the time.
 #[test]
-fn no_byte_is_lost_or_doubled_by_a_hundred_restores_in_a_row() {
+fn a_hundred_successive_restores_lose_or_repeat_no_byte() {
     let jiffy = jiffy();
     let program = Path::new(env!("CARGO_BIN_EXE_jiffy-endurance"));
     let init = std::fs::read(program).expect("it is built");

@@ -3,7 +3,7 @@
 use crate::support::jiffy;
 
 #[test]
-fn a_file_goes_in_and_comes_out_unchanged() {
+fn a_file_is_copied_in_and_out_unchanged() {
     let jiffy = jiffy();
     jiffy.ok(&["run", "-d", "--name", "box"]);
     jiffy.sh("head -c 3000000 /dev/urandom > /tmp/original; chmod 640 /tmp/original");
@@ -39,7 +39,7 @@ fn a_tree_keeps_its_modes_links_and_empty_folders() {
 }
 
 #[test]
-fn a_path_that_is_not_there_is_named() {
+fn a_missing_path_is_named() {
     let jiffy = jiffy();
     jiffy.ok(&["run", "-d", "--name", "box"]);
     let sentence = jiffy.refuses(125, &["cp", "box:/no/such/file", "/tmp/x"]);

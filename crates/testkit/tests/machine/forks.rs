@@ -58,17 +58,17 @@ impl Pages {
 }
 
 #[test]
-fn three_children_at_once_are_others_and_go_on_by_themselves() {
+fn three_forked_children_have_new_identities_and_run_on() {
     let jiffy = jiffy();
     jiffy.witness("parent", &[], "count /tmp/n");
-    jiffy.counts_beyond("parent", 2);
+    jiffy.wait_for_count_above("parent", 2);
     let children = jiffy.ok(&["fork", "parent", "-n", "3", "--name", "child"]);
     assert_eq!(children, "child-1\nchild-2\nchild-3");
     let counted = jiffy.counted("parent");
     let all = ["parent", "child-1", "child-2", "child-3"];
     // The number drawn last may be one that all VMs drew before the fork.
     for vm in all {
-        jiffy.counts_beyond(vm, counted + 1);
+        jiffy.wait_for_count_above(vm, counted + 1);
     }
     let identities: Vec<Vec<String>> = all
         .iter()
@@ -90,7 +90,7 @@ fn three_children_at_once_are_others_and_go_on_by_themselves() {
     // Each has its own command: when one ends, the others run on.
     jiffy.kill_witnesses("child-1");
     jiffy.ok(&["wait", "child-1"]);
-    jiffy.counts_beyond("child-2", counted + 5);
+    jiffy.wait_for_count_above("child-2", counted + 5);
     let sentence = jiffy.refuses(125, &["fork", "nobody"]);
     assert!(sentence.contains("nobody"), "{sentence}");
     let sentence = jiffy.refuses(125, &["fork", "parent", "--name", "child-2"]);
@@ -100,7 +100,7 @@ fn three_children_at_once_are_others_and_go_on_by_themselves() {
 }
 
 #[test]
-fn every_page_is_right_on_both_sides_of_many_forks() {
+fn every_page_is_correct_in_parent_and_children() {
     let jiffy = jiffy();
     jiffy.witness("parent", &[], "count /tmp/n");
     let mut parent = Pages::new(&jiffy, "parent");
@@ -125,9 +125,9 @@ fn every_page_is_right_on_both_sides_of_many_forks() {
 }
 
 #[test]
-fn a_chain_of_six_is_right_when_its_beginning_is_gone() {
+fn a_chain_of_six_forks_survives_removal_of_the_parents() {
     let jiffy = jiffy();
-    let before = jiffy.at_rest();
+    let before = jiffy.settled_traces();
     jiffy.witness("link0", &[], "count /tmp/n");
     let mut pages = Pages::new(&jiffy, "link0");
     for link in 1..=6 {
@@ -144,7 +144,7 @@ fn a_chain_of_six_is_right_when_its_beginning_is_gone() {
     pages.look(&jiffy, "link6");
     pages.paint(&jiffy, "link6", 200, 1, 2);
     let counted = jiffy.counted("link6");
-    jiffy.counts_beyond("link6", counted);
+    jiffy.wait_for_count_above("link6", counted);
     jiffy.ok(&["rm", "-f", "link6"]);
-    jiffy.leaves_nothing(&before, "after the chain");
+    jiffy.assert_nothing_left(&before, "after the chain");
 }

@@ -28,7 +28,7 @@ fn folder(jiffy: &Jiffy) -> String {
 }
 
 #[test]
-fn the_first_run_boots_and_later_ones_do_not_until_it_is_forgotten() {
+fn runs_after_the_first_start_from_the_golden_snapshot() {
     let jiffy = jiffy();
     let forgotten = jiffy.ok(&["snapshot", "prune"]);
     assert!(forgotten.contains("golden-"), "{forgotten}");
@@ -65,7 +65,7 @@ const LOOK: &str = r#"
 "#;
 
 #[test]
-fn a_program_sees_no_difference_to_a_guest_that_booted() {
+fn a_program_sees_the_same_as_in_a_booted_guest() {
     let jiffy = jiffy();
     let ways: [(&[&str], &str); 3] = [
         (&["-i"], "some input\nof two lines"),
@@ -119,7 +119,7 @@ fn a_program_sees_no_difference_to_a_guest_that_booted() {
 }
 
 #[test]
-fn on_a_terminal_and_in_time_randomness_and_identity_it_is_as_any_other() {
+fn golden_runs_have_their_own_tty_time_randomness_and_identity() {
     let jiffy = jiffy();
     let script = "tty; stty size; cat /proc/sys/kernel/random/boot_id; \
                   head -c 16 /dev/urandom | md5sum; date +%s; exit 3";

@@ -39,15 +39,15 @@ fn hibernate(jiffy: &Jiffy, vm: &str) -> u64 {
 }
 
 #[test]
-fn an_idle_vm_sleeps_in_8_mib_and_goes_on_as_the_same() {
+fn a_hibernated_idle_vm_takes_8_mib_and_resumes_unchanged() {
     let jiffy = jiffy();
-    let before = jiffy.at_rest();
+    let before = jiffy.settled_traces();
     // A VM with nothing but a counting shell.
     let count = "n=0; while :; do n=$((n+1)); echo $n > /tmp/n; sleep 0.1; done";
     jiffy.ok(&["run", "-d", "--name", "sleeper", "--", "sh", "-c", count]);
-    jiffy.counts_beyond("sleeper", 2);
+    jiffy.wait_for_count_above("sleeper", 2);
     let script = "echo note > /root/note; echo its-own > /etc/machine-id; hostname";
-    let who = jiffy.ok(&["exec", "sleeper", "sh", "-c", script]);
+    let before_sleep = jiffy.ok(&["exec", "sleeper", "sh", "-c", script]);
     let was = identity(&jiffy, "sleeper");
     let counted = jiffy.counted("sleeper");
     let free = free_kib(&jiffy, "sleeper");
@@ -73,11 +73,11 @@ fn an_idle_vm_sleeps_in_8_mib_and_goes_on_as_the_same() {
     assert_eq!(jiffy.ok(&["wake", "sleeper"]), "sleeper");
     assert_eq!(jiffy.inspect("sleeper")["id"], id);
     assert_eq!(jiffy.inspect("sleeper")["state"], "running");
-    jiffy.counts_beyond("sleeper", counted + 5);
+    jiffy.wait_for_count_above("sleeper", counted + 5);
     let script = "cat /root/note; hostname";
-    let awake = jiffy.ok(&["exec", "sleeper", "sh", "-c", script]);
-    assert_eq!(awake, "note\nsleeper");
-    assert_eq!(who, "sleeper");
+    let after_wake = jiffy.ok(&["exec", "sleeper", "sh", "-c", script]);
+    assert_eq!(after_wake, "note\nsleeper");
+    assert_eq!(before_sleep, "sleeper");
     let is = identity(&jiffy, "sleeper");
     assert_eq!(is.0, was.0, "it is the machine it was");
     assert_ne!(is.1, was.1, "and draws new numbers");
@@ -105,11 +105,11 @@ fn an_idle_vm_sleeps_in_8_mib_and_goes_on_as_the_same() {
     // A hibernated VM can be removed.
     hibernate(&jiffy, "sleeper");
     jiffy.ok(&["rm", "-f", "sleeper"]);
-    jiffy.leaves_nothing(&before, "after the sleeper");
+    jiffy.assert_nothing_left(&before, "after the sleeper");
 }
 
 #[test]
-fn memory_that_was_used_and_freed_takes_no_room() {
+fn freed_guest_memory_takes_no_space_in_hibernation() {
     let jiffy = jiffy();
     jiffy.ok(&["run", "--cold", "-d", "--name", "eater", "--memory", "512"]);
     // 200 MiB of files, twice: a tmpfs of this guest holds no more.

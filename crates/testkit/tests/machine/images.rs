@@ -30,7 +30,7 @@ fn remove_images(jiffy: &Jiffy) {
 }
 
 #[test]
-fn an_image_of_a_registry_runs_as_its_configuration_says() {
+fn a_registry_image_runs_with_its_configuration() {
     let jiffy = jiffy();
     let registry = Registry::start(&jiffy);
     let image = pulled();
@@ -78,7 +78,7 @@ fn an_image_of_a_registry_runs_as_its_configuration_says() {
 }
 
 #[test]
-fn what_was_committed_and_pushed_runs_elsewhere_chunk_by_chunk() {
+fn a_committed_and_pushed_image_is_pulled_by_chunks_and_runs() {
     let jiffy = jiffy();
     let registry = Registry::start(&jiffy);
     let image = pulled();
@@ -236,7 +236,7 @@ fn captured_with_parts_missing(jiffy: &Jiffy, remote: &str, sums: &str) {
 }
 
 #[test]
-fn a_snapshot_in_a_registry_goes_on_elsewhere() {
+fn a_snapshot_pulled_from_a_registry_is_restored() {
     let jiffy = jiffy();
     let registry = Registry::start(&jiffy);
     let own = ["--memory", "128", "--root-disk=64M"];
@@ -272,7 +272,7 @@ fn a_snapshot_in_a_registry_goes_on_elsewhere() {
 }
 
 #[test]
-fn a_registry_that_goes_away_is_an_error_and_no_silence() {
+fn losing_the_registry_is_an_io_error_and_no_hang() {
     let jiffy = jiffy();
     let registry = Registry::start(&jiffy);
     let image = pulled();

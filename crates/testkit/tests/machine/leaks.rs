@@ -18,8 +18,8 @@ fn daemon(jiffy: &Jiffy) -> (u64, u64) {
     )
 }
 
-/// The same once the node has again prepared the next run (a standby and a spare), because it holds
-/// descriptors of them.
+/// Like [`daemon`], once the node has prepared the next run (a standby and a spare), because it
+/// holds descriptors of them.
 fn ready_daemon(jiffy: &Jiffy) -> (u64, u64) {
     jiffy.eventually("a VM and a VMM kept ready", || {
         let spares = "grep -l -e /vms/------------/ /proc/[0-9]*/cmdline 2>/dev/null || true";
@@ -36,14 +36,14 @@ fn available_kib(jiffy: &Jiffy) -> i64 {
 }
 
 #[test]
-fn fifty_vms_one_after_the_other_leave_nothing() {
+fn fifty_successive_vms_leave_nothing() {
     let jiffy = jiffy();
     // Fills caches and pools, and lets the daemon make its first allocations, before the
     // measurement.
     for _ in 0..3 {
         jiffy.ok(&["run", "--rm", "--", "true"]);
     }
-    let before = jiffy.at_rest();
+    let before = jiffy.settled_traces();
     let (resident, descriptors) = ready_daemon(&jiffy);
     let available = available_kib(&jiffy);
     let answer = jiffy
@@ -58,7 +58,7 @@ fn fifty_vms_one_after_the_other_leave_nothing() {
         .output()
         .expect("it runs");
     assert_eq!(answer.text(), "all", "{}", answer.error_text());
-    jiffy.leaves_nothing(&before, "after them");
+    jiffy.assert_nothing_left(&before, "after them");
     let mut after = (0, 0);
     jiffy.eventually("as many descriptors of jiffyd as before", || {
         after = ready_daemon(&jiffy);
@@ -80,7 +80,7 @@ fn fifty_vms_one_after_the_other_leave_nothing() {
 fn ten_vms_at_once_all_answer_and_leave_nothing() {
     let jiffy = jiffy();
     jiffy.ok(&["run", "--rm", "--", "true"]);
-    let before = jiffy.at_rest();
+    let before = jiffy.settled_traces();
     let answer = jiffy
         .lab
         .command([
@@ -94,7 +94,7 @@ fn ten_vms_at_once_all_answer_and_leave_nothing() {
     let mut numbers: Vec<String> = answer.text().lines().map(String::from).collect();
     numbers.sort();
     assert_eq!(numbers.join(""), "0123456789", "{}", answer.error_text());
-    jiffy.leaves_nothing(&before, "after them");
+    jiffy.assert_nothing_left(&before, "after them");
 }
 
 /// Enough clones for more than 1,024 descriptors of the daemon, the usual limit. The benchmark
@@ -102,9 +102,9 @@ fn ten_vms_at_once_all_answer_and_leave_nothing() {
 const CLONES: u64 = 220;
 
 #[test]
-fn hundreds_of_clones_all_answer_in_little_memory_and_leave_nothing() {
+fn hundreds_of_clones_answer_take_little_memory_and_leave_nothing() {
     let jiffy = jiffy();
-    let before = jiffy.at_rest();
+    let before = jiffy.settled_traces();
     jiffy.ok(&["run", "-d", "--memory", "128", "--name", "parent"]);
     jiffy.ok(&["exec", "parent", "true"]);
     let available = available_kib(&jiffy);
@@ -133,5 +133,5 @@ fn hundreds_of_clones_all_answer_in_little_memory_and_leave_nothing() {
     let mut all: Vec<&str> = vec!["rm", "--force", "parent"];
     all.extend(names.lines());
     jiffy.ok(&all);
-    jiffy.leaves_nothing(&before, "after the clones");
+    jiffy.assert_nothing_left(&before, "after the clones");
 }

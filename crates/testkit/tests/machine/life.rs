@@ -36,7 +36,7 @@ fn a_detached_vm_is_listed_used_stopped_and_removed() {
 }
 
 #[test]
-fn a_vm_made_first_is_started_later_and_again() {
+fn a_created_vm_is_started_more_than_once() {
     let jiffy = jiffy();
     jiffy.ok(&["create", "--name", "later", "--", "echo", "now"]);
     assert!(jiffy.pids("jiffy-vmm").is_empty(), "create starts nothing");
@@ -68,7 +68,7 @@ fn wait_gives_the_status_when_the_vm_has_ended() {
 }
 
 #[test]
-fn kill_ends_at_once_and_a_signal_goes_to_the_command() {
+fn kill_ends_a_vm_at_once_or_signals_its_command() {
     let jiffy = jiffy();
     jiffy.ok(&[
         "run",
@@ -89,16 +89,16 @@ fn kill_ends_at_once_and_a_signal_goes_to_the_command() {
 }
 
 #[test]
-fn what_was_asked_to_be_removed_is_gone() {
+fn run_with_rm_leaves_nothing() {
     let jiffy = jiffy();
-    let before = jiffy.at_rest();
+    let before = jiffy.settled_traces();
     jiffy.ok(&["run", "--rm", "--", "true"]);
-    jiffy.leaves_nothing(&before, "after --rm");
+    jiffy.assert_nothing_left(&before, "after --rm");
     assert_eq!(jiffy.ok(&["ps", "-aq"]), "");
 }
 
 #[test]
-fn the_console_of_a_vm_is_kept_when_asked_for() {
+fn the_console_of_a_vm_is_logged_on_request() {
     let jiffy = jiffy();
     jiffy.ok(&[
         "run",

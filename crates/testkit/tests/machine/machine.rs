@@ -9,7 +9,7 @@ fn boot(options: LabOptions) -> Lab {
 }
 
 #[test]
-fn a_machine_without_a_disk_has_a_kvm_too() {
+fn a_machine_without_a_disk_has_kvm() {
     let _turn = turn();
     // The boot fails unless there is a working KVM.
     let lab = boot(LabOptions {
@@ -23,7 +23,7 @@ fn a_machine_without_a_disk_has_a_kvm_too() {
 }
 
 #[test]
-fn on_the_instruction_clock_boot_and_doctor_cost_what_they_did() {
+fn boot_and_doctor_take_the_expected_number_of_instructions() {
     let _turn = turn();
     let lab = boot(LabOptions::instruction_clock());
     // 0.73 G instructions when this was written; 2.5 G before modules were stripped. Measured by
@@ -45,7 +45,7 @@ fn on_the_instruction_clock_boot_and_doctor_cost_what_they_did() {
     assert!((0.001..0.05).contains(&each), "{each} s each");
 }
 
-/// QEMU loses timer interrupts; this one ends a wait without an end.
+/// QEMU loses timer interrupts; this interrupt ends the resulting hang.
 #[test]
 fn the_hardware_clock_interrupts_once_a_second() {
     let jiffy = jiffy();
@@ -71,7 +71,7 @@ fn the_hardware_clock_interrupts_once_a_second() {
 }
 
 #[test]
-fn a_low_priority_gives_way_to_another_session() {
+fn a_low_priority_session_yields_to_another() {
     let jiffy = jiffy();
     let setting = jiffy.sh("cat /proc/sys/kernel/sched_autogroup_enabled");
     assert_eq!(setting, "0");

@@ -3,7 +3,7 @@
 use crate::support::jiffy;
 
 #[test]
-fn what_does_not_exist_is_named() {
+fn missing_objects_are_named() {
     let jiffy = jiffy();
     for (arguments, name) in [
         (&["run", "--image", "nosuch", "--", "true"][..], "nosuch"),
@@ -29,7 +29,7 @@ fn a_name_is_used_once() {
 }
 
 #[test]
-fn more_memory_than_there_is_is_refused() {
+fn more_memory_than_the_host_has_is_refused() {
     let jiffy = jiffy();
     let sentence = jiffy.refuses(125, &["run", "--memory", "900G", "--", "true"]);
     assert!(sentence.to_lowercase().contains("memory"), "{sentence}");
@@ -40,7 +40,7 @@ fn more_memory_than_there_is_is_refused() {
 #[test]
 fn bad_kernels_are_refused_and_leave_nothing() {
     let jiffy = jiffy();
-    let before = jiffy.at_rest();
+    let before = jiffy.settled_traces();
     jiffy.sh(
         "mkdir -p /run/bad; : > /run/bad/empty; head -c 100000 /dev/urandom > /run/bad/noise; \
          head -c 5000 /share/jiffy/kernels/base/vmlinux > /run/bad/cut; \
@@ -52,7 +52,7 @@ fn bad_kernels_are_refused_and_leave_nothing() {
     }
     jiffy.sh("rm -rf /run/bad");
     jiffy.remove_all();
-    jiffy.leaves_nothing(&before, "after bad kernels");
+    jiffy.assert_nothing_left(&before, "after bad kernels");
 }
 
 #[test]

@@ -9,7 +9,7 @@ const RUNS: usize = 200;
 const AT_ONCE: usize = 5;
 
 #[test]
-fn of_two_hundred_runs_at_once_each_ends_with_its_answer_or_one_sentence() {
+fn two_hundred_runs_at_once_end_with_an_answer_or_one_error() {
     let jiffy = jiffy();
     // With a golden snapshot of this kind each run uses less memory.
     jiffy.ok(&["run", "--rm", "--memory", "512M", "--", "true"]);
@@ -18,7 +18,7 @@ fn of_two_hundred_runs_at_once_each_ends_with_its_answer_or_one_sentence() {
         let mut all = all.as_array().into_iter().flatten();
         all.any(|one| one["golden"] == true && one["memory_mib"] == 512)
     });
-    let before = jiffy.at_rest();
+    let before = jiffy.settled_traces();
     let script = format!(
         "export JIFFY_MACHINE=never; mkdir /run/many && cd /run/many || exit 1; \
          one() {{ /bin/jiffy run --rm --memory 512M --name many-$1 -- echo $1 > out.$1 2> err.$1; echo $? > code.$1; }}; \
@@ -56,7 +56,7 @@ fn of_two_hundred_runs_at_once_each_ends_with_its_answer_or_one_sentence() {
         waited + RUNS - answered > 0,
         "there was room for all of them at once"
     );
-    jiffy.leaves_nothing(&before, "after them");
+    jiffy.assert_nothing_left(&before, "after them");
     // The reserved memory is available again.
     jiffy.ok(&["run", "--rm", "--memory", "512M", "--", "true"]);
 }

@@ -59,7 +59,7 @@ fn reads_a_port() -> Vec<u8> {
 }
 
 #[test]
-fn no_program_has_the_ports_of_init() {
+fn no_program_inherits_port_access_from_init() {
     let jiffy = jiffy();
     let script = "cat >/tmp/reads && chmod 755 /tmp/reads && exec /tmp/reads";
     for user in ["root", "nobody"] {
@@ -71,7 +71,7 @@ fn no_program_has_the_ports_of_init() {
 }
 
 #[test]
-fn a_command_that_is_not_there_or_not_executable_is_told_apart() {
+fn missing_and_non_executable_commands_are_told_apart() {
     let jiffy = jiffy();
     let sentence = jiffy.refuses(127, &["run", "--rm", "--", "no-such-program"]);
     assert!(sentence.contains("no-such-program"), "{sentence}");
@@ -80,7 +80,7 @@ fn a_command_that_is_not_there_or_not_executable_is_told_apart() {
 }
 
 #[test]
-fn environment_folder_user_and_host_name_are_as_asked() {
+fn environment_folder_user_and_host_name_are_applied() {
     let jiffy = jiffy();
     let answer = jiffy.ok(&[
         "run",
@@ -102,7 +102,7 @@ fn environment_folder_user_and_host_name_are_as_asked() {
 }
 
 #[test]
-fn memory_and_processors_are_as_asked() {
+fn memory_and_vcpus_are_applied() {
     let jiffy = jiffy();
     let script = "nproc; free -m | awk '/^Mem:/ { print $2 }'";
     let answer = jiffy.ok(&[
@@ -118,7 +118,7 @@ fn memory_and_processors_are_as_asked() {
 
 /// The most vCPUs that a VM may have.
 #[test]
-fn thirty_two_processors_work_at_once_and_go_on_from_a_snapshot() {
+fn thirty_two_vcpus_run_and_are_restored_from_a_snapshot() {
     let jiffy = jiffy();
     let script = "nproc; cat /sys/devices/system/cpu/online; \
                   for cpu in $(seq 0 31); do taskset -c $cpu sh -c \
@@ -155,7 +155,7 @@ fn the_smallest_vm_boots_in_64_mib() {
 }
 
 #[test]
-fn the_root_is_writable_and_forgotten() {
+fn the_root_is_writable_and_discarded_at_the_end() {
     let jiffy = jiffy();
     jiffy.ok(&[
         "run",
@@ -170,7 +170,7 @@ fn the_root_is_writable_and_forgotten() {
 }
 
 #[test]
-fn json_tells_everything_in_one_object() {
+fn json_output_is_one_object() {
     let jiffy = jiffy();
     let answer = jiffy.json(&[
         "run",

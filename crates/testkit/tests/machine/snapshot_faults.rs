@@ -11,7 +11,7 @@ const COUNT: &str = "n=0; while :; do n=$((n+1)); echo $n > /tmp/n; sleep 0.1; d
 
 /// Starts a command, kills every process of that name after a delay, and waits for the command. It
 /// must succeed or report an error.
-fn interrupted(jiffy: &Jiffy, arguments: &[&str], after: Duration, program: &str) -> Output {
+fn run_and_kill(jiffy: &Jiffy, arguments: &[&str], after: Duration, program: &str) -> Output {
     let running = jiffy.command(arguments).start().expect("it starts");
     std::thread::sleep(after);
     jiffy.kill_all(program);
@@ -34,20 +34,20 @@ fn interrupted(jiffy: &Jiffy, arguments: &[&str], after: Duration, program: &str
 }
 
 /// Well below the time limit of a start.
-const SOON: Duration = Duration::from_secs(150);
+const RESTORE_LIMIT: Duration = Duration::from_secs(150);
 
 /// Delays within an operation that takes about one and a half seconds here.
-fn moments() -> impl Iterator<Item = Duration> {
+fn delays() -> impl Iterator<Item = Duration> {
     [50, 400, 1000].into_iter().map(Duration::from_millis)
 }
 
 /// No unfinished file is on the disk, VMs run, and every listed snapshot can be used.
-fn all_is_well(jiffy: &Jiffy, what: &str) {
+fn assert_recovered(jiffy: &Jiffy, what: &str) {
     let output = jiffy.run(&["run", "--rm", "--", "echo", "well"]);
     assert_eq!(output.text(), "well", "{what}: {}", output.error_text());
     jiffy.eventually(&format!("{what}: no temporary folder"), || {
-        let drafts = jiffy.sh("find /var/lib/jiffy -name '.new-*' -o -name '.gone-*'");
-        drafts.is_empty()
+        let unfinished = jiffy.sh("find /var/lib/jiffy -name '.new-*' -o -name '.gone-*'");
+        unfinished.is_empty()
     });
     for name in snapshots(jiffy) {
         jiffy.ok(&["snapshot", "inspect", &name]);
@@ -70,63 +70,63 @@ fn snapshots(jiffy: &Jiffy) -> Vec<String> {
     names.map(String::from).collect()
 }
 
-fn nothing_is_left(jiffy: &Jiffy, before: &Traces) {
+fn assert_nothing_left(jiffy: &Jiffy, before: &Traces) {
     jiffy.remove_all();
     assert_eq!(jiffy.ok(&["ps", "-aq"]), "");
-    jiffy.leaves_nothing(before, "after all was removed");
+    jiffy.assert_nothing_left(before, "after all was removed");
     assert!(jiffy.pids("jiffy-pager").len() <= 1);
 }
 
 #[test]
 fn the_daemon_may_be_killed_while_it_makes_a_snapshot() {
     let jiffy = jiffy();
-    let before = jiffy.at_rest();
+    let before = jiffy.settled_traces();
     jiffy.ok(&["run", "-d", "--name", "busy", "--", "sh", "-c", COUNT]);
-    for (n, after) in moments().enumerate() {
+    for (n, after) in delays().enumerate() {
         let name = format!("s{n}");
         let counted = jiffy.counted("busy");
-        let made = interrupted(
+        let made = run_and_kill(
             &jiffy,
             &["snapshot", "create", "busy", &name],
             after,
             "jiffyd",
         );
         // The VM may have been paused: the next daemon resumes it.
-        jiffy.counts_beyond("busy", counted + 2);
+        jiffy.wait_for_count_above("busy", counted + 2);
         let there = snapshots(&jiffy).contains(&name);
         assert!(there || made.code() != 0, "{name} was said to be made");
-        all_is_well(&jiffy, &name);
+        assert_recovered(&jiffy, &name);
         if there {
             jiffy.ok(&["snapshot", "rm", &name]);
         }
     }
-    nothing_is_left(&jiffy, &before);
+    assert_nothing_left(&jiffy, &before);
 }
 
 #[test]
 fn a_vmm_may_be_killed_while_it_is_captured_or_forks() {
     let jiffy = jiffy();
-    let before = jiffy.at_rest();
-    for (n, after) in moments().enumerate() {
+    let before = jiffy.settled_traces();
+    for (n, after) in delays().enumerate() {
         let (vm, made) = (format!("v{n}"), format!("made{n}"));
         jiffy.ok(&["run", "-d", "--name", &vm]);
         let arguments = match n % 2 {
             0 => ["snapshot", "create", &vm, &made],
             _ => ["fork", &vm, "--name", &made],
         };
-        interrupted(&jiffy, &arguments, after, "jiffy-vmm");
+        run_and_kill(&jiffy, &arguments, after, "jiffy-vmm");
         jiffy.eventually("the VM has ended", || {
             jiffy.inspect(&vm)["state"] == "exited"
         });
-        all_is_well(&jiffy, &arguments.join(" "));
+        assert_recovered(&jiffy, &arguments.join(" "));
     }
-    nothing_is_left(&jiffy, &before);
+    assert_nothing_left(&jiffy, &before);
 }
 
 #[test]
-fn the_daemon_may_be_killed_while_a_vm_forks_or_is_restored_or_falls_asleep() {
+fn the_daemon_may_be_killed_during_fork_restore_or_hibernate() {
     let jiffy = jiffy();
-    let before = jiffy.at_rest();
+    let before = jiffy.settled_traces();
     jiffy.ok(&["run", "-d", "--name", "busy", "--", "sh", "-c", COUNT]);
     jiffy.ok(&["snapshot", "create", "busy", "one"]);
     for after in [50, 250].map(Duration::from_millis) {
@@ -136,9 +136,9 @@ fn the_daemon_may_be_killed_while_a_vm_forks_or_is_restored_or_falls_asleep() {
             &["hibernate", "busy"],
         ] {
             let counted = jiffy.counted("busy");
-            interrupted(&jiffy, arguments, after, "jiffyd");
+            run_and_kill(&jiffy, arguments, after, "jiffyd");
             jiffy.ok(&["wake", "busy"]);
-            jiffy.counts_beyond("busy", counted + 2);
+            jiffy.wait_for_count_above("busy", counted + 2);
             // A child that is listed as running answers.
             for vm in jiffy.ok(&["ps", "-q"]).lines() {
                 let output = jiffy.run(&["exec", vm, "echo", "here"]);
@@ -154,12 +154,12 @@ fn the_daemon_may_be_killed_while_a_vm_forks_or_is_restored_or_falls_asleep() {
             );
         }
     }
-    all_is_well(&jiffy, "at the end");
-    nothing_is_left(&jiffy, &before);
+    assert_recovered(&jiffy, "at the end");
+    assert_nothing_left(&jiffy, &before);
 }
 
 #[test]
-fn a_vm_goes_on_when_the_pager_is_killed() {
+fn a_vm_continues_when_the_pager_is_killed() {
     let jiffy = jiffy();
     jiffy.ok(&["run", "-d", "--name", "origin", "--", "sh", "-c", COUNT]);
     let script = "head -c 2000000 /dev/urandom > /tmp/blob; md5sum < /tmp/blob";
@@ -171,8 +171,8 @@ fn a_vm_goes_on_when_the_pager_is_killed() {
         // time limit of a start.
         let arguments = ["run", "--rm", "--from", "one", "--", "echo", "up"];
         let begun = Instant::now();
-        interrupted(&jiffy, &arguments, after, "jiffy-pager");
-        assert!(begun.elapsed() < SOON, "killed after {after:?}");
+        run_and_kill(&jiffy, &arguments, after, "jiffy-pager");
+        assert!(begun.elapsed() < RESTORE_LIMIT, "killed after {after:?}");
     }
     jiffy.ok(&["run", "-d", "--name", "lazy", "--from", "one"]);
     let pager = jiffy.pids("jiffy-pager");
@@ -184,7 +184,7 @@ fn a_vm_goes_on_when_the_pager_is_killed() {
         sum
     );
     let counted = jiffy.counted("lazy");
-    jiffy.counts_beyond("lazy", counted);
+    jiffy.wait_for_count_above("lazy", counted);
     assert_ne!(jiffy.pids("jiffy-pager"), pager);
     // Without a daemon that starts a pager, the VM must not hang forever. This daemon is started
     // with default settings: its VMs wait for a pager for a shorter time.
@@ -210,7 +210,7 @@ fn a_vm_goes_on_when_the_pager_is_killed() {
 }
 
 #[test]
-fn a_damaged_chunk_ends_the_vm_that_needs_it_and_no_other() {
+fn a_damaged_chunk_ends_only_the_vm_that_needs_it() {
     let jiffy = jiffy();
     jiffy.ok(&["run", "-d", "--name", "origin", "--", "sh", "-c", COUNT]);
     jiffy.ok(&[
@@ -231,8 +231,8 @@ fn a_damaged_chunk_ends_the_vm_that_needs_it_and_no_other() {
                   done; rm /tmp/zeros /dev/shm/zeros";
     jiffy.ok(&["exec", "origin", "sh", "-c", script]);
     jiffy.ok(&["snapshot", "create", "--stop", "origin", "one"]);
-    // Random bytes are stored uncompressed. Bytes that only the file has are used; of others there
-    // may be copies in pages that every guest reads.
+    // Random bytes are stored uncompressed. Only bytes that occur nowhere else are damaged: pages
+    // that every guest reads may contain copies of others.
     let path = "/var/lib/jiffy/snapshots/one/ram.image";
     let image = jiffy.lab.read(path).expect("it is there");
     let mut places: HashMap<&[u8], Vec<usize>> = (0..12)
@@ -270,7 +270,7 @@ fn a_damaged_chunk_ends_the_vm_that_needs_it_and_no_other() {
     let error = inspected["error"].as_str().unwrap_or_default();
     assert!(error.contains("chunk"), "{inspected}");
     let counted = jiffy.counted("calm");
-    jiffy.counts_beyond("calm", counted);
+    jiffy.wait_for_count_above("calm", counted);
 }
 
 #[test]
@@ -303,8 +303,8 @@ fn a_full_disk_is_explained_and_nothing_is_left() {
             "{arguments:?}: {said}"
         );
         let counted = jiffy.counted("busy");
-        jiffy.counts_beyond("busy", counted);
-        jiffy.leaves_nothing(&before, &arguments.join(" "));
+        jiffy.wait_for_count_above("busy", counted);
+        jiffy.assert_nothing_left(&before, &arguments.join(" "));
     }
     jiffy.sh("rm /var/lib/jiffy/filler");
     jiffy.ok(&["snapshot", "create", "busy", "big"]);

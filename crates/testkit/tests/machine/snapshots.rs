@@ -37,7 +37,7 @@ fn identity(jiffy: &Jiffy, vm: &str) -> Identity {
     }
 }
 
-fn differ(one: &Identity, other: &Identity) {
+fn assert_distinct(one: &Identity, other: &Identity) {
     let what = format!("{one:?} and {other:?}");
     assert_ne!(one.hostname, other.hostname, "{what}");
     assert_ne!(one.machine_id, other.machine_id, "{what}");
@@ -56,7 +56,7 @@ fn numbers(jiffy: &Jiffy, vm: &str) -> Vec<String> {
 }
 
 /// How many numbers two VMs share; they must be the first ones of both.
-fn in_common(one: &[String], other: &[String]) -> u64 {
+fn common_count(one: &[String], other: &[String]) -> u64 {
     let same = one.iter().zip(other).take_while(|(a, b)| a == b).count();
     let ours: HashSet<_> = one.iter().collect();
     let all = other.iter().filter(|number| ours.contains(number)).count();
@@ -74,7 +74,7 @@ fn hash(jiffy: &Jiffy, vm: &str) -> String {
 
 /// Checks that a VM's wall clock equals the machine's to 100 ms. The reading is between two
 /// readings of the machine's clock, so a slow exec does not matter.
-fn tells_the_time(jiffy: &Jiffy, vm: &str) {
+fn assert_clock_is_right(jiffy: &Jiffy, vm: &str) {
     let text = jiffy.sh(&format!(
         "export JIFFY_MACHINE=never; /tests/witness clock; \
          /bin/jiffy exec {vm} witness clock; /tests/witness clock"
@@ -90,14 +90,14 @@ fn tells_the_time(jiffy: &Jiffy, vm: &str) {
 }
 
 #[test]
-fn a_vm_goes_on_and_what_was_captured_goes_on_twice_as_two_others() {
+fn a_captured_vm_continues_and_is_restored_twice() {
     let jiffy = jiffy();
     jiffy.witness("origin", &[], "count /tmp/n");
     // The image has no machine id; a VM whose id is "uninitialized" gets a new one.
     let script = "echo kept > /tmp/kept; echo uninitialized > /etc/machine-id";
     jiffy.ok(&["exec", "origin", "sh", "-c", script]);
-    jiffy.give_python("origin");
-    jiffy.counts_beyond("origin", 2);
+    jiffy.install_python("origin");
+    jiffy.wait_for_count_above("origin", 2);
     // A file whose pages are then in the guest's memory.
     let sum = |vm: &str| jiffy.ok(&["exec", vm, "md5sum", "/bin/busybox"]);
     let read = sum("origin");
@@ -115,7 +115,7 @@ fn a_vm_goes_on_and_what_was_captured_goes_on_twice_as_two_others() {
          /bin/jiffy run --from one -d --name right && wait $left",
     );
     for vm in ["origin", "left", "right"] {
-        jiffy.counts_beyond(vm, after + 3);
+        jiffy.wait_for_count_above(vm, after + 3);
     }
     for vm in ["left", "right"] {
         assert_eq!(jiffy.ok(&["exec", vm, "cat", "/tmp/kept"]), "kept");
@@ -125,8 +125,8 @@ fn a_vm_goes_on_and_what_was_captured_goes_on_twice_as_two_others() {
     let [origin, left, right] =
         ["origin", "left", "right"].map(|vm| (identity(&jiffy, vm), numbers(&jiffy, vm)));
     for (one, other) in [(&origin, &left), (&origin, &right), (&left, &right)] {
-        differ(&one.0, &other.0);
-        let same = in_common(&one.1, &other.1);
+        assert_distinct(&one.0, &other.0);
+        let same = common_count(&one.1, &other.1);
         assert!(
             (before..=after).contains(&same),
             "{same} random numbers are the same; {before} to {after} had been drawn"
@@ -146,7 +146,7 @@ fn a_vm_goes_on_and_what_was_captured_goes_on_twice_as_two_others() {
     );
     assert!(!before[0].contains(&left.0.seeds[0]), "{before:?}");
     for vm in ["origin", "left", "right"] {
-        tells_the_time(&jiffy, vm);
+        assert_clock_is_right(&jiffy, vm);
     }
 
     // The capture of a restored VM holds its changes only, and does not need the first snapshot's
@@ -172,11 +172,11 @@ fn a_vm_goes_on_and_what_was_captured_goes_on_twice_as_two_others() {
         "kept"
     );
     assert_eq!(sum("grandchild"), read);
-    jiffy.counts_beyond("grandchild", counted + 3);
+    jiffy.wait_for_count_above("grandchild", counted + 3);
 }
 
 #[test]
-fn restores_of_an_optimised_snapshot_share_what_they_need_first() {
+fn restores_of_an_optimised_snapshot_share_their_working_set() {
     let jiffy = jiffy();
     jiffy.ok(&["run", "-d", "--name", "origin"]);
     let script = "seq 100000 > /tmp/data";
@@ -229,9 +229,9 @@ fn restores_of_an_optimised_snapshot_share_what_they_need_first() {
 }
 
 #[test]
-fn a_snapshot_is_listed_looked_into_used_and_removed() {
+fn a_snapshot_is_listed_inspected_restored_and_removed() {
     let jiffy = jiffy();
-    let nothing = jiffy.at_rest();
+    let nothing = jiffy.settled_traces();
     jiffy.ok(&["run", "-d", "--name", "plain"]);
     jiffy.ok(&["exec", "plain", "sh", "-c", "echo here > /root/mark"]);
     jiffy.ok(&["snapshot", "create", "--stop", "plain", "kept"]);
@@ -257,11 +257,11 @@ fn a_snapshot_is_listed_looked_into_used_and_removed() {
     jiffy.ok(&["rm", "-f", "user"]);
     jiffy.ok(&["snapshot", "rm", "kept"]);
     jiffy.ok(&["rm", "plain"]);
-    jiffy.leaves_nothing(&nothing, "after all was removed");
+    jiffy.assert_nothing_left(&nothing, "after all was removed");
 }
 
 #[test]
-fn what_cannot_be_is_refused_with_a_sentence() {
+fn impossible_snapshot_requests_are_refused() {
     let jiffy = jiffy();
     jiffy.ok(&["run", "-d", "--name", "plain"]);
     jiffy.ok(&["snapshot", "create", "plain", "taken"]);
@@ -290,7 +290,7 @@ fn what_cannot_be_is_refused_with_a_sentence() {
     assert_ne!(strange, text);
     jiffy
         .lab
-        .write(manifest, 0o600, sealed(&strange))
+        .write(manifest, 0o600, with_checksum(&strange))
         .expect("written");
     let sentence = jiffy.refuses(125, &["run", "-d", "--from", "taken"]);
     assert!(
@@ -301,7 +301,7 @@ fn what_cannot_be_is_refused_with_a_sentence() {
     let next = strange.replacen(r#""version":1"#, r#""version":2"#, 1);
     jiffy
         .lab
-        .write(manifest, 0o600, sealed(&next))
+        .write(manifest, 0o600, with_checksum(&next))
         .expect("written");
     let sentence = jiffy.refuses(125, &["run", "-d", "--from", "taken"]);
     assert!(sentence.contains("version 2"), "{sentence}");
@@ -322,7 +322,7 @@ fn what_cannot_be_is_refused_with_a_sentence() {
 }
 
 /// The manifest with a correct checksum of its content.
-fn sealed(text: &str) -> Vec<u8> {
+fn with_checksum(text: &str) -> Vec<u8> {
     let (head, content) = text.split_once(r#","content":"#).expect("an envelope");
     let content = content.trim_end().strip_suffix('}').expect("an envelope");
     let crc = !content.bytes().fold(!0u32, |crc, byte| {

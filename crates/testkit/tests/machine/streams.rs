@@ -3,7 +3,7 @@
 use crate::support::jiffy;
 
 #[test]
-fn stdout_and_stderr_stay_apart() {
+fn stdout_and_stderr_stay_separate() {
     let jiffy = jiffy();
     let output = jiffy.run(&["run", "--rm", "--", "sh", "-c", "echo out; echo err >&2"]);
     assert_eq!(output.text(), "out");
@@ -36,7 +36,7 @@ fn a_megabyte_of_output_arrives_whole() {
 }
 
 #[test]
-fn a_terminal_has_its_size_and_follows_it() {
+fn a_terminal_has_its_size_and_follows_changes() {
     let jiffy = jiffy();
     let mut session = jiffy
         .command(&["run", "--rm", "-it", "--", "sh"])
@@ -125,7 +125,7 @@ fn a_command_killed_by_a_signal_says_so_by_its_status() {
 }
 
 #[test]
-fn exec_has_streams_and_status_of_its_own() {
+fn exec_has_its_own_streams_and_status() {
     let jiffy = jiffy();
     jiffy.ok(&["run", "-d", "--name", "host"]);
     let output = jiffy

@@ -14,7 +14,7 @@ pub const PATIENCE: Duration = Duration::from_secs(300);
 /// Time limit of a guest's start, seconds, for the daemon that a command starts.
 const START_TIMEOUT: &str = "250";
 
-/// Command that starts the Python of [`Jiffy::give_python`]; options follow.
+/// Command that starts the Python of [`Jiffy::install_python`]; options follow.
 pub const PYTHON: &str =
     "PYTHONHOME=/python /python/ld.so --library-path /python /python/python3 -S";
 
@@ -238,7 +238,7 @@ impl Jiffy {
     }
 
     /// Copies this host's Python into a VM; [`PYTHON`] starts it.
-    pub fn give_python(&self, vm: &str) {
+    pub fn install_python(&self, vm: &str) {
         let script = r#"
             real=$(readlink -f /usr/bin/python3)
             encodings=lib/${real##*/}/encodings
@@ -280,7 +280,7 @@ impl Jiffy {
     }
 
     /// Waits until a VM has counted beyond `count`.
-    pub fn counts_beyond(&self, vm: &str, count: u64) {
+    pub fn wait_for_count_above(&self, vm: &str, count: u64) {
         self.eventually(&format!("{vm} counts"), || self.counted(vm) > count);
     }
 
@@ -293,8 +293,8 @@ impl Jiffy {
         }
     }
 
-    /// Waits until everything that was not there before is gone; panics with what remains.
-    pub fn leaves_nothing(&self, before: &Traces, what: &str) {
+    /// Waits until only the traces `before` are left; panics with the others.
+    pub fn assert_nothing_left(&self, before: &Traces, what: &str) {
         let deadline = Instant::now() + PATIENCE;
         loop {
             let now = self.traces();
@@ -360,7 +360,7 @@ impl Jiffy {
 
     /// [`traces`](Jiffy::traces) once the VMs of earlier commands and of the node itself are gone.
     /// A command is answered before its VM has ended.
-    pub fn at_rest(&self) -> Traces {
+    pub fn settled_traces(&self) -> Traces {
         let mut traces = self.traces();
         self.eventually("the end of all VMs", || {
             traces = self.traces();

@@ -21,7 +21,7 @@ const IN_ORDER: &[&str] = &[
 ];
 
 #[test]
-fn every_step_is_there_and_the_great_ones_are_in_order() {
+fn a_timeline_has_every_step_and_the_main_ones_in_order() {
     let jiffy = jiffy();
     jiffy.ok(&[
         "run",
@@ -67,7 +67,7 @@ fn every_step_is_there_and_the_great_ones_are_in_order() {
 }
 
 #[test]
-fn table_blame_and_chain_are_for_people() {
+fn a_timeline_is_shown_as_table_blame_and_critical_chain() {
     let jiffy = jiffy();
     let output = jiffy.run(&[
         "run",

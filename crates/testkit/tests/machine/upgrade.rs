@@ -9,13 +9,13 @@ use std::path::Path;
 const DATA: &str = "/var/lib/jiffy/release-0.1";
 const RUN: &str = "/run/release-0.1";
 
-struct Old<'a> {
+struct OldNode<'a> {
     jiffy: &'a Jiffy,
 }
 
-impl Old<'_> {
+impl OldNode<'_> {
     /// Unpacks the fixture's data folder in the machine; starts no daemon yet.
-    fn unpacked(jiffy: &Jiffy) -> Old<'_> {
+    fn unpacked(jiffy: &Jiffy) -> OldNode<'_> {
         let fixture = Path::new(env!("CARGO_MANIFEST_DIR"))
             .join("../jiffyd/tests/fixtures/release-0.1/data.tar.zst");
         let packed = zstd::Decoder::new(File::open(fixture).expect("the fixture"));
@@ -39,7 +39,7 @@ impl Old<'_> {
             "mkdir -p {DATA} && tar -C {DATA} -xf /tests/release-0.1.tar && rm /tests/release-0.1.tar"
         );
         jiffy.sh(&unpack);
-        Old { jiffy }
+        OldNode { jiffy }
     }
 
     fn ok(&self, arguments: &[&str]) -> String {
@@ -56,14 +56,14 @@ impl Old<'_> {
     }
 
     /// Checks that its program still counts.
-    fn counts_on(&self, vm: &str) {
+    fn assert_counting(&self, vm: &str) {
         let before = self.counted(vm);
         let counts = || self.counted(vm) > before;
         self.jiffy.eventually(&format!("{vm} counts"), counts);
     }
 }
 
-impl Drop for Old<'_> {
+impl Drop for OldNode<'_> {
     fn drop(&mut self) {
         // Only processes of this node; the other node is used by other tests.
         let script = format!(
@@ -78,9 +78,9 @@ impl Drop for Old<'_> {
 }
 
 #[test]
-fn a_guest_that_release_0_1_captured_goes_on_in_every_way() {
+fn a_guest_captured_by_release_0_1_wakes_forks_and_is_restored() {
     let jiffy = jiffy();
-    let old = Old::unpacked(&jiffy);
+    let old = OldNode::unpacked(&jiffy);
     let listed = old.ok(&["ps", "--all"]);
     assert!(
         listed.contains("sleeper") && listed.contains("Hibernated"),
@@ -91,7 +91,7 @@ fn a_guest_that_release_0_1_captured_goes_on_in_every_way() {
     assert_eq!(old.ok(&["wake", "sleeper"]), "sleeper");
     let kept = old.ok(&["exec", "sleeper", "cat", "/root/first", "/root/note"]);
     assert_eq!(kept, "first\nnote");
-    old.counts_on("sleeper");
+    old.assert_counting("sleeper");
 
     // That init connects to the next daemon as well.
     let kill = format!(
@@ -99,17 +99,17 @@ fn a_guest_that_release_0_1_captured_goes_on_in_every_way() {
          tr '\\0' ' ' < /proc/$pid/cmdline | grep -q {DATA} && kill -9 $pid; done; true"
     );
     jiffy.sh(&kill);
-    old.counts_on("sleeper");
+    old.assert_counting("sleeper");
 
     // Today's programs fork, capture, hibernate and wake it.
     old.ok(&["fork", "sleeper", "--name", "child"]);
     assert_eq!(old.ok(&["exec", "child", "cat", "/root/note"]), "note");
-    old.counts_on("child");
+    old.assert_counting("child");
     old.ok(&["rm", "-f", "child"]);
     old.ok(&["snapshot", "create", "sleeper", "today"]);
     old.ok(&["hibernate", "sleeper"]);
     old.ok(&["wake", "sleeper"]);
-    old.counts_on("sleeper");
+    old.assert_counting("sleeper");
     old.ok(&["rm", "-f", "sleeper"]);
 
     // Incremental captures of both releases are complete.
@@ -119,7 +119,7 @@ fn a_guest_that_release_0_1_captured_goes_on_in_every_way() {
     ] {
         old.ok(&["run", "-d", "--name", "again", "--from", snapshot]);
         assert_eq!(old.ok(&["exec", "again", "cat", file]), text, "{snapshot}");
-        old.counts_on("again");
+        old.assert_counting("again");
         old.ok(&["rm", "-f", "again"]);
     }
 

@@ -25,7 +25,7 @@ pub async fn build(client: &Client, wanted: Build) -> Result<Outcome> {
     let (Some(mut tar), Some(words)) = (child.stdout.take(), child.stderr.take()) else {
         return Err(Failure::new("mmdebstrap's output can't be read"));
     };
-    let words = std::thread::spawn(move || last_words(words));
+    let words = std::thread::spawn(move || last_error_line(words));
     let query = format!(
         "kind=root&from={}{}",
         encoded(&format!("debian {}", wanted.debian)),
@@ -94,7 +94,7 @@ fn mmdebstrap(wanted: &Build) -> Result<Command> {
 }
 
 /// The last line that a program wrote, or the last one with the word "error".
-fn last_words(mut stderr: impl Read) -> String {
+fn last_error_line(mut stderr: impl Read) -> String {
     let mut kept: Vec<u8> = Vec::new();
     let mut piece = [0; 4096];
     loop {
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn mmdebstrap_is_told_what_was_asked_and_nothing_else() {
+    fn mmdebstrap_gets_only_the_requested_options() {
         let command = mmdebstrap(&wanted()).unwrap();
         let arguments: Vec<_> = command
             .get_args()
@@ -163,12 +163,12 @@ mod tests {
     }
 
     #[test]
-    fn the_reason_is_taken_from_what_it_says() {
+    fn the_reason_for_a_failure_is_the_last_error_line() {
         assert_eq!(
-            last_words(&b"I: x\nE: no such suite\nW: y\n"[..]),
+            last_error_line(&b"I: x\nE: no such suite\nW: y\n"[..]),
             "E: no such suite"
         );
-        assert_eq!(last_words(&b"one\ntwo\n\n"[..]), "two");
-        assert_eq!(last_words(&b""[..]), "it printed nothing");
+        assert_eq!(last_error_line(&b"one\ntwo\n\n"[..]), "two");
+        assert_eq!(last_error_line(&b""[..]), "it printed nothing");
     }
 }

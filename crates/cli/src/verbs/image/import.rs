@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn layouts_are_told_from_root_file_systems_and_files_go_as_they_are() {
+    fn folders_are_classified_and_files_are_sent_unchanged() {
         let folder = tempfile::tempdir().unwrap();
         let kind = || Source::open(folder.path().to_owned()).unwrap().kind();
         assert_eq!(kind(), Some("root"));

@@ -120,7 +120,7 @@ fn list(images: &[api::Image], quiet: bool, format: ListFormat) -> Result<()> {
             image.name.clone(),
             image.digest.chars().take(12).collect(),
             size(image.size),
-            here(image),
+            stored_share(image),
             source(image),
             format!("{} ago", age(image.created, now)),
         ]);
@@ -131,7 +131,7 @@ fn list(images: &[api::Image], quiet: bool, format: ListFormat) -> Result<()> {
 }
 
 /// The percentage of its bytes that are stored here.
-fn here(image: &api::Image) -> String {
+fn stored_share(image: &api::Image) -> String {
     match image.size {
         0 => "all".to_owned(),
         size if image.present >= size => "all".to_owned(),

@@ -47,8 +47,7 @@ impl Connection {
 }
 
 /// Resets all TCP connections from these addresses; returns their number. The addresses and routes
-/// must be removed before, so that the peer, which is connected to the VM from which this one was
-/// made, gets no packet.
+/// must be removed before: the peer is still connected to the parent VM and must get no packet.
 pub fn reset(addresses: &[IpAddr]) -> IoResult<usize> {
     let mut netlink = Netlink::open(Some(SOCK_DIAG))?;
     let mut inherited = Vec::new();
@@ -96,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn the_address_at_this_end_is_read() {
+    fn the_local_address_of_a_connection_is_parsed() {
         let local = |family, bytes: &[u8]| Connection::read(&message(family, bytes))?.local();
         let four = IpAddr::from([10, 0, 0, 2]);
         assert_eq!(local(AF_INET, &[10, 0, 0, 2]), Some(four));
@@ -109,7 +108,7 @@ mod tests {
 
     #[test]
     #[ignore = "needs CAP_NET_ADMIN"]
-    fn a_connection_of_this_machines_is_ended() {
+    fn connections_of_a_local_address_are_reset() {
         use std::io::Read;
         use std::net::{TcpListener, TcpStream};
         // An address that no other test uses.
@@ -126,7 +125,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_message_is_read(bytes in proptest::collection::vec(any::<u8>(), 0..100)) {
+        fn any_sock_diag_message_is_parsed_without_panic(bytes in proptest::collection::vec(any::<u8>(), 0..100)) {
             let _ = Connection::read(&bytes).and_then(|connection| connection.local());
         }
     }

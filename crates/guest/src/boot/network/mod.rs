@@ -41,14 +41,18 @@ pub fn configure(interfaces: &[Interface], report: &mut Report) -> Result<(), St
 /// Reconfigures the interfaces of a restored guest. A changed interface first loses addresses and
 /// routes that the new configuration lacks, and connections from removed addresses are reset. Only
 /// then it gets its new MAC address and announces itself to neighbours.
-pub fn renew(old: &[Interface], new: &[Interface], report: &mut Report) -> Result<(), String> {
+pub fn reconfigure(
+    old: &[Interface],
+    new: &[Interface],
+    report: &mut Report,
+) -> Result<(), String> {
     let mut netlink = open()?;
     let mut gone = Vec::new();
     for before in old.iter().filter(|it| !new.contains(it)) {
         let after = new.iter().find(|it| it.name == before.name);
         report.step(&format!("interface {}", before.name), |_| {
             let after = after.map(Plan::of).transpose()?.unwrap_or_default();
-            clear(&mut netlink, &Plan::of(before)?, &after, &mut gone)
+            remove_outdated(&mut netlink, &Plan::of(before)?, &after, &mut gone)
         });
     }
     if !gone.is_empty() {
@@ -66,7 +70,7 @@ pub fn renew(old: &[Interface], new: &[Interface], report: &mut Report) -> Resul
         report.step(&format!("interface {}", interface.name), |_| {
             let plan = Plan::of(&interface)?;
             let index = plan.bring_up(&mut netlink, true)?;
-            plan.take_on_mac(&mut netlink, index)?;
+            plan.change_mac(&mut netlink, index)?;
             plan.connect(&mut netlink, index)
         });
     }
@@ -143,7 +147,7 @@ impl Plan<'_> {
             .index_of(name)
             .map_err(|error| format!("there is no interface {name}: {}", reason(error)))?;
         if self.mac.is_some() {
-            self.expect_nobody_else(restored);
+            self.disable_autoconfiguration(restored);
         }
         netlink
             .set_link(index, self.mtu)
@@ -159,7 +163,7 @@ impl Plan<'_> {
     /// Disables router advertisements and duplicate address detection, or IPv6 altogether if the
     /// interface has no IPv6 address: the host has given this guest a link of its own and
     /// everything it needs. Parameters that the kernel lacks are skipped.
-    fn expect_nobody_else(&self, restored: bool) {
+    fn disable_autoconfiguration(&self, restored: bool) {
         let name = self.name;
         let set = |parameter: &str, value: &[u8]| {
             let path = format!("/proc/sys/net/ipv6/conf/{name}/{parameter}");
@@ -178,12 +182,12 @@ impl Plan<'_> {
 
     /// Sets the MAC address that the device has now, and lets the kernel announce the addresses to
     /// neighbours.
-    fn take_on_mac(&self, netlink: &mut Netlink, index: u32) -> Result<(), String> {
+    fn change_mac(&self, netlink: &mut Netlink, index: u32) -> Result<(), String> {
         let Some(mac) = self.mac else {
             return Ok(());
         };
-        let told = [("ipv4", "arp_notify"), ("ipv6", "ndisc_notify")];
-        for (family, parameter) in told.into_iter().filter(|_| !self.is_known()) {
+        let parameters = [("ipv4", "arp_notify"), ("ipv6", "ndisc_notify")];
+        for (family, parameter) in parameters.into_iter().filter(|_| !self.mac_is_known()) {
             let path = format!("/proc/sys/net/{family}/conf/{}/{parameter}", self.name);
             let _ = files::write(path.as_str(), b"1");
         }
@@ -194,7 +198,7 @@ impl Plan<'_> {
 
     /// Whether the host knows this guest's MAC address. It does if it gave the gateways' addresses:
     /// then no host on this link resolves addresses, and no announcement is needed.
-    fn is_known(&self) -> bool {
+    fn mac_is_known(&self) -> bool {
         let known = |gateway| {
             self.neighbours
                 .iter()
@@ -224,7 +228,7 @@ impl Plan<'_> {
 
 /// Removes from an interface what it has `before` but not `after`; appends removed addresses to
 /// `gone`.
-fn clear(
+fn remove_outdated(
     netlink: &mut Netlink,
     before: &Plan<'_>,
     after: &Plan<'_>,
@@ -241,17 +245,17 @@ fn clear(
         .iter()
         .filter(|it| !after.gateways.contains(it))
     {
-        removed(netlink.remove_default_route(index, *gateway))
+        ignore_missing(netlink.remove_default_route(index, *gateway))
             .map_err(|error| failed(*gateway, error))?;
     }
     let mut neighbours = before.neighbours.iter();
     while let Some((address, _)) = neighbours.find(|it| !after.neighbours.contains(it)) {
-        removed(netlink.remove_neighbour(index, *address))
+        ignore_missing(netlink.remove_neighbour(index, *address))
             .map_err(|error| failed(*address, error))?;
     }
     let mut addresses = before.addresses.iter();
     while let Some((address, prefix)) = addresses.find(|it| !after.addresses.contains(it)) {
-        removed(netlink.remove_address(index, *address, *prefix))
+        ignore_missing(netlink.remove_address(index, *address, *prefix))
             .map_err(|error| failed(*address, error))?;
         gone.push(*address);
     }
@@ -275,7 +279,7 @@ fn link_local(mac: Mac) -> Ipv6Addr {
 }
 
 /// Ignores an error if a program has removed it before.
-fn removed(result: IoResult<()>) -> IoResult<()> {
+fn ignore_missing(result: IoResult<()>) -> IoResult<()> {
     match result {
         Err(Errno::ADDRNOTAVAIL | Errno::SRCH | Errno::NOENT) => Ok(()),
         other => other,
@@ -329,16 +333,16 @@ mod tests {
     }
 
     #[test]
-    fn an_interface_is_checked_whole() {
+    fn every_field_of_an_interface_is_checked() {
         let interface = interface();
         let plan = Plan::of(&interface).unwrap();
         assert_eq!(plan.addresses.len(), 3);
         assert_eq!(plan.addresses[2].0.to_string(), "fe80::4a:46ff:fe00:1");
         assert_eq!(plan.neighbours[0].1.to_string(), "02:4a:46:00:00:02");
-        assert!(plan.is_known());
+        assert!(plan.mac_is_known());
         let mut asked_for = interface.clone();
         asked_for.neighbours.clear();
-        assert!(!Plan::of(&asked_for).unwrap().is_known());
+        assert!(!Plan::of(&asked_for).unwrap().mac_is_known());
         type Change = fn(&mut Interface);
         let wrong: [(Change, &str); 5] = [
             (|it| it.name = "..".into(), "not the name"),

@@ -326,7 +326,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_answer_is_read_to_its_end(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+        fn any_netlink_answer_is_parsed_to_its_end(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
             for (_, _, body) in messages(&bytes) {
                 let _ = outcome(body);
             }

@@ -1,6 +1,6 @@
 //! Runs as PID 1 of the guest.
 
-#![allow(unsafe_code)] // A vsock socket, which std has not.
+#![allow(unsafe_code)] // A vsock socket, which std lacks.
 
 use super::{CHECK, DISK_BYTES, LINE, PORT, Result, SECTOR, line, next_sum, place};
 use std::fs::{self, File, OpenOptions};
@@ -40,14 +40,14 @@ fn work() -> Result<std::convert::Infallible> {
         sector.resize(SECTOR as usize, 0);
         disk.write_all_at(&sector, place(number))?;
         while let Err(error) = send(&mut connection, &line, &lines, number) {
-            // A reset means that the guest was restored; the host knows how far it has read.
+            // A reset means that the guest was restored. The host knows which lines it has read.
             if !matches!(error.raw_os_error(), Some(error) if is_reset(error)) {
                 return Err(error.into());
             }
             connection = None;
         }
         if let Some(connection) = &mut connection
-            && asked(connection)?
+            && check_requested(connection)?
         {
             let said = check(&lines, &disk, number)?;
             connection.write_all(said.as_bytes())?;
@@ -114,7 +114,7 @@ fn connect() -> io::Result<File> {
 }
 
 /// Whether the host has asked for a check.
-fn asked(connection: &File) -> io::Result<bool> {
+fn check_requested(connection: &File) -> io::Result<bool> {
     let mut byte = [0u8];
     // SAFETY: the kernel writes at most one byte, which exists.
     let got = unsafe {

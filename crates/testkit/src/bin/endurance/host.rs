@@ -36,9 +36,9 @@ struct Received {
 }
 
 #[derive(Clone, Default)]
-struct Desk(Arc<(Mutex<Received>, Condvar)>);
+struct SharedState(Arc<(Mutex<Received>, Condvar)>);
 
-impl Desk {
+impl SharedState {
     fn lock(&self) -> MutexGuard<'_, Received> {
         self.0.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -99,10 +99,10 @@ pub fn host(cycles: &str, memory_mib: &str) -> Result<()> {
 fn run(cycles: u64, size_mib: u32, folder: &Path) -> Result<()> {
     let path = |name: &str| folder.join(name);
     File::create(path("disk"))?.set_len(DISK_BYTES)?;
-    let desk = Desk::default();
-    desk.lock().sum = 1;
+    let shared = SharedState::default();
+    shared.lock().sum = 1;
     let listener = UnixListener::bind(path(&format!("vsock.sock_{PORT}")))?;
-    let receiver = desk.clone();
+    let receiver = shared.clone();
     std::thread::spawn(move || receive(&listener, &receiver));
     let mut config = config(size_mib, folder);
     let begun = Instant::now();
@@ -112,26 +112,27 @@ fn run(cycles: u64, size_mib: u32, folder: &Path) -> Result<()> {
         received.connections > connections && received.last >= received.last_before + PROGRESS
     };
     for cycle in 0..cycles {
-        desk.until("the guest's lines", &mut vmm, |received| {
-            goes_on(received, connections)
-        })
-        .map_err(|error| format!("after {cycle} restores: {error}"))?;
+        shared
+            .until("the guest's lines", &mut vmm, |received| {
+                goes_on(received, connections)
+            })
+            .map_err(|error| format!("after {cycle} restores: {error}"))?;
         let captured = monitor::capture(&folder.join(CONTROL), false)?;
         drop(vmm);
         config.restore = Some(captured.for_child()?);
-        connections = desk.lock().connections;
+        connections = shared.lock().connections;
         vmm = start(&config, &path("vmm.json"))?;
     }
-    desk.until("the last lines", &mut vmm, |received| {
+    shared.until("the last lines", &mut vmm, |received| {
         goes_on(received, connections)
     })?;
-    if let Some(stream) = &mut desk.lock().stream {
+    if let Some(stream) = &mut shared.lock().stream {
         stream.write_all(&[CHECK])?;
     }
-    desk.until("the guest's check", &mut vmm, |received| {
+    shared.until("the guest's check", &mut vmm, |received| {
         received.said.is_some()
     })?;
-    let received = desk.lock();
+    let received = shared.lock();
     println!(
         "{cycles} restores, {} connections, {} lines in {:.1} s: {}",
         received.connections,
@@ -183,21 +184,21 @@ fn config(size_mib: u32, folder: &Path) -> VmmConfig {
 }
 
 /// Accepts connections and tells each guest the number of the line to begin with.
-fn receive(listener: &UnixListener, desk: &Desk) {
+fn receive(listener: &UnixListener, shared: &SharedState) {
     for stream in listener.incoming().flatten() {
-        if let Err(error) = hear(stream, desk) {
-            return desk.change(|received| received.wrong = Some(error.to_string()));
+        if let Err(error) = read_lines(stream, shared) {
+            return shared.change(|received| received.wrong = Some(error.to_string()));
         }
     }
 }
 
-fn hear(mut stream: UnixStream, desk: &Desk) -> Result<()> {
-    let wanted = desk.lock().last + 1;
+fn read_lines(mut stream: UnixStream, shared: &SharedState) -> Result<()> {
+    let wanted = shared.lock().last + 1;
     if stream.write_all(&wanted.to_le_bytes()).is_err() {
         return Ok(());
     }
     let kept = stream.try_clone()?;
-    desk.change(|received| {
+    shared.change(|received| {
         received.connections += 1;
         received.last_before = received.last;
         received.stream = Some(kept);
@@ -210,7 +211,7 @@ fn hear(mut stream: UnixStream, desk: &Desk) -> Result<()> {
         if reader.read_until(b'\n', &mut text).is_err() || text.last() != Some(&b'\n') {
             return Ok(());
         }
-        let mut received = desk.lock();
+        let mut received = shared.lock();
         let number = received.last + 1;
         let sum = next_sum(received.sum, number);
         if text == line(number, sum) {
@@ -222,7 +223,7 @@ fn hear(mut stream: UnixStream, desk: &Desk) -> Result<()> {
             return Err(format!("in the place of line {number} came {found:?}").into());
         }
         drop(received);
-        desk.0.1.notify_all();
+        shared.0.1.notify_all();
     }
 }
 

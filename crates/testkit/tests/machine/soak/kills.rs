@@ -8,16 +8,16 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 /// Most commands that begin between two kills.
-const APART: u64 = 8;
+const MOST_COMMANDS_BETWEEN_KILLS: u64 = 8;
 /// Longest additional delay before a kill.
 const DELAY_MS: u64 = 800;
 /// Longest wait for these commands to begin.
-const NO_LONGER: Duration = Duration::from_secs(10);
+const LONGEST_WAIT: Duration = Duration::from_secs(10);
 /// A pager that dies more than five times within 10 s is not restarted.
-const PAGERS_APART: Duration = Duration::from_millis(2500);
+const PAGER_KILL_INTERVAL: Duration = Duration::from_millis(2500);
 /// Time limit for a VMM to find the next pager, `JIFFY_PAGER_PATIENCE_MS`; until then missing pages
 /// of its memory can't be served.
-const PAGER_RETURNS: Duration = Duration::from_secs(60);
+const PAGER_RESTART_LIMIT: Duration = Duration::from_secs(60);
 /// Limits on the descriptors and memory of `jiffyd`.
 const MOST_DESCRIPTORS: u64 = 512;
 const MOST_KIB: u64 = 96 << 10;
@@ -68,26 +68,26 @@ pub struct Kills {
 
 impl Kills {
     /// Whether a client was killed since then.
-    pub fn of_a_client_since(&self, began: Instant) -> bool {
+    pub fn client_killed_since(&self, began: Instant) -> bool {
         self.last_client.is_some_and(|last| last >= began)
     }
 
     /// Whether a kill explains the failure of a command that began at `began`: any kill since then,
     /// an earlier kill of this VM's VMM, or a recent kill of the pager if the message is about the
     /// pager.
-    pub fn explain(&self, began: Instant, vm: Option<&str>, said: &str) -> bool {
+    pub fn explains(&self, began: Instant, vm: Option<&str>, said: &str) -> bool {
         let pager = self.last_pager.filter(|_| said.contains("from the pager"));
         self.last.is_some_and(|last| last >= began)
             || vm.is_some_and(|vm| self.monitors.contains_key(vm))
-            || pager.is_some_and(|last| last + PAGER_RETURNS >= began)
+            || pager.is_some_and(|last| last + PAGER_RESTART_LIMIT >= began)
     }
 
     /// The killed process that was this VM's VMM.
-    pub fn monitor_of(&self, vm: &str) -> Option<u64> {
+    pub fn killed_vmm_of(&self, vm: &str) -> Option<u64> {
         self.monitors.get(vm).copied()
     }
 
-    /// The VM has another VMM, or needs none: the kill explains no later failure.
+    /// Forgets the kill of this VM's VMM: the VM has a new one or needs none.
     pub fn forget(&mut self, vm: &str) {
         self.monitors.remove(vm);
     }
@@ -109,11 +109,11 @@ pub fn kill_until(
     until: Instant,
 ) -> Result<(), String> {
     while trial.goes_on() && Instant::now() < until {
-        let commands = plan.below(APART) as usize;
+        let commands = plan.below(MOST_COMMANDS_BETWEEN_KILLS) as usize;
         let delay = Duration::from_millis(plan.below(DELAY_MS));
         let (kind, which) = (plan.below(12), plan.below(1 << 16));
         let wanted = trial.begun.load(Ordering::Relaxed) + commands;
-        let waits = (Instant::now() + NO_LONGER).min(until);
+        let waits = (Instant::now() + LONGEST_WAIT).min(until);
         while trial.begun.load(Ordering::Relaxed) < wanted && Instant::now() < waits {
             sleep(Duration::from_millis(10));
         }
@@ -139,7 +139,7 @@ fn kill(trial: &Trial, victim: Victim, which: u64) {
     let mut kills = trial.kills.lock().unwrap();
     let takes_pager = matches!(victim, Victim::Pager | Victim::DaemonAndPager);
     if let Some(last) = kills.last_pager.filter(|_| takes_pager) {
-        sleep(PAGERS_APART.saturating_sub(last.elapsed()));
+        sleep(PAGER_KILL_INTERVAL.saturating_sub(last.elapsed()));
     }
     let killed = match victim {
         Victim::Daemon => one_of(trial, "jiffyd", "KILL", which, &[]),

@@ -4,9 +4,9 @@
 //! A seed, which is printed, determines the sequence: `SOAK_SEED=N` repeats it, and
 //! `SOAK_SECONDS=N` sets the duration. The timing of the steps depends on the machine.
 
+mod baseline;
 mod kills;
 mod plan;
-mod rest;
 mod steps;
 mod trial;
 mod vms;
@@ -14,8 +14,8 @@ mod worker;
 
 use crate::registry::Registry;
 use crate::support::jiffy;
+use baseline::Baseline;
 use plan::Plan;
-use rest::Rest;
 use std::io::Write as _;
 use std::sync::atomic::Ordering;
 use std::thread;
@@ -43,7 +43,7 @@ fn say(text: &str) {
 }
 
 #[test]
-fn whatever_is_killed_under_load_nothing_is_lost_or_left() {
+fn killing_processes_under_load_loses_and_leaks_nothing() {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let random = || now.map_or(1, |now| u64::from(now.subsec_nanos()));
     let seed = number("SOAK_SEED").unwrap_or_else(random);
@@ -54,7 +54,7 @@ fn whatever_is_killed_under_load_nothing_is_lost_or_left() {
     let result = soak(&trial, seed, time);
     say(&trial.summary());
     if let Err(why) = result {
-        trial.over.store(true, Ordering::Relaxed);
+        trial.stopping.store(true, Ordering::Relaxed);
         panic!("SOAK_SEED={seed}: {why}\n{}", trial.report());
     }
 }
@@ -65,7 +65,7 @@ fn soak(trial: &Trial, seed: u64, time: Duration) -> Result<(), String> {
     let jiffy = trial.jiffy;
     let registry = Registry::start(jiffy);
     trial.warm_up()?;
-    let first = Rest::of(jiffy, &[]);
+    let first = Baseline::of(jiffy, &[]);
     let keepers = Keepers::start(trial)?;
     let mut workers: Vec<Worker> = (0..WORKERS)
         .map(|number| Worker::new(trial, number, Plan::of(seed, number + 1)))
@@ -75,17 +75,17 @@ fn soak(trial: &Trial, seed: u64, time: Duration) -> Result<(), String> {
     let share = time / u32::try_from(rounds).unwrap_or(u32::MAX);
     for round in 0..rounds {
         trial.warm_up()?;
-        let before = Rest::of(jiffy, &keepers.ids());
+        let before = Baseline::of(jiffy, &keepers.ids());
         let spares_daemon = round % 2 == 1;
         run_round(trial, &mut workers, &mut kills, spares_daemon, share)?;
         remove_late_ones(trial)?;
         // Blobs of an interrupted pull are kept; a complete pull and its removal remove them.
-        trial.must(&["pull", &steps::image()])?;
+        trial.retry_until_done(&["pull", &steps::image()])?;
         trial.eventually("the image is removed", || steps::remove_image(trial))?;
-        keepers.are_well(trial)?;
+        keepers.check(trial)?;
         trial.has_not_panicked()?;
         trial.warm_up()?;
-        before.is_again(jiffy, &keepers.ids(), spares_daemon)?;
+        before.wait_until_restored(jiffy, &keepers.ids(), spares_daemon)?;
         say(&format!(
             "round {} of {rounds}: {}",
             round + 1,
@@ -94,7 +94,7 @@ fn soak(trial: &Trial, seed: u64, time: Duration) -> Result<(), String> {
     }
     keepers.remove(trial)?;
     trial.warm_up()?;
-    first.is_again(jiffy, &[], false)?;
+    first.wait_until_restored(jiffy, &[], false)?;
     drop(registry);
     match trial.succeeded() {
         true => Ok(()),
@@ -102,8 +102,8 @@ fn soak(trial: &Trial, seed: u64, time: Duration) -> Result<(), String> {
     }
 }
 
-/// Removes what was made late: a request of a killed client may finish after the client's worker
-/// has looked for its result. No new requests are sent meanwhile.
+/// Removes late results: a request of a killed client may finish after the client's worker has
+/// looked for its result. No new requests are sent meanwhile.
 fn remove_late_ones(trial: &Trial) -> Result<(), String> {
     let list = "/bin/jiffy ps -a | awk '$2 ~ /^w[0-9]+-(vm|from|child)/ { print \"vm\", $2 }'; \
                 /bin/jiffy snapshot ls | awk '$1 ~ /^w[0-9]+-shot/ { print \"snapshot\", $1 }'";
@@ -112,8 +112,8 @@ fn remove_late_ones(trial: &Trial) -> Result<(), String> {
         for line in late.lines() {
             trial.note(&format!("made late: {line}"));
             match line.split_once(' ') {
-                Some(("vm", name)) => trial.must(&["rm", "-f", name])?,
-                Some((_, name)) => trial.must(&["snapshot", "rm", name])?,
+                Some(("vm", name)) => trial.retry_until_done(&["rm", "-f", name])?,
+                Some((_, name)) => trial.retry_until_done(&["snapshot", "rm", name])?,
                 None => return Err(line.to_owned()),
             };
         }
@@ -131,16 +131,16 @@ fn run_round(
     time: Duration,
 ) -> Result<(), String> {
     let until = Instant::now() + time;
-    trial.over.store(false, Ordering::Relaxed);
+    trial.stopping.store(false, Ordering::Relaxed);
     thread::scope(|scope| {
-        let killer =
-            scope.spawn(|| trial.does(|| kills::kill_until(trial, plan, spares_daemon, until)));
+        let killer = scope
+            .spawn(|| trial.run_or_stop(|| kills::kill_until(trial, plan, spares_daemon, until)));
         for worker in workers {
-            scope.spawn(|| trial.does(|| worker.work()));
+            scope.spawn(|| trial.run_or_stop(|| worker.work()));
         }
         // Without kills each worker completes its step, and the rest must succeed.
         let ended = killer.join();
-        trial.over.store(true, Ordering::Relaxed);
+        trial.stopping.store(true, Ordering::Relaxed);
         ended.expect("nobody panics");
     });
     trial.result()

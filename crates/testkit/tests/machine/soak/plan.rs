@@ -4,7 +4,7 @@
 pub struct Plan(u64);
 
 impl Plan {
-    /// Each worker and the killer have a plan of their own.
+    /// The plan of a worker or of the killer.
     pub fn of(seed: u64, whose: u64) -> Plan {
         let mixed = seed ^ (whose + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let mut plan = Plan(mixed | 1);

@@ -31,8 +31,8 @@ fn is_being_optimised(said: &str) -> bool {
 
 impl Worker<'_> {
     /// Runs a command in a new VM, which boots or comes from a golden snapshot.
-    pub fn runs(&mut self, cold: bool) -> Result<(), String> {
-        let name = self.fresh("run");
+    pub fn run_command(&mut self, cold: bool) -> Result<(), String> {
+        let name = self.new_name("run");
         let mut arguments = vec!["run", "--rm", "--name", &name];
         arguments.extend(cold.then_some("--cold"));
         arguments.extend(["--", "echo", &name]);
@@ -42,7 +42,7 @@ impl Worker<'_> {
         }
     }
 
-    pub fn execs(&mut self) -> Result<(), String> {
+    pub fn exec_command(&mut self) -> Result<(), String> {
         let trial = self.trial;
         let Some(vm) = self.vm()? else { return Ok(()) };
         if !vm.answers(trial)? {
@@ -52,26 +52,26 @@ impl Worker<'_> {
     }
 
     /// Hibernates the VM. It is woken now or by a later step.
-    pub fn sleeps(&mut self, wakes: bool) -> Result<(), String> {
-        let Some(vm) = self.awake()? else {
+    pub fn hibernate_vm(&mut self, wakes: bool) -> Result<(), String> {
+        let Some(vm) = self.take_running_vm()? else {
             return Ok(());
         };
         let mut answer = vm.ask(self.trial, &["hibernate", &vm.name])?;
         if matches!(answer, Answer::Done(_)) && wakes {
             answer = vm.ask(self.trial, &["wake", &vm.name])?;
         }
-        self.keeps(vm, &answer)
+        self.give_back(vm, &answer)
     }
 
     /// Takes the worker's VM and makes sure that it runs, because a hibernated VM can't be
     /// captured. The caller must give it back.
-    fn awake(&mut self) -> Result<Option<Vm>, String> {
-        self.execs()?;
+    fn take_running_vm(&mut self) -> Result<Option<Vm>, String> {
+        self.exec_command()?;
         Ok(self.vm.take())
     }
 
     /// Gives the VM back. After a failure its state is checked first.
-    fn keeps(&mut self, vm: Vm, answer: &Answer) -> Result<(), String> {
+    fn give_back(&mut self, vm: Vm, answer: &Answer) -> Result<(), String> {
         let failed = !matches!(answer, Answer::Done(_));
         if failed {
             // A request of a killed client may still be processed; this command waits for it.
@@ -85,24 +85,24 @@ impl Worker<'_> {
         Ok(())
     }
 
-    pub fn captures(&mut self, slot: usize) -> Result<(), String> {
-        self.removes_snapshot(slot)?;
-        let Some(vm) = self.awake()? else {
+    pub fn capture_vm(&mut self, slot: usize) -> Result<(), String> {
+        self.remove_snapshot(slot)?;
+        let Some(vm) = self.take_running_vm()? else {
             return Ok(());
         };
-        let name = self.fresh("shot");
+        let name = self.new_name("shot");
         let answer = vm.ask(self.trial, &["snapshot", "create", &vm.name, &name])?;
         let token = vm.token.clone();
-        self.keeps(vm, &answer)?;
+        self.give_back(vm, &answer)?;
         // A command that failed may have made the snapshot; then it is complete.
-        if matches!(answer, Answer::Done(_)) || self.snapshots_there()?.contains(&name) {
+        if matches!(answer, Answer::Done(_)) || self.snapshot_names()?.contains(&name) {
             self.snapshots[slot] = Some(Snapshot { name, token });
         }
         Ok(())
     }
 
-    fn snapshots_there(&self) -> Result<Vec<String>, String> {
-        let list = self.trial.must(&["snapshot", "ls"])?;
+    fn snapshot_names(&self) -> Result<Vec<String>, String> {
+        let list = self.trial.retry_until_done(&["snapshot", "ls"])?;
         let names = list
             .lines()
             .skip(1)
@@ -110,7 +110,7 @@ impl Worker<'_> {
         Ok(names.map(str::to_owned).collect())
     }
 
-    pub fn removes_snapshot(&mut self, slot: usize) -> Result<(), String> {
+    pub fn remove_snapshot(&mut self, slot: usize) -> Result<(), String> {
         let Some(Snapshot { name, .. }) = self.snapshots[slot].take() else {
             return Ok(());
         };
@@ -130,23 +130,23 @@ impl Worker<'_> {
         }
     }
 
-    pub fn restores(&mut self, slot: usize) -> Result<(), String> {
+    pub fn restore_vm(&mut self, slot: usize) -> Result<(), String> {
         if self.snapshots[slot].is_none() {
-            return self.captures(slot);
+            return self.capture_vm(slot);
         }
-        self.restores_one(slot).map(|_| ())
+        self.try_restore(slot).map(|_| ())
     }
 
     /// Starts a VM from a snapshot, if there is one, and checks that it has the captured data.
     /// False if a kill prevented it.
-    pub fn restores_one(&mut self, slot: usize) -> Result<bool, String> {
+    pub fn try_restore(&mut self, slot: usize) -> Result<bool, String> {
         let Some(snapshot) = &self.snapshots[slot] else {
             return Ok(true);
         };
-        let name = self.fresh("from");
+        let name = self.new_name("from");
         let run = ["run", "-d", "--from", &snapshot.name, "--name", &name];
         let Answer::Done(id) = self.trial.ask(None, &run)? else {
-            self.trial.must(&["rm", "-f", &name])?;
+            self.trial.retry_until_done(&["rm", "-f", &name])?;
             return Ok(false);
         };
         let vm = Vm::acknowledged(&name, id, &snapshot.token);
@@ -157,8 +157,8 @@ impl Worker<'_> {
         Ok(answers)
     }
 
-    pub fn optimises(&mut self, slot: usize) -> Result<(), String> {
-        if !self.restores_one(slot)? {
+    pub fn optimise_snapshot(&mut self, slot: usize) -> Result<(), String> {
+        if !self.try_restore(slot)? {
             return Ok(());
         }
         let Some(snapshot) = &self.snapshots[slot] else {
@@ -172,11 +172,11 @@ impl Worker<'_> {
         Ok(())
     }
 
-    pub fn forks(&mut self, count: u64) -> Result<(), String> {
-        let Some(vm) = self.awake()? else {
+    pub fn fork_vm(&mut self, count: u64) -> Result<(), String> {
+        let Some(vm) = self.take_running_vm()? else {
             return Ok(());
         };
-        let (trial, child) = (self.trial, self.fresh("child"));
+        let (trial, child) = (self.trial, self.new_name("child"));
         let number = count.to_string();
         let fork = ["fork", &vm.name, "-n", &number, "--name", &child];
         let answer = vm.ask(trial, &fork)?;
@@ -190,27 +190,27 @@ impl Worker<'_> {
         } else {
             let several = (1..=count).map(|n| format!("{child}-{n}"));
             for name in std::iter::once(child.clone()).chain(several) {
-                trial.must(&["rm", "-f", &name])?;
+                trial.retry_until_done(&["rm", "-f", &name])?;
             }
         }
-        self.keeps(vm, &answer)
+        self.give_back(vm, &answer)
     }
 
-    pub fn pauses(&mut self) -> Result<(), String> {
-        let Some(vm) = self.awake()? else {
+    pub fn pause_vm(&mut self) -> Result<(), String> {
+        let Some(vm) = self.take_running_vm()? else {
             return Ok(());
         };
         let mut answer = vm.ask(self.trial, &["pause", &vm.name])?;
         if matches!(answer, Answer::Done(_)) {
             answer = vm.ask(self.trial, &["resume", &vm.name])?;
         }
-        self.keeps(vm, &answer)
+        self.give_back(vm, &answer)
     }
 
     /// Stops the VM's command; then the VM boots again without its memory.
-    pub fn stops(&mut self) -> Result<(), String> {
+    pub fn stop_vm(&mut self) -> Result<(), String> {
         let trial = self.trial;
-        let Some(mut vm) = self.awake()? else {
+        let Some(mut vm) = self.take_running_vm()? else {
             return Ok(());
         };
         let answer = vm.ask(trial, &["stop", "-t", "1", &vm.name])?;
@@ -223,7 +223,7 @@ impl Worker<'_> {
             vm.ask(trial, &["stop", "-t", "1", &vm.name])?;
             fate = vm.fate_of_stopped(trial)?;
         }
-        vm.token = self.fresh("token");
+        vm.token = self.new_name("token");
         while fate == Fate::Ended {
             vm.ask(trial, &["start", &vm.name])?;
             fate = vm.fate_of_stopped(trial)?;
@@ -234,13 +234,13 @@ impl Worker<'_> {
         Ok(())
     }
 
-    pub fn removes_vm(&mut self) -> Result<(), String> {
+    pub fn remove_vm(&mut self) -> Result<(), String> {
         self.vm.take().map_or(Ok(()), |vm| vm.remove(self.trial))
     }
 
     /// Pulls an image that other workers pull and remove as well.
-    pub fn pulls(&mut self) -> Result<(), String> {
-        let (image, name) = (image(), self.fresh("pulled"));
+    pub fn pull_image(&mut self) -> Result<(), String> {
+        let (image, name) = (image(), self.new_name("pulled"));
         self.trial.ask(None, &["pull", &image])?;
         let run = ["run", "--rm", "--name", &name, &image];
         match self.trial.ask(None, &run)? {
@@ -252,14 +252,16 @@ impl Worker<'_> {
     }
 
     /// Checks that acknowledged snapshots and VMs are listed.
-    pub fn lists(&mut self) -> Result<(), String> {
-        let there = self.snapshots_there()?;
+    pub fn check_lists(&mut self) -> Result<(), String> {
+        let there = self.snapshot_names()?;
         for snapshot in self.snapshots.iter().flatten() {
             if !there.contains(&snapshot.name) {
                 return Err(format!("{} was made, and is not listed", snapshot.name));
             }
         }
-        let list = self.trial.must(&["ps", "-a", "--format", "json"])?;
+        let list = self
+            .trial
+            .retry_until_done(&["ps", "-a", "--format", "json"])?;
         let list: Value =
             serde_json::from_str(&list).map_err(|error| format!("{error}: {list}"))?;
         let Some(vm) = &self.vm else { return Ok(()) };

@@ -10,11 +10,11 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// A command that takes longer hangs. Longer than the time limit of a guest's start.
-const HANGS: Duration = Duration::from_secs(300);
+const HANG_LIMIT: Duration = Duration::from_secs(300);
 /// Number of polls for a standby and a spare between two runs that make the node prepare them.
-const LOOKS: u32 = 50;
+const POLLS_PER_RUN: u32 = 50;
 /// Number of events in a report.
-const LAST: usize = 80;
+const MOST_EVENTS: usize = 80;
 /// Exit status of a `jiffy` that failed, and of one killed by SIGKILL.
 const FAILED: i32 = 125;
 const KILLED: i32 = 137;
@@ -33,7 +33,7 @@ pub enum Answer {
 pub struct Trial<'a> {
     pub jiffy: &'a Jiffy,
     /// Whether workers must finish.
-    pub over: AtomicBool,
+    pub stopping: AtomicBool,
     pub kills: Mutex<Kills>,
     /// Number of commands begun; the killer waits for a number of them.
     pub begun: AtomicUsize,
@@ -48,7 +48,7 @@ impl<'a> Trial<'a> {
     pub fn new(jiffy: &'a Jiffy) -> Trial<'a> {
         Trial {
             jiffy,
-            over: AtomicBool::new(false),
+            stopping: AtomicBool::new(false),
             kills: Mutex::default(),
             begun: AtomicUsize::new(0),
             done: AtomicUsize::new(0),
@@ -60,13 +60,13 @@ impl<'a> Trial<'a> {
     }
 
     pub fn goes_on(&self) -> bool {
-        !self.over.load(Ordering::Relaxed)
+        !self.stopping.load(Ordering::Relaxed)
     }
 
     /// Adds a line to the report.
     pub fn note(&self, what: &str) {
         let mut events = self.events.lock().unwrap();
-        if events.len() == LAST {
+        if events.len() == MOST_EVENTS {
             events.pop_front();
         }
         let at = self.since.elapsed().as_secs_f64();
@@ -75,11 +75,11 @@ impl<'a> Trial<'a> {
 
     /// Runs `work`. A failure ends all work. Only the first failure is kept, because it may cause
     /// others.
-    pub fn does(&self, work: impl FnOnce() -> Result<(), String>) {
+    pub fn run_or_stop(&self, work: impl FnOnce() -> Result<(), String>) {
         if let Err(why) = work() {
             self.note(&format!("FAILURE: {why}"));
             self.failure.lock().unwrap().get_or_insert(why);
-            self.over.store(true, Ordering::Relaxed);
+            self.stopping.store(true, Ordering::Relaxed);
         }
     }
 
@@ -102,7 +102,7 @@ impl<'a> Trial<'a> {
     ) -> Result<Answer, String> {
         let began = Instant::now();
         self.begun.fetch_add(1, Ordering::Relaxed);
-        let command = self.jiffy.command(arguments).time_limit(HANGS);
+        let command = self.jiffy.command(arguments).time_limit(HANG_LIMIT);
         let output = command.output().map_err(|error| format!("{error:#}"))?;
         let line = format!("jiffy {}", arguments.join(" "));
         let (code, said) = (output.code(), output.error_text());
@@ -120,17 +120,17 @@ impl<'a> Trial<'a> {
         // Waits for a kill in progress.
         let kills = self.kills.lock().unwrap();
         match code {
-            KILLED if kills.of_a_client_since(began) => Ok(Answer::Failed),
+            KILLED if kills.client_killed_since(began) => Ok(Answer::Failed),
             FAILED if !is_one_sentence(&output) => Err(format!("no one sentence: {}", what())),
             FAILED if tolerates(&said) => Ok(Answer::Refused),
-            FAILED if kills.explain(began, vm, &said) => Ok(Answer::Failed),
+            FAILED if kills.explains(began, vm, &said) => Ok(Answer::Failed),
             FAILED => Err(format!("without a reason: {}", what())),
             _ => Err(what()),
         }
     }
 
     /// Repeats a command until it succeeds; `None` if the VMM of this VM (an id) was killed.
-    pub fn insist(&self, vm: Option<&str>, arguments: &[&str]) -> Result<Option<String>, String> {
+    pub fn retry(&self, vm: Option<&str>, arguments: &[&str]) -> Result<Option<String>, String> {
         loop {
             match self.ask(vm, arguments)? {
                 Answer::Done(text) => return Ok(Some(text)),
@@ -141,12 +141,12 @@ impl<'a> Trial<'a> {
     }
 
     /// Repeats a command that needs no running VM until it succeeds.
-    pub fn must(&self, arguments: &[&str]) -> Result<String, String> {
-        Ok(self.insist(None, arguments)?.expect("of no VM"))
+    pub fn retry_until_done(&self, arguments: &[&str]) -> Result<String, String> {
+        Ok(self.retry(None, arguments)?.expect("of no VM"))
     }
 
     fn was_killed(&self, vm: &str) -> bool {
-        self.kills.lock().unwrap().monitor_of(vm).is_some()
+        self.kills.lock().unwrap().killed_vmm_of(vm).is_some()
     }
 
     /// Waits until a condition holds.
@@ -155,10 +155,10 @@ impl<'a> Trial<'a> {
         what: &str,
         mut holds: impl FnMut() -> Result<bool, String>,
     ) -> Result<(), String> {
-        let deadline = Instant::now() + HANGS;
+        let deadline = Instant::now() + HANG_LIMIT;
         while !holds()? {
             if Instant::now() >= deadline {
-                return Err(format!("{what}: not within {HANGS:?}"));
+                return Err(format!("{what}: not within {HANG_LIMIT:?}"));
             }
             std::thread::sleep(Duration::from_millis(50));
         }
@@ -173,8 +173,8 @@ impl<'a> Trial<'a> {
         self.eventually("a VM and a VMM kept ready", || {
             // A run makes the node prepare the next standby. If that fails, the node does not retry
             // before the next run.
-            if looks % LOOKS == 0 {
-                self.must(&["run", "--rm", "--", "true"])?;
+            if looks % POLLS_PER_RUN == 0 {
+                self.retry_until_done(&["run", "--rm", "--", "true"])?;
             }
             looks += 1;
             Ok(!self.jiffy.standbys().is_empty() && !self.jiffy.sh(spares).is_empty())

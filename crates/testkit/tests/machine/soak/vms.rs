@@ -31,7 +31,7 @@ impl Vm {
     pub fn start(trial: &Trial, name: &str, token: &str) -> Result<Option<Vm>, String> {
         let run = ["run", "-d", "--name", name, "--", "sh", "-c", COUNT];
         let Answer::Done(id) = trial.ask(None, &run)? else {
-            trial.must(&["rm", "-f", name])?;
+            trial.retry_until_done(&["rm", "-f", name])?;
             return Ok(None);
         };
         let vm = Vm::acknowledged(name, id, token);
@@ -101,7 +101,7 @@ impl Vm {
         trial.eventually(&what, || {
             let vm = inspect(trial, &self.name)?;
             let mut kills = trial.kills.lock().unwrap();
-            let killed = kills.monitor_of(&self.id);
+            let killed = kills.killed_vmm_of(&self.id);
             fate = match vm["state"].as_str().unwrap_or_default() {
                 // The node may not know of its end yet.
                 "running" | "paused" if killed.is_some() && killed == vm["pid"].as_u64() => {
@@ -131,7 +131,7 @@ impl Vm {
     }
 
     pub fn remove(&self, trial: &Trial) -> Result<(), String> {
-        trial.must(&["rm", "-f", &self.name])?;
+        trial.retry_until_done(&["rm", "-f", &self.name])?;
         trial.kills.lock().unwrap().forget(&self.id);
         Ok(())
     }
@@ -139,7 +139,7 @@ impl Vm {
 
 /// Inspects a VM that must exist.
 pub fn inspect(trial: &Trial, name: &str) -> Result<Value, String> {
-    let text = trial.must(&["inspect", name])?;
+    let text = trial.retry_until_done(&["inspect", name])?;
     let value: Value = serde_json::from_str(&text).map_err(|error| format!("{error}: {text}"))?;
     Ok(match value {
         Value::Array(mut list) if list.len() == 1 => list.remove(0),
@@ -163,11 +163,11 @@ impl Keepers {
         let start =
             |name, token| Ok::<_, String>(Vm::start(trial, name, token)?.expect("no kills"));
         let booted = start("keeper", "booted")?;
-        trial.must(&["snapshot", "create", "keeper", KEPT])?;
+        trial.retry_until_done(&["snapshot", "create", "keeper", KEPT])?;
         let from = ["run", "-d", "--from", KEPT, "--name", "paged"];
-        let paged = Vm::acknowledged("paged", trial.must(&from)?, "booted");
+        let paged = Vm::acknowledged("paged", trial.retry_until_done(&from)?, "booted");
         let sleeper = start("sleeper", "asleep")?;
-        trial.must(&["hibernate", "sleeper"])?;
+        trial.retry_until_done(&["hibernate", "sleeper"])?;
         let pid = |vm: &Vm| Ok::<_, String>(inspect(trial, &vm.name)?["pid"].clone());
         let pids = [pid(&booted)?, pid(&paged)?];
         let keepers = Keepers {
@@ -188,7 +188,7 @@ impl Keepers {
 
     /// Checks that the first two run in the same processes and count on, and that the third is
     /// hibernated and can be woken. No line of a log is lost or duplicated.
-    pub fn are_well(&self, trial: &Trial) -> Result<(), String> {
+    pub fn check(&self, trial: &Trial) -> Result<(), String> {
         for (vm, pid) in [&self.booted, &self.paged].into_iter().zip(&self.pids) {
             let now = inspect(trial, &vm.name)?;
             if now["state"] != "running" || now["pid"] != *pid {
@@ -197,11 +197,11 @@ impl Keepers {
                 ));
             }
             vm.answers(trial)?;
-            let count = || trial.must(&["exec", &vm.name, "cat", "/tmp/n"]);
+            let count = || trial.retry_until_done(&["exec", &vm.name, "cat", "/tmp/n"]);
             let counted = count()?;
             trial.eventually("it counts on", || Ok(count()? != counted))?;
         }
-        let log = trial.must(&["logs", &self.booted.name])?;
+        let log = trial.retry_until_done(&["logs", &self.booted.name])?;
         let is_whole = log.lines().zip(1..).all(|(line, n)| line.parse() == Ok(n));
         if !is_whole {
             return Err(format!("lines are lost or doubled: {log}"));
@@ -211,7 +211,7 @@ impl Keepers {
             return Err(format!("nobody woke it: {now}"));
         }
         self.sleeper.answers(trial)?;
-        trial.must(&["hibernate", &self.sleeper.name])?;
+        trial.retry_until_done(&["hibernate", &self.sleeper.name])?;
         Ok(())
     }
 
@@ -220,7 +220,7 @@ impl Keepers {
             vm.answers(trial)?;
             vm.remove(trial)?;
         }
-        trial.must(&["snapshot", "rm", KEPT])?;
+        trial.retry_until_done(&["snapshot", "rm", KEPT])?;
         Ok(())
     }
 }

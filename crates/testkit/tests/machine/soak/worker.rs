@@ -43,41 +43,41 @@ impl<'a> Worker<'a> {
             self.step += 1;
             // Both are drawn in each step, so that the sequence does not depend on results.
             let (kind, which) = (self.plan.below(24), self.plan.below(1 << 16));
-            self.does(kind, which)?;
+            self.run_step(kind, which)?;
         }
-        self.finds_all()?;
-        self.removes_all()
+        self.check_results()?;
+        self.remove_results()
     }
 
-    fn does(&mut self, kind: u64, which: u64) -> Result<(), String> {
+    fn run_step(&mut self, kind: u64, which: u64) -> Result<(), String> {
         let odd = which % 2 == 1;
         let slot = which as usize % SNAPSHOTS;
         match kind {
-            0 | 1 => self.runs(true),
-            2..=4 => self.runs(false),
-            5 | 6 => self.execs(),
-            7..=9 => self.sleeps(odd),
-            10..=12 => self.captures(slot),
-            13 | 14 => self.restores(slot),
-            15 => self.optimises(slot),
-            16 | 17 => self.forks(1 + slot as u64),
-            18 => self.pauses(),
-            19 => self.stops(),
-            20 => self.removes_vm(),
-            21 => self.pulls(),
+            0 | 1 => self.run_command(true),
+            2..=4 => self.run_command(false),
+            5 | 6 => self.exec_command(),
+            7..=9 => self.hibernate_vm(odd),
+            10..=12 => self.capture_vm(slot),
+            13 | 14 => self.restore_vm(slot),
+            15 => self.optimise_snapshot(slot),
+            16 | 17 => self.fork_vm(1 + slot as u64),
+            18 => self.pause_vm(),
+            19 => self.stop_vm(),
+            20 => self.remove_vm(),
+            21 => self.pull_image(),
             22 => steps::remove_image(self.trial).map(|_| ()),
-            _ => self.lists(),
+            _ => self.check_lists(),
         }
     }
 
     /// After the last kill: checks that each acknowledged VM and snapshot exists and has its data.
-    fn finds_all(&mut self) -> Result<(), String> {
+    fn check_results(&mut self) -> Result<(), String> {
         if let Some(vm) = self.vm.take() {
             let there = vm.fate(self.trial)? == Fate::Alive && vm.answers(self.trial)?;
             self.vm = there.then_some(vm);
         }
         for slot in 0..SNAPSHOTS {
-            if !self.restores_one(slot)? {
+            if !self.try_restore(slot)? {
                 return Err(format!(
                     "nothing can be gone on from a snapshot of w{}",
                     self.number
@@ -87,20 +87,20 @@ impl<'a> Worker<'a> {
         Ok(())
     }
 
-    fn removes_all(&mut self) -> Result<(), String> {
-        self.removes_vm()?;
-        (0..SNAPSHOTS).try_for_each(|slot| self.removes_snapshot(slot))
+    fn remove_results(&mut self) -> Result<(), String> {
+        self.remove_vm()?;
+        (0..SNAPSHOTS).try_for_each(|slot| self.remove_snapshot(slot))
     }
 
     /// A name for the result of this step.
-    pub fn fresh(&self, what: &str) -> String {
+    pub fn new_name(&self, what: &str) -> String {
         format!("w{}-{what}{}", self.number, self.step)
     }
 
     /// The worker's VM, started if there is none; `None` if a kill prevents it.
     pub fn vm(&mut self) -> Result<Option<&Vm>, String> {
         if self.vm.is_none() {
-            self.vm = Vm::start(self.trial, &self.fresh("vm"), &self.fresh("token"))?;
+            self.vm = Vm::start(self.trial, &self.new_name("vm"), &self.new_name("token"))?;
         }
         Ok(self.vm.as_ref())
     }

@@ -37,7 +37,7 @@ impl Output {
             let failed = prepared.is_err();
             ready.send(prepared)?;
             ensure!(!failed, "no trace");
-            until_marker(output.into())?;
+            read_until_marker(output.into())?;
             last_wake_up()
         });
         is_ready.recv()??;
@@ -47,13 +47,13 @@ impl Output {
     /// Waits for the marker. Returns its time (monotonic clock, nanoseconds) and the pipe. Nothing
     /// reads the guest's output any more, but the pipe must stay open, because a VMM reacts to a
     /// closed one.
-    pub fn seen(self) -> Result<(u64, OwnedFd)> {
+    pub fn wait(self) -> Result<(u64, OwnedFd)> {
         let at_ns = self.waiting.join().expect("the thread does not panic")?;
         Ok((at_ns, self.kept))
     }
 }
 
-fn until_marker(mut output: File) -> Result<()> {
+fn read_until_marker(mut output: File) -> Result<()> {
     let mut bytes = [0; 4096];
     loop {
         let got = output.read(&mut bytes)?;
@@ -90,11 +90,11 @@ fn write(file: &str, text: &str) -> Result<()> {
 fn last_wake_up() -> Result<u64> {
     let path = Path::new(WAKE_UPS).join("trace");
     let trace = fs::read_to_string(&path)?;
-    moment_of_last(&trace).with_context(|| format!("no wake-up in the trace: {trace}"))
+    last_wake_up_time(&trace).with_context(|| format!("no wake-up in the trace: {trace}"))
 }
 
 /// Time of a trace's last wake-up (`… 12.345678: sched_waking: …`, seconds) in nanoseconds.
-fn moment_of_last(trace: &str) -> Option<u64> {
+fn last_wake_up_time(trace: &str) -> Option<u64> {
     let line = trace
         .lines()
         .rfind(|line| line.contains(": sched_waking: "))?;
@@ -109,11 +109,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_moment_is_that_of_the_last_wake_up() {
+    fn the_time_of_the_last_wake_up_is_read_from_the_trace() {
         let trace = "# tracer: nop\n#\n\
             \x20         <idle>-0       [000] d.h4.     7.000001: sched_waking: comm=probe pid=7 prio=120 target_cpu=000\n\
             \x20         vcpu 0-123     [000] d..4.    12.345678: sched_waking: comm=probe pid=7 prio=120 target_cpu=000\n";
-        assert_eq!(moment_of_last(trace), Some(12_345_678_000));
-        assert_eq!(moment_of_last("# tracer: nop\n"), None);
+        assert_eq!(last_wake_up_time(trace), Some(12_345_678_000));
+        assert_eq!(last_wake_up_time("# tracer: nop\n"), None);
     }
 }

@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 const GROWTH_KIB: u64 = 16 << 10;
 const LOST_KIB: u64 = 96 << 10;
 
-pub struct Rest {
-    now: Now,
-    /// What the daemon's descriptors are, one a line.
+pub struct Baseline {
+    now: NodeState,
+    /// The daemon's descriptors, one per line.
     descriptors: String,
     daemon_kib: u64,
     available_kib: u64,
@@ -20,7 +20,7 @@ pub struct Rest {
 
 /// State that is compared.
 #[derive(Clone, PartialEq, Eq)]
-struct Now {
+struct NodeState {
     monitors: usize,
     /// Files in the data, run and temporary folders, except golden snapshots and logs.
     files: Vec<String>,
@@ -32,19 +32,19 @@ struct Now {
     daemon_descriptors: u64,
 }
 
-impl Rest {
+impl Baseline {
     /// The state once it does not change any more. `keepers` are ids of VMs that stay.
-    pub fn of(jiffy: &Jiffy, keepers: &[String]) -> Rest {
-        let mut now = Now::of(jiffy, keepers);
+    pub fn of(jiffy: &Jiffy, keepers: &[String]) -> Baseline {
+        let mut now = NodeState::of(jiffy, keepers);
         loop {
             sleep(Duration::from_millis(200));
-            let next = Now::of(jiffy, keepers);
+            let next = NodeState::of(jiffy, keepers);
             if next == now {
                 break;
             }
             now = next;
         }
-        Rest {
+        Baseline {
             now,
             descriptors: descriptors(jiffy),
             daemon_kib: of_the_daemon(jiffy, "awk '/^VmRSS/ { print $2 }' /proc/$pid/status"),
@@ -52,18 +52,18 @@ impl Rest {
         }
     }
 
-    /// Waits until the state is the same again; the error names the differences. Another daemon has
-    /// not started the keepers, so it holds fewer descriptors of them, but may hold one of a pager;
-    /// its memory is not compared.
-    pub fn is_again(
+    /// Waits until the state is the same again; the error names the differences. A restarted daemon
+    /// did not start the keepers, so it holds fewer descriptors of them, but may hold one of a
+    /// pager; its memory is not compared.
+    pub fn wait_until_restored(
         &self,
         jiffy: &Jiffy,
         keepers: &[String],
         same_daemon: bool,
     ) -> Result<(), String> {
         let deadline = Instant::now() + PATIENCE;
-        let mut now = Now::of(jiffy, keepers);
-        while !now.is_as(&self.now, same_daemon) {
+        let mut now = NodeState::of(jiffy, keepers);
+        while !now.matches(&self.now, same_daemon) {
             if Instant::now() >= deadline {
                 return Err(format!(
                     "{}; jiffyd had\n{}and has\n{}",
@@ -73,32 +73,32 @@ impl Rest {
                 ));
             }
             sleep(Duration::from_millis(200));
-            now = Now::of(jiffy, keepers);
+            now = NodeState::of(jiffy, keepers);
         }
-        let rest = Rest::of(jiffy, keepers);
-        if same_daemon && rest.daemon_kib > self.daemon_kib + GROWTH_KIB {
+        let now = Baseline::of(jiffy, keepers);
+        if same_daemon && now.daemon_kib > self.daemon_kib + GROWTH_KIB {
             return Err(format!(
                 "jiffyd grew from {} to {} KiB",
-                self.daemon_kib, rest.daemon_kib
+                self.daemon_kib, now.daemon_kib
             ));
         }
         super::say(&format!(
             "jiffyd: {} and {} KiB, {} descriptors; available: {} and {} KiB",
             self.daemon_kib,
-            rest.daemon_kib,
-            rest.now.daemon_descriptors,
+            now.daemon_kib,
+            now.now.daemon_descriptors,
             self.available_kib,
-            rest.available_kib
+            now.available_kib
         ));
-        match self.available_kib.saturating_sub(rest.available_kib) {
+        match self.available_kib.saturating_sub(now.available_kib) {
             lost if lost > LOST_KIB => Err(format!("{lost} KiB of the machine's memory are gone")),
             _ => Ok(()),
         }
     }
 }
 
-impl Now {
-    fn of(jiffy: &Jiffy, keepers: &[String]) -> Now {
+impl NodeState {
+    fn of(jiffy: &Jiffy, keepers: &[String]) -> NodeState {
         let traces = jiffy.traces();
         let script = "find /var/lib/jiffy -mindepth 1 | \
                       grep -v -e /golden/ -e /registry -e /vms/ -e /snapshots/";
@@ -115,7 +115,7 @@ impl Now {
         for name in names.lines().filter(|name| !name.is_empty()) {
             *processes.entry(name.to_owned()).or_default() += 1;
         }
-        Now {
+        NodeState {
             monitors: traces.vmms,
             files,
             sockets: traces.sockets,
@@ -126,9 +126,9 @@ impl Now {
         }
     }
 
-    fn is_as(&self, before: &Now, same_daemon: bool) -> bool {
+    fn matches(&self, before: &NodeState, same_daemon: bool) -> bool {
         let may_differ = !same_daemon && self.daemon_descriptors <= before.daemon_descriptors + 1;
-        let like_before = Now {
+        let like_before = NodeState {
             daemon_descriptors: match may_differ {
                 true => self.daemon_descriptors,
                 false => before.daemon_descriptors,
@@ -138,7 +138,7 @@ impl Now {
         *self == like_before
     }
 
-    fn differences(&self, now: &Now) -> String {
+    fn differences(&self, now: &NodeState) -> String {
         let lacks = |all: &[String], file: &String| !all.contains(file);
         let left: Vec<_> = now
             .files
@@ -176,7 +176,7 @@ fn of_the_daemon(jiffy: &Jiffy, script: &str) -> u64 {
     jiffy.sh(&script).trim().parse().unwrap_or(0)
 }
 
-/// What the daemon's descriptors are, counted by kind.
+/// The daemon's descriptors, counted by kind.
 fn descriptors(jiffy: &Jiffy) -> String {
     let script =
         "ls -l /proc/$(pidof jiffyd)/fd | sed 's/.* -> //; s/:\\[[0-9]*\\]//' | sort | uniq -c";

@@ -15,12 +15,12 @@ const MOST_INPUT: usize = 8 * 1024 * 1024;
 
 /// The first command, and what the host has been told about it.
 #[derive(Debug)]
-pub struct First {
+pub struct FirstCommand {
     state: State,
     pid: u32,
     stdout: OutputWindow,
     stderr: OutputWindow,
-    told: Told,
+    reported: Reported,
     end_stored: bool,
 }
 
@@ -36,16 +36,16 @@ const INPUT_PIECE: usize = INPUT_LIMIT / 4;
 
 /// What was sent on the current connection.
 #[derive(Debug, Default)]
-struct Told {
+struct Reported {
     start: bool,
     end: bool,
     /// Announced room for input that the host has not used, bytes.
     input_room: usize,
 }
 
-impl First {
+impl FirstCommand {
     /// Starts the command. A failure to start is reported to the host.
-    pub fn start(command: &Command) -> First {
+    pub fn start(command: &Command) -> FirstCommand {
         let (state, pid) = match Program::start(command) {
             Ok(program) => {
                 let pid = program.pid().as_raw_nonzero().get() as u32;
@@ -53,12 +53,12 @@ impl First {
             }
             Err(error) => (State::Failed(error), 0),
         };
-        First {
+        FirstCommand {
             state,
             pid,
             stdout: OutputWindow::default(),
             stderr: OutputWindow::default(),
-            told: Told::default(),
+            reported: Reported::default(),
             end_stored: false,
         }
     }
@@ -71,7 +71,7 @@ impl First {
         }
     }
 
-    /// Whether it runs, or its last output is still being read.
+    /// Whether the program runs or its last output is still being read.
     pub fn is_running(&self) -> bool {
         matches!(self.state, State::Running(_))
     }
@@ -89,22 +89,21 @@ impl First {
         }
     }
 
-    /// The same program for a host that knows nothing of it: offsets of its output begin at 0.
-    /// `None` if it has ended.
-    pub fn for_new_host(self) -> Option<First> {
+    /// The same program for a new host: offsets of its output begin at 0. `None` if it has ended.
+    pub fn for_new_host(self) -> Option<FirstCommand> {
         let State::Running(_) = self.state else {
             return None;
         };
-        Some(First {
+        Some(FirstCommand {
             stdout: OutputWindow::default(),
             stderr: OutputWindow::default(),
-            told: Told::default(),
+            reported: Reported::default(),
             end_stored: false,
             ..self
         })
     }
 
-    /// Whether the host has stored its exit status.
+    /// Whether the host has stored the exit status.
     pub fn end_is_stored(&self) -> bool {
         self.end_stored
     }
@@ -125,14 +124,14 @@ impl First {
         backlog < INPUT_LIMIT || (blocked && backlog < MOST_INPUT)
     }
 
-    /// Adds its descriptors to the poll set, as far as there is room for its output.
+    /// Adds descriptors to the poll set, as far as there is room for output.
     pub fn interest<'a>(&'a self, set: &mut PollSet<'a>) {
         if let State::Running(program) = &self.state {
             program.interest(self.room(), Token::Main, set);
         }
     }
 
-    /// Handles readiness of one of its descriptors.
+    /// Handles a descriptor that is ready.
     pub fn ready(&mut self, channel: Channel, space: &mut [MaybeUninit<u8>], now: u64) {
         let State::Running(program) = &mut self.state else {
             return;
@@ -154,7 +153,7 @@ impl First {
     /// Handles input from the host.
     pub fn input(&mut self, input: ExecInput) {
         if let ExecInput::Stdin(bytes) = &input {
-            self.told.input_room = self.told.input_room.saturating_sub(bytes.len());
+            self.reported.input_room = self.reported.input_room.saturating_sub(bytes.len());
         }
         if let State::Running(program) = &mut self.state {
             program.input(input);
@@ -164,8 +163,8 @@ impl First {
     /// Bytes of input room to announce, if there are enough for an announcement.
     fn more_input_room(&self) -> Option<usize> {
         let backlog = self.program().map_or(0, Program::input_backlog);
-        let room = INPUT_LIMIT.saturating_sub(backlog + self.told.input_room);
-        if self.told.start {
+        let room = INPUT_LIMIT.saturating_sub(backlog + self.reported.input_room);
+        if self.reported.start {
             (room >= INPUT_PIECE).then_some(room)
         } else {
             // Always enough for one message.
@@ -173,7 +172,7 @@ impl First {
         }
     }
 
-    /// Takes the status if the reaped process is the first command; returns whether it is.
+    /// Records the status if the reaped process is the first command; returns whether it is.
     pub fn reaped(&mut self, pid: Pid, status: ExitStatus, now: u64) -> bool {
         match &mut self.state {
             State::Running(program) if program.pid() == pid && !program.has_exited() => {
@@ -184,7 +183,7 @@ impl First {
         }
     }
 
-    /// Records its exit once its output is complete; returns true when that happens. While programs
+    /// Records the exit once the output is complete; returns true when that happens. While programs
     /// are frozen, the time limit for silent outputs does not run.
     pub fn settle(&mut self, held: bool, now: u64) -> bool {
         let room = self.room().map(|room| room && !held);
@@ -202,48 +201,48 @@ impl First {
         self.program().and_then(Program::deadline)
     }
 
-    /// The host has stored output up to these offsets.
+    /// Records that the host has stored output up to these offsets.
     pub fn confirm(&mut self, stdout: u64, stderr: u64) {
         self.stdout.confirm(stdout);
         self.stderr.confirm(stderr);
     }
 
-    /// The host has stored its exit status.
+    /// Records that the host has stored the exit status.
     pub fn confirm_end(&mut self) {
         // Ignores a confirmation of an exit that was not reported.
-        self.end_stored |= self.told.end;
+        self.end_stored |= self.reported.end;
     }
 
-    /// There is a new connection, and the host has output up to these offsets.
+    /// Handles a new connection; the host has output up to these offsets.
     pub fn resume(&mut self, stdout: u64, stderr: u64) {
-        self.told = Told::default();
+        self.reported = Reported::default();
         self.stdout.resume(stdout);
         self.stderr.resume(stderr);
     }
 
-    /// The connection is lost.
+    /// Handles the loss of the connection.
     pub fn disconnected(&mut self) {
         self.stdout.disconnected();
         self.stderr.disconnected();
     }
 
     /// Sends the host everything it does not have yet, as far as there is room.
-    pub fn tell(&mut self, host: &mut FrameStream) {
+    pub fn send_pending(&mut self, host: &mut FrameStream) {
         if self.end_stored {
             return;
         }
         if let Some(room) = self.more_input_room() {
-            self.told.input_room += room;
+            self.reported.input_room += room;
             let bytes = room as u32;
             host.send(&FromGuest::MainInputRoom { bytes });
         }
-        if !self.told.start {
-            self.told.start = true;
+        if !self.reported.start {
+            self.reported.start = true;
             host.send(&match &self.state {
                 State::Failed(error) => FromGuest::MainFailed(error.clone()),
                 _ => FromGuest::MainStarted { pid: self.pid },
             });
-            self.told.end = matches!(self.state, State::Failed(_));
+            self.reported.end = matches!(self.state, State::Failed(_));
         }
         loop {
             let mut more = false;
@@ -269,19 +268,19 @@ impl First {
         }
     }
 
-    /// Reports its exit status to the host, once all output was sent.
-    pub fn tell_end(&mut self, host: &mut FrameStream) {
+    /// Reports the exit status to the host, once all output was sent.
+    pub fn send_end(&mut self, host: &mut FrameStream) {
         if let State::Ended(status) = self.state
-            && !self.told.end
+            && !self.reported.end
             && self.stdout.all_sent()
             && self.stderr.all_sent()
         {
-            self.told.end = true;
+            self.reported.end = true;
             host.send(&FromGuest::MainExited(status));
         }
     }
 
-    /// Without a host, writes its output to the console and counts it as confirmed.
+    /// Without a host, writes output to the console and counts it as confirmed.
     pub fn write_to(&mut self, console: &mut Console) {
         for window in [&mut self.stdout, &mut self.stderr] {
             while console.has_room()

@@ -1,14 +1,14 @@
-//! No two rooms import each other in a circle. A room is a file or folder beside a crate's `lib.rs`
-//! or beside a folder's `mod.rs`; cargo forbids circles of crates. What `lib.rs` and `mod.rs`
-//! define belongs to the folder itself, and the files in it may use it.
+//! No modules of a folder import each other in a cycle: the files and folders beside a crate's
+//! `lib.rs`, and those beside a folder's `mod.rs`. Cargo forbids cycles of crates. Items defined in
+//! `lib.rs` and `mod.rs` belong to the folder itself; every file in it may use them.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs;
 use std::path::{Path, PathBuf};
 use syn::visit::{self, Visit};
 
-/// Files of one folder that may import each other, because they are one unit.
-const ONE_THING: &[OneThing] = &[OneThing {
+/// Groups of files that may import each other, because they are one unit.
+const UNITS: &[Unit] = &[Unit {
     folder: "vmhost/task",
     files: &[
         "actor",
@@ -22,7 +22,7 @@ const ONE_THING: &[OneThing] = &[OneThing {
     because: "they are the methods of one task, each file what it does on one occasion",
 }];
 
-struct OneThing {
+struct Unit {
     /// `crate` or `crate/folder`.
     folder: &'static str,
     files: &'static [&'static str],
@@ -31,29 +31,29 @@ struct OneThing {
 
 /// A module's path from the crate's root.
 type Module = Vec<String>;
-/// By room: the rooms that it imports, each with a file and the imported name.
-type Ties = BTreeMap<String, BTreeMap<String, String>>;
+/// By module: the modules that it imports, each with a file and the imported name.
+type ImportGraph = BTreeMap<String, BTreeMap<String, String>>;
 
 #[test]
-fn no_two_rooms_import_each_other_in_a_circle() {
+fn no_modules_import_each_other_in_a_cycle() {
     let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let mut wrong = Vec::new();
     let mut seen = BTreeSet::new();
     for folder in fs::read_dir(crates).expect("the crates are listed") {
         let folder = folder.expect("it is there").path();
         let name = folder.file_name().expect("it has one").to_string_lossy();
-        for (folder, mut ties) in ties(&folder.join("src")) {
+        for (folder, mut graph) in import_graphs(&folder.join("src")) {
             let folder = [&[name.to_string()], &folder[..]].concat().join("/");
-            for one in ONE_THING.iter().filter(|one| one.folder == folder) {
-                wrong.extend(merge(&mut ties, one));
+            for one in UNITS.iter().filter(|one| one.folder == folder) {
+                wrong.extend(merge(&mut graph, one));
             }
-            if let Some(circle) = a_circle(&ties) {
-                wrong.push(format!("{folder}: {circle}"));
+            if let Some(cycle) = shortest_cycle(&graph) {
+                wrong.push(format!("{folder}: {cycle}"));
             }
             seen.insert(folder);
         }
     }
-    for folder in ONE_THING.iter().map(|one| one.folder) {
+    for folder in UNITS.iter().map(|one| one.folder) {
         if !seen.contains(folder) {
             wrong.push(format!("{folder} has no ties: strike it out"));
         }
@@ -62,7 +62,7 @@ fn no_two_rooms_import_each_other_in_a_circle() {
 }
 
 #[test]
-fn a_circle_is_found_through_what_is_handed_on() {
+fn a_cycle_through_a_reexport_is_found() {
     let folder = tempfile::tempdir().expect("there is room");
     let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
     write("lib.rs", "mod a; mod b; mod c; pub use b::Second;");
@@ -75,16 +75,16 @@ fn a_circle_is_found_through_what_is_handed_on() {
         "c.rs",
         "use crate::a::First; #[cfg(test)] mod tests { use crate::b; }",
     );
-    let ties = &ties(folder.path())[&Vec::new()];
+    let graph = &import_graphs(folder.path())[&Vec::new()];
     assert_eq!(
-        a_circle(ties).unwrap(),
+        shortest_cycle(graph).unwrap(),
         "a -> b (a.rs: Second), b -> a (b.rs: First)"
     );
-    assert_eq!(ties["c"].keys().collect::<Vec<_>>(), ["a"]);
+    assert_eq!(graph["c"].keys().collect::<Vec<_>>(), ["a"]);
 }
 
 #[test]
-fn a_circle_within_a_folder_is_found_unless_its_files_are_one_thing() {
+fn a_cycle_in_a_folder_is_found_unless_it_is_listed() {
     let folder = tempfile::tempdir().expect("there is room");
     let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
     fs::create_dir(folder.path().join("disk")).expect("there is room");
@@ -95,139 +95,145 @@ fn a_circle_within_a_folder_is_found_unless_its_files_are_one_thing() {
         "use super::{Disk, write::Log}; pub struct Map;",
     );
     write("disk/write.rs", "use super::read::Map; pub struct Log;");
-    let ties = ties(folder.path());
-    let mut ties = ties[&vec!["disk".to_owned()]].clone();
+    let graph = import_graphs(folder.path());
+    let mut graph = graph[&vec!["disk".to_owned()]].clone();
     assert_eq!(
-        a_circle(&ties).unwrap(),
+        shortest_cycle(&graph).unwrap(),
         "read -> write (disk/read.rs: Log), write -> read (disk/write.rs: Map)"
     );
-    let one = OneThing {
+    let one = Unit {
         folder: "x/disk",
         files: &["read", "write"],
         because: "a read looks into the log",
     };
-    assert_eq!(merge(&mut ties, &one), None);
-    assert_eq!(a_circle(&ties), None);
-    let complaint = merge(&mut ties, &one).expect("they are no circle any more");
+    assert_eq!(merge(&mut graph, &one), None);
+    assert_eq!(shortest_cycle(&graph), None);
+    let complaint = merge(&mut graph, &one).expect("they are no circle any more");
     assert!(complaint.contains("x/disk"), "{complaint}");
 }
 
-/// Merges the files of a unit into one room. Returns what is wrong with the entry, if anything.
-fn merge(ties: &mut Ties, one: &OneThing) -> Option<String> {
+/// Merges the files of a unit into one node of the graph. Returns an error text if they are
+/// no cycle any more.
+fn merge(graph: &mut ImportGraph, one: &Unit) -> Option<String> {
     let files = one.files.iter().map(|file| file.to_string());
     let files: BTreeSet<String> = files.collect();
     let of_them = |(from, to): (&String, &BTreeMap<String, String>)| {
         let to = to.iter().filter(|(to, _)| files.contains(*to));
-        let to = to.map(|(to, tie)| (to.clone(), tie.clone()));
+        let to = to.map(|(to, import)| (to.clone(), import.clone()));
         files
             .contains(from)
             .then(|| (from.clone(), to.collect::<BTreeMap<_, _>>()))
     };
-    let inner: Ties = ties.iter().filter_map(of_them).collect();
-    let is_in_circle = |file: &String| way_back(&inner, file).is_some();
-    if one.because.is_empty() || !files.iter().all(is_in_circle) {
+    let inner: ImportGraph = graph.iter().filter_map(of_them).collect();
+    let is_in_cycle = |file: &String| path_back(&inner, file).is_some();
+    if one.because.is_empty() || !files.iter().all(is_in_cycle) {
         return Some(format!(
             "{}: {} are no circle any more, or no reason is given: strike them out",
             one.folder,
             one.files.join(", ")
         ));
     }
-    let room = one.files.join("+");
-    let mut merged = Ties::new();
-    for (from, to) in std::mem::take(ties) {
-        for (to, tie) in to {
+    let unit = one.files.join("+");
+    let mut merged = ImportGraph::new();
+    for (from, to) in std::mem::take(graph) {
+        for (to, import) in to {
             let name = |file: &String| match files.contains(file) {
-                true => room.clone(),
+                true => unit.clone(),
                 false => file.clone(),
             };
             let (from, to) = (name(&from), name(&to));
             if from != to {
-                merged.entry(from).or_default().entry(to).or_insert(tie);
+                merged.entry(from).or_default().entry(to).or_insert(import);
             }
         }
     }
-    *ties = merged;
+    *graph = merged;
     None
 }
 
-/// The shortest circle, with the imports that make it; `None` if there is none.
-fn a_circle(ties: &Ties) -> Option<String> {
-    let circle = ties
+/// The shortest cycle, with the imports that make it.
+fn shortest_cycle(graph: &ImportGraph) -> Option<String> {
+    let cycle = graph
         .keys()
-        .filter_map(|start| way_back(ties, start))
+        .filter_map(|start| path_back(graph, start))
         .min_by_key(Vec::len)?;
-    let ways = circle.windows(2).map(|pair| {
+    let paths = cycle.windows(2).map(|pair| {
         let (from, to) = (pair[0], pair[1]);
-        format!("{from} -> {to} ({})", ties[from][to])
+        format!("{from} -> {to} ({})", graph[from][to])
     });
-    Some(ways.collect::<Vec<_>>().join(", "))
+    Some(paths.collect::<Vec<_>>().join(", "))
 }
 
-/// The shortest way from a room back to itself.
-fn way_back<'a>(ties: &'a Ties, start: &'a str) -> Option<Vec<&'a str>> {
-    let mut ways = VecDeque::from([vec![start]]);
+/// The shortest path from a module back to itself.
+fn path_back<'a>(graph: &'a ImportGraph, start: &'a str) -> Option<Vec<&'a str>> {
+    let mut paths = VecDeque::from([vec![start]]);
     let mut seen = BTreeSet::new();
-    while let Some(way) = ways.pop_front() {
-        for next in ties.get(*way.last()?).into_iter().flat_map(BTreeMap::keys) {
-            let further = [&way[..], &[next]].concat();
+    while let Some(path) = paths.pop_front() {
+        for next in graph
+            .get(*path.last()?)
+            .into_iter()
+            .flat_map(BTreeMap::keys)
+        {
+            let further = [&path[..], &[next]].concat();
             if next == start {
                 return Some(further);
             }
             if seen.insert(next) {
-                ways.push_back(further);
+                paths.push_back(further);
             }
         }
     }
     None
 }
 
-/// The imports between the rooms of each folder of a crate.
-fn ties(src: &Path) -> BTreeMap<Module, Ties> {
-    let mut house = House::default();
+/// By folder of a crate: the imports between the modules in it.
+fn import_graphs(src: &Path) -> BTreeMap<Module, ImportGraph> {
+    let mut krate = Crate::default();
     for root in ["lib.rs", "main.rs"] {
-        // If the crate has a library too, its program is a room that may import all others.
+        // If the crate has a library too, its program is a module that may import all others.
         if src.join(root).exists() {
-            house.read(&src.join(root), src, Vec::new());
+            krate.read(&src.join(root), src, Vec::new());
         }
     }
-    let mut ties: BTreeMap<Module, Ties> = BTreeMap::new();
-    for (from, file, path) in &house.imports {
-        let Some(to) = house.target(from, path) else {
+    let mut graph: BTreeMap<Module, ImportGraph> = BTreeMap::new();
+    for (from, file, path) in &krate.imports {
+        let Some(to) = krate.target(from, path) else {
             continue;
         };
         let shared = from.iter().zip(&to).take_while(|(a, b)| a == b).count();
-        let (Some(from_room), Some(to_room)) = (from.get(shared), to.get(shared)) else {
+        let (Some(from_module), Some(to_module)) = (from.get(shared), to.get(shared)) else {
             continue;
         };
         let name = path.last().map_or("", String::as_str);
         let file = file.strip_prefix(src).unwrap_or(file).display();
-        ties.entry(from[..shared].to_vec())
+        graph
+            .entry(from[..shared].to_vec())
             .or_default()
-            .entry(from_room.clone())
+            .entry(from_module.clone())
             .or_default()
-            .entry(to_room.clone())
+            .entry(to_module.clone())
             .or_insert_with(|| format!("{file}: {name}"));
     }
-    ties
+    graph
 }
 
 /// The modules of a crate and their imports.
 #[derive(Default)]
-struct House {
+struct Crate {
     modules: BTreeSet<Module>,
     imports: Vec<(Module, PathBuf, Vec<String>)>,
     /// Names that a module re-exports.
-    handed_on: BTreeMap<(Module, String), Vec<String>>,
+    reexports: BTreeMap<(Module, String), Vec<String>>,
 }
 
-impl House {
+impl Crate {
     /// Reads a module's file and its submodules, which are in `folder`.
     fn read(&mut self, file: &Path, folder: &Path, module: Module) {
         let text = fs::read_to_string(file).expect("a module's file is read");
         let parsed = syn::parse_file(&text).expect("it is Rust");
         self.modules.insert(module.clone());
         let mut reader = Reader {
-            house: self,
+            krate: self,
             file,
             folder: folder.to_owned(),
             module,
@@ -255,7 +261,7 @@ impl House {
                 at.pop()?;
             } else if self.modules.contains(&child) {
                 at = child;
-            } else if let Some(other) = self.handed_on.get(&(at.clone(), name)) {
+            } else if let Some(other) = self.reexports.get(&(at.clone(), name)) {
                 let rest = [other, &path[1..]].concat();
                 return self.target(&at, &rest);
             } else {
@@ -268,7 +274,7 @@ impl House {
 }
 
 struct Reader<'a> {
-    house: &'a mut House,
+    krate: &'a mut Crate,
     file: &'a Path,
     folder: PathBuf,
     module: Module,
@@ -277,7 +283,7 @@ struct Reader<'a> {
 impl Reader<'_> {
     fn import(&mut self, path: Vec<String>) {
         let import = (self.module.clone(), self.file.to_owned(), path);
-        self.house.imports.push(import);
+        self.krate.imports.push(import);
     }
 
     fn uses(&mut self, before: &[String], tree: &syn::UseTree, is_public: bool) {
@@ -298,7 +304,7 @@ impl Reader<'_> {
         };
         if let Some(name) = name.filter(|_| is_public) {
             let key = (self.module.clone(), name);
-            self.house.handed_on.insert(key, path.clone());
+            self.krate.reexports.insert(key, path.clone());
         }
         self.import(path);
     }
@@ -321,7 +327,7 @@ impl<'ast> Visit<'ast> for Reader<'_> {
         let module = [&self.module[..], std::slice::from_ref(&name)].concat();
         let folder = self.folder.join(&name);
         if item.content.is_some() {
-            self.house.modules.insert(module.clone());
+            self.krate.modules.insert(module.clone());
             let outer = (
                 std::mem::replace(&mut self.module, module),
                 self.folder.clone(),
@@ -338,7 +344,7 @@ impl<'ast> Visit<'ast> for Reader<'_> {
             folder.join("mod.rs")
         };
         if file.exists() {
-            self.house.read(&file, &folder, module);
+            self.krate.read(&file, &folder, module);
         }
     }
 
