@@ -195,7 +195,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_saved_is_loaded_and_every_damage_is_told_apart() {
+    fn saved_content_is_loaded_and_each_kind_of_damage_is_reported() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("thing.json");
         for sync in [false, true] {

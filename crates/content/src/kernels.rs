@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_half_here_lies_where_the_next_daemon_sweeps() {
+    fn an_unfinished_kernel_is_left_where_the_next_sweep_removes_it() {
         let folder = tempfile::tempdir().unwrap();
         let kernels = Kernels {
             own: folder.path().to_owned(),

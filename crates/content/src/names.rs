@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn no_vm_has_an_id_for_a_name() {
+    fn a_vm_name_must_not_look_like_an_id() {
         for good in ["0123456789a", "0123456789abc", "0123456789aB", "deadbeef"] {
             check_vm(good).unwrap();
         }

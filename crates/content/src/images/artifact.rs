@@ -143,14 +143,14 @@ mod tests {
     }
 
     #[test]
-    fn tables_are_bounded_by_what_is_declared() {
+    fn the_tables_size_is_bounded_by_the_declared_size() {
         assert_eq!(most_tail(1), 64 + (2 << 20));
         assert_eq!(most_tail(1 << 30), (16 << 20) + (2 << 20));
         assert_eq!(most_tail(u64::MAX), MAX_TAIL);
     }
 
     #[test]
-    fn a_configuration_comes_back_and_nonsense_is_refused() {
+    fn a_configuration_survives_a_round_trip_and_a_bad_one_is_refused() {
         let blob = good().blob().unwrap();
         assert_eq!(ImageArtifact::read(&blob.bytes).unwrap(), good());
         let refused = |change: fn(&mut ImageArtifact)| {

@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_set_counts_for_its_file_system_and_size_of_chunks() {
+    fn a_boot_set_is_valid_for_its_file_system_and_chunk_size() {
         let folder = tempfile::tempdir().unwrap();
         assert_eq!(load(folder.path(), "d"), None);
         let save = |unit, rows| {

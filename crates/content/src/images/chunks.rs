@@ -497,7 +497,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_child_has_only_what_its_parent_has_not() {
+    fn a_child_image_stores_only_what_its_parent_lacks() {
         let folder = tempfile::tempdir().unwrap();
         let chunks = Chunks::new(folder.path().to_owned());
         let root = folder.path().join("root");

@@ -107,7 +107,7 @@ mod tests {
     use crate::images::tests::images;
 
     #[test]
-    fn chunks_of_an_image_are_not_noted_with_the_one_that_took_its_name() {
+    fn chunks_are_not_recorded_for_a_new_image_of_the_same_name() {
         let folder = tempfile::tempdir().unwrap();
         let (images, old) = images(folder.path());
         let web = images.folder_of("web").unwrap();

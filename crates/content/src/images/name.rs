@@ -114,7 +114,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn references_become_folders_and_come_back() {
+    fn a_reference_survives_conversion_to_a_folder_name() {
         for name in [
             "web",
             "localhost:5000/alpine:3",
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plain_name_may_be_the_registrys() {
+    fn a_plain_name_may_refer_to_the_default_registry() {
         assert_eq!(meanings("web", None).unwrap(), ["web"]);
         assert_eq!(
             meanings("web", Some("localhost:5000")).unwrap(),
@@ -164,7 +164,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_name_leaves_the_folder(name in "[a-zA-Z0-9./:@%_-]{1,40}") {
+        fn no_image_name_escapes_the_images_folder(name in "[a-zA-Z0-9./:@%_-]{1,40}") {
             if let Ok(folder) = folder(&name) {
                 prop_assert!(!folder.contains('/') && !folder.starts_with('.'));
                 prop_assert_eq!(of_folder(&folder), Some(name));

@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_fit_is_refused() {
+    fn a_pull_that_cannot_fit_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("not/there/yet");
         check(&path, 1).unwrap();
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn two_pulls_never_have_the_same_room() {
+    fn two_pulls_never_reserve_the_same_disk_space() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("not/there/yet");
         let space = rustix::fs::statvfs(folder.path()).unwrap();

@@ -255,7 +255,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_zero_of_an_image_is_counted_in_chunks() {
+    fn nonzero_bytes_of_an_image_are_counted_in_whole_chunks() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("ram.image");
         let mut bytes = vec![0; 1 << 20];
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_built_on_what_lies_beside_the_same_root_only() {
+    fn memory_is_based_only_on_snapshots_of_the_same_root() {
         let folder = tempfile::tempdir().unwrap();
         let [base, here] = ["base", "here"].map(|name| folder.path().join(name));
         fs::create_dir_all(&base).unwrap();

@@ -259,7 +259,7 @@ mod tests {
     use jiffy_wire::api::ErrorKind;
 
     #[test]
-    fn what_is_being_rewritten_is_not_removed() {
+    fn a_snapshot_being_rewritten_is_not_removed() {
         let folder = tempfile::tempdir().unwrap();
         let snapshots = Snapshots::new(folder.path().to_owned());
         fs::create_dir(snapshots.path("one")).unwrap();

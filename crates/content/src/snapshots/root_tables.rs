@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_not_be_looked_into_is_left_alone() {
+    fn a_root_without_a_usable_file_gets_no_table() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("root.erofs");
         let tables = RootTables::default();

@@ -80,7 +80,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     #[test]
-    fn no_two_accesses_share_a_key_and_one_without_a_key_is_an_error() {
+    fn each_registry_access_has_its_own_key() {
         let of = |user: &str, plain_http| {
             let access = RegistryAccess {
                 credentials: Some((user.to_owned(), "secret".to_owned())),

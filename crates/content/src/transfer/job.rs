@@ -226,7 +226,7 @@ mod tests {
     use crate::error::Error;
 
     #[tokio::test]
-    async fn all_watchers_are_told_all_and_the_last_one_to_leave_cancels() {
+    async fn every_watcher_gets_all_news_and_the_last_to_leave_cancels() {
         let job = Job::new();
         let mut one = Job::watch(Arc::clone(&job)).unwrap();
         job.doing("fetching");

@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_there_for_a_moment_goes_and_blobs_stay() {
+    fn a_new_daemon_removes_temporary_files_and_keeps_blobs() {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name);
         for name in [".push-abc", "0123"] {

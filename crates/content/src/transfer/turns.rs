@@ -63,7 +63,7 @@ mod tests {
     use futures_util::FutureExt;
 
     #[tokio::test]
-    async fn a_registry_has_so_many_and_others_do_not_wait_for_it() {
+    async fn pulls_are_limited_per_registry_and_in_all() {
         let turns = Turns::default();
         let mut slow = Vec::new();
         for _ in 0..OF_ONE {

@@ -54,7 +54,7 @@ fn a_failed_request_leaves_no_volume() {
 }
 
 #[test]
-fn a_volume_that_another_vm_has_by_now_is_not_discarded() {
+fn a_volume_that_another_vm_holds_is_not_discarded() {
     let folder = tempfile::tempdir().unwrap();
     let volumes = Arc::new(Volumes::new(folder.path().into()));
     let wanted = [volume("data", Some(1), false)];
@@ -131,7 +131,7 @@ fn a_new_volume_has_a_file_system_unless_it_is_raw_or_tiny() {
 }
 
 #[test]
-fn a_volume_grows_and_shrinks_only_where_nothing_is() {
+fn a_volume_grows_and_shrinks_only_over_empty_space() {
     use std::os::unix::fs::FileExt;
     let folder = tempfile::tempdir().unwrap();
     let volumes = Arc::new(Volumes::new(folder.path().into()));
@@ -185,7 +185,7 @@ fn a_change_that_panics_does_not_hold_its_volume() {
 }
 
 #[test]
-fn a_volume_that_can_not_be_made_tells_the_first_error() {
+fn a_failed_volume_creation_reports_the_first_error() {
     // A device in the folder's place: no file can be made in it, and syncing it is another error.
     let volumes = Volumes::new("/dev/null".into());
     let error = volumes.make("data", 1 << 20, true).unwrap_err();

@@ -77,7 +77,7 @@ fn refused(result: Result<Reserved>) -> String {
 }
 
 #[tokio::test]
-async fn what_starts_counts_until_it_is_ready_and_what_runs_until_it_is_gone() {
+async fn a_starting_vm_counts_until_ready_and_a_running_one_until_it_ends() {
     let (available, host) = host(300);
     let room = Room::of_host(host, limited(Some(500)), Duration::ZERO, PLACES);
     let mut first = room.reserve(asking(), vm(200), 1).await.unwrap();
@@ -103,7 +103,7 @@ async fn what_starts_counts_until_it_is_ready_and_what_runs_until_it_is_gone() {
 }
 
 #[tokio::test]
-async fn what_can_never_be_had_is_refused_at_once() {
+async fn a_request_that_can_never_fit_is_refused_at_once() {
     let limited = room(TOTAL, Some(500), LONG);
     let _all = limited.reserve(asking(), vm(500), 1).await.unwrap();
     assert!(
@@ -120,14 +120,14 @@ async fn what_can_never_be_had_is_refused_at_once() {
 }
 
 #[tokio::test]
-async fn a_host_that_cannot_tell_refuses_nothing() {
+async fn a_host_with_unknown_memory_refuses_nothing() {
     let tell = || Err(io::ErrorKind::NotFound.into());
     let room = Room::of_host(Box::new(tell), limited(None), Duration::ZERO, PLACES);
     room.reserve(asking(), vm(1 << 30), 1000).await.unwrap();
 }
 
 #[tokio::test]
-async fn huge_pages_are_not_of_the_memory_that_is_available() {
+async fn huge_pages_do_not_count_as_available_memory() {
     let mut spec = Spec {
         memory_mib: 128,
         ..Spec::default()
@@ -145,7 +145,7 @@ async fn huge_pages_are_not_of_the_memory_that_is_available() {
 }
 
 #[tokio::test]
-async fn a_thousand_children_need_little_and_each_has_its_part() {
+async fn a_thousand_children_need_little_and_their_reservation_splits() {
     let spec = Spec {
         memory_mib: 128,
         ..Spec::default()
@@ -185,7 +185,7 @@ fn in_line(
 }
 
 #[tokio::test]
-async fn requests_are_served_in_the_order_in_which_they_came() {
+async fn requests_are_served_in_order_of_arrival() {
     let room = room(TOTAL, Some(100), LONG);
     let served = Arc::default();
     let first = room.reserve(asking(), vm(60), 1).await.unwrap();
@@ -213,7 +213,7 @@ async fn requests_are_served_in_the_order_in_which_they_came() {
 }
 
 #[tokio::test]
-async fn who_goes_away_leaves_the_line_to_others() {
+async fn an_aborted_request_leaves_the_queue_to_others() {
     let room = room(TOTAL, Some(100), LONG);
     let served = Arc::default();
     let first = room.reserve(asking(), vm(50), 1).await.unwrap();
@@ -230,7 +230,7 @@ async fn who_goes_away_leaves_the_line_to_others() {
 }
 
 #[tokio::test]
-async fn whoever_waits_too_long_is_told_so() {
+async fn a_request_that_waits_too_long_is_refused() {
     let room = room(TOTAL, Some(100), Duration::from_secs(1));
     let all = room.reserve(asking(), vm(100), 1).await.unwrap();
     let mut line = in_line(&room, &[100, 50], &Arc::default());
@@ -246,7 +246,7 @@ async fn whoever_waits_too_long_is_told_so() {
 }
 
 #[tokio::test]
-async fn whoever_was_never_first_in_line_is_told_so() {
+async fn the_error_says_that_a_request_was_never_first_in_the_queue() {
     let room = room(TOTAL, Some(100), LONG);
     let shortage = room.shortage(&room.state(), vm(50), 1);
     let error = shortage.error(Some(Duration::from_secs(10)));
@@ -257,7 +257,7 @@ async fn whoever_was_never_first_in_line_is_told_so() {
 }
 
 #[tokio::test]
-async fn memory_that_nobody_of_ours_gave_back_is_noticed() {
+async fn memory_freed_by_other_programs_is_noticed() {
     let (available, host) = host(10);
     let room = Room::of_host(host, limited(None), LONG, PLACES);
     let _runs = room.adopt(Amount::of_running(1000, 1));
@@ -270,7 +270,7 @@ async fn memory_that_nobody_of_ours_gave_back_is_noticed() {
 }
 
 #[tokio::test]
-async fn a_wait_goes_on_while_another_program_has_most_of_the_memory() {
+async fn a_request_waits_while_another_program_uses_most_memory() {
     let (available, host) = host(50);
     let room = Room::of_host(host, limited(None), LONG, PLACES);
     let _runs = room.adopt(Amount::of_running(100, 1));
@@ -289,7 +289,7 @@ async fn a_wait_goes_on_while_another_program_has_most_of_the_memory() {
 }
 
 #[tokio::test]
-async fn what_is_for_later_has_what_is_left_and_gives_way() {
+async fn background_work_gets_only_free_memory_and_yields_to_requests() {
     let room = room(TOTAL, Some(100), LONG);
     assert!(room.behind(vm(101)).is_none());
     let mut later = room.behind(vm(60)).unwrap();
@@ -328,7 +328,7 @@ async fn what_is_for_later_has_what_is_left_and_gives_way() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn who_does_not_wait_is_refused_for_lack_of_room_only() {
+async fn a_request_that_does_not_wait_is_refused_only_for_lack_of_memory() {
     let room = room(TOTAL, Some(1000), Duration::ZERO);
     let one = |_| {
         let room = Arc::clone(&room);
@@ -343,7 +343,7 @@ async fn who_does_not_wait_is_refused_for_lack_of_room_only() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn two_never_have_the_same_memory() {
+async fn two_requests_never_get_the_same_memory() {
     const TASKS: u64 = 64;
     const LIMIT: u64 = 100;
     let room = room(TOTAL, Some(LIMIT), LONG);
@@ -427,7 +427,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
     #[test]
-    fn no_more_is_promised_than_there_is(
+    fn reservations_never_exceed_the_available_memory(
         limit in proptest::option::of(100..1500_u64),
         steps in proptest::collection::vec(step(), 1..80),
     ) {
@@ -485,13 +485,13 @@ proptest! {
 }
 
 #[test]
-fn this_host_says_what_it_has() {
+fn the_memory_of_this_host_is_read() {
     let memory = meminfo().unwrap();
     assert!(memory.available <= memory.total && memory.total > 0);
 }
 
 #[tokio::test]
-async fn what_takes_nothing_of_the_limit_is_not_refused_for_it() {
+async fn a_request_that_adds_nothing_to_the_limit_is_not_refused_by_it() {
     let room = room(300, Some(100), Duration::ZERO);
     let _adopted = room.adopt(Amount::of_running(200, 1));
     let filled = Amount {

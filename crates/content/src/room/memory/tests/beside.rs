@@ -11,7 +11,7 @@ fn filled(mib: u64) -> Amount {
 }
 
 #[tokio::test]
-async fn a_capture_that_fits_is_served_whatever_waits() {
+async fn a_capture_that_fits_is_served_despite_waiting_requests() {
     let room = room(TOTAL, Some(100), LONG);
     let all = room.reserve(asking(), vm(100), 1).await.unwrap();
     let line = in_line(&room, &[50], &Arc::default());
@@ -53,7 +53,7 @@ async fn a_capture_without_room_waits_beside_the_queue() {
 }
 
 #[tokio::test]
-async fn a_capture_notices_memory_that_others_give_back() {
+async fn a_capture_notices_memory_freed_by_other_programs() {
     let (available, host) = host(10);
     let room = Room::of_host(host, limited(None), LONG, PLACES);
     let _runs = room.adopt(Amount::of_running(1000, 1));
@@ -65,7 +65,7 @@ async fn a_capture_notices_memory_that_others_give_back() {
 }
 
 #[tokio::test]
-async fn a_capture_waits_as_long_as_it_may_and_no_longer_than_is_usual() {
+async fn a_capture_waits_for_its_own_time_limit_and_at_most_the_default() {
     let room = room(100, None, Duration::from_secs(1));
     let _runs = room.adopt(Amount::of_running(1000, 1));
     let waits = |wait_s: u64| {

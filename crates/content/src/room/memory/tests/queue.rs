@@ -61,7 +61,7 @@ fn served(mut line: Line) -> Vec<String> {
 }
 
 #[test]
-fn owners_take_turns_whoever_came_first_with_many() {
+fn owners_take_turns_regardless_of_their_number_of_requests() {
     use Priority::Normal;
     let requests = [
         ("a", Normal),
@@ -77,7 +77,7 @@ fn owners_take_turns_whoever_came_first_with_many() {
 }
 
 #[test]
-fn a_higher_priority_is_served_first_and_each_has_turns_of_its_own() {
+fn a_higher_priority_is_served_first_and_owners_take_turns_in_each() {
     use Priority::{High, Low, Normal};
     let requests = [
         ("a", Low),
@@ -145,7 +145,7 @@ fn a_lower_priority_has_a_turn_after_some_of_higher_ones() {
 }
 
 #[test]
-fn a_priority_in_which_nobody_waits_is_not_passed_over() {
+fn a_priority_without_requests_counts_no_passes() {
     use Priority::{High, Low, Normal};
     let now = Instant::now();
     let mut line = Line::default();
@@ -170,7 +170,7 @@ fn a_priority_in_which_nobody_waits_is_not_passed_over() {
 }
 
 #[test]
-fn who_leaves_is_not_served_and_nobody_else_is_left_out() {
+fn a_request_that_leaves_is_not_served_and_all_others_are() {
     use Priority::{Low, Normal};
     let now = Instant::now();
     let requests = [("a", Normal), ("b", Normal), ("a", Normal), ("b", Low)];
@@ -235,7 +235,7 @@ async fn an_owner_with_many_requests_does_not_delay_another_by_more_than_one() {
 }
 
 #[tokio::test]
-async fn what_fits_is_served_at_once_before_those_of_lower_priority_only() {
+async fn a_fitting_request_overtakes_only_lower_priorities() {
     use Priority::{High, Low, Normal};
     let room = room(TOTAL, Some(100), LONG);
     let _some = room.reserve(asking(), vm(50), 1).await.unwrap();
@@ -263,7 +263,7 @@ async fn what_fits_is_served_at_once_before_those_of_lower_priority_only() {
 }
 
 #[tokio::test]
-async fn requests_that_fit_at_once_pass_over_one_that_waits_only_so_often() {
+async fn a_waiting_request_is_overtaken_a_bounded_number_of_times() {
     use Priority::{High, Low};
     let room = room(TOTAL, Some(100), LONG);
     let some = room.reserve(asking(), vm(50), 1).await.unwrap();
@@ -288,7 +288,7 @@ async fn requests_that_fit_at_once_pass_over_one_that_waits_only_so_often() {
 }
 
 #[tokio::test]
-async fn a_turn_that_others_give_is_taken_though_nothing_is_given_back() {
+async fn a_request_that_becomes_first_is_served_without_a_release() {
     use Priority::{High, Low, Normal};
     let room = room(TOTAL, Some(100), LONG);
     let _some = room.reserve(asking(), vm(50), 1).await.unwrap();
@@ -325,7 +325,7 @@ async fn a_request_waits_as_long_as_it_says() {
 }
 
 #[test]
-fn the_next_that_gives_up_is_the_next_of_all_or_of_an_owner() {
+fn the_next_deadline_is_that_of_all_requests_or_of_an_owner() {
     let now = Instant::now();
     let mut line = line_of(&[("a", Priority::Normal)], now);
     line.enter(Ticket {
@@ -439,7 +439,7 @@ async fn the_share_of_vcpus_is_of_the_hosts_processors() {
 }
 
 #[tokio::test]
-async fn a_request_that_waits_is_listed_and_its_place_followed() {
+async fn a_waiting_request_is_listed_and_its_place_is_reported() {
     use Priority::{High, Normal};
     let room = room(TOTAL, Some(100), WAIT);
     let all = room.reserve(asking(), vm(100), 1).await.unwrap();
@@ -504,7 +504,7 @@ fn moves() -> impl Strategy<Value = Vec<Move>> {
 
 proptest! {
     #[test]
-    fn whoever_comes_or_leaves_each_request_has_one_place_and_none_starves(moves in moves()) {
+    fn each_request_keeps_one_place_in_the_queue_and_none_starves(moves in moves()) {
         let now = Instant::now();
         let mut line = Line::default();
         // Owner and priority by number.
@@ -560,7 +560,7 @@ fn numbers_in_order(line: &Line) -> Vec<u64> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn no_turn_is_lost_among_many_that_come_and_give_up() {
+async fn no_wakeup_is_lost_among_many_requests_that_give_up() {
     const TASKS: usize = 48;
     let room = room(TOTAL, Some(100), LONG);
     let task = |number: usize| {
