@@ -198,7 +198,7 @@ mod tests {
     const PATIENCE: Duration = Duration::from_secs(60);
 
     #[test]
-    fn what_is_waited_for_passes_any_amount_of_work_ahead() {
+    fn urgent_tasks_overtake_any_amount_of_readahead() {
         let io_pool = IoPool::default();
         let lane = || "registry.example".to_owned();
         let (release, held) = channel::<()>();
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn those_who_never_answer_hold_up_themselves_alone() {
+    fn lanes_that_never_answer_do_not_block_other_lanes() {
         let io_pool = IoPool::default();
         let (release, held) = channel::<()>();
         let held = Arc::new(Mutex::new(held));

@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn neighbours_are_read_together_and_others_are_not() {
+    fn adjacent_chunks_share_a_window_and_distant_ones_do_not() {
         let far = 10 * WINDOW;
         let found = windows(vec![
             (9, 100..200),

@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn it_has_the_bytes_of_the_image_and_cannot_be_changed() {
+    fn a_working_set_holds_the_image_s_bytes_and_is_sealed() {
         // The last chunk is half a chunk.
         let image = Numbers(20 * CHUNK + PAGE);
         let chunks = [20, 3, 5, 19, 15];
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_scattered_is_taken_with_what_is_between() {
+    fn scattered_extents_are_joined_across_their_gaps() {
         // 200 single chunks, two apart and once far apart.
         let chunks: Vec<u32> = (0..100).chain(9000..9100).map(|n| n * 2).collect();
         let of = |chunks: &[u32]| joined(touching(chunks, CHUNK, 1 << 30));
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_what_the_first_says_and_only_of_the_working_set() {
+    fn the_first_report_of_written_pages_counts_within_the_working_set() {
         let key = ImageKey {
             id: ImageId([1; 16]),
             file: (0, 0, 0),
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn those_used_longest_ago_go_first() {
+    fn the_least_recently_used_working_set_is_dropped_first() {
         let set = |length| WorkingSet {
             file: memfd::create("test", PAGE, Pages::Small).unwrap(),
             covers: vec![Extent { offset: 0, length }],

@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_are_followed_faster_and_faster_and_leaps_are_not() {
+    fn readahead_grows_with_sequential_reads_and_ignores_jumps() {
         let mut ahead = Ahead::new(64 << 10, 1000);
         assert!(ahead.after(10..11).is_empty(), "one is no row");
         assert_eq!(ahead.after(11..12), 12..16);

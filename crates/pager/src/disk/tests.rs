@@ -164,7 +164,7 @@ fn eventually(what: &str, is_so: impl Fn() -> bool) {
 }
 
 #[test]
-fn what_is_asked_for_is_there_with_its_bits() {
+fn requested_ranges_are_filled_and_marked_present() {
     let bench = Bench::new(40, None);
     let disk = bench.open_whole(false);
     assert!(disk.cache().has(4), "zero");
@@ -192,7 +192,7 @@ fn what_is_asked_for_is_there_with_its_bits() {
 }
 
 #[test]
-fn a_disk_read_in_order_is_filled_ahead() {
+fn a_disk_read_sequentially_is_filled_ahead() {
     let bench = Bench::new(200, None);
     let disk = bench.open_whole(false);
     bench.demand(&disk, 0, CHUNK).unwrap();
@@ -203,7 +203,7 @@ fn a_disk_read_in_order_is_filled_ahead() {
 }
 
 #[test]
-fn a_recorded_boot_is_fetched_in_one_go_and_others_too() {
+fn a_recorded_boot_set_is_prefetched_in_few_reads() {
     let bench = Bench::new(100, None);
     let disk = bench.open_whole(true);
     for chunk in [50, 51, 52, 10, 50, 90, 11] {
@@ -234,7 +234,7 @@ fn a_recorded_boot_is_fetched_in_one_go_and_others_too() {
 }
 
 #[test]
-fn an_optimised_image_comes_with_its_set_in_few_reads() {
+fn an_optimised_image_prefetches_its_working_set_in_few_reads() {
     let set: Vec<u32> = (0..100).filter(|chunk| chunk % 3 == 0).collect();
     let bench = Bench::new(100, Some(set.clone()));
     let (disk, origin, open, _) = bench.open_partial();
@@ -251,7 +251,7 @@ fn an_optimised_image_comes_with_its_set_in_few_reads() {
 }
 
 #[test]
-fn who_waits_for_one_chunk_waits_for_nobody_else_s() {
+fn waiting_for_one_chunk_does_not_block_reads_of_others() {
     let bench = Bench::new(100, None);
     let (disk, origin, open, asked) = bench.open_partial();
     // Three want the same chunk: it is asked for once.
@@ -274,7 +274,7 @@ fn who_waits_for_one_chunk_waits_for_nobody_else_s() {
 }
 
 #[test]
-fn a_chunk_that_cannot_be_had_is_named_and_may_be_had_later() {
+fn an_unavailable_chunk_is_named_and_can_be_read_later() {
     let bench = Bench::new(60, None);
     let (disk, origin, open, _) = bench.open_partial();
     drop(open);
@@ -296,7 +296,7 @@ fn a_chunk_that_cannot_be_had_is_named_and_may_be_had_later() {
 }
 
 #[test]
-fn complete_fills_all_or_tells_what_is_missing() {
+fn complete_fills_everything_or_names_what_is_missing() {
     let bench = Bench::new(300, None);
     let (disk, origin, open, _) = bench.open_partial();
     drop(open);
@@ -322,7 +322,7 @@ fn complete_fills_all_or_tells_what_is_missing() {
 }
 
 #[test]
-fn many_readers_at_random_see_the_disk_s_bytes() {
+fn concurrent_random_readers_see_the_disk_s_bytes() {
     let bench = Bench::new(120, None);
     let (disk, _, open, _) = bench.open_partial();
     drop(open);
@@ -341,7 +341,7 @@ fn many_readers_at_random_see_the_disk_s_bytes() {
 }
 
 #[test]
-fn on_a_full_disk_caches_give_way_and_then_a_read_waits() {
+fn on_a_full_disk_caches_are_dropped_and_then_reads_wait() {
     let bench = Bench::new(40, None);
     let small = SmallDisk::mount(&bench.folder.path().join("disks"), 80 * CHUNK);
     let open = |name: &str| {
@@ -377,7 +377,7 @@ fn on_a_full_disk_caches_give_way_and_then_a_read_waits() {
 }
 
 #[test]
-fn what_finds_no_room_is_had_from_memory_at_once_and_kept_when_there_is_room() {
+fn a_full_disk_serves_bytes_from_memory_until_there_is_room() {
     let bench = Bench::new(40, None);
     let small = SmallDisk::mount(&bench.folder.path().join("disks"), 80 * CHUNK);
     let image = Arc::new(StoredImage::open(&bench.whole).unwrap());

@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_stalls_is_waited_for_as_long_as_somebody_wants_it() {
+    fn a_stalled_answer_is_awaited_until_the_request_is_given_up() {
         let whole = answered(b"\"bytes\"\nfour", &Stop::never()).unwrap();
         assert_eq!(whole.unwrap(), b"four");
         for begun in [&b""[..], b"{", b"\"bytes\"\n", b"\"bytes\"\nfo"] {
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_more_than_the_answer_ends_the_connection() {
+    fn bytes_after_an_answer_end_the_connection() {
         let error = answered(b"\"bytes\"\nfour!", &Stop::never()).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::InvalidData);
     }

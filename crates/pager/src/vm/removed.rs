@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn a_successor_knows_and_a_stranger_does_not() {
+    fn removed_pages_are_known_to_a_successor_of_the_same_vm_only() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("vm.removed");
         let owner = Owner::of(std::process::id()).unwrap();
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_or_foreign_file_is_begun_anew() {
+    fn a_damaged_or_foreign_removal_file_is_recreated() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("vm.removed");
         fs::write(&path, b"something else").unwrap();

@@ -175,7 +175,7 @@ pub(super) fn set_origins(pager: &Pager, image: &Path, origins: Vec<Origin>) {
 
 /// Others wait for that meanwhile.
 #[test]
-fn what_a_predecessor_had_open_is_opened_without_waiting_for_the_disk() {
+fn a_cache_left_open_by_a_predecessor_is_opened_without_sync() {
     let folder = tempfile::tempdir().unwrap();
     let image = image(folder.path(), SIZE, |_| {});
     let pager = Pager::start(folder.path(), &[]);
@@ -189,7 +189,7 @@ fn what_a_predecessor_had_open_is_opened_without_waiting_for_the_disk() {
 
 /// Else the next pager would find its own boot there, and the disk might not.
 #[test]
-fn nobody_is_killed_between_a_cache_s_boot_in_memory_and_on_the_disk() {
+fn opening_a_cache_records_the_boot_without_waiting_for_sync() {
     let folder = tempfile::tempdir().unwrap();
     let image = image(folder.path(), SIZE, |_| {});
     let pager = Pager::start(folder.path(), &[]);
@@ -207,7 +207,7 @@ fn nobody_is_killed_between_a_cache_s_boot_in_memory_and_on_the_disk() {
 
 /// The cache of a large disk takes a while to be begun.
 #[test]
-fn while_a_disk_is_opened_others_are_heard() {
+fn opening_a_disk_does_not_block_other_clients() {
     // On a computer that has much else to do the first may be over too soon.
     let heard = [3, 60]
         .into_iter()
@@ -252,7 +252,7 @@ fn others_are_heard_while_a_disk_is_opened_for(seconds: u32) -> bool {
 
 /// A file system may take its time to read the tables of one image.
 #[test]
-fn while_an_image_is_opened_others_are_heard() {
+fn opening_an_image_does_not_block_other_clients() {
     // On a computer that has much else to do the first may be over too soon.
     let heard = [3, 60]
         .into_iter()
@@ -304,7 +304,7 @@ fn others_are_heard_while_an_image_is_opened_for(seconds: u32) -> bool {
 }
 
 #[test]
-fn a_disk_that_is_being_opened_is_forgotten_and_opened_anew() {
+fn a_disk_can_be_forgotten_and_reopened_while_it_opens() {
     let folder = tempfile::tempdir().unwrap();
     let image = image(folder.path(), SIZE, |_| {});
     let (pager, request) = opening_for(3, folder.path(), &image);
@@ -328,7 +328,7 @@ fn a_disk_that_is_being_opened_is_forgotten_and_opened_anew() {
 }
 
 #[test]
-fn vmms_share_a_cache_and_what_it_has_outlives_the_pager() {
+fn vmms_share_a_cache_and_its_contents_outlive_the_pager() {
     let folder = tempfile::tempdir().unwrap();
     let image = image(folder.path(), SIZE, |_| {});
     let pager = Pager::start(folder.path(), &[]);
@@ -368,7 +368,7 @@ fn vmms_share_a_cache_and_what_it_has_outlives_the_pager() {
 }
 
 #[test]
-fn what_a_boot_asks_for_is_recorded_and_comes_first_the_next_time() {
+fn chunks_read_at_boot_are_recorded_and_prefetched_next_time() {
     let folder = tempfile::tempdir().unwrap();
     let image = image(folder.path(), SIZE, |_| {});
     let pager = Pager::start(folder.path(), &[]);
@@ -426,7 +426,7 @@ fn what_a_boot_asks_for_is_recorded_and_comes_first_the_next_time() {
 }
 
 #[test]
-fn missing_blocks_come_from_peers_and_lies_are_told() {
+fn missing_blocks_come_from_peers_and_wrong_ones_are_reported() {
     let folder = tempfile::tempdir().unwrap();
     let image = image(folder.path(), SIZE, |_| {});
     let partial = without_chunks(&image);
@@ -487,7 +487,7 @@ fn missing_blocks_come_from_peers_and_lies_are_told() {
 }
 
 #[test]
-fn a_disk_is_opened_and_closed_while_a_registry_says_nothing() {
+fn a_disk_opens_and_closes_while_a_registry_hangs() {
     let folder = tempfile::tempdir().unwrap();
     let image = image(folder.path(), SIZE, |_| {});
     let partial = without_chunks(&image);
@@ -578,7 +578,7 @@ fn hostile_vmms_are_refused_and_others_do_not_notice() {
 }
 
 #[test]
-fn senseless_requests_about_disks_are_answered_with_a_sentence() {
+fn invalid_disk_requests_are_answered_with_a_message() {
     let folder = tempfile::tempdir().unwrap();
     let image = image(folder.path(), SIZE, |_| {});
     let pager = Pager::start(folder.path(), &[]);

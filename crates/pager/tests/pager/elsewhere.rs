@@ -56,7 +56,7 @@ fn memory_comes_from_a_peer_page_by_page() {
 }
 
 #[test]
-fn a_working_set_elsewhere_is_fetched_and_filled_ahead() {
+fn a_remote_working_set_is_fetched_and_filled_ahead() {
     let folder = tempfile::tempdir().unwrap();
     let set: Vec<u32> = (20..60).collect();
     let (_, here, theirs) = elsewhere(folder.path(), Some(set));
@@ -72,7 +72,7 @@ fn a_working_set_elsewhere_is_fetched_and_filled_ahead() {
 }
 
 #[test]
-fn a_page_that_cannot_be_had_ends_its_vm_and_no_other() {
+fn an_unavailable_page_fails_its_vm_and_no_other() {
     let folder = tempfile::tempdir().unwrap();
     let (whole, here, theirs) = elsewhere(folder.path(), None);
     let pager = Pager::start(folder.path(), &["--workers", "1"]);
@@ -105,7 +105,7 @@ fn children(parent: u32) -> Vec<u32> {
 }
 
 #[test]
-fn what_reads_from_origins_may_die_and_ends_with_the_pager() {
+fn the_origin_reader_restarts_and_ends_with_the_pager() {
     let folder = tempfile::tempdir().unwrap();
     let (_, here, theirs) = elsewhere(folder.path(), None);
     let pager = Pager::start(folder.path(), &["--workers", "1"]);
@@ -134,7 +134,7 @@ fn what_reads_from_origins_may_die_and_ends_with_the_pager() {
 }
 
 #[test]
-fn a_page_that_was_given_up_is_not_fetched() {
+fn a_removed_page_is_not_fetched() {
     let folder = tempfile::tempdir().unwrap();
     let (_, here, theirs) = elsewhere(folder.path(), None);
     let pager = Pager::start(folder.path(), &["--workers", "1"]);
@@ -186,7 +186,7 @@ fn push(registry: &LocalRegistry, options: ClientOptions, image: &Path) -> Strin
 
 /// TLS with an authority of its own, and a password.
 #[test]
-fn a_private_registry_is_spoken_to_with_what_the_node_has_kept() {
+fn a_private_registry_is_read_with_the_saved_credentials() {
     let folder = tempfile::tempdir().unwrap();
     let (whole, here, _) = elsewhere(folder.path(), None);
     let registry = LocalRegistry::start(&RegistryOptions {

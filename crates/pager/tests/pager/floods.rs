@@ -39,7 +39,7 @@ fn dripping() -> Origin {
 }
 
 #[test]
-fn a_registry_that_drips_is_given_up_in_time_and_delays_nobody_else() {
+fn a_slow_registry_times_out_and_delays_no_other_vm() {
     let folder = tempfile::tempdir().unwrap();
     let image = image(folder.path(), SIZE, |_| {});
     let partial = without_chunks(&image);
@@ -105,7 +105,7 @@ fn a_registry_that_drips_is_given_up_in_time_and_delays_nobody_else() {
 }
 
 #[test]
-fn clients_that_say_nothing_make_room_for_others() {
+fn silent_clients_are_dropped_for_new_ones() {
     let folder = tempfile::tempdir().unwrap();
     let pager = Pager::start(folder.path(), &[]);
     let mut silent: Vec<UnixStream> = (0..200)
@@ -127,7 +127,7 @@ fn clients_that_say_nothing_make_room_for_others() {
 }
 
 #[test]
-fn a_process_has_so_many_connections_to_a_disk_and_no_more() {
+fn connections_of_one_process_to_a_disk_are_limited() {
     let folder = tempfile::tempdir().unwrap();
     let image = image(folder.path(), SIZE, |_| {});
     let pager = Pager::start(folder.path(), &[]);

@@ -9,7 +9,7 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 
 #[test]
-fn on_a_full_disk_a_monitor_that_takes_bytes_gets_them() {
+fn on_a_full_disk_a_vmm_that_accepts_bytes_gets_them() {
     let folder = tempfile::tempdir().unwrap();
     let image = image(folder.path(), SIZE, |_| {});
     let small = SmallDisk::mount(&folder.path().join("small"), MIB);

@@ -15,7 +15,7 @@ use std::time::Duration;
 const QUESTION: &str = "{\"working_set\":true}\n";
 
 #[test]
-fn senseless_handshakes_are_refused_with_a_sentence_and_cost_nothing() {
+fn invalid_handshakes_are_refused_with_a_message_and_leak_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let image = image(folder.path(), MIB, |_| {});
     let pager = Pager::start(folder.path(), &[]);
@@ -66,7 +66,7 @@ fn while_nobody_is_heard(pager: &Pager, work: impl FnOnce()) {
 }
 
 #[test]
-fn an_image_that_is_a_pipe_is_refused_and_not_waited_for() {
+fn an_image_that_is_a_fifo_is_refused_without_blocking() {
     let folder = tempfile::tempdir().unwrap();
     let pipe = folder.path().join("pipe");
     let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
@@ -85,7 +85,7 @@ fn an_image_that_is_a_pipe_is_refused_and_not_waited_for() {
 }
 
 #[test]
-fn a_handshake_that_comes_while_others_are_served_is_in_time() {
+fn a_handshake_sent_while_the_pager_is_busy_is_in_time() {
     let folder = tempfile::tempdir().unwrap();
     let image = image(folder.path(), MIB, |_| {});
     let pager = Pager::start(folder.path(), &[]);
@@ -102,7 +102,7 @@ fn a_handshake_that_comes_while_others_are_served_is_in_time() {
 }
 
 #[test]
-fn who_was_answered_late_has_time_to_go_on_but_not_for_ever() {
+fn a_late_answer_extends_the_handshake_deadline_but_not_forever() {
     let folder = tempfile::tempdir().unwrap();
     let image = image(folder.path(), MIB, |_| {});
     let pager = Pager::start(folder.path(), &[]);
@@ -131,7 +131,7 @@ fn who_was_answered_late_has_time_to_go_on_but_not_for_ever() {
 }
 
 #[test]
-fn senseless_requests_are_answered_with_a_sentence() {
+fn invalid_requests_are_answered_with_a_message() {
     let folder = tempfile::tempdir().unwrap();
     let image = image(folder.path(), MIB, |_| {});
     let pager = Pager::start(folder.path(), &[]);
@@ -233,7 +233,7 @@ fn a_damaged_chunk_ends_its_vm_and_no_other() {
 }
 
 #[test]
-fn a_fault_outside_of_the_mappings_ends_the_vm_with_a_sentence() {
+fn a_fault_outside_the_mappings_fails_the_vm_with_a_message() {
     let folder = tempfile::tempdir().unwrap();
     let image = image(folder.path(), MIB, |_| {});
     let pager = Pager::start(folder.path(), &[]);
@@ -250,7 +250,7 @@ fn a_fault_outside_of_the_mappings_ends_the_vm_with_a_sentence() {
 
 /// The flag is of the open file, which both have.
 #[test]
-fn a_vmm_that_makes_its_userfaultfd_blocking_ends_and_no_other() {
+fn a_vmm_with_a_blocking_userfaultfd_fails_alone() {
     let folder = tempfile::tempdir().unwrap();
     let image = image(folder.path(), MIB, |_| {});
     let pager = Pager::start(folder.path(), &["--workers", "1"]);

@@ -15,7 +15,7 @@ use std::path::Path;
 const CHUNK: usize = 2 * PAGE;
 
 #[test]
-fn completed_means_that_no_page_is_missing() {
+fn a_completed_vm_misses_no_page() {
     let folder = tempfile::tempdir().unwrap();
     let image = image(folder.path(), 8 * MIB, |_| {});
     let pager = Pager::start(folder.path(), &[]);
@@ -33,7 +33,7 @@ fn completed_means_that_no_page_is_missing() {
 }
 
 #[test]
-fn a_working_set_is_there_before_it_is_asked_for() {
+fn a_working_set_is_filled_before_it_faults() {
     let folder = tempfile::tempdir().unwrap();
     // Pieces that follow one another, single chunks, and chunks of zeros only
     // (25 pages: chunk 0 has pages 0 and 1; none is all zero), out of order.
@@ -93,7 +93,7 @@ fn ask_for_working_set(memory: &Memory, socket: &Path) -> Given {
 }
 
 #[test]
-fn a_working_set_is_in_memory_once_for_all_who_come_later() {
+fn a_working_set_is_kept_in_memory_once_for_all_later_vms() {
     let folder = tempfile::tempdir().unwrap();
     let set: Vec<u32> = (100..200).chain([7, 5, 900]).collect();
     let working_set = set.clone();
@@ -190,7 +190,7 @@ fn faults_are_served_while_a_working_set_is_fetched() {
 }
 
 #[test]
-fn a_working_set_goes_on_with_every_fault() {
+fn prefetching_a_working_set_continues_between_faults() {
     let folder = tempfile::tempdir().unwrap();
     // None of it is next to another.
     let set: Vec<u32> = (0..4096).step_by(2).collect();

@@ -6,7 +6,7 @@ use jiffy_store::{ImageReader, partial};
 use std::fs;
 
 #[test]
-fn what_one_artifact_does_not_give_comes_from_another_s_packing() {
+fn chunks_missing_in_one_artifact_come_from_another_packing() {
     let folder = tempfile::tempdir().unwrap();
     let one = image(folder.path(), SIZE, |_| {});
     let beside = tempfile::tempdir().unwrap();

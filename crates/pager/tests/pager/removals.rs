@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 #[test]
-fn given_up_pages_are_zero_and_their_neighbours_are_not() {
+fn removed_pages_are_zero_and_their_neighbours_are_not() {
     let folder = tempfile::tempdir().unwrap();
     let image = image(folder.path(), MIB, |options| options.chunk_size = 16 << 10);
     let pager = Pager::start(folder.path(), &[]);

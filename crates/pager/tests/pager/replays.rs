@@ -31,7 +31,7 @@ fn record(folder: &Path, image: &Path, chunks: Vec<u32>) -> std::path::PathBuf {
 }
 
 #[test]
-fn every_strategy_has_all_of_the_recording() {
+fn every_strategy_replays_the_whole_recording() {
     let folder = tempfile::tempdir().unwrap();
     let image = image(folder.path(), 4 * MIB, |_| {});
     // The last chunk among them.
@@ -88,7 +88,7 @@ fn every_strategy_has_all_of_the_recording() {
 }
 
 #[test]
-fn some_strategies_only_as_a_table() {
+fn selected_strategies_are_printed_as_a_table() {
     let folder = tempfile::tempdir().unwrap();
     let image = image(folder.path(), MIB, |_| {});
     let recording = record(folder.path(), &image, vec![1, 2, 5]);
@@ -102,7 +102,7 @@ fn some_strategies_only_as_a_table() {
 }
 
 #[test]
-fn what_cannot_be_replayed_is_refused_with_a_sentence() {
+fn an_unusable_recording_or_image_is_refused_with_a_message() {
     let folder = tempfile::tempdir().unwrap();
     let path = image(folder.path(), MIB, |_| {});
     let recording = record(folder.path(), &path, vec![1]);
@@ -124,7 +124,7 @@ fn what_cannot_be_replayed_is_refused_with_a_sentence() {
 
 /// A worker that is told to end while it prefetches, when faults are slow.
 #[test]
-fn workers_that_are_told_to_end_at_work_do() {
+fn workers_stop_while_they_are_busy() {
     let folder = tempfile::tempdir().unwrap();
     let image = image(folder.path(), 8 * MIB, |_| {});
     let recording = record(folder.path(), &image, (100..220).collect());

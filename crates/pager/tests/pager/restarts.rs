@@ -66,7 +66,7 @@ fn a_fault_read_by_a_pager_that_died_is_served_by_the_next() {
 }
 
 #[test]
-fn killed_again_and_again_nothing_is_lost() {
+fn nothing_is_lost_when_the_pager_is_killed_repeatedly() {
     let folder = tempfile::tempdir().unwrap();
     let image = image(folder.path(), 8 * MIB, |_| {});
     let memory = Memory::new(8 * MIB);
@@ -130,7 +130,7 @@ fn an_order_to_complete_waits_for_a_vmm_that_connects_again() {
 /// Each phase has a system call: it listens, is asked, shakes scratch, waits,
 /// reads a fault, reads the image, fills.
 #[test]
-fn killed_at_any_system_call_nothing_is_lost() {
+fn nothing_is_lost_when_the_pager_is_killed_at_any_system_call() {
     let folder = tempfile::tempdir().unwrap();
     let image = image(folder.path(), 32 * MIB, |options| {
         options.working_set = Some((0..400).collect());
@@ -186,7 +186,7 @@ fn killed_at_any_system_call_nothing_is_lost() {
 }
 
 #[test]
-fn vms_that_vanish_are_let_go() {
+fn vms_that_vanish_are_released() {
     let folder = tempfile::tempdir().unwrap();
     let image = image(folder.path(), MIB, |_| {});
     let pager = Pager::start(folder.path(), &[]);
@@ -212,7 +212,7 @@ fn vms_that_vanish_are_let_go() {
 }
 
 #[test]
-fn forgotten_is_forgotten_and_may_be_served_anew() {
+fn a_forgotten_vm_is_released_and_can_be_served_again() {
     let folder = tempfile::tempdir().unwrap();
     let image = image(folder.path(), MIB, |_| {});
     let pager = Pager::start(folder.path(), &[]);

@@ -8,7 +8,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 
 #[test]
-fn every_page_is_the_image_s() {
+fn every_page_has_the_image_s_bytes() {
     let folder = tempfile::tempdir().unwrap();
     let image = image(folder.path(), 8 * MIB, |_| {});
     let pager = Pager::start(folder.path(), &[]);
@@ -61,7 +61,7 @@ fn chunks_of_every_size_and_codec_are_served() {
 }
 
 #[test]
-fn what_is_in_a_backing_file_is_served_when_all_files_are_gone() {
+fn a_backing_file_is_served_after_all_files_are_unlinked() {
     let folder = tempfile::tempdir().unwrap();
     // All but the first MiB of the memory, at other places.
     let root = folder.path().join("root");
@@ -133,7 +133,7 @@ fn ram_in_two_regions_is_served() {
 }
 
 #[test]
-fn what_was_written_stays() {
+fn pages_written_by_the_guest_are_not_overwritten() {
     let folder = tempfile::tempdir().unwrap();
     let image = image(folder.path(), MIB, |_| {});
     let pager = Pager::start(folder.path(), &["--fault-around", "64"]);
