@@ -218,7 +218,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_kept_is_removed_unless_the_folder_is_held() {
+    fn unused_blobs_are_removed_unless_the_folder_is_held() {
         let root = tempfile::tempdir().unwrap();
         let folder = BlobFolder::open(root.path().join("a/b")).unwrap();
         let kept = folder.put(b"kept").unwrap();
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn a_blob_of_the_wrong_length_is_not_there() {
+    fn a_blob_of_the_wrong_length_counts_as_missing() {
         let root = tempfile::tempdir().unwrap();
         let folder = BlobFolder::open(root.path()).unwrap();
         let digest = folder.put(b"whole").unwrap();

@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn the_server_for_tokens_is_asked_for_our_scopes_and_the_registrys() {
+    fn a_token_request_has_our_scopes_and_the_registrys() {
         let header = r#"Bearer realm="https://t.example/token?x=1",service="s",scope="repository:a:pull repository:b:pull""#;
         let login = Login::Password {
             user: "me".into(),

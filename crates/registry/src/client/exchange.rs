@@ -537,7 +537,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_plain_request_that_was_overtaken_by_another_is_sent_with_tls() {
+    fn a_plain_request_uses_tls_once_another_request_found_it() {
         let exchange = Exchange::new(ClientOptions::default()).unwrap();
         let repository = Reference::parse("127.0.0.1:1/a:1", None).unwrap();
         let url = exchange.url(&repository, "blobs/uploads/").unwrap();

@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_near_is_told_by_its_address() {
+    fn local_addresses_are_recognised() {
         let outside = Some(IpAddr::from([10, 0, 2, 2]));
         for near in [
             "127.9.9.9",

@@ -151,13 +151,13 @@ mod tests {
     }
 
     #[test]
-    fn what_will_not_pass_is_not_tried_again() {
+    fn permanent_failures_are_not_retried() {
         assert!(waits(5, || refused(400, None)).is_empty());
         assert!(waits(5, || RegistryError::NotFound { what: "x".into() }).is_empty());
     }
 
     #[test]
-    fn what_must_be_over_before_the_next_attempt_is_not_tried_again() {
+    fn a_request_is_not_retried_past_its_deadline() {
         struct Until(Instant);
         impl Progress for Until {
             fn deadline(&self) -> Option<Instant> {
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn who_gives_up_does_not_wait() {
+    fn a_cancelled_request_does_not_wait() {
         struct GivenUp;
         impl Progress for GivenUp {
             fn cancelled(&self) -> bool {

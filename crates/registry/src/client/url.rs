@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_domain_is_shared_by_neighbours_and_what_is_above_them() {
+    fn hosts_share_a_domain_with_siblings_and_parents() {
         let shares = |one: &str, other: &str| {
             let url = |host: &str| Url::parse(&format!("https://{host}/")).unwrap();
             url(one).shares_domain(&url(other))
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn this_computer_has_many_names() {
+    fn all_names_of_this_computer_are_recognised() {
         let here = |host| Url::parse(&format!("http://{host}/")).unwrap().is_here();
         for host in [
             "localhost:1",

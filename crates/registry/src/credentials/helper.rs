@@ -155,7 +155,7 @@ mod tests {
     const LONG: Duration = Duration::from_secs(600);
 
     #[test]
-    fn a_helper_is_told_the_registry_and_believed() {
+    fn a_helper_gets_the_registry_and_its_answer_is_used() {
         let folder = tempfile::tempdir().unwrap();
         let script = r#"read -r host; printf '{"ServerURL":"%s","Username":"%s-%s","Secret":"s"}' "$host" "$1" "$host""#;
         assert_eq!(
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn an_endless_answer_ends() {
+    fn an_endless_answer_is_cut_off() {
         let folder = tempfile::tempdir().unwrap();
         run(&folder, "yes", LONG).unwrap_err();
     }

@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bundle_counts_for_the_key_and_the_digest_that_it_names() {
+    fn a_bundle_is_valid_only_for_its_key_and_digest() {
         let (ours, others) = (private_key(), private_key());
         let digest = Digest::of(b"manifest");
         let judged = |bundle: &Value, digest: &Digest, key: &PrivateKey| {

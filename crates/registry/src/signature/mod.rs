@@ -314,7 +314,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_document_must_say_what_it_signs() {
+    fn a_document_must_name_what_it_signs() {
         let digest = Digest::of(b"");
         let document = |of: &str, kind: &str| {
             json!({"critical": {"image": {"docker-manifest-digest": of}, "type": kind}}).to_string()
@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_key_is_refused() {
+    fn an_invalid_key_is_refused() {
         for pem in [
             "",
             "-----BEGIN PUBLIC KEY-----\nAAAA\n-----END PUBLIC KEY-----\n",

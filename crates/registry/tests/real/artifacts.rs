@@ -277,7 +277,7 @@ fn a_child_sends_only_what_is_new_and_a_parent_need_not_be_here() {
 }
 
 #[test]
-fn an_image_of_a_container_is_no_artifact() {
+fn a_container_image_is_not_an_artifact() {
     let registry = registry();
     let client = client();
     let to = reference(&registry, "plain:1");
