@@ -372,7 +372,7 @@ mod tests {
 
         /// The result agrees with a comparison of the files' bytes, block by block.
         #[test]
-        fn what_is_alike_is_what_its_bytes_say(
+        fn shared_blocks_are_those_with_equal_bytes(
             sizes in (1..4 * STRIDE, 1..4 * STRIDE),
             runs in (prop::option::of(0..4 * STRIDE), prop::option::of(0..4 * STRIDE)),
         ) {

@@ -337,7 +337,7 @@ mod tests {
     }"#;
 
     #[test]
-    fn every_field_arrives() {
+    fn every_field_of_a_config_is_read() {
         let config = ImageConfig::from_json(WHOLE).unwrap();
         assert_eq!(config.platform.to_string(), "linux/arm64/v8");
         assert_eq!(config.created.as_deref(), Some("2024-01-02T03:04:05Z"));
@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused_in_a_sentence() {
+    fn an_invalid_config_is_refused_with_a_message() {
         let refusal = |run: &str| {
             ImageConfig::from_json(format!(r#"{{"config":{{{run}}}}}"#).as_bytes())
                 .unwrap_err()

@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_names() {
+    fn suite_and_package_names_are_checked() {
         for name in ["bookworm", "libstdc++6", "vim=2:9.0", "linux-image-amd64"] {
             check_name(name, "package").unwrap();
         }

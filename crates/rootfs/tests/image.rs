@@ -138,7 +138,7 @@ fn attributes_are_stored_or_refused() {
 }
 
 #[test]
-fn hostile_archives_are_refused_in_a_sentence() {
+fn hostile_archives_are_refused_with_a_message() {
     let climbs = Tar::new().raw_path(b"../../etc/passwd").bytes();
     assert!(refusal(&climbs).contains("climbs out"));
 

@@ -118,7 +118,7 @@ fn a_global_header_names_and_sizes_no_entry() {
 }
 
 #[test]
-fn an_extension_is_refused_by_its_claim() {
+fn an_extension_is_refused_by_its_declared_size() {
     let mut header = tar::Header::new_ustar();
     header.set_entry_type(tar::EntryType::XHeader);
     header.set_size(MAX_EXTENSION + 1);

@@ -447,7 +447,7 @@ mod tests {
     use super::is_called;
 
     #[test]
-    fn names_may_be_short() {
+    fn a_short_name_matches_a_full_reference() {
         let name = "registry.example/library/alpine:latest";
         for wanted in [name, "alpine", "alpine:latest", "library/alpine"] {
             assert!(is_called(name, wanted), "{wanted}");
