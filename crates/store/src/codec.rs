@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn every_codec_gives_back_what_it_took_and_refuses_the_rest() {
+    fn every_codec_round_trips_and_refuses_wrong_input() {
         let chunk: Vec<u8> = (0..8192_u32).map(|n| (n / 100) as u8).collect();
         for codec in [Codec::Lz4, Codec::Lz4High, Codec::Zstd(1), Codec::Zstd(19)] {
             let mut encoder = Encoder::new(codec, None, 4096).unwrap();
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_compress_enough_stays_raw() {
+    fn a_poorly_compressible_chunk_stays_raw() {
         let mut state = 1_u64;
         let noise: Vec<u8> = (0..8192)
             .map(|_| {

@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_there_that_the_file_does_not_say() {
+    fn bits_that_were_not_written_to_the_file_are_not_set() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("present");
         let mut map = PresenceMap::create(&path, header(200)).unwrap();
@@ -375,7 +375,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn ranges_are_what_their_bits_are(changes in prop::collection::vec((any::<bool>(), 0u64..300, 0u64..200), 0..8)) {
+        fn set_clear_and_next_missing_agree_with_single_bits(changes in prop::collection::vec((any::<bool>(), 0u64..300, 0u64..200), 0..8)) {
             let folder = tempfile::tempdir().unwrap();
             let path = folder.path().join("present");
             let map = PresenceMap::create(&path, header(333)).unwrap();

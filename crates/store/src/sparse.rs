@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_put_is_there_and_what_is_dropped_is_not() {
+    fn put_units_are_present_and_dropped_ones_are_not() {
         let folder = tempfile::tempdir().unwrap();
         let file = file(&folder);
         assert_eq!(file.all_units(), 0..10);

@@ -151,7 +151,7 @@ fn sentence(error: &ImageError) -> String {
 }
 
 #[test]
-fn chunks_come_as_they_are_read_and_stay() {
+fn chunks_are_fetched_when_read_and_kept() {
     let pair = Pair::new(&many(200), &small());
     let origin = Scripted::honest(&pair.whole);
     let image = pair.open(std::slice::from_ref(&origin)).unwrap();
@@ -180,7 +180,7 @@ fn chunks_come_as_they_are_read_and_stay() {
 }
 
 #[test]
-fn a_lie_names_chunk_and_origin_and_is_not_kept() {
+fn a_wrong_chunk_is_reported_with_its_origin_and_not_kept() {
     let pair = Pair::new(&many(100), &small());
     let liar = Scripted::lying(&pair.whole);
     let image = pair.open(std::slice::from_ref(&liar)).unwrap();
@@ -240,7 +240,7 @@ fn origins_that_fail_are_named_with_their_reasons_and_later_ones_help() {
 }
 
 #[test]
-fn what_a_crash_has_torn_is_fetched_anew() {
+fn a_chunk_torn_by_a_crash_is_fetched_again() {
     let pair = Pair::new(&many(100), &small());
     let origin = Scripted::honest(&pair.whole);
     let image = pair.open(std::slice::from_ref(&origin)).unwrap();
@@ -299,7 +299,7 @@ fn completing_leaves_the_map_of_an_image_that_took_the_name() {
 }
 
 #[test]
-fn what_is_optimised_over_itself_is_completed_first() {
+fn optimising_a_partial_image_in_place_completes_it_first() {
     let pair = Pair::new(&many(300), &small());
     let optimise = |image: &ImageReader| {
         let recording = Recording {
@@ -351,7 +351,7 @@ fn no_block_is_fetched_twice_at_the_same_time() {
 }
 
 #[test]
-fn readers_and_lies_at_the_same_time_end_with_the_truth() {
+fn concurrent_readers_of_a_lying_origin_get_the_right_bytes() {
     let pair = Pair::new(&many(120), &small());
     let count = AtomicUsize::new(0);
     let moody = Scripted::new("moody", pair.whole.clone(), move |_, mut bytes| {
@@ -379,7 +379,7 @@ fn readers_and_lies_at_the_same_time_end_with_the_truth() {
 
 /// Fetching a block again for one chunk may damage other chunks of the block.
 #[test]
-fn what_came_along_with_a_mended_chunk_is_checked_as_well() {
+fn chunks_fetched_with_a_replaced_chunk_are_checked_too() {
     let pair = Pair::new(&many(120), &small());
     let whole = ImageReader::open(&pair.folder.file("whole")).unwrap();
     let place = |index| whole.stored_range(index).unwrap().unwrap();
@@ -451,7 +451,7 @@ fn a_chunk_across_blocks_of_two_origins_is_found() {
 }
 
 #[test]
-fn one_process_fills_an_image_and_others_are_told() {
+fn one_process_fills_an_image_and_others_are_refused() {
     let pair = Pair::new(&many(20), &small());
     let image = pair.open(&[]).unwrap();
     let error = pair.open(&[]).unwrap_err();
@@ -464,7 +464,7 @@ fn one_process_fills_an_image_and_others_are_told() {
 }
 
 #[test]
-fn a_manifest_that_is_another_s_is_refused_and_leaves_nothing() {
+fn a_manifest_of_another_image_is_refused_and_leaves_nothing() {
     let pair = Pair::new(&many(20), &small());
     let image = ImageReader::open(&pair.folder.file("whole")).unwrap();
     let (length, id) = (pair.whole.len() as u64, image.id());
@@ -525,7 +525,7 @@ fn claiming(length: u64) -> (Vec<u8>, ImageId) {
 }
 
 #[test]
-fn no_more_is_believed_of_a_length_than_the_tables_have_chunks_for() {
+fn a_length_beyond_the_tables_chunks_is_refused() {
     let folder = Folder::new();
     let path = folder.file("image");
     let refused = |made: Result<(), WriteError>| match made.unwrap_err() {
@@ -624,7 +624,7 @@ fn chunks_asked_for_together_come_in_few_large_reads() {
 }
 
 #[test]
-fn what_nobody_uses_is_given_back_the_longest_unused_first() {
+fn unused_images_are_trimmed_least_recently_used_first() {
     use crate::bounded::{Cached, keep_within};
     let pairs: Vec<Pair> = (0..3).map(|_| Pair::new(&many(100), &small())).collect();
     let mut open = None;

@@ -21,7 +21,7 @@ fn packed_otherwise(letters: &str) -> Pair {
 }
 
 #[test]
-fn who_lied_or_had_nothing_is_asked_last() {
+fn a_lying_or_empty_origin_is_asked_last() {
     let pair = Pair::new(&many(400), &small());
     let (liar, absent) = (Scripted::lying(&pair.whole), absent(&pair.whole));
     let honest = Scripted::honest(&pair.whole);
@@ -35,7 +35,7 @@ fn who_lied_or_had_nothing_is_asked_last() {
 }
 
 #[test]
-fn an_image_that_one_artifact_does_not_give_is_had_by_another_s_packing() {
+fn chunks_missing_in_one_artifact_come_from_another_packing() {
     let letters = many(200);
     // An artifact with valid tables whose chunks no origin has.
     let hostile = Pair::new(&letters, &small());
@@ -74,7 +74,7 @@ fn hostile_again(pair: &Pair, image: ImageReader, origin: &Arc<Scripted>) -> Ima
 }
 
 #[test]
-fn what_holds_something_else_is_no_packing() {
+fn an_image_with_other_contents_is_not_a_packing() {
     let pair = Pair::new(&many(100), &small());
     let image = pair.open(&[]).unwrap();
     let another = Pair::new(&many(101), &small());
@@ -85,7 +85,7 @@ fn what_holds_something_else_is_no_packing() {
 }
 
 #[test]
-fn a_peer_that_packed_it_otherwise_is_not_asked_for_bytes() {
+fn a_peer_with_another_packing_is_not_asked_for_bytes() {
     let letters = many(100);
     let pair = Pair::new(&letters, &small());
     let peer = pair.folder.file("peer");
@@ -135,7 +135,7 @@ impl Drop for SmallDisk<'_> {
 }
 
 #[test]
-fn on_a_full_disk_what_comes_is_read_and_not_kept() {
+fn on_a_full_disk_fetched_chunks_are_read_and_not_kept() {
     let folder = Folder::new();
     let bytes = contents(&many(400));
     let whole = folder.image("whole", &bytes, &small());
@@ -176,7 +176,7 @@ fn on_a_full_disk_what_comes_is_read_and_not_kept() {
 }
 
 #[test]
-fn who_gives_up_takes_nothing_from_who_waits_for_the_same() {
+fn an_abandoned_request_takes_nothing_from_other_waiters() {
     let pair = Pair::new(&many(100), &small());
     let (say, asked) = channel();
     let (release, held) = channel::<()>();
@@ -208,7 +208,7 @@ fn who_gives_up_takes_nothing_from_who_waits_for_the_same() {
 }
 
 #[test]
-fn of_many_who_read_a_wrong_chunk_one_has_it_replaced() {
+fn one_of_many_readers_replaces_a_wrong_chunk() {
     let pair = Pair::new(&many(100), &small());
     let origin = Scripted::honest(&pair.whole);
     let image = pair.open(std::slice::from_ref(&origin)).unwrap();
