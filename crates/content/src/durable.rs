@@ -71,7 +71,7 @@ impl LoadError {
 
 /// Checks that a file exists and is not empty, without reading it. The error is a sentence
 /// without its full stop.
-pub fn check_there(path: &Path) -> Result<(), String> {
+pub fn check_not_empty(path: &Path) -> Result<(), String> {
     let shown = path.display();
     match jiffy_sys::regular::look(path) {
         Ok(data) if data.len() == 0 => Err(format!("{shown} is empty")),

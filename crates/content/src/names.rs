@@ -54,7 +54,7 @@ pub fn check_vm(name: &str) -> Result<()> {
 }
 
 /// A generated name, like `swift-heron`.
-pub fn made_up() -> String {
+pub fn random_name() -> String {
     let [first, second] = random::<2>();
     format!(
         "{}-{}",
@@ -146,7 +146,7 @@ mod tests {
     #[test]
     fn made_up_names_and_ids_are_valid() {
         for _ in 0..200 {
-            check_vm(&made_up()).unwrap();
+            check_vm(&random_name()).unwrap();
             assert!(is_id(&new_id()));
         }
         assert!(!is_id("0123456789aB"));

@@ -76,7 +76,7 @@ pub fn check_own(folder: &Path, vm: &str, spec: &Spec) -> Result<()> {
     if spec.root_disk.is_none() {
         return Ok(());
     }
-    durable::check_there(&file_in(folder)).map_err(|why| {
+    durable::check_not_empty(&file_in(folder)).map_err(|why| {
         Error::internal(format!(
             "The root disk of the VM {vm} can't be used: {why}."
         ))

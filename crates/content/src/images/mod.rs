@@ -76,7 +76,7 @@ pub struct Images {
     share: PathBuf,
     /// Registry of names without one, unless a request names another.
     registry: Option<String>,
-    /// Which keys must have signed images from registries.
+    /// The keys that must have signed images from registries.
     policy: Policy,
     /// The images of chunks.
     pub(crate) chunks: Chunks,
@@ -138,9 +138,9 @@ impl Images {
 
     /// The image that a user means.
     pub async fn resolve(&self, text: &str, registry: Option<&str>) -> Result<Found> {
-        let meanings = name::meanings(text, self.registry(registry))?;
-        for meaning in &meanings {
-            if let Some(found) = self.look_up(meaning).await? {
+        let candidates = name::candidates(text, self.registry(registry))?;
+        for candidate in &candidates {
+            if let Some(found) = self.look_up(candidate).await? {
                 return Ok(found);
             }
         }
@@ -164,7 +164,7 @@ impl Images {
         Ok(found)
     }
 
-    /// Which keys must have signed what comes from registries.
+    /// The keys that must have signed images from registries.
     pub fn policy(&self) -> &Policy {
         &self.policy
     }
@@ -196,7 +196,7 @@ impl Images {
         }
         let folder = self.folder_of(name)?;
         let path = folder.join(ROOT);
-        let whole = durable::check_there(&path);
+        let whole = durable::check_not_empty(&path);
         if whole.is_ok() {
             let record = self.record(name)?;
             let root = Root {
@@ -460,9 +460,9 @@ impl Images {
 
     /// The full name of the image that a user means, even if its record can't be read.
     pub fn named(&self, text: &str, registry: Option<&str>) -> Result<String> {
-        let meanings = name::meanings(text, self.registry(registry))?;
+        let candidates = name::candidates(text, self.registry(registry))?;
         let is_here = |name: &String| self.folder_of(name).is_ok_and(|path| is_taken(&path));
-        meanings
+        candidates
             .into_iter()
             .find(is_here)
             .ok_or_else(|| missing(text))
@@ -475,7 +475,7 @@ impl Images {
             Some(id) if !is_taken(&root) => self.chunks.path(id),
             _ => root,
         };
-        durable::check_there(&path).map_err(|why| unusable(name, &why))
+        durable::check_not_empty(&path).map_err(|why| unusable(name, &why))
     }
 
     /// As the API shows it.

@@ -1,4 +1,4 @@
-//! Which keys must have signed what comes from registries.
+//! The keys that must have signed images and snapshots from registries.
 //!
 //! Signatures are verified during a pull, and the record says which keys were found. At a start
 //! only the record is checked, so no registry is needed.
@@ -61,7 +61,7 @@ impl FromStr for Signed {
     }
 }
 
-/// Which keys must have signed what.
+/// The required keys of each registry or repository.
 #[derive(Debug, Default)]
 pub struct Policy {
     rules: Vec<Rule>,

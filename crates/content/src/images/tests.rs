@@ -62,7 +62,7 @@ fn large_folders_are_removed_on_blocking_threads() {
         assert!(is_pending(removing.as_mut()).await);
         assert!(!images.has("web"));
         assert_eq!(going(&images.folder), 1);
-        crate::snapshots::remove_behind(&golden).unwrap();
+        crate::snapshots::remove_in_background(&golden).unwrap();
         assert!(!golden.exists());
         assert_eq!(going(&images.folder), 2);
         // Nor does a worker replace an image.

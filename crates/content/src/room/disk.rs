@@ -26,11 +26,11 @@ pub struct Room {
 /// The reservation of one pull; dropping it gives the room back.
 #[derive(Debug)]
 pub struct Reserved {
-    /// Which file system.
+    /// Device number of the file system.
     device: u64,
     /// What is fetched: digests and bytes of the blobs.
     blobs: Vec<(String, u64)>,
-    /// Further bytes, of what is made of the blobs.
+    /// Bytes of what is made from the blobs.
     more: u64,
     job: Arc<dyn Written>,
 }

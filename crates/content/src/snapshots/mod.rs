@@ -19,11 +19,11 @@
 //! A snapshot is made in a folder whose name begins with a dot, synced, and renamed: after a
 //! crash it is complete or absent, and the next daemon removes folders that begin with a dot.
 //!
-//! * [`captured`]: what a VMM hands over.
+//! * [`captured`]: the files of a capture, as the VMM sends them.
 //! * [`draft`]: a capture that is being written.
 //! * [`saved`]: a capture on disk.
 //! * [`memory`]: its RAM.
-//! * [`root_tables`]: what RAM has in common with the root file system.
+//! * [`root_tables`]: finds blocks of RAM in the root file system.
 //! * [`inspect`]: reports of what its RAM consists of.
 //! * [`remote`]: snapshots in registries.
 //! * [`disks`]: the VM's own root disk and its volumes in registries.
@@ -206,12 +206,12 @@ impl Snapshots {
         if rewritten.contains(&path) {
             return Err(being_rewritten(name));
         }
-        remove_whole(&path).map_err(|error| Error::io("remove a snapshot", &path, &error))
+        remove_atomically(&path).map_err(|error| Error::io("remove a snapshot", &path, &error))
     }
 }
 
 /// Removes a folder so that it is never seen half removed.
-pub fn remove_whole(path: &Path) -> std::io::Result<()> {
+pub fn remove_atomically(path: &Path) -> std::io::Result<()> {
     let gone = set_aside(path)?;
     jiffy_sys::durable::sync_folder_of(path)?;
     gone.close()
@@ -219,7 +219,7 @@ pub fn remove_whole(path: &Path) -> std::io::Result<()> {
 
 /// Moves a folder away at once, and removes its contents, which may be large, in the background.
 /// After a power cut the folder may be there again.
-pub fn remove_behind(path: &Path) -> std::io::Result<()> {
+pub fn remove_in_background(path: &Path) -> std::io::Result<()> {
     let gone = set_aside(path)?;
     match Handle::try_current() {
         Ok(runtime) => drop(runtime.spawn_blocking(move || gone.close())),

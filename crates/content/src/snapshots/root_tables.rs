@@ -1,4 +1,4 @@
-//! What RAM has in common with the root file system it was booted from.
+//! Finds blocks of RAM in the root file system it was booted from.
 
 use crate::model::vm::Root;
 use jiffy_store::backing::BlockTable;

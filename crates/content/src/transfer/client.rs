@@ -1,4 +1,4 @@
-//! Access to a registry: credentials, and which authorities are trusted.
+//! Access to a registry: its credentials and trusted certificate authorities.
 
 use crate::error::{Error, Result, of_registry};
 use jiffy_registry::{Client, ClientOptions, Credentials, PlainHttp, Platform, Reference};
@@ -11,7 +11,7 @@ use tempfile::NamedTempFile;
 /// A registry client and the files that it needs while it lives.
 #[derive(Debug)]
 pub struct Access {
-    /// Speaks to registries.
+    /// The registry client.
     pub client: Client,
     _authorities: Option<NamedTempFile>,
 }

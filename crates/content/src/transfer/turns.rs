@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Most simultaneous pulls; each has a thread.
-const ALL: usize = 32;
+const MAX_PULLS: usize = 32;
 /// Most simultaneous pulls from one registry.
-const OF_ONE: usize = 4;
+const MAX_PULLS_PER_REGISTRY: usize = 4;
 
 /// The limits, and the pulls that count against them.
 #[derive(Debug)]
@@ -27,7 +27,7 @@ pub struct Turn {
 impl Default for Turns {
     fn default() -> Self {
         Turns {
-            all: Arc::new(Semaphore::new(ALL)),
+            all: Arc::new(Semaphore::new(MAX_PULLS)),
             registries: Mutex::default(),
         }
     }
@@ -51,7 +51,7 @@ impl Turns {
         if let Some(turns) = registries.get(name).and_then(Weak::upgrade) {
             return turns;
         }
-        let turns = Arc::new(Semaphore::new(OF_ONE));
+        let turns = Arc::new(Semaphore::new(MAX_PULLS_PER_REGISTRY));
         registries.insert(name.to_owned(), Arc::downgrade(&turns));
         turns
     }
@@ -66,7 +66,7 @@ mod tests {
     async fn pulls_are_limited_per_registry_and_in_all() {
         let turns = Turns::default();
         let mut slow = Vec::new();
-        for _ in 0..OF_ONE {
+        for _ in 0..MAX_PULLS_PER_REGISTRY {
             slow.push(turns.turn("slow.example").await.unwrap());
         }
         assert!(turns.turn("slow.example").now_or_never().is_none());
@@ -82,6 +82,6 @@ mod tests {
                 None => break,
             }
         }
-        assert_eq!(all.len() + slow.len(), ALL);
+        assert_eq!(all.len() + slow.len(), MAX_PULLS);
     }
 }

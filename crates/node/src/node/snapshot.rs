@@ -54,7 +54,7 @@ impl Node {
         if let Some(base) = before.or_else(|| Some(self.snapshots.path(&from?.name))) {
             draft.built_on(base);
         }
-        draft.beside_its_root(self.snapshots.root_tables());
+        draft.share_with_root(self.snapshots.root_tables());
         let volumes = self.volume_files(&vm);
         let resume = volumes.is_empty() && !wanted.stop;
         let taken = self.take(&vm, resume, &mut watch).await?;
@@ -385,7 +385,7 @@ async fn cloned(draft: Draft, volumes: Vec<(String, PathBuf)>) -> Result<Draft> 
         let volumes = volumes
             .iter()
             .map(|(name, path)| (name.as_str(), path.as_path()));
-        draft.take_volumes(volumes).map(|()| draft)
+        draft.clone_volumes(volumes).map(|()| draft)
     });
     joined(work.await)
 }

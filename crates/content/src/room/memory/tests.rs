@@ -24,15 +24,15 @@ fn vm(mib: u64) -> Amount {
 }
 
 /// A request of the default owner, without a wait of its own.
-fn asking() -> Asking {
-    Asking {
+fn request() -> Request {
+    Request {
         owner: DEFAULT_OWNER.into(),
         priority: Priority::Normal,
         wait: None,
         id: "0123456789ab".into(),
         name: "web".into(),
         purpose: Purpose::Start,
-        request: None,
+        request_id: None,
     }
 }
 
@@ -54,12 +54,12 @@ fn host(available: u64) -> (Arc<AtomicU64>, Box<Host>) {
 }
 
 fn room(available: u64, limit: Option<u64>, patience: Duration) -> Arc<Room> {
-    Room::of_host(host(available).1, limited(limit), patience, PLACES)
+    Room::with_host(host(available).1, limited(limit), patience, PLACES)
 }
 
 fn empty(room: &Room) -> bool {
     let state = room.state();
-    state.books == Books::default() && state.line.is_empty()
+    state.totals == Totals::default() && state.line.is_empty()
 }
 
 /// Lets all tasks get as far as they can.
@@ -79,25 +79,25 @@ fn refused(result: Result<Reserved>) -> String {
 #[tokio::test]
 async fn a_starting_vm_counts_until_ready_and_a_running_one_until_it_ends() {
     let (available, host) = host(300);
-    let room = Room::of_host(host, limited(Some(500)), Duration::ZERO, PLACES);
-    let mut first = room.reserve(asking(), vm(200), 1).await.unwrap();
+    let room = Room::with_host(host, limited(Some(500)), Duration::ZERO, PLACES);
+    let mut first = room.reserve(request(), vm(200), 1).await.unwrap();
     assert_eq!(first.waited_ns, None);
     assert_eq!(
-        refused(room.reserve(asking(), vm(200), 1).await),
+        refused(room.reserve(request(), vm(200), 1).await),
         "The VM wants 200 MiB of memory; the host has 300 MiB available, of which VMs that are starting will take 200 MiB."
     );
     // It took half of what it may have.
     available.store(200, Ordering::Relaxed);
     first.note_ready();
     first.note_ready();
-    let second = room.reserve(asking(), vm(200), 1).await.unwrap();
+    let second = room.reserve(request(), vm(200), 1).await.unwrap();
     drop(second);
     available.store(TOTAL, Ordering::Relaxed);
     assert_eq!(
-        refused(room.reserve(asking(), vm(301), 1).await),
+        refused(room.reserve(request(), vm(301), 1).await),
         "The VM wants 301 MiB of memory; VMs have 200 MiB of the 500 MiB that they may have in all."
     );
-    let third = room.reserve(asking(), vm(300), 1).await.unwrap();
+    let third = room.reserve(request(), vm(300), 1).await.unwrap();
     drop((first, third));
     assert!(empty(&room));
 }
@@ -105,25 +105,25 @@ async fn a_starting_vm_counts_until_ready_and_a_running_one_until_it_ends() {
 #[tokio::test]
 async fn a_request_that_can_never_fit_is_refused_at_once() {
     let limited = room(TOTAL, Some(500), LONG);
-    let _all = limited.reserve(asking(), vm(500), 1).await.unwrap();
+    let _all = limited.reserve(request(), vm(500), 1).await.unwrap();
     assert!(
-        refused(limited.reserve(asking(), vm(501), 1).await).starts_with("The VM wants 501 MiB")
+        refused(limited.reserve(request(), vm(501), 1).await).starts_with("The VM wants 501 MiB")
     );
-    let some = refused(limited.reserve(asking(), vm(6), 100).await);
+    let some = refused(limited.reserve(request(), vm(6), 100).await);
     assert!(some.starts_with("100 VMs want 600 MiB"), "{some}");
     // Without a VM that could end, the host's available memory can't grow either.
     let idle = room(100, None, LONG);
-    refused(idle.reserve(asking(), vm(101), 1).await);
+    refused(idle.reserve(request(), vm(101), 1).await);
     let _runs = idle.adopt(Amount::of_running(1, 1));
-    refused(idle.reserve(asking(), vm(102), 1).await);
-    refused(idle.reserve(asking(), vm(TOTAL + 1), 1).await);
+    refused(idle.reserve(request(), vm(102), 1).await);
+    refused(idle.reserve(request(), vm(TOTAL + 1), 1).await);
 }
 
 #[tokio::test]
 async fn a_host_with_unknown_memory_refuses_nothing() {
     let tell = || Err(io::ErrorKind::NotFound.into());
-    let room = Room::of_host(Box::new(tell), limited(None), Duration::ZERO, PLACES);
-    room.reserve(asking(), vm(1 << 30), 1000).await.unwrap();
+    let room = Room::with_host(Box::new(tell), limited(None), Duration::ZERO, PLACES);
+    room.reserve(request(), vm(1 << 30), 1000).await.unwrap();
 }
 
 #[tokio::test]
@@ -140,8 +140,8 @@ async fn huge_pages_do_not_count_as_available_memory() {
     let huge = Amount::of(&spec);
     assert_eq!((huge.soon, huge.whole), (0, 128));
     let room = room(10, Some(200), Duration::ZERO);
-    let _first = room.reserve(asking(), huge, 1).await.unwrap();
-    assert!(refused(room.reserve(asking(), huge, 1).await).contains("128 MiB of the 200 MiB"));
+    let _first = room.reserve(request(), huge, 1).await.unwrap();
+    assert!(refused(room.reserve(request(), huge, 1).await).contains("128 MiB of the 200 MiB"));
 }
 
 #[tokio::test]
@@ -152,16 +152,16 @@ async fn a_thousand_children_need_little_and_their_reservation_splits() {
     };
     let room = room(2500, None, Duration::ZERO);
     let all = room
-        .reserve(asking(), Amount::of_child(&spec), 1000)
+        .reserve(request(), Amount::of_child(&spec), 1000)
         .await
         .unwrap();
     let mut parts = all.split();
     assert_eq!(parts.len(), 1000);
-    assert_eq!(room.state().books.held.soon, 2000);
+    assert_eq!(room.state().totals.held.soon, 2000);
     for part in &mut parts {
         part.note_ready();
     }
-    let held = room.state().books.held;
+    let held = room.state().totals.held;
     assert_eq!((held.soon, held.whole), (0, 128_000));
     drop(parts);
     assert!(empty(&room));
@@ -176,7 +176,7 @@ fn in_line(
     let each = |(number, mib): (usize, &u64)| {
         let (room, served, mib) = (Arc::clone(room), Arc::clone(served), *mib);
         tokio::spawn(async move {
-            let reserved = room.reserve(asking(), vm(mib), 1).await?;
+            let reserved = room.reserve(request(), vm(mib), 1).await?;
             served.lock().unwrap().push(number);
             Ok(reserved)
         })
@@ -188,7 +188,7 @@ fn in_line(
 async fn requests_are_served_in_order_of_arrival() {
     let room = room(TOTAL, Some(100), LONG);
     let served = Arc::default();
-    let first = room.reserve(asking(), vm(60), 1).await.unwrap();
+    let first = room.reserve(request(), vm(60), 1).await.unwrap();
     // The large one in front is not overtaken by those that would fit.
     let mut line = in_line(&room, &[100, 10, 10, 10, 90], &served);
     all_wait().await;
@@ -216,7 +216,7 @@ async fn requests_are_served_in_order_of_arrival() {
 async fn an_aborted_request_leaves_the_queue_to_others() {
     let room = room(TOTAL, Some(100), LONG);
     let served = Arc::default();
-    let first = room.reserve(asking(), vm(50), 1).await.unwrap();
+    let first = room.reserve(request(), vm(50), 1).await.unwrap();
     let mut line = in_line(&room, &[80, 70, 40], &served);
     all_wait().await;
     // The second in line, and then the first of it.
@@ -232,7 +232,7 @@ async fn an_aborted_request_leaves_the_queue_to_others() {
 #[tokio::test]
 async fn a_request_that_waits_too_long_is_refused() {
     let room = room(TOTAL, Some(100), Duration::from_secs(1));
-    let all = room.reserve(asking(), vm(100), 1).await.unwrap();
+    let all = room.reserve(request(), vm(100), 1).await.unwrap();
     let mut line = in_line(&room, &[100, 50], &Arc::default());
     let last = refused(line.remove(1).await.unwrap());
     assert_eq!(
@@ -242,7 +242,7 @@ async fn a_request_that_waits_too_long_is_refused() {
     refused(line.remove(0).await.unwrap());
     drop(all);
     assert!(empty(&room));
-    room.reserve(asking(), vm(100), 1).await.unwrap();
+    room.reserve(request(), vm(100), 1).await.unwrap();
 }
 
 #[tokio::test]
@@ -259,7 +259,7 @@ async fn the_error_says_that_a_request_was_never_first_in_the_queue() {
 #[tokio::test]
 async fn memory_freed_by_other_programs_is_noticed() {
     let (available, host) = host(10);
-    let room = Room::of_host(host, limited(None), LONG, PLACES);
+    let room = Room::with_host(host, limited(None), LONG, PLACES);
     let _runs = room.adopt(Amount::of_running(1000, 1));
     let line = in_line(&room, &[100], &Arc::default());
     all_wait().await;
@@ -272,15 +272,15 @@ async fn memory_freed_by_other_programs_is_noticed() {
 #[tokio::test]
 async fn a_request_waits_while_another_program_uses_most_memory() {
     let (available, host) = host(50);
-    let room = Room::of_host(host, limited(None), LONG, PLACES);
+    let room = Room::with_host(host, limited(None), LONG, PLACES);
     let _runs = room.adopt(Amount::of_running(100, 1));
     let line = in_line(&room, &[120], &Arc::default());
     all_wait().await;
     // Even if all VMs ended, there would now be too little.
     available.store(0, Ordering::Relaxed);
-    let small = room.reserve(asking(), vm(101), 1);
+    let small = room.reserve(request(), vm(101), 1);
     assert!(!refused(small.await).contains("waited"));
-    tokio::time::sleep(2 * LOOK).await;
+    tokio::time::sleep(2 * CHECK_INTERVAL).await;
     assert!(!line[0].is_finished());
     available.store(120, Ordering::Relaxed);
     for task in line {
@@ -291,14 +291,17 @@ async fn a_request_waits_while_another_program_uses_most_memory() {
 #[tokio::test]
 async fn background_work_gets_only_free_memory_and_yields_to_requests() {
     let room = room(TOTAL, Some(100), LONG);
-    assert!(room.behind(vm(101)).is_none());
-    let mut later = room.behind(vm(60)).unwrap();
-    assert!(room.behind(vm(60)).is_none(), "nor does it have it twice");
-    let fits = room.reserve(asking(), vm(40), 1).await.unwrap();
+    assert!(room.reserve_background(vm(101)).is_none());
+    let mut later = room.reserve_background(vm(60)).unwrap();
+    assert!(
+        room.reserve_background(vm(60)).is_none(),
+        "nor does it have it twice"
+    );
+    let fits = room.reserve(request(), vm(40), 1).await.unwrap();
     assert!(!later.was_claimed());
-    assert!(room.behind(vm(1)).is_none());
+    assert!(room.reserve_background(vm(1)).is_none());
     // This one does not wait for it.
-    let claims = room.reserve(asking(), vm(40), 1).await.unwrap();
+    let claims = room.reserve(request(), vm(40), 1).await.unwrap();
     assert_eq!(claims.waited_ns, None);
     assert!(later.was_claimed());
     later.claimed().await;
@@ -306,24 +309,24 @@ async fn background_work_gets_only_free_memory_and_yields_to_requests() {
     // While a request waits, there is no memory for background work.
     let line = in_line(&room, &[90], &Arc::default());
     all_wait().await;
-    assert!(room.behind(vm(1)).is_none());
+    assert!(room.reserve_background(vm(1)).is_none());
     let quiet = room.clone();
-    let quiet = tokio::spawn(async move { quiet.nobody_waits().await });
+    let quiet = tokio::spawn(async move { quiet.wait_until_idle().await });
     all_wait().await;
     assert!(!quiet.is_finished());
     drop((fits, claims));
     quiet.await.unwrap();
     let waited = line.into_iter().next().unwrap().await.unwrap().unwrap();
-    let later = room.behind(vm(10)).unwrap();
+    let later = room.reserve_background(vm(10)).unwrap();
     assert!(!later.was_claimed(), "what was claimed before is not its");
-    // Nor is there any while the host has little, whatever the books say.
-    room.set_scarce(true);
+    // Background work gets no memory while the host is low, whatever the totals are.
+    room.set_low_memory(true);
     assert!(later.was_claimed());
     drop((waited, later));
-    assert!(room.behind(vm(1)).is_none());
-    drop(room.reserve(asking(), vm(1), 1).await.unwrap());
-    room.set_scarce(false);
-    assert!(!room.behind(vm(1)).unwrap().was_claimed());
+    assert!(room.reserve_background(vm(1)).is_none());
+    drop(room.reserve(request(), vm(1), 1).await.unwrap());
+    room.set_low_memory(false);
+    assert!(!room.reserve_background(vm(1)).unwrap().was_claimed());
     assert!(empty(&room));
 }
 
@@ -332,7 +335,7 @@ async fn a_request_that_does_not_wait_is_refused_only_for_lack_of_memory() {
     let room = room(TOTAL, Some(1000), Duration::ZERO);
     let one = |_| {
         let room = Arc::clone(&room);
-        tokio::spawn(async move { room.reserve(asking(), vm(10), 1).await })
+        tokio::spawn(async move { room.reserve(request(), vm(10), 1).await })
     };
     let all: Vec<_> = (0..200).map(one).collect();
     let mut served = Vec::new();
@@ -356,7 +359,7 @@ async fn two_requests_never_get_the_same_memory() {
         tokio::spawn(async move {
             for round in 0..50 {
                 let mib = 1 + (number * 31 + round * 17) % 60;
-                let reserved = room.reserve(asking(), vm(mib), 1).await.unwrap();
+                let reserved = room.reserve(request(), vm(mib), 1).await.unwrap();
                 if held.fetch_add(mib, Ordering::SeqCst) + mib > LIMIT {
                     over.store(true, Ordering::SeqCst);
                 }
@@ -437,7 +440,7 @@ proptest! {
             .build()
             .unwrap();
         let (available, host) = host(MEMORY);
-        let room = Room::of_host(host, limited(limit), Duration::ZERO, PLACES);
+        let room = Room::with_host(host, limited(limit), Duration::ZERO, PLACES);
         let (mut vms, mut later, mut others) = (Vec::<Model>::new(), Vec::new(), 0);
         for step in steps {
             let taken: u64 = vms.iter().filter_map(|vm| vm.took).sum();
@@ -452,7 +455,7 @@ proptest! {
                     let all = amount.times(count);
                     let fits = soon + all.soon <= free
                         && limit.is_none_or(|limit| whole + all.whole <= limit);
-                    let got = runtime.block_on(room.reserve(asking(), amount, count));
+                    let got = runtime.block_on(room.reserve(request(), amount, count));
                     prop_assert_eq!(got.is_ok(), fits);
                     if let Ok(reserved) = got {
                         let new = |reserved| Model { reserved, amount, took: None };
@@ -463,7 +466,7 @@ proptest! {
                     let behind: u64 = later.iter().map(|(_, mib)| mib).sum();
                     let fits = soon + behind + mib <= free
                         && limit.is_none_or(|limit| whole + behind + mib <= limit);
-                    let got = room.behind(vm(mib));
+                    let got = room.reserve_background(vm(mib));
                     prop_assert_eq!(got.is_some(), fits);
                     later.extend(got.map(|got| (got, mib)));
                 }
@@ -498,11 +501,11 @@ async fn a_request_that_adds_nothing_to_the_limit_is_not_refused_by_it() {
         soon: 300,
         ..Amount::default()
     };
-    drop(room.reserve(asking(), filled, 1).await.unwrap());
+    drop(room.reserve(request(), filled, 1).await.unwrap());
     let more = Amount {
         soon: 301,
         ..Amount::default()
     };
-    assert!(refused(room.reserve(asking(), more, 1).await).contains("300 MiB available"));
-    refused(room.reserve(asking(), vm(1), 1).await);
+    assert!(refused(room.reserve(request(), more, 1).await).contains("300 MiB available"));
+    refused(room.reserve(request(), vm(1), 1).await);
 }

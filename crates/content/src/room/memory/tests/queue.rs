@@ -7,17 +7,17 @@ use std::collections::BTreeMap;
 /// Seconds that a test's request may wait unless it says something else.
 const WAIT: Duration = Duration::from_secs(100);
 
-fn of(owner: &str, priority: Priority) -> Asking {
-    Asking {
+fn of(owner: &str, priority: Priority) -> Request {
+    Request {
         owner: owner.into(),
         priority,
-        ..asking()
+        ..request()
     }
 }
 
-fn ticket(asking: Asking, since: Instant) -> Ticket {
+fn ticket(request: Request, since: Instant) -> Ticket {
     Ticket {
-        asking,
+        request,
         want: vm(10),
         count: 1,
         since,
@@ -32,11 +32,11 @@ fn line_of(requests: &[(&str, Priority)], now: Instant) -> Line {
     let mut line = Line::default();
     for (number, (owner, priority)) in requests.iter().enumerate() {
         let name = format!("{owner}{number}");
-        let asking = Asking {
+        let request = Request {
             name,
             ..of(owner, *priority)
         };
-        line.enter(ticket(asking, now));
+        line.enter(ticket(request, now));
     }
     line
 }
@@ -49,7 +49,7 @@ fn served(mut line: Line) -> Vec<String> {
     let shown: Vec<String> = shown.into_iter().map(|one| one.name).collect();
     let mut served = Vec::new();
     while let Some((_, first)) = line.first() {
-        served.push(first.asking.name.clone());
+        served.push(first.request.name.clone());
         line.serve_first();
     }
     assert_eq!(
@@ -132,16 +132,16 @@ fn a_lower_priority_has_a_turn_after_some_of_higher_ones() {
     assert_eq!(places(Normal), [PASSES + 2]);
     // A stream of others that never ends does not change that.
     for served in 0..PASSES {
-        assert_eq!(line.first().unwrap().1.asking.priority, High, "{served}");
+        assert_eq!(line.first().unwrap().1.request.priority, High, "{served}");
         line.serve_first();
         line.enter(ticket(of("another", High), now));
     }
-    assert_eq!(line.first().unwrap().1.asking.priority, Low);
+    assert_eq!(line.first().unwrap().1.request.priority, Low);
     assert!(!line.would_be_first(High), "whoever comes");
     line.serve_first();
-    assert_eq!(line.first().unwrap().1.asking.priority, Normal);
+    assert_eq!(line.first().unwrap().1.request.priority, Normal);
     line.serve_first();
-    assert_eq!(line.first().unwrap().1.asking.priority, High);
+    assert_eq!(line.first().unwrap().1.request.priority, High);
 }
 
 #[test]
@@ -197,9 +197,9 @@ async fn in_order(
     let mut tasks = Vec::new();
     for &(owner, priority) in requests {
         let (room, order) = (Arc::clone(room), Arc::clone(order));
-        let asking = of(owner, priority);
+        let request = of(owner, priority);
         tasks.push(tokio::spawn(async move {
-            let reserved = room.reserve(asking, vm(100), 1).await?;
+            let reserved = room.reserve(request, vm(100), 1).await?;
             order.lock().unwrap().push(owner);
             drop(reserved);
             Ok(())
@@ -213,7 +213,7 @@ async fn in_order(
 async fn an_owner_with_many_requests_does_not_delay_another_by_more_than_one() {
     use Priority::{High, Low, Normal};
     let room = room(TOTAL, Some(100), LONG);
-    let all = room.reserve(asking(), vm(100), 1).await.unwrap();
+    let all = room.reserve(request(), vm(100), 1).await.unwrap();
     let order = Arc::default();
     let requests = [
         ("later", Low),
@@ -238,16 +238,16 @@ async fn an_owner_with_many_requests_does_not_delay_another_by_more_than_one() {
 async fn a_fitting_request_overtakes_only_lower_priorities() {
     use Priority::{High, Low, Normal};
     let room = room(TOTAL, Some(100), LONG);
-    let _some = room.reserve(asking(), vm(50), 1).await.unwrap();
+    let _some = room.reserve(request(), vm(50), 1).await.unwrap();
     let waiting = Arc::clone(&room);
     let line = tokio::spawn(async move { waiting.reserve(of("a", Normal), vm(60), 1).await });
     all_wait().await;
     let at_once = |priority| {
-        let asking = Asking {
+        let request = Request {
             wait: Some(Duration::ZERO),
             ..of("b", priority)
         };
-        room.reserve(asking, vm(10), 1)
+        room.reserve(request, vm(10), 1)
     };
     for priority in [Low, Normal] {
         let refused = refused(at_once(priority).await);
@@ -266,16 +266,16 @@ async fn a_fitting_request_overtakes_only_lower_priorities() {
 async fn a_waiting_request_is_overtaken_a_bounded_number_of_times() {
     use Priority::{High, Low};
     let room = room(TOTAL, Some(100), LONG);
-    let some = room.reserve(asking(), vm(50), 1).await.unwrap();
+    let some = room.reserve(request(), vm(50), 1).await.unwrap();
     let waiting = Arc::clone(&room);
     let low = tokio::spawn(async move { waiting.reserve(of("a", Low), vm(60), 1).await });
     all_wait().await;
     let at_once = || {
-        let asking = Asking {
+        let request = Request {
             wait: Some(Duration::ZERO),
             ..of("b", High)
         };
-        room.reserve(asking, vm(10), 1)
+        room.reserve(request, vm(10), 1)
     };
     for _ in 0..PASSES {
         drop(at_once().await.unwrap());
@@ -291,7 +291,7 @@ async fn a_waiting_request_is_overtaken_a_bounded_number_of_times() {
 async fn a_request_that_becomes_first_is_served_without_a_release() {
     use Priority::{High, Low, Normal};
     let room = room(TOTAL, Some(100), LONG);
-    let _some = room.reserve(asking(), vm(50), 1).await.unwrap();
+    let _some = room.reserve(request(), vm(50), 1).await.unwrap();
     let wait = |priority, mib| {
         let room = Arc::clone(&room);
         tokio::spawn(async move { room.reserve(of("a", priority), vm(mib), 1).await })
@@ -314,10 +314,10 @@ async fn a_request_that_becomes_first_is_served_without_a_release() {
 #[tokio::test]
 async fn a_request_waits_as_long_as_it_says() {
     let room = room(TOTAL, Some(100), LONG);
-    let _all = room.reserve(asking(), vm(100), 1).await.unwrap();
+    let _all = room.reserve(request(), vm(100), 1).await.unwrap();
     let waits = |wait| {
         let wait = Some(Duration::from_secs(wait));
-        room.reserve(Asking { wait, ..asking() }, vm(50), 1)
+        room.reserve(Request { wait, ..request() }, vm(50), 1)
     };
     assert!(!refused(waits(0).await).contains("waited"));
     assert!(refused(waits(1).await).contains("and waited 1 s for it;"));
@@ -339,8 +339,8 @@ fn the_next_deadline_is_that_of_all_requests_or_of_an_owner() {
 #[tokio::test]
 async fn a_full_queue_refuses_and_leaves_places_for_other_owners() {
     use Priority::{High, Normal};
-    let room = Room::of_host(host(TOTAL).1, limited(Some(100)), LONG, 4);
-    let all = room.reserve(asking(), vm(100), 1).await.unwrap();
+    let room = Room::with_host(host(TOTAL).1, limited(Some(100)), LONG, 4);
+    let all = room.reserve(request(), vm(100), 1).await.unwrap();
     let order = Arc::default();
     let mut tasks = in_order(&room, &[("a", Normal); 3], &order).await;
     let full = |owner, priority| {
@@ -368,9 +368,9 @@ async fn a_full_queue_refuses_and_leaves_places_for_other_owners() {
         "4 requests wait for memory or vCPUs, and the queue takes no further one."
     );
     // Who does not wait takes no place.
-    let at_once = Asking {
+    let at_once = Request {
         wait: Some(Duration::ZERO),
-        ..asking()
+        ..request()
     };
     let refused = refused(room.reserve(at_once, vm(1), 1).await);
     assert!(refused.starts_with("The VM wants 1 MiB"), "{refused}");
@@ -390,16 +390,16 @@ async fn vcpus_are_bounded_like_memory() {
         memory: None,
         cpus: Some(4),
     };
-    let room = Room::of_host(host(TOTAL).1, bounds, Duration::ZERO, PLACES);
+    let room = Room::with_host(host(TOTAL).1, bounds, Duration::ZERO, PLACES);
     let of = |cpus| Amount { cpus, ..vm(1) };
-    let mut three = room.reserve(asking(), of(3), 1).await.unwrap();
+    let mut three = room.reserve(request(), of(3), 1).await.unwrap();
     // They are held as long as the VM runs.
     three.note_ready();
     assert_eq!(
-        refused(room.reserve(asking(), of(2), 1).await),
+        refused(room.reserve(request(), of(2), 1).await),
         "The VM wants 2 vCPUs; VMs have 3 of the 4 vCPUs that they may have in all."
     );
-    let five = room.reserve(asking(), of(1), 5).await.unwrap_err().0;
+    let five = room.reserve(request(), of(1), 5).await.unwrap_err().0;
     assert!(
         five.message.starts_with("5 VMs want 5 vCPUs;"),
         "{}",
@@ -409,12 +409,12 @@ async fn vcpus_are_bounded_like_memory() {
     // What needs none of them is not refused for them, not even beside adopted VMs.
     let _adopted = room.adopt(Amount::of_running(1, 8));
     let filled = Amount { cpus: 0, ..vm(1) };
-    drop(room.reserve(asking(), filled, 1).await.unwrap());
-    refused(room.reserve(asking(), of(1), 1).await);
+    drop(room.reserve(request(), filled, 1).await.unwrap());
+    refused(room.reserve(request(), of(1), 1).await);
     drop((_adopted, three));
     // Background work that holds them gives way.
-    let later = room.behind(of(4)).unwrap();
-    drop(room.reserve(asking(), of(4), 1).await.unwrap());
+    let later = room.reserve_background(of(4)).unwrap();
+    drop(room.reserve(request(), of(4), 1).await.unwrap());
     assert!(later.was_claimed());
     drop(later);
     assert!(empty(&room));
@@ -442,16 +442,16 @@ async fn the_share_of_vcpus_is_of_the_hosts_processors() {
 async fn a_waiting_request_is_listed_and_its_place_is_reported() {
     use Priority::{High, Normal};
     let room = room(TOTAL, Some(100), WAIT);
-    let all = room.reserve(asking(), vm(100), 1).await.unwrap();
-    let named = |name: &str, priority| Asking {
+    let all = room.reserve(request(), vm(100), 1).await.unwrap();
+    let named = |name: &str, priority| Request {
         name: name.into(),
         id: format!("id-{name}"),
-        request: Some(format!("request-{name}").into()),
+        request_id: Some(format!("request-{name}").into()),
         ..of("a", priority)
     };
-    let wait = |asking: Asking| {
+    let wait = |request: Request| {
         let room = Arc::clone(&room);
-        tokio::spawn(async move { room.reserve(asking, vm(30), 3).await })
+        tokio::spawn(async move { room.reserve(request, vm(30), 3).await })
     };
     let first = wait(named("first", Normal));
     all_wait().await;
@@ -514,8 +514,8 @@ proptest! {
             match step {
                 Move::Enter { owner, priority } => {
                     let owner = format!("owner{owner}");
-                    let asking = Asking { name: next.to_string(), ..of(&owner, priority) };
-                    prop_assert_eq!(line.enter(ticket(asking, now)), next);
+                    let request = Request { name: next.to_string(), ..of(&owner, priority) };
+                    prop_assert_eq!(line.enter(ticket(request, now)), next);
                     model.insert(next, (owner, priority));
                     next += 1;
                 }
@@ -554,7 +554,7 @@ proptest! {
 /// The numbers of all requests, which are their names, in the order of the line.
 fn numbers_in_order(line: &Line) -> Vec<u64> {
     let shown = line.shown(|_| true);
-    let first = line.first().map(|(_, first)| &first.asking.name);
+    let first = line.first().map(|(_, first)| &first.request.name);
     assert_eq!(first, shown.first().map(|one| &one.name));
     shown.iter().map(|one| one.name.parse().unwrap()).collect()
 }
@@ -569,9 +569,9 @@ async fn no_wakeup_is_lost_among_many_requests_that_give_up() {
             for round in 0..40 {
                 let kind = number * 7 + round * 13;
                 let priority = [Priority::Low, Priority::Normal, Priority::High][kind % 3];
-                let asking = of(&format!("owner{}", kind % 5), priority);
+                let request = of(&format!("owner{}", kind % 5), priority);
                 let mib = 1 + (kind as u64 * 31) % 100;
-                let reserve = room.reserve(asking, vm(mib), 1);
+                let reserve = room.reserve(request, vm(mib), 1);
                 // Some give up, at whatever moment that is.
                 let patience = Duration::from_micros(kind as u64 % 700);
                 match kind % 4 {
