@@ -1,4 +1,4 @@
-//! What a VMM says about its memory. It is untrusted: all of it is checked before any of it is
+//! The layout of its memory that a VMM sends. It is untrusted: all of it is checked before any is
 //! used.
 
 use jiffy_wire::pager::Mapping;

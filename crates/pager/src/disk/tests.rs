@@ -37,7 +37,7 @@ impl Origin for Held {
         // Let go for ever when the other end is dropped.
         let _ = lock(&self.gate).recv();
         if self.absent.load(Ordering::SeqCst) {
-            return Err(OriginError::never("it is gone"));
+            return Err(OriginError::permanent("it is gone"));
         }
         let mut bytes = self.file[range.start as usize..range.end as usize].to_vec();
         if self.lies.load(Ordering::SeqCst) {
@@ -133,7 +133,7 @@ impl Bench {
 
     fn demand(&self, disk: &Arc<Disk>, offset: usize, length: usize) -> Result<(), Unavailable> {
         let had = self.demand_as(disk, offset, length, false)?;
-        assert_eq!(had, Had::Present);
+        assert_eq!(had, DemandOutcome::Present);
         Ok(())
     }
 
@@ -143,7 +143,7 @@ impl Bench {
         offset: usize,
         length: usize,
         takes_bytes: bool,
-    ) -> Result<Had, Unavailable> {
+    ) -> Result<DemandOutcome, Unavailable> {
         let (offset, length) = (offset as u64, length as u64);
         let mut scratch = Scratch::default();
         disk.demand(&self.io_pool, offset, length, takes_bytes, &mut scratch)
@@ -363,7 +363,7 @@ fn on_a_full_disk_caches_are_dropped_and_then_reads_wait() {
     thread::scope(|scope| {
         let read = scope.spawn(|| bench.demand(&disk, 20 * CHUNK, 4 * CHUNK));
         // It has met the full disk.
-        while lock(&disk.told_of_room).is_none() {
+        while lock(&disk.full_disk_logged).is_none() {
             thread::yield_now();
         }
         small.make_room();
@@ -393,7 +393,7 @@ fn a_full_disk_serves_bytes_from_memory_until_there_is_room() {
         let had = bench
             .demand_as(&disk, at, start + length - at, true)
             .unwrap();
-        let Had::Bytes(bytes) = had else {
+        let DemandOutcome::Bytes(bytes) = had else {
             panic!("there is no room");
         };
         assert!(!bytes.is_empty() && bytes.len() <= 256 << 10);
@@ -405,12 +405,14 @@ fn a_full_disk_serves_bytes_from_memory_until_there_is_room() {
     thread::scope(|scope| {
         let patient = scope.spawn(|| bench.demand(&disk, 20 * CHUNK, CHUNK));
         let had = bench.demand_as(&disk, 20 * CHUNK, CHUNK, true).unwrap();
-        assert!(matches!(had, Had::Bytes(bytes) if bytes == bench.bytes[20 * CHUNK..][..CHUNK]));
-        assert!(begun.elapsed() < room::PATIENCE, "it waited");
+        assert!(
+            matches!(had, DemandOutcome::Bytes(bytes) if bytes == bench.bytes[20 * CHUNK..][..CHUNK])
+        );
+        assert!(begun.elapsed() < room::ROOM_TIMEOUT, "it waited");
         small.make_room();
         patient.join().unwrap().unwrap();
     });
     let had = bench.demand_as(&disk, start, length, true).unwrap();
-    assert_eq!(had, Had::Present);
+    assert_eq!(had, DemandOutcome::Present);
     bench.check(&disk, 5 * CHUNK..12 * CHUNK);
 }

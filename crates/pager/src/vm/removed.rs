@@ -1,6 +1,6 @@
-//! Pages that a VM gave up. They read as zero from then on, also when another pager takes over from
-//! one that died. So they are noted in a file beside the VM's socket, which is valid for one VMM
-//! process only.
+//! Pages that a VM gave up. They must read as zero from then on, also after another pager has taken
+//! over. So they are noted in a file beside the VM's socket, which is valid for one VMM process
+//! only.
 
 use crate::bitmap::Bitmap;
 use crate::handshake::Layout;

@@ -58,7 +58,7 @@ pub enum CacheError {
 
 impl CacheError {
     /// Whether the error is a full file system or an exceeded quota.
-    pub fn is_for_want_of_room(&self) -> bool {
+    pub fn is_disk_full(&self) -> bool {
         let CacheError::Io(_, error) = self else {
             return false;
         };

@@ -66,8 +66,8 @@ impl Fetched {
     pub fn find(&self, file: &PartialFile, range: &Range<u64>) -> Option<Found> {
         let start = range.start.checked_sub(self.start)? as usize;
         let end = range.end.checked_sub(self.start)? as usize;
-        let is_here = self.file == file.number && end <= self.bytes.len();
-        is_here.then(|| Found(self.bytes.clone(), start..end))
+        let is_local = self.file == file.number && end <= self.bytes.len();
+        is_local.then(|| Found(self.bytes.clone(), start..end))
     }
 }
 
@@ -96,7 +96,7 @@ pub(crate) struct Missing {
     /// The read was given up.
     given_up: bool,
     /// Bytes that were fetched but could not be written.
-    unkept: Option<Fetched>,
+    unwritten: Option<Fetched>,
 }
 
 impl Missing {
@@ -105,7 +105,7 @@ impl Missing {
             bytes,
             tried: tried.into(),
             given_up: false,
-            unkept: None,
+            unwritten: None,
         }
     }
 }
@@ -115,7 +115,7 @@ enum Refused {
     /// They are not the image's.
     Wrong,
     /// They cannot be written here.
-    Unkept(io::Error),
+    Unwritten(io::Error),
 }
 
 impl From<Missing> for Fault {
@@ -247,7 +247,7 @@ impl PartialFile {
                     let theirs = flight.units();
                     let more = blocks.end - blocks.start < theirs.end - theirs.start;
                     let again = |missing: &Arc<Missing>| {
-                        let failed = more && missing.unkept.is_none();
+                        let failed = more && missing.unwritten.is_none();
                         (failed || missing.given_up) && !stop.is_given_up()
                     };
                     if outcome.as_ref().is_err_and(again) {
@@ -269,9 +269,10 @@ impl PartialFile {
     ) -> Result<Option<Fetched>, Missing> {
         match self.fetch(bytes, stop) {
             Err(Missing {
-                unkept: Some(came), ..
+                unwritten: Some(came),
+                ..
             }) if came.find(self, bytes).is_some() => Ok(Some(came)),
-            Err(missing) if missing.unkept.is_some() => {
+            Err(missing) if missing.unwritten.is_some() => {
                 // The bytes that could not be written do not cover the whole range.
                 let mut all = None;
                 self.ask(bytes, stop, &mut |given| {
@@ -310,7 +311,7 @@ impl PartialFile {
 
     /// Drops all fetched chunks, which can be fetched again, to make room for bytes that a reader
     /// waits for. Does nothing while the image is being completed.
-    pub(crate) fn shed(&self) {
+    pub(crate) fn drop_fetched(&self) {
         if self.completing.load(Ordering::Acquire) > 0 || self.whole.load(Ordering::Acquire) {
             return;
         }
@@ -400,9 +401,9 @@ impl PartialFile {
         let bytes = self.bytes_of(blocks);
         self.ask(&bytes, stop, &mut |given| {
             self.sparse.put(blocks.clone(), &given.bytes).or_else(|_| {
-                self.shed();
+                self.drop_fetched();
                 let kept = self.sparse.put(blocks.clone(), &given.bytes);
-                kept.map_err(Refused::Unkept)
+                kept.map_err(Refused::Unwritten)
             })
         })
     }
@@ -424,7 +425,7 @@ impl PartialFile {
         origins.sort_by_key(|known| known.failures.load(Ordering::Relaxed));
         let mut answers: Vec<OriginError> = origins
             .iter()
-            .map(|_| OriginError::for_now("it was not asked"))
+            .map(|_| OriginError::transient("it was not asked"))
             .collect();
         for round in 0..ROUNDS {
             if !answers.iter().any(|answer| answer.again) {
@@ -451,19 +452,19 @@ impl PartialFile {
                         };
                         match take(&given) {
                             Ok(()) => return Ok(given),
-                            Err(Refused::Wrong) => OriginError::never(WRONG),
-                            Err(Refused::Unkept(error)) => {
+                            Err(Refused::Wrong) => OriginError::permanent(WRONG),
+                            Err(Refused::Unwritten(error)) => {
                                 let from = known.origin.name();
                                 let why =
                                     format!("{from}: what it gave cannot be kept here: {error}");
                                 return Err(Missing {
-                                    unkept: Some(given),
+                                    unwritten: Some(given),
                                     ..Missing::new(bytes.clone(), why)
                                 });
                             }
                         }
                     }
-                    Ok(given) => OriginError::for_now(format!(
+                    Ok(given) => OriginError::transient(format!(
                         "it gave {} bytes instead of {length}",
                         given.len()
                     )),

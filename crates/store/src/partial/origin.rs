@@ -38,7 +38,7 @@ pub struct OriginError {
 
 impl OriginError {
     /// It does not have the bytes, and a retry is useless.
-    pub fn never(why: impl Into<String>) -> OriginError {
+    pub fn permanent(why: impl Into<String>) -> OriginError {
         OriginError {
             why: why.into(),
             again: false,
@@ -46,7 +46,7 @@ impl OriginError {
     }
 
     /// It was slow, busy or out of reach.
-    pub fn for_now(why: impl Into<String>) -> OriginError {
+    pub fn transient(why: impl Into<String>) -> OriginError {
         OriginError {
             why: why.into(),
             again: true,
@@ -124,8 +124,8 @@ impl Origin for PeerFolder {
             Ok(bytes)
         };
         read().map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound => OriginError::never("it does not have this image"),
-            _ => OriginError::never(error.to_string()),
+            io::ErrorKind::NotFound => OriginError::permanent("it does not have this image"),
+            _ => OriginError::permanent(error.to_string()),
         })
     }
 }

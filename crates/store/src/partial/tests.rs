@@ -77,7 +77,7 @@ impl Origin for Scripted {
         let bytes = self.file[range.start as usize..range.end as usize].to_vec();
         let given = (self.habit)(range, bytes);
         match self.gives_up && stop.is_given_up() {
-            true => Err(OriginError::never("it was given up")),
+            true => Err(OriginError::permanent("it was given up")),
             false => given,
         }
     }
@@ -157,7 +157,7 @@ fn chunks_are_fetched_when_read_and_kept() {
     let image = pair.open(std::slice::from_ref(&origin)).unwrap();
     assert!(image.is_partial() && image.missing_bytes() > 500 << 10);
     assert!(
-        !image.is_here(0).unwrap() && image.is_here(4).unwrap(),
+        !image.is_local(0).unwrap() && image.is_local(4).unwrap(),
         "zero"
     );
     assert_eq!(read(&image, 100).unwrap(), pair.chunk(100));
@@ -165,7 +165,7 @@ fn chunks_are_fetched_when_read_and_kept() {
     assert!(!asked.is_empty() && asked.len() <= 2, "{asked:?}");
     assert_eq!(read(&image, 100).unwrap(), pair.chunk(100));
     assert_eq!(origin.asked(), asked, "nothing comes twice");
-    assert!(image.is_here(100).unwrap());
+    assert!(image.is_local(100).unwrap());
     drop(image);
     // Without an origin, fetched chunks stay readable.
     let image = pair.open(&[]).unwrap();
@@ -190,7 +190,7 @@ fn a_wrong_chunk_is_reported_with_its_origin_and_not_kept() {
         assert!(sentence(&error).contains(part), "{error}");
     }
     assert_eq!(fs::read(pair.path()).unwrap(), before, "it is not kept");
-    assert!(!image.is_here(30).unwrap());
+    assert!(!image.is_local(30).unwrap());
     drop(image);
     // A second origin gives the right bytes, although the liar is asked first.
     let honest = Scripted::honest(&pair.whole);
@@ -208,12 +208,12 @@ fn origins_that_fail_are_named_with_their_reasons_and_later_ones_help() {
     let busy = Scripted::new("the busy one", pair.whole.clone(), move |_, bytes| {
         // It answers the third time.
         match count.fetch_add(1, Ordering::SeqCst) {
-            0 | 1 => Err(OriginError::for_now("too many requests")),
+            0 | 1 => Err(OriginError::transient("too many requests")),
             _ => Ok(bytes),
         }
     });
     let absent = Scripted::new("the absent one", pair.whole.clone(), |_, _| {
-        Err(OriginError::never("it does not have this image"))
+        Err(OriginError::permanent("it does not have this image"))
     });
     let short = Scripted::new("the short one", pair.whole.clone(), |_, mut bytes| {
         bytes.pop();
@@ -251,7 +251,7 @@ fn a_chunk_torn_by_a_crash_is_fetched_again() {
     let file = OpenOptions::new().write(true).open(pair.path()).unwrap();
     file.write_all_at(&vec![0; CHUNK / 2], place.start).unwrap();
     let image = pair.open(&[origin]).unwrap();
-    assert!(image.is_here(50).unwrap(), "so it seems");
+    assert!(image.is_local(50).unwrap(), "so it seems");
     assert_eq!(read(&image, 50).unwrap(), pair.chunk(50));
 }
 
@@ -605,7 +605,7 @@ fn children_read_their_chunks_from_partial_parents() {
     )
     .unwrap();
     assert_eq!(child.kind(0).unwrap(), Kind::Parent);
-    assert!(!child.is_here(0).unwrap() && child.is_here(5).unwrap());
+    assert!(!child.is_local(0).unwrap() && child.is_local(5).unwrap());
     assert_eq!(read_all(&child), bytes);
     assert!(child.fetched_bytes() > 0);
 }
@@ -618,9 +618,9 @@ fn chunks_asked_for_together_come_in_few_large_reads() {
     let wanted: Vec<u32> = (100..300).collect();
     image.fetch_chunks(&mut Decoder::new(), &wanted).unwrap();
     assert_eq!(origin.asked().len(), 1);
-    assert!(wanted.iter().all(|index| image.is_here(*index).unwrap()));
+    assert!(wanted.iter().all(|index| image.is_local(*index).unwrap()));
     assert_eq!(image.runs_of(&wanted).unwrap(), []);
-    assert!(!image.is_here(0).unwrap());
+    assert!(!image.is_local(0).unwrap());
 }
 
 #[test]
@@ -718,7 +718,7 @@ proptest! {
             .iter()
             .map(|habit| match habit {
                 0 => Scripted::lying(&pair.whole),
-                1 => Scripted::new("absent", pair.whole.clone(), |_, _| Err(OriginError::never("no"))),
+                1 => Scripted::new("absent", pair.whole.clone(), |_, _| Err(OriginError::permanent("no"))),
                 2 => Scripted::new("short", pair.whole.clone(), |_, _| Ok(Vec::new())),
                 _ => Scripted::new("half", pair.whole.clone(), |range, mut bytes| {
                     // Every second block is wrong.

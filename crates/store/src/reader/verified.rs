@@ -103,12 +103,14 @@ impl ImageReader {
 
     /// Drops the fetched chunks of this image and its parents that can be fetched again. Called
     /// when there is no disk space for bytes that a reader waits for.
-    pub fn shed(&self) {
+    pub fn drop_fetched(&self) {
         let mut generation = Some(self);
         while let Some(reader) = generation {
             let others = reader.packings();
             let partial = others.iter().filter_map(|other| other.partial.as_ref());
-            partial.chain(&reader.partial).for_each(|it| it.shed());
+            partial
+                .chain(&reader.partial)
+                .for_each(|it| it.drop_fetched());
             generation = reader.parent.as_ref().map(|(_, parent)| &**parent);
         }
     }
@@ -128,14 +130,14 @@ impl ImageReader {
     }
 
     /// Whether a chunk can be read without asking an origin.
-    pub fn is_here(&self, index: u32) -> Result<bool, ImageError> {
+    pub fn is_local(&self, index: u32) -> Result<bool, ImageError> {
         if self.partial.is_none() && self.parent.is_none() {
             return Ok(true);
         }
         Ok((match self.place(index)? {
             super::Place::Zero => true,
             super::Place::Entry(entry) if entry.kind == Kind::Parent => {
-                self.parent_reader(index)?.is_here(index)?
+                self.parent_reader(index)?.is_local(index)?
             }
             super::Place::Entry(entry) => self
                 .partial
@@ -144,7 +146,7 @@ impl ImageReader {
         }) || self
             .packings()
             .iter()
-            .any(|other| other.is_here(index).unwrap_or(false)))
+            .any(|other| other.is_local(index).unwrap_or(false)))
     }
 
     /// Fetches the chunks' bytes, with a few large reads of an origin at once. They are checked

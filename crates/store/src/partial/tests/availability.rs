@@ -7,7 +7,7 @@ use std::sync::mpsc::channel;
 /// An origin that refuses every request.
 fn absent(file: &[u8]) -> Arc<Scripted> {
     Scripted::new("the absent one", file.to_vec(), |_, _| {
-        Err(OriginError::never("it has nothing"))
+        Err(OriginError::permanent("it has nothing"))
     })
 }
 
@@ -52,7 +52,7 @@ fn chunks_missing_in_one_artifact_come_from_another_packing() {
     assert_eq!(read_all(&image), other.bytes);
     // It is asked once; afterwards the other packing is tried first.
     assert_eq!(none.asked().len(), before + 1);
-    assert!(image.is_here(100).unwrap());
+    assert!(image.is_local(100).unwrap());
     image.complete().unwrap();
     assert!(is_partial(&hostile.path()) && !is_partial(&other.path()));
     // In the opposite order, and with a few large reads.
@@ -161,7 +161,7 @@ fn on_a_full_disk_fetched_chunks_are_read_and_not_kept() {
         image.read_chunk(index, &mut chunk).unwrap();
         assert_eq!(chunk, &bytes[index as usize * CHUNK..][..CHUNK], "{index}");
     }
-    image.shed();
+    image.drop_fetched();
     disk.fill();
     for index in 0..400 {
         image.read_chunk(index, &mut chunk).unwrap();
@@ -172,7 +172,7 @@ fn on_a_full_disk_fetched_chunks_are_read_and_not_kept() {
     assert!(sentence(&error).contains("cannot be kept here"), "{error}");
     fs::remove_file(here.join("filler")).unwrap();
     assert_eq!(read(&image, 399).unwrap(), &bytes[399 * CHUNK..]);
-    assert!(image.is_here(399).unwrap());
+    assert!(image.is_local(399).unwrap());
 }
 
 #[test]

@@ -12,7 +12,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// An image, the same without its chunks, and a peer that has it.
-fn elsewhere(folder: &Path, working_set: Option<Vec<u32>>) -> (PathBuf, PathBuf, PathBuf) {
+fn partial_image(folder: &Path, working_set: Option<Vec<u32>>) -> (PathBuf, PathBuf, PathBuf) {
     let whole = image(folder, MIB, |options| options.working_set = working_set);
     let reader = ImageReader::open(&whole).unwrap();
     let bytes = fs::read(&whole).unwrap();
@@ -43,7 +43,7 @@ fn folder_of(file: &Path) -> Origin {
 #[test]
 fn memory_comes_from_a_peer_page_by_page() {
     let folder = tempfile::tempdir().unwrap();
-    let (_, here, theirs) = elsewhere(folder.path(), None);
+    let (_, here, theirs) = partial_image(folder.path(), None);
     let pager = Pager::start(folder.path(), &["--workers", "2"]);
     origins(&pager, &here, vec![folder_of(&theirs)]);
     let memory = Memory::new(MIB);
@@ -59,7 +59,7 @@ fn memory_comes_from_a_peer_page_by_page() {
 fn a_remote_working_set_is_fetched_and_filled_ahead() {
     let folder = tempfile::tempdir().unwrap();
     let set: Vec<u32> = (20..60).collect();
-    let (_, here, theirs) = elsewhere(folder.path(), Some(set));
+    let (_, here, theirs) = partial_image(folder.path(), Some(set));
     let pager = Pager::start(folder.path(), &[]);
     origins(&pager, &here, vec![folder_of(&theirs)]);
     let memory = Memory::new(MIB);
@@ -74,7 +74,7 @@ fn a_remote_working_set_is_fetched_and_filled_ahead() {
 #[test]
 fn an_unavailable_page_fails_its_vm_and_no_other() {
     let folder = tempfile::tempdir().unwrap();
-    let (whole, here, theirs) = elsewhere(folder.path(), None);
+    let (whole, here, theirs) = partial_image(folder.path(), None);
     let pager = Pager::start(folder.path(), &["--workers", "1"]);
     origins(&pager, &here, vec![folder_of(&theirs)]);
     let (one, other) = (Memory::new(MIB), Memory::new(MIB));
@@ -107,7 +107,7 @@ fn children(parent: u32) -> Vec<u32> {
 #[test]
 fn the_origin_reader_restarts_and_ends_with_the_pager() {
     let folder = tempfile::tempdir().unwrap();
-    let (_, here, theirs) = elsewhere(folder.path(), None);
+    let (_, here, theirs) = partial_image(folder.path(), None);
     let pager = Pager::start(folder.path(), &["--workers", "1"]);
     origins(&pager, &here, vec![folder_of(&theirs)]);
     let memory = Memory::new(MIB);
@@ -136,7 +136,7 @@ fn the_origin_reader_restarts_and_ends_with_the_pager() {
 #[test]
 fn a_removed_page_is_not_fetched() {
     let folder = tempfile::tempdir().unwrap();
-    let (_, here, theirs) = elsewhere(folder.path(), None);
+    let (_, here, theirs) = partial_image(folder.path(), None);
     let pager = Pager::start(folder.path(), &["--workers", "1"]);
     origins(&pager, &here, vec![folder_of(&theirs)]);
     let memory = Memory::new(MIB);
@@ -152,7 +152,7 @@ fn a_removed_page_is_not_fetched() {
 #[test]
 fn completing_a_vm_fetches_all_of_it() {
     let folder = tempfile::tempdir().unwrap();
-    let (_, here, theirs) = elsewhere(folder.path(), None);
+    let (_, here, theirs) = partial_image(folder.path(), None);
     let pager = Pager::start(folder.path(), &[]);
     origins(&pager, &here, vec![folder_of(&theirs)]);
     let memory = Memory::new(MIB);
@@ -188,7 +188,7 @@ fn push(registry: &LocalRegistry, options: ClientOptions, image: &Path) -> Strin
 #[test]
 fn a_private_registry_is_read_with_the_saved_credentials() {
     let folder = tempfile::tempdir().unwrap();
-    let (whole, here, _) = elsewhere(folder.path(), None);
+    let (whole, here, _) = partial_image(folder.path(), None);
     let registry = LocalRegistry::start(&RegistryOptions {
         password: true,
         tls: true,
@@ -247,7 +247,7 @@ fn a_private_registry_is_read_with_the_saved_credentials() {
 #[test]
 fn memory_comes_from_a_registry_by_ranges() {
     let folder = tempfile::tempdir().unwrap();
-    let (whole, here, theirs) = elsewhere(folder.path(), None);
+    let (whole, here, theirs) = partial_image(folder.path(), None);
     let registry = LocalRegistry::start(&RegistryOptions::default()).expect("docker-registry");
     let pinned = push(&registry, ClientOptions::default(), &whole);
     let origin = |file: &str| {
