@@ -25,7 +25,7 @@ pub struct BlobFolder {
     root: PathBuf,
 }
 
-/// While it exists, [`BlobFolder::remove_unused`] removes nothing.
+/// A lock: while it exists, [`BlobFolder::remove_unused`] removes nothing.
 #[derive(Debug)]
 pub struct Hold {
     _lock: Locked,
@@ -163,7 +163,7 @@ impl BlobFolder {
             digest.map_or(true, |digest| keep(&digest))
         };
         remove_in(&self.blobs(), &kept, &mut removed)?;
-        // All of them: a process that fetches one would hold the folder.
+        // All partial files: a process that fetches one would hold the folder.
         remove_in(&self.partials(), &|_| false, &mut removed)?;
         Ok(Some(removed))
     }

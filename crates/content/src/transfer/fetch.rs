@@ -68,7 +68,7 @@ pub fn fetch(
     })?;
     // Pinned by digest, because the tag may move from here on.
     let pinned = reference.with_digest(top.digest);
-    if RemoteArtifact::is_one(&top) {
+    if RemoteArtifact::is_artifact(&top) {
         let digest = top.digest.to_string();
         let artifact = RemoteArtifact::of(client, reference, top, job.as_ref()).map_err(failed)?;
         if existing.manifest.is_some_and(|existing| existing == digest) {

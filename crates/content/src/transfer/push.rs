@@ -195,8 +195,8 @@ fn file_at(
 ) -> Result<Option<RemoteFile>> {
     let from = name::reference(&origin.reference, None)?;
     let config = origin.docker_config.as_deref();
-    let noted = ClientOptions::noted(config, origin.plain_http, &origin.authorities);
-    let opened = Client::new(noted)
+    let options = ClientOptions::from_recorded(config, origin.plain_http, &origin.authorities);
+    let opened = Client::new(options)
         .and_then(|client| RemoteArtifact::open(&client, &from, job.as_ref()))
         .or_else(|error| match from.registry() == to.registry() {
             true => RemoteArtifact::open(client, &from, job.as_ref()),

@@ -82,7 +82,7 @@ fn options(described: &RegistryOrigin) -> ClientOptions {
             longest_wait: MAX_RETRY_WAIT,
             ..Retries::default()
         },
-        ..ClientOptions::noted(config, described.plain_http, &described.authorities)
+        ..ClientOptions::from_recorded(config, described.plain_http, &described.authorities)
     }
 }
 

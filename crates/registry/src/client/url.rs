@@ -1,4 +1,4 @@
-//! URLs on a registry, and where it redirects to.
+//! URLs of a registry and of its redirects.
 
 use crate::reference::is_loopback;
 use std::fmt;
@@ -89,7 +89,7 @@ impl Url {
     }
 
     /// Whether it refers to this computer. Linux treats 0.0.0.0 as the loopback, too.
-    pub(super) fn is_here(&self) -> bool {
+    pub(super) fn is_this_computer(&self) -> bool {
         let address = self.host().parse::<IpAddr>();
         is_loopback(self.authority())
             || address.is_ok_and(|address| address.to_canonical().is_unspecified())
@@ -230,7 +230,11 @@ mod tests {
 
     #[test]
     fn all_names_of_this_computer_are_recognised() {
-        let here = |host| Url::parse(&format!("http://{host}/")).unwrap().is_here();
+        let here = |host| {
+            Url::parse(&format!("http://{host}/"))
+                .unwrap()
+                .is_this_computer()
+        };
         for host in [
             "localhost:1",
             "127.0.0.1",

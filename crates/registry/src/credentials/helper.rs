@@ -51,7 +51,7 @@ fn run(program: &OsStr, registry: &str, limit: Duration) -> Result<Option<Login>
         .stderr(Stdio::null())
         .spawn()
         .map_err(|error| failed(format!("can't be started: {error}")))?;
-    let answer = converse(&mut child, registry, limit);
+    let answer = query_helper(&mut child, registry, limit);
     let status = match &answer {
         Some(_) => child.wait().ok(),
         None => {
@@ -88,7 +88,7 @@ fn run(program: &OsStr, registry: &str, limit: Duration) -> Result<Option<Login>
 
 /// Writes the registry's name to the helper, and waits for its answer and its exit; `None` if that
 /// takes too long.
-fn converse(child: &mut Child, registry: &str, limit: Duration) -> Option<Vec<u8>> {
+fn query_helper(child: &mut Child, registry: &str, limit: Duration) -> Option<Vec<u8>> {
     let deadline = Instant::now() + limit;
     if let Some(mut input) = child.stdin.take() {
         // A helper that does not read its input is no error.

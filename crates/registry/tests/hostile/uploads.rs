@@ -88,7 +88,7 @@ fn a_lost_answer_causes_no_second_upload() {
     let (client, _) = client();
     assert_eq!(
         upload(&client, &reference(&server, "a:1"), None).unwrap(),
-        Uploaded::There
+        Uploaded::Existed
     );
 }
 

@@ -74,7 +74,7 @@ fn files_go_out_and_come_back() {
     assert_eq!(again.bytes_uploaded, 0);
 
     let remote = RemoteArtifact::open(&client, &to, &()).unwrap();
-    assert!(RemoteArtifact::is_one(remote.manifest()));
+    assert!(RemoteArtifact::is_artifact(remote.manifest()));
     assert_eq!(remote.artifact_type(), IMAGE_TYPE);
     assert_eq!(remote.config(), config().bytes);
     assert_eq!(remote.reference().digest(), Some(pushed.digest));

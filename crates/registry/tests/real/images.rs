@@ -223,7 +223,7 @@ fn blobs_are_sent_once_mounted_or_found() {
             .unwrap()
     };
     assert_eq!(upload(&one, None), Uploaded::Sent);
-    assert_eq!(upload(&one, None), Uploaded::There);
+    assert_eq!(upload(&one, None), Uploaded::Existed);
     assert_eq!(upload(&two, Some("one")), Uploaded::Mounted);
     assert_eq!(
         upload(&reference(&registry, "three:1"), Some("none")),
