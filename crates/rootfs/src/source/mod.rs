@@ -250,7 +250,7 @@ impl Source {
     /// in the scratch folder.
     pub fn stream(reader: impl Read, choice: &Choice) -> Result<Source, SourceError> {
         let path = Path::new("the archive");
-        let blob = layer::keep(reader, &choice.scratch, choice.limits.bounds());
+        let blob = layer::unpack_to_file(reader, &choice.scratch, choice.limits.bounds());
         let blob = blob.map_err(|source| unpack_failed(path, &choice.scratch, source))?;
         Source::file(path, blob, choice)
     }
