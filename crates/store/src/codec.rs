@@ -135,8 +135,8 @@ impl Decoder {
 
     /// Keeps fetched bytes in memory, so that chunks are decompressed from there: at most as much
     /// as is fetched at once.
-    pub(crate) fn keep_fetched(&mut self, came: Fetched) {
-        self.fetched.push(came);
+    pub(crate) fn keep_fetched(&mut self, fetched: Fetched) {
+        self.fetched.push(fetched);
         let bytes = |fetched: &[Fetched]| fetched.iter().map(Fetched::len).sum::<usize>();
         while self.fetched.len() > 1 && bytes(&self.fetched) as u64 > FETCH_MAX {
             self.fetched.remove(0);
@@ -146,7 +146,9 @@ impl Decoder {
     /// The bytes of a range of a file, if they were fetched lately.
     pub(crate) fn find_fetched(&self, file: &PartialFile, range: &Range<u64>) -> Option<Found> {
         let newest_first = self.fetched.iter().rev();
-        newest_first.flat_map(|came| came.find(file, range)).next()
+        newest_first
+            .flat_map(|fetched| fetched.find(file, range))
+            .next()
     }
 
     /// Frees the memory of what was fetched.
@@ -215,8 +217,8 @@ pub(crate) fn checksum(chunk: &[u8]) -> u32 {
     crc_fast::crc32_iscsi(chunk)
 }
 
-/// Whether every byte is zero. Looks at one cache line first: most chunks that are not zero differ
-/// there already.
+/// Whether every byte is zero. Checks one cache line first: most chunks that are not zero differ
+/// there.
 pub fn is_zero(bytes: &[u8]) -> bool {
     let (head, rest) = bytes.split_at(bytes.len().min(64));
     head.iter().all(|byte| *byte == 0)

@@ -161,8 +161,8 @@ impl PresenceMap {
     pub fn set(&self, units: Range<u64>) -> io::Result<()> {
         let units = units.start..units.end.min(self.units());
         let _one = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
-        // The bits in memory are set last: other processes are told of them and look for them in
-        // the file.
+        // The bits in memory are set last, because other processes that learn of them read the
+        // file.
         self.write(units.clone(), |word, mask| word | mask)?;
         for (word, mask) in words_of(units) {
             self.words[word].fetch_or(mask, Ordering::AcqRel);

@@ -56,7 +56,7 @@ impl Disk {
                     let outcome = self.fill_run(run.clone(), scratch);
                     // Other threads must not wait for these chunks while this one waits for disk
                     // space.
-                    self.cache.land(&flight);
+                    self.cache.end_flight(&flight);
                     match outcome {
                         Ok(()) => {}
                         Err(FillError::Unwritten(unwritten))

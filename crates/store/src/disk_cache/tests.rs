@@ -289,7 +289,7 @@ fn trimming_removes_a_cache_whose_map_is_invalid() {
 
 #[test]
 fn a_size_limit_trims_parts_first_and_the_boot_set_last() {
-    use crate::bounded::{Cached, keep_within, usage};
+    use crate::bounded::{Cached, evict_to_limit, usage};
     let folders: Vec<Folder> = (0..2).map(|_| Folder::new()).collect();
     let caches: Vec<_> = folders.iter().map(full).collect();
     for (age, (path, ..)) in [20, 10].into_iter().zip(&caches) {
@@ -308,7 +308,7 @@ fn a_size_limit_trims_parts_first_and_the_boot_set_last() {
         })
         .collect();
     let all = usage(&known);
-    let kept = keep_within(all - (1 << 20), &known).unwrap();
+    let kept = evict_to_limit(all - (1 << 20), &known).unwrap();
     assert_eq!(
         kept.dropped,
         [caches[0].0.clone()],
@@ -317,11 +317,11 @@ fn a_size_limit_trims_parts_first_and_the_boot_set_last() {
     assert!(kept.after <= all - (1 << 20) && usage(&known) == kept.after);
     let (path, image, bytes) = &caches[1];
     assert!(check(path, image, bytes).iter().all(|there| *there));
-    keep_within(600 << 10, &known).unwrap();
+    evict_to_limit(600 << 10, &known).unwrap();
     for (path, image, bytes) in &caches {
         assert!(check(path, image, bytes)[0], "what a boot needs");
     }
-    keep_within(0, &known).unwrap();
+    evict_to_limit(0, &known).unwrap();
     assert!(caches.iter().all(|(path, ..)| !path.exists()));
 }
 

@@ -625,7 +625,7 @@ fn chunks_asked_for_together_come_in_few_large_reads() {
 
 #[test]
 fn unused_images_are_trimmed_least_recently_used_first() {
-    use crate::bounded::{Cached, keep_within};
+    use crate::bounded::{Cached, evict_to_limit};
     let pairs: Vec<Pair> = (0..3).map(|_| Pair::new(&many(100), &small())).collect();
     let mut open = None;
     for pair in &pairs {
@@ -647,12 +647,12 @@ fn unused_images_are_trimmed_least_recently_used_first() {
         .iter()
         .map(|pair| Cached::Image(pair.path()))
         .collect();
-    let all = keep_within(u64::MAX, &caches).unwrap();
+    let all = evict_to_limit(u64::MAX, &caches).unwrap();
     assert_eq!((all.before, all.dropped.len()), (all.after, 0));
-    let kept = keep_within(all.before - 1, &caches).unwrap();
+    let kept = evict_to_limit(all.before - 1, &caches).unwrap();
     assert_eq!(kept.dropped, [pairs[2].path()], "the open one stays");
     assert!(kept.after < kept.before);
-    let kept = keep_within(0, &caches).unwrap();
+    let kept = evict_to_limit(0, &caches).unwrap();
     assert!(kept.dropped.contains(&pairs[1].path()) && !kept.dropped.contains(&pairs[0].path()));
     assert_eq!(read_all(open.as_ref().unwrap()), pairs[0].bytes);
     // Dropped chunks are fetched again.
