@@ -16,25 +16,25 @@ use small_disk::SmallDisk;
 const CHUNK: usize = 64 << 10;
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// An origin that waits until it is let, and notes what was asked.
-struct Held {
+/// An origin that waits for its gate, and records the requests.
+struct GatedOrigin {
     file: Vec<u8>,
     asked: Mutex<Vec<Range<u64>>>,
-    said: Mutex<Sender<()>>,
+    notify: Mutex<Sender<()>>,
     gate: Mutex<Receiver<()>>,
     lies: AtomicBool,
     absent: AtomicBool,
 }
 
-impl Origin for Held {
+impl Origin for GatedOrigin {
     fn name(&self) -> String {
         "the origin".into()
     }
 
     fn fetch(&self, range: Range<u64>, _: &Stop) -> Result<Vec<u8>, OriginError> {
         lock(&self.asked).push(range.clone());
-        let _ = lock(&self.said).send(());
-        // Let go for ever when the other end is dropped.
+        let _ = lock(&self.notify).send(());
+        // Open for ever once the other end is dropped.
         let _ = lock(&self.gate).recv();
         if self.absent.load(Ordering::SeqCst) {
             return Err(OriginError::permanent("it is gone"));
@@ -103,20 +103,20 @@ impl Bench {
         self.open(StoredImage::open(&self.whole).unwrap(), record)
     }
 
-    /// The same image, none of whose chunks are here; what lets the origin
-    /// answer, and what tells of a question.
-    fn open_partial(&self) -> (Arc<Disk>, Arc<Held>, Sender<()>, Receiver<()>) {
+    /// The same image without chunks, its origin, the sender that opens the gate, and the receiver
+    /// that reports each request.
+    fn open_partial(&self) -> (Arc<Disk>, Arc<GatedOrigin>, Sender<()>, Receiver<()>) {
         let whole = ImageReader::open(&self.whole).unwrap();
         let file = fs::read(&self.whole).unwrap();
         let tail = file.len() + 64 - whole.metadata_bytes() as usize;
         let path = self.folder.path().join("partial");
         partial::create(&path, file.len() as u64, &file[tail..], whole.id()).unwrap();
         let (open, gate) = channel();
-        let (said, asked) = channel();
-        let origin = Arc::new(Held {
+        let (notify, asked) = channel();
+        let origin = Arc::new(GatedOrigin {
             file,
             asked: Mutex::default(),
-            said: Mutex::new(said),
+            notify: Mutex::new(notify),
             gate: Mutex::new(gate),
             lies: AtomicBool::new(false),
             absent: AtomicBool::new(false),
@@ -132,8 +132,8 @@ impl Bench {
     }
 
     fn demand(&self, disk: &Arc<Disk>, offset: usize, length: usize) -> Result<(), Unavailable> {
-        let had = self.demand_as(disk, offset, length, false)?;
-        assert_eq!(had, DemandOutcome::Present);
+        let outcome = self.demand_as(disk, offset, length, false)?;
+        assert_eq!(outcome, DemandOutcome::Present);
         Ok(())
     }
 
@@ -254,7 +254,7 @@ fn an_optimised_image_prefetches_its_working_set_in_few_reads() {
 fn waiting_for_one_chunk_does_not_block_reads_of_others() {
     let bench = Bench::new(100, None);
     let (disk, origin, open, asked) = bench.open_partial();
-    // Three want the same chunk: it is asked for once.
+    // Three threads need the same chunk: it is fetched once.
     let waiting: Vec<_> = (0..3)
         .map(|_| {
             let (disk, io_pool) = (disk.clone(), bench.io_pool.clone());
@@ -262,7 +262,7 @@ fn waiting_for_one_chunk_does_not_block_reads_of_others() {
         })
         .collect();
     asked.recv_timeout(PATIENCE).unwrap();
-    // What is here is there for others, while the origin says nothing.
+    // Local chunks are served to others while the origin is blocked.
     bench.demand(&disk, 4 * CHUNK, CHUNK).unwrap();
     assert!(asked.try_recv().is_err() && waiting.iter().all(|thread| !thread.is_finished()));
     drop(open);
@@ -348,7 +348,7 @@ fn on_a_full_disk_caches_are_dropped_and_then_reads_wait() {
         let image = Arc::new(StoredImage::open(&bench.whole).unwrap());
         Arc::new(Disk::open(name, image, &small.0.join(name), false).unwrap())
     };
-    // One that nobody uses any more, all of it.
+    // A complete cache that is not in use.
     let unused = open("unused");
     bench.demand(&unused, 0, 16 * CHUNK).unwrap();
     bench.demand(&unused, 16 * CHUNK, 16 * CHUNK).unwrap();
@@ -362,7 +362,7 @@ fn on_a_full_disk_caches_are_dropped_and_then_reads_wait() {
     small.fill();
     thread::scope(|scope| {
         let read = scope.spawn(|| bench.demand(&disk, 20 * CHUNK, 4 * CHUNK));
-        // It has met the full disk.
+        // Wait until the read has met the full disk.
         while lock(&disk.full_disk_logged).is_none() {
             thread::yield_now();
         }
@@ -370,7 +370,7 @@ fn on_a_full_disk_caches_are_dropped_and_then_reads_wait() {
         read.join().unwrap().unwrap();
     });
     bench.check(&disk, 20 * CHUNK..24 * CHUNK);
-    // Nobody waits for one who has gone.
+    // A read of an ended disk does not wait for space.
     small.fill();
     disk.end();
     bench.demand(&disk, 30 * CHUNK, CHUNK).unwrap_err();
@@ -386,14 +386,14 @@ fn a_full_disk_serves_bytes_from_memory_until_there_is_room() {
     bench.demand(&disk, 6 * CHUNK, CHUNK).unwrap();
     small.fill();
     let begun = Instant::now();
-    // From the middle of a chunk that is not there, over one that is and one of zeros.
+    // From the middle of a missing chunk, across a present one and a zero one.
     let (start, length) = (5 * CHUNK + 512, 7 * CHUNK - 1024);
     let mut at = start;
     while at < start + length {
-        let had = bench
+        let outcome = bench
             .demand_as(&disk, at, start + length - at, true)
             .unwrap();
-        let DemandOutcome::Bytes(bytes) = had else {
+        let DemandOutcome::Bytes(bytes) = outcome else {
             panic!("there is no room");
         };
         assert!(!bytes.is_empty() && bytes.len() <= 256 << 10);
@@ -401,18 +401,18 @@ fn a_full_disk_serves_bytes_from_memory_until_there_is_room() {
         at += bytes.len();
     }
     assert!(!disk.cache().has(5));
-    // One that takes none waits in vain, and keeps nobody else from them.
+    // A VMM that takes no bytes waits in vain, and does not block others.
     thread::scope(|scope| {
         let patient = scope.spawn(|| bench.demand(&disk, 20 * CHUNK, CHUNK));
-        let had = bench.demand_as(&disk, 20 * CHUNK, CHUNK, true).unwrap();
+        let outcome = bench.demand_as(&disk, 20 * CHUNK, CHUNK, true).unwrap();
         assert!(
-            matches!(had, DemandOutcome::Bytes(bytes) if bytes == bench.bytes[20 * CHUNK..][..CHUNK])
+            matches!(outcome, DemandOutcome::Bytes(bytes) if bytes == bench.bytes[20 * CHUNK..][..CHUNK])
         );
         assert!(begun.elapsed() < room::ROOM_TIMEOUT, "it waited");
         small.make_room();
         patient.join().unwrap().unwrap();
     });
-    let had = bench.demand_as(&disk, start, length, true).unwrap();
-    assert_eq!(had, DemandOutcome::Present);
+    let outcome = bench.demand_as(&disk, start, length, true).unwrap();
+    assert_eq!(outcome, DemandOutcome::Present);
     bench.check(&disk, 5 * CHUNK..12 * CHUNK);
 }

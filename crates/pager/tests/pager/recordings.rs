@@ -1,4 +1,4 @@
-//! What a VM touched, written down.
+//! Recordings of the chunks that a VM touched.
 
 use super::support::*;
 use jiffy_store::{ImageReader, Recording, optimise};

@@ -1,4 +1,4 @@
-//! Memory and disks whose images are still elsewhere.
+//! Memory and disks of partial images, filled from peers and registries.
 
 use super::support::*;
 use jiffy_registry::artifact::{Artifact, Config, FileToPush, IMAGE_TYPE};
@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// An image, the same without its chunks, and a peer that has it.
+/// An image, the same image without its chunks, and the file of a peer that has it.
 fn partial_image(folder: &Path, working_set: Option<Vec<u32>>) -> (PathBuf, PathBuf, PathBuf) {
     let whole = image(folder, MIB, |options| options.working_set = working_set);
     let reader = ImageReader::open(&whole).unwrap();
@@ -83,7 +83,7 @@ fn an_unavailable_page_fails_its_vm_and_no_other() {
     assert_page(one.read_page(3).bytes(), page(3));
     fs::remove_file(&theirs).unwrap();
     let stuck = one.read_page(250);
-    let sentence = last_words(&connection);
+    let sentence = failure_message(&connection);
     for part in ["here.img", "chunk 125 ", "peer", "does not have this image"] {
         assert!(sentence.contains(part), "{sentence}");
     }
@@ -91,7 +91,7 @@ fn an_unavailable_page_fails_its_vm_and_no_other() {
     join(other.check(5));
 }
 
-/// The processes whose parent this is, unless they have ended.
+/// The running children of a process.
 fn children(parent: u32) -> Vec<u32> {
     let processes = fs::read_dir("/proc").unwrap().flatten();
     let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
@@ -169,8 +169,7 @@ fn completing_a_vm_fetches_all_of_it() {
     assert!(!partial::is_partial(&here));
 }
 
-/// Pushes an image as the file `ram.image` of an artifact; the artifact by its
-/// digest.
+/// Pushes an image as the file `ram.image` of an artifact; returns its reference by digest.
 fn push(registry: &LocalRegistry, options: ClientOptions, image: &Path) -> String {
     let client = Client::new(options).unwrap();
     let tag = Reference::parse(&format!("{}/team/app:1", registry.host()), None).unwrap();
@@ -233,7 +232,7 @@ fn a_private_registry_is_read_with_the_saved_credentials() {
         match fails {
             Some(why) => {
                 let _stuck = memory.read_page(3);
-                let sentence = last_words(&connection);
+                let sentence = failure_message(&connection);
                 assert!(sentence.contains(why), "{sentence}");
                 assert!(!sentence.contains(PASSWORD), "{sentence}");
                 assert_eq!(pager.forget(&name), PagerResponse::Ok);
@@ -264,7 +263,7 @@ fn memory_comes_from_a_registry_by_ranges() {
     let memory = Memory::new(MIB);
     let connection = memory.connect(&pager.serve("vm", &here));
     let _stuck = memory.read_page(3);
-    let sentence = last_words(&connection);
+    let sentence = failure_message(&connection);
     assert!(
         sentence.contains("has no file \"other.image\""),
         "{sentence}"
@@ -280,7 +279,7 @@ fn memory_comes_from_a_registry_by_ranges() {
         fetched < fs::metadata(&whole).unwrap().len() / 2,
         "{fetched}"
     );
-    // The registry goes; a peer has the rest.
+    // The registry stops; a peer has the rest.
     drop(registry);
     join(memory.check(4));
     drop(connection);

@@ -34,7 +34,7 @@ fn record(folder: &Path, image: &Path, chunks: Vec<u32>) -> std::path::PathBuf {
 fn every_strategy_replays_the_whole_recording() {
     let folder = tempfile::tempdir().unwrap();
     let image = image(folder.path(), 4 * MIB, |_| {});
-    // The last chunk among them.
+    // Includes the last chunk.
     let chunks: Vec<u32> = (100..130).chain([511, 3, 9, 200]).collect();
     let count = chunks.len() as u64;
     let recording = record(folder.path(), &image, chunks);
@@ -61,7 +61,7 @@ fn every_strategy_replays_the_whole_recording() {
         assert!(number("file_bytes") > 0 && line["mib_per_s"].as_f64().unwrap() > 0.0);
     }
     for kind in ["read", "fault"] {
-        // One a page, one a chunk, fewer with larger chunks or prefetch.
+        // One request for each page or chunk, fewer with larger chunks or prefetch.
         let requests = |what: &str| {
             named(&format!("{kind}/{what}"))["requests"]
                 .as_u64()
@@ -70,7 +70,7 @@ fn every_strategy_replays_the_whole_recording() {
         assert_eq!(requests("sparse/4K"), count * 2);
         assert_eq!(requests("lz4/8K"), count);
         assert!(requests("lz4/64K") < count);
-        // Through faults it is a race, which a slow host's prefetch can lose.
+        // With faults, prefetch may lose the race on a slow host.
         match kind {
             "read" => assert!(requests("lz4/8K/prefetch") < count),
             _ => assert!(requests("lz4/8K/prefetch") <= count),

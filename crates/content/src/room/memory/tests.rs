@@ -23,7 +23,7 @@ fn vm(mib: u64) -> Amount {
     }
 }
 
-/// A request of the default owner, without a wait of its own.
+/// A request of the default owner, without a time limit of its own.
 fn request() -> Request {
     Request {
         owner: DEFAULT_OWNER.into(),
@@ -40,7 +40,7 @@ fn limited(memory: Option<u64>) -> Bounds {
     Bounds { memory, cpus: None }
 }
 
-/// A host with so much available, which tests may change.
+/// A host with this much available memory, which tests may change.
 fn host(available: u64) -> (Arc<AtomicU64>, Box<Host>) {
     let now = Arc::new(AtomicU64::new(available));
     let said = Arc::clone(&now);
@@ -62,8 +62,8 @@ fn empty(room: &Room) -> bool {
     state.totals == Totals::default() && state.line.is_empty()
 }
 
-/// Lets all tasks get as far as they can.
-async fn all_wait() {
+/// Lets all tasks run until they wait.
+async fn settle() {
     for _ in 0..100 {
         yield_now().await;
     }
@@ -86,7 +86,7 @@ async fn a_starting_vm_counts_until_ready_and_a_running_one_until_it_ends() {
         refused(room.reserve(request(), vm(200), 1).await),
         "The VM wants 200 MiB of memory; the host has 300 MiB available, of which VMs that are starting will take 200 MiB."
     );
-    // It took half of what it may have.
+    // The first VM took half of its memory.
     available.store(200, Ordering::Relaxed);
     first.note_ready();
     first.note_ready();
@@ -167,8 +167,8 @@ async fn a_thousand_children_need_little_and_their_reservation_splits() {
     assert!(empty(&room));
 }
 
-/// Tasks that reserve one after the other; each notes its number when it has what it wants.
-fn in_line(
+/// Tasks that reserve one after the other; each notes its number when it is served.
+fn queued_tasks(
     room: &Arc<Room>,
     wants: &[u64],
     served: &Arc<Mutex<Vec<usize>>>,
@@ -189,22 +189,22 @@ async fn requests_are_served_in_order_of_arrival() {
     let room = room(TOTAL, Some(100), LONG);
     let served = Arc::default();
     let first = room.reserve(request(), vm(60), 1).await.unwrap();
-    // The large one in front is not overtaken by those that would fit.
-    let mut line = in_line(&room, &[100, 10, 10, 10, 90], &served);
-    all_wait().await;
+    // The large request at the front is not overtaken by those that would fit.
+    let mut line = queued_tasks(&room, &[100, 10, 10, 10, 90], &served);
+    settle().await;
     assert!(served.lock().unwrap().is_empty());
     drop(first);
     let large = line.remove(0).await.unwrap().unwrap();
     let (from, to) = large.waited_ns.unwrap();
     assert!(from <= to);
-    all_wait().await;
+    settle().await;
     assert_eq!(*served.lock().unwrap(), [0]);
     drop(large);
     let mut small = Vec::new();
     for task in line.drain(..3) {
         small.push(task.await.unwrap().unwrap());
     }
-    all_wait().await;
+    settle().await;
     assert_eq!(*served.lock().unwrap(), [0, 1, 2, 3]);
     small.truncate(1);
     let last = line.remove(0).await.unwrap().unwrap();
@@ -217,11 +217,11 @@ async fn an_aborted_request_leaves_the_queue_to_others() {
     let room = room(TOTAL, Some(100), LONG);
     let served = Arc::default();
     let first = room.reserve(request(), vm(50), 1).await.unwrap();
-    let mut line = in_line(&room, &[80, 70, 40], &served);
-    all_wait().await;
-    // The second in line, and then the first of it.
+    let mut line = queued_tasks(&room, &[80, 70, 40], &served);
+    settle().await;
+    // Abort the second in the queue, and then the first.
     line.remove(1).abort();
-    all_wait().await;
+    settle().await;
     assert!(served.lock().unwrap().is_empty());
     line.remove(0).abort();
     let third = line.remove(0).await.unwrap().unwrap();
@@ -233,7 +233,7 @@ async fn an_aborted_request_leaves_the_queue_to_others() {
 async fn a_request_that_waits_too_long_is_refused() {
     let room = room(TOTAL, Some(100), Duration::from_secs(1));
     let all = room.reserve(request(), vm(100), 1).await.unwrap();
-    let mut line = in_line(&room, &[100, 50], &Arc::default());
+    let mut line = queued_tasks(&room, &[100, 50], &Arc::default());
     let last = refused(line.remove(1).await.unwrap());
     assert_eq!(
         last,
@@ -261,8 +261,8 @@ async fn memory_freed_by_other_programs_is_noticed() {
     let (available, host) = host(10);
     let room = Room::with_host(host, limited(None), LONG, PLACES);
     let _runs = room.adopt(Amount::of_running(1000, 1));
-    let line = in_line(&room, &[100], &Arc::default());
-    all_wait().await;
+    let line = queued_tasks(&room, &[100], &Arc::default());
+    settle().await;
     available.store(100, Ordering::Relaxed);
     for task in line {
         task.await.unwrap().unwrap();
@@ -274,8 +274,8 @@ async fn a_request_waits_while_another_program_uses_most_memory() {
     let (available, host) = host(50);
     let room = Room::with_host(host, limited(None), LONG, PLACES);
     let _runs = room.adopt(Amount::of_running(100, 1));
-    let line = in_line(&room, &[120], &Arc::default());
-    all_wait().await;
+    let line = queued_tasks(&room, &[120], &Arc::default());
+    settle().await;
     // Even if all VMs ended, there would now be too little.
     available.store(0, Ordering::Relaxed);
     let small = room.reserve(request(), vm(101), 1);
@@ -300,19 +300,19 @@ async fn background_work_gets_only_free_memory_and_yields_to_requests() {
     let fits = room.reserve(request(), vm(40), 1).await.unwrap();
     assert!(!later.was_claimed());
     assert!(room.reserve_background(vm(1)).is_none());
-    // This one does not wait for it.
+    // This request does not wait for the background work.
     let claims = room.reserve(request(), vm(40), 1).await.unwrap();
     assert_eq!(claims.waited_ns, None);
     assert!(later.was_claimed());
     later.claimed().await;
     drop(later);
     // While a request waits, there is no memory for background work.
-    let line = in_line(&room, &[90], &Arc::default());
-    all_wait().await;
+    let line = queued_tasks(&room, &[90], &Arc::default());
+    settle().await;
     assert!(room.reserve_background(vm(1)).is_none());
     let quiet = room.clone();
     let quiet = tokio::spawn(async move { quiet.wait_until_idle().await });
-    all_wait().await;
+    settle().await;
     assert!(!quiet.is_finished());
     drop((fits, claims));
     quiet.await.unwrap();
@@ -377,7 +377,7 @@ async fn two_requests_never_get_the_same_memory() {
     assert!(empty(&room));
 }
 
-/// What can happen to the memory of a node.
+/// Events that affect the memory of a node.
 #[derive(Debug, Clone)]
 enum Step {
     Reserve {
@@ -388,7 +388,7 @@ enum Step {
     Later {
         mib: u64,
     },
-    /// This VM has taken so much of its memory, in percent, and is ready.
+    /// This VM is ready and has taken this percentage of its memory.
     Ready {
         which: usize,
         share: u64,
@@ -399,7 +399,7 @@ enum Step {
     EndLater {
         which: usize,
     },
-    /// Other programs take this much.
+    /// Other programs take this many MiB.
     Others {
         mib: u64,
     },
@@ -422,7 +422,7 @@ fn step() -> impl Strategy<Value = Step> {
 struct Model {
     reserved: Reserved,
     amount: Amount,
-    /// What it took, once it is ready.
+    /// What the VM took, once it is ready.
     took: Option<u64>,
 }
 

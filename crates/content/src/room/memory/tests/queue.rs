@@ -1,10 +1,10 @@
-//! The order of requests that wait, and who is refused.
+//! The order of waiting requests, and refusals.
 
 use super::super::line::PASSES;
 use super::*;
 use std::collections::BTreeMap;
 
-/// Seconds that a test's request may wait unless it says something else.
+/// Default time limit of the tests' requests.
 const WAIT: Duration = Duration::from_secs(100);
 
 fn of(owner: &str, priority: Priority) -> Request {
@@ -41,7 +41,7 @@ fn line_of(requests: &[(&str, Priority)], now: Instant) -> Line {
     line
 }
 
-/// Names in the order that the line shows; serves them all, which must give the same order.
+/// Names in the order that `shown` gives; serves them all, which must give the same order.
 fn served(mut line: Line) -> Vec<String> {
     let shown = line.shown(|_| true);
     let places = shown.iter().map(|one| one.place as usize);
@@ -101,7 +101,7 @@ fn a_new_owner_does_not_take_the_turn_of_the_first() {
     let now = Instant::now();
     let mut line = line_of(&[("a", Normal), ("a", Normal), ("b", Normal)], now);
     line.serve_first();
-    // It is b's turn, and then a's, however many come that were never served.
+    // It is b's turn, and then a's, no matter how many new owners arrive.
     for other in ["c", "d", "e"] {
         line.enter(ticket(of(other, Normal), now));
     }
@@ -127,10 +127,10 @@ fn a_lower_priority_has_a_turn_after_some_of_higher_ones() {
         let of_it = shown.iter().filter(move |one| one.priority == priority);
         of_it.map(|one| one.place).collect::<Vec<_>>()
     };
-    // Both were passed over equally often at first; the lowest is before the other then.
+    // Both were passed over equally often; then the lowest priority goes first.
     assert_eq!(places(Low), [PASSES + 1, 2 * PASSES + 2]);
     assert_eq!(places(Normal), [PASSES + 2]);
-    // A stream of others that never ends does not change that.
+    // An endless stream of other requests does not change that.
     for served in 0..PASSES {
         assert_eq!(line.first().unwrap().1.request.priority, High, "{served}");
         line.serve_first();
@@ -152,7 +152,7 @@ fn a_priority_without_requests_counts_no_passes() {
     for _ in 0..PASSES {
         line.note_served(High);
     }
-    // One that came later has not been passed over, and one that left neither.
+    // A request that came later, or that left, has not been passed over.
     line.enter(ticket(of("a", Normal), now));
     assert!(line.would_be_first(High));
     for _ in 0..PASSES - 1 {
@@ -204,7 +204,7 @@ async fn in_order(
             drop(reserved);
             Ok(())
         }));
-        all_wait().await;
+        settle().await;
     }
     tasks
 }
@@ -241,7 +241,7 @@ async fn a_fitting_request_overtakes_only_lower_priorities() {
     let _some = room.reserve(request(), vm(50), 1).await.unwrap();
     let waiting = Arc::clone(&room);
     let line = tokio::spawn(async move { waiting.reserve(of("a", Normal), vm(60), 1).await });
-    all_wait().await;
+    settle().await;
     let at_once = |priority| {
         let request = Request {
             wait: Some(Duration::ZERO),
@@ -258,7 +258,7 @@ async fn a_fitting_request_overtakes_only_lower_priorities() {
     }
     drop(at_once(High).await.unwrap());
     line.abort();
-    all_wait().await;
+    settle().await;
     drop(at_once(Low).await.unwrap());
 }
 
@@ -269,7 +269,7 @@ async fn a_waiting_request_is_overtaken_a_bounded_number_of_times() {
     let some = room.reserve(request(), vm(50), 1).await.unwrap();
     let waiting = Arc::clone(&room);
     let low = tokio::spawn(async move { waiting.reserve(of("a", Low), vm(60), 1).await });
-    all_wait().await;
+    settle().await;
     let at_once = || {
         let request = Request {
             wait: Some(Duration::ZERO),
@@ -298,13 +298,13 @@ async fn a_request_that_becomes_first_is_served_without_a_release() {
     };
     let normal = wait(Normal, 60);
     let low = wait(Low, 20);
-    all_wait().await;
+    settle().await;
     assert!(!low.is_finished(), "it fits, but it is not its turn");
     let mut high = Vec::new();
     for _ in 0..PASSES {
         high.push(room.reserve(of("b", High), vm(1), 1).await.unwrap());
     }
-    all_wait().await;
+    settle().await;
     assert!(low.is_finished());
     let places = room.queue().into_iter().map(|one| one.priority);
     assert_eq!(places.collect::<Vec<_>>(), [Normal]);
@@ -353,7 +353,7 @@ async fn a_full_queue_refuses_and_leaves_places_for_other_owners() {
                 .0;
             assert_eq!((error.kind, error.status()), (ErrorKind::NoRoom, 503));
             assert!(error.hint.unwrap().contains("--queue-limit"));
-            // Each of them waits longer than that.
+            // Each of them waits longer than the longest retry time.
             assert_eq!(error.retry_after_s, Some(60));
             error.message
         }
@@ -367,7 +367,7 @@ async fn a_full_queue_refuses_and_leaves_places_for_other_owners() {
         full("b", Normal).await,
         "4 requests wait for memory or vCPUs, and the queue takes no further one."
     );
-    // Who does not wait takes no place.
+    // A request that does not wait takes no place.
     let at_once = Request {
         wait: Some(Duration::ZERO),
         ..request()
@@ -375,7 +375,7 @@ async fn a_full_queue_refuses_and_leaves_places_for_other_owners() {
     let refused = refused(room.reserve(at_once, vm(1), 1).await);
     assert!(refused.starts_with("The VM wants 1 MiB"), "{refused}");
     tasks.remove(0).abort();
-    all_wait().await;
+    settle().await;
     tasks.extend(in_order(&room, &[("b", Normal)], &order).await);
     drop(all);
     for task in tasks {
@@ -393,7 +393,7 @@ async fn vcpus_are_bounded_like_memory() {
     let room = Room::with_host(host(TOTAL).1, bounds, Duration::ZERO, PLACES);
     let of = |cpus| Amount { cpus, ..vm(1) };
     let mut three = room.reserve(request(), of(3), 1).await.unwrap();
-    // They are held as long as the VM runs.
+    // vCPUs are held as long as the VM runs.
     three.note_ready();
     assert_eq!(
         refused(room.reserve(request(), of(2), 1).await),
@@ -406,13 +406,13 @@ async fn vcpus_are_bounded_like_memory() {
         five.message
     );
     assert!(five.hint.unwrap().contains("--cpu-share"));
-    // What needs none of them is not refused for them, not even beside adopted VMs.
+    // A request without vCPUs is not refused for lack of them, even beside adopted VMs.
     let _adopted = room.adopt(Amount::of_running(1, 8));
     let filled = Amount { cpus: 0, ..vm(1) };
     drop(room.reserve(request(), filled, 1).await.unwrap());
     refused(room.reserve(request(), of(1), 1).await);
     drop((_adopted, three));
-    // Background work that holds them gives way.
+    // Background work gives its vCPUs up.
     let later = room.reserve_background(of(4)).unwrap();
     drop(room.reserve(request(), of(4), 1).await.unwrap());
     assert!(later.was_claimed());
@@ -434,7 +434,7 @@ async fn the_share_of_vcpus_is_of_the_hosts_processors() {
     };
     assert_eq!(cpus(None), None);
     assert_eq!(cpus(Some(1500)), Some(host * 3 / 2));
-    // A VM with one vCPU can always be had.
+    // A VM with one vCPU is always allowed.
     assert_eq!(cpus(Some(1)), Some(1));
 }
 
@@ -454,9 +454,9 @@ async fn a_waiting_request_is_listed_and_its_place_is_reported() {
         tokio::spawn(async move { room.reserve(request, vm(30), 3).await })
     };
     let first = wait(named("first", Normal));
-    all_wait().await;
+    settle().await;
     let second = wait(named("second", Normal));
-    all_wait().await;
+    settle().await;
     let shown = room.queued_for("id-second").unwrap();
     assert_eq!(
         (shown.place, &*shown.name, &*shown.owner),
@@ -542,9 +542,9 @@ proptest! {
             for priority in [Priority::Low, Priority::Normal] {
                 let is_it = |number: &u64| model[number].1 == priority;
                 let mut passed = numbers.split(is_it).rev();
-                // Those after the last of it pass over nothing.
+                // Requests after the last one of this class pass over nothing.
                 passed.next();
-                // Normal ones are passed over by one of low priority at first and at last, too.
+                // One of low priority may also pass over normal ones, at both ends.
                 prop_assert!(passed.all(|others| others.len() <= PASSES as usize + 2));
             }
         }
@@ -572,7 +572,7 @@ async fn no_wakeup_is_lost_among_many_requests_that_give_up() {
                 let request = of(&format!("owner{}", kind % 5), priority);
                 let mib = 1 + (kind as u64 * 31) % 100;
                 let reserve = room.reserve(request, vm(mib), 1);
-                // Some give up, at whatever moment that is.
+                // Some give up, at any moment.
                 let patience = Duration::from_micros(kind as u64 % 700);
                 match kind % 4 {
                     0 => drop(tokio::time::timeout(patience, reserve).await),
