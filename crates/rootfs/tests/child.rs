@@ -181,7 +181,7 @@ fn a_file_that_is_copied_up_shares_its_bytes() {
 }
 
 #[test]
-fn generations_are_rebuilt_when_most_is_garbage() {
+fn a_child_is_rebuilt_when_most_of_it_is_garbage() {
     let scratch = tempfile::tempdir().unwrap();
     let mut parent = scratch.path().join("0");
     let base = Tar::new().file("base", &[1; 50_000]).bytes();
@@ -211,7 +211,7 @@ fn generations_are_rebuilt_when_most_is_garbage() {
 }
 
 #[test]
-fn hard_links_stay_links() {
+fn hard_links_are_preserved() {
     let scratch = tempfile::tempdir().unwrap();
     let hard = tar::EntryType::Link;
     let base = Tar::new()

@@ -64,7 +64,7 @@ fn archive(at: &Path) -> String {
 }
 
 #[test]
-fn a_system_is_made_and_made_again_the_same() {
+fn a_debian_build_is_reproducible() {
     let scratch = tempfile::tempdir().unwrap();
     let spec = Debian {
         include: vec!["greeting".into()],

@@ -185,7 +185,7 @@ fn an_import_does_not_leave_its_folder() {
 }
 
 #[test]
-fn a_kernel_s_file_system_is_not_imported() {
+fn virtual_file_systems_are_not_imported() {
     let scratch = tempfile::tempdir().unwrap();
     let source = Source::open(Path::new("/proc"), &Choice::new(scratch.path())).unwrap();
     let out = scratch.path().join("image");

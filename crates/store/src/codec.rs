@@ -232,7 +232,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_checksum_is_the_same_however_it_is_taken() {
+    fn a_checksum_equals_the_crc32c_crates() {
         let bytes: Vec<u8> = (0..70_000_u32)
             .map(|n| (n.wrapping_mul(n) >> 7) as u8)
             .collect();
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn one_byte_anywhere_is_not_zero() {
+    fn a_nonzero_byte_is_detected_at_any_position() {
         for length in [0, 1, 63, 64, 65, 600, 4096] {
             let mut bytes = vec![0; length];
             assert!(is_zero(&bytes));

@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn a_map_has_one_filler_and_comes_back() {
+    fn a_map_is_open_once_and_survives_reopening() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("present");
         let map = PresenceMap::create(&path, header(200)).unwrap();
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn bits_that_were_not_written_to_the_file_are_not_set() {
+    fn a_bit_that_cannot_be_written_is_not_set() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("present");
         let mut map = PresenceMap::create(&path, header(200)).unwrap();
@@ -402,7 +402,7 @@ mod tests {
         }
 
         #[test]
-        fn hostile_files_are_maps_or_errors(head: [u8; 8], sizes in (any::<u32>(), any::<u64>(), any::<u64>()), bits in prop::collection::vec(any::<u8>(), 0..64)) {
+        fn any_file_is_a_map_or_an_error(head: [u8; 8], sizes in (any::<u32>(), any::<u64>(), any::<u64>()), bits in prop::collection::vec(any::<u8>(), 0..64)) {
             let folder = tempfile::tempdir().unwrap();
             let path = folder.path().join("present");
             let (unit, length, tail) = sizes;

@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn a_source_that_fails_leaves_nothing() {
+    fn a_failing_source_leaves_no_file() {
         struct Failing;
         impl ChunkSource for Failing {
             fn size(&self) -> u64 {

@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn one_fills_and_others_wait() {
+    fn one_thread_fills_units_while_others_wait() {
         let folder = tempfile::tempdir().unwrap();
         let file = file(&folder);
         let Claim::Fill(first) = file.claim(&(2..9), 4) else {

@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn challenges_as_registries_write_them() {
+    fn challenges_of_common_registries_are_parsed() {
         let header = r#"Bearer realm="https://auth.example/token",service="r.example",scope="repository:a/b:pull,push""#;
         assert_eq!(
             parse(header),

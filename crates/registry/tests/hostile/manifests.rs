@@ -81,7 +81,7 @@ fn retries_end_with_the_registrys_message() {
 }
 
 #[test]
-fn a_registry_that_does_not_answer_is_not_waited_for() {
+fn a_registry_that_does_not_answer_is_retried() {
     let count = AtomicUsize::new(0);
     let server = Server::start(move |_| match count.fetch_add(1, Ordering::SeqCst) {
         0 => Reply::new(200, "").then_stall(),
@@ -140,7 +140,7 @@ fn wrong_manifests_are_refused_without_a_retry() {
 }
 
 #[test]
-fn a_manifest_that_is_not_the_one_of_the_reference_is_refused() {
+fn a_manifest_with_another_digest_than_asked_is_refused() {
     let server = Server::start(|_| image());
     let (client, _) = client();
     let right = reference(&server, "a:1").with_digest(Digest::of(IMAGE.as_bytes()));

@@ -42,7 +42,7 @@ fn options(server: &Server, password: &str) -> jiffy_registry::ClientOptions {
 }
 
 #[test]
-fn a_token_is_asked_for_once_and_used_for_all() {
+fn a_token_is_requested_once_and_reused() {
     let server = Server::start(|request| {
         if request.path.starts_with("/token?") {
             assert_eq!(
@@ -108,7 +108,7 @@ fn a_token_that_expires_in_the_middle_is_renewed() {
 }
 
 #[test]
-fn a_token_that_is_never_good_ends_soon() {
+fn a_token_that_is_always_refused_ends_soon() {
     let server = Server::start(|request| {
         if request.path.starts_with("/token") {
             Reply::new(200, r#"{"token":"x"}"#)

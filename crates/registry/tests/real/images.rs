@@ -66,7 +66,7 @@ fn tar(seed: u64) -> Vec<u8> {
 }
 
 #[test]
-fn skopeo_reads_what_we_push() {
+fn pushed_images_are_read_by_skopeo() {
     let registry = registry();
     let (client, to) = (client(), reference(&registry, "team/app:v1"));
     let layers = [tar(1), tar(2)];
@@ -92,7 +92,7 @@ fn skopeo_reads_what_we_push() {
 }
 
 #[test]
-fn we_read_what_skopeo_pushes_in_both_manifest_formats() {
+fn images_pushed_by_skopeo_are_read_in_both_formats() {
     let registry = registry();
     let client = client();
     let first = reference(&registry, "a:1");

@@ -100,7 +100,7 @@ fn a_signature_is_accepted_only_for_its_key() {
 }
 
 #[test]
-fn skopeo_and_openssl_read_our_signature_and_we_what_skopeo_writes() {
+fn signatures_are_compatible_with_skopeo_and_openssl() {
     let (registry, other) = (registry(), registry());
     let client = client();
     let folder = tempfile::tempdir().unwrap();

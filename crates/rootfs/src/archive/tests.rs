@@ -3,7 +3,7 @@ use proptest::prelude::*;
 
 proptest! {
     #[test]
-    fn any_bytes_end_in_an_error_or_the_end(bytes in proptest::collection::vec(any::<u8>(), 0..4096)) {
+    fn parsing_any_bytes_ends_with_an_error_or_the_end(bytes in proptest::collection::vec(any::<u8>(), 0..4096)) {
         let mut archive = Archive::new(bytes.as_slice());
         while let Ok(Some(_)) = archive.next_entry() {}
     }

@@ -84,7 +84,7 @@ fn the_writer_reproduces_the_golden_files() {
 }
 
 #[test]
-fn names_of_parents_never_leave_their_folder() {
+fn parent_names_never_leave_the_folder() {
     for name in [
         "",
         ".",

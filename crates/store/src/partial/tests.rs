@@ -611,7 +611,7 @@ fn children_read_their_chunks_from_partial_parents() {
 }
 
 #[test]
-fn chunks_asked_for_together_come_in_few_large_reads() {
+fn chunks_fetched_together_need_few_large_reads() {
     let pair = Pair::new(&many(400), &small());
     let origin = Scripted::honest(&pair.whole);
     let image = pair.open(std::slice::from_ref(&origin)).unwrap();
@@ -701,7 +701,7 @@ proptest! {
     /// Reads in any order, from any origins one of which is honest, return the contents of the
     /// whole image.
     #[test]
-    fn random_reads_are_those_of_the_whole(
+    fn random_reads_match_the_whole_image(
         letters in "[.ntAB]{1,80}",
         large in any::<bool>(),
         habits in prop::collection::vec(0u8..4, 0..3),

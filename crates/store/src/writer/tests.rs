@@ -173,7 +173,7 @@ fn the_last_chunk_is_padded_and_an_empty_image_is_valid() {
 }
 
 #[test]
-fn options_that_contradict_the_format_are_refused_and_leave_nothing() {
+fn invalid_options_are_refused_and_leave_no_file() {
     let folder = Folder::new();
     let parent = Arc::new(folder.image("base", &contents("t"), &small()));
     let mut nowhere = backing(&folder, "base", &fs::read(parent.path()).unwrap());
