@@ -87,7 +87,7 @@ async fn try_pull(
         "waiting for other pulls from {}",
         reference.registry()
     ));
-    let turn = node.transfers.turn(reference.registry()).await;
+    let slot = node.transfers.pull_slot(reference.registry()).await;
     job.set_step(format!("asking {}", reference.registry()));
     let manifest = have
         .as_ref()
@@ -108,7 +108,7 @@ async fn try_pull(
         let found = fetch(
             images, transfers, &wanted, &reference, &platform, have, &job_too,
         );
-        drop(turn);
+        drop(slot);
         if let (Ok(Found::UpToDate(signed_by)), Some(manifest)) = (&found, &manifest) {
             node_too.note_signed(&reference.to_string(), manifest, signed_by)?;
         }

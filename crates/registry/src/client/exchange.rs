@@ -412,7 +412,7 @@ impl Exchange {
                     source,
                 };
                 source.seek(SeekFrom::Start(*start)).map_err(sink_failed)?;
-                let mut sending = Sending {
+                let mut sending = UploadBody {
                     source: &mut **source,
                     blob,
                     progress: *progress,
@@ -471,7 +471,7 @@ impl Exchange {
 }
 
 /// The body of an upload, as it is read.
-struct Sending<'a> {
+struct UploadBody<'a> {
     source: &'a mut dyn Source,
     blob: &'a Descriptor,
     progress: &'a dyn Progress,
@@ -480,7 +480,7 @@ struct Sending<'a> {
     cancelled: bool,
 }
 
-impl Read for Sending<'_> {
+impl Read for UploadBody<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         if self.progress.cancelled() {
             self.cancelled = true;

@@ -72,11 +72,11 @@ pub(super) fn detail_in(text: &[u8]) -> String {
     #[derive(serde::Deserialize)]
     struct Errors {
         #[serde(default)]
-        errors: Vec<One>,
+        errors: Vec<ErrorEntry>,
         details: Option<String>,
     }
     #[derive(serde::Deserialize)]
-    struct One {
+    struct ErrorEntry {
         #[serde(default)]
         code: String,
         #[serde(default)]
