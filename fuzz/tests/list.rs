@@ -131,7 +131,7 @@ const TRUSTED: &[(&str, &str)] = &[
         "the daemon before wrote it; what is odd is nothing",
     ),
     (
-        "crates/pager/src/origins/elsewhere.rs",
+        "crates/pager/src/origins/client.rs",
         "our own `jiffy-origins` answers",
     ),
     (

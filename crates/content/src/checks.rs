@@ -170,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_bad_command_is_named() {
+    fn every_invalid_command_is_refused() {
         let command = |argv: &[&str], env: &[&str]| Command {
             argv: argv.iter().map(|word| word.to_string()).collect(),
             env: env.iter().map(|word| word.to_string()).collect(),

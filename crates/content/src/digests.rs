@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_digest_holds_for_the_same_file_only() {
+    fn a_cached_digest_is_valid_only_for_the_same_file() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
         fs::write(&path, "one").unwrap();

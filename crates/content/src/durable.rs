@@ -71,7 +71,7 @@ impl LoadError {
 
 /// Checks that a file exists and is not empty, without reading it. The error is a sentence
 /// without its full stop.
-pub fn check_there(path: &Path) -> Result<(), String> {
+pub fn check_not_empty(path: &Path) -> Result<(), String> {
     let shown = path.display();
     match jiffy_sys::regular::look(path) {
         Ok(data) if data.len() == 0 => Err(format!("{shown} is empty")),
@@ -195,7 +195,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_saved_is_loaded_and_every_damage_is_told_apart() {
+    fn saved_content_is_loaded_and_each_kind_of_damage_is_reported() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("thing.json");
         for sync in [false, true] {

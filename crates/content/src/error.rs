@@ -12,7 +12,7 @@ use std::path::Path;
 #[error("{}", .0.message)]
 pub struct Error(pub ApiError);
 
-/// What operations give.
+/// The result of an operation.
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {

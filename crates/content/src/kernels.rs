@@ -43,7 +43,7 @@ impl Kernels {
         for folder in [&self.own, &self.share] {
             let folder = folder.join(name);
             let path = folder.join(FILE);
-            match durable::check_there(&path) {
+            match durable::check_not_empty(&path) {
                 Ok(()) => return Ok(path),
                 // Never falls back to another kernel of the same name.
                 Err(why) if is_taken(&folder) => return Err(unusable(name, &why)),
@@ -92,8 +92,8 @@ impl Kernels {
         self.info(name.to_owned(), &folder.join(FILE))
     }
 
-    /// Removes empty folders, which a daemon that was killed leaves. [`Kernels::put`] removes
-    /// none, because a concurrent call may be about to put its kernel there.
+    /// Removes empty folders that a killed daemon has left. [`Kernels::put`] removes none, because
+    /// a concurrent call may be about to put its kernel there.
     pub fn sweep(&self) {
         for entry in fs::read_dir(&self.own).into_iter().flatten().flatten() {
             let path = entry.path();
@@ -109,7 +109,7 @@ impl Kernels {
         contents: impl Read,
         failed: &impl Fn(io::Error) -> Error,
     ) -> Result<()> {
-        // In the folder that the next daemon cleans of names with a dot.
+        // The next daemon removes names that begin with a dot from this folder.
         let mut temporary = tempfile::Builder::new()
             .prefix(".new-")
             .tempfile_in(&self.own)
@@ -132,7 +132,7 @@ impl Kernels {
         check(temporary.path())?;
         temporary.as_file().sync_all().map_err(failed)?;
         let to = folder.join(FILE);
-        clear_the_way(folder, &to).map_err(failed)?;
+        remove_obstacles(folder, &to).map_err(failed)?;
         fs::create_dir_all(folder).map_err(failed)?;
         temporary
             .persist(&to)
@@ -155,7 +155,7 @@ impl Kernels {
 
 /// Removes anything that blocks the kernel's path: a file in place of its folder, or a folder in
 /// place of its file.
-fn clear_the_way(folder: &Path, file: &Path) -> io::Result<()> {
+fn remove_obstacles(folder: &Path, file: &Path) -> io::Result<()> {
     if fs::metadata(folder).is_ok_and(|data| !data.is_dir()) || !folder.exists() {
         remove_any(folder)?;
     }
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_half_here_lies_where_the_next_daemon_sweeps() {
+    fn an_unfinished_kernel_is_left_where_the_next_sweep_removes_it() {
         let folder = tempfile::tempdir().unwrap();
         let kernels = Kernels {
             own: folder.path().to_owned(),

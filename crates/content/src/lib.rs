@@ -4,14 +4,14 @@
 //! * [`records`]: how those are saved, each file in versioned types of its own.
 //! * [`images`]: root file systems, their chunks and the caches of lazy disks.
 //! * [`snapshots`]: captured VMs.
-//! * [`volumes`], [`roots`], [`kernels`]: the other things VMs are made of.
+//! * [`volumes`], [`roots`], [`kernels`]: volumes, root disks and kernels of VMs.
 //! * [`transfer`]: images and snapshots to and from registries.
 //! * [`checks`]: limits of a VM's parts, for requests and for snapshots from other nodes.
-//! * [`room`]: the ledgers of memory and of disk room.
-//! * [`paths`]: where all of it is.
-//! * [`token`]: what clients must send to be served.
-//! * [`digests`]: of files that decide whether a snapshot fits.
-//! * [`durable`], [`names`], [`clock`], [`error`]: small things many need.
+//! * [`room`]: the ledgers of memory, vCPUs and disk room.
+//! * [`paths`]: the paths of a node's files and sockets.
+//! * [`token`]: the token that clients must send.
+//! * [`digests`]: digests of the files that decide whether a snapshot fits this node.
+//! * [`durable`], [`names`], [`clock`], [`error`]: helpers for many modules.
 
 pub mod checks;
 pub mod clock;

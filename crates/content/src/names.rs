@@ -54,7 +54,7 @@ pub fn check_vm(name: &str) -> Result<()> {
 }
 
 /// A generated name, like `swift-heron`.
-pub fn made_up() -> String {
+pub fn random_name() -> String {
     let [first, second] = random::<2>();
     format!(
         "{}-{}",
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn no_vm_has_an_id_for_a_name() {
+    fn a_vm_name_must_not_look_like_an_id() {
         for good in ["0123456789a", "0123456789abc", "0123456789aB", "deadbeef"] {
             check_vm(good).unwrap();
         }
@@ -146,7 +146,7 @@ mod tests {
     #[test]
     fn made_up_names_and_ids_are_valid() {
         for _ in 0..200 {
-            check_vm(&made_up()).unwrap();
+            check_vm(&random_name()).unwrap();
             assert!(is_id(&new_id()));
         }
         assert!(!is_id("0123456789aB"));

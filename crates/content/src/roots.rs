@@ -76,7 +76,7 @@ pub fn check_own(folder: &Path, vm: &str, spec: &Spec) -> Result<()> {
     if spec.root_disk.is_none() {
         return Ok(());
     }
-    durable::check_there(&file_in(folder)).map_err(|why| {
+    durable::check_not_empty(&file_in(folder)).map_err(|why| {
         Error::internal(format!(
             "The root disk of the VM {vm} can't be used: {why}."
         ))
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_is_a_clone_or_refused_and_plain_only_if_said() {
+    fn a_root_is_reflinked_and_copied_in_full_only_on_request() {
         let folder = tempfile::tempdir().unwrap();
         let image = folder.path().join("image");
         empty(&image, 16 << 20, "x", true).unwrap();
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_that_nobody_can_write_to_is_not_copied() {
+    fn a_read_only_image_is_not_copied() {
         let folder = tempfile::tempdir().unwrap();
         let image = folder.path().join("image");
         fs::write(&image, [0; 4096]).unwrap();

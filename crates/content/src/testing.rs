@@ -13,10 +13,10 @@ use std::path::Path;
 /// If it would lead out of the folder of images.
 pub fn image_name(text: &str) {
     for registry in [None, Some("registry.example.com")] {
-        for meaning in name::meanings(text, registry).unwrap_or_default() {
-            let folder = name::folder(&meaning).expect("a meaning has a folder");
+        for candidate in name::candidates(text, registry).unwrap_or_default() {
+            let folder = name::folder(&candidate).expect("a meaning has a folder");
             assert!(!folder.contains('/') && ![".", "..", ""].contains(&&*folder));
-            assert_eq!(name::of_folder(&folder), Some(meaning));
+            assert_eq!(name::of_folder(&folder), Some(candidate));
         }
     }
     if names::check("VM", text).is_ok() {

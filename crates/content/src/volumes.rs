@@ -98,7 +98,7 @@ impl Volumes {
         }
     }
 
-    /// Refuses what [`Volumes::provide`] would refuse, before anything is made.
+    /// Refuses what [`Volumes::create_missing`] would refuse, before anything is made.
     pub fn check(&self, wanted: &[VolumeUse]) -> Result<()> {
         let mut all = wanted.iter();
         all.try_for_each(|volume| self.missing(volume).map(drop))
@@ -107,10 +107,10 @@ impl Volumes {
     /// Makes the volumes of a new VM that don't exist yet; returns the names of those made. After
     /// an error none of them is left. Other VMs can use the new volumes at once, so the caller
     /// can't undo this: it must be the last step.
-    pub fn provide(&self, wanted: &[VolumeUse]) -> Result<Vec<String>> {
+    pub fn create_missing(&self, wanted: &[VolumeUse]) -> Result<Vec<String>> {
         let mut made = Vec::new();
         for volume in wanted {
-            match self.provide_one(volume) {
+            match self.create_if_missing(volume) {
                 Ok(true) => made.push(volume.name.clone()),
                 Ok(false) => {}
                 Err(error) => {
@@ -132,7 +132,7 @@ impl Volumes {
         }
     }
 
-    fn provide_one(&self, wanted: &VolumeUse) -> Result<bool> {
+    fn create_if_missing(&self, wanted: &VolumeUse) -> Result<bool> {
         let Some(mib) = self.missing(wanted)? else {
             return Ok(false);
         };
@@ -286,7 +286,7 @@ impl Volumes {
             let Ok(metadata) = fs::symlink_metadata(&path) else {
                 continue;
             };
-            let error = durable::check_there(&path).err();
+            let error = durable::check_not_empty(&path).err();
             let used_by = self
                 .lock()
                 .of
@@ -309,9 +309,8 @@ impl Volumes {
         Ok(volumes)
     }
 
-    /// Changes the size of a volume that no VM holds: blocking. It shrinks only if nothing was
-    /// ever written beyond the new end. Returns what the user must know about the file system on
-    /// it.
+    /// Changes the size of a volume that no VM holds: blocking. It shrinks only if nothing was ever
+    /// written beyond the new end. Returns a note for the user about the file system on it.
     pub fn resize(&self, name: &str, mib: u64) -> Result<Option<String>> {
         names::check("volume", name)?;
         check_size(mib)?;
@@ -399,7 +398,7 @@ impl Volumes {
 
     fn size(&self, name: &str) -> Result<Option<u64>> {
         let path = self.path(name);
-        match durable::check_there(&path) {
+        match durable::check_not_empty(&path) {
             Ok(()) => {
                 let data = fs::metadata(&path);
                 let data = data.map_err(|error| Error::io("look at a volume", &path, &error))?;

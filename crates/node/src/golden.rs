@@ -18,7 +18,7 @@ use jiffy_content::digests::Digests;
 use jiffy_content::model::snapshot::Manifest;
 use jiffy_content::model::vm::Spec;
 use jiffy_content::snapshots::saved::Saved;
-use jiffy_content::snapshots::{remove_behind, remove_whole};
+use jiffy_content::snapshots::{remove_atomically, remove_in_background};
 use jiffy_vmhost::handle::VmHandle;
 use jiffy_vmhost::host::GoldenKeeper;
 use jiffy_vmhost::launch::Standby;
@@ -116,7 +116,7 @@ impl Goldens {
                 }
             };
             // The daemon that made it was stopped before it was tried.
-            if !saved.was_tried() {
+            if !saved.was_restored() {
                 self.discard(&saved.folder, "it was never tried");
             } else if let (Some(guest), Some(host)) = (&saved.manifest.cpu, host)
                 && !guest.lacking(host).is_empty()
@@ -312,7 +312,7 @@ impl Goldens {
 
     pub fn discard(&self, folder: &Path, why: &str) {
         debug!(folder = %folder.display(), why, "golden snapshot removed");
-        if let Err(error) = remove_behind(folder) {
+        if let Err(error) = remove_in_background(folder) {
             warn!(folder = %folder.display(), %error, "a golden snapshot could not be removed");
         }
     }
@@ -336,7 +336,7 @@ impl GoldenKeeper for Goldens {
 async fn remove_now(taken: Vec<(String, Arc<Saved>)>) {
     let removed = tokio::task::spawn_blocking(move || {
         for (key, saved) in taken {
-            if let Err(error) = remove_whole(&saved.folder) {
+            if let Err(error) = remove_atomically(&saved.folder) {
                 warn!(key, %error, "a golden snapshot could not be removed");
             }
         }

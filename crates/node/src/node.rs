@@ -451,7 +451,7 @@ impl Node {
         let has_limit = spec.network.as_ref().is_some_and(|it| !it.limit.is_none());
         let fits = !has_limit && spec.command.is_some();
         // A run that will wait in the queue leaves them to others.
-        let fits = fits && !self.host.room.is_waited_for();
+        let fits = fits && !self.host.room.has_waiting();
         let shape = spec::golden(spec).filter(|_| fits)?;
         let kernel = self.kernels.find(&spec.kernel).ok()?;
         let image = self.images.find(&spec.image).await.ok()?;
@@ -495,7 +495,7 @@ impl Node {
         standby: Option<&Standby>,
     ) -> Result<Arc<VmHandle>> {
         let cid = standby.map_or_else(|| self.new_cid(), |standby| standby.cid);
-        let name = chosen.clone().unwrap_or_else(names::made_up);
+        let name = chosen.clone().unwrap_or_else(names::random_name);
         let record = VmRecord::new(id, name, spec, cid);
         self.register(record, chosen.is_some()).await
     }
@@ -514,7 +514,7 @@ impl Node {
                 Err(holder) => holder,
             };
             if !chosen {
-                record.name = format!("{}-{}", names::made_up(), names::suffix());
+                record.name = format!("{}-{}", names::random_name(), names::suffix());
                 continue;
             }
             let leaving = holder.view.borrow().leaving;
@@ -556,7 +556,7 @@ impl Node {
         }
         if image.is_some() {
             // Last, after everything that is slow: other VMs can use the new volumes at once.
-            block_in_place(|| self.volumes.provide(&vm.spec.disks))?;
+            block_in_place(|| self.volumes.create_missing(&vm.spec.disks))?;
         }
         Ok(())
     }

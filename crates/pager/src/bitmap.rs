@@ -79,7 +79,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn ranges_are_what_their_bits_are(ranges in prop::collection::vec((0u64..300, 0u64..200), 0..6)) {
+        fn set_range_and_run_end_agree_with_single_bits(ranges in prop::collection::vec((0u64..300, 0u64..200), 0..6)) {
             let bitmap = Bitmap::new(512);
             let mut expected = vec![false; 512];
             for (start, length) in ranges {

@@ -1,4 +1,4 @@
-//! What the pager gives up before it serves anyone: it reads what VMMs and origins say, and holds the
+//! Confines the pager before it serves anyone: it parses input of VMMs and origins, and holds the
 //! memory of all VMs.
 
 use jiffy_jail::own::{self, Folders, OwnError};
@@ -10,7 +10,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use thiserror::Error;
 
-/// Facts about processes, the host and its processors.
+/// Folders with information about processes, the host and its processors.
 const FACTS: [&str; 2] = ["/proc", "/sys/devices/system/cpu"];
 
 /// Why the pager can't be confined.
@@ -23,13 +23,13 @@ pub enum ConfinementError {
     /// The kernel refuses.
     #[error(transparent)]
     Own(#[from] OwnError),
-    /// The kernel takes no filter.
+    /// The kernel refuses the seccomp filter.
     #[error("system calls can't be filtered")]
     Filter(#[source] io::Error),
 }
 
-/// Confines this process to these folders and to the system calls of a pager, irrevocably. It has
-/// one thread. Returns false where the kernel has no Landlock, which bounds the folders.
+/// Confines this process, which must have one thread, to these folders and to the system calls of a
+/// pager, for ever. Returns false if the kernel has no Landlock, which restricts the folders.
 pub fn enter(folders: &[PathBuf]) -> Result<bool, ConfinementError> {
     let mut writable = folders.to_vec();
     for folder in folders {
@@ -101,13 +101,13 @@ const FILES: &[Rule] = &[
     call_with(libc::SYS_ioctl, 1, IOCTLS),
 ];
 
-/// Unix sockets, to which others connect: the pager connects to nobody.
+/// Unix sockets that others connect to; the pager itself never connects.
 const SOCKETS: &[Rule] = &[
     call_with(libc::SYS_socket, 0, &[UNIX]),
     call_with(libc::SYS_socketpair, 0, &[UNIX]),
     call(libc::SYS_bind),
     call(libc::SYS_listen),
-    // A worker has a low priority for a while: its own thread's.
+    // A thread lowers its own priority for a while.
     call_with(libc::SYS_setpriority, 1, &[0]),
 ];
 

@@ -1,4 +1,4 @@
-//! What a VMM says about its memory. It is untrusted: all of it is checked before any of it is
+//! The layout of its memory that a VMM sends. It is untrusted: all of it is checked before any is
 //! used.
 
 use jiffy_wire::pager::Mapping;
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn either_name_of_the_page_size_will_do_and_others_are_ignored() {
+    fn both_page_size_fields_are_accepted_and_unknown_fields_ignored() {
         for name in ["page_size", "page_size_kib"] {
             let text = format!(
                 r#"[{{"base_host_virt_addr":4096,"size":4096,"offset":0,"{name}":4096,"more":1}}]"#
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn half_a_message_waits_for_more_and_nonsense_does_not() {
+    fn a_partial_message_waits_for_more_and_an_invalid_one_is_refused() {
         assert_eq!(parse(b"[{\"base_host").unwrap(), Progress::More);
         assert_eq!(parse(b"").unwrap(), Progress::More);
         assert!(matches!(parse(b"[1]"), Err(HandshakeError::Json(_))));
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn senseless_mappings_are_refused_by_number() {
+    fn invalid_mappings_are_refused_by_index() {
         let good = mapping(MIB, MIB, 0);
         let refused = |bad: Mapping| match Layout::new(&[good, bad], 4 * MIB) {
             Err(HandshakeError::Mapping { index: 1, what }) => what,
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn overlaps_and_crowds_are_refused() {
+    fn overlapping_and_too_many_mappings_are_refused() {
         let both = |first, second| Layout::new(&[first, second], 8 * MIB).unwrap_err();
         assert!(matches!(
             both(
@@ -365,12 +365,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nothing_panics(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        fn parsing_arbitrary_bytes_does_not_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
             let _ = parse(&bytes);
         }
 
         #[test]
-        fn whatever_is_accepted_is_in_bounds(
+        fn accepted_mappings_are_within_the_image(
             mappings in prop::collection::vec(
                 (0u64..64, 0u64..64, 0u64..64, prop::sample::select(vec![0u64, 1, 4096, 8192, 2 << 20, u64::MAX])),
                 0..6,

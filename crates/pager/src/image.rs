@@ -1,4 +1,4 @@
-//! What the pager needs of an image: its bytes, chunk by chunk.
+//! The pager's interface to an image: its bytes, chunk by chunk.
 
 use jiffy_store::reader::{Opening, Place};
 use jiffy_store::{Decoder, ImageId, ImageReader, Kind};
@@ -96,7 +96,7 @@ pub trait ChunkImage: Send + Sync {
 
     /// Whether a chunk can be read at once. If not, reading it waits for an origin, which a worker
     /// must not do.
-    fn is_here(&self, _chunk: u32) -> bool {
+    fn is_local(&self, _chunk: u32) -> bool {
         true
     }
 
@@ -254,9 +254,9 @@ impl ChunkImage for StoredImage {
         }
     }
 
-    fn is_here(&self, chunk: u32) -> bool {
+    fn is_local(&self, chunk: u32) -> bool {
         // If the table of chunks is damaged, the read reports it.
-        self.reader.is_here(chunk).unwrap_or(true)
+        self.reader.is_local(chunk).unwrap_or(true)
     }
 
     fn is_whole(&self) -> bool {

@@ -1,12 +1,11 @@
-//! Threads for work that may wait for others: fetching from origins, filling disk caches. A slow
-//! registry so does not delay page faults of other VMs.
+//! Threads for work that may block: fetching from origins, filling disk caches. So a slow registry
+//! does not delay page faults of other VMs.
 //!
 //! Each task has a *lane*, named by the registries that it may wait for. A slow registry occupies
 //! only the threads of its lane: a lane with no task running always gets a thread, however many
 //! other lanes have.
 //!
-//! Tasks that somebody waits for go first, and prefetching never takes more than half of a lane's
-//! threads.
+//! Tasks with a waiter run first, and prefetching never takes more than half of a lane's threads.
 
 use crate::scratch::Scratch;
 use jiffy_store::Stop;
@@ -17,11 +16,11 @@ use std::thread;
 
 /// Most threads for one lane: as many as one VMM has disk requests in flight. The threads mostly
 /// wait for the network.
-const OF_LANE: usize = 16;
+const LANE_THREADS: usize = 16;
 /// Number of busy threads above which a lane gets no second one.
-const PLENTY: usize = 32;
+const BUSY_THREADS: usize = 32;
 /// Threads, at most.
-const THREADS: usize = 64;
+const MAX_THREADS: usize = 64;
 
 /// A task; it gets the buffers of its thread.
 type Task = Box<dyn FnOnce(&mut Scratch) + Send>;
@@ -68,21 +67,29 @@ struct Lane {
 impl Lane {
     /// The urgency of the lane's next task, if one may begin.
     fn next(&self, working: usize) -> Option<Urgency> {
-        let most = if working < PLENTY { OF_LANE } else { 1 };
+        let most = if working < BUSY_THREADS {
+            LANE_THREADS
+        } else {
+            1
+        };
         if self.working >= most {
             None
         } else if !self.now.is_empty() {
             Some(Urgency::Now)
         } else {
-            let may = !self.ahead.is_empty() && self.working_ahead < OF_LANE / 2;
+            let may = !self.ahead.is_empty() && self.working_ahead < LANE_THREADS / 2;
             may.then_some(Urgency::Ahead)
         }
     }
 
     /// How many more threads the lane could use.
-    fn wants(&self, working: usize) -> usize {
-        let most = if working < PLENTY { OF_LANE } else { 1 };
-        let ahead = self.ahead.len().min(OF_LANE / 2);
+    fn wanted_threads(&self, working: usize) -> usize {
+        let most = if working < BUSY_THREADS {
+            LANE_THREADS
+        } else {
+            1
+        };
+        let ahead = self.ahead.len().min(LANE_THREADS / 2);
         (self.now.len() + ahead).min(most.saturating_sub(self.working))
     }
 }
@@ -102,10 +109,10 @@ impl IoPool {
             Urgency::Ahead => queues.ahead.push_back(Box::new(task)),
         }
         let lanes = state.lanes.values();
-        let wanted: usize = lanes.map(|lane| lane.wants(state.working)).sum();
+        let wanted: usize = lanes.map(|lane| lane.wanted_threads(state.working)).sum();
         // Threads that are idle or being started.
         let spare = state.threads - state.working;
-        if spare < wanted && state.threads < THREADS {
+        if spare < wanted && state.threads < MAX_THREADS {
             self.start_thread(&mut state);
         }
         drop(state);
@@ -198,7 +205,7 @@ mod tests {
     const PATIENCE: Duration = Duration::from_secs(60);
 
     #[test]
-    fn what_is_waited_for_passes_any_amount_of_work_ahead() {
+    fn urgent_tasks_overtake_any_amount_of_readahead() {
         let io_pool = IoPool::default();
         let lane = || "registry.example".to_owned();
         let (release, held) = channel::<()>();
@@ -229,11 +236,11 @@ mod tests {
         done.sort();
         assert_eq!(done, (0..50).collect::<Vec<_>>());
         let state = lock(&io_pool.shared.state);
-        assert!(state.threads <= OF_LANE + 1);
+        assert!(state.threads <= LANE_THREADS + 1);
     }
 
     #[test]
-    fn those_who_never_answer_hold_up_themselves_alone() {
+    fn lanes_that_never_answer_do_not_block_other_lanes() {
         let io_pool = IoPool::default();
         let (release, held) = channel::<()>();
         let held = Arc::new(Mutex::new(held));
@@ -252,7 +259,7 @@ mod tests {
         for number in 0..5 {
             stuck(format!("slow-{number}.example"), 100);
         }
-        for _ in 0..PLENTY {
+        for _ in 0..BUSY_THREADS {
             heard.recv_timeout(PATIENCE).unwrap();
         }
         // Others are done at once: of this computer, and of any other registry.
@@ -262,11 +269,11 @@ mod tests {
             is_done.recv_timeout(PATIENCE).unwrap();
         }
         let state = lock(&io_pool.shared.state);
-        let most = PLENTY + state.lanes.len();
-        assert!(state.working >= PLENTY && state.working <= most);
-        assert!(state.threads <= THREADS);
+        let most = BUSY_THREADS + state.lanes.len();
+        assert!(state.working >= BUSY_THREADS && state.working <= most);
+        assert!(state.threads <= MAX_THREADS);
         drop((state, release));
-        for _ in PLENTY..1500 {
+        for _ in BUSY_THREADS..1500 {
             heard.recv_timeout(PATIENCE).unwrap();
         }
     }

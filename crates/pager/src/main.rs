@@ -2,9 +2,9 @@
 
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
-use jiffy_pager::origins::elsewhere::{self, Reader};
+use jiffy_pager::origins::client::{self, Reader};
 use jiffy_pager::pool::Settings;
-use jiffy_pager::server::{Server, listen_alone};
+use jiffy_pager::server::{Server, listen_control};
 use jiffy_pager::{confinement, replay};
 use jiffy_sys::fds;
 use jiffy_sys::termination::TerminationFd;
@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::process::{self, ExitCode};
 use tracing_subscriber::EnvFilter;
 
-/// The variable that the pager keeps of its environment.
+/// The only environment variable that the pager keeps.
 const LOG: &str = EnvFilter::DEFAULT_ENV;
 /// A VM needs three descriptors.
 const DESCRIPTORS: u64 = 1 << 16;
@@ -117,10 +117,10 @@ fn main() -> ExitCode {
 
 fn run(serve: &Serve) -> Result<()> {
     let Some(origins) = serve.origins_fd else {
-        let error = begin_anew();
+        let error = exec_without_environment();
         return Err(error).context("the pager can't be executed with a clean environment");
     };
-    // It was executed by another name.
+    // The process was executed as /proc/self/exe, so its name is wrong.
     rustix::thread::set_name(c"jiffy-pager").context("the process can't be named")?;
     let stop = TerminationFd::block().context("SIGTERM cannot be waited for")?;
     let ready = serve
@@ -131,10 +131,10 @@ fn run(serve: &Serve) -> Result<()> {
         .transpose()?;
     jiffy_sys::descriptors::raise_limit(DESCRIPTORS);
     let settings = settings(serve)?;
-    let listener = listen_alone(&serve.control)
+    let listener = listen_control(&serve.control)
         .with_context(|| format!("{} cannot be listened on", serve.control.display()))?;
-    let reader = Reader::over(fds::inherited(origins).ok());
-    // A daemon of release 0.1 names none.
+    let reader = Reader::new(fds::inherited(origins).ok());
+    // A daemon of release 0.1 names no folders.
     let all = [PathBuf::from("/")];
     let folders = match serve.folder.as_slice() {
         [] => &all[..],
@@ -146,7 +146,7 @@ fn run(serve: &Serve) -> Result<()> {
     let server = Server::start(&serve.control, listener, reader, settings)
         .context("the pager can't be started")?;
     if let Some(ready) = ready {
-        // Whoever wanted to know may have gone.
+        // The reader may have gone.
         let _ = File::from(ready).write_all(b"ready\n");
     }
     server
@@ -156,8 +156,8 @@ fn run(serve: &Serve) -> Result<()> {
 
 /// Starts `jiffy-origins`, which needs the environment for the registries' credentials and proxies,
 /// and executes this program again without it.
-fn begin_anew() -> io::Error {
-    let origins = elsewhere::start().and_then(|channel| {
+fn exec_without_environment() -> io::Error {
+    let origins = client::start().and_then(|channel| {
         rustix::io::fcntl_setfd(&channel, FdFlags::empty())?;
         Ok(channel)
     });

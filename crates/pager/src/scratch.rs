@@ -14,7 +14,7 @@ pub struct Scratch {
 }
 
 impl Scratch {
-    /// Allocates buffers and touches their pages: so many bytes for one chunk, for all chunks at
+    /// Allocates buffers of these sizes and touches their pages: for one chunk, for all chunks at
     /// once, and for bytes of the file. Growing them later takes longer than serving a fault.
     pub(crate) fn in_memory(chunk: usize, chunks: usize, stored: usize) -> Scratch {
         let mut decoder = Decoder::new();

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 /// Stored bytes read at once, at most (but at least a chunk).
 pub(crate) const WINDOW: u64 = 256 << 10;
-/// A gap of at most so many bytes between two chunks is read with them.
+/// Largest gap between two chunks, bytes, that is read with them.
 pub(crate) const GAP: u64 = 16 << 10;
 
 /// A part of the file and the chunks that are in it.
@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn neighbours_are_read_together_and_others_are_not() {
+    fn adjacent_chunks_share_a_window_and_distant_ones_do_not() {
         let far = 10 * WINDOW;
         let found = windows(vec![
             (9, 100..200),

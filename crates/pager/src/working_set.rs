@@ -18,16 +18,16 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 /// Most bytes of one working set: the chunks that are needed first. The rest is prefetched.
-const MOST: u64 = 16 << 20;
+const MAX_BYTES: u64 = 16 << 20;
 /// Most bytes of all working sets; the least recently used are dropped.
-const ALL: u64 = 64 << 20;
-/// Ranges are not joined below this number. Mapping a range costs a VM some 8,000 instructions; a
-/// gap within a range costs only memory, once.
-const FEW: usize = 16;
-/// Most bytes of gaps within ranges, beyond as many as the chunks have.
-const ROOM: u64 = 2 << 20;
+const MAX_TOTAL: u64 = 64 << 20;
+/// Ranges are joined down to this number. Mapping a range costs a VM some 8,000 instructions; a gap
+/// within a range costs only memory, once.
+const FREE_RANGES: usize = 16;
+/// Most bytes of gaps within ranges, in addition to the bytes of the chunks.
+const MAX_GAPS: u64 = 2 << 20;
 /// Most working sets that are read at once; others wait for a later restore.
-const AT_ONCE: usize = 2;
+const MAX_READS: usize = 2;
 const PAGE: u64 = 4096;
 
 /// The working set of an image, or the first part of it.
@@ -50,7 +50,7 @@ impl WorkingSet {
                 "a working set could not be kept in memory: {error}"
             ))
         };
-        let covers = joined(touching(chunks, size, image.size()));
+        let covers = join_gaps(page_ranges(chunks, size, image.size()));
         let file =
             memfd::create("jiffy working set", image.size(), Pages::Small).map_err(failed)?;
         for extent in &covers {
@@ -88,9 +88,9 @@ impl AsFd for WorkingSet {
 }
 
 /// The first of these chunks as ranges of whole pages, joined where they touch.
-fn touching(chunks: &[u32], chunk_size: u64, image_size: u64) -> Vec<Extent> {
+fn page_ranges(chunks: &[u32], chunk_size: u64, image_size: u64) -> Vec<Extent> {
     let end = image_size / PAGE * PAGE;
-    let mut chunks = chunks[..chunks.len().min((MOST / chunk_size) as usize)].to_vec();
+    let mut chunks = chunks[..chunks.len().min((MAX_BYTES / chunk_size) as usize)].to_vec();
     chunks.sort_unstable();
     chunks.dedup();
     let mut ranges: Vec<Extent> = Vec::new();
@@ -111,15 +111,15 @@ fn touching(chunks: &[u32], chunk_size: u64, image_size: u64) -> Vec<Extent> {
 
 /// Joins ranges across gaps, the narrowest first, until there are few ranges or the gaps are too
 /// large. If there are still too many, the rest is left to be filled by faults.
-fn joined(ranges: Vec<Extent>) -> Vec<Extent> {
+fn join_gaps(ranges: Vec<Extent>) -> Vec<Extent> {
     let gap = |index: usize| {
         let (one, next) = (&ranges[index - 1], &ranges[index]);
         next.offset - (one.offset + one.length)
     };
     let mut narrowest_first: Vec<usize> = (1..ranges.len()).collect();
     narrowest_first.sort_by_key(|index| gap(*index));
-    narrowest_first.truncate(ranges.len().saturating_sub(FEW));
-    let mut room = ranges.iter().map(|extent| extent.length).sum::<u64>() + ROOM;
+    narrowest_first.truncate(ranges.len().saturating_sub(FREE_RANGES));
+    let mut room = ranges.iter().map(|extent| extent.length).sum::<u64>() + MAX_GAPS;
     let mut with_last = vec![false; ranges.len()];
     for index in narrowest_first {
         let Some(left) = room.checked_sub(gap(index)) else {
@@ -149,7 +149,7 @@ pub struct WorkingSets {
     /// The most recently used is the last.
     kept: Vec<(ImageKey, Offer)>,
     /// Working sets that are being read.
-    coming: Vec<ImageKey>,
+    reading: Vec<ImageKey>,
 }
 
 impl WorkingSets {
@@ -161,23 +161,23 @@ impl WorkingSets {
         self.kept.last().map(|(_, offer)| offer.clone())
     }
 
-    /// Whether it is to be read now; if so, the caller must call [`WorkingSets::keep`].
-    pub fn is_wanted(&mut self, image: ImageKey) -> bool {
-        let known = self.coming.contains(&image) || self.kept.iter().any(|(key, _)| *key == image);
-        let wanted = !known && self.coming.len() < AT_ONCE;
+    /// Whether the caller must read it now, and then call [`WorkingSets::keep`].
+    pub fn begin_read(&mut self, image: ImageKey) -> bool {
+        let known = self.reading.contains(&image) || self.kept.iter().any(|(key, _)| *key == image);
+        let wanted = !known && self.reading.len() < MAX_READS;
         if wanted {
-            self.coming.push(image);
+            self.reading.push(image);
         }
         wanted
     }
 
     /// Keeps a working set that was read; `None` if it could not be read.
     pub fn keep(&mut self, image: ImageKey, set: Option<WorkingSet>) {
-        self.coming.retain(|key| *key != image);
+        self.reading.retain(|key| *key != image);
         self.kept
             .extend(set.map(|set| (image, (Arc::new(set), None))));
         let mut all: u64 = self.kept.iter().map(|(_, (set, _))| set.bytes()).sum();
-        while all > ALL {
+        while all > MAX_TOTAL {
             all -= self.kept.remove(0).1.0.bytes();
         }
     }
@@ -195,9 +195,9 @@ impl WorkingSets {
                 before < extent.length && range.length <= extent.length - before
             })
         };
-        let mut told: Vec<Extent> = Vec::new();
+        let mut reported: Vec<Extent> = Vec::new();
         for range in ranges {
-            let reached = told.last().map_or(0, |last| last.offset + last.length);
+            let reached = reported.last().map_or(0, |last| last.offset + last.length);
             let makes_sense = range.offset >= reached
                 && range.length > 0
                 && (range.offset | range.length).is_multiple_of(PAGE)
@@ -206,16 +206,16 @@ impl WorkingSets {
                 continue;
             }
             // Copying a page between two ranges costs less than another range.
-            let with_last = told.last().map(|last| Extent {
+            let with_last = reported.last().map(|last| Extent {
                 offset: last.offset,
                 length: range.offset + range.length - last.offset,
             });
             match with_last.filter(|both| range.offset - reached <= PAGE && is_covered(both)) {
-                Some(both) => *told.last_mut().expect("there is one") = both,
-                None => told.push(range),
+                Some(both) => *reported.last_mut().expect("there is one") = both,
+                None => reported.push(range),
             }
         }
-        written.get_or_insert(told);
+        written.get_or_insert(reported);
     }
 }
 
@@ -264,12 +264,12 @@ mod tests {
             pages in 1_u64..90_000,
         ) {
             let size = pages * PAGE;
-            let single = touching(&chunks, CHUNK, size);
+            let single = page_ranges(&chunks, CHUNK, size);
             let all: u64 = single.iter().map(|extent| extent.length).sum();
-            let ranges = joined(single);
+            let ranges = join_gaps(single);
             prop_assert!(ranges.len() <= WORKING_SET_RANGES);
             let length: u64 = ranges.iter().map(|extent| extent.length).sum();
-            prop_assert!(length <= 2 * all + ROOM);
+            prop_assert!(length <= 2 * all + MAX_GAPS);
             let mut reached = None;
             for extent in &ranges {
                 prop_assert!(extent.length > 0 && (extent.offset | extent.length) % PAGE == 0);
@@ -278,7 +278,7 @@ mod tests {
                 prop_assert!(end <= size);
                 reached = Some(end);
             }
-            for chunk in chunks.iter().take((MOST / CHUNK) as usize) {
+            for chunk in chunks.iter().take((MAX_BYTES / CHUNK) as usize) {
                 let start = u64::from(*chunk) * CHUNK;
                 let end = (start + CHUNK).min(size);
                 let holds = |extent: &Extent| {
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn it_has_the_bytes_of_the_image_and_cannot_be_changed() {
+    fn a_working_set_holds_the_image_s_bytes_and_is_sealed() {
         // The last chunk is half a chunk.
         let image = Numbers(20 * CHUNK + PAGE);
         let chunks = [20, 3, 5, 19, 15];
@@ -318,12 +318,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_scattered_is_taken_with_what_is_between() {
+    fn scattered_extents_are_joined_across_their_gaps() {
         // 200 single chunks, two apart and once far apart.
         let chunks: Vec<u32> = (0..100).chain(9000..9100).map(|n| n * 2).collect();
-        let of = |chunks: &[u32]| joined(touching(chunks, CHUNK, 1 << 30));
+        let of = |chunks: &[u32]| join_gaps(page_ranges(chunks, CHUNK, 1 << 30));
         let few = of(&chunks);
-        assert_eq!(few.len(), FEW);
+        assert_eq!(few.len(), FREE_RANGES);
         let between = |pair: &[Extent]| pair[1].offset - pair[0].offset > 10_000 * CHUNK;
         assert_eq!(few.windows(2).filter(|pair| between(pair)).count(), 1);
         // Too far apart for all to be joined.
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_what_the_first_says_and_only_of_the_working_set() {
+    fn the_first_report_of_written_pages_counts_within_the_working_set() {
         let key = ImageKey {
             id: ImageId([1; 16]),
             file: (0, 0, 0),
@@ -369,7 +369,7 @@ mod tests {
             extent(90, 1),
         ];
         sets.note_written(key, said);
-        // One page apart, 2 and 4 are told as one.
+        // 2 and 4 are one page apart and are reported as one range.
         let known = Some(vec![extent(2, 4), extent(81, 1)]);
         assert_eq!(sets.of(key).unwrap().1, known);
         sets.note_written(key, Vec::new());
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn those_used_longest_ago_go_first() {
+    fn the_least_recently_used_working_set_is_dropped_first() {
         let set = |length| WorkingSet {
             file: memfd::create("test", PAGE, Pages::Small).unwrap(),
             covers: vec![Extent { offset: 0, length }],
@@ -388,20 +388,20 @@ mod tests {
         };
         let mut sets = WorkingSets::default();
         for number in 1..=4 {
-            assert!(sets.is_wanted(id(number)) && !sets.is_wanted(id(number)));
-            sets.keep(id(number), Some(set(MOST)));
-            assert!(!sets.is_wanted(id(number)), "it is here");
+            assert!(sets.begin_read(id(number)) && !sets.begin_read(id(number)));
+            sets.keep(id(number), Some(set(MAX_BYTES)));
+            assert!(!sets.begin_read(id(number)), "it is here");
         }
         assert!(sets.of(id(1)).is_some());
-        assert!(sets.is_wanted(id(5)));
+        assert!(sets.begin_read(id(5)));
         sets.keep(id(5), Some(set(1)));
         assert!(sets.of(id(2)).is_none() && sets.of(id(1)).is_some());
         // No more than two at once.
-        assert!(sets.is_wanted(id(7)) && sets.is_wanted(id(8)) && !sets.is_wanted(id(6)));
+        assert!(sets.begin_read(id(7)) && sets.begin_read(id(8)) && !sets.begin_read(id(6)));
         sets.keep(id(7), None);
         // One that can't be read may be tried again.
-        assert!(sets.is_wanted(id(6)));
+        assert!(sets.begin_read(id(6)));
         sets.keep(id(6), None);
-        assert!(sets.is_wanted(id(6)));
+        assert!(sets.begin_read(id(6)));
     }
 }

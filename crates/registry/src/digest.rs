@@ -130,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_digest_reads_as_it_is_written() {
+    fn a_digest_survives_a_round_trip() {
         let digest = Digest::of(b"abc");
         let text = "sha256:ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
         assert_eq!(digest.to_string(), text);
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_digest_is_refused() {
+    fn an_invalid_digest_is_refused() {
         let upper = Digest::of(b"").to_string().to_uppercase();
         for text in [
             "",

@@ -25,7 +25,7 @@ pub struct BlobFolder {
     root: PathBuf,
 }
 
-/// While it exists, [`BlobFolder::remove_unused`] removes nothing.
+/// A lock: while it exists, [`BlobFolder::remove_unused`] removes nothing.
 #[derive(Debug)]
 pub struct Hold {
     _lock: Locked,
@@ -163,7 +163,7 @@ impl BlobFolder {
             digest.map_or(true, |digest| keep(&digest))
         };
         remove_in(&self.blobs(), &kept, &mut removed)?;
-        // All of them: a process that fetches one would hold the folder.
+        // All partial files: a process that fetches one would hold the folder.
         remove_in(&self.partials(), &|_| false, &mut removed)?;
         Ok(Some(removed))
     }
@@ -218,7 +218,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_kept_is_removed_unless_the_folder_is_held() {
+    fn unused_blobs_are_removed_unless_the_folder_is_held() {
         let root = tempfile::tempdir().unwrap();
         let folder = BlobFolder::open(root.path().join("a/b")).unwrap();
         let kept = folder.put(b"kept").unwrap();
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn a_blob_of_the_wrong_length_is_not_there() {
+    fn a_blob_of_the_wrong_length_counts_as_missing() {
         let root = tempfile::tempdir().unwrap();
         let folder = BlobFolder::open(root.path()).unwrap();
         let digest = folder.put(b"whole").unwrap();

@@ -47,7 +47,7 @@ pub(crate) fn open_locked(
     }
 }
 
-/// Whether this is (still) the file of this name.
+/// Whether the path still names this file.
 pub(crate) fn is_at(file: &File, path: &Path) -> bool {
     let same = || -> io::Result<bool> {
         let (ours, there) = (file.metadata()?, std::fs::symlink_metadata(path)?);

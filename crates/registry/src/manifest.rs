@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn schema_1_and_what_means_two_things_are_refused() {
+    fn schema_1_and_ambiguous_manifests_are_refused() {
         let both = IMAGE.replace("\"layers\"", "\"manifests\":[],\"layers\"");
         for kind in [media_type::OCI_MANIFEST, media_type::OCI_INDEX] {
             let error = parse(both.as_bytes(), kind, "m").unwrap_err();

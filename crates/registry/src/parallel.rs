@@ -47,7 +47,7 @@ mod tests {
     use crate::RegistryError;
 
     #[test]
-    fn every_item_is_done_once_and_a_failure_is_told() {
+    fn every_item_is_processed_once_and_a_failure_is_reported() {
         let items: Vec<u32> = (0..100).collect();
         let seen = Mutex::new(Vec::new());
         for_each(&items, |&item| {

@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn the_parts_of_a_name() {
+    fn a_reference_is_parsed_into_its_parts() {
         let reference = parse(&format!("registry.example:5000/team/app:v1@{DIGEST}"));
         assert_eq!(reference.registry(), "registry.example:5000");
         assert_eq!(reference.repository(), "team/app");
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn loopback_is_told_from_elsewhere() {
+    fn loopback_hosts_are_recognised() {
         for text in [
             "localhost/a",
             "localhost:1/a",
@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_name_is_refused() {
+    fn an_invalid_reference_is_refused() {
         let long = format!("localhost/{}", "a".repeat(256));
         for text in [
             "",

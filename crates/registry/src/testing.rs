@@ -230,6 +230,6 @@ pub fn manifest(bytes: &[u8]) {
 
 /// Parses a signed document and a bundle.
 pub fn signed(document: &[u8]) -> bool {
-    crate::signature::judge_any(document);
-    crate::signature::names(document, &Digest::of(b"abc"))
+    crate::signature::check_any_bundle(document);
+    crate::signature::names_digest(document, &Digest::of(b"abc"))
 }

@@ -19,7 +19,7 @@ pub(crate) enum Whiteouts {
 }
 
 const WHITEOUT: &[u8] = b".wh.";
-/// Prefix of the names that aufs keeps for itself. They belong to no layer, except [`OPAQUE`].
+/// Prefix of names reserved by aufs. They belong to no layer, except [`OPAQUE`].
 const AUFS: &[u8] = b".wh..wh.";
 const OPAQUE: &[u8] = b".wh..wh..opq";
 
@@ -59,25 +59,25 @@ pub(crate) fn apply(
             counts,
         };
         layer.entry(entry).map_err(|error| match error {
-            Refused::Name(source) => ImportError::Name {
+            ApplyError::Name(source) => ImportError::Name {
                 path: String::from_utf8_lossy(&path).into_owned(),
                 source,
             },
-            Refused::Whole(error) => error,
+            ApplyError::Other(error) => error,
         })?;
     }
     tree.end_layer();
     Ok(())
 }
 
-enum Refused {
+enum ApplyError {
     Name(NameError),
-    Whole(ImportError),
+    Other(ImportError),
 }
 
-impl From<NameError> for Refused {
-    fn from(error: NameError) -> Refused {
-        Refused::Name(error)
+impl From<NameError> for ApplyError {
+    fn from(error: NameError) -> ApplyError {
+        ApplyError::Name(error)
     }
 }
 
@@ -90,16 +90,16 @@ struct Layer<'a> {
 }
 
 impl Layer<'_> {
-    fn entry(&mut self, mut entry: Entry) -> Result<(), Refused> {
+    fn entry(&mut self, mut entry: Entry) -> Result<(), ApplyError> {
         if self.whiteouts != Whiteouts::None && self.oci_whiteout(&entry.path)? {
             return Ok(());
         }
         let overlay = self.overlay_attributes(&mut entry)?;
-        let gone = entry.kind == EntryKind::CharDevice(0, 0) || overlay.gone;
-        if self.whiteouts == Whiteouts::OciOrOverlay && gone {
+        let is_whiteout = entry.kind == EntryKind::CharDevice(0, 0) || overlay.is_whiteout;
+        if self.whiteouts == Whiteouts::OciOrOverlay && is_whiteout {
             return Ok(self.tree.white_out(&entry.path)?);
         }
-        let attributes = self.attributes(&mut entry).map_err(Refused::Whole)?;
+        let attributes = self.attributes(&mut entry).map_err(ApplyError::Other)?;
         let kind = match entry.kind {
             EntryKind::HardLink(target) => {
                 return Ok(self.tree.hard_link(&entry.path, &target)?);
@@ -120,7 +120,7 @@ impl Layer<'_> {
     }
 
     /// Applies an OCI whiteout or opaque mark. Returns false if the name is neither.
-    fn oci_whiteout(&mut self, path: &[u8]) -> Result<bool, Refused> {
+    fn oci_whiteout(&mut self, path: &[u8]) -> Result<bool, ApplyError> {
         let trimmed = path.strip_suffix(b"/").unwrap_or(path);
         let cut = trimmed.iter().rposition(|byte| *byte == b'/');
         let (folder, name) = trimmed.split_at(cut.map_or(0, |cut| cut + 1));
@@ -143,7 +143,7 @@ impl Layer<'_> {
 
     /// Removes overlayfs's own attributes from the entry and returns their meaning. In the image
     /// they would act on any overlay that uses the image as a lower layer.
-    fn overlay_attributes(&mut self, entry: &mut Entry) -> Result<Overlay, Refused> {
+    fn overlay_attributes(&mut self, entry: &mut Entry) -> Result<Overlay, ApplyError> {
         let mut overlay = Overlay::default();
         let mut moved = false;
         entry.xattrs.retain(|name, value| {
@@ -153,7 +153,7 @@ impl Layer<'_> {
             };
             match name {
                 b"opaque" => overlay.opaque = value == b"y",
-                b"whiteout" => overlay.gone = true,
+                b"whiteout" => overlay.is_whiteout = true,
                 b"redirect" | b"metacopy" => moved = true,
                 _ => {}
             }
@@ -161,7 +161,7 @@ impl Layer<'_> {
         });
         if moved && self.whiteouts == Whiteouts::OciOrOverlay {
             let path = String::from_utf8_lossy(&entry.path).into_owned();
-            return Err(Refused::Whole(ImportError::Elsewhere(path)));
+            return Err(ApplyError::Other(ImportError::OtherLayer(path)));
         }
         Ok(overlay)
     }
@@ -220,9 +220,9 @@ impl Layer<'_> {
     }
 }
 
-/// Meaning of an entry's overlayfs attributes.
+/// What an entry's overlayfs attributes say.
 #[derive(Default)]
 struct Overlay {
     opaque: bool,
-    gone: bool,
+    is_whiteout: bool,
 }

@@ -4,7 +4,7 @@ use crate::apply::Whiteouts;
 use crate::config::ImageConfig;
 use crate::erofs::{Inputs, Plan, ReadAt, Readable};
 use crate::error::ImportError;
-use crate::import::{Imported, Target, Watch, gather, open_image};
+use crate::import::{Imported, Target, Watch, open_image, read_source};
 use crate::limits::Limits;
 use crate::source::Source;
 use crate::tree::{Content, Kind, NodeId, Piece, Tree};
@@ -54,9 +54,9 @@ pub fn child(
 }
 
 /// [`child`] for a parent that is only partly local. Writes the first block and the new bytes; the
-/// rest of the parent's range in `out` is a hole. Of the parent only names and attributes are read,
-/// and the contents of files that `changes` replaces. The digest is empty unless the image was
-/// written from scratch.
+/// rest of the parent's range in `out` is a hole. Reads only the parent's names and attributes, and
+/// the contents of files that `changes` replaces. The digest is empty unless the image was written
+/// from scratch.
 pub fn child_over(
     parent: Arc<dyn ReadAt>,
     changes: Source,
@@ -87,7 +87,7 @@ fn append(
         parent: Some(image.image()),
         ..Inputs::default()
     };
-    let counts = gather(
+    let counts = read_source(
         changes.contents,
         Whiteouts::OciOrOverlay,
         &mut tree,
@@ -98,7 +98,7 @@ fn append(
     )?;
     let mut grown = None;
     if let Some(place) = image.as_parent() {
-        share(&mut tree, &inputs)?;
+        share_replaced_files(&mut tree, &inputs)?;
         // If the child can't be appended (the root's attributes are too large, or the image grows
         // over its limit), it may still fit when it is written from scratch.
         if let Ok(plan) = Plan::new(&tree, Some(place), limits.image_bytes) {
@@ -203,7 +203,7 @@ fn copy(parent: &Path, to: &File) -> io::Result<()> {
 
 /// Lets replaced files share equal blocks with the parent's: an overlay copies up a whole file to
 /// change its mode.
-fn share(tree: &mut Tree, inputs: &Inputs) -> Result<(), ImportError> {
+fn share_replaced_files(tree: &mut Tree, inputs: &Inputs) -> Result<(), ImportError> {
     for index in 0..tree.nodes().len() {
         let id = NodeId(index);
         let node = tree.node(id);
@@ -213,7 +213,7 @@ fn share(tree: &mut Tree, inputs: &Inputs) -> Result<(), ImportError> {
         let (Kind::File(new), Kind::File(old)) = (&node.kind, &tree.node(old).kind) else {
             continue;
         };
-        if let Some(content) = shared(new, old, inputs)? {
+        if let Some(content) = with_shared_blocks(new, old, inputs)? {
             tree.node_mut(id).kind = Kind::File(content);
         }
     }
@@ -222,7 +222,11 @@ fn share(tree: &mut Tree, inputs: &Inputs) -> Result<(), ImportError> {
 
 /// The new file with the equal blocks taken from the old one. `None` if less than half of its bytes
 /// are equal.
-fn shared(new: &Content, old: &Content, inputs: &Inputs) -> Result<Option<Content>, ImportError> {
+fn with_shared_blocks(
+    new: &Content,
+    old: &Content,
+    inputs: &Inputs,
+) -> Result<Option<Content>, ImportError> {
     // Bytes behind the old file's end count as different.
     if new.size == 0 || new.size / 2 > old.size {
         return Ok(None);
@@ -232,7 +236,8 @@ fn shared(new: &Content, old: &Content, inputs: &Inputs) -> Result<Option<Conten
     let (mut left, mut right) = (Vec::new(), Vec::new());
     let mut at = 0;
     while at < new.size {
-        // A huge sparse file must cost nothing: a range that is a hole in both files is not read.
+        // A range that is a hole in both files is not read, so that a huge sparse file costs
+        // nothing.
         let data = new.next_data(at).min(old.next_data(at));
         let hole = match data < new.size {
             true => data / STRIDE * STRIDE,
@@ -352,7 +357,7 @@ mod tests {
         let inputs = inputs(&[7; 2 * BLOCK as usize]);
         let data = |at| [(0, at, BLOCK)];
         let hole = content(HUGE, &[]);
-        let sharing = |new: &Content, old: &Content| shared(new, old, &inputs).unwrap();
+        let sharing = |new: &Content, old: &Content| with_shared_blocks(new, old, &inputs).unwrap();
         assert_eq!(sharing(&hole, &content(100, &[])), None);
         assert_eq!(sharing(&hole, &content(HUGE / 2 - 1, &[])), None);
         assert_eq!(sharing(&content(u64::MAX, &[]), &content(100, &[])), None);
@@ -372,7 +377,7 @@ mod tests {
 
         /// The result agrees with a comparison of the files' bytes, block by block.
         #[test]
-        fn what_is_alike_is_what_its_bytes_say(
+        fn shared_blocks_are_those_with_equal_bytes(
             sizes in (1..4 * STRIDE, 1..4 * STRIDE),
             runs in (prop::option::of(0..4 * STRIDE), prop::option::of(0..4 * STRIDE)),
         ) {
@@ -393,7 +398,7 @@ mod tests {
                 .filter(|(block, at)| right.get(*at..at + block.len()) == Some(*block))
                 .map(|(block, _)| block.len())
                 .sum();
-            let found = shared(&new, &old, &inputs).unwrap();
+            let found = with_shared_blocks(&new, &old, &inputs).unwrap();
             prop_assert_eq!(found.is_some(), alike * 2 >= left.len());
             if let Some(found) = found {
                 prop_assert_eq!(bytes(&found), left);

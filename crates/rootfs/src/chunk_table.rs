@@ -10,7 +10,7 @@ pub const MAX_CHUNKS: u64 = 1 << 18;
 /// Largest chunk: log2 of its blocks.
 pub const MAX_CHUNK_BITS: u32 = 31;
 /// A file gets a chunk table if its holes have at least this many bytes.
-const HOLES_WORTH_A_TABLE: u64 = 1 << 20;
+const MIN_HOLE_BYTES: u64 = 1 << 20;
 
 /// The smallest chunk size that needs at most [`MAX_CHUNKS`] chunks: log2 of its blocks. `None` if
 /// the file is larger than EROFS can describe.
@@ -20,13 +20,13 @@ pub fn chunk_bits(size: u64) -> Option<u32> {
 
 /// Whether a file of this size, with data in these ranges, gets a chunk table. `None` if it is
 /// larger than EROFS can describe.
-pub fn is_worth_it(size: u64, data: impl Iterator<Item = Range<u64>>) -> Option<bool> {
-    Some(hole_bytes(size, chunk_bits(size)?, data) >= HOLES_WORTH_A_TABLE)
+pub fn needs_table(size: u64, data: impl Iterator<Item = Range<u64>>) -> Option<bool> {
+    Some(hole_bytes(size, chunk_bits(size)?, data) >= MIN_HOLE_BYTES)
 }
 
 /// Bytes of the file's chunk table, in memory and in the image; 0 if it gets none.
 pub fn table_bytes(size: u64, data: impl Iterator<Item = Range<u64>>) -> u64 {
-    match (chunk_bits(size), is_worth_it(size, data)) {
+    match (chunk_bits(size), needs_table(size, data)) {
         (Some(bits), Some(true)) => 4 * size.div_ceil(BLOCK_SIZE << bits),
         _ => 0,
     }

@@ -204,7 +204,7 @@ impl RawConfig {
         check_list("Env", &run.env)?;
         for variable in &run.env {
             if variable.find('=').is_none_or(|at| at == 0) {
-                return Err(wrong("Env", variable, "which is not NAME=VALUE"));
+                return Err(invalid_field("Env", variable, "which is not NAME=VALUE"));
             }
         }
         check_string("WorkingDir", &run.working_dir)?;
@@ -220,7 +220,7 @@ impl RawConfig {
         if let Some(signal) = &run.stop_signal {
             let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"+-".contains(&byte);
             if signal.len() > 20 || !signal.bytes().all(plain) {
-                return Err(wrong("StopSignal", signal, "which is no signal"));
+                return Err(invalid_field("StopSignal", signal, "which is no signal"));
             }
         }
         if let Some(created) = &self.created {
@@ -231,7 +231,7 @@ impl RawConfig {
             created: self.created,
             entrypoint: run.entrypoint,
             cmd: run.cmd,
-            env: last_of_each(run.env),
+            env: dedup_env(run.env),
             working_dir: run.working_dir,
             user: run.user,
             exposed_ports: ports(run.exposed_ports.keys())?,
@@ -243,7 +243,7 @@ impl RawConfig {
 }
 
 /// Each variable once: its last value, at the position of its first.
-fn last_of_each(env: Vec<String>) -> Vec<String> {
+fn dedup_env(env: Vec<String>) -> Vec<String> {
     let mut place: BTreeMap<String, usize> = BTreeMap::new();
     let mut out: Vec<String> = Vec::with_capacity(env.len());
     for variable in env {
@@ -266,7 +266,7 @@ fn ports<'a>(
     let mut ports = BTreeSet::new();
     let mut count = 0;
     for text in texts {
-        let refuse = || wrong("ExposedPorts", text, "which is no port");
+        let refuse = || invalid_field("ExposedPorts", text, "which is no port");
         let (numbers, protocol) = text.split_once('/').unwrap_or((text, "tcp"));
         let (first, last) = numbers.split_once('-').unwrap_or((numbers, numbers));
         let number = |text: &str| text.parse::<u16>().ok().filter(|port| *port > 0);
@@ -277,7 +277,11 @@ fn ports<'a>(
         }
         count += usize::from(last - first) + 1;
         if count > MAX_PORTS {
-            return Err(wrong("ExposedPorts", text, "which makes them too many"));
+            return Err(invalid_field(
+                "ExposedPorts",
+                text,
+                "which makes them too many",
+            ));
         }
         ports.extend((first..=last).map(|port| ExposedPort {
             port,
@@ -294,22 +298,26 @@ fn check_list(field: &'static str, list: &[String]) -> Result<(), ConfigError> {
 
 fn check_count(field: &'static str, count: usize) -> Result<(), ConfigError> {
     if count > MAX_ITEMS {
-        return Err(wrong(field, &count.to_string(), "which are too many"));
+        return Err(invalid_field(
+            field,
+            &count.to_string(),
+            "which are too many",
+        ));
     }
     Ok(())
 }
 
 fn check_string(field: &'static str, text: &str) -> Result<(), ConfigError> {
     if text.len() > MAX_STRING {
-        return Err(wrong(field, text, "which is too long"));
+        return Err(invalid_field(field, text, "which is too long"));
     }
     if text.contains('\0') {
-        return Err(wrong(field, text, "which holds a NUL byte"));
+        return Err(invalid_field(field, text, "which holds a NUL byte"));
     }
     Ok(())
 }
 
-fn wrong(field: &'static str, value: &str, what: &'static str) -> ConfigError {
+fn invalid_field(field: &'static str, value: &str, what: &'static str) -> ConfigError {
     ConfigError::Value {
         field,
         value: value.chars().take(60).collect(),
@@ -337,7 +345,7 @@ mod tests {
     }"#;
 
     #[test]
-    fn every_field_arrives() {
+    fn every_field_of_a_config_is_read() {
         let config = ImageConfig::from_json(WHOLE).unwrap();
         assert_eq!(config.platform.to_string(), "linux/arm64/v8");
         assert_eq!(config.created.as_deref(), Some("2024-01-02T03:04:05Z"));
@@ -376,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused_in_a_sentence() {
+    fn an_invalid_config_is_refused_with_a_message() {
         let refusal = |run: &str| {
             ImageConfig::from_json(format!(r#"{{"config":{{{run}}}}}"#).as_bytes())
                 .unwrap_err()

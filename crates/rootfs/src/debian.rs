@@ -13,18 +13,18 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use thiserror::Error;
 
-/// Runs at the end of a build. mmdebstrap copies these files from the host, and the image must not
-/// depend on the host.
+/// Removes files that mmdebstrap copies from the host, because the image must not depend on the
+/// host.
 const FORGET_HOST: &str = r#"rm -f "$1/etc/hostname" "$1/etc/resolv.conf""#;
 /// Debian's archive keys (package debian-archive-keyring).
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
-/// The watcher is called at least this often, also while mmdebstrap writes nothing.
-const PATIENCE: Timespec = Timespec {
+/// Longest time between calls of the watcher while mmdebstrap writes nothing.
+const POLL_INTERVAL: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 200_000_000,
 };
 /// Bytes of mmdebstrap's last messages that an error quotes.
-const KEPT_WORDS: usize = 4096;
+const MAX_STDERR: usize = 4096;
 
 /// A Debian system to build.
 #[derive(Debug, Clone)]
@@ -153,7 +153,7 @@ fn bootstrap(
     })?;
     let mut running = Running(child);
     let (stdout, stderr) = (running.0.stdout.take(), running.0.stderr.take());
-    let words = std::thread::spawn(move || stderr.map(last_words).unwrap_or_default());
+    let words = std::thread::spawn(move || stderr.map(stderr_tail).unwrap_or_default());
     let mut done = 0;
     let mut cancelled = false;
     let watched = Watched(stdout, |got| {
@@ -204,8 +204,8 @@ impl Drop for Running {
     }
 }
 
-/// Reports the bytes read to the watcher, and stops if it says so. The watcher is called while
-/// nothing comes too, which is most of the time.
+/// Reports the bytes read to the watcher, and stops if it says so. The watcher is also called while
+/// no bytes arrive, which is most of the time.
 struct Watched<F>(Option<ChildStdout>, F);
 
 impl<F: FnMut(u64) -> bool> Read for Watched<F> {
@@ -215,7 +215,7 @@ impl<F: FnMut(u64) -> bool> Read for Watched<F> {
         };
         loop {
             let mut ready = [PollFd::new(stdout, PollFlags::IN)];
-            let some = rustix::event::poll(&mut ready, Some(&PATIENCE))? > 0;
+            let some = rustix::event::poll(&mut ready, Some(&POLL_INTERVAL))? > 0;
             let got = if some { stdout.read(buffer)? } else { 0 };
             if !(self.1)(got as u64) {
                 return Err(io::Error::other("cancelled"));
@@ -228,14 +228,14 @@ impl<F: FnMut(u64) -> bool> Read for Watched<F> {
 }
 
 /// The last lines of a program's standard error, joined to one.
-fn last_words(mut stderr: impl Read) -> String {
+fn stderr_tail(mut stderr: impl Read) -> String {
     let mut kept = Vec::new();
     let mut piece = [0; 4096];
     while let Ok(got) = stderr.read(&mut piece)
         && got > 0
     {
         kept.extend_from_slice(&piece[..got]);
-        let excess = kept.len().saturating_sub(KEPT_WORDS);
+        let excess = kept.len().saturating_sub(MAX_STDERR);
         kept.drain(..excess);
     }
     let text = String::from_utf8_lossy(&kept);
@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_names() {
+    fn suite_and_package_names_are_checked() {
         for name in ["bookworm", "libstdc++6", "vim=2:9.0", "linux-image-amd64"] {
             check_name(name, "package").unwrap();
         }

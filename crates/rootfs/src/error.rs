@@ -60,7 +60,7 @@ pub enum ImportError {
         "\"{0}\" in the changes was moved or only its attributes were copied; \
          mount the overlay with redirect_dir=off,metacopy=off"
     )]
-    Elsewhere(String),
+    OtherLayer(String),
     /// There are more entries than allowed.
     #[error("the archive has more than {0} entries")]
     TooManyEntries(u64),

@@ -72,7 +72,7 @@ pub fn import(
         _ => Whiteouts::Oci,
     };
     let config = source.config;
-    let counts = gather(
+    let counts = read_source(
         source.contents,
         whiteouts,
         &mut tree,
@@ -106,7 +106,7 @@ pub fn import_tar(reader: impl Read, out: &Path, limits: Limits) -> Result<Impor
 }
 
 /// Reads all names and attributes of a source into the tree; contents stay in their files.
-pub(crate) fn gather(
+pub(crate) fn read_source(
     contents: Contents,
     whiteouts: Whiteouts,
     tree: &mut Tree,

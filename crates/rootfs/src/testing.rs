@@ -3,7 +3,7 @@
 use crate::apply::Whiteouts;
 use crate::erofs::{self, Inputs, Plan, ReadAt, Readable};
 use crate::error::ImportError;
-use crate::import::gather;
+use crate::import::read_source;
 use crate::layer::{Blob, Expected};
 use crate::limits::Limits;
 use crate::source::{Contents, LayerInput};
@@ -45,7 +45,7 @@ pub fn flatten(layers: &[&[u8]], overlay: bool) -> Result<Vec<u8>, ImportError> 
     } else {
         Whiteouts::Oci
     };
-    gather(
+    read_source(
         Contents::Layers(layers.collect()),
         whiteouts,
         &mut tree,

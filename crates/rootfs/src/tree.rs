@@ -13,7 +13,7 @@
 //!   containerd do the same when they unpack each layer into an upper folder of its own. umoci
 //!   follows the link within the root, so the meaning of a layer depends on the layers below.
 //! * The same name twice in one layer is refused, except for folders (the last one's attributes
-//!   apply). Other tools let the last one win, and so disagree with scanners that read the first.
+//!   apply). With other tools the last one wins, which disagrees with scanners that read the first.
 //! * Whiteouts hide names of lower layers, never names of their own layer, at any position in the
 //!   layer.
 //! * A hard link refers to a file of a lower layer, or to an earlier file of its own layer.
@@ -298,7 +298,7 @@ impl Tree {
             .iter()
             .map(|(name, value)| name.len() + value.len() + 100)
             .sum::<usize>();
-        self.take_bytes(bytes as u64 + weight(&kind))?;
+        self.charge_bytes(bytes as u64 + weight(&kind))?;
         let Some((name, parents)) = components.split_last() else {
             if !kind.is_folder() {
                 return Err(NameError::Root);
@@ -348,7 +348,7 @@ impl Tree {
         if components(path)?.is_empty() {
             return Err(NameError::EmptyWhiteout);
         }
-        self.hidden_later(path, false)
+        self.hide_at_layer_end(path, false)
     }
 
     /// Hides the entries that lower layers have in a folder when the layer ends. Creates the folder
@@ -356,14 +356,14 @@ impl Tree {
     pub fn make_opaque(&mut self, path: &[u8]) -> Result<(), NameError> {
         let components = components(path)?;
         self.make_parents(&components)?;
-        self.hidden_later(path, true)
+        self.hide_at_layer_end(path, true)
     }
 
-    fn hidden_later(&mut self, path: &[u8], only_entries: bool) -> Result<(), NameError> {
+    fn hide_at_layer_end(&mut self, path: &[u8], only_entries: bool) -> Result<(), NameError> {
         if self.hidden.len() as u64 >= self.max_nodes {
             return Err(NameError::TooMany(self.max_nodes));
         }
-        self.take_bytes(path.len() as u64 + 64)?;
+        self.charge_bytes(path.len() as u64 + 64)?;
         let path = path.to_vec();
         self.hidden.push(Hidden { path, only_entries });
         Ok(())
@@ -519,7 +519,7 @@ impl Tree {
         name: &[u8],
         id: NodeId,
     ) -> Result<(), NameError> {
-        self.take_bytes(name.len() as u64)?;
+        self.charge_bytes(name.len() as u64)?;
         let layer = self.layer;
         let parent = &mut self.nodes[parent.0];
         parent.origin = None;
@@ -537,7 +537,7 @@ impl Tree {
         }
     }
 
-    pub(crate) fn take_bytes(&mut self, bytes: u64) -> Result<(), NameError> {
+    pub(crate) fn charge_bytes(&mut self, bytes: u64) -> Result<(), NameError> {
         self.bytes = self.bytes.saturating_add(bytes);
         if self.bytes > self.max_bytes {
             return Err(NameError::TooLarge(self.max_bytes));

@@ -89,7 +89,7 @@ fn a_small_change_is_a_small_child() {
 }
 
 #[test]
-fn a_child_of_a_parent_that_is_elsewhere_holds_what_is_new() {
+fn a_child_of_a_remote_parent_holds_only_new_data() {
     let scratch = tempfile::tempdir().unwrap();
     let base = tree_of(100).bytes();
     let changes = Tar::new().file("usr/0/7", b"other").bytes();
@@ -107,7 +107,7 @@ fn a_child_of_a_parent_that_is_elsewhere_holds_what_is_new() {
 }
 
 #[test]
-fn an_overlay_s_upper_folder_is_understood() {
+fn whiteouts_of_an_overlay_upper_folder_are_applied() {
     let scratch = tempfile::tempdir().unwrap();
     let base = Tar::new()
         .file("a/x", b"1")
@@ -181,7 +181,7 @@ fn a_file_that_is_copied_up_shares_its_bytes() {
 }
 
 #[test]
-fn generations_are_rebuilt_when_most_is_garbage() {
+fn a_child_is_rebuilt_when_most_of_it_is_garbage() {
     let scratch = tempfile::tempdir().unwrap();
     let mut parent = scratch.path().join("0");
     let base = Tar::new().file("base", &[1; 50_000]).bytes();
@@ -211,7 +211,7 @@ fn generations_are_rebuilt_when_most_is_garbage() {
 }
 
 #[test]
-fn hard_links_stay_links() {
+fn hard_links_are_preserved() {
     let scratch = tempfile::tempdir().unwrap();
     let hard = tar::EntryType::Link;
     let base = Tar::new()

@@ -64,7 +64,7 @@ fn archive(at: &Path) -> String {
 }
 
 #[test]
-fn a_system_is_made_and_made_again_the_same() {
+fn a_debian_build_is_reproducible() {
     let scratch = tempfile::tempdir().unwrap();
     let spec = Debian {
         include: vec!["greeting".into()],
@@ -116,7 +116,7 @@ fn stand_in(at: &Path, script: &str) -> Debian {
 }
 
 #[test]
-fn failures_are_told_in_a_sentence() {
+fn failures_are_reported_with_a_message() {
     let scratch = tempfile::tempdir().unwrap();
     let absent = Debian {
         mmdebstrap: scratch.path().join("absent"),
@@ -142,7 +142,7 @@ fn failures_are_told_in_a_sentence() {
 }
 
 #[test]
-fn who_watches_may_end_it() {
+fn a_progress_callback_may_cancel_a_debian_build() {
     let scratch = tempfile::tempdir().unwrap();
     let spec = stand_in(scratch.path(), "while :; do head -c 65536 /dev/zero; done");
     let mut seen = 0;

@@ -23,7 +23,7 @@ fn refusal(tar: &[u8]) -> String {
 }
 
 #[test]
-fn files_of_every_awkward_size_come_back_whole() {
+fn files_of_edge_case_sizes_survive_a_round_trip() {
     let sizes = [
         0, 1, 4031, 4032, 4033, 4095, 4096, 4097, 8192, 131_071, 131_072, 400_001,
     ];
@@ -44,7 +44,7 @@ fn files_of_every_awkward_size_come_back_whole() {
 }
 
 #[test]
-fn links_devices_and_folders_come_back_as_they_were() {
+fn links_devices_and_folders_survive_a_round_trip() {
     let long_target = "t/".repeat(600);
     let tar = Tar::new()
         .folder("empty")
@@ -138,7 +138,7 @@ fn attributes_are_stored_or_refused() {
 }
 
 #[test]
-fn hostile_archives_are_refused_in_a_sentence() {
+fn hostile_archives_are_refused_with_a_message() {
     let climbs = Tar::new().raw_path(b"../../etc/passwd").bytes();
     assert!(refusal(&climbs).contains("climbs out"));
 
@@ -165,7 +165,7 @@ fn hostile_archives_are_refused_in_a_sentence() {
 }
 
 #[test]
-fn an_image_over_its_limit_is_refused_and_gone() {
+fn an_image_over_its_limit_is_refused_and_removed() {
     let scratch = tempfile::tempdir().unwrap();
     let tar = Tar::new().file("big", &[5; 100_000]).bytes();
     let limits = Limits {
@@ -196,7 +196,7 @@ fn the_same_archive_gives_the_same_digest() {
 
 /// Inodes of 64 bytes: 64 of them fill a block.
 #[test]
-fn inodes_that_fill_their_block_come_back() {
+fn inodes_that_fill_their_block_are_read_back() {
     let tar = (0..64).fold(Tar::new(), |tar, number| {
         tar.file(&format!("{number}"), b"")
     });
@@ -208,7 +208,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
     #[test]
-    fn any_tree_comes_back(
+    fn any_tree_survives_a_round_trip(
         files in proptest::collection::btree_map("[a-z]{1,3}(/[a-z]{4,40}){0,3}", 0usize..20_000, 1..60)
     ) {
         // A path that is also the parent of another is refused, so only leaves are kept.

@@ -119,7 +119,7 @@ fn layers_are_flattened() {
 }
 
 #[test]
-fn what_is_hidden_takes_no_room() {
+fn hidden_files_take_no_space_in_the_image() {
     let layers = |filler: u8| {
         vec![
             Tar::new()
@@ -139,7 +139,7 @@ fn what_is_hidden_takes_no_room() {
 }
 
 #[test]
-fn one_tree_is_one_image_whatever_it_came_as() {
+fn one_tree_gives_one_image_from_every_source_format() {
     let scratch = tempfile::tempdir().unwrap();
     let path = |name: &str| scratch.path().join(name);
     let (flat, folder) = fetched(&three_layers(), Pack::Gzip).unwrap();
@@ -268,7 +268,7 @@ fn one_of_several_images_is_chosen_by_name() {
 }
 
 #[test]
-fn hostile_layers_are_refused_in_a_sentence() {
+fn hostile_layers_are_refused_with_a_message() {
     let symlink = tar::EntryType::Symlink;
     let hard = tar::EntryType::Link;
     let refused = |tar: Tar, what: &str| {
@@ -382,7 +382,7 @@ fn damaged_and_changed_blobs_are_refused() {
 }
 
 #[test]
-fn bombs_are_refused() {
+fn decompression_bombs_are_refused() {
     let scratch = tempfile::tempdir().unwrap();
     let tar = Tar::new().file("zeros", &vec![0; 8 << 20]).bytes();
     let import_with = |limits: Limits, how| {
@@ -434,7 +434,7 @@ fn bombs_are_refused() {
 }
 
 #[test]
-fn a_watcher_is_told_and_may_end_it() {
+fn a_progress_callback_sees_the_import_and_may_cancel_it() {
     let scratch = tempfile::tempdir().unwrap();
     let tar = Tar::new().file("f", &vec![9; 3 << 20]).bytes();
     fs::write(scratch.path().join("tar"), pack(&tar, Pack::Gzip)).unwrap();

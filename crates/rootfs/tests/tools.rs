@@ -162,7 +162,7 @@ fn a_file_of_more_than_8_gib_is_described() {
 }
 
 #[test]
-fn a_folder_is_not_left() {
+fn an_import_does_not_leave_its_folder() {
     let scratch = tempfile::tempdir().unwrap();
     let root = scratch.path().join("root");
     fs::create_dir(&root).unwrap();
@@ -185,7 +185,7 @@ fn a_folder_is_not_left() {
 }
 
 #[test]
-fn a_kernel_s_file_system_is_not_imported() {
+fn virtual_file_systems_are_not_imported() {
     let scratch = tempfile::tempdir().unwrap();
     let source = Source::open(Path::new("/proc"), &Choice::new(scratch.path())).unwrap();
     let out = scratch.path().join("image");
@@ -203,7 +203,7 @@ fn umoci(folder: &Path, arguments: &[&str]) {
 }
 
 #[test]
-fn an_image_that_umoci_made_is_what_umoci_unpacks() {
+fn an_image_from_umoci_imports_as_umoci_unpacks_it() {
     let scratch = tempfile::tempdir().unwrap();
     let at = |name: &str| scratch.path().join(name);
     umoci(scratch.path(), &["init", "--layout", "oci"]);

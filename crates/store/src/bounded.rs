@@ -26,9 +26,9 @@ pub enum Cached {
     Image(PathBuf),
 }
 
-/// The result of [`keep_within`].
+/// The result of [`evict_to_limit`].
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Kept {
+pub struct Eviction {
     /// Bytes on the disk before.
     pub before: u64,
     /// Bytes on the disk now.
@@ -39,7 +39,7 @@ pub struct Kept {
 
 /// The part of a cache that is dropped.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum EvictStep {
     Image,
     Cold,
     NotForBoot,
@@ -60,16 +60,16 @@ impl Cached {
     }
 
     /// Drops about `bytes` bytes in this way, unless the cache is in use.
-    fn give_up(&self, way: Way, bytes: u64) -> io::Result<Option<u64>> {
-        match (self, way) {
-            (Cached::Image(path), Way::Image) => partial::shrink(path),
-            (Cached::Disk { folder, keep }, Way::Cold) => {
+    fn evict(&self, step: EvictStep, bytes: u64) -> io::Result<Option<u64>> {
+        match (self, step) {
+            (Cached::Image(path), EvictStep::Image) => partial::shrink(path),
+            (Cached::Disk { folder, keep }, EvictStep::Cold) => {
                 disk_cache::trim(folder, Parts::Cold, bytes, keep)
             }
-            (Cached::Disk { folder, keep }, Way::NotForBoot) => {
+            (Cached::Disk { folder, keep }, EvictStep::NotForBoot) => {
                 disk_cache::trim(folder, Parts::Any, bytes, keep)
             }
-            (Cached::Disk { folder, .. }, Way::Disk) => disk_cache::remove(folder),
+            (Cached::Disk { folder, .. }, EvictStep::Disk) => disk_cache::remove(folder),
             _ => Ok(None),
         }
     }
@@ -90,29 +90,34 @@ pub fn usage(caches: &[Cached]) -> u64 {
 
 /// Evicts caches until together they take at most `limit` bytes, or only caches in use are left. A
 /// cache that cannot be evicted is skipped; its error is returned after the others are done.
-pub fn keep_within(limit: u64, caches: &[Cached]) -> io::Result<Kept> {
+pub fn evict_to_limit(limit: u64, caches: &[Cached]) -> io::Result<Eviction> {
     let mut known: Vec<(SystemTime, &Cached)> = caches
         .iter()
         .filter_map(|cache| Some((cache.usage()?.1, cache)))
         .collect();
     known.sort();
     let before = usage(caches);
-    let mut kept = Kept {
+    let mut eviction = Eviction {
         before,
         after: before,
         dropped: Vec::new(),
     };
     let mut problem = None;
-    for way in [Way::Image, Way::Cold, Way::NotForBoot, Way::Disk] {
+    for step in [
+        EvictStep::Image,
+        EvictStep::Cold,
+        EvictStep::NotForBoot,
+        EvictStep::Disk,
+    ] {
         for (_, cache) in &known {
-            let over = kept.after.saturating_sub(limit);
+            let over = eviction.after.saturating_sub(limit);
             if over == 0 {
-                return Ok(kept);
+                return Ok(eviction);
             }
-            match cache.give_up(way, over) {
+            match cache.evict(step, over) {
                 Ok(Some(freed)) if freed > 0 => {
-                    kept.after = kept.after.saturating_sub(freed);
-                    kept.dropped.push(cache.path().to_owned());
+                    eviction.after = eviction.after.saturating_sub(freed);
+                    eviction.dropped.push(cache.path().to_owned());
                 }
                 Ok(_) => {}
                 Err(error) => problem = Some(error),
@@ -120,7 +125,7 @@ pub fn keep_within(limit: u64, caches: &[Cached]) -> io::Result<Kept> {
         }
     }
     match problem {
-        Some(error) if kept.after > limit => Err(error),
-        _ => Ok(kept),
+        Some(error) if eviction.after > limit => Err(error),
+        _ => Ok(eviction),
     }
 }

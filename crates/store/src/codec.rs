@@ -135,8 +135,8 @@ impl Decoder {
 
     /// Keeps fetched bytes in memory, so that chunks are decompressed from there: at most as much
     /// as is fetched at once.
-    pub(crate) fn keep_fetched(&mut self, came: Fetched) {
-        self.fetched.push(came);
+    pub(crate) fn keep_fetched(&mut self, fetched: Fetched) {
+        self.fetched.push(fetched);
         let bytes = |fetched: &[Fetched]| fetched.iter().map(Fetched::len).sum::<usize>();
         while self.fetched.len() > 1 && bytes(&self.fetched) as u64 > FETCH_MAX {
             self.fetched.remove(0);
@@ -146,7 +146,9 @@ impl Decoder {
     /// The bytes of a range of a file, if they were fetched lately.
     pub(crate) fn find_fetched(&self, file: &PartialFile, range: &Range<u64>) -> Option<Found> {
         let newest_first = self.fetched.iter().rev();
-        newest_first.flat_map(|came| came.find(file, range)).next()
+        newest_first
+            .flat_map(|fetched| fetched.find(file, range))
+            .next()
     }
 
     /// Frees the memory of what was fetched.
@@ -215,8 +217,8 @@ pub(crate) fn checksum(chunk: &[u8]) -> u32 {
     crc_fast::crc32_iscsi(chunk)
 }
 
-/// Whether every byte is zero. Looks at one cache line first: most chunks that are not zero differ
-/// there already.
+/// Whether every byte is zero. Checks one cache line first: most chunks that are not zero differ
+/// there.
 pub fn is_zero(bytes: &[u8]) -> bool {
     let (head, rest) = bytes.split_at(bytes.len().min(64));
     head.iter().all(|byte| *byte == 0)
@@ -230,7 +232,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_checksum_is_the_same_however_it_is_taken() {
+    fn a_checksum_equals_the_crc32c_crates() {
         let bytes: Vec<u8> = (0..70_000_u32)
             .map(|n| (n.wrapping_mul(n) >> 7) as u8)
             .collect();
@@ -241,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn one_byte_anywhere_is_not_zero() {
+    fn a_nonzero_byte_is_detected_at_any_position() {
         for length in [0, 1, 63, 64, 65, 600, 4096] {
             let mut bytes = vec![0; length];
             assert!(is_zero(&bytes));
@@ -254,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn every_codec_gives_back_what_it_took_and_refuses_the_rest() {
+    fn every_codec_round_trips_and_refuses_wrong_input() {
         let chunk: Vec<u8> = (0..8192_u32).map(|n| (n / 100) as u8).collect();
         for codec in [Codec::Lz4, Codec::Lz4High, Codec::Zstd(1), Codec::Zstd(19)] {
             let mut encoder = Encoder::new(codec, None, 4096).unwrap();
@@ -277,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_compress_enough_stays_raw() {
+    fn a_poorly_compressible_chunk_stays_raw() {
         let mut state = 1_u64;
         let noise: Vec<u8> = (0..8192)
             .map(|_| {

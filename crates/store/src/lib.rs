@@ -1,12 +1,12 @@
 //! Images of fixed-size chunks: RAM and disks, written once, read at random.
 //!
-//! An image says for each chunk where its bytes are: nowhere (zero), in the file, raw or
-//! compressed, in a parent image, or in a backing file. `docs/image-format.md` specifies the file.
+//! For each chunk, an image says where its bytes are: nowhere (zero), in the file (raw or
+//! compressed), in a parent image, or in a backing file. `docs/image-format.md` specifies the file.
 //!
 //! * [`format`]: the bytes of an image that are not chunks.
 //! * [`codec`]: compresses and decompresses chunks.
 //! * [`source`]: the contents of a new image: files, layers of files.
-//! * [`writer`]: [`write_image`], on all cores, as one stream.
+//! * [`writer`]: [`write_image`] writes an image on all cores, as one stream.
 //! * [`outline`]: header, footer and manifest of an image, without its chunks and parents.
 //! * [`reader`]: [`ImageReader`], which reads any chunk at any time, from any thread.
 //! * [`partial`]: images of which parts are missing, and the origins of those parts.

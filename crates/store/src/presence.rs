@@ -161,8 +161,8 @@ impl PresenceMap {
     pub fn set(&self, units: Range<u64>) -> io::Result<()> {
         let units = units.start..units.end.min(self.units());
         let _one = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
-        // The bits in memory are set last: other processes are told of them and look for them in
-        // the file.
+        // The bits in memory are set last, because other processes that learn of them read the
+        // file.
         self.write(units.clone(), |word, mask| word | mask)?;
         for (word, mask) in words_of(units) {
             self.words[word].fetch_or(mask, Ordering::AcqRel);
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn a_map_has_one_filler_and_comes_back() {
+    fn a_map_is_open_once_and_survives_reopening() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("present");
         let map = PresenceMap::create(&path, header(200)).unwrap();
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_there_that_the_file_does_not_say() {
+    fn a_bit_that_cannot_be_written_is_not_set() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("present");
         let mut map = PresenceMap::create(&path, header(200)).unwrap();
@@ -375,7 +375,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn ranges_are_what_their_bits_are(changes in prop::collection::vec((any::<bool>(), 0u64..300, 0u64..200), 0..8)) {
+        fn set_clear_and_next_missing_agree_with_single_bits(changes in prop::collection::vec((any::<bool>(), 0u64..300, 0u64..200), 0..8)) {
             let folder = tempfile::tempdir().unwrap();
             let path = folder.path().join("present");
             let map = PresenceMap::create(&path, header(333)).unwrap();
@@ -402,7 +402,7 @@ mod tests {
         }
 
         #[test]
-        fn hostile_files_are_maps_or_errors(head: [u8; 8], sizes in (any::<u32>(), any::<u64>(), any::<u64>()), bits in prop::collection::vec(any::<u8>(), 0..64)) {
+        fn any_file_is_a_map_or_an_error(head: [u8; 8], sizes in (any::<u32>(), any::<u64>(), any::<u64>()), bits in prop::collection::vec(any::<u8>(), 0..64)) {
             let folder = tempfile::tempdir().unwrap();
             let path = folder.path().join("present");
             let (unit, length, tail) = sizes;

@@ -106,7 +106,7 @@ mod tests {
     use std::os::unix::fs::MetadataExt;
 
     #[test]
-    fn zero_pages_are_holes_and_all_else_is_there() {
+    fn zero_pages_become_holes_and_other_pages_are_written() {
         let folder = tempfile::tempdir().unwrap();
         let target = folder.path().join("ram");
         let mut contents = vec![0; (3 << 20) + 5];
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn a_source_that_fails_leaves_nothing() {
+    fn a_failing_source_leaves_no_file() {
         struct Failing;
         impl ChunkSource for Failing {
             fn size(&self) -> u64 {

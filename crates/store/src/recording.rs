@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_comes_back_and_every_damage_is_seen() {
+    fn a_recording_survives_a_round_trip_and_damage_is_detected() {
         let recording = Recording {
             image: ImageId([7; 16]),
             chunk_size: 8192,

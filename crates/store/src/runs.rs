@@ -37,7 +37,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn neighbours_are_joined_up_to_a_length() {
+    fn adjacent_runs_are_joined_up_to_a_length() {
         let runs = |gap, most| {
             let places = [(0..10, 'a'), (10..20, 'b'), (12..15, 'c'), (25..90, 'd')];
             join(places, gap, most)

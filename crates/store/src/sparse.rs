@@ -45,12 +45,12 @@ impl<O> Flight<O> {
     }
 }
 
-/// What a thread has to do so that units become present.
+/// The next step of a thread to make units present.
 #[derive(Debug)]
 pub enum Claim<O> {
     /// Nothing: they are present.
     Nothing,
-    /// Fill these, and call `land` whatever the outcome.
+    /// Fill these, and call `end_flight` whatever the outcome.
     Fill(Arc<Flight<O>>),
     /// Wait for another thread.
     Wait(Arc<Flight<O>>),
@@ -148,7 +148,7 @@ impl<O: Clone> SparseFile<O> {
         Ok(before.saturating_sub(after) * 512)
     }
 
-    /// What this thread has to do next so that `units` are present: at most `most` units at once.
+    /// The next step of this thread to make `units` present; at most `most` units at once.
     pub fn claim(&self, units: &Range<u64>, most: u64) -> Claim<O> {
         let most = most.max(1);
         let mut flights = self.flights();
@@ -169,7 +169,7 @@ impl<O: Clone> SparseFile<O> {
 
     /// Waits until none of `units` is in flight, then takes all of them in flight for the caller,
     /// whether they are present or not.
-    pub fn claim_alone(&self, units: Range<u64>) -> Arc<Flight<O>> {
+    pub fn claim_exclusive(&self, units: Range<u64>) -> Arc<Flight<O>> {
         let flights = self.flights();
         let waited = self.landed.wait_while(flights, |flights| {
             units.clone().any(|unit| flights.contains_key(&unit))
@@ -178,7 +178,7 @@ impl<O: Clone> SparseFile<O> {
     }
 
     /// Ends a flight and wakes the threads that wait for it.
-    pub fn land(&self, flight: &Flight<O>, outcome: O) {
+    pub fn end_flight(&self, flight: &Flight<O>, outcome: O) {
         let mut flights = self.flights();
         for unit in flight.units.clone() {
             flights.remove(&unit);
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_put_is_there_and_what_is_dropped_is_not() {
+    fn put_units_are_present_and_dropped_ones_are_not() {
         let folder = tempfile::tempdir().unwrap();
         let file = file(&folder);
         assert_eq!(file.all_units(), 0..10);
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn one_fills_and_others_wait() {
+    fn one_thread_fills_units_while_others_wait() {
         let folder = tempfile::tempdir().unwrap();
         let file = file(&folder);
         let Claim::Fill(first) = file.claim(&(2..9), 4) else {
@@ -291,16 +291,16 @@ mod tests {
                 Claim::Wait(flight) => file.wait(&flight),
                 claim => panic!("{claim:?}"),
             });
-            let replaces = scope.spawn(|| file.claim_alone(5..7).units());
+            let replaces = scope.spawn(|| file.claim_exclusive(5..7).units());
             thread::sleep(Duration::from_millis(20));
             assert!(!waits.is_finished() && !replaces.is_finished());
             file.put(2..6, &[1; 4 * 4096]).unwrap();
-            file.land(&first, 11);
+            file.end_flight(&first, 11);
             assert_eq!(waits.join().unwrap(), 11);
-            file.land(&third, 13);
+            file.end_flight(&third, 13);
             assert_eq!(replaces.join().unwrap(), 5..7);
         });
-        file.land(&second, 12);
+        file.end_flight(&second, 12);
         assert!(matches!(file.claim(&(2..5), 4), Claim::Nothing));
     }
 }

@@ -20,9 +20,9 @@ const MAX_TAIL: u64 = 1 << 30;
 /// Smallest chunk, bytes, and the most bytes of tables for each: its entry, its hash, its place
 /// in the working set and its part of its group (docs/image-format.md).
 const MIN_CHUNK: u64 = 4096;
-const MOST_OF_CHUNK: u64 = 64;
+const MAX_TABLES_PER_CHUNK: u64 = 64;
 /// Most further bytes of tables: a dictionary, names, header and footer.
-const MOST_BESIDES: u64 = 2 << 20;
+const MAX_OTHER_TABLES: u64 = 2 << 20;
 
 impl ImageArtifact {
     /// The configuration of an image whose chunks exist.
@@ -90,9 +90,11 @@ impl ImageArtifact {
 }
 
 /// Most bytes that the tables of an image of `size` bytes can have.
-pub fn most_tail(size: u64) -> u64 {
-    let tables = size.div_ceil(MIN_CHUNK).saturating_mul(MOST_OF_CHUNK);
-    tables.saturating_add(MOST_BESIDES).min(MAX_TAIL)
+pub fn max_tail(size: u64) -> u64 {
+    let tables = size
+        .div_ceil(MIN_CHUNK)
+        .saturating_mul(MAX_TABLES_PER_CHUNK);
+    tables.saturating_add(MAX_OTHER_TABLES).min(MAX_TAIL)
 }
 
 /// JSON of a configuration blob.
@@ -133,7 +135,7 @@ pub fn file_of<'a>(artifact: &'a RemoteArtifact, name: &str) -> Result<&'a Remot
 mod tests {
     use super::*;
 
-    fn good() -> ImageArtifact {
+    fn valid() -> ImageArtifact {
         ImageArtifact::of(&ImageRecord {
             digest: "0".repeat(64),
             size: 4096,
@@ -143,18 +145,18 @@ mod tests {
     }
 
     #[test]
-    fn tables_are_bounded_by_what_is_declared() {
-        assert_eq!(most_tail(1), 64 + (2 << 20));
-        assert_eq!(most_tail(1 << 30), (16 << 20) + (2 << 20));
-        assert_eq!(most_tail(u64::MAX), MAX_TAIL);
+    fn the_tables_size_is_bounded_by_the_declared_size() {
+        assert_eq!(max_tail(1), 64 + (2 << 20));
+        assert_eq!(max_tail(1 << 30), (16 << 20) + (2 << 20));
+        assert_eq!(max_tail(u64::MAX), MAX_TAIL);
     }
 
     #[test]
-    fn a_configuration_comes_back_and_nonsense_is_refused() {
-        let blob = good().blob().unwrap();
-        assert_eq!(ImageArtifact::read(&blob.bytes).unwrap(), good());
+    fn a_configuration_survives_a_round_trip_and_a_bad_one_is_refused() {
+        let blob = valid().blob().unwrap();
+        assert_eq!(ImageArtifact::read(&blob.bytes).unwrap(), valid());
         let refused = |change: fn(&mut ImageArtifact)| {
-            let mut artifact = good();
+            let mut artifact = valid();
             change(&mut artifact);
             ImageArtifact::read(&artifact.blob().unwrap().bytes)
                 .unwrap_err()

@@ -24,16 +24,16 @@ impl Images {
         if self.base_ready.load(Ordering::Acquire) {
             return Ok(());
         }
-        let ready_made = self.share.join("base.erofs");
-        let source = if ready_made.exists() {
-            ready_made
+        let prebuilt = self.share.join("base.erofs");
+        let source = if prebuilt.exists() {
+            prebuilt
         } else {
             self.share.join("base.tar")
         };
         let stamp = fs::metadata(&source).map(|data| (data.len(), data.mtime()));
         let folder = self.folder_of(BASE)?;
         let have = match ImageRecord::load(&folder) {
-            Ok(have) => Some(have).filter(|_| durable::check_there(&folder.join(ROOT)).is_ok()),
+            Ok(have) => Some(have).filter(|_| durable::check_not_empty(&folder.join(ROOT)).is_ok()),
             // A newer release's record of a user's image is kept; a built-in image is made again.
             Err(error) if error.is_newer() && !record::was_built_in(&folder) => {
                 return Err(super::unreadable(BASE, &error));
@@ -59,7 +59,7 @@ impl Images {
                 })?;
             let (temporary, mut record) = if source.extension().is_some_and(|kind| kind == "erofs")
             {
-                self.take_ready_made(file).await?
+                self.copy_prebuilt(file).await?
             } else {
                 self.make(
                     file,
@@ -79,7 +79,7 @@ impl Images {
         Ok(())
     }
 
-    async fn take_ready_made(&self, mut source: File) -> Result<(TempDir, ImageRecord)> {
+    async fn copy_prebuilt(&self, mut source: File) -> Result<(TempDir, ImageRecord)> {
         let temporary = self.temporary()?;
         let out = temporary.path().join(ROOT);
         let copy = out.clone();

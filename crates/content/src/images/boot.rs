@@ -33,7 +33,7 @@ pub fn load(folder: &Path, digest: &str) -> Option<Vec<u32>> {
 
 impl Images {
     /// Saves what a guest has read of this image.
-    pub fn keep_boot(&self, name: &str, digest: &str, reads: &ReadUnits) -> Result<()> {
+    pub fn save_boot_set(&self, name: &str, digest: &str, reads: &ReadUnits) -> Result<()> {
         let folder = self.folder_of(name)?;
         // The name may belong to another image by now.
         if self.record(name)?.digest != digest {
@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_set_counts_for_its_file_system_and_size_of_chunks() {
+    fn a_boot_set_is_valid_for_its_file_system_and_chunk_size() {
         let folder = tempfile::tempdir().unwrap();
         assert_eq!(load(folder.path(), "d"), None);
         let save = |unit, rows| {

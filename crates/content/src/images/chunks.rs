@@ -1,9 +1,9 @@
 //! Images of chunks: the form in which file systems are stored, beside or instead of the file
 //! that VMs read, so that chunks can be shared.
 //!
-//! They are in one folder, named by their ids: `ID.jimg`. A child names its parent in the same
-//! way. Of an image that came from a registry only the chunks that were read are here;
-//! `ID.origins.json` says where the rest is. The folder can be another node's peer folder.
+//! They are in one folder, named by their ids: `ID.jimg`. A child names its parent in the same way.
+//! An image from a registry has only the chunks that were read so far; `ID.origins.json` names the
+//! origins of the rest. The folder can be another node's peer folder.
 //!
 //! An id identifies the contents of an image, not the positions of its chunks, which each
 //! artifact describes in its own tables. An image whose tables differ from those that are here is
@@ -26,8 +26,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tracing::info;
 
-/// Bytes of a chunk. With small chunks less is fetched that was not asked for; large ones
-/// compress better. A guest reads ahead 128 KiB at most.
+/// Bytes of a chunk. Small chunks fetch less data that was not asked for; large chunks compress
+/// better. A guest reads ahead 128 KiB at most.
 pub const CHUNK: u32 = 16 << 10;
 /// The part of a file in an artifact that a boot needs first.
 pub const BOOT: &str = "boot";
@@ -46,7 +46,7 @@ const PRESENT: &str = ".present";
 /// Most origins kept for an image; a guest may have to wait for each.
 const MAX_ORIGINS: usize = 4;
 
-/// Where a packing of an image is or can be begun. The keys are the beginnings of file names.
+/// Where a packing is stored or can be created. The keys are the beginnings of file names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Place {
     /// The whole image is here.
@@ -102,7 +102,7 @@ impl Chunks {
         keys
     }
 
-    /// These images and all their ancestors, those of each packing.
+    /// These images and all their ancestors, those of every packing.
     pub fn with_all_parents(&self, ids: &[String]) -> Vec<String> {
         let mut all = ids.to_vec();
         let mut next = 0;
@@ -497,7 +497,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_child_has_only_what_its_parent_has_not() {
+    fn a_child_image_stores_only_what_its_parent_lacks() {
         let folder = tempfile::tempdir().unwrap();
         let chunks = Chunks::new(folder.path().to_owned());
         let root = folder.path().join("root");
@@ -572,8 +572,8 @@ mod tests {
         );
     }
 
-    /// A partial image that has lost its map would be taken for a whole one, by a daemon that
-    /// comes after one that was killed in between, too.
+    /// A partial image without its map would be taken for a whole one, also by the next daemon if
+    /// this one is killed between the two removals.
     #[test]
     fn an_image_is_removed_before_its_map_and_keeps_it_if_it_stays() {
         let folder = tempfile::tempdir().unwrap();

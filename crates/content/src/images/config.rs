@@ -149,7 +149,7 @@ mod tests {
 
     /// Docker's table of combinations of entrypoint and command.
     #[test]
-    fn entrypoint_and_command_go_together_as_docker_has_it() {
+    fn entrypoint_and_command_combine_as_in_docker() {
         let argv = |config: &ImageConfig, entrypoint: Option<&str>, given: &str| {
             let command = Command {
                 argv: words(given),
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_command_says_wins_over_the_image() {
+    fn settings_of_a_command_override_the_image() {
         let config = ImageConfig {
             env: words("PATH=/a A=1 B=2 A=3"),
             workdir: Some("/srv".into()),

@@ -71,7 +71,7 @@ impl Images {
         now.chunks.clone_from(&made.chunks);
         now.save(&folder)
             .map_err(|error| Error::io("write an image's record", &folder, &error))?;
-        self.forget(&folder);
+        self.drop_cached(&folder);
         Ok(())
     }
 
@@ -107,7 +107,7 @@ mod tests {
     use crate::images::tests::images;
 
     #[test]
-    fn chunks_of_an_image_are_not_noted_with_the_one_that_took_its_name() {
+    fn chunks_are_not_recorded_for_a_new_image_of_the_same_name() {
         let folder = tempfile::tempdir().unwrap();
         let (images, old) = images(folder.path());
         let web = images.folder_of("web").unwrap();
@@ -148,14 +148,14 @@ mod tests {
             let web = images.folder_of("web").unwrap();
             let aside = folder.path().join("aside");
             fs::rename(&web, &aside).unwrap();
-            images.forget(&web);
-            images.collect();
+            images.drop_cached(&web);
+            images.collect_garbage();
             assert!(images.chunks.has(&record.chunks[0]));
             fs::rename(&aside, &web).unwrap();
             drop(held);
         }
         fs::remove_dir_all(images.folder_of("web").unwrap()).unwrap();
-        images.collect();
+        images.collect_garbage();
         assert!(images.chunks.held().is_empty());
         assert_eq!(
             fs::read_dir(folder.path().join("data/chunks"))

@@ -1,7 +1,7 @@
 //! Disks whose contents are fetched when a guest reads them.
 //!
-//! A VM of a partial image reads a *disk cache* (`docs/disk-cache.md`). The pager fills it from
-//! the image of chunks, and that one from the registry. All VMs of one image share the cache.
+//! A VM of a partial image reads a *disk cache* (`docs/disk-cache.md`). The pager fills it from the
+//! image of chunks, and the image from the registry. All VMs of one image share the cache.
 
 use super::chunks::{Chunks, parse_id};
 use crate::durable::is_taken;
@@ -67,7 +67,7 @@ impl LazyDisk {
         self.cache(paths).join(PRESENT)
     }
 
-    /// How the VMM of this VM finds and asks for missing chunks.
+    /// How this VM's VMM finds missing chunks and asks for them.
     pub fn residency(&self, paths: &Paths, id: &str) -> Residency {
         Residency {
             present: self.present(paths),

@@ -76,7 +76,7 @@ pub struct Images {
     share: PathBuf,
     /// Registry of names without one, unless a request names another.
     registry: Option<String>,
-    /// Which keys must have signed images from registries.
+    /// The keys that must have signed images from registries.
     policy: Policy,
     /// The images of chunks.
     pub(crate) chunks: Chunks,
@@ -138,9 +138,9 @@ impl Images {
 
     /// The image that a user means.
     pub async fn resolve(&self, text: &str, registry: Option<&str>) -> Result<Found> {
-        let meanings = name::meanings(text, self.registry(registry))?;
-        for meaning in &meanings {
-            if let Some(found) = self.look_up(meaning).await? {
+        let candidates = name::candidates(text, self.registry(registry))?;
+        for candidate in &candidates {
+            if let Some(found) = self.look_up(candidate).await? {
                 return Ok(found);
             }
         }
@@ -164,7 +164,7 @@ impl Images {
         Ok(found)
     }
 
-    /// Which keys must have signed what comes from registries.
+    /// The keys that must have signed images from registries.
     pub fn policy(&self) -> &Policy {
         &self.policy
     }
@@ -185,7 +185,7 @@ impl Images {
         record
             .save(&folder)
             .map_err(|error| Error::io("write an image's record", &folder, &error))?;
-        self.forget(&folder);
+        self.drop_cached(&folder);
         Ok(true)
     }
 
@@ -196,7 +196,7 @@ impl Images {
         }
         let folder = self.folder_of(name)?;
         let path = folder.join(ROOT);
-        let whole = durable::check_there(&path);
+        let whole = durable::check_not_empty(&path);
         if whole.is_ok() {
             let record = self.record(name)?;
             let root = Root {
@@ -274,14 +274,14 @@ impl Images {
             return Err(missing(name));
         }
         in_use().await?;
-        self.forget(&path);
+        self.drop_cached(&path);
         if name == BASE {
             self.base_ready.store(false, Ordering::Release);
         }
         let gone = set_aside(&path).map_err(|error| Error::io("remove an image", &path, &error))?;
         let images = Arc::clone(self);
         let removed = tokio::task::spawn_blocking(move || {
-            images.collect();
+            images.collect_garbage();
             drop(one);
             // May free gigabytes, so it is done here, on a blocking thread.
             drop(gone);
@@ -293,7 +293,7 @@ impl Images {
     pub fn sweep(&self) {
         self.chunks.sweep();
         lazy::sweep(&self.disks);
-        self.collect();
+        self.collect_garbage();
     }
 
     /// Holds the chunks that a root file system is filled from, for a VM whose record does not
@@ -304,7 +304,7 @@ impl Images {
     }
 
     /// Removes chunks and caches that nothing uses any more.
-    pub fn collect(&self) {
+    pub fn collect_garbage(&self) {
         let mut wanted: HashSet<String> = self.chunks.held().into_iter().collect();
         for entry in fs::read_dir(&self.folder).into_iter().flatten().flatten() {
             let Some(name) = name::of_folder(&entry.file_name().to_string_lossy()) else {
@@ -401,7 +401,7 @@ impl Images {
     fn put(&self, name: &str, temporary: TempDir) -> Result<()> {
         let to = self.folder_of(name)?;
         let failed = |error: io::Error| Error::io("name an image", &to, &error);
-        self.forget(&to);
+        self.drop_cached(&to);
         if is_taken(&to) {
             // The old one is removed with the temporary folder. VMs that
             // still read it keep it open.
@@ -453,16 +453,16 @@ impl Images {
     }
 
     /// Drops a cached record: its inode number may be reused from now on.
-    fn forget(&self, folder: &Path) {
+    fn drop_cached(&self, folder: &Path) {
         let mut records = self.records.lock().unwrap_or_else(PoisonError::into_inner);
         records.remove(folder);
     }
 
     /// The full name of the image that a user means, even if its record can't be read.
-    pub fn named(&self, text: &str, registry: Option<&str>) -> Result<String> {
-        let meanings = name::meanings(text, self.registry(registry))?;
+    pub fn full_name(&self, text: &str, registry: Option<&str>) -> Result<String> {
+        let candidates = name::candidates(text, self.registry(registry))?;
         let is_here = |name: &String| self.folder_of(name).is_ok_and(|path| is_taken(&path));
-        meanings
+        candidates
             .into_iter()
             .find(is_here)
             .ok_or_else(|| missing(text))
@@ -475,7 +475,7 @@ impl Images {
             Some(id) if !is_taken(&root) => self.chunks.path(id),
             _ => root,
         };
-        durable::check_there(&path).map_err(|why| unusable(name, &why))
+        durable::check_not_empty(&path).map_err(|why| unusable(name, &why))
     }
 
     /// As the API shows it.

@@ -11,20 +11,20 @@ const MAX_FOLDER: usize = 255;
 
 /// The images that this text may mean, the likeliest first. `registry` is used for names without
 /// a registry.
-pub fn meanings(text: &str, registry: Option<&str>) -> Result<Vec<String>> {
-    let mut meanings = Vec::new();
+pub fn candidates(text: &str, registry: Option<&str>) -> Result<Vec<String>> {
+    let mut candidates = Vec::new();
     if names::check("image", text).is_ok() {
-        meanings.push(text.to_owned());
+        candidates.push(text.to_owned());
         if registry.is_none() {
-            return Ok(meanings);
+            return Ok(candidates);
         }
     }
     match reference(text, registry) {
-        Ok(reference) => meanings.push(reference.to_string()),
-        Err(error) if meanings.is_empty() => return Err(error),
+        Ok(reference) => candidates.push(reference.to_string()),
+        Err(error) if candidates.is_empty() => return Err(error),
         Err(_) => {}
     }
-    Ok(meanings)
+    Ok(candidates)
 }
 
 /// Parses this text as a reference.
@@ -114,7 +114,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn references_become_folders_and_come_back() {
+    fn a_reference_survives_conversion_to_a_folder_name() {
         for name in [
             "web",
             "localhost:5000/alpine:3",
@@ -142,18 +142,18 @@ mod tests {
     }
 
     #[test]
-    fn a_plain_name_may_be_the_registrys() {
-        assert_eq!(meanings("web", None).unwrap(), ["web"]);
+    fn a_plain_name_may_refer_to_the_default_registry() {
+        assert_eq!(candidates("web", None).unwrap(), ["web"]);
         assert_eq!(
-            meanings("web", Some("localhost:5000")).unwrap(),
+            candidates("web", Some("localhost:5000")).unwrap(),
             ["web", "localhost:5000/web:latest"]
         );
         assert_eq!(
-            meanings("web:2", Some("localhost:5000")).unwrap(),
+            candidates("web:2", Some("localhost:5000")).unwrap(),
             ["localhost:5000/web:2"]
         );
         assert!(
-            meanings("web:2", None)
+            candidates("web:2", None)
                 .unwrap_err()
                 .0
                 .hint
@@ -164,7 +164,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_name_leaves_the_folder(name in "[a-zA-Z0-9./:@%_-]{1,40}") {
+        fn no_image_name_escapes_the_images_folder(name in "[a-zA-Z0-9./:@%_-]{1,40}") {
             if let Ok(folder) = folder(&name) {
                 prop_assert!(!folder.contains('/') && !folder.starts_with('.'));
                 prop_assert_eq!(of_folder(&folder), Some(name));

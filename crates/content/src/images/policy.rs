@@ -1,4 +1,4 @@
-//! Which keys must have signed what comes from registries.
+//! The keys that must have signed images and snapshots from registries.
 //!
 //! Signatures are verified during a pull, and the record says which keys were found. At a start
 //! only the record is checked, so no registry is needed.
@@ -61,7 +61,7 @@ impl FromStr for Signed {
     }
 }
 
-/// Which keys must have signed what.
+/// The required keys of each registry or repository.
 #[derive(Debug, Default)]
 pub struct Policy {
     rules: Vec<Rule>,
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn places_are_registries_and_what_is_below() {
+    fn a_policy_place_is_a_registry_or_a_repository_prefix() {
         assert_eq!(signed("*=k").unwrap(), "*");
         assert_eq!(signed("Registry.example=k").unwrap(), "registry.example");
         assert_eq!(signed("localhost:5000/=k").unwrap(), "localhost:5000");
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_place_counts() {
+    fn the_longest_matching_policy_place_applies() {
         let rule = |place: &str| Rule {
             place: place.to_owned(),
             keys: Vec::new(),
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_is_none_is_told_with_its_option() {
+    fn an_invalid_key_is_reported_with_its_option() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("key");
         let read = || {

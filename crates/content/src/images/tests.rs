@@ -44,7 +44,7 @@ async fn is_pending<F: Future>(mut what: Pin<&mut F>) -> bool {
 /// The only blocking thread is busy, so anything that completes meanwhile ran on an async worker,
 /// which must not be blocked.
 #[test]
-fn no_worker_removes_what_may_be_large() {
+fn large_folders_are_removed_on_blocking_threads() {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .max_blocking_threads(1)
         .build()
@@ -62,7 +62,7 @@ fn no_worker_removes_what_may_be_large() {
         assert!(is_pending(removing.as_mut()).await);
         assert!(!images.has("web"));
         assert_eq!(going(&images.folder), 1);
-        crate::snapshots::remove_behind(&golden).unwrap();
+        crate::snapshots::remove_in_background(&golden).unwrap();
         assert!(!golden.exists());
         assert_eq!(going(&images.folder), 2);
         // Nor does a worker replace an image.

@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn half_an_image_is_refused() {
+    fn a_truncated_ext4_image_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let image = folder.path().join("image");
         crate::roots::empty(&image, 16 << 20, "x", true).unwrap();
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn archives_are_no_ext4_images() {
+    fn archives_are_not_taken_for_ext4_images() {
         let mut head = vec![0; HEAD];
         assert!(!is_ext4(&head));
         head[1080..].copy_from_slice(&[0x53, 0xef]);

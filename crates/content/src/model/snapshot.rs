@@ -39,7 +39,7 @@ pub struct Manifest {
     pub memory_bytes: u64,
     /// Bytes of other captures' RAM images that it is built on and keeps on disk.
     pub shared_bytes: u64,
-    /// Bytes of all else that is its own on disk.
+    /// Bytes of its other files on disk.
     pub other_bytes: u64,
     /// Its working set comes first in the image.
     pub optimised: bool,

@@ -91,7 +91,7 @@ impl Spec {
     }
 }
 
-/// A snapshot to go on from.
+/// A snapshot to restore.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FromSnapshot {
     /// Its name.
@@ -181,7 +181,7 @@ pub struct VmRecord {
     pub cid: u32,
     /// Unix time.
     pub created: u64,
-    /// Where it is in its life.
+    /// State of its life cycle.
     pub state: VmState,
     /// Unix time of the last start.
     pub started: Option<u64>,

@@ -369,7 +369,7 @@ fn records_of_vms_do_not_drift() {
 }
 
 #[test]
-fn every_way_a_vm_can_be_comes_back() {
+fn every_vm_state_survives_a_round_trip() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let states = [
@@ -425,7 +425,7 @@ fn every_way_a_vm_can_be_comes_back() {
 }
 
 #[test]
-fn a_field_that_is_not_known_is_ignored_and_another_version_is_not() {
+fn an_unknown_field_is_ignored_and_an_unknown_version_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("vm.json");
     let golden = fs::read_to_string(golden("vm-1.json")).unwrap();
@@ -658,7 +658,7 @@ fn configurations_of_artifacts_do_not_drift() {
 
 /// Files of release 0.1 are still written in the same way, so that a downgrade is possible.
 #[test]
-fn what_release_0_1_wrote_is_written_as_it_was() {
+fn files_of_release_0_1_are_rewritten_unchanged() {
     let fixture = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("../jiffyd/tests/fixtures/release-0.1/data.tar.zst");
     let unpacked = zstd::Decoder::new(fs::File::open(fixture).unwrap()).unwrap();

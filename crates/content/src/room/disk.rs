@@ -26,11 +26,11 @@ pub struct Room {
 /// The reservation of one pull; dropping it gives the room back.
 #[derive(Debug)]
 pub struct Reserved {
-    /// Which file system.
+    /// Device number of the file system.
     device: u64,
     /// What is fetched: digests and bytes of the blobs.
     blobs: Vec<(String, u64)>,
-    /// Further bytes, of what is made of the blobs.
+    /// Bytes of what is made from the blobs.
     more: u64,
     job: Arc<dyn Written>,
 }
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_fit_is_refused() {
+    fn a_pull_that_cannot_fit_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("not/there/yet");
         check(&path, 1).unwrap();
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn two_pulls_never_have_the_same_room() {
+    fn two_pulls_never_reserve_the_same_disk_space() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("not/there/yet");
         let space = rustix::fs::statvfs(folder.path()).unwrap();

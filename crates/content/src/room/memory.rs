@@ -11,22 +11,22 @@
 //!   is one. It is given back when the VMM is gone.
 //! * [`Amount::cpus`]: vCPUs of VMs with a VMM, against `--cpu-share`, if there is one.
 //!
-//! The order of the queue is that of `line`. Only its first request checks whether it fits,
-//! whenever something is given back, and a new one if it is before all that wait: so none is
-//! overtaken by one that needs less. A capture waits beside the queue (`beside`). Background work
-//! ([`Room::behind`]) never waits and never delays a request. A spare VMM reserves nothing: its few
-//! MiB belong to the VM that takes it.
+//! `line` defines the order of the queue. Only the first request checks whether it fits, whenever
+//! something is given back, so it is not overtaken by one that needs less. A new request checks at
+//! once if it is the first. A capture waits beside the queue (`beside`). Background work
+//! ([`Room::reserve_background`]) never waits and never delays a request. A spare VMM reserves
+//! nothing: its few MiB belong to the VM that takes it.
 
 mod amount;
-mod asking;
 mod beside;
 mod line;
+mod request;
 mod shortage;
 #[cfg(test)]
 mod tests;
 
 pub use amount::Amount;
-pub use asking::{Asking, DEFAULT_OWNER};
+pub use request::{DEFAULT_OWNER, Request};
 pub use shortage::{Lacking, Memory};
 
 use super::Limit;
@@ -43,15 +43,14 @@ use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep, timeout_at};
 use tracing::debug;
 
-/// How often the first in the queue checks without a notification: other programs give memory
-/// back, too.
-const LOOK: Duration = Duration::from_millis(250);
+/// How often the first request checks without a notification: other programs free memory, too.
+const CHECK_INTERVAL: Duration = Duration::from_millis(250);
 /// The longest that a request may wait.
 pub const MAX_WAIT: Duration = Duration::from_secs(86_400);
-/// How long after a change of the queue clients are told their places: many requests may be
-/// served in this time, and each of many clients looks for its own.
-const PAUSE: Duration = Duration::from_millis(200);
-/// The longest time after which a request that found the queue full should be sent again, seconds.
+/// Delay between a change of the queue and its report to clients: many requests may be served
+/// meanwhile, and each client searches the queue for its own.
+const CHANGE_PAUSE: Duration = Duration::from_millis(200);
+/// Longest retry time that a client is told when the queue is full, seconds.
 const RETRY_S: u64 = 60;
 
 /// Options of the ledger.
@@ -62,9 +61,9 @@ pub struct Settings {
     /// vCPUs that VMs may have for each processor of the host, in thousandths; `None` for any
     /// number.
     pub cpu_share: Option<u32>,
-    /// How long a request waits that does not say so.
+    /// Time limit of requests that give none.
     pub wait: Duration,
-    /// Most requests that wait.
+    /// Most requests in the queue.
     pub queue: usize,
 }
 
@@ -72,16 +71,16 @@ pub struct Settings {
 pub struct Room {
     host: Box<Host>,
     bounds: Bounds,
-    /// How long a request waits that does not say so.
+    /// Time limit of requests that give none.
     wait: Duration,
-    /// Most requests that wait.
-    most: usize,
-    /// A request reads and changes the books, and the host's memory, under one lock, so that two
-    /// can't get the same memory.
+    /// Most requests in the queue.
+    max_waiting: usize,
+    /// A request reads the host's memory and updates the totals under one lock, so that two
+    /// requests can't get the same memory.
     state: Mutex<State>,
     /// Notifies when the queue has changed.
-    moved: Notify,
-    /// Notifies those that wait beside the queue when something is given back.
+    queue_changed: Notify,
+    /// Notifies captures, which wait beside the queue, when something is given back.
     freed: Notify,
     /// Counts how often background reservations were taken away.
     claims: watch::Sender<u64>,
@@ -92,18 +91,18 @@ type Host = dyn Fn() -> io::Result<Memory> + Send + Sync;
 
 #[derive(Debug, Default)]
 struct State {
-    books: Books,
+    totals: Totals,
     line: Line,
     /// Background work gets nothing.
-    is_scarce: bool,
+    is_low: bool,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-struct Books {
+struct Totals {
     /// Reserved by requests, and held by running VMs.
     held: Amount,
     /// Reserved by background work.
-    behind: Amount,
+    background: Amount,
 }
 
 /// Memory and vCPUs that were reserved; they are given back when this is dropped.
@@ -112,7 +111,7 @@ pub struct Reserved {
     room: Arc<Room>,
     amount: Amount,
     count: u32,
-    is_behind: bool,
+    is_background: bool,
     /// When the wait for it began and ended, if there was one: monotonic nanoseconds.
     pub waited_ns: Option<(u64, u64)>,
 }
@@ -131,20 +130,20 @@ struct Waiting<'a> {
     room: &'a Arc<Room>,
     number: u64,
     called: Arc<Notify>,
-    /// It was the first and did not fit when it last looked.
+    /// It was the first at its last check, and did not fit.
     is_first: bool,
     /// That was logged.
-    told: bool,
+    was_logged: bool,
 }
 
-/// What becomes of a new request.
+/// The outcome of a new request.
 enum Entered<'a> {
     Served(Reserved),
     Waits(Waiting<'a>),
 }
 
-/// What a request that waits finds when it looks.
-enum Look {
+/// The outcome of a check by a waiting request.
+enum Check {
     Reserved(Reserved),
     /// It does not fit.
     Lacks(Shortage),
@@ -165,17 +164,17 @@ impl Room {
             memory: settings.memory.map(|limit| limit.of(total) >> 20),
             cpus: settings.cpu_share.map(cpus),
         };
-        Room::of_host(Box::new(meminfo), bounds, settings.wait, settings.queue)
+        Room::with_host(Box::new(meminfo), bounds, settings.wait, settings.queue)
     }
 
-    fn of_host(host: Box<Host>, bounds: Bounds, wait: Duration, most: usize) -> Arc<Room> {
+    fn with_host(host: Box<Host>, bounds: Bounds, wait: Duration, max_waiting: usize) -> Arc<Room> {
         Arc::new(Room {
             host,
             bounds,
             wait,
-            most,
+            max_waiting,
             state: Mutex::default(),
-            moved: Notify::new(),
+            queue_changed: Notify::new(),
             freed: Notify::new(),
             claims: watch::Sender::new(0),
         })
@@ -185,19 +184,19 @@ impl Room {
     /// unless there never can be. Dropping the future leaves the queue.
     pub async fn reserve(
         self: &Arc<Self>,
-        asking: Asking,
+        request: Request,
         each: Amount,
         count: u32,
     ) -> Result<Reserved> {
-        let wait = self.wait_of(asking.wait);
+        let wait = self.wait_limit(request.wait);
         let want = each.times(count);
-        let mut waiting = match self.enter(asking, want, count, wait)? {
+        let mut waiting = match self.enter(request, want, count, wait)? {
             Entered::Served(reserved) => return Ok(reserved),
             Entered::Waits(waiting) => waiting,
         };
         let began_ns = monotonic_ns();
         let deadline = Instant::now() + wait;
-        match timeout_at(deadline, waiting.turn()).await {
+        match timeout_at(deadline, waiting.wait_for_turn()).await {
             Ok(Ok(mut reserved)) => {
                 reserved.waited_ns = Some((began_ns, monotonic_ns()));
                 Ok(reserved)
@@ -210,39 +209,39 @@ impl Room {
         }
     }
 
-    /// How long a request waits that says this.
-    pub fn wait_of(&self, said: Option<Duration>) -> Duration {
+    /// The time limit of a request that gives this one.
+    pub fn wait_limit(&self, said: Option<Duration>) -> Duration {
         said.unwrap_or(self.wait).min(MAX_WAIT)
     }
 
     /// Reserves at once, or joins the queue.
     fn enter(
         self: &Arc<Self>,
-        asking: Asking,
+        request: Request,
         want: Amount,
         count: u32,
         wait: Duration,
     ) -> Result<Entered<'_>> {
         let mut state = self.state();
-        let is_first = state.line.would_be_first(asking.priority);
+        let is_first = state.line.would_be_first(request.priority);
         let shortage = self.shortage(&state, want, count);
         if is_first && shortage.fits() {
             let reserved = self.take(&mut state, &shortage);
             if !state.line.is_empty() {
                 // It may now be the turn of a lower priority.
-                state.line.note_served(asking.priority);
-                call_first(&state.line);
-                self.moved.notify_waiters();
+                state.line.note_served(request.priority);
+                wake_first(&state.line);
+                self.queue_changed.notify_waiters();
             }
             return Ok(Entered::Served(reserved));
         }
-        if shortage.is_for_good() || wait.is_zero() {
+        if shortage.is_permanent() || wait.is_zero() {
             return Err(shortage.error(None));
         }
-        self.check_places(&state.line, &asking.owner)?;
+        self.check_places(&state.line, &request.owner)?;
         let called = Arc::default();
         let number = state.line.enter(Ticket {
-            asking,
+            request,
             want,
             count,
             since: Instant::now(),
@@ -251,7 +250,7 @@ impl Room {
             called: Arc::clone(&called),
         });
         drop(state);
-        self.moved.notify_waiters();
+        self.queue_changed.notify_waiters();
         if is_first {
             debug!(?shortage, "a VM waits for memory");
         }
@@ -260,19 +259,19 @@ impl Room {
             number,
             called,
             is_first,
-            told: is_first,
+            was_logged: is_first,
         }))
     }
 
     /// Refuses a request that finds no place in the queue.
     fn check_places(&self, line: &Line, owner: &str) -> Result<()> {
         // One owner may have three quarters of the places; the rest is for others.
-        let share = self.most - self.most / 4;
-        let (all, theirs) = (line.len(), line.len_of(owner));
-        let (count, whose, of) = if all >= self.most {
+        let share = self.max_waiting - self.max_waiting / 4;
+        let (all, of_owner) = (line.len(), line.len_of(owner));
+        let (count, whose, of) = if all >= self.max_waiting {
             (all, String::new(), None)
-        } else if theirs >= share {
-            (theirs, format!(" of the owner {owner}"), Some(owner))
+        } else if of_owner >= share {
+            (of_owner, format!(" of the owner {owner}"), Some(owner))
         } else {
             return Ok(());
         };
@@ -290,8 +289,8 @@ impl Room {
         Err(error)
     }
 
-    /// Does a request wait?
-    pub fn is_waited_for(&self) -> bool {
+    /// Is any request in the queue?
+    pub fn has_waiting(&self) -> bool {
         !self.state().line.is_empty()
     }
 
@@ -307,28 +306,28 @@ impl Room {
         self.shortage(&state, first.want, first.count).lacking()
     }
 
-    /// Waits until a request waits.
-    pub async fn somebody_waits(&self) {
+    /// Waits until the queue has a request.
+    pub async fn wait_until_queued(&self) {
         let is_there = |line: &Line| (!line.is_empty()).then_some(());
-        self.when(is_there, Duration::ZERO).await;
+        self.wait_until(is_there, Duration::ZERO).await;
     }
 
-    /// Waits until no request waits.
-    pub async fn nobody_waits(&self) {
+    /// Waits until the queue is empty.
+    pub async fn wait_until_idle(&self) {
         let is_over = |line: &Line| line.is_empty().then_some(());
-        self.when(is_over, Duration::ZERO).await;
+        self.wait_until(is_over, Duration::ZERO).await;
     }
 
-    /// Waits until `found` finds something in the queue; looks again this long after a change.
-    async fn when<T>(&self, found: impl Fn(&Line) -> Option<T>, pause: Duration) -> T {
+    /// Waits until `found` returns something; pauses after each change of the queue.
+    async fn wait_until<T>(&self, found: impl Fn(&Line) -> Option<T>, pause: Duration) -> T {
         loop {
-            let mut moved = pin!(self.moved.notified());
-            // Enabled before the look, so that no change after it is missed.
-            moved.as_mut().enable();
+            let mut changed = pin!(self.queue_changed.notified());
+            // Enabled before the check, so that no later change is missed.
+            changed.as_mut().enable();
             let found = found(&self.state().line);
             match found {
                 Some(found) => return found,
-                None => moved.await,
+                None => changed.await,
             }
             if !pause.is_zero() {
                 sleep(pause).await;
@@ -344,41 +343,41 @@ impl Room {
     /// Waits until a request for this VM waits.
     pub async fn when_queued_for(&self, id: &str) {
         let is_there = |line: &Line| line.has(id).then_some(());
-        self.when(is_there, PAUSE).await;
+        self.wait_until(is_there, CHANGE_PAUSE).await;
     }
 
     /// The request for this VM, if one waits.
     pub fn queued_for(&self, id: &str) -> Option<Queued> {
-        let shown = self.state().line.shown(|asking| asking.id == id);
+        let shown = self.state().line.shown(|request| request.id == id);
         shown.into_iter().next()
     }
 
     /// Waits until the request that its client has given this id has another place than `last`;
     /// `None` if it does not wait.
     pub async fn next_place(&self, request: &str, last: Option<u32>) -> Option<Queued> {
-        let is_it = |asking: &Asking| asking.request.as_deref() == Some(request);
+        let is_it = |waiting: &Request| waiting.request_id.as_deref() == Some(request);
         let has_moved = |line: &Line| match line.shown(is_it).into_iter().next() {
             Some(queued) if Some(queued.place) == last => None,
-            moved => Some(moved),
+            changed => Some(changed),
         };
-        self.when(has_moved, PAUSE).await
+        self.wait_until(has_moved, CHANGE_PAUSE).await
     }
 
     /// Reserves for background work, if there is room now and no request waits. Requests may take
     /// this memory away ([`Background::claimed`]).
-    pub fn behind(self: &Arc<Self>, amount: Amount) -> Option<Background> {
+    pub fn reserve_background(self: &Arc<Self>, amount: Amount) -> Option<Background> {
         let mut state = self.state();
-        if state.is_scarce || !state.line.is_empty() {
+        if state.is_low || !state.line.is_empty() {
             return None;
         }
         // Subscribed before the check, so that no claim is missed.
         let claims = self.claims.subscribe();
         let before = *claims.borrow();
-        let others = state.books.behind;
-        if !self.shortage(&state, amount, 1).fits_beside(others) {
+        let others = state.totals.background;
+        if !self.shortage(&state, amount, 1).fits_with(others) {
             return None;
         }
-        state.books.behind = others.plus(amount);
+        state.totals.background = others.plus(amount);
         drop(state);
         Some(Background {
             _reserved: self.reserved(amount, 1, true),
@@ -387,11 +386,11 @@ impl Room {
         })
     }
 
-    /// The host has little memory left, or has enough again, whatever the books say. As long as it
-    /// has little, background work gets none, and gives up what it has.
-    pub fn set_scarce(&self, is_scarce: bool) {
-        let before = std::mem::replace(&mut self.state().is_scarce, is_scarce);
-        if is_scarce && !before {
+    /// Sets whether the host is low on memory, whatever the totals are. While it is low, background
+    /// work gets no memory and gives up what it has.
+    pub fn set_low_memory(&self, is_low: bool) {
+        let before = std::mem::replace(&mut self.state().is_low, is_low);
+        if is_low && !before {
             self.claims.send_modify(|claims| *claims += 1);
         }
     }
@@ -399,7 +398,7 @@ impl Room {
     /// Counts a VM that an earlier daemon started, whether there is room or not.
     pub fn adopt(self: &Arc<Self>, amount: Amount) -> Reserved {
         let mut state = self.state();
-        state.books.held = state.books.held.plus(amount);
+        state.totals.held = state.totals.held.plus(amount);
         drop(state);
         self.reserved(amount, 1, false)
     }
@@ -412,30 +411,30 @@ impl Room {
         if !shortage.fits() {
             return Err(shortage.error(None));
         }
-        self.hold(&mut state.books, &shortage);
+        self.hold(&mut state.totals, &shortage);
         Ok(())
     }
 
     /// Reserves for a request that fits.
     fn take(self: &Arc<Self>, state: &mut State, fits: &Shortage) -> Reserved {
-        self.hold(&mut state.books, fits);
+        self.hold(&mut state.totals, fits);
         self.reserved(fits.want, fits.count, false)
     }
 
-    /// Books what fits; background work that is in its way has to give up.
-    fn hold(&self, books: &mut Books, fits: &Shortage) {
-        books.held = books.held.plus(fits.want);
-        if !fits.fits_beside(books.behind) {
+    /// Counts what fits; background work that is in its way has to give up.
+    fn hold(&self, totals: &mut Totals, fits: &Shortage) {
+        totals.held = totals.held.plus(fits.want);
+        if !fits.fits_with(totals.background) {
             self.claims.send_modify(|claims| *claims += 1);
         }
     }
 
-    fn reserved(self: &Arc<Self>, amount: Amount, count: u32, is_behind: bool) -> Reserved {
+    fn reserved(self: &Arc<Self>, amount: Amount, count: u32, is_background: bool) -> Reserved {
         Reserved {
             room: Arc::clone(self),
             amount,
             count,
-            is_behind,
+            is_background,
             waited_ns: None,
         }
     }
@@ -446,7 +445,7 @@ impl Room {
             want,
             count,
             // Before the host's memory: what a VM takes as it becomes ready is counted twice.
-            held: state.books.held,
+            held: state.totals.held,
             bounds: self.bounds,
             memory: match want.soon {
                 0 => None,
@@ -456,14 +455,14 @@ impl Room {
         }
     }
 
-    fn give_back(&self, amount: Amount, is_behind: bool) {
+    fn give_back(&self, amount: Amount, is_background: bool) {
         let mut state = self.state();
-        let of = match is_behind {
-            true => &mut state.books.behind,
-            false => &mut state.books.held,
+        let of = match is_background {
+            true => &mut state.totals.background,
+            false => &mut state.totals.held,
         };
         *of = of.less(amount);
-        call_first(&state.line);
+        wake_first(&state.line);
         self.freed.notify_waiters();
     }
 
@@ -472,8 +471,8 @@ impl Room {
     }
 }
 
-/// Has the first request look again.
-fn call_first(line: &Line) {
+/// Makes the first request check again.
+fn wake_first(line: &Line) {
     if let Some((_, first)) = line.first() {
         first.called.notify_one();
     }
@@ -481,45 +480,45 @@ fn call_first(line: &Line) {
 
 impl Waiting<'_> {
     /// Waits until the request is served, or can never be.
-    async fn turn(&mut self) -> std::result::Result<Reserved, Shortage> {
+    async fn wait_for_turn(&mut self) -> std::result::Result<Reserved, Shortage> {
         loop {
-            // A call that came since the last look is kept.
+            // A notification since the last check is kept.
             match self.is_first {
                 true => tokio::select! {
                     () = self.called.notified() => {}
-                    () = sleep(LOOK) => {}
+                    () = sleep(CHECK_INTERVAL) => {}
                 },
                 false => self.called.notified().await,
             }
-            match self.look() {
-                Look::Reserved(reserved) => return Ok(reserved),
-                Look::Lacks(shortage) if shortage.is_beyond_bounds() => return Err(shortage),
-                Look::Lacks(shortage) => {
-                    if !self.told {
+            match self.check() {
+                Check::Reserved(reserved) => return Ok(reserved),
+                Check::Lacks(shortage) if shortage.is_beyond_bounds() => return Err(shortage),
+                Check::Lacks(shortage) => {
+                    if !self.was_logged {
                         debug!(?shortage, "a VM waits for memory");
                     }
-                    (self.is_first, self.told) = (true, true);
+                    (self.is_first, self.was_logged) = (true, true);
                 }
-                Look::NotFirst => self.is_first = false,
+                Check::NotFirst => self.is_first = false,
             }
         }
     }
 
-    fn look(&self) -> Look {
+    fn check(&self) -> Check {
         let mut state = self.room.state();
         let (want, count) = match state.line.first() {
             Some((number, first)) if number == self.number => (first.want, first.count),
-            _ => return Look::NotFirst,
+            _ => return Check::NotFirst,
         };
         let shortage = self.room.shortage(&state, want, count);
         if !shortage.fits() {
-            return Look::Lacks(shortage);
+            return Check::Lacks(shortage);
         }
         state.line.serve_first();
         let reserved = self.room.take(&mut state, &shortage);
-        call_first(&state.line);
-        self.room.moved.notify_waiters();
-        Look::Reserved(reserved)
+        wake_first(&state.line);
+        self.room.queue_changed.notify_waiters();
+        Check::Reserved(reserved)
     }
 }
 
@@ -527,8 +526,8 @@ impl Drop for Waiting<'_> {
     fn drop(&mut self) {
         let mut state = self.room.state();
         if state.line.leave(self.number) {
-            call_first(&state.line);
-            self.room.moved.notify_waiters();
+            wake_first(&state.line);
+            self.room.queue_changed.notify_waiters();
         }
     }
 }
@@ -538,7 +537,7 @@ impl std::fmt::Debug for Room {
         let mut shown = formatter.debug_struct("Room");
         shown.field("bounds", &self.bounds);
         shown
-            .field("books", &self.state().books)
+            .field("books", &self.state().totals)
             .finish_non_exhaustive()
     }
 }
@@ -549,7 +548,7 @@ impl Reserved {
         let soon = self.amount.until_ready();
         self.amount = self.amount.less(soon);
         if soon.soon > 0 {
-            self.room.give_back(soon, self.is_behind);
+            self.room.give_back(soon, self.is_background);
         }
     }
 
@@ -575,7 +574,7 @@ impl Reserved {
         let each = self.amount.divided(count);
         self.amount = self.amount.less(each.times(count));
         let part = |_| {
-            let mut part = self.room.reserved(each, 1, self.is_behind);
+            let mut part = self.room.reserved(each, 1, self.is_background);
             part.waited_ns = self.waited_ns;
             part
         };
@@ -586,7 +585,7 @@ impl Reserved {
 impl Drop for Reserved {
     fn drop(&mut self) {
         if self.amount != Amount::default() {
-            self.room.give_back(self.amount, self.is_behind);
+            self.room.give_back(self.amount, self.is_background);
         }
     }
 }
@@ -605,6 +604,6 @@ impl Background {
 }
 
 /// The error of background work that has no room, or whose memory was claimed.
-pub fn needed_by_runs() -> Error {
+pub fn memory_needed() -> Error {
     Error::no_room("What runs needs the memory.")
 }

@@ -1,6 +1,6 @@
-//! Room that is reserved before it is used.
+//! Reservations of memory, vCPUs and disk room.
 //!
-//! * [`memory`]: memory and vCPUs of VMs that start or run, and the queue of those that wait.
+//! * [`memory`]: memory and vCPUs of VMs, and the queue of starts that wait for them.
 //! * [`disk`]: disk room of what is fetched.
 
 pub mod disk;

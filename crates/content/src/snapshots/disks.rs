@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn a_layer_comes_back_from_a_registry_and_no_other_in_its_place() {
+    fn a_pulled_root_layer_must_match_its_id() {
         let stage = Stage::new();
         let disk = stage.folder.path().join("disk");
         let file = roots::empty(&disk, 64 << 20, "root", false).unwrap();
@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn a_volume_comes_back_from_a_registry_and_no_other_in_its_place() {
+    fn a_pulled_volume_must_match_its_id() {
         let stage = Stage::new();
         let path = stage.folder.path().join("disk");
         let file = fs::File::create(&path).unwrap();
@@ -395,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_copy_only_what_differs_is_pushed() {
+    fn only_the_changed_chunks_of_a_root_copy_are_pushed() {
         let stage = Stage::new();
         let disk = stage.folder.path().join("disk");
         let mut changed = stage.noise.clone();

@@ -1,7 +1,7 @@
 //! A capture that is being written to disk.
 
 use super::captured::Captured;
-use super::memory::Elsewhere;
+use super::memory::DedupSources;
 use super::root_tables::RootTables;
 use super::saved::{ROOT, Saved};
 use super::{memory, taken};
@@ -33,7 +33,7 @@ pub struct Bytes {
     pub memory: u64,
     /// Other captures' images of RAM that this one's is built on.
     pub shared: u64,
-    /// All else that is its own.
+    /// Its other files.
     pub other: u64,
 }
 
@@ -57,7 +57,7 @@ impl Draft {
     }
 
     /// Blocks of RAM that are also in the root file system are not written.
-    pub fn beside_its_root(&mut self, tables: Arc<RootTables>) {
+    pub fn share_with_root(&mut self, tables: Arc<RootTables>) {
         self.root_tables = Some(tables);
     }
 
@@ -67,7 +67,7 @@ impl Draft {
     }
 
     /// Clones these volumes, by name: blocking. They must not be written to meanwhile.
-    pub fn take_volumes<'a>(
+    pub fn clone_volumes<'a>(
         &self,
         volumes: impl Iterator<Item = (&'a str, &'a Path)>,
     ) -> Result<()> {
@@ -97,8 +97,8 @@ impl Draft {
             .and_then(|()| file.sync_all())
             .map_err(failed)?;
         let target = memory::file_in(folder, form);
-        let elsewhere = self.elsewhere(root)?;
-        let memory = memory::write(&target, form, captured, elsewhere)?;
+        let dedup_sources = self.dedup_sources(root)?;
+        let memory = memory::write(&target, form, captured, dedup_sources)?;
         let shared = memory::bases_in(folder)
             .iter()
             .map(|path| memory::bytes_of(path).unwrap_or(0))
@@ -119,7 +119,7 @@ impl Draft {
     }
 
     /// Keeps the root file system, which RAM may refer to.
-    fn elsewhere<'a>(&'a self, root: Option<&'a Root>) -> Result<Elsewhere<'a>> {
+    fn dedup_sources<'a>(&'a self, root: Option<&'a Root>) -> Result<DedupSources<'a>> {
         let link = self.path().join(ROOT);
         if let Some(root) = root {
             // The contents of a lazy root may be in the page cache only.
@@ -132,7 +132,7 @@ impl Draft {
                 .map_err(|error| Error::io("keep the image", &link, &error))?;
         }
         let tables = self.root_tables.as_ref().zip(root);
-        Ok(Elsewhere {
+        Ok(DedupSources {
             base: self.base.as_deref(),
             root: root.map_or("", |root| &root.digest),
             backing: tables.and_then(|(tables, root)| tables.backing(&link, root)),

@@ -26,8 +26,8 @@ const MAX_GENERATIONS: usize = 16;
 
 /// Other files in which parts of RAM may be stored already.
 #[derive(Debug)]
-pub struct Elsewhere<'a> {
-    /// The folder of the capture that this VM went on from.
+pub struct DedupSources<'a> {
+    /// The folder of the capture that this VM continued from.
     pub base: Option<&'a Path>,
     /// Digest of the root file system, whose file is in the same folder.
     pub root: &'a str,
@@ -48,7 +48,7 @@ pub fn write(
     target: &Path,
     form: MemoryForm,
     captured: &Captured,
-    elsewhere: Elsewhere<'_>,
+    sources: DedupSources<'_>,
 ) -> Result<u64> {
     let unreadable = |error: io::Error| {
         Error::vm_failed(format!(
@@ -67,11 +67,11 @@ pub fn write(
         MemoryForm::Raw => write_raw(target, &source).map(|_| ()),
         MemoryForm::Image => {
             let folder = target.parent().unwrap_or(Path::new("."));
-            let base = elsewhere
+            let base = sources
                 .base
-                .and_then(|base| built_on(base, folder, source.size(), elsewhere.root));
+                .and_then(|base| built_on(base, folder, source.size(), sources.root));
             let options = WriteOptions {
-                backing: elsewhere.backing,
+                backing: sources.backing,
                 ..options(base)
             };
             write_image(target, &source, &options).map(|_| ())
@@ -145,7 +145,7 @@ fn link_all(
         generations.push((parent.id(), parent.path().to_owned()));
         above = parent.parent();
     }
-    if generations.len() >= MAX_GENERATIONS || !all_beside(&reader, root) {
+    if generations.len() >= MAX_GENERATIONS || !all_refer_to(&reader, root) {
         return Ok(None);
     }
     for (id, path) in &generations {
@@ -159,7 +159,7 @@ fn link_all(
 }
 
 /// Do an image and all its ancestors refer only to the root file system with this digest?
-fn all_beside(image: &ImageReader, root: &str) -> bool {
+fn all_refer_to(image: &ImageReader, root: &str) -> bool {
     let mut generation = Some(image);
     while let Some(image) = generation {
         let digest = image.backing().map(|backing| backing.reference().digest);
@@ -255,7 +255,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_zero_of_an_image_is_counted_in_chunks() {
+    fn nonzero_bytes_of_an_image_are_counted_in_whole_chunks() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("ram.image");
         let mut bytes = vec![0; 1 << 20];
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_built_on_what_lies_beside_the_same_root_only() {
+    fn memory_is_based_only_on_snapshots_of_the_same_root() {
         let folder = tempfile::tempdir().unwrap();
         let [base, here] = ["base", "here"].map(|name| folder.path().join(name));
         fs::create_dir_all(&base).unwrap();

@@ -19,11 +19,11 @@
 //! A snapshot is made in a folder whose name begins with a dot, synced, and renamed: after a
 //! crash it is complete or absent, and the next daemon removes folders that begin with a dot.
 //!
-//! * [`captured`]: what a VMM hands over.
+//! * [`captured`]: the files of a capture, as the VMM sends them.
 //! * [`draft`]: a capture that is being written.
 //! * [`saved`]: a capture on disk.
 //! * [`memory`]: its RAM.
-//! * [`root_tables`]: what RAM has in common with the root file system.
+//! * [`root_tables`]: finds blocks of RAM in the root file system.
 //! * [`inspect`]: reports of what its RAM consists of.
 //! * [`remote`]: snapshots in registries.
 //! * [`disks`]: the VM's own root disk and its volumes in registries.
@@ -56,7 +56,7 @@ pub struct Snapshots {
     folder: PathBuf,
     root_tables: Arc<RootTables>,
     /// Folders of snapshots that are being rewritten.
-    rewritten: Mutex<HashSet<PathBuf>>,
+    locked_folders: Mutex<HashSet<PathBuf>>,
 }
 
 /// A snapshot's name, and the snapshot or why it can't be read.
@@ -72,7 +72,7 @@ pub struct Rewriting<'a> {
 
 impl Drop for Rewriting<'_> {
     fn drop(&mut self) {
-        self.snapshots.rewritten().remove(&self.folder);
+        self.snapshots.locked_folders().remove(&self.folder);
     }
 }
 
@@ -82,7 +82,7 @@ impl Snapshots {
         Snapshots {
             folder,
             root_tables: Arc::default(),
-            rewritten: Mutex::default(),
+            locked_folders: Mutex::default(),
         }
     }
 
@@ -164,7 +164,7 @@ impl Snapshots {
 
     /// The folder of the last snapshot that was made of the VM with this name since
     /// it was started (Unix time).
-    pub fn last_of(&self, vm: &str, started: u64) -> Result<Option<PathBuf>> {
+    pub fn latest_of(&self, vm: &str, started: u64) -> Result<Option<PathBuf>> {
         let all = self.list()?.into_iter().map(|(_, saved)| saved);
         let of_it =
             all.filter(|saved| saved.manifest.vm == vm && saved.manifest.created >= started);
@@ -176,9 +176,9 @@ impl Snapshots {
     }
 
     /// Locks a snapshot for a rewrite by the caller.
-    pub fn rewrite(&self, name: &str) -> Result<Rewriting<'_>> {
+    pub fn lock_for_rewrite(&self, name: &str) -> Result<Rewriting<'_>> {
         let folder = self.path(name);
-        match self.rewritten().insert(folder.clone()) {
+        match self.locked_folders().insert(folder.clone()) {
             true => Ok(Rewriting {
                 snapshots: self,
                 folder,
@@ -187,8 +187,8 @@ impl Snapshots {
         }
     }
 
-    fn rewritten(&self) -> MutexGuard<'_, HashSet<PathBuf>> {
-        self.rewritten
+    fn locked_folders(&self) -> MutexGuard<'_, HashSet<PathBuf>> {
+        self.locked_folders
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
     }
@@ -202,16 +202,16 @@ impl Snapshots {
         }
         // Locked until the end, so that nobody begins to rewrite a snapshot that is being
         // removed.
-        let rewritten = self.rewritten();
-        if rewritten.contains(&path) {
+        let locked_folders = self.locked_folders();
+        if locked_folders.contains(&path) {
             return Err(being_rewritten(name));
         }
-        remove_whole(&path).map_err(|error| Error::io("remove a snapshot", &path, &error))
+        remove_atomically(&path).map_err(|error| Error::io("remove a snapshot", &path, &error))
     }
 }
 
 /// Removes a folder so that it is never seen half removed.
-pub fn remove_whole(path: &Path) -> std::io::Result<()> {
+pub fn remove_atomically(path: &Path) -> std::io::Result<()> {
     let gone = set_aside(path)?;
     jiffy_sys::durable::sync_folder_of(path)?;
     gone.close()
@@ -219,7 +219,7 @@ pub fn remove_whole(path: &Path) -> std::io::Result<()> {
 
 /// Moves a folder away at once, and removes its contents, which may be large, in the background.
 /// After a power cut the folder may be there again.
-pub fn remove_behind(path: &Path) -> std::io::Result<()> {
+pub fn remove_in_background(path: &Path) -> std::io::Result<()> {
     let gone = set_aside(path)?;
     match Handle::try_current() {
         Ok(runtime) => drop(runtime.spawn_blocking(move || gone.close())),
@@ -259,14 +259,14 @@ mod tests {
     use jiffy_wire::api::ErrorKind;
 
     #[test]
-    fn what_is_being_rewritten_is_not_removed() {
+    fn a_snapshot_being_rewritten_is_not_removed() {
         let folder = tempfile::tempdir().unwrap();
         let snapshots = Snapshots::new(folder.path().to_owned());
         fs::create_dir(snapshots.path("one")).unwrap();
-        let rewriting = snapshots.rewrite("one").unwrap();
+        let rewriting = snapshots.lock_for_rewrite("one").unwrap();
         let refused = [
             snapshots.remove("one").unwrap_err(),
-            snapshots.rewrite("one").unwrap_err(),
+            snapshots.lock_for_rewrite("one").unwrap_err(),
         ];
         for error in refused {
             assert_eq!(error.0.kind, ErrorKind::Conflict);

@@ -1,4 +1,4 @@
-//! What RAM has in common with the root file system it was booted from.
+//! Finds blocks of RAM in the root file system it was booted from.
 
 use crate::model::vm::Root;
 use jiffy_store::backing::BlockTable;
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_not_be_looked_into_is_left_alone() {
+    fn a_root_without_a_usable_file_gets_no_table() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("root.erofs");
         let tables = RootTables::default();

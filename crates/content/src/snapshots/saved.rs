@@ -44,7 +44,7 @@ pub struct Saved {
 }
 
 /// Most of RAM that is prefaulted: one part in this many.
-const MOST_PREFAULT: u64 = 8;
+const PREFAULT_SHARE: u64 = 8;
 /// Ranges closer than this, in bytes, are merged: one page too many costs less than one more
 /// range.
 const PREFAULT_GAP: u64 = 4096;
@@ -63,7 +63,7 @@ impl Saved {
         let path = prefault_in(&folder);
         let prefault = records::prefault::load(&path).unwrap_or_default();
         let ram = u64::from(manifest.spec.memory_mib) << 20;
-        let prefault = bearable(prefault, ram);
+        let prefault = merged_and_bounded(prefault, ram);
         Saved {
             folder,
             manifest,
@@ -73,9 +73,9 @@ impl Saved {
 
     /// Saves the ranges that a restored guest has written to soon after its start. Losing them
     /// costs only speed.
-    pub fn keep_prefault(&mut self, written: Vec<Extent>) -> io::Result<()> {
+    pub fn save_prefault(&mut self, written: Vec<Extent>) -> io::Result<()> {
         let ram = u64::from(self.manifest.spec.memory_mib) << 20;
-        let prefault = bearable(written, ram);
+        let prefault = merged_and_bounded(written, ram);
         let path = prefault_in(&self.folder);
         records::prefault::save(&path, &prefault)?;
         self.prefault = prefault;
@@ -83,7 +83,7 @@ impl Saved {
     }
 
     /// Was it restored once, so that the ranges to prefault are known, even if there are none?
-    pub fn was_tried(&self) -> bool {
+    pub fn was_restored(&self) -> bool {
         prefault_in(&self.folder).exists()
     }
 
@@ -92,7 +92,7 @@ impl Saved {
     pub fn check(&self) -> Result<(), String> {
         let root = self.manifest.lazy_root.is_none().then(|| self.root());
         for file in [self.state(), self.memory()].into_iter().chain(root) {
-            durable::check_there(&file)?;
+            durable::check_not_empty(&file)?;
         }
         check_state(&self.state())?;
         match self.manifest.memory {
@@ -104,7 +104,7 @@ impl Saved {
     /// Why the snapshot of this name can't be used, in one sentence; `None` if it can.
     pub fn problem(&self, name: &str) -> Option<String> {
         let mut volumes = self.manifest.spec.disks.iter();
-        let there = |disk: &VolumeUse| durable::check_there(&self.volume(&disk.name));
+        let there = |disk: &VolumeUse| durable::check_not_empty(&self.volume(&disk.name));
         let checked = self.check().and_then(|()| volumes.try_for_each(there));
         checked.err().map(|why| unusable(name, &why))
     }
@@ -195,7 +195,7 @@ fn prefault_in(folder: &Path) -> PathBuf {
 }
 
 /// Ranges within RAM, sorted and merged; none if they are too large in all.
-fn bearable(mut ranges: Vec<Extent>, ram: u64) -> Vec<Extent> {
+fn merged_and_bounded(mut ranges: Vec<Extent>, ram: u64) -> Vec<Extent> {
     ranges.sort_by_key(|range| range.offset);
     let mut merged: Vec<Extent> = Vec::new();
     for range in ranges {
@@ -213,7 +213,7 @@ fn bearable(mut ranges: Vec<Extent>, ram: u64) -> Vec<Extent> {
     let within = merged
         .last()
         .is_none_or(|last| last.offset + last.length <= ram);
-    if within && all <= ram / MOST_PREFAULT {
+    if within && all <= ram / PREFAULT_SHARE {
         merged
     } else {
         Vec::new()
@@ -227,7 +227,7 @@ mod tests {
     #[test]
     fn ranges_are_merged_and_bounded() {
         let range = |offset, length| Extent { offset, length };
-        let merged = bearable(
+        let merged = merged_and_bounded(
             vec![
                 range(0x9000, 0x1000),
                 range(0, 0x1000),
@@ -236,8 +236,8 @@ mod tests {
             1 << 20,
         );
         assert_eq!(merged, [range(0, 0x3000), range(0x9000, 0x1000)]);
-        assert!(bearable(vec![range(0, 1 << 19)], 1 << 20).is_empty());
-        assert!(bearable(vec![range(1 << 20, 0x1000)], 1 << 20).is_empty());
-        assert!(bearable(vec![range(u64::MAX, 2)], 1 << 20).is_empty());
+        assert!(merged_and_bounded(vec![range(0, 1 << 19)], 1 << 20).is_empty());
+        assert!(merged_and_bounded(vec![range(1 << 20, 0x1000)], 1 << 20).is_empty());
+        assert!(merged_and_bounded(vec![range(u64::MAX, 2)], 1 << 20).is_empty());
     }
 }

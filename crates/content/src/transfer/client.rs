@@ -1,4 +1,4 @@
-//! Access to a registry: credentials, and which authorities are trusted.
+//! Access to a registry: its credentials and trusted certificate authorities.
 
 use crate::error::{Error, Result, of_registry};
 use jiffy_registry::{Client, ClientOptions, Credentials, PlainHttp, Platform, Reference};
@@ -11,7 +11,7 @@ use tempfile::NamedTempFile;
 /// A registry client and the files that it needs while it lives.
 #[derive(Debug)]
 pub struct Access {
-    /// Speaks to registries.
+    /// The registry client.
     pub client: Client,
     _authorities: Option<NamedTempFile>,
 }
@@ -80,7 +80,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     #[test]
-    fn no_two_accesses_share_a_key_and_one_without_a_key_is_an_error() {
+    fn each_registry_access_has_its_own_key() {
         let of = |user: &str, plain_http| {
             let access = RegistryAccess {
                 credentials: Some((user.to_owned(), "secret".to_owned())),

@@ -26,13 +26,13 @@ const MAX_CONFIG: u64 = 4 << 20;
 const UNPACKING: &str = "unpacking";
 
 /// What this node already has under the name that is pulled.
-pub struct Have {
+pub struct Existing {
     /// The digest of its manifest.
     pub manifest: Option<String>,
     /// The image of RAM, if it is a snapshot.
     pub memory: Option<PathBuf>,
     /// Don't replace it, even if the registry has something newer.
-    pub keeps: bool,
+    pub keep: bool,
 }
 
 /// Fetches what is missing and makes an image or a snapshot of it: blocking.
@@ -42,7 +42,7 @@ pub fn fetch(
     wanted: &PullImage,
     reference: &Reference,
     platform: &Platform,
-    have: Have,
+    existing: Existing,
     job: &Arc<Job>,
 ) -> Result<Found> {
     let scratch = &transfers.folder;
@@ -53,28 +53,27 @@ pub fn fetch(
         .policy()
         .keys(reference, wanted.access.verify_key.as_deref());
     let keys = keys.map_err(failed)?;
-    if have.keeps {
-        job.doing("checking the signature");
-        let manifest = have.manifest.as_deref();
-        let is_signed =
-            |key: &_| verify_what_is_here(client, reference, platform, manifest, key, job);
+    if existing.keep {
+        job.set_step("checking the signature");
+        let manifest = existing.manifest.as_deref();
+        let is_signed = |key: &_| verify_existing(client, reference, platform, manifest, key, job);
         return keys.verify(is_signed).map(Found::UpToDate);
     }
     let top = client.manifest(reference, job.as_ref()).map_err(failed)?;
     if !keys.is_empty() {
-        job.doing("checking the signature");
+        job.set_step("checking the signature");
     }
     let signed_by = keys.verify(|key| {
         signature::verify(client, reference, &top.digest, key, job.as_ref()).map_err(failed)
     })?;
     // Pinned by digest, because the tag may move from here on.
     let pinned = reference.with_digest(top.digest);
-    if RemoteArtifact::is_one(&top) {
+    if RemoteArtifact::is_artifact(&top) {
         let digest = top.digest.to_string();
         let artifact = RemoteArtifact::of(client, reference, top, job.as_ref()).map_err(failed)?;
-        if have.manifest.is_some_and(|have| have == digest) {
+        if existing.manifest.is_some_and(|existing| existing == digest) {
             // The request's credentials or authorities may be new.
-            let memory = have.memory.as_deref();
+            let memory = existing.memory.as_deref();
             lazy::renew(images, &wanted.access, &artifact, memory, job)?;
             return Ok(Found::UpToDate(signed_by));
         }
@@ -92,7 +91,10 @@ pub fn fetch(
         .image(&pinned, platform, job.as_ref())
         .map_err(failed)?;
     let digest = image.fetched.digest;
-    if have.manifest.is_some_and(|have| have == digest.to_string()) {
+    if existing
+        .manifest
+        .is_some_and(|existing| existing == digest.to_string())
+    {
         return Ok(Found::UpToDate(signed_by));
     }
     let config = client
@@ -100,7 +102,7 @@ pub fn fetch(
         .map_err(failed)?;
     let folder = transfers.blobs(&digest);
     let blobs = BlobFolder::open(&folder).map_err(failed)?;
-    job.doing("fetching layers");
+    job.set_step("fetching layers");
     let layers = &image.manifest.layers;
     let missing = layers.iter().filter(|layer| blobs.get(layer).is_none());
     let missing: Vec<&Descriptor> = missing.collect();
@@ -113,7 +115,7 @@ pub fn fetch(
     blobs
         .fetch_all(client, reference, layers, job.as_ref())
         .map_err(failed)?;
-    job.doing("making the image");
+    job.set_step("making the image");
     let (temporary, mut record) = unpack(images, &config, layers, &blobs, job)?;
     record.source = Some(ImageSource {
         reference: reference.to_string(),
@@ -131,7 +133,7 @@ pub fn fetch(
 
 /// Verifies that this key has signed the image that is here: its manifest, or the index that the
 /// reference names and that lists the manifest.
-fn verify_what_is_here(
+fn verify_existing(
     client: &Client,
     reference: &Reference,
     platform: &Platform,

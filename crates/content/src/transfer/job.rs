@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 /// Least time between two reports of bytes to a watcher.
-const PACE: Duration = Duration::from_millis(100);
+const REPORT_INTERVAL: Duration = Duration::from_millis(100);
 
 /// A long operation. It is cancelled when its last watcher leaves.
 #[derive(Debug)]
@@ -25,7 +25,7 @@ pub struct Job {
 
 #[derive(Debug, Default)]
 struct State {
-    doing: String,
+    step: String,
     /// Digest, bytes done and total bytes, in order of appearance.
     blobs: Vec<(String, u64, u64)>,
     places: HashMap<String, usize>,
@@ -58,7 +58,7 @@ impl Job {
         Some(Watcher {
             job,
             changes,
-            doing: String::new(),
+            step: String::new(),
             told: HashMap::new(),
             over: false,
             first: true,
@@ -66,8 +66,8 @@ impl Job {
     }
 
     /// Sets the description of the current step, a few words.
-    pub fn doing(&self, what: impl Into<String>) {
-        self.lock().doing = what.into();
+    pub fn set_step(&self, what: impl Into<String>) {
+        self.lock().step = what.into();
         self.note();
     }
 
@@ -122,7 +122,7 @@ impl Progress for Job {
     }
 
     fn retrying(&self, why: &str, wait: Duration) {
-        self.doing(format!(
+        self.set_step(format!(
             "trying again in {:.1} s: {why}",
             wait.as_secs_f64()
         ));
@@ -138,7 +138,7 @@ impl Progress for Job {
 pub struct Watcher {
     job: Arc<Job>,
     changes: watch::Receiver<u64>,
-    doing: String,
+    step: String,
     told: HashMap<String, u64>,
     over: bool,
     first: bool,
@@ -160,24 +160,24 @@ impl Watcher {
                 // Can't fail: the watcher keeps the job, and so the sender, alive.
                 let _ = self.changes.changed().await;
                 if self.job.lock().end.is_none() {
-                    tokio::time::sleep(PACE).await;
+                    tokio::time::sleep(REPORT_INTERVAL).await;
                 }
             }
             self.first = false;
             self.changes.mark_unchanged();
-            let steps = self.news();
+            let steps = self.new_steps();
             if !steps.is_empty() {
                 return steps;
             }
         }
     }
 
-    fn news(&mut self) -> Vec<PullStep> {
+    fn new_steps(&mut self) -> Vec<PullStep> {
         let state = self.job.lock();
         let mut steps = Vec::new();
-        if state.doing != self.doing {
-            self.doing.clone_from(&state.doing);
-            steps.push(PullStep::Doing(state.doing.clone()));
+        if state.step != self.step {
+            self.step.clone_from(&state.step);
+            steps.push(PullStep::Doing(state.step.clone()));
         }
         for (digest, done, total) in &state.blobs {
             if self.told.get(digest) != Some(done) {
@@ -226,10 +226,10 @@ mod tests {
     use crate::error::Error;
 
     #[tokio::test]
-    async fn all_watchers_are_told_all_and_the_last_one_to_leave_cancels() {
+    async fn every_watcher_gets_all_news_and_the_last_to_leave_cancels() {
         let job = Job::new();
         let mut one = Job::watch(Arc::clone(&job)).unwrap();
-        job.doing("fetching");
+        job.set_step("fetching");
         Job::moved(&job, "sha256:a", 1, 10);
         let steps = one.next().await;
         assert_eq!(steps.len(), 2);

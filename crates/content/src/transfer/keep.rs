@@ -77,7 +77,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
-    fn what_is_kept_adds_up_and_is_for_nobody_else() {
+    fn saved_credentials_accumulate_and_are_private() {
         let folder = tempfile::tempdir().unwrap();
         let image = folder.path().join("0123.jimg");
         let nothing = RegistryAccess::default();

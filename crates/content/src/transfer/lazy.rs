@@ -8,7 +8,7 @@ use super::made::{Found, Made, MadeSnapshot};
 use crate::clock::unix_seconds;
 use crate::error::{Error, Result, of_registry};
 use crate::images::Images;
-use crate::images::artifact::{MAX_SIZE, file_of, most_tail};
+use crate::images::artifact::{MAX_SIZE, file_of, max_tail};
 use crate::images::chunks::{Chunks, Place, TAIL};
 use crate::model::artifact::ImageArtifact;
 use crate::model::artifact::SnapshotArtifact;
@@ -41,7 +41,7 @@ pub(super) fn begin(
     }
     let image = ImageArtifact::read(artifact.config())?;
     let held = images.chunks.hold(&image.chunks);
-    job.doing("fetching where the chunks are");
+    job.set_step("fetching where the chunks are");
     let mut fetched = artifact.config().len() as u64;
     // Parents first: a child can't be read without all of its ancestors.
     for id in image.chunks.iter().rev() {
@@ -85,7 +85,7 @@ fn begin_snapshot(
     let disks = disks_of(&read, artifact)?;
     let held = images.chunks.hold(&read.chunks);
     let mut fetched = artifact.config().len() as u64;
-    job.doing("fetching where the chunks are");
+    job.set_step("fetching where the chunks are");
     for id in read.chunks.iter().rev() {
         let of = (id.as_str(), MAX_SIZE);
         fetched += begin_file(&images.chunks, of, artifact, &wanted.access, job)?;
@@ -104,7 +104,7 @@ fn begin_snapshot(
     let whole = disks.iter().map(Pulled::bytes).sum::<u64>() + state.size();
     let room = &transfers.room;
     let _room = room.reserve(folder, [].into_iter(), whole, job.clone())?;
-    job.doing("fetching the state");
+    job.set_step("fetching the state");
     state
         .fetch(folder, job.as_ref())
         .map_err(|error| of_registry(&error, folder))?;
@@ -116,7 +116,7 @@ fn begin_snapshot(
     fetched += state.size() + tail.len() as u64;
     let mut other_bytes = state.size();
     for disk in &disks {
-        job.doing(format!("fetching the {}", disk.what()));
+        job.set_step(format!("fetching the {}", disk.what()));
         fetched += disk.fetch(&images.chunks, folder, job.as_ref())?;
         other_bytes += disk.bytes_in(folder);
     }
@@ -234,7 +234,7 @@ fn tail_of(
                 artifact.reference()
             ))
         })?;
-    let (bytes, most) = (range.end - range.start, most_tail(most));
+    let (bytes, most) = (range.end - range.start, max_tail(most));
     if bytes > most {
         return Err(Error::registry(format!(
             "The tables of the file {} of the artifact {} have {bytes} bytes; those of what it is said to hold have {most} at most.",

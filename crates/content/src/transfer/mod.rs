@@ -12,7 +12,7 @@
 //! * `lazy`: the blocking part of a pull of Jiffy's artifacts.
 //! * [`made`]: what these parts have made, before it has a name.
 //! * [`push`]: the blocking part of a push.
-//! * [`turns`]: limits of simultaneous pulls.
+//! * [`pull_limits`]: limits of simultaneous pulls.
 
 pub mod client;
 pub mod fetch;
@@ -20,8 +20,8 @@ pub mod job;
 pub mod keep;
 mod lazy;
 pub mod made;
+pub mod pull_limits;
 pub mod push;
-pub mod turns;
 
 use crate::room::disk;
 use job::{Job, Watcher};
@@ -41,7 +41,7 @@ pub struct Transfers {
     /// Folder of blobs and of temporary files.
     pub(crate) folder: PathBuf,
     jobs: Mutex<HashMap<String, Weak<Job>>>,
-    turns: turns::Turns,
+    pull_limits: pull_limits::PullLimits,
     room: disk::Room,
 }
 
@@ -69,14 +69,14 @@ impl Transfers {
         Transfers {
             folder,
             jobs: Mutex::default(),
-            turns: turns::Turns::default(),
+            pull_limits: pull_limits::PullLimits::default(),
             room: disk::Room::default(),
         }
     }
 
     /// Waits until one more pull from this registry may begin.
-    pub async fn turn(&self, registry: &str) -> Option<turns::Turn> {
-        self.turns.turn(registry).await
+    pub async fn pull_slot(&self, registry: &str) -> Option<pull_limits::PullSlot> {
+        self.pull_limits.acquire(registry).await
     }
 
     /// The folder of the blobs of a pull, by the digest of its manifest.
@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_there_for_a_moment_goes_and_blobs_stay() {
+    fn a_new_daemon_removes_temporary_files_and_keeps_blobs() {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name);
         for name in [".push-abc", "0123"] {

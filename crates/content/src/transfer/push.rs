@@ -29,7 +29,7 @@ pub fn image(
     reference: &Reference,
     job: &Arc<Job>,
 ) -> Result<PullStep> {
-    job.doing("cutting the image into chunks");
+    job.set_step("cutting the image into chunks");
     let (record, _held) = images.with_chunks(&found.name)?;
     let artifact = ImageArtifact::of(&record);
     artifact.check()?;
@@ -58,7 +58,7 @@ pub fn snapshot(
     job: &Arc<Job>,
 ) -> Result<PullStep> {
     SnapshotArtifact::check(saved)?;
-    job.doing("cutting the root file system into chunks");
+    job.set_step("cutting the root file system into chunks");
     let (chunks, _held) =
         images.chunks_of_root(saved.manifest.lazy_root.as_ref(), &saved.root())?;
     let scratch = &transfers.folder;
@@ -83,7 +83,7 @@ pub fn snapshot(
     let mut volumes = Vec::new();
     let mut volume_files = Vec::new();
     for disk in &saved.manifest.spec.disks {
-        job.doing(format!("cutting the volume {} into chunks", disk.name));
+        job.set_step(format!("cutting the volume {} into chunks", disk.name));
         let path = saved.volume(&disk.name);
         let cut = disks::cut_volume(&path, &disk.name, &images.chunks, draft.path());
         let (volume, file) = cut?;
@@ -119,14 +119,14 @@ fn send(
     job: &Arc<Job>,
 ) -> Result<PullStep> {
     let failed = |error| of_registry(&error, &transfers.folder);
-    job.doing("looking at what there is to push");
+    job.set_step("looking at what there is to push");
     let annotations = BTreeMap::from([(
         "org.opencontainers.image.ref.name".to_owned(),
         reference.tag().unwrap_or_default().to_owned(),
     )]);
     let artifact =
         Artifact::plan(artifact_type, config, annotations, files, job.as_ref()).map_err(failed)?;
-    job.doing(format!("pushing to {}", reference.registry()));
+    job.set_step(format!("pushing to {}", reference.registry()));
     let pushed = artifact
         .push(client, reference, job.as_ref())
         .map_err(failed)?;
@@ -195,8 +195,8 @@ fn file_at(
 ) -> Result<Option<RemoteFile>> {
     let from = name::reference(&origin.reference, None)?;
     let config = origin.docker_config.as_deref();
-    let noted = ClientOptions::noted(config, origin.plain_http, &origin.authorities);
-    let opened = Client::new(noted)
+    let options = ClientOptions::from_recorded(config, origin.plain_http, &origin.authorities);
+    let opened = Client::new(options)
         .and_then(|client| RemoteArtifact::open(&client, &from, job.as_ref()))
         .or_else(|error| match from.registry() == to.registry() {
             true => RemoteArtifact::open(client, &from, job.as_ref()),

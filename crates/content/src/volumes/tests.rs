@@ -14,7 +14,9 @@ fn volume(name: &str, size_mib: Option<u64>, read_only: bool) -> VolumeUse {
 fn one_writer_or_many_readers() {
     let folder = tempfile::tempdir().unwrap();
     let volumes = Arc::new(Volumes::new(folder.path().into()));
-    volumes.provide(&[volume("data", Some(2), false)]).unwrap();
+    volumes
+        .create_missing(&[volume("data", Some(2), false)])
+        .unwrap();
     let read = [volume("data", None, true)];
     let write = [volume("data", None, false)];
     let one = volumes.hold(&read, "one").unwrap();
@@ -46,7 +48,7 @@ fn a_failed_request_leaves_no_volume() {
         volume("huge", Some(u64::MAX), false),
     ] {
         let error = volumes
-            .provide(&[volume("first", Some(1), false), bad])
+            .create_missing(&[volume("first", Some(1), false), bad])
             .unwrap_err();
         assert!(error.0.message.len() > 10);
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
@@ -54,11 +56,11 @@ fn a_failed_request_leaves_no_volume() {
 }
 
 #[test]
-fn a_volume_that_another_vm_has_by_now_is_not_discarded() {
+fn a_volume_that_another_vm_holds_is_not_discarded() {
     let folder = tempfile::tempdir().unwrap();
     let volumes = Arc::new(Volumes::new(folder.path().into()));
     let wanted = [volume("data", Some(1), false)];
-    let made = volumes.provide(&wanted).unwrap();
+    let made = volumes.create_missing(&wanted).unwrap();
     let leases = volumes.hold(&wanted, "other").unwrap();
     volumes.discard(&made);
     assert!(volumes.file("data").exists());
@@ -72,7 +74,7 @@ fn a_volume_that_a_vm_holds_or_that_is_being_changed_is_not_removed() {
     let folder = tempfile::tempdir().unwrap();
     let volumes = Arc::new(Volumes::new(folder.path().into()));
     let wanted = [volume("data", Some(1), false)];
-    volumes.provide(&wanted).unwrap();
+    volumes.create_missing(&wanted).unwrap();
     let leases = volumes.hold(&wanted, "box").unwrap();
     let refused = volumes.remove("data").unwrap_err();
     assert_eq!(refused.0.kind, ErrorKind::Conflict);
@@ -99,7 +101,7 @@ fn a_volume_that_a_vm_holds_or_that_is_being_changed_is_not_removed() {
 fn an_existing_volume_keeps_its_size() {
     let folder = tempfile::tempdir().unwrap();
     let volumes = Volumes::new(folder.path().into());
-    let make = |size| volumes.provide(&[volume("data", size, false)]);
+    let make = |size| volumes.create_missing(&[volume("data", size, false)]);
     assert_eq!(make(Some(2)).unwrap(), ["data"]);
     assert!(make(Some(2)).unwrap().is_empty());
     assert!(make(None).unwrap().is_empty());
@@ -112,7 +114,9 @@ fn a_new_volume_has_a_file_system_unless_it_is_raw_or_tiny() {
     let volumes = Volumes::new(folder.path().into());
     volumes.create("ext4", 64, false).unwrap();
     volumes.create("raw", 64, true).unwrap();
-    volumes.provide(&[volume("tiny", Some(1), false)]).unwrap();
+    volumes
+        .create_missing(&[volume("tiny", Some(1), false)])
+        .unwrap();
     let found = |name: &str| {
         let file = File::open(volumes.file(name)).unwrap();
         jiffy_ext4::inspect(&file).unwrap().map(|found| found.bytes)
@@ -131,7 +135,7 @@ fn a_new_volume_has_a_file_system_unless_it_is_raw_or_tiny() {
 }
 
 #[test]
-fn a_volume_grows_and_shrinks_only_where_nothing_is() {
+fn a_volume_grows_and_shrinks_only_over_empty_space() {
     use std::os::unix::fs::FileExt;
     let folder = tempfile::tempdir().unwrap();
     let volumes = Arc::new(Volumes::new(folder.path().into()));
@@ -185,7 +189,7 @@ fn a_change_that_panics_does_not_hold_its_volume() {
 }
 
 #[test]
-fn a_volume_that_can_not_be_made_tells_the_first_error() {
+fn a_failed_volume_creation_reports_the_first_error() {
     // A device in the folder's place: no file can be made in it, and syncing it is another error.
     let volumes = Volumes::new("/dev/null".into());
     let error = volumes.make("data", 1 << 20, true).unwrap_err();

@@ -11,7 +11,7 @@ use jiffy_content::paths::volume_in;
 use jiffy_content::room::memory::Amount;
 use jiffy_content::roots;
 use jiffy_content::snapshots::draft::clone_volumes;
-use jiffy_content::snapshots::remove_whole;
+use jiffy_content::snapshots::remove_atomically;
 use jiffy_content::snapshots::saved::Saved;
 use jiffy_content::volumes::Lease;
 use jiffy_vmhost::handle::{Command, Operation, VmHandle, is_active};
@@ -187,7 +187,7 @@ impl Node {
         let to = folder.clone();
         let cloned = tokio::task::spawn_blocking(move || {
             // Changes of an earlier run don't fit the memory that is restored.
-            let _ = remove_whole(&to.join("volumes"));
+            let _ = remove_atomically(&to.join("volumes"));
             let files = files
                 .iter()
                 .map(|(name, path)| (name.as_str(), path.as_path()));

@@ -68,7 +68,7 @@ impl Node {
 
     /// Removes an image.
     pub async fn remove_image(&self, name: &str, registry: Option<&str>) -> Result<()> {
-        let name = &self.images.named(name, registry)?;
+        let name = &self.images.full_name(name, registry)?;
         self.let_image_go(name).await;
         self.images.remove(name, || self.image_unused(name)).await?;
         self.goldens.forget_image(name);

@@ -9,7 +9,7 @@ use jiffy_content::model::snapshot::Manifest;
 use jiffy_content::model::vm::Root;
 use jiffy_content::snapshots::draft::Draft;
 use jiffy_content::snapshots::saved::Saved;
-use jiffy_store::bounded::{keep_within, usage};
+use jiffy_store::bounded::{evict_to_limit, usage};
 use jiffy_sys::locked::Locked;
 use jiffy_vmhost::handle::VmHandle;
 use jiffy_wire::api::{ErrorKind, ImageSource, Snapshot, VmState};
@@ -100,7 +100,7 @@ impl Node {
         let trimmed = self
             .host
             .pager
-            .while_closed(move || keep_within(limit, &caches(&all)));
+            .while_closed(move || evict_to_limit(limit, &caches(&all)));
         match trimmed.await {
             Some(Ok(kept)) if kept.before > kept.after => info!(
                 limit,
@@ -162,7 +162,7 @@ impl Node {
         if signed_by.is_empty() || self.images.note_signed(name, manifest, signed_by)? {
             return Ok(());
         }
-        let _one = self.snapshots.rewrite(name)?;
+        let _one = self.snapshots.lock_for_rewrite(name)?;
         let mut saved = match self.snapshots.find(name) {
             Err(error) if error.0.kind == ErrorKind::NotFound => return Ok(()),
             found => found?,

@@ -13,7 +13,7 @@ use jiffy_content::model::vm::{MainState, Root, Spec};
 use jiffy_content::names as rules;
 use jiffy_content::room::memory::{self as room, Amount, Background};
 use jiffy_content::snapshots::draft::Draft;
-use jiffy_content::snapshots::remove_behind;
+use jiffy_content::snapshots::remove_in_background;
 use jiffy_content::snapshots::saved::Saved;
 use jiffy_vmhost::agent;
 use jiffy_vmhost::control;
@@ -63,8 +63,8 @@ async fn make(node: &Node, shape: Spec) -> Result<()> {
     }
     quiet(node).await;
     // The next run that boots wishes again.
-    let Some(mut room) = node.room().behind(Amount::of(&shape)) else {
-        return Err(room::needed_by_runs());
+    let Some(mut room) = node.room().reserve_background(Amount::of(&shape)) else {
+        return Err(room::memory_needed());
     };
     match node.make_golden(shape.clone(), &key, &mut room).await {
         Ok(saved) => {
@@ -140,15 +140,15 @@ impl Node {
         let written = give_way(&vm, room, self.written_by(&vm, &saved)).await;
         self.discard(&vm).await;
         if room.was_claimed() {
-            let _ = remove_behind(&saved.folder);
-            return Err(room::needed_by_runs());
+            let _ = remove_in_background(&saved.folder);
+            return Err(room::memory_needed());
         }
         let written = written.unwrap_or_else(|error| {
             debug!(%error, "it is not known what a golden run writes to at once");
             Vec::new()
         });
         saved
-            .keep_prefault(written)
+            .save_prefault(written)
             .map_err(|error| Error::io("keep what a guest writes", &saved.folder, &error))?;
         Ok(saved)
     }
@@ -236,7 +236,8 @@ impl Node {
         let socket = self.host.paths.control_socket(&vm.id);
         let kept = match control::request(&socket, ControlRequest::Reads).await {
             Ok(ControlResponse::Reads(reads)) => {
-                self.images.keep_boot(&vm.spec.image, &root.digest, &reads)
+                self.images
+                    .save_boot_set(&vm.spec.image, &root.digest, &reads)
             }
             answer => {
                 debug!(vm = %vm.name, ?answer, "it is not known what a boot needs");

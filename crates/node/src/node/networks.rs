@@ -65,7 +65,7 @@ impl Node {
     /// An id for a VM that is about to start: one whose link was made ahead, if it needs one. A run
     /// that will wait in the queue holds none meanwhile.
     pub(super) fn new_id(&self, spec: &Spec) -> String {
-        let starts = !self.host.room.is_waited_for();
+        let starts = !self.host.room.has_waiting();
         let ahead = spec.network.as_ref().filter(|_| starts);
         let ahead = ahead.and_then(|_| self.host.network.take_ahead());
         ahead.unwrap_or_else(names::new_id)

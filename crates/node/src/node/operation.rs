@@ -4,7 +4,7 @@ use super::Node;
 use jiffy_content::clock::monotonic_ns;
 use jiffy_content::error::{Error, Result};
 use jiffy_content::model::vm::MainState;
-use jiffy_content::room::memory::{Amount, Asking, DEFAULT_OWNER, MAX_WAIT, Reserved};
+use jiffy_content::room::memory::{Amount, DEFAULT_OWNER, MAX_WAIT, Request, Reserved};
 use jiffy_content::snapshots::captured::Captured;
 use jiffy_content::snapshots::memory;
 use jiffy_vmhost::capture::{self, Quiet};
@@ -121,16 +121,16 @@ impl Caller {
     }
 
     /// Its request for a VM.
-    pub(super) fn asks_for(self, vm: &VmHandle, purpose: Purpose) -> Asking {
+    pub(super) fn asks_for(self, vm: &VmHandle, purpose: Purpose) -> Request {
         let of_vm = vm.spec.owner.as_deref().map(Arc::from);
-        Asking {
+        Request {
             owner: of_vm.or(self.owner).unwrap_or_else(|| DEFAULT_OWNER.into()),
             priority: self.priority.unwrap_or(vm.spec.priority),
             wait: self.wait,
             id: vm.id.clone(),
             name: vm.name.clone(),
             purpose,
-            request: self.request,
+            request_id: self.request,
         }
     }
 }

@@ -89,7 +89,7 @@ pub(super) async fn watch_memory(node: Arc<Node>) {
         begun.mark_unchanged();
         let vms = node.running();
         if vms.is_empty() {
-            node.room().set_scarce(false);
+            node.room().set_low_memory(false);
             // The sender is the node's own.
             let _ = begun.changed().await;
             sleep(FIRST).await;
@@ -108,7 +108,7 @@ pub(super) async fn watch_memory(node: Arc<Node>) {
             Level::Low | Level::Short => node.relieve(&places, vms, &growing, relief).await,
         }
         let waits = async {
-            node.host.room.somebody_waits().await;
+            node.host.room.wait_until_queued().await;
             sleep(SETTLE).await;
         };
         // The pause is right for the VMs that run now.
@@ -133,7 +133,7 @@ impl Node {
         let available = self.host.room.host_memory();
         let available = available.map_or(u64::MAX, |memory| memory.available);
         let is_low = level::is_low(reserve, available);
-        self.host.room.set_scarce(is_low);
+        self.host.room.set_low_memory(is_low);
         let growing = match is_low {
             true => self.growing(vms),
             false => Growing::default(),

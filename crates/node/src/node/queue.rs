@@ -50,7 +50,7 @@ impl Node {
         if let Some(one) = vm.try_operate() {
             return Ok(one);
         }
-        let wait = self.host.room.wait_of(Caller::current().wait);
+        let wait = self.host.room.wait_limit(Caller::current().wait);
         let too_long = async {
             sleep_until(wait_ends(wait)).await;
             self.host.room.when_queued_for(&vm.id).await;
@@ -76,8 +76,8 @@ impl Node {
         each: Amount,
         count: u32,
     ) -> Result<Reserved> {
-        let asking = waiting_caller().asks_for(vm, purpose);
-        while_wanted(vm, self.host.room.reserve(asking, each, count)).await
+        let request = waiting_caller().asks_for(vm, purpose);
+        while_wanted(vm, self.host.room.reserve(request, each, count)).await
     }
 
     /// Reserves memory for a capture of this VM, beside the queue.
@@ -87,7 +87,7 @@ impl Node {
         amount: Amount,
     ) -> Result<Reserved> {
         let wait = waiting_caller().wait;
-        while_wanted(vm, self.host.room.reserve_beside(amount, wait)).await
+        while_wanted(vm, self.host.room.reserve_for_capture(amount, wait)).await
     }
 
     /// The requests that wait for memory or vCPUs, in the order in which they will be served.

@@ -9,7 +9,7 @@ use jiffy_content::error::{Error, Result};
 use jiffy_content::model::vm::Root;
 use jiffy_content::room::memory::Amount;
 use jiffy_content::snapshots::draft::Draft;
-use jiffy_content::snapshots::remove_behind;
+use jiffy_content::snapshots::remove_in_background;
 use jiffy_content::snapshots::saved::Saved;
 use jiffy_vmhost::folders;
 use jiffy_vmhost::handle::{Command, FallingAsleep, Operation, VmHandle};
@@ -121,7 +121,7 @@ impl Node {
                 self.deflate(vm).await;
                 drop(quiet);
                 if vm.view.borrow().paged.is_none() {
-                    let _ = remove_behind(&to);
+                    let _ = remove_in_background(&to);
                 }
                 Err(error)
             }

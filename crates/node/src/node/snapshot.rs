@@ -49,12 +49,12 @@ impl Node {
         let mut manifest = self.manifest_of(&vm, &root, MemoryForm::Image).await?;
         let mut draft = Draft::new(self.snapshots.folder())?;
         let started = vm.view.borrow().vm.started.unwrap_or(0);
-        let before = self.snapshots.last_of(&vm.name, started)?;
+        let before = self.snapshots.latest_of(&vm.name, started)?;
         let from = vm.spec.from.as_ref();
         if let Some(base) = before.or_else(|| Some(self.snapshots.path(&from?.name))) {
             draft.built_on(base);
         }
-        draft.beside_its_root(self.snapshots.root_tables());
+        draft.share_with_root(self.snapshots.root_tables());
         let volumes = self.volume_files(&vm);
         let resume = volumes.is_empty() && !wanted.stop;
         let taken = self.take(&vm, resume, &mut watch).await?;
@@ -273,7 +273,7 @@ impl Node {
                 let removed = tokio::task::spawn_blocking(move || {
                     snapshots.remove(&name)?;
                     // Removes its chunks and their origins, if nothing else uses them.
-                    images.collect();
+                    images.collect_garbage();
                     Ok(())
                 });
                 return joined(removed.await);
@@ -314,7 +314,7 @@ impl Node {
     /// Rewrites a snapshot's RAM with its working set first.
     pub async fn optimise_snapshot(self: Arc<Self>, name: String) -> Result<Snapshot> {
         // Locked, so that another snapshot can't take this name meanwhile.
-        let _one = self.snapshots.rewrite(&name)?;
+        let _one = self.snapshots.lock_for_rewrite(&name)?;
         let saved = self.snapshots.find(&name)?;
         if saved.manifest.memory == MemoryForm::Raw {
             return Err(Error::wrong_state(format!(
@@ -385,7 +385,7 @@ async fn cloned(draft: Draft, volumes: Vec<(String, PathBuf)>) -> Result<Draft> 
         let volumes = volumes
             .iter()
             .map(|(name, path)| (name.as_str(), path.as_path()));
-        draft.take_volumes(volumes).map(|()| draft)
+        draft.clone_volumes(volumes).map(|()| draft)
     });
     joined(work.await)
 }

@@ -37,8 +37,8 @@ async fn make(node: &Node, saved: &Saved) -> Result<Standby> {
     let spec = &saved.manifest.spec;
     let _room = node
         .room()
-        .behind(Amount::of(spec))
-        .ok_or_else(room::needed_by_runs)?;
+        .reserve_background(Amount::of(spec))
+        .ok_or_else(room::memory_needed)?;
     let paths = node.paths();
     let id = names::new_id();
     let record = VmRecord::new(id.clone(), id.clone(), spec.clone(), node.new_cid());
@@ -78,7 +78,7 @@ pub async fn keep(node: Arc<Node>, mut wanted: Wanted) {
         tokio::time::sleep(AFTER_A_RUN).await;
         // Waiting runs reserve their memory first: otherwise this reservation would fail, and
         // the next run would have no standby.
-        node.room().nobody_waits().await;
+        node.room().wait_until_idle().await;
         while node.is_starting() {
             node.when_none_starts().await;
             tokio::time::sleep(AFTER_A_START).await;

@@ -4,7 +4,7 @@ use super::Node;
 use jiffy_content::error::{Error, Result};
 use jiffy_content::images::{Found as FoundImage, name};
 use jiffy_content::snapshots::saved::Saved;
-use jiffy_content::transfer::fetch::{Have, fetch};
+use jiffy_content::transfer::fetch::{Existing, fetch};
 use jiffy_content::transfer::job::{Job, Watcher};
 use jiffy_content::transfer::made::Found;
 use jiffy_content::transfer::{client, push};
@@ -83,12 +83,12 @@ async fn try_pull(
             fetched: 0,
         }));
     }
-    job.doing(format!(
+    job.set_step(format!(
         "waiting for other pulls from {}",
         reference.registry()
     ));
-    let turn = node.transfers.turn(reference.registry()).await;
-    job.doing(format!("asking {}", reference.registry()));
+    let slot = node.transfers.pull_slot(reference.registry()).await;
+    job.set_step(format!("asking {}", reference.registry()));
     let manifest = have
         .as_ref()
         .and_then(|have| have.record.source.as_ref())
@@ -99,16 +99,16 @@ async fn try_pull(
     let (node_too, job_too) = (Arc::clone(node), Arc::clone(job));
     let wanted = wanted.clone();
     let made = tokio::task::spawn_blocking(move || {
-        let have = Have {
+        let have = Existing {
             manifest: manifest.clone(),
             memory,
-            keeps,
+            keep: keeps,
         };
         let (images, transfers) = (&node_too.images, &node_too.transfers);
         let found = fetch(
             images, transfers, &wanted, &reference, &platform, have, &job_too,
         );
-        drop(turn);
+        drop(slot);
         if let (Ok(Found::UpToDate(signed_by)), Some(manifest)) = (&found, &manifest) {
             node_too.note_signed(&reference.to_string(), manifest, signed_by)?;
         }

@@ -1,5 +1,4 @@
-//! `jiffy-origins`: reads from registries and from folders of peers for `jiffy-pager`, which starts
-//! it.
+//! `jiffy-origins`: reads from registries and peers' folders for `jiffy-pager`, which starts it.
 
 use jiffy_pager::origins::request::CHANNEL;
 use jiffy_pager::origins::service;

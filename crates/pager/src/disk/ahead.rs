@@ -5,9 +5,9 @@ use std::ops::Range;
 /// Bytes of readahead after the second request of a sequence.
 const FIRST: u64 = 256 << 10;
 /// Most bytes of readahead.
-const MOST: u64 = 4 << 20;
+const MAX_BYTES: u64 = 4 << 20;
 
-/// Follows the requests of a disk, which only come for missing chunks.
+/// Tracks the requests of a disk, which are made only for missing chunks.
 #[derive(Debug)]
 pub(super) struct Ahead {
     chunk_size: u64,
@@ -34,7 +34,7 @@ impl Ahead {
         let in_row = !self.expected.is_empty() && self.expected.contains(&asked.start);
         self.window = match in_row {
             false => 0,
-            true => (self.window * 2).clamp(FIRST, MOST),
+            true => (self.window * 2).clamp(FIRST, MAX_BYTES),
         };
         let count = (self.window / self.chunk_size) as u32;
         let next = asked.end..asked.end.saturating_add(count).min(self.chunks);
@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_are_followed_faster_and_faster_and_leaps_are_not() {
+    fn readahead_grows_with_sequential_reads_and_ignores_jumps() {
         let mut ahead = Ahead::new(64 << 10, 1000);
         assert!(ahead.after(10..11).is_empty(), "one is no row");
         assert_eq!(ahead.after(11..12), 12..16);

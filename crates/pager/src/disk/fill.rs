@@ -1,6 +1,6 @@
 //! Fills chunks from the image into the cache.
 
-use super::room::{Unkept, WithoutRoom};
+use super::room::{OnFullDisk, Unwritten};
 use super::{Disk, Unavailable};
 use crate::image::{ChunkImage, Content};
 use crate::scratch::{Scratch, first};
@@ -10,18 +10,18 @@ use std::sync::atomic::Ordering;
 
 /// Why chunks are not in the cache.
 #[derive(Debug)]
-pub(super) enum Unfilled {
+pub(super) enum FillError {
     /// They cannot be read from the image.
     Unavailable(Unavailable),
     /// There is no disk space for them.
-    Unkept(Unkept),
+    Unwritten(Unwritten),
 }
 
-impl From<Unfilled> for Unavailable {
-    fn from(unfilled: Unfilled) -> Unavailable {
-        match unfilled {
-            Unfilled::Unavailable(unavailable) => unavailable,
-            Unfilled::Unkept(unkept) => unkept.into(),
+impl From<FillError> for Unavailable {
+    fn from(error: FillError) -> Unavailable {
+        match error {
+            FillError::Unavailable(unavailable) => unavailable,
+            FillError::Unwritten(unwritten) => unwritten.into(),
         }
     }
 }
@@ -30,16 +30,16 @@ impl From<Unfilled> for Unavailable {
 const RUN: usize = 256 << 10;
 
 impl Disk {
-    /// Makes these chunks present in the cache, whoever writes them.
+    /// Makes these chunks present in the cache, no matter which thread writes them.
     pub(super) fn fill(
         &self,
         chunks: Range<u32>,
-        without_room: WithoutRoom,
+        on_full_disk: OnFullDisk,
         scratch: &mut Scratch,
-    ) -> Result<(), Unfilled> {
+    ) -> Result<(), FillError> {
         let mut fetched = chunks.start;
         while let Some(missing) = self.cache.next_missing(chunks.clone()) {
-            self.go_on()?;
+            self.check_ended()?;
             if missing.end > fetched && missing.end - missing.start > 1 {
                 // One large read instead of many. If it fails, the read of the chunk concerned
                 // reports the error.
@@ -56,14 +56,16 @@ impl Disk {
                     let outcome = self.fill_run(run.clone(), scratch);
                     // Other threads must not wait for these chunks while this one waits for disk
                     // space.
-                    self.cache.land(&flight);
+                    self.cache.end_flight(&flight);
                     match outcome {
                         Ok(()) => {}
-                        Err(Unfilled::Unkept(unkept)) if without_room == WithoutRoom::Wait => {
-                            let kept = self.wait_for_room(unkept, scratch);
-                            kept.map_err(Unfilled::Unkept)?;
+                        Err(FillError::Unwritten(unwritten))
+                            if on_full_disk == OnFullDisk::Wait =>
+                        {
+                            let kept = self.wait_for_room(unwritten, scratch);
+                            kept.map_err(FillError::Unwritten)?;
                         }
-                        Err(unfilled) => return Err(unfilled),
+                        Err(error) => return Err(error),
                     }
                 }
                 Claim::Wait(flight) => self.cache.wait(&flight),
@@ -77,7 +79,7 @@ impl Disk {
     pub(super) fn fill_ahead(
         &self,
         chunks: &[u32],
-        without_room: WithoutRoom,
+        on_full_disk: OnFullDisk,
         scratch: &mut Scratch,
     ) -> Option<Unavailable> {
         let reader = self.image.reader();
@@ -97,14 +99,14 @@ impl Disk {
         for run in missing.chunk_by(|one, next| one + 1 == *next) {
             let run = run[0]..run[run.len() - 1] + 1;
             let count = u64::from(run.end - run.start);
-            match self.fill(run, without_room, scratch) {
+            match self.fill(run, on_full_disk, scratch) {
                 Ok(()) => {
                     let ahead = &self.counters.ahead_chunks;
                     ahead.fetch_add(count, Ordering::Relaxed);
                 }
                 // Already logged.
-                Err(Unfilled::Unkept(unkept)) => return Some(unkept.into()),
-                Err(Unfilled::Unavailable(error)) => {
+                Err(FillError::Unwritten(unwritten)) => return Some(unwritten.into()),
+                Err(FillError::Unavailable(error)) => {
                     tracing::warn!(disk = self.name, "{}", error.sentence);
                     problem.get_or_insert(error);
                 }
@@ -116,10 +118,10 @@ impl Disk {
         problem
     }
 
-    fn go_on(&self) -> Result<(), Unfilled> {
+    fn check_ended(&self) -> Result<(), FillError> {
         match self.has_ended() {
             false => Ok(()),
-            true => Err(Unfilled::Unavailable(Unavailable {
+            true => Err(FillError::Unavailable(Unavailable {
                 chunk: None,
                 sentence: format!("the disk {} is served no longer", self.name),
             })),
@@ -127,7 +129,7 @@ impl Disk {
     }
 
     /// Reads chunks and writes them to the cache; if one is bad, those before it are still written.
-    fn fill_run(&self, run: Range<u32>, scratch: &mut Scratch) -> Result<(), Unfilled> {
+    fn fill_run(&self, run: Range<u32>, scratch: &mut Scratch) -> Result<(), FillError> {
         let size = self.image.chunk_size();
         let bytes = first(&mut scratch.chunks, run.len() * size);
         let mut outcome = Ok(());
@@ -140,7 +142,7 @@ impl Disk {
                     total.fetch_add(read, Ordering::Relaxed);
                 }
                 Err(error) => {
-                    outcome = Err(Unfilled::Unavailable(Unavailable {
+                    outcome = Err(FillError::Unavailable(Unavailable {
                         chunk: Some(chunk),
                         sentence: error.0,
                     }));
@@ -151,14 +153,14 @@ impl Disk {
         }
         if good > 0 {
             self.put(run.start, &bytes[..good]).map_err(|error| {
-                let unkept = Unkept {
+                let unwritten = Unwritten {
                     first: run.start,
                     length: good,
                     error,
                 };
-                match unkept.error.is_for_want_of_room() {
-                    true => Unfilled::Unkept(unkept),
-                    false => Unfilled::Unavailable(unkept.into()),
+                match unwritten.error.is_disk_full() {
+                    true => FillError::Unwritten(unwritten),
+                    false => FillError::Unavailable(unwritten.into()),
                 }
             })?;
             let total = &self.counters.bytes_filled;

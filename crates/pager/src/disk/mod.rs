@@ -15,14 +15,14 @@ use crate::io_pool::{IoPool, Urgency};
 use crate::scratch::Scratch;
 use crate::vm::Touched;
 use ahead::Ahead;
-use fill::Unfilled;
+use fill::FillError;
 use jiffy_store::disk_cache::CacheError;
 use jiffy_store::{DiskCache, Recording, Stop, runs};
 use jiffy_sys::clock::monotonic_ns;
 use jiffy_sys::mutex::lock;
 use jiffy_wire::disk::REQUEST_BYTES_MAX;
 use jiffy_wire::pager::PagerStats;
-use room::WithoutRoom;
+use room::OnFullDisk;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -31,7 +31,7 @@ use std::time::Instant;
 
 /// About how many bytes of the disk one task of a prefetch fills.
 const PIECE: u64 = 4 << 20;
-/// A gap of at most so many bytes of the file between two chunks is fetched with them.
+/// Largest gap in the file between two chunks, bytes, that is fetched with them.
 const GAP: u64 = 64 << 10;
 
 /// Bytes of a disk that cannot be read.
@@ -45,7 +45,7 @@ pub struct Unavailable {
 
 /// The result of a VMM's request.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Had {
+pub enum DemandOutcome {
     /// They are in the cache.
     Present,
     /// There is no disk space for them in the cache; these are the first of them.
@@ -61,12 +61,12 @@ pub struct Disk {
     image: Arc<StoredImage>,
     cache: DiskCache,
     ahead: Mutex<Ahead>,
-    /// What was asked for, while it is recorded.
+    /// The chunks that were requested, while they are recorded.
     touched: Option<Touched>,
     recording: AtomicBool,
     ended: Stop,
     /// When the lack of disk space was last logged.
-    told_of_room: Mutex<Option<Instant>>,
+    full_disk_logged: Mutex<Option<Instant>>,
     counters: Counters,
 }
 
@@ -97,7 +97,7 @@ impl Disk {
             touched: record.then(|| Touched::new(reader.size(), chunk_size)),
             recording: AtomicBool::new(record),
             ended: Stop::new(),
-            told_of_room: Mutex::default(),
+            full_disk_logged: Mutex::default(),
             counters: Counters::default(),
             image,
             cache,
@@ -118,10 +118,10 @@ impl Disk {
     /// bytes are in the cache or in the image's file, a second lane beside it. Tasks in the second
     /// lane wait for a registry only briefly, if another thread is filling the same chunks.
     pub fn lane_of(&self, offset: u64, length: u64) -> String {
-        let is_here = |chunk| self.cache.has(chunk) || self.image.is_here(chunk);
+        let is_local = |chunk| self.cache.has(chunk) || self.image.is_local(chunk);
         let lane = self.lane();
         match self.check(offset, length) {
-            Ok(chunks) if chunks.clone().all(is_here) => format!("here, {lane}"),
+            Ok(chunks) if chunks.clone().all(is_local) => format!("here, {lane}"),
             _ => lane,
         }
     }
@@ -140,28 +140,28 @@ impl Disk {
         length: u64,
         takes_bytes: bool,
         scratch: &mut Scratch,
-    ) -> Result<Had, Unavailable> {
+    ) -> Result<DemandOutcome, Unavailable> {
         let begun = monotonic_ns();
         let chunks = self.check(offset, length)?;
-        if self.records() {
+        if self.is_recording() {
             self.touch(chunks.clone());
         }
-        let without_room = match takes_bytes {
-            true => WithoutRoom::GiveUp,
-            false => WithoutRoom::Wait,
+        let on_full_disk = match takes_bytes {
+            true => OnFullDisk::GiveUp,
+            false => OnFullDisk::Wait,
         };
-        let had = match self.fill(chunks.clone(), without_room, scratch) {
+        let outcome = match self.fill(chunks.clone(), on_full_disk, scratch) {
             Ok(()) => {
                 self.read_ahead(io_pool, chunks);
-                Ok(Had::Present)
+                Ok(DemandOutcome::Present)
             }
-            Err(Unfilled::Unkept(unkept)) if takes_bytes => {
-                self.without_room(offset, length, &unkept, scratch)
+            Err(FillError::Unwritten(unwritten)) if takes_bytes => {
+                self.read_without_cache(offset, length, &unwritten, scratch)
             }
-            Err(unfilled) => Err(unfilled.into()),
+            Err(error) => Err(error.into()),
         };
         self.counters.request(begun);
-        had
+        outcome
     }
 
     /// Checks a request, and returns its chunks.
@@ -183,7 +183,7 @@ impl Disk {
     }
 
     /// Whether requests are recorded.
-    fn records(&self) -> bool {
+    fn is_recording(&self) -> bool {
         self.recording.load(Ordering::Acquire)
     }
 
@@ -197,27 +197,27 @@ impl Disk {
     }
 
     fn read_ahead(self: &Arc<Disk>, io_pool: &IoPool, chunks: Range<u32>) {
-        // A whole image is as fast as the cache, so nothing is read ahead and the recording is
-        // exact.
-        let exact = self.records() && !self.image.reader().is_partial();
+        // Reading a whole image is as fast as the cache, so nothing is read ahead and the recording
+        // is exact.
+        let exact = self.is_recording() && !self.image.reader().is_partial();
         let next = lock(&self.ahead).after(chunks);
         if exact || next.is_empty() || self.cache.has_all(next.clone()) {
             return;
         }
-        if self.records() {
+        if self.is_recording() {
             self.touch(next.clone());
         }
         let disk = self.clone();
         io_pool.push(Urgency::Ahead, self.lane(), move |scratch| {
             let chunks: Vec<u32> = next.collect();
-            disk.fill_ahead(&chunks, WithoutRoom::GiveUp, scratch);
+            disk.fill_ahead(&chunks, OnFullDisk::GiveUp, scratch);
         });
     }
 
-    /// Prefetches what an earlier boot asked for, or the image's working set, in a few large pieces
+    /// Prefetches the chunks of a recorded boot, or the image's working set, in a few large pieces
     /// at once.
     pub fn prefetch(self: &Arc<Disk>, io_pool: &IoPool, recording: Option<&Path>) {
-        let chunks = match recording.map(|path| self.recorded(path)) {
+        let chunks = match recording.map(|path| self.read_recording(path)) {
             Some(Some(chunks)) => chunks,
             _ => match self.image.reader().working_set() {
                 Ok(ranges) => ranges.into_iter().flatten().collect(),
@@ -230,7 +230,7 @@ impl Disk {
         for piece in self.pieces(chunks) {
             let disk = self.clone();
             io_pool.push(Urgency::Ahead, self.lane(), move |scratch| {
-                disk.fill_ahead(&piece, WithoutRoom::GiveUp, scratch);
+                disk.fill_ahead(&piece, OnFullDisk::GiveUp, scratch);
             });
         }
     }
@@ -252,7 +252,7 @@ impl Disk {
                 // others are skipped.
                 let problem = match lock(&left.1).0.is_some() {
                     true => None,
-                    false => disk.fill_ahead(&piece, WithoutRoom::Wait, scratch),
+                    false => disk.fill_ahead(&piece, OnFullDisk::Wait, scratch),
                 };
                 let mut end = lock(&left.1);
                 end.0 = end.0.take().or(problem.map(|problem| problem.sentence));
@@ -265,8 +265,8 @@ impl Disk {
         }
     }
 
-    /// The chunks that earlier boots asked for; `None` if unknown.
-    fn recorded(&self, path: &Path) -> Option<Vec<u32>> {
+    /// The chunks that earlier boots requested; `None` if unknown.
+    fn read_recording(&self, path: &Path) -> Option<Vec<u32>> {
         let recording = match Recording::read(path) {
             Ok(recording) => recording,
             Err(error) => {
@@ -331,7 +331,7 @@ impl Disk {
         self.cache.close()
     }
 
-    /// What was asked for so far; with `last`, recording ends.
+    /// The chunks requested so far; with `last`, recording ends.
     pub fn recording(&self, last: bool) -> Option<Recording> {
         if last {
             self.recording.store(false, Ordering::Release);

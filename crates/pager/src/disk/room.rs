@@ -1,13 +1,12 @@
 //! Handles a full file system while a cache is filled.
 //!
-//! If a read failed because the disk is full, the guest would see an I/O error without fault of its
-//! own. So data that can be fetched again is dropped: first the fetched chunks of the image, which
-//! the cache has unpacked, then unused caches in the same folder. If that is not enough, the VMM
-//! gets the bytes themselves, and its next read tries again to keep them. A VMM of an older release
-//! does not take bytes; its read waits for a while, because the node or its user may free disk
-//! space.
+//! A full disk must not cause an I/O error in a guest. So data that can be fetched again is
+//! dropped: first the fetched chunks of the image, which the cache has unpacked, then unused caches
+//! in the same folder. If that is not enough, the VMM gets the bytes themselves, and its next read
+//! tries again to cache them. A VMM of an older release does not take bytes; its read waits for a
+//! while, because the node or its user may free disk space.
 
-use super::{Disk, Had, Unavailable, lock};
+use super::{DemandOutcome, Disk, Unavailable, lock};
 use crate::image::{ChunkImage, Content};
 use crate::scratch::{Scratch, first};
 use jiffy_store::disk_cache::{CacheError, trim_others};
@@ -16,15 +15,15 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// How long a read waits for disk space. Its VMM waits three times as long for the pager.
-pub(super) const PATIENCE: Duration = Duration::from_secs(60);
+pub(super) const ROOM_TIMEOUT: Duration = Duration::from_secs(60);
 /// How often it tries again.
-const GLANCE: Duration = Duration::from_millis(100);
+const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 /// How often the lack of disk space is logged.
-const TOLD_EVERY: Duration = Duration::from_secs(600);
+const LOG_INTERVAL: Duration = Duration::from_secs(600);
 
 /// What to do when there is no disk space for chunks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum WithoutRoom {
+pub(super) enum OnFullDisk {
     /// Wait for room.
     Wait,
     /// Give up.
@@ -33,7 +32,7 @@ pub(super) enum WithoutRoom {
 
 /// Chunks that were read but could not be written: they are at the start of [`Scratch::chunks`].
 #[derive(Debug)]
-pub(super) struct Unkept {
+pub(super) struct Unwritten {
     /// The first.
     pub first: u32,
     /// Bytes.
@@ -46,10 +45,10 @@ impl Disk {
     /// Puts chunks into the cache, and drops other data if the disk is full.
     pub(super) fn put(&self, first: u32, bytes: &[u8]) -> Result<(), CacheError> {
         let error = match self.cache.put(first, bytes) {
-            Err(error) if error.is_for_want_of_room() => error,
+            Err(error) if error.is_disk_full() => error,
             done => return done,
         };
-        self.image.reader().shed();
+        self.image.reader().drop_fetched();
         if self.cache.put(first, bytes).is_ok() {
             return Ok(());
         }
@@ -57,39 +56,45 @@ impl Disk {
         if freed > 0 && self.cache.put(first, bytes).is_ok() {
             return Ok(());
         }
-        let mut told = lock(&self.told_of_room);
-        if told.is_none_or(|told| told.elapsed() > TOLD_EVERY) {
-            *told = Some(Instant::now());
+        let mut last_logged = lock(&self.full_disk_logged);
+        if last_logged.is_none_or(|last_logged| last_logged.elapsed() > LOG_INTERVAL) {
+            *last_logged = Some(Instant::now());
             tracing::warn!(disk = self.name, %error, "what is read finds no room and is not kept");
         }
         Err(error)
     }
 
     /// Waits until there is disk space for chunks.
-    pub(super) fn wait_for_room(&self, unkept: Unkept, scratch: &Scratch) -> Result<(), Unkept> {
+    pub(super) fn wait_for_room(
+        &self,
+        unwritten: Unwritten,
+        scratch: &Scratch,
+    ) -> Result<(), Unwritten> {
         let begun = Instant::now();
         loop {
-            if scratch.decoder.stop.is_given_up() || self.has_ended() || begun.elapsed() > PATIENCE
+            if scratch.decoder.stop.is_given_up()
+                || self.has_ended()
+                || begun.elapsed() > ROOM_TIMEOUT
             {
-                return Err(unkept);
+                return Err(unwritten);
             }
-            thread::sleep(GLANCE);
-            match self.put(unkept.first, &scratch.chunks[..unkept.length]) {
+            thread::sleep(RETRY_INTERVAL);
+            match self.put(unwritten.first, &scratch.chunks[..unwritten.length]) {
                 Ok(()) => return Ok(()),
-                Err(error) if error.is_for_want_of_room() => {}
-                Err(error) => return Err(Unkept { error, ..unkept }),
+                Err(error) if error.is_disk_full() => {}
+                Err(error) => return Err(Unwritten { error, ..unwritten }),
             }
         }
     }
 
     /// Returns the first bytes of a range when there is no disk space for some of its chunks.
-    pub(super) fn without_room(
+    pub(super) fn read_without_cache(
         &self,
         offset: u64,
         length: u64,
-        unkept: &Unkept,
+        unwritten: &Unwritten,
         scratch: &mut Scratch,
-    ) -> Result<Had, Unavailable> {
+    ) -> Result<DemandOutcome, Unavailable> {
         let size = self.image.chunk_size();
         let end = offset + length.min(ANSWER_BYTES_MAX as u64);
         let read = std::mem::take(&mut scratch.chunks);
@@ -99,15 +104,15 @@ impl Disk {
             let part =
                 offset.saturating_sub(start) as usize..(end - start).min(size as u64) as usize;
             let at = chunk
-                .checked_sub(unkept.first)
+                .checked_sub(unwritten.first)
                 .map(|nth| nth as usize * size);
-            match at.and_then(|at| read[..unkept.length].get(at..at + size)) {
+            match at.and_then(|at| read[..unwritten.length].get(at..at + size)) {
                 Some(chunk) => bytes.extend_from_slice(&chunk[part]),
                 None => bytes.extend_from_slice(&self.read_chunk(chunk, scratch)?[part]),
             }
         }
         scratch.chunks = read;
-        Ok(Had::Bytes(bytes))
+        Ok(DemandOutcome::Bytes(bytes))
     }
 
     /// Reads a chunk from the cache or the image.
@@ -134,11 +139,11 @@ impl Disk {
     }
 }
 
-impl From<Unkept> for Unavailable {
-    fn from(unkept: Unkept) -> Unavailable {
+impl From<Unwritten> for Unavailable {
+    fn from(unwritten: Unwritten) -> Unavailable {
         Unavailable {
-            chunk: Some(unkept.first),
-            sentence: crate::image::Unreadable::from_error(&unkept.error).0,
+            chunk: Some(unwritten.first),
+            sentence: crate::image::Unreadable::from_error(&unwritten.error).0,
         }
     }
 }

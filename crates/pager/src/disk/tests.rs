@@ -16,28 +16,28 @@ use small_disk::SmallDisk;
 const CHUNK: usize = 64 << 10;
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// An origin that waits until it is let, and notes what was asked.
-struct Held {
+/// An origin that waits for its gate, and records the requests.
+struct GatedOrigin {
     file: Vec<u8>,
     asked: Mutex<Vec<Range<u64>>>,
-    said: Mutex<Sender<()>>,
+    notify: Mutex<Sender<()>>,
     gate: Mutex<Receiver<()>>,
     lies: AtomicBool,
     absent: AtomicBool,
 }
 
-impl Origin for Held {
+impl Origin for GatedOrigin {
     fn name(&self) -> String {
         "the origin".into()
     }
 
     fn fetch(&self, range: Range<u64>, _: &Stop) -> Result<Vec<u8>, OriginError> {
         lock(&self.asked).push(range.clone());
-        let _ = lock(&self.said).send(());
-        // Let go for ever when the other end is dropped.
+        let _ = lock(&self.notify).send(());
+        // Open for ever once the other end is dropped.
         let _ = lock(&self.gate).recv();
         if self.absent.load(Ordering::SeqCst) {
-            return Err(OriginError::never("it is gone"));
+            return Err(OriginError::permanent("it is gone"));
         }
         let mut bytes = self.file[range.start as usize..range.end as usize].to_vec();
         if self.lies.load(Ordering::SeqCst) {
@@ -103,20 +103,20 @@ impl Bench {
         self.open(StoredImage::open(&self.whole).unwrap(), record)
     }
 
-    /// The same image, none of whose chunks are here; what lets the origin
-    /// answer, and what tells of a question.
-    fn open_partial(&self) -> (Arc<Disk>, Arc<Held>, Sender<()>, Receiver<()>) {
+    /// The same image without chunks, its origin, the sender that opens the gate, and the receiver
+    /// that reports each request.
+    fn open_partial(&self) -> (Arc<Disk>, Arc<GatedOrigin>, Sender<()>, Receiver<()>) {
         let whole = ImageReader::open(&self.whole).unwrap();
         let file = fs::read(&self.whole).unwrap();
         let tail = file.len() + 64 - whole.metadata_bytes() as usize;
         let path = self.folder.path().join("partial");
         partial::create(&path, file.len() as u64, &file[tail..], whole.id()).unwrap();
         let (open, gate) = channel();
-        let (said, asked) = channel();
-        let origin = Arc::new(Held {
+        let (notify, asked) = channel();
+        let origin = Arc::new(GatedOrigin {
             file,
             asked: Mutex::default(),
-            said: Mutex::new(said),
+            notify: Mutex::new(notify),
             gate: Mutex::new(gate),
             lies: AtomicBool::new(false),
             absent: AtomicBool::new(false),
@@ -132,8 +132,8 @@ impl Bench {
     }
 
     fn demand(&self, disk: &Arc<Disk>, offset: usize, length: usize) -> Result<(), Unavailable> {
-        let had = self.demand_as(disk, offset, length, false)?;
-        assert_eq!(had, Had::Present);
+        let outcome = self.demand_as(disk, offset, length, false)?;
+        assert_eq!(outcome, DemandOutcome::Present);
         Ok(())
     }
 
@@ -143,7 +143,7 @@ impl Bench {
         offset: usize,
         length: usize,
         takes_bytes: bool,
-    ) -> Result<Had, Unavailable> {
+    ) -> Result<DemandOutcome, Unavailable> {
         let (offset, length) = (offset as u64, length as u64);
         let mut scratch = Scratch::default();
         disk.demand(&self.io_pool, offset, length, takes_bytes, &mut scratch)
@@ -164,7 +164,7 @@ fn eventually(what: &str, is_so: impl Fn() -> bool) {
 }
 
 #[test]
-fn what_is_asked_for_is_there_with_its_bits() {
+fn requested_ranges_are_filled_and_marked_present() {
     let bench = Bench::new(40, None);
     let disk = bench.open_whole(false);
     assert!(disk.cache().has(4), "zero");
@@ -192,7 +192,7 @@ fn what_is_asked_for_is_there_with_its_bits() {
 }
 
 #[test]
-fn a_disk_read_in_order_is_filled_ahead() {
+fn a_disk_read_sequentially_is_filled_ahead() {
     let bench = Bench::new(200, None);
     let disk = bench.open_whole(false);
     bench.demand(&disk, 0, CHUNK).unwrap();
@@ -203,7 +203,7 @@ fn a_disk_read_in_order_is_filled_ahead() {
 }
 
 #[test]
-fn a_recorded_boot_is_fetched_in_one_go_and_others_too() {
+fn a_recorded_boot_set_is_prefetched_in_few_reads() {
     let bench = Bench::new(100, None);
     let disk = bench.open_whole(true);
     for chunk in [50, 51, 52, 10, 50, 90, 11] {
@@ -234,7 +234,7 @@ fn a_recorded_boot_is_fetched_in_one_go_and_others_too() {
 }
 
 #[test]
-fn an_optimised_image_comes_with_its_set_in_few_reads() {
+fn an_optimised_image_prefetches_its_working_set_in_few_reads() {
     let set: Vec<u32> = (0..100).filter(|chunk| chunk % 3 == 0).collect();
     let bench = Bench::new(100, Some(set.clone()));
     let (disk, origin, open, _) = bench.open_partial();
@@ -251,10 +251,10 @@ fn an_optimised_image_comes_with_its_set_in_few_reads() {
 }
 
 #[test]
-fn who_waits_for_one_chunk_waits_for_nobody_else_s() {
+fn waiting_for_one_chunk_does_not_block_reads_of_others() {
     let bench = Bench::new(100, None);
     let (disk, origin, open, asked) = bench.open_partial();
-    // Three want the same chunk: it is asked for once.
+    // Three threads need the same chunk: it is fetched once.
     let waiting: Vec<_> = (0..3)
         .map(|_| {
             let (disk, io_pool) = (disk.clone(), bench.io_pool.clone());
@@ -262,7 +262,7 @@ fn who_waits_for_one_chunk_waits_for_nobody_else_s() {
         })
         .collect();
     asked.recv_timeout(PATIENCE).unwrap();
-    // What is here is there for others, while the origin says nothing.
+    // Local chunks are served to others while the origin is blocked.
     bench.demand(&disk, 4 * CHUNK, CHUNK).unwrap();
     assert!(asked.try_recv().is_err() && waiting.iter().all(|thread| !thread.is_finished()));
     drop(open);
@@ -274,7 +274,7 @@ fn who_waits_for_one_chunk_waits_for_nobody_else_s() {
 }
 
 #[test]
-fn a_chunk_that_cannot_be_had_is_named_and_may_be_had_later() {
+fn an_unavailable_chunk_is_named_and_can_be_read_later() {
     let bench = Bench::new(60, None);
     let (disk, origin, open, _) = bench.open_partial();
     drop(open);
@@ -296,7 +296,7 @@ fn a_chunk_that_cannot_be_had_is_named_and_may_be_had_later() {
 }
 
 #[test]
-fn complete_fills_all_or_tells_what_is_missing() {
+fn complete_fills_everything_or_names_what_is_missing() {
     let bench = Bench::new(300, None);
     let (disk, origin, open, _) = bench.open_partial();
     drop(open);
@@ -322,7 +322,7 @@ fn complete_fills_all_or_tells_what_is_missing() {
 }
 
 #[test]
-fn many_readers_at_random_see_the_disk_s_bytes() {
+fn concurrent_random_readers_see_the_disk_s_bytes() {
     let bench = Bench::new(120, None);
     let (disk, _, open, _) = bench.open_partial();
     drop(open);
@@ -341,14 +341,14 @@ fn many_readers_at_random_see_the_disk_s_bytes() {
 }
 
 #[test]
-fn on_a_full_disk_caches_give_way_and_then_a_read_waits() {
+fn on_a_full_disk_caches_are_dropped_and_then_reads_wait() {
     let bench = Bench::new(40, None);
     let small = SmallDisk::mount(&bench.folder.path().join("disks"), 80 * CHUNK);
     let open = |name: &str| {
         let image = Arc::new(StoredImage::open(&bench.whole).unwrap());
         Arc::new(Disk::open(name, image, &small.0.join(name), false).unwrap())
     };
-    // One that nobody uses any more, all of it.
+    // A complete cache that is not in use.
     let unused = open("unused");
     bench.demand(&unused, 0, 16 * CHUNK).unwrap();
     bench.demand(&unused, 16 * CHUNK, 16 * CHUNK).unwrap();
@@ -362,22 +362,22 @@ fn on_a_full_disk_caches_give_way_and_then_a_read_waits() {
     small.fill();
     thread::scope(|scope| {
         let read = scope.spawn(|| bench.demand(&disk, 20 * CHUNK, 4 * CHUNK));
-        // It has met the full disk.
-        while lock(&disk.told_of_room).is_none() {
+        // Wait until the read has met the full disk.
+        while lock(&disk.full_disk_logged).is_none() {
             thread::yield_now();
         }
         small.make_room();
         read.join().unwrap().unwrap();
     });
     bench.check(&disk, 20 * CHUNK..24 * CHUNK);
-    // Nobody waits for one who has gone.
+    // A read of an ended disk does not wait for space.
     small.fill();
     disk.end();
     bench.demand(&disk, 30 * CHUNK, CHUNK).unwrap_err();
 }
 
 #[test]
-fn what_finds_no_room_is_had_from_memory_at_once_and_kept_when_there_is_room() {
+fn a_full_disk_serves_bytes_from_memory_until_there_is_room() {
     let bench = Bench::new(40, None);
     let small = SmallDisk::mount(&bench.folder.path().join("disks"), 80 * CHUNK);
     let image = Arc::new(StoredImage::open(&bench.whole).unwrap());
@@ -386,14 +386,14 @@ fn what_finds_no_room_is_had_from_memory_at_once_and_kept_when_there_is_room() {
     bench.demand(&disk, 6 * CHUNK, CHUNK).unwrap();
     small.fill();
     let begun = Instant::now();
-    // From the middle of a chunk that is not there, over one that is and one of zeros.
+    // From the middle of a missing chunk, across a present one and a zero one.
     let (start, length) = (5 * CHUNK + 512, 7 * CHUNK - 1024);
     let mut at = start;
     while at < start + length {
-        let had = bench
+        let outcome = bench
             .demand_as(&disk, at, start + length - at, true)
             .unwrap();
-        let Had::Bytes(bytes) = had else {
+        let DemandOutcome::Bytes(bytes) = outcome else {
             panic!("there is no room");
         };
         assert!(!bytes.is_empty() && bytes.len() <= 256 << 10);
@@ -401,16 +401,18 @@ fn what_finds_no_room_is_had_from_memory_at_once_and_kept_when_there_is_room() {
         at += bytes.len();
     }
     assert!(!disk.cache().has(5));
-    // One that takes none waits in vain, and keeps nobody else from them.
+    // A VMM that takes no bytes waits in vain, and does not block others.
     thread::scope(|scope| {
         let patient = scope.spawn(|| bench.demand(&disk, 20 * CHUNK, CHUNK));
-        let had = bench.demand_as(&disk, 20 * CHUNK, CHUNK, true).unwrap();
-        assert!(matches!(had, Had::Bytes(bytes) if bytes == bench.bytes[20 * CHUNK..][..CHUNK]));
-        assert!(begun.elapsed() < room::PATIENCE, "it waited");
+        let outcome = bench.demand_as(&disk, 20 * CHUNK, CHUNK, true).unwrap();
+        assert!(
+            matches!(outcome, DemandOutcome::Bytes(bytes) if bytes == bench.bytes[20 * CHUNK..][..CHUNK])
+        );
+        assert!(begun.elapsed() < room::ROOM_TIMEOUT, "it waited");
         small.make_room();
         patient.join().unwrap().unwrap();
     });
-    let had = bench.demand_as(&disk, start, length, true).unwrap();
-    assert_eq!(had, Had::Present);
+    let outcome = bench.demand_as(&disk, start, length, true).unwrap();
+    assert_eq!(outcome, DemandOutcome::Present);
     bench.check(&disk, 5 * CHUNK..12 * CHUNK);
 }

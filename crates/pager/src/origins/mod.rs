@@ -1,18 +1,18 @@
-//! Origins of missing chunks, as described by the node. The pager reads from none itself: it holds
-//! the memory of VMs, and speaks with their monitors. Another program does, `jiffy-origins`, which
-//! talks to registries and has their credentials.
+//! Origins of missing chunks, as described by the node. The pager does not read from them itself,
+//! because it holds the memory of VMs and talks to their VMMs. Another program does:
+//! `jiffy-origins`, which talks to registries and has their credentials.
 //!
-//! * [`elsewhere`]: the pager's side.
-//! * [`request`]: what the two say to each other.
-//! * [`service`]: the other program.
+//! * [`client`]: the pager's side, which sends requests.
+//! * [`request`]: the protocol between the two programs.
+//! * [`service`]: `jiffy-origins`, which answers them.
 //! * `registry`: a file of an artifact in a registry.
 
-pub mod elsewhere;
+pub mod client;
 mod registry;
 pub mod request;
 pub mod service;
 
-use elsewhere::{Elsewhere, Reader};
+use client::{Reader, RemoteOrigin};
 use jiffy_store::{ImageId, Origin};
 use jiffy_wire::pager::Origin as Described;
 use std::path::Path;
@@ -29,7 +29,7 @@ pub fn origins(
     described
         .iter()
         .map(|origin| -> Arc<dyn Origin> {
-            Arc::new(Elsewhere::new(reader.clone(), origin, id, path))
+            Arc::new(RemoteOrigin::new(reader.clone(), origin, id, path))
         })
         .collect()
 }

@@ -1,6 +1,6 @@
 //! A file of an artifact in a registry, read by ranges.
 
-use super::request::LEAST_RATE;
+use super::request::MIN_RATE;
 use jiffy_registry::artifact::{RemoteArtifact, RemoteFile};
 use jiffy_registry::client::Retries;
 use jiffy_registry::{Client, ClientOptions, Progress, Reference, RegistryError};
@@ -12,22 +12,22 @@ use std::sync::Mutex;
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
-/// How long a connection may be silent: a guest waits.
-const STALL: Duration = Duration::from_secs(10);
+/// How long a connection may be idle; short, because a guest waits.
+const STALL_TIMEOUT: Duration = Duration::from_secs(10);
 /// Retries after temporary failures, for each fetch of the store.
 const RETRIES: u32 = 2;
-const LONGEST_WAIT: Duration = Duration::from_secs(5);
+const MAX_RETRY_WAIT: Duration = Duration::from_secs(5);
 /// The most time that a fetch may take in all: this, plus the time that the bytes take at
-/// [`LEAST_RATE`].
+/// [`MIN_RATE`].
 const FETCH_TIME: Duration = Duration::from_secs(15);
 
 /// One fetch.
-struct Asked<'a> {
+struct FetchProgress<'a> {
     deadline: Instant,
     given_up: &'a (dyn Fn() -> bool + Sync),
 }
 
-impl Progress for Asked<'_> {
+impl Progress for FetchProgress<'_> {
     fn cancelled(&self) -> bool {
         (self.given_up)()
     }
@@ -51,23 +51,23 @@ impl RegistryFile {
         }
     }
 
-    fn file(&self, asked: &Asked<'_>) -> Result<RemoteFile, OriginError> {
+    fn file(&self, progress: &FetchProgress<'_>) -> Result<RemoteFile, OriginError> {
         let mut known = self.file.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(file) = &*known {
             return Ok(file.clone());
         }
-        let found = self.look(asked)?;
+        let found = self.open(progress)?;
         Ok(known.insert(found).clone())
     }
 
-    fn look(&self, asked: &Asked<'_>) -> Result<RemoteFile, OriginError> {
+    fn open(&self, progress: &FetchProgress<'_>) -> Result<RemoteFile, OriginError> {
         let described = &self.described;
         let reference = Reference::parse(&described.reference, None)
-            .map_err(|error| OriginError::never(error.to_string()))?;
-        let client = Client::new(options(described)).map_err(told)?;
-        let artifact = RemoteArtifact::open(&client, &reference, asked).map_err(told)?;
+            .map_err(|error| OriginError::permanent(error.to_string()))?;
+        let client = Client::new(options(described)).map_err(origin_error)?;
+        let artifact = RemoteArtifact::open(&client, &reference, progress).map_err(origin_error)?;
         artifact.file(&described.file).cloned().ok_or_else(|| {
-            OriginError::never(format!("the artifact has no file {:?}", described.file))
+            OriginError::permanent(format!("the artifact has no file {:?}", described.file))
         })
     }
 }
@@ -75,14 +75,14 @@ impl RegistryFile {
 fn options(described: &RegistryOrigin) -> ClientOptions {
     let config = described.docker_config.as_deref();
     ClientOptions {
-        connect_timeout: STALL,
-        stall_timeout: STALL,
+        connect_timeout: STALL_TIMEOUT,
+        stall_timeout: STALL_TIMEOUT,
         retries: Retries {
             limit: RETRIES,
-            longest_wait: LONGEST_WAIT,
+            longest_wait: MAX_RETRY_WAIT,
             ..Retries::default()
         },
-        ..ClientOptions::noted(config, described.plain_http, &described.authorities)
+        ..ClientOptions::from_recorded(config, described.plain_http, &described.authorities)
     }
 }
 
@@ -93,26 +93,26 @@ impl RegistryFile {
         range: Range<u64>,
         given_up: &(dyn Fn() -> bool + Sync),
     ) -> Result<Vec<u8>, OriginError> {
-        let within = |time| Asked {
+        let within = |time| FetchProgress {
             deadline: Instant::now() + time,
             given_up,
         };
         let file = self.file(&within(FETCH_TIME))?;
         if range.end > file.size() {
-            return Err(OriginError::never(format!(
+            return Err(OriginError::permanent(format!(
                 "its file {:?} has {} bytes",
                 self.described.file,
                 file.size()
             )));
         }
-        // The bytes it gives were checked against a hash, so nothing is unpacked that is not the
-        // artifact's.
-        let least = Duration::from_secs(file.bytes_to_read(&range) / LEAST_RATE);
-        file.read(range, &within(FETCH_TIME + least)).map_err(told)
+        // `read` checks all bytes against a hash, so only the artifact's own bytes are unpacked.
+        let least = Duration::from_secs(file.bytes_to_read(&range) / MIN_RATE);
+        file.read(range, &within(FETCH_TIME + least))
+            .map_err(origin_error)
     }
 }
 
-/// Converts the error. Not to be retried: the client has retried already.
-fn told(error: RegistryError) -> OriginError {
-    OriginError::never(causes::sentence(&error))
+/// Converts the error. The result is permanent, because the client has retried already.
+fn origin_error(error: RegistryError) -> OriginError {
+    OriginError::permanent(causes::sentence(&error))
 }

@@ -1,4 +1,4 @@
-//! What the pager asks `jiffy-origins`, and its answers.
+//! The protocol between the pager and `jiffy-origins`.
 //!
 //! Over the channel that the program is started with ([`CHANNEL`]) the pager sends connections: a
 //! byte with a socket attached. On each of them it sends one [`Request`] at a time, a line of JSON,
@@ -12,19 +12,18 @@ use std::path::PathBuf;
 /// Number of the channel's descriptor in `jiffy-origins`.
 pub const CHANNEL: i32 = 3;
 /// Longest line of either, bytes.
-pub const LINE: u64 = 64 << 10;
+pub const MAX_LINE: u64 = 64 << 10;
 /// Most bytes of a request.
-pub const MOST: u64 = 1 << 28;
+pub const MAX_FETCH: u64 = 1 << 28;
 /// Slowest rate at which bytes of an origin are waited for, bytes per second.
-pub const LEAST_RATE: u64 = 64 << 10;
+pub const MIN_RATE: u64 = 64 << 10;
 
 /// Bytes of an image's file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Request {
     /// What to read from.
     pub origin: Origin,
-    /// The number that the pager gave to this description; what was found out about an origin holds
-    /// for its number.
+    /// The number that the pager gave to this description; `jiffy-origins` caches files by number.
     pub number: u64,
     /// The image's id.
     pub id: [u8; 16],
@@ -36,7 +35,7 @@ pub struct Request {
     pub end: u64,
 }
 
-/// What came of it.
+/// The answer to a request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Answer {

@@ -1,12 +1,12 @@
 //! `jiffy-origins`: reads from registries and from folders of peers for the pager.
 //!
 //! It checks what a registry sends against the hashes of its blocks, decompresses nothing, and has
-//! neither memory of VMs nor a connection to their monitors. It is a program of its own because it
-//! must have what the pager must not: the network, credentials, programs that give credentials, and
-//! folders that become known later.
+//! neither memory of VMs nor a connection to their VMMs. It is a separate program because it needs
+//! what the pager must not have: the network, credentials, credential helpers, and folders that
+//! become known later.
 
 use super::registry::RegistryFile;
-use super::request::{Answer, LINE, MOST, Request};
+use super::request::{Answer, MAX_FETCH, MAX_LINE, Request};
 use jiffy_jail::own;
 use jiffy_store::{ImageId, Origin as _, OriginError, PeerFolder, Stop};
 use jiffy_sys::fork::{Fork, fork};
@@ -22,13 +22,13 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-/// Most registries' files that are remembered.
-const REMEMBERED: usize = 1024;
-/// The pause before a process that has died is replaced.
-const PAUSE: Duration = Duration::from_millis(100);
+/// Most files in registries that are cached.
+const MAX_FILES: usize = 1024;
+/// The pause before a dead process is restarted.
+const RESTART_DELAY: Duration = Duration::from_millis(100);
 
-/// Serves the channel until the pager closes it. The work is done by a process that is replaced
-/// when it dies: whatever makes it die costs the requests that it had, and no VM.
+/// Serves the channel until the pager closes it. A child process does the work and is restarted
+/// when it dies: a crash loses its current requests, but no VM.
 pub fn run(channel: OwnedFd) -> io::Result<()> {
     own::harden().map_err(|error| io::Error::other(causes::sentence(&error)))?;
     let channel = UnixStream::from(channel);
@@ -47,7 +47,7 @@ pub fn run(channel: OwnedFd) -> io::Result<()> {
                 tracing::error!(%error, "the process that reads from registries and peers can't be started");
             }
         }
-        thread::sleep(PAUSE);
+        thread::sleep(RESTART_DELAY);
     }
 }
 
@@ -60,8 +60,8 @@ fn serve(channel: &UnixStream) -> io::Result<()> {
         }
         for connection in connections {
             let files = files.clone();
-            let serve = move || files.converse(&UnixStream::from(connection));
-            // Without a thread the connection is closed, which the pager sees.
+            let serve = move || files.serve_connection(&UnixStream::from(connection));
+            // If no thread starts, the connection is closed, which the pager notices.
             if let Err(error) = thread::Builder::new().name("origin".into()).spawn(serve) {
                 tracing::warn!(%error, "a request can't be served");
             }
@@ -75,17 +75,17 @@ struct Files(Mutex<HashMap<u64, Arc<RegistryFile>>>);
 
 impl Files {
     /// Answers requests until the connection is closed.
-    fn converse(&self, connection: &UnixStream) {
+    fn serve_connection(&self, connection: &UnixStream) {
         let mut input = BufReader::new(connection);
         loop {
             let mut line = Vec::new();
-            let read = (&mut input).take(LINE).read_until(b'\n', &mut line);
+            let read = (&mut input).take(MAX_LINE).read_until(b'\n', &mut line);
             if read.is_err() || line.is_empty() {
                 return;
             }
             let outcome = match serde_json::from_slice(&line) {
                 Ok(request) => self.fetch(&request, connection),
-                Err(error) => Err(OriginError::never(format!("it is no request: {error}"))),
+                Err(error) => Err(OriginError::permanent(format!("it is no request: {error}"))),
             };
             let (answer, bytes) = match outcome {
                 Ok(bytes) => (Answer::Bytes, bytes),
@@ -102,9 +102,9 @@ impl Files {
 
     fn fetch(&self, request: &Request, connection: &UnixStream) -> Result<Vec<u8>, OriginError> {
         let range = request.start..request.end;
-        let right = range.start <= range.end && range.end - range.start <= MOST;
-        if !right {
-            return Err(OriginError::never("no such range is read"));
+        let valid = range.start <= range.end && range.end - range.start <= MAX_FETCH;
+        if !valid {
+            return Err(OriginError::permanent("no such range is read"));
         }
         match &request.origin {
             Origin::Folder { folder } => {
@@ -114,7 +114,7 @@ impl Files {
             Origin::Registry(described) => {
                 let file = {
                     let mut files = lock(&self.0);
-                    if files.len() >= REMEMBERED && !files.contains_key(&request.number) {
+                    if files.len() >= MAX_FILES && !files.contains_key(&request.number) {
                         files.clear();
                     }
                     let new = || Arc::new(RegistryFile::new(described));

@@ -1,4 +1,4 @@
-//! Fills memory before it is touched.
+//! Jobs that fill memory before it is touched.
 
 use super::lock;
 use crate::image::Unreadable;
@@ -22,7 +22,7 @@ pub struct Job {
     kind: Kind,
     pieces: usize,
     next: AtomicUsize,
-    again: Mutex<Vec<usize>>,
+    returned: Mutex<Vec<usize>>,
     left: AtomicUsize,
     problem: Mutex<Option<String>>,
     done: Mutex<Option<Done>>,
@@ -40,7 +40,7 @@ enum Part {
     /// Chunks that are contiguous in the file.
     Stored(Window),
     /// Units that are not stored in the file (zero, or in a parent).
-    Loose(Vec<u64>),
+    Unstored(Vec<u64>),
 }
 
 impl Job {
@@ -81,7 +81,7 @@ impl Job {
             kind,
             pieces,
             next: AtomicUsize::new(0),
-            again: Mutex::default(),
+            returned: Mutex::default(),
             left: AtomicUsize::new(pieces),
             problem: Mutex::default(),
             done: Mutex::new(Some(done)),
@@ -92,28 +92,27 @@ impl Job {
         &self.vm
     }
 
-    /// A piece to do; `None` when there is none, and for ever when the VM has
-    /// ended.
+    /// The next piece to do; `None` when there is none, and always after the VM has ended.
     pub(super) fn claim(&self) -> Option<usize> {
         if self.vm.has_ended() {
             let why = self.vm.failure().unwrap_or("the VM has gone");
-            self.tell(Some(why.to_owned()));
+            self.report(Some(why.to_owned()));
             return None;
         }
-        if let Some(piece) = lock(&self.again).pop() {
+        if let Some(piece) = lock(&self.returned).pop() {
             return Some(piece);
         }
-        // Never beyond one claim a worker too many.
+        // The counter passes the end by at most one claim for each worker.
         let piece = self.next.fetch_add(1, Ordering::Relaxed);
         (piece < self.pieces).then_some(piece)
     }
 
     /// Returns a piece that must be claimed again.
-    pub(super) fn again(&self, piece: usize) {
-        lock(&self.again).push(piece);
+    pub(super) fn put_back(&self, piece: usize) {
+        lock(&self.returned).push(piece);
     }
 
-    /// A piece is done, or was given up because of a problem.
+    /// Notes that a piece is done, or was given up because of a problem.
     pub(super) fn finished(&self, problem: Option<String>) {
         if problem.is_some() {
             let mut first = lock(&self.problem);
@@ -123,11 +122,11 @@ impl Job {
         }
         if self.left.fetch_sub(1, Ordering::AcqRel) == 1 {
             let problem = lock(&self.problem).take();
-            self.tell(problem);
+            self.report(problem);
         }
     }
 
-    fn tell(&self, outcome: Option<String>) {
+    fn report(&self, outcome: Option<String>) {
         let done = lock(&self.done).take();
         if let Some(done) = done {
             self.vm.end_job();
@@ -154,11 +153,11 @@ impl Job {
             }
             Kind::Prefetch(parts) => {
                 if piece == 0 {
-                    announce(&self.vm, parts);
+                    start_readahead(&self.vm, parts);
                 }
                 match &parts[piece] {
                     Part::Stored(window) => fill_window(&self.vm, window, scratch, between),
-                    Part::Loose(units) => fill_loose(&self.vm, units, scratch, between),
+                    Part::Unstored(units) => fill_unstored(&self.vm, units, scratch, between),
                 }
             }
         }
@@ -170,7 +169,7 @@ fn parts(vm: &Vm, working_set: Vec<u32>) -> Vec<Part> {
     let image = vm.image();
     let one_chunk_a_unit = vm.unit() == image.chunk_size() as u64;
     let mut stored = Vec::new();
-    let mut loose = Vec::new();
+    let mut unstored = Vec::new();
     for chunk in working_set {
         let unit = u64::from(chunk) * image.chunk_size() as u64 / vm.unit();
         if unit >= vm.units() {
@@ -178,21 +177,21 @@ fn parts(vm: &Vm, working_set: Vec<u32>) -> Vec<Part> {
         }
         match image.stored(chunk) {
             Some(place) if one_chunk_a_unit => stored.push((chunk, place)),
-            _ if loose.last() == Some(&unit) => {}
-            _ => loose.push(unit),
+            _ if unstored.last() == Some(&unit) => {}
+            _ => unstored.push(unit),
         }
     }
     let per_piece = (RUN as u64 / vm.unit()).max(1) as usize;
-    let loose = loose.chunks(per_piece);
+    let unstored = unstored.chunks(per_piece);
     windows(stored)
         .into_iter()
         .map(Part::Stored)
-        .chain(loose.map(|units| Part::Loose(units.to_vec())))
+        .chain(unstored.map(|units| Part::Unstored(units.to_vec())))
         .collect()
 }
 
 /// Starts the kernel's readahead of all windows, in order.
-fn announce(vm: &Vm, parts: &[Part]) {
+fn start_readahead(vm: &Vm, parts: &[Part]) {
     let mut whole: Option<Range<u64>> = None;
     for part in parts {
         if let Part::Stored(Window { file, .. }) = part {
@@ -267,12 +266,12 @@ fn fill_consecutive(
 ) -> Result<(), Stop> {
     let size = vm.image().chunk_size();
     let begin = run[0].0;
-    let (bytes, good) = match as_it_is(window, stored, run, size) {
+    let (bytes, valid) = match stored_raw(window, stored, run, size) {
         // Filled from the read buffer, without a copy.
         Some(bytes) => {
             let chunks = run.iter().zip(bytes.chunks(size));
             let right = chunks.map(|((chunk, _), bytes)| vm.image().check(*chunk, bytes));
-            (bytes, good(vm, right))
+            (bytes, count_valid(vm, right))
         }
         None => {
             let bytes = first(&mut scratch.chunks, run.len() * size);
@@ -282,20 +281,20 @@ fn fill_consecutive(
                 let from = &stored[window.within(place)];
                 vm.image().decode(decoder, *chunk, from, into)
             });
-            let good = good(vm, right);
-            (&*bytes, good)
+            let valid = count_valid(vm, right);
+            (&*bytes, valid)
         }
     };
-    vm.fill_bytes(u64::from(begin) * size as u64, &bytes[..good * size])?;
-    for chunk in begin..begin + good as u32 {
+    vm.fill_bytes(u64::from(begin) * size as u64, &bytes[..valid * size])?;
+    for chunk in begin..begin + valid as u32 {
         vm.mark_filled(u64::from(chunk));
     }
-    vm.counters().prefetched(good as u64);
+    vm.counters().prefetched(valid as u64);
     Ok(())
 }
 
 /// The bytes of a run of chunks that are stored uncompressed and consecutive.
-fn as_it_is<'a>(
+fn stored_raw<'a>(
     window: &Window,
     stored: &'a [u8],
     run: &[&(u32, Range<u64>)],
@@ -315,19 +314,19 @@ fn as_it_is<'a>(
 
 /// The number of chunks before the first bad one. A fault on the bad chunk will report the error,
 /// and the chunks behind it are filled by faults.
-fn good(vm: &Vm, outcomes: impl Iterator<Item = Result<(), Unreadable>>) -> usize {
-    let mut good = 0;
+fn count_valid(vm: &Vm, outcomes: impl Iterator<Item = Result<(), Unreadable>>) -> usize {
+    let mut valid = 0;
     for outcome in outcomes {
         if let Err(error) = outcome {
             tracing::warn!(vm = vm.name(), "{error}");
             break;
         }
-        good += 1;
+        valid += 1;
     }
-    good
+    valid
 }
 
-fn fill_loose(
+fn fill_unstored(
     vm: &Vm,
     units: &[u64],
     scratch: &mut Scratch,

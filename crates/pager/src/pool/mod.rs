@@ -183,7 +183,7 @@ impl Pool {
                     }
                     let here: Vec<u32> = piece
                         .into_iter()
-                        .filter(|chunk| vm.image().is_here(*chunk))
+                        .filter(|chunk| vm.image().is_local(*chunk))
                         .collect();
                     let job = Job::prefetch(vm, here, Box::new(|| {}));
                     if let (Some(shared), Some(job)) = (shared.upgrade(), job) {

@@ -17,13 +17,13 @@ use std::time::Duration;
 /// The chunk size of most images, bytes.
 const CHUNK: usize = 8 << 10;
 /// Faults of one VM that are served before another VM's.
-const TURN: usize = 32;
+const FAULTS_PER_TURN: usize = 32;
 /// VMs that are served before a piece of a job is done: faults go first, but jobs must end.
-const PATIENCE: u32 = 16;
+const TURNS_PER_PIECE: u32 = 16;
 /// How often a fault is tried while its VM's mappings change, before it is deferred.
-const TRIES: u32 = 20;
+const MAX_TRIES: u32 = 20;
 /// How long it is deferred.
-const PUT_OFF: Duration = Duration::from_micros(500);
+const DEFER_TIME: Duration = Duration::from_micros(500);
 
 /// State of one worker.
 #[derive(Default)]
@@ -45,9 +45,9 @@ pub(super) fn run(shared: &Arc<Shared>, is_ready: Sender<()>) {
         if shared.serve_shared(&mut worker) {
             continue;
         }
-        if worker.turns >= PATIENCE && shared.has_jobs() {
+        if worker.turns >= TURNS_PER_PIECE && shared.has_jobs() {
             shared.work(&mut worker);
-            // Looks for the work that it was woken for before it sleeps.
+            // Look for the work that woke this thread before sleeping again.
             continue;
         }
         let timeout = shared.timeout();
@@ -65,7 +65,7 @@ impl Shared {
         if self.has_jobs() {
             Some(Duration::ZERO)
         } else if self.deferred_due.load(Ordering::Acquire) != 0 {
-            Some(PUT_OFF)
+            Some(DEFER_TIME)
         } else {
             None
         }
@@ -112,7 +112,7 @@ impl Shared {
     /// Serves a VM until it has no faults or other VMs have waited long enough. A thread whose
     /// fault was served often faults again before this worker could sleep.
     fn serve_turn(self: &Arc<Self>, vm: &Arc<Vm>, worker: &mut Worker) {
-        for _ in 0..TURN {
+        for _ in 0..FAULTS_PER_TURN {
             if vm.has_ended() {
                 return;
             }
@@ -126,13 +126,13 @@ impl Shared {
                 self.serve_fault(&vm, fault, worker);
             }
             if vm.has_job() {
-                // The VM waits less if its working set is filled before it faults on it.
-                worker.turns = PATIENCE;
+                // The VM waits less if its working set is filled before it faults.
+                worker.turns = TURNS_PER_PIECE;
                 break;
             }
         }
-        // Rearmed only now, because for one vCPU it is useless to wake another worker. It fails if
-        // the VM was detached meanwhile.
+        // Rearmed only now, because waking another worker for one vCPU is useless. Fails if the VM
+        // was detached meanwhile.
         let data = epoll::EventData::new_u64(vm.token());
         let _ = epoll::modify(&self.epoll, vm, data, VM_EVENTS);
     }
@@ -174,10 +174,10 @@ impl Shared {
     }
 
     fn serve_fault(self: &Arc<Self>, vm: &Arc<Vm>, fault: Fault, worker: &mut Worker) {
-        if vm.is_elsewhere(fault) {
-            return self.send_for(vm, fault);
+        if vm.needs_origin(fault) {
+            return self.fetch_and_serve(vm, fault);
         }
-        for _ in 0..TRIES {
+        for _ in 0..MAX_TRIES {
             if vm.has_ended() {
                 return;
             }
@@ -193,12 +193,12 @@ impl Shared {
                 Err(Stop::Failed(sentence)) => return vm.fail(sentence),
             }
         }
-        self.put_off(Deferred::Fault(vm.clone(), fault));
+        self.defer(Deferred::Fault(vm.clone(), fault));
     }
 
-    /// Has the I/O pool serve a fault whose chunk must be fetched; the thread that fetches the
-    /// chunk also fills it.
-    fn send_for(self: &Arc<Self>, vm: &Arc<Vm>, fault: Fault) {
+    /// Makes the I/O pool serve a fault whose chunk must be fetched; the fetching thread also fills
+    /// it.
+    fn fetch_and_serve(self: &Arc<Self>, vm: &Arc<Vm>, fault: Fault) {
         let (shared, vm) = (Arc::downgrade(self), vm.clone());
         let lane = vm.image().waits_for();
         self.io_pool.push(Urgency::Now, lane, move |scratch| {
@@ -208,7 +208,7 @@ impl Shared {
             scratch.decoder.stop = vm.stop().clone();
             match vm.serve(fault, scratch) {
                 Ok(()) => {}
-                // A worker has to read the event of the change; the chunk is in the file by now.
+                // A worker has to read the event of the change. The chunk is in the file by now.
                 Err(Stop::Changing) => {
                     if let Some(shared) = shared.upgrade() {
                         lock(&shared.faults).push_back((vm, fault));
@@ -223,7 +223,7 @@ impl Shared {
         });
     }
 
-    /// Fills the units around a fault. Errors are ignored, because nobody asked for them.
+    /// Fills the units around a fault. Errors are ignored, because no fault waits for these units.
     fn fill_around(&self, vm: &Arc<Vm>, fault: Fault, worker: &mut Worker) {
         if self.settings.fault_around <= vm.unit() {
             return;
@@ -232,7 +232,7 @@ impl Shared {
             if vm.is_filled(unit) {
                 continue;
             }
-            if !vm.is_here(unit) {
+            if !vm.is_local(unit) {
                 return;
             }
             match vm.fill_unit(unit, None, &mut worker.scratch) {
@@ -259,7 +259,7 @@ impl Shared {
     fn do_piece(self: &Arc<Self>, job: &Arc<Job>, piece: usize, worker: &mut Worker) {
         let mut scratch = std::mem::take(&mut worker.scratch);
         let mut between = |scratch: &mut Scratch| {
-            // Whatever is more urgent goes first.
+            // More urgent work goes first.
             std::mem::swap(&mut worker.scratch, scratch);
             self.wait_and_serve(worker, Some(Duration::ZERO));
             while self.serve_shared(worker) {}
@@ -272,7 +272,7 @@ impl Shared {
             Err(Stop::Changing) => {
                 self.read(job.vm(), worker);
                 self.share(job.vm(), worker);
-                self.put_off(Deferred::Piece(job.clone(), piece));
+                self.defer(Deferred::Piece(job.clone(), piece));
             }
             Err(Stop::Gone) => {
                 job.vm().end();
@@ -282,10 +282,10 @@ impl Shared {
         }
     }
 
-    fn put_off(&self, entry: Deferred) {
+    fn defer(&self, entry: Deferred) {
         let mut deferred = lock(&self.deferred);
         deferred.push(entry);
-        let due = monotonic_ns() + PUT_OFF.as_nanos() as u64;
+        let due = monotonic_ns() + DEFER_TIME.as_nanos() as u64;
         self.deferred_due.store(due, Ordering::Release);
     }
 
@@ -301,7 +301,7 @@ impl Shared {
             match entry {
                 Deferred::Fault(vm, fault) => lock(&self.faults).push_back((vm, fault)),
                 Deferred::Piece(job, piece) => {
-                    job.again(piece);
+                    job.put_back(piece);
                     self.push(job);
                 }
             }

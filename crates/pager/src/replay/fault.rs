@@ -32,7 +32,7 @@ pub(super) fn run(
     let counters = Arc::new(Counters::default());
     let failure = Arc::new(Mutex::new(None));
     // If a fault cannot be served, the thread that waits for it has to be woken.
-    let (told, again) = (failure.clone(), uffd.try_clone()?);
+    let (shared_failure, registered) = (failure.clone(), uffd.try_clone()?);
     let (address, length) = (arena.address(), touches.size);
     let vm = Arc::new(Vm::new(VmParts {
         name: strategy.name(),
@@ -44,10 +44,10 @@ pub(super) fn run(
         counters: counters.clone(),
         touched: None,
         on_failure: Box::new(move |sentence| {
-            if let Ok(mut failure) = told.lock() {
+            if let Ok(mut failure) = shared_failure.lock() {
                 *failure = Some(sentence.to_owned());
             }
-            let _ = again.unregister(address, length);
+            let _ = registered.unregister(address, length);
         }),
     })?);
     let settings = Settings {

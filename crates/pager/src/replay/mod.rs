@@ -26,18 +26,17 @@ use strategy::{Kind, Strategy};
 /// A replay.
 #[derive(Debug)]
 pub struct Options {
-    /// What is replayed.
+    /// The recording to replay.
     pub recording: PathBuf,
-    /// The image it was made of, or one with the same contents.
+    /// The recorded image, or one with the same contents.
     pub image: PathBuf,
     /// Where the strategies' files are written, and removed afterwards.
     pub scratch: PathBuf,
-    /// Runs of each strategy; the one in the middle counts.
+    /// Runs of each strategy; the median run is reported.
     pub repeat: usize,
-    /// Nothing of a file is in memory when a run begins.
+    /// Drop the files' page cache before each run.
     pub cold: bool,
-    /// Only strategies whose names contain this, or one of several with commas
-    /// between them.
+    /// Only strategies whose names contain this text, or one of several separated by commas.
     pub only: Option<String>,
 }
 
@@ -53,17 +52,17 @@ pub enum ReplayError {
         #[source]
         source: io::Error,
     },
-    /// It is another image's.
+    /// The recording is of another image.
     #[error("the recording was made of an image with the id {recorded}, and {} has {found}", path.display())]
     OtherImage {
         /// The image.
         path: PathBuf,
-        /// The one of the recording.
+        /// The id in the recording.
         recorded: String,
-        /// The one it has.
+        /// The id of the image.
         found: String,
     },
-    /// It says nothing, or nothing that makes sense.
+    /// The recording is empty or makes no sense.
     #[error("the recording {what}")]
     Senseless {
         /// What is wrong with it.
@@ -102,7 +101,7 @@ pub(crate) struct Touches {
     pub size: u64,
 }
 
-/// Runs all strategies; `progress` is told the name of each before.
+/// Runs all strategies; calls `progress` with the name of each before its run.
 pub fn replay(options: &Options, mut progress: impl FnMut(&str)) -> Result<Report, ReplayError> {
     let image = StoredImage::open(&options.image)?;
     let touches = touches(options, image.reader())?;

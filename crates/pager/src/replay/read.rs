@@ -1,4 +1,4 @@
-//! Recorded chunks by plain reads into a buffer, on one core.
+//! Reads recorded chunks with plain reads into a buffer, on one core.
 
 use super::Touches;
 use super::report::{Figures, Meter};

@@ -8,32 +8,32 @@ use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 use std::fmt;
 
-/// What one run of a strategy took.
+/// Measurements of one run of a strategy.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Figures {
     /// Recorded chunks.
     pub count: usize,
     /// Reads of a file, or page faults.
     pub requests: u64,
-    /// From the first to the last, nanoseconds.
+    /// Time from the first chunk to the last, nanoseconds.
     pub total_ns: u64,
-    /// Until a chunk was there, nanoseconds.
+    /// Mean time until a chunk was present, nanoseconds.
     pub mean_ns: u64,
-    /// The quickest.
+    /// Minimum.
     pub min_ns: u64,
-    /// Half of them.
+    /// Median.
     pub p50_ns: u64,
-    /// All but one of a hundred.
+    /// 99th percentile.
     pub p99_ns: u64,
-    /// The slowest.
+    /// Maximum.
     pub max_ns: u64,
     /// Recorded bytes over the total time.
     pub mib_per_s: f64,
-    /// Of the whole process, nanoseconds.
+    /// CPU time of the whole process, nanoseconds.
     pub cpu_ns: u64,
 }
 
-/// Takes times.
+/// Measures the times of samples.
 pub(super) struct Meter {
     bytes: u64,
     begun: u64,
@@ -63,7 +63,7 @@ impl Meter {
         self.end_shared(1);
     }
 
-    /// So many had an equal part of it.
+    /// Ends a measurement that `count` samples share equally.
     pub fn end_shared(&mut self, count: usize) {
         let took = monotonic_ns() - self.sample_begun;
         let each = took / count.max(1) as u64;
@@ -107,7 +107,7 @@ fn cpu_ns() -> u64 {
 /// A line of the report.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Line {
-    /// All that follows, in short.
+    /// The strategy's name.
     pub name: String,
     /// By reads or by faults.
     pub kind: &'static str,
@@ -115,13 +115,13 @@ pub struct Line {
     pub stored: String,
     /// Bytes of a chunk.
     pub chunk_size: u32,
-    /// What was recorded is stored first and fetched before it is asked for.
+    /// The recorded chunks are stored first and prefetched.
     pub prefetch: bool,
     /// Bytes filled around a fault.
     pub fault_around: u64,
     /// The file's bytes on the disk.
     pub file_bytes: u64,
-    /// What it took.
+    /// The measurements.
     #[serde(flatten)]
     pub figures: Figures,
     /// How many times as fast as the sparse file, page by page, of the same
@@ -129,7 +129,7 @@ pub struct Line {
     pub times_sparse: Option<f64>,
 }
 
-/// What a replay found.
+/// The result of a replay.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Report {
     /// Recorded chunks.
@@ -142,7 +142,7 @@ pub struct Report {
     pub image_bytes: u64,
     /// Bytes of the image's file.
     pub image_file_bytes: u64,
-    /// One a strategy.
+    /// One line for each strategy.
     pub strategies: Vec<Line>,
 }
 

@@ -11,7 +11,7 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// How bytes are had.
+/// How bytes are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// By plain reads, on one core.
@@ -31,23 +31,23 @@ pub enum Form {
         codec: Codec,
         /// With a dictionary.
         dictionary: bool,
-        /// Above this part of its size a chunk stays raw, per cent.
+        /// A chunk that does not shrink to this percentage of its size stays raw.
         raw_above: u8,
     },
 }
 
-/// One way to do it.
+/// A way to store and read chunks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Strategy {
-    /// How bytes are had.
+    /// How bytes are read.
     pub kind: Kind,
     /// How they are stored.
     pub form: Form,
     /// Bytes of a chunk.
     pub chunk_size: u32,
-    /// What was recorded is stored first and fetched before it is asked for.
+    /// The recorded chunks are stored first and prefetched.
     pub prefetch: bool,
-    /// And that is stored to be had quickly, as `optimise` does.
+    /// The recorded chunks are stored for quick reads, as `optimise` does.
     pub optimised: bool,
     /// Bytes filled around a fault; 0 for none.
     pub fault_around: u64,
@@ -133,7 +133,7 @@ pub fn all() -> Vec<Strategy> {
 }
 
 impl Strategy {
-    /// For people, and to choose by.
+    /// The name that is printed and that `--only` selects by.
     pub fn name(&self) -> String {
         let kind = match self.kind {
             Kind::Read => "read",
@@ -214,7 +214,7 @@ impl Strategy {
         })
     }
 
-    /// The recorded chunks in chunks of this strategy.
+    /// The recorded chunks, in this strategy's chunk size.
     fn working_set(&self, touches: &Touches) -> Vec<u32> {
         let size = u64::from(self.chunk_size);
         let mut seen = std::collections::HashSet::new();

@@ -53,20 +53,20 @@ impl Client {
             return false;
         }
         if self.busy || !self.output.is_empty() {
-            // Woken without an event that was asked for: the client has hung up.
-            return self.still_there();
+            // Woken without a requested event: the client has hung up.
+            return self.is_connected();
         }
         let mut buffer = [0; 4096];
         match self.stream.read(&mut buffer) {
             Ok(0) => return false,
             Ok(bytes) => self.input.push(&buffer[..bytes]),
-            Err(error) if again(&error) => {}
+            Err(error) if should_retry(&error) => {}
             Err(_) => return false,
         }
         true
     }
 
-    fn still_there(&self) -> bool {
+    fn is_connected(&self) -> bool {
         let mut fds = [rustix::event::PollFd::new(&self.stream, PollFlags::empty())];
         let now = rustix::event::Timespec {
             tv_sec: 0,
@@ -124,7 +124,7 @@ impl Client {
             match self.stream.write(&self.output) {
                 Ok(0) => return false,
                 Ok(bytes) => drop(self.output.drain(..bytes)),
-                Err(error) if again(&error) => return true,
+                Err(error) if should_retry(&error) => return true,
                 Err(_) => return false,
             }
         }
@@ -138,6 +138,6 @@ impl AsFd for Client {
     }
 }
 
-fn again(error: &std::io::Error) -> bool {
+fn should_retry(error: &std::io::Error) -> bool {
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
 }

@@ -26,7 +26,7 @@ pub(super) struct DiskPeer {
 /// Sends answers to a VMM, from any thread.
 pub(super) struct Answers {
     stream: UnixStream,
-    /// Given up when the VMM has gone, which ends its requests.
+    /// Given up when the VMM has gone; this ends its requests.
     stop: Stop,
     state: Mutex<State>,
 }
@@ -97,7 +97,7 @@ impl DiskPeer {
         match (&self.answers.stream).read(&mut buffer) {
             Ok(0) => return false,
             Ok(bytes) => self.input.push(&buffer[..bytes]),
-            Err(error) if is_nothing(&error) => {}
+            Err(error) if would_block(&error) => {}
             Err(_) => return false,
         }
         true
@@ -134,9 +134,9 @@ impl Answers {
         self.stop.clone()
     }
 
-    /// Sends an answer, at once if the socket takes it. Returns whether the server has to look at
-    /// the VMM again: there is more to write, or further requests may be read.
-    pub fn give(&self, answer: &ChunkAnswer, bytes: &[u8]) -> bool {
+    /// Sends an answer, at once if the socket takes it. Returns whether the server has to handle
+    /// this VMM again: there is more to write, or further requests may be read.
+    pub fn send_answer(&self, answer: &ChunkAnswer, bytes: &[u8]) -> bool {
         let mut state = self.state();
         let was_full = state.pending >= MAX_PENDING;
         state.pending -= 1;
@@ -160,7 +160,7 @@ impl State {
             match stream.write(&self.output) {
                 Ok(0) => return Err(ErrorKind::WriteZero.into()),
                 Ok(bytes) => drop(self.output.drain(..bytes)),
-                Err(error) if is_nothing(&error) => return Ok(()),
+                Err(error) if would_block(&error) => return Ok(()),
                 Err(error) => return Err(error),
             }
         }
@@ -168,6 +168,6 @@ impl State {
     }
 }
 
-fn is_nothing(error: &io::Error) -> bool {
+fn would_block(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
 }

@@ -3,9 +3,9 @@
 use super::disk_peer::{Answers, DiskPeer};
 use super::opening::{Opened, Opening, Wanted};
 use super::requests::Answer;
-use super::served::say_failed;
-use super::{Notice, Notifier, Server, aside, listen};
-use crate::disk::{Disk, Had, Unavailable};
+use super::served::send_failed;
+use super::{Notice, Notifier, Server, listen, spawn_thread};
+use crate::disk::{DemandOutcome, Disk, Unavailable};
 use crate::image::Unreadable;
 use crate::io_pool::{IoPool, Urgency};
 use jiffy_store::Recording;
@@ -35,7 +35,7 @@ impl ServedDisk {
         (self.peers.len() < MAX_PEERS).then(|| self.listener.as_fd())
     }
 
-    /// What was asked for so far, if it is to be recorded; with `last`, recording ends.
+    /// The chunks requested so far, if they are recorded; with `last`, recording ends.
     pub fn recording(&self, last: bool) -> Option<(PathBuf, Recording)> {
         let path = self.request.record.clone()?;
         Some((path, self.disk.recording(last)?))
@@ -81,7 +81,7 @@ impl Server {
         }
         let opening = Opening::new(Wanted::Disk(request.clone()), client);
         let (images, notifier) = (self.images.clone(), self.notifier.clone());
-        aside("disk-open", move || {
+        spawn_thread("disk-open", move || {
             let name = request.name;
             let open = |image| {
                 Disk::open(&name, image, &request.cache, request.record.is_some())
@@ -97,7 +97,7 @@ impl Server {
 
     /// Opens a disk's socket to VMMs.
     pub(super) fn serve_disk(&mut self, request: OpenDisk, disk: Arc<Disk>) -> Result<(), String> {
-        let listener = listen::anew(&request.socket).map_err(|error| {
+        let listener = listen::bind(&request.socket).map_err(|error| {
             format!(
                 "{} cannot be listened on: {error}",
                 request.socket.display()
@@ -160,13 +160,13 @@ impl Server {
     }
 
     /// Handles input from a VMM, a writable socket, or its end.
-    pub(super) fn hear_disk_peer(&mut self, name: &str, number: u64, hung_up: bool) {
+    pub(super) fn read_disk_peer(&mut self, name: &str, number: u64, hung_up: bool) {
         let Some(peer) = self.disk_peer(name, number) else {
             return;
         };
         match peer.exchange(hung_up) {
             true => self.continue_disk_peer(name, number),
-            false => self.lose_disk_peer(name, number),
+            false => self.remove_disk_peer(name, number),
         }
     }
 
@@ -200,18 +200,18 @@ impl Server {
                 Ok(None) => break,
                 Err(sentence) => {
                     tracing::warn!(disk = name, "{sentence}");
-                    say_failed(peer.stream(), &sentence);
-                    return self.lose_disk_peer(name, number);
+                    send_failed(peer.stream(), &sentence);
+                    return self.remove_disk_peer(name, number);
                 }
             }
         }
         if !peer.flush() {
-            self.lose_disk_peer(name, number);
+            self.remove_disk_peer(name, number);
         }
     }
 
     /// Removes a VMM that has gone. After the last one, the recording is written.
-    fn lose_disk_peer(&mut self, name: &str, number: u64) {
+    fn remove_disk_peer(&mut self, name: &str, number: u64) {
         if let Some(served) = self.disks.get_mut(name) {
             served.peers.remove(&number);
             if served.peers.is_empty() {
@@ -230,7 +230,7 @@ impl Server {
         served.peers.clear();
         tracing::info!(disk = name, "forgotten");
         let notifier = self.notifier.clone();
-        aside("disk-close", move || {
+        spawn_thread("disk-close", move || {
             let mut problem = served.disk.close().err().map(|error| {
                 // The cache was not closed in order, so it is filled again after the next boot of
                 // the host.
@@ -288,8 +288,8 @@ impl Work {
             let outcome = disk.demand(&self.io_pool, offset, length, takes_bytes, scratch);
             let mut bytes = Vec::new();
             let answer = match outcome {
-                Ok(Had::Present) => ChunkAnswer::Present { id },
-                Ok(Had::Bytes(had)) => {
+                Ok(DemandOutcome::Present) => ChunkAnswer::Present { id },
+                Ok(DemandOutcome::Bytes(had)) => {
                     bytes = had;
                     let length = bytes.len();
                     ChunkAnswer::Bytes { id, length }
@@ -304,7 +304,7 @@ impl Work {
                     }
                 }
             };
-            if self.answers.give(&answer, &bytes) {
+            if self.answers.send_answer(&answer, &bytes) {
                 self.notifier.send(Notice::DiskPeer {
                     name: self.disk.name().to_owned(),
                     peer: self.peer,

@@ -1,7 +1,7 @@
 //! Open images, each opened once, and their origins.
 
 use crate::image::StoredImage;
-use crate::origins::elsewhere::Reader;
+use crate::origins::client::Reader;
 use crate::origins::origins;
 use jiffy_store::partial::packings;
 use jiffy_store::reader::{Opening, parents};
@@ -119,7 +119,7 @@ impl Known {
                 };
                 let known = have
                     .iter()
-                    .find(|other| other.path() == path && self.is_the_one(identity, other));
+                    .find(|other| other.path() == path && self.is_open_as(identity, other));
                 match known.map_or_else(|| self.open_packing(&path), |it| Ok(it.clone())) {
                     Ok(other) => {
                         self.readers.insert(identity, Arc::downgrade(&other));
@@ -135,7 +135,7 @@ impl Known {
         }
     }
 
-    fn is_the_one(&self, identity: Identity, reader: &Arc<ImageReader>) -> bool {
+    fn is_open_as(&self, identity: Identity, reader: &Arc<ImageReader>) -> bool {
         let known = self.readers.get(&identity);
         known.is_some_and(|known| std::ptr::eq(known.as_ptr(), Arc::as_ptr(reader)))
     }

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 /// Listens on `path` with mode 0600. A stale socket of a process that has ended is replaced; any
 /// other file there is an error.
-pub(super) fn anew(path: &Path) -> io::Result<UnixListener> {
+pub(super) fn bind(path: &Path) -> io::Result<UnixListener> {
     match fs::symlink_metadata(path) {
         Ok(meta) if meta.file_type().is_socket() => fs::remove_file(path)?,
         Ok(_) => {
@@ -28,15 +28,15 @@ pub(super) fn anew(path: &Path) -> io::Result<UnixListener> {
     Ok(listener)
 }
 
-/// Like [`anew`], but refuses if another process listens there.
-pub(super) fn only(path: &Path) -> io::Result<UnixListener> {
+/// Like [`bind`], but refuses if another process listens there.
+pub(super) fn bind_exclusive(path: &Path) -> io::Result<UnixListener> {
     if UnixStream::connect(path).is_ok() {
         return Err(io::Error::new(
             io::ErrorKind::AddrInUse,
             "another pager answers there",
         ));
     }
-    anew(path)
+    bind(path)
 }
 
 /// The next connection, non-blocking; `None` if there is none after all.

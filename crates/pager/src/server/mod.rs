@@ -22,7 +22,7 @@ mod served;
 
 use crate::image::ImageKey;
 use crate::io_pool::IoPool;
-use crate::origins::elsewhere::Reader;
+use crate::origins::client::Reader;
 use crate::pool::{Pool, Settings};
 use crate::scratch::Scratch;
 use crate::working_set::{WorkingSet, WorkingSets};
@@ -51,7 +51,7 @@ const HEAD_START: Duration = Duration::from_millis(20);
 /// The nice value of the thread that reads it.
 const LOW_PRIORITY: i32 = 10;
 
-/// Something another thread has done.
+/// A message of another thread to the server's thread.
 enum Notice {
     /// An error ended the service of a VM.
     Failed { token: u64, sentence: String },
@@ -86,21 +86,21 @@ enum Notice {
 #[derive(Clone)]
 struct Notifier {
     notices: Sender<Notice>,
-    bell: Arc<OwnedFd>,
+    wakeup: Arc<OwnedFd>,
 }
 
 impl Notifier {
     fn send(&self, notice: Notice) {
         // Sending fails only if the server has ended.
         if self.notices.send(notice).is_ok() {
-            let _ = rustix::io::write(&*self.bell, &1u64.to_ne_bytes());
+            let _ = rustix::io::write(&*self.wakeup, &1u64.to_ne_bytes());
         }
     }
 }
 
 /// Listens on `control`; refuses if another process does.
-pub fn listen_alone(control: &Path) -> io::Result<UnixListener> {
-    listen::only(control)
+pub fn listen_control(control: &Path) -> io::Result<UnixListener> {
+    listen::bind_exclusive(control)
 }
 
 /// Serves until it is told to end.
@@ -122,11 +122,11 @@ pub struct Server {
     next: u64,
 }
 
-/// What the server waits for.
+/// A source of events for the server.
 #[derive(Debug, Clone)]
 enum Source {
     Stop,
-    Bell,
+    Wakeup,
     Control,
     Client(u64),
     Listener(String),
@@ -136,7 +136,7 @@ enum Source {
 }
 
 impl Server {
-    /// Starts the workers. `listener` listens on `control` ([`listen_alone`]).
+    /// Starts the workers. `listener` listens on `control` ([`listen_control`]).
     pub fn start(
         control: &Path,
         listener: UnixListener,
@@ -144,10 +144,10 @@ impl Server {
         settings: Settings,
     ) -> io::Result<Server> {
         let (send, notices) = mpsc::channel();
-        let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let wakeup = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let notifier = Notifier {
             notices: send,
-            bell,
+            wakeup,
         };
         let io_pool = Arc::new(IoPool::default());
         Ok(Server {
@@ -172,7 +172,7 @@ impl Server {
     pub fn run(mut self, stop: BorrowedFd<'_>) -> io::Result<()> {
         loop {
             let ready = self.wait(stop)?;
-            // Messages that arrived while others were served count as in time.
+            // Messages that arrived while others were served are in time.
             let looked = Instant::now();
             for (source, events) in ready {
                 match source {
@@ -180,31 +180,31 @@ impl Server {
                         self.finish();
                         return Ok(());
                     }
-                    Source::Bell => self.take_notices(),
+                    Source::Wakeup => self.handle_notices(),
                     Source::Control => self.accept_client(),
-                    Source::Client(number) => self.hear_client(number),
+                    Source::Client(number) => self.read_client(number),
                     Source::Listener(name) => self.with_served(&name, Served::accept),
-                    Source::Peer(name) => self.hear_peer(&name),
+                    Source::Peer(name) => self.read_peer(&name),
                     Source::Disk(name) => self.accept_disk_peer(&name),
                     Source::DiskPeer(name, number) => {
                         let gone = events.intersects(PollFlags::HUP | PollFlags::ERR);
-                        self.hear_disk_peer(&name, number, gone);
+                        self.read_disk_peer(&name, number, gone);
                     }
                 }
             }
             for served in self.served.values_mut() {
                 served.hang_up_if_late(looked);
             }
-            self.give_up_completing(looked);
+            self.expire_completions(looked);
         }
     }
 
     /// Sleeps until there is something to do, and returns the ready sources.
     fn wait(&self, stop: BorrowedFd<'_>) -> io::Result<Vec<(Source, PollFlags)>> {
-        let mut sources = vec![Source::Stop, Source::Bell];
+        let mut sources = vec![Source::Stop, Source::Wakeup];
         let mut fds = vec![
             PollFd::from_borrowed_fd(stop, PollFlags::IN),
-            PollFd::from_borrowed_fd(self.notifier.bell.as_fd(), PollFlags::IN),
+            PollFd::from_borrowed_fd(self.notifier.wakeup.as_fd(), PollFlags::IN),
         ];
         if self.has_room_for_client() {
             sources.push(Source::Control);
@@ -265,8 +265,8 @@ impl Server {
             .collect())
     }
 
-    fn take_notices(&mut self) {
-        let _ = rustix::io::read(&*self.notifier.bell, &mut [0; 8]);
+    fn handle_notices(&mut self) {
+        let _ = rustix::io::read(&*self.notifier.wakeup, &mut [0; 8]);
         while let Ok(notice) = self.notices.try_recv() {
             match notice {
                 Notice::Failed { token, sentence } => {
@@ -284,13 +284,13 @@ impl Server {
                     client,
                     problem,
                 } => {
-                    // Before the node is answered, because it will ask the VMM next.
+                    // The VMM is told before the node, because the node will ask the VMM next.
                     if problem.is_none() {
-                        self.with_served(&name, |served| served.say_complete());
+                        self.with_served(&name, |served| served.send_complete());
                     }
                     self.answer_late(client, problem);
                 }
-                Notice::Prefetched { name } => self.keep_working_set(&name),
+                Notice::Prefetched { name } => self.read_working_set(&name),
                 Notice::WorkingSet { image, set } => self.working_sets.keep(image, set),
                 Notice::Opened { name, outcome } => self.opened(&name, outcome),
                 Notice::DiskPeer { name, peer } => self.continue_disk_peer(&name, peer),
@@ -307,15 +307,15 @@ impl Server {
     }
 
     /// Reads the working set of a VM's image into memory for later VMs.
-    fn keep_working_set(&mut self, name: &str) {
+    fn read_working_set(&mut self, name: &str) {
         let Some((key, image)) = self.served.get(name).and_then(Served::image) else {
             return;
         };
-        if !self.working_sets.is_wanted(key) {
+        if !self.working_sets.begin_read(key) {
             return;
         }
         let notifier = self.notifier.clone();
-        let begun = aside("working-set", move || {
+        let begun = spawn_thread("working-set", move || {
             // The VM has only just started, and nobody waits for the working set. SCHED_IDLE is not
             // used: while restores follow one another no processor is idle, and each of them would
             // miss the working set.
@@ -348,27 +348,27 @@ impl Server {
     }
 
     /// Handles input from the VMM of this VM, or its end.
-    fn hear_peer(&mut self, name: &str) {
+    fn read_peer(&mut self, name: &str) {
         let Some(served) = self.served.get_mut(name) else {
             return;
         };
         let token = self.next;
         let sets = &mut self.working_sets;
-        match served.hear(&self.pool, &self.notifier, sets, token) {
-            served::Heard::Nothing => {}
-            served::Heard::Attached => {
+        match served.read_peer(&self.pool, &self.notifier, sets, token) {
+            served::PeerEvent::Nothing => {}
+            served::PeerEvent::Attached => {
                 self.next += 1;
-                self.go_on_completing(name);
+                self.start_completions(name);
             }
-            served::Heard::Wrote(key, ranges) => self.working_sets.note_written(key, ranges),
-            served::Heard::Gone => self.recorder.write(served.recording(), None),
+            served::PeerEvent::Wrote(key, ranges) => self.working_sets.note_written(key, ranges),
+            served::PeerEvent::Gone => self.recorder.write(served.recording(), None),
         }
     }
 
     /// Stops serving all VMs and disks.
     fn finish(mut self) {
         for served in self.served.values_mut() {
-            served.let_go(&self.pool);
+            served.detach(&self.pool);
             self.recorder.write(served.recording(), None);
             served.remove_socket();
         }
@@ -380,7 +380,7 @@ impl Server {
 
 /// Runs `work` in a thread of its own, because all threads of the I/O pool may be waiting for
 /// registries.
-fn aside(name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), String> {
+fn spawn_thread(name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), String> {
     thread::Builder::new()
         .name(name.into())
         .spawn(work)

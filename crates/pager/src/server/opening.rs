@@ -10,7 +10,7 @@ use std::mem;
 use std::path::Path;
 use std::sync::Arc;
 
-/// What was asked for.
+/// What to open.
 #[derive(PartialEq)]
 pub(super) enum Wanted {
     /// A `Serve` request with all its fields.

@@ -2,7 +2,7 @@
 
 use super::opening::{Opened, Opening, Wanted};
 use super::served::Served;
-use super::{Client, MAX_CLIENTS, Notice, Server, aside, listen};
+use super::{Client, MAX_CLIENTS, Notice, Server, listen, spawn_thread};
 use crate::image::Unreadable;
 use crate::io_pool::Urgency;
 use crate::vm::Vm;
@@ -30,7 +30,7 @@ impl Server {
         }
     }
 
-    pub(super) fn hear_client(&mut self, number: u64) {
+    pub(super) fn read_client(&mut self, number: u64) {
         let there = self.clients.get_mut(&number).is_some_and(Client::exchange);
         if there {
             self.continue_client(number);
@@ -69,7 +69,7 @@ impl Server {
             PagerRequest::Serve { .. } => self.serve(request, client),
             PagerRequest::Origins { image, origins } => {
                 let (images, notifier) = (self.images.clone(), self.notifier.clone());
-                aside("origins", move || {
+                spawn_thread("origins", move || {
                     let problem = images.set_origins(&image, origins).err();
                     notifier.send(Notice::Answer { client, problem });
                 })
@@ -131,7 +131,7 @@ impl Server {
         self.check_socket(socket)?;
         let (images, notifier) = (self.images.clone(), self.notifier.clone());
         let (path, opened) = (image.clone(), name.clone());
-        aside("image-open", move || {
+        spawn_thread("image-open", move || {
             let outcome = images.open(&path).map(Opened::Memory);
             let name = opened;
             notifier.send(Notice::Opened { name, outcome });
@@ -159,7 +159,7 @@ impl Server {
     fn complete_image(&mut self, image: &Path, client: u64) -> Result<Answer, String> {
         let (images, notifier) = (self.images.clone(), self.notifier.clone());
         let (io_pool, path) = (self.io_pool.clone(), image.to_owned());
-        aside("image-open", move || {
+        spawn_thread("image-open", move || {
             let image = match images.open(&path) {
                 Ok(image) => image,
                 Err(problem) => {
@@ -210,23 +210,23 @@ impl Server {
     }
 
     /// A VMM has connected: starts the completions that waited for it.
-    pub(super) fn go_on_completing(&mut self, name: &str) {
+    pub(super) fn start_completions(&mut self, name: &str) {
         let Some(served) = self.served.get_mut(name) else {
             return;
         };
         let Some(vm) = served.vm().cloned() else {
             return;
         };
-        for client in served.stop_waiting(None) {
+        for client in served.take_waiting(None) {
             self.complete_vm(name, vm.clone(), client);
         }
     }
 
     /// Answers the clients that waited too long for a VMM.
-    pub(super) fn give_up_completing(&mut self, now: Instant) {
+    pub(super) fn expire_completions(&mut self, now: Instant) {
         let mut over = Vec::new();
         for (name, served) in &mut self.served {
-            let clients = served.stop_waiting(Some(now));
+            let clients = served.take_waiting(Some(now));
             over.extend(clients.into_iter().map(|client| (name.clone(), client)));
         }
         for (name, client) in over {
@@ -242,10 +242,10 @@ impl Server {
         let Some(mut served) = self.served.remove(name) else {
             return Err(format!("no VM or disk {name} is served here"));
         };
-        for client in served.stop_waiting(None) {
+        for client in served.take_waiting(None) {
             self.answer_late(client, Some(format!("{name} was forgotten")));
         }
-        served.let_go(&self.pool);
+        served.detach(&self.pool);
         served.remove_socket();
         served.remove_notes();
         tracing::info!(vm = name, "forgotten");

@@ -1,4 +1,4 @@
-//! A VM to be served, and its VMM if it is there.
+//! A VM to be served, and its VMM once it has connected.
 
 use super::{Notice, Notifier, listen};
 use crate::handshake::{self, HandshakeError, Layout, Progress};
@@ -24,10 +24,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How long a VMM may take for its handshake, and to continue it after an answer.
-const PATIENCE: Duration = Duration::from_secs(2);
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long a request to complete a VM waits for the VMM. A VMM whose pager died looks for the next
-/// one for 900 ms, and may need [`PATIENCE`] for its handshake.
-const VMM_PATIENCE: Duration = Duration::from_secs(5);
+/// one for 900 ms, and may need [`HANDSHAKE_TIMEOUT`] for its handshake.
+const VMM_TIMEOUT: Duration = Duration::from_secs(5);
 
 pub(super) struct Served {
     request: PagerRequest,
@@ -42,23 +42,23 @@ pub(super) struct Served {
     counters: Arc<Counters>,
     touched: Option<Arc<Touched>>,
     failed: Option<String>,
-    /// Clients that want all memory filled, each with the time until which it waits for the VMM.
+    /// Clients that want all memory filled, and until when each waits for the VMM.
     completing: Vec<(u64, Instant)>,
 }
 
 enum Peer {
     /// The handshake is not complete.
-    Greeting(Greeting),
+    Handshake(Handshake),
     /// The handshake is complete, and the VM is served.
     Attached {
         stream: UnixStream,
         vm: Arc<Vm>,
         /// The bytes received so far of the line about written ranges, if the VMM owes that line.
-        telling: Option<Vec<u8>>,
+        written_line: Option<Vec<u8>>,
     },
 }
 
-struct Greeting {
+struct Handshake {
     stream: UnixStream,
     bytes: Vec<u8>,
     fds: Vec<OwnedFd>,
@@ -68,8 +68,8 @@ struct Greeting {
     deadline: Instant,
 }
 
-/// What was received from a VMM.
-enum Said {
+/// A message of a VMM in its handshake.
+enum Received {
     /// No whole message yet.
     Part,
     /// It asks for the working set that is in memory.
@@ -79,9 +79,9 @@ enum Said {
 }
 
 /// The result of reading from a VMM.
-pub(super) enum Heard {
+pub(super) enum PeerEvent {
     Nothing,
-    /// It is served from now on.
+    /// The handshake is complete: the VM is served from now on.
     Attached,
     /// Its guest has written these ranges of the working set.
     Wrote(ImageKey, Vec<Extent>),
@@ -102,7 +102,7 @@ impl Served {
         else {
             return Err("not a request to serve".into());
         };
-        let listener = listen::anew(&socket)
+        let listener = listen::bind(&socket)
             .map_err(|error| format!("{} cannot be listened on: {error}", socket.display()))?;
         let touched = record
             .is_some()
@@ -165,7 +165,7 @@ impl Served {
 
     pub fn peer_fd(&self) -> Option<BorrowedFd<'_>> {
         self.peer.as_ref().map(|peer| match peer {
-            Peer::Greeting(greeting) => greeting.stream.as_fd(),
+            Peer::Handshake(handshake) => handshake.stream.as_fd(),
             Peer::Attached { stream, .. } => stream.as_fd(),
         })
     }
@@ -173,7 +173,7 @@ impl Served {
     /// When the handshake has to be complete.
     fn handshake_deadline(&self) -> Option<Instant> {
         match &self.peer {
-            Some(Peer::Greeting(greeting)) => Some(greeting.deadline),
+            Some(Peer::Handshake(handshake)) => Some(handshake.deadline),
             _ => None,
         }
     }
@@ -189,12 +189,12 @@ impl Served {
 
     /// Adds a client that waits for the VMM.
     pub fn await_vmm(&mut self, client: u64) {
-        let deadline = Instant::now() + VMM_PATIENCE;
+        let deadline = Instant::now() + VMM_TIMEOUT;
         self.completing.push((client, deadline));
     }
 
     /// Removes and returns the clients that wait for the VMM: all, or those whose time is over.
-    pub fn stop_waiting(&mut self, until: Option<Instant>) -> Vec<u64> {
+    pub fn take_waiting(&mut self, until: Option<Instant>) -> Vec<u64> {
         let is_over = |(_, deadline): &mut (u64, Instant)| until.is_none_or(|now| *deadline <= now);
         let over = self.completing.extract_if(.., is_over);
         over.map(|(client, _)| client).collect()
@@ -203,13 +203,13 @@ impl Served {
     /// Accepts the next VMM. One VMM is served at a time; others wait in the socket's queue.
     pub fn accept(&mut self) {
         self.peer = listen::accept(&self.listener).map(|stream| {
-            Peer::Greeting(Greeting {
+            Peer::Handshake(Handshake {
                 stream,
                 bytes: Vec::new(),
                 fds: Vec::new(),
                 shared: None,
                 answered: false,
-                deadline: Instant::now() + PATIENCE,
+                deadline: Instant::now() + HANDSHAKE_TIMEOUT,
             })
         });
     }
@@ -224,48 +224,51 @@ impl Served {
     }
 
     /// Reads what the VMM has sent.
-    pub fn hear(
+    pub fn read_peer(
         &mut self,
         pool: &Pool,
         notifier: &Notifier,
         sets: &mut WorkingSets,
         token: u64,
-    ) -> Heard {
+    ) -> PeerEvent {
         match &mut self.peer {
-            None => Heard::Nothing,
+            None => PeerEvent::Nothing,
             Some(Peer::Attached {
-                stream, telling, ..
+                stream,
+                written_line,
+                ..
             }) => {
-                // A VMM that owes no line has nothing to say: only the end of its connection
-                // matters.
+                // Nothing else is expected from a VMM, so only the end of its connection matters.
                 let mut bytes = [0; 4096];
                 match io::Read::read(stream, &mut bytes) {
                     Ok(0) => {}
                     Ok(count) => {
-                        let told = self.key.zip(hear_written(telling, &bytes[..count]));
-                        return told.map_or(Heard::Nothing, |(key, what)| Heard::Wrote(key, what));
+                        let written = self.key.zip(read_written(written_line, &bytes[..count]));
+                        return written.map_or(PeerEvent::Nothing, |(key, what)| {
+                            PeerEvent::Wrote(key, what)
+                        });
                     }
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                        return Heard::Nothing;
+                        return PeerEvent::Nothing;
                     }
                     Err(_) => {}
                 }
                 tracing::info!(vm = self.name, "its VMM has gone");
-                self.let_go(pool);
-                Heard::Gone
+                self.detach(pool);
+                PeerEvent::Gone
             }
-            Some(Peer::Greeting(greeting)) => {
-                let outcome = match greeting.hear() {
-                    Ok(Said::Part) => Ok(Heard::Nothing),
-                    Ok(Said::Question) => self.answer(sets).map(|()| Heard::Nothing),
-                    Ok(Said::Mappings(mappings)) => self
+            Some(Peer::Handshake(handshake)) => {
+                let outcome = match handshake.receive() {
+                    Ok(Received::Part) => Ok(PeerEvent::Nothing),
+                    Ok(Received::Question) => self.answer(sets).map(|()| PeerEvent::Nothing),
+                    Ok(Received::Mappings(mappings)) => self
                         .attach(&mappings, pool, notifier, token)
-                        .map(|()| Heard::Attached),
+                        .map(|()| PeerEvent::Attached),
                     Err(sentence) => Err(sentence),
                 };
                 outcome.unwrap_or_else(|sentence| {
                     self.refuse(&sentence);
-                    Heard::Nothing
+                    PeerEvent::Nothing
                 })
             }
         }
@@ -276,7 +279,7 @@ impl Served {
         // A recorded VM gets nothing, because the pager must see all its faults.
         let wanted = self.prefetch && self.touched.is_none();
         let offer = self.key.filter(|_| wanted).and_then(|key| sets.of(key));
-        let Some(Peer::Greeting(greeting)) = &mut self.peer else {
+        let Some(Peer::Handshake(handshake)) = &mut self.peer else {
             return Ok(());
         };
         let word = match &offer {
@@ -290,13 +293,13 @@ impl Served {
             },
         };
         let files: Vec<BorrowedFd<'_>> = offer.iter().map(|(set, _)| set.as_fd()).collect();
-        send_with_fds(&greeting.stream, &line(&word), &files)
+        send_with_fds(&handshake.stream, &line(&word), &files)
             .map_err(|error| format!("the VMM does not take an answer: {error}"))?;
-        greeting.shared = offer;
-        // The VMM waited for this answer, which may have come late, so its time begins again. Only
+        handshake.shared = offer;
+        // The VMM waited for this answer, which may be late, so its deadline is extended: only
         // once, so that a VMM can't extend the handshake by asking repeatedly.
-        if !mem::replace(&mut greeting.answered, true) {
-            greeting.deadline = Instant::now() + PATIENCE;
+        if !mem::replace(&mut handshake.answered, true) {
+            handshake.deadline = Instant::now() + HANDSHAKE_TIMEOUT;
         }
         Ok(())
     }
@@ -308,7 +311,7 @@ impl Served {
         notifier: &Notifier,
         token: u64,
     ) -> Result<(), String> {
-        let Some(Peer::Greeting(Greeting {
+        let Some(Peer::Handshake(Handshake {
             stream,
             fds,
             shared,
@@ -328,7 +331,7 @@ impl Served {
         let layout = Layout::new(mappings, self.image.size()).map_err(|error| error.to_string())?;
         let stream = stream.try_clone().map_err(|error| error.to_string())?;
         let removed = self.removed(&layout, &stream);
-        let told = notifier.clone();
+        let failure_notifier = notifier.clone();
         let vm = Vm::new(VmParts {
             name: self.name.clone(),
             token,
@@ -339,7 +342,7 @@ impl Served {
             counters: self.counters.clone(),
             touched: self.touched.clone(),
             on_failure: Box::new(move |sentence| {
-                told.send(Notice::Failed {
+                failure_notifier.send(Notice::Failed {
                     token,
                     sentence: sentence.to_owned(),
                 });
@@ -347,10 +350,10 @@ impl Served {
         });
         let vm = vm.map_err(|error| format!("the userfaultfd cannot be used: {error}"))?;
         let vm = Arc::new(vm);
-        let mut telling = None;
+        let mut written_line = None;
         if let Some((set, written)) = &shared {
             vm.note_shared(set.covers());
-            telling = written.is_none().then(Vec::new);
+            written_line = written.is_none().then(Vec::new);
         }
         pool.attach(vm.clone())
             .map_err(|error| format!("the userfaultfd cannot be watched: {error}"))?;
@@ -363,7 +366,7 @@ impl Served {
         self.peer = Some(Peer::Attached {
             stream,
             vm,
-            telling,
+            written_line,
         });
         Ok(())
     }
@@ -386,8 +389,8 @@ impl Served {
     /// Sends the VMM the reason, and closes the connection.
     fn refuse(&mut self, sentence: &str) {
         tracing::warn!(vm = self.name, "{sentence}");
-        if let Some(Peer::Greeting(greeting)) = self.peer.take() {
-            say_failed(&greeting.stream, sentence);
+        if let Some(Peer::Handshake(handshake)) = self.peer.take() {
+            send_failed(&handshake.stream, sentence);
         }
     }
 
@@ -396,19 +399,19 @@ impl Served {
         self.failed = Some(sentence.to_owned());
         if let Some(Peer::Attached { stream, vm, .. }) = self.peer.take() {
             pool.detach(&vm);
-            say_failed(&stream, sentence);
+            send_failed(&stream, sentence);
         }
     }
 
-    /// Tells the VMM that only zeros are missing, so that it may stop having its faults served.
-    pub fn say_complete(&self) {
+    /// Tells the VMM that only zero pages are missing, so that it may stop using the pager.
+    pub fn send_complete(&self) {
         if let Some(Peer::Attached { stream, .. }) = &self.peer {
-            say(stream, &PagerWord::Complete(true));
+            send(stream, &PagerWord::Complete(true));
         }
     }
 
     /// Stops serving the VMM, if there is one.
-    pub fn let_go(&mut self, pool: &Pool) {
+    pub fn detach(&mut self, pool: &Pool) {
         if let Some(Peer::Attached { vm, .. }) = self.peer.take() {
             pool.detach(&vm);
         }
@@ -429,7 +432,7 @@ impl Served {
         path.into()
     }
 
-    /// What was touched so far, if it is to be recorded.
+    /// The chunks touched so far, if they are recorded.
     pub fn recording(&self) -> Option<(PathBuf, Recording)> {
         let (path, touched) = self.record.as_ref().zip(self.touched.as_ref())?;
         let recording = Recording {
@@ -441,15 +444,15 @@ impl Served {
     }
 }
 
-impl Greeting {
+impl Handshake {
     /// Reads a question, or the mappings once all of them have arrived. An error ends the
     /// connection.
-    fn hear(&mut self) -> Result<Said, String> {
+    fn receive(&mut self) -> Result<Received, String> {
         let mut buffer = [0; 4096];
         let bytes = match recv_with_fds(&self.stream, &mut buffer, &mut self.fds) {
             Ok(0) => return Err("the VMM hung up in its handshake".into()),
             Ok(bytes) => bytes,
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(Said::Part),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(Received::Part),
             Err(error) => return Err(format!("the handshake cannot be read: {error}")),
         };
         self.bytes.extend(&buffer[..bytes]);
@@ -459,14 +462,14 @@ impl Greeting {
         // A VMM waits for the answer, so nothing follows the question.
         if self.bytes == WORKING_SET_QUESTION {
             self.bytes.clear();
-            return Ok(Said::Question);
+            return Ok(Received::Question);
         }
         if WORKING_SET_QUESTION.starts_with(&self.bytes) {
-            return Ok(Said::Part);
+            return Ok(Received::Part);
         }
         match handshake::parse(&self.bytes) {
-            Ok(Progress::More) => Ok(Said::Part),
-            Ok(Progress::Mappings(mappings)) => Ok(Said::Mappings(mappings)),
+            Ok(Progress::More) => Ok(Received::Part),
+            Ok(Progress::Mappings(mappings)) => Ok(Received::Mappings(mappings)),
             Err(error @ HandshakeError::Json(_)) if self.fds.is_empty() => {
                 Err(format!("{error}, and came without a userfaultfd"))
             }
@@ -477,24 +480,24 @@ impl Greeting {
 
 /// The ranges in the line about written pages, once it is complete. It is read once; a line that is
 /// malformed or too long is ignored.
-fn hear_written(telling: &mut Option<Vec<u8>>, bytes: &[u8]) -> Option<Vec<Extent>> {
-    let line = telling.as_mut()?;
+fn read_written(written_line: &mut Option<Vec<u8>>, bytes: &[u8]) -> Option<Vec<Extent>> {
+    let line = written_line.as_mut()?;
     line.extend(bytes);
     if line.last() != Some(&b'\n') && line.len() < WORKING_SET_LINE {
         return None;
     }
-    let line = telling.take()?;
+    let line = written_line.take()?;
     let VmmWord::Written(ranges) = serde_json::from_slice(&line).ok()?;
     Some(ranges)
 }
 
 /// Sends the reason for the end of a connection, and closes it.
-pub(super) fn say_failed(stream: &UnixStream, sentence: &str) {
-    say(stream, &PagerWord::Failed(sentence.to_owned()));
+pub(super) fn send_failed(stream: &UnixStream, sentence: &str) {
+    send(stream, &PagerWord::Failed(sentence.to_owned()));
     let _ = stream.shutdown(Shutdown::Both);
 }
 
-fn say(mut stream: &UnixStream, word: &PagerWord) {
+fn send(mut stream: &UnixStream, word: &PagerWord) {
     // The VMM may have gone.
     let _ = stream.write_all(&line(word));
 }

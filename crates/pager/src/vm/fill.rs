@@ -35,7 +35,7 @@ impl From<Unreadable> for Stop {
 /// Whether a fill met a page that existed already. The fill did not wake a thread that waits for
 /// that page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct Met(pub bool);
+pub(crate) struct MetExisting(pub bool);
 
 /// As long as the largest page, because UFFDIO_ZEROPAGE does not work on huge pages.
 static ZEROS: [u8; 2 << 20] = [0; 2 << 20];
@@ -48,14 +48,13 @@ enum Fill<'a> {
 }
 
 impl Vm {
-    /// Fills one unit except pages that were given up; the neighbourhood of the byte at `first`
-    /// goes first.
+    /// Fills one unit except pages that were given up, beginning near the byte at `first`.
     pub(crate) fn fill_unit(
         &self,
         unit: u64,
         first: Option<u64>,
         scratch: &mut Scratch,
-    ) -> Result<Met, Stop> {
+    ) -> Result<MetExisting, Stop> {
         let start = unit * self.unit;
         let buffer = scratch::first(&mut scratch.chunks, self.unit as usize);
         let met = match self.read(start, &mut scratch.decoder, buffer)? {
@@ -112,8 +111,8 @@ impl Vm {
 
     /// Fills bytes that begin at `start` in the image into memory, except pages that were given up
     /// or exist already.
-    pub(crate) fn fill_bytes(&self, start: u64, bytes: &[u8]) -> Result<Met, Stop> {
-        let mut met = Met(false);
+    pub(crate) fn fill_bytes(&self, start: u64, bytes: &[u8]) -> Result<MetExisting, Stop> {
+        let mut met = MetExisting(false);
         for (part, region) in self.layout.parts(start..start + bytes.len() as u64) {
             let bytes = &bytes[(part.start - start) as usize..(part.end - start) as usize];
             met.0 |= self.fill_part(part, region, Fill::Bytes(bytes))?.0;
@@ -122,8 +121,8 @@ impl Vm {
     }
 
     /// Like [`Vm::fill_bytes`], with zeros.
-    pub(crate) fn fill_zero(&self, range: Range<u64>) -> Result<Met, Stop> {
-        let mut met = Met(false);
+    pub(crate) fn fill_zero(&self, range: Range<u64>) -> Result<MetExisting, Stop> {
+        let mut met = MetExisting(false);
         for (part, region) in self.layout.parts(range) {
             met.0 |= self.fill_part(part, region, Fill::Zero)?.0;
         }
@@ -136,8 +135,8 @@ impl Vm {
     }
 
     /// Fills a page that was given up with zeros.
-    pub(super) fn fill_removed(&self, page: Range<u64>) -> Result<Met, Stop> {
-        let mut met = Met(false);
+    pub(super) fn fill_removed(&self, page: Range<u64>) -> Result<MetExisting, Stop> {
+        let mut met = MetExisting(false);
         for (page, region) in self.layout.parts(page) {
             let run = self.removed_around(&page, region);
             met.0 |= self.fill_run(run, region, Fill::Zero)?.0;
@@ -169,8 +168,13 @@ impl Vm {
         start..end
     }
 
-    fn fill_part(&self, part: Range<u64>, region: &Region, what: Fill) -> Result<Met, Stop> {
-        let mut met = Met(false);
+    fn fill_part(
+        &self,
+        part: Range<u64>,
+        region: &Region,
+        what: Fill,
+    ) -> Result<MetExisting, Stop> {
+        let mut met = MetExisting(false);
         let piece = PIECE.max(region.page);
         let mut at = part.start;
         while at < part.end {
@@ -196,8 +200,13 @@ impl Vm {
     }
 
     /// Fills the missing pages of a range, in one call if possible.
-    fn fill_run(&self, range: Range<u64>, region: &Region, what: Fill) -> Result<Met, Stop> {
-        let mut met = Met(false);
+    fn fill_run(
+        &self,
+        range: Range<u64>,
+        region: &Region,
+        what: Fill,
+    ) -> Result<MetExisting, Stop> {
+        let mut met = MetExisting(false);
         let address = region.address + (range.start - region.offset);
         let length = range.end - range.start;
         let mut done = 0;
@@ -227,7 +236,7 @@ impl Vm {
                     done += bytes;
                 }
                 Err(FillError::Exists) => {
-                    met = Met(true);
+                    met = MetExisting(true);
                     done += region.page;
                 }
                 Err(FillError::Changing) => return Err(Stop::Changing),

@@ -4,7 +4,7 @@ mod fill;
 mod removed;
 mod touched;
 
-use fill::Met;
+use fill::MetExisting;
 pub(crate) use fill::PIECE;
 pub use fill::Stop;
 pub use removed::{Owner, Removed};
@@ -175,7 +175,7 @@ impl Vm {
         self.jobs.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A job has ended.
+    /// Notes that a job has ended.
     pub(crate) fn end_job(&self) {
         self.jobs.fetch_sub(1, Ordering::Relaxed);
     }
@@ -249,7 +249,7 @@ impl Vm {
     }
 
     /// Whether a fault waits for a chunk that has to be fetched from an origin.
-    pub(crate) fn is_elsewhere(&self, fault: Fault) -> bool {
+    pub(crate) fn needs_origin(&self, fault: Fault) -> bool {
         if self.image.is_whole() {
             return false;
         }
@@ -257,16 +257,16 @@ impl Vm {
             return false;
         };
         // A page that was given up reads as zero, whatever the image has.
-        !self.removed.contains(offset - offset % region.page) && !self.is_here(offset / self.unit)
+        !self.removed.contains(offset - offset % region.page) && !self.is_local(offset / self.unit)
     }
 
     /// Whether a unit can be read without waiting for an origin.
-    pub(crate) fn is_here(&self, unit: u64) -> bool {
+    pub(crate) fn is_local(&self, unit: u64) -> bool {
         let chunks = self.chunks_of_unit();
         self.image.is_whole()
             || (unit * chunks..(unit + 1) * chunks).all(|chunk| {
                 chunk * self.image.chunk_size() as u64 >= self.image.size()
-                    || self.image.is_here(chunk as u32)
+                    || self.image.is_local(chunk as u32)
             })
     }
 
@@ -280,14 +280,14 @@ impl Vm {
         };
         let page = offset - offset % region.page..offset - offset % region.page + region.page;
         let unit = offset / self.unit;
-        let mut met = Met(false);
+        let mut met = MetExisting(false);
         if !self.removed.contains(page.start) {
             if let Some(touched) = &self.touched {
                 touched.add(offset);
             }
             met = self.fill_unit(unit, Some(offset), scratch)?;
         }
-        // It was given up before, or while the unit was read.
+        // The page was given up before, or while the unit was read.
         if self.removed.contains(page.start) {
             met.0 |= self.fill_removed(page.clone())?.0;
         }

@@ -1,6 +1,6 @@
-//! Pages that a VM gave up. They read as zero from then on, also when another pager takes over from
-//! one that died. So they are noted in a file beside the VM's socket, which is valid for one VMM
-//! process only.
+//! Pages that a VM gave up. They must read as zero from then on, also after another pager has taken
+//! over. So they are noted in a file beside the VM's socket, which is valid for one VMM process
+//! only.
 
 use crate::bitmap::Bitmap;
 use crate::handshake::Layout;
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn a_successor_knows_and_a_stranger_does_not() {
+    fn removed_pages_are_known_to_a_successor_of_the_same_vm_only() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("vm.removed");
         let owner = Owner::of(std::process::id()).unwrap();
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_or_foreign_file_is_begun_anew() {
+    fn a_damaged_or_foreign_removal_file_is_recreated() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("vm.removed");
         fs::write(&path, b"something else").unwrap();

@@ -1,9 +1,9 @@
-//! Which chunks a VM asked for, in order.
+//! Records which chunks a VM touched, in order.
 
 use crate::bitmap::Bitmap;
 use std::sync::{Mutex, PoisonError};
 
-/// The chunks of an image that were touched, the first one first.
+/// The chunks of an image that were touched, in order of first touch.
 #[derive(Debug)]
 pub struct Touched {
     chunk_size: u64,
@@ -12,7 +12,7 @@ pub struct Touched {
 }
 
 impl Touched {
-    /// For an image of so many bytes in chunks of this size.
+    /// For an image of this size in chunks of this size.
     pub fn new(image_size: u64, chunk_size: usize) -> Touched {
         Touched {
             chunk_size: chunk_size as u64,

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 pub(super) const CHUNK: u64 = 8192;
 pub(super) const SIZE: usize = 2 * MIB;
 
-/// A connection as a VMM's block device makes it.
+/// A connection like that of a VMM's block device.
 pub(super) struct Vmm {
     pub(super) stream: BufReader<UnixStream>,
     next: u64,
@@ -36,15 +36,15 @@ impl Vmm {
         self.next += 1;
         let request = ChunkRequest { id, offset, length };
         let line = serde_json::to_string(&request).unwrap();
-        self.say(&format!("{line}\n"));
+        self.send_line(&format!("{line}\n"));
         id
     }
 
-    pub(super) fn say(&mut self, text: &str) {
+    pub(super) fn send_line(&mut self, text: &str) {
         self.stream.get_mut().write_all(text.as_bytes()).unwrap();
     }
 
-    pub(super) fn hear(&mut self) -> ChunkAnswer {
+    pub(super) fn receive(&mut self) -> ChunkAnswer {
         let mut line = String::new();
         self.stream.read_line(&mut line).unwrap();
         serde_json::from_str(&line).unwrap()
@@ -52,7 +52,7 @@ impl Vmm {
 
     pub(super) fn fill(&mut self, offset: u64, length: u64) -> ChunkAnswer {
         let id = self.ask(offset, length);
-        let answer = self.hear();
+        let answer = self.receive();
         assert_eq!(answer.id(), id);
         answer
     }
@@ -72,7 +72,7 @@ impl Vmm {
         }
     }
 
-    pub(super) fn hears_nothing(&self) -> bool {
+    pub(super) fn has_no_answer(&self) -> bool {
         is_waiting(self.stream.get_ref())
     }
 
@@ -94,8 +94,8 @@ pub(super) fn request(folder: &Path, image: &Path) -> OpenDisk {
     }
 }
 
-/// A pager that takes so long to begin a disk's cache, and a disk.
-fn opening_for(seconds: u32, folder: &Path, image: &Path) -> (Pager, OpenDisk) {
+/// A pager that takes this long to create a disk's cache, and a request for a disk.
+fn start_slow_open(seconds: u32, folder: &Path, image: &Path) -> (Pager, OpenDisk) {
     let delay = format!("delay_enter={seconds}s:when=1");
     let pager = Pager::start_traced(folder, "ftruncate", &delay);
     eventually("it does not listen", || {
@@ -104,7 +104,7 @@ fn opening_for(seconds: u32, folder: &Path, image: &Path) -> (Pager, OpenDisk) {
     (pager, request(folder, image))
 }
 
-/// Whether nothing was answered yet.
+/// Whether there is no answer yet.
 fn is_waiting(mut client: &UnixStream) -> bool {
     client.set_nonblocking(true).unwrap();
     let read = client.read(&mut [0]);
@@ -173,23 +173,23 @@ pub(super) fn set_origins(pager: &Pager, image: &Path, origins: Vec<Origin>) {
     assert_eq!(answer, PagerResponse::Ok);
 }
 
-/// Others wait for that meanwhile.
+/// A sync would block other clients.
 #[test]
-fn what_a_predecessor_had_open_is_opened_without_waiting_for_the_disk() {
+fn a_cache_left_open_by_a_predecessor_is_opened_without_sync() {
     let folder = tempfile::tempdir().unwrap();
     let image = image(folder.path(), SIZE, |_| {});
     let pager = Pager::start(folder.path(), &[]);
     let request = request(folder.path(), &image);
     open(&pager, &request).have(0, CHUNK);
     pager.kill();
-    let mut pager = Pager::start_doomed(folder.path(), "fsync,fdatasync", 1);
+    let mut pager = Pager::start_killed_at(folder.path(), "fsync,fdatasync", 1);
     let answer = pager.try_ask(&PagerRequest::OpenDisk(request));
     assert_eq!(answer.unwrap(), PagerResponse::Ok);
 }
 
-/// Else the next pager would find its own boot there, and the disk might not.
+/// Otherwise the next pager would trust a map whose bytes may not be on the disk.
 #[test]
-fn nobody_is_killed_between_a_cache_s_boot_in_memory_and_on_the_disk() {
+fn opening_a_cache_records_the_boot_without_waiting_for_sync() {
     let folder = tempfile::tempdir().unwrap();
     let image = image(folder.path(), SIZE, |_| {});
     let pager = Pager::start(folder.path(), &[]);
@@ -199,27 +199,27 @@ fn nobody_is_killed_between_a_cache_s_boot_in_memory_and_on_the_disk() {
     pager.kill();
     let boot = || fs::read(request.cache.join("present")).unwrap()[48..64].to_vec();
     assert_eq!(boot(), [0; 16]);
-    let mut pager = Pager::start_doomed(folder.path(), "fsync,fdatasync", 1);
+    let mut pager = Pager::start_killed_at(folder.path(), "fsync,fdatasync", 1);
     let answer = pager.try_ask(&PagerRequest::OpenDisk(request.clone()));
     assert_eq!(answer.unwrap(), PagerResponse::Ok);
     assert_ne!(boot(), [0; 16]);
 }
 
-/// The cache of a large disk takes a while to be begun.
+/// Creating the cache of a large disk takes a while.
 #[test]
-fn while_a_disk_is_opened_others_are_heard() {
-    // On a computer that has much else to do the first may be over too soon.
-    let heard = [3, 60]
+fn opening_a_disk_does_not_block_other_clients() {
+    // On a busy host the first opening may be over too soon.
+    let served = [3, 60]
         .into_iter()
-        .any(others_are_heard_while_a_disk_is_opened_for);
-    assert!(heard, "they waited for the disk");
+        .any(others_are_served_while_a_disk_opens);
+    assert!(served, "they waited for the disk");
 }
 
-/// False if the disk was open before all were heard.
-fn others_are_heard_while_a_disk_is_opened_for(seconds: u32) -> bool {
+/// False if the disk was open before all clients were served.
+fn others_are_served_while_a_disk_opens(seconds: u32) -> bool {
     let folder = tempfile::tempdir().unwrap();
     let image = image(folder.path(), SIZE, |_| {});
-    let (pager, request) = opening_for(seconds, folder.path(), &image);
+    let (pager, request) = start_slow_open(seconds, folder.path(), &image);
     let line = serde_json::to_string(&PagerRequest::OpenDisk(request.clone())).unwrap();
     let [one, other] = [(); 2].map(|()| UnixStream::connect(&pager.control).unwrap());
     for mut client in [&one, &other] {
@@ -250,18 +250,18 @@ fn others_are_heard_while_a_disk_is_opened_for(seconds: u32) -> bool {
     true
 }
 
-/// A file system may take its time to read the tables of one image.
+/// Reading the tables of an image may be slow.
 #[test]
-fn while_an_image_is_opened_others_are_heard() {
-    // On a computer that has much else to do the first may be over too soon.
-    let heard = [3, 60]
+fn opening_an_image_does_not_block_other_clients() {
+    // On a busy host the first opening may be over too soon.
+    let served = [3, 60]
         .into_iter()
-        .any(others_are_heard_while_an_image_is_opened_for);
-    assert!(heard, "they waited for the image");
+        .any(others_are_served_while_an_image_opens);
+    assert!(served, "they waited for the image");
 }
 
-/// False if the image was open before all were heard.
-fn others_are_heard_while_an_image_is_opened_for(seconds: u32) -> bool {
+/// False if the image was open before all clients were served.
+fn others_are_served_while_an_image_opens(seconds: u32) -> bool {
     let (folder, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let slow = image(folder.path(), SIZE, |_| {});
     let other = image(elsewhere.path(), SIZE, |_| {});
@@ -291,11 +291,11 @@ fn others_are_heard_while_an_image_is_opened_for(seconds: u32) -> bool {
     // Their requests were read before this one is answered.
     assert_eq!(pager.ask(&PagerRequest::Ping), PagerResponse::Ok);
     let sentence = error(pager.ask(&serve("vm", &other)));
-    if !sentence.contains("is being opened, otherwise") || !of_memory.hears_nothing() {
+    if !sentence.contains("is being opened, otherwise") || !of_memory.has_no_answer() {
         return false;
     }
     for mut client in [of_memory, of_disk, of_all, of_origins] {
-        assert_eq!(client.hear(), PagerResponse::Ok);
+        assert_eq!(client.receive(), PagerResponse::Ok);
     }
     let memory = Memory::new(SIZE);
     let _connection = memory.connect(&folder.path().join("vm.sock"));
@@ -304,10 +304,10 @@ fn others_are_heard_while_an_image_is_opened_for(seconds: u32) -> bool {
 }
 
 #[test]
-fn a_disk_that_is_being_opened_is_forgotten_and_opened_anew() {
+fn a_disk_can_be_forgotten_and_reopened_while_it_opens() {
     let folder = tempfile::tempdir().unwrap();
     let image = image(folder.path(), SIZE, |_| {});
-    let (pager, request) = opening_for(3, folder.path(), &image);
+    let (pager, request) = start_slow_open(3, folder.path(), &image);
     let mut client = UnixStream::connect(&pager.control).unwrap();
     let line = serde_json::to_string(&PagerRequest::OpenDisk(request.clone())).unwrap();
     writeln!(client, "{line}").unwrap();
@@ -317,18 +317,18 @@ fn a_disk_that_is_being_opened_is_forgotten_and_opened_anew() {
     assert_eq!(pager.forget("root"), PagerResponse::Ok);
     let mut answer = String::new();
     BufReader::new(client).read_line(&mut answer).unwrap();
-    // On a computer that has much else to do it may have been open before.
+    // On a busy host the disk may have been open already.
     if let PagerResponse::Error(sentence) = serde_json::from_str(&answer).unwrap() {
         assert!(sentence.contains("was forgotten"), "{sentence}");
     }
     assert!(!request.socket.exists());
-    // Nobody has its cache, and a socket that is left from others is no hindrance.
+    // The cache is not in use, and a stale socket is replaced.
     drop(UnixListener::bind(&request.socket).unwrap());
     open(&pager, &request).have(0, CHUNK);
 }
 
 #[test]
-fn vmms_share_a_cache_and_what_it_has_outlives_the_pager() {
+fn vmms_share_a_cache_and_its_contents_outlive_the_pager() {
     let folder = tempfile::tempdir().unwrap();
     let image = image(folder.path(), SIZE, |_| {});
     let pager = Pager::start(folder.path(), &[]);
@@ -343,12 +343,12 @@ fn vmms_share_a_cache_and_what_it_has_outlives_the_pager() {
     let stats = pager.stats("root");
     assert_eq!(stats.faults, 3);
     assert!(stats.bytes_read > 0 && stats.bytes_fetched == 0);
-    // Several at once are all answered.
+    // Several requests at once are all answered.
     let ids: Vec<u64> = (0..10).map(|n| one.ask(n * 10 * CHUNK, CHUNK)).collect();
-    let mut answered: Vec<u64> = ids.iter().map(|_| one.hear().id()).collect();
+    let mut answered: Vec<u64> = ids.iter().map(|_| one.receive().id()).collect();
     answered.sort();
     assert_eq!(answered, ids);
-    // Killed: the next one goes on with what is there.
+    // After a kill, the next pager continues with the present chunks.
     pager.kill();
     assert!(one.ends() && other.ends());
     let pager = Pager::start(folder.path(), &[]);
@@ -356,7 +356,7 @@ fn vmms_share_a_cache_and_what_it_has_outlives_the_pager() {
     vmm.have(5 * CHUNK, CHUNK);
     let stats = pager.stats("root");
     assert_eq!(stats.bytes_filled, 0, "it was there");
-    // Everything, then it needs no pager.
+    // A complete disk needs no pager.
     assert!(!is_full(&disk.cache));
     assert_eq!(pager.complete("root"), PagerResponse::Ok);
     assert!(is_full(&disk.cache));
@@ -368,7 +368,7 @@ fn vmms_share_a_cache_and_what_it_has_outlives_the_pager() {
 }
 
 #[test]
-fn what_a_boot_asks_for_is_recorded_and_comes_first_the_next_time() {
+fn chunks_read_at_boot_are_recorded_and_prefetched_next_time() {
     let folder = tempfile::tempdir().unwrap();
     let image = image(folder.path(), SIZE, |_| {});
     let pager = Pager::start(folder.path(), &[]);
@@ -378,7 +378,7 @@ fn what_a_boot_asks_for_is_recorded_and_comes_first_the_next_time() {
         ..request(folder.path(), &image)
     };
     let mut vmm = open(&pager, &disk);
-    // Page 2n of every fifth is nothing: chunks 9, 3, 4 and 60 have bytes.
+    // Every fifth page is zero; chunks 9, 3, 4 and 60 are not.
     for chunk in [9, 3, 4, 60] {
         vmm.have(chunk * CHUNK, CHUNK);
     }
@@ -408,7 +408,7 @@ fn what_a_boot_asks_for_is_recorded_and_comes_first_the_next_time() {
     drop(vmm);
     assert_eq!(pager.forget("root"), PagerResponse::Ok);
 
-    // Without being told, it is written when the last VMM goes, and at the end.
+    // Without a request, the recording is written when the last VMM goes, and at the end.
     let other = folder.path().join("other boot");
     let disk = OpenDisk {
         cache: folder.path().join("third"),
@@ -426,28 +426,28 @@ fn what_a_boot_asks_for_is_recorded_and_comes_first_the_next_time() {
 }
 
 #[test]
-fn missing_blocks_come_from_peers_and_lies_are_told() {
+fn missing_blocks_come_from_peers_and_wrong_ones_are_reported() {
     let folder = tempfile::tempdir().unwrap();
     let image = image(folder.path(), SIZE, |_| {});
     let partial = without_chunks(&image);
     let pager = Pager::start(folder.path(), &[]);
     let disk = request(folder.path(), &partial);
     let liar = peer(folder.path(), "liar", &image, |bytes| {
-        // Its tables are the image's, or it would not be asked.
+        // Its tables are the image's, or it would not be used.
         let chunks = bytes.len() - 256;
         bytes[..chunks].iter_mut().for_each(|byte| *byte ^= 1);
     });
     let empty = Origin::Folder {
         folder: folder.path().join("nothing"),
     };
-    // Nobody has it.
+    // No origin has the chunk.
     let mut vmm = open(&pager, &disk);
     let (chunk, sentence) = vmm.refused(20 * CHUNK, CHUNK);
     assert_eq!(chunk, Some(20));
     assert!(sentence.contains("nobody is known"), "{sentence}");
     drop(vmm);
     assert_eq!(pager.forget("root"), PagerResponse::Ok);
-    // One lies, one has nothing.
+    // One origin lies, one has nothing.
     set_origins(&pager, &partial, vec![liar.clone(), empty.clone()]);
     let mut vmm = open(&pager, &disk);
     let mut other = Vmm::connect(&disk.socket);
@@ -461,7 +461,7 @@ fn missing_blocks_come_from_peers_and_lies_are_told() {
     ] {
         assert!(sentence.contains(part), "{sentence}");
     }
-    // What is nothing comes from nobody.
+    // Zero chunks need no origin.
     let whole = ImageReader::open(&image).unwrap();
     let zero = (0..whole.chunks()).find(|chunk| whole.kind(*chunk).unwrap() == Kind::Zero);
     if let Some(zero) = zero {
@@ -469,7 +469,7 @@ fn missing_blocks_come_from_peers_and_lies_are_told() {
     }
     drop((vmm, other));
     assert_eq!(pager.forget("root"), PagerResponse::Ok);
-    // Another has the truth.
+    // A third origin is honest.
     let honest = peer(folder.path(), "honest", &image, |_| {});
     set_origins(&pager, &partial, vec![liar, empty, honest]);
     let mut vmm = open(&pager, &disk);
@@ -487,12 +487,12 @@ fn missing_blocks_come_from_peers_and_lies_are_told() {
 }
 
 #[test]
-fn a_disk_is_opened_and_closed_while_a_registry_says_nothing() {
+fn a_disk_opens_and_closes_while_a_registry_hangs() {
     let folder = tempfile::tempdir().unwrap();
     let image = image(folder.path(), SIZE, |_| {});
     let partial = without_chunks(&image);
     let pager = Pager::start(folder.path(), &[]);
-    // Takes connections, and no more.
+    // Accepts connections but never answers.
     let deaf = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = deaf.local_addr().unwrap();
     let registry = Origin::Registry(RegistryOrigin {
@@ -504,7 +504,7 @@ fn a_disk_is_opened_and_closed_while_a_registry_says_nothing() {
     });
     set_origins(&pager, &partial, vec![registry]);
     let mut waiting = open(&pager, &request(folder.path(), &partial));
-    // More than there are threads for it.
+    // More requests than the lane has threads.
     for chunk in 0..12 {
         waiting.ask(chunk * 16 * CHUNK, CHUNK);
     }
@@ -526,7 +526,7 @@ fn hostile_vmms_are_refused_and_others_do_not_notice() {
     let pager = Pager::start(folder.path(), &[]);
     let disk = request(folder.path(), &image);
     let mut good = open(&pager, &disk);
-    // Its connection is among them.
+    // Its connection is included in the count.
     good.have(120 * CHUNK, CHUNK);
     let before = pager.count("fd");
     for (offset, length) in [
@@ -550,18 +550,18 @@ fn hostile_vmms_are_refused_and_others_do_not_notice() {
     ] {
         let stream = UnixStream::connect(&disk.socket).unwrap();
         let _ = (&stream).write_all(text.as_bytes());
-        let why = last_words(&stream);
+        let why = failure_message(&stream);
         assert!(why.contains("request"), "{why}");
     }
-    // Gone in the middle of a line, and before the answers came.
+    // Disconnects in the middle of a line, and before the answers.
     for _ in 0..20 {
         let mut vmm = Vmm::connect(&disk.socket);
         for chunk in 0..30 {
             vmm.ask(chunk * CHUNK, CHUNK);
         }
-        vmm.say("{\"id\":");
+        vmm.send_line("{\"id\":");
     }
-    // One that asks all it can and hears nothing holds up nobody.
+    // A VMM that sends requests and reads no answers delays no other.
     let deaf = UnixStream::connect(&disk.socket).unwrap();
     deaf.set_nonblocking(true).unwrap();
     for id in 0..5000 {
@@ -578,7 +578,7 @@ fn hostile_vmms_are_refused_and_others_do_not_notice() {
 }
 
 #[test]
-fn senseless_requests_about_disks_are_answered_with_a_sentence() {
+fn invalid_disk_requests_are_answered_with_a_message() {
     let folder = tempfile::tempdir().unwrap();
     let image = image(folder.path(), SIZE, |_| {});
     let pager = Pager::start(folder.path(), &[]);

@@ -1,4 +1,4 @@
-//! Registries that drip, clients and VMMs in great number: bounded, and nobody else waits.
+//! Slow registries and floods of clients and VMMs are bounded and delay no others.
 
 use super::disks::{CHUNK, SIZE, Vmm, check, open, peer, request, set_origins, without_chunks};
 use super::support::*;
@@ -11,7 +11,7 @@ use std::os::unix::net::UnixStream;
 use std::thread;
 use std::time::Duration;
 
-/// A registry whose every answer would take hours, and never stalls.
+/// A registry that sends so slowly that each answer would take hours, without a stall.
 fn dripping() -> Origin {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -39,7 +39,7 @@ fn dripping() -> Origin {
 }
 
 #[test]
-fn a_registry_that_drips_is_given_up_in_time_and_delays_nobody_else() {
+fn a_slow_registry_times_out_and_delays_no_other_vm() {
     let folder = tempfile::tempdir().unwrap();
     let image = image(folder.path(), SIZE, |_| {});
     let partial = without_chunks(&image);
@@ -50,7 +50,7 @@ fn a_registry_that_drips_is_given_up_in_time_and_delays_nobody_else() {
     let mut waiting = open(&pager, &disk);
     waiting.have(0, CHUNK);
     set_origins(&pager, &partial, vec![dripping()]);
-    // As many as one VMM may have under way, and as there are threads for it.
+    // As many requests as one VMM may have in flight, and as its lane has threads.
     let asked = 16;
     let whole = ImageReader::open(&image).unwrap();
     let place = |chunk: &u32| whole.stored_range(*chunk).unwrap();
@@ -60,13 +60,13 @@ fn a_registry_that_drips_is_given_up_in_time_and_delays_nobody_else() {
     for chunk in &far {
         waiting.ask(u64::from(*chunk) * CHUNK, CHUNK);
     }
-    // They hold up no other request of the disk: what is here is had at once, be it in the
-    // cache already or in the image's file alone.
+    // They delay no other request of the disk: local bytes are served at once, from the cache or
+    // from the image's file.
     let mut second = Vmm::connect(&disk.socket);
     second.have(0, CHUNK);
     second.have(CHUNK, CHUNK);
-    assert!(waiting.hears_nothing(), "it was waited for");
-    // Others are filled: from this computer, and from a peer.
+    assert!(waiting.has_no_answer(), "it was waited for");
+    // Other disks are filled, from local files and from a peer.
     let whole = OpenDisk {
         name: "whole".into(),
         socket: folder.path().join("whole.sock"),
@@ -90,22 +90,22 @@ fn a_registry_that_drips_is_given_up_in_time_and_delays_nobody_else() {
     };
     open(&pager, &other).have(0, SIZE as u64);
     check(&other.cache, 0, SIZE as u64);
-    assert!(waiting.hears_nothing(), "it was waited for");
-    // And it comes to an end.
+    assert!(waiting.has_no_answer(), "it was waited for");
+    // All slow requests time out.
     for _ in 0..asked {
-        match waiting.hear() {
+        match waiting.receive() {
             ChunkAnswer::Unavailable { .. } => {}
             answer => panic!("{answer:?}"),
         }
     }
-    // Who hangs up is not worked for any more: what it asked for ends with it.
+    // The requests of a VMM end when it disconnects.
     waiting.ask(u64::from(far[0]) * CHUNK, CHUNK);
     drop(waiting);
     assert_eq!(pager.forget("root"), PagerResponse::Ok);
 }
 
 #[test]
-fn clients_that_say_nothing_make_room_for_others() {
+fn silent_clients_are_dropped_for_new_ones() {
     let folder = tempfile::tempdir().unwrap();
     let pager = Pager::start(folder.path(), &[]);
     let mut silent: Vec<UnixStream> = (0..200)
@@ -118,7 +118,7 @@ fn clients_that_say_nothing_make_room_for_others() {
         })
         .collect();
     assert_eq!(pager.ask(&PagerRequest::Ping), PagerResponse::Ok);
-    // Those that came first were hung up on.
+    // The oldest clients were disconnected.
     let first = &mut silent[0];
     first.set_read_timeout(Some(PATIENCE)).unwrap();
     let read = first.read(&mut [0; 8]);
@@ -127,7 +127,7 @@ fn clients_that_say_nothing_make_room_for_others() {
 }
 
 #[test]
-fn a_process_has_so_many_connections_to_a_disk_and_no_more() {
+fn connections_of_one_process_to_a_disk_are_limited() {
     let folder = tempfile::tempdir().unwrap();
     let image = image(folder.path(), SIZE, |_| {});
     let pager = Pager::start(folder.path(), &[]);

@@ -9,7 +9,7 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 
 #[test]
-fn on_a_full_disk_a_monitor_that_takes_bytes_gets_them() {
+fn on_a_full_disk_a_vmm_that_accepts_bytes_gets_them() {
     let folder = tempfile::tempdir().unwrap();
     let image = image(folder.path(), SIZE, |_| {});
     let small = SmallDisk::mount(&folder.path().join("small"), MIB);
@@ -22,8 +22,8 @@ fn on_a_full_disk_a_monitor_that_takes_bytes_gets_them() {
     vmm.have(0, CHUNK);
     small.fill();
     let takes = serde_json::to_string(&ChunkRequest::TAKES_BYTES).unwrap();
-    vmm.say(&format!("{takes}\n"));
-    // Begins with what is there; an answer has no more than a part.
+    vmm.send_line(&format!("{takes}\n"));
+    // Begins with present chunks; an answer has a part of the request at most.
     let mut at = 0;
     while at < SIZE {
         match vmm.fill(at as u64, (SIZE - at) as u64) {
@@ -42,7 +42,7 @@ fn on_a_full_disk_a_monitor_that_takes_bytes_gets_them() {
         }
     }
     assert!(at >= SIZE - ANSWER_BYTES_MAX, "it had room for {at}");
-    // One that asks for all it can and takes nothing holds up nobody.
+    // A VMM that sends requests and reads no answers delays no other.
     let deaf = UnixStream::connect(&disk.socket).unwrap();
     deaf.set_nonblocking(true).unwrap();
     (&deaf).write_all(format!("{takes}\n").as_bytes()).unwrap();

@@ -1,4 +1,4 @@
-//! Peers and files that mean no good.
+//! Hostile peers and files.
 
 use super::support::*;
 use jiffy_wire::pager::{PagerRequest, PagerResponse};
@@ -11,11 +11,11 @@ use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
-/// Of a VMM that would map a working set.
+/// The question of a VMM that can map a working set.
 const QUESTION: &str = "{\"working_set\":true}\n";
 
 #[test]
-fn senseless_handshakes_are_refused_with_a_sentence_and_cost_nothing() {
+fn invalid_handshakes_are_refused_with_a_message_and_leak_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let image = image(folder.path(), MIB, |_| {});
     let pager = Pager::start(folder.path(), &[]);
@@ -25,7 +25,7 @@ fn senseless_handshakes_are_refused_with_a_sentence_and_cost_nothing() {
     let refused = |text: &str, fds: &[std::os::fd::BorrowedFd<'_>]| {
         let stream = UnixStream::connect(&socket).unwrap();
         greet(&stream, text, fds);
-        last_words(&stream)
+        failure_message(&stream)
     };
     let good = memory.mapping();
     let uffd = memory.uffd();
@@ -46,19 +46,18 @@ fn senseless_handshakes_are_refused_with_a_sentence_and_cost_nothing() {
     let spaces = " ".repeat(70 << 10);
     let stream = UnixStream::connect(&socket).unwrap();
     let _ = (&stream).write_all(spaces.as_bytes());
-    assert!(last_words(&stream).contains("longer than"));
-    // One that says nothing is given up after a while.
+    assert!(failure_message(&stream).contains("longer than"));
+    // A silent client is disconnected after a while.
     let silent = UnixStream::connect(&socket).unwrap();
-    assert!(last_words(&silent).contains("too long"));
+    assert!(failure_message(&silent).contains("too long"));
 
     eventually("descriptors stay open", || pager.count("fd") <= before);
     let _connection = memory.connect(&socket);
     assert_page(memory.read_page(8).bytes(), page(8));
 }
 
-/// Has the pager's only thread that hears anybody wait for longer than a handshake may
-/// take, while something is done.
-fn while_nobody_is_heard(pager: &Pager, work: impl FnOnce()) {
+/// Stops the pager for longer than a handshake may take, while `work` runs.
+fn while_pager_is_stopped(pager: &Pager, work: impl FnOnce()) {
     pager.signal(rustix::process::Signal::STOP);
     work();
     thread::sleep(Duration::from_millis(2100));
@@ -66,7 +65,7 @@ fn while_nobody_is_heard(pager: &Pager, work: impl FnOnce()) {
 }
 
 #[test]
-fn an_image_that_is_a_pipe_is_refused_and_not_waited_for() {
+fn an_image_that_is_a_fifo_is_refused_without_blocking() {
     let folder = tempfile::tempdir().unwrap();
     let pipe = folder.path().join("pipe");
     let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
@@ -85,7 +84,7 @@ fn an_image_that_is_a_pipe_is_refused_and_not_waited_for() {
 }
 
 #[test]
-fn a_handshake_that_comes_while_others_are_served_is_in_time() {
+fn a_handshake_sent_while_the_pager_is_busy_is_in_time() {
     let folder = tempfile::tempdir().unwrap();
     let image = image(folder.path(), MIB, |_| {});
     let pager = Pager::start(folder.path(), &[]);
@@ -94,7 +93,7 @@ fn a_handshake_that_comes_while_others_are_served_is_in_time() {
     greet(&stream, QUESTION, &[]);
     words.read_line(&mut String::new()).unwrap();
     let memory = Memory::new(MIB);
-    while_nobody_is_heard(&pager, || {
+    while_pager_is_stopped(&pager, || {
         let mappings = format!("[{}]", memory.mapping());
         greet(&stream, &mappings, &[memory.uffd()]);
     });
@@ -102,13 +101,13 @@ fn a_handshake_that_comes_while_others_are_served_is_in_time() {
 }
 
 #[test]
-fn who_was_answered_late_has_time_to_go_on_but_not_for_ever() {
+fn a_late_answer_extends_the_handshake_deadline_but_not_forever() {
     let folder = tempfile::tempdir().unwrap();
     let image = image(folder.path(), MIB, |_| {});
     let pager = Pager::start(folder.path(), &[]);
     let stream = UnixStream::connect(pager.serve("vm", &image)).unwrap();
     let mut words = BufReader::new(&stream);
-    while_nobody_is_heard(&pager, || greet(&stream, QUESTION, &[]));
+    while_pager_is_stopped(&pager, || greet(&stream, QUESTION, &[]));
     words.read_line(&mut String::new()).unwrap();
     thread::sleep(Duration::from_millis(200));
     let memory = Memory::new(MIB);
@@ -122,7 +121,7 @@ fn who_was_answered_late_has_time_to_go_on_but_not_for_ever() {
     eventually("it may ask for ever", || {
         thread::sleep(Duration::from_millis(100));
         answer.clear();
-        // When it was refused, what is asked goes nowhere.
+        // After the refusal, this write fails.
         let _ = (&asking).write_all(QUESTION.as_bytes());
         words.read_line(&mut answer).unwrap();
         !answer.contains("working_set")
@@ -131,7 +130,7 @@ fn who_was_answered_late_has_time_to_go_on_but_not_for_ever() {
 }
 
 #[test]
-fn senseless_requests_are_answered_with_a_sentence() {
+fn invalid_requests_are_answered_with_a_message() {
     let folder = tempfile::tempdir().unwrap();
     let image = image(folder.path(), MIB, |_| {});
     let pager = Pager::start(folder.path(), &[]);
@@ -140,8 +139,8 @@ fn senseless_requests_are_answered_with_a_sentence() {
         PagerResponse::Error(sentence) => sentence,
         other => panic!("{other:?}"),
     };
-    assert!(refused(control.say("{]\n")).contains("not a request"));
-    assert!(refused(control.say("\n")).contains("not a request"));
+    assert!(refused(control.send_line("{]\n")).contains("not a request"));
+    assert!(refused(control.send_line("\n")).contains("not a request"));
     for name in ["nobody", "", "../x"] {
         let name = name.to_owned();
         for request in [
@@ -178,12 +177,15 @@ fn senseless_requests_are_answered_with_a_sentence() {
     assert!(refused(control.ask(&serve("b", "a", &image))).contains("another VM"));
     assert!(refused(pager.complete("a")).contains("not connected"));
 
-    // Several requests at once are answered in order; a line without end is not.
+    // Several requests at once are answered in order; an endless line is refused.
     let ping = serde_json::to_string(&PagerRequest::Ping).unwrap();
-    assert_eq!(control.say(&format!("{ping}\nx\n")), PagerResponse::Ok);
-    assert!(refused(control.say("")).contains("not a request"));
+    assert_eq!(
+        control.send_line(&format!("{ping}\nx\n")),
+        PagerResponse::Ok
+    );
+    assert!(refused(control.send_line("")).contains("not a request"));
     let endless = "x".repeat(80 << 10);
-    assert!(refused(control.say(&endless)).contains("longer than"));
+    assert!(refused(control.send_line(&endless)).contains("longer than"));
     assert!(control.is_closed());
     assert_eq!(pager.ask(&PagerRequest::Ping), PagerResponse::Ok);
 }
@@ -211,7 +213,7 @@ fn a_damaged_chunk_ends_its_vm_and_no_other() {
     let _connection = other.connect(&pager.serve("other", &path));
     assert_page(one.read_page(3).bytes(), page(3));
     let stuck = one.read_page(damaged as usize * 2);
-    let sentence = last_words(&connection);
+    let sentence = failure_message(&connection);
     assert!(
         sentence.contains(&format!("chunk {damaged} at byte {}", place.start)),
         "{sentence}"
@@ -222,7 +224,7 @@ fn a_damaged_chunk_ends_its_vm_and_no_other() {
     assert!(stuck.is_stuck(), "nothing wrong was filled in");
     assert_page(other.read_page(3).bytes(), page(3));
     assert_eq!(pager.stats("other").failed, None);
-    // All but the damaged one can be had, and the completion says so.
+    // All chunks but the damaged one are filled, and the completion names that one.
     let PagerResponse::Error(sentence) = pager.complete("other") else {
         panic!("it cannot be whole");
     };
@@ -233,7 +235,7 @@ fn a_damaged_chunk_ends_its_vm_and_no_other() {
 }
 
 #[test]
-fn a_fault_outside_of_the_mappings_ends_the_vm_with_a_sentence() {
+fn a_fault_outside_the_mappings_fails_the_vm_with_a_message() {
     let folder = tempfile::tempdir().unwrap();
     let image = image(folder.path(), MIB, |_| {});
     let pager = Pager::start(folder.path(), &[]);
@@ -245,17 +247,17 @@ fn a_fault_outside_of_the_mappings_ends_the_vm_with_a_sentence() {
     greet(&stream, &format!("[{half}]"), &[memory.uffd()]);
     assert_page(memory.read_page(1).bytes(), page(1));
     let _stuck = memory.read_page(MIB / PAGE + 1);
-    assert!(last_words(&stream).contains("in no mapping"));
+    assert!(failure_message(&stream).contains("in no mapping"));
 }
 
-/// The flag is of the open file, which both have.
+/// The flag belongs to the open file description, which VMM and pager share.
 #[test]
-fn a_vmm_that_makes_its_userfaultfd_blocking_ends_and_no_other() {
+fn a_vmm_with_a_blocking_userfaultfd_fails_alone() {
     let folder = tempfile::tempdir().unwrap();
     let image = image(folder.path(), MIB, |_| {});
     let pager = Pager::start(folder.path(), &["--workers", "1"]);
     let (one, other) = (Memory::new(MIB), Memory::new(MIB));
-    if !one.knows_nowait() {
+    if !one.supports_nowait() {
         return eprintln!("skipped: this kernel knows no RWF_NOWAIT of a userfaultfd");
     }
     let connection = one.connect(&pager.serve("one", &image));
@@ -264,7 +266,7 @@ fn a_vmm_that_makes_its_userfaultfd_blocking_ends_and_no_other() {
     rustix::fs::fcntl_setfl(one.uffd(), rustix::fs::OFlags::empty()).unwrap();
     let _stuck = one.read_page(100);
     join(other.check(1));
-    assert!(last_words(&connection).contains("blocking"));
+    assert!(failure_message(&connection).contains("blocking"));
 }
 
 #[test]

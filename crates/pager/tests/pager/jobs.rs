@@ -15,7 +15,7 @@ use std::path::Path;
 const CHUNK: usize = 2 * PAGE;
 
 #[test]
-fn completed_means_that_no_page_is_missing() {
+fn a_completed_vm_misses_no_page() {
     let folder = tempfile::tempdir().unwrap();
     let image = image(folder.path(), 8 * MIB, |_| {});
     let pager = Pager::start(folder.path(), &[]);
@@ -28,12 +28,12 @@ fn completed_means_that_no_page_is_missing() {
     let before = pager.filled("vm", 8 * MIB);
     assert_eq!(before.bytes_filled, 8 * MIB as u64);
     pager.kill();
-    // Nobody serves faults any more, and none comes.
+    // No pager serves faults any more, and none occurs.
     join(memory.check(2));
 }
 
 #[test]
-fn a_working_set_is_there_before_it_is_asked_for() {
+fn a_working_set_is_filled_before_it_faults() {
     let folder = tempfile::tempdir().unwrap();
     // Pieces that follow one another, single chunks, and chunks of zeros only
     // (25 pages: chunk 0 has pages 0 and 1; none is all zero), out of order.
@@ -60,16 +60,16 @@ fn a_working_set_is_there_before_it_is_asked_for() {
     assert!(memory.read_page(0).is_stuck());
 }
 
-/// What a VMM is given.
-struct Given {
+/// The working set that a VMM gets.
+struct SharedSet {
     ranges: Vec<Extent>,
     written: Option<Vec<Extent>>,
     files: Vec<OwnedFd>,
     stream: UnixStream,
 }
 
-/// Asks as a VMM of ours does, and shakes scratch.
-fn ask_for_working_set(memory: &Memory, socket: &Path) -> Given {
+/// Asks for the working set as Jiffy's VMM does.
+fn ask_for_working_set(memory: &Memory, socket: &Path) -> SharedSet {
     let mut stream = UnixStream::connect(socket).unwrap();
     stream.write_all(WORKING_SET_QUESTION).unwrap();
     let mut line = vec![0; 64 << 10];
@@ -84,7 +84,7 @@ fn ask_for_working_set(memory: &Memory, socket: &Path) -> Given {
         &format!("[{}]", memory.mapping()),
         &[memory.uffd()],
     );
-    Given {
+    SharedSet {
         ranges,
         written,
         files,
@@ -93,7 +93,7 @@ fn ask_for_working_set(memory: &Memory, socket: &Path) -> Given {
 }
 
 #[test]
-fn a_working_set_is_in_memory_once_for_all_who_come_later() {
+fn a_working_set_is_kept_in_memory_once_for_all_later_vms() {
     let folder = tempfile::tempdir().unwrap();
     let set: Vec<u32> = (100..200).chain([7, 5, 900]).collect();
     let working_set = set.clone();
@@ -105,26 +105,26 @@ fn a_working_set_is_in_memory_once_for_all_who_come_later() {
     let socket = pager.serve_as("first", &path, None, true);
     let nothing = ask_for_working_set(&first, &socket);
     assert!(nothing.ranges.is_empty() && nothing.files.is_empty());
-    // It is read when the first VM has it.
+    // It is read after the first VM has been filled.
     let mut number = 0;
     let mut next = || {
         number += 1;
         let name = format!("later-{number}");
         let memory = Memory::new(8 * MIB);
         let socket = pager.serve_as(&name, &path, None, true);
-        let given = ask_for_working_set(&memory, &socket);
+        let shared_set = ask_for_working_set(&memory, &socket);
         pager.wait_for(&memory);
-        (name, memory, given)
+        (name, memory, shared_set)
     };
-    let (name, memory, mut given) = loop {
-        let (name, memory, given) = next();
-        if !given.ranges.is_empty() {
-            break (name, memory, given);
+    let (name, memory, mut shared_set) = loop {
+        let (name, memory, shared_set) = next();
+        if !shared_set.ranges.is_empty() {
+            break (name, memory, shared_set);
         }
         std::thread::sleep(std::time::Duration::from_millis(10));
     };
-    let covers = given.ranges;
-    let files = given.files;
+    let covers = shared_set.ranges;
+    let files = shared_set.files;
     let [file] = <[OwnedFd; 1]>::try_from(files).unwrap();
     let file = File::from(file);
     let mut bytes = vec![0; PAGE];
@@ -141,7 +141,7 @@ fn a_working_set_is_in_memory_once_for_all_who_come_later() {
         }
     }
     assert!(file.write_all_at(b"x", 0).is_err(), "it is sealed");
-    // Nothing of it is filled, all else is.
+    // The working set is not filled, everything else is.
     let shared: u64 = covers.iter().map(|extent| extent.length).sum();
     assert_eq!(pager.stats(&name).bytes_shared, shared);
     assert_eq!(pager.complete(&name), PagerResponse::Ok);
@@ -151,21 +151,21 @@ fn a_working_set_is_in_memory_once_for_all_who_come_later() {
     assert_eq!((stats.prefetched_chunks, stats.faults), (0, 1));
     assert_eq!(stats.bytes_filled + shared, 8 * MIB as u64);
 
-    // What its guest wrote at once, those who come later hear.
-    assert_eq!(given.written, None);
+    // Later VMs are told which pages this guest wrote at once.
+    assert_eq!(shared_set.written, None);
     let wrote = vec![Extent {
         offset: 200 * PAGE as u64,
         length: PAGE as u64,
     }];
     let word = VmmWord::Written(wrote.clone());
     let line = format!("{}\n", serde_json::to_string(&word).unwrap());
-    given.stream.write_all(line.as_bytes()).unwrap();
+    shared_set.stream.write_all(line.as_bytes()).unwrap();
     eventually("it is not heard", || {
         next().2.written == Some(wrote.clone())
     });
     drop(memory);
 
-    // One that is recorded has to fault.
+    // A recorded VM gets no working set, because it has to fault.
     let memory = Memory::new(8 * MIB);
     let record = folder.path().join("recording");
     let socket = pager.serve_as("recorded", &path, Some(record), true);
@@ -190,9 +190,9 @@ fn faults_are_served_while_a_working_set_is_fetched() {
 }
 
 #[test]
-fn a_working_set_goes_on_with_every_fault() {
+fn prefetching_a_working_set_continues_between_faults() {
     let folder = tempfile::tempdir().unwrap();
-    // None of it is next to another.
+    // No two chunks are adjacent.
     let set: Vec<u32> = (0..4096).step_by(2).collect();
     let working_set = set.clone();
     let image = image(folder.path(), 32 * MIB, |options| {
@@ -202,14 +202,14 @@ fn a_working_set_goes_on_with_every_fault() {
     let pager = Pager::start(folder.path(), &["--workers", "1"]);
     let memory = Memory::new(32 * MIB);
     let _connection = memory.connect(&pager.serve_as("vm", &image, None, true));
-    // The last is asked for first: nothing is there before it is served.
+    // The last chunk is touched first: it is not present before its fault is served.
     for chunk in set.iter().rev() {
         let number = *chunk as usize * 2;
         assert_page(memory.read_page(number).bytes(), page(number));
     }
     let stats = pager.filled("vm", set.len() * CHUNK);
     assert_eq!(stats.bytes_filled, (set.len() * CHUNK) as u64);
-    // At least 64 KiB come with each fault.
+    // Each fault fills at least 64 KiB.
     let most = set.len() * CHUNK / (64 << 10) + 1;
     assert!(stats.faults as usize <= most, "{stats:?}");
 }
@@ -234,7 +234,7 @@ fn a_vm_that_vanishes_ends_its_completion() {
             sentence.contains("gone") || sentence.contains("not connected"),
             "{sentence}"
         ),
-        // It was quicker.
+        // The completion was quicker.
         other => assert_eq!(other, PagerResponse::Ok),
     }
     assert_eq!(

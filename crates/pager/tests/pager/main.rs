@@ -1,7 +1,6 @@
 //! `jiffy-pager` as a process, with real userfaultfds.
 
 mod disks;
-mod elsewhere;
 mod floods;
 mod full_disk;
 mod hostile;
@@ -9,6 +8,7 @@ mod jobs;
 mod many;
 mod packings;
 mod recordings;
+mod remote;
 mod removals;
 mod replays;
 mod restarts;

@@ -28,7 +28,7 @@ fn fifty_vms_share_the_workers() {
         .collect();
     checks.into_iter().for_each(join);
     assert_eq!(threads, 4, "two workers, the server, the recorder");
-    // And one that puts the working set into memory for all.
+    // One more thread may read the working set for all VMs.
     assert!(pager.count("task") <= threads + 1);
     for (name, _, connection) in vms {
         let stats = pager.filled(&name, MIB);

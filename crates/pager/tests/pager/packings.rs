@@ -1,4 +1,4 @@
-//! One image that several artifacts have, each packed in its own way.
+//! One image in several artifacts, each with another packing.
 
 use super::disks::{CHUNK, SIZE, check, open, peer, request, set_origins, without_chunks};
 use super::support::*;
@@ -6,7 +6,7 @@ use jiffy_store::{ImageReader, partial};
 use std::fs;
 
 #[test]
-fn what_one_artifact_does_not_give_comes_from_another_s_packing() {
+fn chunks_missing_in_one_artifact_come_from_another_packing() {
     let folder = tempfile::tempdir().unwrap();
     let one = image(folder.path(), SIZE, |_| {});
     let beside = tempfile::tempdir().unwrap();
@@ -17,7 +17,7 @@ fn what_one_artifact_does_not_give_comes_from_another_s_packing() {
     let ids = [&one, &other].map(|path| ImageReader::open(path).unwrap().id());
     assert_eq!(ids[0], ids[1]);
     assert_ne!(fs::read(&one).unwrap(), fs::read(&other).unwrap());
-    // Whoever was pulled first gives nothing but its tables.
+    // The first packing has only its tables, and its origin lies.
     let first = without_chunks(&one);
     let pager = Pager::start(folder.path(), &[]);
     let liar = peer(folder.path(), "liar", &one, |bytes| {
@@ -28,7 +28,7 @@ fn what_one_artifact_does_not_give_comes_from_another_s_packing() {
     let disk = request(folder.path(), &first);
     let mut vmm = open(&pager, &disk);
     vmm.refused(20 * CHUNK, CHUNK);
-    // Another is pulled, while a VM has the disk.
+    // Another packing is pulled while a VM uses the disk.
     let elsewhere = without_chunks(&other);
     let second = &partial::packings(&first)[0];
     fs::rename(&elsewhere, second).unwrap();
@@ -37,7 +37,7 @@ fn what_one_artifact_does_not_give_comes_from_another_s_packing() {
     set_origins(&pager, second, vec![honest]);
     vmm.have(0, SIZE as u64);
     check(&disk.cache, 0, SIZE as u64);
-    // And a pager that begins with both.
+    // A disk that is opened with both packings.
     drop(vmm);
     assert_eq!(pager.forget("root"), jiffy_wire::pager::PagerResponse::Ok);
     fs::remove_dir_all(&disk.cache).unwrap();

@@ -1,11 +1,11 @@
-//! What a VM touched, written down.
+//! Recordings of the chunks that a VM touched.
 
 use super::support::*;
 use jiffy_store::{ImageReader, Recording, optimise};
 use jiffy_wire::pager::PagerResponse;
 
 #[test]
-fn the_order_of_touched_chunks_is_recorded_and_of_use() {
+fn the_recorded_order_of_chunks_optimises_an_image() {
     let folder = tempfile::tempdir().unwrap();
     let path = image(folder.path(), 4 * MIB, |_| {});
     let record = folder.path().join("touched");

@@ -1,4 +1,4 @@
-//! What a VM gives up reads as zero, whatever happens meanwhile.
+//! Pages that a VM gives up read as zero.
 
 use super::support::*;
 use std::sync::Arc;
@@ -6,13 +6,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 #[test]
-fn given_up_pages_are_zero_and_their_neighbours_are_not() {
+fn removed_pages_are_zero_and_their_neighbours_are_not() {
     let folder = tempfile::tempdir().unwrap();
     let image = image(folder.path(), MIB, |options| options.chunk_size = 16 << 10);
     let pager = Pager::start(folder.path(), &[]);
     let memory = Memory::new(MIB);
     let _connection = memory.connect(&pager.serve("vm", &image));
-    // One page that was there, three that never were.
+    // One page that was present, three that never were.
     assert_page(memory.read_page(9).bytes(), page(9));
     memory.arena.discard(9 * PAGE, PAGE).unwrap();
     memory.arena.discard(21 * PAGE, 3 * PAGE).unwrap();
@@ -23,7 +23,7 @@ fn given_up_pages_are_zero_and_their_neighbours_are_not() {
     for number in [8, 11, 24] {
         assert_page(memory.read_page(number).bytes(), page(number));
     }
-    // Written anew it is the VM's, until it is given up once more.
+    // A new write is kept until the page is given up again.
     memory.arena.write(9 * PAGE, 7);
     assert_eq!(memory.read_page(9).bytes()[0], 7);
     memory.arena.discard(9 * PAGE, PAGE).unwrap();
@@ -38,8 +38,7 @@ fn a_page_never_comes_back_while_others_fill_it() {
     let folder = tempfile::tempdir().unwrap();
     let bytes = 8 * MIB;
     let image = image(folder.path(), bytes, |_| {});
-    // Faults fill their surroundings, so that fills of pages nobody asked for
-    // race with removals.
+    // Faults also fill pages around them, so that these fills race with removals.
     let pager = Pager::start(folder.path(), &["--workers", "4", "--fault-around", "128"]);
     let pages = bytes / PAGE;
     for round in 0..4 {
@@ -70,7 +69,7 @@ fn a_page_never_comes_back_while_others_fill_it() {
                 arena.read_into(number * PAGE, &mut bytes);
                 assert!(bytes == [0; PAGE], "page {number} came back");
             }
-            // None of them has come back later.
+            // No page has come back later.
             for step in 0..3000 {
                 let number = (step * 7727 + round) % pages;
                 arena.read_into(number * PAGE, &mut bytes);

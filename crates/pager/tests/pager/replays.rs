@@ -31,10 +31,10 @@ fn record(folder: &Path, image: &Path, chunks: Vec<u32>) -> std::path::PathBuf {
 }
 
 #[test]
-fn every_strategy_has_all_of_the_recording() {
+fn every_strategy_replays_the_whole_recording() {
     let folder = tempfile::tempdir().unwrap();
     let image = image(folder.path(), 4 * MIB, |_| {});
-    // The last chunk among them.
+    // Includes the last chunk.
     let chunks: Vec<u32> = (100..130).chain([511, 3, 9, 200]).collect();
     let count = chunks.len() as u64;
     let recording = record(folder.path(), &image, chunks);
@@ -61,7 +61,7 @@ fn every_strategy_has_all_of_the_recording() {
         assert!(number("file_bytes") > 0 && line["mib_per_s"].as_f64().unwrap() > 0.0);
     }
     for kind in ["read", "fault"] {
-        // One a page, one a chunk, fewer with larger chunks or prefetch.
+        // One request for each page or chunk, fewer with larger chunks or prefetch.
         let requests = |what: &str| {
             named(&format!("{kind}/{what}"))["requests"]
                 .as_u64()
@@ -70,7 +70,7 @@ fn every_strategy_has_all_of_the_recording() {
         assert_eq!(requests("sparse/4K"), count * 2);
         assert_eq!(requests("lz4/8K"), count);
         assert!(requests("lz4/64K") < count);
-        // Through faults it is a race, which a slow host's prefetch can lose.
+        // With faults, prefetch may lose the race on a slow host.
         match kind {
             "read" => assert!(requests("lz4/8K/prefetch") < count),
             _ => assert!(requests("lz4/8K/prefetch") <= count),
@@ -88,7 +88,7 @@ fn every_strategy_has_all_of_the_recording() {
 }
 
 #[test]
-fn some_strategies_only_as_a_table() {
+fn selected_strategies_are_printed_as_a_table() {
     let folder = tempfile::tempdir().unwrap();
     let image = image(folder.path(), MIB, |_| {});
     let recording = record(folder.path(), &image, vec![1, 2, 5]);
@@ -102,7 +102,7 @@ fn some_strategies_only_as_a_table() {
 }
 
 #[test]
-fn what_cannot_be_replayed_is_refused_with_a_sentence() {
+fn an_unusable_recording_or_image_is_refused_with_a_message() {
     let folder = tempfile::tempdir().unwrap();
     let path = image(folder.path(), MIB, |_| {});
     let recording = record(folder.path(), &path, vec![1]);
@@ -124,7 +124,7 @@ fn what_cannot_be_replayed_is_refused_with_a_sentence() {
 
 /// A worker that is told to end while it prefetches, when faults are slow.
 #[test]
-fn workers_that_are_told_to_end_at_work_do() {
+fn workers_stop_while_they_are_busy() {
     let folder = tempfile::tempdir().unwrap();
     let image = image(folder.path(), 8 * MIB, |_| {});
     let recording = record(folder.path(), &image, (100..220).collect());

@@ -1,4 +1,4 @@
-//! VMMs and pagers that go.
+//! VMMs and pagers that end.
 
 use super::support::*;
 use jiffy_wire::pager::{PagerRequest, PagerResponse};
@@ -14,16 +14,16 @@ fn a_successor_serves_what_its_predecessor_left() {
         assert_page(memory.read_page(number).bytes(), page(number));
     }
     memory.arena.discard(100 * PAGE, 3 * PAGE).unwrap();
-    // A later fault is served: so what was given up is noted.
+    // This fault is served after the removal was noted.
     assert_page(memory.read_page(100).bytes(), [0; PAGE]);
     pager.kill();
-    // The VMM sees it at once.
+    // The VMM notices it at once.
     connection.set_nonblocking(false).unwrap();
     assert_eq!(
         std::io::Read::read(&mut &connection, &mut [0; 1]).unwrap(),
         0
     );
-    // Faults come while nobody is there.
+    // Faults occur while no pager runs.
     let waiting: Vec<_> = [3, 301, 502]
         .map(|number| (number, memory.read_page(number)))
         .into();
@@ -35,7 +35,7 @@ fn a_successor_serves_what_its_predecessor_left() {
         assert_page(reading.bytes(), page(number));
     }
     for number in [101, 102] {
-        // They were given up before.
+        // These pages were given up before.
         assert_page(memory.read_page(number).bytes(), [0; PAGE]);
     }
     assert_page(memory.read_page(103).bytes(), page(103));
@@ -50,7 +50,7 @@ fn a_fault_read_by_a_pager_that_died_is_served_by_the_next() {
     let memory = Memory::new(MIB);
     let stuck = memory.read_page(11);
     assert!(stuck.is_stuck());
-    // Somebody has read it: it is no event any more.
+    // Another process reads the event, so that the next pager does not get it.
     let uffd = jiffy_sys::userfaultfd::Userfaultfd::from_received(
         memory.uffd().try_clone_to_owned().unwrap(),
     )
@@ -66,7 +66,7 @@ fn a_fault_read_by_a_pager_that_died_is_served_by_the_next() {
 }
 
 #[test]
-fn killed_again_and_again_nothing_is_lost() {
+fn nothing_is_lost_when_the_pager_is_killed_repeatedly() {
     let folder = tempfile::tempdir().unwrap();
     let image = image(folder.path(), 8 * MIB, |_| {});
     let memory = Memory::new(8 * MIB);
@@ -97,27 +97,27 @@ fn an_order_to_complete_waits_for_a_vmm_that_connects_again() {
     let mut waiting = Control::connect(&pager.control);
     let complete = PagerRequest::Complete { name: "vm".into() };
     waiting.begin(&complete);
-    // Which it answers after it has heard the order.
+    // This is answered after the order was read.
     pager.stats("vm");
-    assert!(waiting.hears_nothing(), "the VMM is not there yet");
+    assert!(waiting.has_no_answer(), "the VMM is not there yet");
     let _connection = memory.connect(&socket);
-    assert_eq!(waiting.hear(), PagerResponse::Ok);
+    assert_eq!(waiting.receive(), PagerResponse::Ok);
     for number in 0..MIB / PAGE {
         assert_page(memory.read_page(number).bytes(), page(number));
     }
-    // Nobody waits for what is forgotten, or for one that does not come.
+    // A wait ends when the VM is forgotten, or when its VMM does not come.
     pager.serve("gone", &image);
     for name in ["gone", "gone"] {
         waiting.begin(&PagerRequest::Complete { name: name.into() });
     }
     pager.stats("vm");
     assert_eq!(pager.forget("gone"), PagerResponse::Ok);
-    let forgotten = waiting.hear();
+    let forgotten = waiting.receive();
     assert!(
         format!("{forgotten:?}").contains("was forgotten"),
         "{forgotten:?}"
     );
-    let unknown = waiting.hear();
+    let unknown = waiting.receive();
     assert!(
         format!("{unknown:?}").contains("no VM or disk"),
         "{unknown:?}"
@@ -127,10 +127,10 @@ fn an_order_to_complete_waits_for_a_vmm_that_connects_again() {
     assert!(format!("{late:?}").contains("is not connected"), "{late:?}");
 }
 
-/// Each phase has a system call: it listens, is asked, shakes scratch, waits,
-/// reads a fault, reads the image, fills.
+/// Each phase has a system call: listening, requests, handshakes, waiting, reading faults, reading
+/// the image, filling.
 #[test]
-fn killed_at_any_system_call_nothing_is_lost() {
+fn nothing_is_lost_when_the_pager_is_killed_at_any_system_call() {
     let folder = tempfile::tempdir().unwrap();
     let image = image(folder.path(), 32 * MIB, |options| {
         options.working_set = Some((0..400).collect());
@@ -151,7 +151,7 @@ fn killed_at_any_system_call_nothing_is_lost() {
         "ioctl",
     ] {
         for nth in 1..=5 {
-            let mut pager = Pager::start_doomed(folder.path(), call, nth);
+            let mut pager = Pager::start_killed_at(folder.path(), call, nth);
             let socket = folder.path().join("vm.sock");
             let asked = pager.try_ask(&PagerRequest::Serve {
                 name: "vm".into(),
@@ -186,7 +186,7 @@ fn killed_at_any_system_call_nothing_is_lost() {
 }
 
 #[test]
-fn vms_that_vanish_are_let_go() {
+fn vms_that_vanish_are_released() {
     let folder = tempfile::tempdir().unwrap();
     let image = image(folder.path(), MIB, |_| {});
     let pager = Pager::start(folder.path(), &[]);
@@ -196,7 +196,7 @@ fn vms_that_vanish_are_let_go() {
         let memory = Memory::new(MIB);
         let connection = memory.connect(&socket);
         assert_page(memory.read_page(round).bytes(), page(round));
-        // First its memory, then its connection; and the other way round.
+        // Drops first the memory, then the connection; or the other way round.
         if round % 2 == 0 {
             drop(memory);
             drop(connection);
@@ -212,7 +212,7 @@ fn vms_that_vanish_are_let_go() {
 }
 
 #[test]
-fn forgotten_is_forgotten_and_may_be_served_anew() {
+fn a_forgotten_vm_is_released_and_can_be_served_again() {
     let folder = tempfile::tempdir().unwrap();
     let image = image(folder.path(), MIB, |_| {});
     let pager = Pager::start(folder.path(), &[]);

@@ -8,7 +8,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 
 #[test]
-fn every_page_is_the_image_s() {
+fn every_page_has_the_image_s_bytes() {
     let folder = tempfile::tempdir().unwrap();
     let image = image(folder.path(), 8 * MIB, |_| {});
     let pager = Pager::start(folder.path(), &[]);
@@ -25,7 +25,7 @@ fn every_page_is_the_image_s() {
     let stats = pager.stats_once("vm", |stats| {
         stats.faults >= 1024 && stats.bytes_filled >= 8 * MIB as u64
     });
-    // Each chunk faults once or, when two threads meet, a few times more.
+    // Each chunk faults once, or a few more times when two threads race.
     assert!((1024..1024 * 4).contains(&stats.faults), "{stats:?}");
     assert_eq!(stats.bytes_filled, 8 * MIB as u64);
     assert!(stats.bytes_read > 0 && stats.fault_ns > 0 && stats.first_fault_ns > 0);
@@ -61,9 +61,9 @@ fn chunks_of_every_size_and_codec_are_served() {
 }
 
 #[test]
-fn what_is_in_a_backing_file_is_served_when_all_files_are_gone() {
+fn a_backing_file_is_served_after_all_files_are_unlinked() {
     let folder = tempfile::tempdir().unwrap();
-    // All but the first MiB of the memory, at other places.
+    // All but the first MiB of the memory, at other offsets.
     let root = folder.path().join("root");
     let bytes = [&[7; 3 * PAGE], &contents(4 * MIB)[MIB..]].concat();
     fs::write(&root, bytes).unwrap();
@@ -74,7 +74,7 @@ fn what_is_in_a_backing_file_is_served_when_all_files_are_gone() {
     let there = (0..reader.chunks())
         .filter(|chunk| reader.kind(*chunk).unwrap() == jiffy_store::Kind::Backing)
         .count();
-    // Those that begin with a page of zeros are not looked for.
+    // Chunks that begin with a page of zeros are not searched for.
     assert!((250..3 * MIB / 8192).contains(&there), "{there}");
     let pager = Pager::start(folder.path(), &[]);
     let memory = Memory::new(4 * MIB);
@@ -133,7 +133,7 @@ fn ram_in_two_regions_is_served() {
 }
 
 #[test]
-fn what_was_written_stays() {
+fn pages_written_by_the_guest_are_not_overwritten() {
     let folder = tempfile::tempdir().unwrap();
     let image = image(folder.path(), MIB, |_| {});
     let pager = Pager::start(folder.path(), &["--fault-around", "64"]);

@@ -1,15 +1,15 @@
-//! A disk that tests fill up; those of the crate itself use it, too.
+//! A disk that tests fill up; also used by the unit tests.
 
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// A file system of its own, which is root's to mount.
+/// A small file system; only root can mount it.
 pub struct SmallDisk(pub PathBuf);
 
 impl SmallDisk {
-    /// Of so many bytes, in a new folder.
+    /// A file system of this size in a new folder.
     pub fn mount(at: &Path, size: usize) -> SmallDisk {
         fs::create_dir(at).unwrap();
         let mounted = Command::new("mount")
@@ -20,13 +20,13 @@ impl SmallDisk {
         SmallDisk(at.to_owned())
     }
 
-    /// Takes all room that is left.
+    /// Fills the disk.
     pub fn fill(&self) {
         let mut file = fs::File::create(self.0.join("filler")).unwrap();
         while file.write_all(&[1; 4096]).is_ok() {}
     }
 
-    /// Gives it back.
+    /// Frees that space.
     pub fn make_room(&self) {
         fs::remove_file(self.0.join("filler")).unwrap();
     }

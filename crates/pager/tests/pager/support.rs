@@ -22,8 +22,8 @@ pub const PAGE: usize = 4096;
 pub const MIB: usize = 1 << 20;
 pub const PATIENCE: Duration = Duration::from_secs(300);
 
-/// What page `page` of every test image holds: every fifth nothing, every
-/// seventh noise, the others something that compresses.
+/// The contents of page `page` of every test image: every fifth is zero, every seventh noise, the
+/// others compress.
 pub fn page(page: usize) -> Vec<u8> {
     if page.is_multiple_of(5) {
         return vec![0; PAGE];
@@ -65,7 +65,7 @@ pub struct Pager {
 }
 
 impl Pager {
-    /// One that reaches this folder.
+    /// A pager that may access this folder.
     pub fn start(folder: &Path, arguments: &[&str]) -> Pager {
         let control = folder.join("control");
         let child = Command::new(env!("CARGO_BIN_EXE_jiffy-pager"))
@@ -86,18 +86,18 @@ impl Pager {
         pager
     }
 
-    /// One that reaches all folders, as an earlier release's daemon starts it, and that strace(1)
-    /// kills at the `nth` system call of this name that a thread of its makes. It may never listen.
-    pub fn start_doomed(folder: &Path, call: &str, nth: u32) -> Pager {
+    /// A pager with access to all folders, as an earlier release's daemon starts it. strace(1)
+    /// kills it at a thread's `nth` system call of this name, maybe before it listens.
+    pub fn start_killed_at(folder: &Path, call: &str, nth: u32) -> Pager {
         Pager::start_traced(folder, call, &format!("signal=KILL:when={nth}"))
     }
 
-    /// One to whose system calls of this name strace(1) does this.
+    /// A pager with this strace(1) injection into its system calls of this name.
     pub fn start_traced(folder: &Path, call: &str, what: &str) -> Pager {
         Pager::start_traced_with(folder, &[], call, what)
     }
 
-    /// The same of calls that are about this file, which exists.
+    /// The same for calls on this existing file.
     pub fn start_traced_at(folder: &Path, file: &Path, call: &str, what: &str) -> Pager {
         let file = file.to_str().expect("a path in UTF-8");
         Pager::start_traced_with(folder, &["-P", file], call, what)
@@ -106,7 +106,7 @@ impl Pager {
     fn start_traced_with(folder: &Path, options: &[&str], call: &str, what: &str) -> Pager {
         let control = folder.join("control");
         let child = Command::new("strace")
-            // It is then the pager that is our child.
+            // -D makes the pager, not strace, our child.
             .args(["-D", "-f", "-qq", "-o", "/dev/null"])
             .args(options)
             .arg("-e")
@@ -122,7 +122,7 @@ impl Pager {
         Pager { child, control }
     }
 
-    /// What it says to a request, unless it dies.
+    /// The answer to a request; an error if the pager dies.
     pub fn try_ask(&mut self, request: &PagerRequest) -> io::Result<PagerResponse> {
         let stream = loop {
             match UnixStream::connect(&self.control) {
@@ -178,8 +178,8 @@ impl Pager {
         }
     }
 
-    /// What it counts once it has counted so much: a page is there, and who
-    /// faulted goes on, a moment before that.
+    /// Waits until the counters satisfy `counted`: a page is present, and its faulting thread runs,
+    /// slightly before it is counted.
     pub fn stats_once(&self, name: &str, counted: impl Fn(&PagerStats) -> bool) -> PagerStats {
         let mut stats = self.stats(name);
         let begun = Instant::now();
@@ -191,7 +191,7 @@ impl Pager {
         stats
     }
 
-    /// Once it has counted so many bytes.
+    /// Waits until this many bytes are filled.
     pub fn filled(&self, name: &str, bytes: usize) -> PagerStats {
         self.stats_once(name, |stats| stats.bytes_filled >= bytes as u64)
     }
@@ -204,7 +204,7 @@ impl Pager {
         self.ask(&PagerRequest::Complete { name: name.into() })
     }
 
-    /// Until the VMM of this memory is served; page 0 is there then.
+    /// Waits until the VMM of this memory is served; page 0 is present then.
     pub fn wait_for(&self, memory: &Memory) {
         assert_page(memory.read_page(0).bytes(), page(0));
     }
@@ -213,7 +213,7 @@ impl Pager {
         self.child.id()
     }
 
-    /// Entries of a folder of its in /proc.
+    /// Number of entries in a folder of the process in /proc.
     pub fn count(&self, what: &str) -> usize {
         fs::read_dir(format!("/proc/{}/{what}", self.child.id()))
             .unwrap()
@@ -264,18 +264,18 @@ impl Control {
 
     pub fn ask(&mut self, request: &PagerRequest) -> PagerResponse {
         let line = serde_json::to_string(request).unwrap();
-        self.say(&format!("{line}\n"))
+        self.send_line(&format!("{line}\n"))
     }
 
-    /// Asks, and does not wait.
+    /// Sends a request and does not wait for the answer.
     pub fn begin(&mut self, request: &PagerRequest) {
         let line = serde_json::to_string(request).unwrap();
         let stream = self.0.get_mut();
         stream.write_all(format!("{line}\n").as_bytes()).unwrap();
     }
 
-    /// Is there no answer yet?
-    pub fn hears_nothing(&mut self) -> bool {
+    /// Whether there is no answer yet.
+    pub fn has_no_answer(&mut self) -> bool {
         let stream = self.0.get_ref();
         stream.set_nonblocking(true).unwrap();
         let read = self.0.fill_buf().map(drop);
@@ -283,19 +283,19 @@ impl Control {
         read.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
     }
 
-    pub fn say(&mut self, line: &str) -> PagerResponse {
+    pub fn send_line(&mut self, line: &str) -> PagerResponse {
         self.0.get_mut().write_all(line.as_bytes()).unwrap();
-        self.hear()
+        self.receive()
     }
 
-    pub fn hear(&mut self) -> PagerResponse {
+    pub fn receive(&mut self) -> PagerResponse {
         let mut answer = String::new();
         self.0.read_line(&mut answer).unwrap();
         serde_json::from_str(&answer).unwrap()
     }
 
     pub fn is_closed(&mut self) -> bool {
-        // Reset, if it has not read all.
+        // An error (reset) if the pager has not read everything.
         self.0.read(&mut [0; 1]).unwrap_or(0) == 0
     }
 }
@@ -321,7 +321,7 @@ impl Memory {
         }
     }
 
-    /// The JSON of Firecracker's document, for one region.
+    /// The JSON of Firecracker's protocol, for one region.
     pub fn mapping(&self) -> String {
         format!(
             r#"{{"base_host_virt_addr":{},"size":{},"offset":0,"page_size":4096,"page_size_kib":4096}}"#,
@@ -330,7 +330,7 @@ impl Memory {
         )
     }
 
-    /// Connects and shakes scratch: one message, the descriptor with it.
+    /// Connects and sends the handshake: one message with the descriptor.
     pub fn connect(&self, socket: &Path) -> UnixStream {
         self.try_connect(socket).unwrap()
     }
@@ -346,8 +346,8 @@ impl Memory {
         self.uffd.as_fd()
     }
 
-    /// Whether the kernel can be told at each read of events that it must not wait.
-    pub fn knows_nowait(&self) -> bool {
+    /// Whether the kernel supports non-blocking reads of events (RWF_NOWAIT).
+    pub fn supports_nowait(&self) -> bool {
         let (at_the_cursor, mut bytes) = (u64::MAX, [0; 32]);
         let mut room = [IoSliceMut::new(&mut bytes)];
         let flags = ReadWriteFlags::NOWAIT;
@@ -355,7 +355,7 @@ impl Memory {
         preadv2(self.uffd(), &mut room, at_the_cursor, flags) != Err(Errno::OPNOTSUPP)
     }
 
-    /// Reads a page in a thread of its own: the fault may never be served.
+    /// Reads a page in a separate thread, because the fault may never be served.
     pub fn read_page(&self, number: usize) -> Reading {
         let arena = self.arena.clone();
         Reading(thread::spawn(move || {
@@ -365,7 +365,7 @@ impl Memory {
         }))
     }
 
-    /// All pages, in an order of this seed, against [`page`].
+    /// Compares all pages with [`page`], in an order of this seed.
     pub fn check(&self, seed: usize) -> JoinHandle<()> {
         let arena = self.arena.clone();
         thread::spawn(move || {
@@ -381,7 +381,7 @@ impl Memory {
     }
 }
 
-/// A page somebody reads.
+/// A page that a thread reads.
 pub struct Reading(JoinHandle<Vec<u8>>);
 
 impl Reading {
@@ -393,7 +393,7 @@ impl Reading {
         self.0.is_finished()
     }
 
-    /// Nobody serves it.
+    /// Whether the fault is not served.
     pub fn is_stuck(&self) -> bool {
         thread::sleep(Duration::from_millis(100));
         !self.0.is_finished()
@@ -439,19 +439,19 @@ fn try_greet(stream: &UnixStream, text: &str, fds: &[BorrowedFd<'_>]) -> io::Res
     Ok(())
 }
 
-/// What the pager says before it hangs up.
-pub fn last_words(stream: &UnixStream) -> String {
+/// The message that the pager sends before it disconnects.
+pub fn failure_message(stream: &UnixStream) -> String {
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     let mut text = String::new();
     let mut reader = BufReader::new(stream);
     reader.read_line(&mut text).unwrap();
-    // Reset, if it has not read all.
+    // An error (reset) if the pager has not read everything.
     assert_eq!(reader.read(&mut [0; 1]).unwrap_or(0), 0);
     let value: serde_json::Value = serde_json::from_str(text.trim_end()).unwrap();
     value["failed"].as_str().unwrap().to_owned()
 }
 
-/// Waits for something another process does.
+/// Waits until a condition is true.
 pub fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !is_so() {

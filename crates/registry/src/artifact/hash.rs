@@ -6,7 +6,7 @@ use crate::{Digest, Progress, RegistryError};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-/// Digest of `size` bytes at `offset`. The outer error is a cancellation, the inner one of reading.
+/// Digest of `size` bytes at `offset`. Outer error: cancelled; inner error: reading.
 pub(super) fn hash(
     file: &File,
     offset: u64,

@@ -25,11 +25,11 @@ pub struct Config {
 #[derive(Clone, Debug)]
 pub struct FileToPush {
     name: String,
-    from: From,
+    from: FileSource,
 }
 
 #[derive(Clone, Debug)]
-enum From {
+enum FileSource {
     Local {
         path: PathBuf,
         /// Offset and role of each segment.
@@ -57,12 +57,12 @@ pub(super) struct Planned {
 
 #[derive(Clone, Debug)]
 pub(super) enum Bytes {
-    /// At the pack's offset of a local file.
-    In(PathBuf),
+    /// In a local file, at the pack's offset.
+    Local(PathBuf),
     /// In a registry, in another artifact's repository.
-    At(Box<RemoteFile>),
+    Remote(Box<RemoteFile>),
     /// In memory.
-    Held(Arc<[u8]>),
+    Memory(Arc<[u8]>),
 }
 
 impl FileToPush {
@@ -70,7 +70,7 @@ impl FileToPush {
     pub fn local(name: &str, path: impl Into<PathBuf>, role: &str) -> Self {
         Self {
             name: name.to_owned(),
-            from: From::Local {
+            from: FileSource::Local {
                 path: path.into(),
                 segments: vec![(0, role.to_owned())],
                 in_parts: false,
@@ -83,7 +83,7 @@ impl FileToPush {
     /// behind it has no effect.
     #[must_use]
     pub fn cut(mut self, offset: u64, role: &str) -> Self {
-        if let From::Local { segments, .. } = &mut self.from {
+        if let FileSource::Local { segments, .. } = &mut self.from {
             if segments.last().is_some_and(|(last, _)| *last == offset) {
                 segments.pop();
             }
@@ -96,7 +96,7 @@ impl FileToPush {
     /// which keeps its hashes if it has any.
     #[must_use]
     pub fn read_in_parts(mut self) -> Self {
-        if let From::Local { in_parts, .. } = &mut self.from {
+        if let FileSource::Local { in_parts, .. } = &mut self.from {
             *in_parts = true;
         }
         self
@@ -108,7 +108,7 @@ impl FileToPush {
     pub fn remote(name: &str, file: &RemoteFile) -> Self {
         Self {
             name: name.to_owned(),
-            from: From::Remote(Box::new(file.clone())),
+            from: FileSource::Remote(Box::new(file.clone())),
         }
     }
 }
@@ -126,19 +126,19 @@ impl Artifact {
     ) -> Result<Self> {
         if config.bytes.len() as u64 > MAX_CONFIG {
             let why = format!("its configuration has more than {MAX_CONFIG} bytes");
-            return Err(unfit(why));
+            return Err(unsupported(why));
         }
         let mut names = BTreeSet::new();
         let mut packs = Vec::new();
         for file in files {
             if !is_name(&file.name) || !names.insert(&file.name) {
-                return Err(unfit(format!(
+                return Err(unsupported(format!(
                     "{:?} can't be the name of a file in it",
                     file.name
                 )));
             }
             match &file.from {
-                From::Local {
+                FileSource::Local {
                     path,
                     segments,
                     in_parts,
@@ -148,7 +148,7 @@ impl Artifact {
                         packs.extend(hashes(&file.name, path, progress)?);
                     }
                 }
-                From::Remote(remote) => packs.extend(elsewhere(&file.name, remote)),
+                FileSource::Remote(remote) => packs.extend(remote_packs(&file.name, remote)),
             }
         }
         let manifest = ImageManifest {
@@ -162,10 +162,11 @@ impl Artifact {
                 .collect(),
             annotations,
         };
-        let manifest = serde_json::to_vec(&manifest).map_err(|error| unfit(error.to_string()))?;
+        let manifest =
+            serde_json::to_vec(&manifest).map_err(|error| unsupported(error.to_string()))?;
         if manifest.len() as u64 > MAX_MANIFEST {
             let why = format!("its {} packs do not fit into one manifest", packs.len());
-            return Err(unfit(why));
+            return Err(unsupported(why));
         }
         Ok(Self {
             manifest,
@@ -204,7 +205,7 @@ impl Artifact {
     }
 }
 
-fn unfit(why: String) -> RegistryError {
+fn unsupported(why: String) -> RegistryError {
     RegistryError::Unsupported {
         what: "the artifact".to_owned(),
         reason: why,
@@ -220,7 +221,7 @@ fn cut_and_hash(
     let failed = |error| RegistryError::file("read", path, error);
     let file = File::open(path).map_err(failed)?;
     let size = file.metadata().map_err(failed)?.len();
-    let cuts = cuts(segments, size).map_err(unfit)?;
+    let cuts = cuts(segments, size).map_err(unsupported)?;
     let digests = Mutex::new(BTreeMap::new());
     parallel::for_each(&cuts, |cut| {
         let digest = hash(&file, cut.offset, cut.size, name, progress)?.map_err(failed)?;
@@ -232,18 +233,18 @@ fn cut_and_hash(
     let packs = cuts.iter().filter_map(|cut| {
         let digest = *digests.get(&cut.offset)?;
         Some(Planned {
-            pack: described(name, cut.offset, cut.role, digest, cut.size),
-            bytes: Bytes::In(path.to_owned()),
+            pack: new_pack(name, cut.offset, cut.role, digest, cut.size),
+            bytes: Bytes::Local(path.to_owned()),
         })
     });
     Ok(packs.collect())
 }
 
 /// The packs of a remote file, and of its block hashes.
-fn elsewhere(name: &str, remote: &RemoteFile) -> Vec<Planned> {
+fn remote_packs(name: &str, remote: &RemoteFile) -> Vec<Planned> {
     let planned = |name: &str, offset, role: &str, blob: &Descriptor| Planned {
-        pack: described(name, offset, role, blob.digest, blob.size),
-        bytes: Bytes::At(Box::new(remote.clone())),
+        pack: new_pack(name, offset, role, blob.digest, blob.size),
+        bytes: Bytes::Remote(Box::new(remote.clone())),
     };
     let packs = remote.packs().iter();
     let mut packs: Vec<Planned> = packs
@@ -260,7 +261,7 @@ fn hashes(name: &str, path: &Path, progress: &dyn Progress) -> Result<Option<Pla
     /// Bytes that one thread hashes at a time; a multiple of the block size.
     const PIECE: u64 = 64 * blocks::BLOCK;
     let failed = |error| RegistryError::file("read", path, error);
-    let Some(beside) = blocks::name_of(name) else {
+    let Some(hashes_name) = blocks::name_of(name) else {
         return Ok(None);
     };
     let file = File::open(path).map_err(failed)?;
@@ -281,14 +282,14 @@ fn hashes(name: &str, path: &Path, progress: &dyn Progress) -> Result<Option<Pla
     let found = found.into_inner().unwrap_or_else(PoisonError::into_inner);
     let bytes: Vec<u8> = found.into_values().flatten().collect();
     Ok(Some(Planned {
-        pack: described(
-            &beside,
+        pack: new_pack(
+            &hashes_name,
             0,
             blocks::ROLE,
             Digest::of(&bytes),
             bytes.len() as u64,
         ),
-        bytes: Bytes::Held(bytes.into()),
+        bytes: Bytes::Memory(bytes.into()),
     }))
 }
 
@@ -325,7 +326,7 @@ fn cuts(segments: &[(u64, String)], size: u64) -> std::result::Result<Vec<Cut<'_
     Ok(cuts)
 }
 
-fn described(name: &str, offset: u64, role: &str, digest: Digest, size: u64) -> Pack {
+fn new_pack(name: &str, offset: u64, role: &str, digest: Digest, size: u64) -> Pack {
     let mut blob = Descriptor::new(PACK_TYPE, digest, size);
     blob.annotations = BTreeMap::from([
         (annotations::FILE.to_owned(), name.to_owned()),
@@ -350,7 +351,7 @@ mod tests {
     #[test]
     fn segments_begin_packs_and_packs_are_bounded() {
         let file = |file: FileToPush, size| {
-            let From::Local { segments, .. } = file.from else {
+            let FileSource::Local { segments, .. } = file.from else {
                 panic!("a local file");
             };
             let shown = cuts(&segments, size).map(|cuts| {

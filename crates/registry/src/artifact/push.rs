@@ -46,7 +46,7 @@ impl Artifact {
         parallel::for_each(&distinct, |planned| {
             let blob = &planned.pack.blob;
             let how = match &planned.bytes {
-                Bytes::In(path) => {
+                Bytes::Local(path) => {
                     let mut file = File::open(path)
                         .and_then(|mut file| {
                             file.seek(SeekFrom::Start(planned.pack.offset))?;
@@ -55,8 +55,8 @@ impl Artifact {
                         .map_err(|error| RegistryError::file("read", path, error))?;
                     client.upload_blob(reference, blob, None, &mut file, progress)?
                 }
-                Bytes::At(origin) => copy(client, reference, blob, origin, progress)?,
-                Bytes::Held(bytes) => {
+                Bytes::Remote(origin) => copy(client, reference, blob, origin, progress)?,
+                Bytes::Memory(bytes) => {
                     client.upload_blob(reference, blob, None, &mut Cursor::new(bytes), progress)?
                 }
             };
@@ -134,7 +134,7 @@ impl Seek for Fetched<'_> {
     fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
         match (&mut self.file, to) {
             (Some(file), to) => file.seek(to),
-            // Asking for the position must not fetch anything.
+            // A query of the position must not fetch anything.
             (None, SeekFrom::Start(0) | SeekFrom::Current(0)) => Ok(0),
             (None, to) => self.file()?.seek(to),
         }

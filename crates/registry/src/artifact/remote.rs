@@ -47,13 +47,12 @@ pub struct RemoteFile {
 /// The offset of a pack in its file, and the pack's bytes.
 type LastPack = (u64, Arc<Vec<u8>>);
 
-/// The largest pack that is read into memory as a whole because a part of it is needed and can't be
-/// verified alone.
+/// The largest pack that is read into memory whole, because its parts can't be verified alone.
 const MOST_WHOLE: u64 = 2 * MAX_PACK;
 
 impl RemoteArtifact {
     /// Whether a manifest says that it is an artifact of Jiffy, of any version.
-    pub fn is_one(fetched: &Fetched) -> bool {
+    pub fn is_artifact(fetched: &Fetched) -> bool {
         matches!(&fetched.content, Content::Image(manifest)
             if type_of(manifest).starts_with("application/vnd.jiffy."))
     }
@@ -210,7 +209,7 @@ pub(crate) fn files(
     attach_blocks(files)
 }
 
-/// Attaches block hashes to their files. Hashes without a file are an error.
+/// Attaches block hashes to their files; hashes without a file are an error.
 fn attach_blocks(files: Vec<RemoteFile>) -> std::result::Result<Vec<RemoteFile>, String> {
     let is_hashes = |file: &RemoteFile| file.packs.iter().any(|pack| pack.role == blocks::ROLE);
     let (hashes, mut files): (Vec<_>, Vec<_>) = files.into_iter().partition(is_hashes);
@@ -249,7 +248,7 @@ impl RemoteFile {
         &self.repository
     }
 
-    /// A file that no registry serves.
+    /// A file without a registry.
     #[cfg(test)]
     pub(super) fn for_tests(packs: Vec<Pack>) -> Self {
         let options = crate::ClientOptions::default();
@@ -397,7 +396,7 @@ impl RemoteFile {
         Ok(bytes)
     }
 
-    /// Fetches a pack of which only a part is wanted, and keeps it: the next read is likely in it,
+    /// Fetches a whole pack for a part of it and keeps it, because the next read is likely in it,
     /// too.
     fn whole_pack(&self, pack: &Pack, progress: &dyn Progress) -> Result<Arc<Vec<u8>>> {
         if pack.blob.size > MOST_WHOLE {

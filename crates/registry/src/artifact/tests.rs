@@ -63,7 +63,7 @@ fn the_same_files_give_the_same_artifact() {
 }
 
 #[test]
-fn packs_that_are_no_files_are_refused() {
+fn packs_that_form_no_files_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("disk");
     std::fs::write(&path, [7; 1000]).unwrap();
@@ -119,7 +119,7 @@ fn packs_that_are_no_files_are_refused() {
 }
 
 #[test]
-fn a_role_is_a_range_if_its_packs_are_neighbours() {
+fn a_role_has_a_range_if_its_packs_are_adjacent() {
     let pack = |offset, role: &str| Pack {
         blob: crate::Descriptor::new(PACK_TYPE, Digest::of(b""), 10),
         offset,

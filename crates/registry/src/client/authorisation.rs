@@ -19,10 +19,10 @@ const DEFAULT_LIFE: u64 = 60;
 /// The values of `Authorization` that registries accept.
 #[derive(Default)]
 pub(super) struct Authorisations {
-    held: Mutex<HashMap<Key, Held>>,
+    cached: Mutex<HashMap<Key, Cached>>,
 }
 
-/// What a value is valid for. It is never sent to another origin.
+/// The origin and scopes that a value is valid for. It is never sent to another origin.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(super) struct Key {
     pub(super) origin: Origin,
@@ -31,38 +31,41 @@ pub(super) struct Key {
 }
 
 #[derive(Clone)]
-pub(super) struct Held {
+pub(super) struct Cached {
     pub(super) value: Secret,
     /// When it expires.
-    until: Option<Instant>,
+    expires: Option<Instant>,
 }
 
 impl Authorisations {
     /// The cached value for this key; `None` if it has expired.
     pub(super) fn get(&self, key: &Key) -> Option<Secret> {
-        let mut held = self.lock();
-        let found = held.get(key)?;
-        if found.until.is_some_and(|until| Instant::now() >= until) {
-            held.remove(key);
+        let mut cached = self.lock();
+        let found = cached.get(key)?;
+        if found
+            .expires
+            .is_some_and(|expires| Instant::now() >= expires)
+        {
+            cached.remove(key);
             return None;
         }
         Some(found.value.clone())
     }
 
-    pub(super) fn put(&self, key: Key, value: Held) {
+    pub(super) fn put(&self, key: Key, value: Cached) {
         self.lock().insert(key, value);
     }
 
     /// Drops a value that was refused, unless it was replaced meanwhile.
     pub(super) fn refused(&self, key: &Key, value: &Secret) {
-        let mut held = self.lock();
-        if held.get(key).is_some_and(|held| held.value == *value) {
-            held.remove(key);
+        let mut cached = self.lock();
+        if cached.get(key).is_some_and(|cached| cached.value == *value) {
+            cached.remove(key);
         }
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<Key, Held>> {
-        self.held
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<Key, Cached>> {
+        self.cached
             .lock()
             .unwrap_or_else(std::sync::PoisonError::into_inner)
     }
@@ -78,11 +81,11 @@ pub(super) struct TokenRequest {
 }
 
 /// `Authorization` for a user and a password.
-pub(super) fn basic(user: &str, password: &Secret) -> Held {
+pub(super) fn basic(user: &str, password: &Secret) -> Cached {
     let pair = STANDARD.encode(format!("{user}:{}", password.reveal()));
-    Held {
+    Cached {
         value: Secret::new(format!("Basic {pair}")),
-        until: None,
+        expires: None,
     }
 }
 
@@ -100,7 +103,7 @@ pub(super) fn token_request(
     login: Option<&Login>,
 ) -> TokenRequest {
     let parameter = |name: &str| challenge.parameters.get(name);
-    let scopes = with_asked(scopes, parameter("scope"));
+    let scopes = merge_scopes(scopes, parameter("scope"));
     if let Some(Login::Identity(token)) = login {
         let mut form = form_urlencoded::Serializer::new(String::new());
         form.append_pair("grant_type", "refresh_token")
@@ -138,7 +141,7 @@ pub(super) fn token_request(
 }
 
 /// The scopes of a call and of the registry's challenge, without duplicates.
-fn with_asked(ours: &[String], asked: Option<&String>) -> Vec<String> {
+fn merge_scopes(ours: &[String], asked: Option<&String>) -> Vec<String> {
     let mut all = ours.to_vec();
     for scope in asked.iter().flat_map(|asked| asked.split_whitespace()) {
         let covered = all.iter().any(|have| covers(have, scope));
@@ -170,7 +173,7 @@ struct Token {
 }
 
 /// Parses a token server's answer.
-pub(super) fn token(answer: &[u8], what: &str, server: &str) -> Result<Held> {
+pub(super) fn token(answer: &[u8], what: &str, server: &str) -> Result<Cached> {
     let bad = |why: &str| {
         RegistryError::protocol(what, format!("the server for tokens, {server}, {why}"))
     };
@@ -185,17 +188,22 @@ pub(super) fn token(answer: &[u8], what: &str, server: &str) -> Result<Held> {
         return Err(bad("gave one with characters that no header may have"));
     }
     let life = token.expires_in.unwrap_or(DEFAULT_LIFE).clamp(1, 86_400);
-    // A tenth less, because the request takes time to arrive.
+    // Reduced by a tenth, because the request takes time to arrive.
     let life = Duration::from_secs(life).mul_f64(0.9);
-    Ok(Held {
+    Ok(Cached {
         value: Secret::new(format!("Bearer {text}")),
-        until: Some(Instant::now() + life),
+        expires: Some(Instant::now() + life),
     })
 }
 
 /// The error of a refused request, with the registry's message.
-pub(super) fn unauthorised(what: &str, host: &str, knew_us: bool, detail: &str) -> RegistryError {
-    let reason = if knew_us {
+pub(super) fn unauthorised(
+    what: &str,
+    host: &str,
+    had_credentials: bool,
+    detail: &str,
+) -> RegistryError {
+    let reason = if had_credentials {
         "the credentials are not accepted, or give no right to this"
     } else {
         "it wants credentials, or there is no such repository"
@@ -213,7 +221,7 @@ pub(super) fn unauthorised(what: &str, host: &str, knew_us: bool, detail: &str) 
 }
 
 /// The error when credentials for a registry must not be sent to its token server.
-pub(super) fn not_sent(what: &str, registry: &str, server: &str) -> RegistryError {
+pub(super) fn credentials_withheld(what: &str, registry: &str, server: &str) -> RegistryError {
     RegistryError::Unauthorised {
         what: what.to_owned(),
         host: registry.to_owned(),
@@ -237,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn the_server_for_tokens_is_asked_for_our_scopes_and_the_registrys() {
+    fn a_token_request_has_our_scopes_and_the_registrys() {
         let header = r#"Bearer realm="https://t.example/token?x=1",service="s",scope="repository:a:pull repository:b:pull""#;
         let login = Login::Password {
             user: "me".into(),
@@ -268,22 +276,22 @@ mod tests {
 
     #[test]
     fn tokens_are_read_and_expire() {
-        let held = token(br#"{"token":"abc","expires_in":300}"#, "x", "h").unwrap();
-        assert_eq!(held.value.reveal(), "Bearer abc");
-        let held = token(br#"{"access_token":"abc"}"#, "x", "h").unwrap();
-        assert!(held.until.unwrap() <= Instant::now() + Duration::from_secs(60));
+        let cached = token(br#"{"token":"abc","expires_in":300}"#, "x", "h").unwrap();
+        assert_eq!(cached.value.reveal(), "Bearer abc");
+        let cached = token(br#"{"access_token":"abc"}"#, "x", "h").unwrap();
+        assert!(cached.expires.unwrap() <= Instant::now() + Duration::from_secs(60));
         for bad in ["", "{}", r#"{"token":""}"#, r#"{"token":"a\r\nb"}"#, "[]"] {
             assert!(token(bad.as_bytes(), "x", "h").is_err(), "{bad}");
         }
 
-        let held = Authorisations::default();
+        let cached = Authorisations::default();
         let key = Key {
             origin: Url::parse("https://h.example/").unwrap().origin(),
             scopes: vec![],
         };
-        let until = Some(Instant::now());
+        let expires = Some(Instant::now());
         let value = Secret::new("old");
-        held.put(key.clone(), Held { value, until });
-        assert!(held.get(&key).is_none());
+        cached.put(key.clone(), Cached { value, expires });
+        assert!(cached.get(&key).is_none());
     }
 }

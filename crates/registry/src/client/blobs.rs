@@ -18,14 +18,14 @@ const PIECE: usize = 64 << 10;
 
 /// Most bytes that are skipped if a registry sends a blob from its start although a range was
 /// requested.
-const MOST_SKIPPED: u64 = 64 << 20;
+const MAX_SKIPPED: u64 = 64 << 20;
 
 /// Bytes that are read at once directly into their destination: the largest TLS record.
 const RECORD: usize = 16 << 10;
 /// Most bytes that are allocated before anything has arrived.
-const MOST_RESERVED: u64 = 4 << 20;
+const MAX_RESERVED: u64 = 4 << 20;
 
-/// Where received bytes go.
+/// Destination of received bytes.
 enum Sink<'a> {
     /// Each piece is passed to a function.
     Pieces(&'a mut dyn FnMut(&[u8]) -> Result<()>),
@@ -38,8 +38,8 @@ struct Wanted<'a> {
     what: &'a str,
     repository: &'a Reference,
     blob: &'a Descriptor,
-    /// Most bytes that may be skipped if the registry sends those before the range, too.
-    most_skipped: u64,
+    /// Most bytes that may be skipped if the registry also sends the bytes before the range.
+    max_skipped: u64,
     progress: &'a dyn Progress,
 }
 
@@ -116,19 +116,19 @@ impl Client {
         progress: &dyn Progress,
     ) -> Result<()> {
         let what = blob_name(repository, blob);
-        let mut patience = self.inner.patience(&what, progress);
+        let mut retrier = self.inner.retrier(&what, progress);
         progress.moved(blob, done);
         let wanted = Wanted {
             what: &what,
             repository,
             blob,
-            // The whole blob is wanted, so a transfer from its start is accepted in any case.
-            most_skipped: u64::MAX,
+            // The whole blob is wanted, so a transfer from its start is always accepted.
+            max_skipped: u64::MAX,
             progress,
         };
         let mut mark = done;
         while done < blob.size {
-            patience.check()?;
+            retrier.check()?;
             let mut take = |bytes: &[u8]| -> Result<()> {
                 hasher.update(bytes);
                 sink.write_all(bytes)
@@ -147,10 +147,10 @@ impl Client {
             let sink = Sink::Pieces(&mut take);
             if let Err(error) = self.receive(&wanted, from..blob.size, sink) {
                 if done >= mark + PIECE as u64 {
-                    patience.got_further();
+                    retrier.reset();
                 }
                 mark = done;
-                patience.failed(error)?;
+                retrier.wait_or_fail(error)?;
             }
         }
         let digest = hasher.finish();
@@ -200,21 +200,21 @@ impl Client {
             what: &what,
             repository,
             blob,
-            most_skipped: MOST_SKIPPED,
+            max_skipped: MAX_SKIPPED,
             progress,
         };
-        let mut patience = self.inner.patience(&what, progress);
+        let mut retrier = self.inner.retrier(&what, progress);
         let begin = bytes.len() as u64;
-        bytes.reserve((range.end - range.start).min(MOST_RESERVED) as usize);
+        bytes.reserve((range.end - range.start).min(MAX_RESERVED) as usize);
         let come = |bytes: &Vec<u8>| bytes.len() as u64 - begin;
         while come(bytes) < range.end - range.start {
             let before = come(bytes);
             let left = range.start + before..range.end;
             if let Err(error) = self.receive(&wanted, left, Sink::Memory(bytes)) {
                 if come(bytes) >= before + PIECE as u64 {
-                    patience.got_further();
+                    retrier.reset();
                 }
-                patience.failed(error)?;
+                retrier.wait_or_fail(error)?;
             }
         }
         Ok(())
@@ -226,7 +226,7 @@ impl Client {
             what,
             repository,
             blob,
-            most_skipped,
+            max_skipped,
             progress,
         } = wanted;
         let whole = range.start == 0 && range.end == blob.size;
@@ -254,7 +254,7 @@ impl Client {
             }
             StatusCode::OK => {
                 check_length(what, &answer, blob.size)?;
-                if range.start > most_skipped {
+                if range.start > max_skipped {
                     return Err(RegistryError::protocol(
                         what,
                         "the registry does not give parts of blobs, and this one is large",

@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn challenges_as_registries_write_them() {
+    fn challenges_of_common_registries_are_parsed() {
         let header = r#"Bearer realm="https://auth.example/token",service="r.example",scope="repository:a/b:pull,push""#;
         assert_eq!(
             parse(header),
@@ -115,7 +115,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_header_is_read_without_harm(header in "\\PC{0,80}|([a-zA-Z]{1,6} ?[=,\"\\\\ ]{0,3}){0,12}") {
+        fn any_header_is_parsed_without_a_panic(header in "\\PC{0,80}|([a-zA-Z]{1,6} ?[=,\"\\\\ ]{0,3}){0,12}") {
             parse(&header);
         }
     }

@@ -5,9 +5,9 @@ use super::authorisation::{self, Authorisations, Key};
 use super::challenge::{self, Challenge};
 use super::failure::{broken, detail_of, refusal, unreachable};
 use super::options::{ClientOptions, PlainHttp};
-use super::retry::Patience;
+use super::retry::Retrier;
 use super::source::Source;
-use super::transport::{Transport, Way, is_about_tls};
+use super::transport::{Route, Transport, is_tls_error};
 use super::url::{Scheme, Url};
 use crate::credentials::{Login, Secret};
 use crate::error::{Result, one_line};
@@ -22,7 +22,7 @@ use ureq::http::{Method, Request, Response, StatusCode};
 use ureq::{Body, SendBody};
 
 /// Most redirects of one request.
-const MOST_REDIRECTS: usize = 5;
+const MAX_REDIRECTS: usize = 5;
 
 /// The largest answer of a token server, bytes.
 const MAX_TOKEN: u64 = 1 << 20;
@@ -33,7 +33,7 @@ pub(super) struct Exchange {
     transport: Transport,
     authorisations: Authorisations,
     /// Held while a token is requested, so that several threads request it once.
-    asking: Mutex<()>,
+    requesting_token: Mutex<()>,
     /// Registries on this computer that require TLS.
     secure: Mutex<HashSet<String>>,
 }
@@ -79,17 +79,13 @@ impl Exchange {
             transport: Transport::new(&options)?,
             options,
             authorisations: Authorisations::default(),
-            asking: Mutex::new(()),
+            requesting_token: Mutex::new(()),
             secure: Mutex::default(),
         })
     }
 
-    pub(super) fn patience<'a>(
-        &'a self,
-        what: &'a str,
-        progress: &'a dyn Progress,
-    ) -> Patience<'a> {
-        Patience::new(&self.options.retries, what, progress)
+    pub(super) fn retrier<'a>(&'a self, what: &'a str, progress: &'a dyn Progress) -> Retrier<'a> {
+        Retrier::new(&self.options.retries, what, progress)
     }
 
     /// An address in a repository: `tail` is what follows its name.
@@ -136,7 +132,7 @@ impl Exchange {
         {
             return false;
         }
-        // Another request has found it out since this one was sent.
+        // Another request has found this out since this one was sent.
         if self.secure().contains(registry) {
             return true;
         }
@@ -146,11 +142,11 @@ impl Exchange {
         let Ok(request) = Request::get(url.to_string()).body(()) else {
             return false;
         };
-        let way = self.way(call, &url);
-        // An untrusted certificate is TLS, too; the request itself will report it.
-        let tls = match self.transport.send(&url, &way, request) {
+        let route = self.route(call, &url);
+        // An untrusted certificate also proves TLS; the request itself will report it.
+        let tls = match self.transport.send(&url, &route, request) {
             Ok(_) => true,
-            Err(error) => is_about_tls(&error) && error.to_string().contains("certificate"),
+            Err(error) => is_tls_error(&error) && error.to_string().contains("certificate"),
         };
         if tls {
             self.secure().insert(registry.to_owned());
@@ -203,7 +199,10 @@ impl Exchange {
         challenges: &[Challenge],
         detail: &str,
     ) -> Result<Secret> {
-        let _one_at_a_time = self.asking.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one_at_a_time = self
+            .requesting_token
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         if let Some(value) = self.authorisations.get(key) {
             return Ok(value);
         }
@@ -243,7 +242,7 @@ impl Exchange {
         call: &Call<'_>,
         bearer: &Challenge,
         login: Option<Login>,
-    ) -> Result<authorisation::Held> {
+    ) -> Result<authorisation::Cached> {
         let what = call.what;
         let unusable = |why| RegistryError::protocol(what, format!("can't ask for a token: {why}"));
         let realm = authorisation::realm(bearer).map_err(unusable)?;
@@ -254,28 +253,29 @@ impl Exchange {
                 format!("the registry names {server} as its server for tokens, {why}"),
             )
         };
-        let elsewhere = realm.origin() != call.url.origin();
-        if elsewhere && realm.is_here() && !call.repository.is_loopback() {
+        let is_other_host = realm.origin() != call.url.origin();
+        if is_other_host && realm.is_this_computer() && !call.repository.is_loopback() {
             return Err(refused("which is this computer"));
         }
-        let plain_is_fine = self.options.plain_http == PlainHttp::Everywhere || realm.is_here();
+        let plain_is_fine =
+            self.options.plain_http == PlainHttp::Everywhere || realm.is_this_computer();
         if realm.is_plain() && !plain_is_fine {
             return Err(refused("to be asked without TLS"));
         }
         let login = match login {
-            Some(_) if !self.may_know(call, &realm) => {
+            Some(_) if !self.may_get_credentials(call, &realm) => {
                 let server = realm.authority();
                 // The user may have credentials for that host, too.
                 let own = self.options.credentials.login(server, "")?;
-                Some(
-                    own.ok_or_else(|| authorisation::not_sent(what, call.url.authority(), server))?,
-                )
+                Some(own.ok_or_else(|| {
+                    authorisation::credentials_withheld(what, call.url.authority(), server)
+                })?)
             }
             login => login,
         };
         let login = login.as_ref();
         let asked = authorisation::token_request(bearer, realm, &call.scopes, login);
-        let way = self.way(call, &asked.url);
+        let route = self.route(call, &asked.url);
         let mut builder = Request::get(asked.url.to_string());
         if let Some(value) = &asked.authorisation {
             builder = builder.header(header::AUTHORIZATION, sensitive(value));
@@ -284,13 +284,13 @@ impl Exchange {
             None => builder
                 .body(())
                 .map_err(ureq::Error::from)
-                .and_then(|request| self.transport.send(&asked.url, &way, request)),
+                .and_then(|request| self.transport.send(&asked.url, &route, request)),
             Some(form) => builder
                 .method(Method::POST)
                 .header(header::CONTENT_TYPE, "application/x-www-form-urlencoded")
                 .body(form.reveal().as_bytes())
                 .map_err(ureq::Error::from)
-                .and_then(|request| self.transport.send(&asked.url, &way, request)),
+                .and_then(|request| self.transport.send(&asked.url, &route, request)),
         };
         let response = answer.map_err(|error| broken(what, &server, error))?;
         let answer = Answer {
@@ -316,17 +316,18 @@ impl Exchange {
         authorisation::token(&text, what, &server)
     }
 
-    /// Only the registry's own host was named by the user; all others were named by the registry.
-    fn way(&self, call: &Call<'_>, url: &Url) -> Way {
+    /// The user named only the registry's own host; the registry named all others.
+    fn route(&self, call: &Call<'_>, url: &Url) -> Route {
         let named = host_of(call.repository.registry()) == url.host();
-        Way::new(!named && !call.repository.is_loopback(), call.deadline)
+        Route::new(!named && !call.repository.is_loopback(), call.deadline)
     }
 
     /// Whether credentials for the registry may be sent to the token server that it names: on this
     /// computer if the registry is too, on the registry's own host, or by TLS in its domain.
-    fn may_know(&self, call: &Call<'_>, realm: &Url) -> bool {
-        let near = call.repository.is_loopback() && realm.is_here();
-        near || realm.host() == call.url.host()
+    fn may_get_credentials(&self, call: &Call<'_>, realm: &Url) -> bool {
+        let local = call.repository.is_loopback() && realm.is_this_computer();
+        local
+            || realm.host() == call.url.host()
             || !realm.is_plain() && realm.shares_domain(&call.url)
     }
 
@@ -335,10 +336,10 @@ impl Exchange {
         let what = call.what;
         let first = call.url.origin();
         let mut url = call.url.clone();
-        for _ in 0..=MOST_REDIRECTS {
+        for _ in 0..=MAX_REDIRECTS {
             let value = value.filter(|_| url.origin() == first);
-            let way = self.way(call, &url);
-            let response = self.once(call, &url, &way, value)?;
+            let route = self.route(call, &url);
+            let response = self.send_once(call, &url, &route, value)?;
             let answer = Answer { response, url };
             let redirect = matches!(answer.status().as_u16(), 301 | 302 | 303 | 307 | 308);
             if !redirect || !matches!(call.method, Method::GET | Method::HEAD) {
@@ -357,7 +358,7 @@ impl Exchange {
                     format!("it is sent to {host}, {why}"),
                 ))
             };
-            if to.origin() != first && to.is_here() && !call.repository.is_loopback() {
+            if to.origin() != first && to.is_this_computer() && !call.repository.is_loopback() {
                 return refused("which is this computer");
             }
             if to.is_plain()
@@ -374,11 +375,11 @@ impl Exchange {
         ))
     }
 
-    fn once(
+    fn send_once(
         &self,
         call: &mut Call<'_>,
         url: &Url,
-        way: &Way,
+        route: &Route,
         value: Option<&Secret>,
     ) -> Result<Response<Body>> {
         let what = call.what;
@@ -395,11 +396,11 @@ impl Exchange {
             Payload::Nothing => builder
                 .body(())
                 .map_err(ureq::Error::from)
-                .and_then(|request| self.transport.send(url, way, request)),
+                .and_then(|request| self.transport.send(url, route, request)),
             Payload::Bytes(bytes) => builder
                 .body(*bytes)
                 .map_err(ureq::Error::from)
-                .and_then(|request| self.transport.send(url, way, request)),
+                .and_then(|request| self.transport.send(url, route, request)),
             Payload::Blob {
                 source,
                 start,
@@ -411,7 +412,7 @@ impl Exchange {
                     source,
                 };
                 source.seek(SeekFrom::Start(*start)).map_err(sink_failed)?;
-                let mut sending = Sending {
+                let mut sending = UploadBody {
                     source: &mut **source,
                     blob,
                     progress: *progress,
@@ -423,7 +424,7 @@ impl Exchange {
                     .header(header::CONTENT_LENGTH, blob.size)
                     .body(SendBody::from_reader(&mut sending))
                     .map_err(ureq::Error::from)
-                    .and_then(|request| self.transport.send(url, way, request));
+                    .and_then(|request| self.transport.send(url, route, request));
                 if sending.cancelled {
                     return Err(RegistryError::Cancelled {
                         what: what.to_owned(),
@@ -470,7 +471,7 @@ impl Exchange {
 }
 
 /// The body of an upload, as it is read.
-struct Sending<'a> {
+struct UploadBody<'a> {
     source: &'a mut dyn Source,
     blob: &'a Descriptor,
     progress: &'a dyn Progress,
@@ -479,7 +480,7 @@ struct Sending<'a> {
     cancelled: bool,
 }
 
-impl Read for Sending<'_> {
+impl Read for UploadBody<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         if self.progress.cancelled() {
             self.cancelled = true;
@@ -537,12 +538,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_plain_request_that_was_overtaken_by_another_is_sent_with_tls() {
+    fn a_plain_request_uses_tls_once_another_request_found_it() {
         let exchange = Exchange::new(ClientOptions::default()).unwrap();
         let repository = Reference::parse("127.0.0.1:1/a:1", None).unwrap();
         let url = exchange.url(&repository, "blobs/uploads/").unwrap();
         assert!(url.is_plain());
-        // Meanwhile another request has found out that the registry has TLS.
+        // Another request has found out meanwhile that the registry has TLS.
         exchange.secure().insert("127.0.0.1:1".to_owned());
         let mut call = Call {
             what: "x",

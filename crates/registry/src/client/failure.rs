@@ -3,7 +3,7 @@
 use super::answer::Answer;
 use super::authorisation;
 use super::resolver::ThisComputer;
-use super::transport::is_about_tls;
+use super::transport::is_tls_error;
 use crate::RegistryError;
 use crate::error::one_line;
 use std::io::Read;
@@ -72,11 +72,11 @@ pub(super) fn detail_in(text: &[u8]) -> String {
     #[derive(serde::Deserialize)]
     struct Errors {
         #[serde(default)]
-        errors: Vec<One>,
+        errors: Vec<ErrorEntry>,
         details: Option<String>,
     }
     #[derive(serde::Deserialize)]
-    struct One {
+    struct ErrorEntry {
         #[serde(default)]
         code: String,
         #[serde(default)]
@@ -100,7 +100,7 @@ pub(super) fn detail_in(text: &[u8]) -> String {
 
 /// Converts a failed or broken connection to an error.
 pub(super) fn broken(what: &str, host: &str, error: ureq::Error) -> RegistryError {
-    if is_about_tls(&error) {
+    if is_tls_error(&error) {
         return RegistryError::Insecure {
             what: what.to_owned(),
             host: host.to_owned(),

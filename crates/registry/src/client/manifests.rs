@@ -10,9 +10,9 @@ use ureq::http::Method;
 use ureq::http::header::{self, HeaderName};
 
 /// The most tags that are listed.
-const MOST_TAGS: usize = 100_000;
+const MAX_TAGS: usize = 100_000;
 /// The most pages of tags that are fetched.
-const MOST_PAGES: usize = 1000;
+const MAX_PAGES: usize = 1000;
 
 /// The header with the manifest's digest according to the registry.
 pub(super) const CONTENT_DIGEST: HeaderName = HeaderName::from_static("docker-content-digest");
@@ -48,7 +48,7 @@ impl Client {
     /// The manifest or index that a reference names.
     pub fn manifest(&self, reference: &Reference, progress: &dyn Progress) -> Result<Fetched> {
         let what = format!("manifest {reference}");
-        let (bytes, media_type) = self.inner.patience(&what, progress).until(|| {
+        let (bytes, media_type) = self.inner.retrier(&what, progress).run(|| {
             let answer =
                 self.inner
                     .send(self.manifest_call(&what, reference, Method::GET, progress)?)?;
@@ -83,7 +83,7 @@ impl Client {
     /// the registry sends the digest in a header; `None` if there is none.
     pub fn digest(&self, reference: &Reference, progress: &dyn Progress) -> Result<Option<Digest>> {
         let what = format!("manifest {reference}");
-        let head = self.inner.patience(&what, progress).until(|| {
+        let head = self.inner.retrier(&what, progress).run(|| {
             let answer =
                 self.inner
                     .send(self.manifest_call(&what, reference, Method::HEAD, progress)?)?;
@@ -161,7 +161,7 @@ impl Client {
         let mut pages = 0;
         while let Some(url) = next {
             pages += 1;
-            let (page, link) = self.inner.patience(&what, progress).until(|| {
+            let (page, link) = self.inner.retrier(&what, progress).run(|| {
                 let answer = self.inner.send(Call {
                     what: &what,
                     repository,
@@ -184,11 +184,11 @@ impl Client {
             let page = page.tags.unwrap_or_default();
             // A page that links to itself would never end.
             let more = link.filter(|_| {
-                let room = tags.len() + page.len() < MOST_TAGS && pages < MOST_PAGES;
+                let room = tags.len() + page.len() < MAX_TAGS && pages < MAX_PAGES;
                 !page.is_empty() && room
             });
             tags.extend(page);
-            tags.truncate(MOST_TAGS);
+            tags.truncate(MAX_TAGS);
             next = match more {
                 None => None,
                 Some(link) => {
@@ -216,7 +216,7 @@ impl Client {
         progress: &dyn Progress,
     ) -> Result<Vec<Descriptor>> {
         let what = format!("referrers of {}", repository.with_digest(*digest));
-        let answer = self.inner.patience(&what, progress).until(|| {
+        let answer = self.inner.retrier(&what, progress).run(|| {
             let answer = self.inner.send(Call {
                 what: &what,
                 repository,

@@ -14,7 +14,7 @@ use std::time::Duration;
 pub struct ClientOptions {
     /// Credentials. Default: none.
     pub credentials: Credentials,
-    /// Which registries are spoken to without TLS.
+    /// Which registries are accessed without TLS.
     pub plain_http: PlainHttp,
     /// PEM files of certificate authorities that are trusted beside the system's.
     pub authorities: Vec<PathBuf>,
@@ -45,7 +45,7 @@ impl Default for ClientOptions {
 impl ClientOptions {
     /// The options of a recorded source: credentials in a file like Docker's, else those of this
     /// user; plain HTTP or not; and these certificate authorities.
-    pub fn noted(
+    pub fn from_recorded(
         docker_config: Option<&Path>,
         plain_http: bool,
         authorities: &[PathBuf],
@@ -65,10 +65,10 @@ impl ClientOptions {
     }
 }
 
-/// Which registries are spoken to without TLS.
+/// Which registries are accessed without TLS.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PlainHttp {
-    /// Those on this computer, unless they ask for TLS.
+    /// Those on this computer, unless they require TLS.
     #[default]
     Loopback,
     /// All of them. Passwords then cross the network in the clear.

@@ -11,11 +11,11 @@ use crate::{Descriptor, Digest, Progress, Reference, RegistryError};
 use ureq::http::header;
 use ureq::http::{Method, StatusCode};
 
-/// How a blob got into a repository.
+/// How a blob came into a repository.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Uploaded {
     /// It existed already.
-    There,
+    Existed,
     /// The registry took it from another of its repositories.
     Mounted,
     /// Its bytes were sent.
@@ -39,7 +39,7 @@ impl Client {
         progress: &dyn Progress,
     ) -> Result<bool> {
         let what = blob_name(repository, blob);
-        let found = self.inner.patience(&what, progress).until(|| {
+        let found = self.inner.retrier(&what, progress).run(|| {
             self.inner.send(Call {
                 what: &what,
                 repository,
@@ -48,8 +48,7 @@ impl Client {
                     .inner
                     .url(repository, &format!("blobs/{}", blob.digest))?,
                 headers: Vec::new(),
-                // The same scope as for the upload that may follow, so that one token does for
-                // both.
+                // The scope of the upload that may follow, so that one token is enough for both.
                 scopes: push_scope(repository),
                 payload: Payload::Nothing,
                 deadline: None,
@@ -83,13 +82,13 @@ impl Client {
                 source,
             })?;
         let mut mount_from = mount_from.filter(|&from| from != repository.repository());
-        let mut patience = self.inner.patience(&what, progress);
+        let mut retrier = self.inner.retrier(&what, progress);
         loop {
-            // Checked before every attempt, because the answer may have been lost and not the
-            // upload.
+            // Checked before every attempt, because the upload may have succeeded and its answer
+            // been lost.
             if self.has_blob(repository, blob, progress)? {
                 progress.moved(blob, blob.size);
-                return Ok(Uploaded::There);
+                return Ok(Uploaded::Existed);
             }
             let sent = match self.open_upload(&what, repository, blob, mount_from) {
                 Ok(Opened::Mounted) => {
@@ -108,13 +107,13 @@ impl Client {
             };
             match sent {
                 Ok(()) => return Ok(Uploaded::Sent),
-                // Without the right to read the other repository, the blob is sent.
+                // Without read access to the other repository, the blob is sent.
                 Err(RegistryError::Unauthorised { .. } | RegistryError::NotFound { .. })
                     if mount_from.is_some() =>
                 {
                     mount_from = None;
                 }
-                Err(error) => patience.failed(error)?,
+                Err(error) => retrier.wait_or_fail(error)?,
             }
         }
     }
@@ -155,8 +154,8 @@ impl Client {
             .url
             .join(to)
             .map_err(|why| RegistryError::protocol(what, format!("can't upload it: {why}")))?;
-        let elsewhere = to.origin() != answer.url.origin();
-        if elsewhere && to.is_here() && !repository.is_loopback() {
+        let is_other_host = to.origin() != answer.url.origin();
+        if is_other_host && to.is_this_computer() && !repository.is_loopback() {
             let host = to.authority();
             let reason =
                 format!("the registry wants it uploaded to {host}, which is this computer");
@@ -242,7 +241,7 @@ impl Client {
             Some(tag) => tag.to_owned(),
             None => digest.to_string(),
         };
-        self.inner.patience(&what, progress).until(|| {
+        self.inner.retrier(&what, progress).run(|| {
             let answer = self.inner.send(Call {
                 what: &what,
                 repository: reference,

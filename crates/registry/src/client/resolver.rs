@@ -13,14 +13,14 @@ use ureq::unversioned::transport::NextTimeout;
 pub(super) struct HostResolver {
     others: DefaultResolver,
     /// Refuse hosts that resolve to this computer.
-    elsewhere: bool,
+    refuse_local: bool,
 }
 
 impl HostResolver {
     /// A resolver for hosts that a registry names, which must not be this computer.
-    pub(super) fn elsewhere() -> HostResolver {
+    pub(super) fn refuse_local() -> HostResolver {
         HostResolver {
-            elsewhere: true,
+            refuse_local: true,
             ..HostResolver::default()
         }
     }
@@ -50,7 +50,10 @@ impl Resolver for HostResolver {
         };
         // The user has configured the proxy, so it may be this computer.
         let is_proxy = config.proxy().is_some_and(|proxy| proxy.host() == host);
-        if self.elsewhere && !is_proxy && found.iter().any(|at| is_near(at.ip(), loopback())) {
+        if self.refuse_local
+            && !is_proxy
+            && found.iter().any(|at| is_local_address(at.ip(), loopback()))
+        {
             return Err(Error::Other(Box::new(ThisComputer)));
         }
         Ok(found)
@@ -62,8 +65,8 @@ impl Resolver for HostResolver {
 #[error("a registry elsewhere can't send us to what is this computer, or only beside it")]
 pub(super) struct ThisComputer;
 
-/// Whether an address is this computer's or link-local, as those of the clouds' metadata services.
-fn is_near(address: IpAddr, loopback: Option<IpAddr>) -> bool {
+/// Whether an address is this computer's or link-local, like those of cloud metadata services.
+fn is_local_address(address: IpAddr, loopback: Option<IpAddr>) -> bool {
     let address = address.to_canonical();
     let linked = match address {
         IpAddr::V4(address) => address.is_link_local(),
@@ -72,8 +75,7 @@ fn is_near(address: IpAddr, loopback: Option<IpAddr>) -> bool {
     address.is_loopback() || address.is_unspecified() || linked || loopback == Some(address)
 }
 
-/// The address of what users call `localhost`, if it is not this computer: in a VM whose users are
-/// outside of it.
+/// The variable with the address that users call `localhost`, if they are outside of this VM.
 const LOOPBACK: &str = "JIFFY_LOOPBACK";
 
 fn loopback() -> Option<IpAddr> {
@@ -83,8 +85,8 @@ fn loopback() -> Option<IpAddr> {
 /// The addresses of a host that needs no name service.
 fn addresses(host: &str, loopback: Option<IpAddr>) -> Option<Vec<IpAddr>> {
     let bare = host.trim_start_matches('[').trim_end_matches(']');
-    if let Some(elsewhere) = loopback.filter(|_| is_loopback(host)) {
-        return Some(vec![elsewhere]);
+    if let Some(address) = loopback.filter(|_| is_loopback(host)) {
+        return Some(vec![address]);
     }
     if let Ok(address) = bare.parse() {
         return Some(vec![address]);
@@ -98,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_near_is_told_by_its_address() {
+    fn local_addresses_are_recognised() {
         let outside = Some(IpAddr::from([10, 0, 2, 2]));
         for near in [
             "127.9.9.9",
@@ -109,10 +111,10 @@ mod tests {
             "fe80::1",
             "10.0.2.2",
         ] {
-            assert!(is_near(near.parse().unwrap(), outside), "{near}");
+            assert!(is_local_address(near.parse().unwrap(), outside), "{near}");
         }
         for far in ["10.0.2.2", "192.0.2.1", "2001:db8::1"] {
-            assert!(!is_near(far.parse().unwrap(), None), "{far}");
+            assert!(!is_local_address(far.parse().unwrap(), None), "{far}");
         }
     }
 

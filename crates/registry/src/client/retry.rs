@@ -7,17 +7,17 @@ use jiffy_sys::causes;
 use std::time::{Duration, Instant};
 
 /// How often a wait checks for cancellation.
-const SLICE: Duration = Duration::from_millis(200);
+const CANCEL_CHECK_INTERVAL: Duration = Duration::from_millis(200);
 
 /// The retries of one operation.
-pub(super) struct Patience<'a> {
+pub(super) struct Retrier<'a> {
     retries: &'a Retries,
     what: &'a str,
     progress: &'a dyn Progress,
     failures: u32,
 }
 
-impl<'a> Patience<'a> {
+impl<'a> Retrier<'a> {
     pub(super) fn new(retries: &'a Retries, what: &'a str, progress: &'a dyn Progress) -> Self {
         Self {
             retries,
@@ -28,22 +28,22 @@ impl<'a> Patience<'a> {
     }
 
     /// Repeats an attempt until it succeeds, fails permanently, or has failed too often.
-    pub(super) fn until<T>(&mut self, mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
+    pub(super) fn run<T>(&mut self, mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
         loop {
             match attempt() {
                 Ok(done) => return Ok(done),
-                Err(error) => self.failed(error)?,
+                Err(error) => self.wait_or_fail(error)?,
             }
         }
     }
 
-    /// There was progress, so the count of failures is reset.
-    pub(super) fn got_further(&mut self) {
+    /// Resets the count of failures after progress.
+    pub(super) fn reset(&mut self) {
         self.failures = 0;
     }
 
-    /// Waits before the next attempt, or returns the error if there is to be none.
-    pub(super) fn failed(&mut self, error: RegistryError) -> Result<()> {
+    /// Waits before the next attempt, or returns the error if there is none left.
+    pub(super) fn wait_or_fail(&mut self, error: RegistryError) -> Result<()> {
         self.check()?;
         if !error.is_transient() || self.failures >= self.retries.limit {
             return Err(error);
@@ -77,7 +77,7 @@ impl<'a> Patience<'a> {
         }
         let mut left = wait;
         while !left.is_zero() {
-            let slice = left.min(SLICE);
+            let slice = left.min(CANCEL_CHECK_INTERVAL);
             std::thread::sleep(slice);
             left -= slice;
             self.check()?;
@@ -127,7 +127,7 @@ mod tests {
             sleep: Some(Arc::new(move |wait| into.lock().unwrap().push(wait))),
             ..Retries::default()
         };
-        let result: Result<()> = Patience::new(&retries, "x", &()).until(|| Err(error()));
+        let result: Result<()> = Retrier::new(&retries, "x", &()).run(|| Err(error()));
         result.unwrap_err();
         let slept = slept.lock().unwrap();
         slept.clone()
@@ -151,13 +151,13 @@ mod tests {
     }
 
     #[test]
-    fn what_will_not_pass_is_not_tried_again() {
+    fn permanent_failures_are_not_retried() {
         assert!(waits(5, || refused(400, None)).is_empty());
         assert!(waits(5, || RegistryError::NotFound { what: "x".into() }).is_empty());
     }
 
     #[test]
-    fn what_must_be_over_before_the_next_attempt_is_not_tried_again() {
+    fn a_request_is_not_retried_past_its_deadline() {
         struct Until(Instant);
         impl Progress for Until {
             fn deadline(&self) -> Option<Instant> {
@@ -170,7 +170,7 @@ mod tests {
                 ..Retries::default()
             };
             let mut attempts = 0;
-            let result: Result<()> = Patience::new(&retries, "x", &Until(deadline)).until(|| {
+            let result: Result<()> = Retrier::new(&retries, "x", &Until(deadline)).run(|| {
                 attempts += 1;
                 Err(refused(503, None))
             });
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn who_gives_up_does_not_wait() {
+    fn a_cancelled_request_does_not_wait() {
         struct GivenUp;
         impl Progress for GivenUp {
             fn cancelled(&self) -> bool {
@@ -190,7 +190,7 @@ mod tests {
             }
         }
         let result: Result<()> =
-            Patience::new(&Retries::default(), "x", &GivenUp).until(|| Err(refused(503, None)));
+            Retrier::new(&Retries::default(), "x", &GivenUp).run(|| Err(refused(503, None)));
         assert!(matches!(result, Err(RegistryError::Cancelled { .. })));
     }
 }

@@ -47,7 +47,11 @@ pub fn headers(text: &str) {
     for location in links.into_iter().flatten() {
         if let Ok(url) = from.join(location) {
             sent(&url.clone().with_query("digest", text));
-            let _ = (url.shares_domain(&from), url.is_here(), url.is_plain());
+            let _ = (
+                url.shares_domain(&from),
+                url.is_this_computer(),
+                url.is_plain(),
+            );
             let _ = (url.host(), url.origin(), url.secure());
         }
     }

@@ -25,26 +25,29 @@ pub(super) struct Transport {
     /// The user's authorities.
     authorities: Vec<CertificateDer<'static>>,
     /// For this computer, without TLS.
-    plain: Agent,
+    local_plain: Agent,
     /// For this computer, with TLS.
-    near: OnceLock<Agent>,
-    /// For other hosts, by the proxy of the environment, if there is one.
-    far: OnceLock<Agent>,
-    /// The same for hosts that the registry named.
-    sent: OnceLock<Agent>,
+    local_tls: OnceLock<Agent>,
+    /// For other hosts, through the proxy of the environment, if there is one.
+    remote: OnceLock<Agent>,
+    /// For hosts that the registry named; refuses this computer.
+    restricted: OnceLock<Agent>,
 }
 
 /// How a request is sent.
-pub(super) struct Way {
+pub(super) struct Route {
     /// Its host was named by the registry, and must not be this computer.
-    sent: bool,
+    restricted: bool,
     /// When the whole answer must have arrived.
     deadline: Option<Instant>,
 }
 
-impl Way {
-    pub(super) fn new(sent: bool, deadline: Option<Instant>) -> Way {
-        Way { sent, deadline }
+impl Route {
+    pub(super) fn new(restricted: bool, deadline: Option<Instant>) -> Route {
+        Route {
+            restricted,
+            deadline,
+        }
     }
 }
 
@@ -57,17 +60,17 @@ impl Transport {
         Ok(Self {
             options: options.clone(),
             authorities,
-            plain: agent(options, None, TlsConfig::default(), HostResolver::default()),
-            near: OnceLock::new(),
-            far: OnceLock::new(),
-            sent: OnceLock::new(),
+            local_plain: agent(options, None, TlsConfig::default(), HostResolver::default()),
+            local_tls: OnceLock::new(),
+            remote: OnceLock::new(),
+            restricted: OnceLock::new(),
         })
     }
 
     pub(super) fn send(
         &self,
         to: &Url,
-        way: &Way,
+        route: &Route,
         request: Request<impl AsSendBody>,
     ) -> std::result::Result<Response<Body>, ureq::Error> {
         let secure = |proxy, resolver| {
@@ -75,19 +78,19 @@ impl Transport {
             let tls = TlsConfig::builder().root_certs(roots).build();
             agent(&self.options, proxy, tls, resolver)
         };
-        let agent = match (to.is_here(), to.is_plain()) {
-            _ if way.sent => self
-                .sent
-                .get_or_init(|| secure(Proxy::try_from_env(), HostResolver::elsewhere())),
-            (true, true) => &self.plain,
+        let agent = match (to.is_this_computer(), to.is_plain()) {
+            _ if route.restricted => self
+                .restricted
+                .get_or_init(|| secure(Proxy::try_from_env(), HostResolver::refuse_local())),
+            (true, true) => &self.local_plain,
             (true, false) => self
-                .near
+                .local_tls
                 .get_or_init(|| secure(None, HostResolver::default())),
             (false, _) => self
-                .far
+                .remote
                 .get_or_init(|| secure(Proxy::try_from_env(), HostResolver::default())),
         };
-        let Some(deadline) = way.deadline else {
+        let Some(deadline) = route.deadline else {
             return agent.run(request);
         };
         let left = deadline.saturating_duration_since(Instant::now());
@@ -129,7 +132,7 @@ fn agent(
 }
 
 /// Whether a failure is caused by TLS: errors of certificates and protocols are permanent.
-pub(super) fn is_about_tls(error: &ureq::Error) -> bool {
+pub(super) fn is_tls_error(error: &ureq::Error) -> bool {
     match error {
         ureq::Error::Rustls(_) | ureq::Error::Tls(_) | ureq::Error::TlsRequired => true,
         // rustls errors during the handshake are wrapped in I/O errors.

@@ -1,4 +1,4 @@
-//! URLs on a registry, and where it redirects to.
+//! URLs of a registry and of its redirects.
 
 use crate::reference::is_loopback;
 use std::fmt;
@@ -89,7 +89,7 @@ impl Url {
     }
 
     /// Whether it refers to this computer. Linux treats 0.0.0.0 as the loopback, too.
-    pub(super) fn is_here(&self) -> bool {
+    pub(super) fn is_this_computer(&self) -> bool {
         let address = self.host().parse::<IpAddr>();
         is_loopback(self.authority())
             || address.is_ok_and(|address| address.to_canonical().is_unspecified())
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_domain_is_shared_by_neighbours_and_what_is_above_them() {
+    fn hosts_share_a_domain_with_siblings_and_parents() {
         let shares = |one: &str, other: &str| {
             let url = |host: &str| Url::parse(&format!("https://{host}/")).unwrap();
             url(one).shares_domain(&url(other))
@@ -229,8 +229,12 @@ mod tests {
     }
 
     #[test]
-    fn this_computer_has_many_names() {
-        let here = |host| Url::parse(&format!("http://{host}/")).unwrap().is_here();
+    fn all_names_of_this_computer_are_recognised() {
+        let here = |host| {
+            Url::parse(&format!("http://{host}/"))
+                .unwrap()
+                .is_this_computer()
+        };
         for host in [
             "localhost:1",
             "127.0.0.1",

@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_none_is_told_without_its_text() {
+    fn an_invalid_file_is_reported_without_its_contents() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("config.json");
         assert_eq!(login(&path, "h.example", "x").unwrap(), None);
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn helpers_go_before_entries() {
+    fn helpers_take_precedence_over_entries() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("config.json");
         let text = r#"{"auths":{"h.example":{"username":"u","password":"p"}},

@@ -51,7 +51,7 @@ fn run(program: &OsStr, registry: &str, limit: Duration) -> Result<Option<Login>
         .stderr(Stdio::null())
         .spawn()
         .map_err(|error| failed(format!("can't be started: {error}")))?;
-    let answer = converse(&mut child, registry, limit);
+    let answer = query_helper(&mut child, registry, limit);
     let status = match &answer {
         Some(_) => child.wait().ok(),
         None => {
@@ -88,7 +88,7 @@ fn run(program: &OsStr, registry: &str, limit: Duration) -> Result<Option<Login>
 
 /// Writes the registry's name to the helper, and waits for its answer and its exit; `None` if that
 /// takes too long.
-fn converse(child: &mut Child, registry: &str, limit: Duration) -> Option<Vec<u8>> {
+fn query_helper(child: &mut Child, registry: &str, limit: Duration) -> Option<Vec<u8>> {
     let deadline = Instant::now() + limit;
     if let Some(mut input) = child.stdin.take() {
         // A helper that does not read its input is no error.
@@ -155,7 +155,7 @@ mod tests {
     const LONG: Duration = Duration::from_secs(600);
 
     #[test]
-    fn a_helper_is_told_the_registry_and_believed() {
+    fn a_helper_gets_the_registry_and_its_answer_is_used() {
         let folder = tempfile::tempdir().unwrap();
         let script = r#"read -r host; printf '{"ServerURL":"%s","Username":"%s-%s","Secret":"s"}' "$host" "$1" "$host""#;
         assert_eq!(
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn an_endless_answer_ends() {
+    fn an_endless_answer_is_cut_off() {
         let folder = tempfile::tempdir().unwrap();
         run(&folder, "yes", LONG).unwrap_err();
     }

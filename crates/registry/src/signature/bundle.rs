@@ -8,7 +8,7 @@
 //! Sources: cosign's `BUNDLE_SPEC.md`, Sigstore's `sigstore_bundle.proto`, DSSE's
 //! `protocol.md` and `envelope.md`, in-toto's `statement.md` (version 1).
 
-use super::{Found, MOST_SIGNATURES, PublicKey};
+use super::{Found, MAX_SIGNATURES, PublicKey};
 use crate::error::Result;
 use crate::manifest::Content;
 use crate::{Client, Descriptor, Digest, Progress, Reference, RegistryError};
@@ -74,12 +74,12 @@ struct Subject {
 enum Verdict {
     /// The key signed the manifest.
     Signed,
-    /// Signed by another key, or for another manifest.
-    ByOthers,
-    /// A kind that can't be verified, such as with a certificate.
-    OfOtherKind,
-    /// An attestation, not a signature of the image.
-    NoSignature,
+    /// The bundle is signed by another key, or for another manifest.
+    OtherKey,
+    /// The bundle can't be verified, for example because it uses a certificate.
+    Unsupported,
+    /// The bundle is an attestation, not a signature of the image.
+    Attestation,
 }
 
 /// Whether a bundle that refers to this manifest has a signature by the key. Other signatures are
@@ -94,15 +94,15 @@ pub(super) fn verify(
 ) -> Result<bool> {
     let referrers = client.referrers(repository, digest, progress)?;
     let bundles = referrers.iter().filter(|referrer| is_bundle(referrer));
-    for referrer in bundles.take(MOST_SIGNATURES) {
+    for referrer in bundles.take(MAX_SIGNATURES) {
         let Some(bytes) = bundle(client, repository, referrer, progress)? else {
             continue;
         };
-        match judge(&bytes, digest, key) {
+        match check_bundle(&bytes, digest, key) {
             Verdict::Signed => return Ok(true),
-            Verdict::ByOthers => found.by_others += 1,
-            Verdict::OfOtherKind => found.of_other_kinds += 1,
-            Verdict::NoSignature => {}
+            Verdict::OtherKey => found.other_keys += 1,
+            Verdict::Unsupported => found.unsupported += 1,
+            Verdict::Attestation => {}
         }
     }
     Ok(false)
@@ -136,44 +136,44 @@ fn bundle(
     Ok(Some(bytes))
 }
 
-fn judge(bundle: &[u8], digest: &Digest, key: &PublicKey) -> Verdict {
+fn check_bundle(bundle: &[u8], digest: &Digest, key: &PublicKey) -> Verdict {
     let Ok(bundle) = serde_json::from_slice::<Bundle>(bundle) else {
-        return Verdict::OfOtherKind;
+        return Verdict::Unsupported;
     };
     let (Some(envelope), Some(material)) = (bundle.dsse_envelope, bundle.verification_material)
     else {
-        return Verdict::OfOtherKind;
+        return Verdict::Unsupported;
     };
     if envelope.payload_type != IN_TOTO {
-        return Verdict::OfOtherKind;
+        return Verdict::Unsupported;
     }
     let Ok(payload) = STANDARD.decode(&envelope.payload) else {
-        return Verdict::OfOtherKind;
+        return Verdict::Unsupported;
     };
-    let signed = authenticated(&envelope.payload_type, &payload);
-    let signatures = envelope.signatures.iter().take(MOST_SIGNATURES);
+    let signed = pre_authentication_encoding(&envelope.payload_type, &payload);
+    let signatures = envelope.signatures.iter().take(MAX_SIGNATURES);
     let is_ours = signatures
         .filter_map(|signature| STANDARD.decode(&signature.sig).ok())
         .any(|signature| key.verifies(&signed, &signature));
     // The payload is not verified yet. Without a valid signature it only affects the error message.
     let statement = serde_json::from_slice::<Statement>(&payload).ok();
     match statement {
-        Some(statement) if statement.predicate_type != SIGNED => Verdict::NoSignature,
-        Some(statement) if is_ours && statement.names(digest) => Verdict::Signed,
-        _ if material.public_key.is_none() => Verdict::OfOtherKind,
-        _ => Verdict::ByOthers,
+        Some(statement) if statement.predicate_type != SIGNED => Verdict::Attestation,
+        Some(statement) if is_ours && statement.names_digest(digest) => Verdict::Signed,
+        _ if material.public_key.is_none() => Verdict::Unsupported,
+        _ => Verdict::OtherKey,
     }
 }
 
 impl Statement {
-    fn names(&self, digest: &Digest) -> bool {
+    fn names_digest(&self, digest: &Digest) -> bool {
         let is_it = |subject: &Subject| subject.digest.get("sha256") == Some(&digest.hex());
         self.kind.starts_with("https://in-toto.io/Statement/v") && self.subject.iter().any(is_it)
     }
 }
 
 /// The signed bytes of an envelope: DSSE's pre-authentication encoding.
-fn authenticated(payload_type: &str, payload: &[u8]) -> Vec<u8> {
+fn pre_authentication_encoding(payload_type: &str, payload: &[u8]) -> Vec<u8> {
     let head = format!(
         "DSSEv1 {} {payload_type} {} ",
         payload_type.len(),
@@ -182,11 +182,11 @@ fn authenticated(payload_type: &str, payload: &[u8]) -> Vec<u8> {
     [head.as_bytes(), payload].concat()
 }
 
-/// Judges any bytes as a bundle, for fuzzing.
+/// Checks arbitrary bytes as a bundle, for fuzzing.
 #[cfg(any(test, feature = "testing"))]
-pub(crate) fn judge_any(bytes: &[u8]) {
+pub(crate) fn check_any_bundle(bytes: &[u8]) {
     let point = [&[4][..], &[1; 64]].concat();
-    let verdict = judge(bytes, &Digest::of(b""), &PublicKey { point });
+    let verdict = check_bundle(bytes, &Digest::of(b""), &PublicKey { point });
     assert_ne!(verdict, Verdict::Signed);
 }
 
@@ -217,7 +217,7 @@ mod tests {
 
     fn bundle(key: &PrivateKey, statement: &Value) -> Value {
         let payload = statement.to_string();
-        let signed = authenticated(IN_TOTO, payload.as_bytes());
+        let signed = pre_authentication_encoding(IN_TOTO, payload.as_bytes());
         let signature = key.pair.sign(&SystemRandom::new(), &signed).unwrap();
         json!({
             "mediaType": "application/vnd.dev.sigstore.bundle.v0.3+json",
@@ -233,7 +233,7 @@ mod tests {
     #[test]
     fn the_encoding_is_that_of_the_specification() {
         // DSSE's protocol.md, "Test Vectors".
-        let encoded = authenticated("http://example.com/HelloWorld", b"hello world");
+        let encoded = pre_authentication_encoding("http://example.com/HelloWorld", b"hello world");
         assert_eq!(
             encoded,
             b"DSSEv1 29 http://example.com/HelloWorld 11 hello world"
@@ -241,39 +241,42 @@ mod tests {
     }
 
     #[test]
-    fn a_bundle_counts_for_the_key_and_the_digest_that_it_names() {
+    fn a_bundle_is_valid_only_for_its_key_and_digest() {
         let (ours, others) = (private_key(), private_key());
         let digest = Digest::of(b"manifest");
         let judged = |bundle: &Value, digest: &Digest, key: &PrivateKey| {
-            judge(bundle.to_string().as_bytes(), digest, &key.public())
+            check_bundle(bundle.to_string().as_bytes(), digest, &key.public())
         };
         let good = bundle(&ours, &statement(&digest, SIGNED));
         assert_eq!(judged(&good, &digest, &ours), Verdict::Signed);
-        assert_eq!(judged(&good, &digest, &others), Verdict::ByOthers);
-        assert_eq!(judged(&good, &Digest::of(b"x"), &ours), Verdict::ByOthers);
+        assert_eq!(judged(&good, &digest, &others), Verdict::OtherKey);
+        assert_eq!(judged(&good, &Digest::of(b"x"), &ours), Verdict::OtherKey);
 
         let mut changed = good.clone();
         let payload = statement(&Digest::of(b"x"), SIGNED).to_string();
         changed["dsseEnvelope"]["payload"] = STANDARD.encode(payload).into();
         assert_eq!(
             judged(&changed, &Digest::of(b"x"), &ours),
-            Verdict::ByOthers
+            Verdict::OtherKey
         );
         let attestation = bundle(&ours, &statement(&digest, "https://slsa.dev/provenance/v1"));
-        assert_eq!(judged(&attestation, &digest, &ours), Verdict::NoSignature);
+        assert_eq!(judged(&attestation, &digest, &ours), Verdict::Attestation);
 
         let mut keyless = good.clone();
         keyless["verificationMaterial"] = json!({"certificate": {"rawBytes": "AA=="}});
-        assert_eq!(judged(&keyless, &digest, &others), Verdict::OfOtherKind);
+        assert_eq!(judged(&keyless, &digest, &others), Verdict::Unsupported);
         let of_bytes = json!({
             "verificationMaterial": {"publicKey": {"hint": ""}},
             "messageSignature": {"signature": "AA=="},
         });
-        assert_eq!(judged(&of_bytes, &digest, &ours), Verdict::OfOtherKind);
+        assert_eq!(judged(&of_bytes, &digest, &ours), Verdict::Unsupported);
         for bytes in [&b""[..], b"[]", b"{}", b"{\"dsseEnvelope\":7}"] {
-            assert_eq!(judge(bytes, &digest, &ours.public()), Verdict::OfOtherKind);
-            judge_any(bytes);
+            assert_eq!(
+                check_bundle(bytes, &digest, &ours.public()),
+                Verdict::Unsupported
+            );
+            check_any_bundle(bytes);
         }
-        judge_any(good.to_string().as_bytes());
+        check_any_bundle(good.to_string().as_bytes());
     }
 }

@@ -17,7 +17,7 @@
 mod bundle;
 
 #[cfg(any(test, feature = "testing"))]
-pub(crate) use bundle::judge_any;
+pub(crate) use bundle::check_any_bundle;
 
 use crate::error::Result;
 use crate::manifest::{Content, media_type};
@@ -45,7 +45,7 @@ const TYPE: &str = "cosign container image signature";
 /// Largest signed document, bytes.
 const MAX_DOCUMENT: u64 = 64 << 10;
 /// Most signatures of one manifest that are checked.
-const MOST_SIGNATURES: usize = 64;
+const MAX_SIGNATURES: usize = 64;
 
 /// RFC 5480: the bytes before the point in the DER of a P-256 public key.
 const P256_KEY: &[u8] = &[
@@ -125,8 +125,8 @@ impl PrivateKey {
     }
 }
 
-/// Checks that the key signed the manifest with this digest. One valid signature is enough,
-/// whatever other signatures there are.
+/// Checks that the key signed the manifest with this digest. One valid signature is enough; other
+/// signatures do not matter.
 pub fn verify(
     client: &Client,
     repository: &Reference,
@@ -141,7 +141,7 @@ pub fn verify(
     let mut found = Found::default();
     let simple = signatures(client, repository, digest, progress)?;
     let layers = simple.map_or_else(Vec::new, |manifest| manifest.layers);
-    for layer in layers.iter().take(MOST_SIGNATURES) {
+    for layer in layers.iter().take(MAX_SIGNATURES) {
         if layer.media_type != SIMPLE_SIGNING {
             continue;
         }
@@ -155,10 +155,10 @@ pub fn verify(
         let document = client.small_blob(repository, layer, MAX_DOCUMENT, progress)?;
         // The signature is checked before the document is parsed, because it is untrusted until
         // then.
-        if key.verifies(&document, &signature) && names(&document, digest) {
+        if key.verifies(&document, &signature) && names_digest(&document, digest) {
             return Ok(());
         }
-        found.by_others += 1;
+        found.other_keys += 1;
     }
     if bundle::verify(client, repository, digest, key, &mut found, progress)? {
         return Ok(());
@@ -170,14 +170,14 @@ pub fn verify(
 #[derive(Default)]
 struct Found {
     /// By another key, or for another manifest.
-    by_others: usize,
+    other_keys: usize,
     /// Of a kind that is not verified, such as with a certificate.
-    of_other_kinds: usize,
+    unsupported: usize,
 }
 
 impl fmt::Display for Found {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (self.by_others, self.of_other_kinds) {
+        match (self.other_keys, self.unsupported) {
             (0, 0) => f.write_str("nobody signed it"),
             (others, 0) => write!(f, "{others} signatures are by others, or of something else"),
             (others, kinds) => write!(
@@ -301,7 +301,7 @@ fn upload(
 }
 
 /// Whether a document is a signature of this digest.
-pub(crate) fn names(document: &[u8], digest: &Digest) -> bool {
+pub(crate) fn names_digest(document: &[u8], digest: &Digest) -> bool {
     let Ok(document) = serde_json::from_slice::<serde_json::Value>(document) else {
         return false;
     };
@@ -314,25 +314,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_document_must_say_what_it_signs() {
+    fn a_document_must_name_what_it_signs() {
         let digest = Digest::of(b"");
         let document = |of: &str, kind: &str| {
             json!({"critical": {"image": {"docker-manifest-digest": of}, "type": kind}}).to_string()
         };
-        assert!(names(
+        assert!(names_digest(
             document(&digest.to_string(), TYPE).as_bytes(),
             &digest
         ));
-        assert!(!names(
+        assert!(!names_digest(
             document(&digest.to_string(), "other").as_bytes(),
             &digest
         ));
-        assert!(!names(document("sha256:00", TYPE).as_bytes(), &digest));
-        assert!(!names(b"[1]", &digest));
+        assert!(!names_digest(
+            document("sha256:00", TYPE).as_bytes(),
+            &digest
+        ));
+        assert!(!names_digest(b"[1]", &digest));
     }
 
     #[test]
-    fn what_is_no_key_is_refused() {
+    fn an_invalid_key_is_refused() {
         for pem in [
             "",
             "-----BEGIN PUBLIC KEY-----\nAAAA\n-----END PUBLIC KEY-----\n",

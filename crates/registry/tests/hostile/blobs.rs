@@ -37,7 +37,7 @@ fn fetch(server: &Server) -> (Result<Vec<u8>, RegistryError>, Waits) {
 }
 
 #[test]
-fn a_connection_that_breaks_is_taken_up_where_it_broke() {
+fn a_broken_transfer_resumes_where_it_stopped() {
     let cuts = Mutex::new(vec![200_000usize, 70_000, 0, 1, 5]);
     let server = Server::start(move |request| match cuts.lock().unwrap().pop() {
         Some(cut) => answer(request).cut(cut),
@@ -73,7 +73,7 @@ fn one_connection_serves_many_reads() {
 }
 
 #[test]
-fn a_registry_that_knows_no_ranges_is_read_from_the_start() {
+fn a_registry_without_ranges_is_read_from_the_start() {
     let count = AtomicUsize::new(0);
     let server = Server::start(move |_| match count.fetch_add(1, Ordering::SeqCst) {
         0 => Reply::new(200, content()).cut(100_000),
@@ -110,7 +110,7 @@ fn a_large_blob_is_not_read_from_its_start_for_a_part() {
 }
 
 #[test]
-fn lies_about_lengths_and_digests_are_refused() {
+fn wrong_lengths_and_digests_are_refused() {
     let mut wrong = content();
     wrong[299_999] ^= 1;
     let mut long = content();
@@ -139,7 +139,7 @@ fn lies_about_lengths_and_digests_are_refused() {
 }
 
 #[test]
-fn parts_that_are_not_the_right_ones_are_refused() {
+fn wrong_ranges_are_refused() {
     for (reply, said) in [
         (Reply::part(&content(), (1, 10)), "1-10 came"),
         (Reply::part(&content(), (0, 8)), "0-8 came"),
@@ -173,7 +173,7 @@ fn parts_that_are_not_the_right_ones_are_refused() {
 }
 
 #[test]
-fn patience_is_renewed_by_progress_only() {
+fn only_progress_resets_the_retry_limit() {
     // Each connection breaks after 66,000 bytes: more breaks than retries, but each makes progress.
     let server = Server::start(|request| answer(request).cut(66_000));
     let (bytes, waits) = fetch(&server);
@@ -187,7 +187,7 @@ fn patience_is_renewed_by_progress_only() {
 }
 
 #[test]
-fn a_transfer_that_stalls_is_taken_up_elsewhere() {
+fn a_stalled_transfer_resumes_on_another_connection() {
     let count = AtomicUsize::new(0);
     let server = Server::start(move |request| match count.fetch_add(1, Ordering::SeqCst) {
         0 => Reply::new(200, &content()[..100_000])
@@ -209,7 +209,7 @@ fn a_transfer_that_stalls_is_taken_up_elsewhere() {
 }
 
 #[test]
-fn what_is_given_up_ends_and_is_taken_up_later() {
+fn a_cancelled_fetch_ends_and_can_be_resumed() {
     let server = Server::start(answer);
     let (client, _) = client();
     let root = tempfile::tempdir().unwrap();
@@ -279,7 +279,7 @@ impl Progress for Until {
 }
 
 #[test]
-fn bytes_that_drip_are_waited_for_until_the_deadline_and_no_longer() {
+fn a_slow_transfer_ends_at_its_deadline() {
     let whole = vec![7; 4 << 20];
     let blob = Descriptor::of("", &whole);
     // At one byte each 10 ms the blob takes eleven hours, but no read stalls.
@@ -304,7 +304,7 @@ fn bytes_that_drip_are_waited_for_until_the_deadline_and_no_longer() {
 }
 
 #[test]
-fn an_error_s_words_that_drip_are_not_waited_for() {
+fn a_slow_error_body_is_not_awaited() {
     let server = Server::start(|_| Reply::new(418, vec![b' '; 60_000]).dripping());
     let (client, _) = client();
     let blob = Descriptor::of("", b"x");
@@ -360,7 +360,7 @@ fn artifact_server(
 }
 
 #[test]
-fn a_part_of_a_file_that_has_another_hash_is_not_given() {
+fn a_range_with_the_wrong_hash_is_not_returned() {
     let content = content();
     let (_server, to) = artifact_server(&content, |_| {});
     let (client, _) = client();

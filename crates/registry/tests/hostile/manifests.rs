@@ -26,7 +26,7 @@ fn after(failures: usize, failure: Reply) -> Server {
 }
 
 #[test]
-fn failures_that_pass_are_waited_out() {
+fn transient_failures_are_retried() {
     for failure in [
         Reply::new(500, "oops"),
         Reply::new(502, "oops").endless(),
@@ -63,7 +63,7 @@ fn a_registry_says_how_long_to_wait() {
 }
 
 #[test]
-fn patience_ends_with_the_registrys_words() {
+fn retries_end_with_the_registrys_message() {
     let words = r#"{"errors":[{"code":"TOOMANYREQUESTS","message":"slow\ndown\u001b[31m"}]}"#;
     let server = after(usize::MAX, Reply::new(429, words));
     let (client, waits) = client();
@@ -81,7 +81,7 @@ fn patience_ends_with_the_registrys_words() {
 }
 
 #[test]
-fn a_registry_that_does_not_answer_is_not_waited_for() {
+fn a_registry_that_does_not_answer_is_retried() {
     let count = AtomicUsize::new(0);
     let server = Server::start(move |_| match count.fetch_add(1, Ordering::SeqCst) {
         0 => Reply::new(200, "").then_stall(),
@@ -98,7 +98,7 @@ fn a_registry_that_does_not_answer_is_not_waited_for() {
 }
 
 #[test]
-fn lies_are_refused_without_another_try() {
+fn wrong_manifests_are_refused_without_a_retry() {
     let wrong = Digest::of(b"something else");
     for (reply, said) in [
         (
@@ -140,7 +140,7 @@ fn lies_are_refused_without_another_try() {
 }
 
 #[test]
-fn a_manifest_that_is_not_the_one_of_the_reference_is_refused() {
+fn a_manifest_with_another_digest_than_asked_is_refused() {
     let server = Server::start(|_| image());
     let (client, _) = client();
     let right = reference(&server, "a:1").with_digest(Digest::of(IMAGE.as_bytes()));

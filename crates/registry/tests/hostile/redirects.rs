@@ -52,7 +52,7 @@ fn credentials_stay_with_their_registry() {
 }
 
 #[test]
-fn another_host_that_wants_credentials_gets_none() {
+fn a_redirect_to_another_host_carries_no_credentials() {
     let elsewhere =
         Server::start(|_| Reply::new(401, "").with("www-authenticate", "Basic realm=\"x\""));
     let server = gate(format!("http://{}/x", elsewhere.host()));
@@ -66,7 +66,7 @@ fn another_host_that_wants_credentials_gets_none() {
 }
 
 #[test]
-fn places_that_are_none_are_refused() {
+fn invalid_redirects_are_refused() {
     for (location, said) in [
         ("", "not an address"),
         ("file:///etc/passwd", "not an address"),
@@ -85,12 +85,12 @@ fn places_that_are_none_are_refused() {
 }
 
 #[test]
-fn a_registry_elsewhere_can_t_send_us_to_this_computer() {
+fn a_remote_registry_cannot_redirect_to_this_computer() {
     sent_to_this_computer(|host| host.to_owned());
 }
 
 #[test]
-fn nor_by_a_name_that_turns_out_to_be_this_computer() {
+fn a_remote_registry_cannot_redirect_to_a_name_of_this_computer() {
     // glibc accepts more forms of an address than Jiffy's parser.
     sent_to_this_computer(|host| host.replace("127.0.0.1", "127.1"));
 }

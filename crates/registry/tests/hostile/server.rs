@@ -152,7 +152,7 @@ impl Server {
                 }
                 count.fetch_add(1, Ordering::SeqCst);
                 let (script, log) = (Arc::clone(&script), Arc::clone(&log));
-                std::thread::spawn(move || converse(&stream.unwrap(), &*script, &log));
+                std::thread::spawn(move || serve_connection(&stream.unwrap(), &*script, &log));
             }
         });
         Self {
@@ -191,7 +191,7 @@ impl Drop for Server {
 }
 
 /// Answers the requests of one connection. A client that disconnects early is not an error.
-fn converse(stream: &TcpStream, script: &Script, log: &Mutex<Vec<Request>>) {
+fn serve_connection(stream: &TcpStream, script: &Script, log: &Mutex<Vec<Request>>) {
     while let Some(request) = read_request(stream) {
         log.lock().unwrap().push(request.clone());
         let reply = script(&request);

@@ -42,7 +42,7 @@ fn options(server: &Server, password: &str) -> jiffy_registry::ClientOptions {
 }
 
 #[test]
-fn a_token_is_asked_for_once_and_used_for_all() {
+fn a_token_is_requested_once_and_reused() {
     let server = Server::start(|request| {
         if request.path.starts_with("/token?") {
             assert_eq!(
@@ -108,7 +108,7 @@ fn a_token_that_expires_in_the_middle_is_renewed() {
 }
 
 #[test]
-fn a_token_that_is_never_good_ends_soon() {
+fn a_token_that_is_always_refused_ends_soon() {
     let server = Server::start(|request| {
         if request.path.starts_with("/token") {
             Reply::new(200, r#"{"token":"x"}"#)
@@ -132,7 +132,7 @@ fn a_token_that_is_never_good_ends_soon() {
 }
 
 #[test]
-fn servers_for_tokens_that_misbehave_are_refused() {
+fn misbehaving_token_servers_are_refused() {
     for (reply, said) in [
         (Reply::new(200, "{}"), "gave none"),
         (Reply::new(200, "<html>"), "something else"),
@@ -165,7 +165,7 @@ fn servers_for_tokens_that_misbehave_are_refused() {
 }
 
 #[test]
-fn a_server_for_tokens_that_fails_for_a_while_is_waited_for() {
+fn a_token_server_that_fails_for_a_while_is_retried() {
     let count = AtomicUsize::new(0);
     let server = Server::start(move |request| {
         if request.path.starts_with("/token") {
@@ -186,7 +186,7 @@ fn a_server_for_tokens_that_fails_for_a_while_is_waited_for() {
 }
 
 #[test]
-fn a_password_is_not_sent_in_the_clear_to_where_a_registry_says() {
+fn a_password_is_not_sent_in_the_clear_to_a_token_server() {
     // By this name the registry counts as remote: it may neither name this computer nor a token
     // server without TLS.
     for (realm, said) in [
@@ -216,7 +216,7 @@ fn a_password_is_not_sent_in_the_clear_to_where_a_registry_says() {
 }
 
 #[test]
-fn ways_that_are_not_known_are_named() {
+fn unknown_authentication_schemes_are_named() {
     let server = Server::start(|_| Reply::new(401, "").with("www-authenticate", "Negotiate, NTLM"));
     let (client, _) = client();
     let error = fetch(&client, &reference(&server, "a:1")).unwrap_err();

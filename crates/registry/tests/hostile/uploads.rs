@@ -48,7 +48,7 @@ fn registry(wrong: impl Fn(usize, &Request) -> Option<Reply> + Send + Sync + 'st
 }
 
 #[test]
-fn an_upload_that_breaks_is_called_off_and_begun_anew() {
+fn a_broken_upload_is_cancelled_and_restarted() {
     let puts = AtomicUsize::new(0);
     let server = registry(move |_, request| {
         let put = request.method == "PUT" && puts.fetch_add(1, Ordering::SeqCst) < 2;
@@ -71,7 +71,7 @@ fn an_upload_that_breaks_is_called_off_and_begun_anew() {
 }
 
 #[test]
-fn an_answer_that_is_lost_is_no_second_upload() {
+fn a_lost_answer_causes_no_second_upload() {
     // The first PUT succeeds, but its answer is lost.
     let done = Mutex::new(false);
     let server = registry(move |_, request| {
@@ -88,12 +88,12 @@ fn an_answer_that_is_lost_is_no_second_upload() {
     let (client, _) = client();
     assert_eq!(
         upload(&client, &reference(&server, "a:1"), None).unwrap(),
-        Uploaded::There
+        Uploaded::Existed
     );
 }
 
 #[test]
-fn a_mount_that_is_refused_is_an_upload() {
+fn a_refused_mount_falls_back_to_an_upload() {
     for status in [401, 403, 404] {
         let server = registry(move |_, request| {
             request
@@ -113,7 +113,7 @@ fn a_mount_that_is_refused_is_an_upload() {
 }
 
 #[test]
-fn a_refused_upload_is_told_in_the_registrys_words() {
+fn a_refused_upload_is_reported_with_the_registrys_message() {
     let server = registry(|_, request| {
         (request.method == "PUT").then(|| {
             Reply::new(
@@ -160,7 +160,7 @@ fn a_relative_location_is_followed() {
 }
 
 #[test]
-fn an_upload_that_is_given_up_is_called_off() {
+fn an_abandoned_upload_is_cancelled() {
     let server = registry(|_, _| None);
     let (client, _) = client();
     let content = content();
@@ -178,7 +178,7 @@ fn an_upload_that_is_given_up_is_called_off() {
 }
 
 #[test]
-fn a_manifest_that_arrives_as_another_is_told() {
+fn a_manifest_stored_with_another_digest_is_reported() {
     let digest = Digest::of(b"other");
     let server = Server::start(move |_| Reply::new(201, "").with("docker-content-digest", digest));
     let (client, _) = client();

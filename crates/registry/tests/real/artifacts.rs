@@ -46,7 +46,7 @@ impl Progress for Moved {
 }
 
 #[test]
-fn files_go_out_and_come_back() {
+fn pushed_files_are_read_back_unchanged() {
     let registry = registry();
     let client = client();
     let there = tempfile::tempdir().unwrap();
@@ -74,7 +74,7 @@ fn files_go_out_and_come_back() {
     assert_eq!(again.bytes_uploaded, 0);
 
     let remote = RemoteArtifact::open(&client, &to, &()).unwrap();
-    assert!(RemoteArtifact::is_one(remote.manifest()));
+    assert!(RemoteArtifact::is_artifact(remote.manifest()));
     assert_eq!(remote.artifact_type(), IMAGE_TYPE);
     assert_eq!(remote.config(), config().bytes);
     assert_eq!(remote.reference().digest(), Some(pushed.digest));
@@ -136,7 +136,7 @@ fn a_file_without_hashes_of_blocks_is_read_by_whole_packs() {
 }
 
 #[test]
-fn a_fetch_takes_up_whole_packs_and_repairs_wrong_ones() {
+fn a_fetch_resumes_at_whole_packs_and_repairs_wrong_ones() {
     let registry = registry();
     let client = client();
     let there = tempfile::tempdir().unwrap();
@@ -200,7 +200,7 @@ fn skopeo_carries_an_artifact_to_a_layout_and_to_another_registry() {
 }
 
 #[test]
-fn the_registry_keeps_what_an_artifact_names_and_nothing_else() {
+fn garbage_collection_keeps_only_an_artifacts_blobs() {
     let registry = registry();
     let client = client();
     let there = tempfile::tempdir().unwrap();
@@ -231,7 +231,7 @@ fn the_registry_keeps_what_an_artifact_names_and_nothing_else() {
 }
 
 #[test]
-fn a_child_sends_only_what_is_new_and_a_parent_need_not_be_here() {
+fn a_push_uploads_only_new_data_and_needs_no_local_parent() {
     let (registry, other) = (registry(), registry());
     let client = client();
     let there = tempfile::tempdir().unwrap();
@@ -277,7 +277,7 @@ fn a_child_sends_only_what_is_new_and_a_parent_need_not_be_here() {
 }
 
 #[test]
-fn an_image_of_a_container_is_no_artifact() {
+fn a_container_image_is_not_an_artifact() {
     let registry = registry();
     let client = client();
     let to = reference(&registry, "plain:1");

@@ -66,7 +66,7 @@ fn tar(seed: u64) -> Vec<u8> {
 }
 
 #[test]
-fn what_we_push_skopeo_reads() {
+fn pushed_images_are_read_by_skopeo() {
     let registry = registry();
     let (client, to) = (client(), reference(&registry, "team/app:v1"));
     let layers = [tar(1), tar(2)];
@@ -92,7 +92,7 @@ fn what_we_push_skopeo_reads() {
 }
 
 #[test]
-fn what_skopeo_pushes_we_read_in_both_dialects() {
+fn images_pushed_by_skopeo_are_read_in_both_formats() {
     let registry = registry();
     let client = client();
     let first = reference(&registry, "a:1");
@@ -189,7 +189,7 @@ fn the_image_for_a_platform_is_taken_from_an_index() {
 }
 
 #[test]
-fn what_is_not_there_is_told() {
+fn a_missing_manifest_blob_or_repository_is_reported() {
     let registry = registry();
     let client = client();
     let nowhere = reference(&registry, "nowhere:1");
@@ -223,7 +223,7 @@ fn blobs_are_sent_once_mounted_or_found() {
             .unwrap()
     };
     assert_eq!(upload(&one, None), Uploaded::Sent);
-    assert_eq!(upload(&one, None), Uploaded::There);
+    assert_eq!(upload(&one, None), Uploaded::Existed);
     assert_eq!(upload(&two, Some("one")), Uploaded::Mounted);
     assert_eq!(
         upload(&reference(&registry, "three:1"), Some("none")),
@@ -302,7 +302,7 @@ fn tags_are_listed() {
 }
 
 #[test]
-fn a_beginning_on_disk_is_completed_and_a_wrong_one_is_replaced() {
+fn a_partial_blob_is_completed_and_a_wrong_one_is_replaced() {
     struct Least(Mutex<u64>);
     impl Progress for Least {
         fn moved(&self, _: &Descriptor, done: u64) {
@@ -339,7 +339,7 @@ fn a_beginning_on_disk_is_completed_and_a_wrong_one_is_replaced() {
 }
 
 #[test]
-fn many_fetch_one_blob_and_it_moves_once() {
+fn concurrent_fetches_of_one_blob_transfer_it_once() {
     struct Starts(AtomicU64);
     impl Progress for Starts {
         fn moved(&self, _: &Descriptor, done: u64) {

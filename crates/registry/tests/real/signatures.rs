@@ -71,7 +71,7 @@ fn attachments(folder: &Path, registries: &[&str]) -> String {
 }
 
 #[test]
-fn who_signed_is_believed_by_their_key() {
+fn a_signature_is_accepted_only_for_its_key() {
     let registry = registry();
     let client = client();
     let folder = tempfile::tempdir().unwrap();
@@ -100,7 +100,7 @@ fn who_signed_is_believed_by_their_key() {
 }
 
 #[test]
-fn skopeo_and_openssl_read_our_signature_and_we_what_skopeo_writes() {
+fn signatures_are_compatible_with_skopeo_and_openssl() {
     let (registry, other) = (registry(), registry());
     let client = client();
     let folder = tempfile::tempdir().unwrap();
@@ -156,7 +156,7 @@ fn skopeo_and_openssl_read_our_signature_and_we_what_skopeo_writes() {
 }
 
 #[test]
-fn a_signature_of_something_else_is_none() {
+fn a_signature_of_another_image_does_not_count() {
     let registry = registry();
     let client = client();
     let folder = tempfile::tempdir().unwrap();

@@ -27,7 +27,7 @@ fn upload(options: ClientOptions, to: &Reference) -> Result<(), RegistryError> {
 }
 
 #[test]
-fn a_registry_on_loopback_that_has_tls_is_spoken_to_with_tls() {
+fn a_loopback_registry_with_tls_is_reached_over_tls() {
     let registry = start(false, true);
     let to = at(&registry);
     let trusting = || ClientOptions {
@@ -54,7 +54,7 @@ fn a_registry_on_loopback_that_has_tls_is_spoken_to_with_tls() {
 }
 
 #[test]
-fn a_registry_elsewhere_without_tls_is_not_spoken_to_unless_asked_for() {
+fn a_remote_registry_without_tls_is_used_only_on_request() {
     let registry = start(false, false);
     // Linux treats 0.0.0.0 as the loopback, but Jiffy treats it as a remote registry.
     let name = registry.host().replace("127.0.0.1", "0.0.0.0");
@@ -88,7 +88,7 @@ fn files_that_have_no_certificates_are_refused() {
 }
 
 #[test]
-fn passwords_are_asked_for_and_believed_wherever_they_come_from() {
+fn passwords_from_every_source_are_accepted() {
     let registry = start(true, false);
     let to = at(&registry);
     let with = |credentials| ClientOptions {

@@ -209,7 +209,7 @@ impl<R: Read + Skip> Archive<R> {
                     self.global.parse(&record).ok_or_else(malformed)?;
                 }
                 _ => {
-                    let pax = local.over(&self.global);
+                    let pax = local.with_global(&self.global);
                     let mut entry = build_entry(&header, at, size, &pax, long_name, long_link)?;
                     self.find_contents(&header, at, &pax, &mut entry)?;
                     return Ok(Some(entry));

@@ -4,13 +4,13 @@ use super::Segment;
 use std::collections::BTreeMap;
 
 /// Keys that are used, beside attributes and maps of holes.
-const USED: [&[u8]; 6] = [b"path", b"linkpath", b"size", b"uid", b"gid", b"mtime"];
+const USED_KEYS: [&[u8]; 6] = [b"path", b"linkpath", b"size", b"uid", b"gid", b"mtime"];
 /// Longest value of a record that is not an attribute, bytes.
 const MAX_VALUE: usize = 8192;
 
 /// Keys that describe a single entry. A global header may not set them: it would give one name or
 /// length to all later entries, and contents would be read as headers.
-const OF_ONE_ENTRY: [&[u8]; 3] = [b"path", b"linkpath", b"size"];
+const PER_ENTRY_KEYS: [&[u8]; 3] = [b"path", b"linkpath", b"size"];
 
 /// The PAX records that apply to an entry.
 #[derive(Debug, Clone, Default)]
@@ -54,14 +54,14 @@ impl Pax {
     }
 
     /// Keeps only the records an entry may need, because those of a global header are copied to
-    /// every entry. Of a global header attributes are ignored as well (nobody writes them there),
-    /// and so are maps of holes and keys that describe a single entry.
+    /// every entry. In a global header, attributes (which nobody writes there), maps of holes and
+    /// keys that describe a single entry are ignored.
     fn add(&mut self, key: &[u8], value: &[u8]) -> Option<()> {
         let attribute = key.starts_with(b"SCHILY.xattr.");
         let sparse = key.starts_with(b"GNU.sparse.");
-        let of_one_entry = attribute || sparse || OF_ONE_ENTRY.contains(&key);
-        let is_used = attribute || sparse || USED.contains(&key);
-        if !is_used || of_one_entry && self.global {
+        let is_per_entry = attribute || sparse || PER_ENTRY_KEYS.contains(&key);
+        let is_used = attribute || sparse || USED_KEYS.contains(&key);
+        if !is_used || is_per_entry && self.global {
             return Some(());
         }
         if !attribute && key != b"GNU.sparse.map" && value.len() > MAX_VALUE {
@@ -93,7 +93,7 @@ impl Pax {
     }
 
     /// Adds the records of global headers for keys that this entry's own headers don't set.
-    pub fn over(mut self, global: &Pax) -> Pax {
+    pub fn with_global(mut self, global: &Pax) -> Pax {
         for (key, value) in &global.values {
             if !self.values.contains_key(key) {
                 self.values.insert(key.clone(), value.clone());

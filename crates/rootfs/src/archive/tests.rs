@@ -3,7 +3,7 @@ use proptest::prelude::*;
 
 proptest! {
     #[test]
-    fn any_bytes_end_in_an_error_or_the_end(bytes in proptest::collection::vec(any::<u8>(), 0..4096)) {
+    fn parsing_any_bytes_ends_with_an_error_or_the_end(bytes in proptest::collection::vec(any::<u8>(), 0..4096)) {
         let mut archive = Archive::new(bytes.as_slice());
         while let Ok(Some(_)) = archive.next_entry() {}
     }
@@ -118,7 +118,7 @@ fn a_global_header_names_and_sizes_no_entry() {
 }
 
 #[test]
-fn an_extension_is_refused_by_its_claim() {
+fn an_extension_is_refused_by_its_declared_size() {
     let mut header = tar::Header::new_ustar();
     header.set_entry_type(tar::EntryType::XHeader);
     header.set_size(MAX_EXTENSION + 1);

@@ -69,7 +69,7 @@ impl Inode {
     /// Encodes a `struct erofs_inode_extended`.
     pub fn to_bytes(self) -> [u8; INODE_SIZE as usize] {
         let mut bytes = [0; INODE_SIZE as usize];
-        let mut out = Put(&mut bytes, 0);
+        let mut out = FieldWriter(&mut bytes, 0);
         out.u16(1 | (self.layout as u16) << 1);
         out.u16(self.xattr_count);
         out.u16(self.mode);
@@ -89,7 +89,7 @@ impl Inode {
 /// Encodes a `struct erofs_super_block`, with its checksum 0.
 pub fn superblock(inodes: u64, blocks: u32, chunked: bool) -> Vec<u8> {
     let mut bytes = vec![0; SUPERBLOCK_SIZE as usize];
-    let mut out = Put(&mut bytes, 0);
+    let mut out = FieldWriter(&mut bytes, 0);
     out.u32(MAGIC);
     out.u32(0);
     out.u32(COMPAT_CHECKSUM | COMPAT_MTIME);
@@ -120,7 +120,7 @@ pub const CHECKSUM_AT: usize = 4;
 /// Encodes a directory entry without its name.
 pub fn dirent(nid: u64, name_offset: u16, file_type: u8) -> [u8; DIRENT_SIZE] {
     let mut bytes = [0; DIRENT_SIZE];
-    let mut out = Put(&mut bytes, 0);
+    let mut out = FieldWriter(&mut bytes, 0);
     out.u64(nid);
     out.u16(name_offset);
     out.u8(file_type);
@@ -196,9 +196,9 @@ pub fn xattr_count(body_len: usize) -> u16 {
 }
 
 /// Writes fields one after the other.
-struct Put<'a>(&'a mut [u8], usize);
+struct FieldWriter<'a>(&'a mut [u8], usize);
 
-impl Put<'_> {
+impl FieldWriter<'_> {
     fn bytes(&mut self, bytes: &[u8]) {
         self.0[self.1..self.1 + bytes.len()].copy_from_slice(bytes);
         self.1 += bytes.len();

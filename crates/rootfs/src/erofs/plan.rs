@@ -108,7 +108,7 @@ impl<'a> Plan<'a> {
             limit: limit.min(u64::from(u32::MAX - 1) * BLOCK_SIZE),
         };
         if let Some(parent) = parent {
-            plan.keep_what_is_unchanged();
+            plan.reuse_unchanged_inodes();
             plan.next = parent.blocks;
         }
         plan.place_root()?;
@@ -166,9 +166,9 @@ impl<'a> Plan<'a> {
         live.dead()
     }
 
-    /// Finds the nodes whose inodes in the parent are used as they are. A folder that moves must
+    /// Finds the nodes whose inodes in the parent are reused unchanged. A folder that moves must
     /// rewrite its subfolders, because their `..` holds its number.
-    fn keep_what_is_unchanged(&mut self) {
+    fn reuse_unchanged_inodes(&mut self) {
         let mut dirty = vec![true; self.tree.nodes().len()];
         for visit in self.order.iter().rev() {
             let node = self.tree.node(visit.id);
@@ -220,7 +220,7 @@ impl<'a> Plan<'a> {
             }
             self.data[id.0] = match &node.kind {
                 Kind::File(content) => self.place_file(content, xattr_len(node))?,
-                Kind::Symlink(target) => self.place_row(target.len() as u64, xattr_len(node))?,
+                Kind::Symlink(target) => self.place_run(target.len() as u64, xattr_len(node))?,
                 _ => Data::None,
             };
         }
@@ -234,18 +234,18 @@ impl<'a> Plan<'a> {
                 .pieces
                 .iter()
                 .any(|piece| piece.input == Input::Parent);
-        let is_worth_it = chunk_table::is_worth_it(size, content.data_ranges());
-        if !shared && !is_worth_it.ok_or(PlanError::FileTooLarge(size))? {
-            return self.place_row(size, xattrs);
+        let needs_table = chunk_table::needs_table(size, content.data_ranges());
+        if !shared && !needs_table.ok_or(PlanError::FileTooLarge(size))? {
+            return self.place_run(size, xattrs);
         }
-        if shared && let Some(data) = shared_row(content, xattrs) {
+        if shared && let Some(data) = shared_run(content, xattrs) {
             return Ok(data);
         }
         self.place_chunks(content, shared)
     }
 
     /// Places new bytes in a run of blocks.
-    fn place_row(&mut self, size: u64, xattrs: u64) -> Result<Data, PlanError> {
+    fn place_run(&mut self, size: u64, xattrs: u64) -> Result<Data, PlanError> {
         let tail = tail_beside_inode(size, xattrs);
         let first = self.reserve((size - tail).div_ceil(BLOCK_SIZE))?;
         Ok(Data::Blocks {
@@ -356,7 +356,7 @@ impl<'a> Plan<'a> {
 }
 
 /// The run of blocks in the parent, if the content is unchanged.
-fn shared_row(content: &Content, xattrs: u64) -> Option<Data> {
+fn shared_run(content: &Content, xattrs: u64) -> Option<Data> {
     let size = content.size;
     let tail = tail_beside_inode(size, xattrs);
     let in_blocks = size - tail;

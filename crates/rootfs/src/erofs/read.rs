@@ -204,7 +204,7 @@ impl Readable {
             union: u32_at(16),
             beside: at + INODE_SIZE + xattr_bytes,
         };
-        tree.take_bytes(3 * xattr_bytes)?;
+        tree.charge_bytes(3 * xattr_bytes)?;
         let attributes = Attributes {
             mode: mode & 0o7777,
             uid: u32_at(24),
@@ -219,7 +219,7 @@ impl Readable {
         let kind = match mode & 0o170_000 {
             0o100_000 => Kind::File(content),
             0o040_000 => {
-                tree.take_bytes(content.size)?;
+                tree.charge_bytes(content.size)?;
                 entries = self.contents(&content)?;
                 let in_blocks = match layout {
                     Layout::Plain => shape.size,
@@ -245,7 +245,7 @@ impl Readable {
             0o140_000 => Kind::Socket,
             _ => return Err(damaged(at, "an inode has no type")),
         };
-        tree.take_bytes(weight(&kind))?;
+        tree.charge_bytes(weight(&kind))?;
         debug_assert_eq!(mode & 0o170_000, type_bits(&kind));
         Ok(Found {
             kind,
@@ -272,7 +272,7 @@ impl Readable {
         };
         let mut pieces = Vec::new();
         let mut beside = 0;
-        // In a device the same field is its number, not a block.
+        // For a device, the same field is its number, not a block.
         let plain = shape.layout == Layout::Plain;
         match shape.layout {
             _ if size == 0 && plain => {}
@@ -314,7 +314,7 @@ impl Readable {
         if count > MAX_CHUNKS {
             return Err(damaged(shape.at, "a file has too many chunks"));
         }
-        tree.take_bytes(count * 4)?;
+        tree.charge_bytes(count * 4)?;
         let table = self.bytes(shape.beside, count * 4)?;
         for (index, entry) in (0u64..).zip(table.chunks_exact(4)) {
             let block = u32::from_le_bytes([entry[0], entry[1], entry[2], entry[3]]);
@@ -350,7 +350,7 @@ impl Readable {
 
     /// Parses a folder's names, inode numbers and types; `.` and `..` are left out.
     fn names(&self, entries: &[u8], at: u64) -> Result<Vec<(Vec<u8>, u64, u8)>, ReadError> {
-        let wrong = || damaged(at, "a folder's entries make no sense");
+        let invalid = || damaged(at, "a folder's entries make no sense");
         let mut names: Vec<(Vec<u8>, u64, u8)> = Vec::new();
         let mut dots = 0;
         let mut last: Vec<u8> = Vec::new();
@@ -359,28 +359,28 @@ impl Readable {
                 let entry = block.get(index * DIRENT_SIZE..(index + 1) * DIRENT_SIZE)?;
                 Some(usize::from(u16::from_le_bytes([entry[8], entry[9]])))
             };
-            let first = offset(0).ok_or_else(wrong)?;
+            let first = offset(0).ok_or_else(invalid)?;
             let count = first / DIRENT_SIZE;
             if first % DIRENT_SIZE != 0 || count == 0 || first > block.len() {
-                return Err(wrong());
+                return Err(invalid());
             }
             for index in 0..count {
                 let entry = &block[index * DIRENT_SIZE..(index + 1) * DIRENT_SIZE];
-                let start = offset(index).ok_or_else(wrong)?;
+                let start = offset(index).ok_or_else(invalid)?;
                 let end = match index + 1 == count {
                     true => block.len(),
-                    false => offset(index + 1).ok_or_else(wrong)?,
+                    false => offset(index + 1).ok_or_else(invalid)?,
                 };
-                let name = block.get(start..end).ok_or_else(wrong)?;
+                let name = block.get(start..end).ok_or_else(invalid)?;
                 // Zeros follow the last name of a block, unless the block is the folder's last.
                 let name = match name.iter().position(|byte| *byte == 0) {
                     Some(nul) if index + 1 == count => &name[..nul],
-                    Some(_) => return Err(wrong()),
+                    Some(_) => return Err(invalid()),
                     None => name,
                 };
                 let sorted = last.is_empty() || last.as_slice() < name;
                 if name.is_empty() || name.len() > MAX_NAME || name.contains(&b'/') || !sorted {
-                    return Err(wrong());
+                    return Err(invalid());
                 }
                 last = name.to_vec();
                 let nid = entry[..8]
@@ -394,7 +394,7 @@ impl Readable {
             }
         }
         if dots != 2 {
-            return Err(wrong());
+            return Err(invalid());
         }
         Ok(names)
     }

@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read() {
+    fn a_digest_survives_a_round_trip() {
         let digest = Digest::of(b"");
         let text = digest.to_string();
         assert!(text.starts_with("sha256:e3b0c44298fc1c14"), "{text}");

@@ -9,4 +9,6 @@ mod unpack;
 
 pub use blob::{Blob, Packing};
 pub use digest::Digest;
-pub use unpack::{Bounds, Expected, LayerError, LayerStream, Spool, Tick, Unpacked, keep, unpack};
+pub use unpack::{
+    Bounds, Expected, LayerError, LayerStream, Spool, Tick, Unpacked, unpack, unpack_to_file,
+};

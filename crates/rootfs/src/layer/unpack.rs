@@ -16,9 +16,9 @@ use thiserror::Error;
 
 /// Bytes per piece from the unpacking thread, and the number of pieces in its channel.
 const STRIDE: usize = 256 * 1024;
-const WAITING: usize = 8;
+const CHANNEL_PIECES: usize = 8;
 /// The ratio limit applies to layers larger than this, unpacked bytes.
-const FREE_OF_RATIO: u64 = 1 << 30;
+const RATIO_EXEMPT_BYTES: u64 = 1 << 30;
 /// Largest zstd window (log2 of its bytes): that of `zstd --ultra`.
 const ZSTD_WINDOW_LOG: u32 = 27;
 /// Memory limit of the xz decoder, bytes: enough for `xz -9`.
@@ -119,7 +119,11 @@ pub struct Unpacked {
 }
 
 /// Copies a stream into an unnamed file in `folder`, unpacked.
-pub fn keep(reader: impl Read, folder: &Path, bounds: Bounds) -> Result<Blob, LayerError> {
+pub fn unpack_to_file(
+    reader: impl Read,
+    folder: &Path,
+    bounds: Bounds,
+) -> Result<Blob, LayerError> {
     let mut file = tempfile::tempfile_in(folder).map_err(LayerError::Spool)?;
     let mut reader = io::BufReader::with_capacity(STRIDE, reader);
     let mut head = Vec::new();
@@ -152,7 +156,7 @@ impl Bounds {
         if out > self.bytes {
             return Err(LayerError::TooLarge(self.bytes));
         }
-        if out > FREE_OF_RATIO && out / self.ratio.max(1) > read {
+        if out > RATIO_EXEMPT_BYTES && out / self.ratio.max(1) > read {
             return Err(LayerError::Ratio(self.ratio));
         }
         Ok(())
@@ -214,7 +218,7 @@ pub fn unpack<T, E: From<LayerError>>(
     }
     let start = spool.end;
     let (value, digest) = std::thread::scope(|scope| {
-        let (sender, receiver) = sync_channel(WAITING);
+        let (sender, receiver) = sync_channel(CHANNEL_PIECES);
         let thread = scope.spawn(move || unpacking(blob, packing, expected, bounds, seen, &sender));
         let mut stream = LayerStream {
             origin: Origin::Thread(receiver),
@@ -238,7 +242,7 @@ pub fn unpack<T, E: From<LayerError>>(
         let digest = thread
             .join()
             .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        // The stream's failure is the cause of the reader's error, so it is reported first.
+        // The stream's failure caused the reader's error, so it is reported first.
         let digest = match (digest, failure) {
             (_, Some(failure)) => return Err(failure.into()),
             (Err(Some(failure)), None) => return Err(failure.into()),
@@ -332,12 +336,12 @@ fn unpacking(
         read: &read,
         seen,
     };
-    let unpacked = pump(packing, &mut packed, &read, bounds, to);
+    let unpacked = unpack_stream(packing, &mut packed, &read, bounds, to);
     if matches!(unpacked, Err(None)) {
         return Err(None);
     }
-    // Bytes behind the packed data belong to the blob and its digest. A wrong digest is reported
-    // rather than what it caused in the decoder.
+    // Bytes behind the packed data belong to the blob and its digest. A wrong digest is reported in
+    // preference to the decoder's error.
     let mut rest = vec![0; STRIDE];
     let mut drained = Ok(1);
     while matches!(drained, Ok(got) if got > 0) {
@@ -355,7 +359,7 @@ fn unpacking(
 }
 
 /// Unpacks to the end of the stream.
-fn pump(
+fn unpack_stream(
     packing: Packing,
     packed: &mut Packed<'_>,
     read: &AtomicU64,

@@ -43,7 +43,7 @@ impl Bundle {
                 return Ok(None);
             };
             let name = name.trim_start_matches("./").trim_matches('/').to_owned();
-            if !is_of_a_bundle(&name) || members.len() >= MAX_MEMBERS {
+            if !is_bundle_member(&name) || members.len() >= MAX_MEMBERS {
                 return Ok(None);
             }
             let member = match entry.kind {
@@ -111,7 +111,7 @@ impl Bundle {
         })
     }
 
-    /// The path by which messages call one of its files.
+    /// The path of one of its files, for messages.
     pub fn place(&self, name: &str) -> PathBuf {
         match self {
             Bundle::Folder(path) | Bundle::Tar { path, .. } => path.join(name),
@@ -132,7 +132,7 @@ pub(super) fn open_file(path: &std::path::Path) -> io::Result<Blob> {
 }
 
 /// Whether OCI or `docker save` archives have files of that name.
-fn is_of_a_bundle(name: &str) -> bool {
+fn is_bundle_member(name: &str) -> bool {
     let hex = |text: &str| text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
     let (first, rest) = name.split_once('/').unwrap_or((name, ""));
     match first {

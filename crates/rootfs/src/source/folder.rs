@@ -18,7 +18,7 @@ use thiserror::Error;
 
 /// Magic numbers of the kernel's virtual file systems (`linux/magic.h`): proc, sysfs, devpts,
 /// cgroup, cgroup2, debugfs, tracefs, bpf, securityfs, efivarfs.
-const MADE_UP: [i64; 10] = [
+const VIRTUAL_FILE_SYSTEMS: [i64; 10] = [
     0x9fa0,
     0x6265_6572,
     0x1cd1,
@@ -32,7 +32,7 @@ const MADE_UP: [i64; 10] = [
 ];
 /// Size limit of a list of attribute names and of a value, bytes (Linux XATTR_LIST_MAX,
 /// XATTR_SIZE_MAX).
-const XATTR_ROOM: usize = 64 * 1024;
+const MAX_XATTR_LIST: usize = 64 * 1024;
 
 /// Why a folder can't be imported.
 #[derive(Debug, Error)]
@@ -136,7 +136,7 @@ impl Walk<'_> {
         let stat = rustix::fs::fstat(&folder).map_err(|error| failed(path, error))?;
         if stat.st_dev != device || path.is_empty() {
             let system = rustix::fs::fstatfs(&folder).map_err(|error| failed(path, error))?;
-            if MADE_UP.contains(&(system.f_type as i64)) {
+            if VIRTUAL_FILE_SYSTEMS.contains(&(system.f_type as i64)) {
                 return Err(FolderError::Mounted(lossy(path)));
             }
         }
@@ -206,7 +206,7 @@ impl Walk<'_> {
             .map(|(name, value)| name.len() + value.len() + 100)
             .sum();
         let weight = bytes as u64 + crate::tree::weight(&node);
-        self.tree.take_bytes(weight).map_err(named)?;
+        self.tree.charge_bytes(weight).map_err(named)?;
         let id = self
             .tree
             .add_child(parent, name, node, attributes)
@@ -289,7 +289,7 @@ fn proc_path(folder: &OwnedFd, name: &[u8]) -> Vec<u8> {
 }
 
 fn names(place: &[u8]) -> Result<Vec<Vec<u8>>, Errno> {
-    let mut room = vec![0; XATTR_ROOM];
+    let mut room = vec![0; MAX_XATTR_LIST];
     let length = match rustix::fs::llistxattr(place, &mut room[..]) {
         Ok(length) => length,
         Err(Errno::OPNOTSUPP) => 0,
@@ -303,7 +303,7 @@ fn names(place: &[u8]) -> Result<Vec<Vec<u8>>, Errno> {
 }
 
 fn value(place: &[u8], name: &[u8]) -> Result<Vec<u8>, Errno> {
-    let mut room = vec![0; XATTR_ROOM];
+    let mut room = vec![0; MAX_XATTR_LIST];
     let length = rustix::fs::lgetxattr(place, name, &mut room[..])?;
     room.truncate(length);
     Ok(room)

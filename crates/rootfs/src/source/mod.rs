@@ -250,7 +250,7 @@ impl Source {
     /// in the scratch folder.
     pub fn stream(reader: impl Read, choice: &Choice) -> Result<Source, SourceError> {
         let path = Path::new("the archive");
-        let blob = layer::keep(reader, &choice.scratch, choice.limits.bounds());
+        let blob = layer::unpack_to_file(reader, &choice.scratch, choice.limits.bounds());
         let blob = blob.map_err(|source| unpack_failed(path, &choice.scratch, source))?;
         Source::file(path, blob, choice)
     }
@@ -447,7 +447,7 @@ mod tests {
     use super::is_called;
 
     #[test]
-    fn names_may_be_short() {
+    fn a_short_name_matches_a_full_reference() {
         let name = "registry.example/library/alpine:latest";
         for wanted in [name, "alpine", "alpine:latest", "library/alpine"] {
             assert!(is_called(name, wanted), "{wanted}");

@@ -119,7 +119,7 @@ fn types_replace_one_another_across_layers() {
 }
 
 #[test]
-fn what_a_replaced_folder_held_does_not_come_back() {
+fn the_contents_of_a_replaced_folder_do_not_come_back() {
     let layers = [vec![f("a/old")], vec![f("a")], vec![f("a/new")]];
     assert_eq!(names(&layers), ["/", "/a/", "/a/new"]);
 }

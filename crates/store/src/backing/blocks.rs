@@ -10,11 +10,11 @@ use std::os::unix::fs::FileExt;
 const BLOCK_BYTES: usize = BACKING_BLOCK as usize;
 /// Bytes that are read at once.
 const PIECE: usize = 1 << 20;
-/// Most places with the checksum of a chunk's first block that are looked at: very many blocks may
-/// be the same.
-const LOOKED_AT: usize = 1024;
-/// Most of them whose bytes are read.
-const COMPARED: usize = 8;
+/// Most blocks with the checksum of a chunk's first block that are examined: very many blocks may
+/// be equal.
+const MAX_CANDIDATES: usize = 1024;
+/// Most of these whose bytes are read and compared.
+const MAX_COMPARED: usize = 8;
 
 /// The checksums of a file's blocks of 4 KiB: eight bytes of memory for each.
 pub struct BlockTable {
@@ -61,10 +61,10 @@ impl BlockTable {
         let start = self.order.partition_point(|block| of(block) < first);
         self.order[start..]
             .iter()
-            .take(LOOKED_AT)
+            .take(MAX_CANDIDATES)
             .take_while(|block| of(block) == first)
             .filter(|block| self.checksums[**block as usize..].starts_with(&sums))
-            .take(COMPARED)
+            .take(MAX_COMPARED)
             .map(|block| u64::from(*block) * BACKING_BLOCK)
             .find(|offset| {
                 let mut there = vec![0; chunk.len()];

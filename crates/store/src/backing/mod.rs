@@ -1,9 +1,8 @@
 //! A file that images refer to instead of storing the same bytes.
 //!
-//! A guest that has read files of its root file system has their bytes in RAM, in pages as they are
-//! in the image it was booted from. An image of its RAM need not store those bytes: it stores their
-//! offsets in that file. The file is in the image's folder under the name that the image gives, and
-//! is never changed.
+//! A guest that has read files of its root file system has their bytes in RAM, in the same pages as
+//! in the image it was booted from. An image of its RAM stores their offsets in that file instead.
+//! The file is in the image's folder under the name that the image gives, and is never changed.
 //!
 //! * [`file`]: the file, open for a reader of the image.
 //! * [`blocks`]: finds chunks in such a file.
@@ -26,7 +25,7 @@ use std::sync::Arc;
 /// A backing file for an image that is to be written.
 #[derive(Debug, Clone)]
 pub struct Backing {
-    /// What the image says of it.
+    /// The image's reference to it.
     pub reference: BackingRef,
     places: Arc<Places>,
 }
@@ -34,9 +33,9 @@ pub struct Backing {
 /// Where chunks are in the file.
 #[derive(Debug)]
 enum Places {
-    /// Wherever they are found.
+    /// They are searched in the file.
     Search(Arc<BlockTable>, File),
-    /// As they were found before, by their numbers.
+    /// Known offsets, by chunk number.
     Known(HashMap<u32, u64>),
 }
 

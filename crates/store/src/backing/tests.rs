@@ -37,7 +37,7 @@ fn fault(result: Result<ImageReader, ImageError>) -> Fault {
 }
 
 #[test]
-fn what_the_backing_file_has_is_named_and_not_stored() {
+fn chunks_in_the_backing_file_are_referenced_and_not_stored() {
     use Kind::{Backing, Lz4, Zero};
     let folder = Folder::new();
     let (image, bytes) = image_of_a_root(&folder);
@@ -65,7 +65,7 @@ fn what_the_backing_file_has_is_named_and_not_stored() {
 }
 
 #[test]
-fn an_image_that_has_nothing_of_it_is_one_of_version_1() {
+fn an_image_that_shares_nothing_with_its_backing_is_version_1() {
     let folder = Folder::new();
     let bytes = contents("tn.");
     folder.image("without", &bytes, &small());
@@ -80,7 +80,7 @@ fn an_image_that_has_nothing_of_it_is_one_of_version_1() {
 }
 
 #[test]
-fn children_find_what_their_parents_have_there_and_more() {
+fn a_child_uses_its_parent_s_backing_file_and_more_of_it() {
     use Kind::{Backing, Parent};
     let folder = Folder::new();
     let (parent, _) = image_of_a_root(&folder);
@@ -104,7 +104,7 @@ fn children_find_what_their_parents_have_there_and_more() {
 }
 
 #[test]
-fn an_image_written_anew_keeps_its_places_but_for_the_working_set() {
+fn an_optimised_image_stores_only_its_working_set_anew() {
     let folder = Folder::new();
     let (image, bytes) = image_of_a_root(&folder);
     let recording = Recording {
@@ -132,7 +132,7 @@ fn an_image_written_anew_keeps_its_places_but_for_the_working_set() {
 }
 
 #[test]
-fn another_file_is_refused_by_its_size_and_a_changed_one_where_it_is_read() {
+fn a_wrong_backing_file_is_refused_by_size_or_at_the_read() {
     let folder = Folder::new();
     image_of_a_root(&folder);
     let (root, ram) = (folder.file("root"), folder.file("ram"));
@@ -224,7 +224,7 @@ fn section(bytes: &[u8], number: usize) -> std::ops::Range<usize> {
 }
 
 #[test]
-fn a_place_that_can_not_be_is_refused() {
+fn an_impossible_place_in_the_backing_file_is_refused() {
     let folder = Folder::new();
     image_of_a_root(&folder);
     let path = folder.file("ram");
@@ -282,7 +282,7 @@ fn a_place_that_can_not_be_is_refused() {
 }
 
 #[test]
-fn every_flipped_bit_is_an_error_with_the_place() {
+fn every_flipped_bit_is_reported_with_its_offset() {
     let folder = Folder::new();
     image_of_a_root(&folder);
     let path = folder.file("ram");
@@ -298,7 +298,7 @@ fn every_flipped_bit_is_an_error_with_the_place() {
 }
 
 #[test]
-fn an_image_that_is_elsewhere_has_none() {
+fn a_partial_image_has_no_backing_file() {
     let folder = Folder::new();
     let (image, _) = image_of_a_root(&folder);
     let bytes = fs::read(folder.file("ram")).unwrap();
@@ -333,7 +333,7 @@ fn present(image: &ImageReader) -> Vec<u8> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]
-    fn a_chunk_is_found_if_the_file_has_it(
+    fn a_chunk_is_found_if_the_backing_file_has_it(
         root in "[.ABC]{0,40}",
         chunk in "[.ABC]{1,4}",
         tail in 0..CHUNK,
@@ -352,7 +352,7 @@ proptest! {
 }
 
 #[test]
-fn very_many_blocks_that_are_the_same_are_no_trouble() {
+fn a_backing_file_of_equal_blocks_is_searched_quickly() {
     let folder = Folder::new();
     let root = contents(&format!("{}B{}C", "A".repeat(500), "A".repeat(3000)));
     let backing = backing(&folder, "root", &root);

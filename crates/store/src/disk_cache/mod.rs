@@ -29,8 +29,8 @@ use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::{PoisonError, RwLock};
 
-/// How often opening is retried when the cache is removed meanwhile.
-const TRIES: u32 = 16;
+/// How often opening is retried if the cache is removed meanwhile.
+const MAX_TRIES: u32 = 16;
 
 /// A disk's length is a multiple of this, bytes.
 const BLOCK: u64 = 4096;
@@ -58,7 +58,7 @@ pub enum CacheError {
 
 impl CacheError {
     /// Whether the error is a full file system or an exceeded quota.
-    pub fn is_for_want_of_room(&self) -> bool {
+    pub fn is_disk_full(&self) -> bool {
         let CacheError::Io(_, error) = self else {
             return false;
         };
@@ -70,7 +70,7 @@ impl CacheError {
 }
 
 /// Held for reading to open a cache, for writing to trim caches.
-static GIVING_UP: RwLock<()> = RwLock::new(());
+static TRIM_LOCK: RwLock<()> = RwLock::new(());
 
 /// A cache that this process alone may fill.
 #[derive(Debug)]
@@ -85,10 +85,10 @@ impl DiskCache {
     /// Opens the cache in `folder`, and creates it if it is missing. Contents of another image are
     /// dropped, unless a VM uses them. Zero chunks are present from the beginning.
     pub fn open(folder: &Path, image: &ImageReader) -> Result<DiskCache, CacheError> {
-        for _ in 0..TRIES {
+        for _ in 0..MAX_TRIES {
             let cache = DiskCache::try_open(folder, image)?;
-            // The locks keep it from being removed from here on, but it may have been removed
-            // before its map was locked.
+            // From here on the locks prevent removal, but the cache may have been removed before
+            // its map was locked.
             if is_at(&folder.join(CONTENTS), cache.sparse.file()) {
                 return Ok(cache);
             }
@@ -98,7 +98,7 @@ impl DiskCache {
 
     fn try_open(folder: &Path, image: &ImageReader) -> Result<DiskCache, CacheError> {
         let failed = |error| CacheError::Io(folder.to_owned(), error);
-        let _whole = GIVING_UP.read().unwrap_or_else(PoisonError::into_inner);
+        let _whole = TRIM_LOCK.read().unwrap_or_else(PoisonError::into_inner);
         let boot = boot_id().map_err(failed)?;
         make_folder(folder).map_err(failed)?;
         let length = image.size().next_multiple_of(BLOCK);
@@ -135,8 +135,8 @@ impl DiskCache {
                 map
             }
             None => {
-                contents = own_contents(folder, contents, of_another_boot)?;
-                begin(folder, &contents, wanted, image)?
+                contents = exclusive_contents(folder, contents, of_another_boot)?;
+                reset_map(folder, &contents, wanted, image)?
             }
         };
         map.touch();
@@ -191,14 +191,14 @@ impl DiskCache {
         self.map().next_missing(units(&wanted)).map(chunks)
     }
 
-    /// What this thread has to do next to get these chunks: at most `most` chunks at once.
+    /// The next step of this thread to get these chunks; at most `most` chunks at once.
     pub fn claim(&self, wanted: &Range<u32>, most: u32) -> Claim<()> {
         self.sparse.claim(&units(wanted), most.into())
     }
 
     /// Ends a claim to fill chunks, whether they were filled or not.
-    pub fn land(&self, flight: &Flight<()>) {
-        self.sparse.land(flight, ());
+    pub fn end_flight(&self, flight: &Flight<()>) {
+        self.sparse.end_flight(flight, ());
     }
 
     /// Waits for another thread that is filling chunks.
@@ -333,7 +333,11 @@ fn open_contents(folder: &Path) -> io::Result<File> {
 
 /// The contents file, or a new one in its place if a snapshot's root file system is a hard link to
 /// it: the snapshot still needs those bytes. Locked exclusively.
-fn own_contents(folder: &Path, contents: File, of_another_boot: bool) -> Result<File, CacheError> {
+fn exclusive_contents(
+    folder: &Path,
+    contents: File,
+    of_another_boot: bool,
+) -> Result<File, CacheError> {
     let failed = |error| CacheError::Io(folder.to_owned(), error);
     let linked = contents.metadata().map_err(failed)?.nlink() > 1;
     // If the map is of another boot, only a VM of the snapshot can have the file open.
@@ -354,7 +358,7 @@ fn own_contents(folder: &Path, contents: File, of_another_boot: bool) -> Result<
 }
 
 /// Resets the map: only zero chunks are present. The file must be locked exclusively.
-fn begin(
+fn reset_map(
     folder: &Path,
     contents: &File,
     wanted: MapHeader,

@@ -6,7 +6,7 @@ fn cache_folder(folder: &Folder) -> PathBuf {
 }
 
 #[test]
-fn it_is_filled_and_what_is_zero_is_there_from_the_beginning() {
+fn a_cache_is_filled_and_zero_chunks_are_present_at_once() {
     let folder = Folder::new();
     let bytes = contents("n..tn.");
     let image = folder.image("image", &bytes, &small());
@@ -60,7 +60,7 @@ fn the_last_chunk_is_cut_to_whole_blocks() {
 }
 
 #[test]
-fn bits_of_another_boot_mean_nothing_unless_all_was_synced() {
+fn presence_bits_of_another_boot_are_ignored_unless_synced() {
     let folder = Folder::new();
     let bytes = contents("nn");
     let image = folder.image("image", &bytes, &small());
@@ -94,7 +94,7 @@ fn bits_of_another_boot_mean_nothing_unless_all_was_synced() {
 }
 
 #[test]
-fn what_a_snapshot_has_of_another_boot_stays_its_own() {
+fn a_snapshot_s_file_is_unlinked_from_a_reset_cache() {
     let folder = Folder::new();
     let (path, image, bytes) = full(&folder);
     let link = folder.file("root");
@@ -127,7 +127,7 @@ fn what_a_snapshot_has_of_another_boot_stays_its_own() {
 }
 
 #[test]
-fn another_image_begins_anew_but_not_under_a_vm() {
+fn another_image_resets_a_cache_unless_a_vm_uses_it() {
     let folder = Folder::new();
     let one = folder.image("one", &contents("nt"), &small());
     let other = folder.image("other", &contents("tnn"), &small());
@@ -191,7 +191,7 @@ fn check(path: &Path, image: &ImageReader, bytes: &[u8]) -> Vec<bool> {
 }
 
 #[test]
-fn parts_are_given_up_and_filled_again() {
+fn trimmed_parts_are_filled_again() {
     let folder = Folder::new();
     let (path, image, bytes) = full(&folder);
     let blocks = || fs::metadata(path.join(CONTENTS)).unwrap().blocks();
@@ -227,7 +227,7 @@ fn parts_are_given_up_and_filled_again() {
 }
 
 #[test]
-fn nothing_is_taken_from_under_a_reader_or_a_snapshot() {
+fn a_cache_in_use_by_a_vm_or_snapshot_is_not_trimmed() {
     let folder = Folder::new();
     let (path, image, bytes) = full(&folder);
     let vm = File::open(path.join(CONTENTS)).unwrap();
@@ -250,7 +250,7 @@ fn nothing_is_taken_from_under_a_reader_or_a_snapshot() {
 }
 
 #[test]
-fn what_was_read_lately_stays_when_only_the_rest_is_to_go() {
+fn trimming_cold_parts_keeps_recently_read_ones() {
     use rustix::fs::{Advice, fadvise};
     let folder = Folder::new();
     let (path, image, bytes) = full(&folder);
@@ -272,7 +272,7 @@ fn what_was_read_lately_stays_when_only_the_rest_is_to_go() {
 }
 
 #[test]
-fn bits_that_mean_nothing_go_with_the_whole() {
+fn trimming_removes_a_cache_whose_map_is_invalid() {
     let folder = Folder::new();
     let (path, _, _) = full(&folder);
     PresenceMap::open(&path.join(PRESENT))
@@ -288,8 +288,8 @@ fn bits_that_mean_nothing_go_with_the_whole() {
 }
 
 #[test]
-fn a_bound_takes_parts_first_and_the_boot_set_last() {
-    use crate::bounded::{Cached, keep_within, usage};
+fn a_size_limit_trims_parts_first_and_the_boot_set_last() {
+    use crate::bounded::{Cached, evict_to_limit, usage};
     let folders: Vec<Folder> = (0..2).map(|_| Folder::new()).collect();
     let caches: Vec<_> = folders.iter().map(full).collect();
     for (age, (path, ..)) in [20, 10].into_iter().zip(&caches) {
@@ -308,7 +308,7 @@ fn a_bound_takes_parts_first_and_the_boot_set_last() {
         })
         .collect();
     let all = usage(&known);
-    let kept = keep_within(all - (1 << 20), &known).unwrap();
+    let kept = evict_to_limit(all - (1 << 20), &known).unwrap();
     assert_eq!(
         kept.dropped,
         [caches[0].0.clone()],
@@ -317,16 +317,16 @@ fn a_bound_takes_parts_first_and_the_boot_set_last() {
     assert!(kept.after <= all - (1 << 20) && usage(&known) == kept.after);
     let (path, image, bytes) = &caches[1];
     assert!(check(path, image, bytes).iter().all(|there| *there));
-    keep_within(600 << 10, &known).unwrap();
+    evict_to_limit(600 << 10, &known).unwrap();
     for (path, image, bytes) in &caches {
         assert!(check(path, image, bytes)[0], "what a boot needs");
     }
-    keep_within(0, &known).unwrap();
+    evict_to_limit(0, &known).unwrap();
     assert!(caches.iter().all(|(path, ..)| !path.exists()));
 }
 
 #[test]
-fn what_is_removed_while_it_is_opened_is_there_or_opened_anew() {
+fn a_cache_removed_while_it_opens_is_kept_or_recreated() {
     let folder = Folder::new();
     let image = folder.image("image", &contents("n..tn."), &small());
     let cache = cache_folder(&folder);

@@ -1,6 +1,6 @@
 //! Drops parts of a disk cache.
 
-use super::{GIVING_UP, boot_id, remove};
+use super::{TRIM_LOCK, boot_id, remove};
 use crate::presence::{PresenceFault, PresenceMap};
 use crate::sparse::SparseFile;
 use jiffy_sys::locked::Locked;
@@ -32,9 +32,9 @@ pub enum Parts {
 /// Returns the bytes that were freed; `None` if the cache is in use, is not a cache, or shares its
 /// bytes with a snapshot.
 ///
-/// No process may have the cache open meanwhile: a VMM that has once seen a bit set reads the bytes of
-/// its chunk without looking again. VMMs hold a shared lock on the file as long as they live, so an
-/// exclusive lock is sufficient.
+/// No process may have the cache open meanwhile, because a VMM does not check a bit again after it
+/// has seen it set. VMMs hold a shared lock on the file as long as they live, so an exclusive lock
+/// is enough.
 pub fn trim(folder: &Path, parts: Parts, bytes: u64, keep: &[u32]) -> io::Result<Option<u64>> {
     let file = OpenOptions::new()
         .read(true)
@@ -83,7 +83,7 @@ pub fn trim(folder: &Path, parts: Parts, bytes: u64, keep: &[u32]) -> io::Result
     while sum < bytes
         && let Some(data) = next_data(contents, at)?
     {
-        // Whole units only: a bit says that all of its unit is present.
+        // Whole units only: a bit stands for a whole unit.
         let size = RANGE.max(unit);
         let start = data.start / size * size;
         at = (start + size).min(length);
@@ -110,7 +110,7 @@ pub fn trim(folder: &Path, parts: Parts, bytes: u64, keep: &[u32]) -> io::Result
 /// and returns the bytes that were freed. Caches that cannot be trimmed are skipped. No cache of
 /// this process is opened meanwhile.
 pub fn trim_others(folder: &Path, bytes: u64) -> u64 {
-    let _alone = GIVING_UP.write().unwrap_or_else(PoisonError::into_inner);
+    let _alone = TRIM_LOCK.write().unwrap_or_else(PoisonError::into_inner);
     let beside = folder.parent().map(fs::read_dir);
     let others: Vec<PathBuf> = beside
         .into_iter()

@@ -152,7 +152,7 @@ impl Footer {
         if (found == VERSION_WITH_BACKING) != (footer.backing.length > 0) {
             return damaged("version 2 without a backing file");
         }
-        match footer.wrong_place(offset) {
+        match footer.misplaced_section(offset) {
             Some(what) => damaged(what),
             None => Ok(footer),
         }
@@ -176,7 +176,7 @@ impl Footer {
         ]
     }
 
-    fn wrong_place(&self, end: u64) -> Option<&'static str> {
+    fn misplaced_section(&self, end: u64) -> Option<&'static str> {
         let mut next = self.dictionary.offset;
         if next < header::BYTES as u64 {
             return Some("the manifest begins inside the header");

@@ -9,7 +9,7 @@ pub const GROUP_BYTES: usize = 16;
 pub const ENTRY_BYTES: usize = 16;
 const MAX_OFFSET: u64 = 1 << 48;
 
-/// Where a chunk's bytes are.
+/// Where a chunk's bytes are, and how they are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Kind {
     /// Nowhere: all bytes are zero.
@@ -136,11 +136,11 @@ pub struct Limits {
 }
 
 impl Limits {
-    fn broken_by(&self, entry: &Entry) -> Option<&'static str> {
+    fn violation(&self, entry: &Entry) -> Option<&'static str> {
         match entry.kind {
             Kind::Zero => return Some("an entry for a zero chunk"),
-            Kind::Parent => return self.broken_by_parent(entry),
-            Kind::Backing => return self.broken_by_backing(entry),
+            Kind::Parent => return self.parent_violation(entry),
+            Kind::Backing => return self.backing_violation(entry),
             Kind::Raw if entry.length != self.chunk_size => {
                 return Some("a raw chunk of another length than a chunk's");
             }
@@ -158,7 +158,7 @@ impl Limits {
             .then_some("a chunk lies outside the file's chunks")
     }
 
-    fn broken_by_parent(&self, entry: &Entry) -> Option<&'static str> {
+    fn parent_violation(&self, entry: &Entry) -> Option<&'static str> {
         if !self.parent {
             Some("a chunk is in the parent, and there is none")
         } else if entry.length != 0 || entry.offset != 0 {
@@ -168,7 +168,7 @@ impl Limits {
         }
     }
 
-    fn broken_by_backing(&self, entry: &Entry) -> Option<&'static str> {
+    fn backing_violation(&self, entry: &Entry) -> Option<&'static str> {
         let Some(size) = self.backing else {
             return Some("a chunk is in a backing file, and there is none");
         };
@@ -250,7 +250,7 @@ impl Group {
             .iter()
             .map(|bytes| {
                 let entry = Entry::decode(bytes).ok_or("a chunk is of no known kind")?;
-                limits.broken_by(&entry).map_or(Ok(entry), Err)
+                limits.violation(&entry).map_or(Ok(entry), Err)
             })
             .collect()
     }

@@ -68,7 +68,7 @@ fn golden_files_are_read() {
 /// compressor may compress a chunk differently, which does not matter to readers.
 /// `JIFFY_WRITE_GOLDEN=1` writes the files.
 #[test]
-fn what_is_written_is_the_golden_files() {
+fn the_writer_reproduces_the_golden_files() {
     let folder = Folder::new();
     write(&folder);
     for name in FILES {
@@ -84,7 +84,7 @@ fn what_is_written_is_the_golden_files() {
 }
 
 #[test]
-fn names_of_parents_never_leave_their_folder() {
+fn parent_names_never_leave_the_folder() {
     for name in [
         "",
         ".",
@@ -102,7 +102,7 @@ fn names_of_parents_never_leave_their_folder() {
 }
 
 #[test]
-fn equal_contents_have_equal_ids_and_no_others_do() {
+fn only_equal_contents_have_equal_ids() {
     let folder = Folder::new();
     let id = |letters: &str, options: &WriteOptions| {
         write_image(&folder.file("a"), &contents(letters), options)

@@ -6,7 +6,7 @@ use crate::writer::WriteOptions;
 use std::sync::Arc;
 
 #[test]
-fn the_figures_are_those_of_the_image() {
+fn a_summary_has_the_figures_of_the_image() {
     let folder = Folder::new();
     let base = Arc::new(folder.image("base", &contents("ttt"), &small()));
     let options = WriteOptions {

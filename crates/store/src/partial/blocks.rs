@@ -21,21 +21,21 @@ pub const BLOCK: u32 = 64 << 10;
 /// Most bytes that an origin is asked for at once.
 pub const FETCH_MAX: u64 = 4 << 20;
 /// How often all origins are asked, as long as one of them may succeed on a retry.
-const ROUNDS: u32 = 3;
+const MAX_ROUNDS: u32 = 3;
 /// The pause before the second round; it doubles each time.
-const PAUSE: Duration = Duration::from_millis(100);
-/// Said of an origin whose bytes do not have the image's hash.
-const WRONG: &str = "it gave bytes that are not the image's";
-/// How often a read is retried because others have dropped its blocks, and how often a whole image
-/// is checked again because a part of it was wrong.
-pub(crate) const TRIES: u32 = 16;
+const RETRY_PAUSE: Duration = Duration::from_millis(100);
+/// The error of an origin whose bytes do not have the image's hash.
+const WRONG_BYTES: &str = "it gave bytes that are not the image's";
+/// How often a read is retried after others dropped its blocks, and how often a whole image is
+/// checked again after a part of it was wrong.
+pub(crate) const MAX_TRIES: u32 = 16;
 
 /// The file of a partial image, and its origins. Safe to use from many threads.
 pub struct PartialFile {
     sparse: SparseFile<Outcome>,
     /// Identifies this file among all partial files of the process.
     number: u64,
-    origins: RwLock<Vec<Arc<Known>>>,
+    origins: RwLock<Vec<Arc<RatedOrigin>>>,
     fetched: AtomicU64,
     rejected: AtomicU64,
     /// How many threads are completing the image.
@@ -43,31 +43,31 @@ pub struct PartialFile {
     whole: AtomicBool,
 }
 
-/// The outcome of fetching blocks: their bytes, or the origins that were asked in vain.
+/// The outcome of fetching blocks: their bytes, or why no origin gave them.
 type Outcome = Result<Fetched, Arc<Missing>>;
 
 /// Bytes that were fetched and are still in memory.
 #[derive(Debug, Clone)]
 pub(crate) struct Fetched {
-    /// The [`PartialFile`] that they are of.
+    /// Number of the [`PartialFile`] they belong to.
     file: u64,
-    /// The first of them in the file.
+    /// Offset of the first byte in the file.
     start: u64,
     bytes: Arc<Vec<u8>>,
 }
 
 impl Fetched {
-    /// How many.
+    /// Number of bytes.
     pub fn len(&self) -> usize {
         self.bytes.len()
     }
 
-    /// Where among these bytes those of a range of the file are, if they are all here.
+    /// The bytes of a range of the file, if all of them are among these bytes.
     pub fn find(&self, file: &PartialFile, range: &Range<u64>) -> Option<Found> {
         let start = range.start.checked_sub(self.start)? as usize;
         let end = range.end.checked_sub(self.start)? as usize;
-        let is_here = self.file == file.number && end <= self.bytes.len();
-        is_here.then(|| Found(self.bytes.clone(), start..end))
+        let is_local = self.file == file.number && end <= self.bytes.len();
+        is_local.then(|| Found(self.bytes.clone(), start..end))
     }
 }
 
@@ -82,8 +82,8 @@ impl std::ops::Deref for Found {
     }
 }
 
-/// An origin, and how often it failed. The one with the fewest failures is asked first.
-struct Known {
+/// An origin, and how often it failed. The one with the fewest failures is tried first.
+struct RatedOrigin {
     origin: Arc<dyn Origin>,
     failures: AtomicU32,
 }
@@ -96,7 +96,7 @@ pub(crate) struct Missing {
     /// The read was given up.
     given_up: bool,
     /// Bytes that were fetched but could not be written.
-    unkept: Option<Fetched>,
+    unwritten: Option<Fetched>,
 }
 
 impl Missing {
@@ -105,7 +105,7 @@ impl Missing {
             bytes,
             tried: tried.into(),
             given_up: false,
-            unkept: None,
+            unwritten: None,
         }
     }
 }
@@ -115,7 +115,7 @@ enum Refused {
     /// They are not the image's.
     Wrong,
     /// They cannot be written here.
-    Unkept(io::Error),
+    Unwritten(io::Error),
 }
 
 impl From<Missing> for Fault {
@@ -137,12 +137,12 @@ pub(crate) struct Replacing<'a> {
 
 impl Drop for Replacing<'_> {
     fn drop(&mut self) {
-        // Threads that wait for other chunks of these blocks look again.
+        // Threads that wait for other chunks of these blocks try again.
         let outcome = Err(Arc::new(Missing {
             given_up: true,
             ..Missing::new(0..0, "they were replaced")
         }));
-        self.file.sparse.land(&self.flight, outcome);
+        self.file.sparse.end_flight(&self.flight, outcome);
     }
 }
 
@@ -172,7 +172,7 @@ impl PartialFile {
         Ok(PartialFile {
             sparse: SparseFile::new(Locked::by_others(file), map, mapped),
             number: NUMBERS.fetch_add(1, Ordering::Relaxed),
-            origins: RwLock::new(known(origins)),
+            origins: RwLock::new(rated(origins)),
             fetched: AtomicU64::new(0),
             rejected: AtomicU64::new(0),
             completing: AtomicUsize::new(0),
@@ -180,18 +180,18 @@ impl PartialFile {
         })
     }
 
-    /// Asks others from now on.
+    /// Replaces the origins.
     pub(crate) fn set_origins(&self, origins: Vec<Arc<dyn Origin>>) {
-        *self.origins.write().unwrap_or_else(PoisonError::into_inner) = known(origins);
+        *self.origins.write().unwrap_or_else(PoisonError::into_inner) = rated(origins);
     }
 
-    /// Whom its origins wait for.
+    /// The registries that its origins wait for.
     pub(crate) fn waits_for(&self) -> Vec<String> {
         let origins = self.origins.read().unwrap_or_else(PoisonError::into_inner);
         origins.iter().map(|it| it.origin.waits_for()).collect()
     }
 
-    /// From here until `end_completing`, no chunks are dropped to make room for others.
+    /// Until `end_completing`, no chunks are dropped to make room for others.
     pub(crate) fn begin_completing(&self) {
         self.completing.fetch_add(1, Ordering::AcqRel);
     }
@@ -223,40 +223,40 @@ impl PartialFile {
         missing
     }
 
-    /// Makes these bytes of the file present, whoever fetches them. Returns the bytes that were
-    /// fetched last, if any.
+    /// Makes these bytes of the file present, no matter which thread fetches them. Returns the
+    /// bytes that were fetched last, if any.
     pub(crate) fn fetch(
         &self,
         bytes: &Range<u64>,
         stop: &Stop,
     ) -> Result<Option<Fetched>, Missing> {
         let blocks = self.sparse.units_of(bytes);
-        let mut came = None;
+        let mut fetched = None;
         loop {
             let outcome = match self.sparse.claim(&blocks, FETCH_MAX / u64::from(BLOCK)) {
-                Claim::Nothing => return Ok(came),
+                Claim::Nothing => return Ok(fetched),
                 Claim::Fill(flight) => {
-                    let outcome = self.bring(&flight.units(), stop).map_err(Arc::new);
-                    self.sparse.land(&flight, outcome.clone());
+                    let outcome = self.fetch_blocks(&flight.units(), stop).map_err(Arc::new);
+                    self.sparse.end_flight(&flight, outcome.clone());
                     outcome
                 }
                 Claim::Wait(flight) => {
                     let outcome = self.sparse.wait(&flight);
-                    // The other thread asked for more blocks, and these alone may succeed; or its
-                    // read was given up.
-                    let theirs = flight.units();
-                    let more = blocks.end - blocks.start < theirs.end - theirs.start;
-                    let again = |missing: &Arc<Missing>| {
-                        let failed = more && missing.unkept.is_none();
+                    // Retry if the other thread fetched more blocks, because these alone may
+                    // succeed, or if its read was given up.
+                    let in_flight = flight.units();
+                    let more = blocks.end - blocks.start < in_flight.end - in_flight.start;
+                    let should_retry = |missing: &Arc<Missing>| {
+                        let failed = more && missing.unwritten.is_none();
                         (failed || missing.given_up) && !stop.is_given_up()
                     };
-                    if outcome.as_ref().is_err_and(again) {
+                    if outcome.as_ref().is_err_and(should_retry) {
                         continue;
                     }
                     outcome
                 }
             };
-            came = Some(outcome.map_err(|missing| (*missing).clone())?);
+            fetched = Some(outcome.map_err(|missing| (*missing).clone())?);
         }
     }
 
@@ -269,12 +269,13 @@ impl PartialFile {
     ) -> Result<Option<Fetched>, Missing> {
         match self.fetch(bytes, stop) {
             Err(Missing {
-                unkept: Some(came), ..
-            }) if came.find(self, bytes).is_some() => Ok(Some(came)),
-            Err(missing) if missing.unkept.is_some() => {
+                unwritten: Some(fetched),
+                ..
+            }) if fetched.find(self, bytes).is_some() => Ok(Some(fetched)),
+            Err(missing) if missing.unwritten.is_some() => {
                 // The bytes that could not be written do not cover the whole range.
                 let mut all = None;
-                self.ask(bytes, stop, &mut |given| {
+                self.fetch_from_origins(bytes, stop, &mut |given| {
                     all = Some(given.clone());
                     Ok(())
                 })?;
@@ -287,7 +288,7 @@ impl PartialFile {
     /// Reads bytes of the file, after fetching what is missing.
     pub(crate) fn read(&self, offset: u64, into: &mut [u8], stop: &Stop) -> Result<(), Fault> {
         let bytes = offset..offset.saturating_add(into.len() as u64);
-        for _ in 0..TRIES {
+        for _ in 0..MAX_TRIES {
             match self.sparse.read(offset, into) {
                 Ok(true) => return Ok(()),
                 Ok(false) => {}
@@ -299,8 +300,8 @@ impl PartialFile {
                     });
                 }
             }
-            let came = self.fetch_into_memory(&bytes, stop)?;
-            if let Some(found) = came.and_then(|came| came.find(self, &bytes)) {
+            let fetched = self.fetch_into_memory(&bytes, stop)?;
+            if let Some(found) = fetched.and_then(|fetched| fetched.find(self, &bytes)) {
                 into.copy_from_slice(&found);
                 return Ok(());
             }
@@ -310,7 +311,7 @@ impl PartialFile {
 
     /// Drops all fetched chunks, which can be fetched again, to make room for bytes that a reader
     /// waits for. Does nothing while the image is being completed.
-    pub(crate) fn shed(&self) {
+    pub(crate) fn drop_fetched(&self) {
         if self.completing.load(Ordering::Acquire) > 0 || self.whole.load(Ordering::Acquire) {
             return;
         }
@@ -319,15 +320,15 @@ impl PartialFile {
         let _ = self.sparse.drop_units(from_ref(&self.all_blocks()), false);
     }
 
-    /// Waits until no thread fetches or replaces any of the blocks of these bytes, and reserves them:
-    /// of many threads that read a wrong chunk, one replaces it.
+    /// Waits until no thread fetches or replaces any of the blocks of these bytes, and reserves
+    /// them, so that only one of many readers of a wrong chunk replaces it.
     pub(crate) fn begin_replacing(&self, bytes: &Range<u64>) -> Replacing<'_> {
-        let flight = self.sparse.claim_alone(self.sparse.units_of(bytes));
+        let flight = self.sparse.claim_exclusive(self.sparse.units_of(bytes));
         Replacing { file: self, flight }
     }
 
     /// Reads bytes of the file if all of them are here.
-    pub(crate) fn read_here(&self, offset: u64, into: &mut [u8]) -> bool {
+    pub(crate) fn read_present(&self, offset: u64, into: &mut [u8]) -> bool {
         self.sparse.read(offset, into).unwrap_or(false)
     }
 
@@ -347,13 +348,13 @@ impl PartialFile {
         self.rejected.load(Ordering::Relaxed)
     }
 
-    /// Fetches bytes from one origin after the other until `right` accepts them; only those bytes,
-    /// with the rest of their blocks, are kept.
+    /// Fetches bytes from one origin after the other until `is_valid` accepts them; only those
+    /// bytes, and the rest of their blocks, are kept.
     pub(crate) fn replace(
         &self,
         bytes: &Range<u64>,
         stop: &Stop,
-        right: &mut dyn FnMut(&[u8]) -> bool,
+        is_valid: &mut dyn FnMut(&[u8]) -> bool,
     ) -> Result<(), Missing> {
         let blocks = self.sparse.units_of(bytes);
         let around = self.bytes_of(&blocks);
@@ -362,8 +363,8 @@ impl PartialFile {
             return Err(Missing::new(bytes.clone(), tried));
         }
         let wanted = (bytes.start - around.start) as usize..(bytes.end - around.start) as usize;
-        self.ask(&around, stop, &mut |given| {
-            if !right(&given.bytes[wanted.clone()]) {
+        self.fetch_from_origins(&around, stop, &mut |given| {
+            if !is_valid(&given.bytes[wanted.clone()]) {
                 return Err(Refused::Wrong);
             }
             // If this fails, the caller still has the bytes; the next reader fetches them again.
@@ -373,7 +374,7 @@ impl PartialFile {
         .map(drop)
     }
 
-    /// All blocks are present and were checked: the file becomes an ordinary image.
+    /// Turns the file into an ordinary image: all blocks are present and were checked.
     pub(crate) fn finish(&self) -> io::Result<()> {
         self.sparse.file().sync_all()?;
         let map = self.sparse.map();
@@ -390,26 +391,26 @@ impl PartialFile {
         self.sparse.all_units()
     }
 
-    /// The bytes of some blocks that are chunks'.
+    /// The bytes of some blocks that belong to chunks.
     pub(crate) fn bytes_of(&self, blocks: &Range<u64>) -> Range<u64> {
         self.sparse.bytes_of(blocks)
     }
 
     /// Fetches a run of blocks from the first origin that gives it.
-    fn bring(&self, blocks: &Range<u64>, stop: &Stop) -> Result<Fetched, Missing> {
+    fn fetch_blocks(&self, blocks: &Range<u64>, stop: &Stop) -> Result<Fetched, Missing> {
         let bytes = self.bytes_of(blocks);
-        self.ask(&bytes, stop, &mut |given| {
+        self.fetch_from_origins(&bytes, stop, &mut |given| {
             self.sparse.put(blocks.clone(), &given.bytes).or_else(|_| {
-                self.shed();
+                self.drop_fetched();
                 let kept = self.sparse.put(blocks.clone(), &given.bytes);
-                kept.map_err(Refused::Unkept)
+                kept.map_err(Refused::Unwritten)
             })
         })
     }
 
-    /// Asks one origin after the other for bytes, and those that may succeed on a retry several
-    /// times, until `take` accepts the bytes of one.
-    fn ask(
+    /// Tries one origin after the other, and repeats those that may succeed on a retry, until
+    /// `take` accepts the bytes of one.
+    fn fetch_from_origins(
         &self,
         bytes: &Range<u64>,
         stop: &Stop,
@@ -421,27 +422,27 @@ impl PartialFile {
             .read()
             .unwrap_or_else(PoisonError::into_inner)
             .clone();
-        origins.sort_by_key(|known| known.failures.load(Ordering::Relaxed));
+        origins.sort_by_key(|rated| rated.failures.load(Ordering::Relaxed));
         let mut answers: Vec<OriginError> = origins
             .iter()
-            .map(|_| OriginError::for_now("it was not asked"))
+            .map(|_| OriginError::transient("it was not asked"))
             .collect();
-        for round in 0..ROUNDS {
+        for round in 0..MAX_ROUNDS {
             if !answers.iter().any(|answer| answer.again) {
                 break;
             }
             if round > 0 {
-                thread::sleep(PAUSE * (1 << (round - 1)));
+                thread::sleep(RETRY_PAUSE * (1 << (round - 1)));
             }
             let open = origins.iter().zip(&mut answers);
-            for (known, answer) in open.filter(|(_, answer)| answer.again) {
+            for (rated, answer) in open.filter(|(_, answer)| answer.again) {
                 if stop.is_given_up() {
                     return Err(Missing {
                         given_up: true,
                         ..Missing::new(bytes.clone(), "nobody waits for it any more")
                     });
                 }
-                *answer = match known.origin.fetch(bytes.clone(), stop) {
+                *answer = match rated.origin.fetch(bytes.clone(), stop) {
                     Ok(given) if given.len() as u64 == length => {
                         self.fetched.fetch_add(length, Ordering::Relaxed);
                         let given = Fetched {
@@ -451,19 +452,19 @@ impl PartialFile {
                         };
                         match take(&given) {
                             Ok(()) => return Ok(given),
-                            Err(Refused::Wrong) => OriginError::never(WRONG),
-                            Err(Refused::Unkept(error)) => {
-                                let from = known.origin.name();
+                            Err(Refused::Wrong) => OriginError::permanent(WRONG_BYTES),
+                            Err(Refused::Unwritten(error)) => {
+                                let from = rated.origin.name();
                                 let why =
                                     format!("{from}: what it gave cannot be kept here: {error}");
                                 return Err(Missing {
-                                    unkept: Some(given),
+                                    unwritten: Some(given),
                                     ..Missing::new(bytes.clone(), why)
                                 });
                             }
                         }
                     }
-                    Ok(given) => OriginError::for_now(format!(
+                    Ok(given) => OriginError::transient(format!(
                         "it gave {} bytes instead of {length}",
                         given.len()
                     )),
@@ -471,18 +472,18 @@ impl PartialFile {
                 };
                 // A read that was given up is no failure of the origin.
                 if !stop.is_given_up() {
-                    known.failures.fetch_add(1, Ordering::Relaxed);
+                    rated.failures.fetch_add(1, Ordering::Relaxed);
                 }
             }
         }
-        let told: Vec<String> = origins
+        let reports: Vec<String> = origins
             .iter()
             .zip(&answers)
-            .map(|(known, answer)| format!("{}: {answer}", known.origin.name()))
+            .map(|(rated, answer)| format!("{}: {answer}", rated.origin.name()))
             .collect();
-        let tried = match &told[..] {
+        let tried = match &reports[..] {
             [] => "it is not here, and nobody is known who has it".into(),
-            told => told.join("; "),
+            reports => reports.join("; "),
         };
         Err(Missing {
             given_up: stop.is_given_up(),
@@ -491,12 +492,12 @@ impl PartialFile {
     }
 }
 
-fn known(origins: Vec<Arc<dyn Origin>>) -> Vec<Arc<Known>> {
-    let known = |origin| Known {
+fn rated(origins: Vec<Arc<dyn Origin>>) -> Vec<Arc<RatedOrigin>> {
+    let rated = |origin| RatedOrigin {
         origin,
         failures: AtomicU32::new(0),
     };
-    origins.into_iter().map(known).map(Arc::new).collect()
+    origins.into_iter().map(rated).map(Arc::new).collect()
 }
 
 impl Drop for PartialFile {

@@ -17,7 +17,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::slice;
 
-/// Where the first chunk begins at the latest; each follows the one before.
+/// The latest offset of the first chunk; each chunk follows the one before.
 const FIRST_CHUNK: u64 = 4096;
 
 /// Creates a partial image at `path`: a sparse file as long as the whole image, with its header and
@@ -25,7 +25,7 @@ const FIRST_CHUNK: u64 = 4096;
 /// `id`, which must come from a trusted source. On an error no files are left behind.
 pub fn create(path: &Path, length: u64, tail: &[u8], id: ImageId) -> Result<(), WriteError> {
     let failed = |fault: Fault| WriteError::Image(ImageError::new(path, fault));
-    let (header, footer) = ends(length, tail).map_err(failed)?;
+    let (header, footer) = read_ends(length, tail).map_err(failed)?;
     if footer.backing.length > 0 {
         return Err(failed(super::with_backing(&footer)));
     }
@@ -97,7 +97,7 @@ pub fn create(path: &Path, length: u64, tail: &[u8], id: ImageId) -> Result<(), 
 }
 
 /// Header and footer of a file of which only the last bytes are known.
-fn ends(length: u64, tail: &[u8]) -> Result<(Header, Footer), Fault> {
+fn read_ends(length: u64, tail: &[u8]) -> Result<(Header, Footer), Fault> {
     let truncated = Fault::Truncated {
         length,
         offset: length.saturating_sub(footer::BYTES as u64),

@@ -4,10 +4,10 @@
 //! Header and manifest are always present. They are checked against the image's id when the file is
 //! created and each time it is opened. Chunks are fetched when they are read, in blocks of 64 KiB
 //! and in large runs; no block is fetched twice at the same time. **Every chunk is checked against
-//! its content hash each time it is read**, so it makes no difference whether a block is wrong
-//! because an origin lied or because the host lost power between two writes: it is dropped and
-//! fetched again, from another origin if there is one. Therefore the map need not be synced, and a
-//! crash at any moment does no harm.
+//! its content hash each time it is read**, so the cause of a wrong block (a lying origin, or a
+//! power loss between two writes) does not matter: it is dropped and fetched again, from another
+//! origin if there is one. Therefore the map need not be synced, and a crash at any moment does no
+//! harm.
 //!
 //! * [`origin`]: where missing bytes can be fetched.
 //! * [`blocks`]: the blocks of one file: fetched once, dropped when wrong.

@@ -32,21 +32,21 @@ pub trait Origin: Send + Sync {
 pub struct OriginError {
     /// Why, without the origin's name.
     pub why: String,
-    /// It may be worth to ask again at once.
+    /// Whether an immediate retry may succeed.
     pub again: bool,
 }
 
 impl OriginError {
-    /// It does not have the bytes, and a retry is useless.
-    pub fn never(why: impl Into<String>) -> OriginError {
+    /// A permanent error: the origin does not have the bytes.
+    pub fn permanent(why: impl Into<String>) -> OriginError {
         OriginError {
             why: why.into(),
             again: false,
         }
     }
 
-    /// It was slow, busy or out of reach.
-    pub fn for_now(why: impl Into<String>) -> OriginError {
+    /// A transient error: the origin was slow, busy or out of reach.
+    pub fn transient(why: impl Into<String>) -> OriginError {
         OriginError {
             why: why.into(),
             again: true,
@@ -63,8 +63,8 @@ pub struct PeerFolder {
 }
 
 impl PeerFolder {
-    /// The image with this id in that folder, as an origin for the file `here`. The image is looked
-    /// for only when bytes are asked for.
+    /// The image with this id in that folder, as an origin for the file `here`. The image is opened
+    /// only when bytes are requested.
     pub fn new(folder: &Path, id: ImageId, here: &Path) -> PeerFolder {
         PeerFolder {
             folder: folder.to_owned(),
@@ -75,13 +75,13 @@ impl PeerFolder {
 
     /// Whether the peer's file has the same length and footer: its chunks are then most likely at
     /// the same offsets. Images with the same id may be packed in many ways.
-    fn is_packed_alike(&self, theirs: &File, length: u64) -> io::Result<bool> {
+    fn has_same_footer(&self, peer_file: &File, length: u64) -> io::Result<bool> {
         let ours = File::open(&self.here)?;
         if ours.metadata()?.len() != length || length < footer::BYTES as u64 {
             return Ok(false);
         }
         let mut ends = [[0; footer::BYTES]; 2];
-        for (file, end) in [&ours, theirs].into_iter().zip(&mut ends) {
+        for (file, end) in [&ours, peer_file].into_iter().zip(&mut ends) {
             file.read_exact_at(end, length - footer::BYTES as u64)?;
         }
         Ok(ends[0] == ends[1])
@@ -113,7 +113,7 @@ impl Origin for PeerFolder {
             if !metadata.is_file() || metadata.len() < range.end {
                 return Err(io::Error::other("it has another file there"));
             }
-            if !self.is_packed_alike(&file, metadata.len())? {
+            if !self.has_same_footer(&file, metadata.len())? {
                 return Err(io::Error::other("it has the image packed in another way"));
             }
             if map_path(&self.file).exists() {
@@ -124,8 +124,8 @@ impl Origin for PeerFolder {
             Ok(bytes)
         };
         read().map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound => OriginError::never("it does not have this image"),
-            _ => OriginError::never(error.to_string()),
+            io::ErrorKind::NotFound => OriginError::permanent("it does not have this image"),
+            _ => OriginError::permanent(error.to_string()),
         })
     }
 }

@@ -77,7 +77,7 @@ impl Origin for Scripted {
         let bytes = self.file[range.start as usize..range.end as usize].to_vec();
         let given = (self.habit)(range, bytes);
         match self.gives_up && stop.is_given_up() {
-            true => Err(OriginError::never("it was given up")),
+            true => Err(OriginError::permanent("it was given up")),
             false => given,
         }
     }
@@ -151,13 +151,13 @@ fn sentence(error: &ImageError) -> String {
 }
 
 #[test]
-fn chunks_come_as_they_are_read_and_stay() {
+fn chunks_are_fetched_when_read_and_kept() {
     let pair = Pair::new(&many(200), &small());
     let origin = Scripted::honest(&pair.whole);
     let image = pair.open(std::slice::from_ref(&origin)).unwrap();
     assert!(image.is_partial() && image.missing_bytes() > 500 << 10);
     assert!(
-        !image.is_here(0).unwrap() && image.is_here(4).unwrap(),
+        !image.is_local(0).unwrap() && image.is_local(4).unwrap(),
         "zero"
     );
     assert_eq!(read(&image, 100).unwrap(), pair.chunk(100));
@@ -165,7 +165,7 @@ fn chunks_come_as_they_are_read_and_stay() {
     assert!(!asked.is_empty() && asked.len() <= 2, "{asked:?}");
     assert_eq!(read(&image, 100).unwrap(), pair.chunk(100));
     assert_eq!(origin.asked(), asked, "nothing comes twice");
-    assert!(image.is_here(100).unwrap());
+    assert!(image.is_local(100).unwrap());
     drop(image);
     // Without an origin, fetched chunks stay readable.
     let image = pair.open(&[]).unwrap();
@@ -180,7 +180,7 @@ fn chunks_come_as_they_are_read_and_stay() {
 }
 
 #[test]
-fn a_lie_names_chunk_and_origin_and_is_not_kept() {
+fn a_wrong_chunk_is_reported_with_its_origin_and_not_kept() {
     let pair = Pair::new(&many(100), &small());
     let liar = Scripted::lying(&pair.whole);
     let image = pair.open(std::slice::from_ref(&liar)).unwrap();
@@ -190,7 +190,7 @@ fn a_lie_names_chunk_and_origin_and_is_not_kept() {
         assert!(sentence(&error).contains(part), "{error}");
     }
     assert_eq!(fs::read(pair.path()).unwrap(), before, "it is not kept");
-    assert!(!image.is_here(30).unwrap());
+    assert!(!image.is_local(30).unwrap());
     drop(image);
     // A second origin gives the right bytes, although the liar is asked first.
     let honest = Scripted::honest(&pair.whole);
@@ -208,12 +208,12 @@ fn origins_that_fail_are_named_with_their_reasons_and_later_ones_help() {
     let busy = Scripted::new("the busy one", pair.whole.clone(), move |_, bytes| {
         // It answers the third time.
         match count.fetch_add(1, Ordering::SeqCst) {
-            0 | 1 => Err(OriginError::for_now("too many requests")),
+            0 | 1 => Err(OriginError::transient("too many requests")),
             _ => Ok(bytes),
         }
     });
     let absent = Scripted::new("the absent one", pair.whole.clone(), |_, _| {
-        Err(OriginError::never("it does not have this image"))
+        Err(OriginError::permanent("it does not have this image"))
     });
     let short = Scripted::new("the short one", pair.whole.clone(), |_, mut bytes| {
         bytes.pop();
@@ -240,7 +240,7 @@ fn origins_that_fail_are_named_with_their_reasons_and_later_ones_help() {
 }
 
 #[test]
-fn what_a_crash_has_torn_is_fetched_anew() {
+fn a_chunk_torn_by_a_crash_is_fetched_again() {
     let pair = Pair::new(&many(100), &small());
     let origin = Scripted::honest(&pair.whole);
     let image = pair.open(std::slice::from_ref(&origin)).unwrap();
@@ -251,7 +251,7 @@ fn what_a_crash_has_torn_is_fetched_anew() {
     let file = OpenOptions::new().write(true).open(pair.path()).unwrap();
     file.write_all_at(&vec![0; CHUNK / 2], place.start).unwrap();
     let image = pair.open(&[origin]).unwrap();
-    assert!(image.is_here(50).unwrap(), "so it seems");
+    assert!(image.is_local(50).unwrap(), "so it seems");
     assert_eq!(read(&image, 50).unwrap(), pair.chunk(50));
 }
 
@@ -299,7 +299,7 @@ fn completing_leaves_the_map_of_an_image_that_took_the_name() {
 }
 
 #[test]
-fn what_is_optimised_over_itself_is_completed_first() {
+fn optimising_a_partial_image_in_place_completes_it_first() {
     let pair = Pair::new(&many(300), &small());
     let optimise = |image: &ImageReader| {
         let recording = Recording {
@@ -351,7 +351,7 @@ fn no_block_is_fetched_twice_at_the_same_time() {
 }
 
 #[test]
-fn readers_and_lies_at_the_same_time_end_with_the_truth() {
+fn concurrent_readers_of_a_lying_origin_get_the_right_bytes() {
     let pair = Pair::new(&many(120), &small());
     let count = AtomicUsize::new(0);
     let moody = Scripted::new("moody", pair.whole.clone(), move |_, mut bytes| {
@@ -379,7 +379,7 @@ fn readers_and_lies_at_the_same_time_end_with_the_truth() {
 
 /// Fetching a block again for one chunk may damage other chunks of the block.
 #[test]
-fn what_came_along_with_a_mended_chunk_is_checked_as_well() {
+fn chunks_fetched_with_a_replaced_chunk_are_checked_too() {
     let pair = Pair::new(&many(120), &small());
     let whole = ImageReader::open(&pair.folder.file("whole")).unwrap();
     let place = |index| whole.stored_range(index).unwrap().unwrap();
@@ -451,7 +451,7 @@ fn a_chunk_across_blocks_of_two_origins_is_found() {
 }
 
 #[test]
-fn one_process_fills_an_image_and_others_are_told() {
+fn one_process_fills_an_image_and_others_are_refused() {
     let pair = Pair::new(&many(20), &small());
     let image = pair.open(&[]).unwrap();
     let error = pair.open(&[]).unwrap_err();
@@ -464,7 +464,7 @@ fn one_process_fills_an_image_and_others_are_told() {
 }
 
 #[test]
-fn a_manifest_that_is_another_s_is_refused_and_leaves_nothing() {
+fn a_manifest_of_another_image_is_refused_and_leaves_nothing() {
     let pair = Pair::new(&many(20), &small());
     let image = ImageReader::open(&pair.folder.file("whole")).unwrap();
     let (length, id) = (pair.whole.len() as u64, image.id());
@@ -525,7 +525,7 @@ fn claiming(length: u64) -> (Vec<u8>, ImageId) {
 }
 
 #[test]
-fn no_more_is_believed_of_a_length_than_the_tables_have_chunks_for() {
+fn a_length_beyond_the_tables_chunks_is_refused() {
     let folder = Folder::new();
     let path = folder.file("image");
     let refused = |made: Result<(), WriteError>| match made.unwrap_err() {
@@ -605,27 +605,27 @@ fn children_read_their_chunks_from_partial_parents() {
     )
     .unwrap();
     assert_eq!(child.kind(0).unwrap(), Kind::Parent);
-    assert!(!child.is_here(0).unwrap() && child.is_here(5).unwrap());
+    assert!(!child.is_local(0).unwrap() && child.is_local(5).unwrap());
     assert_eq!(read_all(&child), bytes);
     assert!(child.fetched_bytes() > 0);
 }
 
 #[test]
-fn chunks_asked_for_together_come_in_few_large_reads() {
+fn chunks_fetched_together_need_few_large_reads() {
     let pair = Pair::new(&many(400), &small());
     let origin = Scripted::honest(&pair.whole);
     let image = pair.open(std::slice::from_ref(&origin)).unwrap();
     let wanted: Vec<u32> = (100..300).collect();
     image.fetch_chunks(&mut Decoder::new(), &wanted).unwrap();
     assert_eq!(origin.asked().len(), 1);
-    assert!(wanted.iter().all(|index| image.is_here(*index).unwrap()));
+    assert!(wanted.iter().all(|index| image.is_local(*index).unwrap()));
     assert_eq!(image.runs_of(&wanted).unwrap(), []);
-    assert!(!image.is_here(0).unwrap());
+    assert!(!image.is_local(0).unwrap());
 }
 
 #[test]
-fn what_nobody_uses_is_given_back_the_longest_unused_first() {
-    use crate::bounded::{Cached, keep_within};
+fn unused_images_are_trimmed_least_recently_used_first() {
+    use crate::bounded::{Cached, evict_to_limit};
     let pairs: Vec<Pair> = (0..3).map(|_| Pair::new(&many(100), &small())).collect();
     let mut open = None;
     for pair in &pairs {
@@ -647,12 +647,12 @@ fn what_nobody_uses_is_given_back_the_longest_unused_first() {
         .iter()
         .map(|pair| Cached::Image(pair.path()))
         .collect();
-    let all = keep_within(u64::MAX, &caches).unwrap();
+    let all = evict_to_limit(u64::MAX, &caches).unwrap();
     assert_eq!((all.before, all.dropped.len()), (all.after, 0));
-    let kept = keep_within(all.before - 1, &caches).unwrap();
+    let kept = evict_to_limit(all.before - 1, &caches).unwrap();
     assert_eq!(kept.dropped, [pairs[2].path()], "the open one stays");
     assert!(kept.after < kept.before);
-    let kept = keep_within(0, &caches).unwrap();
+    let kept = evict_to_limit(0, &caches).unwrap();
     assert!(kept.dropped.contains(&pairs[1].path()) && !kept.dropped.contains(&pairs[0].path()));
     assert_eq!(read_all(open.as_ref().unwrap()), pairs[0].bytes);
     // Dropped chunks are fetched again.
@@ -701,7 +701,7 @@ proptest! {
     /// Reads in any order, from any origins one of which is honest, return the contents of the
     /// whole image.
     #[test]
-    fn random_reads_are_those_of_the_whole(
+    fn random_reads_match_the_whole_image(
         letters in "[.ntAB]{1,80}",
         large in any::<bool>(),
         habits in prop::collection::vec(0u8..4, 0..3),
@@ -718,7 +718,7 @@ proptest! {
             .iter()
             .map(|habit| match habit {
                 0 => Scripted::lying(&pair.whole),
-                1 => Scripted::new("absent", pair.whole.clone(), |_, _| Err(OriginError::never("no"))),
+                1 => Scripted::new("absent", pair.whole.clone(), |_, _| Err(OriginError::permanent("no"))),
                 2 => Scripted::new("short", pair.whole.clone(), |_, _| Ok(Vec::new())),
                 _ => Scripted::new("half", pair.whole.clone(), |range, mut bytes| {
                     // Every second block is wrong.

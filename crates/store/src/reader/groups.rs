@@ -10,9 +10,9 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// How many groups are cached: the table of 2 GiB in chunks of 8 KiB, in at most 7 MiB of memory.
 /// Only groups that were touched take memory.
-const KEPT: u32 = 4096;
+const CACHED_GROUPS: u32 = 4096;
 /// Bytes of the table that are read at once and kept: 32 KiB for a GiB in chunks of 8 KiB.
-const PART: usize = 4 << 10;
+const PART_BYTES: usize = 4 << 10;
 
 pub(super) struct Groups {
     pub(super) chunks: u32,
@@ -20,13 +20,13 @@ pub(super) struct Groups {
     entries: Section,
     limits: Limits,
     /// Group N is kept in slot N modulo their number.
-    slots: Box<[Mutex<Option<Box<Known>>>]>,
+    slots: Box<[Mutex<Option<Box<CachedGroup>>>]>,
     /// The parts of the table that were read.
     parts: Box<[OnceLock<Box<[u8]>>]>,
 }
 
 /// A group that was read and checked.
-struct Known {
+struct CachedGroup {
     number: u32,
     bitmap: u64,
     first: u32,
@@ -35,7 +35,7 @@ struct Known {
 
 impl Groups {
     pub(super) fn new(footer: &Footer, chunks: u32, limits: Limits) -> Groups {
-        let slots = chunks.div_ceil(GROUP).min(KEPT);
+        let slots = chunks.div_ceil(GROUP).min(CACHED_GROUPS);
         Groups {
             chunks,
             table: footer.groups,
@@ -43,7 +43,7 @@ impl Groups {
             limits,
             slots: (0..slots).map(|_| Mutex::new(None)).collect(),
             parts: std::iter::repeat_with(OnceLock::new)
-                .take((footer.groups.length as usize).div_ceil(PART))
+                .take((footer.groups.length as usize).div_ceil(PART_BYTES))
                 .collect(),
         }
     }
@@ -55,7 +55,7 @@ impl Groups {
             return Err(Fault::NoSuchChunk { index, chunks });
         }
         let number = index / GROUP;
-        let slot = &self.slots[(number % KEPT) as usize];
+        let slot = &self.slots[(number % CACHED_GROUPS) as usize];
         let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
         let known = match &mut *slot {
             Some(known) if known.number == number => known,
@@ -70,7 +70,7 @@ impl Groups {
         Ok((Place::Entry(entry), known.first + before))
     }
 
-    fn load(&self, file: &File, number: u32) -> Result<Known, Fault> {
+    fn load(&self, file: &File, number: u32) -> Result<CachedGroup, Fault> {
         let offset = self.table.offset + u64::from(number) * GROUP_BYTES as u64;
         let damaged = |what| Fault::Damaged { offset, what };
         let group = Group::decode(&self.encoded(file, number)?);
@@ -86,7 +86,7 @@ impl Groups {
         let entries = group
             .decode_entries(number, bytes, &self.limits)
             .map_err(damaged)?;
-        Ok(Known {
+        Ok(CachedGroup {
             number,
             bitmap: group.bitmap,
             first: group.first,
@@ -97,19 +97,19 @@ impl Groups {
     /// A group as it is in the file.
     fn encoded(&self, file: &File, number: u32) -> Result<[u8; GROUP_BYTES], Fault> {
         let at = number as usize * GROUP_BYTES;
-        let part = &self.parts[at / PART];
+        let part = &self.parts[at / PART_BYTES];
         let bytes = match part.get() {
             Some(bytes) => bytes,
             None => {
-                let begin = at / PART * PART;
-                let length = PART.min(self.table.length as usize - begin);
+                let begin = at / PART_BYTES * PART_BYTES;
+                let length = PART_BYTES.min(self.table.length as usize - begin);
                 let mut bytes = vec![0; length];
                 read_exact(file, self.table.offset + begin as u64, &mut bytes)?;
                 part.get_or_init(|| bytes.into())
             }
         };
         let mut group = [0; GROUP_BYTES];
-        group.copy_from_slice(&bytes[at % PART..at % PART + GROUP_BYTES]);
+        group.copy_from_slice(&bytes[at % PART_BYTES..at % PART_BYTES + GROUP_BYTES]);
         Ok(group)
     }
 }

@@ -58,7 +58,7 @@ pub struct ImageReader {
     opened_in: Duration,
 }
 
-/// What else is needed to open an image.
+/// Callbacks for opening an image.
 #[derive(Clone, Copy)]
 pub struct Opening<'a> {
     /// Finds parents.
@@ -353,7 +353,7 @@ impl ImageReader {
             return self.read_entry(decoder, index, entry, chunk);
         };
         let stop = decoder.stop.clone();
-        self.packings.first_that(&stop, |packing| match packing {
+        self.packings.try_each(&stop, |packing| match packing {
             None => self.read_verified(partial, decoder, index, entry, chunk),
             Some(other) => other.read_chunk_with(decoder, index, chunk),
         })
@@ -399,8 +399,8 @@ impl ImageReader {
         self.check(index, entry, chunk)
     }
 
-    /// The stored bytes of a chunk that had to be fetched, from memory, so that they are not read
-    /// back from the file. `None` if they are in the file.
+    /// The stored bytes of a chunk that had to be fetched, from memory, to avoid reading them back
+    /// from the file. `None` if they are in the file.
     fn fetched(&self, decoder: &mut Decoder, entry: &Entry) -> Result<Option<Found>, ImageError> {
         let Some(partial) = &self.partial else {
             return Ok(None);
@@ -410,11 +410,13 @@ impl ImageReader {
         if found.is_some() || partial.has(&range) {
             return Ok(found);
         }
-        let came = partial.fetch_into_memory(&range, &decoder.stop);
-        let came = came.map_err(|missing| self.failed(missing.into()))?;
-        let found = came.as_ref().and_then(|came| came.find(partial, &range));
-        if let Some(came) = came {
-            decoder.keep_fetched(came);
+        let fetched = partial.fetch_into_memory(&range, &decoder.stop);
+        let fetched = fetched.map_err(|missing| self.failed(missing.into()))?;
+        let found = fetched
+            .as_ref()
+            .and_then(|fetched| fetched.find(partial, &range));
+        if let Some(fetched) = fetched {
+            decoder.keep_fetched(fetched);
         }
         Ok(found)
     }

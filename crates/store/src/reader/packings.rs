@@ -28,7 +28,7 @@ impl Packings {
 
     /// Tries one packing after the other, with `None` for the reader's own; returns the first error
     /// if none succeeds.
-    pub fn first_that<T>(
+    pub fn try_each<T>(
         &self,
         stop: &Stop,
         mut attempt: impl FnMut(Option<&ImageReader>) -> Result<T, ImageError>,

@@ -50,7 +50,7 @@ fn rich(folder: &Folder) -> (Vec<u8>, Vec<u8>) {
 }
 
 #[test]
-fn every_flipped_bit_is_an_error_with_the_place() {
+fn every_flipped_bit_is_reported_with_its_offset() {
     let folder = Folder::new();
     let (good, _) = rich(&folder);
     let manifest = open_bytes(&folder, &good).unwrap().footer.parent.offset;
@@ -100,7 +100,7 @@ fn every_prefix_is_refused_and_so_is_every_tail_of_zeros() {
 }
 
 #[test]
-fn bytes_that_are_missing_in_the_middle_are_found_when_they_are_read() {
+fn bytes_missing_in_the_middle_are_detected_when_read() {
     // Blocks reach a disk in any order: here a page of an image is zeros although the footer was
     // written.
     let folder = Folder::new();
@@ -123,7 +123,7 @@ fn bytes_that_are_missing_in_the_middle_are_found_when_they_are_read() {
 }
 
 #[test]
-fn what_is_wrong_is_one_sentence_with_the_place() {
+fn every_error_is_one_sentence_with_the_offset() {
     let folder = Folder::new();
     let path = folder.file("a");
     folder.image("a", &contents("tt"), &small());
@@ -182,7 +182,7 @@ fn what_is_wrong_is_one_sentence_with_the_place() {
 }
 
 #[test]
-fn a_parent_has_to_be_there_and_hold_what_it_held() {
+fn a_parent_must_exist_and_be_unchanged() {
     let folder = Folder::new();
     rich(&folder);
     let child = folder.file("rich");
@@ -241,7 +241,7 @@ fn a_parent_has_to_be_there_and_hold_what_it_held() {
 }
 
 #[test]
-fn a_chunk_whose_parent_was_swapped_under_it_is_not_believed() {
+fn a_chunk_of_a_swapped_parent_is_refused() {
     let folder = Folder::new();
     let bytes = contents("tttt");
     let parent = Arc::new(folder.image("base", &bytes, &small()));

@@ -6,7 +6,7 @@ use crate::codec::Decoder;
 use crate::error::{Fault, ImageError};
 use crate::format::{Entry, Footer, Kind, content_hash};
 use crate::outline::manifest_id;
-use crate::partial::blocks::{FETCH_MAX, Fetched, Missing, PartialFile, TRIES};
+use crate::partial::blocks::{FETCH_MAX, Fetched, MAX_TRIES, Missing, PartialFile};
 use crate::partial::{Origin, map_path};
 use crate::presence::{PresenceFault, PresenceMap};
 use crate::runs;
@@ -21,7 +21,7 @@ use std::thread;
 
 /// Threads that fetch the missing parts of a whole image. They mostly wait for the network.
 const FETCHERS: usize = 4;
-/// A gap of at most so many bytes between two parts is fetched too, so that one read does for both.
+/// Largest gap between two parts, bytes, that is fetched too, so that one read serves both.
 const GAP: u64 = 64 << 10;
 
 /// Opens the map of an image, if there is one; an image with a map is partial.
@@ -103,12 +103,14 @@ impl ImageReader {
 
     /// Drops the fetched chunks of this image and its parents that can be fetched again. Called
     /// when there is no disk space for bytes that a reader waits for.
-    pub fn shed(&self) {
+    pub fn drop_fetched(&self) {
         let mut generation = Some(self);
         while let Some(reader) = generation {
             let others = reader.packings();
             let partial = others.iter().filter_map(|other| other.partial.as_ref());
-            partial.chain(&reader.partial).for_each(|it| it.shed());
+            partial
+                .chain(&reader.partial)
+                .for_each(|it| it.drop_fetched());
             generation = reader.parent.as_ref().map(|(_, parent)| &**parent);
         }
     }
@@ -128,14 +130,14 @@ impl ImageReader {
     }
 
     /// Whether a chunk can be read without asking an origin.
-    pub fn is_here(&self, index: u32) -> Result<bool, ImageError> {
+    pub fn is_local(&self, index: u32) -> Result<bool, ImageError> {
         if self.partial.is_none() && self.parent.is_none() {
             return Ok(true);
         }
         Ok((match self.place(index)? {
             super::Place::Zero => true,
             super::Place::Entry(entry) if entry.kind == Kind::Parent => {
-                self.parent_reader(index)?.is_here(index)?
+                self.parent_reader(index)?.is_local(index)?
             }
             super::Place::Entry(entry) => self
                 .partial
@@ -144,7 +146,7 @@ impl ImageReader {
         }) || self
             .packings()
             .iter()
-            .any(|other| other.is_here(index).unwrap_or(false)))
+            .any(|other| other.is_local(index).unwrap_or(false)))
     }
 
     /// Fetches the chunks' bytes, with a few large reads of an origin at once. They are checked
@@ -152,7 +154,7 @@ impl ImageReader {
     /// stays in `decoder`.
     pub fn fetch_chunks(&self, decoder: &mut Decoder, chunks: &[u32]) -> Result<(), ImageError> {
         let stop = decoder.stop.clone();
-        self.packings.first_that(&stop, |packing| {
+        self.packings.try_each(&stop, |packing| {
             packing.unwrap_or(self).fetch_own(decoder, chunks)
         })
     }
@@ -160,8 +162,8 @@ impl ImageReader {
     fn fetch_own(&self, decoder: &mut Decoder, chunks: &[u32]) -> Result<(), ImageError> {
         let stop = decoder.stop.clone();
         for run in self.runs_of(chunks)? {
-            if let Some(came) = self.fetch_part(&run, &stop)? {
-                decoder.keep_fetched(came);
+            if let Some(fetched) = self.fetch_part(&run, &stop)? {
+                decoder.keep_fetched(fetched);
             }
         }
         Ok(())
@@ -201,7 +203,7 @@ impl ImageReader {
     /// Parents are not completed, but must be whole or have origins, since they are read. Does
     /// nothing for a whole image. If it fails, another packing is completed instead.
     pub fn complete(&self) -> Result<(), ImageError> {
-        self.packings.first_that(&Stop::never(), |packing| {
+        self.packings.try_each(&Stop::never(), |packing| {
             let reader = packing.unwrap_or(self);
             let Some(partial) = &reader.partial else {
                 return Ok(());
@@ -253,7 +255,7 @@ impl ImageReader {
     /// that is fetched again replaces whole blocks, and may damage other chunks that were right
     /// before.
     fn verify_all(&self, partial: &PartialFile) -> Result<(), ImageError> {
-        for _ in 0..TRIES {
+        for _ in 0..MAX_TRIES {
             let before = partial.rejections();
             self.verify()?;
             if partial.rejections() == before {
@@ -296,7 +298,7 @@ impl ImageReader {
             decoder.forget_fetched();
             let _alone = partial.begin_replacing(&entry.range());
             let stop = decoder.stop.clone();
-            let mut right = |stored: &[u8]| {
+            let mut is_valid = |stored: &[u8]| {
                 let unpacked = self.unpack(decoder, index, entry, stored, chunk);
                 unpacked
                     .and_then(|()| self.check(index, entry, chunk))
@@ -304,13 +306,13 @@ impl ImageReader {
             };
             // Another thread may have replaced it meanwhile.
             let mut stored = vec![0; entry.length as usize];
-            let replaced = partial.read_here(entry.offset, &mut stored) && right(&stored);
+            let replaced = partial.read_present(entry.offset, &mut stored) && is_valid(&stored);
             outcome = match replaced {
                 true => Ok(()),
                 false => {
                     partial.reject(&entry.range());
                     partial
-                        .replace(&entry.range(), &stop, &mut right)
+                        .replace(&entry.range(), &stop, &mut is_valid)
                         .map_err(|missing| self.failed(missing.into()))
                 }
             };

@@ -178,7 +178,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_topmost_covering_layer_counts(
+        fn the_topmost_covering_layer_wins(
             covers in prop::collection::vec(prop::collection::vec(any::<bool>(), PAGES), 0..4),
             written in prop::collection::vec(prop::collection::vec(any::<bool>(), PAGES), 4),
             at in 0..PAGES * 4096,

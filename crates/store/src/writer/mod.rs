@@ -27,7 +27,7 @@ use workers::Job;
 /// Most bytes of the working set that are stored raw for quick restores.
 const QUICK_BYTES: u32 = 16 << 20;
 
-/// Where chunks are stored and how.
+/// How an image is written.
 #[derive(Debug, Clone)]
 pub struct WriteOptions {
     /// Bytes of a chunk: a power of two from 4 KiB to 2 MiB. 8 KiB by default.
@@ -75,7 +75,7 @@ impl Default for WriteOptions {
     }
 }
 
-/// What was written.
+/// Statistics of a written image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Written {
     /// The id of the contents.

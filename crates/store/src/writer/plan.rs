@@ -174,7 +174,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_chunk_comes_once_and_the_working_set_first(
+        fn every_chunk_is_planned_once_and_the_working_set_first(
             mut cuts in prop::collection::vec(0..1_u64 << 20, 0..20),
             working_set in prop::collection::vec(0..128_u32, 0..40),
         ) {

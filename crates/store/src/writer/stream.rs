@@ -14,7 +14,7 @@ use std::path::PathBuf;
 
 /// How many different chunks are remembered to find equal ones: 48 MiB of memory at most, all
 /// chunks of 8 GiB in chunks of 8 KiB.
-const REMEMBERED: usize = 1 << 20;
+const MAX_REMEMBERED: usize = 1 << 20;
 /// Offsets have 48 bits.
 const MAX_FILE: u64 = 1 << 48;
 /// Raw chunks begin at page boundaries if nothing is compressed.
@@ -101,7 +101,7 @@ impl<W: Write> Stream<W> {
                             "the image would be larger than 256 TiB".into(),
                         ));
                     }
-                    if self.known.len() < REMEMBERED {
+                    if self.known.len() < MAX_REMEMBERED {
                         self.known.insert(item.hash, entry);
                     }
                     if item.hot {

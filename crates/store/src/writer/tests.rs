@@ -70,7 +70,7 @@ fn a_dictionary_makes_small_chunks_smaller_and_stays_in_the_image() {
 }
 
 #[test]
-fn what_the_parent_has_at_the_same_place_is_not_stored_again() {
+fn chunks_equal_to_the_parent_s_are_not_stored_again() {
     use Kind::{Lz4, Parent, Raw, Zero};
     let folder = Folder::new();
     let base = contents("tnt.ttt");
@@ -160,7 +160,7 @@ fn the_working_set_comes_first_in_its_order_and_without_the_parent() {
 }
 
 #[test]
-fn the_last_chunk_is_padded_and_nothing_makes_an_image_too() {
+fn the_last_chunk_is_padded_and_an_empty_image_is_valid() {
     let folder = Folder::new();
     for length in [0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 65 * CHUNK + 9] {
         let mut bytes: Vec<u8> = text(1).into_iter().cycle().take(length).collect();
@@ -173,7 +173,7 @@ fn the_last_chunk_is_padded_and_nothing_makes_an_image_too() {
 }
 
 #[test]
-fn options_that_contradict_the_format_are_refused_and_leave_nothing() {
+fn invalid_options_are_refused_and_leave_no_file() {
     let folder = Folder::new();
     let parent = Arc::new(folder.image("base", &contents("t"), &small()));
     let mut nowhere = backing(&folder, "base", &fs::read(parent.path()).unwrap());
@@ -235,7 +235,7 @@ fn options_that_contradict_the_format_are_refused_and_leave_nothing() {
 }
 
 #[test]
-fn a_source_that_fails_ends_it_with_the_place_and_leaves_what_was_there() {
+fn a_failing_source_reports_its_offset_and_keeps_the_old_file() {
     struct Failing;
     impl ChunkSource for Failing {
         fn size(&self) -> u64 {
@@ -309,7 +309,7 @@ fn the_file_does_not_depend_on_the_number_of_threads() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]
-    fn what_is_written_is_read(
+    fn every_written_image_reads_back(
         letters in "[.ntABC]{0,150}",
         parent in prop::option::of("[.ntABC]{0,150}"),
         root in prop::option::of("[.ntABC]{0,150}"),

@@ -14,9 +14,9 @@ use std::thread;
 use zstd::zstd_safe::CDict;
 
 /// How many pieces of work a thread may be ahead.
-const AHEAD: usize = 3;
+const MAX_AHEAD: usize = 3;
 
-/// What all threads need for their work.
+/// The input of all threads.
 pub(super) struct Job<'a, S: ?Sized> {
     pub(super) source: &'a S,
     pub(super) options: &'a WriteOptions,
@@ -49,55 +49,55 @@ pub(super) struct Batch {
     pub(super) bytes: Vec<u8>,
 }
 
-/// What the threads share.
-struct Desk<I> {
+/// The state that the threads share.
+struct Queue<I> {
     plan: I,
     /// The number of the next piece to begin.
     next: usize,
     /// The number of the next piece to write.
     written: usize,
     done: BTreeMap<usize, Result<Batch, WriteError>>,
-    /// How many threads have not ended.
+    /// Number of threads that have not ended.
     working: usize,
     /// Set when no further piece may begin.
     stop: bool,
 }
 
-struct Room<I> {
-    desk: Mutex<Desk<I>>,
+struct Shared<I> {
+    queue: Mutex<Queue<I>>,
     changed: Condvar,
 }
 
-impl<I> Room<I> {
-    fn lock(&self) -> MutexGuard<'_, Desk<I>> {
-        self.desk.lock().unwrap_or_else(PoisonError::into_inner)
+impl<I> Shared<I> {
+    fn lock(&self) -> MutexGuard<'_, Queue<I>> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn wait<'a>(&self, desk: MutexGuard<'a, Desk<I>>) -> MutexGuard<'a, Desk<I>> {
+    fn wait<'a>(&self, queue: MutexGuard<'a, Queue<I>>) -> MutexGuard<'a, Queue<I>> {
         self.changed
-            .wait(desk)
+            .wait(queue)
             .unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// When dropped, reports the end of its thread, even after a panic.
-struct Leaving<'a, I>(&'a Room<I>);
+struct EndOnDrop<'a, I>(&'a Shared<I>);
 
-impl<I> Drop for Leaving<'_, I> {
+impl<I> Drop for EndOnDrop<'_, I> {
     fn drop(&mut self) {
-        let mut desk = self.0.lock();
-        desk.working -= 1;
+        let mut queue = self.0.lock();
+        queue.working -= 1;
         if thread::panicking() {
-            desk.stop = true;
+            queue.stop = true;
         }
         self.0.changed.notify_all();
     }
 }
 
 /// When dropped, stops the threads from beginning further pieces, even after a panic of the caller.
-struct Stopping<'a, I>(&'a Room<I>);
+struct StopOnDrop<'a, I>(&'a Shared<I>);
 
-impl<I> Drop for Stopping<'_, I> {
+impl<I> Drop for StopOnDrop<'_, I> {
     fn drop(&mut self) {
         self.0.lock().stop = true;
         self.0.changed.notify_all();
@@ -117,8 +117,8 @@ pub(super) fn run<S: ChunkSource + Sync + ?Sized>(
         _ => 0,
     };
     let dictionary = job.dictionary.map(|bytes| CDict::create(bytes, level));
-    let room = Room {
-        desk: Mutex::new(Desk {
+    let shared = Shared {
+        queue: Mutex::new(Queue {
             plan: plan.batches(),
             next: 0,
             written: 0,
@@ -131,34 +131,34 @@ pub(super) fn run<S: ChunkSource + Sync + ?Sized>(
     thread::scope(|scope| {
         for _ in 0..threads {
             scope.spawn(|| {
-                let _leaving = Leaving(&room);
-                work(job, dictionary.as_ref(), &room, threads * AHEAD);
+                let _end = EndOnDrop(&shared);
+                work(job, dictionary.as_ref(), &shared, threads * MAX_AHEAD);
             });
         }
-        let _stopping = Stopping(&room);
-        collect(&room, &mut write)
+        let _stop = StopOnDrop(&shared);
+        collect(&shared, &mut write)
     })
 }
 
 fn collect<I>(
-    room: &Room<I>,
+    shared: &Shared<I>,
     write: &mut impl FnMut(Batch) -> Result<(), WriteError>,
 ) -> Result<(), WriteError> {
     loop {
-        let mut desk = room.lock();
+        let mut queue = shared.lock();
         let batch = loop {
-            let number = desk.written;
-            if let Some(batch) = desk.done.remove(&number) {
-                desk.written += 1;
-                room.changed.notify_all();
+            let number = queue.written;
+            if let Some(batch) = queue.done.remove(&number) {
+                queue.written += 1;
+                shared.changed.notify_all();
                 break batch?;
             }
-            if desk.working == 0 {
+            if queue.working == 0 {
                 return Ok(());
             }
-            desk = room.wait(desk);
+            queue = shared.wait(queue);
         };
-        drop(desk);
+        drop(queue);
         write(batch)?;
     }
 }
@@ -166,7 +166,7 @@ fn collect<I>(
 fn work<S: ChunkSource + ?Sized>(
     job: &Job<'_, S>,
     dictionary: Option<&CDict<'_>>,
-    room: &Room<impl Iterator<Item = Vec<Range<u32>>>>,
+    shared: &Shared<impl Iterator<Item = Vec<Range<u32>>>>,
     ahead: usize,
 ) {
     let options = job.options;
@@ -175,26 +175,26 @@ fn work<S: ChunkSource + ?Sized>(
     let mut encoder = Encoder::new(options.codec, dictionary, limit);
     let mut buffer = Vec::new();
     loop {
-        let mut desk = room.lock();
-        while !desk.stop && desk.next >= desk.written + ahead {
-            desk = room.wait(desk);
+        let mut queue = shared.lock();
+        while !queue.stop && queue.next >= queue.written + ahead {
+            queue = shared.wait(queue);
         }
-        if desk.stop {
+        if queue.stop {
             return;
         }
-        let Some(ranges) = desk.plan.next() else {
+        let Some(ranges) = queue.plan.next() else {
             return;
         };
-        let number = desk.next;
-        desk.next += 1;
-        drop(desk);
+        let number = queue.next;
+        queue.next += 1;
+        drop(queue);
         let first = ranges.first().map_or(0, |range| range.start);
         let batch = match &mut encoder {
             Ok(encoder) => pack(job, &ranges, encoder, &mut buffer),
             Err(what) => Err(WriteError::Compress { index: first, what }),
         };
-        room.lock().done.insert(number, batch);
-        room.changed.notify_all();
+        shared.lock().done.insert(number, batch);
+        shared.changed.notify_all();
     }
 }
 
@@ -221,7 +221,7 @@ fn pack<S: ChunkSource + ?Sized>(
             let start = batch.bytes.len();
             let place = match hot {
                 true => None,
-                false => elsewhere(job.options, index, &hash, chunk)?,
+                false => find_existing(job.options, index, &hash, chunk)?,
             };
             let (kind, in_backing) = match place {
                 Some(place) => place,
@@ -249,7 +249,7 @@ fn pack<S: ChunkSource + ?Sized>(
 }
 
 /// The parent or the offset in the backing file that holds the chunk already.
-fn elsewhere(
+fn find_existing(
     options: &WriteOptions,
     index: u32,
     hash: &ContentHash,

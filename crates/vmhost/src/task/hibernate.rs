@@ -25,7 +25,7 @@ use crate::timeline::PagerFaults;
 use jiffy_content::clock::unix_seconds;
 use jiffy_content::error::{Error, Result};
 use jiffy_content::model::vm::Failure;
-use jiffy_content::snapshots::remove_behind;
+use jiffy_content::snapshots::remove_in_background;
 use jiffy_wire::api::VmState;
 use jiffy_wire::vmm::ControlRequest;
 use std::fs;
@@ -238,7 +238,7 @@ impl Actor {
         let _ = fs::remove_file(sleeping.join("state"));
         if self.record.paged.is_none() {
             // The VMM has the files mapped, so they can be unlinked.
-            let _ = remove_behind(&sleeping);
+            let _ = remove_in_background(&sleeping);
         }
         self.host.network.lead_to(&self.record.id);
         info!(vm = %self.record.name, "VM awake");
@@ -282,7 +282,7 @@ impl Actor {
     /// Drops the memory of a VM that has ended.
     pub(super) fn forget_memory(&mut self) {
         self.leave_pager();
-        let _ = remove_behind(&hibernated_in(&self.folder()));
+        let _ = remove_in_background(&hibernated_in(&self.folder()));
     }
 
     /// Stops using the pager, which is told once the record is on disk: a daemon that reads the

@@ -1,15 +1,14 @@
 //! The order of requests that wait.
 //!
-//! * Those of a higher priority are served first. But none is passed over for ever: when [`PASSES`]
-//!   requests of higher priorities were served while some of a priority waited, it is the turn of
-//!   one of these.
-//! * Within a priority, owners take turns: one that was served goes behind the others, and so does
-//!   one that is new. So the first request of a priority stays its first until it is served or
-//!   leaves, whoever comes.
+//! * Higher priorities are served first. None starves: after [`PASSES`] requests of higher
+//!   priorities were served while some of a lower priority waited, one of the lower priority is
+//!   served.
+//! * Within a priority, owners take turns: an owner that was served or is new goes to the end. So
+//!   the first request of a priority stays the first until it is served or leaves.
 //! * Requests of an owner and priority are served in the order in which they came.
 
 use super::amount::Amount;
-use super::asking::Asking;
+use super::request::Request;
 use jiffy_wire::api::{Priority, Queued};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -25,7 +24,7 @@ const CLASSES: usize = 3;
 /// A request that waits.
 #[derive(Debug)]
 pub(super) struct Ticket {
-    pub(super) asking: Asking,
+    pub(super) request: Request,
     /// What it needs in all.
     pub(super) want: Amount,
     /// VMs that want it.
@@ -76,11 +75,11 @@ impl Ticket {
     fn shown(&self, place: usize) -> Queued {
         Queued {
             place: place as u32,
-            id: self.asking.id.clone(),
-            name: self.asking.name.clone(),
-            purpose: self.asking.purpose,
-            owner: self.asking.owner.to_string(),
-            priority: self.asking.priority,
+            id: self.request.id.clone(),
+            name: self.request.name.clone(),
+            purpose: self.request.purpose,
+            owner: self.request.owner.to_string(),
+            priority: self.request.priority,
             vms: self.count,
             memory_mib: self.want.soon.max(self.want.whole),
             cpus: self.want.cpus,
@@ -98,7 +97,7 @@ impl Passes {
         due.or_else(|| waits.iter().position(|waits| *waits))
     }
 
-    /// A request of this class was served, and these are the classes in which others wait.
+    /// Notes that a request of this class was served; requests wait in the classes `waits`.
     fn note_served(&mut self, class: usize, waits: [bool; CLASSES]) {
         self.0[class] = 0;
         for passed in &mut self.0[class + 1..] {
@@ -128,7 +127,7 @@ impl Line {
     pub(super) fn has(&self, id: &str) -> bool {
         let owners = self.classes.iter().flatten();
         let mut tickets = owners.flat_map(|one| &one.tickets);
-        tickets.any(|one| one.ticket.asking.id == id)
+        tickets.any(|one| one.ticket.request.id == id)
     }
 
     /// Number of requests of this owner.
@@ -147,7 +146,7 @@ impl Line {
         is_alone && self.passes.turn(waits) == Some(class)
     }
 
-    /// A request of this priority was served that did not wait.
+    /// Notes that a request of this priority was served without waiting.
     pub(super) fn note_served(&mut self, priority: Priority) {
         self.passes.note_served(class_of(priority), self.waits());
     }
@@ -157,8 +156,8 @@ impl Line {
         let number = self.next;
         self.next += 1;
         self.length += 1;
-        let class = &mut self.classes[class_of(ticket.asking.priority)];
-        let owner = Arc::clone(&ticket.asking.owner);
+        let class = &mut self.classes[class_of(ticket.request.priority)];
+        let owner = Arc::clone(&ticket.request.owner);
         let ticket = Numbered { number, ticket };
         match class.iter_mut().find(|one| one.owner == owner) {
             Some(one) => one.tickets.push_back(ticket),
@@ -177,7 +176,7 @@ impl Line {
         Some((first.number, &first.ticket))
     }
 
-    /// Takes the first request out, because it is served: its owner goes behind the others.
+    /// Removes the first request, which is served; its owner goes to the end.
     pub(super) fn serve_first(&mut self) {
         let Some(class) = self.passes.turn(self.waits()) else {
             return;
@@ -194,7 +193,7 @@ impl Line {
         self.passes.note_served(class, self.waits());
     }
 
-    /// Takes a request out that gave up; false if it is not there.
+    /// Removes a request that gave up; false if it is not there.
     pub(super) fn leave(&mut self, number: u64) -> bool {
         for class in &mut self.classes {
             for at in 0..class.len() {
@@ -214,9 +213,9 @@ impl Line {
         false
     }
 
-    /// All requests that pass, with their places in the order in which they will be served if
-    /// nobody comes or leaves.
-    pub(super) fn shown(&self, passes: impl Fn(&Asking) -> bool) -> Vec<Queued> {
+    /// All requests that `passes` accepts, with their places in the order of service if no request
+    /// arrives or leaves.
+    pub(super) fn shown(&self, passes: impl Fn(&Request) -> bool) -> Vec<Queued> {
         let mut classes = self.classes.each_ref().map(in_turns);
         let mut turns = self.passes;
         let mut shown = Vec::new();
@@ -228,7 +227,7 @@ impl Line {
             let ticket = classes[class].pop_front();
             let waits = classes.each_ref().map(|class| !class.is_empty());
             turns.note_served(class, waits);
-            if let Some(ticket) = ticket.filter(|ticket| passes(&ticket.asking)) {
+            if let Some(ticket) = ticket.filter(|ticket| passes(&ticket.request)) {
                 shown.push(ticket.shown(place));
             }
         }
@@ -240,7 +239,7 @@ impl Line {
         self.classes.each_ref().map(|class| !class.is_empty())
     }
 
-    /// When the next of all requests gives up, at the latest; or of one owner's.
+    /// The earliest deadline of all requests, or of those of one owner.
     pub(super) fn next_deadline(&self, of: Option<&str>) -> Option<Instant> {
         let owners = self.classes.iter().flatten();
         let owners = owners.filter(|one| of.is_none_or(|of| *one.owner == *of));

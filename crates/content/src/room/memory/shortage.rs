@@ -1,4 +1,4 @@
-//! A request compared with what there is, and the sentence about what is missing.
+//! Compares a request with the available resources, and makes the error message.
 
 use super::amount::Amount;
 use crate::error::Error;
@@ -58,12 +58,12 @@ enum Lack {
 impl Shortage {
     /// Is there enough?
     pub(super) fn fits(&self) -> bool {
-        self.fits_beside(Amount::default())
+        self.fits_with(Amount::default())
     }
 
     /// As [`Shortage::fits`] if `more` were held in addition.
-    pub(super) fn fits_beside(&self, more: Amount) -> bool {
-        self.lacks_beside(more).is_none()
+    pub(super) fn fits_with(&self, more: Amount) -> bool {
+        self.lacks_with(more).is_none()
     }
 
     /// What is missing; `None` if it fits.
@@ -72,13 +72,13 @@ impl Shortage {
             let all = self.held.plus(self.want);
             all.soon.saturating_sub(memory.available)
         };
-        self.lacks_beside(Amount::default()).map(|lack| match lack {
+        self.lacks_with(Amount::default()).map(|lack| match lack {
             Lack::Memory => Lacking::Memory(self.memory.map_or(0, missing)),
             Lack::Limit | Lack::Cpus => Lacking::Share,
         })
     }
 
-    fn lacks_beside(&self, more: Amount) -> Option<Lack> {
+    fn lacks_with(&self, more: Amount) -> Option<Lack> {
         let all = self.held.plus(more).plus(self.want);
         let Bounds { memory, cpus } = self.bounds;
         // Adopted VMs may already hold more than a bound.
@@ -92,8 +92,8 @@ impl Shortage {
         (self.want.soon > 0 && self.memory.is_some_and(over)).then_some(Lack::Memory)
     }
 
-    /// Would there not be enough now even if all VMs ended? Other programs may free memory later.
-    pub(super) fn is_for_good(&self) -> bool {
+    /// Would it not fit now even if all VMs ended? Other programs may free memory later.
+    pub(super) fn is_permanent(&self) -> bool {
         let beyond = |memory: Memory| {
             let most = memory.available.saturating_add(self.held.whole);
             self.want.soon > most
@@ -111,9 +111,9 @@ impl Shortage {
                 .is_some_and(|memory| self.want.soon > memory.total)
     }
 
-    /// The refusal, after this wait if there was one.
+    /// The error, with the time that the request waited, if any.
     pub(super) fn error(&self, waited: Option<Duration>) -> Error {
-        let lack = self.lacks_beside(Amount::default());
+        let lack = self.lacks_with(Amount::default());
         let needs = match lack {
             Some(Lack::Limit) => format!("{} MiB of memory", self.want.whole),
             Some(Lack::Cpus) => cpus(self.want.cpus),

@@ -23,16 +23,16 @@ fn vm(mib: u64) -> Amount {
     }
 }
 
-/// A request of the default owner, without a wait of its own.
-fn asking() -> Asking {
-    Asking {
+/// A request of the default owner, without a time limit of its own.
+fn request() -> Request {
+    Request {
         owner: DEFAULT_OWNER.into(),
         priority: Priority::Normal,
         wait: None,
         id: "0123456789ab".into(),
         name: "web".into(),
         purpose: Purpose::Start,
-        request: None,
+        request_id: None,
     }
 }
 
@@ -40,7 +40,7 @@ fn limited(memory: Option<u64>) -> Bounds {
     Bounds { memory, cpus: None }
 }
 
-/// A host with so much available, which tests may change.
+/// A host with this much available memory, which tests may change.
 fn host(available: u64) -> (Arc<AtomicU64>, Box<Host>) {
     let now = Arc::new(AtomicU64::new(available));
     let said = Arc::clone(&now);
@@ -54,16 +54,16 @@ fn host(available: u64) -> (Arc<AtomicU64>, Box<Host>) {
 }
 
 fn room(available: u64, limit: Option<u64>, patience: Duration) -> Arc<Room> {
-    Room::of_host(host(available).1, limited(limit), patience, PLACES)
+    Room::with_host(host(available).1, limited(limit), patience, PLACES)
 }
 
 fn empty(room: &Room) -> bool {
     let state = room.state();
-    state.books == Books::default() && state.line.is_empty()
+    state.totals == Totals::default() && state.line.is_empty()
 }
 
-/// Lets all tasks get as far as they can.
-async fn all_wait() {
+/// Lets all tasks run until they wait.
+async fn settle() {
     for _ in 0..100 {
         yield_now().await;
     }
@@ -77,57 +77,57 @@ fn refused(result: Result<Reserved>) -> String {
 }
 
 #[tokio::test]
-async fn what_starts_counts_until_it_is_ready_and_what_runs_until_it_is_gone() {
+async fn a_starting_vm_counts_until_ready_and_a_running_one_until_it_ends() {
     let (available, host) = host(300);
-    let room = Room::of_host(host, limited(Some(500)), Duration::ZERO, PLACES);
-    let mut first = room.reserve(asking(), vm(200), 1).await.unwrap();
+    let room = Room::with_host(host, limited(Some(500)), Duration::ZERO, PLACES);
+    let mut first = room.reserve(request(), vm(200), 1).await.unwrap();
     assert_eq!(first.waited_ns, None);
     assert_eq!(
-        refused(room.reserve(asking(), vm(200), 1).await),
+        refused(room.reserve(request(), vm(200), 1).await),
         "The VM wants 200 MiB of memory; the host has 300 MiB available, of which VMs that are starting will take 200 MiB."
     );
-    // It took half of what it may have.
+    // The first VM took half of its memory.
     available.store(200, Ordering::Relaxed);
     first.note_ready();
     first.note_ready();
-    let second = room.reserve(asking(), vm(200), 1).await.unwrap();
+    let second = room.reserve(request(), vm(200), 1).await.unwrap();
     drop(second);
     available.store(TOTAL, Ordering::Relaxed);
     assert_eq!(
-        refused(room.reserve(asking(), vm(301), 1).await),
+        refused(room.reserve(request(), vm(301), 1).await),
         "The VM wants 301 MiB of memory; VMs have 200 MiB of the 500 MiB that they may have in all."
     );
-    let third = room.reserve(asking(), vm(300), 1).await.unwrap();
+    let third = room.reserve(request(), vm(300), 1).await.unwrap();
     drop((first, third));
     assert!(empty(&room));
 }
 
 #[tokio::test]
-async fn what_can_never_be_had_is_refused_at_once() {
+async fn a_request_that_can_never_fit_is_refused_at_once() {
     let limited = room(TOTAL, Some(500), LONG);
-    let _all = limited.reserve(asking(), vm(500), 1).await.unwrap();
+    let _all = limited.reserve(request(), vm(500), 1).await.unwrap();
     assert!(
-        refused(limited.reserve(asking(), vm(501), 1).await).starts_with("The VM wants 501 MiB")
+        refused(limited.reserve(request(), vm(501), 1).await).starts_with("The VM wants 501 MiB")
     );
-    let some = refused(limited.reserve(asking(), vm(6), 100).await);
+    let some = refused(limited.reserve(request(), vm(6), 100).await);
     assert!(some.starts_with("100 VMs want 600 MiB"), "{some}");
     // Without a VM that could end, the host's available memory can't grow either.
     let idle = room(100, None, LONG);
-    refused(idle.reserve(asking(), vm(101), 1).await);
+    refused(idle.reserve(request(), vm(101), 1).await);
     let _runs = idle.adopt(Amount::of_running(1, 1));
-    refused(idle.reserve(asking(), vm(102), 1).await);
-    refused(idle.reserve(asking(), vm(TOTAL + 1), 1).await);
+    refused(idle.reserve(request(), vm(102), 1).await);
+    refused(idle.reserve(request(), vm(TOTAL + 1), 1).await);
 }
 
 #[tokio::test]
-async fn a_host_that_cannot_tell_refuses_nothing() {
+async fn a_host_with_unknown_memory_refuses_nothing() {
     let tell = || Err(io::ErrorKind::NotFound.into());
-    let room = Room::of_host(Box::new(tell), limited(None), Duration::ZERO, PLACES);
-    room.reserve(asking(), vm(1 << 30), 1000).await.unwrap();
+    let room = Room::with_host(Box::new(tell), limited(None), Duration::ZERO, PLACES);
+    room.reserve(request(), vm(1 << 30), 1000).await.unwrap();
 }
 
 #[tokio::test]
-async fn huge_pages_are_not_of_the_memory_that_is_available() {
+async fn huge_pages_do_not_count_as_available_memory() {
     let mut spec = Spec {
         memory_mib: 128,
         ..Spec::default()
@@ -140,35 +140,35 @@ async fn huge_pages_are_not_of_the_memory_that_is_available() {
     let huge = Amount::of(&spec);
     assert_eq!((huge.soon, huge.whole), (0, 128));
     let room = room(10, Some(200), Duration::ZERO);
-    let _first = room.reserve(asking(), huge, 1).await.unwrap();
-    assert!(refused(room.reserve(asking(), huge, 1).await).contains("128 MiB of the 200 MiB"));
+    let _first = room.reserve(request(), huge, 1).await.unwrap();
+    assert!(refused(room.reserve(request(), huge, 1).await).contains("128 MiB of the 200 MiB"));
 }
 
 #[tokio::test]
-async fn a_thousand_children_need_little_and_each_has_its_part() {
+async fn a_thousand_children_need_little_and_their_reservation_splits() {
     let spec = Spec {
         memory_mib: 128,
         ..Spec::default()
     };
     let room = room(2500, None, Duration::ZERO);
     let all = room
-        .reserve(asking(), Amount::of_child(&spec), 1000)
+        .reserve(request(), Amount::of_child(&spec), 1000)
         .await
         .unwrap();
     let mut parts = all.split();
     assert_eq!(parts.len(), 1000);
-    assert_eq!(room.state().books.held.soon, 2000);
+    assert_eq!(room.state().totals.held.soon, 2000);
     for part in &mut parts {
         part.note_ready();
     }
-    let held = room.state().books.held;
+    let held = room.state().totals.held;
     assert_eq!((held.soon, held.whole), (0, 128_000));
     drop(parts);
     assert!(empty(&room));
 }
 
-/// Tasks that reserve one after the other; each notes its number when it has what it wants.
-fn in_line(
+/// Tasks that reserve one after the other; each notes its number when it is served.
+fn queued_tasks(
     room: &Arc<Room>,
     wants: &[u64],
     served: &Arc<Mutex<Vec<usize>>>,
@@ -176,7 +176,7 @@ fn in_line(
     let each = |(number, mib): (usize, &u64)| {
         let (room, served, mib) = (Arc::clone(room), Arc::clone(served), *mib);
         tokio::spawn(async move {
-            let reserved = room.reserve(asking(), vm(mib), 1).await?;
+            let reserved = room.reserve(request(), vm(mib), 1).await?;
             served.lock().unwrap().push(number);
             Ok(reserved)
         })
@@ -185,26 +185,26 @@ fn in_line(
 }
 
 #[tokio::test]
-async fn requests_are_served_in_the_order_in_which_they_came() {
+async fn requests_are_served_in_order_of_arrival() {
     let room = room(TOTAL, Some(100), LONG);
     let served = Arc::default();
-    let first = room.reserve(asking(), vm(60), 1).await.unwrap();
-    // The large one in front is not overtaken by those that would fit.
-    let mut line = in_line(&room, &[100, 10, 10, 10, 90], &served);
-    all_wait().await;
+    let first = room.reserve(request(), vm(60), 1).await.unwrap();
+    // The large request at the front is not overtaken by those that would fit.
+    let mut line = queued_tasks(&room, &[100, 10, 10, 10, 90], &served);
+    settle().await;
     assert!(served.lock().unwrap().is_empty());
     drop(first);
     let large = line.remove(0).await.unwrap().unwrap();
     let (from, to) = large.waited_ns.unwrap();
     assert!(from <= to);
-    all_wait().await;
+    settle().await;
     assert_eq!(*served.lock().unwrap(), [0]);
     drop(large);
     let mut small = Vec::new();
     for task in line.drain(..3) {
         small.push(task.await.unwrap().unwrap());
     }
-    all_wait().await;
+    settle().await;
     assert_eq!(*served.lock().unwrap(), [0, 1, 2, 3]);
     small.truncate(1);
     let last = line.remove(0).await.unwrap().unwrap();
@@ -213,15 +213,15 @@ async fn requests_are_served_in_the_order_in_which_they_came() {
 }
 
 #[tokio::test]
-async fn who_goes_away_leaves_the_line_to_others() {
+async fn an_aborted_request_leaves_the_queue_to_others() {
     let room = room(TOTAL, Some(100), LONG);
     let served = Arc::default();
-    let first = room.reserve(asking(), vm(50), 1).await.unwrap();
-    let mut line = in_line(&room, &[80, 70, 40], &served);
-    all_wait().await;
-    // The second in line, and then the first of it.
+    let first = room.reserve(request(), vm(50), 1).await.unwrap();
+    let mut line = queued_tasks(&room, &[80, 70, 40], &served);
+    settle().await;
+    // Abort the second in the queue, and then the first.
     line.remove(1).abort();
-    all_wait().await;
+    settle().await;
     assert!(served.lock().unwrap().is_empty());
     line.remove(0).abort();
     let third = line.remove(0).await.unwrap().unwrap();
@@ -230,10 +230,10 @@ async fn who_goes_away_leaves_the_line_to_others() {
 }
 
 #[tokio::test]
-async fn whoever_waits_too_long_is_told_so() {
+async fn a_request_that_waits_too_long_is_refused() {
     let room = room(TOTAL, Some(100), Duration::from_secs(1));
-    let all = room.reserve(asking(), vm(100), 1).await.unwrap();
-    let mut line = in_line(&room, &[100, 50], &Arc::default());
+    let all = room.reserve(request(), vm(100), 1).await.unwrap();
+    let mut line = queued_tasks(&room, &[100, 50], &Arc::default());
     let last = refused(line.remove(1).await.unwrap());
     assert_eq!(
         last,
@@ -242,11 +242,11 @@ async fn whoever_waits_too_long_is_told_so() {
     refused(line.remove(0).await.unwrap());
     drop(all);
     assert!(empty(&room));
-    room.reserve(asking(), vm(100), 1).await.unwrap();
+    room.reserve(request(), vm(100), 1).await.unwrap();
 }
 
 #[tokio::test]
-async fn whoever_was_never_first_in_line_is_told_so() {
+async fn the_error_says_that_a_request_was_never_first_in_the_queue() {
     let room = room(TOTAL, Some(100), LONG);
     let shortage = room.shortage(&room.state(), vm(50), 1);
     let error = shortage.error(Some(Duration::from_secs(10)));
@@ -257,12 +257,12 @@ async fn whoever_was_never_first_in_line_is_told_so() {
 }
 
 #[tokio::test]
-async fn memory_that_nobody_of_ours_gave_back_is_noticed() {
+async fn memory_freed_by_other_programs_is_noticed() {
     let (available, host) = host(10);
-    let room = Room::of_host(host, limited(None), LONG, PLACES);
+    let room = Room::with_host(host, limited(None), LONG, PLACES);
     let _runs = room.adopt(Amount::of_running(1000, 1));
-    let line = in_line(&room, &[100], &Arc::default());
-    all_wait().await;
+    let line = queued_tasks(&room, &[100], &Arc::default());
+    settle().await;
     available.store(100, Ordering::Relaxed);
     for task in line {
         task.await.unwrap().unwrap();
@@ -270,17 +270,17 @@ async fn memory_that_nobody_of_ours_gave_back_is_noticed() {
 }
 
 #[tokio::test]
-async fn a_wait_goes_on_while_another_program_has_most_of_the_memory() {
+async fn a_request_waits_while_another_program_uses_most_memory() {
     let (available, host) = host(50);
-    let room = Room::of_host(host, limited(None), LONG, PLACES);
+    let room = Room::with_host(host, limited(None), LONG, PLACES);
     let _runs = room.adopt(Amount::of_running(100, 1));
-    let line = in_line(&room, &[120], &Arc::default());
-    all_wait().await;
+    let line = queued_tasks(&room, &[120], &Arc::default());
+    settle().await;
     // Even if all VMs ended, there would now be too little.
     available.store(0, Ordering::Relaxed);
-    let small = room.reserve(asking(), vm(101), 1);
+    let small = room.reserve(request(), vm(101), 1);
     assert!(!refused(small.await).contains("waited"));
-    tokio::time::sleep(2 * LOOK).await;
+    tokio::time::sleep(2 * CHECK_INTERVAL).await;
     assert!(!line[0].is_finished());
     available.store(120, Ordering::Relaxed);
     for task in line {
@@ -289,50 +289,53 @@ async fn a_wait_goes_on_while_another_program_has_most_of_the_memory() {
 }
 
 #[tokio::test]
-async fn what_is_for_later_has_what_is_left_and_gives_way() {
+async fn background_work_gets_only_free_memory_and_yields_to_requests() {
     let room = room(TOTAL, Some(100), LONG);
-    assert!(room.behind(vm(101)).is_none());
-    let mut later = room.behind(vm(60)).unwrap();
-    assert!(room.behind(vm(60)).is_none(), "nor does it have it twice");
-    let fits = room.reserve(asking(), vm(40), 1).await.unwrap();
+    assert!(room.reserve_background(vm(101)).is_none());
+    let mut later = room.reserve_background(vm(60)).unwrap();
+    assert!(
+        room.reserve_background(vm(60)).is_none(),
+        "nor does it have it twice"
+    );
+    let fits = room.reserve(request(), vm(40), 1).await.unwrap();
     assert!(!later.was_claimed());
-    assert!(room.behind(vm(1)).is_none());
-    // This one does not wait for it.
-    let claims = room.reserve(asking(), vm(40), 1).await.unwrap();
+    assert!(room.reserve_background(vm(1)).is_none());
+    // This request does not wait for the background work.
+    let claims = room.reserve(request(), vm(40), 1).await.unwrap();
     assert_eq!(claims.waited_ns, None);
     assert!(later.was_claimed());
     later.claimed().await;
     drop(later);
     // While a request waits, there is no memory for background work.
-    let line = in_line(&room, &[90], &Arc::default());
-    all_wait().await;
-    assert!(room.behind(vm(1)).is_none());
+    let line = queued_tasks(&room, &[90], &Arc::default());
+    settle().await;
+    assert!(room.reserve_background(vm(1)).is_none());
     let quiet = room.clone();
-    let quiet = tokio::spawn(async move { quiet.nobody_waits().await });
-    all_wait().await;
+    let quiet = tokio::spawn(async move { quiet.wait_until_idle().await });
+    settle().await;
     assert!(!quiet.is_finished());
     drop((fits, claims));
     quiet.await.unwrap();
     let waited = line.into_iter().next().unwrap().await.unwrap().unwrap();
-    let later = room.behind(vm(10)).unwrap();
+    let later = room.reserve_background(vm(10)).unwrap();
     assert!(!later.was_claimed(), "what was claimed before is not its");
-    // Nor is there any while the host has little, whatever the books say.
-    room.set_scarce(true);
+    // Background work gets no memory while the host is low, whatever the totals are.
+    room.set_low_memory(true);
     assert!(later.was_claimed());
     drop((waited, later));
-    assert!(room.behind(vm(1)).is_none());
-    drop(room.reserve(asking(), vm(1), 1).await.unwrap());
-    room.set_scarce(false);
-    assert!(!room.behind(vm(1)).unwrap().was_claimed());
+    assert!(room.reserve_background(vm(1)).is_none());
+    drop(room.reserve(request(), vm(1), 1).await.unwrap());
+    room.set_low_memory(false);
+    assert!(!room.reserve_background(vm(1)).unwrap().was_claimed());
     assert!(empty(&room));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn who_does_not_wait_is_refused_for_lack_of_room_only() {
+async fn a_request_that_does_not_wait_is_refused_only_for_lack_of_memory() {
     let room = room(TOTAL, Some(1000), Duration::ZERO);
     let one = |_| {
         let room = Arc::clone(&room);
-        tokio::spawn(async move { room.reserve(asking(), vm(10), 1).await })
+        tokio::spawn(async move { room.reserve(request(), vm(10), 1).await })
     };
     let all: Vec<_> = (0..200).map(one).collect();
     let mut served = Vec::new();
@@ -343,7 +346,7 @@ async fn who_does_not_wait_is_refused_for_lack_of_room_only() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn two_never_have_the_same_memory() {
+async fn two_requests_never_get_the_same_memory() {
     const TASKS: u64 = 64;
     const LIMIT: u64 = 100;
     let room = room(TOTAL, Some(LIMIT), LONG);
@@ -356,7 +359,7 @@ async fn two_never_have_the_same_memory() {
         tokio::spawn(async move {
             for round in 0..50 {
                 let mib = 1 + (number * 31 + round * 17) % 60;
-                let reserved = room.reserve(asking(), vm(mib), 1).await.unwrap();
+                let reserved = room.reserve(request(), vm(mib), 1).await.unwrap();
                 if held.fetch_add(mib, Ordering::SeqCst) + mib > LIMIT {
                     over.store(true, Ordering::SeqCst);
                 }
@@ -374,7 +377,7 @@ async fn two_never_have_the_same_memory() {
     assert!(empty(&room));
 }
 
-/// What can happen to the memory of a node.
+/// Events that affect the memory of a node.
 #[derive(Debug, Clone)]
 enum Step {
     Reserve {
@@ -385,7 +388,7 @@ enum Step {
     Later {
         mib: u64,
     },
-    /// This VM has taken so much of its memory, in percent, and is ready.
+    /// This VM is ready and has taken this percentage of its memory.
     Ready {
         which: usize,
         share: u64,
@@ -396,7 +399,7 @@ enum Step {
     EndLater {
         which: usize,
     },
-    /// Other programs take this much.
+    /// Other programs take this many MiB.
     Others {
         mib: u64,
     },
@@ -419,7 +422,7 @@ fn step() -> impl Strategy<Value = Step> {
 struct Model {
     reserved: Reserved,
     amount: Amount,
-    /// What it took, once it is ready.
+    /// What the VM took, once it is ready.
     took: Option<u64>,
 }
 
@@ -427,7 +430,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
     #[test]
-    fn no_more_is_promised_than_there_is(
+    fn reservations_never_exceed_the_available_memory(
         limit in proptest::option::of(100..1500_u64),
         steps in proptest::collection::vec(step(), 1..80),
     ) {
@@ -437,7 +440,7 @@ proptest! {
             .build()
             .unwrap();
         let (available, host) = host(MEMORY);
-        let room = Room::of_host(host, limited(limit), Duration::ZERO, PLACES);
+        let room = Room::with_host(host, limited(limit), Duration::ZERO, PLACES);
         let (mut vms, mut later, mut others) = (Vec::<Model>::new(), Vec::new(), 0);
         for step in steps {
             let taken: u64 = vms.iter().filter_map(|vm| vm.took).sum();
@@ -452,7 +455,7 @@ proptest! {
                     let all = amount.times(count);
                     let fits = soon + all.soon <= free
                         && limit.is_none_or(|limit| whole + all.whole <= limit);
-                    let got = runtime.block_on(room.reserve(asking(), amount, count));
+                    let got = runtime.block_on(room.reserve(request(), amount, count));
                     prop_assert_eq!(got.is_ok(), fits);
                     if let Ok(reserved) = got {
                         let new = |reserved| Model { reserved, amount, took: None };
@@ -463,7 +466,7 @@ proptest! {
                     let behind: u64 = later.iter().map(|(_, mib)| mib).sum();
                     let fits = soon + behind + mib <= free
                         && limit.is_none_or(|limit| whole + behind + mib <= limit);
-                    let got = room.behind(vm(mib));
+                    let got = room.reserve_background(vm(mib));
                     prop_assert_eq!(got.is_some(), fits);
                     later.extend(got.map(|got| (got, mib)));
                 }
@@ -485,24 +488,24 @@ proptest! {
 }
 
 #[test]
-fn this_host_says_what_it_has() {
+fn the_memory_of_this_host_is_read() {
     let memory = meminfo().unwrap();
     assert!(memory.available <= memory.total && memory.total > 0);
 }
 
 #[tokio::test]
-async fn what_takes_nothing_of_the_limit_is_not_refused_for_it() {
+async fn a_request_that_adds_nothing_to_the_limit_is_not_refused_by_it() {
     let room = room(300, Some(100), Duration::ZERO);
     let _adopted = room.adopt(Amount::of_running(200, 1));
     let filled = Amount {
         soon: 300,
         ..Amount::default()
     };
-    drop(room.reserve(asking(), filled, 1).await.unwrap());
+    drop(room.reserve(request(), filled, 1).await.unwrap());
     let more = Amount {
         soon: 301,
         ..Amount::default()
     };
-    assert!(refused(room.reserve(asking(), more, 1).await).contains("300 MiB available"));
-    refused(room.reserve(asking(), vm(1), 1).await);
+    assert!(refused(room.reserve(request(), more, 1).await).contains("300 MiB available"));
+    refused(room.reserve(request(), vm(1), 1).await);
 }

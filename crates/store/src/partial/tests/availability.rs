@@ -7,7 +7,7 @@ use std::sync::mpsc::channel;
 /// An origin that refuses every request.
 fn absent(file: &[u8]) -> Arc<Scripted> {
     Scripted::new("the absent one", file.to_vec(), |_, _| {
-        Err(OriginError::never("it has nothing"))
+        Err(OriginError::permanent("it has nothing"))
     })
 }
 
@@ -21,7 +21,7 @@ fn packed_otherwise(letters: &str) -> Pair {
 }
 
 #[test]
-fn who_lied_or_had_nothing_is_asked_last() {
+fn a_lying_or_empty_origin_is_asked_last() {
     let pair = Pair::new(&many(400), &small());
     let (liar, absent) = (Scripted::lying(&pair.whole), absent(&pair.whole));
     let honest = Scripted::honest(&pair.whole);
@@ -35,7 +35,7 @@ fn who_lied_or_had_nothing_is_asked_last() {
 }
 
 #[test]
-fn an_image_that_one_artifact_does_not_give_is_had_by_another_s_packing() {
+fn chunks_missing_in_one_artifact_come_from_another_packing() {
     let letters = many(200);
     // An artifact with valid tables whose chunks no origin has.
     let hostile = Pair::new(&letters, &small());
@@ -52,7 +52,7 @@ fn an_image_that_one_artifact_does_not_give_is_had_by_another_s_packing() {
     assert_eq!(read_all(&image), other.bytes);
     // It is asked once; afterwards the other packing is tried first.
     assert_eq!(none.asked().len(), before + 1);
-    assert!(image.is_here(100).unwrap());
+    assert!(image.is_local(100).unwrap());
     image.complete().unwrap();
     assert!(is_partial(&hostile.path()) && !is_partial(&other.path()));
     // In the opposite order, and with a few large reads.
@@ -74,7 +74,7 @@ fn hostile_again(pair: &Pair, image: ImageReader, origin: &Arc<Scripted>) -> Ima
 }
 
 #[test]
-fn what_holds_something_else_is_no_packing() {
+fn an_image_with_other_contents_is_not_a_packing() {
     let pair = Pair::new(&many(100), &small());
     let image = pair.open(&[]).unwrap();
     let another = Pair::new(&many(101), &small());
@@ -85,7 +85,7 @@ fn what_holds_something_else_is_no_packing() {
 }
 
 #[test]
-fn a_peer_that_packed_it_otherwise_is_not_asked_for_bytes() {
+fn a_peer_with_another_packing_is_not_asked_for_bytes() {
     let letters = many(100);
     let pair = Pair::new(&letters, &small());
     let peer = pair.folder.file("peer");
@@ -135,7 +135,7 @@ impl Drop for SmallDisk<'_> {
 }
 
 #[test]
-fn on_a_full_disk_what_comes_is_read_and_not_kept() {
+fn on_a_full_disk_fetched_chunks_are_read_and_not_kept() {
     let folder = Folder::new();
     let bytes = contents(&many(400));
     let whole = folder.image("whole", &bytes, &small());
@@ -161,7 +161,7 @@ fn on_a_full_disk_what_comes_is_read_and_not_kept() {
         image.read_chunk(index, &mut chunk).unwrap();
         assert_eq!(chunk, &bytes[index as usize * CHUNK..][..CHUNK], "{index}");
     }
-    image.shed();
+    image.drop_fetched();
     disk.fill();
     for index in 0..400 {
         image.read_chunk(index, &mut chunk).unwrap();
@@ -172,11 +172,11 @@ fn on_a_full_disk_what_comes_is_read_and_not_kept() {
     assert!(sentence(&error).contains("cannot be kept here"), "{error}");
     fs::remove_file(here.join("filler")).unwrap();
     assert_eq!(read(&image, 399).unwrap(), &bytes[399 * CHUNK..]);
-    assert!(image.is_here(399).unwrap());
+    assert!(image.is_local(399).unwrap());
 }
 
 #[test]
-fn who_gives_up_takes_nothing_from_who_waits_for_the_same() {
+fn an_abandoned_request_takes_nothing_from_other_waiters() {
     let pair = Pair::new(&many(100), &small());
     let (say, asked) = channel();
     let (release, held) = channel::<()>();
@@ -208,7 +208,7 @@ fn who_gives_up_takes_nothing_from_who_waits_for_the_same() {
 }
 
 #[test]
-fn of_many_who_read_a_wrong_chunk_one_has_it_replaced() {
+fn one_of_many_readers_replaces_a_wrong_chunk() {
     let pair = Pair::new(&many(100), &small());
     let origin = Scripted::honest(&pair.whole);
     let image = pair.open(std::slice::from_ref(&origin)).unwrap();

@@ -1,23 +1,23 @@
-//! The order of requests that wait, and who is refused.
+//! The order of waiting requests, and refusals.
 
 use super::super::line::PASSES;
 use super::*;
 use std::collections::BTreeMap;
 
-/// Seconds that a test's request may wait unless it says something else.
+/// Default time limit of the tests' requests.
 const WAIT: Duration = Duration::from_secs(100);
 
-fn of(owner: &str, priority: Priority) -> Asking {
-    Asking {
+fn of(owner: &str, priority: Priority) -> Request {
+    Request {
         owner: owner.into(),
         priority,
-        ..asking()
+        ..request()
     }
 }
 
-fn ticket(asking: Asking, since: Instant) -> Ticket {
+fn ticket(request: Request, since: Instant) -> Ticket {
     Ticket {
-        asking,
+        request,
         want: vm(10),
         count: 1,
         since,
@@ -32,16 +32,16 @@ fn line_of(requests: &[(&str, Priority)], now: Instant) -> Line {
     let mut line = Line::default();
     for (number, (owner, priority)) in requests.iter().enumerate() {
         let name = format!("{owner}{number}");
-        let asking = Asking {
+        let request = Request {
             name,
             ..of(owner, *priority)
         };
-        line.enter(ticket(asking, now));
+        line.enter(ticket(request, now));
     }
     line
 }
 
-/// Names in the order that the line shows; serves them all, which must give the same order.
+/// Names in the order that `shown` gives; serves them all, which must give the same order.
 fn served(mut line: Line) -> Vec<String> {
     let shown = line.shown(|_| true);
     let places = shown.iter().map(|one| one.place as usize);
@@ -49,7 +49,7 @@ fn served(mut line: Line) -> Vec<String> {
     let shown: Vec<String> = shown.into_iter().map(|one| one.name).collect();
     let mut served = Vec::new();
     while let Some((_, first)) = line.first() {
-        served.push(first.asking.name.clone());
+        served.push(first.request.name.clone());
         line.serve_first();
     }
     assert_eq!(
@@ -61,7 +61,7 @@ fn served(mut line: Line) -> Vec<String> {
 }
 
 #[test]
-fn owners_take_turns_whoever_came_first_with_many() {
+fn owners_take_turns_regardless_of_their_number_of_requests() {
     use Priority::Normal;
     let requests = [
         ("a", Normal),
@@ -77,7 +77,7 @@ fn owners_take_turns_whoever_came_first_with_many() {
 }
 
 #[test]
-fn a_higher_priority_is_served_first_and_each_has_turns_of_its_own() {
+fn a_higher_priority_is_served_first_and_owners_take_turns_in_each() {
     use Priority::{High, Low, Normal};
     let requests = [
         ("a", Low),
@@ -101,7 +101,7 @@ fn a_new_owner_does_not_take_the_turn_of_the_first() {
     let now = Instant::now();
     let mut line = line_of(&[("a", Normal), ("a", Normal), ("b", Normal)], now);
     line.serve_first();
-    // It is b's turn, and then a's, however many come that were never served.
+    // It is b's turn, and then a's, no matter how many new owners arrive.
     for other in ["c", "d", "e"] {
         line.enter(ticket(of(other, Normal), now));
     }
@@ -127,32 +127,32 @@ fn a_lower_priority_has_a_turn_after_some_of_higher_ones() {
         let of_it = shown.iter().filter(move |one| one.priority == priority);
         of_it.map(|one| one.place).collect::<Vec<_>>()
     };
-    // Both were passed over equally often at first; the lowest is before the other then.
+    // Both were passed over equally often; then the lowest priority goes first.
     assert_eq!(places(Low), [PASSES + 1, 2 * PASSES + 2]);
     assert_eq!(places(Normal), [PASSES + 2]);
-    // A stream of others that never ends does not change that.
+    // An endless stream of other requests does not change that.
     for served in 0..PASSES {
-        assert_eq!(line.first().unwrap().1.asking.priority, High, "{served}");
+        assert_eq!(line.first().unwrap().1.request.priority, High, "{served}");
         line.serve_first();
         line.enter(ticket(of("another", High), now));
     }
-    assert_eq!(line.first().unwrap().1.asking.priority, Low);
+    assert_eq!(line.first().unwrap().1.request.priority, Low);
     assert!(!line.would_be_first(High), "whoever comes");
     line.serve_first();
-    assert_eq!(line.first().unwrap().1.asking.priority, Normal);
+    assert_eq!(line.first().unwrap().1.request.priority, Normal);
     line.serve_first();
-    assert_eq!(line.first().unwrap().1.asking.priority, High);
+    assert_eq!(line.first().unwrap().1.request.priority, High);
 }
 
 #[test]
-fn a_priority_in_which_nobody_waits_is_not_passed_over() {
+fn a_priority_without_requests_counts_no_passes() {
     use Priority::{High, Low, Normal};
     let now = Instant::now();
     let mut line = Line::default();
     for _ in 0..PASSES {
         line.note_served(High);
     }
-    // One that came later has not been passed over, and one that left neither.
+    // A request that came later, or that left, has not been passed over.
     line.enter(ticket(of("a", Normal), now));
     assert!(line.would_be_first(High));
     for _ in 0..PASSES - 1 {
@@ -170,7 +170,7 @@ fn a_priority_in_which_nobody_waits_is_not_passed_over() {
 }
 
 #[test]
-fn who_leaves_is_not_served_and_nobody_else_is_left_out() {
+fn a_request_that_leaves_is_not_served_and_all_others_are() {
     use Priority::{Low, Normal};
     let now = Instant::now();
     let requests = [("a", Normal), ("b", Normal), ("a", Normal), ("b", Low)];
@@ -197,14 +197,14 @@ async fn in_order(
     let mut tasks = Vec::new();
     for &(owner, priority) in requests {
         let (room, order) = (Arc::clone(room), Arc::clone(order));
-        let asking = of(owner, priority);
+        let request = of(owner, priority);
         tasks.push(tokio::spawn(async move {
-            let reserved = room.reserve(asking, vm(100), 1).await?;
+            let reserved = room.reserve(request, vm(100), 1).await?;
             order.lock().unwrap().push(owner);
             drop(reserved);
             Ok(())
         }));
-        all_wait().await;
+        settle().await;
     }
     tasks
 }
@@ -213,7 +213,7 @@ async fn in_order(
 async fn an_owner_with_many_requests_does_not_delay_another_by_more_than_one() {
     use Priority::{High, Low, Normal};
     let room = room(TOTAL, Some(100), LONG);
-    let all = room.reserve(asking(), vm(100), 1).await.unwrap();
+    let all = room.reserve(request(), vm(100), 1).await.unwrap();
     let order = Arc::default();
     let requests = [
         ("later", Low),
@@ -235,19 +235,19 @@ async fn an_owner_with_many_requests_does_not_delay_another_by_more_than_one() {
 }
 
 #[tokio::test]
-async fn what_fits_is_served_at_once_before_those_of_lower_priority_only() {
+async fn a_fitting_request_overtakes_only_lower_priorities() {
     use Priority::{High, Low, Normal};
     let room = room(TOTAL, Some(100), LONG);
-    let _some = room.reserve(asking(), vm(50), 1).await.unwrap();
+    let _some = room.reserve(request(), vm(50), 1).await.unwrap();
     let waiting = Arc::clone(&room);
     let line = tokio::spawn(async move { waiting.reserve(of("a", Normal), vm(60), 1).await });
-    all_wait().await;
+    settle().await;
     let at_once = |priority| {
-        let asking = Asking {
+        let request = Request {
             wait: Some(Duration::ZERO),
             ..of("b", priority)
         };
-        room.reserve(asking, vm(10), 1)
+        room.reserve(request, vm(10), 1)
     };
     for priority in [Low, Normal] {
         let refused = refused(at_once(priority).await);
@@ -258,24 +258,24 @@ async fn what_fits_is_served_at_once_before_those_of_lower_priority_only() {
     }
     drop(at_once(High).await.unwrap());
     line.abort();
-    all_wait().await;
+    settle().await;
     drop(at_once(Low).await.unwrap());
 }
 
 #[tokio::test]
-async fn requests_that_fit_at_once_pass_over_one_that_waits_only_so_often() {
+async fn a_waiting_request_is_overtaken_a_bounded_number_of_times() {
     use Priority::{High, Low};
     let room = room(TOTAL, Some(100), LONG);
-    let some = room.reserve(asking(), vm(50), 1).await.unwrap();
+    let some = room.reserve(request(), vm(50), 1).await.unwrap();
     let waiting = Arc::clone(&room);
     let low = tokio::spawn(async move { waiting.reserve(of("a", Low), vm(60), 1).await });
-    all_wait().await;
+    settle().await;
     let at_once = || {
-        let asking = Asking {
+        let request = Request {
             wait: Some(Duration::ZERO),
             ..of("b", High)
         };
-        room.reserve(asking, vm(10), 1)
+        room.reserve(request, vm(10), 1)
     };
     for _ in 0..PASSES {
         drop(at_once().await.unwrap());
@@ -288,23 +288,23 @@ async fn requests_that_fit_at_once_pass_over_one_that_waits_only_so_often() {
 }
 
 #[tokio::test]
-async fn a_turn_that_others_give_is_taken_though_nothing_is_given_back() {
+async fn a_request_that_becomes_first_is_served_without_a_release() {
     use Priority::{High, Low, Normal};
     let room = room(TOTAL, Some(100), LONG);
-    let _some = room.reserve(asking(), vm(50), 1).await.unwrap();
+    let _some = room.reserve(request(), vm(50), 1).await.unwrap();
     let wait = |priority, mib| {
         let room = Arc::clone(&room);
         tokio::spawn(async move { room.reserve(of("a", priority), vm(mib), 1).await })
     };
     let normal = wait(Normal, 60);
     let low = wait(Low, 20);
-    all_wait().await;
+    settle().await;
     assert!(!low.is_finished(), "it fits, but it is not its turn");
     let mut high = Vec::new();
     for _ in 0..PASSES {
         high.push(room.reserve(of("b", High), vm(1), 1).await.unwrap());
     }
-    all_wait().await;
+    settle().await;
     assert!(low.is_finished());
     let places = room.queue().into_iter().map(|one| one.priority);
     assert_eq!(places.collect::<Vec<_>>(), [Normal]);
@@ -314,10 +314,10 @@ async fn a_turn_that_others_give_is_taken_though_nothing_is_given_back() {
 #[tokio::test]
 async fn a_request_waits_as_long_as_it_says() {
     let room = room(TOTAL, Some(100), LONG);
-    let _all = room.reserve(asking(), vm(100), 1).await.unwrap();
+    let _all = room.reserve(request(), vm(100), 1).await.unwrap();
     let waits = |wait| {
         let wait = Some(Duration::from_secs(wait));
-        room.reserve(Asking { wait, ..asking() }, vm(50), 1)
+        room.reserve(Request { wait, ..request() }, vm(50), 1)
     };
     assert!(!refused(waits(0).await).contains("waited"));
     assert!(refused(waits(1).await).contains("and waited 1 s for it;"));
@@ -325,7 +325,7 @@ async fn a_request_waits_as_long_as_it_says() {
 }
 
 #[test]
-fn the_next_that_gives_up_is_the_next_of_all_or_of_an_owner() {
+fn the_next_deadline_is_that_of_all_requests_or_of_an_owner() {
     let now = Instant::now();
     let mut line = line_of(&[("a", Priority::Normal)], now);
     line.enter(Ticket {
@@ -339,8 +339,8 @@ fn the_next_that_gives_up_is_the_next_of_all_or_of_an_owner() {
 #[tokio::test]
 async fn a_full_queue_refuses_and_leaves_places_for_other_owners() {
     use Priority::{High, Normal};
-    let room = Room::of_host(host(TOTAL).1, limited(Some(100)), LONG, 4);
-    let all = room.reserve(asking(), vm(100), 1).await.unwrap();
+    let room = Room::with_host(host(TOTAL).1, limited(Some(100)), LONG, 4);
+    let all = room.reserve(request(), vm(100), 1).await.unwrap();
     let order = Arc::default();
     let mut tasks = in_order(&room, &[("a", Normal); 3], &order).await;
     let full = |owner, priority| {
@@ -353,7 +353,7 @@ async fn a_full_queue_refuses_and_leaves_places_for_other_owners() {
                 .0;
             assert_eq!((error.kind, error.status()), (ErrorKind::NoRoom, 503));
             assert!(error.hint.unwrap().contains("--queue-limit"));
-            // Each of them waits longer than that.
+            // Each of them waits longer than the longest retry time.
             assert_eq!(error.retry_after_s, Some(60));
             error.message
         }
@@ -367,15 +367,15 @@ async fn a_full_queue_refuses_and_leaves_places_for_other_owners() {
         full("b", Normal).await,
         "4 requests wait for memory or vCPUs, and the queue takes no further one."
     );
-    // Who does not wait takes no place.
-    let at_once = Asking {
+    // A request that does not wait takes no place.
+    let at_once = Request {
         wait: Some(Duration::ZERO),
-        ..asking()
+        ..request()
     };
     let refused = refused(room.reserve(at_once, vm(1), 1).await);
     assert!(refused.starts_with("The VM wants 1 MiB"), "{refused}");
     tasks.remove(0).abort();
-    all_wait().await;
+    settle().await;
     tasks.extend(in_order(&room, &[("b", Normal)], &order).await);
     drop(all);
     for task in tasks {
@@ -390,31 +390,31 @@ async fn vcpus_are_bounded_like_memory() {
         memory: None,
         cpus: Some(4),
     };
-    let room = Room::of_host(host(TOTAL).1, bounds, Duration::ZERO, PLACES);
+    let room = Room::with_host(host(TOTAL).1, bounds, Duration::ZERO, PLACES);
     let of = |cpus| Amount { cpus, ..vm(1) };
-    let mut three = room.reserve(asking(), of(3), 1).await.unwrap();
-    // They are held as long as the VM runs.
+    let mut three = room.reserve(request(), of(3), 1).await.unwrap();
+    // vCPUs are held as long as the VM runs.
     three.note_ready();
     assert_eq!(
-        refused(room.reserve(asking(), of(2), 1).await),
+        refused(room.reserve(request(), of(2), 1).await),
         "The VM wants 2 vCPUs; VMs have 3 of the 4 vCPUs that they may have in all."
     );
-    let five = room.reserve(asking(), of(1), 5).await.unwrap_err().0;
+    let five = room.reserve(request(), of(1), 5).await.unwrap_err().0;
     assert!(
         five.message.starts_with("5 VMs want 5 vCPUs;"),
         "{}",
         five.message
     );
     assert!(five.hint.unwrap().contains("--cpu-share"));
-    // What needs none of them is not refused for them, not even beside adopted VMs.
+    // A request without vCPUs is not refused for lack of them, even beside adopted VMs.
     let _adopted = room.adopt(Amount::of_running(1, 8));
     let filled = Amount { cpus: 0, ..vm(1) };
-    drop(room.reserve(asking(), filled, 1).await.unwrap());
-    refused(room.reserve(asking(), of(1), 1).await);
+    drop(room.reserve(request(), filled, 1).await.unwrap());
+    refused(room.reserve(request(), of(1), 1).await);
     drop((_adopted, three));
-    // Background work that holds them gives way.
-    let later = room.behind(of(4)).unwrap();
-    drop(room.reserve(asking(), of(4), 1).await.unwrap());
+    // Background work gives its vCPUs up.
+    let later = room.reserve_background(of(4)).unwrap();
+    drop(room.reserve(request(), of(4), 1).await.unwrap());
     assert!(later.was_claimed());
     drop(later);
     assert!(empty(&room));
@@ -463,29 +463,29 @@ async fn the_share_of_vcpus_is_of_the_hosts_processors() {
     };
     assert_eq!(cpus(None), None);
     assert_eq!(cpus(Some(1500)), Some(host * 3 / 2));
-    // A VM with one vCPU can always be had.
+    // A VM with one vCPU is always allowed.
     assert_eq!(cpus(Some(1)), Some(1));
 }
 
 #[tokio::test]
-async fn a_request_that_waits_is_listed_and_its_place_followed() {
+async fn a_waiting_request_is_listed_and_its_place_is_reported() {
     use Priority::{High, Normal};
     let room = room(TOTAL, Some(100), WAIT);
-    let all = room.reserve(asking(), vm(100), 1).await.unwrap();
-    let named = |name: &str, priority| Asking {
+    let all = room.reserve(request(), vm(100), 1).await.unwrap();
+    let named = |name: &str, priority| Request {
         name: name.into(),
         id: format!("id-{name}"),
-        request: Some(format!("request-{name}").into()),
+        request_id: Some(format!("request-{name}").into()),
         ..of("a", priority)
     };
-    let wait = |asking: Asking| {
+    let wait = |request: Request| {
         let room = Arc::clone(&room);
-        tokio::spawn(async move { room.reserve(asking, vm(30), 3).await })
+        tokio::spawn(async move { room.reserve(request, vm(30), 3).await })
     };
     let first = wait(named("first", Normal));
-    all_wait().await;
+    settle().await;
     let second = wait(named("second", Normal));
-    all_wait().await;
+    settle().await;
     let shown = room.queued_for("id-second").unwrap();
     assert_eq!(
         (shown.place, &*shown.name, &*shown.owner),
@@ -533,7 +533,7 @@ fn moves() -> impl Strategy<Value = Vec<Move>> {
 
 proptest! {
     #[test]
-    fn whoever_comes_or_leaves_each_request_has_one_place_and_none_starves(moves in moves()) {
+    fn each_request_keeps_one_place_in_the_queue_and_none_starves(moves in moves()) {
         let now = Instant::now();
         let mut line = Line::default();
         // Owner and priority by number.
@@ -543,8 +543,8 @@ proptest! {
             match step {
                 Move::Enter { owner, priority } => {
                     let owner = format!("owner{owner}");
-                    let asking = Asking { name: next.to_string(), ..of(&owner, priority) };
-                    prop_assert_eq!(line.enter(ticket(asking, now)), next);
+                    let request = Request { name: next.to_string(), ..of(&owner, priority) };
+                    prop_assert_eq!(line.enter(ticket(request, now)), next);
                     model.insert(next, (owner, priority));
                     next += 1;
                 }
@@ -571,9 +571,9 @@ proptest! {
             for priority in [Priority::Low, Priority::Normal] {
                 let is_it = |number: &u64| model[number].1 == priority;
                 let mut passed = numbers.split(is_it).rev();
-                // Those after the last of it pass over nothing.
+                // Requests after the last one of this class pass over nothing.
                 passed.next();
-                // Normal ones are passed over by one of low priority at first and at last, too.
+                // One of low priority may also pass over normal ones, at both ends.
                 prop_assert!(passed.all(|others| others.len() <= PASSES as usize + 2));
             }
         }
@@ -583,13 +583,13 @@ proptest! {
 /// The numbers of all requests, which are their names, in the order of the line.
 fn numbers_in_order(line: &Line) -> Vec<u64> {
     let shown = line.shown(|_| true);
-    let first = line.first().map(|(_, first)| &first.asking.name);
+    let first = line.first().map(|(_, first)| &first.request.name);
     assert_eq!(first, shown.first().map(|one| &one.name));
     shown.iter().map(|one| one.name.parse().unwrap()).collect()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn no_turn_is_lost_among_many_that_come_and_give_up() {
+async fn no_wakeup_is_lost_among_many_requests_that_give_up() {
     const TASKS: usize = 48;
     let room = room(TOTAL, Some(100), LONG);
     let task = |number: usize| {
@@ -598,10 +598,10 @@ async fn no_turn_is_lost_among_many_that_come_and_give_up() {
             for round in 0..40 {
                 let kind = number * 7 + round * 13;
                 let priority = [Priority::Low, Priority::Normal, Priority::High][kind % 3];
-                let asking = of(&format!("owner{}", kind % 5), priority);
+                let request = of(&format!("owner{}", kind % 5), priority);
                 let mib = 1 + (kind as u64 * 31) % 100;
-                let reserve = room.reserve(asking, vm(mib), 1);
-                // Some give up, at whatever moment that is.
+                let reserve = room.reserve(request, vm(mib), 1);
+                // Some give up, at any moment.
                 let patience = Duration::from_micros(kind as u64 % 700);
                 match kind % 4 {
                     0 => drop(tokio::time::timeout(patience, reserve).await),

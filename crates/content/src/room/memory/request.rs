@@ -1,15 +1,15 @@
-//! Who asks for memory and vCPUs, and how long the request may wait.
+//! A request for memory and vCPUs: its owner, priority and time limit.
 
 use jiffy_wire::api::{Priority, Purpose};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The owner of requests of which no owner is known.
+/// The owner of requests without a known owner.
 pub const DEFAULT_OWNER: &str = "default";
 
 /// A request, apart from the amount that it needs.
 #[derive(Debug, Clone)]
-pub struct Asking {
+pub struct Request {
     /// Whose request it is: owners take turns.
     pub owner: Arc<str>,
     /// Its priority.
@@ -23,5 +23,5 @@ pub struct Asking {
     /// What it waits for.
     pub purpose: Purpose,
     /// The id that its client has given to it.
-    pub request: Option<Arc<str>>,
+    pub request_id: Option<Arc<str>>,
 }

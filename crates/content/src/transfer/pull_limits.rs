@@ -6,39 +6,39 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Most simultaneous pulls; each has a thread.
-const ALL: usize = 32;
+const MAX_PULLS: usize = 32;
 /// Most simultaneous pulls from one registry.
-const OF_ONE: usize = 4;
+const MAX_PULLS_PER_REGISTRY: usize = 4;
 
 /// The limits, and the pulls that count against them.
 #[derive(Debug)]
-pub struct Turns {
+pub struct PullLimits {
     all: Arc<Semaphore>,
     registries: Mutex<HashMap<String, Weak<Semaphore>>>,
 }
 
 /// The place of one pull; dropping it lets the next one begin.
 #[derive(Debug)]
-pub struct Turn {
+pub struct PullSlot {
     _of_registry: OwnedSemaphorePermit,
     _of_all: OwnedSemaphorePermit,
 }
 
-impl Default for Turns {
+impl Default for PullLimits {
     fn default() -> Self {
-        Turns {
-            all: Arc::new(Semaphore::new(ALL)),
+        PullLimits {
+            all: Arc::new(Semaphore::new(MAX_PULLS)),
             registries: Mutex::default(),
         }
     }
 }
 
-impl Turns {
+impl PullLimits {
     /// Waits until one more pull from this registry may begin.
-    pub async fn turn(&self, registry: &str) -> Option<Turn> {
+    pub async fn acquire(&self, registry: &str) -> Option<PullSlot> {
         let of_registry = self.registry(registry).acquire_owned().await.ok()?;
         let of_all = self.all.clone().acquire_owned().await.ok()?;
-        Some(Turn {
+        Some(PullSlot {
             _of_registry: of_registry,
             _of_all: of_all,
         })
@@ -47,13 +47,13 @@ impl Turns {
     fn registry(&self, name: &str) -> Arc<Semaphore> {
         let registries = self.registries.lock();
         let mut registries = registries.unwrap_or_else(PoisonError::into_inner);
-        registries.retain(|_, turns| turns.strong_count() > 0);
-        if let Some(turns) = registries.get(name).and_then(Weak::upgrade) {
-            return turns;
+        registries.retain(|_, slots| slots.strong_count() > 0);
+        if let Some(slots) = registries.get(name).and_then(Weak::upgrade) {
+            return slots;
         }
-        let turns = Arc::new(Semaphore::new(OF_ONE));
-        registries.insert(name.to_owned(), Arc::downgrade(&turns));
-        turns
+        let slots = Arc::new(Semaphore::new(MAX_PULLS_PER_REGISTRY));
+        registries.insert(name.to_owned(), Arc::downgrade(&slots));
+        slots
     }
 }
 
@@ -63,25 +63,25 @@ mod tests {
     use futures_util::FutureExt;
 
     #[tokio::test]
-    async fn a_registry_has_so_many_and_others_do_not_wait_for_it() {
-        let turns = Turns::default();
+    async fn pulls_are_limited_per_registry_and_in_all() {
+        let slots = PullLimits::default();
         let mut slow = Vec::new();
-        for _ in 0..OF_ONE {
-            slow.push(turns.turn("slow.example").await.unwrap());
+        for _ in 0..MAX_PULLS_PER_REGISTRY {
+            slow.push(slots.acquire("slow.example").await.unwrap());
         }
-        assert!(turns.turn("slow.example").now_or_never().is_none());
-        let other = turns.turn("other.example").now_or_never();
+        assert!(slots.acquire("slow.example").now_or_never().is_none());
+        let other = slots.acquire("other.example").now_or_never();
         assert!(other.flatten().is_some());
         slow.pop();
-        assert!(turns.turn("slow.example").now_or_never().is_some());
+        assert!(slots.acquire("slow.example").now_or_never().is_some());
         // There is also a limit for all registries together.
         let mut all = Vec::new();
         for number in 0.. {
-            match turns.turn(&format!("{number}.example")).now_or_never() {
-                Some(turn) => all.push(turn),
+            match slots.acquire(&format!("{number}.example")).now_or_never() {
+                Some(slot) => all.push(slot),
                 None => break,
             }
         }
-        assert_eq!(all.len() + slow.len(), ALL);
+        assert_eq!(all.len() + slow.len(), MAX_PULLS);
     }
 }

@@ -1,6 +1,6 @@
-//! Origins, as the pager sees them: it asks `jiffy-origins`.
+//! The pager's side of origins: sends requests to `jiffy-origins`.
 
-use super::request::{Answer, LEAST_RATE, LINE, MOST, Request};
+use super::request::{Answer, MAX_FETCH, MAX_LINE, MIN_RATE, Request};
 use jiffy_store::{ImageId, Origin, OriginError, Stop};
 use jiffy_sys::fds;
 use jiffy_sys::mutex::lock;
@@ -18,16 +18,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// How often it is checked whether bytes are still wanted.
-const GLANCE: Timespec = Timespec {
+/// How often a read checks whether its bytes are still wanted.
+const POLL_INTERVAL: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 20_000_000,
 };
-/// The most time that an answer may take: this, and the time of its bytes at [`LEAST_RATE`].
+/// The most time that an answer may take: this, and the time of its bytes at [`MIN_RATE`].
 /// `jiffy-origins` has shorter limits of its own.
-const PATIENCE: Duration = Duration::from_secs(120);
+const ANSWER_TIME: Duration = Duration::from_secs(120);
 
-/// The program beside this one that reads from origins.
+/// The program that reads from origins, in the folder of this one.
 const PROGRAM: &str = "jiffy-origins";
 
 /// Reads from origins, by asking `jiffy-origins`.
@@ -41,8 +41,8 @@ pub struct Reader {
 }
 
 impl Reader {
-    /// Asks over this channel, which [`start`] has returned; without one, no origin is reached.
-    pub fn over(channel: Option<OwnedFd>) -> Reader {
+    /// Sends requests over this channel of [`start`]; without one, no origin is reached.
+    pub fn new(channel: Option<OwnedFd>) -> Reader {
         Reader {
             channel: channel.map(UnixStream::from),
             idle: Mutex::default(),
@@ -52,12 +52,12 @@ impl Reader {
 
     fn fetch(&self, request: &Request, stop: &Stop) -> Result<Vec<u8>, OriginError> {
         let length = request.end.saturating_sub(request.start);
-        if length > MOST {
+        if length > MAX_FETCH {
             let sentence = format!("{length} bytes are too many for one request");
-            return Err(OriginError::never(sentence));
+            return Err(OriginError::permanent(sentence));
         }
         let mut line = serde_json::to_vec(request)
-            .map_err(|error| OriginError::never(format!("it can't be asked for: {error}")))?;
+            .map_err(|error| OriginError::permanent(format!("it can't be asked for: {error}")))?;
         line.push(b'\n');
         loop {
             let idle = lock(&self.idle).pop();
@@ -70,11 +70,11 @@ impl Reader {
             });
             match asked {
                 Ok(answer) => return answer,
-                // The program may have ended and begun anew since this connection was used.
-                Err(error) if was_idle && is_over(&error) => lock(&self.idle).clear(),
+                // The program may have been restarted since this connection was used.
+                Err(error) if was_idle && is_disconnected(&error) => lock(&self.idle).clear(),
                 Err(error) => {
                     let sentence = format!("{PROGRAM} gave no answer: {error}");
-                    return Err(OriginError::for_now(sentence));
+                    return Err(OriginError::transient(sentence));
                 }
             }
         }
@@ -89,8 +89,8 @@ impl Reader {
     }
 }
 
-/// Starts the program, which ends with the channel that is returned. It has this process's
-/// environment, and what it has to say goes to standard error.
+/// Starts the program, which ends with the channel that is returned. It inherits the environment
+/// and standard error.
 pub fn start() -> io::Result<OwnedFd> {
     let this = std::env::current_exe()?;
     let program = this.with_file_name(PROGRAM);
@@ -106,23 +106,23 @@ pub fn start() -> io::Result<OwnedFd> {
     Ok(ours.into())
 }
 
-/// Asks on a connection; an error if it is of no use any more.
+/// Sends a request on a connection and reads the answer; an error if the connection is broken.
 fn ask(
     connection: &UnixStream,
     line: &[u8],
     length: u64,
     stop: &Stop,
 ) -> io::Result<Result<Vec<u8>, OriginError>> {
-    let until = Instant::now() + PATIENCE + Duration::from_secs(length / LEAST_RATE);
+    let until = Instant::now() + ANSWER_TIME + Duration::from_secs(length / MIN_RATE);
     let mut output = connection;
     output.write_all(line)?;
-    let mut input = BufReader::new(Answering {
+    let mut input = BufReader::new(AnswerReader {
         connection,
         stop,
         until,
     });
     let mut answer = Vec::new();
-    (&mut input).take(LINE).read_until(b'\n', &mut answer)?;
+    (&mut input).take(MAX_LINE).read_until(b'\n', &mut answer)?;
     if answer.is_empty() {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
@@ -145,18 +145,18 @@ fn ask(
     })
 }
 
-/// Reads an answer while somebody waits for it, and not after `until`.
-struct Answering<'a> {
+/// Reads an answer until `stop` is given up or `until` has passed.
+struct AnswerReader<'a> {
     connection: &'a UnixStream,
     stop: &'a Stop,
     until: Instant,
 }
 
-impl Read for Answering<'_> {
+impl Read for AnswerReader<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         loop {
             let mut events = [PollFd::new(self.connection, PollFlags::IN)];
-            match poll(&mut events, Some(&GLANCE)) {
+            match poll(&mut events, Some(&POLL_INTERVAL)) {
                 Ok(1..) => {
                     let mut connection = self.connection;
                     return connection.read(buffer);
@@ -165,7 +165,7 @@ impl Read for Answering<'_> {
                 Err(error) => return Err(error.into()),
             }
             if self.stop.is_given_up() {
-                // Not `Interrupted`, after which a read is repeated.
+                // Not `Interrupted`: such a read would be repeated.
                 return Err(io::Error::other("nobody waits for it any more"));
             }
             if Instant::now() >= self.until {
@@ -175,13 +175,13 @@ impl Read for Answering<'_> {
     }
 }
 
-fn is_over(error: &io::Error) -> bool {
+fn is_disconnected(error: &io::Error) -> bool {
     use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
     matches!(error.kind(), BrokenPipe | ConnectionReset | UnexpectedEof)
 }
 
 /// An origin of one image.
-pub struct Elsewhere {
+pub struct RemoteOrigin {
     reader: Arc<Reader>,
     described: Described,
     number: u64,
@@ -189,14 +189,14 @@ pub struct Elsewhere {
     here: PathBuf,
 }
 
-impl Elsewhere {
+impl RemoteOrigin {
     pub(super) fn new(
         reader: Arc<Reader>,
         described: &Described,
         id: ImageId,
         here: &Path,
-    ) -> Elsewhere {
-        Elsewhere {
+    ) -> RemoteOrigin {
+        RemoteOrigin {
             number: reader.numbers.fetch_add(1, Ordering::Relaxed),
             reader,
             described: described.clone(),
@@ -206,7 +206,7 @@ impl Elsewhere {
     }
 }
 
-impl Origin for Elsewhere {
+impl Origin for RemoteOrigin {
     fn name(&self) -> String {
         match &self.described {
             Described::Folder { folder } => format!("the folder {}", folder.display()),
@@ -242,7 +242,7 @@ mod tests {
     use super::*;
     use std::thread;
 
-    /// The outcome of a request for four bytes, if this is what comes and nothing more.
+    /// The outcome of a request for four bytes that is answered with `sent`.
     fn answered(sent: &'static [u8], stop: &Stop) -> io::Result<Result<Vec<u8>, OriginError>> {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let theirs = thread::spawn(move || {
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_stalls_is_waited_for_as_long_as_somebody_wants_it() {
+    fn a_stalled_answer_is_awaited_until_the_request_is_given_up() {
         let whole = answered(b"\"bytes\"\nfour", &Stop::never()).unwrap();
         assert_eq!(whole.unwrap(), b"four");
         for begun in [&b""[..], b"{", b"\"bytes\"\n", b"\"bytes\"\nfo"] {
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_more_than_the_answer_ends_the_connection() {
+    fn bytes_after_an_answer_end_the_connection() {
         let error = answered(b"\"bytes\"\nfour!", &Stop::never()).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::InvalidData);
     }

@@ -1,4 +1,4 @@
-//! Memory and disks whose images are still elsewhere.
+//! Memory and disks of partial images, filled from peers and registries.
 
 use super::support::*;
 use jiffy_registry::artifact::{Artifact, Config, FileToPush, IMAGE_TYPE};
@@ -11,8 +11,8 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// An image, the same without its chunks, and a peer that has it.
-fn elsewhere(folder: &Path, working_set: Option<Vec<u32>>) -> (PathBuf, PathBuf, PathBuf) {
+/// An image, the same image without its chunks, and the file of a peer that has it.
+fn partial_image(folder: &Path, working_set: Option<Vec<u32>>) -> (PathBuf, PathBuf, PathBuf) {
     let whole = image(folder, MIB, |options| options.working_set = working_set);
     let reader = ImageReader::open(&whole).unwrap();
     let bytes = fs::read(&whole).unwrap();
@@ -43,7 +43,7 @@ fn folder_of(file: &Path) -> Origin {
 #[test]
 fn memory_comes_from_a_peer_page_by_page() {
     let folder = tempfile::tempdir().unwrap();
-    let (_, here, theirs) = elsewhere(folder.path(), None);
+    let (_, here, theirs) = partial_image(folder.path(), None);
     let pager = Pager::start(folder.path(), &["--workers", "2"]);
     origins(&pager, &here, vec![folder_of(&theirs)]);
     let memory = Memory::new(MIB);
@@ -56,10 +56,10 @@ fn memory_comes_from_a_peer_page_by_page() {
 }
 
 #[test]
-fn a_working_set_elsewhere_is_fetched_and_filled_ahead() {
+fn a_remote_working_set_is_fetched_and_filled_ahead() {
     let folder = tempfile::tempdir().unwrap();
     let set: Vec<u32> = (20..60).collect();
-    let (_, here, theirs) = elsewhere(folder.path(), Some(set));
+    let (_, here, theirs) = partial_image(folder.path(), Some(set));
     let pager = Pager::start(folder.path(), &[]);
     origins(&pager, &here, vec![folder_of(&theirs)]);
     let memory = Memory::new(MIB);
@@ -72,9 +72,9 @@ fn a_working_set_elsewhere_is_fetched_and_filled_ahead() {
 }
 
 #[test]
-fn a_page_that_cannot_be_had_ends_its_vm_and_no_other() {
+fn an_unavailable_page_fails_its_vm_and_no_other() {
     let folder = tempfile::tempdir().unwrap();
-    let (whole, here, theirs) = elsewhere(folder.path(), None);
+    let (whole, here, theirs) = partial_image(folder.path(), None);
     let pager = Pager::start(folder.path(), &["--workers", "1"]);
     origins(&pager, &here, vec![folder_of(&theirs)]);
     let (one, other) = (Memory::new(MIB), Memory::new(MIB));
@@ -83,7 +83,7 @@ fn a_page_that_cannot_be_had_ends_its_vm_and_no_other() {
     assert_page(one.read_page(3).bytes(), page(3));
     fs::remove_file(&theirs).unwrap();
     let stuck = one.read_page(250);
-    let sentence = last_words(&connection);
+    let sentence = failure_message(&connection);
     for part in ["here.img", "chunk 125 ", "peer", "does not have this image"] {
         assert!(sentence.contains(part), "{sentence}");
     }
@@ -91,7 +91,7 @@ fn a_page_that_cannot_be_had_ends_its_vm_and_no_other() {
     join(other.check(5));
 }
 
-/// The processes whose parent this is, unless they have ended.
+/// The running children of a process.
 fn children(parent: u32) -> Vec<u32> {
     let processes = fs::read_dir("/proc").unwrap().flatten();
     let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
@@ -105,9 +105,9 @@ fn children(parent: u32) -> Vec<u32> {
 }
 
 #[test]
-fn what_reads_from_origins_may_die_and_ends_with_the_pager() {
+fn the_origin_reader_restarts_and_ends_with_the_pager() {
     let folder = tempfile::tempdir().unwrap();
-    let (_, here, theirs) = elsewhere(folder.path(), None);
+    let (_, here, theirs) = partial_image(folder.path(), None);
     let pager = Pager::start(folder.path(), &["--workers", "1"]);
     origins(&pager, &here, vec![folder_of(&theirs)]);
     let memory = Memory::new(MIB);
@@ -134,9 +134,9 @@ fn what_reads_from_origins_may_die_and_ends_with_the_pager() {
 }
 
 #[test]
-fn a_page_that_was_given_up_is_not_fetched() {
+fn a_removed_page_is_not_fetched() {
     let folder = tempfile::tempdir().unwrap();
-    let (_, here, theirs) = elsewhere(folder.path(), None);
+    let (_, here, theirs) = partial_image(folder.path(), None);
     let pager = Pager::start(folder.path(), &["--workers", "1"]);
     origins(&pager, &here, vec![folder_of(&theirs)]);
     let memory = Memory::new(MIB);
@@ -152,7 +152,7 @@ fn a_page_that_was_given_up_is_not_fetched() {
 #[test]
 fn completing_a_vm_fetches_all_of_it() {
     let folder = tempfile::tempdir().unwrap();
-    let (_, here, theirs) = elsewhere(folder.path(), None);
+    let (_, here, theirs) = partial_image(folder.path(), None);
     let pager = Pager::start(folder.path(), &[]);
     origins(&pager, &here, vec![folder_of(&theirs)]);
     let memory = Memory::new(MIB);
@@ -169,8 +169,7 @@ fn completing_a_vm_fetches_all_of_it() {
     assert!(!partial::is_partial(&here));
 }
 
-/// Pushes an image as the file `ram.image` of an artifact; the artifact by its
-/// digest.
+/// Pushes an image as the file `ram.image` of an artifact; returns its reference by digest.
 fn push(registry: &LocalRegistry, options: ClientOptions, image: &Path) -> String {
     let client = Client::new(options).unwrap();
     let tag = Reference::parse(&format!("{}/team/app:1", registry.host()), None).unwrap();
@@ -186,9 +185,9 @@ fn push(registry: &LocalRegistry, options: ClientOptions, image: &Path) -> Strin
 
 /// TLS with an authority of its own, and a password.
 #[test]
-fn a_private_registry_is_spoken_to_with_what_the_node_has_kept() {
+fn a_private_registry_is_read_with_the_saved_credentials() {
     let folder = tempfile::tempdir().unwrap();
-    let (whole, here, _) = elsewhere(folder.path(), None);
+    let (whole, here, _) = partial_image(folder.path(), None);
     let registry = LocalRegistry::start(&RegistryOptions {
         password: true,
         tls: true,
@@ -233,7 +232,7 @@ fn a_private_registry_is_spoken_to_with_what_the_node_has_kept() {
         match fails {
             Some(why) => {
                 let _stuck = memory.read_page(3);
-                let sentence = last_words(&connection);
+                let sentence = failure_message(&connection);
                 assert!(sentence.contains(why), "{sentence}");
                 assert!(!sentence.contains(PASSWORD), "{sentence}");
                 assert_eq!(pager.forget(&name), PagerResponse::Ok);
@@ -247,7 +246,7 @@ fn a_private_registry_is_spoken_to_with_what_the_node_has_kept() {
 #[test]
 fn memory_comes_from_a_registry_by_ranges() {
     let folder = tempfile::tempdir().unwrap();
-    let (whole, here, theirs) = elsewhere(folder.path(), None);
+    let (whole, here, theirs) = partial_image(folder.path(), None);
     let registry = LocalRegistry::start(&RegistryOptions::default()).expect("docker-registry");
     let pinned = push(&registry, ClientOptions::default(), &whole);
     let origin = |file: &str| {
@@ -264,7 +263,7 @@ fn memory_comes_from_a_registry_by_ranges() {
     let memory = Memory::new(MIB);
     let connection = memory.connect(&pager.serve("vm", &here));
     let _stuck = memory.read_page(3);
-    let sentence = last_words(&connection);
+    let sentence = failure_message(&connection);
     assert!(
         sentence.contains("has no file \"other.image\""),
         "{sentence}"
@@ -280,7 +279,7 @@ fn memory_comes_from_a_registry_by_ranges() {
         fetched < fs::metadata(&whole).unwrap().len() / 2,
         "{fetched}"
     );
-    // The registry goes; a peer has the rest.
+    // The registry stops; a peer has the rest.
     drop(registry);
     join(memory.check(4));
     drop(connection);
