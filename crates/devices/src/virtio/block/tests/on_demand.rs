@@ -183,7 +183,7 @@ fn start(fixture: &Fixture, map: &Arc<Map>) -> Guest {
 }
 
 #[test]
-fn what_is_there_is_read_and_what_is_missing_is_filled_first() {
+fn missing_ranges_are_fetched_before_a_read() {
     let fixture = Fixture::new(64);
     let (map, asked) = Map::new(&fixture, 64);
     map.present.lock().unwrap()[8..16].fill(true);
@@ -204,7 +204,7 @@ fn what_is_there_is_read_and_what_is_missing_is_filled_first() {
 }
 
 #[test]
-fn what_cannot_be_had_is_an_error_and_the_disk_goes_on() {
+fn a_failed_fetch_is_an_io_error_and_later_reads_work() {
     let fixture = Fixture::new(64);
     let (map, asked) = Map::new(&fixture, 64);
     map.present.lock().unwrap()[..8].fill(true);
@@ -220,7 +220,7 @@ fn what_cannot_be_had_is_an_error_and_the_disk_goes_on() {
 }
 
 #[test]
-fn what_the_file_has_no_room_for_is_read_as_it_came() {
+fn fetched_bytes_that_the_file_cannot_hold_go_to_the_guest() {
     let fixture = Fixture::new(64);
     let (map, asked) = Map::new(&fixture, 64);
     let mut guest = start(&fixture, &map);
@@ -248,7 +248,7 @@ fn what_the_file_has_no_room_for_is_read_as_it_came() {
 }
 
 #[test]
-fn a_read_that_waits_goes_back_to_the_ring_and_is_done_later() {
+fn a_waiting_read_returns_to_the_ring_and_is_done_later() {
     let fixture = Fixture::new(64);
     let (map, asked) = Map::new(&fixture, 64);
     map.feel(Mood::Hold);
@@ -278,7 +278,7 @@ fn a_read_that_waits_goes_back_to_the_ring_and_is_done_later() {
 
 /// A pause may find a read that waits in the middle of a request of many pieces.
 #[test]
-fn large_reads_are_filled_piece_by_piece() {
+fn large_reads_are_fetched_piece_by_piece() {
     let sectors = 24 << 11;
     let fixture = Fixture::new(1);
     let file = OpenOptions::new().write(true).open(&fixture.path).unwrap();
@@ -318,7 +318,7 @@ fn expect_read(driver: &DriverQueue, sector: u64, byte: u8) {
 }
 
 #[test]
-fn sixteen_missing_reads_wait_at_once_and_one_that_is_in_the_file_passes_them() {
+fn a_present_read_overtakes_sixteen_waiting_ones() {
     let fixture = Fixture::new(64);
     let (map, asked) = Map::new(&fixture, 64);
     map.present.lock().unwrap()[40..41].fill(true);
@@ -352,7 +352,7 @@ fn sixteen_missing_reads_wait_at_once_and_one_that_is_in_the_file_passes_them() 
 }
 
 #[test]
-fn what_waits_over_a_capture_is_answered_once_and_what_passed_it_is_not_done_again() {
+fn reads_waiting_at_a_capture_are_answered_exactly_once() {
     let fixture = Fixture::new(64);
     let (map, asked) = Map::new(&fixture, 64);
     map.present.lock().unwrap()[32..48].fill(true);
@@ -413,7 +413,7 @@ fn what_waits_over_a_capture_is_answered_once_and_what_passed_it_is_not_done_aga
 }
 
 #[test]
-fn a_reset_forgets_what_waits() {
+fn a_reset_drops_waiting_reads() {
     let fixture = Fixture::new(64);
     let (map, asked) = Map::new(&fixture, 64);
     map.feel(Mood::Hold);

@@ -48,7 +48,7 @@ fn megabytes_go_both_ways_at_once() {
 }
 
 #[test]
-fn a_hundred_and_fifty_connections_each_get_their_own_bytes() {
+fn each_of_150_connections_gets_its_own_bytes() {
     const COUNT: u32 = 150;
     const LENGTH: usize = 100_000;
     let host = Host::new();
@@ -96,7 +96,7 @@ fn a_hundred_and_fifty_connections_each_get_their_own_bytes() {
 }
 
 #[test]
-fn sizes_at_the_edges() {
+fn payload_sizes_around_packet_limits_pass() {
     let host = Host::new();
     let mut guest = host.guest().start();
     let mut stream = host.guest_to_host(&mut guest, (7, 1));
@@ -117,7 +117,7 @@ fn sizes_at_the_edges() {
 }
 
 #[test]
-fn a_packet_may_be_cut_into_descriptors_anywhere() {
+fn a_packet_may_be_split_into_descriptors_anywhere() {
     let host = Host::new();
     let mut guest = host.guest().start();
     let mut stream = host.guest_to_host(&mut guest, (7, 1));

@@ -21,7 +21,7 @@ fn push_until_stuck(guest: &mut Guest, ports: (u32, u32), out: &[u8]) -> usize {
 }
 
 #[test]
-fn a_program_that_stops_reading_stops_its_guest_and_nobody_else() {
+fn a_program_that_stops_reading_blocks_only_its_own_connection() {
     let host = Host::new();
     let mut guest = host.guest().start();
     let mut stuck = host.guest_to_host(&mut guest, (7, 1));
@@ -69,7 +69,7 @@ fn a_guest_that_sends_beyond_its_credit_is_cut_off() {
 }
 
 #[test]
-fn a_guest_that_stops_reading_stops_its_program() {
+fn a_guest_that_stops_reading_blocks_its_program() {
     let host = Host::new();
     let mut guest = host.guest();
     guest.window = 50_000;
@@ -105,7 +105,7 @@ fn a_guest_that_stops_reading_stops_its_program() {
 }
 
 #[test]
-fn a_guest_without_receive_buffers_stops_everything_until_it_has_some() {
+fn all_traffic_waits_while_the_guest_has_no_receive_buffers() {
     let host = Host::new();
     let mut guest = host.guest().start();
     let mut stream = host.guest_to_host(&mut guest, (7, 1));

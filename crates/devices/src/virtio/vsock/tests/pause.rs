@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 #[test]
-fn connections_survive_pauses_with_nothing_lost_or_doubled() {
+fn connections_survive_pauses_without_lost_or_repeated_bytes() {
     let host = Host::new();
     let mut guest = host.guest().start();
     let stream = host.guest_to_host(&mut guest, (7, 1));
@@ -40,7 +40,7 @@ fn connections_survive_pauses_with_nothing_lost_or_doubled() {
 }
 
 #[test]
-fn a_program_may_call_during_a_pause() {
+fn a_program_may_connect_during_a_pause() {
     let host = Host::new();
     let mut guest = host.guest().start();
     guest.until("idle", |_| true);
@@ -55,7 +55,7 @@ fn a_program_may_call_during_a_pause() {
 }
 
 #[test]
-fn a_driver_that_starts_anew_has_no_connections() {
+fn a_driver_reset_drops_all_connections() {
     let host = Host::new();
     let mut guest = host.guest().start();
     let mut stream = host.guest_to_host(&mut guest, (7, 1));
@@ -68,7 +68,7 @@ fn a_driver_that_starts_anew_has_no_connections() {
 }
 
 #[test]
-fn requests_not_yet_sent_survive_a_pause_too() {
+fn unsent_packets_survive_a_pause() {
     let host = Host::new();
     let mut guest = Guest::new(Vsock::new(host.args()).unwrap(), EVENT_IDX).start();
     guest.restocks = false;

@@ -65,7 +65,7 @@ fn a_program_ends_its_half_and_goes_on_reading() {
 }
 
 #[test]
-fn a_program_that_leaves_is_told_once_all_it_said_has_been_passed_on() {
+fn a_programs_close_is_announced_after_all_its_data() {
     let host = Host::new();
     let mut guest = host.guest().start();
     let mut stream = host.guest_to_host(&mut guest, (7, 1));
@@ -82,7 +82,7 @@ fn a_program_that_leaves_is_told_once_all_it_said_has_been_passed_on() {
 }
 
 #[test]
-fn the_ports_of_a_program_that_left_are_free_before_the_guest_has_closed() {
+fn ports_of_a_closed_program_are_reusable_before_the_guest_closes() {
     let host = Host::new();
     let mut guest = host.guest().start();
     let listener = host.listen(7);
@@ -99,7 +99,7 @@ fn the_ports_of_a_program_that_left_are_free_before_the_guest_has_closed() {
 }
 
 #[test]
-fn a_guest_may_write_to_a_program_that_left() {
+fn a_guest_may_write_to_a_program_that_has_closed() {
     let host = Host::new();
     let mut guest = host.guest().start();
     let stream = host.guest_to_host(&mut guest, (7, 1));
@@ -116,7 +116,7 @@ fn a_guest_may_write_to_a_program_that_left() {
 }
 
 #[test]
-fn a_guest_that_stops_reading_breaks_the_programs_pipe() {
+fn a_guests_receive_shutdown_breaks_the_programs_pipe() {
     let host = Host::new();
     let mut guest = host.guest().start();
     let mut stream = host.guest_to_host(&mut guest, (7, 1));
@@ -164,7 +164,7 @@ fn a_guest_may_close_at_once_after_writing_to_a_slow_program() {
 }
 
 #[test]
-fn the_device_waits_for_readers_of_the_guests_last_words() {
+fn ending_the_device_waits_until_the_guests_data_is_read() {
     let host = Host::new();
     let mut guest = host.guest().start();
     let mut stream = host.guest_to_host(&mut guest, (7, 1));
@@ -187,7 +187,7 @@ fn the_device_waits_for_readers_of_the_guests_last_words() {
 }
 
 #[test]
-fn what_the_guest_sent_before_a_stop_is_delivered() {
+fn data_sent_before_a_stop_is_delivered() {
     let host = Host::new();
     let mut guest = host.guest().start();
     let mut stream = host.guest_to_host(&mut guest, (7, 1));
