@@ -100,7 +100,7 @@ fn said(output: &Output) -> String {
 }
 
 #[test]
-fn a_blank_in_the_checkouts_path_changes_nothing() {
+fn a_checkout_path_may_contain_blanks() {
     let _alone = alone();
     let above = tempfile::tempdir().unwrap();
     let cache = above.path().join("cache");
@@ -125,7 +125,7 @@ fn a_blank_in_the_checkouts_path_changes_nothing() {
 }
 
 #[test]
-fn a_count_of_objects_that_was_cut_short_is_not_believed() {
+fn a_truncated_object_count_is_ignored() {
     let _alone = alone();
     let above = tempfile::tempdir().unwrap();
     let cache = above.path().join("cache");

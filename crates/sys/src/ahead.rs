@@ -148,7 +148,7 @@ mod tests {
     use std::os::fd::AsFd;
 
     #[test]
-    fn one_message_comes_whole_with_its_descriptors_or_the_end_does() {
+    fn a_message_arrives_whole_with_its_descriptors_or_not_at_all() {
         let (ours, theirs) = pair().unwrap();
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(b"passed").unwrap();
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn an_argument_is_replaced_for_others_to_see() {
+    fn a_replaced_argument_is_visible_in_proc_cmdline() {
         let line = || fs::read("/proc/self/cmdline").unwrap();
         let before = line();
         let first = before.split(|byte| *byte == 0).next().unwrap().to_vec();
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_is_touched_goes_on() {
+    fn touching_the_programs_pages_succeeds() {
         touch_program().unwrap();
     }
 }

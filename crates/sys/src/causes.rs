@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn causes_follow_once_each() {
+    fn each_cause_is_listed_once() {
         let full = io::Error::from(io::ErrorKind::StorageFull);
         let error = Told("a file can't be written", Some(Box::new(full)));
         let error = Told("the image can't be made: a file can't be written", {

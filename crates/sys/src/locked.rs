@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_ends_though_others_have_the_file() {
+    fn dropping_a_lock_unlocks_even_with_inherited_descriptors() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
         let locked = Locked::exclusive(File::create(&path).unwrap()).unwrap();

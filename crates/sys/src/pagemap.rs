@@ -191,7 +191,7 @@ mod tests {
     use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
     #[test]
-    fn only_written_pages_of_a_private_mapping_are_our_own() {
+    fn only_written_pages_of_a_private_mapping_are_anonymous() {
         let file = memfd::create("test", 64 * PAGE, memfd::Pages::Small).unwrap();
         for page in 0..32 {
             file.write_all_at(&[7], page * PAGE).unwrap();

@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn it_has_its_own_session_folder_output_and_descriptor() {
+    fn a_detached_program_has_its_own_session_folder_and_descriptors() {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("here"), b"").unwrap();
         let mut output = tempfile::tempfile().unwrap();
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn many_descriptors_keep_their_order_whatever_their_numbers() {
+    fn passed_descriptors_keep_their_order() {
         let mut output = tempfile::tempfile().unwrap();
         let mut files: Vec<File> = (0..40)
             .map(|index| {
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_program_is_an_error_at_once() {
+    fn spawning_a_missing_program_fails_at_once() {
         let output = tempfile::tempfile().unwrap();
         let error = spawn_detached(&Detached {
             program: Path::new("/nonexistent/program"),

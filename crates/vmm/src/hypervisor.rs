@@ -217,7 +217,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_that_kvm_lacks_is_named_in_one_sentence() {
+    fn all_missing_kvm_capabilities_are_named_in_one_sentence() {
         check(true, |_| true).unwrap();
         check(false, |capability| capability != Cap::Xcrs).unwrap();
         let lacks = |capability| ![Cap::Xcrs, Cap::VcpuEvents].contains(&capability);

@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_made_by_the_first_warning() {
+    fn the_first_warning_creates_the_log() {
         let log = std::sync::Arc::new(Late::default());
         tracing::subscriber::with_default(log.clone(), || {
             tracing::info!("not for operators");

@@ -144,7 +144,7 @@ mod tests {
     use jiffy_wire::vmm::{Restore, SavedMemory, Source};
 
     #[test]
-    fn a_configuration_gets_the_numbers_that_descriptors_have_here() {
+    fn received_descriptors_get_their_numbers_in_the_configuration() {
         let sources = [50, 60, 70];
         let number = |given: i32| {
             let mut restore = Restore::of_captured(&[given, given, given]).unwrap();

@@ -297,7 +297,7 @@ mod tests {
     use vmm_sys_util::eventfd::EFD_NONBLOCK;
 
     #[test]
-    fn input_does_not_wait_for_a_vcpu_that_writes() {
+    fn console_input_does_not_wait_for_a_writing_vcpu() {
         let interrupt = EventFd::new(EFD_NONBLOCK).unwrap();
         let serial = Serial::new(interrupt, Box::new(io::sink())).unwrap();
         let serial = Arc::new(Mutex::new(serial));

@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_does_one_work_of_its_role_after_the_other() {
+    fn a_thread_is_reused_for_jobs_of_its_role() {
         let starter = starter(IdleThreads::default());
         starter.let_devices_begin();
         let first = done_by(&starter, WorkerRole::Block);
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn only_threads_that_a_vm_has_work_for_stay() {
+    fn idle_threads_without_a_role_in_the_vm_are_ended() {
         let names = |needed: &[WorkerRole]| {
             let idle = IdleThreads::usual(Sandbox::Off).unwrap().keep(needed);
             let names = idle.0.into_iter().map(|idle| idle.name);
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn what_devices_do_waits_until_they_may_begin_and_a_vcpu_does_not() {
+    fn device_jobs_wait_to_begin_but_vcpu_jobs_do_not() {
         let starter = starter(IdleThreads::usual(Sandbox::Off).unwrap());
         let (tell, told) = mpsc::channel();
         let say = |what: &'static str| {
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn a_work_that_ends_badly_is_told_and_its_thread_used_no_more() {
+    fn a_panicking_job_is_reported_and_its_thread_not_reused() {
         let starter = starter(IdleThreads::default());
         starter.let_devices_begin();
         let first = done_by(&starter, WorkerRole::Block);

@@ -13,7 +13,7 @@ fn goes_on(server: &Server) {
 }
 
 #[test]
-fn bytes_that_are_no_messages() {
+fn a_connection_with_invalid_messages_is_closed() {
     let server = Server::start(64, &[]);
     let texts: [&[u8]; 5] = [
         b"GET / HTTP/1.1\r\n\r\n",
@@ -34,7 +34,7 @@ fn bytes_that_are_no_messages() {
 }
 
 #[test]
-fn a_monitor_that_says_nothing_or_half_a_word_is_not_waited_for() {
+fn a_silent_monitor_does_not_block_the_server() {
     let server = Server::start(64, &[]);
     let mut silent = server.connect();
     let mut slow = server.connect();
@@ -46,7 +46,7 @@ fn a_monitor_that_says_nothing_or_half_a_word_is_not_waited_for() {
 }
 
 #[test]
-fn messages_that_make_no_sense() {
+fn contradictory_messages_close_the_connection() {
     let server = Server::start(64, &[]);
     let odd: [(u32, Vec<u8>); 7] = [
         (999, vec![]),
@@ -76,7 +76,7 @@ fn messages_that_make_no_sense() {
 }
 
 #[test]
-fn regions_whose_end_is_before_their_beginning() {
+fn wrapping_memory_regions_are_refused() {
     let server = Server::start(64, &[]);
     let file = tempfile::tempfile().unwrap();
     file.set_len(MEMORY).unwrap();
@@ -102,7 +102,7 @@ fn regions_whose_end_is_before_their_beginning() {
 }
 
 #[test]
-fn memory_that_is_taken_away() {
+fn truncated_guest_memory_closes_the_connection() {
     let server = Server::start(64, &[]);
     let mut guest = Guest::over(server.connect());
     guest.driver.add(&[Buffer::writable(0x9000, 1)]);
@@ -114,7 +114,7 @@ fn memory_that_is_taken_away() {
 }
 
 #[test]
-fn rings_that_lie() {
+fn invalid_rings_are_survived() {
     let server = Server::start(64, &[]);
     let mut guest = Guest::over(server.connect());
     // More requests than there is room for, of nowhere.
@@ -130,7 +130,7 @@ fn rings_that_lie() {
 }
 
 #[test]
-fn a_monitor_that_floods_and_never_reads_takes_no_memory_and_holds_up_no_end() {
+fn a_flooding_monitor_uses_no_memory_and_delays_no_shutdown() {
     let mut server = Server::start(64, &[]);
     let mut guest = Guest::over(server.connect());
     let waiting: Vec<_> = (0..8).map(|_| server.connect()).collect();

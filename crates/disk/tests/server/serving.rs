@@ -43,7 +43,7 @@ fn read(guest: &mut Guest, sector: u64) -> Vec<u8> {
 }
 
 #[test]
-fn a_monitor_learns_what_the_disk_is() {
+fn a_monitor_reads_the_disks_features_and_size() {
     let server = Server::start(64, &["--queues", "3"]);
     let mut monitor = server.connect();
     let features = monitor.greet();
@@ -73,7 +73,7 @@ fn a_guest_reads_writes_and_flushes() {
 }
 
 #[test]
-fn nobody_writes_to_what_is_read_only() {
+fn a_read_only_disk_refuses_writes() {
     let server = Server::start(64, &[]);
     let before = server.disk();
     let mut guest = Guest::over(server.connect());
@@ -100,7 +100,7 @@ fn the_next_monitor_waits_until_the_first_has_left() {
 }
 
 #[test]
-fn the_socket_goes_with_the_server_and_that_of_a_dead_one_is_replaced() {
+fn the_socket_is_removed_at_exit_and_a_stale_one_replaced() {
     let mut server = Server::start(8, &[]);
     let mut monitor = server.connect();
     monitor.greet();
@@ -122,7 +122,7 @@ fn the_socket_goes_with_the_server_and_that_of_a_dead_one_is_replaced() {
 }
 
 #[test]
-fn a_socket_that_is_there_listens() {
+fn the_socket_file_appears_only_when_listening() {
     for _ in 0..20 {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("disk.img"), [0; 512]).unwrap();
@@ -160,7 +160,7 @@ fn nobody_else_may_connect() {
 }
 
 #[test]
-fn what_can_t_be_served_is_refused_with_a_sentence() {
+fn unusable_disks_and_arguments_are_refused() {
     let server = Server::start(8, &["--writable"]);
     let refused = |command: &mut std::process::Command| {
         let mut process = command.stderr(Stdio::piped()).spawn().unwrap();

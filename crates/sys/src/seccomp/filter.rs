@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn arguments_are_looked_at() {
+    fn seccomp_rules_compare_arguments() {
         let verdict = |number: libc::c_long, arguments| verdict(&FILTER, number as u32, arguments);
         let ioctl = |request| verdict(libc::SYS_ioctl, [0, request, 0, 0, 0, 0]);
         assert_eq!(ioctl(7), ALLOW);
@@ -408,7 +408,7 @@ mod tests {
 
         /// Any number of calls may share a word, from none to all.
         #[test]
-        fn any_list_passes_and_nothing_else(
+        fn any_list_of_calls_passes_and_no_other_call(
             calls in proptest::collection::btree_set(0_u32..480, 0..25),
             word in 0_u32..15,
             conditional in proptest::collection::btree_set(0_u32..480, 0..4),

@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ram_is_written_back_and_the_hole_is_not() {
+    fn ram_is_write_back_and_the_hole_is_uncacheable() {
         let all: Vec<(u32, u64)> = at_boot(40).map(|msr| (msr.index, msr.data)).collect();
         let of = |wanted: u32| all.iter().find(|(index, _)| *index == wanted).unwrap().1;
         assert_eq!(all.len(), 14);

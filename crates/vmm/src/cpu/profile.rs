@@ -155,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_guest_that_an_earlier_release_showed_more_can_go_on() {
+    fn a_guest_with_since_hidden_features_can_be_restored() {
         let leaf = |function, [eax, ebx, ecx, edx]: [u32; 4]| kvm_cpuid_entry2 {
             function,
             eax,
@@ -185,7 +185,7 @@ mod tests {
 
     #[test]
     #[ignore = "needs a real KVM"]
-    fn a_host_can_give_what_it_gives() {
+    fn a_host_can_restore_its_own_profile() {
         let host = of_host().unwrap();
         let profile = host.shown;
         assert_eq!(profile.lacking(&host.restorable), [""; 0]);

@@ -193,7 +193,7 @@ mod tests {
 
     #[test]
     #[ignore = "needs a real KVM"]
-    fn devices_other_than_the_usual_get_no_doorbell_that_nobody_waits_on() {
+    fn unexpected_devices_get_no_doorbell_prepared_for_others() {
         let folder = tempfile::tempdir().unwrap();
         // vsock has the window that was prepared for a disk, and entropy that of vsock.
         let config: VmmConfig = serde_json::from_value(serde_json::json!({

@@ -157,7 +157,7 @@ mod tests {
     use rustix::time::{ClockId, clock_gettime};
 
     #[test]
-    fn slow_or_broken_is_emulated_and_only_both_right_is_real() {
+    fn a_slow_or_broken_kvm_is_judged_emulated() {
         let kind = |loop_ps, syscall| judge(&Seen { loop_ps, syscall }).kind;
         assert_eq!(kind(Some((400, 390)), Some(true)), KvmKind::Real);
         // Everything is slow, as inside an emulated machine.
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_quick_whatever_it_finds() {
+    fn the_probe_is_quick() {
         let used_us = || {
             let used = clock_gettime(ClockId::ThreadCPUTime);
             used.tv_sec * 1_000_000 + used.tv_nsec / 1000

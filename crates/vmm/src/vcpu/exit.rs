@@ -193,7 +193,7 @@ mod tests {
 
     #[test]
     #[ignore = "needs a real KVM"]
-    fn a_copy_from_a_device_is_finished_before_the_vcpu_stands_still() {
+    fn pending_mmio_is_completed_before_a_vcpu_stops() {
         let ram = GuestRam::create(&Memory {
             size_mib: 64,
             pages: PageSize::Small,

@@ -130,7 +130,7 @@ fn answer(chunks: &DiskChunks, bell: &OwnedFd, id: u64) -> io::Result<Fetched> {
 }
 
 #[test]
-fn what_is_there_is_told_by_the_bits() {
+fn the_bitmap_tells_which_chunks_are_present() {
     let bench = Bench::new();
     let chunks = bench.open();
     bench.set(1..2);
@@ -178,7 +178,7 @@ fn hostile_maps_are_refused() {
 }
 
 #[test]
-fn the_pager_is_asked_and_its_answer_waited_for() {
+fn a_fetch_waits_for_the_pagers_answer() {
     let mut bench = Bench::new();
     let chunks = bench.open();
     let listener = bench.listener.take().unwrap();
@@ -223,7 +223,7 @@ fn the_pager_is_asked_and_its_answer_waited_for() {
 }
 
 #[test]
-fn what_finds_no_room_comes_with_the_answer() {
+fn bytes_that_the_file_cannot_hold_come_with_the_answer() {
     let mut bench = Bench::new();
     let chunks = bench.open();
     let listener = bench.listener.take().unwrap();
@@ -277,7 +277,7 @@ fn what_finds_no_room_comes_with_the_answer() {
 }
 
 #[test]
-fn a_pager_that_dies_is_asked_again_when_there_is_another() {
+fn requests_are_sent_again_to_the_next_pager() {
     let mut bench = Bench::new();
     let chunks = bench.open();
     let listener = bench.listener.take().unwrap();
@@ -301,7 +301,7 @@ fn a_pager_that_dies_is_asked_again_when_there_is_another() {
 }
 
 #[test]
-fn without_a_pager_a_read_fails_in_the_end_and_what_is_there_does_not() {
+fn only_missing_chunks_fail_without_a_pager() {
     let mut bench = Bench::new();
     bench.listener = None;
     let chunks = bench.open();
@@ -312,7 +312,7 @@ fn without_a_pager_a_read_fails_in_the_end_and_what_is_there_does_not() {
 }
 
 #[test]
-fn sixteen_are_asked_for_at_once_and_answered_in_any_order() {
+fn sixteen_requests_are_answered_in_any_order() {
     let mut bench = Bench::new();
     let chunks = bench.open();
     let listener = bench.listener.take().unwrap();
@@ -360,7 +360,7 @@ fn sixteen_are_asked_for_at_once_and_answered_in_any_order() {
 }
 
 #[test]
-fn the_bell_ends_the_waiting_and_what_is_given_up_is_asked_anew() {
+fn an_abandoned_request_is_sent_again_under_a_new_id() {
     let mut bench = Bench::new();
     let chunks = bench.open();
     let listener = bench.listener.take().unwrap();
@@ -401,12 +401,12 @@ const SCENE: &str = "JIFFY_DISK_CHUNKS_SCENE";
 /// Everything that a disk's thread does about missing chunks, in its sandbox. Filters can't be
 /// removed, so this runs in a process of its own.
 #[test]
-fn everything_can_be_done_in_the_sandbox() {
+fn fetching_chunks_works_in_the_sandbox() {
     use crate::sandbox::{Role, Sandbox, violation};
     if std::env::var_os(SCENE).is_none() {
         let output = std::process::Command::new(std::env::current_exe().unwrap())
             .args([
-                "devices::disk_chunks::tests::everything_can_be_done_in_the_sandbox",
+                "devices::disk_chunks::tests::fetching_chunks_works_in_the_sandbox",
                 "--exact",
                 "--nocapture",
                 "--test-threads=1",

@@ -243,14 +243,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn each_bit_is_a_page(words in proptest::collection::vec(any::<u64>(), 0..4)) {
+        fn each_bit_is_one_page(words in proptest::collection::vec(any::<u64>(), 0..4)) {
             let bit = |page: &u64| words[(page / 64) as usize] >> (page % 64) & 1 == 1;
             let expected: Vec<u64> = (0..words.len() as u64 * 64).filter(bit).collect();
             prop_assert_eq!(pages_of(&ranges_of(&words)), expected);
         }
 
         #[test]
-        fn what_is_outside_of_holes_is_left(
+        fn ranges_outside_of_holes_remain(
             words in proptest::collection::vec(any::<u64>(), 3),
             holes in proptest::collection::vec(any::<u64>() , 3),
             coarse in any::<bool>(),
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn whole_words_are_whole_ranges() {
+    fn adjacent_bits_are_one_range_across_words() {
         assert_eq!(
             ranges_of(&[u64::MAX, 1]),
             [Extent {
