@@ -83,7 +83,7 @@ impl ConsoleLog {
     }
 
     /// Another process has shortened the file: its current contents are kept.
-    fn look_anew(&mut self) -> io::Result<()> {
+    fn reread_size(&mut self) -> io::Result<()> {
         self.end = self.file.seek(SeekFrom::End(0))?;
         self.first_end = self.end.min(self.limits.first);
         self.rest_start = self.first_end;
@@ -92,7 +92,7 @@ impl ConsoleLog {
     }
 
     /// Removes the middle of the file.
-    fn cut(&mut self) -> io::Result<()> {
+    fn cut_middle(&mut self) -> io::Result<()> {
         let last = self.line_start(self.end.saturating_sub(self.limits.last))?;
         let left_out = self.left_out + (last - self.rest_start);
         let mut rest =
@@ -127,8 +127,8 @@ impl Write for ConsoleLog {
             return self.file.write(bytes);
         }
         while self.end >= self.limits.most {
-            match self.cut() {
-                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => self.look_anew()?,
+            match self.cut_middle() {
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => self.reread_size()?,
                 result => result?,
             }
         }

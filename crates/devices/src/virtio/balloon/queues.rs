@@ -155,7 +155,7 @@ impl Queues {
                 return 0;
             }
             for range in request::reported(memory, chain) {
-                if budget.is_spent() {
+                if budget.is_exhausted() {
                     break;
                 }
                 account.reported_bytes += release(account, memory, range, &mut budget);

@@ -82,13 +82,13 @@ impl Executor {
         match self.buffers.parse(memory, chain) {
             Ok(request) => {
                 let admitted = admit(request.cost());
-                let done = admitted.and_then(|()| self.carry_out(memory, &request));
-                self.conclude(memory, request.status, done)
+                let done = admitted.and_then(|()| self.execute(memory, &request));
+                self.finish(memory, request.status, done)
             }
             Err(refused) => {
                 tracing::debug!(%refused, "a guest's block request");
                 match refused.status() {
-                    Some((address, status)) => say(memory, address, status, 0),
+                    Some((address, status)) => write_status(memory, address, status, 0),
                     None => Outcome::Done(0),
                 }
             }
@@ -107,11 +107,11 @@ impl Executor {
             self.disk
                 .answered(&mut self.scratch, memory, waiting.0, fetched)
         });
-        self.conclude(memory, status, step.map(|step| progress(step, length)))
+        self.finish(memory, status, step.map(|step| progress(step, length)))
     }
 
     /// Writes the status of a finished request.
-    fn conclude(
+    fn finish(
         &self,
         memory: &GuestMemory,
         status: GuestAddress,
@@ -119,13 +119,15 @@ impl Executor {
     ) -> Outcome {
         match progress {
             Ok(Progress::Waits(read)) => Outcome::Waits(Waiting(read)),
-            Ok(Progress::Written(bytes)) => say(memory, status, VIRTIO_BLK_S_OK as u8, bytes),
+            Ok(Progress::Written(bytes)) => {
+                write_status(memory, status, VIRTIO_BLK_S_OK as u8, bytes)
+            }
             Err(error) if error.kind() == io::ErrorKind::Interrupted => Outcome::Stopped,
-            Err(error) => say(memory, status, failure(&error, &self.log), 0),
+            Err(error) => write_status(memory, status, failure(&error, &self.log), 0),
         }
     }
 
-    fn carry_out(&mut self, memory: &GuestMemory, request: &Request) -> io::Result<Progress> {
+    fn execute(&mut self, memory: &GuestMemory, request: &Request) -> io::Result<Progress> {
         let bytes = request.data_bytes;
         let scratch = &mut self.scratch;
         match &request.operation {
@@ -153,13 +155,13 @@ impl Executor {
             }
             Operation::Discard(ranges) => {
                 for range in ranges.as_slice() {
-                    scratch.go_on()?;
+                    scratch.check_stop()?;
                     self.disk.discard(&range.bytes)?;
                 }
             }
             Operation::WriteZeroes(ranges) => {
                 for range in ranges.as_slice() {
-                    scratch.go_on()?;
+                    scratch.check_stop()?;
                     self.disk.write_zeroes(scratch, &range.bytes, range.unmap)?;
                 }
             }
@@ -186,7 +188,12 @@ fn progress(step: Step, bytes: u64) -> Progress {
 }
 
 /// Writes the status byte; the outcome counts it with the data bytes.
-fn say(memory: &GuestMemory, address: GuestAddress, status: u8, data_written: u32) -> Outcome {
+fn write_status(
+    memory: &GuestMemory,
+    address: GuestAddress,
+    status: u8,
+    data_written: u32,
+) -> Outcome {
     Outcome::Done(match memory.write_obj(status, address) {
         Ok(()) => data_written.saturating_add(1),
         Err(_) => 0,

@@ -52,7 +52,7 @@ impl Disk {
             end: bytes.end,
             left: segments.to_vec(),
         };
-        self.go_on_reading(scratch, memory, read)
+        self.continue_reading(scratch, memory, read)
     }
 
     /// Continues a read whose answer has come.
@@ -81,11 +81,11 @@ impl Disk {
                 read.asked.start += length;
             }
         }
-        self.go_on_reading(scratch, memory, read)
+        self.continue_reading(scratch, memory, read)
     }
 
     /// Reads present pieces up to one that is missing, and requests that one.
-    fn go_on_reading(
+    fn continue_reading(
         &self,
         scratch: &mut Scratch,
         memory: &GuestMemory,
@@ -97,7 +97,7 @@ impl Disk {
             if start == read.end {
                 return Ok(Step::Done);
             }
-            scratch.go_on()?;
+            scratch.check_stop()?;
             read.asked.end = read.end.min(start + PIECE_BYTES as u64);
             if !residency.is_present(&read.asked) {
                 read.ticket = fetcher.ask(read.asked.clone());

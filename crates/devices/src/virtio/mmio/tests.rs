@@ -410,7 +410,7 @@ fn saved() -> (Guest, MmioTransportState) {
     queue.set_next_avail(5);
     queue.set_next_used(4);
     guest.transport.interrupt().used_buffers();
-    assert_eq!(guest.transport.save(), Err(StillRunning));
+    assert_eq!(guest.transport.save(), Err(NotPaused));
     guest.transport.pause();
     let state = guest.transport.save().unwrap();
     (guest, state)

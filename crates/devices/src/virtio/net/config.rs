@@ -47,7 +47,7 @@ impl Link {
     }
 
     /// The other end is gone for good. The guest is notified once.
-    pub(super) fn goes_down(&self, interrupt: &dyn Interrupt) {
+    pub(super) fn set_down(&self, interrupt: &dyn Interrupt) {
         if self.up.swap(false, Ordering::SeqCst) {
             interrupt.config_changed();
         }

@@ -135,7 +135,7 @@ impl Net {
     }
 
     /// Sorts the queues of an activation into pairs. Queues that belong to none are returned.
-    fn sort(
+    fn pair_queues(
         &self,
         features: u64,
         queues: Vec<Option<ActiveQueue>>,
@@ -269,7 +269,7 @@ impl VirtioDevice for Net {
 
     fn activate(&mut self, activation: Activation) -> Result<(), ActivateError> {
         let features = activation.features;
-        let (queues, idle) = self.sort(features, activation.queues)?;
+        let (queues, idle) = self.pair_queues(features, activation.queues)?;
         if std::mem::take(&mut self.announce) && features & (1 << VIRTIO_NET_F_GUEST_ANNOUNCE) != 0
         {
             self.link.set_announce(true);

@@ -102,7 +102,7 @@ impl Task {
     }
 
     /// An event came. Work that waits for its time keeps waiting.
-    fn rouse(&mut self) {
+    fn wake(&mut self) {
         if *self == Task::Idle {
             *self = Task::Now;
         }
@@ -157,7 +157,7 @@ impl Worker {
             watch(&self.pair.poll, doorbell, token, EventSet::IN)?;
         }
         let used_pairs = self.link.used_pairs.load(Ordering::SeqCst);
-        self.pair.endpoint.agree_on(self.features, used_pairs)?;
+        self.pair.endpoint.configure(self.features, used_pairs)?;
         // Frames may have come before the worker ran.
         let mut ready = Ready {
             receive: Task::Now,
@@ -180,7 +180,7 @@ impl Worker {
                 ready.receive = Task::after(turn);
             }
             if !self.pair.endpoint.is_connected() {
-                self.link.goes_down(&*self.interrupt);
+                self.link.set_down(&*self.interrupt);
             }
             self.wait(&mut ready)?;
         }
@@ -205,14 +205,14 @@ impl Worker {
                     let events = event.event_set();
                     self.pair.endpoint.flush();
                     if events.contains(EventSet::OUT) {
-                        ready.transmit.rouse();
+                        ready.transmit.wake();
                     }
                     if !(events - EventSet::OUT).is_empty() {
-                        ready.receive.rouse();
+                        ready.receive.wake();
                     }
                 }
-                RECEIVE => ready.receive.rouse(),
-                TRANSMIT => ready.transmit.rouse(),
+                RECEIVE => ready.receive.wake(),
+                TRANSMIT => ready.transmit.wake(),
                 CONTROL => ready.control = true,
                 // It must stop, or has new limits, which what waits is held against.
                 BELL => (ready.receive, ready.transmit) = (Task::Now, Task::Now),

@@ -284,7 +284,7 @@ impl Connection {
             // Fails only if the program is gone, which an event reports.
             let _ = stream.shutdown(Shutdown::Read);
             self.host_sent_all = true;
-            self.leave_if_done();
+            self.close_if_done();
         }
         self.shut_write_side();
         Verdict::Keep
@@ -365,18 +365,18 @@ impl Connection {
         self.host_reads_no_more = true;
         let lost = self.outbox.discard();
         self.inbound.forward(lost);
-        self.leave_if_done();
+        self.close_if_done();
     }
 
     /// Closes a socket that is not needed any more.
-    fn leave_if_done(&mut self) {
+    fn close_if_done(&mut self) {
         if self.host_reads_no_more && self.host_sent_all {
             self.stream = None;
         }
     }
 
     /// Shutdown flags that the guest was not told yet.
-    fn untold(&self) -> u32 {
+    fn unsent_shutdown(&self) -> u32 {
         let mut flags = 0;
         if self.host_sent_all {
             flags |= SHUTDOWN_SEND;
@@ -395,21 +395,21 @@ impl Connection {
     }
 
     /// Whether it has, or may have, a packet for the guest.
-    pub fn wants_to_speak(&self) -> bool {
+    pub fn has_packet(&self) -> bool {
         let owed = &self.owed;
         owed.request
             || owed.response
             || owed.credit_update
             || owed.credit_request
             || self.inbound.is_news()
-            || self.untold() != 0
+            || self.unsent_shutdown() != 0
             || (self.may_read() && (self.outbound.available() > 0 || !self.asked_for_credit))
     }
 
     /// Makes the next packet for the guest, if there is one. Its payload is read from the socket
     /// directly to `buffers`, after the header.
-    pub fn speak(&mut self, buffers: &Buffers<'_>) -> Option<Outgoing> {
-        let (op, flags, len) = self.choose(buffers)?;
+    pub fn next_packet(&mut self, buffers: &Buffers<'_>) -> Option<Outgoing> {
+        let (op, flags, len) = self.choose_op(buffers)?;
         self.known_to_guest = true;
         self.owed.credit_update = false;
         Some(Outgoing {
@@ -420,7 +420,7 @@ impl Connection {
         })
     }
 
-    fn choose(&mut self, buffers: &Buffers<'_>) -> Option<(Op, u32, u32)> {
+    fn choose_op(&mut self, buffers: &Buffers<'_>) -> Option<(Op, u32, u32)> {
         if std::mem::take(&mut self.owed.request) {
             return Some((Op::Request, 0, 0));
         }
@@ -442,7 +442,7 @@ impl Connection {
                 }
             }
         }
-        let flags = self.untold();
+        let flags = self.unsent_shutdown();
         if flags != 0 {
             self.told = flags;
             if flags == SHUTDOWN_BOTH {
@@ -477,7 +477,7 @@ impl Connection {
                 self.host_stopped_reading();
             }
         }
-        self.leave_if_done();
+        self.close_if_done();
         0
     }
 }

@@ -252,7 +252,7 @@ fn make_packets(muxer: &mut Muxer, rings: &mut Rings) -> bool {
     let mut buffers = Buffers::new(memory);
     ring.disable_notification(memory);
     for _ in 0..BATCH {
-        if !muxer.wants_to_speak() {
+        if !muxer.has_packet() {
             return was_congested;
         }
         let chain = match ring.pop(memory) {
@@ -270,7 +270,7 @@ fn make_packets(muxer: &mut Muxer, rings: &mut Rings) -> bool {
             ring.give_back(memory, head, 0);
             continue;
         }
-        match muxer.speak(&buffers) {
+        match muxer.next_packet(&buffers) {
             Some(header) => {
                 buffers.copy_from(0, &header.to_bytes());
                 ring.give_back(memory, head, HEADER_LEN as u32 + header.len);

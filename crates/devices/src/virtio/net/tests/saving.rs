@@ -8,7 +8,7 @@ use virtio_queue::{Queue, QueueT};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 /// Runs the device again on the queues that it returned.
-fn go_on(mut device: Net, memory: &Arc<crate::GuestMemory>, queues: Vec<Queue>) -> Running<Net> {
+fn restart(mut device: Net, memory: &Arc<crate::GuestMemory>, queues: Vec<Queue>) -> Running<Net> {
     let interrupt = TestInterrupt::new();
     let mut doorbells = Vec::new();
     let active = (0u16..)
@@ -48,7 +48,7 @@ fn buffers_fetched_ahead_survive_a_pause() {
     assert_eq!(guest.wait_received()[30], 1);
     let (device, queues) = guest.device.stop();
     assert_eq!((queues[0].next_avail(), queues[0].next_used()), (1, 1));
-    guest.device = go_on(device, &guest.memory, queues);
+    guest.device = restart(device, &guest.memory, queues);
     for number in 2..60 {
         hosts[0].send(&with_header(&frame(number, 60))).unwrap();
         assert_eq!(guest.wait_received()[30], number);
@@ -65,7 +65,7 @@ fn a_frame_that_waits_for_buffers_survives_a_pause() {
     std::thread::sleep(std::time::Duration::from_millis(20));
     let (device, queues) = guest.device.stop();
     assert_eq!(queues[0].next_avail(), 0);
-    guest.device = go_on(device, &guest.memory, queues);
+    guest.device = restart(device, &guest.memory, queues);
     for number in 2..20 {
         guest.queues[0].add(&[Buffer::writable(RECEIVE + number * 1536, 1536)]);
     }
@@ -105,11 +105,11 @@ fn frames_in_flight_over_a_capture_are_sent_once() {
     let saved = queues
         .iter()
         .map(|queue| Queue::try_from(queue.state()).unwrap());
-    let _restored = go_on(restored, &memory, saved.collect());
+    let _restored = restart(restored, &memory, saved.collect());
     for number in sent..FRAMES {
         assert_eq!(received_by(&clone)[30], number as u8);
     }
-    let _running = go_on(device, &guest.memory, queues);
+    let _running = restart(device, &guest.memory, queues);
     for number in 0..FRAMES {
         assert_eq!(received_by(&hosts[0])[30], number as u8);
     }

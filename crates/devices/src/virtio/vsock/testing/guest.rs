@@ -375,7 +375,7 @@ impl Guest {
     }
 
     /// Sends a packet without payload.
-    pub(in super::super) fn tell(&mut self, ports: Ports, op: Op, flags: u32) {
+    pub(in super::super) fn send_op(&mut self, ports: Ports, op: Op, flags: u32) {
         let header = Header {
             flags,
             ..self.header(ports, op)
@@ -487,7 +487,7 @@ impl Guest {
             Op::CreditRequest => {
                 socket.credit_requests += 1;
                 if self.honest {
-                    self.tell(ports, Op::CreditUpdate, 0);
+                    self.send_op(ports, Op::CreditUpdate, 0);
                 }
             }
         }
@@ -504,7 +504,7 @@ impl Guest {
         socket.taken += Wrapping(bytes.len() as u32);
         let unknown = (socket.taken - socket.told).0;
         if unknown > socket.window / 2 {
-            self.tell(ports, Op::CreditUpdate, 0);
+            self.send_op(ports, Op::CreditUpdate, 0);
         }
         bytes
     }
@@ -539,7 +539,7 @@ impl Guest {
 
     /// Connects to a host program, whose socket must exist.
     pub(in super::super) fn connect(&mut self, ports: Ports) {
-        self.tell(ports, Op::Request, 0);
+        self.send_op(ports, Op::Request, 0);
         self.until("RESPONSE", |guest| guest.sockets[&ports].accepted);
     }
 
@@ -548,13 +548,13 @@ impl Guest {
         self.until("REQUEST", |guest| !guest.requests.is_empty());
         let ports = self.requests.pop_front().expect("one came");
         assert_eq!(ports.1, guest_port);
-        self.tell(ports, Op::Response, 0);
+        self.send_op(ports, Op::Response, 0);
         ports
     }
 
     /// Closes a connection as Linux does, and waits for the RST.
     pub(in super::super) fn close(&mut self, ports: Ports) {
-        self.tell(ports, Op::Shutdown, SHUTDOWN_RECEIVE | SHUTDOWN_SEND);
+        self.send_op(ports, Op::Shutdown, SHUTDOWN_RECEIVE | SHUTDOWN_SEND);
         self.until("RST", |guest| guest.sockets[&ports].reset);
     }
 }

@@ -235,7 +235,7 @@ impl Players<'_> {
         if self.room(1)
             && let Some(ports) = self.guest.requests.pop_front()
         {
-            self.guest.tell(ports, Op::Response, 0);
+            self.guest.send_op(ports, Op::Response, 0);
         }
     }
 

@@ -37,7 +37,7 @@ fn a_connection_to_a_port_without_a_program_is_refused() {
     drop(host.listen(2));
     let mut guest = host.guest().start();
     for port in [1, 2, 3, 0, u32::MAX] {
-        guest.tell((port, 77), Op::Request, 0);
+        guest.send_op((port, 77), Op::Request, 0);
         guest.until("RST", |guest| guest.socket((port, 77)).reset);
         assert!(!guest.socket((port, 77)).accepted);
     }
@@ -66,7 +66,7 @@ fn a_program_that_the_guest_refuses_finds_its_socket_closed() {
     let mut program = host.call(80);
     guest.until("REQUEST", |guest| !guest.requests.is_empty());
     let ports = guest.requests[0];
-    guest.tell(ports, Op::Rst, 0);
+    guest.send_op(ports, Op::Rst, 0);
     assert_eq!(program.read(&mut [0; 8]).unwrap(), 0);
     assert_eq!(guest.device.connection_count(), 0);
 }
@@ -161,13 +161,13 @@ fn packets_of_unknown_connections_are_answered_with_rst() {
     .enumerate()
     {
         let ports = (1 << 30, index as u32);
-        guest.tell(ports, op, 0);
+        guest.send_op(ports, op, 0);
         guest.until("RST", |guest| guest.socket(ports).reset);
     }
     // A RST is not answered with RST, because two peers could go on for ever.
     let before = guest.seen.len();
-    guest.tell((5, 5), Op::Rst, 0);
-    guest.tell((6, 6), Op::CreditUpdate, 0);
+    guest.send_op((5, 5), Op::Rst, 0);
+    guest.send_op((6, 6), Op::CreditUpdate, 0);
     guest.until("RST", |guest| guest.socket((6, 6)).reset);
     assert_eq!(guest.seen.len(), before + 1);
 }
@@ -206,7 +206,7 @@ fn a_second_request_for_the_same_ports_ends_the_first() {
     let host = Host::new();
     let mut guest = host.guest().start();
     let mut program = host.guest_to_host(&mut guest, (7, 1));
-    guest.tell((7, 1), Op::Request, 0);
+    guest.send_op((7, 1), Op::Request, 0);
     guest.until("RST", |guest| guest.socket((7, 1)).reset);
     assert_eq!(program.read(&mut [0; 8]).unwrap(), 0);
 }
@@ -225,7 +225,7 @@ fn a_connection_waits_while_the_backlog_is_full() {
     rustix::net::listen(&listener, 1).unwrap();
     let mut guest = host.guest().start();
     for port in 0..10 {
-        guest.tell((7, port), Op::Request, 0);
+        guest.send_op((7, port), Op::Request, 0);
     }
     let mut accepted = Vec::new();
     for round in 0..10 {
@@ -250,7 +250,7 @@ fn connecting_times_out_when_the_program_never_accepts() {
     rustix::net::listen(&listener, 0).unwrap();
     let mut guest = host.guest().start();
     for port in 0..4 {
-        guest.tell((7, port), Op::Request, 0);
+        guest.send_op((7, port), Op::Request, 0);
     }
     guest.until("RST to all that do not fit", |guest| {
         guest.sockets.values().all(|s| s.accepted || s.reset)
@@ -283,7 +283,7 @@ fn the_connection_limit_holds_for_both_sides_until_one_closes() {
         guest.connect((7, port));
         programs.push(listener.accept().unwrap().0);
     }
-    guest.tell((7, 5000), Op::Request, 0);
+    guest.send_op((7, 5000), Op::Request, 0);
     guest.until("RST", |guest| guest.socket((7, 5000)).reset);
     let mut refused = UnixStream::connect(host.path()).unwrap();
     // It may be closed before the line is sent.

@@ -147,7 +147,7 @@ fn a_bulk_sender_does_not_starve_the_others() {
     guest.window = 16 << 20;
     let mut guest = guest.start_by_hand();
     let bulk_listener = host.listen(7);
-    guest.tell((7, 1), Op::Request, 0);
+    guest.send_op((7, 1), Op::Request, 0);
     guest.settle();
     let (mut bulk, _) = bulk_listener.accept().unwrap();
     let mut small = host.call(80);
@@ -181,12 +181,12 @@ fn the_driver_is_interrupted_when_it_asked_for_it() {
     guest.settle();
     // `used_event` 0 asks for an interrupt after the first buffer. It stays at 0, so there is no
     // other.
-    guest.tell((7, 1), Op::Request, 0);
+    guest.send_op((7, 1), Op::Request, 0);
     guest.settle();
     assert!(guest.socket((7, 1)).accepted);
     let after_first = guest.interrupt.counts().used_buffers;
     assert!(after_first >= 1);
-    guest.tell((7, 2), Op::Request, 0);
+    guest.send_op((7, 2), Op::Request, 0);
     guest.settle();
     assert!(guest.socket((7, 2)).accepted);
     assert_eq!(guest.interrupt.counts().used_buffers, after_first);

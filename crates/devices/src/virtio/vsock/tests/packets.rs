@@ -165,7 +165,7 @@ fn unusable_receive_buffers_are_returned_empty() {
         Buffer::readable(0x10_0000, 4096),
         Buffer::writable(u64::MAX - 10, 4096),
     ]);
-    guest.tell((5, 5), Op::Request, 0);
+    guest.send_op((5, 5), Op::Request, 0);
     guest.until("all returned", |guest| {
         guest.receive_buffers_returned() == 4
     });

@@ -76,7 +76,7 @@ fn unsent_packets_survive_a_pause() {
     stream.write_all(&noise(1, 300_000)).ok();
     let queues = guest.pause();
     guest.activate(queues);
-    guest.tell((9, 9), Op::CreditUpdate, 0);
+    guest.send_op((9, 9), Op::CreditUpdate, 0);
     let queues = guest.pause();
     guest.activate(queues);
     guest.restock();

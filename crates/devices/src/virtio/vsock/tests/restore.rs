@@ -192,7 +192,7 @@ fn a_restored_guest_connects_at_once() {
     // The guest never returns an event buffer, but programs do not wait for it.
     guest.restocks = false;
     guest.activate(queues);
-    guest.tell((9, 5), Op::Request, 0);
+    guest.send_op((9, 5), Op::Request, 0);
     guest.settle();
     assert!(guest.socket((9, 5)).accepted);
     guest.push((9, 5), b"first words");
@@ -321,7 +321,7 @@ fn a_request_from_the_former_context_id_is_refused_at_once() {
     guest.settle();
     assert!(guest.socket((9, 5)).reset && !guest.socket((9, 5)).accepted);
     guest.sockets.clear();
-    guest.tell((9, 5), Op::Request, 0);
+    guest.send_op((9, 5), Op::Request, 0);
     guest.settle();
     assert!(guest.socket((9, 5)).accepted);
 }

@@ -14,7 +14,7 @@ fn the_guest_ends_its_half_and_goes_on_reading() {
     let mut guest = host.guest().start();
     let mut stream = host.guest_to_host(&mut guest, (7, 1));
     guest.push((7, 1), b"question");
-    guest.tell((7, 1), Op::Shutdown, SHUTDOWN_SEND);
+    guest.send_op((7, 1), Op::Shutdown, SHUTDOWN_SEND);
     let mut question = Vec::new();
     stream.read_to_end(&mut question).unwrap();
     assert_eq!(question, b"question");
@@ -77,7 +77,7 @@ fn a_programs_close_is_announced_after_all_its_data() {
     assert_eq!(guest.read((7, 1)), b"last words");
     // Linux answers with RST once its program has read everything.
     assert!(!guest.socket((7, 1)).reset, "a RST would lose unread bytes");
-    guest.tell((7, 1), Op::Rst, 0);
+    guest.send_op((7, 1), Op::Rst, 0);
     guest.until("gone", |guest| guest.device.connection_count() == 0);
 }
 
@@ -120,7 +120,7 @@ fn a_guests_receive_shutdown_breaks_the_programs_pipe() {
     let host = Host::new();
     let mut guest = host.guest().start();
     let mut stream = host.guest_to_host(&mut guest, (7, 1));
-    guest.tell((7, 1), Op::Shutdown, SHUTDOWN_RECEIVE);
+    guest.send_op((7, 1), Op::Shutdown, SHUTDOWN_RECEIVE);
     let error = loop {
         match stream.write_all(&[1; 1000]) {
             Ok(()) => thread::sleep(Duration::from_millis(1)),
@@ -149,7 +149,7 @@ fn a_guest_may_close_at_once_after_writing_to_a_slow_program() {
         });
         match abrupt {
             false => guest.close((7, 1)),
-            true => guest.tell((7, 1), Op::Rst, 0),
+            true => guest.send_op((7, 1), Op::Rst, 0),
         }
         // The ports are free at once, although the program has not read yet.
         guest.until("free", |guest| guest.device.connection_count() == 1);
