@@ -71,7 +71,7 @@ pub struct Wanted {
 }
 
 /// Anonymous pages, in memory or swapped, without the shared zero page.
-const OWN: Wanted = Wanted {
+const OWN_PAGES: Wanted = Wanted {
     flags: 0,
     inverted: IS_FILE | IS_ZERO_PAGE,
     all_of: IS_FILE | IS_ZERO_PAGE,
@@ -101,7 +101,7 @@ impl Pagemap {
     /// alone: in a private mapping of a file, pages written since it was mapped. Sorted, neighbours
     /// merged.
     pub fn own_pages(&self, addresses: Range<u64>) -> io::Result<Vec<Range<u64>>> {
-        match self.scan(addresses.clone(), &OWN) {
+        match self.scan(addresses.clone(), &OWN_PAGES) {
             Err(error)
                 if matches!(
                     error.raw_os_error(),

@@ -68,7 +68,7 @@ pub fn spawn_detached(what: &Detached<'_>) -> io::Result<u32> {
         .collect();
     envp.push(ptr::null_mut());
 
-    let moved = out_of_the_way(what.descriptors)?;
+    let moved = dup_conflicting(what.descriptors)?;
     let sources = sources(what.descriptors, &moved);
     let actions = Actions::new(&directory, what.output, &sources)?;
     let attributes = Attributes::new()?;
@@ -90,7 +90,7 @@ pub fn spawn_detached(what: &Detached<'_>) -> io::Result<u32> {
 
 /// Duplicates descriptors whose numbers are also targets, so that no file action
 /// overwrites the source of a later one.
-fn out_of_the_way(descriptors: &[BorrowedFd<'_>]) -> io::Result<Vec<Option<OwnedFd>>> {
+fn dup_conflicting(descriptors: &[BorrowedFd<'_>]) -> io::Result<Vec<Option<OwnedFd>>> {
     let free = free_number(descriptors);
     descriptors
         .iter()

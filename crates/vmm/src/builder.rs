@@ -85,7 +85,9 @@ impl Builder {
     /// Builds a VM that boots.
     fn boot(self, prepared: Option<PreparedVm>, threads: Threads) -> Result<Vmm, StartError> {
         let (config, events) = (&self.config, &self.events);
-        let mut base = events.step(names::KVM_VM_CREATED, || PreparedVm::or_new(prepared))?;
+        let mut base = events.step(names::KVM_VM_CREATED, || {
+            PreparedVm::prepared_or_new(prepared)
+        })?;
         base.hypervisor.check_vcpus(config.vcpus)?;
         let ram = events.step(names::MEMORY, || self.create_memory(&base.vm))?;
         let vcpus = events.step(names::VCPUS, || create_vcpus(config, &mut base))?;
@@ -121,7 +123,7 @@ impl Builder {
         let (config, events) = (&self.config, &self.events);
         let state = events.step(names::STATE_LOADED, || restore::state(restore, config))?;
         let mut base = events.step(names::KVM_VM_CREATED, || {
-            let mut base = PreparedVm::or_new(prepared)?;
+            let mut base = PreparedVm::prepared_or_new(prepared)?;
             base.check(&state.vcpus[0])?;
             Ok::<_, StartError>(base)
         })?;
@@ -369,7 +371,7 @@ impl PreparedVm {
     }
 
     /// The VM that was prepared ahead, or a new one.
-    fn or_new(prepared: Option<PreparedVm>) -> Result<PreparedVm, HypervisorError> {
+    fn prepared_or_new(prepared: Option<PreparedVm>) -> Result<PreparedVm, HypervisorError> {
         prepared.map_or_else(PreparedVm::new, Ok)
     }
 

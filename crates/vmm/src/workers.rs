@@ -78,10 +78,10 @@ impl Idle {
             .name(name.to_owned())
             .stack_size(STACK)
             .spawn(move || {
-                termination::leave_to_others();
+                termination::block_in_this_thread();
                 // A failure is reported when the thread gets its first work.
                 let confined = now && sandbox.enter(role).is_ok();
-                work_on(&works, confined, || sandbox.enter(role));
+                run_jobs(&works, confined, || sandbox.enter(role));
             })?;
         Ok(Idle {
             role,
@@ -92,7 +92,7 @@ impl Idle {
 }
 
 /// Does work as it comes, until the channel is closed.
-fn work_on(works: &Receiver<Work>, mut confined: bool, confine: impl Fn() -> io::Result<()>) {
+fn run_jobs(works: &Receiver<Work>, mut confined: bool, confine: impl Fn() -> io::Result<()>) {
     while let Ok(Work { body, done }) = works.recv() {
         let allowed = if confined { Ok(()) } else { confine() };
         confined = allowed.is_ok();
@@ -140,7 +140,7 @@ impl ThreadStarter {
     /// Lets devices work from now on. Until then their work is held back, so that it does not delay
     /// the guest's first instruction; doorbells stay pending meanwhile. Must be called when the
     /// guest runs, and before anything waits for a device to stop.
-    pub fn let_devices_begin(&self) {
+    pub fn start_device_jobs(&self) {
         let held_back = {
             let mut threads = lock(&self.threads);
             threads.may_begin = true;
@@ -159,7 +159,7 @@ impl ThreadStarter {
 
     /// Runs `body` on a vCPU's thread, at once. Must be called on the main thread.
     pub fn for_vcpu(&self, name: &str, body: Body) -> io::Result<Job> {
-        self.give(Role::Vcpu, name, body)
+        self.submit(Role::Vcpu, name, body)
     }
 
     fn for_device(
@@ -175,10 +175,10 @@ impl ThreadStarter {
                 std::process::abort();
             }
         };
-        self.give(Role::Device(role), name, Box::new(body))
+        self.submit(Role::Device(role), name, Box::new(body))
     }
 
-    fn give(&self, role: Role, name: &str, body: Body) -> io::Result<Job> {
+    fn submit(&self, role: Role, name: &str, body: Body) -> io::Result<Job> {
         let worker = match self.take_idle(role, name) {
             Some(idle) => idle,
             None => Idle::start(role, name, self.sandbox, false)?,
@@ -252,7 +252,7 @@ mod tests {
     #[test]
     fn a_thread_is_reused_for_jobs_of_its_role() {
         let starter = starter(IdleThreads::default());
-        starter.let_devices_begin();
+        starter.start_device_jobs();
         let first = done_by(&starter, WorkerRole::Block);
         assert_eq!(done_by(&starter, WorkerRole::Block), first);
         assert_ne!(done_by(&starter, WorkerRole::BlockOnDemand), first);
@@ -287,7 +287,7 @@ mod tests {
             .for_vcpu("vcpu 0", Box::new(move |_| vcpu()))
             .unwrap();
         vcpu.join().unwrap();
-        starter.let_devices_begin();
+        starter.start_device_jobs();
         device.join().unwrap();
         assert_eq!(told.try_iter().collect::<Vec<_>>(), ["vCPU", "device"]);
     }
@@ -295,7 +295,7 @@ mod tests {
     #[test]
     fn a_panicking_job_is_reported_and_its_thread_not_reused() {
         let starter = starter(IdleThreads::default());
-        starter.let_devices_begin();
+        starter.start_device_jobs();
         let first = done_by(&starter, WorkerRole::Block);
         let bad = Box::new(|| panic!("as asked"));
         let job = starter.spawn(WorkerRole::Block, "block", bad).unwrap();

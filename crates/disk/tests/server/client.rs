@@ -184,7 +184,7 @@ impl Monitor {
     }
 
     /// The other side closes; what it still says does not matter.
-    pub fn is_turned_away(&mut self) {
+    pub fn expect_closed(&mut self) {
         let mut bytes = [0; 256];
         loop {
             match self.stream.read(&mut bytes) {
@@ -199,7 +199,7 @@ impl Monitor {
     }
 
     /// Introduces itself; the features offered.
-    pub fn greet(&mut self) -> u64 {
+    pub fn negotiate(&mut self) -> u64 {
         let features = self.ask_number(GET_FEATURES);
         self.send(SET_OWNER, 0, &[], &[]);
         let offered = self.ask_number(GET_PROTOCOL_FEATURES);
@@ -242,7 +242,7 @@ pub struct Guest {
 impl Guest {
     /// Sets up the first queue.
     pub fn over(mut monitor: Monitor) -> Guest {
-        let features = monitor.greet();
+        let features = monitor.negotiate();
         let memory_file = memfd::create("guest", MEMORY, Pages::Small).unwrap();
         let (kick, call) = (EventFd::new(0).unwrap(), EventFd::new(0).unwrap());
         let region = GuestRegionMmap::from_range(

@@ -6,9 +6,9 @@ use std::io::Write;
 use std::os::fd::AsFd;
 
 /// The server still serves.
-fn goes_on(server: &Server) {
+fn assert_serves(server: &Server) {
     let mut monitor = server.connect();
-    monitor.greet();
+    monitor.negotiate();
     assert_eq!(monitor.config(0, 8), 64u64.to_le_bytes());
 }
 
@@ -28,8 +28,8 @@ fn a_connection_with_invalid_messages_is_closed() {
         let mut monitor = server.connect();
         let _ = monitor.stream.write_all(text);
         let _ = monitor.stream.shutdown(std::net::Shutdown::Write);
-        monitor.is_turned_away();
-        goes_on(&server);
+        monitor.expect_closed();
+        assert_serves(&server);
     }
 }
 
@@ -40,9 +40,9 @@ fn a_silent_monitor_does_not_block_the_server() {
     let mut slow = server.connect();
     slow.stream.write_all(&[1, 0, 0]).unwrap();
     // They are first, and stay.
-    goes_on(&server);
-    silent.is_turned_away();
-    slow.is_turned_away();
+    assert_serves(&server);
+    silent.expect_closed();
+    slow.expect_closed();
 }
 
 #[test]
@@ -67,11 +67,11 @@ fn contradictory_messages_close_the_connection() {
     ];
     for (request, payload) in odd {
         let mut monitor = server.connect();
-        monitor.greet();
+        monitor.negotiate();
         monitor.send(request, 0, &payload, &[]);
         let _ = monitor.stream.shutdown(std::net::Shutdown::Write);
-        monitor.is_turned_away();
-        goes_on(&server);
+        monitor.expect_closed();
+        assert_serves(&server);
     }
 }
 
@@ -88,7 +88,7 @@ fn wrapping_memory_regions_are_refused() {
         [0, 0, USER, 0],
     ] {
         let mut monitor = server.connect();
-        monitor.greet();
+        monitor.negotiate();
         let mut table = numbers32(&[1, 0]);
         table.extend(numbers64(&region));
         monitor.send(SET_MEM_TABLE, 0, &table, &[file.as_fd()]);
@@ -96,8 +96,8 @@ fn wrapping_memory_regions_are_refused() {
         rings.extend(numbers64(&[u64::MAX, 4096, USER, 0]));
         let _ = monitor.try_send(SET_VRING_ADDR, 0, &rings, &[]);
         let _ = monitor.stream.shutdown(std::net::Shutdown::Write);
-        monitor.is_turned_away();
-        goes_on(&server);
+        monitor.expect_closed();
+        assert_serves(&server);
     }
 }
 
@@ -109,8 +109,8 @@ fn truncated_guest_memory_closes_the_connection() {
     // Not even the rings are there any more: touching them is a signal.
     guest.memory_file.set_len(0).unwrap();
     guest.ring();
-    guest.monitor.is_turned_away();
-    goes_on(&server);
+    guest.monitor.expect_closed();
+    assert_serves(&server);
 }
 
 #[test]
@@ -126,7 +126,7 @@ fn invalid_rings_are_survived() {
     guest.driver.set_avail_index(0x8000);
     guest.ring();
     drop(guest);
-    goes_on(&server);
+    assert_serves(&server);
 }
 
 #[test]

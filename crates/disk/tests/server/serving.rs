@@ -46,7 +46,7 @@ fn read(guest: &mut Guest, sector: u64) -> Vec<u8> {
 fn a_monitor_reads_the_disks_features_and_size() {
     let server = Server::start(64, &["--queues", "3"]);
     let mut monitor = server.connect();
-    let features = monitor.greet();
+    let features = monitor.negotiate();
     assert_eq!(features & FEATURE_RO, FEATURE_RO);
     assert_eq!(features & (FEATURE_FLUSH | FEATURE_DISCARD), 0);
     assert_eq!(monitor.ask_number(GET_QUEUE_NUM), 3);
@@ -103,10 +103,10 @@ fn the_next_monitor_waits_until_the_first_has_left() {
 fn the_socket_is_removed_at_exit_and_a_stale_one_replaced() {
     let mut server = Server::start(8, &[]);
     let mut monitor = server.connect();
-    monitor.greet();
+    monitor.negotiate();
     assert!(server.terminate());
     assert!(!server.socket().exists());
-    monitor.is_turned_away();
+    monitor.expect_closed();
 
     // What a server that was killed leaves behind.
     let stale = std::os::unix::net::UnixListener::bind(server.socket()).unwrap();

@@ -81,7 +81,7 @@ pub const CAPACITY: usize = 256;
 const WORDS: usize = 15;
 const MAX_COMPARED: usize = 40;
 /// A word with at most so many calls is cheaper to compare call by call.
-const FEW: u32 = 2;
+const COMPARED_MAX: u32 = 2;
 
 /// A BPF program.
 pub struct Filter {
@@ -116,7 +116,7 @@ const KILL: u32 = libc::SECCOMP_RET_KILL_PROCESS;
 const TO_ALLOW: u8 = 254;
 const TO_REFUSE: u8 = 255;
 /// A jump to the calls that are compared one by one.
-const TO_REST: u8 = 253;
+const TO_COMPARISONS: u8 = 253;
 /// A jump to the test of a bit.
 const TO_BIT: u32 = u32::MAX;
 
@@ -155,7 +155,7 @@ impl Filter {
             while i < lists[list].len() {
                 let rule = lists[list][i];
                 let (word, bit) = rule.place();
-                if listed[word].count_ones() > FEW && matches!(rule.check, Check::Any) {
+                if listed[word].count_ones() > COMPARED_MAX && matches!(rule.check, Check::Any) {
                     words[word] |= bit;
                 } else {
                     compared[comparisons] = rule;
@@ -212,7 +212,12 @@ impl Filter {
                 // The target is not known yet.
                 self.push(instruction(JUMP, 0, 0, TO_BIT));
             } else if to < WORDS {
-                self.push(instruction(JUMP_GREATER_OR_EQUAL, 0, TO_REST, beyond));
+                self.push(instruction(
+                    JUMP_GREATER_OR_EQUAL,
+                    0,
+                    TO_COMPARISONS,
+                    beyond,
+                ));
             }
             from = to;
         }
@@ -234,7 +239,7 @@ impl Filter {
         self.push(instruction(SHIFT_BY_X, 0, 0, 0));
         self.push(instruction(JUMP_SET, TO_ALLOW, 0, 1));
         let rest = self.push(instruction(LOAD, 0, 0, NUMBER));
-        self.point(TO_REST, rest);
+        self.point(TO_COMPARISONS, rest);
     }
 
     /// Compares with one call, and with its argument if the rule has one; for another call
@@ -296,7 +301,7 @@ impl Filter {
 /// Checks that a conditional jump can have this distance.
 const fn short(distance: usize) -> u8 {
     assert!(
-        distance < TO_REST as usize,
+        distance < TO_COMPARISONS as usize,
         "too many rules for a short jump"
     );
     distance as u8

@@ -58,7 +58,7 @@ fn on_a_thread(
             // Dropped last: the notice comes after the channel is closed.
             let _notify = NotifyOnDrop(mailbox);
             let tell = tell;
-            termination::leave_to_others();
+            termination::block_in_this_thread();
             work();
             let _ = tell.send(());
         })?;

@@ -101,17 +101,17 @@ fn the_pager_is_not_told_of_dropped_working_set_pages() {
 
 /// A vCPU holds the lock that `written` needs until its event is read.
 #[test]
-fn telling_written_pages_does_not_wait_for_a_release() {
+fn reporting_written_pages_does_not_wait_for_a_release() {
     let (_folder, listener, ram, mut memory) = attached();
     let (_stream, uffd, _) = accept(&listener);
-    memory.telling = Telling::At(Instant::now());
+    memory.written_report = WrittenReport::At(Instant::now());
     let (tell, told) = std::sync::mpsc::channel();
     let told = std::thread::scope(|scope| {
         scope.spawn(|| ram.release(GuestAddress(0), 4096).unwrap());
         let mut event = [PollFd::new(&uffd, PollFlags::IN)];
         poll(&mut event, None).unwrap();
         scope.spawn(|| {
-            memory.tell_written(&ram);
+            memory.report_written(&ram);
             tell.send(()).unwrap();
         });
         let told = told.recv_timeout(Duration::from_secs(10));

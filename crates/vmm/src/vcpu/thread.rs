@@ -31,13 +31,13 @@ struct Shared {
 }
 
 struct Control {
-    want: Want,
+    request: Request,
     parked: bool,
     task: Option<Task>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Want {
+enum Request {
     Run,
     Park,
     End,
@@ -61,7 +61,7 @@ impl VcpuThread {
     ) -> io::Result<VcpuThread> {
         let shared = Arc::new(Shared {
             control: Mutex::new(Control {
-                want: if parked { Want::Park } else { Want::Run },
+                request: if parked { Request::Park } else { Request::Run },
                 parked: false,
                 task: None,
             }),
@@ -94,17 +94,17 @@ impl VcpuThread {
     /// Asks the vCPU to leave the guest. It has left once [`is_parked`](VcpuThread::is_parked) is
     /// true.
     pub fn pause(&self) {
-        self.shared.ask(Want::Park);
+        self.shared.ask(Request::Park);
     }
 
     /// Lets the vCPU enter the guest again.
     pub fn resume(&self) {
-        self.shared.ask(Want::Run);
+        self.shared.ask(Request::Run);
     }
 
     /// Asks the thread to end. It has ended once [`is_parked`](VcpuThread::is_parked) is true.
     pub fn end(&self) {
-        self.shared.ask(Want::End);
+        self.shared.ask(Request::End);
     }
 
     /// Whether the vCPU is out of the guest and stays out.
@@ -132,16 +132,16 @@ impl Shared {
         self.control.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn ask(&self, want: Want) {
+    fn ask(&self, request: Request) {
         let mut control = self.lock();
-        control.want = want;
-        if want == Want::Run {
+        control.request = request;
+        if request == Request::Run {
             control.parked = false;
         }
         drop(control);
         self.changed.notify_one();
         // A vCPU that is in the guest and is to run need not leave it.
-        if want != Want::Run {
+        if request != Request::Run {
             self.pending.store(true, Ordering::SeqCst);
             if let Some(target) = self.target.get() {
                 target.kick();
@@ -152,8 +152,8 @@ impl Shared {
     /// Parks the vCPU without a request.
     fn park(&self) {
         let mut control = self.lock();
-        if control.want == Want::Run {
-            control.want = Want::Park;
+        if control.request == Request::Run {
+            control.request = Request::Park;
         }
     }
 
@@ -165,10 +165,10 @@ impl Shared {
             if let Some(task) = control.task.take() {
                 return Work::Task(task);
             }
-            match control.want {
-                Want::Run => return Work::Run,
-                Want::End => return Work::End,
-                Want::Park => {
+            match control.request {
+                Request::Run => return Work::Run,
+                Request::End => return Work::End,
+                Request::Park => {
                     if !control.parked {
                         control.parked = true;
                         self.mailbox.push(Notice::Parked);

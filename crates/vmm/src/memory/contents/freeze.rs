@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 /// Ranges at most so many bytes apart are copied as one: few large mappings cost less than many
 /// small ones.
-const GAP: u64 = 16 << 10;
+const JOIN_GAP: u64 = 16 << 10;
 /// Most mappings of RAM; the kernel allows a process 65530.
 const SEGMENTS_MAX: usize = 16384;
 /// How many layers there may be before a freeze merges all but the lowest.
@@ -56,7 +56,7 @@ impl Contents {
         if private {
             let written = self.written(mapping).map_err(MemoryError::Written)?;
             if !written.is_empty() || !self.released.is_empty() {
-                copied = self.put_on_top(mapping, &written)?;
+                copied = self.push_layer(mapping, &written)?;
             }
         }
         self.tracking.frozen();
@@ -74,7 +74,7 @@ impl Contents {
     }
 
     /// Makes a layer of the written and released ranges. Returns the bytes that were copied.
-    fn put_on_top(&mut self, mapping: &Mapping, written: &[Extent]) -> Result<u64, MemoryError> {
+    fn push_layer(&mut self, mapping: &Mapping, written: &[Extent]) -> Result<u64, MemoryError> {
         let few = self.layers.len() <= LAYERS_MAX && self.cuts < RELEASES_MAX;
         let keep = if few { self.layers.len() } else { 1 };
         let (layer, copied) = copy(mapping, &self.layers, keep, written, &self.released)
@@ -116,7 +116,7 @@ fn copy(
 ) -> io::Result<(Layer, u64)> {
     let mut wanted = written.to_vec();
     wanted.extend(old[keep..].iter().flat_map(|layer| &layer.covers));
-    let mut gap = GAP;
+    let mut gap = JOIN_GAP;
     let (copy, covers) = loop {
         let copy = joined(wanted.clone(), gap);
         let covers = union([copy.as_slice(), released].concat());
