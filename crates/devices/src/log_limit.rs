@@ -11,7 +11,7 @@ const ADMITTED: u64 = 8;
 pub struct LogLimit(AtomicU64);
 
 impl LogLimit {
-    /// No message yet.
+    /// A limit without messages so far.
     pub const fn new() -> LogLimit {
         LogLimit(AtomicU64::new(0))
     }

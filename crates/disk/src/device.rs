@@ -116,7 +116,7 @@ fn invalid_queue(error: virtio_queue::Error) -> io::Error {
 }
 
 fn executor(backend: &Backend, write_through: bool) -> Executor {
-    // Never stopped before the process ends.
+    // The executor is never stopped before the process ends.
     backend.executor(Arc::new(AtomicBool::new(false)), write_through)
 }
 

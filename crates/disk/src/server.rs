@@ -63,7 +63,7 @@ fn failed(what: &'static str) -> impl Fn(io::Error) -> ServeError {
 /// Serves a disk until SIGTERM or SIGINT. This process must have only one thread, because it forks.
 pub fn serve(options: &Serve) -> Result<(), ServeError> {
     let termination = TerminationFd::block().map_err(failed("signals can't be waited for"))?;
-    // Open and locked in this process and in all that it forks.
+    // The disk is open and locked in this process and in all that it forks.
     let backend = Arc::new(Backend::open(&BlockOptions {
         path: options.file.clone(),
         read_only: !options.writable,
@@ -135,7 +135,7 @@ fn serve_one(listener: &UnixListener, backend: Arc<Backend>, queues: u16) -> i32
             info!("a monitor has connected");
             end_if_silent(greeted)?;
             let end = daemon.wait();
-            // Dropping it would wait for its threads, which end with this process.
+            // Dropping the daemon would wait for its threads, which end with this process.
             std::mem::forget(daemon);
             end
         });

@@ -16,7 +16,7 @@ pub const DESCRIPTOR: u64 = 64;
 const INODES_PER_BLOCK: u64 = BLOCK / INODE;
 /// Bytes of disk for each inode.
 const BYTES_PER_INODE: u64 = 16384;
-/// A last group with less space for data than this is left out.
+/// Least data blocks of the last group; a smaller group is left out.
 const LEAST_DATA: u64 = 50;
 
 /// The smallest disk that can have a file system.

@@ -1,4 +1,4 @@
-//! e2fsprogs, the reference, has nothing to say against what we make.
+//! Checks the file systems that this crate creates with e2fsprogs.
 
 use jiffy_ext4::layout::{LEAST_BYTES, Layout, MOST_BYTES};
 use jiffy_ext4::{FormatError, Found, Options, format, inspect};
@@ -69,7 +69,7 @@ fn e2fsck_finds_nothing_to_fix_at_any_size() {
         16 * MIB,
         100 * MIB,
         group,
-        // A last group that is left out, and one that is hardly worth it.
+        // A last group that is left out, and one that is just large enough.
         group + MIB,
         group + 3 * MIB,
         2 * group,

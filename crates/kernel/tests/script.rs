@@ -1,4 +1,4 @@
-//! Tests of the script `kernel/build`, with a source of two files and a `make` that compiles
+//! Tests the script `kernel/build`, with a source of two files and a `make` that compiles
 //! nothing.
 
 use std::fs;

@@ -332,7 +332,7 @@ pub struct PreparedVm {
     first_vcpu: Option<Vcpu>,
     /// What this host can give a guest, if that was read ahead.
     most: Option<Most>,
-    /// Wires of the first devices, if they were made ahead.
+    /// Event descriptors of the first devices, if they were created ahead.
     wires: Vec<Wires>,
     /// Threads that wait for work, if they were started ahead.
     threads: IdleThreads,
@@ -383,7 +383,7 @@ impl PreparedVm {
         }
     }
 
-    /// The part of it that a guest without a profile needs.
+    /// The part of [`Most`] that a guest without a profile needs.
     fn supported(&mut self) -> Result<(CpuId, Host), HypervisorError> {
         if let Some(most) = self.most.take() {
             return Ok((most.supported, most.host));
@@ -400,7 +400,7 @@ impl PreparedVm {
         Ok(())
     }
 
-    /// The vCPU of that number; call it once for each.
+    /// Creates vCPU `index`, or takes it if it was created ahead; call it once for each.
     fn vcpu(&mut self, index: u8) -> Result<Vcpu, HypervisorError> {
         match self.first_vcpu.take_if(|vcpu| vcpu.index() == index) {
             Some(vcpu) => Ok(vcpu),
@@ -426,7 +426,7 @@ fn prepare_process(sandbox: Sandbox) -> Result<(), StartError> {
     sandbox.prepare().map_err(host("a sandbox"))
 }
 
-/// Creates vCPUs from their saved state. The first comes first: the others share its time stamp
+/// Creates vCPUs from their saved state, vCPU 0 first: the others share its time stamp
 /// counter.
 fn restore_vcpus(
     states: &[VcpuState],

@@ -77,7 +77,7 @@ struct Client {
 
 impl ControlSocket {
     /// Listens at `path`, for this user only. Replaces the socket of a program that has ended. Uses
-    /// a socket of that name that was handed over as it is.
+    /// a socket that was handed over under that name as it is.
     pub fn listen(path: &Path) -> Result<ControlSocket, ControlError> {
         if let Some(listener) = handed::take(path) {
             return ControlSocket::on(listener.into(), path, None);

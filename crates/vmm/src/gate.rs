@@ -34,7 +34,7 @@ pub fn passed(mark: u8) -> Option<bool> {
 }
 
 impl Gate {
-    /// The gate of a VM that was restored in this way.
+    /// The gate of a VM with this restore configuration.
     pub fn of(restore: &Restore) -> Gate {
         match &restore.generation {
             None => Gate::Open,

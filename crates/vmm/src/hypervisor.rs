@@ -62,7 +62,7 @@ pub enum HypervisorError {
     /// The API version is not that of Linux's KVM.
     #[error("/dev/kvm speaks API version {0}; 12 is needed")]
     Version(i32),
-    /// A capability is missing that every KVM of the last ten years has.
+    /// A capability is missing that every KVM of the last ten years provides.
     #[error("this host's KVM lacks {0}")]
     Capability(String),
     /// More vCPUs are wanted than KVM allows.
@@ -139,7 +139,7 @@ impl Hypervisor {
         Ok(Hypervisor { kvm })
     }
 
-    /// Whether a VM may have so many vCPUs.
+    /// Checks that a VM may have `wanted` vCPUs.
     pub fn check_vcpus(&self, wanted: u8) -> Result<(), HypervisorError> {
         // Every KVM allows one.
         if wanted > 1 {

@@ -85,7 +85,7 @@ pub(crate) struct Parts {
 
 /// What to do when the first vCPU enters the guest for the first time.
 pub(crate) struct FirstEntry {
-    /// The name of that moment on the timeline.
+    /// The name of the moment of this entry on the timeline.
     pub moment: &'static str,
     /// Pages that the guest will write first, to be copied at that moment.
     pub written_soon: Vec<Extent>,
@@ -356,7 +356,7 @@ impl Vmm {
         Ok(sums)
     }
 
-    /// Handles the requests of other threads since the last call. Returns why the VM ends, if it
+    /// Handles requests that other threads made since the last call. Returns why the VM ends, if it
     /// does.
     pub fn process_events(&mut self) -> Option<Ending> {
         for notice in self.mailbox.take() {

@@ -22,7 +22,7 @@ const USUAL: [(Role, &str); 3] = [
     (Role::Device(WorkerRole::Vsock), "vsock"),
 ];
 
-/// What a thread does. It gets the result of confining the thread, and decides whether to continue
+/// A thread's function. It gets the result of confining the thread, and decides whether to continue
 /// if that failed.
 pub type Body = Box<dyn FnOnce(io::Result<()>) + Send>;
 
@@ -46,7 +46,7 @@ pub struct IdleThreads(Vec<Idle>);
 
 impl IdleThreads {
     /// Starts the threads that a VM usually needs, before its configuration is known. They are
-    /// confined at once, because they do nothing of a VM's building.
+    /// confined at once, because they take no part in building the VM.
     ///
     /// # Errors
     ///
@@ -117,9 +117,9 @@ pub struct ThreadStarter {
 #[derive(Default)]
 struct Threads {
     idle: Vec<Idle>,
-    /// Whether devices may work.
+    /// Whether device jobs may start.
     may_begin: bool,
-    /// Work of devices that waits for that.
+    /// Device jobs that wait for this.
     held_back: Vec<(Sender<Work>, Work)>,
 }
 
@@ -137,7 +137,7 @@ impl ThreadStarter {
         }
     }
 
-    /// Lets devices work from now on. Until then their work is held back, so that it does not delay
+    /// Starts the jobs of devices. Until then they are held back, so that they do not delay
     /// the guest's first instruction; doorbells stay pending meanwhile. Must be called when the
     /// guest runs, and before anything waits for a device to stop.
     pub fn start_device_jobs(&self) {

@@ -317,7 +317,7 @@ fn a_captured_vm_goes_on_in_a_new_one() {
     counted_beyond(&mut vmm, count);
 }
 
-/// Its first entry is then the last notice for a long time.
+/// The first entry is then the last notice for a long time.
 #[test]
 #[ignore = "needs a real KVM"]
 fn a_vm_without_devices_settles_when_it_runs() {
@@ -458,7 +458,7 @@ fn missing_processor_features_of_a_guest_are_named() {
         change(&mut registers);
         [entry.ebx, entry.ecx] = registers;
     };
-    // Memory encryption and key locker, which no KVM shows.
+    // Memory encryption and key locker, which no KVM exposes.
     assert_eq!(
         refused(&|state| leaf(state, 7, &|[_, ecx]| *ecx |= 1 << 13 | 1 << 23)),
         "this host can't go on with the saved VM: it lacks tme, kl"
@@ -608,7 +608,7 @@ fn time_stamp_counters_continue_after_a_restore() {
 
     case.config.restore = Some(from(&capture));
     let ahead = PreparedVm::ahead(Sandbox::Off).unwrap();
-    // Its counter is then much further than the restored one.
+    // Its counter is then far ahead of the restored one's.
     std::thread::sleep(Duration::from_secs(3));
     for prepared in [Some(ahead), None] {
         let begun = Instant::now();

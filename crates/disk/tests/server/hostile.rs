@@ -1,4 +1,4 @@
-//! A hostile monitor harms its own connection and no more.
+//! A hostile monitor harms only its own connection.
 
 use super::client::*;
 use jiffy_devices::virtio::testing::Buffer;
@@ -39,7 +39,7 @@ fn a_silent_monitor_does_not_block_the_server() {
     let mut silent = server.connect();
     let mut slow = server.connect();
     slow.stream.write_all(&[1, 0, 0]).unwrap();
-    // They are first, and stay.
+    // Both are first in the queue, and stay connected.
     assert_serves(&server);
     silent.expect_closed();
     slow.expect_closed();
@@ -57,7 +57,7 @@ fn contradictory_messages_close_the_connection() {
             SET_VRING_ADDR,
             numbers64(&[0, u64::MAX, u64::MAX, u64::MAX, 0]),
         ),
-        // A region that is none, and comes without a file.
+        // An invalid region, without a file.
         (SET_MEM_TABLE, {
             let mut table = numbers32(&[1, 0]);
             table.extend(numbers64(&[u64::MAX, u64::MAX, u64::MAX, u64::MAX]));
@@ -106,7 +106,7 @@ fn truncated_guest_memory_closes_the_connection() {
     let server = Server::start(64, &[]);
     let mut guest = Guest::over(server.connect());
     guest.driver.add(&[Buffer::writable(0x9000, 1)]);
-    // Not even the rings are there any more: touching them is a signal.
+    // Not even the rings exist any more: touching them raises a signal.
     guest.memory_file.set_len(0).unwrap();
     guest.ring();
     guest.monitor.expect_closed();
@@ -117,7 +117,7 @@ fn truncated_guest_memory_closes_the_connection() {
 fn invalid_rings_are_survived() {
     let server = Server::start(64, &[]);
     let mut guest = Guest::over(server.connect());
-    // More requests than there is room for, of nowhere.
+    // More requests than the ring holds, with buffers outside memory.
     for _ in 0..64 {
         guest
             .driver
@@ -137,7 +137,7 @@ fn a_flooding_monitor_uses_no_memory_and_delays_no_shutdown() {
     let before = server.memory();
     let stream = guest.monitor.stream.try_clone().unwrap();
     stream.set_nonblocking(true).unwrap();
-    // Each wants an answer.
+    // Each request wants an answer.
     let (mut taken, mut idle) = (0, 0);
     while idle < 100 {
         match guest.monitor.try_send(GET_FEATURES, 0, &[], &[]) {
@@ -149,7 +149,7 @@ fn a_flooding_monitor_uses_no_memory_and_delays_no_shutdown() {
             Err(error) => panic!("{error}"),
         }
         assert!(taken < 1 << 20, "it takes all there is");
-        // Its guest does as much.
+        // Its guest notifies as often.
         guest.ring();
     }
     let grown = server.memory().saturating_sub(before);

@@ -53,7 +53,7 @@ fn a_monitor_reads_the_disks_features_and_size() {
     let config = monitor.config(0, 60);
     assert_eq!(config[..8], 64u64.to_le_bytes());
     assert_eq!(config[34..36], 3u16.to_le_bytes());
-    // Any window on it.
+    // Any window of the configuration space can be read.
     assert_eq!(monitor.config(35, 4), config[35..39]);
 }
 
@@ -108,7 +108,7 @@ fn the_socket_is_removed_at_exit_and_a_stale_one_replaced() {
     assert!(!server.socket().exists());
     monitor.expect_closed();
 
-    // What a server that was killed leaves behind.
+    // The socket file that a killed server leaves behind.
     let stale = std::os::unix::net::UnixListener::bind(server.socket()).unwrap();
     // To close it is not enough: a child of another test has it, too, from fork
     // to exec.
@@ -141,7 +141,7 @@ fn the_socket_file_appears_only_when_listening() {
 
 #[test]
 fn nobody_else_may_connect() {
-    // Whatever the umask of who starts it.
+    // The umask of the caller does not matter.
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("disk.img"), [0; 512]).unwrap();
     let program = command(folder.path(), &[]);
@@ -170,7 +170,7 @@ fn unusable_disks_and_arguments_are_refused() {
         assert_eq!(status.code(), Some(1), "{text}");
         text
     };
-    // The disk is locked by the one that runs.
+    // The running server has locked the disk.
     assert!(refused(&mut command(server.folder.path(), &[])).contains("in use"));
     let other = tempfile::tempdir().unwrap();
     assert!(refused(&mut command(other.path(), &[])).contains("does not exist"));

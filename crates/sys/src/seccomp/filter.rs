@@ -80,8 +80,8 @@ pub const CAPACITY: usize = 256;
 /// Words of 32 calls each: up to number 479.
 const WORDS: usize = 15;
 const MAX_COMPARED: usize = 40;
-/// A word with at most so many calls is cheaper to compare call by call.
-const COMPARED_MAX: u32 = 2;
+/// A word with at most this many calls is cheaper to compare call by call.
+const COMPARE_THRESHOLD: u32 = 2;
 
 /// A BPF program.
 pub struct Filter {
@@ -155,7 +155,8 @@ impl Filter {
             while i < lists[list].len() {
                 let rule = lists[list][i];
                 let (word, bit) = rule.place();
-                if listed[word].count_ones() > COMPARED_MAX && matches!(rule.check, Check::Any) {
+                if listed[word].count_ones() > COMPARE_THRESHOLD && matches!(rule.check, Check::Any)
+                {
                     words[word] |= bit;
                 } else {
                     compared[comparisons] = rule;

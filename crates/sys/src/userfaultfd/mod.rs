@@ -114,7 +114,7 @@ impl std::error::Error for FillError {
 
 /// The number of the ioctl behind [`Userfaultfd::unregister`], for sandboxes.
 pub const UNREGISTER: u32 = ioctl::UNREGISTER.number();
-/// The numbers of the ioctls that fill memory and wake who waits for it, likewise.
+/// The numbers of the ioctls that fill memory and wake waiting threads, likewise.
 pub const FILLING: [u32; 3] = [
     ioctl::COPY.number(),
     ioctl::ZEROPAGE.number(),

@@ -110,7 +110,7 @@ struct Link {
     /// An answer that was received without its bytes, and how many follow.
     partial: Option<(ChunkAnswer, usize)>,
     last: u64,
-    /// Whether the pager was reported that it may send bytes.
+    /// Whether the pager was told that it may send bytes.
     is_told: bool,
     /// Requests without an answer, by their ids.
     pending: BTreeMap<u64, Pending>,
@@ -122,7 +122,7 @@ struct Link {
     given_up: Option<io::Error>,
 }
 
-/// A request.
+/// A request for missing bytes that was not answered yet.
 #[derive(Debug)]
 struct Pending {
     bytes: Range<u64>,
@@ -143,7 +143,7 @@ struct Failure {
 }
 
 impl DiskChunks {
-    /// Opens the map of the disk at `disk`, which has so many bytes. `None` if the whole disk is
+    /// Opens the map of the disk at `disk`, of `bytes` bytes. `None` if the whole disk is
     /// present: then it needs no map.
     pub fn open(
         disk: &jiffy_wire::vmm::Disk,

@@ -19,9 +19,9 @@ use std::time::Duration;
 /// The guest is stopped after this time in any case. It is far more than the guest needs, even
 /// inside an emulated machine on a busy host.
 const TIME_LIMIT: Duration = Duration::from_millis(250);
-/// A loop so many times slower than natively is not executed by the processor.
+/// A loop this many times slower than natively is not executed by the processor.
 const SLOW: u64 = 8;
-/// A loop so many times slower need not be timed more precisely.
+/// A loop this many times slower need not be timed more precisely.
 const CLEARLY_SLOW: u64 = 100;
 /// Iterations that software emulation does in a millisecond.
 const SHORT_ROUND: u32 = 500;

@@ -12,7 +12,7 @@ const SYSTEM_EVENT_SHUTDOWN: u32 = 1;
 const SYSTEM_EVENT_RESET: u32 = 2;
 const SYSTEM_EVENT_CRASH: u32 = 3;
 
-/// What a vCPU needs to handle the guest's exits.
+/// The buses and devices that handle a vCPU's exits.
 #[derive(Clone)]
 pub struct Board {
     /// Port I/O.
@@ -21,7 +21,7 @@ pub struct Board {
     pub mmio: Arc<Bus>,
     /// The timer chip, created when a guest uses it.
     pub pit: Arc<LazyPit>,
-    /// Set once the guest has asked for its end.
+    /// Set once the guest has asked for a reset or power off.
     pub power: Arc<PowerSwitch>,
 }
 
@@ -30,7 +30,7 @@ pub struct Board {
 pub enum Next {
     /// Enter the guest again.
     Run,
-    /// Check for requests: a signal came, or the guest asked for its end.
+    /// Check for requests: a signal came, or the guest reset or powered off.
     Look,
     /// This vCPU can't continue; the VM ends.
     End(Ending),

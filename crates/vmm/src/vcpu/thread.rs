@@ -140,7 +140,7 @@ impl Shared {
         }
         drop(control);
         self.changed.notify_one();
-        // A vCPU that is in the guest and is to run need not leave it.
+        // A vCPU that is in the guest and is to continue need not be kicked.
         if request != Request::Run {
             self.pending.store(true, Ordering::SeqCst);
             if let Some(target) = self.target.get() {
@@ -218,7 +218,7 @@ fn stay_in_guest(vcpu: &mut Vcpu, board: &Board, shared: &Shared, flag: &AtomicU
         }
         match exit::step(&mut vcpu.fd, board) {
             Next::Run => {}
-            // The guest asked for its end, and must not run on until it comes.
+            // The guest has reset or powered off, and must not run until the VM ends.
             Next::Look if board.power.request().is_some() => return shared.park(),
             Next::Look => {}
             Next::End(ending) => return end(ending, shared),

@@ -13,7 +13,7 @@
 //!       resume │ ▼                                      │
 //!           HeldPaused ─────────────────────────────────┘
 //!
-//!   any of them ──── the guest's wish, a failure, lost memory ────▶ Ended
+//!   any of them ──── the guest's request, a failure, lost memory ─▶ Ended
 //! ```
 
 use crate::ending::Ending;

@@ -41,7 +41,7 @@ pub(super) struct Disk {
 /// must not wait for them.
 pub(super) const PIECE_BYTES: usize = 4 << 20;
 
-/// What one thread needs for its transfers.
+/// Buffers of one thread for its transfers.
 pub(super) struct Scratch {
     stop: Arc<AtomicBool>,
     vectors: Vectors,
@@ -113,7 +113,7 @@ impl Disk {
         Some((residency, residency.fetcher()?))
     }
 
-    /// Whether all of these bytes are on the disk and present in its file.
+    /// Whether all of these bytes are present in the disk's file.
     pub(super) fn has(&self, bytes: &Range<u64>) -> bool {
         let residency = self.residency.as_ref();
         residency.is_none_or(|residency| residency.is_present(bytes))

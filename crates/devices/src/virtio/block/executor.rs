@@ -20,9 +20,9 @@ use vm_memory::{Bytes, GuestAddress};
 /// The outcome of a request.
 #[derive(Debug)]
 pub enum Outcome {
-    /// It was answered; so many bytes were written to the guest.
+    /// It was answered; this many bytes were written to the guest.
     Done(u32),
-    /// It was stopped in the middle. What was done is done again later, with the same result.
+    /// It was stopped in the middle. It is executed again later, from its start.
     Stopped,
     /// It waits for bytes that are missing in the disk's file. Only for a disk that has a
     /// [`Residency`](super::Residency).
@@ -175,7 +175,7 @@ impl Executor {
 
 /// The progress of a request that did not fail.
 enum Progress {
-    /// It is done; so many data bytes were written to the guest.
+    /// It is done; this many data bytes were written to the guest.
     Written(u32),
     Waits(WaitingRead),
 }
@@ -200,7 +200,7 @@ fn write_status(
     })
 }
 
-/// Writes as many bytes of the identity as fit.
+/// Writes as much of the serial number as fits.
 fn identify(id: &[u8; ID_BYTES], memory: &GuestMemory, room: &[Segment]) -> io::Result<u32> {
     let mut left = id.as_slice();
     for segment in room {

@@ -542,7 +542,7 @@ proptest! {
             }
             let status = guest.status();
             let running = guest.transport.device().running.as_ref();
-            // A device runs exactly if the driver finished and the device did not fail.
+            // A device runs if and only if the driver has finished and the device has not failed.
             let should = status & status::DRIVER_OK != 0 && status & status::NEEDS_RESET == 0;
             prop_assert_eq!(running.is_some(), should);
             if let Some(activation) = running {

@@ -295,7 +295,7 @@ impl<D: VirtioDevice> MmioTransport<D> {
         }
         let gained = value & !self.status;
         if gained & status::FEATURES_OK != 0 && !self.features_agree() {
-            // The bit stays clear, which tells the driver.
+            // FEATURES_OK stays clear, by which the driver notices the refusal.
             self.status = value & !(status::FEATURES_OK | status::DRIVER_OK);
             return;
         }

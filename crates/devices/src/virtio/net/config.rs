@@ -8,7 +8,7 @@ use crate::virtio::queue::limit::Limiter;
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use virtio_bindings::virtio_net::{VIRTIO_NET_S_ANNOUNCE, VIRTIO_NET_S_LINK_UP};
 
-/// What device and workers share.
+/// Configuration, state and limits that device and workers share.
 #[derive(Debug)]
 pub(super) struct Link {
     pub(super) mac: Mac,

@@ -30,7 +30,7 @@ pub struct Net {
     link: Arc<Link>,
     features: u64,
     queue_sizes: Vec<u16>,
-    /// Pairs that no worker has.
+    /// Pairs that no worker uses.
     pairs: Vec<Option<Pair>>,
     /// The guest must announce itself to its neighbours once it runs.
     announce: bool,
@@ -118,7 +118,7 @@ impl Net {
         }
     }
 
-    /// Replaces the limits of what the guest receives and sends, also of frames that wait.
+    /// Replaces the limits of what the guest receives and sends; waiting frames get them, too.
     pub fn set_limits(&self, receive: RateLimit, send: RateLimit) {
         self.link.receive_limiter.set(receive);
         self.link.send_limiter.set(send);

@@ -24,7 +24,7 @@ pub(super) enum Turn {
     More,
     /// There is more, but the backend is not ready.
     Blocked,
-    /// There is more, which the rate limit allows in so many nanoseconds.
+    /// There is more, which the rate limit allows after this many nanoseconds.
     Later(u64),
 }
 

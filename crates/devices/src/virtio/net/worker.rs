@@ -21,7 +21,7 @@ const RECEIVE: u64 = 2;
 const TRANSMIT: u64 = 3;
 const CONTROL: u64 = 4;
 
-/// What a pair of queues keeps from one activation to the next.
+/// The state of a pair of queues that outlives an activation.
 #[derive(Debug)]
 pub(super) struct Pair {
     pub(super) endpoint: Endpoint,
@@ -65,7 +65,7 @@ pub(super) struct Worker {
     pub(super) pair: Pair,
     pub(super) receive: Receive,
     pub(super) transmit: Transmit,
-    /// Only the first pair has it.
+    /// Only the first pair has a control queue.
     pub(super) control: Option<Control>,
     pub(super) features: u64,
     pub(super) memory: Arc<GuestMemory>,
@@ -214,7 +214,7 @@ impl Worker {
                 RECEIVE => ready.receive.wake(),
                 TRANSMIT => ready.transmit.wake(),
                 CONTROL => ready.control = true,
-                // It must stop, or has new limits, which what waits is held against.
+                // The worker must stop, or has new limits, which also apply to waiting frames.
                 BELL => (ready.receive, ready.transmit) = (Task::Now, Task::Now),
                 _ => {}
             }

@@ -36,11 +36,11 @@ pub struct Cost {
     pub bytes: u64,
 }
 
-/// A clock that can be waited on.
+/// A clock, and a way to wait for a time.
 pub(crate) trait Clock: std::fmt::Debug + Send + Sync {
     /// Nanoseconds since an arbitrary moment.
     fn now_ns(&self) -> u64;
-    /// Waits for so many nanoseconds, or until `doorbell` is readable.
+    /// Waits for this many nanoseconds, or until `doorbell` is readable.
     fn wait(&self, nanoseconds: u64, doorbell: BorrowedFd<'_>) -> io::Result<()>;
 }
 
@@ -96,7 +96,7 @@ impl Bucket {
         self.level = (self.level + rate * i128::from(nanoseconds)).min(full);
     }
 
-    /// Nanoseconds until so many tokens may be taken; 0 for now.
+    /// Nanoseconds until this many tokens may be taken; 0 if they may be taken now.
     fn wait_ns(&self, tokens: u64) -> u64 {
         let rate = i128::from(self.rate);
         let needed = i128::from(tokens.min(self.room)) * SECOND_NS;

@@ -75,7 +75,7 @@ pub(crate) struct Ring {
     log: Arc<LogLimit>,
     /// The device's name, for messages.
     device: &'static str,
-    /// The used index when the driver's wish for an interrupt was last read.
+    /// The used index when it was last read whether the driver wants an interrupt.
     told: Wrapping<u16>,
     /// The driver broke the ring; only a reset helps.
     broken: bool,
@@ -216,7 +216,7 @@ impl Ring {
         used != before && driver_wants_interrupt_since(&self.active.queue, memory, before)
     }
 
-    /// Interrupts the driver if it wants that.
+    /// Interrupts the driver if it wants an interrupt.
     pub fn notify(&mut self, memory: &GuestMemory) {
         if self.wants_interrupt(memory) {
             self.interrupt.used_buffers();

@@ -28,7 +28,7 @@ pub(crate) fn part(
     })
 }
 
-/// Takes so many bytes from the front of a list, which must have them.
+/// Takes `bytes` bytes from the front of a list, which must have them.
 pub(crate) fn take_front(segments: &mut Vec<Segment>, mut bytes: usize) -> Vec<Segment> {
     let mut front = Vec::new();
     let mut used_up = 0;

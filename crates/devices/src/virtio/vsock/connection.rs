@@ -79,7 +79,7 @@ pub enum Phase {
 pub enum Verdict {
     /// It stays open.
     Keep,
-    /// It ends; the guest knows.
+    /// It ends; the guest knows already.
     Close,
     /// It ends with a RST to the guest.
     Reset,
@@ -223,7 +223,7 @@ impl Connection {
         self.outbox.len()
     }
 
-    /// Takes it apart: returns what its host program must still get, if anything.
+    /// Consumes the connection: returns the socket and the bytes that its program must still get.
     pub fn into_rest(self) -> Option<(UnixStream, Outbox)> {
         match self.stream {
             Some(stream) if !self.outbox.is_empty() => Some((stream, self.outbox)),
@@ -290,7 +290,7 @@ impl Connection {
         Verdict::Keep
     }
 
-    /// Takes bytes for the host program.
+    /// Sends received bytes to the host program, or keeps them in the outbox.
     fn take(&mut self, buffers: &Buffers<'_>, length: usize) -> Verdict {
         if self.guest_sent_all || self.outbox.len() + length > BUFFER as usize {
             return Verdict::Reset;
@@ -394,7 +394,7 @@ impl Connection {
         self.phase == Phase::Open && self.readable && !self.host_sent_all && self.stream.is_some()
     }
 
-    /// Whether it has, or may have, a packet for the guest.
+    /// Whether there is, or may be, a packet for the guest.
     pub fn has_packet(&self) -> bool {
         let owed = &self.owed;
         owed.request

@@ -4,7 +4,7 @@
 use super::BUFFER;
 use std::num::Wrapping;
 
-/// The guest is told unasked when so much of the buffer was freed. A quarter keeps a bulk sender
+/// Freed bytes after which a CREDIT_UPDATE is sent unasked. A quarter keeps a bulk sender
 /// going without a packet for every packet.
 const ANNOUNCE_AT: u32 = BUFFER / 4;
 

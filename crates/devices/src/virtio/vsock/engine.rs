@@ -33,7 +33,7 @@ pub(super) const RESET_TIME: Duration = Duration::from_millis(500);
 enum TransportReset {
     None,
     Owed,
-    /// The event was sent when the driver had added so many event buffers.
+    /// The event was sent when the driver had added this many event buffers.
     Told(u16),
 }
 
@@ -48,7 +48,7 @@ pub struct Engine {
     left_at: Option<(Vec<Position>, Instant)>,
 }
 
-/// Tells a queue that was kept from one that was set up again.
+/// Distinguishes a queue that was kept from one that was set up again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Position {
     descriptors: u64,

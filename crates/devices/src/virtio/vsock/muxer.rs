@@ -131,7 +131,7 @@ impl Muxer {
         saved
     }
 
-    /// Queues a RST for each connection of a snapshot.
+    /// Queues a RST for each connection that a snapshot had.
     pub fn reset_saved(&mut self, saved: &VsockState) {
         self.former_cid = saved.cid;
         self.resets
@@ -158,7 +158,7 @@ impl Muxer {
         self.resets.clear();
     }
 
-    /// Accepts host programs, or lets them wait.
+    /// Sets whether host programs are accepted, or wait.
     pub fn set_open(&mut self, open: bool) {
         if self.open != open {
             self.open = open;
@@ -358,7 +358,7 @@ impl Muxer {
         };
         let op = Op::from_number(header.op);
         if header.dst_cid != HOST_CID || header.kind != TYPE_STREAM {
-            // It does not concern the stream of the same ports.
+            // The packet does not concern the stream with the same ports.
             if op != Some(Op::Rst) {
                 self.resets.push_back(Reset {
                     cid: header.dst_cid,

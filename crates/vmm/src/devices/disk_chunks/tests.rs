@@ -235,7 +235,7 @@ fn bytes_that_the_file_cannot_hold_come_with_the_answer() {
             .unwrap();
         assert_eq!(first, "{\"id\":0,\"offset\":0,\"length\":0}\n");
         let request = receive_request(&stream).unwrap();
-        // The answer of a pager that does not know the word; bytes of a request that was given up;
+        // The answer of a pager that cannot send bytes; bytes of a request that was given up;
         // then the requested bytes, with line ends in them.
         let unavailable = |id| ChunkAnswer::Unavailable {
             id,

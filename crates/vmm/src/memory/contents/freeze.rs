@@ -12,7 +12,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-/// Ranges at most so many bytes apart are copied as one: few large mappings cost less than many
+/// Ranges at most this many bytes apart are copied as one: few large mappings cost less than many
 /// small ones.
 const JOIN_GAP: u64 = 16 << 10;
 /// Most mappings of RAM; the kernel allows a process 65530.
@@ -290,7 +290,7 @@ mod tests {
         let child = GuestRam::from_layers(reopened(&frozen), parent.size()).unwrap();
         let pages = [3, 600, 601, 602, 768].map(|page| read(&child, page));
         assert_eq!(pages, [0, 0, 4, 0, 9]);
-        // Invalid ranges from a guest change nothing.
+        // Releasing invalid ranges from a guest changes nothing.
         for (start, length) in [(60 << 20, 8 << 20), (u64::MAX - 4095, 4096), (0, 0)] {
             assert!(parent.release(GuestAddress(start), length).is_err());
         }

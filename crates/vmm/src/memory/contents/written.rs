@@ -17,7 +17,7 @@ use std::io;
 use std::sync::Arc;
 use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
 
-/// A VM with so many freezes counts as captured repeatedly.
+/// From this many freezes on, a VM counts as captured repeatedly.
 const FREEZES: u32 = 2;
 
 /// The dirty log of a guest.
@@ -69,7 +69,7 @@ impl Tracking {
         self.log.kept().is_some()
     }
 
-    /// A freeze has captured all that was written until now.
+    /// Called when a freeze has captured all that was written until now.
     pub fn frozen(&mut self) {
         self.freezes += 1;
         self.told.clear();

@@ -76,7 +76,7 @@ fn a_request_larger_than_a_piece_moves_each_byte_once() {
         assert_eq!((status, length as usize), (OK, expected.len() + 1));
         let tail = &expected[expected.len() - rest..];
         assert_eq!(guest.load(DATA, rest), tail);
-        // Of the rest, the innermost buffer was the last.
+        // In the rest of the data, the innermost buffer was the last.
         let (start, end) = (23 * odd, DATA_BYTES as usize - 23 * odd);
         let inner = expected.len() - rest - (end - start);
         let from = start.max(rest);

@@ -43,7 +43,7 @@ struct Fetches {
 enum Mode {
     Fill,
     Fail,
-    /// The file has no space: so many sectors are returned as bytes.
+    /// The file has no space: this many sectors are returned as bytes.
     Bring(usize),
     /// The same for the first request; later ones are written to the file.
     BringOnce(usize),
@@ -358,7 +358,7 @@ fn reads_waiting_at_a_capture_are_answered_exactly_once() {
     map.present.lock().unwrap()[32..48].fill(true);
     map.set_mode(Mode::Hold);
     let mut guest = start(&fixture, &map);
-    // Goes round the ring of 64 entries first, so that positions and entries differ.
+    // Wraps around the ring of 64 entries first, so that positions and entries differ.
     for _ in 0..50 {
         assert_eq!(guest.read(40, 512).0, OK);
     }

@@ -37,7 +37,7 @@ pub struct Tap {
     queues: Arc<[Arc<File>]>,
     number: usize,
     features: u64,
-    /// False if a test has a socket in its place.
+    /// False if a test uses a socket instead.
     is_real: bool,
 }
 
@@ -138,7 +138,7 @@ impl Tap {
         }
         for (number, queue) in self.queues.iter().enumerate() {
             match tap_queue::set_queue(&**queue, number < usize::from(count)) {
-                // The queue is in the wanted state already.
+                // The queue is enabled, or disabled, already.
                 Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
                 other => other?,
             }

@@ -44,7 +44,7 @@ pub(in super::super) struct Socket {
     pub reset: bool,
     /// Flags of the host's SHUTDOWN packets.
     pub shutdown: u32,
-    /// Bytes that have come and were not taken.
+    /// Bytes that were received and not read yet.
     pub inbox: VecDeque<u8>,
     /// The `buf_alloc` that the host was told.
     pub window: u32,
@@ -75,15 +75,15 @@ pub(in super::super) struct Guest {
     pub sockets: HashMap<Ports, Socket>,
     /// REQUESTs of the host that were not answered.
     pub requests: VecDeque<Ports>,
-    /// All other packets that came, in order, without payloads.
+    /// All other packets that were received, in order, without payloads.
     pub seen: Vec<Header>,
-    /// The ids of events that came.
+    /// The ids of received events.
     pub events: Vec<u32>,
-    /// Keeps to the rules, and expects the same of the device.
+    /// Whether the guest keeps to the rules, and expects the same of the device.
     pub honest: bool,
     /// Window of new sockets.
     pub window: u32,
-    /// Returns receive and event buffers to the device at once.
+    /// Whether receive and event buffers are returned to the device at once.
     pub restocks: bool,
     kept: VecDeque<u64>,
     features: u64,
@@ -163,7 +163,7 @@ impl Guest {
         self
     }
 
-    /// The same without a thread: [`Guest::settle`] does the work.
+    /// Like `start`, without a thread: [`Guest::settle`] does the work.
     pub(in super::super) fn start_by_hand(mut self) -> Guest {
         self.by_hand = true;
         self.start()
@@ -296,7 +296,7 @@ impl Guest {
         self.send_chain(&[&bytes], false);
     }
 
-    /// Whether the transmit queue has space for so many descriptors.
+    /// Whether the transmit queue has space for this many descriptors.
     pub(in super::super) fn has_room(&self, descriptors: u16) -> bool {
         self.tx_in_flight + descriptors <= self.queues[TX].size()
     }

@@ -129,7 +129,7 @@ impl Players<'_> {
         }
     }
 
-    /// Whether the transmit queue has space for so many descriptors.
+    /// Whether the transmit queue has space for this many descriptors.
     fn room(&mut self, descriptors: u16) -> bool {
         self.guest.pump();
         !self.broken && self.guest.has_room(descriptors)

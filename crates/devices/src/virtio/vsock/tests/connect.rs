@@ -286,7 +286,7 @@ fn the_connection_limit_holds_for_both_sides_until_one_closes() {
     guest.send_op((7, 5000), Op::Request, 0);
     guest.until("RST", |guest| guest.socket((7, 5000)).reset);
     let mut refused = UnixStream::connect(host.path()).unwrap();
-    // It may be closed before the line is sent.
+    // The device may close the socket before the line is sent.
     let _ = refused.write_all(b"CONNECT 80\n");
     assert_eq!(refused.read(&mut [0; 8]).unwrap_or(0), 0);
     assert!(guest.requests.is_empty());

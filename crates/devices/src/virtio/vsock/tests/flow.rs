@@ -1,4 +1,4 @@
-//! Slow readers stop fast writers, and only those.
+//! Slow readers block the writers of their own connections, and no others.
 
 use super::super::BUFFER;
 use super::super::packet::Op;
@@ -118,7 +118,7 @@ fn all_traffic_waits_while_the_guest_has_no_receive_buffers() {
     });
     let (mut taken, mut port) = (0, 0);
     let mut since = Instant::now();
-    // So much is taken in any case, however slow a busy host is.
+    // This many packets are taken even on a slow, busy host.
     while taken < 256 || since.elapsed() < Duration::from_millis(500) {
         assert!(since.elapsed() < PATIENCE, "{taken}");
         let header = guest.header((9, port), Op::CreditUpdate);

@@ -1,4 +1,4 @@
-//! Snapshots: what a restored guest is told, and what the saved one keeps.
+//! Snapshots: the reset that a restored guest gets, and the connections that the saved one keeps.
 
 use super::super::engine::RESET_TIME;
 use super::super::packet::Op;
