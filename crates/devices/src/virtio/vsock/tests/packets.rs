@@ -3,7 +3,7 @@
 use super::super::packet::{
     Buffers, HEADER_LEN, HOST_CID, Header, MAX_PAYLOAD, Malformed, Op, TYPE_STREAM, parse,
 };
-use super::super::testing::{GUEST_CID, Guest, play};
+use super::super::testing::{GUEST_CID, Guest, run_scenario};
 use super::Host;
 use crate::virtio::queue::Chain;
 use crate::virtio::testing::{self, Buffer, DriverQueue};
@@ -188,9 +188,9 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
     #[test]
-    fn any_sequence_of_events_is_survived(story in prop::collection::vec(any::<u8>(), 0..2000)) {
+    fn any_sequence_of_events_is_survived(bytes in prop::collection::vec(any::<u8>(), 0..2000)) {
         let host = Host::new();
-        play(host.folder.path(), &story);
+        run_scenario(host.folder.path(), &bytes);
     }
 
     #[test]
