@@ -107,7 +107,7 @@ impl Builder {
                 gate: Gate::default(),
                 first_entry: FirstEntry {
                     moment: names::FIRST_KVM_RUN,
-                    written_soon: Vec::new(),
+                    first_writes: Vec::new(),
                 },
             },
         ))
@@ -151,7 +151,7 @@ impl Builder {
                 gate: Gate::of(restore),
                 first_entry: FirstEntry {
                     moment: names::VCPUS_RESUMED,
-                    written_soon: memory.written_soon,
+                    first_writes: memory.first_writes,
                 },
             },
         ))
@@ -195,9 +195,9 @@ impl Builder {
     }
 
     /// Maps a captured VM's memory, or has a pager serve it.
-    fn attach_memory(&self, restore: &Restore, vm: &VmFd) -> Result<Attached, StartError> {
+    fn attach_memory(&self, restore: &Restore, vm: &VmFd) -> Result<CapturedMemory, StartError> {
         let ram = restore::memory(restore, &self.config)?;
-        let (mut supply, mut written_soon) = (Supply::NoPager, Vec::new());
+        let (mut supply, mut first_writes) = (Supply::NoPager, Vec::new());
         if let SavedMemory::Paged {
             socket,
             working_set,
@@ -205,7 +205,7 @@ impl Builder {
         {
             let (memory, written) = PagedMemory::attach(&ram, socket, *working_set)?;
             supply = Supply::Building(PagerThread::start(memory)?);
-            written_soon = written;
+            first_writes = written;
         }
         ram.register(vm)?;
         if is_paged(restore) {
@@ -214,12 +214,12 @@ impl Builder {
             // No run waits for this VM yet, so the pages are copied now.
             ram.copy_ahead(&restore.prefault);
         } else {
-            written_soon = restore.prefault.clone();
+            first_writes = restore.prefault.clone();
         }
-        Ok(Attached {
+        Ok(CapturedMemory {
             ram: Arc::new(ram),
             supply,
-            written_soon,
+            first_writes,
         })
     }
 
@@ -285,11 +285,11 @@ struct Built {
 }
 
 /// A captured VM's memory.
-struct Attached {
+struct CapturedMemory {
     ram: Arc<GuestRam>,
     supply: Supply,
     /// Pages to copy as soon as the guest runs.
-    written_soon: Vec<Extent>,
+    first_writes: Vec<Extent>,
 }
 
 /// What starts a VM's threads, and the mailbox through which they reach the main thread.

@@ -156,14 +156,14 @@ impl PagedMemory {
             .ok()
             .and_then(|text| text.parse().ok())
             .map_or(PATIENCE, Duration::from_millis);
-        let (mut written_report, mut written_soon) = (WrittenReport::No, Vec::new());
+        let (mut written_report, mut first_writes) = (WrittenReport::No, Vec::new());
         if working_set {
             let answer = ask_for_working_set(&stream, patience.max(ANSWER_PATIENCE))
                 .map_err(|error| PagerError::WorkingSet(socket.into(), error))?;
             if let Some((file, covers, written)) = answer {
                 ram.share(file, covers)?;
                 match written {
-                    Some(written) => written_soon = written,
+                    Some(written) => first_writes = written,
                     None => written_report = WrittenReport::Wanted,
                 }
             }
@@ -179,7 +179,7 @@ impl PagedMemory {
             line: Vec::new(),
             patience,
         };
-        Ok((memory, written_soon))
+        Ok((memory, first_writes))
     }
 
     /// Readable when there is something to [process](PagedMemory::process_events).

@@ -48,7 +48,7 @@ pub enum SpareError {
 
 /// The order for a spare.
 #[derive(Debug)]
-pub struct Taken {
+pub struct Order {
     /// Path of the VM's configuration.
     pub config: PathBuf,
     /// Events are written here.
@@ -71,7 +71,7 @@ pub fn wait(
     socket: OwnedFd,
     placeholder: &Path,
     sandbox: Sandbox,
-) -> Result<Option<Taken>, SpareError> {
+) -> Result<Option<Order>, SpareError> {
     let host = |what| move |source| SpareError::Host { what, source };
     let argument = Argument::find(placeholder.as_os_str()).map_err(host("find its arguments"))?;
     let prepared = PreparedVm::ahead(sandbox)?;
@@ -91,7 +91,7 @@ fn take_over(
     descriptors: Vec<OwnedFd>,
     argument: &Argument,
     prepared: PreparedVm,
-) -> Result<Taken, SpareError> {
+) -> Result<Order, SpareError> {
     let host = |what| move |source| SpareError::Host { what, source };
     let mut descriptors = descriptors.into_iter();
     let (Some(output), Some(events)) = (descriptors.next(), descriptors.next()) else {
@@ -115,7 +115,7 @@ fn take_over(
             }
         }
     }
-    Ok(Taken {
+    Ok(Order {
         config,
         events: events.into(),
         ahead: Ahead { prepared, sources },

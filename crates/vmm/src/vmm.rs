@@ -88,7 +88,7 @@ pub(crate) struct FirstEntry {
     /// The name of the moment of this entry on the timeline.
     pub moment: &'static str,
     /// Pages that the guest will write first, to be copied at that moment.
-    pub written_soon: Vec<Extent>,
+    pub first_writes: Vec<Extent>,
 }
 
 impl Vmm {
@@ -370,8 +370,8 @@ impl Vmm {
                     self.events.moment(self.first_entry.moment, at_ns);
                     self.events.flush();
                     // The guest may touch these pages at the same time, which is harmless.
-                    let written_soon = std::mem::take(&mut self.first_entry.written_soon);
-                    self.ram.copy_ahead(&written_soon);
+                    let first_writes = std::mem::take(&mut self.first_entry.first_writes);
+                    self.ram.copy_ahead(&first_writes);
                     self.supply.guest_runs();
                 }
                 Notice::Gate { passed } => {

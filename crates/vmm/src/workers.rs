@@ -118,9 +118,9 @@ pub struct ThreadStarter {
 struct Threads {
     idle: Vec<Idle>,
     /// Whether device jobs may start.
-    may_begin: bool,
+    started: bool,
     /// Device jobs that wait for this.
-    held_back: Vec<(Sender<Work>, Work)>,
+    deferred: Vec<(Sender<Work>, Work)>,
 }
 
 impl ThreadStarter {
@@ -141,12 +141,12 @@ impl ThreadStarter {
     /// the guest's first instruction; doorbells stay pending meanwhile. Must be called when the
     /// guest runs, and before anything waits for a device to stop.
     pub fn start_device_jobs(&self) {
-        let held_back = {
+        let deferred = {
             let mut threads = lock(&self.threads);
-            threads.may_begin = true;
-            std::mem::take(&mut threads.held_back)
+            threads.started = true;
+            std::mem::take(&mut threads.deferred)
         };
-        for (to, work) in held_back {
+        for (to, work) in deferred {
             // If the thread has ended, the code that waits for the work gets an error.
             let _ = to.send(work);
         }
@@ -186,11 +186,11 @@ impl ThreadStarter {
         let (done, ended) = sync_channel(1);
         let work = Work { body, done };
         let mut threads = lock(&self.threads);
-        if role == Role::Vcpu || threads.may_begin {
+        if role == Role::Vcpu || threads.started {
             let gone = |_| io::Error::other("a thread that waited for work has gone");
             worker.work.send(work).map_err(gone)?;
         } else {
-            threads.held_back.push((worker.work.clone(), work));
+            threads.deferred.push((worker.work.clone(), work));
         }
         drop(threads);
         let threads = self.threads.clone();

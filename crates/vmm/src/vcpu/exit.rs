@@ -31,7 +31,7 @@ pub enum Next {
     /// Enter the guest again.
     Run,
     /// Check for requests: a signal came, or the guest reset or powered off.
-    Look,
+    CheckRequests,
     /// This vCPU can't continue; the VM ends.
     End(Ending),
 }
@@ -64,7 +64,7 @@ pub fn step(fd: &mut VcpuFd, board: &Board) -> Next {
         }
         Ok(other) => end_of(&other),
         Err(error) => match error.errno() {
-            libc::EINTR | libc::EAGAIN => Next::Look,
+            libc::EINTR | libc::EAGAIN => Next::CheckRequests,
             errno => failed(errno),
         },
     }
@@ -123,7 +123,7 @@ fn port_write(fd: &mut VcpuFd, board: &Board, port: u16, data: *const [u8]) -> N
     }
     board.ports.write_each(port.into(), width, data);
     match board.power.request() {
-        Some(_) => Next::Look,
+        Some(_) => Next::CheckRequests,
         None => Next::Run,
     }
 }
@@ -131,7 +131,7 @@ fn port_write(fd: &mut VcpuFd, board: &Board, port: u16, data: *const [u8]) -> N
 fn end_of(exit: &VcpuExit<'_>) -> Next {
     use ExitReason::{GuestFault, HostError, Shutdown};
     match exit {
-        VcpuExit::Intr | VcpuExit::IrqWindowOpen => Next::Look,
+        VcpuExit::Intr | VcpuExit::IrqWindowOpen => Next::CheckRequests,
         VcpuExit::SystemEvent(SYSTEM_EVENT_SHUTDOWN, _) => end(Shutdown, "the guest powered off"),
         VcpuExit::SystemEvent(SYSTEM_EVENT_RESET, _) => end(Shutdown, "the guest reset"),
         VcpuExit::SystemEvent(SYSTEM_EVENT_CRASH, _) => {
@@ -226,7 +226,7 @@ mod tests {
         fd.set_regs(&regs).unwrap();
 
         assert_eq!(step(&mut fd, &board), Next::Run);
-        assert_eq!(complete(&mut fd, &board), Next::Look);
+        assert_eq!(complete(&mut fd, &board), Next::CheckRequests);
         assert_eq!(fd.get_regs().unwrap().rcx, 0);
         let mut copied = [0; 6];
         let at = GuestAddress(BUFFER);

@@ -219,8 +219,8 @@ fn stay_in_guest(vcpu: &mut Vcpu, board: &Board, shared: &Shared, flag: &AtomicU
         match exit::step(&mut vcpu.fd, board) {
             Next::Run => {}
             // The guest has reset or powered off, and must not run until the VM ends.
-            Next::Look if board.power.request().is_some() => return shared.park(),
-            Next::Look => {}
+            Next::CheckRequests if board.power.request().is_some() => return shared.park(),
+            Next::CheckRequests => {}
             Next::End(ending) => return end(ending, shared),
         }
     }

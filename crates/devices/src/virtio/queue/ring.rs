@@ -76,7 +76,7 @@ pub(crate) struct Ring {
     /// The device's name, for messages.
     device: &'static str,
     /// The used index when it was last read whether the driver wants an interrupt.
-    told: Wrapping<u16>,
+    signalled_used: Wrapping<u16>,
     /// The driver broke the ring; only a reset helps.
     broken: bool,
 }
@@ -90,7 +90,7 @@ impl Ring {
         log: Arc<LogLimit>,
     ) -> Ring {
         Ring {
-            told: Wrapping(active.queue.next_used()),
+            signalled_used: Wrapping(active.queue.next_used()),
             active,
             interrupt,
             log,
@@ -212,7 +212,7 @@ impl Ring {
     /// Whether the driver wants an interrupt for the chains that were returned since the last call.
     pub fn wants_interrupt(&mut self, memory: &GuestMemory) -> bool {
         let used = Wrapping(self.active.queue.next_used());
-        let before = std::mem::replace(&mut self.told, used);
+        let before = std::mem::replace(&mut self.signalled_used, used);
         used != before && driver_wants_interrupt_since(&self.active.queue, memory, before)
     }
 

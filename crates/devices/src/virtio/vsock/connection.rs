@@ -133,7 +133,7 @@ pub struct Connection {
     host_sent_all: bool,
     guest_reads_no_more: bool,
     /// Flags of the SHUTDOWN packets that were sent.
-    told: u32,
+    sent_shutdown: u32,
 }
 
 impl Connection {
@@ -154,7 +154,7 @@ impl Connection {
             readable: false,
             host_sent_all: false,
             guest_reads_no_more: false,
-            told: 0,
+            sent_shutdown: 0,
         }
     }
 
@@ -214,7 +214,7 @@ impl Connection {
     /// Whether the guest was told that its program is gone. Linux then frees the port before its
     /// own program has closed the socket.
     pub fn is_over(&self) -> bool {
-        self.told == SHUTDOWN_BOTH
+        self.sent_shutdown == SHUTDOWN_BOTH
     }
 
     /// Bytes that are held for the host program.
@@ -385,7 +385,7 @@ impl Connection {
             flags |= SHUTDOWN_RECEIVE;
         }
         match self.phase {
-            Phase::Open if flags & !self.told != 0 => flags,
+            Phase::Open if flags & !self.sent_shutdown != 0 => flags,
             _ => 0,
         }
     }
@@ -444,7 +444,7 @@ impl Connection {
         }
         let flags = self.unsent_shutdown();
         if flags != 0 {
-            self.told = flags;
+            self.sent_shutdown = flags;
             if flags == SHUTDOWN_BOTH {
                 self.owed.credit_request = false;
             }

@@ -59,7 +59,7 @@ impl Contents {
                 copied = self.push_layer(mapping, &written)?;
             }
         }
-        self.tracking.frozen();
+        self.tracking.after_freeze();
         Ok(Frozen {
             files: self.layers.iter().map(|layer| layer.file.clone()).collect(),
             layout: MemoryLayout {
@@ -81,7 +81,7 @@ impl Contents {
             .map_err(MemoryError::Freeze)?;
         // The bytes are the same before and after. If this fails half way, only the tracking of
         // written pages is wrong, and the error reports that.
-        let by_log = few && self.tracking.is_by_log();
+        let by_log = few && self.tracking.uses_log();
         let in_place = match by_log {
             true => &self.released,
             false => &layer.covers,

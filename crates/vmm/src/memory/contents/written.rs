@@ -55,7 +55,7 @@ enum Log {
 }
 
 impl Log {
-    fn kept(&self) -> Option<&dyn GuestLog> {
+    fn active(&self) -> Option<&dyn GuestLog> {
         match self {
             Log::None | Log::Refused => None,
             Log::Begun(log) | Log::Whole(log) => Some(&**log),
@@ -65,12 +65,12 @@ impl Log {
 
 impl Tracking {
     /// Whether pages that a freeze copied may stay this process's own.
-    pub fn is_by_log(&self) -> bool {
-        self.log.kept().is_some()
+    pub fn uses_log(&self) -> bool {
+        self.log.active().is_some()
     }
 
     /// Called when a freeze has captured all that was written until now.
-    pub fn frozen(&mut self) {
+    pub fn after_freeze(&mut self) {
         self.freezes += 1;
         self.told.clear();
         self.log = match std::mem::take(&mut self.log) {
@@ -124,7 +124,7 @@ impl Contents {
 impl Tracking {
     /// Reads the log. Reading clears it, so the pages are kept until the next freeze.
     fn ask_log(&mut self, mapping: &Mapping) -> io::Result<()> {
-        let Some(log) = self.log.kept() else {
+        let Some(log) = self.log.active() else {
             return Ok(());
         };
         let mut offset = 0;
