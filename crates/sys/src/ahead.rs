@@ -60,7 +60,7 @@ impl Argument {
         let text = text.as_bytes();
         let area = arguments()?;
         let begins = |at: usize| at == 0 || area[at - 1].load(Ordering::Relaxed) == 0;
-        let says = |at: usize| {
+        let matches = |at: usize| {
             let here = area[at..].iter().map(|byte| byte.load(Ordering::Relaxed));
             here.take(text.len()).eq(text.iter().copied())
         };
@@ -68,7 +68,7 @@ impl Argument {
         (0..=last.ok_or(io::ErrorKind::NotFound)?)
             .find(|at| {
                 let end = area[at + text.len()].load(Ordering::Relaxed);
-                begins(*at) && end == 0 && says(*at)
+                begins(*at) && end == 0 && matches(*at)
             })
             .map(|at| Argument(&area[at..at + text.len()]))
             .ok_or_else(|| io::ErrorKind::NotFound.into())

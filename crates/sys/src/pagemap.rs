@@ -67,7 +67,7 @@ pub struct Wanted {
     /// A page must be in one of these, if there are any (`category_anyof_mask`).
     pub any_of: u64,
     /// Categories that are reported (`return_mask`); the kernel merges neighbours with equal ones.
-    pub told: u64,
+    pub returned: u64,
 }
 
 /// Anonymous pages, in memory or swapped, without the shared zero page.
@@ -77,7 +77,7 @@ const OWN_PAGES: Wanted = Wanted {
     all_of: IS_FILE | IS_ZERO_PAGE,
     any_of: IS_PRESENT | IS_SWAPPED,
     // Present and swapped are not reported, so a run is one region.
-    told: IS_FILE,
+    returned: IS_FILE,
 };
 
 /// The open page map of this process.
@@ -131,7 +131,7 @@ impl Pagemap {
                 category_inverted: wanted.inverted,
                 category_mask: wanted.all_of,
                 category_any_of_mask: wanted.any_of,
-                return_mask: wanted.told,
+                return_mask: wanted.returned,
                 ..ScanArgument::default()
             };
             // SAFETY: the argument has the size that it names and points to BATCH regions; both

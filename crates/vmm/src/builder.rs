@@ -2,7 +2,7 @@
 
 use crate::boot::{self, BootError, Entry, Images};
 use crate::cpu::cpuid::{self, Host};
-use crate::cpu::profile::{Most, ProfileError};
+use crate::cpu::profile::{HostCpu, ProfileError};
 use crate::cpu::tsc;
 use crate::cpu::tsc::SharedOffset;
 use crate::devices::{DeviceArgs, DeviceError, Devices, DevicesState, registry, wiring};
@@ -331,7 +331,7 @@ pub struct PreparedVm {
     /// which has run for a while.
     first_vcpu: Option<Vcpu>,
     /// What this host can give a guest, if that was read ahead.
-    most: Option<Most>,
+    host_cpu: Option<HostCpu>,
     /// Event descriptors of the first devices, if they were created ahead.
     wires: Vec<Wires>,
     /// Threads that wait for work, if they were started ahead.
@@ -347,7 +347,7 @@ impl PreparedVm {
     pub fn ahead(sandbox: Sandbox) -> Result<PreparedVm, StartError> {
         prepare_process(sandbox)?;
         let mut prepared = PreparedVm::new()?;
-        prepared.most = Some(Most::of(&prepared.hypervisor)?);
+        prepared.host_cpu = Some(HostCpu::of(&prepared.hypervisor)?);
         if tsc::has_offset(&prepared.vm) {
             prepared.first_vcpu = Some(prepared.vcpu(0)?);
         }
@@ -364,7 +364,7 @@ impl PreparedVm {
             hypervisor,
             vm,
             first_vcpu: None,
-            most: None,
+            host_cpu: None,
             wires: Vec::new(),
             threads: IdleThreads::default(),
         })
@@ -376,17 +376,17 @@ impl PreparedVm {
     }
 
     /// What this host can give a guest.
-    fn most(&mut self) -> Result<Most, HypervisorError> {
-        match self.most.take() {
-            Some(most) => Ok(most),
-            None => Most::of(&self.hypervisor),
+    fn host_cpu(&mut self) -> Result<HostCpu, HypervisorError> {
+        match self.host_cpu.take() {
+            Some(host_cpu) => Ok(host_cpu),
+            None => HostCpu::of(&self.hypervisor),
         }
     }
 
-    /// The part of [`Most`] that a guest without a profile needs.
+    /// The part of [`HostCpu`] that a guest without a profile needs.
     fn supported(&mut self) -> Result<(CpuId, Host), HypervisorError> {
-        if let Some(most) = self.most.take() {
-            return Ok((most.supported, most.host));
+        if let Some(host_cpu) = self.host_cpu.take() {
+            return Ok((host_cpu.supported, host_cpu.host));
         }
         let host = Host::read(self.hypervisor.has_tsc_deadline());
         Ok((self.hypervisor.supported_cpuid()?, host))
@@ -395,7 +395,7 @@ impl PreparedVm {
     /// Refuses a captured guest that can't continue on this host.
     fn check(&mut self, guest: &VcpuState) -> Result<(), StartError> {
         let vcpu = self.vcpu(0)?;
-        self.most()?.check(&guest.processor(), vcpu.tsc_khz())?;
+        self.host_cpu()?.check(&guest.processor(), vcpu.tsc_khz())?;
         self.first_vcpu = Some(vcpu);
         Ok(())
     }
@@ -459,9 +459,14 @@ fn create_vcpus(config: &VmmConfig, base: &mut PreparedVm) -> Result<Vec<Vcpu>, 
             (cpuid::for_vm(&supported, config.vcpus, host, None), None)
         }
         Some(wanted) => {
-            let most = base.most()?;
-            let profile = wanted.of(&most.shown()).map_err(ProfileError::Wanted)?;
-            let cpuid = cpuid::for_vm(&most.supported, config.vcpus, most.host, Some(&profile));
+            let host_cpu = base.host_cpu()?;
+            let profile = wanted.of(&host_cpu.shown()).map_err(ProfileError::Wanted)?;
+            let cpuid = cpuid::for_vm(
+                &host_cpu.supported,
+                config.vcpus,
+                host_cpu.host,
+                Some(&profile),
+            );
             (cpuid, Some(profile))
         }
     };

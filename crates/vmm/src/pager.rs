@@ -220,14 +220,14 @@ impl PagedMemory {
         let Link::Up(stream) = &self.link else {
             return;
         };
-        let told = ram.written_at_once().and_then(|mut ranges| {
+        let sent = ram.written_at_once().and_then(|mut ranges| {
             ranges.truncate(WORKING_SET_RANGES);
             let word = VmmWord::Written(ranges);
             let mut line = serde_json::to_vec(&word).expect("a word is plain data");
             line.push(b'\n');
             fds::send_with_fds(stream, &line, &[])
         });
-        if let Err(error) = told {
+        if let Err(error) = sent {
             tracing::debug!(%error, "the pager is not told what is written at once");
         }
     }

@@ -31,7 +31,7 @@ impl ProfileError {
 
 /// What this host can give a guest, and its sources.
 #[derive(Debug)]
-pub struct Most {
+pub struct HostCpu {
     /// CPUID as KVM supports it.
     pub supported: CpuId,
     /// What CPUID depends on besides.
@@ -42,9 +42,9 @@ pub struct Most {
     restorable: Profile,
 }
 
-impl Most {
+impl HostCpu {
     /// Reads it from KVM.
-    pub fn of(hypervisor: &Hypervisor) -> Result<Most, HypervisorError> {
+    pub fn of(hypervisor: &Hypervisor) -> Result<HostCpu, HypervisorError> {
         let supported = hypervisor.supported_cpuid()?;
         let host = Host::read(hypervisor.has_tsc_deadline());
         let mut restorable = of_cpuid(&cpuid::unhidden(&supported, host));
@@ -54,7 +54,7 @@ impl Most {
         {
             restorable.msrs.insert(msrs::ARCH_CAPABILITIES, value);
         }
-        Ok(Most {
+        Ok(HostCpu {
             supported,
             host,
             restorable,
@@ -95,14 +95,14 @@ impl Most {
 /// This host's processor, as `jiffy-vmm cpu` prints it.
 pub fn of_host() -> Result<wire::Host, HypervisorError> {
     let hypervisor = Hypervisor::open()?;
-    let most = Most::of(&hypervisor)?;
+    let host_cpu = HostCpu::of(&hypervisor)?;
     let vm = hypervisor.create_bare_vm()?;
     let vcpu = vm.create_vcpu(0).map_err(failed_to("create a vCPU"))?;
     let tsc_khz = vcpu.get_tsc_khz().ok();
     let counting = |profile| Profile { tsc_khz, ..profile };
     Ok(wire::Host {
-        shown: counting(most.shown()),
-        restorable: counting(most.restorable),
+        shown: counting(host_cpu.shown()),
+        restorable: counting(host_cpu.restorable),
     })
 }
 

@@ -70,19 +70,19 @@ impl VcpuThread {
             target: OnceLock::new(),
             mailbox,
         });
-        let theirs = shared.clone();
+        let thread_shared = shared.clone();
         let name = format!("vcpu {}", vcpu.index());
         let body = move |confined: io::Result<()>| {
-            let _ = theirs.target.set(kick::Target::current());
+            let _ = thread_shared.target.set(kick::Target::current());
             match confined {
-                Ok(()) => run(vcpu, &board, &theirs),
-                Err(error) => theirs.mailbox.push(Notice::Ended(Ending {
+                Ok(()) => run(vcpu, &board, &thread_shared),
+                Err(error) => thread_shared.mailbox.push(Notice::Ended(Ending {
                     reason: ExitReason::HostError,
                     message: format!("a vCPU's thread could not be confined: {error}"),
                 })),
             }
-            theirs.lock().parked = true;
-            theirs.mailbox.push(Notice::Parked);
+            thread_shared.lock().parked = true;
+            thread_shared.mailbox.push(Notice::Parked);
         };
         let job = workers.for_vcpu(&name, Box::new(body))?;
         Ok(VcpuThread {

@@ -39,7 +39,7 @@ pub(super) struct Tracking {
     freezes: u32,
     log: Log,
     /// The pages that were read from the log since the last freeze.
-    told: Vec<Extent>,
+    read_from_log: Vec<Extent>,
 }
 
 #[derive(Debug, Default)]
@@ -72,7 +72,7 @@ impl Tracking {
     /// Called when a freeze has captured all that was written until now.
     pub fn after_freeze(&mut self) {
         self.freezes += 1;
-        self.told.clear();
+        self.read_from_log.clear();
         self.log = match std::mem::take(&mut self.log) {
             Log::Begun(log) => Log::Whole(log),
             other => other,
@@ -113,7 +113,7 @@ impl Contents {
         }
         // Released ranges were mapped again.
         let released = union(self.released.clone());
-        let mut written = outside(&self.tracking.told, &released);
+        let mut written = outside(&self.tracking.read_from_log, &released);
         if !released.is_empty() {
             written.extend(own_pages(mapping, &released)?);
         }
@@ -133,10 +133,10 @@ impl Tracking {
             for (pages, ours) in pages.iter_mut().zip(WriteLog::of(region).take()) {
                 *pages |= ours;
             }
-            push_ranges(&mut self.told, &pages, offset);
+            push_ranges(&mut self.read_from_log, &pages, offset);
             offset += region.len();
         }
-        self.told = union(std::mem::take(&mut self.told));
+        self.read_from_log = union(std::mem::take(&mut self.read_from_log));
         Ok(())
     }
 }

@@ -40,16 +40,16 @@ fn a_program_that_stops_reading_blocks_only_its_own_connection() {
 
     let length = out.len();
     let reader = thread::spawn(move || {
-        let mut came = vec![0; length];
-        stuck.read_exact(&mut came).unwrap();
-        (came, stuck)
+        let mut received = vec![0; length];
+        stuck.read_exact(&mut received).unwrap();
+        (received, stuck)
     });
     guest.until("the rest", |guest| {
         sent += guest.push_some((7, 1), &out[sent..]);
         sent == out.len()
     });
-    let (came, _stuck) = reader.join().unwrap();
-    assert!(came == out);
+    let (received, _stuck) = reader.join().unwrap();
+    assert!(received == out);
     assert_eq!(guest.device.held_bytes(), 0);
 }
 
@@ -63,9 +63,9 @@ fn a_guest_that_sends_beyond_its_credit_is_cut_off() {
     guest.push((7, 1), &out[sent..sent + 1]);
     guest.until("RST", |guest| guest.socket((7, 1)).reset);
     // Bytes within the credit are delivered.
-    let mut came = Vec::new();
-    stream.read_to_end(&mut came).unwrap();
-    assert!(came == out[..sent]);
+    let mut received = Vec::new();
+    stream.read_to_end(&mut received).unwrap();
+    assert!(received == out[..sent]);
 }
 
 #[test]
@@ -93,15 +93,15 @@ fn a_guest_that_stops_reading_blocks_its_program() {
     );
     assert_eq!(guest.socket((7, 1)).credit_requests, 1, "asked once");
 
-    let mut came = Vec::new();
+    let mut received = Vec::new();
     guest.until("all of it", |guest| {
         if let Ok(count) = stream.write(&out[sent..]) {
             sent += count;
         }
-        came.extend(guest.read((7, 1)));
-        came.len() >= out.len()
+        received.extend(guest.read((7, 1)));
+        received.len() >= out.len()
     });
-    assert!(came == out);
+    assert!(received == out);
 }
 
 #[test]
@@ -129,12 +129,12 @@ fn all_traffic_waits_while_the_guest_has_no_receive_buffers() {
     }
     assert!((256..256 + 200).contains(&taken), "{taken}");
     guest.restock();
-    let mut came = Vec::new();
+    let mut received = Vec::new();
     guest.until("all of it", |guest| {
-        came.extend(guest.read((7, 1)));
-        came.len() >= out.len()
+        received.extend(guest.read((7, 1)));
+        received.len() >= out.len()
     });
-    assert!(came == out);
+    assert!(received == out);
     guest.until("an answer to each", |guest| {
         (0..taken).count() <= guest.seen.iter().filter(|h| h.src_port == 9).count()
     });

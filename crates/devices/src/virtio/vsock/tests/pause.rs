@@ -18,23 +18,23 @@ fn connections_survive_pauses_without_lost_or_repeated_bytes() {
     let mut writer = stream.try_clone().unwrap();
     let sender = thread::spawn(move || writer.write_all(&sent_down).unwrap());
     let reader = thread::spawn(move || {
-        let mut came = vec![0; length];
-        { stream }.read_exact(&mut came).unwrap();
-        came
+        let mut received = vec![0; length];
+        { stream }.read_exact(&mut received).unwrap();
+        received
     });
-    let (mut sent, mut came, mut pauses) = (0, Vec::new(), 0);
+    let (mut sent, mut received, mut pauses) = (0, Vec::new(), 0);
     guest.until("all bytes both ways", |guest| {
         sent += guest.push_some((7, 1), &up[sent..]);
-        came.extend(guest.read((7, 1)));
-        if came.len() / 30_000 > pauses {
+        received.extend(guest.read((7, 1)));
+        if received.len() / 30_000 > pauses {
             pauses += 1;
             let queues = guest.pause();
             guest.activate(queues);
         }
-        sent == up.len() && came.len() >= down.len()
+        sent == up.len() && received.len() >= down.len()
     });
     assert!(pauses > 10, "{pauses}");
-    assert!(came == down, "host to guest");
+    assert!(received == down, "host to guest");
     sender.join().unwrap();
     assert!(reader.join().unwrap() == up, "guest to host");
 }
@@ -80,10 +80,10 @@ fn unsent_packets_survive_a_pause() {
     let queues = guest.pause();
     guest.activate(queues);
     guest.restock();
-    let mut came = Vec::new();
+    let mut received = Vec::new();
     guest.until("all of it, and the RST", |guest| {
-        came.extend(guest.read((7, 1)));
-        came.len() >= 300_000 && guest.socket((9, 9)).reset
+        received.extend(guest.read((7, 1)));
+        received.len() >= 300_000 && guest.socket((9, 9)).reset
     });
-    assert!(came == noise(1, 300_000));
+    assert!(received == noise(1, 300_000));
 }

@@ -254,7 +254,7 @@ fn the_saved_vms_connections_and_their_data_survive_a_save() {
     let ports = guest.accept(80);
     read_ok(&mut program);
     let (up, down) = (noise(5, 1 << 20), noise(6, 1 << 20));
-    let (mut sent, mut came, mut heard) = (0, Vec::new(), Vec::new());
+    let (mut sent, mut received, mut heard) = (0, Vec::new(), Vec::new());
     stream.set_nonblocking(true).unwrap();
     program.set_nonblocking(true).unwrap();
     let mut written = 0;
@@ -262,21 +262,21 @@ fn the_saved_vms_connections_and_their_data_survive_a_save() {
     guest.until("both ways", |guest| {
         sent += guest.push_some((7, 1), &up[sent..]);
         written += program.write(&down[written..]).unwrap_or(0);
-        came.extend(guest.read(ports));
+        received.extend(guest.read(ports));
         let mut some = [0; 9000];
         let count = stream.read(&mut some).unwrap_or(0);
         heard.extend_from_slice(&some[..count]);
-        if (came.len() + heard.len()) / 100_000 > saves {
+        if (received.len() + heard.len()) / 100_000 > saves {
             saves += 1;
             let queues = guest.pause();
             let state = guest.device.save();
             assert_eq!(state.connections.len(), 2, "{state:?}");
             guest.activate(queues);
         }
-        came.len() >= down.len() && heard.len() >= up.len()
+        received.len() >= down.len() && heard.len() >= up.len()
     });
     assert!(saves > 5, "{saves}");
-    assert!(came == down && heard == up);
+    assert!(received == down && heard == up);
     assert!(
         guest.events.is_empty(),
         "a guest that goes on hears nothing"

@@ -23,13 +23,13 @@ fn the_guest_ends_its_half_and_goes_on_reading() {
     let writer = thread::spawn(move || {
         stream.write_all(&sent).unwrap();
     });
-    let mut came = Vec::new();
+    let mut received = Vec::new();
     guest.until("the answer, then the end", |guest| {
-        came.extend(guest.read((7, 1)));
+        received.extend(guest.read((7, 1)));
         guest.socket((7, 1)).shutdown & SHUTDOWN_SEND != 0 && guest.socket((7, 1)).inbox.is_empty()
     });
     writer.join().unwrap();
-    assert!(came == answer);
+    assert!(received == answer);
     assert!(!guest.socket((7, 1)).reset);
     guest.close((7, 1));
     assert_eq!(guest.device.connection_count(), 0);
@@ -51,9 +51,9 @@ fn a_program_ends_its_half_and_goes_on_reading() {
     let answer = noise(1, 300_000);
     let expected = answer.clone();
     let reader = thread::spawn(move || {
-        let mut came = Vec::new();
-        program.read_to_end(&mut came).unwrap();
-        came
+        let mut received = Vec::new();
+        program.read_to_end(&mut received).unwrap();
+        received
     });
     let mut sent = 0;
     guest.until("all sent", |guest| {
@@ -156,9 +156,9 @@ fn a_guest_may_close_at_once_after_writing_to_a_slow_program() {
         guest.sockets.clear();
         let _listener = std::fs::remove_file(host.folder.path().join("v_7"));
         let _second = host.guest_to_host(&mut guest, (7, 1));
-        let mut came = Vec::new();
-        stream.read_to_end(&mut came).unwrap();
-        assert!(came == out);
+        let mut received = Vec::new();
+        stream.read_to_end(&mut received).unwrap();
+        assert!(received == out);
         guest.until("drained", |guest| guest.device.connection_count() == 1);
     }
 }
@@ -176,9 +176,9 @@ fn ending_the_device_waits_until_the_guests_data_is_read() {
     });
     let reader = thread::spawn(move || {
         thread::sleep(Duration::from_millis(50));
-        let mut came = Vec::new();
-        stream.read_to_end(&mut came).unwrap();
-        came
+        let mut received = Vec::new();
+        stream.read_to_end(&mut received).unwrap();
+        received
     });
     // The VM ends at once.
     guest.device.linger_for(PATIENCE);
