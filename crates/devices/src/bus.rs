@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn an_access_reaches_the_device_that_holds_all_of_it() {
+    fn an_access_reaches_the_device_whose_range_contains_it() {
         let echo = Arc::new(Mutex::new(Echo(Vec::new())));
         let mut bus = Bus::new();
         bus.insert(0x100, 0x10, echo.clone()).unwrap();
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn string_io_stays_at_its_address() {
+    fn string_io_repeats_one_address() {
         let echo = Arc::new(Mutex::new(Echo(Vec::new())));
         let mut bus = Bus::new();
         bus.insert(0x100, 2, echo.clone()).unwrap();

@@ -11,7 +11,7 @@ const ADMITTED: u64 = 8;
 pub struct LogLimit(AtomicU64);
 
 impl LogLimit {
-    /// No message yet.
+    /// A limit without messages so far.
     pub const fn new() -> LogLimit {
         LogLimit(AtomicU64::new(0))
     }
@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_few_pass_and_the_rest_is_counted() {
+    fn messages_above_the_limit_are_only_counted() {
         let limit = LogLimit::new();
         let passed = (0..1000).filter(|_| limit.admits()).count();
         assert_eq!(passed as u64, ADMITTED);

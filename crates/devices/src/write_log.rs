@@ -90,7 +90,7 @@ mod tests {
     use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend};
 
     #[test]
-    fn what_is_written_is_logged_once_it_is_kept() {
+    fn writes_are_logged_after_the_log_is_enabled() {
         let memory = GuestMemory::from_ranges(&[(GuestAddress(0x10_0000), 70 << 12)]).unwrap();
         let log = WriteLog::of(memory.iter().next().unwrap());
         let write = |page: u64, length: usize| {

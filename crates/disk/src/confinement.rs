@@ -1,5 +1,5 @@
-//! What the server of a disk gives up once the disk is open and its socket listens, and what the
-//! process that serves a monitor gives up beside that.
+//! Confines the server once the disk is open and its socket listens, and further confines the
+//! process that serves a monitor.
 
 use jiffy_jail::own::{self, Folders, OwnError};
 use jiffy_sys::seccomp;
@@ -23,8 +23,8 @@ pub fn of_monitor() -> io::Result<()> {
     seccomp::install(&MONITOR)
 }
 
-/// The disk and the socket are open: a connection is accepted, and what comes with it is mapped,
-/// waited for and answered.
+/// The disk and the socket are open: the process accepts a connection, maps the memory of the
+/// monitor's guest, and waits for requests and answers them.
 static MONITOR: Filter = Filter::build(
     &[
         PROCESS,

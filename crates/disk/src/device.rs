@@ -63,7 +63,7 @@ impl Disk {
         let mut promised = false;
         loop {
             let queue = vring.get_queue_mut();
-            queue.disable_notification(memory).map_err(broken)?;
+            queue.disable_notification(memory).map_err(invalid_queue)?;
             let answered = answer_all(&mut executor, &mut vring, memory)?;
             if promised && answered == 0 {
                 // For example, because the used ring overlaps the available ring.
@@ -73,7 +73,7 @@ impl Disk {
             promised = vring
                 .get_queue_mut()
                 .enable_notification(memory)
-                .map_err(broken)?;
+                .map_err(invalid_queue)?;
             if !promised {
                 return Ok(());
             }
@@ -88,7 +88,12 @@ fn answer_all(
     memory: &GuestMemory,
 ) -> io::Result<u64> {
     let mut answered = 0;
-    while let Some(chain) = vring.get_queue_mut().iter(memory).map_err(broken)?.next() {
+    while let Some(chain) = vring
+        .get_queue_mut()
+        .iter(memory)
+        .map_err(invalid_queue)?
+        .next()
+    {
         let head = chain.head_index();
         let chain = Chain::of(vring.get_queue(), &chain);
         let Outcome::Done(written) = executor.answer(memory, chain, &mut |_| Ok(())) else {
@@ -96,7 +101,9 @@ fn answer_all(
         };
         answered += 1;
         let queue = vring.get_queue_mut();
-        queue.add_used(memory, head, written).map_err(broken)?;
+        queue
+            .add_used(memory, head, written)
+            .map_err(invalid_queue)?;
         if driver_wants_interrupt(queue, memory) {
             vring.signal_used_queue()?;
         }
@@ -104,12 +111,12 @@ fn answer_all(
     Ok(answered)
 }
 
-fn broken(error: virtio_queue::Error) -> io::Error {
+fn invalid_queue(error: virtio_queue::Error) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, error)
 }
 
 fn executor(backend: &Backend, write_through: bool) -> Executor {
-    // Never stopped before the process ends.
+    // The executor is never stopped before the process ends.
     backend.executor(Arc::new(AtomicBool::new(false)), write_through)
 }
 

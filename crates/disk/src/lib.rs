@@ -4,7 +4,7 @@
 //! One monitor is served at a time, each by a process of its own: whatever a monitor sends, or
 //! writes to the memory it shares, can only end that process.
 //!
-//! * [`confinement`]: what both processes give up.
+//! * [`confinement`]: the sandboxes of both processes.
 //! * [`options`]: the command line.
 //! * [`server`]: the listening socket, and a process for each monitor.
 //! * [`device`]: the disk as a vhost-user backend.

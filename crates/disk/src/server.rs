@@ -63,7 +63,7 @@ fn failed(what: &'static str) -> impl Fn(io::Error) -> ServeError {
 /// Serves a disk until SIGTERM or SIGINT. This process must have only one thread, because it forks.
 pub fn serve(options: &Serve) -> Result<(), ServeError> {
     let termination = TerminationFd::block().map_err(failed("signals can't be waited for"))?;
-    // Open and locked in this process and in all that it forks.
+    // The disk is open and locked in this process and in all that it forks.
     let backend = Arc::new(Backend::open(&BlockOptions {
         path: options.file.clone(),
         read_only: !options.writable,
@@ -113,7 +113,7 @@ pub fn serve(options: &Serve) -> Result<(), ServeError> {
             None => match fork().map_err(failed("no process can be made for a monitor"))? {
                 Fork::Parent(child) => Some(child),
                 Fork::Child => {
-                    let code = one(&socket.listener, backend, options.queues);
+                    let code = serve_one(&socket.listener, backend, options.queues);
                     std::process::exit(code);
                 }
             },
@@ -122,7 +122,7 @@ pub fn serve(options: &Serve) -> Result<(), ServeError> {
 }
 
 /// Serves one monitor; returns the exit status for its process.
-fn one(listener: &UnixListener, backend: Arc<Backend>, queues: u16) -> i32 {
+fn serve_one(listener: &UnixListener, backend: Arc<Backend>, queues: u16) -> i32 {
     let served = confinement::of_monitor()
         .and_then(|()| listener.try_clone())
         .map_err(DaemonError::StartDaemon)
@@ -135,7 +135,7 @@ fn one(listener: &UnixListener, backend: Arc<Backend>, queues: u16) -> i32 {
             info!("a monitor has connected");
             end_if_silent(greeted)?;
             let end = daemon.wait();
-            // Dropping it would wait for its threads, which end with this process.
+            // Dropping the daemon would wait for its threads, which end with this process.
             std::mem::forget(daemon);
             end
         });
@@ -197,10 +197,10 @@ impl Socket {
         // A path by the folder's descriptor, which is short enough for a socket address.
         let there = PathBuf::from(format!("/proc/self/fd/{}", folder.as_raw_fd())).join(&hidden);
         let listener = bind_private(&there, BACKLOG).map_err(failed)?;
-        let mut placed = place(&folder, &hidden, name);
-        if matches!(placed, Err(Errno::EXIST)) && is_left_behind(path).map_err(failed)? {
+        let mut placed = rename_into_place(&folder, &hidden, name);
+        if matches!(placed, Err(Errno::EXIST)) && is_stale(path).map_err(failed)? {
             std::fs::remove_file(path).map_err(failed)?;
-            placed = place(&folder, &hidden, name);
+            placed = rename_into_place(&folder, &hidden, name);
         }
         if let Err(error) = placed {
             let _ = std::fs::remove_file(&there);
@@ -216,13 +216,13 @@ impl Socket {
     }
 }
 
-fn place(folder: &File, hidden: &str, name: &OsStr) -> Result<(), Errno> {
+fn rename_into_place(folder: &File, hidden: &str, name: &OsStr) -> Result<(), Errno> {
     renameat_with(folder, hidden, folder, name, RenameFlags::NOREPLACE)
 }
 
 /// Whether the path is the stale socket of a server that was killed. Other files must not be
 /// removed; a plain file refuses connections as well.
-fn is_left_behind(path: &Path) -> io::Result<bool> {
+fn is_stale(path: &Path) -> io::Result<bool> {
     let is_socket = std::fs::symlink_metadata(path)?.file_type().is_socket();
     let refuses = || {
         UnixStream::connect(path)

@@ -16,7 +16,7 @@ pub const DESCRIPTOR: u64 = 64;
 const INODES_PER_BLOCK: u64 = BLOCK / INODE;
 /// Bytes of disk for each inode.
 const BYTES_PER_INODE: u64 = 16384;
-/// A last group with less space for data than this is left out.
+/// Least data blocks of the last group; a smaller group is left out.
 const LEAST_DATA: u64 = 50;
 
 /// The smallest disk that can have a file system.
@@ -180,14 +180,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn copies_are_where_sparse_super_puts_them() {
+    fn superblock_copies_are_in_the_sparse_super_groups() {
         let layout = Layout::of(1 << 40, true).unwrap();
         let copies: Vec<u64> = (0..130).filter(|group| layout.has_copy(*group)).collect();
         assert_eq!(copies, [0, 1, 3, 5, 7, 9, 25, 27, 49, 81, 125]);
     }
 
     #[test]
-    fn everything_of_the_first_group_fits_in_it() {
+    fn metadata_fits_in_the_first_and_the_last_group() {
         let mut bytes = LEAST_BYTES;
         while bytes <= MOST_BYTES {
             for copies in [false, true] {

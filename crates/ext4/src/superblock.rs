@@ -37,7 +37,7 @@ const INCOMPATIBLE: u32 = 0x2 | 0x40 | INCOMPATIBLE_64BIT;
 /// checksums.
 const READ_ONLY_COMPATIBLE: u32 = 0x1 | 0x2 | 0x8 | 0x20 | 0x40 | 0x400;
 
-/// The superblock as the copy in `group` has it.
+/// The superblock, or its copy in `group`.
 pub(crate) fn superblock(layout: &Layout, options: &Options, group: u64) -> [u8; SIZE] {
     let mut bytes = [0; SIZE];
     let out = bytes.as_mut_slice();

@@ -1,4 +1,4 @@
-//! e2fsprogs, the reference, has nothing to say against what we make.
+//! Checks the file systems that this crate creates with e2fsprogs.
 
 use jiffy_ext4::layout::{LEAST_BYTES, Layout, MOST_BYTES};
 use jiffy_ext4::{FormatError, Found, Options, format, inspect};
@@ -69,7 +69,7 @@ fn e2fsck_finds_nothing_to_fix_at_any_size() {
         16 * MIB,
         100 * MIB,
         group,
-        // A last group that is left out, and one that is hardly worth it.
+        // A last group that is left out, and one that is just large enough.
         group + MIB,
         group + 3 * MIB,
         2 * group,
@@ -94,7 +94,7 @@ fn e2fsck_finds_nothing_to_fix_at_any_size() {
 }
 
 #[test]
-fn without_copies_there_are_none() {
+fn no_superblock_copies_are_written_without_the_option() {
     let folder = tempfile::tempdir().unwrap();
     let options = Options {
         copies: false,
@@ -110,7 +110,7 @@ fn without_copies_there_are_none() {
 }
 
 #[test]
-fn it_is_what_it_says() {
+fn dumpe2fs_shows_the_requested_parameters() {
     let folder = tempfile::tempdir().unwrap();
     let path = make(&folder, 4 * GIB);
     let output = run("dumpe2fs", &["-h"], &path);
@@ -130,7 +130,7 @@ fn it_is_what_it_says() {
 }
 
 #[test]
-fn a_new_file_system_is_nearly_all_holes() {
+fn a_new_file_system_is_a_sparse_file() {
     let folder = tempfile::tempdir().unwrap();
     for (bytes, most) in [(4 * GIB, 256 << 10), (100 * GIB, 3 << 20)] {
         let metadata = std::fs::metadata(make(&folder, bytes)).unwrap();
@@ -141,7 +141,7 @@ fn a_new_file_system_is_nearly_all_holes() {
 }
 
 #[test]
-fn resize2fs_grows_and_shrinks_it() {
+fn resize2fs_grows_and_shrinks_the_file_system() {
     let folder = tempfile::tempdir().unwrap();
     let path = make(&folder, 300 * MIB);
     let file = File::options().read(true).write(true).open(&path).unwrap();
@@ -166,7 +166,7 @@ fn resize2fs_grows_and_shrinks_it() {
 }
 
 #[test]
-fn what_takes_no_file_system_is_refused() {
+fn unusable_sizes_and_nonempty_files_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     for bytes in [0, LEAST_BYTES - 1, MOST_BYTES + 1, u64::MAX] {
         assert_eq!(Layout::of(bytes, true), None);
@@ -186,7 +186,7 @@ fn what_takes_no_file_system_is_refused() {
 }
 
 #[test]
-fn only_a_file_system_is_found() {
+fn inspect_recognizes_only_file_systems() {
     let folder = tempfile::tempdir().unwrap();
     let path = make(&folder, GIB + 12345 * 512);
     let file = File::open(&path).unwrap();

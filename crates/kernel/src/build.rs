@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn progress_and_the_result_are_passed_on() {
+    fn build_progress_and_result_are_reported() {
         let folder = script(
             "[ \"$1 $JIFFY_PROGRESS\" = 'full lines' ] || exit 1\n\
              echo 'step: unpacking it' >&2; echo 'progress: 3/40' >&2\n\
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_says_what_the_script_said() {
+    fn a_build_failure_contains_the_scripts_message() {
         let folder =
             script("echo 'x.c:1: error' >&2; echo 'kernel/build: gcc is missing' >&2; exit 1");
         let (result, _) = run(&folder);
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn silence_is_a_failure_too() {
+    fn a_script_without_output_is_a_failure() {
         let (result, _) = run(&script("exit 3"));
         assert!(
             result

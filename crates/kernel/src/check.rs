@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn modules_do_not_count_and_the_weightiest_come_first() {
+    fn modules_are_findings_and_the_worst_are_listed_first() {
         let text = config_for(Purpose::Guest, "y")
             .replace("CONFIG_SMP=y\n", "")
             .replace("CONFIG_VIRTIO_MMIO=y", "CONFIG_VIRTIO_MMIO=m");
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn our_fragments_have_all_that_is_asked_for() {
+    fn our_fragments_meet_all_requirements() {
         let base = include_str!("../../../kernel/base.config");
         let full = include_str!("../../../kernel/full.config");
         assert_eq!(findings_of(&[base], Purpose::Guest), [""; 0]);

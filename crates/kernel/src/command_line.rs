@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn options_hold_no_blank_and_no_comment() {
+    fn default_options_contain_no_blanks_or_comments() {
         assert!(default_options().count() > 3);
         for option in default_options() {
             assert!(!option.contains([' ', '\t', '#']), "{option}");
@@ -49,7 +49,7 @@ mod tests {
     }
 
     #[test]
-    fn a_console_replaces_silence() {
+    fn a_console_replaces_the_quiet_options() {
         let silent: Vec<_> = default_options().collect();
         for option in NOT_WITH_CONSOLE {
             assert!(

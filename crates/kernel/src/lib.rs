@@ -1,4 +1,4 @@
-//! Guest kernels: requirements, lists, builds.
+//! Guest kernels: their requirements, where they are found, and building them.
 //!
 //! - [`command_line`]: the kernel command line of every Linux guest.
 //! - [`image`]: reads a kernel file, ELF with a PVH note or bzImage, and the configuration embedded

@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn one_built_here_comes_before_an_installed_one() {
+    fn a_built_kernel_precedes_an_installed_one() {
         let cache = tempfile::tempdir().unwrap();
         let share = tempfile::tempdir().unwrap();
         put(cache.path(), "base-aa");
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn broken_ones_are_named_with_the_reason() {
+    fn broken_kernels_are_listed_with_the_reason() {
         let folder = tempfile::tempdir().unwrap();
         put_as(
             folder.path(),
@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_folder_holds_none() {
+    fn a_missing_folder_has_no_kernels() {
         let folder = tempfile::tempdir().unwrap();
         let found = list(&[(Origin::Cache, &folder.path().join("none"))]).unwrap();
         assert_eq!(found, Kernels::default());

@@ -1,4 +1,4 @@
-//! Tests of the script `kernel/build`, with a source of two files and a `make` that compiles
+//! Tests the script `kernel/build`, with a source of two files and a `make` that compiles
 //! nothing.
 
 use std::fs;
@@ -36,7 +36,7 @@ const PATCH: &str = "\
 
 /// Runs one test at a time. A child that another test has just forked may have this test's script
 /// open for writing, and exec would fail with ETXTBSY.
-fn alone() -> MutexGuard<'static, ()> {
+fn run_alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -94,14 +94,14 @@ impl Checkout {
     }
 }
 
-fn said(output: &Output) -> String {
+fn output_text(output: &Output) -> String {
     let text = [&output.stderr[..], &output.stdout[..]].concat();
     String::from_utf8_lossy(&text).into_owned()
 }
 
 #[test]
-fn a_blank_in_the_checkouts_path_changes_nothing() {
-    let _alone = alone();
+fn a_checkout_path_may_contain_blanks() {
+    let _alone = run_alone();
     let above = tempfile::tempdir().unwrap();
     let cache = above.path().join("cache");
     let plain = Checkout::new(above.path(), "project");
@@ -109,13 +109,13 @@ fn a_blank_in_the_checkouts_path_changes_nothing() {
     for flavour in ["base", "full"] {
         let hashes = [&plain, &blank].map(|checkout| {
             let output = checkout.build(&["--hash", flavour], &cache);
-            assert!(output.status.success(), "{}", said(&output));
+            assert!(output.status.success(), "{}", output_text(&output));
             assert_eq!(output.stderr, b"");
             output.stdout
         });
         assert_eq!(hashes[0], hashes[1]);
         let output = blank.build(&[flavour], &cache);
-        assert!(output.status.success(), "{}", said(&output));
+        assert!(output.status.success(), "{}", output_text(&output));
         // Another fragment changes the hash.
         fs::write(blank.root.join("kernel/base.config"), "CONFIG_SMP=y\n").unwrap();
         let other = blank.build(&["--hash", flavour], &cache);
@@ -125,8 +125,8 @@ fn a_blank_in_the_checkouts_path_changes_nothing() {
 }
 
 #[test]
-fn a_count_of_objects_that_was_cut_short_is_not_believed() {
-    let _alone = alone();
+fn a_truncated_object_count_is_ignored() {
+    let _alone = run_alone();
     let above = tempfile::tempdir().unwrap();
     let cache = above.path().join("cache");
     let checkout = Checkout::new(above.path(), "project");
@@ -137,7 +137,11 @@ fn a_count_of_objects_that_was_cut_short_is_not_believed() {
         let fragment = checkout.root.join("kernel/base.config");
         fs::write(fragment, format!("CONFIG_NR_CPUS={number}\n")).unwrap();
         let output = checkout.build(&["base"], &cache);
-        assert!(output.status.success(), "{left:?}: {}", said(&output));
+        assert!(
+            output.status.success(),
+            "{left:?}: {}",
+            output_text(&output)
+        );
         assert_eq!(fs::read_to_string(&count).unwrap(), "1\n");
     }
 }

@@ -152,7 +152,8 @@ impl BlobFolder {
     /// the folder is [held](Self::hold): nothing was removed, try again later.
     pub fn remove_unused(&self, keep: &dyn Fn(&Digest) -> bool) -> Result<Option<Removed>> {
         let (path, lock) = self.lock()?;
-        let lock = Locked::alone(lock).map_err(|error| RegistryError::file("lock", path, error))?;
+        let lock = Locked::try_exclusive(lock)
+            .map_err(|error| RegistryError::file("lock", path, error))?;
         let Some(_alone) = lock else {
             return Ok(None);
         };

@@ -2,7 +2,7 @@
 
 use crate::error::Result;
 use crate::{Progress, RegistryError};
-use jiffy_sys::locked::lock_alone;
+use jiffy_sys::locked::try_lock_exclusive;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -27,7 +27,7 @@ pub(crate) fn open_locked(
             return Ok(None);
         }
         let file = open(path).map_err(|error| RegistryError::file("open", path, error))?;
-        if lock_alone(&file).map_err(|error| RegistryError::file("lock", path, error))? {
+        if try_lock_exclusive(&file).map_err(|error| RegistryError::file("lock", path, error))? {
             // The previous owner of the lock may have renamed or removed the file.
             if is_at(&file, path) {
                 if done() {

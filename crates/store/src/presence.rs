@@ -276,7 +276,7 @@ fn open_locked(path: &Path, create: bool) -> Result<Locked, PresenceFault> {
         .create(create)
         .truncate(false)
         .open(path)?;
-    Locked::alone(file)?.ok_or(PresenceFault::InUse)
+    Locked::try_exclusive(file)?.ok_or(PresenceFault::InUse)
 }
 
 /// Reads the first bytes of a file; bytes past its end are zeros.
@@ -339,7 +339,7 @@ mod tests {
         let path = folder.path().join("present");
         let mut map = PresenceMap::create(&path, header(200)).unwrap();
         map.set(3..5).unwrap();
-        map.file = Locked::by_others(File::open(&path).unwrap());
+        map.file = Locked::held_elsewhere(File::open(&path).unwrap());
         map.set(2..130).unwrap_err();
         assert_eq!(map.next_missing(0..200), Some(0..3));
         assert_eq!(map.count(), 2);

@@ -250,7 +250,7 @@ mod tests {
             .open(folder.path().join("file"))
             .unwrap();
         file.set_len(10 * UNIT).unwrap();
-        SparseFile::new(Locked::by_others(file), map, UNIT / 2..10 * UNIT)
+        SparseFile::new(Locked::held_elsewhere(file), map, UNIT / 2..10 * UNIT)
     }
 
     #[test]

@@ -60,7 +60,7 @@ impl Argument {
         let text = text.as_bytes();
         let area = arguments()?;
         let begins = |at: usize| at == 0 || area[at - 1].load(Ordering::Relaxed) == 0;
-        let says = |at: usize| {
+        let matches = |at: usize| {
             let here = area[at..].iter().map(|byte| byte.load(Ordering::Relaxed));
             here.take(text.len()).eq(text.iter().copied())
         };
@@ -68,7 +68,7 @@ impl Argument {
         (0..=last.ok_or(io::ErrorKind::NotFound)?)
             .find(|at| {
                 let end = area[at + text.len()].load(Ordering::Relaxed);
-                begins(*at) && end == 0 && says(*at)
+                begins(*at) && end == 0 && matches(*at)
             })
             .map(|at| Argument(&area[at..at + text.len()]))
             .ok_or_else(|| io::ErrorKind::NotFound.into())
@@ -148,7 +148,7 @@ mod tests {
     use std::os::fd::AsFd;
 
     #[test]
-    fn one_message_comes_whole_with_its_descriptors_or_the_end_does() {
+    fn a_message_arrives_whole_with_its_descriptors_or_not_at_all() {
         let (ours, theirs) = pair().unwrap();
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(b"passed").unwrap();
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn an_argument_is_replaced_for_others_to_see() {
+    fn a_replaced_argument_is_visible_in_proc_cmdline() {
         let line = || fs::read("/proc/self/cmdline").unwrap();
         let before = line();
         let first = before.split(|byte| *byte == 0).next().unwrap().to_vec();
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_is_touched_goes_on() {
+    fn touching_the_programs_pages_succeeds() {
         touch_program().unwrap();
     }
 }

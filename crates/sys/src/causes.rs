@@ -46,25 +46,25 @@ mod tests {
     use std::io;
 
     #[derive(Debug)]
-    struct Told(&'static str, Option<Box<dyn Error>>);
+    struct TestError(&'static str, Option<Box<dyn Error>>);
 
-    impl fmt::Display for Told {
+    impl fmt::Display for TestError {
         fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
             f.write_str(self.0)
         }
     }
 
-    impl Error for Told {
+    impl Error for TestError {
         fn source(&self) -> Option<&(dyn Error + 'static)> {
             self.1.as_deref()
         }
     }
 
     #[test]
-    fn causes_follow_once_each() {
+    fn each_cause_is_listed_once() {
         let full = io::Error::from(io::ErrorKind::StorageFull);
-        let error = Told("a file can't be written", Some(Box::new(full)));
-        let error = Told("the image can't be made: a file can't be written", {
+        let error = TestError("a file can't be written", Some(Box::new(full)));
+        let error = TestError("the image can't be made: a file can't be written", {
             Some(Box::new(error))
         });
         assert_eq!(
@@ -78,6 +78,6 @@ mod tests {
 
     #[test]
     fn a_sentence_ends_without_a_full_stop() {
-        assert_eq!(sentence(&Told("It failed.", None)), "It failed");
+        assert_eq!(sentence(&TestError("It failed.", None)), "It failed");
     }
 }

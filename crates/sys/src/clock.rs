@@ -28,7 +28,7 @@ mod tests {
     }
 
     #[test]
-    fn it_goes_forward() {
+    fn the_monotonic_clock_advances() {
         let before = monotonic_ns();
         std::thread::sleep(std::time::Duration::from_millis(2));
         assert!(monotonic_ns() - before >= 2_000_000);

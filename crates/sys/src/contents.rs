@@ -39,7 +39,7 @@ mod tests {
     use std::io::{Seek, Write};
 
     #[test]
-    fn all_of_it_is_read_wherever_the_descriptor_stands() {
+    fn the_whole_file_is_read_at_any_file_position() {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(b"all of it").unwrap();
         assert_eq!(of(&file, 9).unwrap(), b"all of it");

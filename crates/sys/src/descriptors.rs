@@ -41,7 +41,7 @@ mod tests {
     use std::os::fd::AsFd;
 
     #[test]
-    fn the_newest_descriptor_tells_how_many_are_left() {
+    fn the_newest_descriptor_gives_the_number_left() {
         let newest = std::fs::File::open("/").unwrap();
         let limit = getrlimit(Resource::Nofile).current.unwrap();
         assert_eq!(are_short(newest.as_fd(), 0), None);
@@ -49,7 +49,7 @@ mod tests {
     }
 
     #[test]
-    fn the_limit_is_raised_and_never_lowered() {
+    fn the_descriptor_limit_is_raised_and_never_lowered() {
         let before = getrlimit(Resource::Nofile);
         let now = raise_limit(before.current.unwrap_or(1) + 1);
         assert!(before.current.is_none_or(|before| now >= before));

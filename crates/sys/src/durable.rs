@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_is_replaced_and_nothing_stays_behind() {
+    fn replacing_a_file_leaves_no_temporary() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("exit.json");
         replace(&path, b"one").unwrap();
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_leaves_the_old_file_and_no_temporary() {
+    fn a_failed_replacement_leaves_the_old_file_and_no_temporary() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("taken");
         fs::create_dir(&path).unwrap();

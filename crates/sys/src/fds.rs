@@ -118,7 +118,7 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     #[test]
-    fn room_is_made_once_and_no_descriptor_stays_there() {
+    fn make_room_grows_the_table_and_leaves_no_descriptor() {
         let size = || {
             let status = std::fs::read_to_string("/proc/self/status").unwrap();
             let line = status.lines().find(|line| line.starts_with("FDSize:"));

@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn root_has_the_systems_folders_whatever_its_environment() {
+    fn root_uses_the_systems_folders_in_any_environment() {
         let variables = [("HOME", "/root"), ("XDG_RUNTIME_DIR", "/run/user/0")];
         let found = find(0, Path::new("/usr/bin"), &variables);
         assert_eq!(found.data.as_deref(), Some(Path::new("/var/lib/jiffy")));
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn a_user_has_folders_below_the_home_and_none_without_one() {
+    fn a_users_folders_are_below_the_home_folder() {
         let program = Path::new("/usr/bin");
         let found = find(7, program, &[("HOME", "/home/u")]);
         let data = Path::new("/home/u/.local/share/jiffy");
@@ -163,14 +163,14 @@ mod tests {
     }
 
     #[test]
-    fn programs_that_were_just_built_are_beside_one_another() {
+    fn programs_in_a_build_folder_are_found_side_by_side() {
         let built = tempfile::tempdir().unwrap();
         std::fs::write(built.path().join("jiffyd"), "").unwrap();
         assert_eq!(find(7, built.path(), &[]).lib, built.path());
     }
 
     #[test]
-    fn what_was_chosen_is_absolute_and_what_is_empty_was_not_chosen() {
+    fn chosen_folders_become_absolute_and_empty_ones_are_ignored() {
         let chosen = Chosen {
             data: Some("here".into()),
             run: Some("".into()),

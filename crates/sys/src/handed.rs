@@ -103,7 +103,7 @@ mod tests {
     use std::io::{Read, Seek, Write};
 
     #[test]
-    fn a_file_is_found_by_its_name_and_taken_once() {
+    fn a_passed_file_is_found_by_name_and_taken_once() {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(b"handed").unwrap();
         file.rewind().unwrap();
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn who_was_handed_no_procfs_has_the_hosts() {
+    fn the_hosts_procfs_is_used_when_none_was_passed() {
         let mut maps = String::new();
         open_proc("maps")
             .unwrap()

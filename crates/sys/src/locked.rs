@@ -21,7 +21,7 @@ pub struct Locked {
 
 impl Locked {
     /// A file that another process has locked. Dropping this leaves the lock.
-    pub fn by_others(file: File) -> Locked {
+    pub fn held_elsewhere(file: File) -> Locked {
         Locked {
             file,
             is_ours: false,
@@ -31,18 +31,18 @@ impl Locked {
     /// Takes a shared lock; waits for an exclusive holder.
     pub fn shared(file: File) -> io::Result<Locked> {
         wait_for(&file, FlockOperation::LockShared)?;
-        Ok(Locked::by_us(file))
+        Ok(Locked::held_here(file))
     }
 
     /// Takes an exclusive lock; waits for other holders.
     pub fn exclusive(file: File) -> io::Result<Locked> {
         wait_for(&file, FlockOperation::LockExclusive)?;
-        Ok(Locked::by_us(file))
+        Ok(Locked::held_here(file))
     }
 
     /// Takes an exclusive lock; `None` if another process holds one.
-    pub fn alone(file: File) -> io::Result<Option<Locked>> {
-        Ok(lock_alone(&file)?.then(|| Locked::by_us(file)))
+    pub fn try_exclusive(file: File) -> io::Result<Option<Locked>> {
+        Ok(try_lock_exclusive(&file)?.then(|| Locked::held_here(file)))
     }
 
     /// Releases the lock before the file is closed, if this process holds it.
@@ -53,7 +53,7 @@ impl Locked {
         }
     }
 
-    fn by_us(file: File) -> Locked {
+    fn held_here(file: File) -> Locked {
         Locked {
             file,
             is_ours: true,
@@ -86,7 +86,7 @@ pub fn open(path: &Path) -> io::Result<File> {
 }
 
 /// Locks a file until all its descriptors are closed; false if it is locked already.
-pub fn lock_alone(file: &File) -> io::Result<bool> {
+pub fn try_lock_exclusive(file: &File) -> io::Result<bool> {
     match flock(file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(true),
         Err(Errno::WOULDBLOCK) => Ok(false),
@@ -108,17 +108,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_ends_though_others_have_the_file() {
+    fn dropping_a_lock_unlocks_even_with_inherited_descriptors() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
         let locked = Locked::exclusive(File::create(&path).unwrap()).unwrap();
         let of_a_child = locked.try_clone().unwrap();
-        assert!(Locked::alone(File::open(&path).unwrap()).unwrap().is_none());
+        assert!(
+            Locked::try_exclusive(File::open(&path).unwrap())
+                .unwrap()
+                .is_none()
+        );
         drop(locked);
-        assert!(Locked::alone(File::open(&path).unwrap()).unwrap().is_some());
+        assert!(
+            Locked::try_exclusive(File::open(&path).unwrap())
+                .unwrap()
+                .is_some()
+        );
         let locked = Locked::shared(of_a_child).unwrap();
         let _of_another = locked.try_clone().unwrap();
         drop(locked);
-        assert!(Locked::alone(File::open(&path).unwrap()).unwrap().is_some());
+        assert!(
+            Locked::try_exclusive(File::open(&path).unwrap())
+                .unwrap()
+                .is_some()
+        );
     }
 }

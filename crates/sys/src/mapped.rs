@@ -80,7 +80,7 @@ mod tests {
     use std::os::unix::fs::FileExt;
 
     #[test]
-    fn what_others_write_is_seen() {
+    fn writes_to_the_file_are_visible() {
         let file = tempfile::tempfile().unwrap();
         assert!(MappedWords::new(&file).is_err(), "an empty file");
         file.set_len(24).unwrap();

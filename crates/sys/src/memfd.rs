@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_has_its_size_and_is_empty() {
+    fn a_new_memfd_has_its_size_and_is_zero() {
         let file = create("test", 3 << 20, Pages::Small).unwrap();
         let meta = file.metadata().unwrap();
         assert_eq!(meta.len(), 3 << 20);

@@ -1,4 +1,4 @@
-//! Mutexes without poisoning. Programs abort on a panic, and tests check the state afterwards.
+//! Mutexes that ignore poisoning: programs abort on a panic, and tests check the state afterwards.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

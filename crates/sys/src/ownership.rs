@@ -19,7 +19,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
-    fn a_folder_others_write_to_a_link_and_a_file_are_not_mine_alone() {
+    fn writable_folders_links_and_files_are_not_mine_alone() {
         let above = tempfile::tempdir().unwrap();
         let folder = above.path().join("folder");
         fs::create_dir(&folder).unwrap();

@@ -67,17 +67,17 @@ pub struct Wanted {
     /// A page must be in one of these, if there are any (`category_anyof_mask`).
     pub any_of: u64,
     /// Categories that are reported (`return_mask`); the kernel merges neighbours with equal ones.
-    pub told: u64,
+    pub returned: u64,
 }
 
 /// Anonymous pages, in memory or swapped, without the shared zero page.
-const OWN: Wanted = Wanted {
+const OWN_PAGES: Wanted = Wanted {
     flags: 0,
     inverted: IS_FILE | IS_ZERO_PAGE,
     all_of: IS_FILE | IS_ZERO_PAGE,
     any_of: IS_PRESENT | IS_SWAPPED,
     // Present and swapped are not reported, so a run is one region.
-    told: IS_FILE,
+    returned: IS_FILE,
 };
 
 /// The open page map of this process.
@@ -101,7 +101,7 @@ impl Pagemap {
     /// alone: in a private mapping of a file, pages written since it was mapped. Sorted, neighbours
     /// merged.
     pub fn own_pages(&self, addresses: Range<u64>) -> io::Result<Vec<Range<u64>>> {
-        match self.scan(addresses.clone(), &OWN) {
+        match self.scan(addresses.clone(), &OWN_PAGES) {
             Err(error)
                 if matches!(
                     error.raw_os_error(),
@@ -131,7 +131,7 @@ impl Pagemap {
                 category_inverted: wanted.inverted,
                 category_mask: wanted.all_of,
                 category_any_of_mask: wanted.any_of,
-                return_mask: wanted.told,
+                return_mask: wanted.returned,
                 ..ScanArgument::default()
             };
             // SAFETY: the argument has the size that it names and points to BATCH regions; both
@@ -191,7 +191,7 @@ mod tests {
     use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
     #[test]
-    fn only_written_pages_of_a_private_mapping_are_our_own() {
+    fn only_written_pages_of_a_private_mapping_are_anonymous() {
         let file = memfd::create("test", 64 * PAGE, memfd::Pages::Small).unwrap();
         for page in 0..32 {
             file.write_all_at(&[7], page * PAGE).unwrap();

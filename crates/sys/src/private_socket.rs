@@ -32,7 +32,7 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     #[test]
-    fn its_file_is_the_owners_alone_and_takes_no_place_of_another() {
+    fn the_socket_file_is_private_and_replaces_no_other() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");
         let listener = bind_private(&path, 4).unwrap();

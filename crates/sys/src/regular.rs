@@ -66,7 +66,7 @@ mod tests {
     use std::os::unix::net::UnixListener;
 
     #[test]
-    fn nothing_but_a_file_is_opened_and_nothing_is_waited_for() {
+    fn only_regular_files_are_opened_and_without_waiting() {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name);
         fs::write(path("file"), "contents").unwrap();

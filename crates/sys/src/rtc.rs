@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_clock_is_refused() {
+    fn other_devices_than_clocks_are_refused() {
         let error = Seconds::of(Path::new("/dev/null")).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::ENOTTY));
         let missing = Seconds::of(Path::new("/dev/rtc-that-is-not-there"));

@@ -68,7 +68,7 @@ pub fn spawn_detached(what: &Detached<'_>) -> io::Result<u32> {
         .collect();
     envp.push(ptr::null_mut());
 
-    let moved = out_of_the_way(what.descriptors)?;
+    let moved = dup_conflicting(what.descriptors)?;
     let sources = sources(what.descriptors, &moved);
     let actions = Actions::new(&directory, what.output, &sources)?;
     let attributes = Attributes::new()?;
@@ -90,7 +90,7 @@ pub fn spawn_detached(what: &Detached<'_>) -> io::Result<u32> {
 
 /// Duplicates descriptors whose numbers are also targets, so that no file action
 /// overwrites the source of a later one.
-fn out_of_the_way(descriptors: &[BorrowedFd<'_>]) -> io::Result<Vec<Option<OwnedFd>>> {
+fn dup_conflicting(descriptors: &[BorrowedFd<'_>]) -> io::Result<Vec<Option<OwnedFd>>> {
     let free = free_number(descriptors);
     descriptors
         .iter()
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn it_has_its_own_session_folder_output_and_descriptor() {
+    fn a_detached_program_has_its_own_session_folder_and_descriptors() {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("here"), b"").unwrap();
         let mut output = tempfile::tempfile().unwrap();
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn many_descriptors_keep_their_order_whatever_their_numbers() {
+    fn passed_descriptors_keep_their_order() {
         let mut output = tempfile::tempfile().unwrap();
         let mut files: Vec<File> = (0..40)
             .map(|index| {
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_program_is_an_error_at_once() {
+    fn spawning_a_missing_program_fails_at_once() {
         let output = tempfile::tempfile().unwrap();
         let error = spawn_detached(&Detached {
             program: Path::new("/nonexistent/program"),

@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_tap_is_told() {
+    fn other_files_than_tap_devices_are_refused() {
         let file = std::fs::File::open("/dev/null").unwrap();
         assert!(flags(&file).is_err());
         assert!(set_offload(&file, offload::CSUM).is_err());

@@ -33,7 +33,7 @@ impl TerminationFd {
 }
 
 /// Blocks both signals in this thread, so that other threads of this process get them.
-pub fn leave_to_others() {
+pub fn block_in_this_thread() {
     // SAFETY: sigemptyset initialises the set. Only this thread's mask changes, and the call does
     // not fail for a valid `how`.
     unsafe {

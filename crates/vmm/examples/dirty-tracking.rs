@@ -589,7 +589,7 @@ const SOFT_DIRTY: Wanted = Wanted {
     inverted: 0,
     all_of: 1 << 7,
     any_of: 0,
-    told: 1 << 7,
+    returned: 1 << 7,
 };
 /// `PAGE_IS_WRITTEN`, with `PM_SCAN_WP_MATCHING` and `PM_SCAN_CHECK_WPASYNC`
 const WRITTEN: Wanted = Wanted {
@@ -597,7 +597,7 @@ const WRITTEN: Wanted = Wanted {
     inverted: 0,
     all_of: 1 << 1,
     any_of: 0,
-    told: 1 << 1,
+    returned: 1 << 1,
 };
 
 fn userfaultfd() -> Result<OwnedFd> {

@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_understood_is_named() {
+    fn unknown_arguments_are_named() {
         assert_eq!(parsed(""), Err(UsageError::NoCommand));
         assert_eq!(parsed("run"), Err(UsageError::NoConfig));
         assert_eq!(

@@ -2,7 +2,7 @@
 
 use crate::boot::{self, BootError, Entry, Images};
 use crate::cpu::cpuid::{self, Host};
-use crate::cpu::profile::{Most, ProfileError};
+use crate::cpu::profile::{HostCpu, ProfileError};
 use crate::cpu::tsc;
 use crate::cpu::tsc::SharedOffset;
 use crate::devices::{DeviceArgs, DeviceError, Devices, DevicesState, registry, wiring};
@@ -85,7 +85,9 @@ impl Builder {
     /// Builds a VM that boots.
     fn boot(self, prepared: Option<PreparedVm>, threads: Threads) -> Result<Vmm, StartError> {
         let (config, events) = (&self.config, &self.events);
-        let mut base = events.step(names::KVM_VM_CREATED, || PreparedVm::or_new(prepared))?;
+        let mut base = events.step(names::KVM_VM_CREATED, || {
+            PreparedVm::prepared_or_new(prepared)
+        })?;
         base.hypervisor.check_vcpus(config.vcpus)?;
         let ram = events.step(names::MEMORY, || self.create_memory(&base.vm))?;
         let vcpus = events.step(names::VCPUS, || create_vcpus(config, &mut base))?;
@@ -105,7 +107,7 @@ impl Builder {
                 gate: Gate::default(),
                 first_entry: FirstEntry {
                     moment: names::FIRST_KVM_RUN,
-                    written_soon: Vec::new(),
+                    first_writes: Vec::new(),
                 },
             },
         ))
@@ -121,7 +123,7 @@ impl Builder {
         let (config, events) = (&self.config, &self.events);
         let state = events.step(names::STATE_LOADED, || restore::state(restore, config))?;
         let mut base = events.step(names::KVM_VM_CREATED, || {
-            let mut base = PreparedVm::or_new(prepared)?;
+            let mut base = PreparedVm::prepared_or_new(prepared)?;
             base.check(&state.vcpus[0])?;
             Ok::<_, StartError>(base)
         })?;
@@ -149,7 +151,7 @@ impl Builder {
                 gate: Gate::of(restore),
                 first_entry: FirstEntry {
                     moment: names::VCPUS_RESUMED,
-                    written_soon: memory.written_soon,
+                    first_writes: memory.first_writes,
                 },
             },
         ))
@@ -193,9 +195,9 @@ impl Builder {
     }
 
     /// Maps a captured VM's memory, or has a pager serve it.
-    fn attach_memory(&self, restore: &Restore, vm: &VmFd) -> Result<Attached, StartError> {
+    fn attach_memory(&self, restore: &Restore, vm: &VmFd) -> Result<CapturedMemory, StartError> {
         let ram = restore::memory(restore, &self.config)?;
-        let (mut supply, mut written_soon) = (Supply::NoPager, Vec::new());
+        let (mut supply, mut first_writes) = (Supply::NoPager, Vec::new());
         if let SavedMemory::Paged {
             socket,
             working_set,
@@ -203,7 +205,7 @@ impl Builder {
         {
             let (memory, written) = PagedMemory::attach(&ram, socket, *working_set)?;
             supply = Supply::Building(PagerThread::start(memory)?);
-            written_soon = written;
+            first_writes = written;
         }
         ram.register(vm)?;
         if is_paged(restore) {
@@ -212,12 +214,12 @@ impl Builder {
             // No run waits for this VM yet, so the pages are copied now.
             ram.copy_ahead(&restore.prefault);
         } else {
-            written_soon = restore.prefault.clone();
+            first_writes = restore.prefault.clone();
         }
-        Ok(Attached {
+        Ok(CapturedMemory {
             ram: Arc::new(ram),
             supply,
-            written_soon,
+            first_writes,
         })
     }
 
@@ -283,11 +285,11 @@ struct Built {
 }
 
 /// A captured VM's memory.
-struct Attached {
+struct CapturedMemory {
     ram: Arc<GuestRam>,
     supply: Supply,
     /// Pages to copy as soon as the guest runs.
-    written_soon: Vec<Extent>,
+    first_writes: Vec<Extent>,
 }
 
 /// What starts a VM's threads, and the mailbox through which they reach the main thread.
@@ -329,8 +331,8 @@ pub struct PreparedVm {
     /// which has run for a while.
     first_vcpu: Option<Vcpu>,
     /// What this host can give a guest, if that was read ahead.
-    most: Option<Most>,
-    /// Wires of the first devices, if they were made ahead.
+    host_cpu: Option<HostCpu>,
+    /// Event descriptors of the first devices, if they were created ahead.
     wires: Vec<Wires>,
     /// Threads that wait for work, if they were started ahead.
     threads: IdleThreads,
@@ -345,7 +347,7 @@ impl PreparedVm {
     pub fn ahead(sandbox: Sandbox) -> Result<PreparedVm, StartError> {
         prepare_process(sandbox)?;
         let mut prepared = PreparedVm::new()?;
-        prepared.most = Some(Most::of(&prepared.hypervisor)?);
+        prepared.host_cpu = Some(HostCpu::of(&prepared.hypervisor)?);
         if tsc::has_offset(&prepared.vm) {
             prepared.first_vcpu = Some(prepared.vcpu(0)?);
         }
@@ -362,29 +364,29 @@ impl PreparedVm {
             hypervisor,
             vm,
             first_vcpu: None,
-            most: None,
+            host_cpu: None,
             wires: Vec::new(),
             threads: IdleThreads::default(),
         })
     }
 
     /// The VM that was prepared ahead, or a new one.
-    fn or_new(prepared: Option<PreparedVm>) -> Result<PreparedVm, HypervisorError> {
+    fn prepared_or_new(prepared: Option<PreparedVm>) -> Result<PreparedVm, HypervisorError> {
         prepared.map_or_else(PreparedVm::new, Ok)
     }
 
     /// What this host can give a guest.
-    fn most(&mut self) -> Result<Most, HypervisorError> {
-        match self.most.take() {
-            Some(most) => Ok(most),
-            None => Most::of(&self.hypervisor),
+    fn host_cpu(&mut self) -> Result<HostCpu, HypervisorError> {
+        match self.host_cpu.take() {
+            Some(host_cpu) => Ok(host_cpu),
+            None => HostCpu::of(&self.hypervisor),
         }
     }
 
-    /// The part of it that a guest without a profile needs.
+    /// The part of [`HostCpu`] that a guest without a profile needs.
     fn supported(&mut self) -> Result<(CpuId, Host), HypervisorError> {
-        if let Some(most) = self.most.take() {
-            return Ok((most.supported, most.host));
+        if let Some(host_cpu) = self.host_cpu.take() {
+            return Ok((host_cpu.supported, host_cpu.host));
         }
         let host = Host::read(self.hypervisor.has_tsc_deadline());
         Ok((self.hypervisor.supported_cpuid()?, host))
@@ -393,12 +395,12 @@ impl PreparedVm {
     /// Refuses a captured guest that can't continue on this host.
     fn check(&mut self, guest: &VcpuState) -> Result<(), StartError> {
         let vcpu = self.vcpu(0)?;
-        self.most()?.check(&guest.processor(), vcpu.tsc_khz())?;
+        self.host_cpu()?.check(&guest.processor(), vcpu.tsc_khz())?;
         self.first_vcpu = Some(vcpu);
         Ok(())
     }
 
-    /// The vCPU of that number; call it once for each.
+    /// Creates vCPU `index`, or takes it if it was created ahead; call it once for each.
     fn vcpu(&mut self, index: u8) -> Result<Vcpu, HypervisorError> {
         match self.first_vcpu.take_if(|vcpu| vcpu.index() == index) {
             Some(vcpu) => Ok(vcpu),
@@ -424,7 +426,7 @@ fn prepare_process(sandbox: Sandbox) -> Result<(), StartError> {
     sandbox.prepare().map_err(host("a sandbox"))
 }
 
-/// Creates vCPUs from their saved state. The first comes first: the others share its time stamp
+/// Creates vCPUs from their saved state, vCPU 0 first: the others share its time stamp
 /// counter.
 fn restore_vcpus(
     states: &[VcpuState],
@@ -457,9 +459,14 @@ fn create_vcpus(config: &VmmConfig, base: &mut PreparedVm) -> Result<Vec<Vcpu>, 
             (cpuid::for_vm(&supported, config.vcpus, host, None), None)
         }
         Some(wanted) => {
-            let most = base.most()?;
-            let profile = wanted.of(&most.shown()).map_err(ProfileError::Wanted)?;
-            let cpuid = cpuid::for_vm(&most.supported, config.vcpus, most.host, Some(&profile));
+            let host_cpu = base.host_cpu()?;
+            let profile = wanted.of(&host_cpu.shown()).map_err(ProfileError::Wanted)?;
+            let cpuid = cpuid::for_vm(
+                &host_cpu.supported,
+                config.vcpus,
+                host_cpu.host,
+                Some(&profile),
+            );
             (cpuid, Some(profile))
         }
     };

@@ -77,7 +77,7 @@ struct Client {
 
 impl ControlSocket {
     /// Listens at `path`, for this user only. Replaces the socket of a program that has ended. Uses
-    /// a socket of that name that was handed over as it is.
+    /// a socket that was handed over under that name as it is.
     pub fn listen(path: &Path) -> Result<ControlSocket, ControlError> {
         if let Some(listener) = handed::take(path) {
             return ControlSocket::on(listener.into(), path, None);
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn garbage_and_endless_lines_close_that_client_only() {
+    fn garbage_and_endless_lines_close_only_that_client() {
         let (_folder, path, mut socket) = socket();
         let mut good = UnixStream::connect(&path).unwrap();
         let mut garbage = UnixStream::connect(&path).unwrap();
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_the_users_own_and_goes_with_its_owner() {
+    fn the_control_socket_is_private_and_removed_with_its_owner() {
         let (_folder, path, socket) = socket();
         let mode = std::fs::metadata(&path).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);

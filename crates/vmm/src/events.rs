@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn kept_spans_come_before_the_mark_that_follows_them() {
+    fn buffered_spans_are_written_before_the_next_mark() {
         let (reader, events) = pipe();
         events.step("memory", || ());
         events.mark(0x10, 7);
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_that_does_not_read_blocks_nobody_and_sees_whole_lines_later() {
+    fn a_slow_reader_blocks_nobody_and_gets_whole_lines() {
         let (mut reader, events) = pipe();
         for at in 0..20_000 {
             events.mark(1, at);

@@ -34,7 +34,7 @@ pub fn passed(mark: u8) -> Option<bool> {
 }
 
 impl Gate {
-    /// The gate of a VM that was restored in this way.
+    /// The gate of a VM with this restore configuration.
     pub fn of(restore: &Restore) -> Gate {
         match &restore.generation {
             None => Gate::Open,
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_that_is_late_ends() {
+    fn a_guest_that_misses_the_gates_deadline_is_ended() {
         let gate = closed(Duration::ZERO);
         let ending = gate.overdue().unwrap();
         assert_eq!(ending.reason, ExitReason::GuestFault);
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_word_counts() {
+    fn only_the_first_report_to_the_gate_counts() {
         let mut gate = closed(Duration::from_secs(60));
         assert!(gate.reported(true).is_none());
         assert!(gate.reported(false).is_none(), "it is through");
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn only_two_marks_are_about_the_gate() {
+    fn only_two_marks_report_to_the_gate() {
         let reported: Vec<bool> = (0..=255).filter_map(passed).collect();
         assert_eq!(reported, [true, false]);
     }

@@ -62,7 +62,7 @@ pub enum HypervisorError {
     /// The API version is not that of Linux's KVM.
     #[error("/dev/kvm speaks API version {0}; 12 is needed")]
     Version(i32),
-    /// A capability is missing that every KVM of the last ten years has.
+    /// A capability is missing that every KVM of the last ten years provides.
     #[error("this host's KVM lacks {0}")]
     Capability(String),
     /// More vCPUs are wanted than KVM allows.
@@ -139,7 +139,7 @@ impl Hypervisor {
         Ok(Hypervisor { kvm })
     }
 
-    /// Whether a VM may have so many vCPUs.
+    /// Checks that a VM may have `wanted` vCPUs.
     pub fn check_vcpus(&self, wanted: u8) -> Result<(), HypervisorError> {
         // Every KVM allows one.
         if wanted > 1 {
@@ -217,7 +217,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_that_kvm_lacks_is_named_in_one_sentence() {
+    fn all_missing_kvm_capabilities_are_named_in_one_sentence() {
         check(true, |_| true).unwrap();
         check(false, |capability| capability != Cap::Xcrs).unwrap();
         let lacks = |capability| ![Cap::Xcrs, Cap::VcpuEvents].contains(&capability);

@@ -11,7 +11,7 @@ use tracing_subscriber::fmt::layer;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
-const USUAL: LevelFilter = LevelFilter::WARN;
+const DEFAULT_LEVEL: LevelFilter = LevelFilter::WARN;
 
 /// Warnings and errors go to stderr; RUST_LOG sets other levels, such as `debug` or
 /// `warn,jiffy_vmm::pager=debug`. Filtering by spans and fields is not supported: it needs regular
@@ -30,20 +30,20 @@ pub fn set_up() {
         Some(Err(error)) => eprintln!("jiffy-vmm: RUST_LOG can't be understood here: {error}"),
         None => {}
     }
-    set_global_default(Late::default()).expect("nothing else sets it");
+    set_global_default(LazySubscriber::default()).expect("nothing else sets it");
 }
 
 /// The subscriber. It is created when the first message is logged: most VMMs log nothing, and its
 /// tables would cost a twentieth of a restore.
 #[derive(Default)]
-struct Late(OnceLock<Box<dyn Subscriber + Send + Sync>>);
+struct LazySubscriber(OnceLock<Box<dyn Subscriber + Send + Sync>>);
 
-impl Late {
-    fn made(&self) -> &(dyn Subscriber + Send + Sync) {
+impl LazySubscriber {
+    fn get(&self) -> &(dyn Subscriber + Send + Sync) {
         self.0
             .get_or_init(|| {
                 let log = tracing_subscriber::fmt()
-                    .with_max_level(USUAL)
+                    .with_max_level(DEFAULT_LEVEL)
                     .with_writer(io::stderr)
                     .with_ansi(false);
                 Box::new(log.finish())
@@ -52,7 +52,7 @@ impl Late {
     }
 }
 
-impl Subscriber for Late {
+impl Subscriber for LazySubscriber {
     fn register_callsite(&self, metadata: &'static Metadata<'static>) -> Interest {
         match self.enabled(metadata) {
             true => Interest::always(),
@@ -61,43 +61,43 @@ impl Subscriber for Late {
     }
 
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.level() <= &USUAL
+        metadata.level() <= &DEFAULT_LEVEL
     }
 
     fn max_level_hint(&self) -> Option<LevelFilter> {
-        Some(USUAL)
+        Some(DEFAULT_LEVEL)
     }
 
     fn new_span(&self, attributes: &Attributes<'_>) -> Id {
-        self.made().new_span(attributes)
+        self.get().new_span(attributes)
     }
 
     fn record(&self, span: &Id, values: &Record<'_>) {
-        self.made().record(span, values);
+        self.get().record(span, values);
     }
 
     fn record_follows_from(&self, span: &Id, follows: &Id) {
-        self.made().record_follows_from(span, follows);
+        self.get().record_follows_from(span, follows);
     }
 
     fn event(&self, event: &Event<'_>) {
-        self.made().event(event);
+        self.get().event(event);
     }
 
     fn enter(&self, span: &Id) {
-        self.made().enter(span);
+        self.get().enter(span);
     }
 
     fn exit(&self, span: &Id) {
-        self.made().exit(span);
+        self.get().exit(span);
     }
 
     fn clone_span(&self, span: &Id) -> Id {
-        self.made().clone_span(span)
+        self.get().clone_span(span)
     }
 
     fn try_close(&self, span: Id) -> bool {
-        self.made().try_close(span)
+        self.get().try_close(span)
     }
 }
 
@@ -106,8 +106,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_made_by_the_first_warning() {
-        let log = std::sync::Arc::new(Late::default());
+    fn the_first_warning_creates_the_log() {
+        let log = std::sync::Arc::new(LazySubscriber::default());
         tracing::subscriber::with_default(log.clone(), || {
             tracing::info!("not for operators");
             assert!(log.0.get().is_none());

@@ -51,7 +51,7 @@ const PATIENCE_VARIABLE: &str = "JIFFY_PAGER_PATIENCE_MS";
 /// and the VM can't start without the answer.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(10);
 /// How long after the first entry the written pages are reported.
-const FIRST_MOMENTS: Duration = Duration::from_millis(20);
+const WRITTEN_REPORT_DELAY: Duration = Duration::from_millis(20);
 /// Longest line of a pager, bytes.
 const LINE_MAX: usize = 4096;
 
@@ -105,7 +105,7 @@ pub struct PagedMemory {
     /// the pager shares with other VMs.
     served: Vec<(u64, u64)>,
     link: Link,
-    telling: Telling,
+    written_report: WrittenReport,
     line: Vec<u8>,
     /// How long it waits for another pager.
     patience: Duration,
@@ -113,9 +113,9 @@ pub struct PagedMemory {
 
 /// Whether the pages that the guest writes first must be reported to the pager.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Telling {
+enum WrittenReport {
     No,
-    /// Yes, [`FIRST_MOMENTS`] after the guest is entered.
+    /// Yes, [`WRITTEN_REPORT_DELAY`] after the guest is entered.
     Wanted,
     /// Yes, at this time.
     At(Instant),
@@ -156,30 +156,30 @@ impl PagedMemory {
             .ok()
             .and_then(|text| text.parse().ok())
             .map_or(PATIENCE, Duration::from_millis);
-        let (mut telling, mut written_soon) = (Telling::No, Vec::new());
+        let (mut written_report, mut first_writes) = (WrittenReport::No, Vec::new());
         if working_set {
             let answer = ask_for_working_set(&stream, patience.max(ANSWER_PATIENCE))
                 .map_err(|error| PagerError::WorkingSet(socket.into(), error))?;
             if let Some((file, covers, written)) = answer {
                 ram.share(file, covers)?;
                 match written {
-                    Some(written) => written_soon = written,
-                    None => telling = Telling::Wanted,
+                    Some(written) => first_writes = written,
+                    None => written_report = WrittenReport::Wanted,
                 }
             }
         }
-        hand_over(&stream, &uffd, &mappings).map_err(unreachable)?;
+        send_uffd(&stream, &uffd, &mappings).map_err(unreachable)?;
         let memory = PagedMemory {
             socket: socket.into(),
             uffd,
             mappings,
             served: ram.unshared(),
             link: Link::Up(stream),
-            telling,
+            written_report,
             line: Vec::new(),
             patience,
         };
-        Ok((memory, written_soon))
+        Ok((memory, first_writes))
     }
 
     /// Readable when there is something to [process](PagedMemory::process_events).
@@ -193,41 +193,41 @@ impl PagedMemory {
     /// How long the next call of [`process_events`](PagedMemory::process_events) may wait.
     pub fn timeout(&self) -> Option<Duration> {
         let retry = matches!(self.link, Link::Down(_)).then_some(INTERVAL);
-        let telling = match self.telling {
-            Telling::At(time) => Some(time.saturating_duration_since(Instant::now())),
+        let written_report = match self.written_report {
+            WrittenReport::At(time) => Some(time.saturating_duration_since(Instant::now())),
             _ => None,
         };
-        [retry, telling].into_iter().flatten().min()
+        [retry, written_report].into_iter().flatten().min()
     }
 
     /// The guest runs from now on.
     pub fn guest_runs(&mut self) {
-        if self.telling == Telling::Wanted {
-            self.telling = Telling::At(Instant::now() + FIRST_MOMENTS);
+        if self.written_report == WrittenReport::Wanted {
+            self.written_report = WrittenReport::At(Instant::now() + WRITTEN_REPORT_DELAY);
         }
     }
 
     /// Reports to the pager what the guest has written, once it is time. A failure only costs time,
     /// and only for other VMs.
-    pub fn tell_written(&mut self, ram: &GuestRam) {
-        let Telling::At(time) = self.telling else {
+    pub fn report_written(&mut self, ram: &GuestRam) {
+        let WrittenReport::At(time) = self.written_report else {
             return;
         };
         if Instant::now() < time {
             return;
         }
-        self.telling = Telling::No;
+        self.written_report = WrittenReport::No;
         let Link::Up(stream) = &self.link else {
             return;
         };
-        let told = ram.written_at_once().and_then(|mut ranges| {
+        let sent = ram.written_at_once().and_then(|mut ranges| {
             ranges.truncate(WORKING_SET_RANGES);
             let word = VmmWord::Written(ranges);
             let mut line = serde_json::to_vec(&word).expect("a word is plain data");
             line.push(b'\n');
             fds::send_with_fds(stream, &line, &[])
         });
-        if let Err(error) = told {
+        if let Err(error) = sent {
             tracing::debug!(%error, "the pager is not told what is written at once");
         }
     }
@@ -268,7 +268,7 @@ impl PagedMemory {
                     Ok(Some(stream)) => self.link = Link::Up(stream),
                     Ok(None) => return None,
                     Err(error) => {
-                        return Some(self.lose(&format!(
+                        return Some(self.fail(&format!(
                             "the pager that serves this VM's memory is gone: {error}"
                         )));
                     }
@@ -282,7 +282,7 @@ impl PagedMemory {
     /// too, and learns that nothing is missing there.
     fn connect_again(&self) -> io::Result<UnixStream> {
         let stream = UnixStream::connect(&self.socket)?;
-        hand_over(&stream, &self.uffd, &self.mappings)?;
+        send_uffd(&stream, &self.uffd, &self.mappings)?;
         Ok(stream)
     }
 
@@ -290,7 +290,7 @@ impl PagedMemory {
         for byte in bytes {
             if *byte != b'\n' {
                 if self.line.len() == LINE_MAX {
-                    return Some(self.lose("the pager does not keep to its protocol"));
+                    return Some(self.fail("the pager does not keep to its protocol"));
                 }
                 self.line.push(*byte);
                 continue;
@@ -298,7 +298,7 @@ impl PagedMemory {
             match serde_json::from_slice(&std::mem::take(&mut self.line)) {
                 Ok(PagerWord::Complete(true)) => {
                     if let Err(error) = self.unregister() {
-                        return Some(self.lose(&format!(
+                        return Some(self.fail(&format!(
                             "memory could not be taken back from the pager: {error}"
                         )));
                     }
@@ -310,9 +310,9 @@ impl PagedMemory {
                     return None;
                 }
                 Ok(PagerWord::Complete(false)) => {}
-                Ok(PagerWord::Failed(why)) => return Some(self.lose(&why)),
+                Ok(PagerWord::Failed(why)) => return Some(self.fail(&why)),
                 Ok(PagerWord::WorkingSet { .. }) | Err(_) => {
-                    return Some(self.lose("the pager does not keep to its protocol"));
+                    return Some(self.fail("the pager does not keep to its protocol"));
                 }
             }
         }
@@ -332,7 +332,7 @@ impl PagedMemory {
         }
     }
 
-    fn lose(&mut self, message: &str) -> Ending {
+    fn fail(&mut self, message: &str) -> Ending {
         self.link = Link::Lost;
         Ending {
             reason: ExitReason::HostError,
@@ -341,7 +341,7 @@ impl PagedMemory {
     }
 }
 
-fn hand_over(stream: &UnixStream, uffd: &Userfaultfd, mappings: &[Mapping]) -> io::Result<()> {
+fn send_uffd(stream: &UnixStream, uffd: &Userfaultfd, mappings: &[Mapping]) -> io::Result<()> {
     let message = serde_json::to_vec(mappings).expect("mappings are plain data");
     fds::send_with_fds(stream, &message, &[uffd.as_fd()])
 }

@@ -28,9 +28,9 @@ pub fn state(restore: &Restore, config: &VmmConfig) -> Result<VmState, StartErro
         source,
     })?;
     let state = VmState::decode(&bytes)?;
-    same("vCPUs", state.vcpus.len() as u64, config.vcpus.into())?;
+    check_same("vCPUs", state.vcpus.len() as u64, config.vcpus.into())?;
     let size = u64::from(config.memory.size_mib) << 20;
-    same("bytes of memory", state.memory_size, size)?;
+    check_same("bytes of memory", state.memory_size, size)?;
     Ok(state)
 }
 
@@ -141,7 +141,7 @@ fn read(source: &Source, limit: u64) -> io::Result<Vec<u8>> {
     contents::of(&file, limit)
 }
 
-fn same(what: &'static str, saved: u64, configured: u64) -> Result<(), StartError> {
+fn check_same(what: &'static str, saved: u64, configured: u64) -> Result<(), StartError> {
     if saved != configured {
         return Err(StartError::StateDiffers {
             what,

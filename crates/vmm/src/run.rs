@@ -76,7 +76,7 @@ fn run_from(
     };
     if let Some(path) = &exit_record {
         let json = serde_json::to_vec_pretty(&record).expect("a record is plain data");
-        if let Err(error) = leave_record(path, &json) {
+        if let Err(error) = write_exit_record(path, &json) {
             let path = path.display();
             eprintln!("jiffy-vmm: the exit record {path} can't be written: {error}");
         }
@@ -97,7 +97,7 @@ fn run_from(
 }
 
 /// Writes the record into the file that was handed over for it, or creates one.
-fn leave_record(path: &Path, json: &[u8]) -> io::Result<()> {
+fn write_exit_record(path: &Path, json: &[u8]) -> io::Result<()> {
     match handed::take(path) {
         Some(file) => {
             let file = File::from(file);

@@ -1,5 +1,5 @@
 //! The sections of a saved state. Each has a tag (16 bytes of ASCII, padded with zeros), a version
-//! (u32), a length (u64, both little endian), and so many bytes in postcard's format.
+//! (u32), a length (u64, both little endian), and that many bytes in postcard's format.
 
 use jiffy_wire::state::by;
 use serde::Serialize;

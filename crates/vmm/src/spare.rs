@@ -48,7 +48,7 @@ pub enum SpareError {
 
 /// The order for a spare.
 #[derive(Debug)]
-pub struct Taken {
+pub struct Order {
     /// Path of the VM's configuration.
     pub config: PathBuf,
     /// Events are written here.
@@ -71,7 +71,7 @@ pub fn wait(
     socket: OwnedFd,
     placeholder: &Path,
     sandbox: Sandbox,
-) -> Result<Option<Taken>, SpareError> {
+) -> Result<Option<Order>, SpareError> {
     let host = |what| move |source| SpareError::Host { what, source };
     let argument = Argument::find(placeholder.as_os_str()).map_err(host("find its arguments"))?;
     let prepared = PreparedVm::ahead(sandbox)?;
@@ -91,7 +91,7 @@ fn take_over(
     descriptors: Vec<OwnedFd>,
     argument: &Argument,
     prepared: PreparedVm,
-) -> Result<Taken, SpareError> {
+) -> Result<Order, SpareError> {
     let host = |what| move |source| SpareError::Host { what, source };
     let mut descriptors = descriptors.into_iter();
     let (Some(output), Some(events)) = (descriptors.next(), descriptors.next()) else {
@@ -115,7 +115,7 @@ fn take_over(
             }
         }
     }
-    Ok(Taken {
+    Ok(Order {
         config,
         events: events.into(),
         ahead: Ahead { prepared, sources },
@@ -144,7 +144,7 @@ mod tests {
     use jiffy_wire::vmm::{Restore, SavedMemory, Source};
 
     #[test]
-    fn a_configuration_gets_the_numbers_that_descriptors_have_here() {
+    fn received_descriptors_get_their_numbers_in_the_configuration() {
         let sources = [50, 60, 70];
         let number = |given: i32| {
             let mut restore = Restore::of_captured(&[given, given, given]).unwrap();

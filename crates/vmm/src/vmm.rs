@@ -85,10 +85,10 @@ pub(crate) struct Parts {
 
 /// What to do when the first vCPU enters the guest for the first time.
 pub(crate) struct FirstEntry {
-    /// The name of that moment on the timeline.
+    /// The name of the moment of this entry on the timeline.
     pub moment: &'static str,
     /// Pages that the guest will write first, to be copied at that moment.
-    pub written_soon: Vec<Extent>,
+    pub first_writes: Vec<Extent>,
 }
 
 impl Vmm {
@@ -138,7 +138,7 @@ impl Vmm {
         self.devices.resume();
         // First, because it reports whether the memory is present that devices will read.
         self.start_vcpus(Phase::Held)?;
-        self.workers.let_devices_begin();
+        self.workers.start_device_jobs();
         self.events.flush();
         Ok(())
     }
@@ -221,7 +221,7 @@ impl Vmm {
         if self.phase.is_still() {
             return;
         }
-        self.workers.let_devices_begin();
+        self.workers.start_device_jobs();
         let since_ns = clock::monotonic_ns();
         self.vcpus.iter().for_each(VcpuThread::pause);
         self.wait_parked();
@@ -240,7 +240,7 @@ impl Vmm {
             Phase::HeldPaused { .. } => None,
             _ => return,
         };
-        self.workers.let_devices_begin();
+        self.workers.start_device_jobs();
         if self.with_devices(Devices::resume).is_none() || self.phase.ending().is_some() {
             return;
         }
@@ -253,7 +253,7 @@ impl Vmm {
         self.phase = Phase::Running { since_ns };
         if paused_since_ns.is_some_and(|since| since_ns - since >= LONG_PAUSE_NS) {
             let vcpus = self.vcpus.iter();
-            vcpus.for_each(|vcpu| vcpu.send(Vcpu::tell_of_pause));
+            vcpus.for_each(|vcpu| vcpu.send(Vcpu::set_paused_flag));
         }
         self.vcpus.iter().for_each(VcpuThread::resume);
         self.gate.running();
@@ -356,7 +356,7 @@ impl Vmm {
         Ok(sums)
     }
 
-    /// Handles the requests of other threads since the last call. Returns why the VM ends, if it
+    /// Handles requests that other threads made since the last call. Returns why the VM ends, if it
     /// does.
     pub fn process_events(&mut self) -> Option<Ending> {
         for notice in self.mailbox.take() {
@@ -366,12 +366,12 @@ impl Vmm {
                     self.phase.entered();
                     // Lets the guest run first where both share a processor.
                     std::thread::yield_now();
-                    self.workers.let_devices_begin();
+                    self.workers.start_device_jobs();
                     self.events.moment(self.first_entry.moment, at_ns);
                     self.events.flush();
                     // The guest may touch these pages at the same time, which is harmless.
-                    let written_soon = std::mem::take(&mut self.first_entry.written_soon);
-                    self.ram.copy_ahead(&written_soon);
+                    let first_writes = std::mem::take(&mut self.first_entry.first_writes);
+                    self.ram.copy_ahead(&first_writes);
                     self.supply.guest_runs();
                 }
                 Notice::Gate { passed } => {
@@ -501,7 +501,7 @@ impl Drop for Vmm {
         self.wait_parked();
         if !self.is_stuck() {
             self.vcpus.drain(..).for_each(VcpuThread::join);
-            self.workers.let_devices_begin();
+            self.workers.start_device_jobs();
             self.with_devices(Devices::pause);
         }
         if self.is_stuck() {

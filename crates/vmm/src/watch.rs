@@ -71,7 +71,7 @@ pub fn watch(
             if stop {
                 return stopped("over the control socket");
             }
-            // The answers have been sent by now.
+            // All answers were sent before this point.
             vmm.prepare_captures();
         }
     }
@@ -150,7 +150,7 @@ fn answer(vmm: &mut Vmm, config: &Path, request: ControlRequest, stop: &mut bool
             Ok(()) => ControlResponse::Ok,
             Err(error) => {
                 let why = sentence(&error);
-                // A held VM has no other use.
+                // A held VM that can't begin is of no use.
                 vmm.fail(format!("the VM could not begin: {why}"));
                 ControlResponse::Error(why)
             }
@@ -297,7 +297,7 @@ mod tests {
     use vmm_sys_util::eventfd::EFD_NONBLOCK;
 
     #[test]
-    fn input_does_not_wait_for_a_vcpu_that_writes() {
+    fn console_input_does_not_wait_for_a_writing_vcpu() {
         let interrupt = EventFd::new(EFD_NONBLOCK).unwrap();
         let serial = Serial::new(interrupt, Box::new(io::sink())).unwrap();
         let serial = Arc::new(Mutex::new(serial));

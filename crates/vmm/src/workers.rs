@@ -22,7 +22,7 @@ const USUAL: [(Role, &str); 3] = [
     (Role::Device(WorkerRole::Vsock), "vsock"),
 ];
 
-/// What a thread does. It gets the result of confining the thread, and decides whether to continue
+/// A thread's function. It gets the result of confining the thread, and decides whether to continue
 /// if that failed.
 pub type Body = Box<dyn FnOnce(io::Result<()>) + Send>;
 
@@ -46,7 +46,7 @@ pub struct IdleThreads(Vec<Idle>);
 
 impl IdleThreads {
     /// Starts the threads that a VM usually needs, before its configuration is known. They are
-    /// confined at once, because they do nothing of a VM's building.
+    /// confined at once, because they take no part in building the VM.
     ///
     /// # Errors
     ///
@@ -78,10 +78,10 @@ impl Idle {
             .name(name.to_owned())
             .stack_size(STACK)
             .spawn(move || {
-                termination::leave_to_others();
+                termination::block_in_this_thread();
                 // A failure is reported when the thread gets its first work.
                 let confined = now && sandbox.enter(role).is_ok();
-                work_on(&works, confined, || sandbox.enter(role));
+                run_jobs(&works, confined, || sandbox.enter(role));
             })?;
         Ok(Idle {
             role,
@@ -92,7 +92,7 @@ impl Idle {
 }
 
 /// Does work as it comes, until the channel is closed.
-fn work_on(works: &Receiver<Work>, mut confined: bool, confine: impl Fn() -> io::Result<()>) {
+fn run_jobs(works: &Receiver<Work>, mut confined: bool, confine: impl Fn() -> io::Result<()>) {
     while let Ok(Work { body, done }) = works.recv() {
         let allowed = if confined { Ok(()) } else { confine() };
         confined = allowed.is_ok();
@@ -117,10 +117,10 @@ pub struct ThreadStarter {
 #[derive(Default)]
 struct Threads {
     idle: Vec<Idle>,
-    /// Whether devices may work.
-    may_begin: bool,
-    /// Work of devices that waits for that.
-    held_back: Vec<(Sender<Work>, Work)>,
+    /// Whether device jobs may start.
+    started: bool,
+    /// Device jobs that wait for this.
+    deferred: Vec<(Sender<Work>, Work)>,
 }
 
 impl ThreadStarter {
@@ -137,16 +137,16 @@ impl ThreadStarter {
         }
     }
 
-    /// Lets devices work from now on. Until then their work is held back, so that it does not delay
+    /// Starts the jobs of devices. Until then they are held back, so that they do not delay
     /// the guest's first instruction; doorbells stay pending meanwhile. Must be called when the
     /// guest runs, and before anything waits for a device to stop.
-    pub fn let_devices_begin(&self) {
-        let held_back = {
+    pub fn start_device_jobs(&self) {
+        let deferred = {
             let mut threads = lock(&self.threads);
-            threads.may_begin = true;
-            std::mem::take(&mut threads.held_back)
+            threads.started = true;
+            std::mem::take(&mut threads.deferred)
         };
-        for (to, work) in held_back {
+        for (to, work) in deferred {
             // If the thread has ended, the code that waits for the work gets an error.
             let _ = to.send(work);
         }
@@ -159,7 +159,7 @@ impl ThreadStarter {
 
     /// Runs `body` on a vCPU's thread, at once. Must be called on the main thread.
     pub fn for_vcpu(&self, name: &str, body: Body) -> io::Result<Job> {
-        self.give(Role::Vcpu, name, body)
+        self.submit(Role::Vcpu, name, body)
     }
 
     fn for_device(
@@ -175,10 +175,10 @@ impl ThreadStarter {
                 std::process::abort();
             }
         };
-        self.give(Role::Device(role), name, Box::new(body))
+        self.submit(Role::Device(role), name, Box::new(body))
     }
 
-    fn give(&self, role: Role, name: &str, body: Body) -> io::Result<Job> {
+    fn submit(&self, role: Role, name: &str, body: Body) -> io::Result<Job> {
         let worker = match self.take_idle(role, name) {
             Some(idle) => idle,
             None => Idle::start(role, name, self.sandbox, false)?,
@@ -186,11 +186,11 @@ impl ThreadStarter {
         let (done, ended) = sync_channel(1);
         let work = Work { body, done };
         let mut threads = lock(&self.threads);
-        if role == Role::Vcpu || threads.may_begin {
+        if role == Role::Vcpu || threads.started {
             let gone = |_| io::Error::other("a thread that waited for work has gone");
             worker.work.send(work).map_err(gone)?;
         } else {
-            threads.held_back.push((worker.work.clone(), work));
+            threads.deferred.push((worker.work.clone(), work));
         }
         drop(threads);
         let threads = self.threads.clone();
@@ -250,9 +250,9 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_does_one_work_of_its_role_after_the_other() {
+    fn a_thread_is_reused_for_jobs_of_its_role() {
         let starter = starter(IdleThreads::default());
-        starter.let_devices_begin();
+        starter.start_device_jobs();
         let first = done_by(&starter, WorkerRole::Block);
         assert_eq!(done_by(&starter, WorkerRole::Block), first);
         assert_ne!(done_by(&starter, WorkerRole::BlockOnDemand), first);
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn only_threads_that_a_vm_has_work_for_stay() {
+    fn idle_threads_without_a_role_in_the_vm_are_ended() {
         let names = |needed: &[WorkerRole]| {
             let idle = IdleThreads::usual(Sandbox::Off).unwrap().keep(needed);
             let names = idle.0.into_iter().map(|idle| idle.name);
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn what_devices_do_waits_until_they_may_begin_and_a_vcpu_does_not() {
+    fn device_jobs_wait_to_begin_but_vcpu_jobs_do_not() {
         let starter = starter(IdleThreads::usual(Sandbox::Off).unwrap());
         let (tell, told) = mpsc::channel();
         let say = |what: &'static str| {
@@ -287,15 +287,15 @@ mod tests {
             .for_vcpu("vcpu 0", Box::new(move |_| vcpu()))
             .unwrap();
         vcpu.join().unwrap();
-        starter.let_devices_begin();
+        starter.start_device_jobs();
         device.join().unwrap();
         assert_eq!(told.try_iter().collect::<Vec<_>>(), ["vCPU", "device"]);
     }
 
     #[test]
-    fn a_work_that_ends_badly_is_told_and_its_thread_used_no_more() {
+    fn a_panicking_job_is_reported_and_its_thread_not_reused() {
         let starter = starter(IdleThreads::default());
-        starter.let_devices_begin();
+        starter.start_device_jobs();
         let first = done_by(&starter, WorkerRole::Block);
         let bad = Box::new(|| panic!("as asked"));
         let job = starter.spawn(WorkerRole::Block, "block", bad).unwrap();

@@ -135,7 +135,7 @@ fn counted_beyond(vmm: &mut Vmm, from: u64) -> u64 {
 
 #[test]
 #[ignore = "needs a real KVM"]
-fn a_pvh_kernel_finds_what_the_interface_promises() {
+fn a_pvh_kernel_starts_in_the_specified_state() {
     let mut case = Case::new("hello exit");
     case.config.vcpus = 3;
     case.config.rng = true;
@@ -165,7 +165,7 @@ fn a_pvh_kernel_finds_what_the_interface_promises() {
 
 #[test]
 #[ignore = "needs a real KVM"]
-fn memory_beyond_the_hole_is_in_the_map() {
+fn memory_above_the_hole_is_in_the_map() {
     let mut case = Case::new("exit");
     case.config.memory.size_mib = 3100;
     assert_eq!(case.ending().reason, ExitReason::Shutdown);
@@ -182,7 +182,7 @@ fn memory_beyond_the_hole_is_in_the_map() {
 
 #[test]
 #[ignore = "needs a real KVM"]
-fn the_ways_to_end_are_told_apart() {
+fn each_way_to_end_has_its_exit_reason() {
     let ending = Case::new("quiet reset").ending();
     assert_eq!(ending.reason, ExitReason::Shutdown);
     assert_eq!(ending.message, "the guest reset");
@@ -197,7 +197,7 @@ fn the_ways_to_end_are_told_apart() {
 
 #[test]
 #[ignore = "needs a real KVM"]
-fn a_guest_that_wants_a_timer_chip_gets_one_and_others_pay_for_none() {
+fn a_pit_exists_only_for_a_guest_that_uses_it() {
     let case = Case::new("timer exit");
     assert_eq!(case.ending().reason, ExitReason::Shutdown);
     assert!(
@@ -215,7 +215,7 @@ fn a_guest_that_wants_a_timer_chip_gets_one_and_others_pay_for_none() {
 
 #[test]
 #[ignore = "needs a real KVM"]
-fn a_paused_vm_stands_still_and_goes_on() {
+fn a_paused_vm_stops_and_continues_on_resume() {
     let mut case = Case::new("quiet count");
     case.config.vcpus = 4;
     let mut vmm = case.start();
@@ -235,7 +235,7 @@ fn a_paused_vm_stands_still_and_goes_on() {
 /// The guest is also notified of it, by a call that the sandbox allows.
 #[test]
 #[ignore = "needs a real KVM"]
-fn a_vm_that_was_paused_for_long_goes_on() {
+fn a_vm_continues_after_a_long_pause() {
     let mut case = Case::new("quiet count");
     case.config.vcpus = 2;
     let mut vmm = case.start();
@@ -317,10 +317,10 @@ fn a_captured_vm_goes_on_in_a_new_one() {
     counted_beyond(&mut vmm, count);
 }
 
-/// Its first entry is then the last notice for a long time.
+/// The first entry is then the last notice for a long time.
 #[test]
 #[ignore = "needs a real KVM"]
-fn a_vm_without_any_device_is_settled_when_it_runs() {
+fn a_vm_without_devices_settles_when_it_runs() {
     let case = Case::new("quiet count");
     let events = Arc::new(Events::new(None).unwrap());
     let builder = Builder::new(case.config.clone(), events).sandbox(Sandbox::Off);
@@ -340,7 +340,7 @@ fn a_vm_without_any_device_is_settled_when_it_runs() {
 
 #[test]
 #[ignore = "needs a real KVM"]
-fn a_vm_saved_in_the_format_before_goes_on() {
+fn a_vm_saved_in_an_earlier_format_continues() {
     let mut case = Case::new("quiet count");
     with_every_device(&mut case);
     let mut vmm = case.start();
@@ -387,7 +387,7 @@ fn a_vm_saved_in_the_format_before_goes_on() {
 
 #[test]
 #[ignore = "needs a real KVM"]
-fn a_state_with_registers_that_are_kept_no_more_goes_on() {
+fn a_state_with_msrs_that_are_no_longer_saved_is_restored() {
     const IA32_PERF_CAPABILITIES: u32 = 0x345;
     const IA32_MTRR_DEF_TYPE: u32 = 0x2ff;
     const ECX_PDCM: u32 = 1 << 15;
@@ -426,7 +426,7 @@ fn a_state_with_registers_that_are_kept_no_more_goes_on() {
 
 #[test]
 #[ignore = "needs a real KVM"]
-fn a_guest_of_another_processor_is_refused_with_what_is_missing() {
+fn missing_processor_features_of_a_guest_are_named() {
     let mut case = Case::new("quiet count");
     let mut vmm = case.builder().build().unwrap();
     vmm.start(true).unwrap();
@@ -458,7 +458,7 @@ fn a_guest_of_another_processor_is_refused_with_what_is_missing() {
         change(&mut registers);
         [entry.ebx, entry.ecx] = registers;
     };
-    // Memory encryption and key locker, which no KVM shows.
+    // Memory encryption and key locker, which no KVM exposes.
     assert_eq!(
         refused(&|state| leaf(state, 7, &|[_, ecx]| *ecx |= 1 << 13 | 1 << 23)),
         "this host can't go on with the saved VM: it lacks tme, kl"
@@ -483,7 +483,7 @@ fn a_guest_of_another_processor_is_refused_with_what_is_missing() {
 
 #[test]
 #[ignore = "needs a real KVM"]
-fn a_guest_has_no_more_than_the_profile_it_is_to_have() {
+fn a_guest_has_only_the_features_of_its_profile() {
     let mut case = Case::new("quiet count");
     case.config.vcpus = 2;
     case.config.cpu_profile = Some(Wanted::Named("x86-64-v2".into()));
@@ -528,7 +528,7 @@ fn a_guest_has_no_more_than_the_profile_it_is_to_have() {
 
 #[test]
 #[ignore = "needs a real KVM"]
-fn a_vm_that_is_held_begins_with_the_configuration_it_finds_then() {
+fn a_held_vm_begins_with_its_new_configuration() {
     let mut case = Case::new("quiet count");
     with_every_device(&mut case);
     case.config.fw_cfg.push(FwCfgFile {
@@ -567,7 +567,7 @@ fn a_vm_that_is_held_begins_with_the_configuration_it_finds_then() {
 
 #[test]
 #[ignore = "needs a real KVM"]
-fn a_vm_is_built_on_what_was_done_ahead() {
+fn a_vm_is_built_from_a_prepared_vm() {
     let ahead = || Some(PreparedVm::ahead(Sandbox::On).unwrap());
     let mut case = Case::new("quiet count");
     with_every_device(&mut case);
@@ -588,7 +588,7 @@ fn a_vm_is_built_on_what_was_done_ahead() {
 
 #[test]
 #[ignore = "needs a real KVM"]
-fn time_stamp_counters_go_on_where_they_were() {
+fn time_stamp_counters_continue_after_a_restore() {
     const IA32_TIME_STAMP_COUNTER: u32 = 0x10;
     let counters = |state: &VmState| -> Vec<u64> {
         let msrs = state.vcpus.iter().flat_map(|vcpu| &vcpu.msrs);
@@ -608,7 +608,7 @@ fn time_stamp_counters_go_on_where_they_were() {
 
     case.config.restore = Some(from(&capture));
     let ahead = PreparedVm::ahead(Sandbox::Off).unwrap();
-    // Its counter is then much further than the restored one.
+    // Its counter is then far ahead of the restored one's.
     std::thread::sleep(Duration::from_secs(3));
     for prepared in [Some(ahead), None] {
         let begun = Instant::now();
@@ -627,7 +627,7 @@ fn time_stamp_counters_go_on_where_they_were() {
 
 #[test]
 #[ignore = "needs a real KVM"]
-fn a_state_that_is_damaged_or_of_another_vm_is_refused() {
+fn a_damaged_or_foreign_state_is_refused() {
     let case = Case::new("quiet count");
     let mut vmm = case.builder().build().unwrap();
     vmm.start(true).unwrap();
@@ -669,7 +669,7 @@ fn a_state_that_is_damaged_or_of_another_vm_is_refused() {
 
 #[test]
 #[ignore = "needs a real KVM"]
-fn forks_of_forks_count_on_apart_from_another() {
+fn forks_of_forks_run_independently() {
     let mut case = Case::new("quiet count");
     with_every_device(&mut case);
     let mut family = vec![case.start()];
@@ -708,7 +708,7 @@ fn forks_of_forks_count_on_apart_from_another() {
 
 #[test]
 #[ignore = "needs a real KVM"]
-fn a_guest_that_is_captured_again_and_again_is_captured_whole_each_time() {
+fn repeated_captures_of_a_running_guest_are_complete() {
     let mut case = Case::new("quiet count");
     with_every_device(&mut case);
     let mut vmm = case.start();
@@ -762,7 +762,7 @@ fn own_pages(ram: &GuestRam) -> usize {
 
 #[test]
 #[ignore = "needs a real KVM"]
-fn a_restored_guest_that_never_renews_itself_is_ended() {
+fn a_restored_guest_that_never_renews_its_identity_is_ended() {
     let mut case = Case::new("quiet count");
     let mut vmm = case.start();
     counted_beyond(&mut vmm, 0);
@@ -786,7 +786,7 @@ fn a_restored_guest_that_never_renews_itself_is_ended() {
 
 #[test]
 #[ignore = "needs a real KVM"]
-fn kvm_counts_exits() {
+fn kvm_exit_counters_are_read() {
     let case = Case::new("hlt");
     let mut vmm = case.start();
     wait_for("the guest to sleep", || {
@@ -870,7 +870,7 @@ fn the_control_socket_pauses_resumes_and_stops() {
 
 #[test]
 #[ignore = "needs a real KVM"]
-fn events_tell_the_steps_in_order_and_then_the_guests_marks() {
+fn events_are_the_steps_in_order_then_the_guests_marks() {
     let case = Case::new("quiet count");
     let (reader, writer) = rustix::pipe::pipe().unwrap();
     let events = Arc::new(Events::new(Some(File::from(writer))).unwrap());
@@ -914,7 +914,7 @@ fn events_tell_the_steps_in_order_and_then_the_guests_marks() {
 
 #[test]
 #[ignore = "needs a real KVM"]
-fn a_guest_in_huge_pages_runs_where_the_host_has_them() {
+fn a_guest_runs_in_huge_pages() {
     for (pages, kib, size_mib, needed) in [
         (PageSize::Huge2M, 2 << 10, 64, 32),
         (PageSize::Huge1G, 1 << 20, 1 << 10, 1),
@@ -936,7 +936,7 @@ fn a_guest_in_huge_pages_runs_where_the_host_has_them() {
 
 #[test]
 #[ignore = "needs a real KVM"]
-fn the_probe_knows_a_real_kvm() {
+fn the_probe_recognizes_a_real_kvm() {
     let probe = jiffy_vmm::probe::probe();
     assert_eq!(probe.kind, KvmKind::Real, "{probe:?}");
     assert_eq!(probe.syscall_enters_ring0, Some(true));

@@ -3,7 +3,7 @@
 
 use crate::Target;
 use crate::scratch;
-use jiffy_devices::virtio::vsock::testing::play;
+use jiffy_devices::virtio::vsock::testing::run_scenario;
 
 /// This target.
 pub const TARGET: Target = Target {
@@ -13,18 +13,18 @@ pub const TARGET: Target = Target {
     run,
 };
 
-fn run(story: &[u8]) {
-    play(scratch::folder(), story)
+fn run(input: &[u8]) {
+    run_scenario(scratch::folder(), input)
 }
 
-/// A deed, with small and with large numbers after it.
-fn deed(deed: u8) -> Vec<u8> {
+/// An action, with small and with large numbers after it.
+fn action(action: u8) -> Vec<u8> {
     let tail = [0, 1, 2, 3, 4, 100, 200, 255];
-    [&[deed][..], &tail, &[deed], &[0; 8]].concat()
+    [&[action][..], &tail, &[action], &[0; 8]].concat()
 }
 
 fn all_seeds() -> Vec<Vec<u8>> {
-    // Deeds are told apart modulo 20; after each come what it needs.
+    // Actions are told apart modulo 20; after each come what it needs.
     let packet = |op: u8, flags: u8| vec![0, 0, 1, 2, 1, op, flags, 23];
     let data = |length: u32| [&[0, 0, 1, 2, 0][..], &length.to_le_bytes(), &[23]].concat();
     let says = |length: u32| [&[11][..], &length.to_le_bytes(), &[0]].concat();
@@ -78,6 +78,6 @@ fn all_seeds() -> Vec<Vec<u8>> {
         [vec![17], packet(2, 0).repeat(80), vec![18], pump].concat(),
     ]
     .into_iter()
-    .chain((0..32).map(deed))
+    .chain((0..32).map(action))
     .collect()
 }

@@ -537,7 +537,7 @@ impl std::fmt::Debug for Room {
         let mut shown = formatter.debug_struct("Room");
         shown.field("bounds", &self.bounds);
         shown
-            .field("books", &self.state().totals)
+            .field("totals", &self.state().totals)
             .finish_non_exhaustive()
     }
 }
@@ -560,7 +560,7 @@ impl Reserved {
         };
         let before = std::mem::replace(&mut self.amount.cpus, cpus);
         if cpus < before {
-            self.room.give_back(of(before - cpus), self.is_behind);
+            self.room.give_back(of(before - cpus), self.is_background);
         } else if let Err(error) = self.room.add(of(cpus - before)) {
             self.amount.cpus = before;
             return Err(error);

@@ -116,7 +116,7 @@ fn a_file_reads_the_same_byte_by_byte_at_once_and_after_another() {
 }
 
 #[test]
-fn what_nobody_has_reads_as_zeros() {
+fn unknown_selectors_read_as_zeros() {
     let (mut device, _) = two_files();
     for selector in [0x02, 0x1f, 0x22, 0x3fff, 0x8000, 0x8021, 0xffff] {
         select(&mut device, selector);
@@ -175,7 +175,7 @@ fn one_write_of_eight_bytes_starts_dma_too() {
 }
 
 #[test]
-fn dma_outside_guest_memory_is_refused_and_writes_nothing() {
+fn dma_outside_guest_memory_fails_and_writes_nothing() {
     let (mut device, memory) = two_files();
     select(&mut device, 0);
     for target in [MEMORY_BYTES - 2, MEMORY_BYTES, u64::MAX - 1, u64::MAX] {
@@ -191,7 +191,7 @@ fn dma_outside_guest_memory_is_refused_and_writes_nothing() {
 }
 
 #[test]
-fn a_read_of_nothing_and_a_request_for_nothing_succeed() {
+fn a_dma_read_of_no_bytes_and_a_request_without_bits_succeed() {
     let (mut device, memory) = two_files();
     assert_eq!(dma(&mut device, &memory, READ, 0, u64::MAX), 0);
     assert_eq!(dma(&mut device, &memory, 0, 0, 0), 0);
@@ -222,7 +222,7 @@ fn bad_files_are_refused() {
 }
 
 #[test]
-fn a_restored_device_goes_on_where_it_was() {
+fn a_restored_device_continues_at_its_offset() {
     let (mut device, memory) = two_files();
     select(&mut device, 0x21);
     read(&mut device, 2);
@@ -256,7 +256,7 @@ proptest! {
 }
 
 #[test]
-fn a_file_about_this_moment_is_made_when_it_is_selected() {
+fn a_refreshed_file_is_generated_when_it_is_selected() {
     let files = [("a", b"aaaa"), ("now", b"0000"), ("z", b"zzzz")];
     let (mut device, _) = device(files.map(|(name, text)| file(name, text)).into());
     let mut count = 0;
@@ -286,7 +286,7 @@ fn a_file_about_this_moment_is_made_when_it_is_selected() {
 }
 
 #[test]
-fn replaced_files_have_their_new_length_and_the_others_stay() {
+fn replacing_files_changes_their_lengths_and_no_other_file() {
     let (mut device, _) = two_files();
     select(&mut device, 0x21);
     read(&mut device, 4);

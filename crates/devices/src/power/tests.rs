@@ -45,7 +45,7 @@ fn a_driver_finds_a_working_controller_without_devices() {
 }
 
 #[test]
-fn any_bytes_at_any_offset_do_no_harm() {
+fn no_access_panics_the_controller() {
     let (mut controller, switch) = controller();
     for offset in 0..PORTS {
         for byte in (0..=255).filter(|byte| *byte != 0xfe) {
@@ -69,7 +69,7 @@ fn a_restored_controller_still_waits_for_its_byte() {
 }
 
 #[test]
-fn the_power_port_takes_the_one_word_and_nothing_else() {
+fn the_power_port_accepts_only_its_command_word() {
     let switch = Arc::new(PowerSwitch::new().unwrap());
     let mut port = PowerPort::new(switch.clone());
     for wrong in [&[0x00][..], &[0x00, 0x10], &[], &[0, 0x20, 0, 0]] {
@@ -82,7 +82,7 @@ fn the_power_port_takes_the_one_word_and_nothing_else() {
 }
 
 #[test]
-fn the_first_request_stands() {
+fn the_first_power_request_wins() {
     let switch = PowerSwitch::new().unwrap();
     switch.ask(PowerRequest::PowerOff);
     switch.ask(PowerRequest::Reset);

@@ -15,7 +15,7 @@ fn at(seconds: u64) -> Rtc {
 }
 
 #[test]
-fn the_date_is_the_hosts_in_bcd() {
+fn the_date_is_read_in_bcd() {
     // 2026-11-21 10:05:59 UTC, a Saturday.
     let mut rtc = at(1_795_255_559);
     let registers = [
@@ -49,14 +49,14 @@ fn leap_years_and_ends_of_years_are_right() {
 }
 
 #[test]
-fn no_update_is_ever_in_progress_and_the_battery_is_good() {
+fn status_reports_no_update_in_progress_and_a_good_battery() {
     let mut rtc = at(0);
     assert_eq!(read(&mut rtc, STATUS_A) & 0x80, 0);
     assert_eq!(read(&mut rtc, STATUS_D), 0x80);
 }
 
 #[test]
-fn the_mask_bit_is_no_register_and_writes_change_nothing() {
+fn the_nmi_mask_bit_is_ignored_and_registers_are_read_only() {
     let mut rtc = at(59);
     assert_eq!(read(&mut rtc, 0x80 | SECONDS), 0x59);
     rtc.write(DATA, &[0x11]);

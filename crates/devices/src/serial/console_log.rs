@@ -83,7 +83,7 @@ impl ConsoleLog {
     }
 
     /// Another process has shortened the file: its current contents are kept.
-    fn look_anew(&mut self) -> io::Result<()> {
+    fn reread_size(&mut self) -> io::Result<()> {
         self.end = self.file.seek(SeekFrom::End(0))?;
         self.first_end = self.end.min(self.limits.first);
         self.rest_start = self.first_end;
@@ -92,7 +92,7 @@ impl ConsoleLog {
     }
 
     /// Removes the middle of the file.
-    fn cut(&mut self) -> io::Result<()> {
+    fn cut_middle(&mut self) -> io::Result<()> {
         let last = self.line_start(self.end.saturating_sub(self.limits.last))?;
         let left_out = self.left_out + (last - self.rest_start);
         let mut rest =
@@ -127,8 +127,8 @@ impl Write for ConsoleLog {
             return self.file.write(bytes);
         }
         while self.end >= self.limits.most {
-            match self.cut() {
-                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => self.look_anew()?,
+            match self.cut_middle() {
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => self.reread_size()?,
                 result => result?,
             }
         }
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_short_output_is_kept_whole() {
+    fn a_short_log_is_kept_whole() {
         let (_folder, path, mut log) = small();
         for number in 0..400 {
             writeln!(log, "line {number:04}").unwrap();
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_long_output_beginning_and_end_are_kept() {
+    fn the_beginning_and_the_end_of_a_long_log_are_kept() {
         let (_folder, path, mut log) = small();
         let mut text = String::new();
         for number in 0..10_000 {
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn large_writes_and_no_lines_at_all_are_bounded_too() {
+    fn large_writes_without_line_breaks_are_bounded() {
         let (_folder, path, mut log) = small();
         for byte in 0..50u8 {
             log.write_all(&[b'0' + byte; 1500]).unwrap();
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_there_is_gone_on_with() {
+    fn an_existing_log_is_appended_to() {
         let (_folder, path, mut log) = small();
         log.write_all(&[b'a'; 3990]).unwrap();
         drop(log);
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_somebody_truncates_is_gone_on_with() {
+    fn logging_continues_after_the_file_is_truncated() {
         let (_folder, path, _) = small();
         for (length, cut_to) in [(3500, 0), (3500, 100), (3500, 1000), (100_000, 50_000)] {
             fs::write(&path, vec![b'a'; length]).unwrap();
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_file_is_written_through() {
+    fn a_device_file_gets_all_output() {
         let mut log = ConsoleLog::with(Path::new("/dev/null"), SMALL).unwrap();
         for _ in 0..100 {
             assert_eq!(log.write(&[0; 1000]).unwrap(), 1000);

@@ -28,7 +28,7 @@ pub const IRQ: u32 = 4;
 
 /// A serial port.
 ///
-/// Output is written to a [`Write`], byte by byte. A blocking writer delays the vCPU, as a slow
+/// Output goes to a [`Write`], byte by byte. A blocking writer delays the vCPU, as a slow
 /// line would; bytes that it refuses are lost and counted. [`input`](Serial::input) takes as many
 /// bytes as fit into the receive buffer; when the guest has emptied it,
 /// [`drained`](Serial::drained) becomes readable.

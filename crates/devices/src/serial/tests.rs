@@ -50,7 +50,7 @@ fn read(serial: &mut Serial, register: u64) -> u8 {
 }
 
 #[test]
-fn what_the_guest_writes_comes_out() {
+fn guest_output_reaches_the_sink() {
     let (mut serial, _, sink) = port();
     serial.write(DATA, b"h");
     serial.write(DATA, b"ello");
@@ -59,7 +59,7 @@ fn what_the_guest_writes_comes_out() {
 }
 
 #[test]
-fn a_sink_that_refuses_costs_bytes_and_no_more() {
+fn bytes_that_the_sink_refuses_are_counted_as_lost() {
     let line = EventFd::new(EFD_NONBLOCK).unwrap();
     let mut serial = Serial::new(line, Box::new(Refusing)).unwrap();
     serial.write(DATA, b"abc");
@@ -87,7 +87,7 @@ fn input_waits_while_the_buffer_is_full() {
 }
 
 #[test]
-fn no_input_is_fine() {
+fn empty_input_raises_no_interrupt() {
     let (mut serial, line, _) = port();
     serial.write(IER, &[RECEIVED_INTERRUPT]);
     assert_eq!(serial.input(&[]), 0);
@@ -95,7 +95,7 @@ fn no_input_is_fine() {
 }
 
 #[test]
-fn a_restored_port_has_its_registers_and_its_unread_input() {
+fn registers_and_unread_input_survive_a_restore() {
     let (mut serial, _, _) = port();
     serial.write(7, &[0x5a]);
     serial.write(IER, &[RECEIVED_INTERRUPT]);
@@ -114,7 +114,7 @@ fn a_restored_port_has_its_registers_and_its_unread_input() {
 }
 
 #[test]
-fn an_interrupt_that_was_lost_is_raised_again_until_the_guest_looks() {
+fn a_pending_interrupt_is_raised_again_until_it_is_handled() {
     let (mut serial, line, _) = port();
     let rings = |serial: &Serial| {
         serial.repeat();

@@ -9,7 +9,7 @@ fn port(limit: u64) -> (TracePort, Arc<Mutex<Vec<u8>>>) {
 }
 
 #[test]
-fn every_byte_is_a_mark_in_order() {
+fn each_byte_is_one_mark_in_order() {
     let (mut port, marks) = port(100);
     port.write(0, &[0x10]);
     port.write(0, &[0x11, 0x12]);
@@ -19,7 +19,7 @@ fn every_byte_is_a_mark_in_order() {
 }
 
 #[test]
-fn a_guest_that_writes_for_ever_is_counted_not_kept() {
+fn marks_above_the_limit_are_only_counted() {
     let (mut port, marks) = port(3);
     for mark in 0..=255 {
         port.write(0, &[mark]);
@@ -29,7 +29,7 @@ fn a_guest_that_writes_for_ever_is_counted_not_kept() {
 }
 
 #[test]
-fn there_is_nothing_to_read() {
+fn reads_return_all_ones() {
     let (mut port, _) = port(1);
     let mut data = [0; 2];
     port.read(0, &mut data);
@@ -37,7 +37,7 @@ fn there_is_nothing_to_read() {
 }
 
 #[test]
-fn a_restored_port_hears_marks_however_many_were_written_before() {
+fn a_restored_port_has_its_whole_limit_of_marks_again() {
     let (mut port, _) = port(3);
     port.write(0, &[1; 5]);
     let state = port.save();
@@ -55,7 +55,7 @@ fn a_restored_port_hears_marks_however_many_were_written_before() {
 }
 
 #[test]
-fn no_state_allows_more_marks_than_there_may_be() {
+fn a_restored_state_cannot_raise_the_limit() {
     let state = TraceState {
         limit: u64::MAX,
         written: 0,

@@ -92,7 +92,7 @@ impl<D: VirtioDevice + ?Sized> VirtioDevice for Box<D> {
     }
 }
 
-/// What a device gets when it is activated.
+/// The queues, memory and callbacks that a device gets when it is activated.
 pub struct Activation {
     /// Guest RAM.
     pub memory: Arc<GuestMemory>,
@@ -131,7 +131,7 @@ pub trait Interrupt: Send + Sync {
     }
 }
 
-/// What a device's thread does; the VMM chooses its seccomp filter accordingly.
+/// The role of a device's thread, by which the VMM chooses its seccomp filter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum WorkerRole {
     /// Reads and writes disk files.

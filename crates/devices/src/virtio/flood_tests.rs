@@ -158,7 +158,7 @@ fn a_flood_on_a_disk_does_not_delay_vsock() {
     let _host = UnixListener::bind(folder.path().join(format!("v_{PORT}"))).unwrap();
     let mut flood = Flood::start(&folder);
     let mut caller = Caller::start(&folder);
-    // If vsock waited for the disk, all requests that were sent to the disk before a call would be
+    // If vsock waited for the disk, all requests sent to the disk before a connection would be
     // answered before it.
     let mut overtaken = 0;
     for _ in 0..CALLS {

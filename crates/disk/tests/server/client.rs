@@ -43,7 +43,7 @@ pub const CONFIG: u64 = 1 << 9;
 pub const PROTOCOL_FEATURES: u64 = 1 << 30;
 pub const VERSION_1: u64 = 1 << 32;
 
-/// Where monitors have their guests' memory, as far as they say.
+/// The address at which monitors claim to have mapped their guests' memory.
 pub const USER: u64 = 0x7f00_0000_0000;
 pub const MEMORY: u64 = 1 << 20;
 pub const RINGS: u64 = 0x1000;
@@ -82,7 +82,7 @@ impl Server {
         Monitor { stream }
     }
 
-    /// Bytes in memory of it and of the processes that it has forked.
+    /// Bytes in memory of the server and of the processes that it has forked.
     pub fn memory(&self) -> u64 {
         let own = self.process.id();
         let children = std::fs::read_to_string(format!("/proc/{own}/task/{own}/children"));
@@ -97,7 +97,7 @@ impl Server {
         pages * 4096
     }
 
-    /// Ends it by a signal; true if it ended in order.
+    /// Ends the server by a signal; true if it exited normally.
     pub fn terminate(&mut self) -> bool {
         let pid = rustix::process::Pid::from_child(&self.process);
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
@@ -143,7 +143,7 @@ impl Monitor {
         self.try_send(request, flags, payload, fds).unwrap();
     }
 
-    /// It fails if the other side has closed by now.
+    /// The call fails if the other side has closed by now.
     pub fn try_send(
         &mut self,
         request: u32,
@@ -183,23 +183,23 @@ impl Monitor {
         assert_eq!(self.receive(), [0; 8], "request {request}");
     }
 
-    /// The other side closes; what it still says does not matter.
-    pub fn is_turned_away(&mut self) {
+    /// Waits until the other side closes; ignores what it still sends.
+    pub fn expect_closed(&mut self) {
         let mut bytes = [0; 256];
         loop {
             match self.stream.read(&mut bytes) {
                 Ok(0) => return,
                 Ok(_) => {}
                 Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return,
-                // With a time limit nobody goes on by itself after a signal.
+                // With a time limit, a read is not restarted after a signal.
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => panic!("{error}"),
             }
         }
     }
 
-    /// Introduces itself; the features offered.
-    pub fn greet(&mut self) -> u64 {
+    /// Negotiates the protocol; returns the offered features.
+    pub fn negotiate(&mut self) -> u64 {
         let features = self.ask_number(GET_FEATURES);
         self.send(SET_OWNER, 0, &[], &[]);
         let offered = self.ask_number(GET_PROTOCOL_FEATURES);
@@ -242,7 +242,7 @@ pub struct Guest {
 impl Guest {
     /// Sets up the first queue.
     pub fn over(mut monitor: Monitor) -> Guest {
-        let features = monitor.greet();
+        let features = monitor.negotiate();
         let memory_file = memfd::create("guest", MEMORY, Pages::Small).unwrap();
         let (kick, call) = (EventFd::new(0).unwrap(), EventFd::new(0).unwrap());
         let region = GuestRegionMmap::from_range(
@@ -254,7 +254,7 @@ impl Guest {
         let memory = Arc::new(GuestMemory::from_regions(vec![region]).unwrap());
         let driver = DriverQueue::new(memory, RINGS, 64);
 
-        // FLUSH, as far as it is offered, so that writes need not be synced.
+        // FLUSH, if it is offered, so that writes need not be synced.
         let accepted = features & (PROTOCOL_FEATURES | VERSION_1 | 1 << 9);
         monitor.set(SET_FEATURES, &accepted.to_le_bytes(), &[]);
         let mut table = numbers32(&[1, 0]);

@@ -1,4 +1,4 @@
-//! A hostile monitor harms its own connection and no more.
+//! A hostile monitor harms only its own connection.
 
 use super::client::*;
 use jiffy_devices::virtio::testing::Buffer;
@@ -6,14 +6,14 @@ use std::io::Write;
 use std::os::fd::AsFd;
 
 /// The server still serves.
-fn goes_on(server: &Server) {
+fn assert_serves(server: &Server) {
     let mut monitor = server.connect();
-    monitor.greet();
+    monitor.negotiate();
     assert_eq!(monitor.config(0, 8), 64u64.to_le_bytes());
 }
 
 #[test]
-fn bytes_that_are_no_messages() {
+fn a_connection_with_invalid_messages_is_closed() {
     let server = Server::start(64, &[]);
     let texts: [&[u8]; 5] = [
         b"GET / HTTP/1.1\r\n\r\n",
@@ -28,25 +28,25 @@ fn bytes_that_are_no_messages() {
         let mut monitor = server.connect();
         let _ = monitor.stream.write_all(text);
         let _ = monitor.stream.shutdown(std::net::Shutdown::Write);
-        monitor.is_turned_away();
-        goes_on(&server);
+        monitor.expect_closed();
+        assert_serves(&server);
     }
 }
 
 #[test]
-fn a_monitor_that_says_nothing_or_half_a_word_is_not_waited_for() {
+fn a_silent_monitor_does_not_block_the_server() {
     let server = Server::start(64, &[]);
     let mut silent = server.connect();
     let mut slow = server.connect();
     slow.stream.write_all(&[1, 0, 0]).unwrap();
-    // They are first, and stay.
-    goes_on(&server);
-    silent.is_turned_away();
-    slow.is_turned_away();
+    // Both are first in the queue, and stay connected.
+    assert_serves(&server);
+    silent.expect_closed();
+    slow.expect_closed();
 }
 
 #[test]
-fn messages_that_make_no_sense() {
+fn contradictory_messages_close_the_connection() {
     let server = Server::start(64, &[]);
     let odd: [(u32, Vec<u8>); 7] = [
         (999, vec![]),
@@ -57,7 +57,7 @@ fn messages_that_make_no_sense() {
             SET_VRING_ADDR,
             numbers64(&[0, u64::MAX, u64::MAX, u64::MAX, 0]),
         ),
-        // A region that is none, and comes without a file.
+        // An invalid region, without a file.
         (SET_MEM_TABLE, {
             let mut table = numbers32(&[1, 0]);
             table.extend(numbers64(&[u64::MAX, u64::MAX, u64::MAX, u64::MAX]));
@@ -67,16 +67,16 @@ fn messages_that_make_no_sense() {
     ];
     for (request, payload) in odd {
         let mut monitor = server.connect();
-        monitor.greet();
+        monitor.negotiate();
         monitor.send(request, 0, &payload, &[]);
         let _ = monitor.stream.shutdown(std::net::Shutdown::Write);
-        monitor.is_turned_away();
-        goes_on(&server);
+        monitor.expect_closed();
+        assert_serves(&server);
     }
 }
 
 #[test]
-fn regions_whose_end_is_before_their_beginning() {
+fn wrapping_memory_regions_are_refused() {
     let server = Server::start(64, &[]);
     let file = tempfile::tempfile().unwrap();
     file.set_len(MEMORY).unwrap();
@@ -88,7 +88,7 @@ fn regions_whose_end_is_before_their_beginning() {
         [0, 0, USER, 0],
     ] {
         let mut monitor = server.connect();
-        monitor.greet();
+        monitor.negotiate();
         let mut table = numbers32(&[1, 0]);
         table.extend(numbers64(&region));
         monitor.send(SET_MEM_TABLE, 0, &table, &[file.as_fd()]);
@@ -96,28 +96,28 @@ fn regions_whose_end_is_before_their_beginning() {
         rings.extend(numbers64(&[u64::MAX, 4096, USER, 0]));
         let _ = monitor.try_send(SET_VRING_ADDR, 0, &rings, &[]);
         let _ = monitor.stream.shutdown(std::net::Shutdown::Write);
-        monitor.is_turned_away();
-        goes_on(&server);
+        monitor.expect_closed();
+        assert_serves(&server);
     }
 }
 
 #[test]
-fn memory_that_is_taken_away() {
+fn truncated_guest_memory_closes_the_connection() {
     let server = Server::start(64, &[]);
     let mut guest = Guest::over(server.connect());
     guest.driver.add(&[Buffer::writable(0x9000, 1)]);
-    // Not even the rings are there any more: touching them is a signal.
+    // Not even the rings exist any more: touching them raises a signal.
     guest.memory_file.set_len(0).unwrap();
     guest.ring();
-    guest.monitor.is_turned_away();
-    goes_on(&server);
+    guest.monitor.expect_closed();
+    assert_serves(&server);
 }
 
 #[test]
-fn rings_that_lie() {
+fn invalid_rings_are_survived() {
     let server = Server::start(64, &[]);
     let mut guest = Guest::over(server.connect());
-    // More requests than there is room for, of nowhere.
+    // More requests than the ring holds, with buffers outside memory.
     for _ in 0..64 {
         guest
             .driver
@@ -126,18 +126,18 @@ fn rings_that_lie() {
     guest.driver.set_avail_index(0x8000);
     guest.ring();
     drop(guest);
-    goes_on(&server);
+    assert_serves(&server);
 }
 
 #[test]
-fn a_monitor_that_floods_and_never_reads_takes_no_memory_and_holds_up_no_end() {
+fn a_flooding_monitor_uses_no_memory_and_delays_no_shutdown() {
     let mut server = Server::start(64, &[]);
     let mut guest = Guest::over(server.connect());
     let waiting: Vec<_> = (0..8).map(|_| server.connect()).collect();
     let before = server.memory();
     let stream = guest.monitor.stream.try_clone().unwrap();
     stream.set_nonblocking(true).unwrap();
-    // Each wants an answer.
+    // Each request wants an answer.
     let (mut taken, mut idle) = (0, 0);
     while idle < 100 {
         match guest.monitor.try_send(GET_FEATURES, 0, &[], &[]) {
@@ -149,7 +149,7 @@ fn a_monitor_that_floods_and_never_reads_takes_no_memory_and_holds_up_no_end() {
             Err(error) => panic!("{error}"),
         }
         assert!(taken < 1 << 20, "it takes all there is");
-        // Its guest does as much.
+        // Its guest notifies as often.
         guest.ring();
     }
     let grown = server.memory().saturating_sub(before);

@@ -1,4 +1,4 @@
-//! The server as a process, and monitors that play by the rules, or don't.
+//! The server as a process, with well-behaved and hostile monitors.
 
 mod client;
 mod hostile;

@@ -43,17 +43,17 @@ fn read(guest: &mut Guest, sector: u64) -> Vec<u8> {
 }
 
 #[test]
-fn a_monitor_learns_what_the_disk_is() {
+fn a_monitor_reads_the_disks_features_and_size() {
     let server = Server::start(64, &["--queues", "3"]);
     let mut monitor = server.connect();
-    let features = monitor.greet();
+    let features = monitor.negotiate();
     assert_eq!(features & FEATURE_RO, FEATURE_RO);
     assert_eq!(features & (FEATURE_FLUSH | FEATURE_DISCARD), 0);
     assert_eq!(monitor.ask_number(GET_QUEUE_NUM), 3);
     let config = monitor.config(0, 60);
     assert_eq!(config[..8], 64u64.to_le_bytes());
     assert_eq!(config[34..36], 3u16.to_le_bytes());
-    // Any window on it.
+    // Any window of the configuration space can be read.
     assert_eq!(monitor.config(35, 4), config[35..39]);
 }
 
@@ -73,7 +73,7 @@ fn a_guest_reads_writes_and_flushes() {
 }
 
 #[test]
-fn nobody_writes_to_what_is_read_only() {
+fn a_read_only_disk_refuses_writes() {
     let server = Server::start(64, &[]);
     let before = server.disk();
     let mut guest = Guest::over(server.connect());
@@ -100,15 +100,15 @@ fn the_next_monitor_waits_until_the_first_has_left() {
 }
 
 #[test]
-fn the_socket_goes_with_the_server_and_that_of_a_dead_one_is_replaced() {
+fn the_socket_is_removed_at_exit_and_a_stale_one_replaced() {
     let mut server = Server::start(8, &[]);
     let mut monitor = server.connect();
-    monitor.greet();
+    monitor.negotiate();
     assert!(server.terminate());
     assert!(!server.socket().exists());
-    monitor.is_turned_away();
+    monitor.expect_closed();
 
-    // What a server that was killed leaves behind.
+    // The socket file that a killed server leaves behind.
     let stale = std::os::unix::net::UnixListener::bind(server.socket()).unwrap();
     // To close it is not enough: a child of another test has it, too, from fork
     // to exec.
@@ -122,7 +122,7 @@ fn the_socket_goes_with_the_server_and_that_of_a_dead_one_is_replaced() {
 }
 
 #[test]
-fn a_socket_that_is_there_listens() {
+fn the_socket_file_appears_only_when_listening() {
     for _ in 0..20 {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("disk.img"), [0; 512]).unwrap();
@@ -141,7 +141,7 @@ fn a_socket_that_is_there_listens() {
 
 #[test]
 fn nobody_else_may_connect() {
-    // Whatever the umask of who starts it.
+    // The umask of the caller does not matter.
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("disk.img"), [0; 512]).unwrap();
     let program = command(folder.path(), &[]);
@@ -160,7 +160,7 @@ fn nobody_else_may_connect() {
 }
 
 #[test]
-fn what_can_t_be_served_is_refused_with_a_sentence() {
+fn unusable_disks_and_arguments_are_refused() {
     let server = Server::start(8, &["--writable"]);
     let refused = |command: &mut std::process::Command| {
         let mut process = command.stderr(Stdio::piped()).spawn().unwrap();
@@ -170,7 +170,7 @@ fn what_can_t_be_served_is_refused_with_a_sentence() {
         assert_eq!(status.code(), Some(1), "{text}");
         text
     };
-    // The disk is locked by the one that runs.
+    // The running server has locked the disk.
     assert!(refused(&mut command(server.folder.path(), &[])).contains("in use"));
     let other = tempfile::tempdir().unwrap();
     assert!(refused(&mut command(other.path(), &[])).contains("does not exist"));

@@ -62,7 +62,7 @@ fn bzimage(payload: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn an_elf_kernel_tells_its_pvh_entry_and_configuration() {
+fn pvh_entry_and_configuration_of_an_elf_kernel_are_read() {
     let notes = [
         note(1, b"GNU\0", b"build id"),
         note(18, b"Linux\0", &[1, 2, 3, 4]),
@@ -103,7 +103,7 @@ fn a_kernel_without_the_note_has_no_entry() {
 }
 
 #[test]
-fn a_bzimage_tells_its_protocol_and_configuration() {
+fn protocol_and_configuration_of_a_bzimage_are_read() {
     let kernel = [b"vmlinux ".as_slice(), &embedded("CONFIG_SMP=y\n"), b" end"].concat();
     let image = Image::parse(&bzimage(&gzip(&kernel))).unwrap().unwrap();
     assert_eq!(
@@ -117,7 +117,7 @@ fn a_bzimage_tells_its_protocol_and_configuration() {
 }
 
 #[test]
-fn a_bzimage_with_another_compression_says_which() {
+fn the_compression_of_a_bzimage_is_named() {
     let image = Image::parse(&bzimage(&[0x28, 0xb5, 0x2f, 0xfd, 0, 0]))
         .unwrap()
         .unwrap();
@@ -125,7 +125,7 @@ fn a_bzimage_with_another_compression_says_which() {
 }
 
 #[test]
-fn the_words_alone_are_no_configuration() {
+fn ikconfig_markers_without_gzip_data_are_skipped() {
     let rest = [b"IKCFG_ST IKCFG_ED".to_vec(), embedded("CONFIG_A=y\n")].concat();
     let image = Image::parse(&elf(&[], &rest)).unwrap().unwrap();
     assert!(image.config.is_ok());
@@ -142,7 +142,7 @@ fn the_words_alone_are_no_configuration() {
 }
 
 #[test]
-fn an_embedded_bomb_is_not_unpacked() {
+fn an_embedded_gzip_bomb_is_not_unpacked() {
     let bomb = "#".repeat(crate::config::MAX_TEXT + 1);
     let image = Image::parse(&elf(&[], &embedded(&bomb))).unwrap().unwrap();
     assert_eq!(image.config, Err(NoConfig::Damaged));

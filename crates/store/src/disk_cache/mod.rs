@@ -18,7 +18,7 @@ use crate::presence::{PresenceError, PresenceFault, PresenceMap};
 use crate::reader::ImageReader;
 use crate::sparse::SparseFile;
 pub use crate::sparse::{Claim, Flight};
-use jiffy_sys::locked::{Locked, lock_alone};
+use jiffy_sys::locked::{Locked, try_lock_exclusive};
 use jiffy_sys::{clock, durable};
 use jiffy_wire::disk::{CONTENTS, MAP_HEADER, MapHeader, PRESENT};
 use rustix::fs::{FlockOperation, flock};
@@ -141,7 +141,7 @@ impl DiskCache {
         };
         map.touch();
         Ok(DiskCache {
-            sparse: SparseFile::new(Locked::by_others(contents), map, 0..length),
+            sparse: SparseFile::new(Locked::held_elsewhere(contents), map, 0..length),
             folder: folder.to_owned(),
             closed: RwLock::new(false),
         })
@@ -298,7 +298,7 @@ pub fn remove(folder: &Path) -> io::Result<Option<u64>> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(error),
     };
-    let Some(contents) = Locked::alone(contents)? else {
+    let Some(contents) = Locked::try_exclusive(contents)? else {
         return Ok(None);
     };
     // Locked until both files are gone, so that no process opens one and finds the other missing.
@@ -342,7 +342,7 @@ fn exclusive_contents(
     let linked = contents.metadata().map_err(failed)?.nlink() > 1;
     // If the map is of another boot, only a VM of the snapshot can have the file open.
     let of_a_snapshot = linked && of_another_boot;
-    if !lock_alone(&contents).map_err(failed)? && !of_a_snapshot {
+    if !try_lock_exclusive(&contents).map_err(failed)? && !of_a_snapshot {
         return Err(CacheError::OtherImage(folder.to_owned()));
     }
     if !linked {
@@ -351,7 +351,7 @@ fn exclusive_contents(
     flock(&contents, FlockOperation::Unlock).map_err(|error| failed(error.into()))?;
     fs::remove_file(folder.join(CONTENTS)).map_err(failed)?;
     let contents = open_contents(folder).map_err(failed)?;
-    match lock_alone(&contents).map_err(failed)? {
+    match try_lock_exclusive(&contents).map_err(failed)? {
         true => Ok(contents),
         false => Err(CacheError::InUse(folder.to_owned())),
     }

@@ -46,7 +46,7 @@ pub fn trim(folder: &Path, parts: Parts, bytes: u64, keep: &[u32]) -> io::Result
         Err(error) => return Err(error),
     };
     // A snapshot's root file system is a hard link to the same file.
-    let contents = match Locked::alone(contents)? {
+    let contents = match Locked::try_exclusive(contents)? {
         Some(contents) if contents.metadata()?.nlink() == 1 => contents,
         _ => return Ok(None),
     };

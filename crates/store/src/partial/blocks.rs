@@ -170,7 +170,7 @@ impl PartialFile {
         static NUMBERS: AtomicU64 = AtomicU64::new(0);
         let mapped = header::BYTES as u64..head.tail;
         Ok(PartialFile {
-            sparse: SparseFile::new(Locked::by_others(file), map, mapped),
+            sparse: SparseFile::new(Locked::held_elsewhere(file), map, mapped),
             number: NUMBERS.fetch_add(1, Ordering::Relaxed),
             origins: RwLock::new(rated(origins)),
             fetched: AtomicU64::new(0),

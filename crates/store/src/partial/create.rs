@@ -124,7 +124,7 @@ fn read_ends(length: u64, tail: &[u8]) -> Result<(Header, Footer), Fault> {
 /// read. Returns the bytes that were freed; `None` if it is in use, or not partial.
 pub fn shrink(path: &Path) -> io::Result<Option<u64>> {
     let file = OpenOptions::new().read(true).write(true).open(path)?;
-    let Some(file) = Locked::alone(file)? else {
+    let Some(file) = Locked::try_exclusive(file)? else {
         return Ok(None);
     };
     if !super::is_partial(path) {

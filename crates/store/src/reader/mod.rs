@@ -138,7 +138,7 @@ impl ImageReader {
             resolve,
             ..Opening::default()
         };
-        ImageReader::read(Locked::by_others(file), None, path, &opening, 0)
+        ImageReader::read(Locked::held_elsewhere(file), None, path, &opening, 0)
     }
 
     fn open_at_depth(

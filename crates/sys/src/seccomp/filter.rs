@@ -80,8 +80,8 @@ pub const CAPACITY: usize = 256;
 /// Words of 32 calls each: up to number 479.
 const WORDS: usize = 15;
 const MAX_COMPARED: usize = 40;
-/// A word with at most so many calls is cheaper to compare call by call.
-const FEW: u32 = 2;
+/// A word with at most this many calls is cheaper to compare call by call.
+const COMPARE_THRESHOLD: u32 = 2;
 
 /// A BPF program.
 pub struct Filter {
@@ -116,7 +116,7 @@ const KILL: u32 = libc::SECCOMP_RET_KILL_PROCESS;
 const TO_ALLOW: u8 = 254;
 const TO_REFUSE: u8 = 255;
 /// A jump to the calls that are compared one by one.
-const TO_REST: u8 = 253;
+const TO_COMPARISONS: u8 = 253;
 /// A jump to the test of a bit.
 const TO_BIT: u32 = u32::MAX;
 
@@ -155,7 +155,8 @@ impl Filter {
             while i < lists[list].len() {
                 let rule = lists[list][i];
                 let (word, bit) = rule.place();
-                if listed[word].count_ones() > FEW && matches!(rule.check, Check::Any) {
+                if listed[word].count_ones() > COMPARE_THRESHOLD && matches!(rule.check, Check::Any)
+                {
                     words[word] |= bit;
                 } else {
                     compared[comparisons] = rule;
@@ -212,7 +213,12 @@ impl Filter {
                 // The target is not known yet.
                 self.push(instruction(JUMP, 0, 0, TO_BIT));
             } else if to < WORDS {
-                self.push(instruction(JUMP_GREATER_OR_EQUAL, 0, TO_REST, beyond));
+                self.push(instruction(
+                    JUMP_GREATER_OR_EQUAL,
+                    0,
+                    TO_COMPARISONS,
+                    beyond,
+                ));
             }
             from = to;
         }
@@ -234,7 +240,7 @@ impl Filter {
         self.push(instruction(SHIFT_BY_X, 0, 0, 0));
         self.push(instruction(JUMP_SET, TO_ALLOW, 0, 1));
         let rest = self.push(instruction(LOAD, 0, 0, NUMBER));
-        self.point(TO_REST, rest);
+        self.point(TO_COMPARISONS, rest);
     }
 
     /// Compares with one call, and with its argument if the rule has one; for another call
@@ -296,7 +302,7 @@ impl Filter {
 /// Checks that a conditional jump can have this distance.
 const fn short(distance: usize) -> u8 {
     assert!(
-        distance < TO_REST as usize,
+        distance < TO_COMPARISONS as usize,
         "too many rules for a short jump"
     );
     distance as u8
@@ -392,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn arguments_are_looked_at() {
+    fn seccomp_rules_compare_arguments() {
         let verdict = |number: libc::c_long, arguments| verdict(&FILTER, number as u32, arguments);
         let ioctl = |request| verdict(libc::SYS_ioctl, [0, request, 0, 0, 0, 0]);
         assert_eq!(ioctl(7), ALLOW);
@@ -408,7 +414,7 @@ mod tests {
 
         /// Any number of calls may share a word, from none to all.
         #[test]
-        fn any_list_passes_and_nothing_else(
+        fn any_list_of_calls_passes_and_no_other_call(
             calls in proptest::collection::btree_set(0_u32..480, 0..25),
             word in 0_u32..15,
             conditional in proptest::collection::btree_set(0_u32..480, 0..4),

@@ -1,13 +1,13 @@
-//! Calls that programs need whatever they serve.
+//! Calls that all confined programs need.
 
 use super::filter::{Rule, call, call_with, call_without};
 
-/// The ioctl that has a descriptor block or not.
+/// The ioctl that sets whether a descriptor blocks.
 pub const FIONBIO: u32 = 0x5421;
 
 const EXECUTABLE: u32 = libc::PROT_EXEC as u32;
-/// What glibc makes a thread with, and nothing makes a process with. Where `clone3` fails with
-/// `ENOSYS`, it makes them so.
+/// glibc's clone(2) flags of a thread; they can't create a process. Where `clone3` fails with
+/// `ENOSYS`, glibc uses `clone` with these flags.
 const THREAD: u32 = (libc::CLONE_VM
     | libc::CLONE_FS
     | libc::CLONE_FILES
@@ -18,7 +18,7 @@ const THREAD: u32 = (libc::CLONE_VM
     | libc::CLONE_PARENT_SETTID
     | libc::CLONE_CHILD_CLEARTID) as u32;
 const PR_GET_AUXV: u32 = 0x4155_5856;
-/// Names of threads and of memory, and what the processor has.
+/// Names of threads and of memory, and the processor's features.
 const PRCTLS: &[u32] = &[
     libc::PR_SET_NAME as u32,
     libc::PR_SET_VMA as u32,
@@ -53,7 +53,7 @@ pub const PROCESS: &[Rule] = &[
     call(libc::SYS_set_robust_list),
     call(libc::SYS_rseq),
     call_with(libc::SYS_prctl, 0, PRCTLS),
-    // Its own limits.
+    // Reading and changing the process's own limits.
     call_with(libc::SYS_prlimit64, 0, &[0]),
 ];
 
@@ -80,7 +80,7 @@ pub const OPEN_FILES: &[Rule] = &[
     call(libc::SYS_fsync),
 ];
 
-/// Connections that others make to sockets that are open, and waiting for them.
+/// Accepting connections on open sockets, and waiting for them.
 pub const CONNECTIONS: &[Rule] = &[
     call(libc::SYS_accept4),
     call(libc::SYS_getsockopt),

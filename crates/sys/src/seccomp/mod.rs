@@ -1,7 +1,7 @@
 //! System call filters (seccomp(2)).
 //!
 //! * [`filter`]: lists of system calls as BPF programs, generated when a crate is compiled.
-//! * [`lists`]: calls that programs need whatever they serve.
+//! * [`lists`]: calls that all confined programs need.
 #![allow(unsafe_code)] // seccomp has no safe wrapper.
 
 pub mod filter;

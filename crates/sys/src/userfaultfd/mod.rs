@@ -114,7 +114,7 @@ impl std::error::Error for FillError {
 
 /// The number of the ioctl behind [`Userfaultfd::unregister`], for sandboxes.
 pub const UNREGISTER: u32 = ioctl::UNREGISTER.number();
-/// The numbers of the ioctls that fill memory and wake who waits for it, likewise.
+/// The numbers of the ioctls that fill memory and wake waiting threads, likewise.
 pub const FILLING: [u32; 3] = [
     ioctl::COPY.number(),
     ioctl::ZEROPAGE.number(),
@@ -127,7 +127,7 @@ pub const EVENTS: usize = 8;
 pub const DEVICE: &str = "/dev/userfaultfd";
 
 /// Set if preadv2(2) with RWF_NOWAIT is not supported (Debian 12's 6.1).
-static WAITS: AtomicBool = AtomicBool::new(false);
+static READ_MAY_BLOCK: AtomicBool = AtomicBool::new(false);
 
 /// A userfaultfd: of this process, or received from another.
 #[derive(Debug)]
@@ -268,11 +268,11 @@ impl Userfaultfd {
     /// Reads without blocking: with RWF_NOWAIT where the kernel supports it, because the
     /// process that sent the descriptor shares its O_NONBLOCK flag.
     fn read(&self, into: &mut [u8]) -> Result<usize, Errno> {
-        if !WAITS.load(Ordering::Relaxed) {
+        if !READ_MAY_BLOCK.load(Ordering::Relaxed) {
             let at_the_cursor = u64::MAX;
             let mut room = [IoSliceMut::new(into)];
             match rustix::io::preadv2(&self.0, &mut room, at_the_cursor, ReadWriteFlags::NOWAIT) {
-                Err(Errno::OPNOTSUPP) => WAITS.store(true, Ordering::Relaxed),
+                Err(Errno::OPNOTSUPP) => READ_MAY_BLOCK.store(true, Ordering::Relaxed),
                 outcome => return outcome,
             }
         }

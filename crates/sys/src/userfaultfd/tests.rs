@@ -70,7 +70,7 @@ fn a_write_fault_says_so_and_zero_pages_end_it() {
 }
 
 #[test]
-fn what_exists_stops_a_fill_and_is_kept() {
+fn a_fill_stops_at_existing_pages_and_keeps_them() {
     let (arena, uffd) = served(4);
     let base = arena.address();
     uffd.copy(base + 2 * PAGE as u64, &[1; PAGE]).unwrap();
@@ -87,7 +87,7 @@ fn what_exists_stops_a_fill_and_is_kept() {
 }
 
 #[test]
-fn what_is_not_registered_is_not_filled() {
+fn unregistered_memory_is_not_filled() {
     let (arena, uffd) = served(1);
     let elsewhere = Arena::anonymous(PAGE).unwrap();
     assert!(matches!(
@@ -101,7 +101,7 @@ fn what_is_not_registered_is_not_filled() {
 }
 
 #[test]
-fn a_wake_makes_who_waits_fault_anew() {
+fn a_wake_makes_the_waiting_thread_fault_again() {
     let (arena, uffd) = served(1);
     let toucher = {
         let arena = arena.clone();
@@ -116,7 +116,7 @@ fn a_wake_makes_who_waits_fault_anew() {
 }
 
 #[test]
-fn a_removal_is_told_before_it_happens() {
+fn a_removal_is_reported_before_it_happens() {
     let (arena, uffd) = served(2);
     uffd.copy(arena.address(), &[7; 2 * PAGE]).unwrap();
     let discarder = {
@@ -142,7 +142,7 @@ fn a_removal_is_told_before_it_happens() {
 }
 
 #[test]
-fn memfds_can_be_served() {
+fn memfds_can_be_paged() {
     let file = memfd::create("served", 4 * PAGE as u64, memfd::Pages::Small).unwrap();
     let arena = Arena::shared(&file, 4 * PAGE).unwrap();
     let uffd = Userfaultfd::create(Features::GUEST_MEMORY).unwrap();
@@ -161,7 +161,7 @@ fn unregistered_memory_is_ordinary_again() {
 }
 
 #[test]
-fn only_a_userfaultfd_is_taken() {
+fn other_descriptors_than_userfaultfds_are_refused() {
     let null = std::fs::File::open("/dev/null").unwrap();
     let error = Userfaultfd::from_received(null.into()).unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::InvalidData);
@@ -173,7 +173,7 @@ fn only_a_userfaultfd_is_taken() {
 }
 
 #[test]
-fn who_shares_it_cannot_make_a_read_wait() {
+fn a_read_never_blocks_even_without_o_nonblock() {
     let made = Userfaultfd::create(Features::GUEST_MEMORY).unwrap();
     let taken = Userfaultfd::from_received(made.try_clone().unwrap().into()).unwrap();
     let block = || rustix::fs::fcntl_setfl(&made, OFlags::empty()).unwrap();
@@ -196,7 +196,7 @@ fn who_shares_it_cannot_make_a_read_wait() {
 }
 
 #[test]
-fn features_nobody_knows_are_refused() {
+fn unknown_features_are_refused() {
     let error = Userfaultfd::create(Features(1 << 60)).unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
 }

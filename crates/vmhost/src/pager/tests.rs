@@ -68,7 +68,7 @@ async fn nobody_has_a_disk_alone_that_was_completed_for_somebody() {
     let contents = disk.contents(&pager.paths);
     fs::create_dir_all(contents.parent().unwrap()).unwrap();
     fs::write(&contents, "").unwrap();
-    let alone = || Locked::alone(std::fs::File::open(&contents).unwrap()).unwrap();
+    let alone = || Locked::try_exclusive(std::fs::File::open(&contents).unwrap()).unwrap();
     let held = pager.complete_image(&disk).await.unwrap();
     assert!(alone().is_none());
     pager.close_disks(|_| false).await;

@@ -52,7 +52,7 @@ mod tests {
     }
 
     #[test]
-    fn parameters_follow_the_users_but_precede_those_of_pid_1() {
+    fn device_parameters_go_between_the_users_and_those_of_pid_1() {
         assert_eq!(composed("quiet", "a=1"), "quiet a=1");
         assert_eq!(composed("", "a=1"), "a=1");
         assert_eq!(composed(" quiet ", ""), "quiet");
@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn too_long_and_cut_lines_are_refused() {
+    fn command_lines_that_are_too_long_or_contain_nul_are_refused() {
         assert!(compose(&"x".repeat(2043), "a=1", 2048).is_ok());
         assert!(matches!(
             compose(&"x".repeat(2044), "a=1", 2048),

@@ -62,7 +62,7 @@ mod tests {
     use super::place;
 
     #[test]
-    fn it_goes_high_page_aligned_and_clear_of_the_kernel() {
+    fn the_initrd_is_placed_high_page_aligned_and_clear_of_the_kernel() {
         assert_eq!(place(1, 0x10_0000, 0x400_0000), Some(0x3ff_f000));
         assert_eq!(place(0x1000, 0x10_0000, 0x400_0000), Some(0x3ff_f000));
         assert_eq!(place(0x1001, 0x10_0000, 0x400_0000), Some(0x3ff_e000));

@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn more_is_copied_than_one_read_gives() {
+    fn copying_continues_after_short_reads() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("initrd");
         let bytes: Vec<u8> = (0..10_000u32).map(|at| (at % 251) as u8).collect();

@@ -88,7 +88,7 @@ fn refused(file: &[u8]) -> KernelError {
 }
 
 #[test]
-fn a_pvh_kernel_is_planned_as_its_headers_say() {
+fn a_pvh_kernels_plan_follows_its_headers() {
     let loads = [
         Load {
             address: 0x40_0000,
@@ -105,7 +105,7 @@ fn a_pvh_kernel_is_planned_as_its_headers_say() {
 }
 
 #[test]
-fn an_elf_without_note_is_refused_with_a_hint() {
+fn an_elf_kernel_without_a_pvh_note_is_refused_with_a_hint() {
     let error = refused(&elf(&[one_segment()], None));
     assert!(matches!(error, KernelError::NoPvhNote), "{error}");
     assert!(error.hint().unwrap().contains("jiffy kernel check"));
@@ -140,7 +140,7 @@ fn hostile_elf_headers_are_refused() {
 }
 
 #[test]
-fn files_that_are_no_kernel_are_named() {
+fn the_type_of_a_file_that_is_no_kernel_is_named() {
     let mut arm = elf(&[one_segment()], Some(0x20_0000));
     arm[18] = 183;
     assert_eq!(
@@ -177,7 +177,7 @@ fn every_truncation_of_a_kernel_is_refused() {
 }
 
 #[test]
-fn a_bzimage_is_planned_by_its_setup_header() {
+fn a_bzimages_plan_follows_its_setup_header() {
     let plan = plan(bzimage(0x20f, 5000).as_slice(), RAM).unwrap();
     let [segment] = plan.segments[..] else {
         panic!("{plan:?}")
@@ -215,7 +215,7 @@ fn ram() -> GuestMemory {
 }
 
 #[test]
-fn a_pvh_kernel_and_its_company_are_written() {
+fn a_pvh_kernel_is_loaded_with_initrd_and_command_line() {
     let (kernel, _) = file_with(&elf(&[one_segment()], Some(0x20_0000)));
     let (initrd, _) = file_with(&[7; 5000]);
     let memory = ram();
@@ -251,7 +251,7 @@ fn a_pvh_kernel_and_its_company_are_written() {
 }
 
 #[test]
-fn linux_finds_its_zero_page_filled() {
+fn the_zero_page_is_filled() {
     let (kernel, _) = file_with(&bzimage(0x20f, 5000));
     let (initrd, _) = file_with(&[7; 5000]);
     let memory = ram();
@@ -279,7 +279,7 @@ fn linux_finds_its_zero_page_filled() {
 }
 
 #[test]
-fn what_does_not_fit_or_open_is_named() {
+fn files_that_do_not_fit_or_open_are_named() {
     let (kernel, _) = file_with(&elf(&[one_segment()], Some(0x20_0000)));
     let (initrd, _) = file_with(&vec![1; RAM as usize - 0x20_0000]);
     let memory = ram();
@@ -307,7 +307,7 @@ fn what_does_not_fit_or_open_is_named() {
 proptest! {
     /// For any file, the plan stays within RAM and the file.
     #[test]
-    fn plans_keep_their_promises(
+    fn any_plan_stays_within_ram_and_the_file(
         bzip in any::<bool>(),
         changes in proptest::collection::vec((0usize..0x300, any::<u8>()), 0..24),
         keep in 0usize..6000,

@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_kvm_lists_and_the_guest_has_is_kept() {
+    fn only_msrs_that_kvm_lists_and_the_guest_has_are_saved() {
         let listed = [
             0x6e0,
             PERF_CAPABILITIES,
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_depend_on_is_written_first() {
+    fn msrs_are_written_in_the_order_of_their_dependencies() {
         let every: Vec<u32> = KEPT
             .iter()
             .flat_map(|kept| kept.first..kept.first + kept.count)
@@ -333,7 +333,7 @@ mod tests {
 
     #[test]
     #[ignore = "needs a real KVM"]
-    fn what_kvm_refuses_is_named_unless_it_is_zero() {
+    fn an_msr_that_kvm_refuses_is_named_unless_its_value_is_zero() {
         let vm = crate::hypervisor::Hypervisor::open().unwrap();
         let vm = vm.create_vm().unwrap();
         let vcpu = vm.create_vcpu(0).unwrap();

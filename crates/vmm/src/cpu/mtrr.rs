@@ -33,12 +33,12 @@ pub fn at_boot(address_bits: u32) -> impl Iterator<Item = kvm_msr_entry> {
     let hole = layout::HIGH_RAM - layout::LOW_RAM_END;
     let mask = (1_u64 << address_bits.clamp(36, 52)) - hole;
     let all = [
-        (FIXED_64K, each(WRITE_BACK)),
-        (FIXED_16K, each(WRITE_BACK)),
-        (FIXED_16K + 1, each(UNCACHED)),
+        (FIXED_64K, in_all_fields(WRITE_BACK)),
+        (FIXED_16K, in_all_fields(WRITE_BACK)),
+        (FIXED_16K + 1, in_all_fields(UNCACHED)),
     ]
     .into_iter()
-    .chain((FIXED_4K..FIXED_4K + 8).map(|index| (index, each(WRITE_PROTECTED))))
+    .chain((FIXED_4K..FIXED_4K + 8).map(|index| (index, in_all_fields(WRITE_PROTECTED))))
     .chain([
         (PHYSICAL, layout::LOW_RAM_END | UNCACHED),
         (PHYSICAL + 1, mask | MASK_VALID),
@@ -52,7 +52,7 @@ pub fn at_boot(address_bits: u32) -> impl Iterator<Item = kvm_msr_entry> {
 }
 
 /// The same memory type in all eight fields of a fixed register.
-fn each(kind: u64) -> u64 {
+fn in_all_fields(kind: u64) -> u64 {
     kind * 0x0101_0101_0101_0101
 }
 
@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ram_is_written_back_and_the_hole_is_not() {
+    fn ram_is_write_back_and_the_hole_is_uncacheable() {
         let all: Vec<(u32, u64)> = at_boot(40).map(|msr| (msr.index, msr.data)).collect();
         let of = |wanted: u32| all.iter().find(|(index, _)| *index == wanted).unwrap().1;
         assert_eq!(all.len(), 14);

@@ -31,7 +31,7 @@ impl ProfileError {
 
 /// What this host can give a guest, and its sources.
 #[derive(Debug)]
-pub struct Most {
+pub struct HostCpu {
     /// CPUID as KVM supports it.
     pub supported: CpuId,
     /// What CPUID depends on besides.
@@ -42,9 +42,9 @@ pub struct Most {
     restorable: Profile,
 }
 
-impl Most {
+impl HostCpu {
     /// Reads it from KVM.
-    pub fn of(hypervisor: &Hypervisor) -> Result<Most, HypervisorError> {
+    pub fn of(hypervisor: &Hypervisor) -> Result<HostCpu, HypervisorError> {
         let supported = hypervisor.supported_cpuid()?;
         let host = Host::read(hypervisor.has_tsc_deadline());
         let mut restorable = of_cpuid(&cpuid::unhidden(&supported, host));
@@ -54,7 +54,7 @@ impl Most {
         {
             restorable.msrs.insert(msrs::ARCH_CAPABILITIES, value);
         }
-        Ok(Most {
+        Ok(HostCpu {
             supported,
             host,
             restorable,
@@ -95,14 +95,14 @@ impl Most {
 /// This host's processor, as `jiffy-vmm cpu` prints it.
 pub fn of_host() -> Result<wire::Host, HypervisorError> {
     let hypervisor = Hypervisor::open()?;
-    let most = Most::of(&hypervisor)?;
+    let host_cpu = HostCpu::of(&hypervisor)?;
     let vm = hypervisor.create_bare_vm()?;
     let vcpu = vm.create_vcpu(0).map_err(failed_to("create a vCPU"))?;
     let tsc_khz = vcpu.get_tsc_khz().ok();
     let counting = |profile| Profile { tsc_khz, ..profile };
     Ok(wire::Host {
-        shown: counting(most.shown()),
-        restorable: counting(most.restorable),
+        shown: counting(host_cpu.shown()),
+        restorable: counting(host_cpu.restorable),
     })
 }
 
@@ -155,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_guest_that_an_earlier_release_showed_more_can_go_on() {
+    fn a_guest_with_since_hidden_features_can_be_restored() {
         let leaf = |function, [eax, ebx, ecx, edx]: [u32; 4]| kvm_cpuid_entry2 {
             function,
             eax,
@@ -185,7 +185,7 @@ mod tests {
 
     #[test]
     #[ignore = "needs a real KVM"]
-    fn a_host_can_give_what_it_gives() {
+    fn a_host_can_restore_its_own_profile() {
         let host = of_host().unwrap();
         let profile = host.shown;
         assert_eq!(profile.lacking(&host.restorable), [""; 0]);

@@ -85,7 +85,7 @@ mod tests {
 
     #[test]
     #[ignore = "needs a real KVM"]
-    fn all_vcpus_get_the_offset_of_the_first_however_far_apart_they_were_read() {
+    fn all_vcpus_get_the_tsc_offset_of_the_first() {
         let hypervisor = Hypervisor::open().unwrap();
         // Values from the guest's first second and later; vCPUs restored at once, and seconds
         // apart.

@@ -40,9 +40,9 @@ const PAGER_PATIENCE: Duration = Duration::from_secs(10);
 /// several times.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(180);
 /// How often waiting requests are checked for their timeout.
-const GLANCE: Duration = Duration::from_secs(1);
+const EXPIRY_INTERVAL: Duration = Duration::from_secs(1);
 /// Failures that are logged for each disk: a guest can cause any number of them.
-const TOLD_MAX: u32 = 64;
+const REPORTS_MAX: u32 = 64;
 /// How many 64-bit words a map's header has.
 const HEADER_WORDS: usize = MAP_HEADER / 8;
 
@@ -99,32 +99,32 @@ pub struct DiskChunks {
     socket: PathBuf,
     link: Mutex<Link>,
     events: Arc<Events>,
-    told: AtomicU32,
+    reported: AtomicU32,
 }
 
 /// The connection to the pager, which is made when something is missing, and open requests.
 #[derive(Debug, Default)]
 struct Link {
     stream: Option<OwnedFd>,
-    heard: Vec<u8>,
+    received: Vec<u8>,
     /// An answer that was received without its bytes, and how many follow.
-    coming: Option<(ChunkAnswer, usize)>,
+    partial: Option<(ChunkAnswer, usize)>,
     last: u64,
     /// Whether the pager was told that it may send bytes.
     is_told: bool,
     /// Requests without an answer, by their ids.
-    asked: BTreeMap<u64, Asked>,
+    pending: BTreeMap<u64, Pending>,
     /// The search for a pager, while none is connected and requests are open.
     search: Option<Reconnect>,
     /// When the last attempt to connect failed, or the connection was lost.
-    tried: Option<Instant>,
+    last_attempt: Option<Instant>,
     /// Why the search was given up.
     given_up: Option<io::Error>,
 }
 
-/// A request.
+/// A request for missing bytes that was not answered yet.
 #[derive(Debug)]
-struct Asked {
+struct Pending {
     bytes: Range<u64>,
     since: Instant,
     /// Whether it was sent on the current connection.
@@ -143,7 +143,7 @@ struct Failure {
 }
 
 impl DiskChunks {
-    /// Opens the map of the disk at `disk`, which has so many bytes. `None` if the whole disk is
+    /// Opens the map of the disk at `disk`, of `bytes` bytes. `None` if the whole disk is
     /// present: then it needs no map.
     pub fn open(
         disk: &jiffy_wire::vmm::Disk,
@@ -189,7 +189,7 @@ impl DiskChunks {
             socket: residency.pager_socket.clone(),
             link: Mutex::default(),
             events: events.clone(),
-            told: AtomicU32::new(0),
+            reported: AtomicU32::new(0),
         };
         Ok((!chunks.is_present(&(0..bytes))).then_some(chunks))
     }
@@ -199,7 +199,7 @@ impl DiskChunks {
     }
 
     /// The result of an answer to a request for these bytes.
-    fn judge(
+    fn result_of(
         &self,
         link: &mut Link,
         bytes: &Range<u64>,
@@ -208,7 +208,7 @@ impl DiskChunks {
     ) -> Result<Fetched, Failure> {
         match answer {
             ChunkAnswer::Bytes { .. } if came.len() as u64 > bytes.end - bytes.start => {
-                link.lose_pager();
+                link.disconnect();
                 Err(self.failure(bytes, NO_PROTOCOL))
             }
             ChunkAnswer::Bytes { .. } => Ok(Fetched::Bytes(came)),
@@ -224,7 +224,7 @@ impl DiskChunks {
     }
 
     /// Receives answers; returns the requests that they complete, with their results.
-    fn hear(&self, link: &mut Link) -> Vec<(u64, Result<Fetched, Failure>)> {
+    fn receive_answers(&self, link: &mut Link) -> Vec<(u64, Result<Fetched, Failure>)> {
         let mut outcomes = Vec::new();
         loop {
             match link.next() {
@@ -232,20 +232,21 @@ impl DiskChunks {
                 Ok(Some((answer, came))) => {
                     // Answers to requests that were given up are ignored.
                     let id = answer.id();
-                    if let Some(asked) = link.asked.remove(&id) {
-                        let outcome = self.judge(link, &asked.bytes, answer, came);
+                    if let Some(pending) = link.pending.remove(&id) {
+                        let outcome = self.result_of(link, &pending.bytes, answer, came);
                         outcomes.push((id, outcome));
                     }
                 }
                 Err(error) if error.kind() == io::ErrorKind::InvalidData => {
-                    link.lose_pager();
-                    let refused = |asked: &Asked| Some(self.failure(&asked.bytes, NO_PROTOCOL));
+                    link.disconnect();
+                    let refused =
+                        |pending: &Pending| Some(self.failure(&pending.bytes, NO_PROTOCOL));
                     outcomes.extend(link.fail(refused));
                     return outcomes;
                 }
                 Err(_) => {
                     tracing::warn!(disk = self.name, "the pager is gone; looking for another");
-                    link.lose_pager();
+                    link.disconnect();
                     return outcomes;
                 }
             }
@@ -258,16 +259,16 @@ impl DiskChunks {
         if let Some(error) = link.given_up.take() {
             link.search = None;
             let sentence = format!("the pager at {socket} can't be reached: {error}");
-            return link.fail(|asked| Some(self.failure(&asked.bytes, &sentence)));
+            return link.fail(|pending| Some(self.failure(&pending.bytes, &sentence)));
         }
         let seconds = ANSWER_PATIENCE.as_secs();
         let sentence = format!("the pager at {socket} has not answered for {seconds} s");
-        let expired = link.fail(|asked| {
-            let is_late = asked.since.elapsed() > ANSWER_PATIENCE;
-            is_late.then(|| self.failure(&asked.bytes, &sentence))
+        let expired = link.fail(|pending| {
+            let is_late = pending.since.elapsed() > ANSWER_PATIENCE;
+            is_late.then(|| self.failure(&pending.bytes, &sentence))
         });
         if !expired.is_empty() {
-            link.lose_pager();
+            link.disconnect();
         }
         expired
     }
@@ -280,8 +281,8 @@ impl DiskChunks {
     }
 
     /// Reports a part that can't be read to the timeline.
-    fn tell(&self, failure: &Failure) {
-        if self.told.fetch_add(1, Ordering::Relaxed) >= TOLD_MAX {
+    fn report(&self, failure: &Failure) {
+        if self.reported.fetch_add(1, Ordering::Relaxed) >= REPORTS_MAX {
             return;
         }
         let chunk = failure
@@ -321,12 +322,12 @@ impl Fetcher for DiskChunks {
         let mut link = self.link();
         link.last += 1;
         let id = link.last;
-        let asked = Asked {
+        let pending = Pending {
             bytes,
             since: Instant::now(),
             is_sent: false,
         };
-        link.asked.insert(id, asked);
+        link.pending.insert(id, pending);
         link.send_all(&self.socket);
         id
     }
@@ -334,17 +335,17 @@ impl Fetcher for DiskChunks {
     fn answers(&self) -> Vec<(u64, io::Result<Fetched>)> {
         let mut link = self.link();
         link.send_all(&self.socket);
-        let mut outcomes = self.hear(&mut link);
+        let mut outcomes = self.receive_answers(&mut link);
         outcomes.extend(self.expire(&mut link));
         drop(link);
-        let told = outcomes.into_iter().map(|(id, outcome)| {
+        let reported = outcomes.into_iter().map(|(id, outcome)| {
             let outcome = outcome.map_err(|failure| {
-                self.tell(&failure);
+                self.report(&failure);
                 io::Error::other(failure.sentence)
             });
             (id, outcome)
         });
-        told.collect()
+        reported.collect()
     }
 
     fn wait(&self, bell: BorrowedFd<'_>) -> io::Result<bool> {
@@ -354,7 +355,7 @@ impl Fetcher for DiskChunks {
         fds.extend(stream.map(|stream| PollFd::new(stream, PollFlags::IN)));
         let time = match stream {
             // The timeout of a silent pager is checked at intervals.
-            Some(_) => GLANCE,
+            Some(_) => EXPIRY_INTERVAL,
             None => INTERVAL,
         };
         match poll(&mut fds, Some(&timespec(time))) {
@@ -366,7 +367,7 @@ impl Fetcher for DiskChunks {
 
     fn give_up(&self) {
         let mut link = self.link();
-        link.asked.clear();
+        link.pending.clear();
         link.search = None;
     }
 }
@@ -381,30 +382,30 @@ impl Link {
             None,
         )?;
         connect(&socket, &SocketAddrUnix::new(path)?)?;
-        self.heard.clear();
-        self.coming = None;
+        self.received.clear();
+        self.partial = None;
         self.is_told = false;
         self.stream = Some(socket);
         Ok(())
     }
 
     /// Closes the connection. Requests that were sent on it are to be sent again.
-    fn lose_pager(&mut self) {
+    fn disconnect(&mut self) {
         self.stream = None;
-        self.tried = Some(Instant::now());
-        for asked in self.asked.values_mut() {
-            asked.is_sent = false;
+        self.last_attempt = Some(Instant::now());
+        for pending in self.pending.values_mut() {
+            pending.is_sent = false;
         }
     }
 
     /// Sends requests that were not sent yet; connects to a pager first if necessary.
     fn send_all(&mut self, socket: &Path) {
-        if self.asked.values().all(|asked| asked.is_sent) {
+        if self.pending.values().all(|pending| pending.is_sent) {
             return;
         }
         if self.stream.is_none() {
-            let waits = |tried: Instant| tried.elapsed() < INTERVAL;
-            if self.tried.is_some_and(waits) {
+            let waits = |last_attempt: Instant| last_attempt.elapsed() < INTERVAL;
+            if self.last_attempt.is_some_and(waits) {
                 return;
             }
             let begin = || Reconnect::within(PAGER_PATIENCE);
@@ -412,7 +413,7 @@ impl Link {
             match search.attempt(|| self.connect(socket)) {
                 Ok(Some(())) => {}
                 Ok(None) => {
-                    self.tried = Some(Instant::now());
+                    self.last_attempt = Some(Instant::now());
                     return;
                 }
                 Err(error) => {
@@ -422,24 +423,28 @@ impl Link {
             }
         }
         match self.send() {
-            Ok(()) => (self.search, self.tried) = (None, None),
-            Err(_) => self.lose_pager(),
+            Ok(()) => (self.search, self.last_attempt) = (None, None),
+            Err(_) => self.disconnect(),
         }
     }
 
     fn send(&mut self) -> io::Result<()> {
         let mut lines = Vec::with_capacity(128);
         if !self.is_told {
-            lines.extend(line_of(&ChunkRequest::TAKES_BYTES));
+            lines.extend(encode_line(&ChunkRequest::TAKES_BYTES));
             self.is_told = true;
         }
-        for (id, asked) in self.asked.iter_mut().filter(|(_, asked)| !asked.is_sent) {
-            lines.extend(line_of(&ChunkRequest {
+        for (id, pending) in self
+            .pending
+            .iter_mut()
+            .filter(|(_, pending)| !pending.is_sent)
+        {
+            lines.extend(encode_line(&ChunkRequest {
                 id: *id,
-                offset: asked.bytes.start,
-                length: asked.bytes.end - asked.bytes.start,
+                offset: pending.bytes.start,
+                length: pending.bytes.end - pending.bytes.start,
             }));
-            asked.is_sent = true;
+            pending.is_sent = true;
         }
         let stream = self.stream.as_ref().ok_or(io::ErrorKind::NotConnected)?;
         // The lines of a whole queue are far shorter than what the socket takes at once.
@@ -452,10 +457,10 @@ impl Link {
     /// Removes the requests for which `failure` returns one.
     fn fail(
         &mut self,
-        failure: impl Fn(&Asked) -> Option<Failure>,
+        failure: impl Fn(&Pending) -> Option<Failure>,
     ) -> Vec<(u64, Result<Fetched, Failure>)> {
         let mut failed = Vec::new();
-        self.asked.retain(|id, asked| match failure(asked) {
+        self.pending.retain(|id, pending| match failure(pending) {
             Some(failure) => {
                 failed.push((*id, Err(failure)));
                 false
@@ -472,13 +477,13 @@ impl Link {
             let Some(stream) = &self.stream else {
                 return Ok(None);
             };
-            if let Some(answer) = next_answer(&mut self.heard, &mut self.coming)? {
+            if let Some(answer) = next_answer(&mut self.received, &mut self.partial)? {
                 return Ok(Some(answer));
             }
             let mut bytes = [0; LINE_MAX];
             match recv(stream, &mut bytes[..], RecvFlags::DONTWAIT) {
                 Ok((0, _)) => return Err(io::ErrorKind::ConnectionReset.into()),
-                Ok((count, _)) => self.heard.extend_from_slice(&bytes[..count]),
+                Ok((count, _)) => self.received.extend_from_slice(&bytes[..count]),
                 Err(Errno::AGAIN) => return Ok(None),
                 Err(Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
@@ -487,20 +492,20 @@ impl Link {
     }
 }
 
-/// The next answer of the received bytes; `coming` is one whose bytes have not all arrived.
+/// The next answer of the received bytes; `partial` is one whose bytes have not all arrived.
 fn next_answer(
-    heard: &mut Vec<u8>,
-    coming: &mut Option<(ChunkAnswer, usize)>,
+    received: &mut Vec<u8>,
+    partial: &mut Option<(ChunkAnswer, usize)>,
 ) -> io::Result<Option<(ChunkAnswer, Vec<u8>)>> {
     let no_answer = || io::Error::new(io::ErrorKind::InvalidData, NO_PROTOCOL);
-    let (answer, length) = match coming.take() {
-        Some(coming) => coming,
+    let (answer, length) = match partial.take() {
+        Some(partial) => partial,
         None => {
-            let Some(end) = heard.iter().position(|byte| *byte == b'\n') else {
-                let is_line = heard.len() <= LINE_MAX;
+            let Some(end) = received.iter().position(|byte| *byte == b'\n') else {
+                let is_line = received.len() <= LINE_MAX;
                 return is_line.then_some(None).ok_or_else(no_answer);
             };
-            let line: Vec<u8> = heard.drain(..=end).collect();
+            let line: Vec<u8> = received.drain(..=end).collect();
             let answer = serde_json::from_slice(&line).map_err(|_| no_answer())?;
             let length = match answer {
                 ChunkAnswer::Bytes { length, .. } => length,
@@ -512,14 +517,14 @@ fn next_answer(
             (answer, length)
         }
     };
-    if heard.len() < length {
-        *coming = Some((answer, length));
+    if received.len() < length {
+        *partial = Some((answer, length));
         return Ok(None);
     }
-    Ok(Some((answer, heard.drain(..length).collect())))
+    Ok(Some((answer, received.drain(..length).collect())))
 }
 
-fn line_of(request: &ChunkRequest) -> Vec<u8> {
+fn encode_line(request: &ChunkRequest) -> Vec<u8> {
     let mut line = serde_json::to_vec(request).expect("a request is plain data");
     line.push(b'\n');
     line

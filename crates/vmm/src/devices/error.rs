@@ -7,7 +7,7 @@ use jiffy_devices::fw_cfg::FwCfgError;
 use jiffy_devices::serial::SerialError;
 use jiffy_devices::virtio::balloon;
 use jiffy_devices::virtio::block::{self, BlockError};
-use jiffy_devices::virtio::mmio::{self, StillRunning};
+use jiffy_devices::virtio::mmio::{self, NotPaused};
 use jiffy_devices::virtio::net::{self, NetError};
 use jiffy_devices::virtio::vsock::VsockError;
 use jiffy_wire::mac::Mac;
@@ -83,7 +83,7 @@ pub enum DeviceError {
     Transport(#[from] mmio::RestoreError),
     /// A device was saved while it ran.
     #[error(transparent)]
-    StillRunning(#[from] StillRunning),
+    NotPaused(#[from] NotPaused),
     /// Two devices have the same address: a bug of Jiffy.
     #[error(transparent)]
     Address(#[from] RangeTaken),

@@ -14,7 +14,7 @@ use std::fmt::Debug;
 pub trait DeviceKind: Debug + Sync + 'static {
     /// A device of this kind, attached to its bus.
     type Device: Send + Sync + 'static;
-    /// What a snapshot keeps of it.
+    /// The state that a snapshot keeps of a device.
     type State: Serialize + DeserializeOwned + Debug + Send + 'static;
     /// The section of its state.
     const SECTION: Section;
@@ -49,7 +49,7 @@ pub trait DeviceKind: Debug + Sync + 'static {
     fn save(device: &Self::Device) -> Result<Self::State, DeviceError>;
 }
 
-/// A [`DeviceKind`] without its types.
+/// A type-erased [`DeviceKind`].
 pub trait AnyKind: Debug + Sync {
     /// [`DeviceKind::SECTION`].
     fn section(&self) -> Section;
@@ -120,7 +120,7 @@ impl<K: DeviceKind> AnyKind for K {
 /// A device of a kind.
 struct Attached<K: DeviceKind>(K::Device);
 
-/// A device without its type.
+/// A type-erased device.
 pub trait AnyDevice: Any + Send + Sync {
     /// [`DeviceKind::pause`].
     fn pause(&self);

@@ -7,7 +7,7 @@ use super::{Devices, lock};
 use jiffy_wire::vmm::{DiskLimit, NetLimit};
 use thiserror::Error;
 
-/// Limits for other devices than there are.
+/// The limits name devices that the VM does not have.
 #[derive(Debug, Error)]
 #[error("the VM has {has} {what}, and limits for {given} were given")]
 pub struct LimitsError {

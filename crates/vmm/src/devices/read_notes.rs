@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_come_in_the_order_of_their_first_read() {
+    fn rows_are_in_the_order_of_their_first_read() {
         let notes = ReadNotes::default();
         let read = |start: u64, end: u64| assert!(notes.is_present(&(start..end)));
         read(40 * UNIT, 40 * UNIT + 512);

@@ -81,11 +81,11 @@ impl Slot {
 pub struct Wiring<'a> {
     /// What is needed to create devices.
     pub args: &'a DeviceArgs<'a>,
-    /// Set by a device when the guest asks for its end.
+    /// Set by a device when the guest resets or powers off.
     pub power: Arc<PowerSwitch>,
-    /// Notes the reads of disks, once a disk asks for it.
+    /// The noted reads of a disk, if its configuration asks for that.
     pub reads: OnceCell<Arc<ReadNotes>>,
-    /// Wires made ahead, for the first windows.
+    /// Descriptors that were created ahead, for the first windows.
     wires: vec::IntoIter<Wires>,
     /// I/O ports with their devices.
     pub ports: Bus,
@@ -97,7 +97,7 @@ pub struct Wiring<'a> {
 }
 
 impl<'a> Wiring<'a> {
-    /// Empty buses, with the wires that were made ahead.
+    /// Empty buses, with the descriptors that were created ahead.
     pub fn new(args: &'a DeviceArgs<'a>, power: Arc<PowerSwitch>, wires: Vec<Wires>) -> Wiring<'a> {
         Wiring {
             args,
@@ -193,7 +193,7 @@ mod tests {
 
     #[test]
     #[ignore = "needs a real KVM"]
-    fn devices_other_than_the_usual_get_no_doorbell_that_nobody_waits_on() {
+    fn unexpected_devices_get_no_doorbell_prepared_for_others() {
         let folder = tempfile::tempdir().unwrap();
         // vsock has the window that was prepared for a disk, and entropy that of vsock.
         let config: VmmConfig = serde_json::from_value(serde_json::json!({

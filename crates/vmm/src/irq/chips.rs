@@ -84,7 +84,7 @@ mod tests {
 
     #[test]
     #[ignore = "needs a real KVM"]
-    fn a_timer_chip_that_was_programmed_before_it_was_needed_is_so_after_a_restore() {
+    fn a_pit_that_does_not_exist_yet_keeps_its_control_word() {
         const COUNTER_0: u16 = 0x40;
         const CONTROL: u16 = 0x43;
         /// Counter 0, low byte then high byte, mode 2.

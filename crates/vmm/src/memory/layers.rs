@@ -242,7 +242,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_topmost_layer_that_covers_a_page_shows(covers in proptest::collection::vec(extents(), 0..6)) {
+        fn each_page_is_visible_from_its_topmost_layer(covers in proptest::collection::vec(extents(), 0..6)) {
             let files = (0..=covers.len()).map(|_| file()).collect();
             let layout = MemoryLayout { size: SIZE, covers: covers.clone() };
             let layers = assemble(files, Some(layout), SIZE).unwrap();
@@ -264,7 +264,7 @@ mod tests {
         }
 
         #[test]
-        fn what_is_hidden_goes_and_what_shows_stays(covers in proptest::collection::vec(extents(), 0..6)) {
+        fn dropping_hidden_ranges_keeps_the_visible_ones(covers in proptest::collection::vec(extents(), 0..6)) {
             let files = (0..=covers.len()).map(|_| file()).collect();
             let layout = MemoryLayout { size: SIZE, covers };
             let layers = assemble(files, Some(layout), SIZE).unwrap();
@@ -283,7 +283,7 @@ mod tests {
         }
 
         #[test]
-        fn joined_ranges_hold_all_and_are_apart(fine in extents(), gap in 0_u64..6) {
+        fn joined_ranges_contain_all_and_keep_their_distance(fine in extents(), gap in 0_u64..6) {
             let gap = gap * PAGE;
             let joined = joined(fine.clone(), gap);
             for extent in &fine {

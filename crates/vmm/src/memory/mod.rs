@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn ram_goes_on_above_the_hole_in_the_same_file() {
+    fn ram_above_the_hole_is_in_the_same_file() {
         let ram = GuestRam::create(&config(3073, PageSize::Small)).unwrap();
         assert_eq!(ram.memory().iter().count(), 2);
         let high = GuestAddress(layout::HIGH_RAM);
@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_huge_pages_are_a_sentence_with_a_hint() {
+    fn missing_huge_pages_are_an_error_with_a_hint() {
         // More than the pool of any host that runs this test.
         let error = GuestRam::create(&config(400 << 10, PageSize::Huge2M)).unwrap_err();
         assert!(
@@ -413,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn saved_memory_that_cannot_be_mapped_is_told_as_such() {
+    fn unmappable_saved_memory_has_its_own_error() {
         let size = 64 << 20;
         let file = memfd::create("test", size, Pages::Small).unwrap();
         let lowest = Layer {

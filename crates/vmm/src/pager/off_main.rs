@@ -58,7 +58,7 @@ fn on_a_thread(
             // Dropped last: the notice comes after the channel is closed.
             let _notify = NotifyOnDrop(mailbox);
             let tell = tell;
-            termination::leave_to_others();
+            termination::block_in_this_thread();
             work();
             let _ = tell.send(());
         })?;
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn it_may_need_what_the_main_thread_does_meanwhile() {
+    fn the_main_thread_serves_events_while_a_task_runs() {
         let mailbox = mailbox();
         let (page, comes) = channel();
         let mut page = Some(page);
@@ -110,14 +110,14 @@ mod tests {
     }
 
     #[test]
-    fn what_will_never_come_is_not_waited_for() {
+    fn an_abandoned_task_is_not_waited_for() {
         let (_page, comes) = channel::<u32>();
         let never = run_off_main(&mailbox(), move || comes.recv(), || false);
         assert!(never.unwrap().is_none());
     }
 
     #[test]
-    fn a_panic_there_is_an_error_here() {
+    fn a_panic_off_the_main_thread_is_an_error() {
         let mailbox = mailbox();
         let panics = run_off_main(
             &mailbox,

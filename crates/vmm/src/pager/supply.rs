@@ -68,7 +68,7 @@ impl Supply {
         let Supply::Pager(memory) = self else {
             return None;
         };
-        memory.tell_written(ram);
+        memory.report_written(ram);
         memory.process_events()
     }
 

@@ -46,7 +46,7 @@ fn handed_over(stream: &UnixStream) -> (Userfaultfd, Vec<Mapping>) {
 }
 
 #[test]
-fn a_pager_fills_and_is_let_go_when_all_is_there() {
+fn a_pager_fills_memory_and_is_detached_when_complete() {
     let (_folder, listener, ram, mut memory) = attached();
     let (mut stream, uffd, mappings) = accept(&listener);
     assert_eq!((mappings.len(), mappings[0].size), (1, 64 << 20));
@@ -60,7 +60,7 @@ fn a_pager_fills_and_is_let_go_when_all_is_there() {
 }
 
 #[test]
-fn of_a_working_set_that_is_given_back_the_pager_hears_nothing() {
+fn the_pager_is_not_told_of_dropped_working_set_pages() {
     const SHARED: u64 = 512 << 10;
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("pager.sock");
@@ -101,17 +101,17 @@ fn of_a_working_set_that_is_given_back_the_pager_hears_nothing() {
 
 /// A vCPU holds the lock that `written` needs until its event is read.
 #[test]
-fn while_the_guest_gives_memory_back_nobody_waits_to_tell_what_it_wrote() {
+fn reporting_written_pages_does_not_wait_for_a_release() {
     let (_folder, listener, ram, mut memory) = attached();
     let (_stream, uffd, _) = accept(&listener);
-    memory.telling = Telling::At(Instant::now());
+    memory.written_report = WrittenReport::At(Instant::now());
     let (tell, told) = std::sync::mpsc::channel();
     let told = std::thread::scope(|scope| {
         scope.spawn(|| ram.release(GuestAddress(0), 4096).unwrap());
         let mut event = [PollFd::new(&uffd, PollFlags::IN)];
         poll(&mut event, None).unwrap();
         scope.spawn(|| {
-            memory.tell_written(&ram);
+            memory.report_written(&ram);
             tell.send(()).unwrap();
         });
         let told = told.recv_timeout(Duration::from_secs(10));
@@ -123,7 +123,7 @@ fn while_the_guest_gives_memory_back_nobody_waits_to_tell_what_it_wrote() {
 }
 
 #[test]
-fn a_pager_that_has_much_to_do_may_answer_late() {
+fn a_busy_pager_may_answer_late() {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("pager.sock");
     let listener = UnixListener::bind(&socket).unwrap();
@@ -143,7 +143,7 @@ fn a_pager_that_has_much_to_do_may_answer_late() {
 }
 
 #[test]
-fn a_new_pager_is_found_and_a_missing_one_ends_the_vm() {
+fn a_new_pager_is_connected_and_a_missing_one_ends_the_vm() {
     let (_folder, listener, _ram, mut memory) = attached();
     assert_eq!(memory.patience, PATIENCE);
     memory.patience = Duration::from_secs(600);
@@ -167,7 +167,7 @@ fn a_new_pager_is_found_and_a_missing_one_ends_the_vm() {
 }
 
 #[test]
-fn who_builds_a_vm_waits_for_the_next_pager() {
+fn building_a_vm_waits_for_the_next_pager() {
     let (_folder, listener, ram, mut memory) = attached();
     memory.patience = Duration::from_secs(600);
     let thread = PagerThread::start(memory).unwrap();
@@ -185,7 +185,7 @@ fn who_builds_a_vm_waits_for_the_next_pager() {
 }
 
 #[test]
-fn who_builds_a_vm_does_not_wait_for_ever() {
+fn building_a_vm_does_not_wait_forever_for_a_pager() {
     let (_folder, listener, ram, mut memory) = attached();
     memory.patience = Duration::from_millis(50);
     let thread = PagerThread::start(memory).unwrap();
@@ -199,7 +199,7 @@ fn who_builds_a_vm_does_not_wait_for_ever() {
 }
 
 #[test]
-fn what_a_pager_can_t_have_is_the_end_with_its_words() {
+fn a_pagers_failure_ends_the_vm_with_its_message() {
     for (said, expected) in [
         (
             &b"{\"failed\":\"chunk 9 is damaged\"}\n"[..],

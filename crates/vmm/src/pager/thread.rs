@@ -31,7 +31,7 @@ impl PagerThread {
             .name("pager".into())
             .stack_size(STACK)
             .spawn(move || {
-                termination::leave_to_others();
+                termination::block_in_this_thread();
                 let ending = serve(&mut memory, &ordered);
                 (memory, ending)
             })

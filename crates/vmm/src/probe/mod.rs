@@ -19,10 +19,10 @@ use std::time::Duration;
 /// The guest is stopped after this time in any case. It is far more than the guest needs, even
 /// inside an emulated machine on a busy host.
 const TIME_LIMIT: Duration = Duration::from_millis(250);
-/// A loop so many times slower than natively is not executed by the processor.
+/// A loop this many times slower than natively is not executed by the processor.
 const SLOW: u64 = 8;
-/// A loop so many times slower need not be timed more precisely.
-const HOPELESS: u64 = 100;
+/// A loop this many times slower need not be timed more precisely.
+const CLEARLY_SLOW: u64 = 100;
 /// Iterations that software emulation does in a millisecond.
 const SHORT_ROUND: u32 = 500;
 /// Iterations that a processor, or an emulated one, does in about a millisecond.
@@ -35,13 +35,13 @@ pub fn probe() -> KvmProbe {
     let begun = monotonic_ns();
     let mut probe = match open() {
         Ok(hypervisor) => match measure(&hypervisor) {
-            Ok(seen) => judge(&seen),
-            Err(error) => none(format!(
+            Ok(measured) => classify(&measured),
+            Err(error) => no_kvm(format!(
                 "/dev/kvm is there but can't run a guest: {}",
                 crate::error::sentence(&error)
             )),
         },
-        Err(detail) => none(detail),
+        Err(detail) => no_kvm(detail),
     };
     probe.took_us = (monotonic_ns() - begun) / 1000;
     probe
@@ -49,7 +49,7 @@ pub fn probe() -> KvmProbe {
 
 /// The measurements of the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Seen {
+struct Measurements {
     /// Picoseconds per iteration in the guest's ring 0, and natively.
     loop_ps: Option<(u64, u64)>,
     syscall: Option<bool>,
@@ -67,7 +67,7 @@ fn open() -> Result<Hypervisor, String> {
     })
 }
 
-fn none(detail: String) -> KvmProbe {
+fn no_kvm(detail: String) -> KvmProbe {
     KvmProbe {
         kind: KvmKind::None,
         detail,
@@ -77,8 +77,8 @@ fn none(detail: String) -> KvmProbe {
     }
 }
 
-fn judge(seen: &Seen) -> KvmProbe {
-    let speed = match seen.loop_ps {
+fn classify(measured: &Measurements) -> KvmProbe {
+    let speed = match measured.loop_ps {
         None => "guest kernel code did not get anywhere in time".to_owned(),
         Some((guest, native)) => {
             let tenths = guest * 10 / native.max(1);
@@ -89,28 +89,28 @@ fn judge(seen: &Seen) -> KvmProbe {
             )
         }
     };
-    let syscall = match seen.syscall {
+    let syscall = match measured.syscall {
         Some(true) => "`syscall` from ring 3 arrives in ring 0",
         Some(false) => "`syscall` from ring 3 does not arrive in ring 0",
         None => "`syscall` could not be tried",
     };
-    let fast = seen
+    let fast = measured
         .loop_ps
         .is_some_and(|(guest, native)| guest < native.saturating_mul(SLOW));
     KvmProbe {
-        kind: if fast && seen.syscall == Some(true) {
+        kind: if fast && measured.syscall == Some(true) {
             KvmKind::Real
         } else {
             KvmKind::Emulated
         },
         detail: format!("{speed}, and {syscall}"),
-        ring0_ps_per_iteration: seen.loop_ps.map(|(guest, _)| guest),
-        syscall_enters_ring0: seen.syscall,
+        ring0_ps_per_iteration: measured.loop_ps.map(|(guest, _)| guest),
+        syscall_enters_ring0: measured.syscall,
         took_us: 0,
     }
 }
 
-fn measure(hypervisor: &Hypervisor) -> Result<Seen, HypervisorError> {
+fn measure(hypervisor: &Hypervisor) -> Result<Measurements, HypervisorError> {
     let mut guest = ProbeGuest::create(hypervisor)?;
     Ok(guest.with_watchdog(TIME_LIMIT, |guest| {
         let rough = time_loop(guest, SHORT_ROUND);
@@ -120,12 +120,12 @@ fn measure(hypervisor: &Hypervisor) -> Result<Seen, HypervisorError> {
             // The guest did not return from ring 3, or was not sent there.
             Outcome::Late => None,
         };
-        let hopeless = rough.is_none_or(|(guest, native)| guest > native * HOPELESS);
+        let clearly_slow = rough.is_none_or(|(guest, native)| guest > native * CLEARLY_SLOW);
         let exact = match syscall {
-            Some(true) if !hopeless => time_loop(guest, LONG_ROUND),
+            Some(true) if !clearly_slow => time_loop(guest, LONG_ROUND),
             _ => None,
         };
-        Seen {
+        Measurements {
             loop_ps: exact.or(rough),
             syscall,
         }
@@ -157,8 +157,8 @@ mod tests {
     use rustix::time::{ClockId, clock_gettime};
 
     #[test]
-    fn slow_or_broken_is_emulated_and_only_both_right_is_real() {
-        let kind = |loop_ps, syscall| judge(&Seen { loop_ps, syscall }).kind;
+    fn a_slow_or_broken_kvm_is_judged_emulated() {
+        let kind = |loop_ps, syscall| classify(&Measurements { loop_ps, syscall }).kind;
         assert_eq!(kind(Some((400, 390)), Some(true)), KvmKind::Real);
         // Everything is slow, as inside an emulated machine.
         assert_eq!(kind(Some((9000, 8000)), Some(true)), KvmKind::Real);
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_quick_whatever_it_finds() {
+    fn the_probe_is_quick() {
         let used_us = || {
             let used = clock_gettime(ClockId::ThreadCPUTime);
             used.tv_sec * 1_000_000 + used.tv_nsec / 1000

@@ -39,7 +39,7 @@ const COMMON: &[Rule] = &[
     call(libc::SYS_tgkill),
 ];
 
-/// What a thread that was made after the sandbox needs to begin.
+/// Needed at the start of a thread that is created after the sandbox is in force.
 const START: &[Rule] = &[
     call(libc::SYS_set_robust_list),
     call(libc::SYS_rseq),

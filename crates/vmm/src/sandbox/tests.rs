@@ -18,10 +18,10 @@ fn play(test: &str, scene: &str) -> std::process::Output {
 }
 
 #[test]
-fn each_role_can_live_and_end_in_its_sandbox() {
+fn each_role_runs_and_exits_in_its_sandbox() {
     if std::env::var_os(SCENE).is_none() {
         let output = play(
-            "sandbox::tests::each_role_can_live_and_end_in_its_sandbox",
+            "sandbox::tests::each_role_runs_and_exits_in_its_sandbox",
             "live",
         );
         let text = String::from_utf8_lossy(&output.stdout);
@@ -48,10 +48,10 @@ fn each_role_can_live_and_end_in_its_sandbox() {
 }
 
 #[test]
-fn a_forbidden_call_is_reported_and_does_not_happen() {
+fn a_forbidden_call_is_reported_and_blocked() {
     if std::env::var_os(SCENE).is_none() {
         let output = play(
-            "sandbox::tests::a_forbidden_call_is_reported_and_does_not_happen",
+            "sandbox::tests::a_forbidden_call_is_reported_and_blocked",
             "forbidden",
         );
         assert!(output.status.success(), "{output:?}");
@@ -78,7 +78,7 @@ fn a_forbidden_call_is_reported_and_does_not_happen() {
 }
 
 #[test]
-fn filters_are_small() {
+fn seccomp_filters_are_small() {
     for role in Role::all() {
         let length = policy::filter(role).as_slice().len();
         println!("{role:?}: {length}");

@@ -79,7 +79,7 @@ extern "C" fn on_violation(
         let _ = CALL.compare_exchange(-1, call.into(), Ordering::SeqCst, Ordering::SeqCst);
         THREAD.store(thread, Ordering::SeqCst);
         if thread == libc::getpid() {
-            say_and_exit(call);
+            report_and_exit(call);
         }
         let one = 1u64;
         libc::write(
@@ -98,7 +98,7 @@ extern "C" fn on_violation(
 }
 
 /// Reports on the main thread and ends the process.
-unsafe fn say_and_exit(call: i32) -> ! {
+unsafe fn report_and_exit(call: i32) -> ! {
     let mut digits = *b"jiffy-vmm: the main thread made the forbidden system call 000\n";
     let mut rest = call;
     for place in (digits.len() - 4..digits.len() - 1).rev() {

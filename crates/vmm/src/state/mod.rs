@@ -10,7 +10,7 @@
 //! section, a golden file with it, and the old type of that part, from which the new one is
 //! made.
 //!
-//! [`jiffy_wire::state`] is what precedes the body. In versions 1 and 2 the body is one tree
+//! [`jiffy_wire::state`] has the header before the body. In versions 1 and 2 the body is one tree
 //! (`before`), in version 3 it consists of [`crate::sections`].
 
 mod before;

@@ -59,7 +59,7 @@ fn is_the_golden_vm(state: &VmState) {
 /// If one of these fails, states that were written before can't be read, or mean something else:
 /// see the module's documentation.
 #[test]
-fn versions_1_and_2_do_not_drift() {
+fn the_format_of_versions_1_and_2_does_not_drift() {
     for golden in [V1, V2] {
         let state = VmState::decode(golden).expect("the golden state is read");
         is_the_golden_vm(&state);
@@ -67,7 +67,7 @@ fn versions_1_and_2_do_not_drift() {
 }
 
 #[test]
-fn version_3_does_not_drift() {
+fn the_format_of_version_3_does_not_drift() {
     let state = VmState::decode(V3).expect("the golden state is read");
     is_the_golden_vm(&state);
     let again = state.encode();
@@ -79,7 +79,7 @@ fn version_3_does_not_drift() {
 }
 
 #[test]
-fn a_part_that_is_unknown_newer_missing_or_there_twice_is_named() {
+fn an_unknown_newer_missing_or_duplicate_section_is_named() {
     let refused = |body: &[u8]| {
         VmState::decode(&seal("0.1.0", body))
             .unwrap_err()
@@ -123,7 +123,7 @@ fn a_part_that_is_unknown_newer_missing_or_there_twice_is_named() {
 }
 
 #[test]
-fn what_kvm_could_not_have_given_is_refused() {
+fn more_msrs_than_kvm_can_have_are_refused() {
     let mut state = VmState::decode(V3).unwrap();
     let msr = state.vcpus[0].msrs[0];
     state.vcpus[0].msrs = vec![msr; MAX_MSRS + 1];
@@ -132,7 +132,7 @@ fn what_kvm_could_not_have_given_is_refused() {
 }
 
 #[test]
-fn a_later_version_is_refused_and_its_release_named() {
+fn a_later_version_is_refused_with_its_release() {
     let refused = |bytes: &[u8]| VmState::decode(bytes).unwrap_err().to_string();
     let mut later = V3.to_vec();
     later[8] = 9;
@@ -156,7 +156,7 @@ fn a_later_version_is_refused_and_its_release_named() {
 }
 
 #[test]
-fn every_flipped_bit_and_every_cut_is_noticed() {
+fn each_flipped_bit_and_each_truncation_is_detected() {
     for golden in [V1, V2, V3] {
         for at in (0..golden.len()).step_by(7) {
             let mut bytes = golden.to_vec();

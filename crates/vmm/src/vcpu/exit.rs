@@ -12,7 +12,7 @@ const SYSTEM_EVENT_SHUTDOWN: u32 = 1;
 const SYSTEM_EVENT_RESET: u32 = 2;
 const SYSTEM_EVENT_CRASH: u32 = 3;
 
-/// What a vCPU needs to handle the guest's exits.
+/// The buses and devices that handle a vCPU's exits.
 #[derive(Clone)]
 pub struct Board {
     /// Port I/O.
@@ -21,7 +21,7 @@ pub struct Board {
     pub mmio: Arc<Bus>,
     /// The timer chip, created when a guest uses it.
     pub pit: Arc<LazyPit>,
-    /// Set once the guest has asked for its end.
+    /// Set once the guest has asked for a reset or power off.
     pub power: Arc<PowerSwitch>,
 }
 
@@ -30,8 +30,8 @@ pub struct Board {
 pub enum Next {
     /// Enter the guest again.
     Run,
-    /// Check for requests: a signal came, or the guest asked for its end.
-    Look,
+    /// Check for requests: a signal came, or the guest reset or powered off.
+    CheckRequests,
     /// This vCPU can't continue; the VM ends.
     End(Ending),
 }
@@ -64,7 +64,7 @@ pub fn step(fd: &mut VcpuFd, board: &Board) -> Next {
         }
         Ok(other) => end_of(&other),
         Err(error) => match error.errno() {
-            libc::EINTR | libc::EAGAIN => Next::Look,
+            libc::EINTR | libc::EAGAIN => Next::CheckRequests,
             errno => failed(errno),
         },
     }
@@ -123,7 +123,7 @@ fn port_write(fd: &mut VcpuFd, board: &Board, port: u16, data: *const [u8]) -> N
     }
     board.ports.write_each(port.into(), width, data);
     match board.power.request() {
-        Some(_) => Next::Look,
+        Some(_) => Next::CheckRequests,
         None => Next::Run,
     }
 }
@@ -131,7 +131,7 @@ fn port_write(fd: &mut VcpuFd, board: &Board, port: u16, data: *const [u8]) -> N
 fn end_of(exit: &VcpuExit<'_>) -> Next {
     use ExitReason::{GuestFault, HostError, Shutdown};
     match exit {
-        VcpuExit::Intr | VcpuExit::IrqWindowOpen => Next::Look,
+        VcpuExit::Intr | VcpuExit::IrqWindowOpen => Next::CheckRequests,
         VcpuExit::SystemEvent(SYSTEM_EVENT_SHUTDOWN, _) => end(Shutdown, "the guest powered off"),
         VcpuExit::SystemEvent(SYSTEM_EVENT_RESET, _) => end(Shutdown, "the guest reset"),
         VcpuExit::SystemEvent(SYSTEM_EVENT_CRASH, _) => {
@@ -193,7 +193,7 @@ mod tests {
 
     #[test]
     #[ignore = "needs a real KVM"]
-    fn a_copy_from_a_device_is_finished_before_the_vcpu_stands_still() {
+    fn pending_mmio_is_completed_before_a_vcpu_stops() {
         let ram = GuestRam::create(&Memory {
             size_mib: 64,
             pages: PageSize::Small,
@@ -226,7 +226,7 @@ mod tests {
         fd.set_regs(&regs).unwrap();
 
         assert_eq!(step(&mut fd, &board), Next::Run);
-        assert_eq!(complete(&mut fd, &board), Next::Look);
+        assert_eq!(complete(&mut fd, &board), Next::CheckRequests);
         assert_eq!(fd.get_regs().unwrap().rcx, 0);
         let mut copied = [0; 6];
         let at = GuestAddress(BUFFER);

@@ -137,7 +137,7 @@ impl Vcpu {
 
     /// Sets the guest's "paused" flag (`KVM_KVMCLOCK_CTRL`). Its clock went on while it was paused,
     /// and its watchdogs must not report a hang. Guests without kvm-clock have no such flag.
-    pub fn tell_of_pause(&self) {
+    pub fn set_paused_flag(&self) {
         if let Err(error) = self.fd.kvmclock_ctrl()
             && error.errno() != libc::EINVAL
         {

@@ -31,13 +31,13 @@ struct Shared {
 }
 
 struct Control {
-    want: Want,
+    request: Request,
     parked: bool,
     task: Option<Task>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Want {
+enum Request {
     Run,
     Park,
     End,
@@ -61,7 +61,7 @@ impl VcpuThread {
     ) -> io::Result<VcpuThread> {
         let shared = Arc::new(Shared {
             control: Mutex::new(Control {
-                want: if parked { Want::Park } else { Want::Run },
+                request: if parked { Request::Park } else { Request::Run },
                 parked: false,
                 task: None,
             }),
@@ -70,19 +70,19 @@ impl VcpuThread {
             target: OnceLock::new(),
             mailbox,
         });
-        let theirs = shared.clone();
+        let thread_shared = shared.clone();
         let name = format!("vcpu {}", vcpu.index());
         let body = move |confined: io::Result<()>| {
-            let _ = theirs.target.set(kick::Target::current());
+            let _ = thread_shared.target.set(kick::Target::current());
             match confined {
-                Ok(()) => run(vcpu, &board, &theirs),
-                Err(error) => theirs.mailbox.push(Notice::Ended(Ending {
+                Ok(()) => run(vcpu, &board, &thread_shared),
+                Err(error) => thread_shared.mailbox.push(Notice::Ended(Ending {
                     reason: ExitReason::HostError,
                     message: format!("a vCPU's thread could not be confined: {error}"),
                 })),
             }
-            theirs.lock().parked = true;
-            theirs.mailbox.push(Notice::Parked);
+            thread_shared.lock().parked = true;
+            thread_shared.mailbox.push(Notice::Parked);
         };
         let job = workers.for_vcpu(&name, Box::new(body))?;
         Ok(VcpuThread {
@@ -94,17 +94,17 @@ impl VcpuThread {
     /// Asks the vCPU to leave the guest. It has left once [`is_parked`](VcpuThread::is_parked) is
     /// true.
     pub fn pause(&self) {
-        self.shared.ask(Want::Park);
+        self.shared.ask(Request::Park);
     }
 
     /// Lets the vCPU enter the guest again.
     pub fn resume(&self) {
-        self.shared.ask(Want::Run);
+        self.shared.ask(Request::Run);
     }
 
     /// Asks the thread to end. It has ended once [`is_parked`](VcpuThread::is_parked) is true.
     pub fn end(&self) {
-        self.shared.ask(Want::End);
+        self.shared.ask(Request::End);
     }
 
     /// Whether the vCPU is out of the guest and stays out.
@@ -132,16 +132,16 @@ impl Shared {
         self.control.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn ask(&self, want: Want) {
+    fn ask(&self, request: Request) {
         let mut control = self.lock();
-        control.want = want;
-        if want == Want::Run {
+        control.request = request;
+        if request == Request::Run {
             control.parked = false;
         }
         drop(control);
         self.changed.notify_one();
-        // A vCPU that is in the guest and is to run need not leave it.
-        if want != Want::Run {
+        // A vCPU that is in the guest and is to continue need not be kicked.
+        if request != Request::Run {
             self.pending.store(true, Ordering::SeqCst);
             if let Some(target) = self.target.get() {
                 target.kick();
@@ -152,8 +152,8 @@ impl Shared {
     /// Parks the vCPU without a request.
     fn park(&self) {
         let mut control = self.lock();
-        if control.want == Want::Run {
-            control.want = Want::Park;
+        if control.request == Request::Run {
+            control.request = Request::Park;
         }
     }
 
@@ -165,10 +165,10 @@ impl Shared {
             if let Some(task) = control.task.take() {
                 return Work::Task(task);
             }
-            match control.want {
-                Want::Run => return Work::Run,
-                Want::End => return Work::End,
-                Want::Park => {
+            match control.request {
+                Request::Run => return Work::Run,
+                Request::End => return Work::End,
+                Request::Park => {
                     if !control.parked {
                         control.parked = true;
                         self.mailbox.push(Notice::Parked);
@@ -218,9 +218,9 @@ fn stay_in_guest(vcpu: &mut Vcpu, board: &Board, shared: &Shared, flag: &AtomicU
         }
         match exit::step(&mut vcpu.fd, board) {
             Next::Run => {}
-            // The guest asked for its end, and must not run on until it comes.
-            Next::Look if board.power.request().is_some() => return shared.park(),
-            Next::Look => {}
+            // The guest has reset or powered off, and must not run until the VM ends.
+            Next::CheckRequests if board.power.request().is_some() => return shared.park(),
+            Next::CheckRequests => {}
             Next::End(ending) => return end(ending, shared),
         }
     }

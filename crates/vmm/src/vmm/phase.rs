@@ -13,7 +13,7 @@
 //!       resume │ ▼                                      │
 //!           HeldPaused ─────────────────────────────────┘
 //!
-//!   any of them ──── the guest's wish, a failure, lost memory ────▶ Ended
+//!   any of them ──── the guest's request, a failure, lost memory ─▶ Ended
 //! ```
 
 use crate::ending::Ending;
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pause_keeps_whether_the_vm_is_held_and_whether_its_guest_has_run() {
+    fn a_paused_vm_remembers_if_it_was_held_or_had_run() {
         let mut phase = Phase::Held;
         phase.paused(5);
         assert!(phase.is_still() && phase.is_held());
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_reason_to_end_counts_but_for_the_guests_own() {
+    fn the_first_ending_wins_unless_the_guest_ended() {
         let mut phase = Phase::Running { since_ns: 0 };
         phase.end(ending("first"));
         phase.end(ending("second"));

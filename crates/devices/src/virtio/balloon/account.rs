@@ -14,7 +14,7 @@ pub struct BalloonArgs {
     pub reclaim: Arc<dyn Reclaim>,
 }
 
-/// What a balloon keeps from one activation to the next.
+/// The counters and callbacks that a balloon keeps across activations.
 pub(super) struct Account {
     /// Bytes of guest RAM.
     pub(super) ram_bytes: u64,

@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_driver_writes_its_own_fields_only() {
+    fn the_driver_writes_only_its_own_fields() {
         let mut config = ConfigSpace {
             target_pages: 0x0403_0201,
             ..ConfigSpace::default()

@@ -77,11 +77,11 @@ impl Balloon {
         };
         self.config.target_pages = pages;
         self.untold = true;
-        self.tell();
+        self.announce_target();
         Ok(())
     }
 
-    fn tell(&mut self) {
+    fn announce_target(&mut self) {
         if self.untold
             && let Some(queues) = &self.running
         {
@@ -155,7 +155,7 @@ impl VirtioDevice for Balloon {
     fn activate(&mut self, activation: Activation) -> Result<(), ActivateError> {
         let queues = self.running.insert(Queues::new(activation)?);
         queues.serve_all(&mut self.account, self.config.poison);
-        self.tell();
+        self.announce_target();
         Ok(())
     }
 

@@ -5,7 +5,7 @@
 //! * [`reclaim`]: releases the memory, and limits how much one notification may release.
 //! * [`statistics`]: the guest's memory statistics.
 //! * [`state`]: what a snapshot keeps of the balloon.
-//! * `account`: what it is created from, and what it keeps between activations.
+//! * `account`: the balloon's options, and its counters, which outlive activations.
 //! * `config`: the configuration space.
 //! * `queues`: the four queues, activated.
 //! * `request`: page numbers, ranges and statistics, read from guest memory and checked.

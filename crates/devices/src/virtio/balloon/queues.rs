@@ -155,7 +155,7 @@ impl Queues {
                 return 0;
             }
             for range in request::reported(memory, chain) {
-                if budget.is_spent() {
+                if budget.is_exhausted() {
                     break;
                 }
                 account.reported_bytes += release(account, memory, range, &mut budget);
@@ -199,7 +199,7 @@ impl Queues {
             return false;
         };
         let Some(head) = queue.held.take() else {
-            // They were requested already and have not come, or the driver never gave a buffer.
+            // A request is pending already, or the driver never gave a buffer.
             return queue.active.queue.next_used() > 0;
         };
         let memory = self.memory.as_ref();
@@ -219,8 +219,8 @@ impl Queues {
     }
 }
 
-/// Releases the part of a range that is guest RAM, within the budget; returns how many bytes that
-/// was.
+/// Releases the part of a range that is guest RAM, within the budget. Returns the
+/// number of released bytes.
 fn release(account: &Account, memory: &GuestMemory, range: Range<u64>, budget: &mut Budget) -> u64 {
     let mut released = 0;
     for part in pages_in_ram(memory, range) {

@@ -38,7 +38,7 @@ impl Budget {
     }
 
     /// Whether nothing more may be released.
-    pub(super) fn is_spent(&self) -> bool {
+    pub(super) fn is_exhausted(&self) -> bool {
         self.calls == 0 || self.bytes == 0
     }
 

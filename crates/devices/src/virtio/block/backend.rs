@@ -63,7 +63,7 @@ impl Backend {
         self.config.read(offset, data);
     }
 
-    /// What the driver knows about the disk.
+    /// The properties that the driver knows.
     pub fn state(&self) -> BlockState {
         BlockState {
             bytes: self.disk.bytes(),

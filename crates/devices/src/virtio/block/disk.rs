@@ -21,7 +21,7 @@ use vm_memory::GuestAddress;
 /// The alignment that direct I/O needs (Linux 6.1). rustix has no name for it.
 const STATX_DIOALIGN: StatxFlags = StatxFlags::from_bits_retain(0x2000);
 /// Used if the kernel does not report an alignment; sufficient for all common disks.
-const CAUTIOUS_ALIGNMENT: u32 = 4096;
+const FALLBACK_ALIGNMENT: u32 = 4096;
 
 /// An open, locked disk. It never changes size.
 #[derive(Debug)]
@@ -41,7 +41,7 @@ pub(super) struct Disk {
 /// must not wait for them.
 pub(super) const PIECE_BYTES: usize = 4 << 20;
 
-/// What one thread needs for its transfers.
+/// Buffers of one thread for its transfers.
 pub(super) struct Scratch {
     stop: Arc<AtomicBool>,
     vectors: Vectors,
@@ -61,7 +61,7 @@ impl Scratch {
     }
 
     /// An error if `stop` is set.
-    pub(super) fn go_on(&self) -> io::Result<()> {
+    pub(super) fn check_stop(&self) -> io::Result<()> {
         match self.stop.load(Ordering::SeqCst) {
             true => Err(io::ErrorKind::Interrupted.into()),
             false => Ok(()),
@@ -113,7 +113,7 @@ impl Disk {
         Some((residency, residency.fetcher()?))
     }
 
-    /// Whether all of these bytes are on the disk and present in its file.
+    /// Whether all of these bytes are present in the disk's file.
     pub(super) fn has(&self, bytes: &Range<u64>) -> bool {
         let residency = self.residency.as_ref();
         residency.is_none_or(|residency| residency.is_present(bytes))
@@ -180,7 +180,7 @@ impl Disk {
         let mut result = Ok(());
         while result.is_ok() && rest.next_piece(&mut piece) {
             result = scratch
-                .go_on()
+                .check_stop()
                 .and_then(|()| self.transfer_piece(scratch, direction, memory, &piece, offset));
             offset += PIECE_BYTES as u64;
         }
@@ -248,7 +248,7 @@ impl Disk {
             // Not every file system supports it.
             Err(error) if error.kind() == io::ErrorKind::Unsupported => {
                 for start in range.clone().step_by(PIECE_BYTES) {
-                    scratch.go_on()?;
+                    scratch.check_stop()?;
                     let bytes = (range.end - start).min(PIECE_BYTES as u64);
                     scratch.bounce.write_zeros(&self.file, start, bytes)?;
                 }
@@ -388,7 +388,7 @@ fn direct_alignment(file: &File) -> (u32, usize) {
         .filter(|statx| statx.stx_mask & STATX_DIOALIGN.bits() != 0)
         .map(|statx| (statx.stx_dio_offset_align, statx.stx_dio_mem_align))
         .filter(|(offset, memory)| offset.is_power_of_two() && memory.is_power_of_two());
-    let (offset, memory) = known.unwrap_or((CAUTIOUS_ALIGNMENT, CAUTIOUS_ALIGNMENT));
-    let block_size = offset.clamp(SECTOR as u32, CAUTIOUS_ALIGNMENT);
+    let (offset, memory) = known.unwrap_or((FALLBACK_ALIGNMENT, FALLBACK_ALIGNMENT));
+    let block_size = offset.clamp(SECTOR as u32, FALLBACK_ALIGNMENT);
     (block_size, memory.max(block_size) as usize)
 }

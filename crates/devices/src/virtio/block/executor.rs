@@ -20,9 +20,9 @@ use vm_memory::{Bytes, GuestAddress};
 /// The outcome of a request.
 #[derive(Debug)]
 pub enum Outcome {
-    /// It was answered; so many bytes were written to the guest.
+    /// It was answered; this many bytes were written to the guest.
     Done(u32),
-    /// It was stopped in the middle. What was done is done again later, with the same result.
+    /// It was stopped in the middle. It is executed again later, from its start.
     Stopped,
     /// It waits for bytes that are missing in the disk's file. Only for a disk that has a
     /// [`Residency`](super::Residency).
@@ -82,13 +82,13 @@ impl Executor {
         match self.buffers.parse(memory, chain) {
             Ok(request) => {
                 let admitted = admit(request.cost());
-                let done = admitted.and_then(|()| self.carry_out(memory, &request));
-                self.conclude(memory, request.status, done)
+                let done = admitted.and_then(|()| self.execute(memory, &request));
+                self.finish(memory, request.status, done)
             }
             Err(refused) => {
                 tracing::debug!(%refused, "a guest's block request");
                 match refused.status() {
-                    Some((address, status)) => say(memory, address, status, 0),
+                    Some((address, status)) => write_status(memory, address, status, 0),
                     None => Outcome::Done(0),
                 }
             }
@@ -107,11 +107,11 @@ impl Executor {
             self.disk
                 .answered(&mut self.scratch, memory, waiting.0, fetched)
         });
-        self.conclude(memory, status, step.map(|step| progress(step, length)))
+        self.finish(memory, status, step.map(|step| progress(step, length)))
     }
 
     /// Writes the status of a finished request.
-    fn conclude(
+    fn finish(
         &self,
         memory: &GuestMemory,
         status: GuestAddress,
@@ -119,13 +119,15 @@ impl Executor {
     ) -> Outcome {
         match progress {
             Ok(Progress::Waits(read)) => Outcome::Waits(Waiting(read)),
-            Ok(Progress::Written(bytes)) => say(memory, status, VIRTIO_BLK_S_OK as u8, bytes),
+            Ok(Progress::Written(bytes)) => {
+                write_status(memory, status, VIRTIO_BLK_S_OK as u8, bytes)
+            }
             Err(error) if error.kind() == io::ErrorKind::Interrupted => Outcome::Stopped,
-            Err(error) => say(memory, status, failure(&error, &self.log), 0),
+            Err(error) => write_status(memory, status, failure(&error, &self.log), 0),
         }
     }
 
-    fn carry_out(&mut self, memory: &GuestMemory, request: &Request) -> io::Result<Progress> {
+    fn execute(&mut self, memory: &GuestMemory, request: &Request) -> io::Result<Progress> {
         let bytes = request.data_bytes;
         let scratch = &mut self.scratch;
         match &request.operation {
@@ -153,13 +155,13 @@ impl Executor {
             }
             Operation::Discard(ranges) => {
                 for range in ranges.as_slice() {
-                    scratch.go_on()?;
+                    scratch.check_stop()?;
                     self.disk.discard(&range.bytes)?;
                 }
             }
             Operation::WriteZeroes(ranges) => {
                 for range in ranges.as_slice() {
-                    scratch.go_on()?;
+                    scratch.check_stop()?;
                     self.disk.write_zeroes(scratch, &range.bytes, range.unmap)?;
                 }
             }
@@ -173,7 +175,7 @@ impl Executor {
 
 /// The progress of a request that did not fail.
 enum Progress {
-    /// It is done; so many data bytes were written to the guest.
+    /// It is done; this many data bytes were written to the guest.
     Written(u32),
     Waits(WaitingRead),
 }
@@ -186,14 +188,19 @@ fn progress(step: Step, bytes: u64) -> Progress {
 }
 
 /// Writes the status byte; the outcome counts it with the data bytes.
-fn say(memory: &GuestMemory, address: GuestAddress, status: u8, data_written: u32) -> Outcome {
+fn write_status(
+    memory: &GuestMemory,
+    address: GuestAddress,
+    status: u8,
+    data_written: u32,
+) -> Outcome {
     Outcome::Done(match memory.write_obj(status, address) {
         Ok(()) => data_written.saturating_add(1),
         Err(_) => 0,
     })
 }
 
-/// Writes as many bytes of the identity as fit.
+/// Writes as much of the serial number as fits.
 fn identify(id: &[u8; ID_BYTES], memory: &GuestMemory, room: &[Segment]) -> io::Result<u32> {
     let mut left = id.as_slice();
     for segment in room {

@@ -19,7 +19,7 @@ pub(super) struct WaitingRead {
     /// Bytes of the whole request.
     pub(super) length: u64,
     /// The requested bytes: the beginning of the rest.
-    asked: Range<u64>,
+    requested: Range<u64>,
     /// End of the read on the disk, exclusive.
     end: u64,
     /// Guest memory for the rest.
@@ -48,11 +48,11 @@ impl Disk {
             ticket: 0,
             status,
             length: bytes.end - bytes.start,
-            asked: bytes.start..bytes.start,
+            requested: bytes.start..bytes.start,
             end: bytes.end,
             left: segments.to_vec(),
         };
-        self.go_on_reading(scratch, memory, read)
+        self.continue_reading(scratch, memory, read)
     }
 
     /// Continues a read whose answer has come.
@@ -67,7 +67,7 @@ impl Disk {
             Fetched::Present => self.read_from_file(scratch, memory, &mut read)?,
             Fetched::Bytes(bytes) => {
                 let length = bytes.len() as u64;
-                if length == 0 || length > read.asked.end - read.asked.start {
+                if length == 0 || length > read.requested.end - read.requested.start {
                     return Err(io::ErrorKind::InvalidData.into());
                 }
                 let mut rest = &bytes[..];
@@ -78,14 +78,14 @@ impl Disk {
                         .map_err(io::Error::other)?;
                     rest = later;
                 }
-                read.asked.start += length;
+                read.requested.start += length;
             }
         }
-        self.go_on_reading(scratch, memory, read)
+        self.continue_reading(scratch, memory, read)
     }
 
     /// Reads present pieces up to one that is missing, and requests that one.
-    fn go_on_reading(
+    fn continue_reading(
         &self,
         scratch: &mut Scratch,
         memory: &GuestMemory,
@@ -93,14 +93,14 @@ impl Disk {
     ) -> io::Result<Step> {
         let (residency, fetcher) = self.on_demand().ok_or(io::ErrorKind::Unsupported)?;
         loop {
-            let start = read.asked.start;
+            let start = read.requested.start;
             if start == read.end {
                 return Ok(Step::Done);
             }
-            scratch.go_on()?;
-            read.asked.end = read.end.min(start + PIECE_BYTES as u64);
-            if !residency.is_present(&read.asked) {
-                read.ticket = fetcher.ask(read.asked.clone());
+            scratch.check_stop()?;
+            read.requested.end = read.end.min(start + PIECE_BYTES as u64);
+            if !residency.is_present(&read.requested) {
+                read.ticket = fetcher.ask(read.requested.clone());
                 return Ok(Step::Waits(read));
             }
             self.read_from_file(scratch, memory, &mut read)?;
@@ -114,10 +114,10 @@ impl Disk {
         memory: &GuestMemory,
         read: &mut WaitingRead,
     ) -> io::Result<()> {
-        let length = (read.asked.end - read.asked.start) as usize;
+        let length = (read.requested.end - read.requested.start) as usize;
         let segments = take_front(&mut read.left, length);
-        self.read_present(scratch, memory, &segments, read.asked.start)?;
-        read.asked.start = read.asked.end;
+        self.read_present(scratch, memory, &segments, read.requested.start)?;
+        read.requested.start = read.requested.end;
         Ok(())
     }
 }

@@ -183,7 +183,7 @@ impl Buffers {
                 address: descriptor.address,
                 length,
             };
-            if !region.reaches(memory, &segment) {
+            if !region.contains(memory, &segment) {
                 sound = false;
             } else if list.len() <= SEGMENTS_MAX {
                 list.push(segment);

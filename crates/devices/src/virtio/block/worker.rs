@@ -95,7 +95,7 @@ impl Worker {
             while !self.stopped() {
                 self.take_answers()?;
                 if self.waiting.len() >= usize::from(QUEUE_SIZE) {
-                    // A driver that keeps to the rules never has so many.
+                    // A driver that keeps to the rules never has that many in flight.
                     return Ok(());
                 }
                 let Some(chain) = next_chain(&mut self.active.queue, memory)? else {

@@ -23,7 +23,7 @@ fn load(driver: &DriverQueue, address: u64, count: usize) -> Vec<u8> {
 }
 
 #[test]
-fn a_request_is_filled_with_something_new_each_time() {
+fn each_request_gets_different_random_bytes() {
     let (mut device, mut driver) = start();
     let mut seen = Vec::new();
     for _ in 0..3 {
@@ -40,7 +40,7 @@ fn a_request_is_filled_with_something_new_each_time() {
 }
 
 #[test]
-fn a_large_request_gets_a_bounded_answer() {
+fn a_large_request_is_answered_in_part() {
     let (mut device, mut driver) = start();
     driver.add(&[Buffer::writable(DATA, 0x20000)]);
     device.ring(0);
@@ -49,7 +49,7 @@ fn a_large_request_gets_a_bounded_answer() {
 }
 
 #[test]
-fn odd_requests_are_answered_with_what_was_possible() {
+fn malformed_requests_are_filled_as_far_as_possible() {
     let (mut device, mut driver) = start();
     let outside = MEMORY_BYTES as u64;
     for (buffers, written) in [

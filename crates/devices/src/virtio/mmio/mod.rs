@@ -18,4 +18,4 @@ mod tests;
 pub use interrupt::MmioInterrupt;
 pub use registers::WINDOW_BYTES;
 pub use state::{MmioTransportState, QueueState, RestoreError};
-pub use transport::{MmioTransport, StillRunning, Wires};
+pub use transport::{MmioTransport, NotPaused, Wires};

@@ -198,7 +198,7 @@ fn a_driver_finds_the_device_and_brings_it_up() {
 }
 
 #[test]
-fn status_bits_come_in_their_order_and_none_goes_but_by_reset() {
+fn status_bits_are_set_in_order_and_only_a_reset_clears_them() {
     let mut guest = Guest::new(Fake::default());
     for impossible in [2, 8, 4, 9, 0x10, 0x41 << 8] {
         assert_eq!(guest.set_status(impossible), 0, "{impossible:#x}");
@@ -231,7 +231,7 @@ fn features_must_be_offered_and_include_version_1() {
 }
 
 #[test]
-fn a_queue_is_set_up_between_features_and_driver_ok_only() {
+fn a_queue_is_set_up_only_between_features_and_driver_ok() {
     let mut guest = Guest::new(Fake::default());
     assert_eq!(guest.ready_queue(0), 0, "before anything");
     guest.start();
@@ -243,7 +243,7 @@ fn a_queue_is_set_up_between_features_and_driver_ok_only() {
 }
 
 #[test]
-fn a_ready_queue_keeps_its_place() {
+fn the_registers_of_a_ready_queue_are_read_only() {
     let mut guest = Guest::new(Fake::default());
     guest.accept(registers::FEATURE_VERSION_1);
     guest.ready_queue(0);
@@ -258,7 +258,7 @@ fn a_ready_queue_keeps_its_place() {
 }
 
 #[test]
-fn a_queue_that_cannot_be_is_not_ready() {
+fn an_invalid_queue_does_not_become_ready() {
     let end = MEMORY_BYTES as u32;
     for (what, register, value) in [
         ("no entries", 0x38, 0),
@@ -289,7 +289,7 @@ fn a_queue_that_cannot_be_is_not_ready() {
 }
 
 #[test]
-fn a_device_that_cannot_start_needs_a_reset_and_can_start_after_it() {
+fn a_device_that_fails_to_start_can_start_after_a_reset() {
     let mut guest = Guest::new(Fake {
         refuses: true,
         ..Fake::default()
@@ -306,7 +306,7 @@ fn a_device_that_cannot_start_needs_a_reset_and_can_start_after_it() {
 }
 
 #[test]
-fn a_reset_stops_the_device_and_forgets_everything() {
+fn a_reset_stops_the_device_and_clears_its_state() {
     let mut guest = Guest::running();
     let interrupt = guest.transport.interrupt().clone();
     interrupt.used_buffers();
@@ -340,7 +340,7 @@ fn a_notification_that_exits_rings_the_same_doorbell() {
 }
 
 #[test]
-fn a_device_without_doorbells_is_called() {
+fn a_device_without_doorbells_is_notified_by_a_call() {
     let mut guest = Guest::new(Fake {
         inline: true,
         ..Fake::default()
@@ -354,7 +354,7 @@ fn a_device_without_doorbells_is_called() {
 }
 
 #[test]
-fn interrupts_say_why_until_acknowledged() {
+fn interrupt_status_keeps_its_reasons_until_acknowledged() {
     let mut guest = Guest::running();
     let interrupt = guest.transport.interrupt().clone();
     let generation = guest.read(registers::CONFIG_GENERATION);
@@ -373,7 +373,7 @@ fn interrupts_say_why_until_acknowledged() {
 }
 
 #[test]
-fn the_configuration_space_takes_any_width() {
+fn the_configuration_space_accepts_any_access_width() {
     let mut guest = Guest::new(Fake::default());
     let mut byte = [0];
     guest.transport.read(0x102, &mut byte);
@@ -391,7 +391,7 @@ fn the_configuration_space_takes_any_width() {
 }
 
 #[test]
-fn registers_are_words_and_everything_else_reads_zero() {
+fn registers_are_words_and_other_reads_give_zero() {
     let mut guest = Guest::new(Fake::default());
     for (offset, width) in [(0, 1), (0, 2), (0, 8), (2, 4), (1, 4), (0x70, 3)] {
         let mut data = vec![0xee; width];
@@ -410,7 +410,7 @@ fn saved() -> (Guest, MmioTransportState) {
     queue.set_next_avail(5);
     queue.set_next_used(4);
     guest.transport.interrupt().used_buffers();
-    assert_eq!(guest.transport.save(), Err(StillRunning));
+    assert_eq!(guest.transport.save(), Err(NotPaused));
     guest.transport.pause();
     let state = guest.transport.save().unwrap();
     (guest, state)
@@ -432,7 +432,7 @@ fn restore(
 }
 
 #[test]
-fn a_restored_transport_goes_on_where_it_was() {
+fn a_restored_transport_keeps_registers_and_queue_positions() {
     let (guest, state) = saved();
     assert_eq!(state.queues[0].next_avail, 5);
     let text = serde_json::to_string(&state).unwrap();
@@ -458,7 +458,7 @@ fn a_restored_transport_goes_on_where_it_was() {
 }
 
 #[test]
-fn pause_and_resume_keep_positions_too() {
+fn pause_and_resume_keep_queue_positions() {
     let (mut guest, _) = saved();
     guest.transport.resume().unwrap();
     guest.transport.resume().unwrap();
@@ -468,7 +468,7 @@ fn pause_and_resume_keep_positions_too() {
 }
 
 #[test]
-fn a_transport_in_the_middle_of_negotiation_is_saved_too() {
+fn a_transport_is_saved_in_the_middle_of_negotiation() {
     let mut guest = Guest::new(Fake::default());
     guest.accept(registers::FEATURE_VERSION_1);
     guest.place_queue(1);
@@ -523,7 +523,7 @@ fn a_state_that_does_not_fit_is_refused() {
 
 proptest! {
     #[test]
-    fn no_sequence_of_accesses_breaks_the_rules(
+    fn no_sequence_of_accesses_breaks_the_status_rules(
         accesses in proptest::collection::vec(
             (any::<bool>(), prop_oneof![0u64..0x40, Just(0x40)].prop_map(|word| word * 4),
              prop_oneof![proptest::sample::select(ALL_STEPS.to_vec()), 0u32..16, (1u32..0x10).prop_map(|n| n << 12), any::<u32>()]),
@@ -542,7 +542,7 @@ proptest! {
             }
             let status = guest.status();
             let running = guest.transport.device().running.as_ref();
-            // A device runs exactly if the driver finished and the device did not fail.
+            // A device runs if and only if the driver has finished and the device has not failed.
             let should = status & status::DRIVER_OK != 0 && status & status::NEEDS_RESET == 0;
             prop_assert_eq!(running.is_some(), should);
             if let Some(activation) = running {

@@ -58,7 +58,7 @@ impl From<EventFd> for Wires {
 /// A transport can only be saved while its device is paused.
 #[derive(Debug, Error, PartialEq, Eq)]
 #[error("a virtio device must be paused before it can be saved")]
-pub struct StillRunning;
+pub struct NotPaused;
 
 impl<D: VirtioDevice> MmioTransport<D> {
     /// A transport after reset.
@@ -118,11 +118,11 @@ impl<D: VirtioDevice> MmioTransport<D> {
             return Err(RestoreError::QueueCount { saved, actual });
         }
         let agreed = state.status & status::FEATURES_OK != 0;
-        let unknown = state.driver_features & !offered(&device);
+        let unknown = state.driver_features & !offered_features(&device);
         if agreed && unknown != 0 {
             return Err(RestoreError::Features(unknown));
         }
-        if !reachable(state.status) {
+        if !is_valid_status(state.status) {
             return Err(RestoreError::Status(state.status));
         }
 
@@ -204,9 +204,9 @@ impl<D: VirtioDevice> MmioTransport<D> {
     }
 
     /// The transport's state; the device must be paused or never started.
-    pub fn save(&self) -> Result<MmioTransportState, StillRunning> {
+    pub fn save(&self) -> Result<MmioTransportState, NotPaused> {
         if self.running {
-            return Err(StillRunning);
+            return Err(NotPaused);
         }
         Ok(MmioTransportState {
             device_type: self.device.device_type(),
@@ -289,13 +289,13 @@ impl<D: VirtioDevice> MmioTransport<D> {
         }
         // The driver may write NEEDS_RESET back as it read it.
         let value = value & !status::NEEDS_RESET;
-        if value & self.status != self.status || !reachable(value) {
+        if value & self.status != self.status || !is_valid_status(value) {
             tracing::debug!(from = self.status, to = value, "impossible virtio status");
             return;
         }
         let gained = value & !self.status;
         if gained & status::FEATURES_OK != 0 && !self.features_agree() {
-            // The bit stays clear, which tells the driver.
+            // FEATURES_OK stays clear, by which the driver notices the refusal.
             self.status = value & !(status::FEATURES_OK | status::DRIVER_OK);
             return;
         }
@@ -307,7 +307,7 @@ impl<D: VirtioDevice> MmioTransport<D> {
     }
 
     fn features_agree(&self) -> bool {
-        self.driver_features & !offered(&self.device) == 0
+        self.driver_features & !offered_features(&self.device) == 0
             && self.driver_features & reg::FEATURE_VERSION_1 != 0
     }
 
@@ -366,8 +366,8 @@ impl<D: VirtioDevice> MmioTransport<D> {
             reg::DEVICE_ID => self.device.device_type(),
             reg::VENDOR_ID => reg::VENDOR,
             reg::DEVICE_FEATURES => match self.device_features_select {
-                0 => offered(&self.device) as u32,
-                1 => (offered(&self.device) >> 32) as u32,
+                0 => offered_features(&self.device) as u32,
+                1 => (offered_features(&self.device) >> 32) as u32,
                 _ => 0,
             },
             reg::QUEUE_SIZE_MAX => self.queue().map_or(0, |queue| u32::from(queue.max_size)),
@@ -459,13 +459,13 @@ impl<D: VirtioDevice> Drop for MmioTransport<D> {
     }
 }
 
-fn offered(device: &impl VirtioDevice) -> u64 {
+fn offered_features(device: &impl VirtioDevice) -> u64 {
     device.features() | reg::FEATURE_VERSION_1
 }
 
 /// Whether these bits, without NEEDS_RESET, can be set together: each step of §3.1.1 requires those
 /// before it, and FAILED may come at any time.
-fn reachable(bits: u32) -> bool {
+fn is_valid_status(bits: u32) -> bool {
     use status::{ACKNOWLEDGE, DRIVER, DRIVER_OK, FAILED, FEATURES_OK};
     let steps = [
         0,

@@ -8,7 +8,7 @@ use crate::virtio::queue::limit::Limiter;
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use virtio_bindings::virtio_net::{VIRTIO_NET_S_ANNOUNCE, VIRTIO_NET_S_LINK_UP};
 
-/// What device and workers share.
+/// Configuration, state and limits that device and workers share.
 #[derive(Debug)]
 pub(super) struct Link {
     pub(super) mac: Mac,
@@ -47,7 +47,7 @@ impl Link {
     }
 
     /// The other end is gone for good. The guest is notified once.
-    pub(super) fn goes_down(&self, interrupt: &dyn Interrupt) {
+    pub(super) fn set_down(&self, interrupt: &dyn Interrupt) {
         if self.up.swap(false, Ordering::SeqCst) {
             interrupt.config_changed();
         }

@@ -62,7 +62,7 @@ impl Control {
             let command = read(memory, chain);
             let mut written = 0;
             if let Some(place) = command.answer {
-                let answer = self.carry_out(&command.bytes[..command.length], endpoint);
+                let answer = self.execute(&command.bytes[..command.length], endpoint);
                 written = memory.write_obj(answer, place).is_ok().into();
             }
             self.ring.give_back(memory, head, written);
@@ -70,7 +70,7 @@ impl Control {
         self.ring.notify(memory);
     }
 
-    fn carry_out(&self, command: &[u8], endpoint: &Endpoint) -> u8 {
+    fn execute(&self, command: &[u8], endpoint: &Endpoint) -> u8 {
         let has = |feature: u32| self.features & (1 << feature) != 0;
         let [class, number, data @ ..] = command else {
             return ERROR;
@@ -86,7 +86,8 @@ impl Control {
                 if has(VIRTIO_NET_F_MQ) =>
             {
                 let pairs = u16::from_le_bytes([*low, *high]);
-                if !(1..=self.link.pairs).contains(&pairs) || endpoint.use_pairs(pairs).is_err() {
+                if !(1..=self.link.pairs).contains(&pairs) || endpoint.enable_pairs(pairs).is_err()
+                {
                     return ERROR;
                 }
                 self.link.used_pairs.store(pairs, Ordering::SeqCst);

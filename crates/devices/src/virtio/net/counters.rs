@@ -20,7 +20,7 @@ pub(super) struct Direction {
 }
 
 impl Direction {
-    /// Counts a frame of so many bytes, without its virtio header.
+    /// Counts a frame of `bytes` bytes, without its virtio header.
     pub(super) fn passed(&self, bytes: usize) {
         self.frames.fetch_add(1, Ordering::Relaxed);
         self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);

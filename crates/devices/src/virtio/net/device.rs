@@ -30,7 +30,7 @@ pub struct Net {
     link: Arc<Link>,
     features: u64,
     queue_sizes: Vec<u16>,
-    /// Pairs that no worker has.
+    /// Pairs that no worker uses.
     pairs: Vec<Option<Pair>>,
     /// The guest must announce itself to its neighbours once it runs.
     announce: bool,
@@ -118,7 +118,7 @@ impl Net {
         }
     }
 
-    /// Replaces the limits of what the guest receives and sends, also of frames that wait.
+    /// Replaces the limits of what the guest receives and sends; waiting frames get them, too.
     pub fn set_limits(&self, receive: RateLimit, send: RateLimit) {
         self.link.receive_limiter.set(receive);
         self.link.send_limiter.set(send);
@@ -135,7 +135,7 @@ impl Net {
     }
 
     /// Sorts the queues of an activation into pairs. Queues that belong to none are returned.
-    fn sort(
+    fn pair_queues(
         &self,
         features: u64,
         queues: Vec<Option<ActiveQueue>>,
@@ -269,7 +269,7 @@ impl VirtioDevice for Net {
 
     fn activate(&mut self, activation: Activation) -> Result<(), ActivateError> {
         let features = activation.features;
-        let (queues, idle) = self.sort(features, activation.queues)?;
+        let (queues, idle) = self.pair_queues(features, activation.queues)?;
         if std::mem::take(&mut self.announce) && features & (1 << VIRTIO_NET_F_GUEST_ANNOUNCE) != 0
         {
             self.link.set_announce(true);

@@ -39,7 +39,7 @@ fn has(features: u64, feature: u32) -> bool {
     features & (1 << feature) != 0
 }
 
-/// Checks the header of a frame of so many bytes, and returns what the host may get of it. Fields
+/// Checks the header of a frame of `frame` bytes, and returns the header for the host. Fields
 /// without a meaning are zero.
 pub fn check(header: &[u8; BYTES], frame: u32, features: u64) -> Result<[u8; BYTES], Refused> {
     let [flags, gso_type, ..] = *header;

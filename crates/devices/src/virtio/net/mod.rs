@@ -53,5 +53,5 @@ pub const PAIRS_MAX: u16 = 8;
 const ETHERNET: usize = 14;
 /// Longest frame: 65,535 bytes of packet, an Ethernet header, and a VLAN tag.
 const FRAME_MAX: usize = 65_535 + ETHERNET + 4;
-/// Frames of one queue before the other direction is served.
-const TURN: usize = 64;
+/// Most frames of one queue before the other direction is served.
+const FRAMES_PER_TURN: usize = 64;

@@ -5,7 +5,7 @@ use super::config::Link;
 use super::header;
 use super::transmit::Turn;
 use super::vectors::Vectors;
-use super::{ETHERNET, FRAME_MAX, TURN};
+use super::{ETHERNET, FRAME_MAX, FRAMES_PER_TURN};
 use crate::GuestMemory;
 use crate::virtio::queue::chain::Walk;
 use crate::virtio::queue::ring::Ring;
@@ -98,7 +98,7 @@ impl Receive {
     /// Receives frames for one turn.
     pub(super) fn serve(&mut self, memory: &GuestMemory, endpoint: &mut Endpoint) -> Turn {
         let mut turn = Turn::More;
-        for _ in 0..TURN {
+        for _ in 0..FRAMES_PER_TURN {
             if let Err(wait_ns) = self.link.receive_limiter.try_admit_unknown() {
                 turn = Turn::Later(wait_ns);
                 break;

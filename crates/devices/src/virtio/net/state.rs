@@ -48,7 +48,7 @@ pub enum RestoreError {
 }
 
 impl NetState {
-    /// Checks that a device with so many pairs of queues could have saved this state.
+    /// Checks that a device with `actual` pairs of queues could have saved this state.
     pub(super) fn check(&self, actual: u16) -> Result<(), RestoreError> {
         if self.pairs != actual {
             let saved = self.pairs;

@@ -4,7 +4,7 @@ use super::backend::{Endpoint, Sent};
 use super::config::Link;
 use super::header::{self, Lead};
 use super::vectors::{self, Vectors};
-use super::{ETHERNET, FRAME_MAX, TURN};
+use super::{ETHERNET, FRAME_MAX, FRAMES_PER_TURN};
 use crate::GuestMemory;
 use crate::log_limit::LogLimit;
 use crate::virtio::queue::chain::Walk;
@@ -24,7 +24,7 @@ pub(super) enum Turn {
     More,
     /// There is more, but the backend is not ready.
     Blocked,
-    /// There is more, which the rate limit allows in so many nanoseconds.
+    /// There is more, which the rate limit allows after this many nanoseconds.
     Later(u64),
 }
 
@@ -74,7 +74,7 @@ impl Transmit {
     pub(super) fn serve(&mut self, memory: &GuestMemory, endpoint: &mut Endpoint) -> Turn {
         self.ring.disable_notification(memory);
         let mut turn = Turn::More;
-        for _ in 0..TURN {
+        for _ in 0..FRAMES_PER_TURN {
             let Some(chain) = self.ring.pop(memory) else {
                 if self.ring.enable_notification(memory) {
                     self.ring.disable_notification(memory);
@@ -134,7 +134,7 @@ impl Transmit {
                 return Err(Malformed::Memory);
             }
             // One vector is reserved for the lead.
-            if self.vectors.len() >= vectors::MOST {
+            if self.vectors.len() >= vectors::IOV_MAX {
                 return Err(Malformed::Chain);
             }
             whole = !descriptor.has_next();

@@ -9,7 +9,7 @@ use vm_memory::bitmap::Bitmap as _;
 use vm_memory::{GuestAddress, GuestMemoryBackend as _, GuestMemoryRegion as _};
 
 /// The kernel's limit on vectors per call (UIO_MAXIOV).
-pub(super) const MOST: usize = 1024;
+pub(super) const IOV_MAX: usize = 1024;
 
 /// Runs of memory, in order. Each is either guest memory or a buffer of the host, whose lifetime
 /// the caller guarantees.
@@ -108,12 +108,12 @@ impl Vectors {
 
     /// Reads a message from `source` into them.
     pub(super) fn read_from(&self, source: BorrowedFd<'_>) -> io::Result<usize> {
-        let count = self.runs.len().min(MOST);
+        let count = self.runs.len().min(IOV_MAX);
         // SAFETY: the runs are guest memory, mapped while the device works, or buffers of the
         // caller; no Rust reference to guest memory exists.
         let result =
             unsafe { libc::readv(source.as_raw_fd(), self.runs.as_ptr(), count as libc::c_int) };
-        moved(result)
+        byte_count(result)
     }
 
     /// Writes `head` and then all runs to `target`.
@@ -125,12 +125,12 @@ impl Vectors {
                 iov_len: head.len(),
             },
         );
-        let count = self.runs.len().min(MOST);
+        let count = self.runs.len().min(IOV_MAX);
         // SAFETY: as above; `head` is only read, and outlives the call.
         let result =
             unsafe { libc::writev(target.as_raw_fd(), self.runs.as_ptr(), count as libc::c_int) };
         self.runs.remove(0);
-        moved(result)
+        byte_count(result)
     }
 
     /// Copies `bytes` into the runs from byte `offset` on; bytes that do not fit are dropped.
@@ -198,6 +198,6 @@ impl Vectors {
     }
 }
 
-fn moved(result: isize) -> io::Result<usize> {
+fn byte_count(result: isize) -> io::Result<usize> {
     usize::try_from(result).map_err(|_| io::Error::last_os_error())
 }

@@ -21,7 +21,7 @@ const RECEIVE: u64 = 2;
 const TRANSMIT: u64 = 3;
 const CONTROL: u64 = 4;
 
-/// What a pair of queues keeps from one activation to the next.
+/// The state of a pair of queues that outlives an activation.
 #[derive(Debug)]
 pub(super) struct Pair {
     pub(super) endpoint: Endpoint,
@@ -65,7 +65,7 @@ pub(super) struct Worker {
     pub(super) pair: Pair,
     pub(super) receive: Receive,
     pub(super) transmit: Transmit,
-    /// Only the first pair has it.
+    /// Only the first pair has a control queue.
     pub(super) control: Option<Control>,
     pub(super) features: u64,
     pub(super) memory: Arc<GuestMemory>,
@@ -102,7 +102,7 @@ impl Task {
     }
 
     /// An event came. Work that waits for its time keeps waiting.
-    fn rouse(&mut self) {
+    fn wake(&mut self) {
         if *self == Task::Idle {
             *self = Task::Now;
         }
@@ -157,7 +157,7 @@ impl Worker {
             watch(&self.pair.poll, doorbell, token, EventSet::IN)?;
         }
         let used_pairs = self.link.used_pairs.load(Ordering::SeqCst);
-        self.pair.endpoint.agree_on(self.features, used_pairs)?;
+        self.pair.endpoint.configure(self.features, used_pairs)?;
         // Frames may have come before the worker ran.
         let mut ready = Ready {
             receive: Task::Now,
@@ -180,7 +180,7 @@ impl Worker {
                 ready.receive = Task::after(turn);
             }
             if !self.pair.endpoint.is_connected() {
-                self.link.goes_down(&*self.interrupt);
+                self.link.set_down(&*self.interrupt);
             }
             self.wait(&mut ready)?;
         }
@@ -205,16 +205,16 @@ impl Worker {
                     let events = event.event_set();
                     self.pair.endpoint.flush();
                     if events.contains(EventSet::OUT) {
-                        ready.transmit.rouse();
+                        ready.transmit.wake();
                     }
                     if !(events - EventSet::OUT).is_empty() {
-                        ready.receive.rouse();
+                        ready.receive.wake();
                     }
                 }
-                RECEIVE => ready.receive.rouse(),
-                TRANSMIT => ready.transmit.rouse(),
+                RECEIVE => ready.receive.wake(),
+                TRANSMIT => ready.transmit.wake(),
                 CONTROL => ready.control = true,
-                // It must stop, or has new limits, which what waits is held against.
+                // The worker must stop, or has new limits, which also apply to waiting frames.
                 BELL => (ready.receive, ready.transmit) = (Task::Now, Task::Now),
                 _ => {}
             }

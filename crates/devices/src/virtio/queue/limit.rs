@@ -36,11 +36,11 @@ pub struct Cost {
     pub bytes: u64,
 }
 
-/// A clock that can be waited on.
+/// A clock, and a way to wait for a time.
 pub(crate) trait Clock: std::fmt::Debug + Send + Sync {
     /// Nanoseconds since an arbitrary moment.
     fn now_ns(&self) -> u64;
-    /// Waits for so many nanoseconds, or until `doorbell` is readable.
+    /// Waits for this many nanoseconds, or until `doorbell` is readable.
     fn wait(&self, nanoseconds: u64, doorbell: BorrowedFd<'_>) -> io::Result<()>;
 }
 
@@ -96,7 +96,7 @@ impl Bucket {
         self.level = (self.level + rate * i128::from(nanoseconds)).min(full);
     }
 
-    /// Nanoseconds until so many tokens may be taken; 0 for now.
+    /// Nanoseconds until this many tokens may be taken; 0 if they may be taken now.
     fn wait_ns(&self, tokens: u64) -> u64 {
         let rate = i128::from(self.rate);
         let needed = i128::from(tokens.min(self.room)) * SECOND_NS;
@@ -317,7 +317,7 @@ mod tests {
     const SECOND: u64 = SECOND_NS as u64;
 
     #[test]
-    fn a_seconds_worth_at_once_and_the_rest_at_the_rate() {
+    fn the_default_burst_is_one_second_of_the_rate() {
         assert_eq!(run(limit(0, 100), vec![cost(0); 100]), (0, 0));
         assert_eq!(run(limit(0, 100), vec![cost(0); 101]), (SECOND / 100, 1));
         let (time, waits) = run(limit(0, 100), vec![cost(0); 600]);
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn a_burst_is_what_goes_at_once() {
+    fn a_burst_is_admitted_at_once() {
         let burst = |tokens| RateLimit {
             operations_burst: NonZeroU64::new(tokens),
             ..limit(0, 100)
@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_charged_afterwards_is_waited_for() {
+    fn later_requests_wait_for_costs_charged_afterwards() {
         let (limiter, clock) = limiter(limit(1000, 0));
         limiter.try_admit_unknown().unwrap();
         limiter.charge(cost(3000));
@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn the_tighter_of_both_counts() {
+    fn the_tighter_of_both_limits_applies() {
         let (time, _) = run(limit(1 << 20, 10), vec![cost(1 << 16); 110]);
         assert_eq!(time, 10 * SECOND);
         let (time, _) = run(limit(1 << 16, 1000), vec![cost(1 << 16); 11]);
@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_larger_than_the_bucket_is_paid_for_later() {
+    fn the_next_request_waits_after_one_larger_than_the_bucket() {
         // 10 MiB at 1 MiB a second: at once, but the next one waits.
         let (time, waits) = run(limit(1 << 20, 0), [cost(10 << 20)]);
         assert_eq!((time, waits), (0, 0));
@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn idle_time_is_saved_up_to_a_second() {
+    fn idle_time_earns_at_most_one_second_of_tokens() {
         let (limiter, clock) = limiter(limit(0, 10));
         let doorbell = EventFd::new(0).unwrap();
         let stop = AtomicBool::new(false);
@@ -410,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn the_order_to_stop_ends_a_wait() {
+    fn a_stop_ends_a_wait() {
         // Real time, and an hour to wait: the doorbell ends the wait.
         let limiter = Limiter::new(limit(1, 0));
         let doorbell = EventFd::new(0).unwrap();
@@ -427,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ring_of_the_driver_neither_ends_a_wait_nor_makes_it_busy() {
+    fn a_driver_notification_neither_ends_a_wait_nor_makes_it_spin() {
         let (limiter, clock) = limiter(limit(0, 1));
         let stop = AtomicBool::new(false);
         let doorbell = EventFd::new(0).unwrap();
@@ -452,7 +452,7 @@ mod tests {
         /// For any requests: over the whole time no more than the rate and one bucket are admitted,
         /// less the last request, and not much less.
         #[test]
-        fn the_rate_holds(
+        fn the_rate_is_kept(
             bytes in 1u64..1 << 32,
             operations in 1u64..1 << 20,
             sizes in prop::collection::vec(0u64..1 << 24, 1..200),

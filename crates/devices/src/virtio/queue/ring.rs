@@ -75,8 +75,8 @@ pub(crate) struct Ring {
     log: Arc<LogLimit>,
     /// The device's name, for messages.
     device: &'static str,
-    /// The used index when the driver's wish for an interrupt was last read.
-    told: Wrapping<u16>,
+    /// The used index when it was last read whether the driver wants an interrupt.
+    signalled_used: Wrapping<u16>,
     /// The driver broke the ring; only a reset helps.
     broken: bool,
 }
@@ -90,7 +90,7 @@ impl Ring {
         log: Arc<LogLimit>,
     ) -> Ring {
         Ring {
-            told: Wrapping(active.queue.next_used()),
+            signalled_used: Wrapping(active.queue.next_used()),
             active,
             interrupt,
             log,
@@ -212,11 +212,11 @@ impl Ring {
     /// Whether the driver wants an interrupt for the chains that were returned since the last call.
     pub fn wants_interrupt(&mut self, memory: &GuestMemory) -> bool {
         let used = Wrapping(self.active.queue.next_used());
-        let before = std::mem::replace(&mut self.told, used);
+        let before = std::mem::replace(&mut self.signalled_used, used);
         used != before && driver_wants_interrupt_since(&self.active.queue, memory, before)
     }
 
-    /// Interrupts the driver if it wants that.
+    /// Interrupts the driver if it wants an interrupt.
     pub fn notify(&mut self, memory: &GuestMemory) {
         if self.wants_interrupt(memory) {
             self.interrupt.used_buffers();

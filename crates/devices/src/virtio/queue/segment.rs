@@ -28,7 +28,7 @@ pub(crate) fn part(
     })
 }
 
-/// Takes so many bytes from the front of a list, which must have them.
+/// Takes `bytes` bytes from the front of a list, which must have them.
 pub(crate) fn take_front(segments: &mut Vec<Segment>, mut bytes: usize) -> Vec<Segment> {
     let mut front = Vec::new();
     let mut used_up = 0;
@@ -103,7 +103,7 @@ impl Region {
     }
 
     /// Host address of a segment, if all of it is in the region.
-    pub(crate) fn place_of(&self, segment: &Segment) -> Option<*mut u8> {
+    pub(crate) fn host_address(&self, segment: &Segment) -> Option<*mut u8> {
         let start = segment.address.0;
         let end = start.checked_add(segment.length as u64)?;
         (self.start <= start && end <= self.end)
@@ -111,8 +111,8 @@ impl Region {
     }
 
     /// Whether all of a segment is in guest memory. Changes to the region in which it begins.
-    pub(crate) fn reaches(&mut self, memory: &GuestMemory, segment: &Segment) -> bool {
-        if self.place_of(segment).is_some() {
+    pub(crate) fn contains(&mut self, memory: &GuestMemory, segment: &Segment) -> bool {
+        if self.host_address(segment).is_some() {
             return true;
         }
         *self = Region::of(memory, segment.address);

@@ -61,7 +61,7 @@ impl Vectors {
         }
         let mut vectors = self.0.as_mut_slice();
         while !vectors.is_empty() {
-            let moved = once(file, direction, offset, vectors)?;
+            let moved = transfer_once(file, direction, offset, vectors)?;
             offset += moved as u64;
             vectors = advance(vectors, moved);
         }
@@ -142,7 +142,7 @@ impl Vectors {
         self.0.clear();
         let mut region = Region::default();
         for segment in segments {
-            if let Some(place) = region.place_of(&segment) {
+            if let Some(place) = region.host_address(&segment) {
                 self.push(place, segment.length);
                 continue;
             }
@@ -182,7 +182,7 @@ fn log_writes(memory: &GuestMemory, segments: impl IntoIterator<Item = Segment>)
 }
 
 /// Makes one system call, which transfers at least one byte.
-fn once(
+fn transfer_once(
     file: &File,
     direction: Direction,
     offset: u64,
@@ -220,7 +220,7 @@ fn once(
 
 /// Sends one range, without copying it.
 fn send(socket: BorrowedFd<'_>, vector: &libc::iovec) -> io::Result<usize> {
-    repeated(|| {
+    retry_interrupted(|| {
         // SAFETY: the vector describes guest memory, mapped as long as the `GuestMemory` that
         // `Vectors::send` borrows. The kernel only reads it, and tolerates concurrent changes.
         unsafe {
@@ -236,14 +236,14 @@ fn send(socket: BorrowedFd<'_>, vector: &libc::iovec) -> io::Result<usize> {
 
 /// Receives into one range.
 fn receive(socket: BorrowedFd<'_>, vector: &libc::iovec) -> io::Result<usize> {
-    repeated(|| {
+    retry_interrupted(|| {
         // SAFETY: as in `send`; no Rust reference to the memory that the kernel writes exists.
         unsafe { libc::read(socket.as_raw_fd(), vector.iov_base, vector.iov_len) }
     })
 }
 
 /// Repeats a call that a signal interrupted.
-fn repeated(mut call: impl FnMut() -> isize) -> io::Result<usize> {
+fn retry_interrupted(mut call: impl FnMut() -> isize) -> io::Result<usize> {
     loop {
         if let Ok(moved) = usize::try_from(call()) {
             return Ok(moved);

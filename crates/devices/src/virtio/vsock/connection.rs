@@ -79,7 +79,7 @@ pub enum Phase {
 pub enum Verdict {
     /// It stays open.
     Keep,
-    /// It ends; the guest knows.
+    /// It ends; the guest knows already.
     Close,
     /// It ends with a RST to the guest.
     Reset,
@@ -133,7 +133,7 @@ pub struct Connection {
     host_sent_all: bool,
     guest_reads_no_more: bool,
     /// Flags of the SHUTDOWN packets that were sent.
-    told: u32,
+    sent_shutdown: u32,
 }
 
 impl Connection {
@@ -154,7 +154,7 @@ impl Connection {
             readable: false,
             host_sent_all: false,
             guest_reads_no_more: false,
-            told: 0,
+            sent_shutdown: 0,
         }
     }
 
@@ -214,7 +214,7 @@ impl Connection {
     /// Whether the guest was told that its program is gone. Linux then frees the port before its
     /// own program has closed the socket.
     pub fn is_over(&self) -> bool {
-        self.told == SHUTDOWN_BOTH
+        self.sent_shutdown == SHUTDOWN_BOTH
     }
 
     /// Bytes that are held for the host program.
@@ -223,7 +223,7 @@ impl Connection {
         self.outbox.len()
     }
 
-    /// Takes it apart: returns what its host program must still get, if anything.
+    /// Consumes the connection: returns the socket and the bytes that its program must still get.
     pub fn into_rest(self) -> Option<(UnixStream, Outbox)> {
         match self.stream {
             Some(stream) if !self.outbox.is_empty() => Some((stream, self.outbox)),
@@ -284,13 +284,13 @@ impl Connection {
             // Fails only if the program is gone, which an event reports.
             let _ = stream.shutdown(Shutdown::Read);
             self.host_sent_all = true;
-            self.leave_if_done();
+            self.close_if_done();
         }
         self.shut_write_side();
         Verdict::Keep
     }
 
-    /// Takes bytes for the host program.
+    /// Sends received bytes to the host program, or keeps them in the outbox.
     fn take(&mut self, buffers: &Buffers<'_>, length: usize) -> Verdict {
         if self.guest_sent_all || self.outbox.len() + length > BUFFER as usize {
             return Verdict::Reset;
@@ -365,18 +365,18 @@ impl Connection {
         self.host_reads_no_more = true;
         let lost = self.outbox.discard();
         self.inbound.forward(lost);
-        self.leave_if_done();
+        self.close_if_done();
     }
 
     /// Closes a socket that is not needed any more.
-    fn leave_if_done(&mut self) {
+    fn close_if_done(&mut self) {
         if self.host_reads_no_more && self.host_sent_all {
             self.stream = None;
         }
     }
 
     /// Shutdown flags that the guest was not told yet.
-    fn untold(&self) -> u32 {
+    fn unsent_shutdown(&self) -> u32 {
         let mut flags = 0;
         if self.host_sent_all {
             flags |= SHUTDOWN_SEND;
@@ -385,7 +385,7 @@ impl Connection {
             flags |= SHUTDOWN_RECEIVE;
         }
         match self.phase {
-            Phase::Open if flags & !self.told != 0 => flags,
+            Phase::Open if flags & !self.sent_shutdown != 0 => flags,
             _ => 0,
         }
     }
@@ -394,22 +394,22 @@ impl Connection {
         self.phase == Phase::Open && self.readable && !self.host_sent_all && self.stream.is_some()
     }
 
-    /// Whether it has, or may have, a packet for the guest.
-    pub fn wants_to_speak(&self) -> bool {
+    /// Whether there is, or may be, a packet for the guest.
+    pub fn has_packet(&self) -> bool {
         let owed = &self.owed;
         owed.request
             || owed.response
             || owed.credit_update
             || owed.credit_request
             || self.inbound.is_news()
-            || self.untold() != 0
+            || self.unsent_shutdown() != 0
             || (self.may_read() && (self.outbound.available() > 0 || !self.asked_for_credit))
     }
 
     /// Makes the next packet for the guest, if there is one. Its payload is read from the socket
     /// directly to `buffers`, after the header.
-    pub fn speak(&mut self, buffers: &Buffers<'_>) -> Option<Outgoing> {
-        let (op, flags, len) = self.choose(buffers)?;
+    pub fn next_packet(&mut self, buffers: &Buffers<'_>) -> Option<Outgoing> {
+        let (op, flags, len) = self.choose_op(buffers)?;
         self.known_to_guest = true;
         self.owed.credit_update = false;
         Some(Outgoing {
@@ -420,7 +420,7 @@ impl Connection {
         })
     }
 
-    fn choose(&mut self, buffers: &Buffers<'_>) -> Option<(Op, u32, u32)> {
+    fn choose_op(&mut self, buffers: &Buffers<'_>) -> Option<(Op, u32, u32)> {
         if std::mem::take(&mut self.owed.request) {
             return Some((Op::Request, 0, 0));
         }
@@ -442,9 +442,9 @@ impl Connection {
                 }
             }
         }
-        let flags = self.untold();
+        let flags = self.unsent_shutdown();
         if flags != 0 {
-            self.told = flags;
+            self.sent_shutdown = flags;
             if flags == SHUTDOWN_BOTH {
                 self.owed.credit_request = false;
             }
@@ -477,7 +477,7 @@ impl Connection {
                 self.host_stopped_reading();
             }
         }
-        self.leave_if_done();
+        self.close_if_done();
         0
     }
 }

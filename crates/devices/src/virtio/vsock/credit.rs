@@ -4,7 +4,7 @@
 use super::BUFFER;
 use std::num::Wrapping;
 
-/// The guest is told unasked when so much of the buffer was freed. A quarter keeps a bulk sender
+/// Freed bytes after which a CREDIT_UPDATE is sent unasked. A quarter keeps a bulk sender
 /// going without a packet for every packet.
 const ANNOUNCE_AT: u32 = BUFFER / 4;
 
@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn counters_wrap() {
+    fn credit_counters_wrap() {
         let mut credit = SendCredit::default();
         credit.update(1000, 0);
         credit.sent = Wrapping(u32::MAX - 9);
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn lies_earn_nothing() {
+    fn impossible_credit_updates_give_no_credit() {
         let mut credit = SendCredit::default();
         credit.update(1000, 1);
         assert_eq!(credit.available(), 0, "took a byte that was never sent");
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn progress_is_news_once_it_is_worth_a_packet() {
+    fn credit_is_announced_once_it_is_worth_a_packet() {
         let mut credit = ReceiveCredit::default();
         credit.forward(ANNOUNCE_AT as usize - 1);
         assert!(!credit.is_news());

@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_earliest_comes_first_and_only_once() {
+    fn the_earliest_deadline_expires_first_and_once() {
         let start = Instant::now();
         let after = |ms| start + Duration::from_millis(ms);
         let mut deadlines = Deadlines::default();

@@ -144,7 +144,7 @@ impl Vsock {
         if job.join().is_err() {
             tracing::error!("the vsock worker panicked");
         }
-        // Otherwise its token would be watched until the descriptor is closed, below.
+        // Otherwise its token would stay in the poll set until the descriptor is closed, below.
         let _ = self.poll.remove(&stop);
     }
 

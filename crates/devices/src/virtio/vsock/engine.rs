@@ -33,8 +33,8 @@ pub(super) const RESET_TIME: Duration = Duration::from_millis(500);
 enum TransportReset {
     None,
     Owed,
-    /// The event was sent when the driver had added so many event buffers.
-    Told(u16),
+    /// The event was sent when the driver had added this many event buffers.
+    Sent(u16),
 }
 
 /// Connections and rings together.
@@ -45,10 +45,10 @@ pub struct Engine {
     /// Programs wait for the reset until then.
     gate: Option<Instant>,
     /// Queue positions, and the time when the rings were taken away.
-    left_at: Option<(Vec<Position>, Instant)>,
+    detached_at: Option<(Vec<Position>, Instant)>,
 }
 
-/// Tells a queue that was kept from one that was set up again.
+/// Distinguishes a queue that was kept from one that was set up again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Position {
     descriptors: u64,
@@ -68,7 +68,7 @@ impl Engine {
                 false => TransportReset::None,
             },
             gate: None,
-            left_at: None,
+            detached_at: None,
         }
     }
 
@@ -89,7 +89,7 @@ impl Engine {
             let doorbell = &ring.active().doorbell;
             poll.add(doorbell, poll::DOORBELL + number, poll::ring_edge())?;
         }
-        if let Some((positions, since)) = self.left_at.take() {
+        if let Some((positions, since)) = self.detached_at.take() {
             self.muxer.shift_deadlines(since.elapsed());
             if positions != Engine::positions(&rings) {
                 self.muxer.forget_guest();
@@ -122,7 +122,7 @@ impl Engine {
         let Some(rings) = self.rings.take() else {
             return Vec::new();
         };
-        self.left_at = Some((Engine::positions(&rings), Instant::now()));
+        self.detached_at = Some((Engine::positions(&rings), Instant::now()));
         for ring in rings.each() {
             // Fails if the last copy of the descriptor was closed, which removes it as well.
             let _ = poll.remove(&ring.active().doorbell);
@@ -185,7 +185,7 @@ fn tell_reset(reset: &mut TransportReset, rings: &mut Rings) {
     };
     match *reset {
         TransportReset::None => {}
-        TransportReset::Told(added) => {
+        TransportReset::Sent(added) => {
             if ring.added(memory) != added {
                 *reset = TransportReset::None;
             }
@@ -207,7 +207,7 @@ fn tell_reset(reset: &mut TransportReset, rings: &mut Rings) {
                 ring.give_back(memory, head, 0);
             }
             // A driver whose buffers are unusable can't be told.
-            *reset = TransportReset::Told(added);
+            *reset = TransportReset::Sent(added);
         }
     }
 }
@@ -252,7 +252,7 @@ fn make_packets(muxer: &mut Muxer, rings: &mut Rings) -> bool {
     let mut buffers = Buffers::new(memory);
     ring.disable_notification(memory);
     for _ in 0..BATCH {
-        if !muxer.wants_to_speak() {
+        if !muxer.has_packet() {
             return was_congested;
         }
         let chain = match ring.pop(memory) {
@@ -270,7 +270,7 @@ fn make_packets(muxer: &mut Muxer, rings: &mut Rings) -> bool {
             ring.give_back(memory, head, 0);
             continue;
         }
-        match muxer.speak(&buffers) {
+        match muxer.next_packet(&buffers) {
             Some(header) => {
                 buffers.copy_from(0, &header.to_bytes());
                 ring.give_back(memory, head, HEADER_LEN as u32 + header.len);

@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_line_is_taken() {
+    fn bytes_after_the_connect_line_stay_in_the_socket() {
         let (mut program, stream) = UnixStream::pair().unwrap();
         stream.set_nonblocking(true).unwrap();
         let mut handshake = Handshake { stream };

@@ -131,7 +131,7 @@ impl Muxer {
         saved
     }
 
-    /// Queues a RST for each connection of a snapshot.
+    /// Queues a RST for each connection that a snapshot had.
     pub fn reset_saved(&mut self, saved: &VsockState) {
         self.former_cid = saved.cid;
         self.resets
@@ -158,7 +158,7 @@ impl Muxer {
         self.resets.clear();
     }
 
-    /// Accepts host programs, or lets them wait.
+    /// Sets whether host programs are accepted, or wait.
     pub fn set_open(&mut self, open: bool) {
         if self.open != open {
             self.open = open;
@@ -223,7 +223,7 @@ impl Muxer {
             let key = Key::from_token(token);
             if let Some(connection) = self.connections.get_mut(&key) {
                 connection.on_socket(events);
-                self.line_up(key);
+                self.enqueue(key);
             }
         }
     }
@@ -237,7 +237,7 @@ impl Muxer {
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => continue,
                 Err(error) => {
                     // Descriptors or memory ran out: the program keeps waiting.
-                    self.complain(&error);
+                    self.log_host_error(&error);
                     self.paused = true;
                     self.watch_listener();
                     self.deadlines.set(poll::LISTENER, now + ACCEPT_PAUSE);
@@ -251,7 +251,7 @@ impl Muxer {
             }
             let token = poll::numbered(&mut self.next_number);
             if let Err(error) = self.poll.add(&stream, token, poll::any_edge()) {
-                self.complain(&error);
+                self.log_host_error(&error);
                 continue;
             }
             self.handshakes.insert(token, Handshake { stream });
@@ -287,12 +287,12 @@ impl Muxer {
     fn request(&mut self, stream: UnixStream, guest_port: u32, now: Instant) {
         let key = self.free_key(guest_port);
         if let Err(error) = self.poll.modify(&stream, key.token(), poll::any_edge()) {
-            return self.complain(&error);
+            return self.log_host_error(&error);
         }
         tracing::debug!(host_port = key.host_port, guest_port, "vsock: to the guest");
         self.connections.insert(key, Connection::from_host(stream));
         self.deadlines.set(key.token(), now + RESPONSE_TIME);
-        self.line_up(key);
+        self.enqueue(key);
     }
 
     /// A host port that is not in use with this guest port. The search ends, because there are far
@@ -358,7 +358,7 @@ impl Muxer {
         };
         let op = Op::from_number(header.op);
         if header.dst_cid != HOST_CID || header.kind != TYPE_STREAM {
-            // It does not concern the stream of the same ports.
+            // The packet does not concern the stream with the same ports.
             if op != Some(Op::Rst) {
                 self.resets.push_back(Reset {
                     cid: header.dst_cid,
@@ -391,7 +391,7 @@ impl Muxer {
                     self.deadlines.cancel(key.token());
                 }
                 match verdict {
-                    Verdict::Keep => self.line_up(key),
+                    Verdict::Keep => self.enqueue(key),
                     Verdict::Close => self.remove(key),
                     Verdict::Reset => self.reset(key),
                 }
@@ -409,12 +409,12 @@ impl Muxer {
         match dial(&self.path, key.host_port) {
             Ok(stream) => {
                 if let Err(error) = self.poll.add(&stream, key.token(), poll::any_edge()) {
-                    self.complain(&error);
+                    self.log_host_error(&error);
                     return self.refuse(key);
                 }
                 let connection = Connection::from_guest(request, stream);
                 self.connections.insert(key, connection);
-                self.line_up(key);
+                self.enqueue(key);
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 let connection = Connection::dialing(request, DIAL_CALLS);
@@ -439,7 +439,7 @@ impl Muxer {
         match dialed {
             Ok(stream) => {
                 connection.dialed(stream);
-                self.line_up(key);
+                self.enqueue(key);
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock && connection.count_call() => {
                 self.deadlines.set(key.token(), now + DIAL_PAUSE);
@@ -452,10 +452,10 @@ impl Muxer {
     }
 
     /// Puts a connection that has a packet for the guest at the end of the queue.
-    fn line_up(&mut self, key: Key) {
+    fn enqueue(&mut self, key: Key) {
         if let Some(connection) = self.connections.get_mut(&key)
             && !connection.queued
-            && connection.wants_to_speak()
+            && connection.has_packet()
         {
             connection.queued = true;
             self.ready.push_back(key);
@@ -463,12 +463,12 @@ impl Muxer {
     }
 
     /// Whether there may be a packet for the guest.
-    pub fn wants_to_speak(&self) -> bool {
+    pub fn has_packet(&self) -> bool {
         !self.resets.is_empty() || !self.ready.is_empty()
     }
 
     /// Makes one packet for the guest, with its payload in `buffers`; connections take turns.
-    pub fn speak(&mut self, buffers: &Buffers<'_>) -> Option<Header> {
+    pub fn next_packet(&mut self, buffers: &Buffers<'_>) -> Option<Header> {
         if let Some(reset) = self.resets.pop_front() {
             return Some(Header {
                 src_cid: reset.cid,
@@ -482,8 +482,8 @@ impl Muxer {
                 continue;
             };
             connection.queued = false;
-            let spoken = connection.speak(buffers);
-            self.line_up(key);
+            let spoken = connection.next_packet(buffers);
+            self.enqueue(key);
             if let Some(Outgoing {
                 op,
                 flags,
@@ -553,7 +553,7 @@ impl Muxer {
                 Ok(()) => {
                     self.drains.insert(token, Drain { stream, outbox });
                 }
-                Err(error) => self.complain(&error),
+                Err(error) => self.log_host_error(&error),
             }
         }
     }
@@ -569,12 +569,12 @@ impl Muxer {
                     "vsock: the host program takes no more"
                 );
             }
-            _ => self.complain(error),
+            _ => self.log_host_error(error),
         }
     }
 
     /// Logs, once, that the host is at fault and not the guest or a program.
-    fn complain(&mut self, error: &io::Error) {
+    fn log_host_error(&mut self, error: &io::Error) {
         if !std::mem::replace(&mut self.out_of_descriptors, true) {
             tracing::warn!(%error, "vsock: connections fail");
         }

@@ -54,7 +54,7 @@ impl Rings {
         })
     }
 
-    /// Interrupts the guest if it wants that for the returned buffers.
+    /// Interrupts the guest if it wants an interrupt for the returned buffers.
     pub fn notify(&mut self) {
         let memory = &*self.memory;
         let rings = [&mut self.receive, &mut self.transmit].into_iter();

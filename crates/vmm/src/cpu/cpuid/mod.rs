@@ -67,7 +67,7 @@ pub struct Host {
 }
 
 impl Host {
-    /// Reads them from this processor.
+    /// Reads these properties from this processor.
     pub fn read(tsc_deadline: bool) -> Host {
         let leaf_7_ebx = match __cpuid(0).eax {
             7.. => __cpuid_count(7, 0).ebx,

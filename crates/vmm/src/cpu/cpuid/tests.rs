@@ -121,7 +121,7 @@ fn each_vcpu_has_its_own_ids() {
 }
 
 #[test]
-fn a_guest_sees_a_hypervisor_and_its_timer_and_no_performance_counters() {
+fn a_guest_sees_hypervisor_and_timer_but_no_performance_counters() {
     for cpuid in [intel(1), amd(1)] {
         let leaf = of(&cpuid, 1, 0);
         assert_eq!(leaf.ecx, !(1 << 3 | 1 << 5 | 1 << 15));
@@ -156,7 +156,7 @@ fn a_guest_sees_a_hypervisor_and_its_timer_and_no_performance_counters() {
 }
 
 #[test]
-fn what_a_snapshot_could_not_keep_is_hidden() {
+fn features_that_a_snapshot_cannot_save_are_hidden() {
     for (cpuid, arch_capabilities) in [(intel(1), 1 << 29), (amd(1), 0)] {
         let leaf = of(&cpuid, 7, 0);
         assert_eq!(leaf.ebx & (1 << 2 | 1 << 25), 0, "SGX, trace");
@@ -177,7 +177,7 @@ fn what_a_snapshot_could_not_keep_is_hidden() {
 }
 
 #[test]
-fn what_the_processor_does_anyway_is_said() {
+fn features_that_kvm_cannot_disable_are_shown() {
     let mut kvm = everything(b"GenuineIntel");
     for leaf in kvm.as_mut_slice() {
         leaf.ebx = 0;
@@ -191,7 +191,7 @@ fn what_the_processor_does_anyway_is_said() {
 }
 
 #[test]
-fn the_hosts_name_does_not_leak() {
+fn the_hosts_processor_name_is_hidden() {
     for (cpuid, brand) in [
         (intel(1), "Intel Processor (Jiffy)"),
         (amd(1), "AMD Processor (Jiffy)"),
@@ -209,7 +209,7 @@ fn the_hosts_name_does_not_leak() {
 }
 
 #[test]
-fn leaf_order_is_kept() {
+fn cpuid_leaf_order_is_kept() {
     for cpuid in [intel(2), amd(2)] {
         let functions: Vec<u32> = cpuid.as_slice().iter().map(|e| e.function).collect();
         assert!(functions.is_sorted(), "{functions:x?}");

@@ -87,7 +87,7 @@ fn share_caches(entry: &mut kvm_cpuid_entry2, vcpus: u8) {
     }
 }
 
-/// How many bits hold an APIC id of so many vCPUs.
+/// How many bits hold the APIC ids of `vcpus` vCPUs.
 fn id_bits(vcpus: u8) -> u32 {
     u32::from(vcpus).next_power_of_two().trailing_zeros()
 }

@@ -83,7 +83,7 @@ fn set(map: &Path, chunks: Range<u64>) {
 }
 
 /// The next request. Before the first one, the client says that it takes bytes.
-fn hear(mut stream: &UnixStream) -> Option<ChunkRequest> {
+fn receive_request(mut stream: &UnixStream) -> Option<ChunkRequest> {
     let mut line = Vec::new();
     while line.last() != Some(&b'\n') {
         let mut byte = [0];
@@ -91,17 +91,17 @@ fn hear(mut stream: &UnixStream) -> Option<ChunkRequest> {
         line.extend(byte);
     }
     match serde_json::from_slice(&line).ok()? {
-        ChunkRequest::TAKES_BYTES => hear(stream),
+        ChunkRequest::TAKES_BYTES => receive_request(stream),
         request => Some(request),
     }
 }
 
-fn bring(mut stream: &UnixStream, id: u64, length: usize, bytes: &[u8]) {
-    say(stream, &ChunkAnswer::Bytes { id, length });
+fn send_bytes(mut stream: &UnixStream, id: u64, length: usize, bytes: &[u8]) {
+    send_answer(stream, &ChunkAnswer::Bytes { id, length });
     stream.write_all(bytes).unwrap();
 }
 
-fn say(mut stream: &UnixStream, answer: &ChunkAnswer) {
+fn send_answer(mut stream: &UnixStream, answer: &ChunkAnswer) {
     let mut line = serde_json::to_vec(answer).unwrap();
     line.push(b'\n');
     stream.write_all(&line).unwrap();
@@ -130,7 +130,7 @@ fn answer(chunks: &DiskChunks, bell: &OwnedFd, id: u64) -> io::Result<Fetched> {
 }
 
 #[test]
-fn what_is_there_is_told_by_the_bits() {
+fn the_bitmap_tells_which_chunks_are_present() {
     let bench = Bench::new();
     let chunks = bench.open();
     bench.set(1..2);
@@ -178,21 +178,21 @@ fn hostile_maps_are_refused() {
 }
 
 #[test]
-fn the_pager_is_asked_and_its_answer_waited_for() {
+fn a_fetch_waits_for_the_pagers_answer() {
     let mut bench = Bench::new();
     let chunks = bench.open();
     let listener = bench.listener.take().unwrap();
     let map = bench.folder.path().join("present");
     let pager = thread::spawn(move || {
         let stream = listener.accept().unwrap().0;
-        let first = hear(&stream).unwrap();
+        let first = receive_request(&stream).unwrap();
         assert_eq!((first.offset, first.length), (5 * CHUNK, 4096));
         set(&map, 5..6);
         // Answers to requests that were given up are ignored.
-        say(&stream, &ChunkAnswer::Present { id: 77 });
-        say(&stream, &ChunkAnswer::Present { id: first.id });
-        let second = hear(&stream).unwrap();
-        say(
+        send_answer(&stream, &ChunkAnswer::Present { id: 77 });
+        send_answer(&stream, &ChunkAnswer::Present { id: first.id });
+        let second = receive_request(&stream).unwrap();
+        send_answer(
             &stream,
             &ChunkAnswer::Unavailable {
                 id: second.id,
@@ -200,9 +200,9 @@ fn the_pager_is_asked_and_its_answer_waited_for() {
                 sentence: "chunk 9 is at nobody's".into(),
             },
         );
-        let third = hear(&stream).unwrap();
-        say(&stream, &ChunkAnswer::Present { id: third.id });
-        let fourth = hear(&stream).unwrap();
+        let third = receive_request(&stream).unwrap();
+        send_answer(&stream, &ChunkAnswer::Present { id: third.id });
+        let fourth = receive_request(&stream).unwrap();
         assert!(fourth.id > third.id);
         (&stream).write_all(b"{\"failed\":\"what?\"}\n").unwrap();
     });
@@ -223,7 +223,7 @@ fn the_pager_is_asked_and_its_answer_waited_for() {
 }
 
 #[test]
-fn what_finds_no_room_comes_with_the_answer() {
+fn bytes_that_the_file_cannot_hold_come_with_the_answer() {
     let mut bench = Bench::new();
     let chunks = bench.open();
     let listener = bench.listener.take().unwrap();
@@ -234,29 +234,29 @@ fn what_finds_no_room_comes_with_the_answer() {
             .read_line(&mut first)
             .unwrap();
         assert_eq!(first, "{\"id\":0,\"offset\":0,\"length\":0}\n");
-        let request = hear(&stream).unwrap();
-        // The answer of a pager that does not know the word; bytes of a request that was given up;
+        let request = receive_request(&stream).unwrap();
+        // The answer of a pager that cannot send bytes; bytes of a request that was given up;
         // then the requested bytes, with line ends in them.
         let unavailable = |id| ChunkAnswer::Unavailable {
             id,
             chunk: None,
             sentence: "0 bytes were asked for".into(),
         };
-        say(&stream, &unavailable(0));
-        bring(&stream, 77, 1024, &[b'\n'; 1024]);
-        bring(&stream, request.id, 256 << 10, &[b'\n'; 256 << 10]);
-        let request = hear(&stream).unwrap();
+        send_answer(&stream, &unavailable(0));
+        send_bytes(&stream, 77, 1024, &[b'\n'; 1024]);
+        send_bytes(&stream, request.id, 256 << 10, &[b'\n'; 256 << 10]);
+        let request = receive_request(&stream).unwrap();
         // The rest is requested on the same connection.
         assert_eq!(request.offset, 256 << 10);
-        bring(&stream, request.id, 512, &[7; 512]);
+        send_bytes(&stream, request.id, 512, &[7; 512]);
         let mut stream = stream;
         for (asked, length) in [(512, 1024), (512, 0), (512, 100), (1 << 20, 512 << 10)] {
-            let request = hear(&stream).unwrap();
+            let request = receive_request(&stream).unwrap();
             assert_eq!(request.length, asked);
             let (id, line) = (request.id, vec![1; length]);
-            say(&stream, &ChunkAnswer::Bytes { id, length });
+            send_answer(&stream, &ChunkAnswer::Bytes { id, length });
             let _ = (&stream).write_all(&line);
-            assert!(hear(&stream).is_none(), "{length}");
+            assert!(receive_request(&stream).is_none(), "{length}");
             if length != 512 << 10 {
                 stream = listener.accept().unwrap().0;
             }
@@ -277,7 +277,7 @@ fn what_finds_no_room_comes_with_the_answer() {
 }
 
 #[test]
-fn a_pager_that_dies_is_asked_again_when_there_is_another() {
+fn requests_are_sent_again_to_the_next_pager() {
     let mut bench = Bench::new();
     let chunks = bench.open();
     let listener = bench.listener.take().unwrap();
@@ -285,23 +285,23 @@ fn a_pager_that_dies_is_asked_again_when_there_is_another() {
     let map = bench.folder.path().join("present");
     let pagers = thread::spawn(move || {
         let stream = listener.accept().unwrap().0;
-        hear(&stream).unwrap();
+        receive_request(&stream).unwrap();
         // The pager is killed, and its socket is removed.
         fs::remove_file(&socket).unwrap();
         drop((listener, stream));
         let listener = UnixListener::bind(&socket).unwrap();
         let stream = listener.accept().unwrap().0;
-        let request = hear(&stream).unwrap();
+        let request = receive_request(&stream).unwrap();
         assert_eq!(request.offset, CHUNK);
         set(&map, 1..2);
-        say(&stream, &ChunkAnswer::Present { id: request.id });
+        send_answer(&stream, &ChunkAnswer::Present { id: request.id });
     });
     fetch(&chunks, &bell(), CHUNK..2 * CHUNK).unwrap();
     pagers.join().unwrap();
 }
 
 #[test]
-fn without_a_pager_a_read_fails_in_the_end_and_what_is_there_does_not() {
+fn only_missing_chunks_fail_without_a_pager() {
     let mut bench = Bench::new();
     bench.listener = None;
     let chunks = bench.open();
@@ -312,19 +312,20 @@ fn without_a_pager_a_read_fails_in_the_end_and_what_is_there_does_not() {
 }
 
 #[test]
-fn sixteen_are_asked_for_at_once_and_answered_in_any_order() {
+fn sixteen_requests_are_answered_in_any_order() {
     let mut bench = Bench::new();
     let chunks = bench.open();
     let listener = bench.listener.take().unwrap();
     let map = bench.folder.path().join("present");
     let pager = thread::spawn(move || {
         let stream = listener.accept().unwrap().0;
-        let mut requests: Vec<ChunkRequest> = (0..16).map(|_| hear(&stream).unwrap()).collect();
+        let mut requests: Vec<ChunkRequest> =
+            (0..16).map(|_| receive_request(&stream).unwrap()).collect();
         requests.sort_by_key(|request| request.offset % (5 * CHUNK));
         for request in requests {
             let chunk = request.offset / CHUNK;
             match chunk {
-                7 => say(
+                7 => send_answer(
                     &stream,
                     &ChunkAnswer::Unavailable {
                         id: request.id,
@@ -334,7 +335,7 @@ fn sixteen_are_asked_for_at_once_and_answered_in_any_order() {
                 ),
                 _ => {
                     set(&map, chunk..chunk + 1);
-                    say(&stream, &ChunkAnswer::Present { id: request.id });
+                    send_answer(&stream, &ChunkAnswer::Present { id: request.id });
                 }
             }
         }
@@ -360,7 +361,7 @@ fn sixteen_are_asked_for_at_once_and_answered_in_any_order() {
 }
 
 #[test]
-fn the_bell_ends_the_waiting_and_what_is_given_up_is_asked_anew() {
+fn an_abandoned_request_is_sent_again_under_a_new_id() {
     let mut bench = Bench::new();
     let chunks = bench.open();
     let listener = bench.listener.take().unwrap();
@@ -368,16 +369,16 @@ fn the_bell_ends_the_waiting_and_what_is_given_up_is_asked_anew() {
     let ring = bell.try_clone().unwrap();
     let pager = thread::spawn(move || {
         let stream = listener.accept().unwrap().0;
-        let request = hear(&stream).unwrap();
+        let request = receive_request(&stream).unwrap();
         rustix::io::write(&ring, &1u64.to_ne_bytes()).unwrap();
         // The request is sent again later, on the same connection.
-        let again = hear(&stream).unwrap();
+        let again = receive_request(&stream).unwrap();
         assert_eq!(
             (again.offset, again.length),
             (request.offset, request.length)
         );
         for (id, sentence) in [(request.id, "the old one"), (again.id, "the new one")] {
-            say(
+            send_answer(
                 &stream,
                 &ChunkAnswer::Unavailable {
                     id,
@@ -401,12 +402,12 @@ const SCENE: &str = "JIFFY_DISK_CHUNKS_SCENE";
 /// Everything that a disk's thread does about missing chunks, in its sandbox. Filters can't be
 /// removed, so this runs in a process of its own.
 #[test]
-fn everything_can_be_done_in_the_sandbox() {
+fn fetching_chunks_works_in_the_sandbox() {
     use crate::sandbox::{Role, Sandbox, violation};
     if std::env::var_os(SCENE).is_none() {
         let output = std::process::Command::new(std::env::current_exe().unwrap())
             .args([
-                "devices::disk_chunks::tests::everything_can_be_done_in_the_sandbox",
+                "devices::disk_chunks::tests::fetching_chunks_works_in_the_sandbox",
                 "--exact",
                 "--nocapture",
                 "--test-threads=1",
@@ -427,13 +428,13 @@ fn everything_can_be_done_in_the_sandbox() {
     let map = bench.folder.path().join("present");
     let mut pager = Some(thread::spawn(move || {
         // A pager that dies, then one that has one chunk and lacks another.
-        hear(&listener.accept().unwrap().0).unwrap();
+        receive_request(&listener.accept().unwrap().0).unwrap();
         let stream = listener.accept().unwrap().0;
-        let request = hear(&stream).unwrap();
+        let request = receive_request(&stream).unwrap();
         set(&map, 1..2);
-        say(&stream, &ChunkAnswer::Present { id: request.id });
-        let request = hear(&stream).unwrap();
-        say(
+        send_answer(&stream, &ChunkAnswer::Present { id: request.id });
+        let request = receive_request(&stream).unwrap();
+        send_answer(
             &stream,
             &ChunkAnswer::Unavailable {
                 id: request.id,
@@ -441,10 +442,10 @@ fn everything_can_be_done_in_the_sandbox() {
                 sentence: "x".repeat(1000),
             },
         );
-        let request = hear(&stream).unwrap();
-        bring(&stream, request.id, 64 << 10, &[5; 64 << 10]);
+        let request = receive_request(&stream).unwrap();
+        send_bytes(&stream, request.id, 64 << 10, &[5; 64 << 10]);
         // The last request is never answered.
-        hear(&stream).unwrap();
+        receive_request(&stream).unwrap();
         stream
     }));
     Sandbox::On.prepare().unwrap();

@@ -12,9 +12,9 @@ use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-/// Ranges at most so many bytes apart are copied as one: few large mappings cost less than many
+/// Ranges at most this many bytes apart are copied as one: few large mappings cost less than many
 /// small ones.
-const GAP: u64 = 16 << 10;
+const JOIN_GAP: u64 = 16 << 10;
 /// Most mappings of RAM; the kernel allows a process 65530.
 const SEGMENTS_MAX: usize = 16384;
 /// How many layers there may be before a freeze merges all but the lowest.
@@ -56,10 +56,10 @@ impl Contents {
         if private {
             let written = self.written(mapping).map_err(MemoryError::Written)?;
             if !written.is_empty() || !self.released.is_empty() {
-                copied = self.put_on_top(mapping, &written)?;
+                copied = self.push_layer(mapping, &written)?;
             }
         }
-        self.tracking.frozen();
+        self.tracking.after_freeze();
         Ok(Frozen {
             files: self.layers.iter().map(|layer| layer.file.clone()).collect(),
             layout: MemoryLayout {
@@ -74,14 +74,14 @@ impl Contents {
     }
 
     /// Makes a layer of the written and released ranges. Returns the bytes that were copied.
-    fn put_on_top(&mut self, mapping: &Mapping, written: &[Extent]) -> Result<u64, MemoryError> {
+    fn push_layer(&mut self, mapping: &Mapping, written: &[Extent]) -> Result<u64, MemoryError> {
         let few = self.layers.len() <= LAYERS_MAX && self.cuts < RELEASES_MAX;
         let keep = if few { self.layers.len() } else { 1 };
         let (layer, copied) = copy(mapping, &self.layers, keep, written, &self.released)
             .map_err(MemoryError::Freeze)?;
         // The bytes are the same before and after. If this fails half way, only the tracking of
         // written pages is wrong, and the error reports that.
-        let by_log = few && self.tracking.is_by_log();
+        let by_log = few && self.tracking.uses_log();
         let in_place = match by_log {
             true => &self.released,
             false => &layer.covers,
@@ -116,7 +116,7 @@ fn copy(
 ) -> io::Result<(Layer, u64)> {
     let mut wanted = written.to_vec();
     wanted.extend(old[keep..].iter().flat_map(|layer| &layer.covers));
-    let mut gap = GAP;
+    let mut gap = JOIN_GAP;
     let (copy, covers) = loop {
         let copy = joined(wanted.clone(), gap);
         let covers = union([copy.as_slice(), released].concat());
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_freeze_copies_nothing_and_parts_parent_from_child() {
+    fn the_first_freeze_copies_nothing_and_isolates_the_child() {
         let parent = ram(64);
         write(&parent, 5, 1);
         let frozen = parent.freeze().unwrap();
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn many_freezes_keep_few_layers_and_every_byte() {
+    fn many_freezes_keep_few_layers_and_all_contents() {
         let parent = ram(64);
         for round in 0..200_u64 {
             write(&parent, round * 7 % 500, round);
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn a_layer_of_which_nothing_shows_is_let_go() {
+    fn a_fully_covered_layer_is_dropped() {
         let parent = ram(64);
         parent.freeze().unwrap();
         for round in 0..10 {
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn released_memory_is_zero_and_stays_so_in_what_is_frozen() {
+    fn released_memory_is_zero_and_stays_zero_when_frozen() {
         let parent = ram(64);
         for page in 0..1024 {
             write(&parent, page, 9);
@@ -290,7 +290,7 @@ mod tests {
         let child = GuestRam::from_layers(reopened(&frozen), parent.size()).unwrap();
         let pages = [3, 600, 601, 602, 768].map(|page| read(&child, page));
         assert_eq!(pages, [0, 0, 4, 0, 9]);
-        // Invalid ranges from a guest change nothing.
+        // Releasing invalid ranges from a guest changes nothing.
         for (start, length) in [(60 << 20, 8 << 20), (u64::MAX - 4095, 4096), (0, 0)] {
             assert!(parent.release(GuestAddress(start), length).is_err());
         }
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_shared_and_what_is_not_is_frozen_alike() {
+    fn a_freeze_includes_shared_and_private_ranges() {
         let parent = partly_shared();
         let expected = |page: u64, value| assert_eq!(read(&parent, page), value, "page {page}");
         write(&parent, 9, 1);
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_shared_is_the_vm_s_own_to_write_and_to_give_back() {
+    fn a_vm_writes_and_releases_shared_ranges_alone() {
         let (one, other) = (partly_shared(), partly_shared());
         write(&one, 12, 2);
         write(&one, 20, 2);
@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_not_shared() {
+    fn a_file_with_a_wrong_size_or_range_is_not_shared() {
         let ram = GuestRam::to_be_paged(64 << 20).unwrap();
         let extent = |offset, length| vec![Extent { offset, length }];
         for (size, covers) in [
@@ -395,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn with_a_log_pages_stay_and_only_what_is_written_again_is_copied() {
+    fn a_freeze_with_a_dirty_log_copies_only_newly_written_pages() {
         let parent = ram(3100);
         let high = layout::HIGH_RAM / PAGE + 8;
         for round in 0..3 {
@@ -429,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn with_a_log_mappings_stay_bounded_and_memory_is_given_back() {
+    fn releases_with_a_dirty_log_keep_mappings_bounded() {
         let parent = ram(2048);
         for _ in 0..2 {
             parent.freeze().unwrap();
@@ -500,7 +500,7 @@ mod tests {
         /// Parents that fork again and again, children that fork, deep chains, parents that end
         /// first: every page of every VM is what a plain copy would hold.
         #[test]
-        fn any_family_of_forks_reads_what_it_wrote(steps in proptest::collection::vec(step(), 1..120)) {
+        fn each_fork_reads_its_own_writes(steps in proptest::collection::vec(step(), 1..120)) {
             let mut vms = vec![(ram(64), vec![0_u64; 1024])];
             for step in steps {
                 let count = vms.len();

@@ -61,7 +61,7 @@ mod tests {
     use vm_memory::{Bytes, GuestAddress};
 
     #[test]
-    fn huge_pages_stay_where_they_are_reserved() {
+    fn reserved_huge_pages_are_not_released() {
         // Pretends to be on a host with huge pages, so that the test needs none.
         let mut ram = GuestRam::to_be_paged(64 << 20).unwrap();
         ram.mapping.pages = Pages::Huge2M;

@@ -17,7 +17,7 @@ use std::io;
 use std::sync::Arc;
 use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
 
-/// A VM with so many freezes counts as captured repeatedly.
+/// From this many freezes on, a VM counts as captured repeatedly.
 const FREEZES: u32 = 2;
 
 /// The dirty log of a guest.
@@ -39,7 +39,7 @@ pub(super) struct Tracking {
     freezes: u32,
     log: Log,
     /// The pages that were read from the log since the last freeze.
-    told: Vec<Extent>,
+    read_from_log: Vec<Extent>,
 }
 
 #[derive(Debug, Default)]
@@ -55,7 +55,7 @@ enum Log {
 }
 
 impl Log {
-    fn kept(&self) -> Option<&dyn GuestLog> {
+    fn active(&self) -> Option<&dyn GuestLog> {
         match self {
             Log::None | Log::Refused => None,
             Log::Begun(log) | Log::Whole(log) => Some(&**log),
@@ -65,14 +65,14 @@ impl Log {
 
 impl Tracking {
     /// Whether pages that a freeze copied may stay this process's own.
-    pub fn is_by_log(&self) -> bool {
-        self.log.kept().is_some()
+    pub fn uses_log(&self) -> bool {
+        self.log.active().is_some()
     }
 
-    /// A freeze has captured all that was written until now.
-    pub fn frozen(&mut self) {
+    /// Called when a freeze has captured all that was written until now.
+    pub fn after_freeze(&mut self) {
         self.freezes += 1;
-        self.told.clear();
+        self.read_from_log.clear();
         self.log = match std::mem::take(&mut self.log) {
             Log::Begun(log) => Log::Whole(log),
             other => other,
@@ -113,7 +113,7 @@ impl Contents {
         }
         // Released ranges were mapped again.
         let released = union(self.released.clone());
-        let mut written = outside(&self.tracking.told, &released);
+        let mut written = outside(&self.tracking.read_from_log, &released);
         if !released.is_empty() {
             written.extend(own_pages(mapping, &released)?);
         }
@@ -124,7 +124,7 @@ impl Contents {
 impl Tracking {
     /// Reads the log. Reading clears it, so the pages are kept until the next freeze.
     fn ask_log(&mut self, mapping: &Mapping) -> io::Result<()> {
-        let Some(log) = self.log.kept() else {
+        let Some(log) = self.log.active() else {
             return Ok(());
         };
         let mut offset = 0;
@@ -133,10 +133,10 @@ impl Tracking {
             for (pages, ours) in pages.iter_mut().zip(WriteLog::of(region).take()) {
                 *pages |= ours;
             }
-            push_ranges(&mut self.told, &pages, offset);
+            push_ranges(&mut self.read_from_log, &pages, offset);
             offset += region.len();
         }
-        self.told = union(std::mem::take(&mut self.told));
+        self.read_from_log = union(std::mem::take(&mut self.read_from_log));
         Ok(())
     }
 }
@@ -243,14 +243,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn each_bit_is_a_page(words in proptest::collection::vec(any::<u64>(), 0..4)) {
+        fn each_bit_is_one_page(words in proptest::collection::vec(any::<u64>(), 0..4)) {
             let bit = |page: &u64| words[(page / 64) as usize] >> (page % 64) & 1 == 1;
             let expected: Vec<u64> = (0..words.len() as u64 * 64).filter(bit).collect();
             prop_assert_eq!(pages_of(&ranges_of(&words)), expected);
         }
 
         #[test]
-        fn what_is_outside_of_holes_is_left(
+        fn ranges_outside_of_holes_remain(
             words in proptest::collection::vec(any::<u64>(), 3),
             holes in proptest::collection::vec(any::<u64>() , 3),
             coarse in any::<bool>(),
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn whole_words_are_whole_ranges() {
+    fn adjacent_bits_are_one_range_across_words() {
         assert_eq!(
             ranges_of(&[u64::MAX, 1]),
             [Extent {

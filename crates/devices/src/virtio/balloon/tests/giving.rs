@@ -5,7 +5,7 @@ use super::*;
 const FIRST: u32 = (FREE / PAGE) as u32;
 
 #[test]
-fn pages_are_given_back_with_neighbours_joined() {
+fn neighbouring_pages_are_released_as_one_range() {
     let mut guest = Guest::new();
     let pages = [5, 4, 3, 9, 0, 2, 9, 20, 21].map(|page| FIRST + page);
     guest.send(INFLATE, &pages);
@@ -20,7 +20,7 @@ fn pages_are_given_back_with_neighbours_joined() {
 }
 
 #[test]
-fn where_one_buffer_of_page_numbers_ends_means_nothing() {
+fn page_numbers_may_be_split_across_buffers() {
     let mut guest = Guest::new();
     let whole = guest.numbers(&[FIRST, FIRST + 1, FIRST + 7]);
     let parts = [
@@ -34,7 +34,7 @@ fn where_one_buffer_of_page_numbers_ends_means_nothing() {
 }
 
 #[test]
-fn pages_taken_back_cost_nothing() {
+fn deflating_releases_nothing() {
     let mut guest = Guest::new();
     guest.send(DEFLATE, &[FIRST, FIRST + 1]);
     assert_eq!(guest.host.take(), []);
@@ -42,7 +42,7 @@ fn pages_taken_back_cost_nothing() {
 }
 
 #[test]
-fn a_full_request_of_linux_is_one_range_when_its_pages_are() {
+fn a_full_linux_request_of_adjacent_pages_is_one_range() {
     let mut guest = Guest::new();
     let pages: Vec<u32> = (0..256).rev().map(|page| FIRST + page).collect();
     guest.send(INFLATE, &pages);
@@ -50,7 +50,7 @@ fn a_full_request_of_linux_is_one_range_when_its_pages_are() {
 }
 
 #[test]
-fn free_pages_are_given_back_as_reported() {
+fn reported_free_pages_are_released() {
     let mut guest = Guest::new();
     let block = 2 << 20;
     let buffers: Vec<Buffer> = (0..4)
@@ -79,7 +79,7 @@ fn a_report_fills_the_whole_queue_as_linux_does() {
 }
 
 #[test]
-fn reported_pages_stay_where_the_driver_relies_on_what_they_hold() {
+fn reported_pages_are_kept_with_a_nonzero_poison_value() {
     let mut guest = Guest::with(memory(RAM as usize), ALL | F_PAGE_POISON);
     guest
         .balloon()
@@ -111,7 +111,7 @@ fn a_plain_driver_has_two_queues() {
 }
 
 #[test]
-fn only_what_is_guest_ram_is_given_back_and_region_by_region() {
+fn only_guest_ram_is_released_and_region_by_region() {
     let low = 16 << 20;
     let high = 1 << 32;
     let ranges = [(0, low), (low, 1 << 20), (high, 1 << 20)]
@@ -131,7 +131,7 @@ fn only_what_is_guest_ram_is_given_back_and_region_by_region() {
 }
 
 #[test]
-fn parts_of_pages_stay() {
+fn partial_pages_are_kept() {
     let mut guest = Guest::new();
     guest.request(
         REPORTING,
@@ -145,7 +145,7 @@ fn parts_of_pages_stay() {
 }
 
 #[test]
-fn memory_the_host_could_not_take_is_not_counted() {
+fn pages_that_the_host_failed_to_release_are_not_counted() {
     let host = Arc::new(Host {
         broken: true,
         ..Host::default()

@@ -5,7 +5,7 @@ use super::*;
 use proptest::prelude::*;
 
 #[test]
-fn page_numbers_out_of_reach_give_nothing_back() {
+fn page_numbers_outside_ram_release_nothing() {
     let mut guest = Guest::new();
     guest.send(INFLATE, &[u32::MAX, (RAM / PAGE) as u32]);
     assert_eq!(guest.host.take(), []);
@@ -24,7 +24,7 @@ fn page_numbers_out_of_reach_give_nothing_back() {
 }
 
 #[test]
-fn an_endless_list_of_pages_is_cut() {
+fn an_endless_list_of_pages_is_truncated() {
     let mut guest = Guest::new();
     let pages: Vec<u8> = (0..4096u32)
         .flat_map(|n| ((FREE / PAGE) as u32 + n).to_le_bytes())
@@ -67,7 +67,7 @@ fn one_notification_makes_a_bounded_number_of_calls() {
 }
 
 #[test]
-fn a_report_the_device_may_only_read_gives_nothing_back() {
+fn a_read_only_report_buffer_releases_nothing() {
     let mut guest = Guest::new();
     guest.request(REPORTING, &[Buffer::readable(FREE, 2 << 20)]);
     assert_eq!(guest.host.take(), []);
@@ -90,7 +90,7 @@ fn broken_rings_need_a_reset() {
 }
 
 #[test]
-fn a_statistics_buffer_that_is_none_is_not_returned() {
+fn a_statistics_head_outside_the_table_is_not_returned() {
     let mut guest = Guest::new();
     let size = guest.queue(STATISTICS).size();
     guest.queue(STATISTICS).offer(size);
@@ -100,7 +100,7 @@ fn a_statistics_buffer_that_is_none_is_not_returned() {
 }
 
 #[test]
-fn rings_that_are_given_away_are_survived() {
+fn rings_in_released_memory_are_survived() {
     let mut guest = Guest::new();
     guest.send(INFLATE, &[0, 1, 2, 3, 4, 5]);
     assert_eq!(guest.host.take(), [(0, 6)]);

@@ -19,7 +19,7 @@ use vm_memory::GuestAddress;
 const RAM: u64 = 32 << 20;
 /// Address of page numbers and statistics.
 const NUMBERS: u64 = 0x10_0000;
-/// First address of the memory that it releases.
+/// First address of the memory that the driver releases.
 const FREE: u64 = 0x80_0000;
 
 const INFLATE: u16 = 0;

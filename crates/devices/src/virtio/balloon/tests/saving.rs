@@ -35,7 +35,7 @@ fn requests_left_waiting_are_answered_once_after_a_restore() {
 }
 
 #[test]
-fn a_state_says_what_the_driver_knows() {
+fn a_state_has_the_configuration_that_the_driver_knows() {
     let mut guest = Guest::new();
     guest.balloon().set_target(9).unwrap();
     guest.balloon().write_config(4, &2304u32.to_le_bytes());
@@ -103,7 +103,7 @@ fn line() -> EventFd {
 /// The whole path: registers, notifications on the vCPU, saving in between, and the memory of
 /// another process.
 #[test]
-fn behind_its_transport_it_is_saved_and_restored() {
+fn the_device_is_saved_and_restored_through_its_transport() {
     let memory = memory(RAM as usize);
     let host = Arc::new(Host::default());
     let workers = Arc::new(ThreadWorkers);

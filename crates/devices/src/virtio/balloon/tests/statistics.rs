@@ -26,7 +26,7 @@ impl Guest {
 }
 
 #[test]
-fn figures_come_when_asked_for_and_by_name() {
+fn statistics_are_read_on_request_and_by_name() {
     let mut guest = Guest::new();
     let board = guest.balloon().statistics().clone();
     assert_eq!(board.latest().sequence, 0);
@@ -72,7 +72,7 @@ fn figures_come_when_asked_for_and_by_name() {
 }
 
 #[test]
-fn whoever_asks_may_wait() {
+fn a_caller_can_wait_for_newer_statistics() {
     let mut guest = Guest::new();
     guest.give(&entries(&[(5, 1)]));
     let board = guest.balloon().statistics().clone();
@@ -86,7 +86,7 @@ fn whoever_asks_may_wait() {
 }
 
 #[test]
-fn of_two_buffers_the_older_goes_back() {
+fn a_second_statistics_buffer_returns_the_first() {
     let mut guest = Guest::new();
     guest.give(&entries(&[(5, 1)]));
     guest.give(&entries(&[(5, 2)]));
@@ -99,7 +99,7 @@ fn of_two_buffers_the_older_goes_back() {
 }
 
 #[test]
-fn odd_figures_are_taken_as_far_as_they_make_sense() {
+fn valid_entries_of_malformed_statistics_are_kept() {
     let mut guest = Guest::new();
     let board = guest.balloon().statistics().clone();
     let mut cut = entries(&[(4, 4), (5, 5)]);
@@ -125,7 +125,7 @@ fn odd_figures_are_taken_as_far_as_they_make_sense() {
 }
 
 #[test]
-fn figures_of_a_driver_that_went_are_forgotten() {
+fn statistics_are_cleared_when_the_driver_resets() {
     let mut guest = Guest::new();
     guest.give(&entries(&[(5, 1)]));
     guest.balloon().reset();
@@ -136,7 +136,7 @@ fn figures_of_a_driver_that_went_are_forgotten() {
 }
 
 #[test]
-fn the_held_buffer_is_asked_with_after_a_restore() {
+fn the_held_statistics_buffer_is_used_after_a_restore() {
     let mut guest = Guest::new();
     guest.give(&entries(&[(5, 1)]));
     guest.balloon().request_statistics();
@@ -163,7 +163,7 @@ fn the_held_buffer_is_asked_with_after_a_restore() {
 }
 
 #[test]
-fn a_question_under_way_is_answered_after_a_restore() {
+fn a_pending_statistics_request_is_answered_after_a_restore() {
     let mut guest = Guest::new();
     guest.give(&entries(&[(5, 1)]));
     assert!(guest.balloon().request_statistics());

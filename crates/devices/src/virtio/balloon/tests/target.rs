@@ -4,7 +4,7 @@ use super::super::TargetError;
 use super::*;
 
 #[test]
-fn the_driver_hears_of_a_new_target() {
+fn the_driver_is_told_of_a_new_target() {
     let mut guest = Guest::new();
     assert_eq!(guest.config(), [0; 4]);
     guest.balloon().set_target(20).unwrap();
@@ -41,7 +41,7 @@ fn no_target_is_larger_than_the_vm() {
 }
 
 #[test]
-fn a_target_set_during_a_pause_is_told_afterwards() {
+fn a_target_set_during_a_pause_is_announced_on_resume() {
     let guest = Guest::new();
     let memory = guest.memory.clone();
     let (mut balloon, queues) = guest.stop();
@@ -56,7 +56,7 @@ fn a_target_set_during_a_pause_is_told_afterwards() {
 }
 
 #[test]
-fn a_driver_that_starts_anew_holds_nothing() {
+fn a_reset_clears_the_drivers_balloon_but_not_the_target() {
     let mut guest = Guest::new();
     guest.balloon().set_target(3).unwrap();
     guest.balloon().write_config(4, &[0xff; 4]);

@@ -40,7 +40,7 @@ fn noise(length: usize) -> Vec<u8> {
 }
 
 #[test]
-fn a_request_of_many_pieces_moves_each_byte_once() {
+fn a_request_larger_than_a_piece_moves_each_byte_once() {
     for (direct, odd) in [(false, 700), (true, 700), (true, 512)] {
         let disk = empty_disk();
         let mut options = disk.options();
@@ -76,7 +76,7 @@ fn a_request_of_many_pieces_moves_each_byte_once() {
         assert_eq!((status, length as usize), (OK, expected.len() + 1));
         let tail = &expected[expected.len() - rest..];
         assert_eq!(guest.load(DATA, rest), tail);
-        // Of the rest, the innermost buffer was the last.
+        // In the rest of the data, the innermost buffer was the last.
         let (start, end) = (23 * odd, DATA_BYTES as usize - 23 * odd);
         let inner = expected.len() - rest - (end - start);
         let from = start.max(rest);
@@ -88,7 +88,7 @@ fn a_request_of_many_pieces_moves_each_byte_once() {
 }
 
 #[test]
-fn a_stop_ends_a_large_transfer_between_its_pieces() {
+fn a_stop_interrupts_a_large_transfer_between_pieces() {
     let disk = empty_disk();
     let opened = Disk::open(&disk.options()).unwrap();
     let memory = memory(1 << 20);
@@ -112,7 +112,7 @@ fn a_stop_ends_a_large_transfer_between_its_pieces() {
 }
 
 #[test]
-fn a_request_a_pause_could_not_wait_for_is_done_afterwards() {
+fn a_request_interrupted_by_a_pause_is_done_after_it() {
     let disk = empty_disk();
     let mut guest = Guest::start(&disk.options());
     guest.driver.store(DATA, &vec![0xab; DATA_BYTES as usize]);

@@ -2,7 +2,7 @@ use super::driver::*;
 use crate::virtio::testing::{Buffer, INDIRECT, NEXT};
 
 #[test]
-fn chains_without_a_status_byte_come_back_unanswered() {
+fn chains_without_a_status_byte_are_returned_without_status() {
     let disk = Fixture::new(16);
     let mut guest = Guest::start(&disk.options());
     guest.write_header(OUT, 0);
@@ -20,7 +20,7 @@ fn chains_without_a_status_byte_come_back_unanswered() {
 }
 
 #[test]
-fn other_odd_shapes_are_errors() {
+fn malformed_chains_are_answered_with_errors() {
     let disk = Fixture::new(16);
     let mut guest = Guest::start(&disk.options());
     let status = Buffer::writable(STATUS, 1);
@@ -51,7 +51,7 @@ fn other_odd_shapes_are_errors() {
 }
 
 #[test]
-fn a_status_byte_outside_memory_is_nobodys() {
+fn a_status_byte_outside_memory_is_not_written() {
     let disk = Fixture::new(16);
     let mut guest = Guest::start(&disk.options());
     guest.write_header(IN, 0);
@@ -83,7 +83,7 @@ fn more_buffers_than_announced_are_refused() {
 }
 
 #[test]
-fn a_chain_that_goes_in_a_circle_ends() {
+fn a_looping_chain_ends() {
     let disk = Fixture::new(16);
     let mut guest = Guest::start(&disk.options());
     guest.write_header(IN, 0);
@@ -101,7 +101,7 @@ fn a_chain_that_goes_in_a_circle_ends() {
 }
 
 #[test]
-fn a_chain_that_leaves_its_table_ends() {
+fn a_chain_that_leaves_its_descriptor_table_ends() {
     let disk = Fixture::new(16);
     let mut guest = Guest::start(&disk.options());
     guest.write_header(IN, 0);
@@ -120,7 +120,7 @@ fn a_chain_that_leaves_its_table_ends() {
 }
 
 #[test]
-fn indirect_tables_are_not_trusted_either() {
+fn malformed_indirect_tables_are_survived() {
     let disk = Fixture::new(16);
     let mut guest = Guest::start(&disk.options());
     let inner = 0xa000;

@@ -25,7 +25,7 @@ struct Map {
     path: PathBuf,
     present: Mutex<Vec<bool>>,
     asked: Mutex<Sender<Range<u64>>>,
-    mood: Mutex<Mood>,
+    mode: Mutex<Mode>,
     fetches: Mutex<Fetches>,
     /// Readable when there are answers.
     news: EventFd,
@@ -40,10 +40,10 @@ struct Fetches {
 }
 
 #[derive(Debug, Clone, Copy)]
-enum Mood {
+enum Mode {
     Fill,
     Fail,
-    /// The file has no space: so many sectors are returned as bytes.
+    /// The file has no space: this many sectors are returned as bytes.
     Bring(usize),
     /// The same for the first request; later ones are written to the file.
     BringOnce(usize),
@@ -58,15 +58,15 @@ impl Map {
             path: fixture.path.clone(),
             present: Mutex::new(vec![false; sectors]),
             asked: Mutex::new(asked),
-            mood: Mutex::new(Mood::Fill),
+            mode: Mutex::new(Mode::Fill),
             fetches: Mutex::default(),
             news: EventFd::new(libc::EFD_NONBLOCK).unwrap(),
         };
         (Arc::new(map), heard)
     }
 
-    fn feel(&self, mood: Mood) {
-        *self.mood.lock().unwrap() = mood;
+    fn set_mode(&self, mode: Mode) {
+        *self.mode.lock().unwrap() = mode;
     }
 
     fn fill(&self, bytes: &Range<u64>) {
@@ -113,25 +113,25 @@ impl Residency for Map {
 
 impl Fetcher for Map {
     fn ask(&self, bytes: Range<u64>) -> u64 {
-        let mood = *self.mood.lock().unwrap();
+        let mode = *self.mode.lock().unwrap();
         let mut fetches = self.fetches.lock().unwrap();
         fetches.last += 1;
         let ticket = fetches.last;
-        let outcome = match mood {
-            Mood::Bring(most) | Mood::BringOnce(most) => {
-                if matches!(mood, Mood::BringOnce(_)) {
-                    self.feel(Mood::Fill);
+        let outcome = match mode {
+            Mode::Bring(most) | Mode::BringOnce(most) => {
+                if matches!(mode, Mode::BringOnce(_)) {
+                    self.set_mode(Mode::Fill);
                 }
                 let sectors = Map::sectors(&bytes).take(most);
                 let came = sectors.flat_map(|sector| [sector as u8 ^ 0xff; SECTOR as usize]);
                 Some(Ok(Fetched::Bytes(came.collect())))
             }
-            Mood::Fill => {
+            Mode::Fill => {
                 self.fill(&bytes);
                 Some(Ok(Fetched::Present))
             }
-            Mood::Fail => Some(Err(io::Error::other("chunk 1 cannot be had"))),
-            Mood::Hold => None,
+            Mode::Fail => Some(Err(io::Error::other("chunk 1 cannot be had"))),
+            Mode::Hold => None,
         };
         match outcome {
             Some(outcome) => {
@@ -183,7 +183,7 @@ fn start(fixture: &Fixture, map: &Arc<Map>) -> Guest {
 }
 
 #[test]
-fn what_is_there_is_read_and_what_is_missing_is_filled_first() {
+fn missing_ranges_are_fetched_before_a_read() {
     let fixture = Fixture::new(64);
     let (map, asked) = Map::new(&fixture, 64);
     map.present.lock().unwrap()[8..16].fill(true);
@@ -204,23 +204,23 @@ fn what_is_there_is_read_and_what_is_missing_is_filled_first() {
 }
 
 #[test]
-fn what_cannot_be_had_is_an_error_and_the_disk_goes_on() {
+fn a_failed_fetch_is_an_io_error_and_later_reads_work() {
     let fixture = Fixture::new(64);
     let (map, asked) = Map::new(&fixture, 64);
     map.present.lock().unwrap()[..8].fill(true);
-    map.feel(Mood::Fail);
+    map.set_mode(Mode::Fail);
     let mut guest = start(&fixture, &map);
     assert_eq!(guest.read(20, 4096), (IO_ERROR, 1));
     assert_eq!(guest.read(0, 4096).0, OK);
     assert_eq!(guest.read(20, 4096), (IO_ERROR, 1), "asked for anew");
     assert_eq!(asked.try_iter().count(), 2);
-    map.feel(Mood::Fill);
+    map.set_mode(Mode::Fill);
     assert_eq!(guest.read(20, 4096).0, OK);
     assert_eq!(guest.load(DATA, 512), [20 ^ 0xff; 512]);
 }
 
 #[test]
-fn what_the_file_has_no_room_for_is_read_as_it_came() {
+fn fetched_bytes_that_the_file_cannot_hold_go_to_the_guest() {
     let fixture = Fixture::new(64);
     let (map, asked) = Map::new(&fixture, 64);
     let mut guest = start(&fixture, &map);
@@ -230,28 +230,28 @@ fn what_the_file_has_no_room_for_is_read_as_it_came() {
         Buffer::writable(DATA + 700, 8 * 512 - 700),
     ];
     let expected: Vec<u8> = (16..24).flat_map(|sector| [sector ^ 0xff; 512]).collect();
-    for (mood, questions) in [
-        (Mood::Bring(3), 3),
-        (Mood::Bring(8), 1),
-        (Mood::BringOnce(3), 2),
+    for (mode, questions) in [
+        (Mode::Bring(3), 3),
+        (Mode::Bring(8), 1),
+        (Mode::BringOnce(3), 2),
     ] {
-        map.feel(mood);
+        map.set_mode(mode);
         guest.driver.store(DATA, &[0; 8 * 512]);
-        assert_eq!(guest.request(IN, 16, &data), (OK, 8 * 512 + 1), "{mood:?}");
-        assert_eq!(guest.load(DATA, 8 * 512), expected, "{mood:?}");
-        assert_eq!(asked.try_iter().count(), questions, "{mood:?}");
+        assert_eq!(guest.request(IN, 16, &data), (OK, 8 * 512 + 1), "{mode:?}");
+        assert_eq!(guest.load(DATA, 8 * 512), expected, "{mode:?}");
+        assert_eq!(asked.try_iter().count(), questions, "{mode:?}");
     }
     // An empty answer is an error.
     map.present.lock().unwrap().fill(false);
-    map.feel(Mood::Bring(0));
+    map.set_mode(Mode::Bring(0));
     assert_eq!(guest.read(16, 512), (IO_ERROR, 1));
 }
 
 #[test]
-fn a_read_that_waits_goes_back_to_the_ring_and_is_done_later() {
+fn a_waiting_read_returns_to_the_ring_and_is_done_later() {
     let fixture = Fixture::new(64);
     let (map, asked) = Map::new(&fixture, 64);
-    map.feel(Mood::Hold);
+    map.set_mode(Mode::Hold);
     let mut guest = start(&fixture, &map);
     guest.write_header(IN, 30);
     guest.driver.add(&usual(&[Buffer::writable(DATA, 4096)]));
@@ -264,7 +264,7 @@ fn a_read_that_waits_goes_back_to_the_ring_and_is_done_later() {
     assert_eq!(queues[0].state().next_avail, 0, "it is in the ring again");
     assert_eq!(guest.driver.used_index(), 0);
 
-    map.feel(Mood::Fill);
+    map.set_mode(Mode::Fill);
     let device = Running::start(block, &guest.memory, queues, FLUSHES);
     guest.driver.wait_used();
     let mut status = [0];
@@ -278,7 +278,7 @@ fn a_read_that_waits_goes_back_to_the_ring_and_is_done_later() {
 
 /// A pause may find a read that waits in the middle of a request of many pieces.
 #[test]
-fn large_reads_are_filled_piece_by_piece() {
+fn large_reads_are_fetched_piece_by_piece() {
     let sectors = 24 << 11;
     let fixture = Fixture::new(1);
     let file = OpenOptions::new().write(true).open(&fixture.path).unwrap();
@@ -318,11 +318,11 @@ fn expect_read(driver: &DriverQueue, sector: u64, byte: u8) {
 }
 
 #[test]
-fn sixteen_missing_reads_wait_at_once_and_one_that_is_in_the_file_passes_them() {
+fn a_present_read_overtakes_sixteen_waiting_ones() {
     let fixture = Fixture::new(64);
     let (map, asked) = Map::new(&fixture, 64);
     map.present.lock().unwrap()[40..41].fill(true);
-    map.feel(Mood::Hold);
+    map.set_mode(Mode::Hold);
     let mut guest = start(&fixture, &map);
     let missing: Vec<u16> = (0..16).map(|sector| add_read(&mut guest, sector)).collect();
     guest.device.ring(0);
@@ -352,13 +352,13 @@ fn sixteen_missing_reads_wait_at_once_and_one_that_is_in_the_file_passes_them() 
 }
 
 #[test]
-fn what_waits_over_a_capture_is_answered_once_and_what_passed_it_is_not_done_again() {
+fn reads_waiting_at_a_capture_are_answered_exactly_once() {
     let fixture = Fixture::new(64);
     let (map, asked) = Map::new(&fixture, 64);
     map.present.lock().unwrap()[32..48].fill(true);
-    map.feel(Mood::Hold);
+    map.set_mode(Mode::Hold);
     let mut guest = start(&fixture, &map);
-    // Goes round the ring of 64 entries first, so that positions and entries differ.
+    // Wraps around the ring of 64 entries first, so that positions and entries differ.
     for _ in 0..50 {
         assert_eq!(guest.read(40, 512).0, OK);
     }
@@ -382,7 +382,7 @@ fn what_waits_over_a_capture_is_answered_once_and_what_passed_it_is_not_done_aga
 
     // A clone continues from a copy of the memory, with one more request.
     let memory = copy_of(&guest.memory);
-    map.feel(Mood::Fill);
+    map.set_mode(Mode::Fill);
     let options = BlockOptions {
         read_only: true,
         ..fixture.options()
@@ -413,10 +413,10 @@ fn what_waits_over_a_capture_is_answered_once_and_what_passed_it_is_not_done_aga
 }
 
 #[test]
-fn a_reset_forgets_what_waits() {
+fn a_reset_drops_waiting_reads() {
     let fixture = Fixture::new(64);
     let (map, asked) = Map::new(&fixture, 64);
-    map.feel(Mood::Hold);
+    map.set_mode(Mode::Hold);
     let mut guest = start(&fixture, &map);
     for sector in 0..4 {
         add_read(&mut guest, sector);
@@ -428,7 +428,7 @@ fn a_reset_forgets_what_waits() {
     let (block, _) = guest.device.stop();
     assert!(map.fetches.lock().unwrap().held.is_empty(), "given up");
     // The driver begins with new rings.
-    map.feel(Mood::Fill);
+    map.set_mode(Mode::Fill);
     let driver = DriverQueue::new(guest.memory.clone(), RINGS, 64);
     let queue = driver.device_queue(false);
     let mut guest = Guest {

@@ -8,7 +8,7 @@ fn refused(path: &Path) -> BlockError {
 }
 
 #[test]
-fn what_is_no_disk_is_refused_with_its_name() {
+fn files_that_are_no_disks_are_refused_by_name() {
     let disk = Fixture::new(1);
     let folder = disk.folder.path();
 
@@ -59,7 +59,7 @@ fn empty_disks_and_broken_sectors_are_refused_with_a_hint() {
 }
 
 #[test]
-fn a_long_serial_number_is_refused_and_the_longest_fits() {
+fn serial_numbers_have_a_maximum_length() {
     let disk = Fixture::new(1);
     let mut options = disk.options();
     options.id = "x".repeat(ID_BYTES + 1);
@@ -89,7 +89,7 @@ fn two_vms_cannot_write_one_disk() {
 }
 
 #[test]
-fn a_sparse_disk_is_as_large_as_it_says() {
+fn a_sparse_disk_has_its_apparent_size() {
     let disk = Fixture::new(1);
     let file = File::options().write(true).open(&disk.path).unwrap();
     file.set_len(1 << 40).unwrap();

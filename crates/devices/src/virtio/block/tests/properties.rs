@@ -75,7 +75,7 @@ proptest! {
         prop_assert_eq!(disk.bytes(0, model.len()), model);
     }
 
-    /// Any descriptors: each request is returned once, or the queue is reported as broken.
+    /// With any descriptors, each request is returned once, or the queue is reported as broken.
     #[test]
     fn any_descriptors_are_survived(
         table in proptest::collection::vec(

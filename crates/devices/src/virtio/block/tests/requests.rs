@@ -10,7 +10,7 @@ use virtio_bindings::virtio_blk::{
 use vm_memory::GuestMemoryBackend as _;
 
 #[test]
-fn a_read_gives_what_the_file_holds() {
+fn a_read_returns_the_files_bytes() {
     let disk = Fixture::new(16);
     let mut guest = Guest::start(&disk.options());
     assert_eq!(guest.read(3, 1024), (OK, 1025));
@@ -28,7 +28,7 @@ fn a_read_gives_what_the_file_holds() {
 }
 
 #[test]
-fn what_a_request_writes_is_in_the_log_of_guest_memory() {
+fn pages_written_by_a_request_are_in_the_dirty_log() {
     let disk = Fixture::new(16);
     let mut guest = Guest::start(&disk.options());
     let memory = guest.memory.clone();
@@ -70,7 +70,7 @@ fn a_write_reaches_the_file_and_is_read_back() {
 }
 
 #[test]
-fn buffers_may_be_cut_anywhere() {
+fn buffers_may_be_split_anywhere() {
     let disk = Fixture::new(16);
     let mut guest = Guest::start(&disk.options());
     guest.write_header(IN, 2);
@@ -112,7 +112,7 @@ fn an_indirect_table_is_followed() {
 }
 
 #[test]
-fn the_ends_of_the_disk_are_where_they_are() {
+fn requests_past_the_end_of_the_disk_fail() {
     let disk = Fixture::new(16);
     let mut guest = Guest::start(&disk.options());
     assert_eq!(guest.config(0, 8), 16);
@@ -129,7 +129,7 @@ fn the_ends_of_the_disk_are_where_they_are() {
 }
 
 #[test]
-fn data_comes_in_whole_sectors() {
+fn partial_sectors_are_refused() {
     let disk = Fixture::new(16);
     let mut guest = Guest::start(&disk.options());
     assert_eq!(guest.read(0, 511), (IO_ERROR, 1));
@@ -138,7 +138,7 @@ fn data_comes_in_whole_sectors() {
 }
 
 #[test]
-fn the_identity_is_padded_or_cut() {
+fn the_serial_number_is_padded_or_truncated() {
     let disk = Fixture::new(16);
     let mut guest = Guest::start(&disk.options());
     assert_eq!(
@@ -156,7 +156,7 @@ fn the_identity_is_padded_or_cut() {
 }
 
 #[test]
-fn a_discard_gives_blocks_back() {
+fn a_discard_frees_blocks() {
     let disk = Fixture::new(64);
     let mut guest = Guest::start(&disk.options());
     let before = std::fs::metadata(&disk.path).unwrap().blocks();
@@ -182,7 +182,7 @@ fn zeroes_are_written_with_and_without_unmap() {
 }
 
 #[test]
-fn limits_of_discard_and_zeroes_are_those_of_the_configuration() {
+fn discard_and_zeroes_have_the_limits_of_the_configuration() {
     let disk = Fixture::new(64);
     let mut guest = Guest::start(&disk.options());
     let (discard_most, ranges_most) = (guest.config(36, 4) as u32, guest.config(40, 4) as usize);
@@ -224,7 +224,7 @@ fn unknown_kinds_are_unsupported() {
 }
 
 #[test]
-fn a_read_only_disk_reads_and_refuses_the_rest() {
+fn a_read_only_disk_refuses_all_but_reads() {
     let disk = Fixture::new(16);
     let mut options = disk.options();
     options.read_only = true;
@@ -303,7 +303,7 @@ fn every_request_of_a_flood_is_answered_once() {
 }
 
 #[test]
-fn event_idx_interrupts_only_when_the_driver_asked() {
+fn event_idx_suppresses_interrupts_that_the_driver_did_not_ask_for() {
     let disk = Fixture::new(16);
     let mut guest = Guest::with_features(&disk.options(), FLUSHES | EVENT_IDX);
     guest.driver.set_used_event(2);
@@ -330,7 +330,7 @@ fn a_driver_that_wants_no_interrupts_gets_none() {
 }
 
 #[test]
-fn a_file_that_shrank_gives_errors_not_old_bytes() {
+fn reads_past_the_end_of_a_truncated_file_fail() {
     let disk = Fixture::new(16);
     let mut guest = Guest::start(&disk.options());
     std::fs::OpenOptions::new()

@@ -105,7 +105,7 @@ fn a_device_stops_in_the_middle_of_a_flood() {
 }
 
 #[test]
-fn a_new_limit_holds_for_a_request_that_waits() {
+fn a_new_limit_applies_to_a_waiting_request() {
     let disk = Fixture::new(8);
     let mut options = disk.options();
     // The cost of the first read takes ten minutes to pay off.
@@ -120,7 +120,7 @@ fn a_new_limit_holds_for_a_request_that_waits() {
 }
 
 #[test]
-fn a_request_that_waits_for_its_turn_is_kept_for_another_time() {
+fn a_request_that_waits_for_the_limit_survives_a_stop() {
     let disk = Fixture::new(8);
     let mut options = disk.options();
     // The cost of the first read takes ten minutes to pay off.

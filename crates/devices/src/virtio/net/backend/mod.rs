@@ -75,7 +75,7 @@ impl Backend {
                     socket.set_nonblocking(true).expect("a socket");
                     File::from(OwnedFd::from(socket))
                 });
-                let taps = tap::stand_ins(files.collect());
+                let taps = tap::fake_taps(files.collect());
                 Ok(taps.into_iter().map(Endpoint::Tap).collect())
             }
         }
@@ -107,17 +107,17 @@ impl Endpoint {
 
     /// Configures the other end for the driver's features, before anything is received, and for
     /// whether this queue is used.
-    pub(super) fn agree_on(&self, features: u64, used_pairs: u16) -> io::Result<()> {
+    pub(super) fn configure(&self, features: u64, used_pairs: u16) -> io::Result<()> {
         match self {
-            Endpoint::Tap(tap) => tap.agree_on(features, used_pairs),
+            Endpoint::Tap(tap) => tap.configure(features, used_pairs),
             _ => Ok(()),
         }
     }
 
     /// Enables the first `count` queues of the other end, and no others.
-    pub(super) fn use_pairs(&self, count: u16) -> io::Result<()> {
+    pub(super) fn enable_pairs(&self, count: u16) -> io::Result<()> {
         match self {
-            Endpoint::Tap(tap) => tap.use_queues(count),
+            Endpoint::Tap(tap) => tap.enable_queues(count),
             _ => Ok(()),
         }
     }
@@ -134,7 +134,7 @@ impl Endpoint {
             Ok(bytes) => Some(bytes),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => None,
             Err(error) => {
-                self.hang_up(&error);
+                self.disconnect(&error);
                 None
             }
         }
@@ -149,9 +149,9 @@ impl Endpoint {
             Endpoint::Gone { .. } => return Ok(Sent::Nowhere),
         };
         if let Err(error) = &sent
-            && self.is_end(error)
+            && self.is_disconnect(error)
         {
-            self.hang_up(error);
+            self.disconnect(error);
             return Ok(Sent::Nowhere);
         }
         sent.map(|()| Sent::Whole)
@@ -163,12 +163,12 @@ impl Endpoint {
             && let Err(error) = passt.flush()
             && error.kind() != io::ErrorKind::WouldBlock
         {
-            self.hang_up(&error);
+            self.disconnect(&error);
         }
     }
 
     /// Whether a failed write means that the other end is gone.
-    fn is_end(&self, error: &io::Error) -> bool {
+    fn is_disconnect(&self, error: &io::Error) -> bool {
         match (self, error.raw_os_error()) {
             // The interface was removed, or a driver sends on a queue that is not enabled.
             (Endpoint::Tap(tap), Some(libc::EBADFD)) => tap.is_first(),
@@ -179,7 +179,7 @@ impl Endpoint {
         }
     }
 
-    fn hang_up(&mut self, error: &io::Error) {
+    fn disconnect(&mut self, error: &io::Error) {
         tracing::warn!(%error, "the link of a network device is down: its other end is gone");
         *self = Endpoint::Gone {
             features: self.features(),

@@ -37,7 +37,7 @@ pub struct Tap {
     queues: Arc<[Arc<File>]>,
     number: usize,
     features: u64,
-    /// False if a test has a socket in its place.
+    /// False if a test uses a socket instead.
     is_real: bool,
 }
 
@@ -90,7 +90,7 @@ pub fn open(files: Vec<File>) -> Result<Vec<Tap>, NetError> {
 
 /// Sockets that behave like a TAP interface.
 #[cfg(any(test, feature = "testing"))]
-pub fn stand_ins(files: Vec<File>) -> Vec<Tap> {
+pub fn fake_taps(files: Vec<File>) -> Vec<Tap> {
     queues(files, every_feature(), false)
 }
 
@@ -118,7 +118,7 @@ impl Tap {
         self.number == 0
     }
 
-    pub fn agree_on(&self, features: u64, used_pairs: u16) -> io::Result<()> {
+    pub fn configure(&self, features: u64, used_pairs: u16) -> io::Result<()> {
         if !self.is_real {
             return Ok(());
         }
@@ -127,18 +127,18 @@ impl Tap {
             let agreed = guest.filter(|(feature, _)| features & (1 << feature) != 0);
             let bits = agreed.fold(0, |bits, (_, bit)| bits | bit);
             tap_queue::set_offload(&**self.file(), bits)?;
-            self.use_queues(used_pairs)?;
+            self.enable_queues(used_pairs)?;
         }
         Ok(())
     }
 
-    pub fn use_queues(&self, count: u16) -> io::Result<()> {
+    pub fn enable_queues(&self, count: u16) -> io::Result<()> {
         if !self.is_real || self.queues.len() < 2 {
             return Ok(());
         }
         for (number, queue) in self.queues.iter().enumerate() {
             match tap_queue::set_queue(&**queue, number < usize::from(count)) {
-                // The queue is in the wanted state already.
+                // The queue is enabled, or disabled, already.
                 Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
                 other => other?,
             }

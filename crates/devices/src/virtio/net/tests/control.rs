@@ -7,7 +7,7 @@ use virtio_bindings::virtio_net::*;
 const MQ: u64 = 1 << VIRTIO_NET_F_MQ;
 
 #[test]
-fn as_many_pairs_are_used_as_the_driver_says() {
+fn the_driver_sets_the_number_of_queue_pairs() {
     let (net, hosts) = on_datagrams(4);
     assert_eq!(net.queue_max_sizes().len(), 9);
     assert_ne!(net.features() & MQ, 0);
@@ -38,7 +38,7 @@ fn as_many_pairs_are_used_as_the_driver_says() {
 }
 
 #[test]
-fn a_driver_without_several_pairs_has_its_control_queue_third() {
+fn without_multiqueue_the_control_queue_is_the_third() {
     let (net, hosts) = on_datagrams(2);
     let mut guest = Guest::start(net, USUAL);
     let control = &mut guest.queues[2];
@@ -58,7 +58,7 @@ fn a_driver_without_several_pairs_has_its_control_queue_third() {
 }
 
 #[test]
-fn commands_that_are_not_known_or_not_whole_fail() {
+fn unknown_and_truncated_commands_fail() {
     let (net, _hosts) = on_datagrams(1);
     let mut guest = Guest::start(net, USUAL);
     for command in [
@@ -90,7 +90,7 @@ fn commands_that_are_not_known_or_not_whole_fail() {
 }
 
 #[test]
-fn an_announcement_is_asked_for_until_it_is_acknowledged() {
+fn an_announcement_is_requested_until_acknowledged() {
     let (net, _hosts) = on_datagrams(1);
     let state = net.save();
     let (_, restored) = again(&state);

@@ -34,7 +34,7 @@ pub const USUAL: u64 = MERGEABLE
     | 1 << VIRTIO_NET_F_STATUS
     | 1 << VIRTIO_NET_F_MAC;
 
-/// A frame of so many bytes with the device's source address; each byte of its packet is `fill`.
+/// A frame of `bytes` bytes from the device's address; each byte of its packet is `fill`.
 pub fn frame(fill: u8, bytes: usize) -> Vec<u8> {
     let mut frame = vec![fill; bytes];
     frame[..6].copy_from_slice(&[0xff; 6]);
@@ -114,7 +114,7 @@ impl Guest {
         }
     }
 
-    /// Offers buffers of so many bytes, adjacent in memory.
+    /// Offers `count` buffers of `bytes` bytes each, adjacent in memory.
     pub fn offer_buffers(&mut self, count: usize, bytes: u32) {
         for number in 0..count {
             let address = RECEIVE + number as u64 * u64::from(bytes);
@@ -164,7 +164,7 @@ impl Guest {
         head
     }
 
-    /// Offers them in one buffer and waits until the device has taken it.
+    /// Offers `bytes` in one buffer and waits until the device has taken it.
     pub fn send(&mut self, bytes: &[u8]) {
         let head = self.send_in(bytes, &[]);
         let used = self.queues[1].wait_used();

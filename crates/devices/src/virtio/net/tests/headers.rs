@@ -8,7 +8,7 @@ const ALL: u64 = u64::MAX;
 const SEGMENTS: [u8; BYTES] = [1, 1, 54, 0, 0xb4, 5, 34, 0, 16, 0, 0, 0];
 
 #[test]
-fn what_was_agreed_on_passes() {
+fn negotiated_offloads_pass() {
     for kind in [0, 1, 3, 4, 5, 0x81, 0x84] {
         let mut header = SEGMENTS;
         header[1] = kind;
@@ -46,7 +46,7 @@ fn each_offload_needs_its_feature() {
 }
 
 #[test]
-fn fields_stay_within_the_frame() {
+fn header_fields_outside_the_frame_are_refused() {
     let mut header = SEGMENTS;
     assert!(check(&header, 54, ALL).is_ok());
     assert_eq!(check(&header, 53, ALL), Err(Refused::Beyond { frame: 53 }));
@@ -69,7 +69,7 @@ fn segments_have_a_size_and_a_checksum() {
 
 proptest! {
     #[test]
-    fn what_passes_keeps_to_the_rules(
+    fn checked_headers_are_consistent(
         header in any::<[u8; BYTES]>(),
         frame in 14u32..66_000,
         features in any::<u64>(),

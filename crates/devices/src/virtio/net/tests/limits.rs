@@ -24,7 +24,7 @@ fn limited(receive: RateLimit, send: RateLimit) -> (Guest, UnixDatagram) {
 }
 
 #[test]
-fn what_a_guest_sends_is_limited_and_not_lost() {
+fn transmission_is_limited_without_loss() {
     let (mut guest, host) = limited(RateLimit::default(), frames());
     let start = Instant::now();
     for number in 0..30 {
@@ -35,7 +35,7 @@ fn what_a_guest_sends_is_limited_and_not_lost() {
 }
 
 #[test]
-fn what_a_guest_receives_is_limited_and_not_lost() {
+fn reception_is_limited_without_loss() {
     let (mut guest, host) = limited(frames(), RateLimit::default());
     guest.offer_buffers(100, 2048);
     let start = Instant::now();
@@ -47,7 +47,7 @@ fn what_a_guest_receives_is_limited_and_not_lost() {
 }
 
 #[test]
-fn one_direction_does_not_wait_for_the_other_nor_the_order_to_stop() {
+fn a_limited_direction_delays_neither_the_other_nor_a_stop() {
     let one = NonZeroU64::new(1);
     let slow = RateLimit {
         bytes_per_second: one,
@@ -72,7 +72,7 @@ fn one_direction_does_not_wait_for_the_other_nor_the_order_to_stop() {
 }
 
 #[test]
-fn new_limits_hold_for_frames_that_wait() {
+fn new_limits_apply_to_waiting_frames() {
     let one = NonZeroU64::new(1);
     let slow = RateLimit {
         bytes_per_second: one,

@@ -37,7 +37,7 @@ fn bad_chains_are_dropped_and_returned() {
 }
 
 #[test]
-fn a_loop_of_descriptors_ends() {
+fn a_descriptor_loop_ends() {
     let (net, hosts) = on_datagrams(1);
     let mut guest = Guest::start(net, USUAL);
     let queue = &guest.queues[1];
@@ -57,7 +57,7 @@ fn a_loop_of_descriptors_ends() {
 }
 
 #[test]
-fn a_chain_that_leads_out_of_its_table_is_dropped() {
+fn a_chain_that_leaves_its_descriptor_table_is_dropped() {
     let (net, hosts) = on_datagrams(1);
     let mut guest = Guest::start(net, USUAL);
     let queue = &guest.queues[1];
@@ -95,7 +95,7 @@ fn huge_indirect_tables_are_bounded() {
 }
 
 #[test]
-fn bad_buffers_to_receive_in_are_returned_and_the_next_is_used() {
+fn bad_receive_buffers_are_returned_and_the_next_is_used() {
     let (net, hosts) = on_datagrams(1);
     let mut guest = Guest::start(net, USUAL);
     for buffers in [

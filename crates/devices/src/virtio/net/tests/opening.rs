@@ -8,7 +8,7 @@ use std::sync::Arc;
 use virtio_bindings::virtio_net::*;
 
 #[test]
-fn what_can_not_be_is_refused_in_a_sentence() {
+fn invalid_arguments_are_refused() {
     let with = |change: fn(&mut crate::virtio::net::NetArgs)| {
         let mut args = args(Backend::None);
         change(&mut args);
@@ -40,7 +40,7 @@ fn what_can_not_be_is_refused_in_a_sentence() {
 }
 
 #[test]
-fn the_driver_reads_address_link_pairs_and_mtu() {
+fn the_configuration_has_address_link_pairs_and_mtu() {
     let mut args = args(Backend::None);
     args.mtu = Some(9000);
     let net = Net::new(args).unwrap();
@@ -57,7 +57,7 @@ fn the_driver_reads_address_link_pairs_and_mtu() {
 }
 
 #[test]
-fn without_a_backend_all_that_is_sent_is_dropped() {
+fn transmitted_frames_are_dropped_without_a_backend() {
     let net = Net::new(args(Backend::None)).unwrap();
     let mut guest = Guest::start(net, USUAL);
     guest.send(&with_header(&frame(1, 60)));

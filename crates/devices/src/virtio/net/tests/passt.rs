@@ -28,14 +28,14 @@ fn received(passt: &mut UnixStream) -> Vec<u8> {
 const PLAIN: u64 = MERGEABLE | CONTROL | EVENT_IDX;
 
 #[test]
-fn no_offloads_are_offered() {
+fn passt_offers_no_offloads() {
     let (net, _passt) = on_passt();
     assert_eq!(net.features() & SEGMENTS, 0);
     assert_ne!(net.features() & MERGEABLE, 0);
 }
 
 #[test]
-fn frames_go_both_ways_after_their_length() {
+fn frames_are_prefixed_with_their_length_both_ways() {
     let (net, mut passt) = on_passt();
     let mut guest = Guest::start(net, PLAIN);
     guest.offer_buffers(200, 4096);
@@ -52,7 +52,7 @@ fn frames_go_both_ways_after_their_length() {
 }
 
 #[test]
-fn it_does_not_matter_in_which_pieces_frames_come() {
+fn frames_may_arrive_in_any_pieces() {
     let (net, mut passt) = on_passt();
     let mut guest = Guest::start(net, PLAIN);
     guest.offer_buffers(200, 4096);
@@ -70,7 +70,7 @@ fn it_does_not_matter_in_which_pieces_frames_come() {
 }
 
 #[test]
-fn a_passt_that_is_slow_gets_every_frame_once_and_whole() {
+fn a_slow_passt_gets_each_frame_once_and_whole() {
     const FRAMES: usize = 150;
     let (net, mut passt) = on_passt();
     let mut guest = Guest::start(net, PLAIN);
@@ -105,7 +105,7 @@ fn the_link_goes_down_with_passt() {
 }
 
 #[test]
-fn a_length_that_no_frame_has_ends_the_connection() {
+fn an_invalid_frame_length_ends_the_connection() {
     let (net, mut passt) = on_passt();
     let mut guest = Guest::start(net, PLAIN);
     guest.offer_buffers(8, 2048);

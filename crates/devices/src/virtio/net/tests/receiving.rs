@@ -62,7 +62,7 @@ fn frames_wait_for_buffers() {
 }
 
 #[test]
-fn a_frame_waits_whole_for_the_buffers_that_it_needs_more() {
+fn a_frame_is_not_delivered_until_all_of_it_fits() {
     let (net, hosts) = on_datagrams(1);
     let mut guest = Guest::start(net, USUAL);
     guest.offer_buffers(2, 1536);
@@ -80,7 +80,7 @@ fn a_frame_waits_whole_for_the_buffers_that_it_needs_more() {
 }
 
 #[test]
-fn a_frame_that_can_never_have_room_is_dropped_and_the_next_one_is_not() {
+fn a_frame_that_can_never_fit_is_dropped_and_the_next_received() {
     let (net, hosts) = on_datagrams(1);
     let mut guest = Guest::with_queue_size(net, USUAL, 16);
     guest.offer_buffers(16, 1536);
@@ -92,7 +92,7 @@ fn a_frame_that_can_never_have_room_is_dropped_and_the_next_one_is_not() {
 }
 
 #[test]
-fn without_merging_a_frame_has_one_chain_or_is_dropped() {
+fn a_frame_needs_one_chain_without_mergeable_buffers() {
     let (net, hosts) = on_datagrams(1);
     let mut guest = Guest::start(net, 0);
     for number in 0..8 {
@@ -112,7 +112,7 @@ fn without_merging_a_frame_has_one_chain_or_is_dropped() {
 }
 
 #[test]
-fn what_is_too_short_to_be_a_frame_is_dropped() {
+fn too_short_frames_are_dropped() {
     let (net, hosts) = on_datagrams(1);
     let mut guest = Guest::start(net, USUAL);
     guest.offer_buffers(4, 2048);
@@ -144,7 +144,7 @@ fn a_header_may_be_spread_over_buffers() {
 }
 
 #[test]
-fn pages_that_are_written_are_in_the_log_and_no_others() {
+fn only_written_pages_are_in_the_dirty_log() {
     let (net, hosts) = on_datagrams(1);
     let mut guest = Guest::start(net, USUAL);
     let memory = guest.memory.clone();
@@ -162,7 +162,7 @@ fn pages_that_are_written_are_in_the_log_and_no_others() {
 }
 
 #[test]
-fn interrupts_come_as_the_driver_wants_them() {
+fn receive_interrupts_follow_the_drivers_settings() {
     let (net, hosts) = on_datagrams(1);
     let mut guest = Guest::start(net, USUAL);
     guest.queues[0].set_used_event(9);

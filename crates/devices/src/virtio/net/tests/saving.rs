@@ -8,7 +8,7 @@ use virtio_queue::{Queue, QueueT};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 /// Runs the device again on the queues that it returned.
-fn go_on(mut device: Net, memory: &Arc<crate::GuestMemory>, queues: Vec<Queue>) -> Running<Net> {
+fn restart(mut device: Net, memory: &Arc<crate::GuestMemory>, queues: Vec<Queue>) -> Running<Net> {
     let interrupt = TestInterrupt::new();
     let mut doorbells = Vec::new();
     let active = (0u16..)
@@ -40,7 +40,7 @@ fn go_on(mut device: Net, memory: &Arc<crate::GuestMemory>, queues: Vec<Queue>) 
 }
 
 #[test]
-fn buffers_that_were_looked_at_ahead_are_there_after_a_pause() {
+fn buffers_fetched_ahead_survive_a_pause() {
     let (net, hosts) = on_datagrams(1);
     let mut guest = Guest::start(net, USUAL);
     guest.offer_buffers(60, 1536);
@@ -48,7 +48,7 @@ fn buffers_that_were_looked_at_ahead_are_there_after_a_pause() {
     assert_eq!(guest.wait_received()[30], 1);
     let (device, queues) = guest.device.stop();
     assert_eq!((queues[0].next_avail(), queues[0].next_used()), (1, 1));
-    guest.device = go_on(device, &guest.memory, queues);
+    guest.device = restart(device, &guest.memory, queues);
     for number in 2..60 {
         hosts[0].send(&with_header(&frame(number, 60))).unwrap();
         assert_eq!(guest.wait_received()[30], number);
@@ -56,7 +56,7 @@ fn buffers_that_were_looked_at_ahead_are_there_after_a_pause() {
 }
 
 #[test]
-fn a_frame_that_waits_for_room_waits_over_a_pause() {
+fn a_frame_that_waits_for_buffers_survives_a_pause() {
     let (net, hosts) = on_datagrams(1);
     let mut guest = Guest::start(net, USUAL);
     guest.offer_buffers(2, 1536);
@@ -65,7 +65,7 @@ fn a_frame_that_waits_for_room_waits_over_a_pause() {
     std::thread::sleep(std::time::Duration::from_millis(20));
     let (device, queues) = guest.device.stop();
     assert_eq!(queues[0].next_avail(), 0);
-    guest.device = go_on(device, &guest.memory, queues);
+    guest.device = restart(device, &guest.memory, queues);
     for number in 2..20 {
         guest.queues[0].add(&[Buffer::writable(RECEIVE + number * 1536, 1536)]);
     }
@@ -105,11 +105,11 @@ fn frames_in_flight_over_a_capture_are_sent_once() {
     let saved = queues
         .iter()
         .map(|queue| Queue::try_from(queue.state()).unwrap());
-    let _restored = go_on(restored, &memory, saved.collect());
+    let _restored = restart(restored, &memory, saved.collect());
     for number in sent..FRAMES {
         assert_eq!(received_by(&clone)[30], number as u8);
     }
-    let _running = go_on(device, &guest.memory, queues);
+    let _running = restart(device, &guest.memory, queues);
     for number in 0..FRAMES {
         assert_eq!(received_by(&hosts[0])[30], number as u8);
     }
@@ -117,7 +117,7 @@ fn frames_in_flight_over_a_capture_are_sent_once() {
 }
 
 #[test]
-fn a_clone_sends_nothing_under_the_address_that_it_had() {
+fn a_clone_cannot_send_with_its_former_address() {
     let (net, _hosts) = on_datagrams(1);
     let state = net.save();
     let (ours, host) = UnixDatagram::pair().unwrap();
@@ -134,7 +134,7 @@ fn a_clone_sends_nothing_under_the_address_that_it_had() {
 }
 
 #[test]
-fn a_reset_forgets_what_the_driver_said() {
+fn a_reset_clears_the_drivers_settings() {
     let (net, _hosts) = on_datagrams(2);
     let mut guest = Guest::start(net, USUAL | 1 << 22);
     assert_eq!(guest.command(&[4, 0, 2, 0]), 0);
@@ -144,7 +144,7 @@ fn a_reset_forgets_what_the_driver_said() {
 }
 
 #[test]
-fn a_state_that_can_not_be_is_refused() {
+fn impossible_states_are_refused() {
     let (net, _hosts) = on_datagrams(2);
     let state = net.save();
     let restore = |change: fn(&mut crate::virtio::net::NetState)| {
@@ -176,7 +176,7 @@ fn a_state_that_can_not_be_is_refused() {
 }
 
 #[test]
-fn a_state_comes_back_as_it_was_written() {
+fn a_state_survives_serialisation() {
     let (net, _hosts) = on_datagrams(1);
     let state = net.save();
     let text = serde_json::to_string(&state).unwrap();

@@ -19,7 +19,7 @@ fn frames_arrive_as_they_are_sent_and_in_order() {
 }
 
 #[test]
-fn it_does_not_matter_how_a_frame_is_cut() {
+fn a_transmitted_frame_may_be_split_anywhere() {
     let (net, hosts) = on_datagrams(1);
     let mut guest = Guest::start(net, USUAL);
     let mut bytes = with_header(&frame(7, 400));
@@ -59,7 +59,7 @@ fn the_shortest_and_the_longest_frame_pass() {
 }
 
 #[test]
-fn what_bears_another_address_is_dropped_and_counted() {
+fn spoofed_frames_are_dropped_and_counted() {
     let (net, hosts) = on_datagrams(1);
     let mut guest = Guest::start(net, USUAL);
     for place in 6..12 {
@@ -75,7 +75,7 @@ fn what_bears_another_address_is_dropped_and_counted() {
 }
 
 #[test]
-fn a_segment_offload_reaches_the_host_and_meaningless_fields_do_not() {
+fn segmentation_fields_reach_the_host_and_unused_ones_are_cleared() {
     let (net, hosts) = on_datagrams(1);
     let mut guest = Guest::start(net, USUAL);
     let mut bytes = with_header(&frame(1, 4000));
@@ -91,7 +91,7 @@ fn a_segment_offload_reaches_the_host_and_meaningless_fields_do_not() {
 }
 
 #[test]
-fn a_host_that_is_slow_gets_every_frame_once() {
+fn a_slow_host_gets_each_frame_once() {
     let (net, hosts) = on_datagrams(1);
     let mut guest = Guest::start(net, USUAL);
     const FRAMES: usize = 200;
@@ -117,7 +117,7 @@ fn a_host_that_is_slow_gets_every_frame_once() {
 }
 
 #[test]
-fn the_driver_is_interrupted_when_it_wants_to_be() {
+fn transmit_interrupts_follow_the_drivers_settings() {
     let (net, _hosts) = on_datagrams(1);
     let mut guest = Guest::start(net, USUAL);
     // An interrupt is wanted after the third frame.

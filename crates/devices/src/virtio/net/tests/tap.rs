@@ -51,7 +51,7 @@ fn asks_for_address(guest: &mut Guest) -> [u8; 2] {
 }
 
 #[test]
-fn frames_go_through_an_interface_of_the_hosts() {
+fn frames_pass_through_a_host_interface() {
     own_namespace();
     let files = queues(c"jiffy0", 1);
     let other = files[0].try_clone().unwrap();
@@ -81,7 +81,7 @@ fn frames_go_through_an_interface_of_the_hosts() {
 }
 
 #[test]
-fn several_queues_are_used_as_the_driver_says() {
+fn the_driver_sets_the_number_of_tap_queues() {
     own_namespace();
     let net = Net::new(args(Backend::Tap(queues(c"jiffy0", 4)))).unwrap();
     ip("addr add 10.9.0.1/24 dev jiffy0");

@@ -44,7 +44,7 @@ pub(in super::super) struct Socket {
     pub reset: bool,
     /// Flags of the host's SHUTDOWN packets.
     pub shutdown: u32,
-    /// Bytes that have come and were not taken.
+    /// Bytes that were received and not read yet.
     pub inbox: VecDeque<u8>,
     /// The `buf_alloc` that the host was told.
     pub window: u32,
@@ -75,15 +75,15 @@ pub(in super::super) struct Guest {
     pub sockets: HashMap<Ports, Socket>,
     /// REQUESTs of the host that were not answered.
     pub requests: VecDeque<Ports>,
-    /// All other packets that came, in order, without payloads.
+    /// All other packets that were received, in order, without payloads.
     pub seen: Vec<Header>,
-    /// The ids of events that came.
+    /// The ids of received events.
     pub events: Vec<u32>,
-    /// Keeps to the rules, and expects the same of the device.
+    /// Whether the guest keeps to the rules, and expects the same of the device.
     pub honest: bool,
     /// Window of new sockets.
     pub window: u32,
-    /// Returns receive and event buffers to the device at once.
+    /// Whether receive and event buffers are returned to the device at once.
     pub restocks: bool,
     kept: VecDeque<u64>,
     features: u64,
@@ -163,7 +163,7 @@ impl Guest {
         self
     }
 
-    /// The same without a thread: [`Guest::settle`] does the work.
+    /// Like `start`, without a thread: [`Guest::settle`] does the work.
     pub(in super::super) fn start_by_hand(mut self) -> Guest {
         self.by_hand = true;
         self.start()
@@ -296,7 +296,7 @@ impl Guest {
         self.send_chain(&[&bytes], false);
     }
 
-    /// Whether the transmit queue has space for so many descriptors.
+    /// Whether the transmit queue has space for this many descriptors.
     pub(in super::super) fn has_room(&self, descriptors: u16) -> bool {
         self.tx_in_flight + descriptors <= self.queues[TX].size()
     }
@@ -375,7 +375,7 @@ impl Guest {
     }
 
     /// Sends a packet without payload.
-    pub(in super::super) fn tell(&mut self, ports: Ports, op: Op, flags: u32) {
+    pub(in super::super) fn send_op(&mut self, ports: Ports, op: Op, flags: u32) {
         let header = Header {
             flags,
             ..self.header(ports, op)
@@ -487,7 +487,7 @@ impl Guest {
             Op::CreditRequest => {
                 socket.credit_requests += 1;
                 if self.honest {
-                    self.tell(ports, Op::CreditUpdate, 0);
+                    self.send_op(ports, Op::CreditUpdate, 0);
                 }
             }
         }
@@ -504,7 +504,7 @@ impl Guest {
         socket.taken += Wrapping(bytes.len() as u32);
         let unknown = (socket.taken - socket.told).0;
         if unknown > socket.window / 2 {
-            self.tell(ports, Op::CreditUpdate, 0);
+            self.send_op(ports, Op::CreditUpdate, 0);
         }
         bytes
     }
@@ -539,7 +539,7 @@ impl Guest {
 
     /// Connects to a host program, whose socket must exist.
     pub(in super::super) fn connect(&mut self, ports: Ports) {
-        self.tell(ports, Op::Request, 0);
+        self.send_op(ports, Op::Request, 0);
         self.until("RESPONSE", |guest| guest.sockets[&ports].accepted);
     }
 
@@ -548,13 +548,13 @@ impl Guest {
         self.until("REQUEST", |guest| !guest.requests.is_empty());
         let ports = self.requests.pop_front().expect("one came");
         assert_eq!(ports.1, guest_port);
-        self.tell(ports, Op::Response, 0);
+        self.send_op(ports, Op::Response, 0);
         ports
     }
 
     /// Closes a connection as Linux does, and waits for the RST.
     pub(in super::super) fn close(&mut self, ports: Ports) {
-        self.tell(ports, Op::Shutdown, SHUTDOWN_RECEIVE | SHUTDOWN_SEND);
+        self.send_op(ports, Op::Shutdown, SHUTDOWN_RECEIVE | SHUTDOWN_SEND);
         self.until("RST", |guest| guest.sockets[&ports].reset);
     }
 }

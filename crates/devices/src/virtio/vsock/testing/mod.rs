@@ -1,13 +1,13 @@
 //! The driver's side, for tests and fuzzing.
 //!
 //! * `guest`: a guest's driver, honest or not.
-//! * [`play`]: interprets any bytes as actions of guest and programs.
+//! * [`run_scenario`]: runs any bytes as actions of guest and programs.
 
-// [`play`] needs only a part of what tests need.
+// [`run_scenario`] needs only a part of what tests need.
 #[cfg_attr(not(test), allow(dead_code))]
 mod guest;
-mod story;
+mod scenario;
 
 #[cfg(test)]
 pub(super) use guest::{EVENT_IDX, GUEST_CID, Guest};
-pub use story::play;
+pub use scenario::run_scenario;

@@ -10,7 +10,7 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 #[test]
-fn a_guest_reaches_the_program_of_its_port() {
+fn a_guest_connects_to_the_program_on_a_port() {
     let host = Host::new();
     let listener = host.listen(1024);
     let mut guest = host.guest().start();
@@ -30,14 +30,14 @@ fn a_guest_reaches_the_program_of_its_port() {
 }
 
 #[test]
-fn a_port_without_a_program_is_refused() {
+fn a_connection_to_a_port_without_a_program_is_refused() {
     let host = Host::new();
     // A file that is not a socket, a socket without a listener, and no file.
     std::fs::write(host.folder.path().join("v_1"), b"").unwrap();
     drop(host.listen(2));
     let mut guest = host.guest().start();
     for port in [1, 2, 3, 0, u32::MAX] {
-        guest.tell((port, 77), Op::Request, 0);
+        guest.send_op((port, 77), Op::Request, 0);
         guest.until("RST", |guest| guest.socket((port, 77)).reset);
         assert!(!guest.socket((port, 77)).accepted);
     }
@@ -45,7 +45,7 @@ fn a_port_without_a_program_is_refused() {
 }
 
 #[test]
-fn a_program_reaches_the_port_it_names() {
+fn a_program_connects_to_a_guest_port() {
     let host = Host::new();
     let mut guest = host.guest().start();
     let mut program = host.call(80);
@@ -66,13 +66,13 @@ fn a_program_that_the_guest_refuses_finds_its_socket_closed() {
     let mut program = host.call(80);
     guest.until("REQUEST", |guest| !guest.requests.is_empty());
     let ports = guest.requests[0];
-    guest.tell(ports, Op::Rst, 0);
+    guest.send_op(ports, Op::Rst, 0);
     assert_eq!(program.read(&mut [0; 8]).unwrap(), 0);
     assert_eq!(guest.device.connection_count(), 0);
 }
 
 #[test]
-fn what_a_program_says_right_after_its_line_is_not_lost() {
+fn bytes_right_after_the_connect_line_are_not_lost() {
     let host = Host::new();
     let mut guest = host.guest().start();
     let mut program = UnixStream::connect(host.path()).unwrap();
@@ -87,7 +87,7 @@ fn what_a_program_says_right_after_its_line_is_not_lost() {
 }
 
 #[test]
-fn a_program_that_says_all_and_leaves_is_still_heard() {
+fn data_of_a_program_that_closes_at_once_is_delivered() {
     let host = Host::new();
     let mut guest = host.guest().start();
     let mut program = host.call(80);
@@ -101,7 +101,7 @@ fn a_program_that_says_all_and_leaves_is_still_heard() {
 }
 
 #[test]
-fn a_program_may_come_before_the_driver() {
+fn a_program_may_connect_before_the_driver_is_ready() {
     let host = Host::new();
     let guest = host.guest();
     let mut early: Vec<UnixStream> = (0..20).map(|_| host.call(9)).collect();
@@ -115,7 +115,7 @@ fn a_program_may_come_before_the_driver() {
 }
 
 #[test]
-fn nonsense_instead_of_a_line_closes_that_socket_only() {
+fn an_invalid_connect_line_closes_only_its_socket() {
     let host = Host::new();
     let mut guest = host.guest().start();
     let mut waiting = UnixStream::connect(host.path()).unwrap();
@@ -147,7 +147,7 @@ fn nonsense_instead_of_a_line_closes_that_socket_only() {
 }
 
 #[test]
-fn answers_nobody_waits_for_are_reset() {
+fn packets_of_unknown_connections_are_answered_with_rst() {
     let host = Host::new();
     let mut guest = host.guest().start();
     for (index, op) in [
@@ -161,19 +161,19 @@ fn answers_nobody_waits_for_are_reset() {
     .enumerate()
     {
         let ports = (1 << 30, index as u32);
-        guest.tell(ports, op, 0);
+        guest.send_op(ports, op, 0);
         guest.until("RST", |guest| guest.socket(ports).reset);
     }
     // A RST is not answered with RST, because two peers could go on for ever.
     let before = guest.seen.len();
-    guest.tell((5, 5), Op::Rst, 0);
-    guest.tell((6, 6), Op::CreditUpdate, 0);
+    guest.send_op((5, 5), Op::Rst, 0);
+    guest.send_op((6, 6), Op::CreditUpdate, 0);
     guest.until("RST", |guest| guest.socket((6, 6)).reset);
     assert_eq!(guest.seen.len(), before + 1);
 }
 
 #[test]
-fn other_machines_and_other_socket_types_are_refused_in_their_own_terms() {
+fn an_rst_repeats_the_refused_cid_and_socket_type() {
     let host = Host::new();
     let _program = host.listen(7);
     let mut guest = host.guest().start();
@@ -206,13 +206,13 @@ fn a_second_request_for_the_same_ports_ends_the_first() {
     let host = Host::new();
     let mut guest = host.guest().start();
     let mut program = host.guest_to_host(&mut guest, (7, 1));
-    guest.tell((7, 1), Op::Request, 0);
+    guest.send_op((7, 1), Op::Request, 0);
     guest.until("RST", |guest| guest.socket((7, 1)).reset);
     assert_eq!(program.read(&mut [0; 8]).unwrap(), 0);
 }
 
 #[test]
-fn a_full_backlog_is_waited_for_not_refused() {
+fn a_connection_waits_while_the_backlog_is_full() {
     let host = Host::new();
     let address = rustix::net::SocketAddrUnix::new(host.folder.path().join("v_7")).unwrap();
     let listener = rustix::net::socket(
@@ -225,7 +225,7 @@ fn a_full_backlog_is_waited_for_not_refused() {
     rustix::net::listen(&listener, 1).unwrap();
     let mut guest = host.guest().start();
     for port in 0..10 {
-        guest.tell((7, port), Op::Request, 0);
+        guest.send_op((7, port), Op::Request, 0);
     }
     let mut accepted = Vec::new();
     for round in 0..10 {
@@ -237,7 +237,7 @@ fn a_full_backlog_is_waited_for_not_refused() {
 }
 
 #[test]
-fn a_program_that_never_takes_the_guest_is_given_up() {
+fn connecting_times_out_when_the_program_never_accepts() {
     let host = Host::new();
     let address = rustix::net::SocketAddrUnix::new(host.folder.path().join("v_7")).unwrap();
     let listener = rustix::net::socket(
@@ -250,7 +250,7 @@ fn a_program_that_never_takes_the_guest_is_given_up() {
     rustix::net::listen(&listener, 0).unwrap();
     let mut guest = host.guest().start();
     for port in 0..4 {
-        guest.tell((7, port), Op::Request, 0);
+        guest.send_op((7, port), Op::Request, 0);
     }
     guest.until("RST to all that do not fit", |guest| {
         guest.sockets.values().all(|s| s.accepted || s.reset)
@@ -259,7 +259,7 @@ fn a_program_that_never_takes_the_guest_is_given_up() {
 }
 
 #[test]
-fn the_limit_refuses_both_sides_and_places_come_free_again() {
+fn the_connection_limit_holds_for_both_sides_until_one_closes() {
     // Each connection needs two descriptors, both in this process.
     let (soft, hard) = {
         let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
@@ -283,10 +283,10 @@ fn the_limit_refuses_both_sides_and_places_come_free_again() {
         guest.connect((7, port));
         programs.push(listener.accept().unwrap().0);
     }
-    guest.tell((7, 5000), Op::Request, 0);
+    guest.send_op((7, 5000), Op::Request, 0);
     guest.until("RST", |guest| guest.socket((7, 5000)).reset);
     let mut refused = UnixStream::connect(host.path()).unwrap();
-    // It may be closed before the line is sent.
+    // The device may close the socket before the line is sent.
     let _ = refused.write_all(b"CONNECT 80\n");
     assert_eq!(refused.read(&mut [0; 8]).unwrap_or(0), 0);
     assert!(guest.requests.is_empty());
@@ -297,7 +297,7 @@ fn the_limit_refuses_both_sides_and_places_come_free_again() {
 }
 
 #[test]
-fn the_configuration_space_is_the_context_id() {
+fn the_configuration_space_holds_the_context_id() {
     let host = Host::new();
     let device = Vsock::new(super::VsockArgs {
         cid: 0x1234,

@@ -11,13 +11,13 @@ use std::thread;
 
 /// Sends and receives on one connection concurrently; returns what was received.
 fn exchange(guest: &mut Guest, ports: (u32, u32), out: &[u8], expected: usize) -> Vec<u8> {
-    let (mut sent, mut came) = (0, Vec::new());
+    let (mut sent, mut received) = (0, Vec::new());
     guest.until("all bytes both ways", |guest| {
         sent += guest.push_some(ports, &out[sent..]);
-        came.extend(guest.read(ports));
-        sent == out.len() && came.len() >= expected
+        received.extend(guest.read(ports));
+        sent == out.len() && received.len() >= expected
     });
-    came
+    received
 }
 
 /// A program that sends `out` while it reads `expected` bytes.
@@ -25,11 +25,11 @@ fn program(stream: UnixStream, out: Vec<u8>, expected: usize) -> thread::JoinHan
     let mut writer = stream.try_clone().unwrap();
     let sender = thread::spawn(move || writer.write_all(&out).unwrap());
     thread::spawn(move || {
-        let mut came = vec![0; expected];
+        let mut received = vec![0; expected];
         let mut stream = stream;
-        stream.read_exact(&mut came).unwrap();
+        stream.read_exact(&mut received).unwrap();
         sender.join().unwrap();
-        came
+        received
     })
 }
 
@@ -41,14 +41,14 @@ fn megabytes_go_both_ways_at_once() {
         let stream = host.guest_to_host(&mut guest, (7, 1));
         let (up, down) = (noise(1, 6 << 20), noise(2, 5 << 20));
         let reader = program(stream, down.clone(), up.len());
-        let came = exchange(&mut guest, (7, 1), &up, down.len());
-        assert!(came == down, "host to guest");
+        let received = exchange(&mut guest, (7, 1), &up, down.len());
+        assert!(received == down, "host to guest");
         assert!(reader.join().unwrap() == up, "guest to host");
     }
 }
 
 #[test]
-fn a_hundred_and_fifty_connections_each_get_their_own_bytes() {
+fn each_of_150_connections_gets_its_own_bytes() {
     const COUNT: u32 = 150;
     const LENGTH: usize = 100_000;
     let host = Host::new();
@@ -75,13 +75,14 @@ fn a_hundred_and_fifty_connections_each_get_their_own_bytes() {
         .map(|index| noise(u64::from(index), LENGTH))
         .collect();
     let mut sent = vec![0; ports.len()];
-    let mut came = vec![Vec::new(); ports.len()];
+    let mut received = vec![Vec::new(); ports.len()];
     guest.until("all of all", |guest| {
         for (index, ports) in ports.iter().enumerate() {
             sent[index] += guest.push_some(*ports, &out[index][sent[index]..]);
-            came[index].extend(guest.read(*ports));
+            received[index].extend(guest.read(*ports));
         }
-        sent.iter().all(|sent| *sent == LENGTH) && came.iter().all(|came| came.len() >= LENGTH)
+        sent.iter().all(|sent| *sent == LENGTH)
+            && received.iter().all(|received| received.len() >= LENGTH)
     });
     for (index, reader) in readers.into_iter().enumerate() {
         assert!(
@@ -89,35 +90,35 @@ fn a_hundred_and_fifty_connections_each_get_their_own_bytes() {
             "guest to host {index}"
         );
         assert!(
-            came[index] == noise(1000 + index as u64, LENGTH),
+            received[index] == noise(1000 + index as u64, LENGTH),
             "host to guest {index}"
         );
     }
 }
 
 #[test]
-fn sizes_at_the_edges() {
+fn payload_sizes_around_packet_limits_pass() {
     let host = Host::new();
     let mut guest = host.guest().start();
     let mut stream = host.guest_to_host(&mut guest, (7, 1));
     for length in [0, 1, 43, 44, 45, 4051, 4052, 4053, 4096, 65535, 65536] {
         let bytes = noise(length as u64, length);
         guest.push((7, 1), &bytes);
-        let mut came = vec![0; length];
-        stream.read_exact(&mut came).unwrap();
-        assert!(came == bytes, "{length} to the host");
+        let mut received = vec![0; length];
+        stream.read_exact(&mut received).unwrap();
+        assert!(received == bytes, "{length} to the host");
         stream.write_all(&bytes).unwrap();
-        let mut came = Vec::new();
+        let mut received = Vec::new();
         guest.until("bytes back", |guest| {
-            came.extend(guest.read((7, 1)));
-            came.len() >= length
+            received.extend(guest.read((7, 1)));
+            received.len() >= length
         });
-        assert!(came == bytes, "{length} to the guest");
+        assert!(received == bytes, "{length} to the guest");
     }
 }
 
 #[test]
-fn a_packet_may_be_cut_into_descriptors_anywhere() {
+fn a_packet_may_be_split_into_descriptors_anywhere() {
     let host = Host::new();
     let mut guest = host.guest().start();
     let mut stream = host.guest_to_host(&mut guest, (7, 1));
@@ -144,9 +145,9 @@ fn a_packet_may_be_cut_into_descriptors_anywhere() {
         }
         parts.push(&packet[from..]);
         guest.send_chain(&parts, false);
-        let mut came = vec![0; payload.len()];
-        stream.read_exact(&mut came).unwrap();
-        assert!(came == payload);
+        let mut received = vec![0; payload.len()];
+        stream.read_exact(&mut received).unwrap();
+        assert!(received == payload);
     }
 }
 
@@ -158,11 +159,11 @@ fn ring_indices_wrap() {
     let sender = {
         let mut writer = stream.try_clone().unwrap();
         thread::spawn(move || {
-            let mut came = vec![0; 8 * 70_000];
-            stream.read_exact(&mut came).unwrap();
-            writer.write_all(&came).unwrap();
+            let mut received = vec![0; 8 * 70_000];
+            stream.read_exact(&mut received).unwrap();
+            writer.write_all(&received).unwrap();
             writer.shutdown(Shutdown::Write).unwrap();
-            came
+            received
         })
     };
     let out = noise(9, 8 * 70_000);
@@ -173,7 +174,7 @@ fn ring_indices_wrap() {
         }
         guest.push((7, 1), piece);
     }
-    let came = exchange(&mut guest, (7, 1), &[], out.len());
-    assert!(came == out);
+    let received = exchange(&mut guest, (7, 1), &[], out.len());
+    assert!(received == out);
     assert!(sender.join().unwrap() == out);
 }

@@ -1,4 +1,4 @@
-//! Slow readers stop fast writers, and only those.
+//! Slow readers block the writers of their own connections, and no others.
 
 use super::super::BUFFER;
 use super::super::packet::Op;
@@ -21,7 +21,7 @@ fn push_until_stuck(guest: &mut Guest, ports: (u32, u32), out: &[u8]) -> usize {
 }
 
 #[test]
-fn a_program_that_stops_reading_stops_its_guest_and_nobody_else() {
+fn a_program_that_stops_reading_blocks_only_its_own_connection() {
     let host = Host::new();
     let mut guest = host.guest().start();
     let mut stuck = host.guest_to_host(&mut guest, (7, 1));
@@ -40,16 +40,16 @@ fn a_program_that_stops_reading_stops_its_guest_and_nobody_else() {
 
     let length = out.len();
     let reader = thread::spawn(move || {
-        let mut came = vec![0; length];
-        stuck.read_exact(&mut came).unwrap();
-        (came, stuck)
+        let mut received = vec![0; length];
+        stuck.read_exact(&mut received).unwrap();
+        (received, stuck)
     });
     guest.until("the rest", |guest| {
         sent += guest.push_some((7, 1), &out[sent..]);
         sent == out.len()
     });
-    let (came, _stuck) = reader.join().unwrap();
-    assert!(came == out);
+    let (received, _stuck) = reader.join().unwrap();
+    assert!(received == out);
     assert_eq!(guest.device.held_bytes(), 0);
 }
 
@@ -63,13 +63,13 @@ fn a_guest_that_sends_beyond_its_credit_is_cut_off() {
     guest.push((7, 1), &out[sent..sent + 1]);
     guest.until("RST", |guest| guest.socket((7, 1)).reset);
     // Bytes within the credit are delivered.
-    let mut came = Vec::new();
-    stream.read_to_end(&mut came).unwrap();
-    assert!(came == out[..sent]);
+    let mut received = Vec::new();
+    stream.read_to_end(&mut received).unwrap();
+    assert!(received == out[..sent]);
 }
 
 #[test]
-fn a_guest_that_stops_reading_stops_its_program() {
+fn a_guest_that_stops_reading_blocks_its_program() {
     let host = Host::new();
     let mut guest = host.guest();
     guest.window = 50_000;
@@ -93,19 +93,19 @@ fn a_guest_that_stops_reading_stops_its_program() {
     );
     assert_eq!(guest.socket((7, 1)).credit_requests, 1, "asked once");
 
-    let mut came = Vec::new();
+    let mut received = Vec::new();
     guest.until("all of it", |guest| {
         if let Ok(count) = stream.write(&out[sent..]) {
             sent += count;
         }
-        came.extend(guest.read((7, 1)));
-        came.len() >= out.len()
+        received.extend(guest.read((7, 1)));
+        received.len() >= out.len()
     });
-    assert!(came == out);
+    assert!(received == out);
 }
 
 #[test]
-fn a_guest_without_receive_buffers_stops_everything_until_it_has_some() {
+fn all_traffic_waits_while_the_guest_has_no_receive_buffers() {
     let host = Host::new();
     let mut guest = host.guest().start();
     let mut stream = host.guest_to_host(&mut guest, (7, 1));
@@ -118,7 +118,7 @@ fn a_guest_without_receive_buffers_stops_everything_until_it_has_some() {
     });
     let (mut taken, mut port) = (0, 0);
     let mut since = Instant::now();
-    // So much is taken in any case, however slow a busy host is.
+    // This many packets are taken even on a slow, busy host.
     while taken < 256 || since.elapsed() < Duration::from_millis(500) {
         assert!(since.elapsed() < PATIENCE, "{taken}");
         let header = guest.header((9, port), Op::CreditUpdate);
@@ -129,12 +129,12 @@ fn a_guest_without_receive_buffers_stops_everything_until_it_has_some() {
     }
     assert!((256..256 + 200).contains(&taken), "{taken}");
     guest.restock();
-    let mut came = Vec::new();
+    let mut received = Vec::new();
     guest.until("all of it", |guest| {
-        came.extend(guest.read((7, 1)));
-        came.len() >= out.len()
+        received.extend(guest.read((7, 1)));
+        received.len() >= out.len()
     });
-    assert!(came == out);
+    assert!(received == out);
     guest.until("an answer to each", |guest| {
         (0..taken).count() <= guest.seen.iter().filter(|h| h.src_port == 9).count()
     });
@@ -147,7 +147,7 @@ fn a_bulk_sender_does_not_starve_the_others() {
     guest.window = 16 << 20;
     let mut guest = guest.start_by_hand();
     let bulk_listener = host.listen(7);
-    guest.tell((7, 1), Op::Request, 0);
+    guest.send_op((7, 1), Op::Request, 0);
     guest.settle();
     let (mut bulk, _) = bulk_listener.accept().unwrap();
     let mut small = host.call(80);
@@ -181,12 +181,12 @@ fn the_driver_is_interrupted_when_it_asked_for_it() {
     guest.settle();
     // `used_event` 0 asks for an interrupt after the first buffer. It stays at 0, so there is no
     // other.
-    guest.tell((7, 1), Op::Request, 0);
+    guest.send_op((7, 1), Op::Request, 0);
     guest.settle();
     assert!(guest.socket((7, 1)).accepted);
     let after_first = guest.interrupt.counts().used_buffers;
     assert!(after_first >= 1);
-    guest.tell((7, 2), Op::Request, 0);
+    guest.send_op((7, 2), Op::Request, 0);
     guest.settle();
     assert!(guest.socket((7, 2)).accepted);
     assert_eq!(guest.interrupt.counts().used_buffers, after_first);

@@ -3,7 +3,7 @@
 use super::super::packet::{
     Buffers, HEADER_LEN, HOST_CID, Header, MAX_PAYLOAD, Malformed, Op, TYPE_STREAM, parse,
 };
-use super::super::testing::{GUEST_CID, Guest, play};
+use super::super::testing::{GUEST_CID, Guest, run_scenario};
 use super::Host;
 use crate::virtio::queue::Chain;
 use crate::virtio::testing::{self, Buffer, DriverQueue};
@@ -49,7 +49,7 @@ fn good(len: u32) -> Header {
 }
 
 #[test]
-fn malformed_packets_are_told_apart() {
+fn each_kind_of_malformed_packet_has_its_error() {
     let read = Permissions::Read;
     let bytes = good(0).to_bytes();
     assert_eq!(judge(&[(&bytes, false)], read), Ok(good(0)));
@@ -121,7 +121,7 @@ fn assert_alive(host: &Host, guest: &mut Guest, port: u32) {
 }
 
 #[test]
-fn malformed_chains_are_returned_and_forgotten() {
+fn malformed_chains_are_returned_and_ignored() {
     let host = Host::new();
     let mut guest = host.guest().start();
     let bytes = good(0).to_bytes();
@@ -145,7 +145,7 @@ fn malformed_chains_are_returned_and_forgotten() {
 }
 
 #[test]
-fn loops_and_wild_heads_end() {
+fn descriptor_loops_and_wild_heads_are_survived() {
     let host = Host::new();
     let mut guest = host.guest().start();
     guest.send_loop();
@@ -154,7 +154,7 @@ fn loops_and_wild_heads_end() {
 }
 
 #[test]
-fn receive_buffers_of_no_use_are_returned_empty() {
+fn unusable_receive_buffers_are_returned_empty() {
     let host = Host::new();
     let guest = host.guest_without_buffers();
     let mut guest = guest.start();
@@ -165,7 +165,7 @@ fn receive_buffers_of_no_use_are_returned_empty() {
         Buffer::readable(0x10_0000, 4096),
         Buffer::writable(u64::MAX - 10, 4096),
     ]);
-    guest.tell((5, 5), Op::Request, 0);
+    guest.send_op((5, 5), Op::Request, 0);
     guest.until("all returned", |guest| {
         guest.receive_buffers_returned() == 4
     });
@@ -188,18 +188,18 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
     #[test]
-    fn any_story_ends_well(story in prop::collection::vec(any::<u8>(), 0..2000)) {
+    fn any_sequence_of_events_is_survived(bytes in prop::collection::vec(any::<u8>(), 0..2000)) {
         let host = Host::new();
-        play(host.folder.path(), &story);
+        run_scenario(host.folder.path(), &bytes);
     }
 
     #[test]
-    fn headers_survive_the_wire(bytes in any::<[u8; HEADER_LEN]>()) {
+    fn headers_round_trip_through_bytes(bytes in any::<[u8; HEADER_LEN]>()) {
         prop_assert_eq!(Header::from_bytes(&bytes).to_bytes(), bytes);
     }
 
     #[test]
-    fn any_bytes_in_any_cut_are_judged(
+    fn any_bytes_in_any_split_are_parsed_or_refused(
         bytes in prop::collection::vec(any::<u8>(), 0..200),
         cuts in prop::collection::vec(0usize..200, 0..5),
         sound in any::<bool>(),

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 #[test]
-fn connections_survive_pauses_with_nothing_lost_or_doubled() {
+fn connections_survive_pauses_without_lost_or_repeated_bytes() {
     let host = Host::new();
     let mut guest = host.guest().start();
     let stream = host.guest_to_host(&mut guest, (7, 1));
@@ -18,29 +18,29 @@ fn connections_survive_pauses_with_nothing_lost_or_doubled() {
     let mut writer = stream.try_clone().unwrap();
     let sender = thread::spawn(move || writer.write_all(&sent_down).unwrap());
     let reader = thread::spawn(move || {
-        let mut came = vec![0; length];
-        { stream }.read_exact(&mut came).unwrap();
-        came
+        let mut received = vec![0; length];
+        { stream }.read_exact(&mut received).unwrap();
+        received
     });
-    let (mut sent, mut came, mut pauses) = (0, Vec::new(), 0);
+    let (mut sent, mut received, mut pauses) = (0, Vec::new(), 0);
     guest.until("all bytes both ways", |guest| {
         sent += guest.push_some((7, 1), &up[sent..]);
-        came.extend(guest.read((7, 1)));
-        if came.len() / 30_000 > pauses {
+        received.extend(guest.read((7, 1)));
+        if received.len() / 30_000 > pauses {
             pauses += 1;
             let queues = guest.pause();
             guest.activate(queues);
         }
-        sent == up.len() && came.len() >= down.len()
+        sent == up.len() && received.len() >= down.len()
     });
     assert!(pauses > 10, "{pauses}");
-    assert!(came == down, "host to guest");
+    assert!(received == down, "host to guest");
     sender.join().unwrap();
     assert!(reader.join().unwrap() == up, "guest to host");
 }
 
 #[test]
-fn a_program_may_call_during_a_pause() {
+fn a_program_may_connect_during_a_pause() {
     let host = Host::new();
     let mut guest = host.guest().start();
     guest.until("idle", |_| true);
@@ -55,7 +55,7 @@ fn a_program_may_call_during_a_pause() {
 }
 
 #[test]
-fn a_driver_that_starts_anew_has_no_connections() {
+fn a_driver_reset_drops_all_connections() {
     let host = Host::new();
     let mut guest = host.guest().start();
     let mut stream = host.guest_to_host(&mut guest, (7, 1));
@@ -68,7 +68,7 @@ fn a_driver_that_starts_anew_has_no_connections() {
 }
 
 #[test]
-fn requests_not_yet_sent_survive_a_pause_too() {
+fn unsent_packets_survive_a_pause() {
     let host = Host::new();
     let mut guest = Guest::new(Vsock::new(host.args()).unwrap(), EVENT_IDX).start();
     guest.restocks = false;
@@ -76,14 +76,14 @@ fn requests_not_yet_sent_survive_a_pause_too() {
     stream.write_all(&noise(1, 300_000)).ok();
     let queues = guest.pause();
     guest.activate(queues);
-    guest.tell((9, 9), Op::CreditUpdate, 0);
+    guest.send_op((9, 9), Op::CreditUpdate, 0);
     let queues = guest.pause();
     guest.activate(queues);
     guest.restock();
-    let mut came = Vec::new();
+    let mut received = Vec::new();
     guest.until("all of it, and the RST", |guest| {
-        came.extend(guest.read((7, 1)));
-        came.len() >= 300_000 && guest.socket((9, 9)).reset
+        received.extend(guest.read((7, 1)));
+        received.len() >= 300_000 && guest.socket((9, 9)).reset
     });
-    assert!(came == noise(1, 300_000));
+    assert!(received == noise(1, 300_000));
 }

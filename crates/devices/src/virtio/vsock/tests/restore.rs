@@ -1,4 +1,4 @@
-//! Snapshots: what a restored guest is told, and what the saved one keeps.
+//! Snapshots: the reset that a restored guest gets, and the connections that the saved one keeps.
 
 use super::super::engine::RESET_TIME;
 use super::super::packet::Op;
@@ -164,7 +164,7 @@ fn restore_by_hand(host: &Host, guest: Guest, state: &VsockState) -> Guest {
 }
 
 #[test]
-fn the_reset_waits_for_nothing_but_the_guest() {
+fn the_transport_reset_is_sent_at_activation() {
     let host = Host::new();
     let (guest, queues, state) = saved(&host);
     let mut guest = restore_by_hand(&host, guest, &state);
@@ -192,7 +192,7 @@ fn a_restored_guest_connects_at_once() {
     // The guest never returns an event buffer, but programs do not wait for it.
     guest.restocks = false;
     guest.activate(queues);
-    guest.tell((9, 5), Op::Request, 0);
+    guest.send_op((9, 5), Op::Request, 0);
     guest.settle();
     assert!(guest.socket((9, 5)).accepted);
     guest.push((9, 5), b"first words");
@@ -203,7 +203,7 @@ fn a_restored_guest_connects_at_once() {
 }
 
 #[test]
-fn more_connections_than_buffers_are_all_reset_once() {
+fn each_connection_is_reset_once_with_few_receive_buffers() {
     let host = Host::new();
     let mut guest = host.guest().start();
     let queues = guest.pause();
@@ -229,7 +229,7 @@ fn more_connections_than_buffers_are_all_reset_once() {
 }
 
 #[test]
-fn a_guest_without_event_buffers_is_told_when_it_has_some() {
+fn a_transport_reset_waits_for_an_event_buffer() {
     let host = Host::new();
     let mut guest = host.guest_without_buffers().start_by_hand();
     guest.settle();
@@ -246,7 +246,7 @@ fn a_guest_without_event_buffers_is_told_when_it_has_some() {
 }
 
 #[test]
-fn connections_of_the_saved_vm_survive_with_what_is_under_way() {
+fn the_saved_vms_connections_and_their_data_survive_a_save() {
     let host = Host::new();
     let mut guest = host.guest().start();
     let mut stream = host.guest_to_host(&mut guest, (7, 1));
@@ -254,7 +254,7 @@ fn connections_of_the_saved_vm_survive_with_what_is_under_way() {
     let ports = guest.accept(80);
     read_ok(&mut program);
     let (up, down) = (noise(5, 1 << 20), noise(6, 1 << 20));
-    let (mut sent, mut came, mut heard) = (0, Vec::new(), Vec::new());
+    let (mut sent, mut received, mut heard) = (0, Vec::new(), Vec::new());
     stream.set_nonblocking(true).unwrap();
     program.set_nonblocking(true).unwrap();
     let mut written = 0;
@@ -262,21 +262,21 @@ fn connections_of_the_saved_vm_survive_with_what_is_under_way() {
     guest.until("both ways", |guest| {
         sent += guest.push_some((7, 1), &up[sent..]);
         written += program.write(&down[written..]).unwrap_or(0);
-        came.extend(guest.read(ports));
+        received.extend(guest.read(ports));
         let mut some = [0; 9000];
         let count = stream.read(&mut some).unwrap_or(0);
         heard.extend_from_slice(&some[..count]);
-        if (came.len() + heard.len()) / 100_000 > saves {
+        if (received.len() + heard.len()) / 100_000 > saves {
             saves += 1;
             let queues = guest.pause();
             let state = guest.device.save();
             assert_eq!(state.connections.len(), 2, "{state:?}");
             guest.activate(queues);
         }
-        came.len() >= down.len() && heard.len() >= up.len()
+        received.len() >= down.len() && heard.len() >= up.len()
     });
     assert!(saves > 5, "{saves}");
-    assert!(came == down && heard == up);
+    assert!(received == down && heard == up);
     assert!(
         guest.events.is_empty(),
         "a guest that goes on hears nothing"
@@ -284,7 +284,7 @@ fn connections_of_the_saved_vm_survive_with_what_is_under_way() {
 }
 
 #[test]
-fn another_context_id_is_a_change_of_configuration() {
+fn a_new_context_id_is_a_configuration_change() {
     let host = Host::new();
     let (guest, queues, state) = saved(&host);
     let mut guest = guest.by_hand();
@@ -301,7 +301,7 @@ fn another_context_id_is_a_change_of_configuration() {
 }
 
 #[test]
-fn who_connects_under_the_former_context_id_is_refused_at_once() {
+fn a_request_from_the_former_context_id_is_refused_at_once() {
     let host = Host::new();
     let (guest, queues, state) = saved(&host);
     let mut guest = guest.by_hand();
@@ -321,13 +321,13 @@ fn who_connects_under_the_former_context_id_is_refused_at_once() {
     guest.settle();
     assert!(guest.socket((9, 5)).reset && !guest.socket((9, 5)).accepted);
     guest.sockets.clear();
-    guest.tell((9, 5), Op::Request, 0);
+    guest.send_op((9, 5), Op::Request, 0);
     guest.settle();
     assert!(guest.socket((9, 5)).accepted);
 }
 
 #[test]
-fn the_same_context_id_is_none() {
+fn the_same_context_id_is_no_configuration_change() {
     let host = Host::new();
     let (mut guest, queues, state) = saved(&host);
     restore(&host, &mut guest, &state);
@@ -338,7 +338,7 @@ fn the_same_context_id_is_none() {
 /// Through the registers: the interrupt is raised with its reason, and a driver that was reading
 /// the old context id reads again.
 #[test]
-fn behind_its_transport_the_guest_is_interrupted_on_resume() {
+fn the_transport_interrupts_the_guest_on_resume() {
     let host = Host::new();
     let memory = memory(1 << 20);
     let mut rings: Vec<DriverQueue> = (1..)

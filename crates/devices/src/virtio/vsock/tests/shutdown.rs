@@ -14,7 +14,7 @@ fn the_guest_ends_its_half_and_goes_on_reading() {
     let mut guest = host.guest().start();
     let mut stream = host.guest_to_host(&mut guest, (7, 1));
     guest.push((7, 1), b"question");
-    guest.tell((7, 1), Op::Shutdown, SHUTDOWN_SEND);
+    guest.send_op((7, 1), Op::Shutdown, SHUTDOWN_SEND);
     let mut question = Vec::new();
     stream.read_to_end(&mut question).unwrap();
     assert_eq!(question, b"question");
@@ -23,13 +23,13 @@ fn the_guest_ends_its_half_and_goes_on_reading() {
     let writer = thread::spawn(move || {
         stream.write_all(&sent).unwrap();
     });
-    let mut came = Vec::new();
+    let mut received = Vec::new();
     guest.until("the answer, then the end", |guest| {
-        came.extend(guest.read((7, 1)));
+        received.extend(guest.read((7, 1)));
         guest.socket((7, 1)).shutdown & SHUTDOWN_SEND != 0 && guest.socket((7, 1)).inbox.is_empty()
     });
     writer.join().unwrap();
-    assert!(came == answer);
+    assert!(received == answer);
     assert!(!guest.socket((7, 1)).reset);
     guest.close((7, 1));
     assert_eq!(guest.device.connection_count(), 0);
@@ -51,9 +51,9 @@ fn a_program_ends_its_half_and_goes_on_reading() {
     let answer = noise(1, 300_000);
     let expected = answer.clone();
     let reader = thread::spawn(move || {
-        let mut came = Vec::new();
-        program.read_to_end(&mut came).unwrap();
-        came
+        let mut received = Vec::new();
+        program.read_to_end(&mut received).unwrap();
+        received
     });
     let mut sent = 0;
     guest.until("all sent", |guest| {
@@ -65,7 +65,7 @@ fn a_program_ends_its_half_and_goes_on_reading() {
 }
 
 #[test]
-fn a_program_that_leaves_is_told_once_all_it_said_has_been_passed_on() {
+fn a_programs_close_is_announced_after_all_its_data() {
     let host = Host::new();
     let mut guest = host.guest().start();
     let mut stream = host.guest_to_host(&mut guest, (7, 1));
@@ -77,12 +77,12 @@ fn a_program_that_leaves_is_told_once_all_it_said_has_been_passed_on() {
     assert_eq!(guest.read((7, 1)), b"last words");
     // Linux answers with RST once its program has read everything.
     assert!(!guest.socket((7, 1)).reset, "a RST would lose unread bytes");
-    guest.tell((7, 1), Op::Rst, 0);
+    guest.send_op((7, 1), Op::Rst, 0);
     guest.until("gone", |guest| guest.device.connection_count() == 0);
 }
 
 #[test]
-fn the_ports_of_a_program_that_left_are_free_before_the_guest_has_closed() {
+fn ports_of_a_closed_program_are_reusable_before_the_guest_closes() {
     let host = Host::new();
     let mut guest = host.guest().start();
     let listener = host.listen(7);
@@ -99,7 +99,7 @@ fn the_ports_of_a_program_that_left_are_free_before_the_guest_has_closed() {
 }
 
 #[test]
-fn a_guest_may_write_to_a_program_that_left() {
+fn a_guest_may_write_to_a_program_that_has_closed() {
     let host = Host::new();
     let mut guest = host.guest().start();
     let stream = host.guest_to_host(&mut guest, (7, 1));
@@ -116,11 +116,11 @@ fn a_guest_may_write_to_a_program_that_left() {
 }
 
 #[test]
-fn a_guest_that_stops_reading_breaks_the_programs_pipe() {
+fn a_guests_receive_shutdown_breaks_the_programs_pipe() {
     let host = Host::new();
     let mut guest = host.guest().start();
     let mut stream = host.guest_to_host(&mut guest, (7, 1));
-    guest.tell((7, 1), Op::Shutdown, SHUTDOWN_RECEIVE);
+    guest.send_op((7, 1), Op::Shutdown, SHUTDOWN_RECEIVE);
     let error = loop {
         match stream.write_all(&[1; 1000]) {
             Ok(()) => thread::sleep(Duration::from_millis(1)),
@@ -149,22 +149,22 @@ fn a_guest_may_close_at_once_after_writing_to_a_slow_program() {
         });
         match abrupt {
             false => guest.close((7, 1)),
-            true => guest.tell((7, 1), Op::Rst, 0),
+            true => guest.send_op((7, 1), Op::Rst, 0),
         }
         // The ports are free at once, although the program has not read yet.
         guest.until("free", |guest| guest.device.connection_count() == 1);
         guest.sockets.clear();
         let _listener = std::fs::remove_file(host.folder.path().join("v_7"));
         let _second = host.guest_to_host(&mut guest, (7, 1));
-        let mut came = Vec::new();
-        stream.read_to_end(&mut came).unwrap();
-        assert!(came == out);
+        let mut received = Vec::new();
+        stream.read_to_end(&mut received).unwrap();
+        assert!(received == out);
         guest.until("drained", |guest| guest.device.connection_count() == 1);
     }
 }
 
 #[test]
-fn the_device_waits_for_readers_of_the_guests_last_words() {
+fn ending_the_device_waits_until_the_guests_data_is_read() {
     let host = Host::new();
     let mut guest = host.guest().start();
     let mut stream = host.guest_to_host(&mut guest, (7, 1));
@@ -176,9 +176,9 @@ fn the_device_waits_for_readers_of_the_guests_last_words() {
     });
     let reader = thread::spawn(move || {
         thread::sleep(Duration::from_millis(50));
-        let mut came = Vec::new();
-        stream.read_to_end(&mut came).unwrap();
-        came
+        let mut received = Vec::new();
+        stream.read_to_end(&mut received).unwrap();
+        received
     });
     // The VM ends at once.
     guest.device.linger_for(PATIENCE);
@@ -187,7 +187,7 @@ fn the_device_waits_for_readers_of_the_guests_last_words() {
 }
 
 #[test]
-fn what_the_guest_sent_before_a_stop_is_delivered() {
+fn data_sent_before_a_stop_is_delivered() {
     let host = Host::new();
     let mut guest = host.guest().start();
     let mut stream = host.guest_to_host(&mut guest, (7, 1));

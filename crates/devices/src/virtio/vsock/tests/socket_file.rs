@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 
 #[test]
-fn only_its_user_may_connect_and_it_goes_with_the_device() {
+fn the_socket_file_is_private_and_removed_with_the_device() {
     let host = Host::new();
     let device = Vsock::new(host.args()).unwrap();
     let mode = std::fs::metadata(host.path()).unwrap().permissions().mode();
@@ -55,7 +55,7 @@ fn other_files_are_not_replaced() {
 }
 
 #[test]
-fn the_file_of_another_is_not_removed() {
+fn a_replaced_socket_file_is_not_removed() {
     let host = Host::new();
     let device = Vsock::new(host.args()).unwrap();
     std::fs::remove_file(host.path()).unwrap();
@@ -65,7 +65,7 @@ fn the_file_of_another_is_not_removed() {
 }
 
 #[test]
-fn paths_that_cannot_be_are_refused_with_a_sentence() {
+fn unusable_socket_paths_are_refused() {
     let host = Host::new();
     let long = host.folder.path().join("x".repeat(120));
     let error = Vsock::new(VsockArgs {
@@ -86,7 +86,7 @@ fn paths_that_cannot_be_are_refused_with_a_sentence() {
 }
 
 #[test]
-fn a_socket_that_is_handed_over_is_made_not_to_block_and_its_file_is_left() {
+fn a_passed_socket_is_made_nonblocking_and_its_file_is_left() {
     let host = Host::new();
     let given = UnixListener::bind(host.path()).unwrap();
     let same = given.try_clone().unwrap();
