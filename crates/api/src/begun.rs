@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn the_next_daemon_knows_what_was_begun() {
+    fn begun_requests_survive_a_restart() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("requests");
         let begun = Begun::open(&path);
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_client_was_told_is_not_begun_later() {
+    fn a_request_reported_as_not_begun_cannot_begin_later() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("requests");
         drop(Begun::open(&path));
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_id_is_refused() {
+    fn invalid_request_ids_are_refused() {
         let folder = tempfile::tempdir().unwrap();
         let begun = Begun::open(&folder.path().join("requests"));
         for bad in [
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_the_file_is_requests_are_served() {
+    fn requests_are_served_with_a_damaged_file() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("requests");
         for damage in [&b""[..], b"garbage", &[0xff; BYTES]] {

@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_upload_that_drips_is_given_up_and_a_slow_one_is_not() {
+    async fn a_trickling_upload_times_out_and_a_slow_one_does_not() {
         let minute = Duration::from_secs(60);
         // Nine bytes in nine minutes; the tenth comes too late.
         assert_eq!(

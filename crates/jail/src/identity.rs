@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_two_programs_have_one_id_and_a_free_one_is_taken_last() {
+    fn ids_are_unique_and_freed_ids_are_reused_last() {
         let all = Identities::new(1000, 4);
         let one = all.take().unwrap();
         let two = all.take().unwrap();
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_keeps_the_range_of_its_run_folders_group() {
+    fn the_id_range_is_taken_from_the_run_folders_group() {
         let run = tempfile::tempdir().unwrap();
         let first = first_of(run.path());
         assert_eq!(first_of(run.path()), first);
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn an_adopted_id_is_not_given_away() {
+    fn an_adopted_id_is_not_handed_out() {
         let all = Identities::new(1000, 3);
         let adopted = all.adopt(1001).unwrap();
         assert!(all.adopt(1001).is_none());

@@ -60,7 +60,7 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     #[test]
-    fn a_path_is_the_same_before_and_after_its_folders_are_made() {
+    fn a_path_resolves_the_same_before_and_after_creation() {
         let folder = tempfile::tempdir().unwrap();
         let folder = folder.path().canonicalize().unwrap();
         let (real, link) = (folder.join("real"), folder.join("link"));

@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn a_share_of_vcpus_is_a_number_for_each_processor() {
+    fn the_vcpu_limit_is_a_number_per_host_processor() {
         let good = [
             ("0", 0),
             ("4", 4000),
@@ -415,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn vms_reach_neither_the_api_nor_the_agent_of_the_machine() {
+    fn vms_reach_neither_the_api_nor_the_machine_agent() {
         let never = |text: &str| api_ports(&text.parse().unwrap());
         assert_eq!(never("tcp:10.0.2.15:7070"), [7070, 7071]);
         // There is no next port.

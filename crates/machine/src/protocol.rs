@@ -158,7 +158,7 @@ mod tests {
 
     /// Release 0.1's machines read this format. A change needs a new version.
     #[test]
-    fn version_1_does_not_drift() {
+    fn the_version_1_format_does_not_change() {
         let power_off = Request::PowerOff { grace_ms: 5000 };
         let hello = Hello {
             version: power_off.version(),

@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn those_that_drop_are_told_with_what_helps() {
+    fn dropping_firewalls_are_reported_with_a_remedy() {
         let found = blockers(&[
             chain(2, "filter", "FORWARD", true),
             chain(2, "filter", "DOCKER-USER", false),

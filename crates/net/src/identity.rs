@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_id_gives_a_link_that_gives_the_id() {
+    fn a_vm_id_and_its_link_name_convert_both_ways() {
         let id = VmId::parse("ff23456789ab").expect("an id");
         assert_eq!(id.link(), "jf-ff23456789ab");
         assert_eq!(id.link().len(), 15);
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn other_texts_are_no_ids() {
+    fn invalid_vm_ids_and_link_names_are_refused() {
         for text in [
             "",
             "ff23456789a",

@@ -389,7 +389,7 @@ mod tests {
     use jiffy_wire::api::CreateVm;
 
     #[test]
-    fn runs_without_end_leave_no_more_wishes_than_can_wait() {
+    fn queued_golden_snapshot_keys_are_bounded() {
         let (goldens, _wishes, mut wanted) = Goldens::new("none".into(), 1);
         for run in 0..10_000 {
             assert!(goldens.take_standby(&format!("kind {run}")).is_none());
@@ -401,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn every_part_of_a_kind_counts() {
+    fn every_input_changes_a_golden_snapshots_key() {
         let shape = |change: fn(&mut CreateVm)| {
             let mut wanted = CreateVm::default();
             change(&mut wanted);
@@ -430,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn what_somebody_says_of_contents_elsewhere_is_no_digest() {
+    fn remote_contents_are_identified_by_chunks_not_claimed_digest() {
         let here = Root {
             path: "image".into(),
             digest: "0".repeat(64),
@@ -459,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn only_plain_vms_have_one() {
+    fn only_plain_vms_are_eligible_for_golden_snapshots() {
         let eligible = |change: fn(&mut CreateVm)| {
             let mut wanted = CreateVm::default();
             change(&mut wanted);

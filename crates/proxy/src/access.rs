@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_token_passes_and_is_removed() {
+    fn a_valid_token_is_accepted_and_removed() {
         let token = Token::new("secret");
         let passed = |sent: &[(&'static str, &str)]| {
             let mut headers = HeaderMap::new();

@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn the_host_has_no_user() {
+    fn the_host_header_has_no_user_info() {
         for (url, host) in [
             (
                 "http://me:secret@80-web.localhost:9000/",
@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn a_body_of_unknown_length_is_said_to_come() {
+    fn a_body_of_unknown_length_is_sent_chunked() {
         // A mapped body does not know its length.
         let unknown = || Full::<Bytes>::from("body").map_frame(|frame| frame);
         let request = || Request::get("/").header(CONTENT_TYPE, "text/plain");

@@ -65,7 +65,7 @@ mod tests {
     use std::task::{Context, Poll, Waker};
 
     #[test]
-    fn one_vm_leaves_a_quarter_to_the_others() {
+    fn one_vm_gets_at_most_three_quarters_of_the_shares() {
         let shares = Shares::new(8);
         let mut first: Vec<_> = (0..6).map(|_| shares.try_take("first").unwrap()).collect();
         assert!(shares.try_take("first").is_none());

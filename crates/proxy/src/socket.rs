@@ -98,7 +98,7 @@ mod tests {
     use tokio::time::timeout;
 
     #[tokio::test]
-    async fn a_reset_breaks_a_connection_and_the_end_of_one_side_does_not() {
+    async fn a_reset_is_noticed_and_a_half_close_is_not() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let mut client = TcpStream::connect(address).await.unwrap();
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_end_is_sent_though_others_have_the_socket() {
+    async fn shutdown_is_sent_while_clones_of_the_socket_exist() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let mut client = TcpStream::connect(address).await.unwrap();

@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_names_a_vm_and_a_port_and_is_cut() {
+    fn a_path_prefix_names_a_vm_and_a_port_and_is_removed() {
         let host = [("host", "3000-other.vm.example")];
         assert_eq!(of("/vm/web/80/a/b?c=d", &host), is("web", 80, "/a/b?c=d"));
         assert_eq!(of("/vm/web/80/", &host), is("web", 80, "/"));
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_go_first() {
+    fn headers_take_precedence_over_host_and_path() {
         let both = [(VM, "web"), (PORT, "81"), ("host", "80-other.vm.example")];
         assert_eq!(of("/vm/x/1/a", &both), is("web", 81, "/vm/x/1/a"));
         assert!(of("/", &[(VM, "web"), ("host", "80-other.vm.example")]).is_err());

@@ -163,7 +163,7 @@ mod tests {
     use std::process::Command;
 
     #[test]
-    fn nothing_but_a_file_of_some_length_is_read() {
+    fn only_regular_files_of_bounded_size_are_read() {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name);
         let made = Command::new("mkfifo").arg(path("fifo")).status();

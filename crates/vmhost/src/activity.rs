@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn uses_are_counted_until_they_end() {
+    fn active_uses_are_counted_until_dropped() {
         let activity = Arc::new(Activity::default());
         assert!(activity.in_words().is_empty());
         let first = activity.begin(Use::Exec);

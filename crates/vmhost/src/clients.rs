@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn clients_hold_the_log_back_until_they_leave() {
+    fn a_slow_client_limits_the_log_until_it_leaves() {
         let clients = Arc::new(Clients::default());
         let slow = Cursor::new(&clients);
         assert!(!clients.lag(MAX_LAG + 1), "it has not begun to read");

@@ -102,7 +102,7 @@ mod tests {
     use std::os::unix::net::UnixListener;
 
     #[tokio::test]
-    async fn a_vmm_that_hangs_is_not_waited_for_without_end() {
+    async fn a_request_to_a_hanging_vmm_times_out() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("sock");
         let _silent = UnixListener::bind(&path).unwrap();
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn descriptors_come_with_the_answer_in_any_pieces() {
+    async fn descriptors_arrive_with_an_answer_split_anywhere() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("sock");
         let listener = UnixListener::bind(&path).unwrap();

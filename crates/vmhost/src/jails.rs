@@ -395,7 +395,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_monitor_is_that_of_a_vm_only_with_the_user_of_its_folder() {
+    fn a_vmm_belongs_to_a_vm_only_if_it_runs_as_the_folders_user() {
         let [one, other] = [1, 2].map(|number| identity::FIRST + number);
         assert!(agree(one, one));
         assert!(agree(0, 0), "neither has a jail");

@@ -101,7 +101,7 @@ mod tests {
     use tokio::sync::Notify;
 
     #[tokio::test]
-    async fn ten_thousand_who_want_it_have_it_done_once() {
+    async fn ten_thousand_callers_share_one_run() {
         let joint = Arc::new(Joint::<u32>::default());
         let (count, go) = (Arc::new(AtomicU32::new(0)), Arc::new(Notify::new()));
         let want = |joint: Arc<Joint<u32>>| {
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn it_is_told_when_nobody_wants_it_any_more() {
+    async fn the_work_notices_when_its_last_caller_leaves() {
         let joint = Arc::new(Joint::<()>::default());
         let (gone, told) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
         let want = || {
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_that_panics_is_not_waited_for_and_the_next_begins() {
+    async fn after_a_panic_the_next_caller_starts_again() {
         let joint = Joint::<u32>::default();
         let panics = |_| async { panic!("as it must") };
         assert_eq!(joint.join(panics).await, None);

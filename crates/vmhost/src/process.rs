@@ -284,7 +284,7 @@ mod tests {
     use std::process::Command;
 
     #[tokio::test]
-    async fn the_end_of_a_child_is_told_apart() {
+    async fn exit_codes_and_signals_of_a_child_are_distinguished() {
         for (script, expected) in [
             ("exit 3", Ended::Code(3)),
             ("kill -9 $$", Ended::Signal(9)),
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn events_come_in_any_pieces_and_nonsense_is_skipped() {
+    async fn events_split_anywhere_are_read_and_garbage_is_skipped() {
         let (mut events, pipe) = Events::new().unwrap();
         let write = |text: &[u8]| rustix::io::write(&pipe, text).unwrap();
         write(b"{\"mark\":{\"value\":1,");

@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_guest_that_dies_in_mid_message_ends_the_stream_in_order() {
+    async fn a_guest_that_dies_in_mid_message_ends_the_stream_cleanly() {
         let mut bytes = frame::to_vec(&output(b"one")).unwrap();
         let second = frame::to_vec(&output(&[7; 500])).unwrap();
         bytes.extend_from_slice(&second[..second.len() - 1]);
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn hostile_bytes_and_forged_messages_end_the_stream_in_order() {
+    async fn invalid_and_forged_messages_end_the_stream_cleanly() {
         let refused = [lost("The guest's agent does not follow the protocol.")];
         assert_eq!(client_sees(&[0xff; 100]).await, refused);
         assert_eq!(client_sees(&[1, 0, 0, 0, 99]).await, refused);
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nothing_passes_after_the_last_message() {
+    async fn data_after_the_last_message_is_dropped() {
         let end = ExecOutput::Exited(ExitStatus::Code(3));
         let mut bytes = frame::to_vec(&end).unwrap();
         frame::encode(&output(b"more"), &mut bytes).unwrap();
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_client_that_goes_takes_the_agents_connection_along() {
+    async fn a_client_that_leaves_closes_the_agents_connection() {
         let (client, ours) = UnixStream::pair().unwrap();
         let (mut guest, agent) = UnixStream::pair().unwrap();
         let peer = Peer::of(&ours).unwrap();
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn so_does_one_whose_input_nobody_reads() {
+    async fn a_client_that_leaves_with_unread_input_ends_the_proxy() {
         let (mut client, ours) = UnixStream::pair().unwrap();
         let (guest, agent) = UnixStream::pair().unwrap();
         let peer = Peer::of(&ours).unwrap();

@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn older_and_newer_guests_are_spoken_to_in_what_both_know() {
+    async fn the_highest_common_version_is_spoken_with_a_guest() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("sock");
         let mut supervisor = Supervisor::new(UnixListener::bind(&path).unwrap(), "0123456789ab");
@@ -393,7 +393,7 @@ mod tests {
 
     /// The clock stands still while there is anything to do, and goes on to what is waited for.
     #[tokio::test(start_paused = true)]
-    async fn silent_connections_have_few_places_and_little_time() {
+    async fn silent_connections_are_limited_and_time_out() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("sock");
         let begun = tokio::time::Instant::now();
@@ -420,7 +420,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nonsense_closes_its_own_connection_only() {
+    async fn invalid_data_closes_only_its_own_connection() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("sock");
         let mut supervisor = Supervisor::new(UnixListener::bind(&path).unwrap(), "me");
@@ -458,7 +458,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn acknowledgements_pass_input_that_the_guest_has_not_taken() {
+    async fn acknowledgements_overtake_unread_input() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("sock");
         let mut supervisor = Supervisor::new(UnixListener::bind(&path).unwrap(), "me");

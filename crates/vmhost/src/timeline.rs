@@ -401,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cold_run_has_every_name_in_order() {
+    fn a_cold_run_has_every_span_in_order() {
         let timeline = cold_run().build();
         let mut last = 0;
         for name in [
@@ -435,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn a_restored_run_has_the_gate_in_place_of_a_boot() {
+    fn a_restored_run_has_gate_spans_instead_of_a_boot() {
         let mut recorder = Recorder::new("boot");
         recorder.received(100);
         recorder.image_ready(110, 120);
@@ -490,7 +490,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_without_marks_is_timed_by_what_was_heard() {
+    fn a_guest_without_marks_is_timed_by_its_messages() {
         let mut recorder = Recorder::new("boot");
         recorder.heard_ready();
         recorder.heard_started();
@@ -502,7 +502,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_can_not_make_it_grow_without_end() {
+    fn a_guest_cannot_grow_its_timeline_without_bound() {
         let mut recorder = cold_run();
         for _ in 0..3 {
             recorder.guest_spans(vec![recorder.guest[0].clone(); MAX_GUEST]);

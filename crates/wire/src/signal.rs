@@ -40,7 +40,7 @@ mod tests {
     use super::{name, number};
 
     #[test]
-    fn a_signal_has_the_name_that_is_parsed() {
+    fn a_signal_name_parses_to_its_number() {
         for signal in 1..=31 {
             assert_eq!(name(signal).and_then(number), Some(signal));
         }

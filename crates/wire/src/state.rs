@@ -153,7 +153,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn what_was_sealed_is_opened() {
+    fn a_sealed_state_can_be_opened() {
         let bytes = seal("1.2.3", b"body");
         let (envelope, body) = open(&bytes).unwrap();
         assert_eq!((envelope.version, body), (VERSION, &b"body"[..]));
@@ -167,7 +167,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_change_and_any_cut_is_noticed(body in proptest::collection::vec(any::<u8>(), 0..64), at: prop::sample::Index, bit in 0..8) {
+        fn any_changed_bit_or_truncation_is_detected(body in proptest::collection::vec(any::<u8>(), 0..64), at: prop::sample::Index, bit in 0..8) {
             let bytes = seal("1.2.3", &body);
             let at = at.index(bytes.len());
             prop_assert!(open(&bytes[..at]).is_err());
@@ -179,7 +179,7 @@ mod tests {
         }
 
         #[test]
-        fn no_bytes_make_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..64), whole: u64) {
+        fn opening_any_bytes_does_not_panic(bytes in proptest::collection::vec(any::<u8>(), 0..64), whole: u64) {
             let _ = open(&bytes);
             let _ = Envelope::read(&bytes, whole);
             let headed = [&MAGIC[..], &bytes].concat();

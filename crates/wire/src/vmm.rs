@@ -657,7 +657,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_range_is_read_as_it_is_written_and_as_it_was() {
+    fn an_extent_is_read_in_its_current_and_old_form() {
         let range = Extent {
             offset: 8192,
             length: 4096,
@@ -671,7 +671,7 @@ mod tests {
     }
 
     #[test]
-    fn a_network_interface_is_read_with_defaults_and_named_by_its_descriptors() {
+    fn a_network_interface_has_defaults_and_refers_to_descriptors() {
         let text = r#"{"version":1,"id":"a","vcpus":1,"memory":{"size_mib":64},
             "boot":{"kernel":"/k"},"nets":[
             {"mac":"02:4a:46:00:00:01","mtu":1400,"backend":{"tap":[5,6]},

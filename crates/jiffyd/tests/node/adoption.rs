@@ -49,7 +49,7 @@ fn vms_survive_a_killed_daemon_and_are_adopted() {
 }
 
 #[test]
-fn what_happens_while_no_daemon_looks_is_not_lost() {
+fn output_and_exits_without_a_daemon_are_not_lost() {
     let mut daemon = Daemon::start();
     let go = daemon.folder.path().join("go");
     let wait = format!("while ! test -e {}; do sleep 0.02; done", go.display());
@@ -82,7 +82,7 @@ fn what_happens_while_no_daemon_looks_is_not_lost() {
 }
 
 #[test]
-fn a_vm_that_was_starting_gets_ready_under_the_next_daemon() {
+fn a_starting_vm_becomes_ready_under_the_next_daemon() {
     let mut daemon = Daemon::start();
     let mut frames = daemon.run(named(
         "slow",
@@ -108,7 +108,7 @@ fn a_vm_that_was_starting_gets_ready_under_the_next_daemon() {
 }
 
 #[test]
-fn a_guest_that_writes_back_is_not_cut_short_by_the_next_daemon() {
+fn the_next_daemon_lets_a_stopping_guest_write_back() {
     let mut daemon = Daemon::start();
     let asked = command(&["sleep", "100"]);
     let asked: Vm = daemon
@@ -151,7 +151,7 @@ fn a_guest_that_writes_back_is_not_cut_short_by_the_next_daemon() {
 }
 
 #[test]
-fn an_orderly_end_leaves_vms_running_too() {
+fn a_clean_daemon_shutdown_leaves_vms_running() {
     let mut daemon = Daemon::start();
     daemon.run_detached(named("idle", CreateVm::default()));
     let pid = daemon.vm("idle").pid.unwrap();
@@ -168,7 +168,7 @@ fn an_orderly_end_leaves_vms_running_too() {
 }
 
 #[test]
-fn vmms_of_unknown_vms_are_ended_and_their_files_removed() {
+fn vmms_of_unknown_vms_are_killed_and_their_files_removed() {
     let mut daemon = Daemon::start();
     daemon.run_detached(named("orphan", CreateVm::default()));
     let vm = daemon.vm("orphan");
@@ -185,7 +185,7 @@ fn vmms_of_unknown_vms_are_ended_and_their_files_removed() {
 }
 
 #[test]
-fn a_record_that_can_not_be_read_is_shown_and_can_be_removed() {
+fn an_unreadable_record_is_listed_and_can_be_removed() {
     let mut daemon = Daemon::start();
     let broken: Vm = daemon.create(&named("broken", CreateVm::default())).json();
     let newer: Vm = daemon.create(&named("newer", CreateVm::default())).json();
@@ -238,7 +238,7 @@ fn with_volume(name: &str) -> CreateVm {
 }
 
 #[test]
-fn a_vm_whose_record_can_not_be_read_runs_on_and_is_seen() {
+fn a_vm_with_an_unreadable_record_runs_on_and_is_listed() {
     let mut daemon = Daemon::start();
     for name in ["broken", "newer"] {
         daemon.run_detached(with_volume(name)).json::<Vm>();
@@ -469,7 +469,7 @@ fn random_kills_of_the_daemon_leak_nothing() {
 }
 
 #[test]
-fn a_vm_whose_record_is_gone_runs_on_and_is_seen() {
+fn a_vm_with_a_missing_record_runs_on_and_is_listed() {
     let mut daemon = Daemon::start();
     for name in ["lost", "young"] {
         daemon.run_detached(with_volume(name)).json::<Vm>();
@@ -543,7 +543,7 @@ fn up_with_a_stop(daemon: &mut Daemon, call: &str, path: &Path, act: impl FnOnce
 }
 
 #[test]
-fn a_vm_whose_folder_goes_while_it_is_adopted_ends_no_daemon() {
+fn a_vm_folder_removed_during_adoption_does_not_end_the_daemon() {
     let mut daemon = Daemon::start();
     daemon
         .run_detached(named("beside", CreateVm::default()))
@@ -597,7 +597,7 @@ fn a_vm_whose_folder_goes_while_it_is_adopted_ends_no_daemon() {
 }
 
 #[test]
-fn what_a_daemon_cannot_adopt_goes_on_and_is_adopted_when_it_can_be() {
+fn a_vm_that_cannot_be_adopted_runs_on_and_is_adopted_later() {
     let mut daemon = Daemon::start();
     let go = daemon.folder.path().join("go");
     let script = format!(
@@ -634,7 +634,7 @@ fn what_a_daemon_cannot_adopt_goes_on_and_is_adopted_when_it_can_be() {
 }
 
 #[test]
-fn output_after_a_log_that_was_lost_is_kept() {
+fn output_after_a_lost_log_is_kept() {
     let mut daemon = Daemon::start();
     let go = daemon.folder.path().join("go");
     let script = format!(
@@ -659,7 +659,7 @@ fn output_after_a_log_that_was_lost_is_kept() {
 }
 
 #[test]
-fn of_two_vms_with_one_name_both_are_known() {
+fn two_vms_with_one_name_are_both_listed() {
     let mut daemon = Daemon::start();
     let first: Vm = daemon.create(&named("box", CreateVm::default())).json();
     daemon.killed();

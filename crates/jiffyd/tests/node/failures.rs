@@ -15,7 +15,7 @@ fn named(name: &str, vm: CreateVm) -> CreateVm {
 }
 
 #[test]
-fn a_vmm_that_cannot_build_the_vm_says_why_to_everybody() {
+fn every_client_hears_why_the_vmm_could_not_build_the_vm() {
     let daemon = Daemon::start();
     daemon.create(&named("bad", bad_vm("start-failed", None)));
     let error = daemon
@@ -98,7 +98,7 @@ fn a_vmm_that_dies_in_mid_message_leaves_whole_frames() {
 }
 
 #[test]
-fn a_guest_that_crashes_or_powers_off_early_is_told_apart() {
+fn a_guests_crash_and_early_power_off_are_distinguished() {
     let daemon = Daemon::start();
     let crashed = daemon
         .run(bad_vm("crash", Some(command(&["sleep", "1"]))))
@@ -111,7 +111,7 @@ fn a_guest_that_crashes_or_powers_off_early_is_told_apart() {
 }
 
 #[test]
-fn nonsense_from_the_guest_closes_that_connection_only() {
+fn invalid_data_of_a_guest_closes_only_that_connection() {
     let daemon = Daemon::start();
     let finished = daemon
         .run(bad_vm("garbage", Some(shell("echo fine"))))
@@ -126,7 +126,7 @@ fn nonsense_from_the_guest_closes_that_connection_only() {
 }
 
 #[test]
-fn a_guest_that_dials_again_is_heard_by_its_last_connection_and_hears_of_its_end() {
+fn a_guest_that_reconnects_is_served_on_its_last_connection() {
     let daemon = Daemon::start();
     let vm = CreateVm {
         remove: true,
@@ -140,7 +140,7 @@ fn a_guest_that_dials_again_is_heard_by_its_last_connection_and_hears_of_its_end
 }
 
 #[test]
-fn a_guest_that_floods_the_trace_port_is_served_like_others() {
+fn a_guest_that_floods_the_trace_port_is_still_served() {
     let daemon = Daemon::start();
     daemon.run_detached(named("flood", bad_vm("flood", None)));
     let finished = daemon
@@ -178,7 +178,7 @@ fn slowest_exec(vm: &str, daemon: &Daemon) -> Duration {
 }
 
 #[test]
-fn a_guest_that_floods_the_supervisor_port_costs_others_nothing() {
+fn a_guest_that_floods_the_supervisor_port_delays_no_others() {
     /// MiB that the floods of one guest may cost the daemon: eight connections, each with some
     /// messages of 64 KiB on their way.
     const MOST: u64 = 32;
@@ -223,7 +223,7 @@ fn a_guest_that_floods_the_supervisor_port_costs_others_nothing() {
 }
 
 #[test]
-fn hostile_input_of_a_client_closes_its_stream_only() {
+fn invalid_client_input_closes_only_its_own_stream() {
     use std::io::Write;
     let daemon = Daemon::start();
     let mut sleeping = command(&["sleep", "100"]);

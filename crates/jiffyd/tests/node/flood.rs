@@ -61,7 +61,7 @@ fn flooded() -> Daemon {
 }
 
 #[test]
-fn who_keeps_connections_open_is_refused_and_others_are_served() {
+fn a_client_with_too_many_connections_is_refused_others_served() {
     let mut daemon = flooded();
     let begun = |text: &[u8]| {
         let mut stream = connect(&daemon.socket()).unwrap();
@@ -87,7 +87,7 @@ fn who_keeps_connections_open_is_refused_and_others_are_served() {
 }
 
 #[test]
-fn streams_have_places_like_other_connections() {
+fn streams_count_as_connections_of_their_client() {
     let daemon = flooded();
     let mut frames = daemon.run(named("box", vm(shell("while true; do sleep 0.1; done"))));
     started(&mut frames);
@@ -107,7 +107,7 @@ fn streams_have_places_like_other_connections() {
 }
 
 #[test]
-fn uploads_that_never_end_are_few_and_hold_up_nobody() {
+fn endless_uploads_are_limited_and_delay_no_others() {
     // What one process may have of 16.
     const UPLOADS: usize = 12;
     let daemon = Daemon::start();
@@ -191,7 +191,7 @@ impl Drop for Slow {
 }
 
 #[test]
-fn what_takes_long_to_remove_holds_up_nobody() {
+fn slow_removals_delay_no_other_requests() {
     let daemon = Daemon::start();
     // As many as the daemon has threads that answer, and one more.
     let names = ["one", "two", "three"];
@@ -224,7 +224,7 @@ fn what_takes_long_to_remove_holds_up_nobody() {
 }
 
 #[test]
-fn starts_that_take_long_hold_up_nobody() {
+fn slow_starts_delay_no_other_requests() {
     let daemon = Daemon::start();
     let slow = Slow::call(&daemon, "bind");
     // As many as the daemon has threads that answer, and one more.

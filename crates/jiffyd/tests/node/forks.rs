@@ -70,7 +70,7 @@ fn children_of_a_fork_run_at_once_and_differ() {
 }
 
 #[test]
-fn what_a_command_wrote_before_a_fork_is_the_parents() {
+fn output_from_before_a_fork_stays_with_the_parent() {
     let daemon = Daemon::start();
     daemon.run_detached(named(
         "box",

@@ -34,7 +34,7 @@ fn run(daemon: &Daemon, wanted: CreateVm) -> (String, Option<Origin>) {
 }
 
 #[test]
-fn the_second_run_starts_from_what_the_first_left() {
+fn the_second_run_starts_from_a_golden_snapshot() {
     let mut daemon = Daemon::start();
     let restored = || vm(shell("echo $RESTORED,$HOSTNAME"));
     let named = CreateVm {
@@ -96,7 +96,7 @@ fn the_second_run_starts_from_what_the_first_left() {
 }
 
 #[test]
-fn one_that_was_never_tried_is_made_again() {
+fn an_untested_golden_snapshot_is_made_again() {
     let mut daemon = Daemon::start();
     run(&daemon, vm(command(&["true"])));
     let first = made(&daemon);
@@ -114,7 +114,7 @@ fn one_that_was_never_tried_is_made_again() {
 }
 
 #[test]
-fn the_timeline_of_a_golden_run_tells_what_happened() {
+fn the_timeline_of_a_golden_run_has_its_spans() {
     let daemon = Daemon::start();
     run(&daemon, vm(command(&["true"])));
     made(&daemon);
@@ -142,7 +142,7 @@ fn the_timeline_of_a_golden_run_tells_what_happened() {
 }
 
 #[test]
-fn a_bad_one_is_dropped_and_nobody_notices() {
+fn a_damaged_golden_snapshot_is_dropped_and_the_run_succeeds() {
     let daemon = Daemon::start();
     run(&daemon, vm(command(&["true"])));
     made(&daemon);
@@ -171,7 +171,7 @@ fn a_bad_one_is_dropped_and_nobody_notices() {
 /// Somebody ends a VMM in the middle of a restore, or the kernel does for want
 /// of memory: the snapshot is as good as it was.
 #[test]
-fn one_whose_vmm_is_killed_is_kept() {
+fn a_golden_snapshot_survives_a_killed_restore() {
     // Nobody else may read the state.
     let daemon = Daemon::with(&["--standby", "0"]);
     run(&daemon, vm(command(&["true"])));
@@ -204,7 +204,7 @@ fn one_whose_vmm_is_killed_is_kept() {
 }
 
 #[test]
-fn what_changed_has_another() {
+fn a_changed_kernel_or_image_gets_a_new_golden_snapshot() {
     let daemon = Daemon::start();
     let tar = |text: &[u8]| tar_of(&[("hello", text)]);
     daemon
@@ -251,7 +251,7 @@ fn what_changed_has_another() {
 }
 
 #[test]
-fn an_image_that_is_mostly_elsewhere_has_one_that_goes_with_it() {
+fn a_lazy_image_has_a_golden_snapshot_removed_with_it() {
     let registry = Registry::start();
     let maker = Daemon::start();
     let push_of = |contents: &[u8]| {

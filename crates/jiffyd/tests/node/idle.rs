@@ -65,7 +65,7 @@ fn an_idle_vm_sleeps_wakes_for_an_exec_and_sleeps_again() {
 }
 
 #[test]
-fn an_idle_vm_is_stopped_if_that_was_asked() {
+fn an_idle_vm_is_stopped_if_its_policy_says_so() {
     let daemon = Daemon::start();
     let command = shell("sleep 1000");
     let vm = CreateVm {
@@ -84,7 +84,7 @@ fn an_idle_vm_is_stopped_if_that_was_asked() {
 }
 
 #[test]
-fn vms_whose_forks_wait_do_not_keep_others_awake() {
+fn vms_with_waiting_forks_do_not_block_hibernating_others() {
     let daemon = patient("384M");
     for name in ["one", "two", "three"] {
         daemon.run_detached(sleeper(name)).json::<Vm>();
@@ -116,7 +116,7 @@ fn a_vm_that_works_stays_awake() {
 }
 
 #[test]
-fn a_vm_that_can_not_be_hibernated_says_so_once_and_is_left_alone() {
+fn a_failed_hibernation_is_reported_once_and_not_repeated() {
     let daemon = Daemon::start();
     daemon
         .run_detached(idle_vm(
@@ -155,7 +155,7 @@ fn a_command_that_begins_while_a_vm_falls_asleep_waits_and_is_answered() {
 }
 
 #[test]
-fn commands_and_idle_times_never_meet() {
+fn commands_succeed_at_any_time_of_the_idle_cycle() {
     let daemon = Daemon::start();
     daemon.run_detached(sleeper("box")).json::<Vm>();
     let until = Instant::now() + Duration::from_secs(12);

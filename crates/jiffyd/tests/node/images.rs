@@ -129,7 +129,7 @@ fn layout(run: serde_json::Value) -> Vec<u8> {
 }
 
 #[test]
-fn what_an_image_says_is_what_its_commands_are_started_with() {
+fn commands_start_with_the_images_configuration() {
     let daemon = Daemon::start();
     let tar = layout(json!({
         "Entrypoint": ["/bin/echo", "-n"], "Cmd": ["from", "image"],
@@ -194,7 +194,7 @@ fn what_an_image_says_is_what_its_commands_are_started_with() {
 }
 
 #[test]
-fn an_image_without_a_command_leaves_it_to_the_request() {
+fn without_an_image_command_the_request_decides() {
     let daemon = Daemon::start();
     let request = |no_command| CreateVm {
         no_command,
@@ -292,7 +292,7 @@ fn an_image_is_pulled_run_and_pruned() {
 }
 
 #[test]
-fn what_can_not_be_pulled_is_one_sentence() {
+fn a_failed_pull_is_reported_in_one_sentence() {
     let registry = Registry::start();
     let daemon = Daemon::start();
     registry.put("web:1", &[("a", b"b")], json!({}));
@@ -339,7 +339,7 @@ fn two_pulls_of_one_image_share_the_work() {
 }
 
 #[test]
-fn a_pushed_image_comes_back_without_its_chunks() {
+fn a_pushed_image_is_pulled_lazily() {
     let registry = Registry::start();
     let daemon = Daemon::start();
     let noise = noise(1 << 20);
@@ -395,7 +395,7 @@ fn a_pushed_image_comes_back_without_its_chunks() {
 }
 
 #[test]
-fn a_vms_changes_become_an_image_that_shares_with_its_parent() {
+fn a_committed_image_shares_chunks_with_its_parent() {
     let registry = Registry::start();
     let daemon = Daemon::start();
     let noise = noise(1 << 20);
@@ -497,7 +497,7 @@ fn a_snapshot_goes_through_a_registry() {
 }
 
 #[test]
-fn what_kind_of_file_system_an_image_has_goes_through_a_registry() {
+fn the_file_system_type_survives_a_push_and_pull() {
     let registry = Registry::start();
     let daemon = Daemon::start();
     let folder = tempfile::tempdir().unwrap();

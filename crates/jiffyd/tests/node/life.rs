@@ -62,7 +62,7 @@ fn a_vm_is_created_started_stopped_started_again_and_removed() {
 }
 
 #[test]
-fn a_restarted_vm_begins_its_output_anew_but_its_log_goes_on() {
+fn a_restarted_vm_has_new_output_and_continues_its_log() {
     let daemon = Daemon::start();
     daemon.create(&CreateVm {
         name: Some("twice".into()),
@@ -78,7 +78,7 @@ fn a_restarted_vm_begins_its_output_anew_but_its_log_goes_on() {
 }
 
 #[test]
-fn stop_lets_the_command_end_in_order_and_kill_does_not() {
+fn stop_lets_the_command_exit_cleanly_and_kill_does_not() {
     let daemon = Daemon::start();
     let mut frames = daemon.run(CreateVm {
         name: Some("polite".into()),
@@ -187,7 +187,7 @@ fn wait_answers_when_the_vm_has_ended() {
 }
 
 #[test]
-fn of_many_creations_with_one_name_one_succeeds() {
+fn one_of_many_concurrent_creates_with_one_name_succeeds() {
     let daemon = Daemon::start();
     let answers: Vec<u16> = std::thread::scope(|scope| {
         let tries: Vec<_> = (0..12)
@@ -303,7 +303,7 @@ fn let_copies_go_on(mut holder: Child) {
 }
 
 #[test]
-fn a_client_that_leaves_while_its_vm_is_made_leaves_no_vm() {
+fn a_client_that_leaves_during_create_leaves_no_vm() {
     let daemon = Daemon::start();
     daemon.create(&idle("a"));
     assert_eq!(daemon.delete("/v1/vms/a").status, 204);
@@ -344,7 +344,7 @@ fn a_client_that_leaves_while_its_vm_is_made_leaves_no_vm() {
 }
 
 #[test]
-fn a_request_that_fails_late_leaves_the_volume_that_another_vm_has() {
+fn a_late_failure_keeps_a_volume_that_another_vm_uses() {
     let daemon = Daemon::start();
     daemon.create(&idle("a"));
     assert_eq!(daemon.delete("/v1/vms/a").status, 204);
@@ -416,7 +416,7 @@ fn the_timeline_has_every_step_in_order() {
 }
 
 #[test]
-fn logs_can_be_followed_and_cut() {
+fn logs_can_be_followed_and_truncated() {
     let daemon = Daemon::start();
     daemon.run_detached(CreateVm {
         name: Some("talk".into()),

@@ -96,7 +96,7 @@ fn a_vm_has_a_link_from_its_start_to_its_end() {
 }
 
 #[test]
-fn what_sleeps_keeps_its_address_and_the_next_daemon_knows_all() {
+fn a_hibernated_vm_keeps_address_and_ports_across_daemons() {
     let mut daemon = daemon();
     let port = NetworkUse {
         ports: vec!["8080:80".into()],
@@ -142,7 +142,7 @@ fn what_sleeps_keeps_its_address_and_the_next_daemon_knows_all() {
 }
 
 #[test]
-fn a_port_is_the_next_vms_as_soon_as_its_vm_has_ended() {
+fn a_port_is_free_as_soon_as_its_vm_has_ended() {
     let daemon = daemon();
     for number in 0..5 {
         let name = format!("web-{number}");
@@ -191,7 +191,7 @@ fn children_have_links_of_their_own_and_no_ports() {
 }
 
 #[test]
-fn a_link_is_made_ahead_of_the_next_run_and_goes_with_a_vm_that_is_refused() {
+fn a_link_is_prepared_for_the_next_run_and_removed_if_refused() {
     let daemon = daemon();
     let first: Vm = daemon
         .run_detached(on(NetworkUse::default(), "first"))
@@ -241,7 +241,7 @@ fn a_second_daemon_has_no_network_and_says_why() {
 }
 
 #[test]
-fn a_vm_whose_record_is_lost_keeps_its_link_until_its_end() {
+fn a_vm_without_a_record_keeps_its_link_until_it_ends() {
     let mut daemon = daemon();
     let vm: Vm = daemon.run_detached(on(NetworkUse::default(), "web")).json();
     daemon.killed();
@@ -260,7 +260,7 @@ fn a_vm_whose_record_is_lost_keeps_its_link_until_its_end() {
 }
 
 #[test]
-fn nothing_is_left_of_many_vms_whatever_is_killed() {
+fn killed_vms_and_daemons_leave_no_links() {
     let mut daemon = daemon();
     for round in 0..6 {
         let start = |number: usize| {
@@ -312,7 +312,7 @@ fn nothing_is_left_of_many_vms_whatever_is_killed() {
 }
 
 #[test]
-fn all_of_it_is_removed_when_that_is_wanted() {
+fn remove_network_removes_all_links_and_rules() {
     let mut daemon = daemon();
     let remove = |daemon: &Daemon| {
         let mut command = daemon.command();
@@ -333,7 +333,7 @@ fn all_of_it_is_removed_when_that_is_wanted() {
 }
 
 #[test]
-fn networks_are_made_used_and_removed_and_what_is_wrong_is_one_sentence() {
+fn networks_can_be_created_used_and_removed() {
     let mut daemon = daemon();
     let made: Network = daemon.post("/v1/networks/lab", b"").json();
     assert_eq!((made.name.as_str(), made.vms.len()), ("lab", 0));

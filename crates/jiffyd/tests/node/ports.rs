@@ -93,7 +93,7 @@ fn by(answer: &str) -> IpAddr {
 }
 
 #[test]
-fn a_connection_wakes_a_sleeping_vm_and_is_put_through() {
+fn a_connection_wakes_a_hibernated_vm_and_is_forwarded() {
     let mut daemon = daemon();
     let vm: Vm = daemon.run_detached(published(counter())).json();
     serve_for(&vm);
@@ -140,7 +140,7 @@ fn a_connection_wakes_a_sleeping_vm_and_is_put_through() {
 }
 
 #[test]
-fn a_connection_that_comes_while_a_vm_falls_asleep_waits_and_is_put_through() {
+fn a_connection_during_hibernation_waits_and_is_forwarded() {
     let daemon = daemon();
     let vm: Vm = daemon
         .run_detached(published(bad_vm("held-capture", None)))
@@ -161,7 +161,7 @@ fn a_connection_that_comes_while_a_vm_falls_asleep_waits_and_is_put_through() {
 }
 
 #[test]
-fn a_vm_that_can_not_be_woken_resets_its_callers_and_sleeps_on() {
+fn connections_are_reset_if_a_vm_cannot_be_woken() {
     let daemon = daemon();
     let vm: Vm = daemon.run_detached(published(counter())).json();
     serve_for(&vm);

@@ -35,7 +35,7 @@ fn states(daemon: &Daemon, names: &[&str]) -> Vec<VmState> {
 }
 
 #[test]
-fn for_a_request_that_waits_the_least_recently_used_idle_vm_sleeps() {
+fn a_waiting_request_hibernates_the_least_recently_used_idle_vm() {
     let daemon = patient("512M");
     run(&daemon, named("steady", CreateVm::default()));
     run(&daemon, idles("first", IdleAction::Hibernate));
@@ -56,7 +56,7 @@ fn for_a_request_that_waits_the_least_recently_used_idle_vm_sleeps() {
 }
 
 #[test]
-fn idle_vms_make_room_and_guests_that_must_not_sleep_give_up_caches() {
+fn idle_vms_hibernate_and_busy_guests_give_up_caches() {
     // Whatever the host has is less than its reserve.
     let mut daemon = Daemon::with(&["--memory-reserve", "100%"]);
     run(&daemon, idles("sleeper", IdleAction::Hibernate));

@@ -26,7 +26,7 @@ fn profile() -> Profile {
 }
 
 #[test]
-fn a_profile_goes_from_the_request_to_the_vmm_again_after_a_new_daemon() {
+fn a_cpu_profile_reaches_the_vmm_also_after_a_new_daemon() {
     let mut daemon = Daemon::start();
     let wanted = [
         ("level", Wanted::Named("x86-64-v2".into())),
@@ -56,7 +56,7 @@ fn a_profile_goes_from_the_request_to_the_vmm_again_after_a_new_daemon() {
 }
 
 #[test]
-fn a_profile_that_is_none_is_refused_and_leaves_nothing() {
+fn an_invalid_cpu_profile_is_refused_and_leaves_nothing() {
     let daemon = Daemon::start();
     let refused = |profile| {
         let answer = daemon.create(&with(profile));

@@ -121,7 +121,7 @@ fn maker() -> Daemon {
 }
 
 #[test]
-fn a_daemon_killed_at_any_step_of_a_pull_goes_on_where_it_was() {
+fn a_daemon_killed_at_any_step_of_a_pull_resumes_it() {
     let registry = Registry::start();
     let gate = Gate::before(&registry.host);
     let mut daemon = Daemon::start();
@@ -161,7 +161,7 @@ fn a_daemon_killed_at_any_step_of_a_lazy_pull_leaves_nothing() {
 }
 
 #[test]
-fn what_a_pull_has_begun_is_not_swept_away_under_it() {
+fn files_of_a_running_pull_are_not_swept() {
     let registry = Registry::start();
     let gate = Gate::before(&registry.host);
     let maker = maker();
@@ -204,7 +204,7 @@ fn what_a_pull_has_begun_is_not_swept_away_under_it() {
 }
 
 #[test]
-fn what_is_removed_while_it_is_asked_whether_it_is_up_to_date_is_pulled_anew() {
+fn an_image_removed_during_its_update_check_is_pulled_again() {
     let registry = Registry::start();
     let gate = Gate::before(&registry.host);
     push(&maker(), "mine", &registry.name("mine:1")).unwrap();
@@ -228,7 +228,7 @@ fn what_is_removed_while_it_is_asked_whether_it_is_up_to_date_is_pulled_anew() {
 }
 
 #[test]
-fn a_disk_that_is_full_during_a_pull_is_one_sentence_and_leaves_nothing() {
+fn a_full_disk_during_a_pull_is_reported_and_leaves_nothing() {
     let Some(disk) = SmallDisk::new("24m") else {
         return;
     };
@@ -266,7 +266,7 @@ fn a_disk_that_is_full_during_a_pull_is_one_sentence_and_leaves_nothing() {
 }
 
 #[test]
-fn what_a_boot_has_read_is_what_a_node_elsewhere_fetches_first() {
+fn blocks_read_at_boot_are_the_working_set_of_a_pushed_image() {
     let registry = Registry::start();
     let daemon = Daemon::start();
     let tar = crate::daemon::tar_of(&[("noise", &noise(300 << 10))]);
@@ -311,7 +311,7 @@ fn registries_of(file: &Path) -> Vec<String> {
 }
 
 #[test]
-fn an_artifact_with_anothers_id_keeps_nobody_from_what_has_it() {
+fn an_artifact_with_a_forged_id_does_not_replace_the_real_one() {
     let registry = Registry::start();
     // Whose chunks are nonsense, and whose tables and id are those of an image that all
     // know.
@@ -369,7 +369,7 @@ fn an_artifact_with_anothers_id_keeps_nobody_from_what_has_it() {
 }
 
 #[test]
-fn pulls_at_once_have_no_more_room_than_there_is() {
+fn concurrent_pulls_reserve_no_more_space_than_is_free() {
     let Some(disk) = SmallDisk::new("24m") else {
         return;
     };
@@ -396,7 +396,7 @@ fn pulls_at_once_have_no_more_room_than_there_is() {
 }
 
 #[test]
-fn what_cannot_fit_is_refused_before_it_is_fetched() {
+fn a_pull_larger_than_free_space_is_refused_before_fetching() {
     let Some(disk) = SmallDisk::new("24m") else {
         return;
     };
@@ -415,7 +415,7 @@ fn what_cannot_fit_is_refused_before_it_is_fetched() {
 }
 
 #[test]
-fn what_was_fetched_stays_within_its_bound() {
+fn cached_disk_contents_stay_within_the_cache_size() {
     let registry = Registry::start();
     let maker = Daemon::start();
     let tar = crate::daemon::tar_of(&[("noise", &noise(3 << 20))]);
@@ -495,7 +495,7 @@ fn try_as_told(origin: &RegistryOrigin) -> Result<Vec<u8>, RegistryError> {
 }
 
 #[test]
-fn what_a_private_registry_wants_is_kept_for_later_and_for_nobody_else() {
+fn registry_credentials_are_kept_privately_for_later_fetches() {
     let registry = LocalRegistry::start(&RegistryOptions {
         password: true,
         tls: true,
@@ -579,7 +579,7 @@ fn origins_in(file: &Path) -> Vec<Origin> {
 }
 
 #[test]
-fn what_a_private_registry_wants_anew_is_known_of_a_snapshots_memory() {
+fn renewed_registry_credentials_reach_a_snapshots_memory() {
     let registry = LocalRegistry::start(&RegistryOptions {
         password: true,
         tls: true,

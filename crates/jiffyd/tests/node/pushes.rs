@@ -38,7 +38,7 @@ fn config(reference: &str) -> Value {
 }
 
 #[test]
-fn a_pushed_snapshot_has_its_own_root_whatever_others_claim_to_be() {
+fn a_pushed_snapshot_keeps_its_root_despite_forged_digests() {
     let registry = Registry::start();
     let daemon = Daemon::start();
     let tar = tar_of(&[("noise", &noise(64 << 10))]);
@@ -85,7 +85,7 @@ fn a_pushed_snapshot_has_its_own_root_whatever_others_claim_to_be() {
 }
 
 #[test]
-fn a_pulled_snapshot_is_pushed_once_all_of_its_memory_is_here() {
+fn a_pulled_snapshot_is_pushed_after_fetching_its_memory() {
     let registry = Registry::start();
     let maker = Daemon::start();
     let frames = maker.run(CreateVm {
@@ -119,7 +119,7 @@ fn a_pulled_snapshot_is_pushed_once_all_of_its_memory_is_here() {
 }
 
 #[test]
-fn what_is_elsewhere_is_had_as_it_was_pulled_and_from_whoever_still_has_it() {
+fn a_push_fetches_lazy_chunks_from_any_origin_that_has_them() {
     let private = LocalRegistry::start(&RegistryOptions {
         password: true,
         tls: true,

@@ -86,7 +86,7 @@ fn a_vm_larger_than_the_host_is_refused_with_numbers() {
 }
 
 #[test]
-fn a_full_disk_is_one_sentence_and_leaves_nothing() {
+fn a_full_disk_is_reported_in_one_sentence_and_leaves_nothing() {
     let Some(disk) = SmallDisk::new("4m") else {
         return;
     };
@@ -110,7 +110,7 @@ fn a_full_disk_is_one_sentence_and_leaves_nothing() {
 }
 
 #[test]
-fn output_waits_for_a_full_disk_and_is_whole_afterwards() {
+fn output_waits_for_space_on_a_full_disk_and_is_complete() {
     const BYTES: usize = 600_000;
     let Some(disk) = SmallDisk::new("4m") else {
         return;
@@ -137,7 +137,7 @@ fn output_waits_for_a_full_disk_and_is_whole_afterwards() {
 }
 
 #[test]
-fn a_snapshot_that_finds_no_room_leaves_a_running_vm_and_nothing_else() {
+fn a_snapshot_without_disk_space_leaves_only_the_running_vm() {
     let Some(disk) = SmallDisk::new("4m") else {
         return;
     };
@@ -172,7 +172,7 @@ fn a_snapshot_that_finds_no_room_leaves_a_running_vm_and_nothing_else() {
 }
 
 #[test]
-fn a_node_without_descriptors_refuses_vms_and_serves_all_else() {
+fn a_node_out_of_descriptors_refuses_only_vms() {
     use rustix::process::{Pid, Resource, Rlimit, prlimit};
     let daemon = Daemon::with(&["--spare", "0", "--standby", "0"]);
     let open = fs::read_dir(format!("/proc/{}/fd", daemon.pid()))
@@ -269,7 +269,7 @@ pub fn run_of(vm: CreateVm) -> Vec<u8> {
 }
 
 #[test]
-fn two_hundred_runs_with_room_for_twenty_all_have_their_turn() {
+fn two_hundred_runs_with_room_for_twenty_all_succeed() {
     let daemon = room_for_twenty("86400");
     let here = daemon.folder.path().join("here");
     fs::create_dir(&here).unwrap();
@@ -294,7 +294,7 @@ fn two_hundred_runs_with_room_for_twenty_all_have_their_turn() {
 }
 
 #[test]
-fn runs_that_find_no_room_in_time_are_told_so_in_one_sentence() {
+fn runs_that_time_out_waiting_for_memory_are_refused() {
     let daemon = room_for_twenty("1");
     let go = daemon.folder.path().join("go");
     let one = || {
@@ -373,7 +373,7 @@ fn a_vm_that_waits_begins_when_another_ends() {
 }
 
 #[test]
-fn a_client_that_goes_away_leaves_the_line() {
+fn a_client_that_leaves_is_removed_from_the_queue() {
     let daemon = patient("256M");
     for name in ["one", "two", "sleeper"] {
         if name == "sleeper" {
@@ -419,7 +419,7 @@ fn a_client_that_goes_away_leaves_the_line() {
 }
 
 #[test]
-fn of_forks_that_come_together_each_has_all_its_children_or_none() {
+fn concurrent_forks_get_all_their_children_or_none() {
     let daemon = room_for_twenty("0");
     daemon.run_detached(named("box", CreateVm::default()));
     let before = daemon.vm("box");
@@ -465,7 +465,7 @@ fn available() -> u32 {
 }
 
 #[test]
-fn memory_that_a_capture_brings_is_not_what_starting_vms_will_take() {
+fn a_capture_may_not_take_memory_of_starting_vms() {
     let daemon = Daemon::with(&["--memory-wait", "0"]);
     let sleeps = CreateVm {
         memory_mib: Some(2048),
@@ -509,7 +509,7 @@ fn memory_that_a_capture_brings_is_not_what_starting_vms_will_take() {
 }
 
 #[test]
-fn vms_of_an_earlier_daemon_count() {
+fn vms_of_an_earlier_daemon_count_towards_the_limit() {
     let mut daemon = Daemon::with(&["--memory-limit", "256M", "--memory-wait", "0"]);
     for name in ["one", "two"] {
         let vm = named(name, CreateVm::default());
@@ -531,7 +531,7 @@ fn vms_of_an_earlier_daemon_count() {
 }
 
 #[test]
-fn what_is_made_for_later_has_its_memory_only_until_a_run_wants_it() {
+fn background_boots_give_their_memory_to_runs() {
     let daemon = Daemon::with(&["--memory-limit", "128M", "--memory-wait", "0"]);
     let run = || {
         let finished = daemon.run(vm(command(&["true"]))).finish();

@@ -45,7 +45,7 @@ fn a_vm_run_for_one_command_leaves_nothing_but_its_timeline() {
 }
 
 #[test]
-fn the_name_of_a_vm_on_its_way_out_can_be_used_again_at_once() {
+fn the_name_of_an_ending_vm_can_be_reused_at_once() {
     let daemon = Daemon::start();
     for _ in 0..5 {
         let again = CreateVm {
@@ -58,7 +58,7 @@ fn the_name_of_a_vm_on_its_way_out_can_be_used_again_at_once() {
 }
 
 #[test]
-fn a_command_that_is_not_there_is_127() {
+fn a_missing_command_exits_with_127() {
     let daemon = Daemon::start();
     let frames = daemon.run(vm(command(&["/no/such/program"])));
     let id = id_of(&frames);
@@ -75,7 +75,7 @@ fn a_command_that_is_not_there_is_127() {
 }
 
 #[test]
-fn input_reaches_the_command_and_its_end_too() {
+fn input_and_its_end_reach_the_command() {
     let daemon = Daemon::start();
     let sent: Vec<u8> = (0..3_000_000u32).map(|i| (i % 251) as u8).collect();
     let mut cat = command(&["cat"]);
@@ -188,7 +188,7 @@ fn held_up(daemon: &Daemon, id: &str) -> u64 {
 }
 
 #[test]
-fn a_vm_whose_client_does_not_read_can_be_ended_all_the_same() {
+fn a_vm_whose_client_does_not_read_can_be_stopped() {
     let daemon = Daemon::start();
     let mut frames = daemon.run(vm(shell("exec cat /dev/zero")));
     let id = id_of(&frames);
@@ -200,7 +200,7 @@ fn a_vm_whose_client_does_not_read_can_be_ended_all_the_same() {
 }
 
 #[test]
-fn stop_waits_for_a_guest_whose_last_words_stand_behind_output() {
+fn stop_waits_for_a_guest_blocked_on_unread_output() {
     let daemon = Daemon::start();
     let zeros = Some(shell("exec cat /dev/zero"));
     let mut frames = daemon.run(bad_vm("deaf", zeros));
@@ -219,7 +219,7 @@ fn stop_waits_for_a_guest_whose_last_words_stand_behind_output() {
 }
 
 #[test]
-fn output_that_nobody_reads_is_kept_up_to_a_bound() {
+fn unread_output_is_kept_up_to_a_bound() {
     let daemon = Daemon::start();
     daemon.run_detached(CreateVm {
         name: Some("loud".into()),
@@ -311,7 +311,7 @@ fn exec_waits_for_a_vm_that_is_starting() {
 }
 
 #[test]
-fn a_client_of_exec_that_vanishes_takes_the_program_along() {
+fn an_exec_client_that_vanishes_ends_its_program() {
     let daemon = Daemon::start();
     daemon.run_detached(CreateVm {
         name: Some("host".into()),
@@ -329,7 +329,7 @@ fn a_client_of_exec_that_vanishes_takes_the_program_along() {
 }
 
 #[test]
-fn what_is_copied_in_can_be_copied_out() {
+fn copied_in_files_can_be_copied_out() {
     let daemon = Daemon::start();
     daemon.run_detached(CreateVm {
         name: Some("box".into()),
@@ -376,7 +376,7 @@ fn what_is_copied_in_can_be_copied_out() {
 }
 
 #[test]
-fn an_imported_image_is_what_the_vm_gets() {
+fn a_vm_runs_the_imported_image() {
     let daemon = Daemon::start();
     let answer = daemon.post("/v1/images/mine", &tar_of(&[("a", b"b")]));
     let image: jiffy_wire::api::Image = answer.json();

@@ -35,7 +35,7 @@ fn key(folder: &Path) -> (PrivateKey, String) {
 }
 
 #[test]
-fn only_what_the_key_has_signed_is_pulled() {
+fn only_images_signed_with_the_key_are_pulled() {
     let registry = Registry::start();
     let daemon = Daemon::start();
     let folder = tempfile::tempdir().unwrap();
@@ -120,7 +120,7 @@ fn refused(what: Result<(), ApiError>, why: &str) {
 }
 
 #[test]
-fn what_must_be_signed_is_pulled_and_started_only_if_it_is() {
+fn a_signature_rule_holds_for_pulls_and_starts() {
     let registry = Registry::start();
     let mut daemon = Daemon::start();
     let folder = tempfile::tempdir().unwrap();
@@ -200,7 +200,7 @@ fn what_must_be_signed_is_pulled_and_started_only_if_it_is() {
 }
 
 #[test]
-fn a_snapshot_that_must_be_signed_is_restored_only_if_it_is() {
+fn a_signature_rule_holds_for_restores() {
     let registry = Registry::start();
     let mut daemon = Daemon::start();
     let folder = tempfile::tempdir().unwrap();

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::thread;
 
 #[test]
-fn a_vm_sleeps_and_wakes_as_the_same() {
+fn a_vm_hibernates_and_wakes_unchanged() {
     let mut daemon = Daemon::start();
     let mut frames = daemon.run(named("box", counter()));
     frames.until("\n3\n");
@@ -81,7 +81,7 @@ fn a_vm_sleeps_and_wakes_as_the_same() {
 }
 
 #[test]
-fn a_vm_that_is_removed_at_its_end_has_not_ended_when_it_sleeps() {
+fn hibernation_does_not_remove_a_vm_with_remove_set() {
     let mut daemon = Daemon::start();
     let vm = CreateVm {
         remove: true,
@@ -102,7 +102,7 @@ fn a_vm_that_is_removed_at_its_end_has_not_ended_when_it_sleeps() {
 }
 
 #[test]
-fn a_sleeping_vm_keeps_its_volumes_to_itself() {
+fn a_hibernated_vm_keeps_its_volumes() {
     let mut daemon = Daemon::start();
     let with_volume = |name: &str| CreateVm {
         disks: vec![VolumeUse {
@@ -132,7 +132,7 @@ fn a_sleeping_vm_keeps_its_volumes_to_itself() {
 }
 
 #[test]
-fn a_wake_that_fails_leaves_a_sleeping_vm() {
+fn a_failed_wake_leaves_a_hibernated_vm() {
     let daemon = Daemon::start();
     daemon.run_detached(named("box", counter()));
     daemon
@@ -165,7 +165,7 @@ pub fn starts(daemon: &Daemon, name: &str) -> usize {
 }
 
 #[test]
-fn many_who_want_a_sleeping_vm_wake_it_once() {
+fn concurrent_requests_wake_a_vm_once() {
     let daemon = Daemon::start();
     // It ends when nobody reads it any more: its VMM may be killed.
     let command = shell("while echo on; do sleep 0.02; done");
@@ -223,7 +223,7 @@ fn many_who_want_a_sleeping_vm_wake_it_once() {
 }
 
 #[test]
-fn a_vm_that_can_not_be_woken_says_so_to_whoever_wants_it() {
+fn every_request_hears_that_a_vm_cannot_be_woken() {
     let daemon = Daemon::start();
     daemon.run_detached(named("box", counter()));
     daemon
@@ -253,7 +253,7 @@ fn a_vm_that_can_not_be_woken_says_so_to_whoever_wants_it() {
 }
 
 #[test]
-fn a_vm_whose_command_ends_as_it_is_paused_ends() {
+fn a_vm_whose_command_exits_during_a_pause_ends() {
     let daemon = Daemon::start();
     daemon.run_detached(named(
         "box",
@@ -267,7 +267,7 @@ fn a_vm_whose_command_ends_as_it_is_paused_ends() {
 }
 
 #[test]
-fn a_forks_parent_that_does_not_go_on_is_paused_and_can_be_resumed() {
+fn a_fork_parent_that_fails_to_resume_stays_paused() {
     let daemon = Daemon::start();
     let with_volume = CreateVm {
         disks: vec![VolumeUse {
@@ -313,7 +313,7 @@ fn copied(from: &Path, to: &Path, number: u32) {
 }
 
 #[test]
-fn thousands_of_sleeping_vms_cost_little() {
+fn thousands_of_hibernated_vms_cost_little() {
     const SLEEPERS: u32 = 2000;
     /// 128 MiB for ten thousand.
     const EACH: u64 = 13_400;

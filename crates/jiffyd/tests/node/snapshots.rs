@@ -113,7 +113,7 @@ pub fn two_from_one(daemon: &Daemon, captured: CreateVm) {
 }
 
 #[test]
-fn a_paused_vm_stands_still_until_it_is_resumed() {
+fn a_paused_vm_makes_no_progress_until_resumed() {
     let mut daemon = Daemon::start();
     let script = "echo $$; n=0; while true; do n=$((n+1)); echo $n; sleep 0.02; done";
     daemon.run_detached(named("box", vm(shell(script))));
@@ -159,7 +159,7 @@ fn a_paused_vm_stands_still_until_it_is_resumed() {
 }
 
 #[test]
-fn a_snapshot_is_made_listed_looked_into_and_removed() {
+fn a_snapshot_can_be_made_listed_inspected_and_removed() {
     let daemon = Daemon::start();
     daemon.run_detached(named("box", counter()));
     let made: SnapshotMade = snapshot(&daemon, "box", "one", false).json();
@@ -238,7 +238,7 @@ fn a_snapshot_can_end_its_vm() {
 }
 
 #[test]
-fn a_capture_that_fails_leaves_a_running_vm_and_nothing_else() {
+fn a_failed_capture_leaves_only_the_running_vm() {
     let daemon = Daemon::start();
     daemon.run_detached(named("box", bad_vm("capture-fails", counter().command)));
     for stop in [false, true] {
@@ -260,7 +260,7 @@ fn a_capture_that_fails_leaves_a_running_vm_and_nothing_else() {
 }
 
 #[test]
-fn a_vm_goes_on_from_a_snapshot_any_number_of_times() {
+fn a_snapshot_can_be_restored_any_number_of_times() {
     let daemon = Daemon::start();
     daemon.run_detached(named("box", counter()));
     snapshot(&daemon, "box", "one", true).json::<SnapshotMade>();
@@ -345,7 +345,7 @@ pub fn chunks(daemon: &Daemon, name: &str, kind: &str) -> u64 {
 }
 
 #[test]
-fn a_snapshot_of_a_restored_vm_keeps_what_changed_and_outlives_its_parents() {
+fn a_child_snapshot_stores_changes_and_outlives_its_parents() {
     let daemon = Daemon::start();
     daemon.run_detached(named("vm0", counter()));
     snapshot(&daemon, "vm0", "s0", true).json::<SnapshotMade>();
@@ -395,7 +395,7 @@ fn a_snapshot_of_a_restored_vm_keeps_what_changed_and_outlives_its_parents() {
 }
 
 #[test]
-fn a_further_snapshot_of_a_vm_keeps_what_changed_since_the_last() {
+fn a_second_snapshot_stores_only_changes_since_the_first() {
     let daemon = Daemon::start();
     daemon.run_detached(named("box", counter()));
     // One of its two chunks changes after the first, none after that.
@@ -425,7 +425,7 @@ fn a_further_snapshot_of_a_vm_keeps_what_changed_since_the_last() {
 }
 
 #[test]
-fn memory_that_is_in_the_root_is_not_stored_and_outlives_image_and_parent() {
+fn memory_shared_with_the_root_is_not_stored_and_survives() {
     let daemon = Daemon::with_memory_in_its_root();
     let folder = |name: &str| daemon.data.join("snapshots").join(name);
     let is_whole = |name: &str| {
@@ -469,7 +469,7 @@ fn memory_that_is_in_the_root_is_not_stored_and_outlives_image_and_parent() {
 }
 
 #[test]
-fn a_snapshot_whose_parent_is_damaged_is_kept_whole() {
+fn a_snapshot_with_a_damaged_parent_is_stored_in_full() {
     let daemon = Daemon::start();
     daemon.run_detached(named("box", counter()));
     snapshot(&daemon, "box", "one", true).json::<SnapshotMade>();
@@ -489,7 +489,7 @@ fn a_snapshot_whose_parent_is_damaged_is_kept_whole() {
 }
 
 #[test]
-fn what_a_snapshot_decides_can_not_be_chosen() {
+fn options_fixed_by_a_snapshot_are_refused() {
     let daemon = Daemon::start();
     daemon.run_detached(named("idle", CreateVm::default()));
     snapshot(&daemon, "idle", "one", false).json::<SnapshotMade>();
@@ -549,7 +549,7 @@ fn change_manifest(daemon: &Daemon, change: impl Fn(&str) -> String) {
 }
 
 #[test]
-fn a_guest_that_was_shown_what_is_hidden_today_goes_on() {
+fn a_snapshot_with_a_now_hidden_cpu_feature_is_restored() {
     let daemon = Daemon::start();
     daemon.run_detached(named("idle", CreateVm::default()));
     snapshot(&daemon, "idle", "one", false).json::<SnapshotMade>();
@@ -561,7 +561,7 @@ fn a_guest_that_was_shown_what_is_hidden_today_goes_on() {
 }
 
 #[test]
-fn a_snapshot_of_other_processors_is_refused_with_the_list() {
+fn a_snapshot_of_another_cpu_is_refused_with_lacking_features() {
     let daemon = Daemon::start();
     daemon.run_detached(named("idle", CreateVm::default()));
     snapshot(&daemon, "idle", "one", false).json::<SnapshotMade>();
@@ -604,7 +604,7 @@ pub fn ask_vmm(daemon: &Daemon, vm: &str, request: &str) -> String {
 }
 
 #[test]
-fn a_daemon_killed_in_the_middle_leaves_a_running_vm_and_nothing_half_made() {
+fn a_daemon_killed_during_a_capture_leaves_no_partial_files() {
     let mut daemon = Daemon::start();
     daemon.run_detached(named("box", bad_vm("held-capture", counter().command)));
     let socket = daemon.socket();
@@ -659,7 +659,7 @@ fn a_daemon_killed_in_the_middle_leaves_a_running_vm_and_nothing_half_made() {
 }
 
 #[test]
-fn a_vmm_killed_while_it_captures_is_explained_and_leaves_nothing_half_made() {
+fn a_vmm_killed_during_a_capture_leaves_no_partial_files() {
     let daemon = Daemon::start();
     for path in ["snapshots", "hibernate", "fork"] {
         daemon.run_detached(named("box", bad_vm("held-capture", counter().command)));
@@ -693,7 +693,7 @@ fn a_vmm_killed_while_it_captures_is_explained_and_leaves_nothing_half_made() {
 }
 
 #[test]
-fn vms_with_volumes_are_cloned_where_files_can_be() {
+fn volumes_are_cloned_if_the_file_system_can_reflink() {
     let daemon = Daemon::start();
     let with_volume = CreateVm {
         disks: vec![VolumeUse {
@@ -734,7 +734,7 @@ fn vms_with_volumes_are_cloned_where_files_can_be() {
 }
 
 #[test]
-fn another_pager_takes_over_from_one_that_died() {
+fn a_new_pager_takes_over_from_a_dead_one() {
     let mut daemon = Daemon::start();
     daemon.run_detached(named("box", counter()));
     snapshot(&daemon, "box", "one", true).json::<SnapshotMade>();
@@ -778,7 +778,7 @@ fn another_pager_takes_over_from_one_that_died() {
 }
 
 #[test]
-fn a_pager_that_does_not_listen_is_ended() {
+fn an_unresponsive_pager_is_killed() {
     let mut daemon = Daemon::prepared(&[]);
     let lib = daemon.folder.path().join("lib");
     fs::create_dir(lib.join("real")).unwrap();
@@ -809,7 +809,7 @@ fn a_pager_that_does_not_listen_is_ended() {
 }
 
 #[test]
-fn what_does_not_begin_is_not_served() {
+fn the_pager_forgets_a_vm_that_fails_to_start() {
     // A spare would begin without the VMM's file.
     let daemon = Daemon::with(&["--spare", "0"]);
     daemon.run_detached(named("box", counter()));

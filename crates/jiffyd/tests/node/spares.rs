@@ -25,7 +25,7 @@ fn link(pid: u32, name: &str) -> PathBuf {
 }
 
 #[test]
-fn what_starts_next_takes_it() {
+fn the_next_start_takes_the_spare() {
     let mut daemon = Daemon::start();
     let first = spare(&daemon);
     let seen: Vec<Vm> = daemon.get("/v1/vms?all=true").json();
@@ -94,7 +94,7 @@ fn what_starts_next_takes_it() {
 }
 
 #[test]
-fn one_that_died_is_not_used_and_not_missed() {
+fn a_dead_spare_is_replaced() {
     let daemon = Daemon::start();
     let dead = spare(&daemon);
     kill(dead);
@@ -113,7 +113,7 @@ fn one_that_died_is_not_used_and_not_missed() {
 }
 
 #[test]
-fn one_that_was_told_what_it_is_outlives_its_daemon() {
+fn a_configured_spare_outlives_its_daemon() {
     let mut daemon = Daemon::start();
     let pid = spare(&daemon);
     let signal = |signal| {
@@ -138,7 +138,7 @@ fn one_that_was_told_what_it_is_outlives_its_daemon() {
 }
 
 #[test]
-fn there_is_none_if_none_is_wanted() {
+fn no_spare_is_kept_if_disabled() {
     let daemon = Daemon::with(&["--spare", "0"]);
     for _ in 0..2 {
         daemon.run(vm(shell("true"))).finish();

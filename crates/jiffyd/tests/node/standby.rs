@@ -56,7 +56,7 @@ fn timeline(daemon: &Daemon, vm: &Vm) -> Timeline {
 }
 
 #[test]
-fn a_run_takes_over_the_one_that_waits() {
+fn a_run_takes_over_the_standby_vm() {
     let daemon = with_standby();
     let mut before = standby(&daemon);
     for hostname in ["one", "two"] {
@@ -94,7 +94,7 @@ fn a_run_takes_over_the_one_that_waits() {
 }
 
 #[test]
-fn one_that_died_is_not_missed() {
+fn a_dead_standby_vm_is_replaced() {
     let daemon = with_standby();
     let pid = standby(&daemon);
     kill(pid);
@@ -118,7 +118,7 @@ fn one_that_died_is_not_missed() {
 }
 
 #[test]
-fn a_run_that_took_it_goes_on_without_its_snapshot() {
+fn a_run_in_a_standby_vm_survives_removal_of_its_snapshot() {
     let daemon = with_standby();
     let named = |wanted| CreateVm {
         name: Some("box".into()),
@@ -150,7 +150,7 @@ fn a_run_that_took_it_goes_on_without_its_snapshot() {
 }
 
 #[test]
-fn it_ends_with_its_snapshot_its_image_and_its_daemon() {
+fn a_standby_vm_ends_with_its_snapshot_image_or_daemon() {
     let mut daemon = with_standby();
     let pruned: Pruned = daemon.post("/v1/snapshots/prune", b"").json();
     assert_eq!(pruned.names.len(), 1);
@@ -203,7 +203,7 @@ fn remove_all(daemon: &Daemon) {
 }
 
 #[test]
-fn there_is_none_if_none_is_wanted() {
+fn no_standby_vm_is_kept_if_disabled() {
     let daemon = Daemon::with(&["--standby", "0"]);
     run(&daemon, says());
     golden(&daemon, 1);
@@ -216,7 +216,7 @@ fn there_is_none_if_none_is_wanted() {
 }
 
 #[test]
-fn a_run_without_a_command_does_not_take_one_that_waits_for_a_command() {
+fn a_run_without_a_command_takes_no_standby_vm_for_commands() {
     let daemon = with_standby();
     let idle: Vm = daemon
         .run_detached(CreateVm {

@@ -37,7 +37,7 @@ fn files(folder: &Path, found: &mut BTreeMap<PathBuf, u64>) {
 }
 
 #[test]
-fn the_data_of_release_0_1_is_taken_over() {
+fn the_data_of_release_0_1_is_migrated() {
     let mut daemon = on_old_data();
     let kept = ["chunks", "snapshots", "vms", "volumes"];
     let found = |daemon: &Daemon| {
@@ -111,7 +111,7 @@ fn the_data_of_release_0_1_is_taken_over() {
 }
 
 #[test]
-fn a_guest_of_the_next_release_is_spoken_to_as_this_one_can() {
+fn a_newer_guest_is_served_in_this_releases_protocol() {
     let mut daemon = Daemon::start();
     daemon
         .run_detached(named("newer", bad_vm("newer", None)))
@@ -145,7 +145,7 @@ fn make_newer(record: &Path) {
 }
 
 #[test]
-fn what_is_too_new_is_refused_with_a_sentence_and_kept() {
+fn records_of_a_newer_release_are_refused_and_kept() {
     let mut daemon = on_old_data();
     daemon.up();
     let tar = tar_of(&[("mine", b"here")]);
@@ -201,7 +201,7 @@ fn what_is_too_new_is_refused_with_a_sentence_and_kept() {
 }
 
 #[test]
-fn a_base_image_of_its_owner_is_kept_though_its_record_is_newer() {
+fn a_users_base_image_with_a_newer_record_is_kept() {
     let mut daemon = Daemon::start();
     let tar = tar_of(&[("mine", b"here")]);
     daemon

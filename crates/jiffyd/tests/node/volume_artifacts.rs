@@ -99,7 +99,7 @@ impl Stage {
 }
 
 #[test]
-fn a_volume_comes_with_its_snapshot_and_nothing_of_a_hostile_one_does() {
+fn a_volume_is_pulled_with_its_snapshot_but_no_hostile_one() {
     let stage = Stage::new();
     let here = |folder: &str| {
         let entries = fs::read_dir(stage.other.data.join(folder)).unwrap();

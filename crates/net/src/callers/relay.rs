@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_both_sides_send_arrives_and_each_may_end_first() {
+    async fn data_of_both_sides_arrives_and_either_may_close_first() {
         let (listener, port) = guest().await;
         let mut front = front(port, "10.118.0.0/16").await;
         let mut client = TcpStream::connect(("127.0.0.1", front.port)).await.unwrap();
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_is_not_put_through_is_reset() {
+    async fn a_connection_that_is_not_forwarded_is_reset() {
         let (listener, port) = guest().await;
         let mut front = front(port, "10.118.0.0/16").await;
         let reset = async |client: &mut TcpStream| {
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn another_vm_is_not_put_through() {
+    async fn a_connection_of_another_vm_is_reset() {
         let mut front = front(1, "127.0.0.0/16").await;
         let from = tokio::net::TcpSocket::new_v4().unwrap();
         from.bind("127.0.0.9:0".parse().unwrap()).unwrap();

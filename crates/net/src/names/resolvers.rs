@@ -171,7 +171,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn resolvers_are_those_that_the_file_names() {
+    fn resolvers_are_read_from_resolv_conf() {
         let text = "# comment\nsearch x\nnameserver 10.0.0.1 \n nameserver fd00::1\nnameserver\n\
                     nameserver fe80::1%eth0\nnameserver x\noptions edns0\nnameservers 1.2.3.4\n";
         let all: Vec<_> = named(text).iter().map(ToString::to_string).collect();

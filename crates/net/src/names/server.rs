@@ -318,7 +318,7 @@ mod tests {
     use std::net::Ipv4Addr;
 
     #[test]
-    fn one_vm_takes_no_more_than_its_places_and_all_no_more_than_all() {
+    fn queries_are_limited_per_vm_and_in_total() {
         struct Nothing;
         impl Open for Nothing {
             fn open(&self, _: VmId, _: &[(IpAddr, Duration)]) -> Result<(), Error> {

@@ -60,7 +60,7 @@ fn said(answer: &[u8]) -> (Rcode, Vec<IpAddr>) {
 }
 
 #[test]
-fn vms_of_one_network_have_names_for_one_another_and_nobody_else() {
+fn vm_names_resolve_only_within_one_network() {
     let directory = Directory::new(Ipv4Addr::new(10, 118, 0, 1), None);
     let (web, db, other) = (
         asker(2, "Web", Some("blue")),
@@ -108,7 +108,7 @@ fn vms_of_one_network_have_names_for_one_another_and_nobody_else() {
 }
 
 #[test]
-fn what_is_no_question_is_an_error_or_gets_no_answer() {
+fn invalid_queries_get_an_error_or_no_answer() {
     assert_eq!(message::read(&[]).err(), Some(Bad::Silence));
     assert_eq!(message::read(&[0; 11]).err(), Some(Bad::Silence));
     let mut answer = question("example.com", Rtype::A, None);
@@ -247,7 +247,7 @@ impl Open for Opened {
 }
 
 #[tokio::test]
-async fn other_names_are_asked_for_and_kept_and_open_what_a_policy_allows() {
+async fn other_names_are_resolved_cached_and_opened_by_policy() {
     let fake = Fake::start();
     let opened = Opened::default();
     let directory = Arc::new(Directory::new(Ipv4Addr::new(10, 118, 0, 1), None));
@@ -308,7 +308,7 @@ async fn other_names_are_asked_for_and_kept_and_open_what_a_policy_allows() {
 }
 
 #[tokio::test]
-async fn without_a_resolver_the_answer_is_an_error() {
+async fn queries_without_a_resolver_get_servfail() {
     let gone = UdpSocket::bind("127.0.0.1:0")
         .expect("a port")
         .local_addr()
@@ -340,7 +340,7 @@ fn resolved(name: &str, bytes: usize) -> (Vec<u8>, Resolved) {
 }
 
 #[test]
-fn the_cache_is_bounded_and_forgets_what_is_old() {
+fn the_cache_is_bounded_and_drops_expired_answers() {
     let mut cache = super::cache::Cache::default();
     let start = std::time::Instant::now();
     for number in 0..10_000 {
@@ -371,7 +371,7 @@ fn the_cache_is_bounded_and_forgets_what_is_old() {
 }
 
 #[test]
-fn an_answer_that_is_kept_grows_old() {
+fn the_ttl_of_a_cached_answer_decreases() {
     let (asked, resolved) = resolved("text.example", 10);
     let question: Question = message::read(&asked).expect("a question");
     let ttl = |age| {
@@ -387,7 +387,7 @@ fn an_answer_that_is_kept_grows_old() {
 
 proptest! {
     #[test]
-    fn any_bytes_are_answered_or_not_and_never_more_than_asked_for(
+    fn any_query_bytes_give_an_answer_within_the_size_limit(
         bytes in proptest::collection::vec(any::<u8>(), 0..300),
         flip in 0usize..40, to: u8,
     ) {

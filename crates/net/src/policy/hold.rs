@@ -182,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_port_is_one_vms_until_it_is_let_go() {
+    fn a_held_port_is_refused_to_others_until_released() {
         let free = StdListener::bind("127.0.0.1:0").expect("a port");
         let port = free.local_addr().expect("an address").port();
         let publish: Publish = format!("{port}:80").parse().expect("a port");

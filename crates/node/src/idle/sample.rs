@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counts_are_found_in_what_the_kernel_writes() {
+    fn counters_are_parsed_from_kernel_files() {
         let stat = "7 (a) b) S 1 7 7 0 -1 4194560 9 0 0 0 150 50 0 0 20 0 3 0 1 2 3";
         assert_eq!(cpu_time(stat), Some(Duration::from_secs(2)));
         assert_eq!(cpu_time("7 (a) S 1"), None);

@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_are_told_once_and_tried_less_and_less_often() {
+    fn failures_are_reported_once_and_retried_with_backoff() {
         let mut watch = Watch::new(0);
         let after = seconds(1);
         assert!(watch.is_due(2 * SECOND, after));

@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn caches_are_what_is_available_and_not_free() {
+    fn guest_caches_are_available_memory_minus_free_memory() {
         let stat = |available: u64, free: u64| Stat {
             memory_available: available << 20,
             memory_free: free << 20,

@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_guest_sends_its_changes_to_the_end_or_they_are_not_taken() {
+    async fn incomplete_or_oversized_changes_of_a_guest_are_refused() {
         let data = |bytes| CopyFrame::Data(vec![1; bytes]);
         let all = [data(6000), data(4000), CopyFrame::End];
         let (whole, kept) = taken(&all, None, FRAME_TIME).await;
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn changes_fit_where_they_are_kept() {
+    fn max_changes_follow_memory_and_layer_size() {
         let most = |root_disk| {
             let wanted = CreateVm {
                 memory_mib: Some(128),

@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn the_reserve_is_a_share_within_bounds_or_what_was_chosen() {
+    fn the_reserve_is_a_bounded_share_or_the_configured_value() {
         assert_eq!(reserve(None, 1024), Some(128));
         assert_eq!(reserve(None, 10_000), Some(500));
         assert_eq!(reserve(None, 1 << 20), Some(4096));
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn vms_that_grow_are_halted_at_last_and_go_on_when_others_sleep() {
+    fn growing_vms_are_halted_last_and_resumed_when_others_sleep() {
         let halts = [1000, 999, 500, 499, 125, 124].map(|left| judge(500, &reading(left)).halts);
         let (in_turn, but_first) = (Halts::ResumeInTurn, Halts::AllButFirst);
         assert_eq!(
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_first_vm_needs_is_kept_for_it_but_no_more_than_a_reserve() {
+    fn memory_kept_for_the_first_vm_is_at_most_the_reserve() {
         let judged = |first, left| {
             let reading = Reading {
                 first,
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_that_waits_makes_idle_vms_sleep_however_much_is_left() {
+    fn a_waiting_request_makes_memory_short_however_much_is_left() {
         let waits = |lacking| {
             let lacking = Some(lacking);
             let reading = Reading {
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn the_next_look_comes_before_vms_can_have_used_what_is_left() {
+    fn the_next_check_comes_before_vms_can_use_up_memory() {
         let pause = |left| judge(500, &reading(left)).pause;
         assert_eq!(
             pause(1000 + 4096),

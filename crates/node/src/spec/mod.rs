@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_wanted_is_a_small_base_vm() {
+    fn an_empty_request_is_a_small_base_vm() {
         let spec = check(CreateVm::default()).unwrap();
         assert_eq!((spec.cpus, spec.memory_mib), (1, 128));
         assert_eq!(
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn every_bad_value_is_named() {
+    fn every_invalid_value_is_named_in_the_error() {
         assert!(refused(|vm| vm.name = Some("a/b".into())).contains("a/b"));
         assert!(refused(|vm| vm.kernel = Some(String::new())).contains("kernel"));
         assert!(refused(|vm| vm.cpus = Some(0)).contains("0 vCPUs"));

@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn every_bad_value_is_named() {
+    fn every_invalid_value_is_named_in_the_error() {
         let refused = |change: fn(&mut NetworkUse)| {
             let error = asked(change).expect_err("bad");
             error.0.message
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_of_an_image_gets_a_free_one() {
+    fn an_exposed_port_gets_a_free_host_port() {
         let port = free_port("53/udp").expect("a port");
         assert!(
             port.starts_with("127.0.0.1:") && port.ends_with(":53/udp"),
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn no_network_has_nothing_else() {
+    fn network_none_excludes_other_options() {
         let mut network = NetworkUse {
             name: Some(NONE.to_owned()),
             ..NetworkUse::default()

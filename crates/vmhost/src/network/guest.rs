@@ -78,7 +78,7 @@ mod tests {
     use jiffy_wire::api::NetworkUse;
 
     #[test]
-    fn a_guest_is_told_who_it_is_and_whom_to_ask() {
+    fn guest_config_has_hostname_addresses_and_resolvers() {
         let network = NetworkUse {
             name: Some("lab".to_owned()),
             search: vec!["example.org".to_owned()],
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_of_hosts_needs_a_name_and_an_address() {
+    fn a_hosts_entry_needs_a_name_and_an_address() {
         for wrong in [
             "db",
             "db:",

@@ -292,7 +292,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_newer_list_of_networks_is_refused_and_kept() {
+    fn a_network_list_of_a_newer_release_is_refused_and_kept() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("networks.json");
         assert!(

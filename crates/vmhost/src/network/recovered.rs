@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_guest_was_told_is_found_again_and_nothing_else() {
+    fn guest_addresses_are_recovered_from_vmm_json() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("vmm.json");
         assert!(recovered(folder.path()).is_empty());

@@ -29,7 +29,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_bytes_of_vms_links_are_found() {
+    fn traffic_of_vm_links_is_parsed() {
         let text = "Inter-|   Receive          |  Transmit\n face |bytes packets\n\
             lo: 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16\n\
             jf-0123456789ab: 100 2 3 4 5 6 7 8 50 10 11 12 13 14 15 16\n\

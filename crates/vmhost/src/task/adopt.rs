@@ -603,7 +603,7 @@ mod tests {
     use std::os::fd::AsFd;
 
     #[tokio::test]
-    async fn what_a_vmm_has_forked_is_not_the_vmm() {
+    async fn a_child_of_a_vmm_is_not_taken_for_the_vmm() {
         let folder = tempfile::tempdir().unwrap();
         // The subshell has the command line of the shell.
         let script = "(echo forked; while kill -0 $$; do sleep 0.01; done) & wait";
@@ -629,7 +629,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_vmm_of_this_data_folder_is_ours() {
+    fn only_vmms_of_this_data_folder_are_adopted() {
         let of = |line: &str| vmm_of(line.replace(' ', "\0").as_bytes(), Path::new("/d/vms"));
         assert_eq!(
             of("/lib/jiffy-vmm run --config /d/vms/0123456789ab/vmm.json --events-fd 3").as_deref(),

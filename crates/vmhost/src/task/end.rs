@@ -341,7 +341,7 @@ mod tests {
     use std::fs;
 
     #[test]
-    fn the_last_line_that_says_something_is_quoted() {
+    fn the_last_non_empty_log_line_is_quoted() {
         let folder = tempfile::tempdir().unwrap();
         assert_eq!(
             with_last_line("It ended".into(), folder.path()),

@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_must_be_on_disk_waits_for_a_write_that_succeeds() {
+    fn waiters_are_told_after_a_successful_write_only() {
         let mut saver = Saver::default();
         let mut known = saver.on_disk();
         saver.tell(&Err(Error::internal("The disk is full.")));

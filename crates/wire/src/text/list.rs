@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn a_status_says_since_when() {
+    fn a_status_includes_its_age() {
         assert_eq!(told(&vm(VmState::Running)), "Up 1 minute");
         assert_eq!(told(&vm(VmState::Paused)), "Up 1 minute (paused)");
         let mut idle = vm(VmState::Running);
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_command_is_cut() {
+    fn a_long_command_is_truncated() {
         let shown = command(vm(VmState::Running).command.as_deref());
         assert_eq!(shown, "sh -c while true; do echo a ver…");
         assert_eq!(shown.chars().count(), MAX_COMMAND);

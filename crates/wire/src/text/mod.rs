@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn plain_is_printable_ascii_wherever_it_stands() {
+    fn only_printable_ascii_is_plain_at_any_position() {
         for byte in 0..=255 {
             for length in 1..20 {
                 for place in 0..length {

@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_line_up() {
+    fn columns_are_aligned() {
         let mut table = Table::new(["ID", "NAME", "OF"]);
         table.row(["1", "a", ""]);
         table.row(["long", "bé", "x"]);

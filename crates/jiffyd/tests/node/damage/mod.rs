@@ -50,7 +50,7 @@ enum Failed {
 }
 
 #[test]
-fn whatever_one_file_holds_the_daemon_is_up_and_all_else_works() {
+fn the_daemon_starts_and_works_with_any_one_file_damaged() {
     let original = Original::make();
     let only = std::env::var("JIFFY_DAMAGE").unwrap_or_default();
     let mut cases = cases(&original);

@@ -62,7 +62,7 @@ fn a_request_for_a_closed_port_is_refused_and_wakes_nobody() {
 }
 
 #[test]
-fn ports_may_be_none_and_must_be_ports() {
+fn the_open_ports_may_be_empty_but_must_be_valid() {
     let daemon = daemon();
     let vm: Vm = daemon.run_detached(open_at(&[])).json();
     serve_for(&vm);
@@ -111,7 +111,7 @@ fn with_a_token() -> Daemon {
 }
 
 #[test]
-fn who_has_no_token_is_refused_and_no_vm_gets_the_token() {
+fn requests_need_the_token_and_vms_never_see_it() {
     let daemon = with_a_token();
     let vm: Vm = daemon.run_detached(published(counter())).json();
     serve_for(&vm);

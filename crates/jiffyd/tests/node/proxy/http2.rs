@@ -129,7 +129,7 @@ fn websocket(url: &str) -> Request<Body> {
 }
 
 #[test]
-fn a_websocket_of_http2_is_one_of_http1_to_its_vm() {
+fn an_http2_websocket_reaches_the_vm_as_http1() {
     let certificate = Certificate::new();
     let daemon = certificate.daemon();
     let vm: Vm = daemon.run_detached(published(counter())).json();
@@ -190,7 +190,7 @@ fn memory_of(pid: u32) -> usize {
 }
 
 #[test]
-fn for_a_client_that_does_not_read_little_is_kept() {
+fn little_is_buffered_for_a_client_that_does_not_read() {
     let certificate = Certificate::new();
     let daemon = certificate.daemon();
     let vm: Vm = daemon.run_detached(published(counter())).json();
@@ -261,7 +261,7 @@ const ENHANCE_YOUR_CALM: [u8; 4] = 11_u32.to_be_bytes();
 const CANCEL: [u8; 4] = 8_u32.to_be_bytes();
 
 #[test]
-fn a_client_that_resets_all_it_asks_for_is_cut_off() {
+fn a_client_that_resets_every_stream_is_disconnected() {
     let certificate = Certificate::new();
     let daemon = certificate.daemon();
     let vm: Vm = daemon.run_detached(published(counter())).json();
@@ -298,7 +298,7 @@ fn a_client_that_resets_all_it_asks_for_is_cut_off() {
 }
 
 #[test]
-fn a_header_that_is_too_long_ends_its_request_only() {
+fn a_too_long_header_ends_only_its_own_request() {
     let certificate = Certificate::new();
     let daemon = certificate.daemon();
     let vm: Vm = daemon.run_detached(published(counter())).json();
@@ -370,7 +370,7 @@ fn ten_thousand_requests_wake_a_vm_once() {
 }
 
 #[test]
-fn a_crowd_before_a_vm_that_can_not_wake_gets_one_sentence() {
+fn many_requests_to_a_vm_that_cannot_wake_all_get_the_error() {
     let certificate = Certificate::new();
     let daemon = certificate.daemon();
     let vm: Vm = daemon

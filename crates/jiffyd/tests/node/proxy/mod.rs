@@ -191,7 +191,7 @@ fn sentence(status: u16, (was, body): &(u16, String)) -> String {
 const HOST: &str = "Host: 3000-web.vm.example";
 
 #[test]
-fn a_request_finds_its_vm_wakes_it_and_is_answered() {
+fn a_request_wakes_its_vm_and_is_answered() {
     let daemon = daemon();
     let vm: Vm = daemon.run_detached(published(counter())).json();
     serve_for(&vm);
@@ -283,7 +283,7 @@ fn bodies_stream_both_ways_and_protocols_are_switched() {
 }
 
 #[test]
-fn either_side_may_end_first() {
+fn either_side_may_close_first() {
     let daemon = daemon();
     let vm: Vm = daemon.run_detached(published(counter())).json();
     let served = serve_for(&vm);
@@ -342,7 +342,7 @@ fn a_stream_of_events_keeps_its_vm_awake_and_ends_with_it() {
 }
 
 #[test]
-fn what_can_not_be_forwarded_is_refused_in_a_sentence() {
+fn requests_that_cannot_be_forwarded_are_refused() {
     let daemon = daemon();
     let vm: Vm = daemon.run_detached(published(counter())).json();
     assert!(refused(404, "/", "Host: 3000-none.vm.example").contains("no VM none"));

@@ -41,7 +41,7 @@ fn again_with_few_files(daemon: &mut Daemon) {
 }
 
 #[test]
-fn handshakes_have_places_and_requests_wait_for_connections_to_vms() {
+fn handshakes_are_limited_and_requests_wait_for_connections() {
     let certificate = Certificate::new();
     let mut daemon = certificate.daemon();
     again_with_few_files(&mut daemon);
@@ -92,7 +92,7 @@ fn switches_and_is_silent(listener: TcpListener) {
 }
 
 #[test]
-fn clients_that_reset_their_connection_keep_no_place_and_no_vm_awake() {
+fn reset_connections_hold_no_place_and_keep_no_vm_awake() {
     let mut daemon = daemon();
     again_with_few_files(&mut daemon);
     let idle = IdlePolicy {
@@ -140,7 +140,7 @@ fn clients_that_reset_their_connection_keep_no_place_and_no_vm_awake() {
 }
 
 #[test]
-fn a_vm_that_never_answers_leaves_places_to_other_vms() {
+fn a_vm_that_never_answers_leaves_connections_to_others() {
     let mut daemon = daemon();
     again_with_few_files(&mut daemon);
     let vm = CreateVm {

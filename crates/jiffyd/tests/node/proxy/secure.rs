@@ -93,7 +93,7 @@ fn plain_http_is_refused_where_there_is_tls() {
 }
 
 #[test]
-fn a_certificate_is_read_again_at_a_signal() {
+fn a_signal_reloads_the_certificate() {
     let mut certificate = Certificate::new();
     let mut daemon = certificate.daemon();
     let vm: Vm = daemon.run_detached(published(counter())).json();
@@ -131,7 +131,7 @@ fn a_certificate_is_read_again_at_a_signal() {
 }
 
 #[test]
-fn slow_handshakes_delay_nobody_and_are_cut() {
+fn slow_handshakes_delay_no_others_and_time_out() {
     let certificate = Certificate::new();
     let daemon = certificate.daemon();
     let vm: Vm = daemon.run_detached(published(counter())).json();
@@ -183,7 +183,7 @@ fn refusal(chain: &Path, key: &Path) -> String {
 }
 
 #[test]
-fn files_that_can_not_be_used_are_named_at_the_start() {
+fn unusable_tls_files_are_reported_at_startup() {
     let certificate = Certificate::new();
     let (chain, key) = (certificate.chain(), certificate.key());
     let folder = tempfile::tempdir().unwrap();

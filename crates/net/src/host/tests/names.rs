@@ -64,7 +64,7 @@ fn addresses(guest: &Guest, name: &str) -> Option<Vec<IpAddr>> {
 }
 
 #[test]
-fn guests_ask_at_the_gateway_and_reach_what_they_are_told() {
+fn guests_resolve_names_at_the_gateway_and_reach_them() {
     let world = World::new();
     resolver(&world);
     let _server = Server::tcp(&world.outside, PUBLIC, 80, "far");

@@ -56,7 +56,7 @@ fn vms_of_one_network_see_one_another_until_it_is_removed() {
 }
 
 #[test]
-fn a_policy_holds_and_is_changed_while_connections_are_open() {
+fn a_policy_applies_and_changes_with_connections_open() {
     let world = World::new();
     let (mut host, _) = open(&world);
     let mut own = on_host(&world, || spec(&mut host, 1));
@@ -117,7 +117,7 @@ fn a_policy_holds_and_is_changed_while_connections_are_open() {
 }
 
 #[test]
-fn what_a_name_has_is_open_for_as_long_as_the_name_has_it() {
+fn addresses_of_an_allowed_name_are_open_until_they_expire() {
     let world = World::new();
     let (mut host, _) = open(&world);
     let mut own = on_host(&world, || spec(&mut host, 1));
@@ -159,7 +159,7 @@ fn what_a_name_has_is_open_for_as_long_as_the_name_has_it() {
 }
 
 #[test]
-fn no_rule_opens_a_port_that_vms_never_reach() {
+fn no_rule_opens_a_forbidden_host_port() {
     let world = World::new();
     let options = crate::host::HostOptions {
         never: vec![7070],

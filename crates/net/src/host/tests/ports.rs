@@ -72,7 +72,7 @@ fn published_ports_are_reached_from_where_they_are_published() {
 }
 
 #[test]
-fn tcp_ports_of_a_vm_that_sleeps_lead_to_this_process() {
+fn tcp_ports_of_a_hibernated_vm_lead_to_this_process() {
     let world = World::new();
     let (mut host, _) = open(&world);
     let mut own = on_host(&world, || spec(&mut host, 1));

@@ -157,7 +157,7 @@ fn damage(kind: u8, attached: &[Attached]) {
 }
 
 #[test]
-fn whatever_was_there_is_brought_to_what_should_be() {
+fn any_damaged_state_is_reconciled() {
     let world = World::new();
     let (mut host, _) = open(&world);
     let (specs, attached) = on_host(&world, || three(&mut host));
@@ -187,7 +187,7 @@ fn whatever_was_there_is_brought_to_what_should_be() {
 }
 
 #[test]
-fn a_vm_whose_link_is_gone_is_told_and_attached_anew() {
+fn a_vm_with_a_missing_link_is_reported_and_reattached() {
     let world = World::new();
     let (mut host, _) = open(&world);
     let (specs, attached) = on_host(&world, || three(&mut host));
@@ -215,7 +215,7 @@ fn a_vm_whose_link_is_gone_is_told_and_attached_anew() {
 }
 
 #[test]
-fn a_thousand_vms_made_and_removed_leave_nothing() {
+fn a_thousand_attached_and_detached_vms_leave_nothing() {
     let world = World::new();
     let before = on_host(&world, || (our_links(), snapshot()));
     let (mut host, _) = open(&world);
@@ -249,7 +249,7 @@ fn a_thousand_vms_made_and_removed_leave_nothing() {
 }
 
 #[test]
-fn what_is_not_ours_stays_as_it_is() {
+fn foreign_tables_and_links_are_left_alone() {
     const FOREIGN: &str = "foreign";
     let world = World::new();
     let foreign = || {
@@ -303,7 +303,7 @@ fn what_is_not_ours_stays_as_it_is() {
 }
 
 #[test]
-fn a_connection_of_an_address_is_gone_before_the_address_is_used_again() {
+fn conntrack_entries_are_deleted_before_an_address_is_reused() {
     let world = World::new();
     let small = crate::host::HostOptions {
         v4: Some("10.118.0.0/30".parse().expect("a range")),
@@ -334,7 +334,7 @@ fn a_connection_of_an_address_is_gone_before_the_address_is_used_again() {
 }
 
 #[test]
-fn a_range_that_the_host_uses_is_refused_and_none_such_is_chosen() {
+fn a_range_used_by_the_host_is_refused_and_never_chosen() {
     let world = World::new();
     on_host(&world, || {
         configure(|batch| {

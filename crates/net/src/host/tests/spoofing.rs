@@ -57,7 +57,7 @@ fn icmp6(from: Ipv6Addr, to: Ipv6Addr, kind: u8) -> Vec<u8> {
 }
 
 #[test]
-fn what_is_not_a_vms_own_is_dropped_and_counted() {
+fn spoofed_packets_of_a_vm_are_dropped_and_counted() {
     let world = World::new();
     let (mut host, report) = open(&world);
     let (a, b) = on_host(&world, || {

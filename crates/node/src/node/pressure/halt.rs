@@ -211,7 +211,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_vm_that_has_just_grown_grows() {
+    fn a_vm_counts_as_growing_for_three_seconds() {
         let begin = Instant::now();
         let at = |ms| begin + Duration::from_millis(ms);
         let mut had = Had::now(None, at(0), 50_000);
