@@ -12,7 +12,7 @@ use axum::{Extension, Json};
 use futures_util::stream;
 use jiffy_content::images::import::Which;
 use jiffy_content::transfer::job::Watcher;
-use jiffy_node::{Node, to_the_end};
+use jiffy_node::{Node, run_to_completion};
 use jiffy_wire::api::{
     CommitVm, Committed, Image, ImageSource, ImportKind, Pruned, PullImage, PushArtifact,
 };
@@ -108,7 +108,7 @@ pub(super) async fn commit(
     let wanted: CommitVm = json(body).await?;
     let vm = node.find(&vm)?;
     Ok(Json(
-        to_the_end(Arc::clone(&node).commit(vm, wanted)).await?,
+        run_to_completion(Arc::clone(&node).commit(vm, wanted)).await?,
     ))
 }
 

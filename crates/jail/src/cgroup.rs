@@ -164,7 +164,7 @@ impl Cgroups {
     }
 
     /// Kills all programs in groups that this process does not know, and removes the groups.
-    pub fn sweep(&self) {
+    pub fn kill_unknown(&self) {
         let mut state = self.lock();
         for entry in fs::read_dir(&self.folder).into_iter().flatten().flatten() {
             let folder = entry.path();
@@ -225,7 +225,7 @@ impl Cgroup {
     }
 
     /// Sets the limits of the program.
-    pub fn bound(&self, share: &Share) -> io::Result<()> {
+    pub fn set_limits(&self, share: &Share) -> io::Result<()> {
         self.set("memory.max", &share.memory.to_string())?;
         let quota = (u64::from(share.processors) + 1) * PERIOD;
         self.set("cpu.max", &format!("{quota} {PERIOD}"))?;
@@ -242,7 +242,7 @@ impl Cgroup {
 
     /// Raises the memory limit if it is less than the current usage plus `bytes`, and has the kernel
     /// not slow the program down before.
-    pub fn let_grow(&self, bytes: u64) -> io::Result<()> {
+    pub fn raise_memory_limit(&self, bytes: u64) -> io::Result<()> {
         self.set("memory.high", "max")?;
         let number =
             |name| Ok::<u64, io::Error>(self.get(name)?.trim().parse().unwrap_or(u64::MAX));
@@ -254,7 +254,7 @@ impl Cgroup {
     }
 
     /// Whether the kernel's OOM killer ended the program.
-    pub fn was_out_of_memory(&self) -> bool {
+    pub fn was_oom_killed(&self) -> bool {
         let events = self.get("memory.events").unwrap_or_default();
         let kills = events
             .lines()

@@ -7,7 +7,7 @@
 //! * [`identity`]: user ids, one for each program.
 //! * [`cgroup`]: a control group for each program, and its limits.
 //! * [`limits`]: resource limits of a process.
-//! * [`own`]: what a program can do to confine itself.
+//! * [`confine`]: what a program can do to confine itself.
 //! * `child`: the steps of the new process before it executes the program.
 //! * `clone`: starts the new process.
 //!
@@ -18,11 +18,11 @@ pub mod access;
 pub mod cgroup;
 mod child;
 mod clone;
+pub mod confine;
 pub mod identity;
 pub mod launch;
 pub mod level;
 pub mod limits;
-pub mod own;
 
 pub use cgroup::{Cgroup, Cgroups, Share};
 pub use identity::{Identities, Identity};

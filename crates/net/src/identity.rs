@@ -16,7 +16,7 @@ const ID_DIGITS: usize = 12;
 pub const GATEWAY_MAC: Mac = Mac([0x02, 0x6a, 0x66, 0x00, 0x00, 0x01]);
 
 /// A host's addresses of both families, IPv4 first.
-pub fn both(v4: Ipv4Addr, v6: Option<Ipv6Addr>) -> impl Iterator<Item = IpAddr> + use<> {
+pub fn both_families(v4: Ipv4Addr, v6: Option<Ipv6Addr>) -> impl Iterator<Item = IpAddr> + use<> {
     [Some(IpAddr::V4(v4)), v6.map(IpAddr::V6)]
         .into_iter()
         .flatten()

@@ -5,7 +5,7 @@
 //! * [`cidr`]: ranges of addresses.
 //! * [`pool`]: who has which address.
 //! * [`policy`]: what a VM may reach, and which of its ports can be reached.
-//! * [`callers`]: connections to VMs that sleep.
+//! * [`inbound`]: connections to VMs that sleep.
 //! * [`links`]: TAPs, routes, neighbours.
 //! * [`rules`]: the nftables table of all VMs.
 //! * [`names`]: the name server of VMs.
@@ -16,13 +16,13 @@
 //!
 //! docs/network.md has the whole story.
 
-pub mod callers;
 pub mod cidr;
 mod conntrack;
 mod error;
 pub mod firewalls;
 pub mod host;
 pub mod identity;
+pub mod inbound;
 pub mod links;
 pub mod names;
 mod netlink;

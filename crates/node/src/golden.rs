@@ -35,7 +35,7 @@ use tokio::sync::mpsc;
 use tracing::{debug, info, warn};
 
 /// Most queued wishes. Further ones are dropped: frequent runs wish again.
-const WISHES: usize = 64;
+const MAX_QUEUED: usize = 64;
 /// Digits of a key in a name.
 const NAME_DIGITS: usize = 12;
 
@@ -63,17 +63,17 @@ struct Index {
 }
 
 /// Keys of kinds for which a standby is wanted.
-pub type Wanted = mpsc::Receiver<String>;
+pub type StandbyRequests = mpsc::Receiver<String>;
 
 /// VMs that booted, for which golden snapshots are wanted.
-pub type Wishes = mpsc::Receiver<Weak<VmHandle>>;
+pub type SnapshotRequests = mpsc::Receiver<Weak<VmHandle>>;
 
 impl Goldens {
     /// The golden snapshots in this folder, none read yet, with at most `room` standbys; and the
     /// queues of wishes.
-    pub fn new(folder: PathBuf, room: usize) -> (Goldens, Wishes, Wanted) {
-        let (wishes, wished) = mpsc::channel(WISHES);
-        let (standbys_wanted, wanted) = mpsc::channel(WISHES);
+    pub fn new(folder: PathBuf, room: usize) -> (Goldens, SnapshotRequests, StandbyRequests) {
+        let (wishes, wished) = mpsc::channel(MAX_QUEUED);
+        let (standbys_wanted, wanted) = mpsc::channel(MAX_QUEUED);
         let goldens = Goldens {
             folder,
             index: Mutex::default(),
@@ -86,7 +86,7 @@ impl Goldens {
     }
 
     /// Is any snapshot on disk?
-    pub fn are_there(&self) -> bool {
+    pub fn any_on_disk(&self) -> bool {
         fs::read_dir(&self.folder).is_ok_and(|mut entries| entries.next().is_some())
     }
 
@@ -147,7 +147,7 @@ impl Goldens {
     }
 
     /// Records that no snapshot of this kind can be made.
-    pub fn give_up(&self, key: String) {
+    pub fn mark_failed(&self, key: String) {
         self.lock().hopeless.insert(key);
     }
 
@@ -170,7 +170,7 @@ impl Goldens {
     }
 
     /// A VM booted: queues a wish for a snapshot of its kind.
-    pub fn want(&self, vm: &Arc<VmHandle>) {
+    pub fn request_snapshot(&self, vm: &Arc<VmHandle>) {
         if spec::golden(&vm.spec).is_some() {
             let _ = self.wishes.try_send(Arc::downgrade(vm));
         }
@@ -231,17 +231,17 @@ impl Goldens {
     }
 
     /// A standby with this id is being made.
-    pub fn comes(&self, id: &str) {
+    pub fn note_standby_begun(&self, id: &str) {
         self.lock().coming = Some(id.to_owned());
     }
 
     /// The standby could not be made.
-    pub fn does_not_come(&self) {
+    pub fn note_standby_failed(&self) {
         self.lock().coming = None;
     }
 
     /// The snapshot to make a standby from, if one of this kind is missing.
-    pub fn lacks_standby(&self, key: &str) -> Option<Arc<Saved>> {
+    pub fn snapshot_for_standby(&self, key: &str) -> Option<Arc<Saved>> {
         let mut index = self.lock();
         index.standbys.retain(|(_, standby)| standby.lives());
         let has = index.standbys.iter().any(|(of, _)| of == key);
@@ -251,7 +251,7 @@ impl Goldens {
     }
 
     /// Removes standbys whose VMM died.
-    pub fn bury_standbys(&self) {
+    pub fn reap_standbys(&self) {
         self.lock().standbys.retain(|(_, standby)| standby.lives());
     }
 
@@ -323,7 +323,7 @@ impl Goldens {
 }
 
 impl GoldenKeeper for Goldens {
-    fn drop_bad(&self, name: &str) {
+    fn drop_damaged(&self, name: &str) {
         let bad = self.take(|saved| name_of(saved) == name);
         for (key, saved) in bad {
             self.lock().hopeless.insert(key);
@@ -394,10 +394,10 @@ mod tests {
         for run in 0..10_000 {
             assert!(goldens.take_standby(&format!("kind {run}")).is_none());
         }
-        assert_eq!(wanted.len(), WISHES);
+        assert_eq!(wanted.len(), MAX_QUEUED);
         assert_eq!(wanted.try_recv().unwrap(), "kind 0");
         goldens.take_standby("again");
-        assert_eq!(wanted.len(), WISHES);
+        assert_eq!(wanted.len(), MAX_QUEUED);
     }
 
     #[test]

@@ -14,4 +14,4 @@ mod node;
 mod pressure;
 pub mod spec;
 
-pub use node::{Caller, Config, Node, on_behalf_of, to_the_end};
+pub use node::{Caller, Config, Node, on_behalf_of, run_to_completion};

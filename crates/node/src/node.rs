@@ -53,12 +53,12 @@ const FLUSH_TIME: Duration = Duration::from_secs(2);
 
 mod balloon;
 mod beginning;
-mod callers;
 mod commit;
 mod damage;
 mod fork;
 mod idle;
 mod images;
+mod inbound;
 mod lazy;
 mod limits;
 mod make_golden;
@@ -76,7 +76,7 @@ mod volumes;
 
 use pressure::Pressure;
 
-pub use operation::{Caller, on_behalf_of, to_the_end};
+pub use operation::{Caller, on_behalf_of, run_to_completion};
 
 /// Configuration of a node.
 #[derive(Debug)]
@@ -182,7 +182,7 @@ impl Node {
         node.sweep();
         adopt::all(&node.host, &node.registry, &node.volumes, found).await;
         // Without golden snapshots it is not needed before the first restore.
-        let host = match node.goldens.are_there() {
+        let host = match node.goldens.any_on_disk() {
             true => node.processor.host().await.ok(),
             false => None,
         };
@@ -191,10 +191,10 @@ impl Node {
         let node = Arc::new(node);
         node.trim.notify_one();
         tokio::spawn(lazy::keep_caches_small(Arc::clone(&node)));
-        tokio::spawn(make_golden::make_wanted(Arc::clone(&node), wishes));
+        tokio::spawn(make_golden::make_requested(Arc::clone(&node), wishes));
         tokio::spawn(standbys::keep(Arc::clone(&node), wanted));
         let starting = Arc::clone(&node.registry);
-        let is_starting = move || starting.any(starts).is_some();
+        let is_starting = move || starting.any(is_starting_vm).is_some();
         let host = &node.host;
         let (spares, launcher) = (Arc::clone(&host.spares), Arc::clone(&host.launcher));
         tokio::spawn(spares::keep(
@@ -203,12 +203,12 @@ impl Node {
             launcher,
             is_starting,
         ));
-        tokio::spawn(Arc::clone(&node).tell_damage());
+        tokio::spawn(Arc::clone(&node).log_damage());
         tokio::spawn(network::clean_up(Arc::clone(&node.host.network)));
         tokio::spawn(standbys::keep_links(Arc::clone(&node)));
         tokio::spawn(idle::watch_vms(Arc::clone(&node)));
         tokio::spawn(pressure::watch_memory(Arc::clone(&node)));
-        tokio::spawn(callers::put_through(Arc::clone(&node)));
+        tokio::spawn(inbound::forward_connections(Arc::clone(&node)));
         Ok(node)
     }
 
@@ -308,7 +308,7 @@ impl Node {
             }
             Ok(())
         });
-        operation::joined(computed.await)?;
+        operation::join_result(computed.await)?;
         Ok(self.known_key(shape, &kernel, &image.root))
     }
 
@@ -328,12 +328,12 @@ impl Node {
 
     /// Is some VM starting, and not ready yet?
     pub(crate) fn is_starting(&self) -> bool {
-        self.registry.any(starts).is_some()
+        self.registry.any(is_starting_vm).is_some()
     }
 
     /// Waits until no VM is starting.
-    pub(crate) async fn when_none_starts(&self) {
-        while let Some(vm) = self.registry.any(starts) {
+    pub(crate) async fn wait_until_none_starting(&self) {
+        while let Some(vm) = self.registry.any(is_starting_vm) {
             vm.when(|view| view.vm.state != VmState::Starting).await;
         }
     }
@@ -392,14 +392,16 @@ impl Node {
     /// Makes a VM; its record is on disk when this returns.
     pub async fn create(self: &Arc<Self>, wanted: CreateVm) -> Result<Arc<VmHandle>> {
         let (chosen, spec) = self.specify(wanted).await?;
-        let vm = self.known_vm(chosen, spec, names::new_id(), None).await?;
+        let vm = self
+            .register_vm(chosen, spec, names::new_id(), None)
+            .await?;
         let (node, made) = (Arc::clone(self), Arc::clone(&vm));
         let rest = async move {
             let _one = made.operate().await;
-            node.provide(&made, false).await?;
+            node.create_files(&made, false).await?;
             made.ask(Command::Save).await?
         };
-        self.made_for_somebody(&vm, rest).await?;
+        self.finish_for_client(&vm, rest).await?;
         Ok(vm)
     }
 
@@ -413,7 +415,7 @@ impl Node {
             Some(standby) => standby.id.clone(),
             None => self.new_id(&spec),
         };
-        let known = self.known_vm(chosen, spec, id.clone(), standby.as_ref());
+        let known = self.register_vm(chosen, spec, id.clone(), standby.as_ref());
         let vm = known
             .await
             .inspect_err(|_| _ = self.host.network.forget(&id))?;
@@ -421,10 +423,10 @@ impl Node {
         let (node, made) = (Arc::clone(self), Arc::clone(&vm));
         let rest = async move {
             let one = made.operate().await;
-            node.provide(&made, standby.is_some()).await?;
+            node.create_files(&made, standby.is_some()).await?;
             node.begin(&made, &one, standby, received_ns).await
         };
-        self.made_for_somebody(&vm, rest).await?;
+        self.finish_for_client(&vm, rest).await?;
         Ok((vm, cursor))
     }
 
@@ -475,8 +477,8 @@ impl Node {
         standby: Option<&Standby>,
     ) -> Result<Arc<VmHandle>> {
         let id = standby.map_or_else(names::new_id, |standby| standby.id.clone());
-        let vm = self.known_vm(chosen, spec, id, standby).await?;
-        match self.provide(&vm, standby.is_some()).await {
+        let vm = self.register_vm(chosen, spec, id, standby).await?;
+        match self.create_files(&vm, standby.is_some()).await {
             Ok(()) => Ok(vm),
             Err(error) => {
                 self.discard(&vm).await;
@@ -487,7 +489,7 @@ impl Node {
 
     /// Registers a new VM without files. It is registered before its image is looked up, so that
     /// the image can't be removed from here on.
-    async fn known_vm(
+    async fn register_vm(
         &self,
         chosen: Option<String>,
         spec: Spec,
@@ -536,7 +538,7 @@ impl Node {
         }
     }
 
-    async fn provide(&self, vm: &VmHandle, has_folder: bool) -> Result<()> {
+    async fn create_files(&self, vm: &VmHandle, has_folder: bool) -> Result<()> {
         let mut image = None;
         if vm.spec.from.is_none() && !vm.spec.own_volumes {
             image = Some(self.images.startable(&vm.spec.image).await?.root);
@@ -570,7 +572,7 @@ impl Node {
         }
         let (spec, image) = (Arc::clone(&vm.spec), image.path.clone());
         let work = tokio::task::spawn_blocking(move || roots::make(&folder, &spec, &image));
-        operation::joined(work.await)
+        operation::join_result(work.await)
     }
 
     /// Waits until a VM that was started is ready or has ended, and its record is saved; an
@@ -632,7 +634,7 @@ impl Node {
 
     /// Waits a little for VMs that satisfy `holds` and are being removed: the last command's VM
     /// may still be powering off.
-    async fn wait_for_leaving(&self, holds: impl Fn(&VmHandle) -> bool) {
+    async fn wait_for_removal(&self, holds: impl Fn(&VmHandle) -> bool) {
         let deadline = tokio::time::Instant::now() + NAME_TIME;
         while let Some(vm) = self
             .registry
@@ -684,6 +686,6 @@ impl Node {
     }
 }
 
-fn starts(vm: &VmHandle) -> bool {
+fn is_starting_vm(vm: &VmHandle) -> bool {
     vm.view.borrow().vm.state == VmState::Starting
 }

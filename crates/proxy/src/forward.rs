@@ -37,7 +37,7 @@ use tracing::debug;
 /// How long a VM's port may take to accept.
 const CONNECT_TIME: Duration = Duration::from_secs(20);
 /// Headers that are of one connection only (RFC 9110 §7.6.1), besides those that `Connection` names.
-const OF_ONE_CONNECTION: [HeaderName; 8] = [
+const HOP_BY_HOP: [HeaderName; 8] = [
     CONNECTION,
     UPGRADE,
     TE,
@@ -52,7 +52,7 @@ const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 const FORWARDED_PREFIX: HeaderName = HeaderName::from_static("x-forwarded-prefix");
 /// Most requests under way, with those that wait for their VM or for a connection to it.
-const MOST_REQUESTS: usize = 16_384;
+const MAX_REQUESTS: usize = 16_384;
 /// Most bytes of a request's header, and of each direction that are held at a time.
 pub const BUFFER: usize = 64 << 10;
 
@@ -79,7 +79,7 @@ pub(crate) struct Front {
 }
 
 /// What keeps a VM awake and places taken, as long as a request lasts.
-struct Lasting {
+struct RequestGuard {
     vm: Arc<VmHandle>,
     _in_use: InUse,
     _client: Arc<Client>,
@@ -99,7 +99,7 @@ impl Front {
             node,
             domain,
             token,
-            requests: Shares::new(MOST_REQUESTS),
+            requests: Shares::new(MAX_REQUESTS),
             clients: Shares::new(most),
             connections: Shares::new(most),
         }
@@ -121,14 +121,15 @@ impl Front {
         }
         let (from, secure) = (client.address, client.secure);
         let socket = client.socket.clone();
-        let (target, lasting) = self.awake(&request, client).await?;
+        let (target, lasting) = self.wake_target(&request, client).await?;
         let mut server = self.connect(&lasting.vm, target.port).await?;
         let upgrade = Upgrade::of(&mut request);
         let passed = pass_on(request, &target, from, secure, upgrade.as_ref());
         let answered = server.sender.send_request(passed).await;
-        let mut response = answered.map_err(|error| bad(&lasting.vm, target.port, &error))?;
+        let mut response =
+            answered.map_err(|error| upstream_error(&lasting.vm, target.port, &error))?;
         let protocol = response.headers().get(UPGRADE).cloned();
-        clean(response.headers_mut());
+        remove_hop_by_hop(response.headers_mut());
         let wrong = |how: &str| {
             let (port, name) = (target.port, &lasting.vm.name);
             Refusal::bad_gateway(format!("Port {port} of the VM {name} {how}."))
@@ -157,11 +158,11 @@ impl Front {
     }
 
     /// The target of a request, whose VM this wakes.
-    async fn awake(
+    async fn wake_target(
         &self,
         request: &Request<Incoming>,
         client: Arc<Client>,
-    ) -> Result<(Target, Arc<Lasting>), Refusal> {
+    ) -> Result<(Target, Arc<RequestGuard>), Refusal> {
         if upgrade::is_tunnel(request) {
             let error = Error::not_found("The proxy opens no tunnels.");
             return Err(Refusal::not_found(error));
@@ -196,13 +197,13 @@ impl Front {
                 "The proxy has as many requests to the VM {name} under way as it may have."
             ))));
         }
-        let lasting = Arc::new(Lasting {
+        let lasting = Arc::new(RequestGuard {
             _in_use: vm.activity.begin(Use::Connection),
             _client: client,
             _places: places.map(Option::flatten),
             vm,
         });
-        let awake = self.node.awake_for_a_connection(&lasting.vm).await;
+        let awake = self.node.wake_for_connection(&lasting.vm).await;
         awake.map_err(Refusal::unavailable)?;
         Ok((target, lasting))
     }
@@ -218,7 +219,9 @@ impl Front {
         let stream = self.open(vm, port).await?;
         let mut client = http1::Builder::new();
         let handshake = client.max_buf_size(BUFFER).handshake(TokioIo::new(stream));
-        let (sender, connection) = handshake.await.map_err(|error| bad(vm, port, &error))?;
+        let (sender, connection) = handshake
+            .await
+            .map_err(|error| upstream_error(vm, port, &error))?;
         let place = Arc::new(place);
         let (ends, held) = (Arc::clone(vm), Arc::clone(&place));
         tokio::spawn(async move {
@@ -257,7 +260,7 @@ fn no_network(name: &str) -> Refusal {
     Refusal::bad_gateway(format!("The VM {name} has no network."))
 }
 
-fn bad(vm: &VmHandle, port: u16, error: &hyper::Error) -> Refusal {
+fn upstream_error(vm: &VmHandle, port: u16, error: &hyper::Error) -> Refusal {
     // Other errors of the user are without an error of the body's: the VM ended meanwhile.
     let is_of_body = error.source().is_some_and(|it| it.is::<hyper::Error>());
     if error.is_user() && is_of_body {
@@ -285,7 +288,7 @@ fn pass_on<B: Body>(
     parts.uri = Uri::from(target.path.clone());
     parts.version = Version::HTTP_11;
     let headers = &mut parts.headers;
-    clean(headers);
+    remove_hop_by_hop(headers);
     if !body.is_end_stream() && body.size_hint().exact().is_none() {
         // Else hyper sends no body with some methods, such as GET.
         headers.remove(CONTENT_LENGTH);
@@ -339,7 +342,7 @@ fn join_cookies(headers: &mut HeaderMap) {
 }
 
 /// Removes the headers of one connection.
-fn clean(headers: &mut HeaderMap) {
+fn remove_hop_by_hop(headers: &mut HeaderMap) {
     let named: Vec<HeaderName> = headers
         .get_all(CONNECTION)
         .iter()
@@ -347,7 +350,7 @@ fn clean(headers: &mut HeaderMap) {
         .flat_map(|value| value.split(','))
         .filter_map(|name| name.trim().parse().ok())
         .collect();
-    for name in named.iter().chain(&OF_ONE_CONNECTION) {
+    for name in named.iter().chain(&HOP_BY_HOP) {
         headers.remove(name);
     }
 }

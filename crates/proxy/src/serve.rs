@@ -28,7 +28,7 @@ use tracing::{debug, warn};
 /// Most connections of clients, and most to VMs, at a time; further ones wait. Each takes a
 /// descriptor, so of either they are never more than an eighth of the files that the process may
 /// open.
-const MOST: usize = 8192;
+const MAX_CONNECTIONS: usize = 8192;
 /// How long a client has for its TLS handshake.
 const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
 /// How long a client has to send a request's header.
@@ -82,7 +82,9 @@ impl Proxy {
     /// Serves until this is dropped.
     pub async fn serve(self, node: Arc<Node>) {
         let files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
-        let most = files.map_or(MOST, |files| MOST.min(files as usize / 8));
+        let most = files.map_or(MAX_CONNECTIONS, |files| {
+            MAX_CONNECTIONS.min(files as usize / 8)
+        });
         let Settings {
             domain, token, tls, ..
         } = self.settings;
@@ -127,7 +129,7 @@ async fn connection(
         _place: place,
     });
     let Some(tls) = tls else {
-        return over_http1(socket.clone(), socket, answering(front, client)).await;
+        return over_http1(socket.clone(), socket, request_service(front, client)).await;
     };
     let begun = timeout(HANDSHAKE_TIME, async {
         match socket.first_byte().await? {
@@ -137,7 +139,7 @@ async fn connection(
     });
     match begun.await {
         Ok(Ok(Some(stream))) if tls::is_http2(&stream) => over_http2(stream, front, client).await,
-        Ok(Ok(Some(stream))) => over_http1(stream, socket, answering(front, client)).await,
+        Ok(Ok(Some(stream))) => over_http1(stream, socket, request_service(front, client)).await,
         Ok(Ok(None)) => over_http1(socket.clone(), socket, service_fn(refuse_plain_http)).await,
         Ok(Err::<_, io::Error>(error)) => debug!(%error, "a TLS handshake failed"),
         Err(_) => debug!("a client did not complete its TLS handshake in time"),
@@ -145,7 +147,7 @@ async fn connection(
 }
 
 /// Answers a client's requests.
-fn answering(
+fn request_service(
     front: Arc<Front>,
     client: Arc<Client>,
 ) -> impl Service<
@@ -197,7 +199,10 @@ async fn over_http2(
 ) {
     let begun = Arc::new(AtomicU64::new(0));
     let service = {
-        let (begun, service) = (Arc::clone(&begun), answering(front, Arc::clone(&client)));
+        let (begun, service) = (
+            Arc::clone(&begun),
+            request_service(front, Arc::clone(&client)),
+        );
         service_fn(move |request| {
             begun.fetch_add(1, Ordering::Relaxed);
             service.call(request)

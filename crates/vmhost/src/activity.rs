@@ -1,7 +1,7 @@
 //! Who uses a VM through this node.
 //!
 //! Each use is counted from before it looks at the VM's state to its end. An idle VM is put to
-//! sleep by somebody who first marks it ([`crate::handle::VmHandle::fall_asleep`]) and then looks
+//! sleep by somebody who first marks it ([`crate::handle::VmHandle::begin_hibernation`]) and then looks
 //! at the counts; a use is counted first and then waits while there is that mark. So one of the
 //! two always sees the other.
 

@@ -93,7 +93,7 @@ async fn send_output(
             return frames::write(output, &last_message(how)).await;
         }
         if seen.removed || !seen.lives() {
-            return frames::write(output, &ended_without(&seen)).await;
+            return frames::write(output, &lost_message(&seen)).await;
         }
         if let Some(why) = seen.held_up.filter(|_| !held_up) {
             let data = format!("jiffy: {why} The output waits.\n").into_bytes();
@@ -153,7 +153,7 @@ fn last_message(how: &MainEnd) -> ExecOutput {
     }
 }
 
-fn ended_without(view: &View) -> ExecOutput {
+fn lost_message(view: &View) -> ExecOutput {
     ExecOutput::Lost {
         message: match &view.failure {
             Some(failure) => failure.message.clone(),

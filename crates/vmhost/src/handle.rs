@@ -2,8 +2,8 @@
 
 use crate::activity::Activity;
 use crate::clients::Clients;
-use crate::joint::Joint;
 use crate::launch::Plan;
+use crate::single_flight::SingleFlight;
 use crate::supervisor::InputPort;
 use crate::timeline::PagerFaults;
 use jiffy_content::error::{Error, Result};
@@ -114,7 +114,7 @@ pub struct VmHandle {
     /// Sends input to the first command, while it runs.
     pub input: watch::Receiver<Option<InputPort>>,
     /// Wakes it when somebody wants to use it.
-    pub waking: Joint<Result<()>>,
+    pub waking: SingleFlight<Result<()>>,
     /// See [`VmHandle::operate`].
     pub(crate) operation: Mutex<()>,
     /// True while it is being hibernated.
@@ -143,9 +143,9 @@ pub struct Operation<'a> {
 
 /// Marks a VM as being hibernated until this is dropped.
 #[derive(Debug)]
-pub struct FallingAsleep<'a>(&'a VmHandle);
+pub struct HibernationMark<'a>(&'a VmHandle);
 
-impl Drop for FallingAsleep<'_> {
+impl Drop for HibernationMark<'_> {
     fn drop(&mut self) {
         self.0.falls_asleep.send_replace(false);
     }
@@ -170,14 +170,14 @@ impl VmHandle {
         }
     }
 
-    /// Marks it as being hibernated; [`VmHandle::settled`] waits until that is over.
-    pub fn fall_asleep(&self, _one: &Operation<'_>) -> FallingAsleep<'_> {
+    /// Marks it as being hibernated; [`VmHandle::hibernation_settled`] waits until that is over.
+    pub fn begin_hibernation(&self, _one: &Operation<'_>) -> HibernationMark<'_> {
         self.falls_asleep.send_replace(true);
-        FallingAsleep(self)
+        HibernationMark(self)
     }
 
     /// Waits while it is being hibernated.
-    pub async fn settled(&self) {
+    pub async fn hibernation_settled(&self) {
         // The sender is this handle's own.
         let _ = self.falls_asleep.subscribe().wait_for(|falls| !falls).await;
     }

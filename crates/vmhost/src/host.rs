@@ -39,5 +39,5 @@ pub struct Host {
 /// The owner of golden snapshots.
 pub trait GoldenKeeper: Debug + Send + Sync {
     /// The snapshot of this name can't be restored: no other VM may begin from it.
-    fn drop_bad(&self, name: &str);
+    fn drop_damaged(&self, name: &str);
 }

@@ -16,7 +16,7 @@
 //! * [`timeline`]: measurements of a VM's start and run.
 //! * [`pager`]: the process that serves memory and disks.
 //! * [`network`]: VMs on the host's network.
-//! * [`folders`], [`joint`], [`text`]: small shared helpers.
+//! * [`folders`], [`single_flight`], [`text`]: small shared helpers.
 
 pub mod activity;
 pub mod agent;
@@ -30,7 +30,6 @@ pub mod frames;
 pub mod handle;
 pub mod host;
 pub mod jails;
-pub mod joint;
 pub mod launch;
 pub mod log;
 pub mod network;
@@ -38,6 +37,7 @@ pub mod pager;
 pub mod process;
 pub mod proxy;
 pub mod registry;
+pub mod single_flight;
 pub mod spares;
 pub mod supervisor;
 pub mod task;

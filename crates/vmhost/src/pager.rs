@@ -31,7 +31,7 @@ use jiffy_sys::locked::Locked;
 use jiffy_sys::regular;
 use jiffy_wire::pager::{PagerRequest, PagerResponse, PagerStats};
 use orders::Orders;
-use process::{KNOCK_EVERY, MAX_DEATHS};
+use process::{MAX_DEATHS, POLL_INTERVAL};
 use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -69,7 +69,7 @@ pub struct Pager {
 
 /// A VM or disk that the pager serves.
 #[derive(Debug)]
-struct Told<T> {
+struct Served<T> {
     what: T,
     /// For [`Pager::forget`].
     ticket: u64,
@@ -92,9 +92,9 @@ struct State {
     /// The process that runs, if one does.
     pid: Option<u32>,
     /// The memory that it serves, by VM id.
-    served: HashMap<String, Told<Paged>>,
+    served: HashMap<String, Served<Paged>>,
     /// The disks that it fills, by their names.
-    disks: HashMap<String, Told<LazyDisk>>,
+    disks: HashMap<String, Served<LazyDisk>>,
     /// There are running VMs whose records can't be read: they may need the running pager.
     others: bool,
     /// The last ticket given.
@@ -102,10 +102,10 @@ struct State {
     deaths: Vec<Instant>,
 }
 
-impl<T> Told<T> {
+impl<T> Served<T> {
     /// An entry that an earlier daemon had told the pager about, if `told`.
-    fn before(what: T, told: Option<u32>) -> Told<T> {
-        Told {
+    fn adopted(what: T, told: Option<u32>) -> Served<T> {
+        Served {
             what,
             ticket: 0,
             told,
@@ -150,13 +150,13 @@ impl Pager {
         self.run().await?;
         let old = self.state().served.remove(id);
         if old.is_some() {
-            self.let_go(id).await;
+            self.stop_serving(id).await;
         }
         // Inserted before the request: if the pager dies meanwhile, the next one is told, too.
         let ticket = {
             let mut state = self.state();
             state.tickets += 1;
-            let served = Told {
+            let served = Served {
                 what: paged.clone(),
                 ticket: state.tickets,
                 told: None,
@@ -164,7 +164,7 @@ impl Pager {
             state.served.insert(id.to_owned(), served);
             state.tickets
         };
-        match self.tell(id, paged).await {
+        match self.send_serve(id, paged).await {
             Ok(pid) => self.state().note_served(id, pid),
             Err(why) => {
                 self.state().served.remove(id);
@@ -194,20 +194,20 @@ impl Pager {
                 return Ok(());
             }
             // The cache was removed with its image; the disk of the same name has a new one.
-            self.let_go(&name).await;
+            self.stop_serving(&name).await;
         }
-        let open = Told {
+        let open = Served {
             what: disk.clone(),
             ticket: 0,
             told: None,
         };
         self.state().disks.insert(name.clone(), open);
-        match self.tell_of_disk(disk).await {
+        match self.send_open_disk(disk).await {
             Ok(pid) => self.state().note_disk(&name, pid),
             Err(why) => {
                 // The pager may still open it, but nobody would use it.
                 self.state().disks.remove(&name);
-                self.let_go(&name).await;
+                self.stop_serving(&name).await;
                 let sentence = format!("The pager can't fill a VM's disk: {why}.");
                 return Err(Error::internal(sentence));
             }
@@ -273,7 +273,7 @@ impl Pager {
             let _turn = self.orders.turn(name).await;
             let was_open = self.state().disks.remove(name);
             if was_open.is_some() {
-                self.let_go(name).await;
+                self.stop_serving(name).await;
             }
         });
         join_all(closed).await;
@@ -365,11 +365,11 @@ impl Pager {
             let mut state = self.state();
             state.disks = disks
                 .into_iter()
-                .map(|disk| (disk.name(), Told::before(disk, found)))
+                .map(|disk| (disk.name(), Served::adopted(disk, found)))
                 .collect();
             state.served = vms
                 .into_iter()
-                .map(|(id, paged)| (id, Told::before(paged, found)))
+                .map(|(id, paged)| (id, Served::adopted(paged, found)))
                 .collect();
         }
         if let Some(pid) = found {
@@ -396,7 +396,7 @@ impl Pager {
                 continue;
             };
             if !known(id) {
-                self.let_go(id).await;
+                self.stop_serving(id).await;
             }
         }
         self.remove_files(known);
@@ -454,7 +454,7 @@ impl Pager {
             if Instant::now() >= until {
                 return None;
             }
-            sleep(KNOCK_EVERY).await;
+            sleep(POLL_INTERVAL).await;
         }
     }
 
@@ -468,11 +468,11 @@ impl Pager {
             ours.then(|| state.served.remove(id))
         };
         if ours.is_some() {
-            self.let_go(id).await;
+            self.stop_serving(id).await;
         }
     }
 
-    async fn let_go(&self, id: &str) {
+    async fn stop_serving(&self, id: &str) {
         let request = PagerRequest::Forget { name: id.into() };
         if let Err(why) = done(self.ask(&request, ANSWER_TIME).await) {
             warn!(id, why, "the pager did not let go of a VM");

@@ -35,7 +35,7 @@ pub enum Ended {
 impl Ended {
     /// Was it killed from outside: by a user, an administrator or the OOM killer? Then what it
     /// was restored from is not to blame.
-    pub fn was_from_outside(self) -> bool {
+    pub fn was_killed_externally(self) -> bool {
         let outside = [Signal::HUP, Signal::INT, Signal::KILL, Signal::TERM];
         matches!(self, Ended::Signal(signal) if outside.iter().any(|one| one.as_raw() == signal))
     }
@@ -103,22 +103,22 @@ impl VmmProcess {
     }
 
     /// Limits its resources, if it has a cgroup of its own.
-    pub fn bound(&self, share: &Share) -> io::Result<()> {
+    pub fn set_limits(&self, share: &Share) -> io::Result<()> {
         self.cgroup
             .as_ref()
-            .map_or(Ok(()), |cgroup| cgroup.bound(share))
+            .map_or(Ok(()), |cgroup| cgroup.set_limits(share))
     }
 
     /// Raises its memory limit by so many bytes.
-    pub fn let_grow(&self, bytes: u64) -> io::Result<()> {
+    pub fn raise_memory_limit(&self, bytes: u64) -> io::Result<()> {
         self.cgroup
             .as_ref()
-            .map_or(Ok(()), |cgroup| cgroup.let_grow(bytes))
+            .map_or(Ok(()), |cgroup| cgroup.raise_memory_limit(bytes))
     }
 
     /// Was it killed for reaching the memory limit of its cgroup?
-    pub fn was_out_of_memory(&self) -> bool {
-        self.cgroup.as_ref().is_some_and(Cgroup::was_out_of_memory)
+    pub fn was_oom_killed(&self) -> bool {
+        self.cgroup.as_ref().is_some_and(Cgroup::was_oom_killed)
     }
 
     /// Its user id, if it has a user of its own.
@@ -185,7 +185,7 @@ fn stat_of(pid: u32) -> Option<Vec<String>> {
 
 /// Calls back for `whom`, if that still exists, when this process has ended. Somebody else reaps
 /// the process. Does nothing if it was reaped already.
-pub fn at_its_end<T: Send + Sync + 'static>(
+pub fn on_exit<T: Send + Sync + 'static>(
     pid: u32,
     whom: &Arc<T>,
     tell: impl FnOnce(&T) + Send + 'static,

@@ -101,7 +101,7 @@ impl Peer {
 
     /// Has the peer closed its end, so that only data in flight can follow? This is seen without
     /// reading that data.
-    fn has_left(&self) -> bool {
+    fn has_closed(&self) -> bool {
         let left = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
         let mut look = [PollFd::new(&self.0, PollFlags::RDHUP)];
         let now = Timespec::default();
@@ -156,7 +156,7 @@ pub async fn run<T: ToClient>(
             let passed = loop {
                 match timeout(STUCK, &mut passed).await {
                     Ok(passed) => break passed,
-                    Err(_) if peer.has_left() => return,
+                    Err(_) if peer.has_closed() => return,
                     Err(_) => {}
                 }
             };

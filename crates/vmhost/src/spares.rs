@@ -9,7 +9,7 @@
 //! the daemon is killed. If there is no usable spare, a VMM is spawned.
 
 use crate::jails::{Launcher, Monitor};
-use crate::process::{VmmProcess, at_its_end};
+use crate::process::{VmmProcess, on_exit};
 use jiffy_content::digests::Stamp;
 use jiffy_content::error::{Error, Result};
 use jiffy_content::paths::Paths;
@@ -88,7 +88,7 @@ impl Spares {
     }
 
     /// Drops spares that died. Must one be made?
-    fn bury(&self) {
+    fn reap(&self) {
         let mut ready = self.lock();
         let died_old = |spare: &Spare| !spare.lives() && spare.made.elapsed() > LIFE;
         if ready.iter().any(died_old) {
@@ -97,7 +97,7 @@ impl Spares {
         ready.retain(Spare::lives);
     }
 
-    fn lacks_one(&self) -> bool {
+    fn needs_spare(&self) -> bool {
         self.lock().len() < self.room
     }
 
@@ -160,7 +160,7 @@ impl Spare {
 
     /// Makes it the VMM of the VM with this configuration: sends it the VM's log and the
     /// descriptors that a spawned VMM would inherit.
-    pub fn be(
+    pub fn become_vmm(
         mut self,
         share: &Share,
         config: &Path,
@@ -174,7 +174,7 @@ impl Spare {
         })?;
         let all = [&[log], descriptors].concat();
         let process = self.process.as_ref().ok_or(io::ErrorKind::NotFound)?;
-        process.bound(share)?;
+        process.set_limits(share)?;
         send_with_fds(&self.socket, &take, &all)?;
         self.process
             .take()
@@ -206,8 +206,8 @@ pub async fn keep(
         return;
     }
     loop {
-        while spares.lacks_one() {
-            quiet(&is_starting).await;
+        while spares.needs_spare() {
+            wait_until_quiet(&is_starting).await;
             let (paths, launcher) = (paths.clone(), Arc::clone(&launcher));
             let started = tokio::task::spawn_blocking(move || Spare::start(&paths, &launcher));
             let cut_short = |error| Err(Error::internal(format!("It was cut short: {error}.")));
@@ -217,7 +217,7 @@ pub async fn keep(
                     spares.lock().push(spare);
                     // After it was kept, because it may have died already.
                     if let Some(pid) = pid {
-                        at_its_end(pid, &spares, Spares::bury);
+                        on_exit(pid, &spares, Spares::reap);
                     }
                 }
                 Err(error) => {
@@ -232,7 +232,7 @@ pub async fn keep(
 
 /// Waits until no VM has been starting for [`QUIET_TIME`]: requests have priority, and a start is
 /// often followed at once by related work.
-async fn quiet(is_starting: &impl Fn() -> bool) {
+async fn wait_until_quiet(is_starting: &impl Fn() -> bool) {
     loop {
         tokio::time::sleep(QUIET_TIME).await;
         if !is_starting() {

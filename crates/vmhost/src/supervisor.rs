@@ -69,7 +69,7 @@ pub struct InputPort {
 
 impl Link {
     /// The guest grants so many more bytes of input.
-    pub fn more_room(&mut self, bytes: u32) {
+    pub fn add_credit(&mut self, bytes: u32) {
         let room = self.room.get_or_insert_with(|| Arc::new(Semaphore::new(0)));
         let most = MAX_ROOM.saturating_sub(room.available_permits());
         room.add_permits((bytes as usize).min(most));
@@ -145,7 +145,7 @@ impl Supervisor {
     }
 
     /// Starts to accept connections once the socket can be bound.
-    pub fn when_it_can_listen(socket: PathBuf, vm_id: &str) -> Supervisor {
+    pub fn bind_later(socket: PathBuf, vm_id: &str) -> Supervisor {
         let (send, messages) = mpsc::channel(QUEUE);
         let vm_id = vm_id.to_owned();
         let accepting = tokio::spawn(async move {
@@ -521,8 +521,8 @@ mod tests {
             .send(ToGuest::MainInput(ExecInput::StdinClosed))
             .await
             .unwrap();
-        link.more_room(u32::MAX);
-        link.more_room(u32::MAX);
+        link.add_credit(u32::MAX);
+        link.add_credit(u32::MAX);
         assert_eq!(link.room.as_ref().unwrap().available_permits(), MAX_ROOM);
         let port = link.input();
         let piece = || ExecInput::Stdin(vec![0; 60_000]);
@@ -540,7 +540,7 @@ mod tests {
             "a signal needs no room"
         );
         assert!(!waiting.is_finished());
-        link.more_room(20_000);
+        link.add_credit(20_000);
         assert!(waiting.await.unwrap());
         let waiting = tokio::spawn(async move { port.send(piece()).await });
         tokio::task::yield_now().await;

@@ -4,7 +4,7 @@
 //! guest's. The mark `PID 1` relates them: the VMM records its host time, and init reports its
 //! guest time in the hello.
 
-use crate::text::{cut, short};
+use crate::text::{short, truncate};
 use jiffy_content::clock::monotonic_ns;
 use jiffy_wire::agent::GuestSpan;
 use jiffy_wire::pager::PagerStats;
@@ -116,7 +116,7 @@ impl Recorder {
     }
 
     /// A spare became the VMM; none was spawned.
-    pub fn by_a_spare(&mut self) {
+    pub fn from_spare(&mut self) {
         self.spare = true;
     }
 
@@ -186,7 +186,7 @@ impl Recorder {
         for (name, start, end, detail) in &self.vmm {
             if name != VMM_MAIN {
                 let mut span = Span::new(Track::Vmm, short(name), *start, *end);
-                span.detail = detail.as_deref().map(|text| cut(text, MAX_REMARK));
+                span.detail = detail.as_deref().map(|text| truncate(text, MAX_REMARK));
                 spans.push(span);
             }
         }

@@ -180,7 +180,7 @@ pub fn run() {
             processors: 1,
             is_last: false,
         };
-        cgroup.bound(&share).unwrap();
+        cgroup.set_limits(&share).unwrap();
         Some(cgroup)
     };
     let world = World {
@@ -238,7 +238,7 @@ pub fn run() {
         let (attacker, _) = start(&jail, &["memory bomb"], &[]);
         let status = attacker.wait().unwrap();
         assert_eq!(status.terminating_signal(), Some(libc::SIGKILL));
-        assert!(cgroup.was_out_of_memory(), "it was the kernel");
+        assert!(cgroup.was_oom_killed(), "it was the kernel");
         println!("held: have memory without end");
         let folder = cgroup.folder().to_owned();
         drop(cgroup);
@@ -261,12 +261,12 @@ pub fn run() {
         cgroups.limit_growth(stray.0, None).unwrap();
         assert_eq!(high(), "max\n");
         drop((found, lost));
-        cgroups.sweep();
+        cgroups.kill_unknown();
         assert_eq!(
             stray.wait().unwrap().terminating_signal(),
             Some(libc::SIGKILL)
         );
-        cgroups.sweep();
+        cgroups.kill_unknown();
         cgroups.remove();
         assert!(!cgroups.folder().exists(), "nothing is left");
     }

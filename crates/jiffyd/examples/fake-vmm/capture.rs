@@ -1,6 +1,6 @@
 //! Captured and restored.
 
-use crate::{Vm, until_let_go};
+use crate::{Vm, wait_for_release};
 use jiffy_sys::fds::send_with_fds;
 use jiffy_wire::agent::Command;
 use jiffy_wire::state::{open as unseal, seal};
@@ -32,7 +32,7 @@ impl Vm {
     pub fn capture(&self, stream: &mut UnixStream, resume: bool) -> io::Result<()> {
         if self.script.held_capture {
             File::create("capturing")?;
-            until_let_go();
+            wait_for_release();
         }
         if self.script.capture_fails {
             let refusal = ControlResponse::Error("The disk is on fire.".into());

@@ -2,7 +2,7 @@
 
 use crate::channel::{Messages, send};
 use crate::program::{Program, feed, start};
-use crate::{Vm, spawn, until_let_go};
+use crate::{Vm, spawn, wait_for_release};
 use jiffy_wire::agent::{
     Command, ExecInput, ExitStatus, FromGuest, GuestSpan, MAIN_OUTPUT_WINDOW, SUPERVISOR_PORT,
     StartError, Stream, ToGuest, VERSION,
@@ -64,7 +64,7 @@ impl Vm {
             }
         }
         if self.script.held {
-            until_let_go();
+            wait_for_release();
         }
         if self.saved.is_some() {
             self.enter();
@@ -364,7 +364,7 @@ impl Vm {
                 drop(main);
                 if self.script.slow_off {
                     std::fs::write(OFF, "")?;
-                    until_let_go();
+                    wait_for_release();
                     std::fs::write("written", "")?;
                 }
                 thread::sleep(Duration::from_millis(5));

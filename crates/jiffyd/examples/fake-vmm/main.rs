@@ -224,7 +224,7 @@ fn serve(
 }
 
 /// The working directory is the VM's folder.
-fn until_let_go() {
+fn wait_for_release() {
     while !Path::new("go").exists() {
         thread::sleep(Duration::from_millis(2));
     }

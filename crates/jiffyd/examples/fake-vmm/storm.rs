@@ -1,7 +1,7 @@
 //! Hostile programs in the guest that flood the supervisor port.
 
 use crate::channel::{Messages, send};
-use crate::{Vm, spawn, until_let_go};
+use crate::{Vm, spawn, wait_for_release};
 use jiffy_wire::agent::{FromGuest, GuestSpan, Stream, ToGuest, VERSION};
 use jiffy_wire::frame::MAX_DATA;
 use std::io::{self, Read};
@@ -27,7 +27,7 @@ impl Vm {
                 }
             });
         }
-        until_let_go();
+        wait_for_release();
         let mut silent = Vec::new();
         while silent.len() < SILENT {
             match UnixStream::connect(self.supervisor()) {

@@ -2,8 +2,8 @@
 
 use crate::client::{connect, request};
 use crate::daemon::{
-    Daemon, bad_vm, command, eventually, id_of, is_alive, kill, let_go, named, shell, started, vm,
-    vm_record, vmms,
+    Daemon, bad_vm, command, eventually, id_of, is_alive, kill, named, release_guest, shell,
+    started, vm, vm_record, vmms,
 };
 use jiffy_wire::agent::ExitStatus;
 use jiffy_wire::api::{CreateVm, ErrorKind, Vm, VmState, VolumeUse};
@@ -100,7 +100,7 @@ fn a_starting_vm_becomes_ready_under_the_next_daemon() {
     );
     daemon.up();
     assert_eq!(daemon.vm("slow").state, VmState::Starting);
-    let_go(&daemon.vm_folder(&id));
+    release_guest(&daemon.vm_folder(&id));
     daemon.when("slow", VmState::Running);
     eventually("its output is there", || {
         daemon.logs("slow", "").0 == "hello\n"
@@ -140,7 +140,7 @@ fn the_next_daemon_lets_a_stopping_guest_write_back() {
         std::thread::sleep(Duration::from_millis(500));
         for id in &vms {
             assert_eq!(daemon.vm(id).state, VmState::Stopping);
-            let_go(&daemon.vm_folder(id));
+            release_guest(&daemon.vm_folder(id));
         }
         for stop in stops {
             let stopped: Vm = stop.join().unwrap().json();

@@ -31,7 +31,7 @@ impl Daemon {
     }
 
     /// Ends it, and begins another with these options on the same data.
-    pub fn again_with(&mut self, options: &[&str]) {
+    pub fn restart_with(&mut self, options: &[&str]) {
         self.shut_down();
         self.options = options.iter().map(|option| option.to_string()).collect();
         self.up();
@@ -428,7 +428,7 @@ pub fn bad_vm(how: &str, command: Option<Command>) -> CreateVm {
 }
 
 /// Lets a VM go on that was made to wait (`fake=held…`).
-pub fn let_go(vm_folder: &Path) {
+pub fn release_guest(vm_folder: &Path) {
     fs::write(vm_folder.join("go"), "").unwrap();
 }
 

@@ -1,7 +1,7 @@
 //! VMMs and guests that fail or misbehave.
 
 use crate::daemon::{
-    Daemon, bad_vm, command, eventually, id_of, kill, let_go, shell, started, status_of, vm,
+    Daemon, bad_vm, command, eventually, id_of, kill, release_guest, shell, started, status_of, vm,
 };
 use jiffy_wire::agent::{ExecOutput, ExitStatus};
 use jiffy_wire::api::{CreateVm, ErrorKind, Vm, VmState};
@@ -202,7 +202,7 @@ fn a_guest_that_floods_the_supervisor_port_delays_no_others() {
         bounded();
     }
     let folder = daemon.vm_folder(&storm.id);
-    let_go(&folder);
+    release_guest(&folder);
     eventually("a hundred connections say nothing", || {
         folder.join("silent").exists()
     });

@@ -1,7 +1,7 @@
 //! VMs that are hibernated or stopped when nobody uses them.
 
 use crate::client::{connect, request};
-use crate::daemon::{Daemon, bad_vm, eventually, let_go, named, shell};
+use crate::daemon::{Daemon, bad_vm, eventually, named, release_guest, shell};
 use crate::room::{asked, patient};
 use jiffy_wire::api::{CreateVm, IdleAction, IdlePolicy, Vm, VmIdle, VmState};
 use std::fs;
@@ -148,7 +148,7 @@ fn a_command_that_begins_while_a_vm_falls_asleep_waits_and_is_answered() {
         let exec = scope.spawn(|| daemon.exec("box", &shell("echo here")).unwrap().finish());
         thread::sleep(Duration::from_millis(300));
         assert!(!exec.is_finished());
-        let_go(&folder);
+        release_guest(&folder);
         assert_eq!(exec.join().unwrap().text(), "here\n");
     });
     assert!(log(&daemon).contains("VM woken"));

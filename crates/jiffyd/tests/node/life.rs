@@ -1,7 +1,9 @@
 //! VMs from creation to removal.
 
 use crate::client::connect;
-use crate::daemon::{Daemon, bad_vm, command, eventually, let_go, run_of, shell, started, vm};
+use crate::daemon::{
+    Daemon, bad_vm, command, eventually, release_guest, run_of, shell, started, vm,
+};
 use jiffy_wire::agent::{ExitStatus, Stat};
 use jiffy_wire::api::{CreateVm, ErrorKind, RootDisk, Vm, VmState};
 use jiffy_wire::timeline::{Timeline, names};
@@ -162,7 +164,7 @@ fn a_guest_that_powers_off_writes_its_disks_back_before_it_is_ended() {
         std::thread::sleep(Duration::from_millis(5500));
         for vm in [&asked, &itself] {
             assert_eq!(daemon.vm(&vm.id).state, VmState::Stopping, "{}", vm.name);
-            let_go(&daemon.vm_folder(&vm.id));
+            release_guest(&daemon.vm_folder(&vm.id));
         }
         for stop in stops {
             let stopped: Vm = stop.join().unwrap().json();

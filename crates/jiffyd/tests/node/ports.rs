@@ -1,7 +1,7 @@
 //! Connections to published ports of VMs that sleep. The daemon is in a network namespace of the
 //! test's, which needs root; there a server of the test's has the VM's address.
 
-use crate::daemon::{Daemon, bad_vm, eventually, let_go, named};
+use crate::daemon::{Daemon, bad_vm, eventually, named, release_guest};
 use crate::network::{begin, daemon};
 use crate::sleep::starts;
 use crate::snapshots::counter;
@@ -153,7 +153,7 @@ fn a_connection_during_hibernation_waits_and_is_forwarded() {
         let answer = scope.spawn(|| ask(connect(), "hello").unwrap());
         thread::sleep(Duration::from_millis(300));
         assert!(!answer.is_finished());
-        let_go(&folder);
+        release_guest(&folder);
         slept.join().unwrap();
         assert!(answer.join().unwrap().starts_with("hello from "));
     });

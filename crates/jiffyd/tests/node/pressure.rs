@@ -77,7 +77,7 @@ fn idle_vms_hibernate_and_busy_guests_give_up_caches() {
     // and children are given no balloon.
     daemon.post("/v1/vms/steady/fork", br#"{"name": "child"}"#);
     assert_eq!(target("child"), "0");
-    daemon.again_with(&["--memory-reserve", "0"]);
+    daemon.restart_with(&["--memory-reserve", "0"]);
     let target = ask_vmm(&daemon, "steady", "\"balloon\"\n");
     assert!(target.contains("\"target_mib\":0,"), "{target}");
     run(&daemon, idles("other", IdleAction::Hibernate));

@@ -2,7 +2,7 @@
 
 use crate::client::connect;
 use crate::daemon::{
-    self, Daemon, bad_vm, command, eventually, id_of, let_go, named, shell, tar_of, vm, vmms,
+    self, Daemon, bad_vm, command, eventually, id_of, named, release_guest, shell, tar_of, vm, vmms,
 };
 use crate::snapshots::{fork, in_order, two_from_one};
 use jiffy_wire::agent::ExitStatus;
@@ -503,7 +503,7 @@ fn a_capture_may_not_take_memory_of_starting_vms() {
         .post("/v1/vms/two/hibernate", b"{}")
         .error(ErrorKind::NoRoom);
     assert_eq!(daemon.vm("two").state, VmState::Running);
-    let_go(&daemon.vm_folder(&other.0));
+    release_guest(&daemon.vm_folder(&other.0));
     daemon.when("other", VmState::Running);
     fork(&daemon, "two", 1, None).json::<Forked>();
 }

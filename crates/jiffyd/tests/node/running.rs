@@ -1,7 +1,7 @@
 //! `run`, `exec` and attached clients.
 
 use crate::daemon::{
-    Daemon, bad_vm, command, eventually, id_of, is_alive, let_go, shell, started, tar_of, vm,
+    Daemon, bad_vm, command, eventually, id_of, is_alive, release_guest, shell, started, tar_of, vm,
 };
 use jiffy_wire::agent::{
     CopyDone, CopyEntry, CopyFrame, CopyKind, ExecInput, ExecOutput, ExitStatus, StartFailure,
@@ -304,7 +304,7 @@ fn exec_waits_for_a_vm_that_is_starting() {
         let waiting = scope.spawn(|| daemon.exec(&id, &command(&["true"])).unwrap().finish());
         std::thread::sleep(Duration::from_millis(100));
         assert!(!waiting.is_finished());
-        let_go(&daemon.vm_folder(&id));
+        release_guest(&daemon.vm_folder(&id));
         assert_eq!(waiting.join().unwrap().status(), ExitStatus::Code(0));
         assert_eq!(starting.join().unwrap().status, 200);
     });

@@ -144,7 +144,7 @@ fn a_signature_rule_holds_for_pulls_and_starts() {
     };
     assert_eq!(daemon.create(&named("old", old)).status, 200);
     let ours_only = rule(registry.name("team"), "ours.pub");
-    daemon.again_with(&[&ours_only]);
+    daemon.restart_with(&[&ours_only]);
     let before = kept(&daemon);
     let start = |daemon: &Daemon| {
         let answer = daemon.post("/v1/vms/old/start", b"");
@@ -189,10 +189,10 @@ fn a_signature_rule_holds_for_pulls_and_starts() {
     // Another key of the same place, and one for all others.
     let either = rule(registry.name("team"), "others.pub");
     let all = rule("*".into(), "others.pub");
-    daemon.again_with(&[&either, &all]);
+    daemon.restart_with(&[&either, &all]);
     refused(run(&daemon, &web), unknown);
     refused(run(&daemon, &free), unknown);
-    daemon.again_with(&[&ours_only, &either, &all]);
+    daemon.restart_with(&[&ours_only, &either, &all]);
     // What is known needs no registry.
     drop(registry);
     run(&daemon, &web).unwrap();
@@ -244,7 +244,7 @@ fn a_signature_rule_holds_for_restores() {
     fetch(&daemon, true).unwrap();
     restore(&daemon).unwrap();
     let rule = format!("--signed={}={}", registry.host, path.display());
-    daemon.again_with(&[&rule]);
+    daemon.restart_with(&[&rule]);
     refused(restore(&daemon), "is not known to be signed");
     refused(fetch(&daemon, false), "nobody signed it");
     refused(fetch(&daemon, true), "nobody signed it");

@@ -1,7 +1,9 @@
 //! VMs that hibernate and wake.
 
 use crate::daemon::is_alive;
-use crate::daemon::{Daemon, bad_vm, eventually, let_go, named, shell, status_of, vm_record, vmms};
+use crate::daemon::{
+    Daemon, bad_vm, eventually, named, release_guest, shell, status_of, vm_record, vmms,
+};
 use crate::snapshots::{counter, in_order};
 use jiffy_wire::api::{CreateVm, ErrorKind, Hibernated, Vm, VmState, VolumeUse};
 use jiffy_wire::timeline::names;
@@ -171,7 +173,7 @@ fn concurrent_requests_wake_a_vm_once() {
     let command = shell("while echo on; do sleep 0.02; done");
     let frames = daemon.run(named("box", bad_vm("held", Some(command))));
     let id = daemon.vm("box").id;
-    let_go(&daemon.vm_folder(&id));
+    release_guest(&daemon.vm_folder(&id));
     daemon.when("box", VmState::Running);
     drop(frames);
     for round in 2..5 {
@@ -199,7 +201,7 @@ fn concurrent_requests_wake_a_vm_once() {
             all.push(scope.spawn(|| drop(daemon.stream("/v1/vms/box/attach", b"").unwrap())));
             let state = || daemon.vm("box").state;
             eventually("it wakes", || state() == VmState::Starting);
-            let_go(&daemon.vm_folder(&id));
+            release_guest(&daemon.vm_folder(&id));
             for one in all {
                 one.join().unwrap();
             }

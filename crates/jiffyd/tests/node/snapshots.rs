@@ -1,7 +1,7 @@
 //! Pause, snapshots, VMs from them, and what kills them on the way.
 
 use crate::daemon::{Daemon, bad_vm, eventually, id_of, named, pagers, shell, started, vm};
-use crate::daemon::{kill, let_go};
+use crate::daemon::{kill, release_guest};
 use jiffy_wire::agent::ExitStatus;
 use jiffy_wire::api::{
     CreateVm, ErrorKind, ForkVm, Forked, MakeSnapshot, MemoryForm, MemoryReport, Origin, RunVm,
@@ -627,7 +627,7 @@ fn a_daemon_killed_during_a_capture_leaves_no_partial_files() {
         ask_vmm(&daemon, "box", "{\"set_balloon\":{\"target_mib\":50}}\n");
         daemon.killed();
         asking.join().unwrap();
-        let_go(&folder);
+        release_guest(&folder);
         // The VMM has captured, and paused its VM for nobody.
         eventually("it is captured", || done.exists());
         for file in [begun, go, done] {

@@ -2,7 +2,7 @@
 //! that, and gone with their daemon.
 
 use crate::daemon::{
-    Daemon, bad_vm, eventually, id_of, kill, let_go, named, shell, spares, vm, vmms,
+    Daemon, bad_vm, eventually, id_of, kill, named, release_guest, shell, spares, vm, vmms,
 };
 use jiffy_wire::api::{CreateVm, ForkVm, Forked, Vm, VmState};
 use jiffy_wire::timeline::{Timeline, names};
@@ -132,7 +132,7 @@ fn a_configured_spare_outlives_its_daemon() {
     signal(Signal::CONT);
     daemon.up();
     assert_eq!(daemon.vm("slow").state, VmState::Starting);
-    let_go(&daemon.vm_folder(&id));
+    release_guest(&daemon.vm_folder(&id));
     let slow = daemon.when("slow", VmState::Running);
     assert_eq!(slow.pid, Some(pid));
 }

@@ -14,7 +14,7 @@ mod tests;
 
 use crate::conntrack::{self, Connection};
 use crate::firewalls::{self, Blocker};
-use crate::identity::{GATEWAY_MAC, both};
+use crate::identity::{GATEWAY_MAC, both_families};
 use crate::links::found::Traffic;
 use crate::links::{self, LinkSpec};
 use crate::netlink::{Channel, Refusal};
@@ -105,12 +105,12 @@ pub struct Addresses {
 impl Addresses {
     /// The VM's own addresses, IPv4 first.
     pub fn own(&self) -> impl Iterator<Item = IpAddr> {
-        both(self.v4, self.v6)
+        both_families(self.v4, self.v6)
     }
 
     /// The addresses of its gateway and name server, IPv4 first.
     pub fn gateways(&self) -> impl Iterator<Item = IpAddr> {
-        both(self.gateway, self.gateway6)
+        both_families(self.gateway, self.gateway6)
     }
 }
 
@@ -232,7 +232,7 @@ impl Host {
         if let Some(guest) = self.rules.remove(spec.vm)? {
             links::remove(&mut self.route, guest.link)?;
         }
-        for address in both(spec.v4, self.v6(spec)) {
+        for address in both_families(spec.v4, self.v6(spec)) {
             self.released.remove(&address);
         }
         self.attach(spec)
@@ -299,7 +299,7 @@ impl Host {
             links::configure(&mut self.route, &link, old.link, ranges)?;
         }
         self.rules.change(new.clone())?;
-        self.cut(&new)
+        self.delete_forbidden(&new)
     }
 
     /// Has the TCP ports of an attached VM lead to it, or not while it sleeps: then connections come
@@ -323,7 +323,7 @@ impl Host {
     pub fn open_connections(&mut self) -> Result<BTreeMap<VmId, usize>, Error> {
         let guests = self.rules.guests();
         let owners: BTreeMap<IpAddr, VmId> = guests
-            .flat_map(|it| both(it.v4, it.v6).map(|own| (own, it.vm)))
+            .flat_map(|it| both_families(it.v4, it.v6).map(|own| (own, it.vm)))
             .collect();
         let mut open = BTreeMap::new();
         for address in conntrack::translated(&mut self.netfilter)? {
@@ -343,7 +343,7 @@ impl Host {
         self.rules.remove_network(name)?;
         for vm in members {
             if let Some(guest) = self.rules.guest(vm).cloned() {
-                self.cut(&guest)?;
+                self.delete_forbidden(&guest)?;
             }
         }
         Ok(())
@@ -394,14 +394,14 @@ impl Host {
     }
 
     /// Cuts the connections that a VM may not have.
-    fn cut(&mut self, guest: &GuestRules) -> Result<(), Error> {
+    fn delete_forbidden(&mut self, guest: &GuestRules) -> Result<(), Error> {
         let ranges = self.ranges();
-        let mine = |it: IpAddr| both(guest.v4, guest.v6).any(|own| own == it);
+        let mine = |it: IpAddr| both_families(guest.v4, guest.v6).any(|own| own == it);
         let peers: BTreeSet<IpAddr> = self
             .rules
             .guests()
             .filter(|it| it.network.is_some() && it.network == guest.network)
-            .flat_map(|it| both(it.v4, it.v6))
+            .flat_map(|it| both_families(it.v4, it.v6))
             .collect();
         let is_vm = |it: IpAddr| ranges.v4().contains(it) || ranges.v6().contains(it);
         let gateway = |it: IpAddr| it == ranges.gateway() || it == ranges.gateway6();
@@ -421,7 +421,7 @@ impl Host {
                 return !gateway(it.source) && !peers.contains(&it.source);
             }
             // The connection came by a port that may not be published any more.
-            !mine(it.destination) && !guest.ports.iter().any(|port| leads(port, it))
+            !mine(it.destination) && !guest.ports.iter().any(|port| is_published_by(port, it))
         };
         conntrack::forget(&mut self.netfilter, unwanted)?;
         Ok(())
@@ -463,7 +463,7 @@ fn loopback(ports: &[Publish]) -> bool {
     ports.iter().any(|it| it.address.is_ipv4() && reaches(it))
 }
 
-fn leads(port: &Publish, connection: &Connection) -> bool {
+fn is_published_by(port: &Publish, connection: &Connection) -> bool {
     let host = port.host..=port.host + (port.count - 1);
     port.protocol.number() == connection.protocol && host.contains(&connection.port)
 }

@@ -97,7 +97,7 @@ pub(super) fn run(
         };
         let spec = host.link_spec(guest);
         links::configure(&mut host.route, &spec, *link, ranges)?;
-        removed_routes += links::tidy(&mut host.route, &spec, *link)?;
+        removed_routes += links::remove_stale(&mut host.route, &spec, *link)?;
         host.forwarding.link_made(&guest.vm.link())?;
         rules.push(host.guest_rules(guest, *link));
     }
@@ -110,7 +110,7 @@ pub(super) fn run(
         ..Base::new(ranges)
     };
     host.rules.replace(base, networks.clone(), rules)?;
-    let forgotten = forget_strangers(host, guests)?;
+    let forgotten = forget_stale_connections(host, guests)?;
     Ok(Report {
         ranges,
         removed_links,
@@ -151,7 +151,7 @@ fn keep_links(
 }
 
 /// Deletes tracked connections of addresses in VMs' ranges that no VM has.
-fn forget_strangers(host: &mut Host, guests: &[GuestSpec]) -> Result<usize, Error> {
+fn forget_stale_connections(host: &mut Host, guests: &[GuestSpec]) -> Result<usize, Error> {
     let ranges = host.ranges();
     let mut known: BTreeSet<IpAddr> = [ranges.gateway().into(), ranges.gateway6().into()].into();
     for guest in guests {

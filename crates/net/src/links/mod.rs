@@ -160,7 +160,11 @@ pub(crate) fn remove_routes(route: &mut Channel, keep: Option<Ranges>) -> Result
 }
 
 /// Removes from a VM's link the routes, addresses and neighbours that are not of `spec`.
-pub(crate) fn tidy(route: &mut Channel, spec: &LinkSpec, index: u32) -> Result<usize, Error> {
+pub(crate) fn remove_stale(
+    route: &mut Channel,
+    spec: &LinkSpec,
+    index: u32,
+) -> Result<usize, Error> {
     let mine = |address| {
         address == std::net::IpAddr::V4(spec.v4) || Some(address) == spec.v6.map(Into::into)
     };

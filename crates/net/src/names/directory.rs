@@ -1,7 +1,7 @@
 //! The VMs that may ask, and their names.
 
 use crate::VmId;
-use crate::identity::both;
+use crate::identity::both_families;
 use crate::policy::Policy;
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -102,7 +102,7 @@ impl Directory {
         };
         if label == HOST {
             let (v4, v6) = self.gateway;
-            return Known::Addresses(both(v4, v6).collect());
+            return Known::Addresses(both_families(v4, v6).collect());
         }
         if let Some(address) = reverse(name) {
             return self.name_of(asker, address);
@@ -120,7 +120,7 @@ impl Directory {
 
     fn name_of(&self, asker: &Asker, address: IpAddr) -> Known {
         let (v4, v6) = self.gateway;
-        if both(v4, v6).any(|own| own == address) {
+        if both_families(v4, v6).any(|own| own == address) {
             return Known::Name(format!("{HOST}.{DOMAIN}"));
         }
         let inner = self.inner.read().unwrap_or_else(PoisonError::into_inner);
@@ -145,7 +145,7 @@ impl Inner {
 }
 
 fn addresses(asker: &Asker) -> impl Iterator<Item = IpAddr> + use<> {
-    both(asker.v4, asker.v6)
+    both_families(asker.v4, asker.v6)
 }
 
 fn sees(asker: &Asker, other: &Asker) -> bool {

@@ -19,8 +19,8 @@ const PLAIN_UDP_BYTES: u16 = 512;
 /// The TTL of our own records: a name may soon belong to another VM.
 const OWN_TTL: Ttl = Ttl::from_secs(5);
 /// The most time that an answer is cached, negative answers included, in seconds.
-const TTL_MOST: u32 = 3600;
-const ABSENT_TTL_MOST: u32 = 300;
+const MAX_TTL: u32 = 3600;
+const MAX_ABSENT_TTL: u32 = 300;
 /// The TTL of negative answers that have no SOA record, in seconds.
 const ABSENT_TTL: u32 = 5;
 
@@ -237,7 +237,7 @@ pub fn read_answer(question: &Question, id: u16, bytes: &[u8]) -> Option<Resolve
     let code = message.header().rcode();
     let failed = !matches!(code, Rcode::NOERROR | Rcode::NXDOMAIN);
     let mut addresses = Vec::new();
-    let mut least = TTL_MOST;
+    let mut least = MAX_TTL;
     let mut any = false;
     if !cut {
         let mut records = message.answer().ok()?;
@@ -247,7 +247,7 @@ pub fn read_answer(question: &Question, id: u16, bytes: &[u8]) -> Option<Resolve
                 .into_any_record::<AllRecordData<_, ParsedName<_>>>();
             let record = record.ok()?;
             any = true;
-            let ttl = record.ttl().as_secs().min(TTL_MOST);
+            let ttl = record.ttl().as_secs().min(MAX_TTL);
             least = least.min(ttl);
             let address = match record.data() {
                 AllRecordData::A(it) => IpAddr::V4(it.addr()),
@@ -262,7 +262,7 @@ pub fn read_answer(question: &Question, id: u16, bytes: &[u8]) -> Option<Resolve
                 let record = record.ok()?;
                 if let Some(soa) = record.into_record::<Soa<ParsedName<_>>>().ok()? {
                     let ttl = soa.ttl().as_secs().min(soa.data().minimum().as_secs());
-                    least = ttl.min(ABSENT_TTL_MOST);
+                    least = ttl.min(MAX_ABSENT_TTL);
                 }
             }
         }

@@ -146,7 +146,7 @@ impl NameServer {
                     continue;
                 }
             };
-            let Some((asker, place)) = self.place(from.ip()) else {
+            let Some((asker, place)) = self.admit(from.ip()) else {
                 continue;
             };
             let question = packet[..length].to_vec();
@@ -169,17 +169,17 @@ impl NameServer {
                 continue;
             };
             // A connection counts as one question for as long as it lasts.
-            if let Some((asker, place)) = self.place(from.ip()) {
+            if let Some((asker, place)) = self.admit(from.ip()) {
                 let server = self.clone();
                 connections.spawn(async move {
-                    let _ = server.talk(&asker, stream).await;
+                    let _ = server.serve_connection(&asker, stream).await;
                     drop(place);
                 });
             }
         }
     }
 
-    async fn talk(&self, asker: &Asker, mut stream: TcpStream) -> io::Result<()> {
+    async fn serve_connection(&self, asker: &Asker, mut stream: TcpStream) -> io::Result<()> {
         for _ in 0..ON_ONE_CONNECTION {
             let question = timeout(SILENCE, async {
                 let length = usize::from(stream.read_u16().await?);
@@ -204,7 +204,7 @@ impl NameServer {
 
     /// The VM that asks, and a slot for its question; `None` if the VM is unknown or no slot is
     /// free.
-    fn place(self: &Arc<Self>, from: IpAddr) -> Option<(Arc<Asker>, Place)> {
+    fn admit(self: &Arc<Self>, from: IpAddr) -> Option<(Arc<Asker>, Place)> {
         let asker = self.directory.asker(from)?;
         let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
         let all: usize = asked.values().sum();
@@ -338,21 +338,21 @@ mod tests {
         }
         let resolvers = Resolvers::fixed(vec![([127, 0, 0, 1], 53).into()]);
         let server = Arc::new(NameServer::new(directory, resolvers, Nothing));
-        let place = |number: u8| server.place(Ipv4Addr::new(10, 118, 0, number).into());
-        assert!(place(1).is_none());
+        let admit = |number: u8| server.admit(Ipv4Addr::new(10, 118, 0, number).into());
+        assert!(admit(1).is_none());
         let own: Vec<_> = (0..QUESTIONS_OF_ONE)
-            .map(|_| place(2).expect("a place"))
+            .map(|_| admit(2).expect("a place"))
             .collect();
-        assert!(place(2).is_none());
+        assert!(admit(2).is_none());
         let mut all = own.len();
         let mut others = Vec::new();
         for number in 3..100 {
-            others.extend((0..QUESTIONS_OF_ONE).filter_map(|_| place(number)));
+            others.extend((0..QUESTIONS_OF_ONE).filter_map(|_| admit(number)));
         }
         all += others.len();
         assert_eq!(all, QUESTIONS);
         drop(own);
-        assert!(place(2).is_some());
+        assert!(admit(2).is_some());
         drop(others);
         assert!(server.asked.lock().expect("a map").is_empty());
     }

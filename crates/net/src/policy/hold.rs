@@ -3,7 +3,7 @@
 //! Packets to such a port are translated to the VM's address before they reach any socket. Without
 //! a reservation the port might already belong to another program, or be bound by one later, and
 //! that program would receive nothing. While a VM sleeps its TCP ports are not translated, and
-//! these sockets accept the connections ([`crate::callers`]).
+//! these sockets accept the connections ([`crate::inbound`]).
 
 use super::publish::Publish;
 use super::target::Protocol;
@@ -90,7 +90,7 @@ impl Held {
     }
 
     /// This task accepts connections from now on.
-    pub(crate) fn attended_by(&mut self, acceptor: AbortHandle) {
+    pub(crate) fn set_acceptor(&mut self, acceptor: AbortHandle) {
         self.acceptor = Some(acceptor);
     }
 }

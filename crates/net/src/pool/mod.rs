@@ -14,7 +14,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 /// Prefix lengths an IPv4 pool may have: 4 addresses to 2^20.
 const V4_PREFIXES: std::ops::RangeInclusive<u8> = 12..=30;
 /// The longest prefix of an IPv6 pool: the low 32 bits are for the offset of the IPv4 address.
-const V6_PREFIX_MOST: u8 = 96;
+const MAX_V6_PREFIX: u8 = 96;
 
 /// The ranges that VMs have their addresses of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,7 +38,7 @@ impl Ranges {
         let IpAddr::V6(first6) = v6.first() else {
             return Err(Error::Pool(v6.to_string(), "it is not IPv6"));
         };
-        if v6.prefix() > V6_PREFIX_MOST {
+        if v6.prefix() > MAX_V6_PREFIX {
             return Err(Error::Pool(v6.to_string(), "its prefix is longer than /96"));
         }
         Ok(Ranges {

@@ -2,7 +2,7 @@
 
 use super::Node;
 use super::limits::current_spec;
-use super::operation::{Stopwatch, joined};
+use super::operation::{Stopwatch, join_result};
 use crate::spec;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use jiffy_content::clock::monotonic_ns;
@@ -39,7 +39,7 @@ impl Node {
         // The parent may be removed before the children's records name it.
         let _root = self.images.hold(&root);
         // Before the children are reserved: nobody waits for one while it holds the other.
-        self.make_whole(&vm).await?;
+        self.fill_memory(&vm).await?;
         // Reserved for all children at once: two forks that each wait for the rest of their
         // memory would deadlock.
         let each = Amount::of_child(&vm.spec);
@@ -112,12 +112,12 @@ impl Node {
         let received_ns = monotonic_ns();
         let volumes = self.volume_files(vm);
         let resume = volumes.is_empty();
-        let taken = self.take(vm, resume, watch).await?;
+        let taken = self.quiesce_and_capture(vm, resume, watch).await?;
         if !resume {
             let start = monotonic_ns();
             let cloned = self.clone_for(children, volumes).await;
             watch.span(Track::Node, spans::VOLUMES_CLONED, start, monotonic_ns());
-            self.go_on(vm).await?;
+            self.resume_vcpus(vm).await?;
             cloned?;
         }
         // The capture never changes, so the parent can go on.
@@ -198,7 +198,7 @@ impl Node {
             }
             Ok(())
         });
-        joined(work.await)
+        join_result(work.await)
     }
 }
 

@@ -36,20 +36,20 @@ pub(super) async fn watch_vms(node: Arc<Node>) {
         let running = node.running();
         let runs = |id: &String| running.iter().any(|vm| vm.id == *id);
         node.watches.lock().retain(|id, _| runs(id));
-        let vms: Vec<_> = running.into_iter().filter_map(watched).collect();
-        let Some(shortest) = vms.iter().map(|(_, policy)| after(policy)).min() else {
+        let vms: Vec<_> = running.into_iter().filter_map(with_idle_policy).collect();
+        let Some(shortest) = vms.iter().map(|(_, policy)| idle_time(policy)).min() else {
             // The sender is the node's own.
             let _ = begun.changed().await;
             continue;
         };
-        for Idle { vm, policy, .. } in look(&node, vms).await {
+        for Idle { vm, policy, .. } in find_idle(&node, vms).await {
             if !node.watches.claim(&vm.id) {
                 continue;
             }
             let (node, places) = (Arc::clone(&node), Arc::clone(&places));
             tokio::spawn(async move {
                 let _place = places.acquire_owned().await;
-                node.put_to_rest(vm, policy).await;
+                node.hibernate_or_stop(vm, policy).await;
             });
         }
         // A VM that begins to run may have a shorter idle time.
@@ -69,7 +69,10 @@ pub(super) struct Idle {
 
 /// Takes a sample of each VM; returns those that were idle long enough, unless they are being put to
 /// rest, or that has just failed.
-pub(super) async fn look(node: &Arc<Node>, vms: Vec<(Arc<VmHandle>, IdlePolicy)>) -> Vec<Idle> {
+pub(super) async fn find_idle(
+    node: &Arc<Node>,
+    vms: Vec<(Arc<VmHandle>, IdlePolicy)>,
+) -> Vec<Idle> {
     let node = Arc::clone(node);
     let looked = tokio::task::spawn_blocking(move || {
         let traffic = match vms.iter().any(|(vm, _)| vm.spec.network.is_some()) {
@@ -90,17 +93,17 @@ pub(super) async fn look(node: &Arc<Node>, vms: Vec<(Arc<VmHandle>, IdlePolicy)>
                 .entry(vm.id.clone())
                 .or_insert_with(|| Watch::new(monotonic_ns()));
             // One that is halted would work if it could.
-            let is_used = !vm.activity.in_words().is_empty() || node.pressure.halts(&vm.id);
+            let is_used = !vm.activity.in_words().is_empty() || node.pressure.is_halted(&vm.id);
             watch.take(sample, is_used, vm.activity.last_ns());
             let now_ns = monotonic_ns();
             // Only then, because it reads all connections of the host.
-            let counts = watch.was_connected() || watch.is_due(now_ns, after(&policy));
-            if counts && publishes(&vm) {
+            let counts = watch.was_connected() || watch.is_due(now_ns, idle_time(&policy));
+            if counts && has_published_ports(&vm) {
                 let open = open.get_or_insert_with(|| node.host.network.open_connections());
                 let Some(open) = open else { continue };
                 watch.connected(now_ns, open.get(&vm.id).copied().unwrap_or(0));
             }
-            if watch.is_due(now_ns, after(&policy)) {
+            if watch.is_due(now_ns, idle_time(&policy)) {
                 let idle = watch.idle(now_ns, vm.activity.last_ns());
                 drop(watches);
                 due.push(Idle { vm, policy, idle });
@@ -120,8 +123,8 @@ impl Node {
     }
 
     /// Hibernates or stops a VM that was found idle and claimed. If that fails, it is tried again later.
-    pub(super) async fn put_to_rest(self: Arc<Self>, vm: Arc<VmHandle>, policy: IdlePolicy) {
-        let done = self.rest_if_idle(&vm, policy).await;
+    pub(super) async fn hibernate_or_stop(self: Arc<Self>, vm: Arc<VmHandle>, policy: IdlePolicy) {
+        let done = self.hibernate_or_stop_if_idle(&vm, policy).await;
         let mut watches = self.watches.lock();
         // It is forgotten once it does not run.
         let Some(watch) = watches.get_mut(&vm.id) else {
@@ -139,12 +142,16 @@ impl Node {
     }
 
     /// False if it is not idle any more.
-    async fn rest_if_idle(&self, vm: &Arc<VmHandle>, policy: IdlePolicy) -> Result<bool> {
+    async fn hibernate_or_stop_if_idle(
+        &self,
+        vm: &Arc<VmHandle>,
+        policy: IdlePolicy,
+    ) -> Result<bool> {
         // A VM that is being worked on is not idle.
         let Some(one) = vm.try_operate().filter(|one| one.state == VmState::Running) else {
             return Ok(false);
         };
-        let falls_asleep = self.fall_asleep(vm, &one);
+        let falls_asleep = self.begin_hibernation(vm, &one);
         // Whoever begins to use the VM from here on waits for the mark.
         if !self.is_idle(vm, policy).await {
             return Ok(false);
@@ -169,10 +176,10 @@ impl Node {
         let idle_now = |watch: &Watch| watch.idle(monotonic_ns(), last_use_ns);
         let idle = self.watches.lock().get(&vm.id).map(idle_now);
         let is_used = !vm.activity.in_words().is_empty();
-        if is_used || idle.is_none_or(|idle| idle < after(&policy)) {
+        if is_used || idle.is_none_or(|idle| idle < idle_time(&policy)) {
             return false;
         }
-        if !publishes(vm) {
+        if !has_published_ports(vm) {
             return true;
         }
         let network = Arc::clone(&self.host.network);
@@ -181,17 +188,17 @@ impl Node {
     }
 }
 
-fn watched(vm: Arc<VmHandle>) -> Option<(Arc<VmHandle>, IdlePolicy)> {
+fn with_idle_policy(vm: Arc<VmHandle>) -> Option<(Arc<VmHandle>, IdlePolicy)> {
     let policy = vm.spec.idle?;
     Some((vm, policy))
 }
 
-fn after(policy: &IdlePolicy) -> Duration {
+fn idle_time(policy: &IdlePolicy) -> Duration {
     Duration::from_secs(policy.after_s.into())
 }
 
 /// Are ports of the host published to it?
-fn publishes(vm: &VmHandle) -> bool {
+fn has_published_ports(vm: &VmHandle) -> bool {
     let network = vm.spec.network.as_ref();
     network.is_some_and(|network| !network.ports.is_empty())
 }

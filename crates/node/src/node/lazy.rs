@@ -63,7 +63,7 @@ impl Node {
     }
 
     /// While this is held, no disk is closed or trimmed.
-    pub(crate) async fn begins(&self) -> RwLockReadGuard<'_, ()> {
+    pub(crate) async fn hold_disks(&self) -> RwLockReadGuard<'_, ()> {
         self.beginning.read().await
     }
 
@@ -190,7 +190,7 @@ impl Node {
         }
         let (to, manifest) = (self.snapshots.path(name), manifest.clone());
         let named = tokio::task::spawn_blocking(move || draft.name(&to, &manifest, false));
-        let saved = super::operation::joined(named.await)?;
+        let saved = super::operation::join_result(named.await)?;
         Ok(saved.shown(name, false, Vec::new()))
     }
 

@@ -67,7 +67,7 @@ impl Node {
     pub(super) fn new_id(&self, spec: &Spec) -> String {
         let starts = !self.host.room.is_waited_for();
         let ahead = spec.network.as_ref().filter(|_| starts);
-        let ahead = ahead.and_then(|_| self.host.network.take_ahead());
+        let ahead = ahead.and_then(|_| self.host.network.take_prepared_link());
         ahead.unwrap_or_else(names::new_id)
     }
 

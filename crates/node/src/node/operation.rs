@@ -121,7 +121,7 @@ impl Caller {
     }
 
     /// Its request for a VM.
-    pub(super) fn asks_for(self, vm: &VmHandle, purpose: Purpose) -> Asking {
+    pub(super) fn request_for(self, vm: &VmHandle, purpose: Purpose) -> Asking {
         let of_vm = vm.spec.owner.as_deref().map(Arc::from);
         Asking {
             owner: of_vm.or(self.owner).unwrap_or_else(|| DEFAULT_OWNER.into()),
@@ -137,16 +137,16 @@ impl Caller {
 
 /// Runs an operation to its end even if the client leaves, so that a VM does not stay paused.
 /// Parts that have not begun can be given up: see [`client_gone`].
-pub async fn to_the_end<T: Send + 'static>(
+pub async fn run_to_completion<T: Send + 'static>(
     operation: impl Future<Output = Result<T>> + Send + 'static,
 ) -> Result<T> {
     let (_client, client) = watch::channel(());
-    joined(tokio::spawn(of_many(client, operation)).await)
+    join_result(tokio::spawn(for_clients(client, operation)).await)
 }
 
-/// As [`to_the_end`], for an operation of many clients: the channel is closed when all have left.
+/// As [`run_to_completion`], for an operation of many clients: the channel is closed when all have left.
 /// It is done on behalf of the one that begins it.
-pub(super) fn of_many<T>(
+pub(super) fn for_clients<T>(
     clients: watch::Receiver<()>,
     operation: impl Future<Output = T>,
 ) -> impl Future<Output = T> {
@@ -168,7 +168,7 @@ pub(super) async fn client_gone() {
 }
 
 /// When the wait of this operation's client ends, which is so long; it begins with the first call.
-pub(super) fn wait_ends(wait: Duration) -> Instant {
+pub(super) fn wait_deadline(wait: Duration) -> Instant {
     let until = CLIENT.try_with(|client| {
         let until = client.until.get().unwrap_or_else(|| Instant::now() + wait);
         client.until.set(Some(until));
@@ -178,14 +178,14 @@ pub(super) fn wait_ends(wait: Duration) -> Instant {
 }
 
 /// The rest of a wait that has begun; `None` if it has not.
-pub(super) fn rest_of_wait() -> Option<Duration> {
+pub(super) fn remaining_wait() -> Option<Duration> {
     let until = CLIENT.try_with(|client| client.until.get());
     let until = until.ok().flatten()?;
     Some(until.saturating_duration_since(Instant::now()))
 }
 
 /// The result of a task.
-pub(super) fn joined<T>(
+pub(super) fn join_result<T>(
     result: std::result::Result<Result<T>, tokio::task::JoinError>,
 ) -> Result<T> {
     result.unwrap_or_else(|error| Err(Error::internal(format!("A task was cut short: {error}."))))
@@ -193,7 +193,7 @@ pub(super) fn joined<T>(
 
 /// A captured VM; its guest's programs stay frozen while this is kept.
 #[derive(Debug)]
-pub(super) struct Taken {
+pub(super) struct CapturedVm {
     pub(super) captured: Captured,
     pub(super) quiet: Quiet,
 }
@@ -212,7 +212,7 @@ impl Node {
         };
         if let Err(error) = paused.await {
             // If the VM is ending, it has to run for that.
-            let _ = self.go_on(&vm).await;
+            let _ = self.resume_vcpus(&vm).await;
             return Err(error);
         }
         self.saved(&vm).await?;
@@ -275,18 +275,18 @@ impl Node {
 
     /// Freezes a VM's programs and captures it. With `resume` its vCPUs go on afterwards;
     /// otherwise the caller resumes them, also after its own errors.
-    pub(super) async fn take(
+    pub(super) async fn quiesce_and_capture(
         &self,
         vm: &VmHandle,
         resume: bool,
         watch: &mut Stopwatch,
-    ) -> Result<Taken> {
+    ) -> Result<CapturedVm> {
         let socket = self.capturable(vm).await?;
-        self.make_whole(vm).await?;
-        self.ease_captured(vm).await;
+        self.fill_memory(vm).await?;
+        self.deflate_before_capture(vm).await;
         let quiet = self.quiesce(vm, &socket, false, watch).await?;
         let captured = self.capture(vm, resume, watch).await?;
-        Ok(Taken { captured, quiet })
+        Ok(CapturedVm { captured, quiet })
     }
 
     /// Freezes a VM's programs.
@@ -302,7 +302,7 @@ impl Node {
             .step(names::QUIESCE, capture::quiesce(socket, drop_caches))
             .await;
         vm.tell(Command::Deliver(false)).await;
-        quiet.map_err(|why| could_not(vm, &why))
+        quiet.map_err(|why| capture_error(vm, &why))
     }
 
     /// Captures a VM whose programs are frozen.
@@ -325,21 +325,21 @@ impl Node {
             }
             Err(why) => {
                 // Its state is unknown, but it must not stay paused.
-                let _ = self.go_on(vm).await;
-                Err(could_not(vm, &why))
+                let _ = self.resume_vcpus(vm).await;
+                Err(capture_error(vm, &why))
             }
         }
     }
 
     /// Fills the VM's missing memory, in memory that is reserved for that meanwhile.
-    pub(super) async fn make_whole(&self, vm: &VmHandle) -> Result<()> {
-        let _room = self.room_to_complete(vm).await?;
+    pub(super) async fn fill_memory(&self, vm: &VmHandle) -> Result<()> {
+        let _room = self.reserve_missing_memory(vm).await?;
         self.complete(vm).await
     }
 
     /// Reserves memory for the missing pages of a VM, until they are filled. Called before its
     /// programs are frozen, because it may wait.
-    pub(super) async fn room_to_complete(&self, vm: &VmHandle) -> Result<Option<Reserved>> {
+    pub(super) async fn reserve_missing_memory(&self, vm: &VmHandle) -> Result<Option<Reserved>> {
         let Some(paged) = vm.view.borrow().paged.clone() else {
             return Ok(None);
         };
@@ -369,7 +369,7 @@ impl Node {
 
     /// Resumes a paused VM. If that fails, the VM is shown as paused, and can be resumed or ended
     /// later.
-    pub(super) async fn go_on(&self, vm: &VmHandle) -> Result<()> {
+    pub(super) async fn resume_vcpus(&self, vm: &VmHandle) -> Result<()> {
         let resume = || self.order(vm, "resumed", ControlRequest::Resume);
         if resume().await.is_ok() {
             return Ok(());
@@ -382,6 +382,6 @@ impl Node {
     }
 }
 
-pub(super) fn could_not(vm: &VmHandle, why: &str) -> Error {
+pub(super) fn capture_error(vm: &VmHandle, why: &str) -> Error {
     Error::vm_failed(format!("The VM {} can't be captured: {why}.", vm.name))
 }

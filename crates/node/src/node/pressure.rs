@@ -7,7 +7,7 @@
 mod halt;
 mod limits;
 
-use super::idle::{Idle, look};
+use super::idle::{Idle, find_idle};
 use super::{Node, balloon};
 use crate::idle::sample;
 use crate::pressure::level::{self, Halts, Level, Reading, Relief};
@@ -61,8 +61,8 @@ pub(super) struct Pressure {
 
 impl Pressure {
     /// Is the VM with this id halted, because it grows?
-    pub(super) fn halts(&self, id: &str) -> bool {
-        self.growth.halts(id)
+    pub(super) fn is_halted(&self, id: &str) -> bool {
+        self.growth.is_halted(id)
     }
 
     fn squeezed(&self) -> MutexGuard<'_, HashMap<String, Instant>> {
@@ -95,7 +95,7 @@ pub(super) async fn watch_memory(node: Arc<Node>) {
             sleep(FIRST).await;
             continue;
         }
-        let (relief, growing) = node.relief(reserve, &vms);
+        let (relief, growing) = node.assess(reserve, &vms);
         if limited || relief.growth.is_some() {
             node.limit_growth(&vms, &growing, relief.growth);
         }
@@ -103,7 +103,7 @@ pub(super) async fn watch_memory(node: Arc<Node>) {
         match relief.level {
             Level::Enough => {
                 node.resume_all();
-                node.ease(&vms, |_| true).await;
+                node.deflate_idle(&vms, |_| true).await;
             }
             Level::Low | Level::Short => node.relieve(&places, vms, &growing, relief).await,
         }
@@ -126,7 +126,7 @@ pub(super) async fn watch_memory(node: Arc<Node>) {
 }
 
 impl Node {
-    fn relief(&self, reserve: u64, vms: &[Arc<VmHandle>]) -> (Relief, Growing) {
+    fn assess(&self, reserve: u64, vms: &[Arc<VmHandle>]) -> (Relief, Growing) {
         let host = std::thread::available_parallelism().map_or(1, usize::from);
         let vcpus: u64 = vms.iter().map(|vm| u64::from(vm.spec.cpus)).sum();
         // Without a reading nothing is known to be short.
@@ -143,11 +143,11 @@ impl Node {
             lacking: self.host.room.lacking(),
             vms: vms.iter().map(|vm| u64::from(vm.spec.memory_mib)).sum(),
             others: (vms.len() as u64).saturating_sub(1),
-            first: growing.first_needs(),
+            first: growing.first_headroom(),
             processors: vcpus.min(host as u64),
-            halted: self.pressure.growth.halts_any(),
+            halted: self.pressure.growth.any_halted(),
         };
-        (level::judge(reserve, &reading), growing)
+        (level::decide(reserve, &reading), growing)
     }
 
     /// Takes caches of idle guests, and hibernates idle VMs, until what is wanted will come.
@@ -160,17 +160,20 @@ impl Node {
     ) {
         self.halt_or_resume(&vms, growing, relief.halts);
         let candidates = vms.iter().map(|vm| (Arc::clone(vm), IDLE)).collect();
-        let mut idle = look(self, candidates).await;
+        let mut idle = find_idle(self, candidates).await;
         idle.sort_by_key(|vm| Reverse(vm.idle));
-        self.ease(&vms, |vm| !vm.activity.in_words().is_empty())
+        self.deflate_idle(&vms, |vm| !vm.activity.in_words().is_empty())
             .await;
         let coming = self.pressure.coming.load(Ordering::Relaxed);
-        if relief.halts == Halts::All && coming == 0 && !idle.iter().any(|one| may_sleep(&one.vm)) {
-            self.tell_stuck();
+        if relief.halts == Halts::All
+            && coming == 0
+            && !idle.iter().any(|one| may_hibernate(&one.vm))
+        {
+            self.log_stuck();
         }
         for Idle { vm, idle, .. } in idle {
-            let may_sleep = may_sleep(&vm);
-            if relief.level == Level::Short && may_sleep {
+            let may_hibernate = may_hibernate(&vm);
+            if relief.level == Level::Short && may_hibernate {
                 let coming = self.pressure.coming.load(Ordering::Relaxed);
                 if coming >= relief.wanted {
                     continue;
@@ -184,18 +187,18 @@ impl Node {
                 info!(vm = %vm.name, idle_s = idle.as_secs(), wanted_mib = relief.wanted,
                     "memory is short: an idle VM is hibernated before its time");
                 let node = Arc::clone(self);
-                let gives = gives(&vm);
+                let gives = reclaimable_mib(&vm);
                 self.pressure.coming.fetch_add(gives, Ordering::Relaxed);
                 tokio::spawn(async move {
                     let _place = place;
-                    Arc::clone(&node).put_to_rest(vm, IDLE).await;
+                    Arc::clone(&node).hibernate_or_stop(vm, IDLE).await;
                     node.pressure.coming.fetch_sub(gives, Ordering::Relaxed);
                 });
             } else {
                 let Ok(place) = Arc::clone(places).try_acquire_owned() else {
                     return;
                 };
-                if self.was_squeezed(&vm) {
+                if self.mark_squeezed(&vm) {
                     continue;
                 }
                 let node = Arc::clone(self);
@@ -208,7 +211,7 @@ impl Node {
     }
 
     /// Were its caches taken a short time ago? If not, they are now.
-    fn was_squeezed(&self, vm: &VmHandle) -> bool {
+    fn mark_squeezed(&self, vm: &VmHandle) -> bool {
         let now = Instant::now();
         let mut squeezed = self.pressure.squeezed();
         let last = squeezed.insert(vm.id.clone(), now);
@@ -237,7 +240,7 @@ impl Node {
     /// Gives memory back to those of these VMs whose caches were taken and who are to have it, and
     /// forgets VMs that do not run. A guest that needs memory before takes it (Virtio 1.3 §5.5.6.1,
     /// VIRTIO_BALLOON_F_DEFLATE_ON_OOM).
-    async fn ease(&self, vms: &[Arc<VmHandle>], whom: impl Fn(&VmHandle) -> bool) {
+    async fn deflate_idle(&self, vms: &[Arc<VmHandle>], whom: impl Fn(&VmHandle) -> bool) {
         let mut theirs = Vec::new();
         self.pressure.squeezed().retain(|id, _| {
             let vm = vms.iter().find(|vm| vm.id == *id);
@@ -256,7 +259,7 @@ impl Node {
     }
 
     /// Before a VM is captured for others: its balloon would be theirs, too.
-    pub(super) async fn ease_captured(&self, vm: &VmHandle) {
+    pub(super) async fn deflate_before_capture(&self, vm: &VmHandle) {
         if self.pressure.squeezed().remove(&vm.id).is_some() {
             self.deflate(vm).await;
         }
@@ -264,13 +267,13 @@ impl Node {
 }
 
 /// VMs without an idle time are never hibernated by themselves, and stopping loses what a VM has.
-fn may_sleep(vm: &VmHandle) -> bool {
+fn may_hibernate(vm: &VmHandle) -> bool {
     let idle = vm.spec.idle;
     idle.is_some_and(|policy| policy.action == IdleAction::Hibernate)
 }
 
 /// MiB that a VM gives back when it is hibernated.
-fn gives(vm: &VmHandle) -> u64 {
+fn reclaimable_mib(vm: &VmHandle) -> u64 {
     let pid = vm.view.borrow().vm.pid;
     (pid.and_then(sample::resident_kib).unwrap_or(0) >> 10).max(1)
 }

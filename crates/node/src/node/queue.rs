@@ -1,7 +1,7 @@
 //! Memory and vCPUs for starts of VMs, and the queue of requests for them.
 
 use super::Node;
-use super::operation::{Caller, client_gone, rest_of_wait, wait_ends};
+use super::operation::{Caller, client_gone, remaining_wait, wait_deadline};
 use jiffy_content::error::{Error, Result};
 use jiffy_content::room::memory::{Amount, Reserved};
 use jiffy_vmhost::handle::{Operation, View, VmHandle};
@@ -10,7 +10,7 @@ use std::future::Future;
 use tokio::time::sleep_until;
 
 /// Waits for memory and vCPUs until the client leaves, or the VM's state is another.
-async fn while_wanted(
+async fn until_client_leaves(
     vm: &VmHandle,
     reserving: impl Future<Output = Result<Reserved>>,
 ) -> Result<Reserved> {
@@ -19,7 +19,7 @@ async fn while_wanted(
     tokio::select! {
         biased;
         // Before the reservation: nothing is begun for nobody.
-        () = client_gone() => Err(nobody_waits(vm)),
+        () = client_gone() => Err(client_left(vm)),
         reserved = reserving => reserved,
         _ = vm.when(is_another) => Err(Error::wrong_state(format!(
             "The VM {} ended or was removed while it waited for memory or vCPUs.",
@@ -32,12 +32,12 @@ async fn while_wanted(
 fn waiting_caller() -> Caller {
     let caller = Caller::current();
     Caller {
-        wait: rest_of_wait().or(caller.wait),
+        wait: remaining_wait().or(caller.wait),
         ..caller
     }
 }
 
-fn nobody_waits(vm: &VmHandle) -> Error {
+fn client_left(vm: &VmHandle) -> Error {
     let name = &vm.name;
     Error::wrong_state(format!("Nobody waits any more for the VM {name}."))
 }
@@ -52,12 +52,12 @@ impl Node {
         }
         let wait = self.host.room.wait_of(Caller::current().wait);
         let too_long = async {
-            sleep_until(wait_ends(wait)).await;
+            sleep_until(wait_deadline(wait)).await;
             self.host.room.when_queued_for(&vm.id).await;
         };
         tokio::select! {
             biased;
-            () = client_gone() => Err(nobody_waits(vm)),
+            () = client_gone() => Err(client_left(vm)),
             one = vm.operate() => Ok(one),
             () = too_long => Err(Error::no_room(format!(
                 "Another request for the VM {} waits for memory or vCPUs.",
@@ -76,8 +76,8 @@ impl Node {
         each: Amount,
         count: u32,
     ) -> Result<Reserved> {
-        let asking = waiting_caller().asks_for(vm, purpose);
-        while_wanted(vm, self.host.room.reserve(asking, each, count)).await
+        let asking = waiting_caller().request_for(vm, purpose);
+        until_client_leaves(vm, self.host.room.reserve(asking, each, count)).await
     }
 
     /// Reserves memory for a capture of this VM, beside the queue.
@@ -87,7 +87,7 @@ impl Node {
         amount: Amount,
     ) -> Result<Reserved> {
         let wait = waiting_caller().wait;
-        while_wanted(vm, self.host.room.reserve_beside(amount, wait)).await
+        until_client_leaves(vm, self.host.room.reserve_beside(amount, wait)).await
     }
 
     /// The requests that wait for memory or vCPUs, in the order in which they will be served.

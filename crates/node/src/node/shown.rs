@@ -14,7 +14,7 @@ impl Node {
         if let (VmState::Running, Some(idle)) = (shown.state, &mut shown.idle) {
             self.watches.describe(idle, &vm.id, &vm.activity);
         }
-        if self.pressure.halts(&vm.id) {
+        if self.pressure.is_halted(&vm.id) {
             shown.error.get_or_insert_with(|| HALTED.to_owned());
         }
         if shown.state == VmState::Hibernated

@@ -1,6 +1,6 @@
 //! Hibernate and wake: a VM's memory is on disk instead of in a VMM.
 
-use super::operation::{Stopwatch, of_many};
+use super::operation::{Stopwatch, for_clients};
 use super::snapshot::write;
 use super::{Node, balloon};
 use jiffy_content::clock::monotonic_ns;
@@ -11,7 +11,7 @@ use jiffy_content::snapshots::draft::Draft;
 use jiffy_content::snapshots::remove_behind;
 use jiffy_content::snapshots::saved::Saved;
 use jiffy_vmhost::folders;
-use jiffy_vmhost::handle::{Command, FallingAsleep, Operation, VmHandle};
+use jiffy_vmhost::handle::{Command, HibernationMark, Operation, VmHandle};
 use jiffy_vmhost::launch::{Beginning, Handle, Plan, Restoring, volume_disk};
 use jiffy_vmhost::network::Network;
 use jiffy_wire::api::{Hibernated, MemoryForm, Purpose, Vm, VmState};
@@ -29,17 +29,17 @@ const SQUEEZE_TIME: Duration = Duration::from_secs(30);
 
 /// A VM that is being hibernated. When this is dropped, whoever waits for that goes on, and unless
 /// the VM sleeps, its ports lead to it again.
-pub(super) struct FallsAsleep<'a> {
+pub(super) struct Hibernating<'a> {
     network: &'a Network,
     vm: &'a VmHandle,
     sleeps: bool,
-    _marked: FallingAsleep<'a>,
+    _marked: HibernationMark<'a>,
 }
 
-impl Drop for FallsAsleep<'_> {
+impl Drop for Hibernating<'_> {
     fn drop(&mut self) {
         if !self.sleeps {
-            self.network.lead_to(&self.vm.id);
+            self.network.restore_ports(&self.vm.id);
         }
     }
 }
@@ -50,20 +50,20 @@ impl Node {
         let watch = Stopwatch::start(&self.host.clock);
         let one = self.operate_for_client(&vm).await?;
         let socket = self.capturable(&vm).await?;
-        let falls_asleep = self.fall_asleep(&vm, &one);
+        let falls_asleep = self.begin_hibernation(&vm, &one);
         self.hibernate_now(&vm, &socket, falls_asleep, watch).await
     }
 
     /// Marks a VM as being hibernated, and has new connections to its ports wait for that.
-    pub(super) fn fall_asleep<'a>(
+    pub(super) fn begin_hibernation<'a>(
         &'a self,
         vm: &'a VmHandle,
         one: &'a Operation<'_>,
-    ) -> FallsAsleep<'a> {
-        let marked = vm.fall_asleep(one);
+    ) -> Hibernating<'a> {
+        let marked = vm.begin_hibernation(one);
         let network = &self.host.network;
-        network.answer_for(&vm.id);
-        FallsAsleep {
+        network.divert_ports(&vm.id);
+        Hibernating {
             network,
             vm,
             sleeps: false,
@@ -76,7 +76,7 @@ impl Node {
         &self,
         vm: &VmHandle,
         socket: &Path,
-        mut falls_asleep: FallsAsleep<'_>,
+        mut falls_asleep: Hibernating<'_>,
         mut watch: Stopwatch,
     ) -> Result<Hibernated> {
         vm.waking.forget();
@@ -85,7 +85,7 @@ impl Node {
         let folder = self.host.paths.vm(&vm.id);
         let mut manifest = self.manifest_of(vm, &root, MemoryForm::Image).await?;
         let draft = Draft::new(&folder)?;
-        let room = self.room_to_complete(vm).await?;
+        let room = self.reserve_missing_memory(vm).await?;
         // Asked before the freeze: a frozen guest answers no other requests.
         let spare = balloon::spare(socket, LEFT_FREE).await;
         let quiet = self.quiesce(vm, socket, true, &mut watch).await?;
@@ -116,7 +116,7 @@ impl Node {
                 })
             }
             Err(error) => {
-                let _ = self.go_on(vm).await;
+                let _ = self.resume_vcpus(vm).await;
                 self.deflate(vm).await;
                 drop(quiet);
                 if vm.view.borrow().paged.is_none() {
@@ -174,7 +174,7 @@ impl Node {
 
     /// Wakes a VM if it is hibernated or hibernating, once for all who want that meanwhile.
     pub async fn wake_if_asleep(self: &Arc<Self>, vm: &Arc<VmHandle>) -> Result<()> {
-        vm.settled().await;
+        vm.hibernation_settled().await;
         // Whoever comes while it is woken has the same result as the others.
         let sleeps = vm.view.borrow().vm.state == VmState::Hibernated;
         if !sleeps && !vm.waking.is_in_progress() {
@@ -182,8 +182,8 @@ impl Node {
         }
         let wake = |clients: watch::Receiver<()>| {
             let (node, vm) = (Arc::clone(self), Arc::clone(vm));
-            of_many(clients.clone(), async move {
-                let woken = node.woken(Arc::clone(&vm)).await;
+            for_clients(clients.clone(), async move {
+                let woken = node.wake_and_wait(Arc::clone(&vm)).await;
                 if let (Err(error), true) = (&woken, clients.has_changed().is_ok()) {
                     warn!(vm = %vm.name, %error, "a VM that is wanted can't be woken");
                 }
@@ -195,7 +195,7 @@ impl Node {
     }
 
     /// Wakes a hibernated VM; returns when it is ready.
-    pub async fn woken(self: Arc<Self>, vm: Arc<VmHandle>) -> Result<Vm> {
+    pub async fn wake_and_wait(self: Arc<Self>, vm: Arc<VmHandle>) -> Result<Vm> {
         let received_ns = monotonic_ns();
         let one = self.operate_for_client(&vm).await?;
         match one.state {

@@ -7,8 +7,8 @@ use std::time::Duration;
 /// The reserve unless the operator chooses one: this part of the host's memory, in percent,
 const SHARE: u64 = 5;
 /// but at least and at most so many MiB.
-const LEAST: u64 = 128;
-const MOST: u64 = 4096;
+const MIN_RESERVE: u64 = 128;
+const MAX_RESERVE: u64 = 4096;
 /// How fast VMs use up memory at most, MiB per second for each processor: the kernel clears a page
 /// before a guest gets it.
 const GROWTH: u64 = 1024;
@@ -87,7 +87,7 @@ pub struct Relief {
 pub fn reserve(chosen: Option<Limit>, total: u64) -> Option<u64> {
     let reserve = match chosen {
         Some(limit) => limit.of(total << 20) >> 20,
-        None => (total * SHARE / 100).clamp(LEAST, MOST),
+        None => (total * SHARE / 100).clamp(MIN_RESERVE, MAX_RESERVE),
     };
     (reserve > 0).then_some(reserve)
 }
@@ -98,7 +98,7 @@ pub fn is_low(reserve: u64, available: u64) -> bool {
 }
 
 /// What is to be done with this reserve (MiB).
-pub fn judge(reserve: u64, reading: &Reading) -> Relief {
+pub fn decide(reserve: u64, reading: &Reading) -> Relief {
     let Reading { available, .. } = *reading;
     let low = reserve.saturating_mul(2);
     // What the first VM needs to end its growth is kept for it, or else all would be halted halfway.
@@ -177,7 +177,7 @@ mod tests {
 
     #[test]
     fn caches_are_given_up_before_vms_are_hibernated() {
-        let levels = [1000, 999, 500, 499, 0].map(|left| judge(500, &reading(left)).level);
+        let levels = [1000, 999, 500, 499, 0].map(|left| decide(500, &reading(left)).level);
         assert_eq!(
             levels,
             [
@@ -188,15 +188,15 @@ mod tests {
                 Level::Short
             ]
         );
-        let wanted = [1000, 500, 499, 0].map(|left| judge(500, &reading(left)).wanted);
+        let wanted = [1000, 500, 499, 0].map(|left| decide(500, &reading(left)).wanted);
         assert_eq!(wanted, [0, 0, 251, 750]);
-        let growth = [1000, 990, 500, 249].map(|left| judge(500, &reading(left)).growth);
+        let growth = [1000, 990, 500, 249].map(|left| decide(500, &reading(left)).growth);
         assert_eq!(growth, [None, Some(49 << 20), Some(0), Some(0)]);
     }
 
     #[test]
     fn growing_vms_are_halted_last_and_resumed_when_others_sleep() {
-        let halts = [1000, 999, 500, 499, 125, 124].map(|left| judge(500, &reading(left)).halts);
+        let halts = [1000, 999, 500, 499, 125, 124].map(|left| decide(500, &reading(left)).halts);
         let (in_turn, but_first) = (Halts::ResumeInTurn, Halts::AllButFirst);
         assert_eq!(
             halts,
@@ -214,7 +214,7 @@ mod tests {
                 halted: true,
                 ..reading(left)
             };
-            judge(500, &reading).wanted
+            decide(500, &reading).wanted
         };
         assert_eq!([1000, 999, 500, 499].map(halted), [0, 1, 500, 251]);
     }
@@ -226,7 +226,7 @@ mod tests {
                 first,
                 ..reading(left)
             };
-            let relief = judge(500, &reading);
+            let relief = decide(500, &reading);
             (relief.growth, relief.halts, relief.pause)
         };
         let in_turn = Halts::ResumeInTurn;
@@ -246,7 +246,7 @@ mod tests {
                 lacking,
                 ..reading(100_000)
             };
-            let relief = judge(500, &reading);
+            let relief = decide(500, &reading);
             (relief.level, relief.wanted, relief.growth)
         };
         assert_eq!(waits(Lacking::Memory(128)), (Level::Short, 128, None));
@@ -256,7 +256,7 @@ mod tests {
 
     #[test]
     fn the_next_check_comes_before_vms_can_use_up_memory() {
-        let pause = |left| judge(500, &reading(left)).pause;
+        let pause = |left| decide(500, &reading(left)).pause;
         assert_eq!(
             pause(1000 + 4096),
             CALM,
@@ -276,8 +276,8 @@ mod tests {
             lacking: None,
             halted: false,
         };
-        assert_eq!(judge(u64::MAX, &all).level, Level::Enough);
-        assert_eq!(judge(u64::MAX, &reading(0)).wanted, u64::MAX);
-        assert_eq!(judge(0, &all).level, Level::Enough);
+        assert_eq!(decide(u64::MAX, &all).level, Level::Enough);
+        assert_eq!(decide(u64::MAX, &reading(0)).wanted, u64::MAX);
+        assert_eq!(decide(0, &all).level, Level::Enough);
     }
 }

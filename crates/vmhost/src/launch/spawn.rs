@@ -103,7 +103,7 @@ fn take_over(
         .ok_or_else(|| Error::internal("A standby was taken twice."))?;
     plan.network = attachment;
     let settled = match &plan.network {
-        Some(attachment) => network.settle(attachment, record),
+        Some(attachment) => network.apply_record(attachment, record),
         None => Ok(()),
     };
     let mut descriptors = Descriptors::none(launcher);
@@ -197,7 +197,7 @@ fn spawn_process(
     let passed = descriptors.passed();
     let share = share_of(&record.spec, plan.low_priority);
     let had = spare.and_then(|spare| {
-        let had = spare.be(&share, &config, config_fd, log.as_fd(), &passed);
+        let had = spare.become_vmm(&share, &config, config_fd, log.as_fd(), &passed);
         had.inspect_err(|error| debug!(%error, "a spare VMM can't be had"))
             .ok()
     });
@@ -298,7 +298,7 @@ fn open_to_monitor(paths: &Paths, record: &VmRecord, plan: &Plan, user: Option<u
         open_socket(&serving.socket, &run).map_err(failed)?;
     }
     if let Some(disk) = &plan.root.lazy {
-        disk_links::give(paths, disk, &paths.vm_disk_socket(&record.id)).map_err(failed)?;
+        disk_links::link_socket(paths, disk, &paths.vm_disk_socket(&record.id)).map_err(failed)?;
     }
     Ok(())
 }

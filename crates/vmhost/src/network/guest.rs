@@ -12,7 +12,7 @@ const INTERFACE: &str = "eth0";
 
 /// Has a guest bring its interface up without an address, which takes most of the time of the
 /// setup.
-pub fn told_link(config: &mut GuestConfig, addresses: &Addresses) {
+pub fn configure_link(config: &mut GuestConfig, addresses: &Addresses) {
     config.interfaces = vec![Interface {
         name: INTERFACE.to_owned(),
         mac: Some(addresses.mac),
@@ -21,7 +21,7 @@ pub fn told_link(config: &mut GuestConfig, addresses: &Addresses) {
 }
 
 /// Tells a guest its addresses, its gateway as a permanent neighbour, and its name server.
-pub fn told(config: &mut GuestConfig, record: &VmRecord, addresses: &Addresses) {
+pub fn configure_guest(config: &mut GuestConfig, record: &VmRecord, addresses: &Addresses) {
     let network = record.spec.network.clone().unwrap_or_default();
     let own: Vec<String> = addresses.own().map(|it| it.to_string()).collect();
     let gateways: Vec<String> = addresses.gateways().map(|it| it.to_string()).collect();
@@ -102,7 +102,7 @@ mod tests {
             hostname: Some("inside".to_owned()),
             ..GuestConfig::default()
         };
-        told(&mut config, &record, &addresses);
+        configure_guest(&mut config, &record, &addresses);
         let interface = &config.interfaces[0];
         assert_eq!(interface.addresses, ["10.118.0.2"]);
         assert_eq!(interface.gateways, ["10.118.0.1"]);

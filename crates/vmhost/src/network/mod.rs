@@ -5,22 +5,22 @@
 //! over is detached.
 //!
 //! * [`guest`]: the network configuration of a VM's guest.
-//! * [`keeping`]: background work.
+//! * [`background`]: background work.
 //! * [`open`]: opens the network when the daemon starts.
 //! * [`recovered`]: recovers addresses that are missing in records.
 //! * [`specs`]: converts records to the network's types.
 //! * [`traffic`]: what VMs' links have carried.
 
+mod background;
 mod guest;
-mod keeping;
 mod open;
 mod recovered;
 mod specs;
 mod traffic;
 
-pub use guest::{hosts_entry, told, told_link};
-pub use jiffy_net::callers::Caller;
-pub use keeping::clean_up;
+pub use background::clean_up;
+pub use guest::{configure_guest, configure_link, hosts_entry};
+pub use jiffy_net::inbound::InboundConnection;
 pub use open::{Settings, uninstall};
 pub use recovered::recovered;
 pub use specs::{check_policy, check_ports, check_proxy_ports, is_open_to_the_proxy};
@@ -32,8 +32,8 @@ use jiffy_content::model::network::Networks;
 use jiffy_content::model::vm::{Spec, VmRecord};
 use jiffy_content::names as rules;
 use jiffy_content::records::networks;
-use jiffy_net::callers::{Callee, Callers};
 use jiffy_net::host::{Addresses, GuestSpec, Host};
+use jiffy_net::inbound::{Acceptor, SleepingVm};
 use jiffy_net::names::{Asker, Directory};
 use jiffy_net::policy::hold::Held;
 use jiffy_net::{Error as NetError, VmId};
@@ -83,12 +83,12 @@ struct On {
     /// A link must be made ahead.
     wanted: Notify,
     /// Takes connections to ports of VMs that sleep.
-    callers: Callers,
+    inbound: Acceptor,
     /// The other end, until somebody takes it.
-    waiting: Mutex<Option<UnboundedReceiver<Caller>>>,
+    waiting: Mutex<Option<UnboundedReceiver<InboundConnection>>>,
     file: PathBuf,
     /// Held so that no other daemon uses the network of this network namespace.
-    _only: UnixListener,
+    _lock: UnixListener,
 }
 
 #[derive(Debug)]
@@ -103,13 +103,13 @@ struct Inner {
     /// VMs that have ended and whose links and rules still exist.
     leaving: HashMap<VmId, Ipv4Addr>,
     /// A link made before its VM is known, and links that are promised to VMs.
-    ahead: Option<Ahead>,
-    promised: HashMap<VmId, Ahead>,
+    ahead: Option<PreparedLink>,
+    promised: HashMap<VmId, PreparedLink>,
 }
 
 /// A link that belongs to no VM yet.
 #[derive(Debug, Clone, Copy)]
-struct Ahead {
+struct PreparedLink {
     vm: VmId,
     v4: Ipv4Addr,
 }
@@ -179,7 +179,7 @@ impl Network {
     }
 
     /// Takes the id of a VM whose link was made ahead; the next link is made in the background.
-    pub fn take_ahead(&self) -> Option<String> {
+    pub fn take_prepared_link(&self) -> Option<String> {
         let State::On(on) = &self.0 else { return None };
         let mut inner = on.lock();
         let taken = inner.ahead.take();
@@ -190,7 +190,7 @@ impl Network {
     }
 
     /// Changes an attachment made for this VM's id to the name, policy and ports of its record.
-    pub fn settle(&self, attachment: &Attachment, record: &VmRecord) -> Result<()> {
+    pub fn apply_record(&self, attachment: &Attachment, record: &VmRecord) -> Result<()> {
         let State::On(on) = &self.0 else {
             return Ok(());
         };
@@ -247,15 +247,15 @@ impl Network {
     }
 
     /// A VM falls asleep or sleeps: new connections to its TCP ports come to this process
-    /// ([`Network::callers`]).
-    pub fn answer_for(&self, id: &str) {
+    /// ([`Network::inbound`]).
+    pub fn divert_ports(&self, id: &str) {
         if let (State::On(on), Ok(vm)) = (&self.0, id_from(id)) {
-            block_in_place(|| on.answer_for(&mut on.lock(), vm));
+            block_in_place(|| on.divert_ports(&mut on.lock(), vm));
         }
     }
 
     /// A VM is awake: new connections to its TCP ports are led to it.
-    pub fn lead_to(&self, id: &str) {
+    pub fn restore_ports(&self, id: &str) {
         let (State::On(on), Ok(vm)) = (&self.0, id_from(id)) else {
             return;
         };
@@ -271,7 +271,7 @@ impl Network {
     }
 
     /// Connections to ports of VMs that sleep, once.
-    pub fn callers(&self) -> Option<UnboundedReceiver<Caller>> {
+    pub fn inbound(&self) -> Option<UnboundedReceiver<InboundConnection>> {
         let State::On(on) = &self.0 else { return None };
         let mut waiting = on.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         waiting.take()
@@ -295,7 +295,7 @@ impl Network {
                 inner.kept.insert(vm, attached.tap.queues);
                 inner.hold(&spec)?;
             }
-            on.answer_for(&mut inner, vm);
+            on.divert_ports(&mut inner, vm);
             Ok(())
         };
         let spec = spec_of(record, v4, on.everywhere);
@@ -414,7 +414,7 @@ impl On {
     }
 
     /// Attaches a VM, at its previous address if it has one.
-    fn attach(&self, vm: VmId, record: &VmRecord) -> Result<Made> {
+    fn attach(&self, vm: VmId, record: &VmRecord) -> Result<NewAttachment> {
         let mut inner = self.lock();
         if let Some(freed) = inner.leaving.remove(&vm) {
             self.detach(&mut inner, vm, Some(freed));
@@ -432,7 +432,7 @@ impl On {
         if made.is_err() && fresh {
             self.detach(&mut inner, vm, Some(v4));
         }
-        made.map(|made| Made { fresh, ..made })
+        made.map(|made| NewAttachment { fresh, ..made })
     }
 
     fn attach_at(
@@ -441,7 +441,7 @@ impl On {
         vm: VmId,
         record: &VmRecord,
         v4: Ipv4Addr,
-    ) -> Result<Made> {
+    ) -> Result<NewAttachment> {
         let spec = spec_of(record, v4, self.everywhere)?;
         inner.hold(&spec)?;
         let made = match inner.kept.get(&vm) {
@@ -450,7 +450,7 @@ impl On {
                 let queues = dup(queues)?;
                 inner.change_plain(&spec)?;
                 let now = monotonic_ns();
-                Made {
+                NewAttachment {
                     addresses: inner.host.addresses(&spec),
                     queues,
                     times_ns: [now; 3],
@@ -460,7 +460,7 @@ impl On {
             None => {
                 let attached = inner.host.attach_again(&spec).map_err(failed)?;
                 inner.kept.insert(vm, dup(&attached.tap.queues)?);
-                Made {
+                NewAttachment {
                     addresses: attached.addresses,
                     queues: attached.tap.queues,
                     times_ns: attached.times_ns,
@@ -497,8 +497,8 @@ impl On {
         self.released.notify_one();
     }
 
-    /// See [`Network::answer_for`].
-    fn answer_for(&self, inner: &mut Inner, vm: VmId) {
+    /// See [`Network::divert_ports`].
+    fn divert_ports(&self, inner: &mut Inner, vm: VmId) {
         let Some(held) = inner.held.get_mut(&vm) else {
             return;
         };
@@ -506,8 +506,8 @@ impl On {
             return;
         };
         let (v4, v6, ranges) = (guest.v4, guest.v6, inner.host.ranges());
-        let callee = Callee { vm, v4, v6, ranges };
-        self.callers.accept(held, callee);
+        let callee = SleepingVm { vm, v4, v6, ranges };
+        self.inbound.accept(held, callee);
         if let Err(error) = inner.host.set_asleep(vm, true) {
             let error = causes::sentence(&error);
             warn!(%vm, error, "connections to a VM that sleeps are lost");
@@ -515,7 +515,7 @@ impl On {
     }
 
     /// Makes a link for the next VM.
-    fn make_ahead(&self) -> Result<()> {
+    fn prepare_link(&self) -> Result<()> {
         let mut inner = self.lock();
         if inner.ahead.is_some() {
             return Ok(());
@@ -533,7 +533,7 @@ impl On {
         match attached {
             Ok(attached) => {
                 inner.kept.insert(vm, attached.tap.queues);
-                inner.ahead = Some(Ahead { vm, v4 });
+                inner.ahead = Some(PreparedLink { vm, v4 });
                 Ok(())
             }
             Err(error) => {
@@ -573,7 +573,7 @@ impl Inner {
 }
 
 /// A new attachment of a VM.
-struct Made {
+struct NewAttachment {
     addresses: Addresses,
     queues: Vec<OwnedFd>,
     /// When it had its address, its link and its rules.

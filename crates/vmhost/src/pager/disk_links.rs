@@ -17,7 +17,7 @@ use std::sync::Mutex;
 use tracing::warn;
 
 /// Most bytes of a VM's configuration.
-const MOST_CONFIG: u64 = 1 << 20;
+const MAX_CONFIG: u64 = 1 << 20;
 
 /// The fields of a VMM's configuration that are read in any version.
 #[derive(Deserialize)]
@@ -31,8 +31,8 @@ struct Disk {
 }
 
 /// Links `to` to the socket of this disk. Without a socket nothing is done: a pager has just died,
-/// and the next one's socket is linked by [`give_to_all`].
-pub fn give(paths: &Paths, disk: &LazyDisk, to: &Path) -> io::Result<()> {
+/// and the next one's socket is linked by [`relink_all`].
+pub fn link_socket(paths: &Paths, disk: &LazyDisk, to: &Path) -> io::Result<()> {
     let name = disk.name();
     // A pager of release 0.1 listens where it serves VMs, too.
     for socket in [paths.disk_socket(&name), paths.pager_vm_socket(&name)] {
@@ -45,14 +45,14 @@ pub fn give(paths: &Paths, disk: &LazyDisk, to: &Path) -> io::Result<()> {
 }
 
 /// Links the sockets that VMs with this disk connect to anew, because there is another pager.
-pub(super) fn give_to_all(paths: &Paths, disk: &LazyDisk) {
+pub(super) fn relink_all(paths: &Paths, disk: &LazyDisk) {
     let vms = fs::read_dir(paths.run.join("vms"));
     for entry in vms.into_iter().flatten().flatten() {
         let Ok(id) = entry.file_name().into_string() else {
             continue;
         };
         if let Some(socket) = connects_to(paths, &id, disk)
-            && let Err(error) = give(paths, disk, &socket)
+            && let Err(error) = link_socket(paths, disk, &socket)
         {
             warn!(id, %error, "a VM can't reach the pager about its disk");
         }
@@ -62,7 +62,7 @@ pub(super) fn give_to_all(paths: &Paths, disk: &LazyDisk) {
 /// The socket that this VM's VMM connects to for chunks of this disk. One of release 0.1 connects
 /// to a socket that all VMMs reach.
 fn connects_to(paths: &Paths, id: &str, disk: &LazyDisk) -> Option<PathBuf> {
-    let config = regular::read(&paths.vm(id).join("vmm.json"), MOST_CONFIG).ok()?;
+    let config = regular::read(&paths.vm(id).join("vmm.json"), MAX_CONFIG).ok()?;
     let config: Config = serde_json::from_slice(&config).ok()?;
     let present = disk.present(paths);
     let mut residencies = config.disks.into_iter().filter_map(|disk| disk.residency);

@@ -27,7 +27,7 @@ const START_TIME: Duration = Duration::from_secs(10);
 /// How long a killed pager has to end.
 const END_TIME: Duration = Duration::from_secs(2);
 /// How often it is checked whether a new pager listens.
-pub(super) const KNOCK_EVERY: Duration = Duration::from_millis(2);
+pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(2);
 /// A pager that dies more often than this many times in [`DEATHS_WITHIN`] is not restarted
 /// automatically.
 pub(super) const MAX_DEATHS: usize = 5;
@@ -69,7 +69,7 @@ impl Pager {
                     self.log().display()
                 )));
             }
-            sleep(KNOCK_EVERY).await;
+            sleep(POLL_INTERVAL).await;
         }
         info!(pid, "pager started");
         self.watch(process, pid);
@@ -141,7 +141,7 @@ impl Pager {
                 untold.map(|served| served.what.clone())
             };
             if let Some(paged) = paged {
-                match self.tell(&id, &paged).await {
+                match self.send_serve(&id, &paged).await {
                     Ok(pid) => self.state().note_served(&id, pid),
                     Err(why) => error!(id, why, "a VM's memory can't be served any more"),
                 }
@@ -158,7 +158,7 @@ impl Pager {
                 untold.map(|open| open.what.clone())
             };
             if let Some(disk) = disk {
-                match self.tell_of_disk(&disk).await {
+                match self.send_open_disk(&disk).await {
                     Ok(pid) => self.state().note_disk(&name, pid),
                     Err(why) => error!(name, why, "a VM's disk can't be filled any more"),
                 }

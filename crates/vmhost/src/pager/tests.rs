@@ -123,12 +123,12 @@ async fn a_vm_reaches_only_the_socket_of_its_own_disk() {
         configured(paths, id, disk);
         listeners.push(bind(disk));
         pager.open_disk(disk).await.unwrap();
-        disk_links::give(paths, disk, &paths.vm_disk_socket(id)).unwrap();
+        disk_links::link_socket(paths, disk, &paths.vm_disk_socket(id)).unwrap();
     }
     // Another pager listens elsewhere, under the same names.
     for (_, disk, _) in &disks {
         listeners.push(bind(disk));
-        pager.tell_of_disk(disk).await.unwrap();
+        pager.send_open_disk(disk).await.unwrap();
     }
     for ((id, _, user), listener) in disks.iter().zip(&listeners[2..]) {
         let own = paths.vm_disk_socket(id);
@@ -202,7 +202,7 @@ async fn sockets_left_by_a_dead_pager_are_removed_with_their_vm() {
     ] {
         fs::write(sockets.join(name), "").unwrap();
     }
-    pager.let_go("one").await;
+    pager.stop_serving("one").await;
     let mut left: Vec<_> = fs::read_dir(&sockets)
         .unwrap()
         .map(|entry| entry.unwrap().file_name())
@@ -241,7 +241,7 @@ async fn a_new_pager_is_told_of_memory_before_disks() {
     let folder = tempfile::tempdir().unwrap();
     let (pager, mut asked) = obeyed(folder.path()).await;
     for number in 0..3 {
-        let memory = Told::before(paged(folder.path()), None);
+        let memory = Served::adopted(paged(folder.path()), None);
         let mut state = pager.state();
         state.served.insert(format!("vm{number}"), memory);
         let disk = LazyDisk {
@@ -250,7 +250,7 @@ async fn a_new_pager_is_told_of_memory_before_disks() {
         };
         state
             .disks
-            .insert(number.to_string(), Told::before(disk, None));
+            .insert(number.to_string(), Served::adopted(disk, None));
     }
     pager.tell_all().await;
     for (position, is_memory) in [true, true, true, false, false, false].iter().enumerate() {
@@ -268,7 +268,7 @@ async fn a_new_pager_is_told_of_memory_before_disks() {
 async fn after_a_pagers_death_the_next_one_completes_memory() {
     let folder = tempfile::tempdir().unwrap();
     let (pager, mut asked) = obeyed(folder.path()).await;
-    let known = Told::before(paged(folder.path()), None);
+    let known = Served::adopted(paged(folder.path()), None);
     let pid = pager.state().pid.take();
     pager.state().served.insert("vm".into(), known);
     let completing = {

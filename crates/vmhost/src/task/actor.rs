@@ -7,11 +7,11 @@
 use crate::clients::Clients;
 use crate::handle::{Command, View, VmHandle, is_active};
 use crate::host::Host;
-use crate::joint::Joint;
 use crate::launch::{self, Beginning, Plan, SavedRam, Spawned};
 use crate::log::{Kind, Writer};
 use crate::process::{Ended, Events, VmmProcess};
 use crate::registry::Registry;
+use crate::single_flight::SingleFlight;
 use crate::supervisor::{FromLink, InputPort, Link, Stored, Supervisor};
 use crate::task::end::{self, EndReason};
 use crate::task::phase::{Course, Gate, Phase};
@@ -140,7 +140,7 @@ pub(super) fn new(
         log_end: log_end_out,
         clients: Arc::clone(&clients),
         activity: Arc::default(),
-        waking: Joint::default(),
+        waking: SingleFlight::default(),
         input: input_out,
         mailbox: mailbox_in,
     });
@@ -199,7 +199,7 @@ impl Actor {
     async fn run(&mut self) {
         loop {
             self.finish_if_over();
-            self.forget_if_over().await;
+            self.remove_if_over().await;
             self.write_record();
             if self.removed {
                 return;
@@ -220,7 +220,7 @@ impl Actor {
     }
 
     async fn next(&mut self) -> Event {
-        let held_up = self.is_held_up();
+        let held_up = self.is_output_held();
         let clients_matter = held_up || !is_active(self.record.state);
         let mailbox = &mut self.mailbox;
         let saver = &mut self.saver;
@@ -241,11 +241,11 @@ impl Actor {
     }
 
     /// Is no more output taken from the guest for now?
-    pub(super) fn is_held_up(&self) -> bool {
+    pub(super) fn is_output_held(&self) -> bool {
         self.phase.running().is_some_and(|running| {
             // After the VMM's end the rest of the connection is always taken: it is small enough
             // for the log, however slow a client is.
-            let lags = running.ended.is_none() && self.clients.lag(running.log.end());
+            let lags = running.ended.is_none() && self.clients.is_lagging(running.log.end());
             running.unstored.is_some() || lags
         })
     }
@@ -346,7 +346,7 @@ impl Actor {
         record.main_pid = None;
         record.warnings.clear();
         record.log_start = log_start;
-        self.runs(spawned, log, plan);
+        self.enter_running(spawned, log, plan);
         Ok(())
     }
 
@@ -376,7 +376,7 @@ impl Actor {
             false => recorder.spawned(spawned.spawn_ns.0, spawned.spawn_ns.1),
         }
         if spawned.was_spare {
-            recorder.by_a_spare();
+            recorder.from_spare();
         }
         if matches!(plan.beginning, Beginning::Restore(_)) {
             recorder.restored();
@@ -390,7 +390,7 @@ impl Actor {
     }
 
     /// Enters the active phase with a spawned VMM.
-    pub(super) fn runs(&mut self, spawned: Spawned, log: Writer, plan: Plan) {
+    pub(super) fn enter_running(&mut self, spawned: Spawned, log: Writer, plan: Plan) {
         let gate = self.note_beginning(&plan);
         let record = &mut self.record;
         record.state = VmState::Starting;
@@ -542,7 +542,7 @@ impl Actor {
         });
         if over {
             self.vmm_events();
-            if !self.stays_hibernated() && !self.boots_instead() {
+            if !self.stays_hibernated() && !self.fall_back_to_boot() {
                 self.finish();
             }
         }
@@ -550,7 +550,7 @@ impl Actor {
 
     /// If a golden snapshot can't be restored, it is dropped and the VM boots instead; the user
     /// sees no difference.
-    fn boots_instead(&mut self) -> bool {
+    fn fall_back_to_boot(&mut self) -> bool {
         let Phase::Active(running) = &mut self.phase else {
             return false;
         };
@@ -569,22 +569,22 @@ impl Actor {
             return false;
         };
         fallback.room = running.room.take();
-        let killed = running.ended.is_some_and(Ended::was_from_outside);
+        let killed = running.ended.is_some_and(Ended::was_killed_externally);
         let folder = self.folder();
         if killed {
             info!(vm = %self.record.name, golden, "the VMM was killed before the golden snapshot was restored: the VM boots");
         } else {
             let why = end::why_a_vmm_ended(&folder);
             warn!(vm = %self.record.name, golden, why, "a golden snapshot can't be restored: it is dropped, and the VM boots");
-            self.host.goldens.drop_bad(&golden);
+            self.host.goldens.drop_damaged(&golden);
         }
         self.phase = Phase::Idle;
         let booted = block_in_place(|| Writer::open(&folder))
             .map_err(|error| Error::io("write the command's log", &folder, &error))
             .and_then(|log| Ok((self.spawn(&mut fallback)?, log)));
         match booted {
-            Ok((spawned, log)) => self.runs(spawned, log, *fallback),
-            Err(error) => self.could_not_begin(error),
+            Ok((spawned, log)) => self.enter_running(spawned, log, *fallback),
+            Err(error) => self.fail_start(error),
         }
         true
     }

@@ -62,7 +62,7 @@ pub async fn all(
     let mut alive = if run_folders.is_empty() && found.is_empty() {
         HashMap::new()
     } else {
-        settle_spares(&paths.vms()).await;
+        wait_for_spares(&paths.vms()).await;
         let (own, others) = vmms(host);
         for (id, pid) in others {
             end_impostor(host, &id, pid).await;
@@ -105,11 +105,11 @@ pub async fn all(
             // Its memory is on disk, so its VMM was about to be killed.
             Some(pid) if record.state == VmState::Hibernated => {
                 end_sleeper(pid, &id, host).await;
-                settle(host, registry, volumes, record);
+                register_without_vmm(host, registry, volumes, record);
             }
             Some(pid) => adopt(host, registry, volumes, record, pid),
             None if record.spec.hidden => discard(host, &id, "nobody waits for it"),
-            None => settle(host, registry, volumes, record),
+            None => register_without_vmm(host, registry, volumes, record),
         }
     }
     for (id, pid) in alive {
@@ -142,19 +142,19 @@ pub async fn all(
 }
 
 /// Registers a VM without a VMM: it is hibernated, or ended while no daemon ran.
-fn settle(
+fn register_without_vmm(
     host: &Arc<Host>,
     registry: &Arc<Registry>,
     volumes: &Arc<Volumes>,
     mut record: VmRecord,
 ) {
-    with_its_own_name(registry, &mut record);
+    make_name_unique(registry, &mut record);
     let was_active = is_active(record.state);
     let (mut actor, handle) = actor::new(Arc::clone(host), Arc::clone(registry), record);
     if was_active {
         actor.vmm_is_gone();
     }
-    if !was_active && let Some(failure) = what_lacks(&paths_of(&actor), &actor.record) {
+    if !was_active && let Some(failure) = missing_file(&vm_folder_of(&actor), &actor.record) {
         warn!(vm = %actor.record.name, error = failure.message, "a VM can't go on");
         actor.record.failure = Some(failure);
         actor.publish();
@@ -162,7 +162,7 @@ fn settle(
     if actor.record.state == VmState::Hibernated {
         actor.phase = Phase::Asleep(hold_volumes(volumes, &actor.record));
         host.network.keep_asleep(&actor.record);
-        let end = log::end_of(&paths_of(&actor)).unwrap_or(0);
+        let end = log::end_of(&vm_folder_of(&actor)).unwrap_or(0);
         actor.log_end.send_replace(end);
     }
     let _ = registry.insert(handle);
@@ -170,7 +170,7 @@ fn settle(
 }
 
 /// A file that the VM needs to go on and that is missing.
-fn what_lacks(folder: &Path, record: &VmRecord) -> Option<Failure> {
+fn missing_file(folder: &Path, record: &VmRecord) -> Option<Failure> {
     let name = &record.name;
     if record.state != VmState::Hibernated {
         let lost = roots::check_own(folder, name, &record.spec).err()?.0;
@@ -241,7 +241,7 @@ fn adopt(
         }
         // Its VMM ended between the search and the adoption.
         _ => {
-            settle(host, registry, volumes, record);
+            register_without_vmm(host, registry, volumes, record);
             return;
         }
     };
@@ -249,7 +249,7 @@ fn adopt(
     if record.addresses.is_empty() && record.spec.network.is_some() {
         record.addresses = network::recovered(&paths.vm(&record.id));
     }
-    with_its_own_name(registry, &mut record);
+    make_name_unique(registry, &mut record);
     let supervisor = listen(paths, &mut record, process.user());
     look_for_agent(paths, &mut record);
     let log = open_log(&paths.vm(&record.id), &mut record);
@@ -283,7 +283,7 @@ fn listen(paths: &Paths, record: &mut VmRecord, user: Option<u32>) -> Supervisor
             run.display(),
             record.name
         );
-        in_trouble(record, message);
+        report_failure(record, message);
     }
     let socket = paths.supervisor_socket(&record.id);
     match supervisor::bind(&socket) {
@@ -294,8 +294,8 @@ fn listen(paths: &Paths, record: &mut VmRecord, user: Option<u32>) -> Supervisor
                 record.name,
                 socket.display()
             );
-            in_trouble(record, message);
-            Supervisor::when_it_can_listen(socket, &record.id)
+            report_failure(record, message);
+            Supervisor::bind_later(socket, &record.id)
         }
     }
 }
@@ -315,7 +315,7 @@ fn look_for_agent(paths: &Paths, record: &mut VmRecord) {
             record.name,
             paths.vsock_socket(&record.id).display()
         );
-        in_trouble(record, message);
+        report_failure(record, message);
     }
 }
 
@@ -327,25 +327,25 @@ fn open_log(folder: &Path, record: &mut VmRecord) -> Writer {
             record.name,
             folder.display()
         );
-        in_trouble(record, message);
+        report_failure(record, message);
         Writer::unopened(folder)
     })
 }
 
 /// If two VMs have one name, the second gets its id as its name.
-fn with_its_own_name(registry: &Registry, record: &mut VmRecord) {
+fn make_name_unique(registry: &Registry, record: &mut VmRecord) {
     if let Some(holder) = registry.named(&record.name) {
         let message = format!(
             "The name {} is also that of the VM {}: this one is called by its id.",
             record.name, holder.id
         );
         record.name = record.id.clone();
-        in_trouble(record, message);
+        report_failure(record, message);
     }
 }
 
 /// Shows the first failure of a VM to the user; logs all of them.
-fn in_trouble(record: &mut VmRecord, message: String) {
+fn report_failure(record: &mut VmRecord, message: String) {
     warn!(vm = %record.name, id = %record.id, error = %message, "a VM was not adopted in full");
     let hint = format!(
         "End it with `jiffy kill {}` and start it again.",
@@ -368,7 +368,7 @@ fn hold_volumes(volumes: &Arc<Volumes>, record: &VmRecord) -> Vec<Lease> {
     })
 }
 
-fn paths_of(actor: &Actor) -> std::path::PathBuf {
+fn vm_folder_of(actor: &Actor) -> std::path::PathBuf {
     actor.host.paths.vm(&actor.record.id)
 }
 
@@ -395,7 +395,7 @@ async fn end_impostor(host: &Host, id: &str, pid: u32) {
     let Ok(process) = VmmProcess::adopted(pid) else {
         return;
     };
-    if folder_of(pid, &host.paths.vms()).as_deref() == Some(id) && !is_of(pid, id, host) {
+    if folder_of(pid, &host.paths.vms()).as_deref() == Some(id) && !belongs_to(pid, id, host) {
         warn!(
             id,
             pid, "ending a VMM that claims to be this VM's but runs as another user"
@@ -445,7 +445,7 @@ impl Actor {
         }
         self.log_end.send_replace(running.log.end());
         self.phase = Phase::Active(Box::new(running));
-        self.let_go_on();
+        self.resume_after_adoption();
         if let Some(kept) = self.kept_timeline() {
             self.recorder.keep(kept);
         }
@@ -477,7 +477,7 @@ impl Actor {
 
     /// Resumes a VM that the earlier daemon paused for a capture, and deflates its balloon if it
     /// was to hibernate. A VM that its user paused stays paused.
-    fn let_go_on(&self) {
+    fn resume_after_adoption(&self) {
         if self.record.state == VmState::Paused {
             return;
         }
@@ -521,7 +521,7 @@ fn remove_temporaries(folder: &Path) {
 
 /// Waits until no spares of the earlier daemon are left: a spare ends with its daemon, or becomes
 /// a VM's VMM if the daemon had just told it to.
-async fn settle_spares(vms: &Path) {
+async fn wait_for_spares(vms: &Path) {
     let deadline = Instant::now() + STOP_TIME;
     let undecided = || -> Vec<u32> {
         let spares = vmms_of(vms, |id| id == NO_ID);
@@ -549,12 +549,12 @@ async fn settle_spares(vms: &Path) {
 fn vmms(host: &Host) -> (HashMap<String, u32>, Vec<(String, u32)>) {
     let vms = host.paths.vms();
     let all = vmms_of(&vms, names::is_id);
-    let (own, others) = all.partition::<Vec<_>, _>(|(id, pid)| is_of(*pid, id, host));
+    let (own, others) = all.partition::<Vec<_>, _>(|(id, pid)| belongs_to(*pid, id, host));
     (own.into_iter().collect(), others)
 }
 
 /// Was this process started for this VM, judging by its user id?
-fn is_of(pid: u32, id: &str, host: &Host) -> bool {
+fn belongs_to(pid: u32, id: &str, host: &Host) -> bool {
     host.launcher.is_user_of(pid, &host.paths.vm_run(id))
 }
 
@@ -570,7 +570,7 @@ fn vmms_of(vms: &Path, which: impl Fn(&str) -> bool) -> impl Iterator<Item = (St
 
 /// The id of the VM whose VMM this process is.
 fn vmm_id(pid: u32, host: &Host) -> Option<String> {
-    folder_of(pid, &host.paths.vms()).filter(|id| names::is_id(id) && is_of(pid, id, host))
+    folder_of(pid, &host.paths.vms()).filter(|id| names::is_id(id) && belongs_to(pid, id, host))
 }
 
 /// The VM id in the command line of this process, not validated.

@@ -47,7 +47,7 @@ impl Actor {
         };
         let wanted = running.stopping().map(|stopping| stopping.reason);
         let how = match running.ended.unwrap_or(Ended::Unknown) {
-            Ended::Signal(_) | Ended::Unknown if running.process.was_out_of_memory() => {
+            Ended::Signal(_) | Ended::Unknown if running.process.was_oom_killed() => {
                 Ended::OutOfMemory
             }
             how => how,
@@ -63,7 +63,7 @@ impl Actor {
     }
 
     /// A VM that should boot in place of a golden snapshot, and can't.
-    pub(super) fn could_not_begin(&mut self, error: Error) {
+    pub(super) fn fail_start(&mut self, error: Error) {
         let failure = Failure {
             message: error.0.message,
             hint: error.0.hint,
@@ -218,7 +218,7 @@ impl Actor {
     }
 
     /// Removes a VM that has ended, if its removal was requested.
-    pub(super) async fn forget_if_over(&mut self) {
+    pub(super) async fn remove_if_over(&mut self) {
         if self.removed || is_active(self.record.state) || !self.saver.is_idle() {
             return;
         }

@@ -1,7 +1,7 @@
 //! Messages of the guest's init, and how the VM's task handles them.
 
 use crate::handle::is_active;
-use crate::jails::captured_once_more;
+use crate::jails::capture_headroom;
 use crate::log::Kind;
 use crate::supervisor::{FromLink, Link, Stored};
 use crate::task::actor::{Actor, RETRY_STORING};
@@ -160,7 +160,7 @@ impl Actor {
                 if let Phase::Active(running) = &mut self.phase
                     && let Some(link) = &mut running.link
                 {
-                    link.more_room(bytes);
+                    link.add_credit(bytes);
                 }
             }
         }
@@ -263,7 +263,7 @@ impl Actor {
                     running.unstored = Some((kind, data));
                     running.retry_at = Some(Instant::now() + RETRY_STORING);
                 }
-                self.hold_up(Some(why));
+                self.hold_output(Some(why));
             }
         }
     }
@@ -276,8 +276,8 @@ impl Actor {
         running.acknowledge_at_once = at_once;
         if at_once {
             // A capture follows, which needs more memory.
-            let growth = captured_once_more(&self.record.spec);
-            if let Err(error) = running.process.let_grow(growth) {
+            let growth = capture_headroom(&self.record.spec);
+            if let Err(error) = running.process.raise_memory_limit(growth) {
                 debug!(vm = %self.record.name, %error, "a VMM's memory stays bounded as it is");
             }
             let stored = Stored {
@@ -302,11 +302,11 @@ impl Actor {
             .running()
             .is_some_and(|running| running.unstored.is_none())
         {
-            self.hold_up(None);
+            self.hold_output(None);
         }
     }
 
-    fn hold_up(&mut self, why: Option<String>) {
+    fn hold_output(&mut self, why: Option<String>) {
         self.view.send_if_modified(|view| {
             let changed = view.held_up != why;
             if changed && let Some(why) = &why {

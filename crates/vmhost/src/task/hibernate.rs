@@ -20,7 +20,7 @@ use crate::log::Writer;
 use crate::process::Ended;
 use crate::task::actor::{Actor, Notice, Running};
 use crate::task::end::EndReason;
-use crate::task::phase::{Asked, Course, Gate, Phase, Waking};
+use crate::task::phase::{Course, Gate, PendingReply, Phase, Waking};
 use crate::timeline::PagerFaults;
 use jiffy_content::clock::unix_seconds;
 use jiffy_content::error::{Error, Result};
@@ -47,18 +47,18 @@ impl Actor {
         self.record.pid = None;
         // The record must be on disk before the VMM ends: with `running` in the record, the next
         // daemon would report that the VM died.
-        let asked = self.once_saved(reply);
+        let asked = self.after_saving(reply);
         if let Phase::Active(running) = &mut self.phase {
             running.deadline = None;
             running.course = Course::Hibernates(asked);
         }
     }
 
-    fn once_saved(&mut self, reply: oneshot::Sender<Result<()>>) -> Asked {
+    fn after_saving(&mut self, reply: oneshot::Sender<Result<()>>) -> PendingReply {
         let (told, saved) = oneshot::channel();
         self.saver.waiting.push(told);
         self.changed();
-        Asked { saved, reply }
+        PendingReply { saved, reply }
     }
 
     /// The record was written: continues a hibernation or wake that waits for it.
@@ -169,7 +169,7 @@ impl Actor {
         self.record.failure = None;
         // With the record that is saved first: a daemon that finds the VMM must not end its pager.
         self.note_memory(&plan);
-        let asked = self.once_saved(reply);
+        let asked = self.after_saving(reply);
         self.phase = Phase::Waking(Waking {
             volumes,
             asked,
@@ -193,7 +193,7 @@ impl Actor {
         let woken = match spawned {
             Ok((spawned, log)) => {
                 plan.volumes = volumes;
-                self.runs(spawned, log, *plan);
+                self.enter_running(spawned, log, *plan);
                 Ok(())
             }
             Err(error) => {
@@ -240,7 +240,7 @@ impl Actor {
             // The VMM has the files mapped, so they can be unlinked.
             let _ = remove_behind(&sleeping);
         }
-        self.host.network.lead_to(&self.record.id);
+        self.host.network.restore_ports(&self.record.id);
         info!(vm = %self.record.name, "VM awake");
         let socket = self.host.paths.control_socket(&self.record.id);
         tokio::spawn(async move {
@@ -252,7 +252,7 @@ impl Actor {
     }
 
     /// Ends a hibernated VM for good. False if it has a VMM to end.
-    pub(super) fn ends_asleep(&mut self, reason: EndReason) -> bool {
+    pub(super) fn end_hibernated(&mut self, reason: EndReason) -> bool {
         let meanwhile = |vm: &str| Error::wrong_state(format!("The VM {vm} was ended meanwhile."));
         if let Phase::Active(running) = &mut self.phase {
             // Still hibernating: it is ended like a running VM.

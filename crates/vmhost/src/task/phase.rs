@@ -47,12 +47,12 @@ pub(super) enum Phase {
 /// A VM about to wake.
 pub(super) struct Waking {
     pub(super) volumes: Vec<Lease>,
-    pub(super) asked: Asked,
+    pub(super) asked: PendingReply,
     pub(super) plan: Box<Plan>,
 }
 
 /// An action that waits until the record is on disk.
-pub(super) struct Asked {
+pub(super) struct PendingReply {
     /// Resolves when the record is saved, or could not be.
     pub(super) saved: oneshot::Receiver<Result<()>>,
     /// Who asked.
@@ -65,7 +65,7 @@ pub(super) enum Course {
     Runs,
     /// Its memory is on disk: the VMM is killed once the record is saved, which does not end the
     /// VM.
-    Hibernates(Asked),
+    Hibernates(PendingReply),
     /// It is being ended.
     Stops(Stopping),
 }

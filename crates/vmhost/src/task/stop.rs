@@ -136,7 +136,7 @@ impl Actor {
 
     /// Ends the VM without its guest: the VMM is asked to stop, and killed after a timeout.
     pub(super) fn kill(&mut self, reason: EndReason) -> Result<()> {
-        if self.ends_asleep(reason) {
+        if self.end_hibernated(reason) {
             return Ok(());
         }
         self.refuse_unless_active()?;
@@ -219,7 +219,7 @@ impl Actor {
     pub(super) fn escalate_in_time(&mut self) {
         // The report that it powers off may be queued behind output that waits for a client.
         match self.step() {
-            Some(Step::Agent) if self.is_held_up() => self.writes_back(),
+            Some(Step::Agent) if self.is_output_held() => self.writes_back(),
             _ => self.escalate(),
         }
     }

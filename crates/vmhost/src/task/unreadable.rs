@@ -29,7 +29,7 @@ use std::sync::Arc;
 use tracing::{info, warn};
 
 /// Largest configuration of a VMM that is read, bytes.
-const MOST_CONFIG: u64 = 1 << 20;
+const MAX_CONFIG: u64 = 1 << 20;
 
 /// Its task: an actor that only answers commands.
 struct Unreadable {
@@ -111,7 +111,7 @@ fn state_of(folder: &Path, runs: bool) -> VmState {
 impl Unreadable {
     async fn run(mut self) {
         loop {
-            self.actor.forget_if_over().await;
+            self.actor.remove_if_over().await;
             if self.actor.removed {
                 return;
             }
@@ -225,7 +225,7 @@ struct Disk {
 }
 
 fn config_in(folder: &Path) -> Option<Config> {
-    let config = regular::read(&folder.join("vmm.json"), MOST_CONFIG).ok()?;
+    let config = regular::read(&folder.join("vmm.json"), MAX_CONFIG).ok()?;
     serde_json::from_slice(&config).ok()
 }
 

@@ -62,7 +62,7 @@ impl Damage {
 
     /// Does it to a path; false if it can't become of this one. What else has the
     /// file, under another name, is not touched.
-    pub fn befalls(self, path: &Path) -> bool {
+    pub fn damage_file(self, path: &Path) -> bool {
         let kind = fs::symlink_metadata(path).unwrap().file_type();
         let is_socket = kind.is_socket();
         match self {

@@ -140,7 +140,7 @@ fn paths(daemon: &Daemon) -> BTreeSet<PathBuf> {
 fn holds(original: &Original, case: &Case) -> Result<(), Failed> {
     let tried = catch_unwind(AssertUnwindSafe(|| {
         let (mut daemon, running) = original.copy();
-        let held = befalls(original, case, &mut daemon, &running);
+        let held = damage_file(original, case, &mut daemon, &running);
         if let Err(Failed::Broken(_)) = &held {
             let log = fs::read_to_string(daemon.folder.path().join("jiffyd.log"));
             let log = log.unwrap_or_default();
@@ -156,7 +156,7 @@ fn holds(original: &Original, case: &Case) -> Result<(), Failed> {
     tried.unwrap_or_else(|_| Err(Failed::Broken("a check panicked".into())))
 }
 
-fn befalls(
+fn damage_file(
     original: &Original,
     case: &Case,
     daemon: &mut Daemon,
@@ -164,7 +164,7 @@ fn befalls(
 ) -> Result<(), Failed> {
     let path = case.path.to_str().unwrap().replace(RUNNING, running);
     let path = daemon.folder.path().join(path);
-    if fs::symlink_metadata(&path).is_err() || !case.damage.befalls(&path) {
+    if fs::symlink_metadata(&path).is_err() || !case.damage.damage_file(&path) {
         return Ok(());
     }
     let place = original.place(case.owner, daemon, running);

@@ -2,7 +2,7 @@
 
 use super::clients::{Body, Certificate, request, run, whole};
 use super::{HOST, get_over, sentence, serve_for};
-use crate::daemon::{bad_vm, eventually, let_go, named};
+use crate::daemon::{bad_vm, eventually, named, release_guest};
 use crate::ports::{hibernate, own_address, published, tried_once_a_second};
 use crate::sleep::starts;
 use crate::snapshots::counter;
@@ -357,7 +357,7 @@ fn ten_thousand_requests_wake_a_vm_once() {
             tokio::time::sleep(Duration::from_secs(1)).await;
             assert_eq!(served.requests.load(Ordering::SeqCst), 0);
             assert!(answers.try_join_next().is_none());
-            let_go(&folder);
+            release_guest(&folder);
             while let Some(answer) = answers.join_next().await {
                 let (status, body) = answer.unwrap();
                 assert_eq!(status, 200, "{body}");

@@ -29,7 +29,7 @@ pub(super) struct Growth(Mutex<State>);
 #[derive(Debug, Default)]
 struct State {
     /// What each VM had at the last look, by id.
-    had: HashMap<String, Had>,
+    had: HashMap<String, Usage>,
     /// VMs that are halted, by id. Dropping the sender lets one go on.
     halted: HashMap<String, oneshot::Sender<()>>,
     /// It was logged that nothing gives memory back.
@@ -37,37 +37,37 @@ struct State {
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Had {
+struct Usage {
     /// KiB of the host's memory.
     kib: u64,
     /// When it was last seen to have grown.
     grew: Option<Instant>,
 }
 
-impl Had {
+impl Usage {
     /// At this moment it has so much.
-    fn now(last: Option<&Had>, now: Instant, kib: u64) -> Had {
+    fn now(last: Option<&Usage>, now: Instant, kib: u64) -> Usage {
         let grew = match last {
             Some(last) if kib >= last.kib.saturating_add(GROWS) => Some(now),
             Some(last) => last.grew,
             None => None,
         };
-        Had { kib, grew }
+        Usage { kib, grew }
     }
 
-    fn grows(&self, now: Instant) -> bool {
+    fn is_growing(&self, now: Instant) -> bool {
         self.grew.is_some_and(|at| now.duration_since(at) < GROWN)
     }
 }
 
 impl Growth {
     /// Is any VM halted?
-    pub(super) fn halts_any(&self) -> bool {
+    pub(super) fn any_halted(&self) -> bool {
         !self.state().halted.is_empty()
     }
 
     /// Is the VM with this id halted?
-    pub(super) fn halts(&self, id: &str) -> bool {
+    pub(super) fn is_halted(&self, id: &str) -> bool {
         self.state().halted.contains_key(id)
     }
 
@@ -94,7 +94,7 @@ pub(super) struct Growing {
 
 impl Growing {
     /// By how much the first can grow until it has all of its memory, MiB.
-    pub(super) fn first_needs(&self) -> u64 {
+    pub(super) fn first_headroom(&self) -> u64 {
         let may_have = |vm: &Arc<VmHandle>| u64::from(vm.spec.memory_mib) + OVERHEAD;
         self.first
             .as_ref()
@@ -115,12 +115,12 @@ impl Node {
         let have = vms.iter().map(|vm| {
             let pid = vm.view.borrow().vm.pid;
             let kib = pid.and_then(resident_kib).unwrap_or(0);
-            (vm.id.clone(), Had::now(had.get(&vm.id), now, kib))
+            (vm.id.clone(), Usage::now(had.get(&vm.id), now, kib))
         });
         *had = have.collect();
         let (waits, grows): (Vec<_>, Vec<_>) = vms
             .iter()
-            .filter(|vm| halted.contains_key(&vm.id) || had[&vm.id].grows(now))
+            .filter(|vm| halted.contains_key(&vm.id) || had[&vm.id].is_growing(now))
             .partition(|vm| halted.contains_key(&vm.id));
         let first = waits.iter().chain(&grows).min_by_key(|vm| rank(vm));
         Growing {
@@ -164,7 +164,7 @@ impl Node {
     }
 
     /// Logs once that VMs are halted and no idle VM can give memory back.
-    pub(super) fn tell_stuck(&self) {
+    pub(super) fn log_stuck(&self) {
         let mut state = self.pressure.growth.state();
         if !state.halted.is_empty() && !std::mem::replace(&mut state.told, true) {
             error!(
@@ -194,7 +194,7 @@ impl Node {
                 }
             }
             // Also after an error, which does not say whether it was paused.
-            match self.go_on(&vm).await {
+            match self.resume_vcpus(&vm).await {
                 Ok(()) => info!(vm = %vm.name, "a VM that was halted goes on"),
                 Err(error) if vm.view.borrow().is_active() => {
                     warn!(vm = %vm.name, %error, "a VM that was halted does not go on");
@@ -214,8 +214,8 @@ mod tests {
     fn a_vm_counts_as_growing_for_three_seconds() {
         let begin = Instant::now();
         let at = |ms| begin + Duration::from_millis(ms);
-        let mut had = Had::now(None, at(0), 50_000);
-        assert!(!had.grows(at(0)), "what it had before is no growth");
+        let mut had = Usage::now(None, at(0), 50_000);
+        assert!(!had.is_growing(at(0)), "what it had before is no growth");
         for (ms, kib, grows) in [
             (200, 50_127, false),
             (400, 50_255, true),
@@ -225,8 +225,8 @@ mod tests {
             (3_600, 40_000, false),
             (3_800, 41_000, true),
         ] {
-            had = Had::now(Some(&had), at(ms), kib);
-            assert_eq!(had.grows(at(ms)), grows, "{ms}");
+            had = Usage::now(Some(&had), at(ms), kib);
+            assert_eq!(had.is_growing(at(ms)), grows, "{ms}");
         }
     }
 }

@@ -16,7 +16,7 @@ const FORGET: Duration = Duration::from_secs(1);
 impl Network {
     /// Waits until a link has to be made ahead, because the last one was taken. Waits forever
     /// without a network.
-    pub async fn ahead_is_wanted(&self) {
+    pub async fn prepared_link_taken(&self) {
         match &self.0 {
             State::On(on) => on.wanted.notified().await,
             State::Off(_) => std::future::pending().await,
@@ -24,16 +24,16 @@ impl Network {
     }
 
     /// Makes a link for the next VM, if there is none.
-    pub async fn make_ahead(self: &Arc<Self>) {
+    pub async fn prepare_link(self: &Arc<Self>) {
         blocking(self, |on| {
-            if let Err(error) = on.make_ahead() {
+            if let Err(error) = on.prepare_link() {
                 debug!(%error, "no link is made ahead");
             }
         })
         .await;
     }
 
-    fn when_on(&self, act: impl FnOnce(&On)) {
+    fn if_enabled(&self, act: impl FnOnce(&On)) {
         if let State::On(on) = &self.0 {
             act(on);
         }
@@ -59,7 +59,7 @@ pub async fn clean_up(network: Arc<Network>) {
 
 async fn blocking(network: &Arc<Network>, act: fn(&On)) {
     let network = Arc::clone(network);
-    let _ = tokio::task::spawn_blocking(move || network.when_on(act)).await;
+    let _ = tokio::task::spawn_blocking(move || network.if_enabled(act)).await;
 }
 
 fn detach_all(on: &On) {

@@ -1,6 +1,6 @@
 //! Carries a connection to a VM's port.
 
-use super::Caller;
+use super::InboundConnection;
 use rustix::net::sockopt;
 use std::io;
 use std::time::Duration;
@@ -13,10 +13,10 @@ const CONNECT_TIME: Duration = Duration::from_secs(20);
 /// Silence after which a client is asked whether it is still there.
 const KEEPALIVE: Duration = Duration::from_secs(60);
 
-impl Caller {
+impl InboundConnection {
     /// Connects to the VM, and carries what both sides send until both have ended; either may end
     /// its own direction first. A reset, or no answer, of one side resets the other.
-    pub async fn carry(mut self) -> io::Result<()> {
+    pub async fn relay(mut self) -> io::Result<()> {
         let connected = timeout(CONNECT_TIME, TcpStream::connect(self.guest)).await;
         let mut guest = connected.map_err(|_| io::ErrorKind::TimedOut)??;
         sockopt::set_socket_linger(&guest, Some(Duration::ZERO))?;
@@ -36,7 +36,7 @@ impl Caller {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Callee, Callers};
+    use super::super::{Acceptor, SleepingVm};
     use crate::VmId;
     use crate::cidr::Cidr;
     use crate::policy::hold::Held;
@@ -52,7 +52,7 @@ mod tests {
 
     struct Front {
         held: Held,
-        callers: UnboundedReceiver<super::Caller>,
+        inbound: UnboundedReceiver<super::InboundConnection>,
         /// The host's port.
         port: u16,
         publish: Publish,
@@ -65,9 +65,9 @@ mod tests {
         drop(free);
         let publish: Publish = format!("{port}:{guest}").parse().unwrap();
         let mut held = Held::all(&[publish]).unwrap();
-        let (to, callers) = Callers::new(16);
+        let (to, inbound) = Acceptor::new(16);
         let v6: Cidr = "fd00:6a69:6666:7900::/64".parse().unwrap();
-        let callee = Callee {
+        let callee = SleepingVm {
             vm: VmId::parse("0123456789ab").unwrap(),
             v4: Ipv4Addr::LOCALHOST,
             v6: None,
@@ -76,7 +76,7 @@ mod tests {
         to.accept(&mut held, callee);
         Front {
             held,
-            callers,
+            inbound,
             port,
             publish,
         }
@@ -98,8 +98,8 @@ mod tests {
         client.write_all(b"question").await.unwrap();
         client.shutdown().await.unwrap();
         // It waits, with what it has sent, until somebody takes it up.
-        let caller = front.callers.recv().await.unwrap();
-        let carried = tokio::spawn(caller.carry());
+        let caller = front.inbound.recv().await.unwrap();
+        let carried = tokio::spawn(caller.relay());
         let (mut served, _) = listener.accept().await.unwrap();
         let mut asked = Vec::new();
         served.read_to_end(&mut asked).await.unwrap();
@@ -129,11 +129,11 @@ mod tests {
         };
         // Nobody wants it.
         let mut client = TcpStream::connect(("127.0.0.1", front.port)).await.unwrap();
-        drop(front.callers.recv().await.unwrap());
+        drop(front.inbound.recv().await.unwrap());
         assert_eq!(reset(&mut client).await, ErrorKind::ConnectionReset);
         // Cut off in the middle.
         let mut client = TcpStream::connect(("127.0.0.1", front.port)).await.unwrap();
-        let carried = tokio::spawn(front.callers.recv().await.unwrap().carry());
+        let carried = tokio::spawn(front.inbound.recv().await.unwrap().relay());
         let (mut served, _) = listener.accept().await.unwrap();
         client.write_all(b"a").await.unwrap();
         served.read_exact(&mut [0]).await.unwrap();
@@ -144,18 +144,18 @@ mod tests {
         drop(listener);
         let mut client = TcpStream::connect(("127.0.0.1", front.port)).await.unwrap();
         front
-            .callers
+            .inbound
             .recv()
             .await
             .unwrap()
-            .carry()
+            .relay()
             .await
             .unwrap_err();
         assert_eq!(reset(&mut client).await, ErrorKind::ConnectionReset);
         // The ports are free as soon as they are let go.
         drop(front.held);
         Held::all(&[front.publish]).expect("free again");
-        assert!(front.callers.recv().await.is_none(), "nobody accepts");
+        assert!(front.inbound.recv().await.is_none(), "nobody accepts");
     }
 
     #[tokio::test]
@@ -167,9 +167,9 @@ mod tests {
         let mut client = from.connect(to).await.unwrap();
         let read = client.read(&mut [0; 8]).await;
         assert_eq!(read.unwrap_err().kind(), ErrorKind::ConnectionReset);
-        assert!(front.callers.try_recv().is_err());
+        assert!(front.inbound.try_recv().is_err());
         // The host itself has the first address.
         let _client = TcpStream::connect(to).await.unwrap();
-        front.callers.recv().await.expect("a caller");
+        front.inbound.recv().await.expect("a caller");
     }
 }

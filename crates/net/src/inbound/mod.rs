@@ -1,7 +1,7 @@
 //! Connections to published ports of VMs that sleep.
 //!
 //! The rules do not lead them to the VM, so the sockets that hold the ports accept them. Each is
-//! handed over as a [`Caller`]; when the VM is awake, [`Caller::carry`] connects it to the VM's
+//! handed over as a [`InboundConnection`]; when the VM is awake, [`InboundConnection::relay`] connects it to the VM's
 //! port and carries what both sides send until they end. Connections that begin later are led by
 //! the rules again.
 
@@ -26,14 +26,14 @@ const AFTER_ERROR: Duration = Duration::from_millis(100);
 
 /// Takes connections for all VMs.
 #[derive(Debug, Clone)]
-pub struct Callers {
-    to: mpsc::UnboundedSender<Caller>,
+pub struct Acceptor {
+    to: mpsc::UnboundedSender<InboundConnection>,
     places: Arc<Semaphore>,
 }
 
 /// A VM that connections are taken for.
 #[derive(Debug, Clone, Copy)]
-pub struct Callee {
+pub struct SleepingVm {
     /// Which.
     pub vm: VmId,
     /// Its address.
@@ -46,7 +46,7 @@ pub struct Callee {
 
 /// A connection to a published port. It is reset if this is dropped.
 #[derive(Debug)]
-pub struct Caller {
+pub struct InboundConnection {
     /// The VM that it is for.
     pub vm: VmId,
     stream: TcpStream,
@@ -59,43 +59,43 @@ fn is_vm(address: IpAddr, ranges: Ranges) -> bool {
     !is_host && (ranges.v4().contains(address) || ranges.v6().contains(address))
 }
 
-impl Callers {
+impl Acceptor {
     /// At most `most` connections wait or are carried at a time, of all VMs.
-    pub fn new(most: usize) -> (Callers, mpsc::UnboundedReceiver<Caller>) {
-        let (to, callers) = mpsc::unbounded_channel();
+    pub fn new(most: usize) -> (Acceptor, mpsc::UnboundedReceiver<InboundConnection>) {
+        let (to, connections) = mpsc::unbounded_channel();
         let places = Arc::new(Semaphore::new(most));
-        (Callers { to, places }, callers)
+        (Acceptor { to, places }, connections)
     }
 
     /// Accepts connections to these ports until they are let go. In tokio's runtime.
-    pub fn accept(&self, held: &mut Held, callee: Callee) {
+    pub fn accept(&self, held: &mut Held, sleeping: SleepingVm) {
         let Some(listeners) = held.listeners() else {
             return;
         };
-        let callers = self.clone();
+        let acceptor = self.clone();
         let accepting = tokio::spawn(async move {
             let own = Arc::new(Semaphore::new(OF_ONE));
             loop {
                 let accepted = match poll_fn(|context| listeners.poll_accept(context)).await {
                     Ok(accepted) => accepted,
                     Err(error) => {
-                        warn!(vm = %callee.vm, %error, "a connection to a published port could not be taken");
+                        warn!(vm = %sleeping.vm, %error, "a connection to a published port could not be taken");
                         tokio::time::sleep(AFTER_ERROR).await;
                         continue;
                     }
                 };
-                if callers.hand_over(&callee, accepted, &own).await.is_none() {
+                if acceptor.enqueue(&sleeping, accepted, &own).await.is_none() {
                     return;
                 }
             }
         });
-        held.attended_by(accepting.abort_handle());
+        held.set_acceptor(accepting.abort_handle());
     }
 
     /// `None` if nobody takes connections any more.
-    async fn hand_over(
+    async fn enqueue(
         &self,
-        callee: &Callee,
+        sleeping: &SleepingVm,
         accepted: Accepted,
         own: &Arc<Semaphore>,
     ) -> Option<()> {
@@ -106,13 +106,13 @@ impl Callers {
         } = accepted;
         // Without an answer to whoever waits, unless it is carried to its end.
         let _ = sockopt::set_socket_linger(&stream, Some(Duration::ZERO));
-        if is_vm(from.ip(), callee.ranges) {
+        if is_vm(from.ip(), sleeping.ranges) {
             return Some(());
         }
         let address = match stream.local_addr() {
-            Ok(SocketAddr::V4(_)) => IpAddr::from(callee.v4),
+            Ok(SocketAddr::V4(_)) => IpAddr::from(sleeping.v4),
             // The VM may have lost it: the host had IPv6 when the port was published.
-            Ok(SocketAddr::V6(_)) => match callee.v6 {
+            Ok(SocketAddr::V6(_)) => match sleeping.v6 {
                 Some(v6) => v6.into(),
                 None => return Some(()),
             },
@@ -120,12 +120,12 @@ impl Callers {
         };
         let place = Arc::clone(own).acquire_owned().await.ok()?;
         let of_all = Arc::clone(&self.places).acquire_owned().await.ok()?;
-        let caller = Caller {
-            vm: callee.vm,
+        let connection = InboundConnection {
+            vm: sleeping.vm,
             stream,
             guest: SocketAddr::new(address, guest),
             _places: [place, of_all],
         };
-        self.to.send(caller).ok()
+        self.to.send(connection).ok()
     }
 }

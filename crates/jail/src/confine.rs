@@ -24,7 +24,7 @@ const NEWEST: ABI = ABI::V9;
 /// Why a program can't confine itself.
 #[derive(Debug, Error)]
 #[non_exhaustive]
-pub enum OwnError {
+pub enum ConfineError {
     /// A system call failed.
     #[error("{0} failed")]
     System(&'static str, #[source] io::Error),
@@ -55,7 +55,7 @@ pub fn has_landlock() -> bool {
 }
 
 /// Hardens this process: no new privileges, no core dump, and memory that only root may look at.
-pub fn harden() -> Result<(), OwnError> {
+pub fn harden() -> Result<(), ConfineError> {
     set_no_new_privs(true).map_err(failed("giving up new privileges"))?;
     let none = Rlimit {
         current: Some(0),
@@ -71,7 +71,7 @@ pub fn harden() -> Result<(), OwnError> {
 /// are already keep what they have.
 ///
 /// Returns false where the kernel has no Landlock: then the folders are not enforced.
-pub fn confine(folders: &Folders<'_>) -> Result<bool, OwnError> {
+pub fn confine(folders: &Folders<'_>) -> Result<bool, ConfineError> {
     harden()?;
     let has = capabilities(None).map_err(failed("reading the capabilities"))?;
     let kept = has.permitted & CapabilitySet::DAC_OVERRIDE;
@@ -84,11 +84,11 @@ pub fn confine(folders: &Folders<'_>) -> Result<bool, OwnError> {
     restrict(folders)
 }
 
-fn failed(what: &'static str) -> impl Fn(Errno) -> OwnError {
-    move |error| OwnError::System(what, error.into())
+fn failed(what: &'static str) -> impl Fn(Errno) -> ConfineError {
+    move |error| ConfineError::System(what, error.into())
 }
 
-fn restrict(folders: &Folders<'_>) -> Result<bool, OwnError> {
+fn restrict(folders: &Folders<'_>) -> Result<bool, ConfineError> {
     let read = AccessFs::ReadFile | AccessFs::ReadDir;
     let devices = AccessFs::MakeChar | AccessFs::MakeBlock | AccessFs::IoctlDev;
     let write = AccessFs::from_all(NEWEST) & !(AccessFs::Execute | AccessFs::ResolveUnix | devices);
@@ -103,7 +103,7 @@ fn restrict(folders: &Folders<'_>) -> Result<bool, OwnError> {
                 Ok(folder) => folder,
                 // There is nothing to read.
                 Err(_) if access == read && !path.exists() => continue,
-                Err(error) => return Err(OwnError::Folder((*path).to_owned(), error)),
+                Err(error) => return Err(ConfineError::Folder((*path).to_owned(), error)),
             };
             rules = rules.add_rule(PathBeneath::new(folder, access))?;
         }

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 /// An operation that is done once for all who want it meanwhile.
 #[derive(Debug)]
-pub struct Joint<T>(Mutex<Option<Current<T>>>);
+pub struct SingleFlight<T>(Mutex<Option<Current<T>>>);
 
 /// The result and when it came.
 type Outcome<T> = watch::Receiver<Option<(Instant, T)>>;
@@ -21,13 +21,13 @@ struct Current<T> {
     wanted: Weak<watch::Sender<()>>,
 }
 
-impl<T> Default for Joint<T> {
-    fn default() -> Joint<T> {
-        Joint(Mutex::default())
+impl<T> Default for SingleFlight<T> {
+    fn default() -> SingleFlight<T> {
+        SingleFlight(Mutex::default())
     }
 }
 
-impl<T: Clone + Debug + Send + Sync + 'static> Joint<T> {
+impl<T: Clone + Debug + Send + Sync + 'static> SingleFlight<T> {
     /// Waits for the operation in progress, or begins one. What it is begun with is closed when
     /// nobody waits for it any more. `None` if it panicked.
     pub async fn join<F>(&self, begin: impl FnOnce(watch::Receiver<()>) -> F) -> Option<T>
@@ -102,46 +102,46 @@ mod tests {
 
     #[tokio::test]
     async fn ten_thousand_callers_share_one_run() {
-        let joint = Arc::new(Joint::<u32>::default());
+        let flight = Arc::new(SingleFlight::<u32>::default());
         let (count, go) = (Arc::new(AtomicU32::new(0)), Arc::new(Notify::new()));
-        let want = |joint: Arc<Joint<u32>>| {
+        let want = |flight: Arc<SingleFlight<u32>>| {
             let (count, go) = (Arc::clone(&count), Arc::clone(&go));
             async move {
                 let begin = |_| async move {
                     go.notified().await;
                     count.fetch_add(1, Ordering::SeqCst) + 1
                 };
-                joint.join(begin).await
+                flight.join(begin).await
             }
         };
         for round in 1..4 {
             let waiting: Vec<_> = (0..10_000)
-                .map(|_| tokio::spawn(want(Arc::clone(&joint))))
+                .map(|_| tokio::spawn(want(Arc::clone(&flight))))
                 .collect();
             tokio::task::yield_now().await;
             go.notify_one();
             for one in waiting {
                 assert_eq!(one.await.unwrap(), Some(round));
             }
-            assert_eq!(joint.last().unwrap().1, round);
+            assert_eq!(flight.last().unwrap().1, round);
         }
-        joint.forget();
-        assert!(joint.last().is_none());
+        flight.forget();
+        assert!(flight.last().is_none());
     }
 
     #[tokio::test]
     async fn the_work_notices_when_its_last_caller_leaves() {
-        let joint = Arc::new(Joint::<()>::default());
+        let flight = Arc::new(SingleFlight::<()>::default());
         let (gone, told) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
         let want = || {
-            let (joint, gone, told) = (Arc::clone(&joint), Arc::clone(&gone), Arc::clone(&told));
+            let (flight, gone, told) = (Arc::clone(&flight), Arc::clone(&gone), Arc::clone(&told));
             tokio::spawn(async move {
                 let begin = |mut wanted: watch::Receiver<()>| async move {
                     gone.notify_one();
                     assert!(wanted.changed().await.is_err());
                     told.notify_one();
                 };
-                joint.join(begin).await
+                flight.join(begin).await
             })
         };
         let first = want();
@@ -153,14 +153,14 @@ mod tests {
         second.abort();
         told.notified().await;
         tokio::task::yield_now().await;
-        assert!(joint.last().is_none());
+        assert!(flight.last().is_none());
     }
 
     #[tokio::test]
     async fn after_a_panic_the_next_caller_starts_again() {
-        let joint = Joint::<u32>::default();
+        let flight = SingleFlight::<u32>::default();
         let panics = |_| async { panic!("as it must") };
-        assert_eq!(joint.join(panics).await, None);
-        assert_eq!(joint.join(|_| async { 2 }).await, Some(2));
+        assert_eq!(flight.join(panics).await, None);
+        assert_eq!(flight.join(|_| async { 2 }).await, Some(2));
     }
 }

@@ -4,7 +4,7 @@ use super::Node;
 use jiffy_content::error::{Error, Result};
 use jiffy_vmhost::activity::Use;
 use jiffy_vmhost::handle::VmHandle;
-use jiffy_vmhost::network::Caller;
+use jiffy_vmhost::network::InboundConnection;
 use jiffy_wire::api::VmState;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -19,26 +19,26 @@ const WAKE_TIME: Duration = Duration::from_secs(120);
 const AFTER_A_FAILURE: Duration = Duration::from_secs(1);
 
 /// Puts through all connections, each in a task of its own.
-pub(super) async fn put_through(node: Arc<Node>) {
-    let Some(mut callers) = node.host.network.callers() else {
+pub(super) async fn forward_connections(node: Arc<Node>) {
+    let Some(mut connections) = node.host.network.inbound() else {
         return;
     };
-    while let Some(caller) = callers.recv().await {
+    while let Some(connection) = connections.recv().await {
         // It is reset if its VM is gone.
-        if let Some(vm) = node.registry.get(&caller.vm.to_string()) {
-            tokio::spawn(one(Arc::clone(&node), vm, caller));
+        if let Some(vm) = node.registry.get(&connection.vm.to_string()) {
+            tokio::spawn(forward_connection(Arc::clone(&node), vm, connection));
         }
     }
 }
 
-async fn one(node: Arc<Node>, vm: Arc<VmHandle>, caller: Caller) {
+async fn forward_connection(node: Arc<Node>, vm: Arc<VmHandle>, connection: InboundConnection) {
     let _in_use = vm.activity.begin(Use::Connection);
     // Why a VM can't be woken is said once for all of them.
-    let Ok(()) = node.woken_for_a_connection(&vm).await else {
+    let Ok(()) = node.wake_with_timeout(&vm).await else {
         return;
     };
     tokio::select! {
-        carried = caller.carry() => if let Err(error) = carried {
+        relayed = connection.relay() => if let Err(error) = relayed {
             debug!(vm = %vm.name, %error, "a connection was cut");
         },
         _ = vm.when(|view| !view.lives()) => {}
@@ -47,8 +47,8 @@ async fn one(node: Arc<Node>, vm: Arc<VmHandle>, caller: Caller) {
 
 impl Node {
     /// Wakes a VM for a connection to one of its ports; returns when its programs run.
-    pub async fn awake_for_a_connection(self: &Arc<Self>, vm: &Arc<VmHandle>) -> Result<()> {
-        self.woken_for_a_connection(vm).await?;
+    pub async fn wake_for_connection(self: &Arc<Self>, vm: &Arc<VmHandle>) -> Result<()> {
+        self.wake_with_timeout(vm).await?;
         self.agent_socket(vm).await.map(drop)
     }
 
@@ -57,7 +57,7 @@ impl Node {
         self.host.network.address_of(&vm.id)
     }
 
-    async fn woken_for_a_connection(self: &Arc<Self>, vm: &Arc<VmHandle>) -> Result<()> {
+    async fn wake_with_timeout(self: &Arc<Self>, vm: &Arc<VmHandle>) -> Result<()> {
         if vm.view.borrow().vm.state == VmState::Hibernated
             && let Some((at, Err(error))) = vm.waking.last()
             && at.elapsed() < AFTER_A_FAILURE
