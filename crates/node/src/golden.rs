@@ -1,8 +1,8 @@
 //! Golden snapshots: booted guests kept for later runs.
 //!
-//! A run that boots queues a wish. One background task processes the wishes in order: it makes a
-//! snapshot of a guest of the same kind that is ready and has no command. The next run of that
-//! kind restores it; the guest takes on that run's identity and starts its command.
+//! A run that boots queues a request. One background task processes the requests in order: it
+//! makes a snapshot of a guest of the same kind that is ready and has no command. The next run of
+//! that kind restores it; the guest takes on that run's identity and starts its command.
 //!
 //! A *kind* is a key: kernel, its command line, initramfs, image, VMM (each by its digest) and
 //! shape. A changed kernel or image has another key, so an outdated snapshot is never found. It
@@ -34,7 +34,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tracing::{debug, info, warn};
 
-/// Most queued wishes. Further ones are dropped: frequent runs wish again.
+/// Most queued requests for snapshots. Further ones are dropped: frequent runs ask again.
 const MAX_QUEUED: usize = 64;
 /// Digits of a key in a name.
 const NAME_DIGITS: usize = 12;
@@ -54,7 +54,7 @@ pub struct Goldens {
 #[derive(Debug, Default)]
 struct Index {
     by_key: HashMap<String, Arc<Saved>>,
-    /// Standbys with their keys; the one wanted last comes last.
+    /// Standbys with their keys, the least recently wanted one first.
     standbys: Vec<(String, Standby)>,
     /// The id of the standby that is being made.
     coming: Option<String>,
@@ -70,7 +70,7 @@ pub type SnapshotRequests = mpsc::Receiver<Weak<VmHandle>>;
 
 impl Goldens {
     /// The golden snapshots in this folder, none read yet, with at most `room` standbys; and the
-    /// queues of wishes.
+    /// queues of requests for snapshots and standbys.
     pub fn new(folder: PathBuf, room: usize) -> (Goldens, SnapshotRequests, StandbyRequests) {
         let (wishes, wished) = mpsc::channel(MAX_QUEUED);
         let (standbys_wanted, wanted) = mpsc::channel(MAX_QUEUED);
@@ -115,7 +115,7 @@ impl Goldens {
                     continue;
                 }
             };
-            // The daemon that made it was stopped before it was tried.
+            // The daemon that made the snapshot was stopped before it tried it.
             if !saved.was_tried() {
                 self.discard(&saved.folder, "it was never tried");
             } else if let (Some(guest), Some(host)) = (&saved.manifest.cpu, host)
@@ -169,7 +169,7 @@ impl Goldens {
         all
     }
 
-    /// A VM booted: queues a wish for a snapshot of its kind.
+    /// A VM booted: queues a request for a snapshot of its kind.
     pub fn request_snapshot(&self, vm: &Arc<VmHandle>) {
         if spec::golden(&vm.spec).is_some() {
             let _ = self.wishes.try_send(Arc::downgrade(vm));

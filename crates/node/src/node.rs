@@ -46,7 +46,7 @@ use tracing::{info, warn};
 
 /// How long a new VM waits for a name whose holder is being removed.
 const NAME_TIME: Duration = Duration::from_secs(10);
-/// Interval of polling for something that is free in a moment.
+/// Polling interval for a resource that is about to be released.
 const LEASE_POLL: Duration = Duration::from_millis(5);
 /// How long VMs' tasks have to save unsaved state when the daemon ends.
 const FLUSH_TIME: Duration = Duration::from_secs(2);
@@ -83,7 +83,7 @@ pub use operation::{Caller, on_behalf_of, run_to_completion};
 pub struct Config {
     /// The registry of images whose name has none.
     pub registry: Option<String>,
-    /// Which keys must have signed what comes from registries.
+    /// Which keys must have signed images and snapshots from registries.
     pub policy: Policy,
     /// How long a guest has to become ready.
     pub start_timeout: Duration,
@@ -95,7 +95,7 @@ pub struct Config {
     pub jailed: bool,
     /// Limit of cached data that was fetched.
     pub cache: Limit,
-    /// Memory that VMs leave to the host, 0 for none; `None` for the node's own choice.
+    /// Memory that VMs leave to the host, 0 for none; `None` for the default.
     pub reserve: Option<Limit>,
     /// Memory and vCPUs of all VMs, and the queue of requests for them.
     pub room: room::Settings,
@@ -134,7 +134,7 @@ pub struct Node {
     watches: Watches,
     /// Memory that VMs leave to the host.
     reserve: Option<Limit>,
-    /// VMs from which memory is being got back.
+    /// VMs from which memory is being reclaimed.
     pressure: Pressure,
     /// Notifies that the cache may exceed its limit.
     trim: Arc<Notify>,
@@ -181,7 +181,7 @@ impl Node {
         };
         node.sweep();
         adopt::all(&node.host, &node.registry, &node.volumes, found).await;
-        // Without golden snapshots it is not needed before the first restore.
+        // Without golden snapshots the processor is not needed before the first restore.
         let host = match node.goldens.any_on_disk() {
             true => node.processor.host().await.ok(),
             false => None,
@@ -452,7 +452,7 @@ impl Node {
         // Standbys are restored without limits, for runs with a command.
         let has_limit = spec.network.as_ref().is_some_and(|it| !it.limit.is_none());
         let fits = !has_limit && spec.command.is_some();
-        // A run that will wait in the queue leaves them to others.
+        // A run that has to wait in the queue takes no standby from others.
         let fits = fits && !self.host.room.is_waited_for();
         let shape = spec::golden(spec).filter(|_| fits)?;
         let kernel = self.kernels.find(&spec.kernel).ok()?;
@@ -557,7 +557,7 @@ impl Node {
             }
         }
         if image.is_some() {
-            // Last, after everything that is slow: other VMs can use the new volumes at once.
+            // Last, after all slow steps: other VMs can use the new volumes at once.
             block_in_place(|| self.volumes.provide(&vm.spec.disks))?;
         }
         Ok(())

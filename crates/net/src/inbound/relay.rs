@@ -67,13 +67,13 @@ mod tests {
         let mut held = Held::all(&[publish]).unwrap();
         let (to, inbound) = Acceptor::new(16);
         let v6: Cidr = "fd00:6a69:6666:7900::/64".parse().unwrap();
-        let callee = SleepingVm {
+        let sleeping = SleepingVm {
             vm: VmId::parse("0123456789ab").unwrap(),
             v4: Ipv4Addr::LOCALHOST,
             v6: None,
             ranges: Ranges::new(vms.parse().unwrap(), v6).unwrap(),
         };
-        to.accept(&mut held, callee);
+        to.accept(&mut held, sleeping);
         Front {
             held,
             inbound,

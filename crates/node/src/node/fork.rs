@@ -33,12 +33,12 @@ impl Node {
         let names = names_of(&wanted)?;
         let _one = self.operate_for_client(&vm).await?;
         self.capturable(&vm).await?;
-        // Before the parent is paused: what can't be had for the last child ends all others.
+        // Checked before the pause: one child without descriptors would end all others.
         check_descriptors_for(names.len() as u64)?;
         let root = self.root_of(&vm).await?;
         // The parent may be removed before the children's records name it.
         let _root = self.images.hold(&root);
-        // Before the children are reserved: nobody waits for one while it holds the other.
+        // Before the children's memory is reserved: no request holds one and waits for the other.
         self.fill_memory(&vm).await?;
         // Reserved for all children at once: two forks that each wait for the rest of their
         // memory would deadlock.
@@ -75,8 +75,7 @@ impl Node {
         parent: &VmHandle,
         names: Vec<Option<String>>,
     ) -> Result<Vec<Arc<VmHandle>>> {
-        // The child has the parent's command if that is running; a command that has ended is not
-        // inherited.
+        // The child inherits the parent's command only if that is still running.
         let runs = parent.view.borrow().main == MainState::Started;
         let current = current_spec(parent);
         let spec = Spec {

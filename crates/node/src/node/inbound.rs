@@ -1,4 +1,4 @@
-//! Connections to published ports of VMs that sleep: each wakes its VM and is put through.
+//! Connections to published ports of hibernated VMs: each wakes its VM and is forwarded to it.
 
 use super::Node;
 use jiffy_content::error::{Error, Result};
@@ -14,17 +14,17 @@ use tracing::debug;
 
 /// How long a connection waits until its VM is awake.
 const WAKE_TIME: Duration = Duration::from_secs(120);
-/// How long the next connections are refused after a VM could not be woken, so that clients that
-/// try again and again do not keep the host busy with it.
+/// How long further connections are refused after a failed wake, so that clients that retry in a
+/// loop do not keep the host busy.
 const AFTER_A_FAILURE: Duration = Duration::from_secs(1);
 
-/// Puts through all connections, each in a task of its own.
+/// Forwards all connections, each in its own task.
 pub(super) async fn forward_connections(node: Arc<Node>) {
     let Some(mut connections) = node.host.network.inbound() else {
         return;
     };
     while let Some(connection) = connections.recv().await {
-        // It is reset if its VM is gone.
+        // A connection is reset if its VM does not exist any more.
         if let Some(vm) = node.registry.get(&connection.vm.to_string()) {
             tokio::spawn(forward_connection(Arc::clone(&node), vm, connection));
         }
@@ -33,7 +33,7 @@ pub(super) async fn forward_connections(node: Arc<Node>) {
 
 async fn forward_connection(node: Arc<Node>, vm: Arc<VmHandle>, connection: InboundConnection) {
     let _in_use = vm.activity.begin(Use::Connection);
-    // Why a VM can't be woken is said once for all of them.
+    // The reason of a failed wake is logged once, not for each connection.
     let Ok(()) = node.wake_with_timeout(&vm).await else {
         return;
     };
@@ -46,7 +46,7 @@ async fn forward_connection(node: Arc<Node>, vm: Arc<VmHandle>, connection: Inbo
 }
 
 impl Node {
-    /// Wakes a VM for a connection to one of its ports; returns when its programs run.
+    /// Wakes a VM for a connection to one of its ports; returns when its agent is ready.
     pub async fn wake_for_connection(self: &Arc<Self>, vm: &Arc<VmHandle>) -> Result<()> {
         self.wake_with_timeout(vm).await?;
         self.agent_socket(vm).await.map(drop)

@@ -19,8 +19,8 @@ use std::time::Duration;
 use tokio::sync::RwLockReadGuard;
 use tracing::{info, warn};
 
-/// For how long after a guest is ready its reads still count as a boot's, because its first
-/// command starts.
+/// How long after a guest is ready its reads still count as part of the boot, because its first
+/// command starts then.
 const BOOT_TIME: Duration = Duration::from_secs(3);
 
 /// Keeps the caches within their limit: checks at the start, after each pull, and after each VM
@@ -90,7 +90,7 @@ impl Node {
         if !over.unwrap_or(false) {
             return;
         }
-        // A VM that is beginning now triggers the next attempt when it ends.
+        // A VM that starts now triggers the next attempt when it ends.
         let Ok(_alone) = self.beginning.try_write() else {
             return;
         };

@@ -33,7 +33,7 @@ const QUIET_TIME: Duration = Duration::from_secs(1);
 /// Time limit of the warm-up program, which does nothing.
 const WARM_UP_TIME: Duration = Duration::from_secs(20);
 
-/// Processes the wishes one after the other, while no VM starts.
+/// Processes the requests one after the other, while no VM starts.
 pub async fn make_requested(node: Arc<Node>, mut wanted: SnapshotRequests) {
     while let Some(wish) = wanted.recv().await {
         let Some(vm) = wish.upgrade() else { continue };
@@ -61,7 +61,7 @@ async fn make(node: &Node, shape: Spec) -> Result<()> {
         return Ok(());
     }
     wait_until_quiet(node).await;
-    // The next run that boots wishes again.
+    // The next run that boots asks for a snapshot again.
     let Some(mut room) = node.room().behind(Amount::of(&shape)) else {
         return Err(room::needed_by_runs());
     };
@@ -81,7 +81,7 @@ async fn make(node: &Node, shape: Spec) -> Result<()> {
                 bytes = saved.manifest.memory_bytes,
                 "golden snapshot made"
             );
-            // A snapshot of an image that was removed meanwhile must not stay.
+            // A snapshot must not outlive an image that was removed meanwhile.
             goldens.add(key, saved);
             if node.golden_image_is_gone(&shape).await {
                 goldens.forget_image(&shape.image);
@@ -141,8 +141,8 @@ impl Node {
         Ok(saved)
     }
 
-    /// Tries a golden snapshot; returns the ranges of RAM that its guest has written by the end
-    /// of a command that does nothing.
+    /// Restores a golden snapshot for a trial; returns the ranges of RAM that its guest has written
+    /// by the end of a command that does nothing.
     async fn trial_run(&self, vm: &Arc<VmHandle>, saved: &Saved) -> Result<Vec<Extent>> {
         {
             let _begins = self.hold_disks().await;
@@ -237,7 +237,7 @@ impl Node {
     }
 }
 
-/// Runs `work` on a VM, which is ended if its memory is claimed.
+/// Runs `work` on a VM. The VM is ended if a run claims its memory.
 async fn run_until_preempted<T>(
     vm: &VmHandle,
     room: &mut Background,

@@ -56,8 +56,8 @@ impl Node {
         if asked.is_ok() {
             return;
         }
-        // Somebody else removed it while it was being made: its folder may have been made after
-        // that.
+        // Another request removed the VM while it was being made; its folder may have been made
+        // after that.
         let (paths, id) = (self.host.paths.clone(), vm.id.clone());
         let removed = tokio::task::spawn_blocking(move || folders::remove(&paths, &id)).await;
         if let Ok(Err(error)) = removed {

@@ -1,4 +1,4 @@
-//! Common parts of pause, snapshot, fork and hibernation.
+//! Steps shared by pause, snapshot, fork and hibernation; and the clients they are done for.
 
 use super::Node;
 use jiffy_content::clock::monotonic_ns;
@@ -60,23 +60,23 @@ impl Stopwatch {
 /// Who sends a request, and how it waits for memory and vCPUs.
 #[derive(Debug, Clone, Default)]
 pub struct Caller {
-    /// The owner of what has no owner of its own.
+    /// The owner of VMs that specify none.
     pub owner: Option<Arc<str>>,
-    /// Priority of the request instead of its VM's.
+    /// Priority of the request; overrides its VM's.
     pub priority: Option<Priority>,
-    /// How long it may wait instead of the node's time.
+    /// How long it may wait; overrides the node's setting.
     pub wait: Option<Duration>,
-    /// The id that the client has given to the request, by which it follows its place.
+    /// The id that the client has given to the request, to follow its place in the queue.
     pub request: Option<Arc<str>>,
 }
 
-/// Whom an operation is done for.
+/// The client that an operation is done for.
 #[derive(Debug, Clone, Default)]
 struct Client {
     caller: Caller,
-    /// Nothing is sent; the sender is dropped when the client leaves.
+    /// Nothing is sent; the channel is closed when the client leaves.
     gone: Option<watch::Receiver<()>>,
-    /// When its wait ends, once it has begun: the time it waits for another operation counts.
+    /// When its wait ends, once it has begun. Time spent waiting for another operation counts, too.
     until: Cell<Option<Instant>>,
 }
 
@@ -84,7 +84,7 @@ tokio::task_local! {
     static CLIENT: Client;
 }
 
-/// Does what this caller requests.
+/// Runs an operation for this caller.
 pub fn on_behalf_of<T>(
     caller: Caller,
     operation: impl Future<Output = T>,
@@ -103,7 +103,7 @@ impl Caller {
         current.unwrap_or_default()
     }
 
-    /// The same caller, with a priority and a wait if they are given.
+    /// The same caller, with this priority and wait if they are given.
     pub fn with(self, priority: Option<Priority>, wait_s: Option<u32>) -> Result<Caller> {
         let wait = wait_s.map(|wait_s| Duration::from_secs(wait_s.into()));
         if let Some(wait) = wait.filter(|wait| *wait > MAX_WAIT) {
@@ -120,7 +120,7 @@ impl Caller {
         })
     }
 
-    /// Its request for a VM.
+    /// The caller's request for resources of a VM.
     pub(super) fn request_for(self, vm: &VmHandle, purpose: Purpose) -> Asking {
         let of_vm = vm.spec.owner.as_deref().map(Arc::from);
         Asking {
@@ -135,8 +135,8 @@ impl Caller {
     }
 }
 
-/// Runs an operation to its end even if the client leaves, so that a VM does not stay paused.
-/// Parts that have not begun can be given up: see [`client_gone`].
+/// Runs an operation to its end even if the client leaves, so that a VM does not stay paused. Steps
+/// that have not begun can be skipped: see [`client_gone`].
 pub async fn run_to_completion<T: Send + 'static>(
     operation: impl Future<Output = Result<T>> + Send + 'static,
 ) -> Result<T> {
@@ -144,8 +144,8 @@ pub async fn run_to_completion<T: Send + 'static>(
     join_result(tokio::spawn(for_clients(client, operation)).await)
 }
 
-/// As [`run_to_completion`], for an operation of many clients: the channel is closed when all have left.
-/// It is done on behalf of the one that begins it.
+/// As [`run_to_completion`], for an operation that many clients share: the channel is closed when
+/// all have left. The first client is the caller.
 pub(super) fn for_clients<T>(
     clients: watch::Receiver<()>,
     operation: impl Future<Output = T>,
@@ -158,7 +158,7 @@ pub(super) fn for_clients<T>(
     CLIENT.scope(client, operation)
 }
 
-/// Waits until the client of this operation has left; forever if the node itself began it.
+/// Waits until the client of this operation has left; forever if the node itself started it.
 pub(super) async fn client_gone() {
     let gone = CLIENT.try_with(|client| client.gone.clone());
     match gone.ok().flatten() {
@@ -167,7 +167,8 @@ pub(super) async fn client_gone() {
     }
 }
 
-/// When the wait of this operation's client ends, which is so long; it begins with the first call.
+/// When the wait of this operation's client ends. The wait lasts `wait` and begins with the first
+/// call.
 pub(super) fn wait_deadline(wait: Duration) -> Instant {
     let until = CLIENT.try_with(|client| {
         let until = client.until.get().unwrap_or_else(|| Instant::now() + wait);
@@ -177,14 +178,14 @@ pub(super) fn wait_deadline(wait: Duration) -> Instant {
     until.unwrap_or_else(|_| Instant::now() + wait)
 }
 
-/// The rest of a wait that has begun; `None` if it has not.
+/// The rest of the client's wait; `None` if it has not begun.
 pub(super) fn remaining_wait() -> Option<Duration> {
     let until = CLIENT.try_with(|client| client.until.get());
     let until = until.ok().flatten()?;
     Some(until.saturating_duration_since(Instant::now()))
 }
 
-/// The result of a task.
+/// The result of a spawned task; a panic becomes an error.
 pub(super) fn join_result<T>(
     result: std::result::Result<Result<T>, tokio::task::JoinError>,
 ) -> Result<T> {
@@ -211,7 +212,7 @@ impl Node {
             vm.ask(|reply| Command::Paused(true, reply)).await?
         };
         if let Err(error) = paused.await {
-            // If the VM is ending, it has to run for that.
+            // A VM that is ending has to run to shut down.
             let _ = self.resume_vcpus(&vm).await;
             return Err(error);
         }
@@ -223,7 +224,7 @@ impl Node {
     pub async fn resume(self: Arc<Self>, vm: Arc<VmHandle>) -> Result<Vm> {
         let one = self.operate_for_client(&vm).await?;
         if one.state != VmState::Paused {
-            // As with pause, a VM that runs already is no error, but a VM without vCPUs is.
+            // As with pause: resuming a running VM is no error, but a VM without vCPUs is.
             self.agent_socket(&vm).await?;
             return Ok(vm.vm());
         }
@@ -331,7 +332,7 @@ impl Node {
         }
     }
 
-    /// Fills the VM's missing memory, in memory that is reserved for that meanwhile.
+    /// Fills the VM's missing memory; that memory is reserved meanwhile.
     pub(super) async fn fill_memory(&self, vm: &VmHandle) -> Result<()> {
         let _room = self.reserve_missing_memory(vm).await?;
         self.complete(vm).await

@@ -1,8 +1,8 @@
-//! Gets memory back from idle VMs when the host has little left, or when a request waits for it.
+//! Reclaims memory from idle VMs when the host has little left, or when a request waits for it.
 //!
-//! Caches come first, then whole VMs, least recently used first. VMs that go on growing are halted
-//! (`halt`) before the kernel would kill something. Between two looks they are slowed down by the
-//! kernel (`limits`), if monitors have control groups.
+//! Guests' caches come first, then whole VMs, least recently used first. VMs that keep growing are
+//! halted (`halt`) before the OOM killer strikes. Between two checks the kernel throttles them
+//! (`limits`), if VMMs have control groups.
 
 mod halt;
 mod limits;
@@ -30,37 +30,37 @@ const IDLE: IdlePolicy = IdlePolicy {
     after_s: 3,
     action: IdleAction::Hibernate,
 };
-/// VMs that are hibernated, and guests whose caches are taken, at a time: others need the disk and
-/// the processors, too.
+/// VMs that are hibernated, and guests whose caches are reclaimed, at a time: others need the disk
+/// and the processors, too.
 const AT_ONCE: usize = 4;
-/// A VM that has just begun does not fill the host's memory before this has passed.
+/// Delay of the check after a VM has started: the VM can't fill the host's memory earlier.
 const FIRST: Duration = Duration::from_secs(1);
-/// Time in which a queue may empty by itself.
+/// Time in which the queue may empty by itself.
 const SETTLE: Duration = Duration::from_millis(50);
-/// Caches of a guest that are worth taking, MiB.
+/// Smallest amount of caches worth reclaiming, MiB.
 const WORTH: u32 = 16;
-/// What is left to a guest: this part of its memory, but at least so many MiB.
+/// What is left to a guest: one in this many parts of its memory, but at least so many MiB.
 const LEFT: u64 = 8;
 const LEFT_MIB: u64 = 32;
 /// Time limit of the balloon.
 const SQUEEZE_TIME: Duration = Duration::from_secs(5);
-/// Time until the caches of a guest are looked at again.
+/// Time until a guest's caches are checked again.
 const AGAIN: Duration = Duration::from_secs(30);
 
-/// VMs from which memory is being got back.
+/// VMs from which memory is being reclaimed.
 #[derive(Debug, Default)]
 pub(super) struct Pressure {
-    /// When the caches of VMs were last taken, by id.
+    /// When caches of VMs were last reclaimed, by id.
     squeezed: Mutex<HashMap<String, Instant>>,
     /// VMs that grow, and those that are halted.
     growth: Growth,
-    /// MiB that VMs which are being hibernated will give back.
+    /// MiB that will be freed by hibernations in progress.
     coming: AtomicU64,
     limits: Limits,
 }
 
 impl Pressure {
-    /// Is the VM with this id halted, because it grows?
+    /// Is the VM with this id halted because it grows?
     pub(super) fn is_halted(&self, id: &str) -> bool {
         self.growth.is_halted(id)
     }
@@ -83,14 +83,14 @@ pub(super) async fn watch_memory(node: Arc<Node>) {
     let mut stalls = Stalls::of_host();
     let mut begun = node.host.begun.subscribe();
     let places = Arc::new(Semaphore::new(AT_ONCE));
-    // An earlier daemon may have limited what it left.
+    // An earlier daemon may have left limits on its VMs.
     let mut limited = true;
     loop {
         begun.mark_unchanged();
         let vms = node.running();
         if vms.is_empty() {
             node.room().set_scarce(false);
-            // The sender is the node's own.
+            // The node owns the sender, so it is never closed.
             let _ = begun.changed().await;
             sleep(FIRST).await;
             continue;
@@ -111,7 +111,7 @@ pub(super) async fn watch_memory(node: Arc<Node>) {
             node.host.room.somebody_waits().await;
             sleep(SETTLE).await;
         };
-        // The pause is right for the VMs that run now.
+        // The pause was computed for the VMs that run now.
         let begins = async {
             let _ = begun.changed().await;
             sleep(FIRST).await;
@@ -129,7 +129,7 @@ impl Node {
     fn assess(&self, reserve: u64, vms: &[Arc<VmHandle>]) -> (Relief, Growing) {
         let host = std::thread::available_parallelism().map_or(1, usize::from);
         let vcpus: u64 = vms.iter().map(|vm| u64::from(vm.spec.cpus)).sum();
-        // Without a reading nothing is known to be short.
+        // If MemAvailable can't be read, nothing is assumed to be short.
         let available = self.host.room.host_memory();
         let available = available.map_or(u64::MAX, |memory| memory.available);
         let is_low = level::is_low(reserve, available);
@@ -150,7 +150,7 @@ impl Node {
         (level::decide(reserve, &reading), growing)
     }
 
-    /// Takes caches of idle guests, and hibernates idle VMs, until what is wanted will come.
+    /// Reclaims caches of idle guests and hibernates idle VMs, until that will free enough memory.
     async fn relieve(
         self: &Arc<Self>,
         places: &Arc<Semaphore>,
@@ -210,7 +210,7 @@ impl Node {
         }
     }
 
-    /// Were its caches taken a short time ago? If not, they are now.
+    /// Were its caches reclaimed a short time ago? If not, marks them as reclaimed now.
     fn mark_squeezed(&self, vm: &VmHandle) -> bool {
         let now = Instant::now();
         let mut squeezed = self.pressure.squeezed();
@@ -237,9 +237,9 @@ impl Node {
         }
     }
 
-    /// Gives memory back to those of these VMs whose caches were taken and who are to have it, and
-    /// forgets VMs that do not run. A guest that needs memory before takes it (Virtio 1.3 §5.5.6.1,
-    /// VIRTIO_BALLOON_F_DEFLATE_ON_OOM).
+    /// Deflates the balloons of those of these VMs that satisfy `whom` and were squeezed, and
+    /// forgets VMs that do not run. A guest that needs memory earlier takes it (Virtio 1.3
+    /// §5.5.6.1, VIRTIO_BALLOON_F_DEFLATE_ON_OOM).
     async fn deflate_idle(&self, vms: &[Arc<VmHandle>], whom: impl Fn(&VmHandle) -> bool) {
         let mut theirs = Vec::new();
         self.pressure.squeezed().retain(|id, _| {
@@ -258,7 +258,7 @@ impl Node {
         }
     }
 
-    /// Before a VM is captured for others: its balloon would be theirs, too.
+    /// Deflates a VM's balloon before a capture, because its children would inherit the balloon.
     pub(super) async fn deflate_before_capture(&self, vm: &VmHandle) {
         if self.pressure.squeezed().remove(&vm.id).is_some() {
             self.deflate(vm).await;
@@ -266,13 +266,13 @@ impl Node {
     }
 }
 
-/// VMs without an idle time are never hibernated by themselves, and stopping loses what a VM has.
+/// Only VMs whose idle policy allows it are hibernated; stopping a VM would lose its state.
 fn may_hibernate(vm: &VmHandle) -> bool {
     let idle = vm.spec.idle;
     idle.is_some_and(|policy| policy.action == IdleAction::Hibernate)
 }
 
-/// MiB that a VM gives back when it is hibernated.
+/// MiB that hibernating a VM frees.
 fn reclaimable_mib(vm: &VmHandle) -> u64 {
     let pid = vm.view.borrow().vm.pid;
     (pid.and_then(sample::resident_kib).unwrap_or(0) >> 10).max(1)

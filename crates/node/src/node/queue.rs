@@ -9,7 +9,7 @@ use jiffy_wire::api::{Purpose, Queued};
 use std::future::Future;
 use tokio::time::sleep_until;
 
-/// Waits for memory and vCPUs until the client leaves, or the VM's state is another.
+/// Waits for memory and vCPUs until the client leaves or the VM's state changes.
 async fn until_client_leaves(
     vm: &VmHandle,
     reserving: impl Future<Output = Result<Reserved>>,
@@ -18,7 +18,7 @@ async fn until_client_leaves(
     let is_another = |view: &View| view.leaving || view.vm.state != state;
     tokio::select! {
         biased;
-        // Before the reservation: nothing is begun for nobody.
+        // Checked before the reservation, so that nothing is started for a client that has left.
         () = client_gone() => Err(client_left(vm)),
         reserved = reserving => reserved,
         _ = vm.when(is_another) => Err(Error::wrong_state(format!(
@@ -28,7 +28,7 @@ async fn until_client_leaves(
     }
 }
 
-/// The caller of this operation, with the time that is left of its wait.
+/// The caller of this operation, with the rest of its wait.
 fn waiting_caller() -> Caller {
     let caller = Caller::current();
     Caller {
@@ -43,9 +43,9 @@ fn client_left(vm: &VmHandle) -> Error {
 }
 
 impl Node {
-    /// Waits until no other operation on a VM is in progress, for a client. If the client leaves,
-    /// the wait ends; and also if the client's time is over, and the other operation waits for
-    /// memory or vCPUs itself.
+    /// Waits for a client until no other operation on a VM is in progress. The wait ends if the
+    /// client leaves, or if its time is over while the other operation itself waits for memory or
+    /// vCPUs.
     pub(super) async fn operate_for_client<'a>(&self, vm: &'a VmHandle) -> Result<Operation<'a>> {
         if let Some(one) = vm.try_operate() {
             return Ok(one);
@@ -95,8 +95,8 @@ impl Node {
         self.host.room.queue()
     }
 
-    /// Waits until the request that its client has given this id has another place than `last`;
-    /// `None` if it does not wait.
+    /// Waits until the queue place of the request with this id differs from `last`; `None` if the
+    /// request does not wait.
     pub async fn next_place(&self, request: &str, last: Option<u32>) -> Option<Queued> {
         self.host.room.next_place(request, last).await
     }

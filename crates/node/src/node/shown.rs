@@ -4,7 +4,7 @@ use super::Node;
 use jiffy_vmhost::handle::VmHandle;
 use jiffy_wire::api::{Vm, VmState};
 
-/// Why a VM that is halted does not answer.
+/// Why a halted VM does not answer.
 const HALTED: &str = "The host has nearly no memory left, and this VM uses more and more: it is halted until others give some back.";
 
 impl Node {

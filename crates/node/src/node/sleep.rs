@@ -22,13 +22,13 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tracing::{info, warn};
 
-/// MiB that the balloon leaves to the guest, which has to run its init until it is captured.
+/// MiB that the balloon leaves to the guest, whose init has to run until the capture.
 const LEFT_FREE: u64 = 8;
 /// Time limit of the balloon.
 const SQUEEZE_TIME: Duration = Duration::from_secs(30);
 
-/// A VM that is being hibernated. When this is dropped, whoever waits for that goes on, and unless
-/// the VM sleeps, its ports lead to it again.
+/// A hibernation in progress. Dropping it releases those who wait for its end and, unless the VM is
+/// hibernated, directs the VM's ports to it again.
 pub(super) struct Hibernating<'a> {
     network: &'a Network,
     vm: &'a VmHandle,
@@ -54,7 +54,7 @@ impl Node {
         self.hibernate_now(&vm, &socket, falls_asleep, watch).await
     }
 
-    /// Marks a VM as being hibernated, and has new connections to its ports wait for that.
+    /// Marks a VM as being hibernated, and makes new connections to its ports wait.
     pub(super) fn begin_hibernation<'a>(
         &'a self,
         vm: &'a VmHandle,
@@ -71,7 +71,7 @@ impl Node {
         }
     }
 
-    /// Hibernates a VM that was found capturable and marked.
+    /// Hibernates a VM that was checked and marked.
     pub(super) async fn hibernate_now(
         &self,
         vm: &VmHandle,
@@ -86,7 +86,7 @@ impl Node {
         let mut manifest = self.manifest_of(vm, &root, MemoryForm::Image).await?;
         let draft = Draft::new(&folder)?;
         let room = self.reserve_missing_memory(vm).await?;
-        // Asked before the freeze: a frozen guest answers no other requests.
+        // Before the freeze: a frozen guest answers no other requests.
         let spare = balloon::spare(socket, LEFT_FREE).await;
         let quiet = self.quiesce(vm, socket, true, &mut watch).await?;
         watch
@@ -98,7 +98,8 @@ impl Node {
             drop(room);
             let captured = self.capture(vm, false, &mut watch).await?;
             manifest.note_processor(self.processor_of(vm).await);
-            // The files of an earlier wake can be replaced: their contents are all in memory now.
+            // The files of an earlier wake can be replaced: all of their contents are in memory
+            // now.
             let to = to.clone();
             let saved = write(draft, captured, root, manifest, to, true, &mut watch).await?;
             vm.ask(Command::Hibernate).await??;
@@ -151,7 +152,7 @@ impl Node {
         let volume_disks = if vm.spec.own_volumes {
             self.volume_disks(vm, &[])
         } else {
-            // Its task has held the leases throughout.
+            // The VM's task has held the leases all the time.
             let of = |disk: &jiffy_wire::api::VolumeUse| {
                 volume_disk(disk, self.volumes.file(&disk.name))
             };
@@ -172,10 +173,10 @@ impl Node {
         self.hand_over(vm, plan).await
     }
 
-    /// Wakes a VM if it is hibernated or hibernating, once for all who want that meanwhile.
+    /// Wakes a hibernated or hibernating VM, once for all concurrent requests.
     pub async fn wake_if_asleep(self: &Arc<Self>, vm: &Arc<VmHandle>) -> Result<()> {
         vm.hibernation_settled().await;
-        // Whoever comes while it is woken has the same result as the others.
+        // A request that comes during a wake gets the same result as the others.
         let sleeps = vm.view.borrow().vm.state == VmState::Hibernated;
         if !sleeps && !vm.waking.is_in_progress() {
             return Ok(());
@@ -200,7 +201,7 @@ impl Node {
         let one = self.operate_for_client(&vm).await?;
         match one.state {
             VmState::Hibernated => self.wake(&vm, &one, received_ns).await?,
-            // As with `start`, a VM that is awake already is no error.
+            // As with `start`, waking a running VM is no error.
             VmState::Starting | VmState::Running | VmState::Paused => {}
             _ => {
                 return Err(Error::wrong_state(format!(

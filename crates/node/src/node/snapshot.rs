@@ -26,7 +26,7 @@ use std::time::Duration;
 use tokio::time::timeout;
 use tracing::{debug, info, warn};
 
-/// How long to wait for a VM whose command has ended, until it has ended and its recording is
+/// How long to wait for a VM whose command has ended, until the VM has ended and its recording is
 /// written.
 const RECORDING_TIME: Duration = Duration::from_secs(2);
 /// How long a VMM has to report its guest's processor.
@@ -59,7 +59,7 @@ impl Node {
         let resume = volumes.is_empty() && !wanted.stop;
         let taken = self.quiesce_and_capture(&vm, resume, &mut watch).await?;
         manifest.note_processor(self.processor_of(&vm).await);
-        // Read before the guest is thawed, so that it fits the captured state of the command.
+        // Read before the guest is thawed, to match the captured state of the command.
         manifest.main = vm.view.borrow().main.clone();
         let pause_ns = taken.captured.pause_ns;
         let captured = taken.captured;
@@ -145,8 +145,8 @@ impl Node {
             jiffy: env!("CARGO_PKG_VERSION").to_owned(),
             vm: vm.name.clone(),
             parent,
-            // Who runs the snapshot says whose that VM is, how it waits, and what happens when it
-            // is idle.
+            // Owner, wait and idle policy come from the user of the snapshot, not from the captured
+            // VM.
             spec: Spec {
                 idle: None,
                 owner: None,
@@ -341,8 +341,8 @@ impl Node {
     }
 
     /// Waits until the snapshot has a recording and no VM is served from it: such a VM would read
-    /// the new image at the old image's offsets. The recording is written after the VM's end,
-    /// which comes after the answer of its command.
+    /// the new image at the old image's offsets. The recording is written after the VM's end, which
+    /// follows the answer of its command.
     async fn wait_for_recording(&self, saved: &Saved, name: &str) -> Result<()> {
         let deadline = tokio::time::Instant::now() + RECORDING_TIME;
         loop {
@@ -390,8 +390,7 @@ async fn clone_volumes(draft: Draft, volumes: Vec<(String, PathBuf)>) -> Result<
     join_result(work.await)
 }
 
-/// Writes a capture and gives it its name; with `replace`, it takes the place of what has the
-/// name.
+/// Writes a capture and names it; with `replace`, it replaces an existing snapshot of that name.
 pub(super) async fn write(
     draft: Draft,
     captured: Captured,

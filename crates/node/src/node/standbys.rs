@@ -24,12 +24,12 @@ use std::time::Duration;
 use tokio::task::block_in_place;
 use tracing::debug;
 
-/// Least time from the beginning of a run to the making of a standby: the run has priority.
+/// Shortest time from the start of a run to the making of a standby: the run has priority.
 const AFTER_A_RUN: Duration = Duration::from_millis(4);
-/// Least time after the last VM became ready: its client has priority.
+/// Shortest time after the last VM became ready: its client has priority.
 const AFTER_A_START: Duration = Duration::from_millis(1);
 
-/// Further time until a link is made ahead: a short command's answer has priority, too.
+/// Further delay until a link is prepared: the answer of a short command has priority, too.
 const AFTER_AN_ANSWER: Duration = Duration::from_millis(5);
 
 /// Makes a standby from this snapshot.
@@ -47,7 +47,7 @@ async fn make(node: &Node, saved: &Saved) -> Result<Standby> {
     if (&root.digest, &root.lazy) != (&manifest.image_digest, &manifest.lazy_root) {
         return Err(Error::conflict("Its image was replaced."));
     }
-    // While this is held, the disk is not closed as unused; after that, the VMM has it open.
+    // While this is held, the disk is not closed as unused; afterwards the VMM has it open.
     let _begins = node.hold_disks().await;
     node.provide_disk(&root).await?;
     let now = monotonic_ns();
@@ -61,7 +61,7 @@ async fn make(node: &Node, saved: &Saved) -> Result<Standby> {
     })
 }
 
-/// Makes a link ahead whenever the last one was taken, while no VM starts.
+/// Prepares a link whenever the last one was taken, while no VM starts.
 pub async fn keep_links(node: Arc<Node>) {
     loop {
         node.network().prepared_link_taken().await;
@@ -76,8 +76,8 @@ pub async fn keep(node: Arc<Node>, mut wanted: StandbyRequests) {
     while let Some(key) = wanted.recv().await {
         let goldens = node.goldens();
         tokio::time::sleep(AFTER_A_RUN).await;
-        // Waiting runs reserve their memory first: otherwise this reservation would fail, and
-        // the next run would have no standby.
+        // Waiting runs reserve their memory first; otherwise this reservation would fail, and the
+        // next run would have no standby.
         node.room().nobody_waits().await;
         while node.is_starting() {
             node.wait_until_none_starting().await;
@@ -88,8 +88,8 @@ pub async fn keep(node: Arc<Node>, mut wanted: StandbyRequests) {
         };
         match make(&node, &saved).await {
             Ok(standby) => {
-                // A standby that is killed is removed at once, so that it does not stay as a
-                // zombie until the next run of its kind. If it has become a VM, nothing is done.
+                // A killed standby is removed at once, so that it does not stay a zombie until the
+                // next run of its kind. Does nothing if it has become a VM.
                 if let Some(pid) = standby.pid() {
                     let bury = |node: &Node| node.goldens().reap_standbys();
                     on_exit(pid, &node, bury);

@@ -27,7 +27,7 @@ use std::ops::RangeInclusive;
 const MAX_KERNEL_ARGS: usize = 1024;
 /// Seconds.
 const DAY: u32 = 86_400;
-/// How long a VM may be idle before something is done with it, seconds.
+/// How long a VM may be idle before it is hibernated or stopped, seconds.
 const IDLE_TIMES: RangeInclusive<u32> = 1..=365 * DAY;
 
 /// Checks a request for a VM of this image and fills in the defaults.
@@ -132,7 +132,8 @@ pub fn from_snapshot(
     }
     let mut command = wanted.command;
     if let Some(command) = &mut command {
-        // It replaces the captured command; the captured image's configuration fills in the rest.
+        // The request's command replaces the captured one; the captured image's configuration fills
+        // in the rest.
         config::fill(command, &manifest.spec.config);
         check_command(command)?;
     }

@@ -51,7 +51,7 @@ pub(super) fn of_snapshot(
         ))
         .hint("Leave the network's options out, or make the snapshot of a VM that has one.")),
         Some(kept) if asked.is_default() => match kept.name.as_deref() {
-            // The network is another node's, or was removed.
+            // The network belongs to another node, or was removed.
             Some(name) if network.check_name(name).is_err() => Ok(Some(NetworkUse {
                 name: Some(DEFAULT.to_owned()),
                 ..kept
@@ -64,7 +64,7 @@ pub(super) fn of_snapshot(
         .hint("`--deny all` has it reach nothing.")),
         Some(kept) => {
             let asked = NetworkUse {
-                // What is closed stays closed unless the request opens it.
+                // Closed ports stay closed unless the request opens them.
                 proxy_ports: asked.proxy_ports.or(kept.proxy_ports),
                 ..asked
             };

@@ -506,8 +506,8 @@ impl On {
             return;
         };
         let (v4, v6, ranges) = (guest.v4, guest.v6, inner.host.ranges());
-        let callee = SleepingVm { vm, v4, v6, ranges };
-        self.inbound.accept(held, callee);
+        let sleeping = SleepingVm { vm, v4, v6, ranges };
+        self.inbound.accept(held, sleeping);
         if let Err(error) = inner.host.set_asleep(vm, true) {
             let error = causes::sentence(&error);
             warn!(%vm, error, "connections to a VM that sleeps are lost");

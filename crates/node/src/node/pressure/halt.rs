@@ -1,5 +1,5 @@
-//! Halts VMs that grow while the host has nearly no memory left: stops their vCPUs until there is
-//! some. The kernel would kill one of them, or another program, instead.
+//! Halts growing VMs when the host is nearly out of memory: their vCPUs are stopped until there is
+//! some. Otherwise the OOM killer would kill one of them, or another program.
 
 use super::super::Node;
 use crate::idle::sample::resident_kib;
@@ -14,25 +14,25 @@ use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 use tracing::{debug, error, info, warn};
 
-/// Growth between two looks that counts, KiB.
+/// Smallest growth between two checks that counts, KiB.
 const GROWS: u64 = 128;
-/// How long a VM counts as one that grows: on a busy host each runs only now and then.
+/// How long a VM counts as growing after growth was seen: on a busy host each VM runs rarely.
 const GROWN: Duration = Duration::from_secs(3);
 
-/// What a VMM needs besides its guest's memory, MiB.
+/// Memory of a VMM besides its guest's, MiB.
 const OVERHEAD: u64 = 8;
 
-/// What is known of the VMs while memory is low.
+/// Growth of VMs while memory is low.
 #[derive(Debug, Default)]
 pub(super) struct Growth(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
-    /// What each VM had at the last look, by id.
+    /// Memory of each VM at the last check, by id.
     had: HashMap<String, Usage>,
-    /// VMs that are halted, by id. Dropping the sender lets one go on.
+    /// Halted VMs, by id. Dropping the sender resumes the VM.
     halted: HashMap<String, oneshot::Sender<()>>,
-    /// It was logged that nothing gives memory back.
+    /// Whether it was logged that no idle VM can free memory.
     told: bool,
 }
 
@@ -40,12 +40,12 @@ struct State {
 struct Usage {
     /// KiB of the host's memory.
     kib: u64,
-    /// When it was last seen to have grown.
+    /// When growth was last seen.
     grew: Option<Instant>,
 }
 
 impl Usage {
-    /// At this moment it has so much.
+    /// The usage at this time, compared with the last one.
     fn now(last: Option<&Usage>, now: Instant, kib: u64) -> Usage {
         let grew = match last {
             Some(last) if kib >= last.kib.saturating_add(GROWS) => Some(now),
@@ -76,24 +76,24 @@ impl Growth {
     }
 }
 
-/// VMs with a higher priority go on longest, then those that were made first.
+/// VMs with a higher priority are halted last; among equals, those that were made first.
 fn rank(vm: &VmHandle) -> (Reverse<Priority>, u64) {
     (Reverse(vm.spec.priority), vm.view.borrow().vm.created)
 }
 
-/// VMs that grow.
+/// Growing VMs.
 #[derive(Default)]
 pub(super) struct Growing {
     /// Those that are not halted.
     vms: Vec<Arc<VmHandle>>,
-    /// The first of them and of those that are halted: the others wait for it.
+    /// The highest-ranked one, halted or not: the others wait for it.
     first: Option<Arc<VmHandle>>,
-    /// KiB that it has.
+    /// Its memory, KiB.
     has: u64,
 }
 
 impl Growing {
-    /// By how much the first can grow until it has all of its memory, MiB.
+    /// By how much the first VM can still grow, up to its configured memory, MiB.
     pub(super) fn first_headroom(&self) -> u64 {
         let may_have = |vm: &Arc<VmHandle>| u64::from(vm.spec.memory_mib) + OVERHEAD;
         self.first
@@ -107,7 +107,7 @@ impl Growing {
 }
 
 impl Node {
-    /// Which of these VMs grow, by what they had at the last look.
+    /// Which of these VMs have grown since the last check.
     pub(super) fn growing(&self, vms: &[Arc<VmHandle>]) -> Growing {
         let mut state = self.pressure.growth.state();
         let State { had, halted, .. } = &mut *state;
@@ -130,7 +130,7 @@ impl Node {
         }
     }
 
-    /// Halts VMs that grow, or lets one go on.
+    /// Halts growing VMs, or resumes one.
     pub(super) fn halt_or_resume(
         self: &Arc<Self>,
         vms: &[Arc<VmHandle>],
@@ -163,7 +163,7 @@ impl Node {
         }
     }
 
-    /// Logs once that VMs are halted and no idle VM can give memory back.
+    /// Logs once that VMs are halted and no idle VM can free memory.
     pub(super) fn log_stuck(&self) {
         let mut state = self.pressure.growth.state();
         if !state.halted.is_empty() && !std::mem::replace(&mut state.told, true) {
@@ -174,12 +174,12 @@ impl Node {
         }
     }
 
-    /// There is enough memory: all go on.
+    /// There is enough memory: resumes all VMs.
     pub(super) fn resume_all(&self) {
         *self.pressure.growth.state() = State::default();
     }
 
-    /// Halts a VM until it is released, or is to end.
+    /// Halts a VM until it is released or is being ended.
     async fn halt(self: Arc<Self>, vm: Arc<VmHandle>, released: oneshot::Receiver<()>) {
         if let Some(_one) = vm.try_operate().filter(|one| one.state == VmState::Running) {
             info!(vm = %vm.name, "memory is nearly used up: a VM that grows is halted");
@@ -193,7 +193,7 @@ impl Node {
                     _ = view.wait_for(|view| view.vm.state != VmState::Running || view.leaving) => {}
                 }
             }
-            // Also after an error, which does not say whether it was paused.
+            // Resumed after an error, too, because the VM may have been paused.
             match self.resume_vcpus(&vm).await {
                 Ok(()) => info!(vm = %vm.name, "a VM that was halted goes on"),
                 Err(error) if vm.view.borrow().is_active() => {
