@@ -29,7 +29,7 @@ impl Cidr {
         Some(Cidr { first, prefix })
     }
 
-    /// The one address alone.
+    /// The range of this single address.
     pub fn single(address: IpAddr) -> Cidr {
         let prefix = if address.is_ipv4() { 32 } else { 128 };
         Cidr {

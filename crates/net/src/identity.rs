@@ -6,8 +6,8 @@ use std::ffi::CString;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// The prefix of our links' names. With the 12 digits of an id it has 15 bytes, the most that Linux
-/// allows.
+/// The prefix of our links' names. With the 12 digits of an id a name has 15 bytes, the most that
+/// Linux allows.
 pub const LINK_PREFIX: &str = "jf-";
 /// Digits of a VM's id.
 const ID_DIGITS: usize = 12;

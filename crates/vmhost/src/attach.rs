@@ -40,7 +40,7 @@ where
     }
 }
 
-/// Closes the writing half, and drops what still comes in.
+/// Shuts down the writing half, and drops remaining input.
 pub async fn close(mut input: impl AsyncRead + Unpin, mut output: impl AsyncWrite + Unpin) {
     let _ = timeout(LINGER, async {
         let _ = output.shutdown().await;
@@ -63,7 +63,7 @@ async fn leave(vm: &VmHandle) {
     }
 }
 
-/// `Started`, the output, and how it ended.
+/// Sends `Started`, the output, and how the command ended.
 async fn send_output(
     output: &mut (impl AsyncWrite + Unpin),
     vm: &VmHandle,
@@ -172,7 +172,7 @@ async fn take_input(input: &mut FrameReader<impl AsyncRead + Unpin>, vm: &VmHand
     let mut runs = async || {
         let _ = view.wait_for(|view| view.main != MainState::Pending).await;
     };
-    // A window size that came before the command runs is kept; later messages may end the VM.
+    // An early window size is kept until the command runs; later messages may end the VM.
     let mut size = None;
     loop {
         let message = tokio::select! {

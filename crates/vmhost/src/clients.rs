@@ -19,7 +19,7 @@ pub struct Clients {
 }
 
 impl Clients {
-    /// Is nobody attached?
+    /// Is no client attached?
     pub fn is_empty(&self) -> bool {
         self.lock().is_empty()
     }

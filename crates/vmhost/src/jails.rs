@@ -48,7 +48,7 @@ pub struct Launcher {
     identities: Arc<Identities>,
     /// `None`: the resources of monitors are not limited.
     cgroups: Option<Arc<Cgroups>>,
-    /// What this host does not support, and why.
+    /// Features that this host does not support, and why.
     lacks: Vec<String>,
 }
 
@@ -70,8 +70,7 @@ pub struct Monitor<'a> {
 }
 
 impl Launcher {
-    /// Finds out which jails this host supports, if they are wanted, and logs once what is
-    /// missing.
+    /// Probes which jails this host supports, if they are wanted, and logs once what is missing.
     pub fn new(paths: &Paths, jailed: bool) -> Launcher {
         let identities = Identities::new(identity::first_of(&paths.run), identity::COUNT);
         let mut launcher = Launcher {
@@ -127,7 +126,7 @@ impl Launcher {
         launcher
     }
 
-    /// Has the kernel slow a monitor down as soon as it has taken this many more bytes; `None`: never.
+    /// Has the kernel throttle a monitor once it has allocated this many more bytes; `None`: never.
     /// May block.
     pub fn limit_growth(&self, pid: u32, bytes: Option<u64>) {
         let Some(cgroups) = &self.cgroups else { return };
@@ -151,7 +150,7 @@ impl Launcher {
         }
     }
 
-    /// What monitors are contained by, and what this host does not support.
+    /// How monitors are contained, and what this host does not support.
     pub fn containment(&self) -> Containment {
         Containment {
             jailed: self.level.is_some_and(Level::has_own_root),
@@ -162,7 +161,7 @@ impl Launcher {
         }
     }
 
-    /// Are files passed to monitors as descriptors? Then they can open none themselves.
+    /// Are files passed to monitors as descriptors, because monitors can't open any?
     pub fn passes_descriptors(&self) -> bool {
         self.level.is_some()
     }
@@ -201,14 +200,14 @@ impl Launcher {
         process.with(identity, cgroup)
     }
 
-    /// All running monitors are adopted: ends processes in other cgroups.
+    /// All running monitors are adopted: kills processes in all other cgroups.
     pub fn all_adopted(&self) {
         if let Some(cgroups) = &self.cgroups {
             cgroups.kill_unknown();
         }
     }
 
-    /// Starts one.
+    /// Starts a monitor.
     pub fn start(&self, monitor: Monitor<'_>) -> Result<VmmProcess> {
         let failed = |error: &io::Error| spawn_error(&self.program, error);
         let Some(level) = self.level else {
@@ -320,8 +319,8 @@ fn watch_child(pid: u32) -> Result<VmmProcess> {
         .map_err(|error| Error::internal(format!("The VMM can't be watched: {error}.")))
 }
 
-/// Resource limits of a VM's monitor. Memory is twice the VM's: what a capture froze is kept
-/// beside what is written after it. [`capture_headroom`] raises the limit for later captures.
+/// Resource limits of a VM's monitor. Memory is twice the VM's, because a capture freezes a copy of
+/// the pages that are written after it. [`capture_headroom`] raises the limit for later captures.
 pub fn share_of(spec: &Spec, is_last: bool) -> Share {
     let memory = bytes(spec);
     Share {
@@ -331,8 +330,8 @@ pub fn share_of(spec: &Spec, is_last: bool) -> Share {
     }
 }
 
-/// Bytes by which a monitor's memory limit is raised for a capture: a copy of everything that was
-/// written, which may all be written again.
+/// Bytes by which a monitor's memory limit is raised for a further capture: all written memory is
+/// frozen, and may be written again.
 pub fn capture_headroom(spec: &Spec) -> u64 {
     2 * bytes(spec)
 }

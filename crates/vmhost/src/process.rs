@@ -33,8 +33,8 @@ pub enum Ended {
 }
 
 impl Ended {
-    /// Was it killed from outside: by a user, an administrator or the OOM killer? Then what it
-    /// was restored from is not to blame.
+    /// Was it killed by a user, an administrator or the OOM killer? Then the snapshot it was
+    /// restored from is not to blame.
     pub fn was_killed_externally(self) -> bool {
         let outside = [Signal::HUP, Signal::INT, Signal::KILL, Signal::TERM];
         matches!(self, Ended::Signal(signal) if outside.iter().any(|one| one.as_raw() == signal))
@@ -62,20 +62,20 @@ pub struct VmmProcess {
     pub pid: u32,
     pidfd: AsyncFd<OwnedFd>,
     child: bool,
-    /// The user it runs as; no other VMM has this user meanwhile.
+    /// The user it runs as; no other VMM gets this user meanwhile.
     identity: Option<Identity>,
     /// Its control group.
     cgroup: Option<Cgroup>,
 }
 
 impl VmmProcess {
-    /// A child of this daemon that was not waited for yet.
+    /// A child of this daemon that was not reaped yet.
     pub fn child(pid: u32) -> io::Result<VmmProcess> {
         VmmProcess::open(pid, true)
     }
 
-    /// A process that an earlier daemon spawned. The caller checks, after
-    /// this call, that the process is still the one it means.
+    /// A process that an earlier daemon spawned. After this call the caller must check that the
+    /// process is still the intended one.
     pub fn adopted(pid: u32) -> io::Result<VmmProcess> {
         VmmProcess::open(pid, false)
     }
@@ -151,13 +151,13 @@ impl VmmProcess {
         }
     }
 
-    /// Has it not ended yet?
+    /// Is it still alive?
     pub fn lives(&self) -> bool {
         let mut look = [PollFd::new(self.pidfd.get_ref(), PollFlags::IN)];
         !matches!(poll(&mut look, Some(&Timespec::default())), Ok(1..))
     }
 
-    /// SIGKILL.
+    /// Sends SIGKILL.
     pub fn kill(&self) {
         // An error means that it has ended already.
         let _ = pidfd_send_signal(self.pidfd.as_fd(), Signal::KILL);
@@ -183,8 +183,8 @@ fn stat_of(pid: u32) -> Option<Vec<String>> {
     Some(fields.split(' ').map(str::to_owned).collect())
 }
 
-/// Calls back for `whom`, if that still exists, when this process has ended. Somebody else reaps
-/// the process. Does nothing if it was reaped already.
+/// Calls `tell` for `whom`, if that still exists, when this process has ended. Does not reap the
+/// process. Does nothing if it was reaped already.
 pub fn on_exit<T: Send + Sync + 'static>(
     pid: u32,
     whom: &Arc<T>,
@@ -232,7 +232,7 @@ impl Events {
     }
 
     /// Reads the pending events, up to a limit, because a guest can cause any number of them. The
-    /// flag says that no more will come.
+    /// flag is true at the end of the pipe.
     pub fn drain(&mut self) -> (Vec<VmmEvent>, bool) {
         let mut events = Vec::new();
         let mut buffer = [0; 4096];

@@ -17,7 +17,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 
-/// How long an agent may accept no input before it is checked whether the client is still
+/// How long an agent may accept no input before the proxy checks whether the client is still
 /// connected.
 const STUCK: Duration = Duration::from_secs(1);
 
@@ -60,7 +60,7 @@ impl ToClient for ExecOutput {
     }
 }
 
-/// Copying out: nothing is expected from the client.
+/// Copying out: the client sends nothing.
 impl ToClient for CopyFrame {
     type FromClient = CopyFrame;
 

@@ -1,4 +1,4 @@
-//! An operation that many want at the same time and that is done once for all of them.
+//! An operation with many concurrent callers that runs once for all of them.
 
 use std::fmt::Debug;
 use std::future::Future;
@@ -6,18 +6,18 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-/// An operation that is done once for all who want it meanwhile.
+/// Runs an operation once for all callers that come meanwhile.
 #[derive(Debug)]
 pub struct SingleFlight<T>(Mutex<Option<Current<T>>>);
 
-/// The result and when it came.
+/// The result, and when it was ready.
 type Outcome<T> = watch::Receiver<Option<(Instant, T)>>;
 
 /// The operation in progress, or the last one.
 #[derive(Debug)]
 struct Current<T> {
     result: Outcome<T>,
-    /// Held by all who wait.
+    /// Held by all waiting callers.
     wanted: Weak<watch::Sender<()>>,
 }
 
@@ -28,8 +28,8 @@ impl<T> Default for SingleFlight<T> {
 }
 
 impl<T: Clone + Debug + Send + Sync + 'static> SingleFlight<T> {
-    /// Waits for the operation in progress, or begins one. What it is begun with is closed when
-    /// nobody waits for it any more. `None` if it panicked.
+    /// Waits for the operation in progress, or begins one. The receiver given to `begin` is closed
+    /// when no caller waits any more. `None` if the operation panicked.
     pub async fn join<F>(&self, begin: impl FnOnce(watch::Receiver<()>) -> F) -> Option<T>
     where
         F: Future<Output = T> + Send + 'static,
@@ -45,7 +45,7 @@ impl<T: Clone + Debug + Send + Sync + 'static> SingleFlight<T> {
                     let operation = begin(is_wanted.clone());
                     tokio::spawn(async move {
                         let done = operation.await;
-                        // A result that nobody has waited for may be that it was given up.
+                        // Without callers the result may only say that the operation was given up.
                         if is_wanted.has_changed().is_ok() {
                             tell.send_replace(Some((Instant::now(), done)));
                         }
@@ -62,7 +62,7 @@ impl<T: Clone + Debug + Send + Sync + 'static> SingleFlight<T> {
         done.map(|(_, result)| result)
     }
 
-    /// Is the operation in progress, and does somebody wait for it?
+    /// Is the operation in progress, with a caller waiting for it?
     pub fn is_in_progress(&self) -> bool {
         self.lock()
             .as_ref()
@@ -70,7 +70,7 @@ impl<T: Clone + Debug + Send + Sync + 'static> SingleFlight<T> {
             .is_some()
     }
 
-    /// The result of the last operation, if it is over and somebody waited for it, and when it came.
+    /// The last result and when it was ready, if the operation is over and a caller waited for it.
     pub fn last(&self) -> Option<(Instant, T)> {
         self.lock().as_ref()?.result.borrow().clone()
     }
@@ -88,7 +88,7 @@ impl<T: Clone + Debug + Send + Sync + 'static> SingleFlight<T> {
 
 impl<T> Current<T> {
     fn in_progress(&self) -> Option<(Outcome<T>, Arc<watch::Sender<()>>)> {
-        // The sender is dropped at its end.
+        // The operation's task drops the sender when it ends.
         self.result.has_changed().ok()?;
         Some((self.result.clone(), self.wanted.upgrade()?))
     }

@@ -1,11 +1,10 @@
-//! Spares: VMMs that are started before it is known for which VM.
+//! Spares: VMMs that are started before they have a VM.
 //!
-//! Executing `jiffy-vmm`, opening KVM and creating a VM is a large part of the time of a restore
-//! or a fork, and does not depend on the request. So a few VMMs are started ahead, while no VM
-//! starts, and wait on a socket. The next start takes one of them and continues as if it had been
-//! spawned.
+//! Executing `jiffy-vmm`, opening KVM and creating a VM is a large part of the time of a restore or
+//! a fork, and does not depend on the request. So a few VMMs are started ahead, while no VM starts,
+//! and wait on a socket. The next start takes one of them and continues as if it had been spawned.
 //!
-//! A spare has no id, no folder and no record. It ends when its socket is closed, so also when
+//! A spare has no id, no folder and no record. It ends when its socket is closed, and so also when
 //! the daemon is killed. If there is no usable spare, a VMM is spawned.
 
 use crate::jails::{Launcher, Monitor};
@@ -30,7 +29,7 @@ use tracing::debug;
 /// Placeholder for the VM's id in a spare's command line; not a valid id.
 pub const NO_ID: &str = "------------";
 
-/// For how long no VM must have been starting before a spare is made.
+/// A spare is made when no VM has been starting for this long.
 const QUIET_TIME: Duration = Duration::from_millis(10);
 /// A spare that dies sooner than this is not replaced at once: the next one may die as well.
 const LIFE: Duration = Duration::from_secs(10);
@@ -70,7 +69,7 @@ impl Spares {
             return None;
         }
         let spare = self.pop(paths);
-        // Only now: [`keep`] looks at once whether one is missing.
+        // Notified after the removal, because [`keep`] checks at once whether a spare is missing.
         self.wanted.notify_one();
         spare
     }
@@ -87,7 +86,7 @@ impl Spares {
         None
     }
 
-    /// Drops spares that died. Must one be made?
+    /// Drops spares that died. True if one must be made.
     fn reap(&self) {
         let mut ready = self.lock();
         let died_old = |spare: &Spare| !spare.lives() && spare.made.elapsed() > LIFE;
@@ -124,7 +123,7 @@ impl Spare {
         let program = Stamp::of(&fs::metadata(&path).map_err(failed)?);
         let (socket, theirs) = ahead::pair().map_err(failed)?;
         let config = paths.vm(NO_ID).join("vmm.json");
-        // No log: an error that stops a spare stops a spawned VMM, too, and that one has a log.
+        // It has no log. An error that stops a spare also stops a spawned VMM, which has a log.
         let nowhere = File::options().write(true).open("/dev/null");
         let nowhere = nowhere.map_err(failed)?;
         let process = launcher.start(Monitor {
@@ -215,7 +214,7 @@ pub async fn keep(
                 Ok(spare) => {
                     let pid = spare.process.as_ref().map(|process| process.pid);
                     spares.lock().push(spare);
-                    // After it was kept, because it may have died already.
+                    // Watched after it was added, because it may have died already.
                     if let Some(pid) = pid {
                         on_exit(pid, &spares, Spares::reap);
                     }

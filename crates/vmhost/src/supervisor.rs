@@ -31,7 +31,7 @@ const MAX_ROOM: usize = 16 << 20;
 /// How often a failed bind of the socket is tried again.
 const RETRY_LISTENING: Duration = Duration::from_secs(1);
 
-/// What the node has stored, so that the guest can forget it.
+/// What the node has stored; the guest needs to keep it no longer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Stored {
     /// Bytes of stdout.
@@ -45,14 +45,14 @@ pub struct Stored {
 /// The node's side of a connection that sent a valid hello.
 #[derive(Debug)]
 pub struct Link {
-    /// Which connection, in the order of their hellos.
+    /// Its number, in the order of hellos.
     pub serial: u64,
     /// The newest version of the protocol that both ends speak.
     pub version: u16,
     /// Messages to the guest, with back-pressure. Dropping it (and every
     /// clone) closes the connection.
     pub send: mpsc::Sender<ToGuest>,
-    /// Acknowledgements: only the newest counts, and they are sent before other messages.
+    /// Acknowledgements: only the newest counts. They are sent before other messages.
     pub stored: watch::Sender<Stored>,
     /// The end of the first command was reported on this connection.
     pub heard_end: bool,
@@ -68,7 +68,7 @@ pub struct InputPort {
 }
 
 impl Link {
-    /// The guest grants so many more bytes of input.
+    /// Adds input credit that the guest has granted, in bytes.
     pub fn add_credit(&mut self, bytes: u32) {
         let room = self.room.get_or_insert_with(|| Arc::new(Semaphore::new(0)));
         let most = MAX_ROOM.saturating_sub(room.available_permits());
@@ -86,7 +86,7 @@ impl Link {
 
 impl Drop for Link {
     fn drop(&mut self) {
-        // Wakes senders that wait for credit; they look for another connection.
+        // Wakes senders that wait for credit, so that they use another connection.
         if let Some(room) = &self.room {
             room.close();
         }
@@ -144,7 +144,7 @@ impl Supervisor {
         }
     }
 
-    /// Starts to accept connections once the socket can be bound.
+    /// Accepts connections as soon as the socket can be bound; retries until then.
     pub fn bind_later(socket: PathBuf, vm_id: &str) -> Supervisor {
         let (send, messages) = mpsc::channel(QUEUE);
         let vm_id = vm_id.to_owned();
@@ -165,8 +165,8 @@ impl Supervisor {
     }
 }
 
-/// Binds this socket; replaces whatever has its path. The socket gets its path last, so that a guest
-/// which connects meanwhile is never refused for its permissions.
+/// Binds this socket; replaces any file at its path. The socket is renamed to its path last, so
+/// that a guest which connects meanwhile is never refused for its permissions.
 pub fn bind(socket: &Path) -> io::Result<UnixListener> {
     let new = socket.with_extension("new");
     let _ = remove_any(&new);
@@ -184,7 +184,7 @@ pub fn bind(socket: &Path) -> io::Result<UnixListener> {
 
 impl Drop for Supervisor {
     fn drop(&mut self) {
-        // The connections end by themselves, because their messages have no receiver.
+        // The connections end without being told, because their messages have no receiver.
         self.accepting.abort();
     }
 }
@@ -391,7 +391,7 @@ mod tests {
         }
     }
 
-    /// The clock stands still while there is anything to do, and goes on to what is waited for.
+    /// Paused time advances to the next timer only when there is nothing else to do.
     #[tokio::test(start_paused = true)]
     async fn silent_connections_are_limited_and_time_out() {
         let folder = tempfile::tempdir().unwrap();

@@ -11,11 +11,11 @@ use jiffy_wire::pager::PagerStats;
 use jiffy_wire::timeline::{Span, Timeline, Track, names};
 use jiffy_wire::trace;
 
-/// Most spans, and most marks, of a guest, which can send any number of them.
+/// Most spans, and most marks, of a guest: a guest can send any number of them.
 const MAX_GUEST: usize = 2048;
 /// Most characters of a span's detail from the VMM, which names a disk, an image or an origin.
 const MAX_REMARK: usize = 2000;
-/// The VMM's first span, by which the node knows that it runs.
+/// The VMM's first span: it shows that the VMM runs.
 const VMM_MAIN: &str = "VMM main";
 
 /// Times of the first messages on the supervisor channel, for guests that write no marks.
@@ -78,7 +78,7 @@ impl Recorder {
         }
     }
 
-    /// Takes over what an earlier daemon measured of the same VM.
+    /// Takes over the measurements of an earlier daemon of the same VM.
     pub fn keep(&mut self, earlier: Timeline) {
         if earlier.clock == self.clock {
             self.kept = earlier.spans;
@@ -100,7 +100,7 @@ impl Recorder {
         self.received = Some(at_ns);
     }
 
-    /// The start waited for memory or vCPUs, from and to these times.
+    /// The start waited for memory or vCPUs, from the first to the second of these times.
     pub fn waited(&mut self, waited_ns: (u64, u64)) {
         self.waited = Some(waited_ns);
     }
@@ -120,14 +120,14 @@ impl Recorder {
         self.spare = true;
     }
 
-    /// Times at which the network attachment was begun and had its address, its link and its
-    /// rules. Parts prepared ahead of the request are not counted.
+    /// Times at which the network attachment began, and had its address, its link and its rules.
+    /// Parts prepared before the request do not count.
     pub fn attached(&mut self, times_ns: [u64; 4]) {
         let begun = self.received.unwrap_or(0);
         self.attached = Some(times_ns).filter(|[start, ..]| *start >= begun);
     }
 
-    /// A standby was given its configuration. What its VMM did before is not counted.
+    /// A standby got its configuration. Earlier work of its VMM does not count.
     pub fn taken_over(&mut self, start_ns: u64, end_ns: u64) {
         self.standby = Some((start_ns, end_ns));
     }

@@ -1,4 +1,4 @@
-//! Reconciles what exists with the records.
+//! Makes links, routes, rules and settings match the records.
 
 use super::forwarding::Forwarding;
 use super::{GuestSpec, Host, HostOptions, Report, by_vm, netfilter};
@@ -37,7 +37,7 @@ pub(super) fn open(
     Ok((host, report))
 }
 
-/// The ranges that the operator chose, or ranges that overlap none of the host's routes.
+/// The operator's ranges, or ranges that overlap none of the host's routes.
 fn ranges(route: &mut Channel, options: &HostOptions) -> Result<Ranges, Error> {
     let there = links::found::links(route)?;
     let ours: BTreeSet<u32> = there
@@ -127,7 +127,7 @@ fn indexes(links: &[(u32, String)]) -> Vec<u32> {
     links.iter().map(|it| it.0).collect()
 }
 
-/// Removes links of no VM. Returns the others, and the names of the removed ones.
+/// Removes links that belong to no VM. Returns the others, and the names of the removed ones.
 fn keep_links(
     route: &mut Channel,
     found: &[Link],

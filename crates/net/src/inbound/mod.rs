@@ -1,9 +1,9 @@
-//! Connections to published ports of VMs that sleep.
+//! Connections to published ports of hibernated VMs.
 //!
-//! The rules do not lead them to the VM, so the sockets that hold the ports accept them. Each is
-//! handed over as a [`InboundConnection`]; when the VM is awake, [`InboundConnection::relay`] connects it to the VM's
-//! port and carries what both sides send until they end. Connections that begin later are led by
-//! the rules again.
+//! While a VM sleeps, the rules do not forward its TCP ports, so the sockets that hold the ports
+//! accept the connections. Each becomes an [`InboundConnection`]. When the VM is awake,
+//! [`InboundConnection::relay`] connects to the VM's port and copies data in both directions. Later
+//! connections are forwarded by the rules again.
 
 mod relay;
 
@@ -19,35 +19,35 @@ use tokio::net::TcpStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tracing::warn;
 
-/// Most connections of one VM that wait or are carried; further ones wait in the kernel.
+/// Most connections of one VM that wait or are relayed; further ones wait in the kernel.
 const OF_ONE: usize = 1024;
 /// Pause after an error that may persist, such as no free descriptors.
 const AFTER_ERROR: Duration = Duration::from_millis(100);
 
-/// Takes connections for all VMs.
+/// Accepts connections for all VMs.
 #[derive(Debug, Clone)]
 pub struct Acceptor {
     to: mpsc::UnboundedSender<InboundConnection>,
     places: Arc<Semaphore>,
 }
 
-/// A VM that connections are taken for.
+/// A VM for which connections are accepted.
 #[derive(Debug, Clone, Copy)]
 pub struct SleepingVm {
-    /// Which.
+    /// Its id.
     pub vm: VmId,
-    /// Its address.
+    /// Its IPv4 address.
     pub v4: Ipv4Addr,
-    /// The same of IPv6.
+    /// Its IPv6 address.
     pub v6: Option<Ipv6Addr>,
-    /// All VMs' addresses: VMs do not reach one another by ports of the host.
+    /// All VMs' addresses: VMs may not reach one another by ports of the host.
     pub ranges: Ranges,
 }
 
-/// A connection to a published port. It is reset if this is dropped.
+/// An accepted connection to a published port. It is reset if this is dropped.
 #[derive(Debug)]
 pub struct InboundConnection {
-    /// The VM that it is for.
+    /// The VM that the port is published for.
     pub vm: VmId,
     stream: TcpStream,
     guest: SocketAddr,
@@ -60,14 +60,14 @@ fn is_vm(address: IpAddr, ranges: Ranges) -> bool {
 }
 
 impl Acceptor {
-    /// At most `most` connections wait or are carried at a time, of all VMs.
+    /// At most `most` connections of all VMs wait or are relayed at a time.
     pub fn new(most: usize) -> (Acceptor, mpsc::UnboundedReceiver<InboundConnection>) {
         let (to, connections) = mpsc::unbounded_channel();
         let places = Arc::new(Semaphore::new(most));
         (Acceptor { to, places }, connections)
     }
 
-    /// Accepts connections to these ports until they are let go. In tokio's runtime.
+    /// Accepts connections to these ports until they are released, in a tokio task.
     pub fn accept(&self, held: &mut Held, sleeping: SleepingVm) {
         let Some(listeners) = held.listeners() else {
             return;
@@ -92,7 +92,7 @@ impl Acceptor {
         held.set_acceptor(accepting.abort_handle());
     }
 
-    /// `None` if nobody takes connections any more.
+    /// Queues a connection. `None` if the receiver is gone.
     async fn enqueue(
         &self,
         sleeping: &SleepingVm,
@@ -104,14 +104,14 @@ impl Acceptor {
             from,
             guest,
         } = accepted;
-        // Without an answer to whoever waits, unless it is carried to its end.
+        // Closing it resets it, unless it is relayed to its end.
         let _ = sockopt::set_socket_linger(&stream, Some(Duration::ZERO));
         if is_vm(from.ip(), sleeping.ranges) {
             return Some(());
         }
         let address = match stream.local_addr() {
             Ok(SocketAddr::V4(_)) => IpAddr::from(sleeping.v4),
-            // The VM may have lost it: the host had IPv6 when the port was published.
+            // The VM may have lost its IPv6 address since the port was published.
             Ok(SocketAddr::V6(_)) => match sleeping.v6 {
                 Some(v6) => v6.into(),
                 None => return Some(()),

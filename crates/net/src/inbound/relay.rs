@@ -1,4 +1,4 @@
-//! Carries a connection to a VM's port.
+//! Relays a connection to a VM's port.
 
 use super::InboundConnection;
 use rustix::net::sockopt;
@@ -10,12 +10,12 @@ use tokio::time::timeout;
 
 /// How long the VM's port may take to accept. The VM is awake, but may just have been woken.
 const CONNECT_TIME: Duration = Duration::from_secs(20);
-/// Silence after which a client is asked whether it is still there.
+/// Idle time after which keep-alive probes are sent to a client.
 const KEEPALIVE: Duration = Duration::from_secs(60);
 
 impl InboundConnection {
-    /// Connects to the VM, and carries what both sides send until both have ended; either may end
-    /// its own direction first. A reset, or no answer, of one side resets the other.
+    /// Connects to the VM and copies data in both directions until both have ended; either side may
+    /// shut down its direction first. If one side resets or does not answer, the other is reset.
     pub async fn relay(mut self) -> io::Result<()> {
         let connected = timeout(CONNECT_TIME, TcpStream::connect(self.guest)).await;
         let mut guest = connected.map_err(|_| io::ErrorKind::TimedOut)??;
@@ -23,7 +23,7 @@ impl InboundConnection {
         for stream in [&self.stream, &guest] {
             stream.set_nodelay(true)?;
         }
-        // A client that is gone without a word would keep the VM awake.
+        // Without keep-alive, a client that vanished would keep the VM awake.
         sockopt::set_socket_keepalive(&self.stream, true)?;
         sockopt::set_tcp_keepidle(&self.stream, KEEPALIVE)?;
         copy_bidirectional(&mut self.stream, &mut guest).await?;
@@ -58,7 +58,7 @@ mod tests {
         publish: Publish,
     }
 
-    /// A published port of a VM whose address is 127.0.0.1. `vms` are VMs' addresses.
+    /// A published port of a VM with the address 127.0.0.1. `vms` is the range of VMs' addresses.
     async fn front(guest: u16, vms: &str) -> Front {
         let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let port = free.local_addr().unwrap().port();
@@ -97,14 +97,14 @@ mod tests {
         let mut client = TcpStream::connect(("127.0.0.1", front.port)).await.unwrap();
         client.write_all(b"question").await.unwrap();
         client.shutdown().await.unwrap();
-        // It waits, with what it has sent, until somebody takes it up.
+        // The connection waits, with its data, until it is relayed.
         let caller = front.inbound.recv().await.unwrap();
         let carried = tokio::spawn(caller.relay());
         let (mut served, _) = listener.accept().await.unwrap();
         let mut asked = Vec::new();
         served.read_to_end(&mut asked).await.unwrap();
         assert_eq!(asked, b"question");
-        // The other direction is open still, and takes more than any buffer holds.
+        // The other direction is still open, and carries more than any buffer holds.
         let answer = vec![7; 8 << 20];
         let sent = answer.clone();
         let serving = tokio::spawn(async move {
@@ -127,11 +127,11 @@ mod tests {
             let read = timeout(Duration::from_secs(10), client.read(&mut heard));
             read.await.unwrap().unwrap_err().kind()
         };
-        // Nobody wants it.
+        // The connection is dropped.
         let mut client = TcpStream::connect(("127.0.0.1", front.port)).await.unwrap();
         drop(front.inbound.recv().await.unwrap());
         assert_eq!(reset(&mut client).await, ErrorKind::ConnectionReset);
-        // Cut off in the middle.
+        // The relay is aborted.
         let mut client = TcpStream::connect(("127.0.0.1", front.port)).await.unwrap();
         let carried = tokio::spawn(front.inbound.recv().await.unwrap().relay());
         let (mut served, _) = listener.accept().await.unwrap();
@@ -152,7 +152,7 @@ mod tests {
             .await
             .unwrap_err();
         assert_eq!(reset(&mut client).await, ErrorKind::ConnectionReset);
-        // The ports are free as soon as they are let go.
+        // The ports are free as soon as they are released.
         drop(front.held);
         Held::all(&[front.publish]).expect("free again");
         assert!(front.inbound.recv().await.is_none(), "nobody accepts");
@@ -168,7 +168,7 @@ mod tests {
         let read = client.read(&mut [0; 8]).await;
         assert_eq!(read.unwrap_err().kind(), ErrorKind::ConnectionReset);
         assert!(front.inbound.try_recv().is_err());
-        // The host itself has the first address.
+        // The first address is the host's own.
         let _client = TcpStream::connect(to).await.unwrap();
         front.inbound.recv().await.expect("a caller");
     }

@@ -12,13 +12,13 @@ use std::time::Duration;
 pub const QUESTION_BYTES: usize = 1024;
 /// Most bytes of an answer by UDP that avoid fragmentation (DNS Flag Day 2020).
 pub const UDP_BYTES: u16 = 1232;
-/// The most of any answer.
+/// Most bytes of any answer.
 pub const ANSWER_BYTES: usize = u16::MAX as usize;
 /// Bytes that every client accepts by UDP (RFC 1035 §4.2.1).
 const PLAIN_UDP_BYTES: u16 = 512;
 /// The TTL of our own records: a name may soon belong to another VM.
 const OWN_TTL: Ttl = Ttl::from_secs(5);
-/// The most time that an answer is cached, negative answers included, in seconds.
+/// Longest time that an answer, or a negative one, is cached, in seconds.
 const MAX_TTL: u32 = 3600;
 const MAX_ABSENT_TTL: u32 = 300;
 /// The TTL of negative answers that have no SOA record, in seconds.
@@ -26,7 +26,7 @@ const ABSENT_TTL: u32 = 5;
 
 type Target = StaticCompressor<Vec<u8>>;
 
-/// A question as it came.
+/// A parsed question.
 #[derive(Debug, Clone)]
 pub struct Question<'a> {
     message: &'a Message<[u8]>,
@@ -34,7 +34,7 @@ pub struct Question<'a> {
     pub name: String,
     /// The record type.
     pub kind: Rtype,
-    /// Bytes of the longest answer by UDP.
+    /// Most bytes of an answer by UDP.
     pub udp_bytes: u16,
 }
 
@@ -99,7 +99,7 @@ impl Question<'_> {
         error(self.message, code)
     }
 
-    /// The answer from our own names; `None` if nothing is known.
+    /// The answer from local names; `None` if the name is unknown.
     pub fn own(&self, known: &Known) -> Option<Vec<u8>> {
         let code = match known {
             Known::Nothing => return None,
@@ -175,7 +175,7 @@ impl Question<'_> {
         Some(answer)
     }
 
-    /// The question for a resolver: only the name and type are the guest's.
+    /// The question for a resolver; only its name and type are taken from the guest.
     pub fn forward(&self, id: u16) -> Option<Vec<u8>> {
         let mut builder = MessageBuilder::new_vec();
         builder.header_mut().set_id(id);
@@ -191,7 +191,7 @@ impl Question<'_> {
         Some(builder.finish())
     }
 
-    /// Whether it is the answer to the question of [`Question::forward`].
+    /// Does the answer belong to the question of [`Question::forward`]?
     fn is_answered_by(&self, answer: &Message<[u8]>, id: u16) -> bool {
         let header = answer.header();
         let same = answer.sole_question().is_ok_and(|it| {
@@ -201,7 +201,7 @@ impl Question<'_> {
     }
 }
 
-/// What a resolver answered.
+/// The answer of a resolver.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Resolved {
     bytes: Vec<u8>,
@@ -209,14 +209,14 @@ pub struct Resolved {
     pub addresses: Vec<(IpAddr, Duration)>,
     /// The TTL of the whole answer.
     pub ttl: Duration,
-    /// It is truncated (TC): there is more by TCP.
+    /// It is truncated (TC): the whole answer is available by TCP.
     pub cut: bool,
     /// The resolver failed or refused.
     pub failed: bool,
 }
 
 impl Resolved {
-    /// Bytes it takes.
+    /// Its size in bytes.
     pub fn len(&self) -> usize {
         self.bytes.len()
     }

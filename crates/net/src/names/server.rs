@@ -17,7 +17,7 @@ use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-/// Most questions in progress: in all, and of one VM. Beyond this, UDP questions are dropped (a
+/// Most questions in progress, in all and of one VM. Beyond this, UDP questions are dropped (a
 /// guest's resolver repeats them), and TCP connections are closed.
 const QUESTIONS: usize = 512;
 const QUESTIONS_OF_ONE: usize = 32;
@@ -31,7 +31,7 @@ const GRACE: Duration = Duration::from_secs(10);
 /// Pause after a socket error that may persist, such as no free descriptors.
 const AFTER_ERROR: Duration = Duration::from_millis(50);
 
-/// Opens addresses to a VM: [`crate::rules::NameRules`] in a lock.
+/// Opens addresses to a VM: a locked [`crate::rules::NameRules`].
 pub trait Open: Send + Sync + 'static {
     /// Opens these addresses, each for its time, before it returns.
     fn open(&self, vm: VmId, addresses: &[(IpAddr, Duration)]) -> Result<(), Error>;
@@ -54,8 +54,8 @@ pub struct Sockets {
 }
 
 impl Sockets {
-    /// Binds this port of these addresses; another port if it is in use: the rules redirect guests
-    /// to it ([`crate::host::HostOptions::name_port`]).
+    /// Binds this port at these addresses. If it is in use, binds another port, and the rules
+    /// redirect guests to it ([`crate::host::HostOptions::name_port`]).
     pub fn bind(addresses: &[IpAddr], port: u16) -> io::Result<Sockets> {
         match Sockets::bind_all(addresses, port) {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
@@ -272,7 +272,7 @@ impl NameServer {
         Some((resolved, Duration::ZERO))
     }
 
-    /// Opens the addresses of a name, as far as names may open them. `false` if that failed.
+    /// Opens the addresses of a name that the policy allows. `false` if that failed.
     fn open(&self, asker: &Asker, resolved: &Resolved, age: Duration) -> bool {
         let opened: Vec<_> = resolved
             .addresses

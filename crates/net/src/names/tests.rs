@@ -95,7 +95,7 @@ fn vm_names_resolve_only_within_one_network() {
     assert_eq!(look_up(&other, "2.0.118.10.in-addr.arpa"), Known::Absent);
     assert_eq!(look_up(&db, "8.8.8.8.in-addr.arpa"), Known::Nothing);
 
-    // Another address and name: the old ones are nobody's.
+    // After a change of name and address, the old ones are unknown.
     let mut moved = web.clone();
     moved.v4 = Ipv4Addr::new(10, 118, 0, 9);
     moved.name = "www".to_owned();
@@ -145,7 +145,7 @@ fn invalid_queries_get_an_error_or_no_answer() {
     );
 }
 
-/// A resolver that answers by what is asked.
+/// A resolver whose answer depends on the name.
 struct Fake {
     at: SocketAddr,
     asked: Arc<AtomicUsize>,
@@ -212,7 +212,7 @@ impl Fake {
             let mut packet = [0; 2000];
             while let Ok((length, from)) = udp.recv_from(&mut packet) {
                 count.fetch_add(1, Ordering::SeqCst);
-                // Another's answer, which is to be no answer, comes first.
+                // A forged answer with another id comes first; it must be ignored.
                 let mut forged = fake_answer(&packet[..length], false);
                 forged[0] ^= 1;
                 let _ = udp.send_to(&forged, from);
@@ -234,7 +234,7 @@ impl Fake {
     }
 }
 
-/// Keeps what is opened.
+/// Records opened addresses.
 #[derive(Clone, Default)]
 struct Opened(Arc<Mutex<Vec<(VmId, IpAddr)>>>);
 
@@ -270,7 +270,7 @@ async fn other_names_are_resolved_cached_and_opened_by_policy() {
     assert_eq!(said(&good), (Rcode::NOERROR, vec![far]));
     assert_eq!(fake.asked.load(Ordering::SeqCst), 1);
     assert_eq!(opened.0.lock().expect("a list").len(), 0);
-    // Now it is kept, for whoever may ask.
+    // Now the answer is cached, for all VMs that may resolve the name.
     let good = ask(&closed, "good.example", Rtype::A, false).await;
     assert_eq!(said(&good), (Rcode::NOERROR, vec![far]));
     assert_eq!(*opened.0.lock().expect("a list"), [(closed.vm, far)]);
@@ -280,11 +280,11 @@ async fn other_names_are_resolved_cached_and_opened_by_policy() {
     ask(&open, "short.example", Rtype::A, false).await;
     assert_eq!(fake.asked.load(Ordering::SeqCst), 4);
 
-    // A name that is not allowed is not even asked for.
+    // A name that is not allowed is not sent to a resolver.
     let bad = ask(&closed, "bad.example", Rtype::A, false).await;
     assert_eq!(said(&bad), (Rcode::NXDOMAIN, vec![]));
     assert_eq!(fake.asked.load(Ordering::SeqCst), 4);
-    // One that leads inwards opens only what is outside.
+    // Of a name with internal addresses, only the public ones are opened.
     opened.0.lock().expect("a list").clear();
     let inner = ask(&closed, "inner.example", Rtype::A, false).await;
     assert_eq!(said(&inner).1.len(), 3);
@@ -299,7 +299,7 @@ async fn other_names_are_resolved_cached_and_opened_by_policy() {
     assert_eq!(said(&failing).0, Rcode::SERVFAIL);
     let text = ask(&open, "text.example", Rtype::TXT, false).await;
     assert!(text.windows(5).any(|it| it == b"hello"));
-    // What does not fit is cut, and whole by TCP.
+    // A too large answer is truncated by UDP and complete by TCP.
     let cut = ask(&open, "large.example", Rtype::A, false).await;
     assert!(Message::from_slice(&cut).expect("an answer").header().tc());
     assert!(cut.len() <= 512);
@@ -362,7 +362,7 @@ fn the_cache_is_bounded_and_drops_expired_answers() {
             .is_none()
     );
     assert!(cache.get(last, Rtype::A, start).is_none());
-    // The same again and again takes no more room.
+    // Repeating one answer takes no more space.
     for _ in 0..10_000 {
         let (_, resolved) = resolved(last, 10);
         cache.put(last, Rtype::TXT, Arc::new(resolved), start);

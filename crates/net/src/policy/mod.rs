@@ -1,8 +1,7 @@
 //! What a VM may reach, and which of its ports are published.
 //!
-//! A rule that allows goes before a rule that denies, and both go before the default of every VM:
-//! the host itself, other VMs, private, link-local and metadata addresses are denied, everything
-//! else is allowed.
+//! Rules that allow override rules that deny, and both override the default: the host itself, other
+//! VMs, private, link-local and metadata addresses are denied, everything else is allowed.
 //!
 //! * [`target`]: the targets of rules, and their syntax.
 //! * [`publish`]: published ports of the host.
@@ -64,8 +63,8 @@ impl Policy {
         self.deny.iter().any(all)
     }
 
-    /// Whether a connection to this address and port is permitted, the host and other VMs aside.
-    /// Addresses that are open because of a name are not considered.
+    /// Is a connection to this address and port permitted? Addresses of the host and of other VMs,
+    /// and addresses opened by names, are not considered.
     pub fn permits(&self, address: IpAddr, protocol: u8, port: u16) -> bool {
         let listed = |rules: &[Rule]| rules.iter().any(|it| it.covers(address, protocol, port));
         listed(&self.allow) || !(listed(&self.deny) || closed().any(|it| it.contains(address)))
@@ -114,8 +113,8 @@ pub fn closed() -> impl Iterator<Item = Cidr> {
         .filter_map(|(first, prefix)| Cidr::new(first, prefix))
 }
 
-/// Whether an answer of a name server may open this address. The owner of a name chooses its
-/// addresses freely, so only public addresses are opened.
+/// May a name server's answer open this address? The owner of a name chooses its addresses freely,
+/// so only public addresses are opened.
 pub fn opened_by_name(address: IpAddr) -> bool {
     !closed().any(|it| it.contains(address)) && address != IpAddr::V4(Ipv4Addr::BROADCAST)
 }

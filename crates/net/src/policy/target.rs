@@ -5,7 +5,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::str::FromStr;
 
-/// The longest name, in bytes (RFC 1035 §2.3.4, without the dot at its end).
+/// The longest name, in bytes (RFC 1035 §2.3.4, without the final dot).
 const NAME_BYTES: usize = 253;
 const LABEL_BYTES: usize = 63;
 

@@ -95,7 +95,7 @@ fn chosen_ranges_do_not_overlap_host_routes() {
 }
 
 proptest! {
-    /// Whatever is taken, claimed and freed: no address is had twice.
+    /// No sequence of take, claim and free assigns an address twice.
     #[test]
     fn no_address_is_assigned_twice(steps in proptest::collection::vec((0u8..3, 0usize..8, 0u8..10), 0..200)) {
         let mut pool = Pool::new(ranges("10.9.0.0/28"));

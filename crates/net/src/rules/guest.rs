@@ -1,4 +1,4 @@
-//! What one VM adds to the table.
+//! The elements and chains of one VM in the table.
 
 use super::table;
 use super::{GuestRules, link_element, policy, ports};
@@ -93,7 +93,7 @@ fn source6(guest: &GuestRules) -> Option<Element> {
     guest.v6.map(|it| source(guest, &it.octets()))
 }
 
-/// Link, MAC and address, each in whole registers.
+/// The key of link, MAC and address, each in whole registers.
 fn source(guest: &GuestRules, address: &[u8]) -> Element {
     let mut key = guest.link.to_ne_bytes().to_vec();
     key.extend_from_slice(&guest.vm.mac().0);

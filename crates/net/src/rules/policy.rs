@@ -190,13 +190,13 @@ pub(super) fn open_names(to: &mut Transaction, vm: VmId, addresses: &[(IpAddr, D
     }
 }
 
-/// The same for addresses that may be open already: their timeout is restarted.
+/// As [`open_names`], for addresses that may be open already: their timeout restarts.
 pub(super) fn reopen_names(to: &mut Transaction, vm: VmId, addresses: &[(IpAddr, Duration)]) {
     let [names4, names6] = name_sets(vm);
     for (set, v4) in [(names4, true), (names6, false)] {
         for one in addresses.iter().filter(|it| it.0.is_ipv4() == v4) {
-            // An existing element keeps its timeout unless it is deleted first, and an element can
-            // only be deleted if it exists. So each one is added, deleted and added.
+            // An existing element keeps its timeout unless it is deleted first, and only existing
+            // elements can be deleted. So each is added, deleted and added again.
             let element = element(one);
             to.add_elements(&set, std::slice::from_ref(&element));
             to.delete_elements(&set, std::slice::from_ref(&element));

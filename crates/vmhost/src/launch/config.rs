@@ -139,7 +139,7 @@ fn restore<'a>(
     })
 }
 
-/// A VM's network interface, if it has one. If the host has no network, its link is down.
+/// A VM's network interface, if it has one. Its link is down if the host has no network.
 fn nets<'a>(
     record: &VmRecord,
     plan: &'a Plan,

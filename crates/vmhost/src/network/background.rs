@@ -1,5 +1,5 @@
-//! Background work of the network: removes links of VMs that have ended, forgets their
-//! connections, and makes a link for the next VM.
+//! Background work of the network: removes links of VMs that have ended, deletes their tracked
+//! connections, and prepares a link for the next VM.
 
 use super::{Network, On, State};
 use jiffy_sys::causes;
@@ -10,12 +10,12 @@ use tracing::debug;
 
 /// Delay from a VM's end to the removal of its link, so that its user does not wait for that.
 const LEAVE: Duration = Duration::from_millis(50);
-/// Further delay until connections are forgotten: those of many VMs are forgotten at once.
+/// Further delay until tracked connections are deleted, for many VMs at once.
 const FORGET: Duration = Duration::from_secs(1);
 
 impl Network {
-    /// Waits until a link has to be made ahead, because the last one was taken. Waits forever
-    /// without a network.
+    /// Waits until a link has to be prepared, because the last one was taken. Waits forever without
+    /// a network.
     pub async fn prepared_link_taken(&self) {
         match &self.0 {
             State::On(on) => on.wanted.notified().await,
@@ -23,7 +23,7 @@ impl Network {
         }
     }
 
-    /// Makes a link for the next VM, if there is none.
+    /// Prepares a link for the next VM, if there is none.
     pub async fn prepare_link(self: &Arc<Self>) {
         blocking(self, |on| {
             if let Err(error) = on.prepare_link() {

@@ -10,8 +10,8 @@ use std::net::IpAddr;
 /// The interface in the guest.
 const INTERFACE: &str = "eth0";
 
-/// Has a guest bring its interface up without an address, which takes most of the time of the
-/// setup.
+/// Configures a guest to bring its interface up without an address, which takes most of the time of
+/// the setup.
 pub fn configure_link(config: &mut GuestConfig, addresses: &Addresses) {
     config.interfaces = vec![Interface {
         name: INTERFACE.to_owned(),
@@ -20,7 +20,7 @@ pub fn configure_link(config: &mut GuestConfig, addresses: &Addresses) {
     }];
 }
 
-/// Tells a guest its addresses, its gateway as a permanent neighbour, and its name server.
+/// Configures a guest's addresses, its gateway as a permanent neighbour, and its name server.
 pub fn configure_guest(config: &mut GuestConfig, record: &VmRecord, addresses: &Addresses) {
     let network = record.spec.network.clone().unwrap_or_default();
     let own: Vec<String> = addresses.own().map(|it| it.to_string()).collect();

@@ -29,12 +29,12 @@ use std::sync::{Arc, Mutex};
 use tokio::sync::Notify;
 use tracing::{debug, info, warn};
 
-/// The abstract socket that is bound by the daemon that has the network. Abstract sockets belong
-/// to the network namespace, like the network.
+/// The abstract socket of the daemon that owns the network. Abstract sockets belong to the network
+/// namespace, like the network.
 const LOCK_SOCKET: &[u8] = b"jiffy-network";
 /// The host's resolvers.
 const RESOLV_CONF: &str = "/etc/resolv.conf";
-/// Most connections to ports of VMs that sleep, or have slept when they began.
+/// Most connections that were made to ports of hibernated VMs and are still open.
 const MAX_INBOUND: usize = 16_384;
 /// Port of the name server.
 const NAME_PORT: u16 = 53;
@@ -42,21 +42,21 @@ const NAME_PORT: u16 = 53;
 /// The operator's settings of the network.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Settings {
-    /// VMs can have a network.
+    /// Whether VMs can have a network.
     pub on: bool,
     /// Range of the VMs' IPv4 addresses; `None` to choose one.
     pub v4: Option<Cidr>,
     /// Range of the VMs' IPv6 addresses; `None` to choose one.
     pub v6: Option<Cidr>,
-    /// Ports of the host that VMs never reach, whatever a rule says.
+    /// Ports of the host that no rule can open to VMs.
     pub never: Vec<u16>,
-    /// Publish on all addresses what should be published on loopback.
+    /// Publish ports for loopback on all addresses.
     pub everywhere: bool,
 }
 
 impl Network {
-    /// Opens the network of these VMs, all that have a folder; without one, if the host does not
-    /// support it.
+    /// Opens the network for these VMs, all that have a folder. If the host does not support it,
+    /// VMs have none.
     pub fn open(settings: &Settings, paths: &Paths, vms: &[Found]) -> Arc<Network> {
         let opened = match settings.on {
             true => open(settings, paths, vms),
@@ -95,7 +95,7 @@ fn lock_namespace() -> Result<UnixListener, String> {
     })
 }
 
-/// The ranges are the operator's, or else those of the earlier daemon.
+/// The ranges are the operator's; if there are none, those of the earlier daemon.
 fn options(settings: &Settings, kept: &Networks) -> Result<HostOptions, String> {
     let known = |own: Option<Cidr>, kept: &str| own.or_else(|| kept.parse().ok());
     Ok(HostOptions {
@@ -126,7 +126,7 @@ fn open(settings: &Settings, paths: &Paths, vms: &[Found]) -> Result<On, String>
     let all: Vec<GuestSpec> = guests.iter().map(|(spec, _)| spec.clone()).collect();
     let mut opened = Host::open(options.clone(), &all, &kept.names);
     if matches!(opened, Err(Error::PoolTaken { .. })) && guests.is_empty() {
-        // The saved range overlaps a route that the host got later.
+        // The saved range overlaps a route that was added to the host later.
         (options.v4, options.v6) = (settings.v4, settings.v6);
         opened = Host::open(options.clone(), &all, &kept.names);
     }
@@ -183,8 +183,8 @@ fn open(settings: &Settings, paths: &Paths, vms: &[Found]) -> Result<On, String>
     })
 }
 
-/// Most connections that are carried at a time. Each needs two descriptors; half of those that this
-/// process may have are for everything else.
+/// Most connections relayed at a time. Each needs two descriptors; half of this process's limit is
+/// kept for everything else.
 fn max_inbound() -> usize {
     let files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
     files.map_or(MAX_INBOUND, |files| MAX_INBOUND.min(files as usize / 4))
@@ -239,7 +239,7 @@ fn seed() -> Result<[u8; 5], String> {
     Ok(seed)
 }
 
-/// Logs what was found and set.
+/// Logs what was found and changed.
 fn log_report(report: &Report) {
     let (v4, v6) = (report.ranges.v4(), report.ranges.v6());
     info!(%v4, %v6, "VMs' network");

@@ -15,8 +15,8 @@ const MTU: u32 = 1500;
 /// Most published ports of a VM; each may be a range.
 const PORTS: usize = 64;
 
-/// The specification of this record's VM at this address. `everywhere` publishes on all addresses
-/// what should be published on loopback.
+/// The specification of this record's VM at this address. With `everywhere`, ports for loopback are
+/// published on all addresses.
 pub(super) fn spec_of(record: &VmRecord, v4: Ipv4Addr, everywhere: bool) -> Result<GuestSpec> {
     let network = record.spec.network.clone().unwrap_or_default();
     let mut ports = check_ports(&network.ports)?;

@@ -1,11 +1,10 @@
-//! What VMs' links have carried, by the kernel's statistics.
+//! Traffic of VMs' links, from the kernel's statistics.
 
 use jiffy_net::VmId;
 use std::collections::HashMap;
 use std::fs;
 
-/// Bytes that each VM's link in this network namespace has carried, in both directions, by the
-/// VM's id.
+/// Bytes that each VM's link in this network namespace has carried in both directions, by VM id.
 pub fn traffic() -> HashMap<String, u64> {
     let text = fs::read_to_string("/proc/self/net/dev").unwrap_or_default();
     parse(&text)

@@ -1,4 +1,4 @@
-//! The pager's process: started, watched, and replaced when it dies.
+//! Starts and watches the pager's process, and replaces it when it dies.
 
 use super::ask::exchange;
 use super::{DISKS_AT_ONCE, Pager};
@@ -26,7 +26,7 @@ use tracing::{error, info, warn};
 const START_TIME: Duration = Duration::from_secs(10);
 /// How long a killed pager has to end.
 const END_TIME: Duration = Duration::from_secs(2);
-/// How often it is checked whether a new pager listens.
+/// How often a new pager is checked for listening.
 pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(2);
 /// A pager that dies more often than this many times in [`DEATHS_WITHIN`] is not restarted
 /// automatically.
@@ -54,7 +54,7 @@ impl Pager {
         while self.ping().await.is_none() {
             let died = !is_alive(pid);
             if died || Instant::now() >= until {
-                // Killed: the next pager takes over its socket, and nothing else would end it.
+                // The next pager takes over its socket; nothing else would end this one.
                 if let Ok(process) = process {
                     process.kill();
                     let _ = timeout(END_TIME, process.ended()).await;
@@ -179,7 +179,7 @@ impl Pager {
     }
 }
 
-/// Starts one: blocking, until its program is executed.
+/// Starts a pager. Blocks until its program is executed.
 fn spawn(paths: &Paths, log: &Path) -> Result<u32> {
     let program = paths.pager();
     let socket = paths.pager_socket();

@@ -56,7 +56,7 @@ pub(super) struct Actor {
     /// Replies to requests for removal; a forced removal does not wait for clients.
     pub(super) removal: Vec<oneshot::Sender<Result<()>>>,
     pub(super) removed: bool,
-    /// Why the record on disk differs from the one in memory.
+    /// Why the record on disk differs from the one in memory, if it does.
     pub(super) unsaved: Option<String>,
     /// For [`crate::pager::Pager::forget`].
     pub(super) pager_ticket: u64,
@@ -191,8 +191,8 @@ fn view_of(record: &VmRecord) -> View {
 impl Actor {
     /// Starts the task, which runs until the VM is removed or the daemon ends.
     pub(super) fn begin(mut self) {
-        // Not `self.run()` of an owned `self`, whose future would have room for it twice: 2 KiB of
-        // each VM that sleeps.
+        // Not `self.run()` on an owned `self`: that future would store it twice, 2 KiB of each
+        // hibernated VM.
         tokio::spawn(async move { self.run().await });
     }
 
@@ -240,11 +240,11 @@ impl Actor {
         }
     }
 
-    /// Is no more output taken from the guest for now?
+    /// Is output of the guest held back for now?
     pub(super) fn is_output_held(&self) -> bool {
         self.phase.running().is_some_and(|running| {
-            // After the VMM's end the rest of the connection is always taken: it is small enough
-            // for the log, however slow a client is.
+            // After the VMM's end the rest of the connection is always read: it fits the log,
+            // however slow a client is.
             let lags = running.ended.is_none() && self.clients.is_lagging(running.log.end());
             running.unstored.is_some() || lags
         })
@@ -414,7 +414,7 @@ impl Actor {
         self.changed();
     }
 
-    /// Records what the VM begins from.
+    /// Records how the VM starts.
     fn note_beginning(&mut self, plan: &Plan) -> Gate {
         self.note_memory(plan);
         let record = &mut self.record;
@@ -501,7 +501,7 @@ impl Actor {
                     self.recorder.mark(value, at_ns);
                     gate_passed |= value == MARK_GATE_PASSED;
                 }
-                // exit.json says the same, and adopted VMs have it, too.
+                // exit.json has the same, for adopted VMs, too.
                 VmmEvent::Exited(_) => {}
             }
         }
@@ -548,8 +548,8 @@ impl Actor {
         }
     }
 
-    /// If a golden snapshot can't be restored, it is dropped and the VM boots instead; the user
-    /// sees no difference.
+    /// If a golden snapshot can't be restored, drops it and boots the VM instead. The user sees no
+    /// difference.
     fn fall_back_to_boot(&mut self) -> bool {
         let Phase::Active(running) = &mut self.phase else {
             return false;
@@ -685,7 +685,7 @@ impl Running {
         let alive = self.ended.is_none();
         let deadline = self.deadline;
         let retry = self.retry_at;
-        // Unbiased: a guest that keeps one branch ready all the time must not starve the others.
+        // Unbiased, so that a guest that keeps one branch always ready can't starve the others.
         tokio::select! {
             () = async {
                 if let Some(events) = events {
@@ -711,7 +711,7 @@ impl Running {
     pub(super) fn acknowledge(&mut self, stored: Stored) {
         self.acknowledged = stored;
         if let Some(link) = &self.link {
-            // Init ignores a confirmation of an end that it did not report on this connection.
+            // Init ignores a confirmation of an end that it has not reported on this connection.
             let end = stored.end && link.heard_end;
             link.stored.send_replace(Stored { end, ..stored });
         }

@@ -44,7 +44,7 @@ use tracing::{info, warn};
 
 /// How long the VMM of an unknown VM has to stop before it is killed.
 const STOP_TIME: Duration = Duration::from_secs(2);
-/// How often a spare VMM is checked that must become a VM's or end.
+/// Polling interval while a spare VMM either becomes a VM's or ends.
 const LOOK: Duration = Duration::from_millis(2);
 
 /// Registers every VM found on disk, adopts those whose VMM lives, and ends VMMs that belong to no
@@ -57,8 +57,8 @@ pub async fn all(
 ) {
     let paths = &host.paths;
     let run_folders = ids_in(&paths.run.join("vms"));
-    // /proc is only searched if something may run. The run folders alone don't tell: logind
-    // removes them when their user logs out.
+    // /proc is searched only if a VM may run. The run folders do not tell: logind removes them when
+    // their user logs out.
     let mut alive = if run_folders.is_empty() && found.is_empty() {
         HashMap::new()
     } else {
@@ -73,8 +73,7 @@ pub async fn all(
         let folder = paths.vm(&id);
         let record = match record {
             Ok(record) if record.id == id => record,
-            // A VM with `remove`, or one that was just being created, when the host or the daemon
-            // stopped.
+            // The host or the daemon stopped while the VM had `remove` set or was being created.
             Err(LoadError::Empty) if !has_lived(&folder) && !alive.contains_key(&id) => {
                 discard(host, &id, "its record is empty");
                 continue;
@@ -100,7 +99,7 @@ pub async fn all(
         };
         remove_temporaries(&folder);
         match alive.remove(&id) {
-            // Made by the earlier daemon only to be captured.
+            // The earlier daemon made it only for a capture.
             Some(pid) if record.spec.hidden => end_orphan(host, &id, pid).await,
             // Its memory is on disk, so its VMM was about to be killed.
             Some(pid) if record.state == VmState::Hibernated => {
@@ -169,7 +168,7 @@ fn register_without_vmm(
     actor.begin();
 }
 
-/// A file that the VM needs to go on and that is missing.
+/// The file that the VM needs to continue and that is missing, if any.
 fn missing_file(folder: &Path, record: &VmRecord) -> Option<Failure> {
     let name = &record.name;
     if record.state != VmState::Hibernated {
@@ -187,8 +186,8 @@ fn missing_file(folder: &Path, record: &VmRecord) -> Option<Failure> {
     })
 }
 
-/// Was the record of the VM in this folder ever written? A VM that the earlier daemon was about
-/// to make has neither of these files.
+/// Was the record of the VM in this folder ever written? A VM that the earlier daemon was about to
+/// make has neither of these files.
 fn has_lived(folder: &Path) -> bool {
     ["timeline.json", "hibernated"]
         .iter()
@@ -272,8 +271,7 @@ fn adopt(
     actor.begin();
 }
 
-/// Listens for the guest's init. If the socket can't be bound now, this is tried again later; the
-/// VM goes on.
+/// Listens for the guest's init. If the socket can't be bound now, retries later; the VM runs on.
 fn listen(paths: &Paths, record: &mut VmRecord, user: Option<u32>) -> Supervisor {
     let run = paths.vm_run(&record.id);
     if fs::DirBuilder::new().mode(0o700).create(&run).is_ok() {
@@ -319,7 +317,7 @@ fn look_for_agent(paths: &Paths, record: &mut VmRecord) {
     }
 }
 
-/// Opens the command's log. If that fails, it is tried again when the guest connects.
+/// Opens the command's log. If that fails, it is opened again when the guest connects.
 fn open_log(folder: &Path, record: &mut VmRecord) -> Writer {
     Writer::open(folder).unwrap_or_else(|error| {
         let message = format!(
@@ -390,7 +388,7 @@ async fn end_orphan(host: &Host, id: &str, pid: u32) {
     }
 }
 
-/// Ends a process whose command line names a VM that it was not started for.
+/// Ends a process whose command line names another VM than it was started for.
 async fn end_impostor(host: &Host, id: &str, pid: u32) {
     let Ok(process) = VmmProcess::adopted(pid) else {
         return;
@@ -519,8 +517,8 @@ fn remove_temporaries(folder: &Path) {
     }
 }
 
-/// Waits until no spares of the earlier daemon are left: a spare ends with its daemon, or becomes
-/// a VM's VMM if the daemon had just told it to.
+/// Waits until no spares of the earlier daemon are left. A spare ends with its daemon, unless the
+/// daemon had just made it a VM's VMM.
 async fn wait_for_spares(vms: &Path) {
     let deadline = Instant::now() + STOP_TIME;
     let undecided = || -> Vec<u32> {
@@ -544,8 +542,8 @@ async fn wait_for_spares(vms: &Path) {
     }
 }
 
-/// All VMMs whose configuration is in this node's folder, as VM id to process id; and processes
-/// that only claim so in their command line.
+/// All VMMs whose configuration is in this node's folder, from VM id to process id; and processes
+/// whose command line falsely claims that.
 fn vmms(host: &Host) -> (HashMap<String, u32>, Vec<(String, u32)>) {
     let vms = host.paths.vms();
     let all = vmms_of(&vms, names::is_id);
@@ -575,8 +573,8 @@ fn vmm_id(pid: u32, host: &Host) -> Option<String> {
 
 /// The VM id in the command line of this process, not validated.
 ///
-/// A VMM leads a session. A process that it has forked has its command line, too, until that
-/// executes a program, and is not the VMM.
+/// A VMM leads a session. A process that it has forked shares its command line until it executes a
+/// program, and is not the VMM.
 fn folder_of(pid: u32, vms: &Path) -> Option<String> {
     let line = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
     vmm_of(&line, vms).filter(|_| leads_session(pid))

@@ -1,4 +1,4 @@
-//! What is done when a VMM has ended, and when a VM is removed.
+//! Handles the end of a VMM, and the removal of a VM.
 
 use crate::folders;
 use crate::handle::{Command, is_active};
@@ -62,7 +62,7 @@ impl Actor {
         self.conclude(None, Ended::Unknown);
     }
 
-    /// A VM that should boot in place of a golden snapshot, and can't.
+    /// A VM that could not boot in place of a golden snapshot.
     pub(super) fn fail_start(&mut self, error: Error) {
         let failure = Failure {
             message: error.0.message,
@@ -96,7 +96,7 @@ impl Actor {
         self.changed();
     }
 
-    /// The failure; `None` if the end was orderly or requested.
+    /// The failure; `None` if the end was clean or requested.
     fn why_ended(&self, wanted: Option<EndReason>, how: Ended, folder: &Path) -> Option<Failure> {
         let name = &self.record.name;
         match wanted {
@@ -168,7 +168,7 @@ impl Actor {
             return;
         }
         let end = match (wanted, failure) {
-            // The status the command would have if only it had been killed.
+            // The command's status if only the command had been killed.
             (Some(EndReason::Stopped | EndReason::Killed), _) => {
                 MainEnd::Exited(ExitStatus::Signal(9))
             }

@@ -17,8 +17,8 @@ use jiffy_wire::frame::MAX_DATA;
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
-/// Bytes of a stream that may be stored before the guest is sent an acknowledgement: a quarter of
-/// what the guest can buffer.
+/// Bytes of a stream that may be stored without an acknowledgement: a quarter of the guest's
+/// buffer.
 const ACKNOWLEDGE_EVERY: u64 = MAIN_OUTPUT_WINDOW as u64 / 4;
 
 /// Limit of output offsets, so that they never overflow; no command writes that much.
@@ -64,12 +64,12 @@ impl Actor {
             .as_ref()
             .is_some_and(|now| now.serial > link.serial)
         {
-            // A hello of a connection that the guest has already replaced.
+            // The guest has already replaced the connection of this hello.
             debug!(vm = %self.record.name, attempt, "a hello came late");
             return;
         }
         if let Err(error) = running.log.reopen() {
-            // The guest keeps unacknowledged output and connects again.
+            // The guest keeps unacknowledged output and reconnects.
             debug!(vm = %self.record.name, %error, "a guest's output can't be stored yet");
             return;
         }
@@ -118,7 +118,7 @@ impl Actor {
             FromGuest::MainStarted { pid } => {
                 self.recorder.heard_started();
                 if self.record.main == MainState::Pending {
-                    // No fallback to a boot from here on: a command must not be started twice.
+                    // No fallback to a boot any more: it would start the command twice.
                     self.gate_passed();
                     self.record.main = MainState::Started;
                     self.record.main_pid = Some(pid);
@@ -153,7 +153,7 @@ impl Actor {
                     self.record.state = VmState::Stopping;
                 }
                 self.powering_off();
-                // Saved now: the guest does not report it to the next daemon.
+                // Saved now, because the guest does not report it to the next daemon.
                 self.changed();
             }
             FromGuest::MainInputRoom { bytes } => {
@@ -211,7 +211,7 @@ impl Actor {
         };
         let mut stored = running.log.offset(stream);
         if running.adopted && (stored + 1..MAX_OFFSET).contains(&offset) {
-            // These bytes were stored by an earlier daemon, in a log that was damaged or removed.
+            // An earlier daemon stored these bytes in a log that was damaged or removed.
             let lost = offset - stored;
             running.log.skip_to(stream, offset);
             stored = offset;
@@ -275,7 +275,7 @@ impl Actor {
         };
         running.acknowledge_at_once = at_once;
         if at_once {
-            // A capture follows, which needs more memory.
+            // The capture needs more memory.
             let growth = capture_headroom(&self.record.spec);
             if let Err(error) = running.process.raise_memory_limit(growth) {
                 debug!(vm = %self.record.name, %error, "a VMM's memory stays bounded as it is");

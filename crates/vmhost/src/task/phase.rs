@@ -51,11 +51,11 @@ pub(super) struct Waking {
     pub(super) plan: Box<Plan>,
 }
 
-/// An action that waits until the record is on disk.
+/// A reply that waits until the record is on disk.
 pub(super) struct PendingReply {
     /// Resolves when the record is saved, or could not be.
     pub(super) saved: oneshot::Receiver<Result<()>>,
-    /// Who asked.
+    /// The caller.
     pub(super) reply: oneshot::Sender<Result<()>>,
 }
 
@@ -63,8 +63,7 @@ pub(super) struct PendingReply {
 pub(super) enum Course {
     /// It continues to run.
     Runs,
-    /// Its memory is on disk: the VMM is killed once the record is saved, which does not end the
-    /// VM.
+    /// Its memory is on disk. The VMM is killed once the record is saved; the VM does not end.
     Hibernates(PendingReply),
     /// It is being ended.
     Stops(Stopping),

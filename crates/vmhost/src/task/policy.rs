@@ -17,7 +17,7 @@ impl Actor {
         changed
     }
 
-    /// Changes limits from the next start on; its VMM has to be told if it runs.
+    /// Changes limits from the next start on. The caller must tell the VMM if the VM runs.
     pub(super) fn change_limits(&mut self, limits: Limits) -> DeviceLimits {
         self.record.limits.change(limits);
         self.changed();
