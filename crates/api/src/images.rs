@@ -21,7 +21,7 @@ use std::sync::Arc;
 
 type Shared = State<Arc<Node>>;
 
-/// The registry of names without one.
+/// The registry of image names without one.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Lookup {
@@ -34,7 +34,7 @@ pub(super) struct ImportQuery {
     kind: Option<ImportKind>,
     reference: Option<String>,
     registry: Option<String>,
-    /// Where the image is made from, shown to users.
+    /// Where the image comes from, shown to users.
     from: Option<String>,
 }
 

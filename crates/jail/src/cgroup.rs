@@ -39,9 +39,9 @@ pub enum CgroupError {
     /// The controller is not enabled in the parent, or the group contains other processes.
     #[error("the group {} has no controller \"{controller}\" for groups in it", .group.display())]
     Controller {
-        /// Which group.
+        /// The group.
         group: PathBuf,
-        /// Which controller.
+        /// The controller.
         controller: &'static str,
     },
 }
@@ -72,7 +72,7 @@ pub struct Cgroup {
     of: Arc<Cgroups>,
 }
 
-/// What a program may use.
+/// Resource limits of a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Share {
     /// Bytes of memory.
@@ -180,8 +180,8 @@ impl Cgroups {
         }
     }
 
-    /// Has the kernel slow a running program down as soon as it has taken this many more bytes;
-    /// `None`: never. The kernel takes back what it can by itself before.
+    /// Has the kernel throttle a running program once it has allocated this many more bytes;
+    /// `None`: never. The kernel reclaims memory first.
     pub fn limit_growth(&self, pid: u32, bytes: Option<u64>) -> io::Result<()> {
         let Some(folder) = self.folder_of(pid) else {
             return Ok(());
@@ -240,8 +240,7 @@ impl Cgroup {
         }
     }
 
-    /// Raises the memory limit if it is less than the current usage plus `bytes`, and has the kernel
-    /// not slow the program down before.
+    /// Raises the memory limit to at least the current usage plus `bytes`, and lifts throttling.
     pub fn raise_memory_limit(&self, bytes: u64) -> io::Result<()> {
         self.set("memory.high", "max")?;
         let number =
@@ -329,7 +328,7 @@ fn enable(group: &Path) -> Result<(), CgroupError> {
     };
     for controller in CONTROLLERS.iter().chain([&OPTIONAL]) {
         if !enabled(controller) {
-            // An error is noticed below, where the controllers are checked.
+            // Errors are detected below, where the controllers are checked.
             let _ = write(group, LIST, &format!("+{controller}"));
         }
     }

@@ -1,5 +1,5 @@
-//! One request: it wakes its VM, is passed on, and its answer comes back. Bodies are passed on as
-//! they come.
+//! Forwards one request: wakes its VM, sends the request, and returns the answer. Bodies are
+//! streamed.
 
 use crate::access;
 use crate::refusal::{Answer, Refusal};
@@ -36,7 +36,7 @@ use tracing::debug;
 
 /// How long a VM's port may take to accept.
 const CONNECT_TIME: Duration = Duration::from_secs(20);
-/// Headers that are of one connection only (RFC 9110 §7.6.1), besides those that `Connection` names.
+/// Hop-by-hop headers (RFC 9110 §7.6.1), besides those that `Connection` names.
 const HOP_BY_HOP: [HeaderName; 8] = [
     CONNECTION,
     UPGRADE,
@@ -51,12 +51,12 @@ const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 const FORWARDED_PREFIX: HeaderName = HeaderName::from_static("x-forwarded-prefix");
-/// Most requests under way, with those that wait for their VM or for a connection to it.
+/// Most requests in progress, including those that wait for their VM or for a connection to it.
 const MAX_REQUESTS: usize = 16_384;
-/// Most bytes of a request's header, and of each direction that are held at a time.
+/// Most bytes of a request's header, and of buffered data in each direction.
 pub const BUFFER: usize = 64 << 10;
 
-/// One client's connection, kept by all that comes of it.
+/// One client's connection; every request and upgrade on it holds a reference.
 pub(crate) struct Client {
     pub(crate) address: IpAddr,
     /// Whether it has TLS.
@@ -70,15 +70,15 @@ pub(crate) struct Front {
     node: Arc<Node>,
     domain: String,
     token: Option<Token>,
-    /// Places of requests, also of those that wait for their VM. A connection of HTTP/2 has many.
+    /// Limits requests, including those that wait for their VM. An HTTP/2 connection has many.
     requests: Shares,
-    /// Places of clients' connections with a request, below HTTP/2, where each has one.
+    /// Limits clients' connections with a request, below HTTP/2, where each has one request.
     clients: Shares,
-    /// Places of connections to VMs.
+    /// Limits connections to VMs.
     connections: Shares,
 }
 
-/// What keeps a VM awake and places taken, as long as a request lasts.
+/// Keeps a VM awake and the places taken, as long as a request lasts.
 struct RequestGuard {
     vm: Arc<VmHandle>,
     _in_use: InUse,
@@ -86,14 +86,14 @@ struct RequestGuard {
     _places: [Option<Share>; 2],
 }
 
-/// A connection to a VM's port, and its place, which it has until it is closed.
+/// A connection to a VM's port, and its place, which is held until it is closed.
 struct Server {
     sender: SendRequest<Incoming>,
     place: Arc<Share>,
 }
 
 impl Front {
-    /// `most` connections of clients, and to VMs, at a time.
+    /// At most `most` connections of clients, and as many to VMs, at a time.
     pub(crate) fn new(node: Arc<Node>, domain: String, token: Option<Token>, most: usize) -> Front {
         Front {
             node,
@@ -105,7 +105,7 @@ impl Front {
         }
     }
 
-    /// The VM's answer, or the reason why there is none.
+    /// The VM's answer, or an error response.
     pub(crate) async fn answer(&self, request: Request<Incoming>, client: Arc<Client>) -> Answer {
         let forwarded = self.forward(request, client).await;
         forwarded.unwrap_or_else(Refusal::response)
@@ -147,7 +147,7 @@ impl Front {
             }
             _ => {}
         }
-        // The VM is in use until the last of the body was passed on.
+        // The VM is in use until the whole body was sent.
         Ok(response.map(|body| {
             body.map_frame(move |frame| {
                 let _ = &lasting;
@@ -157,7 +157,7 @@ impl Front {
         }))
     }
 
-    /// The target of a request, whose VM this wakes.
+    /// Finds the target of a request, and wakes its VM.
     async fn wake_target(
         &self,
         request: &Request<Incoming>,
@@ -172,7 +172,7 @@ impl Front {
         let vm = self.node.find(&target.vm).map_err(|error| {
             match matches!(error.0.kind, ErrorKind::NotFound | ErrorKind::Invalid) {
                 true => Refusal::not_found(error),
-                // Its record can't be read.
+                // The VM's record can't be read.
                 false => Refusal::unavailable(error),
             }
         })?;
@@ -208,7 +208,8 @@ impl Front {
         Ok((target, lasting))
     }
 
-    /// A connection to a VM's port. It ends when its VM ends, which would not close it.
+    /// Connects to a VM's port. The connection is closed when the VM ends, which would not close it
+    /// itself.
     async fn connect(&self, vm: &Arc<VmHandle>, port: u16) -> Result<Server, Refusal> {
         let Ok(place) = timeout(CONNECT_TIME, self.connections.take(&vm.id)).await else {
             return Err(Refusal::unavailable(Error::no_room(format!(
@@ -261,7 +262,7 @@ fn no_network(name: &str) -> Refusal {
 }
 
 fn upstream_error(vm: &VmHandle, port: u16, error: &hyper::Error) -> Refusal {
-    // Other errors of the user are without an error of the body's: the VM ended meanwhile.
+    // User errors without a body error as their source mean that the VM ended meanwhile.
     let is_of_body = error.source().is_some_and(|it| it.is::<hyper::Error>());
     if error.is_user() && is_of_body {
         return Refusal::damaged_body();
@@ -272,7 +273,7 @@ fn upstream_error(vm: &VmHandle, port: u16, error: &hyper::Error) -> Refusal {
     ))
 }
 
-/// The request that the VM gets.
+/// Builds the request for the VM.
 fn pass_on<B: Body>(
     request: Request<B>,
     target: &Target,
@@ -290,7 +291,7 @@ fn pass_on<B: Body>(
     let headers = &mut parts.headers;
     remove_hop_by_hop(headers);
     if !body.is_end_stream() && body.size_hint().exact().is_none() {
-        // Else hyper sends no body with some methods, such as GET.
+        // Otherwise hyper sends no body with some methods, such as GET.
         headers.remove(CONTENT_LENGTH);
         headers.insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
     }
@@ -327,7 +328,7 @@ fn without_user(authority: &Authority) -> Cow<'_, str> {
     }
 }
 
-/// HTTP/2 may split what HTTP/1.1 sends as one header (RFC 9113 §8.2.3).
+/// HTTP/2 may split a header that HTTP/1.1 sends as one (RFC 9113 §8.2.3).
 fn join_cookies(headers: &mut HeaderMap) {
     let crumbs: Vec<&[u8]> = headers
         .get_all(COOKIE)
@@ -341,7 +342,7 @@ fn join_cookies(headers: &mut HeaderMap) {
     }
 }
 
-/// Removes the headers of one connection.
+/// Removes the hop-by-hop headers.
 fn remove_hop_by_hop(headers: &mut HeaderMap) {
     let named: Vec<HeaderName> = headers
         .get_all(CONNECTION)
@@ -362,7 +363,7 @@ mod tests {
     use http_body_util::{Empty, Full};
     use hyper::header::CONTENT_TYPE;
 
-    /// What the VM gets of this request.
+    /// The headers that the VM gets for this request.
     fn passed<B: Body>(request: hyper::http::request::Builder, body: B) -> HeaderMap {
         let target = Target {
             vm: "web".into(),

@@ -26,42 +26,41 @@ use tokio::time::timeout;
 use tracing::{debug, warn};
 
 /// Most connections of clients, and most to VMs, at a time; further ones wait. Each takes a
-/// descriptor, so of either they are never more than an eighth of the files that the process may
-/// open.
+/// descriptor, so each kind is limited to an eighth of the files that the process may open.
 const MAX_CONNECTIONS: usize = 8192;
 /// How long a client has for its TLS handshake.
 const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
 /// How long a client has to send a request's header.
 const HEADER_TIME: Duration = Duration::from_secs(30);
-/// Silence after which a client is asked whether it is still there, and the time it has to answer.
+/// Idle time before a keep-alive probe, and the time that the client has to answer it.
 const KEEPALIVE: Duration = Duration::from_secs(60);
 const KEEPALIVE_ANSWER: Duration = Duration::from_secs(20);
-/// How often it is asked below HTTP/2.
+/// Number of TCP keep-alive probes.
 const KEEPALIVE_PROBES: u32 = 3;
-/// How long a connection of HTTP/2 may be without a request.
+/// How long an HTTP/2 connection may be without a request.
 const IDLE_TIME: Duration = Duration::from_secs(60);
-/// Most requests of a connection of HTTP/2 at a time.
+/// Most concurrent requests of an HTTP/2 connection.
 const STREAMS: u32 = 100;
-/// Most bytes of requests' bodies that a connection of HTTP/2 has on the way to VMs, of one request
-/// and of all.
+/// Most bytes of request bodies that an HTTP/2 connection has in transit to VMs, of one request and
+/// of all.
 const STREAM_WINDOW: u32 = 128 << 10;
 const CONNECTION_WINDOW: u32 = 256 << 10;
-/// Most requests that a client has reset and that wait to be forgotten. With more it is cut off
-/// (CVE-2023-44487).
+/// Most requests that a client has reset and that are not freed yet. A client with more is
+/// disconnected (CVE-2023-44487).
 const RESET_STREAMS: usize = 20;
 /// Pause after an error that may persist, such as no free descriptors.
 const AFTER_ERROR: Duration = Duration::from_millis(100);
 
-/// Where and for whom the proxy serves.
+/// Settings of the proxy.
 #[derive(Debug)]
 pub struct Settings {
     /// The address that it listens on.
     pub address: SocketAddr,
     /// Hosts `PORT-NAME.DOMAIN` name VMs.
     pub domain: String,
-    /// What requests must have, if they must have anything.
+    /// The token that requests must have, if any.
     pub token: Option<Token>,
-    /// TLS, if the proxy is to be reached by it only.
+    /// TLS, if the proxy accepts only that.
     pub tls: Option<Arc<Tls>>,
 }
 
@@ -73,7 +72,7 @@ pub struct Proxy {
 }
 
 impl Proxy {
-    /// Listens.
+    /// Binds and listens.
     pub async fn bind(settings: Settings) -> io::Result<Proxy> {
         let listener = TcpListener::bind(settings.address).await?;
         Ok(Proxy { listener, settings })
@@ -116,7 +115,7 @@ async fn connection(
     place: OwnedSemaphorePermit,
 ) {
     let _ = stream.set_nodelay(true);
-    // A client that is gone without a word would keep its VM awake: its socket breaks by this.
+    // Without keep-alive, a client that vanished would keep its VM awake.
     let _ = sockopt::set_socket_keepalive(&stream, true);
     let _ = sockopt::set_tcp_keepidle(&stream, KEEPALIVE);
     let _ = sockopt::set_tcp_keepintvl(&stream, KEEPALIVE_ANSWER);
@@ -146,7 +145,7 @@ async fn connection(
     }
 }
 
-/// Answers a client's requests.
+/// A service that answers a client's requests.
 fn request_service(
     front: Arc<Front>,
     client: Arc<Client>,
@@ -166,7 +165,7 @@ async fn refuse_plain_http(_: Request<Incoming>) -> Result<Answer, Infallible> {
     Ok(Refusal::plain_http().response())
 }
 
-/// Serves HTTP/1.1 over a stream of this socket.
+/// Serves HTTP/1.1 on this stream over the socket.
 async fn over_http1<S>(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     socket: Socket,
@@ -179,7 +178,7 @@ async fn over_http1<S>(
         .timer(TokioTimer::new())
         .header_read_timeout(HEADER_TIME)
         .max_buf_size(BUFFER)
-        // A client may end its side and wait for the answer.
+        // A client may shut down its side and wait for the answer.
         .half_close(true)
         .serve_connection(TokioIo::new(stream), service)
         .with_upgrades();
@@ -187,7 +186,7 @@ async fn over_http1<S>(
         served = served => if let Err(error) = served {
             debug!(?error, "a connection to the proxy ended badly");
         },
-        // hyper does not look at the socket while a request waits for its answer.
+        // hyper does not watch the socket while a request waits for its answer.
         () = socket.broken() => debug!("a client is gone"),
     }
 }
@@ -208,7 +207,7 @@ async fn over_http2(
             service.call(request)
         })
     };
-    // The service's, and the one of this function.
+    // References of the service and of this function.
     let idle_holders = Arc::strong_count(&client);
     let mut builder = http2::Builder::new(TokioExecutor::new());
     builder
@@ -229,12 +228,12 @@ async fn over_http2(
             Ok(result) => break result,
             Err(_) => {
                 let now = begun.load(Ordering::Relaxed);
-                // Whatever comes of a request holds the client.
+                // Every request and upgrade holds a reference to the client.
                 let is_idle = now == seen && Arc::strong_count(&client) == idle_holders;
                 seen = now;
                 match (is_idle, is_ending) {
                     (false, _) => {}
-                    // A client that does not complete a request, or does not close its side.
+                    // The client does not complete a request, or does not close its side.
                     (true, true) => break Ok(()),
                     (true, false) => {
                         served.as_mut().graceful_shutdown();

@@ -1,19 +1,20 @@
-//! Places for VMs. No VM has all of them, so one that never answers leaves some to the others.
+//! Limits shared by VMs. No VM can take all places, so one that never answers leaves some to
+//! others.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// A number of places, of which one VM may have three quarters.
+/// A number of places, of which one VM may take three quarters.
 #[derive(Debug)]
 pub(crate) struct Shares {
     all: Arc<Semaphore>,
     of_one: usize,
-    /// By id. Of VMs that have no place only the name may be left.
+    /// By VM id. An entry may remain after a VM's last place was freed.
     vms: Mutex<HashMap<String, Weak<Semaphore>>>,
 }
 
-/// A VM's place; dropping it gives it back.
+/// A VM's place; dropping it frees it.
 #[derive(Debug)]
 pub(crate) struct Share {
     _of_vm: OwnedSemaphorePermit,
