@@ -9,8 +9,7 @@ use jiffy_wire::api::ErrorKind;
 /// The header with the token. `Authorization` may be the VM's own.
 const TOKEN: &str = "jiffy-token";
 
-/// Accepts a request that has the token. Removes the token from all headers, so that the VM does
-/// not get it.
+/// Accepts a request that has the token, and removes it from all headers: it is not for the VM.
 pub(crate) fn check(token: &Token, headers: &mut HeaderMap) -> Result<(), Error> {
     let sent = match headers.get(TOKEN) {
         Some(value) => Some((TOKEN, value.as_bytes())),

@@ -208,8 +208,7 @@ impl Front {
         Ok((target, lasting))
     }
 
-    /// Connects to a VM's port. The connection is closed when the VM ends, which would not close it
-    /// itself.
+    /// Connects to a VM's port. The connection must be closed at the VM's end: the VM can't do it.
     async fn connect(&self, vm: &Arc<VmHandle>, port: u16) -> Result<Server, Refusal> {
         let Ok(place) = timeout(CONNECT_TIME, self.connections.take(&vm.id)).await else {
             return Err(Refusal::unavailable(Error::no_room(format!(

@@ -1,5 +1,4 @@
-//! Limits shared by VMs. No VM can take all places, so one that never answers leaves some to
-//! others.
+//! Places shared by VMs. No VM can take all, so one that never answers leaves some to others.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};

@@ -51,7 +51,7 @@ pub struct MapHeader {
     pub boot: [u8; 16],
 }
 
-/// Why bytes are not a map.
+/// Why bytes are not a valid map.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum MapError {
     /// It has no magic number.
@@ -179,7 +179,7 @@ pub struct ChunkRequest {
 
 impl ChunkRequest {
     /// First message on a connection: answers on it may be [`ChunkAnswer::Bytes`]. A pager that
-    /// does not know this message answers `Unavailable`, as to any request of no bytes.
+    /// does not know this message answers `Unavailable`, as to any request of zero bytes.
     pub const TAKES_BYTES: ChunkRequest = ChunkRequest {
         id: 0,
         offset: 0,
@@ -196,7 +196,7 @@ pub enum ChunkAnswer {
         /// As in the request.
         id: u64,
     },
-    /// The cache has no room for them. `length` bytes from the request's offset on follow the line.
+    /// The cache has no space for them. `length` bytes from the request's offset follow the line.
     Bytes {
         /// As in the request.
         id: u64,
@@ -215,7 +215,7 @@ pub enum ChunkAnswer {
 }
 
 impl ChunkAnswer {
-    /// Number of the request that it answers.
+    /// Number of the answered request.
     pub fn id(&self) -> u64 {
         match self {
             ChunkAnswer::Present { id }

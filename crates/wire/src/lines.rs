@@ -13,7 +13,7 @@ pub struct TooLong(pub usize);
 #[derive(Debug)]
 pub struct Lines {
     buffer: Vec<u8>,
-    /// Number of bytes that were searched and contain no newline.
+    /// Number of leading bytes that contain no newline.
     searched: usize,
     longest: usize,
 }

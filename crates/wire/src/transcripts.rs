@@ -31,7 +31,7 @@ fn framed<T: Serialize + DeserializeOwned + Debug>(line: &str) {
 }
 
 /// For JSON to an older peer that refuses unknown fields: it must parse and be written unchanged.
-/// New fields must therefore be left out when they are not used.
+/// New fields must therefore be omitted when they are not used.
 fn same<T: Serialize + DeserializeOwned>(line: &str) {
     let message: T = serde_json::from_str(line).unwrap();
     assert_eq!(serde_json::to_string(&message).unwrap(), line);

@@ -1,6 +1,6 @@
 use super::*;
 
-/// A processor of Intel's with these features.
+/// An Intel processor with these features.
 fn processor(features: &[&str]) -> Profile {
     let mut profile = testing::processor(
         "GenuineIntel",
@@ -231,7 +231,7 @@ fn a_written_profile_is_read_back() {
             "{damaged}"
         );
     }
-    // Sorted by number, not by text.
+    // Leaves are sorted by number, not by text.
     let many = r#"{"version":1,"vendor":"","cpuid":{"d.2":"0 0 0 0","d.11":"1 1 1 1"}}"#;
     let many: Profile = serde_json::from_str(many).unwrap();
     let indices: Vec<u32> = many.cpuid.iter().map(|leaf| leaf.index).collect();
