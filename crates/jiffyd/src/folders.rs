@@ -1,4 +1,4 @@
-//! The node's folders: those of the options, or the defaults.
+//! The node's folders, from options or defaults.
 
 use crate::options::Options;
 use anyhow::bail;
@@ -37,8 +37,8 @@ impl Options {
     }
 }
 
-/// The absolute path, with symbolic links resolved in the part that exists. VMMs are recognised
-/// by this path, so it must be the same for a daemon that starts later, when all of it exists.
+/// The absolute path, with symbolic links resolved in the part that exists. VMMs are recognised by
+/// this path, so a daemon that starts later, when all of it exists, must get the same one.
 fn absolute(path: &Path) -> PathBuf {
     let path = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
     path.ancestors()

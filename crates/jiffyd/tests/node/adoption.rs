@@ -1,4 +1,4 @@
-//! Daemons that end while VMs go on.
+//! Daemons that end while VMs run on.
 
 use crate::client::{connect, request};
 use crate::daemon::{
@@ -136,7 +136,7 @@ fn the_next_daemon_lets_a_stopping_guest_write_back() {
     std::thread::scope(|scope| {
         let stop = |id: &str| daemon.post(&format!("/v1/vms/{id}/stop?grace_ms=0"), b"");
         let stops = [&vms[0], &vms[1]].map(|id| scope.spawn(move || stop(id)));
-        // There is no agent any more: one that ran would be ended at once.
+        // The guests have no agent any more; otherwise such VMs would be killed at once.
         std::thread::sleep(Duration::from_millis(500));
         for id in &vms {
             assert_eq!(daemon.vm(id).state, VmState::Stopping);
@@ -224,7 +224,7 @@ fn an_unreadable_record_is_listed_and_can_be_removed() {
     daemon.nothing_left();
 }
 
-/// A VM with a volume of its name, so that its record says something of use.
+/// A VM with a volume of its own name, which its record lists.
 fn with_volume(name: &str) -> CreateVm {
     let volume = VolumeUse {
         name: name.into(),
@@ -273,7 +273,7 @@ fn a_vm_with_an_unreadable_record_runs_on_and_is_listed() {
         let refused = daemon.exec(&vm.id, &shell("true")).err().unwrap();
         refused.error(ErrorKind::WrongState);
         daemon.delete(&path).error(ErrorKind::WrongState);
-        // Nobody else writes to its volume.
+        // No other VM writes to its volume.
         let other = CreateVm {
             name: Some(format!("not-{}", vm.id)),
             ..with_volume(if vm.id == newer.id { "newer" } else { "broken" })
@@ -288,7 +288,7 @@ fn a_vm_with_an_unreadable_record_runs_on_and_is_listed() {
         [&broken, &newer].map(|vm| fs::read(record(vm)).unwrap())
     );
 
-    // The release that wrote it finds it as it was.
+    // The release that wrote the record finds it unchanged.
     fs::write(record(&newer), whole).unwrap();
     daemon.up();
     let shown = daemon.vm("newer");
@@ -302,7 +302,7 @@ fn a_vm_with_an_unreadable_record_runs_on_and_is_listed() {
         .finish();
     assert_eq!(finished.text(), "still here\n");
 
-    // Who says so ends the other.
+    // A user can end the other.
     let killed: Vm = daemon
         .post(&format!("/v1/vms/{}/kill", broken.id), b"")
         .json();
@@ -402,7 +402,7 @@ fn a_second_daemon_says_so_and_a_stale_socket_is_replaced() {
     elsewhere
         .arg("--data")
         .arg(daemon.folder.path().join("other"));
-    // The last --data counts in no way: clap refuses two.
+    // clap refuses a second --data.
     assert!(!elsewhere.output().unwrap().status.success());
     daemon.killed();
     assert!(daemon.socket().exists());
@@ -415,7 +415,7 @@ fn a_second_daemon_says_so_and_a_stale_socket_is_replaced() {
 fn the_next_daemon_waits_for_one_that_is_ending() {
     let mut daemon = Daemon::start();
     let mut next = daemon.command().stderr(Stdio::null()).spawn().unwrap();
-    // Time enough for it to find the folder taken; if it was not, it finds it free.
+    // Time enough for it to find the folder locked; if it was not locked, it has it now.
     std::thread::sleep(Duration::from_millis(200));
     daemon.killed();
     daemon.answers();
@@ -479,7 +479,7 @@ fn a_vm_with_a_missing_record_runs_on_and_is_listed() {
     for vm in [&lost, &young] {
         fs::remove_file(daemon.vm_folder(&vm.id).join("vm.json")).unwrap();
     }
-    // It began an hour ago; the other may be one that nobody has heard of yet.
+    // It began an hour ago; the other may have been reported to nobody yet.
     let config = daemon.vm_folder(&lost.id).join("vmm.json");
     let config = fs::File::options().write(true).open(config).unwrap();
     let before = std::time::SystemTime::now() - Duration::from_secs(3600);
@@ -493,7 +493,7 @@ fn a_vm_with_a_missing_record_runs_on_and_is_listed() {
         "{why}"
     );
     assert!(is_alive(lost.pid.unwrap()));
-    // Nobody else writes to its volume.
+    // No other VM writes to its volume.
     let other = CreateVm {
         name: Some("other".into()),
         ..with_volume("lost")
@@ -508,14 +508,13 @@ fn a_vm_with_a_missing_record_runs_on_and_is_listed() {
     daemon.nothing_left();
 }
 
-/// Starts the daemon, and does something when it is at its first such call with
-/// this path.
+/// Starts the daemon, and runs `act` when it is at its first such call with this path.
 fn up_with_a_stop(daemon: &mut Daemon, call: &str, path: &Path, act: impl FnOnce()) {
     let untraced = daemon.command();
     let mut traced = Command::new("strace");
     let seen = daemon.folder.path().join("strace");
     let _ = fs::remove_file(&seen);
-    // The tracer is the daemon's grandchild: the process that is spawned is the daemon.
+    // The tracer is the daemon's grandchild: the spawned process is the daemon.
     traced.args(["-D", "-f", "-qq", "-o"]).arg(&seen);
     traced.arg("-e").arg(format!("trace={call}"));
     traced
@@ -624,7 +623,7 @@ fn a_vm_that_cannot_be_adopted_runs_on_and_is_adopted_later() {
     assert!(error.contains("log of the VM box"), "{error}");
     let listed: Vec<Vm> = daemon.get("/v1/vms").json();
     assert!(listed[0].error.is_some());
-    // Nothing that it says meanwhile is lost.
+    // No output is lost meanwhile.
     fs::write(&go, "").unwrap();
     fs::remove_dir(&log).unwrap();
     fs::rename(&kept, &log).unwrap();
@@ -645,7 +644,7 @@ fn output_after_a_lost_log_is_kept() {
     eventually("the first output is stored", || {
         daemon.logs("box", "").0 == "before\n"
     });
-    // The guest gives up what it said only when it hears that it is stored.
+    // The guest drops output only after it was told that it is stored.
     daemon.post("/v1/vms/box/snapshots", b"{\"name\":\"one\"}");
     daemon.killed();
     fs::remove_file(daemon.vm_folder(&vm.id).join("command.log")).unwrap();
@@ -695,7 +694,7 @@ fn a_name_like_an_id_is_refused_and_an_old_one_hides_no_vm() {
         .create(&named(&vm.id, CreateVm::default()))
         .error(ErrorKind::Invalid);
     assert!(error.message.contains("looks like the id"), "{error:?}");
-    // As an earlier release made it.
+    // Like a record of an earlier release.
     let old: Vm = daemon
         .create(&named("xxxxxxxxxxxx", CreateVm::default()))
         .json();

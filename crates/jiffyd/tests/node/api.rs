@@ -1,4 +1,4 @@
-//! The API's edges: tokens, malformed requests, names of things.
+//! Limits of the API: tokens, malformed requests, names.
 
 use crate::client::{Answer, connect, request};
 use crate::daemon::{Daemon, eventually, tar_of};
@@ -236,7 +236,7 @@ fn kernels_are_kept_and_listed() {
     );
 }
 
-/// The least file that has the header of a bzImage.
+/// The smallest file with the header of a bzImage.
 pub fn bzimage() -> Vec<u8> {
     let mut image = vec![0; 4096];
     image[0x1f1] = 1;
@@ -279,9 +279,9 @@ fn the_next_daemon_knows_which_requests_had_begun() {
     daemon.up();
     assert_eq!(begun(&daemon, &id(1)), Some(true));
     assert_eq!(begun(&daemon, &id(2)), Some(false));
-    // It comes late, and its client knows that nothing was done.
+    // The request comes late, after its client was told that it had not begun.
     create(&daemon, &id(2)).error(ErrorKind::Conflict);
-    // A request that is refused for its id does nothing.
+    // A request that is refused for its id has no effect.
     create(&daemon, "no id").error(ErrorKind::Invalid);
     let answer = daemon.get("/v1/requests/1");
     answer.error(ErrorKind::Invalid);

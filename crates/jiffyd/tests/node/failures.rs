@@ -43,8 +43,7 @@ fn every_client_hears_why_the_vmm_could_not_build_the_vm() {
 fn a_guest_that_never_gets_ready_is_ended() {
     let daemon = Daemon::with(&["--start-timeout", "1"]);
     daemon.create(&named("mute", bad_vm("mute", None)));
-    // Its log has a line, unless this host is so busy that there was no time
-    // to write it.
+    // Its log has a line, unless a busy host left no time to write it.
     let says_its_last_line = (0..20).any(|_| {
         let error = daemon
             .post("/v1/vms/mute/start", b"")
@@ -135,7 +134,7 @@ fn a_guest_that_reconnects_is_served_on_its_last_connection() {
     let finished = daemon.run(vm).finish();
     assert_eq!(finished.text(), "heard\n");
     assert_eq!(finished.status(), ExitStatus::Code(0));
-    // It switches off when it knows that its end is stored.
+    // The guest powers off when it knows that its end is stored.
     daemon.nothing_left();
 }
 
@@ -166,7 +165,7 @@ fn descriptors_of(daemon: &Daemon) -> usize {
     std::fs::read_dir(folder).unwrap().count()
 }
 
-/// The longest of some commands in a VM that has nothing to do with it.
+/// The slowest of several commands in an unrelated VM.
 fn slowest_exec(vm: &str, daemon: &Daemon) -> Duration {
     let times = (0..20).map(|_| {
         let begun = Instant::now();
@@ -180,7 +179,7 @@ fn slowest_exec(vm: &str, daemon: &Daemon) -> Duration {
 #[test]
 fn a_guest_that_floods_the_supervisor_port_delays_no_others() {
     /// MiB that the floods of one guest may cost the daemon: eight connections, each with some
-    /// messages of 64 KiB on their way.
+    /// messages of 64 KiB in transit.
     const MOST: u64 = 32;
     const PROMPT: Duration = Duration::from_secs(5);
     let daemon = Daemon::start();
@@ -209,7 +208,7 @@ fn a_guest_that_floods_the_supervisor_port_delays_no_others() {
     let slowest = slowest_exec("calm", &daemon);
     assert!(slowest < PROMPT, "an exec elsewhere took {slowest:?}");
     bounded();
-    // It is still what it was to its own user.
+    // The VM still works for its own user.
     assert_eq!(daemon.vm("storm").state, VmState::Running);
     assert!(daemon.vm("storm").warnings.len() <= 100);
     let finished = daemon.exec("storm", &shell("echo through")).unwrap();

@@ -1,4 +1,4 @@
-//! VMs that are hibernated or stopped when nobody uses them.
+//! VMs that are hibernated or stopped when they are idle.
 
 use crate::client::{connect, request};
 use crate::daemon::{Daemon, bad_vm, eventually, named, release_guest, shell};
@@ -8,7 +8,7 @@ use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// A VM that does this after one idle second.
+/// A VM with this action after one idle second.
 fn idle_vm(name: &str, action: IdleAction, vm: CreateVm) -> CreateVm {
     let policy = IdlePolicy { after_s: 1, action };
     CreateVm {
@@ -38,7 +38,7 @@ fn an_idle_vm_sleeps_wakes_for_an_exec_and_sleeps_again() {
     let vm: Vm = daemon.run_detached(sleeper("box")).json();
     assert_eq!(vm.idle.expect("shown").after_s, 1);
     daemon.when("box", VmState::Hibernated);
-    // It stays awake as long as a command runs in it, and says why.
+    // It stays awake while a command runs in it, and shows why.
     let exec = daemon.exec("box", &shell("sleep 3; echo done")).unwrap();
     let begun = Instant::now();
     eventually("the exec is seen", || {
@@ -55,7 +55,7 @@ fn an_idle_vm_sleeps_wakes_for_an_exec_and_sleeps_again() {
         list.matches("(idle ").count() == 1
     });
     daemon.when("box", VmState::Hibernated);
-    // The next daemon has the same idea of it.
+    // The next daemon applies the same policy.
     daemon.post("/v1/vms/box/wake", b"").json::<Vm>();
     daemon.killed();
     daemon.up();
@@ -72,7 +72,7 @@ fn an_idle_vm_is_stopped_if_its_policy_says_so() {
         command: Some(command),
         ..CreateVm::default()
     };
-    // A client that is attached keeps it awake.
+    // An attached client keeps it awake.
     let attached = daemon.run(idle_vm("box", IdleAction::Stop, vm));
     daemon.when("box", VmState::Running);
     thread::sleep(Duration::from_secs(3));
@@ -89,7 +89,7 @@ fn vms_with_waiting_forks_do_not_block_hibernating_others() {
     for name in ["one", "two", "three"] {
         daemon.run_detached(sleeper(name)).json::<Vm>();
     }
-    // Two are put to rest at a time.
+    // Two VMs are hibernated at a time.
     let forks = ["one", "two"].map(|name| asked(&daemon, &format!("/v1/vms/{name}/fork"), b"{}"));
     daemon.when("three", VmState::Hibernated);
     drop(forks);

@@ -15,7 +15,7 @@ use serde_json::json;
 use std::fs;
 use std::os::unix::fs::FileExt;
 
-/// The last step of a pull or push, and how many there were.
+/// The last step of a pull or push, and the number of steps.
 pub fn steps(answer: &Answer) -> Vec<PullStep> {
     assert_eq!(
         answer.status,
@@ -86,7 +86,7 @@ pub fn configs(daemon: &Daemon, id: &str) -> (VmmConfig, GuestConfig) {
     (config, guest)
 }
 
-/// Bytes that can't be packed.
+/// Incompressible bytes.
 pub fn noise(count: usize) -> Vec<u8> {
     let mut bytes = vec![0; count];
     blake3::Hasher::new().finalize_xof().fill(&mut bytes);
@@ -272,7 +272,7 @@ fn an_image_is_pulled_run_and_pruned() {
     let pruned: jiffy_wire::api::Pruned = daemon.post("/v1/prune/images", b"").json();
     assert!(pruned.names.is_empty(), "a VM needs it");
 
-    // The tag moves on.
+    // The tag moves to another image.
     registry.put("team/web:1", &[("hello", b"moon")], json!({}));
     let refused = pull(&daemon, &by_name(&name)).unwrap_err();
     assert_eq!(refused.kind, ErrorKind::Conflict);
@@ -382,7 +382,7 @@ fn a_pushed_image_is_pulled_lazily() {
     assert!(config.disks[0].path.ends_with("contents") && config.disks[0].read_only);
     assert!(residency.present.ends_with("present"));
     assert!(residency.pager_socket.starts_with(other.folder.path()));
-    // What came lazily can be pushed on: the registry has it.
+    // A lazily pulled image can be pushed: the registry has its chunks.
     let (_, sent, _) = push(&other, &to, &registry.name("out/mine:2")).unwrap();
     assert!(sent < 4096, "{sent}");
     assert_eq!(other.delete("/v1/vms/user").status, 204);
@@ -446,7 +446,7 @@ fn a_snapshot_goes_through_a_registry() {
     daemon.when("box", VmState::Running);
     let made = daemon.post("/v1/vms/box/snapshots", br#"{"name":"ready"}"#);
     assert_eq!(made.status, 200, "{}", String::from_utf8_lossy(&made.body));
-    // What goes there needs no file beside it.
+    // The pushed artifact needs no other file.
     assert_eq!(chunks(&daemon, "ready", "root"), 1);
     let to = registry.name("snap:1");
     let (manifest, sent, _) = push(&daemon, "ready", &to).unwrap();
@@ -482,7 +482,7 @@ fn a_snapshot_goes_through_a_registry() {
     assert!(config.disks[0].residency.is_some());
     let listed: Vec<jiffy_wire::api::Snapshot> = other.get("/v1/snapshots").json();
     assert_eq!(listed[0].name, to);
-    // A child has what its parent's snapshot was made of, longer than that.
+    // A child keeps the data of its parent's snapshot, even after that is removed.
     let forked = other.post("/v1/vms/again/fork", br#"{"name":"child"}"#);
     assert_eq!(forked.status, 200);
     assert_eq!(other.delete("/v1/vms/again?force=true").status, 204);
@@ -523,7 +523,7 @@ fn the_file_system_type_survives_a_push_and_pull() {
     let (pulled, fetched) = pull(&other, &by_name(&to)).unwrap();
     assert_eq!(pulled.digest, image.digest);
     assert!(fetched < 1 << 20, "{fetched}");
-    // Nothing of it is here yet, and what it is is known.
+    // None of its data is here yet, but its type is known.
     let vm: jiffy_wire::api::Vm = other
         .run_detached(CreateVm {
             image: Some(to),

@@ -134,7 +134,7 @@ fn an_agent_that_does_not_answer_does_not_keep_its_vm_from_stopping() {
         name: Some("deaf".into()),
         ..bad_vm("deaf", Some(command(&["sleep", "100"])))
     });
-    // It would have a day.
+    // The grace period of a day does not apply if the agent does not answer.
     let stopped: Vm = daemon
         .post("/v1/vms/deaf/stop?grace_ms=86400000", b"")
         .json();
@@ -149,7 +149,7 @@ fn a_guest_that_powers_off_writes_its_disks_back_before_it_is_ended() {
         name: Some(name.into()),
         ..bad_vm("slow-off", Some(command(program)))
     };
-    // One powers off because it is asked to, one was about to when it is asked.
+    // One guest powers off on request; the other is already doing so when it is asked.
     let asked: Vm = daemon.run_detached(slow("asked", &["sleep", "100"])).json();
     let mut frames = daemon.run(slow("itself", &["true"]));
     started(&mut frames);
@@ -160,7 +160,7 @@ fn a_guest_that_powers_off_writes_its_disks_back_before_it_is_ended() {
     std::thread::scope(|scope| {
         let stop = |name: &str| daemon.post(&format!("/v1/vms/{name}/stop?grace_ms=0"), b"");
         let stops = ["asked", "itself", "asked"].map(|name| scope.spawn(move || stop(name)));
-        // A guest that said nothing would be ended after five seconds.
+        // A guest without a report would be killed after five seconds.
         std::thread::sleep(Duration::from_millis(5500));
         for vm in [&asked, &itself] {
             assert_eq!(daemon.vm(&vm.id).state, VmState::Stopping, "{}", vm.name);
@@ -277,8 +277,8 @@ fn a_vm_can_be_removed_in_every_state() {
     daemon.nothing_left();
 }
 
-/// The base image's file with a lease on it (fcntl(2)): whoever opens it to copy it waits
-/// until its holder has ended, or for the 45 s after which the kernel breaks the lease.
+/// The base image's file with a lease on it (fcntl(2)): opening it for a copy blocks until the
+/// lease holder has ended, or for the 45 s after which the kernel breaks the lease.
 fn stalled_image(daemon: &Daemon) -> Child {
     let script = "import fcntl, os, signal, sys\n\
         signal.signal(signal.SIGIO, signal.SIG_IGN)\n\
@@ -298,7 +298,7 @@ fn stalled_image(daemon: &Daemon) -> Child {
     holder
 }
 
-/// Those that wait there find that the image can't be copied.
+/// Those that wait find that the image can't be copied.
 fn let_copies_go_on(mut holder: Child) {
     holder.kill().unwrap();
     holder.wait().unwrap();

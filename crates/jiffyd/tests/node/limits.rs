@@ -24,7 +24,7 @@ fn net(packets: u64) -> NetLimit {
     }
 }
 
-/// With a volume, and limits of all its devices.
+/// A VM with a volume, and limits of all its devices.
 fn limited() -> CreateVm {
     CreateVm {
         root_limit: disk(1000),

@@ -1,4 +1,4 @@
-//! VMs that are shown less than their host's processor.
+//! VMs with a CPU profile that hides features of the host's processor.
 
 use crate::daemon::{Daemon, named};
 use jiffy_wire::api::{CreateVm, ErrorKind, Vm, VmState};
@@ -14,7 +14,7 @@ fn with(profile: Wanted) -> CreateVm {
     }
 }
 
-/// What the VM's VMM was told to show the guest.
+/// The CPU profile in the configuration of the VM's VMM.
 fn told(daemon: &Daemon, vm: &Vm) -> Option<Wanted> {
     let config = fs::read(daemon.vm_folder(&vm.id).join("vmm.json")).unwrap();
     let config: VmmConfig = serde_json::from_slice(&config).unwrap();

@@ -51,7 +51,7 @@ fn notes(name: &str, file: &Path) -> CreateVm {
     }
 }
 
-/// The first line of an answer, and its header in small letters.
+/// The status line and the header of an answer, in lower case.
 fn head(stream: &mut UnixStream) -> String {
     let mut head = String::new();
     let mut reader = BufReader::new(stream);
@@ -193,7 +193,7 @@ fn a_full_queue_refuses_with_a_retry_time() {
     assert!(head.starts_with("http/1.1 503 "), "{head}");
     assert!(head.contains("\r\nretry-after: 60\r\n"), "{head}");
     daemon.gone("three");
-    // One that goes away leaves its place to another.
+    // A request whose client leaves makes room for another.
     drop(one);
     daemon.gone("one");
     let _three = queued(&daemon, "/v1/run", &run("three"));
@@ -202,7 +202,7 @@ fn a_full_queue_refuses_with_a_retry_time() {
 
 #[test]
 fn vcpus_are_limited_to_a_share_of_the_hosts_processors() {
-    // Of however many processors, one vCPU.
+    // A limit of one vCPU, whatever the number of processors.
     let options = ["--cpu-share", "0.001", "--memory-wait", "0"];
     let mut daemon = Daemon::with(&options);
     daemon
@@ -219,11 +219,11 @@ fn vcpus_are_limited_to_a_share_of_the_hosts_processors() {
     daemon
         .post("/v1/vms/first/fork", b"{}")
         .error(ErrorKind::NoRoom);
-    // Those of an earlier daemon count.
+    // VMs of an earlier daemon count.
     daemon.killed();
     daemon.up();
     another(&daemon);
-    // One that sleeps has none, and waits for them when it is woken.
+    // A hibernated VM has no vCPU, and waits for one when it is woken.
     assert_eq!(daemon.post("/v1/vms/first/hibernate", b"").status, 200);
     daemon
         .run_detached(named("second", CreateVm::default()))
@@ -318,7 +318,7 @@ fn a_second_request_for_a_waiting_vm_has_its_own_wait_time() {
     }
     refused(daemon.exec("sleeper", &shell("true")).unwrap_err());
     assert_eq!(queue(&daemon).len(), 1);
-    // One that waits longer takes its place, with the rest of its time.
+    // A request with a longer wait takes its place, with the rest of its time.
     let starts = asked(&daemon, "/v1/vms/sleeper/start?wait_s=86000", b"");
     drop(wakes);
     eventually("the second waits", || {
@@ -375,7 +375,7 @@ fn a_requests_queue_place_can_be_followed_until_served() {
     assert_eq!(daemon.post("/v1/vms/first/kill", b"").status, 200);
     assert_eq!(next_place(), None);
     daemon.when("mine", VmState::Running);
-    // What is no id is refused.
+    // An invalid id is refused.
     let wrong = "/v1/run HTTP/1.1\r\njiffy-request: a b\r\nX: ";
     let mut answer = [0; 12];
     asked(&daemon, wrong, &run("wrong"))

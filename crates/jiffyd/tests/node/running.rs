@@ -112,7 +112,7 @@ fn ctrl_c_before_the_command_runs_ends_the_vm() {
     let daemon = Daemon::start();
     let mut frames = daemon.run(bad_vm("held", Some(command(&["true"]))));
     let id = id_of(&frames);
-    // The size of a terminal, which waits for the command, does not hold it up.
+    // The size of a terminal is kept until the command runs, and does not delay it.
     frames.send(&ExecInput::Resize(WindowSize {
         rows: 24,
         columns: 80,
@@ -167,7 +167,7 @@ fn a_client_that_does_not_read_slows_the_command_and_loses_nothing() {
     assert_eq!(finished.status(), ExitStatus::Code(0));
 }
 
-/// Waits until the log stops growing, well before everything is written; its bytes.
+/// Waits until the log stops growing, well before everything is written; returns its size.
 fn held_up(daemon: &Daemon, id: &str) -> u64 {
     let log = || {
         let files = fs::read_dir(daemon.vm_folder(id)).unwrap();
@@ -209,7 +209,7 @@ fn stop_waits_for_a_guest_blocked_on_unread_output() {
     held_up(&daemon, &id);
     std::thread::scope(|scope| {
         let stop = scope.spawn(|| daemon.post(&format!("/v1/vms/{id}/stop?grace_ms=0"), b""));
-        // The agent refuses, and the VMM would be killed after two seconds.
+        // The agent refuses, so the VMM would be killed after two seconds.
         std::thread::sleep(Duration::from_millis(2500));
         assert_eq!(daemon.vm(&id).state, VmState::Stopping);
         daemon.post(&format!("/v1/vms/{id}/kill"), b"");

@@ -1,4 +1,4 @@
-//! Who must have signed what is pulled, and what starts.
+//! Signature rules for pulls and starts.
 
 use crate::daemon::{Daemon, command, named, tar_of, vm};
 use crate::images::{by_name, encoded, pull, push, steps};
@@ -16,7 +16,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-/// A key of OpenSSL's, and the public half as it writes it.
+/// An OpenSSL key, and its public half in PEM.
 fn key(folder: &Path) -> (PrivateKey, String) {
     let openssl = |arguments: &[&str]| {
         let output = Command::new("openssl").args(arguments).output().unwrap();
@@ -73,7 +73,7 @@ fn only_images_signed_with_the_key_are_pulled() {
     assert!(error.message.contains("key"), "{}", error.message);
     sign(&client, &reference, &digest, &ours, &()).unwrap();
     pull(&daemon, &wanted).unwrap();
-    // What is here is held against the key, too, whatever the tag is by now.
+    // A local image is checked against the key, too, whatever the tag is now.
     let kept_as_it_is = PullImage {
         renew: false,
         ..wanted.clone()
@@ -91,7 +91,7 @@ fn only_images_signed_with_the_key_are_pulled() {
     );
 }
 
-/// A VM of this image, or what is said of it.
+/// A VM of this image, or the error.
 fn run(daemon: &Daemon, image: &str) -> Result<(), ApiError> {
     let wanted = CreateVm {
         image: Some(image.into()),
@@ -136,7 +136,7 @@ fn a_signature_rule_holds_for_pulls_and_starts() {
     fs::write(path("ours.pub"), &public).unwrap();
     fs::write(path("others.pub"), another).unwrap();
     let rule = |place: String, key: &str| format!("--signed={place}={}", path(key).display());
-    // Pulled, and made a VM of, before anybody asked who signed it.
+    // The image is pulled and used by a VM before there is a rule.
     pull(&daemon, &by_name(&web)).unwrap();
     let old = CreateVm {
         image: Some(web.clone()),
@@ -170,7 +170,7 @@ fn a_signature_rule_holds_for_pulls_and_starts() {
     }
     refused(run(&daemon, &web), unknown);
     assert_eq!(kept(&daemon), before);
-    // What is none of that place's is as it was; a name of its own says nothing.
+    // Images of other places are not affected; a local name proves nothing.
     pull(&daemon, &by_name(&free)).unwrap();
     run(&daemon, &free).unwrap();
     run(&daemon, "base").unwrap();
@@ -186,14 +186,14 @@ fn a_signature_rule_holds_for_pulls_and_starts() {
     run(&daemon, &web).unwrap();
     start(&daemon).unwrap();
     daemon.when("old", VmState::Exited);
-    // Another key of the same place, and one for all others.
+    // Another key for the same place, and one for all others.
     let either = rule(registry.name("team"), "others.pub");
     let all = rule("*".into(), "others.pub");
     daemon.restart_with(&[&either, &all]);
     refused(run(&daemon, &web), unknown);
     refused(run(&daemon, &free), unknown);
     daemon.restart_with(&[&ours_only, &either, &all]);
-    // What is known needs no registry.
+    // A verified image needs no registry.
     drop(registry);
     run(&daemon, &web).unwrap();
     pull(&daemon, &as_it_is).unwrap();

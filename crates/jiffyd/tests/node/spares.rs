@@ -1,5 +1,5 @@
-//! VMMs that were started ahead: taken by what starts next, never seen before
-//! that, and gone with their daemon.
+//! VMMs that were started ahead: used by the next start, hidden before that, and ended with their
+//! daemon.
 
 use crate::daemon::{
     Daemon, bad_vm, eventually, id_of, kill, named, release_guest, shell, spares, vm, vmms,
@@ -10,7 +10,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The one that waits.
+/// The process id of the waiting spare.
 fn spare(daemon: &Daemon) -> u32 {
     eventually("a VMM waits", || spares(&daemon.data).len() == 1);
     spares(&daemon.data)[0]
@@ -49,7 +49,7 @@ fn the_next_start_takes_the_spare() {
     let received = timeline.find(names::REQUEST_RECEIVED).unwrap().start_ns;
     assert!(timeline.spans.iter().all(|span| span.start_ns >= received));
 
-    // Descriptors come with a fork.
+    // A fork passes descriptors to spares.
     let second = spare(&daemon);
     assert_ne!(second, first);
     let body = serde_json::to_vec(&ForkVm {
@@ -63,7 +63,7 @@ fn the_next_start_takes_the_spare() {
     assert_eq!(pids.len(), 2);
     assert!(pids.contains(&second), "one takes it, one is spawned");
 
-    // A daemon that is killed leaves VMs, and no spare.
+    // A killed daemon leaves VMs, but no spare.
     let third = spare(&daemon);
     daemon.killed();
     let process = format!("/proc/{third}");
@@ -72,7 +72,7 @@ fn the_next_start_takes_the_spare() {
     assert_eq!(daemon.vm("idle").pid, Some(first));
     spare(&daemon);
 
-    // It is its daemon's child, and waited for.
+    // It is its daemon's child, and is reaped.
     for vm in ["idle", "child-1", "child-2"] {
         assert_eq!(
             daemon.delete(&format!("/v1/vms/{vm}?force=true")).status,
@@ -120,7 +120,7 @@ fn a_configured_spare_outlives_its_daemon() {
         let pid = Pid::from_raw(pid as i32).unwrap();
         kill_process(pid, signal).unwrap();
     };
-    // It hears of it only when its daemon is gone.
+    // It receives its configuration only after its daemon is dead.
     signal(Signal::STOP);
     let frames = daemon.run(named("slow", bad_vm("held", Some(shell("sleep 100")))));
     let id = id_of(&frames);

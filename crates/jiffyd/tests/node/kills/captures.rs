@@ -1,4 +1,4 @@
-//! Snapshot, fork, hibernation and wake, commit.
+//! Kills during snapshot, fork, hibernation and wake, commit.
 
 use super::{OPTIONS, begin, goes_on, is_done, killed_at_every_call, quiet, remove, settled};
 use crate::daemon::{Daemon, named, pagers, tar_of};
@@ -74,7 +74,7 @@ fn a_hibernating_vm_is_running_or_hibernated() {
                 daemon.post("/v1/vms/box/wake", b"").json::<Vm>();
             }
             goes_on(daemon, "box");
-            // One that was never captured.
+            // A VM that was never captured.
             remove(daemon, "box");
             daemon.nothing_left();
             begin(daemon, "box");
@@ -96,7 +96,7 @@ fn a_waking_vm_is_running_or_hibernated() {
             assert!(state == VmState::Running || !done, "{state:?}");
             if state == VmState::Running {
                 goes_on(daemon, "box");
-                // It has its memory from there.
+                // A VM with memory from there.
                 assert_eq!(pagers(daemon.folder.path()).len(), 1);
                 let pager = daemon.folder.path().join("run/pager");
                 assert!(pager.join(format!("{}.sock", vm.id)).exists());

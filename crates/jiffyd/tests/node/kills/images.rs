@@ -1,4 +1,4 @@
-//! Import and pull.
+//! Kills during import and pull.
 
 use super::{OPTIONS, ask, is_done, killed_at_every_call};
 use crate::daemon::{Daemon, tar_of};

@@ -1,4 +1,4 @@
-//! Run, stop, remove, exec, adoption.
+//! Kills during run, stop, remove, exec, adoption.
 
 use super::{Began, OPTIONS, begin, goes_on, is_done, killed_at_every_call, killed_wherever};
 use super::{ask, quiet, remove, settled};
@@ -20,7 +20,7 @@ fn a_run_in_a_spare_vmm_is_complete_or_absent() {
 
 fn a_run(options: &[&str]) {
     let mut daemon = Daemon::with(options);
-    // The image is made at the first run.
+    // The first run makes the image.
     daemon.get("/v1/images").json::<Vec<Image>>();
     let wanted = RunVm {
         vm: named("box", quiet()),
@@ -57,8 +57,8 @@ fn a_stop_leaves_a_vm_running_or_stopped() {
             let vm = settled(daemon, "box").unwrap();
             if vm.state == VmState::Running {
                 assert!(!done);
-                // Its guest may have been asked already, and end at any time: an answer to
-                // anything else does not tell. It can be stopped, or has just ended.
+                // Its guest may have got the request already, and end at any time, so other
+                // requests prove nothing. It can be stopped, or has just ended.
                 daemon.post("/v1/vms/box/stop?grace_ms=100", b"");
             }
             daemon.when("box", VmState::Exited);

@@ -43,7 +43,7 @@ fn each_stream_of_a_connection_is_a_request_of_its_own() {
     hibernate(&daemon);
     run(async {
         let mut client = certificate.http2().await;
-        // One goes on while all others are answered.
+        // One request stays open while all others are answered.
         let slow = client
             .send_request(request(&format!("{WEB}events"), &[]))
             .await;
@@ -95,7 +95,7 @@ fn bodies_of_http2_stream_both_ways() {
     serve_for(&vm);
     run(async {
         let mut client = certificate.http2().await;
-        // Any method may have a body.
+        // Requests with any method may have a body.
         for method in [Method::POST, Method::GET] {
             let (mut sender, body) = Channel::<Bytes>::new(1);
             let request: Request<Body> = Request::builder()
@@ -111,7 +111,7 @@ fn bodies_of_http2_stream_both_ways() {
                 sender.send_data(part.into()).await.unwrap();
                 assert_eq!(piece(&mut answer).await, part);
             }
-            // The end of one direction.
+            // One direction ends.
             drop(sender);
             let rest = answer.collect().await.unwrap().to_bytes();
             assert!(rest.is_empty());
@@ -119,7 +119,7 @@ fn bodies_of_http2_stream_both_ways() {
     });
 }
 
-/// Wants a WebSocket (RFC 8441 §5).
+/// A request for a WebSocket (RFC 8441 §5).
 fn websocket(url: &str) -> Request<Body> {
     let mut wants = request(url, &[("sec-websocket-version", "13")]);
     *wants.method_mut() = Method::CONNECT;
@@ -137,7 +137,7 @@ fn an_http2_websocket_reaches_the_vm_as_http1() {
     hibernate(&daemon);
     run(async {
         let mut client = certificate.http2().await;
-        // A client learns first that the proxy has it.
+        // A client must first learn that the proxy supports it.
         let first = client.send_request(request(&format!("{WEB}head"), &[]));
         assert_eq!(whole(first.await.unwrap()).await.0, 200);
         let opened = client.send_request(websocket(&format!("{WEB}echo?a")));
@@ -166,7 +166,7 @@ fn an_http2_websocket_reaches_the_vm_as_http1() {
             let line = lines.next_line().await.unwrap().unwrap();
             assert_eq!(line, format!("{word}, {word}"));
         }
-        // The other direction is open after the end of one.
+        // One direction stays open after the end of the other.
         writer.shutdown().await.unwrap();
         assert_eq!(lines.next_line().await.unwrap().unwrap(), "end");
         assert_eq!(lines.next_line().await.unwrap(), None);
@@ -181,7 +181,7 @@ fn an_http2_websocket_reaches_the_vm_as_http1() {
     });
 }
 
-/// Memory that a process has, bytes.
+/// Memory of a process, bytes.
 fn memory_of(pid: u32) -> usize {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let line = status.lines().find_map(|it| it.strip_prefix("VmRSS:"));
@@ -198,7 +198,7 @@ fn little_is_buffered_for_a_client_that_does_not_read() {
     assert_eq!(get_over(certificate.connect(), "/head", HOST).0, 200);
     let before = memory_of(daemon.pid());
     let mut kept = Vec::new();
-    // Two of HTTP/2 fit the window of a client's connection.
+    // Two HTTP/2 streams fit the window of a client's connection.
     for _ in 0..2 {
         let mut stream = certificate.connect();
         write!(stream, "GET /forever HTTP/1.1\r\n{HOST}\r\n\r\n").unwrap();
@@ -216,11 +216,11 @@ fn little_is_buffered_for_a_client_that_does_not_read() {
             last = served.sent.load(Ordering::SeqCst);
             tokio::time::sleep(Duration::from_secs(2)).await;
         }
-        // Most of that is in the kernel's buffers.
+        // Most of that is in the kernel's socket buffers.
         assert!(last < 4 * (24 << 20), "{last} bytes were taken");
         let more = memory_of(daemon.pid()).saturating_sub(before);
         assert!(more < 24 << 20, "{more} bytes were kept");
-        // Others are served, on the same connection, too.
+        // Others are served meanwhile, also on the same connection.
         let other = client.send_request(request(&format!("{WEB}head"), &[]));
         assert_eq!(whole(other.await.unwrap()).await.0, 200);
     });
@@ -234,7 +234,7 @@ fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     [head, payload.to_vec()].concat()
 }
 
-/// What a server sends in frames of this kind, until it closes.
+/// The payloads of this kind of frame that a server sends until it closes.
 fn payloads_of(kind: u8, stream: &mut impl Read) -> Vec<Vec<u8>> {
     let mut found = Vec::new();
     let mut head = [0; 9];
@@ -280,7 +280,7 @@ fn a_client_that_resets_every_stream_is_disconnected() {
     const CLIENTS: usize = 4;
     for _ in 0..CLIENTS {
         let mut stream = certificate.try_connect(&["h2"]).unwrap();
-        // It may be cut off before it has sent all, and then not read why.
+        // It may be disconnected before it has sent everything, and then can't read why.
         let _ = stream.write_all(&flood);
         for last in payloads_of(GOAWAY, &mut stream) {
             assert_eq!(last[4..8], ENHANCE_YOUR_CALM);
@@ -318,7 +318,7 @@ fn a_too_long_header_ends_only_its_own_request() {
     });
 }
 
-/// Sends `connections * each` requests at once; their answers.
+/// Sends `connections * each` concurrent requests; returns their answers.
 async fn crowd(
     certificate: &Certificate,
     connections: usize,
@@ -349,7 +349,7 @@ fn ten_thousand_requests_wake_a_vm_once() {
     let served = serve_for(&vm);
     let folder = daemon.vm_folder(&vm.id);
     thread::scope(|scope| {
-        // While it falls asleep they wait, and then they wake it.
+        // They wait while it is being hibernated, and then wake it.
         let slept = scope.spawn(|| hibernate(&daemon));
         eventually("it is being captured", || folder.join("capturing").exists());
         run(async {
