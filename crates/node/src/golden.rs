@@ -44,7 +44,7 @@ const NAME_DIGITS: usize = 12;
 pub struct Goldens {
     folder: PathBuf,
     index: Mutex<Index>,
-    wishes: mpsc::Sender<Weak<VmHandle>>,
+    requests: mpsc::Sender<Weak<VmHandle>>,
     last_run_ns: AtomicU64,
     /// Most standbys.
     room: usize,
@@ -57,9 +57,9 @@ struct Index {
     /// Standbys with their keys, the least recently wanted one first.
     standbys: Vec<(String, Standby)>,
     /// The id of the standby that is being made.
-    coming: Option<String>,
+    standby_begun: Option<String>,
     /// Kinds whose snapshot could not be made or restored: not tried again.
-    hopeless: HashSet<String>,
+    failed: HashSet<String>,
 }
 
 /// Keys of kinds for which a standby is wanted.
@@ -72,17 +72,17 @@ impl Goldens {
     /// The golden snapshots in this folder, none read yet, with at most `room` standbys; and the
     /// queues of requests for snapshots and standbys.
     pub fn new(folder: PathBuf, room: usize) -> (Goldens, SnapshotRequests, StandbyRequests) {
-        let (wishes, wished) = mpsc::channel(MAX_QUEUED);
+        let (requests, requested) = mpsc::channel(MAX_QUEUED);
         let (standbys_wanted, wanted) = mpsc::channel(MAX_QUEUED);
         let goldens = Goldens {
             folder,
             index: Mutex::default(),
-            wishes,
+            requests,
             last_run_ns: AtomicU64::new(0),
             room,
             standbys_wanted,
         };
-        (goldens, wished, wanted)
+        (goldens, requested, wanted)
     }
 
     /// Is any snapshot on disk?
@@ -138,7 +138,7 @@ impl Goldens {
     /// Is there a snapshot of this kind, or did making one fail?
     pub fn is_settled(&self, key: &str) -> bool {
         let index = self.lock();
-        index.by_key.contains_key(key) || index.hopeless.contains(key)
+        index.by_key.contains_key(key) || index.failed.contains(key)
     }
 
     /// Adds a new snapshot.
@@ -148,7 +148,7 @@ impl Goldens {
 
     /// Records that no snapshot of this kind can be made.
     pub fn mark_failed(&self, key: String) {
-        self.lock().hopeless.insert(key);
+        self.lock().failed.insert(key);
     }
 
     /// Time since the last run began.
@@ -172,7 +172,7 @@ impl Goldens {
     /// A VM booted: queues a request for a snapshot of its kind.
     pub fn request_snapshot(&self, vm: &Arc<VmHandle>) {
         if spec::golden(&vm.spec).is_some() {
-            let _ = self.wishes.try_send(Arc::downgrade(vm));
+            let _ = self.requests.try_send(Arc::downgrade(vm));
         }
     }
 
@@ -204,7 +204,7 @@ impl Goldens {
             pruned.bytes += saved.manifest.memory_bytes + saved.manifest.other_bytes;
             pruned.names.push(name_of(saved));
         }
-        self.lock().hopeless.clear();
+        self.lock().failed.clear();
         pruned.names.sort();
         remove_now(taken).await;
         pruned
@@ -227,17 +227,17 @@ impl Goldens {
     pub fn standbys(&self) -> Vec<String> {
         let index = self.lock();
         let ready = index.standbys.iter().map(|(_, standby)| standby.id.clone());
-        ready.chain(index.coming.clone()).collect()
+        ready.chain(index.standby_begun.clone()).collect()
     }
 
     /// A standby with this id is being made.
     pub fn note_standby_begun(&self, id: &str) {
-        self.lock().coming = Some(id.to_owned());
+        self.lock().standby_begun = Some(id.to_owned());
     }
 
     /// The standby could not be made.
     pub fn note_standby_failed(&self) {
-        self.lock().coming = None;
+        self.lock().standby_begun = None;
     }
 
     /// The snapshot to make a standby from, if one of this kind is missing.
@@ -259,7 +259,7 @@ impl Goldens {
     /// wanted one if there are too many.
     pub fn keep_standby(&self, key: String, saved: &Arc<Saved>, standby: Standby) {
         let mut index = self.lock();
-        index.coming = None;
+        index.standby_begun = None;
         let current = index.by_key.get(&key);
         if !current.is_some_and(|current| Arc::ptr_eq(current, saved)) {
             return;
@@ -326,7 +326,7 @@ impl GoldenKeeper for Goldens {
     fn drop_damaged(&self, name: &str) {
         let bad = self.take(|saved| name_of(saved) == name);
         for (key, saved) in bad {
-            self.lock().hopeless.insert(key);
+            self.lock().failed.insert(key);
             self.discard(&saved.folder, "it can't be restored");
         }
     }

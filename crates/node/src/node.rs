@@ -146,7 +146,7 @@ impl Node {
     /// Reads the node's files and adopts running VMs.
     pub async fn open(paths: Paths, config: Config) -> Result<Arc<Node>> {
         let digests = Arc::<Digests>::default();
-        let (goldens, wishes, wanted) = Goldens::new(paths.golden(), config.standbys);
+        let (goldens, snapshot_requests, wanted) = Goldens::new(paths.golden(), config.standbys);
         let goldens = Arc::new(goldens);
         let found = folders::find(&paths);
         let node = Node {
@@ -191,7 +191,10 @@ impl Node {
         let node = Arc::new(node);
         node.trim.notify_one();
         tokio::spawn(lazy::keep_caches_small(Arc::clone(&node)));
-        tokio::spawn(make_golden::make_requested(Arc::clone(&node), wishes));
+        tokio::spawn(make_golden::make_requested(
+            Arc::clone(&node),
+            snapshot_requests,
+        ));
         tokio::spawn(standbys::keep(Arc::clone(&node), wanted));
         let starting = Arc::clone(&node.registry);
         let is_starting = move || starting.any(is_starting_vm).is_some();

@@ -66,7 +66,7 @@ pub(crate) struct Client {
 }
 
 /// The VMs behind the proxy.
-pub(crate) struct Front {
+pub(crate) struct Forwarder {
     node: Arc<Node>,
     domain: String,
     token: Option<Token>,
@@ -92,10 +92,15 @@ struct Server {
     place: Arc<Share>,
 }
 
-impl Front {
+impl Forwarder {
     /// At most `most` connections of clients, and as many to VMs, at a time.
-    pub(crate) fn new(node: Arc<Node>, domain: String, token: Option<Token>, most: usize) -> Front {
-        Front {
+    pub(crate) fn new(
+        node: Arc<Node>,
+        domain: String,
+        token: Option<Token>,
+        most: usize,
+    ) -> Forwarder {
+        Forwarder {
             node,
             domain,
             token,
@@ -329,13 +334,13 @@ fn without_user(authority: &Authority) -> Cow<'_, str> {
 
 /// HTTP/2 may split a header that HTTP/1.1 sends as one (RFC 9113 §8.2.3).
 fn join_cookies(headers: &mut HeaderMap) {
-    let crumbs: Vec<&[u8]> = headers
+    let cookies: Vec<&[u8]> = headers
         .get_all(COOKIE)
         .iter()
         .map(HeaderValue::as_bytes)
         .collect();
-    if crumbs.len() > 1
-        && let Ok(whole) = HeaderValue::from_bytes(&crumbs.join(&b"; "[..]))
+    if cookies.len() > 1
+        && let Ok(whole) = HeaderValue::from_bytes(&cookies.join(&b"; "[..]))
     {
         headers.insert(COOKIE, whole);
     }

@@ -1,6 +1,6 @@
 //! Connections of clients.
 
-use crate::forward::{BUFFER, Client, Front};
+use crate::forward::{BUFFER, Client, Forwarder};
 use crate::refusal::{Answer, Refusal};
 use crate::socket::Socket;
 use crate::tls::{self, Tls};
@@ -87,7 +87,7 @@ impl Proxy {
         let Settings {
             domain, token, tls, ..
         } = self.settings;
-        let front = Arc::new(Front::new(node, domain, token, most));
+        let forwarder = Arc::new(Forwarder::new(node, domain, token, most));
         let places = Arc::new(Semaphore::new(most));
         loop {
             let Ok(place) = Arc::clone(&places).acquire_owned().await else {
@@ -95,8 +95,8 @@ impl Proxy {
             };
             match self.listener.accept().await {
                 Ok((stream, from)) => {
-                    let (front, tls) = (Arc::clone(&front), tls.clone());
-                    tokio::spawn(connection(front, tls, stream, from, place));
+                    let (forwarder, tls) = (Arc::clone(&forwarder), tls.clone());
+                    tokio::spawn(connection(forwarder, tls, stream, from, place));
                 }
                 Err(error) => {
                     warn!(%error, "a connection to the proxy could not be taken");
@@ -108,7 +108,7 @@ impl Proxy {
 }
 
 async fn connection(
-    front: Arc<Front>,
+    forwarder: Arc<Forwarder>,
     tls: Option<Arc<Tls>>,
     stream: TcpStream,
     from: SocketAddr,
@@ -128,7 +128,7 @@ async fn connection(
         _place: place,
     });
     let Some(tls) = tls else {
-        return over_http1(socket.clone(), socket, request_service(front, client)).await;
+        return over_http1(socket.clone(), socket, request_service(forwarder, client)).await;
     };
     let begun = timeout(HANDSHAKE_TIME, async {
         match socket.first_byte().await? {
@@ -137,8 +137,12 @@ async fn connection(
         }
     });
     match begun.await {
-        Ok(Ok(Some(stream))) if tls::is_http2(&stream) => over_http2(stream, front, client).await,
-        Ok(Ok(Some(stream))) => over_http1(stream, socket, request_service(front, client)).await,
+        Ok(Ok(Some(stream))) if tls::is_http2(&stream) => {
+            over_http2(stream, forwarder, client).await
+        }
+        Ok(Ok(Some(stream))) => {
+            over_http1(stream, socket, request_service(forwarder, client)).await
+        }
         Ok(Ok(None)) => over_http1(socket.clone(), socket, service_fn(refuse_plain_http)).await,
         Ok(Err::<_, io::Error>(error)) => debug!(%error, "a TLS handshake failed"),
         Err(_) => debug!("a client did not complete its TLS handshake in time"),
@@ -147,7 +151,7 @@ async fn connection(
 
 /// A service that answers a client's requests.
 fn request_service(
-    front: Arc<Front>,
+    forwarder: Arc<Forwarder>,
     client: Arc<Client>,
 ) -> impl Service<
     Request<Incoming>,
@@ -156,8 +160,8 @@ fn request_service(
     Future = impl Future<Output = Result<Answer, Infallible>> + Send + 'static,
 > + Send {
     service_fn(move |request| {
-        let (front, client) = (Arc::clone(&front), Arc::clone(&client));
-        async move { Ok(front.answer(request, client).await) }
+        let (forwarder, client) = (Arc::clone(&forwarder), Arc::clone(&client));
+        async move { Ok(forwarder.answer(request, client).await) }
     })
 }
 
@@ -193,14 +197,14 @@ async fn over_http1<S>(
 
 async fn over_http2(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    front: Arc<Front>,
+    forwarder: Arc<Forwarder>,
     client: Arc<Client>,
 ) {
     let begun = Arc::new(AtomicU64::new(0));
     let service = {
         let (begun, service) = (
             Arc::clone(&begun),
-            request_service(front, Arc::clone(&client)),
+            request_service(forwarder, Arc::clone(&client)),
         );
         service_fn(move |request| {
             begun.fetch_add(1, Ordering::Relaxed);

@@ -20,7 +20,7 @@ const VMM_MAIN: &str = "VMM main";
 
 /// Times of the first messages on the supervisor channel, for guests that write no marks.
 #[derive(Debug, Default, Clone, Copy)]
-struct Heard {
+struct MessageTimes {
     ready: Option<u64>,
     started: Option<u64>,
     ended: Option<u64>,
@@ -41,7 +41,7 @@ pub struct Recorder {
     marks: Vec<(u8, u64)>,
     guest: Vec<GuestSpan>,
     pid1_guest: Option<u64>,
-    heard: Heard,
+    heard: MessageTimes,
     kept: Vec<Span>,
     /// The guest did not boot: it was restored.
     restored: bool,

@@ -195,7 +195,7 @@ impl Tracer {
                 self.within.insert(thread, call);
                 let strikes = |point: &Point| point.is_before && Some(point.call) == call;
                 if self.is_ready && self.point.as_ref().is_some_and(strikes) {
-                    self.strike_if_due();
+                    self.kill_if_due();
                 }
             }
             EXIT => {
@@ -217,11 +217,11 @@ impl Tracer {
         println!("{call}");
         let strikes = |point: &Point| !point.is_before && point.call == call;
         if self.point.as_ref().is_some_and(strikes) {
-            self.strike_if_due();
+            self.kill_if_due();
         }
     }
 
-    fn strike_if_due(&mut self) {
+    fn kill_if_due(&mut self) {
         self.seen += 1;
         if self
             .point

@@ -80,7 +80,7 @@ pub fn hibernate(daemon: &Daemon) {
 
 /// Checks that wakes were attempted at most once a second, however many clients there were since
 /// then; returns their number. The VM was started once before.
-pub fn tried_once_a_second(daemon: &Daemon, begun: Instant) -> usize {
+pub fn wake_attempts(daemon: &Daemon, begun: Instant) -> usize {
     let tried = starts(daemon, "web") - 1;
     let most = 1 + begun.elapsed().as_secs() as usize;
     assert!((1..=most).contains(&tried), "{tried} times, not {most}");
@@ -188,7 +188,7 @@ fn connections_are_reset_if_a_vm_cannot_be_woken() {
     let shown = daemon.vm("web");
     assert_eq!(shown.state, VmState::Hibernated);
     assert!(shown.error.unwrap().contains("could not be woken"));
-    let tried = tried_once_a_second(&daemon, begun);
+    let tried = wake_attempts(&daemon, begun);
     let log = fs::read_to_string(daemon.folder.path().join("jiffyd.log")).unwrap();
     assert_eq!(log.matches("is wanted can't be woken").count(), tried);
     fs::write(&state, good).unwrap();

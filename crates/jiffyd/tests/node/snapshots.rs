@@ -90,12 +90,12 @@ pub fn stands_still(pid: u32) -> u64 {
         stat.rsplit(") ").next().unwrap().starts_with(state)
     };
     // Between vfork and exec of its child a shell can't be stopped.
-    let waits_for_one_that_is = || {
+    let waits_for_ending = || {
         let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
         let mut children = children.split_whitespace();
         is(pid, "D") && children.any(|child| is(child.parse().unwrap(), "T"))
     };
-    eventually("it is stopped", || is(pid, "T") || waits_for_one_that_is());
+    eventually("it is stopped", || is(pid, "T") || waits_for_ending());
     times_run(pid)
 }
 

@@ -50,7 +50,7 @@ mod tests {
     use tokio::sync::mpsc::UnboundedReceiver;
     use tokio::time::timeout;
 
-    struct Front {
+    struct PublishedPort {
         held: Held,
         inbound: UnboundedReceiver<super::InboundConnection>,
         /// The host's port.
@@ -59,7 +59,7 @@ mod tests {
     }
 
     /// A published port of a VM with the address 127.0.0.1. `vms` is the range of VMs' addresses.
-    async fn front(guest: u16, vms: &str) -> Front {
+    async fn published(guest: u16, vms: &str) -> PublishedPort {
         let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let port = free.local_addr().unwrap().port();
         drop(free);
@@ -74,7 +74,7 @@ mod tests {
             ranges: Ranges::new(vms.parse().unwrap(), v6).unwrap(),
         };
         to.accept(&mut held, sleeping);
-        Front {
+        PublishedPort {
             held,
             inbound,
             port,
@@ -93,12 +93,14 @@ mod tests {
     #[tokio::test]
     async fn data_of_both_sides_arrives_and_either_may_close_first() {
         let (listener, port) = guest().await;
-        let mut front = front(port, "10.118.0.0/16").await;
-        let mut client = TcpStream::connect(("127.0.0.1", front.port)).await.unwrap();
+        let mut published = published(port, "10.118.0.0/16").await;
+        let mut client = TcpStream::connect(("127.0.0.1", published.port))
+            .await
+            .unwrap();
         client.write_all(b"question").await.unwrap();
         client.shutdown().await.unwrap();
         // The connection waits, with its data, until it is relayed.
-        let caller = front.inbound.recv().await.unwrap();
+        let caller = published.inbound.recv().await.unwrap();
         let carried = tokio::spawn(caller.relay());
         let (mut served, _) = listener.accept().await.unwrap();
         let mut asked = Vec::new();
@@ -121,19 +123,23 @@ mod tests {
     #[tokio::test]
     async fn a_connection_that_is_not_forwarded_is_reset() {
         let (listener, port) = guest().await;
-        let mut front = front(port, "10.118.0.0/16").await;
+        let mut published = published(port, "10.118.0.0/16").await;
         let reset = async |client: &mut TcpStream| {
             let mut heard = [0; 8];
             let read = timeout(Duration::from_secs(10), client.read(&mut heard));
             read.await.unwrap().unwrap_err().kind()
         };
         // The connection is dropped.
-        let mut client = TcpStream::connect(("127.0.0.1", front.port)).await.unwrap();
-        drop(front.inbound.recv().await.unwrap());
+        let mut client = TcpStream::connect(("127.0.0.1", published.port))
+            .await
+            .unwrap();
+        drop(published.inbound.recv().await.unwrap());
         assert_eq!(reset(&mut client).await, ErrorKind::ConnectionReset);
         // The relay is aborted.
-        let mut client = TcpStream::connect(("127.0.0.1", front.port)).await.unwrap();
-        let carried = tokio::spawn(front.inbound.recv().await.unwrap().relay());
+        let mut client = TcpStream::connect(("127.0.0.1", published.port))
+            .await
+            .unwrap();
+        let carried = tokio::spawn(published.inbound.recv().await.unwrap().relay());
         let (mut served, _) = listener.accept().await.unwrap();
         client.write_all(b"a").await.unwrap();
         served.read_exact(&mut [0]).await.unwrap();
@@ -142,8 +148,10 @@ mod tests {
         assert_eq!(reset(&mut served).await, ErrorKind::ConnectionReset);
         // Nothing listens in the VM.
         drop(listener);
-        let mut client = TcpStream::connect(("127.0.0.1", front.port)).await.unwrap();
-        front
+        let mut client = TcpStream::connect(("127.0.0.1", published.port))
+            .await
+            .unwrap();
+        published
             .inbound
             .recv()
             .await
@@ -153,23 +161,23 @@ mod tests {
             .unwrap_err();
         assert_eq!(reset(&mut client).await, ErrorKind::ConnectionReset);
         // The ports are free as soon as they are released.
-        drop(front.held);
-        Held::all(&[front.publish]).expect("free again");
-        assert!(front.inbound.recv().await.is_none(), "nobody accepts");
+        drop(published.held);
+        Held::all(&[published.publish]).expect("free again");
+        assert!(published.inbound.recv().await.is_none(), "nobody accepts");
     }
 
     #[tokio::test]
     async fn a_connection_of_another_vm_is_reset() {
-        let mut front = front(1, "127.0.0.0/16").await;
+        let mut published = published(1, "127.0.0.0/16").await;
         let from = tokio::net::TcpSocket::new_v4().unwrap();
         from.bind("127.0.0.9:0".parse().unwrap()).unwrap();
-        let to = SocketAddr::from(([127, 0, 0, 1], front.port));
+        let to = SocketAddr::from(([127, 0, 0, 1], published.port));
         let mut client = from.connect(to).await.unwrap();
         let read = client.read(&mut [0; 8]).await;
         assert_eq!(read.unwrap_err().kind(), ErrorKind::ConnectionReset);
-        assert!(front.inbound.try_recv().is_err());
+        assert!(published.inbound.try_recv().is_err());
         // The first address is the host's own.
         let _client = TcpStream::connect(to).await.unwrap();
-        front.inbound.recv().await.expect("a caller");
+        published.inbound.recv().await.expect("a caller");
     }
 }

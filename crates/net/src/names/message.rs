@@ -40,7 +40,7 @@ pub struct Question<'a> {
 
 /// Why a question is not answered.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Bad {
+pub enum Rejected {
     /// It gets no answer: it is too short, or is an answer itself.
     Silence,
     /// It gets this error as an answer.
@@ -48,23 +48,23 @@ pub enum Bad {
 }
 
 /// Parses a question.
-pub fn read(bytes: &[u8]) -> Result<Question<'_>, Bad> {
-    let message = Message::from_slice(bytes).map_err(|_| Bad::Silence)?;
+pub fn read(bytes: &[u8]) -> Result<Question<'_>, Rejected> {
+    let message = Message::from_slice(bytes).map_err(|_| Rejected::Silence)?;
     let header = message.header();
     if header.qr() || bytes.len() > QUESTION_BYTES {
-        return Err(Bad::Silence);
+        return Err(Rejected::Silence);
     }
     if header.opcode() != Opcode::QUERY {
-        return Err(Bad::Answer(error(message, Rcode::NOTIMP)));
+        return Err(Rejected::Answer(error(message, Rcode::NOTIMP)));
     }
-    let wrong = || Bad::Answer(error(message, Rcode::FORMERR));
+    let wrong = || Rejected::Answer(error(message, Rcode::FORMERR));
     let question = message.sole_question().map_err(|_| wrong())?;
     if question.qclass() != Class::IN {
-        return Err(Bad::Answer(error(message, Rcode::REFUSED)));
+        return Err(Rejected::Answer(error(message, Rcode::REFUSED)));
     }
     // Zone transfers and ANY are refused: guests do not need them.
     if matches!(question.qtype(), Rtype::AXFR | Rtype::IXFR | Rtype::ANY) {
-        return Err(Bad::Answer(error(message, Rcode::NOTIMP)));
+        return Err(Rejected::Answer(error(message, Rcode::NOTIMP)));
     }
     let udp_bytes = message
         .opt()

@@ -2,7 +2,7 @@
 
 use super::cache::Cache;
 use super::directory::{Asker, Directory, Known};
-use super::message::{self, ANSWER_BYTES, Bad, QUESTION_BYTES, Question, Resolved};
+use super::message::{self, ANSWER_BYTES, QUESTION_BYTES, Question, Rejected, Resolved};
 use super::resolvers::Resolvers;
 use crate::policy::opened_by_name;
 use crate::{Error, VmId};
@@ -228,8 +228,8 @@ impl NameServer {
     pub async fn answer(&self, asker: &Asker, question: &[u8], tcp: bool) -> Option<Vec<u8>> {
         let question = match message::read(question) {
             Ok(question) => question,
-            Err(Bad::Silence) => return None,
-            Err(Bad::Answer(answer)) => return Some(answer),
+            Err(Rejected::Silence) => return None,
+            Err(Rejected::Answer(answer)) => return Some(answer),
         };
         match self.directory.look_up(asker, &question.name) {
             Known::Nothing => {}

@@ -1,5 +1,5 @@
 use super::directory::{Asker, Directory, Known};
-use super::message::{self, Bad, Question, Resolved};
+use super::message::{self, Question, Rejected, Resolved};
 use super::resolvers::Resolvers;
 use super::server::{NameServer, Open};
 use crate::policy::Policy;
@@ -109,13 +109,13 @@ fn vm_names_resolve_only_within_one_network() {
 
 #[test]
 fn invalid_queries_get_an_error_or_no_answer() {
-    assert_eq!(message::read(&[]).err(), Some(Bad::Silence));
-    assert_eq!(message::read(&[0; 11]).err(), Some(Bad::Silence));
+    assert_eq!(message::read(&[]).err(), Some(Rejected::Silence));
+    assert_eq!(message::read(&[0; 11]).err(), Some(Rejected::Silence));
     let mut answer = question("example.com", Rtype::A, None);
     answer[2] |= 0x80;
-    assert_eq!(message::read(&answer).err(), Some(Bad::Silence));
+    assert_eq!(message::read(&answer).err(), Some(Rejected::Silence));
     let code = |bytes: &[u8]| match message::read(bytes) {
-        Err(Bad::Answer(answer)) => said(&answer).0,
+        Err(Rejected::Answer(answer)) => said(&answer).0,
         other => panic!("{other:?}"),
     };
     let mut update = question("example.com", Rtype::A, None);
@@ -136,7 +136,7 @@ fn invalid_queries_get_an_error_or_no_answer() {
     cut.truncate(20);
     assert_eq!(code(&cut), Rcode::FORMERR);
     let long = vec![0; message::QUESTION_BYTES + 1];
-    assert_eq!(message::read(&long).err(), Some(Bad::Silence));
+    assert_eq!(message::read(&long).err(), Some(Rejected::Silence));
     let bytes = question("Example.COM", Rtype::A, Some(9000));
     let read = message::read(&bytes).expect("a question");
     assert_eq!(

@@ -16,7 +16,7 @@ mod tests;
 
 use crate::Cidr;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-pub use target::{Domain, Protocol, Rule, To, port_range};
+pub use target::{Domain, Protocol, Rule, Target, port_range};
 
 /// Most rules of one VM: each becomes a kernel rule, and packets are checked against them one by
 /// one.
@@ -59,7 +59,7 @@ impl Policy {
     /// Whether all addresses and ports are denied.
     pub fn denies_everything(&self) -> bool {
         let all =
-            |it: &Rule| it.to == To::Everything && it.ports.is_none() && it.protocol.is_none();
+            |it: &Rule| it.to == Target::Everything && it.ports.is_none() && it.protocol.is_none();
         self.deny.iter().any(all)
     }
 
@@ -72,7 +72,7 @@ impl Policy {
 
     fn domains<'a>(&self, rules: &'a [Rule]) -> impl Iterator<Item = (&'a Domain, &'a Rule)> {
         rules.iter().filter_map(|it| match &it.to {
-            To::Domain(domain) => Some((domain, it)),
+            Target::Domain(domain) => Some((domain, it)),
             _ => None,
         })
     }

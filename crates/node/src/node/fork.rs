@@ -120,7 +120,7 @@ impl Node {
             cloned?;
         }
         // The capture never changes, so the parent can go on.
-        drop(taken.quiet);
+        drop(taken.frozen);
         let captured = taken.captured;
         let pause_ns = captured.pause_ns;
         let start = monotonic_ns();

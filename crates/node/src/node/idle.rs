@@ -151,7 +151,7 @@ impl Node {
         let Some(one) = vm.try_operate().filter(|one| one.state == VmState::Running) else {
             return Ok(false);
         };
-        let falls_asleep = self.begin_hibernation(vm, &one);
+        let hibernating = self.begin_hibernation(vm, &one);
         // A new use of the VM waits for the mark from here on.
         if !self.is_idle(vm, policy).await {
             return Ok(false);
@@ -160,7 +160,7 @@ impl Node {
             IdleAction::Hibernate => {
                 let socket = self.capturable(vm).await?;
                 let watch = Stopwatch::start(&self.host.clock);
-                self.hibernate_now(vm, &socket, falls_asleep, watch).await?;
+                self.hibernate_now(vm, &socket, hibernating, watch).await?;
             }
             IdleAction::Stop => {
                 vm.ask(|reply| Command::Stop(DEFAULT_GRACE, reply))

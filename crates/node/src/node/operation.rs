@@ -7,7 +7,7 @@ use jiffy_content::model::vm::MainState;
 use jiffy_content::room::memory::{Amount, Asking, DEFAULT_OWNER, MAX_WAIT, Reserved};
 use jiffy_content::snapshots::captured::Captured;
 use jiffy_content::snapshots::memory;
-use jiffy_vmhost::capture::{self, Quiet};
+use jiffy_vmhost::capture::{self, FrozenGuest};
 use jiffy_vmhost::control;
 use jiffy_vmhost::handle::{Command, VmHandle};
 use jiffy_wire::api::{Priority, Purpose, Vm, VmState};
@@ -196,7 +196,7 @@ pub(super) fn join_result<T>(
 #[derive(Debug)]
 pub(super) struct CapturedVm {
     pub(super) captured: Captured,
-    pub(super) quiet: Quiet,
+    pub(super) frozen: FrozenGuest,
 }
 
 impl Node {
@@ -285,9 +285,9 @@ impl Node {
         let socket = self.capturable(vm).await?;
         self.fill_memory(vm).await?;
         self.deflate_before_capture(vm).await;
-        let quiet = self.quiesce(vm, &socket, false, watch).await?;
+        let frozen = self.quiesce(vm, &socket, false, watch).await?;
         let captured = self.capture(vm, resume, watch).await?;
-        Ok(CapturedVm { captured, quiet })
+        Ok(CapturedVm { captured, frozen })
     }
 
     /// Freezes a VM's programs.
@@ -297,13 +297,13 @@ impl Node {
         socket: &Path,
         drop_caches: bool,
         watch: &mut Stopwatch,
-    ) -> Result<Quiet> {
+    ) -> Result<FrozenGuest> {
         vm.tell(Command::Deliver(true)).await;
-        let quiet = watch
+        let frozen = watch
             .step(names::QUIESCE, capture::quiesce(socket, drop_caches))
             .await;
         vm.tell(Command::Deliver(false)).await;
-        quiet.map_err(|why| capture_error(vm, &why))
+        frozen.map_err(|why| capture_error(vm, &why))
     }
 
     /// Captures a VM whose programs are frozen.

@@ -55,7 +55,7 @@ pub(super) struct Pressure {
     /// VMs that grow, and those that are halted.
     growth: Growth,
     /// MiB that will be freed by hibernations in progress.
-    coming: AtomicU64,
+    being_freed: AtomicU64,
     limits: Limits,
 }
 
@@ -164,9 +164,9 @@ impl Node {
         idle.sort_by_key(|vm| Reverse(vm.idle));
         self.deflate_idle(&vms, |vm| !vm.activity.in_words().is_empty())
             .await;
-        let coming = self.pressure.coming.load(Ordering::Relaxed);
+        let being_freed = self.pressure.being_freed.load(Ordering::Relaxed);
         if relief.halts == Halts::All
-            && coming == 0
+            && being_freed == 0
             && !idle.iter().any(|one| may_hibernate(&one.vm))
         {
             self.log_stuck();
@@ -174,8 +174,8 @@ impl Node {
         for Idle { vm, idle, .. } in idle {
             let may_hibernate = may_hibernate(&vm);
             if relief.level == Level::Short && may_hibernate {
-                let coming = self.pressure.coming.load(Ordering::Relaxed);
-                if coming >= relief.wanted {
+                let being_freed = self.pressure.being_freed.load(Ordering::Relaxed);
+                if being_freed >= relief.wanted {
                     continue;
                 }
                 let Ok(place) = Arc::clone(places).try_acquire_owned() else {
@@ -188,11 +188,15 @@ impl Node {
                     "memory is short: an idle VM is hibernated before its time");
                 let node = Arc::clone(self);
                 let gives = reclaimable_mib(&vm);
-                self.pressure.coming.fetch_add(gives, Ordering::Relaxed);
+                self.pressure
+                    .being_freed
+                    .fetch_add(gives, Ordering::Relaxed);
                 tokio::spawn(async move {
                     let _place = place;
                     Arc::clone(&node).hibernate_or_stop(vm, IDLE).await;
-                    node.pressure.coming.fetch_sub(gives, Ordering::Relaxed);
+                    node.pressure
+                        .being_freed
+                        .fetch_sub(gives, Ordering::Relaxed);
                 });
             } else {
                 let Ok(place) = Arc::clone(places).try_acquire_owned() else {

@@ -50,8 +50,8 @@ impl Node {
         let watch = Stopwatch::start(&self.host.clock);
         let one = self.operate_for_client(&vm).await?;
         let socket = self.capturable(&vm).await?;
-        let falls_asleep = self.begin_hibernation(&vm, &one);
-        self.hibernate_now(&vm, &socket, falls_asleep, watch).await
+        let hibernating = self.begin_hibernation(&vm, &one);
+        self.hibernate_now(&vm, &socket, hibernating, watch).await
     }
 
     /// Marks a VM as being hibernated, and makes new connections to its ports wait.
@@ -76,7 +76,7 @@ impl Node {
         &self,
         vm: &VmHandle,
         socket: &Path,
-        mut falls_asleep: Hibernating<'_>,
+        mut hibernating: Hibernating<'_>,
         mut watch: Stopwatch,
     ) -> Result<Hibernated> {
         vm.waking.forget();
@@ -88,7 +88,7 @@ impl Node {
         let room = self.reserve_missing_memory(vm).await?;
         // Before the freeze: a frozen guest answers no other requests.
         let spare = balloon::spare(socket, LEFT_FREE).await;
-        let quiet = self.quiesce(vm, socket, true, &mut watch).await?;
+        let frozen = self.quiesce(vm, socket, true, &mut watch).await?;
         watch
             .step(names::BALLOON, self.squeeze(vm, spare, SQUEEZE_TIME))
             .await;
@@ -108,8 +108,8 @@ impl Node {
         .await;
         match slept {
             Ok(saved) => {
-                falls_asleep.sleeps = true;
-                drop(quiet);
+                hibernating.sleeps = true;
+                drop(frozen);
                 Ok(Hibernated {
                     vm: vm.vm(),
                     bytes: saved.manifest.memory_bytes + saved.manifest.other_bytes,
@@ -119,7 +119,7 @@ impl Node {
             Err(error) => {
                 let _ = self.resume_vcpus(vm).await;
                 self.deflate(vm).await;
-                drop(quiet);
+                drop(frozen);
                 if vm.view.borrow().paged.is_none() {
                     let _ = remove_behind(&to);
                 }

@@ -75,19 +75,19 @@ impl Node {
             if !resume && !wanted.stop {
                 self.resume_vcpus(&vm).await?;
             }
-            let quiet = match wanted.stop {
-                true => Some(taken.quiet),
+            let frozen = match wanted.stop {
+                true => Some(taken.frozen),
                 false => {
-                    drop(taken.quiet);
+                    drop(taken.frozen);
                     None
                 }
             };
             let to = self.snapshots.folder().join(&name);
             let written = write(draft, captured, root, manifest, to, false, &mut watch).await;
-            Ok((written?, quiet))
+            Ok((written?, frozen))
         }
         .await;
-        let (saved, quiet) = match made {
+        let (saved, frozen) = match made {
             Ok(made) => made,
             Err(error) => {
                 if !resume {
@@ -100,7 +100,7 @@ impl Node {
             vm.ask(Command::Kill).await??;
             vm.when(|view| !view.is_active()).await;
         }
-        drop(quiet);
+        drop(frozen);
         info!(snapshot = name, vm = %vm.name, "snapshot made");
         Ok(SnapshotMade {
             snapshot: saved.shown(&name, false, Vec::new()),

@@ -91,8 +91,8 @@ pub async fn keep(node: Arc<Node>, mut wanted: StandbyRequests) {
                 // A killed standby is removed at once, so that it does not stay a zombie until the
                 // next run of its kind. Does nothing if it has become a VM.
                 if let Some(pid) = standby.pid() {
-                    let bury = |node: &Node| node.goldens().reap_standbys();
-                    on_exit(pid, &node, bury);
+                    let reap = |node: &Node| node.goldens().reap_standbys();
+                    on_exit(pid, &node, reap);
                 }
                 goldens.keep_standby(key, &saved, standby);
             }

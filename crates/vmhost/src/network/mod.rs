@@ -219,7 +219,7 @@ impl Network {
 
     /// A VM has ended: releases its names and ports. The rest is removed in the background, so that
     /// the VM's client does not wait for it.
-    pub fn leave(&self, record: &VmRecord) {
+    pub fn release(&self, record: &VmRecord) {
         let (State::On(on), Some(v4), Ok(vm)) = (&self.0, v4_of(record), id_of(record)) else {
             return;
         };

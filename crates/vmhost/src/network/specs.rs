@@ -79,7 +79,7 @@ pub fn check_policy(policy: &NetworkPolicy) -> Result<Policy> {
     if policy
         .deny
         .iter()
-        .any(|rule| rule.to == jiffy_net::policy::To::Host)
+        .any(|rule| rule.to == jiffy_net::policy::Target::Host)
     {
         return Err(
             Error::invalid("The host is never reached unless a rule allows it.")

@@ -88,7 +88,7 @@ impl Actor {
         self.record.powering_off = false;
         self.input.send_replace(None);
         let _ = remove_any(&self.host.paths.vm_run(&self.record.id));
-        self.host.network.leave(&self.record);
+        self.host.network.release(&self.record);
         self.record.addresses.clear();
         self.forget_memory();
         self.save_timeline();

@@ -188,7 +188,7 @@ impl Unreadable {
         self.process = None;
         self.room = None;
         let actor = &mut self.actor;
-        actor.host.network.leave(&actor.record);
+        actor.host.network.release(&actor.record);
         actor.record.addresses.clear();
         actor.record.pid = None;
         actor.record.state = state_of(&actor.folder(), false);

@@ -550,7 +550,7 @@ const fn warnings() -> u64 {
 /// Names of the capabilities that a guest with `ours` lacks on a host that offers at most `theirs`.
 pub fn capabilities_lacking(ours: u64, theirs: u64) -> Vec<String> {
     let missing = ours & !theirs & !warnings() & !SKIP_L1DFL_VMENTRY;
-    let unwarned = theirs & !ours & warnings();
+    let missing_warnings = theirs & !ours & warnings();
     let name = |bit: u32, names: &[(u32, &str)]| match names.iter().find(|(of, _)| *of == bit) {
         Some((_, name)) => format!("arch_capabilities_{name}"),
         None => format!("arch_capabilities_{bit}"),
@@ -558,7 +558,7 @@ pub fn capabilities_lacking(ours: u64, theirs: u64) -> Vec<String> {
     (0..64)
         .filter_map(|bit| match 1 << bit {
             one if missing & one != 0 => Some(name(bit, CAPABILITIES)),
-            one if unwarned & one != 0 => Some(format!("no_{}", name(bit, WARNINGS))),
+            one if missing_warnings & one != 0 => Some(format!("no_{}", name(bit, WARNINGS))),
             _ => None,
         })
         .collect()

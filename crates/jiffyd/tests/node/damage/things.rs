@@ -139,15 +139,15 @@ impl Copy<'_> {
                 Err(why) => return Err(format!("{thing:?}: {why}")),
             }
         }
-        let unhurt = |thing: Thing| !but.contains(&thing);
-        let image = match unhurt(Thing::Whole) {
+        let is_intact = |thing: Thing| !but.contains(&thing);
+        let image = match is_intact(Thing::Whole) {
             true => "whole",
             false => "base",
         };
         self.runs(CreateVm {
             image: Some(image.into()),
-            kernel: unhurt(Thing::Kernel).then(|| "own".into()),
-            disks: unhurt(Thing::Free)
+            kernel: is_intact(Thing::Kernel).then(|| "own".into()),
+            disks: is_intact(Thing::Free)
                 .then(|| volume("free"))
                 .into_iter()
                 .collect(),

@@ -82,7 +82,7 @@ fn killed_wherever(
     for point in &points {
         let killer = follow(daemon, Some(point));
         let done = does(daemon).unwrap_or(false);
-        if killer.strikes_within(BEHIND, daemon) {
+        if killer.kills_within(BEHIND, daemon) {
             daemon.killed();
             // The tracer may still hold a process that the daemon has just created.
             up_in_time(daemon, point);

@@ -65,7 +65,7 @@ impl Killer {
     }
 
     /// Has it killed the daemon within this time?
-    pub fn strikes_within(&self, time: Duration, daemon: &mut Daemon) -> bool {
+    pub fn kills_within(&self, time: Duration, daemon: &mut Daemon) -> bool {
         let until = Instant::now() + time;
         loop {
             if !daemon.is_up() {

@@ -47,7 +47,7 @@ impl Certificate {
     }
 
     /// Replaces the contents of these files by another certificate.
-    pub fn become_another(&mut self) {
+    pub fn replace_with_another(&mut self) {
         make_certificate(self.0.path()).unwrap();
     }
 

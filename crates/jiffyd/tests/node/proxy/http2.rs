@@ -3,7 +3,7 @@
 use super::clients::{Body, Certificate, request, run, whole};
 use super::{HOST, get_over, sentence, serve_for};
 use crate::daemon::{bad_vm, eventually, named, release_guest};
-use crate::ports::{hibernate, own_address, published, tried_once_a_second};
+use crate::ports::{hibernate, own_address, published, wake_attempts};
 use crate::sleep::starts;
 use crate::snapshots::counter;
 use bytes::Bytes;
@@ -389,5 +389,5 @@ fn many_requests_to_a_vm_that_cannot_wake_all_get_the_error() {
         }
     });
     assert_eq!(daemon.vm("web").state, VmState::Hibernated);
-    tried_once_a_second(&daemon, begun);
+    wake_attempts(&daemon, begun);
 }

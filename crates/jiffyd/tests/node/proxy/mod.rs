@@ -9,7 +9,7 @@ mod secure;
 
 use crate::daemon::{Daemon, eventually, named};
 use crate::network::daemon_with;
-use crate::ports::{hibernate, listen_for, published, tried_once_a_second};
+use crate::ports::{hibernate, listen_for, published, wake_attempts};
 use crate::sleep::starts;
 use crate::snapshots::counter;
 use jiffy_wire::api::{ApiError, CreateVm, IdleAction, IdlePolicy, NetworkUse, Vm, VmState};
@@ -375,7 +375,7 @@ fn requests_that_cannot_be_forwarded_are_refused() {
         }
     });
     assert_eq!(daemon.vm("web").state, VmState::Hibernated);
-    tried_once_a_second(&daemon, begun);
+    wake_attempts(&daemon, begun);
     // Invalid HTTP ends only its own connection.
     let mut nonsense = send("NONSENSE\r\n\r\n");
     assert_eq!(head_of(&mut nonsense)[0], "http/1.1 400 bad request");

@@ -108,7 +108,7 @@ fn a_signal_reloads_the_certificate() {
     // Only one of the files is new: the previous certificate stays.
     let before = fs::read(certificate.chain()).unwrap();
     let key = fs::read(certificate.key()).unwrap();
-    certificate.become_another();
+    certificate.replace_with_another();
     let after = fs::read(certificate.chain()).unwrap();
     let new_key = fs::read(certificate.key()).unwrap();
     fs::write(certificate.key(), &key).unwrap();

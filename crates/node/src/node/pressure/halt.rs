@@ -29,11 +29,11 @@ pub(super) struct Growth(Mutex<State>);
 #[derive(Debug, Default)]
 struct State {
     /// Memory of each VM at the last check, by id.
-    had: HashMap<String, Usage>,
+    last: HashMap<String, Usage>,
     /// Halted VMs, by id. Dropping the sender resumes the VM.
     halted: HashMap<String, oneshot::Sender<()>>,
     /// Whether it was logged that no idle VM can free memory.
-    told: bool,
+    logged: bool,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -110,22 +110,22 @@ impl Node {
     /// Which of these VMs have grown since the last check.
     pub(super) fn growing(&self, vms: &[Arc<VmHandle>]) -> Growing {
         let mut state = self.pressure.growth.state();
-        let State { had, halted, .. } = &mut *state;
+        let State { last, halted, .. } = &mut *state;
         let now = Instant::now();
         let have = vms.iter().map(|vm| {
             let pid = vm.view.borrow().vm.pid;
             let kib = pid.and_then(resident_kib).unwrap_or(0);
-            (vm.id.clone(), Usage::now(had.get(&vm.id), now, kib))
+            (vm.id.clone(), Usage::now(last.get(&vm.id), now, kib))
         });
-        *had = have.collect();
+        *last = have.collect();
         let (waits, grows): (Vec<_>, Vec<_>) = vms
             .iter()
-            .filter(|vm| halted.contains_key(&vm.id) || had[&vm.id].is_growing(now))
+            .filter(|vm| halted.contains_key(&vm.id) || last[&vm.id].is_growing(now))
             .partition(|vm| halted.contains_key(&vm.id));
         let first = waits.iter().chain(&grows).min_by_key(|vm| rank(vm));
         Growing {
             first: first.map(|vm| Arc::clone(vm)),
-            has: first.map_or(0, |vm| had[&vm.id].kib),
+            has: first.map_or(0, |vm| last[&vm.id].kib),
             vms: grows.into_iter().cloned().collect(),
         }
     }
@@ -166,7 +166,7 @@ impl Node {
     /// Logs once that VMs are halted and no idle VM can free memory.
     pub(super) fn log_stuck(&self) {
         let mut state = self.pressure.growth.state();
-        if !state.halted.is_empty() && !std::mem::replace(&mut state.told, true) {
+        if !state.halted.is_empty() && !std::mem::replace(&mut state.logged, true) {
             error!(
                 halted = state.halted.len(),
                 "VMs want more memory than the host has, and none of them is idle: those that grow are halted until one ends or others give memory back"
