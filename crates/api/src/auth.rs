@@ -28,7 +28,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_token_itself_passes() {
+    fn only_the_exact_token_is_accepted() {
         let token = Token::new("secret");
         let check = |value: Option<&str>| {
             let mut headers = HeaderMap::new();

@@ -1,9 +1,9 @@
-//! Which requests were begun: for a client whose connection was lost before the answer.
+//! Records which requests have begun, for clients that lose their connection before the answer.
 //!
-//! A client gives a request that must not be done twice an id ([`REQUEST_HEADER`]). Before
-//! anything is done for it, the id is written to a file in the run folder, where this daemon and
-//! the next one find it. The file is a ring of fixed size, so that an id never needs room on a
-//! disk that is full. It outlives the daemon, not the host. Little endian:
+//! A client gives an id to a request that must not be done twice ([`REQUEST_HEADER`]). Before the
+//! request is handled, the id is written to a file in the run folder, where this daemon and the
+//! next one find it. The file is a ring of fixed size, so that an id needs no space on a full disk.
+//! It outlives the daemon, but not the host. Little endian:
 //!
 //! | bytes | slot 0 | further slots |
 //! |---|---|---|
@@ -29,21 +29,21 @@ const VERSION: u8 = 1;
 /// Hexadecimal digits of an id.
 const DIGITS: usize = 32;
 const SLOT: usize = 8 + DIGITS;
-/// Ids that are kept. Clients ask for an id soon after they have sent the request.
+/// Number of ids that are kept. Clients ask for an id soon after they have sent the request.
 const KEPT: u64 = 32_768;
-/// A client asks for its request within this time after it was sent.
+/// A client asks for its request at most this long after it was sent.
 const ASKED_WITHIN: Duration = Duration::from_secs(60);
-/// Ids of requests that are not begun any more, because their clients were told so.
+/// Ids of requests that must not begin any more, because their clients were told so.
 const GIVEN_UP: usize = 256;
 const BYTES: usize = SLOT * (KEPT as usize + 1);
 
 /// The id of a request.
 type Id = [u8; DIGITS];
 
-/// Requests that were begun.
+/// Requests that have begun.
 #[derive(Debug)]
 pub struct Begun {
-    /// `None` if the file could not be made: then nobody knows.
+    /// `None` if the file could not be made: then the state of requests is unknown.
     ring: Option<Mutex<Ring>>,
 }
 
@@ -52,9 +52,9 @@ struct Ring {
     file: File,
     /// Number of the last request.
     last: u64,
-    /// When the file was made, if this daemon has made it.
+    /// When the file was made; `None` if an earlier daemon made it.
     made: Option<Instant>,
-    /// Ids that a client was told were not begun, the oldest first.
+    /// Ids that were reported to clients as not begun, the oldest first.
     given_up: VecDeque<Id>,
 }
 
@@ -70,8 +70,8 @@ impl Begun {
         }
     }
 
-    /// Notes that the request with this id is begun. An error if its client was told that it was
-    /// not: then it may have sent another.
+    /// Records that the request with this id begins. An error if its client was told that it had
+    /// not: the client may have sent another.
     pub fn note(&self, id: &str) -> Result<()> {
         let id = parse(id)?;
         let Some(ring) = &self.ring else {
@@ -87,7 +87,7 @@ impl Begun {
             .map_err(|error| Error::internal(format!("A request can't be noted: {error}.")))
     }
 
-    /// Whether the request was begun; `None` if nobody knows. One that was not will not be.
+    /// Has the request begun? `None` if that is unknown. A request that has not will never begin.
     pub fn has(&self, id: &str) -> Result<Option<bool>> {
         let id = parse(id)?;
         let Some(ring) = &self.ring else {
@@ -104,7 +104,7 @@ impl Begun {
             return Ok(Some(true));
         }
         if ring.made.is_some_and(|made| made.elapsed() < ASKED_WITHIN) {
-            // An earlier daemon, which left no file, may have begun it.
+            // An earlier daemon that left no file may have begun it.
             return Ok(None);
         }
         if ring.given_up.len() == GIVEN_UP {
@@ -129,11 +129,11 @@ impl Ring {
         match ring.read() {
             Ok(slots) if slots[..SLOT] == header() => {
                 let numbers = slots.chunks_exact(SLOT).skip(1).map(number);
-                // The largest is that of a damaged slot.
+                // The largest number is that of a damaged slot.
                 let possible = numbers.filter(|number| *number != u64::MAX);
                 ring.last = possible.max().unwrap_or(0);
             }
-            // It is new, or no daemon of this version has written it.
+            // The file is new, or was not written by this version.
             _ => {
                 let mut slots = vec![0; BYTES];
                 slots[..SLOT].copy_from_slice(&header());
@@ -181,7 +181,7 @@ pub fn id_of(headers: &HeaderMap) -> Result<Option<&str>> {
     check(id).map(|()| Some(id))
 }
 
-/// Refuses what is no id of a request.
+/// Refuses an invalid request id.
 pub fn check(id: &str) -> Result<()> {
     parse(id).map(drop)
 }
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn the_next_daemon_knows_what_was_begun() {
+    fn begun_requests_survive_a_restart() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("requests");
         let begun = Begun::open(&path);
@@ -223,7 +223,7 @@ mod tests {
         }
         let size = std::fs::metadata(&path).unwrap().len();
         assert_eq!(size, BYTES as u64, "it does not grow");
-        // It goes on where the last daemon ended: only the oldest are overwritten.
+        // Continues after the last daemon's entries: only the oldest are overwritten.
         let next = Begun::open(&path);
         next.note(&id(KEPT + 10)).unwrap();
         for (number, known) in [(10, false), (11, true), (KEPT + 9, true), (KEPT + 10, true)] {
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_client_was_told_is_not_begun_later() {
+    fn a_request_reported_as_not_begun_cannot_begin_later() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("requests");
         drop(Begun::open(&path));
@@ -244,12 +244,12 @@ mod tests {
         }
         begun.note(&id(2 * GIVEN_UP as u64 - 1)).unwrap_err();
         begun.note(&id(2 * GIVEN_UP as u64)).unwrap();
-        // Repeated requests that may be done twice come with the same id.
+        // Repeated idempotent requests come with the same id.
         begun.note(&id(1)).unwrap();
     }
 
     #[test]
-    fn what_is_no_id_is_refused() {
+    fn invalid_request_ids_are_refused() {
         let folder = tempfile::tempdir().unwrap();
         let begun = Begun::open(&folder.path().join("requests"));
         for bad in [
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_the_file_is_requests_are_served() {
+    fn requests_are_served_with_a_damaged_file() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("requests");
         for damage in [&b""[..], b"garbage", &[0xff; BYTES]] {
@@ -279,7 +279,7 @@ mod tests {
             begun.note(&id(1)).unwrap();
             assert_eq!(begun.has(&id(1)).unwrap(), Some(true));
         }
-        // The numbers of a damaged file may be any.
+        // The numbers in a damaged file may be any.
         let mut slots = vec![0xff; BYTES];
         slots[..SLOT].copy_from_slice(&header());
         std::fs::write(&path, slots).unwrap();

@@ -12,7 +12,7 @@ use axum::{Extension, Json};
 use futures_util::stream;
 use jiffy_content::images::import::Which;
 use jiffy_content::transfer::job::Watcher;
-use jiffy_node::{Node, to_the_end};
+use jiffy_node::{Node, run_to_completion};
 use jiffy_wire::api::{
     CommitVm, Committed, Image, ImageSource, ImportKind, Pruned, PullImage, PushArtifact,
 };
@@ -21,7 +21,7 @@ use std::sync::Arc;
 
 type Shared = State<Arc<Node>>;
 
-/// The registry of names without one.
+/// The registry of image names without one.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Lookup {
@@ -34,7 +34,7 @@ pub(super) struct ImportQuery {
     kind: Option<ImportKind>,
     reference: Option<String>,
     registry: Option<String>,
-    /// Where the image is made from, shown to users.
+    /// Where the image comes from, shown to users.
     from: Option<String>,
 }
 
@@ -108,7 +108,7 @@ pub(super) async fn commit(
     let wanted: CommitVm = json(body).await?;
     let vm = node.find(&vm)?;
     Ok(Json(
-        to_the_end(Arc::clone(&node).commit(vm, wanted)).await?,
+        run_to_completion(Arc::clone(&node).commit(vm, wanted)).await?,
     ))
 }
 

@@ -37,7 +37,7 @@ const MAX_UPLOADS: usize = 16;
 static UPLOADS: LazyLock<Arc<Places>> =
     LazyLock::new(|| Places::new("uploads under way", MAX_UPLOADS));
 
-/// Does work that waits for files or the kernel, without a thread that others need.
+/// Runs work that waits for files or the kernel, outside the threads that serve requests.
 pub async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
@@ -64,7 +64,7 @@ pub async fn json<T: DeserializeOwned>(body: Body) -> Result<T> {
 /// As [`json`], for a body that was read completely.
 pub fn object<T: DeserializeOwned>(bytes: &[u8]) -> Result<T> {
     let bytes = if bytes.is_empty() { &b"{}"[..] } else { bytes };
-    // serde would also accept an array with the fields in their order.
+    // serde would also accept an array with the fields in order.
     if bytes.trim_ascii_start().first() != Some(&b'{') {
         return Err(Error::invalid("The request's body is not a JSON object."));
     }
@@ -86,7 +86,7 @@ pub struct Upgrade {
     place: Option<Arc<Place>>,
 }
 
-/// Takes the upgrade out of a request; an error if it asks for none.
+/// Takes the upgrade out of a request; an error if it requests none.
 pub fn upgrade(request: &mut Request) -> Result<Upgrade> {
     let wanted = request.headers().get(UPGRADE);
     let right = wanted.is_some_and(|wanted| {
@@ -106,7 +106,7 @@ pub fn upgrade(request: &mut Request) -> Result<Upgrade> {
     }
 }
 
-/// Answers 101, and passes the connection on once the client has the answer.
+/// Answers 101, and calls `serve` with the connection when the client has the answer.
 pub fn switch<F>(
     Upgrade { upgrade, place }: Upgrade,
     serve: impl FnOnce(TokioIo<hyper::upgrade::Upgraded>) -> F + Send + 'static,
@@ -129,7 +129,7 @@ where
     response
 }
 
-/// An answer of lines of JSON, one for each item.
+/// An answer of JSON lines, one for each item.
 pub fn lines<T: Serialize>(batches: impl Stream<Item = Vec<T>> + Send + 'static) -> Response {
     let lines = batches.map(|batch| {
         let mut text = Vec::new();
@@ -160,13 +160,13 @@ pub fn blocking_body(connection: &Place, body: Body) -> Result<impl Read + Send 
 }
 
 /// Sends the pieces of a body, and `None` at its end: without that the reader knows that the body
-/// is incomplete. A client that stalls or drips is treated like one that disconnected.
+/// is incomplete. A client that stalls or trickles is treated like one that disconnected.
 async fn feed<E>(
     body: impl Stream<Item = std::result::Result<bytes::Bytes, E>>,
     send: mpsc::Sender<Option<bytes::Bytes>>,
 ) {
     let mut body = pin!(body);
-    // What is left of the time for this many bytes. The reader's own time does not count.
+    // The rest of the time for this piece. Time spent by the reader does not count.
     let (mut time, mut missing) = (UPLOAD_TIME, UPLOAD_PIECE);
     loop {
         let asked = Instant::now();
@@ -214,8 +214,8 @@ mod tests {
     use super::*;
     use futures_util::stream;
 
-    /// How many bytes get through of a body that brings `piece` bytes every `pause`, and whether
-    /// that is the whole of it.
+    /// How many bytes arrive of a body that sends `piece` bytes every `pause`, and whether it is
+    /// complete.
     async fn fed(piece: usize, count: usize, pause: Duration) -> (usize, bool) {
         let body = stream::iter(0..count).then(move |_| async move {
             tokio::time::sleep(pause).await;
@@ -234,19 +234,19 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_upload_that_drips_is_given_up_and_a_slow_one_is_not() {
+    async fn a_trickling_upload_times_out_and_a_slow_one_does_not() {
         let minute = Duration::from_secs(60);
         // Nine bytes in nine minutes; the tenth comes too late.
         assert_eq!(
             fed(1, 100, minute + Duration::from_secs(1)).await,
             (9, false)
         );
-        // A small one is whole before its time is over.
+        // A small body is complete before its time is over.
         assert_eq!(fed(1, 9, minute).await, (9, true));
-        // One that goes on takes as long as it takes.
+        // A body that makes progress may take any time.
         let slow = UPLOAD_PIECE / 9;
         assert_eq!(fed(slow + 1, 100, minute).await, ((slow + 1) * 100, true));
-        // Silence.
+        // A body that stalls.
         let never = UPLOAD_TIME + Duration::from_secs(1);
         assert_eq!(fed(UPLOAD_PIECE, 2, never).await, (0, false));
     }

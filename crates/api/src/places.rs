@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_client_has_all_places() {
+    fn no_client_can_take_all_connections() {
         let places = Places::of_connections(1000, Some(64));
         let take = |client| places.take(client);
         let flood: Vec<_> = (0..12).map(|_| take(Client::Process(1)).unwrap()).collect();

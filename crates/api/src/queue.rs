@@ -62,7 +62,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn a_query_says_how_a_request_waits() {
+    fn priority_and_wait_are_read_from_the_query() {
         let caller = |query: &str| {
             let uri: Uri = format!("/v1/vms/a/start{query}").parse().unwrap();
             WaitQuery::caller(&uri)

@@ -10,7 +10,7 @@ use axum::extract::{Path, State};
 use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderValue, Uri};
 use axum::response::Response;
-use jiffy_node::{Caller, Node, on_behalf_of, to_the_end};
+use jiffy_node::{Caller, Node, on_behalf_of, run_to_completion};
 use jiffy_wire::api::{
     ForkVm, Forked, Hibernated, MakeSnapshot, MemoryReport, Pruned, Snapshot, SnapshotMade, Vm,
 };
@@ -21,12 +21,12 @@ type Shared = State<Arc<Node>>;
 
 pub(super) async fn pause(State(node): Shared, Path(vm): Path<String>) -> Result<Json<Vm>> {
     let vm = node.find(&vm)?;
-    Ok(Json(to_the_end(node.pause(vm)).await?))
+    Ok(Json(run_to_completion(node.pause(vm)).await?))
 }
 
 pub(super) async fn resume(State(node): Shared, Path(vm): Path<String>) -> Result<Json<Vm>> {
     let vm = node.find(&vm)?;
-    Ok(Json(to_the_end(node.resume(vm)).await?))
+    Ok(Json(run_to_completion(node.resume(vm)).await?))
 }
 
 pub(super) async fn fork(
@@ -37,7 +37,7 @@ pub(super) async fn fork(
     let wanted: ForkVm = json(body).await?;
     let caller = Caller::current().with(wanted.priority, wanted.wait_s)?;
     let vm = node.find(&vm)?;
-    let forked = on_behalf_of(caller, to_the_end(node.fork(vm, wanted)));
+    let forked = on_behalf_of(caller, run_to_completion(node.fork(vm, wanted)));
     Ok(Json(forked.await?))
 }
 
@@ -46,7 +46,7 @@ pub(super) async fn hibernate(
     Path(vm): Path<String>,
 ) -> Result<Json<Hibernated>> {
     let vm = node.find(&vm)?;
-    Ok(Json(to_the_end(node.hibernate(vm)).await?))
+    Ok(Json(run_to_completion(node.hibernate(vm)).await?))
 }
 
 pub(super) async fn wake(
@@ -56,7 +56,7 @@ pub(super) async fn wake(
 ) -> Result<Json<Vm>> {
     let caller = WaitQuery::caller(&uri)?;
     let vm = node.find(&vm)?;
-    let woken = on_behalf_of(caller, to_the_end(node.woken(vm)));
+    let woken = on_behalf_of(caller, run_to_completion(node.wake_and_wait(vm)));
     Ok(Json(woken.await?))
 }
 
@@ -67,7 +67,7 @@ pub(super) async fn create(
 ) -> Result<Json<SnapshotMade>> {
     let wanted: MakeSnapshot = json(body).await?;
     let vm = node.find(&vm)?;
-    Ok(Json(to_the_end(node.snapshot(vm, wanted)).await?))
+    Ok(Json(run_to_completion(node.snapshot(vm, wanted)).await?))
 }
 
 #[derive(Deserialize)]
@@ -104,7 +104,7 @@ pub(super) async fn optimise(
     State(node): Shared,
     Path(name): Path<String>,
 ) -> Result<Json<Snapshot>> {
-    Ok(Json(to_the_end(node.optimise_snapshot(name)).await?))
+    Ok(Json(run_to_completion(node.optimise_snapshot(name)).await?))
 }
 
 #[derive(Deserialize)]

@@ -12,7 +12,7 @@ use axum::http::{HeaderMap, Uri};
 use axum::response::{IntoResponse, Response};
 use jiffy_content::clock::{monotonic_ns, unix_seconds};
 use jiffy_content::error::Error;
-use jiffy_node::{Node, on_behalf_of, to_the_end};
+use jiffy_node::{Node, on_behalf_of, run_to_completion};
 use jiffy_vmhost::agent;
 use jiffy_vmhost::handle::Command;
 use jiffy_vmhost::task::DEFAULT_GRACE;
@@ -70,7 +70,9 @@ pub(super) async fn limits(
     body: Body,
 ) -> Result<Json<Vm>> {
     let limits = json(body).await?;
-    Ok(Json(to_the_end(node.change_limits(vm, limits)).await?))
+    Ok(Json(
+        run_to_completion(node.change_limits(vm, limits)).await?,
+    ))
 }
 
 pub(super) async fn inspect(State(node): Shared, Path(vm): Path<String>) -> Result<Json<Vm>> {
@@ -108,7 +110,7 @@ pub(super) async fn start(
     if !vm.view.borrow().is_active() {
         let (node, vm) = (Arc::clone(&node), Arc::clone(&vm));
         let start = async move { node.start(&vm, received).await };
-        on_behalf_of(caller, to_the_end(start)).await?;
+        on_behalf_of(caller, run_to_completion(start)).await?;
     }
     Ok(Json(node.started(&vm).await?))
 }
@@ -139,7 +141,7 @@ pub(super) async fn stop(
     }
     if vm.view.borrow().vm.state == VmState::Paused {
         // Its programs must run to end in order.
-        to_the_end(Arc::clone(&node).resume(Arc::clone(&vm))).await?;
+        run_to_completion(Arc::clone(&node).resume(Arc::clone(&vm))).await?;
     }
     // As with `docker stop`, a VM that has ended already is no error.
     if vm.view.borrow().is_active() {

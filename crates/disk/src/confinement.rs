@@ -1,7 +1,7 @@
 //! Confines the server once the disk is open and its socket listens, and further confines the
 //! process that serves a monitor.
 
-use jiffy_jail::own::{self, Folders, OwnError};
+use jiffy_jail::confine::{self, ConfineError, Folders};
 use jiffy_sys::seccomp;
 use jiffy_sys::seccomp::filter::{Filter, Refusal, call_with};
 use jiffy_sys::seccomp::lists::{CONNECTIONS, FIONBIO, OPEN_FILES, PROCESS};
@@ -10,8 +10,8 @@ use std::path::Path;
 
 /// Confines this process, which has one thread, to the folder of its socket, whose file it removes
 /// at the end. Returns false where the kernel has no Landlock.
-pub fn of_server(folder: &Path) -> Result<bool, OwnError> {
-    own::confine(&Folders {
+pub fn of_server(folder: &Path) -> Result<bool, ConfineError> {
+    confine::confine(&Folders {
         // Threads are counted before a fork.
         readable: &[Path::new("/proc")],
         writable: &[folder],

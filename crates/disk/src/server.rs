@@ -6,7 +6,7 @@ use crate::options::Serve;
 use jiffy_devices::GuestMemory;
 use jiffy_devices::virtio::block::{Backend, BlockError, BlockOptions};
 use jiffy_devices::virtio::queue::RateLimit;
-use jiffy_jail::own::OwnError;
+use jiffy_jail::confine::ConfineError;
 use jiffy_sys::fork::{Child, Fork, fork};
 use jiffy_sys::private_socket::bind_private;
 use jiffy_sys::termination::TerminationFd;
@@ -50,7 +50,7 @@ pub enum ServeError {
     Socket(PathBuf, io::Error),
     /// The process can't be confined.
     #[error("the server can't be confined")]
-    Confinement(#[from] OwnError),
+    Confinement(#[from] ConfineError),
     /// A system call failed unexpectedly.
     #[error("{0}: {1}")]
     System(&'static str, io::Error),

@@ -32,7 +32,7 @@ mod tests {
     use std::os::unix::net::UnixListener;
 
     #[test]
-    fn a_socket_is_open_to_the_group_that_may_pass_its_folder() {
+    fn a_socket_is_open_to_the_group_of_its_folder() {
         let above = tempfile::tempdir().unwrap();
         let (folder, socket) = (above.path().join("vm"), above.path().join("vm/socket"));
         fs::create_dir(&folder).unwrap();

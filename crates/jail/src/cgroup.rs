@@ -39,9 +39,9 @@ pub enum CgroupError {
     /// The controller is not enabled in the parent, or the group contains other processes.
     #[error("the group {} has no controller \"{controller}\" for groups in it", .group.display())]
     Controller {
-        /// Which group.
+        /// The group.
         group: PathBuf,
-        /// Which controller.
+        /// The controller.
         controller: &'static str,
     },
 }
@@ -72,7 +72,7 @@ pub struct Cgroup {
     of: Arc<Cgroups>,
 }
 
-/// What a program may use.
+/// Resource limits of a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Share {
     /// Bytes of memory.
@@ -164,7 +164,7 @@ impl Cgroups {
     }
 
     /// Kills all programs in groups that this process does not know, and removes the groups.
-    pub fn sweep(&self) {
+    pub fn kill_unknown(&self) {
         let mut state = self.lock();
         for entry in fs::read_dir(&self.folder).into_iter().flatten().flatten() {
             let folder = entry.path();
@@ -180,8 +180,8 @@ impl Cgroups {
         }
     }
 
-    /// Has the kernel slow a running program down as soon as it has taken this many more bytes;
-    /// `None`: never. The kernel takes back what it can by itself before.
+    /// Has the kernel throttle a running program once it has allocated this many more bytes;
+    /// `None`: never. The kernel reclaims memory first.
     pub fn limit_growth(&self, pid: u32, bytes: Option<u64>) -> io::Result<()> {
         let Some(folder) = self.folder_of(pid) else {
             return Ok(());
@@ -225,7 +225,7 @@ impl Cgroup {
     }
 
     /// Sets the limits of the program.
-    pub fn bound(&self, share: &Share) -> io::Result<()> {
+    pub fn set_limits(&self, share: &Share) -> io::Result<()> {
         self.set("memory.max", &share.memory.to_string())?;
         self.set_quota(share.processors)?;
         match share.is_last {
@@ -254,9 +254,8 @@ impl Cgroup {
         self.set("cpu.weight", &weight.to_string())
     }
 
-    /// Raises the memory limit if it is less than the current usage plus `bytes`, and has the kernel
-    /// not slow the program down before.
-    pub fn let_grow(&self, bytes: u64) -> io::Result<()> {
+    /// Raises the memory limit to at least the current usage plus `bytes`, and lifts throttling.
+    pub fn raise_memory_limit(&self, bytes: u64) -> io::Result<()> {
         self.set("memory.high", "max")?;
         let number =
             |name| Ok::<u64, io::Error>(self.get(name)?.trim().parse().unwrap_or(u64::MAX));
@@ -268,7 +267,7 @@ impl Cgroup {
     }
 
     /// Whether the kernel's OOM killer ended the program.
-    pub fn was_out_of_memory(&self) -> bool {
+    pub fn was_oom_killed(&self) -> bool {
         let events = self.get("memory.events").unwrap_or_default();
         let kills = events
             .lines()
@@ -343,7 +342,7 @@ fn enable(group: &Path) -> Result<(), CgroupError> {
     };
     for controller in CONTROLLERS.iter().chain([&OPTIONAL]) {
         if !enabled(controller) {
-            // An error is noticed below, where the controllers are checked.
+            // Errors are detected below, where the controllers are checked.
             let _ = write(group, LIST, &format!("+{controller}"));
         }
     }

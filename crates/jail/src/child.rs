@@ -34,7 +34,7 @@ pub struct Plan<'a> {
     pub folder: &'a CStr,
     pub empty: &'a CStr,
     pub limits: &'a [(Resource, Rlimit)],
-    /// The descriptors that become 0, 1, ….
+    /// The descriptors that become 0, 1, …
     pub sources: &'a [RawFd],
     /// Whether a descriptor of the process's own folder in procfs follows them.
     pub own_proc: bool,
@@ -42,7 +42,7 @@ pub struct Plan<'a> {
     pub program: Option<RawFd>,
     pub arguments: *const *const libc::c_char,
     pub environment: *const *const libc::c_char,
-    /// Written by the child: which step failed, and the error's number.
+    /// Written by the child: the step that failed, and errno.
     pub failed: Option<(Stage, i32)>,
 }
 
@@ -117,7 +117,7 @@ fn enter(plan: &Plan<'_>) -> Step {
         false => rustix::process::chdir(plan.folder).map_err(at(Stage::Folder))?,
     }
     for (resource, limit) in plan.limits {
-        // A limit that is lower already is kept.
+        // A lower limit is kept.
         match setrlimit(*resource, *limit) {
             Ok(()) | Err(Errno::PERM) => {}
             Err(error) => return Err((Stage::Limits, error)),

@@ -14,20 +14,20 @@ pub const COUNT: u32 = 65_536;
 /// Number of ranges.
 const RANGES: u32 = (2_147_352_575 - FIRST) / COUNT;
 
-/// The place of an id in its node's range; `None` if it is in no range.
+/// The offset of an id in its node's range; `None` if it is in no range.
 fn place_of(id: u32) -> Option<u32> {
     let at = id.checked_sub(FIRST)?;
     (at < RANGES * COUNT).then_some(at % COUNT)
 }
 
-/// Whether this is the id of a program of any node, and not a shared group.
+/// Is this the id of a program of any node, and not a shared group?
 pub fn is_one(id: u32) -> bool {
     place_of(id).is_some_and(|place| place > 0)
 }
 
-/// The first id of the node with this run folder: the folder's group, if an earlier daemon has
-/// set it. Else a range is chosen by the folder's inode, so that two nodes of a host rarely have
-/// the same.
+/// The first id of the node with this run folder: the folder's group, if an earlier daemon has set
+/// it. Otherwise a range chosen by the folder's inode, so that two nodes of a host rarely have the
+/// same.
 pub fn first_of(run: &Path) -> u32 {
     let Ok(facts) = fs::metadata(run) else {
         return FIRST;
@@ -76,8 +76,8 @@ impl Identities {
         self.first
     }
 
-    /// A free id, the one unused for longest: so a process whose end was not noticed does not share
-    /// its id with a new one.
+    /// A free id, the one unused for longest, so that a process whose end was not noticed does not
+    /// share its id with a new one.
     pub fn take(self: &Arc<Identities>) -> Option<Identity> {
         let mut state = self.lock();
         for _ in 1..self.count {
@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_two_programs_have_one_id_and_a_free_one_is_taken_last() {
+    fn ids_are_unique_and_freed_ids_are_reused_last() {
         let all = Identities::new(1000, 4);
         let one = all.take().unwrap();
         let two = all.take().unwrap();
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_keeps_the_range_of_its_run_folders_group() {
+    fn the_id_range_is_taken_from_the_run_folders_group() {
         let run = tempfile::tempdir().unwrap();
         let first = first_of(run.path());
         assert_eq!(first_of(run.path()), first);
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn an_adopted_id_is_not_given_away() {
+    fn an_adopted_id_is_not_handed_out() {
         let all = Identities::new(1000, 3);
         let adopted = all.adopt(1001).unwrap();
         assert!(all.adopt(1001).is_none());

@@ -1,4 +1,4 @@
-//! The program, its jail, and the start of both; which jail works on this host.
+//! Starts a program in a jail, and finds out which jails work on this host.
 
 use crate::child::{self, Plan, Stage};
 use crate::clone;
@@ -20,7 +20,7 @@ pub const FIRST_DESCRIPTOR: i32 = 3;
 /// The folder that becomes the root: empty, and not writable.
 const EMPTY: &str = "empty";
 
-/// What to execute. It must be linked statically: there are no libraries in the jail.
+/// The program to execute. It must be linked statically: there are no libraries in the jail.
 #[derive(Debug)]
 pub struct Program<'a> {
     /// The executable, open.
@@ -31,14 +31,14 @@ pub struct Program<'a> {
     pub environment: &'a [&'a OsStr],
     /// Its standard output and standard error; stdin is /dev/null.
     pub output: BorrowedFd<'a>,
-    /// The descriptors that become 3, 4, …; every other one is closed.
+    /// The descriptors that become 3, 4, …; all others are closed.
     pub descriptors: &'a [BorrowedFd<'a>],
     /// Whether one more descriptor follows: of the program's own folder in procfs. The program must
     /// close it before it handles untrusted input.
     pub own_proc: bool,
 }
 
-/// The surroundings of a program.
+/// The environment of a program.
 #[derive(Debug)]
 pub struct Jail<'a> {
     /// Its level of isolation.
@@ -69,7 +69,7 @@ pub enum LaunchError {
     Step {
         /// The step, to follow "could not".
         step: &'static str,
-        /// Why not.
+        /// The error.
         source: io::Error,
     },
 }
@@ -180,7 +180,7 @@ impl Jail<'_> {
             failed: None,
         };
         let cgroup = self.cgroup.map(|cgroup| cgroup.as_raw_fd());
-        // SAFETY: `child::run` keeps to what is asked of a child.
+        // SAFETY: `child::run` meets the requirements on a child.
         #[allow(unsafe_code)]
         let pid =
             unsafe { clone::vfork_into(self.level.namespaces(), cgroup, child::run, &mut plan) };
@@ -189,7 +189,7 @@ impl Jail<'_> {
             None => Ok(pid as u32),
             Some((stage, error)) => {
                 let ended = rustix::process::Pid::from_raw(pid);
-                // It has ended already, so this only reaps it.
+                // It has ended already; this only reaps it.
                 let _ = rustix::process::waitpid(ended, rustix::process::WaitOptions::empty());
                 Err(LaunchError::Step {
                     step: Stage::name(stage),

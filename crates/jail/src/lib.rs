@@ -1,13 +1,13 @@
 //! Starts a program that an attacker may take over: with an unused user id, its own namespaces, an
 //! empty root, limits, a clean environment, and only the descriptors that it was given.
 //!
-//! * [`launch`]: the program, its jail, and the start of both; which jail works on this host.
+//! * [`launch`]: starts a program in a jail; finds out which jails work on this host.
 //! * [`level`]: how strong a jail is.
 //! * [`access`]: which sockets it may connect to.
 //! * [`identity`]: user ids, one for each program.
 //! * [`cgroup`]: a control group for each program, and its limits.
 //! * [`limits`]: resource limits of a process.
-//! * [`own`]: what a program can do to confine itself.
+//! * [`confine`]: self-confinement of a process.
 //! * `child`: the steps of the new process before it executes the program.
 //! * `clone`: starts the new process.
 //!
@@ -18,11 +18,11 @@ pub mod access;
 pub mod cgroup;
 mod child;
 mod clone;
+pub mod confine;
 pub mod identity;
 pub mod launch;
 pub mod level;
 pub mod limits;
-pub mod own;
 
 pub use cgroup::{Cgroup, Cgroups, Share};
 pub use identity::{Identities, Identity};

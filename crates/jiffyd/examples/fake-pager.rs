@@ -1,5 +1,5 @@
-//! A stand-in for `jiffy-pager` that serves no memory: it listens where it is
-//! told to, and counts.
+//! A stand-in for `jiffy-pager` that serves no memory: it listens where requested, and counts
+//! requests.
 
 use jiffy_wire::disk::{CONTENTS, PRESENT};
 use jiffy_wire::pager::{PagerRequest, PagerResponse, PagerStats};
@@ -46,7 +46,7 @@ fn answer(stream: UnixStream, all: &All) {
 }
 
 fn perform(request: PagerRequest, all: &All) -> PagerResponse {
-    // Where a test wants one that is late with it.
+    // The place at which a test wants a late pager.
     if matches!(request, PagerRequest::Stats { .. }) && std::path::Path::new("late").exists() {
         thread::sleep(std::time::Duration::from_millis(300));
     }
@@ -96,7 +96,7 @@ fn perform(request: PagerRequest, all: &All) -> PagerResponse {
                 socket: disk.socket,
                 connections: Arc::default(),
             };
-            // A daemon that does not know of it asks again.
+            // A daemon that lost its state sends the request again.
             if let Some(open) = all.insert(disk.name, served) {
                 assert_eq!(
                     open.socket, disk_socket,
@@ -106,7 +106,7 @@ fn perform(request: PagerRequest, all: &All) -> PagerResponse {
             PagerResponse::Ok
         }
         PagerRequest::Origins { image, .. } => {
-            // For a test to look at.
+            // For tests to read.
             fs::write(image.with_extension("told"), b"").unwrap();
             PagerResponse::Ok
         }

@@ -1,4 +1,4 @@
-//! The node's folders: those of the options, or the defaults.
+//! The node's folders, from options or defaults.
 
 use crate::options::Options;
 use anyhow::bail;
@@ -37,8 +37,8 @@ impl Options {
     }
 }
 
-/// The absolute path, with symbolic links resolved in the part that exists. VMMs are recognised
-/// by this path, so it must be the same for a daemon that starts later, when all of it exists.
+/// The absolute path, with symbolic links resolved in the part that exists. VMMs are recognised by
+/// this path, so a daemon that starts later, when all of it exists, must get the same one.
 fn absolute(path: &Path) -> PathBuf {
     let path = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
     path.ancestors()
@@ -60,7 +60,7 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     #[test]
-    fn a_path_is_the_same_before_and_after_its_folders_are_made() {
+    fn a_path_resolves_the_same_before_and_after_creation() {
         let folder = tempfile::tempdir().unwrap();
         let folder = folder.path().canonicalize().unwrap();
         let (real, link) = (folder.join("real"), folder.join("link"));

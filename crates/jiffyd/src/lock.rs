@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 
 /// How long the last child of a killed daemon may take to release the daemon's lock.
 const DYING_TIME: Duration = Duration::from_secs(10);
-/// How long a daemon that is ending may take to release it: a service manager may start the next
-/// one meanwhile.
+/// How long an ending daemon may take to release the lock: a service manager may start the next one
+/// meanwhile.
 const ENDING_TIME: Duration = Duration::from_secs(5);
-/// How often the lock is tried.
+/// How often locking is retried.
 const DYING_POLL: Duration = Duration::from_millis(2);
 
 /// Held while a daemon owns a data folder.

@@ -21,7 +21,7 @@ use tracing_subscriber::EnvFilter;
 
 /// Threads of the async runtime: requests are small, and VMs' tasks mostly sleep.
 const WORKERS: usize = 2;
-/// Wanted limit of descriptors: a running VM takes six, and more while it starts.
+/// Desired limit of descriptors: a running VM takes six, and more while it starts.
 const DESCRIPTORS: u64 = 1 << 16;
 
 fn main() -> ExitCode {
@@ -33,7 +33,7 @@ fn main() -> ExitCode {
         .with_ansi(false)
         .init();
     jiffy_sys::descriptors::raise_limit(DESCRIPTORS);
-    // Work that waits for files runs on many threads, of which few allocate at the same time.
+    // Blocking work runs on many threads, of which few allocate at the same time.
     jiffy_sys::arenas::share_one();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(WORKERS)
@@ -109,7 +109,7 @@ async fn run(options: Options) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Reads the proxy's certificate again at each of these signals.
+/// Reloads the proxy's certificate at each of these signals.
 async fn reload_on(mut hangup: Signal, tls: Arc<Tls>) {
     while hangup.recv().await.is_some() {
         match tls.reload() {

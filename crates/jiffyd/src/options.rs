@@ -235,7 +235,7 @@ pub struct Options {
     pub queue_limit: u32,
 }
 
-/// vCPUs for each processor, in thousandths.
+/// vCPUs per processor, in thousandths.
 fn cpu_share(text: &str) -> Result<u32, String> {
     const MOST: u32 = 1000;
     let (whole, part) = text.split_once('.').unwrap_or((text, "0"));
@@ -256,7 +256,7 @@ fn on_or_off() -> impl TypedValueParser<Value = bool> {
     PossibleValuesParser::new(["on", "off"]).map(|value| value == "on")
 }
 
-/// Set in the machine, where localhost is not the user's.
+/// Set in the machine, whose localhost is not the user's.
 const LOOPBACK: &str = "JIFFY_LOOPBACK";
 
 /// `ADDRESS/PREFIX`.
@@ -294,15 +294,15 @@ impl Options {
         })
     }
 
-    /// Ports of the host that VMs never reach: the API's, and the next one, of the machine's agent;
-    /// and the proxy's, by which they would reach one another.
+    /// Ports of the host that VMs never reach: the API's; the next one, of the machine's agent; and
+    /// the proxy's, through which they would reach one another.
     fn never_reached(&self) -> Vec<u16> {
         let api = self.listen.iter().flat_map(api_ports);
         api.chain(self.proxy.map(|address| address.port()))
             .collect()
     }
 
-    /// The proxy, if there is to be one.
+    /// The proxy, if one is configured.
     pub fn proxy(&self) -> anyhow::Result<Option<proxy::Settings>> {
         let Some(address) = self.proxy else {
             return Ok(None);
@@ -348,7 +348,7 @@ impl FromStr for TcpAddress {
     }
 }
 
-/// An address whose port is known before it is listened on: VMs are kept from it.
+/// An address with a fixed port, so that VMs can be kept from it.
 fn proxy_address(text: &str) -> Result<SocketAddr, String> {
     let address: SocketAddr = text
         .parse()
@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn a_share_of_vcpus_is_a_number_for_each_processor() {
+    fn the_vcpu_limit_is_a_number_per_host_processor() {
         let good = [
             ("0", 0),
             ("4", 4000),
@@ -415,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn vms_reach_neither_the_api_nor_the_agent_of_the_machine() {
+    fn vms_reach_neither_the_api_nor_the_machine_agent() {
         let never = |text: &str| api_ports(&text.parse().unwrap());
         assert_eq!(never("tcp:10.0.2.15:7070"), [7070, 7071]);
         // There is no next port.

@@ -29,7 +29,7 @@ impl Cidr {
         Some(Cidr { first, prefix })
     }
 
-    /// The one address alone.
+    /// The range of this single address.
     pub fn single(address: IpAddr) -> Cidr {
         let prefix = if address.is_ipv4() { 32 } else { 128 };
         Cidr {
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_have_their_ends() {
+    fn cidr_last_address_and_overlaps() {
         assert_eq!(cidr("10.1.0.0/16").last().to_string(), "10.1.255.255");
         assert_eq!(cidr("0.0.0.0/0").last().to_string(), "255.255.255.255");
         assert_eq!(cidr("fd00::/127").last().to_string(), "fd00::1");
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_range_is_refused() {
+    fn invalid_cidrs_are_refused() {
         for text in [
             "",
             "/",
@@ -141,7 +141,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_printed_range_is_read_as_it_was(bits: u32, prefix in 0u8..=32) {
+        fn a_printed_cidr_parses_to_itself(bits: u32, prefix in 0u8..=32) {
             let range = Cidr::new(Ipv4Addr::from_bits(bits).into(), prefix).expect("a range");
             prop_assert_eq!(cidr(&range.to_string()), range);
             prop_assert!(range.contains(range.first()) && range.contains(range.last()));

@@ -21,7 +21,7 @@ const PROTOCOL_PORT: u16 = 3;
 const PROTOCOL_INFO_TCP: u16 = 1;
 const TCP_STATE: u16 = 1;
 const NFGENMSG: usize = 4;
-/// The first and last of TCP's states in which data may still come (`enum tcp_conntrack`): from
+/// The first and last TCP state in which data may still be received (`enum tcp_conntrack`): from
 /// SYN_SENT to CLOSE_WAIT.
 const OPEN: std::ops::RangeInclusive<u8> = 1..=5;
 /// Entries that are deleted with one datagram.
@@ -60,14 +60,14 @@ pub(crate) fn list(netfilter: &mut Channel) -> Result<Vec<Connection>, Error> {
     matching(netfilter, |_| true)
 }
 
-/// The addresses that answer open TCP connections to some other address: those of published ports.
-/// Each is there once for each connection.
+/// The replying addresses of open TCP connections whose destination was translated, as for
+/// published ports: one entry for each connection.
 pub(crate) fn translated(netfilter: &mut Channel) -> Result<Vec<IpAddr>, Error> {
     let found = matching(netfilter, |it| it.open && it.answers != it.destination)?;
     Ok(found.iter().map(|it| it.answers).collect())
 }
 
-/// Deletes the entries for which `unwanted` returns true. Returns how many.
+/// Deletes the entries for which `unwanted` returns true. Returns their number.
 pub(crate) fn forget(
     netfilter: &mut Channel,
     unwanted: impl Fn(&Connection) -> bool,

@@ -1,4 +1,4 @@
-//! What can go wrong.
+//! Errors of the network.
 
 use crate::netlink::Refusal;
 use std::io;
@@ -8,55 +8,55 @@ use std::net::Ipv4Addr;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A VM's id that is none.
+    /// An invalid VM id.
     #[error("`{0}` is no VM's id: those are 12 hexadecimal digits")]
     Id(String),
-    /// A range of addresses that is none.
+    /// An invalid range of addresses.
     #[error(
         "`{0}` is no range of addresses: write ADDRESS or ADDRESS/PREFIX, with no bit after the prefix"
     )]
     Cidr(String),
-    /// A rule that is none.
+    /// An invalid rule.
     #[error("`{0}` is no rule: {1}")]
     Rule(String, &'static str),
-    /// Ports that can't be published so.
+    /// Ports that can't be published like this.
     #[error("`{0}` can't be published: {1}")]
     Publish(String, &'static str),
-    /// A range that VMs can't have their addresses of.
+    /// A range that can't be used for VMs' addresses.
     #[error("VMs can't have addresses of {0}: {1}")]
     Pool(String, &'static str),
     /// All addresses are in use.
     #[error("all addresses of {0} are in use")]
     PoolEmpty(String),
-    /// Every private range has a route.
+    /// Every private range overlaps a route.
     #[error("the host has routes into all private ranges: choose one for VMs by hand")]
     NoRange,
-    /// An address that the host itself or another network has.
+    /// The range overlaps an address or route of the host.
     #[error("the range {pool} for VMs overlaps the host's route to {route}")]
     PoolTaken {
         /// The VMs' range.
         pool: String,
-        /// What is there.
+        /// The overlapping address or route.
         route: String,
     },
-    /// The process may not change the host's network.
+    /// The process lacks the privilege to change the host's network.
     #[error("changing the host's network needs CAP_NET_ADMIN")]
     Permission,
-    /// No TAP device could be made.
+    /// A TAP device could not be created.
     #[error("the link {name} can't be made")]
     Tap {
         /// Its name.
         name: String,
-        /// Why.
+        /// The cause.
         #[source]
         source: io::Error,
     },
-    /// The kernel refused something.
+    /// The kernel refused a request.
     #[error("{what} failed")]
     Kernel {
-        /// What was asked of it.
+        /// The request.
         what: &'static str,
-        /// What it says.
+        /// The kernel's answer.
         #[source]
         source: Refusal,
     },
@@ -65,23 +65,23 @@ pub enum Error {
     Sysctl {
         /// The file.
         path: String,
-        /// Why.
+        /// The cause.
         #[source]
         source: io::Error,
     },
     /// A VM that is not attached.
     #[error("the VM {0} has no network")]
     NotAttached(String),
-    /// A VM that is attached already, or an address that another has.
+    /// A VM that is attached already, or an address that another VM has.
     #[error("the address {0} belongs to another VM")]
     AddressTaken(Ipv4Addr),
-    /// A port of the host's that can't lead to a VM.
+    /// A port of the host that can't be published.
     #[error("{0} can't be published: {1}")]
     Port(String, &'static str),
     /// VMs have no IPv6.
     #[error("{0} can't be published: VMs have no IPv6 on this host")]
     PortWithoutIpv6(String),
-    /// Another node's daemon.
+    /// Another node's daemon owns the network.
     #[error("another jiffyd has the network of this host's VMs")]
     OtherNode,
 }

@@ -18,7 +18,7 @@ const FAMILIES: [(u8, &str); 3] = [(1, "inet"), (2, "ip"), (10, "ip6")];
 pub struct Blocker {
     /// Family, table and chain, as nft(8) writes them.
     pub chain: String,
-    /// The firewall that it seems to belong to.
+    /// The firewall that the chain seems to belong to.
     pub owner: Owner,
 }
 
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn those_that_drop_are_told_with_what_helps() {
+    fn dropping_firewalls_are_reported_with_a_remedy() {
         let found = blockers(&[
             chain(2, "filter", "FORWARD", true),
             chain(2, "filter", "DOCKER-USER", false),

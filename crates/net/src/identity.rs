@@ -6,8 +6,8 @@ use std::ffi::CString;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// The prefix of our links' names. With the 12 digits of an id it has 15 bytes, the most that Linux
-/// allows.
+/// The prefix of our links' names. With the 12 digits of an id a name has 15 bytes, the most that
+/// Linux allows.
 pub const LINK_PREFIX: &str = "jf-";
 /// Digits of a VM's id.
 const ID_DIGITS: usize = 12;
@@ -16,7 +16,7 @@ const ID_DIGITS: usize = 12;
 pub const GATEWAY_MAC: Mac = Mac([0x02, 0x6a, 0x66, 0x00, 0x00, 0x01]);
 
 /// A host's addresses of both families, IPv4 first.
-pub fn both(v4: Ipv4Addr, v6: Option<Ipv6Addr>) -> impl Iterator<Item = IpAddr> + use<> {
+pub fn both_families(v4: Ipv4Addr, v6: Option<Ipv6Addr>) -> impl Iterator<Item = IpAddr> + use<> {
     [Some(IpAddr::V4(v4)), v6.map(IpAddr::V6)]
         .into_iter()
         .flatten()
@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_id_gives_a_link_that_gives_the_id() {
+    fn a_vm_id_and_its_link_name_convert_both_ways() {
         let id = VmId::parse("ff23456789ab").expect("an id");
         assert_eq!(id.link(), "jf-ff23456789ab");
         assert_eq!(id.link().len(), 15);
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn other_texts_are_no_ids() {
+    fn invalid_vm_ids_and_link_names_are_refused() {
         for text in [
             "",
             "ff23456789a",

@@ -1,28 +1,28 @@
 //! The host's side of VMs' network.
 //!
-//! * [`host`]: all of it, behind one door.
-//! * [`identity`]: what a VM's id decides: its link's name, its MAC address.
+//! * [`host`]: opens, reconciles and changes the whole network.
+//! * [`identity`]: link name and MAC address of a VM id.
 //! * [`cidr`]: ranges of addresses.
-//! * [`pool`]: who has which address.
-//! * [`policy`]: what a VM may reach, and which of its ports can be reached.
-//! * [`callers`]: connections to VMs that sleep.
+//! * [`pool`]: assigns addresses to VMs.
+//! * [`policy`]: what a VM may reach, and its published ports.
+//! * [`inbound`]: connections to published ports of hibernated VMs.
 //! * [`links`]: TAPs, routes, neighbours.
 //! * [`rules`]: the nftables table of all VMs.
 //! * [`names`]: the name server of VMs.
-//! * [`firewalls`]: other firewalls of this host.
-//! * [`conntrack`]: connections that the kernel tracks.
-//! * [`nft`]: nftables, as the kernel speaks it.
-//! * [`netlink`]: how the kernel is asked.
+//! * [`firewalls`]: detects other firewalls of this host.
+//! * [`conntrack`]: lists and deletes tracked connections.
+//! * [`nft`]: the netlink protocol of nftables.
+//! * [`netlink`]: netlink sockets and messages.
 //!
-//! docs/network.md has the whole story.
+//! docs/network.md describes the whole design.
 
-pub mod callers;
 pub mod cidr;
 mod conntrack;
 mod error;
 pub mod firewalls;
 pub mod host;
 pub mod identity;
+pub mod inbound;
 pub mod links;
 pub mod names;
 mod netlink;

@@ -1,8 +1,8 @@
 //! Golden snapshots: booted guests kept for later runs.
 //!
-//! A run that boots queues a wish. One background task processes the wishes in order: it makes a
-//! snapshot of a guest of the same kind that is ready and has no command. The next run of that
-//! kind restores it; the guest takes on that run's identity and starts its command.
+//! A run that boots queues a request. One background task processes the requests in order: it
+//! makes a snapshot of a guest of the same kind that is ready and has no command. The next run of
+//! that kind restores it; the guest takes on that run's identity and starts its command.
 //!
 //! A *kind* is a key: kernel, its command line, initramfs, image, VMM (each by its digest) and
 //! shape. A changed kernel or image has another key, so an outdated snapshot is never found. It
@@ -34,8 +34,8 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tracing::{debug, info, warn};
 
-/// Most queued wishes. Further ones are dropped: frequent runs wish again.
-const WISHES: usize = 64;
+/// Most queued requests for snapshots. Further ones are dropped: frequent runs ask again.
+const MAX_QUEUED: usize = 64;
 /// Digits of a key in a name.
 const NAME_DIGITS: usize = 12;
 
@@ -44,7 +44,7 @@ const NAME_DIGITS: usize = 12;
 pub struct Goldens {
     folder: PathBuf,
     index: Mutex<Index>,
-    wishes: mpsc::Sender<Weak<VmHandle>>,
+    requests: mpsc::Sender<Weak<VmHandle>>,
     last_run_ns: AtomicU64,
     /// Most standbys.
     room: usize,
@@ -54,39 +54,39 @@ pub struct Goldens {
 #[derive(Debug, Default)]
 struct Index {
     by_key: HashMap<String, Arc<Saved>>,
-    /// Standbys with their keys; the one wanted last comes last.
+    /// Standbys with their keys, the least recently wanted one first.
     standbys: Vec<(String, Standby)>,
     /// The id of the standby that is being made.
-    coming: Option<String>,
+    standby_begun: Option<String>,
     /// Kinds whose snapshot could not be made or restored: not tried again.
-    hopeless: HashSet<String>,
+    failed: HashSet<String>,
 }
 
 /// Keys of kinds for which a standby is wanted.
-pub type Wanted = mpsc::Receiver<String>;
+pub type StandbyRequests = mpsc::Receiver<String>;
 
 /// VMs that booted, for which golden snapshots are wanted.
-pub type Wishes = mpsc::Receiver<Weak<VmHandle>>;
+pub type SnapshotRequests = mpsc::Receiver<Weak<VmHandle>>;
 
 impl Goldens {
     /// The golden snapshots in this folder, none read yet, with at most `room` standbys; and the
-    /// queues of wishes.
-    pub fn new(folder: PathBuf, room: usize) -> (Goldens, Wishes, Wanted) {
-        let (wishes, wished) = mpsc::channel(WISHES);
-        let (standbys_wanted, wanted) = mpsc::channel(WISHES);
+    /// queues of requests for snapshots and standbys.
+    pub fn new(folder: PathBuf, room: usize) -> (Goldens, SnapshotRequests, StandbyRequests) {
+        let (requests, requested) = mpsc::channel(MAX_QUEUED);
+        let (standbys_wanted, wanted) = mpsc::channel(MAX_QUEUED);
         let goldens = Goldens {
             folder,
             index: Mutex::default(),
-            wishes,
+            requests,
             last_run_ns: AtomicU64::new(0),
             room,
             standbys_wanted,
         };
-        (goldens, wished, wanted)
+        (goldens, requested, wanted)
     }
 
     /// Is any snapshot on disk?
-    pub fn are_there(&self) -> bool {
+    pub fn any_on_disk(&self) -> bool {
         fs::read_dir(&self.folder).is_ok_and(|mut entries| entries.next().is_some())
     }
 
@@ -115,7 +115,7 @@ impl Goldens {
                     continue;
                 }
             };
-            // The daemon that made it was stopped before it was tried.
+            // The daemon that made the snapshot was stopped before it tried it.
             if !saved.was_restored() {
                 self.discard(&saved.folder, "it was never tried");
             } else if let (Some(guest), Some(host)) = (&saved.manifest.cpu, host)
@@ -138,7 +138,7 @@ impl Goldens {
     /// Is there a snapshot of this kind, or did making one fail?
     pub fn is_settled(&self, key: &str) -> bool {
         let index = self.lock();
-        index.by_key.contains_key(key) || index.hopeless.contains(key)
+        index.by_key.contains_key(key) || index.failed.contains(key)
     }
 
     /// Adds a new snapshot.
@@ -147,8 +147,8 @@ impl Goldens {
     }
 
     /// Records that no snapshot of this kind can be made.
-    pub fn give_up(&self, key: String) {
-        self.lock().hopeless.insert(key);
+    pub fn mark_failed(&self, key: String) {
+        self.lock().failed.insert(key);
     }
 
     /// Time since the last run began.
@@ -169,10 +169,10 @@ impl Goldens {
         all
     }
 
-    /// A VM booted: queues a wish for a snapshot of its kind.
-    pub fn want(&self, vm: &Arc<VmHandle>) {
+    /// A VM booted: queues a request for a snapshot of its kind.
+    pub fn request_snapshot(&self, vm: &Arc<VmHandle>) {
         if spec::golden(&vm.spec).is_some() {
-            let _ = self.wishes.try_send(Arc::downgrade(vm));
+            let _ = self.requests.try_send(Arc::downgrade(vm));
         }
     }
 
@@ -204,7 +204,7 @@ impl Goldens {
             pruned.bytes += saved.manifest.memory_bytes + saved.manifest.other_bytes;
             pruned.names.push(name_of(saved));
         }
-        self.lock().hopeless.clear();
+        self.lock().failed.clear();
         pruned.names.sort();
         remove_now(taken).await;
         pruned
@@ -227,21 +227,21 @@ impl Goldens {
     pub fn standbys(&self) -> Vec<String> {
         let index = self.lock();
         let ready = index.standbys.iter().map(|(_, standby)| standby.id.clone());
-        ready.chain(index.coming.clone()).collect()
+        ready.chain(index.standby_begun.clone()).collect()
     }
 
     /// A standby with this id is being made.
-    pub fn comes(&self, id: &str) {
-        self.lock().coming = Some(id.to_owned());
+    pub fn note_standby_begun(&self, id: &str) {
+        self.lock().standby_begun = Some(id.to_owned());
     }
 
     /// The standby could not be made.
-    pub fn does_not_come(&self) {
-        self.lock().coming = None;
+    pub fn note_standby_failed(&self) {
+        self.lock().standby_begun = None;
     }
 
     /// The snapshot to make a standby from, if one of this kind is missing.
-    pub fn lacks_standby(&self, key: &str) -> Option<Arc<Saved>> {
+    pub fn snapshot_for_standby(&self, key: &str) -> Option<Arc<Saved>> {
         let mut index = self.lock();
         index.standbys.retain(|(_, standby)| standby.lives());
         let has = index.standbys.iter().any(|(of, _)| of == key);
@@ -251,7 +251,7 @@ impl Goldens {
     }
 
     /// Removes standbys whose VMM died.
-    pub fn bury_standbys(&self) {
+    pub fn reap_standbys(&self) {
         self.lock().standbys.retain(|(_, standby)| standby.lives());
     }
 
@@ -259,7 +259,7 @@ impl Goldens {
     /// wanted one if there are too many.
     pub fn keep_standby(&self, key: String, saved: &Arc<Saved>, standby: Standby) {
         let mut index = self.lock();
-        index.coming = None;
+        index.standby_begun = None;
         let current = index.by_key.get(&key);
         if !current.is_some_and(|current| Arc::ptr_eq(current, saved)) {
             return;
@@ -323,10 +323,10 @@ impl Goldens {
 }
 
 impl GoldenKeeper for Goldens {
-    fn drop_bad(&self, name: &str) {
+    fn drop_damaged(&self, name: &str) {
         let bad = self.take(|saved| name_of(saved) == name);
         for (key, saved) in bad {
-            self.lock().hopeless.insert(key);
+            self.lock().failed.insert(key);
             self.discard(&saved.folder, "it can't be restored");
         }
     }
@@ -391,19 +391,19 @@ mod tests {
     use jiffy_wire::api::CreateVm;
 
     #[test]
-    fn runs_without_end_leave_no_more_wishes_than_can_wait() {
+    fn queued_golden_snapshot_keys_are_bounded() {
         let (goldens, _wishes, mut wanted) = Goldens::new("none".into(), 1);
         for run in 0..10_000 {
             assert!(goldens.take_standby(&format!("kind {run}")).is_none());
         }
-        assert_eq!(wanted.len(), WISHES);
+        assert_eq!(wanted.len(), MAX_QUEUED);
         assert_eq!(wanted.try_recv().unwrap(), "kind 0");
         goldens.take_standby("again");
-        assert_eq!(wanted.len(), WISHES);
+        assert_eq!(wanted.len(), MAX_QUEUED);
     }
 
     #[test]
-    fn every_part_of_a_kind_counts() {
+    fn every_input_changes_a_golden_snapshots_key() {
         let shape = |change: fn(&mut CreateVm)| {
             let mut wanted = CreateVm::default();
             change(&mut wanted);
@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn what_somebody_says_of_contents_elsewhere_is_no_digest() {
+    fn remote_contents_are_identified_by_chunks_not_claimed_digest() {
         let here = Root {
             path: "image".into(),
             digest: "0".repeat(64),
@@ -462,7 +462,7 @@ mod tests {
     }
 
     #[test]
-    fn only_plain_vms_have_one() {
+    fn only_plain_vms_are_eligible_for_golden_snapshots() {
         let eligible = |change: fn(&mut CreateVm)| {
             let mut wanted = CreateVm::default();
             change(&mut wanted);

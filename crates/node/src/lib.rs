@@ -3,8 +3,8 @@
 //! * [`node`](Node): the use cases.
 //! * [`spec`]: checks requests for VMs.
 //! * `golden`: snapshots that the node makes by itself, and standbys made from them.
-//! * `idle`: when a VM is idle.
-//! * `pressure`: when the host's memory gets short.
+//! * `idle`: decides when a VM is idle.
+//! * `pressure`: detects that the host's memory gets short, and decides what to do.
 //! * `cpu`: the features of this host's processor that guests can have.
 
 mod cpu;
@@ -14,4 +14,4 @@ mod node;
 mod pressure;
 pub mod spec;
 
-pub use node::{Caller, Config, Node, on_behalf_of, to_the_end};
+pub use node::{Caller, Config, Node, on_behalf_of, run_to_completion};

@@ -46,19 +46,19 @@ use tracing::{info, warn};
 
 /// How long a new VM waits for a name whose holder is being removed.
 const NAME_TIME: Duration = Duration::from_secs(10);
-/// Interval of polling for something that is free in a moment.
+/// Polling interval for a resource that is about to be released.
 const LEASE_POLL: Duration = Duration::from_millis(5);
 /// How long VMs' tasks have to save unsaved state when the daemon ends.
 const FLUSH_TIME: Duration = Duration::from_secs(2);
 
 mod balloon;
 mod beginning;
-mod callers;
 mod commit;
 mod damage;
 mod fork;
 mod idle;
 mod images;
+mod inbound;
 mod lazy;
 mod limits;
 mod make_golden;
@@ -76,14 +76,14 @@ mod volumes;
 
 use pressure::Pressure;
 
-pub use operation::{Caller, on_behalf_of, to_the_end};
+pub use operation::{Caller, on_behalf_of, run_to_completion};
 
 /// Configuration of a node.
 #[derive(Debug)]
 pub struct Config {
     /// The registry of images whose name has none.
     pub registry: Option<String>,
-    /// Which keys must have signed what comes from registries.
+    /// Which keys must have signed images and snapshots from registries.
     pub policy: Policy,
     /// How long a guest has to become ready.
     pub start_timeout: Duration,
@@ -95,7 +95,7 @@ pub struct Config {
     pub jailed: bool,
     /// Limit of cached data that was fetched.
     pub cache: Limit,
-    /// Memory that VMs leave to the host, 0 for none; `None` for the node's own choice.
+    /// Memory that VMs leave to the host, 0 for none; `None` for the default.
     pub reserve: Option<Limit>,
     /// Memory and vCPUs of all VMs, and the queue of requests for them.
     pub room: room::Settings,
@@ -134,7 +134,7 @@ pub struct Node {
     watches: Watches,
     /// Memory that VMs leave to the host.
     reserve: Option<Limit>,
-    /// VMs from which memory is being got back.
+    /// VMs from which memory is being reclaimed.
     pressure: Pressure,
     /// Notifies that the cache may exceed its limit.
     trim: Arc<Notify>,
@@ -146,7 +146,7 @@ impl Node {
     /// Reads the node's files and adopts running VMs.
     pub async fn open(paths: Paths, config: Config) -> Result<Arc<Node>> {
         let digests = Arc::<Digests>::default();
-        let (goldens, wishes, wanted) = Goldens::new(paths.golden(), config.standbys);
+        let (goldens, snapshot_requests, wanted) = Goldens::new(paths.golden(), config.standbys);
         let goldens = Arc::new(goldens);
         let found = folders::find(&paths);
         let node = Node {
@@ -181,8 +181,8 @@ impl Node {
         };
         node.sweep();
         adopt::all(&node.host, &node.registry, &node.volumes, found).await;
-        // Without golden snapshots it is not needed before the first restore.
-        let host = match node.goldens.are_there() {
+        // Without golden snapshots the processor is not needed before the first restore.
+        let host = match node.goldens.any_on_disk() {
             true => node.processor.host().await.ok(),
             false => None,
         };
@@ -191,10 +191,13 @@ impl Node {
         let node = Arc::new(node);
         node.trim.notify_one();
         tokio::spawn(lazy::keep_caches_small(Arc::clone(&node)));
-        tokio::spawn(make_golden::make_wanted(Arc::clone(&node), wishes));
+        tokio::spawn(make_golden::make_requested(
+            Arc::clone(&node),
+            snapshot_requests,
+        ));
         tokio::spawn(standbys::keep(Arc::clone(&node), wanted));
         let starting = Arc::clone(&node.registry);
-        let is_starting = move || starting.any(starts).is_some();
+        let is_starting = move || starting.any(is_starting_vm).is_some();
         let host = &node.host;
         let (spares, launcher) = (Arc::clone(&host.spares), Arc::clone(&host.launcher));
         tokio::spawn(spares::keep(
@@ -203,12 +206,12 @@ impl Node {
             launcher,
             is_starting,
         ));
-        tokio::spawn(Arc::clone(&node).tell_damage());
+        tokio::spawn(Arc::clone(&node).log_damage());
         tokio::spawn(network::clean_up(Arc::clone(&node.host.network)));
         tokio::spawn(standbys::keep_links(Arc::clone(&node)));
         tokio::spawn(idle::watch_vms(Arc::clone(&node)));
         tokio::spawn(pressure::watch_memory(Arc::clone(&node)));
-        tokio::spawn(callers::put_through(Arc::clone(&node)));
+        tokio::spawn(inbound::forward_connections(Arc::clone(&node)));
         Ok(node)
     }
 
@@ -308,7 +311,7 @@ impl Node {
             }
             Ok(())
         });
-        operation::joined(computed.await)?;
+        operation::join_result(computed.await)?;
         Ok(self.known_key(shape, &kernel, &image.root))
     }
 
@@ -328,12 +331,12 @@ impl Node {
 
     /// Is some VM starting, and not ready yet?
     pub(crate) fn is_starting(&self) -> bool {
-        self.registry.any(starts).is_some()
+        self.registry.any(is_starting_vm).is_some()
     }
 
     /// Waits until no VM is starting.
-    pub(crate) async fn when_none_starts(&self) {
-        while let Some(vm) = self.registry.any(starts) {
+    pub(crate) async fn wait_until_none_starting(&self) {
+        while let Some(vm) = self.registry.any(is_starting_vm) {
             vm.when(|view| view.vm.state != VmState::Starting).await;
         }
     }
@@ -392,14 +395,16 @@ impl Node {
     /// Makes a VM; its record is on disk when this returns.
     pub async fn create(self: &Arc<Self>, wanted: CreateVm) -> Result<Arc<VmHandle>> {
         let (chosen, spec) = self.specify(wanted).await?;
-        let vm = self.known_vm(chosen, spec, names::new_id(), None).await?;
+        let vm = self
+            .register_vm(chosen, spec, names::new_id(), None)
+            .await?;
         let (node, made) = (Arc::clone(self), Arc::clone(&vm));
         let rest = async move {
             let _one = made.operate().await;
-            node.provide(&made, false).await?;
+            node.create_files(&made, false).await?;
             made.ask(Command::Save).await?
         };
-        self.made_for_somebody(&vm, rest).await?;
+        self.finish_for_client(&vm, rest).await?;
         Ok(vm)
     }
 
@@ -413,7 +418,7 @@ impl Node {
             Some(standby) => standby.id.clone(),
             None => self.new_id(&spec),
         };
-        let known = self.known_vm(chosen, spec, id.clone(), standby.as_ref());
+        let known = self.register_vm(chosen, spec, id.clone(), standby.as_ref());
         let vm = known
             .await
             .inspect_err(|_| _ = self.host.network.forget(&id))?;
@@ -421,10 +426,10 @@ impl Node {
         let (node, made) = (Arc::clone(self), Arc::clone(&vm));
         let rest = async move {
             let one = made.operate().await;
-            node.provide(&made, standby.is_some()).await?;
+            node.create_files(&made, standby.is_some()).await?;
             node.begin(&made, &one, standby, received_ns).await
         };
-        self.made_for_somebody(&vm, rest).await?;
+        self.finish_for_client(&vm, rest).await?;
         Ok((vm, cursor))
     }
 
@@ -450,7 +455,7 @@ impl Node {
         // Standbys are restored without limits, for runs with a command.
         let has_limit = spec.network.as_ref().is_some_and(|it| !it.limit.is_none());
         let fits = !has_limit && spec.command.is_some();
-        // A run that will wait in the queue leaves them to others.
+        // A run that has to wait in the queue takes no standby from others.
         let fits = fits && !self.host.room.has_waiting();
         let shape = spec::golden(spec).filter(|_| fits)?;
         let kernel = self.kernels.find(&spec.kernel).ok()?;
@@ -475,8 +480,8 @@ impl Node {
         standby: Option<&Standby>,
     ) -> Result<Arc<VmHandle>> {
         let id = standby.map_or_else(names::new_id, |standby| standby.id.clone());
-        let vm = self.known_vm(chosen, spec, id, standby).await?;
-        match self.provide(&vm, standby.is_some()).await {
+        let vm = self.register_vm(chosen, spec, id, standby).await?;
+        match self.create_files(&vm, standby.is_some()).await {
             Ok(()) => Ok(vm),
             Err(error) => {
                 self.discard(&vm).await;
@@ -487,7 +492,7 @@ impl Node {
 
     /// Registers a new VM without files. It is registered before its image is looked up, so that
     /// the image can't be removed from here on.
-    async fn known_vm(
+    async fn register_vm(
         &self,
         chosen: Option<String>,
         spec: Spec,
@@ -536,7 +541,7 @@ impl Node {
         }
     }
 
-    async fn provide(&self, vm: &VmHandle, has_folder: bool) -> Result<()> {
+    async fn create_files(&self, vm: &VmHandle, has_folder: bool) -> Result<()> {
         let mut image = None;
         if vm.spec.from.is_none() && !vm.spec.own_volumes {
             image = Some(self.images.startable(&vm.spec.image).await?.root);
@@ -555,7 +560,7 @@ impl Node {
             }
         }
         if image.is_some() {
-            // Last, after everything that is slow: other VMs can use the new volumes at once.
+            // Last, after all slow steps: other VMs can use the new volumes at once.
             block_in_place(|| self.volumes.create_missing(&vm.spec.disks))?;
         }
         Ok(())
@@ -570,7 +575,7 @@ impl Node {
         }
         let (spec, image) = (Arc::clone(&vm.spec), image.path.clone());
         let work = tokio::task::spawn_blocking(move || roots::make(&folder, &spec, &image));
-        operation::joined(work.await)
+        operation::join_result(work.await)
     }
 
     /// Waits until a VM that was started is ready or has ended, and its record is saved; an
@@ -632,7 +637,7 @@ impl Node {
 
     /// Waits a little for VMs that satisfy `holds` and are being removed: the last command's VM
     /// may still be powering off.
-    async fn wait_for_leaving(&self, holds: impl Fn(&VmHandle) -> bool) {
+    async fn wait_for_removal(&self, holds: impl Fn(&VmHandle) -> bool) {
         let deadline = tokio::time::Instant::now() + NAME_TIME;
         while let Some(vm) = self
             .registry
@@ -684,6 +689,6 @@ impl Node {
     }
 }
 
-fn starts(vm: &VmHandle) -> bool {
+fn is_starting_vm(vm: &VmHandle) -> bool {
     vm.view.borrow().vm.state == VmState::Starting
 }

@@ -1,7 +1,7 @@
 //! Confines the pager before it serves anyone: it parses input of VMMs and origins, and holds the
 //! memory of all VMs.
 
-use jiffy_jail::own::{self, Folders, OwnError};
+use jiffy_jail::confine::{self, ConfineError, Folders};
 use jiffy_sys::seccomp::filter::{Filter, Refusal, Rule, call, call_with};
 use jiffy_sys::seccomp::lists::{CONNECTIONS, FIONBIO, OPEN_FILES, PROCESS};
 use jiffy_sys::{seccomp, userfaultfd};
@@ -22,7 +22,7 @@ pub enum ConfinementError {
     Folder(PathBuf, #[source] io::Error),
     /// The kernel refuses.
     #[error(transparent)]
-    Own(#[from] OwnError),
+    Own(#[from] ConfineError),
     /// The kernel refuses the seccomp filter.
     #[error("system calls can't be filtered")]
     Filter(#[source] io::Error),
@@ -40,7 +40,7 @@ pub fn enter(folders: &[PathBuf]) -> Result<bool, ConfinementError> {
     }
     let writable: Vec<&Path> = writable.iter().map(PathBuf::as_path).collect();
     let readable = FACTS.map(Path::new);
-    let bounded = own::confine(&Folders {
+    let bounded = confine::confine(&Folders {
         readable: &readable,
         writable: &writable,
     })?;

@@ -1,4 +1,4 @@
-//! Who may send requests: whoever has the token.
+//! Authenticates requests by the proxy's token.
 
 use hyper::HeaderMap;
 use hyper::header::{AUTHORIZATION, HeaderValue};
@@ -9,7 +9,7 @@ use jiffy_wire::api::ErrorKind;
 /// The header with the token. `Authorization` may be the VM's own.
 const TOKEN: &str = "jiffy-token";
 
-/// Accepts a request that has the token, and takes the token away wherever it is: it is not for the VM.
+/// Accepts a request that has the token, and removes it from all headers: it is not for the VM.
 pub(crate) fn check(token: &Token, headers: &mut HeaderMap) -> Result<(), Error> {
     let sent = match headers.get(TOKEN) {
         Some(value) => Some((TOKEN, value.as_bytes())),
@@ -30,11 +30,11 @@ pub(crate) fn check(token: &Token, headers: &mut HeaderMap) -> Result<(), Error>
     }
 }
 
-/// Leaves the values that are the VM's own.
+/// Removes the token and keeps all other values, which are for the VM.
 fn remove_from_authorization(token: &Token, headers: &mut HeaderMap) {
     let is_token = |value: &HeaderValue| {
         let value = value.as_bytes();
-        // After any scheme.
+        // The token may follow any scheme.
         let space = value.iter().position(u8::is_ascii_whitespace);
         let rest = value.get(space.unwrap_or(value.len())..);
         token.is(value) || rest.is_some_and(|rest| token.is(rest.trim_ascii()))
@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_token_passes_and_is_removed() {
+    fn a_valid_token_is_accepted_and_removed() {
         let token = Token::new("secret");
         let passed = |sent: &[(&'static str, &str)]| {
             let mut headers = HeaderMap::new();
@@ -76,10 +76,10 @@ mod tests {
             Ok(Vec::new())
         );
         assert_eq!(passed(&[("jiffy-token", "secret")]), Ok(Vec::new()));
-        // The VM gets what is its own.
+        // The VM gets its own credentials.
         let left = passed(&[("jiffy-token", "secret"), own]);
         assert_eq!(left, Ok(vec!["authorization".to_owned()]));
-        // But the token nowhere.
+        // The VM gets the token nowhere.
         let bearer = ("authorization", "Bearer secret");
         for again in ["Bearer secret", "bearer  secret", "Basic secret", "secret"] {
             let both = [("jiffy-token", "secret"), ("authorization", again)];

@@ -1,5 +1,5 @@
-//! One request: it wakes its VM, is passed on, and its answer comes back. Bodies are passed on as
-//! they come.
+//! Forwards one request: wakes its VM, sends the request, and returns the answer. Bodies are
+//! streamed.
 
 use crate::access;
 use crate::refusal::{Answer, Refusal};
@@ -36,8 +36,8 @@ use tracing::debug;
 
 /// How long a VM's port may take to accept.
 const CONNECT_TIME: Duration = Duration::from_secs(20);
-/// Headers that are of one connection only (RFC 9110 §7.6.1), besides those that `Connection` names.
-const OF_ONE_CONNECTION: [HeaderName; 8] = [
+/// Hop-by-hop headers (RFC 9110 §7.6.1), besides those that `Connection` names.
+const HOP_BY_HOP: [HeaderName; 8] = [
     CONNECTION,
     UPGRADE,
     TE,
@@ -51,12 +51,12 @@ const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 const FORWARDED_PREFIX: HeaderName = HeaderName::from_static("x-forwarded-prefix");
-/// Most requests under way, with those that wait for their VM or for a connection to it.
-const MOST_REQUESTS: usize = 16_384;
-/// Most bytes of a request's header, and of each direction that are held at a time.
+/// Most requests in progress, including those that wait for their VM or for a connection to it.
+const MAX_REQUESTS: usize = 16_384;
+/// Most bytes of a request's header, and of buffered data in each direction.
 pub const BUFFER: usize = 64 << 10;
 
-/// One client's connection, kept by all that comes of it.
+/// One client's connection; every request and upgrade on it holds a reference.
 pub(crate) struct Client {
     pub(crate) address: IpAddr,
     /// Whether it has TLS.
@@ -66,46 +66,51 @@ pub(crate) struct Client {
 }
 
 /// The VMs behind the proxy.
-pub(crate) struct Front {
+pub(crate) struct Forwarder {
     node: Arc<Node>,
     domain: String,
     token: Option<Token>,
-    /// Places of requests, also of those that wait for their VM. A connection of HTTP/2 has many.
+    /// Limits requests, including those that wait for their VM. An HTTP/2 connection has many.
     requests: Shares,
-    /// Places of clients' connections with a request, below HTTP/2, where each has one.
+    /// Limits clients' connections with a request, below HTTP/2, where each has one request.
     clients: Shares,
-    /// Places of connections to VMs.
+    /// Limits connections to VMs.
     connections: Shares,
 }
 
-/// What keeps a VM awake and places taken, as long as a request lasts.
-struct Lasting {
+/// Keeps a VM awake and the places taken, as long as a request lasts.
+struct RequestGuard {
     vm: Arc<VmHandle>,
     _in_use: InUse,
     _client: Arc<Client>,
     _places: [Option<Share>; 2],
 }
 
-/// A connection to a VM's port, and its place, which it has until it is closed.
+/// A connection to a VM's port, and its place, which is held until it is closed.
 struct Server {
     sender: SendRequest<Incoming>,
     place: Arc<Share>,
 }
 
-impl Front {
-    /// `most` connections of clients, and to VMs, at a time.
-    pub(crate) fn new(node: Arc<Node>, domain: String, token: Option<Token>, most: usize) -> Front {
-        Front {
+impl Forwarder {
+    /// At most `most` connections of clients, and as many to VMs, at a time.
+    pub(crate) fn new(
+        node: Arc<Node>,
+        domain: String,
+        token: Option<Token>,
+        most: usize,
+    ) -> Forwarder {
+        Forwarder {
             node,
             domain,
             token,
-            requests: Shares::new(MOST_REQUESTS),
+            requests: Shares::new(MAX_REQUESTS),
             clients: Shares::new(most),
             connections: Shares::new(most),
         }
     }
 
-    /// The VM's answer, or the reason why there is none.
+    /// The VM's answer, or an error response.
     pub(crate) async fn answer(&self, request: Request<Incoming>, client: Arc<Client>) -> Answer {
         let forwarded = self.forward(request, client).await;
         forwarded.unwrap_or_else(Refusal::response)
@@ -121,14 +126,15 @@ impl Front {
         }
         let (from, secure) = (client.address, client.secure);
         let socket = client.socket.clone();
-        let (target, lasting) = self.awake(&request, client).await?;
+        let (target, lasting) = self.wake_target(&request, client).await?;
         let mut server = self.connect(&lasting.vm, target.port).await?;
         let upgrade = Upgrade::of(&mut request);
         let passed = pass_on(request, &target, from, secure, upgrade.as_ref());
         let answered = server.sender.send_request(passed).await;
-        let mut response = answered.map_err(|error| bad(&lasting.vm, target.port, &error))?;
+        let mut response =
+            answered.map_err(|error| upstream_error(&lasting.vm, target.port, &error))?;
         let protocol = response.headers().get(UPGRADE).cloned();
-        clean(response.headers_mut());
+        remove_hop_by_hop(response.headers_mut());
         let wrong = |how: &str| {
             let (port, name) = (target.port, &lasting.vm.name);
             Refusal::bad_gateway(format!("Port {port} of the VM {name} {how}."))
@@ -146,7 +152,7 @@ impl Front {
             }
             _ => {}
         }
-        // The VM is in use until the last of the body was passed on.
+        // The VM is in use until the whole body was sent.
         Ok(response.map(|body| {
             body.map_frame(move |frame| {
                 let _ = &lasting;
@@ -156,12 +162,12 @@ impl Front {
         }))
     }
 
-    /// The target of a request, whose VM this wakes.
-    async fn awake(
+    /// Finds the target of a request, and wakes its VM.
+    async fn wake_target(
         &self,
         request: &Request<Incoming>,
         client: Arc<Client>,
-    ) -> Result<(Target, Arc<Lasting>), Refusal> {
+    ) -> Result<(Target, Arc<RequestGuard>), Refusal> {
         if upgrade::is_tunnel(request) {
             let error = Error::not_found("The proxy opens no tunnels.");
             return Err(Refusal::not_found(error));
@@ -171,7 +177,7 @@ impl Front {
         let vm = self.node.find(&target.vm).map_err(|error| {
             match matches!(error.0.kind, ErrorKind::NotFound | ErrorKind::Invalid) {
                 true => Refusal::not_found(error),
-                // Its record can't be read.
+                // The VM's record can't be read.
                 false => Refusal::unavailable(error),
             }
         })?;
@@ -196,18 +202,18 @@ impl Front {
                 "The proxy has as many requests to the VM {name} under way as it may have."
             ))));
         }
-        let lasting = Arc::new(Lasting {
+        let lasting = Arc::new(RequestGuard {
             _in_use: vm.activity.begin(Use::Connection),
             _client: client,
             _places: places.map(Option::flatten),
             vm,
         });
-        let awake = self.node.awake_for_a_connection(&lasting.vm).await;
+        let awake = self.node.wake_for_connection(&lasting.vm).await;
         awake.map_err(Refusal::unavailable)?;
         Ok((target, lasting))
     }
 
-    /// A connection to a VM's port. It ends when its VM ends, which would not close it.
+    /// Connects to a VM's port. The connection must be closed at the VM's end: the VM can't do it.
     async fn connect(&self, vm: &Arc<VmHandle>, port: u16) -> Result<Server, Refusal> {
         let Ok(place) = timeout(CONNECT_TIME, self.connections.take(&vm.id)).await else {
             return Err(Refusal::unavailable(Error::no_room(format!(
@@ -218,7 +224,9 @@ impl Front {
         let stream = self.open(vm, port).await?;
         let mut client = http1::Builder::new();
         let handshake = client.max_buf_size(BUFFER).handshake(TokioIo::new(stream));
-        let (sender, connection) = handshake.await.map_err(|error| bad(vm, port, &error))?;
+        let (sender, connection) = handshake
+            .await
+            .map_err(|error| upstream_error(vm, port, &error))?;
         let place = Arc::new(place);
         let (ends, held) = (Arc::clone(vm), Arc::clone(&place));
         tokio::spawn(async move {
@@ -257,8 +265,8 @@ fn no_network(name: &str) -> Refusal {
     Refusal::bad_gateway(format!("The VM {name} has no network."))
 }
 
-fn bad(vm: &VmHandle, port: u16, error: &hyper::Error) -> Refusal {
-    // Other errors of the user are without an error of the body's: the VM ended meanwhile.
+fn upstream_error(vm: &VmHandle, port: u16, error: &hyper::Error) -> Refusal {
+    // User errors without a body error as their source mean that the VM ended meanwhile.
     let is_of_body = error.source().is_some_and(|it| it.is::<hyper::Error>());
     if error.is_user() && is_of_body {
         return Refusal::damaged_body();
@@ -269,7 +277,7 @@ fn bad(vm: &VmHandle, port: u16, error: &hyper::Error) -> Refusal {
     ))
 }
 
-/// The request that the VM gets.
+/// Builds the request for the VM.
 fn pass_on<B: Body>(
     request: Request<B>,
     target: &Target,
@@ -285,9 +293,9 @@ fn pass_on<B: Body>(
     parts.uri = Uri::from(target.path.clone());
     parts.version = Version::HTTP_11;
     let headers = &mut parts.headers;
-    clean(headers);
+    remove_hop_by_hop(headers);
     if !body.is_end_stream() && body.size_hint().exact().is_none() {
-        // Else hyper sends no body with some methods, such as GET.
+        // Otherwise hyper sends no body with some methods, such as GET.
         headers.remove(CONTENT_LENGTH);
         headers.insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
     }
@@ -324,22 +332,22 @@ fn without_user(authority: &Authority) -> Cow<'_, str> {
     }
 }
 
-/// HTTP/2 may split what HTTP/1.1 sends as one header (RFC 9113 §8.2.3).
+/// HTTP/2 may split a header that HTTP/1.1 sends as one (RFC 9113 §8.2.3).
 fn join_cookies(headers: &mut HeaderMap) {
-    let crumbs: Vec<&[u8]> = headers
+    let cookies: Vec<&[u8]> = headers
         .get_all(COOKIE)
         .iter()
         .map(HeaderValue::as_bytes)
         .collect();
-    if crumbs.len() > 1
-        && let Ok(whole) = HeaderValue::from_bytes(&crumbs.join(&b"; "[..]))
+    if cookies.len() > 1
+        && let Ok(whole) = HeaderValue::from_bytes(&cookies.join(&b"; "[..]))
     {
         headers.insert(COOKIE, whole);
     }
 }
 
-/// Removes the headers of one connection.
-fn clean(headers: &mut HeaderMap) {
+/// Removes the hop-by-hop headers.
+fn remove_hop_by_hop(headers: &mut HeaderMap) {
     let named: Vec<HeaderName> = headers
         .get_all(CONNECTION)
         .iter()
@@ -347,7 +355,7 @@ fn clean(headers: &mut HeaderMap) {
         .flat_map(|value| value.split(','))
         .filter_map(|name| name.trim().parse().ok())
         .collect();
-    for name in named.iter().chain(&OF_ONE_CONNECTION) {
+    for name in named.iter().chain(&HOP_BY_HOP) {
         headers.remove(name);
     }
 }
@@ -359,7 +367,7 @@ mod tests {
     use http_body_util::{Empty, Full};
     use hyper::header::CONTENT_TYPE;
 
-    /// What the VM gets of this request.
+    /// The headers that the VM gets for this request.
     fn passed<B: Body>(request: hyper::http::request::Builder, body: B) -> HeaderMap {
         let target = Target {
             vm: "web".into(),
@@ -374,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn the_host_has_no_user() {
+    fn the_host_header_has_no_user_info() {
         for (url, host) in [
             (
                 "http://me:secret@80-web.localhost:9000/",
@@ -391,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn a_body_of_unknown_length_is_said_to_come() {
+    fn a_body_of_unknown_length_is_sent_chunked() {
         // A mapped body does not know its length.
         let unknown = || Full::<Bytes>::from("body").map_frame(|frame| frame);
         let request = || Request::get("/").header(CONTENT_TYPE, "text/plain");

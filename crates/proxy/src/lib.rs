@@ -1,14 +1,14 @@
-//! HTTP to ports of VMs, by name: a request for a VM that sleeps wakes it, and is held meanwhile.
+//! HTTP to ports of VMs, by name. A request for a hibernated VM wakes it, and waits meanwhile.
 //!
-//! * [`target`]: which VM and port a request is for.
+//! * [`target`]: finds the VM and port of a request.
 //! * [`serve`]: connections of clients.
-//! * `socket`: a client's socket, and whether it is broken.
-//! * [`tls`]: the certificate and its key, and handshakes.
-//! * `access`: who may send requests.
-//! * `forward`: one request, and what comes of it.
-//! * `shares`: how many requests and connections each VM may have.
+//! * `socket`: a client's socket; detects that it is broken.
+//! * [`tls`]: certificate, key, and handshakes.
+//! * `access`: authenticates requests by a token.
+//! * `forward`: forwards one request to its VM.
+//! * `shares`: limits requests and connections of each VM.
 //! * `upgrade`: connections that switch protocols.
-//! * `refusal`: why a request is not forwarded.
+//! * `refusal`: error responses of the proxy.
 
 mod access;
 mod forward;

@@ -1,4 +1,4 @@
-//! Why a request is not forwarded, as a response.
+//! Error responses of the proxy.
 
 use bytes::Bytes;
 use http_body_util::combinators::UnsyncBoxBody;
@@ -9,14 +9,14 @@ use hyper::header::{
 use hyper::{Response, StatusCode};
 use jiffy_content::error::Error;
 
-/// Seconds after which a client may try again.
+/// Seconds until a client may retry.
 const AGAIN: HeaderValue = HeaderValue::from_static("1");
 /// How a client authenticates (RFC 6750 §3).
 const BEARER: HeaderValue = HeaderValue::from_static("Bearer");
-/// Ends a connection of HTTP/1.1 after the answer; hyper takes it out of HTTP/2.
+/// Closes an HTTP/1.1 connection after the answer; hyper drops this header in HTTP/2.
 const CLOSE: HeaderValue = HeaderValue::from_static("close");
 
-/// What a client gets.
+/// A response to a client.
 pub(crate) type Answer = Response<UnsyncBoxBody<Bytes, hyper::Error>>;
 
 /// A status and an error.
@@ -27,7 +27,7 @@ pub(crate) struct Refusal {
 }
 
 impl Refusal {
-    /// 400: HTTP without TLS where there is TLS.
+    /// 400: plain HTTP on a TLS port.
     pub(crate) fn plain_http() -> Refusal {
         Refusal {
             status: StatusCode::BAD_REQUEST,
@@ -36,7 +36,7 @@ impl Refusal {
         }
     }
 
-    /// 400: what the client sends after the header.
+    /// 400: the client sent an invalid body.
     pub(crate) fn damaged_body() -> Refusal {
         Refusal {
             status: StatusCode::BAD_REQUEST,
@@ -76,7 +76,7 @@ impl Refusal {
         }
     }
 
-    /// 503: the VM can't be woken, or does not run, or the proxy has too much to do.
+    /// 503: the VM can't be woken, or does not run, or the proxy is overloaded.
     pub(crate) fn unavailable(error: Error) -> Refusal {
         Refusal {
             status: StatusCode::SERVICE_UNAVAILABLE,
@@ -84,7 +84,7 @@ impl Refusal {
         }
     }
 
-    /// As a response in JSON.
+    /// The refusal as a JSON response.
     pub(crate) fn response(self) -> Answer {
         let body = serde_json::to_vec(&self.error.0).unwrap_or_default();
         let body = Full::from(body).map_err(|never| match never {});
@@ -96,7 +96,7 @@ impl Refusal {
         set(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         match self.status {
             StatusCode::SERVICE_UNAVAILABLE => set(RETRY_AFTER, AGAIN),
-            // Who may send no request keeps no place by sending more of them without reading.
+            // A client without the token must not hold its place by sending more requests unread.
             StatusCode::UNAUTHORIZED => {
                 set(WWW_AUTHENTICATE, BEARER);
                 set(CONNECTION, CLOSE);

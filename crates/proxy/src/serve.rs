@@ -1,6 +1,6 @@
 //! Connections of clients.
 
-use crate::forward::{BUFFER, Client, Front};
+use crate::forward::{BUFFER, Client, Forwarder};
 use crate::refusal::{Answer, Refusal};
 use crate::socket::Socket;
 use crate::tls::{self, Tls};
@@ -26,42 +26,41 @@ use tokio::time::timeout;
 use tracing::{debug, warn};
 
 /// Most connections of clients, and most to VMs, at a time; further ones wait. Each takes a
-/// descriptor, so of either they are never more than an eighth of the files that the process may
-/// open.
-const MOST: usize = 8192;
+/// descriptor, so each kind is limited to an eighth of the files that the process may open.
+const MAX_CONNECTIONS: usize = 8192;
 /// How long a client has for its TLS handshake.
 const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
 /// How long a client has to send a request's header.
 const HEADER_TIME: Duration = Duration::from_secs(30);
-/// Silence after which a client is asked whether it is still there, and the time it has to answer.
+/// Idle time before a keep-alive probe, and the time that the client has to answer it.
 const KEEPALIVE: Duration = Duration::from_secs(60);
 const KEEPALIVE_ANSWER: Duration = Duration::from_secs(20);
-/// How often it is asked below HTTP/2.
+/// Number of TCP keep-alive probes.
 const KEEPALIVE_PROBES: u32 = 3;
-/// How long a connection of HTTP/2 may be without a request.
+/// How long an HTTP/2 connection may be without a request.
 const IDLE_TIME: Duration = Duration::from_secs(60);
-/// Most requests of a connection of HTTP/2 at a time.
+/// Most concurrent requests of an HTTP/2 connection.
 const STREAMS: u32 = 100;
-/// Most bytes of requests' bodies that a connection of HTTP/2 has on the way to VMs, of one request
-/// and of all.
+/// Most bytes of request bodies that an HTTP/2 connection has in transit to VMs, of one request and
+/// of all.
 const STREAM_WINDOW: u32 = 128 << 10;
 const CONNECTION_WINDOW: u32 = 256 << 10;
-/// Most requests that a client has reset and that wait to be forgotten. With more it is cut off
-/// (CVE-2023-44487).
+/// Most requests that a client has reset and that are not freed yet. A client with more is
+/// disconnected (CVE-2023-44487).
 const RESET_STREAMS: usize = 20;
 /// Pause after an error that may persist, such as no free descriptors.
 const AFTER_ERROR: Duration = Duration::from_millis(100);
 
-/// Where and for whom the proxy serves.
+/// Settings of the proxy.
 #[derive(Debug)]
 pub struct Settings {
     /// The address that it listens on.
     pub address: SocketAddr,
     /// Hosts `PORT-NAME.DOMAIN` name VMs.
     pub domain: String,
-    /// What requests must have, if they must have anything.
+    /// The token that requests must have, if any.
     pub token: Option<Token>,
-    /// TLS, if the proxy is to be reached by it only.
+    /// TLS, if the proxy accepts only that.
     pub tls: Option<Arc<Tls>>,
 }
 
@@ -73,7 +72,7 @@ pub struct Proxy {
 }
 
 impl Proxy {
-    /// Listens.
+    /// Binds and listens.
     pub async fn bind(settings: Settings) -> io::Result<Proxy> {
         let listener = TcpListener::bind(settings.address).await?;
         Ok(Proxy { listener, settings })
@@ -82,11 +81,13 @@ impl Proxy {
     /// Serves until this is dropped.
     pub async fn serve(self, node: Arc<Node>) {
         let files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
-        let most = files.map_or(MOST, |files| MOST.min(files as usize / 8));
+        let most = files.map_or(MAX_CONNECTIONS, |files| {
+            MAX_CONNECTIONS.min(files as usize / 8)
+        });
         let Settings {
             domain, token, tls, ..
         } = self.settings;
-        let front = Arc::new(Front::new(node, domain, token, most));
+        let forwarder = Arc::new(Forwarder::new(node, domain, token, most));
         let places = Arc::new(Semaphore::new(most));
         loop {
             let Ok(place) = Arc::clone(&places).acquire_owned().await else {
@@ -94,8 +95,8 @@ impl Proxy {
             };
             match self.listener.accept().await {
                 Ok((stream, from)) => {
-                    let (front, tls) = (Arc::clone(&front), tls.clone());
-                    tokio::spawn(connection(front, tls, stream, from, place));
+                    let (forwarder, tls) = (Arc::clone(&forwarder), tls.clone());
+                    tokio::spawn(connection(forwarder, tls, stream, from, place));
                 }
                 Err(error) => {
                     warn!(%error, "a connection to the proxy could not be taken");
@@ -107,14 +108,14 @@ impl Proxy {
 }
 
 async fn connection(
-    front: Arc<Front>,
+    forwarder: Arc<Forwarder>,
     tls: Option<Arc<Tls>>,
     stream: TcpStream,
     from: SocketAddr,
     place: OwnedSemaphorePermit,
 ) {
     let _ = stream.set_nodelay(true);
-    // A client that is gone without a word would keep its VM awake: its socket breaks by this.
+    // Without keep-alive, a client that vanished would keep its VM awake.
     let _ = sockopt::set_socket_keepalive(&stream, true);
     let _ = sockopt::set_tcp_keepidle(&stream, KEEPALIVE);
     let _ = sockopt::set_tcp_keepintvl(&stream, KEEPALIVE_ANSWER);
@@ -127,7 +128,7 @@ async fn connection(
         _place: place,
     });
     let Some(tls) = tls else {
-        return over_http1(socket.clone(), socket, answering(front, client)).await;
+        return over_http1(socket.clone(), socket, request_service(forwarder, client)).await;
     };
     let begun = timeout(HANDSHAKE_TIME, async {
         match socket.first_byte().await? {
@@ -136,17 +137,21 @@ async fn connection(
         }
     });
     match begun.await {
-        Ok(Ok(Some(stream))) if tls::is_http2(&stream) => over_http2(stream, front, client).await,
-        Ok(Ok(Some(stream))) => over_http1(stream, socket, answering(front, client)).await,
+        Ok(Ok(Some(stream))) if tls::is_http2(&stream) => {
+            over_http2(stream, forwarder, client).await
+        }
+        Ok(Ok(Some(stream))) => {
+            over_http1(stream, socket, request_service(forwarder, client)).await
+        }
         Ok(Ok(None)) => over_http1(socket.clone(), socket, service_fn(refuse_plain_http)).await,
         Ok(Err::<_, io::Error>(error)) => debug!(%error, "a TLS handshake failed"),
         Err(_) => debug!("a client did not complete its TLS handshake in time"),
     }
 }
 
-/// Answers a client's requests.
-fn answering(
-    front: Arc<Front>,
+/// A service that answers a client's requests.
+fn request_service(
+    forwarder: Arc<Forwarder>,
     client: Arc<Client>,
 ) -> impl Service<
     Request<Incoming>,
@@ -155,8 +160,8 @@ fn answering(
     Future = impl Future<Output = Result<Answer, Infallible>> + Send + 'static,
 > + Send {
     service_fn(move |request| {
-        let (front, client) = (Arc::clone(&front), Arc::clone(&client));
-        async move { Ok(front.answer(request, client).await) }
+        let (forwarder, client) = (Arc::clone(&forwarder), Arc::clone(&client));
+        async move { Ok(forwarder.answer(request, client).await) }
     })
 }
 
@@ -164,7 +169,7 @@ async fn refuse_plain_http(_: Request<Incoming>) -> Result<Answer, Infallible> {
     Ok(Refusal::plain_http().response())
 }
 
-/// Serves HTTP/1.1 over a stream of this socket.
+/// Serves HTTP/1.1 on this stream over the socket.
 async fn over_http1<S>(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     socket: Socket,
@@ -177,7 +182,7 @@ async fn over_http1<S>(
         .timer(TokioTimer::new())
         .header_read_timeout(HEADER_TIME)
         .max_buf_size(BUFFER)
-        // A client may end its side and wait for the answer.
+        // A client may shut down its side and wait for the answer.
         .half_close(true)
         .serve_connection(TokioIo::new(stream), service)
         .with_upgrades();
@@ -185,25 +190,28 @@ async fn over_http1<S>(
         served = served => if let Err(error) = served {
             debug!(?error, "a connection to the proxy ended badly");
         },
-        // hyper does not look at the socket while a request waits for its answer.
+        // hyper does not watch the socket while a request waits for its answer.
         () = socket.broken() => debug!("a client is gone"),
     }
 }
 
 async fn over_http2(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    front: Arc<Front>,
+    forwarder: Arc<Forwarder>,
     client: Arc<Client>,
 ) {
     let begun = Arc::new(AtomicU64::new(0));
     let service = {
-        let (begun, service) = (Arc::clone(&begun), answering(front, Arc::clone(&client)));
+        let (begun, service) = (
+            Arc::clone(&begun),
+            request_service(forwarder, Arc::clone(&client)),
+        );
         service_fn(move |request| {
             begun.fetch_add(1, Ordering::Relaxed);
             service.call(request)
         })
     };
-    // The service's, and the one of this function.
+    // References of the service and of this function.
     let idle_holders = Arc::strong_count(&client);
     let mut builder = http2::Builder::new(TokioExecutor::new());
     builder
@@ -224,12 +232,12 @@ async fn over_http2(
             Ok(result) => break result,
             Err(_) => {
                 let now = begun.load(Ordering::Relaxed);
-                // Whatever comes of a request holds the client.
+                // Every request and upgrade holds a reference to the client.
                 let is_idle = now == seen && Arc::strong_count(&client) == idle_holders;
                 seen = now;
                 match (is_idle, is_ending) {
                     (false, _) => {}
-                    // A client that does not complete a request, or does not close its side.
+                    // The client does not complete a request, or does not close its side.
                     (true, true) => break Ok(()),
                     (true, false) => {
                         served.as_mut().graceful_shutdown();

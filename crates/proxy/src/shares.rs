@@ -1,19 +1,19 @@
-//! Places for VMs. No VM has all of them, so one that never answers leaves some to the others.
+//! Places shared by VMs. No VM can take all, so one that never answers leaves some to others.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// A number of places, of which one VM may have three quarters.
+/// A number of places, of which one VM may take three quarters.
 #[derive(Debug)]
 pub(crate) struct Shares {
     all: Arc<Semaphore>,
     of_one: usize,
-    /// By id. Of VMs that have no place only the name may be left.
+    /// By VM id. An entry may remain after a VM's last place was freed.
     vms: Mutex<HashMap<String, Weak<Semaphore>>>,
 }
 
-/// A VM's place; dropping it gives it back.
+/// A VM's place; dropping it frees it.
 #[derive(Debug)]
 pub(crate) struct Share {
     _of_vm: OwnedSemaphorePermit,
@@ -65,7 +65,7 @@ mod tests {
     use std::task::{Context, Poll, Waker};
 
     #[test]
-    fn one_vm_leaves_a_quarter_to_the_others() {
+    fn one_vm_gets_at_most_three_quarters_of_the_shares() {
         let shares = Shares::new(8);
         let mut first: Vec<_> = (0..6).map(|_| shares.try_take("first").unwrap()).collect();
         assert!(shares.try_take("first").is_none());

@@ -1,4 +1,4 @@
-//! The socket of a client, whose errors are noticed also while nobody reads or writes.
+//! The socket of a client. Its errors are detected even while nothing is read or written.
 
 use rustix::net::Shutdown;
 use std::io::{self, IoSlice};
@@ -8,7 +8,7 @@ use std::task::{Context, Poll, ready};
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::TcpStream;
 
-/// A client's connection. Its clones are the same socket.
+/// A client's connection. Clones share the socket.
 #[derive(Debug, Clone)]
 pub(crate) struct Socket(Arc<TcpStream>);
 
@@ -17,17 +17,17 @@ impl Socket {
         Socket(Arc::new(stream))
     }
 
-    /// The first byte that the client sends, which stays to be read.
+    /// Peeks the first byte that the client sends.
     pub(crate) async fn first_byte(&self) -> io::Result<Option<u8>> {
         let mut first = [0];
         let count = self.0.peek(&mut first).await?;
         Ok((count == 1).then_some(first[0]))
     }
 
-    /// Waits until the connection is broken: the client has reset it, or does not answer. The end of
-    /// the client's side breaks nothing.
+    /// Waits until the connection is broken: the client has reset it, or does not answer. A
+    /// shutdown of the client's side does not count.
     pub(crate) async fn broken(&self) {
-        // An error of this wait is one of a runtime that ends.
+        // This wait fails only if the runtime shuts down.
         let _ = self.0.ready(Interest::ERROR).await;
     }
 }
@@ -98,7 +98,7 @@ mod tests {
     use tokio::time::timeout;
 
     #[tokio::test]
-    async fn a_reset_breaks_a_connection_and_the_end_of_one_side_does_not() {
+    async fn a_reset_is_noticed_and_a_half_close_is_not() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let mut client = TcpStream::connect(address).await.unwrap();
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_end_is_sent_though_others_have_the_socket() {
+    async fn shutdown_is_sent_while_clones_of_the_socket_exist() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let mut client = TcpStream::connect(address).await.unwrap();

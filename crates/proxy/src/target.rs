@@ -1,4 +1,4 @@
-//! Which VM and port a request is for.
+//! Finds the VM and port of a request.
 //!
 //! In this order: the headers `Jiffy-Vm` and `Jiffy-Port`, a path `/vm/NAME/PORT/…`, a host
 //! `PORT-NAME.DOMAIN`. NAME is a VM's name, its id, or a unique prefix of the id.
@@ -10,9 +10,9 @@ use std::net::IpAddr;
 
 /// The header that names a VM.
 pub const VM: &str = "jiffy-vm";
-/// The header that names its port.
+/// The header that names the port.
 pub const PORT: &str = "jiffy-port";
-/// What a path that names a VM begins with.
+/// The prefix of a path that names a VM.
 const PREFIX: &str = "/vm/";
 
 /// A port of a VM.
@@ -22,18 +22,18 @@ pub struct Target {
     pub vm: String,
     /// Its TCP port.
     pub port: u16,
-    /// What the VM is asked for: the request's path and query, without what named the VM.
+    /// The path and query for the VM, without the prefix that named the VM.
     pub path: PathAndQuery,
-    /// What was taken from the path, without a slash at its end.
+    /// The prefix that was removed from the path, without a final slash.
     pub prefix: Option<String>,
 }
 
-/// Finds the target; otherwise says in one sentence what the request lacks.
+/// Finds the target; the error says in one sentence what the request lacks.
 pub fn find(uri: &Uri, headers: &HeaderMap, domain: &str) -> Result<Target, String> {
     let root = || PathAndQuery::from_static("/");
     let whole = uri.path_and_query().cloned().unwrap_or_else(root);
     let header = |name| headers.get(name).map(|value| value.to_str());
-    // A request with a whole URL is for that URL's host (RFC 9112 §3.2.2).
+    // A request with an absolute URL is for that URL's host (RFC 9112 §3.2.2).
     let host = match uri.host() {
         None => headers.get(HOST).map(host_of).transpose()?,
         host => host,
@@ -82,19 +82,19 @@ pub fn find(uri: &Uri, headers: &HeaderMap, domain: &str) -> Result<Target, Stri
 
 /// The host in a header `Host`, without its port.
 fn host_of(value: &HeaderValue) -> Result<&str, String> {
-    // Who is refused here can't pass as a request without a host.
+    // An invalid host must not pass as a missing one.
     let whole = value.to_str().ok().filter(|it| !it.contains('@'));
     let whole =
         whole.ok_or("The header Host is not a name or an address, with or without a port.")?;
     Ok(match whole.rsplit_once(':') {
-        // An address of IPv6 has colons of its own.
+        // An IPv6 address contains colons.
         Some((host, port)) if !port.ends_with(']') => host,
         _ => whole,
     })
 }
 
-/// May requests for this host name VMs in their path or headers? Not those for other names: a page of
-/// any site could have its own name lead to this proxy (DNS rebinding), and read the answers.
+/// May requests for this host name VMs in their path or headers? Not for foreign hosts: any site
+/// could resolve its own name to this proxy (DNS rebinding), and read the answers.
 fn is_ours(host: &str, domain: &str) -> bool {
     let is_below = |domain: &str| {
         let at = host.len().checked_sub(domain.len());
@@ -107,7 +107,7 @@ fn is_ours(host: &str, domain: &str) -> bool {
     literal.parse::<IpAddr>().is_ok() || is_below("localhost") || is_below(domain)
 }
 
-/// `NAME/PORT`, then nothing, a path or a query.
+/// Splits `NAME/PORT`, followed by nothing, a path or a query.
 fn in_path(rest: &str) -> Result<Target, String> {
     let wrong = || "A path that begins with /vm/ must go on with NAME/PORT/.".to_owned();
     let (vm, rest) = rest.split_once('/').ok_or_else(wrong)?;
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_names_a_vm_and_a_port_and_is_cut() {
+    fn a_path_prefix_names_a_vm_and_a_port_and_is_removed() {
         let host = [("host", "3000-other.vm.example")];
         assert_eq!(of("/vm/web/80/a/b?c=d", &host), is("web", 80, "/a/b?c=d"));
         assert_eq!(of("/vm/web/80/", &host), is("web", 80, "/"));
@@ -205,7 +205,7 @@ mod tests {
                 "{wrong}"
             );
         }
-        // Another path.
+        // This path names no VM.
         assert_eq!(of("/vms/web/80", &host), is("other", 3000, "/vms/web/80"));
     }
 
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_go_first() {
+    fn headers_take_precedence_over_host_and_path() {
         let both = [(VM, "web"), (PORT, "81"), ("host", "80-other.vm.example")];
         assert_eq!(of("/vm/x/1/a", &both), is("web", 81, "/vm/x/1/a"));
         assert!(of("/", &[(VM, "web"), ("host", "80-other.vm.example")]).is_err());

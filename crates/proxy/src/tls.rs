@@ -1,4 +1,4 @@
-//! The certificate and its key, and handshakes with clients.
+//! Certificate and key of the proxy, and TLS handshakes with clients.
 
 use crate::socket::Socket;
 use jiffy_content::error::{Error, Result};
@@ -19,7 +19,7 @@ const HTTP2: &[u8] = b"h2";
 const HTTP1: &[u8] = b"http/1.1";
 /// Most bytes of a file.
 const MAX_FILE: u64 = 1 << 20;
-/// Permissions that a key's file must not have: any of others, and writing of its group.
+/// Permissions that a key's file must not have: any of others, and write permission of its group.
 const FORBIDDEN: u32 = 0o027;
 
 /// TLS with a certificate from files.
@@ -27,7 +27,7 @@ const FORBIDDEN: u32 = 0o027;
 pub struct Tls {
     certificate: PathBuf,
     key: PathBuf,
-    /// For new connections.
+    /// The configuration of new connections.
     config: Mutex<Arc<ServerConfig>>,
 }
 
@@ -59,12 +59,12 @@ impl Tls {
     }
 }
 
-/// Whether client and proxy have agreed on HTTP/2.
+/// Have client and proxy negotiated HTTP/2?
 pub(crate) fn is_http2(stream: &TlsStream<Socket>) -> bool {
     stream.get_ref().1.alpn_protocol() == Some(HTTP2)
 }
 
-/// Whether a client that has sent this byte first wants TLS: it is a handshake's record (RFC 8446
+/// Does a client that sends this byte first speak TLS? Then it is a handshake record (RFC 8446
 /// §5.1).
 pub(crate) fn begins_tls(byte: u8) -> bool {
     byte == 22
@@ -163,7 +163,7 @@ mod tests {
     use std::process::Command;
 
     #[test]
-    fn nothing_but_a_file_of_some_length_is_read() {
+    fn only_regular_files_of_bounded_size_are_read() {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name);
         let made = Command::new("mkfifo").arg(path("fifo")).status();

@@ -1,5 +1,5 @@
 //! Connections that switch to another protocol: with `Upgrade` in HTTP/1.1, and with an extended
-//! CONNECT in HTTP/2 (RFC 8441), of which the VM gets the first.
+//! CONNECT in HTTP/2 (RFC 8441), which reaches the VM as the former.
 
 use crate::socket::Socket;
 use base64::Engine;
@@ -22,7 +22,7 @@ use tracing::debug;
 /// The only protocol for which HTTP/2 has an extended CONNECT.
 const WEBSOCKET: &str = "websocket";
 
-/// A client's wish to switch.
+/// A client's request to switch.
 pub(crate) struct Upgrade {
     client: OnUpgrade,
     protocol: HeaderValue,
@@ -30,7 +30,7 @@ pub(crate) struct Upgrade {
 }
 
 impl Upgrade {
-    /// The wish of this request, if it has one.
+    /// The upgrade that this request asks for, if any.
     pub(crate) fn of(request: &mut Request<Incoming>) -> Option<Upgrade> {
         if is_tunnel(request) {
             return None;
@@ -47,7 +47,7 @@ impl Upgrade {
         })
     }
 
-    /// Asks the VM for the same.
+    /// Requests the same upgrade from the VM.
     pub(crate) fn pass_on(&self, method: &mut Method, headers: &mut HeaderMap) {
         headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
         headers.insert(UPGRADE, self.protocol.clone());
@@ -57,14 +57,13 @@ impl Upgrade {
         }
     }
 
-    /// Whether the VM has answered without switching in a way that the client would take for
-    /// having switched.
+    /// Has the VM refused to switch, with a status that the client would take for success?
     pub(crate) fn is_ignored(&self, status: StatusCode) -> bool {
         self.is_http2 && status.is_success()
     }
 
-    /// Passes on that the VM has switched, and carries the connection until it, the client's socket
-    /// or the VM ends. What is held is let go then.
+    /// Tells the client that the VM has switched, and relays the connection until it, the client's
+    /// socket or the VM ends. Then drops what is held for it.
     pub(crate) fn switch(
         self,
         response: &mut Response<Incoming>,
@@ -90,14 +89,14 @@ impl Upgrade {
     }
 }
 
-/// Whether a request wants a connection to elsewhere.
+/// Does a request ask for a tunnel to another host?
 pub(crate) fn is_tunnel(request: &Request<Incoming>) -> bool {
     let protocol = request.extensions().get::<Protocol>();
     request.method() == Method::CONNECT
         && protocol.is_none_or(|it| !it.as_str().eq_ignore_ascii_case(WEBSOCKET))
 }
 
-/// The protocol that a request of HTTP/1.1 wants to switch to.
+/// The protocol that an HTTP/1.1 request asks to switch to.
 fn asked(headers: &HeaderMap) -> Option<HeaderValue> {
     let asks = headers.get_all(CONNECTION).iter().any(|value| {
         let value = value.to_str().unwrap_or_default();
@@ -106,12 +105,12 @@ fn asked(headers: &HeaderMap) -> Option<HeaderValue> {
             .any(|name| name.trim().eq_ignore_ascii_case("upgrade"))
     });
     let protocol = headers.get(UPGRADE).filter(|_| asks)?.clone();
-    // HTTP/2 without TLS is not spoken here.
+    // HTTP/2 without TLS is not supported.
     (!protocol.as_bytes().eq_ignore_ascii_case(b"h2c")).then_some(protocol)
 }
 
-/// A new key of a WebSocket (RFC 6455 §4.1). It tells a server that its client is none by mistake,
-/// and is no secret.
+/// A new WebSocket key (RFC 6455 §4.1). It shows a server that the client speaks WebSocket, and is
+/// no secret.
 fn key() -> HeaderValue {
     let mut nonce = [0; 16];
     let _ = getrandom(&mut nonce, GetRandomFlags::empty());
@@ -119,8 +118,8 @@ fn key() -> HeaderValue {
     key.unwrap_or(HeaderValue::from_static("AAAAAAAAAAAAAAAAAAAAAA=="))
 }
 
-/// Carries a connection that has switched protocols, until it or its VM ends, or the client's socket
-/// is broken, which is not seen by reading after the client has ended its side.
+/// Relays a connection that has switched protocols, until it or its VM ends, or the client's socket
+/// is broken. After a shutdown of the client's side, reads do not show that.
 async fn carry(
     client: OnUpgrade,
     server: OnUpgrade,

@@ -1,9 +1,9 @@
-//! Who uses a VM through this node.
+//! Counts who uses a VM through this node.
 //!
-//! Each use is counted from before it looks at the VM's state to its end. An idle VM is put to
-//! sleep by somebody who first marks it ([`crate::handle::VmHandle::fall_asleep`]) and then looks
-//! at the counts; a use is counted first and then waits while there is that mark. So one of the
-//! two always sees the other.
+//! A use is counted before it reads the VM's state, and then waits while the VM is marked as
+//! hibernating. Hibernation of an idle VM first sets that mark
+//! ([`crate::handle::VmHandle::begin_hibernation`]) and then reads the counts. So one of the two
+//! always sees the other.
 
 use jiffy_content::clock::monotonic_ns;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ pub enum Use {
     Copy,
     /// A client of the first command.
     Attach,
-    /// A connection that this process carries to a port of the VM.
+    /// A connection that this process relays to a port of the VM.
     Connection,
 }
 
@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn uses_are_counted_until_they_end() {
+    fn active_uses_are_counted_until_dropped() {
         let activity = Arc::new(Activity::default());
         assert!(activity.in_words().is_empty());
         let first = activity.begin(Use::Exec);

@@ -17,11 +17,11 @@ const CONNECT_TIME: Duration = Duration::from_secs(20);
 /// Longest `OK <port>\n`.
 const MAX_ANSWER: usize = 32;
 
-/// Why the agent could not be asked.
+/// Why a request to the agent failed.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum AgentError {
-    /// The VMM's socket, or reading or writing on it.
+    /// Connecting to the VMM's socket, or I/O on it, failed.
     #[error("the connection to the guest's agent failed")]
     Io(#[from] io::Error),
     /// Nothing in the guest listens on the agent's port.
@@ -30,7 +30,7 @@ pub enum AgentError {
     /// Its answer is not a valid message.
     #[error("the guest's agent does not follow the protocol")]
     Protocol(#[from] FrameError),
-    /// It said nothing in time.
+    /// It did not answer in time.
     #[error("the guest's agent did not answer in time")]
     TimedOut,
 }

@@ -40,7 +40,7 @@ where
     }
 }
 
-/// Closes the writing half, and drops what still comes in.
+/// Shuts down the writing half, and drops remaining input.
 pub async fn close(mut input: impl AsyncRead + Unpin, mut output: impl AsyncWrite + Unpin) {
     let _ = timeout(LINGER, async {
         let _ = output.shutdown().await;
@@ -63,7 +63,7 @@ async fn leave(vm: &VmHandle) {
     }
 }
 
-/// `Started`, the output, and how it ended.
+/// Sends `Started`, the output, and how the command ended.
 async fn send_output(
     output: &mut (impl AsyncWrite + Unpin),
     vm: &VmHandle,
@@ -93,7 +93,7 @@ async fn send_output(
             return frames::write(output, &last_message(how)).await;
         }
         if seen.removed || !seen.lives() {
-            return frames::write(output, &ended_without(&seen)).await;
+            return frames::write(output, &lost_message(&seen)).await;
         }
         if let Some(why) = seen.held_up.filter(|_| !held_up) {
             let data = format!("jiffy: {why} The output waits.\n").into_bytes();
@@ -153,7 +153,7 @@ fn last_message(how: &MainEnd) -> ExecOutput {
     }
 }
 
-fn ended_without(view: &View) -> ExecOutput {
+fn lost_message(view: &View) -> ExecOutput {
     ExecOutput::Lost {
         message: match &view.failure {
             Some(failure) => failure.message.clone(),
@@ -172,7 +172,7 @@ async fn take_input(input: &mut FrameReader<impl AsyncRead + Unpin>, vm: &VmHand
     let mut runs = async || {
         let _ = view.wait_for(|view| view.main != MainState::Pending).await;
     };
-    // A window size that came before the command runs is kept; later messages may end the VM.
+    // An early window size is kept until the command runs; later messages may end the VM.
     let mut size = None;
     loop {
         let message = tokio::select! {

@@ -20,13 +20,13 @@ const CAPTURE_TIME: Duration = Duration::from_secs(60);
 
 /// A guest whose programs are frozen until this is dropped.
 #[derive(Debug)]
-pub struct Quiet {
+pub struct FrozenGuest {
     _connection: FrameReader<UnixStream>,
 }
 
 /// Freezes the guest's programs; the error is a sentence without its full
 /// stop.
-pub async fn quiesce(vsock: &Path, drop_caches: bool) -> Result<Quiet, String> {
+pub async fn quiesce(vsock: &Path, drop_caches: bool) -> Result<FrozenGuest, String> {
     let request = Request::Quiesce {
         version: OLDEST,
         drop_caches,
@@ -43,7 +43,7 @@ pub async fn quiesce(vsock: &Path, drop_caches: bool) -> Result<Quiet, String> {
         Ok::<_, AgentError>((answer, connection))
     };
     match timeout(QUIESCE_TIME, exchange).await {
-        Ok(Ok((Some(Done::Ok), connection))) => Ok(Quiet {
+        Ok(Ok((Some(Done::Ok), connection))) => Ok(FrozenGuest {
             _connection: connection,
         }),
         Ok(Ok((Some(Done::Error(why)), _))) => Err(short(why.trim_end_matches('.'))),

@@ -19,13 +19,13 @@ pub struct Clients {
 }
 
 impl Clients {
-    /// Is nobody attached?
+    /// Is no client attached?
     pub fn is_empty(&self) -> bool {
         self.lock().is_empty()
     }
 
     /// Does some client lag behind this end of the log by more than [`MAX_LAG`]?
-    pub fn lag(&self, end: u64) -> bool {
+    pub fn is_lagging(&self, end: u64) -> bool {
         self.lock()
             .iter()
             .any(|cursor| end.saturating_sub(cursor.load(Ordering::Relaxed)) > MAX_LAG)
@@ -76,15 +76,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn clients_hold_the_log_back_until_they_leave() {
+    fn a_slow_client_limits_the_log_until_it_leaves() {
         let clients = Arc::new(Clients::default());
         let slow = Cursor::new(&clients);
-        assert!(!clients.lag(MAX_LAG + 1), "it has not begun to read");
+        assert!(!clients.is_lagging(MAX_LAG + 1), "it has not begun to read");
         slow.advance(0);
-        assert!(!clients.lag(MAX_LAG));
-        assert!(clients.lag(MAX_LAG + 1));
+        assert!(!clients.is_lagging(MAX_LAG));
+        assert!(clients.is_lagging(MAX_LAG + 1));
         drop(slow);
-        assert!(!clients.lag(u64::MAX));
+        assert!(!clients.is_lagging(u64::MAX));
         assert!(clients.is_empty());
     }
 }

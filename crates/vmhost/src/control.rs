@@ -12,7 +12,7 @@ use tokio::time::timeout;
 
 /// Longest line from a VMM's control socket: a list of ranges of RAM.
 const MAX_ANSWER: usize = 4 << 20;
-/// Most descriptors with an answer; a VM with more layers is captured whole again.
+/// Most descriptors with an answer; a VM with more layers is captured in full again.
 const MAX_DESCRIPTORS: usize = 1024;
 /// How long a VMM has to answer. A vCPU may first have to wait for a page that the pager fetches
 /// from a registry.
@@ -74,7 +74,7 @@ pub async fn request_with_descriptors(
     Ok((serde_json::from_slice(&line)?, descriptors))
 }
 
-/// Lets a held VM begin. Does not wait for an answer: a VM that can't begin ends.
+/// Starts a held VM. Does not wait for an answer: a VM that can't start ends.
 pub fn begin(socket: &Path) -> io::Result<()> {
     let mut stream = std::os::unix::net::UnixStream::connect(socket)?;
     std::io::Write::write_all(&mut stream, &line(&ControlRequest::Begin)?)
@@ -102,7 +102,7 @@ mod tests {
     use std::os::unix::net::UnixListener;
 
     #[tokio::test]
-    async fn a_vmm_that_hangs_is_not_waited_for_without_end() {
+    async fn a_request_to_a_hanging_vmm_times_out() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("sock");
         let _silent = UnixListener::bind(&path).unwrap();
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn descriptors_come_with_the_answer_in_any_pieces() {
+    async fn descriptors_arrive_with_an_answer_split_anywhere() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("sock");
         let listener = UnixListener::bind(&path).unwrap();

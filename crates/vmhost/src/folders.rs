@@ -64,7 +64,7 @@ mod tests {
     use jiffy_content::model::vm::Spec;
 
     #[test]
-    fn all_vms_are_found_those_without_a_record_too_and_nothing_else() {
+    fn only_vm_folders_are_found_even_without_a_record() {
         let data = tempfile::tempdir().unwrap();
         let paths = Paths {
             data: data.path().into(),

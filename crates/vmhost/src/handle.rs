@@ -1,9 +1,9 @@
-//! The handle with which other code observes a VM and talks to its task.
+//! The handle through which other code observes a VM and sends commands to its task.
 
 use crate::activity::Activity;
 use crate::clients::Clients;
-use crate::joint::Joint;
 use crate::launch::Plan;
+use crate::single_flight::SingleFlight;
 use crate::supervisor::InputPort;
 use crate::timeline::PagerFaults;
 use jiffy_content::error::{Error, Result};
@@ -27,19 +27,19 @@ pub struct View {
     pub main_pid: Option<u32>,
     /// Why the VM ended, if abnormally.
     pub failure: Option<Failure>,
-    /// Position in the log of what the last start wrote.
+    /// Log position at which the last start began to write.
     pub log_start: u64,
-    /// Why no output is taken from the guest, if so.
+    /// Why no output is accepted from the guest, if so.
     pub held_up: Option<String>,
     /// Its root file system, as of the last start.
     pub root: Option<Root>,
-    /// The memory that the pager serves to it, if its RAM is not mapped.
+    /// The memory that the pager serves to it; `None` if its RAM is mapped from files.
     pub paged: Option<Paged>,
     /// The VM is being removed: its name will be free soon.
     pub leaving: bool,
     /// The VM is removed.
     pub removed: bool,
-    /// Why only its end can be requested: its record can't be read.
+    /// Set if its record can't be read: why only its end can be requested.
     pub refusal: Option<Error>,
 }
 
@@ -55,8 +55,8 @@ impl View {
     }
 }
 
-/// A command to a VM's task. Large contents are boxed: the mailbox of each VM, also of one that
-/// sleeps, has room for 32.
+/// A command to a VM's task. Large contents are boxed, because the mailbox of each VM, even of a
+/// hibernated one, has room for 32.
 #[derive(Debug)]
 pub enum Command {
     /// Write the record to disk.
@@ -76,30 +76,30 @@ pub enum Command {
     Interrupt(i32),
     /// Remove it; with force even if it runs. Answered when it is removed.
     Remove(bool, oneshot::Sender<Result<()>>),
-    /// A capture begins (true) or is over: while true, every acknowledgement is sent to the guest
-    /// at once, because the guest waits until its command's output is acknowledged.
+    /// A capture begins (true) or is over. While true, every acknowledgement is sent to the guest
+    /// at once: the guest waits until its command's output is acknowledged.
     Deliver(bool),
     /// Its vCPUs were paused (true) or resumed.
     Paused(bool, oneshot::Sender<Result<()>>),
-    /// All of its memory is in its VMM, so it needs no pager any more. With the pager's fault
+    /// All of its memory is in its VMM, so it no longer needs the pager. Carries the pager's fault
     /// statistics.
     MemoryWhole(Option<Box<PagerFaults>>, oneshot::Sender<()>),
     /// Its memory is on disk: end its VMM. Answered when the VMM has ended.
     Hibernate(oneshot::Sender<Result<()>>),
     /// Get the timeline.
     Timeline(oneshot::Sender<Timeline>),
-    /// The daemon ends: write whatever is not saved yet.
+    /// The daemon ends: write all unsaved state.
     Flush(oneshot::Sender<()>),
 }
 
-/// The way to a VM's task.
+/// Access to a VM's task.
 #[derive(Debug)]
 pub struct VmHandle {
     /// Its id.
     pub id: String,
     /// Its name.
     pub name: String,
-    /// What it is made of.
+    /// Its specification.
     pub spec: Arc<Spec>,
     /// vsock context id.
     pub cid: u32,
@@ -109,12 +109,12 @@ pub struct VmHandle {
     pub log_end: watch::Receiver<u64>,
     /// The attached clients.
     pub clients: Arc<Clients>,
-    /// Who uses it.
+    /// Counts its uses.
     pub activity: Arc<Activity>,
     /// Sends input to the first command, while it runs.
     pub input: watch::Receiver<Option<InputPort>>,
-    /// Wakes it when somebody wants to use it.
-    pub waking: Joint<Result<()>>,
+    /// Wakes it on demand, once for all who ask.
+    pub waking: SingleFlight<Result<()>>,
     /// See [`VmHandle::operate`].
     pub(crate) operation: Mutex<()>,
     /// True while it is being hibernated.
@@ -143,9 +143,9 @@ pub struct Operation<'a> {
 
 /// Marks a VM as being hibernated until this is dropped.
 #[derive(Debug)]
-pub struct FallingAsleep<'a>(&'a VmHandle);
+pub struct HibernationMark<'a>(&'a VmHandle);
 
-impl Drop for FallingAsleep<'_> {
+impl Drop for HibernationMark<'_> {
     fn drop(&mut self) {
         self.0.falls_asleep.send_replace(false);
     }
@@ -170,15 +170,15 @@ impl VmHandle {
         }
     }
 
-    /// Marks it as being hibernated; [`VmHandle::settled`] waits until that is over.
-    pub fn fall_asleep(&self, _one: &Operation<'_>) -> FallingAsleep<'_> {
+    /// Marks it as being hibernated; [`VmHandle::hibernation_settled`] waits for the end of that.
+    pub fn begin_hibernation(&self, _one: &Operation<'_>) -> HibernationMark<'_> {
         self.falls_asleep.send_replace(true);
-        FallingAsleep(self)
+        HibernationMark(self)
     }
 
-    /// Waits while it is being hibernated.
-    pub async fn settled(&self) {
-        // The sender is this handle's own.
+    /// Waits while a hibernation is in progress.
+    pub async fn hibernation_settled(&self) {
+        // The handle owns the sender, so it is never closed.
         let _ = self.falls_asleep.subscribe().wait_for(|falls| !falls).await;
     }
 
@@ -198,7 +198,7 @@ impl VmHandle {
 
     /// Sends a command that has no answer.
     pub async fn tell(&self, command: Command) {
-        // A removed VM has no task to tell.
+        // The task of a removed VM does not exist any more.
         let _ = self.mailbox.send(command).await;
     }
 

@@ -1,4 +1,4 @@
-//! What the tasks of all VMs share.
+//! Resources shared by the tasks of all VMs.
 
 use crate::jails::Launcher;
 use crate::network::Network;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 
-/// What every VM's task uses.
+/// Resources that every VM's task uses.
 #[derive(Debug)]
 pub struct Host {
     /// Where files are.
@@ -28,16 +28,16 @@ pub struct Host {
     pub spares: Arc<Spares>,
     /// The network of VMs.
     pub network: Arc<Network>,
-    /// The ledger of memory.
+    /// Reservations of memory and vCPUs.
     pub room: Arc<Room>,
     /// The owner of golden snapshots.
     pub goldens: Arc<dyn GoldenKeeper>,
-    /// Changes when a VM has begun to run.
+    /// Changes whenever a VM has started to run.
     pub begun: watch::Sender<()>,
 }
 
 /// The owner of golden snapshots.
 pub trait GoldenKeeper: Debug + Send + Sync {
-    /// The snapshot of this name can't be restored: no other VM may begin from it.
-    fn drop_bad(&self, name: &str);
+    /// The snapshot of this name can't be restored: no other VM may start from it.
+    fn drop_damaged(&self, name: &str);
 }

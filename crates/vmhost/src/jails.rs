@@ -5,7 +5,7 @@ use jiffy_content::error::{Error, Result};
 use jiffy_content::model::vm::{Spec, VmRecord};
 use jiffy_content::paths::Paths;
 use jiffy_jail::access::open_folder;
-use jiffy_jail::own::has_landlock;
+use jiffy_jail::confine::has_landlock;
 use jiffy_jail::{
     Cgroup, Cgroups, Identities, Identity, Jail, Level, Limits, Program, Share, identity,
 };
@@ -48,7 +48,7 @@ pub struct Launcher {
     identities: Arc<Identities>,
     /// `None`: the resources of monitors are not limited.
     cgroups: Option<Arc<Cgroups>>,
-    /// What this host does not support, and why.
+    /// Features that this host does not support, and why.
     lacks: Vec<String>,
 }
 
@@ -70,8 +70,7 @@ pub struct Monitor<'a> {
 }
 
 impl Launcher {
-    /// Finds out which jails this host supports, if they are wanted, and logs once what is
-    /// missing.
+    /// Probes which jails this host supports, if they are wanted, and logs once what is missing.
     pub fn new(paths: &Paths, jailed: bool) -> Launcher {
         let identities = Identities::new(identity::first_of(&paths.run), identity::COUNT);
         let mut launcher = Launcher {
@@ -127,7 +126,7 @@ impl Launcher {
         launcher
     }
 
-    /// Has the kernel slow a monitor down as soon as it has taken this many more bytes; `None`: never.
+    /// Has the kernel throttle a monitor once it has allocated this many more bytes; `None`: never.
     /// May block.
     pub fn limit_growth(&self, pid: u32, bytes: Option<u64>) {
         let Some(cgroups) = &self.cgroups else { return };
@@ -151,7 +150,7 @@ impl Launcher {
         }
     }
 
-    /// What monitors are contained by, and what this host does not support.
+    /// How monitors are contained, and what this host does not support.
     pub fn containment(&self) -> Containment {
         Containment {
             jailed: self.level.is_some_and(Level::has_own_root),
@@ -162,8 +161,8 @@ impl Launcher {
         }
     }
 
-    /// Are files passed to monitors as descriptors? Then they can open none themselves.
-    pub fn hands_over(&self) -> bool {
+    /// Are files passed to monitors as descriptors, because monitors can't open any?
+    pub fn passes_descriptors(&self) -> bool {
         self.level.is_some()
     }
 
@@ -190,7 +189,7 @@ impl Launcher {
         let (Ok(folder), Some(user)) = (fs::metadata(folder), user_of(pid)) else {
             return true;
         };
-        agree(user, folder.gid())
+        user_matches_group(user, folder.gid())
     }
 
     /// Reserves the user of a running monitor, so that no other gets it.
@@ -201,14 +200,14 @@ impl Launcher {
         process.with(identity, cgroup)
     }
 
-    /// All running monitors are adopted: ends processes in other cgroups.
+    /// All running monitors are adopted: kills processes in all other cgroups.
     pub fn all_adopted(&self) {
         if let Some(cgroups) = &self.cgroups {
-            cgroups.sweep();
+            cgroups.kill_unknown();
         }
     }
 
-    /// Starts one.
+    /// Starts a monitor.
     pub fn start(&self, monitor: Monitor<'_>) -> Result<VmmProcess> {
         let failed = |error: &io::Error| spawn_error(&self.program, error);
         let Some(level) = self.level else {
@@ -219,12 +218,12 @@ impl Launcher {
                 output: monitor.output,
                 descriptors: monitor.descriptors,
             });
-            return watched(pid.map_err(|error| failed(&error))?);
+            return watch_child(pid.map_err(|error| failed(&error))?);
         };
         let file = File::open(&self.program).map_err(|error| failed(&error))?;
         let devices = Devices::open();
         let mut descriptors = monitor.descriptors.to_vec();
-        let mut names = devices.hand(&mut descriptors);
+        let mut names = devices.pass(&mut descriptors);
         names.push(named(PROC, descriptors.len()));
         let mut arguments = vec![self.program.as_os_str()];
         arguments.extend(monitor.arguments);
@@ -258,7 +257,7 @@ impl Launcher {
             let why = format!("{error}: {}", error.io());
             failed(&io::Error::new(error.io().kind(), why))
         })?;
-        Ok(watched(pid)?.with(monitor.identity, cgroup))
+        Ok(watch_child(pid)?.with(monitor.identity, cgroup))
     }
 
     fn cgroup(&self, monitor: &Monitor<'_>) -> io::Result<Option<Cgroup>> {
@@ -267,7 +266,7 @@ impl Launcher {
         };
         let cgroup = cgroups.make(PROCESSES)?;
         if let Some(share) = &monitor.share {
-            cgroup.bound(share)?;
+            cgroup.set_limits(share)?;
         }
         Ok(Some(cgroup))
     }
@@ -291,7 +290,7 @@ impl Devices {
         }
     }
 
-    fn hand<'a>(&'a self, descriptors: &mut Vec<BorrowedFd<'a>>) -> Vec<OsString> {
+    fn pass<'a>(&'a self, descriptors: &mut Vec<BorrowedFd<'a>>) -> Vec<OsString> {
         let mut names = Vec::new();
         for (name, device) in [(KVM, &self.kvm), (USERFAULTFD, &self.userfaultfd)] {
             if let Some(device) = device {
@@ -315,13 +314,13 @@ fn set(name: &str) -> Option<OsString> {
     Some(entry)
 }
 
-fn watched(pid: u32) -> Result<VmmProcess> {
+fn watch_child(pid: u32) -> Result<VmmProcess> {
     VmmProcess::child(pid)
         .map_err(|error| Error::internal(format!("The VMM can't be watched: {error}.")))
 }
 
-/// Resource limits of a VM's monitor. Memory is twice the VM's: what a capture froze is kept
-/// beside what is written after it. [`captured_once_more`] raises the limit for later captures.
+/// Resource limits of a VM's monitor. Memory is twice the VM's, because a capture freezes a copy of
+/// the pages that are written after it. [`capture_headroom`] raises the limit for later captures.
 pub fn share_of(record: &VmRecord, is_last: bool) -> Share {
     let memory = bytes(&record.spec);
     Share {
@@ -331,9 +330,9 @@ pub fn share_of(record: &VmRecord, is_last: bool) -> Share {
     }
 }
 
-/// Bytes by which a monitor's memory limit is raised for a capture: a copy of everything that was
-/// written, which may all be written again.
-pub fn captured_once_more(spec: &Spec) -> u64 {
+/// Bytes by which a monitor's memory limit is raised for a further capture: all written memory is
+/// frozen, and may be written again.
+pub fn capture_headroom(spec: &Spec) -> u64 {
     2 * bytes(spec)
 }
 
@@ -356,7 +355,7 @@ fn group_name(run: &Path) -> String {
 }
 
 /// Can a monitor with this user be that of a VM whose run folder has this group?
-fn agree(user: u32, group: u32) -> bool {
+fn user_matches_group(user: u32, group: u32) -> bool {
     let has_own = identity::is_one(user) || identity::is_one(group);
     !has_own || user == group
 }
@@ -395,14 +394,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_monitor_is_that_of_a_vm_only_with_the_user_of_its_folder() {
+    fn a_vmm_belongs_to_a_vm_only_if_it_runs_as_the_folders_user() {
         let [one, other] = [1, 2].map(|number| identity::FIRST + number);
-        assert!(agree(one, one));
-        assert!(agree(0, 0), "neither has a jail");
-        assert!(agree(1000, 0));
-        assert!(!agree(one, other), "it says that it is another VM's");
-        assert!(!agree(one, 0));
-        assert!(!agree(0, one));
+        assert!(user_matches_group(one, one));
+        assert!(user_matches_group(0, 0), "neither has a jail");
+        assert!(user_matches_group(1000, 0));
+        assert!(
+            !user_matches_group(one, other),
+            "it says that it is another VM's"
+        );
+        assert!(!user_matches_group(one, 0));
+        assert!(!user_matches_group(0, one));
     }
 
     #[test]

@@ -1,13 +1,13 @@
 //! VMs on their host: each is owned by one task, and its VMM is a process of its own.
 //!
 //! * [`jails`]: starts VMMs, in jails if wanted.
-//! * [`launch`]: plans of starts, and making a running VMM of a plan.
-//! * [`spares`]: VMMs that were started ahead.
+//! * [`launch`]: plans of starts, and turning a plan into a running VMM.
+//! * [`spares`]: VMMs that are started before they have a VM.
 //! * [`task`]: the task that owns a VM; adoption of VMs that outlived a daemon.
-//! * [`handle`]: how others observe a VM and talk to its task.
-//! * [`activity`]: who uses a VM through this node.
+//! * [`handle`]: how other code observes a VM and sends commands to its task.
+//! * [`activity`]: counts the uses of a VM.
 //! * [`registry`]: all VMs of the node.
-//! * [`host`]: what all tasks share.
+//! * [`host`]: resources shared by all tasks.
 //! * [`process`], [`control`]: a VMM's process and events, and its control socket.
 //! * [`capture`]: freezes a guest and captures its VM.
 //! * [`supervisor`]: reports of a guest's init.
@@ -16,7 +16,7 @@
 //! * [`timeline`]: measurements of a VM's start and run.
 //! * [`pager`]: the process that serves memory and disks.
 //! * [`network`]: VMs on the host's network.
-//! * [`folders`], [`joint`], [`text`]: small shared helpers.
+//! * [`folders`], [`single_flight`], [`text`]: VMs' folders, shared operations, safe text.
 
 pub mod activity;
 pub mod agent;
@@ -30,7 +30,6 @@ pub mod frames;
 pub mod handle;
 pub mod host;
 pub mod jails;
-pub mod joint;
 pub mod launch;
 pub mod log;
 pub mod network;
@@ -38,6 +37,7 @@ pub mod pager;
 pub mod process;
 pub mod proxy;
 pub mod registry;
+pub mod single_flight;
 pub mod spares;
 pub mod supervisor;
 pub mod task;

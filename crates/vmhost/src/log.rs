@@ -42,7 +42,7 @@ use std::path::{Path, PathBuf};
 /// Most bytes of a segment.
 pub const SEGMENT: u64 = 32 << 20;
 
-/// Extension of a log that was set aside because it can't be read.
+/// Extension of an unreadable log that was set aside.
 const SET_ASIDE: &str = "unreadable";
 
 const MAGIC: &[u8; 8] = b"JIFFYLOG";
@@ -85,7 +85,7 @@ impl Kind {
 /// One record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Record {
-    /// What it is.
+    /// Its kind.
     pub kind: Kind,
     /// Its bytes.
     pub data: Vec<u8>,
@@ -132,7 +132,7 @@ impl SegmentStart {
             stdout: word(24),
             stderr: word(32),
         };
-        // Bounded, because later sums must not overflow.
+        // Bounded, so that later sums do not overflow.
         let most = i64::MAX as u64;
         if start.position.max(start.stdout).max(start.stderr) > most {
             return Err(damaged("it counts more bytes than a log can have"));
@@ -148,7 +148,7 @@ fn damaged(why: &str) -> io::Error {
     )
 }
 
-/// Whether the bytes of a log are wrong. After any other error they may be right.
+/// Does the error mean that a log is damaged? After any other error its bytes may be right.
 fn is_damage(error: &io::Error) -> bool {
     matches!(
         error.kind(),

@@ -8,7 +8,7 @@
 //! disk wait for each other, not for those of others.
 //!
 //! * `ask`: requests and their answers.
-//! * [`disk_links`]: ways from VMs to the sockets of their disks.
+//! * [`disk_links`]: hard links from VMs' run folders to the sockets of their disks.
 //! * `orders`: serialises requests of each VM and disk.
 //! * `process`: starts, watches and replaces the process.
 
@@ -31,7 +31,7 @@ use jiffy_sys::locked::Locked;
 use jiffy_sys::regular;
 use jiffy_wire::pager::{PagerRequest, PagerResponse, PagerStats};
 use orders::Orders;
-use process::{KNOCK_EVERY, MAX_DEATHS};
+use process::{MAX_DEATHS, POLL_INTERVAL};
 use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -47,10 +47,10 @@ const ANSWER_TIME: Duration = Duration::from_secs(10);
 const DISK_TIME: Duration = Duration::from_secs(120);
 /// VMs or disks that a new pager is told about at once; its socket's backlog is short.
 const DISKS_AT_ONCE: usize = 8;
-/// How long it has to fill all of a VM's memory.
+/// How long it has to fill a VM's whole memory.
 const COMPLETE_TIME: Duration = Duration::from_secs(600);
 
-/// How long a request waits for the next pager to know its VM or disk.
+/// How long a request waits until the next pager knows its VM or disk.
 const NEXT_PAGER_TIME: Duration = Duration::from_secs(5);
 
 /// The node's side of the pager.
@@ -69,11 +69,11 @@ pub struct Pager {
 
 /// A VM or disk that the pager serves.
 #[derive(Debug)]
-struct Told<T> {
+struct Served<T> {
     what: T,
     /// For [`Pager::forget`].
     ticket: u64,
-    /// The process that was told about it; `None` while it is being told, or if that failed.
+    /// The pager process that knows of it; `None` while it is being told, or if that failed.
     told: Option<u32>,
 }
 
@@ -92,20 +92,20 @@ struct State {
     /// The process that runs, if one does.
     pid: Option<u32>,
     /// The memory that it serves, by VM id.
-    served: HashMap<String, Told<Paged>>,
+    served: HashMap<String, Served<Paged>>,
     /// The disks that it fills, by their names.
-    disks: HashMap<String, Told<LazyDisk>>,
-    /// There are running VMs whose records can't be read: they may need the running pager.
+    disks: HashMap<String, Served<LazyDisk>>,
+    /// There are running VMs with unreadable records, which may need the running pager.
     others: bool,
     /// The last ticket given.
     tickets: u64,
     deaths: Vec<Instant>,
 }
 
-impl<T> Told<T> {
-    /// An entry that an earlier daemon had told the pager about, if `told`.
-    fn before(what: T, told: Option<u32>) -> Told<T> {
-        Told {
+impl<T> Served<T> {
+    /// An entry of an earlier daemon, which had told this pager process about it, if any.
+    fn adopted(what: T, told: Option<u32>) -> Served<T> {
+        Served {
             what,
             ticket: 0,
             told,
@@ -144,19 +144,19 @@ impl Pager {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Serves a VM's memory. The VMM is to connect to the socket returned.
+    /// Serves a VM's memory. The VMM must connect to the returned socket.
     pub async fn serve(&self, id: &str, paged: &Paged) -> Result<Serving> {
         let _turn = self.orders.turn(id).await;
         self.run().await?;
         let old = self.state().served.remove(id);
         if old.is_some() {
-            self.let_go(id).await;
+            self.stop_serving(id).await;
         }
         // Inserted before the request: if the pager dies meanwhile, the next one is told, too.
         let ticket = {
             let mut state = self.state();
             state.tickets += 1;
-            let served = Told {
+            let served = Served {
                 what: paged.clone(),
                 ticket: state.tickets,
                 told: None,
@@ -164,7 +164,7 @@ impl Pager {
             state.served.insert(id.to_owned(), served);
             state.tickets
         };
-        match self.tell(id, paged).await {
+        match self.send_serve(id, paged).await {
             Ok(pid) => self.state().note_served(id, pid),
             Err(why) => {
                 self.state().served.remove(id);
@@ -178,7 +178,7 @@ impl Pager {
         })
     }
 
-    /// Opens a disk, which the pager fills from now on as VMMs ask for chunks.
+    /// Opens a disk: from now on the pager fetches chunks as VMMs ask for them.
     pub async fn open_disk(&self, disk: &LazyDisk) -> Result<()> {
         let _turn = self.orders.turn(&disk.name()).await;
         self.open_in_turn(disk).await
@@ -193,21 +193,21 @@ impl Pager {
             if disk.contents(&self.paths).exists() {
                 return Ok(());
             }
-            // The cache was removed with its image; the disk of the same name has a new one.
-            self.let_go(&name).await;
+            // The cache was removed with its image; a new disk of the same name has a new cache.
+            self.stop_serving(&name).await;
         }
-        let open = Told {
+        let open = Served {
             what: disk.clone(),
             ticket: 0,
             told: None,
         };
         self.state().disks.insert(name.clone(), open);
-        match self.tell_of_disk(disk).await {
+        match self.send_open_disk(disk).await {
             Ok(pid) => self.state().note_disk(&name, pid),
             Err(why) => {
-                // The pager may still open it, but nobody would use it.
+                // The pager may still open it later, but nothing would use it.
                 self.state().disks.remove(&name);
-                self.let_go(&name).await;
+                self.stop_serving(&name).await;
                 let sentence = format!("The pager can't fill a VM's disk: {why}.");
                 return Err(Error::internal(sentence));
             }
@@ -228,7 +228,7 @@ impl Pager {
         }
     }
 
-    /// As [`Pager::renew_origins`], for an image of RAM that VMs are served from.
+    /// As [`Pager::renew_origins`], for an image of RAM from which VMs are served.
     pub async fn renew_memory(&self, image: &Path) {
         let is_served = {
             let state = self.state();
@@ -265,7 +265,7 @@ impl Pager {
         }
     }
 
-    /// Closes all disks but those that are wanted.
+    /// Closes all disks that do not satisfy `wanted`.
     pub async fn close_disks(&self, wanted: impl Fn(&str) -> bool) {
         let mut names: Vec<String> = self.state().disks.keys().cloned().collect();
         names.retain(|name| !wanted(name));
@@ -273,14 +273,14 @@ impl Pager {
             let _turn = self.orders.turn(name).await;
             let was_open = self.state().disks.remove(name);
             if was_open.is_some() {
-                self.let_go(name).await;
+                self.stop_serving(name).await;
             }
         });
         join_all(closed).await;
     }
 
-    /// Runs `work` while no disk is opened; not at all if one is being opened now, which may take
-    /// long.
+    /// Runs `work` while no disk is opened. Does not run it if a disk is being opened now, which
+    /// may take long.
     pub async fn while_closed<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,
@@ -293,7 +293,7 @@ impl Pager {
     /// even if its VMs end.
     pub async fn complete_disk(&self, disk: &LazyDisk) -> Result<Locked> {
         let held = {
-            // Opened and locked in one turn, so that nobody closes it in between.
+            // Opened and locked in one turn, so that it can't be closed in between.
             let _turn = self.orders.turn(&disk.name()).await;
             self.open_in_turn(disk).await?;
             hold(disk.contents(&self.paths)).await?
@@ -346,7 +346,7 @@ impl Pager {
     }
 
     /// Takes over VMs of an earlier daemon and their disks; that daemon's pager may still run.
-    /// `others`: there are VMs whose needs are unknown, so nothing is taken from the pager.
+    /// `others`: there are VMs with unknown needs, so the pager must keep serving all it serves.
     pub async fn adopt(&self, vms: Vec<(String, Paged)>, disks: Vec<LazyDisk>, others: bool) {
         self.state().others = others;
         let found = self.ping().await;
@@ -365,11 +365,11 @@ impl Pager {
             let mut state = self.state();
             state.disks = disks
                 .into_iter()
-                .map(|disk| (disk.name(), Told::before(disk, found)))
+                .map(|disk| (disk.name(), Served::adopted(disk, found)))
                 .collect();
             state.served = vms
                 .into_iter()
-                .map(|(id, paged)| (id, Told::before(paged, found)))
+                .map(|(id, paged)| (id, Served::adopted(paged, found)))
                 .collect();
         }
         if let Some(pid) = found {
@@ -396,14 +396,14 @@ impl Pager {
                 continue;
             };
             if !known(id) {
-                self.let_go(id).await;
+                self.stop_serving(id).await;
             }
         }
         self.remove_files(known);
     }
 
-    /// Removes sockets, and the files beside them, of VMs and disks that are not needed: an
-    /// earlier daemon may have been killed before it saved the VM's record.
+    /// Removes sockets, and files beside them, of VMs and disks that are not needed. An earlier
+    /// daemon may have been killed before it saved a VM's record.
     fn remove_files(&self, needed: impl Fn(&str) -> bool) {
         for file in self.files() {
             let name = name_of(&file);
@@ -454,11 +454,11 @@ impl Pager {
             if Instant::now() >= until {
                 return None;
             }
-            sleep(KNOCK_EVERY).await;
+            sleep(POLL_INTERVAL).await;
         }
     }
 
-    /// Ends the service of a VM, unless it was served anew since.
+    /// Ends the service of a VM, unless a newer start of it is served.
     pub async fn forget(&self, id: &str, ticket: u64) {
         let _turn = self.orders.turn(id).await;
         let ours = {
@@ -468,15 +468,15 @@ impl Pager {
             ours.then(|| state.served.remove(id))
         };
         if ours.is_some() {
-            self.let_go(id).await;
+            self.stop_serving(id).await;
         }
     }
 
-    async fn let_go(&self, id: &str) {
+    async fn stop_serving(&self, id: &str) {
         let request = PagerRequest::Forget { name: id.into() };
         if let Err(why) = done(self.ask(&request, ANSWER_TIME).await) {
             warn!(id, why, "the pager did not let go of a VM");
-            // A new pager does not know the files that another one has left.
+            // A new pager does not know the files that an earlier one has left.
             self.remove_files(|other| other != id);
         }
         for socket in [self.paths.pager_vm_socket(id), self.paths.disk_socket(id)] {
@@ -493,7 +493,7 @@ impl Pager {
         }
     }
 
-    /// The daemon ends: a pager that serves no VM ends, too.
+    /// The daemon ends: ends the pager, too, if it serves no VM.
     pub async fn end_if_idle(&self) {
         let idle = {
             let state = self.state();
@@ -515,7 +515,7 @@ fn name_of(file: &Path) -> String {
         .into_owned()
 }
 
-/// Locks a cache's file as a VMM that reads it does.
+/// Locks a cache's file in the way of a VMM that reads it.
 async fn hold(contents: PathBuf) -> Result<Locked> {
     let work = tokio::task::spawn_blocking(move || {
         regular::open(&contents)

@@ -33,9 +33,9 @@ pub enum Ended {
 }
 
 impl Ended {
-    /// Was it killed from outside: by a user, an administrator or the OOM killer? Then what it
-    /// was restored from is not to blame.
-    pub fn was_from_outside(self) -> bool {
+    /// Was it killed by a user, an administrator or the OOM killer? Then the snapshot it was
+    /// restored from is not to blame.
+    pub fn was_killed_externally(self) -> bool {
         let outside = [Signal::HUP, Signal::INT, Signal::KILL, Signal::TERM];
         matches!(self, Ended::Signal(signal) if outside.iter().any(|one| one.as_raw() == signal))
     }
@@ -62,20 +62,20 @@ pub struct VmmProcess {
     pub pid: u32,
     pidfd: AsyncFd<OwnedFd>,
     child: bool,
-    /// The user it runs as; no other VMM has this user meanwhile.
+    /// The user it runs as; no other VMM gets this user meanwhile.
     identity: Option<Identity>,
     /// Its control group.
     cgroup: Option<Cgroup>,
 }
 
 impl VmmProcess {
-    /// A child of this daemon that was not waited for yet.
+    /// A child of this daemon that was not reaped yet.
     pub fn child(pid: u32) -> io::Result<VmmProcess> {
         VmmProcess::open(pid, true)
     }
 
-    /// A process that an earlier daemon spawned. The caller checks, after
-    /// this call, that the process is still the one it means.
+    /// A process that an earlier daemon spawned. After this call the caller must check that the
+    /// process is still the intended one.
     pub fn adopted(pid: u32) -> io::Result<VmmProcess> {
         VmmProcess::open(pid, false)
     }
@@ -103,10 +103,10 @@ impl VmmProcess {
     }
 
     /// Limits its resources, if it has a cgroup of its own.
-    pub fn bound(&self, share: &Share) -> io::Result<()> {
+    pub fn set_limits(&self, share: &Share) -> io::Result<()> {
         self.cgroup
             .as_ref()
-            .map_or(Ok(()), |cgroup| cgroup.bound(share))
+            .map_or(Ok(()), |cgroup| cgroup.set_limits(share))
     }
 
     /// Changes how many processors it may use, if it has a cgroup of its own.
@@ -117,15 +117,15 @@ impl VmmProcess {
     }
 
     /// Raises its memory limit by so many bytes.
-    pub fn let_grow(&self, bytes: u64) -> io::Result<()> {
+    pub fn raise_memory_limit(&self, bytes: u64) -> io::Result<()> {
         self.cgroup
             .as_ref()
-            .map_or(Ok(()), |cgroup| cgroup.let_grow(bytes))
+            .map_or(Ok(()), |cgroup| cgroup.raise_memory_limit(bytes))
     }
 
     /// Was it killed for reaching the memory limit of its cgroup?
-    pub fn was_out_of_memory(&self) -> bool {
-        self.cgroup.as_ref().is_some_and(Cgroup::was_out_of_memory)
+    pub fn was_oom_killed(&self) -> bool {
+        self.cgroup.as_ref().is_some_and(Cgroup::was_oom_killed)
     }
 
     /// Its user id, if it has a user of its own.
@@ -158,13 +158,13 @@ impl VmmProcess {
         }
     }
 
-    /// Has it not ended yet?
+    /// Is it still alive?
     pub fn lives(&self) -> bool {
         let mut look = [PollFd::new(self.pidfd.get_ref(), PollFlags::IN)];
         !matches!(poll(&mut look, Some(&Timespec::default())), Ok(1..))
     }
 
-    /// SIGKILL.
+    /// Sends SIGKILL.
     pub fn kill(&self) {
         // An error means that it has ended already.
         let _ = pidfd_send_signal(self.pidfd.as_fd(), Signal::KILL);
@@ -190,9 +190,9 @@ fn stat_of(pid: u32) -> Option<Vec<String>> {
     Some(fields.split(' ').map(str::to_owned).collect())
 }
 
-/// Calls back for `whom`, if that still exists, when this process has ended. Somebody else reaps
-/// the process. Does nothing if it was reaped already.
-pub fn at_its_end<T: Send + Sync + 'static>(
+/// Calls `tell` for `whom`, if that still exists, when this process has ended. Does not reap the
+/// process. Does nothing if it was reaped already.
+pub fn on_exit<T: Send + Sync + 'static>(
     pid: u32,
     whom: &Arc<T>,
     tell: impl FnOnce(&T) + Send + 'static,
@@ -239,7 +239,7 @@ impl Events {
     }
 
     /// Reads the pending events, up to a limit, because a guest can cause any number of them. The
-    /// flag says that no more will come.
+    /// flag is true at the end of the pipe.
     pub fn drain(&mut self) -> (Vec<VmmEvent>, bool) {
         let mut events = Vec::new();
         let mut buffer = [0; 4096];
@@ -291,7 +291,7 @@ mod tests {
     use std::process::Command;
 
     #[tokio::test]
-    async fn the_end_of_a_child_is_told_apart() {
+    async fn exit_codes_and_signals_of_a_child_are_distinguished() {
         for (script, expected) in [
             ("exit 3", Ended::Code(3)),
             ("kill -9 $$", Ended::Signal(9)),
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn events_come_in_any_pieces_and_nonsense_is_skipped() {
+    async fn events_split_anywhere_are_read_and_garbage_is_skipped() {
         let (mut events, pipe) = Events::new().unwrap();
         let write = |text: &[u8]| rustix::io::write(&pipe, text).unwrap();
         write(b"{\"mark\":{\"value\":1,");

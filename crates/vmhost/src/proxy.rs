@@ -17,7 +17,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 
-/// How long an agent may accept no input before it is checked whether the client is still
+/// How long an agent may accept no input before the proxy checks whether the client is still
 /// connected.
 const STUCK: Duration = Duration::from_secs(1);
 
@@ -60,7 +60,7 @@ impl ToClient for ExecOutput {
     }
 }
 
-/// Copying out: nothing is expected from the client.
+/// Copying out: the client sends nothing.
 impl ToClient for CopyFrame {
     type FromClient = CopyFrame;
 
@@ -101,7 +101,7 @@ impl Peer {
 
     /// Has the peer closed its end, so that only data in flight can follow? This is seen without
     /// reading that data.
-    fn has_left(&self) -> bool {
+    fn has_closed(&self) -> bool {
         let left = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
         let mut look = [PollFd::new(&self.0, PollFlags::RDHUP)];
         let now = Timespec::default();
@@ -156,7 +156,7 @@ pub async fn run<T: ToClient>(
             let passed = loop {
                 match timeout(STUCK, &mut passed).await {
                     Ok(passed) => break passed,
-                    Err(_) if peer.has_left() => return,
+                    Err(_) if peer.has_closed() => return,
                     Err(_) => {}
                 }
             };
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_guest_that_dies_in_mid_message_ends_the_stream_in_order() {
+    async fn a_guest_that_dies_in_mid_message_ends_the_stream_cleanly() {
         let mut bytes = frame::to_vec(&output(b"one")).unwrap();
         let second = frame::to_vec(&output(&[7; 500])).unwrap();
         bytes.extend_from_slice(&second[..second.len() - 1]);
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn hostile_bytes_and_forged_messages_end_the_stream_in_order() {
+    async fn invalid_and_forged_messages_end_the_stream_cleanly() {
         let refused = [lost("The guest's agent does not follow the protocol.")];
         assert_eq!(client_sees(&[0xff; 100]).await, refused);
         assert_eq!(client_sees(&[1, 0, 0, 0, 99]).await, refused);
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nothing_passes_after_the_last_message() {
+    async fn data_after_the_last_message_is_dropped() {
         let end = ExecOutput::Exited(ExitStatus::Code(3));
         let mut bytes = frame::to_vec(&end).unwrap();
         frame::encode(&output(b"more"), &mut bytes).unwrap();
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_client_that_goes_takes_the_agents_connection_along() {
+    async fn a_client_that_leaves_closes_the_agents_connection() {
         let (client, ours) = UnixStream::pair().unwrap();
         let (mut guest, agent) = UnixStream::pair().unwrap();
         let peer = Peer::of(&ours).unwrap();
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn so_does_one_whose_input_nobody_reads() {
+    async fn a_client_that_leaves_with_unread_input_ends_the_proxy() {
         let (mut client, ours) = UnixStream::pair().unwrap();
         let (guest, agent) = UnixStream::pair().unwrap();
         let peer = Peer::of(&ours).unwrap();

@@ -1,4 +1,4 @@
-//! All VMs of a node: their names, ids and handles. What a VM is doing is known to its task.
+//! All VMs of a node: their names, ids and handles. Their state is owned by their tasks.
 
 use crate::handle::VmHandle;
 use jiffy_content::error::{Error, Result};

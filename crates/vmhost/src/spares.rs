@@ -1,15 +1,14 @@
-//! Spares: VMMs that are started before it is known for which VM.
+//! Spares: VMMs that are started before they have a VM.
 //!
-//! Executing `jiffy-vmm`, opening KVM and creating a VM is a large part of the time of a restore
-//! or a fork, and does not depend on the request. So a few VMMs are started ahead, while no VM
-//! starts, and wait on a socket. The next start takes one of them and continues as if it had been
-//! spawned.
+//! Executing `jiffy-vmm`, opening KVM and creating a VM is a large part of the time of a restore or
+//! a fork, and does not depend on the request. So a few VMMs are started ahead, while no VM starts,
+//! and wait on a socket. The next start takes one of them and continues as if it had been spawned.
 //!
-//! A spare has no id, no folder and no record. It ends when its socket is closed, so also when
+//! A spare has no id, no folder and no record. It ends when its socket is closed, and so also when
 //! the daemon is killed. If there is no usable spare, a VMM is spawned.
 
 use crate::jails::{Launcher, Monitor};
-use crate::process::{VmmProcess, at_its_end};
+use crate::process::{VmmProcess, on_exit};
 use jiffy_content::digests::Stamp;
 use jiffy_content::error::{Error, Result};
 use jiffy_content::paths::Paths;
@@ -30,7 +29,7 @@ use tracing::debug;
 /// Placeholder for the VM's id in a spare's command line; not a valid id.
 pub const NO_ID: &str = "------------";
 
-/// For how long no VM must have been starting before a spare is made.
+/// A spare is made when no VM has been starting for this long.
 const QUIET_TIME: Duration = Duration::from_millis(10);
 /// A spare that dies sooner than this is not replaced at once: the next one may die as well.
 const LIFE: Duration = Duration::from_secs(10);
@@ -70,7 +69,7 @@ impl Spares {
             return None;
         }
         let spare = self.pop(paths);
-        // Only now: [`keep`] looks at once whether one is missing.
+        // Notified after the removal, because [`keep`] checks at once whether a spare is missing.
         self.wanted.notify_one();
         spare
     }
@@ -87,8 +86,8 @@ impl Spares {
         None
     }
 
-    /// Drops spares that died. Must one be made?
-    fn bury(&self) {
+    /// Drops spares that died. True if one must be made.
+    fn reap(&self) {
         let mut ready = self.lock();
         let died_old = |spare: &Spare| !spare.lives() && spare.made.elapsed() > LIFE;
         if ready.iter().any(died_old) {
@@ -97,7 +96,7 @@ impl Spares {
         ready.retain(Spare::lives);
     }
 
-    fn lacks_one(&self) -> bool {
+    fn needs_spare(&self) -> bool {
         self.lock().len() < self.room
     }
 
@@ -124,7 +123,7 @@ impl Spare {
         let program = Stamp::of(&fs::metadata(&path).map_err(failed)?);
         let (socket, theirs) = ahead::pair().map_err(failed)?;
         let config = paths.vm(NO_ID).join("vmm.json");
-        // No log: an error that stops a spare stops a spawned VMM, too, and that one has a log.
+        // It has no log. An error that stops a spare also stops a spawned VMM, which has a log.
         let nowhere = File::options().write(true).open("/dev/null");
         let nowhere = nowhere.map_err(failed)?;
         let process = launcher.start(Monitor {
@@ -160,7 +159,7 @@ impl Spare {
 
     /// Makes it the VMM of the VM with this configuration: sends it the VM's log and the
     /// descriptors that a spawned VMM would inherit.
-    pub fn be(
+    pub fn become_vmm(
         mut self,
         share: &Share,
         config: &Path,
@@ -174,7 +173,7 @@ impl Spare {
         })?;
         let all = [&[log], descriptors].concat();
         let process = self.process.as_ref().ok_or(io::ErrorKind::NotFound)?;
-        process.bound(share)?;
+        process.set_limits(share)?;
         send_with_fds(&self.socket, &take, &all)?;
         self.process
             .take()
@@ -206,8 +205,8 @@ pub async fn keep(
         return;
     }
     loop {
-        while spares.lacks_one() {
-            quiet(&is_starting).await;
+        while spares.needs_spare() {
+            wait_until_quiet(&is_starting).await;
             let (paths, launcher) = (paths.clone(), Arc::clone(&launcher));
             let started = tokio::task::spawn_blocking(move || Spare::start(&paths, &launcher));
             let cut_short = |error| Err(Error::internal(format!("It was cut short: {error}.")));
@@ -215,9 +214,9 @@ pub async fn keep(
                 Ok(spare) => {
                     let pid = spare.process.as_ref().map(|process| process.pid);
                     spares.lock().push(spare);
-                    // After it was kept, because it may have died already.
+                    // Watched after it was added, because it may have died already.
                     if let Some(pid) = pid {
-                        at_its_end(pid, &spares, Spares::bury);
+                        on_exit(pid, &spares, Spares::reap);
                     }
                 }
                 Err(error) => {
@@ -232,7 +231,7 @@ pub async fn keep(
 
 /// Waits until no VM has been starting for [`QUIET_TIME`]: requests have priority, and a start is
 /// often followed at once by related work.
-async fn quiet(is_starting: &impl Fn() -> bool) {
+async fn wait_until_quiet(is_starting: &impl Fn() -> bool) {
     loop {
         tokio::time::sleep(QUIET_TIME).await;
         if !is_starting() {

@@ -31,7 +31,7 @@ const MAX_ROOM: usize = 16 << 20;
 /// How often a failed bind of the socket is tried again.
 const RETRY_LISTENING: Duration = Duration::from_secs(1);
 
-/// What the node has stored, so that the guest can forget it.
+/// What the node has stored; the guest needs to keep it no longer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Stored {
     /// Bytes of stdout.
@@ -45,14 +45,14 @@ pub struct Stored {
 /// The node's side of a connection that sent a valid hello.
 #[derive(Debug)]
 pub struct Link {
-    /// Which connection, in the order of their hellos.
+    /// Its number, in the order of hellos.
     pub serial: u64,
     /// The newest version of the protocol that both ends speak.
     pub version: u16,
     /// Messages to the guest, with back-pressure. Dropping it (and every
     /// clone) closes the connection.
     pub send: mpsc::Sender<ToGuest>,
-    /// Acknowledgements: only the newest counts, and they are sent before other messages.
+    /// Acknowledgements: only the newest counts. They are sent before other messages.
     pub stored: watch::Sender<Stored>,
     /// The end of the first command was reported on this connection.
     pub heard_end: bool,
@@ -68,8 +68,8 @@ pub struct InputPort {
 }
 
 impl Link {
-    /// The guest grants so many more bytes of input.
-    pub fn more_room(&mut self, bytes: u32) {
+    /// Adds input credit that the guest has granted, in bytes.
+    pub fn add_credit(&mut self, bytes: u32) {
         let room = self.room.get_or_insert_with(|| Arc::new(Semaphore::new(0)));
         let most = MAX_ROOM.saturating_sub(room.available_permits());
         room.add_permits((bytes as usize).min(most));
@@ -86,7 +86,7 @@ impl Link {
 
 impl Drop for Link {
     fn drop(&mut self) {
-        // Wakes senders that wait for credit; they look for another connection.
+        // Wakes senders that wait for credit, so that they use another connection.
         if let Some(room) = &self.room {
             room.close();
         }
@@ -144,8 +144,8 @@ impl Supervisor {
         }
     }
 
-    /// Starts to accept connections once the socket can be bound.
-    pub fn when_it_can_listen(socket: PathBuf, vm_id: &str) -> Supervisor {
+    /// Accepts connections as soon as the socket can be bound; retries until then.
+    pub fn bind_later(socket: PathBuf, vm_id: &str) -> Supervisor {
         let (send, messages) = mpsc::channel(QUEUE);
         let vm_id = vm_id.to_owned();
         let accepting = tokio::spawn(async move {
@@ -165,8 +165,8 @@ impl Supervisor {
     }
 }
 
-/// Binds this socket; replaces whatever has its path. The socket gets its path last, so that a guest
-/// which connects meanwhile is never refused for its permissions.
+/// Binds this socket; replaces any file at its path. The socket is renamed to its path last, so
+/// that a guest which connects meanwhile is never refused for its permissions.
 pub fn bind(socket: &Path) -> io::Result<UnixListener> {
     let new = socket.with_extension("new");
     let _ = remove_any(&new);
@@ -184,7 +184,7 @@ pub fn bind(socket: &Path) -> io::Result<UnixListener> {
 
 impl Drop for Supervisor {
     fn drop(&mut self) {
-        // The connections end by themselves, because their messages have no receiver.
+        // The connections end without being told, because their messages have no receiver.
         self.accepting.abort();
     }
 }
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn older_and_newer_guests_are_spoken_to_in_what_both_know() {
+    async fn the_highest_common_version_is_spoken_with_a_guest() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("sock");
         let mut supervisor = Supervisor::new(UnixListener::bind(&path).unwrap(), "0123456789ab");
@@ -391,9 +391,9 @@ mod tests {
         }
     }
 
-    /// The clock stands still while there is anything to do, and goes on to what is waited for.
+    /// Paused time advances to the next timer only when there is nothing else to do.
     #[tokio::test(start_paused = true)]
-    async fn silent_connections_have_few_places_and_little_time() {
+    async fn silent_connections_are_limited_and_time_out() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("sock");
         let begun = tokio::time::Instant::now();
@@ -420,7 +420,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nonsense_closes_its_own_connection_only() {
+    async fn invalid_data_closes_only_its_own_connection() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("sock");
         let mut supervisor = Supervisor::new(UnixListener::bind(&path).unwrap(), "me");
@@ -458,7 +458,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn acknowledgements_pass_input_that_the_guest_has_not_taken() {
+    async fn acknowledgements_overtake_unread_input() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("sock");
         let mut supervisor = Supervisor::new(UnixListener::bind(&path).unwrap(), "me");
@@ -521,8 +521,8 @@ mod tests {
             .send(ToGuest::MainInput(ExecInput::StdinClosed))
             .await
             .unwrap();
-        link.more_room(u32::MAX);
-        link.more_room(u32::MAX);
+        link.add_credit(u32::MAX);
+        link.add_credit(u32::MAX);
         assert_eq!(link.room.as_ref().unwrap().available_permits(), MAX_ROOM);
         let port = link.input();
         let piece = || ExecInput::Stdin(vec![0; 60_000]);
@@ -540,7 +540,7 @@ mod tests {
             "a signal needs no room"
         );
         assert!(!waiting.is_finished());
-        link.more_room(20_000);
+        link.add_credit(20_000);
         assert!(waiting.await.unwrap());
         let waiting = tokio::spawn(async move { port.send(piece()).await });
         tokio::task::yield_now().await;

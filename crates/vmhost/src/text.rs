@@ -5,11 +5,11 @@ const MAX_TEXT: usize = 200;
 
 /// A guest's text, truncated, without control characters.
 pub fn short(text: &str) -> String {
-    cut(text, MAX_TEXT)
+    truncate(text, MAX_TEXT)
 }
 
 /// As [`short`], with at most `most` characters.
-pub fn cut(text: &str, most: usize) -> String {
+pub fn truncate(text: &str, most: usize) -> String {
     text.chars()
         .filter(|c| !c.is_control())
         .take(most)

@@ -4,23 +4,23 @@
 //! guest's. The mark `PID 1` relates them: the VMM records its host time, and init reports its
 //! guest time in the hello.
 
-use crate::text::{cut, short};
+use crate::text::{short, truncate};
 use jiffy_content::clock::monotonic_ns;
 use jiffy_wire::agent::GuestSpan;
 use jiffy_wire::pager::PagerStats;
 use jiffy_wire::timeline::{Span, Timeline, Track, names};
 use jiffy_wire::trace;
 
-/// Most spans, and most marks, of a guest, which can send any number of them.
+/// Most spans, and most marks, of a guest: a guest can send any number of them.
 const MAX_GUEST: usize = 2048;
 /// Most characters of a span's detail from the VMM, which names a disk, an image or an origin.
 const MAX_REMARK: usize = 2000;
-/// The VMM's first span, by which the node knows that it runs.
+/// The VMM's first span: it shows that the VMM runs.
 const VMM_MAIN: &str = "VMM main";
 
 /// Times of the first messages on the supervisor channel, for guests that write no marks.
 #[derive(Debug, Default, Clone, Copy)]
-struct Heard {
+struct MessageTimes {
     ready: Option<u64>,
     started: Option<u64>,
     ended: Option<u64>,
@@ -41,7 +41,7 @@ pub struct Recorder {
     marks: Vec<(u8, u64)>,
     guest: Vec<GuestSpan>,
     pid1_guest: Option<u64>,
-    heard: Heard,
+    heard: MessageTimes,
     kept: Vec<Span>,
     /// The guest did not boot: it was restored.
     restored: bool,
@@ -78,7 +78,7 @@ impl Recorder {
         }
     }
 
-    /// Takes over what an earlier daemon measured of the same VM.
+    /// Takes over the measurements of an earlier daemon of the same VM.
     pub fn keep(&mut self, earlier: Timeline) {
         if earlier.clock == self.clock {
             self.kept = earlier.spans;
@@ -100,7 +100,7 @@ impl Recorder {
         self.received = Some(at_ns);
     }
 
-    /// The start waited for memory or vCPUs, from and to these times.
+    /// The start waited for memory or vCPUs, from the first to the second of these times.
     pub fn waited(&mut self, waited_ns: (u64, u64)) {
         self.waited = Some(waited_ns);
     }
@@ -116,18 +116,18 @@ impl Recorder {
     }
 
     /// A spare became the VMM; none was spawned.
-    pub fn by_a_spare(&mut self) {
+    pub fn from_spare(&mut self) {
         self.spare = true;
     }
 
-    /// Times at which the network attachment was begun and had its address, its link and its
-    /// rules. Parts prepared ahead of the request are not counted.
+    /// Times at which the network attachment began, and had its address, its link and its rules.
+    /// Parts prepared before the request do not count.
     pub fn attached(&mut self, times_ns: [u64; 4]) {
         let begun = self.received.unwrap_or(0);
         self.attached = Some(times_ns).filter(|[start, ..]| *start >= begun);
     }
 
-    /// A standby was given its configuration. What its VMM did before is not counted.
+    /// A standby got its configuration. Earlier work of its VMM does not count.
     pub fn taken_over(&mut self, start_ns: u64, end_ns: u64) {
         self.standby = Some((start_ns, end_ns));
     }
@@ -186,7 +186,7 @@ impl Recorder {
         for (name, start, end, detail) in &self.vmm {
             if name != VMM_MAIN {
                 let mut span = Span::new(Track::Vmm, short(name), *start, *end);
-                span.detail = detail.as_deref().map(|text| cut(text, MAX_REMARK));
+                span.detail = detail.as_deref().map(|text| truncate(text, MAX_REMARK));
                 spans.push(span);
             }
         }
@@ -401,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cold_run_has_every_name_in_order() {
+    fn a_cold_run_has_every_span_in_order() {
         let timeline = cold_run().build();
         let mut last = 0;
         for name in [
@@ -435,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn a_restored_run_has_the_gate_in_place_of_a_boot() {
+    fn a_restored_run_has_gate_spans_instead_of_a_boot() {
         let mut recorder = Recorder::new("boot");
         recorder.received(100);
         recorder.image_ready(110, 120);
@@ -490,7 +490,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_without_marks_is_timed_by_what_was_heard() {
+    fn a_guest_without_marks_is_timed_by_its_messages() {
         let mut recorder = Recorder::new("boot");
         recorder.heard_ready();
         recorder.heard_started();
@@ -502,7 +502,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_can_not_make_it_grow_without_end() {
+    fn a_guest_cannot_grow_its_timeline_without_bound() {
         let mut recorder = cold_run();
         for _ in 0..3 {
             recorder.guest_spans(vec![recorder.guest[0].clone(); MAX_GUEST]);

@@ -51,7 +51,7 @@ pub struct MapHeader {
     pub boot: [u8; 16],
 }
 
-/// Why bytes are not a map.
+/// Why bytes are not a valid map.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum MapError {
     /// It has no magic number.
@@ -179,7 +179,7 @@ pub struct ChunkRequest {
 
 impl ChunkRequest {
     /// First message on a connection: answers on it may be [`ChunkAnswer::Bytes`]. A pager that
-    /// does not know this message answers `Unavailable`, as to any request of no bytes.
+    /// does not know this message answers `Unavailable`, as to any request of zero bytes.
     pub const TAKES_BYTES: ChunkRequest = ChunkRequest {
         id: 0,
         offset: 0,
@@ -196,7 +196,7 @@ pub enum ChunkAnswer {
         /// As in the request.
         id: u64,
     },
-    /// The cache has no room for them. `length` bytes from the request's offset on follow the line.
+    /// The cache has no space for them. `length` bytes from the request's offset follow the line.
     Bytes {
         /// As in the request.
         id: u64,
@@ -215,7 +215,7 @@ pub enum ChunkAnswer {
 }
 
 impl ChunkAnswer {
-    /// Number of the request that it answers.
+    /// Number of the answered request.
     pub fn id(&self) -> u64 {
         match self {
             ChunkAnswer::Present { id }
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_header_comes_back_and_every_flipped_bit_is_seen() {
+    fn a_header_round_trips_and_every_flipped_bit_is_detected() {
         let good = header().encode();
         let length = header().file_bytes();
         assert_eq!((header().units(), length), (81, 128 + 16));
@@ -263,7 +263,7 @@ mod tests {
     /// The bytes of version 1 in `docs/disk-cache.md`. If this test fails, existing files can't be
     /// read: raise the version.
     #[test]
-    fn version_1_does_not_drift() {
+    fn the_version_1_format_does_not_change() {
         let golden = include_bytes!("../golden/present-1");
         let (head, bits) = golden.split_first_chunk().unwrap();
         assert_eq!(
@@ -280,7 +280,7 @@ mod tests {
 
     /// The messages in `docs/disk-cache.md`, which VMMs and pagers of other releases use.
     #[test]
-    fn what_came_after_0_1_does_not_drift() {
+    fn messages_added_after_0_1_do_not_change() {
         let says = |line: &str, answer: &ChunkAnswer| {
             assert_eq!(serde_json::to_string(answer).unwrap(), line);
             assert_eq!(&serde_json::from_str::<ChunkAnswer>(line).unwrap(), answer);
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn senseless_fields_are_refused_even_with_a_right_checksum() {
+    fn invalid_fields_with_a_valid_checksum_are_refused() {
         let refused = |change: fn(&mut MapHeader)| {
             let mut bad = header();
             change(&mut bad);
@@ -314,7 +314,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_a_header_or_an_error(mut bytes in proptest::array::uniform32(any::<u32>()), found: u64, sealed: bool) {
+        fn any_bytes_decode_to_a_header_or_an_error(mut bytes in proptest::array::uniform32(any::<u32>()), found: u64, sealed: bool) {
             bytes[0] = u32::from_le_bytes(MAP_MAGIC[..4].try_into().unwrap());
             bytes[1] = u32::from_le_bytes(MAP_MAGIC[4..].try_into().unwrap());
             bytes[2] = MAP_VERSION;

@@ -112,7 +112,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_split_of_the_stream_gives_the_same_messages(
+        fn a_stream_split_anywhere_gives_the_same_messages(
             bodies in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..300), 1..20),
             cut in 1usize..50,
         ) {
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn an_oversized_length_is_refused_before_its_bytes_come() {
+    fn an_oversized_length_is_refused_before_its_data_arrives() {
         let mut decoder = Decoder::new();
         decoder.push(&(MAX_FRAME as u32 + 1).to_le_bytes());
         assert_eq!(

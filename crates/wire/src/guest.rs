@@ -58,7 +58,7 @@ pub struct GuestConfig {
     /// looked up in PATH; its interpreter or loader is read as well.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub preload: Vec<String>,
-    /// Programs that run before the first capture are the host's own rehearsal. They have read
+    /// Programs that run before the first capture are the host's own rehearsal: they have read
     /// nothing that clones must not share.
     #[serde(default, skip_serializing_if = "core::ops::Not::not")]
     pub rehearsal: bool,

@@ -13,7 +13,7 @@ pub struct TooLong(pub usize);
 #[derive(Debug)]
 pub struct Lines {
     buffer: Vec<u8>,
-    /// Number of bytes that were searched and contain no newline.
+    /// Number of leading bytes that contain no newline.
     searched: usize,
     longest: usize,
 }
@@ -60,7 +60,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_split_of_the_stream_gives_the_same_lines(
+        fn a_stream_split_anywhere_gives_the_same_lines(
             sent in proptest::collection::vec("[a-z]{0,9}", 0..20),
             cut in 1usize..20,
         ) {
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_line_is_refused_whole_or_not() {
+    fn a_long_line_is_refused_even_if_incomplete() {
         let mut lines = Lines::new(3);
         lines.push(b"abc\nabcd");
         assert_eq!(lines.next_line(), Ok(Some(b"abc".to_vec())));

@@ -68,7 +68,7 @@ mod tests {
     use std::string::ToString;
 
     #[test]
-    fn what_is_no_address_is_refused() {
+    fn invalid_mac_addresses_are_refused() {
         for bad in [
             "",
             "02:4a:46:00:00",
@@ -88,7 +88,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn an_address_is_read_as_it_is_written(bytes in any::<[u8; 6]>()) {
+        fn a_printed_mac_address_parses_to_itself(bytes in any::<[u8; 6]>()) {
             let mac = Mac(bytes);
             prop_assert_eq!(mac.to_string().parse(), Ok(mac));
             let json = serde_json::to_string(&mac).unwrap();
@@ -96,7 +96,7 @@ mod tests {
         }
 
         #[test]
-        fn any_text_is_refused_or_read(text in "\\PC{0,20}") {
+        fn any_text_is_parsed_or_refused(text in "\\PC{0,20}") {
             let _ = text.parse::<Mac>();
         }
     }

@@ -73,7 +73,7 @@ pub enum PagerWord {
         /// The ranges of these that an earlier VM wrote in its first moments, if known.
         written: Option<Vec<Extent>>,
     },
-    /// Everything that is not zero is in memory: page faults need no pager any more.
+    /// All nonzero memory is present: page faults need no pager any more.
     Complete(bool),
     /// A chunk can't be read; one sentence. This is the last line before the connection is closed.
     Failed(String),

@@ -29,7 +29,7 @@ pub fn number(text: &str) -> Option<i32> {
     i32::try_from(index + 1).ok()
 }
 
-/// The name of a signal without `SIG`; `None` for a real-time signal and for what is no signal.
+/// The name of a signal without `SIG`; `None` for a real-time signal or an invalid number.
 pub fn name(number: i32) -> Option<&'static str> {
     let index = usize::try_from(number).ok()?.checked_sub(1)?;
     NAMES.get(index).copied()
@@ -40,7 +40,7 @@ mod tests {
     use super::{name, number};
 
     #[test]
-    fn a_signal_has_the_name_that_is_parsed() {
+    fn a_signal_name_parses_to_its_number() {
         for signal in 1..=31 {
             assert_eq!(name(signal).and_then(number), Some(signal));
         }

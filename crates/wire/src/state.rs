@@ -1,5 +1,5 @@
-//! The envelope of a VM's saved state. `jiffy-vmm` writes it and reads the body; the node tells by
-//! it whether a state can be read at all.
+//! The envelope of a VM's saved state. `jiffy-vmm` writes it and reads the body; the node uses it
+//! to tell whether it can read a state at all.
 //!
 //! | version | what follows the magic, all little endian |
 //! |---|---|
@@ -47,7 +47,7 @@ pub enum EnvelopeError {
     Length {
         /// Bytes of the body according to the header.
         expected: u64,
-        /// Bytes of the body that there are.
+        /// Bytes of the body in the file.
         actual: u64,
     },
     /// The checksum does not match.
@@ -55,7 +55,7 @@ pub enum EnvelopeError {
     Checksum,
 }
 
-/// What precedes the body.
+/// The header before the body.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Envelope {
     /// The version.
@@ -69,8 +69,8 @@ impl Envelope {
     /// Bytes from the beginning of a state that [`Envelope::read`] needs.
     pub const BYTES: usize = HEADER + RELEASE;
 
-    /// Checks the first [`BYTES`](Envelope::BYTES) bytes of a state of `whole` bytes in all; not
-    /// its checksum.
+    /// Checks the first [`BYTES`](Envelope::BYTES) bytes of a state of `whole` bytes, except its
+    /// checksum.
     pub fn read(start: &[u8], whole: u64) -> Result<Envelope, EnvelopeError> {
         let Some((header, rest)) = start.split_at_checked(HEADER) else {
             return Err(EnvelopeError::Magic);
@@ -100,7 +100,7 @@ impl Envelope {
     }
 }
 
-/// Opens a whole state: what its envelope says, and the body, of which the checksum is right.
+/// Opens a whole state: returns the envelope and the body, with a valid checksum.
 pub fn open(bytes: &[u8]) -> Result<(Envelope, &[u8]), EnvelopeError> {
     let envelope = Envelope::read(bytes, bytes.len() as u64)?;
     let rest = &bytes[HEADER..];
@@ -114,7 +114,7 @@ pub fn open(bytes: &[u8]) -> Result<(Envelope, &[u8]), EnvelopeError> {
     Ok((envelope, body))
 }
 
-/// A state of this [`VERSION`] with this body, written by this release.
+/// Seals this body in a state of this [`VERSION`], written by this release.
 pub fn seal(release: &str, body: &[u8]) -> Vec<u8> {
     let mut field = [0; RELEASE];
     let length = release.len().min(RELEASE);
@@ -138,7 +138,7 @@ pub fn by(release: &Option<String>) -> String {
     }
 }
 
-/// The release that wrote a state. A later version may not have it at this place, so anything that
+/// The release that wrote a state. A later version may store something else here, so anything that
 /// does not look like a release is ignored.
 fn release_in(rest: &[u8]) -> Option<String> {
     let field = rest.get(..RELEASE)?;
@@ -153,7 +153,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn what_was_sealed_is_opened() {
+    fn a_sealed_state_can_be_opened() {
         let bytes = seal("1.2.3", b"body");
         let (envelope, body) = open(&bytes).unwrap();
         assert_eq!((envelope.version, body), (VERSION, &b"body"[..]));
@@ -167,19 +167,19 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_change_and_any_cut_is_noticed(body in proptest::collection::vec(any::<u8>(), 0..64), at: prop::sample::Index, bit in 0..8) {
+        fn any_changed_bit_or_truncation_is_detected(body in proptest::collection::vec(any::<u8>(), 0..64), at: prop::sample::Index, bit in 0..8) {
             let bytes = seal("1.2.3", &body);
             let at = at.index(bytes.len());
             prop_assert!(open(&bytes[..at]).is_err());
             let mut changed = bytes;
             changed[at] ^= 1_u8 << bit;
-            // Another version may be one, too: it says how the body is to be read.
+            // A changed version may be valid: it says how to read the body.
             let is_version = (MAGIC.len()..MAGIC.len() + 4).contains(&at);
             prop_assert!(open(&changed).is_err() || is_version);
         }
 
         #[test]
-        fn no_bytes_make_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..64), whole: u64) {
+        fn opening_any_bytes_does_not_panic(bytes in proptest::collection::vec(any::<u8>(), 0..64), whole: u64) {
             let _ = open(&bytes);
             let _ = Envelope::read(&bytes, whole);
             let headed = [&MAGIC[..], &bytes].concat();

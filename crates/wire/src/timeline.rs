@@ -167,7 +167,7 @@ pub mod names {
     /// VMM: the guest read a part of a disk that is not available, and got an error (moment; the
     /// remark names disk, chunk and reason).
     pub const CHUNK_UNAVAILABLE: &str = "disk.chunk_unavailable";
-    /// Guest: it has found that it was restored (moment).
+    /// Guest: it has noticed that it was restored (moment).
     pub const GATE_ENTERED: &str = "gate entered";
     /// Guest: it has taken on its new generation, and its programs are thawed (moment).
     pub const GATE_ACKNOWLEDGED: &str = "gate acknowledged";

@@ -22,7 +22,7 @@ pub const MARK_COMMAND_DONE: u8 = 0x13;
 pub const MARK_GATE_PASSED: u8 = 0x14;
 /// A restored guest could not take on its new generation; the VMM ends the VM.
 pub const MARK_GATE_FAILED: u8 = 0x15;
-/// First instructions of a guest that has found that it was restored.
+/// First instructions of a guest that has noticed that it was restored.
 pub const MARK_GATE_ENTERED: u8 = 0x16;
 /// First of the values for users' own code (up to 0xff).
 pub const MARK_USER_FIRST: u8 = 0x80;

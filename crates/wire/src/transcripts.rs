@@ -31,7 +31,7 @@ fn framed<T: Serialize + DeserializeOwned + Debug>(line: &str) {
 }
 
 /// For JSON to an older peer that refuses unknown fields: it must parse and be written unchanged.
-/// New fields must therefore be left out when they are not used.
+/// New fields must therefore be omitted when they are not used.
 fn same<T: Serialize + DeserializeOwned>(line: &str) {
     let message: T = serde_json::from_str(line).unwrap();
     assert_eq!(serde_json::to_string(&message).unwrap(), line);
@@ -64,7 +64,7 @@ fn has_all(today: &Value, then: &Value, line: &str) {
 }
 
 #[test]
-fn guests_of_0_1_are_understood_and_understand() {
+fn messages_of_0_1_guests_round_trip() {
     let first = lines(include_str!("../golden/agent-1.txt"));
     let second = lines(include_str!("../golden/agent-2.txt"));
     for (kind, line) in first.into_iter().chain(second) {
@@ -85,7 +85,7 @@ fn guests_of_0_1_are_understood_and_understand() {
 }
 
 #[test]
-fn what_a_guest_of_0_1_is_told_in_fw_cfg_is_what_it_was() {
+fn fw_cfg_files_of_0_1_guests_round_trip() {
     for (kind, line) in lines(include_str!("../golden/guest-1.txt")) {
         match kind {
             "GuestConfig" => same::<guest::GuestConfig>(line),
@@ -96,7 +96,7 @@ fn what_a_guest_of_0_1_is_told_in_fw_cfg_is_what_it_was() {
 }
 
 #[test]
-fn monitors_of_0_1_are_understood_and_understand() {
+fn messages_of_0_1_vmms_round_trip() {
     for (kind, line) in lines(include_str!("../golden/vmm-1.txt")) {
         match kind {
             "VmmConfig" => same::<vmm::VmmConfig>(line),
@@ -112,7 +112,7 @@ fn monitors_of_0_1_are_understood_and_understand() {
 }
 
 #[test]
-fn pagers_of_0_1_and_their_monitors_are_understood_and_understand() {
+fn messages_of_0_1_pagers_round_trip() {
     for (kind, line) in lines(include_str!("../golden/pager-1.txt")) {
         match kind {
             "Mappings" => same::<Vec<pager::Mapping>>(line),
@@ -132,7 +132,7 @@ fn pagers_of_0_1_and_their_monitors_are_understood_and_understand() {
 }
 
 #[test]
-fn a_command_line_of_0_1_is_understood_and_understands() {
+fn messages_of_a_0_1_command_line_round_trip() {
     for (kind, line) in lines(include_str!("../golden/api-1.txt")) {
         match kind {
             // A daemon of release 0.1 refuses unknown fields in these.
@@ -167,7 +167,7 @@ fn a_command_line_of_0_1_is_understood_and_understands() {
 }
 
 #[test]
-fn the_newest_version_that_both_know_is_spoken() {
+fn the_newest_common_version_is_spoken() {
     assert_eq!(agent::common(0), None);
     for version in agent::OLDEST..=agent::VERSION {
         assert_eq!(agent::common(version), Some(version));

@@ -135,8 +135,8 @@ pub struct Restore {
     /// guest without `jiffy-init`.
     #[serde(default)]
     pub generation: Option<NewGeneration>,
-    /// Prepare everything, but do not enter the guest before [`ControlRequest::Begin`], which
-    /// brings the VM's configuration.
+    /// Prepare everything, but do not enter the guest before [`ControlRequest::Begin`], which comes
+    /// with the VM's configuration.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub hold: bool,
 }
@@ -184,7 +184,7 @@ pub enum Source {
     Fd(i32),
 }
 
-/// Location of a captured RAM. Nothing is read in advance.
+/// Location of captured RAM. Nothing is read in advance.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SavedMemory {
@@ -552,7 +552,7 @@ pub enum ControlRequest {
     /// Size of the balloon, and the guest's statistics. Answered with `Balloon`.
     Balloon,
     /// Replace the limits of all disks and network interfaces, each in the order of the
-    /// configuration. What waits for a previous limit is held against the new one.
+    /// configuration. Requests that wait for a previous limit are checked against the new one.
     SetLimits {
         /// Of each disk.
         disks: Vec<DiskLimit>,
@@ -577,7 +577,7 @@ pub enum ControlResponse {
         paused: bool,
     },
     /// Counters by KVM's names (`exits`, `io_exits`, `mmio_exits`, `halt_exits`, …), summed over
-    /// vCPUs. Of each network interface `net0_received_frames`, `net0_received_bytes`,
+    /// vCPUs. For each network interface `net0_received_frames`, `net0_received_bytes`,
     /// `net0_received_dropped`, the same with `sent` for what the guest sent, and
     /// `net0_sent_spoofed`.
     Stats(std::collections::BTreeMap<String, u64>),
@@ -630,7 +630,7 @@ pub struct BalloonStatus {
 pub struct KvmProbe {
     /// The verdict.
     pub kind: KvmKind,
-    /// What was found, as one sentence.
+    /// The findings, as one sentence.
     pub detail: String,
     /// Picoseconds per iteration of the ring-0 loop.
     pub ring0_ps_per_iteration: Option<u64>,
@@ -657,7 +657,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_range_is_read_as_it_is_written_and_as_it_was() {
+    fn an_extent_is_read_in_its_current_and_old_form() {
         let range = Extent {
             offset: 8192,
             length: 4096,
@@ -671,7 +671,7 @@ mod tests {
     }
 
     #[test]
-    fn a_network_interface_is_read_with_defaults_and_named_by_its_descriptors() {
+    fn a_network_interface_has_defaults_and_refers_to_descriptors() {
         let text = r#"{"version":1,"id":"a","vcpus":1,"memory":{"size_mib":64},
             "boot":{"kernel":"/k"},"nets":[
             {"mac":"02:4a:46:00:00:01","mtu":1400,"backend":{"tap":[5,6]},

@@ -4,7 +4,7 @@
 use crate::Target;
 use crate::input::Input;
 use jiffy_net::names::directory::{Asker, Directory, Known};
-use jiffy_net::names::message::{self, Bad, UDP_BYTES};
+use jiffy_net::names::message::{self, Rejected, UDP_BYTES};
 use jiffy_net::policy::Policy;
 use jiffy_net::{VmId, policy};
 use std::net::Ipv4Addr;
@@ -27,8 +27,8 @@ fn run(data: &[u8]) {
     let (question, answer) = (input.bytes(length), input.rest());
     let question = match message::read(question) {
         Ok(question) => question,
-        Err(Bad::Silence) => return,
-        Err(Bad::Answer(error)) => {
+        Err(Rejected::Silence) => return,
+        Err(Rejected::Answer(error)) => {
             assert!(error[2] & 0x80 != 0, "an answer says that it is one");
             return;
         }

@@ -1,4 +1,4 @@
-//! What a process that was taken over tries. Each attempt says whether it got anywhere.
+//! Escape attempts of a compromised process. Each reports whether it succeeded.
 #![allow(unsafe_code)] // System calls, whatever they do.
 
 use super::SECRET;
@@ -13,22 +13,22 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::ptr;
 
-/// What it knows of the world, which is everything.
+/// What the attacker knows: everything about its environment.
 struct Aims {
-    /// The folder that it has.
+    /// The folder that it may access.
     own: PathBuf,
-    /// A folder that it has not.
+    /// A folder that it may not access.
     other: PathBuf,
     victim: i32,
     address: usize,
     tcp: u16,
 }
 
-/// It got there, or the host's answer.
+/// It succeeded, or the error.
 type Outcome = Result<(), io::Error>;
 type Attempt = (&'static str, fn(&Aims) -> Outcome);
 
-/// Confines itself, and tries everything, one line each.
+/// Confines itself, and makes all attempts, one line of output each.
 pub fn run(who: &str, aims: &[&str]) {
     let [own, other, victim, address, tcp] = aims else {
         panic!("{aims:?}");
@@ -57,7 +57,7 @@ pub fn run(who: &str, aims: &[&str]) {
         }
         _ => panic!("{who}"),
     };
-    // What it is there for goes on working.
+    // Its legitimate work still succeeds.
     if who != "monitor" {
         assert_eq!(fs::read(aims.own.join("file")).unwrap(), b"own");
         fs::rename(aims.own.join("file"), aims.own.join("renamed")).unwrap();
@@ -87,7 +87,7 @@ fn say(line: &str) {
     io::stdout().write_all(line.as_bytes()).unwrap();
 }
 
-/// What Landlock holds.
+/// Refused by Landlock.
 const FILES: &[Attempt] = &[
     ("read the host's users", |_| {
         fs::read("/etc/passwd").map(drop)
@@ -157,7 +157,7 @@ const FILES: &[Attempt] = &[
     }),
 ];
 
-/// What capabilities and Landlock hold without knowing files.
+/// Refused for lack of capabilities, or by Landlock without files.
 const ALWAYS: &[Attempt] = &[
     ("trace another process", |aims| {
         let none = ptr::null_mut::<libc::c_void>();
@@ -227,7 +227,7 @@ const ALWAYS: &[Attempt] = &[
     }),
 ];
 
-/// What the filter holds.
+/// Refused by the system call filter.
 const CALLS: &[Attempt] = &[
     ("signal another process", |aims| {
         // SAFETY: numbers.

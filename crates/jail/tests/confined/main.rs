@@ -1,9 +1,9 @@
-//! `jiffy-pager` and `jiffy-disk` after they were taken over: each does what it likes with what its
-//! confinement leaves it, and gets nowhere.
+//! Compromised `jiffy-pager` and `jiffy-disk` processes: each tries to break out of its confinement
+//! and must not succeed.
 //!
 //! This test starts itself as the pager, as a disk's server and as the process that serves a
-//! monitor, each confined as the program is. They run as the user who started it, so that nothing
-//! but the confinement holds them.
+//! monitor, each confined like the real program. They run as the user who started the test, so that
+//! only the confinement restricts them.
 
 mod attempts;
 #[path = "../common/calls.rs"]
@@ -16,11 +16,11 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::process::{Child, Command, Stdio};
 
-/// At the victim's address.
+/// A value at a known address of the victim.
 const SECRET: u64 = 0x5ec2_e75e_c2e7_5ec2;
 static TREASURE: u64 = SECRET;
 
-/// Who is taken over, and how many attempts it makes.
+/// The compromised program, and the number of its attempts.
 const TAKEN_OVER: [(&str, usize); 3] = [("pager", 40), ("disk", 20), ("monitor", 40)];
 
 fn main() {
@@ -34,7 +34,7 @@ fn main() {
             }
         }
         ["attacker", who, aims @ ..] => attempts::run(who, aims),
-        // What a test harness is asked.
+        // Arguments that a test harness is started with.
         ["--list", ..] => println!("what_is_taken_over_stays_confined: test"),
         _ => run(),
     }

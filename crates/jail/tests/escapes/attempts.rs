@@ -1,4 +1,4 @@
-//! What a program that was taken over tries. Each attempt says whether it got anywhere.
+//! Escape attempts of a compromised program. Each reports whether it succeeded.
 #![allow(unsafe_code)] // System calls, whatever they do.
 
 use super::calls::{call, got, reply};
@@ -11,24 +11,24 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixStream};
 use std::ptr;
 
-/// What it knows of the world, which is everything.
+/// What the attacker knows: everything about its environment.
 struct Aims {
     victim: i32,
     address: usize,
-    /// Who started it.
+    /// The process that started it.
     host: i32,
-    /// A file that all may read and write.
+    /// A world-readable and world-writable file.
     public: String,
     tcp: u16,
     udp: u16,
     abstract_name: String,
 }
 
-/// It got there, or the host's answer.
+/// It succeeded, or the error.
 type Outcome = Result<(), io::Error>;
 type Attempt = (&'static str, fn(&Aims) -> Outcome);
 
-/// All of them, one line each.
+/// Makes all attempts, one line of output each.
 pub fn run(aims: &[&str]) {
     let [filter, victim, address, host, public, tcp, udp, name] = aims else {
         panic!("{aims:?}");
@@ -42,7 +42,7 @@ pub fn run(aims: &[&str]) {
         udp: udp.parse().unwrap(),
         abstract_name: (*name).to_owned(),
     };
-    // What it is there for goes on working.
+    // Its legitimate work still succeeds.
     UnixStream::connect("vms/own/vsock.sock_1024").expect("its own socket");
     let with_filter = *filter == "filter";
     if with_filter {
@@ -59,8 +59,7 @@ pub fn run(aims: &[&str]) {
     println!("done");
 }
 
-/// The filter of a monitor's main thread. A call that it refuses fails here, instead of
-/// ending the program.
+/// The filter of a monitor's main thread. A refused call fails here, instead of ending the program.
 fn confine() {
     extern "C" fn refused(_: c_int, _: *mut libc::siginfo_t, context: *mut libc::c_void) {
         // SAFETY: the kernel passes a ucontext, whose registers it restores.
@@ -341,7 +340,7 @@ const ATTEMPTS: &[Attempt] = &[
         )
     }),
     ("read the keys of who started it", |_| {
-        // The session's keyring is a new one: there is no "_ses" of the user in it.
+        // The session keyring is new and does not contain the user's "_ses".
         let mut keys = [0_u8; 256];
         let read =
             unsafe { libc::syscall(libc::SYS_keyctl, 11, -3, keys.as_mut_ptr(), keys.len()) };
@@ -432,7 +431,7 @@ const ATTEMPTS: &[Attempt] = &[
             )
         })
     }),
-    // Bombs. Each has a bound; that it is not reached is the escape.
+    // Resource exhaustion. Each attempt has a bound; exceeding it is an escape.
     ("have processes without end", |_| {
         bomb(PROCESSES, || match unsafe { libc::fork() } {
             0 => loop {
@@ -460,7 +459,7 @@ const ATTEMPTS: &[Attempt] = &[
         bombed
     }),
     ("fill a disk", |_| {
-        // Else the signal ends the program, which would hold it, too.
+        // Otherwise the signal would end the program, which would also stop it.
         unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
         let page = [1_u8; 4096];
         bomb(FILE_SIZE / 4096, || {
@@ -470,7 +469,7 @@ const ATTEMPTS: &[Attempt] = &[
     }),
 ];
 
-/// What namespaces and ids do not keep away, but the filter does.
+/// Allowed by namespaces and ids, but refused by the filter.
 const FILTERED: &[Attempt] = &[
     ("have a socket of another VM's guest", |_| {
         reply(unsafe { libc::socket(libc::AF_VSOCK, libc::SOCK_STREAM, 0) })
@@ -522,7 +521,7 @@ fn open(name: &str, flags: c_int) -> Outcome {
     path(name, |path| unsafe { libc::open(path, flags, 0o600) })
 }
 
-/// Whether anything is there.
+/// Does anything exist there?
 fn list(folder: &str) -> Outcome {
     let none = || io::Error::from_raw_os_error(libc::ENOENT);
     let first = std::fs::read_dir(folder)?.next();
@@ -545,7 +544,7 @@ fn unshare(what: c_int) -> Outcome {
     reply(unsafe { libc::unshare(what) })
 }
 
-/// Twice what it has as a bound.
+/// Tries to raise a limit to twice its value.
 fn raise(limit: libc::__rlimit_resource_t) -> Outcome {
     let mut now: libc::rlimit = unsafe { zeroed() };
     reply(unsafe { libc::getrlimit(limit, &mut now) })?;
@@ -568,7 +567,7 @@ fn interface_up(_: &Aims) -> Outcome {
     done
 }
 
-/// Goes on past the bound, unless it is stopped.
+/// Repeats past the bound, unless it is stopped.
 fn bomb(bound: u64, mut one: impl FnMut() -> Outcome) -> Outcome {
     for _ in 0..=bound {
         one()?;

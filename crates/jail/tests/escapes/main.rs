@@ -1,9 +1,9 @@
-//! A jailed program that was taken over: it does what it likes, with everything that the
-//! jail leaves it, and reaches nothing.
+//! A compromised program in a jail: it attacks with everything that the jail leaves it, and must
+//! reach nothing.
 //!
-//! This test is its own victim and its own attacker: it starts itself in two jails. The
-//! attacker tries everything twice, with the jail alone, and with the system call filter of
-//! a monitor's main thread on top.
+//! This test is its own victim and its own attacker: it starts itself in two jails. The attacker
+//! makes all attempts twice: with the jail alone, and with the system call filter of a monitor's
+//! main thread on top.
 
 mod attempts;
 #[path = "../common/calls.rs"]
@@ -17,7 +17,7 @@ fn main() {
         ["victim"] => stage::be_victim(),
         ["memory bomb"] => stage::be_memory_bomb(),
         ["attacker", aims @ ..] => attempts::run(aims),
-        // What a test harness is asked.
+        // Arguments that a test harness is started with.
         ["--list", ..] => println!("a_taken_over_program_reaches_nothing: test"),
         _ => stage::run(),
     }

@@ -1,4 +1,4 @@
-//! Two jails, and what is around them that must not be reached.
+//! Two jails, and targets outside of them that must not be reached.
 #![allow(unsafe_code)] // Shared memory of System V, and the victim's secret.
 
 use jiffy_jail::{Cgroup, Cgroups, Identities, Jail, Level, Limits, Program, Share};
@@ -12,22 +12,22 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{SocketAddr, UnixListener};
 use std::path::Path;
 
-/// Descriptors that a jailed program here may have.
+/// Limit of descriptors of a jailed program in this test.
 pub const FILES: u64 = 64;
-/// Threads and processes.
+/// Limit of threads and processes.
 pub const PROCESSES: u64 = 16;
-/// Bytes of memory, where there are control groups.
+/// Limit of memory in bytes, if there are control groups.
 pub const MEMORY: u64 = 64 << 20;
-/// Bytes of a file.
+/// Limit of a file's size in bytes.
 pub const FILE_SIZE: u64 = 1 << 20;
-/// At the victim's address.
+/// A value at a known address of the victim.
 pub const SECRET: u64 = 0x5ec2_e75e_c2e7_5ec2;
-/// System V shared memory of the host.
+/// A System V shared memory segment of the host.
 pub const SHM_KEY: i32 = 0x6a69_6666;
 
 static TREASURE: u64 = SECRET;
 
-/// Has four times the memory that it may have.
+/// Uses four times its memory limit.
 pub fn be_memory_bomb() {
     let mut all = vec![0_u8; 4 * MEMORY as usize];
     for page in all.chunks_mut(4096) {
@@ -36,7 +36,7 @@ pub fn be_memory_bomb() {
     std::hint::black_box(&all);
 }
 
-/// Holds something in memory until it is ended.
+/// Holds the secret in memory until it is killed.
 pub fn be_victim() {
     println!("{:p}", &raw const TREASURE);
     loop {
@@ -80,7 +80,7 @@ fn start(jail: &Jail<'_>, arguments: &[&str], handed: &[BorrowedFd<'_>]) -> (Jai
     (Jailed(pid), ours)
 }
 
-/// A socket that only this group may connect to; none: only its owner.
+/// A socket that only this group may connect to; with `None`, only its owner.
 fn listen(path: &Path, group: Option<u32>) -> UnixListener {
     let listener = UnixListener::bind(path).unwrap();
     let mode = if group.is_some() { 0o660 } else { 0o600 };
@@ -116,7 +116,7 @@ fn jail_of<'a>(world: &World<'a>, user: u32, cgroup: Option<&'a Cgroup>) -> Jail
     }
 }
 
-/// Sets all of it up, and lets the attacker go.
+/// Sets everything up, and starts the attacker.
 pub fn run() {
     let base = tempfile::tempdir().unwrap();
     let path = |name: &str| base.path().join(name);
@@ -180,7 +180,7 @@ pub fn run() {
             processors: 1,
             is_last: false,
         };
-        cgroup.bound(&share).unwrap();
+        cgroup.set_limits(&share).unwrap();
         Some(cgroup)
     };
     let world = World {
@@ -238,14 +238,14 @@ pub fn run() {
         let (attacker, _) = start(&jail, &["memory bomb"], &[]);
         let status = attacker.wait().unwrap();
         assert_eq!(status.terminating_signal(), Some(libc::SIGKILL));
-        assert!(cgroup.was_out_of_memory(), "it was the kernel");
+        assert!(cgroup.was_oom_killed(), "it was the kernel");
         println!("held: have memory without end");
         let folder = cgroup.folder().to_owned();
         drop(cgroup);
         assert!(!folder.exists(), "its group is gone");
     }
     if let Some(cgroups) = &cgroups {
-        // One that nobody has: the monitor of a daemon that forgot it.
+        // An unknown group, like that of a monitor which the daemon forgot.
         let lost = cgroups.make(PROCESSES).unwrap();
         let (stray, _) = start(
             &jail_of(&world, attackers.id(), Some(&lost)),
@@ -261,12 +261,12 @@ pub fn run() {
         cgroups.limit_growth(stray.0, None).unwrap();
         assert_eq!(high(), "max\n");
         drop((found, lost));
-        cgroups.sweep();
+        cgroups.kill_unknown();
         assert_eq!(
             stray.wait().unwrap().terminating_signal(),
             Some(libc::SIGKILL)
         );
-        cgroups.sweep();
+        cgroups.kill_unknown();
         cgroups.remove();
         assert!(!cgroups.folder().exists(), "nothing is left");
     }

@@ -34,7 +34,7 @@ impl Vm {
         let Some(request) = reader.next::<Request>()? else {
             return Ok(());
         };
-        // The init of release 0.1 closes the connection on any other.
+        // The init of release 0.1 closes the connection on any other request.
         if self.script.old && request.version() > 1 {
             return Ok(());
         }
@@ -194,10 +194,10 @@ impl Vm {
         stream.shutdown(Shutdown::Both)
     }
 
-    /// Programs are held still until the connection ends.
+    /// Programs are frozen until the connection ends.
     pub fn quiesce(&self, mut stream: UnixStream, mut reader: Messages) -> io::Result<()> {
         self.kill_main(Signal::STOP);
-        // What was written is delivered first.
+        // Output that was written is delivered first.
         thread::sleep(Duration::from_millis(20));
         let until = Instant::now() + Duration::from_secs(5);
         loop {

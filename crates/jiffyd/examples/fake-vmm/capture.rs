@@ -1,6 +1,6 @@
-//! Captured and restored.
+//! Captures and restores the VM.
 
-use crate::{Vm, until_let_go};
+use crate::{Vm, wait_for_release};
 use jiffy_sys::fds::send_with_fds;
 use jiffy_wire::agent::Command;
 use jiffy_wire::state::{open as unseal, seal};
@@ -13,14 +13,14 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-/// What a captured "VM" is: the contents of its state file.
+/// The state of a captured "VM": the contents of its state file.
 #[derive(Debug, serde::Serialize, serde::Deserialize)]
 pub struct Saved {
     id: String,
     hostname: String,
     /// The first command, if it ran.
     main: Option<Command>,
-    /// How often it was captured, with those it came from.
+    /// How often it was captured, including its ancestors.
     depth: u32,
 }
 
@@ -32,7 +32,7 @@ impl Vm {
     pub fn capture(&self, stream: &mut UnixStream, resume: bool) -> io::Result<()> {
         if self.script.held_capture {
             File::create("capturing")?;
-            until_let_go();
+            wait_for_release();
         }
         if self.script.capture_fails {
             let refusal = ControlResponse::Error("The disk is on fire.".into());
@@ -54,7 +54,7 @@ impl Vm {
         let state_file = memfd(&state)?;
         let mut layers = self.layers.lock().unwrap();
         let first = layers.is_empty();
-        // A page at the start, and one that tells the layers apart.
+        // A page at the start, and one that identifies the layer.
         let layer = memfd(&[])?;
         layer.set_len(self.ram_bytes())?;
         layer.write_all_at(&[0x55; 4096], if first { 0 } else { 1 << 20 })?;
@@ -97,7 +97,7 @@ impl Vm {
                 self.finish(ExitReason::StartFailed, &message)
             }
         };
-        // As it answers when it is asked what it has written.
+        // The same ranges as the answer to `Written`.
         for extent in &restore.prefault {
             assert_eq!((extent.offset, extent.length), (1 << 20, 4096));
             eprintln!("fake-vmm: prefault");
@@ -152,7 +152,7 @@ impl Vm {
     }
 }
 
-/// What a state says, whose envelope is that of a real one.
+/// The body of a state whose envelope is like that of a real one.
 fn saved_in(state: &[u8]) -> io::Result<Saved> {
     let (_, body) = unseal(state).map_err(io::Error::other)?;
     Ok(serde_json::from_slice(body)?)
@@ -164,8 +164,8 @@ fn memfd(contents: &[u8]) -> io::Result<File> {
     Ok(file)
 }
 
-/// The whole of a file, read by offset: a descriptor of a capture is one open file for all
-/// children of a fork, which read at the same time. A test may give a pipe instead.
+/// Reads a whole file by offset: a descriptor of a capture is one open file for all children of a
+/// fork, which read at the same time. A test may pass a pipe instead.
 fn contents(mut file: &File) -> io::Result<Vec<u8>> {
     let metadata = file.metadata()?;
     if !metadata.is_file() {

@@ -69,7 +69,7 @@ impl Vm {
         })
     }
 
-    /// The programs stand for the vCPUs.
+    /// The programs are stopped in place of vCPUs.
     pub fn pause(&self, paused: bool) -> ControlResponse {
         let refusals = || self.refused.fetch_add(1, Ordering::Relaxed);
         if self.script.resume_fails && !paused && refusals() < 2 {

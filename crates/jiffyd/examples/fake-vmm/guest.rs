@@ -2,7 +2,7 @@
 
 use crate::channel::{Messages, send};
 use crate::program::{Program, feed, start};
-use crate::{Vm, spawn, until_let_go};
+use crate::{Vm, spawn, wait_for_release};
 use jiffy_wire::agent::{
     Command, ExecInput, ExitStatus, FromGuest, GuestSpan, MAIN_OUTPUT_WINDOW, SUPERVISOR_PORT,
     StartError, Stream, ToGuest, VERSION,
@@ -19,9 +19,9 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
-/// The file that says that there is no agent any more.
+/// The file that marks the agent as gone.
 pub const OFF: &str = "off";
-/// How long a slow guest takes to say something.
+/// How long a slow guest takes for a message.
 const SLOW: Duration = Duration::from_millis(100);
 /// Most input kept for a program that doesn't read.
 const INPUT_WINDOW: usize = 128 * 1024;
@@ -29,26 +29,26 @@ const INPUT_WINDOW: usize = 128 * 1024;
 #[derive(Default)]
 pub struct Main {
     pub program: Option<Arc<Program>>,
-    /// Input for the program, on its way to a thread that may wait for it.
+    /// Input for the program, on its way to a thread that may block on it.
     pub input: Option<mpsc::Sender<ExecInput>>,
-    /// Bytes of input the program has taken since the node was last told.
+    /// Bytes of input that the program has read since the last credit.
     pub taken: u32,
-    /// What the node was told of these, and the hearing thread was not.
+    /// Credit that was sent to the node, but not counted by the reading thread yet.
     pub told_taken: u32,
     pub output: [Window; 2],
     pub exit: Option<ExitStatus>,
     pub failed: Option<StartError>,
-    /// The end was told on this connection: what is confirmed before that is nothing.
+    /// The end was reported on this connection; earlier confirmations are ignored.
     pub told_end: bool,
     pub end_stored: bool,
     pub broken: bool,
     pub welcomed: bool,
-    /// The hello of the connection that was given up was said.
+    /// The hello of the abandoned connection was sent.
     pub was_late: bool,
     pub powering_off: bool,
 }
 
-/// A stream's bytes that the host has not stored.
+/// Bytes of a stream that the host has not stored.
 #[derive(Default)]
 pub struct Window {
     pub base: u64,
@@ -64,7 +64,7 @@ impl Vm {
             }
         }
         if self.script.held {
-            until_let_go();
+            wait_for_release();
         }
         if self.saved.is_some() {
             self.enter();
@@ -110,7 +110,7 @@ impl Vm {
         PathBuf::from(format!("{}_{SUPERVISOR_PORT}", vsock.display()))
     }
 
-    /// A hello that was overtaken by that of a later connection is nothing to the node.
+    /// The node ignores a hello that arrives after that of a later connection.
     fn say_hello_late(&self, mut given_up: UnixStream) {
         let mut main = self.main.lock().unwrap();
         while main.program.is_none() || !main.welcomed {
@@ -132,7 +132,7 @@ impl Vm {
         self.changed.notify_all();
     }
 
-    /// What a hostile program in the guest might send.
+    /// Data that a hostile program in the guest might send.
     pub fn garbage(&self) {
         let hello = |vm_id: &str, version| {
             frame::to_vec(&FromGuest::Hello {
@@ -289,7 +289,7 @@ impl Vm {
         over
     }
 
-    /// Tells all about the first command until the connection breaks.
+    /// Reports the first command until the connection breaks.
     pub fn report_main(&self, stream: &mut UnixStream, attempt: u32) -> io::Result<()> {
         let mut main = self.main.lock().unwrap();
         let mut told_start = false;
@@ -354,7 +354,7 @@ impl Vm {
                 continue;
             }
             if self.script.redials && attempt == 0 {
-                // As if it had not heard it.
+                // Pretends that the message was lost.
                 main.end_stored = false;
                 return Ok(());
             }
@@ -364,7 +364,7 @@ impl Vm {
                 drop(main);
                 if self.script.slow_off {
                     std::fs::write(OFF, "")?;
-                    until_let_go();
+                    wait_for_release();
                     std::fs::write("written", "")?;
                 }
                 thread::sleep(Duration::from_millis(5));
@@ -377,7 +377,7 @@ impl Vm {
         }
     }
 
-    /// Hears the node on a supervisor connection.
+    /// Reads the node's messages on a supervisor connection.
     pub fn hear(&self, mut reader: Messages) {
         let mut waiting = 0usize;
         while let Ok(Some(message)) = reader.next::<ToGuest>() {
@@ -397,7 +397,7 @@ impl Vm {
                         waiting += bytes.len();
                         assert!(waiting <= INPUT_WINDOW, "more input than there is room for");
                     }
-                    // Signals overtake input that waits.
+                    // Signals overtake waiting input.
                     match (&message, &main.program) {
                         (ExecInput::Signal(_), Some(program)) => feed(message, program, &mut None),
                         _ => drop(main.input.as_ref().map(|input| input.send(message))),
@@ -421,7 +421,7 @@ impl Vm {
 
 impl Window {
     fn forget(&mut self, until: u64) {
-        // More than was said here, if others in the guest said the rest.
+        // May exceed what was sent here, if other programs in the guest sent more.
         let count = until.saturating_sub(self.base);
         self.bytes.drain(..self.bytes.len().min(count as usize));
         self.base += count;

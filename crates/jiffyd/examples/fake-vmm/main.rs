@@ -1,10 +1,8 @@
-//! A stand-in for `jiffy-vmm` and the guest in it, for the node's tests on
-//! hosts without KVM.
+//! A stand-in for `jiffy-vmm` and its guest, for the node's tests on hosts without KVM.
 //!
-//! It keeps both contracts: events, control socket and exit record of the
-//! VMM; supervisor channel and agent of the guest. The "guest's" programs are
-//! real programs on the host. Words `fake=…` of the kernel's command line
-//! make it misbehave; see [`Script`].
+//! It implements both protocols: events, control socket and exit record of the VMM; supervisor
+//! channel and agent of the guest. The "guest's" programs are real programs on the host. Words
+//! `fake=…` of the kernel's command line make it misbehave; see [`Script`].
 
 mod agent;
 mod capture;
@@ -46,17 +44,17 @@ struct Vm {
     begun: Instant,
     main: Mutex<Main>,
     changed: Condvar,
-    /// What it was restored from.
+    /// The state that it was restored from.
     saved: Option<Saved>,
     paused: Mutex<bool>,
-    /// How often it would not go on.
+    /// How often it still refuses to resume.
     refused: AtomicU32,
-    /// Layers of RAM so far.
+    /// Number of RAM layers so far.
     layers: Mutex<Vec<File>>,
     balloon: Mutex<u32>,
     copied: Mutex<HashMap<String, Vec<CopyFrame>>>,
 }
-/// What all guests have here; an earlier release showed them IA32_ARCH_CAPABILITIES.
+/// The processor of all guests; an earlier release showed them IA32_ARCH_CAPABILITIES.
 fn host() -> Host {
     let with = |leaf_7_edx| {
         let leaves = [
@@ -128,7 +126,7 @@ fn main() {
         wait_to_begin(&control);
         let restore = vm.config.restore.take();
         (vm.config, vm.guest) = read_config(&file);
-        // What it is restored from, and as, is decided by then.
+        // By then its origin and identity are known.
         vm.config.restore = restore;
     }
     let vm = Arc::new(vm);
@@ -161,14 +159,14 @@ fn main() {
 
 /// The descriptor that the node passes.
 fn third() -> File {
-    // SAFETY: the node leaves it open for us, and nothing else here has it.
+    // SAFETY: the node leaves it open for us, and nothing else here owns it.
     #[allow(unsafe_code)]
     unsafe {
         File::from_raw_fd(3)
     }
 }
 
-/// Waits to be told which VM it is: configuration, events, and descriptors.
+/// Waits for its VM: configuration, events, and descriptors.
 fn wait_as_spare(placeholder: &Path) -> (PathBuf, File, Vec<OwnedFd>) {
     let argument = Argument::find(placeholder.as_os_str()).unwrap();
     let socket = third();
@@ -194,7 +192,7 @@ fn read_config(file: &Path) -> (VmmConfig, GuestConfig) {
     (config, guest)
 }
 
-/// Held until it is told to begin.
+/// Held until the node lets it start.
 fn wait_to_begin(control: &UnixListener) {
     for stream in control.incoming() {
         let mut line = String::new();
@@ -224,7 +222,7 @@ fn serve(
 }
 
 /// The working directory is the VM's folder.
-fn until_let_go() {
+fn wait_for_release() {
     while !Path::new("go").exists() {
         thread::sleep(Duration::from_millis(2));
     }
@@ -238,7 +236,7 @@ impl Vm {
     fn event(&self, event: &VmmEvent) {
         let mut line = serde_json::to_vec(event).unwrap();
         line.push(b'\n');
-        // The daemon may be gone; the VM is not.
+        // The daemon may have ended; the VM runs on.
         let _ = self.events.lock().unwrap().write_all(&line);
     }
 

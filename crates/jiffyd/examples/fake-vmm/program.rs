@@ -49,8 +49,8 @@ pub fn feed(input: ExecInput, program: &Program, stdin: &mut Option<ChildStdin>)
     }
 }
 
-/// A program's process group, which is signalled only while its leader has
-/// not been reaped: afterwards the number may be somebody else's.
+/// A program's process group. It is signalled only before its leader is reaped: afterwards the
+/// number may be reused.
 #[derive(Debug)]
 pub struct Program {
     pub pid: u32,

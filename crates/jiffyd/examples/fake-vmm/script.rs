@@ -1,17 +1,17 @@
-//! How the VM misbehaves.
+//! Ways in which the VM misbehaves.
 
-/// How it misbehaves.
+/// What the VM does wrong.
 #[derive(Debug, Default)]
 pub struct Script {
     /// The VMM can't build the VM.
     pub start_failed: bool,
-    /// The guest never says anything.
+    /// The guest never sends anything.
     pub mute: bool,
-    /// Neither the agent nor the control socket takes anything.
+    /// Neither the agent nor the control socket accepts requests.
     pub deaf: bool,
-    /// Other programs in the guest send nonsense to the supervisor port.
+    /// Other programs in the guest send invalid data to the supervisor port.
     pub garbage: bool,
-    /// The agent answers `exec` with nonsense.
+    /// The agent answers `exec` with invalid data.
     pub exec_garbage: bool,
     /// The guest crashes once its command runs.
     pub crash: bool,
@@ -21,35 +21,35 @@ pub struct Script {
     pub warn: bool,
     /// The guest writes marks without end.
     pub flood: bool,
-    /// Other programs in the guest say hello to the supervisor port over and over, each
-    /// with output without end, until there is a file `go` in the VM's folder; then they
-    /// open a hundred connections on which they say nothing.
+    /// Other programs in the guest repeatedly send a hello to the supervisor port, each followed by
+    /// endless output, until the file `go` exists in the VM's folder; then they open a hundred
+    /// silent connections.
     pub storm: bool,
     /// The guest powers off before its command has ended.
     pub early_off: bool,
     /// The VMM can't capture the VM.
     pub capture_fails: bool,
-    /// A capture makes the file `capturing` in the VM's folder, waits until
-    /// there is one called `go`, and makes `captured` at its end.
+    /// A capture creates the file `capturing` in the VM's folder, waits for a file `go`, and
+    /// creates `captured` at its end.
     pub held_capture: bool,
-    /// The guest says nothing until there is a file `go` in the VM's folder.
+    /// The guest sends nothing until the file `go` exists in the VM's folder.
     pub held: bool,
-    /// The guest that powers off makes the file `off` in the VM's folder, writes back
-    /// until there is one called `go`, and makes `written` then.
+    /// A guest that powers off creates the file `off` in the VM's folder, writes back until the
+    /// file `go` exists, and then creates `written`.
     pub slow_off: bool,
     /// The guest's init is of release 0.1.
     pub old: bool,
-    /// The guest's init is of the release after this one.
+    /// The guest's init is of the next release.
     pub newer: bool,
     /// The command ends while the vCPUs are being stopped.
     pub end_at_pause: bool,
-    /// The guest's init dials, gives that up, and is heard all the same once it has
-    /// dialled again. When its command's end is stored it loses that connection before
-    /// it hears so, and on the next takes its time.
+    /// The guest's init connects, abandons that connection and connects again; the abandoned hello
+    /// still arrives. It loses the second connection after its command's end is stored, before it
+    /// is told, and is slow on the next.
     pub redials: bool,
-    /// The VMM refuses twice to let the vCPUs go on.
+    /// The VMM refuses twice to resume the vCPUs.
     pub resume_fails: bool,
-    /// The guest says that of its memory 100 MiB are available, and 20 of them free.
+    /// The guest reports 100 MiB of available memory, 20 of them free.
     pub caches: bool,
 }
 

@@ -1,7 +1,7 @@
 //! Hostile programs in the guest that flood the supervisor port.
 
 use crate::channel::{Messages, send};
-use crate::{Vm, spawn, until_let_go};
+use crate::{Vm, spawn, wait_for_release};
 use jiffy_wire::agent::{FromGuest, GuestSpan, Stream, ToGuest, VERSION};
 use jiffy_wire::frame::MAX_DATA;
 use std::io::{self, Read};
@@ -11,11 +11,11 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-/// How many say hello at a time.
+/// Number of programs that send hellos at a time.
 const TALKERS: usize = 12;
-/// How many connections are opened on which nothing is said.
+/// Number of silent connections.
 const SILENT: usize = 100;
-/// The file that says that all of these are open.
+/// The file that shows that all of these are open.
 const OPEN: &str = "silent";
 
 impl Vm {
@@ -27,7 +27,7 @@ impl Vm {
                 }
             });
         }
-        until_let_go();
+        wait_for_release();
         let mut silent = Vec::new();
         while silent.len() < SILENT {
             match UnixStream::connect(self.supervisor()) {
@@ -41,7 +41,7 @@ impl Vm {
         }
     }
 
-    /// Says a valid hello, and then whatever there is until the connection is closed.
+    /// Sends a valid hello, then data until the connection is closed.
     fn talk(&self) -> io::Result<()> {
         let mut stream = UnixStream::connect(self.supervisor())?;
         let hello = FromGuest::Hello {
@@ -59,7 +59,7 @@ impl Vm {
         else {
             return Ok(());
         };
-        // No acknowledgement is read from here on.
+        // From here on it reads no acknowledgements.
         loop {
             let data = vec![b'x'; MAX_DATA];
             let length = data.len() as u64;

@@ -1,4 +1,4 @@
-//! Which system calls change a file or another process.
+//! System calls that change a file or another process.
 
 use nix::libc::{self, user_regs_struct};
 use nix::sys::ptrace;
@@ -10,10 +10,10 @@ use std::str::FromStr;
 /// A kind of call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Call {
-    /// Makes or empties a file.
+    /// Creates or truncates a file.
     Create,
     Write,
-    /// Cuts or lengthens a file.
+    /// Changes a file's length.
     Resize,
     /// Copies or clones from file to file.
     Copy,
@@ -22,16 +22,16 @@ pub enum Call {
     Link,
     Unlink,
     MakeFolder,
-    /// Mode, owner, times and attributes.
+    /// Changes mode, owner, times or attributes.
     Attributes,
     Bind,
     /// Connects to another process.
     Connect,
     /// Writes to a socket.
     Send,
-    /// Makes a process, which has not executed a program.
+    /// Creates a process that has not executed a program yet.
     Spawn,
-    /// The return of that call: the program is executed.
+    /// That call returns: the program is executed.
     Spawned,
     Signal,
     Priority,
@@ -136,7 +136,7 @@ fn makes_process(flags: u64) -> Option<Call> {
     (flags & libc::CLONE_THREAD as u64 == 0).then_some(Call::Spawned)
 }
 
-/// A write to a file or a socket, but not to the log.
+/// A write to a file or a socket, except the log.
 fn written(thread: Pid, descriptor: u64) -> Option<Call> {
     if descriptor == libc::STDERR_FILENO as u64 {
         return None;

@@ -3,12 +3,11 @@
 //!     killer PID                        kills nothing
 //!     killer PID before|after CALL NTH  kills PID at its NTH such call
 //!
-//! All threads are followed, and counted together; child processes are not followed. Prints
-//! `ready` when all threads are watched, then a line for each call that has succeeded, as
-//! [`calls`] names them. It runs until the process has ended or it is killed itself: then the
-//! process goes on.
+//! All threads are traced, and counted together; child processes are not traced. Prints `ready`
+//! when all threads are traced, then a line for each call that has succeeded, as [`calls`] names
+//! them. It runs until the process has ended or it is killed itself: then the process continues.
 //!
-//! strace(1) can't do this: its `when=` counts the calls of each thread apart.
+//! strace(1) can't do this: its `when=` counts the calls of each thread separately.
 
 mod calls;
 
@@ -27,12 +26,12 @@ use std::time::Duration;
 /// `PTRACE_SYSCALL_INFO_ENTRY` and `…_EXIT` of linux/ptrace.h.
 const ENTRY: u8 = 1;
 const EXIT: u8 = 2;
-/// `PTRACE_EVENT_STOP`: of a thread that is new, or was interrupted.
+/// `PTRACE_EVENT_STOP`: a new thread stops, or one that was interrupted.
 const STOPPED: i32 = 128;
-/// How long a child that has not executed its program yet is held behind its parent's death.
+/// How long a child that has not executed its program yet is held after its parent's death.
 const HELD: Duration = Duration::from_millis(100);
 
-/// When the process is killed.
+/// When to kill the process.
 struct Point {
     is_before: bool,
     call: Call,
@@ -42,15 +41,15 @@ struct Point {
 struct Tracer {
     process: Pid,
     point: Option<Point>,
-    /// So many of the point's calls were seen.
+    /// How many of the point's calls were seen.
     seen: u32,
-    /// Of each thread, the call that it is in, if that counts.
+    /// By thread: the call that it is in, if that counts.
     within: HashMap<Pid, Option<Call>>,
     /// Children that are stopped before their first instruction.
     children: HashSet<Pid>,
-    /// The child of each thread that has just made one, until its stop is seen.
+    /// By thread: the child that it has just created, until its stop is seen.
     expected: HashSet<Pid>,
-    /// All threads are followed: calls count.
+    /// All threads are traced, so calls count.
     is_ready: bool,
     is_killed: bool,
 }
@@ -91,7 +90,7 @@ fn main() {
 }
 
 impl Tracer {
-    /// Until no thread is found that is not known: they make others meanwhile.
+    /// Repeats until no unknown thread is found: threads create others meanwhile.
     fn attach(&mut self) {
         let options = Options::PTRACE_O_TRACESYSGOOD
             | Options::PTRACE_O_TRACECLONE
@@ -109,7 +108,7 @@ impl Tracer {
             for thread in unknown {
                 match ptrace::seize(thread, options) {
                     Ok(()) => ptrace::interrupt(thread).unwrap(),
-                    // It has ended, or was seized with the one that made it.
+                    // The thread has ended, or was attached with its creator.
                     Err(Errno::ESRCH | Errno::EPERM) => {}
                     Err(error) => panic!("thread {thread}: {error}"),
                 }
@@ -133,7 +132,7 @@ impl Tracer {
         Path::new(&format!("/proc/{}/task/{thread}", self.process)).exists()
     }
 
-    /// Takes the next event; false when the process has ended.
+    /// Handles the next event; false when the process has ended.
     fn step(&mut self) -> bool {
         let status = match waitpid(Pid::from_raw(-1), Some(WaitPidFlag::__WALL)) {
             Ok(status) => status,
@@ -165,7 +164,7 @@ impl Tracer {
         }
     }
 
-    /// A thread has made a thread or a process.
+    /// A thread has created a thread or a process.
     fn made(&mut self, thread: Pid) {
         let Ok(made) = ptrace::getevent(thread) else {
             return;
@@ -196,7 +195,7 @@ impl Tracer {
                 self.within.insert(thread, call);
                 let strikes = |point: &Point| point.is_before && Some(point.call) == call;
                 if self.is_ready && self.point.as_ref().is_some_and(strikes) {
-                    self.strike_if_due();
+                    self.kill_if_due();
                 }
             }
             EXIT => {
@@ -218,11 +217,11 @@ impl Tracer {
         println!("{call}");
         let strikes = |point: &Point| !point.is_before && point.call == call;
         if self.point.as_ref().is_some_and(strikes) {
-            self.strike_if_due();
+            self.kill_if_due();
         }
     }
 
-    fn strike_if_due(&mut self) {
+    fn kill_if_due(&mut self) {
         self.seen += 1;
         if self
             .point
@@ -234,7 +233,7 @@ impl Tracer {
         }
     }
 
-    /// Children go on that were made as the process was killed.
+    /// Children that were created as the process was killed continue.
     fn let_children_go(&mut self) {
         if !self.expected.is_empty() || !self.children.is_empty() {
             std::thread::sleep(HELD);
@@ -245,7 +244,7 @@ impl Tracer {
     }
 }
 
-/// Until its next call, or event. It may have been killed meanwhile.
+/// Continues the thread until its next call or event. It may have been killed meanwhile.
 fn go_on(thread: Pid, signal: Option<Signal>) {
     let _ = ptrace::syscall(thread, signal);
 }

@@ -1,9 +1,9 @@
-//! Daemons that end while VMs go on.
+//! Daemons that end while VMs run on.
 
 use crate::client::{connect, request};
 use crate::daemon::{
-    Daemon, bad_vm, command, eventually, id_of, is_alive, kill, let_go, named, shell, started, vm,
-    vm_record, vmms,
+    Daemon, bad_vm, command, eventually, id_of, is_alive, kill, named, release_guest, shell,
+    started, vm, vm_record, vmms,
 };
 use jiffy_wire::agent::ExitStatus;
 use jiffy_wire::api::{CreateVm, ErrorKind, Vm, VmState, VolumeUse};
@@ -49,7 +49,7 @@ fn vms_survive_a_killed_daemon_and_are_adopted() {
 }
 
 #[test]
-fn what_happens_while_no_daemon_looks_is_not_lost() {
+fn output_and_exits_without_a_daemon_are_not_lost() {
     let mut daemon = Daemon::start();
     let go = daemon.folder.path().join("go");
     let wait = format!("while ! test -e {}; do sleep 0.02; done", go.display());
@@ -82,7 +82,7 @@ fn what_happens_while_no_daemon_looks_is_not_lost() {
 }
 
 #[test]
-fn a_vm_that_was_starting_gets_ready_under_the_next_daemon() {
+fn a_starting_vm_becomes_ready_under_the_next_daemon() {
     let mut daemon = Daemon::start();
     let mut frames = daemon.run(named(
         "slow",
@@ -100,7 +100,7 @@ fn a_vm_that_was_starting_gets_ready_under_the_next_daemon() {
     );
     daemon.up();
     assert_eq!(daemon.vm("slow").state, VmState::Starting);
-    let_go(&daemon.vm_folder(&id));
+    release_guest(&daemon.vm_folder(&id));
     daemon.when("slow", VmState::Running);
     eventually("its output is there", || {
         daemon.logs("slow", "").0 == "hello\n"
@@ -108,7 +108,7 @@ fn a_vm_that_was_starting_gets_ready_under_the_next_daemon() {
 }
 
 #[test]
-fn a_guest_that_writes_back_is_not_cut_short_by_the_next_daemon() {
+fn the_next_daemon_lets_a_stopping_guest_write_back() {
     let mut daemon = Daemon::start();
     let asked = command(&["sleep", "100"]);
     let asked: Vm = daemon
@@ -136,11 +136,11 @@ fn a_guest_that_writes_back_is_not_cut_short_by_the_next_daemon() {
     std::thread::scope(|scope| {
         let stop = |id: &str| daemon.post(&format!("/v1/vms/{id}/stop?grace_ms=0"), b"");
         let stops = [&vms[0], &vms[1]].map(|id| scope.spawn(move || stop(id)));
-        // There is no agent any more: one that ran would be ended at once.
+        // The guests have no agent any more; otherwise such VMs would be killed at once.
         std::thread::sleep(Duration::from_millis(500));
         for id in &vms {
             assert_eq!(daemon.vm(id).state, VmState::Stopping);
-            let_go(&daemon.vm_folder(id));
+            release_guest(&daemon.vm_folder(id));
         }
         for stop in stops {
             let stopped: Vm = stop.join().unwrap().json();
@@ -151,7 +151,7 @@ fn a_guest_that_writes_back_is_not_cut_short_by_the_next_daemon() {
 }
 
 #[test]
-fn an_orderly_end_leaves_vms_running_too() {
+fn a_clean_daemon_shutdown_leaves_vms_running() {
     let mut daemon = Daemon::start();
     daemon.run_detached(named("idle", CreateVm::default()));
     let pid = daemon.vm("idle").pid.unwrap();
@@ -168,7 +168,7 @@ fn an_orderly_end_leaves_vms_running_too() {
 }
 
 #[test]
-fn vmms_of_unknown_vms_are_ended_and_their_files_removed() {
+fn vmms_of_unknown_vms_are_killed_and_their_files_removed() {
     let mut daemon = Daemon::start();
     daemon.run_detached(named("orphan", CreateVm::default()));
     let vm = daemon.vm("orphan");
@@ -185,7 +185,7 @@ fn vmms_of_unknown_vms_are_ended_and_their_files_removed() {
 }
 
 #[test]
-fn a_record_that_can_not_be_read_is_shown_and_can_be_removed() {
+fn an_unreadable_record_is_listed_and_can_be_removed() {
     let mut daemon = Daemon::start();
     let broken: Vm = daemon.create(&named("broken", CreateVm::default())).json();
     let newer: Vm = daemon.create(&named("newer", CreateVm::default())).json();
@@ -224,7 +224,7 @@ fn a_record_that_can_not_be_read_is_shown_and_can_be_removed() {
     daemon.nothing_left();
 }
 
-/// A VM with a volume of its name, so that its record says something of use.
+/// A VM with a volume of its own name, which its record lists.
 fn with_volume(name: &str) -> CreateVm {
     let volume = VolumeUse {
         name: name.into(),
@@ -238,7 +238,7 @@ fn with_volume(name: &str) -> CreateVm {
 }
 
 #[test]
-fn a_vm_whose_record_can_not_be_read_runs_on_and_is_seen() {
+fn a_vm_with_an_unreadable_record_runs_on_and_is_listed() {
     let mut daemon = Daemon::start();
     for name in ["broken", "newer"] {
         daemon.run_detached(with_volume(name)).json::<Vm>();
@@ -273,7 +273,7 @@ fn a_vm_whose_record_can_not_be_read_runs_on_and_is_seen() {
         let refused = daemon.exec(&vm.id, &shell("true")).err().unwrap();
         refused.error(ErrorKind::WrongState);
         daemon.delete(&path).error(ErrorKind::WrongState);
-        // Nobody else writes to its volume.
+        // No other VM writes to its volume.
         let other = CreateVm {
             name: Some(format!("not-{}", vm.id)),
             ..with_volume(if vm.id == newer.id { "newer" } else { "broken" })
@@ -288,7 +288,7 @@ fn a_vm_whose_record_can_not_be_read_runs_on_and_is_seen() {
         [&broken, &newer].map(|vm| fs::read(record(vm)).unwrap())
     );
 
-    // The release that wrote it finds it as it was.
+    // The release that wrote the record finds it unchanged.
     fs::write(record(&newer), whole).unwrap();
     daemon.up();
     let shown = daemon.vm("newer");
@@ -302,7 +302,7 @@ fn a_vm_whose_record_can_not_be_read_runs_on_and_is_seen() {
         .finish();
     assert_eq!(finished.text(), "still here\n");
 
-    // Who says so ends the other.
+    // A user can end the other.
     let killed: Vm = daemon
         .post(&format!("/v1/vms/{}/kill", broken.id), b"")
         .json();
@@ -402,7 +402,7 @@ fn a_second_daemon_says_so_and_a_stale_socket_is_replaced() {
     elsewhere
         .arg("--data")
         .arg(daemon.folder.path().join("other"));
-    // The last --data counts in no way: clap refuses two.
+    // clap refuses a second --data.
     assert!(!elsewhere.output().unwrap().status.success());
     daemon.killed();
     assert!(daemon.socket().exists());
@@ -415,7 +415,7 @@ fn a_second_daemon_says_so_and_a_stale_socket_is_replaced() {
 fn the_next_daemon_waits_for_one_that_is_ending() {
     let mut daemon = Daemon::start();
     let mut next = daemon.command().stderr(Stdio::null()).spawn().unwrap();
-    // Time enough for it to find the folder taken; if it was not, it finds it free.
+    // Time enough for it to find the folder locked; if it was not locked, it has it now.
     std::thread::sleep(Duration::from_millis(200));
     daemon.killed();
     daemon.answers();
@@ -469,7 +469,7 @@ fn random_kills_of_the_daemon_leak_nothing() {
 }
 
 #[test]
-fn a_vm_whose_record_is_gone_runs_on_and_is_seen() {
+fn a_vm_with_a_missing_record_runs_on_and_is_listed() {
     let mut daemon = Daemon::start();
     for name in ["lost", "young"] {
         daemon.run_detached(with_volume(name)).json::<Vm>();
@@ -479,7 +479,7 @@ fn a_vm_whose_record_is_gone_runs_on_and_is_seen() {
     for vm in [&lost, &young] {
         fs::remove_file(daemon.vm_folder(&vm.id).join("vm.json")).unwrap();
     }
-    // It began an hour ago; the other may be one that nobody has heard of yet.
+    // It began an hour ago; the other may have been reported to nobody yet.
     let config = daemon.vm_folder(&lost.id).join("vmm.json");
     let config = fs::File::options().write(true).open(config).unwrap();
     let before = std::time::SystemTime::now() - Duration::from_secs(3600);
@@ -493,7 +493,7 @@ fn a_vm_whose_record_is_gone_runs_on_and_is_seen() {
         "{why}"
     );
     assert!(is_alive(lost.pid.unwrap()));
-    // Nobody else writes to its volume.
+    // No other VM writes to its volume.
     let other = CreateVm {
         name: Some("other".into()),
         ..with_volume("lost")
@@ -508,14 +508,13 @@ fn a_vm_whose_record_is_gone_runs_on_and_is_seen() {
     daemon.nothing_left();
 }
 
-/// Starts the daemon, and does something when it is at its first such call with
-/// this path.
+/// Starts the daemon, and runs `act` when it is at its first such call with this path.
 fn up_with_a_stop(daemon: &mut Daemon, call: &str, path: &Path, act: impl FnOnce()) {
     let untraced = daemon.command();
     let mut traced = Command::new("strace");
     let seen = daemon.folder.path().join("strace");
     let _ = fs::remove_file(&seen);
-    // The tracer is the daemon's grandchild: the process that is spawned is the daemon.
+    // The tracer is the daemon's grandchild: the spawned process is the daemon.
     traced.args(["-D", "-f", "-qq", "-o"]).arg(&seen);
     traced.arg("-e").arg(format!("trace={call}"));
     traced
@@ -543,7 +542,7 @@ fn up_with_a_stop(daemon: &mut Daemon, call: &str, path: &Path, act: impl FnOnce
 }
 
 #[test]
-fn a_vm_whose_folder_goes_while_it_is_adopted_ends_no_daemon() {
+fn a_vm_folder_removed_during_adoption_does_not_end_the_daemon() {
     let mut daemon = Daemon::start();
     daemon
         .run_detached(named("beside", CreateVm::default()))
@@ -597,7 +596,7 @@ fn a_vm_whose_folder_goes_while_it_is_adopted_ends_no_daemon() {
 }
 
 #[test]
-fn what_a_daemon_cannot_adopt_goes_on_and_is_adopted_when_it_can_be() {
+fn a_vm_that_cannot_be_adopted_runs_on_and_is_adopted_later() {
     let mut daemon = Daemon::start();
     let go = daemon.folder.path().join("go");
     let script = format!(
@@ -624,7 +623,7 @@ fn what_a_daemon_cannot_adopt_goes_on_and_is_adopted_when_it_can_be() {
     assert!(error.contains("log of the VM box"), "{error}");
     let listed: Vec<Vm> = daemon.get("/v1/vms").json();
     assert!(listed[0].error.is_some());
-    // Nothing that it says meanwhile is lost.
+    // No output is lost meanwhile.
     fs::write(&go, "").unwrap();
     fs::remove_dir(&log).unwrap();
     fs::rename(&kept, &log).unwrap();
@@ -634,7 +633,7 @@ fn what_a_daemon_cannot_adopt_goes_on_and_is_adopted_when_it_can_be() {
 }
 
 #[test]
-fn output_after_a_log_that_was_lost_is_kept() {
+fn output_after_a_lost_log_is_kept() {
     let mut daemon = Daemon::start();
     let go = daemon.folder.path().join("go");
     let script = format!(
@@ -645,7 +644,7 @@ fn output_after_a_log_that_was_lost_is_kept() {
     eventually("the first output is stored", || {
         daemon.logs("box", "").0 == "before\n"
     });
-    // The guest gives up what it said only when it hears that it is stored.
+    // The guest drops output only after it was told that it is stored.
     daemon.post("/v1/vms/box/snapshots", b"{\"name\":\"one\"}");
     daemon.killed();
     fs::remove_file(daemon.vm_folder(&vm.id).join("command.log")).unwrap();
@@ -659,7 +658,7 @@ fn output_after_a_log_that_was_lost_is_kept() {
 }
 
 #[test]
-fn of_two_vms_with_one_name_both_are_known() {
+fn two_vms_with_one_name_are_both_listed() {
     let mut daemon = Daemon::start();
     let first: Vm = daemon.create(&named("box", CreateVm::default())).json();
     daemon.killed();
@@ -695,7 +694,7 @@ fn a_name_like_an_id_is_refused_and_an_old_one_hides_no_vm() {
         .create(&named(&vm.id, CreateVm::default()))
         .error(ErrorKind::Invalid);
     assert!(error.message.contains("looks like the id"), "{error:?}");
-    // As an earlier release made it.
+    // Like a record of an earlier release.
     let old: Vm = daemon
         .create(&named("xxxxxxxxxxxx", CreateVm::default()))
         .json();

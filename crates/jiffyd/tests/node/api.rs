@@ -1,4 +1,4 @@
-//! The API's edges: tokens, malformed requests, names of things.
+//! Limits of the API: tokens, malformed requests, names.
 
 use crate::client::{Answer, connect, request};
 use crate::daemon::{Daemon, eventually, tar_of};
@@ -137,7 +137,7 @@ fn unknown_things_come_with_a_hint() {
 }
 
 #[test]
-fn images_are_imported_listed_and_removed() {
+fn images_can_be_imported_listed_and_removed() {
     let daemon = Daemon::start();
     let listed = || -> Vec<String> {
         let images: Vec<Image> = daemon.get("/v1/images").json();
@@ -236,7 +236,7 @@ fn kernels_are_kept_and_listed() {
     );
 }
 
-/// The least file that has the header of a bzImage.
+/// The smallest file with the header of a bzImage.
 pub fn bzimage() -> Vec<u8> {
     let mut image = vec![0; 4096];
     image[0x1f1] = 1;
@@ -248,7 +248,7 @@ pub fn bzimage() -> Vec<u8> {
 }
 
 #[test]
-fn nonsense_instead_of_http_ends_that_connection_only() {
+fn invalid_http_ends_only_its_own_connection() {
     let daemon = Daemon::start();
     for nonsense in [&b"\x16\x03\x01 TLS?"[..], &[0; 100_000], b"GET\r\n\r\n"] {
         let mut stream = crate::client::connect(&daemon.socket()).unwrap();
@@ -260,7 +260,7 @@ fn nonsense_instead_of_http_ends_that_connection_only() {
 }
 
 #[test]
-fn a_request_that_was_begun_is_known_to_the_next_daemon() {
+fn the_next_daemon_knows_which_requests_had_begun() {
     let mut daemon = Daemon::start();
     let id = |number: u32| format!("{number:032x}");
     let create = |daemon: &Daemon, id: &str| {
@@ -279,9 +279,9 @@ fn a_request_that_was_begun_is_known_to_the_next_daemon() {
     daemon.up();
     assert_eq!(begun(&daemon, &id(1)), Some(true));
     assert_eq!(begun(&daemon, &id(2)), Some(false));
-    // It comes late, and its client knows that nothing was done.
+    // The request comes late, after its client was told that it had not begun.
     create(&daemon, &id(2)).error(ErrorKind::Conflict);
-    // A request that is refused for its id does nothing.
+    // A request that is refused for its id has no effect.
     create(&daemon, "no id").error(ErrorKind::Invalid);
     let answer = daemon.get("/v1/requests/1");
     answer.error(ErrorKind::Invalid);

@@ -1,4 +1,4 @@
-//! The least HTTP client that can talk to a node.
+//! A minimal HTTP client for a node.
 
 use jiffy_wire::agent::{ExecInput, ExecOutput, ExitStatus, Stream};
 use jiffy_wire::api::{ApiError, ErrorKind};
@@ -9,10 +9,10 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-/// Longer than anything here takes; a test that hangs fails.
+/// Longer than anything in these tests takes; a test that hangs fails.
 pub const PATIENCE: Duration = Duration::from_secs(300);
 
-/// An answer, whole.
+/// A complete answer.
 #[derive(Debug)]
 pub struct Answer {
     pub status: u16,
@@ -25,7 +25,7 @@ impl Answer {
         serde_json::from_slice(&self.body).unwrap()
     }
 
-    /// The error, which has this kind, its status, and reads as a sentence.
+    /// The error: checks that it has this kind and its status, and reads as a sentence.
     pub fn error(&self, kind: ErrorKind) -> ApiError {
         let text = String::from_utf8_lossy(&self.body);
         let error: ApiError =
@@ -40,7 +40,7 @@ impl Answer {
     }
 }
 
-/// One connection, one request.
+/// Sends one request on one connection.
 pub fn request(mut stream: impl Read + Write, head: &str, body: &[u8]) -> io::Result<Answer> {
     let length = body.len();
     write!(
@@ -66,8 +66,8 @@ pub fn request(mut stream: impl Read + Write, head: &str, body: &[u8]) -> io::Re
             }
         }
     } else {
-        // Not to the end: a node that left some of the request unread resets
-        // the connection behind its answer.
+        // Not read to the end: a node that left some of the request unread resets the connection
+        // after its answer.
         body.resize(content_length(&headers), 0);
         reader.read_exact(&mut body)?;
     }
@@ -85,7 +85,7 @@ fn read_head(reader: &mut impl BufRead) -> io::Result<(u16, String)> {
     Ok((status, head.to_lowercase()))
 }
 
-/// Of an answer whose header is this, in small letters; nothing after 204.
+/// The length in this header, in lower case; 0 after a 204.
 fn content_length(headers: &str) -> usize {
     let Some(length) = headers.split("content-length: ").nth(1) else {
         return 0;
@@ -106,12 +106,12 @@ pub fn connect(socket: &Path) -> io::Result<UnixStream> {
 pub struct Frames {
     pub stream: UnixStream,
     decoder: Decoder,
-    /// The header of the answer, in small letters.
+    /// The header of the answer, in lower case.
     pub head: String,
 }
 
 impl Frames {
-    /// Upgrades, or gives the refusal.
+    /// Upgrades, or returns the refusal.
     pub fn open(mut stream: UnixStream, path: &str, body: &[u8]) -> Result<Frames, Answer> {
         let length = body.len();
         write!(
@@ -120,7 +120,7 @@ impl Frames {
         )
         .unwrap();
         stream.write_all(body).unwrap();
-        // Byte by byte: frames follow the head at once.
+        // Read byte by byte, because frames follow the header at once.
         let mut head = Vec::new();
         while !head.ends_with(b"\r\n\r\n") {
             let mut byte = [0];
@@ -146,7 +146,7 @@ impl Frames {
             .unwrap();
     }
 
-    /// The next message; none at the end, which must be between messages.
+    /// The next message; `None` at the end of the stream, which must be between messages.
     pub fn next<T: DeserializeOwned>(&mut self) -> Option<T> {
         let mut buffer = [0; 64 * 1024];
         loop {
@@ -159,14 +159,14 @@ impl Frames {
                     return None;
                 }
                 Ok(got) => self.decoder.push(&buffer[..got]),
-                // With a time limit nobody goes on by itself after a signal.
+                // With a time limit, a read is not restarted after a signal.
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => panic!("{error}"),
             }
         }
     }
 
-    /// Reads until this text was written to stdout.
+    /// Reads until stdout contains this text.
     pub fn until(&mut self, text: &str) {
         let mut seen = Vec::new();
         while !String::from_utf8_lossy(&seen).contains(text) {
@@ -202,7 +202,7 @@ impl Frames {
     }
 }
 
-/// What a program did.
+/// The results of a program.
 #[derive(Debug, Default)]
 pub struct Finished {
     pub started: bool,
@@ -224,7 +224,7 @@ impl Finished {
         }
     }
 
-    /// The sentence that says how it was lost.
+    /// The message of a lost program.
     pub fn lost(&self) -> String {
         match &self.end {
             Some(ExecOutput::Lost { message, .. }) => message.clone(),
@@ -234,7 +234,7 @@ impl Finished {
 }
 
 impl Frames {
-    /// A second hand on the same connection, to write with.
+    /// A second handle of the connection, for writing.
     pub fn clone_writer(frames: &Frames) -> Frames {
         Frames {
             stream: frames.stream.try_clone().unwrap(),

@@ -1,4 +1,4 @@
-//! A `jiffyd` in folders of its own.
+//! A `jiffyd` in its own folders.
 
 use crate::client::{Answer, Frames, PATIENCE, connect, request};
 use jiffy_wire::agent::{Command, ExecOutput};
@@ -10,10 +10,10 @@ use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// A daemon; with it go all its VMs and files.
+/// A daemon; dropping it removes all its VMs and files.
 pub struct Daemon {
     pub folder: TempDir,
-    /// Where its data is; in `folder` unless a test wants it elsewhere.
+    /// Its data folder; in `folder` unless a test chooses another place.
     pub data: PathBuf,
     options: Vec<String>,
     process: Option<Child>,
@@ -30,14 +30,14 @@ impl Daemon {
         daemon
     }
 
-    /// Ends it, and begins another with these options on the same data.
-    pub fn again_with(&mut self, options: &[&str]) {
+    /// Ends it, and starts another with these options on the same data.
+    pub fn restart_with(&mut self, options: &[&str]) {
         self.shut_down();
         self.options = options.iter().map(|option| option.to_string()).collect();
         self.up();
     }
 
-    /// Folders, but no process yet.
+    /// Creates folders, but no process yet.
     pub fn prepared(options: &[&str]) -> Daemon {
         let folder = tempfile::Builder::new()
             .prefix("node-")
@@ -64,7 +64,7 @@ impl Daemon {
         }
     }
 
-    /// Runs, and its base image has what is at the beginning of a VM's RAM.
+    /// Runs with a base image that contains the first bytes of a VM's RAM.
     pub fn with_memory_in_its_root() -> Daemon {
         let mut daemon = Daemon::prepared(&[]);
         let mut chunk = vec![0; 8192];
@@ -90,9 +90,9 @@ impl Daemon {
             .arg(path("lib"))
             .arg("--share")
             .arg(path("share"))
-            // The stand-in for a VMM runs real programs: not in a jail.
+            // The stand-in for a VMM runs real programs, so it needs no jail.
             .args(["--jail", "off"])
-            // Nothing is changed of the network of the host that tests run on.
+            // Does not change the network of the host that runs the tests.
             .env("JIFFY_VM_NETWORK", "off")
             .args(&self.options)
             .env("RUST_LOG", "debug")
@@ -105,7 +105,7 @@ impl Daemon {
         self.answers();
     }
 
-    /// Has this be the daemon's process.
+    /// Makes this the daemon's process.
     pub fn begin(&mut self, mut command: std::process::Command) {
         let log = File::options()
             .create(true)
@@ -127,19 +127,19 @@ impl Daemon {
         self.process.as_ref().unwrap().id()
     }
 
-    /// It has not ended by itself.
+    /// Checks that it still runs.
     pub fn is_up(&mut self) -> bool {
         self.process.as_mut().unwrap().try_wait().unwrap().is_none()
     }
 
-    /// SIGKILL.
+    /// Sends SIGKILL.
     pub fn killed(&mut self) {
         let mut process = self.process.take().unwrap();
         process.kill().unwrap();
         process.wait().unwrap();
     }
 
-    /// The orderly end by SIGTERM.
+    /// Shuts it down by SIGTERM.
     pub fn shut_down_by_signal(&mut self) {
         let pid = rustix::process::Pid::from_raw(self.pid() as i32).unwrap();
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
@@ -152,7 +152,7 @@ impl Daemon {
         assert!(status.unwrap().success());
     }
 
-    /// The orderly end by the API.
+    /// Shuts it down by the API.
     pub fn shut_down(&mut self) {
         assert_eq!(self.post("/v1/shutdown", b"").status, 204);
         let status = self.process.take().unwrap().wait().unwrap();
@@ -232,7 +232,7 @@ impl Daemon {
         });
     }
 
-    /// What the VM's log holds: stdout and stderr.
+    /// The contents of the VM's log: stdout and stderr.
     pub fn logs(&self, vm: &str, query: &str) -> (String, String) {
         let answer = self.get(&format!("/v1/vms/{vm}/logs?{query}"));
         assert_eq!(
@@ -255,7 +255,7 @@ impl Daemon {
         (text(stdout), text(stderr))
     }
 
-    /// No process, no folder, no socket of any VM is left.
+    /// Checks that no process, folder or socket of any VM is left.
     pub fn nothing_left(&self) {
         let left = |folder: &Path| -> Vec<_> {
             fs::read_dir(folder)
@@ -286,13 +286,13 @@ impl Drop for Daemon {
             let _ = process.kill();
             let _ = process.wait();
         }
-        // What it was spawning has its command line until it executes its program.
+        // A child has the daemon's command line until it executes its program.
         let own = format!("--data\0{}\0", self.data.display());
         let until = Instant::now() + Duration::from_secs(10);
         while !processes(|line| line.contains(&own)).is_empty() && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(5));
         }
-        // A spare may just become a VM.
+        // A spare may be just about to become a VM's.
         let marker = self.data.join("vms").display().to_string();
         for pid in processes(|line| line.contains("jiffy-vmm\0run\0") && line.contains(&marker)) {
             kill(pid);
@@ -318,13 +318,13 @@ pub fn pagers(folder: &Path) -> Vec<u32> {
     processes(|line| line.contains("jiffy-pager\0serve\0") && line.contains(&marker))
 }
 
-/// SIGKILL.
+/// Sends SIGKILL.
 pub fn kill(pid: u32) {
     let pid = rustix::process::Pid::from_raw(pid as i32).unwrap();
     let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
 }
 
-/// Is there such a process (not a zombie)?
+/// Does this process exist, and is it not a zombie?
 pub fn is_alive(pid: u32) -> bool {
     fs::read_to_string(format!("/proc/{pid}/stat"))
         .is_ok_and(|stat| !stat.rsplit(')').next().unwrap().starts_with(" Z"))
@@ -339,7 +339,7 @@ pub fn vmms(data: &Path) -> Vec<u32> {
     })
 }
 
-/// Those that wait to be told which VM they are.
+/// Processes of spare VMMs.
 pub fn spares(data: &Path) -> Vec<u32> {
     let spare = spare_marker(data);
     processes(|line| line.contains(&spare))
@@ -397,12 +397,12 @@ pub fn command(argv: &[&str]) -> Command {
     }
 }
 
-/// A script for the host's shell, which stands for the guest's.
+/// A script for the host's shell, which runs in place of the guest's.
 pub fn shell(script: &str) -> Command {
     command(&["/bin/sh", "-c", script])
 }
 
-/// The same VM under a name.
+/// The same VM with a name.
 pub fn named(name: &str, vm: CreateVm) -> CreateVm {
     CreateVm {
         name: Some(name.into()),
@@ -427,8 +427,8 @@ pub fn bad_vm(how: &str, command: Option<Command>) -> CreateVm {
     }
 }
 
-/// Lets a VM go on that was made to wait (`fake=held…`).
-pub fn let_go(vm_folder: &Path) {
+/// Releases a VM that was made to wait (`fake=held…`).
+pub fn release_guest(vm_folder: &Path) {
     fs::write(vm_folder.join("go"), "").unwrap();
 }
 
@@ -463,7 +463,7 @@ pub fn vm_record(content: &str) -> String {
     )
 }
 
-/// A number of a process's status in proc(5), such as `VmRSS` (KiB).
+/// A number in a process's status (proc(5)), such as `VmRSS` (KiB).
 pub fn status_of(pid: u32, name: &str) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let line = status.lines().find(|line| line.starts_with(name)).unwrap();

@@ -1,7 +1,7 @@
 //! VMMs and guests that fail or misbehave.
 
 use crate::daemon::{
-    Daemon, bad_vm, command, eventually, id_of, kill, let_go, shell, started, status_of, vm,
+    Daemon, bad_vm, command, eventually, id_of, kill, release_guest, shell, started, status_of, vm,
 };
 use jiffy_wire::agent::{ExecOutput, ExitStatus};
 use jiffy_wire::api::{CreateVm, ErrorKind, Vm, VmState};
@@ -15,7 +15,7 @@ fn named(name: &str, vm: CreateVm) -> CreateVm {
 }
 
 #[test]
-fn a_vmm_that_cannot_build_the_vm_says_why_to_everybody() {
+fn every_client_hears_why_the_vmm_could_not_build_the_vm() {
     let daemon = Daemon::start();
     daemon.create(&named("bad", bad_vm("start-failed", None)));
     let error = daemon
@@ -43,8 +43,7 @@ fn a_vmm_that_cannot_build_the_vm_says_why_to_everybody() {
 fn a_guest_that_never_gets_ready_is_ended() {
     let daemon = Daemon::with(&["--start-timeout", "1"]);
     daemon.create(&named("mute", bad_vm("mute", None)));
-    // Its log has a line, unless this host is so busy that there was no time
-    // to write it.
+    // Its log has a line, unless a busy host left no time to write it.
     let says_its_last_line = (0..20).any(|_| {
         let error = daemon
             .post("/v1/vms/mute/start", b"")
@@ -98,7 +97,7 @@ fn a_vmm_that_dies_in_mid_message_leaves_whole_frames() {
 }
 
 #[test]
-fn a_guest_that_crashes_or_powers_off_early_is_told_apart() {
+fn a_guests_crash_and_early_power_off_are_distinguished() {
     let daemon = Daemon::start();
     let crashed = daemon
         .run(bad_vm("crash", Some(command(&["sleep", "1"]))))
@@ -111,7 +110,7 @@ fn a_guest_that_crashes_or_powers_off_early_is_told_apart() {
 }
 
 #[test]
-fn nonsense_from_the_guest_closes_that_connection_only() {
+fn invalid_data_of_a_guest_closes_only_that_connection() {
     let daemon = Daemon::start();
     let finished = daemon
         .run(bad_vm("garbage", Some(shell("echo fine"))))
@@ -126,7 +125,7 @@ fn nonsense_from_the_guest_closes_that_connection_only() {
 }
 
 #[test]
-fn a_guest_that_dials_again_is_heard_by_its_last_connection_and_hears_of_its_end() {
+fn a_guest_that_reconnects_is_served_on_its_last_connection() {
     let daemon = Daemon::start();
     let vm = CreateVm {
         remove: true,
@@ -135,12 +134,12 @@ fn a_guest_that_dials_again_is_heard_by_its_last_connection_and_hears_of_its_end
     let finished = daemon.run(vm).finish();
     assert_eq!(finished.text(), "heard\n");
     assert_eq!(finished.status(), ExitStatus::Code(0));
-    // It switches off when it knows that its end is stored.
+    // The guest powers off when it knows that its end is stored.
     daemon.nothing_left();
 }
 
 #[test]
-fn a_guest_that_floods_the_trace_port_is_served_like_others() {
+fn a_guest_that_floods_the_trace_port_is_still_served() {
     let daemon = Daemon::start();
     daemon.run_detached(named("flood", bad_vm("flood", None)));
     let finished = daemon
@@ -166,7 +165,7 @@ fn descriptors_of(daemon: &Daemon) -> usize {
     std::fs::read_dir(folder).unwrap().count()
 }
 
-/// The longest of some commands in a VM that has nothing to do with it.
+/// The slowest of several commands in an unrelated VM.
 fn slowest_exec(vm: &str, daemon: &Daemon) -> Duration {
     let times = (0..20).map(|_| {
         let begun = Instant::now();
@@ -178,9 +177,9 @@ fn slowest_exec(vm: &str, daemon: &Daemon) -> Duration {
 }
 
 #[test]
-fn a_guest_that_floods_the_supervisor_port_costs_others_nothing() {
+fn a_guest_that_floods_the_supervisor_port_delays_no_others() {
     /// MiB that the floods of one guest may cost the daemon: eight connections, each with some
-    /// messages of 64 KiB on their way.
+    /// messages of 64 KiB in transit.
     const MOST: u64 = 32;
     const PROMPT: Duration = Duration::from_secs(5);
     let daemon = Daemon::start();
@@ -202,14 +201,14 @@ fn a_guest_that_floods_the_supervisor_port_costs_others_nothing() {
         bounded();
     }
     let folder = daemon.vm_folder(&storm.id);
-    let_go(&folder);
+    release_guest(&folder);
     eventually("a hundred connections say nothing", || {
         folder.join("silent").exists()
     });
     let slowest = slowest_exec("calm", &daemon);
     assert!(slowest < PROMPT, "an exec elsewhere took {slowest:?}");
     bounded();
-    // It is still what it was to its own user.
+    // The VM still works for its own user.
     assert_eq!(daemon.vm("storm").state, VmState::Running);
     assert!(daemon.vm("storm").warnings.len() <= 100);
     let finished = daemon.exec("storm", &shell("echo through")).unwrap();
@@ -223,7 +222,7 @@ fn a_guest_that_floods_the_supervisor_port_costs_others_nothing() {
 }
 
 #[test]
-fn hostile_input_of_a_client_closes_its_stream_only() {
+fn invalid_client_input_closes_only_its_own_stream() {
     use std::io::Write;
     let daemon = Daemon::start();
     let mut sleeping = command(&["sleep", "100"]);

@@ -1,5 +1,4 @@
-//! Clients that wait, drip, flood or never end: they have bounds, and nobody else
-//! waits for them.
+//! Clients that stall, trickle, flood or never finish: they are limited, and delay no others.
 
 use crate::client::{Answer, connect, request};
 use crate::daemon::{Daemon, command, eventually, named, shell, started, tar_of, vm};
@@ -10,11 +9,11 @@ use std::process::{Command, Stdio};
 
 const SOCKET: &str = "JIFFY_TEST_SOCKET";
 const REQUEST: &str = "JIFFY_TEST_REQUEST";
-/// `--connections`, and what one process may have of them.
+/// `--connections`, and the share of one process.
 const ALL: usize = 16;
 const SHARE: usize = 12;
 
-/// Asks as another process does; the status of the answer.
+/// Sends a request from another process; returns the status.
 fn ask_as_somebody_else(daemon: &Daemon, request: &str, body: &[u8]) -> u16 {
     let mut asks = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "flood::asks", "--ignored", "--nocapture"])
@@ -61,7 +60,7 @@ fn flooded() -> Daemon {
 }
 
 #[test]
-fn who_keeps_connections_open_is_refused_and_others_are_served() {
+fn a_client_with_too_many_connections_is_refused_others_served() {
     let mut daemon = flooded();
     let begun = |text: &[u8]| {
         let mut stream = connect(&daemon.socket()).unwrap();
@@ -79,7 +78,7 @@ fn who_keeps_connections_open_is_refused_and_others_are_served() {
     let us = format!("of process {}", std::process::id());
     assert!(error.message.contains(&us), "{}", error.message);
     assert_eq!(info_for_somebody_else(&daemon), 200);
-    // An end does not wait for them either.
+    // A shutdown does not wait for them either.
     drop(kept);
     eventually("there is room again", || info(&daemon).status == 200);
     let _kept: Vec<UnixStream> = (0..SHARE + 40).map(|_| begun(b"")).collect();
@@ -87,7 +86,7 @@ fn who_keeps_connections_open_is_refused_and_others_are_served() {
 }
 
 #[test]
-fn streams_have_places_like_other_connections() {
+fn streams_count_as_connections_of_their_client() {
     let daemon = flooded();
     let mut frames = daemon.run(named("box", vm(shell("while true; do sleep 0.1; done"))));
     started(&mut frames);
@@ -95,7 +94,7 @@ fn streams_have_places_like_other_connections() {
     while streams.len() < SHARE {
         match daemon.stream("/v1/vms/box/attach", b"") {
             Ok(stream) => streams.push(stream),
-            // The connection before it is about to end.
+            // The connection before it is just ending.
             Err(answer) => drop(answer.error(ErrorKind::NoRoom)),
         }
     }
@@ -107,8 +106,8 @@ fn streams_have_places_like_other_connections() {
 }
 
 #[test]
-fn uploads_that_never_end_are_few_and_hold_up_nobody() {
-    // What one process may have of 16.
+fn endless_uploads_are_limited_and_delay_no_others() {
+    // The share of one process of 16.
     const UPLOADS: usize = 12;
     let daemon = Daemon::start();
     let tar = tar_of(&[("one", &[1; 1000])]);
@@ -126,7 +125,7 @@ fn uploads_that_never_end_are_few_and_hold_up_nobody() {
     };
     let one_more = || daemon.post("/v1/images/one-more?kind=root", &tar);
     let refused = || one_more().status == 507;
-    // One that ends at once may have had the place of one of them.
+    // A short upload might have had the place of one of them.
     let mut kept: Vec<UnixStream> = (0..UPLOADS).map(begin).collect();
     eventually("as many are under way as may be", || {
         kept.push(begin(kept.len()));
@@ -135,14 +134,14 @@ fn uploads_that_never_end_are_few_and_hold_up_nobody() {
     let error = one_more().error(ErrorKind::NoRoom);
     let ours = format!("12 uploads under way of process {}", std::process::id());
     assert!(error.message.contains(&ours), "{}", error.message);
-    // They are not everybody's.
+    // Other processes still have places.
     let theirs = "POST /v1/images/theirs?kind=root";
     assert_eq!(ask_as_somebody_else(&daemon, theirs, &tar), 200);
-    // Threads are left for everything else.
+    // Threads are left for all other requests.
     let done = daemon.run(vm(command(&["true"]))).finish();
     assert!(done.started);
     daemon.create(&CreateVm::default());
-    // Whoever goes on is served.
+    // An upload that continues is served.
     let served = kept.iter_mut().position(|stream| {
         let _ = stream.write_all(&tar[600..]);
         let mut answer = [0; 12];
@@ -191,9 +190,9 @@ impl Drop for Slow {
 }
 
 #[test]
-fn what_takes_long_to_remove_holds_up_nobody() {
+fn slow_removals_delay_no_other_requests() {
     let daemon = Daemon::start();
-    // As many as the daemon has threads that answer, and one more.
+    // One more than the daemon has threads for requests.
     let names = ["one", "two", "three"];
     for name in names {
         daemon
@@ -224,10 +223,10 @@ fn what_takes_long_to_remove_holds_up_nobody() {
 }
 
 #[test]
-fn starts_that_take_long_hold_up_nobody() {
+fn slow_starts_delay_no_other_requests() {
     let daemon = Daemon::start();
     let slow = Slow::call(&daemon, "bind");
-    // As many as the daemon has threads that answer, and one more.
+    // One more than the daemon has threads for requests.
     let names = ["one", "two", "three"];
     std::thread::scope(|scope| {
         let daemon = &daemon;

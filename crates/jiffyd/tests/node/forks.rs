@@ -10,7 +10,7 @@ use std::collections::HashSet;
 fn children_of_a_fork_run_at_once_and_differ() {
     let daemon = Daemon::start();
     daemon.run_detached(named("box", counter()));
-    // A child only has a command that its parent is known to run.
+    // A child inherits a command only if its parent is known to run it.
     eventually("its command runs", || {
         daemon.logs("box", "").0.contains("begun")
     });
@@ -42,7 +42,7 @@ fn children_of_a_fork_run_at_once_and_differ() {
     eventually("the parent goes on", || {
         daemon.logs("box", "").0.len() > before.len()
     });
-    // A second fork, and a child's; the parent goes first.
+    // A second fork, and a fork of a child; the parent is removed first.
     let again: Forked = fork(&daemon, "box", 1, None).json();
     assert_eq!(daemon.delete("/v1/vms/box?force=true").status, 204);
     let deeper: Forked = fork(&daemon, "child-1", 2, None).json();
@@ -58,7 +58,7 @@ fn children_of_a_fork_run_at_once_and_differ() {
             daemon.logs(&child.id, "").0.contains("begun 2")
         });
     }
-    // A name that is taken: none is made.
+    // With a name that is taken, no child is made.
     fork(&daemon, "child-1", 2, Some("child")).error(ErrorKind::Conflict);
     fork(&daemon, "child-1", 0, None).error(ErrorKind::Invalid);
     let all: Vec<Vm> = daemon.get("/v1/vms?all=true").json();
@@ -70,7 +70,7 @@ fn children_of_a_fork_run_at_once_and_differ() {
 }
 
 #[test]
-fn what_a_command_wrote_before_a_fork_is_the_parents() {
+fn output_from_before_a_fork_stays_with_the_parent() {
     let daemon = Daemon::start();
     daemon.run_detached(named(
         "box",

@@ -1,5 +1,5 @@
-//! A registry behind a gate: requests go through one by one, and one of them can
-//! be held, before it is sent on or in the middle of its answer.
+//! A proxy in front of a registry: requests pass one by one, and one of them can be held, before it
+//! is forwarded or in the middle of its answer.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -12,9 +12,9 @@ const PATIENCE: Duration = Duration::from_secs(300);
 /// Where a request is held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Hold {
-    /// It never reaches the registry.
+    /// Before it reaches the registry.
     Request,
-    /// The client has half of the answer.
+    /// After the client has received half of the answer.
     Answer,
 }
 
@@ -22,33 +22,33 @@ pub enum Hold {
 struct State {
     /// Requests since the last [`Gate::hold`].
     count: usize,
-    /// The one to be held.
+    /// The number of the request to hold.
     held: Option<(usize, Hold)>,
-    /// It is.
+    /// Whether it is held now.
     reached: bool,
-    /// Counts holds that are over.
+    /// Counts finished holds.
     released: usize,
 }
 
-/// The gate. Connections that are held stay so until it is opened.
+/// The proxy. Held connections wait until it is opened.
 pub struct Gate {
     address: SocketAddr,
     state: Arc<(Mutex<State>, Condvar)>,
 }
 
 impl Gate {
-    /// In front of a registry.
+    /// Starts a gate in front of a registry.
     pub fn before(registry: &str) -> Gate {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let state: Arc<(Mutex<State>, Condvar)> = Arc::default();
         let (registry, shared) = (registry.to_owned(), Arc::clone(&state));
-        // Ends with the test program.
+        // Runs until the test program ends.
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 let (registry, shared) = (registry.clone(), Arc::clone(&shared));
                 std::thread::spawn(move || {
-                    // Who goes away in the middle is no matter.
+                    // A client may disconnect in the middle.
                     let _ = pass(&stream, &registry, &shared);
                     let _ = stream.shutdown(Shutdown::Both);
                 });
@@ -57,12 +57,12 @@ impl Gate {
         Gate { address, state }
     }
 
-    /// `127.0.0.1:PORT/` and the rest.
+    /// Splits `127.0.0.1:PORT/` from the rest.
     pub fn name(&self, rest: &str) -> String {
         format!("{}/{rest}", self.address)
     }
 
-    /// From now on the request of this number is held, the first being 1.
+    /// Holds the request of this number from now on, the first being 1.
     pub fn hold(&self, number: usize, how: Hold) {
         let mut state = self.state.0.lock().unwrap();
         state.count = 0;
@@ -70,7 +70,7 @@ impl Gate {
         state.reached = false;
     }
 
-    /// Nothing is held any more.
+    /// Releases the held request, and holds no more.
     pub fn open(&self) {
         let mut state = self.state.0.lock().unwrap();
         state.held = None;
@@ -95,7 +95,7 @@ impl Gate {
     }
 }
 
-/// One request and its answer, on connections of their own.
+/// Passes one request and its answer, on separate connections.
 fn pass(
     mut client: &TcpStream,
     registry: &str,

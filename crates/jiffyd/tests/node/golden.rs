@@ -1,4 +1,4 @@
-//! Golden snapshots: made once, used from then on, dropped when bad.
+//! Golden snapshots: made once, then used, and dropped when damaged.
 
 use crate::daemon::{Daemon, command, eventually, id_of, kill, shell, tar_of, vm, vmms};
 use crate::images::{by_name, configs, encoded, pull, push};
@@ -24,7 +24,7 @@ fn made(daemon: &Daemon) -> Snapshot {
     golden(daemon).remove(0)
 }
 
-/// Runs a command and tells where its VM came from.
+/// Runs a command; returns the VM's origin, too.
 fn run(daemon: &Daemon, wanted: CreateVm) -> (String, Option<Origin>) {
     let frames = daemon.run(wanted);
     let id = id_of(&frames);
@@ -34,7 +34,7 @@ fn run(daemon: &Daemon, wanted: CreateVm) -> (String, Option<Origin>) {
 }
 
 #[test]
-fn the_second_run_starts_from_what_the_first_left() {
+fn the_second_run_starts_from_a_golden_snapshot() {
     let mut daemon = Daemon::start();
     let restored = || vm(shell("echo $RESTORED,$HOSTNAME"));
     let named = CreateVm {
@@ -58,15 +58,15 @@ fn the_second_run_starts_from_what_the_first_left() {
         let (text, origin) = run(&daemon, named.clone());
         assert_eq!((text.as_str(), origin), ("1,mine\n", Some(Origin::Golden)));
     }
-    // What a trial had written is given to each in advance.
+    // The ranges that the trial has written are prefaulted in each VM.
     let last: Vec<Vm> = daemon.get("/v1/vms?all=true").json();
     let log = fs::read_to_string(daemon.vm_folder(&last[3].id).join("vmm.log")).unwrap();
     assert!(log.contains("prefault"), "{log}");
-    // Without a command too; it has nothing of the VM it was made of.
+    // A run without a command uses it, too, and shares no identity with the captured VM.
     let idle: Vm = daemon.run_detached(CreateVm::default()).json();
     assert_eq!((idle.origin, idle.command), (Some(Origin::Golden), None));
     daemon.delete(&format!("/v1/vms/{}?force=true", idle.id));
-    // Another shape is another kind; some have none.
+    // Another shape is another kind; some shapes have no golden snapshot.
     let larger = CreateVm {
         memory_mib: Some(256),
         ..restored()
@@ -79,7 +79,7 @@ fn the_second_run_starts_from_what_the_first_left() {
         ..restored()
     };
     assert_eq!(run(&daemon, cold).1, None);
-    // The next daemon has them too, for its first run.
+    // The next daemon uses them, too, from its first run on.
     daemon.killed();
     daemon.up();
     assert_eq!(run(&daemon, restored()).1, Some(Origin::Golden));
@@ -96,11 +96,11 @@ fn the_second_run_starts_from_what_the_first_left() {
 }
 
 #[test]
-fn one_that_was_never_tried_is_made_again() {
+fn an_untested_golden_snapshot_is_made_again() {
     let mut daemon = Daemon::start();
     run(&daemon, vm(command(&["true"])));
     let first = made(&daemon);
-    // As if the daemon had ended between the two.
+    // As if the daemon had ended between capture and trial.
     daemon.killed();
     let folder = fs::read_dir(daemon.data.join("golden")).unwrap().next();
     let folder = folder.unwrap().unwrap().path();
@@ -114,7 +114,7 @@ fn one_that_was_never_tried_is_made_again() {
 }
 
 #[test]
-fn the_timeline_of_a_golden_run_tells_what_happened() {
+fn the_timeline_of_a_golden_run_has_its_spans() {
     let daemon = Daemon::start();
     run(&daemon, vm(command(&["true"])));
     made(&daemon);
@@ -142,7 +142,7 @@ fn the_timeline_of_a_golden_run_tells_what_happened() {
 }
 
 #[test]
-fn a_bad_one_is_dropped_and_nobody_notices() {
+fn a_damaged_golden_snapshot_is_dropped_and_the_run_succeeds() {
     let daemon = Daemon::start();
     run(&daemon, vm(command(&["true"])));
     made(&daemon);
@@ -163,20 +163,20 @@ fn a_bad_one_is_dropped_and_nobody_notices() {
     assert!(golden(&daemon).is_empty());
     let log = fs::read_to_string(daemon.folder.path().join("jiffyd.log")).unwrap();
     assert!(log.contains("a golden snapshot can't be restored"));
-    // It is not made again by itself: the next one would be as bad.
+    // It is not made again automatically: the next one would be as bad.
     std::thread::sleep(Duration::from_millis(1500));
     assert!(golden(&daemon).is_empty());
 }
 
-/// Somebody ends a VMM in the middle of a restore, or the kernel does for want
-/// of memory: the snapshot is as good as it was.
+/// A VMM that is killed during a restore, by a user or the OOM killer, does not make the snapshot
+/// bad.
 #[test]
-fn one_whose_vmm_is_killed_is_kept() {
-    // Nobody else may read the state.
+fn a_golden_snapshot_survives_a_killed_restore() {
+    // No other VMM may read the state.
     let daemon = Daemon::with(&["--standby", "0"]);
     run(&daemon, vm(command(&["true"])));
     let before = made(&daemon).name;
-    // A VMM that reads what nobody writes waits for ever.
+    // A VMM that reads from an empty pipe blocks forever.
     let goldens = daemon.data.join("golden");
     let folder = fs::read_dir(goldens).unwrap().next().unwrap().unwrap();
     let state = folder.path().join("state");
@@ -204,7 +204,7 @@ fn one_whose_vmm_is_killed_is_kept() {
 }
 
 #[test]
-fn what_changed_has_another() {
+fn a_changed_kernel_or_image_gets_a_new_golden_snapshot() {
     let daemon = Daemon::start();
     let tar = |text: &[u8]| tar_of(&[("hello", text)]);
     daemon
@@ -217,7 +217,7 @@ fn what_changed_has_another() {
     };
     daemon.run(mine()).finish();
     made(&daemon);
-    // The kernel: the old one is found by nobody, and goes when it is replaced.
+    // Another kernel: the old snapshot is not found, and is removed when it is replaced.
     let kernel = daemon.folder.path().join("share/kernels/base/vmlinux");
     fs::write(&kernel, b"another kernel").unwrap();
     let before = made(&daemon);
@@ -240,7 +240,7 @@ fn what_changed_has_another() {
     for vm in users {
         daemon.delete(&format!("/v1/vms/{}?force=true", vm.id));
     }
-    // The image: it goes with it.
+    // The snapshot is removed with its image.
     assert_eq!(daemon.delete("/v1/images/mine").status, 204);
     assert!(golden(&daemon).is_empty());
     daemon
@@ -251,7 +251,7 @@ fn what_changed_has_another() {
 }
 
 #[test]
-fn an_image_that_is_mostly_elsewhere_has_one_that_goes_with_it() {
+fn a_lazy_image_has_a_golden_snapshot_removed_with_it() {
     let registry = Registry::start();
     let maker = Daemon::start();
     let push_of = |contents: &[u8]| {
@@ -271,13 +271,12 @@ fn an_image_that_is_mostly_elsewhere_has_one_that_goes_with_it() {
     };
     assert_eq!(run(&daemon, mine()).1, None);
     made(&daemon);
-    // It has no file of what is not here.
+    // The snapshot has no file of the lazy root.
     let folders = || fs::read_dir(daemon.data.join("golden")).unwrap().flatten();
     let folder = folders().next().unwrap().path();
     assert!(folder.join("ram.raw").exists());
     assert!(!folder.join("root.erofs").exists());
-    // With a process of its own, then by one that was restored ahead: both ask
-    // for what is missing.
+    // First with a new process, then in a standby: both fetch missing chunks on demand.
     let reads = |id: &str, daemon: &Daemon| {
         let (config, _) = configs(daemon, id);
         let residency = config.disks[0].residency.as_ref();
@@ -298,7 +297,7 @@ fn an_image_that_is_mostly_elsewhere_has_one_that_goes_with_it() {
     };
     assert!(!again(&daemon));
     eventually("one is restored ahead and taken", || again(&daemon));
-    // A snapshot of its guest is whole, and needs no registry.
+    // A user's snapshot of its guest is complete, and needs no registry.
     let idle: Vm = daemon
         .run_detached(CreateVm {
             image: Some(name.clone()),
@@ -319,7 +318,7 @@ fn an_image_that_is_mostly_elsewhere_has_one_that_goes_with_it() {
     };
     remove_vms(&daemon);
 
-    // Pulled again it is another image; removed, all of it goes.
+    // Another pull brings another image; its removal removes all of it.
     push_of(b"two");
     pull(&daemon, &by_name(&name)).unwrap();
     assert!(golden(&daemon).is_empty());

@@ -1,14 +1,14 @@
-//! VMs that are hibernated or stopped when nobody uses them.
+//! VMs that are hibernated or stopped when they are idle.
 
 use crate::client::{connect, request};
-use crate::daemon::{Daemon, bad_vm, eventually, let_go, named, shell};
+use crate::daemon::{Daemon, bad_vm, eventually, named, release_guest, shell};
 use crate::room::{asked, patient};
 use jiffy_wire::api::{CreateVm, IdleAction, IdlePolicy, Vm, VmIdle, VmState};
 use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// A VM that does this after one idle second.
+/// A VM with this action after one idle second.
 fn idle_vm(name: &str, action: IdleAction, vm: CreateVm) -> CreateVm {
     let policy = IdlePolicy { after_s: 1, action };
     CreateVm {
@@ -38,7 +38,7 @@ fn an_idle_vm_sleeps_wakes_for_an_exec_and_sleeps_again() {
     let vm: Vm = daemon.run_detached(sleeper("box")).json();
     assert_eq!(vm.idle.expect("shown").after_s, 1);
     daemon.when("box", VmState::Hibernated);
-    // It stays awake as long as a command runs in it, and says why.
+    // It stays awake while a command runs in it, and shows why.
     let exec = daemon.exec("box", &shell("sleep 3; echo done")).unwrap();
     let begun = Instant::now();
     eventually("the exec is seen", || {
@@ -55,7 +55,7 @@ fn an_idle_vm_sleeps_wakes_for_an_exec_and_sleeps_again() {
         list.matches("(idle ").count() == 1
     });
     daemon.when("box", VmState::Hibernated);
-    // The next daemon has the same idea of it.
+    // The next daemon applies the same policy.
     daemon.post("/v1/vms/box/wake", b"").json::<Vm>();
     daemon.killed();
     daemon.up();
@@ -65,14 +65,14 @@ fn an_idle_vm_sleeps_wakes_for_an_exec_and_sleeps_again() {
 }
 
 #[test]
-fn an_idle_vm_is_stopped_if_that_was_asked() {
+fn an_idle_vm_is_stopped_if_its_policy_says_so() {
     let daemon = Daemon::start();
     let command = shell("sleep 1000");
     let vm = CreateVm {
         command: Some(command),
         ..CreateVm::default()
     };
-    // A client that is attached keeps it awake.
+    // An attached client keeps it awake.
     let attached = daemon.run(idle_vm("box", IdleAction::Stop, vm));
     daemon.when("box", VmState::Running);
     thread::sleep(Duration::from_secs(3));
@@ -84,12 +84,12 @@ fn an_idle_vm_is_stopped_if_that_was_asked() {
 }
 
 #[test]
-fn vms_whose_forks_wait_do_not_keep_others_awake() {
+fn vms_with_waiting_forks_do_not_block_hibernating_others() {
     let daemon = patient("384M");
     for name in ["one", "two", "three"] {
         daemon.run_detached(sleeper(name)).json::<Vm>();
     }
-    // Two are put to rest at a time.
+    // Two VMs are hibernated at a time.
     let forks = ["one", "two"].map(|name| asked(&daemon, &format!("/v1/vms/{name}/fork"), b"{}"));
     daemon.when("three", VmState::Hibernated);
     drop(forks);
@@ -116,7 +116,7 @@ fn a_vm_that_works_stays_awake() {
 }
 
 #[test]
-fn a_vm_that_can_not_be_hibernated_says_so_once_and_is_left_alone() {
+fn a_failed_hibernation_is_reported_once_and_not_repeated() {
     let daemon = Daemon::start();
     daemon
         .run_detached(idle_vm(
@@ -148,14 +148,14 @@ fn a_command_that_begins_while_a_vm_falls_asleep_waits_and_is_answered() {
         let exec = scope.spawn(|| daemon.exec("box", &shell("echo here")).unwrap().finish());
         thread::sleep(Duration::from_millis(300));
         assert!(!exec.is_finished());
-        let_go(&folder);
+        release_guest(&folder);
         assert_eq!(exec.join().unwrap().text(), "here\n");
     });
     assert!(log(&daemon).contains("VM woken"));
 }
 
 #[test]
-fn commands_and_idle_times_never_meet() {
+fn commands_succeed_at_any_time_of_the_idle_cycle() {
     let daemon = Daemon::start();
     daemon.run_detached(sleeper("box")).json::<Vm>();
     let until = Instant::now() + Duration::from_secs(12);

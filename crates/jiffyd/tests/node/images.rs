@@ -15,7 +15,7 @@ use serde_json::json;
 use std::fs;
 use std::os::unix::fs::FileExt;
 
-/// The last step of a pull or push, and how many there were.
+/// The last step of a pull or push, and the number of steps.
 pub fn steps(answer: &Answer) -> Vec<PullStep> {
     assert_eq!(
         answer.status,
@@ -86,7 +86,7 @@ pub fn configs(daemon: &Daemon, id: &str) -> (VmmConfig, GuestConfig) {
     (config, guest)
 }
 
-/// Bytes that can't be packed.
+/// Incompressible bytes.
 pub fn noise(count: usize) -> Vec<u8> {
     let mut bytes = vec![0; count];
     blake3::Hasher::new().finalize_xof().fill(&mut bytes);
@@ -129,7 +129,7 @@ fn layout(run: serde_json::Value) -> Vec<u8> {
 }
 
 #[test]
-fn what_an_image_says_is_what_its_commands_are_started_with() {
+fn commands_start_with_the_images_configuration() {
     let daemon = Daemon::start();
     let tar = layout(json!({
         "Entrypoint": ["/bin/echo", "-n"], "Cmd": ["from", "image"],
@@ -194,7 +194,7 @@ fn what_an_image_says_is_what_its_commands_are_started_with() {
 }
 
 #[test]
-fn an_image_without_a_command_leaves_it_to_the_request() {
+fn without_an_image_command_the_request_decides() {
     let daemon = Daemon::start();
     let request = |no_command| CreateVm {
         no_command,
@@ -272,7 +272,7 @@ fn an_image_is_pulled_run_and_pruned() {
     let pruned: jiffy_wire::api::Pruned = daemon.post("/v1/prune/images", b"").json();
     assert!(pruned.names.is_empty(), "a VM needs it");
 
-    // The tag moves on.
+    // The tag moves to another image.
     registry.put("team/web:1", &[("hello", b"moon")], json!({}));
     let refused = pull(&daemon, &by_name(&name)).unwrap_err();
     assert_eq!(refused.kind, ErrorKind::Conflict);
@@ -292,7 +292,7 @@ fn an_image_is_pulled_run_and_pruned() {
 }
 
 #[test]
-fn what_can_not_be_pulled_is_one_sentence() {
+fn a_failed_pull_is_reported_in_one_sentence() {
     let registry = Registry::start();
     let daemon = Daemon::start();
     registry.put("web:1", &[("a", b"b")], json!({}));
@@ -339,7 +339,7 @@ fn two_pulls_of_one_image_share_the_work() {
 }
 
 #[test]
-fn a_pushed_image_comes_back_without_its_chunks() {
+fn a_pushed_image_is_pulled_lazily() {
     let registry = Registry::start();
     let daemon = Daemon::start();
     let noise = noise(1 << 20);
@@ -382,7 +382,7 @@ fn a_pushed_image_comes_back_without_its_chunks() {
     assert!(config.disks[0].path.ends_with("contents") && config.disks[0].read_only);
     assert!(residency.present.ends_with("present"));
     assert!(residency.pager_socket.starts_with(other.folder.path()));
-    // What came lazily can be pushed on: the registry has it.
+    // A lazily pulled image can be pushed: the registry has its chunks.
     let (_, sent, _) = push(&other, &to, &registry.name("out/mine:2")).unwrap();
     assert!(sent < 4096, "{sent}");
     assert_eq!(other.delete("/v1/vms/user").status, 204);
@@ -395,7 +395,7 @@ fn a_pushed_image_comes_back_without_its_chunks() {
 }
 
 #[test]
-fn a_vms_changes_become_an_image_that_shares_with_its_parent() {
+fn a_committed_image_shares_chunks_with_its_parent() {
     let registry = Registry::start();
     let daemon = Daemon::start();
     let noise = noise(1 << 20);
@@ -446,7 +446,7 @@ fn a_snapshot_goes_through_a_registry() {
     daemon.when("box", VmState::Running);
     let made = daemon.post("/v1/vms/box/snapshots", br#"{"name":"ready"}"#);
     assert_eq!(made.status, 200, "{}", String::from_utf8_lossy(&made.body));
-    // What goes there needs no file beside it.
+    // The pushed artifact needs no other file.
     assert_eq!(chunks(&daemon, "ready", "root"), 1);
     let to = registry.name("snap:1");
     let (manifest, sent, _) = push(&daemon, "ready", &to).unwrap();
@@ -482,7 +482,7 @@ fn a_snapshot_goes_through_a_registry() {
     assert!(config.disks[0].residency.is_some());
     let listed: Vec<jiffy_wire::api::Snapshot> = other.get("/v1/snapshots").json();
     assert_eq!(listed[0].name, to);
-    // A child has what its parent's snapshot was made of, longer than that.
+    // A child keeps the data of its parent's snapshot, even after that is removed.
     let forked = other.post("/v1/vms/again/fork", br#"{"name":"child"}"#);
     assert_eq!(forked.status, 200);
     assert_eq!(other.delete("/v1/vms/again?force=true").status, 204);
@@ -497,7 +497,7 @@ fn a_snapshot_goes_through_a_registry() {
 }
 
 #[test]
-fn what_kind_of_file_system_an_image_has_goes_through_a_registry() {
+fn the_file_system_type_survives_a_push_and_pull() {
     let registry = Registry::start();
     let daemon = Daemon::start();
     let folder = tempfile::tempdir().unwrap();
@@ -523,7 +523,7 @@ fn what_kind_of_file_system_an_image_has_goes_through_a_registry() {
     let (pulled, fetched) = pull(&other, &by_name(&to)).unwrap();
     assert_eq!(pulled.digest, image.digest);
     assert!(fetched < 1 << 20, "{fetched}");
-    // Nothing of it is here yet, and what it is is known.
+    // None of its data is here yet, but its type is known.
     let vm: jiffy_wire::api::Vm = other
         .run_detached(CreateVm {
             image: Some(to),

@@ -1,7 +1,9 @@
 //! VMs from creation to removal.
 
 use crate::client::connect;
-use crate::daemon::{Daemon, bad_vm, command, eventually, let_go, run_of, shell, started, vm};
+use crate::daemon::{
+    Daemon, bad_vm, command, eventually, release_guest, run_of, shell, started, vm,
+};
 use jiffy_wire::agent::{ExitStatus, Stat};
 use jiffy_wire::api::{CreateVm, ErrorKind, RootDisk, Vm, VmState};
 use jiffy_wire::timeline::{Timeline, names};
@@ -62,7 +64,7 @@ fn a_vm_is_created_started_stopped_started_again_and_removed() {
 }
 
 #[test]
-fn a_restarted_vm_begins_its_output_anew_but_its_log_goes_on() {
+fn a_restarted_vm_has_new_output_and_continues_its_log() {
     let daemon = Daemon::start();
     daemon.create(&CreateVm {
         name: Some("twice".into()),
@@ -78,7 +80,7 @@ fn a_restarted_vm_begins_its_output_anew_but_its_log_goes_on() {
 }
 
 #[test]
-fn stop_lets_the_command_end_in_order_and_kill_does_not() {
+fn stop_lets_the_command_exit_cleanly_and_kill_does_not() {
     let daemon = Daemon::start();
     let mut frames = daemon.run(CreateVm {
         name: Some("polite".into()),
@@ -132,7 +134,7 @@ fn an_agent_that_does_not_answer_does_not_keep_its_vm_from_stopping() {
         name: Some("deaf".into()),
         ..bad_vm("deaf", Some(command(&["sleep", "100"])))
     });
-    // It would have a day.
+    // The grace period of a day does not apply if the agent does not answer.
     let stopped: Vm = daemon
         .post("/v1/vms/deaf/stop?grace_ms=86400000", b"")
         .json();
@@ -147,7 +149,7 @@ fn a_guest_that_powers_off_writes_its_disks_back_before_it_is_ended() {
         name: Some(name.into()),
         ..bad_vm("slow-off", Some(command(program)))
     };
-    // One powers off because it is asked to, one was about to when it is asked.
+    // One guest powers off on request; the other is already doing so when it is asked.
     let asked: Vm = daemon.run_detached(slow("asked", &["sleep", "100"])).json();
     let mut frames = daemon.run(slow("itself", &["true"]));
     started(&mut frames);
@@ -158,11 +160,11 @@ fn a_guest_that_powers_off_writes_its_disks_back_before_it_is_ended() {
     std::thread::scope(|scope| {
         let stop = |name: &str| daemon.post(&format!("/v1/vms/{name}/stop?grace_ms=0"), b"");
         let stops = ["asked", "itself", "asked"].map(|name| scope.spawn(move || stop(name)));
-        // A guest that said nothing would be ended after five seconds.
+        // A guest without a report would be killed after five seconds.
         std::thread::sleep(Duration::from_millis(5500));
         for vm in [&asked, &itself] {
             assert_eq!(daemon.vm(&vm.id).state, VmState::Stopping, "{}", vm.name);
-            let_go(&daemon.vm_folder(&vm.id));
+            release_guest(&daemon.vm_folder(&vm.id));
         }
         for stop in stops {
             let stopped: Vm = stop.join().unwrap().json();
@@ -187,7 +189,7 @@ fn wait_answers_when_the_vm_has_ended() {
 }
 
 #[test]
-fn of_many_creations_with_one_name_one_succeeds() {
+fn one_of_many_concurrent_creates_with_one_name_succeeds() {
     let daemon = Daemon::start();
     let answers: Vec<u16> = std::thread::scope(|scope| {
         let tries: Vec<_> = (0..12)
@@ -275,8 +277,8 @@ fn a_vm_can_be_removed_in_every_state() {
     daemon.nothing_left();
 }
 
-/// The base image's file with a lease on it (fcntl(2)): whoever opens it to copy it waits
-/// until its holder has ended, or for the 45 s after which the kernel breaks the lease.
+/// The base image's file with a lease on it (fcntl(2)): opening it for a copy blocks until the
+/// lease holder has ended, or for the 45 s after which the kernel breaks the lease.
 fn stalled_image(daemon: &Daemon) -> Child {
     let script = "import fcntl, os, signal, sys\n\
         signal.signal(signal.SIGIO, signal.SIG_IGN)\n\
@@ -296,14 +298,14 @@ fn stalled_image(daemon: &Daemon) -> Child {
     holder
 }
 
-/// Those that wait there find that the image can't be copied.
+/// Those that wait find that the image can't be copied.
 fn let_copies_go_on(mut holder: Child) {
     holder.kill().unwrap();
     holder.wait().unwrap();
 }
 
 #[test]
-fn a_client_that_leaves_while_its_vm_is_made_leaves_no_vm() {
+fn a_client_that_leaves_during_create_leaves_no_vm() {
     let daemon = Daemon::start();
     daemon.create(&idle("a"));
     assert_eq!(daemon.delete("/v1/vms/a").status, 204);
@@ -344,7 +346,7 @@ fn a_client_that_leaves_while_its_vm_is_made_leaves_no_vm() {
 }
 
 #[test]
-fn a_request_that_fails_late_leaves_the_volume_that_another_vm_has() {
+fn a_late_failure_keeps_a_volume_that_another_vm_uses() {
     let daemon = Daemon::start();
     daemon.create(&idle("a"));
     assert_eq!(daemon.delete("/v1/vms/a").status, 204);
@@ -416,7 +418,7 @@ fn the_timeline_has_every_step_in_order() {
 }
 
 #[test]
-fn logs_can_be_followed_and_cut() {
+fn logs_can_be_followed_and_truncated() {
     let daemon = Daemon::start();
     daemon.run_detached(CreateVm {
         name: Some("talk".into()),

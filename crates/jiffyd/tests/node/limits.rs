@@ -24,7 +24,7 @@ fn net(packets: u64) -> NetLimit {
     }
 }
 
-/// With a volume, and limits of all its devices.
+/// A VM with a volume, and limits of all its devices.
 fn limited() -> CreateVm {
     CreateVm {
         root_limit: disk(1000),
@@ -95,7 +95,7 @@ fn limits_change_while_a_vm_runs_and_hold_from_then_on() {
 }
 
 #[test]
-fn a_child_has_the_limits_that_its_parent_has_now() {
+fn a_forked_child_has_its_parents_current_limits() {
     let daemon = daemon();
     let parent = CreateVm {
         disks: Vec::new(),

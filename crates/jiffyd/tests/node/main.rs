@@ -1,5 +1,5 @@
-//! The daemon from outside: a real `jiffyd`, its API, and a stand-in for
-//! `jiffy-vmm` (see `examples/fake-vmm/`) whose "guests" run real programs.
+//! The daemon from outside: a real `jiffyd`, its API, and a stand-in for `jiffy-vmm` (see
+//! `examples/fake-vmm/`) whose "guests" run real programs.
 
 mod adoption;
 mod api;

@@ -1,4 +1,4 @@
-//! VMs on a network: a daemon in a network namespace of the test's, which needs root.
+//! VMs on a network: a daemon in a network namespace of the test, which needs root.
 
 use crate::client::Answer;
 use crate::daemon::{Daemon, eventually, named};
@@ -11,7 +11,7 @@ use rustix::thread::UnshareFlags;
 use std::fs;
 use std::net::TcpListener;
 
-/// A daemon with a network, in a namespace that this thread is in from now on.
+/// A daemon with a network, in a new namespace that this thread enters.
 pub fn daemon() -> Daemon {
     daemon_with(&[])
 }
@@ -37,7 +37,7 @@ pub fn begin(daemon: &mut Daemon) {
     daemon.answers();
 }
 
-/// Has this VM a link?
+/// Does this VM have a link?
 fn has_link(id: &str) -> bool {
     let text = fs::read_to_string("/proc/thread-self/net/dev").unwrap();
     text.contains(&format!("jf-{id}:"))
@@ -54,7 +54,7 @@ fn on(network: NetworkUse, name: &str) -> CreateVm {
     }
 }
 
-/// What the guest was told.
+/// The network configuration of the guest.
 fn told(daemon: &Daemon, vm: &Vm) -> String {
     fs::read_to_string(daemon.vm_folder(&vm.id).join("vmm.json")).unwrap()
 }
@@ -87,7 +87,7 @@ fn a_vm_has_a_link_from_its_start_to_its_end() {
     daemon.post("/v1/vms/web/kill", b"").json::<Vm>();
     eventually("its link goes", || !has_link(&vm.id));
     assert!(network(&daemon.vm("web")).addresses.is_empty());
-    // The next start is a new one.
+    // The next start attaches it anew.
     let again: Vm = daemon.post("/v1/vms/web/start", b"").json();
     assert_ne!(&network(&again).addresses[0], address);
     assert!(has_link(&vm.id));
@@ -96,7 +96,7 @@ fn a_vm_has_a_link_from_its_start_to_its_end() {
 }
 
 #[test]
-fn what_sleeps_keeps_its_address_and_the_next_daemon_knows_all() {
+fn a_hibernated_vm_keeps_address_and_ports_across_daemons() {
     let mut daemon = daemon();
     let port = NetworkUse {
         ports: vec!["8080:80".into()],
@@ -111,7 +111,7 @@ fn what_sleeps_keeps_its_address_and_the_next_daemon_knows_all() {
         .json::<Hibernated>();
     assert!(has_link(&runs.id) && has_link(&sleeps.id));
     daemon.killed();
-    // Nobody holds the link of the one that sleeps; a stranger's is in the way.
+    // Nothing holds the link of the hibernated VM; a foreign link is in the way.
     eventually("its link goes", || !has_link(&sleeps.id));
     assert!(has_link(&runs.id));
     let stray = std::process::Command::new("busybox")
@@ -123,7 +123,7 @@ fn what_sleeps_keeps_its_address_and_the_next_daemon_knows_all() {
     assert!(!has_link("00112233aabb"));
     let woken: Vm = daemon.post("/v1/vms/sleeps/wake", b"").json();
     assert_eq!(network(&woken).addresses, network(&sleeps).addresses);
-    // Its port is its own, before and after.
+    // Its port stays reserved, before and after.
     for name in ["other", "another"] {
         let port = NetworkUse {
             ports: vec!["8080:81".into()],
@@ -142,7 +142,7 @@ fn what_sleeps_keeps_its_address_and_the_next_daemon_knows_all() {
 }
 
 #[test]
-fn a_port_is_the_next_vms_as_soon_as_its_vm_has_ended() {
+fn a_port_is_free_as_soon_as_its_vm_has_ended() {
     let daemon = daemon();
     for number in 0..5 {
         let name = format!("web-{number}");
@@ -191,7 +191,7 @@ fn children_have_links_of_their_own_and_no_ports() {
 }
 
 #[test]
-fn a_link_is_made_ahead_of_the_next_run_and_goes_with_a_vm_that_is_refused() {
+fn a_link_is_prepared_for_the_next_run_and_removed_if_refused() {
     let daemon = daemon();
     let first: Vm = daemon
         .run_detached(on(NetworkUse::default(), "first"))
@@ -201,7 +201,7 @@ fn a_link_is_made_ahead_of_the_next_run_and_goes_with_a_vm_that_is_refused() {
         text.matches("jf-").count() - 1
     };
     eventually("the next one is there", || links() == 2);
-    // The name is taken: what was promised to this one goes, and the next is made.
+    // The name is taken: the promised link is removed, and the next one is made.
     daemon
         .run_detached(on(NetworkUse::default(), "first"))
         .error(ErrorKind::Conflict);
@@ -241,14 +241,14 @@ fn a_second_daemon_has_no_network_and_says_why() {
 }
 
 #[test]
-fn a_vm_whose_record_is_lost_keeps_its_link_until_its_end() {
+fn a_vm_without_a_record_keeps_its_link_until_it_ends() {
     let mut daemon = daemon();
     let vm: Vm = daemon.run_detached(on(NetworkUse::default(), "web")).json();
     daemon.killed();
     fs::write(daemon.vm_folder(&vm.id).join("vm.json"), "nonsense").unwrap();
     begin(&mut daemon);
     assert!(has_link(&vm.id));
-    // Its address is nobody else's.
+    // No other VM gets its address.
     let other: Vm = daemon
         .run_detached(on(NetworkUse::default(), "other"))
         .json();
@@ -260,7 +260,7 @@ fn a_vm_whose_record_is_lost_keeps_its_link_until_its_end() {
 }
 
 #[test]
-fn nothing_is_left_of_many_vms_whatever_is_killed() {
+fn killed_vms_and_daemons_leave_no_links() {
     let mut daemon = daemon();
     for round in 0..6 {
         let start = |number: usize| {
@@ -306,13 +306,13 @@ fn nothing_is_left_of_many_vms_whatever_is_killed() {
             text.matches("jf-").count() <= 2
         },
     );
-    // Routes and neighbours went with them, and rules know nobody.
+    // Routes and neighbours were removed with them, and the rules contain no VM.
     let routes = fs::read_to_string("/proc/thread-self/net/route").unwrap();
     assert!(routes.matches("jf-").count() <= 2, "{routes}");
 }
 
 #[test]
-fn all_of_it_is_removed_when_that_is_wanted() {
+fn remove_network_removes_all_links_and_rules() {
     let mut daemon = daemon();
     let remove = |daemon: &Daemon| {
         let mut command = daemon.command();
@@ -333,7 +333,7 @@ fn all_of_it_is_removed_when_that_is_wanted() {
 }
 
 #[test]
-fn networks_are_made_used_and_removed_and_what_is_wrong_is_one_sentence() {
+fn networks_can_be_created_used_and_removed() {
     let mut daemon = daemon();
     let made: Network = daemon.post("/v1/networks/lab", b"").json();
     assert_eq!((made.name.as_str(), made.vms.len()), ("lab", 0));
@@ -360,7 +360,7 @@ fn networks_are_made_used_and_removed_and_what_is_wrong_is_one_sentence() {
         .delete("/v1/networks/default")
         .error(ErrorKind::Invalid);
 
-    // A policy holds from now on, and is the VM's after a restart of the daemon, too.
+    // A policy applies at once, and still after a restart of the daemon.
     let policy = NetworkPolicy {
         allow: vec!["10.0.0.0/8:5432/tcp".into()],
         deny: vec!["all".into()],
@@ -389,7 +389,7 @@ fn networks_are_made_used_and_removed_and_what_is_wrong_is_one_sentence() {
     assert_eq!(daemon.delete("/v1/networks/lab").status, 204);
     daemon.delete("/v1/networks/lab").error(ErrorKind::NotFound);
 
-    // What can't be asked for together.
+    // Options that exclude each other.
     let refused = |network: NetworkUse| {
         let error = daemon
             .run_detached(on(network, "wrong"))

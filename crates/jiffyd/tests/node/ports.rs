@@ -1,7 +1,7 @@
-//! Connections to published ports of VMs that sleep. The daemon is in a network namespace of the
-//! test's, which needs root; there a server of the test's has the VM's address.
+//! Connections to published ports of hibernated VMs. The daemon is in a network namespace of the
+//! test, which needs root; there a server of the test has the VM's address.
 
-use crate::daemon::{Daemon, bad_vm, eventually, let_go, named};
+use crate::daemon::{Daemon, bad_vm, eventually, named, release_guest};
 use crate::network::{begin, daemon};
 use crate::sleep::starts;
 use crate::snapshots::counter;
@@ -12,7 +12,7 @@ use std::net::{IpAddr, Shutdown, TcpListener, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// A VM whose port 3000 is the host's 8080.
+/// A VM whose port 3000 is published as the host's 8080.
 pub fn published(vm: CreateVm) -> CreateVm {
     CreateVm {
         network: NetworkUse {
@@ -23,7 +23,7 @@ pub fn published(vm: CreateVm) -> CreateVm {
     }
 }
 
-/// Gives the VM's address to this namespace, or takes it away.
+/// Adds the VM's address to this namespace, or removes it.
 pub fn own_address(how: &str, vm: &Vm) -> String {
     let address = vm.network.as_ref().expect("a network").addresses[0].clone();
     let done = std::process::Command::new("busybox")
@@ -33,9 +33,9 @@ pub fn own_address(how: &str, vm: &Vm) -> String {
     address
 }
 
-/// Listens at port 3000 of the VM's address, with room for a thousand clients that wait. With 128
-/// places, those of the standard library, Linux sends SYN cookies to the others, and takes the end
-/// of a stream for its begin if at most three bytes before it were dropped.
+/// Listens at port 3000 of the VM's address, with a backlog of a thousand. With 128, the standard
+/// library's backlog, Linux sends SYN cookies to further clients, and takes the end of a stream for
+/// its beginning if at most three bytes before it were dropped.
 pub fn listen_for(vm: &Vm) -> TcpListener {
     let address = own_address("add", vm);
     let listener = TcpListener::bind(format!("{address}:3000")).expect("the VM's port");
@@ -43,8 +43,8 @@ pub fn listen_for(vm: &Vm) -> TcpListener {
     listener
 }
 
-/// Answers at port 3000 of the VM's address: after the end of what a client sends, with that and
-/// the address that it came from.
+/// Serves port 3000 of the VM's address: after the end of a client's data, sends it back with the
+/// client's address.
 fn serve_for(vm: &Vm) {
     let listener = listen_for(vm);
     thread::spawn(move || {
@@ -62,7 +62,7 @@ fn connect() -> TcpStream {
     TcpStream::connect("127.0.0.1:8080").expect("the port is there")
 }
 
-/// The answer to this.
+/// Sends this; returns the answer.
 fn ask(mut server: TcpStream, what: &str) -> std::io::Result<String> {
     server.set_read_timeout(Some(Duration::from_secs(60)))?;
     server.write_all(what.as_bytes())?;
@@ -78,22 +78,22 @@ pub fn hibernate(daemon: &Daemon) {
         .json::<Hibernated>();
 }
 
-/// However many have wanted the VM since then, it was tried to wake it at most once a second; returns
-/// how often. It was started once before.
-pub fn tried_once_a_second(daemon: &Daemon, begun: Instant) -> usize {
+/// Checks that wakes were attempted at most once a second, however many clients there were since
+/// then; returns their number. The VM was started once before.
+pub fn wake_attempts(daemon: &Daemon, begun: Instant) -> usize {
     let tried = starts(daemon, "web") - 1;
     let most = 1 + begun.elapsed().as_secs() as usize;
     assert!((1..=most).contains(&tried), "{tried} times, not {most}");
     tried
 }
 
-/// By whom the last answer was asked for.
+/// The client address of the last answer.
 fn by(answer: &str) -> IpAddr {
     answer.rsplit(' ').next().unwrap().parse().unwrap()
 }
 
 #[test]
-fn a_connection_wakes_a_sleeping_vm_and_is_put_through() {
+fn a_connection_wakes_a_hibernated_vm_and_is_forwarded() {
     let mut daemon = daemon();
     let vm: Vm = daemon.run_detached(published(counter())).json();
     serve_for(&vm);
@@ -106,7 +106,7 @@ fn a_connection_wakes_a_sleeping_vm_and_is_put_through() {
     assert_eq!(daemon.vm("web").state, VmState::Running);
     assert_eq!(starts(&daemon, "web"), 2);
     assert_eq!(ask(connect(), "three").unwrap(), "three from 127.0.0.1");
-    // Many at once wake it once.
+    // Many concurrent connections wake it once.
     hibernate(&daemon);
     thread::scope(|scope| {
         let all: Vec<_> = (0..400)
@@ -129,7 +129,7 @@ fn a_connection_wakes_a_sleeping_vm_and_is_put_through() {
     assert_eq!(daemon.vm("web").state, VmState::Hibernated);
     assert!(ask(connect(), "four").unwrap().starts_with("four from "));
     assert_eq!(daemon.vm("web").state, VmState::Running);
-    // A carried connection ends with its VM, and the port is free.
+    // A relayed connection ends with its VM, and the port is free.
     hibernate(&daemon);
     let mut open = connect();
     daemon.when("web", VmState::Running);
@@ -140,7 +140,7 @@ fn a_connection_wakes_a_sleeping_vm_and_is_put_through() {
 }
 
 #[test]
-fn a_connection_that_comes_while_a_vm_falls_asleep_waits_and_is_put_through() {
+fn a_connection_during_hibernation_waits_and_is_forwarded() {
     let daemon = daemon();
     let vm: Vm = daemon
         .run_detached(published(bad_vm("held-capture", None)))
@@ -153,7 +153,7 @@ fn a_connection_that_comes_while_a_vm_falls_asleep_waits_and_is_put_through() {
         let answer = scope.spawn(|| ask(connect(), "hello").unwrap());
         thread::sleep(Duration::from_millis(300));
         assert!(!answer.is_finished());
-        let_go(&folder);
+        release_guest(&folder);
         slept.join().unwrap();
         assert!(answer.join().unwrap().starts_with("hello from "));
     });
@@ -161,14 +161,14 @@ fn a_connection_that_comes_while_a_vm_falls_asleep_waits_and_is_put_through() {
 }
 
 #[test]
-fn a_vm_that_can_not_be_woken_resets_its_callers_and_sleeps_on() {
+fn connections_are_reset_if_a_vm_cannot_be_woken() {
     let daemon = daemon();
     let vm: Vm = daemon.run_detached(published(counter())).json();
     serve_for(&vm);
     hibernate(&daemon);
     let state = daemon.vm_folder(&vm.id).join("hibernated/state");
     let good = fs::read(&state).unwrap();
-    // A VMM finds that out.
+    // Only the VMM detects the damage.
     fs::write(&state, jiffy_wire::state::seal("0.1.0", b"nonsense")).unwrap();
     let begun = Instant::now();
     thread::scope(|scope| {
@@ -188,7 +188,7 @@ fn a_vm_that_can_not_be_woken_resets_its_callers_and_sleeps_on() {
     let shown = daemon.vm("web");
     assert_eq!(shown.state, VmState::Hibernated);
     assert!(shown.error.unwrap().contains("could not be woken"));
-    let tried = tried_once_a_second(&daemon, begun);
+    let tried = wake_attempts(&daemon, begun);
     let log = fs::read_to_string(daemon.folder.path().join("jiffyd.log")).unwrap();
     assert_eq!(log.matches("is wanted can't be woken").count(), tried);
     fs::write(&state, good).unwrap();
@@ -216,7 +216,7 @@ fn an_open_connection_keeps_a_vm_awake() {
         .iter()
         .enumerate()
     {
-        // The first is led by the kernel, the second wakes it and is carried.
+        // The kernel forwards the first connection; the second wakes the VM and is relayed.
         let open = connect();
         let begun = Instant::now();
         while begun.elapsed() < Duration::from_secs(4) {

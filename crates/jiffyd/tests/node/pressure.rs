@@ -1,4 +1,4 @@
-//! Hosts with little memory left: idle VMs give theirs back.
+//! Hosts with little memory left: memory is reclaimed from idle VMs.
 
 use crate::daemon::{Daemon, bad_vm, eventually, named, shell};
 use crate::room::patient;
@@ -9,7 +9,7 @@ use std::fs;
 use std::thread::sleep;
 use std::time::Duration;
 
-/// A VM that does this when it was idle for an hour.
+/// A VM with this action after an idle hour.
 fn idles(name: &str, action: IdleAction) -> CreateVm {
     let policy = IdlePolicy {
         after_s: 3600,
@@ -35,7 +35,7 @@ fn states(daemon: &Daemon, names: &[&str]) -> Vec<VmState> {
 }
 
 #[test]
-fn for_a_request_that_waits_the_least_recently_used_idle_vm_sleeps() {
+fn a_waiting_request_hibernates_the_least_recently_used_idle_vm() {
     let daemon = patient("512M");
     run(&daemon, named("steady", CreateVm::default()));
     run(&daemon, idles("first", IdleAction::Hibernate));
@@ -43,12 +43,12 @@ fn for_a_request_that_waits_the_least_recently_used_idle_vm_sleeps() {
     run(&daemon, idles("job", IdleAction::Stop));
     sleep(Duration::from_secs(1));
     exec(&daemon, "first");
-    // There is room for four.
+    // There is memory for four.
     run(&daemon, named("fifth", CreateVm::default()));
     let all = ["steady", "first", "second", "job", "fifth"];
     let [awake, asleep] = [VmState::Running, VmState::Hibernated];
     assert_eq!(states(&daemon, &all), [awake, awake, asleep, awake, awake]);
-    // One is not hibernated for another before it was idle for some seconds.
+    // A VM that was idle for less than some seconds is not hibernated for another.
     exec(&daemon, "second");
     assert_eq!(states(&daemon, &all), [awake, asleep, awake, awake, awake]);
     let log = fs::read_to_string(daemon.folder.path().join("jiffyd.log")).unwrap();
@@ -56,8 +56,8 @@ fn for_a_request_that_waits_the_least_recently_used_idle_vm_sleeps() {
 }
 
 #[test]
-fn idle_vms_make_room_and_guests_that_must_not_sleep_give_up_caches() {
-    // Whatever the host has is less than its reserve.
+fn idle_vms_hibernate_and_busy_guests_give_up_caches() {
+    // Any host has less memory than this reserve.
     let mut daemon = Daemon::with(&["--memory-reserve", "100%"]);
     run(&daemon, idles("sleeper", IdleAction::Hibernate));
     run(&daemon, named("steady", bad_vm("caches", None)));
@@ -67,17 +67,17 @@ fn idle_vms_make_room_and_guests_that_must_not_sleep_give_up_caches() {
         let (_, rest) = status.split_once("\"target_mib\":").unwrap();
         rest.split(',').next().unwrap().to_owned()
     };
-    // 100 MiB are available to the guest, and 32 are left to it.
+    // The guest has 100 MiB available, and 32 are left to it.
     eventually("its caches are taken", || target("steady") == "68");
-    // It has them back as long as somebody uses it,
+    // It gets them back while it is in use,
     let used = daemon.exec("steady", &shell("sleep 1000")).unwrap();
     eventually("it has its memory", || target("steady") == "0");
     drop(used);
     eventually("they are taken again", || target("steady") == "68");
-    // and children are given no balloon.
+    // and children inherit no balloon.
     daemon.post("/v1/vms/steady/fork", br#"{"name": "child"}"#);
     assert_eq!(target("child"), "0");
-    daemon.again_with(&["--memory-reserve", "0"]);
+    daemon.restart_with(&["--memory-reserve", "0"]);
     let target = ask_vmm(&daemon, "steady", "\"balloon\"\n");
     assert!(target.contains("\"target_mib\":0,"), "{target}");
     run(&daemon, idles("other", IdleAction::Hibernate));

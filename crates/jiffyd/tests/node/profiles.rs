@@ -1,4 +1,4 @@
-//! VMs that are shown less than their host's processor.
+//! VMs with a CPU profile that hides features of the host's processor.
 
 use crate::daemon::{Daemon, named};
 use jiffy_wire::api::{CreateVm, ErrorKind, Vm, VmState};
@@ -14,7 +14,7 @@ fn with(profile: Wanted) -> CreateVm {
     }
 }
 
-/// What the VM's VMM was told to show the guest.
+/// The CPU profile in the configuration of the VM's VMM.
 fn told(daemon: &Daemon, vm: &Vm) -> Option<Wanted> {
     let config = fs::read(daemon.vm_folder(&vm.id).join("vmm.json")).unwrap();
     let config: VmmConfig = serde_json::from_slice(&config).unwrap();
@@ -26,7 +26,7 @@ fn profile() -> Profile {
 }
 
 #[test]
-fn a_profile_goes_from_the_request_to_the_vmm_again_after_a_new_daemon() {
+fn a_cpu_profile_reaches_the_vmm_also_after_a_new_daemon() {
     let mut daemon = Daemon::start();
     let wanted = [
         ("level", Wanted::Named("x86-64-v2".into())),
@@ -56,7 +56,7 @@ fn a_profile_goes_from_the_request_to_the_vmm_again_after_a_new_daemon() {
 }
 
 #[test]
-fn a_profile_that_is_none_is_refused_and_leaves_nothing() {
+fn an_invalid_cpu_profile_is_refused_and_leaves_nothing() {
     let daemon = Daemon::start();
     let refused = |profile| {
         let answer = daemon.create(&with(profile));

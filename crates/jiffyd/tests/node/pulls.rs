@@ -1,4 +1,4 @@
-//! Pulls that meet with what a registry, a disk or a killed daemon can do.
+//! Pulls with failures of the registry, the disk or the daemon.
 
 use crate::client::connect;
 use crate::daemon::{Daemon, command, eventually, vm};
@@ -23,7 +23,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Everything that lies in the data folder, but for what each daemon has.
+/// All files in the data folder, except those that every daemon has.
 pub fn kept(daemon: &Daemon) -> BTreeSet<PathBuf> {
     fn walk(folder: &Path, found: &mut BTreeSet<PathBuf>) {
         for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
@@ -69,8 +69,8 @@ fn begin(daemon: &Daemon, wanted: &PullImage, over: &'static AtomicBool) {
     });
 }
 
-/// Kills the daemon at every request of a pull, before it is answered and in
-/// the middle of the answer.
+/// Kills the daemon at every request of a pull, before it is answered and in the middle of the
+/// answer.
 fn killed_at_every_step(daemon: &mut Daemon, gate: &Gate, name: &str) -> usize {
     let wanted = by_name(name);
     let before = kept(daemon);
@@ -92,7 +92,7 @@ fn killed_at_every_step(daemon: &mut Daemon, gate: &Gate, name: &str) -> usize {
         gate.open();
         daemon.up();
         assert_eq!(names(daemon), [""; 0], "step {step}");
-        // What has been fetched may be kept, and nothing else.
+        // Only fetched data may be kept.
         let pulls = daemon.data.join("pulls");
         let more: Vec<_> = kept(daemon)
             .into_iter()
@@ -110,7 +110,7 @@ fn killed_at_every_step(daemon: &mut Daemon, gate: &Gate, name: &str) -> usize {
     unreachable!()
 }
 
-/// A node with an image `mine` that does not compress.
+/// A node with an incompressible image `mine`.
 fn maker() -> Daemon {
     let maker = Daemon::start();
     let tar = crate::daemon::tar_of(&[("noise", &noise(300 << 10))]);
@@ -121,13 +121,13 @@ fn maker() -> Daemon {
 }
 
 #[test]
-fn a_daemon_killed_at_any_step_of_a_pull_goes_on_where_it_was() {
+fn a_daemon_killed_at_any_step_of_a_pull_resumes_it() {
     let registry = Registry::start();
     let gate = Gate::before(&registry.host);
     let mut daemon = Daemon::start();
     registry.put("web:1", &[("noise", &noise(300 << 10))], json!({}));
     let requests = killed_at_every_step(&mut daemon, &gate, &gate.name("web:1"));
-    // Manifest, configuration, layer.
+    // The requests are for manifest, configuration, layer.
     assert!(requests >= 3, "{requests}");
 }
 
@@ -139,10 +139,10 @@ fn a_daemon_killed_at_any_step_of_a_lazy_pull_leaves_nothing() {
     push(&maker, "mine", &registry.name("mine:1")).unwrap();
     let mut daemon = Daemon::start();
     let requests = killed_at_every_step(&mut daemon, &gate, &gate.name("mine:1"));
-    // Manifest, configuration, tables.
+    // The requests are for manifest, configuration, tables.
     assert!(requests >= 3, "{requests}");
 
-    // What is partly here is so for the next daemon, too.
+    // An image that is partly here is so for the next daemon, too.
     let before = kept(&daemon);
     assert!(
         before
@@ -161,7 +161,7 @@ fn a_daemon_killed_at_any_step_of_a_lazy_pull_leaves_nothing() {
 }
 
 #[test]
-fn what_a_pull_has_begun_is_not_swept_away_under_it() {
+fn files_of_a_running_pull_are_not_swept() {
     let registry = Registry::start();
     let gate = Gate::before(&registry.host);
     let maker = maker();
@@ -171,12 +171,12 @@ fn what_a_pull_has_begun_is_not_swept_away_under_it() {
     let daemon = Daemon::start();
     let (one, two) = (gate.name("mine:1"), gate.name("mine:2"));
     pull(&daemon, &by_name(&one)).unwrap();
-    // The second has all chunks by the first, and asks for its configuration.
+    // The second pull shares all chunks with the first, and fetches its configuration.
     gate.hold(2, Hold::Request);
     let over: &'static AtomicBool = Box::leak(Box::default());
     begin(&daemon, &by_name(&two), over);
     assert!(gate.reached(|| over.load(Ordering::Acquire)));
-    // Two at once are one, and what is being pulled is not there yet.
+    // Two concurrent pulls share the work, and the image does not exist before they end.
     let late: &'static AtomicBool = Box::leak(Box::default());
     begin(&daemon, &by_name(&two), late);
     daemon
@@ -204,7 +204,7 @@ fn what_a_pull_has_begun_is_not_swept_away_under_it() {
 }
 
 #[test]
-fn what_is_removed_while_it_is_asked_whether_it_is_up_to_date_is_pulled_anew() {
+fn an_image_removed_during_its_update_check_is_pulled_again() {
     let registry = Registry::start();
     let gate = Gate::before(&registry.host);
     push(&maker(), "mine", &registry.name("mine:1")).unwrap();
@@ -228,7 +228,7 @@ fn what_is_removed_while_it_is_asked_whether_it_is_up_to_date_is_pulled_anew() {
 }
 
 #[test]
-fn a_disk_that_is_full_during_a_pull_is_one_sentence_and_leaves_nothing() {
+fn a_full_disk_during_a_pull_is_reported_and_leaves_nothing() {
     let Some(disk) = SmallDisk::new("24m") else {
         return;
     };
@@ -250,7 +250,7 @@ fn a_disk_that_is_full_during_a_pull_is_one_sentence_and_leaves_nothing() {
         assert!(error.message.ends_with('.'), "{}", error.message);
     }
     let files = |found: &BTreeSet<PathBuf>| {
-        // What was fetched of a layer may stay.
+        // Fetched data of a layer may be kept.
         let pulls = daemon.data.join("pulls");
         let found = found.iter().filter(|path| !path.starts_with(&pulls));
         found.cloned().collect::<BTreeSet<_>>()
@@ -266,7 +266,7 @@ fn a_disk_that_is_full_during_a_pull_is_one_sentence_and_leaves_nothing() {
 }
 
 #[test]
-fn what_a_boot_has_read_is_what_a_node_elsewhere_fetches_first() {
+fn blocks_read_at_boot_are_the_working_set_of_a_pushed_image() {
     let registry = Registry::start();
     let daemon = Daemon::start();
     let tar = crate::daemon::tar_of(&[("noise", &noise(300 << 10))]);
@@ -289,18 +289,18 @@ fn what_a_boot_has_read_is_what_a_node_elsewhere_fetches_first() {
     let mut file = kept(&other).into_iter();
     let file = file.rfind(|path| path.extension().is_some_and(|end| end == "jimg"));
     let image = jiffy_store::ImageReader::open(&file.unwrap()).unwrap();
-    // As the VMM has said, and together.
+    // As the VMM has reported, and contiguous.
     assert_eq!(image.working_set().unwrap(), [3..5, 0..1]);
     assert!(image.hot_range().end > image.hot_range().start);
 }
 
-/// Of what a node has, the image of chunks.
+/// The image of chunks among a node's files.
 fn jimg_of(daemon: &Daemon) -> PathBuf {
     let jimg = |path: &PathBuf| path.extension().is_some_and(|end| end == "jimg");
     kept(daemon).into_iter().find(jimg).unwrap()
 }
 
-/// Where a node is told that the rest of such a file is.
+/// The registries where the rest of such a file is, as the node has recorded.
 fn registries_of(file: &Path) -> Vec<String> {
     let origins = origins_in(&file.with_extension("origins.json"));
     let reference = |origin| match origin {
@@ -311,10 +311,9 @@ fn registries_of(file: &Path) -> Vec<String> {
 }
 
 #[test]
-fn an_artifact_with_anothers_id_keeps_nobody_from_what_has_it() {
+fn an_artifact_with_a_forged_id_does_not_replace_the_real_one() {
     let registry = Registry::start();
-    // Whose chunks are nonsense, and whose tables and id are those of an image that all
-    // know.
+    // An artifact with invalid chunks, and with the tables and id of a public image.
     let hostile = maker();
     push(&hostile, "mine", &registry.name("honest:1")).unwrap();
     let file = jimg_of(&hostile);
@@ -325,7 +324,7 @@ fn an_artifact_with_anothers_id_keeps_nobody_from_what_has_it() {
     bytes[64..tables as usize].fill(7);
     fs::write(&file, &bytes).unwrap();
     push(&hostile, "mine", &registry.name("hostile:1")).unwrap();
-    // And an honest node that has packed it otherwise.
+    // And an honest node that has packed it differently.
     let other = maker();
     let options = jiffy_store::WriteOptions {
         chunk_size: image.chunk_size(),
@@ -345,7 +344,7 @@ fn an_artifact_with_anothers_id_keeps_nobody_from_what_has_it() {
     }
     let first = daemon.data.join("chunks").join(file.file_name().unwrap());
     let second = first.with_extension("2.jimg");
-    // The tables of the hostile one are the honest one's; the other's are its own.
+    // The hostile tables equal the honest ones; those of the other node differ.
     assert_eq!(registries_of(&first).len(), 2);
     let [packed_otherwise] = &registries_of(&second)[..] else {
         panic!("one origin");
@@ -355,11 +354,11 @@ fn an_artifact_with_anothers_id_keeps_nobody_from_what_has_it() {
     assert_eq!(reader.id(), image.id());
     assert_eq!(reader.working_set().unwrap(), [5..6, 3..4]);
     drop(reader);
-    // Pulled again, nothing is begun anew.
+    // Another pull downloads nothing again.
     let all = kept(&daemon);
     pull(&daemon, &by_name(&registry.name("other:1"))).unwrap();
     assert_eq!(kept(&daemon), all);
-    // Both stay as long as one of them is there, and go with the last.
+    // Both files stay as long as one of the images exists, and are removed with the last.
     for name in ["hostile:1", "other:1"] {
         remove(&daemon, &registry.name(name));
         assert!(first.exists() && second.exists());
@@ -369,7 +368,7 @@ fn an_artifact_with_anothers_id_keeps_nobody_from_what_has_it() {
 }
 
 #[test]
-fn pulls_at_once_have_no_more_room_than_there_is() {
+fn concurrent_pulls_reserve_no_more_space_than_is_free() {
     let Some(disk) = SmallDisk::new("24m") else {
         return;
     };
@@ -379,7 +378,7 @@ fn pulls_at_once_have_no_more_room_than_there_is() {
     registry.put("web:1", &[("noise", &noise(5 << 20))], json!({}));
     registry.put("web:2", &[("noise", &noise(8 << 20))], json!({}));
     let (one, two) = (gate.name("web:1"), registry.name("web:2"));
-    // Of the first nothing is fetched yet but what says how large it is.
+    // Of the first image only the size is fetched yet.
     gate.hold(4, Hold::Request);
     let over: &'static AtomicBool = Box::leak(Box::default());
     begin(&daemon, &by_name(&one), over);
@@ -396,7 +395,7 @@ fn pulls_at_once_have_no_more_room_than_there_is() {
 }
 
 #[test]
-fn what_cannot_fit_is_refused_before_it_is_fetched() {
+fn a_pull_larger_than_free_space_is_refused_before_fetching() {
     let Some(disk) = SmallDisk::new("24m") else {
         return;
     };
@@ -415,7 +414,7 @@ fn what_cannot_fit_is_refused_before_it_is_fetched() {
 }
 
 #[test]
-fn what_was_fetched_stays_within_its_bound() {
+fn cached_disk_contents_stay_within_the_cache_size() {
     let registry = Registry::start();
     let maker = Daemon::start();
     let tar = crate::daemon::tar_of(&[("noise", &noise(3 << 20))]);
@@ -427,7 +426,7 @@ fn what_was_fetched_stays_within_its_bound() {
     let mut daemon = Daemon::with(&["--cache", "1M"]);
     pull(&daemon, &by_name(&name)).unwrap();
     daemon.shut_down();
-    // As a pager leaves it whose guest has read all.
+    // The state that a pager leaves after its guest has read everything.
     let jimg = |path: &&PathBuf| path.extension().is_some_and(|end| end == "jimg");
     let found = kept(&daemon);
     let found = found.iter().find(jimg).unwrap();
@@ -448,7 +447,7 @@ fn what_was_fetched_stays_within_its_bound() {
             * 512
     };
     assert!(stored() > 3 << 20);
-    // A VM of it that runs has it whole.
+    // A running VM keeps all of it.
     let vm = fs::File::open(folder.join("contents")).unwrap();
     rustix::fs::flock(&vm, rustix::fs::FlockOperation::LockShared).unwrap();
     daemon.up();
@@ -458,7 +457,7 @@ fn what_was_fetched_stays_within_its_bound() {
     daemon.shut_down();
     daemon.up();
     eventually("it takes no more than its bound", || stored() <= 1 << 20);
-    // The daemon has it alone until it is done.
+    // The daemon holds an exclusive lock until it is done.
     let mut cache = None;
     eventually("the daemon lets go of it", || {
         cache = jiffy_store::DiskCache::open(&folder, &image).ok();
@@ -478,7 +477,7 @@ pub fn with(access: RegistryAccess, name: &str) -> PullImage {
     }
 }
 
-/// Reads a part of a file as the pager does, with what the node told it.
+/// Reads a part of a file like the pager, with the access that the node passed to it.
 fn read_as_told(origin: &RegistryOrigin) -> Vec<u8> {
     try_as_told(origin).unwrap()
 }
@@ -495,7 +494,7 @@ fn try_as_told(origin: &RegistryOrigin) -> Result<Vec<u8>, RegistryError> {
 }
 
 #[test]
-fn what_a_private_registry_wants_is_kept_for_later_and_for_nobody_else() {
+fn registry_credentials_are_kept_privately_for_later_fetches() {
     let registry = LocalRegistry::start(&RegistryOptions {
         password: true,
         tls: true,
@@ -563,7 +562,7 @@ fn what_a_private_registry_wants_is_kept_for_later_and_for_nobody_else() {
         panic!("{origins:?}");
     };
     assert_eq!(read_as_told(origin).len(), 64);
-    // A new password is known by pulling again.
+    // A new password is stored by another pull.
     fs::write(&secrets[0], "{}").unwrap();
     let (_, fetched) = pull(&daemon, &with(access(PASSWORD, true), &name)).unwrap();
     assert_eq!(fetched, 0);
@@ -572,14 +571,14 @@ fn what_a_private_registry_wants_is_kept_for_later_and_for_nobody_else() {
     assert_eq!(kept(&daemon), BTreeSet::new(), "secrets go with the image");
 }
 
-/// Where the bytes of an image are, as a node has written it down.
+/// The recorded origins of an image.
 fn origins_in(file: &Path) -> Vec<Origin> {
     let file: serde_json::Value = serde_json::from_slice(&fs::read(file).unwrap()).unwrap();
     serde_json::from_value(file["content"].clone()).unwrap()
 }
 
 #[test]
-fn what_a_private_registry_wants_anew_is_known_of_a_snapshots_memory() {
+fn renewed_registry_credentials_reach_a_snapshots_memory() {
     let registry = LocalRegistry::start(&RegistryOptions {
         password: true,
         tls: true,
@@ -633,8 +632,7 @@ fn what_a_private_registry_wants_anew_is_known_of_a_snapshots_memory() {
         })
         .json();
     fs::remove_file(&told).unwrap();
-    // The root file system is all here, and what was kept of the registry is of
-    // no use any more.
+    // Makes the root file system complete, and the stored access to the registry useless.
     for present in find(&daemon, ".jimg.present") {
         fs::remove_file(present).unwrap();
     }
@@ -652,7 +650,7 @@ fn what_a_private_registry_wants_anew_is_known_of_a_snapshots_memory() {
         try_as_told(origin)
     };
     assert!(as_told(&file).is_err());
-    // A password that is wrong changes nothing.
+    // A wrong password changes nothing.
     let wrong = RegistryAccess {
         credentials: Some((USER.into(), "open barley".into())),
         ..access.clone()
@@ -667,7 +665,7 @@ fn what_a_private_registry_wants_anew_is_known_of_a_snapshots_memory() {
     assert_eq!(pulled(&daemon, &access), 0);
     assert_eq!(as_told(&file).unwrap().len(), 64);
     assert!(told.exists(), "the pager of the VM that runs knows, too");
-    // So does the one of the next daemon, if that VM starts again.
+    // So does that of the next daemon, if the VM starts again.
     daemon.killed();
     daemon.up();
     assert_eq!(as_told(&file).unwrap().len(), 64);

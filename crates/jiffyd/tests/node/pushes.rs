@@ -1,4 +1,4 @@
-//! What is pushed, and from where.
+//! Contents and sources of pushes.
 
 use crate::daemon::{Daemon, command, tar_of, vm};
 use crate::images::{by_name, noise, pull, push, steps};
@@ -12,7 +12,7 @@ use serde_json::Value;
 use std::fs;
 use std::path::Path;
 
-/// Has an image's record say that its file system has this digest.
+/// Makes an image's record claim this digest of its file system.
 fn claim(folder: &Path, digest: &str) {
     let path = folder.join("image.json");
     let text = fs::read_to_string(&path).unwrap();
@@ -23,13 +23,13 @@ fn claim(folder: &Path, digest: &str) {
     let claimed = content.replace(record["digest"].as_str().unwrap(), digest);
     let text = text.replace(content, &claimed);
     let text = text.replace(&of(content), &of(&claimed));
-    // Another file: the daemon looks at its number.
+    // Written as a new file: the daemon compares inode numbers.
     let new = folder.join("new");
     fs::write(&new, text).unwrap();
     fs::rename(&new, &path).unwrap();
 }
 
-/// What the configuration of a pushed artifact says.
+/// The configuration of a pushed artifact.
 fn config(reference: &str) -> Value {
     let client = Client::new(ClientOptions::default()).unwrap();
     let reference = Reference::parse(reference, None).unwrap();
@@ -38,7 +38,7 @@ fn config(reference: &str) -> Value {
 }
 
 #[test]
-fn a_pushed_snapshot_has_its_own_root_whatever_others_claim_to_be() {
+fn a_pushed_snapshot_keeps_its_root_despite_forged_digests() {
     let registry = Registry::start();
     let daemon = Daemon::start();
     let tar = tar_of(&[("noise", &noise(64 << 10))]);
@@ -79,13 +79,13 @@ fn a_pushed_snapshot_has_its_own_root_whatever_others_claim_to_be() {
         shown.chunks.unwrap(),
         "as the image itself has it"
     );
-    // And the other way round.
+    // And vice versa.
     let pushed = snapshot_of(&name, "other");
     assert_eq!(pushed, config(&name)["chunks"]);
 }
 
 #[test]
-fn a_pulled_snapshot_is_pushed_once_all_of_its_memory_is_here() {
+fn a_pulled_snapshot_is_pushed_after_fetching_its_memory() {
     let registry = Registry::start();
     let maker = Daemon::start();
     let frames = maker.run(CreateVm {
@@ -106,7 +106,7 @@ fn a_pulled_snapshot_is_pushed_once_all_of_its_memory_is_here() {
     let to = registry.name("again:1");
     let refused = push(&daemon, &name, &to).unwrap_err();
     assert!(refused.message.contains("parts"), "{}", refused.message);
-    // As `optimise` leaves it.
+    // The state that `optimise` leaves.
     let snapshots = fs::read_dir(daemon.data.join("snapshots")).unwrap();
     let folder = snapshots.last().unwrap().unwrap().path();
     let whole = maker.data.join("snapshots/ready/ram.image");
@@ -119,7 +119,7 @@ fn a_pulled_snapshot_is_pushed_once_all_of_its_memory_is_here() {
 }
 
 #[test]
-fn what_is_elsewhere_is_had_as_it_was_pulled_and_from_whoever_still_has_it() {
+fn a_push_fetches_lazy_chunks_from_any_origin_that_has_them() {
     let private = LocalRegistry::start(&RegistryOptions {
         password: true,
         tls: true,
@@ -157,7 +157,7 @@ fn what_is_elsewhere_is_had_as_it_was_pulled_and_from_whoever_still_has_it() {
         ..by_name(&named(&private))
     };
     pull(&daemon, &with_access).unwrap();
-    // From the next it can be had, too, and would be; but that has lost it.
+    // The next origin has the chunks, too, and would be used; but it has lost them.
     pull(&daemon, &by_name(&named(&gone))).unwrap();
     let lose = |registry: &LocalRegistry| {
         let repositories = registry.storage().join("docker/registry/v2/repositories");
@@ -169,7 +169,7 @@ fn what_is_elsewhere_is_had_as_it_was_pulled_and_from_whoever_still_has_it() {
     assert!(sent > 64 << 10, "{sent}");
     let other = Daemon::start();
     pull(&other, &by_name(&to)).unwrap();
-    // Who has none of it says why.
+    // If no origin has them, the error says why.
     lose(&private);
     let failed = push(&daemon, &named(&gone), &target.name("more:1")).unwrap_err();
     assert!(failed.message.contains(gone.host()), "{}", failed.message);

@@ -51,7 +51,7 @@ fn notes(name: &str, file: &Path) -> CreateVm {
     }
 }
 
-/// The first line of an answer, and its header in small letters.
+/// The status line and the header of an answer, in lower case.
 fn head(stream: &mut UnixStream) -> String {
     let mut head = String::new();
     let mut reader = BufReader::new(stream);
@@ -66,7 +66,7 @@ fn uid() -> String {
 }
 
 #[test]
-fn owners_take_turns_and_a_higher_priority_comes_first() {
+fn owners_take_turns_and_higher_priorities_go_first() {
     use Priority::{High, Low, Normal};
     let daemon = patient("128M");
     let (go, file) = (
@@ -122,7 +122,7 @@ fn owners_take_turns_and_a_higher_priority_comes_first() {
 }
 
 #[test]
-fn a_request_waits_as_long_as_it_says_and_no_longer_than_a_day() {
+fn a_request_waits_as_long_as_it_asks_up_to_a_day() {
     let daemon = patient("128M");
     daemon
         .run_detached(named("first", CreateVm::default()))
@@ -164,7 +164,7 @@ fn a_request_waits_as_long_as_it_says_and_no_longer_than_a_day() {
 }
 
 #[test]
-fn a_full_queue_refuses_in_one_sentence_and_says_when_to_come_again() {
+fn a_full_queue_refuses_with_a_retry_time() {
     let options = [
         "--memory-limit",
         "128M",
@@ -193,7 +193,7 @@ fn a_full_queue_refuses_in_one_sentence_and_says_when_to_come_again() {
     assert!(head.starts_with("http/1.1 503 "), "{head}");
     assert!(head.contains("\r\nretry-after: 60\r\n"), "{head}");
     daemon.gone("three");
-    // One that goes away leaves its place to another.
+    // A request whose client leaves makes room for another.
     drop(one);
     daemon.gone("one");
     let _three = queued(&daemon, "/v1/run", &run("three"));
@@ -201,8 +201,8 @@ fn a_full_queue_refuses_in_one_sentence_and_says_when_to_come_again() {
 }
 
 #[test]
-fn vcpus_are_promised_up_to_the_share_of_the_hosts_processors() {
-    // Of however many processors, one vCPU.
+fn vcpus_are_limited_to_a_share_of_the_hosts_processors() {
+    // A limit of one vCPU, whatever the number of processors.
     let options = ["--cpu-share", "0.001", "--memory-wait", "0"];
     let mut daemon = Daemon::with(&options);
     daemon
@@ -219,11 +219,11 @@ fn vcpus_are_promised_up_to_the_share_of_the_hosts_processors() {
     daemon
         .post("/v1/vms/first/fork", b"{}")
         .error(ErrorKind::NoRoom);
-    // Those of an earlier daemon count.
+    // VMs of an earlier daemon count.
     daemon.killed();
     daemon.up();
     another(&daemon);
-    // One that sleeps has none, and waits for them when it is woken.
+    // A hibernated VM has no vCPU, and waits for one when it is woken.
     assert_eq!(daemon.post("/v1/vms/first/hibernate", b"").status, 200);
     daemon
         .run_detached(named("second", CreateVm::default()))
@@ -245,7 +245,7 @@ fn vcpus_are_promised_up_to_the_share_of_the_hosts_processors() {
 }
 
 #[test]
-fn whatever_needs_room_is_queued_with_its_vms_owner_and_priority() {
+fn every_request_is_queued_with_its_vms_owner_and_priority() {
     use Priority::{High, Low, Normal};
     let daemon = patient("256M");
     let sleeper = of(
@@ -296,7 +296,7 @@ fn whatever_needs_room_is_queued_with_its_vms_owner_and_priority() {
 }
 
 #[test]
-fn who_comes_while_another_waits_for_the_same_vm_waits_as_long_as_it_says() {
+fn a_second_request_for_a_waiting_vm_has_its_own_wait_time() {
     let daemon = Daemon::with(&["--memory-limit", "128M", "--memory-wait", "1"]);
     let sleeper = named("sleeper", vm(command(&["/bin/sleep", "1000"])));
     daemon.run_detached(sleeper).json::<Vm>();
@@ -318,7 +318,7 @@ fn who_comes_while_another_waits_for_the_same_vm_waits_as_long_as_it_says() {
     }
     refused(daemon.exec("sleeper", &shell("true")).unwrap_err());
     assert_eq!(queue(&daemon).len(), 1);
-    // One that waits longer takes its place, with the rest of its time.
+    // A request with a longer wait takes its place, with the rest of its time.
     let starts = asked(&daemon, "/v1/vms/sleeper/start?wait_s=86000", b"");
     drop(wakes);
     eventually("the second waits", || {
@@ -332,7 +332,7 @@ fn who_comes_while_another_waits_for_the_same_vm_waits_as_long_as_it_says() {
 }
 
 #[test]
-fn a_hibernation_does_not_wait_behind_what_it_makes_room_for() {
+fn a_hibernation_does_not_queue_behind_waiting_runs() {
     let daemon = patient("256M");
     // Only a VM from a snapshot has memory that its hibernation has to fill.
     two_from_one(&daemon, counter());
@@ -346,7 +346,7 @@ fn a_hibernation_does_not_wait_behind_what_it_makes_room_for() {
 }
 
 #[test]
-fn the_place_of_a_request_is_followed_until_it_is_served() {
+fn a_requests_queue_place_can_be_followed_until_served() {
     let daemon = patient("128M");
     daemon
         .run_detached(named("first", CreateVm::default()))
@@ -375,7 +375,7 @@ fn the_place_of_a_request_is_followed_until_it_is_served() {
     assert_eq!(daemon.post("/v1/vms/first/kill", b"").status, 200);
     assert_eq!(next_place(), None);
     daemon.when("mine", VmState::Running);
-    // What is no id is refused.
+    // An invalid id is refused.
     let wrong = "/v1/run HTTP/1.1\r\njiffy-request: a b\r\nX: ";
     let mut answer = [0; 12];
     asked(&daemon, wrong, &run("wrong"))

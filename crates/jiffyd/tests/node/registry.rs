@@ -1,4 +1,4 @@
-//! Debian's `docker-registry` on loopback, with images of the test's making.
+//! Debian's `docker-registry` on loopback, with images made by tests.
 
 use crate::daemon::tar_of;
 use jiffy_registry::testing::{LocalRegistry, RegistryOptions};
@@ -6,7 +6,7 @@ use jiffy_registry::{Client, ClientOptions, Descriptor, ImageManifest, Reference
 use serde_json::json;
 use std::io::Cursor;
 
-/// A registry; it goes when this is dropped.
+/// A registry; dropping it ends it.
 pub struct Registry {
     pub host: String,
     _registry: LocalRegistry,
@@ -26,7 +26,7 @@ impl Registry {
         format!("{}/{rest}", self.host)
     }
 
-    /// Puts an image there; gives its manifest's digest.
+    /// Uploads an image; returns its manifest's digest.
     pub fn put(&self, rest: &str, files: &[(&str, &[u8])], run: serde_json::Value) -> String {
         let client = Client::new(ClientOptions::default()).unwrap();
         let reference = Reference::parse(&self.name(rest), None).unwrap();

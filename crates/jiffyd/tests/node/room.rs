@@ -2,7 +2,7 @@
 
 use crate::client::connect;
 use crate::daemon::{
-    self, Daemon, bad_vm, command, eventually, id_of, let_go, named, shell, tar_of, vm, vmms,
+    self, Daemon, bad_vm, command, eventually, id_of, named, release_guest, shell, tar_of, vm, vmms,
 };
 use crate::snapshots::{fork, in_order, two_from_one};
 use jiffy_wire::agent::ExitStatus;
@@ -15,12 +15,11 @@ use std::path::Path;
 use std::process::Command;
 use std::thread;
 
-/// A file system of a few MiB. Mounting takes root; without it there is no
-/// disk to fill.
+/// A file system of a few MiB. Mounting it needs root; otherwise there is no disk to fill.
 pub struct SmallDisk(tempfile::TempDir);
 
 impl SmallDisk {
-    /// None without the right to mount.
+    /// `None` without the privilege to mount.
     pub fn new(size: &str) -> Option<SmallDisk> {
         let folder = tempfile::tempdir().unwrap();
         let mounted = Command::new("mount")
@@ -35,22 +34,22 @@ impl SmallDisk {
         Some(SmallDisk(folder))
     }
 
-    /// Where it is.
+    /// Its mount point.
     pub fn path(&self) -> &Path {
         self.0.path()
     }
 
-    /// Uses the disk up, to the last byte.
+    /// Fills the disk, to the last byte.
     pub fn fill(&self) {
         let mut file = fs::File::create(self.path().join("ballast")).unwrap();
         let full = std::io::copy(&mut std::io::repeat(1), &mut file);
         assert!(full.is_err());
     }
 
-    /// Gives back what was used up.
+    /// Frees the space again.
     pub fn free(&self) {
         let ballast = self.path().join("ballast");
-        // A child that another test forked while it was written has it open yet.
+        // A child that another test forked while it was written may have it open still.
         fs::File::create(&ballast).unwrap();
         fs::remove_file(ballast).unwrap();
     }
@@ -62,7 +61,7 @@ impl Drop for SmallDisk {
     }
 }
 
-/// A daemon with its data there.
+/// A daemon with its data on this disk.
 pub fn daemon_on(disk: &SmallDisk) -> Daemon {
     let mut daemon = Daemon::prepared(&[]);
     daemon.data = disk.path().join("data");
@@ -86,12 +85,12 @@ fn a_vm_larger_than_the_host_is_refused_with_numbers() {
 }
 
 #[test]
-fn a_full_disk_is_one_sentence_and_leaves_nothing() {
+fn a_full_disk_is_reported_in_one_sentence_and_leaves_nothing() {
     let Some(disk) = SmallDisk::new("4m") else {
         return;
     };
     let daemon = daemon_on(&disk);
-    // The built-in image is made while there is room.
+    // The built-in image is made while there is space.
     assert_eq!(daemon.get("/v1/images").status, 200);
     let big = tar_of(&[("big", &[7; 6_000_000])]);
     daemon.post("/v1/images/big", &big).error(ErrorKind::NoRoom);
@@ -110,7 +109,7 @@ fn a_full_disk_is_one_sentence_and_leaves_nothing() {
 }
 
 #[test]
-fn output_waits_for_a_full_disk_and_is_whole_afterwards() {
+fn output_waits_for_space_on_a_full_disk_and_is_complete() {
     const BYTES: usize = 600_000;
     let Some(disk) = SmallDisk::new("4m") else {
         return;
@@ -137,7 +136,7 @@ fn output_waits_for_a_full_disk_and_is_whole_afterwards() {
 }
 
 #[test]
-fn a_snapshot_that_finds_no_room_leaves_a_running_vm_and_nothing_else() {
+fn a_snapshot_without_disk_space_leaves_only_the_running_vm() {
     let Some(disk) = SmallDisk::new("4m") else {
         return;
     };
@@ -172,7 +171,7 @@ fn a_snapshot_that_finds_no_room_leaves_a_running_vm_and_nothing_else() {
 }
 
 #[test]
-fn a_node_without_descriptors_refuses_vms_and_serves_all_else() {
+fn a_node_out_of_descriptors_refuses_only_vms() {
     use rustix::process::{Pid, Resource, Rlimit, prlimit};
     let daemon = Daemon::with(&["--spare", "0", "--standby", "0"]);
     let open = fs::read_dir(format!("/proc/{}/fd", daemon.pid()))
@@ -201,7 +200,7 @@ fn a_node_without_descriptors_refuses_vms_and_serves_all_else() {
     };
     assert!(error.message.contains("files"), "{}", error.message);
     assert!(!started.is_empty());
-    // Many at once are refused before any of them is made.
+    // A large fork is refused before any child is made.
     let many = daemon.post("/v1/vms/vm0/fork", br#"{"count": 50}"#);
     let error = many.error(ErrorKind::NoRoom);
     assert!(
@@ -211,7 +210,7 @@ fn a_node_without_descriptors_refuses_vms_and_serves_all_else() {
     );
     let all: Vec<Vm> = daemon.get("/v1/vms?all=true").json();
     assert_eq!(all.len(), started.len() + 1);
-    // What runs answers, and room can be made.
+    // Running VMs answer, and can be stopped to free descriptors.
     for name in &started {
         assert_eq!(daemon.get(&format!("/v1/vms/{name}/stat")).status, 200);
     }
@@ -224,23 +223,23 @@ fn a_node_without_descriptors_refuses_vms_and_serves_all_else() {
     });
 }
 
-/// Room for twenty VMs, which are waited for so many seconds.
+/// A daemon with memory for twenty VMs; requests wait for this many seconds.
 fn room_for_twenty(wait: &str) -> Daemon {
     Daemon::with(&["--memory-limit", "2560M", "--memory-wait", wait])
 }
 
-/// Room for so many MiB, which are waited for as long as it takes.
+/// A daemon with so many MiB for VMs; requests wait without limit.
 pub fn patient(limit: &str) -> Daemon {
     Daemon::with(&["--memory-limit", limit, "--memory-wait", "86400"])
 }
 
-/// A VM whose command ends when there is this file.
+/// A VM whose command ends when this file exists.
 pub fn until(go: &Path) -> CreateVm {
     let script = format!("while ! test -e {}; do sleep 0.02; done", go.display());
     vm(shell(&script))
 }
 
-/// Sends a request and does not wait for its answer.
+/// Sends a request without waiting for its answer.
 pub fn asked(daemon: &Daemon, path: &str, body: &[u8]) -> UnixStream {
     let mut stream = connect(&daemon.socket()).unwrap();
     let length = body.len();
@@ -250,7 +249,7 @@ pub fn asked(daemon: &Daemon, path: &str, body: &[u8]) -> UnixStream {
     stream
 }
 
-/// How many requests have been first in line until now, and found no room.
+/// How many requests have been first in the queue until now, and found no memory.
 fn waited(daemon: &Daemon) -> usize {
     let log = fs::read_to_string(daemon.folder.path().join("jiffyd.log")).unwrap();
     log.matches("a VM waits for memory").count()
@@ -269,11 +268,11 @@ pub fn run_of(vm: CreateVm) -> Vec<u8> {
 }
 
 #[test]
-fn two_hundred_runs_with_room_for_twenty_all_have_their_turn() {
+fn two_hundred_runs_with_room_for_twenty_all_succeed() {
     let daemon = room_for_twenty("86400");
     let here = daemon.folder.path().join("here");
     fs::create_dir(&here).unwrap();
-    // Each counts those that run.
+    // Each command counts the VMs that run.
     let script = format!("cd {}; : > $$; ls | wc -l; rm $$", here.display());
     let one = || {
         let vm = CreateVm {
@@ -294,7 +293,7 @@ fn two_hundred_runs_with_room_for_twenty_all_have_their_turn() {
 }
 
 #[test]
-fn runs_that_find_no_room_in_time_are_told_so_in_one_sentence() {
+fn runs_that_time_out_waiting_for_memory_are_refused() {
     let daemon = room_for_twenty("1");
     let go = daemon.folder.path().join("go");
     let one = || {
@@ -323,7 +322,7 @@ fn runs_that_find_no_room_in_time_are_told_so_in_one_sentence() {
         assert_eq!(frames.finish().status(), ExitStatus::Code(0));
     }
     daemon.nothing_left();
-    // What none of them could ever have is not waited for.
+    // A request that could never be satisfied does not wait.
     let large = CreateVm {
         memory_mib: Some(2562),
         ..CreateVm::default()
@@ -357,7 +356,7 @@ fn a_vm_that_waits_begins_when_another_ends() {
             names::IMAGE_READY,
         ],
     );
-    // One that sleeps has no memory, and waits for it when it is woken.
+    // A hibernated VM has no memory, and waits for it when it is woken.
     let slept = daemon.post("/v1/vms/second/hibernate", b"");
     assert_eq!(slept.status, 200);
     assert_eq!(
@@ -373,7 +372,7 @@ fn a_vm_that_waits_begins_when_another_ends() {
 }
 
 #[test]
-fn a_client_that_goes_away_leaves_the_line() {
+fn a_client_that_leaves_is_removed_from_the_queue() {
     let daemon = patient("256M");
     for name in ["one", "two", "sleeper"] {
         if name == "sleeper" {
@@ -392,12 +391,12 @@ fn a_client_that_goes_away_leaves_the_line() {
         ("/v1/vms/two/start", b""),
         ("/v1/vms/one/fork", b"{\"count\":1,\"name\":\"child\"}"),
     ] {
-        // Each is first in line, so those before it have left.
+        // Each is first in the queue, so those before it have left.
         drop(waits(&daemon, path, body));
     }
     daemon.gone("run");
     daemon.gone("child");
-    // And so does a VM that is removed, or a parent that ends.
+    // The request also leaves if its VM is removed, or the parent ends.
     let mut removed = waits(&daemon, "/v1/vms/created/start", b"");
     assert_eq!(daemon.delete("/v1/vms/created").status, 204);
     let mut forked = waits(&daemon, "/v1/vms/one/fork", b"{\"count\":2}");
@@ -419,7 +418,7 @@ fn a_client_that_goes_away_leaves_the_line() {
 }
 
 #[test]
-fn of_forks_that_come_together_each_has_all_its_children_or_none() {
+fn concurrent_forks_get_all_their_children_or_none() {
     let daemon = room_for_twenty("0");
     daemon.run_detached(named("box", CreateVm::default()));
     let before = daemon.vm("box");
@@ -450,7 +449,7 @@ fn of_forks_that_come_together_each_has_all_its_children_or_none() {
     fork(1).error(ErrorKind::NoRoom);
 }
 
-/// MiB that the host has available.
+/// Memory available on the host, MiB.
 fn available() -> u32 {
     let text = fs::read_to_string("/proc/meminfo").unwrap();
     let line = text.lines().find(|line| line.starts_with("MemAvailable:"));
@@ -465,24 +464,24 @@ fn available() -> u32 {
 }
 
 #[test]
-fn memory_that_a_capture_brings_is_not_what_starting_vms_will_take() {
+fn a_capture_may_not_take_memory_of_starting_vms() {
     let daemon = Daemon::with(&["--memory-wait", "0"]);
     let sleeps = CreateVm {
         memory_mib: Some(2048),
         ..vm(command(&["/bin/sleep", "1000"]))
     };
     two_from_one(&daemon, sleeps);
-    // What is missing of its memory can't be told any more: it may be all.
+    // How much of its memory is missing is not known any more: it may be all.
     let memory = daemon.data.join("snapshots/one/ram.image");
     fs::write(memory, "no image").unwrap();
-    // Another VM begins and is to have all there is but a little.
+    // Another VM starts and reserves nearly all available memory.
     let other = loop {
         let wanted = CreateVm {
             memory_mib: Some(available() - 256),
             ..bad_vm("held", None)
         };
         let id = daemon.create(&named("other", wanted)).json::<Vm>().id;
-        // It is answered when the VM is ready, or if others took the memory meanwhile.
+        // The answer comes when the VM is ready, or if others took the memory meanwhile.
         let mut starting = asked(&daemon, &format!("/v1/vms/{id}/start"), b"");
         let soon = Some(std::time::Duration::from_millis(50));
         starting.set_read_timeout(soon).unwrap();
@@ -503,19 +502,19 @@ fn memory_that_a_capture_brings_is_not_what_starting_vms_will_take() {
         .post("/v1/vms/two/hibernate", b"{}")
         .error(ErrorKind::NoRoom);
     assert_eq!(daemon.vm("two").state, VmState::Running);
-    let_go(&daemon.vm_folder(&other.0));
+    release_guest(&daemon.vm_folder(&other.0));
     daemon.when("other", VmState::Running);
     fork(&daemon, "two", 1, None).json::<Forked>();
 }
 
 #[test]
-fn vms_of_an_earlier_daemon_count() {
+fn vms_of_an_earlier_daemon_count_towards_the_limit() {
     let mut daemon = Daemon::with(&["--memory-limit", "256M", "--memory-wait", "0"]);
     for name in ["one", "two"] {
         let vm = named(name, CreateVm::default());
         assert_eq!(daemon.run_detached(vm).status, 200);
     }
-    // Of one of them not even the record can be read.
+    // Not even the record of one of them can be read.
     let ids = ["one", "two"].map(|name| daemon.vm(name).id);
     let record = daemon.vm_folder(&ids[1]).join("vm.json");
     daemon.killed();
@@ -531,14 +530,14 @@ fn vms_of_an_earlier_daemon_count() {
 }
 
 #[test]
-fn what_is_made_for_later_has_its_memory_only_until_a_run_wants_it() {
+fn background_boots_give_their_memory_to_runs() {
     let daemon = Daemon::with(&["--memory-limit", "128M", "--memory-wait", "0"]);
     let run = || {
         let finished = daemon.run(vm(command(&["true"]))).finish();
         assert_eq!(finished.status(), ExitStatus::Code(0));
     };
     run();
-    // That of the run is gone when its end is known.
+    // The run's memory is free when its end is known.
     eventually("a guest boots for a golden snapshot", || {
         let all: Vec<Vm> = daemon.get("/v1/vms").json();
         all.is_empty() && !vmms(&daemon.data).is_empty()

@@ -1,7 +1,7 @@
 //! `run`, `exec` and attached clients.
 
 use crate::daemon::{
-    Daemon, bad_vm, command, eventually, id_of, is_alive, let_go, shell, started, tar_of, vm,
+    Daemon, bad_vm, command, eventually, id_of, is_alive, release_guest, shell, started, tar_of, vm,
 };
 use jiffy_wire::agent::{
     CopyDone, CopyEntry, CopyFrame, CopyKind, ExecInput, ExecOutput, ExitStatus, StartFailure,
@@ -45,7 +45,7 @@ fn a_vm_run_for_one_command_leaves_nothing_but_its_timeline() {
 }
 
 #[test]
-fn the_name_of_a_vm_on_its_way_out_can_be_used_again_at_once() {
+fn the_name_of_an_ending_vm_can_be_reused_at_once() {
     let daemon = Daemon::start();
     for _ in 0..5 {
         let again = CreateVm {
@@ -58,7 +58,7 @@ fn the_name_of_a_vm_on_its_way_out_can_be_used_again_at_once() {
 }
 
 #[test]
-fn a_command_that_is_not_there_is_127() {
+fn a_missing_command_exits_with_127() {
     let daemon = Daemon::start();
     let frames = daemon.run(vm(command(&["/no/such/program"])));
     let id = id_of(&frames);
@@ -75,7 +75,7 @@ fn a_command_that_is_not_there_is_127() {
 }
 
 #[test]
-fn input_reaches_the_command_and_its_end_too() {
+fn input_and_its_end_reach_the_command() {
     let daemon = Daemon::start();
     let sent: Vec<u8> = (0..3_000_000u32).map(|i| (i % 251) as u8).collect();
     let mut cat = command(&["cat"]);
@@ -112,7 +112,7 @@ fn ctrl_c_before_the_command_runs_ends_the_vm() {
     let daemon = Daemon::start();
     let mut frames = daemon.run(bad_vm("held", Some(command(&["true"]))));
     let id = id_of(&frames);
-    // The size of a terminal, which waits for the command, does not hold it up.
+    // The size of a terminal is kept until the command runs, and does not delay it.
     frames.send(&ExecInput::Resize(WindowSize {
         rows: 24,
         columns: 80,
@@ -167,7 +167,7 @@ fn a_client_that_does_not_read_slows_the_command_and_loses_nothing() {
     assert_eq!(finished.status(), ExitStatus::Code(0));
 }
 
-/// Waits until the log stops growing, well before everything is written; its bytes.
+/// Waits until the log stops growing, well before everything is written; returns its size.
 fn held_up(daemon: &Daemon, id: &str) -> u64 {
     let log = || {
         let files = fs::read_dir(daemon.vm_folder(id)).unwrap();
@@ -188,7 +188,7 @@ fn held_up(daemon: &Daemon, id: &str) -> u64 {
 }
 
 #[test]
-fn a_vm_whose_client_does_not_read_can_be_ended_all_the_same() {
+fn a_vm_whose_client_does_not_read_can_be_stopped() {
     let daemon = Daemon::start();
     let mut frames = daemon.run(vm(shell("exec cat /dev/zero")));
     let id = id_of(&frames);
@@ -200,7 +200,7 @@ fn a_vm_whose_client_does_not_read_can_be_ended_all_the_same() {
 }
 
 #[test]
-fn stop_waits_for_a_guest_whose_last_words_stand_behind_output() {
+fn stop_waits_for_a_guest_blocked_on_unread_output() {
     let daemon = Daemon::start();
     let zeros = Some(shell("exec cat /dev/zero"));
     let mut frames = daemon.run(bad_vm("deaf", zeros));
@@ -209,7 +209,7 @@ fn stop_waits_for_a_guest_whose_last_words_stand_behind_output() {
     held_up(&daemon, &id);
     std::thread::scope(|scope| {
         let stop = scope.spawn(|| daemon.post(&format!("/v1/vms/{id}/stop?grace_ms=0"), b""));
-        // The agent refuses, and the VMM would be killed after two seconds.
+        // The agent refuses, so the VMM would be killed after two seconds.
         std::thread::sleep(Duration::from_millis(2500));
         assert_eq!(daemon.vm(&id).state, VmState::Stopping);
         daemon.post(&format!("/v1/vms/{id}/kill"), b"");
@@ -219,7 +219,7 @@ fn stop_waits_for_a_guest_whose_last_words_stand_behind_output() {
 }
 
 #[test]
-fn output_that_nobody_reads_is_kept_up_to_a_bound() {
+fn unread_output_is_kept_up_to_a_bound() {
     let daemon = Daemon::start();
     daemon.run_detached(CreateVm {
         name: Some("loud".into()),
@@ -304,14 +304,14 @@ fn exec_waits_for_a_vm_that_is_starting() {
         let waiting = scope.spawn(|| daemon.exec(&id, &command(&["true"])).unwrap().finish());
         std::thread::sleep(Duration::from_millis(100));
         assert!(!waiting.is_finished());
-        let_go(&daemon.vm_folder(&id));
+        release_guest(&daemon.vm_folder(&id));
         assert_eq!(waiting.join().unwrap().status(), ExitStatus::Code(0));
         assert_eq!(starting.join().unwrap().status, 200);
     });
 }
 
 #[test]
-fn a_client_of_exec_that_vanishes_takes_the_program_along() {
+fn an_exec_client_that_vanishes_ends_its_program() {
     let daemon = Daemon::start();
     daemon.run_detached(CreateVm {
         name: Some("host".into()),
@@ -329,7 +329,7 @@ fn a_client_of_exec_that_vanishes_takes_the_program_along() {
 }
 
 #[test]
-fn what_is_copied_in_can_be_copied_out() {
+fn copied_in_files_can_be_copied_out() {
     let daemon = Daemon::start();
     daemon.run_detached(CreateVm {
         name: Some("box".into()),
@@ -376,7 +376,7 @@ fn what_is_copied_in_can_be_copied_out() {
 }
 
 #[test]
-fn an_imported_image_is_what_the_vm_gets() {
+fn a_vm_runs_the_imported_image() {
     let daemon = Daemon::start();
     let answer = daemon.post("/v1/images/mine", &tar_of(&[("a", b"b")]));
     let image: jiffy_wire::api::Image = answer.json();

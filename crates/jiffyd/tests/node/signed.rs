@@ -1,4 +1,4 @@
-//! Who must have signed what is pulled, and what starts.
+//! Signature rules for pulls and starts.
 
 use crate::daemon::{Daemon, command, named, tar_of, vm};
 use crate::images::{by_name, encoded, pull, push, steps};
@@ -16,7 +16,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-/// A key of OpenSSL's, and the public half as it writes it.
+/// An OpenSSL key, and its public half in PEM.
 fn key(folder: &Path) -> (PrivateKey, String) {
     let openssl = |arguments: &[&str]| {
         let output = Command::new("openssl").args(arguments).output().unwrap();
@@ -35,7 +35,7 @@ fn key(folder: &Path) -> (PrivateKey, String) {
 }
 
 #[test]
-fn only_what_the_key_has_signed_is_pulled() {
+fn only_images_signed_with_the_key_are_pulled() {
     let registry = Registry::start();
     let daemon = Daemon::start();
     let folder = tempfile::tempdir().unwrap();
@@ -73,7 +73,7 @@ fn only_what_the_key_has_signed_is_pulled() {
     assert!(error.message.contains("key"), "{}", error.message);
     sign(&client, &reference, &digest, &ours, &()).unwrap();
     pull(&daemon, &wanted).unwrap();
-    // What is here is held against the key, too, whatever the tag is by now.
+    // A local image is checked against the key, too, whatever the tag is now.
     let kept_as_it_is = PullImage {
         renew: false,
         ..wanted.clone()
@@ -91,7 +91,7 @@ fn only_what_the_key_has_signed_is_pulled() {
     );
 }
 
-/// A VM of this image, or what is said of it.
+/// A VM of this image, or the error.
 fn run(daemon: &Daemon, image: &str) -> Result<(), ApiError> {
     let wanted = CreateVm {
         image: Some(image.into()),
@@ -120,7 +120,7 @@ fn refused(what: Result<(), ApiError>, why: &str) {
 }
 
 #[test]
-fn what_must_be_signed_is_pulled_and_started_only_if_it_is() {
+fn a_signature_rule_holds_for_pulls_and_starts() {
     let registry = Registry::start();
     let mut daemon = Daemon::start();
     let folder = tempfile::tempdir().unwrap();
@@ -136,7 +136,7 @@ fn what_must_be_signed_is_pulled_and_started_only_if_it_is() {
     fs::write(path("ours.pub"), &public).unwrap();
     fs::write(path("others.pub"), another).unwrap();
     let rule = |place: String, key: &str| format!("--signed={place}={}", path(key).display());
-    // Pulled, and made a VM of, before anybody asked who signed it.
+    // The image is pulled and used by a VM before there is a rule.
     pull(&daemon, &by_name(&web)).unwrap();
     let old = CreateVm {
         image: Some(web.clone()),
@@ -144,7 +144,7 @@ fn what_must_be_signed_is_pulled_and_started_only_if_it_is() {
     };
     assert_eq!(daemon.create(&named("old", old)).status, 200);
     let ours_only = rule(registry.name("team"), "ours.pub");
-    daemon.again_with(&[&ours_only]);
+    daemon.restart_with(&[&ours_only]);
     let before = kept(&daemon);
     let start = |daemon: &Daemon| {
         let answer = daemon.post("/v1/vms/old/start", b"");
@@ -170,7 +170,7 @@ fn what_must_be_signed_is_pulled_and_started_only_if_it_is() {
     }
     refused(run(&daemon, &web), unknown);
     assert_eq!(kept(&daemon), before);
-    // What is none of that place's is as it was; a name of its own says nothing.
+    // Images of other places are not affected; a local name proves nothing.
     pull(&daemon, &by_name(&free)).unwrap();
     run(&daemon, &free).unwrap();
     run(&daemon, "base").unwrap();
@@ -186,21 +186,21 @@ fn what_must_be_signed_is_pulled_and_started_only_if_it_is() {
     run(&daemon, &web).unwrap();
     start(&daemon).unwrap();
     daemon.when("old", VmState::Exited);
-    // Another key of the same place, and one for all others.
+    // Another key for the same place, and one for all others.
     let either = rule(registry.name("team"), "others.pub");
     let all = rule("*".into(), "others.pub");
-    daemon.again_with(&[&either, &all]);
+    daemon.restart_with(&[&either, &all]);
     refused(run(&daemon, &web), unknown);
     refused(run(&daemon, &free), unknown);
-    daemon.again_with(&[&ours_only, &either, &all]);
-    // What is known needs no registry.
+    daemon.restart_with(&[&ours_only, &either, &all]);
+    // A verified image needs no registry.
     drop(registry);
     run(&daemon, &web).unwrap();
     pull(&daemon, &as_it_is).unwrap();
 }
 
 #[test]
-fn a_snapshot_that_must_be_signed_is_restored_only_if_it_is() {
+fn a_signature_rule_holds_for_restores() {
     let registry = Registry::start();
     let mut daemon = Daemon::start();
     let folder = tempfile::tempdir().unwrap();
@@ -244,7 +244,7 @@ fn a_snapshot_that_must_be_signed_is_restored_only_if_it_is() {
     fetch(&daemon, true).unwrap();
     restore(&daemon).unwrap();
     let rule = format!("--signed={}={}", registry.host, path.display());
-    daemon.again_with(&[&rule]);
+    daemon.restart_with(&[&rule]);
     refused(restore(&daemon), "is not known to be signed");
     refused(fetch(&daemon, false), "nobody signed it");
     refused(fetch(&daemon, true), "nobody signed it");

@@ -1,7 +1,9 @@
 //! VMs that hibernate and wake.
 
 use crate::daemon::is_alive;
-use crate::daemon::{Daemon, bad_vm, eventually, let_go, named, shell, status_of, vm_record, vmms};
+use crate::daemon::{
+    Daemon, bad_vm, eventually, named, release_guest, shell, status_of, vm_record, vmms,
+};
 use crate::snapshots::{counter, in_order};
 use jiffy_wire::api::{CreateVm, ErrorKind, Hibernated, Vm, VmState, VolumeUse};
 use jiffy_wire::timeline::names;
@@ -11,7 +13,7 @@ use std::path::Path;
 use std::thread;
 
 #[test]
-fn a_vm_sleeps_and_wakes_as_the_same() {
+fn a_vm_hibernates_and_wakes_unchanged() {
     let mut daemon = Daemon::start();
     let mut frames = daemon.run(named("box", counter()));
     frames.until("\n3\n");
@@ -32,7 +34,7 @@ fn a_vm_sleeps_and_wakes_as_the_same() {
     assert_eq!(slept.vm.pid, None);
     assert!(!is_alive(before.pid.unwrap()));
     assert!(!daemon.run_folder(&before.id).exists());
-    // It is shown with those that run, and it can't be lost.
+    // It is listed with running VMs, so that users don't overlook it.
     let shown: Vec<Vm> = daemon.get("/v1/vms").json();
     assert_eq!(shown.len(), 1);
     daemon
@@ -45,12 +47,12 @@ fn a_vm_sleeps_and_wakes_as_the_same() {
     assert_eq!((woken.id, woken.cid), (before.id.clone(), before.cid));
     assert_ne!(woken.pid, before.pid);
     assert_eq!(woken.origin, None, "it is the same VM");
-    // What it began from is not taken for it again.
+    // Its origin is not used again.
     let state = daemon.vm_folder(&before.id).join("hibernated/state");
     eventually("its state is gone", || !state.exists());
-    // The client of `run` stayed: what comes now comes to it.
+    // The client of `run` is still attached, and gets later output.
     frames.until("begun 1\n1\n2\n");
-    // Over a daemon's end too.
+    // Also across a restart of the daemon.
     daemon
         .post("/v1/vms/box/hibernate", b"")
         .json::<Hibernated>();
@@ -59,14 +61,14 @@ fn a_vm_sleeps_and_wakes_as_the_same() {
     assert_eq!(daemon.vm("box").state, VmState::Hibernated);
     assert!(vmms(&daemon.data).is_empty());
     assert!(daemon.logs("box", "").0.starts_with("begun\n1\n2\n3\n"));
-    // `start` wakes as well.
+    // `start` wakes it as well.
     let woken: Vm = daemon.post("/v1/vms/box/start", b"").json();
     assert_eq!(woken.state, VmState::Running);
     eventually("it goes on", || {
         daemon.logs("box", "").0.contains("begun 2")
     });
     daemon.post("/v1/vms/box/wake", b"").json::<Vm>();
-    // A sleeping VM can be ended for good.
+    // A hibernated VM can be ended for good.
     daemon
         .post("/v1/vms/box/hibernate", b"")
         .json::<Hibernated>();
@@ -81,7 +83,7 @@ fn a_vm_sleeps_and_wakes_as_the_same() {
 }
 
 #[test]
-fn a_vm_that_is_removed_at_its_end_has_not_ended_when_it_sleeps() {
+fn hibernation_does_not_remove_a_vm_with_remove_set() {
     let mut daemon = Daemon::start();
     let vm = CreateVm {
         remove: true,
@@ -102,7 +104,7 @@ fn a_vm_that_is_removed_at_its_end_has_not_ended_when_it_sleeps() {
 }
 
 #[test]
-fn a_sleeping_vm_keeps_its_volumes_to_itself() {
+fn a_hibernated_vm_keeps_its_volumes() {
     let mut daemon = Daemon::start();
     let with_volume = |name: &str| CreateVm {
         disks: vec![VolumeUse {
@@ -132,7 +134,7 @@ fn a_sleeping_vm_keeps_its_volumes_to_itself() {
 }
 
 #[test]
-fn a_wake_that_fails_leaves_a_sleeping_vm() {
+fn a_failed_wake_leaves_a_hibernated_vm() {
     let daemon = Daemon::start();
     daemon.run_detached(named("box", counter()));
     daemon
@@ -141,7 +143,7 @@ fn a_wake_that_fails_leaves_a_sleeping_vm() {
     let id = daemon.vm("box").id;
     let state = daemon.vm_folder(&id).join("hibernated/state");
     let good = fs::read(&state).unwrap();
-    // A VMM finds that out.
+    // Only the VMM detects the damage.
     fs::write(&state, jiffy_wire::state::seal("0.1.0", b"nonsense")).unwrap();
     let error = daemon
         .post("/v1/vms/box/wake", b"")
@@ -165,20 +167,20 @@ pub fn starts(daemon: &Daemon, name: &str) -> usize {
 }
 
 #[test]
-fn many_who_want_a_sleeping_vm_wake_it_once() {
+fn concurrent_requests_wake_a_vm_once() {
     let daemon = Daemon::start();
-    // It ends when nobody reads it any more: its VMM may be killed.
+    // The program ends when nobody reads its output: its VMM may be killed.
     let command = shell("while echo on; do sleep 0.02; done");
     let frames = daemon.run(named("box", bad_vm("held", Some(command))));
     let id = daemon.vm("box").id;
-    let_go(&daemon.vm_folder(&id));
+    release_guest(&daemon.vm_folder(&id));
     daemon.when("box", VmState::Running);
     drop(frames);
     for round in 2..5 {
         daemon
             .post("/v1/vms/box/hibernate", b"")
             .json::<Hibernated>();
-        // Its guest takes its time, so that all of them come while it wakes.
+        // Its guest is slow, so that all of them come during the wake.
         fs::remove_file(daemon.vm_folder(&id).join("go")).unwrap();
         thread::scope(|scope| {
             let mut all = Vec::new();
@@ -199,7 +201,7 @@ fn many_who_want_a_sleeping_vm_wake_it_once() {
             all.push(scope.spawn(|| drop(daemon.stream("/v1/vms/box/attach", b"").unwrap())));
             let state = || daemon.vm("box").state;
             eventually("it wakes", || state() == VmState::Starting);
-            let_go(&daemon.vm_folder(&id));
+            release_guest(&daemon.vm_folder(&id));
             for one in all {
                 one.join().unwrap();
             }
@@ -207,13 +209,13 @@ fn many_who_want_a_sleeping_vm_wake_it_once() {
         assert_eq!(starts(&daemon, "box"), round);
         assert_eq!(daemon.vm("box").error, None);
     }
-    // What is being hibernated is waited for, and woken.
+    // Requests wait for the end of a hibernation, and then wake the VM.
     thread::scope(|scope| {
         let sleeps = scope.spawn(|| daemon.post("/v1/vms/box/hibernate", b"").status);
         let log = daemon.folder.path().join("jiffyd.log");
         while !sleeps.is_finished() {
             let exec = daemon.exec("box", &shell("echo here"));
-            // Those that came before it was begun are those of a VM that ends.
+            // Requests from before the hibernation fail as for a VM that ends.
             if sleeps.is_finished() {
                 assert_eq!(exec.unwrap().finish().text(), "here\n", "{}", log.display());
             }
@@ -223,7 +225,7 @@ fn many_who_want_a_sleeping_vm_wake_it_once() {
 }
 
 #[test]
-fn a_vm_that_can_not_be_woken_says_so_to_whoever_wants_it() {
+fn every_request_hears_that_a_vm_cannot_be_woken() {
     let daemon = Daemon::start();
     daemon.run_detached(named("box", counter()));
     daemon
@@ -232,7 +234,7 @@ fn a_vm_that_can_not_be_woken_says_so_to_whoever_wants_it() {
     let id = daemon.vm("box").id;
     let state = daemon.vm_folder(&id).join("hibernated/state");
     let good = fs::read(&state).unwrap();
-    // A VMM finds that out.
+    // Only the VMM detects the damage.
     fs::write(&state, jiffy_wire::state::seal("0.1.0", b"nonsense")).unwrap();
     let refused = [
         daemon.exec("box", &shell("true")).unwrap_err(),
@@ -253,7 +255,7 @@ fn a_vm_that_can_not_be_woken_says_so_to_whoever_wants_it() {
 }
 
 #[test]
-fn a_vm_whose_command_ends_as_it_is_paused_ends() {
+fn a_vm_whose_command_exits_during_a_pause_ends() {
     let daemon = Daemon::start();
     daemon.run_detached(named(
         "box",
@@ -267,7 +269,7 @@ fn a_vm_whose_command_ends_as_it_is_paused_ends() {
 }
 
 #[test]
-fn a_forks_parent_that_does_not_go_on_is_paused_and_can_be_resumed() {
+fn a_fork_parent_that_fails_to_resume_stays_paused() {
     let daemon = Daemon::start();
     let with_volume = CreateVm {
         disks: vec![VolumeUse {
@@ -294,8 +296,8 @@ fn counter_command() -> jiffy_wire::agent::Command {
     counter().command.unwrap()
 }
 
-/// Copies the folder of a hibernated VM for a VM with another id, name and context id. Files that
-/// do not change are shared.
+/// Copies the folder of a hibernated VM for a VM with another id, name and context id. Immutable
+/// files are shared.
 fn copied(from: &Path, to: &Path, number: u32) {
     fs::create_dir_all(to.join("hibernated")).unwrap();
     for file in fs::read_dir(from.join("hibernated")).unwrap() {
@@ -313,7 +315,7 @@ fn copied(from: &Path, to: &Path, number: u32) {
 }
 
 #[test]
-fn thousands_of_sleeping_vms_cost_little() {
+fn thousands_of_hibernated_vms_cost_little() {
     const SLEEPERS: u32 = 2000;
     /// 128 MiB for ten thousand.
     const EACH: u64 = 13_400;

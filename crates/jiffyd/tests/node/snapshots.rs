@@ -1,7 +1,7 @@
-//! Pause, snapshots, VMs from them, and what kills them on the way.
+//! Pause, snapshots, VMs restored from them, and failures meanwhile.
 
 use crate::daemon::{Daemon, bad_vm, eventually, id_of, named, pagers, shell, started, vm};
-use crate::daemon::{kill, let_go};
+use crate::daemon::{kill, release_guest};
 use jiffy_wire::agent::ExitStatus;
 use jiffy_wire::api::{
     CreateVm, ErrorKind, ForkVm, Forked, MakeSnapshot, MemoryForm, MemoryReport, Origin, RunVm,
@@ -42,14 +42,14 @@ pub fn from(snapshot: &str) -> CreateVm {
     }
 }
 
-/// A command that counts, and says so, until it is ended.
+/// A command that counts, and prints the numbers, until it is killed.
 pub fn counter() -> CreateVm {
     vm(shell(
         "echo begun $RESTORED; n=0; while true; do n=$((n+1)); echo $n; sleep 0.02; done",
     ))
 }
 
-/// In the order of their beginning, these spans are there.
+/// Checks that these spans exist, in the order of their starts.
 pub fn in_order(timeline: &Timeline, wanted: &[&str]) {
     let mut last = 0;
     for name in wanted {
@@ -68,7 +68,7 @@ pub fn entries(folder: &Path) -> Vec<String> {
     names
 }
 
-/// How often the kernel has switched away from a process so far.
+/// Number of context switches of a process so far.
 pub fn times_run(pid: u32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let counts = status.lines().filter(|line| line.contains("ctxt_switches"));
@@ -83,19 +83,19 @@ pub fn times_run(pid: u32) -> u64 {
         .sum()
 }
 
-/// Waits until a process is stopped; how often it has run by then.
+/// Waits until a process is stopped; returns its context switches by then.
 pub fn stands_still(pid: u32) -> u64 {
     let is = |pid: u32, state: &str| {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
         stat.rsplit(") ").next().unwrap().starts_with(state)
     };
-    // From vfork to exec a shell waits for its child, and can't be stopped itself.
-    let waits_for_one_that_is = || {
+    // Between vfork and exec of its child a shell can't be stopped.
+    let waits_for_ending = || {
         let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
         let mut children = children.split_whitespace();
         is(pid, "D") && children.any(|child| is(child.parse().unwrap(), "T"))
     };
-    eventually("it is stopped", || is(pid, "T") || waits_for_one_that_is());
+    eventually("it is stopped", || is(pid, "T") || waits_for_ending());
     times_run(pid)
 }
 
@@ -113,7 +113,7 @@ pub fn two_from_one(daemon: &Daemon, captured: CreateVm) {
 }
 
 #[test]
-fn a_paused_vm_stands_still_until_it_is_resumed() {
+fn a_paused_vm_makes_no_progress_until_resumed() {
     let mut daemon = Daemon::start();
     let script = "echo $$; n=0; while true; do n=$((n+1)); echo $n; sleep 0.02; done";
     daemon.run_detached(named("box", vm(shell(script))));
@@ -126,7 +126,7 @@ fn a_paused_vm_stands_still_until_it_is_resumed() {
     });
     let paused: Vm = daemon.post("/v1/vms/box/pause", b"").json();
     assert_eq!(paused.state, VmState::Paused);
-    // Twice is once.
+    // Pausing twice is like pausing once.
     assert_eq!(daemon.post("/v1/vms/box/pause", b"").status, 200);
     let still = stands_still(pid);
     std::thread::sleep(Duration::from_millis(200));
@@ -137,7 +137,7 @@ fn a_paused_vm_stands_still_until_it_is_resumed() {
         .error(ErrorKind::WrongState);
     assert!(error.hint.unwrap().contains("jiffy resume box"));
     snapshot(&daemon, "box", "one", false).error(ErrorKind::WrongState);
-    // It stays paused over daemons.
+    // It stays paused across daemons.
     daemon.killed();
     daemon.up();
     assert_eq!(daemon.vm("box").state, VmState::Paused);
@@ -159,7 +159,7 @@ fn a_paused_vm_stands_still_until_it_is_resumed() {
 }
 
 #[test]
-fn a_snapshot_is_made_listed_looked_into_and_removed() {
+fn a_snapshot_can_be_made_listed_inspected_and_removed() {
     let daemon = Daemon::start();
     daemon.run_detached(named("box", counter()));
     let made: SnapshotMade = snapshot(&daemon, "box", "one", false).json();
@@ -210,7 +210,7 @@ fn a_snapshot_is_made_listed_looked_into_and_removed() {
     assert_eq!(covered, report.size);
     let picture = daemon.get("/v1/snapshots/one/picture");
     assert_eq!((picture.status, &picture.body[1..4]), (200, &b"PNG"[..]));
-    // The same name twice, names that can't be, VMs that don't run.
+    // Refused: a taken name, invalid names, and VMs that don't run.
     let error = snapshot(&daemon, "box", "one", false).error(ErrorKind::Conflict);
     assert!(error.message.contains("one"));
     snapshot(&daemon, "box", "../up", false).error(ErrorKind::Invalid);
@@ -238,7 +238,7 @@ fn a_snapshot_can_end_its_vm() {
 }
 
 #[test]
-fn a_capture_that_fails_leaves_a_running_vm_and_nothing_else() {
+fn a_failed_capture_leaves_only_the_running_vm() {
     let daemon = Daemon::start();
     daemon.run_detached(named("box", bad_vm("capture-fails", counter().command)));
     for stop in [false, true] {
@@ -260,7 +260,7 @@ fn a_capture_that_fails_leaves_a_running_vm_and_nothing_else() {
 }
 
 #[test]
-fn a_vm_goes_on_from_a_snapshot_any_number_of_times() {
+fn a_snapshot_can_be_restored_any_number_of_times() {
     let daemon = Daemon::start();
     daemon.run_detached(named("box", counter()));
     snapshot(&daemon, "box", "one", true).json::<SnapshotMade>();
@@ -268,11 +268,11 @@ fn a_vm_goes_on_from_a_snapshot_any_number_of_times() {
     assert_eq!(daemon.delete("/v1/images/base").status, 204);
     let mut generations = HashSet::new();
     for round in 0..2 {
-        // A pager that answers after the guest would have ended is waited for.
+        // A slow pager is waited for, longer than the guest's own time limit.
         if round == 1 {
             fs::write(daemon.folder.path().join("run/late"), "").unwrap();
         }
-        // A command of its own takes the place of the captured one.
+        // A new command replaces the captured one.
         let own = CreateVm {
             command: Some(shell("echo $RESTORED $GENERATION $HOSTNAME")),
             hostname: Some("mine".into()),
@@ -307,21 +307,21 @@ fn a_vm_goes_on_from_a_snapshot_any_number_of_times() {
         assert!(timeline.find(names::FAULTS).is_some());
         assert!(timeline.find(names::KERNEL_ENTRY).is_none());
     }
-    // Without a command: what runs is attached to.
+    // Without a command, the client attaches to the running one.
     let mut frames = daemon.run(named("again", from("one")));
     frames.until("begun 1");
     let error = daemon
         .delete("/v1/snapshots/one")
         .error(ErrorKind::Conflict);
     assert!(error.message.contains("in use"), "{}", error.message);
-    // It can be started again, and goes on from there again.
+    // It can be started again, and is restored from the snapshot again.
     daemon.post("/v1/vms/again/kill", b"").json::<Vm>();
     let started: Vm = daemon.post("/v1/vms/again/start", b"").json();
     assert_eq!(started.state, VmState::Running);
     eventually("its command runs again", || {
         daemon.logs("again", "").0.matches("begun 1").count() == 2
     });
-    // And captured: its snapshot has a parent.
+    // It can be captured: its snapshot has a parent.
     let made: SnapshotMade = snapshot(&daemon, "again", "two", false).json();
     assert_eq!(made.snapshot.parent.as_deref(), Some("one"));
     for vm in daemon.get("/v1/vms?all=true").json::<Vec<Vm>>() {
@@ -337,7 +337,7 @@ fn a_vm_goes_on_from_a_snapshot_any_number_of_times() {
     });
 }
 
-/// Chunks of RAM by kind.
+/// Number of chunks of RAM by kind.
 pub fn chunks(daemon: &Daemon, name: &str, kind: &str) -> u64 {
     let report: MemoryReport = daemon.get(&format!("/v1/snapshots/{name}/memory")).json();
     let kinds = report.kinds.iter().filter(|found| found.kind == kind);
@@ -345,12 +345,12 @@ pub fn chunks(daemon: &Daemon, name: &str, kind: &str) -> u64 {
 }
 
 #[test]
-fn a_snapshot_of_a_restored_vm_keeps_what_changed_and_outlives_its_parents() {
+fn a_child_snapshot_stores_changes_and_outlives_its_parents() {
     let daemon = Daemon::start();
     daemon.run_detached(named("vm0", counter()));
     snapshot(&daemon, "vm0", "s0", true).json::<SnapshotMade>();
     assert_eq!(chunks(&daemon, "s0", "parent"), 0);
-    // Each writes one chunk of its own and leaves the other as it was.
+    // Each writes one chunk and leaves the other unchanged.
     for n in 1..=3 {
         let (vm, name) = (format!("vm{n}"), format!("s{n}"));
         let parent = format!("s{}", n - 1);
@@ -371,7 +371,7 @@ fn a_snapshot_of_a_restored_vm_keeps_what_changed_and_outlives_its_parents() {
     for vm in daemon.get("/v1/vms?all=true").json::<Vec<Vm>>() {
         daemon.delete(&format!("/v1/vms/{}?force=true", vm.id));
     }
-    // Parents go first, and the last one is still all there.
+    // Parents are removed first; the last one is still complete.
     for name in ["s1", "s0", "s2"] {
         assert_eq!(daemon.delete(&format!("/v1/snapshots/{name}")).status, 204);
     }
@@ -395,10 +395,10 @@ fn a_snapshot_of_a_restored_vm_keeps_what_changed_and_outlives_its_parents() {
 }
 
 #[test]
-fn a_further_snapshot_of_a_vm_keeps_what_changed_since_the_last() {
+fn a_second_snapshot_stores_only_changes_since_the_first() {
     let daemon = Daemon::start();
     daemon.run_detached(named("box", counter()));
-    // One of its two chunks changes after the first, none after that.
+    // One of its two chunks changes after the first snapshot, none after that.
     for (name, in_parent) in [("one", 0), ("two", 1), ("three", 2)] {
         let made: SnapshotMade = snapshot(&daemon, "box", name, false).json();
         assert_eq!(made.snapshot.parent, None, "it booted");
@@ -409,7 +409,7 @@ fn a_further_snapshot_of_a_vm_keeps_what_changed_since_the_last() {
         shown.children
     };
     assert_eq!(children("one"), ["three", "two"].map(String::from));
-    // What another start of the VM leaves has nothing to do with it.
+    // Data of another start of the VM is not reused.
     daemon.delete("/v1/vms/box?force=true");
     daemon.run_detached(named("other", counter()));
     snapshot(&daemon, "other", "four", true).json::<SnapshotMade>();
@@ -425,7 +425,7 @@ fn a_further_snapshot_of_a_vm_keeps_what_changed_since_the_last() {
 }
 
 #[test]
-fn memory_that_is_in_the_root_is_not_stored_and_outlives_image_and_parent() {
+fn memory_shared_with_the_root_is_not_stored_and_survives() {
     let daemon = Daemon::with_memory_in_its_root();
     let folder = |name: &str| daemon.data.join("snapshots").join(name);
     let is_whole = |name: &str| {
@@ -446,7 +446,7 @@ fn memory_that_is_in_the_root_is_not_stored_and_outlives_image_and_parent() {
         ("root", 0, 8 << 10, 0)
     );
     is_whole("s0");
-    // What is built on it finds it there, when the parent is gone, too.
+    // Child snapshots find it there, even when the parent is removed.
     daemon.run_detached(named("vm1", from("s0"))).json::<Vm>();
     snapshot(&daemon, "vm1", "s1", true).json::<SnapshotMade>();
     assert_eq!(chunks(&daemon, "s1", "root"), 0);
@@ -457,7 +457,7 @@ fn memory_that_is_in_the_root_is_not_stored_and_outlives_image_and_parent() {
     assert_eq!(daemon.delete("/v1/snapshots/s0").status, 204);
     assert_eq!(daemon.delete("/v1/images/base").status, 204);
     is_whole("s1");
-    // A root that is not the one it was made of is not taken for it.
+    // A different root is not taken for the original one.
     let root = folder("s1").join("root.erofs");
     let good = fs::read(&root).unwrap();
     fs::remove_file(&root).unwrap();
@@ -469,7 +469,7 @@ fn memory_that_is_in_the_root_is_not_stored_and_outlives_image_and_parent() {
 }
 
 #[test]
-fn a_snapshot_whose_parent_is_damaged_is_kept_whole() {
+fn a_snapshot_with_a_damaged_parent_is_stored_in_full() {
     let daemon = Daemon::start();
     daemon.run_detached(named("box", counter()));
     snapshot(&daemon, "box", "one", true).json::<SnapshotMade>();
@@ -489,7 +489,7 @@ fn a_snapshot_whose_parent_is_damaged_is_kept_whole() {
 }
 
 #[test]
-fn what_a_snapshot_decides_can_not_be_chosen() {
+fn options_fixed_by_a_snapshot_are_refused() {
     let daemon = Daemon::start();
     daemon.run_detached(named("idle", CreateVm::default()));
     snapshot(&daemon, "idle", "one", false).json::<SnapshotMade>();
@@ -549,7 +549,7 @@ fn change_manifest(daemon: &Daemon, change: impl Fn(&str) -> String) {
 }
 
 #[test]
-fn a_guest_that_was_shown_what_is_hidden_today_goes_on() {
+fn a_snapshot_with_a_now_hidden_cpu_feature_is_restored() {
     let daemon = Daemon::start();
     daemon.run_detached(named("idle", CreateVm::default()));
     snapshot(&daemon, "idle", "one", false).json::<SnapshotMade>();
@@ -561,12 +561,12 @@ fn a_guest_that_was_shown_what_is_hidden_today_goes_on() {
 }
 
 #[test]
-fn a_snapshot_of_other_processors_is_refused_with_the_list() {
+fn a_snapshot_of_another_cpu_is_refused_with_lacking_features() {
     let daemon = Daemon::start();
     daemon.run_detached(named("idle", CreateVm::default()));
     snapshot(&daemon, "idle", "one", false).json::<SnapshotMade>();
     change_manifest(&daemon, |content| {
-        // What /proc/cpuinfo would say does not count.
+        // The text of /proc/cpuinfo is not compared.
         content
             .replace("\"cpu_features\":[", "\"cpu_features\":[\"teleport\",")
             .replace("00000000 00000400", "00802000 00000400")
@@ -583,7 +583,7 @@ fn a_snapshot_of_other_processors_is_refused_with_the_list() {
         "{}",
         error.message
     );
-    // Of another release of Jiffy: refused with a sentence too.
+    // A snapshot of another release is refused with a sentence, too.
     let path = manifest_of(&daemon);
     let text = fs::read_to_string(&path).unwrap();
     fs::write(&path, text.replace("\"version\":1", "\"version\":9")).unwrap();
@@ -592,7 +592,7 @@ fn a_snapshot_of_other_processors_is_refused_with_the_list() {
     assert_eq!(daemon.delete("/v1/snapshots/one").status, 204);
 }
 
-/// Asks the VMM of the VM `box`.
+/// Sends a request to the VMM of the VM `box`.
 pub fn ask_vmm(daemon: &Daemon, vm: &str, request: &str) -> String {
     let id = daemon.vm(vm).id;
     let path = daemon.folder.path().join("run/vms").join(id);
@@ -604,7 +604,7 @@ pub fn ask_vmm(daemon: &Daemon, vm: &str, request: &str) -> String {
 }
 
 #[test]
-fn a_daemon_killed_in_the_middle_leaves_a_running_vm_and_nothing_half_made() {
+fn a_daemon_killed_during_a_capture_leaves_no_partial_files() {
     let mut daemon = Daemon::start();
     daemon.run_detached(named("box", bad_vm("held-capture", counter().command)));
     let socket = daemon.socket();
@@ -623,12 +623,12 @@ fn a_daemon_killed_in_the_middle_leaves_a_running_vm_and_nothing_half_made() {
         });
         let [begun, go, done] = ["capturing", "go", "captured"].map(|name| folder.join(name));
         eventually("it is being captured", || begun.exists());
-        // As when it was to hibernate.
+        // As at the start of a hibernation.
         ask_vmm(&daemon, "box", "{\"set_balloon\":{\"target_mib\":50}}\n");
         daemon.killed();
         asking.join().unwrap();
-        let_go(&folder);
-        // The VMM has captured, and paused its VM for nobody.
+        release_guest(&folder);
+        // The VMM has captured its VM and left it paused.
         eventually("it is captured", || done.exists());
         for file in [begun, go, done] {
             fs::remove_file(file).unwrap();
@@ -649,7 +649,7 @@ fn a_daemon_killed_in_the_middle_leaves_a_running_vm_and_nothing_half_made() {
                 .all(|vm| vm.name == "box" || vm.state != VmState::Running),
             "{path}: {others:?}"
         );
-        // Its record may just be being written.
+        // Its record may be in the middle of a write.
         eventually("nothing half-made is in its folder", || {
             entries(&daemon.vm_folder(&vm.id))
                 .iter()
@@ -659,7 +659,7 @@ fn a_daemon_killed_in_the_middle_leaves_a_running_vm_and_nothing_half_made() {
 }
 
 #[test]
-fn a_vmm_killed_while_it_captures_is_explained_and_leaves_nothing_half_made() {
+fn a_vmm_killed_during_a_capture_leaves_no_partial_files() {
     let daemon = Daemon::start();
     for path in ["snapshots", "hibernate", "fork"] {
         daemon.run_detached(named("box", bad_vm("held-capture", counter().command)));
@@ -681,7 +681,7 @@ fn a_vmm_killed_while_it_captures_is_explained_and_leaves_nothing_half_made() {
         daemon.when(&vm.id, VmState::Exited);
         assert!(entries(&daemon.data.join("snapshots")).is_empty());
         let half_made = |name: &String| name.starts_with('.') || name == "hibernated";
-        // Its record may just be being written.
+        // Its record may be in the middle of a write.
         eventually("nothing half-made is in its folder", || {
             !entries(&folder).iter().any(half_made)
         });
@@ -693,7 +693,7 @@ fn a_vmm_killed_while_it_captures_is_explained_and_leaves_nothing_half_made() {
 }
 
 #[test]
-fn vms_with_volumes_are_cloned_where_files_can_be() {
+fn volumes_are_cloned_if_the_file_system_can_reflink() {
     let daemon = Daemon::start();
     let with_volume = CreateVm {
         disks: vec![VolumeUse {
@@ -710,7 +710,7 @@ fn vms_with_volumes_are_cloned_where_files_can_be() {
     let made = snapshot(&daemon, "box", "one", false);
     let forked = fork(&daemon, "box", 2, Some("child"));
     if made.status != 200 {
-        // This file system makes no clones: it is said, and the VM goes on.
+        // This file system can't clone files: that is reported, and the VM runs on.
         for answer in [made, forked] {
             let error = answer.error(ErrorKind::WrongState);
             assert!(error.message.contains("data"), "{}", error.message);
@@ -734,7 +734,7 @@ fn vms_with_volumes_are_cloned_where_files_can_be() {
 }
 
 #[test]
-fn another_pager_takes_over_from_one_that_died() {
+fn a_new_pager_takes_over_from_a_dead_one() {
     let mut daemon = Daemon::start();
     daemon.run_detached(named("box", counter()));
     snapshot(&daemon, "box", "one", true).json::<SnapshotMade>();
@@ -750,7 +750,7 @@ fn another_pager_takes_over_from_one_that_died() {
         let now = pagers(daemon.folder.path());
         now.len() == 1 && now != first && std::os::unix::net::UnixStream::connect(&socket).is_ok()
     });
-    // A pager outlives its daemon, and is used by the next one.
+    // A pager outlives its daemon, and the next one uses it.
     let second = pagers(daemon.folder.path());
     daemon.killed();
     daemon.up();
@@ -758,7 +758,7 @@ fn another_pager_takes_over_from_one_that_died() {
     let three: Vm = daemon.run_detached(named("three", from("one"))).json();
     assert_eq!(three.state, VmState::Running);
     assert_eq!(pagers(daemon.folder.path()), second);
-    // One that died with the daemon is replaced.
+    // A pager that died with the daemon is replaced.
     daemon.killed();
     kill(second[0]);
     daemon.up();
@@ -778,12 +778,12 @@ fn another_pager_takes_over_from_one_that_died() {
 }
 
 #[test]
-fn a_pager_that_does_not_listen_is_ended() {
+fn an_unresponsive_pager_is_killed() {
     let mut daemon = Daemon::prepared(&[]);
     let lib = daemon.folder.path().join("lib");
     fs::create_dir(lib.join("real")).unwrap();
     fs::rename(lib.join("jiffy-pager"), lib.join("real/jiffy-pager")).unwrap();
-    // The first one is deaf.
+    // The first pager does not answer.
     let script = format!(
         "#!/bin/sh\nif mkdir {0}/once; then while :; do sleep 1; done; fi\n\
          exec {0}/real/jiffy-pager \"$@\"\n",
@@ -809,8 +809,8 @@ fn a_pager_that_does_not_listen_is_ended() {
 }
 
 #[test]
-fn what_does_not_begin_is_not_served() {
-    // A spare would begin without the VMM's file.
+fn the_pager_forgets_a_vm_that_fails_to_start() {
+    // A spare would run without the VMM's file.
     let daemon = Daemon::with(&["--spare", "0"]);
     daemon.run_detached(named("box", counter()));
     snapshot(&daemon, "box", "one", true).json::<SnapshotMade>();
@@ -842,7 +842,7 @@ fn optimising_needs_a_recording() {
     daemon.post("/v1/run", &body.unwrap()).json::<Vm>();
     optimise().error(ErrorKind::Conflict);
     daemon.delete("/v1/vms/two?force=true");
-    // What the stand-in for the pager leaves is no recording.
+    // The file that the stand-in for the pager writes is no recording.
     let error = optimise().error(ErrorKind::Internal);
     assert!(error.message.contains("recorded"), "{}", error.message);
     daemon

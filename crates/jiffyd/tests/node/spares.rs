@@ -1,8 +1,8 @@
-//! VMMs that were started ahead: taken by what starts next, never seen before
-//! that, and gone with their daemon.
+//! VMMs that were started ahead: used by the next start, hidden before that, and ended with their
+//! daemon.
 
 use crate::daemon::{
-    Daemon, bad_vm, eventually, id_of, kill, let_go, named, shell, spares, vm, vmms,
+    Daemon, bad_vm, eventually, id_of, kill, named, release_guest, shell, spares, vm, vmms,
 };
 use jiffy_wire::api::{CreateVm, ForkVm, Forked, Vm, VmState};
 use jiffy_wire::timeline::{Timeline, names};
@@ -10,7 +10,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The one that waits.
+/// The process id of the waiting spare.
 fn spare(daemon: &Daemon) -> u32 {
     eventually("a VMM waits", || spares(&daemon.data).len() == 1);
     spares(&daemon.data)[0]
@@ -25,7 +25,7 @@ fn link(pid: u32, name: &str) -> PathBuf {
 }
 
 #[test]
-fn what_starts_next_takes_it() {
+fn the_next_start_takes_the_spare() {
     let mut daemon = Daemon::start();
     let first = spare(&daemon);
     let seen: Vec<Vm> = daemon.get("/v1/vms?all=true").json();
@@ -49,7 +49,7 @@ fn what_starts_next_takes_it() {
     let received = timeline.find(names::REQUEST_RECEIVED).unwrap().start_ns;
     assert!(timeline.spans.iter().all(|span| span.start_ns >= received));
 
-    // Descriptors come with a fork.
+    // A fork passes descriptors to spares.
     let second = spare(&daemon);
     assert_ne!(second, first);
     let body = serde_json::to_vec(&ForkVm {
@@ -63,7 +63,7 @@ fn what_starts_next_takes_it() {
     assert_eq!(pids.len(), 2);
     assert!(pids.contains(&second), "one takes it, one is spawned");
 
-    // A daemon that is killed leaves VMs, and no spare.
+    // A killed daemon leaves VMs, but no spare.
     let third = spare(&daemon);
     daemon.killed();
     let process = format!("/proc/{third}");
@@ -72,7 +72,7 @@ fn what_starts_next_takes_it() {
     assert_eq!(daemon.vm("idle").pid, Some(first));
     spare(&daemon);
 
-    // It is its daemon's child, and waited for.
+    // It is its daemon's child, and is reaped.
     for vm in ["idle", "child-1", "child-2"] {
         assert_eq!(
             daemon.delete(&format!("/v1/vms/{vm}?force=true")).status,
@@ -94,7 +94,7 @@ fn what_starts_next_takes_it() {
 }
 
 #[test]
-fn one_that_died_is_not_used_and_not_missed() {
+fn a_dead_spare_is_replaced() {
     let daemon = Daemon::start();
     let dead = spare(&daemon);
     kill(dead);
@@ -113,14 +113,14 @@ fn one_that_died_is_not_used_and_not_missed() {
 }
 
 #[test]
-fn one_that_was_told_what_it_is_outlives_its_daemon() {
+fn a_configured_spare_outlives_its_daemon() {
     let mut daemon = Daemon::start();
     let pid = spare(&daemon);
     let signal = |signal| {
         let pid = Pid::from_raw(pid as i32).unwrap();
         kill_process(pid, signal).unwrap();
     };
-    // It hears of it only when its daemon is gone.
+    // It receives its configuration only after its daemon is dead.
     signal(Signal::STOP);
     let frames = daemon.run(named("slow", bad_vm("held", Some(shell("sleep 100")))));
     let id = id_of(&frames);
@@ -132,13 +132,13 @@ fn one_that_was_told_what_it_is_outlives_its_daemon() {
     signal(Signal::CONT);
     daemon.up();
     assert_eq!(daemon.vm("slow").state, VmState::Starting);
-    let_go(&daemon.vm_folder(&id));
+    release_guest(&daemon.vm_folder(&id));
     let slow = daemon.when("slow", VmState::Running);
     assert_eq!(slow.pid, Some(pid));
 }
 
 #[test]
-fn there_is_none_if_none_is_wanted() {
+fn no_spare_is_kept_if_disabled() {
     let daemon = Daemon::with(&["--spare", "0"]);
     for _ in 0..2 {
         daemon.run(vm(shell("true"))).finish();

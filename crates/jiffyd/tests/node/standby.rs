@@ -1,5 +1,5 @@
-//! VMs restored ahead: taken over by the run they are for, never seen before
-//! that, and gone when they are of no more use.
+//! VMs restored ahead: taken over by a run, hidden before that, and ended when they are not needed
+//! any more.
 
 use crate::daemon::{Daemon, eventually, id_of, kill, shell, tar_of, vm, vmms};
 use jiffy_wire::api::{CreateVm, Image, NodeInfo, Origin, Pruned, Snapshot, Vm};
@@ -16,7 +16,7 @@ fn says() -> CreateVm {
     }
 }
 
-/// Runs it to its end; the VM, and what it said.
+/// Runs it to its end; returns the VM and its output.
 fn run(daemon: &Daemon, wanted: CreateVm) -> (Vm, String) {
     let frames = daemon.run(wanted);
     let id = id_of(&frames);
@@ -24,7 +24,7 @@ fn run(daemon: &Daemon, wanted: CreateVm) -> (Vm, String) {
     (daemon.vm(&id), text)
 }
 
-/// The only VMM there is, of a VM that nobody sees.
+/// The process id of the only VMM, which belongs to a hidden VM.
 fn standby(daemon: &Daemon) -> u32 {
     eventually("a VM is restored ahead, and no other lives", || {
         let lives: Vec<Vm> = daemon.get("/v1/vms").json();
@@ -33,7 +33,7 @@ fn standby(daemon: &Daemon) -> u32 {
     vmms(&daemon.data)[0]
 }
 
-/// Waits until there are so many golden snapshots, and no VM of theirs.
+/// Waits until there are so many golden snapshots, and none of their VMs is left.
 fn golden(daemon: &Daemon, count: usize) {
     eventually("a golden snapshot is made", || {
         let all: Vec<Snapshot> = daemon.get("/v1/snapshots?all=true").json();
@@ -56,7 +56,7 @@ fn timeline(daemon: &Daemon, vm: &Vm) -> Timeline {
 }
 
 #[test]
-fn a_run_takes_over_the_one_that_waits() {
+fn a_run_takes_over_the_standby_vm() {
     let daemon = with_standby();
     let mut before = standby(&daemon);
     for hostname in ["one", "two"] {
@@ -64,7 +64,7 @@ fn a_run_takes_over_the_one_that_waits() {
             hostname: Some(hostname.into()),
             ..says()
         };
-        // Its process is there a moment before it can be taken over.
+        // Its process exists a moment before it can be taken over.
         let mut last = None;
         eventually("a run takes it over", || {
             let (vm, text) = run(&daemon, named.clone());
@@ -94,12 +94,12 @@ fn a_run_takes_over_the_one_that_waits() {
 }
 
 #[test]
-fn one_that_died_is_not_missed() {
+fn a_dead_standby_vm_is_replaced() {
     let daemon = with_standby();
     let pid = standby(&daemon);
     kill(pid);
     eventually("it is gone", || vmms(&daemon.data).is_empty());
-    // A dead process that nobody waited for is still there.
+    // An unreaped process would still exist.
     let process = format!("/proc/{pid}");
     eventually("it is buried", || !Path::new(&process).exists());
     eventually("nothing of it is left", || {
@@ -118,14 +118,14 @@ fn one_that_died_is_not_missed() {
 }
 
 #[test]
-fn a_run_that_took_it_goes_on_without_its_snapshot() {
+fn a_run_in_a_standby_vm_survives_removal_of_its_snapshot() {
     let daemon = with_standby();
     let named = |wanted| CreateVm {
         name: Some("box".into()),
         ..wanted
     };
-    // It has ended and can't go before its output is read: until then whoever
-    // wants its name waits.
+    // The VM has ended, but is not removed before its output is read; until then, requests for its
+    // name wait.
     let unread = daemon.run(named(CreateVm {
         remove: true,
         ..vm(shell("head -c 4000000 /dev/zero"))
@@ -133,7 +133,7 @@ fn a_run_that_took_it_goes_on_without_its_snapshot() {
     standby(&daemon);
     let standbys = || daemon.get("/v1/info").json::<NodeInfo>().standbys;
     let id = standbys().remove(0);
-    // Its process is there a moment before it can be taken over.
+    // Its process exists a moment before it can be taken over.
     thread::sleep(Duration::from_millis(200));
     thread::scope(|scope| {
         let waiting = scope.spawn(|| run(&daemon, named(says())));
@@ -150,7 +150,7 @@ fn a_run_that_took_it_goes_on_without_its_snapshot() {
 }
 
 #[test]
-fn it_ends_with_its_snapshot_its_image_and_its_daemon() {
+fn a_standby_vm_ends_with_its_snapshot_image_or_daemon() {
     let mut daemon = with_standby();
     let pruned: Pruned = daemon.post("/v1/snapshots/prune", b"").json();
     assert_eq!(pruned.names.len(), 1);
@@ -160,7 +160,7 @@ fn it_ends_with_its_snapshot_its_image_and_its_daemon() {
     remove_all(&daemon);
     daemon.nothing_left();
 
-    // A daemon that is killed can't end it; the next one does.
+    // A killed daemon can't end it; the next one does.
     let make = |daemon: &Daemon| {
         run(daemon, says());
         golden(daemon, 1);
@@ -175,7 +175,7 @@ fn it_ends_with_its_snapshot_its_image_and_its_daemon() {
     run(&daemon, says());
     standby(&daemon);
 
-    // One that ends in order takes it along.
+    // A daemon that shuts down ends it.
     daemon.shut_down();
     assert!(vmms(&daemon.data).is_empty());
     daemon.up();
@@ -203,7 +203,7 @@ fn remove_all(daemon: &Daemon) {
 }
 
 #[test]
-fn there_is_none_if_none_is_wanted() {
+fn no_standby_vm_is_kept_if_disabled() {
     let daemon = Daemon::with(&["--standby", "0"]);
     run(&daemon, says());
     golden(&daemon, 1);
@@ -216,7 +216,7 @@ fn there_is_none_if_none_is_wanted() {
 }
 
 #[test]
-fn a_run_without_a_command_does_not_take_one_that_waits_for_a_command() {
+fn a_run_without_a_command_takes_no_standby_vm_for_commands() {
     let daemon = with_standby();
     let idle: Vm = daemon
         .run_detached(CreateVm {

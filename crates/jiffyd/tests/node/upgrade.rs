@@ -1,5 +1,5 @@
-//! Data of release 0.1 under this daemon (`tests/fixtures/release-0.1/make` says
-//! how it was made, of real VMs).
+//! Data of release 0.1 under this daemon (`tests/fixtures/release-0.1/make` says how it was made,
+//! from real VMs).
 
 use crate::daemon::{Daemon, bad_vm, command, named, shell, tar_of, vm};
 use jiffy_wire::agent::ExitStatus;
@@ -9,14 +9,14 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
-/// A name of the fixture's, from its registry.
+/// The registry in the fixture's image names.
 const REGISTRY: &str = "127.0.0.1:5000/tests";
 
 fn fixture() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/release-0.1/data.tar.zst")
 }
 
-/// A daemon that has not begun, on this data.
+/// A daemon on this data that is not started yet.
 fn on_old_data() -> Daemon {
     let daemon = Daemon::prepared(&[]);
     fs::create_dir(&daemon.data).unwrap();
@@ -37,7 +37,7 @@ fn files(folder: &Path, found: &mut BTreeMap<PathBuf, u64>) {
 }
 
 #[test]
-fn the_data_of_release_0_1_is_taken_over() {
+fn the_data_of_release_0_1_is_migrated() {
     let mut daemon = on_old_data();
     let kept = ["chunks", "snapshots", "vms", "volumes"];
     let found = |daemon: &Daemon| {
@@ -57,7 +57,7 @@ fn the_data_of_release_0_1_is_taken_over() {
         ("created", VmState::Created),
         ("layered", VmState::Exited),
         ("parent", VmState::Exited),
-        // It ran when its host went.
+        // It was running when its host stopped.
         ("running", VmState::Exited),
         ("sleeper", VmState::Hibernated),
         ("stopped", VmState::Exited),
@@ -96,7 +96,7 @@ fn the_data_of_release_0_1_is_taken_over() {
     );
     assert_eq!(volumes[0].attached_to, ["stopped"]);
 
-    // Nothing of it went, and one of it can be started.
+    // None of the data was removed, and a VM can be started.
     daemon.post("/v1/vms/created/start", b"").json::<Vm>();
     daemon.when("created", VmState::Exited);
     let after = found(&daemon);
@@ -111,7 +111,7 @@ fn the_data_of_release_0_1_is_taken_over() {
 }
 
 #[test]
-fn a_guest_of_the_next_release_is_spoken_to_as_this_one_can() {
+fn a_newer_guest_is_served_in_this_releases_protocol() {
     let mut daemon = Daemon::start();
     daemon
         .run_detached(named("newer", bad_vm("newer", None)))
@@ -130,7 +130,7 @@ fn a_guest_of_the_next_release_is_spoken_to_as_this_one_can() {
     assert_eq!((stopped.state, stopped.error), (VmState::Exited, None));
 }
 
-/// Gives a record the version after its own.
+/// Increments the version of a record.
 fn make_newer(record: &Path) {
     let text = fs::read_to_string(record).unwrap();
     let version = [1, 2]
@@ -145,7 +145,7 @@ fn make_newer(record: &Path) {
 }
 
 #[test]
-fn what_is_too_new_is_refused_with_a_sentence_and_kept() {
+fn records_of_a_newer_release_are_refused_and_kept() {
     let mut daemon = on_old_data();
     daemon.up();
     let tar = tar_of(&[("mine", b"here")]);
@@ -157,7 +157,7 @@ fn what_is_too_new_is_refused_with_a_sentence_and_kept() {
         "images/own/image.json",
         "snapshots/second/snapshot.json",
         "vms/45cb419d7d16/vm.json",
-        // Of the release that wrote it: this one makes its own.
+        // Belongs to the release that wrote it; this daemon makes its own.
         "images/base/image.json",
     ]
     .map(|name| daemon.data.join(name));
@@ -184,7 +184,7 @@ fn what_is_too_new_is_refused_with_a_sentence_and_kept() {
     assert_eq!(sleeper.state, VmState::Hibernated);
     assert!(sleeper.error.unwrap().contains("newer release"));
 
-    // The rest goes on, and an image that goes takes nothing along.
+    // Everything else works, and removing an image removes nothing of these.
     daemon
         .run_detached(named("next", vm(command(&["true"]))))
         .json::<Vm>();
@@ -201,7 +201,7 @@ fn what_is_too_new_is_refused_with_a_sentence_and_kept() {
 }
 
 #[test]
-fn a_base_image_of_its_owner_is_kept_though_its_record_is_newer() {
+fn a_users_base_image_with_a_newer_record_is_kept() {
     let mut daemon = Daemon::start();
     let tar = tar_of(&[("mine", b"here")]);
     daemon

@@ -1,5 +1,4 @@
-//! Snapshots of VMs with volumes, as a registry gives them: good ones and such
-//! that nobody should believe.
+//! Snapshots of VMs with volumes in a registry: valid and hostile ones.
 
 use crate::client::Answer;
 use crate::daemon::{Daemon, command, vm};
@@ -15,7 +14,7 @@ use std::os::unix::fs::FileExt;
 
 const SIZE: u64 = (3 << 20) + 512;
 
-/// A pushed snapshot, and what one with a volume would have beside.
+/// A pushed snapshot, and the parts that one with a volume would have in addition.
 struct Stage {
     registry: Registry,
     client: Client,
@@ -65,8 +64,7 @@ impl Stage {
         }
     }
 
-    /// Changes the configuration of the snapshot, puts that in the registry
-    /// with the volume's file, and pulls it.
+    /// Changes the configuration of the snapshot, uploads it with the volume's file, and pulls it.
     fn pull(&self, change: impl Fn(&mut Value)) -> Result<Snapshot, ApiError> {
         let mut config: Value = serde_json::from_slice(self.there.config()).unwrap();
         config["manifest"]["spec"]["disks"] = json!([{"name": "data", "mount": "/data"}]);
@@ -99,7 +97,7 @@ impl Stage {
 }
 
 #[test]
-fn a_volume_comes_with_its_snapshot_and_nothing_of_a_hostile_one_does() {
+fn a_volume_is_pulled_with_its_snapshot_but_no_hostile_one() {
     let stage = Stage::new();
     let here = |folder: &str| {
         let entries = fs::read_dir(stage.other.data.join(folder)).unwrap();
@@ -153,7 +151,7 @@ fn a_volume_comes_with_its_snapshot_and_nothing_of_a_hostile_one_does() {
     refused("not the one", &volume("size", json!(SIZE + 512)));
     refused("not the one", &volume("image", json!("0".repeat(32))));
     refused("is no id", &volume("image", json!("../data")));
-    // Nothing but what is good.
+    // Only valid volumes are accepted.
     let snapshot = stage.pull(|_| ()).unwrap();
     assert_eq!(snapshot.volumes.len(), 1);
     assert_eq!(snapshot.volumes[0].mount.as_deref(), Some("/data"));
@@ -164,7 +162,7 @@ fn a_volume_comes_with_its_snapshot_and_nothing_of_a_hostile_one_does() {
     let wrote = fs::read(stage.folder.path().join("data.img")).unwrap();
     assert!(fs::read(&file).unwrap() == wrote);
     assert!(snapshot.other_bytes > 0);
-    // Its VMs have clones of it, where files can be cloned.
+    // Its VMs get clones of it, where files can be cloned.
     let vm = stage.other.run_detached(CreateVm {
         from: Some(snapshot.name.clone()),
         name: Some("again".into()),

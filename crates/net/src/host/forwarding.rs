@@ -16,11 +16,11 @@ use std::collections::BTreeSet;
 /// How VMs' IPv6 packets are forwarded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Ipv6 {
-    /// Not at all, and why.
+    /// VMs have no IPv6, for this reason.
     Off(&'static str),
-    /// The host forwards all.
+    /// The host forwards everything.
     Host,
-    /// Each link by itself (`force_forwarding`).
+    /// Forwarding is set for each link (`force_forwarding`).
     ByLink,
 }
 
@@ -30,7 +30,7 @@ pub(crate) struct Forwarding {
     ipv6: Ipv6,
     /// Links where forwarding of IPv4 was set for VMs.
     pub uplinks: Vec<(u32, String)>,
-    /// The same of IPv6.
+    /// Links where forwarding of IPv6 was set for VMs.
     pub uplinks6: Vec<(u32, String)>,
     /// There is a default route for IPv6.
     pub outwards6: bool,

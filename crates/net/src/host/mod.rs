@@ -1,4 +1,4 @@
-//! A host's network for VMs.
+//! The host's network for VMs.
 //!
 //! [`Host::open`] reconciles links, routes, neighbours and rules with the records. From then on VMs
 //! are attached, changed and detached one at a time.
@@ -14,7 +14,7 @@ mod tests;
 
 use crate::conntrack::{self, Connection};
 use crate::firewalls::{self, Blocker};
-use crate::identity::{GATEWAY_MAC, both};
+use crate::identity::{GATEWAY_MAC, both_families};
 use crate::links::found::Traffic;
 use crate::links::{self, LinkSpec};
 use crate::netlink::{Channel, Refusal};
@@ -33,17 +33,17 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 /// The operator's settings.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostOptions {
-    /// VMs' IPv4 range; `None`: one that overlaps none of the host's routes is chosen.
+    /// VMs' IPv4 range; `None` chooses one that overlaps none of the host's routes.
     pub v4: Option<Cidr>,
-    /// VMs' IPv6 range; `None`: chosen in the same way.
+    /// VMs' IPv6 range; `None` chooses one in the same way.
     pub v6: Option<Cidr>,
     /// Random bytes for the chosen IPv6 range.
     pub seed: [u8; 5],
-    /// Whether VMs have IPv6, if the host can forward it.
+    /// Whether VMs have IPv6, provided that the host can forward it.
     pub ipv6: bool,
-    /// The port of the gateway's address where the name server is.
+    /// The port of the name server at the gateway's address.
     pub name_port: u16,
-    /// Ports of the host's that no rule opens to VMs.
+    /// Ports of the host that no rule opens to VMs.
     pub never: Vec<u16>,
 }
 
@@ -63,23 +63,23 @@ impl Default for HostOptions {
 /// The network settings of a VM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GuestSpec {
-    /// Which.
+    /// Its id.
     pub vm: VmId,
-    /// Its IPv4 address, from [`Host::take_address`]. It decides the IPv6 address.
+    /// Its IPv4 address, from [`Host::take_address`]. The IPv6 address follows from it.
     pub v4: Ipv4Addr,
-    /// The network whose other VMs it sees.
+    /// The network on which it reaches other VMs.
     pub network: Option<String>,
-    /// What it may reach.
+    /// Its policy.
     pub policy: Policy,
-    /// The host's ports that lead to it.
+    /// The published ports of the host.
     pub ports: Vec<Publish>,
-    /// Bytes of its largest packet.
+    /// Its MTU, bytes.
     pub mtu: u32,
     /// Pairs of queues.
     pub queues: u16,
-    /// User who may attach to its TAP.
+    /// The user who may attach to its TAP.
     pub owner: Option<u32>,
-    /// Its TCP ports do not lead to it until [`Host::set_asleep`] says so. Only considered when it
+    /// Its TCP ports are not forwarded to it until [`Host::set_asleep`] says so. Only used when it
     /// is attached.
     pub asleep: bool,
 }
@@ -91,11 +91,11 @@ pub struct Addresses {
     pub mac: Mac,
     /// The VM's IPv4 address (/32).
     pub v4: Ipv4Addr,
-    /// The same of IPv6 (/128), if VMs have IPv6.
+    /// The VM's IPv6 address (/128), if VMs have IPv6.
     pub v6: Option<Ipv6Addr>,
     /// Gateway and name server.
     pub gateway: Ipv4Addr,
-    /// The same of IPv6.
+    /// Gateway and name server of IPv6.
     pub gateway6: Option<Ipv6Addr>,
     /// The MAC address of both gateways: a guest gets it as a permanent neighbour, because the host
     /// does not answer its ARP requests and neighbour solicitations.
@@ -105,21 +105,21 @@ pub struct Addresses {
 impl Addresses {
     /// The VM's own addresses, IPv4 first.
     pub fn own(&self) -> impl Iterator<Item = IpAddr> {
-        both(self.v4, self.v6)
+        both_families(self.v4, self.v6)
     }
 
     /// The addresses of its gateway and name server, IPv4 first.
     pub fn gateways(&self) -> impl Iterator<Item = IpAddr> {
-        both(self.gateway, self.gateway6)
+        both_families(self.gateway, self.gateway6)
     }
 }
 
-/// A VM that is attached. The TAP exists as long as one of its descriptors is open.
+/// An attached VM. The TAP exists as long as one of its descriptors is open.
 #[derive(Debug)]
 pub struct Attached {
-    /// Descriptors, one for each pair of queues, and the link's number.
+    /// A descriptor for each pair of queues, and the link's index.
     pub tap: Tap,
-    /// What its device and guest are told.
+    /// The addresses of its device and guest.
     pub addresses: Addresses,
     /// When its creation began, when its link was ready, and when its rules were (host
     /// CLOCK_MONOTONIC).
@@ -131,19 +131,19 @@ pub struct Attached {
 pub struct Report {
     /// VMs' addresses.
     pub ranges: Ranges,
-    /// Links of no VM that were removed.
+    /// Names of removed links that belonged to no VM.
     pub removed_links: Vec<String>,
-    /// Number of routes and neighbours of no VM that were removed.
+    /// Number of removed routes and neighbours that belonged to no VM.
     pub removed_routes: usize,
-    /// Number of tracked connections of unused addresses that were deleted.
+    /// Number of deleted tracked connections of unused addresses.
     pub forgotten: usize,
     /// VMs without a link: they must be attached.
     pub without_link: Vec<VmId>,
-    /// Settings under /proc/sys/net that are set for VMs, as `sysctl` writes them.
+    /// Settings under /proc/sys/net that were made for VMs, as `sysctl` writes them.
     pub settings: Vec<String>,
     /// Why VMs have no IPv6, if they have none.
     pub no_ipv6: Option<&'static str>,
-    /// Other firewalls' chains that stop what VMs send.
+    /// Other firewalls' chains that drop VMs' packets.
     pub blockers: Vec<Blocker>,
 }
 
@@ -170,8 +170,8 @@ impl Host {
         reconcile::open(options, guests, networks)
     }
 
-    /// Reconciles an open network again: after another program may have changed something, or after
-    /// the host's routes have changed.
+    /// Reconciles an open network again, after another program may have changed something or the
+    /// host's routes have changed.
     pub fn reconcile(
         &mut self,
         guests: &[GuestSpec],
@@ -188,14 +188,14 @@ impl Host {
     /// An address for a new VM.
     pub fn take_address(&mut self) -> Result<Ipv4Addr, Error> {
         let address = self.pool.take()?;
-        // No old connection may be taken for the new VM's.
+        // Tracked connections of the address must not be taken for the new VM's.
         if self.released.contains(&IpAddr::V4(address)) {
             self.forget_released()?;
         }
         Ok(address)
     }
 
-    /// Frees the address of a VM that is gone for good.
+    /// Frees the address of a removed VM.
     pub fn free_address(&mut self, address: Ipv4Addr) {
         self.pool.free(address);
     }
@@ -215,8 +215,8 @@ impl Host {
         let link = self.link_spec(spec);
         let ranges = self.ranges();
         let tap = links::create(&mut self.route, &link, ranges)?;
-        // A link without rules reaches nothing; on an error it is removed when its descriptors are
-        // closed.
+        // A link without rules reaches nothing. After an error it is removed by closing its
+        // descriptors.
         self.forwarding.link_made(&link.vm.link())?;
         let linked_ns = monotonic_ns();
         self.rules.add(self.guest_rules(spec, tap.index))?;
@@ -232,13 +232,13 @@ impl Host {
         if let Some(guest) = self.rules.remove(spec.vm)? {
             links::remove(&mut self.route, guest.link)?;
         }
-        for address in both(spec.v4, self.v6(spec)) {
+        for address in both_families(spec.v4, self.v6(spec)) {
             self.released.remove(&address);
         }
         self.attach(spec)
     }
 
-    /// Checks that the ports of the host can be published, and belong to no other VM.
+    /// Checks that the host's ports can be published, and are published for no other VM.
     fn check_ports(&self, spec: &GuestSpec) -> Result<(), Error> {
         for port in &spec.ports {
             if port.address.is_ipv6() && !self.forwarding.ipv6() {
@@ -267,8 +267,8 @@ impl Host {
     }
 
     /// Deletes the tracked connections of released addresses. It reads all connections of the host,
-    /// so it is done for many VMs at once: when there is time, and at the latest before an address
-    /// is used again.
+    /// so it is done for many VMs at once: in the background, and at the latest before an address
+    /// is reused.
     pub fn forget_released(&mut self) -> Result<usize, Error> {
         if self.released.is_empty() {
             return Ok(0);
@@ -284,8 +284,8 @@ impl Host {
         Ok(forgotten)
     }
 
-    /// Changes the policy, network and ports of an attached VM. Connections that it may not have
-    /// any more are cut.
+    /// Changes the policy, network and ports of an attached VM. Connections that are forbidden now
+    /// are cut.
     pub fn change(&mut self, spec: &GuestSpec) -> Result<(), Error> {
         let old = self.rules.guest(spec.vm).cloned();
         let old = old.ok_or_else(|| Error::NotAttached(spec.vm.to_string()))?;
@@ -299,11 +299,11 @@ impl Host {
             links::configure(&mut self.route, &link, old.link, ranges)?;
         }
         self.rules.change(new.clone())?;
-        self.cut(&new)
+        self.delete_forbidden(&new)
     }
 
-    /// Has the TCP ports of an attached VM lead to it, or not while it sleeps: then connections come
-    /// to the sockets that hold the ports. Those that there are stay as they are.
+    /// Whether an attached VM sleeps. If it does, new connections to its TCP ports go to the
+    /// sockets that hold the ports instead of to the VM. Open connections stay as they are.
     pub fn set_asleep(&mut self, vm: VmId, asleep: bool) -> Result<(), Error> {
         let guest = self.rules.guest(vm).cloned();
         let guest = guest.ok_or_else(|| Error::NotAttached(vm.to_string()))?;
@@ -318,12 +318,12 @@ impl Host {
         self.rules.guest(vm)
     }
 
-    /// Numbers of open TCP connections by published ports, of VMs that have some. It reads all
-    /// connections of the host.
+    /// Number of open TCP connections to published ports, for each VM that has some. Reads all
+    /// tracked connections of the host.
     pub fn open_connections(&mut self) -> Result<BTreeMap<VmId, usize>, Error> {
         let guests = self.rules.guests();
         let owners: BTreeMap<IpAddr, VmId> = guests
-            .flat_map(|it| both(it.v4, it.v6).map(|own| (own, it.vm)))
+            .flat_map(|it| both_families(it.v4, it.v6).map(|own| (own, it.vm)))
             .collect();
         let mut open = BTreeMap::new();
         for address in conntrack::translated(&mut self.netfilter)? {
@@ -343,7 +343,7 @@ impl Host {
         self.rules.remove_network(name)?;
         for vm in members {
             if let Some(guest) = self.rules.guest(vm).cloned() {
-                self.cut(&guest)?;
+                self.delete_forbidden(&guest)?;
             }
         }
         Ok(())
@@ -393,15 +393,15 @@ impl Host {
         firewalls::find(&mut self.netfilter)
     }
 
-    /// Cuts the connections that a VM may not have.
-    fn cut(&mut self, guest: &GuestRules) -> Result<(), Error> {
+    /// Deletes the tracked connections that a VM may not have.
+    fn delete_forbidden(&mut self, guest: &GuestRules) -> Result<(), Error> {
         let ranges = self.ranges();
-        let mine = |it: IpAddr| both(guest.v4, guest.v6).any(|own| own == it);
+        let mine = |it: IpAddr| both_families(guest.v4, guest.v6).any(|own| own == it);
         let peers: BTreeSet<IpAddr> = self
             .rules
             .guests()
             .filter(|it| it.network.is_some() && it.network == guest.network)
-            .flat_map(|it| both(it.v4, it.v6))
+            .flat_map(|it| both_families(it.v4, it.v6))
             .collect();
         let is_vm = |it: IpAddr| ranges.v4().contains(it) || ranges.v6().contains(it);
         let gateway = |it: IpAddr| it == ranges.gateway() || it == ranges.gateway6();
@@ -420,8 +420,8 @@ impl Host {
             if is_vm(it.source) {
                 return !gateway(it.source) && !peers.contains(&it.source);
             }
-            // The connection came by a port that may not be published any more.
-            !mine(it.destination) && !guest.ports.iter().any(|port| leads(port, it))
+            // The connection's port is not published any more.
+            !mine(it.destination) && !guest.ports.iter().any(|port| is_published_by(port, it))
         };
         conntrack::forget(&mut self.netfilter, unwanted)?;
         Ok(())
@@ -463,7 +463,7 @@ fn loopback(ports: &[Publish]) -> bool {
     ports.iter().any(|it| it.address.is_ipv4() && reaches(it))
 }
 
-fn leads(port: &Publish, connection: &Connection) -> bool {
+fn is_published_by(port: &Publish, connection: &Connection) -> bool {
     let host = port.host..=port.host + (port.count - 1);
     port.protocol.number() == connection.protocol && host.contains(&connection.port)
 }
@@ -473,7 +473,7 @@ fn netfilter() -> Result<Channel, Error> {
         .map_err(|error| Error::kernel("opening a netfilter socket")(Refusal::Socket(error)))
 }
 
-/// The maps of `guests` by VM.
+/// `guests` by VM.
 fn by_vm(guests: &[GuestSpec]) -> BTreeMap<VmId, &GuestSpec> {
     guests.iter().map(|it| (it.vm, it)).collect()
 }

@@ -1,4 +1,4 @@
-//! Reconciles what exists with the records.
+//! Makes links, routes, rules and settings match the records.
 
 use super::forwarding::Forwarding;
 use super::{GuestSpec, Host, HostOptions, Report, by_vm, netfilter};
@@ -37,7 +37,7 @@ pub(super) fn open(
     Ok((host, report))
 }
 
-/// The ranges that the operator chose, or ranges that overlap none of the host's routes.
+/// The operator's ranges, or ranges that overlap none of the host's routes.
 fn ranges(route: &mut Channel, options: &HostOptions) -> Result<Ranges, Error> {
     let there = links::found::links(route)?;
     let ours: BTreeSet<u32> = there
@@ -97,7 +97,7 @@ pub(super) fn run(
         };
         let spec = host.link_spec(guest);
         links::configure(&mut host.route, &spec, *link, ranges)?;
-        removed_routes += links::tidy(&mut host.route, &spec, *link)?;
+        removed_routes += links::remove_stale(&mut host.route, &spec, *link)?;
         host.forwarding.link_made(&guest.vm.link())?;
         rules.push(host.guest_rules(guest, *link));
     }
@@ -110,7 +110,7 @@ pub(super) fn run(
         ..Base::new(ranges)
     };
     host.rules.replace(base, networks.clone(), rules)?;
-    let forgotten = forget_strangers(host, guests)?;
+    let forgotten = forget_stale_connections(host, guests)?;
     Ok(Report {
         ranges,
         removed_links,
@@ -127,7 +127,7 @@ fn indexes(links: &[(u32, String)]) -> Vec<u32> {
     links.iter().map(|it| it.0).collect()
 }
 
-/// Removes links of no VM. Returns the others, and the names of the removed ones.
+/// Removes links that belong to no VM. Returns the others, and the names of the removed ones.
 fn keep_links(
     route: &mut Channel,
     found: &[Link],
@@ -151,7 +151,7 @@ fn keep_links(
 }
 
 /// Deletes tracked connections of addresses in VMs' ranges that no VM has.
-fn forget_strangers(host: &mut Host, guests: &[GuestSpec]) -> Result<usize, Error> {
+fn forget_stale_connections(host: &mut Host, guests: &[GuestSpec]) -> Result<usize, Error> {
     let ranges = host.ranges();
     let mut known: BTreeSet<IpAddr> = [ranges.gateway().into(), ranges.gateway6().into()].into();
     for guest in guests {

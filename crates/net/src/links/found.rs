@@ -22,7 +22,7 @@ const RTA_OIF: u16 = 4;
 const RTA_PRIORITY: u16 = 6;
 const RTA_MULTIPATH: u16 = 9;
 const NDA_DST: u16 = 1;
-/// Bytes of the structures before the attributes.
+/// Bytes of the fixed structures before the attributes.
 const IFINFOMSG: usize = 16;
 const IFADDRMSG: usize = 8;
 const RTMSG: usize = 12;
@@ -38,7 +38,7 @@ const AF_INET6: u8 = 10;
 /// A link.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Link {
-    /// Its number in this network namespace.
+    /// Its index in this network namespace.
     pub index: u32,
     /// Its name.
     pub name: String,
@@ -74,15 +74,15 @@ pub struct Traffic {
     pub sent_packets: u64,
     /// Bytes that the VM sent.
     pub sent_bytes: u64,
-    /// Packets that it got.
+    /// Packets that the VM received.
     pub received_packets: u64,
-    /// Bytes that it got.
+    /// Bytes that the VM received.
     pub received_bytes: u64,
     /// Packets dropped because its queue was full.
     pub overflowed: u64,
 }
 
-/// The traffic of a link. What the link received, the VM sent.
+/// The traffic of a link. The link receives what the VM sends.
 pub(crate) fn traffic(route: &mut Channel, link: u32) -> Result<Traffic, Error> {
     let mut header = [0; IFINFOMSG];
     header[4..8].copy_from_slice(&link.to_ne_bytes());
@@ -109,14 +109,14 @@ pub(crate) fn traffic(route: &mut Channel, link: u32) -> Result<Traffic, Error> 
     Ok(found.unwrap_or_default())
 }
 
-/// A route to more than a broadcast or multicast address.
+/// A route; broadcast and multicast routes are skipped.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Route {
-    /// Where it leads.
+    /// Its destination.
     pub to: Cidr,
     /// The link, if there is exactly one.
     pub link: Option<u32>,
-    /// All links it goes over.
+    /// All its outgoing links.
     pub links: Vec<u32>,
     /// Its origin (`rtm_protocol`).
     pub protocol: u8,
@@ -162,7 +162,7 @@ fn route_of(body: &[u8]) -> Option<Route> {
     })
 }
 
-/// The links of a route over several (`struct rtnexthop`).
+/// The links of a multipath route (`struct rtnexthop`).
 fn hops(mut bytes: &[u8]) -> Vec<u32> {
     let mut links = Vec::new();
     while let Some(header) = bytes.get(..RTNEXTHOP) {

@@ -45,7 +45,7 @@ pub(super) fn set_up(batch: &mut Batch, index: u32, mtu: u32, loopback: bool) {
     up(batch, index);
 }
 
-/// The link with the host's own addresses.
+/// Brings up the link with the host's own addresses.
 pub(super) fn set_up_host(batch: &mut Batch, index: u32) {
     let mut message = link(index);
     message.attributes = vec![LinkAttribute::AfSpecUnspec(vec![AfSpecUnspec::Inet6(

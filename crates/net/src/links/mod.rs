@@ -18,7 +18,7 @@ use jiffy_sys::tap::{Tap, TapOptions};
 use rustix::io::Errno;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-/// The group of all our links, by which rules match them (`iifgroup`).
+/// The group of all our links; rules match it (`iifgroup`).
 pub const GROUP: u32 = 0x6a66;
 /// The link that has the host's own address of the VMs' range.
 pub const HOST_LINK: &str = "jf-host";
@@ -28,20 +28,20 @@ pub const ROUTE_PROTOCOL: u8 = 106;
 /// One VM's link.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LinkSpec {
-    /// Whose.
+    /// Its VM.
     pub vm: VmId,
-    /// Its address.
+    /// The VM's IPv4 address.
     pub v4: Ipv4Addr,
-    /// The same of IPv6, if VMs have IPv6.
+    /// The VM's IPv6 address, if VMs have IPv6.
     pub v6: Option<Ipv6Addr>,
-    /// Bytes of the largest packet.
+    /// The MTU, bytes.
     pub mtu: u32,
     /// Pairs of queues.
     pub queues: u16,
-    /// User who may attach to the TAP.
+    /// The user who may attach to the TAP.
     pub owner: Option<u32>,
-    /// Packets to the VM may have the host's loopback addresses as their source until rules
-    /// translate it: for ports published on the loopback (`route_localnet`).
+    /// Allows packets to the VM with the host's loopback addresses as their source until rules
+    /// translate them: for ports published on loopback (`route_localnet`).
     pub loopback: bool,
 }
 
@@ -132,7 +132,7 @@ pub(crate) fn ensure_host(route: &mut Channel, ranges: Ranges) -> Result<u32, Er
     Ok(index)
 }
 
-/// The same of IPv6, which a host may lack.
+/// As [`ensure_host`], for IPv6, which a host may lack.
 pub(crate) fn ensure_host6(route: &mut Channel, index: u32, ranges: Ranges) -> Result<(), Error> {
     let mut batch = Batch::new();
     messages::address(&mut batch, index, ranges.gateway6().into());
@@ -159,8 +159,12 @@ pub(crate) fn remove_routes(route: &mut Channel, keep: Option<Ranges>) -> Result
     Ok(removed)
 }
 
-/// Removes from a VM's link the routes, addresses and neighbours that are not of `spec`.
-pub(crate) fn tidy(route: &mut Channel, spec: &LinkSpec, index: u32) -> Result<usize, Error> {
+/// Removes the routes, addresses and neighbours of a VM's link that are not in `spec`.
+pub(crate) fn remove_stale(
+    route: &mut Channel,
+    spec: &LinkSpec,
+    index: u32,
+) -> Result<usize, Error> {
     let mine = |address| {
         address == std::net::IpAddr::V4(spec.v4) || Some(address) == spec.v6.map(Into::into)
     };

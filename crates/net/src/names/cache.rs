@@ -67,12 +67,12 @@ impl Cache {
         }
     }
 
-    /// Answers that are kept.
+    /// Number of cached answers.
     pub fn len(&self) -> usize {
         self.answers.len()
     }
 
-    /// Is none kept?
+    /// Is the cache empty?
     pub fn is_empty(&self) -> bool {
         self.answers.is_empty()
     }

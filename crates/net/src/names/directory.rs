@@ -1,7 +1,7 @@
-//! The VMs that may ask, and their names.
+//! The VMs that may query the name server, and their names.
 
 use crate::VmId;
-use crate::identity::both;
+use crate::identity::both_families;
 use crate::policy::Policy;
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -10,40 +10,40 @@ use std::sync::{Arc, PoisonError, RwLock};
 /// The domain of VMs' names (`internal` is reserved for private use, ICANN resolution of 2024). It
 /// is the guests' search domain.
 pub const DOMAIN: &str = "jiffy.internal";
-/// The host has this name.
+/// The name of the host.
 const HOST: &str = "host";
 
-/// A VM that may ask.
+/// A VM that may query the name server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Asker {
-    /// Which.
+    /// Its id.
     pub vm: VmId,
     /// Its name.
     pub name: String,
     /// Its network: the VM and the other VMs of this network resolve each other's names.
     pub network: Option<String>,
-    /// Which names resolve for it.
+    /// Its policy: which names resolve for it.
     pub policy: Policy,
-    /// Its address.
+    /// Its IPv4 address.
     pub v4: Ipv4Addr,
-    /// The same of IPv6.
+    /// Its IPv6 address.
     pub v6: Option<Ipv6Addr>,
 }
 
-/// What is known of a name without asking a resolver.
+/// The result of a local lookup, without a resolver.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Known {
-    /// Nothing: a resolver has to be asked.
+    /// Unknown: a resolver has to be asked.
     Nothing,
-    /// There is no such name.
+    /// The name does not exist.
     Absent,
-    /// These are its addresses.
+    /// The addresses of the name.
     Addresses(Vec<IpAddr>),
     /// The name of an address.
     Name(String),
 }
 
-/// All VMs that may ask. It is changed while it is used.
+/// All VMs that may query the name server. It can be changed while it is in use.
 #[derive(Debug)]
 pub struct Directory {
     gateway: (Ipv4Addr, Option<Ipv6Addr>),
@@ -57,7 +57,7 @@ struct Inner {
 }
 
 impl Directory {
-    /// Without VMs. The name `host` resolves to the gateway.
+    /// A directory without VMs. The name `host` resolves to the gateway.
     pub fn new(gateway: Ipv4Addr, gateway6: Option<Ipv6Addr>) -> Directory {
         Directory {
             gateway: (gateway, gateway6),
@@ -88,8 +88,8 @@ impl Directory {
         inner.by_address.get(&address.to_canonical()).cloned()
     }
 
-    /// What is known of a name that `asker` asks for: its own name, and those of its network.
-    /// `name` must be in lower case without a trailing dot.
+    /// Looks up a name for `asker`: its own name, and those of its network. `name` must be in lower
+    /// case without a trailing dot.
     pub fn look_up(&self, asker: &Asker, name: &str) -> Known {
         let ours = name.strip_suffix(DOMAIN);
         let label = match ours {
@@ -102,14 +102,14 @@ impl Directory {
         };
         if label == HOST {
             let (v4, v6) = self.gateway;
-            return Known::Addresses(both(v4, v6).collect());
+            return Known::Addresses(both_families(v4, v6).collect());
         }
         if let Some(address) = reverse(name) {
             return self.name_of(asker, address);
         }
         let inner = self.inner.read().unwrap_or_else(PoisonError::into_inner);
         let named = |it: &&Arc<Asker>| it.name.eq_ignore_ascii_case(label) && sees(asker, it);
-        // A VM's own name goes before an equal name of another VM in its network.
+        // A VM's own name takes precedence over another VM's equal name in its network.
         let found = inner.by_vm.get(&asker.vm).filter(named);
         match found.or_else(|| inner.by_vm.values().filter(named).min_by_key(|it| it.vm)) {
             Some(found) => Known::Addresses(addresses(found).collect()),
@@ -120,7 +120,7 @@ impl Directory {
 
     fn name_of(&self, asker: &Asker, address: IpAddr) -> Known {
         let (v4, v6) = self.gateway;
-        if both(v4, v6).any(|own| own == address) {
+        if both_families(v4, v6).any(|own| own == address) {
             return Known::Name(format!("{HOST}.{DOMAIN}"));
         }
         let inner = self.inner.read().unwrap_or_else(PoisonError::into_inner);
@@ -145,7 +145,7 @@ impl Inner {
 }
 
 fn addresses(asker: &Asker) -> impl Iterator<Item = IpAddr> + use<> {
-    both(asker.v4, asker.v6)
+    both_families(asker.v4, asker.v6)
 }
 
 fn sees(asker: &Asker, other: &Asker) -> bool {

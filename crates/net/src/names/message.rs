@@ -12,21 +12,21 @@ use std::time::Duration;
 pub const QUESTION_BYTES: usize = 1024;
 /// Most bytes of an answer by UDP that avoid fragmentation (DNS Flag Day 2020).
 pub const UDP_BYTES: u16 = 1232;
-/// The most of any answer.
+/// Most bytes of any answer.
 pub const ANSWER_BYTES: usize = u16::MAX as usize;
 /// Bytes that every client accepts by UDP (RFC 1035 §4.2.1).
 const PLAIN_UDP_BYTES: u16 = 512;
 /// The TTL of our own records: a name may soon belong to another VM.
 const OWN_TTL: Ttl = Ttl::from_secs(5);
-/// The most time that an answer is cached, negative answers included, in seconds.
-const TTL_MOST: u32 = 3600;
-const ABSENT_TTL_MOST: u32 = 300;
+/// Longest time that an answer, or a negative one, is cached, in seconds.
+const MAX_TTL: u32 = 3600;
+const MAX_ABSENT_TTL: u32 = 300;
 /// The TTL of negative answers that have no SOA record, in seconds.
 const ABSENT_TTL: u32 = 5;
 
 type Target = StaticCompressor<Vec<u8>>;
 
-/// A question as it came.
+/// A parsed question.
 #[derive(Debug, Clone)]
 pub struct Question<'a> {
     message: &'a Message<[u8]>,
@@ -34,13 +34,13 @@ pub struct Question<'a> {
     pub name: String,
     /// The record type.
     pub kind: Rtype,
-    /// Bytes of the longest answer by UDP.
+    /// Most bytes of an answer by UDP.
     pub udp_bytes: u16,
 }
 
 /// Why a question is not answered.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Bad {
+pub enum Rejected {
     /// It gets no answer: it is too short, or is an answer itself.
     Silence,
     /// It gets this error as an answer.
@@ -48,23 +48,23 @@ pub enum Bad {
 }
 
 /// Parses a question.
-pub fn read(bytes: &[u8]) -> Result<Question<'_>, Bad> {
-    let message = Message::from_slice(bytes).map_err(|_| Bad::Silence)?;
+pub fn read(bytes: &[u8]) -> Result<Question<'_>, Rejected> {
+    let message = Message::from_slice(bytes).map_err(|_| Rejected::Silence)?;
     let header = message.header();
     if header.qr() || bytes.len() > QUESTION_BYTES {
-        return Err(Bad::Silence);
+        return Err(Rejected::Silence);
     }
     if header.opcode() != Opcode::QUERY {
-        return Err(Bad::Answer(error(message, Rcode::NOTIMP)));
+        return Err(Rejected::Answer(error(message, Rcode::NOTIMP)));
     }
-    let wrong = || Bad::Answer(error(message, Rcode::FORMERR));
+    let wrong = || Rejected::Answer(error(message, Rcode::FORMERR));
     let question = message.sole_question().map_err(|_| wrong())?;
     if question.qclass() != Class::IN {
-        return Err(Bad::Answer(error(message, Rcode::REFUSED)));
+        return Err(Rejected::Answer(error(message, Rcode::REFUSED)));
     }
     // Zone transfers and ANY are refused: guests do not need them.
     if matches!(question.qtype(), Rtype::AXFR | Rtype::IXFR | Rtype::ANY) {
-        return Err(Bad::Answer(error(message, Rcode::NOTIMP)));
+        return Err(Rejected::Answer(error(message, Rcode::NOTIMP)));
     }
     let udp_bytes = message
         .opt()
@@ -99,7 +99,7 @@ impl Question<'_> {
         error(self.message, code)
     }
 
-    /// The answer from our own names; `None` if nothing is known.
+    /// The answer from local names; `None` if the name is unknown.
     pub fn own(&self, known: &Known) -> Option<Vec<u8>> {
         let code = match known {
             Known::Nothing => return None,
@@ -175,7 +175,7 @@ impl Question<'_> {
         Some(answer)
     }
 
-    /// The question for a resolver: only the name and type are the guest's.
+    /// The question for a resolver; only its name and type are taken from the guest.
     pub fn forward(&self, id: u16) -> Option<Vec<u8>> {
         let mut builder = MessageBuilder::new_vec();
         builder.header_mut().set_id(id);
@@ -191,7 +191,7 @@ impl Question<'_> {
         Some(builder.finish())
     }
 
-    /// Whether it is the answer to the question of [`Question::forward`].
+    /// Does the answer belong to the question of [`Question::forward`]?
     fn is_answered_by(&self, answer: &Message<[u8]>, id: u16) -> bool {
         let header = answer.header();
         let same = answer.sole_question().is_ok_and(|it| {
@@ -201,7 +201,7 @@ impl Question<'_> {
     }
 }
 
-/// What a resolver answered.
+/// The answer of a resolver.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Resolved {
     bytes: Vec<u8>,
@@ -209,14 +209,14 @@ pub struct Resolved {
     pub addresses: Vec<(IpAddr, Duration)>,
     /// The TTL of the whole answer.
     pub ttl: Duration,
-    /// It is truncated (TC): there is more by TCP.
+    /// It is truncated (TC): the whole answer is available by TCP.
     pub cut: bool,
     /// The resolver failed or refused.
     pub failed: bool,
 }
 
 impl Resolved {
-    /// Bytes it takes.
+    /// Its size in bytes.
     pub fn len(&self) -> usize {
         self.bytes.len()
     }
@@ -237,7 +237,7 @@ pub fn read_answer(question: &Question, id: u16, bytes: &[u8]) -> Option<Resolve
     let code = message.header().rcode();
     let failed = !matches!(code, Rcode::NOERROR | Rcode::NXDOMAIN);
     let mut addresses = Vec::new();
-    let mut least = TTL_MOST;
+    let mut least = MAX_TTL;
     let mut any = false;
     if !cut {
         let mut records = message.answer().ok()?;
@@ -247,7 +247,7 @@ pub fn read_answer(question: &Question, id: u16, bytes: &[u8]) -> Option<Resolve
                 .into_any_record::<AllRecordData<_, ParsedName<_>>>();
             let record = record.ok()?;
             any = true;
-            let ttl = record.ttl().as_secs().min(TTL_MOST);
+            let ttl = record.ttl().as_secs().min(MAX_TTL);
             least = least.min(ttl);
             let address = match record.data() {
                 AllRecordData::A(it) => IpAddr::V4(it.addr()),
@@ -262,7 +262,7 @@ pub fn read_answer(question: &Question, id: u16, bytes: &[u8]) -> Option<Resolve
                 let record = record.ok()?;
                 if let Some(soa) = record.into_record::<Soa<ParsedName<_>>>().ok()? {
                     let ttl = soa.ttl().as_secs().min(soa.data().minimum().as_secs());
-                    least = ttl.min(ABSENT_TTL_MOST);
+                    least = ttl.min(MAX_ABSENT_TTL);
                 }
             }
         }

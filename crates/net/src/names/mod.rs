@@ -4,7 +4,7 @@
 //! questions go to the host's resolvers, if the VM's policy lets the name resolve. If a policy
 //! allows a name, the name's addresses are opened before the answer is sent.
 //!
-//! * [`directory`]: the VMs that may ask, and their names.
+//! * [`directory`]: the VMs that may query it, and their names.
 //! * [`message`]: questions and answers (RFC 1035).
 //! * [`cache`]: a cache of answers.
 //! * [`resolvers`]: the host's resolvers.

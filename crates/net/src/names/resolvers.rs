@@ -14,20 +14,20 @@ use tokio::time::timeout;
 const PORT: u16 = 53;
 /// Most resolvers that are used, as in resolv.conf(5).
 const RESOLVERS: usize = 3;
-/// How long to wait for one resolver, and how often all of them are tried in turn.
+/// How long to wait for one resolver, and how many times all are tried in turn.
 const PATIENCE: Duration = Duration::from_millis(1500);
 const ROUNDS: usize = 2;
 /// How often the file is checked for changes.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// The host's resolvers, as listed in resolv.conf(5), which is read again after a change.
+/// The host's resolvers, as listed in resolv.conf(5). The file is read again after a change.
 #[derive(Debug)]
 pub struct Resolvers {
     file: PathBuf,
-    /// Our own addresses, which are never asked, to avoid a loop.
+    /// Our own addresses, which are never queried, to avoid a loop.
     not: Vec<IpAddr>,
     known: Mutex<Known>,
-    /// Resolvers that are used instead of the file.
+    /// Fixed resolvers, used instead of the file.
     fixed: Vec<SocketAddr>,
 }
 
@@ -39,7 +39,7 @@ struct Known {
 }
 
 impl Resolvers {
-    /// The resolvers that `file` lists, except `not`.
+    /// The resolvers that `file` lists, without the addresses in `not`.
     pub fn new(file: PathBuf, not: Vec<IpAddr>) -> Resolvers {
         Resolvers {
             file,
@@ -49,7 +49,7 @@ impl Resolvers {
         }
     }
 
-    /// These and no others.
+    /// Only these resolvers.
     pub fn fixed(all: Vec<SocketAddr>) -> Resolvers {
         Resolvers {
             fixed: all,
@@ -109,7 +109,7 @@ impl Resolvers {
     }
 }
 
-/// The resolvers that a resolv.conf(5) names; without any, this host itself.
+/// The resolvers that a resolv.conf(5) names; if there are none, this host itself.
 fn named(text: &str) -> Vec<SocketAddr> {
     let address = |line: &str| {
         let mut words = line.split_ascii_whitespace();
@@ -171,7 +171,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn resolvers_are_those_that_the_file_names() {
+    fn resolvers_are_read_from_resolv_conf() {
         let text = "# comment\nsearch x\nnameserver 10.0.0.1 \n nameserver fd00::1\nnameserver\n\
                     nameserver fe80::1%eth0\nnameserver x\noptions edns0\nnameservers 1.2.3.4\n";
         let all: Vec<_> = named(text).iter().map(ToString::to_string).collect();

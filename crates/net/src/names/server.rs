@@ -2,7 +2,7 @@
 
 use super::cache::Cache;
 use super::directory::{Asker, Directory, Known};
-use super::message::{self, ANSWER_BYTES, Bad, QUESTION_BYTES, Question, Resolved};
+use super::message::{self, ANSWER_BYTES, QUESTION_BYTES, Question, Rejected, Resolved};
 use super::resolvers::Resolvers;
 use crate::policy::opened_by_name;
 use crate::{Error, VmId};
@@ -17,7 +17,7 @@ use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-/// Most questions in progress: in all, and of one VM. Beyond this, UDP questions are dropped (a
+/// Most questions in progress, in all and of one VM. Beyond this, UDP questions are dropped (a
 /// guest's resolver repeats them), and TCP connections are closed.
 const QUESTIONS: usize = 512;
 const QUESTIONS_OF_ONE: usize = 32;
@@ -31,7 +31,7 @@ const GRACE: Duration = Duration::from_secs(10);
 /// Pause after a socket error that may persist, such as no free descriptors.
 const AFTER_ERROR: Duration = Duration::from_millis(50);
 
-/// Opens addresses to a VM: [`crate::rules::NameRules`] in a lock.
+/// Opens addresses to a VM: a locked [`crate::rules::NameRules`].
 pub trait Open: Send + Sync + 'static {
     /// Opens these addresses, each for its time, before it returns.
     fn open(&self, vm: VmId, addresses: &[(IpAddr, Duration)]) -> Result<(), Error>;
@@ -54,8 +54,8 @@ pub struct Sockets {
 }
 
 impl Sockets {
-    /// Binds this port of these addresses; another port if it is in use: the rules redirect guests
-    /// to it ([`crate::host::HostOptions::name_port`]).
+    /// Binds this port at these addresses. If it is in use, binds another port, and the rules
+    /// redirect guests to it ([`crate::host::HostOptions::name_port`]).
     pub fn bind(addresses: &[IpAddr], port: u16) -> io::Result<Sockets> {
         match Sockets::bind_all(addresses, port) {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
@@ -146,7 +146,7 @@ impl NameServer {
                     continue;
                 }
             };
-            let Some((asker, place)) = self.place(from.ip()) else {
+            let Some((asker, place)) = self.admit(from.ip()) else {
                 continue;
             };
             let question = packet[..length].to_vec();
@@ -169,17 +169,17 @@ impl NameServer {
                 continue;
             };
             // A connection counts as one question for as long as it lasts.
-            if let Some((asker, place)) = self.place(from.ip()) {
+            if let Some((asker, place)) = self.admit(from.ip()) {
                 let server = self.clone();
                 connections.spawn(async move {
-                    let _ = server.talk(&asker, stream).await;
+                    let _ = server.serve_connection(&asker, stream).await;
                     drop(place);
                 });
             }
         }
     }
 
-    async fn talk(&self, asker: &Asker, mut stream: TcpStream) -> io::Result<()> {
+    async fn serve_connection(&self, asker: &Asker, mut stream: TcpStream) -> io::Result<()> {
         for _ in 0..ON_ONE_CONNECTION {
             let question = timeout(SILENCE, async {
                 let length = usize::from(stream.read_u16().await?);
@@ -204,7 +204,7 @@ impl NameServer {
 
     /// The VM that asks, and a slot for its question; `None` if the VM is unknown or no slot is
     /// free.
-    fn place(self: &Arc<Self>, from: IpAddr) -> Option<(Arc<Asker>, Place)> {
+    fn admit(self: &Arc<Self>, from: IpAddr) -> Option<(Arc<Asker>, Place)> {
         let asker = self.directory.asker(from)?;
         let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
         let all: usize = asked.values().sum();
@@ -228,8 +228,8 @@ impl NameServer {
     pub async fn answer(&self, asker: &Asker, question: &[u8], tcp: bool) -> Option<Vec<u8>> {
         let question = match message::read(question) {
             Ok(question) => question,
-            Err(Bad::Silence) => return None,
-            Err(Bad::Answer(answer)) => return Some(answer),
+            Err(Rejected::Silence) => return None,
+            Err(Rejected::Answer(answer)) => return Some(answer),
         };
         match self.directory.look_up(asker, &question.name) {
             Known::Nothing => {}
@@ -272,7 +272,7 @@ impl NameServer {
         Some((resolved, Duration::ZERO))
     }
 
-    /// Opens the addresses of a name, as far as names may open them. `false` if that failed.
+    /// Opens the addresses of a name that the policy allows. `false` if that failed.
     fn open(&self, asker: &Asker, resolved: &Resolved, age: Duration) -> bool {
         let opened: Vec<_> = resolved
             .addresses
@@ -318,7 +318,7 @@ mod tests {
     use std::net::Ipv4Addr;
 
     #[test]
-    fn one_vm_takes_no_more_than_its_places_and_all_no_more_than_all() {
+    fn queries_are_limited_per_vm_and_in_total() {
         struct Nothing;
         impl Open for Nothing {
             fn open(&self, _: VmId, _: &[(IpAddr, Duration)]) -> Result<(), Error> {
@@ -338,21 +338,21 @@ mod tests {
         }
         let resolvers = Resolvers::fixed(vec![([127, 0, 0, 1], 53).into()]);
         let server = Arc::new(NameServer::new(directory, resolvers, Nothing));
-        let place = |number: u8| server.place(Ipv4Addr::new(10, 118, 0, number).into());
-        assert!(place(1).is_none());
+        let admit = |number: u8| server.admit(Ipv4Addr::new(10, 118, 0, number).into());
+        assert!(admit(1).is_none());
         let own: Vec<_> = (0..QUESTIONS_OF_ONE)
-            .map(|_| place(2).expect("a place"))
+            .map(|_| admit(2).expect("a place"))
             .collect();
-        assert!(place(2).is_none());
+        assert!(admit(2).is_none());
         let mut all = own.len();
         let mut others = Vec::new();
         for number in 3..100 {
-            others.extend((0..QUESTIONS_OF_ONE).filter_map(|_| place(number)));
+            others.extend((0..QUESTIONS_OF_ONE).filter_map(|_| admit(number)));
         }
         all += others.len();
         assert_eq!(all, QUESTIONS);
         drop(own);
-        assert!(place(2).is_some());
+        assert!(admit(2).is_some());
         drop(others);
         assert!(server.asked.lock().expect("a map").is_empty());
     }

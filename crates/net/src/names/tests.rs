@@ -1,5 +1,5 @@
 use super::directory::{Asker, Directory, Known};
-use super::message::{self, Bad, Question, Resolved};
+use super::message::{self, Question, Rejected, Resolved};
 use super::resolvers::Resolvers;
 use super::server::{NameServer, Open};
 use crate::policy::Policy;
@@ -60,7 +60,7 @@ fn said(answer: &[u8]) -> (Rcode, Vec<IpAddr>) {
 }
 
 #[test]
-fn vms_of_one_network_have_names_for_one_another_and_nobody_else() {
+fn vm_names_resolve_only_within_one_network() {
     let directory = Directory::new(Ipv4Addr::new(10, 118, 0, 1), None);
     let (web, db, other) = (
         asker(2, "Web", Some("blue")),
@@ -95,7 +95,7 @@ fn vms_of_one_network_have_names_for_one_another_and_nobody_else() {
     assert_eq!(look_up(&other, "2.0.118.10.in-addr.arpa"), Known::Absent);
     assert_eq!(look_up(&db, "8.8.8.8.in-addr.arpa"), Known::Nothing);
 
-    // Another address and name: the old ones are nobody's.
+    // After a change of name and address, the old ones are unknown.
     let mut moved = web.clone();
     moved.v4 = Ipv4Addr::new(10, 118, 0, 9);
     moved.name = "www".to_owned();
@@ -108,14 +108,14 @@ fn vms_of_one_network_have_names_for_one_another_and_nobody_else() {
 }
 
 #[test]
-fn what_is_no_question_is_an_error_or_gets_no_answer() {
-    assert_eq!(message::read(&[]).err(), Some(Bad::Silence));
-    assert_eq!(message::read(&[0; 11]).err(), Some(Bad::Silence));
+fn invalid_queries_get_an_error_or_no_answer() {
+    assert_eq!(message::read(&[]).err(), Some(Rejected::Silence));
+    assert_eq!(message::read(&[0; 11]).err(), Some(Rejected::Silence));
     let mut answer = question("example.com", Rtype::A, None);
     answer[2] |= 0x80;
-    assert_eq!(message::read(&answer).err(), Some(Bad::Silence));
+    assert_eq!(message::read(&answer).err(), Some(Rejected::Silence));
     let code = |bytes: &[u8]| match message::read(bytes) {
-        Err(Bad::Answer(answer)) => said(&answer).0,
+        Err(Rejected::Answer(answer)) => said(&answer).0,
         other => panic!("{other:?}"),
     };
     let mut update = question("example.com", Rtype::A, None);
@@ -136,7 +136,7 @@ fn what_is_no_question_is_an_error_or_gets_no_answer() {
     cut.truncate(20);
     assert_eq!(code(&cut), Rcode::FORMERR);
     let long = vec![0; message::QUESTION_BYTES + 1];
-    assert_eq!(message::read(&long).err(), Some(Bad::Silence));
+    assert_eq!(message::read(&long).err(), Some(Rejected::Silence));
     let bytes = question("Example.COM", Rtype::A, Some(9000));
     let read = message::read(&bytes).expect("a question");
     assert_eq!(
@@ -145,7 +145,7 @@ fn what_is_no_question_is_an_error_or_gets_no_answer() {
     );
 }
 
-/// A resolver that answers by what is asked.
+/// A resolver whose answer depends on the name.
 struct Fake {
     at: SocketAddr,
     asked: Arc<AtomicUsize>,
@@ -212,7 +212,7 @@ impl Fake {
             let mut packet = [0; 2000];
             while let Ok((length, from)) = udp.recv_from(&mut packet) {
                 count.fetch_add(1, Ordering::SeqCst);
-                // Another's answer, which is to be no answer, comes first.
+                // A forged answer with another id comes first; it must be ignored.
                 let mut forged = fake_answer(&packet[..length], false);
                 forged[0] ^= 1;
                 let _ = udp.send_to(&forged, from);
@@ -234,7 +234,7 @@ impl Fake {
     }
 }
 
-/// Keeps what is opened.
+/// Records opened addresses.
 #[derive(Clone, Default)]
 struct Opened(Arc<Mutex<Vec<(VmId, IpAddr)>>>);
 
@@ -247,7 +247,7 @@ impl Open for Opened {
 }
 
 #[tokio::test]
-async fn other_names_are_asked_for_and_kept_and_open_what_a_policy_allows() {
+async fn other_names_are_resolved_cached_and_opened_by_policy() {
     let fake = Fake::start();
     let opened = Opened::default();
     let directory = Arc::new(Directory::new(Ipv4Addr::new(10, 118, 0, 1), None));
@@ -270,7 +270,7 @@ async fn other_names_are_asked_for_and_kept_and_open_what_a_policy_allows() {
     assert_eq!(said(&good), (Rcode::NOERROR, vec![far]));
     assert_eq!(fake.asked.load(Ordering::SeqCst), 1);
     assert_eq!(opened.0.lock().expect("a list").len(), 0);
-    // Now it is kept, for whoever may ask.
+    // Now the answer is cached, for all VMs that may resolve the name.
     let good = ask(&closed, "good.example", Rtype::A, false).await;
     assert_eq!(said(&good), (Rcode::NOERROR, vec![far]));
     assert_eq!(*opened.0.lock().expect("a list"), [(closed.vm, far)]);
@@ -280,11 +280,11 @@ async fn other_names_are_asked_for_and_kept_and_open_what_a_policy_allows() {
     ask(&open, "short.example", Rtype::A, false).await;
     assert_eq!(fake.asked.load(Ordering::SeqCst), 4);
 
-    // A name that is not allowed is not even asked for.
+    // A name that is not allowed is not sent to a resolver.
     let bad = ask(&closed, "bad.example", Rtype::A, false).await;
     assert_eq!(said(&bad), (Rcode::NXDOMAIN, vec![]));
     assert_eq!(fake.asked.load(Ordering::SeqCst), 4);
-    // One that leads inwards opens only what is outside.
+    // Of a name with internal addresses, only the public ones are opened.
     opened.0.lock().expect("a list").clear();
     let inner = ask(&closed, "inner.example", Rtype::A, false).await;
     assert_eq!(said(&inner).1.len(), 3);
@@ -299,7 +299,7 @@ async fn other_names_are_asked_for_and_kept_and_open_what_a_policy_allows() {
     assert_eq!(said(&failing).0, Rcode::SERVFAIL);
     let text = ask(&open, "text.example", Rtype::TXT, false).await;
     assert!(text.windows(5).any(|it| it == b"hello"));
-    // What does not fit is cut, and whole by TCP.
+    // A too large answer is truncated by UDP and complete by TCP.
     let cut = ask(&open, "large.example", Rtype::A, false).await;
     assert!(Message::from_slice(&cut).expect("an answer").header().tc());
     assert!(cut.len() <= 512);
@@ -308,7 +308,7 @@ async fn other_names_are_asked_for_and_kept_and_open_what_a_policy_allows() {
 }
 
 #[tokio::test]
-async fn without_a_resolver_the_answer_is_an_error() {
+async fn queries_without_a_resolver_get_servfail() {
     let gone = UdpSocket::bind("127.0.0.1:0")
         .expect("a port")
         .local_addr()
@@ -340,7 +340,7 @@ fn resolved(name: &str, bytes: usize) -> (Vec<u8>, Resolved) {
 }
 
 #[test]
-fn the_cache_is_bounded_and_forgets_what_is_old() {
+fn the_cache_is_bounded_and_drops_expired_answers() {
     let mut cache = super::cache::Cache::default();
     let start = std::time::Instant::now();
     for number in 0..10_000 {
@@ -362,7 +362,7 @@ fn the_cache_is_bounded_and_forgets_what_is_old() {
             .is_none()
     );
     assert!(cache.get(last, Rtype::A, start).is_none());
-    // The same again and again takes no more room.
+    // Repeating one answer takes no more space.
     for _ in 0..10_000 {
         let (_, resolved) = resolved(last, 10);
         cache.put(last, Rtype::TXT, Arc::new(resolved), start);
@@ -371,7 +371,7 @@ fn the_cache_is_bounded_and_forgets_what_is_old() {
 }
 
 #[test]
-fn an_answer_that_is_kept_grows_old() {
+fn the_ttl_of_a_cached_answer_decreases() {
     let (asked, resolved) = resolved("text.example", 10);
     let question: Question = message::read(&asked).expect("a question");
     let ttl = |age| {
@@ -387,7 +387,7 @@ fn an_answer_that_is_kept_grows_old() {
 
 proptest! {
     #[test]
-    fn any_bytes_are_answered_or_not_and_never_more_than_asked_for(
+    fn any_query_bytes_give_an_answer_within_the_size_limit(
         bytes in proptest::collection::vec(any::<u8>(), 0..300),
         flip in 0usize..40, to: u8,
     ) {

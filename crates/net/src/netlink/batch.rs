@@ -4,16 +4,16 @@ use super::{HEADER, NESTED, aligned, flags};
 use netlink_packet_core::{NetlinkHeader, NetlinkMessage, NetlinkPayload};
 use netlink_packet_route::RouteNetlinkMessage;
 
-/// Messages that go to the kernel as one datagram.
+/// Messages that are sent to the kernel as one datagram.
 #[derive(Debug, Default)]
 pub struct Batch {
     pub(super) bytes: Vec<u8>,
-    /// Where each message begins.
+    /// The offset of each message.
     pub(super) starts: Vec<usize>,
 }
 
 impl Batch {
-    /// Nothing yet.
+    /// An empty batch.
     pub fn new() -> Batch {
         Batch {
             bytes: Vec::with_capacity(2048),
@@ -63,7 +63,7 @@ impl Batch {
         start
     }
 
-    /// Numbers the messages from `first` on, and asks for an acknowledgement of the one at
+    /// Numbers the messages from `first` on, and requests an acknowledgement of the one at
     /// `answered`.
     pub(super) fn seal(&mut self, first: u32, answered: usize) {
         for (place, start) in self.starts.iter().enumerate() {
@@ -76,7 +76,7 @@ impl Batch {
     }
 }
 
-/// The payload of a message or an attribute: attributes.
+/// Attributes: the payload of a message or of a nested attribute.
 pub struct Attributes<'a> {
     bytes: &'a mut Vec<u8>,
 }
@@ -89,7 +89,7 @@ impl Attributes<'_> {
         self
     }
 
-    /// An attribute of any bytes.
+    /// An attribute with raw bytes.
     pub fn bytes(&mut self, kind: u16, value: &[u8]) -> &mut Self {
         self.header(kind, value.len());
         self.bytes.extend_from_slice(value);
@@ -106,12 +106,12 @@ impl Attributes<'_> {
         self
     }
 
-    /// A number in network byte order, as nfnetlink expects.
+    /// A 32-bit number in network byte order, as nfnetlink expects.
     pub fn number(&mut self, kind: u16, value: u32) -> &mut Self {
         self.bytes(kind, &value.to_be_bytes())
     }
 
-    /// A number of 64 bits in network byte order.
+    /// A 64-bit number in network byte order.
     pub fn long(&mut self, kind: u16, value: u64) -> &mut Self {
         self.bytes(kind, &value.to_be_bytes())
     }

@@ -12,7 +12,7 @@ const FLAG_CAPPED: u16 = 0x100;
 const FLAG_ACK_ATTRIBUTES: u16 = 0x200;
 /// `NLMSGERR_ATTR_MSG`: the reason, as text (extended ACK).
 const ATTR_MSG: u16 = 1;
-/// How often a dump is tried that the kernel interrupts because its objects change.
+/// How often a dump is repeated that the kernel interrupts because its objects change.
 const DUMP_TRIES: usize = 8;
 
 /// Why a request failed.
@@ -44,7 +44,7 @@ fn reason(text: &Option<String>) -> String {
 }
 
 impl Refusal {
-    /// The error number, if the kernel gave one.
+    /// The errno, if the kernel gave one.
     pub fn errno(&self) -> Option<rustix::io::Errno> {
         match self {
             Refusal::Refused { error, .. } | Refusal::Socket(error) => {
@@ -96,7 +96,7 @@ impl Channel {
         batch.seal(first, answered);
         self.socket.send(&batch.bytes)?;
         let mut refusal = None;
-        // After a refusal the kernel may answer no more.
+        // After a refusal the kernel may send no further answers.
         while let Some(answer) = self.socket.receive(refusal.is_none())? {
             for message in Messages(answer) {
                 let message = message?;
@@ -218,7 +218,7 @@ pub struct Message<'a> {
     pub flags: u16,
     /// Number of the request.
     pub sequence: u32,
-    /// What follows the header.
+    /// The body after the header.
     pub body: &'a [u8],
 }
 

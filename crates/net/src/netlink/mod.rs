@@ -1,7 +1,7 @@
 //! Requests to the kernel in batches, each one datagram.
 //!
-//! * [`batch`]: messages and their attributes, written one after the other.
-//! * [`channel`]: a socket, and what the kernel answers.
+//! * [`batch`]: writes messages and their attributes into one buffer.
+//! * [`channel`]: a socket, and the parser of the kernel's answers.
 
 pub mod batch;
 pub mod channel;
@@ -24,15 +24,15 @@ const NESTED: u16 = 0x8000;
 pub mod flags {
     /// The message is a request.
     pub const REQUEST: u16 = 1;
-    /// The kernel is to acknowledge the message.
+    /// The kernel must acknowledge the message.
     pub const ACK: u16 = 4;
-    /// All objects are listed.
+    /// List all objects.
     pub const DUMP: u16 = 0x300;
-    /// An existing object is replaced.
+    /// Replace an existing object.
     pub const REPLACE: u16 = 0x100;
-    /// A missing object is created.
+    /// Create a missing object.
     pub const CREATE: u16 = 0x400;
-    /// Added at the end.
+    /// Add at the end.
     pub const APPEND: u16 = 0x800;
 }
 

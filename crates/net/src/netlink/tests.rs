@@ -33,7 +33,7 @@ fn a_batch_is_read_back_message_by_message() {
 }
 
 #[test]
-fn a_message_that_promises_more_than_there_is_is_an_error_and_the_last() {
+fn a_message_longer_than_its_buffer_is_the_last_and_an_error() {
     let mut bytes = vec![0; 16];
     bytes[..4].copy_from_slice(&400u32.to_ne_bytes());
     let mut messages = Messages(&bytes);
@@ -43,7 +43,7 @@ fn a_message_that_promises_more_than_there_is_is_an_error_and_the_last() {
 
 proptest! {
     #[test]
-    fn any_bytes_are_taken_apart_within_themselves(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+    fn any_bytes_are_parsed_within_bounds(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
         let mut seen = 0;
         for message in Messages(&bytes).flatten() {
             seen += 16 + message.body.len();

@@ -1,5 +1,5 @@
-//! The kernel's numbers: linux/netfilter/nf_tables.h, nfnetlink.h, and for the types of sets,
-//! which only userland looks at, nftables' `enum datatypes`.
+//! The kernel's numbers: linux/netfilter/nf_tables.h, nfnetlink.h. The types of set keys are
+//! nftables' `enum datatypes`; only userland interprets them.
 
 /// Families (`enum nfproto`).
 pub const FAMILY_INET: u8 = 1;
@@ -92,11 +92,11 @@ pub mod expression {
     pub const DATA: u16 = 2;
 }
 
-/// `enum nft_registers`: the verdict, and the first of those of 4 bytes.
+/// `enum nft_registers`: the verdict register, and the first 4-byte register.
 pub const VERDICT_REGISTER: u32 = 0;
 pub const FIRST_REGISTER: u32 = 8;
 
-/// Types of what sets hold.
+/// Types of set keys and values.
 pub mod kind {
     pub const IPV4: u32 = 7;
     pub const IPV6: u32 = 8;
@@ -104,7 +104,7 @@ pub mod kind {
     pub const PROTOCOL: u32 = 12;
     pub const SERVICE: u32 = 13;
     pub const LINK: u32 = 20;
-    /// Several after one another.
+    /// The type of concatenated values.
     pub const fn concatenated(kinds: &[u32]) -> u32 {
         let mut all = 0;
         let mut at = 0;

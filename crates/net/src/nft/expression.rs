@@ -4,7 +4,7 @@ use super::constants::{self as nf, FIRST_REGISTER, VERDICT_REGISTER, data, expre
 use crate::netlink::Attributes;
 use std::borrow::Cow;
 
-/// A register of 4 bytes, counted from 0. Longer values use the following ones too.
+/// A 4-byte register, counted from 0. Longer values continue in the following registers.
 pub type Register = u32;
 
 /// A verdict on a packet.
@@ -35,23 +35,23 @@ pub enum Expression {
     },
     /// The type of the packet's destination address (`RTN_*`), into a register.
     DestinationKind { to: Register },
-    /// A value into registers.
+    /// An immediate value into registers.
     Load { value: Vec<u8>, to: Register },
-    /// Register & mask, in place.
+    /// `register & mask`, in place.
     And { mask: Vec<u8>, register: Register },
-    /// The rule ends unless the register has this value (or, negated, if it has).
+    /// Continues only if the register has this value (or, negated, has not).
     Compare {
         register: Register,
         negated: bool,
         value: Vec<u8>,
     },
-    /// The rule ends unless the register is between the two.
+    /// Continues only if the register is between the two.
     Between {
         register: Register,
         from: Vec<u8>,
         to: Vec<u8>,
     },
-    /// The rule ends unless the set has the register's value. A map's value is loaded into `to`.
+    /// Continues only if the set has the register's value. A map's value is loaded into `to`.
     Lookup {
         set: Cow<'static, str>,
         register: Register,
@@ -68,7 +68,7 @@ pub enum Expression {
     Masquerade,
     /// Changes the source address.
     SourceNat { family: u32, address: Register },
-    /// Changes the destination.
+    /// Changes the destination address.
     DestinationNat {
         family: u32,
         address: Register,

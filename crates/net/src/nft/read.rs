@@ -4,7 +4,7 @@ use super::constants::{self as nf, FAMILY_INET, SUBSYSTEM, chain, data, element,
 use crate::netlink::channel::{AttributeIter, find};
 use crate::netlink::{Batch, Channel, Refusal, flags};
 
-/// Bytes of the structure before the attributes.
+/// Bytes of the fixed structure before the attributes.
 const NFGENMSG: usize = 4;
 const HOOK_FORWARD: u32 = 2;
 const POLICY_DROP: u32 = 0;

@@ -71,7 +71,7 @@ pub struct Transaction {
 }
 
 impl Transaction {
-    /// No changes yet.
+    /// An empty transaction.
     pub fn new(table: &'static str) -> Transaction {
         let mut batch = Batch::new();
         limit(&mut batch, nf::BATCH_BEGIN);
@@ -104,7 +104,7 @@ impl Transaction {
         });
     }
 
-    /// Makes the table, unless it is there.
+    /// Creates the table, unless it exists.
     pub fn add_table(&mut self, userdata: &[u8]) {
         let name = self.table;
         self.message(nf::NEW_TABLE, flags::CREATE, |it| {
@@ -154,7 +154,7 @@ impl Transaction {
         });
     }
 
-    /// Makes a set.
+    /// Creates a set.
     pub fn add_set(&mut self, name: &str, like: &Set) {
         self.sets += 1;
         let (table, id) = (self.table, self.sets);
@@ -210,7 +210,7 @@ impl Transaction {
                 it.text(element::TABLE, table).text(element::SET, set);
                 it.nested(element::ELEMENTS, |it| {
                     let start = it.written();
-                    // The two ends of an interval stay together.
+                    // The two bounds of an interval must be in one message.
                     while let Some((one, rest)) = left.split_first()
                         && (it.written() - start < ELEMENT_BYTES || one.interval_end)
                     {

@@ -1,9 +1,9 @@
 //! Sockets that reserve published ports, so that no other program of the host can bind them.
 //!
 //! Packets to such a port are translated to the VM's address before they reach any socket. Without
-//! a reservation the port might already belong to another program, or be bound by one later, and
-//! that program would receive nothing. While a VM sleeps its TCP ports are not translated, and
-//! these sockets accept the connections ([`crate::callers`]).
+//! a reservation, another program might already have the port, or bind it later, and would receive
+//! nothing. While a VM is hibernated, its TCP ports are not translated, and these sockets accept
+//! the connections ([`crate::inbound`]).
 
 use super::publish::Publish;
 use super::target::Protocol;
@@ -17,7 +17,7 @@ use std::task::{Context, Poll};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::AbortHandle;
 
-/// Connections that the kernel keeps until they are accepted; net.core.somaxconn limits it further.
+/// Accept backlog; net.core.somaxconn limits it further.
 const BACKLOG: i32 = 4096;
 
 /// Ports that are reserved until this is dropped.
@@ -39,16 +39,16 @@ struct Port {
     socket: Socket,
 }
 
-/// A socket is registered with tokio once connections are to be accepted, which few VMs need.
+/// A socket is registered with tokio when connections are to be accepted, which few VMs need.
 #[derive(Debug)]
 enum Socket {
     Idle(StdListener),
     Accepting(TcpListener),
-    /// It could not be registered.
+    /// Registering it failed.
     Lost,
 }
 
-/// A connection that was accepted.
+/// An accepted connection.
 pub(crate) struct Accepted {
     pub(crate) stream: TcpStream,
     pub(crate) from: SocketAddr,
@@ -83,21 +83,21 @@ impl Held {
         })
     }
 
-    /// The TCP sockets, if nothing accepts from them yet.
+    /// The TCP sockets, unless a task accepts from them already.
     pub(crate) fn listeners(&self) -> Option<Arc<Listeners>> {
         let unattended = self.acceptor.is_none() && !self.tcp.lock().is_empty();
         unattended.then(|| Arc::clone(&self.tcp))
     }
 
-    /// This task accepts connections from now on.
-    pub(crate) fn attended_by(&mut self, acceptor: AbortHandle) {
+    /// Sets the task that accepts connections; it is aborted when the ports are released.
+    pub(crate) fn set_acceptor(&mut self, acceptor: AbortHandle) {
         self.acceptor = Some(acceptor);
     }
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
-        // The task may end later; another VM can have the ports at once.
+        // The task may end later; another VM must get the ports at once.
         self.tcp.lock().clear();
         if let Some(acceptor) = &self.acceptor {
             acceptor.abort();
@@ -110,7 +110,7 @@ impl Listeners {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The next connection. By one task only, in tokio's runtime.
+    /// Accepts the next connection. Called by one task only, in a tokio runtime.
     pub(crate) fn poll_accept(&self, context: &mut Context<'_>) -> Poll<io::Result<Accepted>> {
         for port in self.lock().iter_mut() {
             let listener = match &port.socket {
@@ -139,7 +139,7 @@ impl Listeners {
     }
 }
 
-/// A bound socket; a TCP one listens, or others could bind the port, too.
+/// A bound socket. A TCP socket also listens, or others could bind the port, too.
 fn reserve(at: SocketAddr, protocol: Protocol) -> io::Result<OwnedFd> {
     let family = match at {
         SocketAddr::V4(_) => AddressFamily::INET,
@@ -152,11 +152,11 @@ fn reserve(at: SocketAddr, protocol: Protocol) -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(family, kind, flags, None)?;
     if at.is_ipv6() {
-        // Only packets of IPv6 are translated for such an address.
+        // For such an address only IPv6 packets are translated.
         sockopt::set_ipv6_v6only(&socket, true)?;
     }
     if protocol == Protocol::Tcp {
-        // Connections that have ended keep no port from the next VM.
+        // Closed connections must not keep the port from the next VM.
         sockopt::set_socket_reuseaddr(&socket, true)?;
     }
     bind(&socket, &at)?;
@@ -182,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_port_is_one_vms_until_it_is_let_go() {
+    fn a_held_port_is_refused_to_others_until_released() {
         let free = StdListener::bind("127.0.0.1:0").expect("a port");
         let port = free.local_addr().expect("an address").port();
         let publish: Publish = format!("{port}:80").parse().expect("a port");

@@ -1,8 +1,7 @@
 //! What a VM may reach, and which of its ports are published.
 //!
-//! A rule that allows goes before a rule that denies, and both go before the default of every VM:
-//! the host itself, other VMs, private, link-local and metadata addresses are denied, everything
-//! else is allowed.
+//! Rules that allow override rules that deny, and both override the default: the host itself, other
+//! VMs, private, link-local and metadata addresses are denied, everything else is allowed.
 //!
 //! * [`target`]: the targets of rules, and their syntax.
 //! * [`publish`]: published ports of the host.
@@ -17,7 +16,7 @@ mod tests;
 
 use crate::Cidr;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-pub use target::{Domain, Protocol, Rule, To, port_range};
+pub use target::{Domain, Protocol, Rule, Target, port_range};
 
 /// Most rules of one VM: each becomes a kernel rule, and packets are checked against them one by
 /// one.
@@ -60,12 +59,12 @@ impl Policy {
     /// Whether all addresses and ports are denied.
     pub fn denies_everything(&self) -> bool {
         let all =
-            |it: &Rule| it.to == To::Everything && it.ports.is_none() && it.protocol.is_none();
+            |it: &Rule| it.to == Target::Everything && it.ports.is_none() && it.protocol.is_none();
         self.deny.iter().any(all)
     }
 
-    /// Whether a connection to this address and port is permitted, the host and other VMs aside.
-    /// Addresses that are open because of a name are not considered.
+    /// Is a connection to this address and port permitted? Addresses of the host and of other VMs,
+    /// and addresses opened by names, are not considered.
     pub fn permits(&self, address: IpAddr, protocol: u8, port: u16) -> bool {
         let listed = |rules: &[Rule]| rules.iter().any(|it| it.covers(address, protocol, port));
         listed(&self.allow) || !(listed(&self.deny) || closed().any(|it| it.contains(address)))
@@ -73,7 +72,7 @@ impl Policy {
 
     fn domains<'a>(&self, rules: &'a [Rule]) -> impl Iterator<Item = (&'a Domain, &'a Rule)> {
         rules.iter().filter_map(|it| match &it.to {
-            To::Domain(domain) => Some((domain, it)),
+            Target::Domain(domain) => Some((domain, it)),
             _ => None,
         })
     }
@@ -114,8 +113,8 @@ pub fn closed() -> impl Iterator<Item = Cidr> {
         .filter_map(|(first, prefix)| Cidr::new(first, prefix))
 }
 
-/// Whether an answer of a name server may open this address. The owner of a name chooses its
-/// addresses freely, so only public addresses are opened.
+/// May a name server's answer open this address? The owner of a name chooses its addresses freely,
+/// so only public addresses are opened.
 pub fn opened_by_name(address: IpAddr) -> bool {
     !closed().any(|it| it.contains(address)) && address != IpAddr::V4(Ipv4Addr::BROADCAST)
 }

@@ -6,13 +6,13 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
 use std::str::FromStr;
 
-/// The most ports in one range: each is held by a socket.
+/// Most ports in one range: each is held by a socket.
 const RANGE: u16 = 1024;
 
 /// Ports of the host that are forwarded to a VM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Publish {
-    /// The host's address: an unspecified one means all; with 127.0.0.1 only the host's own
+    /// The host's address. An unspecified address means all; with 127.0.0.1 only the host's own
     /// programs reach the VM.
     pub address: IpAddr,
     /// The host's first port.
@@ -26,7 +26,7 @@ pub struct Publish {
 }
 
 impl Publish {
-    /// Pairs of the host's and the VM's port.
+    /// The pairs of a host port and a VM port.
     pub fn pairs(self) -> impl Iterator<Item = (u16, u16)> {
         (0..self.count).map(move |it| (self.host + it, self.guest + it))
     }

@@ -5,7 +5,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::str::FromStr;
 
-/// The longest name, in bytes (RFC 1035 §2.3.4, without the dot at its end).
+/// The longest name, in bytes (RFC 1035 §2.3.4, without the final dot).
 const NAME_BYTES: usize = 253;
 const LABEL_BYTES: usize = 63;
 
@@ -109,7 +109,7 @@ impl fmt::Display for Domain {
 
 /// The target of a rule.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum To {
+pub enum Target {
     /// `all`: every address beyond the host.
     Everything,
     /// `host`: this host itself. Only valid in a rule that allows a port.
@@ -124,7 +124,7 @@ pub enum To {
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Rule {
     /// The target.
-    pub to: To,
+    pub to: Target,
     /// The first and last port; `None` means all ports, and protocols without ports.
     pub ports: Option<(u16, u16)>,
     /// The protocol; `None` means TCP and UDP if there are ports, otherwise all protocols.
@@ -136,9 +136,9 @@ impl Rule {
     /// matches an address.
     pub fn covers(&self, address: IpAddr, protocol: u8, port: u16) -> bool {
         let to = match &self.to {
-            To::Everything => true,
-            To::Range(range) => range.contains(address),
-            To::Host | To::Domain(_) => false,
+            Target::Everything => true,
+            Target::Range(range) => range.contains(address),
+            Target::Host | Target::Domain(_) => false,
         };
         let spoken = match self.protocol {
             Some(it) => it.number() == protocol,
@@ -189,14 +189,14 @@ impl FromStr for Rule {
             .map(|it| port_range(it).ok_or(wrong("a port is 1 to 65535, a range FROM-TO")))
             .transpose()?;
         let to = match target {
-            "all" => To::Everything,
-            "host" => To::Host,
+            "all" => Target::Everything,
+            "host" => Target::Host,
             _ if target.contains([':', '/']) || target.parse::<IpAddr>().is_ok() => {
-                To::Range(target.parse()?)
+                Target::Range(target.parse()?)
             }
-            _ => To::Domain(target.parse()?),
+            _ => Target::Domain(target.parse()?),
         };
-        if to == To::Host && ports.is_none() {
+        if to == Target::Host && ports.is_none() {
             return Err(wrong(
                 "of the host one port or a range is named, as in host:5432",
             ));
@@ -223,11 +223,11 @@ pub fn port_range(text: &str) -> Option<(u16, u16)> {
 impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         match (&self.to, self.ports) {
-            (To::Everything, _) => f.write_str("all")?,
-            (To::Host, _) => f.write_str("host")?,
-            (To::Range(range), _) if range.first().is_ipv6() => write!(f, "[{range}]")?,
-            (To::Range(range), _) => write!(f, "{range}")?,
-            (To::Domain(domain), _) => write!(f, "{domain}")?,
+            (Target::Everything, _) => f.write_str("all")?,
+            (Target::Host, _) => f.write_str("host")?,
+            (Target::Range(range), _) if range.first().is_ipv6() => write!(f, "[{range}]")?,
+            (Target::Range(range), _) => write!(f, "{range}")?,
+            (Target::Domain(domain), _) => write!(f, "{domain}")?,
         }
         match self.ports {
             Some((from, to)) if from == to => write!(f, ":{from}")?,

@@ -15,7 +15,7 @@ fn ip(text: &str) -> IpAddr {
 }
 
 #[test]
-fn by_default_public_addresses_are_reached_and_no_others() {
+fn by_default_only_public_addresses_are_permitted() {
     let open = Policy::default();
     for public in [
         "1.1.1.1",
@@ -52,7 +52,7 @@ fn by_default_public_addresses_are_reached_and_no_others() {
 }
 
 #[test]
-fn what_is_allowed_beats_what_is_denied_beats_the_default() {
+fn allow_overrides_deny_overrides_the_default() {
     let it = policy(&["10.0.0.5:5432", "1.1.1.0/24:53/udp"], &["all"]);
     assert!(it.permits(ip("10.0.0.5"), 6, 5432));
     assert!(!it.permits(ip("10.0.0.5"), 6, 5433));
@@ -67,7 +67,7 @@ fn what_is_allowed_beats_what_is_denied_beats_the_default() {
 }
 
 #[test]
-fn names_resolve_as_the_policy_says() {
+fn names_resolve_only_if_the_policy_allows() {
     let it = policy(&["example.com", "*.debian.org:443"], &["all"]);
     assert!(it.resolves("example.com") && it.opens("example.com"));
     assert!(it.resolves("deb.debian.org") && it.resolves("a.b.debian.org"));
@@ -80,7 +80,7 @@ fn names_resolve_as_the_policy_says() {
 }
 
 #[test]
-fn rules_are_printed_as_they_are_read() {
+fn a_printed_rule_parses_to_itself() {
     for text in [
         "all",
         "all:25",
@@ -108,7 +108,7 @@ fn rules_are_printed_as_they_are_read() {
 }
 
 #[test]
-fn rules_that_are_none_say_what_is_wrong() {
+fn errors_of_invalid_rules_say_what_is_wrong() {
     for (text, why) in [
         ("", "a domain is"),
         ("10.0.0.1/8", "no range of addresses"),
@@ -129,7 +129,7 @@ fn rules_that_are_none_say_what_is_wrong() {
 }
 
 #[test]
-fn ports_are_published_on_the_loopback_unless_said() {
+fn ports_are_published_on_loopback_by_default() {
     for (text, printed) in [
         ("8080:80", "127.0.0.1:8080:80/tcp"),
         ("0.0.0.0:8080:80", "0.0.0.0:8080:80/tcp"),
@@ -156,7 +156,7 @@ fn ports_are_published_on_the_loopback_unless_said() {
 }
 
 #[test]
-fn ports_collide_where_one_packet_could_be_meant_for_both() {
+fn published_ports_collide_if_they_match_the_same_packet() {
     let collide = |a: &str, b: &str| {
         let (a, b): (Publish, Publish) = (a.parse().expect(a), b.parse().expect(b));
         assert_eq!(a.collides(&b), b.collides(&a));
@@ -173,7 +173,7 @@ fn ports_collide_where_one_packet_could_be_meant_for_both() {
 
 proptest! {
     #[test]
-    fn any_text_is_a_rule_that_prints_as_itself_or_none(text in "[a-z0-9:./*\\[\\]-]{0,24}") {
+    fn any_text_that_parses_as_a_rule_round_trips(text in "[a-z0-9:./*\\[\\]-]{0,24}") {
         if let Ok(rule) = text.parse::<Rule>() {
             prop_assert_eq!(rule.to_string().parse::<Rule>().ok(), Some(rule));
         }

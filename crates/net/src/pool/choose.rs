@@ -4,7 +4,7 @@ use super::Ranges;
 use crate::{Cidr, Error};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// Prefix of the IPv4 range that is chosen: 65,533 VMs.
+/// Prefix length of a chosen IPv4 range: 65,533 VMs.
 const PREFIX: u8 = 16;
 
 /// Chooses ranges that overlap none of `taken`, the host's routes and addresses. For IPv4, a /16 of
@@ -34,8 +34,8 @@ pub fn choose(taken: &[Cidr], seed: [u8; 5]) -> Result<Ranges, Error> {
     Ranges::new(v4, v6)
 }
 
-/// From the middle of 10/8 upwards, then the lower half, then the part of 172.16/12 that Docker
-/// does not use first.
+/// From the middle of 10/8 upwards, then its lower half, then 172.16/12, where the part that Docker
+/// uses first comes last.
 fn candidates() -> impl Iterator<Item = Ipv4Addr> {
     let ten = (118..=254)
         .chain(1..118)

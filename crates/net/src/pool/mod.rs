@@ -14,9 +14,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 /// Prefix lengths an IPv4 pool may have: 4 addresses to 2^20.
 const V4_PREFIXES: std::ops::RangeInclusive<u8> = 12..=30;
 /// The longest prefix of an IPv6 pool: the low 32 bits are for the offset of the IPv4 address.
-const V6_PREFIX_MOST: u8 = 96;
+const MAX_V6_PREFIX: u8 = 96;
 
-/// The ranges that VMs have their addresses of.
+/// The ranges of VMs' addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ranges {
     v4: (Ipv4Addr, u8),
@@ -24,7 +24,7 @@ pub struct Ranges {
 }
 
 impl Ranges {
-    /// `v4` of 4 to 2^20 addresses, `v6` at most a /96.
+    /// `v4` must have 4 to 2^20 addresses, `v6` at most a /96.
     pub fn new(v4: Cidr, v6: Cidr) -> Result<Ranges, Error> {
         let IpAddr::V4(first4) = v4.first() else {
             return Err(Error::Pool(v4.to_string(), "it is not IPv4"));
@@ -38,7 +38,7 @@ impl Ranges {
         let IpAddr::V6(first6) = v6.first() else {
             return Err(Error::Pool(v6.to_string(), "it is not IPv6"));
         };
-        if v6.prefix() > V6_PREFIX_MOST {
+        if v6.prefix() > MAX_V6_PREFIX {
             return Err(Error::Pool(v6.to_string(), "its prefix is longer than /96"));
         }
         Ok(Ranges {
@@ -84,21 +84,21 @@ impl Ranges {
     }
 }
 
-/// The addresses in use. Addresses that were never used are given first, then those that have been
-/// free for longest.
+/// The addresses in use. Addresses that were never used are assigned first, then those that have
+/// been free for longest.
 #[derive(Debug)]
 pub struct Pool {
     ranges: Ranges,
     used: BTreeSet<Ipv4Addr>,
-    /// The lowest offset that was never given.
+    /// The lowest offset that was never assigned.
     fresh: u32,
-    /// Claimed addresses above it, which are not fresh any more.
+    /// Claimed addresses above it.
     claimed: BTreeSet<Ipv4Addr>,
     freed: VecDeque<Ipv4Addr>,
 }
 
 impl Pool {
-    /// All are free.
+    /// A pool with all addresses free.
     pub fn new(ranges: Ranges) -> Pool {
         Pool {
             ranges,
@@ -109,7 +109,7 @@ impl Pool {
         }
     }
 
-    /// The ranges it is made of.
+    /// Its ranges.
     pub fn ranges(&self) -> Ranges {
         self.ranges
     }
@@ -144,7 +144,7 @@ impl Pool {
         claimed
     }
 
-    /// Frees an address. It is given again after all others.
+    /// Frees an address. It is assigned again after all others.
     pub fn free(&mut self, address: Ipv4Addr) {
         if self.used.remove(&address) {
             self.freed.push_back(address);

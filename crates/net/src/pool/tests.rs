@@ -11,7 +11,7 @@ fn ranges(v4: &str) -> Ranges {
 }
 
 #[test]
-fn a_freed_address_is_used_again_last() {
+fn freed_addresses_are_reused_last() {
     let mut pool = Pool::new(ranges("10.9.0.0/29"));
     let all: Vec<_> = (0..5).map(|_| pool.take().expect("a free one")).collect();
     assert_eq!(all[0].to_string(), "10.9.0.2");
@@ -31,7 +31,7 @@ fn a_freed_address_is_used_again_last() {
 }
 
 #[test]
-fn what_a_vm_had_before_is_claimed_once_and_given_to_no_other() {
+fn an_address_can_be_claimed_once_only() {
     let mut pool = Pool::new(ranges("10.9.0.0/29"));
     assert!(pool.claim(Ipv4Addr::new(10, 9, 0, 2)));
     assert!(!pool.claim(Ipv4Addr::new(10, 9, 0, 2)));
@@ -48,7 +48,7 @@ fn what_a_vm_had_before_is_claimed_once_and_given_to_no_other() {
 }
 
 #[test]
-fn an_ipv6_address_has_the_place_of_its_ipv4_address() {
+fn an_ipv6_address_has_the_host_part_of_its_ipv4_address() {
     let ranges = ranges("10.9.0.0/16");
     assert_eq!(ranges.gateway().to_string(), "10.9.0.1");
     assert_eq!(ranges.gateway6().to_string(), "fd00:1::1");
@@ -72,7 +72,7 @@ fn pools_too_small_or_of_the_wrong_kind_are_refused() {
 }
 
 #[test]
-fn ranges_are_chosen_beside_the_hosts_routes() {
+fn chosen_ranges_do_not_overlap_host_routes() {
     let chosen = choose(&[cidr("0.0.0.0/0")], [1, 2, 3, 4, 5]).expect("ranges");
     assert_eq!(chosen.v4().to_string(), "10.118.0.0/16");
     assert_eq!(chosen.v6().to_string(), "fd01:203:405::/64");
@@ -95,9 +95,9 @@ fn ranges_are_chosen_beside_the_hosts_routes() {
 }
 
 proptest! {
-    /// Whatever is taken, claimed and freed: no address is had twice.
+    /// No sequence of take, claim and free assigns an address twice.
     #[test]
-    fn no_address_is_had_twice(steps in proptest::collection::vec((0u8..3, 0usize..8, 0u8..10), 0..200)) {
+    fn no_address_is_assigned_twice(steps in proptest::collection::vec((0u8..3, 0usize..8, 0u8..10), 0..200)) {
         let mut pool = Pool::new(ranges("10.9.0.0/28"));
         let mut had: Vec<Ipv4Addr> = Vec::new();
         for (what, place, low) in steps {

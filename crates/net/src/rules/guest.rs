@@ -1,4 +1,4 @@
-//! What one VM adds to the table.
+//! The elements and chains of one VM in the table.
 
 use super::table;
 use super::{GuestRules, link_element, policy, ports};
@@ -27,13 +27,13 @@ pub(super) fn add(to: &mut Transaction, guest: &GuestRules, counters: Counters) 
         };
         to.add_elements(set, &[link]);
     }
-    reach(to, guest);
+    add_dispatch(to, guest);
     ports::add(to, guest);
 }
 
 pub(super) fn delete(to: &mut Transaction, guest: &GuestRules) {
     ports::delete(to, guest);
-    unreach(to, guest);
+    delete_dispatch(to, guest);
     for set in [table::SPOOFED, table::REFUSED] {
         to.delete_elements(set, &[link_element(guest.link)]);
     }
@@ -50,13 +50,13 @@ pub(super) fn change(to: &mut Transaction, from: &GuestRules, into: &GuestRules)
         ports::add(to, into);
     }
     if from.policy != into.policy || from.network != into.network {
-        unreach(to, from);
-        reach(to, into);
+        delete_dispatch(to, from);
+        add_dispatch(to, into);
     }
 }
 
 /// Adds the VM's chains, and the map elements that lead from its link to them.
-fn reach(to: &mut Transaction, guest: &GuestRules) {
+fn add_dispatch(to: &mut Transaction, guest: &GuestRules) {
     policy::add_chains(to, guest);
     let leads = |to: &mut Transaction, map, chain: Cow<'static, str>| {
         let element = Element {
@@ -74,7 +74,7 @@ fn reach(to: &mut Transaction, guest: &GuestRules) {
     }
 }
 
-fn unreach(to: &mut Transaction, guest: &GuestRules) {
+fn delete_dispatch(to: &mut Transaction, guest: &GuestRules) {
     if let Some(network) = &guest.network {
         to.delete_elements(&policy::members(network), &[link_element(guest.link)]);
     }
@@ -93,7 +93,7 @@ fn source6(guest: &GuestRules) -> Option<Element> {
     guest.v6.map(|it| source(guest, &it.octets()))
 }
 
-/// Link, MAC and address, each in whole registers.
+/// The key of link, MAC and address, each in whole registers.
 fn source(guest: &GuestRules, address: &[u8]) -> Element {
     let mut key = guest.link.to_ne_bytes().to_vec();
     key.extend_from_slice(&guest.vm.mac().0);

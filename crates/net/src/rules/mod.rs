@@ -1,13 +1,13 @@
-//! The one nftables table that holds all VMs' rules, `inet jiffy`.
+//! The nftables table with all VMs' rules, `inet jiffy`.
 //!
-//! The rules for every VM are in chains that never change. What differs between VMs is in elements
-//! of sets and maps, keyed by link and addresses; only a VM with a policy of its own has a chain.
-//! So a VM is added and removed in one small transaction, and the number of rules that a packet
-//! passes does not grow with the number of VMs.
+//! The rules for every VM are in chains that never change. Differences between VMs are elements of
+//! sets and maps, keyed by link and addresses; only a VM with a policy of its own has a chain. So a
+//! VM is added and removed in one small transaction, and the number of rules that a packet passes
+//! does not grow with the number of VMs.
 //!
 //! * [`table`]: the chains and sets for all VMs.
 //! * [`rule`]: builds a rule.
-//! * [`guest`]: what one VM adds.
+//! * [`guest`]: the elements and chains of one VM.
 //! * [`policy`]: a VM's own chains.
 //! * [`ports`]: published ports.
 
@@ -35,29 +35,29 @@ pub const TABLE: &str = "jiffy";
 /// The part of the table for one VM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GuestRules {
-    /// Which.
+    /// Its id.
     pub vm: VmId,
     /// Its link.
     pub link: u32,
-    /// Its address.
+    /// Its IPv4 address.
     pub v4: Ipv4Addr,
-    /// The same of IPv6.
+    /// Its IPv6 address.
     pub v6: Option<Ipv6Addr>,
-    /// The network whose other VMs it sees.
+    /// The network on which it reaches other VMs.
     pub network: Option<String>,
-    /// What it may reach.
+    /// Its policy.
     pub policy: Policy,
-    /// The host's ports that lead to it.
+    /// The published ports of the host.
     pub ports: Vec<Publish>,
-    /// Its TCP ports do not lead to it now: their connections come to the sockets that hold them.
+    /// Its TCP ports are not forwarded now: connections go to the sockets that hold the ports.
     pub asleep: bool,
 }
 
-/// What was counted of a VM.
+/// The counters of a VM.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counted {
-    /// Packets dropped because their source was not the VM's own address, or because VMs never send
-    /// such packets.
+    /// Packets dropped because their source was not the VM's own address, or because VMs must not
+    /// send such packets.
     pub spoofed: u64,
     /// Packets refused because the VM may not reach their destination.
     pub refused: u64,
@@ -85,7 +85,7 @@ impl Rules {
         })
     }
 
-    /// What holds for all VMs.
+    /// The settings for all VMs.
     pub fn base(&self) -> &Base {
         &self.base
     }
@@ -134,8 +134,8 @@ impl Rules {
         changed.map_err(Error::kernel(failed))
     }
 
-    /// Commits changes that the model contains already. If that fails because another program
-    /// changed or removed the table, it is rebuilt from the model.
+    /// Commits changes that the model already contains. If that fails because another program
+    /// changed or removed the table, the table is rebuilt from the model.
     fn commit(&mut self, changes: Transaction, what: &'static str) -> Result<(), Error> {
         match changes.commit(&mut self.netfilter) {
             Err(refusal) if matches!(refusal.errno(), Some(Errno::NOENT | Errno::EXIST)) => {
@@ -200,7 +200,7 @@ impl Rules {
         }
     }
 
-    /// Removes a network. VMs that are in it have no network from then on.
+    /// Removes a network. Its VMs have no network from then on.
     pub fn remove_network(&mut self, name: &str) -> Result<(), Error> {
         let members = self
             .guests
@@ -248,7 +248,7 @@ impl Rules {
     }
 }
 
-/// The links for which, according to the table, forwarding was enabled for VMs: for IPv4 and IPv6.
+/// The links with forwarding enabled for VMs, according to the table: for IPv4 and IPv6.
 pub(crate) fn uplinks(netfilter: &mut Channel) -> Result<[BTreeSet<u32>; 2], Error> {
     let mut links = |set| {
         let found = absent_is_empty(read::elements(netfilter, TABLE, set));
@@ -259,8 +259,8 @@ pub(crate) fn uplinks(netfilter: &mut Channel) -> Result<[BTreeSet<u32>; 2], Err
     Ok([links(table::UPLINKS4)?, links(table::UPLINKS6)?])
 }
 
-/// Opens addresses of allowed names to VMs, until their TTLs expire. It has a netlink channel of
-/// its own, so that it does not wait for other changes of rules.
+/// Opens addresses of allowed names to VMs until their TTLs expire. It has its own netlink channel,
+/// so that it does not wait for other changes of rules.
 #[derive(Debug)]
 pub struct NameRules {
     netfilter: Channel,
@@ -286,7 +286,7 @@ impl NameRules {
     }
 }
 
-/// What is kept when a table is replaced.
+/// State that is kept when a table is replaced.
 #[derive(Debug, Default)]
 struct Kept {
     spoofed: BTreeMap<Vec<u8>, (u64, u64)>,

@@ -6,7 +6,7 @@ use super::{GuestRules, VmId};
 use crate::nft::constants::{kind, set};
 use crate::nft::expression::meta;
 use crate::nft::{Element, Expression, Set, Transaction};
-use crate::policy::{Protocol, Rule as PolicyRule, To};
+use crate::policy::{Protocol, Rule as PolicyRule, Target};
 use std::borrow::Cow;
 use std::net::IpAddr;
 use std::time::Duration;
@@ -55,7 +55,7 @@ pub(super) fn chain(guest: &GuestRules) -> Cow<'static, str> {
 
 /// The chain that decides what it may reach of the host, if anything.
 pub(super) fn host_chain(guest: &GuestRules) -> Option<String> {
-    let host = |it: &PolicyRule| it.to == To::Host;
+    let host = |it: &PolicyRule| it.to == Target::Host;
     let any = guest.policy.allow.iter().any(host);
     any.then(|| format!("host-{}", guest.vm))
 }
@@ -98,7 +98,7 @@ pub(super) fn add_chains(to: &mut Transaction, guest: &GuestRules) {
         }
     }
     for one in &guest.policy.deny {
-        if !matches!(one.to, To::Domain(_)) {
+        if !matches!(one.to, Target::Domain(_)) {
             for conditions in conditions(one, guest.vm) {
                 to.add_rule(&own, &conditions.goto(REFUSE));
             }
@@ -107,7 +107,7 @@ pub(super) fn add_chains(to: &mut Transaction, guest: &GuestRules) {
     to.add_rule(&own, &Rule::new().goto(OPEN));
     if let Some(host) = host_chain(guest) {
         to.add_chain(&host, None);
-        for one in guest.policy.allow.iter().filter(|it| it.to == To::Host) {
+        for one in guest.policy.allow.iter().filter(|it| it.to == Target::Host) {
             for protocol in protocols(one) {
                 let ports = one.ports.unwrap_or((1, u16::MAX));
                 let opened = Rule::new().protocol(protocol).ports(ports);
@@ -136,13 +136,13 @@ pub(super) fn delete_chains(to: &mut Transaction, guest: &GuestRules) {
 /// The conditions of a policy rule: one rule for each protocol and address family.
 fn conditions(one: &PolicyRule, vm: VmId) -> Vec<Rule> {
     let targets: Vec<Box<dyn Fn() -> Rule>> = match &one.to {
-        To::Host => Vec::new(),
-        To::Everything => vec![Box::new(Rule::new)],
-        To::Range(range) => {
+        Target::Host => Vec::new(),
+        Target::Everything => vec![Box::new(Rule::new)],
+        Target::Range(range) => {
             let range = *range;
             vec![Box::new(move || Rule::new().destination(range))]
         }
-        To::Domain(_) => {
+        Target::Domain(_) => {
             let [names4, names6] = name_sets(vm);
             vec![
                 Box::new(move || {
@@ -190,13 +190,13 @@ pub(super) fn open_names(to: &mut Transaction, vm: VmId, addresses: &[(IpAddr, D
     }
 }
 
-/// The same for addresses that may be open already: their timeout is restarted.
+/// As [`open_names`], for addresses that may be open already: their timeout restarts.
 pub(super) fn reopen_names(to: &mut Transaction, vm: VmId, addresses: &[(IpAddr, Duration)]) {
     let [names4, names6] = name_sets(vm);
     for (set, v4) in [(names4, true), (names6, false)] {
         for one in addresses.iter().filter(|it| it.0.is_ipv4() == v4) {
-            // An existing element keeps its timeout unless it is deleted first, and an element can
-            // only be deleted if it exists. So each one is added, deleted and added.
+            // An existing element keeps its timeout unless it is deleted first, and only existing
+            // elements can be deleted. So each is added, deleted and added again.
             let element = element(one);
             to.add_elements(&set, std::slice::from_ref(&element));
             to.delete_elements(&set, std::slice::from_ref(&element));

@@ -1,6 +1,6 @@
 //! Published ports: maps from the host's address and port to a VM's.
 //!
-//! UDP ports of a VM that sleeps stay in the maps: its TAP keeps some packets until it wakes.
+//! UDP ports of a hibernated VM stay in the maps: its TAP queues some packets until it wakes.
 
 use super::GuestRules;
 use super::table;
@@ -48,7 +48,7 @@ fn map(publish: &Publish) -> &'static str {
     }
 }
 
-/// Address (unless all), protocol and port; to address and port. Each in whole registers.
+/// Maps address (unless all), protocol and port to address and port, each in whole registers.
 fn element(publish: &Publish, host: u16, target: &[u8], guest: u16) -> Element {
     let mut key = match publish.address {
         it if it.is_unspecified() => Vec::new(),

@@ -14,8 +14,8 @@ pub(super) const TCP: u8 = 6;
 pub(super) const UDP: u8 = 17;
 pub(super) const ICMP6: u8 = 58;
 
-/// A field of a packet's headers: where it begins, and its bytes (RFC 791 §3.1, RFC 8200 §3,
-/// RFC 9293 §3.1, RFC 4443 §2.1).
+/// A field of a packet's headers: base, offset and length (RFC 791 §3.1, RFC 8200 §3, RFC 9293
+/// §3.1, RFC 4443 §2.1).
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Field(u32, u32, u32);
 
@@ -80,9 +80,9 @@ impl Rule {
         self.is(meta::L4PROTO, false, [protocol])
     }
 
-    /// TCP or UDP.
+    /// Matches TCP or UDP.
     pub fn tcp_or_udp(self) -> Rule {
-        // Compared as a range: no other protocol from 6 to 17 with ports is in use.
+        // Compared as a range: no protocol with ports in use has a number between 6 and 17.
         self.with([
             Expression::Meta {
                 key: meta::L4PROTO,
@@ -96,12 +96,12 @@ impl Rule {
         ])
     }
 
-    /// One of these states of the connection (`ct::*`).
+    /// Matches one of these states of the connection (`ct::*`).
     pub fn state(self, states: u32) -> Rule {
         self.conntrack(ct::STATE, states)
     }
 
-    /// The connection's destination was translated (DNAT), by our rules or others.
+    /// Matches if the connection's destination was translated (DNAT), by our rules or others.
     pub fn redirected(self) -> Rule {
         self.conntrack(ct::STATUS, ct::DESTINATION_CHANGED)
     }
@@ -140,7 +140,7 @@ impl Rule {
         self.with([Expression::Load { value, to }])
     }
 
-    /// A field has this value.
+    /// Matches this value of a field.
     pub fn field(self, field: Field, value: impl Into<Vec<u8>>) -> Rule {
         self.load(field, 0).with([Expression::Compare {
             register: 0,
@@ -149,7 +149,7 @@ impl Rule {
         }])
     }
 
-    /// The source address is in the range, which also restricts the rule to IPv4 or IPv6.
+    /// Matches a source address in the range, which also restricts the rule to IPv4 or IPv6.
     pub fn source(self, range: Cidr) -> Rule {
         match range.first() {
             IpAddr::V4(_) => self.v4().within(SOURCE4, range),
@@ -157,7 +157,7 @@ impl Rule {
         }
     }
 
-    /// The destination address is in the range.
+    /// Matches a destination address in the range.
     pub fn destination(self, range: Cidr) -> Rule {
         match range.first() {
             IpAddr::V4(_) => self.v4().within(DESTINATION4, range),
@@ -190,7 +190,7 @@ impl Rule {
         }])
     }
 
-    /// The destination port is between the two.
+    /// Matches a destination port between the two.
     pub fn ports(self, (from, to): (u16, u16)) -> Rule {
         if from == to {
             return self.field(DESTINATION_PORT, from.to_be_bytes());
@@ -202,7 +202,7 @@ impl Rule {
         }])
     }
 
-    /// The destination is an address of this host (`RTN_LOCAL`).
+    /// Matches if the destination is an address of this host (`RTN_LOCAL`).
     pub fn at_this_host(self) -> Rule {
         self.with([
             Expression::DestinationKind { to: 0 },
@@ -214,7 +214,7 @@ impl Rule {
         ])
     }
 
-    /// The value in register 0 and the following ones is in the set.
+    /// Matches if the set has the value in register 0 and the following ones.
     pub fn in_set(self, set: impl Into<Cow<'static, str>>) -> Rule {
         self.with([Expression::Lookup {
             set: set.into(),
@@ -232,7 +232,7 @@ impl Rule {
         }])
     }
 
-    /// The incoming link is in the set.
+    /// Matches if the set has the incoming link.
     pub fn link_in(self, set: &'static str) -> Rule {
         self.meta(meta::IIF, 0).in_set(set)
     }
@@ -265,7 +265,7 @@ impl Rule {
         self.with([last]).0
     }
 
-    /// The conditions alone, without a verdict: for lookups that count.
+    /// The conditions alone, without a verdict: for lookups with counters.
     pub fn only(self) -> Vec<Expression> {
         self.0
     }

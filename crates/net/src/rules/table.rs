@@ -12,24 +12,24 @@ use crate::policy;
 use crate::pool::Ranges;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// Link, MAC and address that packets of a VM come from.
+/// Valid sources of packets of VMs: link, MAC and address.
 pub(super) const SOURCES4: &str = "sources4";
 pub(super) const SOURCES6: &str = "sources6";
-/// Links, each with a counter of packets that were not from their VM.
+/// Links, each with a counter of spoofed packets.
 pub(super) const SPOOFED: &str = "spoofed";
 /// Links, each with a counter of refused packets.
 pub(super) const REFUSED: &str = "refused";
-/// Link to the chain that says what its VM may reach.
+/// Maps a link to the chain with its VM's policy.
 pub(super) const GUESTS: &str = "guests";
-/// Link to the chain that says what its VM may reach of the host.
+/// Maps a link to the chain with its VM's access to the host.
 pub(super) const HOST_ACCESS: &str = "host-access";
 /// Addresses that are denied by default.
 const CLOSED4: &str = "closed4";
 const CLOSED6: &str = "closed6";
-/// Links for which forwarding was enabled for VMs; packets that are not for VMs are dropped there.
+/// Links with forwarding enabled for VMs; packets that are not for VMs are dropped there.
 pub(super) const UPLINKS4: &str = "uplinks4";
 pub(super) const UPLINKS6: &str = "uplinks6";
-/// Published ports: by address, protocol and port, and of all addresses.
+/// Published ports: by address, protocol and port; and those of all addresses.
 pub(super) const PORTS_AT4: &str = "ports-at4";
 pub(super) const PORTS_AT6: &str = "ports-at6";
 pub(super) const PORTS4: &str = "ports4";
@@ -49,11 +49,11 @@ const NAME_PORT: u16 = 53;
 pub struct Base {
     /// VMs' addresses.
     pub ranges: Ranges,
-    /// There is a route for IPv6 beyond the host.
+    /// There is an IPv6 route beyond the host.
     pub outwards6: bool,
-    /// Links for which forwarding of IPv4 was enabled for VMs.
+    /// Links with IPv4 forwarding enabled for VMs.
     pub uplinks: Vec<u32>,
-    /// Links for which forwarding of IPv6 was enabled for VMs.
+    /// Links with IPv6 forwarding enabled for VMs.
     pub uplinks6: Vec<u32>,
     /// The name server's port at the host's address.
     pub name_port: u16,
@@ -62,7 +62,7 @@ pub struct Base {
 }
 
 impl Base {
-    /// With a name server at port 53, IPv4 only.
+    /// Settings with a name server at port 53, IPv4 only.
     pub fn new(ranges: Ranges) -> Base {
         Base {
             ranges,
@@ -167,7 +167,7 @@ fn sets(to: &mut Transaction, base: &Base) {
     }
 }
 
-/// A range as the two elements that bound it; one that ends with the last address has only one.
+/// The two elements that bound a range; a range up to the last address has only one.
 fn interval(range: Cidr) -> Vec<Element> {
     let bytes = |it: IpAddr| match it {
         IpAddr::V4(it) => it.octets().to_vec(),
@@ -191,7 +191,7 @@ fn interval(range: Cidr) -> Vec<Element> {
     ends
 }
 
-/// The chains for packets that are not let through.
+/// The chains for refused and spoofed packets.
 fn endings(to: &mut Transaction) {
     // The lookup counts the packet if the link is in the set.
     to.add_rule(SPOOF, &Rule::new().link_in(SPOOFED).drop());
@@ -225,8 +225,8 @@ fn sources(to: &mut Transaction) {
         rule(icmp.field(ICMP_TYPE, [rogue]).goto(SPOOF));
     }
     rule(sender(Rule::new().v6(), SOURCE6).in_set(SOURCES6).accept());
-    // Every Linux sends multicast listener reports and solicitations by itself; they are dropped
-    // without being counted.
+    // Every Linux sends multicast listener reports and solicitations; they are dropped without
+    // being counted.
     if let Some(local) = Cidr::new(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0).into(), 10) {
         rule(Rule::new().source(local).protocol(ICMP6).drop());
     }
@@ -254,11 +254,11 @@ fn forwarded(to: &mut Transaction) {
     rule(others().v6().state(ct::NEW).link_in(UPLINKS6).drop());
     rule(others().accept());
     rule(Rule::new().state(ct::ESTABLISHED | ct::RELATED).accept());
-    // A packet of no connection would not be translated, and leave with the VM's own address.
+    // A packet without a tracked connection would leave untranslated, with the VM's own address.
     rule(Rule::new().by_guests().state(ct::INVALID).drop());
     rule(Rule::new().by_guests().by_link(GUESTS));
     rule(Rule::new().by_guests().goto(REFUSE));
-    // VMs can only be reached by published ports.
+    // From outside, VMs can only be reached by published ports.
     rule(Rule::new().redirected().accept());
     rule(Rule::new().drop());
 
@@ -364,8 +364,7 @@ fn translated(to: &mut Transaction, base: &Base) {
     const LEAVING: &str = "leaving";
     to.add_chain(LEAVING, nat(POSTROUTING, SOURCE));
     let mut rule = |it: Vec<Expression>| to.add_rule(LEAVING, &it);
-    // A program of the host that connects from 127.0.0.1 gets a source address that a VM can answer
-    // to.
+    // Connections of the host from 127.0.0.1 get a source address that a VM can answer to.
     if let Some(loopback) = Cidr::new(Ipv4Addr::LOCALHOST.into(), 8) {
         let gateway = base.ranges.gateway().octets();
         let from_loopback = Rule::new().toward_guests().source(loopback);

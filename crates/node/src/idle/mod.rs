@@ -1,7 +1,7 @@
-//! When a VM is idle.
+//! Decides when a VM is idle.
 //!
-//! * [`sample`]: what a VM has used of the host until now.
-//! * [`watch`]: judges samples and uses, and remembers since when a VM is idle.
+//! * [`sample`]: reads how much of the host a VM has used until now.
+//! * [`watch`]: compares samples, counts uses, and records since when a VM is idle.
 
 pub mod sample;
 pub mod watch;

@@ -1,5 +1,5 @@
-//! What a VM has used of the host until now, by the kernel's own counts of its VMM: reading them
-//! costs the VM nothing.
+//! How much of the host a VM has used until now. The numbers are the kernel's counters of its VMM,
+//! so reading them costs the VM nothing.
 
 use jiffy_content::clock::monotonic_ns;
 use std::fs;
@@ -31,7 +31,7 @@ impl Sample {
     /// there is no such process.
     pub fn of(pid: u32, network: u64) -> Option<Sample> {
         let cpu = cpu_time(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)?;
-        // Another user's process hides this; then its CPU time has to tell.
+        // /proc/PID/io of another user's process can't be read; then only CPU time counts.
         let io = fs::read_to_string(format!("/proc/{pid}/io")).unwrap_or_default();
         Some(Sample {
             at_ns: monotonic_ns(),
@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counts_are_found_in_what_the_kernel_writes() {
+    fn counters_are_parsed_from_kernel_files() {
         let stat = "7 (a) b) S 1 7 7 0 -1 4194560 9 0 0 0 150 50 0 0 20 0 3 0 1 2 3";
         assert_eq!(cpu_time(stat), Some(Duration::from_secs(2)));
         assert_eq!(cpu_time("7 (a) S 1"), None);

@@ -1,4 +1,4 @@
-//! Judges samples and uses, and remembers since when a VM is idle.
+//! Compares samples, counts uses, and records since when a VM is idle.
 
 use super::sample::Sample;
 use jiffy_content::clock::monotonic_ns;
@@ -9,28 +9,28 @@ use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// CPU time per second of a VM that is idle. The guest of `base` uses some 30,000 instructions a
-/// second when it does nothing; a program that waits in a loop or collects garbage, a few percent
-/// of a processor.
+/// CPU time per second that an idle VM may use. The idle guest of `base` runs about 30,000
+/// instructions a second; a program that polls or collects garbage takes a few percent of a
+/// processor.
 const CPU: f64 = 0.05;
 /// Bytes per second that an idle VM may read and write: a file system's journal and logs.
 const DISK: f64 = 16_384.0;
-/// Bytes per second over the link of an idle VM: signs of life of connections, and time servers.
+/// Bytes per second that an idle VM may have on its link: keep-alives of connections, and NTP.
 const NETWORK: f64 = 1024.0;
-/// Least time between two samples that are compared: the kernel counts CPU time in 10 ms.
+/// Shortest interval between two samples that are compared: the kernel counts CPU time in 10 ms.
 const WINDOW_NS: u64 = 500_000_000;
 /// Pause after the first failed attempt; each further one doubles it.
 const FIRST_PAUSE: Duration = Duration::from_secs(30);
 /// Longest pause between attempts.
 const LONGEST_PAUSE: Duration = Duration::from_secs(3600);
 
-/// A VM that is watched, as long as it runs.
+/// The activity of a VM, while it runs.
 #[derive(Debug)]
 pub struct Watch {
     /// When it was last seen active (host CLOCK_MONOTONIC).
     active_ns: u64,
     last: Option<Sample>,
-    /// What it used too much of between the last two samples, in words.
+    /// Resources that it used too much of between the last two samples, in words.
     busy: Vec<String>,
     /// Open connections that the kernel leads to it, when they were last counted.
     connections: usize,
@@ -56,7 +56,7 @@ impl Watch {
         }
     }
 
-    /// Compares a sample with the last one. A VM that is used is active whatever it costs.
+    /// Compares a sample with the last one. A VM in use is active even if it consumes nothing.
     pub fn take(&mut self, sample: Sample, is_used: bool, last_use_ns: u64) {
         self.active_ns = self.active_ns.max(last_use_ns);
         if is_used {
@@ -82,7 +82,7 @@ impl Watch {
         self.last = Some(sample);
     }
 
-    /// So many connections by published ports are open, as the kernel counts them.
+    /// Records the number of open connections to published ports, from the kernel's conntrack.
     pub fn connected(&mut self, now_ns: u64, connections: usize) {
         self.connections = connections;
         if connections > 0 {
@@ -90,7 +90,7 @@ impl Watch {
         }
     }
 
-    /// Only connections have kept it awake: they are counted each time.
+    /// Have only connections kept it awake? Then they must be counted again.
     pub fn was_connected(&self) -> bool {
         self.connections > 0
     }
@@ -106,7 +106,7 @@ impl Watch {
         Duration::from_nanos(now_ns.saturating_sub(active_ns))
     }
 
-    /// It could not be hibernated or stopped. True if this was not known.
+    /// Records a failed hibernation or stop. True if this failure is new.
     pub fn failed(&mut self, now_ns: u64, why: &str) -> bool {
         let pause = FIRST_PAUSE.saturating_mul(1 << self.failures.min(10));
         let pause = pause.min(LONGEST_PAUSE).as_nanos() as u64;
@@ -145,7 +145,7 @@ impl Watches {
         watch.map(|watch| watch.tried = true).is_some()
     }
 
-    /// What is known of the activity of the VM with this id, which runs and has these uses.
+    /// Describes the activity of the running VM with this id and these uses.
     pub fn describe(&self, shown: &mut VmIdle, id: &str, activity: &Activity) {
         let now_ns = monotonic_ns();
         let last_use_ns = activity.last_ns();
@@ -160,7 +160,7 @@ impl Watches {
     }
 }
 
-/// What is more than an idle VM uses, in words.
+/// Resources that a VM used more of than an idle VM does, in words.
 fn too_much(last: &Sample, now: &Sample, seconds: f64) -> Vec<String> {
     let cpu = now.cpu.saturating_sub(last.cpu).as_secs_f64() / seconds;
     let per_second = |now: u64, last: u64| now.saturating_sub(last) as f64 / seconds;
@@ -244,7 +244,7 @@ mod tests {
         // The window goes on from the first.
         watch.take(sample(2, 60, 0, 0), false, 0);
         assert_eq!(watch.busy(), ["CPU 6.0 %"]);
-        // Another process, as after a wake: it begins anew.
+        // Another process, as after a wake: counting starts again.
         let other = Sample {
             pid: 8,
             ..sample(3, 9_000, 0, 0)
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_are_told_once_and_tried_less_and_less_often() {
+    fn failures_are_reported_once_and_retried_with_backoff() {
         let mut watch = Watch::new(0);
         let after = seconds(1);
         assert!(watch.is_due(2 * SECOND, after));

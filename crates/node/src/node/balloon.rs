@@ -11,8 +11,8 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep};
 use tracing::debug;
 
-/// Most looks without progress: half a second of time in which the guest runs, too. Counted
-/// instead of timed, so that a stall of the whole host does not count.
+/// Most polls without progress: half a second in which the guest runs, too. Counted instead of
+/// timed, so that a stall of the whole host does not count.
 const SQUEEZE_LOOKS: u32 = 100;
 /// Least growth that counts as progress, MiB: a guest at its limit grows slowly for long.
 const SQUEEZE_STEP: u32 = 2;
@@ -26,7 +26,7 @@ const STAT_TIME: Duration = Duration::from_secs(10);
 pub(super) struct Spare {
     /// What it can give up: its MemAvailable, less what is left to it.
     pub(super) all: u32,
-    /// The part of MemAvailable that the host gets by it: caches. Free pages it has already.
+    /// The part of MemAvailable that the host gains: caches. The host has the free pages already.
     pub(super) caches: u32,
 }
 
@@ -64,8 +64,8 @@ impl Node {
         debug!(vm = %vm.name, target_mib, actual_mib = last.actual_mib, "balloon squeezed");
     }
 
-    /// Tells the guest to take back all memory of its balloon. It does so by itself from then on,
-    /// and children of a VM that is captured meanwhile do, too.
+    /// Tells the guest to take back all memory of its balloon. The guest does so from then on
+    /// without further requests, and so do children of a VM that is captured meanwhile.
     pub(super) async fn deflate(&self, vm: &VmHandle) {
         let control = self.host.paths.control_socket(&vm.id);
         let deflate = ControlRequest::SetBalloon { target_mib: 0 };
@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn caches_are_what_is_available_and_not_free() {
+    fn guest_caches_are_available_memory_minus_free_memory() {
         let stat = |available: u64, free: u64| Stat {
             memory_available: available << 20,
             memory_free: free << 20,

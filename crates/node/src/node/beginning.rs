@@ -65,7 +65,7 @@ impl Node {
         self.hand_over(vm, plan).await?;
         self.goldens.note_run();
         if boots {
-            self.goldens.want(vm);
+            self.goldens.request_snapshot(vm);
         }
         Ok(())
     }
@@ -193,7 +193,7 @@ impl Node {
                 .map(|(name, path)| (name.as_str(), path.as_path()));
             clone_volumes(&to, files)
         });
-        super::operation::joined(cloned.await)?;
+        super::operation::join_result(cloned.await)?;
         Ok(self.volume_disks(vm, &[]))
     }
 

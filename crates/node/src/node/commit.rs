@@ -1,7 +1,7 @@
 //! Commit: makes an image of a VM's changes to its root file system.
 
 use super::Node;
-use super::operation::joined;
+use super::operation::join_result;
 use jiffy_content::clock::monotonic_ns;
 use jiffy_content::error::{Error, Result};
 use jiffy_content::images::Made;
@@ -31,8 +31,8 @@ impl Node {
     pub async fn commit(self: Arc<Self>, vm: Arc<VmHandle>, wanted: CommitVm) -> Result<Committed> {
         let name = self.images.new_name(&wanted.image, None)?;
         if self.images.has(&name) {
-            self.let_image_go(&name).await;
-            self.image_unused(&name).await?;
+            self.release_image(&name).await;
+            self.check_image_unused(&name).await?;
         }
         if let Some(RootDisk::Copy { .. }) = &vm.spec.root_disk {
             return Err(Error::wrong_state(format!(
@@ -61,10 +61,10 @@ impl Node {
             };
             Made::child(draft, &root, &changes, config, source)
         });
-        let made = joined(made.await)?;
+        let made = join_result(made.await)?;
         let image = self
             .images
-            .keep(&name, made, || self.image_unused(&name))
+            .keep(&name, made, || self.check_image_unused(&name))
             .await?;
         self.goldens.forget_image(&name);
         info!(image = name, vm = %vm.name, bytes, "image made of a VM's changes");
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_guest_sends_its_changes_to_the_end_or_they_are_not_taken() {
+    async fn incomplete_or_oversized_changes_of_a_guest_are_refused() {
         let data = |bytes| CopyFrame::Data(vec![1; bytes]);
         let all = [data(6000), data(4000), CopyFrame::End];
         let (whole, kept) = taken(&all, None, FRAME_TIME).await;
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn changes_fit_where_they_are_kept() {
+    fn max_changes_follow_memory_and_layer_size() {
         let most = |root_disk| {
             let wanted = CreateVm {
                 memory_mib: Some(128),

@@ -7,7 +7,7 @@ use tracing::warn;
 impl Node {
     /// Logs which images, snapshots, volumes and kernels can't be used, and why, because their
     /// lists may not be requested for a long time. Unusable VMs are logged when they are read.
-    pub(super) async fn tell_damage(self: Arc<Self>) {
+    pub(super) async fn log_damage(self: Arc<Self>) {
         let told = tokio::task::spawn_blocking(move || {
             let images = self.images.list().into_iter().flatten();
             let snapshots = self.list_snapshots(false).into_iter().flatten();

@@ -2,7 +2,7 @@
 
 use super::Node;
 use super::limits::current_spec;
-use super::operation::{Stopwatch, joined};
+use super::operation::{Stopwatch, join_result};
 use crate::spec;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use jiffy_content::clock::monotonic_ns;
@@ -33,13 +33,13 @@ impl Node {
         let names = names_of(&wanted)?;
         let _one = self.operate_for_client(&vm).await?;
         self.capturable(&vm).await?;
-        // Before the parent is paused: what can't be had for the last child ends all others.
+        // Checked before the pause: one child without descriptors would end all others.
         check_descriptors_for(names.len() as u64)?;
         let root = self.root_of(&vm).await?;
         // The parent may be removed before the children's records name it.
         let _root = self.images.hold(&root);
-        // Before the children are reserved: nobody waits for one while it holds the other.
-        self.make_whole(&vm).await?;
+        // Before the children's memory is reserved: no request holds one and waits for the other.
+        self.fill_memory(&vm).await?;
         // Reserved for all children at once: two forks that each wait for the rest of their
         // memory would deadlock.
         let each = Amount::of_child(&current_spec(&vm));
@@ -75,8 +75,7 @@ impl Node {
         parent: &VmHandle,
         names: Vec<Option<String>>,
     ) -> Result<Vec<Arc<VmHandle>>> {
-        // The child has the parent's command if that is running; a command that has ended is not
-        // inherited.
+        // The child inherits the parent's command only if that is still running.
         let runs = parent.view.borrow().main == MainState::Started;
         let current = current_spec(parent);
         let spec = Spec {
@@ -112,16 +111,16 @@ impl Node {
         let received_ns = monotonic_ns();
         let volumes = self.volume_files(vm);
         let resume = volumes.is_empty();
-        let taken = self.take(vm, resume, watch).await?;
+        let taken = self.quiesce_and_capture(vm, resume, watch).await?;
         if !resume {
             let start = monotonic_ns();
             let cloned = self.clone_for(children, volumes).await;
             watch.span(Track::Node, spans::VOLUMES_CLONED, start, monotonic_ns());
-            self.go_on(vm).await?;
+            self.resume_vcpus(vm).await?;
             cloned?;
         }
         // The capture never changes, so the parent can go on.
-        drop(taken.quiet);
+        drop(taken.frozen);
         let captured = taken.captured;
         let pause_ns = captured.pause_ns;
         let start = monotonic_ns();
@@ -198,7 +197,7 @@ impl Node {
             }
             Ok(())
         });
-        joined(work.await)
+        join_result(work.await)
     }
 }
 

@@ -1,7 +1,7 @@
 //! Hibernates or stops VMs that nobody uses.
 //!
-//! One timer looks at all VMs with an idle time that run; while there is none, nothing wakes the
-//! daemon.
+//! One timer checks all running VMs that have an idle time; if there is none, the daemon does not
+//! wake up.
 
 use super::Node;
 use super::operation::Stopwatch;
@@ -20,12 +20,12 @@ use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
 use tracing::{debug, info, warn};
 
-/// Looks during one idle time, so that a VM sleeps at most a tenth of it too late.
+/// Checks per idle time, so that a VM is hibernated at most a tenth of it too late.
 const LOOKS: u32 = 10;
-/// Least and longest time between two looks.
+/// Shortest and longest time between two checks.
 const SHORTEST: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(10);
-/// VMs that are hibernated or stopped at a time: others need the disk, too.
+/// VMs that are hibernated or stopped at a time: other VMs need the disk, too.
 const AT_ONCE: usize = 2;
 
 /// Watches all VMs with an idle time.
@@ -36,20 +36,20 @@ pub(super) async fn watch_vms(node: Arc<Node>) {
         let running = node.running();
         let runs = |id: &String| running.iter().any(|vm| vm.id == *id);
         node.watches.lock().retain(|id, _| runs(id));
-        let vms: Vec<_> = running.into_iter().filter_map(watched).collect();
-        let Some(shortest) = vms.iter().map(|(_, policy)| after(policy)).min() else {
-            // The sender is the node's own.
+        let vms: Vec<_> = running.into_iter().filter_map(with_idle_policy).collect();
+        let Some(shortest) = vms.iter().map(|(_, policy)| idle_time(policy)).min() else {
+            // The node owns the sender, so it is never closed.
             let _ = begun.changed().await;
             continue;
         };
-        for Idle { vm, policy, .. } in look(&node, vms).await {
+        for Idle { vm, policy, .. } in find_idle(&node, vms).await {
             if !node.watches.claim(&vm.id) {
                 continue;
             }
             let (node, places) = (Arc::clone(&node), Arc::clone(&places));
             tokio::spawn(async move {
                 let _place = places.acquire_owned().await;
-                node.put_to_rest(vm, policy).await;
+                node.hibernate_or_stop(vm, policy).await;
             });
         }
         // A VM that begins to run may have a shorter idle time.
@@ -63,13 +63,16 @@ pub(super) async fn watch_vms(node: Arc<Node>) {
 pub(super) struct Idle {
     pub(super) vm: Arc<VmHandle>,
     pub(super) policy: IdlePolicy,
-    /// For how long.
+    /// How long it was idle.
     pub(super) idle: Duration,
 }
 
-/// Takes a sample of each VM; returns those that were idle long enough, unless they are being put to
-/// rest, or that has just failed.
-pub(super) async fn look(node: &Arc<Node>, vms: Vec<(Arc<VmHandle>, IdlePolicy)>) -> Vec<Idle> {
+/// Samples each VM; returns those that were idle long enough, except VMs that are being hibernated
+/// or stopped already, or for which that has just failed.
+pub(super) async fn find_idle(
+    node: &Arc<Node>,
+    vms: Vec<(Arc<VmHandle>, IdlePolicy)>,
+) -> Vec<Idle> {
     let node = Arc::clone(node);
     let looked = tokio::task::spawn_blocking(move || {
         let traffic = match vms.iter().any(|(vm, _)| vm.spec.network.is_some()) {
@@ -89,18 +92,18 @@ pub(super) async fn look(node: &Arc<Node>, vms: Vec<(Arc<VmHandle>, IdlePolicy)>
             let watch = watches
                 .entry(vm.id.clone())
                 .or_insert_with(|| Watch::new(monotonic_ns()));
-            // One that is halted would work if it could.
-            let is_used = !vm.activity.in_words().is_empty() || node.pressure.halts(&vm.id);
+            // A halted VM would work if it could.
+            let is_used = !vm.activity.in_words().is_empty() || node.pressure.is_halted(&vm.id);
             watch.take(sample, is_used, vm.activity.last_ns());
             let now_ns = monotonic_ns();
-            // Only then, because it reads all connections of the host.
-            let counts = watch.was_connected() || watch.is_due(now_ns, after(&policy));
-            if counts && publishes(&vm) {
+            // Counted only if needed, because it reads all connections of the host.
+            let counts = watch.was_connected() || watch.is_due(now_ns, idle_time(&policy));
+            if counts && has_published_ports(&vm) {
                 let open = open.get_or_insert_with(|| node.host.network.open_connections());
                 let Some(open) = open else { continue };
                 watch.connected(now_ns, open.get(&vm.id).copied().unwrap_or(0));
             }
-            if watch.is_due(now_ns, after(&policy)) {
+            if watch.is_due(now_ns, idle_time(&policy)) {
                 let idle = watch.idle(now_ns, vm.activity.last_ns());
                 drop(watches);
                 due.push(Idle { vm, policy, idle });
@@ -120,10 +123,10 @@ impl Node {
     }
 
     /// Hibernates or stops a VM that was found idle and claimed. If that fails, it is tried again later.
-    pub(super) async fn put_to_rest(self: Arc<Self>, vm: Arc<VmHandle>, policy: IdlePolicy) {
-        let done = self.rest_if_idle(&vm, policy).await;
+    pub(super) async fn hibernate_or_stop(self: Arc<Self>, vm: Arc<VmHandle>, policy: IdlePolicy) {
+        let done = self.hibernate_or_stop_if_idle(&vm, policy).await;
         let mut watches = self.watches.lock();
-        // It is forgotten once it does not run.
+        // The next check forgets a VM that does not run.
         let Some(watch) = watches.get_mut(&vm.id) else {
             return;
         };
@@ -138,14 +141,18 @@ impl Node {
         }
     }
 
-    /// False if it is not idle any more.
-    async fn rest_if_idle(&self, vm: &Arc<VmHandle>, policy: IdlePolicy) -> Result<bool> {
-        // A VM that is being worked on is not idle.
+    /// Returns false if it is not idle any more.
+    async fn hibernate_or_stop_if_idle(
+        &self,
+        vm: &Arc<VmHandle>,
+        policy: IdlePolicy,
+    ) -> Result<bool> {
+        // A VM with an operation in progress is not idle.
         let Some(one) = vm.try_operate().filter(|one| one.state == VmState::Running) else {
             return Ok(false);
         };
-        let falls_asleep = self.fall_asleep(vm, &one);
-        // Whoever begins to use the VM from here on waits for the mark.
+        let hibernating = self.begin_hibernation(vm, &one);
+        // A new use of the VM waits for the mark from here on.
         if !self.is_idle(vm, policy).await {
             return Ok(false);
         }
@@ -153,7 +160,7 @@ impl Node {
             IdleAction::Hibernate => {
                 let socket = self.capturable(vm).await?;
                 let watch = Stopwatch::start(&self.host.clock);
-                self.hibernate_now(vm, &socket, falls_asleep, watch).await?;
+                self.hibernate_now(vm, &socket, hibernating, watch).await?;
             }
             IdleAction::Stop => {
                 vm.ask(|reply| Command::Stop(DEFAULT_GRACE, reply))
@@ -163,16 +170,16 @@ impl Node {
         Ok(true)
     }
 
-    /// Is a VM still idle that was found idle before it was its turn?
+    /// Is a VM still idle that was idle when it was queued for hibernation?
     async fn is_idle(&self, vm: &VmHandle, policy: IdlePolicy) -> bool {
         let last_use_ns = vm.activity.last_ns();
         let idle_now = |watch: &Watch| watch.idle(monotonic_ns(), last_use_ns);
         let idle = self.watches.lock().get(&vm.id).map(idle_now);
         let is_used = !vm.activity.in_words().is_empty();
-        if is_used || idle.is_none_or(|idle| idle < after(&policy)) {
+        if is_used || idle.is_none_or(|idle| idle < idle_time(&policy)) {
             return false;
         }
-        if !publishes(vm) {
+        if !has_published_ports(vm) {
             return true;
         }
         let network = Arc::clone(&self.host.network);
@@ -181,17 +188,17 @@ impl Node {
     }
 }
 
-fn watched(vm: Arc<VmHandle>) -> Option<(Arc<VmHandle>, IdlePolicy)> {
+fn with_idle_policy(vm: Arc<VmHandle>) -> Option<(Arc<VmHandle>, IdlePolicy)> {
     let policy = vm.spec.idle?;
     Some((vm, policy))
 }
 
-fn after(policy: &IdlePolicy) -> Duration {
+fn idle_time(policy: &IdlePolicy) -> Duration {
     Duration::from_secs(policy.after_s.into())
 }
 
 /// Are ports of the host published to it?
-fn publishes(vm: &VmHandle) -> bool {
+fn has_published_ports(vm: &VmHandle) -> bool {
     let network = vm.spec.network.as_ref();
     network.is_some_and(|network| !network.ports.is_empty())
 }

@@ -28,9 +28,9 @@ impl Node {
         source: Option<ImageSource>,
     ) -> Result<Image> {
         let name = &self.images.new_name(name, registry)?;
-        self.let_image_go(name).await;
+        self.release_image(name).await;
         self.images
-            .import(name, tar, which, source, || self.image_unused(name))
+            .import(name, tar, which, source, || self.check_image_unused(name))
             .await
             .inspect(|_| self.goldens.forget_image(name))
     }
@@ -48,17 +48,17 @@ impl Node {
     }
 
     /// Ends hidden VMs of an image, and waits for VMs that are being removed.
-    pub(crate) async fn let_image_go(&self, name: &str) {
-        self.end_hidden(|spec| spec.image == name).await;
-        self.wait_for_leaving(|vm| vm.spec.image == name).await;
+    pub(crate) async fn release_image(&self, name: &str) {
+        self.end_hidden_vms(|spec| spec.image == name).await;
+        self.wait_for_removal(|vm| vm.spec.image == name).await;
     }
 
     /// Removes images that can be pulled again and that no VM needs.
     pub async fn prune_images(&self) -> Result<Pruned> {
-        self.end_hidden(|spec| spec.image.contains('/')).await;
+        self.end_hidden_vms(|spec| spec.image.contains('/')).await;
         let pruned = self
             .images
-            .prune(|name| async move { self.image_unused(&name).await })
+            .prune(|name| async move { self.check_image_unused(&name).await })
             .await?;
         for name in &pruned.names {
             self.goldens.forget_image(name);
@@ -69,14 +69,16 @@ impl Node {
     /// Removes an image.
     pub async fn remove_image(&self, name: &str, registry: Option<&str>) -> Result<()> {
         let name = &self.images.full_name(name, registry)?;
-        self.let_image_go(name).await;
-        self.images.remove(name, || self.image_unused(name)).await?;
+        self.release_image(name).await;
+        self.images
+            .remove(name, || self.check_image_unused(name))
+            .await?;
         self.goldens.forget_image(name);
         Ok(())
     }
 
     /// Ends hidden VMs that satisfy `holds`: users' requests have priority.
-    async fn end_hidden(&self, holds: impl Fn(&Spec) -> bool) {
+    async fn end_hidden_vms(&self, holds: impl Fn(&Spec) -> bool) {
         let mut hidden = self.registry.all();
         hidden.retain(|vm| vm.spec.hidden && holds(&vm.spec));
         for vm in hidden {
@@ -85,8 +87,8 @@ impl Node {
     }
 
     /// Refuses if a VM needs the image. Hidden VMs are ended: one may have been made since
-    /// [`Node::let_image_go`].
-    pub(crate) async fn image_unused(&self, name: &str) -> Result<()> {
+    /// [`Node::release_image`].
+    pub(crate) async fn check_image_unused(&self, name: &str) -> Result<()> {
         let deadline = tokio::time::Instant::now() + NAME_TIME;
         while let Some(vm) = self.registry.any(|vm| vm.spec.image == name) {
             if !vm.spec.hidden || tokio::time::Instant::now() >= deadline {

@@ -19,8 +19,8 @@ use std::time::Duration;
 use tokio::sync::RwLockReadGuard;
 use tracing::{info, warn};
 
-/// For how long after a guest is ready its reads still count as a boot's, because its first
-/// command starts.
+/// How long after a guest is ready its reads still count as part of the boot, because its first
+/// command starts then.
 const BOOT_TIME: Duration = Duration::from_secs(3);
 
 /// Keeps the caches within their limit: checks at the start, after each pull, and after each VM
@@ -63,7 +63,7 @@ impl Node {
     }
 
     /// While this is held, no disk is closed or trimmed.
-    pub(crate) async fn begins(&self) -> RwLockReadGuard<'_, ()> {
+    pub(crate) async fn hold_disks(&self) -> RwLockReadGuard<'_, ()> {
         self.beginning.read().await
     }
 
@@ -90,7 +90,7 @@ impl Node {
         if !over.unwrap_or(false) {
             return;
         }
-        // A VM that is beginning now triggers the next attempt when it ends.
+        // A VM that starts now triggers the next attempt when it ends.
         let Ok(_alone) = self.beginning.try_write() else {
             return;
         };
@@ -190,7 +190,7 @@ impl Node {
         }
         let (to, manifest) = (self.snapshots.path(name), manifest.clone());
         let named = tokio::task::spawn_blocking(move || draft.name(&to, &manifest, false));
-        let saved = super::operation::joined(named.await)?;
+        let saved = super::operation::join_result(named.await)?;
         Ok(saved.shown(name, false, Vec::new()))
     }
 

@@ -15,7 +15,7 @@ use std::time::Duration;
 const ANSWER_TIME: Duration = Duration::from_secs(60);
 
 impl Node {
-    /// Changes a VM's limits, at once if it runs.
+    /// Changes a VM's limits; if it runs, they apply at once.
     pub async fn change_limits(self: Arc<Self>, wanted: String, limits: Limits) -> Result<Vm> {
         let vm = self.find(&wanted)?;
         check(&vm, &limits)?;
@@ -29,7 +29,7 @@ impl Node {
         if view.is_active() {
             let order = ControlRequest::SetLimits { disks, nets };
             let told = self.order(&vm, "limited", order).await;
-            // One that ends meanwhile needs none.
+            // A VM that ends meanwhile needs no new limits.
             if let Err(error) = told
                 && vm.view.borrow().is_active()
             {

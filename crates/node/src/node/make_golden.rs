@@ -5,7 +5,7 @@ use super::Node;
 use super::limits::current_spec;
 use super::operation::Stopwatch;
 use super::snapshot::write;
-use crate::golden::{self, Wishes};
+use crate::golden::{self, SnapshotRequests};
 use crate::spec;
 use jiffy_content::clock::monotonic_ns;
 use jiffy_content::error::{Error, Result};
@@ -34,8 +34,8 @@ const QUIET_TIME: Duration = Duration::from_secs(1);
 /// Time limit of the warm-up program, which does nothing.
 const WARM_UP_TIME: Duration = Duration::from_secs(20);
 
-/// Processes the wishes one after the other, while no VM starts.
-pub async fn make_wanted(node: Arc<Node>, mut wanted: Wishes) {
+/// Processes the requests one after the other, while no VM starts.
+pub async fn make_requested(node: Arc<Node>, mut wanted: SnapshotRequests) {
     while let Some(wish) = wanted.recv().await {
         let Some(vm) = wish.upgrade() else { continue };
         // A kind that fails to boot gets no snapshot.
@@ -61,8 +61,8 @@ async fn make(node: &Node, shape: Spec) -> Result<()> {
     if goldens.is_settled(&key) {
         return Ok(());
     }
-    quiet(node).await;
-    // The next run that boots wishes again.
+    wait_until_quiet(node).await;
+    // The next run that boots asks for a snapshot again.
     let Some(mut room) = node.room().reserve_background(Amount::of(&shape)) else {
         return Err(room::memory_needed());
     };
@@ -93,7 +93,7 @@ async fn make(node: &Node, shape: Spec) -> Result<()> {
                 bytes = saved.manifest.memory_bytes,
                 "golden snapshot made"
             );
-            // A snapshot of an image that was removed meanwhile must not stay.
+            // A snapshot must not outlive an image that was removed meanwhile.
             goldens.add(key, saved);
             if node.golden_image_is_gone(&shape).await {
                 goldens.forget_image(&shape.image);
@@ -106,7 +106,7 @@ async fn make(node: &Node, shape: Spec) -> Result<()> {
             // run.
             let root = node.image_root(&shape.image).await;
             if !root.is_ok_and(|root| root.lazy.is_some()) {
-                goldens.give_up(key);
+                goldens.mark_failed(key);
             }
             Err(error)
         }
@@ -114,7 +114,7 @@ async fn make(node: &Node, shape: Spec) -> Result<()> {
 }
 
 /// Waits until no VM starts and the last run is some time ago.
-async fn quiet(node: &Node) {
+async fn wait_until_quiet(node: &Node) {
     loop {
         let wait = QUIET_TIME.saturating_sub(node.goldens().since_last_run());
         if wait.is_zero() && !node.is_starting() {
@@ -129,15 +129,15 @@ impl Node {
     async fn make_golden(&self, shape: Spec, key: &str, room: &mut Background) -> Result<Saved> {
         let name = || Some(format!("golden-{}", rules::new_id()));
         let vm = self.make_vm(name(), shape.clone(), None).await?;
-        let made = give_way(&vm, room, self.golden_of(&vm, key)).await;
+        let made = run_until_preempted(&vm, room, self.capture_golden(&vm, key)).await;
         self.discard(&vm).await;
         let mut saved = made?;
         let trial = Spec {
-            command: Some(nothing()),
+            command: Some(no_op_program()),
             ..shape
         };
         let vm = self.make_vm(name(), trial, None).await?;
-        let written = give_way(&vm, room, self.written_by(&vm, &saved)).await;
+        let written = run_until_preempted(&vm, room, self.trial_run(&vm, &saved)).await;
         self.discard(&vm).await;
         if room.was_claimed() {
             let _ = remove_in_background(&saved.folder);
@@ -153,11 +153,11 @@ impl Node {
         Ok(saved)
     }
 
-    /// Tries a golden snapshot; returns the ranges of RAM that its guest has written by the end
-    /// of a command that does nothing.
-    async fn written_by(&self, vm: &Arc<VmHandle>, saved: &Saved) -> Result<Vec<Extent>> {
+    /// Restores a golden snapshot for a trial; returns the ranges of RAM that its guest has written
+    /// by the end of a command that does nothing.
+    async fn trial_run(&self, vm: &Arc<VmHandle>, saved: &Saved) -> Result<Vec<Extent>> {
         {
-            let _begins = self.begins().await;
+            let _begins = self.hold_disks().await;
             let mut plan = self.prepare(vm, monotonic_ns()).await?;
             plan.beginning = golden::beginning(saved, true);
             vm.ask(|reply| Command::Start(Box::new(plan), reply))
@@ -181,7 +181,7 @@ impl Node {
         }
     }
 
-    async fn golden_of(&self, vm: &Arc<VmHandle>, key: &str) -> Result<Saved> {
+    async fn capture_golden(&self, vm: &Arc<VmHandle>, key: &str) -> Result<Saved> {
         let mut watch = Stopwatch::start(&self.host.clock);
         let one = vm.operate().await;
         self.begin(vm, &one, None, monotonic_ns()).await?;
@@ -195,14 +195,14 @@ impl Node {
         self.warm_up(vm).await;
         let root = self.root_of(vm).await?;
         if root.lazy.is_none() {
-            self.note_boot(vm, &root).await;
+            self.save_boot_set(vm, &root).await;
         }
         let mut manifest = self.manifest_of(vm, &root, MemoryForm::Raw).await?;
         manifest.main = MainState::Pending;
         manifest.lazy_root = root.lazy.clone();
         let folder = self.host.paths.golden();
         let draft = Draft::new(&folder)?;
-        let taken = self.take(vm, false, &mut watch).await?;
+        let taken = self.quiesce_and_capture(vm, false, &mut watch).await?;
         manifest.note_processor(self.processor_of(vm).await);
         let to = folder.join(key);
         write(draft, taken.captured, root, manifest, to, true, &mut watch).await
@@ -214,7 +214,7 @@ impl Node {
         let socket = self.host.paths.vsock_socket(&vm.id);
         let request = Request::Exec {
             version: OLDEST,
-            command: nothing(),
+            command: no_op_program(),
         };
         let run = async {
             let mut answers = FrameReader::new(agent::ask(&socket, &request).await.ok()?);
@@ -232,7 +232,7 @@ impl Node {
 
     /// Saves what a guest has read so far as its image's boot set, which is fetched first when
     /// the image is started from a registry.
-    async fn note_boot(&self, vm: &VmHandle, root: &Root) {
+    async fn save_boot_set(&self, vm: &VmHandle, root: &Root) {
         let socket = self.host.paths.control_socket(&vm.id);
         let kept = match control::request(&socket, ControlRequest::Reads).await {
             Ok(ControlResponse::Reads(reads)) => {
@@ -250,8 +250,8 @@ impl Node {
     }
 }
 
-/// Runs `work` on a VM, which is ended if its memory is claimed.
-async fn give_way<T>(
+/// Runs `work` on a VM. The VM is ended if a run claims its memory.
+async fn run_until_preempted<T>(
     vm: &VmHandle,
     room: &mut Background,
     work: impl Future<Output = Result<T>>,
@@ -270,7 +270,7 @@ async fn give_way<T>(
 }
 
 /// A program that does nothing.
-fn nothing() -> AgentCommand {
+fn no_op_program() -> AgentCommand {
     AgentCommand {
         argv: vec!["true".to_owned()],
         ..AgentCommand::default()

@@ -1,6 +1,6 @@
 //! Makes new VMs, completely or not at all.
 
-use super::{Node, to_the_end};
+use super::{Node, run_to_completion};
 use jiffy_content::error::Result;
 use jiffy_vmhost::folders;
 use jiffy_vmhost::handle::{Command, VmHandle};
@@ -31,14 +31,14 @@ impl Node {
     /// Work in progress then continues to its end, because copies can't be interrupted and the
     /// pager must not be left in the middle of a request. It fails when it hands over the plan at
     /// the latest, and releases what it holds.
-    pub(super) async fn made_for_somebody(
+    pub(super) async fn finish_for_client(
         self: &Arc<Self>,
         vm: &Arc<VmHandle>,
         rest: impl Future<Output = Result<()>> + Send + 'static,
     ) -> Result<()> {
         let mut unfinished = Unfinished(Some(Arc::clone(vm)));
         let (node, made) = (Arc::clone(self), Arc::clone(vm));
-        let done = to_the_end(async move {
+        let done = run_to_completion(async move {
             let done = rest.await;
             if done.is_err() {
                 node.discard(&made).await;
@@ -56,8 +56,8 @@ impl Node {
         if asked.is_ok() {
             return;
         }
-        // Somebody else removed it while it was being made: its folder may have been made after
-        // that.
+        // Another request removed the VM while it was being made; its folder may have been made
+        // after that.
         let (paths, id) = (self.host.paths.clone(), vm.id.clone());
         let removed = tokio::task::spawn_blocking(move || folders::remove(&paths, &id)).await;
         if let Ok(Err(error)) = removed {

@@ -62,12 +62,12 @@ impl Node {
         Ok(vm.vm())
     }
 
-    /// An id for a VM that is about to start: one whose link was made ahead, if it needs one. A run
-    /// that will wait in the queue holds none meanwhile.
+    /// An id for a VM that is about to start; if it needs a link, the id of a prepared link. A run
+    /// that has to wait in the queue takes no prepared link.
     pub(super) fn new_id(&self, spec: &Spec) -> String {
         let starts = !self.host.room.has_waiting();
         let ahead = spec.network.as_ref().filter(|_| starts);
-        let ahead = ahead.and_then(|_| self.host.network.take_ahead());
+        let ahead = ahead.and_then(|_| self.host.network.take_prepared_link());
         ahead.unwrap_or_else(names::new_id)
     }
 

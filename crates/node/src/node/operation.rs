@@ -1,4 +1,4 @@
-//! Common parts of pause, snapshot, fork and hibernation.
+//! Steps shared by pause, snapshot, fork and hibernation; and the clients they are done for.
 
 use super::Node;
 use jiffy_content::clock::monotonic_ns;
@@ -7,7 +7,7 @@ use jiffy_content::model::vm::MainState;
 use jiffy_content::room::memory::{Amount, DEFAULT_OWNER, MAX_WAIT, Request, Reserved};
 use jiffy_content::snapshots::captured::Captured;
 use jiffy_content::snapshots::memory;
-use jiffy_vmhost::capture::{self, Quiet};
+use jiffy_vmhost::capture::{self, FrozenGuest};
 use jiffy_vmhost::control;
 use jiffy_vmhost::handle::{Command, VmHandle};
 use jiffy_wire::api::{Priority, Purpose, Vm, VmState};
@@ -60,23 +60,23 @@ impl Stopwatch {
 /// Who sends a request, and how it waits for memory and vCPUs.
 #[derive(Debug, Clone, Default)]
 pub struct Caller {
-    /// The owner of what has no owner of its own.
+    /// The owner of VMs that specify none.
     pub owner: Option<Arc<str>>,
-    /// Priority of the request instead of its VM's.
+    /// Priority of the request; overrides its VM's.
     pub priority: Option<Priority>,
-    /// How long it may wait instead of the node's time.
+    /// How long it may wait; overrides the node's setting.
     pub wait: Option<Duration>,
-    /// The id that the client has given to the request, by which it follows its place.
+    /// The id that the client has given to the request, to follow its place in the queue.
     pub request: Option<Arc<str>>,
 }
 
-/// Whom an operation is done for.
+/// The client that an operation is done for.
 #[derive(Debug, Clone, Default)]
 struct Client {
     caller: Caller,
-    /// Nothing is sent; the sender is dropped when the client leaves.
+    /// Nothing is sent; the channel is closed when the client leaves.
     gone: Option<watch::Receiver<()>>,
-    /// When its wait ends, once it has begun: the time it waits for another operation counts.
+    /// When its wait ends, once it has begun. Time spent waiting for another operation counts, too.
     until: Cell<Option<Instant>>,
 }
 
@@ -84,7 +84,7 @@ tokio::task_local! {
     static CLIENT: Client;
 }
 
-/// Does what this caller requests.
+/// Runs an operation for this caller.
 pub fn on_behalf_of<T>(
     caller: Caller,
     operation: impl Future<Output = T>,
@@ -103,7 +103,7 @@ impl Caller {
         current.unwrap_or_default()
     }
 
-    /// The same caller, with a priority and a wait if they are given.
+    /// The same caller, with this priority and wait if they are given.
     pub fn with(self, priority: Option<Priority>, wait_s: Option<u32>) -> Result<Caller> {
         let wait = wait_s.map(|wait_s| Duration::from_secs(wait_s.into()));
         if let Some(wait) = wait.filter(|wait| *wait > MAX_WAIT) {
@@ -120,8 +120,8 @@ impl Caller {
         })
     }
 
-    /// Its request for a VM.
-    pub(super) fn asks_for(self, vm: &VmHandle, purpose: Purpose) -> Request {
+    /// The caller's request for resources of a VM.
+    pub(super) fn request_for(self, vm: &VmHandle, purpose: Purpose) -> Request {
         let of_vm = vm.spec.owner.as_deref().map(Arc::from);
         Request {
             owner: of_vm.or(self.owner).unwrap_or_else(|| DEFAULT_OWNER.into()),
@@ -135,18 +135,18 @@ impl Caller {
     }
 }
 
-/// Runs an operation to its end even if the client leaves, so that a VM does not stay paused.
-/// Parts that have not begun can be given up: see [`client_gone`].
-pub async fn to_the_end<T: Send + 'static>(
+/// Runs an operation to its end even if the client leaves, so that a VM does not stay paused. Steps
+/// that have not begun can be skipped: see [`client_gone`].
+pub async fn run_to_completion<T: Send + 'static>(
     operation: impl Future<Output = Result<T>> + Send + 'static,
 ) -> Result<T> {
     let (_client, client) = watch::channel(());
-    joined(tokio::spawn(of_many(client, operation)).await)
+    join_result(tokio::spawn(for_clients(client, operation)).await)
 }
 
-/// As [`to_the_end`], for an operation of many clients: the channel is closed when all have left.
-/// It is done on behalf of the one that begins it.
-pub(super) fn of_many<T>(
+/// As [`run_to_completion`], for an operation that many clients share: the channel is closed when
+/// all have left. The first client is the caller.
+pub(super) fn for_clients<T>(
     clients: watch::Receiver<()>,
     operation: impl Future<Output = T>,
 ) -> impl Future<Output = T> {
@@ -158,7 +158,7 @@ pub(super) fn of_many<T>(
     CLIENT.scope(client, operation)
 }
 
-/// Waits until the client of this operation has left; forever if the node itself began it.
+/// Waits until the client of this operation has left; forever if the node itself started it.
 pub(super) async fn client_gone() {
     let gone = CLIENT.try_with(|client| client.gone.clone());
     match gone.ok().flatten() {
@@ -167,8 +167,9 @@ pub(super) async fn client_gone() {
     }
 }
 
-/// When the wait of this operation's client ends, which is so long; it begins with the first call.
-pub(super) fn wait_ends(wait: Duration) -> Instant {
+/// When the wait of this operation's client ends. The wait lasts `wait` and begins with the first
+/// call.
+pub(super) fn wait_deadline(wait: Duration) -> Instant {
     let until = CLIENT.try_with(|client| {
         let until = client.until.get().unwrap_or_else(|| Instant::now() + wait);
         client.until.set(Some(until));
@@ -177,15 +178,15 @@ pub(super) fn wait_ends(wait: Duration) -> Instant {
     until.unwrap_or_else(|_| Instant::now() + wait)
 }
 
-/// The rest of a wait that has begun; `None` if it has not.
-pub(super) fn rest_of_wait() -> Option<Duration> {
+/// The rest of the client's wait; `None` if it has not begun.
+pub(super) fn remaining_wait() -> Option<Duration> {
     let until = CLIENT.try_with(|client| client.until.get());
     let until = until.ok().flatten()?;
     Some(until.saturating_duration_since(Instant::now()))
 }
 
-/// The result of a task.
-pub(super) fn joined<T>(
+/// The result of a spawned task; a panic becomes an error.
+pub(super) fn join_result<T>(
     result: std::result::Result<Result<T>, tokio::task::JoinError>,
 ) -> Result<T> {
     result.unwrap_or_else(|error| Err(Error::internal(format!("A task was cut short: {error}."))))
@@ -193,9 +194,9 @@ pub(super) fn joined<T>(
 
 /// A captured VM; its guest's programs stay frozen while this is kept.
 #[derive(Debug)]
-pub(super) struct Taken {
+pub(super) struct CapturedVm {
     pub(super) captured: Captured,
-    pub(super) quiet: Quiet,
+    pub(super) frozen: FrozenGuest,
 }
 
 impl Node {
@@ -211,8 +212,8 @@ impl Node {
             vm.ask(|reply| Command::Paused(true, reply)).await?
         };
         if let Err(error) = paused.await {
-            // If the VM is ending, it has to run for that.
-            let _ = self.go_on(&vm).await;
+            // A VM that is ending has to run to shut down.
+            let _ = self.resume_vcpus(&vm).await;
             return Err(error);
         }
         self.saved(&vm).await?;
@@ -223,7 +224,7 @@ impl Node {
     pub async fn resume(self: Arc<Self>, vm: Arc<VmHandle>) -> Result<Vm> {
         let one = self.operate_for_client(&vm).await?;
         if one.state != VmState::Paused {
-            // As with pause, a VM that runs already is no error, but a VM without vCPUs is.
+            // As with pause: resuming a running VM is no error, but a VM without vCPUs is.
             self.agent_socket(&vm).await?;
             return Ok(vm.vm());
         }
@@ -275,18 +276,18 @@ impl Node {
 
     /// Freezes a VM's programs and captures it. With `resume` its vCPUs go on afterwards;
     /// otherwise the caller resumes them, also after its own errors.
-    pub(super) async fn take(
+    pub(super) async fn quiesce_and_capture(
         &self,
         vm: &VmHandle,
         resume: bool,
         watch: &mut Stopwatch,
-    ) -> Result<Taken> {
+    ) -> Result<CapturedVm> {
         let socket = self.capturable(vm).await?;
-        self.make_whole(vm).await?;
-        self.ease_captured(vm).await;
-        let quiet = self.quiesce(vm, &socket, false, watch).await?;
+        self.fill_memory(vm).await?;
+        self.deflate_before_capture(vm).await;
+        let frozen = self.quiesce(vm, &socket, false, watch).await?;
         let captured = self.capture(vm, resume, watch).await?;
-        Ok(Taken { captured, quiet })
+        Ok(CapturedVm { captured, frozen })
     }
 
     /// Freezes a VM's programs.
@@ -296,13 +297,13 @@ impl Node {
         socket: &Path,
         drop_caches: bool,
         watch: &mut Stopwatch,
-    ) -> Result<Quiet> {
+    ) -> Result<FrozenGuest> {
         vm.tell(Command::Deliver(true)).await;
-        let quiet = watch
+        let frozen = watch
             .step(names::QUIESCE, capture::quiesce(socket, drop_caches))
             .await;
         vm.tell(Command::Deliver(false)).await;
-        quiet.map_err(|why| could_not(vm, &why))
+        frozen.map_err(|why| capture_error(vm, &why))
     }
 
     /// Captures a VM whose programs are frozen.
@@ -325,21 +326,21 @@ impl Node {
             }
             Err(why) => {
                 // Its state is unknown, but it must not stay paused.
-                let _ = self.go_on(vm).await;
-                Err(could_not(vm, &why))
+                let _ = self.resume_vcpus(vm).await;
+                Err(capture_error(vm, &why))
             }
         }
     }
 
-    /// Fills the VM's missing memory, in memory that is reserved for that meanwhile.
-    pub(super) async fn make_whole(&self, vm: &VmHandle) -> Result<()> {
-        let _room = self.room_to_complete(vm).await?;
+    /// Fills the VM's missing memory; that memory is reserved meanwhile.
+    pub(super) async fn fill_memory(&self, vm: &VmHandle) -> Result<()> {
+        let _room = self.reserve_missing_memory(vm).await?;
         self.complete(vm).await
     }
 
     /// Reserves memory for the missing pages of a VM, until they are filled. Called before its
     /// programs are frozen, because it may wait.
-    pub(super) async fn room_to_complete(&self, vm: &VmHandle) -> Result<Option<Reserved>> {
+    pub(super) async fn reserve_missing_memory(&self, vm: &VmHandle) -> Result<Option<Reserved>> {
         let Some(paged) = vm.view.borrow().paged.clone() else {
             return Ok(None);
         };
@@ -369,7 +370,7 @@ impl Node {
 
     /// Resumes a paused VM. If that fails, the VM is shown as paused, and can be resumed or ended
     /// later.
-    pub(super) async fn go_on(&self, vm: &VmHandle) -> Result<()> {
+    pub(super) async fn resume_vcpus(&self, vm: &VmHandle) -> Result<()> {
         let resume = || self.order(vm, "resumed", ControlRequest::Resume);
         if resume().await.is_ok() {
             return Ok(());
@@ -382,6 +383,6 @@ impl Node {
     }
 }
 
-pub(super) fn could_not(vm: &VmHandle, why: &str) -> Error {
+pub(super) fn capture_error(vm: &VmHandle, why: &str) -> Error {
     Error::vm_failed(format!("The VM {} can't be captured: {why}.", vm.name))
 }

@@ -1,13 +1,13 @@
-//! Gets memory back from idle VMs when the host has little left, or when a request waits for it.
+//! Reclaims memory from idle VMs when the host has little left, or when a request waits for it.
 //!
-//! Caches come first, then whole VMs, least recently used first. VMs that go on growing are halted
-//! (`halt`) before the kernel would kill something. Between two looks they are slowed down by the
-//! kernel (`limits`), if monitors have control groups.
+//! Guests' caches come first, then whole VMs, least recently used first. VMs that keep growing are
+//! halted (`halt`) before the OOM killer strikes. Between two checks the kernel throttles them
+//! (`limits`), if VMMs have control groups.
 
 mod halt;
 mod limits;
 
-use super::idle::{Idle, look};
+use super::idle::{Idle, find_idle};
 use super::{Node, balloon};
 use crate::idle::sample;
 use crate::pressure::level::{self, Halts, Level, Reading, Relief};
@@ -30,39 +30,39 @@ const IDLE: IdlePolicy = IdlePolicy {
     after_s: 3,
     action: IdleAction::Hibernate,
 };
-/// VMs that are hibernated, and guests whose caches are taken, at a time: others need the disk and
-/// the processors, too.
+/// VMs that are hibernated, and guests whose caches are reclaimed, at a time: others need the disk
+/// and the processors, too.
 const AT_ONCE: usize = 4;
-/// A VM that has just begun does not fill the host's memory before this has passed.
+/// Delay of the check after a VM has started: the VM can't fill the host's memory earlier.
 const FIRST: Duration = Duration::from_secs(1);
-/// Time in which a queue may empty by itself.
+/// Time in which the queue may empty by itself.
 const SETTLE: Duration = Duration::from_millis(50);
-/// Caches of a guest that are worth taking, MiB.
+/// Smallest amount of caches worth reclaiming, MiB.
 const WORTH: u32 = 16;
-/// What is left to a guest: this part of its memory, but at least so many MiB.
+/// What is left to a guest: one in this many parts of its memory, but at least so many MiB.
 const LEFT: u64 = 8;
 const LEFT_MIB: u64 = 32;
 /// Time limit of the balloon.
 const SQUEEZE_TIME: Duration = Duration::from_secs(5);
-/// Time until the caches of a guest are looked at again.
+/// Time until a guest's caches are checked again.
 const AGAIN: Duration = Duration::from_secs(30);
 
-/// VMs from which memory is being got back.
+/// VMs from which memory is being reclaimed.
 #[derive(Debug, Default)]
 pub(super) struct Pressure {
-    /// When the caches of VMs were last taken, by id.
+    /// When caches of VMs were last reclaimed, by id.
     squeezed: Mutex<HashMap<String, Instant>>,
     /// VMs that grow, and those that are halted.
     growth: Growth,
-    /// MiB that VMs which are being hibernated will give back.
-    coming: AtomicU64,
+    /// MiB that will be freed by hibernations in progress.
+    being_freed: AtomicU64,
     limits: Limits,
 }
 
 impl Pressure {
-    /// Is the VM with this id halted, because it grows?
-    pub(super) fn halts(&self, id: &str) -> bool {
-        self.growth.halts(id)
+    /// Is the VM with this id halted because it grows?
+    pub(super) fn is_halted(&self, id: &str) -> bool {
+        self.growth.is_halted(id)
     }
 
     fn squeezed(&self) -> MutexGuard<'_, HashMap<String, Instant>> {
@@ -83,19 +83,19 @@ pub(super) async fn watch_memory(node: Arc<Node>) {
     let mut stalls = Stalls::of_host();
     let mut begun = node.host.begun.subscribe();
     let places = Arc::new(Semaphore::new(AT_ONCE));
-    // An earlier daemon may have limited what it left.
+    // An earlier daemon may have left limits on its VMs.
     let mut limited = true;
     loop {
         begun.mark_unchanged();
         let vms = node.running();
         if vms.is_empty() {
             node.room().set_low_memory(false);
-            // The sender is the node's own.
+            // The node owns the sender, so it is never closed.
             let _ = begun.changed().await;
             sleep(FIRST).await;
             continue;
         }
-        let (relief, growing) = node.relief(reserve, &vms);
+        let (relief, growing) = node.assess(reserve, &vms);
         if limited || relief.growth.is_some() {
             node.limit_growth(&vms, &growing, relief.growth);
         }
@@ -103,7 +103,7 @@ pub(super) async fn watch_memory(node: Arc<Node>) {
         match relief.level {
             Level::Enough => {
                 node.resume_all();
-                node.ease(&vms, |_| true).await;
+                node.deflate_idle(&vms, |_| true).await;
             }
             Level::Low | Level::Short => node.relieve(&places, vms, &growing, relief).await,
         }
@@ -111,7 +111,7 @@ pub(super) async fn watch_memory(node: Arc<Node>) {
             node.host.room.wait_until_queued().await;
             sleep(SETTLE).await;
         };
-        // The pause is right for the VMs that run now.
+        // The pause was computed for the VMs that run now.
         let begins = async {
             let _ = begun.changed().await;
             sleep(FIRST).await;
@@ -126,10 +126,10 @@ pub(super) async fn watch_memory(node: Arc<Node>) {
 }
 
 impl Node {
-    fn relief(&self, reserve: u64, vms: &[Arc<VmHandle>]) -> (Relief, Growing) {
+    fn assess(&self, reserve: u64, vms: &[Arc<VmHandle>]) -> (Relief, Growing) {
         let host = std::thread::available_parallelism().map_or(1, usize::from);
         let vcpus: u64 = vms.iter().map(|vm| u64::from(vm.spec.cpus)).sum();
-        // Without a reading nothing is known to be short.
+        // If MemAvailable can't be read, nothing is assumed to be short.
         let available = self.host.room.host_memory();
         let available = available.map_or(u64::MAX, |memory| memory.available);
         let is_low = level::is_low(reserve, available);
@@ -143,14 +143,14 @@ impl Node {
             lacking: self.host.room.lacking(),
             vms: vms.iter().map(|vm| u64::from(vm.spec.memory_mib)).sum(),
             others: (vms.len() as u64).saturating_sub(1),
-            first: growing.first_needs(),
+            first: growing.first_headroom(),
             processors: vcpus.min(host as u64),
-            halted: self.pressure.growth.halts_any(),
+            halted: self.pressure.growth.any_halted(),
         };
-        (level::judge(reserve, &reading), growing)
+        (level::decide(reserve, &reading), growing)
     }
 
-    /// Takes caches of idle guests, and hibernates idle VMs, until what is wanted will come.
+    /// Reclaims caches of idle guests and hibernates idle VMs, until that will free enough memory.
     async fn relieve(
         self: &Arc<Self>,
         places: &Arc<Semaphore>,
@@ -160,19 +160,22 @@ impl Node {
     ) {
         self.halt_or_resume(&vms, growing, relief.halts);
         let candidates = vms.iter().map(|vm| (Arc::clone(vm), IDLE)).collect();
-        let mut idle = look(self, candidates).await;
+        let mut idle = find_idle(self, candidates).await;
         idle.sort_by_key(|vm| Reverse(vm.idle));
-        self.ease(&vms, |vm| !vm.activity.in_words().is_empty())
+        self.deflate_idle(&vms, |vm| !vm.activity.in_words().is_empty())
             .await;
-        let coming = self.pressure.coming.load(Ordering::Relaxed);
-        if relief.halts == Halts::All && coming == 0 && !idle.iter().any(|one| may_sleep(&one.vm)) {
-            self.tell_stuck();
+        let being_freed = self.pressure.being_freed.load(Ordering::Relaxed);
+        if relief.halts == Halts::All
+            && being_freed == 0
+            && !idle.iter().any(|one| may_hibernate(&one.vm))
+        {
+            self.log_stuck();
         }
         for Idle { vm, idle, .. } in idle {
-            let may_sleep = may_sleep(&vm);
-            if relief.level == Level::Short && may_sleep {
-                let coming = self.pressure.coming.load(Ordering::Relaxed);
-                if coming >= relief.wanted {
+            let may_hibernate = may_hibernate(&vm);
+            if relief.level == Level::Short && may_hibernate {
+                let being_freed = self.pressure.being_freed.load(Ordering::Relaxed);
+                if being_freed >= relief.wanted {
                     continue;
                 }
                 let Ok(place) = Arc::clone(places).try_acquire_owned() else {
@@ -184,18 +187,22 @@ impl Node {
                 info!(vm = %vm.name, idle_s = idle.as_secs(), wanted_mib = relief.wanted,
                     "memory is short: an idle VM is hibernated before its time");
                 let node = Arc::clone(self);
-                let gives = gives(&vm);
-                self.pressure.coming.fetch_add(gives, Ordering::Relaxed);
+                let gives = reclaimable_mib(&vm);
+                self.pressure
+                    .being_freed
+                    .fetch_add(gives, Ordering::Relaxed);
                 tokio::spawn(async move {
                     let _place = place;
-                    Arc::clone(&node).put_to_rest(vm, IDLE).await;
-                    node.pressure.coming.fetch_sub(gives, Ordering::Relaxed);
+                    Arc::clone(&node).hibernate_or_stop(vm, IDLE).await;
+                    node.pressure
+                        .being_freed
+                        .fetch_sub(gives, Ordering::Relaxed);
                 });
             } else {
                 let Ok(place) = Arc::clone(places).try_acquire_owned() else {
                     return;
                 };
-                if self.was_squeezed(&vm) {
+                if self.mark_squeezed(&vm) {
                     continue;
                 }
                 let node = Arc::clone(self);
@@ -207,8 +214,8 @@ impl Node {
         }
     }
 
-    /// Were its caches taken a short time ago? If not, they are now.
-    fn was_squeezed(&self, vm: &VmHandle) -> bool {
+    /// Were its caches reclaimed a short time ago? If not, marks them as reclaimed now.
+    fn mark_squeezed(&self, vm: &VmHandle) -> bool {
         let now = Instant::now();
         let mut squeezed = self.pressure.squeezed();
         let last = squeezed.insert(vm.id.clone(), now);
@@ -234,10 +241,10 @@ impl Node {
         }
     }
 
-    /// Gives memory back to those of these VMs whose caches were taken and who are to have it, and
-    /// forgets VMs that do not run. A guest that needs memory before takes it (Virtio 1.3 §5.5.6.1,
-    /// VIRTIO_BALLOON_F_DEFLATE_ON_OOM).
-    async fn ease(&self, vms: &[Arc<VmHandle>], whom: impl Fn(&VmHandle) -> bool) {
+    /// Deflates the balloons of those of these VMs that satisfy `whom` and were squeezed, and
+    /// forgets VMs that do not run. A guest that needs memory earlier takes it (Virtio 1.3
+    /// §5.5.6.1, VIRTIO_BALLOON_F_DEFLATE_ON_OOM).
+    async fn deflate_idle(&self, vms: &[Arc<VmHandle>], whom: impl Fn(&VmHandle) -> bool) {
         let mut theirs = Vec::new();
         self.pressure.squeezed().retain(|id, _| {
             let vm = vms.iter().find(|vm| vm.id == *id);
@@ -255,22 +262,22 @@ impl Node {
         }
     }
 
-    /// Before a VM is captured for others: its balloon would be theirs, too.
-    pub(super) async fn ease_captured(&self, vm: &VmHandle) {
+    /// Deflates a VM's balloon before a capture, because its children would inherit the balloon.
+    pub(super) async fn deflate_before_capture(&self, vm: &VmHandle) {
         if self.pressure.squeezed().remove(&vm.id).is_some() {
             self.deflate(vm).await;
         }
     }
 }
 
-/// VMs without an idle time are never hibernated by themselves, and stopping loses what a VM has.
-fn may_sleep(vm: &VmHandle) -> bool {
+/// Only VMs whose idle policy allows it are hibernated; stopping a VM would lose its state.
+fn may_hibernate(vm: &VmHandle) -> bool {
     let idle = vm.spec.idle;
     idle.is_some_and(|policy| policy.action == IdleAction::Hibernate)
 }
 
-/// MiB that a VM gives back when it is hibernated.
-fn gives(vm: &VmHandle) -> u64 {
+/// MiB that hibernating a VM frees.
+fn reclaimable_mib(vm: &VmHandle) -> u64 {
     let pid = vm.view.borrow().vm.pid;
     (pid.and_then(sample::resident_kib).unwrap_or(0) >> 10).max(1)
 }

@@ -1,7 +1,7 @@
 //! Memory and vCPUs for starts of VMs, and the queue of requests for them.
 
 use super::Node;
-use super::operation::{Caller, client_gone, rest_of_wait, wait_ends};
+use super::operation::{Caller, client_gone, remaining_wait, wait_deadline};
 use jiffy_content::error::{Error, Result};
 use jiffy_content::room::memory::{Amount, Reserved};
 use jiffy_vmhost::handle::{Operation, View, VmHandle};
@@ -9,8 +9,8 @@ use jiffy_wire::api::{Purpose, Queued};
 use std::future::Future;
 use tokio::time::sleep_until;
 
-/// Waits for memory and vCPUs until the client leaves, or the VM's state is another.
-async fn while_wanted(
+/// Waits for memory and vCPUs until the client leaves or the VM's state changes.
+async fn until_client_leaves(
     vm: &VmHandle,
     reserving: impl Future<Output = Result<Reserved>>,
 ) -> Result<Reserved> {
@@ -18,8 +18,8 @@ async fn while_wanted(
     let is_another = |view: &View| view.leaving || view.vm.state != state;
     tokio::select! {
         biased;
-        // Before the reservation: nothing is begun for nobody.
-        () = client_gone() => Err(nobody_waits(vm)),
+        // Checked before the reservation, so that nothing is started for a client that has left.
+        () = client_gone() => Err(client_left(vm)),
         reserved = reserving => reserved,
         _ = vm.when(is_another) => Err(Error::wrong_state(format!(
             "The VM {} ended or was removed while it waited for memory or vCPUs.",
@@ -28,36 +28,36 @@ async fn while_wanted(
     }
 }
 
-/// The caller of this operation, with the time that is left of its wait.
+/// The caller of this operation, with the rest of its wait.
 fn waiting_caller() -> Caller {
     let caller = Caller::current();
     Caller {
-        wait: rest_of_wait().or(caller.wait),
+        wait: remaining_wait().or(caller.wait),
         ..caller
     }
 }
 
-fn nobody_waits(vm: &VmHandle) -> Error {
+fn client_left(vm: &VmHandle) -> Error {
     let name = &vm.name;
     Error::wrong_state(format!("Nobody waits any more for the VM {name}."))
 }
 
 impl Node {
-    /// Waits until no other operation on a VM is in progress, for a client. If the client leaves,
-    /// the wait ends; and also if the client's time is over, and the other operation waits for
-    /// memory or vCPUs itself.
+    /// Waits for a client until no other operation on a VM is in progress. The wait ends if the
+    /// client leaves, or if its time is over while the other operation itself waits for memory or
+    /// vCPUs.
     pub(super) async fn operate_for_client<'a>(&self, vm: &'a VmHandle) -> Result<Operation<'a>> {
         if let Some(one) = vm.try_operate() {
             return Ok(one);
         }
         let wait = self.host.room.wait_limit(Caller::current().wait);
         let too_long = async {
-            sleep_until(wait_ends(wait)).await;
+            sleep_until(wait_deadline(wait)).await;
             self.host.room.when_queued_for(&vm.id).await;
         };
         tokio::select! {
             biased;
-            () = client_gone() => Err(nobody_waits(vm)),
+            () = client_gone() => Err(client_left(vm)),
             one = vm.operate() => Ok(one),
             () = too_long => Err(Error::no_room(format!(
                 "Another request for the VM {} waits for memory or vCPUs.",
@@ -76,8 +76,8 @@ impl Node {
         each: Amount,
         count: u32,
     ) -> Result<Reserved> {
-        let request = waiting_caller().asks_for(vm, purpose);
-        while_wanted(vm, self.host.room.reserve(request, each, count)).await
+        let request = waiting_caller().request_for(vm, purpose);
+        until_client_leaves(vm, self.host.room.reserve(request, each, count)).await
     }
 
     /// Reserves memory for a capture of this VM, beside the queue.
@@ -87,7 +87,7 @@ impl Node {
         amount: Amount,
     ) -> Result<Reserved> {
         let wait = waiting_caller().wait;
-        while_wanted(vm, self.host.room.reserve_for_capture(amount, wait)).await
+        until_client_leaves(vm, self.host.room.reserve_for_capture(amount, wait)).await
     }
 
     /// The requests that wait for memory or vCPUs, in the order in which they will be served.
@@ -95,8 +95,8 @@ impl Node {
         self.host.room.queue()
     }
 
-    /// Waits until the request that its client has given this id has another place than `last`;
-    /// `None` if it does not wait.
+    /// Waits until the queue place of the request with this id differs from `last`; `None` if the
+    /// request does not wait.
     pub async fn next_place(&self, request: &str, last: Option<u32>) -> Option<Queued> {
         self.host.room.next_place(request, last).await
     }

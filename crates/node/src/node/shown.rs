@@ -4,7 +4,7 @@ use super::Node;
 use jiffy_vmhost::handle::VmHandle;
 use jiffy_wire::api::{Vm, VmState};
 
-/// Why a VM that is halted does not answer.
+/// Why a halted VM does not answer.
 const HALTED: &str = "The host has nearly no memory left, and this VM uses more and more: it is halted until others give some back.";
 
 impl Node {
@@ -14,7 +14,7 @@ impl Node {
         if let (VmState::Running, Some(idle)) = (shown.state, &mut shown.idle) {
             self.watches.describe(idle, &vm.id, &vm.activity);
         }
-        if self.pressure.halts(&vm.id) {
+        if self.pressure.is_halted(&vm.id) {
             shown.error.get_or_insert_with(|| HALTED.to_owned());
         }
         if shown.state == VmState::Hibernated

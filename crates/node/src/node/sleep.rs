@@ -1,7 +1,7 @@
 //! Hibernate and wake: a VM's memory is on disk instead of in a VMM.
 
 use super::limits::current_spec;
-use super::operation::{Stopwatch, of_many};
+use super::operation::{Stopwatch, for_clients};
 use super::snapshot::write;
 use super::{Node, balloon};
 use jiffy_content::clock::monotonic_ns;
@@ -12,7 +12,7 @@ use jiffy_content::snapshots::draft::Draft;
 use jiffy_content::snapshots::remove_in_background;
 use jiffy_content::snapshots::saved::Saved;
 use jiffy_vmhost::folders;
-use jiffy_vmhost::handle::{Command, FallingAsleep, Operation, VmHandle};
+use jiffy_vmhost::handle::{Command, HibernationMark, Operation, VmHandle};
 use jiffy_vmhost::launch::{Beginning, Handle, Plan, Restoring, volume_disk};
 use jiffy_vmhost::network::Network;
 use jiffy_wire::api::{Hibernated, MemoryForm, Purpose, Vm, VmState};
@@ -23,24 +23,24 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tracing::{info, warn};
 
-/// MiB that the balloon leaves to the guest, which has to run its init until it is captured.
+/// MiB that the balloon leaves to the guest, whose init has to run until the capture.
 const LEFT_FREE: u64 = 8;
 /// Time limit of the balloon.
 const SQUEEZE_TIME: Duration = Duration::from_secs(30);
 
-/// A VM that is being hibernated. When this is dropped, whoever waits for that goes on, and unless
-/// the VM sleeps, its ports lead to it again.
-pub(super) struct FallsAsleep<'a> {
+/// A hibernation in progress. Dropping it releases those who wait for its end and, unless the VM is
+/// hibernated, directs the VM's ports to it again.
+pub(super) struct Hibernating<'a> {
     network: &'a Network,
     vm: &'a VmHandle,
     sleeps: bool,
-    _marked: FallingAsleep<'a>,
+    _marked: HibernationMark<'a>,
 }
 
-impl Drop for FallsAsleep<'_> {
+impl Drop for Hibernating<'_> {
     fn drop(&mut self) {
         if !self.sleeps {
-            self.network.lead_to(&self.vm.id);
+            self.network.restore_ports(&self.vm.id);
         }
     }
 }
@@ -51,20 +51,20 @@ impl Node {
         let watch = Stopwatch::start(&self.host.clock);
         let one = self.operate_for_client(&vm).await?;
         let socket = self.capturable(&vm).await?;
-        let falls_asleep = self.fall_asleep(&vm, &one);
-        self.hibernate_now(&vm, &socket, falls_asleep, watch).await
+        let hibernating = self.begin_hibernation(&vm, &one);
+        self.hibernate_now(&vm, &socket, hibernating, watch).await
     }
 
-    /// Marks a VM as being hibernated, and has new connections to its ports wait for that.
-    pub(super) fn fall_asleep<'a>(
+    /// Marks a VM as being hibernated, and makes new connections to its ports wait.
+    pub(super) fn begin_hibernation<'a>(
         &'a self,
         vm: &'a VmHandle,
         one: &'a Operation<'_>,
-    ) -> FallsAsleep<'a> {
-        let marked = vm.fall_asleep(one);
+    ) -> Hibernating<'a> {
+        let marked = vm.begin_hibernation(one);
         let network = &self.host.network;
-        network.answer_for(&vm.id);
-        FallsAsleep {
+        network.divert_ports(&vm.id);
+        Hibernating {
             network,
             vm,
             sleeps: false,
@@ -72,12 +72,12 @@ impl Node {
         }
     }
 
-    /// Hibernates a VM that was found capturable and marked.
+    /// Hibernates a VM that was checked and marked.
     pub(super) async fn hibernate_now(
         &self,
         vm: &VmHandle,
         socket: &Path,
-        mut falls_asleep: FallsAsleep<'_>,
+        mut hibernating: Hibernating<'_>,
         mut watch: Stopwatch,
     ) -> Result<Hibernated> {
         vm.waking.forget();
@@ -86,10 +86,10 @@ impl Node {
         let folder = self.host.paths.vm(&vm.id);
         let mut manifest = self.manifest_of(vm, &root, MemoryForm::Image).await?;
         let draft = Draft::new(&folder)?;
-        let room = self.room_to_complete(vm).await?;
-        // Asked before the freeze: a frozen guest answers no other requests.
+        let room = self.reserve_missing_memory(vm).await?;
+        // Before the freeze: a frozen guest answers no other requests.
         let spare = balloon::spare(socket, LEFT_FREE).await;
-        let quiet = self.quiesce(vm, socket, true, &mut watch).await?;
+        let frozen = self.quiesce(vm, socket, true, &mut watch).await?;
         watch
             .step(names::BALLOON, self.squeeze(vm, spare, SQUEEZE_TIME))
             .await;
@@ -99,7 +99,8 @@ impl Node {
             drop(room);
             let captured = self.capture(vm, false, &mut watch).await?;
             manifest.note_processor(self.processor_of(vm).await);
-            // The files of an earlier wake can be replaced: their contents are all in memory now.
+            // The files of an earlier wake can be replaced: all of their contents are in memory
+            // now.
             let to = to.clone();
             let saved = write(draft, captured, root, manifest, to, true, &mut watch).await?;
             vm.ask(Command::Hibernate).await??;
@@ -108,8 +109,8 @@ impl Node {
         .await;
         match slept {
             Ok(saved) => {
-                falls_asleep.sleeps = true;
-                drop(quiet);
+                hibernating.sleeps = true;
+                drop(frozen);
                 Ok(Hibernated {
                     vm: vm.vm(),
                     bytes: saved.manifest.memory_bytes + saved.manifest.other_bytes,
@@ -117,9 +118,9 @@ impl Node {
                 })
             }
             Err(error) => {
-                let _ = self.go_on(vm).await;
+                let _ = self.resume_vcpus(vm).await;
                 self.deflate(vm).await;
-                drop(quiet);
+                drop(frozen);
                 if vm.view.borrow().paged.is_none() {
                     let _ = remove_in_background(&to);
                 }
@@ -152,7 +153,7 @@ impl Node {
         let volume_disks = if vm.spec.own_volumes {
             self.volume_disks(vm, &[])
         } else {
-            // Its task has held the leases throughout.
+            // The VM's task has held the leases all the time.
             let of = |disk: &jiffy_wire::api::VolumeUse| {
                 volume_disk(disk, self.volumes.file(&disk.name))
             };
@@ -173,18 +174,18 @@ impl Node {
         self.hand_over(vm, plan).await
     }
 
-    /// Wakes a VM if it is hibernated or hibernating, once for all who want that meanwhile.
+    /// Wakes a hibernated or hibernating VM, once for all concurrent requests.
     pub async fn wake_if_asleep(self: &Arc<Self>, vm: &Arc<VmHandle>) -> Result<()> {
-        vm.settled().await;
-        // Whoever comes while it is woken has the same result as the others.
+        vm.hibernation_settled().await;
+        // A request that comes during a wake gets the same result as the others.
         let sleeps = vm.view.borrow().vm.state == VmState::Hibernated;
         if !sleeps && !vm.waking.is_in_progress() {
             return Ok(());
         }
         let wake = |clients: watch::Receiver<()>| {
             let (node, vm) = (Arc::clone(self), Arc::clone(vm));
-            of_many(clients.clone(), async move {
-                let woken = node.woken(Arc::clone(&vm)).await;
+            for_clients(clients.clone(), async move {
+                let woken = node.wake_and_wait(Arc::clone(&vm)).await;
                 if let (Err(error), true) = (&woken, clients.has_changed().is_ok()) {
                     warn!(vm = %vm.name, %error, "a VM that is wanted can't be woken");
                 }
@@ -196,12 +197,12 @@ impl Node {
     }
 
     /// Wakes a hibernated VM; returns when it is ready.
-    pub async fn woken(self: Arc<Self>, vm: Arc<VmHandle>) -> Result<Vm> {
+    pub async fn wake_and_wait(self: Arc<Self>, vm: Arc<VmHandle>) -> Result<Vm> {
         let received_ns = monotonic_ns();
         let one = self.operate_for_client(&vm).await?;
         match one.state {
             VmState::Hibernated => self.wake(&vm, &one, received_ns).await?,
-            // As with `start`, a VM that is awake already is no error.
+            // As with `start`, waking a running VM is no error.
             VmState::Starting | VmState::Running | VmState::Paused => {}
             _ => {
                 return Err(Error::wrong_state(format!(

@@ -1,7 +1,7 @@
 //! Snapshots: make, list, inspect, optimise, remove.
 
 use super::limits::current_spec;
-use super::operation::{Stopwatch, joined};
+use super::operation::{Stopwatch, join_result};
 use super::{LEASE_POLL, NAME_TIME, Node};
 use crate::golden;
 use jiffy_content::clock::{monotonic_ns, unix_seconds};
@@ -26,7 +26,7 @@ use std::time::Duration;
 use tokio::time::timeout;
 use tracing::{debug, info, warn};
 
-/// How long to wait for a VM whose command has ended, until it has ended and its recording is
+/// How long to wait for a VM whose command has ended, until the VM has ended and its recording is
 /// written.
 const RECORDING_TIME: Duration = Duration::from_secs(2);
 /// How long a VMM has to report its guest's processor.
@@ -57,9 +57,9 @@ impl Node {
         draft.share_with_root(self.snapshots.root_tables());
         let volumes = self.volume_files(&vm);
         let resume = volumes.is_empty() && !wanted.stop;
-        let taken = self.take(&vm, resume, &mut watch).await?;
+        let taken = self.quiesce_and_capture(&vm, resume, &mut watch).await?;
         manifest.note_processor(self.processor_of(&vm).await);
-        // Read before the guest is thawed, so that it fits the captured state of the command.
+        // Read before the guest is thawed, to match the captured state of the command.
         manifest.main = vm.view.borrow().main.clone();
         let pause_ns = taken.captured.pause_ns;
         let captured = taken.captured;
@@ -68,30 +68,30 @@ impl Node {
                 draft
             } else {
                 let start = monotonic_ns();
-                let draft = cloned(draft, volumes).await?;
+                let draft = clone_volumes(draft, volumes).await?;
                 watch.span(Track::Node, names::VOLUMES_CLONED, start, monotonic_ns());
                 draft
             };
             if !resume && !wanted.stop {
-                self.go_on(&vm).await?;
+                self.resume_vcpus(&vm).await?;
             }
-            let quiet = match wanted.stop {
-                true => Some(taken.quiet),
+            let frozen = match wanted.stop {
+                true => Some(taken.frozen),
                 false => {
-                    drop(taken.quiet);
+                    drop(taken.frozen);
                     None
                 }
             };
             let to = self.snapshots.folder().join(&name);
             let written = write(draft, captured, root, manifest, to, false, &mut watch).await;
-            Ok((written?, quiet))
+            Ok((written?, frozen))
         }
         .await;
-        let (saved, quiet) = match made {
+        let (saved, frozen) = match made {
             Ok(made) => made,
             Err(error) => {
                 if !resume {
-                    let _ = self.go_on(&vm).await;
+                    let _ = self.resume_vcpus(&vm).await;
                 }
                 return Err(error);
             }
@@ -100,7 +100,7 @@ impl Node {
             vm.ask(Command::Kill).await??;
             vm.when(|view| !view.is_active()).await;
         }
-        drop(quiet);
+        drop(frozen);
         info!(snapshot = name, vm = %vm.name, "snapshot made");
         Ok(SnapshotMade {
             snapshot: saved.shown(&name, false, Vec::new()),
@@ -145,8 +145,8 @@ impl Node {
             jiffy: env!("CARGO_PKG_VERSION").to_owned(),
             vm: vm.name.clone(),
             parent,
-            // Who runs the snapshot says whose that VM is, how it waits, and what happens when it
-            // is idle.
+            // Owner, wait and idle policy come from the user of the snapshot, not from the captured
+            // VM.
             spec: Spec {
                 idle: None,
                 owner: None,
@@ -263,7 +263,7 @@ impl Node {
         if self.goldens.remove(name).await {
             return Ok(());
         }
-        self.wait_for_leaving(|vm| is_from(vm, name)).await;
+        self.wait_for_removal(|vm| is_from(vm, name)).await;
         let deadline = tokio::time::Instant::now() + NAME_TIME;
         loop {
             let users = self.users_of(name);
@@ -276,7 +276,7 @@ impl Node {
                     images.collect_garbage();
                     Ok(())
                 });
-                return joined(removed.await);
+                return join_result(removed.await);
             };
             let leaving = self
                 .registry
@@ -301,14 +301,14 @@ impl Node {
     pub async fn memory_report(&self, name: &str, map: bool) -> Result<MemoryReport> {
         let (saved, _) = self.any_snapshot(name)?;
         let work = tokio::task::spawn_blocking(move || inspect::report(&saved, map));
-        joined(work.await)
+        join_result(work.await)
     }
 
     /// A picture of a snapshot's RAM: a PNG.
     pub async fn memory_picture(&self, name: &str) -> Result<Vec<u8>> {
         let (saved, _) = self.any_snapshot(name)?;
         let work = tokio::task::spawn_blocking(move || inspect::picture(&saved));
-        joined(work.await)
+        join_result(work.await)
     }
 
     /// Rewrites a snapshot's RAM with its working set first.
@@ -321,11 +321,11 @@ impl Node {
                 "The snapshot {name} is mapped as it is: there is nothing to optimise."
             )));
         }
-        self.when_known(&saved, &name).await?;
+        self.wait_for_recording(&saved, &name).await?;
         let pager = &self.host.pager;
         pager.complete_memory(&saved.memory()).await?;
         // The fetch may have taken minutes, and a VM may have been started from it meanwhile.
-        self.when_known(&saved, &name).await?;
+        self.wait_for_recording(&saved, &name).await?;
         let work = tokio::task::spawn_blocking(move || {
             memory::optimise(&saved.memory(), &saved.recording())?;
             let mut manifest = saved.manifest.clone();
@@ -336,14 +336,14 @@ impl Node {
                 .save(&saved.folder)
                 .map_err(|error| Error::io("write a snapshot's record", &saved.folder, &error))
         });
-        joined(work.await)?;
+        join_result(work.await)?;
         self.inspect_snapshot(&name)
     }
 
     /// Waits until the snapshot has a recording and no VM is served from it: such a VM would read
-    /// the new image at the old image's offsets. The recording is written after the VM's end,
-    /// which comes after the answer of its command.
-    async fn when_known(&self, saved: &Saved, name: &str) -> Result<()> {
+    /// the new image at the old image's offsets. The recording is written after the VM's end, which
+    /// follows the answer of its command.
+    async fn wait_for_recording(&self, saved: &Saved, name: &str) -> Result<()> {
         let deadline = tokio::time::Instant::now() + RECORDING_TIME;
         loop {
             let is_served = |vm: &VmHandle| is_from(vm, name) && vm.view.borrow().is_active();
@@ -380,18 +380,17 @@ fn is_from(vm: &VmHandle, name: &str) -> bool {
     vm.spec.from.as_ref().is_some_and(|from| from.name == name)
 }
 
-async fn cloned(draft: Draft, volumes: Vec<(String, PathBuf)>) -> Result<Draft> {
+async fn clone_volumes(draft: Draft, volumes: Vec<(String, PathBuf)>) -> Result<Draft> {
     let work = tokio::task::spawn_blocking(move || {
         let volumes = volumes
             .iter()
             .map(|(name, path)| (name.as_str(), path.as_path()));
         draft.clone_volumes(volumes).map(|()| draft)
     });
-    joined(work.await)
+    join_result(work.await)
 }
 
-/// Writes a capture and gives it its name; with `replace`, it takes the place of what has the
-/// name.
+/// Writes a capture and names it; with `replace`, it replaces an existing snapshot of that name.
 pub(super) async fn write(
     draft: Draft,
     captured: Captured,
@@ -409,7 +408,7 @@ pub(super) async fn write(
         let bytes = draft.write(&captured, form, root.as_ref())?;
         Ok((draft, bytes))
     });
-    let (draft, bytes) = joined(work.await).inspect_err(|error| {
+    let (draft, bytes) = join_result(work.await).inspect_err(|error| {
         warn!(%error, "a captured VM could not be written");
     })?;
     let end = monotonic_ns();
@@ -418,7 +417,7 @@ pub(super) async fn write(
     manifest.shared_bytes = bytes.shared;
     manifest.other_bytes = bytes.other;
     let work = tokio::task::spawn_blocking(move || draft.name(&to, &manifest, replace));
-    let saved = joined(work.await)?;
+    let saved = join_result(work.await)?;
     watch.span(Track::Node, names::SNAPSHOT_NAMED, end, monotonic_ns());
     Ok(saved)
 }

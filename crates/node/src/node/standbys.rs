@@ -9,7 +9,7 @@
 //! of an earlier daemon, like every VMM that belongs to no VM.
 
 use super::Node;
-use crate::golden::{Wanted, beginning, name_of};
+use crate::golden::{StandbyRequests, beginning, name_of};
 use jiffy_content::clock::monotonic_ns;
 use jiffy_content::error::{Error, Result};
 use jiffy_content::model::vm::VmRecord;
@@ -18,18 +18,18 @@ use jiffy_content::room::memory::{self as room, Amount};
 use jiffy_content::roots;
 use jiffy_content::snapshots::saved::Saved;
 use jiffy_vmhost::launch::{self, Plan, Standby};
-use jiffy_vmhost::process::at_its_end;
+use jiffy_vmhost::process::on_exit;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::task::block_in_place;
 use tracing::debug;
 
-/// Least time from the beginning of a run to the making of a standby: the run has priority.
+/// Shortest time from the start of a run to the making of a standby: the run has priority.
 const AFTER_A_RUN: Duration = Duration::from_millis(4);
-/// Least time after the last VM became ready: its client has priority.
+/// Shortest time after the last VM became ready: its client has priority.
 const AFTER_A_START: Duration = Duration::from_millis(1);
 
-/// Further time until a link is made ahead: a short command's answer has priority, too.
+/// Further delay until a link is prepared: the answer of a short command has priority, too.
 const AFTER_AN_ANSWER: Duration = Duration::from_millis(5);
 
 /// Makes a standby from this snapshot.
@@ -47,57 +47,57 @@ async fn make(node: &Node, saved: &Saved) -> Result<Standby> {
     if (&root.digest, &root.lazy) != (&manifest.image_digest, &manifest.lazy_root) {
         return Err(Error::conflict("Its image was replaced."));
     }
-    // While this is held, the disk is not closed as unused; after that, the VMM has it open.
-    let _begins = node.begins().await;
+    // While this is held, the disk is not closed as unused; afterwards the VMM has it open.
+    let _begins = node.hold_disks().await;
     node.provide_disk(&root).await?;
     let now = monotonic_ns();
     let kernel = node.kernel_file(&spec.kernel);
     let disks = roots::disks(&paths.vm(&id), spec, root.path.clone(), Vec::new());
     let mut plan = Plan::new(kernel, root, disks, beginning(saved, true), (now, now));
-    node.goldens().comes(&id);
+    node.goldens().note_standby_begun(&id);
     block_in_place(|| {
         plan.network = node.network().attach(&record)?;
         launch::hold(paths, node.launcher(), &record, plan, node.start_timeout())
     })
 }
 
-/// Makes a link ahead whenever the last one was taken, while no VM starts.
+/// Prepares a link whenever the last one was taken, while no VM starts.
 pub async fn keep_links(node: Arc<Node>) {
     loop {
-        node.network().ahead_is_wanted().await;
-        node.when_none_starts().await;
+        node.network().prepared_link_taken().await;
+        node.wait_until_none_starting().await;
         tokio::time::sleep(AFTER_AN_ANSWER).await;
-        node.network().make_ahead().await;
+        node.network().prepare_link().await;
     }
 }
 
 /// Makes standbys that are wanted, one after the other, while no VM starts.
-pub async fn keep(node: Arc<Node>, mut wanted: Wanted) {
+pub async fn keep(node: Arc<Node>, mut wanted: StandbyRequests) {
     while let Some(key) = wanted.recv().await {
         let goldens = node.goldens();
         tokio::time::sleep(AFTER_A_RUN).await;
-        // Waiting runs reserve their memory first: otherwise this reservation would fail, and
-        // the next run would have no standby.
+        // Waiting runs reserve their memory first; otherwise this reservation would fail, and the
+        // next run would have no standby.
         node.room().wait_until_idle().await;
         while node.is_starting() {
-            node.when_none_starts().await;
+            node.wait_until_none_starting().await;
             tokio::time::sleep(AFTER_A_START).await;
         }
-        let Some(saved) = goldens.lacks_standby(&key) else {
+        let Some(saved) = goldens.snapshot_for_standby(&key) else {
             continue;
         };
         match make(&node, &saved).await {
             Ok(standby) => {
-                // A standby that is killed is removed at once, so that it does not stay as a
-                // zombie until the next run of its kind. If it has become a VM, nothing is done.
+                // A killed standby is removed at once, so that it does not stay a zombie until the
+                // next run of its kind. Does nothing if it has become a VM.
                 if let Some(pid) = standby.pid() {
-                    let bury = |node: &Node| node.goldens().bury_standbys();
-                    at_its_end(pid, &node, bury);
+                    let reap = |node: &Node| node.goldens().reap_standbys();
+                    on_exit(pid, &node, reap);
                 }
                 goldens.keep_standby(key, &saved, standby);
             }
             Err(error) => {
-                goldens.does_not_come();
+                goldens.note_standby_failed();
                 debug!(golden = name_of(&saved), %error, "no VM is kept restored ahead");
             }
         }

@@ -143,9 +143,9 @@ async fn try_pull(
         }
     };
     images.complete(&made.folder, &made.record)?;
-    node.let_image_go(&name).await;
+    node.release_image(&name).await;
     images
-        .publish(&name, made.folder, || node.image_unused(&name))
+        .publish(&name, made.folder, || node.check_image_unused(&name))
         .await?;
     node.goldens().forget_image(&name);
     node.caches_grew();

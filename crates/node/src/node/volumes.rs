@@ -39,7 +39,7 @@ impl Node {
 
     /// Changes the size of a volume that no VM uses.
     pub async fn resize_volume(&self, name: &str, size_mib: u64) -> Result<ResizedVolume> {
-        self.wait_for_leaving(|vm| uses_volume(vm, name)).await;
+        self.wait_for_removal(|vm| uses_volume(vm, name)).await;
         // A hibernated VM's memory contains the size of its disk.
         let sleeps = |vm: &VmHandle| {
             uses_volume(vm, name) && vm.view.borrow().vm.state == VmState::Hibernated
@@ -57,7 +57,7 @@ impl Node {
         let volumes = Arc::clone(&self.volumes);
         let wanted = name.to_owned();
         let work = tokio::task::spawn_blocking(move || volumes.resize(&wanted, size_mib));
-        let note = operation::joined(work.await)?;
+        let note = operation::join_result(work.await)?;
         let volume = self.volume(name)?;
         Ok(ResizedVolume { volume, note })
     }
@@ -95,7 +95,7 @@ impl Node {
     /// Removes a volume.
     pub async fn remove_volume(&self, name: &str) -> Result<()> {
         let uses = |vm: &VmHandle| uses_volume(vm, name);
-        self.wait_for_leaving(uses).await;
+        self.wait_for_removal(uses).await;
         match self.registry.any(uses) {
             // Freeing the blocks of a large file takes seconds.
             None => block_in_place(|| self.volumes.remove(name)),

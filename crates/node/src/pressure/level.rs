@@ -1,41 +1,41 @@
-//! What is to be done about the memory that is left.
+//! Decides what to do about the memory that is left.
 
 use jiffy_content::room::Limit;
 use jiffy_content::room::memory::Lacking;
 use std::time::Duration;
 
-/// The reserve unless the operator chooses one: this part of the host's memory, in percent,
+/// The default reserve: this part of the host's memory, in percent,
 const SHARE: u64 = 5;
 /// but at least and at most so many MiB.
-const LEAST: u64 = 128;
-const MOST: u64 = 4096;
-/// How fast VMs use up memory at most, MiB per second for each processor: the kernel clears a page
-/// before a guest gets it.
+const MIN_RESERVE: u64 = 128;
+const MAX_RESERVE: u64 = 4096;
+/// How fast VMs can use up memory, MiB per second and processor: the kernel clears each page before
+/// a guest gets it.
 const GROWTH: u64 = 1024;
-/// Time between two looks if VMs can't use up what is left. Other programs can, of which the kernel
-/// gives notice, too.
+/// Time between two checks if VMs can't use up what is left. Other programs can, but then the
+/// kernel notifies the node (PSI).
 const CALM: Duration = Duration::from_secs(300);
-/// Longest time between two looks if they can.
+/// Longest time between two checks if VMs can use it up.
 const LONGEST: Duration = Duration::from_secs(10);
-/// Shortest time between two looks.
+/// Shortest time between two checks.
 const SHORTEST: Duration = Duration::from_millis(100);
-/// Time between two looks while memory is low, or requests wait.
+/// Time between two checks while memory is low, or requests wait.
 const RELIEF: Duration = Duration::from_millis(500);
-/// The same while VMs that grow are halted.
+/// Time between two checks while growing VMs are halted.
 const SOON: Duration = Duration::from_millis(200);
 
-/// The host's memory, and who wants it.
+/// The host's memory, and the demand for it.
 #[derive(Debug, Clone, Copy)]
 pub struct Reading {
     /// MemAvailable, MiB.
     pub available: u64,
     /// What the first request in the queue lacks.
     pub lacking: Option<Lacking>,
-    /// Memory of all VMs that run, MiB.
+    /// Memory of all running VMs, MiB.
     pub vms: u64,
-    /// How many of them may grow, but for the first.
+    /// How many of them may grow, without the first.
     pub others: u64,
-    /// By how much the first of those that grow still can, MiB.
+    /// By how much the first of the growing VMs can still grow, MiB.
     pub first: u64,
     /// Processors that VMs can use at the same time.
     pub processors: u64,
@@ -46,67 +46,67 @@ pub struct Reading {
 /// How much memory is left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Level {
-    /// More than the double reserve, and no request lacks memory.
+    /// More than twice the reserve, and no request lacks memory.
     Enough,
-    /// Less than the double reserve: idle guests give up caches.
+    /// Less than twice the reserve: idle guests give up caches.
     Low,
     /// Less than the reserve, or a request waits: idle VMs are hibernated.
     Short,
 }
 
-/// What becomes of VMs that grow.
+/// What to do with growing VMs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Halts {
-    /// All that grow are halted.
+    /// All growing VMs are halted.
     All,
-    /// All but one, which goes on.
+    /// All but the first are halted; the first runs.
     AllButFirst,
-    /// One that is halted goes on, if no other grows.
+    /// One halted VM is resumed, if no other grows.
     ResumeInTurn,
-    /// One that is halted goes on.
+    /// One halted VM is resumed.
     Resume,
 }
 
-/// What is to be done.
+/// What to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Relief {
     /// How much is left.
     pub level: Level,
-    /// MiB that hibernated VMs should give back.
+    /// MiB that hibernations should free.
     pub wanted: u64,
-    /// By so many bytes each VM but the first may grow before the kernel slows it down; `None`: by
-    /// any.
+    /// Bytes by which each VM but the first may grow before the kernel throttles it; `None`: no
+    /// limit.
     pub growth: Option<u64>,
-    /// What becomes of VMs that grow.
+    /// What to do with growing VMs.
     pub halts: Halts,
-    /// Time until the next look.
+    /// Time until the next check.
     pub pause: Duration,
 }
 
-/// The reserve in MiB, on a host with this many; `None` if there should be none.
+/// The reserve on a host with `total` MiB, in MiB; `None` if there should be none.
 pub fn reserve(chosen: Option<Limit>, total: u64) -> Option<u64> {
     let reserve = match chosen {
         Some(limit) => limit.of(total << 20) >> 20,
-        None => (total * SHARE / 100).clamp(LEAST, MOST),
+        None => (total * SHARE / 100).clamp(MIN_RESERVE, MAX_RESERVE),
     };
     (reserve > 0).then_some(reserve)
 }
 
-/// Is so little left (MiB) that VMs which grow have to be known?
+/// Is so little left (MiB) that growing VMs must be known?
 pub fn is_low(reserve: u64, available: u64) -> bool {
     available < reserve.saturating_mul(2)
 }
 
-/// What is to be done with this reserve (MiB).
-pub fn judge(reserve: u64, reading: &Reading) -> Relief {
+/// What to do with this reserve (MiB).
+pub fn decide(reserve: u64, reading: &Reading) -> Relief {
     let Reading { available, .. } = *reading;
     let low = reserve.saturating_mul(2);
-    // What the first VM needs to end its growth is kept for it, or else all would be halted halfway.
+    // The rest of the first VM's memory is kept for it; otherwise all would be halted halfway.
     let kept = reserve.saturating_add(reading.first.min(reserve));
-    // Half a reserve more, so that the next page does not make it short again.
+    // Half a reserve more, so that the next page does not make memory short again.
     let short = match available < reserve {
         true => reserve.saturating_add(reserve / 2) - available,
-        // Those that are halted would use it up.
+        // Halted VMs would use it up.
         false if reading.halted => low.saturating_sub(available),
         false => 0,
     };
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn the_reserve_is_a_share_within_bounds_or_what_was_chosen() {
+    fn the_reserve_is_a_bounded_share_or_the_configured_value() {
         assert_eq!(reserve(None, 1024), Some(128));
         assert_eq!(reserve(None, 10_000), Some(500));
         assert_eq!(reserve(None, 1 << 20), Some(4096));
@@ -177,7 +177,7 @@ mod tests {
 
     #[test]
     fn caches_are_given_up_before_vms_are_hibernated() {
-        let levels = [1000, 999, 500, 499, 0].map(|left| judge(500, &reading(left)).level);
+        let levels = [1000, 999, 500, 499, 0].map(|left| decide(500, &reading(left)).level);
         assert_eq!(
             levels,
             [
@@ -188,15 +188,15 @@ mod tests {
                 Level::Short
             ]
         );
-        let wanted = [1000, 500, 499, 0].map(|left| judge(500, &reading(left)).wanted);
+        let wanted = [1000, 500, 499, 0].map(|left| decide(500, &reading(left)).wanted);
         assert_eq!(wanted, [0, 0, 251, 750]);
-        let growth = [1000, 990, 500, 249].map(|left| judge(500, &reading(left)).growth);
+        let growth = [1000, 990, 500, 249].map(|left| decide(500, &reading(left)).growth);
         assert_eq!(growth, [None, Some(49 << 20), Some(0), Some(0)]);
     }
 
     #[test]
-    fn vms_that_grow_are_halted_at_last_and_go_on_when_others_sleep() {
-        let halts = [1000, 999, 500, 499, 125, 124].map(|left| judge(500, &reading(left)).halts);
+    fn growing_vms_are_halted_last_and_resumed_when_others_sleep() {
+        let halts = [1000, 999, 500, 499, 125, 124].map(|left| decide(500, &reading(left)).halts);
         let (in_turn, but_first) = (Halts::ResumeInTurn, Halts::AllButFirst);
         assert_eq!(
             halts,
@@ -214,19 +214,19 @@ mod tests {
                 halted: true,
                 ..reading(left)
             };
-            judge(500, &reading).wanted
+            decide(500, &reading).wanted
         };
         assert_eq!([1000, 999, 500, 499].map(halted), [0, 1, 500, 251]);
     }
 
     #[test]
-    fn what_the_first_vm_needs_is_kept_for_it_but_no_more_than_a_reserve() {
+    fn memory_kept_for_the_first_vm_is_at_most_the_reserve() {
         let judged = |first, left| {
             let reading = Reading {
                 first,
                 ..reading(left)
             };
-            let relief = judge(500, &reading);
+            let relief = decide(500, &reading);
             (relief.growth, relief.halts, relief.pause)
         };
         let in_turn = Halts::ResumeInTurn;
@@ -239,14 +239,14 @@ mod tests {
     }
 
     #[test]
-    fn a_request_that_waits_makes_idle_vms_sleep_however_much_is_left() {
+    fn a_waiting_request_makes_memory_short_however_much_is_left() {
         let waits = |lacking| {
             let lacking = Some(lacking);
             let reading = Reading {
                 lacking,
                 ..reading(100_000)
             };
-            let relief = judge(500, &reading);
+            let relief = decide(500, &reading);
             (relief.level, relief.wanted, relief.growth)
         };
         assert_eq!(waits(Lacking::Memory(128)), (Level::Short, 128, None));
@@ -255,8 +255,8 @@ mod tests {
     }
 
     #[test]
-    fn the_next_look_comes_before_vms_can_have_used_what_is_left() {
-        let pause = |left| judge(500, &reading(left)).pause;
+    fn the_next_check_comes_before_vms_can_use_up_memory() {
+        let pause = |left| decide(500, &reading(left)).pause;
         assert_eq!(
             pause(1000 + 4096),
             CALM,
@@ -276,8 +276,8 @@ mod tests {
             lacking: None,
             halted: false,
         };
-        assert_eq!(judge(u64::MAX, &all).level, Level::Enough);
-        assert_eq!(judge(u64::MAX, &reading(0)).wanted, u64::MAX);
-        assert_eq!(judge(0, &all).level, Level::Enough);
+        assert_eq!(decide(u64::MAX, &all).level, Level::Enough);
+        assert_eq!(decide(u64::MAX, &reading(0)).wanted, u64::MAX);
+        assert_eq!(decide(0, &all).level, Level::Enough);
     }
 }

@@ -1,7 +1,7 @@
-//! When the host's memory gets short.
+//! Detects that the host's memory gets short.
 //!
-//! * [`level`]: what is to be done about it.
-//! * [`stalls`]: the kernel's notice that programs wait for memory.
+//! * [`level`]: decides what to do about it.
+//! * [`stalls`]: the kernel's notification that programs wait for memory (PSI).
 
 pub mod level;
 pub mod stalls;

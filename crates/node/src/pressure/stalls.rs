@@ -1,4 +1,4 @@
-//! The kernel's notice that programs wait for memory (Documentation/accounting/psi.rst).
+//! The kernel's notification that programs wait for memory (Documentation/accounting/psi.rst).
 
 use jiffy_vmhost::process::ready_for;
 use std::fs::OpenOptions;
@@ -9,15 +9,15 @@ use tokio::io::unix::AsyncFd;
 use tracing::debug;
 
 const FILE: &str = "/proc/pressure/memory";
-/// Some program waits for more than 100 ms of two seconds, the only window of users other than root.
+/// More than 100 ms of waits within 2 s, the only window that users other than root may set.
 const TRIGGER: &[u8] = b"some 100000 2000000\0";
 
-/// Notices, at most one in two seconds.
+/// Notifications, at most one in two seconds.
 #[derive(Debug)]
 pub struct Stalls(Option<AsyncFd<OwnedFd>>);
 
 impl Stalls {
-    /// This host's. A kernel without PSI gives none.
+    /// Notifications of this host; none if the kernel lacks PSI.
     pub fn of_host() -> Stalls {
         let opened = open();
         if let Err(error) = &opened {
@@ -26,7 +26,7 @@ impl Stalls {
         Stalls(opened.ok())
     }
 
-    /// Waits for the next one.
+    /// Waits for the next notification.
     pub async fn next(&mut self) {
         let Some(file) = &mut self.0 else {
             return std::future::pending().await;

@@ -28,7 +28,7 @@ use std::ops::RangeInclusive;
 const MAX_KERNEL_ARGS: usize = 1024;
 /// Seconds.
 const DAY: u32 = 86_400;
-/// How long a VM may be idle before something is done with it, seconds.
+/// How long a VM may be idle before it is hibernated or stopped, seconds.
 const IDLE_TIMES: RangeInclusive<u32> = 1..=365 * DAY;
 
 /// Checks a request for a VM of this image and fills in the defaults.
@@ -137,7 +137,8 @@ pub fn from_snapshot(
     }
     let mut command = wanted.command;
     if let Some(command) = &mut command {
-        // It replaces the captured command; the captured image's configuration fills in the rest.
+        // The request's command replaces the captured one; the captured image's configuration fills
+        // in the rest.
         config::fill(command, &manifest.spec.config);
         check_command(command)?;
     }
@@ -308,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_wanted_is_a_small_base_vm() {
+    fn an_empty_request_is_a_small_base_vm() {
         let spec = check(CreateVm::default()).unwrap();
         assert_eq!((spec.cpus, spec.memory_mib), (1, 128));
         assert_eq!(
@@ -318,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn every_bad_value_is_named() {
+    fn every_invalid_value_is_named_in_the_error() {
         assert!(refused(|vm| vm.name = Some("a/b".into())).contains("a/b"));
         assert!(refused(|vm| vm.kernel = Some(String::new())).contains("kernel"));
         assert!(refused(|vm| vm.cpus = Some(0)).contains("0 vCPUs"));

@@ -51,7 +51,7 @@ pub(super) fn of_snapshot(
         ))
         .hint("Leave the network's options out, or make the snapshot of a VM that has one.")),
         Some(kept) if asked.is_default() => match kept.name.as_deref() {
-            // The network is another node's, or was removed.
+            // The network belongs to another node, or was removed.
             Some(name) if network.check_name(name).is_err() => Ok(Some(NetworkUse {
                 name: Some(DEFAULT.to_owned()),
                 ..kept
@@ -64,7 +64,7 @@ pub(super) fn of_snapshot(
         .hint("`--deny all` has it reach nothing.")),
         Some(kept) => {
             let asked = NetworkUse {
-                // What is closed stays closed unless the request opens it.
+                // Closed ports stay closed unless the request opens them.
                 proxy_ports: asked.proxy_ports.or(kept.proxy_ports),
                 ..asked
             };
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn every_bad_value_is_named() {
+    fn every_invalid_value_is_named_in_the_error() {
         let refused = |change: fn(&mut NetworkUse)| {
             let error = asked(change).expect_err("bad");
             error.0.message
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_of_an_image_gets_a_free_one() {
+    fn an_exposed_port_gets_a_free_host_port() {
         let port = free_port("53/udp").expect("a port");
         assert!(
             port.starts_with("127.0.0.1:") && port.ends_with(":53/udp"),
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn no_network_has_nothing_else() {
+    fn network_none_excludes_other_options() {
         let mut network = NetworkUse {
             name: Some(NONE.to_owned()),
             ..NetworkUse::default()

@@ -7,7 +7,7 @@
 
 use super::registry::RegistryFile;
 use super::request::{Answer, MAX_FETCH, MAX_LINE, Request};
-use jiffy_jail::own;
+use jiffy_jail::confine;
 use jiffy_store::{ImageId, Origin as _, OriginError, PeerFolder, Stop};
 use jiffy_sys::fork::{Fork, fork};
 use jiffy_sys::mutex::lock;
@@ -30,7 +30,7 @@ const RESTART_DELAY: Duration = Duration::from_millis(100);
 /// Serves the channel until the pager closes it. A child process does the work and is restarted
 /// when it dies: a crash loses its current requests, but no VM.
 pub fn run(channel: OwnedFd) -> io::Result<()> {
-    own::harden().map_err(|error| io::Error::other(causes::sentence(&error)))?;
+    confine::harden().map_err(|error| io::Error::other(causes::sentence(&error)))?;
     let channel = UnixStream::from(channel);
     loop {
         match fork() {

@@ -84,7 +84,7 @@ pub(super) fn vmm_config<'a>(
             Beginning::Restore(restoring) => Some(restore(restoring, gate_time, descriptors)?),
         },
     };
-    config.handed = descriptors.hand(&config, paths)?;
+    config.handed = descriptors.pass(&config, paths)?;
     Ok(config)
 }
 
@@ -139,7 +139,7 @@ fn restore<'a>(
     })
 }
 
-/// A VM's network interface, if it has one. If the host has no network, its link is down.
+/// A VM's network interface, if it has one. Its link is down if the host has no network.
 fn nets<'a>(
     record: &VmRecord,
     plan: &'a Plan,
@@ -205,8 +205,10 @@ fn guest_config(record: &VmRecord, plan: &Plan) -> GuestConfig {
     // A guest that boots to be captured gets its identity when it is restored.
     let is_nobody = spec.hidden && matches!(plan.beginning, Beginning::Boot);
     match &plan.network {
-        Some(attachment) if is_nobody => network::told_link(&mut config, &attachment.addresses),
-        Some(attachment) => network::told(&mut config, record, &attachment.addresses),
+        Some(attachment) if is_nobody => {
+            network::configure_link(&mut config, &attachment.addresses)
+        }
+        Some(attachment) => network::configure_guest(&mut config, record, &attachment.addresses),
         None => {}
     }
     config

@@ -72,15 +72,15 @@ impl<'a> Descriptors<'a> {
         number
     }
 
-    fn hands_over(&self) -> bool {
-        self.used && self.launcher.hands_over()
+    fn passes_descriptors(&self) -> bool {
+        self.used && self.launcher.passes_descriptors()
     }
 
     /// How the VMM refers to this file: by path or by descriptor.
     pub fn source(&mut self, handle: &'a Handle) -> Result<Source> {
         match handle {
             Handle::Open(file) => Ok(Source::Fd(self.push(Passed::Borrowed(file.as_fd())))),
-            Handle::Path(path) if self.hands_over() => {
+            Handle::Path(path) if self.passes_descriptors() => {
                 let file = open(path, false, OFlags::empty())?;
                 Ok(file.map_or_else(
                     || Source::Path(path.clone()),
@@ -110,7 +110,7 @@ impl<'a> Descriptors<'a> {
 
     /// The descriptor of the configuration's file, if the VMM can't open it.
     pub fn config(&mut self, config: &Path) -> Result<Option<i32>> {
-        if !self.hands_over() {
+        if !self.passes_descriptors() {
             return Ok(None);
         }
         let file = File::open(config)
@@ -120,8 +120,8 @@ impl<'a> Descriptors<'a> {
 
     /// Passes all other files and sockets that the VMM can't open itself. A file that does not
     /// exist is not passed; the VMM reports it.
-    pub fn hand(&mut self, config: &VmmConfig, paths: &Paths) -> Result<Vec<Handed>> {
-        if !self.hands_over() {
+    pub fn pass(&mut self, config: &VmmConfig, paths: &Paths) -> Result<Vec<Handed>> {
+        if !self.passes_descriptors() {
             return Ok(Vec::new());
         }
         let mut handed = Vec::new();

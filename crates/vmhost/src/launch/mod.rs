@@ -1,11 +1,11 @@
-//! Starting a VM's VMM.
+//! Starts a VM's VMM.
 //!
-//! * `plan`: everything that a start needs.
+//! * `plan`: all that a start needs.
 //! * `config`: the configurations of the VMM and the guest.
 //! * `handover`: the descriptors passed to the VMM.
 //! * `spawn`: spawns the process, or uses a spare or a standby.
-//! * `spawned`: the node's side of a VMM.
-//! * `standby`: VMs restored ahead.
+//! * `spawned`: the node's end of a spawned VMM.
+//! * `standby`: VMs restored ahead of time.
 
 mod config;
 mod handover;

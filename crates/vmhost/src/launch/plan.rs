@@ -13,7 +13,7 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// Everything that a start needs, looked up and held.
+/// Everything that a start needs, looked up and locked.
 #[derive(Debug)]
 pub struct Plan {
     /// The kernel.
@@ -26,7 +26,7 @@ pub struct Plan {
     pub volumes: Vec<Lease>,
     /// Boot or restore.
     pub beginning: Beginning,
-    /// A VM restored ahead that this one may become.
+    /// A VM restored ahead of time that this one may take over.
     pub standby: Option<Standby>,
     /// Its attachment to the network, if it has one.
     pub network: Option<Attachment>,
@@ -35,15 +35,15 @@ pub struct Plan {
     pub room: Option<Reserved>,
     /// It is background work, with low priority.
     pub low_priority: bool,
-    /// When the request came.
+    /// When the request arrived.
     pub received_ns: u64,
-    /// When looking up began.
+    /// When the lookup began.
     pub lookup_ns: u64,
-    /// When everything was found.
+    /// When the lookup ended.
     pub ready_ns: u64,
 }
 
-/// How a VM begins.
+/// How a VM starts.
 #[derive(Debug, Clone)]
 pub enum Beginning {
     /// The kernel boots.
@@ -55,15 +55,15 @@ pub enum Beginning {
 /// A captured VM to restore.
 #[derive(Debug, Clone)]
 pub struct Restoring {
-    /// Where this VM's memory came from; `None` on wake.
+    /// Snapshot or parent that this VM's memory came from; `None` on wake.
     pub origin: Option<Origin>,
-    /// vCPUs, chips and devices.
+    /// State of vCPUs, interrupt controllers and devices.
     pub state: Handle,
     /// RAM.
     pub memory: SavedRam,
-    /// Ranges that the guest writes to soon after the restore, if they are known.
+    /// Ranges that the guest writes to soon after the restore, if known.
     pub prefault: Vec<Extent>,
-    /// The VM's first command is a new one, to be started.
+    /// The VM's first command is a new one that must be started.
     pub start_main: bool,
     /// The golden snapshot's name, if it is one.
     pub golden: Option<String>,
@@ -98,7 +98,7 @@ pub enum SavedRam {
 }
 
 impl Restoring {
-    /// Restores a VM with this origin; without one, the same VM goes on.
+    /// Restores a VM with this origin; without an origin, continues the same VM.
     pub fn new(origin: Option<Origin>, state: Handle, memory: SavedRam) -> Restoring {
         Restoring {
             origin,
@@ -122,8 +122,8 @@ impl SavedRam {
 }
 
 impl Plan {
-    /// The plan of a start that was requested and whose lookup began at these times (monotonic
-    /// nanoseconds), and ended now. The caller adds volumes, memory and a standby.
+    /// The plan of a start whose request and lookup began at these times (monotonic nanoseconds);
+    /// the lookup ends now. The caller adds volumes, memory and a standby.
     pub fn new(
         kernel: PathBuf,
         root: Root,
@@ -147,7 +147,7 @@ impl Plan {
         }
     }
 
-    /// Does it wake a hibernated VM?
+    /// Does the start wake a hibernated VM?
     pub fn wakes(&self) -> bool {
         matches!(&self.beginning, Beginning::Restore(restoring) if restoring.origin.is_none())
     }

@@ -1,4 +1,4 @@
-//! Makes a running VMM of a plan.
+//! Turns a plan into a running VMM.
 
 use super::config::vmm_config;
 use super::handover::Descriptors;
@@ -31,10 +31,9 @@ use std::time::Duration;
 use tokio::net::UnixListener;
 use tracing::debug;
 
-/// Descriptors that the daemon keeps for itself: for requests, disks, and work that frees
-/// resources.
+/// Descriptors reserved for the daemon itself: for requests, disks, and cleanup.
 const KEPT_DESCRIPTORS: u64 = 128;
-/// Most descriptors that the daemon has open for a VM that runs, without clients: its process,
+/// Most descriptors that the daemon keeps open for a running VM without clients: its process,
 /// events, socket and connection of its guest, log, link, and one in reserve.
 const DESCRIPTORS_OF_A_VM: u64 = 7;
 /// The nice value of VMs of background work.
@@ -103,7 +102,7 @@ fn take_over(
         .ok_or_else(|| Error::internal("A standby was taken twice."))?;
     plan.network = attachment;
     let settled = match &plan.network {
-        Some(attachment) => network.settle(attachment, record),
+        Some(attachment) => network.apply_record(attachment, record),
         None => Ok(()),
     };
     let mut descriptors = Descriptors::none(launcher);
@@ -157,7 +156,7 @@ fn spawn_process(
     let folder = paths.vm(&record.id);
     let run = paths.vm_run(&record.id);
     if record.started.is_some() {
-        // The VM may have run before: files of that run must not be taken for this one's.
+        // Files of an earlier run of the VM must not be taken for this run's.
         let _ = remove_any(&run);
         let stale: &[&str] = match plan.wakes() {
             // A wake continues the same run.
@@ -188,7 +187,7 @@ fn spawn_process(
     check_descriptors(their_end.as_fd(), 0)?;
     let mut descriptors = Descriptors::new(launcher, their_end);
     let config = write_config(paths, record, plan, gate_time, hold, &mut descriptors)?;
-    // After that, because a new pager reads there which VMs have a disk.
+    // After the configuration was written: a new pager reads there which VMs have a disk.
     open_to_monitor(paths, record, plan, user)?;
     let config_fd = descriptors.config(&config)?;
     let log = open_log(&folder.join("vmm.log"))
@@ -197,7 +196,7 @@ fn spawn_process(
     let passed = descriptors.passed();
     let share = share_of(record, plan.low_priority);
     let had = spare.and_then(|spare| {
-        let had = spare.be(&share, &config, config_fd, log.as_fd(), &passed);
+        let had = spare.become_vmm(&share, &config, config_fd, log.as_fd(), &passed);
         had.inspect_err(|error| debug!(%error, "a spare VMM can't be had"))
             .ok()
     });
@@ -215,7 +214,7 @@ fn spawn_process(
     drop(passed);
     let after = monotonic_ns();
     if plan.low_priority {
-        // Set before it has threads, which inherit it.
+        // Set before the process has threads, which inherit it.
         let pid = Pid::from_raw(process.pid as i32);
         let _ = rustix::process::setpriority_process(pid, LOW_PRIORITY);
     }
@@ -229,14 +228,14 @@ fn spawn_process(
     })
 }
 
-/// Refuses so many VMs if the daemon can't open the files that it needs for them.
+/// Refuses this many VMs if the daemon can't open the files that it needs for them.
 pub fn check_descriptors_for(vms: u64) -> Result<()> {
     let newest = File::open("/dev/null")
         .map_err(|error| Error::internal(format!("No file can be opened: {error}.")))?;
     check_descriptors(newest.as_fd(), vms)
 }
 
-/// Refuses so many more VMs before the daemon lacks the descriptors it needs to end others.
+/// Refuses this many VMs early enough to keep the descriptors needed to end others.
 fn check_descriptors(newest: BorrowedFd<'_>, more: u64) -> Result<()> {
     let needed = KEPT_DESCRIPTORS + more * DESCRIPTORS_OF_A_VM;
     let Some(limit) = jiffy_sys::descriptors::are_short(newest, needed) else {
@@ -298,7 +297,7 @@ fn open_to_monitor(paths: &Paths, record: &VmRecord, plan: &Plan, user: Option<u
         open_socket(&serving.socket, &run).map_err(failed)?;
     }
     if let Some(disk) = &plan.root.lazy {
-        disk_links::give(paths, disk, &paths.vm_disk_socket(&record.id)).map_err(failed)?;
+        disk_links::link_socket(paths, disk, &paths.vm_disk_socket(&record.id)).map_err(failed)?;
     }
     Ok(())
 }

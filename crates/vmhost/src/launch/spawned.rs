@@ -14,7 +14,7 @@ pub struct Spawned {
     pub listener: UnixListener,
     /// Before and after the spawn, monotonic nanoseconds.
     pub spawn_ns: (u64, u64),
-    /// It was a standby: what it did before is not part of the VM's start.
+    /// It was a standby: its work before the request is not part of the VM's start.
     pub was_standby: bool,
     /// It was a spare.
     pub was_spare: bool,

@@ -1,4 +1,4 @@
-//! A VM that is restored ahead, and held before its guest's first instruction.
+//! Standbys: VMs restored ahead of time, and held before their guest's first instruction.
 
 use super::spawned::Spawned;
 use crate::folders;
@@ -11,7 +11,7 @@ use tracing::debug;
 /// A standby: a VM that is restored and held before its guest's first instruction.
 #[derive(Debug)]
 pub struct Standby {
-    /// The id of the VM it will be.
+    /// The id of the VM that it will become.
     pub id: String,
     /// Its vsock context id.
     pub cid: u32,
@@ -37,12 +37,12 @@ impl Standby {
         }
     }
 
-    /// Its process, until somebody takes it over.
+    /// Its process id, until a VM takes it over.
     pub fn pid(&self) -> Option<u32> {
         self.spawned.as_ref().map(|spawned| spawned.process.pid)
     }
 
-    /// Does its process live?
+    /// Is its process alive?
     pub fn lives(&self) -> bool {
         let process = self.spawned.as_ref().map(|spawned| &spawned.process);
         process.is_some_and(|process| process.lives())
@@ -55,8 +55,7 @@ impl Standby {
         }
     }
 
-    /// Ends it, but keeps its folder, which belongs to the VM that has its id by now and begins
-    /// without it.
+    /// Ends it, but keeps its folder: a VM has taken its id by now, and starts without it.
     pub async fn give_up(mut self) {
         if let Some(spawned) = self.spawned.take() {
             spawned.process.kill();

@@ -19,7 +19,7 @@ fn read_all(folder: &Path, from: u64) -> (Vec<u8>, u64) {
 }
 
 #[test]
-fn offsets_begin_again_at_each_start_and_survive_reopening() {
+fn offsets_restart_at_each_vm_start_and_survive_reopening() {
     let folder = tempfile::tempdir().unwrap();
     let mut log = Writer::open(folder.path()).unwrap();
     log.begin().unwrap();
@@ -80,7 +80,7 @@ fn whole_records_before_a_damaged_one_are_kept() {
 }
 
 #[test]
-fn a_log_that_can_not_be_read_now_is_kept() {
+fn a_temporarily_unreadable_log_is_kept() {
     let folder = tempfile::tempdir().unwrap();
     // A regular file whose first page can't be read (proc_pid_mem(5)).
     let log = current(folder.path());
@@ -95,7 +95,7 @@ fn a_log_that_can_not_be_read_now_is_kept() {
 }
 
 #[test]
-fn a_segment_that_begins_where_no_log_reaches_is_set_aside() {
+fn a_segment_with_an_impossible_position_is_set_aside() {
     let folder = tempfile::tempdir().unwrap();
     for position in [u64::MAX - 5, 1 << 63] {
         let start = SegmentStart {
@@ -119,7 +119,7 @@ fn a_segment_that_begins_where_no_log_reaches_is_set_aside() {
 }
 
 #[test]
-fn old_segments_go_and_a_late_reader_is_told() {
+fn old_segments_are_deleted_and_late_readers_are_told() {
     let folder = tempfile::tempdir().unwrap();
     let mut log = Writer::create(folder.path()).unwrap().with_segment(1000);
     let mut follower = Reader::new(folder.path(), 0);
@@ -145,7 +145,7 @@ fn old_segments_go_and_a_late_reader_is_told() {
 
 proptest! {
     #[test]
-    fn any_damage_is_found_or_harmless(at in 0usize..400, with in any::<u8>()) {
+    fn any_damage_is_detected_or_harmless(at in 0usize..400, with in any::<u8>()) {
         let folder = tempfile::tempdir().unwrap();
         let mut log = Writer::create(folder.path()).unwrap();
         for index in 0..10u8 {

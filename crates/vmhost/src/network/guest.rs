@@ -10,9 +10,9 @@ use std::net::IpAddr;
 /// The interface in the guest.
 const INTERFACE: &str = "eth0";
 
-/// Has a guest bring its interface up without an address, which takes most of the time of the
-/// setup.
-pub fn told_link(config: &mut GuestConfig, addresses: &Addresses) {
+/// Configures a guest to bring its interface up without an address, which takes most of the time of
+/// the setup.
+pub fn configure_link(config: &mut GuestConfig, addresses: &Addresses) {
     config.interfaces = vec![Interface {
         name: INTERFACE.to_owned(),
         mac: Some(addresses.mac),
@@ -20,8 +20,8 @@ pub fn told_link(config: &mut GuestConfig, addresses: &Addresses) {
     }];
 }
 
-/// Tells a guest its addresses, its gateway as a permanent neighbour, and its name server.
-pub fn told(config: &mut GuestConfig, record: &VmRecord, addresses: &Addresses) {
+/// Configures a guest's addresses, its gateway as a permanent neighbour, and its name server.
+pub fn configure_guest(config: &mut GuestConfig, record: &VmRecord, addresses: &Addresses) {
     let network = record.spec.network.clone().unwrap_or_default();
     let own: Vec<String> = addresses.own().map(|it| it.to_string()).collect();
     let gateways: Vec<String> = addresses.gateways().map(|it| it.to_string()).collect();
@@ -78,7 +78,7 @@ mod tests {
     use jiffy_wire::api::NetworkUse;
 
     #[test]
-    fn a_guest_is_told_who_it_is_and_whom_to_ask() {
+    fn guest_config_has_hostname_addresses_and_resolvers() {
         let network = NetworkUse {
             name: Some("lab".to_owned()),
             search: vec!["example.org".to_owned()],
@@ -102,7 +102,7 @@ mod tests {
             hostname: Some("inside".to_owned()),
             ..GuestConfig::default()
         };
-        told(&mut config, &record, &addresses);
+        configure_guest(&mut config, &record, &addresses);
         let interface = &config.interfaces[0];
         assert_eq!(interface.addresses, ["10.118.0.2"]);
         assert_eq!(interface.gateways, ["10.118.0.1"]);
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_of_hosts_needs_a_name_and_an_address() {
+    fn a_hosts_entry_needs_a_name_and_an_address() {
         for wrong in [
             "db",
             "db:",

@@ -1,26 +1,26 @@
 //! VMs on the host's network: links, addresses, rules, names.
 //!
 //! [`Network`] connects the records of VMs with `jiffy_net`, which does not know them. A VM's
-//! record says what it has of the network. An [`Attachment`] that is dropped before a VM took it
-//! over is detached.
+//! record has its network settings and addresses. An [`Attachment`] that is dropped before a VM has
+//! taken it over is detached.
 //!
 //! * [`guest`]: the network configuration of a VM's guest.
-//! * [`keeping`]: background work.
+//! * [`background`]: removes links of ended VMs, and prepares a link for the next VM.
 //! * [`open`]: opens the network when the daemon starts.
 //! * [`recovered`]: recovers addresses that are missing in records.
 //! * [`specs`]: converts records to the network's types.
-//! * [`traffic`]: what VMs' links have carried.
+//! * [`traffic`]: traffic of VMs' links.
 
+mod background;
 mod guest;
-mod keeping;
 mod open;
 mod recovered;
 mod specs;
 mod traffic;
 
-pub use guest::{hosts_entry, told, told_link};
-pub use jiffy_net::callers::Caller;
-pub use keeping::clean_up;
+pub use background::clean_up;
+pub use guest::{configure_guest, configure_link, hosts_entry};
+pub use jiffy_net::inbound::InboundConnection;
 pub use open::{Settings, uninstall};
 pub use recovered::recovered;
 pub use specs::{check_policy, check_ports, check_proxy_ports, is_open_to_the_proxy};
@@ -32,8 +32,8 @@ use jiffy_content::model::network::Networks;
 use jiffy_content::model::vm::{Spec, VmRecord};
 use jiffy_content::names as rules;
 use jiffy_content::records::networks;
-use jiffy_net::callers::{Callee, Callers};
 use jiffy_net::host::{Addresses, GuestSpec, Host};
+use jiffy_net::inbound::{Acceptor, SleepingVm};
 use jiffy_net::names::{Asker, Directory};
 use jiffy_net::policy::hold::Held;
 use jiffy_net::{Error as NetError, VmId};
@@ -53,9 +53,9 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::task::block_in_place;
 use tracing::warn;
 
-/// The network of VMs that ask for no other one. VMs on it can't reach each other.
+/// The network of VMs that request no other. VMs on it can't reach each other.
 pub const DEFAULT: &str = "default";
-/// The name that asks for no network.
+/// The name that requests no network.
 pub const NONE: &str = "none";
 
 /// The network of this node's VMs.
@@ -64,7 +64,7 @@ pub struct Network(State);
 
 #[derive(Debug)]
 enum State {
-    /// There is none, with the reason.
+    /// There is none, for this reason.
     Off(String),
     On(Box<On>),
 }
@@ -73,22 +73,22 @@ enum State {
 struct On {
     inner: Mutex<Inner>,
     directory: Arc<Directory>,
-    /// Ports that should be published on loopback are published on all addresses: in the machine,
-    /// loopback is not the user's.
+    /// Ports for loopback are published on all addresses: in the machine, loopback is not the
+    /// user's.
     everywhere: bool,
-    /// VMs have ended and must be detached.
+    /// Notifies that VMs have ended and must be detached.
     left: Notify,
-    /// Connections of removed VMs must still be forgotten.
+    /// Notifies that tracked connections of removed VMs must be deleted.
     released: Notify,
-    /// A link must be made ahead.
+    /// Notifies that a link must be prepared.
     wanted: Notify,
-    /// Takes connections to ports of VMs that sleep.
-    callers: Callers,
-    /// The other end, until somebody takes it.
-    waiting: Mutex<Option<UnboundedReceiver<Caller>>>,
+    /// Accepts connections to ports of hibernated VMs.
+    inbound: Acceptor,
+    /// The accepted connections, until [`Network::inbound`] takes them.
+    waiting: Mutex<Option<UnboundedReceiver<InboundConnection>>>,
     file: PathBuf,
-    /// Held so that no other daemon uses the network of this network namespace.
-    _only: UnixListener,
+    /// Keeps other daemons from using the network of this network namespace.
+    _lock: UnixListener,
 }
 
 #[derive(Debug)]
@@ -97,19 +97,19 @@ struct Inner {
     networks: Networks,
     /// Published ports.
     held: HashMap<VmId, Held>,
-    /// Descriptors of VMs' TAPs, besides those of their monitors. They keep a link when its
-    /// monitor ends, while its VM is hibernated or until background work removes it.
+    /// Descriptors of VMs' TAPs, besides those of their monitors. They keep a link after its
+    /// monitor's end, while its VM is hibernated or until background work removes it.
     kept: HashMap<VmId, Vec<OwnedFd>>,
     /// VMs that have ended and whose links and rules still exist.
     leaving: HashMap<VmId, Ipv4Addr>,
-    /// A link made before its VM is known, and links that are promised to VMs.
-    ahead: Option<Ahead>,
-    promised: HashMap<VmId, Ahead>,
+    /// A link prepared for an unknown VM, and prepared links that were promised to VMs.
+    ahead: Option<PreparedLink>,
+    promised: HashMap<VmId, PreparedLink>,
 }
 
 /// A link that belongs to no VM yet.
 #[derive(Debug, Clone, Copy)]
-struct Ahead {
+struct PreparedLink {
     vm: VmId,
     v4: Ipv4Addr,
 }
@@ -122,11 +122,11 @@ pub struct Attachment {
     vm: VmId,
     /// The address was allocated for this start.
     fresh: bool,
-    /// The addresses that its guest is told.
+    /// The addresses of its guest.
     pub addresses: Addresses,
     /// A descriptor of its TAP for each pair of queues.
     pub queues: Vec<OwnedFd>,
-    /// When it was begun and had its address, its link and its rules (host CLOCK_MONOTONIC).
+    /// When it began, and when address, link and rules were ready (host CLOCK_MONOTONIC).
     pub times_ns: [u64; 4],
 }
 
@@ -178,8 +178,8 @@ impl Network {
         }))
     }
 
-    /// Takes the id of a VM whose link was made ahead; the next link is made in the background.
-    pub fn take_ahead(&self) -> Option<String> {
+    /// Takes the id of a VM whose link was prepared; the next link is prepared in the background.
+    pub fn take_prepared_link(&self) -> Option<String> {
         let State::On(on) = &self.0 else { return None };
         let mut inner = on.lock();
         let taken = inner.ahead.take();
@@ -190,7 +190,7 @@ impl Network {
     }
 
     /// Changes an attachment made for this VM's id to the name, policy and ports of its record.
-    pub fn settle(&self, attachment: &Attachment, record: &VmRecord) -> Result<()> {
+    pub fn apply_record(&self, attachment: &Attachment, record: &VmRecord) -> Result<()> {
         let State::On(on) = &self.0 else {
             return Ok(());
         };
@@ -217,9 +217,9 @@ impl Network {
         Ok(())
     }
 
-    /// A VM has ended: its names and ports are free from now on. The rest is removed in the
-    /// background, so that the VM's client does not wait for it.
-    pub fn leave(&self, record: &VmRecord) {
+    /// A VM has ended: releases its names and ports. The rest is removed in the background, so that
+    /// the VM's client does not wait for it.
+    pub fn release(&self, record: &VmRecord) {
         let (State::On(on), Some(v4), Ok(vm)) = (&self.0, v4_of(record), id_of(record)) else {
             return;
         };
@@ -230,7 +230,7 @@ impl Network {
         on.left.notify_one();
     }
 
-    /// A VM is removed: when this returns, nothing of it is left. True if there was something.
+    /// Removes all that belongs to a VM before it returns. True if there was something.
     pub fn forget(&self, id: &str) -> bool {
         let (State::On(on), Ok(vm)) = (&self.0, id_from(id)) else {
             return false;
@@ -246,16 +246,16 @@ impl Network {
         freed.is_some()
     }
 
-    /// A VM falls asleep or sleeps: new connections to its TCP ports come to this process
-    /// ([`Network::callers`]).
-    pub fn answer_for(&self, id: &str) {
+    /// A VM hibernates: from now on this process accepts connections to its TCP ports
+    /// ([`Network::inbound`]).
+    pub fn divert_ports(&self, id: &str) {
         if let (State::On(on), Ok(vm)) = (&self.0, id_from(id)) {
-            block_in_place(|| on.answer_for(&mut on.lock(), vm));
+            block_in_place(|| on.divert_ports(&mut on.lock(), vm));
         }
     }
 
-    /// A VM is awake: new connections to its TCP ports are led to it.
-    pub fn lead_to(&self, id: &str) {
+    /// A VM is awake: new connections to its TCP ports reach it again.
+    pub fn restore_ports(&self, id: &str) {
         let (State::On(on), Ok(vm)) = (&self.0, id_from(id)) else {
             return;
         };
@@ -270,8 +270,8 @@ impl Network {
         });
     }
 
-    /// Connections to ports of VMs that sleep, once.
-    pub fn callers(&self) -> Option<UnboundedReceiver<Caller>> {
+    /// Connections to ports of hibernated VMs; `None` after the first call.
+    pub fn inbound(&self) -> Option<UnboundedReceiver<InboundConnection>> {
         let State::On(on) = &self.0 else { return None };
         let mut waiting = on.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         waiting.take()
@@ -285,7 +285,7 @@ impl Network {
         let keep = |spec: GuestSpec| -> Result<()> {
             let mut inner = on.lock();
             if !inner.kept.contains_key(&vm) {
-                // Its descriptors were held by an earlier daemon.
+                // An earlier daemon held its descriptors.
                 let spec = GuestSpec {
                     asleep: true,
                     ..spec
@@ -295,7 +295,7 @@ impl Network {
                 inner.kept.insert(vm, attached.tap.queues);
                 inner.hold(&spec)?;
             }
-            on.answer_for(&mut inner, vm);
+            on.divert_ports(&mut inner, vm);
             Ok(())
         };
         let spec = spec_of(record, v4, on.everywhere);
@@ -327,8 +327,8 @@ impl Network {
         inner.host.guest(vm).map(|guest| guest.v4.into())
     }
 
-    /// Numbers of open TCP connections that the kernel leads to VMs by published ports, by the VM's
-    /// id; `None` if they can't be counted. It reads all connections of the host.
+    /// Number of open TCP connections to published ports, by VM id; `None` if they can't be
+    /// counted. Reads all tracked connections of the host.
     pub fn open_connections(&self) -> Option<HashMap<String, usize>> {
         let State::On(on) = &self.0 else {
             return Some(HashMap::new());
@@ -388,7 +388,7 @@ impl Network {
         inner.host.remove_network(name).map_err(failed)
     }
 
-    /// Refuses a network's name that no VM can use, and says why.
+    /// Refuses a name that no network may have, and says why.
     pub fn check_name(&self, name: &str) -> Result<()> {
         let on = self.on()?;
         match name == DEFAULT || on.lock().networks.names.contains(name) {
@@ -414,7 +414,7 @@ impl On {
     }
 
     /// Attaches a VM, at its previous address if it has one.
-    fn attach(&self, vm: VmId, record: &VmRecord) -> Result<Made> {
+    fn attach(&self, vm: VmId, record: &VmRecord) -> Result<NewAttachment> {
         let mut inner = self.lock();
         if let Some(freed) = inner.leaving.remove(&vm) {
             self.detach(&mut inner, vm, Some(freed));
@@ -432,7 +432,7 @@ impl On {
         if made.is_err() && fresh {
             self.detach(&mut inner, vm, Some(v4));
         }
-        made.map(|made| Made { fresh, ..made })
+        made.map(|made| NewAttachment { fresh, ..made })
     }
 
     fn attach_at(
@@ -441,16 +441,16 @@ impl On {
         vm: VmId,
         record: &VmRecord,
         v4: Ipv4Addr,
-    ) -> Result<Made> {
+    ) -> Result<NewAttachment> {
         let spec = spec_of(record, v4, self.everywhere)?;
         inner.hold(&spec)?;
         let made = match inner.kept.get(&vm) {
-            // The link was made ahead, or before the VM was hibernated.
+            // The link was prepared, or made before the VM was hibernated.
             Some(queues) => {
                 let queues = dup(queues)?;
                 inner.change_plain(&spec)?;
                 let now = monotonic_ns();
-                Made {
+                NewAttachment {
                     addresses: inner.host.addresses(&spec),
                     queues,
                     times_ns: [now; 3],
@@ -460,7 +460,7 @@ impl On {
             None => {
                 let attached = inner.host.attach_again(&spec).map_err(failed)?;
                 inner.kept.insert(vm, dup(&attached.tap.queues)?);
-                Made {
+                NewAttachment {
                     addresses: attached.addresses,
                     queues: attached.tap.queues,
                     times_ns: attached.times_ns,
@@ -497,8 +497,8 @@ impl On {
         self.released.notify_one();
     }
 
-    /// See [`Network::answer_for`].
-    fn answer_for(&self, inner: &mut Inner, vm: VmId) {
+    /// See [`Network::divert_ports`].
+    fn divert_ports(&self, inner: &mut Inner, vm: VmId) {
         let Some(held) = inner.held.get_mut(&vm) else {
             return;
         };
@@ -506,16 +506,16 @@ impl On {
             return;
         };
         let (v4, v6, ranges) = (guest.v4, guest.v6, inner.host.ranges());
-        let callee = Callee { vm, v4, v6, ranges };
-        self.callers.accept(held, callee);
+        let sleeping = SleepingVm { vm, v4, v6, ranges };
+        self.inbound.accept(held, sleeping);
         if let Err(error) = inner.host.set_asleep(vm, true) {
             let error = causes::sentence(&error);
             warn!(%vm, error, "connections to a VM that sleeps are lost");
         }
     }
 
-    /// Makes a link for the next VM.
-    fn make_ahead(&self) -> Result<()> {
+    /// Prepares a link for the next VM.
+    fn prepare_link(&self) -> Result<()> {
         let mut inner = self.lock();
         if inner.ahead.is_some() {
             return Ok(());
@@ -533,7 +533,7 @@ impl On {
         match attached {
             Ok(attached) => {
                 inner.kept.insert(vm, attached.tap.queues);
-                inner.ahead = Some(Ahead { vm, v4 });
+                inner.ahead = Some(PreparedLink { vm, v4 });
                 Ok(())
             }
             Err(error) => {
@@ -553,7 +553,7 @@ impl On {
 
 impl Inner {
     /// Holds a VM's published ports, unless they are held already. A VM without ports gets no
-    /// entry: a standby becomes a VM that may have some.
+    /// entry, because a standby may become a VM with ports.
     fn hold(&mut self, spec: &GuestSpec) -> Result<()> {
         if !spec.ports.is_empty()
             && let Entry::Vacant(held) = self.held.entry(spec.vm)
@@ -563,7 +563,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Gives a link that was made as a plain one what this VM has besides.
+    /// Extends a plain link by this VM's network, policy and ports.
     fn change_plain(&mut self, spec: &GuestSpec) -> Result<()> {
         match is_plain(spec) {
             true => Ok(()),
@@ -573,7 +573,7 @@ impl Inner {
 }
 
 /// A new attachment of a VM.
-struct Made {
+struct NewAttachment {
     addresses: Addresses,
     queues: Vec<OwnedFd>,
     /// When it had its address, its link and its rules.
@@ -591,7 +591,7 @@ fn dup(queues: &[OwnedFd]) -> Result<Vec<OwnedFd>> {
     })
 }
 
-/// Does it need nothing beyond a link that was made ahead?
+/// Is a prepared link all that it needs?
 fn is_plain(spec: &GuestSpec) -> bool {
     spec.network.is_none() && spec.policy.is_default() && spec.ports.is_empty()
 }

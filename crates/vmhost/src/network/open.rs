@@ -10,8 +10,8 @@ use jiffy_content::model::network::Networks;
 use jiffy_content::model::vm::{VmRecord, is_active};
 use jiffy_content::paths::Paths;
 use jiffy_content::records::networks;
-use jiffy_net::callers::Callers;
 use jiffy_net::host::{GuestSpec, Host, HostOptions, Report};
+use jiffy_net::inbound::Acceptor;
 use jiffy_net::names::resolvers::Resolvers;
 use jiffy_net::names::{Directory, NameServer, Sockets};
 use jiffy_net::policy::hold::Held;
@@ -29,34 +29,34 @@ use std::sync::{Arc, Mutex};
 use tokio::sync::Notify;
 use tracing::{debug, info, warn};
 
-/// The abstract socket that is bound by the daemon that has the network. Abstract sockets belong
-/// to the network namespace, like the network.
-const ONLY: &[u8] = b"jiffy-network";
+/// The abstract socket of the daemon that owns the network. Abstract sockets belong to the network
+/// namespace, like the network.
+const LOCK_SOCKET: &[u8] = b"jiffy-network";
 /// The host's resolvers.
 const RESOLV_CONF: &str = "/etc/resolv.conf";
-/// Most connections to ports of VMs that sleep, or have slept when they began.
-const MOST_CALLERS: usize = 16_384;
+/// Most connections that were made to ports of hibernated VMs and are still open.
+const MAX_INBOUND: usize = 16_384;
 /// Port of the name server.
 const NAME_PORT: u16 = 53;
 
 /// The operator's settings of the network.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Settings {
-    /// VMs can have a network.
+    /// Whether VMs can have a network.
     pub on: bool,
     /// Range of the VMs' IPv4 addresses; `None` to choose one.
     pub v4: Option<Cidr>,
     /// Range of the VMs' IPv6 addresses; `None` to choose one.
     pub v6: Option<Cidr>,
-    /// Ports of the host that VMs never reach, whatever a rule says.
+    /// Ports of the host that no rule can open to VMs.
     pub never: Vec<u16>,
-    /// Publish on all addresses what should be published on loopback.
+    /// Publish ports for loopback on all addresses.
     pub everywhere: bool,
 }
 
 impl Network {
-    /// Opens the network of these VMs, all that have a folder; without one, if the host does not
-    /// support it.
+    /// Opens the network for these VMs, all that have a folder. If the host does not support it,
+    /// VMs have none.
     pub fn open(settings: &Settings, paths: &Paths, vms: &[Found]) -> Arc<Network> {
         let opened = match settings.on {
             true => open(settings, paths, vms),
@@ -75,8 +75,8 @@ impl Network {
 /// Removes all of Jiffy's links, routes, rules and settings from the host's network. Running VMs
 /// lose their network.
 pub fn uninstall(settings: &Settings, paths: &Paths) -> Result<(), String> {
-    let _only = only()?;
-    let options = options(settings, &kept(&paths.networks())?)?;
+    let _lock = lock_namespace()?;
+    let options = options(settings, &load_networks(&paths.networks())?)?;
     let (host, _) = Host::open(options, &[], &BTreeSet::new()).map_err(failed)?;
     host.uninstall().map_err(failed)
 }
@@ -86,15 +86,16 @@ fn failed(error: Error) -> String {
 }
 
 /// Reserves the network of this network namespace for this daemon.
-fn only() -> Result<UnixListener, String> {
-    let only = SocketAddr::from_abstract_name(ONLY).and_then(|name| UnixListener::bind_addr(&name));
-    only.map_err(|error| match error.kind() {
+fn lock_namespace() -> Result<UnixListener, String> {
+    let lock =
+        SocketAddr::from_abstract_name(LOCK_SOCKET).and_then(|name| UnixListener::bind_addr(&name));
+    lock.map_err(|error| match error.kind() {
         io::ErrorKind::AddrInUse => failed(Error::OtherNode),
         _ => format!("the network's lock can't be had: {error}"),
     })
 }
 
-/// The ranges are the operator's, or else those of the earlier daemon.
+/// The ranges are the operator's; if there are none, those of the earlier daemon.
 fn options(settings: &Settings, kept: &Networks) -> Result<HostOptions, String> {
     let known = |own: Option<Cidr>, kept: &str| own.or_else(|| kept.parse().ok());
     Ok(HostOptions {
@@ -107,9 +108,9 @@ fn options(settings: &Settings, kept: &Networks) -> Result<HostOptions, String> 
 }
 
 fn open(settings: &Settings, paths: &Paths, vms: &[Found]) -> Result<On, String> {
-    let only = only()?;
+    let lock = lock_namespace()?;
     let file = paths.networks();
-    let kept = kept(&file)?;
+    let kept = load_networks(&file)?;
     let mut options = options(settings, &kept)?;
     let records = records(paths, vms);
     let specs = |records: &[VmRecord]| -> Vec<(GuestSpec, VmRecord)> {
@@ -125,7 +126,7 @@ fn open(settings: &Settings, paths: &Paths, vms: &[Found]) -> Result<On, String>
     let all: Vec<GuestSpec> = guests.iter().map(|(spec, _)| spec.clone()).collect();
     let mut opened = Host::open(options.clone(), &all, &kept.names);
     if matches!(opened, Err(Error::PoolTaken { .. })) && guests.is_empty() {
-        // The saved range overlaps a route that the host got later.
+        // The saved range overlaps a route that was added to the host later.
         (options.v4, options.v6) = (settings.v4, settings.v6);
         opened = Host::open(options.clone(), &all, &kept.names);
     }
@@ -139,7 +140,7 @@ fn open(settings: &Settings, paths: &Paths, vms: &[Found]) -> Result<On, String>
         drop(host);
         (host, report) = Host::open(options, &all, &kept.names).map_err(failed)?;
     }
-    tell(&report);
+    log_report(&report);
     let networks = Networks {
         v4: ranges.v4().to_string(),
         v6: ranges.v6().to_string(),
@@ -158,7 +159,7 @@ fn open(settings: &Settings, paths: &Paths, vms: &[Found]) -> Result<On, String>
         }
         directory.set(asker(record, spec, &host.addresses(spec)));
     }
-    let (callers, waiting) = Callers::new(most_callers());
+    let (inbound, waiting) = Acceptor::new(max_inbound());
     serve_names(&directory, sockets, gateway.into())?;
     Ok(On {
         inner: Mutex::new(Inner {
@@ -175,18 +176,18 @@ fn open(settings: &Settings, paths: &Paths, vms: &[Found]) -> Result<On, String>
         left: Notify::new(),
         released: Notify::new(),
         wanted: Notify::new(),
-        callers,
+        inbound,
         waiting: Mutex::new(Some(waiting)),
         file,
-        _only: only,
+        _lock: lock,
     })
 }
 
-/// Most connections that are carried at a time. Each needs two descriptors; half of those that this
-/// process may have are for everything else.
-fn most_callers() -> usize {
+/// Most connections relayed at a time. Each needs two descriptors; half of this process's limit is
+/// kept for everything else.
+fn max_inbound() -> usize {
     let files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
-    files.map_or(MOST_CALLERS, |files| MOST_CALLERS.min(files as usize / 4))
+    files.map_or(MAX_INBOUND, |files| MAX_INBOUND.min(files as usize / 4))
 }
 
 fn report_v6(report: &Report) -> Option<std::net::Ipv6Addr> {
@@ -194,7 +195,7 @@ fn report_v6(report: &Report) -> Option<std::net::Ipv6Addr> {
 }
 
 /// The state that an earlier daemon saved.
-fn kept(file: &Path) -> Result<Networks, String> {
+fn load_networks(file: &Path) -> Result<Networks, String> {
     match networks::load(file) {
         Ok(kept) => Ok(kept),
         Err(LoadError::Io(error)) if error.kind() == io::ErrorKind::NotFound => {
@@ -238,8 +239,8 @@ fn seed() -> Result<[u8; 5], String> {
     Ok(seed)
 }
 
-/// Logs what was found and set.
-fn tell(report: &Report) {
+/// Logs what was found and changed.
+fn log_report(report: &Report) {
     let (v4, v6) = (report.ranges.v4(), report.ranges.v6());
     info!(%v4, %v6, "VMs' network");
     if !report.settings.is_empty() {
@@ -292,19 +293,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_newer_list_of_networks_is_refused_and_kept() {
+    fn a_network_list_of_a_newer_release_is_refused_and_kept() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("networks.json");
         assert!(
-            kept(&file).unwrap().names.is_empty(),
+            load_networks(&file).unwrap().names.is_empty(),
             "none was written yet"
         );
         let golden = include_str!("../../../content/golden/networks-1.json");
         std::fs::write(&file, golden).unwrap();
-        assert_eq!(kept(&file).unwrap().names.len(), 2);
+        assert_eq!(load_networks(&file).unwrap().names.len(), 2);
         let newer = golden.replace("\"version\":1", "\"version\":9");
         std::fs::write(&file, &newer).unwrap();
-        let why = kept(&file).unwrap_err();
+        let why = load_networks(&file).unwrap_err();
         assert!(why.contains("networks.json") && why.contains('9'), "{why}");
         assert_eq!(std::fs::read_to_string(&file).unwrap(), newer);
     }

@@ -14,7 +14,7 @@ use std::net::IpAddr;
 use std::path::Path;
 
 /// Largest configuration of a VMM that is read, bytes; it contains the guest's.
-const MOST: u64 = 4 << 20;
+const MAX_CONFIG: u64 = 4 << 20;
 
 /// Ids of VMs that have a link in this network namespace.
 pub(super) fn linked() -> HashSet<String> {
@@ -27,7 +27,7 @@ pub(super) fn linked() -> HashSet<String> {
 /// The addresses in the guest configuration of the VM in this folder.
 pub fn recovered(folder: &Path) -> Vec<IpAddr> {
     let told = || {
-        let config = regular::read(&folder.join("vmm.json"), MOST).ok()?;
+        let config = regular::read(&folder.join("vmm.json"), MAX_CONFIG).ok()?;
         let config: VmmConfig = serde_json::from_slice(&config).ok()?;
         let is_guests = |name: &str| name == guest::FW_CFG_NAME;
         let file = config.fw_cfg.into_iter().find(|it| is_guests(&it.name))?;
@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_guest_was_told_is_found_again_and_nothing_else() {
+    fn guest_addresses_are_recovered_from_vmm_json() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("vmm.json");
         assert!(recovered(folder.path()).is_empty());

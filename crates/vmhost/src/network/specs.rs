@@ -15,8 +15,8 @@ const MTU: u32 = 1500;
 /// Most published ports of a VM; each may be a range.
 const PORTS: usize = 64;
 
-/// The specification of this record's VM at this address. `everywhere` publishes on all addresses
-/// what should be published on loopback.
+/// The specification of this record's VM at this address. With `everywhere`, ports for loopback are
+/// published on all addresses.
 pub(super) fn spec_of(record: &VmRecord, v4: Ipv4Addr, everywhere: bool) -> Result<GuestSpec> {
     let network = record.spec.network.clone().unwrap_or_default();
     let mut ports = check_ports(&network.ports)?;
@@ -79,7 +79,7 @@ pub fn check_policy(policy: &NetworkPolicy) -> Result<Policy> {
     if policy
         .deny
         .iter()
-        .any(|rule| rule.to == jiffy_net::policy::To::Host)
+        .any(|rule| rule.to == jiffy_net::policy::Target::Host)
     {
         return Err(
             Error::invalid("The host is never reached unless a rule allows it.")
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_published_on_loopback_is_so_on_all_addresses_where_loopback_is_anothers() {
+    fn loopback_ports_are_published_on_all_addresses_if_asked() {
         let network = NetworkUse {
             name: Some("lab".to_owned()),
             ports: texts(["8080:80", "192.0.2.1:53:53/udp"]),
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn the_proxy_reaches_what_is_listed() {
+    fn the_proxy_reaches_only_listed_ports() {
         let open = |ports: Option<&[&str]>, port| {
             let list = |ports: &[&str]| ports.iter().map(|&it| it.to_owned()).collect();
             let network = NetworkUse {
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_not_be_published_or_ruled_is_refused() {
+    fn invalid_ports_and_policies_are_refused() {
         assert!(check_ports(&texts(["80:80", "70-90:170-190"])).is_err());
         assert!(check_ports(&vec!["80:80".to_owned(); PORTS + 1]).is_err());
         assert!(check_ports(&texts(["80"])).is_err());

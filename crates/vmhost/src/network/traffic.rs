@@ -1,11 +1,10 @@
-//! What VMs' links have carried, by the kernel's statistics.
+//! Traffic of VMs' links, from the kernel's statistics.
 
 use jiffy_net::VmId;
 use std::collections::HashMap;
 use std::fs;
 
-/// Bytes that each VM's link in this network namespace has carried, in both directions, by the
-/// VM's id.
+/// Bytes that each VM's link in this network namespace has carried in both directions, by VM id.
 pub fn traffic() -> HashMap<String, u64> {
     let text = fs::read_to_string("/proc/self/net/dev").unwrap_or_default();
     parse(&text)
@@ -29,7 +28,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_bytes_of_vms_links_are_found() {
+    fn traffic_of_vm_links_is_parsed() {
         let text = "Inter-|   Receive          |  Transmit\n face |bytes packets\n\
             lo: 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16\n\
             jf-0123456789ab: 100 2 3 4 5 6 7 8 50 10 11 12 13 14 15 16\n\

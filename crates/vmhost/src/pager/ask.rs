@@ -18,10 +18,10 @@ use tokio::time::timeout;
 const MAX_ANSWER: u64 = 64 * 1024;
 
 /// The process id of the pager that answered.
-type Told = std::result::Result<Option<u32>, String>;
+type PagerPid = std::result::Result<Option<u32>, String>;
 
 impl Pager {
-    pub(super) async fn tell(&self, id: &str, paged: &Paged) -> Told {
+    pub(super) async fn send_serve(&self, id: &str, paged: &Paged) -> PagerPid {
         let socket = self.paths.pager_vm_socket(id);
         let _ = fs::remove_file(&socket);
         let origins = jiffy_content::snapshots::remote::origins(&paged.image, &self.paths);
@@ -37,12 +37,12 @@ impl Pager {
             record: paged.record.clone(),
             prefetch: paged.prefetch,
         };
-        let told = self.told(&request).await?;
+        let told = self.send(&request).await?;
         open_to_vmms(&socket, &self.paths.vm_run(id))?;
         Ok(told)
     }
 
-    pub(super) async fn tell_of_disk(&self, disk: &LazyDisk) -> Told {
+    pub(super) async fn send_open_disk(&self, disk: &LazyDisk) -> PagerPid {
         let mut requests = disk.requests(&self.paths);
         let Some(open) = requests.pop() else {
             return Ok(None);
@@ -50,15 +50,15 @@ impl Pager {
         for request in requests {
             done(self.ask(&request, DISK_TIME).await)?;
         }
-        let told = self.told(&open).await?;
+        let told = self.send(&open).await?;
         let socket = self.paths.disk_socket(&disk.name());
         open_to_vmms(&socket, &self.paths.run.join("pager"))?;
-        disk_links::give_to_all(&self.paths, disk);
+        disk_links::relink_all(&self.paths, disk);
         Ok(told)
     }
 
-    async fn told(&self, request: &PagerRequest) -> Told {
-        match self.ask_whom(request, DISK_TIME).await {
+    async fn send(&self, request: &PagerRequest) -> PagerPid {
+        match self.ask_with_pid(request, DISK_TIME).await {
             Ok((answer, pid)) => done(Ok(answer)).map(|()| pid),
             Err(error) => done(Err(error)).map(|()| None),
         }
@@ -69,11 +69,11 @@ impl Pager {
         request: &PagerRequest,
         within: Duration,
     ) -> io::Result<PagerResponse> {
-        let (answer, _) = self.ask_whom(request, within).await?;
+        let (answer, _) = self.ask_with_pid(request, within).await?;
         Ok(answer)
     }
 
-    async fn ask_whom(
+    async fn ask_with_pid(
         &self,
         request: &PagerRequest,
         within: Duration,

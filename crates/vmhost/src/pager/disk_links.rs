@@ -1,8 +1,9 @@
 //! Hard links through which VMs reach the sockets of their disks.
 //!
-//! A disk that is filled on demand has one socket, in a folder that no VMM may pass, however many
-//! VMs have the disk. Each of these has a hard link to it in its own run folder, which only its own
-//! VMM may pass: no VMM asks for chunks of a disk that its VM does not have, whatever names it knows.
+//! A disk that is filled on demand has one socket for all VMs that have the disk, in a folder that
+//! no VMM can traverse. Each of these VMs has a hard link to it in its own run folder, which only
+//! its own VMM can traverse. So a VMM can't request chunks of another VM's disk, even if it knows
+//! its name.
 
 use jiffy_content::model::image::LazyDisk;
 use jiffy_content::paths::Paths;
@@ -17,9 +18,9 @@ use std::sync::Mutex;
 use tracing::warn;
 
 /// Most bytes of a VM's configuration.
-const MOST_CONFIG: u64 = 1 << 20;
+const MAX_CONFIG: u64 = 1 << 20;
 
-/// The fields of a VMM's configuration that are read in any version.
+/// The fields of a VMM's configuration that every version has.
 #[derive(Deserialize)]
 struct Config {
     disks: Vec<Disk>,
@@ -30,11 +31,11 @@ struct Disk {
     residency: Option<Residency>,
 }
 
-/// Links `to` to the socket of this disk. Without a socket nothing is done: a pager has just died,
-/// and the next one's socket is linked by [`give_to_all`].
-pub fn give(paths: &Paths, disk: &LazyDisk, to: &Path) -> io::Result<()> {
+/// Links `to` to the socket of this disk. Does nothing without a socket: then a pager has just
+/// died, and [`relink_all`] links the next one's socket.
+pub fn link_socket(paths: &Paths, disk: &LazyDisk, to: &Path) -> io::Result<()> {
     let name = disk.name();
-    // A pager of release 0.1 listens where it serves VMs, too.
+    // A pager of release 0.1 listens beside the sockets of VMs' memory.
     for socket in [paths.disk_socket(&name), paths.pager_vm_socket(&name)] {
         match link(&socket, to) {
             Err(error) if error.kind() == ErrorKind::NotFound => {}
@@ -44,25 +45,25 @@ pub fn give(paths: &Paths, disk: &LazyDisk, to: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Links the sockets that VMs with this disk connect to anew, because there is another pager.
-pub(super) fn give_to_all(paths: &Paths, disk: &LazyDisk) {
+/// Replaces the links of all VMs with this disk, because there is a new pager.
+pub(super) fn relink_all(paths: &Paths, disk: &LazyDisk) {
     let vms = fs::read_dir(paths.run.join("vms"));
     for entry in vms.into_iter().flatten().flatten() {
         let Ok(id) = entry.file_name().into_string() else {
             continue;
         };
         if let Some(socket) = connects_to(paths, &id, disk)
-            && let Err(error) = give(paths, disk, &socket)
+            && let Err(error) = link_socket(paths, disk, &socket)
         {
             warn!(id, %error, "a VM can't reach the pager about its disk");
         }
     }
 }
 
-/// The socket that this VM's VMM connects to for chunks of this disk. One of release 0.1 connects
-/// to a socket that all VMMs reach.
+/// The socket to which this VM's VMM connects for chunks of this disk. A VMM of release 0.1
+/// connects to a socket that all VMMs reach.
 fn connects_to(paths: &Paths, id: &str, disk: &LazyDisk) -> Option<PathBuf> {
-    let config = regular::read(&paths.vm(id).join("vmm.json"), MOST_CONFIG).ok()?;
+    let config = regular::read(&paths.vm(id).join("vmm.json"), MAX_CONFIG).ok()?;
     let config: Config = serde_json::from_slice(&config).ok()?;
     let present = disk.present(paths);
     let mut residencies = config.disks.into_iter().filter_map(|disk| disk.residency);
@@ -79,7 +80,7 @@ fn link(socket: &Path, to: &Path) -> io::Result<()> {
     let _ = fs::remove_file(&beside);
     fs::hard_link(socket, &beside)?;
     fs::rename(&beside, to)?;
-    // If both are one file already, rename(2) does nothing.
+    // If both names are the same file already, rename(2) does nothing.
     let _ = fs::remove_file(&beside);
     Ok(())
 }

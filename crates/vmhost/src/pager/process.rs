@@ -1,4 +1,4 @@
-//! The pager's process: started, watched, and replaced when it dies.
+//! Starts and watches the pager's process, and replaces it when it dies.
 
 use super::ask::exchange;
 use super::{DISKS_AT_ONCE, Pager};
@@ -26,8 +26,8 @@ use tracing::{error, info, warn};
 const START_TIME: Duration = Duration::from_secs(10);
 /// How long a killed pager has to end.
 const END_TIME: Duration = Duration::from_secs(2);
-/// How often it is checked whether a new pager listens.
-pub(super) const KNOCK_EVERY: Duration = Duration::from_millis(2);
+/// How often a new pager is checked for listening.
+pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(2);
 /// A pager that dies more often than this many times in [`DEATHS_WITHIN`] is not restarted
 /// automatically.
 pub(super) const MAX_DEATHS: usize = 5;
@@ -54,7 +54,7 @@ impl Pager {
         while self.ping().await.is_none() {
             let died = !is_alive(pid);
             if died || Instant::now() >= until {
-                // Killed: the next pager takes over its socket, and nothing else would end it.
+                // The next pager takes over its socket; nothing else would end this one.
                 if let Ok(process) = process {
                     process.kill();
                     let _ = timeout(END_TIME, process.ended()).await;
@@ -69,7 +69,7 @@ impl Pager {
                     self.log().display()
                 )));
             }
-            sleep(KNOCK_EVERY).await;
+            sleep(POLL_INTERVAL).await;
         }
         info!(pid, "pager started");
         self.watch(process, pid);
@@ -141,7 +141,7 @@ impl Pager {
                 untold.map(|served| served.what.clone())
             };
             if let Some(paged) = paged {
-                match self.tell(&id, &paged).await {
+                match self.send_serve(&id, &paged).await {
                     Ok(pid) => self.state().note_served(&id, pid),
                     Err(why) => error!(id, why, "a VM's memory can't be served any more"),
                 }
@@ -158,7 +158,7 @@ impl Pager {
                 untold.map(|open| open.what.clone())
             };
             if let Some(disk) = disk {
-                match self.tell_of_disk(&disk).await {
+                match self.send_open_disk(&disk).await {
                     Ok(pid) => self.state().note_disk(&name, pid),
                     Err(why) => error!(name, why, "a VM's disk can't be filled any more"),
                 }
@@ -179,7 +179,7 @@ impl Pager {
     }
 }
 
-/// Starts one: blocking, until its program is executed.
+/// Starts a pager. Blocks until its program is executed.
 fn spawn(paths: &Paths, log: &Path) -> Result<u32> {
     let program = paths.pager();
     let socket = paths.pager_socket();

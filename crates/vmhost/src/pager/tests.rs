@@ -61,7 +61,7 @@ async fn answered_but(
 }
 
 #[tokio::test]
-async fn nobody_has_a_disk_alone_that_was_completed_for_somebody() {
+async fn a_completed_disk_stays_share_locked_while_it_is_held() {
     let folder = tempfile::tempdir().unwrap();
     let (pager, _asked) = obeyed(folder.path()).await;
     let disk = disk(1);
@@ -99,7 +99,7 @@ fn configured(paths: &Paths, id: &str, disk: &LazyDisk) {
 }
 
 #[tokio::test]
-async fn a_vm_reaches_the_socket_of_its_disk_and_of_no_other() {
+async fn a_vm_reaches_only_the_socket_of_its_own_disk() {
     let folder = tempfile::tempdir().unwrap();
     let (pager, _asked) = obeyed(folder.path()).await;
     let paths = &pager.paths;
@@ -123,12 +123,12 @@ async fn a_vm_reaches_the_socket_of_its_disk_and_of_no_other() {
         configured(paths, id, disk);
         listeners.push(bind(disk));
         pager.open_disk(disk).await.unwrap();
-        disk_links::give(paths, disk, &paths.vm_disk_socket(id)).unwrap();
+        disk_links::link_socket(paths, disk, &paths.vm_disk_socket(id)).unwrap();
     }
     // Another pager listens elsewhere, under the same names.
     for (_, disk, _) in &disks {
         listeners.push(bind(disk));
-        pager.tell_of_disk(disk).await.unwrap();
+        pager.send_open_disk(disk).await.unwrap();
     }
     for ((id, _, user), listener) in disks.iter().zip(&listeners[2..]) {
         let own = paths.vm_disk_socket(id);
@@ -152,7 +152,7 @@ async fn a_vm_reaches_the_socket_of_its_disk_and_of_no_other() {
 }
 
 #[tokio::test]
-async fn a_vmm_of_an_earlier_release_has_the_socket_where_it_looks_for_it() {
+async fn an_older_vmm_finds_the_disk_socket_at_its_old_path() {
     let folder = tempfile::tempdir().unwrap();
     let (pager, _asked) = obeyed(folder.path()).await;
     let paths = &pager.paths;
@@ -173,7 +173,7 @@ async fn a_vmm_of_an_earlier_release_has_the_socket_where_it_looks_for_it() {
 }
 
 #[tokio::test]
-async fn a_disk_that_is_not_opened_in_time_is_let_go_of() {
+async fn a_disk_that_fails_to_open_is_forgotten_by_the_pager() {
     let folder = tempfile::tempdir().unwrap();
     let busy = PagerResponse::Error("it is busy".into());
     let (pager, mut asked) = answered(folder.path(), busy).await;
@@ -188,7 +188,7 @@ async fn a_disk_that_is_not_opened_in_time_is_let_go_of() {
 }
 
 #[tokio::test]
-async fn what_a_dead_pager_left_of_a_vm_goes_with_the_vm() {
+async fn sockets_left_by_a_dead_pager_are_removed_with_their_vm() {
     let folder = tempfile::tempdir().unwrap();
     let unknown = PagerResponse::Error("no VM or disk one is served here".into());
     let (pager, _asked) = answered(folder.path(), unknown).await;
@@ -202,7 +202,7 @@ async fn what_a_dead_pager_left_of_a_vm_goes_with_the_vm() {
     ] {
         fs::write(sockets.join(name), "").unwrap();
     }
-    pager.let_go("one").await;
+    pager.stop_serving("one").await;
     let mut left: Vec<_> = fs::read_dir(&sockets)
         .unwrap()
         .map(|entry| entry.unwrap().file_name())
@@ -212,7 +212,7 @@ async fn what_a_dead_pager_left_of_a_vm_goes_with_the_vm() {
 }
 
 #[tokio::test]
-async fn memory_that_is_here_in_parts_is_completed_from_where_it_is() {
+async fn partly_fetched_memory_is_completed_from_its_origins() {
     let folder = tempfile::tempdir().unwrap();
     let (pager, mut asked) = obeyed(folder.path()).await;
     let memory = folder.path().join("ram.image");
@@ -237,11 +237,11 @@ async fn memory_that_is_here_in_parts_is_completed_from_where_it_is() {
 }
 
 #[tokio::test]
-async fn the_next_pager_hears_of_memory_before_disks() {
+async fn a_new_pager_is_told_of_memory_before_disks() {
     let folder = tempfile::tempdir().unwrap();
     let (pager, mut asked) = obeyed(folder.path()).await;
     for number in 0..3 {
-        let memory = Told::before(paged(folder.path()), None);
+        let memory = Served::adopted(paged(folder.path()), None);
         let mut state = pager.state();
         state.served.insert(format!("vm{number}"), memory);
         let disk = LazyDisk {
@@ -250,7 +250,7 @@ async fn the_next_pager_hears_of_memory_before_disks() {
         };
         state
             .disks
-            .insert(number.to_string(), Told::before(disk, None));
+            .insert(number.to_string(), Served::adopted(disk, None));
     }
     pager.tell_all().await;
     for (position, is_memory) in [true, true, true, false, false, false].iter().enumerate() {
@@ -265,10 +265,10 @@ async fn the_next_pager_hears_of_memory_before_disks() {
 }
 
 #[tokio::test]
-async fn memory_is_completed_by_the_next_pager_if_one_has_just_died() {
+async fn after_a_pagers_death_the_next_one_completes_memory() {
     let folder = tempfile::tempdir().unwrap();
     let (pager, mut asked) = obeyed(folder.path()).await;
-    let known = Told::before(paged(folder.path()), None);
+    let known = Served::adopted(paged(folder.path()), None);
     let pid = pager.state().pid.take();
     pager.state().served.insert("vm".into(), known);
     let completing = {
@@ -309,7 +309,7 @@ async fn next_order(asked: &mut UnboundedReceiver<PagerRequest>) -> PagerRequest
 }
 
 #[tokio::test]
-async fn an_order_that_takes_its_time_delays_no_other() {
+async fn a_slow_pager_request_delays_no_other() {
     let folder = tempfile::tempdir().unwrap();
     let slow = disk(1);
     let name = slow.name();

@@ -7,11 +7,11 @@
 use crate::clients::Clients;
 use crate::handle::{Command, View, VmHandle, is_active};
 use crate::host::Host;
-use crate::joint::Joint;
 use crate::launch::{self, Beginning, Plan, SavedRam, Spawned};
 use crate::log::{Kind, Writer};
 use crate::process::{Ended, Events, VmmProcess};
 use crate::registry::Registry;
+use crate::single_flight::SingleFlight;
 use crate::supervisor::{FromLink, InputPort, Link, Stored, Supervisor};
 use crate::task::end::{self, EndReason};
 use crate::task::phase::{Course, Gate, Phase};
@@ -56,7 +56,7 @@ pub(super) struct Actor {
     /// Replies to requests for removal; a forced removal does not wait for clients.
     pub(super) removal: Vec<oneshot::Sender<Result<()>>>,
     pub(super) removed: bool,
-    /// Why the record on disk differs from the one in memory.
+    /// Why the record on disk differs from the one in memory, if it does.
     pub(super) unsaved: Option<String>,
     /// For [`crate::pager::Pager::forget`].
     pub(super) pager_ticket: u64,
@@ -140,7 +140,7 @@ pub(super) fn new(
         log_end: log_end_out,
         clients: Arc::clone(&clients),
         activity: Arc::default(),
-        waking: Joint::default(),
+        waking: SingleFlight::default(),
         input: input_out,
         mailbox: mailbox_in,
     });
@@ -191,15 +191,15 @@ fn view_of(record: &VmRecord) -> View {
 impl Actor {
     /// Starts the task, which runs until the VM is removed or the daemon ends.
     pub(super) fn begin(mut self) {
-        // Not `self.run()` of an owned `self`, whose future would have room for it twice: 2 KiB of
-        // each VM that sleeps.
+        // Not `self.run()` on an owned `self`: that future would store it twice, 2 KiB of each
+        // hibernated VM.
         tokio::spawn(async move { self.run().await });
     }
 
     async fn run(&mut self) {
         loop {
             self.finish_if_over();
-            self.forget_if_over().await;
+            self.remove_if_over().await;
             self.write_record();
             if self.removed {
                 return;
@@ -220,7 +220,7 @@ impl Actor {
     }
 
     async fn next(&mut self) -> Event {
-        let held_up = self.is_held_up();
+        let held_up = self.is_output_held();
         let clients_matter = held_up || !is_active(self.record.state);
         let mailbox = &mut self.mailbox;
         let saver = &mut self.saver;
@@ -240,12 +240,12 @@ impl Actor {
         }
     }
 
-    /// Is no more output taken from the guest for now?
-    pub(super) fn is_held_up(&self) -> bool {
+    /// Is output of the guest held back for now?
+    pub(super) fn is_output_held(&self) -> bool {
         self.phase.running().is_some_and(|running| {
-            // After the VMM's end the rest of the connection is always taken: it is small enough
-            // for the log, however slow a client is.
-            let lags = running.ended.is_none() && self.clients.lag(running.log.end());
+            // After the VMM's end the rest of the connection is always read: it fits the log,
+            // however slow a client is.
+            let lags = running.ended.is_none() && self.clients.is_lagging(running.log.end());
             running.unstored.is_some() || lags
         })
     }
@@ -346,7 +346,7 @@ impl Actor {
         record.main_pid = None;
         record.warnings.clear();
         record.log_start = log_start;
-        self.runs(spawned, log, plan);
+        self.enter_running(spawned, log, plan);
         Ok(())
     }
 
@@ -376,7 +376,7 @@ impl Actor {
             false => recorder.spawned(spawned.spawn_ns.0, spawned.spawn_ns.1),
         }
         if spawned.was_spare {
-            recorder.by_a_spare();
+            recorder.from_spare();
         }
         if matches!(plan.beginning, Beginning::Restore(_)) {
             recorder.restored();
@@ -390,7 +390,7 @@ impl Actor {
     }
 
     /// Enters the active phase with a spawned VMM.
-    pub(super) fn runs(&mut self, spawned: Spawned, log: Writer, plan: Plan) {
+    pub(super) fn enter_running(&mut self, spawned: Spawned, log: Writer, plan: Plan) {
         let gate = self.note_beginning(&plan);
         let record = &mut self.record;
         record.state = VmState::Starting;
@@ -414,7 +414,7 @@ impl Actor {
         self.changed();
     }
 
-    /// Records what the VM begins from.
+    /// Records how the VM starts.
     fn note_beginning(&mut self, plan: &Plan) -> Gate {
         self.note_memory(plan);
         let record = &mut self.record;
@@ -501,7 +501,7 @@ impl Actor {
                     self.recorder.mark(value, at_ns);
                     gate_passed |= value == MARK_GATE_PASSED;
                 }
-                // exit.json says the same, and adopted VMs have it, too.
+                // exit.json has the same, for adopted VMs, too.
                 VmmEvent::Exited(_) => {}
             }
         }
@@ -542,15 +542,15 @@ impl Actor {
         });
         if over {
             self.vmm_events();
-            if !self.stays_hibernated() && !self.boots_instead() {
+            if !self.stays_hibernated() && !self.fall_back_to_boot() {
                 self.finish();
             }
         }
     }
 
-    /// If a golden snapshot can't be restored, it is dropped and the VM boots instead; the user
-    /// sees no difference.
-    fn boots_instead(&mut self) -> bool {
+    /// If a golden snapshot can't be restored, drops it and boots the VM instead. The user sees no
+    /// difference.
+    fn fall_back_to_boot(&mut self) -> bool {
         let Phase::Active(running) = &mut self.phase else {
             return false;
         };
@@ -569,22 +569,22 @@ impl Actor {
             return false;
         };
         fallback.room = running.room.take();
-        let killed = running.ended.is_some_and(Ended::was_from_outside);
+        let killed = running.ended.is_some_and(Ended::was_killed_externally);
         let folder = self.folder();
         if killed {
             info!(vm = %self.record.name, golden, "the VMM was killed before the golden snapshot was restored: the VM boots");
         } else {
             let why = end::why_a_vmm_ended(&folder);
             warn!(vm = %self.record.name, golden, why, "a golden snapshot can't be restored: it is dropped, and the VM boots");
-            self.host.goldens.drop_bad(&golden);
+            self.host.goldens.drop_damaged(&golden);
         }
         self.phase = Phase::Idle;
         let booted = block_in_place(|| Writer::open(&folder))
             .map_err(|error| Error::io("write the command's log", &folder, &error))
             .and_then(|log| Ok((self.spawn(&mut fallback)?, log)));
         match booted {
-            Ok((spawned, log)) => self.runs(spawned, log, *fallback),
-            Err(error) => self.could_not_begin(error),
+            Ok((spawned, log)) => self.enter_running(spawned, log, *fallback),
+            Err(error) => self.fail_start(error),
         }
         true
     }
@@ -685,7 +685,7 @@ impl Running {
         let alive = self.ended.is_none();
         let deadline = self.deadline;
         let retry = self.retry_at;
-        // Unbiased: a guest that keeps one branch ready all the time must not starve the others.
+        // Unbiased, so that a guest that keeps one branch always ready can't starve the others.
         tokio::select! {
             () = async {
                 if let Some(events) = events {
@@ -711,7 +711,7 @@ impl Running {
     pub(super) fn acknowledge(&mut self, stored: Stored) {
         self.acknowledged = stored;
         if let Some(link) = &self.link {
-            // Init ignores a confirmation of an end that it did not report on this connection.
+            // Init ignores a confirmation of an end that it has not reported on this connection.
             let end = stored.end && link.heard_end;
             link.stored.send_replace(Stored { end, ..stored });
         }

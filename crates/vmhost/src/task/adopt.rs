@@ -44,7 +44,7 @@ use tracing::{info, warn};
 
 /// How long the VMM of an unknown VM has to stop before it is killed.
 const STOP_TIME: Duration = Duration::from_secs(2);
-/// How often a spare VMM is checked that must become a VM's or end.
+/// Polling interval while a spare VMM either becomes a VM's or ends.
 const LOOK: Duration = Duration::from_millis(2);
 
 /// Registers every VM found on disk, adopts those whose VMM lives, and ends VMMs that belong to no
@@ -57,12 +57,12 @@ pub async fn all(
 ) {
     let paths = &host.paths;
     let run_folders = ids_in(&paths.run.join("vms"));
-    // /proc is only searched if something may run. The run folders alone don't tell: logind
-    // removes them when their user logs out.
+    // /proc is searched only if a VM may run. The run folders do not tell: logind removes them when
+    // their user logs out.
     let mut alive = if run_folders.is_empty() && found.is_empty() {
         HashMap::new()
     } else {
-        settle_spares(&paths.vms()).await;
+        wait_for_spares(&paths.vms()).await;
         let (own, others) = vmms(host);
         for (id, pid) in others {
             end_impostor(host, &id, pid).await;
@@ -73,8 +73,7 @@ pub async fn all(
         let folder = paths.vm(&id);
         let record = match record {
             Ok(record) if record.id == id => record,
-            // A VM with `remove`, or one that was just being created, when the host or the daemon
-            // stopped.
+            // The host or the daemon stopped while the VM had `remove` set or was being created.
             Err(LoadError::Empty) if !has_lived(&folder) && !alive.contains_key(&id) => {
                 discard(host, &id, "its record is empty");
                 continue;
@@ -100,16 +99,16 @@ pub async fn all(
         };
         remove_temporaries(&folder);
         match alive.remove(&id) {
-            // Made by the earlier daemon only to be captured.
+            // The earlier daemon made it only for a capture.
             Some(pid) if record.spec.hidden => end_orphan(host, &id, pid).await,
             // Its memory is on disk, so its VMM was about to be killed.
             Some(pid) if record.state == VmState::Hibernated => {
                 end_sleeper(pid, &id, host).await;
-                settle(host, registry, volumes, record);
+                register_without_vmm(host, registry, volumes, record);
             }
             Some(pid) => adopt(host, registry, volumes, record, pid),
             None if record.spec.hidden => discard(host, &id, "nobody waits for it"),
-            None => settle(host, registry, volumes, record),
+            None => register_without_vmm(host, registry, volumes, record),
         }
     }
     for (id, pid) in alive {
@@ -142,19 +141,19 @@ pub async fn all(
 }
 
 /// Registers a VM without a VMM: it is hibernated, or ended while no daemon ran.
-fn settle(
+fn register_without_vmm(
     host: &Arc<Host>,
     registry: &Arc<Registry>,
     volumes: &Arc<Volumes>,
     mut record: VmRecord,
 ) {
-    with_its_own_name(registry, &mut record);
+    make_name_unique(registry, &mut record);
     let was_active = is_active(record.state);
     let (mut actor, handle) = actor::new(Arc::clone(host), Arc::clone(registry), record);
     if was_active {
         actor.vmm_is_gone();
     }
-    if !was_active && let Some(failure) = what_lacks(&paths_of(&actor), &actor.record) {
+    if !was_active && let Some(failure) = missing_file(&vm_folder_of(&actor), &actor.record) {
         warn!(vm = %actor.record.name, error = failure.message, "a VM can't go on");
         actor.record.failure = Some(failure);
         actor.publish();
@@ -162,15 +161,15 @@ fn settle(
     if actor.record.state == VmState::Hibernated {
         actor.phase = Phase::Asleep(hold_volumes(volumes, &actor.record));
         host.network.keep_asleep(&actor.record);
-        let end = log::end_of(&paths_of(&actor)).unwrap_or(0);
+        let end = log::end_of(&vm_folder_of(&actor)).unwrap_or(0);
         actor.log_end.send_replace(end);
     }
     let _ = registry.insert(handle);
     actor.begin();
 }
 
-/// A file that the VM needs to go on and that is missing.
-fn what_lacks(folder: &Path, record: &VmRecord) -> Option<Failure> {
+/// The file that the VM needs to continue and that is missing, if any.
+fn missing_file(folder: &Path, record: &VmRecord) -> Option<Failure> {
     let name = &record.name;
     if record.state != VmState::Hibernated {
         let lost = roots::check_own(folder, name, &record.spec).err()?.0;
@@ -187,8 +186,8 @@ fn what_lacks(folder: &Path, record: &VmRecord) -> Option<Failure> {
     })
 }
 
-/// Was the record of the VM in this folder ever written? A VM that the earlier daemon was about
-/// to make has neither of these files.
+/// Was the record of the VM in this folder ever written? A VM that the earlier daemon was about to
+/// make has neither of these files.
 fn has_lived(folder: &Path) -> bool {
     ["timeline.json", "hibernated"]
         .iter()
@@ -241,7 +240,7 @@ fn adopt(
         }
         // Its VMM ended between the search and the adoption.
         _ => {
-            settle(host, registry, volumes, record);
+            register_without_vmm(host, registry, volumes, record);
             return;
         }
     };
@@ -249,7 +248,7 @@ fn adopt(
     if record.addresses.is_empty() && record.spec.network.is_some() {
         record.addresses = network::recovered(&paths.vm(&record.id));
     }
-    with_its_own_name(registry, &mut record);
+    make_name_unique(registry, &mut record);
     let supervisor = listen(paths, &mut record, process.user());
     look_for_agent(paths, &mut record);
     let log = open_log(&paths.vm(&record.id), &mut record);
@@ -272,8 +271,7 @@ fn adopt(
     actor.begin();
 }
 
-/// Listens for the guest's init. If the socket can't be bound now, this is tried again later; the
-/// VM goes on.
+/// Listens for the guest's init. If the socket can't be bound now, retries later; the VM runs on.
 fn listen(paths: &Paths, record: &mut VmRecord, user: Option<u32>) -> Supervisor {
     let run = paths.vm_run(&record.id);
     if fs::DirBuilder::new().mode(0o700).create(&run).is_ok() {
@@ -283,7 +281,7 @@ fn listen(paths: &Paths, record: &mut VmRecord, user: Option<u32>) -> Supervisor
             run.display(),
             record.name
         );
-        in_trouble(record, message);
+        report_failure(record, message);
     }
     let socket = paths.supervisor_socket(&record.id);
     match supervisor::bind(&socket) {
@@ -294,8 +292,8 @@ fn listen(paths: &Paths, record: &mut VmRecord, user: Option<u32>) -> Supervisor
                 record.name,
                 socket.display()
             );
-            in_trouble(record, message);
-            Supervisor::when_it_can_listen(socket, &record.id)
+            report_failure(record, message);
+            Supervisor::bind_later(socket, &record.id)
         }
     }
 }
@@ -315,11 +313,11 @@ fn look_for_agent(paths: &Paths, record: &mut VmRecord) {
             record.name,
             paths.vsock_socket(&record.id).display()
         );
-        in_trouble(record, message);
+        report_failure(record, message);
     }
 }
 
-/// Opens the command's log. If that fails, it is tried again when the guest connects.
+/// Opens the command's log. If that fails, it is opened again when the guest connects.
 fn open_log(folder: &Path, record: &mut VmRecord) -> Writer {
     Writer::open(folder).unwrap_or_else(|error| {
         let message = format!(
@@ -327,25 +325,25 @@ fn open_log(folder: &Path, record: &mut VmRecord) -> Writer {
             record.name,
             folder.display()
         );
-        in_trouble(record, message);
+        report_failure(record, message);
         Writer::unopened(folder)
     })
 }
 
 /// If two VMs have one name, the second gets its id as its name.
-fn with_its_own_name(registry: &Registry, record: &mut VmRecord) {
+fn make_name_unique(registry: &Registry, record: &mut VmRecord) {
     if let Some(holder) = registry.named(&record.name) {
         let message = format!(
             "The name {} is also that of the VM {}: this one is called by its id.",
             record.name, holder.id
         );
         record.name = record.id.clone();
-        in_trouble(record, message);
+        report_failure(record, message);
     }
 }
 
 /// Shows the first failure of a VM to the user; logs all of them.
-fn in_trouble(record: &mut VmRecord, message: String) {
+fn report_failure(record: &mut VmRecord, message: String) {
     warn!(vm = %record.name, id = %record.id, error = %message, "a VM was not adopted in full");
     let hint = format!(
         "End it with `jiffy kill {}` and start it again.",
@@ -368,7 +366,7 @@ fn hold_volumes(volumes: &Arc<Volumes>, record: &VmRecord) -> Vec<Lease> {
     })
 }
 
-fn paths_of(actor: &Actor) -> std::path::PathBuf {
+fn vm_folder_of(actor: &Actor) -> std::path::PathBuf {
     actor.host.paths.vm(&actor.record.id)
 }
 
@@ -390,12 +388,12 @@ async fn end_orphan(host: &Host, id: &str, pid: u32) {
     }
 }
 
-/// Ends a process whose command line names a VM that it was not started for.
+/// Ends a process whose command line names another VM than it was started for.
 async fn end_impostor(host: &Host, id: &str, pid: u32) {
     let Ok(process) = VmmProcess::adopted(pid) else {
         return;
     };
-    if folder_of(pid, &host.paths.vms()).as_deref() == Some(id) && !is_of(pid, id, host) {
+    if folder_of(pid, &host.paths.vms()).as_deref() == Some(id) && !belongs_to(pid, id, host) {
         warn!(
             id,
             pid, "ending a VMM that claims to be this VM's but runs as another user"
@@ -445,7 +443,7 @@ impl Actor {
         }
         self.log_end.send_replace(running.log.end());
         self.phase = Phase::Active(Box::new(running));
-        self.let_go_on();
+        self.resume_after_adoption();
         if let Some(kept) = self.kept_timeline() {
             self.recorder.keep(kept);
         }
@@ -477,7 +475,7 @@ impl Actor {
 
     /// Resumes a VM that the earlier daemon paused for a capture, and deflates its balloon if it
     /// was to hibernate. A VM that its user paused stays paused.
-    fn let_go_on(&self) {
+    fn resume_after_adoption(&self) {
         if self.record.state == VmState::Paused {
             return;
         }
@@ -519,9 +517,9 @@ fn remove_temporaries(folder: &Path) {
     }
 }
 
-/// Waits until no spares of the earlier daemon are left: a spare ends with its daemon, or becomes
-/// a VM's VMM if the daemon had just told it to.
-async fn settle_spares(vms: &Path) {
+/// Waits until no spares of the earlier daemon are left. A spare ends with its daemon, unless the
+/// daemon had just made it a VM's VMM.
+async fn wait_for_spares(vms: &Path) {
     let deadline = Instant::now() + STOP_TIME;
     let undecided = || -> Vec<u32> {
         let spares = vmms_of(vms, |id| id == NO_ID);
@@ -544,17 +542,17 @@ async fn settle_spares(vms: &Path) {
     }
 }
 
-/// All VMMs whose configuration is in this node's folder, as VM id to process id; and processes
-/// that only claim so in their command line.
+/// All VMMs whose configuration is in this node's folder, from VM id to process id; and processes
+/// whose command line falsely claims that.
 fn vmms(host: &Host) -> (HashMap<String, u32>, Vec<(String, u32)>) {
     let vms = host.paths.vms();
     let all = vmms_of(&vms, names::is_id);
-    let (own, others) = all.partition::<Vec<_>, _>(|(id, pid)| is_of(*pid, id, host));
+    let (own, others) = all.partition::<Vec<_>, _>(|(id, pid)| belongs_to(*pid, id, host));
     (own.into_iter().collect(), others)
 }
 
 /// Was this process started for this VM, judging by its user id?
-fn is_of(pid: u32, id: &str, host: &Host) -> bool {
+fn belongs_to(pid: u32, id: &str, host: &Host) -> bool {
     host.launcher.is_user_of(pid, &host.paths.vm_run(id))
 }
 
@@ -570,13 +568,13 @@ fn vmms_of(vms: &Path, which: impl Fn(&str) -> bool) -> impl Iterator<Item = (St
 
 /// The id of the VM whose VMM this process is.
 fn vmm_id(pid: u32, host: &Host) -> Option<String> {
-    folder_of(pid, &host.paths.vms()).filter(|id| names::is_id(id) && is_of(pid, id, host))
+    folder_of(pid, &host.paths.vms()).filter(|id| names::is_id(id) && belongs_to(pid, id, host))
 }
 
 /// The VM id in the command line of this process, not validated.
 ///
-/// A VMM leads a session. A process that it has forked has its command line, too, until that
-/// executes a program, and is not the VMM.
+/// A VMM leads a session. A process that it has forked shares its command line until it executes a
+/// program, and is not the VMM.
 fn folder_of(pid: u32, vms: &Path) -> Option<String> {
     let line = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
     vmm_of(&line, vms).filter(|_| leads_session(pid))
@@ -603,7 +601,7 @@ mod tests {
     use std::os::fd::AsFd;
 
     #[tokio::test]
-    async fn what_a_vmm_has_forked_is_not_the_vmm() {
+    async fn a_child_of_a_vmm_is_not_taken_for_the_vmm() {
         let folder = tempfile::tempdir().unwrap();
         // The subshell has the command line of the shell.
         let script = "(echo forked; while kill -0 $$; do sleep 0.01; done) & wait";
@@ -629,7 +627,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_vmm_of_this_data_folder_is_ours() {
+    fn only_vmms_of_this_data_folder_are_adopted() {
         let of = |line: &str| vmm_of(line.replace(' ', "\0").as_bytes(), Path::new("/d/vms"));
         assert_eq!(
             of("/lib/jiffy-vmm run --config /d/vms/0123456789ab/vmm.json --events-fd 3").as_deref(),

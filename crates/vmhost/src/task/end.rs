@@ -1,4 +1,4 @@
-//! What is done when a VMM has ended, and when a VM is removed.
+//! Handles the end of a VMM, and the removal of a VM.
 
 use crate::folders;
 use crate::handle::{Command, is_active};
@@ -47,7 +47,7 @@ impl Actor {
         };
         let wanted = running.stopping().map(|stopping| stopping.reason);
         let how = match running.ended.unwrap_or(Ended::Unknown) {
-            Ended::Signal(_) | Ended::Unknown if running.process.was_out_of_memory() => {
+            Ended::Signal(_) | Ended::Unknown if running.process.was_oom_killed() => {
                 Ended::OutOfMemory
             }
             how => how,
@@ -62,8 +62,8 @@ impl Actor {
         self.conclude(None, Ended::Unknown);
     }
 
-    /// A VM that should boot in place of a golden snapshot, and can't.
-    pub(super) fn could_not_begin(&mut self, error: Error) {
+    /// A VM that could not boot in place of a golden snapshot.
+    pub(super) fn fail_start(&mut self, error: Error) {
         let failure = Failure {
             message: error.0.message,
             hint: error.0.hint,
@@ -88,7 +88,7 @@ impl Actor {
         self.record.powering_off = false;
         self.input.send_replace(None);
         let _ = remove_any(&self.host.paths.vm_run(&self.record.id));
-        self.host.network.leave(&self.record);
+        self.host.network.release(&self.record);
         self.record.addresses.clear();
         self.forget_memory();
         self.save_timeline();
@@ -96,7 +96,7 @@ impl Actor {
         self.changed();
     }
 
-    /// The failure; `None` if the end was orderly or requested.
+    /// The failure; `None` if the end was clean or requested.
     fn why_ended(&self, wanted: Option<EndReason>, how: Ended, folder: &Path) -> Option<Failure> {
         let name = &self.record.name;
         match wanted {
@@ -168,7 +168,7 @@ impl Actor {
             return;
         }
         let end = match (wanted, failure) {
-            // The status the command would have if only it had been killed.
+            // The command's status if only the command had been killed.
             (Some(EndReason::Stopped | EndReason::Killed), _) => {
                 MainEnd::Exited(ExitStatus::Signal(9))
             }
@@ -218,7 +218,7 @@ impl Actor {
     }
 
     /// Removes a VM that has ended, if its removal was requested.
-    pub(super) async fn forget_if_over(&mut self) {
+    pub(super) async fn remove_if_over(&mut self) {
         if self.removed || is_active(self.record.state) || !self.saver.is_idle() {
             return;
         }
@@ -341,7 +341,7 @@ mod tests {
     use std::fs;
 
     #[test]
-    fn the_last_line_that_says_something_is_quoted() {
+    fn the_last_non_empty_log_line_is_quoted() {
         let folder = tempfile::tempdir().unwrap();
         assert_eq!(
             with_last_line("It ended".into(), folder.path()),

@@ -1,7 +1,7 @@
 //! Messages of the guest's init, and how the VM's task handles them.
 
 use crate::handle::is_active;
-use crate::jails::captured_once_more;
+use crate::jails::capture_headroom;
 use crate::log::Kind;
 use crate::supervisor::{FromLink, Link, Stored};
 use crate::task::actor::{Actor, RETRY_STORING};
@@ -17,8 +17,8 @@ use jiffy_wire::frame::MAX_DATA;
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
-/// Bytes of a stream that may be stored before the guest is sent an acknowledgement: a quarter of
-/// what the guest can buffer.
+/// Bytes of a stream that may be stored without an acknowledgement: a quarter of the guest's
+/// buffer.
 const ACKNOWLEDGE_EVERY: u64 = MAIN_OUTPUT_WINDOW as u64 / 4;
 
 /// Limit of output offsets, so that they never overflow; no command writes that much.
@@ -64,12 +64,12 @@ impl Actor {
             .as_ref()
             .is_some_and(|now| now.serial > link.serial)
         {
-            // A hello of a connection that the guest has already replaced.
+            // The guest has already replaced the connection of this hello.
             debug!(vm = %self.record.name, attempt, "a hello came late");
             return;
         }
         if let Err(error) = running.log.reopen() {
-            // The guest keeps unacknowledged output and connects again.
+            // The guest keeps unacknowledged output and reconnects.
             debug!(vm = %self.record.name, %error, "a guest's output can't be stored yet");
             return;
         }
@@ -118,7 +118,7 @@ impl Actor {
             FromGuest::MainStarted { pid } => {
                 self.recorder.heard_started();
                 if self.record.main == MainState::Pending {
-                    // No fallback to a boot from here on: a command must not be started twice.
+                    // No fallback to a boot any more: it would start the command twice.
                     self.gate_passed();
                     self.record.main = MainState::Started;
                     self.record.main_pid = Some(pid);
@@ -153,14 +153,14 @@ impl Actor {
                     self.record.state = VmState::Stopping;
                 }
                 self.powering_off();
-                // Saved now: the guest does not report it to the next daemon.
+                // Saved now, because the guest does not report it to the next daemon.
                 self.changed();
             }
             FromGuest::MainInputRoom { bytes } => {
                 if let Phase::Active(running) = &mut self.phase
                     && let Some(link) = &mut running.link
                 {
-                    link.more_room(bytes);
+                    link.add_credit(bytes);
                 }
             }
         }
@@ -211,7 +211,7 @@ impl Actor {
         };
         let mut stored = running.log.offset(stream);
         if running.adopted && (stored + 1..MAX_OFFSET).contains(&offset) {
-            // These bytes were stored by an earlier daemon, in a log that was damaged or removed.
+            // An earlier daemon stored these bytes in a log that was damaged or removed.
             let lost = offset - stored;
             running.log.skip_to(stream, offset);
             stored = offset;
@@ -263,7 +263,7 @@ impl Actor {
                     running.unstored = Some((kind, data));
                     running.retry_at = Some(Instant::now() + RETRY_STORING);
                 }
-                self.hold_up(Some(why));
+                self.hold_output(Some(why));
             }
         }
     }
@@ -275,9 +275,9 @@ impl Actor {
         };
         running.acknowledge_at_once = at_once;
         if at_once {
-            // A capture follows, which needs more memory.
-            let growth = captured_once_more(&self.record.spec);
-            if let Err(error) = running.process.let_grow(growth) {
+            // The capture needs more memory.
+            let growth = capture_headroom(&self.record.spec);
+            if let Err(error) = running.process.raise_memory_limit(growth) {
                 debug!(vm = %self.record.name, %error, "a VMM's memory stays bounded as it is");
             }
             let stored = Stored {
@@ -302,11 +302,11 @@ impl Actor {
             .running()
             .is_some_and(|running| running.unstored.is_none())
         {
-            self.hold_up(None);
+            self.hold_output(None);
         }
     }
 
-    fn hold_up(&mut self, why: Option<String>) {
+    fn hold_output(&mut self, why: Option<String>) {
         self.view.send_if_modified(|view| {
             let changed = view.held_up != why;
             if changed && let Some(why) = &why {

@@ -20,7 +20,7 @@ use crate::log::Writer;
 use crate::process::Ended;
 use crate::task::actor::{Actor, Notice, Running};
 use crate::task::end::EndReason;
-use crate::task::phase::{Asked, Course, Gate, Phase, Waking};
+use crate::task::phase::{Course, Gate, PendingReply, Phase, Waking};
 use crate::timeline::PagerFaults;
 use jiffy_content::clock::unix_seconds;
 use jiffy_content::error::{Error, Result};
@@ -34,7 +34,7 @@ use tokio::task::block_in_place;
 use tracing::{info, warn};
 
 impl Actor {
-    /// The VM's memory is on disk: it hibernates from here on.
+    /// The VM's memory is on disk: starts hibernation.
     pub(super) fn hibernate(&mut self, reply: oneshot::Sender<Result<()>>) {
         let runs = |running: &Running| matches!(running.course, Course::Runs);
         if self.record.state != VmState::Running || !self.phase.running().is_some_and(runs) {
@@ -45,20 +45,20 @@ impl Actor {
         self.record.state = VmState::Hibernated;
         self.record.ended = Some(unix_seconds());
         self.record.pid = None;
-        // The record must be on disk before the VMM ends: with `running` in the record, the next
-        // daemon would report that the VM died.
-        let asked = self.once_saved(reply);
+        // The record must be on disk before the VMM ends: if it said `running`, the next daemon
+        // would report that the VM died.
+        let asked = self.after_saving(reply);
         if let Phase::Active(running) = &mut self.phase {
             running.deadline = None;
             running.course = Course::Hibernates(asked);
         }
     }
 
-    fn once_saved(&mut self, reply: oneshot::Sender<Result<()>>) -> Asked {
+    fn after_saving(&mut self, reply: oneshot::Sender<Result<()>>) -> PendingReply {
         let (told, saved) = oneshot::channel();
         self.saver.waiting.push(told);
         self.changed();
-        Asked { saved, reply }
+        PendingReply { saved, reply }
     }
 
     /// The record was written: continues a hibernation or wake that waits for it.
@@ -86,7 +86,7 @@ impl Actor {
             return;
         };
         let Err(error) = saved else {
-            // Safe: its disks are written back, and its state is on disk.
+            // Safe: its disks are written back, and its memory is on disk.
             return running.process.kill();
         };
         self.record.state = VmState::Running;
@@ -118,7 +118,7 @@ impl Actor {
         }
     }
 
-    /// Returns a VM that could not be woken to hibernation.
+    /// Returns a VM whose wake failed to hibernation.
     fn failed_to_wake(&mut self) -> bool {
         let wakes = |running: &Running| matches!(running.gate, Gate::Waking);
         if !self.phase.running().is_some_and(wakes) || !is_asleep(&self.folder()) {
@@ -137,7 +137,7 @@ impl Actor {
         true
     }
 
-    /// Releases a VMM that has ended, and keeps the volume leases: other VMs must not change the
+    /// Releases a VMM that has ended, but keeps the volume leases: other VMs must not change
     /// volumes that belong to the memory on disk.
     fn release_vmm(&mut self) {
         if let Some(running) = self.phase.take_running() {
@@ -150,8 +150,8 @@ impl Actor {
         self.changed();
     }
 
-    /// Starts the VMM of a hibernated VM, once the record is saved: a running VM must not be
-    /// taken for a hibernated one.
+    /// Starts the VMM of a hibernated VM, after the record is saved: the next daemon must not take
+    /// a running VM for a hibernated one.
     pub(super) fn wake(&mut self, plan: Box<Plan>, reply: oneshot::Sender<Result<()>>) {
         let volumes = match &mut self.phase {
             Phase::Asleep(volumes)
@@ -167,9 +167,9 @@ impl Actor {
         };
         self.record.state = VmState::Starting;
         self.record.failure = None;
-        // With the record that is saved first: a daemon that finds the VMM must not end its pager.
+        // Part of the record saved first: a daemon that finds the VMM must not end its pager.
         self.note_memory(&plan);
-        let asked = self.once_saved(reply);
+        let asked = self.after_saving(reply);
         self.phase = Phase::Waking(Waking {
             volumes,
             asked,
@@ -177,7 +177,7 @@ impl Actor {
         });
     }
 
-    /// The record that says that the VM wakes was saved, or could not be.
+    /// The record of the waking VM was saved, or could not be.
     fn spawn_waking(&mut self, saved: Result<()>) {
         let phase = std::mem::replace(&mut self.phase, Phase::Idle);
         let Phase::Waking(Waking {
@@ -193,7 +193,7 @@ impl Actor {
         let woken = match spawned {
             Ok((spawned, log)) => {
                 plan.volumes = volumes;
-                self.runs(spawned, log, *plan);
+                self.enter_running(spawned, log, *plan);
                 Ok(())
             }
             Err(error) => {
@@ -202,7 +202,7 @@ impl Actor {
                 self.host.network.keep_asleep(&self.record);
                 self.phase = Phase::Asleep(volumes);
                 self.record.state = VmState::Hibernated;
-                // Whoever asked for the wake tells the pager.
+                // The caller that asked for the wake tells the pager.
                 self.record.paged = None;
                 self.changed();
                 Err(error)
@@ -240,7 +240,7 @@ impl Actor {
             // The VMM has the files mapped, so they can be unlinked.
             let _ = remove_in_background(&sleeping);
         }
-        self.host.network.lead_to(&self.record.id);
+        self.host.network.restore_ports(&self.record.id);
         info!(vm = %self.record.name, "VM awake");
         let socket = self.host.paths.control_socket(&self.record.id);
         tokio::spawn(async move {
@@ -252,10 +252,10 @@ impl Actor {
     }
 
     /// Ends a hibernated VM for good. False if it has a VMM to end.
-    pub(super) fn ends_asleep(&mut self, reason: EndReason) -> bool {
+    pub(super) fn end_hibernated(&mut self, reason: EndReason) -> bool {
         let meanwhile = |vm: &str| Error::wrong_state(format!("The VM {vm} was ended meanwhile."));
         if let Phase::Active(running) = &mut self.phase {
-            // Still hibernating: it is ended like a running VM.
+            // Still hibernating: ends like a running VM.
             if let Course::Hibernates(_) = &running.course
                 && let Course::Hibernates(asked) =
                     std::mem::replace(&mut running.course, Course::Runs)
@@ -285,9 +285,9 @@ impl Actor {
         let _ = remove_in_background(&hibernated_in(&self.folder()));
     }
 
-    /// Stops using the pager, which is told once the record is on disk: a daemon that reads the
-    /// old one would ask the pager for a VM that it has forgotten. If writes fail, the pager
-    /// serves the VM until one succeeds.
+    /// Stops using the pager. The pager is told after the record is saved: a daemon that reads the
+    /// old record would ask the pager for a VM it has forgotten. If writes fail, the pager serves
+    /// the VM until one succeeds.
     pub(super) fn leave_pager(&mut self) {
         if self.record.paged.take().is_none() {
             return;

@@ -7,7 +7,7 @@
 //! * `saver`: writes the record.
 //! * `hibernate`: hibernation and wake.
 //! * `stop`: stop, kill and their deadlines.
-//! * `end`: what is done when the VMM has ended.
+//! * `end`: handles the end of the VMM, and removal.
 //! * [`adopt`]: adoption of VMs that outlived a daemon.
 //! * `unreadable`: VMs whose record can't be read.
 

@@ -47,15 +47,15 @@ pub(super) enum Phase {
 /// A VM about to wake.
 pub(super) struct Waking {
     pub(super) volumes: Vec<Lease>,
-    pub(super) asked: Asked,
+    pub(super) asked: PendingReply,
     pub(super) plan: Box<Plan>,
 }
 
-/// An action that waits until the record is on disk.
-pub(super) struct Asked {
+/// A reply that waits until the record is on disk.
+pub(super) struct PendingReply {
     /// Resolves when the record is saved, or could not be.
     pub(super) saved: oneshot::Receiver<Result<()>>,
-    /// Who asked.
+    /// The caller.
     pub(super) reply: oneshot::Sender<Result<()>>,
 }
 
@@ -63,9 +63,8 @@ pub(super) struct Asked {
 pub(super) enum Course {
     /// It continues to run.
     Runs,
-    /// Its memory is on disk: the VMM is killed once the record is saved, which does not end the
-    /// VM.
-    Hibernates(Asked),
+    /// Its memory is on disk. The VMM is killed once the record is saved; the VM does not end.
+    Hibernates(PendingReply),
     /// It is being ended.
     Stops(Stopping),
 }

@@ -18,8 +18,8 @@ impl Actor {
         changed
     }
 
-    /// Changes limits from the next start on. If it runs, its VMM has to be told, and its guest if
-    /// the number of vCPUs changes.
+    /// Changes limits from the next start on. The caller must tell the VMM, and the guest if the
+    /// number of vCPUs changes.
     pub(super) fn change_limits(&mut self, limits: Limits) -> Result<DeviceLimits> {
         if let Some(cpus) = limits.cpus {
             self.change_share(cpus)?;

@@ -1,4 +1,4 @@
-//! Writes a VM's record in the background; of several versions only the newest.
+//! Writes a VM's record in the background; skips all versions but the newest.
 
 use crate::supervisor::Stored;
 use crate::task::actor::Actor;
@@ -18,7 +18,7 @@ pub(super) struct Saver {
     pub(super) dirty: bool,
     pub(super) waiting: Vec<oneshot::Sender<Result<()>>>,
     written_for: Vec<oneshot::Sender<Result<()>>>,
-    /// Told when the newest record is on disk, however many writes fail before.
+    /// Told when the newest record is on disk, even after failed writes.
     on_disk: Vec<oneshot::Sender<()>>,
 }
 
@@ -38,15 +38,15 @@ impl Saver {
         self.writing.is_none() && !self.dirty
     }
 
-    /// Answers when the record, as it is about to be changed, is on disk; with an error if it
-    /// never will be, because it was removed. The caller must mark the record as changed.
+    /// Resolves when the record, with the change that follows this call, is on disk; with an error
+    /// if the record was removed instead. The caller must mark the record as changed.
     pub(super) fn on_disk(&mut self) -> oneshot::Receiver<()> {
         let (told, known) = oneshot::channel();
         self.on_disk.push(told);
         known
     }
 
-    /// Tells those who wait for the write that has ended.
+    /// Tells those that wait for the finished write.
     fn tell(&mut self, result: &Result<()>) {
         for waiting in self.written_for.drain(..) {
             let _ = waiting.send(result.clone());
@@ -90,8 +90,8 @@ impl Actor {
     }
 
     /// Tells the guest that the end of its command is stored, so that it powers off. It is told
-    /// even if the write failed, because it would wait forever otherwise. This is delayed while
-    /// the pager's statistics are outstanding, because the pager forgets them with the VM.
+    /// even if the write failed, because it would wait forever otherwise. The message is delayed
+    /// until the pager's statistics have arrived, because the pager forgets them with the VM.
     pub(super) fn acknowledge_end(&mut self) {
         let over = matches!(self.record.main, MainState::Ended(_));
         if over
@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_must_be_on_disk_waits_for_a_write_that_succeeds() {
+    fn waiters_are_told_after_a_successful_write_only() {
         let mut saver = Saver::default();
         let mut known = saver.on_disk();
         saver.tell(&Err(Error::internal("The disk is full.")));

@@ -19,20 +19,19 @@ use tracing::{debug, warn};
 
 /// Default time that programs have after SIGTERM.
 pub const DEFAULT_GRACE: Duration = Duration::from_secs(10);
-/// How long the agent has to accept the request, and the guest to report that it powers off after
-/// its programs' grace period.
+/// How long the agent has to accept the request, and the guest to report its power-off after the
+/// programs' grace period.
 const POWER_OFF_TIME: Duration = Duration::from_secs(5);
-/// How long a guest that reported that it powers off has to send its last messages, and to write
-/// back and unmount its disks. An init that PID 1 was handed to has 90 s of this
-/// (`guest::power`).
+/// How long a guest that reported its power-off has to send its last messages, and to write back
+/// and unmount its disks. An init that PID 1 was handed to has 90 s of this (`guest::power`).
 const WRITE_BACK_TIME: Duration = Duration::from_secs(120);
-/// How long the VMM has to end itself.
+/// How long the VMM has to exit.
 const VMM_TIME: Duration = Duration::from_secs(2);
 
 /// A VM that is being ended.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Stopping {
-    /// Why.
+    /// The reason.
     pub(super) reason: EndReason,
     step: Step,
 }
@@ -51,7 +50,7 @@ pub(super) enum Step {
 }
 
 impl Actor {
-    /// The orderly end.
+    /// Starts an orderly shutdown.
     pub(super) fn stop(&mut self, grace: Duration) -> Result<()> {
         self.refuse_unless_active()?;
         if self.record.state == VmState::Starting {
@@ -62,7 +61,7 @@ impl Actor {
             return Ok(());
         };
         if matches!(running.course, Course::Runs) && self.record.powering_off {
-            // The guest powers off already and accepts no requests.
+            // The guest is powering off already and accepts no requests.
             running.course = Course::Stops(Stopping {
                 reason: EndReason::Stopped,
                 step: Step::PoweringOff,
@@ -136,7 +135,7 @@ impl Actor {
 
     /// Ends the VM without its guest: the VMM is asked to stop, and killed after a timeout.
     pub(super) fn kill(&mut self, reason: EndReason) -> Result<()> {
-        if self.ends_asleep(reason) {
+        if self.end_hibernated(reason) {
             return Ok(());
         }
         self.refuse_unless_active()?;
@@ -168,7 +167,7 @@ impl Actor {
         )))
     }
 
-    /// Takes the next, harder step.
+    /// Takes the next, harsher step.
     pub(super) fn escalate(&mut self) {
         let Phase::Active(running) = &mut self.phase else {
             return;
@@ -217,9 +216,9 @@ impl Actor {
 
     /// The deadline of this step has passed.
     pub(super) fn escalate_in_time(&mut self) {
-        // The report that it powers off may be queued behind output that waits for a client.
+        // The guest's report of its power-off may be queued behind output that waits for a client.
         match self.step() {
-            Some(Step::Agent) if self.is_held_up() => self.writes_back(),
+            Some(Step::Agent) if self.is_output_held() => self.writes_back(),
             _ => self.escalate(),
         }
     }

@@ -1,10 +1,9 @@
-//! A VM whose record this daemon can't read: a newer release wrote it, or it is
-//! damaged or gone.
+//! A VM whose record this daemon can't read: a newer release wrote it, or it is damaged or missing.
 //!
-//! The VM is left as it is: if it runs it goes on, and if it is hibernated it stays so, until the
-//! release that wrote its record adopts it again. It is shown with the reason, and leases are
-//! held on the volumes that its VMM's configuration names. Only a user can end it (`kill`) or
-//! remove it (`rm --force`).
+//! The VM keeps its state: a running VM runs on, and a hibernated one stays hibernated, until the
+//! release that wrote its record adopts it again. It is listed with the reason, and leases are held
+//! on the volumes that its VMM's configuration names. Only a user can end it (`kill`) or remove it
+//! (`rm --force`).
 
 use super::adopt;
 use crate::folders::is_asleep;
@@ -29,7 +28,7 @@ use std::sync::Arc;
 use tracing::{info, warn};
 
 /// Largest configuration of a VMM that is read, bytes.
-const MOST_CONFIG: u64 = 1 << 20;
+const MAX_CONFIG: u64 = 1 << 20;
 
 /// Its task: an actor that only answers commands.
 struct Unreadable {
@@ -44,7 +43,7 @@ struct Unreadable {
     room: Option<Reserved>,
 }
 
-/// Registers such a VM; `process` is its VMM, if it runs.
+/// Registers a VM with an unreadable record; `process` is its VMM, if it runs.
 pub(super) fn register(
     host: &Arc<Host>,
     registry: &Arc<Registry>,
@@ -99,7 +98,7 @@ pub(super) fn register(
     tokio::spawn(vm.run());
 }
 
-/// The state, as far as it is known without the record.
+/// The state, as far as it can be told without the record.
 fn state_of(folder: &Path, runs: bool) -> VmState {
     match runs {
         true => VmState::Running,
@@ -111,7 +110,7 @@ fn state_of(folder: &Path, runs: bool) -> VmState {
 impl Unreadable {
     async fn run(mut self) {
         loop {
-            self.actor.forget_if_over().await;
+            self.actor.remove_if_over().await;
             if self.actor.removed {
                 return;
             }
@@ -189,7 +188,7 @@ impl Unreadable {
         self.process = None;
         self.room = None;
         let actor = &mut self.actor;
-        actor.host.network.leave(&actor.record);
+        actor.host.network.release(&actor.record);
         actor.record.addresses.clear();
         actor.record.pid = None;
         actor.record.state = state_of(&actor.folder(), false);
@@ -201,7 +200,7 @@ impl Unreadable {
     }
 }
 
-/// The fields of a VMM's configuration that are read in any version.
+/// The fields of a VMM's configuration that every version has.
 #[derive(Deserialize)]
 struct Config {
     #[serde(default)]
@@ -225,7 +224,7 @@ struct Disk {
 }
 
 fn config_in(folder: &Path) -> Option<Config> {
-    let config = regular::read(&folder.join("vmm.json"), MOST_CONFIG).ok()?;
+    let config = regular::read(&folder.join("vmm.json"), MAX_CONFIG).ok()?;
     serde_json::from_slice(&config).ok()
 }
 

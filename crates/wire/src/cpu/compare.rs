@@ -35,7 +35,7 @@ impl Profile {
         lacking
     }
 
-    /// XSAVE states with another offset or size on the host: saved memory contains them at the
+    /// XSAVE states with another offset or size on the host; saved memory contains them at the
     /// guest's offsets.
     fn states_elsewhere(&self, host: &Profile) -> impl Iterator<Item = String> {
         let leaves = self.cpuid.iter();

@@ -505,8 +505,8 @@ pub fn find(name: &str) -> Option<(Register, u32)> {
     })
 }
 
-/// IA32_ARCH_CAPABILITIES (Intel's guidance on speculative execution). A set bit is a promise to a
-/// guest that the host must keep.
+/// IA32_ARCH_CAPABILITIES (Intel's guidance on speculative execution). A set bit promises the guest
+/// something that the host must keep.
 const CAPABILITIES: &[(u32, &str)] = &[
     (0, "rdcl_no"),
     (1, "ibrs_all"),
@@ -533,7 +533,7 @@ const CAPABILITIES: &[(u32, &str)] = &[
     (28, "rfds_clear"),
     (62, "its_no"),
 ];
-/// A set bit is a warning: a guest without it relies on its absence.
+/// A set bit of these is a warning: a guest without it relies on its absence.
 const WARNINGS: &[(u32, &str)] = &[(2, "rsba"), (19, "rrsba")];
 /// A bit that advises hypervisors and promises nothing to guests.
 const SKIP_L1DFL_VMENTRY: u64 = 1 << 3;
@@ -550,7 +550,7 @@ const fn warnings() -> u64 {
 /// Names of the capabilities that a guest with `ours` lacks on a host that offers at most `theirs`.
 pub fn capabilities_lacking(ours: u64, theirs: u64) -> Vec<String> {
     let missing = ours & !theirs & !warnings() & !SKIP_L1DFL_VMENTRY;
-    let unwarned = theirs & !ours & warnings();
+    let missing_warnings = theirs & !ours & warnings();
     let name = |bit: u32, names: &[(u32, &str)]| match names.iter().find(|(of, _)| *of == bit) {
         Some((_, name)) => format!("arch_capabilities_{name}"),
         None => format!("arch_capabilities_{bit}"),
@@ -558,13 +558,13 @@ pub fn capabilities_lacking(ours: u64, theirs: u64) -> Vec<String> {
     (0..64)
         .filter_map(|bit| match 1 << bit {
             one if missing & one != 0 => Some(name(bit, CAPABILITIES)),
-            one if unwarned & one != 0 => Some(format!("no_{}", name(bit, WARNINGS))),
+            one if missing_warnings & one != 0 => Some(format!("no_{}", name(bit, WARNINGS))),
             _ => None,
         })
         .collect()
 }
 
-/// Promises of both processors, and warnings of either.
+/// Capabilities promised by both processors, and warnings of either.
 pub fn common_capabilities(one: u64, two: u64) -> u64 {
     one & two & !warnings() | (one | two) & warnings()
 }

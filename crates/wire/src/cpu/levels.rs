@@ -12,7 +12,7 @@ use super::features::{FEATURES, Register, find as feature};
 pub struct Level {
     /// Its name, such as `x86-64-v2`.
     pub name: &'static str,
-    /// Features that it adds to the level below.
+    /// Features in addition to those of the level below.
     adds: &'static [&'static str],
 }
 
@@ -109,7 +109,7 @@ pub const LEVELS: [Level; 3] = [
     },
 ];
 
-/// Registers with KVM's features, and with what a guest's kernel needs to isolate processes.
+/// Registers with KVM's features, and those that a guest kernel needs to isolate processes.
 const AS_THE_HOST_HAS_IT: [Register; 5] = [
     Register::new(0x7, 2, 3),
     Register::new(0x8000_0008, 0, 1),
@@ -128,8 +128,8 @@ const MITIGATIONS: [&str; 7] = [
 ];
 /// Intel's processors since Haswell have these; mitigations are slow without them.
 const OF_INTEL: [&str; 3] = ["pcid", "invpcid", "erms"];
-/// Not on every host: KVM offers the first if the host's counter is invariant, and emulates the
-/// second since Linux 3.12.
+/// Features that not every host has: KVM offers the first if the host's counter is invariant, and
+/// emulates the second since Linux 3.12.
 const OPTIONAL: [&str; 2] = ["constant_tsc", "tsc_deadline_timer"];
 /// In leaf 0x80000008: bits of instructions, not of mitigations.
 const NOT_MITIGATIONS: u32 = 1 | 1 << 1 | 1 << 2 | 1 << 4 | 1 << 9;

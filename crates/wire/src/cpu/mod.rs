@@ -6,9 +6,9 @@
 //! [`Profile::lacking`] is empty.
 //!
 //! * [`features`]: feature bits and their names.
-//! * `compare`: what a host lacks.
+//! * `compare`: lists the features of a guest that a host lacks.
 //! * `testing`: processors for tests.
-//! * [`levels`]: named profiles that processors of many kinds have in common.
+//! * [`levels`]: named profiles that many kinds of processors share.
 
 mod compare;
 pub mod features;
@@ -77,9 +77,9 @@ pub struct Leaf {
 pub struct Host {
     /// The most that a guest that boots here sees.
     pub shown: Profile,
-    /// The most that a captured guest may have and still be restored here. This is more than
-    /// `shown`: an earlier release showed guests features that are hidden from guests that boot
-    /// today, and guests captured with them need them.
+    /// The most that a captured guest may have to be restored here. This is more than `shown`: an
+    /// earlier release showed features that are hidden from guests that boot today, and its
+    /// captured guests need them.
     pub restorable: Profile,
 }
 
@@ -89,7 +89,7 @@ pub struct Host {
 pub enum Wanted {
     /// One of [`levels`], by name.
     Named(String),
-    /// This profile, less what a VM never has.
+    /// This profile, without features that VMs never have.
     Given(Box<Profile>),
 }
 
@@ -206,7 +206,7 @@ impl Wanted {
             }
             Wanted::Given(given) => {
                 given.check()?;
-                // A booting VM's counter has the host's frequency.
+                // The counter of a VM that boots has the host's frequency.
                 let mut given = given.clone();
                 given.tsc_khz = None;
                 let lacking = given.lacking(host);

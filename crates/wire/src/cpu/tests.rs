@@ -1,6 +1,6 @@
 use super::*;
 
-/// A processor of Intel's with these features.
+/// An Intel processor with these features.
 fn processor(features: &[&str]) -> Profile {
     let mut profile = testing::processor(
         "GenuineIntel",
@@ -35,7 +35,7 @@ fn set(profile: &mut Profile, leaf: u32, index: u32, registers: [u32; 4]) {
 }
 
 #[test]
-fn names_are_given_once_and_each_bit_once() {
+fn each_feature_name_and_bit_is_listed_once() {
     let mut names = Vec::new();
     let mut places = Vec::new();
     for group in FEATURES {
@@ -54,7 +54,7 @@ fn names_are_given_once_and_each_bit_once() {
 }
 
 #[test]
-fn what_a_host_lacks_is_named() {
+fn features_lacking_on_a_host_are_named() {
     let guest = processor(&["sse2", "avx2", "md_clear"]);
     assert_eq!(guest.lacking(&guest), [""; 0]);
     assert_eq!(guest.features(), ["sse2", "avx2", "md_clear"]);
@@ -80,7 +80,7 @@ fn what_a_host_lacks_is_named() {
 }
 
 #[test]
-fn vendor_addresses_states_and_counter_are_held_against_the_host() {
+fn vendor_address_bits_xsave_and_tsc_are_compared() {
     let guest = processor(&["sse2"]);
     let mut host = guest.clone();
     host.vendor = "AuthenticAMD".into();
@@ -118,7 +118,7 @@ fn vendor_addresses_states_and_counter_are_held_against_the_host() {
 }
 
 #[test]
-fn promises_of_the_processor_are_kept_and_warnings_are_not_lost() {
+fn arch_capabilities_are_compared_by_meaning() {
     let with = |capabilities: u64| Profile {
         msrs: BTreeMap::from([(ARCH_CAPABILITIES, capabilities)]),
         ..processor(&["arch_capabilities"])
@@ -142,7 +142,7 @@ fn promises_of_the_processor_are_kept_and_warnings_are_not_lost() {
 }
 
 #[test]
-fn what_two_hosts_have_in_common_both_can_give() {
+fn a_common_profile_fits_both_hosts() {
     let mut one = processor(&["sse2", "avx2", "erms", "avx", "ht"]);
     let two = processor(&["sse2", "avx2", "avx512f", "avx"]);
     set(&mut one, 0x8000_0008, 0, [39, 0, 0, 0]);
@@ -196,7 +196,7 @@ fn a_level_has_its_features_and_the_hosts_mitigations() {
 }
 
 #[test]
-fn a_profile_is_read_as_it_is_written() {
+fn a_written_profile_is_read_back() {
     let mut profile = processor(&["sse2", "md_clear"]);
     profile.msrs.insert(ARCH_CAPABILITIES, 1 << 62 | 1);
     profile.tsc_khz = Some(2_100_000);
@@ -231,7 +231,7 @@ fn a_profile_is_read_as_it_is_written() {
             "{damaged}"
         );
     }
-    // Sorted by number, not by text.
+    // Leaves are sorted by number, not by text.
     let many = r#"{"version":1,"vendor":"","cpuid":{"d.2":"0 0 0 0","d.11":"1 1 1 1"}}"#;
     let many: Profile = serde_json::from_str(many).unwrap();
     let indices: Vec<u32> = many.cpuid.iter().map(|leaf| leaf.index).collect();

@@ -10,10 +10,10 @@ use crate::api::{Origin, Vm, VmState};
 /// Media type in `Accept` for this list instead of JSON.
 pub const MEDIA_TYPE: &str = "text/plain";
 
-/// What the status of a VM ends with that has not ended, and with which something is wrong.
+/// Suffix of the status of a VM that has not ended and has an error.
 pub const ERROR: &str = " (error)";
 
-/// Bytes of a VM's cells in most lists.
+/// Bytes of a VM's cells in a typical list.
 const TYPICAL: usize = 100;
 
 /// A list to which VMs are added.
@@ -26,8 +26,7 @@ pub struct List {
 }
 
 impl List {
-    /// An empty list with room for so many VMs; `now` is Unix time in seconds, from which ages
-    /// count.
+    /// An empty list with capacity for so many VMs; `now` is the Unix time in seconds for ages.
     pub fn new(vms: usize, now: u64) -> List {
         let mut table = Table::new([
             "ID", "NAME", "IMAGE", "KERNEL", "CPUS", "MEMORY", "COMMAND", "CREATED", "STATUS",
@@ -95,7 +94,7 @@ fn push_command(text: &mut String, argv: Option<&[String]>) {
             text.push(' ');
         }
         text.push_str(word);
-        // A character has at most four bytes, so this is more than is shown.
+        // A character has at most four bytes, so this covers all that is shown.
         if text.len() - begin > MAX_COMMAND * 4 {
             break;
         }
@@ -192,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn a_status_says_since_when() {
+    fn a_status_includes_its_age() {
         assert_eq!(told(&vm(VmState::Running)), "Up 1 minute");
         assert_eq!(told(&vm(VmState::Paused)), "Up 1 minute (paused)");
         let mut idle = vm(VmState::Running);
@@ -221,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_command_is_cut() {
+    fn a_long_command_is_truncated() {
         let shown = command(vm(VmState::Running).command.as_deref());
         assert_eq!(shown, "sh -c while true; do echo a ver…");
         assert_eq!(shown.chars().count(), MAX_COMMAND);

@@ -12,7 +12,7 @@ use std::borrow::Cow;
 /// terminal.
 pub fn harmless(text: &str) -> Cow<'_, str> {
     // Some terminals treat C1 controls like escape sequences; bidirectional overrides reorder the
-    // shown text.
+    // text.
     let harmful =
         |c: char| c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     if is_plain(text.as_bytes()) {
@@ -24,7 +24,7 @@ pub fn harmless(text: &str) -> Cow<'_, str> {
     }
 }
 
-/// Whether the text is printable ASCII only: each byte is then one column, and none is harmful.
+/// Is the text printable ASCII only? Then each byte is one column, and none is harmful.
 fn is_plain(text: &[u8]) -> bool {
     // Eight bytes at a time, because a list of a thousand VMs has a hundred thousand bytes.
     let (words, rest) = text.as_chunks::<8>();
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn plain_is_printable_ascii_wherever_it_stands() {
+    fn only_printable_ascii_is_plain_at_any_position() {
         for byte in 0..=255 {
             for length in 1..20 {
                 for place in 0..length {

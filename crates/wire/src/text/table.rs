@@ -30,7 +30,7 @@ impl<const N: usize> Table<N> {
         table
     }
 
-    /// Makes room for so many more rows, with `bytes` of text in all.
+    /// Reserves space for so many more rows, with `bytes` of text in all.
     pub fn reserve(&mut self, rows: usize, bytes: usize) {
         self.cells.reserve(rows * N);
         self.text.reserve(bytes);
@@ -79,7 +79,7 @@ impl<const N: usize> Table<N> {
         }
     }
 
-    /// The lines. Not by [`ToString`], which copies them once more.
+    /// Renders the lines. Not by [`ToString`], which would copy them once more.
     pub fn text(&self) -> String {
         let length: usize = self.widths.iter().map(|width| width + GAP).sum();
         let blanks = " ".repeat(length);
@@ -107,7 +107,7 @@ impl<const N: usize> Table<N> {
 
 impl<const N: usize> std::fmt::Display for Table<N> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // One string, because each write to a formatter costs as much as a cell.
+        // Written as one string, because each write to a formatter costs as much as a cell.
         f.write_str(&self.text())
     }
 }
@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_line_up() {
+    fn columns_are_aligned() {
         let mut table = Table::new(["ID", "NAME", "OF"]);
         table.row(["1", "a", ""]);
         table.row(["long", "bé", "x"]);

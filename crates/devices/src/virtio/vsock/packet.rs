@@ -221,7 +221,7 @@ impl<'m> Buffers<'m> {
             if segment.length == 0 {
                 continue;
             }
-            if !region.reaches(self.memory, &segment) {
+            if !region.contains(self.memory, &segment) {
                 return Err(Malformed::OutsideMemory);
             }
             self.segments.push(segment);

@@ -1,14 +1,14 @@
-//! What can have become of a file or a folder.
+//! Kinds of damage to a file or a folder.
 
 use rustix::fs::{CWD, FileType, Mode};
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, symlink};
 use std::path::Path;
 
-/// The version that nobody has written yet.
+/// A version that no release has written.
 const NEXT: u32 = 99;
-/// Formats with 8 bytes of magic and then the version, with where they begin: at this
-/// byte, or so many before the end.
+/// Formats with 8 bytes of magic followed by the version, and their offset: from the start, or from
+/// the end.
 const BINARY: [(&[u8; 8], Place); 6] = [
     (&jiffy_wire::state::MAGIC, Place::Start),
     (b"JIFFYLOG", Place::Start),
@@ -24,22 +24,22 @@ enum Place {
     BeforeEnd(usize),
 }
 
-/// What a damaged thing is like.
+/// The state of a damaged file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Damage {
     Missing,
     Empty,
-    /// A file of noise; in a folder's place, too.
+    /// A file of noise; also in place of a folder.
     Garbage,
-    /// A folder in a file's place.
+    /// A folder in place of a file.
     Folder,
-    /// A link to itself: it can't be opened, by root neither.
+    /// A symbolic link to itself: not even root can open it.
     Loop,
-    /// It can be opened, but who does so waits for ever.
+    /// A file whose open blocks forever.
     Fifo,
-    /// Of the next version.
+    /// A file of the next format version.
     Newer,
-    /// One byte in the middle is another.
+    /// One byte in the middle is changed.
     Flipped,
 }
 
@@ -55,14 +55,14 @@ pub const ALL: [Damage; 8] = [
 ];
 
 impl Damage {
-    /// Is the file as it should be from outside, so that only those find it who read it?
+    /// Does the damage show only to a reader of the contents?
     pub fn is_within(self) -> bool {
         matches!(self, Damage::Garbage | Damage::Flipped)
     }
 
-    /// Does it to a path; false if it can't become of this one. What else has the
-    /// file, under another name, is not touched.
-    pub fn befalls(self, path: &Path) -> bool {
+    /// Damages a path; false if this kind can't be applied to it. Other hard links to the file are
+    /// not changed.
+    pub fn damage_file(self, path: &Path) -> bool {
         let kind = fs::symlink_metadata(path).unwrap().file_type();
         let is_socket = kind.is_socket();
         match self {
@@ -97,7 +97,7 @@ impl Damage {
     }
 }
 
-/// Another version, and all else as it was.
+/// A copy with another version.
 fn newer(path: &Path, is_folder: bool) -> bool {
     if is_folder {
         return false;
@@ -129,7 +129,7 @@ fn newer(path: &Path, is_folder: bool) -> bool {
     changed
 }
 
-/// Another byte in the middle, and all else as it was.
+/// A copy with another byte in the middle.
 fn flipped(path: &Path, is_folder: bool) -> bool {
     if is_folder {
         return false;
@@ -145,7 +145,7 @@ fn flipped(path: &Path, is_folder: bool) -> bool {
     true
 }
 
-/// Bytes that are nothing, the same each time.
+/// Invalid bytes, the same each time.
 fn noise() -> Vec<u8> {
     crate::images::noise(5000)
 }

@@ -1,8 +1,8 @@
-//! Every file and folder of every thing of a node, damaged in every way: the next daemon
-//! is up at once, everything else works, and it says what is wrong with that one thing.
+//! Damages every file and folder of a node in every way. The next daemon must start at once, report
+//! what is wrong with the damaged object, and serve everything else.
 //!
-//! The list is made by looking at what a node has. `JIFFY_DAMAGE=TEXT` tests those cases
-//! only whose name, PATH × DAMAGE, holds TEXT.
+//! The cases are listed from the files of a node. `JIFFY_DAMAGE=TEXT` runs only the cases whose
+//! name, PATH × DAMAGE, contains TEXT.
 
 mod kinds;
 mod node;
@@ -20,14 +20,14 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 use things::{ABSENT, Copy, Thing};
 
-/// What a daemon has to be up, whatever a file holds.
+/// Time limit for a daemon to start, whatever a file holds.
 const UP: Duration = Duration::from_secs(2);
-/// How often a case is tried again alone that took longer: the host may have stood still.
+/// How often a slow case is repeated alone: the host may have stalled.
 const TRIES: usize = 3;
-/// Stands for the id of the VM that runs, which is another one in each copy.
+/// Placeholder for the id of the running VM, which differs in each copy.
 const RUNNING: &str = "ID";
 
-/// A path in a node's folder, and what has become of it.
+/// A path in a node's folder, and its damage.
 #[derive(Debug, Clone)]
 struct Case {
     path: PathBuf,
@@ -41,16 +41,16 @@ impl Case {
     }
 }
 
-/// Why a case did not hold.
+/// Why a case failed.
 #[derive(Debug)]
 enum Failed {
-    /// The daemon was up late.
+    /// The daemon started too slowly.
     Late(Duration),
     Broken(String),
 }
 
 #[test]
-fn whatever_one_file_holds_the_daemon_is_up_and_all_else_works() {
+fn the_daemon_starts_and_works_with_any_one_file_damaged() {
     let original = Original::make();
     let only = std::env::var("JIFFY_DAMAGE").unwrap_or_default();
     let mut cases = cases(&original);
@@ -99,7 +99,7 @@ fn whatever_one_file_holds_the_daemon_is_up_and_all_else_works() {
     );
 }
 
-/// All that can be damaged, by looking at a copy in which a VM runs.
+/// All cases, from the files of a copy in which a VM runs.
 fn cases(original: &Original) -> Vec<Case> {
     let (daemon, running) = original.copy();
     let mut cases = Vec::new();
@@ -118,7 +118,7 @@ fn cases(original: &Original) -> Vec<Case> {
     cases
 }
 
-/// What is in a node's folders, from there on.
+/// The files and folders below a path.
 fn paths(daemon: &Daemon) -> BTreeSet<PathBuf> {
     fn walk(folder: &Path, found: &mut BTreeSet<PathBuf>) {
         for entry in fs::read_dir(folder).unwrap().flatten() {
@@ -140,7 +140,7 @@ fn paths(daemon: &Daemon) -> BTreeSet<PathBuf> {
 fn holds(original: &Original, case: &Case) -> Result<(), Failed> {
     let tried = catch_unwind(AssertUnwindSafe(|| {
         let (mut daemon, running) = original.copy();
-        let held = befalls(original, case, &mut daemon, &running);
+        let held = damage_file(original, case, &mut daemon, &running);
         if let Err(Failed::Broken(_)) = &held {
             let log = fs::read_to_string(daemon.folder.path().join("jiffyd.log"));
             let log = log.unwrap_or_default();
@@ -156,7 +156,7 @@ fn holds(original: &Original, case: &Case) -> Result<(), Failed> {
     tried.unwrap_or_else(|_| Err(Failed::Broken("a check panicked".into())))
 }
 
-fn befalls(
+fn damage_file(
     original: &Original,
     case: &Case,
     daemon: &mut Daemon,
@@ -164,7 +164,7 @@ fn befalls(
 ) -> Result<(), Failed> {
     let path = case.path.to_str().unwrap().replace(RUNNING, running);
     let path = daemon.folder.path().join(path);
-    if fs::symlink_metadata(&path).is_err() || !case.damage.befalls(&path) {
+    if fs::symlink_metadata(&path).is_err() || !case.damage.damage_file(&path) {
         return Ok(());
     }
     let place = original.place(case.owner, daemon, running);
@@ -189,10 +189,10 @@ fn befalls(
     copy.log = log();
     let told = match (&listed, &works) {
         (Ok(None), Ok(())) => Ok(()),
-        // It goes on, and its log does when it can be had again.
+        // The VM runs on, and its log continues when it is readable again.
         (Ok(Some(_)), Ok(())) if path.ends_with("command.log") => Ok(()),
         (Ok(Some(error)), Ok(())) => Err(format!("it works, and is shown with: {error}")),
-        // What is in it is wrong, and nobody looks there before it is used: that says so.
+        // Its contents are damaged and are only read when it is used; that must report the damage.
         (Ok(None), Err(why)) if case.damage.is_within() => things::sentence(why),
         (Ok(None), Err(why)) => Err(format!("it is shown as good, and: {why}")),
         (Err(why), _) if why == ABSENT => match may_be_absent(case, place.as_deref(), &path) {
@@ -208,7 +208,7 @@ fn befalls(
         return Err(Failed::Broken("the log does not name it".into()));
     }
     if let Ok(Some(_)) = &listed {
-        // The damaged path itself may be another thing by now.
+        // The damaged path may belong to another object by now.
         let lost: Vec<_> = before
             .difference(&after)
             .filter(|file| !file.starts_with(&path))
@@ -230,8 +230,8 @@ fn befalls(
     }
 }
 
-/// May nothing be said of a thing? If nothing is left by which it could be known, or
-/// nobody misses it.
+/// May an object be missing without a report? So if no file shows that it existed, or nothing needs
+/// it.
 fn may_be_absent(case: &Case, place: Option<&Path>, path: &Path) -> bool {
     let is_gone = matches!(case.damage, Damage::Missing | Damage::Empty);
     let whole = place.is_none_or(|place| place == path);
@@ -241,7 +241,7 @@ fn may_be_absent(case: &Case, place: Option<&Path>, path: &Path) -> bool {
     case.owner == Thing::Golden || is_gone && (whole || only_file || record)
 }
 
-/// Starts the next daemon; how long it took to answer.
+/// Starts the next daemon; returns the time until it answers.
 fn up(daemon: &mut Daemon) -> Result<Duration, Failed> {
     let begin = Instant::now();
     daemon.begin(daemon.command());
@@ -275,7 +275,7 @@ fn files_in(place: &Path) -> BTreeSet<PathBuf> {
     found
 }
 
-/// Ends all of a copy.
+/// Ends all processes of a copy.
 fn end(daemon: Daemon) {
     for pid in vmms(&daemon.data) {
         crate::daemon::kill(pid);

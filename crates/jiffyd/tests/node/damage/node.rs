@@ -1,4 +1,4 @@
-//! A node with one of each thing, and copies of it.
+//! A node with one object of each kind, and copies of it.
 
 use super::things::Thing;
 use crate::daemon::{Daemon, eventually, named, pagers, shell, tar_of, vm};
@@ -14,15 +14,15 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Nothing comes into being by itself while a test looks.
+/// Disables all background work during a test.
 const OPTIONS: [&str; 4] = ["--standby", "0", "--spare", "0"];
-/// A VM that is there for its record.
+/// A stopped VM, needed only for its record.
 pub const STOPPED: &str = "echo done";
 
-/// The node that all copies are of; its daemon has ended.
+/// The original of all copies; its daemon has ended.
 pub struct Original {
     pub daemon: Daemon,
-    /// The image of which only parts are here.
+    /// A lazy image.
     pub lazy: String,
     pub stopped: String,
     pub asleep: String,
@@ -62,7 +62,7 @@ impl Original {
         daemon
             .post("/v1/vms/asleep/hibernate", b"")
             .json::<Hibernated>();
-        // Two, of which the second is built on the first.
+        // Two snapshots; the second is built on the first.
         daemon.run_detached(named("source", counter())).json::<Vm>();
         for name in ["early", "late"] {
             let wanted = format!("{{\"name\":\"{name}\"}}");
@@ -85,11 +85,11 @@ impl Original {
         }
     }
 
-    /// A copy, in which a VM runs and no daemon does; and that VM's id.
+    /// A copy with a running VM and no daemon, and that VM's id.
     pub fn copy(&self) -> (Daemon, String) {
         let mut daemon = Daemon::prepared(&OPTIONS);
         for folder in ["lib", "share"] {
-            // The same files, of which digests are known.
+            // The digests of these files are known.
             let path = daemon.folder.path().join(folder);
             fs::remove_dir_all(&path).unwrap();
             symlink(self.daemon.folder.path().join(folder), path).unwrap();
@@ -109,12 +109,12 @@ impl Original {
         let record = daemon.vm_folder(&vm.id).join("vm.json");
         eventually("it is written down", || record.exists());
         daemon.killed();
-        // What the daemon was writing when it was killed is no part of a thing.
+        // Temporary files of the killed daemon belong to no object.
         let _ = fs::remove_file(record.with_extension("tmp"));
         (daemon, vm.id)
     }
 
-    /// What a path belongs to, if it belongs to one thing.
+    /// The object to which a path belongs, if it is one.
     pub fn owner(&self, path: &Path, running: &str) -> Option<Thing> {
         let mut parts = path.iter().map(|part| part.to_str().unwrap());
         let (top, store) = (parts.next()?, parts.next()?);
@@ -148,7 +148,7 @@ impl Original {
         }
     }
 
-    /// Where a thing is that has one place.
+    /// The path of an object that has only one.
     pub fn place(&self, thing: Thing, daemon: &Daemon, running: &str) -> Option<PathBuf> {
         let data = |folder: &str, name: &str| daemon.data.join(folder).join(name);
         Some(match thing {
@@ -168,7 +168,7 @@ impl Original {
     }
 }
 
-/// Puts the kernel there that only copies' checks boot.
+/// Installs the kernel that only the checks of copies boot.
 pub fn put_kernel(daemon: &Daemon) {
     let bz = crate::api::bzimage();
     daemon

@@ -1,4 +1,4 @@
-//! The things of a node: whether each works, and whether it is told why one does not.
+//! The objects of a node: checks whether each works, and whether its damage is reported.
 
 use super::node::{Original, put_kernel, volume};
 use crate::client::Answer;
@@ -24,7 +24,7 @@ pub enum Thing {
     Kernel,
 }
 
-/// All of them, and the longest way from one to another last.
+/// All objects, the slowest to check last.
 pub const THINGS: [Thing; 12] = [
     Thing::Running,
     Thing::Stopped,
@@ -40,18 +40,18 @@ pub const THINGS: [Thing; 12] = [
     Thing::Kernel,
 ];
 
-/// A copy of the node, as its second daemon has it.
+/// A copy of the node with its second daemon.
 pub struct Copy<'a> {
     pub original: &'a Original,
     pub daemon: &'a Daemon,
-    /// The id of the VM that runs.
+    /// The id of the running VM.
     pub running: &'a str,
-    /// What the second daemon has written so far.
+    /// The log of the second daemon so far.
     pub log: String,
 }
 
 impl Thing {
-    /// What can't be asked to work without this.
+    /// Objects that can't work without this one.
     pub fn needed_by(self) -> &'static [Thing] {
         match self {
             Thing::Base => &[Thing::Golden],
@@ -74,7 +74,7 @@ impl Thing {
 type Works = Result<(), String>;
 
 impl Copy<'_> {
-    /// Has it do what it is for.
+    /// Uses the object.
     pub fn works(&self, thing: Thing) -> Works {
         match thing {
             Thing::Running => self.answers("running"),
@@ -122,7 +122,7 @@ impl Copy<'_> {
         }
     }
 
-    /// The same of all but these, in fewer steps.
+    /// Uses all objects but these, in fewer steps.
     pub fn others_work(&self, but: &[Thing]) -> Works {
         for thing in THINGS.iter().filter(|thing| !but.contains(thing)) {
             let is_run_below = matches!(
@@ -139,15 +139,15 @@ impl Copy<'_> {
                 Err(why) => return Err(format!("{thing:?}: {why}")),
             }
         }
-        let unhurt = |thing: Thing| !but.contains(&thing);
-        let image = match unhurt(Thing::Whole) {
+        let is_intact = |thing: Thing| !but.contains(&thing);
+        let image = match is_intact(Thing::Whole) {
             true => "whole",
             false => "base",
         };
         self.runs(CreateVm {
             image: Some(image.into()),
-            kernel: unhurt(Thing::Kernel).then(|| "own".into()),
-            disks: unhurt(Thing::Free)
+            kernel: is_intact(Thing::Kernel).then(|| "own".into()),
+            disks: is_intact(Thing::Free)
                 .then(|| volume("free"))
                 .into_iter()
                 .collect(),
@@ -156,7 +156,7 @@ impl Copy<'_> {
         .map_err(|why| format!("an image, a kernel and a volume: {why}"))
     }
 
-    /// Is it told of, and with which error?
+    /// The error with which it is listed, if it is listed.
     pub fn listed(&self, thing: Thing) -> Result<Option<String>, String> {
         let daemon = self.daemon;
         let found = match thing {
@@ -193,7 +193,7 @@ impl Copy<'_> {
         found.ok_or_else(|| ABSENT.to_owned())
     }
 
-    /// Does `inspect` say what is wrong with it? Not all things have one.
+    /// Does `inspect` report its damage? Not all objects have one.
     pub fn inspected(&self, thing: Thing) -> Works {
         let kind = match thing {
             Thing::Running | Thing::Stopped | Thing::Asleep => {
@@ -234,11 +234,11 @@ impl Copy<'_> {
         })
     }
 
-    /// Removes it, and what needs it before.
+    /// Removes it, after the objects that need it.
     pub fn removed(&self, thing: Thing) -> Works {
         let mut users: Vec<_> = thing.needed_by().iter().filter_map(|it| it.vm()).collect();
         if thing == Thing::Base {
-            // What it has in memory has no need of it, but its record names it.
+            // The hibernated VM's memory does not need it, but its record names it.
             users.push("asleep");
         }
         for user in users {
@@ -253,7 +253,7 @@ impl Copy<'_> {
             }
             Thing::Early | Thing::Late => format!("/v1/snapshots/{}", self.name(thing)),
             Thing::Free | Thing::Held => format!("/v1/volumes/{}", self.name(thing)),
-            // What takes its place removes it.
+            // Its replacement removes it.
             Thing::Kernel => {
                 put_kernel(self.daemon);
                 return self.works(thing);
@@ -314,10 +314,10 @@ impl Copy<'_> {
     }
 }
 
-/// Nothing tells that there is such a thing.
+/// No list shows it.
 pub const ABSENT: &str = "it is not listed";
 
-/// A VM that is gone when it has answered.
+/// A VM that is removed when it has answered.
 fn plain() -> CreateVm {
     CreateVm {
         remove: true,
@@ -344,7 +344,7 @@ fn refused(answer: &Answer) -> String {
     refusal(answer).unwrap_or_else(|why| why)
 }
 
-/// The sentence of a refusal.
+/// The message of a refusal.
 pub fn refusal(answer: &Answer) -> Result<String, String> {
     let error: Result<ApiError, _> = serde_json::from_slice(&answer.body);
     match error {

@@ -1,11 +1,11 @@
-//! Snapshot, fork, hibernation and wake, commit.
+//! Kills during snapshot, fork, hibernation and wake, commit.
 
 use super::{OPTIONS, begin, goes_on, is_done, killed_at_every_call, quiet, remove, settled};
 use crate::daemon::{Daemon, named, pagers, tar_of};
 use jiffy_wire::api::{CreateVm, Image, Snapshot, Vm, VmState};
 
 #[test]
-fn a_snapshot_is_there_whole_or_not_at_all() {
+fn a_snapshot_is_complete_or_absent() {
     let mut daemon = Daemon::with(&OPTIONS);
     let pid = begin(&daemon, "box").pid;
     let body = b"{\"name\":\"one\"}";
@@ -33,7 +33,7 @@ fn a_snapshot_is_there_whole_or_not_at_all() {
 }
 
 #[test]
-fn a_forks_parent_goes_on() {
+fn the_parent_of_a_fork_goes_on() {
     let mut daemon = Daemon::with(&OPTIONS);
     let pid = begin(&daemon, "box").pid;
     let body = b"{\"name\":\"child\"}";
@@ -61,7 +61,7 @@ fn a_forks_parent_goes_on() {
 }
 
 #[test]
-fn a_vm_that_hibernates_is_awake_or_asleep() {
+fn a_hibernating_vm_is_running_or_hibernated() {
     let mut daemon = Daemon::with(&OPTIONS);
     begin(&daemon, "box");
     killed_at_every_call(
@@ -74,7 +74,7 @@ fn a_vm_that_hibernates_is_awake_or_asleep() {
                 daemon.post("/v1/vms/box/wake", b"").json::<Vm>();
             }
             goes_on(daemon, "box");
-            // One that was never captured.
+            // A VM that was never captured.
             remove(daemon, "box");
             daemon.nothing_left();
             begin(daemon, "box");
@@ -83,7 +83,7 @@ fn a_vm_that_hibernates_is_awake_or_asleep() {
 }
 
 #[test]
-fn a_vm_that_wakes_is_awake_or_asleep() {
+fn a_waking_vm_is_running_or_hibernated() {
     let mut daemon = Daemon::with(&OPTIONS);
     begin(&daemon, "box");
     assert_eq!(daemon.post("/v1/vms/box/hibernate", b"").status, 200);
@@ -96,7 +96,7 @@ fn a_vm_that_wakes_is_awake_or_asleep() {
             assert!(state == VmState::Running || !done, "{state:?}");
             if state == VmState::Running {
                 goes_on(daemon, "box");
-                // It has its memory from there.
+                // A VM with memory from there.
                 assert_eq!(pagers(daemon.folder.path()).len(), 1);
                 let pager = daemon.folder.path().join("run/pager");
                 assert!(pager.join(format!("{}.sock", vm.id)).exists());
@@ -108,7 +108,7 @@ fn a_vm_that_wakes_is_awake_or_asleep() {
 }
 
 #[test]
-fn a_commit_makes_a_whole_image_or_none() {
+fn a_commit_makes_a_complete_image_or_none() {
     let mut daemon = Daemon::with(&OPTIONS);
     let tar = tar_of(&[("one", &[1; 100_000])]);
     daemon

@@ -1,4 +1,4 @@
-//! Import and pull.
+//! Kills during import and pull.
 
 use super::{OPTIONS, ask, is_done, killed_at_every_call};
 use crate::daemon::{Daemon, tar_of};
@@ -14,7 +14,7 @@ fn image(daemon: &Daemon, name: &str) -> Option<Image> {
 }
 
 #[test]
-fn an_image_is_there_whole_or_not_at_all() {
+fn an_image_is_complete_or_absent() {
     let mut daemon = Daemon::with(&OPTIONS);
     let tar = tar_of(&[("one", &[1; 100_000]), ("two", &[2; 100_000])]);
     let good: Image = daemon.post("/v1/images/mine?kind=root", &tar).json();
@@ -34,7 +34,7 @@ fn an_image_is_there_whole_or_not_at_all() {
 }
 
 #[test]
-fn a_pull_is_whole_or_can_go_on() {
+fn a_pull_is_complete_or_can_be_resumed() {
     let registry = Registry::start();
     registry.put("web:1", &[("file", &[7; 50_000])], json!({}));
     let name = registry.name("web:1");

@@ -1,4 +1,4 @@
-//! Run, stop, remove, exec, adoption.
+//! Kills during run, stop, remove, exec, adoption.
 
 use super::{Began, OPTIONS, begin, goes_on, is_done, killed_at_every_call, killed_wherever};
 use super::{ask, quiet, remove, settled};
@@ -9,18 +9,18 @@ use std::io::{Read, Write};
 use std::time::Duration;
 
 #[test]
-fn a_run_is_whole_or_absent() {
+fn a_run_is_complete_or_absent() {
     a_run(&OPTIONS);
 }
 
 #[test]
-fn a_run_of_a_spare_is_whole_or_absent() {
+fn a_run_in_a_spare_vmm_is_complete_or_absent() {
     a_run(&["--standby", "0", "--spare", "1"]);
 }
 
 fn a_run(options: &[&str]) {
     let mut daemon = Daemon::with(options);
-    // The image is made at the first run.
+    // The first run makes the image.
     daemon.get("/v1/images").json::<Vec<Image>>();
     let wanted = RunVm {
         vm: named("box", quiet()),
@@ -47,7 +47,7 @@ fn a_run(options: &[&str]) {
 }
 
 #[test]
-fn a_stop_leaves_a_vm_up_or_down() {
+fn a_stop_leaves_a_vm_running_or_stopped() {
     let mut daemon = Daemon::with(&OPTIONS);
     begin(&daemon, "box");
     killed_at_every_call(
@@ -57,8 +57,8 @@ fn a_stop_leaves_a_vm_up_or_down() {
             let vm = settled(daemon, "box").unwrap();
             if vm.state == VmState::Running {
                 assert!(!done);
-                // Its guest may have been asked already, and end at any time: an answer to
-                // anything else does not tell. It can be stopped, or has just ended.
+                // Its guest may have got the request already, and end at any time, so other
+                // requests prove nothing. It can be stopped, or has just ended.
                 daemon.post("/v1/vms/box/stop?grace_ms=100", b"");
             }
             daemon.when("box", VmState::Exited);
@@ -70,7 +70,7 @@ fn a_stop_leaves_a_vm_up_or_down() {
 }
 
 #[test]
-fn a_vm_is_removed_whole_or_there() {
+fn a_removed_vm_is_absent_or_complete() {
     let mut daemon = Daemon::with(&OPTIONS);
     begin(&daemon, "box");
     killed_at_every_call(
@@ -88,7 +88,7 @@ fn a_vm_is_removed_whole_or_there() {
 }
 
 #[test]
-fn an_exec_leaves_the_vm_as_it_was() {
+fn an_exec_leaves_the_vm_unchanged() {
     let mut daemon = Daemon::with(&OPTIONS);
     let pid = begin(&daemon, "box").pid;
     let body = serde_json::to_vec(&shell("echo well")).unwrap();

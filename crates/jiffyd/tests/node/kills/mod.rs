@@ -1,10 +1,9 @@
-//! A daemon that is killed at every system call by which it changes a file or another
-//! process: the next one is up at once, what was begun is whole or absent, what was
-//! acknowledged is there, and nothing is left behind.
+//! Kills a daemon at every system call by which it changes a file or another process. The next
+//! daemon must start at once; the interrupted operation must be complete or undone; acknowledged
+//! results must be there, and nothing may be left behind.
 //!
-//! An operation is done once to see which calls it makes, in whichever threads; then it is
-//! done again for each of them. `JIFFY_KILL=TEXT` tests those calls only whose description
-//! holds TEXT.
+//! An operation runs once to record its calls in all threads; then it runs again for each of them.
+//! `JIFFY_KILL=TEXT` runs only the calls whose description contains TEXT.
 
 mod captures;
 mod images;
@@ -23,23 +22,23 @@ use std::path::Path;
 use std::time::Duration;
 use tracer::{Killer, Point, up};
 
-/// Nothing comes into being by itself while a test looks.
+/// Disables all background work during a test.
 const OPTIONS: [&str; 4] = ["--standby", "0", "--spare", "0"];
-/// What a daemon has to be up after it was killed anywhere.
+/// Time limit for a daemon to start after a kill.
 const UP: Duration = Duration::from_secs(2);
-/// How often a daemon that took longer is started again: the host may have stood still.
+/// How often a slow daemon is started again: the host may have stalled.
 const TRIES: usize = 3;
-/// For how long a daemon may still make calls behind its answer: records are written then.
+/// How long a daemon may still make calls after its answer, such as writes of records.
 const BEHIND: Duration = Duration::from_millis(200);
-/// More calls of one kind than this are not told apart: they are the pieces of one file.
+/// Most calls of one kind that are tested separately: more are pieces of one file.
 const MOST: usize = 20;
-/// After this time a daemon that is asked nothing makes no such calls any more.
+/// Time after which an idle daemon makes no such calls any more.
 const QUIET: Duration = Duration::from_millis(20);
 
-/// A kill comes before or after a call; a process is there only after one.
+/// A kill comes before or after a call; a created process exists only after the call.
 const WHENS: [&str; 2] = ["before", "after"];
 
-/// Does it, and has the daemon killed at each of its calls; asks each time what holds.
+/// Runs the operation, kills the daemon at each of its calls, and checks the state each time.
 fn killed_at_every_call(
     daemon: &mut Daemon,
     does: impl Fn(&Daemon) -> io::Result<bool>,
@@ -48,11 +47,11 @@ fn killed_at_every_call(
     killed_wherever(daemon, Began::Before, does, holds);
 }
 
-/// When the daemon that is killed was started.
+/// When the daemon to be killed was started.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Began {
     Before,
-    /// What is done is its start.
+    /// The operation is the daemon's start.
     Then,
 }
 
@@ -83,9 +82,9 @@ fn killed_wherever(
     for point in &points {
         let killer = follow(daemon, Some(point));
         let done = does(daemon).unwrap_or(false);
-        if killer.strikes_within(BEHIND, daemon) {
+        if killer.kills_within(BEHIND, daemon) {
             daemon.killed();
-            // A process that the daemon has just made is still held meanwhile.
+            // The tracer may still hold a process that the daemon has just created.
             up_in_time(daemon, point);
         } else {
             assert!(done, "{point}: it failed without a kill");
@@ -105,7 +104,7 @@ fn killed_wherever(
     }
     let (all, kills) = (points.len(), points.len() - missed.len());
     eprintln!("killed {kills} times, missed {missed:?}");
-    // An operation need not make the same calls each time: some are made once per daemon.
+    // An operation may not make the same calls each time: some are made once per daemon.
     assert!(kills * 4 >= all * 3, "only {kills} of {all} were reached");
 }
 
@@ -147,7 +146,7 @@ fn up_in_time(daemon: &mut Daemon, point: &Point) {
     );
 }
 
-/// Each VM has the one VMM that it is shown with, and no VMM has none.
+/// Checks that each VM has the VMM that it is shown with, and every VMM has a VM.
 fn vms_have_their_processes(daemon: &Daemon) {
     eventually("each VM has one VMM, and each VMM its VM", || {
         let all: Vec<Vm> = daemon.get("/v1/vms?all=true").json();
@@ -158,7 +157,7 @@ fn vms_have_their_processes(daemon: &Daemon) {
     assert!(pagers(daemon.folder.path()).len() <= 1);
 }
 
-/// Names of all files in a node's folders, with `ID` for that of a VM.
+/// Names of all files in a node's folders, with `ID` in place of VMs' ids.
 #[derive(Debug, PartialEq, Eq)]
 struct Left(Vec<String>);
 
@@ -179,7 +178,7 @@ impl Left {
         for folder in ["data", "run"] {
             walk(&daemon.folder.path().join(folder), folder, &mut found);
         }
-        // It is written at some time; and a pager runs while somebody needs it.
+        // Written at any time; and a pager runs only while it is needed.
         let at_times = ["/timeline.json", "run/pager.sock", "run/jiffy-pager.log"];
         found.retain(|path| !at_times.iter().any(|name| path.ends_with(name)));
         found.sort();
@@ -217,20 +216,20 @@ fn without_ids(name: &str) -> String {
     parts.collect()
 }
 
-/// Asks a daemon that may be killed meanwhile.
+/// Sends a request to a daemon that may be killed meanwhile.
 fn ask(daemon: &Daemon, method: &str, path: &str, body: &[u8]) -> io::Result<Answer> {
     let stream = connect(&daemon.socket())?;
     request(stream, &format!("{method} {path} HTTP/1.1"), body)
 }
 
-/// The same, for those who want to know only whether it was done.
+/// As [`ask`], for callers that only need to know whether it succeeded.
 fn is_done(daemon: &Daemon, method: &str, path: &str, body: &[u8]) -> io::Result<bool> {
     let answer = ask(daemon, method, path, body)?;
     Ok(matches!(answer.status, 200 | 204))
 }
 
-/// A VM that writes nothing, so that its daemon makes no calls by itself, and whose program
-/// ends with its VMM.
+/// A VM that writes nothing, so that its daemon makes no calls for it, and whose program ends with
+/// its VMM.
 fn quiet() -> CreateVm {
     CreateVm {
         cold: true,
@@ -238,7 +237,7 @@ fn quiet() -> CreateVm {
     }
 }
 
-/// Makes and starts one.
+/// Creates and starts such a VM.
 fn begin(daemon: &Daemon, name: &str) -> Vm {
     daemon.run_detached(named(name, quiet())).json()
 }
@@ -248,7 +247,7 @@ fn remove(daemon: &Daemon, name: &str) {
     assert_eq!(daemon.delete(&path).status, 204);
 }
 
-/// The VM of this name, once it is neither on its way up nor down.
+/// The VM of this name, once it is neither starting nor ending.
 fn settled(daemon: &Daemon, name: &str) -> Option<Vm> {
     let path = format!("/v1/vms/{name}");
     eventually("it is up or down", || {
@@ -263,7 +262,7 @@ fn settled(daemon: &Daemon, name: &str) -> Option<Vm> {
     (answer.status != 404).then(|| answer.json())
 }
 
-/// It runs, is not paused, has all of its memory, and its agent answers.
+/// Checks that it runs, is not paused, has all of its memory, and its agent answers.
 fn goes_on(daemon: &Daemon, name: &str) {
     let vm = daemon.when(name, VmState::Running);
     let socket = daemon.run_folder(&vm.id).join("control.sock");

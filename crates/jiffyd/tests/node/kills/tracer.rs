@@ -9,7 +9,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// The NTH call of a kind, of all that the daemon's threads make.
+/// The NTH call of a kind, counted over all threads of the daemon.
 #[derive(Debug, Clone)]
 pub struct Point {
     pub when: &'static str,
@@ -23,14 +23,14 @@ impl fmt::Display for Point {
     }
 }
 
-/// Follows a daemon, and kills it if it was told to.
+/// Traces a daemon, and kills it if requested.
 pub struct Killer {
     process: Child,
     output: BufReader<ChildStdout>,
 }
 
 impl Killer {
-    /// Follows a process; when this returns, all of its threads are followed.
+    /// Traces a process; when this returns, all of its threads are traced.
     pub fn of(pid: u32, point: Option<&Point>) -> Killer {
         let mut command = Command::new(example("killer"));
         command.arg(pid.to_string());
@@ -45,7 +45,7 @@ impl Killer {
         Killer { process, output }
     }
 
-    /// Follows the next daemon from its first call on.
+    /// Traces the next daemon from its first call on.
     pub fn of_next(daemon: &mut Daemon, point: Option<&Point>) -> Killer {
         let gate = daemon.folder.path().join("gate");
         let mode = Mode::from_raw_mode(0o600);
@@ -64,8 +64,8 @@ impl Killer {
         killer
     }
 
-    /// Has it killed the daemon, within this time?
-    pub fn strikes_within(&self, time: Duration, daemon: &mut Daemon) -> bool {
+    /// Has it killed the daemon within this time?
+    pub fn kills_within(&self, time: Duration, daemon: &mut Daemon) -> bool {
         let until = Instant::now() + time;
         loop {
             if !daemon.is_up() {
@@ -78,7 +78,7 @@ impl Killer {
         }
     }
 
-    /// Lets the daemon go on; the names of the calls that were followed.
+    /// Stops tracing; returns the names of the traced calls.
     pub fn calls(mut self) -> Vec<String> {
         let _ = self.process.kill();
         let mut text = String::new();
@@ -89,13 +89,13 @@ impl Killer {
 
 impl Drop for Killer {
     fn drop(&mut self) {
-        // The daemon goes on, if it lives.
+        // The daemon continues, if it is alive.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
 }
 
-/// Starts the next daemon; how long it takes to answer.
+/// Starts the next daemon; returns the time until it answers.
 pub fn up(daemon: &mut Daemon) -> Duration {
     let begin = Instant::now();
     daemon.begin(daemon.command());

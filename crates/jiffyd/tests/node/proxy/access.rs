@@ -1,4 +1,4 @@
-//! Who may reach what through the proxy.
+//! Access control of the proxy: open ports and tokens.
 
 use super::{HOST, connect, daemon, get, head_of, refused, send, sentence, serve_for};
 use crate::daemon::{Daemon, named};
@@ -11,7 +11,7 @@ use std::io::{Read, Write};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// A VM `web` with these ports for the proxy.
+/// A VM `web` that opens these ports to the proxy.
 fn open_at(ports: &[&str]) -> CreateVm {
     let vm = published(counter());
     CreateVm {
@@ -41,17 +41,17 @@ fn a_request_for_a_closed_port_is_refused_and_wakes_nobody() {
     }
     assert_eq!(daemon.vm("web").state, VmState::Hibernated);
     assert_eq!(starts(&daemon, "web"), 1);
-    // The next daemon knows it.
+    // The next daemon knows the open ports.
     daemon.killed();
     own_address("del", &vm);
     begin(&mut daemon);
     own_address("add", &vm);
     refused(403, "/", "Host: 22-web.vm.example");
     assert_eq!(get("/head", HOST).0, 200);
-    // An open port at which nobody listens is another matter.
+    // An open port without a listener gets another error.
     refused(502, "/", "Host: 8050-web.vm.example");
     assert_eq!(served.requests.load(Ordering::SeqCst), 1);
-    // Children have the same ports.
+    // Children open the same ports.
     let fork = ForkVm {
         name: Some("child".into()),
         ..ForkVm::default()
@@ -62,7 +62,7 @@ fn a_request_for_a_closed_port_is_refused_and_wakes_nobody() {
 }
 
 #[test]
-fn ports_may_be_none_and_must_be_ports() {
+fn the_open_ports_may_be_empty_but_must_be_valid() {
     let daemon = daemon();
     let vm: Vm = daemon.run_detached(open_at(&[])).json();
     serve_for(&vm);
@@ -111,12 +111,12 @@ fn with_a_token() -> Daemon {
 }
 
 #[test]
-fn who_has_no_token_is_refused_and_no_vm_gets_the_token() {
+fn requests_need_the_token_and_vms_never_see_it() {
     let daemon = with_a_token();
     let vm: Vm = daemon.run_detached(published(counter())).json();
     serve_for(&vm);
     hibernate(&daemon);
-    // Nor does he hear which VMs there are.
+    // The client does not learn either which VMs exist.
     for host in [HOST, "Host: 3000-none.vm.example"] {
         let none = refused(401, "/head", host);
         assert!(none.contains("has no token"), "{none}");
@@ -134,7 +134,7 @@ fn who_has_no_token_is_refused_and_no_vm_gets_the_token() {
     for line in ["www-authenticate: bearer", "connection: close"] {
         assert!(head.contains(&line.into()), "{line}: {head:?}");
     }
-    // He can't keep a connection by sending more without reading.
+    // The client can't keep its connection by sending more without reading.
     let flood = format!("GET / HTTP/1.1\r\n{HOST}\r\n\r\n").repeat(64);
     let mut rude = connect();
     let begun = Instant::now();
@@ -151,7 +151,7 @@ fn who_has_no_token_is_refused_and_no_vm_gets_the_token() {
         let (status, head) = get("/head", &format!("{HOST}\r\n{right}"));
         assert_eq!(status, 200, "{head}");
         assert!(!head.contains("sesame"), "{head}");
-        // Not as an address of IPv6.
+        // The address is not an IPv6 address.
         assert!(head.contains("x-forwarded-for: 127.0.0.1"), "{head}");
         assert_eq!(head.contains("bearer its own"), right.contains("its own"));
     }
@@ -160,7 +160,7 @@ fn who_has_no_token_is_refused_and_no_vm_gets_the_token() {
         "Host: 3000-none.vm.example\r\nJiffy-Token: open sesame",
     );
     assert!(sentence(404, &nobody).contains("no VM none"));
-    // A switched connection needs it, too.
+    // A switched connection needs the token, too.
     let upgrade = "Connection: Upgrade\r\nUpgrade: lines";
     let mut stream = send(&format!(
         "GET /echo HTTP/1.1\r\n{HOST}\r\n{upgrade}\r\n\r\n"

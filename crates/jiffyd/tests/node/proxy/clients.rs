@@ -28,7 +28,7 @@ pub type Body = UnsyncBoxBody<Bytes, Infallible>;
 /// A connection over TLS.
 pub type Secure = StreamOwned<ClientConnection, TcpStream>;
 
-/// A certificate that is signed with its own key, and the key.
+/// A self-signed certificate, and its key.
 pub struct Certificate(TempDir);
 
 impl Certificate {
@@ -46,12 +46,12 @@ impl Certificate {
         self.0.path().join("key.pem")
     }
 
-    /// Makes these files those of another certificate.
-    pub fn become_another(&mut self) {
+    /// Replaces the contents of these files by another certificate.
+    pub fn replace_with_another(&mut self) {
         make_certificate(self.0.path()).unwrap();
     }
 
-    /// A daemon whose proxy has it.
+    /// A daemon whose proxy uses it.
     pub fn daemon(&self) -> Daemon {
         daemon_with(&[
             "--proxy",
@@ -65,7 +65,7 @@ impl Certificate {
         ])
     }
 
-    /// The configuration of a client that trusts it alone.
+    /// The configuration of a client that trusts only this certificate.
     pub fn trusted(&self, protocols: &[&str]) -> Arc<ClientConfig> {
         let mut roots = RootCertStore::empty();
         roots
@@ -97,7 +97,7 @@ impl Certificate {
         self.try_connect(&["http/1.1"]).unwrap()
     }
 
-    /// A connection of HTTP/2.
+    /// An HTTP/2 connection.
     pub async fn http2(&self) -> SendRequest<Body> {
         let stream = tokio::net::TcpStream::connect(PROXY).await.unwrap();
         let connector = TlsConnector::from(self.trusted(&["h2", "http/1.1"]));
@@ -114,7 +114,7 @@ fn name() -> ServerName<'static> {
     ServerName::try_from("localhost").unwrap()
 }
 
-/// Runs this in this thread, and so in its network namespace.
+/// Runs this in this thread, and thus in its network namespace.
 pub fn run(what: impl Future<Output = ()>) {
     let runtime = Builder::new_current_thread().enable_all().build();
     let done = runtime

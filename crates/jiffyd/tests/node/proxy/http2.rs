@@ -2,8 +2,8 @@
 
 use super::clients::{Body, Certificate, request, run, whole};
 use super::{HOST, get_over, sentence, serve_for};
-use crate::daemon::{bad_vm, eventually, let_go, named};
-use crate::ports::{hibernate, own_address, published, tried_once_a_second};
+use crate::daemon::{bad_vm, eventually, named, release_guest};
+use crate::ports::{hibernate, own_address, published, wake_attempts};
 use crate::sleep::starts;
 use crate::snapshots::counter;
 use bytes::Bytes;
@@ -43,7 +43,7 @@ fn each_stream_of_a_connection_is_a_request_of_its_own() {
     hibernate(&daemon);
     run(async {
         let mut client = certificate.http2().await;
-        // One goes on while all others are answered.
+        // One request stays open while all others are answered.
         let slow = client
             .send_request(request(&format!("{WEB}events"), &[]))
             .await;
@@ -95,7 +95,7 @@ fn bodies_of_http2_stream_both_ways() {
     serve_for(&vm);
     run(async {
         let mut client = certificate.http2().await;
-        // Any method may have a body.
+        // Requests with any method may have a body.
         for method in [Method::POST, Method::GET] {
             let (mut sender, body) = Channel::<Bytes>::new(1);
             let request: Request<Body> = Request::builder()
@@ -111,7 +111,7 @@ fn bodies_of_http2_stream_both_ways() {
                 sender.send_data(part.into()).await.unwrap();
                 assert_eq!(piece(&mut answer).await, part);
             }
-            // The end of one direction.
+            // One direction ends.
             drop(sender);
             let rest = answer.collect().await.unwrap().to_bytes();
             assert!(rest.is_empty());
@@ -119,7 +119,7 @@ fn bodies_of_http2_stream_both_ways() {
     });
 }
 
-/// Wants a WebSocket (RFC 8441 §5).
+/// A request for a WebSocket (RFC 8441 §5).
 fn websocket(url: &str) -> Request<Body> {
     let mut wants = request(url, &[("sec-websocket-version", "13")]);
     *wants.method_mut() = Method::CONNECT;
@@ -129,7 +129,7 @@ fn websocket(url: &str) -> Request<Body> {
 }
 
 #[test]
-fn a_websocket_of_http2_is_one_of_http1_to_its_vm() {
+fn an_http2_websocket_reaches_the_vm_as_http1() {
     let certificate = Certificate::new();
     let daemon = certificate.daemon();
     let vm: Vm = daemon.run_detached(published(counter())).json();
@@ -137,7 +137,7 @@ fn a_websocket_of_http2_is_one_of_http1_to_its_vm() {
     hibernate(&daemon);
     run(async {
         let mut client = certificate.http2().await;
-        // A client learns first that the proxy has it.
+        // A client must first learn that the proxy supports it.
         let first = client.send_request(request(&format!("{WEB}head"), &[]));
         assert_eq!(whole(first.await.unwrap()).await.0, 200);
         let opened = client.send_request(websocket(&format!("{WEB}echo?a")));
@@ -166,7 +166,7 @@ fn a_websocket_of_http2_is_one_of_http1_to_its_vm() {
             let line = lines.next_line().await.unwrap().unwrap();
             assert_eq!(line, format!("{word}, {word}"));
         }
-        // The other direction is open after the end of one.
+        // One direction stays open after the end of the other.
         writer.shutdown().await.unwrap();
         assert_eq!(lines.next_line().await.unwrap().unwrap(), "end");
         assert_eq!(lines.next_line().await.unwrap(), None);
@@ -181,7 +181,7 @@ fn a_websocket_of_http2_is_one_of_http1_to_its_vm() {
     });
 }
 
-/// Memory that a process has, bytes.
+/// Memory of a process, bytes.
 fn memory_of(pid: u32) -> usize {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let line = status.lines().find_map(|it| it.strip_prefix("VmRSS:"));
@@ -190,7 +190,7 @@ fn memory_of(pid: u32) -> usize {
 }
 
 #[test]
-fn for_a_client_that_does_not_read_little_is_kept() {
+fn little_is_buffered_for_a_client_that_does_not_read() {
     let certificate = Certificate::new();
     let daemon = certificate.daemon();
     let vm: Vm = daemon.run_detached(published(counter())).json();
@@ -198,7 +198,7 @@ fn for_a_client_that_does_not_read_little_is_kept() {
     assert_eq!(get_over(certificate.connect(), "/head", HOST).0, 200);
     let before = memory_of(daemon.pid());
     let mut kept = Vec::new();
-    // Two of HTTP/2 fit the window of a client's connection.
+    // Two HTTP/2 streams fit the window of a client's connection.
     for _ in 0..2 {
         let mut stream = certificate.connect();
         write!(stream, "GET /forever HTTP/1.1\r\n{HOST}\r\n\r\n").unwrap();
@@ -216,11 +216,11 @@ fn for_a_client_that_does_not_read_little_is_kept() {
             last = served.sent.load(Ordering::SeqCst);
             tokio::time::sleep(Duration::from_secs(2)).await;
         }
-        // Most of that is in the kernel's buffers.
+        // Most of that is in the kernel's socket buffers.
         assert!(last < 4 * (24 << 20), "{last} bytes were taken");
         let more = memory_of(daemon.pid()).saturating_sub(before);
         assert!(more < 24 << 20, "{more} bytes were kept");
-        // Others are served, on the same connection, too.
+        // Others are served meanwhile, also on the same connection.
         let other = client.send_request(request(&format!("{WEB}head"), &[]));
         assert_eq!(whole(other.await.unwrap()).await.0, 200);
     });
@@ -234,7 +234,7 @@ fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     [head, payload.to_vec()].concat()
 }
 
-/// What a server sends in frames of this kind, until it closes.
+/// The payloads of this kind of frame that a server sends until it closes.
 fn payloads_of(kind: u8, stream: &mut impl Read) -> Vec<Vec<u8>> {
     let mut found = Vec::new();
     let mut head = [0; 9];
@@ -261,7 +261,7 @@ const ENHANCE_YOUR_CALM: [u8; 4] = 11_u32.to_be_bytes();
 const CANCEL: [u8; 4] = 8_u32.to_be_bytes();
 
 #[test]
-fn a_client_that_resets_all_it_asks_for_is_cut_off() {
+fn a_client_that_resets_every_stream_is_disconnected() {
     let certificate = Certificate::new();
     let daemon = certificate.daemon();
     let vm: Vm = daemon.run_detached(published(counter())).json();
@@ -280,7 +280,7 @@ fn a_client_that_resets_all_it_asks_for_is_cut_off() {
     const CLIENTS: usize = 4;
     for _ in 0..CLIENTS {
         let mut stream = certificate.try_connect(&["h2"]).unwrap();
-        // It may be cut off before it has sent all, and then not read why.
+        // It may be disconnected before it has sent everything, and then can't read why.
         let _ = stream.write_all(&flood);
         for last in payloads_of(GOAWAY, &mut stream) {
             assert_eq!(last[4..8], ENHANCE_YOUR_CALM);
@@ -298,7 +298,7 @@ fn a_client_that_resets_all_it_asks_for_is_cut_off() {
 }
 
 #[test]
-fn a_header_that_is_too_long_ends_its_request_only() {
+fn a_too_long_header_ends_only_its_own_request() {
     let certificate = Certificate::new();
     let daemon = certificate.daemon();
     let vm: Vm = daemon.run_detached(published(counter())).json();
@@ -318,7 +318,7 @@ fn a_header_that_is_too_long_ends_its_request_only() {
     });
 }
 
-/// Sends `connections * each` requests at once; their answers.
+/// Sends `connections * each` concurrent requests; returns their answers.
 async fn crowd(
     certificate: &Certificate,
     connections: usize,
@@ -349,7 +349,7 @@ fn ten_thousand_requests_wake_a_vm_once() {
     let served = serve_for(&vm);
     let folder = daemon.vm_folder(&vm.id);
     thread::scope(|scope| {
-        // While it falls asleep they wait, and then they wake it.
+        // They wait while it is being hibernated, and then wake it.
         let slept = scope.spawn(|| hibernate(&daemon));
         eventually("it is being captured", || folder.join("capturing").exists());
         run(async {
@@ -357,7 +357,7 @@ fn ten_thousand_requests_wake_a_vm_once() {
             tokio::time::sleep(Duration::from_secs(1)).await;
             assert_eq!(served.requests.load(Ordering::SeqCst), 0);
             assert!(answers.try_join_next().is_none());
-            let_go(&folder);
+            release_guest(&folder);
             while let Some(answer) = answers.join_next().await {
                 let (status, body) = answer.unwrap();
                 assert_eq!(status, 200, "{body}");
@@ -370,7 +370,7 @@ fn ten_thousand_requests_wake_a_vm_once() {
 }
 
 #[test]
-fn a_crowd_before_a_vm_that_can_not_wake_gets_one_sentence() {
+fn many_requests_to_a_vm_that_cannot_wake_all_get_the_error() {
     let certificate = Certificate::new();
     let daemon = certificate.daemon();
     let vm: Vm = daemon
@@ -389,5 +389,5 @@ fn a_crowd_before_a_vm_that_can_not_wake_gets_one_sentence() {
         }
     });
     assert_eq!(daemon.vm("web").state, VmState::Hibernated);
-    tried_once_a_second(&daemon, begun);
+    wake_attempts(&daemon, begun);
 }

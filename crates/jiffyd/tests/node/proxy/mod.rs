@@ -1,5 +1,5 @@
-//! HTTP to VMs by name. The daemon is in a network namespace of the test's, which needs root; there
-//! a server of the test's has the VM's address.
+//! HTTP to VMs by name. The daemon is in a network namespace of the test, which needs root; there a
+//! server of the test has the VM's address.
 
 mod access;
 mod clients;
@@ -9,7 +9,7 @@ mod secure;
 
 use crate::daemon::{Daemon, eventually, named};
 use crate::network::daemon_with;
-use crate::ports::{hibernate, listen_for, published, tried_once_a_second};
+use crate::ports::{hibernate, listen_for, published, wake_attempts};
 use crate::sleep::starts;
 use crate::snapshots::counter;
 use jiffy_wire::api::{ApiError, CreateVm, IdleAction, IdlePolicy, NetworkUse, Vm, VmState};
@@ -27,7 +27,7 @@ fn daemon() -> Daemon {
     daemon_with(&["--proxy", PROXY, "--proxy-domain", "vm.example"])
 }
 
-/// The lines of a head, the first one first.
+/// The lines of a header, the request line first.
 fn head_of(stream: &mut impl BufRead) -> Vec<String> {
     let mut lines = Vec::new();
     loop {
@@ -39,23 +39,23 @@ fn head_of(stream: &mut impl BufRead) -> Vec<String> {
     }
 }
 
-/// What a server has seen.
+/// Records what a server has seen.
 #[derive(Default)]
 struct Served {
-    /// Requests.
+    /// Number of requests.
     requests: AtomicUsize,
-    /// Bytes that it sent for `/forever`.
+    /// Bytes sent for `/forever`.
     sent: AtomicUsize,
-    /// What clients of `/last` have sent.
+    /// Data that clients of `/last` have sent.
     heard: Mutex<String>,
-    /// The head of the last request that switched protocols.
+    /// The header of the last request that switched protocols.
     switched: Mutex<Vec<String>>,
 }
 
-/// Serves HTTP at port 3000 of the VM's address. `/head` answers with the request's head, `/events`
-/// with an event and, after three seconds, another, `/forever` with more than anybody reads. `/echo`
-/// switches to a protocol that repeats each line, and `/last` to one in which the server ends its
-/// side first. All else is answered with the body of the request as it comes.
+/// Serves HTTP at port 3000 of the VM's address. `/head` answers with the request's header,
+/// `/events` with an event and, after three seconds, another, `/forever` with endless data. `/echo`
+/// switches to a protocol that repeats each line, and `/last` to one in which the server shuts down
+/// its side first. All else is answered with the request's body as it comes.
 fn serve_for(vm: &Vm) -> Arc<Served> {
     let listener = listen_for(vm);
     let served = Arc::<Served>::default();
@@ -73,7 +73,7 @@ fn answer(mut client: TcpStream, served: &Served) {
     let mut input = BufReader::new(client.try_clone().unwrap());
     let head = head_of(&mut input);
     if head.is_empty() {
-        // The proxy's client has gone before its request was sent.
+        // The proxy's client disconnected before its request was sent.
         return;
     }
     served.requests.fetch_add(1, Ordering::SeqCst);
@@ -137,7 +137,7 @@ fn answer(mut client: TcpStream, served: &Served) {
     let _ = write!(client, "0\r\n\r\n");
 }
 
-/// Sends a request's head; returns the connection, which has the answer.
+/// Sends a request's header; returns the connection with the answer.
 fn send(head: &str) -> BufReader<TcpStream> {
     let mut stream = connect();
     stream.write_all(head.as_bytes()).unwrap();
@@ -175,12 +175,12 @@ fn get_over(mut stream: impl Read + Write, path: &str, headers: &str) -> (u16, S
     (status, body)
 }
 
-/// The sentence of a refusal with this status.
+/// The message of a refusal with this status.
 fn refused(status: u16, path: &str, headers: &str) -> String {
     sentence(status, &get(path, headers))
 }
 
-/// The sentence of this answer, which refuses with this status.
+/// The message in this answer, a refusal with this status.
 fn sentence(status: u16, (was, body): &(u16, String)) -> String {
     assert_eq!(*was, status, "{body}");
     let error: ApiError = serde_json::from_str(body).unwrap();
@@ -191,7 +191,7 @@ fn sentence(status: u16, (was, body): &(u16, String)) -> String {
 const HOST: &str = "Host: 3000-web.vm.example";
 
 #[test]
-fn a_request_finds_its_vm_wakes_it_and_is_answered() {
+fn a_request_wakes_its_vm_and_is_answered() {
     let daemon = daemon();
     let vm: Vm = daemon.run_detached(published(counter())).json();
     serve_for(&vm);
@@ -216,7 +216,7 @@ fn a_request_finds_its_vm_wakes_it_and_is_answered() {
         !head.contains("keep-alive") && !head.contains("close"),
         "{head}"
     );
-    // By id, by path and by headers.
+    // The VM is found by id, by path and by headers.
     let by_id = format!("Host: 3000-{}.vm.example", vm.id);
     assert!(get("/head", &by_id).1.starts_with("get /head "));
     let by_path = get("/vm/web/3000/head/x", "Host: localhost").1;
@@ -231,7 +231,7 @@ fn a_request_finds_its_vm_wakes_it_and_is_answered() {
     )
     .1;
     assert!(by_header.starts_with("get /head ") && !by_header.contains("jiffy-"));
-    // Many at once wake it once.
+    // Many concurrent requests wake it once.
     hibernate(&daemon);
     thread::scope(|scope| {
         for _ in 0..400 {
@@ -283,17 +283,17 @@ fn bodies_stream_both_ways_and_protocols_are_switched() {
 }
 
 #[test]
-fn either_side_may_end_first() {
+fn either_side_may_close_first() {
     let daemon = daemon();
     let vm: Vm = daemon.run_detached(published(counter())).json();
     let served = serve_for(&vm);
-    // A client that has sent its request gets the whole answer.
+    // A client that shut down its side gets the whole answer.
     let stream = send(&format!("GET /events HTTP/1.1\r\n{HOST}\r\n\r\n"));
     stream.get_ref().shutdown(Shutdown::Write).unwrap();
     let lines: Vec<String> = stream.lines().map(Result::unwrap).collect();
     let events = lines.iter().filter(|line| line.starts_with("data"));
     assert_eq!(events.collect::<Vec<_>>(), ["data: 1", "data: 2"]);
-    // So does a server.
+    // A server that shut down its side gets the whole request.
     let mut stream = send(&format!(
         "GET /last HTTP/1.1\r\n{HOST}\r\nConnection: Upgrade\r\nUpgrade: lines\r\n\r\n"
     ));
@@ -332,7 +332,7 @@ fn a_stream_of_events_keeps_its_vm_awake_and_ends_with_it() {
     assert_eq!(events.next().unwrap(), "data: 2");
     assert_eq!(starts(&daemon, "web"), 2, "it did not sleep in between");
     daemon.when("web", VmState::Hibernated);
-    // It is cut when its VM ends.
+    // The connection is cut when its VM ends.
     let mut stream = send(&format!("GET /events HTTP/1.1\r\n{HOST}\r\n\r\n"));
     head_of(&mut stream);
     assert_eq!(daemon.delete("/v1/vms/web?force=true").status, 204);
@@ -342,7 +342,7 @@ fn a_stream_of_events_keeps_its_vm_awake_and_ends_with_it() {
 }
 
 #[test]
-fn what_can_not_be_forwarded_is_refused_in_a_sentence() {
+fn requests_that_cannot_be_forwarded_are_refused() {
     let daemon = daemon();
     let vm: Vm = daemon.run_detached(published(counter())).json();
     assert!(refused(404, "/", "Host: 3000-none.vm.example").contains("no VM none"));
@@ -364,7 +364,7 @@ fn what_can_not_be_forwarded_is_refused_in_a_sentence() {
     assert!(refused(502, "/vm/alone/1/", HOST).contains("has no network"));
     hibernate(&daemon);
     let state = daemon.vm_folder(&vm.id).join("hibernated/state");
-    // A VMM finds that out.
+    // Only the VMM detects the damage.
     fs::write(&state, jiffy_wire::state::seal("0.1.0", b"nonsense")).unwrap();
     let begun = Instant::now();
     thread::scope(|scope| {
@@ -375,8 +375,8 @@ fn what_can_not_be_forwarded_is_refused_in_a_sentence() {
         }
     });
     assert_eq!(daemon.vm("web").state, VmState::Hibernated);
-    tried_once_a_second(&daemon, begun);
-    // Nonsense ends its own connection.
+    wake_attempts(&daemon, begun);
+    // Invalid HTTP ends only its own connection.
     let mut nonsense = send("NONSENSE\r\n\r\n");
     assert_eq!(head_of(&mut nonsense)[0], "http/1.1 400 bad request");
     refused(404, "/", "Host: x");
@@ -386,7 +386,7 @@ fn what_can_not_be_forwarded_is_refused_in_a_sentence() {
 fn a_damaged_body_is_not_blamed_on_the_vm() {
     let daemon = daemon();
     let vm: Vm = daemon.run_detached(published(counter())).json();
-    // The kernel accepts, and nobody answers.
+    // The kernel accepts, but nothing answers.
     let _never_answers = listen_for(&vm);
     let mut stream = send(&format!(
         "POST / HTTP/1.1\r\n{HOST}\r\nTransfer-Encoding: chunked\r\n\r\nnonsense\r\n"

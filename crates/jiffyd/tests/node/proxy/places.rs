@@ -1,4 +1,4 @@
-//! Places of connections.
+//! Limits of connections and requests.
 
 use super::clients::{Certificate, request, run, whole};
 use super::http2::WEB;
@@ -17,10 +17,10 @@ use tokio::task::JoinSet;
 
 /// An eighth of the files that the daemon may open.
 const PLACES: usize = 32;
-/// As many as one VM may have.
+/// The share of one VM.
 const OF_ONE_VM: usize = PLACES / 4 * 3;
 
-/// Begins the daemon's process again, with few files.
+/// Restarts the daemon's process with a low limit of files.
 fn again_with_few_files(daemon: &mut Daemon) {
     daemon.killed();
     let whole = daemon.command();
@@ -41,13 +41,13 @@ fn again_with_few_files(daemon: &mut Daemon) {
 }
 
 #[test]
-fn handshakes_have_places_and_requests_wait_for_connections_to_vms() {
+fn handshakes_are_limited_and_requests_wait_for_connections() {
     let certificate = Certificate::new();
     let mut daemon = certificate.daemon();
     again_with_few_files(&mut daemon);
     let vm: Vm = daemon.run_detached(published(counter())).json();
     let served = serve_for(&vm);
-    // More requests than connections to VMs: each takes three seconds.
+    // More requests than connections to VMs; each takes three seconds.
     let begun = Instant::now();
     run(async {
         let client = certificate.http2().await;
@@ -68,7 +68,7 @@ fn handshakes_have_places_and_requests_wait_for_connections_to_vms() {
         }
     });
     assert!(begun.elapsed() > Duration::from_secs(6));
-    // All places are taken by clients that say nothing, until they are cut.
+    // Silent clients take all places until they time out.
     let begun = Instant::now();
     let silent: Vec<_> = (0..PLACES).map(|_| connect()).collect();
     assert_eq!(get_over(certificate.connect(), "/head", HOST).0, 200);
@@ -78,7 +78,7 @@ fn handshakes_have_places_and_requests_wait_for_connections_to_vms() {
     drop(silent);
 }
 
-/// Switches protocols for each client of this port, and says nothing more.
+/// Switches protocols for each client of this port, and then is silent.
 fn switches_and_is_silent(listener: TcpListener) {
     thread::spawn(move || {
         let mut kept = Vec::new();
@@ -92,7 +92,7 @@ fn switches_and_is_silent(listener: TcpListener) {
 }
 
 #[test]
-fn clients_that_reset_their_connection_keep_no_place_and_no_vm_awake() {
+fn reset_connections_hold_no_place_and_keep_no_vm_awake() {
     let mut daemon = daemon();
     again_with_few_files(&mut daemon);
     let idle = IdlePolicy {
@@ -107,7 +107,7 @@ fn clients_that_reset_their_connection_keep_no_place_and_no_vm_awake() {
     serve_for(&vm);
     let address = &vm.network.as_ref().unwrap().addresses[0];
     let listen = |port: u16| TcpListener::bind((address.as_str(), port)).unwrap();
-    // The kernel accepts, and nobody answers.
+    // The kernel accepts, but nothing answers.
     let _never_answers = listen(3001);
     switches_and_is_silent(listen(3002));
     let mut clients = Vec::new();
@@ -117,7 +117,7 @@ fn clients_that_reset_their_connection_keep_no_place_and_no_vm_awake() {
             "GET / HTTP/1.1\r\nHost: 3002-web.vm.example\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n",
         );
         assert!(head_of(&mut switched)[0].contains(" 101 "));
-        // It would still read.
+        // The client could still read.
         switched.get_ref().shutdown(Shutdown::Write).unwrap();
         clients.push(switched);
     }
@@ -131,7 +131,7 @@ fn clients_that_reset_their_connection_keep_no_place_and_no_vm_awake() {
     }
     eventually("their places are free", || get("/head", HOST).0 == 200);
     daemon.when("web", VmState::Hibernated);
-    // Long before they would have been asked whether they are still there.
+    // Long before keep-alive would detect it.
     let noticed = begun.elapsed();
     assert!(
         noticed < Duration::from_secs(40),
@@ -140,7 +140,7 @@ fn clients_that_reset_their_connection_keep_no_place_and_no_vm_awake() {
 }
 
 #[test]
-fn a_vm_that_never_answers_leaves_places_to_other_vms() {
+fn a_vm_that_never_answers_leaves_connections_to_others() {
     let mut daemon = daemon();
     again_with_few_files(&mut daemon);
     let vm = CreateVm {

@@ -14,7 +14,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// Ends this side of the connection, in TLS and below.
+/// Shuts down this side of the connection, in TLS and TCP.
 fn end_writing(stream: &mut Secure) {
     stream.conn.send_close_notify();
     stream.conn.complete_io(&mut stream.sock).unwrap();
@@ -39,13 +39,13 @@ fn tls_carries_all_that_plain_http_does() {
     assert_eq!(daemon.vm("web").state, VmState::Running);
     assert!(head.contains("x-forwarded-proto: https"), "{head}");
     assert!(head.contains("host: 3000-web.vm.example"), "{head}");
-    // A client that offers no protocol, or others as well.
+    // A client that offers no ALPN protocol, or other ones as well.
     for protocols in [&[][..], &["http/1.1", "spdy/3"]] {
         let stream = certificate.try_connect(protocols).unwrap();
         assert_eq!(get_over(stream, "/head", HOST).0, 200);
     }
     certificate.try_connect(&["spdy/3"]).unwrap_err();
-    // Each event is passed on at once, also after the client has ended its side.
+    // Each event is forwarded at once, also after the client has shut down its side.
     let mut stream = send(
         &certificate,
         &format!("GET /events HTTP/1.1\r\n{HOST}\r\n\r\n"),
@@ -60,7 +60,7 @@ fn tls_carries_all_that_plain_http_does() {
     assert!(begun.elapsed() < Duration::from_secs(2));
     assert_eq!(events.next().unwrap(), "data: 2");
     assert!(begun.elapsed() > Duration::from_secs(2));
-    // The client ends its side first.
+    // The client shuts down first.
     let upgrade = format!("{HOST}\r\nConnection: Upgrade\r\nUpgrade: lines\r\n\r\n");
     let mut stream = send(&certificate, &format!("GET /echo HTTP/1.1\r\n{upgrade}"));
     assert_eq!(head_of(&mut stream)[0], "http/1.1 101 switching protocols");
@@ -71,7 +71,7 @@ fn tls_carries_all_that_plain_http_does() {
     end_writing(stream.get_mut());
     let rest: Vec<String> = stream.lines().map(Result::unwrap).collect();
     assert_eq!(rest, ["a, a", "end"]);
-    // The server does.
+    // The server shuts down first.
     let mut stream = send(&certificate, &format!("GET /last HTTP/1.1\r\n{upgrade}"));
     head_of(&mut stream);
     let mut said = String::new();
@@ -93,7 +93,7 @@ fn plain_http_is_refused_where_there_is_tls() {
 }
 
 #[test]
-fn a_certificate_is_read_again_at_a_signal() {
+fn a_signal_reloads_the_certificate() {
     let mut certificate = Certificate::new();
     let mut daemon = certificate.daemon();
     let vm: Vm = daemon.run_detached(published(counter())).json();
@@ -105,10 +105,10 @@ fn a_certificate_is_read_again_at_a_signal() {
     };
     let log =
         |daemon: &Daemon| fs::read_to_string(daemon.folder.path().join("jiffyd.log")).unwrap();
-    // Half of it is new: the previous one stays.
+    // Only one of the files is new: the previous certificate stays.
     let before = fs::read(certificate.chain()).unwrap();
     let key = fs::read(certificate.key()).unwrap();
-    certificate.become_another();
+    certificate.replace_with_another();
     let after = fs::read(certificate.chain()).unwrap();
     let new_key = fs::read(certificate.key()).unwrap();
     fs::write(certificate.key(), &key).unwrap();
@@ -118,7 +118,7 @@ fn a_certificate_is_read_again_at_a_signal() {
     });
     fs::write(certificate.chain(), &before).unwrap();
     assert_eq!(get_over(certificate.connect(), "/head", HOST).0, 200);
-    // Both are.
+    // Both files are new.
     fs::write(certificate.chain(), &after).unwrap();
     fs::write(certificate.key(), &new_key).unwrap();
     hangup(&daemon);
@@ -131,12 +131,12 @@ fn a_certificate_is_read_again_at_a_signal() {
 }
 
 #[test]
-fn slow_handshakes_delay_nobody_and_are_cut() {
+fn slow_handshakes_delay_no_others_and_time_out() {
     let certificate = Certificate::new();
     let daemon = certificate.daemon();
     let vm: Vm = daemon.run_detached(published(counter())).json();
     serve_for(&vm);
-    // Nothing, the beginning of a record, and one byte a second.
+    // Clients send nothing, the beginning of a record, or one byte a second.
     let beginning = [22, 3, 1, 2, 0, 1];
     let begun = Instant::now();
     let mut slow: Vec<TcpStream> = (0..300)
@@ -158,14 +158,14 @@ fn slow_handshakes_delay_nobody_and_are_cut() {
     }
     assert!(longest < Duration::from_secs(5), "{longest:?}");
     for mut stream in slow {
-        // What they have sent is not read any more, so it may be a reset.
+        // Their data is not read any more, so it may be a reset.
         let _ = stream.read_to_end(&mut Vec::new());
     }
     let lasted = begun.elapsed();
     assert!(lasted < Duration::from_secs(40), "{lasted:?}");
 }
 
-/// What a daemon says that does not start with these files.
+/// The error of a daemon that does not start with these files.
 fn refusal(chain: &Path, key: &Path) -> String {
     let daemon = Daemon::prepared(&["--proxy", "127.0.0.1:9000"]);
     let mut command = daemon.command();
@@ -183,7 +183,7 @@ fn refusal(chain: &Path, key: &Path) -> String {
 }
 
 #[test]
-fn files_that_can_not_be_used_are_named_at_the_start() {
+fn unusable_tls_files_are_reported_at_startup() {
     let certificate = Certificate::new();
     let (chain, key) = (certificate.chain(), certificate.key());
     let folder = tempfile::tempdir().unwrap();
@@ -232,7 +232,7 @@ fn files_that_can_not_be_used_are_named_at_the_start() {
         fs::set_permissions(&open, Permissions::from_mode(mode)).unwrap();
         has(refusal(&chain, &open), &open, &format!("mode {mode:04o}"));
     }
-    // One without the other.
+    // One file without the other.
     let daemon = Daemon::prepared(&["--proxy", "127.0.0.1:9000"]);
     let mut command = daemon.command();
     let output = command.arg("--proxy-cert").arg(&chain).output().unwrap();

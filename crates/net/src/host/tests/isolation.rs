@@ -1,4 +1,4 @@
-//! Who reaches whom.
+//! Which addresses VMs reach, and who reaches VMs.
 
 use super::world::{self, *};
 use super::{on_host, open, spec};
@@ -46,7 +46,7 @@ fn a_vm_reaches_public_addresses_and_nothing_else() {
     // The host reaches its VMs, by the gateway's address.
     let heard = on_host(&world, || world::hear(&other, 80));
     assert_eq!(heard, Some(format!("b {gateway}")));
-    // Nobody else does.
+    // No other host reaches them.
     let routed = world.outside.run(|| {
         let index = index("down0");
         configure(|batch| route(batch, index, "10.118.0.0", 16, Some(HOST)));

@@ -47,7 +47,7 @@ fn open(world: &World) -> (Host, Report) {
     opened.expect("the network opens")
 }
 
-/// A thread of the host's.
+/// Runs it in a thread in the host's namespace.
 fn on_host<T: Send>(world: &World, body: impl FnOnce() -> T + Send) -> T {
     world.host.run(body)
 }

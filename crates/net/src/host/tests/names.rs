@@ -1,4 +1,4 @@
-//! The name server, asked by guests.
+//! The name server, queried by guests.
 
 use super::world::*;
 use super::{on_host, options, spec};
@@ -13,7 +13,7 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 use std::sync::{Arc, Mutex};
 
-/// Whatever is asked for is at the public address.
+/// A resolver that answers every name with the public address.
 fn resolver(world: &World) {
     let socket = world
         .outside
@@ -35,7 +35,7 @@ fn resolver(world: &World) {
     });
 }
 
-/// The addresses that a guest is told.
+/// The addresses that a guest gets for a name.
 fn addresses(guest: &Guest, name: &str) -> Option<Vec<IpAddr>> {
     let mut builder = MessageBuilder::new_vec().question();
     let name = Name::<Vec<u8>>::vec_from_str(name).expect("a name");
@@ -64,11 +64,11 @@ fn addresses(guest: &Guest, name: &str) -> Option<Vec<IpAddr>> {
 }
 
 #[test]
-fn guests_ask_at_the_gateway_and_reach_what_they_are_told() {
+fn guests_resolve_names_at_the_gateway_and_reach_them() {
     let world = World::new();
     resolver(&world);
     let _server = Server::tcp(&world.outside, PUBLIC, 80, "far");
-    // Somebody has the port: the rules lead to another.
+    // The port is taken, so the rules redirect guests to another.
     let _taken = world
         .host
         .run(|| UdpSocket::bind("0.0.0.0:53").expect("a port"));

@@ -1,4 +1,4 @@
-//! Networks, rules of VMs' own, and what names open.
+//! Networks, policies of VMs, and addresses opened by names.
 
 use super::world::*;
 use super::{on_host, open, spec, vm};
@@ -56,7 +56,7 @@ fn vms_of_one_network_see_one_another_until_it_is_removed() {
 }
 
 #[test]
-fn a_policy_holds_and_is_changed_while_connections_are_open() {
+fn a_policy_applies_and_changes_with_connections_open() {
     let world = World::new();
     let (mut host, _) = open(&world);
     let mut own = on_host(&world, || spec(&mut host, 1));
@@ -85,7 +85,7 @@ fn a_policy_holds_and_is_changed_while_connections_are_open() {
         reached(&guest),
         [(PUBLIC, 80), (PUBLIC, 8000), (PRIVATE, 80), (HOST, 8000)]
     );
-    // A connection that was open ends with the rule that let it be.
+    // An open connection ends when the rule that allowed it is removed.
     let talk = |address: &str| {
         let at = std::net::SocketAddr::new(address.parse().expect("an address"), 7);
         let listener = world
@@ -117,7 +117,7 @@ fn a_policy_holds_and_is_changed_while_connections_are_open() {
 }
 
 #[test]
-fn what_a_name_has_is_open_for_as_long_as_the_name_has_it() {
+fn addresses_of_an_allowed_name_are_open_until_they_expire() {
     let world = World::new();
     let (mut host, _) = open(&world);
     let mut own = on_host(&world, || spec(&mut host, 1));
@@ -143,7 +143,7 @@ fn what_a_name_has_is_open_for_as_long_as_the_name_has_it() {
     if guest.addresses.v6.is_some() {
         assert!(guest.reaches(PUBLIC6, 80));
     }
-    // It survives that the table is made anew.
+    // Opened addresses survive a replacement of the table.
     on_host(&world, || {
         let again = host.reconcile(&[own.clone()], &Default::default());
         assert_eq!(again.expect("reconciled").without_link, []);
@@ -152,14 +152,14 @@ fn what_a_name_has_is_open_for_as_long_as_the_name_has_it() {
     open(&mut names, Duration::from_millis(50));
     std::thread::sleep(Duration::from_millis(100));
     assert!(!guest.reaches(PUBLIC, 80));
-    // Of a VM that is gone, or has no such rule, it is no error.
+    // It is no error if the VM does not exist, or has no such rule.
     names
         .open(vm(9), &[(addresses[0], Duration::from_secs(1))])
         .expect("nothing");
 }
 
 #[test]
-fn no_rule_opens_a_port_that_vms_never_reach() {
+fn no_rule_opens_a_forbidden_host_port() {
     let world = World::new();
     let options = crate::host::HostOptions {
         never: vec![7070],
@@ -179,7 +179,7 @@ fn no_rule_opens_a_port_that_vms_never_reach() {
         addresses.extend([gateway.to_string(), HOST6.into()]);
     }
     for address in &addresses {
-        // Of IPv6 the first packets may be lost, until the link is ready.
+        // The first IPv6 packets may be lost, until the link is ready.
         assert!((0..20).any(|_| guest.reaches(address, 7072)), "{address}");
         assert!(!guest.reaches(address, 7070), "{address}");
     }

@@ -1,4 +1,4 @@
-//! Published ports, from everywhere.
+//! Published ports, reached from outside, from the host and from VMs.
 
 use super::world::*;
 use super::{on_host, open, spec};
@@ -43,7 +43,7 @@ fn published_ports_are_reached_from_where_they_are_published() {
     assert_eq!(outside(8080), None);
     assert_eq!(local("127.0.0.1", 8080), Some(format!("web {gateway}")));
     assert_eq!(local(HOST, 8080), None);
-    // Who comes from outside is seen with its own address.
+    // The VM sees the address of an outside client.
     assert_eq!(outside(8081).as_deref(), Some("web 198.51.100.2"));
     assert_eq!(local("127.0.0.1", 8081), Some(format!("web {gateway}")));
     assert_eq!(local(HOST, 8081).as_deref(), Some("web 198.51.100.1"));
@@ -60,7 +60,7 @@ fn published_ports_are_reached_from_where_they_are_published() {
         assert_eq!(heard.as_deref(), Some("web6 2001:db8:1::2"));
         assert_eq!(local(HOST6, 8081).as_deref(), Some("web6 2001:db8:1::1"));
     }
-    // A port of the host's is the host, which VMs do not reach.
+    // A published port is at the host's address, which VMs do not reach.
     assert!(!other.reaches(HOST, 8081) && !other.reaches(&gateway, 8081));
 
     own.ports = vec!["0.0.0.0:8083:80".parse().expect("ports")];
@@ -72,7 +72,7 @@ fn published_ports_are_reached_from_where_they_are_published() {
 }
 
 #[test]
-fn tcp_ports_of_a_vm_that_sleeps_lead_to_this_process() {
+fn tcp_ports_of_a_hibernated_vm_lead_to_this_process() {
     let world = World::new();
     let (mut host, _) = open(&world);
     let mut own = on_host(&world, || spec(&mut host, 1));
@@ -90,7 +90,7 @@ fn tcp_ports_of_a_vm_that_sleeps_lead_to_this_process() {
     let counted = on_host(&world, || host.open_connections().expect("counted"));
     assert!(counted[&own.vm] >= 1, "{counted:?}");
     on_host(&world, || host.set_asleep(own.vm, true).expect("asleep"));
-    // A policy that is changed meanwhile changes nothing of that.
+    // A change of the policy meanwhile does not change that.
     own.policy.deny = vec!["192.0.2.0/24".parse().expect("a rule")];
     on_host(&world, || host.change(&own).expect("changed"));
     drop(held);
@@ -102,7 +102,7 @@ fn tcp_ports_of_a_vm_that_sleeps_lead_to_this_process() {
     drop(front);
     let asked = world.outside.run(|| ask(HOST, 5353));
     assert_eq!(asked.as_deref(), Some("dns 198.51.100.2"), "of TCP only");
-    // What was open is the VM's still.
+    // An open connection stays with the VM.
     let counted = on_host(&world, || host.open_connections().expect("counted"));
     assert!(counted[&own.vm] >= 1, "{counted:?}");
     drop(open);

@@ -1,4 +1,4 @@
-//! From any state to the right one, and to none.
+//! Reconciles damaged states, and removes everything.
 
 use super::world::*;
 use super::{on_host, open, options, spec, vm};
@@ -14,7 +14,7 @@ use proptest::test_runner::TestRunner;
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};
 
-/// All that is ours, of this thread's namespace, as text: without what is counted.
+/// All objects of ours in this thread's namespace as text, without counters.
 fn snapshot() -> Vec<String> {
     let mut channel = Channel::route().expect("a socket");
     let mut netfilter = Channel::netfilter().expect("a socket");
@@ -100,7 +100,7 @@ fn three(host: &mut Host) -> (Vec<GuestSpec>, Vec<Attached>) {
     (specs, attached)
 }
 
-/// Does some damage to what is there. What it can't do, because it was done, is no error.
+/// Damages the state in one way. Errors are ignored: the same damage may have been done before.
 fn damage(kind: u8, attached: &[Attached]) {
     let one = &attached[usize::from(kind) % attached.len()];
     let index = one.tap.index;
@@ -115,7 +115,7 @@ fn damage(kind: u8, attached: &[Attached]) {
     let wrong = "10.118.9.9";
     match kind % 12 {
         0 => {
-            // What was set is known by the table alone.
+            // Only the table knows which settings were made.
             _ = change(TABLE, |it| it.delete_table());
             for setting in ["ipv4/conf/up0/forwarding", "ipv6/conf/up0/force_forwarding"] {
                 _ = std::fs::write(format!("/proc/sys/net/{setting}"), "0");
@@ -132,7 +132,7 @@ fn damage(kind: u8, attached: &[Attached]) {
             }
         }
         7 => ask(&|it| {
-            // The route of a VM leads to another's link.
+            // The route of one VM is changed to another's link.
             let other = attached[0].tap.index;
             route(it, other, &one.addresses.v4.to_string(), 32, None);
         }),
@@ -157,7 +157,7 @@ fn damage(kind: u8, attached: &[Attached]) {
 }
 
 #[test]
-fn whatever_was_there_is_brought_to_what_should_be() {
+fn any_damaged_state_is_reconciled() {
     let world = World::new();
     let (mut host, _) = open(&world);
     let (specs, attached) = on_host(&world, || three(&mut host));
@@ -179,7 +179,7 @@ fn whatever_was_there_is_brought_to_what_should_be() {
         Ok(())
     });
     tried.unwrap_or_else(|error| panic!("{error}"));
-    // And what it was brought to works.
+    // The reconciled state works.
     let _server = Server::tcp(&world.outside, PUBLIC, 80, "far");
     let mut attached = attached.into_iter();
     let guest = Guest::start(attached.next().expect("one"));
@@ -187,7 +187,7 @@ fn whatever_was_there_is_brought_to_what_should_be() {
 }
 
 #[test]
-fn a_vm_whose_link_is_gone_is_told_and_attached_anew() {
+fn a_vm_with_a_missing_link_is_reported_and_reattached() {
     let world = World::new();
     let (mut host, _) = open(&world);
     let (specs, attached) = on_host(&world, || three(&mut host));
@@ -199,7 +199,7 @@ fn a_vm_whose_link_is_gone_is_told_and_attached_anew() {
             .iter()
             .map(|it| host.attach(it).expect("attached"))
             .collect();
-        // Links have new numbers; all else is as it was.
+        // The links have new indexes; all else is unchanged.
         let strip = |it: Vec<String>| -> Vec<String> {
             it.into_iter()
                 .filter(|it| !it.starts_with("element"))
@@ -215,7 +215,7 @@ fn a_vm_whose_link_is_gone_is_told_and_attached_anew() {
 }
 
 #[test]
-fn a_thousand_vms_made_and_removed_leave_nothing() {
+fn a_thousand_attached_and_detached_vms_leave_nothing() {
     let world = World::new();
     let before = on_host(&world, || (our_links(), snapshot()));
     let (mut host, _) = open(&world);
@@ -228,7 +228,7 @@ fn a_thousand_vms_made_and_removed_leave_nothing() {
                 .map(|it| host.attach(it).expect("attached"))
                 .collect();
             for (place, it) in specs.iter().enumerate() {
-                // Some monitors are gone first.
+                // Some monitors end first.
                 if place % 3 == 0 {
                     drop(host.detach(it.vm));
                     host.free_address(it.v4);
@@ -249,7 +249,7 @@ fn a_thousand_vms_made_and_removed_leave_nothing() {
 }
 
 #[test]
-fn what_is_not_ours_stays_as_it_is() {
+fn foreign_tables_and_links_are_left_alone() {
     const FOREIGN: &str = "foreign";
     let world = World::new();
     let foreign = || {
@@ -303,7 +303,7 @@ fn what_is_not_ours_stays_as_it_is() {
 }
 
 #[test]
-fn a_connection_of_an_address_is_gone_before_the_address_is_used_again() {
+fn conntrack_entries_are_deleted_before_an_address_is_reused() {
     let world = World::new();
     let small = crate::host::HostOptions {
         v4: Some("10.118.0.0/30".parse().expect("a range")),
@@ -334,7 +334,7 @@ fn a_connection_of_an_address_is_gone_before_the_address_is_used_again() {
 }
 
 #[test]
-fn a_range_that_the_host_uses_is_refused_and_none_such_is_chosen() {
+fn a_range_used_by_the_host_is_refused_and_never_chosen() {
     let world = World::new();
     on_host(&world, || {
         configure(|batch| {
@@ -352,7 +352,7 @@ fn a_range_that_the_host_uses_is_refused_and_none_such_is_chosen() {
         assert!(our_links().is_empty());
         let (host, report) = Host::open(options(), &[], &BTreeSet::new()).expect("open");
         assert_eq!(report.ranges.v4().to_string(), "10.119.0.0/16");
-        // What it chose is its own, and no collision the next time.
+        // Its own range is no conflict the next time.
         drop(host);
         let (_, report) = Host::open(options(), &[], &BTreeSet::new()).expect("open");
         assert_eq!(report.ranges.v4().to_string(), "10.119.0.0/16");

@@ -1,4 +1,4 @@
-//! What a VM sends that is not its own.
+//! Packets of a VM with addresses that are not its own.
 
 use super::world::*;
 use super::{on_host, open, spec, vm};
@@ -7,7 +7,7 @@ use rustix::io::write;
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::time::{Duration, Instant};
 
-/// The header before each packet: no offloads.
+/// The virtio-net header before each packet: no offloads.
 const HEADER: usize = 12;
 
 fn ethernet(from: Mac, kind: u16, body: &[u8]) -> Vec<u8> {
@@ -57,7 +57,7 @@ fn icmp6(from: Ipv6Addr, to: Ipv6Addr, kind: u8) -> Vec<u8> {
 }
 
 #[test]
-fn what_is_not_a_vms_own_is_dropped_and_counted() {
+fn spoofed_packets_of_a_vm_are_dropped_and_counted() {
     let world = World::new();
     let (mut host, report) = open(&world);
     let (a, b) = on_host(&world, || {
@@ -131,7 +131,7 @@ fn what_is_not_a_vms_own_is_dropped_and_counted() {
             assert!(Instant::now() < end, "{what} was not counted");
         }
     }
-    // ARP changes nothing: whose address is at which link is fixed, and nobody answers.
+    // ARP has no effect: addresses are bound to links by permanent entries, and nobody answers.
     let mut arp = vec![0, 1, 8, 0, 6, 4, 0, 1];
     arp.extend_from_slice(&mine.mac.0);
     arp.extend_from_slice(&theirs.v4.octets());

@@ -1,6 +1,6 @@
-//! A host, what is outside, and guests: each in a network namespace of its own, with real
-//! links, rules and packets. A guest is a TAP in its namespace that is tied to the host's TAP
-//! of that VM, as a VMM would, so that its packets are made by a real kernel.
+//! A host, the outside, and guests, each in a network namespace of its own, with real links, rules
+//! and packets. A guest is a TAP in its namespace that is connected to the host's TAP of that VM,
+//! as a VMM would do, so that a real kernel makes its packets.
 
 use crate::host::{Addresses, Attached};
 use crate::links::{self, found};
@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-/// Long enough on a busy computer, and spent only where nothing comes.
+/// Long enough for a busy computer. Tests wait this long only if nothing comes.
 pub const PATIENCE: Duration = Duration::from_millis(400);
 
 /// A network namespace.
@@ -40,7 +40,7 @@ impl Namespace {
         Namespace(made.join().expect("the thread ends").into())
     }
 
-    /// Does it within.
+    /// Runs it inside the namespace.
     pub fn run<T: Send>(&self, body: impl FnOnce() -> T + Send) -> T {
         thread::scope(|scope| {
             let within = scope.spawn(|| {
@@ -56,19 +56,19 @@ impl Namespace {
     }
 }
 
-/// The host and what is outside.
+/// The host and the outside.
 pub struct World {
     pub host: Namespace,
     pub outside: Namespace,
 }
 
-/// Addresses of hosts outside.
+/// Addresses of outside hosts.
 pub const PUBLIC: &str = "203.0.113.9";
 pub const PRIVATE: &str = "10.77.0.1";
 pub const METADATA: &str = "169.254.169.254";
 pub const PUBLIC6: &str = "2001:db8:9::9";
 pub const PRIVATE6: &str = "fd77::1";
-/// The host's address there.
+/// The host's address on the outside link.
 pub const HOST: &str = "198.51.100.1";
 pub const HOST6: &str = "2001:db8:1::1";
 
@@ -107,7 +107,7 @@ impl World {
     }
 }
 
-/// A guest that runs.
+/// A running guest.
 pub struct Guest {
     pub namespace: Namespace,
     pub addresses: Addresses,
@@ -115,7 +115,7 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// Configured as jiffy-init configures one.
+    /// Configured like jiffy-init does it.
     pub fn start(attached: Attached) -> Guest {
         let addresses = attached.addresses;
         let namespace = Namespace::new();
@@ -161,7 +161,7 @@ impl Drop for Guest {
     }
 }
 
-/// Packets one way and the other.
+/// Copies packets in both directions.
 fn carry(a: &OwnedFd, b: &OwnedFd) {
     let mut fds = [PollFd::new(a, PollFlags::IN), PollFd::new(b, PollFlags::IN)];
     let short = Timespec {
@@ -177,7 +177,7 @@ fn carry(a: &OwnedFd, b: &OwnedFd) {
     }
 }
 
-/// A server that answers each connection with `answer` and the address that it comes from.
+/// A server that answers each connection with `answer` and the client's address.
 pub struct Server {
     end: Arc<AtomicBool>,
 }
@@ -238,7 +238,7 @@ fn connect(address: &str, port: u16) -> io::Result<TcpStream> {
     TcpStream::connect_timeout(&at, PATIENCE)
 }
 
-/// What a server says to this thread.
+/// The text that a TCP server sends to this thread.
 pub fn hear(address: &str, port: u16) -> Option<String> {
     let mut stream = connect(address, port).ok()?;
     stream.set_read_timeout(Some(PATIENCE)).ok()?;
@@ -247,7 +247,7 @@ pub fn hear(address: &str, port: u16) -> Option<String> {
     Some(said)
 }
 
-/// What a UDP server says to this thread.
+/// The text that a UDP server sends to this thread.
 pub fn ask(address: &str, port: u16) -> Option<String> {
     let at = SocketAddr::new(address.parse().expect("an address"), port);
     let any = if at.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
@@ -259,7 +259,7 @@ pub fn ask(address: &str, port: u16) -> Option<String> {
     Some(String::from_utf8_lossy(&said[..length]).into_owned())
 }
 
-/// Asks the kernel of this thread's namespace.
+/// Sends a request to the kernel in this thread's namespace.
 pub fn configure(write: impl FnOnce(&mut Batch)) {
     let mut channel = Channel::route().expect("a netlink socket");
     let mut batch = Batch::new();
@@ -268,14 +268,14 @@ pub fn configure(write: impl FnOnce(&mut Batch)) {
     channel.transact(batch, last).expect("the kernel does it");
 }
 
-/// Number of a link of this thread's namespace.
+/// Index of a link in this thread's namespace, if it exists.
 pub fn find_index(name: &str) -> Option<u32> {
     let mut channel = Channel::route().expect("a netlink socket");
     let links = found::links(&mut channel).expect("links");
     links.iter().find(|it| it.name == name).map(|it| it.index)
 }
 
-/// The same of one that is there.
+/// Index of an existing link.
 pub fn index(name: &str) -> u32 {
     find_index(name).unwrap_or_else(|| panic!("no link {name}"))
 }
@@ -298,7 +298,7 @@ pub fn up(batch: &mut Batch, index: u32) {
     batch.message(NEW_LINK, 0, |it| _ = it.fixed(&ifinfo(index, 1)));
 }
 
-/// Sets the MAC address, and that IPv6 makes up no addresses.
+/// Sets the MAC address, and disables automatic IPv6 addresses.
 fn hardware(batch: &mut Batch, index: u32, mac: Mac) {
     batch.message(NEW_LINK, 0, |it| {
         it.fixed(&ifinfo(index, 0)).bytes(1, &mac.0);

@@ -1,5 +1,5 @@
-//! Halts VMs that grow while the host has nearly no memory left: stops their vCPUs until there is
-//! some. The kernel would kill one of them, or another program, instead.
+//! Halts growing VMs when the host is nearly out of memory: their vCPUs are stopped until there is
+//! some. Otherwise the OOM killer would kill one of them, or another program.
 
 use super::super::Node;
 use crate::idle::sample::resident_kib;
@@ -14,60 +14,60 @@ use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 use tracing::{debug, error, info, warn};
 
-/// Growth between two looks that counts, KiB.
+/// Smallest growth between two checks that counts, KiB.
 const GROWS: u64 = 128;
-/// How long a VM counts as one that grows: on a busy host each runs only now and then.
+/// How long a VM counts as growing after growth was seen: on a busy host each VM runs rarely.
 const GROWN: Duration = Duration::from_secs(3);
 
-/// What a VMM needs besides its guest's memory, MiB.
+/// Memory of a VMM besides its guest's, MiB.
 const OVERHEAD: u64 = 8;
 
-/// What is known of the VMs while memory is low.
+/// Growth of VMs while memory is low.
 #[derive(Debug, Default)]
 pub(super) struct Growth(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
-    /// What each VM had at the last look, by id.
-    had: HashMap<String, Had>,
-    /// VMs that are halted, by id. Dropping the sender lets one go on.
+    /// Memory of each VM at the last check, by id.
+    last: HashMap<String, Usage>,
+    /// Halted VMs, by id. Dropping the sender resumes the VM.
     halted: HashMap<String, oneshot::Sender<()>>,
-    /// It was logged that nothing gives memory back.
-    told: bool,
+    /// Whether it was logged that no idle VM can free memory.
+    logged: bool,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Had {
+struct Usage {
     /// KiB of the host's memory.
     kib: u64,
-    /// When it was last seen to have grown.
+    /// When growth was last seen.
     grew: Option<Instant>,
 }
 
-impl Had {
-    /// At this moment it has so much.
-    fn now(last: Option<&Had>, now: Instant, kib: u64) -> Had {
+impl Usage {
+    /// The usage at this time, compared with the last one.
+    fn now(last: Option<&Usage>, now: Instant, kib: u64) -> Usage {
         let grew = match last {
             Some(last) if kib >= last.kib.saturating_add(GROWS) => Some(now),
             Some(last) => last.grew,
             None => None,
         };
-        Had { kib, grew }
+        Usage { kib, grew }
     }
 
-    fn grows(&self, now: Instant) -> bool {
+    fn is_growing(&self, now: Instant) -> bool {
         self.grew.is_some_and(|at| now.duration_since(at) < GROWN)
     }
 }
 
 impl Growth {
     /// Is any VM halted?
-    pub(super) fn halts_any(&self) -> bool {
+    pub(super) fn any_halted(&self) -> bool {
         !self.state().halted.is_empty()
     }
 
     /// Is the VM with this id halted?
-    pub(super) fn halts(&self, id: &str) -> bool {
+    pub(super) fn is_halted(&self, id: &str) -> bool {
         self.state().halted.contains_key(id)
     }
 
@@ -76,25 +76,25 @@ impl Growth {
     }
 }
 
-/// VMs with a higher priority go on longest, then those that were made first.
+/// VMs with a higher priority are halted last; among equals, those that were made first.
 fn rank(vm: &VmHandle) -> (Reverse<Priority>, u64) {
     (Reverse(vm.spec.priority), vm.view.borrow().vm.created)
 }
 
-/// VMs that grow.
+/// Growing VMs.
 #[derive(Default)]
 pub(super) struct Growing {
     /// Those that are not halted.
     vms: Vec<Arc<VmHandle>>,
-    /// The first of them and of those that are halted: the others wait for it.
+    /// The highest-ranked one, halted or not: the others wait for it.
     first: Option<Arc<VmHandle>>,
-    /// KiB that it has.
+    /// Its memory, KiB.
     has: u64,
 }
 
 impl Growing {
-    /// By how much the first can grow until it has all of its memory, MiB.
-    pub(super) fn first_needs(&self) -> u64 {
+    /// By how much the first VM can still grow, up to its configured memory, MiB.
+    pub(super) fn first_headroom(&self) -> u64 {
         let may_have = |vm: &Arc<VmHandle>| u64::from(vm.spec.memory_mib) + OVERHEAD;
         self.first
             .as_ref()
@@ -107,30 +107,30 @@ impl Growing {
 }
 
 impl Node {
-    /// Which of these VMs grow, by what they had at the last look.
+    /// Which of these VMs have grown since the last check.
     pub(super) fn growing(&self, vms: &[Arc<VmHandle>]) -> Growing {
         let mut state = self.pressure.growth.state();
-        let State { had, halted, .. } = &mut *state;
+        let State { last, halted, .. } = &mut *state;
         let now = Instant::now();
         let have = vms.iter().map(|vm| {
             let pid = vm.view.borrow().vm.pid;
             let kib = pid.and_then(resident_kib).unwrap_or(0);
-            (vm.id.clone(), Had::now(had.get(&vm.id), now, kib))
+            (vm.id.clone(), Usage::now(last.get(&vm.id), now, kib))
         });
-        *had = have.collect();
+        *last = have.collect();
         let (waits, grows): (Vec<_>, Vec<_>) = vms
             .iter()
-            .filter(|vm| halted.contains_key(&vm.id) || had[&vm.id].grows(now))
+            .filter(|vm| halted.contains_key(&vm.id) || last[&vm.id].is_growing(now))
             .partition(|vm| halted.contains_key(&vm.id));
         let first = waits.iter().chain(&grows).min_by_key(|vm| rank(vm));
         Growing {
             first: first.map(|vm| Arc::clone(vm)),
-            has: first.map_or(0, |vm| had[&vm.id].kib),
+            has: first.map_or(0, |vm| last[&vm.id].kib),
             vms: grows.into_iter().cloned().collect(),
         }
     }
 
-    /// Halts VMs that grow, or lets one go on.
+    /// Halts growing VMs, or resumes one.
     pub(super) fn halt_or_resume(
         self: &Arc<Self>,
         vms: &[Arc<VmHandle>],
@@ -163,10 +163,10 @@ impl Node {
         }
     }
 
-    /// Logs once that VMs are halted and no idle VM can give memory back.
-    pub(super) fn tell_stuck(&self) {
+    /// Logs once that VMs are halted and no idle VM can free memory.
+    pub(super) fn log_stuck(&self) {
         let mut state = self.pressure.growth.state();
-        if !state.halted.is_empty() && !std::mem::replace(&mut state.told, true) {
+        if !state.halted.is_empty() && !std::mem::replace(&mut state.logged, true) {
             error!(
                 halted = state.halted.len(),
                 "VMs want more memory than the host has, and none of them is idle: those that grow are halted until one ends or others give memory back"
@@ -174,12 +174,12 @@ impl Node {
         }
     }
 
-    /// There is enough memory: all go on.
+    /// There is enough memory: resumes all VMs.
     pub(super) fn resume_all(&self) {
         *self.pressure.growth.state() = State::default();
     }
 
-    /// Halts a VM until it is released, or is to end.
+    /// Halts a VM until it is released or is being ended.
     async fn halt(self: Arc<Self>, vm: Arc<VmHandle>, released: oneshot::Receiver<()>) {
         if let Some(_one) = vm.try_operate().filter(|one| one.state == VmState::Running) {
             info!(vm = %vm.name, "memory is nearly used up: a VM that grows is halted");
@@ -193,8 +193,8 @@ impl Node {
                     _ = view.wait_for(|view| view.vm.state != VmState::Running || view.leaving) => {}
                 }
             }
-            // Also after an error, which does not say whether it was paused.
-            match self.go_on(&vm).await {
+            // Resumed after an error, too, because the VM may have been paused.
+            match self.resume_vcpus(&vm).await {
                 Ok(()) => info!(vm = %vm.name, "a VM that was halted goes on"),
                 Err(error) if vm.view.borrow().is_active() => {
                     warn!(vm = %vm.name, %error, "a VM that was halted does not go on");
@@ -211,11 +211,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_vm_that_has_just_grown_grows() {
+    fn a_vm_counts_as_growing_for_three_seconds() {
         let begin = Instant::now();
         let at = |ms| begin + Duration::from_millis(ms);
-        let mut had = Had::now(None, at(0), 50_000);
-        assert!(!had.grows(at(0)), "what it had before is no growth");
+        let mut had = Usage::now(None, at(0), 50_000);
+        assert!(!had.is_growing(at(0)), "what it had before is no growth");
         for (ms, kib, grows) in [
             (200, 50_127, false),
             (400, 50_255, true),
@@ -225,8 +225,8 @@ mod tests {
             (3_600, 40_000, false),
             (3_800, 41_000, true),
         ] {
-            had = Had::now(Some(&had), at(ms), kib);
-            assert_eq!(had.grows(at(ms)), grows, "{ms}");
+            had = Usage::now(Some(&had), at(ms), kib);
+            assert_eq!(had.is_growing(at(ms)), grows, "{ms}");
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Has the kernel slow VMs down that grow while memory is low: between two looks none uses up what is
-//! left, and what the first of them needs.
+//! Has the kernel throttle growing VMs while memory is low, so that between two checks they use up
+//! neither the remaining memory nor what the first of them needs.
 
 use super::super::Node;
 use super::halt::Growing;
@@ -10,14 +10,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// Only one thread sets limits at a time.
 #[derive(Debug, Default)]
 pub(super) struct Limits {
-    /// How often the limits of all were lifted: earlier ones are set no more.
+    /// How often all limits were lifted: limits from before a lift are not set any more.
     lifts: AtomicU64,
     turn: Mutex<()>,
 }
 
 impl Node {
-    /// By so many bytes each of these VMs, but the first, may grow from now on. Those that are worked
-    /// on are not limited: a capture needs memory.
+    /// Limits the growth of each of these VMs to this many bytes from now on, except the first VM
+    /// and VMs with an operation in progress: a capture needs memory.
     pub(super) fn limit_growth(
         self: &Arc<Self>,
         vms: &[Arc<VmHandle>],
@@ -35,8 +35,8 @@ impl Node {
             Some(_) => self.pressure.limits.lifts.load(Ordering::Relaxed),
         };
         let node = Arc::clone(self);
-        // Not awaited: the kernel may look for memory meanwhile, for seconds. A look that comes
-        // before it has found some sets no limits.
+        // Not awaited: the kernel may reclaim memory for seconds meanwhile. A check that comes
+        // before it has finished sets no limits.
         tokio::task::spawn_blocking(move || {
             let set = &node.pressure.limits;
             let turn = match bytes {

@@ -1,7 +1,7 @@
-//! A program confines itself: one that a node starts as its own user, because it needs that user's
-//! files, and that reads what others wrote.
+//! Self-confinement of a program that a node starts as its own user, because it needs that user's
+//! files, and that reads untrusted data.
 //!
-//! Its system calls are filtered beside that (`jiffy_sys::seccomp`).
+//! Its system calls are filtered in addition (`jiffy_sys::seccomp`).
 //!
 //! Source: landlock(7), capabilities(7).
 
@@ -18,13 +18,13 @@ use std::io;
 use std::path::{Path, PathBuf};
 use thiserror::Error;
 
-/// The newest version whose rules are asked for; older kernels apply those that they know.
+/// The newest Landlock ABI that is requested; older kernels apply the rules that they know.
 const NEWEST: ABI = ABI::V9;
 
 /// Why a program can't confine itself.
 #[derive(Debug, Error)]
 #[non_exhaustive]
-pub enum OwnError {
+pub enum ConfineError {
     /// A system call failed.
     #[error("{0} failed")]
     System(&'static str, #[source] io::Error),
@@ -36,12 +36,12 @@ pub enum OwnError {
     Rules(#[from] RulesetError),
 }
 
-/// What is left to the program of the file system.
+/// The folders that a confined program may access.
 #[derive(Debug, Default)]
 pub struct Folders<'a> {
-    /// What it may read, with all that is below. What does not exist is left out.
+    /// Readable folders, with everything below them. Missing ones are skipped.
     pub readable: &'a [&'a Path],
-    /// Where it may do everything but execute programs and make devices.
+    /// Folders in which everything is allowed except executing programs and making devices.
     pub writable: &'a [&'a Path],
 }
 
@@ -54,8 +54,8 @@ pub fn has_landlock() -> bool {
         .is_ok()
 }
 
-/// Hardens this process: no new privileges, no core dump, and memory that only root may look at.
-pub fn harden() -> Result<(), OwnError> {
+/// Hardens this process: no new privileges, no core dump, and memory that only root may inspect.
+pub fn harden() -> Result<(), ConfineError> {
     set_no_new_privs(true).map_err(failed("giving up new privileges"))?;
     let none = Rlimit {
         current: Some(0),
@@ -66,12 +66,12 @@ pub fn harden() -> Result<(), OwnError> {
         .map_err(failed("closing the memory to other processes"))
 }
 
-/// Hardens this process and leaves it no capability but that of root to all files
-/// (`CAP_DAC_OVERRIDE`), and of the file system only these folders, by Landlock. Threads that there
-/// are already keep what they have.
+/// Hardens this process, drops all capabilities except root's access to all files
+/// (`CAP_DAC_OVERRIDE`), and restricts it to these folders by Landlock. Threads that exist already
+/// are not confined.
 ///
 /// Returns false where the kernel has no Landlock: then the folders are not enforced.
-pub fn confine(folders: &Folders<'_>) -> Result<bool, OwnError> {
+pub fn confine(folders: &Folders<'_>) -> Result<bool, ConfineError> {
     harden()?;
     let has = capabilities(None).map_err(failed("reading the capabilities"))?;
     let kept = has.permitted & CapabilitySet::DAC_OVERRIDE;
@@ -84,11 +84,11 @@ pub fn confine(folders: &Folders<'_>) -> Result<bool, OwnError> {
     restrict(folders)
 }
 
-fn failed(what: &'static str) -> impl Fn(Errno) -> OwnError {
-    move |error| OwnError::System(what, error.into())
+fn failed(what: &'static str) -> impl Fn(Errno) -> ConfineError {
+    move |error| ConfineError::System(what, error.into())
 }
 
-fn restrict(folders: &Folders<'_>) -> Result<bool, OwnError> {
+fn restrict(folders: &Folders<'_>) -> Result<bool, ConfineError> {
     let read = AccessFs::ReadFile | AccessFs::ReadDir;
     let devices = AccessFs::MakeChar | AccessFs::MakeBlock | AccessFs::IoctlDev;
     let write = AccessFs::from_all(NEWEST) & !(AccessFs::Execute | AccessFs::ResolveUnix | devices);
@@ -101,9 +101,9 @@ fn restrict(folders: &Folders<'_>) -> Result<bool, OwnError> {
         for path in paths {
             let folder = match PathFd::new(path) {
                 Ok(folder) => folder,
-                // There is nothing to read.
+                // A missing folder needs no rule.
                 Err(_) if access == read && !path.exists() => continue,
-                Err(error) => return Err(OwnError::Folder((*path).to_owned(), error)),
+                Err(error) => return Err(ConfineError::Folder((*path).to_owned(), error)),
             };
             rules = rules.add_rule(PathBeneath::new(folder, access))?;
         }

@@ -1,10 +1,10 @@
-//! Connections to published ports of VMs that sleep: each wakes its VM and is put through.
+//! Connections to published ports of hibernated VMs: each wakes its VM and is forwarded to it.
 
 use super::Node;
 use jiffy_content::error::{Error, Result};
 use jiffy_vmhost::activity::Use;
 use jiffy_vmhost::handle::VmHandle;
-use jiffy_vmhost::network::Caller;
+use jiffy_vmhost::network::InboundConnection;
 use jiffy_wire::api::VmState;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -14,31 +14,31 @@ use tracing::debug;
 
 /// How long a connection waits until its VM is awake.
 const WAKE_TIME: Duration = Duration::from_secs(120);
-/// How long the next connections are refused after a VM could not be woken, so that clients that
-/// try again and again do not keep the host busy with it.
+/// How long further connections are refused after a failed wake, so that clients that retry in a
+/// loop do not keep the host busy.
 const AFTER_A_FAILURE: Duration = Duration::from_secs(1);
 
-/// Puts through all connections, each in a task of its own.
-pub(super) async fn put_through(node: Arc<Node>) {
-    let Some(mut callers) = node.host.network.callers() else {
+/// Forwards all connections, each in its own task.
+pub(super) async fn forward_connections(node: Arc<Node>) {
+    let Some(mut connections) = node.host.network.inbound() else {
         return;
     };
-    while let Some(caller) = callers.recv().await {
-        // It is reset if its VM is gone.
-        if let Some(vm) = node.registry.get(&caller.vm.to_string()) {
-            tokio::spawn(one(Arc::clone(&node), vm, caller));
+    while let Some(connection) = connections.recv().await {
+        // A connection is reset if its VM does not exist any more.
+        if let Some(vm) = node.registry.get(&connection.vm.to_string()) {
+            tokio::spawn(forward_connection(Arc::clone(&node), vm, connection));
         }
     }
 }
 
-async fn one(node: Arc<Node>, vm: Arc<VmHandle>, caller: Caller) {
+async fn forward_connection(node: Arc<Node>, vm: Arc<VmHandle>, connection: InboundConnection) {
     let _in_use = vm.activity.begin(Use::Connection);
-    // Why a VM can't be woken is said once for all of them.
-    let Ok(()) = node.woken_for_a_connection(&vm).await else {
+    // The reason of a failed wake is logged once, not for each connection.
+    let Ok(()) = node.wake_with_timeout(&vm).await else {
         return;
     };
     tokio::select! {
-        carried = caller.carry() => if let Err(error) = carried {
+        relayed = connection.relay() => if let Err(error) = relayed {
             debug!(vm = %vm.name, %error, "a connection was cut");
         },
         _ = vm.when(|view| !view.lives()) => {}
@@ -46,9 +46,9 @@ async fn one(node: Arc<Node>, vm: Arc<VmHandle>, caller: Caller) {
 }
 
 impl Node {
-    /// Wakes a VM for a connection to one of its ports; returns when its programs run.
-    pub async fn awake_for_a_connection(self: &Arc<Self>, vm: &Arc<VmHandle>) -> Result<()> {
-        self.woken_for_a_connection(vm).await?;
+    /// Wakes a VM for a connection to one of its ports; returns when its agent is ready.
+    pub async fn wake_for_connection(self: &Arc<Self>, vm: &Arc<VmHandle>) -> Result<()> {
+        self.wake_with_timeout(vm).await?;
         self.agent_socket(vm).await.map(drop)
     }
 
@@ -57,7 +57,7 @@ impl Node {
         self.host.network.address_of(&vm.id)
     }
 
-    async fn woken_for_a_connection(self: &Arc<Self>, vm: &Arc<VmHandle>) -> Result<()> {
+    async fn wake_with_timeout(self: &Arc<Self>, vm: &Arc<VmHandle>) -> Result<()> {
         if vm.view.borrow().vm.state == VmState::Hibernated
             && let Some((at, Err(error))) = vm.waking.last()
             && at.elapsed() < AFTER_A_FAILURE

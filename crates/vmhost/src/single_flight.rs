@@ -1,4 +1,4 @@
-//! An operation that many want at the same time and that is done once for all of them.
+//! An operation with many concurrent callers that runs once for all of them.
 
 use std::fmt::Debug;
 use std::future::Future;
@@ -6,30 +6,30 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-/// An operation that is done once for all who want it meanwhile.
+/// Runs an operation once for all callers that come meanwhile.
 #[derive(Debug)]
-pub struct Joint<T>(Mutex<Option<Current<T>>>);
+pub struct SingleFlight<T>(Mutex<Option<Current<T>>>);
 
-/// The result and when it came.
+/// The result, and when it was ready.
 type Outcome<T> = watch::Receiver<Option<(Instant, T)>>;
 
 /// The operation in progress, or the last one.
 #[derive(Debug)]
 struct Current<T> {
     result: Outcome<T>,
-    /// Held by all who wait.
+    /// Held by all waiting callers.
     wanted: Weak<watch::Sender<()>>,
 }
 
-impl<T> Default for Joint<T> {
-    fn default() -> Joint<T> {
-        Joint(Mutex::default())
+impl<T> Default for SingleFlight<T> {
+    fn default() -> SingleFlight<T> {
+        SingleFlight(Mutex::default())
     }
 }
 
-impl<T: Clone + Debug + Send + Sync + 'static> Joint<T> {
-    /// Waits for the operation in progress, or begins one. What it is begun with is closed when
-    /// nobody waits for it any more. `None` if it panicked.
+impl<T: Clone + Debug + Send + Sync + 'static> SingleFlight<T> {
+    /// Waits for the operation in progress, or begins one. The receiver given to `begin` is closed
+    /// when no caller waits any more. `None` if the operation panicked.
     pub async fn join<F>(&self, begin: impl FnOnce(watch::Receiver<()>) -> F) -> Option<T>
     where
         F: Future<Output = T> + Send + 'static,
@@ -45,7 +45,7 @@ impl<T: Clone + Debug + Send + Sync + 'static> Joint<T> {
                     let operation = begin(is_wanted.clone());
                     tokio::spawn(async move {
                         let done = operation.await;
-                        // A result that nobody has waited for may be that it was given up.
+                        // Without callers the result may only say that the operation was given up.
                         if is_wanted.has_changed().is_ok() {
                             tell.send_replace(Some((Instant::now(), done)));
                         }
@@ -62,7 +62,7 @@ impl<T: Clone + Debug + Send + Sync + 'static> Joint<T> {
         done.map(|(_, result)| result)
     }
 
-    /// Is the operation in progress, and does somebody wait for it?
+    /// Is the operation in progress, with a caller waiting for it?
     pub fn is_in_progress(&self) -> bool {
         self.lock()
             .as_ref()
@@ -70,7 +70,7 @@ impl<T: Clone + Debug + Send + Sync + 'static> Joint<T> {
             .is_some()
     }
 
-    /// The result of the last operation, if it is over and somebody waited for it, and when it came.
+    /// The last result and when it was ready, if the operation is over and a caller waited for it.
     pub fn last(&self) -> Option<(Instant, T)> {
         self.lock().as_ref()?.result.borrow().clone()
     }
@@ -88,7 +88,7 @@ impl<T: Clone + Debug + Send + Sync + 'static> Joint<T> {
 
 impl<T> Current<T> {
     fn in_progress(&self) -> Option<(Outcome<T>, Arc<watch::Sender<()>>)> {
-        // The sender is dropped at its end.
+        // The operation's task drops the sender when it ends.
         self.result.has_changed().ok()?;
         Some((self.result.clone(), self.wanted.upgrade()?))
     }
@@ -101,47 +101,47 @@ mod tests {
     use tokio::sync::Notify;
 
     #[tokio::test]
-    async fn ten_thousand_who_want_it_have_it_done_once() {
-        let joint = Arc::new(Joint::<u32>::default());
+    async fn ten_thousand_callers_share_one_run() {
+        let flight = Arc::new(SingleFlight::<u32>::default());
         let (count, go) = (Arc::new(AtomicU32::new(0)), Arc::new(Notify::new()));
-        let want = |joint: Arc<Joint<u32>>| {
+        let want = |flight: Arc<SingleFlight<u32>>| {
             let (count, go) = (Arc::clone(&count), Arc::clone(&go));
             async move {
                 let begin = |_| async move {
                     go.notified().await;
                     count.fetch_add(1, Ordering::SeqCst) + 1
                 };
-                joint.join(begin).await
+                flight.join(begin).await
             }
         };
         for round in 1..4 {
             let waiting: Vec<_> = (0..10_000)
-                .map(|_| tokio::spawn(want(Arc::clone(&joint))))
+                .map(|_| tokio::spawn(want(Arc::clone(&flight))))
                 .collect();
             tokio::task::yield_now().await;
             go.notify_one();
             for one in waiting {
                 assert_eq!(one.await.unwrap(), Some(round));
             }
-            assert_eq!(joint.last().unwrap().1, round);
+            assert_eq!(flight.last().unwrap().1, round);
         }
-        joint.forget();
-        assert!(joint.last().is_none());
+        flight.forget();
+        assert!(flight.last().is_none());
     }
 
     #[tokio::test]
-    async fn it_is_told_when_nobody_wants_it_any_more() {
-        let joint = Arc::new(Joint::<()>::default());
+    async fn the_work_notices_when_its_last_caller_leaves() {
+        let flight = Arc::new(SingleFlight::<()>::default());
         let (gone, told) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
         let want = || {
-            let (joint, gone, told) = (Arc::clone(&joint), Arc::clone(&gone), Arc::clone(&told));
+            let (flight, gone, told) = (Arc::clone(&flight), Arc::clone(&gone), Arc::clone(&told));
             tokio::spawn(async move {
                 let begin = |mut wanted: watch::Receiver<()>| async move {
                     gone.notify_one();
                     assert!(wanted.changed().await.is_err());
                     told.notify_one();
                 };
-                joint.join(begin).await
+                flight.join(begin).await
             })
         };
         let first = want();
@@ -153,14 +153,14 @@ mod tests {
         second.abort();
         told.notified().await;
         tokio::task::yield_now().await;
-        assert!(joint.last().is_none());
+        assert!(flight.last().is_none());
     }
 
     #[tokio::test]
-    async fn one_that_panics_is_not_waited_for_and_the_next_begins() {
-        let joint = Joint::<u32>::default();
+    async fn after_a_panic_the_next_caller_starts_again() {
+        let flight = SingleFlight::<u32>::default();
         let panics = |_| async { panic!("as it must") };
-        assert_eq!(joint.join(panics).await, None);
-        assert_eq!(joint.join(|_| async { 2 }).await, Some(2));
+        assert_eq!(flight.join(panics).await, None);
+        assert_eq!(flight.join(|_| async { 2 }).await, Some(2));
     }
 }

@@ -1,9 +1,9 @@
-//! Connections to published ports of VMs that sleep.
+//! Connections to published ports of hibernated VMs.
 //!
-//! The rules do not lead them to the VM, so the sockets that hold the ports accept them. Each is
-//! handed over as a [`Caller`]; when the VM is awake, [`Caller::carry`] connects it to the VM's
-//! port and carries what both sides send until they end. Connections that begin later are led by
-//! the rules again.
+//! While a VM sleeps, the rules do not forward its TCP ports, so the sockets that hold the ports
+//! accept the connections. Each becomes an [`InboundConnection`]. When the VM is awake,
+//! [`InboundConnection::relay`] connects to the VM's port and copies data in both directions. Later
+//! connections are forwarded by the rules again.
 
 mod relay;
 
@@ -19,35 +19,35 @@ use tokio::net::TcpStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tracing::warn;
 
-/// Most connections of one VM that wait or are carried; further ones wait in the kernel.
+/// Most connections of one VM that wait or are relayed; further ones wait in the kernel.
 const OF_ONE: usize = 1024;
 /// Pause after an error that may persist, such as no free descriptors.
 const AFTER_ERROR: Duration = Duration::from_millis(100);
 
-/// Takes connections for all VMs.
+/// Accepts connections for all VMs.
 #[derive(Debug, Clone)]
-pub struct Callers {
-    to: mpsc::UnboundedSender<Caller>,
+pub struct Acceptor {
+    to: mpsc::UnboundedSender<InboundConnection>,
     places: Arc<Semaphore>,
 }
 
-/// A VM that connections are taken for.
+/// A VM for which connections are accepted.
 #[derive(Debug, Clone, Copy)]
-pub struct Callee {
-    /// Which.
+pub struct SleepingVm {
+    /// Its id.
     pub vm: VmId,
-    /// Its address.
+    /// Its IPv4 address.
     pub v4: Ipv4Addr,
-    /// The same of IPv6.
+    /// Its IPv6 address.
     pub v6: Option<Ipv6Addr>,
-    /// All VMs' addresses: VMs do not reach one another by ports of the host.
+    /// All VMs' addresses: VMs may not reach one another by ports of the host.
     pub ranges: Ranges,
 }
 
-/// A connection to a published port. It is reset if this is dropped.
+/// An accepted connection to a published port. It is reset if this is dropped.
 #[derive(Debug)]
-pub struct Caller {
-    /// The VM that it is for.
+pub struct InboundConnection {
+    /// The VM that the port is published for.
     pub vm: VmId,
     stream: TcpStream,
     guest: SocketAddr,
@@ -59,43 +59,43 @@ fn is_vm(address: IpAddr, ranges: Ranges) -> bool {
     !is_host && (ranges.v4().contains(address) || ranges.v6().contains(address))
 }
 
-impl Callers {
-    /// At most `most` connections wait or are carried at a time, of all VMs.
-    pub fn new(most: usize) -> (Callers, mpsc::UnboundedReceiver<Caller>) {
-        let (to, callers) = mpsc::unbounded_channel();
+impl Acceptor {
+    /// At most `most` connections of all VMs wait or are relayed at a time.
+    pub fn new(most: usize) -> (Acceptor, mpsc::UnboundedReceiver<InboundConnection>) {
+        let (to, connections) = mpsc::unbounded_channel();
         let places = Arc::new(Semaphore::new(most));
-        (Callers { to, places }, callers)
+        (Acceptor { to, places }, connections)
     }
 
-    /// Accepts connections to these ports until they are let go. In tokio's runtime.
-    pub fn accept(&self, held: &mut Held, callee: Callee) {
+    /// Accepts connections to these ports until they are released, in a tokio task.
+    pub fn accept(&self, held: &mut Held, sleeping: SleepingVm) {
         let Some(listeners) = held.listeners() else {
             return;
         };
-        let callers = self.clone();
+        let acceptor = self.clone();
         let accepting = tokio::spawn(async move {
             let own = Arc::new(Semaphore::new(OF_ONE));
             loop {
                 let accepted = match poll_fn(|context| listeners.poll_accept(context)).await {
                     Ok(accepted) => accepted,
                     Err(error) => {
-                        warn!(vm = %callee.vm, %error, "a connection to a published port could not be taken");
+                        warn!(vm = %sleeping.vm, %error, "a connection to a published port could not be taken");
                         tokio::time::sleep(AFTER_ERROR).await;
                         continue;
                     }
                 };
-                if callers.hand_over(&callee, accepted, &own).await.is_none() {
+                if acceptor.enqueue(&sleeping, accepted, &own).await.is_none() {
                     return;
                 }
             }
         });
-        held.attended_by(accepting.abort_handle());
+        held.set_acceptor(accepting.abort_handle());
     }
 
-    /// `None` if nobody takes connections any more.
-    async fn hand_over(
+    /// Queues a connection. `None` if the receiver is gone.
+    async fn enqueue(
         &self,
-        callee: &Callee,
+        sleeping: &SleepingVm,
         accepted: Accepted,
         own: &Arc<Semaphore>,
     ) -> Option<()> {
@@ -104,15 +104,15 @@ impl Callers {
             from,
             guest,
         } = accepted;
-        // Without an answer to whoever waits, unless it is carried to its end.
+        // Closing it resets it, unless it is relayed to its end.
         let _ = sockopt::set_socket_linger(&stream, Some(Duration::ZERO));
-        if is_vm(from.ip(), callee.ranges) {
+        if is_vm(from.ip(), sleeping.ranges) {
             return Some(());
         }
         let address = match stream.local_addr() {
-            Ok(SocketAddr::V4(_)) => IpAddr::from(callee.v4),
-            // The VM may have lost it: the host had IPv6 when the port was published.
-            Ok(SocketAddr::V6(_)) => match callee.v6 {
+            Ok(SocketAddr::V4(_)) => IpAddr::from(sleeping.v4),
+            // The VM may have lost its IPv6 address since the port was published.
+            Ok(SocketAddr::V6(_)) => match sleeping.v6 {
                 Some(v6) => v6.into(),
                 None => return Some(()),
             },
@@ -120,12 +120,12 @@ impl Callers {
         };
         let place = Arc::clone(own).acquire_owned().await.ok()?;
         let of_all = Arc::clone(&self.places).acquire_owned().await.ok()?;
-        let caller = Caller {
-            vm: callee.vm,
+        let connection = InboundConnection {
+            vm: sleeping.vm,
             stream,
             guest: SocketAddr::new(address, guest),
             _places: [place, of_all],
         };
-        self.to.send(caller).ok()
+        self.to.send(connection).ok()
     }
 }

@@ -1,6 +1,6 @@
-//! Carries a connection to a VM's port.
+//! Relays a connection to a VM's port.
 
-use super::Caller;
+use super::InboundConnection;
 use rustix::net::sockopt;
 use std::io;
 use std::time::Duration;
@@ -10,20 +10,20 @@ use tokio::time::timeout;
 
 /// How long the VM's port may take to accept. The VM is awake, but may just have been woken.
 const CONNECT_TIME: Duration = Duration::from_secs(20);
-/// Silence after which a client is asked whether it is still there.
+/// Idle time after which keep-alive probes are sent to a client.
 const KEEPALIVE: Duration = Duration::from_secs(60);
 
-impl Caller {
-    /// Connects to the VM, and carries what both sides send until both have ended; either may end
-    /// its own direction first. A reset, or no answer, of one side resets the other.
-    pub async fn carry(mut self) -> io::Result<()> {
+impl InboundConnection {
+    /// Connects to the VM and copies data in both directions until both have ended; either side may
+    /// shut down its direction first. If one side resets or does not answer, the other is reset.
+    pub async fn relay(mut self) -> io::Result<()> {
         let connected = timeout(CONNECT_TIME, TcpStream::connect(self.guest)).await;
         let mut guest = connected.map_err(|_| io::ErrorKind::TimedOut)??;
         sockopt::set_socket_linger(&guest, Some(Duration::ZERO))?;
         for stream in [&self.stream, &guest] {
             stream.set_nodelay(true)?;
         }
-        // A client that is gone without a word would keep the VM awake.
+        // Without keep-alive, a client that vanished would keep the VM awake.
         sockopt::set_socket_keepalive(&self.stream, true)?;
         sockopt::set_tcp_keepidle(&self.stream, KEEPALIVE)?;
         copy_bidirectional(&mut self.stream, &mut guest).await?;
@@ -36,7 +36,7 @@ impl Caller {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Callee, Callers};
+    use super::super::{Acceptor, SleepingVm};
     use crate::VmId;
     use crate::cidr::Cidr;
     use crate::policy::hold::Held;
@@ -50,33 +50,33 @@ mod tests {
     use tokio::sync::mpsc::UnboundedReceiver;
     use tokio::time::timeout;
 
-    struct Front {
+    struct PublishedPort {
         held: Held,
-        callers: UnboundedReceiver<super::Caller>,
+        inbound: UnboundedReceiver<super::InboundConnection>,
         /// The host's port.
         port: u16,
         publish: Publish,
     }
 
-    /// A published port of a VM whose address is 127.0.0.1. `vms` are VMs' addresses.
-    async fn front(guest: u16, vms: &str) -> Front {
+    /// A published port of a VM with the address 127.0.0.1. `vms` is the range of VMs' addresses.
+    async fn published(guest: u16, vms: &str) -> PublishedPort {
         let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let port = free.local_addr().unwrap().port();
         drop(free);
         let publish: Publish = format!("{port}:{guest}").parse().unwrap();
         let mut held = Held::all(&[publish]).unwrap();
-        let (to, callers) = Callers::new(16);
+        let (to, inbound) = Acceptor::new(16);
         let v6: Cidr = "fd00:6a69:6666:7900::/64".parse().unwrap();
-        let callee = Callee {
+        let sleeping = SleepingVm {
             vm: VmId::parse("0123456789ab").unwrap(),
             v4: Ipv4Addr::LOCALHOST,
             v6: None,
             ranges: Ranges::new(vms.parse().unwrap(), v6).unwrap(),
         };
-        to.accept(&mut held, callee);
-        Front {
+        to.accept(&mut held, sleeping);
+        PublishedPort {
             held,
-            callers,
+            inbound,
             port,
             publish,
         }
@@ -91,20 +91,22 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_both_sides_send_arrives_and_each_may_end_first() {
+    async fn data_of_both_sides_arrives_and_either_may_close_first() {
         let (listener, port) = guest().await;
-        let mut front = front(port, "10.118.0.0/16").await;
-        let mut client = TcpStream::connect(("127.0.0.1", front.port)).await.unwrap();
+        let mut published = published(port, "10.118.0.0/16").await;
+        let mut client = TcpStream::connect(("127.0.0.1", published.port))
+            .await
+            .unwrap();
         client.write_all(b"question").await.unwrap();
         client.shutdown().await.unwrap();
-        // It waits, with what it has sent, until somebody takes it up.
-        let caller = front.callers.recv().await.unwrap();
-        let carried = tokio::spawn(caller.carry());
+        // The connection waits, with its data, until it is relayed.
+        let caller = published.inbound.recv().await.unwrap();
+        let carried = tokio::spawn(caller.relay());
         let (mut served, _) = listener.accept().await.unwrap();
         let mut asked = Vec::new();
         served.read_to_end(&mut asked).await.unwrap();
         assert_eq!(asked, b"question");
-        // The other direction is open still, and takes more than any buffer holds.
+        // The other direction is still open, and carries more than any buffer holds.
         let answer = vec![7; 8 << 20];
         let sent = answer.clone();
         let serving = tokio::spawn(async move {
@@ -119,21 +121,25 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_is_not_put_through_is_reset() {
+    async fn a_connection_that_is_not_forwarded_is_reset() {
         let (listener, port) = guest().await;
-        let mut front = front(port, "10.118.0.0/16").await;
+        let mut published = published(port, "10.118.0.0/16").await;
         let reset = async |client: &mut TcpStream| {
             let mut heard = [0; 8];
             let read = timeout(Duration::from_secs(10), client.read(&mut heard));
             read.await.unwrap().unwrap_err().kind()
         };
-        // Nobody wants it.
-        let mut client = TcpStream::connect(("127.0.0.1", front.port)).await.unwrap();
-        drop(front.callers.recv().await.unwrap());
+        // The connection is dropped.
+        let mut client = TcpStream::connect(("127.0.0.1", published.port))
+            .await
+            .unwrap();
+        drop(published.inbound.recv().await.unwrap());
         assert_eq!(reset(&mut client).await, ErrorKind::ConnectionReset);
-        // Cut off in the middle.
-        let mut client = TcpStream::connect(("127.0.0.1", front.port)).await.unwrap();
-        let carried = tokio::spawn(front.callers.recv().await.unwrap().carry());
+        // The relay is aborted.
+        let mut client = TcpStream::connect(("127.0.0.1", published.port))
+            .await
+            .unwrap();
+        let carried = tokio::spawn(published.inbound.recv().await.unwrap().relay());
         let (mut served, _) = listener.accept().await.unwrap();
         client.write_all(b"a").await.unwrap();
         served.read_exact(&mut [0]).await.unwrap();
@@ -142,34 +148,36 @@ mod tests {
         assert_eq!(reset(&mut served).await, ErrorKind::ConnectionReset);
         // Nothing listens in the VM.
         drop(listener);
-        let mut client = TcpStream::connect(("127.0.0.1", front.port)).await.unwrap();
-        front
-            .callers
+        let mut client = TcpStream::connect(("127.0.0.1", published.port))
+            .await
+            .unwrap();
+        published
+            .inbound
             .recv()
             .await
             .unwrap()
-            .carry()
+            .relay()
             .await
             .unwrap_err();
         assert_eq!(reset(&mut client).await, ErrorKind::ConnectionReset);
-        // The ports are free as soon as they are let go.
-        drop(front.held);
-        Held::all(&[front.publish]).expect("free again");
-        assert!(front.callers.recv().await.is_none(), "nobody accepts");
+        // The ports are free as soon as they are released.
+        drop(published.held);
+        Held::all(&[published.publish]).expect("free again");
+        assert!(published.inbound.recv().await.is_none(), "nobody accepts");
     }
 
     #[tokio::test]
-    async fn another_vm_is_not_put_through() {
-        let mut front = front(1, "127.0.0.0/16").await;
+    async fn a_connection_of_another_vm_is_reset() {
+        let mut published = published(1, "127.0.0.0/16").await;
         let from = tokio::net::TcpSocket::new_v4().unwrap();
         from.bind("127.0.0.9:0".parse().unwrap()).unwrap();
-        let to = SocketAddr::from(([127, 0, 0, 1], front.port));
+        let to = SocketAddr::from(([127, 0, 0, 1], published.port));
         let mut client = from.connect(to).await.unwrap();
         let read = client.read(&mut [0; 8]).await;
         assert_eq!(read.unwrap_err().kind(), ErrorKind::ConnectionReset);
-        assert!(front.callers.try_recv().is_err());
-        // The host itself has the first address.
+        assert!(published.inbound.try_recv().is_err());
+        // The first address is the host's own.
         let _client = TcpStream::connect(to).await.unwrap();
-        front.callers.recv().await.expect("a caller");
+        published.inbound.recv().await.expect("a caller");
     }
 }

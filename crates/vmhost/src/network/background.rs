@@ -1,5 +1,5 @@
-//! Background work of the network: removes links of VMs that have ended, forgets their
-//! connections, and makes a link for the next VM.
+//! Background work of the network: removes links of VMs that have ended, deletes their tracked
+//! connections, and prepares a link for the next VM.
 
 use super::{Network, On, State};
 use jiffy_sys::causes;
@@ -10,30 +10,30 @@ use tracing::debug;
 
 /// Delay from a VM's end to the removal of its link, so that its user does not wait for that.
 const LEAVE: Duration = Duration::from_millis(50);
-/// Further delay until connections are forgotten: those of many VMs are forgotten at once.
+/// Further delay until tracked connections are deleted, for many VMs at once.
 const FORGET: Duration = Duration::from_secs(1);
 
 impl Network {
-    /// Waits until a link has to be made ahead, because the last one was taken. Waits forever
-    /// without a network.
-    pub async fn ahead_is_wanted(&self) {
+    /// Waits until a link has to be prepared, because the last one was taken. Waits forever without
+    /// a network.
+    pub async fn prepared_link_taken(&self) {
         match &self.0 {
             State::On(on) => on.wanted.notified().await,
             State::Off(_) => std::future::pending().await,
         }
     }
 
-    /// Makes a link for the next VM, if there is none.
-    pub async fn make_ahead(self: &Arc<Self>) {
+    /// Prepares a link for the next VM, if there is none.
+    pub async fn prepare_link(self: &Arc<Self>) {
         blocking(self, |on| {
-            if let Err(error) = on.make_ahead() {
+            if let Err(error) = on.prepare_link() {
                 debug!(%error, "no link is made ahead");
             }
         })
         .await;
     }
 
-    fn when_on(&self, act: impl FnOnce(&On)) {
+    fn if_enabled(&self, act: impl FnOnce(&On)) {
         if let State::On(on) = &self.0 {
             act(on);
         }
@@ -59,7 +59,7 @@ pub async fn clean_up(network: Arc<Network>) {
 
 async fn blocking(network: &Arc<Network>, act: fn(&On)) {
     let network = Arc::clone(network);
-    let _ = tokio::task::spawn_blocking(move || network.when_on(act)).await;
+    let _ = tokio::task::spawn_blocking(move || network.if_enabled(act)).await;
 }
 
 fn detach_all(on: &On) {
