@@ -8,7 +8,7 @@
 //! * [`trace`]: the port on which guest code marks events.
 //! * [`power`]: reset and power off.
 //! * [`rtc`]: the PC's clock.
-//! * [`write_log`]: the pages of guest memory that devices have written.
+//! * [`write_log`]: the dirty log of the pages that devices have written.
 
 pub mod bus;
 pub mod fw_cfg;

@@ -1,22 +1,22 @@
 //! Safe wrappers of Linux calls, and facts about the host: folders, clocks, errors.
 //!
 //! * [`ahead`]: processes that are started before their task is known.
-//! * [`arenas`]: heaps of the allocator.
+//! * [`arenas`]: limits the heaps of glibc's allocator to one.
 //! * [`causes`]: errors and their causes.
 //! * [`clock`]: the monotonic clock of all timelines.
-//! * [`contents`]: reads a small file.
-//! * [`descriptors`]: the limit of open files.
+//! * [`contents`]: reads a small file from any file position.
+//! * [`descriptors`]: the limit of open files (RLIMIT_NOFILE).
 //! * [`durable`]: atomic replacement of files.
 //! * [`fds`]: descriptors sent over a Unix socket.
 //! * [`folders`]: Jiffy's folders.
 //! * [`mod@fork`]: fork(2) of a process with one thread.
-//! * [`handed`]: open files that this process inherited.
+//! * [`handed`]: open files that this process inherited, by their paths.
 //! * [`locked`]: files locked with flock(2).
 //! * [`mapped`]: read-only mappings of files that another process writes.
 //! * [`memfd`]: memfds with small or huge pages.
-//! * [`mutex`]: mutexes without poisoning.
+//! * [`mutex`]: mutexes that ignore poisoning.
 //! * [`netlink`]: netlink requests to the kernel.
-//! * [`ownership`]: who may write to a folder.
+//! * [`ownership`]: whether only this user may write to a folder.
 //! * [`pagemap`]: which pages of a mapping were written.
 //! * [`kick`]: a signal that makes one thread leave a blocking call.
 //! * [`private_socket`]: a Unix socket that only its owner may connect to.

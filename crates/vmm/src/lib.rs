@@ -6,17 +6,17 @@
 //! * [`config`]: the configuration of a VM; [`builder`]: builds a VM.
 //! * [`hypervisor`]: the KVM device.
 //! * [`memory`]: guest RAM; [`layout`]: addresses of guest memory.
-//! * [`pager`]: RAM that a pager serves.
+//! * [`pager`]: RAM that another process fills on page faults (userfaultfd).
 //! * [`cpu`]: the guest's processor.
 //! * [`vcpu`]: vCPUs and their threads; [`irq`]: interrupt controllers.
-//! * [`devices`]: the devices, attached to the buses and connected with KVM.
-//! * [`boot`]: kernels and boot protocols.
+//! * [`devices`]: creates the devices, attaches them to buses, connects them with KVM.
+//! * [`boot`]: loads kernels by the PVH and Linux boot protocols.
 //! * [`capture`]: state and RAM of a VM at one moment, as files.
-//! * [`restore`]: what a restored VM is built from; [`gate`]: its new identity.
-//! * [`spare`]: a VMM that waits for its configuration.
+//! * [`restore`]: the state and RAM of a restored VM; [`gate`]: its time to take a new identity.
+//! * [`spare`]: a VMM that is started before its configuration is known.
 //! * [`vmm`]: start, pause, save, resume; [`state`]: the saved state, which consists of
 //!   [`sections`].
-//! * [`watch`]: the main thread while the guest runs; [`control`]: its socket.
+//! * [`watch`]: the main thread's event loop; [`control`]: its socket; [`mailbox`]: its messages.
 //! * [`ending`]: why a VM ends.
 //! * [`events`]: spans and marks; [`stats`]: KVM's counters.
 //! * [`sandbox`]: the system calls that each thread may make.

@@ -31,11 +31,11 @@ fn attached() -> (TempDir, UnixListener, GuestRam, PagedMemory) {
 
 fn accept(listener: &UnixListener) -> (UnixStream, Userfaultfd, Vec<Mapping>) {
     let stream = listener.accept().unwrap().0;
-    let (uffd, mappings) = handed_over(&stream);
+    let (uffd, mappings) = receive_uffd(&stream);
     (stream, uffd, mappings)
 }
 
-fn handed_over(stream: &UnixStream) -> (Userfaultfd, Vec<Mapping>) {
+fn receive_uffd(stream: &UnixStream) -> (Userfaultfd, Vec<Mapping>) {
     let (mut message, mut received) = (vec![0; 4096], Vec::new());
     let count = fds::recv_with_fds(stream, &mut message, &mut received).unwrap();
     let mappings = serde_json::from_slice(&message[..count]).unwrap();
@@ -76,7 +76,7 @@ fn the_pager_is_not_told_of_dropped_working_set_pages() {
             let answer =
                 format!("{{\"working_set\":{{\"ranges\":[[0,{SHARED}]],\"written\":[]}}}}\n");
             fds::send_with_fds(&stream, answer.as_bytes(), &[working_set.as_fd()]).unwrap();
-            let (uffd, mappings) = handed_over(&stream);
+            let (uffd, mappings) = receive_uffd(&stream);
             (stream, uffd, mappings[0].base_host_virt_addr)
         });
         let (memory, _) = PagedMemory::attach(&ram, &socket, true).unwrap();

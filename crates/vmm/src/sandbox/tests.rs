@@ -4,13 +4,13 @@ use super::*;
 use std::process::Command;
 
 /// Set in a child process that runs one scene.
-const SCENE: &str = "JIFFY_SANDBOX_SCENE";
+const CHILD_VARIABLE: &str = "JIFFY_SANDBOX_SCENE";
 
 /// Runs one test of this binary in a process of its own, because filters can't be removed.
-fn play(test: &str, scene: &str) -> std::process::Output {
+fn run_child(test: &str, scene: &str) -> std::process::Output {
     Command::new(std::env::current_exe().unwrap())
         .args([test, "--exact", "--nocapture", "--test-threads=1"])
-        .env(SCENE, scene)
+        .env(CHILD_VARIABLE, scene)
         // One heap, as in the program itself: glibc opens a file before it shrinks another heap.
         .env("GLIBC_TUNABLES", "glibc.malloc.arena_max=1")
         .output()
@@ -19,8 +19,8 @@ fn play(test: &str, scene: &str) -> std::process::Output {
 
 #[test]
 fn each_role_runs_and_exits_in_its_sandbox() {
-    if std::env::var_os(SCENE).is_none() {
-        let output = play(
+    if std::env::var_os(CHILD_VARIABLE).is_none() {
+        let output = run_child(
             "sandbox::tests::each_role_runs_and_exits_in_its_sandbox",
             "live",
         );
@@ -49,8 +49,8 @@ fn each_role_runs_and_exits_in_its_sandbox() {
 
 #[test]
 fn a_forbidden_call_is_reported_and_blocked() {
-    if std::env::var_os(SCENE).is_none() {
-        let output = play(
+    if std::env::var_os(CHILD_VARIABLE).is_none() {
+        let output = run_child(
             "sandbox::tests::a_forbidden_call_is_reported_and_blocked",
             "forbidden",
         );

@@ -11,9 +11,9 @@
 //! made.
 //!
 //! [`jiffy_wire::state`] has the header before the body. In versions 1 and 2 the body is one tree
-//! (`before`), in version 3 it consists of [`crate::sections`].
+//! (`legacy`), in version 3 it consists of [`crate::sections`].
 
-mod before;
+mod legacy;
 
 use crate::devices::{DevicesState, registry};
 use crate::irq::ChipsState;
@@ -84,7 +84,7 @@ impl VmState {
         let (envelope, body) = open(bytes)?;
         let state = match envelope.version {
             VERSION => VmState::from_sections(body, envelope.release)?,
-            _ => before::read(body)?,
+            _ => legacy::read(body)?,
         };
         state.check()
     }

@@ -94,17 +94,17 @@ impl VcpuThread {
     /// Asks the vCPU to leave the guest. It has left once [`is_parked`](VcpuThread::is_parked) is
     /// true.
     pub fn pause(&self) {
-        self.shared.ask(Request::Park);
+        self.shared.set_request(Request::Park);
     }
 
     /// Lets the vCPU enter the guest again.
     pub fn resume(&self) {
-        self.shared.ask(Request::Run);
+        self.shared.set_request(Request::Run);
     }
 
     /// Asks the thread to end. It has ended once [`is_parked`](VcpuThread::is_parked) is true.
     pub fn end(&self) {
-        self.shared.ask(Request::End);
+        self.shared.set_request(Request::End);
     }
 
     /// Whether the vCPU is out of the guest and stays out.
@@ -132,7 +132,7 @@ impl Shared {
         self.control.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn ask(&self, request: Request) {
+    fn set_request(&self, request: Request) {
         let mut control = self.lock();
         control.request = request;
         if request == Request::Run {

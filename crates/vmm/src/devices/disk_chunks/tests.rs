@@ -11,15 +11,15 @@ const CHUNK: u64 = 64 << 10;
 const CHUNKS: u64 = 130;
 
 /// A cache's folder, and the pager of the test.
-struct Bench {
+struct Fixture {
     folder: tempfile::TempDir,
     listener: Option<UnixListener>,
     told: Option<File>,
     events: Arc<Events>,
 }
 
-impl Bench {
-    fn new() -> Bench {
+impl Fixture {
+    fn new() -> Fixture {
         let folder = tempfile::tempdir().unwrap();
         let header = MapHeader {
             unit: CHUNK as u32,
@@ -32,7 +32,7 @@ impl Bench {
         map.resize(header.file_bytes() as usize, 0);
         fs::write(folder.path().join("present"), map).unwrap();
         let (told, teller) = rustix::pipe::pipe().unwrap();
-        Bench {
+        Fixture {
             listener: Some(UnixListener::bind(folder.path().join("sock")).unwrap()),
             folder,
             told: Some(told.into()),
@@ -131,10 +131,10 @@ fn answer(chunks: &DiskChunks, bell: &OwnedFd, id: u64) -> io::Result<Fetched> {
 
 #[test]
 fn the_bitmap_tells_which_chunks_are_present() {
-    let bench = Bench::new();
-    let chunks = bench.open();
-    bench.set(1..2);
-    bench.set(60..70);
+    let fixture = Fixture::new();
+    let chunks = fixture.open();
+    fixture.set(1..2);
+    fixture.set(60..70);
     assert!(chunks.is_present(&(CHUNK..2 * CHUNK)));
     assert!(chunks.is_present(&(CHUNK + 7..CHUNK + 8)));
     assert!(!chunks.is_present(&(CHUNK..2 * CHUNK + 1)));
@@ -142,20 +142,20 @@ fn the_bitmap_tells_which_chunks_are_present() {
     assert!(chunks.is_present(&(60 * CHUNK..70 * CHUNK)));
     assert!(!chunks.is_present(&(60 * CHUNK..70 * CHUNK + 1)));
     assert!(!chunks.is_present(&(0..CHUNKS * CHUNK)));
-    bench.set(0..CHUNKS);
+    fixture.set(0..CHUNKS);
     assert!(chunks.is_present(&(0..CHUNKS * CHUNK)));
-    let full = DiskChunks::open(&bench.disk(), CHUNKS * CHUNK, &bench.events);
+    let full = DiskChunks::open(&fixture.disk(), CHUNKS * CHUNK, &fixture.events);
     assert!(full.unwrap().is_none(), "it needs no pager");
 }
 
 #[test]
 fn hostile_maps_are_refused() {
-    let bench = Bench::new();
-    let path = bench.folder.path().join("present");
+    let fixture = Fixture::new();
+    let path = fixture.folder.path().join("present");
     let good = fs::read(&path).unwrap();
     let refused = |bytes: &[u8]| {
         fs::write(&path, bytes).unwrap();
-        let opened = DiskChunks::open(&bench.disk(), CHUNKS * CHUNK, &bench.events);
+        let opened = DiskChunks::open(&fixture.disk(), CHUNKS * CHUNK, &fixture.events);
         crate::error::sentence(&opened.unwrap_err())
     };
     for cut in [0, 7, MAP_HEADER - 1, MAP_HEADER, good.len() - 1] {
@@ -167,22 +167,22 @@ fn hostile_maps_are_refused() {
         refused(&bad);
     }
     fs::write(&path, &good).unwrap();
-    let other = DiskChunks::open(&bench.disk(), CHUNK, &bench.events).unwrap_err();
+    let other = DiskChunks::open(&fixture.disk(), CHUNK, &fixture.events).unwrap_err();
     assert!(matches!(other, ResidencyError::Length { .. }), "{other}");
     let writable = vmm::Disk {
         read_only: false,
-        ..bench.disk()
+        ..fixture.disk()
     };
-    let error = DiskChunks::open(&writable, CHUNKS * CHUNK, &bench.events).unwrap_err();
+    let error = DiskChunks::open(&writable, CHUNKS * CHUNK, &fixture.events).unwrap_err();
     assert!(error.to_string().contains("must be read-only"));
 }
 
 #[test]
 fn a_fetch_waits_for_the_pagers_answer() {
-    let mut bench = Bench::new();
-    let chunks = bench.open();
-    let listener = bench.listener.take().unwrap();
-    let map = bench.folder.path().join("present");
+    let mut fixture = Fixture::new();
+    let chunks = fixture.open();
+    let listener = fixture.listener.take().unwrap();
+    let map = fixture.folder.path().join("present");
     let pager = thread::spawn(move || {
         let stream = listener.accept().unwrap().0;
         let first = receive_request(&stream).unwrap();
@@ -216,7 +216,7 @@ fn a_fetch_waits_for_the_pagers_answer() {
     assert!(error.to_string().contains("protocol"), "{error}");
     pager.join().unwrap();
     drop(chunks);
-    let told = bench.told();
+    let told = fixture.told();
     for part in ["disk.chunk_unavailable", "disk root", "chunk 9", "nobody's"] {
         assert!(told.contains(part), "{told}");
     }
@@ -224,9 +224,9 @@ fn a_fetch_waits_for_the_pagers_answer() {
 
 #[test]
 fn bytes_that_the_file_cannot_hold_come_with_the_answer() {
-    let mut bench = Bench::new();
-    let chunks = bench.open();
-    let listener = bench.listener.take().unwrap();
+    let mut fixture = Fixture::new();
+    let chunks = fixture.open();
+    let listener = fixture.listener.take().unwrap();
     let pager = thread::spawn(move || {
         let stream = listener.accept().unwrap().0;
         let mut first = String::new();
@@ -278,11 +278,11 @@ fn bytes_that_the_file_cannot_hold_come_with_the_answer() {
 
 #[test]
 fn requests_are_sent_again_to_the_next_pager() {
-    let mut bench = Bench::new();
-    let chunks = bench.open();
-    let listener = bench.listener.take().unwrap();
-    let socket = bench.folder.path().join("sock");
-    let map = bench.folder.path().join("present");
+    let mut fixture = Fixture::new();
+    let chunks = fixture.open();
+    let listener = fixture.listener.take().unwrap();
+    let socket = fixture.folder.path().join("sock");
+    let map = fixture.folder.path().join("present");
     let pagers = thread::spawn(move || {
         let stream = listener.accept().unwrap().0;
         receive_request(&stream).unwrap();
@@ -302,10 +302,10 @@ fn requests_are_sent_again_to_the_next_pager() {
 
 #[test]
 fn only_missing_chunks_fail_without_a_pager() {
-    let mut bench = Bench::new();
-    bench.listener = None;
-    let chunks = bench.open();
-    bench.set(0..1);
+    let mut fixture = Fixture::new();
+    fixture.listener = None;
+    let chunks = fixture.open();
+    fixture.set(0..1);
     assert!(chunks.is_present(&(0..CHUNK)));
     let error = fetch(&chunks, &bell(), CHUNK..2 * CHUNK).unwrap_err();
     assert!(error.to_string().contains("can't be reached"), "{error}");
@@ -313,10 +313,10 @@ fn only_missing_chunks_fail_without_a_pager() {
 
 #[test]
 fn sixteen_requests_are_answered_in_any_order() {
-    let mut bench = Bench::new();
-    let chunks = bench.open();
-    let listener = bench.listener.take().unwrap();
-    let map = bench.folder.path().join("present");
+    let mut fixture = Fixture::new();
+    let chunks = fixture.open();
+    let listener = fixture.listener.take().unwrap();
+    let map = fixture.folder.path().join("present");
     let pager = thread::spawn(move || {
         let stream = listener.accept().unwrap().0;
         let mut requests: Vec<ChunkRequest> =
@@ -362,9 +362,9 @@ fn sixteen_requests_are_answered_in_any_order() {
 
 #[test]
 fn an_abandoned_request_is_sent_again_under_a_new_id() {
-    let mut bench = Bench::new();
-    let chunks = bench.open();
-    let listener = bench.listener.take().unwrap();
+    let mut fixture = Fixture::new();
+    let chunks = fixture.open();
+    let listener = fixture.listener.take().unwrap();
     let bell = bell();
     let ring = bell.try_clone().unwrap();
     let pager = thread::spawn(move || {
@@ -397,14 +397,14 @@ fn an_abandoned_request_is_sent_again_under_a_new_id() {
 }
 
 /// Set in a child process that plays the scene below.
-const SCENE: &str = "JIFFY_DISK_CHUNKS_SCENE";
+const CHILD_VARIABLE: &str = "JIFFY_DISK_CHUNKS_SCENE";
 
 /// Everything that a disk's thread does about missing chunks, in its sandbox. Filters can't be
 /// removed, so this runs in a process of its own.
 #[test]
 fn fetching_chunks_works_in_the_sandbox() {
     use crate::sandbox::{Role, Sandbox, violation};
-    if std::env::var_os(SCENE).is_none() {
+    if std::env::var_os(CHILD_VARIABLE).is_none() {
         let output = std::process::Command::new(std::env::current_exe().unwrap())
             .args([
                 "devices::disk_chunks::tests::fetching_chunks_works_in_the_sandbox",
@@ -412,7 +412,7 @@ fn fetching_chunks_works_in_the_sandbox() {
                 "--nocapture",
                 "--test-threads=1",
             ])
-            .env(SCENE, "play")
+            .env(CHILD_VARIABLE, "play")
             .output()
             .unwrap();
         let text = String::from_utf8_lossy(&output.stdout);
@@ -422,10 +422,10 @@ fn fetching_chunks_works_in_the_sandbox() {
         );
         return;
     }
-    let mut bench = Bench::new();
-    let chunks = bench.open();
-    let listener = bench.listener.take().unwrap();
-    let map = bench.folder.path().join("present");
+    let mut fixture = Fixture::new();
+    let chunks = fixture.open();
+    let listener = fixture.listener.take().unwrap();
+    let map = fixture.folder.path().join("present");
     let mut pager = Some(thread::spawn(move || {
         // A pager that dies, then one that has one chunk and lacks another.
         receive_request(&listener.accept().unwrap().0).unwrap();

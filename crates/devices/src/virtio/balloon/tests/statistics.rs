@@ -17,7 +17,7 @@ fn entries(figures: &[(u16, u64)]) -> Vec<u8> {
 
 impl Guest {
     /// Gives the device a buffer with these bytes.
-    fn give(&mut self, bytes: &[u8]) {
+    fn send_statistics(&mut self, bytes: &[u8]) {
         self.queue(STATISTICS).store(NUMBERS, bytes);
         let buffer = Buffer::readable(NUMBERS, bytes.len() as u32);
         self.queue(STATISTICS).add(&[buffer]);
@@ -32,7 +32,7 @@ fn statistics_are_read_on_request_and_by_name() {
     assert_eq!(board.latest().sequence, 0);
     assert!(!guest.balloon().request_statistics(), "no buffer yet");
 
-    guest.give(&entries(&[
+    guest.send_statistics(&entries(&[
         (0, 1),
         (4, 1 << 30),
         (15, 7),
@@ -65,7 +65,7 @@ fn statistics_are_read_on_request_and_by_name() {
     assert_eq!(guest.queue(STATISTICS).next_used().unwrap().length, 0);
     assert!(guest.balloon().request_statistics(), "asked already");
     assert_eq!(guest.device.interrupt.counts().used_buffers, 1);
-    guest.give(&entries(&[(4, 5), (4, 6)]));
+    guest.send_statistics(&entries(&[(4, 5), (4, 6)]));
     assert_eq!(board.latest().sequence, 2);
     assert_eq!(board.latest().get("free_memory"), Some(6));
     assert_eq!(board.latest().get("swap_in"), None);
@@ -74,22 +74,22 @@ fn statistics_are_read_on_request_and_by_name() {
 #[test]
 fn a_caller_can_wait_for_newer_statistics() {
     let mut guest = Guest::new();
-    guest.give(&entries(&[(5, 1)]));
+    guest.send_statistics(&entries(&[(5, 1)]));
     let board = guest.balloon().statistics().clone();
     let known = board.latest().sequence;
     let soon = Duration::from_millis(1);
     assert_eq!(board.newer_than(known, soon).sequence, known, "in vain");
     let waiter = std::thread::spawn(move || board.newer_than(known, PATIENCE));
     assert!(guest.balloon().request_statistics());
-    guest.give(&entries(&[(5, 2)]));
+    guest.send_statistics(&entries(&[(5, 2)]));
     assert_eq!(waiter.join().unwrap().get("total_memory"), Some(2));
 }
 
 #[test]
 fn a_second_statistics_buffer_returns_the_first() {
     let mut guest = Guest::new();
-    guest.give(&entries(&[(5, 1)]));
-    guest.give(&entries(&[(5, 2)]));
+    guest.send_statistics(&entries(&[(5, 1)]));
+    guest.send_statistics(&entries(&[(5, 2)]));
     assert_eq!(guest.queue(STATISTICS).next_used().unwrap().head, 0);
     assert_eq!(guest.queue(STATISTICS).next_used(), None);
     let board = guest.balloon().statistics().clone();
@@ -111,7 +111,7 @@ fn valid_entries_of_malformed_statistics_are_kept() {
         (entries(&[(77, 1)]), 0),
         (entries(&many), 16),
     ] {
-        guest.give(&bytes);
+        guest.send_statistics(&bytes);
         assert_eq!(board.latest().by_name().len(), names);
     }
     // A buffer outside memory.
@@ -127,7 +127,7 @@ fn valid_entries_of_malformed_statistics_are_kept() {
 #[test]
 fn statistics_are_cleared_when_the_driver_resets() {
     let mut guest = Guest::new();
-    guest.give(&entries(&[(5, 1)]));
+    guest.send_statistics(&entries(&[(5, 1)]));
     guest.balloon().reset();
     assert_eq!(
         guest.balloon().statistics().latest().get("total_memory"),
@@ -138,10 +138,10 @@ fn statistics_are_cleared_when_the_driver_resets() {
 #[test]
 fn the_held_statistics_buffer_is_used_after_a_restore() {
     let mut guest = Guest::new();
-    guest.give(&entries(&[(5, 1)]));
+    guest.send_statistics(&entries(&[(5, 1)]));
     guest.balloon().request_statistics();
     guest.queue(STATISTICS).next_used().unwrap();
-    guest.give(&entries(&[(5, 2)]));
+    guest.send_statistics(&entries(&[(5, 2)]));
     let Guest {
         memory,
         device,
@@ -165,7 +165,7 @@ fn the_held_statistics_buffer_is_used_after_a_restore() {
 #[test]
 fn a_pending_statistics_request_is_answered_after_a_restore() {
     let mut guest = Guest::new();
-    guest.give(&entries(&[(5, 1)]));
+    guest.send_statistics(&entries(&[(5, 1)]));
     assert!(guest.balloon().request_statistics());
     guest.queue(STATISTICS).next_used().unwrap();
     let memory = guest.memory.clone();

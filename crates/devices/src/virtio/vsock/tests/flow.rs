@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 /// Sends until the device holds all that it may for a program that does not read; returns how many
 /// bytes were sent.
-fn push_until_stuck(guest: &mut Guest, ports: (u32, u32), out: &[u8]) -> usize {
+fn push_until_blocked(guest: &mut Guest, ports: (u32, u32), out: &[u8]) -> usize {
     let mut sent = 0;
     guest.until("stuck", |guest| {
         sent += guest.push_some(ports, &out[sent..]);
@@ -27,7 +27,7 @@ fn a_program_that_stops_reading_blocks_only_its_own_connection() {
     let mut stuck = host.guest_to_host(&mut guest, (7, 1));
     let mut other = host.guest_to_host(&mut guest, (8, 1));
     let out = noise(1, 4 << 20);
-    let mut sent = push_until_stuck(&mut guest, (7, 1), &out);
+    let mut sent = push_until_blocked(&mut guest, (7, 1), &out);
     // The host's kernel buffers some bytes of a Unix socket, the device the rest.
     assert_eq!(guest.device.held_bytes(), BUFFER as usize);
     assert!(sent < out.len() / 2, "{sent}");
@@ -59,7 +59,7 @@ fn a_guest_that_sends_beyond_its_credit_is_cut_off() {
     let mut guest = host.guest().start();
     let mut stream = host.guest_to_host(&mut guest, (7, 1));
     let out = noise(1, 4 << 20);
-    let sent = push_until_stuck(&mut guest, (7, 1), &out);
+    let sent = push_until_blocked(&mut guest, (7, 1), &out);
     guest.push((7, 1), &out[sent..sent + 1]);
     guest.until("RST", |guest| guest.socket((7, 1)).reset);
     // Bytes within the credit are delivered.

@@ -13,7 +13,7 @@ use virtio_queue::QueueT;
 use vm_memory::{Bytes, GuestAddress, Permissions};
 
 /// Parses one chain as the device does.
-fn judge(parts: &[(&[u8], bool)], access: Permissions) -> Result<Header, Malformed> {
+fn parse_chain(parts: &[(&[u8], bool)], access: Permissions) -> Result<Header, Malformed> {
     let memory = testing::memory(1 << 20);
     let mut driver = DriverQueue::new(memory.clone(), 0x1000, 128);
     let mut address = 0x1_0000;
@@ -52,25 +52,31 @@ fn good(len: u32) -> Header {
 fn each_kind_of_malformed_packet_has_its_error() {
     let read = Permissions::Read;
     let bytes = good(0).to_bytes();
-    assert_eq!(judge(&[(&bytes, false)], read), Ok(good(0)));
+    assert_eq!(parse_chain(&[(&bytes, false)], read), Ok(good(0)));
     assert_eq!(
-        judge(&[(&bytes[..9], false), (&bytes[9..], false)], read),
+        parse_chain(&[(&bytes[..9], false), (&bytes[9..], false)], read),
         Ok(good(0))
     );
 
-    assert_eq!(judge(&[(&bytes, true)], read), Err(Malformed::Direction));
     assert_eq!(
-        judge(&[(&bytes, false), (&[0], true)], read),
+        parse_chain(&[(&bytes, true)], read),
         Err(Malformed::Direction)
     );
     assert_eq!(
-        judge(&[(&bytes[..43], false)], read),
+        parse_chain(&[(&bytes, false), (&[0], true)], read),
+        Err(Malformed::Direction)
+    );
+    assert_eq!(
+        parse_chain(&[(&bytes[..43], false)], read),
         Err(Malformed::TooShort(43))
     );
-    assert_eq!(judge(&[(&[], false)], read), Err(Malformed::TooShort(0)));
+    assert_eq!(
+        parse_chain(&[(&[], false)], read),
+        Err(Malformed::TooShort(0))
+    );
     let truncated = good(5).to_bytes();
     assert_eq!(
-        judge(&[(&truncated, false), (&[0; 4], false)], read),
+        parse_chain(&[(&truncated, false), (&[0; 4], false)], read),
         Err(Malformed::Truncated {
             promised: 5,
             held: 4
@@ -78,14 +84,14 @@ fn each_kind_of_malformed_packet_has_its_error() {
     );
     for len in [MAX_PAYLOAD + 1, u32::MAX] {
         assert_eq!(
-            judge(&[(&good(len).to_bytes(), false)], read),
+            parse_chain(&[(&good(len).to_bytes(), false)], read),
             Err(Malformed::TooLong(len))
         );
     }
     for src_cid in [0, 2, 4, GUEST_CID | 1 << 32, u64::MAX] {
         let foreign = Header { src_cid, ..good(0) };
         assert_eq!(
-            judge(&[(&foreign.to_bytes(), false)], read),
+            parse_chain(&[(&foreign.to_bytes(), false)], read),
             Err(Malformed::ForeignSource(src_cid))
         );
     }
@@ -218,7 +224,7 @@ proptest! {
             from = cut;
         }
         parts.push((&bytes[from..], false));
-        match judge(&parts, Permissions::Read) {
+        match parse_chain(&parts, Permissions::Read) {
             Ok(header) => {
                 prop_assert!(header.len as usize + HEADER_LEN <= bytes.len());
                 prop_assert_eq!(header.src_cid, GUEST_CID);
