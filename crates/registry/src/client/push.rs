@@ -154,7 +154,7 @@ impl Client {
             .url
             .join(to)
             .map_err(|why| RegistryError::protocol(what, format!("can't upload it: {why}")))?;
-        let elsewhere = to.origin() != answer.url.origin();
+        let is_other_host = to.origin() != answer.url.origin();
         if is_other_host && to.is_this_computer() && !repository.is_loopback() {
             let host = to.authority();
             let reason =
