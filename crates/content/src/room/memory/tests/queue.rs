@@ -426,11 +426,11 @@ async fn a_running_vm_has_more_vcpus_only_if_they_are_left() {
         memory: None,
         cpus: Some(4),
     };
-    let room = Room::of_host(host(TOTAL).1, bounds, Duration::ZERO, PLACES);
+    let room = Room::with_host(host(TOTAL).1, bounds, Duration::ZERO, PLACES);
     let of = |cpus| Amount { cpus, ..vm(1) };
-    let mut one = room.reserve(asking(), of(1), 1).await.unwrap();
-    let background = room.behind(of(2)).unwrap();
-    let mut other = room.reserve(asking(), of(1), 1).await.unwrap();
+    let mut one = room.reserve(request(), of(1), 1).await.unwrap();
+    let background = room.reserve_background(of(2)).unwrap();
+    let mut other = room.reserve(request(), of(1), 1).await.unwrap();
     assert!(!background.was_claimed());
     one.set_cpus(3).unwrap();
     assert!(background.was_claimed());
@@ -444,7 +444,7 @@ async fn a_running_vm_has_more_vcpus_only_if_they_are_left() {
     one.set_cpus(2).unwrap();
     other.set_cpus(2).unwrap();
     drop(other);
-    drop(room.reserve(asking(), of(2), 1).await.unwrap());
+    drop(room.reserve(request(), of(2), 1).await.unwrap());
     drop(one);
     assert!(empty(&room));
 }
