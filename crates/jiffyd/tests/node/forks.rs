@@ -7,7 +7,7 @@ use jiffy_wire::timeline::names;
 use std::collections::HashSet;
 
 #[test]
-fn children_of_a_fork_run_at_once_and_differ() {
+fn forked_children_run_at_once_and_differ() {
     let daemon = Daemon::start();
     daemon.run_detached(named("box", counter()));
     // A child inherits a command only if its parent is known to run it.
@@ -66,7 +66,7 @@ fn children_of_a_fork_run_at_once_and_differ() {
     for vm in all {
         daemon.delete(&format!("/v1/vms/{}?force=true", vm.id));
     }
-    daemon.nothing_left();
+    daemon.assert_nothing_left();
 }
 
 #[test]

@@ -79,7 +79,7 @@ fn a_vm_hibernates_and_wakes_unchanged() {
         .post("/v1/vms/box/wake", b"")
         .error(ErrorKind::WrongState);
     assert_eq!(daemon.delete("/v1/vms/box").status, 204);
-    daemon.nothing_left();
+    daemon.assert_nothing_left();
 }
 
 #[test]
@@ -100,7 +100,7 @@ fn hibernation_does_not_remove_a_vm_with_remove_set() {
     assert_eq!(woken.state, VmState::Running);
     daemon.post("/v1/vms/box/kill", b"");
     daemon.gone("box");
-    daemon.nothing_left();
+    daemon.assert_nothing_left();
 }
 
 #[test]
