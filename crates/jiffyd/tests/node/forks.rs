@@ -1,7 +1,7 @@
 //! Forks.
 
 use crate::daemon::{Daemon, eventually, named, shell, vm};
-use crate::snapshots::{counter, fork, in_order};
+use crate::snapshots::{assert_span_order, counter, fork};
 use jiffy_wire::api::{ErrorKind, Forked, Origin, Vm, VmState};
 use jiffy_wire::timeline::names;
 use std::collections::HashSet;
@@ -15,7 +15,7 @@ fn forked_children_run_at_once_and_differ() {
         daemon.logs("box", "").0.contains("begun")
     });
     let forked: Forked = fork(&daemon, "box", 3, Some("child")).json();
-    in_order(
+    assert_span_order(
         &forked.timeline,
         &[
             names::REQUEST_RECEIVED,

@@ -4,7 +4,7 @@ use crate::client::connect;
 use crate::daemon::{
     self, Daemon, bad_vm, command, eventually, id_of, named, release_guest, shell, tar_of, vm, vmms,
 };
-use crate::snapshots::{fork, in_order, two_from_one};
+use crate::snapshots::{assert_span_order, fork, two_from_one};
 use jiffy_wire::agent::ExitStatus;
 use jiffy_wire::api::{CreateVm, ErrorKind, Forked, Snapshot, Vm, VmState};
 use jiffy_wire::timeline::{Timeline, names};
@@ -348,7 +348,7 @@ fn a_waiting_vm_starts_when_another_ends() {
     assert_eq!(first.finish().status(), ExitStatus::Code(0));
     daemon.when("second", VmState::Running);
     let timeline: Timeline = daemon.get("/v1/vms/second/timeline").json();
-    in_order(
+    assert_span_order(
         &timeline,
         &[
             names::REQUEST_RECEIVED,

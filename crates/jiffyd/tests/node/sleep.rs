@@ -4,7 +4,7 @@ use crate::daemon::is_alive;
 use crate::daemon::{
     Daemon, bad_vm, eventually, named, release_guest, shell, status_of, vm_record, vmms,
 };
-use crate::snapshots::{counter, in_order};
+use crate::snapshots::{assert_span_order, counter};
 use jiffy_wire::api::{CreateVm, ErrorKind, Hibernated, Vm, VmState, VolumeUse};
 use jiffy_wire::timeline::names;
 use serde_json::Value;
@@ -19,7 +19,7 @@ fn a_vm_hibernates_and_wakes_unchanged() {
     frames.until("\n3\n");
     let before = daemon.vm("box");
     let slept: Hibernated = daemon.post("/v1/vms/box/hibernate", b"").json();
-    in_order(
+    assert_span_order(
         &slept.timeline,
         &[
             names::QUIESCE,
