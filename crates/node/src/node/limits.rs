@@ -9,7 +9,7 @@ use jiffy_wire::vmm::ControlRequest;
 use std::sync::Arc;
 
 impl Node {
-    /// Changes a VM's rate limits; if it runs, they apply at once.
+    /// Changes a VM's rate limits, at once if it runs.
     pub async fn change_limits(self: Arc<Self>, wanted: String, limits: Limits) -> Result<Vm> {
         let vm = self.find(&wanted)?;
         check(&vm, &limits)?;
@@ -21,7 +21,7 @@ impl Node {
         if view.is_active() {
             let order = ControlRequest::SetLimits { disks, nets };
             let told = self.order(&vm, "limited", order).await;
-            // A VM that ends meanwhile needs no new limits.
+            // One that ends meanwhile needs none.
             if let Err(error) = told
                 && vm.view.borrow().is_active()
             {
@@ -32,7 +32,7 @@ impl Node {
     }
 }
 
-/// A VM's specification with its current limits, for its children.
+/// What a VM is made of, with the limits that it has now: what its children have.
 pub(super) fn current_spec(vm: &VmHandle) -> Spec {
     let now = &vm.view.borrow().vm;
     Spec {
