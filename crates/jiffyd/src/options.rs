@@ -375,7 +375,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_needs_its_prefix_and_its_port() {
+    fn a_tcp_address_needs_prefix_and_port() {
         assert!("tcp:127.0.0.1:80".parse::<TcpAddress>().is_ok());
         assert!("tcp:[::1]:80".parse::<TcpAddress>().is_ok());
         for wrong in ["127.0.0.1:80", "tcp:127.0.0.1", "tcp:localhost:80", ""] {

@@ -50,7 +50,7 @@ mod tests {
     }
 
     #[test]
-    fn names_and_numbers_are_signals() {
+    fn signals_are_parsed_from_names_and_numbers() {
         for (text, expected) in [
             ("TERM", 15),
             ("SIGKILL", 9),

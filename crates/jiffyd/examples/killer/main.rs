@@ -86,7 +86,7 @@ fn main() {
     println!("ready");
     tracer.is_ready = true;
     while tracer.step() {}
-    tracer.let_children_go();
+    tracer.release_children();
 }
 
 impl Tracer {
@@ -143,7 +143,7 @@ impl Tracer {
             WaitStatus::PtraceSyscall(thread) => self.syscall(thread),
             WaitStatus::PtraceEvent(thread, _, STOPPED) => self.stopped(thread),
             WaitStatus::PtraceEvent(thread, ..) => self.made(thread),
-            WaitStatus::Stopped(thread, signal) => go_on(thread, Some(signal)),
+            WaitStatus::Stopped(thread, signal) => resume_thread(thread, Some(signal)),
             WaitStatus::Exited(thread, _) | WaitStatus::Signaled(thread, ..) => {
                 self.within.remove(&thread);
                 return thread != self.process;
@@ -156,7 +156,7 @@ impl Tracer {
     fn stopped(&mut self, thread: Pid) {
         if self.exists(thread) {
             self.within.insert(thread, None);
-            go_on(thread, None);
+            resume_thread(thread, None);
         } else if self.expected.remove(&thread) && !self.is_killed {
             let _ = ptrace::detach(thread, None);
         } else {
@@ -178,7 +178,7 @@ impl Tracer {
                 let _ = ptrace::detach(made, None);
             }
         }
-        go_on(thread, None);
+        resume_thread(thread, None);
     }
 
     fn syscall(&mut self, thread: Pid) {
@@ -206,7 +206,7 @@ impl Tracer {
             }
             _ => {}
         }
-        go_on(thread, None);
+        resume_thread(thread, None);
     }
 
     /// A call has succeeded.
@@ -234,7 +234,7 @@ impl Tracer {
     }
 
     /// Children that were created as the process was killed continue.
-    fn let_children_go(&mut self) {
+    fn release_children(&mut self) {
         if !self.expected.is_empty() || !self.children.is_empty() {
             std::thread::sleep(HELD);
         }
@@ -245,6 +245,6 @@ impl Tracer {
 }
 
 /// Continues the thread until its next call or event. It may have been killed meanwhile.
-fn go_on(thread: Pid, signal: Option<Signal>) {
+fn resume_thread(thread: Pid, signal: Option<Signal>) {
     let _ = ptrace::syscall(thread, signal);
 }

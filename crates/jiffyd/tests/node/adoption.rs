@@ -181,7 +181,7 @@ fn vmms_of_unknown_vms_are_killed_and_their_files_removed() {
     assert!(!is_alive(vm.pid.unwrap()));
     assert!(vmms(&daemon.data).is_empty());
     daemon.get("/v1/vms/orphan").error(ErrorKind::NotFound);
-    daemon.nothing_left();
+    daemon.assert_nothing_left();
 }
 
 #[test]
@@ -221,7 +221,7 @@ fn an_unreadable_record_is_listed_and_can_be_removed() {
     }
     let forced = daemon.delete(&format!("/v1/vms/{}?force=true", newer.id));
     assert_eq!(forced.status, 204);
-    daemon.nothing_left();
+    daemon.assert_nothing_left();
 }
 
 /// A VM with a volume of its own name, which its record lists.
@@ -325,7 +325,7 @@ fn a_vm_with_an_unreadable_record_runs_on_and_is_listed() {
     for name in names {
         daemon.delete(&format!("/v1/vms/{name}"));
     }
-    daemon.nothing_left();
+    daemon.assert_nothing_left();
 }
 
 #[test]
@@ -383,11 +383,11 @@ fn a_vm_of_a_newer_release_that_ends_or_sleeps_is_kept() {
     for name in ["other", "again"] {
         daemon.delete(&format!("/v1/vms/{name}?force=true"));
     }
-    daemon.nothing_left();
+    daemon.assert_nothing_left();
 }
 
 #[test]
-fn a_second_daemon_says_so_and_a_stale_socket_is_replaced() {
+fn a_second_daemon_is_refused_and_a_stale_socket_replaced() {
     let mut daemon = Daemon::start();
     let second = daemon.command().output().unwrap();
     assert!(!second.status.success());
@@ -425,7 +425,7 @@ fn the_next_daemon_waits_for_one_that_is_ending() {
 }
 
 #[test]
-fn another_daemon_on_the_same_socket_says_so() {
+fn a_daemon_on_a_used_socket_is_refused() {
     let daemon = Daemon::start();
     let other = tempfile::tempdir().unwrap();
     let second = std::process::Command::new(env!("CARGO_BIN_EXE_jiffyd"))
@@ -465,7 +465,7 @@ fn random_kills_of_the_daemon_leak_nothing() {
     });
     started(&mut frames);
     assert_eq!(frames.finish().status(), ExitStatus::Code(0));
-    daemon.nothing_left();
+    daemon.assert_nothing_left();
 }
 
 #[test]
@@ -505,7 +505,7 @@ fn a_vm_with_a_missing_record_runs_on_and_is_listed() {
     let path = format!("/v1/vms/{}", lost.id);
     daemon.delete(&path).error(ErrorKind::WrongState);
     assert_eq!(daemon.delete(&format!("{path}?force=true")).status, 204);
-    daemon.nothing_left();
+    daemon.assert_nothing_left();
 }
 
 /// Starts the daemon, and runs `act` when it is at its first such call with this path.
@@ -592,7 +592,7 @@ fn a_vm_folder_removed_during_adoption_does_not_end_the_daemon() {
         }
     }
     assert_eq!(daemon.delete("/v1/vms/beside?force=true").status, 204);
-    daemon.nothing_left();
+    daemon.assert_nothing_left();
 }
 
 #[test]
@@ -683,7 +683,7 @@ fn two_vms_with_one_name_are_both_listed() {
     for vm in &both {
         assert_eq!(daemon.delete(&format!("/v1/vms/{}", vm.id)).status, 204);
     }
-    daemon.nothing_left();
+    daemon.assert_nothing_left();
 }
 
 #[test]

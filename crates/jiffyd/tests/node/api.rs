@@ -123,7 +123,7 @@ fn malformed_requests_are_refused_with_a_sentence() {
         .stream("/v1/run", b"{\"vm\":{\"command\":{\"argv\":[]}}}")
         .unwrap_err();
     empty.error(ErrorKind::Invalid);
-    daemon.nothing_left();
+    daemon.assert_nothing_left();
 }
 
 #[test]

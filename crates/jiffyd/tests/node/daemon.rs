@@ -256,7 +256,7 @@ impl Daemon {
     }
 
     /// Checks that no process, folder or socket of any VM is left.
-    pub fn nothing_left(&self) {
+    pub fn assert_nothing_left(&self) {
         let left = |folder: &Path| -> Vec<_> {
             fs::read_dir(folder)
                 .unwrap()

@@ -64,7 +64,7 @@ fn a_guest_that_never_gets_ready_is_ended() {
 }
 
 #[test]
-fn a_vmm_that_is_killed_is_named_as_the_reason() {
+fn a_killed_vmm_is_reported_as_the_reason() {
     let daemon = Daemon::start();
     let mut frames = daemon.run(vm(command(&["sleep", "100"])));
     let id = id_of(&frames);
@@ -135,7 +135,7 @@ fn a_guest_that_reconnects_is_served_on_its_last_connection() {
     assert_eq!(finished.text(), "heard\n");
     assert_eq!(finished.status(), ExitStatus::Code(0));
     // The guest powers off when it knows that its end is stored.
-    daemon.nothing_left();
+    daemon.assert_nothing_left();
 }
 
 #[test]
@@ -240,7 +240,7 @@ fn invalid_client_input_closes_only_its_own_stream() {
 }
 
 #[test]
-fn a_missing_vmm_is_one_sentence_and_leaves_nothing() {
+fn a_missing_vmm_is_reported_and_leaves_nothing() {
     let daemon = Daemon::start();
     std::fs::remove_file(daemon.folder.path().join("lib/jiffy-vmm")).unwrap();
     let error = daemon
@@ -248,5 +248,5 @@ fn a_missing_vmm_is_one_sentence_and_leaves_nothing() {
         .unwrap_err()
         .error(ErrorKind::Internal);
     assert!(error.message.contains("jiffy-vmm"));
-    daemon.nothing_left();
+    daemon.assert_nothing_left();
 }

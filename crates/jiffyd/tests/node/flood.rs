@@ -219,7 +219,7 @@ fn slow_removals_delay_no_other_requests() {
             assert_eq!(removal.join().unwrap().status, 204);
         }
     });
-    daemon.nothing_left();
+    daemon.assert_nothing_left();
 }
 
 #[test]

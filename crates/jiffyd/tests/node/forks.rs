@@ -1,13 +1,13 @@
 //! Forks.
 
 use crate::daemon::{Daemon, eventually, named, shell, vm};
-use crate::snapshots::{counter, fork, in_order};
+use crate::snapshots::{assert_span_order, counter, fork};
 use jiffy_wire::api::{ErrorKind, Forked, Origin, Vm, VmState};
 use jiffy_wire::timeline::names;
 use std::collections::HashSet;
 
 #[test]
-fn children_of_a_fork_run_at_once_and_differ() {
+fn forked_children_run_at_once_and_differ() {
     let daemon = Daemon::start();
     daemon.run_detached(named("box", counter()));
     // A child inherits a command only if its parent is known to run it.
@@ -15,7 +15,7 @@ fn children_of_a_fork_run_at_once_and_differ() {
         daemon.logs("box", "").0.contains("begun")
     });
     let forked: Forked = fork(&daemon, "box", 3, Some("child")).json();
-    in_order(
+    assert_span_order(
         &forked.timeline,
         &[
             names::REQUEST_RECEIVED,
@@ -66,7 +66,7 @@ fn children_of_a_fork_run_at_once_and_differ() {
     for vm in all {
         daemon.delete(&format!("/v1/vms/{}?force=true", vm.id));
     }
-    daemon.nothing_left();
+    daemon.assert_nothing_left();
 }
 
 #[test]

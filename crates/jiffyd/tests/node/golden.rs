@@ -247,7 +247,7 @@ fn a_changed_kernel_or_image_gets_a_new_golden_snapshot() {
         .try_run(mine())
         .unwrap_err()
         .error(ErrorKind::NotFound);
-    daemon.nothing_left();
+    daemon.assert_nothing_left();
 }
 
 #[test]
@@ -335,5 +335,5 @@ fn a_lazy_image_has_a_golden_snapshot_removed_with_it() {
     eventually("its golden snapshot goes behind it", || {
         fs::read_dir(daemon.data.join("golden")).unwrap().count() == 0
     });
-    daemon.nothing_left();
+    daemon.assert_nothing_left();
 }

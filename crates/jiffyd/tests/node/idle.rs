@@ -138,7 +138,7 @@ fn a_failed_hibernation_is_reported_once_and_not_repeated() {
 }
 
 #[test]
-fn a_command_that_begins_while_a_vm_falls_asleep_waits_and_is_answered() {
+fn a_command_during_hibernation_waits_and_is_answered() {
     let daemon = Daemon::start();
     let vm = idle_vm("box", IdleAction::Hibernate, bad_vm("held-capture", None));
     let id = daemon.run_detached(vm).json::<Vm>().id;

@@ -60,7 +60,7 @@ fn a_vm_is_created_started_stopped_started_again_and_removed() {
     assert_eq!(killed.state, VmState::Exited);
     assert_eq!(daemon.delete("/v1/vms/web").status, 204);
     daemon.get("/v1/vms/web").error(ErrorKind::NotFound);
-    daemon.nothing_left();
+    daemon.assert_nothing_left();
 }
 
 #[test]
@@ -128,7 +128,7 @@ fn a_signal_can_be_sent_to_the_first_command() {
 }
 
 #[test]
-fn an_agent_that_does_not_answer_does_not_keep_its_vm_from_stopping() {
+fn a_vm_with_an_unresponsive_agent_can_be_stopped() {
     let daemon = Daemon::start();
     daemon.run_detached(CreateVm {
         name: Some("deaf".into()),
@@ -143,7 +143,7 @@ fn an_agent_that_does_not_answer_does_not_keep_its_vm_from_stopping() {
 }
 
 #[test]
-fn a_guest_that_powers_off_writes_its_disks_back_before_it_is_ended() {
+fn a_guest_that_powers_off_is_not_killed_before_write_back() {
     let daemon = Daemon::start();
     let slow = |name: &str, program: &[&str]| CreateVm {
         name: Some(name.into()),
@@ -274,7 +274,7 @@ fn a_vm_can_be_removed_in_every_state() {
     daemon.when("e", VmState::Exited);
     assert_eq!(daemon.delete("/v1/vms/e").status, 204);
     daemon.delete("/v1/vms/e").error(ErrorKind::NotFound);
-    daemon.nothing_left();
+    daemon.assert_nothing_left();
 }
 
 /// The base image's file with a lease on it (fcntl(2)): opening it for a copy blocks until the
@@ -299,7 +299,7 @@ fn stalled_image(daemon: &Daemon) -> Child {
 }
 
 /// Those that wait find that the image can't be copied.
-fn let_copies_go_on(mut holder: Child) {
+fn end_lease(mut holder: Child) {
     holder.kill().unwrap();
     holder.wait().unwrap();
 }
@@ -338,11 +338,11 @@ fn a_client_that_leaves_during_create_leaves_no_vm() {
         drop(stream);
         daemon.gone("box");
     }
-    let_copies_go_on(image);
+    end_lease(image);
     eventually("nothing is made any more", || {
         fs::read_dir(daemon.data.join("vms")).unwrap().count() == 0
     });
-    daemon.nothing_left();
+    daemon.assert_nothing_left();
 }
 
 #[test]
@@ -368,7 +368,7 @@ fn a_late_failure_keeps_a_volume_that_another_vm_uses() {
             found.status == 200 && daemon.vm_folder(&found.json::<Vm>().id).exists()
         });
         assert_eq!(daemon.create(&with_data("second", None)).status, 200);
-        let_copies_go_on(image);
+        end_lease(image);
         first.join().unwrap().error(ErrorKind::Invalid);
     });
     let volumes: Vec<jiffy_wire::api::Volume> = daemon.get("/v1/volumes").json();

@@ -58,7 +58,7 @@ fn change(daemon: &Daemon, vm: &str, limits: &Limits) -> crate::client::Answer {
 }
 
 #[test]
-fn limits_change_while_a_vm_runs_and_hold_from_then_on() {
+fn limits_of_a_running_vm_can_be_changed_and_persist() {
     let mut daemon = daemon();
     let vm: Vm = daemon.run_detached(limited()).json();
     assert_eq!(

@@ -55,7 +55,7 @@ fn on(network: NetworkUse, name: &str) -> CreateVm {
 }
 
 /// The network configuration of the guest.
-fn told(daemon: &Daemon, vm: &Vm) -> String {
+fn guest_config(daemon: &Daemon, vm: &Vm) -> String {
     fs::read_to_string(daemon.vm_folder(&vm.id).join("vmm.json")).unwrap()
 }
 
@@ -64,7 +64,7 @@ fn a_vm_has_a_link_from_its_start_to_its_end() {
     let daemon = daemon();
     let vm: Vm = daemon.run_detached(on(NetworkUse::default(), "web")).json();
     assert!(has_link(&vm.id));
-    let told = told(&daemon, &vm);
+    let told = guest_config(&daemon, &vm);
     let shown = network(&daemon.vm("web"));
     assert_eq!(shown.name, "default");
     let address = &shown.addresses[0];
@@ -185,7 +185,7 @@ fn children_have_links_of_their_own_and_no_ports() {
     for child in &forked.vms {
         assert!(network(child).ports.is_empty());
         let own = &network(child).addresses[0];
-        assert!(told(&daemon, child).contains(own.as_str()));
+        assert!(guest_config(&daemon, child).contains(own.as_str()));
     }
     assert_eq!(network(&parent).ports, ["127.0.0.1:8080:80/tcp"]);
 }

@@ -88,7 +88,7 @@ pub fn wake_attempts(daemon: &Daemon, begun: Instant) -> usize {
 }
 
 /// The client address of the last answer.
-fn by(answer: &str) -> IpAddr {
+fn client_of(answer: &str) -> IpAddr {
     answer.rsplit(' ').next().unwrap().parse().unwrap()
 }
 
@@ -102,7 +102,7 @@ fn a_connection_wakes_a_hibernated_vm_and_is_forwarded() {
     hibernate(&daemon);
     let carried = ask(connect(), "two").unwrap();
     assert!(carried.starts_with("two from "), "{carried}");
-    assert_ne!(by(&carried), by(&led), "by the daemon");
+    assert_ne!(client_of(&carried), client_of(&led), "by the daemon");
     assert_eq!(daemon.vm("web").state, VmState::Running);
     assert_eq!(starts(&daemon, "web"), 2);
     assert_eq!(ask(connect(), "three").unwrap(), "three from 127.0.0.1");

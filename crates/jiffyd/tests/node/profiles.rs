@@ -15,7 +15,7 @@ fn with(profile: Wanted) -> CreateVm {
 }
 
 /// The CPU profile in the configuration of the VM's VMM.
-fn told(daemon: &Daemon, vm: &Vm) -> Option<Wanted> {
+fn vmm_profile(daemon: &Daemon, vm: &Vm) -> Option<Wanted> {
     let config = fs::read(daemon.vm_folder(&vm.id).join("vmm.json")).unwrap();
     let config: VmmConfig = serde_json::from_slice(&config).unwrap();
     config.cpu_profile
@@ -36,12 +36,12 @@ fn a_cpu_profile_reaches_the_vmm_also_after_a_new_daemon() {
         let vm: Vm = daemon
             .run_detached(named(name, with(profile.clone())))
             .json();
-        assert_eq!(told(&daemon, &vm).as_ref(), Some(profile), "{name}");
+        assert_eq!(vmm_profile(&daemon, &vm).as_ref(), Some(profile), "{name}");
     }
     let plain: Vm = daemon
         .run_detached(named("plain", CreateVm::default()))
         .json();
-    assert_eq!(told(&daemon, &plain), None);
+    assert_eq!(vmm_profile(&daemon, &plain), None);
     daemon.killed();
     daemon.up();
     for (name, profile) in &wanted {
@@ -51,7 +51,7 @@ fn a_cpu_profile_reaches_the_vmm_also_after_a_new_daemon() {
         daemon.when(name, VmState::Exited);
         fs::remove_file(daemon.vm_folder(&vm.id).join("vmm.json")).unwrap();
         daemon.post(&format!("/v1/vms/{name}/start"), b"");
-        assert_eq!(told(&daemon, &vm).as_ref(), Some(profile), "{name}");
+        assert_eq!(vmm_profile(&daemon, &vm).as_ref(), Some(profile), "{name}");
     }
 }
 
@@ -75,5 +75,5 @@ fn an_invalid_cpu_profile_is_refused_and_leaves_nothing() {
         ..profile()
     };
     refused(Wanted::Given(Box::new(liar)));
-    daemon.nothing_left();
+    daemon.assert_nothing_left();
 }

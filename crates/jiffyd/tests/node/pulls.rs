@@ -478,11 +478,11 @@ pub fn with(access: RegistryAccess, name: &str) -> PullImage {
 }
 
 /// Reads a part of a file like the pager, with the access that the node passed to it.
-fn read_as_told(origin: &RegistryOrigin) -> Vec<u8> {
-    try_as_told(origin).unwrap()
+fn read_with_stored_access(origin: &RegistryOrigin) -> Vec<u8> {
+    try_with_stored_access(origin).unwrap()
 }
 
-fn try_as_told(origin: &RegistryOrigin) -> Result<Vec<u8>, RegistryError> {
+fn try_with_stored_access(origin: &RegistryOrigin) -> Result<Vec<u8>, RegistryError> {
     let client = Client::new(ClientOptions {
         credentials: Credentials::docker_config(origin.docker_config.clone().unwrap()),
         authorities: origin.authorities.clone(),
@@ -561,12 +561,12 @@ fn registry_credentials_are_kept_privately_for_later_fetches() {
     let [Origin::Registry(origin)] = &origins[..] else {
         panic!("{origins:?}");
     };
-    assert_eq!(read_as_told(origin).len(), 64);
+    assert_eq!(read_with_stored_access(origin).len(), 64);
     // A new password is stored by another pull.
     fs::write(&secrets[0], "{}").unwrap();
     let (_, fetched) = pull(&daemon, &with(access(PASSWORD, true), &name)).unwrap();
     assert_eq!(fetched, 0);
-    assert_eq!(read_as_told(origin).len(), 64);
+    assert_eq!(read_with_stored_access(origin).len(), 64);
     remove(&daemon, &name);
     assert_eq!(kept(&daemon), BTreeSet::new(), "secrets go with the image");
 }
@@ -647,7 +647,7 @@ fn renewed_registry_credentials_reach_a_snapshots_memory() {
             panic!("one registry");
         };
         assert_eq!(origin.file, "ram.image");
-        try_as_told(origin)
+        try_with_stored_access(origin)
     };
     assert!(as_told(&file).is_err());
     // A wrong password changes nothing.

@@ -118,7 +118,7 @@ fn owners_take_turns_and_higher_priorities_go_first() {
     assert!(queue(&daemon).is_empty());
     drop(waiting);
     daemon.delete("/v1/vms/first");
-    daemon.nothing_left();
+    daemon.assert_nothing_left();
 }
 
 #[test]

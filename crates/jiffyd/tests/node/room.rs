@@ -4,7 +4,7 @@ use crate::client::connect;
 use crate::daemon::{
     self, Daemon, bad_vm, command, eventually, id_of, named, release_guest, shell, tar_of, vm, vmms,
 };
-use crate::snapshots::{fork, in_order, two_from_one};
+use crate::snapshots::{assert_span_order, fork, two_from_one};
 use jiffy_wire::agent::ExitStatus;
 use jiffy_wire::api::{CreateVm, ErrorKind, Forked, Snapshot, Vm, VmState};
 use jiffy_wire::timeline::{Timeline, names};
@@ -81,7 +81,7 @@ fn a_vm_larger_than_the_host_is_refused_with_numbers() {
         .error(ErrorKind::NoRoom);
     assert!(error.message.contains("16777216 MiB"), "{}", error.message);
     assert!(error.hint.is_some());
-    daemon.nothing_left();
+    daemon.assert_nothing_left();
 }
 
 #[test]
@@ -102,7 +102,7 @@ fn a_full_disk_is_reported_in_one_sentence_and_leaves_nothing() {
         .try_run(vm(command(&["true"])))
         .unwrap_err()
         .error(ErrorKind::NoRoom);
-    daemon.nothing_left();
+    daemon.assert_nothing_left();
     disk.free();
     let finished = daemon.run(vm(command(&["true"]))).finish();
     assert_eq!(finished.status(), ExitStatus::Code(0));
@@ -289,7 +289,7 @@ fn two_hundred_runs_with_room_for_twenty_all_succeed() {
         counts.max()
     });
     assert!((1..=20).contains(&most.unwrap()), "{most:?}");
-    daemon.nothing_left();
+    daemon.assert_nothing_left();
 }
 
 #[test]
@@ -321,7 +321,7 @@ fn runs_that_time_out_waiting_for_memory_are_refused() {
     for frames in run {
         assert_eq!(frames.finish().status(), ExitStatus::Code(0));
     }
-    daemon.nothing_left();
+    daemon.assert_nothing_left();
     // A request that could never be satisfied does not wait.
     let large = CreateVm {
         memory_mib: Some(2562),
@@ -333,7 +333,7 @@ fn runs_that_time_out_waiting_for_memory_are_refused() {
 }
 
 #[test]
-fn a_vm_that_waits_begins_when_another_ends() {
+fn a_waiting_vm_starts_when_another_ends() {
     let daemon = patient("128M");
     let go = daemon.folder.path().join("go");
     let first = daemon.run(named("first", until(&go)));
@@ -348,7 +348,7 @@ fn a_vm_that_waits_begins_when_another_ends() {
     assert_eq!(first.finish().status(), ExitStatus::Code(0));
     daemon.when("second", VmState::Running);
     let timeline: Timeline = daemon.get("/v1/vms/second/timeline").json();
-    in_order(
+    assert_span_order(
         &timeline,
         &[
             names::REQUEST_RECEIVED,
@@ -414,7 +414,7 @@ fn a_client_that_leaves_is_removed_from_the_queue() {
         let path = format!("/v1/vms/{name}?force=true");
         assert_eq!(daemon.delete(&path).status, 204);
     }
-    daemon.nothing_left();
+    daemon.assert_nothing_left();
 }
 
 #[test]

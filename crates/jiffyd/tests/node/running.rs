@@ -38,7 +38,7 @@ fn a_vm_run_for_one_command_leaves_nothing_but_its_timeline() {
     let id = id_of(&frames);
     assert_eq!(frames.finish().status(), ExitStatus::Code(0));
     daemon.gone(&id);
-    daemon.nothing_left();
+    daemon.assert_nothing_left();
     let timeline = daemon.get(&format!("/v1/vms/{id}/timeline"));
     assert_eq!(timeline.status, 200);
     assert_eq!(daemon.post(&format!("/v1/vms/{id}/wait"), b"").status, 200);
@@ -150,7 +150,7 @@ fn a_client_that_attaches_later_sees_everything_from_the_start() {
 }
 
 #[test]
-fn a_client_that_does_not_read_slows_the_command_and_loses_nothing() {
+fn a_slow_client_slows_the_command_and_loses_no_output() {
     const BYTES: usize = 80_000_000;
     let daemon = Daemon::start();
     let mut frames = daemon.run(vm(shell(&format!(
@@ -158,7 +158,7 @@ fn a_client_that_does_not_read_slows_the_command_and_loses_nothing() {
     ))));
     let id = id_of(&frames);
     started(&mut frames);
-    let kept = held_up(&daemon, &id);
+    let kept = wait_until_blocked(&daemon, &id);
     assert!(kept < 20 << 20, "{kept} bytes are kept");
     assert_eq!(daemon.vm(&id).state, VmState::Running);
     let finished = frames.finish();
@@ -168,7 +168,7 @@ fn a_client_that_does_not_read_slows_the_command_and_loses_nothing() {
 }
 
 /// Waits until the log stops growing, well before everything is written; returns its size.
-fn held_up(daemon: &Daemon, id: &str) -> u64 {
+fn wait_until_blocked(daemon: &Daemon, id: &str) -> u64 {
     let log = || {
         let files = fs::read_dir(daemon.vm_folder(id)).unwrap();
         let logs = files.map(|file| file.unwrap()).filter(|file| {
@@ -193,7 +193,7 @@ fn a_vm_whose_client_does_not_read_can_be_stopped() {
     let mut frames = daemon.run(vm(shell("exec cat /dev/zero")));
     let id = id_of(&frames);
     started(&mut frames);
-    held_up(&daemon, &id);
+    wait_until_blocked(&daemon, &id);
     let killed: Vm = daemon.post(&format!("/v1/vms/{id}/kill"), b"").json();
     assert_eq!(killed.state, VmState::Exited);
     assert_eq!(frames.finish().status(), ExitStatus::Signal(9));
@@ -206,7 +206,7 @@ fn stop_waits_for_a_guest_blocked_on_unread_output() {
     let mut frames = daemon.run(bad_vm("deaf", zeros));
     let id = id_of(&frames);
     started(&mut frames);
-    held_up(&daemon, &id);
+    wait_until_blocked(&daemon, &id);
     std::thread::scope(|scope| {
         let stop = scope.spawn(|| daemon.post(&format!("/v1/vms/{id}/stop?grace_ms=0"), b""));
         // The agent refuses, so the VMM would be killed after two seconds.
@@ -252,7 +252,7 @@ fn a_client_that_vanishes_leaves_the_command_running() {
     frames.until("go\n");
     drop(frames);
     eventually("the command went on", || done.exists());
-    daemon.nothing_left();
+    daemon.assert_nothing_left();
 }
 
 #[test]

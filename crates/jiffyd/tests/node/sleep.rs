@@ -4,7 +4,7 @@ use crate::daemon::is_alive;
 use crate::daemon::{
     Daemon, bad_vm, eventually, named, release_guest, shell, status_of, vm_record, vmms,
 };
-use crate::snapshots::{counter, in_order};
+use crate::snapshots::{assert_span_order, counter};
 use jiffy_wire::api::{CreateVm, ErrorKind, Hibernated, Vm, VmState, VolumeUse};
 use jiffy_wire::timeline::names;
 use serde_json::Value;
@@ -19,7 +19,7 @@ fn a_vm_hibernates_and_wakes_unchanged() {
     frames.until("\n3\n");
     let before = daemon.vm("box");
     let slept: Hibernated = daemon.post("/v1/vms/box/hibernate", b"").json();
-    in_order(
+    assert_span_order(
         &slept.timeline,
         &[
             names::QUIESCE,
@@ -79,7 +79,7 @@ fn a_vm_hibernates_and_wakes_unchanged() {
         .post("/v1/vms/box/wake", b"")
         .error(ErrorKind::WrongState);
     assert_eq!(daemon.delete("/v1/vms/box").status, 204);
-    daemon.nothing_left();
+    daemon.assert_nothing_left();
 }
 
 #[test]
@@ -100,7 +100,7 @@ fn hibernation_does_not_remove_a_vm_with_remove_set() {
     assert_eq!(woken.state, VmState::Running);
     daemon.post("/v1/vms/box/kill", b"");
     daemon.gone("box");
-    daemon.nothing_left();
+    daemon.assert_nothing_left();
 }
 
 #[test]

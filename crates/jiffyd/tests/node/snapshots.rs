@@ -50,7 +50,7 @@ pub fn counter() -> CreateVm {
 }
 
 /// Checks that these spans exist, in the order of their starts.
-pub fn in_order(timeline: &Timeline, wanted: &[&str]) {
+pub fn assert_span_order(timeline: &Timeline, wanted: &[&str]) {
     let mut last = 0;
     for name in wanted {
         let span = timeline.find(name).unwrap_or_else(|| panic!("no {name}"));
@@ -69,7 +69,7 @@ pub fn entries(folder: &Path) -> Vec<String> {
 }
 
 /// Number of context switches of a process so far.
-pub fn times_run(pid: u32) -> u64 {
+pub fn context_switches(pid: u32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let counts = status.lines().filter(|line| line.contains("ctxt_switches"));
     counts
@@ -84,7 +84,7 @@ pub fn times_run(pid: u32) -> u64 {
 }
 
 /// Waits until a process is stopped; returns its context switches by then.
-pub fn stands_still(pid: u32) -> u64 {
+pub fn wait_until_stopped(pid: u32) -> u64 {
     let is = |pid: u32, state: &str| {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
         stat.rsplit(") ").next().unwrap().starts_with(state)
@@ -96,7 +96,7 @@ pub fn stands_still(pid: u32) -> u64 {
         is(pid, "D") && children.any(|child| is(child.parse().unwrap(), "T"))
     };
     eventually("it is stopped", || is(pid, "T") || waits_for_ending());
-    times_run(pid)
+    context_switches(pid)
 }
 
 /// Captures a VM as the snapshot `one`, removes it, and runs the VM `two` from the snapshot.
@@ -128,9 +128,9 @@ fn a_paused_vm_makes_no_progress_until_resumed() {
     assert_eq!(paused.state, VmState::Paused);
     // Pausing twice is like pausing once.
     assert_eq!(daemon.post("/v1/vms/box/pause", b"").status, 200);
-    let still = stands_still(pid);
+    let still = wait_until_stopped(pid);
     std::thread::sleep(Duration::from_millis(200));
-    assert_eq!(stands_still(pid), still);
+    assert_eq!(wait_until_stopped(pid), still);
     let error = daemon
         .exec("box", &shell("true"))
         .unwrap_err()
@@ -142,11 +142,11 @@ fn a_paused_vm_makes_no_progress_until_resumed() {
     daemon.up();
     assert_eq!(daemon.vm("box").state, VmState::Paused);
     std::thread::sleep(Duration::from_millis(200));
-    assert_eq!(stands_still(pid), still);
+    assert_eq!(wait_until_stopped(pid), still);
     let resumed: Vm = daemon.post("/v1/vms/box/resume", b"").json();
     assert_eq!(resumed.state, VmState::Running);
     assert_eq!(daemon.post("/v1/vms/box/resume", b"").status, 200);
-    eventually("it goes on", || times_run(pid) > still + 5);
+    eventually("it goes on", || context_switches(pid) > still + 5);
     daemon.post("/v1/vms/box/pause", b"").json::<Vm>();
     let stopped: Vm = daemon.post("/v1/vms/box/stop", b"").json();
     assert_eq!(stopped.state, VmState::Exited);
@@ -163,7 +163,7 @@ fn a_snapshot_can_be_made_listed_inspected_and_removed() {
     let daemon = Daemon::start();
     daemon.run_detached(named("box", counter()));
     let made: SnapshotMade = snapshot(&daemon, "box", "one", false).json();
-    in_order(
+    assert_span_order(
         &made.timeline,
         &[
             names::REQUEST_RECEIVED,
@@ -289,7 +289,7 @@ fn a_snapshot_can_be_restored_any_number_of_times() {
         let vm = daemon.when(&id, VmState::Exited);
         assert_eq!(vm.origin, Some(Origin::From("one".into())));
         let timeline: Timeline = daemon.get(&format!("/v1/vms/{id}/timeline")).json();
-        in_order(
+        assert_span_order(
             &timeline,
             &[
                 names::REQUEST_RECEIVED,
@@ -331,7 +331,7 @@ fn a_snapshot_can_be_restored_any_number_of_times() {
         let path = format!("/v1/snapshots/{name}");
         assert_eq!(daemon.delete(&path).status, 204);
     }
-    daemon.nothing_left();
+    daemon.assert_nothing_left();
     eventually("no pager socket is left", || {
         entries(&daemon.folder.path().join("run/pager")).is_empty()
     });
@@ -391,7 +391,7 @@ fn a_child_snapshot_stores_changes_and_outlives_its_parents() {
         daemon.delete(&format!("/v1/vms/{}?force=true", vm.id));
     }
     assert_eq!(daemon.delete("/v1/snapshots/s3").status, 204);
-    daemon.nothing_left();
+    daemon.assert_nothing_left();
 }
 
 #[test]
@@ -689,7 +689,7 @@ fn a_vmm_killed_during_a_capture_leaves_no_partial_files() {
         assert_eq!(all.len(), 1, "{path}: {all:?}");
         assert_eq!(daemon.delete("/v1/vms/box").status, 204);
     }
-    daemon.nothing_left();
+    daemon.assert_nothing_left();
 }
 
 #[test]

@@ -30,7 +30,7 @@ fn the_next_start_takes_the_spare() {
     let first = spare(&daemon);
     let seen: Vec<Vm> = daemon.get("/v1/vms?all=true").json();
     assert!(seen.is_empty() && vmms(&daemon.data).is_empty());
-    daemon.nothing_left();
+    daemon.assert_nothing_left();
 
     daemon.run_detached(named("idle", CreateVm::default()));
     let idle = daemon.vm("idle");
@@ -79,7 +79,7 @@ fn the_next_start_takes_the_spare() {
             204
         );
     }
-    daemon.nothing_left();
+    daemon.assert_nothing_left();
     daemon.run_detached(named("own", CreateVm::default()));
     let own = daemon.vm("own").pid.unwrap();
     assert_eq!(daemon.delete("/v1/vms/own?force=true").status, 204);

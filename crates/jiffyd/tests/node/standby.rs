@@ -158,7 +158,7 @@ fn a_standby_vm_ends_with_its_snapshot_image_or_daemon() {
         vmms(&daemon.data).is_empty()
     });
     remove_all(&daemon);
-    daemon.nothing_left();
+    daemon.assert_nothing_left();
 
     // A killed daemon can't end it; the next one does.
     let make = |daemon: &Daemon| {

@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn ports_are_written_in_one_form_and_not_inherited() {
+    fn ports_are_normalised_and_not_inherited() {
         let network = asked(|it| {
             it.ports = vec!["8080:80".into()];
             it.proxy_ports = Some(vec!["80".into()]);

@@ -116,6 +116,50 @@ fn memory_and_vcpus_are_applied() {
     assert!((460..=512).contains(&numbers[1]), "{numbers:?}");
 }
 
+#[test]
+fn vcpus_go_on_and_off_line_while_a_guest_runs() {
+    let jiffy = jiffy();
+    let nproc = |vm: &str| jiffy.ok(&["exec", vm, "nproc"]);
+    let update = |vm: &str, cpus: &str| jiffy.ok(&["update", "--cpus", cpus, vm]);
+    jiffy.ok(&[
+        "run",
+        "-d",
+        "--name",
+        "elastic",
+        "--cold",
+        "--cpus",
+        "2",
+        "--max-cpus",
+        "4",
+        "--",
+        "sleep",
+        "1000000",
+    ]);
+    assert_eq!(nproc("elastic"), "2");
+    update("elastic", "4");
+    assert_eq!(nproc("elastic"), "4");
+    let busy =
+        "for cpu in 0 1 2 3; do taskset -c $cpu sh -c 'cut -d\" \" -f39 /proc/self/stat'; done";
+    assert_eq!(
+        jiffy.ok(&["exec", "elastic", "sh", "-c", busy]),
+        "0\n1\n2\n3"
+    );
+    // vCPUs that are offline are captured, and can go online in what comes of it.
+    update("elastic", "1");
+    jiffy.ok(&["hibernate", "elastic"]);
+    assert_eq!(nproc("elastic"), "1", "woken by exec");
+    update("elastic", "3");
+    jiffy.ok(&["fork", "--name", "child", "elastic"]);
+    assert_eq!(nproc("child"), "3");
+    update("child", "4");
+    assert_eq!((nproc("child"), nproc("elastic")), ("4".into(), "3".into()));
+    let shown = jiffy.inspect("elastic");
+    assert_eq!((&shown["cpus"], &shown["max_cpus"]), (&3.into(), &4.into()));
+    let sentence = jiffy.refuses(125, &["update", "--cpus", "5", "elastic"]);
+    assert!(sentence.contains("it has 1 to 4"), "{sentence}");
+    jiffy.ok(&["rm", "--force", "elastic", "child"]);
+}
+
 /// The most vCPUs that a VM may have.
 #[test]
 fn thirty_two_vcpus_run_and_are_restored_from_a_snapshot() {

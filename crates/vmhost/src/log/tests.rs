@@ -38,7 +38,7 @@ fn offsets_restart_at_each_vm_start_and_survive_reopening() {
 }
 
 #[test]
-fn a_torn_record_is_cut_off() {
+fn a_torn_record_is_truncated() {
     let folder = tempfile::tempdir().unwrap();
     let mut log = Writer::create(folder.path()).unwrap();
     log.append(OUT, b"whole").unwrap();
@@ -64,7 +64,7 @@ fn a_damaged_record_is_an_error_and_never_data() {
 }
 
 #[test]
-fn whole_records_before_a_damaged_one_are_kept() {
+fn records_before_a_damaged_one_are_kept() {
     let folder = tempfile::tempdir().unwrap();
     let mut log = Writer::create(folder.path()).unwrap();
     log.append(OUT, b"whole").unwrap();

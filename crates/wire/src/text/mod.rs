@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn a_written_size_is_a_number_and_a_unit() {
+    fn a_size_is_parsed_from_number_and_unit() {
         for (text, plain, expected) in [
             ("0", 1, 0),
             ("50", 1, 50),

@@ -1,6 +1,6 @@
 //! Kills during snapshot, fork, hibernation and wake, commit.
 
-use super::{OPTIONS, begin, goes_on, is_done, killed_at_every_call, quiet, remove, settled};
+use super::{OPTIONS, assert_runs, begin, is_done, killed_at_every_call, quiet, remove, settled};
 use crate::daemon::{Daemon, named, pagers, tar_of};
 use jiffy_wire::api::{CreateVm, Image, Snapshot, Vm, VmState};
 
@@ -14,7 +14,7 @@ fn a_snapshot_is_complete_or_absent() {
         |daemon| is_done(daemon, "POST", "/v1/vms/box/snapshots", body),
         |daemon, done| {
             assert_eq!(daemon.vm("box").pid, pid);
-            goes_on(daemon, "box");
+            assert_runs(daemon, "box");
             let made: Vec<Snapshot> = daemon.get("/v1/snapshots").json();
             assert!(made.len() == 1 || !done, "{made:?}");
             for snapshot in &made {
@@ -24,7 +24,7 @@ fn a_snapshot_is_complete_or_absent() {
                     ..named("child", CreateVm::default())
                 };
                 daemon.run_detached(child).json::<Vm>();
-                goes_on(daemon, "child");
+                assert_runs(daemon, "child");
                 remove(daemon, "child");
                 assert_eq!(daemon.delete("/v1/snapshots/one").status, 204);
             }
@@ -42,7 +42,7 @@ fn the_parent_of_a_fork_goes_on() {
         |daemon| is_done(daemon, "POST", "/v1/vms/box/fork", body),
         |daemon, done| {
             assert_eq!(daemon.vm("box").pid, pid);
-            goes_on(daemon, "box");
+            assert_runs(daemon, "box");
             let all: Vec<Vm> = daemon.get("/v1/vms?all=true").json();
             let mut children = all.iter().filter(|vm| vm.name != "box");
             let child = children.next();
@@ -50,14 +50,14 @@ fn the_parent_of_a_fork_goes_on() {
             assert_eq!(children.next(), None);
             if let Some(child) = child {
                 if done {
-                    goes_on(daemon, &child.id);
+                    assert_runs(daemon, &child.id);
                 }
                 remove(daemon, &child.id);
             }
         },
     );
     remove(&daemon, "box");
-    daemon.nothing_left();
+    daemon.assert_nothing_left();
 }
 
 #[test]
@@ -73,10 +73,10 @@ fn a_hibernating_vm_is_running_or_hibernated() {
             if state == VmState::Hibernated {
                 daemon.post("/v1/vms/box/wake", b"").json::<Vm>();
             }
-            goes_on(daemon, "box");
+            assert_runs(daemon, "box");
             // A VM that was never captured.
             remove(daemon, "box");
-            daemon.nothing_left();
+            daemon.assert_nothing_left();
             begin(daemon, "box");
         },
     );
@@ -95,7 +95,7 @@ fn a_waking_vm_is_running_or_hibernated() {
             let state = vm.state;
             assert!(state == VmState::Running || !done, "{state:?}");
             if state == VmState::Running {
-                goes_on(daemon, "box");
+                assert_runs(daemon, "box");
                 // A VM with memory from there.
                 assert_eq!(pagers(daemon.folder.path()).len(), 1);
                 let pager = daemon.folder.path().join("run/pager");
@@ -125,7 +125,7 @@ fn a_commit_makes_a_complete_image_or_none() {
         |daemon| is_done(daemon, "POST", "/v1/vms/box/commit", body),
         |daemon, done| {
             assert_eq!(daemon.vm("box").pid, pid);
-            goes_on(daemon, "box");
+            assert_runs(daemon, "box");
             let all: Vec<Image> = daemon.get("/v1/images").json();
             let is_made = all.iter().any(|image| image.name == "next");
             assert!(is_made || !done);
@@ -135,7 +135,7 @@ fn a_commit_makes_a_complete_image_or_none() {
                     ..named("child", quiet())
                 };
                 daemon.run_detached(child).json::<Vm>();
-                goes_on(daemon, "child");
+                assert_runs(daemon, "child");
                 remove(daemon, "child");
                 assert_eq!(daemon.delete("/v1/images/next").status, 204);
             }

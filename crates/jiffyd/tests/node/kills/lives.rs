@@ -1,6 +1,6 @@
 //! Kills during run, stop, remove, exec, adoption.
 
-use super::{Began, OPTIONS, begin, goes_on, is_done, killed_at_every_call, killed_wherever};
+use super::{Began, OPTIONS, assert_runs, begin, is_done, killed_at_every_call, killed_wherever};
 use super::{ask, quiet, remove, settled};
 use crate::client::connect;
 use crate::daemon::{Daemon, named, shell, vmms};
@@ -36,12 +36,12 @@ fn a_run(options: &[&str]) {
             assert!(made.is_some() || !done);
             if let Some(vm) = made {
                 match vm.error {
-                    None => goes_on(daemon, "box"),
+                    None => assert_runs(daemon, "box"),
                     Some(error) => assert!(!done, "{error}"),
                 }
                 remove(daemon, "box");
             }
-            daemon.nothing_left();
+            daemon.assert_nothing_left();
         },
     );
 }
@@ -64,7 +64,7 @@ fn a_stop_leaves_a_vm_running_or_stopped() {
             daemon.when("box", VmState::Exited);
             assert!(vmms(&daemon.data).is_empty());
             assert_eq!(daemon.post("/v1/vms/box/start", b"").status, 200);
-            goes_on(daemon, "box");
+            assert_runs(daemon, "box");
         },
     );
 }
@@ -81,7 +81,7 @@ fn a_removed_vm_is_absent_or_complete() {
                 assert!(!done);
                 remove(daemon, "box");
             }
-            daemon.nothing_left();
+            daemon.assert_nothing_left();
             begin(daemon, "box");
         },
     );
@@ -106,12 +106,12 @@ fn an_exec_leaves_the_vm_unchanged() {
     };
     killed_at_every_call(&mut daemon, exec, |daemon, _| {
         assert_eq!(daemon.vm("box").pid, pid);
-        goes_on(daemon, "box");
+        assert_runs(daemon, "box");
     });
 }
 
 #[test]
-fn a_daemon_may_be_killed_while_it_adopts() {
+fn vms_survive_a_daemon_killed_during_adoption() {
     let mut daemon = Daemon::with(&OPTIONS);
     let pid = begin(&daemon, "box").pid;
     begin(&daemon, "rest");
@@ -127,11 +127,11 @@ fn a_daemon_may_be_killed_while_it_adopts() {
     };
     killed_wherever(&mut daemon, Began::Then, answers, |daemon, _| {
         assert_eq!(daemon.vm("box").pid, pid);
-        goes_on(daemon, "box");
+        assert_runs(daemon, "box");
         assert_eq!(daemon.vm("rest").state, VmState::Hibernated);
     });
     for name in ["box", "rest"] {
         remove(&daemon, name);
     }
-    daemon.nothing_left();
+    daemon.assert_nothing_left();
 }

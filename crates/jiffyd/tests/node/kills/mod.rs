@@ -92,10 +92,10 @@ fn killed_wherever(
         }
         drop(killer);
         let tried = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            vms_have_their_processes(daemon);
+            assert_vmms_match_vms(daemon);
             holds(daemon, done);
-            vms_have_their_processes(daemon);
-            nothing_more.is_left(daemon);
+            assert_vmms_match_vms(daemon);
+            nothing_more.assert_unchanged(daemon);
         }));
         if let Err(why) = tried {
             eprintln!("---- the daemon was killed {point}");
@@ -147,7 +147,7 @@ fn up_in_time(daemon: &mut Daemon, point: &Point) {
 }
 
 /// Checks that each VM has the VMM that it is shown with, and every VMM has a VM.
-fn vms_have_their_processes(daemon: &Daemon) {
+fn assert_vmms_match_vms(daemon: &Daemon) {
     eventually("each VM has one VMM, and each VMM its VM", || {
         let all: Vec<Vm> = daemon.get("/v1/vms?all=true").json();
         let shown: BTreeSet<u32> = all.iter().filter_map(|vm| vm.pid).collect();
@@ -185,7 +185,7 @@ impl Left {
         Left(found)
     }
 
-    fn is_left(&self, daemon: &Daemon) {
+    fn assert_unchanged(&self, daemon: &Daemon) {
         let mut now = Left::behind(daemon);
         for _ in 0..500 {
             if now == *self {
@@ -263,7 +263,7 @@ fn settled(daemon: &Daemon, name: &str) -> Option<Vm> {
 }
 
 /// Checks that it runs, is not paused, has all of its memory, and its agent answers.
-fn goes_on(daemon: &Daemon, name: &str) {
+fn assert_runs(daemon: &Daemon, name: &str) {
     let vm = daemon.when(name, VmState::Running);
     let socket = daemon.run_folder(&vm.id).join("control.sock");
     let order = |request: ControlRequest| -> ControlResponse {

@@ -33,7 +33,7 @@ async fn piece(body: &mut Incoming) -> String {
 }
 
 #[test]
-fn each_stream_of_a_connection_is_a_request_of_its_own() {
+fn each_http2_stream_is_a_separate_request() {
     let certificate = Certificate::new();
     let daemon = certificate.daemon();
     let vm: Vm = daemon.run_detached(published(counter())).json();
@@ -88,7 +88,7 @@ fn each_stream_of_a_connection_is_a_request_of_its_own() {
 }
 
 #[test]
-fn bodies_of_http2_stream_both_ways() {
+fn http2_bodies_stream_both_ways() {
     let certificate = Certificate::new();
     let daemon = certificate.daemon();
     let vm: Vm = daemon.run_detached(published(counter())).json();

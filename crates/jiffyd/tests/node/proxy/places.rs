@@ -21,7 +21,7 @@ const PLACES: usize = 32;
 const OF_ONE_VM: usize = PLACES / 4 * 3;
 
 /// Restarts the daemon's process with a low limit of files.
-fn again_with_few_files(daemon: &mut Daemon) {
+fn restart_with_few_files(daemon: &mut Daemon) {
     daemon.killed();
     let whole = daemon.command();
     let mut limited = Command::new("/bin/sh");
@@ -44,7 +44,7 @@ fn again_with_few_files(daemon: &mut Daemon) {
 fn handshakes_are_limited_and_requests_wait_for_connections() {
     let certificate = Certificate::new();
     let mut daemon = certificate.daemon();
-    again_with_few_files(&mut daemon);
+    restart_with_few_files(&mut daemon);
     let vm: Vm = daemon.run_detached(published(counter())).json();
     let served = serve_for(&vm);
     // More requests than connections to VMs; each takes three seconds.
@@ -79,7 +79,7 @@ fn handshakes_are_limited_and_requests_wait_for_connections() {
 }
 
 /// Switches protocols for each client of this port, and then is silent.
-fn switches_and_is_silent(listener: TcpListener) {
+fn serve_silent_upgrades(listener: TcpListener) {
     thread::spawn(move || {
         let mut kept = Vec::new();
         while let Ok((mut client, _)) = listener.accept() {
@@ -94,7 +94,7 @@ fn switches_and_is_silent(listener: TcpListener) {
 #[test]
 fn reset_connections_hold_no_place_and_keep_no_vm_awake() {
     let mut daemon = daemon();
-    again_with_few_files(&mut daemon);
+    restart_with_few_files(&mut daemon);
     let idle = IdlePolicy {
         after_s: 1,
         action: IdleAction::Hibernate,
@@ -109,7 +109,7 @@ fn reset_connections_hold_no_place_and_keep_no_vm_awake() {
     let listen = |port: u16| TcpListener::bind((address.as_str(), port)).unwrap();
     // The kernel accepts, but nothing answers.
     let _never_answers = listen(3001);
-    switches_and_is_silent(listen(3002));
+    serve_silent_upgrades(listen(3002));
     let mut clients = Vec::new();
     for _ in 0..OF_ONE_VM / 2 {
         clients.push(send("GET / HTTP/1.1\r\nHost: 3001-web.vm.example\r\n\r\n"));
@@ -142,7 +142,7 @@ fn reset_connections_hold_no_place_and_keep_no_vm_awake() {
 #[test]
 fn a_vm_that_never_answers_leaves_connections_to_others() {
     let mut daemon = daemon();
-    again_with_few_files(&mut daemon);
+    restart_with_few_files(&mut daemon);
     let vm = CreateVm {
         idle: Some(IdlePolicy {
             after_s: 3600,

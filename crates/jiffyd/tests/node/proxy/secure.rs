@@ -28,7 +28,7 @@ fn send(certificate: &Certificate, head: &str) -> BufReader<Secure> {
 }
 
 #[test]
-fn tls_carries_all_that_plain_http_does() {
+fn tls_supports_all_features_of_plain_http() {
     let certificate = Certificate::new();
     let daemon = certificate.daemon();
     let vm: Vm = daemon.run_detached(published(counter())).json();
@@ -85,7 +85,7 @@ fn tls_carries_all_that_plain_http_does() {
 }
 
 #[test]
-fn plain_http_is_refused_where_there_is_tls() {
+fn plain_http_is_refused_on_a_tls_port() {
     let certificate = Certificate::new();
     let _daemon = certificate.daemon();
     let why = sentence(400, &get("/", HOST));

@@ -17,7 +17,7 @@ fn policy(allow: &[&str], deny: &[&str]) -> Policy {
 }
 
 #[test]
-fn vms_of_one_network_see_one_another_until_it_is_removed() {
+fn vms_of_a_network_reach_each_other_until_it_is_removed() {
     let world = World::new();
     let (mut host, _) = open(&world);
     let start = |host: &mut Host, number: u32, network: Option<&str>| {
