@@ -389,6 +389,7 @@ mod tests {
     use jiffy_content::model::vm::Root;
     use jiffy_vmhost::network;
     use jiffy_wire::api::CreateVm;
+    use std::num::NonZeroU64;
 
     #[test]
     fn queued_golden_snapshot_keys_are_bounded() {
@@ -470,6 +471,9 @@ mod tests {
         };
         assert!(eligible(|vm| vm.hostname = Some("h".into())));
         assert!(eligible(|vm| vm.remove = true));
+        assert!(eligible(
+            |vm| vm.root_limit.bytes_per_second = NonZeroU64::new(1)
+        ));
         assert!(!eligible(|vm| vm.console = true));
         assert!(!eligible(|vm| vm.cold = true));
         assert!(!eligible(|vm| vm.init = Some(vec!["/sbin/init".into()])));

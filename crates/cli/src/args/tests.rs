@@ -328,6 +328,7 @@ fn a_run_from_a_snapshot_refuses_options_that_shape_the_vm() {
     for option in [
         "--cold",
         "--cpus 2",
+        "--max-cpus 2",
         "--memory 1G",
         "--kernel full",
         "--image x",

@@ -16,7 +16,7 @@ fn golden(daemon: &Daemon) -> Vec<Snapshot> {
     all
 }
 
-fn made(daemon: &Daemon) -> Snapshot {
+pub fn made(daemon: &Daemon) -> Snapshot {
     eventually("a golden snapshot is made", || golden(daemon).len() == 1);
     eventually("the VM it was made of is gone", || {
         vmms(&daemon.data).is_empty()

@@ -1,10 +1,11 @@
 //! Rate limits of disks and networks, at the start and while a VM runs.
 
 use crate::daemon::{Daemon, named};
+use crate::golden::made;
 use crate::network::{begin, daemon};
 use crate::snapshots::counter;
 use jiffy_wire::api::{
-    CreateVm, ErrorKind, ForkVm, Forked, Hibernated, Limits, NetworkUse, Vm, VolumeUse,
+    CreateVm, ErrorKind, ForkVm, Forked, Hibernated, Limits, NetworkUse, Origin, Vm, VolumeUse,
 };
 use jiffy_wire::vmm::{DiskLimit, NetLimit, VmmConfig};
 use std::fs;
@@ -112,6 +113,24 @@ fn a_forked_child_has_its_parents_current_limits() {
     let forked: Forked = daemon.post("/v1/vms/web/fork", &fork).json();
     let limits = started_with(&daemon, &forked.vms[0]);
     assert_eq!(limits, (vec![disk(5000)], net(1)));
+}
+
+#[test]
+fn a_golden_run_has_its_own_limits() {
+    let daemon = daemon();
+    let limited = |bytes| CreateVm {
+        root_limit: disk(bytes),
+        disks: Vec::new(),
+        name: None,
+        ..limited()
+    };
+    let booted: Vm = daemon.run_detached(limited(1000)).json();
+    assert_eq!(booted.origin, None);
+    daemon.delete(&format!("/v1/vms/{}?force=true", booted.id));
+    made(&daemon);
+    let golden: Vm = daemon.run_detached(limited(2000)).json();
+    assert_eq!(golden.origin, Some(Origin::Golden));
+    assert_eq!(started_with(&daemon, &golden), (vec![disk(2000)], net(30)));
 }
 
 #[test]
