@@ -165,7 +165,7 @@ const TRUSTED: &[(&str, &str)] = &[
     ),
     ("crates/store/src/temporary.rs", "random bytes, for a name"),
     (
-        "crates/sys/src/ahead.rs",
+        "crates/sys/src/spare.rs",
         "the kernel's map of this process",
     ),
     (

@@ -1,9 +1,9 @@
 //! Routes of images, pulls and pushes.
 
+use crate::client_slots::Place;
 use crate::failure::Result;
 use crate::failure::no_content;
-use crate::parts::{blocking_body, json, lines, query};
-use crate::places::Place;
+use crate::http::{blocking_body, json, lines, query};
 use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::http::Uri;

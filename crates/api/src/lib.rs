@@ -8,20 +8,20 @@
 //! * `queue`: the queue for memory and vCPUs.
 //! * `images`: images, pulls and pushes.
 //! * `store`: kernels and volumes.
-//! * `parts`: bodies, queries and upgrades.
-//! * [`serve`], `places`: sockets, connections, and their limits.
+//! * `http`: bodies, queries and upgrades.
+//! * [`serve`], `client_slots`: sockets, connections, and their limits.
 //! * `auth`: the bearer token.
-//! * `begun`: which requests were begun.
+//! * `request_ids`: which requests were begun.
 //! * `failure`: errors as responses.
 
 mod auth;
-mod begun;
+mod client_slots;
 mod failure;
+mod http;
 mod images;
 mod networks;
-mod parts;
-mod places;
 mod queue;
+mod request_ids;
 mod routes;
 pub mod serve;
 mod snapshots;

@@ -1,7 +1,7 @@
 //! Routes of networks and network policies.
 
 use crate::failure::{Result, no_content};
-use crate::parts::{blocking, json};
+use crate::http::{blocking, json};
 use axum::Json;
 use axum::body::Body;
 use axum::extract::{Path, State};

@@ -1,8 +1,8 @@
 //! Routes of the queue for memory and vCPUs, and how requests say that they wait in it.
 
-use crate::begun;
 use crate::failure::Result;
-use crate::parts::{lines, query};
+use crate::http::{lines, query};
+use crate::request_ids;
 use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::Uri;
@@ -38,7 +38,7 @@ pub(super) async fn list(State(node): Shared) -> Json<Vec<Queued>> {
 
 /// The places of a request, one line of JSON each, until it waits no more.
 pub(super) async fn follow(State(node): Shared, Path(request): Path<String>) -> Result<Response> {
-    begun::check(&request)?;
+    request_ids::check(&request)?;
     let Some(first) = node.next_place(&request, None).await else {
         return Err(Error::not_found(format!("No request {request} waits.")).into());
     };

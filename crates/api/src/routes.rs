@@ -1,7 +1,7 @@
 //! The routing table.
 
-use crate::begun::Begun;
 use crate::failure::{Failure, Result, no_content};
+use crate::request_ids::Begun;
 use crate::{images, networks, queue, snapshots, store, streams, vms};
 use axum::Router;
 use axum::extract::{Path, State};

@@ -1,8 +1,8 @@
 //! Sockets and their connections.
 
 use crate::auth;
-use crate::begun::{self, Begun};
 use crate::failure::Failure;
+use crate::request_ids::{self, Begun};
 use axum::Router;
 use axum::extract::Request;
 use axum::response::IntoResponse;
@@ -28,7 +28,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::time::timeout;
 use tracing::{debug, warn};
 
-use crate::places::{Client, Place, Places};
+use crate::client_slots::{Client, Place, Places};
 
 /// Most connections at a time that are only answered that there is no place; further ones are
 /// closed.
@@ -258,7 +258,7 @@ impl Connection {
                 Purpose::Refusal { why, .. } => Err(why.clone()),
             });
             let answer = allowed.and_then(|place| {
-                let id = begun::id_of(request.headers())?.map(Arc::from);
+                let id = request_ids::id_of(request.headers())?.map(Arc::from);
                 if let Some(id) = &id {
                     noted.note(id)?;
                 }

@@ -2,7 +2,7 @@
 
 use crate::failure::Result;
 use crate::failure::no_content;
-use crate::parts::{blocking, json, query};
+use crate::http::{blocking, json, query};
 use crate::queue::WaitQuery;
 use axum::Json;
 use axum::body::Body;

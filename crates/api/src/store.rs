@@ -1,9 +1,9 @@
 //! Routes of kernels and volumes.
 
+use crate::client_slots::Place;
 use crate::failure::no_content;
 use crate::failure::{Failure, Result};
-use crate::parts::{blocking, blocking_body, json};
-use crate::places::Place;
+use crate::http::{blocking, blocking_body, json};
 use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::response::Response;

@@ -1,7 +1,7 @@
 //! Requests that become streams of frames.
 
 use crate::failure::Result;
-use crate::parts::{Upgrade, json, query, switch, upgrade};
+use crate::http::{Upgrade, json, query, switch, upgrade};
 use crate::vms::agent_failed;
 use axum::Json;
 use axum::body::{Body, Bytes};

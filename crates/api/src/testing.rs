@@ -1,6 +1,6 @@
 //! Entry points for fuzzing: parsers of requests, without a node.
 
-use crate::parts;
+use crate::http;
 use crate::queue::WaitQuery;
 use axum::http::Uri;
 use jiffy_content::images::config;
@@ -30,7 +30,7 @@ pub fn body(kind: u8, bytes: &[u8]) {
 }
 
 fn read<T: DeserializeOwned>(bytes: &[u8], then: impl FnOnce(T)) {
-    if let Ok(body) = parts::object(bytes) {
+    if let Ok(body) = http::object(bytes) {
         then(body);
     }
 }
@@ -52,9 +52,9 @@ fn wanted(wanted: CreateVm) {
 /// Parses a query like the API.
 pub fn query(text: &str) {
     if let Ok(uri) = text.parse::<Uri>() {
-        let _ = parts::query::<HashMap<String, IgnoredAny>>(&uri);
-        let _ = parts::query::<HashMap<String, u64>>(&uri);
-        let _ = parts::query::<HashMap<String, bool>>(&uri);
+        let _ = http::query::<HashMap<String, IgnoredAny>>(&uri);
+        let _ = http::query::<HashMap<String, u64>>(&uri);
+        let _ = http::query::<HashMap<String, bool>>(&uri);
         let _ = WaitQuery::caller(&uri);
     }
 }

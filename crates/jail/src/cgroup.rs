@@ -77,7 +77,7 @@ pub struct Cgroup {
 pub struct Share {
     /// Bytes of memory.
     pub memory: u64,
-    /// Number of processors; the CPU weight is proportional to it.
+    /// Number of processors; the weights of CPU and disks are proportional to it.
     pub processors: u32,
     /// Whether it has the lowest CPU priority.
     pub is_last: bool,
@@ -248,10 +248,12 @@ impl Cgroup {
         self.set("cpu.max", &format!("{quota} {PERIOD}"))
     }
 
+    /// Disks are shared by the same weight if the kernel can do that; else this is no error.
     fn set_weight(&self, processors: u32) -> io::Result<()> {
         // The default of one processor is 100, the largest is 10,000.
-        let weight = (u64::from(processors) * 100).min(10_000);
-        self.set("cpu.weight", &weight.to_string())
+        let weight = (u64::from(processors) * 100).min(10_000).to_string();
+        let _ = self.set("io.weight", &weight);
+        self.set("cpu.weight", &weight)
     }
 
     /// Raises the memory limit to at least the current usage plus `bytes`, and lifts throttling.

@@ -52,8 +52,8 @@ const LEASE_POLL: Duration = Duration::from_millis(5);
 const FLUSH_TIME: Duration = Duration::from_secs(2);
 
 mod balloon;
-mod beginning;
 mod commit;
+mod create;
 mod damage;
 mod fork;
 mod idle;
@@ -62,16 +62,16 @@ mod inbound;
 mod lazy;
 mod limits;
 mod make_golden;
-mod making;
 mod networks;
 mod operation;
 mod pressure;
 mod queue;
-mod shown;
 mod sleep;
 mod snapshot;
 mod standbys;
+mod start;
 mod transfer;
+mod view;
 mod volumes;
 
 use pressure::Pressure;

@@ -1,6 +1,5 @@
 //! Safe wrappers of Linux calls, and facts about the host: folders, clocks, errors.
 //!
-//! * [`ahead`]: processes that are started before their task is known.
 //! * [`arenas`]: limits the heaps of glibc's allocator to one.
 //! * [`causes`]: errors and their causes.
 //! * [`clock`]: the monotonic clock of all timelines.
@@ -23,13 +22,13 @@
 //! * [`regular`]: opens regular files only.
 //! * [`rtc`]: interrupts of the hardware clock.
 //! * [`seccomp`]: system call filters.
+//! * [`spare`]: processes that are started before their task is known.
 //! * [`spawn`]: starts a program in its own session.
 //! * [`tap`]: creates TAP devices.
 //! * [`tap_queue`]: a queue of a TAP device, for the process that serves it.
 //! * [`termination`]: SIGTERM and SIGINT as a descriptor.
 //! * [`userfaultfd`]: page faults of one process, served by another.
 
-pub mod ahead;
 pub mod arenas;
 pub mod causes;
 pub mod clock;
@@ -52,6 +51,7 @@ pub mod private_socket;
 pub mod regular;
 pub mod rtc;
 pub mod seccomp;
+pub mod spare;
 pub mod spawn;
 pub mod tap;
 pub mod tap_queue;

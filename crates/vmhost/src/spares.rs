@@ -13,8 +13,8 @@ use jiffy_content::digests::Stamp;
 use jiffy_content::error::{Error, Result};
 use jiffy_content::paths::Paths;
 use jiffy_jail::Share;
-use jiffy_sys::ahead;
 use jiffy_sys::fds::send_with_fds;
+use jiffy_sys::spare;
 use jiffy_wire::vmm::TakeSpare;
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -121,7 +121,7 @@ impl Spare {
         let path = paths.vmm();
         let failed = |error: io::Error| Error::io("start a VMM ahead", &path, &error);
         let program = Stamp::of(&fs::metadata(&path).map_err(failed)?);
-        let (socket, theirs) = ahead::pair().map_err(failed)?;
+        let (socket, theirs) = spare::pair().map_err(failed)?;
         let config = paths.vm(NO_ID).join("vmm.json");
         // It has no log. An error that stops a spare also stops a spawned VMM, which has a log.
         let nowhere = File::options().write(true).open("/dev/null");

@@ -8,8 +8,8 @@
 use crate::builder::PreparedVm;
 use crate::error::StartError;
 use crate::sandbox::{self, Sandbox};
-use jiffy_sys::ahead::{self, Argument};
 use jiffy_sys::handed;
+use jiffy_sys::spare::{self, Argument};
 use jiffy_wire::vmm::{TakeSpare, VmmConfig};
 use std::fs::File;
 use std::io;
@@ -75,9 +75,9 @@ pub fn wait(
     let host = |what| move |source| SpareError::Host { what, source };
     let argument = Argument::find(placeholder.as_os_str()).map_err(host("find its arguments"))?;
     let prepared = PreparedVm::ahead(sandbox)?;
-    ahead::touch_program().map_err(host("look at its own memory"))?;
+    spare::touch_program().map_err(host("look at its own memory"))?;
     sandbox::close_proc().map_err(host("leave procfs"))?;
-    match ahead::wait(socket.as_fd()).map_err(SpareError::Socket)? {
+    match spare::wait(socket.as_fd()).map_err(SpareError::Socket)? {
         Some((message, descriptors)) => {
             take_over(&message, descriptors, &argument, prepared).map(Some)
         }
@@ -98,7 +98,7 @@ fn take_over(
         return Err(SpareError::Descriptors);
     };
     // From here on errors are written to the VM's log.
-    ahead::write_to(output.as_fd()).map_err(host("write to the VM's log"))?;
+    spare::write_to(output.as_fd()).map_err(host("write to the VM's log"))?;
     let TakeSpare { config, config_fd } = serde_json::from_slice(message)?;
     if argument.replace(config.as_os_str()).is_err() {
         return Err(SpareError::NoRoom(config));

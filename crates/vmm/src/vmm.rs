@@ -16,7 +16,7 @@ use crate::irq::ChipsState;
 use crate::mailbox::{Mailbox, Notice};
 use crate::memory::{GuestRam, MemoryError};
 use crate::pager::{Supply, run_off_main};
-use crate::readable::{readable, timespec};
+use crate::poll::{readable, timespec};
 use crate::restore;
 use crate::sandbox::{Role, Sandbox, violation};
 use crate::state::VmState;

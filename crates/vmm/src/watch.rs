@@ -7,7 +7,7 @@ use crate::control::{Answer, ControlSocket};
 use crate::devices::Devices;
 use crate::ending::Ending;
 use crate::error::{StartError, sentence};
-use crate::readable::{readable, timespec};
+use crate::poll::{readable, timespec};
 use crate::sandbox::violation;
 use crate::vmm::Vmm;
 use jiffy_devices::serial::Serial;

@@ -5,8 +5,8 @@ use super::{Running, event_spans, kvm_counters, now_ns, remove_socket};
 use crate::plan::{Sample, VSOCK};
 use anyhow::{Context, Result, bail};
 use jiffy_store::write_raw;
-use jiffy_sys::ahead;
 use jiffy_sys::fds::send_with_fds;
+use jiffy_sys::spare;
 use jiffy_testkit::monitor::{self, Captured};
 use jiffy_wire::timeline::names;
 use jiffy_wire::vmm::{
@@ -187,7 +187,7 @@ struct Spare {
 impl Spare {
     /// Starts a spare and waits until it is ready.
     fn ready() -> Result<Spare> {
-        let (socket, theirs) = ahead::pair()?;
+        let (socket, theirs) = spare::pair()?;
         rustix::io::fcntl_setfd(&theirs, rustix::io::FdFlags::empty())?;
         let number = theirs.as_raw_fd().to_string();
         let process = Command::new(VMM)

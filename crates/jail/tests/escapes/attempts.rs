@@ -548,9 +548,10 @@ fn unshare(what: c_int) -> Outcome {
 fn raise(limit: libc::__rlimit_resource_t) -> Outcome {
     let mut now: libc::rlimit = unsafe { zeroed() };
     reply(unsafe { libc::getrlimit(limit, &mut now) })?;
+    let higher = now.rlim_max.saturating_mul(2).saturating_add(1);
     let more = libc::rlimit {
-        rlim_cur: now.rlim_max * 2 + 1,
-        rlim_max: now.rlim_max * 2 + 1,
+        rlim_cur: higher,
+        rlim_max: higher,
     };
     reply(unsafe { libc::setrlimit(limit, &more) })
 }

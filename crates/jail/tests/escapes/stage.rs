@@ -255,6 +255,15 @@ pub fn run() {
         let found = cgroups.of_process(stray.0).unwrap();
         assert_eq!(found.folder(), lost.folder());
         let high = || fs::read_to_string(found.folder().join("memory.high")).unwrap();
+        let has = |name| fs::read_to_string(found.folder().join(name)).unwrap();
+        found.set_processors(3).unwrap();
+        assert_eq!(has("cpu.max").trim(), "400000 100000");
+        assert_eq!(has("cpu.weight").trim(), "300");
+        if found.folder().join("io.weight").exists() {
+            assert_eq!(has("io.weight").trim(), "default 300");
+        }
+        found.set_processors(1).unwrap();
+        assert_eq!(has("cpu.weight").trim(), "100");
         cgroups.limit_growth(stray.0, Some(1 << 20)).unwrap();
         let limited: u64 = high().trim().parse().unwrap();
         assert!(limited >= 1 << 20, "{limited}");

@@ -16,7 +16,7 @@ mod storm;
 use crate::capture::Saved;
 use crate::guest::Main;
 use crate::script::Script;
-use jiffy_sys::ahead::{self, Argument};
+use jiffy_sys::spare::{self, Argument};
 use jiffy_wire::agent::CopyFrame;
 use jiffy_wire::cpu::Host;
 use jiffy_wire::cpu::testing::processor;
@@ -170,12 +170,12 @@ fn third() -> File {
 fn wait_as_spare(placeholder: &Path) -> (PathBuf, File, Vec<OwnedFd>) {
     let argument = Argument::find(placeholder.as_os_str()).unwrap();
     let socket = third();
-    let Some((message, mut fds)) = ahead::wait(socket.as_fd()).unwrap() else {
+    let Some((message, mut fds)) = spare::wait(socket.as_fd()).unwrap() else {
         std::process::exit(0);
     };
     let sources = fds.split_off(2);
     let events = fds.pop().unwrap();
-    ahead::write_to(fds[0].as_fd()).unwrap();
+    spare::write_to(fds[0].as_fd()).unwrap();
     let TakeSpare { config, .. } = serde_json::from_slice(&message).unwrap();
     argument.replace(config.as_os_str()).unwrap();
     std::env::set_current_dir(config.parent().unwrap()).unwrap();

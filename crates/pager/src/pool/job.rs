@@ -51,8 +51,8 @@ impl Job {
         Job::new(vm, Kind::Complete(units), pieces, done)
     }
 
-    /// Fills these chunks, which need no origin; `None` if there are none. `then` is called if all
-    /// of them were filled.
+    /// Fills these chunks, which need no origin; `None` if there are none. `then` is called when that
+    /// is done. Chunks that can't be read are left to faults, which report why.
     pub fn prefetch(vm: Arc<Vm>, chunks: Vec<u32>, then: Box<dyn FnOnce() + Send>) -> Option<Job> {
         let parts = parts(&vm, chunks);
         if parts.is_empty() {

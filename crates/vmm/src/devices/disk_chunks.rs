@@ -7,7 +7,7 @@
 
 use crate::events::Events;
 use crate::pager::{INTERVAL, Reconnect};
-use crate::readable::timespec;
+use crate::poll::timespec;
 use jiffy_devices::virtio::block::{Fetched, Fetcher, Residency};
 use jiffy_sys::handed;
 use jiffy_sys::mapped::MappedWords;

@@ -77,7 +77,7 @@ fn on_a_thread(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::readable::readable;
+    use crate::poll::readable;
     use rustix::event::poll;
     use std::sync::mpsc::channel;
 

@@ -5,7 +5,7 @@
 
 use super::{PagedMemory, PagerError};
 use crate::ending::Ending;
-use crate::readable::{readable, timespec};
+use crate::poll::{readable, timespec};
 use crate::workers::STACK;
 use jiffy_sys::termination;
 use rustix::event::{PollFd, PollFlags, poll};

@@ -1,6 +1,6 @@
 //! Bodies, queries and upgrades.
 
-use crate::places::{Place, Places};
+use crate::client_slots::{Place, Places};
 use axum::body::Body;
 use axum::extract::Request;
 use axum::http::header::{CONNECTION, CONTENT_TYPE, UPGRADE};
