@@ -3,44 +3,36 @@
 use crate::cpu::Processor;
 use crate::golden::{self, Goldens};
 use crate::idle::watch::Watches;
-use crate::spec;
 use jiffy_content::clock::{boot_id, monotonic_ns};
 use jiffy_content::digests::Digests;
 use jiffy_content::error::{Error, Result};
 use jiffy_content::images::Images;
-use jiffy_content::images::base::BASE;
 use jiffy_content::images::policy::Policy;
 use jiffy_content::kernels::Kernels;
-use jiffy_content::model::vm::{MainEnd, MainState, Root, Spec, VmRecord};
-use jiffy_content::names;
+use jiffy_content::model::vm::{MainEnd, MainState, Root, Spec};
 use jiffy_content::paths::Paths;
 use jiffy_content::room::Limit;
 use jiffy_content::room::memory::{self as room, Room};
-use jiffy_content::roots;
 use jiffy_content::snapshots::Snapshots;
 use jiffy_content::transfer::Transfers;
 use jiffy_content::volumes::Volumes;
-use jiffy_vmhost::clients::Cursor;
 use jiffy_vmhost::folders;
-use jiffy_vmhost::handle::{Command, View, VmHandle};
+use jiffy_vmhost::handle::{Command, VmHandle};
 use jiffy_vmhost::host::Host;
 use jiffy_vmhost::jails::Launcher;
-use jiffy_vmhost::launch::Standby;
 use jiffy_vmhost::network::{self, Network};
 use jiffy_vmhost::pager::Pager;
 use jiffy_vmhost::registry::Registry;
 use jiffy_vmhost::spares::{self, Spares};
-use jiffy_vmhost::task::{self, adopt};
-use jiffy_wire::api::{self, CreateVm, NodeInfo, RootDisk, Vm, VmState};
+use jiffy_vmhost::task::adopt;
+use jiffy_wire::api::{self, NodeInfo, Vm, VmState};
 use jiffy_wire::cpu::Profile;
 use jiffy_wire::timeline::Timeline;
 use std::fs;
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Notify, RwLock, watch};
-use tokio::task::block_in_place;
 use tokio::time::timeout;
 use tracing::{info, warn};
 
@@ -390,193 +382,6 @@ impl Node {
         let mut handles = self.registry.all();
         handles.retain(|vm| !vm.spec.hidden && (all || vm.view.borrow().lives()));
         handles
-    }
-
-    /// Makes a VM; its record is on disk when this returns.
-    pub async fn create(self: &Arc<Self>, wanted: CreateVm) -> Result<Arc<VmHandle>> {
-        let (chosen, spec) = self.specify(wanted).await?;
-        let vm = self
-            .register_vm(chosen, spec, names::new_id(), None)
-            .await?;
-        let (node, made) = (Arc::clone(self), Arc::clone(&vm));
-        let rest = async move {
-            let _one = made.operate().await;
-            node.create_files(&made, false).await?;
-            made.ask(Command::Save).await?
-        };
-        self.finish_for_client(&vm, rest).await?;
-        Ok(vm)
-    }
-
-    /// Makes a VM and starts it, with a client attached from the start. Its record is written
-    /// while the guest boots.
-    pub async fn run(self: &Arc<Self>, wanted: CreateVm) -> Result<(Arc<VmHandle>, Cursor)> {
-        let received_ns = monotonic_ns();
-        let (chosen, spec) = self.specify(wanted).await?;
-        let standby = self.standby_for(&spec).await;
-        let id = match &standby {
-            Some(standby) => standby.id.clone(),
-            None => self.new_id(&spec),
-        };
-        let known = self.register_vm(chosen, spec, id.clone(), standby.as_ref());
-        let vm = known
-            .await
-            .inspect_err(|_| _ = self.host.network.forget(&id))?;
-        let cursor = Cursor::new(&vm.clients);
-        let (node, made) = (Arc::clone(self), Arc::clone(&vm));
-        let rest = async move {
-            let one = made.operate().await;
-            node.create_files(&made, standby.is_some()).await?;
-            node.begin(&made, &one, standby, received_ns).await
-        };
-        self.finish_for_client(&vm, rest).await?;
-        Ok((vm, cursor))
-    }
-
-    /// The name that was chosen for a VM, if any, and its specification.
-    async fn specify(&self, wanted: CreateVm) -> Result<(Option<String>, Spec)> {
-        let chosen = wanted.name.clone();
-        let spec = match wanted.from.clone() {
-            Some(name) => {
-                let saved = self.snapshots.find(&name)?;
-                spec::from_snapshot(&name, &saved.manifest, wanted, self.network())?
-            }
-            None => {
-                let image = wanted.image.as_deref().unwrap_or(BASE);
-                let image = self.images.resolve(image, wanted.registry.as_deref());
-                spec::check(wanted.clone(), &image.await?, self.network())?
-            }
-        };
-        Ok((chosen, spec))
-    }
-
-    /// A standby that can become a VM with this specification.
-    async fn standby_for(&self, spec: &Spec) -> Option<Standby> {
-        // Standbys are restored without limits, for runs with a command.
-        let network = spec.network.as_ref().map(|network| network.limit);
-        let is_limited = !spec.root_limit.is_none() || !network.unwrap_or_default().is_none();
-        let fits = !is_limited && spec.command.is_some();
-        // A run that has to wait in the queue takes no standby from others.
-        let fits = fits && !self.host.room.has_waiting();
-        let shape = spec::golden(spec).filter(|_| fits)?;
-        let kernel = self.kernels.find(&spec.kernel).ok()?;
-        let image = self.images.find(&spec.image).await.ok()?;
-        let key = self.known_key(&shape, &kernel, &image.root)?;
-        self.goldens.take_standby(&key)
-    }
-
-    /// Is there a running first command in the snapshot that this VM is made from?
-    pub fn has_captured_command(&self, wanted: &CreateVm) -> Result<bool> {
-        match &wanted.from {
-            Some(name) => Ok(self.snapshots.find(name)?.manifest.has_main()),
-            None => Ok(false),
-        }
-    }
-
-    /// Makes a VM with this complete specification.
-    async fn make_vm(
-        &self,
-        chosen: Option<String>,
-        spec: Spec,
-        standby: Option<&Standby>,
-    ) -> Result<Arc<VmHandle>> {
-        let id = standby.map_or_else(names::new_id, |standby| standby.id.clone());
-        let vm = self.register_vm(chosen, spec, id, standby).await?;
-        match self.create_files(&vm, standby.is_some()).await {
-            Ok(()) => Ok(vm),
-            Err(error) => {
-                self.discard(&vm).await;
-                Err(error)
-            }
-        }
-    }
-
-    /// Registers a new VM without files. It is registered before its image is looked up, so that
-    /// the image can't be removed from here on.
-    async fn register_vm(
-        &self,
-        chosen: Option<String>,
-        spec: Spec,
-        id: String,
-        standby: Option<&Standby>,
-    ) -> Result<Arc<VmHandle>> {
-        let cid = standby.map_or_else(|| self.new_cid(), |standby| standby.cid);
-        let name = chosen.clone().unwrap_or_else(names::random_name);
-        let record = VmRecord::new(id, name, spec, cid);
-        self.register(record, chosen.is_some()).await
-    }
-
-    async fn register(&self, mut record: VmRecord, chosen: bool) -> Result<Arc<VmHandle>> {
-        let deadline = tokio::time::Instant::now() + NAME_TIME;
-        loop {
-            // The task of a VM that isn't registered ends with its handle.
-            let vm = task::create(
-                Arc::clone(&self.host),
-                Arc::clone(&self.registry),
-                record.clone(),
-            );
-            let holder = match self.registry.insert(Arc::clone(&vm)) {
-                Ok(()) => return Ok(vm),
-                Err(holder) => holder,
-            };
-            if !chosen {
-                record.name = format!("{}-{}", names::random_name(), names::suffix());
-                continue;
-            }
-            let leaving = holder.view.borrow().leaving;
-            let gone = async { holder.when(|view| !view.leaving).await };
-            let gone = leaving
-                && tokio::time::timeout_at(deadline, gone)
-                    .await
-                    .is_ok_and(|view: View| view.removed);
-            if !gone {
-                let name = &record.name;
-                return Err(Error::conflict(format!(
-                    "The name {name} is in use by the VM {}.",
-                    holder.id
-                ))
-                .hint(format!(
-                    "Choose another, or remove that VM with `jiffy rm {name}`."
-                )));
-            }
-        }
-    }
-
-    async fn create_files(&self, vm: &VmHandle, has_folder: bool) -> Result<()> {
-        let mut image = None;
-        if vm.spec.from.is_none() && !vm.spec.own_volumes {
-            image = Some(self.images.startable(&vm.spec.image).await?.root);
-            self.kernels.find(&vm.spec.kernel)?;
-            self.volumes.check(&vm.spec.disks)?;
-        }
-        if !has_folder {
-            let folder = self.host.paths.vm(&vm.id);
-            fs::DirBuilder::new()
-                .mode(0o700)
-                .create(&folder)
-                .map_err(|error| Error::io("make the VM's folder", &folder, &error))?;
-            if let (Some(image), true) = (&image, vm.spec.root_disk.is_some()) {
-                // After an error, the disk is removed with the VM's folder.
-                self.make_root_disk(vm, folder, image).await?;
-            }
-        }
-        if image.is_some() {
-            // Last, after all slow steps: other VMs can use the new volumes at once.
-            block_in_place(|| self.volumes.create_missing(&vm.spec.disks))?;
-        }
-        Ok(())
-    }
-
-    /// Makes a VM's root disk. A copy needs the whole image, so missing chunks are fetched first.
-    async fn make_root_disk(&self, vm: &VmHandle, folder: PathBuf, image: &Root) -> Result<()> {
-        // Nothing of the image is evicted meanwhile.
-        let _beginning = self.beginning.read().await;
-        if let Some(RootDisk::Copy { .. }) = &vm.spec.root_disk {
-            self.complete_root(image).await?;
-        }
-        let (spec, image) = (Arc::clone(&vm.spec), image.path.clone());
-        let work = tokio::task::spawn_blocking(move || roots::make(&folder, &spec, &image));
-        operation::join_result(work.await)
     }
 
     /// Waits until a VM that was started is ready or has ended, and its record is saved; an
