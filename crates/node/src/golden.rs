@@ -210,8 +210,6 @@ impl Goldens {
         pruned
     }
 
-    // ---- standbys --------------------------------------------------------
-
     /// Takes the standby for a run of this kind, if there is one, and asks for another to be
     /// made.
     pub fn take_standby(&self, key: &str) -> Option<Standby> {

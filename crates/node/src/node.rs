@@ -250,8 +250,6 @@ impl Node {
         self.host.pager.end_if_idle().await;
     }
 
-    // ---- for golden snapshots --------------------------------------------
-
     pub(crate) fn goldens(&self) -> &Goldens {
         &self.goldens
     }

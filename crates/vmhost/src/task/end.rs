@@ -181,8 +181,6 @@ impl Actor {
         self.record.main = MainState::Ended(end);
     }
 
-    // ---- removal ---------------------------------------------------------
-
     pub(super) fn remove(&mut self, force: bool, reply: oneshot::Sender<Result<()>>) {
         let name = self.record.name.clone();
         if self.record.state == VmState::Hibernated {
@@ -270,8 +268,6 @@ impl Actor {
             }
         }
     }
-
-    // ---- timeline --------------------------------------------------------
 
     pub(super) fn save_timeline(&mut self) {
         if self.record.spec.remove {

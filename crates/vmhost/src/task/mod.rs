@@ -2,7 +2,8 @@
 //!
 //! * [`actor`]: handles commands, events of the VMM, messages of the guest, and deadlines.
 //! * `phase`: its states, with a diagram.
-//! * `policy`: changes the network policy and rate limits while the VM runs.
+//! * `start`: starts the VMM of a plan.
+//! * `policy`: changes the network policy and limits while the VM runs.
 //! * `guest`: handles the guest's messages.
 //! * `saver`: writes the record.
 //! * `hibernate`: hibernation and wake.
@@ -19,6 +20,7 @@ mod hibernate;
 mod phase;
 mod policy;
 mod saver;
+mod start;
 mod stop;
 mod unreadable;
 
