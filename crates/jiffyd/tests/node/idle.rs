@@ -158,13 +158,18 @@ fn a_command_during_hibernation_waits_and_is_answered() {
 fn commands_succeed_at_any_time_of_the_idle_cycle() {
     let daemon = Daemon::start();
     daemon.run_detached(sleeper("box")).json::<Vm>();
-    let until = Instant::now() + Duration::from_secs(12);
-    let mut pause = Duration::from_millis(900);
-    while Instant::now() < until {
-        thread::sleep(pause);
+    let answers = |after: &str| {
         let done = daemon.exec("box", &shell("echo here")).unwrap().finish();
-        assert_eq!(done.text(), "here\n", "after {pause:?}");
-        pause += Duration::from_millis(30);
+        assert_eq!(done.text(), "here\n", "after {after}");
+    };
+    // It is hibernated after 1 s to 2 s without a command.
+    for pause in (900..=2100).step_by(80) {
+        thread::sleep(Duration::from_millis(pause));
+        answers(&format!("{pause} ms"));
     }
-    assert!(log(&daemon).contains("VM woken"), "it slept in between");
+    eventually("it is hibernated", || {
+        daemon.vm("box").state == VmState::Hibernated
+    });
+    answers("its hibernation");
+    assert!(log(&daemon).contains("VM woken"));
 }
