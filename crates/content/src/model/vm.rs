@@ -89,6 +89,11 @@ impl Spec {
     pub fn vcpus(&self) -> u8 {
         self.max_cpus.unwrap_or(self.cpus).max(self.cpus)
     }
+
+    /// vCPUs of its VMM, if these are more than `cpus`.
+    pub fn vcpus_beyond(&self, cpus: u8) -> Option<u8> {
+        Some(self.vcpus()).filter(|vcpus| *vcpus > cpus)
+    }
 }
 
 /// A snapshot to restore.
@@ -307,7 +312,7 @@ impl VmRecord {
             image: spec.image.clone(),
             kernel: spec.kernel.clone(),
             cpus: self.cpus(),
-            max_cpus: Some(spec.vcpus()).filter(|most| *most > self.cpus()),
+            max_cpus: spec.vcpus_beyond(self.cpus()),
             memory_mib: spec.memory_mib,
             command: spec.command.as_ref().map(|command| command.argv.clone()),
             tty: spec

@@ -27,7 +27,7 @@ mod tests;
 
 pub use amount::Amount;
 pub use request::{DEFAULT_OWNER, Request};
-pub use shortage::{Lacking, Memory};
+pub use shortage::{Lacking, Memory, vcpus};
 
 use super::Limit;
 use crate::clock::{monotonic_ns, unix_seconds};
@@ -403,8 +403,7 @@ impl Room {
         self.reserved(amount, 1, false)
     }
 
-    /// Adds to what a running VM has reserved, if it fits. This does not wait, and is not behind
-    /// those that do.
+    /// Adds to what a running VM has reserved, if it fits. Does not wait, and ignores the queue.
     fn add(&self, more: Amount) -> Result<()> {
         let mut state = self.state();
         let shortage = self.shortage(&state, more, 1);
@@ -421,7 +420,7 @@ impl Room {
         self.reserved(fits.want, fits.count, false)
     }
 
-    /// Counts what fits; background work that is in its way has to give up.
+    /// Adds a request that fits to the totals, and preempts background work that is in its way.
     fn hold(&self, totals: &mut Totals, fits: &Shortage) {
         totals.held = totals.held.plus(fits.want);
         if !fits.fits_with(totals.background) {

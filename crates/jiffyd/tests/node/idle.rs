@@ -132,7 +132,7 @@ fn a_failed_hibernation_is_reported_once_and_not_repeated() {
         "{error}"
     );
     thread::sleep(Duration::from_secs(4));
-    assert_eq!(log(&daemon).matches("put to rest").count(), 1);
+    assert_eq!(log(&daemon).matches("hibernated or stopped").count(), 1);
     let done = daemon.exec("box", &shell("echo here")).unwrap().finish();
     assert_eq!(done.text(), "here\n");
 }

@@ -2,12 +2,13 @@
 
 use crate::daemon::{Daemon, named};
 use crate::golden::made;
+use crate::images::configs;
 use crate::network::{begin, daemon};
 use crate::snapshots::counter;
 use jiffy_wire::api::{
     CreateVm, ErrorKind, ForkVm, Forked, Hibernated, Limits, NetworkUse, Origin, Vm, VolumeUse,
 };
-use jiffy_wire::vmm::{DiskLimit, NetLimit, VmmConfig};
+use jiffy_wire::vmm::{DiskLimit, NetLimit};
 use std::fs;
 use std::num::NonZeroU64;
 
@@ -45,15 +46,14 @@ fn limited() -> CreateVm {
 
 /// The limits with which its VMM was started: of each disk, and of its interface.
 fn started_with(daemon: &Daemon, vm: &Vm) -> (Vec<DiskLimit>, NetLimit) {
-    let config = fs::read(daemon.vm_folder(&vm.id).join("vmm.json")).unwrap();
-    let config: VmmConfig = serde_json::from_slice(&config).unwrap();
+    let (config, _) = configs(daemon, &vm.id);
     let net = &config.nets[0];
     assert_eq!(net.receive_limit, net.send_limit);
     let disks = config.disks.iter().map(|disk| disk.limit).collect();
     (disks, net.receive_limit)
 }
 
-fn change(daemon: &Daemon, vm: &str, limits: &Limits) -> crate::client::Answer {
+pub fn change(daemon: &Daemon, vm: &str, limits: &Limits) -> crate::client::Answer {
     let body = serde_json::to_vec(limits).unwrap();
     daemon.post(&format!("/v1/vms/{vm}/limits"), &body)
 }

@@ -1,10 +1,10 @@
 //! VMs with a CPU profile that hides features of the host's processor.
 
 use crate::daemon::{Daemon, named};
+use crate::images::configs;
 use jiffy_wire::api::{CreateVm, ErrorKind, Vm, VmState};
 use jiffy_wire::cpu::testing::processor;
 use jiffy_wire::cpu::{Profile, Wanted};
-use jiffy_wire::vmm::VmmConfig;
 use std::fs;
 
 fn with(profile: Wanted) -> CreateVm {
@@ -16,8 +16,7 @@ fn with(profile: Wanted) -> CreateVm {
 
 /// The CPU profile in the configuration of the VM's VMM.
 fn vmm_profile(daemon: &Daemon, vm: &Vm) -> Option<Wanted> {
-    let config = fs::read(daemon.vm_folder(&vm.id).join("vmm.json")).unwrap();
-    let config: VmmConfig = serde_json::from_slice(&config).unwrap();
+    let (config, _) = configs(daemon, &vm.id);
     config.cpu_profile
 }
 

@@ -3,6 +3,7 @@
 use crate::daemon::{
     Daemon, bad_vm, command, eventually, id_of, is_alive, release_guest, shell, started, tar_of, vm,
 };
+use crate::images::configs;
 use jiffy_wire::agent::{
     CopyDone, CopyEntry, CopyFrame, CopyKind, ExecInput, ExecOutput, ExitStatus, StartFailure,
     WindowSize,
@@ -387,8 +388,7 @@ fn a_vm_runs_the_imported_image() {
     });
     let id = id_of(&frames);
     assert_eq!(frames.finish().status(), ExitStatus::Code(0));
-    let config = fs::read(daemon.vm_folder(&id).join("vmm.json")).unwrap();
-    let config: jiffy_wire::vmm::VmmConfig = serde_json::from_slice(&config).unwrap();
+    let (config, _) = configs(&daemon, &id);
     assert!(config.disks[0].path.ends_with("images/mine/image.erofs"));
     assert!(config.disks[0].read_only);
 }

@@ -1,11 +1,12 @@
 //! vCPUs that go on and off line while a VM runs.
 
 use crate::daemon::{Daemon, named};
+use crate::images::configs;
+use crate::limits;
 use crate::snapshots::counter;
 use jiffy_wire::api::{
     CreateVm, ErrorKind, ForkVm, Forked, Hibernated, Limits, MakeSnapshot, SnapshotMade, Vm,
 };
-use jiffy_wire::vmm::VmmConfig;
 use std::fs;
 
 /// Starts with 2 vCPUs, and may have 4.
@@ -22,14 +23,12 @@ fn change(daemon: &Daemon, vm: &str, cpus: u8) -> crate::client::Answer {
         cpus: Some(cpus),
         ..Limits::default()
     };
-    let body = serde_json::to_vec(&limits).unwrap();
-    daemon.post(&format!("/v1/vms/{vm}/limits"), &body)
+    limits::change(daemon, vm, &limits)
 }
 
 /// vCPUs of its VMM, and how many the kernel brings up, if not all.
 fn started_with(daemon: &Daemon, id: &str) -> (u8, Option<String>) {
-    let config = fs::read(daemon.vm_folder(id).join("vmm.json")).unwrap();
-    let config: VmmConfig = serde_json::from_slice(&config).unwrap();
+    let (config, _) = configs(daemon, id);
     let mut words = config.boot.command_line.split(' ');
     let maxcpus = words.find_map(|word| word.strip_prefix("maxcpus="));
     (config.vcpus, maxcpus.map(str::to_owned))
@@ -64,8 +63,7 @@ fn vcpus_go_on_and_off_line_while_a_vm_runs() {
     let made: SnapshotMade = daemon.post("/v1/vms/web/snapshots", &make).json();
     assert_eq!(made.snapshot.cpus, 1);
     // One that boots again brings up that many.
-    let body = serde_json::to_vec(&Limits::default()).unwrap();
-    daemon.post("/v1/vms/web/stop", &body).json::<Vm>();
+    daemon.post("/v1/vms/web/stop", b"").json::<Vm>();
     change(&daemon, "web", 3).json::<Vm>();
     daemon.post("/v1/vms/web/start", b"").json::<Vm>();
     assert_eq!(started_with(&daemon, &vm.id), (4, Some("3".into())));

@@ -132,12 +132,16 @@ impl Node {
         };
         watch.tried = false;
         match done {
-            Ok(true) => info!(vm = %vm.name, action = ?policy.action, "an idle VM was put to rest"),
+            Ok(true) => {
+                info!(vm = %vm.name, action = ?policy.action, "an idle VM was hibernated or stopped")
+            }
             Ok(false) => debug!(vm = %vm.name, "a VM is not idle any more"),
             Err(error) if watch.failed(monotonic_ns(), &error.0.message) => {
-                warn!(vm = %vm.name, %error, "an idle VM can't be put to rest");
+                warn!(vm = %vm.name, %error, "an idle VM can't be hibernated or stopped");
             }
-            Err(error) => debug!(vm = %vm.name, %error, "an idle VM still can't be put to rest"),
+            Err(error) => {
+                debug!(vm = %vm.name, %error, "an idle VM still can't be hibernated or stopped")
+            }
         }
     }
 

@@ -3,6 +3,7 @@
 use super::Node;
 use jiffy_content::error::{Error, Result};
 use jiffy_content::model::vm::Spec;
+use jiffy_content::room::memory::vcpus;
 use jiffy_vmhost::agent;
 use jiffy_vmhost::handle::{Command, DeviceLimits, VmHandle};
 use jiffy_wire::agent::{CPUS, Request};
@@ -59,8 +60,9 @@ impl Node {
         change(vm, of_cpus(online)).await?;
         answer.map_err(|why| {
             Error::vm_failed(format!(
-                "The VM {} keeps its {before} vCPUs: {why}.",
-                vm.name
+                "The VM {} keeps its {}: {why}.",
+                vm.name,
+                vcpus(before.into())
             ))
             .hint(
                 "Guests that were captured by an older release keep theirs until they boot again.",
@@ -87,7 +89,7 @@ pub(super) fn current_spec(vm: &VmHandle) -> Spec {
     let now = &vm.view.borrow().vm;
     Spec {
         cpus: now.cpus,
-        max_cpus: Some(vm.spec.vcpus()).filter(|most| *most > now.cpus),
+        max_cpus: vm.spec.vcpus_beyond(now.cpus),
         disks: now.disks.clone(),
         root_limit: now.limits.root.unwrap_or_default(),
         network: vm.spec.network.clone().map(|network| NetworkUse {

@@ -46,7 +46,7 @@ impl Node {
         let room = match vm.spec.hidden {
             true => None,
             false => {
-                let reserved = self.reserve(vm, Purpose::Start, Amount::of(&current_spec(vm)), 1);
+                let reserved = self.reserve(vm, Purpose::Start, Amount::of(&vm.spec), 1);
                 Some(reserved.await?)
             }
         };

@@ -116,7 +116,7 @@ impl Shortage {
         let lack = self.lacks_with(Amount::default());
         let needs = match lack {
             Some(Lack::Limit) => format!("{} MiB of memory", self.want.whole),
-            Some(Lack::Cpus) => cpus(self.want.cpus),
+            Some(Lack::Cpus) => vcpus(self.want.cpus),
             Some(Lack::Memory) => format!("{} MiB of memory", self.want.soon),
             None => format!("{} MiB of memory", self.want.soon.max(self.want.whole)),
         };
@@ -152,7 +152,7 @@ impl Shortage {
             ) => format!(
                 "VMs have {} of the {} that they may have in all",
                 self.held.cpus,
-                cpus(limit)
+                vcpus(limit)
             ),
             (Some(Lack::Memory), Some(memory), _) => {
                 let starting = match self.held.soon {
@@ -178,7 +178,8 @@ impl Shortage {
     }
 }
 
-fn cpus(count: u64) -> String {
+/// A number of vCPUs in words: `1 vCPU`, `2 vCPUs`.
+pub fn vcpus(count: u64) -> String {
     match count {
         1 => "1 vCPU".to_owned(),
         count => format!("{count} vCPUs"),
