@@ -116,7 +116,7 @@ pub fn save<T: Serialize>(
     sync: bool,
 ) -> io::Result<()> {
     let content = serde_json::value::to_raw_value(content)?;
-    let crc32c = format!("{:08x}", crc32c::crc32c(content.get().as_bytes()));
+    let crc32c = format!("{:08x}", crc_fast::crc32_iscsi(content.get().as_bytes()));
     let bytes = serde_json::to_vec(&Envelope {
         format,
         version,
@@ -166,7 +166,7 @@ pub fn load_with<T>(
     }
     let content = envelope.content.get();
     let sum = u32::from_str_radix(envelope.crc32c, 16);
-    let whole = sum == Ok(crc32c::crc32c(content.as_bytes()));
+    let whole = sum == Ok(crc_fast::crc32_iscsi(content.as_bytes()));
     let known = match whole {
         true => parse(envelope.version, content),
         // A file of another version is reported as such even if its checksum is wrong.

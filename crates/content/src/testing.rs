@@ -48,7 +48,7 @@ pub fn artifact(bytes: &[u8]) {
 pub fn record(kind: u8, content: &str, folder: &Path) {
     let (file, format, version) = FORMATS[usize::from(kind) % FORMATS.len()];
     let path = folder.join(file);
-    let sum = crc32c::crc32c(content.as_bytes());
+    let sum = crc_fast::crc32_iscsi(content.as_bytes());
     let text = format!(
         r#"{{"format":"{format}","version":{version},"crc32c":"{sum:08x}","content":{content}}}"#
     );

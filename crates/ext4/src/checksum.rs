@@ -1,9 +1,13 @@
 //! CRC-32C as ext4 uses it: without the initial and final inversion
 //! (Documentation/filesystems/ext4/checksums.rst).
 
+use crc_fast::{CrcAlgorithm, Digest};
+
 /// Continues a checksum from `seed` over `data`.
 pub(crate) fn chained(seed: u32, data: &[u8]) -> u32 {
-    !crc32c::crc32c_append(!seed, data)
+    let mut sum = Digest::new_with_init_state(CrcAlgorithm::Crc32Iscsi, u64::from(seed));
+    sum.update(data);
+    sum.get_state() as u32
 }
 
 /// The seed for all structures but the superblock.

@@ -83,7 +83,7 @@ fn write(tree: &Tree, inputs: &Inputs) -> Result<Vec<u8>, ImportError> {
 pub fn reseal_image(image: &mut [u8]) {
     if image.len() >= 4096 {
         image[1028..1032].fill(0);
-        let sum = !crc32c::crc32c(&image[1024..4096]);
+        let sum = !crc_fast::crc32_iscsi(&image[1024..4096]);
         image[1028..1032].copy_from_slice(&sum.to_le_bytes());
     }
 }

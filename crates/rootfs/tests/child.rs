@@ -285,7 +285,7 @@ proptest! {
         let at = at % bytes.len();
         let end = (at + len).min(bytes.len());
         bytes[at..end].fill(value);
-        let sum = !crc32c::crc32c(&[&bytes[1024..1028], &[0; 4], &bytes[1032..4096]].concat());
+        let sum = !crc_fast::crc32_iscsi(&[&bytes[1024..1028], &[0; 4], &bytes[1032..4096]].concat());
         bytes[1028..1032].copy_from_slice(&sum.to_le_bytes());
         fs::write(&parent, &bytes).unwrap();
         let mut watch = |_| ControlFlow::Continue(());

@@ -212,11 +212,6 @@ impl Default for Decoder {
     }
 }
 
-/// The CRC-32C of a chunk.
-pub(crate) fn checksum(chunk: &[u8]) -> u32 {
-    crc_fast::crc32_iscsi(chunk)
-}
-
 /// Whether every byte is zero. Checks one cache line first: most chunks that are not zero differ
 /// there.
 pub fn is_zero(bytes: &[u8]) -> bool {
@@ -230,17 +225,6 @@ pub fn is_zero(bytes: &[u8]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_checksum_equals_the_crc32c_crates() {
-        let bytes: Vec<u8> = (0..70_000_u32)
-            .map(|n| (n.wrapping_mul(n) >> 7) as u8)
-            .collect();
-        assert_eq!(checksum(b"123456789"), 0xe306_9283);
-        for length in [0, 1, 4095, 4096, 8192, 8193, 65536, 70_000] {
-            assert_eq!(checksum(&bytes[..length]), crc32c::crc32c(&bytes[..length]));
-        }
-    }
 
     #[test]
     fn a_nonzero_byte_is_detected_at_any_position() {

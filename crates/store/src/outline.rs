@@ -130,7 +130,7 @@ pub(crate) fn dictionary(
 pub(crate) fn read_section(file: &File, section: &Section) -> Result<Vec<u8>, Fault> {
     let mut bytes = vec![0; section.length as usize];
     read_exact(file, section.offset, &mut bytes)?;
-    if crc32c::crc32c(&bytes) != section.checksum {
+    if crc_fast::crc32_iscsi(&bytes) != section.checksum {
         return Err(Fault::Damaged {
             offset: section.offset,
             what: "the checksum of a section is wrong",

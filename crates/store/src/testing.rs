@@ -26,7 +26,7 @@ pub fn reseal(image: &mut [u8]) {
         if let Some(range) = section(image, number)
             && (number != BACKING || !range.is_empty())
         {
-            let checksum = crc32c::crc32c(&image[range]).to_le_bytes();
+            let checksum = crc_fast::crc32_iscsi(&image[range]).to_le_bytes();
             let at = footer + SECTIONS + number * SECTION + 16;
             image[at..at + 4].copy_from_slice(&checksum);
         }

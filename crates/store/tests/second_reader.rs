@@ -16,7 +16,7 @@ fn number(bytes: &[u8], at: usize, length: usize) -> u64 {
 }
 
 fn crc(bytes: &[u8]) -> u64 {
-    u64::from(crc32c::crc32c(bytes))
+    u64::from(crc_fast::crc32_iscsi(bytes))
 }
 
 fn hash(bytes: &[u8]) -> [u8; 16] {

@@ -100,6 +100,14 @@ struct SegmentStart {
     stderr: u64,
 }
 
+/// CRC-32C of a record: its header before the checksum, and its data.
+fn record_checksum(header: &[u8], data: &[u8]) -> u32 {
+    let mut sum = crc_fast::Digest::new(crc_fast::CrcAlgorithm::Crc32Iscsi);
+    sum.update(header);
+    sum.update(data);
+    sum.finalize() as u32
+}
+
 impl SegmentStart {
     fn encode(&self) -> [u8; SEGMENT_HEADER as usize] {
         let mut header = [0; SEGMENT_HEADER as usize];
@@ -108,7 +116,7 @@ impl SegmentStart {
         header[16..24].copy_from_slice(&self.position.to_le_bytes());
         header[24..32].copy_from_slice(&self.stdout.to_le_bytes());
         header[32..40].copy_from_slice(&self.stderr.to_le_bytes());
-        let sum = crc32c::crc32c(&header[..44]);
+        let sum = crc_fast::crc32_iscsi(&header[..44]);
         header[44..].copy_from_slice(&sum.to_le_bytes());
         header
     }
@@ -124,7 +132,7 @@ impl SegmentStart {
         if half(8) != VERSION {
             return Err(damaged("it is of another version of Jiffy"));
         }
-        if half(44) != crc32c::crc32c(&header[..44]) {
+        if half(44) != crc_fast::crc32_iscsi(&header[..44]) {
             return Err(damaged("its header's checksum is wrong"));
         }
         let start = SegmentStart {
@@ -322,7 +330,7 @@ impl Writer {
         self.buffer
             .extend_from_slice(&(data.len() as u32).to_le_bytes());
         self.buffer.extend_from_slice(&[kind.code(), 0, 0, 0]);
-        let sum = crc32c::crc32c_append(crc32c::crc32c(&self.buffer), data);
+        let sum = record_checksum(&self.buffer, data);
         self.buffer.extend_from_slice(&sum.to_le_bytes());
         self.buffer.extend_from_slice(data);
         let file = self.file.as_ref().ok_or(io::ErrorKind::NotConnected)?;
@@ -475,7 +483,7 @@ impl Reader {
             let Some((data, after)) = after.split_at_checked(length) else {
                 break;
             };
-            if word(8) != crc32c::crc32c_append(crc32c::crc32c(&header[..8]), data) {
+            if word(8) != record_checksum(&header[..8], data) {
                 wrong = Some("a record's checksum is wrong");
                 break;
             }

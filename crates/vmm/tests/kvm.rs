@@ -373,7 +373,7 @@ fn a_vm_saved_in_an_earlier_format_continues() {
     .unwrap();
     let mut before = now[..8].to_vec();
     before.extend(1_u32.to_le_bytes());
-    before.extend(crc32c::crc32c(&body).to_le_bytes());
+    before.extend(crc_fast::crc32_iscsi(&body).to_le_bytes());
     before.extend((body.len() as u64).to_le_bytes());
     before.extend(body);
     let state = case.path("state");

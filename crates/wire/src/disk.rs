@@ -111,7 +111,7 @@ impl MapHeader {
         bytes[24..32].copy_from_slice(&self.tail.to_le_bytes());
         bytes[32..48].copy_from_slice(&self.image);
         bytes[48..64].copy_from_slice(&self.boot);
-        let checksum = crc32c::crc32c(&bytes[..MAP_HEADER - 4]);
+        let checksum = crc_fast::crc32_iscsi(&bytes[..MAP_HEADER - 4]);
         bytes[MAP_HEADER - 4..].copy_from_slice(&checksum.to_le_bytes());
         bytes
     }
@@ -141,7 +141,8 @@ impl MapHeader {
         if version != MAP_VERSION {
             return Err(MapError::Version(version));
         }
-        if crc32c::crc32c(&bytes[..MAP_HEADER - 4]).to_le_bytes() != bytes[MAP_HEADER - 4..] {
+        if crc_fast::crc32_iscsi(&bytes[..MAP_HEADER - 4]).to_le_bytes() != bytes[MAP_HEADER - 4..]
+        {
             return Err(MapError::Checksum);
         }
         let header = MapHeader::unchecked(bytes);
@@ -323,7 +324,7 @@ mod tests {
                 at.copy_from_slice(&word.to_le_bytes());
             }
             if sealed {
-                let checksum = crc32c::crc32c(&raw[..124]);
+                let checksum = crc_fast::crc32_iscsi(&raw[..124]);
                 raw[124..].copy_from_slice(&checksum.to_le_bytes());
             }
             if let Ok(header) = MapHeader::decode(&raw, found) {

@@ -104,7 +104,7 @@ impl Envelope {
 pub fn open(bytes: &[u8]) -> Result<(Envelope, &[u8]), EnvelopeError> {
     let envelope = Envelope::read(bytes, bytes.len() as u64)?;
     let rest = &bytes[HEADER..];
-    if envelope.checksum != crc32c::crc32c(rest) {
+    if envelope.checksum != crc_fast::crc32_iscsi(rest) {
         return Err(EnvelopeError::Checksum);
     }
     let body = match envelope.version {
@@ -119,14 +119,15 @@ pub fn seal(release: &str, body: &[u8]) -> Vec<u8> {
     let mut field = [0; RELEASE];
     let length = release.len().min(RELEASE);
     field[..length].copy_from_slice(&release.as_bytes()[..length]);
-    let checksum = crc32c::crc32c_append(crc32c::crc32c(&field), body);
     let mut bytes = Vec::with_capacity(HEADER + RELEASE + body.len());
     bytes.extend(MAGIC);
     bytes.extend(VERSION.to_le_bytes());
-    bytes.extend(checksum.to_le_bytes());
+    bytes.extend([0; 4]);
     bytes.extend((body.len() as u64).to_le_bytes());
     bytes.extend(field);
     bytes.extend(body);
+    let checksum = crc_fast::crc32_iscsi(&bytes[HEADER..]);
+    bytes[12..16].copy_from_slice(&checksum.to_le_bytes());
     bytes
 }
 

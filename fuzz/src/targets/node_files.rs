@@ -58,14 +58,14 @@ fn seal(log: &mut [u8]) {
         return;
     };
     let end = SEGMENT_HEADER - 4;
-    let sum = crc32c::crc32c(&header[..end]);
+    let sum = crc_fast::crc32_iscsi(&header[..end]);
     header[end..].copy_from_slice(&sum.to_le_bytes());
     while let Some((header, after)) = rest.split_at_mut_checked(RECORD_HEADER) {
         let length = u32::from_le_bytes(header[..4].try_into().expect("four bytes"));
         let Some((data, after)) = after.split_at_mut_checked(length as usize) else {
             return;
         };
-        let sum = crc32c::crc32c_append(crc32c::crc32c(&header[..8]), data);
+        let sum = crc_fast::crc32_iscsi(&[&header[..8], data].concat());
         header[8..].copy_from_slice(&sum.to_le_bytes());
         rest = after;
     }

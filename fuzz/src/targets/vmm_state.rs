@@ -82,7 +82,7 @@ fn seal(bytes: &mut [u8]) {
         1 => rest.len(),
         _ => rest.len().saturating_sub(RELEASE),
     };
-    header[12..16].copy_from_slice(&crc32c::crc32c(rest).to_le_bytes());
+    header[12..16].copy_from_slice(&crc_fast::crc32_iscsi(rest).to_le_bytes());
     header[16..24].copy_from_slice(&(body as u64).to_le_bytes());
 }
 

@@ -457,7 +457,7 @@ pub fn started(frames: &mut Frames) {
 
 /// A VM's record with this content, as the daemon writes it.
 pub fn vm_record(content: &str) -> String {
-    let sum = crc32c::crc32c(content.as_bytes());
+    let sum = crc_fast::crc32_iscsi(content.as_bytes());
     format!(
         "{{\"format\":\"jiffy-vm\",\"version\":1,\"crc32c\":\"{sum:08x}\",\"content\":{content}}}"
     )

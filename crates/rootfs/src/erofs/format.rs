@@ -111,7 +111,7 @@ pub fn superblock(inodes: u64, blocks: u32, chunked: bool) -> Vec<u8> {
 /// Checksum over the superblock and the rest of its block; the checksum field must be 0.
 pub fn checksum(from_superblock: &[u8]) -> u32 {
     // The kernel's crc32c starts from all ones and isn't inverted at the end; the crate's is.
-    !crc32c::crc32c(from_superblock)
+    !crc_fast::crc32_iscsi(from_superblock)
 }
 
 /// Offset of the checksum in the superblock.

@@ -43,7 +43,7 @@ impl BlockTable {
                 if !is_zero(block) {
                     order.push(checksums.len() as u32);
                 }
-                checksums.push(crc32c::crc32c(block));
+                checksums.push(crc_fast::crc32_iscsi(block));
             }
             at += count;
         }
@@ -55,7 +55,10 @@ impl BlockTable {
     /// The offset of these bytes in `file`, which the table must be of; a multiple of 4 KiB. Bytes
     /// that can't be read are not found, and neither are chunks that begin with a block of zeros.
     pub(super) fn find(&self, file: &File, chunk: &[u8]) -> Option<u64> {
-        let sums: Vec<u32> = chunk.chunks(BLOCK_BYTES).map(crc32c::crc32c).collect();
+        let sums: Vec<u32> = chunk
+            .chunks(BLOCK_BYTES)
+            .map(crc_fast::crc32_iscsi)
+            .collect();
         let first = *sums.first()?;
         let of = |block: &u32| self.checksums[*block as usize];
         let start = self.order.partition_point(|block| of(block) < first);

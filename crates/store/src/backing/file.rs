@@ -65,7 +65,7 @@ impl BackingFile {
     pub(crate) fn read(&self, index: u32, entry: &Entry, chunk: &mut [u8]) -> Result<(), Fault> {
         let read = self.file.read_exact_at(chunk, entry.offset);
         let source = match read {
-            Ok(()) if crate::codec::checksum(chunk) == entry.checksum => return Ok(()),
+            Ok(()) if crc_fast::crc32_iscsi(chunk) == entry.checksum => return Ok(()),
             Ok(()) => BackingFault::OtherContents,
             Err(error) => BackingFault::Read(error),
         };

@@ -232,7 +232,10 @@ impl Group {
             .u64(self.bitmap)
             .u32(self.first)
             .bytes();
-        crc32c::crc32c_append(crc32c::crc32c(&head), entries)
+        let mut sum = crc_fast::Digest::new(crc_fast::CrcAlgorithm::Crc32Iscsi);
+        sum.update(&head);
+        sum.update(entries);
+        sum.finalize() as u32
     }
 
     /// Decodes all of its entries; an error if one of them is not valid.

@@ -188,10 +188,10 @@ impl<const N: usize> Record<N> {
 /// Writes the checksum of all bytes but the last four into the last four.
 pub(crate) fn seal(bytes: &mut [u8]) {
     let (body, checksum) = bytes.split_at_mut(bytes.len() - 4);
-    checksum.copy_from_slice(&crc32c::crc32c(body).to_le_bytes());
+    checksum.copy_from_slice(&crc_fast::crc32_iscsi(body).to_le_bytes());
 }
 
 pub(crate) fn is_sealed(bytes: &[u8]) -> bool {
     let (body, checksum) = bytes.split_at(bytes.len() - 4);
-    crc32c::crc32c(body).to_le_bytes() == checksum
+    crc_fast::crc32_iscsi(body).to_le_bytes() == checksum
 }

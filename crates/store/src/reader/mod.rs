@@ -19,7 +19,7 @@ mod verified;
 mod verify;
 
 use crate::backing::BackingFile;
-use crate::codec::{Decoder, checksum};
+use crate::codec::Decoder;
 use crate::error::{Fault, ImageError};
 use crate::format::{
     ContentHash, Entry, Footer, ImageId, Kind, ParentRef, chunks, header, manifest::Limits,
@@ -516,7 +516,7 @@ impl ImageReader {
     }
 
     fn check(&self, index: u32, entry: &Entry, chunk: &[u8]) -> Result<(), ImageError> {
-        if checksum(chunk) == entry.checksum {
+        if crc_fast::crc32_iscsi(chunk) == entry.checksum {
             return match self.partial {
                 None => Ok(()),
                 Some(_) => self.check_hash(index, entry, chunk),

@@ -142,7 +142,7 @@ impl<W: Write> Stream<W> {
         let parent = parent.map(|parent| parent.encode()).unwrap_or_default();
         // These sections are always read whole, so each has one checksum.
         let [dictionary, parent, working_set] =
-            [dictionary, &parent, &working_set].map(|bytes| (crc32c::crc32c(bytes), bytes));
+            [dictionary, &parent, &working_set].map(|bytes| (crc_fast::crc32_iscsi(bytes), bytes));
         let dictionary = self.section(dictionary.0, dictionary.1)?;
         let parent = self.section(parent.0, parent.1)?;
         let working_set = self.section(working_set.0, working_set.1)?;
@@ -156,7 +156,7 @@ impl<W: Write> Stream<W> {
             .filter(|_| self.written.in_backing > 0)
             .map(BackingRef::encode)
             .unwrap_or_default();
-        let backing = self.section(crc32c::crc32c(&backing), &backing)?;
+        let backing = self.section(crc_fast::crc32_iscsi(&backing), &backing)?;
         let footer = Footer {
             chunk_size: self.header.chunk_size,
             size: self.header.size,

@@ -3,7 +3,7 @@
 
 use super::WriteOptions;
 use super::plan::{Plan, Set};
-use crate::codec::{Codec, Encoder, checksum, is_zero};
+use crate::codec::{Codec, Encoder, is_zero};
 use crate::error::WriteError;
 use crate::format::{ContentHash, Kind, content_hash};
 use crate::source::ChunkSource;
@@ -237,7 +237,7 @@ fn pack<S: ChunkSource + ?Sized>(
             batch.items.push(Item {
                 index,
                 hash,
-                checksum: checksum(chunk),
+                checksum: crc_fast::crc32_iscsi(chunk),
                 kind,
                 length: (batch.bytes.len() - start) as u32,
                 hot,

@@ -105,7 +105,7 @@ fn a_segment_with_an_impossible_position_is_set_aside() {
         let mut log = start.encode().to_vec();
         log.extend(2_u32.to_le_bytes());
         log.extend([Kind::Note.code(), 0, 0, 0]);
-        let sum = crc32c::crc32c_append(crc32c::crc32c(&log[log.len() - 8..]), b"on");
+        let sum = record_checksum(&log[log.len() - 8..], b"on");
         log.extend(sum.to_le_bytes());
         log.extend(b"on");
         std::fs::write(current(folder.path()), log).unwrap();
