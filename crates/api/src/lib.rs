@@ -5,6 +5,7 @@
 //! * `vms`: VMs and operations on them.
 //! * `streams`: requests that become streams of frames.
 //! * `snapshots`: snapshots, pause, fork, hibernate and wake.
+//! * `events`: the stream of events.
 //! * `queue`: the queue for memory and vCPUs.
 //! * `images`: images, pulls and pushes.
 //! * `store`: kernels and volumes.
@@ -16,6 +17,7 @@
 
 mod auth;
 mod client_slots;
+mod events;
 mod failure;
 mod http;
 mod images;

@@ -2,7 +2,7 @@
 
 use crate::failure::{Failure, Result, no_content};
 use crate::request_ids::Begun;
-use crate::{images, networks, queue, snapshots, store, streams, vms};
+use crate::{events, images, networks, queue, snapshots, store, streams, vms};
 use axum::Router;
 use axum::extract::{Path, State};
 use axum::http::{Method, Uri};
@@ -21,6 +21,7 @@ pub fn router(node: Arc<Node>, begun: Arc<Begun>) -> Router {
         .route("/v1/cpu", get(processor))
         .route("/v1/requests/{id}", get(request))
         .route("/v1/shutdown", post(shutdown))
+        .route("/v1/events", get(events::follow))
         .route("/v1/run", post(streams::run))
         .route("/v1/queue", get(queue::list))
         .route("/v1/queue/{request}", get(queue::follow))

@@ -16,6 +16,7 @@ use jiffy_content::room::memory::{self as room, Room};
 use jiffy_content::snapshots::Snapshots;
 use jiffy_content::transfer::Transfers;
 use jiffy_content::volumes::Volumes;
+use jiffy_vmhost::events::EventBus;
 use jiffy_vmhost::folders;
 use jiffy_vmhost::handle::{Command, VmHandle};
 use jiffy_vmhost::host::Host;
@@ -32,14 +33,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{Notify, RwLock, watch};
+use tokio::sync::{Notify, RwLock};
 use tokio::time::timeout;
 use tracing::{info, warn};
 
 /// How long a new VM waits for a name whose holder is being removed.
 const NAME_TIME: Duration = Duration::from_secs(10);
-/// Polling interval for a resource that is about to be released.
-const LEASE_POLL: Duration = Duration::from_millis(5);
 /// How long VMs' tasks have to save unsaved state when the daemon ends.
 const FLUSH_TIME: Duration = Duration::from_secs(2);
 
@@ -47,6 +46,7 @@ mod balloon;
 mod commit;
 mod create;
 mod damage;
+mod events;
 mod fork;
 mod idle;
 mod images;
@@ -159,7 +159,7 @@ impl Node {
                 network: Network::open(&config.network, &paths, &found),
                 room: Room::new(config.room),
                 goldens: Arc::clone(&goldens) as _,
-                begun: watch::Sender::new(()),
+                events: EventBus::default(),
                 paths,
             }),
             goldens,
@@ -447,13 +447,13 @@ impl Node {
             .registry
             .any(|vm| holds(vm) && vm.view.borrow().leaving)
         {
-            let gone = vm.when(|view| !view.leaving || view.removed);
-            let in_time = tokio::time::timeout_at(deadline, gone).await.is_ok();
-            if !in_time || tokio::time::Instant::now() >= deadline {
-                return;
+            // A removed VM is no longer in the registry when its view says so.
+            let settled = vm.when(|view| !view.leaving || view.removed);
+            match tokio::time::timeout_at(deadline, settled).await {
+                Ok(view) if view.removed || !view.leaving => {}
+                // Too late, or its task ended with the daemon.
+                _ => return,
             }
-            // The registry may be updated a moment before or after the view.
-            tokio::time::sleep(LEASE_POLL).await;
         }
     }
 

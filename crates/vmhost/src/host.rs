@@ -1,5 +1,6 @@
 //! Resources shared by the tasks of all VMs.
 
+use crate::events::EventBus;
 use crate::jails::Launcher;
 use crate::network::Network;
 use crate::pager::Pager;
@@ -9,7 +10,6 @@ use jiffy_content::room::memory::Room;
 use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::watch;
 
 /// Resources that every VM's task uses.
 #[derive(Debug)]
@@ -32,8 +32,8 @@ pub struct Host {
     pub room: Arc<Room>,
     /// The owner of golden snapshots.
     pub goldens: Arc<dyn GoldenKeeper>,
-    /// Changes whenever a VM has started to run.
-    pub begun: watch::Sender<()>,
+    /// Tells of what happens to VMs, images and all else.
+    pub events: EventBus,
 }
 
 /// The owner of golden snapshots.

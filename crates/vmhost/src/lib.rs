@@ -24,6 +24,7 @@ pub mod attach;
 pub mod capture;
 pub mod clients;
 pub mod control;
+pub mod events;
 pub mod folders;
 pub mod follow;
 pub mod frames;

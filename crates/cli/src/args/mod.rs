@@ -105,6 +105,8 @@ pub enum Verb {
     SshProxy(Later<ssh::SshProxy>),
     /// List requests that wait for memory or vCPUs
     Queue(Later<queue::Queue>),
+    /// Show what happens to VMs, images, snapshots, volumes and networks, as it happens
+    Events(Later<queue::Events>),
     /// Show the details of VMs, as JSON
     Inspect(Later<Inspect>),
     /// Shut VMs down: SIGTERM to programs, sync, power off

@@ -7,6 +7,7 @@ mod context;
 mod cp;
 mod disk;
 mod doctor;
+mod events;
 mod exec;
 mod image;
 mod kernel;
@@ -53,6 +54,7 @@ fn perform(cli: Cli, began_ns: u64) -> Result<Outcome> {
         Verb::Logs(Later(logs)) => context.block_on(|| logs::logs(&context, logs)),
         Verb::Cp(Later(cp)) => context.block_on(|| cp::cp(&context, cp)),
         Verb::Queue(Later(queue)) => context.block_on(|| queue::queue(&context, queue)),
+        Verb::Events(Later(events)) => context.block_on(|| events::events(&context, events)),
         Verb::Inspect(Later(inspect)) => context.block_on(|| vms::inspect(&context, inspect)),
         Verb::Stop(Later(stop)) => context.block_on(|| vms::stop(&context, stop)),
         Verb::Kill(Later(kill)) => context.block_on(|| vms::kill(&context, kill)),

@@ -11,7 +11,7 @@ use jiffy_vmhost::frames::{FrameReader, ReadError};
 use jiffy_vmhost::handle::VmHandle;
 use jiffy_vmhost::text::short;
 use jiffy_wire::agent::{CopyFrame, OLDEST, Request};
-use jiffy_wire::api::{CommitVm, Committed, ImageSource, RootDisk};
+use jiffy_wire::api::{Action, CommitVm, Committed, ImageSource, RootDisk};
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -66,7 +66,7 @@ impl Node {
             .images
             .keep(&name, made, || self.check_image_unused(&name))
             .await?;
-        self.goldens.forget_image(&name);
+        self.image_changed(&name, Action::Created);
         info!(image = name, vm = %vm.name, bytes, "image made of a VM's changes");
         Ok(Committed {
             image,

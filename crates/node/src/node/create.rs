@@ -13,7 +13,7 @@ use jiffy_vmhost::folders;
 use jiffy_vmhost::handle::{Command, View, VmHandle};
 use jiffy_vmhost::launch::Standby;
 use jiffy_vmhost::task;
-use jiffy_wire::api::{CreateVm, RootDisk};
+use jiffy_wire::api::{Action, CreateVm, RootDisk};
 use std::fs;
 use std::future::Future;
 use std::os::unix::fs::DirBuilderExt;
@@ -163,7 +163,11 @@ impl Node {
                 record.clone(),
             );
             let holder = match self.registry.insert(Arc::clone(&vm)) {
-                Ok(()) => return Ok(vm),
+                Ok(()) => {
+                    let events = &self.host.events;
+                    events.publish_vm(Action::Created, &record);
+                    return Ok(vm);
+                }
                 Err(holder) => holder,
             };
             if !chosen {

@@ -31,15 +31,15 @@ const AT_ONCE: usize = 2;
 /// Watches all VMs with an idle time.
 pub(super) async fn watch_vms(node: Arc<Node>) {
     let places = Arc::new(Semaphore::new(AT_ONCE));
-    let mut begun = node.host.begun.subscribe();
+    let mut events = node.host.events.subscribe();
     loop {
+        events.skip();
         let running = node.running();
         let runs = |id: &String| running.iter().any(|vm| vm.id == *id);
         node.watches.lock().retain(|id, _| runs(id));
         let vms: Vec<_> = running.into_iter().filter_map(with_idle_policy).collect();
         let Some(shortest) = vms.iter().map(|(_, policy)| idle_time(policy)).min() else {
-            // The node owns the sender, so it is never closed.
-            let _ = begun.changed().await;
+            events.vm_runs().await;
             continue;
         };
         for Idle { vm, policy, .. } in find_idle(&node, vms).await {
@@ -55,7 +55,7 @@ pub(super) async fn watch_vms(node: Arc<Node>) {
         // A VM that begins to run may have a shorter idle time.
         let pause = (shortest / LOOKS).clamp(SHORTEST, LONGEST);
         sleep(SHORTEST).await;
-        let _ = timeout(pause - SHORTEST, begun.changed()).await;
+        let _ = timeout(pause - SHORTEST, events.vm_runs()).await;
     }
 }
 

@@ -1,11 +1,11 @@
 //! Images: list, import, inspect, remove.
 
-use super::{LEASE_POLL, NAME_TIME, Node};
+use super::{NAME_TIME, Node};
 use jiffy_content::error::{Error, Result};
 use jiffy_content::images::base::BASE;
 use jiffy_content::images::import::Which;
 use jiffy_content::model::vm::Spec;
-use jiffy_wire::api::{Image, ImageSource, Pruned};
+use jiffy_wire::api::{Action, Image, ImageSource, Pruned, Subject};
 use std::io::Read;
 use tracing::warn;
 
@@ -32,7 +32,7 @@ impl Node {
         self.images
             .import(name, tar, which, source, || self.check_image_unused(name))
             .await
-            .inspect(|_| self.goldens.forget_image(name))
+            .inspect(|_| self.image_changed(name, Action::Created))
     }
 
     /// One image, with the VMs that need it.
@@ -61,7 +61,7 @@ impl Node {
             .prune(|name| async move { self.check_image_unused(&name).await })
             .await?;
         for name in &pruned.names {
-            self.goldens.forget_image(name);
+            self.image_changed(name, Action::Removed);
         }
         Ok(pruned)
     }
@@ -73,8 +73,14 @@ impl Node {
         self.images
             .remove(name, || self.check_image_unused(name))
             .await?;
-        self.goldens.forget_image(name);
+        self.image_changed(name, Action::Removed);
         Ok(())
+    }
+
+    /// The image of this name is another one now, or was removed.
+    pub(crate) fn image_changed(&self, name: &str, action: Action) {
+        self.goldens.forget_image(name);
+        self.host.events.publish(Subject::Image, action, name);
     }
 
     /// Ends hidden VMs that satisfy `holds`: users' requests have priority.
@@ -91,15 +97,20 @@ impl Node {
     pub(crate) async fn check_image_unused(&self, name: &str) -> Result<()> {
         let deadline = tokio::time::Instant::now() + NAME_TIME;
         while let Some(vm) = self.registry.any(|vm| vm.spec.image == name) {
-            if !vm.spec.hidden || tokio::time::Instant::now() >= deadline {
-                return Err(Error::conflict(format!(
-                    "The image {name} is in use by the VM {}.",
-                    vm.name
-                ))
-                .hint(format!("Remove that VM first with `jiffy rm {}`.", vm.name)));
+            if vm.spec.hidden {
+                self.discard(&vm).await;
+                // It may have been ending already.
+                let gone = vm.when(|view| view.removed);
+                let gone = tokio::time::timeout_at(deadline, gone).await;
+                if gone.is_ok_and(|view| view.removed) {
+                    continue;
+                }
             }
-            self.discard(&vm).await;
-            tokio::time::sleep(LEASE_POLL).await;
+            return Err(Error::conflict(format!(
+                "The image {name} is in use by the VM {}.",
+                vm.name
+            ))
+            .hint(format!("Remove that VM first with `jiffy rm {}`.", vm.name)));
         }
         Ok(())
     }

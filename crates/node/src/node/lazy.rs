@@ -12,7 +12,7 @@ use jiffy_content::snapshots::saved::Saved;
 use jiffy_store::bounded::{evict_to_limit, usage};
 use jiffy_sys::locked::Locked;
 use jiffy_vmhost::handle::VmHandle;
-use jiffy_wire::api::{ErrorKind, ImageSource, Snapshot, VmState};
+use jiffy_wire::api::{Action, ErrorKind, ImageSource, Snapshot, Subject, VmState};
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
@@ -191,6 +191,8 @@ impl Node {
         let (to, manifest) = (self.snapshots.path(name), manifest.clone());
         let named = tokio::task::spawn_blocking(move || draft.name(&to, &manifest, false));
         let saved = super::operation::join_result(named.await)?;
+        let events = &self.host.events;
+        events.publish(Subject::Snapshot, Action::Created, name);
         Ok(saved.shown(name, false, Vec::new()))
     }
 

@@ -6,7 +6,7 @@ use jiffy_content::model::vm::Spec;
 use jiffy_content::names;
 use jiffy_vmhost::handle::Command;
 use jiffy_vmhost::network::{DEFAULT, check_policy, mac_of};
-use jiffy_wire::api::{Network, NetworkPolicy, Vm};
+use jiffy_wire::api::{Action, Network, NetworkPolicy, Subject, Vm};
 
 impl Node {
     /// All networks, the default one first.
@@ -30,6 +30,8 @@ impl Node {
     /// Makes a network.
     pub fn create_network(&self, name: &str) -> Result<Network> {
         self.host.network.create(name)?;
+        let events = &self.host.events;
+        events.publish(Subject::Network, Action::Created, name);
         Ok(self.describe(name.to_owned()))
     }
 
@@ -43,7 +45,10 @@ impl Node {
             ))
             .hint("Remove these VMs first."));
         }
-        self.host.network.remove(name)
+        self.host.network.remove(name)?;
+        let events = &self.host.events;
+        events.publish(Subject::Network, Action::Removed, name);
+        Ok(())
     }
 
     /// Changes a VM's network policy, also while it runs.

@@ -81,17 +81,16 @@ pub(super) async fn watch_memory(node: Arc<Node>) {
         return;
     };
     let mut stalls = Stalls::of_host();
-    let mut begun = node.host.begun.subscribe();
+    let mut events = node.host.events.subscribe();
     let places = Arc::new(Semaphore::new(AT_ONCE));
     // An earlier daemon may have left limits on its VMs.
     let mut limited = true;
     loop {
-        begun.mark_unchanged();
+        events.skip();
         let vms = node.running();
         if vms.is_empty() {
             node.room().set_low_memory(false);
-            // The node owns the sender, so it is never closed.
-            let _ = begun.changed().await;
+            events.vm_runs().await;
             sleep(FIRST).await;
             continue;
         }
@@ -113,7 +112,7 @@ pub(super) async fn watch_memory(node: Arc<Node>) {
         };
         // The pause was computed for the VMs that run now.
         let begins = async {
-            let _ = begun.changed().await;
+            events.vm_runs().await;
             sleep(FIRST).await;
         };
         tokio::select! {

@@ -2,7 +2,7 @@
 
 use super::limits::current_spec;
 use super::operation::{Stopwatch, join_result};
-use super::{LEASE_POLL, NAME_TIME, Node};
+use super::{NAME_TIME, Node};
 use crate::golden;
 use jiffy_content::clock::{monotonic_ns, unix_seconds};
 use jiffy_content::error::{Error, Result};
@@ -15,7 +15,8 @@ use jiffy_content::snapshots::{inspect, memory};
 use jiffy_vmhost::control;
 use jiffy_vmhost::handle::{Command, VmHandle};
 use jiffy_wire::api::{
-    MakeSnapshot, MemoryForm, MemoryReport, Origin, Priority, Pruned, Snapshot, SnapshotMade,
+    Action, MakeSnapshot, MemoryForm, MemoryReport, Origin, Priority, Pruned, Snapshot,
+    SnapshotMade, Subject,
 };
 use jiffy_wire::cpu::Profile;
 use jiffy_wire::timeline::{Track, names};
@@ -29,6 +30,8 @@ use tracing::{debug, info, warn};
 /// How long to wait for a VM whose command has ended, until the VM has ended and its recording is
 /// written.
 const RECORDING_TIME: Duration = Duration::from_secs(2);
+/// How often it is looked for: the pager writes it, and tells nobody.
+const RECORDING_POLL: Duration = Duration::from_millis(5);
 /// How long a VMM has to report its guest's processor.
 const PROCESSOR_TIME: Duration = Duration::from_secs(5);
 
@@ -102,6 +105,8 @@ impl Node {
         }
         drop(frozen);
         info!(snapshot = name, vm = %vm.name, "snapshot made");
+        let events = &self.host.events;
+        events.publish(Subject::Snapshot, Action::Created, &name);
         Ok(SnapshotMade {
             snapshot: saved.shown(&name, false, Vec::new()),
             pause_ns,
@@ -265,30 +270,34 @@ impl Node {
         }
         self.wait_for_removal(|vm| is_from(vm, name)).await;
         let deadline = tokio::time::Instant::now() + NAME_TIME;
+        let mut events = self.host.events.subscribe();
         loop {
             let users = self.users_of(name);
             let Some(user) = users.first() else {
                 let (snapshots, images) = (Arc::clone(&self.snapshots), Arc::clone(&self.images));
-                let name = name.to_owned();
+                let removed = name.to_owned();
                 let removed = tokio::task::spawn_blocking(move || {
-                    snapshots.remove(&name)?;
+                    snapshots.remove(&removed)?;
                     // Removes its chunks and their origins, if nothing else uses them.
                     images.collect_garbage();
                     Ok(())
                 });
-                return join_result(removed.await);
+                join_result(removed.await)?;
+                let events = &self.host.events;
+                events.publish(Subject::Snapshot, Action::Removed, name);
+                return Ok(());
             };
             let leaving = self
                 .registry
                 .find(user)
                 .is_ok_and(|vm| vm.view.borrow().leaving);
-            if !leaving || tokio::time::Instant::now() >= deadline {
+            let ended = tokio::time::timeout_at(deadline, events.vm_ends());
+            if !leaving || ended.await.is_err() {
                 return Err(Error::conflict(format!(
                     "The snapshot {name} is in use by the VM {user}."
                 ))
                 .hint(format!("Remove that VM first with `jiffy rm {user}`.")));
             }
-            tokio::time::sleep(LEASE_POLL).await;
         }
     }
 
@@ -370,7 +379,7 @@ impl Node {
             if !wait || tokio::time::Instant::now() >= deadline {
                 return Err(error);
             }
-            tokio::time::sleep(LEASE_POLL).await;
+            tokio::time::sleep(RECORDING_POLL).await;
         }
     }
 }

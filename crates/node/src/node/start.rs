@@ -1,7 +1,7 @@
 //! Starts of VMs: looks up and holds what a VM needs, and hands it to its task.
 
 use super::limits::current_spec;
-use super::{LEASE_POLL, NAME_TIME, Node};
+use super::{NAME_TIME, Node};
 use crate::golden;
 use crate::spec;
 use jiffy_content::clock::monotonic_ns;
@@ -246,6 +246,7 @@ impl Node {
             return Ok(Vec::new());
         }
         let deadline = tokio::time::Instant::now() + NAME_TIME;
+        let mut events = self.host.events.subscribe();
         loop {
             let error = match self.volumes.hold(&vm.spec.disks, &vm.name) {
                 Ok(leases) => return Ok(leases),
@@ -253,11 +254,11 @@ impl Node {
             };
             let users = self.volumes.users(&vm.spec.disks);
             let wait = users.iter().any(|user| self.is_ending(user));
-            if !wait || tokio::time::Instant::now() >= deadline {
+            // A VM's leases are released before its end is published.
+            let ended = tokio::time::timeout_at(deadline, events.vm_ends());
+            if !wait || ended.await.is_err() {
                 return Err(error);
             }
-            // The lease is released a moment after the view shows the end.
-            tokio::time::sleep(LEASE_POLL).await;
         }
     }
 

@@ -9,7 +9,9 @@ use jiffy_content::transfer::job::{Job, Watcher};
 use jiffy_content::transfer::made::Found;
 use jiffy_content::transfer::{client, push};
 use jiffy_registry::{Platform, Reference};
-use jiffy_wire::api::{ArtifactKind, ErrorKind, ImageSource, PullImage, PullStep, PushArtifact};
+use jiffy_wire::api::{
+    Action, ArtifactKind, ErrorKind, ImageSource, PullImage, PullStep, PushArtifact,
+};
 use std::sync::Arc;
 use tracing::info;
 
@@ -147,7 +149,7 @@ async fn try_pull(
     images
         .publish(&name, made.folder, || node.check_image_unused(&name))
         .await?;
-    node.goldens().forget_image(&name);
+    node.image_changed(&name, Action::Created);
     node.caches_grew();
     info!(
         image = name,

@@ -3,7 +3,7 @@
 use super::{Node, operation};
 use jiffy_content::error::{Error, Result};
 use jiffy_vmhost::handle::VmHandle;
-use jiffy_wire::api::{MakeVolume, ResizedVolume, VmState, Volume};
+use jiffy_wire::api::{Action, MakeVolume, ResizedVolume, Subject, VmState, Volume};
 use std::sync::Arc;
 use tokio::task::block_in_place;
 
@@ -27,7 +27,12 @@ impl Node {
     /// Makes a volume.
     pub fn make_volume(&self, name: &str, wanted: &MakeVolume) -> Result<Volume> {
         self.volumes.create(name, wanted.size_mib, wanted.raw)?;
+        self.volume_changed(name, Action::Created);
         self.volume(name)
+    }
+
+    fn volume_changed(&self, name: &str, action: Action) {
+        self.host.events.publish(Subject::Volume, action, name);
     }
 
     fn volume(&self, name: &str) -> Result<Volume> {
@@ -58,6 +63,7 @@ impl Node {
         let wanted = name.to_owned();
         let work = tokio::task::spawn_blocking(move || volumes.resize(&wanted, size_mib));
         let note = operation::join_result(work.await)?;
+        self.volume_changed(name, Action::Updated);
         let volume = self.volume(name)?;
         Ok(ResizedVolume { volume, note })
     }
@@ -98,7 +104,11 @@ impl Node {
         self.wait_for_removal(uses).await;
         match self.registry.any(uses) {
             // Freeing the blocks of a large file takes seconds.
-            None => block_in_place(|| self.volumes.remove(name)),
+            None => {
+                block_in_place(|| self.volumes.remove(name))?;
+                self.volume_changed(name, Action::Removed);
+                Ok(())
+            }
             Some(vm) => Err(Error::conflict(format!(
                 "The volume {name} belongs to the VM {}.",
                 vm.name

@@ -5,6 +5,7 @@
 //! synchronously.
 
 use crate::clients::Clients;
+use crate::events;
 use crate::handle::{Command, View, VmHandle, is_active};
 use crate::host::Host;
 use crate::log::{Kind, Writer};
@@ -472,15 +473,18 @@ impl Actor {
         let mut view = view_of(&self.record);
         view.leaving |= !self.removal.is_empty();
         view.vm.error = view.vm.error.or_else(|| self.unsaved.clone());
-        let runs = view.vm.state == VmState::Running && !self.record.spec.hidden;
+        let state = view.vm.state;
+        let mut before = state;
         self.view.send_modify(|old| {
             view.held_up = old.held_up.take();
             view.refusal = old.refusal.take();
-            if runs && old.vm.state != VmState::Running {
-                self.host.begun.send_replace(());
-            }
+            before = old.vm.state;
             *old = view;
         });
+        if state != before {
+            let action = events::action_of(state);
+            self.host.events.publish_vm(action, &self.record);
+        }
     }
 
     /// Publishes the record and has it written.

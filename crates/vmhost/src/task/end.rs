@@ -12,7 +12,7 @@ use jiffy_content::records;
 use jiffy_sys::durable::remove_any;
 use jiffy_sys::regular;
 use jiffy_wire::agent::ExitStatus;
-use jiffy_wire::api::VmState;
+use jiffy_wire::api::{Action, VmState};
 use jiffy_wire::timeline::Timeline;
 use jiffy_wire::vmm::{ExitReason, ExitRecord};
 use std::io::{self, Read, Seek, SeekFrom};
@@ -256,6 +256,7 @@ impl Actor {
         let vm = self.record.view();
         self.registry.remove(vm, timeline);
         self.view.send_modify(|view| view.removed = true);
+        self.host.events.publish_vm(Action::Removed, &self.record);
         for reply in self.removal.drain(..) {
             let _ = reply.send(Ok(()));
         }

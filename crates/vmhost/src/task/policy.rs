@@ -3,7 +3,7 @@
 use crate::handle::DeviceLimits;
 use crate::task::actor::Actor;
 use jiffy_content::error::Result;
-use jiffy_wire::api::{Limits, NetworkPolicy};
+use jiffy_wire::api::{Action, Limits, NetworkPolicy};
 use tracing::warn;
 
 impl Actor {
@@ -12,7 +12,7 @@ impl Actor {
         let before = self.record.policy.replace(policy);
         let changed = self.host.network.change(&self.record);
         match changed {
-            Ok(()) => self.changed(),
+            Ok(()) => self.updated(),
             Err(_) => self.record.policy = before,
         }
         changed
@@ -25,11 +25,17 @@ impl Actor {
             self.change_share(cpus)?;
         }
         self.record.limits.change(limits);
-        self.changed();
+        self.updated();
         Ok(DeviceLimits {
             disks: self.record.disk_limits(),
             nets: self.record.network_limit().into_iter().collect(),
         })
+    }
+
+    fn updated(&mut self) {
+        self.changed();
+        let events = &self.host.events;
+        events.publish_vm(Action::Updated, &self.record);
     }
 
     /// Changes how many processors a VM with a VMM may use. The guest's kernel can bring up all of

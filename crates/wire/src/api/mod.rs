@@ -57,6 +57,7 @@
 //! | `DELETE /v1/volumes/{name}` | | 204 |
 //! | `POST /v1/vms/{vm}/disks/{name}`, `DELETE …` | | refused: no hot-plug |
 //! | `GET /v1/requests/{id}` | | [`RequestState`] |
+//! | `GET /v1/events?vm=VM` | | a stream of lines [`Event`], JSON: what happens from now on; with `vm` to this VM only |
 //! | `POST /v1/shutdown` | | 204; the daemon ends, VMs keep running |
 //!
 //! A request with the header [`REQUEST_HEADER`] can be asked for by its id, at the next daemon, too.
@@ -65,6 +66,7 @@
 //! `Upgrade: jiffy-frames`. Errors are [`ApiError`].
 
 mod error;
+mod event;
 mod idle;
 mod image;
 mod network;
@@ -76,6 +78,7 @@ mod vm;
 mod volume;
 
 pub use error::{ApiError, ErrorKind};
+pub use event::{Action, Event, Subject};
 pub use idle::{IdleAction, IdlePolicy, VmIdle};
 pub use image::{CommitVm, Committed, Image, ImageConfig, ImageSource, ImportKind};
 pub use network::{Network, NetworkCounters, NetworkPolicy, NetworkUse, VmNetwork};
