@@ -149,7 +149,7 @@ fn limits_of_devices_that_a_vm_lacks_are_refused() {
         let error = change(&daemon, "alone", &limits).error(kind);
         assert!(error.message.contains(why), "{error:?}");
     };
-    refused(Limits::default(), ErrorKind::Invalid, "is to change");
+    refused(Limits::default(), ErrorKind::Invalid, "contains no limit");
     let volumes = [("data".to_owned(), disk(1))].into();
     let volume = Limits {
         volumes,
