@@ -132,7 +132,7 @@ fn endless_uploads_are_limited_and_delay_no_others() {
         refused()
     });
     let error = one_more().error(ErrorKind::NoRoom);
-    let ours = format!("12 uploads under way of process {}", std::process::id());
+    let ours = format!("12 uploads in progress of process {}", std::process::id());
     assert!(error.message.contains(&ours), "{}", error.message);
     // Other processes still have places.
     let theirs = "POST /v1/images/theirs?kind=root";
