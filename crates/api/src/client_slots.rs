@@ -67,7 +67,7 @@ impl Places {
             };
             let open = if all < self.most { of_client } else { all };
             return Err(Error::no_room(format!(
-                "The node has {open} {}{whose}, and takes no further one.",
+                "The node has {open} {}{whose}, and accepts no more.",
                 self.what
             ))
             .hint("Try again when some have ended."));

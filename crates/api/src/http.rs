@@ -35,7 +35,7 @@ const UPLOAD_PIECE: usize = 1024 * 1024;
 const MAX_UPLOADS: usize = 16;
 
 static UPLOADS: LazyLock<Arc<Places>> =
-    LazyLock::new(|| Places::new("uploads under way", MAX_UPLOADS));
+    LazyLock::new(|| Places::new("uploads in progress", MAX_UPLOADS));
 
 /// Runs work that waits for files or the kernel, outside the threads that serve requests.
 pub async fn blocking<T: Send + 'static>(
@@ -43,7 +43,11 @@ pub async fn blocking<T: Send + 'static>(
 ) -> Result<T> {
     tokio::task::spawn_blocking(work)
         .await
-        .unwrap_or_else(|error| Err(Error::internal(format!("A task was cut short: {error}."))))
+        .unwrap_or_else(|error| {
+            Err(Error::internal(format!(
+                "A task of jiffyd did not finish: {error}."
+            )))
+        })
 }
 
 /// The JSON body of a request; an empty one is `{}`.
@@ -53,7 +57,7 @@ pub async fn json<T: DeserializeOwned>(body: Body) -> Result<T> {
         .map_err(|_| {
             let seconds = JSON_TIME.as_secs();
             Error::invalid(format!(
-                "The request's body was not there after {seconds} s."
+                "The request's body was not complete after {seconds} s."
             ))
         })?
         .map_err(|error| Error::invalid(format!("The request's body can't be read: {error}.")))?
@@ -100,7 +104,7 @@ pub fn upgrade(request: &mut Request) -> Result<Upgrade> {
             place: request.extensions_mut().remove::<Arc<Place>>(),
         }),
         _ => Err(Error::invalid(format!(
-            "This request becomes a stream: send `Connection: upgrade` and `Upgrade: {}`.",
+            "This request needs an upgrade to a stream: send `Connection: upgrade` and `Upgrade: {}`.",
             api::UPGRADE
         ))),
     }
@@ -117,7 +121,7 @@ where
     tokio::spawn(async move {
         match upgrade.await {
             Ok(stream) => serve(TokioIo::new(stream)).await,
-            Err(error) => tracing::debug!(%error, "a client left before its stream began"),
+            Err(error) => tracing::debug!(%error, "a client disconnected before its stream began"),
         }
         drop(place);
     });

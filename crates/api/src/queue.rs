@@ -40,7 +40,10 @@ pub(super) async fn list(State(node): Shared) -> Json<Vec<Queued>> {
 pub(super) async fn follow(State(node): Shared, Path(request): Path<String>) -> Result<Response> {
     request_ids::check(&request)?;
     let Some(first) = node.next_place(&request, None).await else {
-        return Err(Error::not_found(format!("No request {request} waits.")).into());
+        return Err(Error::not_found(format!(
+            "No request with the id {request} waits in the queue."
+        ))
+        .into());
     };
     let places = stream::unfold((Some(first), None), move |(next, last)| {
         let (node, request) = (Arc::clone(&node), request.clone());

@@ -63,7 +63,7 @@ impl Begun {
     pub fn open(path: &Path) -> Begun {
         let ring = Ring::open(path).inspect_err(|error| {
             let file = path.display();
-            warn!(%file, %error, "clients that lose their connection can't learn whether their request was begun");
+            warn!(%file, %error, "the record of begun requests can't be opened: clients that lose their connection can't ask whether their request was begun");
         });
         Begun {
             ring: ring.ok().map(Mutex::new),
@@ -83,8 +83,9 @@ impl Begun {
                 "The request came after its client was told that it was not begun.",
             ));
         }
-        ring.add(&id)
-            .map_err(|error| Error::internal(format!("A request can't be noted: {error}.")))
+        ring.add(&id).map_err(|error| {
+            Error::internal(format!("The id of a request can't be recorded: {error}."))
+        })
     }
 
     /// Has the request begun? `None` if that is unknown. A request that has not will never begin.
@@ -96,7 +97,7 @@ impl Begun {
         let mut ring = lock(ring);
         let slots = ring.read().map_err(|error| {
             Error::internal(format!(
-                "The requests that were begun can't be read: {error}."
+                "The record of begun requests can't be read: {error}."
             ))
         })?;
         let mut slots = slots.chunks_exact(SLOT).skip(1);

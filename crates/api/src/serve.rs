@@ -209,7 +209,7 @@ async fn accept_tcp(
 }
 
 async fn accept_failed(error: &std::io::Error) {
-    warn!(%error, "a connection could not be taken");
+    warn!(%error, "a connection could not be accepted");
     // Most likely out of descriptors: waits for others to close some.
     tokio::time::sleep(Duration::from_millis(100)).await;
 }
@@ -293,7 +293,7 @@ impl Connection {
             }
         };
         if let Err(error) = served {
-            debug!(%error, "a connection ended badly");
+            debug!(%error, "a connection ended with an error");
         }
     }
 }

@@ -55,7 +55,7 @@ pub(super) async fn run(State(node): Shared, mut request: Request) -> Result<Res
     }
     if wanted.vm.command.is_none() && !node.has_captured_command(&wanted.vm)? {
         return Err(Error::invalid("There is no command to attach to.")
-            .hint("Give a command, or detach from the VM.")
+            .hint("Give a command, or use --detach.")
             .into());
     }
     let (vm, cursor) = on_behalf_of(caller, node.run(wanted.vm)).await?;
@@ -187,7 +187,9 @@ async fn proxied<T: ToClient>(
             Ok(unix) => pass::<T, _>(unix, agent, vm).await,
             Err(other) => match other.downcast::<TokioIo<TcpStream>>() {
                 Ok(tcp) => pass::<T, _>(tcp, agent, vm).await,
-                Err(_) => tracing::error!("a connection is of no known kind"),
+                Err(_) => tracing::error!(
+                    "an upgraded connection is neither a Unix socket nor a TCP socket"
+                ),
             },
         }
     }))
@@ -238,7 +240,7 @@ pub(super) async fn logs(
     } = query(&uri)?;
     if tail.is_some_and(|lines| lines > MAX_TAIL) {
         return Err(Error::invalid(format!(
-            "At most {MAX_TAIL} lines can be asked for from the end."
+            "The last {MAX_TAIL} lines at most can be requested."
         ))
         .into());
     }
@@ -247,7 +249,7 @@ pub(super) async fn logs(
     if source == Source::Console && !vm.spec.console {
         return Err(
             Error::wrong_state(format!("The VM {} has no console.", vm.name))
-                .hint("Make a VM with --console to have one.")
+                .hint("Create a VM with --console.")
                 .into(),
         );
     }

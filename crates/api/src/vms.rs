@@ -174,7 +174,7 @@ pub(super) async fn kill(
     };
     let vm = node.find(&vm)?;
     if !(1..=64).contains(&signal) {
-        return Err(Error::invalid(format!("{signal} is no signal; signals are 1 to 64.")).into());
+        return Err(Error::invalid(format!("There is no signal {signal}; choose 1 to 64.")).into());
     }
     if vm.spec.command.is_none() {
         return Err(Error::wrong_state(format!(
@@ -229,7 +229,7 @@ pub(super) async fn timeline(
 /// The error for an agent that failed to answer.
 pub(super) fn agent_failed(vm: &str, error: &agent::AgentError) -> Error {
     Error::vm_failed(format!(
-        "The agent of the VM {vm} can't be asked: {}.",
+        "A request to the agent of the VM {vm} failed: {}.",
         error.sentence()
     ))
     .hint(format!(

@@ -60,7 +60,8 @@ fn read(file: &Path) -> Result<Vec<u8>> {
     if bytes.len() as u64 > MAX_FILE {
         let file = file.display();
         return Err(Failure::new(format!(
-            "{file} is too large for a file of CPU profiles"
+            "{file} is larger than a file of CPU profiles may be ({} MiB)",
+            MAX_FILE >> 20
         )));
     }
     Ok(bytes)

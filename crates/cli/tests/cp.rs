@@ -162,7 +162,7 @@ fn destinations_follow_the_rules_of_cp() {
     assert_eq!(
         fs::metadata(&d).unwrap().mode() & 0o777,
         before,
-        "it was there before"
+        "an existing folder keeps its mode"
     );
     // A folder in place of a file.
     let (_, output) = copy_out(
@@ -255,14 +255,14 @@ fn invalid_copy_streams_leave_no_partial_files() {
         ),
         (
             vec![file("", u64::MAX), data(b"xy")],
-            "lost before the copy was whole",
+            "lost before the copy was complete",
         ),
         (vec![file("x", 0)], "out of order"),
         (vec![folder(""), folder("")], "out of order"),
         (vec![folder(""), file("never/sent", 0)], "out of order"),
         (vec![folder(""), data(b"x")], "belong to no file"),
         (vec![link("", ""), CopyFrame::End], "can't be written"),
-        (vec![], "lost before the copy was whole"),
+        (vec![], "lost before the copy was complete"),
         (
             vec![CopyFrame::Failed {
                 message: "/x: no such file".into(),
@@ -511,7 +511,7 @@ fn the_target_in_the_vm_is_chosen_as_cp_does() {
     assert_eq!(
         first.unwrap(),
         " Folder 711 1234",
-        "the folder there stays as it is"
+        "the existing folder keeps its mode"
     );
     assert_eq!(
         case("../d", "web:/new").0,

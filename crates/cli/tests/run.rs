@@ -237,7 +237,10 @@ fn interrupted_twice(node: &FakeNode, arguments: &[&str]) -> Option<i32> {
     until_ready(&mut child);
     kill_process(pid(&child), Signal::INT).unwrap();
     std::thread::sleep(Duration::from_millis(100));
-    assert!(child.try_wait().unwrap().is_none(), "once is not enough");
+    assert!(
+        child.try_wait().unwrap().is_none(),
+        "one Ctrl-C ended the session"
+    );
     // Two signals count if they come within a second, which on a busy host some don't.
     let mut ended = None;
     eventually("it ends", || {
@@ -304,7 +307,7 @@ fn a_signal_overtakes_unread_stdin() {
     until_ready(&mut child);
     // As long as the connection is not full, the signal is sent through it.
     let mut line = None;
-    eventually("a signal takes the other way", || {
+    eventually("a signal is sent as a request of its own", || {
         kill_process(pid(&child), Signal::TERM).unwrap();
         line = hears.recv_timeout(Duration::from_millis(300)).ok();
         line.is_some()
@@ -334,7 +337,7 @@ fn a_signal_ends_jiffy_when_the_exec_does_not_read_stdin() {
         .spawn()
         .unwrap();
     until_ready(&mut child);
-    // The first signal may find space, and wait in the connection for ever.
+    // The first signal may find space, and wait in the connection forever.
     let mut status = None;
     eventually("it ends", || {
         let _ = kill_process(pid(&child), Signal::TERM);
@@ -532,7 +535,7 @@ fn a_broken_pipe_overtakes_unread_stdin() {
             peer.upgrade();
             // The unread bytes are the only sign of input.
             peer.waits_for_input();
-            // As `yes` does: writes for ever, and reads nothing.
+            // As `yes` does: writes forever, and reads nothing.
             let hears = hears.lock().unwrap();
             while hears.try_recv().is_err() {
                 peer.output(Stream::Stdout, b"y\n");
@@ -892,7 +895,10 @@ fn the_image_signature_is_verified_before_the_run() {
     let requests = node.requests();
     let pulls = |request: &&Request| request.line.contains("/v1/pulls");
     let pull: PullImage = requests.iter().find(pulls).unwrap().json();
-    assert!(!pull.renew, "what is here stays what it is");
+    assert!(
+        !pull.renew,
+        "an image that is stored here is not pulled again"
+    );
     assert!(pull.access.verify_key.unwrap().contains("PUBLIC KEY"));
     assert!(node.lines().iter().all(|line| !line.contains("/v1/run")));
     let output = run(&["--pull", "never", "h.example/a:1", "true"]);

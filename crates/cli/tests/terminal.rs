@@ -188,7 +188,7 @@ fn a_captured_command_gets_the_size_of_the_terminal() {
     jiffy.args(["run", "--from", "ready"]);
     assert_eq!(terminal.spawn(&jiffy).wait().unwrap().code(), Some(0));
     let run: RunVm = node.requests().pop().unwrap().json();
-    assert!(run.vm.command.is_none(), "nothing that could have a size");
+    assert!(run.vm.command.is_none(), "the request has a command");
 }
 
 #[test]
@@ -281,7 +281,7 @@ fn no_tty_and_a_pipe_mean_no_terminal() {
     let run: RunVm = node.requests()[0].json();
     let command = run.vm.command.unwrap();
     assert!(command.tty.is_none());
-    assert!(!command.stdin, "nobody types to a command without -i");
+    assert!(!command.stdin, "without -i, the terminal is not stdin");
     terminal.type_keys(b"x");
 }
 

@@ -136,7 +136,7 @@ fn verbs_on_several_vms_continue_after_a_failure() {
     assert_eq!(
         output.status.code(),
         Some(0),
-        "rm -f does not mind what is gone"
+        "rm -f ignores VMs that do not exist"
     );
     assert_eq!(stderr(&output), "");
     let output = node
@@ -407,7 +407,7 @@ fn version_and_doctor_need_no_node() {
     );
     assert!(
         !root.path().join("run").exists(),
-        "they leave nothing behind"
+        "version or doctor created the run folder"
     );
     assert!(!root.path().join("data").exists());
 }
@@ -516,7 +516,7 @@ fn a_failed_machine_start_names_what_is_missing() {
         "{said}"
     );
     assert!(lines[1].starts_with("  hint: apt-get install"), "{said}");
-    assert_eq!(lines.len(), 2, "nothing was started, so nothing says so");
+    assert_eq!(lines.len(), 2, "a start was reported");
     let status = jiffy_in(root.path())
         .args(["machine", "status", "--format", "json"])
         .output()

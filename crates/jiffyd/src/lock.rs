@@ -54,7 +54,7 @@ pub fn lock(paths: &Paths) -> anyhow::Result<Lock> {
             pid => format!(" (process {pid})"),
         };
         bail!(
-            "Another jiffyd{holder} already keeps {}.",
+            "Another jiffyd{holder} already uses the data folder {}.",
             paths.data.display()
         );
     }

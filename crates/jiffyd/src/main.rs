@@ -105,7 +105,7 @@ async fn run(options: Options) -> anyhow::Result<()> {
         proxy.abort();
     }
     node.flush().await;
-    info!("jiffyd ends; VMs go on");
+    info!("jiffyd ends; VMs keep running");
     Ok(())
 }
 
@@ -113,7 +113,7 @@ async fn run(options: Options) -> anyhow::Result<()> {
 async fn reload_on(mut hangup: Signal, tls: Arc<Tls>) {
     while hangup.recv().await.is_some() {
         match tls.reload() {
-            Ok(()) => info!("the proxy's certificate was read again"),
+            Ok(()) => info!("the proxy's certificate was reloaded"),
             Err(error) => warn!(%error, "the proxy keeps its previous certificate"),
         }
     }
@@ -129,6 +129,6 @@ pub fn announce(descriptor: u32) {
         .open(&path)
         .and_then(|mut file| file.write_all(b"1"));
     if let Err(error) = told {
-        warn!(%path, %error, "whoever started jiffyd can't be told that it listens");
+        warn!(%path, %error, "readiness can't be reported to the descriptor of --ready-fd");
     }
 }

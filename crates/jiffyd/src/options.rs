@@ -64,7 +64,7 @@ pub struct Options {
     )]
     pub proxy_domain: String,
     /// Serve the proxy with TLS, in HTTP/1.1 and HTTP/2: file with the certificate, then those of
-    /// its authorities, in PEM. SIGHUP has this file and the key's read again
+    /// its authorities, in PEM. SIGHUP reloads this file and the key's
     #[arg(
         long,
         value_name = "FILE",
@@ -177,8 +177,8 @@ pub struct Options {
     pub memory_limit: Option<Limit>,
     /// Memory that VMs leave to the host: a share of it (5%), or a size (1G); 0 for none. With less
     /// than twice that left, idle guests give up caches; with less than that, or when a request waits
-    /// for memory, idle VMs with an idle time are hibernated before it is over, and VMs that go on
-    /// growing are slowed down [default: 5%, at least 128M and at most 4G]
+    /// for memory, idle VMs with an idle time are hibernated early, and VMs that keep growing are
+    /// slowed down [default: 5%, at least 128M and at most 4G]
     #[arg(long, value_name = "SHARE|SIZE", env = "JIFFY_MEMORY_RESERVE")]
     pub memory_reserve: Option<Limit>,
     /// Give VMs a network. This needs root, for links, addresses and rules of this host; if it

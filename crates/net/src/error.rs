@@ -9,15 +9,15 @@ use std::net::Ipv4Addr;
 #[non_exhaustive]
 pub enum Error {
     /// An invalid VM id.
-    #[error("`{0}` is no VM's id: those are 12 hexadecimal digits")]
+    #[error("`{0}` is not the id of a VM, which has 12 hexadecimal digits")]
     Id(String),
     /// An invalid range of addresses.
     #[error(
-        "`{0}` is no range of addresses: write ADDRESS or ADDRESS/PREFIX, with no bit after the prefix"
+        "`{0}` is not a range of addresses: write ADDRESS or ADDRESS/PREFIX, with zeros after the prefix"
     )]
     Cidr(String),
     /// An invalid rule.
-    #[error("`{0}` is no rule: {1}")]
+    #[error("`{0}` is not a rule: {1}")]
     Rule(String, &'static str),
     /// Ports that can't be published like this.
     #[error("`{0}` can't be published: {1}")]
@@ -29,7 +29,9 @@ pub enum Error {
     #[error("all addresses of {0} are in use")]
     PoolEmpty(String),
     /// Every private range overlaps a route.
-    #[error("the host has routes into all private ranges: choose one for VMs by hand")]
+    #[error(
+        "the host has routes into all private ranges: choose ranges for VMs with jiffyd --vm-ipv4 and --vm-ipv6"
+    )]
     NoRange,
     /// The range overlaps an address or route of the host.
     #[error("the range {pool} for VMs overlaps the host's route to {route}")]
@@ -43,7 +45,7 @@ pub enum Error {
     #[error("changing the host's network needs CAP_NET_ADMIN")]
     Permission,
     /// A TAP device could not be created.
-    #[error("the link {name} can't be made")]
+    #[error("the link {name} can't be created")]
     Tap {
         /// Its name.
         name: String,
@@ -61,7 +63,7 @@ pub enum Error {
         source: Refusal,
     },
     /// A file of /proc/sys could not be read or written.
-    #[error("{path} can't be set")]
+    #[error("{path} can't be written")]
     Sysctl {
         /// The file.
         path: String,

@@ -52,7 +52,7 @@ impl Blocker {
                  for both of VMs' ranges; firewall-cmd --reload"
                 .to_owned(),
             Owner::Unknown => format!(
-                "let packets pass there whose link's name begins with {prefix} \
+                "accept packets there whose link's name begins with {prefix} \
                  (nft: iifgroup or oifgroup {:#x})",
                 links::GROUP
             ),
@@ -64,7 +64,7 @@ impl fmt::Display for Blocker {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         write!(
             f,
-            "{} drops what VMs send and get; {}",
+            "{} drops packets from and to VMs; {}",
             self.chain,
             self.remedy()
         )

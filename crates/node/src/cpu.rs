@@ -1,5 +1,5 @@
 //! This host's processor, as its KVM shows it to guests, and whether a captured guest
-//! can go on with it.
+//! can be restored on it.
 
 use jiffy_content::error::{Error, Result};
 use jiffy_wire::cpu::{Host, Profile};
@@ -12,7 +12,7 @@ use tokio::time::timeout;
 use tracing::debug;
 
 /// How long KVM has to answer; it takes some milliseconds.
-const PATIENCE: Duration = Duration::from_secs(5);
+const QUERY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The result of `jiffy-vmm cpu` on this host.
 #[derive(Debug)]
@@ -56,10 +56,10 @@ impl Processor {
             return Ok(());
         }
         Err(Error::wrong_state(format!(
-            "{what} can't go on on this host: it lacks {}.",
+            "{what} can't be restored on this host: it lacks {}.",
             lacking.join(", ")
         ))
-        .hint("Restore it on a host with such a processor, or boot the VM anew; `--cpu-profile` gives VMs a processor that several hosts have."))
+        .hint("Restore it on a host whose processor has these features, or boot a new VM; `jiffy run --cpu-profile` limits a VM to features that several hosts have."))
     }
 }
 
@@ -70,7 +70,7 @@ async fn ask(vmm: &Path) -> std::result::Result<Host, String> {
         .stdin(Stdio::null())
         .stderr(Stdio::null())
         .kill_on_drop(true);
-    let output = timeout(PATIENCE, asking.output())
+    let output = timeout(QUERY_TIMEOUT, asking.output())
         .await
         .map_err(|_| "jiffy-vmm took too long".to_owned())?
         .map_err(|error| error.to_string())?;

@@ -102,7 +102,7 @@ impl Goldens {
             let saved = match Manifest::load(&folder) {
                 Ok(manifest) => Saved::new(folder, manifest),
                 Err(error) if error.is_newer() => {
-                    info!(key, %error, "a golden snapshot of a newer release is left alone");
+                    info!(key, %error, "a golden snapshot of a newer release is ignored");
                     continue;
                 }
                 Err(error) => {

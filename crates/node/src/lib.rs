@@ -2,7 +2,7 @@
 //!
 //! * [`node`](Node): the use cases.
 //! * [`spec`]: checks requests for VMs.
-//! * `golden`: snapshots that the node makes by itself, and standbys made from them.
+//! * `golden`: snapshots that the node makes automatically, and standbys made from them.
 //! * `idle`: decides when a VM is idle.
 //! * `pressure`: detects that the host's memory gets short, and decides what to do.
 //! * `cpu`: the features of this host's processor that guests can have.

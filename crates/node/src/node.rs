@@ -226,7 +226,7 @@ impl Node {
                 if !entry.file_name().to_string_lossy().starts_with('.') {
                     continue;
                 }
-                info!(path = %path.display(), "removing what an earlier daemon left half done");
+                info!(path = %path.display(), "removing an unfinished file or folder of an earlier daemon");
                 let _ = fs::remove_dir_all(&path).or_else(|_| fs::remove_file(&path));
             }
         }
@@ -242,7 +242,7 @@ impl Node {
             }
         };
         if timeout(FLUSH_TIME, flushed).await.is_err() {
-            warn!("not every VM's record was written in time");
+            warn!("the records of some VMs were not written in time");
         }
         self.goldens.end_standbys().await;
         self.host.spares.end().await;
@@ -335,8 +335,10 @@ impl Node {
     pub async fn processor(&self) -> Result<Profile> {
         let host = self.processor.host().await;
         host.map(|host| host.shown.clone()).map_err(|why| {
-            Error::internal(format!("What processor VMs have is not known: {why}."))
-                .hint("`jiffy doctor` says what this host's KVM can do.")
+            Error::internal(format!(
+                "The features of this host's processor can't be determined: {why}."
+            ))
+            .hint("`jiffy doctor` says what this host's KVM can do.")
         })
     }
 
@@ -486,7 +488,7 @@ impl Node {
         Err(match view.vm.state {
             VmState::Stopping => Error::wrong_state(format!("The VM {name} is stopping.")),
             VmState::Paused => Error::wrong_state(format!("The VM {name} is paused."))
-                .hint(format!("Let it go on with `jiffy resume {name}`.")),
+                .hint(format!("Resume it with `jiffy resume {name}`.")),
             _ => Error::wrong_state(format!("The VM {name} does not run."))
                 .hint(format!("Start it with `jiffy start {name}`.")),
         })

@@ -169,7 +169,7 @@ impl Forwarder {
         client: Arc<Client>,
     ) -> Result<(Target, Arc<RequestGuard>), Refusal> {
         if upgrade::is_tunnel(request) {
-            let error = Error::not_found("The proxy opens no tunnels.");
+            let error = Error::not_found("The proxy does not support CONNECT tunnels.");
             return Err(Refusal::not_found(error));
         }
         let target = target::find(request.uri(), request.headers(), &self.domain)
@@ -199,7 +199,7 @@ impl Forwarder {
         ];
         if places.iter().flatten().any(Option::is_none) {
             return Err(Refusal::unavailable(Error::no_room(format!(
-                "The proxy has as many requests to the VM {name} under way as it may have."
+                "The proxy has reached its limit of requests in progress, in all or to the VM {name}."
             ))));
         }
         let lasting = Arc::new(RequestGuard {
@@ -217,7 +217,7 @@ impl Forwarder {
     async fn connect(&self, vm: &Arc<VmHandle>, port: u16) -> Result<Server, Refusal> {
         let Ok(place) = timeout(CONNECT_TIME, self.connections.take(&vm.id)).await else {
             return Err(Refusal::unavailable(Error::no_room(format!(
-                "The proxy has as many connections to the VM {} as it may have.",
+                "The proxy has reached its limit of connections, in all or to the VM {}.",
                 vm.name
             ))));
         };
@@ -233,7 +233,7 @@ impl Forwarder {
             let _held = held;
             tokio::select! {
                 served = connection.with_upgrades() => if let Err(error) = served {
-                    debug!(%error, "a VM's connection ended badly");
+                    debug!(%error, "a connection to a VM ended with an error");
                 },
                 _ = ends.when(|view| !view.lives()) => {}
             }

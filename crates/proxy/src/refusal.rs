@@ -10,7 +10,7 @@ use hyper::{Response, StatusCode};
 use jiffy_content::error::Error;
 
 /// Seconds until a client may retry.
-const AGAIN: HeaderValue = HeaderValue::from_static("1");
+const RETRY_AFTER_SECONDS: HeaderValue = HeaderValue::from_static("1");
 /// How a client authenticates (RFC 6750 §3).
 const BEARER: HeaderValue = HeaderValue::from_static("Bearer");
 /// Closes an HTTP/1.1 connection after the answer; hyper drops this header in HTTP/2.
@@ -95,7 +95,7 @@ impl Refusal {
         };
         set(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         match self.status {
-            StatusCode::SERVICE_UNAVAILABLE => set(RETRY_AFTER, AGAIN),
+            StatusCode::SERVICE_UNAVAILABLE => set(RETRY_AFTER, RETRY_AFTER_SECONDS),
             // A client without the token must not hold its place by sending more requests unread.
             StatusCode::UNAUTHORIZED => {
                 set(WWW_AUTHENTICATE, BEARER);

@@ -99,7 +99,7 @@ impl Proxy {
                     tokio::spawn(connection(forwarder, tls, stream, from, place));
                 }
                 Err(error) => {
-                    warn!(%error, "a connection to the proxy could not be taken");
+                    warn!(%error, "a connection to the proxy could not be accepted");
                     tokio::time::sleep(AFTER_ERROR).await;
                 }
             }
@@ -188,10 +188,10 @@ async fn over_http1<S>(
         .with_upgrades();
     tokio::select! {
         served = served => if let Err(error) = served {
-            debug!(?error, "a connection to the proxy ended badly");
+            debug!(?error, "a connection to the proxy ended with an error");
         },
         // hyper does not watch the socket while a request waits for its answer.
-        () = socket.broken() => debug!("a client is gone"),
+        () = socket.broken() => debug!("a client disconnected"),
     }
 }
 
@@ -248,6 +248,6 @@ async fn over_http2(
         }
     };
     if let Err(error) = result {
-        debug!(?error, "a connection to the proxy ended badly");
+        debug!(?error, "a connection to the proxy ended with an error");
     }
 }

@@ -109,7 +109,7 @@ fn is_ours(host: &str, domain: &str) -> bool {
 
 /// Splits `NAME/PORT`, followed by nothing, a path or a query.
 fn in_path(rest: &str) -> Result<Target, String> {
-    let wrong = || "A path that begins with /vm/ must go on with NAME/PORT/.".to_owned();
+    let wrong = || "A path that begins with /vm/ must continue with NAME/PORT/.".to_owned();
     let (vm, rest) = rest.split_once('/').ok_or_else(wrong)?;
     let end = rest.find(['/', '?']).unwrap_or(rest.len());
     let (number, rest) = rest.split_at(end);

@@ -87,7 +87,7 @@ fn configuration(certificate: &Path, key: &Path) -> Result<ServerConfig> {
             "The first certificate in {certificate} is not valid: {why}."
         )),
         error => Error::invalid(format!("The private key in {key} can't be used: {error}."))
-            .hint("Keys of RSA (2048 bits or more), ECDSA (P-256, P-384) and Ed25519 can."),
+            .hint("Use a key of RSA (2048 bits or more), ECDSA (P-256 or P-384) or Ed25519."),
     })?;
     config.alpn_protocols = vec![HTTP2.to_vec(), HTTP1.to_vec()];
     Ok(config)
@@ -124,9 +124,7 @@ fn read_key(path: &Path) -> Result<PrivateKeyDer<'static>> {
         Err(pem::Error::NoItemsFound) if is_encrypted(&text) => Err(Error::invalid(format!(
             "The private key in {path} is encrypted."
         ))
-        .hint(format!(
-            "Write it without a password: `openssl pkey -in {path} -out FILE`."
-        ))),
+        .hint(format!("Decrypt it: `openssl pkey -in {path} -out FILE`."))),
         Err(pem::Error::NoItemsFound) => Err(Error::invalid(format!(
             "The key file {path} contains no private key in PEM."
         ))),

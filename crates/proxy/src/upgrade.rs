@@ -135,9 +135,9 @@ async fn carry(
     };
     tokio::select! {
         carried = carried => if let Err(error) = carried {
-            debug!(vm = %vm.name, %error, "a connection was cut");
+            debug!(vm = %vm.name, %error, "relaying an upgraded connection failed");
         },
         _ = vm.when(|view| !view.lives()) => {}
-        () = socket.broken() => debug!(vm = %vm.name, "the client of a connection is gone"),
+        () = socket.broken() => debug!(vm = %vm.name, "the client of an upgraded connection disconnected"),
     }
 }

@@ -28,7 +28,7 @@ pub fn main() -> ExitCode {
         }),
         ["connect", host, port] => connect::port(host, port),
         ["connect-unix", path] => connect::socket(path),
-        _ => Err("jiffy starts this program; it is of no use by hand".to_owned()),
+        _ => Err("jiffy starts this program; use `jiffy ssh VM` instead".to_owned()),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

@@ -136,10 +136,10 @@ pub fn quoted(path: &Path) -> Result<String> {
 
 fn unusable(path: &Path) -> Failure {
     Failure::new(format!(
-        "the path {} can't be written in a configuration of ssh",
+        "the path {} can't be used in ssh_config",
         path.display()
     ))
-    .hint("use folders without quotation marks and backslashes: JIFFY_DATA names the data folder")
+    .hint("use folders without quotation marks and backslashes; JIFFY_DATA sets the data folder")
 }
 
 #[cfg(test)]

@@ -141,7 +141,7 @@ fn write_new(path: &Path, contents: &[u8]) -> std::io::Result<()> {
 fn random() -> Result<[u8; 32]> {
     let mut bytes = [0; 32];
     getrandom::fill(&mut bytes)
-        .map_err(|error| Failure::new(format!("there are no random numbers: {error}")))?;
+        .map_err(|error| Failure::new(format!("getrandom(2) failed: {error}")))?;
     Ok(bytes)
 }
 
@@ -175,10 +175,10 @@ fn unusable(error: russh::keys::ssh_key::Error) -> Failure {
 
 fn damaged(path: &Path, what: &str) -> Failure {
     Failure::new(format!(
-        "{} has not {what} that this jiffy can read",
+        "{} does not contain {what} that this jiffy can read",
         path.display()
     ))
-    .hint("remove it, and the next connection makes a new one")
+    .hint("remove it; the next connection creates a new one")
 }
 
 fn cant_read(path: &Path, error: std::io::Error) -> Failure {

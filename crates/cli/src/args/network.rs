@@ -21,14 +21,14 @@ pub struct NetworkOptions {
     /// Ranges have as many ports on both sides. Repeatable
     #[arg(short, long, value_name = "[ADDRESS:]HOST:GUEST[/udp]")]
     pub publish: Vec<String>,
-    /// Publish all ports that the image names, each on a free port of this host's
+    /// Publish all ports that the image names, each on a free port of this host
     #[arg(short = 'P', long)]
     pub publish_all: bool,
     /// Let the VM reach TARGET[:PORT[-PORT]][/tcp|/udp]: an address, a range, a name,
     /// *.NAME, all, or host with a port. Repeatable
     #[arg(long, value_name = "RULE")]
     pub allow: Vec<String>,
-    /// Don't let the VM reach that, unless it is allowed. Repeatable
+    /// Don't let the VM reach TARGET, as in --allow, unless --allow permits it. Repeatable
     #[arg(long, value_name = "RULE")]
     pub deny: Vec<String>,
     /// TCP ports that the node's proxy may reach (jiffyd --proxy): a list of ports and ranges,
@@ -92,7 +92,7 @@ pub enum Network {
         /// Let the VM reach RULE (see `jiffy run --help`). Repeatable
         #[arg(long, value_name = "RULE")]
         allow: Vec<String>,
-        /// Don't let the VM reach RULE, unless it is allowed. Repeatable
+        /// Don't let the VM reach RULE, unless --allow permits it. Repeatable
         #[arg(long, value_name = "RULE")]
         deny: Vec<String>,
         /// Drop the rules that the VM has, before others are added

@@ -111,7 +111,7 @@ pub struct VmOptions {
     /// next exec, cp, attach or connection to a published port wakes it
     #[arg(long, value_name = "TIME", value_parser = seconds)]
     pub idle: Option<u32>,
-    /// What to do with the VM then; one that was stopped is not woken
+    /// What to do with an idle VM. A VM that was stopped is not woken
     #[arg(
         long,
         value_name = "ACTION",

@@ -352,7 +352,7 @@ fn options_of_the_snapshot_verbs_are_parsed() {
     use snapshot::Snapshot;
     let order = |line: &str| match parse(line).verb {
         Verb::Snapshot(Later(order)) => order,
-        other => panic!("no order of snapshot: {other:?}"),
+        other => panic!("not a verb of snapshot: {other:?}"),
     };
     assert!(matches!(
         order("jiffy snapshot create --stop box one"),
@@ -387,7 +387,7 @@ fn deferred_definitions_keep_the_description_of_a_verb() {
         let name = verb.get_name();
         assert!(
             verb.get_arguments().next().is_none(),
-            "{name} has them already"
+            "the definitions of {name} are not deferred"
         );
         let built = built.find_subcommand(name).unwrap();
         assert_eq!(built.get_about(), verb.get_about(), "{name}");
@@ -434,7 +434,7 @@ fn queue_options_are_parsed() {
         Verb::Start(Later(start)) => start.wait.query(),
         Verb::Wake(Later(wake)) => wake.wait.query(),
         Verb::Fork(Later(fork)) => fork.wait.query(),
-        other => panic!("it does not wait: {other:?}"),
+        other => panic!("not a verb that waits: {other:?}"),
     };
     assert_eq!(query("jiffy start box"), "");
     assert_eq!(query("jiffy wake --wait 0 box"), "?wait_s=0");
@@ -472,7 +472,7 @@ fn an_unknown_option_is_not_taken_as_a_command() {
 fn a_recording_is_replayed() {
     let pager = |line: &str| match parse(line).verb {
         Verb::Bench(Later(bench::Bench::Pager(pager))) => pager,
-        other => panic!("no order of bench: {other:?}"),
+        other => panic!("not a verb of bench: {other:?}"),
     };
     let plain = pager("jiffy bench pager rec");
     assert_eq!(plain.recording.to_str(), Some("rec"));

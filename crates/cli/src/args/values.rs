@@ -273,7 +273,7 @@ pub fn timeline_output(text: &str) -> Result<TimelineOutput, String> {
 pub fn signal_number(text: &str) -> Result<i32, String> {
     signal::number(text).ok_or_else(|| match text.parse::<i32>() {
         Ok(number) => format!(
-            "there is no signal {number}; they go from 1 to {}",
+            "there is no signal {number}; write a number from 1 to {}",
             signal::MAX
         ),
         Err(_) => format!("there is no signal named '{text}'"),

@@ -245,7 +245,7 @@ impl Client {
         };
         request
             .body(body)
-            .map_err(|_| Failure::new(format!("'{path}' can't be asked of a node")))
+            .map_err(|_| Failure::new(format!("'{path}' is not a valid path of jiffyd's API")))
     }
 
     /// Sends a request and returns any answer that is not an error. If the node goes away before
@@ -431,7 +431,7 @@ fn connection_lost(error: hyper::Error) -> Failure {
         source = error.source();
     }
     Failure::new("the connection to jiffyd was lost before it answered")
-        .hint(repeat::AGAIN)
+        .hint(repeat::HINT_RETRY)
         .kind(Kind::Unreachable)
 }
 

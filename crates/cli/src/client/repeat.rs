@@ -25,9 +25,9 @@ const IDEMPOTENT: [&str; 7] = [
 ];
 
 /// Hint if the node may have done something.
-const LOOK: &str = "check with `jiffy ps --all` before you try again; jiffyd.log in Jiffy's run folder may say why";
+const HINT_CHECK: &str = "check with `jiffy ps --all` before you try again; jiffyd.log in Jiffy's run folder may say why";
 /// Hint if the request may be sent again.
-pub(super) const AGAIN: &str = "try again; jiffyd.log in Jiffy's run folder may say why";
+pub(super) const HINT_RETRY: &str = "try again; jiffyd.log in Jiffy's run folder may say why";
 
 /// Repeats a request that got no answer.
 pub(super) struct Repeat {
@@ -106,7 +106,7 @@ impl Repeat {
                 "before it answered, and no jiffyd answered for {seconds} s: {}",
                 failure.message
             ))
-            .hint(AGAIN));
+            .hint(HINT_RETRY));
         };
         sleep(PAUSE).await;
         Ok(Next::Send(Box::new(request_copy)))
@@ -119,14 +119,14 @@ impl Repeat {
             Some(true) => Err(lost(
                 "before it answered: it had begun the request, which may be incomplete",
             )
-            .hint(LOOK)),
+            .hint(HINT_CHECK)),
             Some(false) => {
                 // The node refuses the old id from now on: the lost request may still arrive.
                 self.renew_id();
                 self.request_copy()
                     .filter(|_| self.until.is_some_and(|until| Instant::now() < until))
                     .ok_or_else(|| {
-                        lost("before it had begun the request: nothing was done").hint(AGAIN)
+                        lost("before it had begun the request: nothing was done").hint(HINT_RETRY)
                     })
             }
         }
@@ -138,7 +138,7 @@ impl Repeat {
     }
 
     fn unknown() -> Failure {
-        lost("before it answered: the request may have been started").hint(LOOK)
+        lost("before it answered: the request may have been started").hint(HINT_CHECK)
     }
 
     fn renew_id(&mut self) {

@@ -264,6 +264,6 @@ fn what(kind: EntryType) -> &'static str {
         EntryType::Link => "a hard link (pack with `tar --hard-dereference`)",
         EntryType::Char | EntryType::Block => "a device",
         EntryType::Fifo => "a named pipe",
-        _ => "of an unknown type",
+        _ => "an entry of an unknown type",
     }
 }

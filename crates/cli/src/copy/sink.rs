@@ -360,7 +360,7 @@ fn below(root: &OwnedFd, path: &str) -> rustix::io::Result<OwnedFd> {
 
 fn duplicate(fd: &OwnedFd) -> Result<OwnedFd> {
     fd.try_clone()
-        .map_err(|error| Failure::io("a folder can't be opened twice", error))
+        .map_err(|error| Failure::io("the descriptor of a folder can't be duplicated", error))
 }
 
 /// Creates a folder that its owner can write to for now; true if it existed.

@@ -60,7 +60,7 @@ pub fn kvm(folders: &Folders) -> (Check, Option<KvmProbe>) {
 
 /// The check's result if the probe itself failed.
 pub fn no_probe(why: &str) -> (Check, Option<KvmProbe>) {
-    let check = Check::new("kvm", "KVM", State::Bad, format!("the probe: {why}"));
+    let check = Check::new("kvm", "KVM", State::Bad, format!("the KVM probe: {why}"));
     (check.needed(Needed::Natively), None)
 }
 
@@ -129,7 +129,7 @@ pub fn userfaultfd() -> Check {
     } else if setting.trim() == "1" || has_capability(CAP_SYS_PTRACE) {
         check(State::Good, "userfaultfd(2) is permitted")
     } else {
-        check(State::Bad, "only for root").hint(match device.exists() {
+        check(State::Bad, "permitted only for root").hint(match device.exists() {
             true => "`chown $USER /dev/userfaultfd`, or `sysctl vm.unprivileged_userfaultfd=1`",
             false => "`sysctl vm.unprivileged_userfaultfd=1`",
         })
@@ -179,7 +179,7 @@ pub fn transparent_huge_pages() -> Check {
             check(State::Good, "enabled for VMs' memory")
         }
         Ok(_) => check(State::Neutral, "disabled for VMs' memory").hint(
-            "a cold start takes about half the work with them: \
+            "with them, a cold start takes about half the CPU time: \
              `echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled`",
         ),
     }
@@ -210,13 +210,14 @@ fn priorities_with(autogroup: Option<&str>) -> Check {
         )
         .hint(
             "`sysctl kernel.sched_autogroup_enabled=0`, or boot with noautogroup; until then \
-             work that should give way to others' VMs does not",
+             work of low priority takes CPU time from other VMs",
         ),
         _ => check(State::Good, "in effect between VMs"),
     }
 }
 
-/// Checks what VMs' network needs of this host; `node` is the default network of a node that runs.
+/// Checks what the network of VMs needs on this host; `node` is the default network of a running
+/// node.
 pub fn network(node: Option<&Network>) -> Check {
     let device = Path::new("/dev/net/tun");
     let check = |state, detail: &str| Check::new("tun", "network", state, detail);
@@ -232,7 +233,7 @@ pub fn network(node: Option<&Network>) -> Check {
     if accessible(device) && !has_capability(CAP_NET_ADMIN) {
         check(
             State::Bad,
-            "VMs on this host have none: only root may make their links and rules",
+            "VMs on this host have no network: only root may create their links and rules",
         )
         .hint("run jiffy as root, or use the machine")
     } else if accessible(device) {
@@ -252,7 +253,7 @@ pub fn cgroups() -> Check {
     if mounted("/sys/fs/cgroup") {
         check(State::Good, "at /sys/fs/cgroup")
     } else if mounted("/sys/fs/cgroup/unified") {
-        check(State::Bad, "beside v1, without controllers")
+        check(State::Bad, "mounted beside cgroup v1, without controllers")
             .hint("boot the host with systemd.unified_cgroup_hierarchy=1")
     } else {
         check(State::Bad, "not mounted").hint("`mount -t cgroup2 none /sys/fs/cgroup`")

@@ -39,7 +39,9 @@ pub fn examine(folders: &Folders, node: &Reported) -> Report {
             checks::mkfs(folders),
             checks::machine_image(folders),
         ];
-        let kvm = kvm.join().unwrap_or_else(|_| checks::no_probe("it failed"));
+        let kvm = kvm
+            .join()
+            .unwrap_or_else(|_| checks::no_probe("its thread panicked"));
         (kvm, others)
     });
     Report::new(

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// Timeout of a daemon that is started.
-const PATIENCE: Duration = Duration::from_secs(20);
+const START_TIMEOUT: Duration = Duration::from_secs(20);
 /// Most bytes of the log's end that are searched for a cause.
 const LOG_TAIL: u64 = 4096;
 
@@ -122,7 +122,7 @@ fn spawn_lock(folders: &Folders) -> Result<Locked> {
 /// Waits for the daemon's byte; false if the daemon ended without sending it.
 fn wait_until_listening(ready: OwnedFd) -> io::Result<bool> {
     let mut byte = [0];
-    let count = read_until(&ready, &mut byte, Instant::now() + PATIENCE)?;
+    let count = read_until(&ready, &mut byte, Instant::now() + START_TIMEOUT)?;
     Ok(count == 1)
 }
 

@@ -20,7 +20,7 @@ pub const DEVICE: &str = "/dev/kvm";
 /// The hint when /dev/kvm exists and can't be opened.
 pub const JOIN: &str = "join its group: `usermod -aG kvm $USER`, then log in again";
 /// Timeout of the probe.
-const PATIENCE: Duration = Duration::from_secs(5);
+const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Most bytes of the probe's answer; it has a few hundred.
 const MAX_ANSWER: usize = 64 * 1024;
 
@@ -105,7 +105,7 @@ pub fn probe(folders: &Folders) -> Result<KvmProbe> {
         .spawn()
         .map_err(|error| Failure::io(format_args!("{} can't run", program.display()), error))?;
     let output = child.stdout.take().expect("stdout is a pipe");
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + PROBE_TIMEOUT;
     let mut text = Vec::new();
     let mut buffer = [0; 4096];
     while text.len() < MAX_ANSWER {
@@ -117,7 +117,7 @@ pub fn probe(folders: &Folders) -> Result<KvmProbe> {
                 let _ = child.wait();
                 return Err(failed(match error.kind() {
                     ErrorKind::TimedOut => "did not end within 5 seconds".into(),
-                    _ => format!("can't be read: {}", reason(&error)),
+                    _ => format!("wrote output that can't be read: {}", reason(&error)),
                 }));
             }
         }
@@ -126,7 +126,7 @@ pub fn probe(folders: &Folders) -> Result<KvmProbe> {
     let status = child.wait();
     serde_json::from_slice(&text).map_err(|_| match status {
         Ok(status) if !status.success() => failed(format!("failed ({status})")),
-        _ => failed("gave an answer that this jiffy does not understand".into()),
+        _ => failed("wrote output that this jiffy does not understand".into()),
     })
 }
 

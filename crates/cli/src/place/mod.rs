@@ -131,7 +131,10 @@ mod tests {
                 assert!(failure.message.contains("only you"), "{failure}");
             }
         }
-        assert!(listener.accept().is_err(), "nobody came");
+        assert!(
+            listener.accept().is_err(),
+            "a client connected to the socket"
+        );
         fs::set_permissions(&folders.run, fs::Permissions::from_mode(0o700)).unwrap();
         assert!(find_running(MachineUse::Never, &folders).unwrap().is_some());
     }

@@ -235,7 +235,7 @@ async fn wait_until_overdue(waiting: Option<(i32, Instant)>) -> i32 {
     }
 }
 
-/// Reads stdin; waits for ever if there is none.
+/// Reads stdin; waits forever if there is none.
 async fn read(stdin: &mut Option<Waited>, buffer: &mut [u8]) -> io::Result<usize> {
     match stdin {
         Some(stdin) => stdin.read(buffer).await,

@@ -39,7 +39,7 @@ pub enum Leaving {
 }
 
 /// How long the VM may take to end after the user gave up.
-const LAST_CALL: Duration = Duration::from_secs(3);
+const KILL_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Forwards stdin, signals and the terminal's size to the command, and its
 /// output to stdout and stderr (or into `capture`), until it ends.
@@ -52,7 +52,8 @@ pub async fn run(
 ) -> Result<Outcome> {
     let Upgraded { frames, vm } = upgraded;
     // Before the terminal is made raw: no signal may end jiffy and leave it raw.
-    let signals = signals::Signals::new().map_err(|error| Failure::io("signals", error))?;
+    let signals = signals::Signals::new()
+        .map_err(|error| Failure::io("signal handlers can't be installed", error))?;
     let raw = stdio.tty && stdio.stdin && terminal::make_raw();
     let reader_gone = Notify::new();
     let mut output = Output::new(frames.reader, capture, &reader_gone);
@@ -105,7 +106,7 @@ async fn leave(client: &Client, vm: Option<&str>, leaving: Leaving, left: Left) 
         }
         (Left::GaveUp(signal), Some(vm)) if leaving == Leaving::EndsVm => {
             let path = vm_path(vm, "/kill");
-            let killed = tokio::time::timeout(LAST_CALL, client.post::<Vm>(&path)).await;
+            let killed = tokio::time::timeout(KILL_TIMEOUT, client.post::<Vm>(&path)).await;
             match killed {
                 Ok(Ok(_)) => crate::failure::report(&format!("ended {vm}"), None),
                 // With --rm it may be removed already.

@@ -236,6 +236,6 @@ async fn send_and_await_answer(
 }
 
 fn copy_cut_off() -> Failure {
-    Failure::new("the connection to jiffyd was lost before the copy was whole")
+    Failure::new("the connection to jiffyd was lost before the copy was complete")
         .kind(Kind::Unreachable)
 }

@@ -21,9 +21,13 @@ pub fn machine(context: &Context, verb: Machine) -> Result<Outcome> {
         Machine::Start { cpus, memory, disk } => {
             folders.make_run()?;
             let options = Options {
-                memory_mib: memory.map(|size| to_u32(size, "memory")).transpose()?,
+                memory_mib: memory
+                    .map(|size| to_u32(size, "MiB of memory"))
+                    .transpose()?,
                 cpus,
-                disk_gib: disk.map(|size| to_u32(size / 1024, "disk")).transpose()?,
+                disk_gib: disk
+                    .map(|size| to_u32(size / 1024, "GiB of disk space"))
+                    .transpose()?,
                 accelerator: None,
             };
             let reached = start(folders, options, "")?;
@@ -74,7 +78,7 @@ pub fn machine(context: &Context, verb: Machine) -> Result<Outcome> {
 }
 
 fn to_u32(size: u64, what: &str) -> Result<u32> {
-    u32::try_from(size).map_err(|_| Failure::new(format!("a machine can't have {size} of {what}")))
+    u32::try_from(size).map_err(|_| Failure::new(format!("a machine can't have {size} {what}")))
 }
 
 fn describe(status: &Status) -> String {

@@ -19,7 +19,7 @@ use serde_json::json;
 use std::time::Duration;
 
 /// How long `--format json` waits for the VM to end after its command.
-const LAST_WORDS: Duration = Duration::from_secs(10);
+const END_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// `jiffy run`
 pub async fn run(context: &Context, run: Run) -> Result<Outcome> {
@@ -366,7 +366,7 @@ async fn finish(
         failure.report();
     }
     let Some(output) = output else { return Ok(()) };
-    let vm = tokio::time::timeout(LAST_WORDS, client.post::<Vm>(&vm_path(id, "/wait"))).await;
+    let vm = tokio::time::timeout(END_TIMEOUT, client.post::<Vm>(&vm_path(id, "/wait"))).await;
     let vm = vm.ok().and_then(|vm| vm.ok());
     let (status, error) = match result {
         Ok(Outcome::Ended(status)) => (Some(*status), None),

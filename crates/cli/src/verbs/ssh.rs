@@ -27,7 +27,10 @@ pub fn ssh_main(perform: impl FnOnce(&Context, SshVerb) -> Result<Outcome>) -> !
         Verb::Ssh(Later(ssh)) => perform(&context, SshVerb::Ssh(ssh)),
         Verb::SshConfig(Later(config)) => perform(&context, SshVerb::Config(config)),
         Verb::SshProxy(Later(proxy)) => perform(&context, SshVerb::Proxy(proxy)),
-        _ => Err(Failure::new("jiffy-ssh has only the verbs of SSH").hint("run `jiffy` instead")),
+        _ => Err(
+            Failure::new("jiffy-ssh has only the verbs ssh, ssh-config and ssh-proxy")
+                .hint("run `jiffy` instead"),
+        ),
     })
 }
 

@@ -95,8 +95,9 @@ pub async fn update(context: &Context, update: Update) -> Result<Outcome> {
         cpus: update.cpus,
     };
     if limits.is_default() {
-        return Err(Failure::new("nothing is named that is to change")
-            .hint("`jiffy update --help` lists them"));
+        return Err(
+            Failure::new("no new limit is given").hint("`jiffy update --help` lists the limits")
+        );
     }
     each(&update.vms, async |vm| {
         client

@@ -250,7 +250,7 @@ impl Peer {
 
     /// The next message; `None` at the end of the connection.
     pub fn receive<T: DeserializeOwned>(&mut self) -> Option<T> {
-        self.try_receive().expect("jiffy is slow")
+        self.try_receive().expect("jiffy sent nothing in time")
     }
 
     fn try_receive<T: DeserializeOwned>(&mut self) -> io::Result<Option<T>> {
@@ -303,7 +303,7 @@ impl Peer {
                 Ok(Some(ExecInput::Signal(signal))) => break signal,
                 Ok(Some(_)) => {}
                 Ok(None) => panic!("no signal came"),
-                Err(_) => assert!(begun.elapsed() < PATIENCE, "jiffy is slow"),
+                Err(_) => assert!(begun.elapsed() < PATIENCE, "jiffy sent nothing in time"),
             }
         };
         self.stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -398,7 +398,7 @@ pub fn stdout(output: &Output) -> String {
 pub fn eventually(what: &str, mut done: impl FnMut() -> bool) {
     let until = Instant::now() + PATIENCE;
     while !done() {
-        assert!(Instant::now() < until, "never: {what}");
+        assert!(Instant::now() < until, "timed out: {what}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }

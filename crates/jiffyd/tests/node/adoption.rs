@@ -206,7 +206,11 @@ fn an_unreadable_record_is_listed_and_can_be_removed() {
     let shown = daemon.vm(&broken.id);
     assert!(shown.error.unwrap().contains("checksum"));
     assert!(daemon.vm(&newer.id).error.unwrap().contains("version 2"));
-    assert_eq!(daemon.vm("newer").id, newer.id, "its name is believed");
+    assert_eq!(
+        daemon.vm("newer").id,
+        newer.id,
+        "the name in a newer record is not used"
+    );
     for vm in [&broken, &newer] {
         daemon
             .post(&format!("/v1/vms/{}/start", vm.id), b"")

@@ -155,7 +155,11 @@ impl Frames {
             }
             match self.stream.read(&mut buffer) {
                 Ok(0) => {
-                    assert_eq!(self.decoder.pending(), 0, "cut in mid message");
+                    assert_eq!(
+                        self.decoder.pending(),
+                        0,
+                        "the stream ends within a message"
+                    );
                     return None;
                 }
                 Ok(got) => self.decoder.push(&buffer[..got]),

@@ -441,7 +441,7 @@ pub fn id_of(frames: &Frames) -> String {
 pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let until = Instant::now() + PATIENCE;
     while !holds() {
-        assert!(Instant::now() < until, "never: {what}");
+        assert!(Instant::now() < until, "timed out: {what}");
         std::thread::sleep(Duration::from_millis(10));
     }
 }

@@ -92,7 +92,7 @@ fn a_vmm_that_dies_in_mid_message_leaves_whole_frames() {
         .unwrap()
         .finish();
     assert!(finished.started);
-    assert_eq!(finished.stdout, b"", "half a message is none");
+    assert_eq!(finished.stdout, b"", "an incomplete message is delivered");
     assert!(finished.lost().contains("killed by signal 9"));
 }
 
@@ -197,16 +197,16 @@ fn a_guest_that_floods_the_supervisor_port_delays_no_others() {
     let until = Instant::now() + Duration::from_secs(4);
     while Instant::now() < until {
         let slowest = slowest_exec("calm", &daemon);
-        assert!(slowest < PROMPT, "an exec elsewhere took {slowest:?}");
+        assert!(slowest < PROMPT, "an exec in another VM took {slowest:?}");
         bounded();
     }
     let folder = daemon.vm_folder(&storm.id);
     release_guest(&folder);
-    eventually("a hundred connections say nothing", || {
+    eventually("a hundred silent connections are open", || {
         folder.join("silent").exists()
     });
     let slowest = slowest_exec("calm", &daemon);
-    assert!(slowest < PROMPT, "an exec elsewhere took {slowest:?}");
+    assert!(slowest < PROMPT, "an exec in another VM took {slowest:?}");
     bounded();
     // The VM still works for its own user.
     assert_eq!(daemon.vm("storm").state, VmState::Running);

@@ -80,7 +80,7 @@ fn a_client_with_too_many_connections_is_refused_others_served() {
     assert_eq!(info_for_somebody_else(&daemon), 200);
     // A shutdown does not wait for them either.
     drop(kept);
-    eventually("there is room again", || info(&daemon).status == 200);
+    eventually("a place is free again", || info(&daemon).status == 200);
     let _kept: Vec<UnixStream> = (0..SHARE + 40).map(|_| begun(b"")).collect();
     daemon.shut_down_by_signal();
 }
@@ -102,7 +102,7 @@ fn streams_count_as_connections_of_their_client() {
     answer.error(ErrorKind::NoRoom);
     assert_eq!(info_for_somebody_else(&daemon), 200);
     streams.clear();
-    eventually("there is room again", || info(&daemon).status == 200);
+    eventually("a place is free again", || info(&daemon).status == 200);
 }
 
 #[test]
@@ -127,12 +127,12 @@ fn endless_uploads_are_limited_and_delay_no_others() {
     let refused = || one_more().status == 507;
     // A short upload might have had the place of one of them.
     let mut kept: Vec<UnixStream> = (0..UPLOADS).map(begin).collect();
-    eventually("as many are under way as may be", || {
+    eventually("the limit of uploads is reached", || {
         kept.push(begin(kept.len()));
         refused()
     });
     let error = one_more().error(ErrorKind::NoRoom);
-    let ours = format!("12 uploads under way of process {}", std::process::id());
+    let ours = format!("12 uploads in progress of process {}", std::process::id());
     assert!(error.message.contains(&ours), "{}", error.message);
     // Other processes still have places.
     let theirs = "POST /v1/images/theirs?kind=root";
@@ -150,7 +150,7 @@ fn endless_uploads_are_limited_and_delay_no_others() {
     });
     let served = format!("drip-{}", served.unwrap());
     drop(kept);
-    eventually("there is room again", || !refused());
+    eventually("a place is free again", || !refused());
     let all: Vec<Image> = daemon.get("/v1/images").json();
     let mut names: Vec<&str> = all.iter().map(|image| image.name.as_str()).collect();
     names.sort();

@@ -34,12 +34,12 @@ fn forked_children_run_at_once_and_differ() {
         assert_eq!(child.origin, Some(Origin::ForkedFrom("box".into())));
         assert!(cids.insert(child.cid));
         assert!(pids.insert(child.pid.unwrap()));
-        eventually("its command goes on", || {
+        eventually("its command continues", || {
             daemon.logs(&child.id, "").0.contains("begun 1\n1\n")
         });
     }
     let before = daemon.logs("box", "").0;
-    eventually("the parent goes on", || {
+    eventually("the parent continues", || {
         daemon.logs("box", "").0.len() > before.len()
     });
     // A second fork, and a fork of a child; the parent is removed first.

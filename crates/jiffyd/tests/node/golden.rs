@@ -53,7 +53,7 @@ fn the_second_run_starts_from_a_golden_snapshot() {
             .is_empty()
     );
     let all: Vec<Vm> = daemon.get("/v1/vms?all=true").json();
-    assert_eq!(all.len(), 1, "nobody sees the VM it was made of");
+    assert_eq!(all.len(), 1, "the VM that it was made of is hidden");
     for _ in 0..3 {
         let (text, origin) = run(&daemon, named.clone());
         assert_eq!((text.as_str(), origin), ("1,mine\n", Some(Origin::Golden)));
@@ -332,7 +332,7 @@ fn a_lazy_image_has_a_golden_snapshot_removed_with_it() {
         let left = fs::read_dir(daemon.data.join(folder)).unwrap();
         assert_eq!(left.count(), 0, "{folder}");
     }
-    eventually("its golden snapshot goes behind it", || {
+    eventually("its golden snapshot is removed afterwards", || {
         fs::read_dir(daemon.data.join("golden")).unwrap().count() == 0
     });
     daemon.assert_nothing_left();

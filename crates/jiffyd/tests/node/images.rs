@@ -284,7 +284,7 @@ fn an_image_is_pulled_run_and_pruned() {
         &by_name(&format!("{}@{digest}", registry.name("team/web"))),
     )
     .unwrap();
-    assert_eq!(old.digest, image.digest, "by digest it is what it was");
+    assert_eq!(old.digest, image.digest, "the digest names the first image");
     let pruned: jiffy_wire::api::Pruned = daemon.post("/v1/prune/images", b"").json();
     assert_eq!(pruned.names.len(), 2);
     let left: Vec<Image> = daemon.get("/v1/images").json();
@@ -313,7 +313,7 @@ fn a_failed_pull_is_reported_in_one_sentence() {
     };
     assert!(error(platform).message.contains("platform"));
     let left = fs::read_dir(daemon.data.join("images")).unwrap();
-    assert!(left.count() <= 1, "at most base");
+    assert!(left.count() <= 1, "a failed pull leaves an image");
 }
 
 #[test]
@@ -391,7 +391,7 @@ fn a_pushed_image_is_pulled_lazily() {
         204
     );
     let chunks = fs::read_dir(other.data.join("chunks")).unwrap().count();
-    assert_eq!(chunks, 0, "its chunks go with it");
+    assert_eq!(chunks, 0, "its chunks outlive it");
 }
 
 #[test]

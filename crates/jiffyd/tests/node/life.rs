@@ -294,7 +294,7 @@ fn stalled_image(daemon: &Daemon) -> Child {
         .spawn()
         .unwrap();
     let told = holder.stdout.as_mut().unwrap().read(&mut [0]).unwrap();
-    assert_eq!(told, 1, "no lease can be had");
+    assert_eq!(told, 1, "the lease on the image can't be taken");
     holder
 }
 

@@ -74,7 +74,11 @@ fn limits_of_a_running_vm_can_be_changed_and_persist() {
     let changed: Vm = change(&daemon, "web", &changes).json();
     assert_eq!(changed.limits.root, Some(disk(5000)));
     assert_eq!(changed.limits.network, None);
-    assert_eq!(changed.disks[0].limit, disk(2000), "it was not named");
+    assert_eq!(
+        changed.disks[0].limit,
+        disk(2000),
+        "a limit that was not in the request has changed"
+    );
     let log = fs::read_to_string(daemon.vm_folder(&vm.id).join("vmm.log")).unwrap();
     let told = r#"{"set_limits":{"disks":[{"bytes_per_second":5000},{"bytes_per_second":2000}],"nets":[{}]}}"#;
     assert!(log.contains(told), "{log}");
@@ -149,7 +153,7 @@ fn limits_of_devices_that_a_vm_lacks_are_refused() {
         let error = change(&daemon, "alone", &limits).error(kind);
         assert!(error.message.contains(why), "{error:?}");
     };
-    refused(Limits::default(), ErrorKind::Invalid, "is to change");
+    refused(Limits::default(), ErrorKind::Invalid, "contains no limit");
     let volumes = [("data".to_owned(), disk(1))].into();
     let volume = Limits {
         volumes,

@@ -85,7 +85,7 @@ fn a_vm_has_a_link_from_its_start_to_its_end() {
     assert_eq!(alone.network, None);
     assert!(!has_link(&alone.id));
     daemon.post("/v1/vms/web/kill", b"").json::<Vm>();
-    eventually("its link goes", || !has_link(&vm.id));
+    eventually("its link is removed", || !has_link(&vm.id));
     assert!(network(&daemon.vm("web")).addresses.is_empty());
     // The next start attaches it anew.
     let again: Vm = daemon.post("/v1/vms/web/start", b"").json();
@@ -112,7 +112,7 @@ fn a_hibernated_vm_keeps_address_and_ports_across_daemons() {
     assert!(has_link(&runs.id) && has_link(&sleeps.id));
     daemon.killed();
     // Nothing holds the link of the hibernated VM; a foreign link is in the way.
-    eventually("its link goes", || !has_link(&sleeps.id));
+    eventually("its link is removed", || !has_link(&sleeps.id));
     assert!(has_link(&runs.id));
     let stray = std::process::Command::new("busybox")
         .args(["tunctl", "-t", "jf-00112233aabb"])
@@ -200,12 +200,12 @@ fn a_link_is_prepared_for_the_next_run_and_removed_if_refused() {
         let text = fs::read_to_string("/proc/thread-self/net/dev").unwrap();
         text.matches("jf-").count() - 1
     };
-    eventually("the next one is there", || links() == 2);
+    eventually("the next link is there", || links() == 2);
     // The name is taken: the promised link is removed, and the next one is made.
     daemon
         .run_detached(on(NetworkUse::default(), "first"))
         .error(ErrorKind::Conflict);
-    eventually("the next one is there again", || links() == 2);
+    eventually("the next link is there again", || links() == 2);
     let rule = NetworkUse {
         policy: NetworkPolicy {
             deny: vec!["all".into()],
@@ -214,7 +214,7 @@ fn a_link_is_prepared_for_the_next_run_and_removed_if_refused() {
         ..NetworkUse::default()
     };
     let second: Vm = daemon.run_detached(on(rule, "second")).json();
-    eventually("and the one after that", || links() == 3);
+    eventually("the link after that is there", || links() == 3);
     assert_eq!(network(&second).policy.deny, ["all"]);
     assert_ne!(network(&first).addresses, network(&second).addresses);
 }
@@ -255,7 +255,7 @@ fn a_vm_without_a_record_keeps_its_link_until_it_ends() {
     assert_ne!(network(&other).addresses, network(&vm).addresses);
     let path = format!("/v1/vms/{}?force=true", vm.id);
     assert_eq!(daemon.delete(&path).status, 204);
-    eventually("its link goes", || !has_link(&vm.id));
+    eventually("its link is removed", || !has_link(&vm.id));
     assert!(has_link(&other.id));
 }
 

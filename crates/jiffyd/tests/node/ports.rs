@@ -190,7 +190,7 @@ fn connections_are_reset_if_a_vm_cannot_be_woken() {
     assert!(shown.error.unwrap().contains("could not be woken"));
     let tried = wake_attempts(&daemon, begun);
     let log = fs::read_to_string(daemon.folder.path().join("jiffyd.log")).unwrap();
-    assert_eq!(log.matches("is wanted can't be woken").count(), tried);
+    assert_eq!(log.matches("can't be woken for a request").count(), tried);
     fs::write(&state, good).unwrap();
     eventually("it is woken again", || {
         connect().shutdown(Shutdown::Write).is_ok() && daemon.vm("web").state == VmState::Running
@@ -212,7 +212,7 @@ fn an_open_connection_keeps_a_vm_awake() {
         })
         .json();
     serve_for(&vm);
-    for (round, why) in ["1 connection by a published port", "1 connection"]
+    for (round, why) in ["1 connection to a published port", "1 connection"]
         .iter()
         .enumerate()
     {

@@ -52,7 +52,7 @@ fn a_waiting_request_hibernates_the_least_recently_used_idle_vm() {
     exec(&daemon, "second");
     assert_eq!(states(&daemon, &all), [awake, asleep, awake, awake, awake]);
     let log = fs::read_to_string(daemon.folder.path().join("jiffyd.log")).unwrap();
-    assert_eq!(log.matches("hibernated before its time").count(), 2);
+    assert_eq!(log.matches("hibernated early").count(), 2);
 }
 
 #[test]

@@ -459,7 +459,7 @@ fn cached_disk_contents_stay_within_the_cache_size() {
     eventually("it takes no more than its bound", || stored() <= 1 << 20);
     // The daemon holds an exclusive lock until it is done.
     let mut cache = None;
-    eventually("the daemon lets go of it", || {
+    eventually("the daemon releases the lock", || {
         cache = jiffy_store::DiskCache::open(&folder, &image).ok();
         cache.is_some()
     });
@@ -568,7 +568,11 @@ fn registry_credentials_are_kept_privately_for_later_fetches() {
     assert_eq!(fetched, 0);
     assert_eq!(read_with_stored_access(origin).len(), 64);
     remove(&daemon, &name);
-    assert_eq!(kept(&daemon), BTreeSet::new(), "secrets go with the image");
+    assert_eq!(
+        kept(&daemon),
+        BTreeSet::new(),
+        "the credentials outlive the image"
+    );
 }
 
 /// The recorded origins of an image.

@@ -54,7 +54,10 @@ fn a_pushed_snapshot_keeps_its_root_despite_forged_digests() {
     push(&stranger, "evil", &name).unwrap();
     let (evil, _) = pull(&daemon, &by_name(&name)).unwrap();
     assert_eq!(evil.digest, mine.digest);
-    assert!(evil.name < mine.name, "it is the first of that digest");
+    assert!(
+        evil.name < mine.name,
+        "the other image is not the first of that digest"
+    );
 
     let snapshot_of = |image: &str, vm_name: &str| {
         let frames = daemon.run(CreateVm {
@@ -77,7 +80,7 @@ fn a_pushed_snapshot_keeps_its_root_despite_forged_digests() {
     assert_eq!(
         pushed[0],
         shown.chunks.unwrap(),
-        "as the image itself has it"
+        "the image's own chunks are not pushed"
     );
     // And vice versa.
     let pushed = snapshot_of(&name, "other");

@@ -196,7 +196,7 @@ fn a_node_out_of_descriptors_refuses_only_vms() {
             break answer.error(ErrorKind::NoRoom);
         }
         started.push(name);
-        assert!(started.len() < 100, "nothing ever refuses");
+        assert!(started.len() < 100, "no start is refused");
     };
     assert!(error.message.contains("files"), "{}", error.message);
     assert!(!started.is_empty());
@@ -543,7 +543,7 @@ fn background_boots_give_their_memory_to_runs() {
         all.is_empty() && !vmms(&daemon.data).is_empty()
     });
     run();
-    eventually("there is one in the end", || {
+    eventually("a golden snapshot is made in the end", || {
         let all: Vec<Snapshot> = daemon.get("/v1/snapshots?all=true").json();
         !all.is_empty()
     });

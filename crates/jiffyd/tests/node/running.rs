@@ -180,7 +180,7 @@ fn wait_until_blocked(daemon: &Daemon, id: &str) -> u64 {
         logs.map(|file| file.metadata().unwrap().len()).sum::<u64>()
     };
     let mut last = 0;
-    eventually("the command is held up", || {
+    eventually("the command is blocked", || {
         let before = std::mem::replace(&mut last, log());
         std::thread::sleep(Duration::from_millis(300));
         last > 16 << 20 && last == before
@@ -252,7 +252,7 @@ fn a_client_that_vanishes_leaves_the_command_running() {
     });
     frames.until("go\n");
     drop(frames);
-    eventually("the command went on", || done.exists());
+    eventually("the command continued", || done.exists());
     daemon.assert_nothing_left();
 }
 

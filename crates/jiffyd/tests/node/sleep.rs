@@ -64,7 +64,7 @@ fn a_vm_hibernates_and_wakes_unchanged() {
     // `start` wakes it as well.
     let woken: Vm = daemon.post("/v1/vms/box/start", b"").json();
     assert_eq!(woken.state, VmState::Running);
-    eventually("it goes on", || {
+    eventually("it continues", || {
         daemon.logs("box", "").0.contains("begun 2")
     });
     daemon.post("/v1/vms/box/wake", b"").json::<Vm>();
@@ -288,7 +288,7 @@ fn a_fork_parent_that_fails_to_resume_stays_paused() {
     let resumed: Vm = daemon.post("/v1/vms/box/resume", b"").json();
     assert_eq!(resumed.state, VmState::Running);
     let seen = daemon.logs("box", "").0.len();
-    eventually("it goes on", || daemon.logs("box", "").0.len() > seen);
+    eventually("it continues", || daemon.logs("box", "").0.len() > seen);
     assert_eq!(daemon.get("/v1/vms").json::<Vec<Vm>>().len(), 1);
 }
 

@@ -146,7 +146,7 @@ fn a_paused_vm_makes_no_progress_until_resumed() {
     let resumed: Vm = daemon.post("/v1/vms/box/resume", b"").json();
     assert_eq!(resumed.state, VmState::Running);
     assert_eq!(daemon.post("/v1/vms/box/resume", b"").status, 200);
-    eventually("it goes on", || context_switches(pid) > still + 5);
+    eventually("it continues", || context_switches(pid) > still + 5);
     daemon.post("/v1/vms/box/pause", b"").json::<Vm>();
     let stopped: Vm = daemon.post("/v1/vms/box/stop", b"").json();
     assert_eq!(stopped.state, VmState::Exited);
@@ -190,7 +190,7 @@ fn a_snapshot_can_be_made_listed_inspected_and_removed() {
         ["ram.image", "root.erofs", "snapshot.json", "state"]
     );
     let before = daemon.logs("box", "").0;
-    eventually("the VM goes on", || {
+    eventually("the VM continues", || {
         daemon.logs("box", "").0.len() > before.len()
     });
     let list: Vec<Snapshot> = daemon.get("/v1/snapshots").json();
@@ -254,7 +254,7 @@ fn a_failed_capture_leaves_only_the_running_vm() {
     assert_eq!(all.len(), 1, "no child is left");
     assert_eq!(all[0].state, VmState::Running);
     let before = daemon.logs("box", "").0;
-    eventually("it goes on", || {
+    eventually("it continues", || {
         daemon.logs("box", "").0.len() > before.len()
     });
 }
@@ -362,7 +362,11 @@ fn a_child_snapshot_stores_changes_and_outlives_its_parents() {
         assert_eq!(chunks(&daemon, &name, "zero"), (128 << 20) / (8 << 10) - 2);
         let bases = entries(&daemon.data.join("snapshots").join(&name));
         let bases = bases.iter().filter(|file| file.starts_with("ram."));
-        assert_eq!(bases.count(), n + 1, "its own memory, and of all above it");
+        assert_eq!(
+            bases.count(),
+            n + 1,
+            "the memory files are not its own and its ancestors'"
+        );
         let parent: Snapshot = daemon.get(&format!("/v1/snapshots/{parent}")).json();
         assert_eq!(parent.children[0], name);
     }
@@ -638,7 +642,9 @@ fn a_daemon_killed_during_a_capture_leaves_no_partial_files() {
         let vm = daemon.vm("box");
         assert_eq!((vm.state, vm.pid), (VmState::Running, before), "{path}");
         let seen = daemon.logs("box", "").0;
-        eventually("it goes on", || daemon.logs("box", "").0.len() > seen.len());
+        eventually("it continues", || {
+            daemon.logs("box", "").0.len() > seen.len()
+        });
         eventually("it has all of its memory", || {
             ask_vmm(&daemon, "box", "\"balloon\"\n").contains("\"target_mib\":0,")
         });
@@ -728,7 +734,7 @@ fn volumes_are_cloned_if_the_file_system_can_reflink() {
         }
     }
     let before = daemon.logs("box", "").0;
-    eventually("it goes on", || {
+    eventually("it continues", || {
         daemon.logs("box", "").0.len() > before.len()
     });
 }
@@ -746,7 +752,7 @@ fn a_new_pager_takes_over_from_a_dead_one() {
     let first = pagers(daemon.folder.path());
     assert_eq!(first.len(), 1);
     kill(first[0]);
-    eventually("another one serves the VM", || {
+    eventually("another pager serves the VM", || {
         let now = pagers(daemon.folder.path());
         now.len() == 1 && now != first && std::os::unix::net::UnixStream::connect(&socket).is_ok()
     });
@@ -768,7 +774,7 @@ fn a_new_pager_takes_over_from_a_dead_one() {
     for name in ["two", "three"] {
         daemon.delete(&format!("/v1/vms/{name}?force=true"));
     }
-    eventually("nobody is served", || {
+    eventually("the pager serves no VM", || {
         entries(&daemon.folder.path().join("run/pager")).is_empty()
     });
     daemon.shut_down();

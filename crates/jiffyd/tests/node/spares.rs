@@ -84,12 +84,12 @@ fn the_next_start_takes_the_spare() {
     let own = daemon.vm("own").pid.unwrap();
     assert_eq!(daemon.delete("/v1/vms/own?force=true").status, 204);
     let process = format!("/proc/{own}");
-    eventually("it is buried", || !Path::new(&process).exists());
+    eventually("the process is reaped", || !Path::new(&process).exists());
     spare(&daemon);
     daemon.shut_down();
     assert!(
         spares(&daemon.data).is_empty(),
-        "an orderly end takes it along"
+        "a daemon that shuts down ends its spare"
     );
 }
 
@@ -99,7 +99,7 @@ fn a_dead_spare_is_replaced() {
     let dead = spare(&daemon);
     kill(dead);
     let process = format!("/proc/{dead}");
-    eventually("it is buried", || !Path::new(&process).exists());
+    eventually("the process is reaped", || !Path::new(&process).exists());
     let frames = daemon.run(CreateVm {
         remove: false,
         ..vm(shell("echo hello"))

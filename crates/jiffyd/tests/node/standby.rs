@@ -83,7 +83,7 @@ fn a_run_takes_over_the_standby_vm() {
         assert!(received <= taken);
         assert!(
             timeline.spans.iter().all(|span| span.start_ns >= received),
-            "what was done ahead is no part of the run: {timeline:?}"
+            "the timeline contains spans from before the run: {timeline:?}"
         );
         let log = std::fs::read_to_string(daemon.vm_folder(&vm.id).join("vmm.log")).unwrap();
         assert_eq!(log.matches("fake-vmm: VM").count(), 1, "one process: {log}");
@@ -101,7 +101,7 @@ fn a_dead_standby_vm_is_replaced() {
     eventually("it is gone", || vmms(&daemon.data).is_empty());
     // An unreaped process would still exist.
     let process = format!("/proc/{pid}");
-    eventually("it is buried", || !Path::new(&process).exists());
+    eventually("the process is reaped", || !Path::new(&process).exists());
     eventually("nothing of it is left", || {
         let known: Vec<Vm> = daemon.get("/v1/vms?all=true").json();
         fs::read_dir(daemon.data.join("vms")).unwrap().count() == known.len()
@@ -111,7 +111,7 @@ fn a_dead_standby_vm_is_replaced() {
     assert_eq!(
         vm.origin,
         Some(Origin::Golden),
-        "the snapshot is as good as before"
+        "the snapshot is still used"
     );
     assert!(timeline(&daemon, &vm).find(names::VMM_SPAWNED).is_some());
     standby(&daemon);
@@ -154,7 +154,7 @@ fn a_standby_vm_ends_with_its_snapshot_image_or_daemon() {
     let mut daemon = with_standby();
     let pruned: Pruned = daemon.post("/v1/snapshots/prune", b"").json();
     assert_eq!(pruned.names.len(), 1);
-    eventually("it goes with its snapshot", || {
+    eventually("the standby ends with its snapshot", || {
         vmms(&daemon.data).is_empty()
     });
     remove_all(&daemon);
@@ -192,7 +192,9 @@ fn a_standby_vm_ends_with_its_snapshot_image_or_daemon() {
     daemon.run(mine()).finish();
     standby(&daemon);
     assert_eq!(daemon.delete("/v1/images/mine").status, 204);
-    eventually("it goes with its image", || vmms(&daemon.data).is_empty());
+    eventually("the standby ends with its image", || {
+        vmms(&daemon.data).is_empty()
+    });
 }
 
 fn remove_all(daemon: &Daemon) {

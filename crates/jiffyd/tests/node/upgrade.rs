@@ -194,7 +194,10 @@ fn records_of_a_newer_release_are_refused_and_kept() {
     daemon.up();
     let mut kept = BTreeMap::new();
     files(&daemon.data.join("chunks"), &mut kept);
-    assert_eq!(kept, chunks, "any of it may be needed");
+    assert_eq!(
+        kept, chunks,
+        "chunks that a newer record may need were removed"
+    );
     for (record, before) in records.iter().zip(before).take(3) {
         assert_eq!(fs::read(record).unwrap(), before, "{}", record.display());
     }

@@ -57,7 +57,7 @@ impl Forwarding {
             Some(1) => Ipv6::Host,
             Some(_) if sysctl::read("ipv6/conf/all/force_forwarding").is_some() => Ipv6::ByLink,
             Some(_) => Ipv6::Off(
-                "net.ipv6.conf.all.forwarding is 0, and this kernel can't forward by link",
+                "net.ipv6.conf.all.forwarding is 0, and this kernel has no force_forwarding (Linux 6.17)",
             ),
         };
         let uplinks6 = if ipv6 == Ipv6::ByLink {

@@ -248,7 +248,7 @@ impl Host {
             if others.flat_map(|it| &it.ports).any(|it| it.collides(port)) {
                 return Err(Error::Port(
                     port.to_string(),
-                    "another VM has one of these ports",
+                    "another VM publishes one of these ports",
                 ));
             }
         }

@@ -79,7 +79,7 @@ impl Acceptor {
                 let accepted = match poll_fn(|context| listeners.poll_accept(context)).await {
                     Ok(accepted) => accepted,
                     Err(error) => {
-                        warn!(vm = %sleeping.vm, %error, "a connection to a published port could not be taken");
+                        warn!(vm = %sleeping.vm, %error, "a connection to a published port could not be accepted");
                         tokio::time::sleep(AFTER_ERROR).await;
                         continue;
                     }

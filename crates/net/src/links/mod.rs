@@ -119,7 +119,7 @@ pub(crate) fn ensure_host(route: &mut Channel, ranges: Ranges) -> Result<u32, Er
             let mut batch = Batch::new();
             messages::delete_address(&mut batch, index, address, prefix);
             let removed = route.transact(batch, 0);
-            removed.map_err(Error::kernel("removing an address of ours"))?;
+            removed.map_err(Error::kernel("removing an outdated address of jf-host"))?;
         }
     }
     let mut batch = Batch::new();
@@ -128,7 +128,9 @@ pub(crate) fn ensure_host(route: &mut Channel, ranges: Ranges) -> Result<u32, Er
     messages::unreachable(&mut batch, ranges.v4());
     let last = batch.len() - 1;
     let set = route.transact(batch, last);
-    set.map_err(Error::kernel("giving the host its address among VMs"))?;
+    set.map_err(Error::kernel(
+        "giving the host its address in the VMs' range",
+    ))?;
     Ok(index)
 }
 
@@ -138,7 +140,9 @@ pub(crate) fn ensure_host6(route: &mut Channel, index: u32, ranges: Ranges) -> R
     messages::address(&mut batch, index, ranges.gateway6().into());
     messages::unreachable(&mut batch, ranges.v6());
     let set = route.transact(batch, 1);
-    set.map_err(Error::kernel("giving the host its IPv6 address among VMs"))
+    set.map_err(Error::kernel(
+        "giving the host its address in the VMs' IPv6 range",
+    ))
 }
 
 /// Removes our routes that are on no link: those that make unused addresses unreachable.
@@ -153,7 +157,9 @@ pub(crate) fn remove_routes(route: &mut Channel, keep: Option<Ranges>) -> Result
         let mut batch = Batch::new();
         messages::delete_unreachable(&mut batch, leftover.to);
         let gone = route.transact(batch, 0);
-        gone.map_err(Error::kernel("removing a route of ours"))?;
+        gone.map_err(Error::kernel(
+            "removing an outdated route of VMs' addresses",
+        ))?;
         removed += 1;
     }
     Ok(removed)
@@ -187,7 +193,9 @@ pub(crate) fn remove_stale(
     for batch in batches {
         match route.transact(batch, 0) {
             Err(it) if matches!(it.errno(), Some(Errno::NOENT | Errno::SRCH)) => {}
-            other => other.map_err(Error::kernel("removing what is left of another VM"))?,
+            other => other.map_err(Error::kernel(
+                "removing outdated routes and neighbours of a VM's link",
+            ))?,
         }
     }
     Ok(removed)

@@ -15,10 +15,10 @@ const PORT: u16 = 53;
 /// Most resolvers that are used, as in resolv.conf(5).
 const RESOLVERS: usize = 3;
 /// How long to wait for one resolver, and how many times all are tried in turn.
-const PATIENCE: Duration = Duration::from_millis(1500);
+const RESOLVER_TIMEOUT: Duration = Duration::from_millis(1500);
 const ROUNDS: usize = 2;
 /// How often the file is checked for changes.
-const LOOK: Duration = Duration::from_secs(1);
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The host's resolvers, as listed in resolv.conf(5). The file is read again after a change.
 #[derive(Debug)]
@@ -62,7 +62,7 @@ impl Resolvers {
             return self.fixed.clone();
         }
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        if known.looked.is_none_or(|it| it.elapsed() >= LOOK) {
+        if known.looked.is_none_or(|it| it.elapsed() >= CHECK_INTERVAL) {
             known.looked = Some(Instant::now());
             let changed = std::fs::metadata(&self.file)
                 .and_then(|it| it.modified())
@@ -86,12 +86,12 @@ impl Resolvers {
         let mut failed = None;
         for _ in 0..ROUNDS {
             for resolver in &all {
-                let answer = timeout(PATIENCE, by_udp(*resolver, question)).await;
+                let answer = timeout(RESOLVER_TIMEOUT, by_udp(*resolver, question)).await;
                 let Ok(Ok(mut answer)) = answer else {
                     continue;
                 };
                 if answer.cut {
-                    match timeout(PATIENCE, by_tcp(*resolver, question)).await {
+                    match timeout(RESOLVER_TIMEOUT, by_tcp(*resolver, question)).await {
                         Ok(Ok(whole)) => answer = whole,
                         _ => continue,
                     }

@@ -22,7 +22,7 @@ use tokio::time::timeout;
 const QUESTIONS: usize = 512;
 const QUESTIONS_OF_ONE: usize = 32;
 /// How long a connection may be idle.
-const SILENCE: Duration = Duration::from_secs(5);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Most questions on one connection.
 const ON_ONE_CONNECTION: usize = 64;
 /// An address stays open a little longer than its TTL, because a program may resolve the name at
@@ -181,7 +181,7 @@ impl NameServer {
 
     async fn serve_connection(&self, asker: &Asker, mut stream: TcpStream) -> io::Result<()> {
         for _ in 0..ON_ONE_CONNECTION {
-            let question = timeout(SILENCE, async {
+            let question = timeout(IDLE_TIMEOUT, async {
                 let length = usize::from(stream.read_u16().await?);
                 if length > QUESTION_BYTES {
                     return Err(io::ErrorKind::InvalidData.into());
@@ -197,7 +197,7 @@ impl NameServer {
             let length = u16::try_from(answer.len()).map_err(|_| io::ErrorKind::InvalidData)?;
             let mut framed = length.to_be_bytes().to_vec();
             framed.extend_from_slice(&answer);
-            timeout(SILENCE, stream.write_all(&framed)).await??;
+            timeout(IDLE_TIMEOUT, stream.write_all(&framed)).await??;
         }
         Ok(())
     }
@@ -286,7 +286,7 @@ impl NameServer {
         match self.open.open(asker.vm, &opened) {
             Ok(()) => true,
             Err(error) => {
-                tracing::warn!(vm = %asker.vm, %error, "what a name has could not be opened");
+                tracing::warn!(vm = %asker.vm, %error, "the addresses of an allowed name could not be opened");
                 false
             }
         }

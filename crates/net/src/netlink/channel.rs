@@ -33,7 +33,7 @@ pub enum Refusal {
     #[error("the netlink socket failed")]
     Socket(#[source] io::Error),
     /// An answer violates the protocol.
-    #[error("the kernel's answer makes no sense: {0}")]
+    #[error("the kernel's answer can't be used: {0}")]
     Malformed(&'static str),
 }
 
@@ -113,7 +113,7 @@ impl Channel {
                 }
             }
         }
-        Err(refusal.unwrap_or(Refusal::Malformed("it ends without an answer")))
+        Err(refusal.unwrap_or(Refusal::Malformed("the acknowledgement is missing")))
     }
 
     /// Requests a dump (`batch` is one request) and passes each message's type and body to the

@@ -168,12 +168,12 @@ fn reserve(at: SocketAddr, protocol: Protocol) -> io::Result<OwnedFd> {
 
 fn why(error: &io::Error) -> &'static str {
     match error.kind() {
-        io::ErrorKind::AddrInUse => "another program of this host has it",
+        io::ErrorKind::AddrInUse => "another program of this host uses it",
         io::ErrorKind::AddrNotAvailable => "the host does not have that address",
         io::ErrorKind::PermissionDenied => {
-            "ports below net.ipv4.ip_unprivileged_port_start are root's"
+            "ports below net.ipv4.ip_unprivileged_port_start need CAP_NET_BIND_SERVICE"
         }
-        _ => "the kernel refuses it",
+        _ => "the kernel can't bind it",
     }
 }
 

@@ -55,7 +55,7 @@ impl FromStr for Publish {
             Some(_) => return Err(wrong("the protocol is tcp or udp")),
             None => (text, Protocol::Tcp),
         };
-        let form = "it is written [ADDRESS:]HOST:GUEST";
+        let form = "write [ADDRESS:]HOST:GUEST";
         let (rest, guest) = rest.rsplit_once(':').ok_or(wrong(form))?;
         let (address, host) = match rest.rsplit_once(':') {
             None => (IpAddr::V4(Ipv4Addr::LOCALHOST), rest),
@@ -65,7 +65,7 @@ impl FromStr for Publish {
                     .and_then(|it| it.strip_suffix(']'));
                 let address = inside.unwrap_or(address).parse();
                 let address =
-                    address.map_err(|_| wrong("the address is none of IPv4 or [IPv6]"))?;
+                    address.map_err(|_| wrong("the address is neither IPv4 nor [IPv6]"))?;
                 (address, host)
             }
         };
@@ -73,14 +73,14 @@ impl FromStr for Publish {
         let host = port_range(host).ok_or(wrong(ports))?;
         let guest = port_range(guest).ok_or(wrong(ports))?;
         if host.1 - host.0 != guest.1 - guest.0 {
-            return Err(wrong("both ranges have as many ports"));
+            return Err(wrong("both ranges must have the same number of ports"));
         }
         if host.1 - host.0 >= RANGE {
             return Err(wrong("a range has at most 1024 ports"));
         }
         if address == IpAddr::V6(std::net::Ipv6Addr::LOCALHOST) {
             return Err(wrong(
-                "what comes to ::1 stays on the host: publish on 127.0.0.1",
+                "packets to ::1 can't be forwarded to a VM: publish on 127.0.0.1",
             ));
         }
         Ok(Publish {

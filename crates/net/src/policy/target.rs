@@ -198,7 +198,7 @@ impl FromStr for Rule {
         };
         if to == Target::Host && ports.is_none() {
             return Err(wrong(
-                "of the host one port or a range is named, as in host:5432",
+                "a rule for the host needs a port or a range, as in host:5432",
             ));
         }
         Ok(Rule {

@@ -111,9 +111,9 @@ fn a_printed_rule_parses_to_itself() {
 fn errors_of_invalid_rules_say_what_is_wrong() {
     for (text, why) in [
         ("", "a domain is"),
-        ("10.0.0.1/8", "no range of addresses"),
+        ("10.0.0.1/8", "not a range of addresses"),
         ("10.0.0", "a domain is"),
-        ("host", "of the host one port"),
+        ("host", "a rule for the host"),
         ("example.com:0", "a port is"),
         ("example.com:9-1", "a port is"),
         ("example.com/sctp", "the protocol is"),

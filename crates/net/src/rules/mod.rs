@@ -115,7 +115,7 @@ impl Rules {
     }
 
     fn rebuild(&mut self) -> Result<(), Error> {
-        let failed = "making the nftables table `inet jiffy`";
+        let failed = "creating the nftables table `inet jiffy`";
         let kept = Kept::read(&mut self.netfilter, &self.guests).map_err(Error::kernel(failed))?;
         let mut changes = Transaction::new(TABLE);
         // The table must exist to be deleted.
@@ -141,7 +141,7 @@ impl Rules {
             Err(refusal) if matches!(refusal.errno(), Some(Errno::NOENT | Errno::EXIST)) => {
                 tracing::warn!(
                     %refusal,
-                    "the nftables table `inet jiffy` is not as it was left: it is made anew"
+                    "another program changed the nftables table `inet jiffy`: it is created again"
                 );
                 self.rebuild()
             }
@@ -281,7 +281,7 @@ impl NameRules {
         policy::reopen_names(&mut changes, vm, addresses);
         match changes.commit(&mut self.netfilter) {
             Err(refusal) if refusal.errno() == Some(Errno::NOENT) => Ok(()),
-            other => other.map_err(Error::kernel("opening what a name has")),
+            other => other.map_err(Error::kernel("opening the addresses of an allowed name")),
         }
     }
 }

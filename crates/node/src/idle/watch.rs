@@ -121,8 +121,8 @@ impl Watch {
     pub fn busy(&self) -> Vec<String> {
         let open = match self.connections {
             0 => None,
-            1 => Some("1 connection by a published port".to_owned()),
-            open => Some(format!("{open} connections by published ports")),
+            1 => Some("1 connection to a published port".to_owned()),
+            open => Some(format!("{open} connections to published ports")),
         };
         self.busy.iter().cloned().chain(open).collect()
     }
@@ -207,7 +207,7 @@ mod tests {
         assert_eq!(watch.idle(11 * SECOND, 0), seconds(11));
         assert!(watch.is_due(11 * SECOND, seconds(11)));
         assert!(!watch.is_due(11 * SECOND, seconds(12)));
-        // Each kind of work counts by itself.
+        // Each kind of work counts separately.
         for (now, words) in [
             (sample(21, 1_000, 150_000, 9_000), "CPU 6.0 %"),
             (sample(31, 1_000, 350_000, 9_000), "disk 19.5 KiB/s"),
@@ -220,14 +220,14 @@ mod tests {
         watch.take(sample(51, 1_000, 350_000, 30_000), false, 0);
         assert!(watch.busy().is_empty());
         assert_eq!(watch.idle(51 * SECOND, 0), seconds(10));
-        // A use that is over, and one that goes on.
+        // A use that has ended, and one in progress.
         watch.take(sample(61, 1_000, 350_000, 30_000), false, 55 * SECOND);
         assert_eq!(watch.idle(61 * SECOND, 0), seconds(6));
         assert_eq!(watch.idle(61 * SECOND, 60 * SECOND), seconds(1));
         watch.take(sample(71, 1_000, 350_000, 30_000), true, 0);
         assert_eq!(watch.idle(71 * SECOND, 0), seconds(0));
         watch.connected(81 * SECOND, 2);
-        assert_eq!(watch.busy(), ["2 connections by published ports"]);
+        assert_eq!(watch.busy(), ["2 connections to published ports"]);
         assert!(!watch.is_due(82 * SECOND, seconds(2)));
     }
 
@@ -241,7 +241,7 @@ mod tests {
         };
         watch.take(soon, false, 0);
         assert!(watch.busy().is_empty());
-        // The window goes on from the first.
+        // The window still begins at the first sample.
         watch.take(sample(2, 60, 0, 0), false, 0);
         assert_eq!(watch.busy(), ["CPU 6.0 %"]);
         // Another process, as after a wake: counting starts again.

@@ -39,7 +39,7 @@ impl Node {
         }
         let control = self.host.paths.control_socket(&vm.id);
         let Some(mut last) = status(&control).await else {
-            debug!(vm = %vm.name, "no balloon: its memory stays as it is");
+            debug!(vm = %vm.name, "a VM without a balloon keeps its memory");
             return;
         };
         let target_mib = last.actual_mib.saturating_add(spare.all);
@@ -70,7 +70,7 @@ impl Node {
         let control = self.host.paths.control_socket(&vm.id);
         let deflate = ControlRequest::SetBalloon { target_mib: 0 };
         if let Err(why) = control::order(&control, deflate).await {
-            debug!(vm = %vm.name, why, "a VM keeps its balloon");
+            debug!(vm = %vm.name, why, "a VM's balloon can't be deflated");
         }
     }
 }
@@ -81,7 +81,7 @@ pub(super) async fn spare(agent_socket: &Path, left: u64) -> Spare {
     match agent::ask_once::<Stat>(agent_socket, &request, STAT_TIME).await {
         Ok(stat) => spare_of(&stat, left),
         Err(error) => {
-            debug!(%error, "the guest does not say how much memory it can spare");
+            debug!(%error, "a guest did not report its free memory");
             Spare::default()
         }
     }

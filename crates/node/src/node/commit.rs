@@ -36,7 +36,7 @@ impl Node {
         }
         if let Some(RootDisk::Copy { .. }) = &vm.spec.root_disk {
             return Err(Error::wrong_state(format!(
-                "The VM {} has a copy of its image as its disk: there is no layer of changes.",
+                "The VM {} runs on a copy of its image: it has no layer of changes that could be committed.",
                 vm.name
             )));
         }
@@ -77,10 +77,10 @@ impl Node {
 
     /// Writes a VM's changes into a file, as a tar; returns its size in bytes.
     async fn changes(&self, vm: &VmHandle, socket: &Path, to: &Path) -> Result<u64> {
-        let full = |error: &io::Error| Error::io("keep what a VM has changed", to, error);
+        let full = |error: &io::Error| Error::io("store the changes of a VM", to, error);
         let failed = |why: &str| {
             Error::vm_failed(format!(
-                "What the VM {} has changed can't be read: {}.",
+                "The changes of the VM {} can't be read: {}.",
                 vm.name,
                 short(why.trim_end_matches('.'))
             ))
@@ -99,7 +99,7 @@ impl Node {
             ChangesError::File(error) => full(&error),
             ChangesError::TooMuch => failed(&format!("it sends more than {} MiB", most >> 20))
                 .hint(
-                    "It has room for less, but files with holes are sent whole: remove such files.",
+                    "Its root is smaller, but sparse files are sent with their holes: remove sparse files in the VM.",
                 ),
         })
     }
@@ -140,7 +140,7 @@ async fn take_changes(
     loop {
         let frame = timeout(frame_time, frames.next())
             .await
-            .map_err(|_| guest("its agent sends nothing any more"))?
+            .map_err(|_| guest("its agent stopped sending"))?
             .map_err(|error| match error {
                 ReadError::Io(error) => guest(&error.to_string()),
                 ReadError::Frame(error) => guest(&error.to_string()),
@@ -160,7 +160,7 @@ async fn take_changes(
             Some(CopyFrame::Failed { message }) => return Err(ChangesError::Guest(message)),
             // Empty data is refused: it would never reach the limit.
             Some(CopyFrame::Entry(_) | CopyFrame::Data(_)) => {
-                return Err(guest("it does not follow the protocol"));
+                return Err(guest("its agent violates the protocol"));
             }
             None => return Err(guest("the connection to its agent ended")),
         }
@@ -211,7 +211,7 @@ mod tests {
         assert_eq!(kept, 9000);
 
         for (forever, frame_time, why) in [
-            (None, Duration::from_millis(20), "sends nothing any more"),
+            (None, Duration::from_millis(20), "stopped sending"),
             (Some(data(0)), FRAME_TIME, "protocol"),
         ] {
             let (refused, _) = taken(&[data(5)], forever, frame_time).await;

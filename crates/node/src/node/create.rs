@@ -266,7 +266,7 @@ impl Node {
         let (paths, id) = (self.host.paths.clone(), vm.id.clone());
         let removed = tokio::task::spawn_blocking(move || folders::remove(&paths, &id)).await;
         if let Ok(Err(error)) = removed {
-            warn!(vm = %vm.name, %error, "what was made of a VM could not be removed");
+            warn!(vm = %vm.name, %error, "the files of an unfinished VM could not be removed");
         }
     }
 }

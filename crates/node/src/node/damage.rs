@@ -23,7 +23,7 @@ impl Node {
             }
         });
         if let Err(error) = told.await {
-            warn!(%error, "what is kept could not be looked through");
+            warn!(%error, "images, snapshots, volumes and kernels could not be checked");
         }
     }
 }

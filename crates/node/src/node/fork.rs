@@ -119,7 +119,7 @@ impl Node {
             self.resume_vcpus(vm).await?;
             cloned?;
         }
-        // The capture never changes, so the parent can go on.
+        // The capture never changes, so the parent can continue.
         drop(taken.frozen);
         let captured = taken.captured;
         let pause_ns = captured.pause_ns;
@@ -206,7 +206,7 @@ fn names_of(wanted: &ForkVm) -> Result<Vec<Option<String>>> {
     let count = wanted.count.unwrap_or(1);
     if !(1..=MAX_CHILDREN).contains(&count) {
         return Err(Error::invalid(format!(
-            "A VM can't be forked into {count} children at once; 1 to {MAX_CHILDREN} can be had."
+            "A VM can't be forked into {count} children at once; choose 1 to {MAX_CHILDREN}."
         )));
     }
     let Some(name) = &wanted.name else {

@@ -39,7 +39,7 @@ async fn forward_connection(node: Arc<Node>, vm: Arc<VmHandle>, connection: Inbo
     };
     tokio::select! {
         relayed = connection.relay() => if let Err(error) = relayed {
-            debug!(vm = %vm.name, %error, "a connection was cut");
+            debug!(vm = %vm.name, %error, "a connection to a published port failed");
         },
         _ = vm.when(|view| !view.lives()) => {}
     }

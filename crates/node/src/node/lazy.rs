@@ -81,7 +81,7 @@ impl Node {
         let limit = match self.cache.of_disk(&paths.data) {
             Ok(limit) => limit,
             Err(error) => {
-                warn!(%error, "the size of the data folder's file system is not known");
+                warn!(%error, "the size of the data folder's file system can't be determined: caches are not trimmed");
                 return;
             }
         };
@@ -106,9 +106,9 @@ impl Node {
                 limit,
                 before = kept.before,
                 after = kept.after,
-                "what was fetched and is not in use was given up in part"
+                "unused chunks were evicted from the caches"
             ),
-            Some(Err(error)) => warn!(%error, "a cache can't be made smaller"),
+            Some(Err(error)) => warn!(%error, "a cache can't be trimmed"),
             _ => {}
         }
     }

@@ -34,7 +34,9 @@ impl Node {
             if let Err(error) = told
                 && vm.view.borrow().is_active()
             {
-                return Err(error.hint("The limits are kept: they hold from its next start on."));
+                return Err(
+                    error.hint("The new limits are stored and apply from its next start on.")
+                );
             }
         }
         Ok(vm.vm())
@@ -65,7 +67,7 @@ impl Node {
                 vcpus(before.into())
             ))
             .hint(
-                "Guests that were captured by an older release keep theirs until they boot again.",
+                "The number of vCPUs of a guest that an older release captured can't be changed until it boots again.",
             )
         })
     }
@@ -104,7 +106,7 @@ fn check(vm: &VmHandle, limits: &Limits) -> Result<()> {
     let name = &vm.name;
     if limits.is_default() {
         return Err(Error::invalid(format!(
-            "Nothing of the VM {name} is to change."
+            "The request contains no limit of the VM {name}."
         )));
     }
     let has = |volume: &String| vm.spec.disks.iter().any(|disk| disk.name == *volume);
@@ -121,7 +123,7 @@ fn check(vm: &VmHandle, limits: &Limits) -> Result<()> {
         && !(1..=most).contains(&cpus)
     {
         return Err(Error::invalid(format!(
-            "The VM {name} can't have {cpus} vCPUs; it has 1 to {most}."
+            "The VM {name} can't have {cpus} vCPUs; it can have 1 to {most}."
         ))
         .hint("`jiffy run --max-cpus` says how many a new VM may have while it runs."));
     }

@@ -85,7 +85,7 @@ async fn make(node: &Node, shape: Spec) -> Result<()> {
                 )
             };
             for (_, old) in goldens.take(same_kind) {
-                goldens.discard(&old.folder, "another one takes its place");
+                goldens.discard(&old.folder, "a newer one of its kind was made");
             }
             info!(
                 golden = golden::name_of(&saved),
@@ -144,12 +144,16 @@ impl Node {
             return Err(room::memory_needed());
         }
         let written = written.unwrap_or_else(|error| {
-            debug!(%error, "it is not known what a golden run writes to at once");
+            debug!(%error, "the pages that a golden run writes first are not known");
             Vec::new()
         });
-        saved
-            .save_prefault(written)
-            .map_err(|error| Error::io("keep what a guest writes", &saved.folder, &error))?;
+        saved.save_prefault(written).map_err(|error| {
+            Error::io(
+                "store the list of pages that a guest writes first",
+                &saved.folder,
+                &error,
+            )
+        })?;
         Ok(saved)
     }
 
@@ -174,7 +178,7 @@ impl Node {
         match control::request(&socket, ControlRequest::Written).await {
             Ok(ControlResponse::Written(written)) => Ok(written),
             Ok(ControlResponse::Error(why)) => Err(Error::vm_failed(why)),
-            Ok(_) => Err(Error::vm_failed("The VMM gave another answer.")),
+            Ok(_) => Err(Error::vm_failed("The VMM gave an unexpected answer.")),
             Err(error) => Err(Error::vm_failed(format!(
                 "The VMM gave no answer: {error}."
             ))),
@@ -240,12 +244,12 @@ impl Node {
                     .save_boot_set(&vm.spec.image, &root.digest, &reads)
             }
             answer => {
-                debug!(vm = %vm.name, ?answer, "it is not known what a boot needs");
+                debug!(vm = %vm.name, ?answer, "the boot set is not known");
                 return;
             }
         };
         if let Err(error) = kept {
-            debug!(vm = %vm.name, %error, "what a boot needs was not kept");
+            debug!(vm = %vm.name, %error, "the boot set was not saved");
         }
     }
 }
@@ -258,7 +262,7 @@ async fn run_until_preempted<T>(
 ) -> Result<T> {
     let end = async {
         room.claimed().await;
-        debug!(vm = %vm.name, "ended for its memory, which somebody waits for");
+        debug!(vm = %vm.name, "ended, because a run needs its memory");
         let _ = vm.ask(|reply| Command::Remove(true, reply)).await;
         std::future::pending().await
     };

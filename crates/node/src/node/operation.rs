@@ -108,7 +108,7 @@ impl Caller {
         let wait = wait_s.map(|wait_s| Duration::from_secs(wait_s.into()));
         if let Some(wait) = wait.filter(|wait| *wait > MAX_WAIT) {
             return Err(Error::invalid(format!(
-                "A request can't wait for {} s: it can for 0 to {} s.",
+                "A request can't wait for {} s; choose 0 to {} s.",
                 wait.as_secs(),
                 MAX_WAIT.as_secs()
             )));
@@ -189,7 +189,11 @@ pub(super) fn remaining_wait() -> Option<Duration> {
 pub(super) fn join_result<T>(
     result: std::result::Result<Result<T>, tokio::task::JoinError>,
 ) -> Result<T> {
-    result.unwrap_or_else(|error| Err(Error::internal(format!("A task was cut short: {error}."))))
+    result.unwrap_or_else(|error| {
+        Err(Error::internal(format!(
+            "A task of jiffyd did not finish: {error}."
+        )))
+    })
 }
 
 /// A captured VM; its guest's programs stay frozen while this is kept.
@@ -266,7 +270,7 @@ impl Node {
         }
         if vm.spec.init.is_some() {
             return Err(Error::wrong_state(format!(
-                "The VM {} has handed PID 1 to {}: its programs can't be held still.",
+                "The VM {} has handed PID 1 to {}: its programs can't be frozen.",
                 vm.name,
                 vm.spec.init.as_deref().unwrap_or_default().join(" ")
             )));
@@ -274,7 +278,7 @@ impl Node {
         Ok(socket)
     }
 
-    /// Freezes a VM's programs and captures it. With `resume` its vCPUs go on afterwards;
+    /// Freezes a VM's programs and captures it. With `resume` its vCPUs are resumed afterwards;
     /// otherwise the caller resumes them, also after its own errors.
     pub(super) async fn quiesce_and_capture(
         &self,
@@ -359,7 +363,7 @@ impl Node {
         }
         self.host.pager.complete(&vm.id).await.map_err(|why| {
             Error::vm_failed(format!(
-                "The memory of the VM {} can't be had whole from the pager: {why}.",
+                "The memory of the VM {} can't be read completely from the pager: {why}.",
                 vm.name
             ))
         })?;

@@ -184,7 +184,7 @@ impl Node {
                     continue;
                 }
                 info!(vm = %vm.name, idle_s = idle.as_secs(), wanted_mib = relief.wanted,
-                    "memory is short: an idle VM is hibernated before its time");
+                    "memory is short: an idle VM is hibernated early");
                 let node = Arc::clone(self);
                 let gives = reclaimable_mib(&vm);
                 self.pressure
@@ -235,19 +235,19 @@ impl Node {
         let left = (u64::from(vm.spec.memory_mib) / LEFT).max(LEFT_MIB);
         let spare = balloon::spare(&socket, left).await;
         if spare.caches >= WORTH {
-            info!(vm = %vm.name, caches_mib = spare.caches, "memory is low: an idle guest's caches are taken");
+            info!(vm = %vm.name, caches_mib = spare.caches, "memory is low: the caches of an idle guest are reclaimed");
             self.squeeze(vm, spare, SQUEEZE_TIME).await;
         }
     }
 
-    /// Deflates the balloons of those of these VMs that satisfy `whom` and were squeezed, and
+    /// Deflates the balloons of those of these VMs that satisfy `which` and were squeezed, and
     /// forgets VMs that do not run. A guest that needs memory earlier takes it (Virtio 1.3
     /// §5.5.6.1, VIRTIO_BALLOON_F_DEFLATE_ON_OOM).
-    async fn deflate_idle(&self, vms: &[Arc<VmHandle>], whom: impl Fn(&VmHandle) -> bool) {
+    async fn deflate_idle(&self, vms: &[Arc<VmHandle>], which: impl Fn(&VmHandle) -> bool) {
         let mut theirs = Vec::new();
         self.pressure.squeezed().retain(|id, _| {
             let vm = vms.iter().find(|vm| vm.id == *id);
-            theirs.extend(vm.filter(|vm| whom(vm)));
+            theirs.extend(vm.filter(|vm| which(vm)));
             vm.is_some()
         });
         for vm in theirs {

@@ -39,7 +39,9 @@ fn waiting_caller() -> Caller {
 
 fn client_left(vm: &VmHandle) -> Error {
     let name = &vm.name;
-    Error::wrong_state(format!("Nobody waits any more for the VM {name}."))
+    Error::wrong_state(format!(
+        "The client that waited for the VM {name} has disconnected."
+    ))
 }
 
 impl Node {

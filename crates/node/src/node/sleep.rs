@@ -186,13 +186,13 @@ impl Node {
             for_clients(clients.clone(), async move {
                 let woken = node.wake_and_wait(Arc::clone(&vm)).await;
                 if let (Err(error), true) = (&woken, clients.has_changed().is_ok()) {
-                    warn!(vm = %vm.name, %error, "a VM that is wanted can't be woken");
+                    warn!(vm = %vm.name, %error, "a VM can't be woken for a request");
                 }
                 woken.map(drop)
             })
         };
         let woken = vm.waking.join(wake).await;
-        woken.unwrap_or_else(|| Err(Error::internal("A task was cut short.")))
+        woken.unwrap_or_else(|| Err(Error::internal("A task of jiffyd did not finish.")))
     }
 
     /// Wakes a hibernated VM; returns when it is ready.

@@ -36,7 +36,7 @@ const RECORDING_POLL: Duration = Duration::from_millis(5);
 const PROCESSOR_TIME: Duration = Duration::from_secs(5);
 
 impl Node {
-    /// Makes a snapshot of a running VM, which goes on unless it should stop.
+    /// Makes a snapshot of a running VM, which keeps running unless it should stop.
     pub async fn snapshot(
         self: Arc<Self>,
         vm: Arc<VmHandle>,
@@ -135,9 +135,9 @@ impl Node {
                 })
             })
         });
-        let known = known
-            .await
-            .map_err(|error| Error::internal(format!("A task was cut short: {error}.")))?;
+        let known = known.await.map_err(|error| {
+            Error::internal(format!("A task of jiffyd did not finish: {error}."))
+        })?;
         let [kernel, initramfs, vmm] = known;
         let files = vec![kernel?, initramfs?, vmm?];
         let view = vm.view.borrow();
@@ -183,7 +183,7 @@ impl Node {
         match timeout(PROCESSOR_TIME, asked).await {
             Ok(Ok(ControlResponse::CpuProfile(profile))) => Some(*profile),
             other => {
-                debug!(vm = %vm.name, ?other, "its processor is not known");
+                debug!(vm = %vm.name, ?other, "the guest's processor is not known");
                 None
             }
         }
@@ -327,7 +327,7 @@ impl Node {
         let saved = self.snapshots.find(&name)?;
         if saved.manifest.memory == MemoryForm::Raw {
             return Err(Error::wrong_state(format!(
-                "The snapshot {name} is mapped as it is: there is nothing to optimise."
+                "The memory of the snapshot {name} is a mapped file: there is nothing to optimise."
             )));
         }
         self.wait_for_recording(&saved, &name).await?;
@@ -339,8 +339,9 @@ impl Node {
             memory::optimise(&saved.memory(), &saved.recording())?;
             let mut manifest = saved.manifest.clone();
             manifest.optimised = true;
-            manifest.memory_bytes = memory::bytes_of(&saved.memory())
-                .map_err(|error| Error::io("look at a snapshot", &saved.memory(), &error))?;
+            manifest.memory_bytes = memory::bytes_of(&saved.memory()).map_err(|error| {
+                Error::io("read the size of a snapshot", &saved.memory(), &error)
+            })?;
             manifest
                 .save(&saved.folder)
                 .map_err(|error| Error::io("write a snapshot's record", &saved.folder, &error))
@@ -370,10 +371,10 @@ impl Node {
                 )),
                 None if saved.recording().exists() => return Ok(()),
                 None => Error::wrong_state(format!(
-                    "Nothing is known yet of what a VM from the snapshot {name} needs."
+                    "There is no recording yet of a restore of the snapshot {name}."
                 ))
                 .hint(format!(
-                    "Run one with `jiffy run --from {name}` until it has done what counts, then try again."
+                    "Run a VM with `jiffy run --from {name}` until it has done its usual work, end it, then try again."
                 )),
             };
             if !wait || tokio::time::Instant::now() >= deadline {
@@ -418,7 +419,7 @@ pub(super) async fn write(
         Ok((draft, bytes))
     });
     let (draft, bytes) = join_result(work.await).inspect_err(|error| {
-        warn!(%error, "a captured VM could not be written");
+        warn!(%error, "a capture could not be written");
     })?;
     let end = monotonic_ns();
     watch.span(Track::Node, names::IMAGE_WRITTEN, start, end);

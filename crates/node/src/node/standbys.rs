@@ -45,7 +45,7 @@ async fn make(node: &Node, saved: &Saved) -> Result<Standby> {
     let root = node.image_root(&spec.image).await?;
     let manifest = &saved.manifest;
     if (&root.digest, &root.lazy) != (&manifest.image_digest, &manifest.lazy_root) {
-        return Err(Error::conflict("Its image was replaced."));
+        return Err(Error::conflict("The image of the snapshot was replaced."));
     }
     // While this is held, the disk is not closed as unused; afterwards the VMM has it open.
     let _begins = node.hold_disks().await;
@@ -98,7 +98,7 @@ pub async fn keep(node: Arc<Node>, mut wanted: StandbyRequests) {
             }
             Err(error) => {
                 goldens.note_standby_failed();
-                debug!(golden = name_of(&saved), %error, "no VM is kept restored ahead");
+                debug!(golden = name_of(&saved), %error, "no standby was made");
             }
         }
     }

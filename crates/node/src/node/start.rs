@@ -223,10 +223,10 @@ impl Node {
         match (&vm.spec.root_disk, before) {
             (Some(RootDisk::Layer { .. }), Some(before)) if before.digest != now.digest => {
                 Err(Error::wrong_state(format!(
-                    "The image {} was replaced, and the root disk of the VM {} fits only what it was.",
+                    "The image {} was replaced: the root disk of the VM {} fits only the previous one.",
                     vm.spec.image, vm.name
                 ))
-                .hint("Make a new VM; bring the image back to save what is on this one's disk."))
+                .hint("Create a new VM. To read the disk of this one, import or pull the previous image under that name again."))
             }
             _ => Ok(()),
         }
@@ -281,10 +281,10 @@ impl Node {
                 let now = self.images.find(&vm.spec.image).await?.root;
                 if root.is_some_and(|root| root.digest != now.digest) {
                     return Err(Error::wrong_state(format!(
-                        "The image {} was replaced after the VM {} was started: what the VM has can't be captured.",
+                        "The image {} was replaced after the VM {} was started: the VM can't be captured.",
                         vm.spec.image, vm.name
                     ))
-                    .hint("Start the VM anew."));
+                    .hint("Stop the VM and start it again."));
                 }
                 Ok(now)
             }

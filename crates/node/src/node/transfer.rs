@@ -118,7 +118,7 @@ async fn try_pull(
     });
     let made = made
         .await
-        .map_err(|error| Error::internal(format!("A pull was cut short: {error}.")))??;
+        .map_err(|error| Error::internal(format!("A pull did not finish: {error}.")))??;
     let made = match made {
         Found::UpToDate(_) => {
             if let Some((snapshot, _)) = node.pulled_snapshot(&name) {
@@ -173,10 +173,10 @@ impl Node {
         let registry = self.images.registry(wanted.access.registry.as_deref());
         let reference = name::reference(&wanted.reference, registry)?;
         if reference.digest().is_some() {
-            return Err(Error::invalid(format!(
-                "{reference} has a digest: what is pushed gets a tag, and its digest is what it is."
-            ))
-            .hint("Write HOST/REPOSITORY:TAG."));
+            return Err(
+                Error::invalid(format!("{reference} has a digest: a push needs a tag."))
+                    .hint("Write HOST/REPOSITORY:TAG."),
+            );
         }
         let job = Job::new();
         let watcher = Job::watch(Arc::clone(&job))
@@ -220,7 +220,7 @@ impl Node {
             }
         })
         .await
-        .map_err(|error| Error::internal(format!("A push was cut short: {error}.")))?
+        .map_err(|error| Error::internal(format!("A push did not finish: {error}.")))?
     }
 }
 

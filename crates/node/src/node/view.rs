@@ -5,7 +5,7 @@ use jiffy_vmhost::handle::VmHandle;
 use jiffy_wire::api::{Vm, VmState};
 
 /// Why a halted VM does not answer.
-const HALTED: &str = "The host has nearly no memory left, and this VM uses more and more: it is halted until others give some back.";
+const HALTED: &str = "The host has nearly no memory left, and this VM keeps growing: it is halted until other VMs end or free memory.";
 
 impl Node {
     /// A VM as the API shows it, with its activity, or why it could not be woken.

@@ -21,7 +21,7 @@ impl Stalls {
     pub fn of_host() -> Stalls {
         let opened = open();
         if let Err(error) = &opened {
-            debug!(%error, "no notices of memory stalls");
+            debug!(%error, "memory stalls (PSI) can't be watched");
         }
         Stalls(opened.ok())
     }
@@ -34,7 +34,7 @@ impl Stalls {
         match file.ready_mut(Interest::PRIORITY).await {
             Ok(mut ready) => ready.clear_ready(),
             Err(error) => {
-                debug!(%error, "no further notices of memory stalls");
+                debug!(%error, "memory stalls (PSI) can't be watched any more");
                 self.0 = None;
             }
         }

@@ -163,16 +163,16 @@ pub fn from_snapshot(
     ];
     if let Some((what, _)) = decided.iter().find(|(_, given)| *given) {
         return Err(Error::invalid(format!(
-            "The {what} of a VM from a snapshot can't be chosen: the snapshot {name} decides."
+            "The {what} of a VM from a snapshot can't be chosen: it is that of the snapshot {name}."
         ))
-        .hint("Leave that out, or run a VM that is not from a snapshot."));
+        .hint("Leave that option out, or run a VM without --from."));
     }
     let captured = &manifest.spec;
     check_idle(wanted.idle, captured.init.as_deref(), captured.pages)?;
     check_owner(wanted.owner.as_deref())?;
     if wanted.cold {
         return Err(Error::invalid(
-            "A VM can't both boot and go on from a snapshot.",
+            "A VM can't both boot and be restored from a snapshot.",
         ));
     }
     let start_main = command.is_some();
@@ -247,7 +247,7 @@ fn check_cpu_profile(profile: &Wanted) -> Result<()> {
     };
     checked.map_err(|why| {
         Error::invalid(format!("{}.", causes::capitalised(why)))
-            .hint("`jiffy doctor --cpu` prints this host's, and those with a name that it has.")
+            .hint("`jiffy doctor --cpu` shows which named profiles this host supports.")
     })
 }
 
@@ -261,7 +261,7 @@ fn check_idle(idle: Option<IdlePolicy>, init: Option<&[String]>, pages: PageSize
     };
     if !IDLE_TIMES.contains(&after_s) {
         return Err(Error::invalid(format!(
-            "A VM can't be left idle for {after_s} s before something is done: 1 second to {} days can be.",
+            "The idle time of a VM can't be {after_s} s; choose 1 second to {} days.",
             IDLE_TIMES.end() / DAY
         )));
     }
@@ -275,7 +275,7 @@ fn check_idle(idle: Option<IdlePolicy>, init: Option<&[String]>, pages: PageSize
         Some(why) => Err(Error::invalid(format!(
             "A VM that {why} can't be hibernated when it is idle."
         ))
-        .hint("Have it stopped (--idle-action stop), or leave the idle time out.")),
+        .hint("Use --idle-action stop, or leave --idle out.")),
     }
 }
 

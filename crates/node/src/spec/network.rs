@@ -47,9 +47,9 @@ pub(super) fn of_snapshot(
     match inherited(captured) {
         None if asked.is_default() || asked.name.as_deref() == Some(NONE) => Ok(None),
         None => Err(Error::invalid(format!(
-            "The VM of the snapshot {name} has no network interface, and so has one from it."
+            "The snapshot {name} has no network interface, so a VM from it can't have one."
         ))
-        .hint("Leave the network's options out, or make the snapshot of a VM that has one.")),
+        .hint("Leave the network options out, or create a snapshot of a VM that has a network.")),
         Some(kept) if asked.is_default() => match kept.name.as_deref() {
             // The network belongs to another node, or was removed.
             Some(name) if network.check_name(name).is_err() => Ok(Some(NetworkUse {
@@ -59,9 +59,9 @@ pub(super) fn of_snapshot(
             _ => Ok(Some(kept)),
         },
         Some(_) if asked.name.as_deref() == Some(NONE) => Err(Error::invalid(format!(
-            "The VM of the snapshot {name} has a network interface, and so has one from it."
+            "The snapshot {name} has a network interface, so a VM from it has one, too."
         ))
-        .hint("`--deny all` has it reach nothing.")),
+        .hint("Use `--deny all` instead of `--network none`.")),
         Some(kept) => {
             let asked = NetworkUse {
                 // Closed ports stay closed unless the request opens them.
@@ -94,7 +94,7 @@ fn none(asked: &NetworkUse) -> Result<()> {
         false => Err(Error::invalid(
             "A VM without a network has no ports, rules, name servers or hosts.",
         )
-        .hint("Leave --network none out, or the other options.")),
+        .hint("Leave out --network none, or the other network options.")),
     }
 }
 

@@ -47,7 +47,7 @@ impl Guest {
             guest.copy(contents).await?;
             if let Started::NotThere = guest.check().await? {
                 return Err(Failure::new(format!(
-                    "{} was copied into {} and is not there",
+                    "{} does not exist in {} after it was copied there",
                     guest.program, guest.vm.name
                 )));
             }
@@ -95,7 +95,7 @@ impl Guest {
                 None => "the connection was lost".to_owned(),
             };
             return Err(Failure::new(format!(
-                "the program for SSH can't run in {}: {why}",
+                "jiffy-ssh-guest can't run in {}: {why}",
                 self.vm.name
             )));
         }
@@ -126,7 +126,7 @@ impl Guest {
             None => "the connection was lost".to_owned(),
         };
         Err(Failure::new(format!(
-            "the program for SSH can't be copied into {}: {why}",
+            "jiffy-ssh-guest can't be copied into {}: {why}",
             self.vm.name
         )))
     }

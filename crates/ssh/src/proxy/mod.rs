@@ -43,8 +43,10 @@ pub async fn known_hosts(context: &Context, options: SshProxy, host: String) -> 
 /// Serves SSH until the client disconnects.
 pub async fn serve(context: &Context, options: SshProxy) -> Result<Outcome> {
     if std::io::stdin().is_terminal() {
-        return Err(Failure::new("stdin is a terminal, and no client of SSH")
-            .hint(format!("`jiffy ssh {}` logs in", options.vm)));
+        return Err(
+            Failure::new("stdin is a terminal, not the connection of an SSH client")
+                .hint(format!("`jiffy ssh {}` logs in", options.vm)),
+        );
     }
     let client = context.client()?;
     let vm = find(&client, &options.vm).await?;

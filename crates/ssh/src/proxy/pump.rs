@@ -16,7 +16,7 @@ const STDERR: u32 = 1;
 
 /// How a program ended.
 pub enum End {
-    /// It ended by itself.
+    /// It exited, or a signal ended it.
     Exited(ExitStatus),
     /// It could not be started or was lost: a sentence, and the exit status for the client.
     Failed(String, u32),

@@ -139,7 +139,7 @@ pub fn wait(mut child: Child) -> Output {
             Some(status) => break status,
             None if begun.elapsed() > PATIENCE => {
                 child.kill().unwrap();
-                panic!("it hangs");
+                panic!("the program did not end in time");
             }
             None => thread::sleep(Duration::from_millis(5)),
         }

@@ -66,7 +66,7 @@ impl Terminal {
         while !self.shown.contains(text) {
             let mut ready = [PollFd::new(&self.keyboard, PollFlags::IN)];
             let count = poll(&mut ready, Some(&patience)).unwrap();
-            assert_eq!(count, 1, "never {text:?}: {:?}", self.shown);
+            assert_eq!(count, 1, "timed out waiting for {text:?}: {:?}", self.shown);
             let mut bytes = [0; 4096];
             let count = self.keyboard.read(&mut bytes).unwrap();
             self.shown

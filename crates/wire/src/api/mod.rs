@@ -26,7 +26,7 @@
 //! | `POST /v1/vms/{vm}/hibernate` | | [`Hibernated`] |
 //! | `POST /v1/vms/{vm}/wake?priority=P&wait_s=N` | | [`Vm`], ready |
 //! | `GET /v1/queue` | | `[Queued]`, in the order in which they will be served |
-//! | `GET /v1/queue/{request}` | | a stream of lines [`Queued`], JSON: one for each place that it has, until it waits no more |
+//! | `GET /v1/queue/{request}` | | a stream of lines [`Queued`], JSON: one for each place that it has, until it no longer waits |
 //! | `POST /v1/vms/{vm}/snapshots` | [`MakeSnapshot`] | [`SnapshotMade`] |
 //! | `GET /v1/snapshots?all=true` | | `[Snapshot]`; golden ones with `all` |
 //! | `GET /v1/snapshots/{name}` | | [`Snapshot`] |
@@ -60,7 +60,8 @@
 //! | `GET /v1/events?vm=VM` | | a stream of lines [`Event`], JSON: what happens from now on; with `vm` to this VM only |
 //! | `POST /v1/shutdown` | | 204; the daemon ends, VMs keep running |
 //!
-//! A request with the header [`REQUEST_HEADER`] can be asked for by its id, at the next daemon, too.
+//! Whether a request with the header [`REQUEST_HEADER`] was begun can be queried by its id, also
+//! from a later daemon of the same boot.
 //!
 //! `{vm}` is an id, a unique prefix of one, or a name. Upgrades send `Connection: upgrade` and
 //! `Upgrade: jiffy-frames`. Errors are [`ApiError`].
@@ -99,6 +100,7 @@ pub const VERSION: u32 = 1;
 pub const UPGRADE: &str = "jiffy-frames";
 /// Header in which `/v1/run` returns the id of its VM.
 pub const VM_ID_HEADER: &str = "jiffy-vm-id";
-/// Header with an id that the client gives a request, 32 hexadecimal digits in lower case: by it the
-/// request's place in the queue is followed, and whether it was begun can be asked later.
+/// Header with an id that the client gives a request, 32 hexadecimal digits in lower case. With it
+/// the client follows the request's place in the queue (`GET /v1/queue/{request}`), and queries later
+/// whether it was begun (`GET /v1/requests/{id}`).
 pub const REQUEST_HEADER: &str = "jiffy-request";

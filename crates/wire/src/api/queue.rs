@@ -10,10 +10,10 @@ use serde::{Deserialize, Serialize};
 pub enum Priority {
     /// Served after requests of the other priorities.
     Low,
-    /// Of requests without another priority.
+    /// The default.
     #[default]
     Normal,
-    /// Served first; after eight of these, one of another priority that waits has its turn.
+    /// Served first; after eight of these, one waiting request of another priority is served.
     High,
 }
 

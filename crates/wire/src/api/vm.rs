@@ -1,4 +1,4 @@
-//! VMs: what is asked for, what they are, and what is done to them.
+//! VMs: requests to create them, how answers describe them, and operations on them.
 
 use super::{IdlePolicy, NetworkUse, Priority, Queued, RootDisk, VmIdle, VmNetwork, VolumeUse};
 use crate::agent::{Command, ExitStatus, Stream};

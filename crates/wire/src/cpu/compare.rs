@@ -21,7 +21,7 @@ impl Profile {
                 group.names_of(missing)
             })
             .collect();
-        lacking.extend(self.states_elsewhere(host));
+        lacking.extend(self.other_xsave_layout(host));
         let bits = self.physical_address_bits();
         let most = host.physical_address_bits();
         if bits > most {
@@ -37,13 +37,13 @@ impl Profile {
 
     /// XSAVE states with another offset or size on the host; saved memory contains them at the
     /// guest's offsets.
-    fn states_elsewhere(&self, host: &Profile) -> impl Iterator<Item = String> {
+    fn other_xsave_layout(&self, host: &Profile) -> impl Iterator<Item = String> {
         let leaves = self.cpuid.iter();
         let states = leaves.filter(|entry| entry.leaf == 0xd && entry.index >= 2);
         states.filter_map(|ours| {
             let theirs = host.leaf(ours.leaf, ours.index)?;
             let same = ours.registers[..2] == theirs[..2];
-            (!same).then(|| format!("XSAVE's state {} at the same place", ours.index))
+            (!same).then(|| format!("the offset and size of XSAVE state {}", ours.index))
         })
     }
 
@@ -53,7 +53,7 @@ impl Profile {
         let tolerance = u64::from(theirs) * TSC_TOLERANCE_PPM / 1_000_000;
         let slower = u64::from(ours) + tolerance < u64::from(theirs);
         (slower && !host.tsc_scaling).then(|| {
-            format!("a time stamp counter of {ours} kHz (it counts with {theirs}, and can't scale)")
+            format!("a time stamp counter of {ours} kHz (it has {theirs} kHz and can't scale it)")
         })
     }
 }

@@ -110,7 +110,7 @@ pub const LEVELS: [Level; 3] = [
 ];
 
 /// Registers with KVM's features, and those that a guest kernel needs to isolate processes.
-const AS_THE_HOST_HAS_IT: [Register; 5] = [
+const COPIED_FROM_HOST: [Register; 5] = [
     Register::new(0x7, 2, 3),
     Register::new(0x8000_0008, 0, 1),
     Register::new(0x8000_0021, 0, 0),
@@ -142,7 +142,7 @@ pub fn find(name: &str) -> Result<&'static Level, String> {
         .ok_or_else(|| {
             let names = LEVELS.map(|level| level.name).join(", ");
             let shown: String = name.chars().take(64).collect();
-            format!("there is no CPU profile {shown:?}; those with a name are {names}")
+            format!("there is no CPU profile {shown:?}; the named profiles are {names}")
         })
 }
 
@@ -179,7 +179,7 @@ impl Level {
             let register = group.register;
             let bits = kept.iter().filter(|(of, _)| *of == register);
             let mut allowed = bits.fold(group.ignored, |all, (_, bit)| all | bit);
-            if AS_THE_HOST_HAS_IT.contains(&register) {
+            if COPIED_FROM_HOST.contains(&register) {
                 allowed = u32::MAX;
                 if register.leaf == 0x8000_0008 {
                     allowed = !NOT_MITIGATIONS;

@@ -187,7 +187,9 @@ impl Profile {
             ));
         }
         if self.vendor.len() != 12 || !self.vendor.is_ascii() {
-            return Err("the CPU profile names no vendor as CPUID does (GenuineIntel)".into());
+            return Err(
+                "the CPU profile's vendor is not one of CPUID, such as GenuineIntel".into(),
+            );
         }
         if self.cpuid.len() > MAX_LEAVES || self.vendor_by_cpuid() != self.vendor {
             return Err("the CPU profile's CPUID is not that of one processor".into());
@@ -254,7 +256,7 @@ fn read_leaves<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Leaf>, 
     // `1.0` and `00000001.0` are the same leaf.
     match leaves.is_sorted_by(|one, next| key(one) < key(next)) {
         true => Ok(leaves),
-        false => Err(D::Error::custom("a leaf of CPUID is there twice")),
+        false => Err(D::Error::custom("a leaf of CPUID is listed twice")),
     }
 }
 

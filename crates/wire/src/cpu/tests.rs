@@ -97,7 +97,10 @@ fn vendor_address_bits_xsave_and_tsc_are_compared() {
     assert_eq!(host.lacking(&guest), [""; 0]);
     let mut host = guest.clone();
     set(&mut host, 0xd, 2, [256, 832, 0, 0]);
-    assert_eq!(guest.lacking(&host), ["XSAVE's state 2 at the same place"]);
+    assert_eq!(
+        guest.lacking(&host),
+        ["the offset and size of XSAVE state 2"]
+    );
 
     let counting = |khz| Profile {
         tsc_khz: Some(khz),
@@ -108,7 +111,7 @@ fn vendor_address_bits_xsave_and_tsc_are_compared() {
     assert_eq!(fast.lacking(&slow), [""; 0], "KVM makes it catch up");
     assert_eq!(
         slow.lacking(&fast),
-        ["a time stamp counter of 2000000 kHz (it counts with 2400000, and can't scale)"]
+        ["a time stamp counter of 2000000 kHz (it has 2400000 kHz and can't scale it)"]
     );
     let scaling = Profile {
         tsc_scaling: true,
@@ -191,7 +194,7 @@ fn a_level_has_its_features_and_the_hosts_mitigations() {
     assert!(refused.ends_with(", popcnt, lahf_lm"), "{refused}");
     assert_eq!(
         Wanted::Named("i486".into()).of(&old).unwrap_err(),
-        "there is no CPU profile \"i486\"; those with a name are x86-64-v2, x86-64-v3, x86-64-v4"
+        "there is no CPU profile \"i486\"; the named profiles are x86-64-v2, x86-64-v3, x86-64-v4"
     );
 }
 

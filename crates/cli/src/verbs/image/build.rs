@@ -9,7 +9,7 @@ use std::io::{self, Read, Write};
 use std::process::{Command, Stdio};
 
 /// Most bytes of mmdebstrap's stderr that are searched for a cause.
-const MAX_WORDS: usize = 64 * 1024;
+const MAX_STDERR: usize = 64 * 1024;
 /// Run at the end of a build. mmdebstrap copies both files from this host, so that it
 /// can reach mirrors; in an image they would be another host's.
 const FORGET_HOST: &str = r#"rm -f "$1/etc/hostname" "$1/etc/resolv.conf""#;
@@ -102,7 +102,7 @@ fn last_error_line(mut stderr: impl Read) -> String {
             Ok(0) => break,
             Ok(count) => {
                 kept.extend_from_slice(&piece[..count]);
-                let over = kept.len().saturating_sub(MAX_WORDS);
+                let over = kept.len().saturating_sub(MAX_STDERR);
                 kept.drain(..over);
             }
             Err(error) => return reason(&error),

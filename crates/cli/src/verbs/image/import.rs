@@ -294,7 +294,7 @@ mod tests {
         let kind = || Source::open(folder.path().to_owned()).unwrap().kind();
         assert_eq!(kind(), Some("root"));
         fs::write(folder.path().join("oci-layout"), b"{}").unwrap();
-        assert_eq!(kind(), Some("root"), "a file of that name alone is none");
+        assert_eq!(kind(), Some("root"), "an OCI layout also has index.json");
         fs::write(folder.path().join("index.json"), b"{}").unwrap();
         assert_eq!(kind(), Some("layout"));
         let gzip = b"\x1f\x8bpacked";

@@ -72,7 +72,7 @@ fn killed_wherever(
         }
     };
     let killer = follow(daemon, None);
-    assert!(does(daemon).unwrap(), "it fails even if nobody is killed");
+    assert!(does(daemon).unwrap(), "the operation fails without a kill");
     std::thread::sleep(BEHIND);
     let points = points(&killer.calls());
     holds(daemon, true);
@@ -250,7 +250,7 @@ fn remove(daemon: &Daemon, name: &str) {
 /// The VM of this name, once it is neither starting nor ending.
 fn settled(daemon: &Daemon, name: &str) -> Option<Vm> {
     let path = format!("/v1/vms/{name}");
-    eventually("it is up or down", || {
+    eventually("the VM runs or has ended", || {
         let answer = daemon.get(&path);
         answer.status == 404
             || !matches!(

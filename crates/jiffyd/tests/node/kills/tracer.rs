@@ -41,7 +41,7 @@ impl Killer {
         let mut output = BufReader::new(process.stdout.take().unwrap());
         let mut line = String::new();
         output.read_line(&mut line).unwrap();
-        assert_eq!(line, "ready\n", "the process is followed");
+        assert_eq!(line, "ready\n", "the process is traced");
         Killer { process, output }
     }
 

@@ -177,7 +177,7 @@ fn an_http2_websocket_reaches_the_vm_as_http1() {
         let mut tunnel = request("3000-web.vm.example:443", &[]);
         *tunnel.method_mut() = Method::CONNECT;
         let refused = client.send_request(tunnel).await.unwrap();
-        assert!(sentence(404, &whole(refused).await).contains("no tunnels"));
+        assert!(sentence(404, &whole(refused).await).contains("CONNECT tunnels"));
     });
 }
 
@@ -290,7 +290,7 @@ fn a_client_that_resets_every_stream_is_disconnected() {
     let log = fs::read_to_string(daemon.folder.path().join("jiffyd.log")).unwrap();
     let cut = log
         .lines()
-        .filter(|line| line.contains("ended badly") && line.contains("ENHANCE_YOUR_CALM"));
+        .filter(|line| line.contains("ended with an error") && line.contains("ENHANCE_YOUR_CALM"));
     assert_eq!(cut.count(), CLIENTS);
     let seen = served.requests.load(Ordering::SeqCst);
     assert!(seen < STREAMS / 10, "the VM got {seen} requests");

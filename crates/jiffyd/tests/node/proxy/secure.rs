@@ -113,7 +113,7 @@ fn a_signal_reloads_the_certificate() {
     let new_key = fs::read(certificate.key()).unwrap();
     fs::write(certificate.key(), &key).unwrap();
     hangup(&daemon);
-    eventually("it is told", || {
+    eventually("the failed reload is logged", || {
         log(&daemon).contains("keeps its previous certificate")
     });
     fs::write(certificate.chain(), &before).unwrap();
@@ -122,7 +122,7 @@ fn a_signal_reloads_the_certificate() {
     fs::write(certificate.chain(), &after).unwrap();
     fs::write(certificate.key(), &new_key).unwrap();
     hangup(&daemon);
-    eventually("the new one is used", || {
+    eventually("the new certificate is used", || {
         certificate.try_connect(&["http/1.1"]).is_ok()
     });
     assert_eq!(get_over(certificate.connect(), "/head", HOST).0, 200);

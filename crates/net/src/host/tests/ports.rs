@@ -101,7 +101,11 @@ fn tcp_ports_of_a_hibernated_vm_lead_to_this_process() {
     assert_eq!(outside().as_deref(), Some("front 198.51.100.2"));
     drop(front);
     let asked = world.outside.run(|| ask(HOST, 5353));
-    assert_eq!(asked.as_deref(), Some("dns 198.51.100.2"), "of TCP only");
+    assert_eq!(
+        asked.as_deref(),
+        Some("dns 198.51.100.2"),
+        "UDP ports stay forwarded"
+    );
     // An open connection stays with the VM.
     let counted = on_host(&world, || host.open_connections().expect("counted"));
     assert!(counted[&own.vm] >= 1, "{counted:?}");

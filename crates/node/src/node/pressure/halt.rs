@@ -139,7 +139,7 @@ impl Node {
     ) {
         let mut state = self.pressure.growth.state();
         let halted = &mut state.halted;
-        let goes_on = match halts {
+        let resumed = match halts {
             Halts::All => None,
             Halts::AllButFirst => growing.first.as_ref(),
             Halts::ResumeInTurn if !growing.vms.is_empty() => return,
@@ -148,14 +148,14 @@ impl Node {
                 halted.min_by_key(|vm| rank(vm))
             }
         };
-        if let Some(vm) = goes_on {
+        if let Some(vm) = resumed {
             halted.remove(&vm.id);
         }
         if matches!(halts, Halts::Resume | Halts::ResumeInTurn) {
             return;
         }
         for vm in &growing.vms {
-            if goes_on.is_none_or(|one| one.id != vm.id) {
+            if resumed.is_none_or(|one| one.id != vm.id) {
                 let (release, released) = oneshot::channel();
                 halted.insert(vm.id.clone(), release);
                 tokio::spawn(Arc::clone(self).halt(Arc::clone(vm), released));
@@ -169,7 +169,7 @@ impl Node {
         if !state.halted.is_empty() && !std::mem::replace(&mut state.logged, true) {
             error!(
                 halted = state.halted.len(),
-                "VMs want more memory than the host has, and none of them is idle: those that grow are halted until one ends or others give memory back"
+                "the host has too little memory for its VMs, and no idle VM can be hibernated: growing VMs are halted until other VMs end or free memory"
             );
         }
     }
@@ -182,10 +182,10 @@ impl Node {
     /// Halts a VM until it is released or is being ended.
     async fn halt(self: Arc<Self>, vm: Arc<VmHandle>, released: oneshot::Receiver<()>) {
         if let Some(_one) = vm.try_operate().filter(|one| one.state == VmState::Running) {
-            info!(vm = %vm.name, "memory is nearly used up: a VM that grows is halted");
+            info!(vm = %vm.name, "memory is nearly used up: a growing VM is halted");
             let paused = self.order(&vm, "halted", ControlRequest::Pause).await;
             if let Err(error) = paused {
-                debug!(vm = %vm.name, %error, "a VM that grows can't be halted");
+                debug!(vm = %vm.name, %error, "a growing VM can't be halted");
             } else {
                 let mut view = vm.view.clone();
                 tokio::select! {
@@ -195,9 +195,9 @@ impl Node {
             }
             // Resumed after an error, too, because the VM may have been paused.
             match self.resume_vcpus(&vm).await {
-                Ok(()) => info!(vm = %vm.name, "a VM that was halted goes on"),
+                Ok(()) => info!(vm = %vm.name, "a halted VM was resumed"),
                 Err(error) if vm.view.borrow().is_active() => {
-                    warn!(vm = %vm.name, %error, "a VM that was halted does not go on");
+                    warn!(vm = %vm.name, %error, "a halted VM can't be resumed");
                 }
                 Err(_) => {}
             }
@@ -215,7 +215,7 @@ mod tests {
         let begin = Instant::now();
         let at = |ms| begin + Duration::from_millis(ms);
         let mut had = Usage::now(None, at(0), 50_000);
-        assert!(!had.is_growing(at(0)), "what it had before is no growth");
+        assert!(!had.is_growing(at(0)), "the first reading counts as growth");
         for (ms, kib, grows) in [
             (200, 50_127, false),
             (400, 50_255, true),

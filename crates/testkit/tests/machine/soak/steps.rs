@@ -166,7 +166,7 @@ impl Worker<'_> {
         };
         // A killed pager had not written its recording.
         let tolerated =
-            |said: &str| said.contains("Nothing is known yet") || is_being_optimised(said);
+            |said: &str| said.contains("There is no recording yet") || is_being_optimised(said);
         let optimise = ["snapshot", "optimise", &snapshot.name];
         self.trial.ask_tolerating(None, &optimise, tolerated)?;
         Ok(())
