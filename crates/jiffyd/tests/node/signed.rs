@@ -153,7 +153,7 @@ fn a_signature_rule_holds_for_pulls_and_starts() {
             _ => Err(serde_json::from_slice(&answer.body).unwrap()),
         }
     };
-    let unknown = "is not known to be signed";
+    let unknown = "has no verified signature";
     refused(run(&daemon, &web), unknown);
     refused(start(&daemon), unknown);
     let as_it_is = PullImage {
@@ -245,7 +245,7 @@ fn a_signature_rule_holds_for_restores() {
     restore(&daemon).unwrap();
     let rule = format!("--signed={}={}", registry.host, path.display());
     daemon.restart_with(&[&rule]);
-    refused(restore(&daemon), "is not known to be signed");
+    refused(restore(&daemon), "has no verified signature");
     refused(fetch(&daemon, false), "nobody signed it");
     refused(fetch(&daemon, true), "nobody signed it");
     let client = Client::new(ClientOptions::default()).unwrap();
