@@ -280,7 +280,7 @@ fn an_unavailable_chunk_is_named_and_can_be_read_later() {
     drop(open);
     for (fault, why) in [
         (&origin.absent, "it is gone"),
-        (&origin.lies, "not the image's"),
+        (&origin.lies, "do not match the image"),
     ] {
         fault.store(true, Ordering::SeqCst);
         let error = bench.demand(&disk, 33 * CHUNK, 4096).unwrap_err();

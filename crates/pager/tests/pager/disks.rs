@@ -444,7 +444,7 @@ fn missing_blocks_come_from_peers_and_wrong_ones_are_reported() {
     let mut vmm = open(&pager, &disk);
     let (chunk, sentence) = vmm.refused(20 * CHUNK, CHUNK);
     assert_eq!(chunk, Some(20));
-    assert!(sentence.contains("nobody is known"), "{sentence}");
+    assert!(sentence.contains("no origin is known"), "{sentence}");
     drop(vmm);
     assert_eq!(pager.forget("root"), PagerResponse::Ok);
     // One origin lies, one has nothing.

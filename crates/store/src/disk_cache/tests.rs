@@ -349,7 +349,11 @@ fn a_cache_removed_while_it_opens_is_kept_or_recreated() {
             let mut byte = [0];
             let contents = fs::File::open(cache.join(CONTENTS)).unwrap();
             contents.read_exact_at(&mut byte, 0).unwrap();
-            assert_eq!(byte, [7], "who reads it by its name has what was put there");
+            assert_eq!(
+                byte,
+                [7],
+                "a reader of the file by name sees the written bytes"
+            );
             assert!(cache.join(PRESENT).exists());
             opened += 1;
         }

@@ -169,7 +169,10 @@ fn on_a_full_disk_fetched_chunks_are_read_and_not_kept() {
     }
     // The whole image does not fit, and the error says so.
     let error = image.complete().unwrap_err();
-    assert!(sentence(&error).contains("cannot be kept here"), "{error}");
+    assert!(
+        sentence(&error).contains("cannot be stored on this node"),
+        "{error}"
+    );
     fs::remove_file(here.join("filler")).unwrap();
     assert_eq!(read(&image, 399).unwrap(), &bytes[399 * CHUNK..]);
     assert!(image.is_local(399).unwrap());
