@@ -218,7 +218,7 @@ impl Pool {
                 }
                 match shared.upgrade() {
                     Some(shared) => shared.push(Arc::new(Job::complete(vm, done))),
-                    None => done(Some("the pager ends".into())),
+                    None => done(Some("the pager is ending".into())),
                 }
             });
     }
