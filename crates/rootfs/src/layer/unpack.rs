@@ -49,7 +49,7 @@ pub struct Bounds {
 #[non_exhaustive]
 pub enum LayerError {
     /// The blob has the wrong size.
-    #[error("it has {is} bytes and should have {should}")]
+    #[error("it has {is} bytes, expected {should}")]
     Size {
         /// Its size, bytes.
         is: u64,
@@ -57,7 +57,7 @@ pub enum LayerError {
         should: u64,
     },
     /// The blob has the wrong digest.
-    #[error("its digest is {is} and should be {should}: it was damaged or changed")]
+    #[error("its digest is {is}, expected {should}: it is damaged or was changed")]
     Digest {
         /// Digest of its bytes.
         is: Digest,
@@ -65,7 +65,7 @@ pub enum LayerError {
         should: Digest,
     },
     /// The tar has the wrong digest.
-    #[error("unpacked, its digest is {is} and should be {should}: it was damaged or changed")]
+    #[error("its digest after unpacking is {is}, expected {should}: it is damaged or was changed")]
     DiffId {
         /// Digest of its bytes.
         is: Digest,
@@ -73,13 +73,13 @@ pub enum LayerError {
         should: Digest,
     },
     /// It is larger than this limit, unpacked bytes.
-    #[error("it unpacks to more than {0} bytes, the limit")]
+    #[error("it unpacks to more than the limit of {0} bytes")]
     TooLarge(u64),
     /// It unpacks to more than this many times its packed size.
-    #[error("it unpacks to more than {0} times its size: it looks like a bomb")]
+    #[error("it unpacks to more than {0} times its size, the limit for large layers")]
     Ratio(u64),
     /// Its compression is not supported.
-    #[error("it is packed with {0}; repack it with gzip, zstd or xz")]
+    #[error("it is compressed with {0}, which is not supported; compress it with gzip, zstd or xz")]
     Unsupported(&'static str),
     /// The packed bytes are malformed or can't be read.
     #[error("it can't be unpacked")]

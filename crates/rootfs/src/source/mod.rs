@@ -131,7 +131,7 @@ pub enum SourceError {
         source: LayerError,
     },
     /// A manifest or index is not valid JSON of its kind.
-    #[error("{} is not what it should be", .path.display())]
+    #[error("{} is not valid", .path.display())]
     Json {
         /// Its path.
         path: PathBuf,
@@ -140,7 +140,7 @@ pub enum SourceError {
         source: serde_json::Error,
     },
     /// An archive lacks a file that it refers to.
-    #[error("{} names {name}, but does not hold it", .path.display())]
+    #[error("{} refers to {name}, which is not in it", .path.display())]
     Missing {
         /// The archive.
         path: PathBuf,
@@ -148,16 +148,16 @@ pub enum SourceError {
         name: String,
     },
     /// An OCI layout of an unknown version.
-    #[error("it is an OCI image layout of version {0:?}; only version 1 is known")]
+    #[error("it is an OCI image layout of version {0:?}; only version 1 is supported")]
     Layout(String),
     /// It holds no image.
-    #[error("it holds no image")]
+    #[error("it contains no image")]
     NoImage,
     /// It holds several images, and none was chosen.
-    #[error("it holds several images, say which: {0}")]
+    #[error("it contains several images, choose one of them: {0}")]
     WhichImage(String),
     /// The image that was asked for is not there.
-    #[error("it holds no image {wanted:?}; there are: {there}")]
+    #[error("it contains no image {wanted:?}; it contains: {there}")]
     NoSuchImage {
         /// The name that was asked for.
         wanted: String,
@@ -165,7 +165,7 @@ pub enum SourceError {
         there: String,
     },
     /// It has no image for the platform.
-    #[error("it has no image for {wanted}; it has: {there}")]
+    #[error("it contains no image for {wanted}; it contains: {there}")]
     NoPlatform {
         /// The wanted platform.
         wanted: String,
@@ -173,7 +173,7 @@ pub enum SourceError {
         there: String,
     },
     /// The image is for another platform.
-    #[error("the image is for {is}, and VMs here run {wanted}")]
+    #[error("the image is for {is}, and VMs on this node run {wanted}")]
     WrongPlatform {
         /// The platform of the image.
         is: String,
@@ -181,7 +181,7 @@ pub enum SourceError {
         wanted: String,
     },
     /// Its indexes are nested too deep.
-    #[error("its indexes name one another too deep")]
+    #[error("its indexes are nested too deep")]
     TooDeep,
     /// It is not a container image.
     #[error("{what} is not a container image but {media_type:?}")]
@@ -195,7 +195,7 @@ pub enum SourceError {
     #[error("a layer has the media type {0:?}, which can't be imported")]
     MediaType(String),
     /// A digest is malformed.
-    #[error("{digest:?} is no digest: {what}")]
+    #[error("{digest:?} is not a digest: {what}")]
     BadDigest {
         /// The digest as written.
         digest: String,
@@ -203,15 +203,17 @@ pub enum SourceError {
         what: &'static str,
     },
     /// A manifest or configuration has the wrong digest.
-    #[error("a file that should have the digest {should} has {is}: it was damaged or changed")]
+    #[error(
+        "a file with the digest {should} in its manifest has {is}: it is damaged or was changed"
+    )]
     Digest {
         /// Digest in the file that refers to it.
         should: Digest,
         /// Digest of its bytes.
         is: Digest,
     },
-    /// The manifest has not as many layers as the configuration has digests.
-    #[error("the image has {layers} layers, and its configuration names {diff_ids}")]
+    /// The manifest's number of layers is not the configuration's number of digests.
+    #[error("the image has {layers} layers, but its configuration has {diff_ids}")]
     DiffIds {
         /// In the manifest.
         layers: usize,
@@ -219,7 +221,7 @@ pub enum SourceError {
         diff_ids: usize,
     },
     /// There are more than 1024 layers.
-    #[error("the image has {0} layers, over the limit of 1024")]
+    #[error("the image has {0} layers, the limit is 1024")]
     TooManyLayers(usize),
     /// The image's configuration is invalid.
     #[error(transparent)]

@@ -235,7 +235,7 @@ pub(super) fn json<T: serde::de::DeserializeOwned>(
 pub(super) fn list(names: impl IntoIterator<Item = String>) -> String {
     let names: Vec<String> = names.into_iter().take(50).collect();
     if names.is_empty() {
-        "none with a name".into()
+        "no named image".into()
     } else {
         names.join(", ")
     }
