@@ -271,7 +271,7 @@ impl Readable {
         let row = |len: u64| -> Result<Piece, ReadError> {
             let from = u64::from(shape.union) * BLOCK_SIZE;
             if from.checked_add(len).is_none_or(|end| end > self.end()) {
-                return Err(damaged(shape.at, "a file reaches behind the end"));
+                return Err(damaged(shape.at, "a file extends beyond the end"));
             }
             Ok(piece(0, len, from))
         };
@@ -330,7 +330,7 @@ impl Readable {
             let len = chunk.min(shape.size - at);
             let from = u64::from(block) * BLOCK_SIZE;
             if from + len > self.end() {
-                return Err(damaged(shape.at, "a file reaches behind the end"));
+                return Err(damaged(shape.at, "a file extends beyond the end"));
             }
             match pieces.last_mut() {
                 Some(last) if last.at + last.len == at && last.from + last.len == from => {

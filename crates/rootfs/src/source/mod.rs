@@ -157,26 +157,26 @@ pub enum SourceError {
     #[error("it contains several images, choose one of them: {0}")]
     WhichImage(String),
     /// The image that was asked for is not there.
-    #[error("it contains no image {wanted:?}; it contains: {there}")]
+    #[error("it contains no image {wanted:?}; it contains: {available}")]
     NoSuchImage {
         /// The name that was asked for.
         wanted: String,
         /// The names in the source.
-        there: String,
+        available: String,
     },
     /// It has no image for the platform.
-    #[error("it contains no image for {wanted}; it contains: {there}")]
+    #[error("it contains no image for {wanted}; it contains: {available}")]
     NoPlatform {
         /// The wanted platform.
         wanted: String,
         /// The platforms in the source.
-        there: String,
+        available: String,
     },
     /// The image is for another platform.
-    #[error("the image is for {is}, and VMs on this node run {wanted}")]
+    #[error("the image is for {actual}, and VMs on this node run {wanted}")]
     WrongPlatform {
         /// The platform of the image.
-        is: String,
+        actual: String,
         /// The platform it must be for.
         wanted: String,
     },
@@ -203,14 +203,12 @@ pub enum SourceError {
         what: &'static str,
     },
     /// A manifest or configuration has the wrong digest.
-    #[error(
-        "a file with the digest {should} in its manifest has {is}: it is damaged or was changed"
-    )]
+    #[error("a file has the digest {actual}, expected {expected}: it is damaged or was changed")]
     Digest {
         /// Digest in the file that refers to it.
-        should: Digest,
+        expected: Digest,
         /// Digest of its bytes.
-        is: Digest,
+        actual: Digest,
     },
     /// The manifest's number of layers is not the configuration's number of digests.
     #[error("the image has {layers} layers, but its configuration has {diff_ids}")]
@@ -422,14 +420,14 @@ fn check_media_type(media_type: &str) -> Result<(), SourceError> {
     }
 }
 
-fn check_platform(is: &Platform, choice: &Choice) -> Result<(), SourceError> {
+fn check_platform(actual: &Platform, choice: &Choice) -> Result<(), SourceError> {
     // Old configurations name no platform.
-    let unnamed = is.os.is_empty() && is.architecture.is_empty();
-    if unnamed || choice.platform.runs(is) {
+    let unnamed = actual.os.is_empty() && actual.architecture.is_empty();
+    if unnamed || choice.platform.runs(actual) {
         return Ok(());
     }
     Err(SourceError::WrongPlatform {
-        is: is.to_string(),
+        actual: actual.to_string(),
         wanted: choice.platform.to_string(),
     })
 }
