@@ -71,7 +71,7 @@ pub enum Fault {
         offset: u64,
     },
     /// The end of the file is missing.
-    #[error("is cut off: it has {length} bytes and no footer at byte {offset}")]
+    #[error("is truncated: it has {length} bytes and no footer at byte {offset}")]
     Truncated {
         /// Bytes of the file.
         length: u64,

@@ -275,7 +275,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = file(&folder);
         let Claim::Fill(first) = file.claim(&(2..9), 4) else {
-            panic!("nobody fills it");
+            panic!("the claim must be to fill");
         };
         assert_eq!(first.units(), 2..6);
         let Claim::Fill(second) = file.claim(&(0..9), 4) else {

@@ -146,7 +146,7 @@ fn ask(
     })
 }
 
-/// Reads an answer until `stop` is given up or `until` has passed.
+/// Reads an answer until `stop` is cancelled or `until` has passed.
 struct AnswerReader<'a> {
     connection: &'a UnixStream,
     stop: &'a Stop,
@@ -167,7 +167,7 @@ impl Read for AnswerReader<'_> {
             }
             if self.stop.is_given_up() {
                 // Not `Interrupted`: such a read would be repeated.
-                return Err(io::Error::other("the read was given up"));
+                return Err(io::Error::other("the read was cancelled"));
             }
             if Instant::now() >= self.until {
                 return Err(io::ErrorKind::TimedOut.into());

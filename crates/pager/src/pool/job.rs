@@ -115,7 +115,7 @@ impl Job {
         lock(&self.returned).push(piece);
     }
 
-    /// Notes that a piece is done, or was given up because of a problem.
+    /// Notes that a piece is done, or was abandoned because of a problem.
     pub(super) fn finished(&self, problem: Option<String>) {
         if problem.is_some() {
             let mut first = lock(&self.problem);

@@ -481,7 +481,7 @@ impl Read for UploadBody<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         if self.progress.cancelled() {
             self.cancelled = true;
-            return Err(io::Error::other("given up"));
+            return Err(io::Error::other("cancelled"));
         }
         let left = usize::try_from(self.blob.size - self.done).unwrap_or(usize::MAX);
         let wanted = buffer.len().min(left);

@@ -144,7 +144,7 @@ fn another_image_resets_a_cache_unless_a_vm_uses_it() {
     assert_eq!(remove(&path).unwrap(), None);
     assert!(
         DiskCache::open(&path, &one).unwrap().has(0),
-        "beside the VM"
+        "the VM still has the cache open"
     );
     drop(vm);
     let cache = DiskCache::open(&path, &other).unwrap();

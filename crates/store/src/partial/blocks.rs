@@ -93,7 +93,7 @@ struct RatedOrigin {
 pub(crate) struct Missing {
     pub bytes: Range<u64>,
     pub tried: String,
-    /// The read was given up.
+    /// The read was cancelled.
     given_up: bool,
     /// Bytes that were fetched but could not be written.
     unwritten: Option<Fetched>,
@@ -243,7 +243,7 @@ impl PartialFile {
                 Claim::Wait(flight) => {
                     let outcome = self.sparse.wait(&flight);
                     // Retry if the other thread fetched more blocks, because these alone may
-                    // succeed, or if its read was given up.
+                    // succeed, or if its read was cancelled.
                     let in_flight = flight.units();
                     let more = blocks.end - blocks.start < in_flight.end - in_flight.start;
                     let should_retry = |missing: &Arc<Missing>| {
@@ -439,7 +439,7 @@ impl PartialFile {
                 if stop.is_given_up() {
                     return Err(Missing {
                         given_up: true,
-                        ..Missing::new(bytes.clone(), "the read was given up")
+                        ..Missing::new(bytes.clone(), "the read was cancelled")
                     });
                 }
                 *answer = match rated.origin.fetch(bytes.clone(), stop) {
@@ -471,7 +471,7 @@ impl PartialFile {
                     )),
                     Err(error) => error,
                 };
-                // A read that was given up is no failure of the origin.
+                // A read that was cancelled is not a failure of the origin.
                 if !stop.is_given_up() {
                     rated.failures.fetch_add(1, Ordering::Relaxed);
                 }

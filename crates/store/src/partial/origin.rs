@@ -16,7 +16,7 @@ pub trait Origin: Send + Sync {
     fn name(&self) -> String;
 
     /// Reads exactly these bytes of the image's file. It must not block forever, and must return
-    /// soon after `stop` is given up.
+    /// soon after `stop` is cancelled.
     fn fetch(&self, range: Range<u64>, stop: &Stop) -> Result<Vec<u8>, OriginError>;
 
     /// The name of the registry that it waits for, so that a slow registry does not delay reads

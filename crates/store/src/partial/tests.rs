@@ -26,7 +26,7 @@ struct Scripted {
     file: Vec<u8>,
     habit: Habit,
     asked: Mutex<Vec<Range<u64>>>,
-    /// Returns an error once the read was given up.
+    /// Returns an error once the read was cancelled.
     gives_up: bool,
 }
 
@@ -77,7 +77,7 @@ impl Origin for Scripted {
         let bytes = self.file[range.start as usize..range.end as usize].to_vec();
         let given = (self.habit)(range, bytes);
         match self.gives_up && stop.is_given_up() {
-            true => Err(OriginError::permanent("it was given up")),
+            true => Err(OriginError::permanent("it was cancelled")),
             false => given,
         }
     }

@@ -1,4 +1,4 @@
-//! Origins that lie or never answer, other packings, full disks, and reads that are given up.
+//! Origins that lie or never answer, other packings, full disks, and reads that are cancelled.
 
 use super::*;
 use std::process::Command;
@@ -203,7 +203,7 @@ fn an_abandoned_request_takes_nothing_from_other_waiters() {
         stop.give_up();
         release.send(()).unwrap();
         let error = first.join().unwrap().unwrap_err();
-        assert!(sentence(&error).contains("given up"), "{error}");
+        assert!(sentence(&error).contains("cancelled"), "{error}");
         asked.recv().unwrap();
         release.send(()).unwrap();
         assert_eq!(second.join().unwrap().unwrap(), pair.chunk(20));
