@@ -96,13 +96,13 @@ fn requests_carry_the_queue_options() {
 #[test]
 fn a_full_queue_is_reported_with_a_hint() {
     let node = FakeNode::new(|_, peer| {
-        let message = "2 requests wait for memory or vCPUs, and the queue takes no further one.";
+        let message = "2 requests wait for memory or vCPUs; the queue accepts no more.";
         peer.error(ErrorKind::NoRoom, message, Some("Try again later."));
     });
     let output = node.jiffy().args(["start", "web"]).output().unwrap();
     assert_eq!(output.status.code(), Some(125));
     assert_eq!(
         stderr(&output),
-        "jiffy: 2 requests wait for memory or vCPUs, and the queue takes no further one\n  hint: Try again later\n"
+        "jiffy: 2 requests wait for memory or vCPUs; the queue accepts no more\n  hint: Try again later\n"
     );
 }

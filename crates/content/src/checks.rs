@@ -82,7 +82,7 @@ pub fn check_max_cpus(max_cpus: u8, cpus: u8) -> Result<()> {
     match max_cpus >= cpus {
         true => Ok(()),
         false => Err(Error::invalid(format!(
-            "A VM that starts with {cpus} vCPUs can't have at most {max_cpus}."
+            "The VM starts with {cpus} vCPUs; its maximum can't be {max_cpus}."
         ))),
     }
 }
@@ -134,7 +134,7 @@ pub fn check_command(command: &Command) -> Result<()> {
         command.argv.iter().chain(&command.env).chain(optional)
     };
     if texts().any(|text| text.contains('\0')) {
-        return Err(Error::invalid("The command holds a NUL byte."));
+        return Err(Error::invalid("The command contains a NUL byte."));
     }
     if let Some(entry) = command.env.iter().find(|entry| {
         let name = entry.split_once('=').map_or("", |(name, _)| name);

@@ -102,7 +102,7 @@ pub fn of_registry(error: &RegistryError, folder: &Path) -> Error {
     if let Some(error) = causes::find::<io::Error>(error)
         && is_full(error)
     {
-        return Error::io("keep what the registry sends", folder, error);
+        return Error::io("store the registry's data", folder, error);
     }
     let text = causes::sentence(error);
     let mut chars = text.chars();
@@ -113,7 +113,7 @@ pub fn of_registry(error: &RegistryError, folder: &Path) -> Error {
     use RegistryError as R;
     let failed = match error {
         R::NotFound { .. } => Error::not_found(text)
-            .hint("Check its name and tag; a registry also says so of what may not be seen."),
+            .hint("Check the name and tag. Some registries also give this answer to users who are not allowed to read a repository."),
         R::NoPlatform { .. } => {
             Error::not_found(text).hint("Choose one of them with --platform OS/ARCHITECTURE.")
         }

@@ -87,7 +87,7 @@ impl Kernels {
     pub fn put(&self, name: &str, contents: impl Read) -> Result<KernelInfo> {
         names::check("kernel", name)?;
         let folder = self.own.join(name);
-        let failed = |error: io::Error| Error::io("keep a kernel", &folder, &error);
+        let failed = |error: io::Error| Error::io("store a kernel", &folder, &error);
         self.write(&folder, contents, &failed)?;
         self.info(name.to_owned(), &folder.join(FILE))
     }
@@ -98,7 +98,7 @@ impl Kernels {
         for entry in fs::read_dir(&self.own).into_iter().flatten().flatten() {
             let path = entry.path();
             if fs::remove_dir(&path).is_ok() {
-                info!(path = %path.display(), "removing the folder of a kernel that is not there");
+                info!(path = %path.display(), "removing an empty folder of a kernel");
             }
         }
     }
@@ -118,7 +118,7 @@ impl Kernels {
             io::copy(&mut contents.take(MAX_KERNEL + 1), &mut temporary).map_err(|error| {
                 match error.kind() {
                     io::ErrorKind::ConnectionAborted => {
-                        Error::invalid("The kernel ended early: the client went away.")
+                        Error::invalid("The kernel is incomplete: the client disconnected.")
                     }
                     _ => failed(error),
                 }
@@ -187,7 +187,7 @@ fn check(path: &Path) -> Result<()> {
         }
     };
     Err(
-        Error::invalid(format!("This is no kernel that Jiffy can boot: {problem}."))
+        Error::invalid(format!("Jiffy can't boot this kernel: {problem}."))
             .hint("Give an ELF kernel with a PVH note (vmlinux, CONFIG_PVH=y), or a bzImage."),
     )
 }

@@ -169,7 +169,7 @@ impl Paths {
         self.run.join("pager").join(format!("{id}.sock"))
     }
 
-    /// Where the pager listens for requests about this disk. VMMs can't get there: each VM that
+    /// Where the pager listens for requests about this disk. VMMs can't reach it: each VM that
     /// has the disk gets a link to the socket ([`Paths::vm_disk_socket`]).
     pub fn disk_socket(&self, name: &str) -> PathBuf {
         self.run.join("disks").join(format!("{name}.sock"))

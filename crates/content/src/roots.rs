@@ -123,7 +123,7 @@ fn copy(name: &str, image: &Path, path: &Path, plainly: bool) -> Result<File> {
     let failed = |error: io::Error| Error::io("copy the image", path, &error);
     if fstype_of(image) != "ext4" {
         return Err(Error::invalid(format!(
-            "A copy of the image {name} can't be written to: its file system, EROFS, is read-only by its kind."
+            "The image {name} can't be copied for writing: its file system, EROFS, is always read-only."
         ))
         .hint("Ask for a writable layer over it with --root-disk=SIZE, or import an ext4 file system as an image."));
     }
@@ -139,7 +139,7 @@ fn copy(name: &str, image: &Path, path: &Path, plainly: bool) -> Result<File> {
         Err(error) => {
             let mib = source.metadata().map_or(0, |metadata| metadata.len() >> 20);
             Err(Error::wrong_state(format!(
-                "The image {name} can't be cloned for the VM: the file system that holds {} makes no clones of files ({error}).",
+                "The image {name} can't be cloned for the VM: the file system that holds {} can't clone files ({error}).",
                 image.display()
             ))
             .hint(format!(

@@ -151,7 +151,7 @@ impl Volumes {
                     "The volume {name} has {} MiB, not {mib} MiB.",
                     size >> 20
                 ))
-                .hint("Leave the size out to use the volume as it is.")),
+                .hint("Omit the size to use the volume as it is.")),
                 _ => Ok(None),
             };
         }
@@ -247,7 +247,7 @@ impl Volumes {
             });
             // The lease is held, so the volume can't be removed from here on.
             if self.size(name)?.is_none() {
-                return Err(Error::not_found(format!("The volume {name} is gone.")));
+                return Err(Error::not_found(format!("The volume {name} was removed.")));
             }
         }
         Ok(leases)
@@ -372,7 +372,7 @@ impl Volumes {
             .map_err(failed)?;
         let grows = found.is_some_and(|found| found.bytes < new);
         Ok((new > old && grows).then(|| {
-            "Its file system grows when a VM mounts it with `--disk NAME,mount=PATH`; a guest that mounts it by itself runs resize2fs.".to_owned()
+            "Its file system grows when a VM mounts it with `--disk NAME,mount=PATH`; in a guest that mounts it itself, run resize2fs.".to_owned()
         }))
     }
 

@@ -67,7 +67,7 @@ impl Disk {
             let answered = answer_all(&mut executor, &mut vring, memory)?;
             if promised && answered == 0 {
                 // For example, because the used ring overlaps the available ring.
-                let why = "the queue says that there are requests, and has none";
+                let why = "the queue announces requests and has none";
                 return Err(io::Error::new(io::ErrorKind::InvalidData, why));
             }
             promised = vring

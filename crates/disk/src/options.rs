@@ -15,7 +15,7 @@ pub struct Options {
 /// What to do.
 #[derive(Debug, Subcommand)]
 pub enum Verb {
-    /// Serve a raw file or a block device over vhost-user until a signal comes
+    /// Serve a raw file or a block device over vhost-user until SIGTERM or SIGINT
     Serve(Serve),
 }
 

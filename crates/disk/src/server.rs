@@ -43,7 +43,7 @@ pub enum ServeError {
     #[error(transparent)]
     Disk(#[from] BlockError),
     /// The path exists, and is not the stale socket of a server that has ended.
-    #[error("{0:?} is there already; another server may be listening")]
+    #[error("{0:?} exists already; another server may be listening")]
     Taken(PathBuf),
     /// The socket can't be created.
     #[error("the socket {0:?} can't be made: {1}")]
@@ -73,7 +73,9 @@ pub fn serve(options: &Serve) -> Result<(), ServeError> {
     })?);
     let socket = Socket::bind(&options.socket)?;
     if !confinement::of_server(folder_of(&options.socket))? {
-        info!("this kernel has no Landlock: files are bounded by their permissions only");
+        info!(
+            "this kernel has no Landlock: only file permissions restrict which files are reached"
+        );
     }
     info!(
         disk = %options.file.display(),
@@ -91,7 +93,7 @@ pub fn serve(options: &Serve) -> Result<(), ServeError> {
         let mut events = [PollFd::new(&termination, PollFlags::IN), awaited];
         match poll(&mut events, None) {
             Ok(_) | Err(Errno::INTR) => {}
-            Err(error) => return Err(failed("nothing can be waited for")(error.into())),
+            Err(error) => return Err(failed("poll(2) failed")(error.into())),
         }
         let [end, happened] = events.map(|event| !event.revents().is_empty());
         if end {
@@ -104,13 +106,15 @@ pub fn serve(options: &Serve) -> Result<(), ServeError> {
         monitor = match monitor.take() {
             Some(child) => {
                 match child.wait() {
-                    Ok(status) if status.success() => info!("the monitor has left"),
-                    Ok(status) => warn!(%status, "the monitor's process ended badly"),
-                    Err(error) => warn!(%error, "how the monitor's process ended is not known"),
+                    Ok(status) if status.success() => info!("the monitor has disconnected"),
+                    Ok(status) => warn!(%status, "the process that served a monitor failed"),
+                    Err(error) => {
+                        warn!(%error, "the exit status of the process that served a monitor is not known")
+                    }
                 }
                 None
             }
-            None => match fork().map_err(failed("no process can be made for a monitor"))? {
+            None => match fork().map_err(failed("a process for a monitor can't be forked"))? {
                 Fork::Parent(child) => Some(child),
                 Fork::Child => {
                     let code = serve_one(&socket.listener, backend, options.queues);
@@ -146,7 +150,7 @@ fn serve_one(listener: &UnixListener, backend: Arc<Backend>, queues: u16) -> i32
             VhostUserError::Disconnected | VhostUserError::PartialMessage,
         )) => 0,
         Err(error) => {
-            warn!(%error, "a monitor was turned away");
+            warn!(%error, "closed the connection of a monitor");
             1
         }
     }
@@ -158,7 +162,7 @@ fn end_if_silent(greeted: Arc<AtomicBool>) -> Result<(), DaemonError> {
     let watch = move || {
         thread::sleep(GREETING_TIME);
         if !greeted.load(Ordering::Acquire) {
-            warn!("a monitor was turned away: it said nothing");
+            warn!("closed the connection of a monitor: it sent no message in time");
             std::process::exit(1);
         }
     };

@@ -15,10 +15,10 @@ use thiserror::Error;
 pub enum FormatError {
     /// The disk is too small or too large.
     #[error(
-        "a disk of {0} bytes takes no ext4 file system; it must have {LEAST_BYTES} to {MOST_BYTES}"
+        "a disk of {0} bytes can't have an ext4 file system; it must have {LEAST_BYTES} to {MOST_BYTES} bytes"
     )]
     Size(u64),
-    /// Existing contents would be lost, and would be taken for zeros.
+    /// Existing contents would be lost, and would be treated as zeros.
     #[error("the file is not empty")]
     NotEmpty,
     /// It can't be written.

@@ -17,8 +17,8 @@ pub(crate) fn extents(start: u64, blocks: u64) -> [u8; 60] {
     let mut map = [0; 60];
     let out = map.as_mut_slice();
     out.put16(0x0, 0xf30a);
-    out.put16(0x2, 1); // extents here
-    out.put16(0x4, 4); // that there is room for
+    out.put16(0x2, 1); // number of extents
+    out.put16(0x4, 4); // capacity in extents
     // The extent: first block of the file, number of blocks, and first block on the disk.
     out.put16(0x10, blocks as u16);
     out.put16(0x12, (start >> 32) as u16);

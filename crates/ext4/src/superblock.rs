@@ -54,10 +54,10 @@ pub(crate) fn superblock(layout: &Layout, options: &Options, group: u64) -> [u8;
     out.put32(0x24, BLOCKS_PER_GROUP as u32);
     out.put32(0x28, layout.inodes_per_group as u32);
     out.put32(0x30, options.created);
-    out.put16(0x36, u16::MAX); // no check after so many mounts
+    out.put16(0x36, u16::MAX); // no check after a number of mounts
     out.put16(field::MAGIC, MAGIC);
     out.put16(0x3a, 1); // clean
-    out.put16(0x3c, 1); // go on after errors
+    out.put16(0x3c, 1); // continue after errors
     out.put32(0x40, options.created); // last checked
     out.put32(0x4c, 1); // revision with inodes of any size
     out.put32(0x54, LOST_INODE); // first that isn't reserved
@@ -85,7 +85,7 @@ pub(crate) fn superblock(layout: &Layout, options: &Options, group: u64) -> [u8;
     out.put32(0x108, options.created);
     out.put16(0x15c, inodes::EXTRA);
     out.put16(0x15e, inodes::EXTRA);
-    out.put32(0x160, 1); // hashes of signed characters
+    out.put32(0x160, 1); // hashes with signed characters
     out[0x175] = 1; // CRC-32C
     if journal {
         out.put32(0xe0, JOURNAL_INODE);

@@ -106,7 +106,7 @@ fn no_superblock_copies_are_written_without_the_option() {
     assert!(text.contains("Primary superblock at 0"), "{text}");
     assert!(!text.contains("Backup superblock"), "{text}");
     let taken = std::fs::metadata(&path).unwrap().blocks() * 512;
-    assert!(taken <= 64 << 10, "{taken} bytes are taken");
+    assert!(taken <= 64 << 10, "{taken} bytes are in use");
 }
 
 #[test]
@@ -136,7 +136,7 @@ fn a_new_file_system_is_a_sparse_file() {
         let metadata = std::fs::metadata(make(&folder, bytes)).unwrap();
         assert_eq!(metadata.len(), bytes);
         let taken = metadata.blocks() * 512;
-        assert!(taken <= most, "{bytes} bytes take {taken}");
+        assert!(taken <= most, "{bytes} bytes use {taken}");
     }
 }
 

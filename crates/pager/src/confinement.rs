@@ -29,7 +29,7 @@ pub enum ConfinementError {
 }
 
 /// Confines this process, which must have one thread, to these folders and to the system calls of a
-/// pager, for ever. Returns false if the kernel has no Landlock, which restricts the folders.
+/// pager, permanently. Returns false if the kernel has no Landlock, which restricts the folders.
 pub fn enter(folders: &[PathBuf]) -> Result<bool, ConfinementError> {
     let mut writable = folders.to_vec();
     for folder in folders {

@@ -70,7 +70,7 @@ pub trait ChunkImage: Send + Sync {
     /// Reads a range of the file, without decoding.
     fn read_stored(&self, offset: u64, into: &mut [u8]) -> Result<(), Unreadable> {
         let _ = (offset, into);
-        Err(Unreadable("this image is in no file".into()))
+        Err(Unreadable("this image has no file".into()))
     }
 
     /// Makes a chunk from its stored bytes.
@@ -82,13 +82,13 @@ pub trait ChunkImage: Send + Sync {
         into: &mut [u8],
     ) -> Result<(), Unreadable> {
         let _ = (decoder, chunk, stored, into);
-        Err(Unreadable("this image is in no file".into()))
+        Err(Unreadable("this image has no file".into()))
     }
 
     /// Whether a chunk that is stored as it is has the right bytes.
     fn check(&self, chunk: u32, bytes: &[u8]) -> Result<(), Unreadable> {
         let _ = (chunk, bytes);
-        Err(Unreadable("this image is in no file".into()))
+        Err(Unreadable("this image has no file".into()))
     }
 
     /// Advises the kernel that a range of the file is read soon.

@@ -33,7 +33,7 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Serve VMs and disks until SIGTERM; the control socket says which ones
+    /// Serve memory of VMs and disks, as requested on the control socket, until SIGTERM
     Serve(Serve),
     /// Replay a recorded restore with several strategies, without a VM
     Replay(Replay),
@@ -83,7 +83,7 @@ struct Serve {
     /// Inherited descriptor that gets the line "ready" once requests are accepted
     #[arg(long, value_name = "N")]
     ready_fd: Option<i32>,
-    /// Inherited descriptor of jiffy-origins, which this program starts otherwise
+    /// Inherited channel to jiffy-origins; without it, this program starts jiffy-origins
     #[arg(long, value_name = "N", hide = true)]
     origins_fd: Option<i32>,
     /// Number of threads for all VMs [default: one per processor]
@@ -141,7 +141,9 @@ fn run(serve: &Serve) -> Result<()> {
         named => named,
     };
     if !confinement::enter(folders).context("the pager can't be confined")? {
-        tracing::info!("this kernel has no Landlock: files are bounded by their permissions only");
+        tracing::info!(
+            "this kernel has no Landlock: only file permissions restrict which files are reached"
+        );
     }
     let server = Server::start(&serve.control, listener, reader, settings)
         .context("the pager can't be started")?;
@@ -164,7 +166,7 @@ fn exec_without_environment() -> io::Error {
     let number = match &origins {
         Ok(channel) => channel.as_raw_fd(),
         Err(error) => {
-            tracing::warn!(%error, "jiffy-origins can't be started: what is elsewhere can't be had");
+            tracing::warn!(%error, "jiffy-origins did not start: chunks that are in a registry or at a peer cannot be read");
             -1
         }
     };

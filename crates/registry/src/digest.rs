@@ -16,8 +16,8 @@ pub enum DigestError {
     /// Another algorithm. The OCI image specification also allows SHA-512, which no registry uses.
     #[error("the digest {0:?} is not one of SHA-256, the only kind that is supported")]
     Algorithm(String),
-    /// Not 64 small hexadecimal digits behind the colon.
-    #[error("{0:?} is not a digest: it must be sha256: and 64 small hexadecimal digits")]
+    /// Not 64 lower-case hexadecimal digits after the colon.
+    #[error("{0:?} is not a digest: it must be sha256: and 64 lower-case hexadecimal digits")]
     Form(String),
 }
 

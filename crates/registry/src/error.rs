@@ -67,7 +67,7 @@ pub enum RegistryError {
         host: String,
         /// The HTTP status.
         status: u16,
-        /// The registry's words behind ": ", or nothing.
+        /// The registry's message after ": ", or nothing.
         detail: String,
         /// How long the registry asked to wait.
         retry_after: Option<Duration>,
@@ -91,7 +91,7 @@ pub enum RegistryError {
         reason: String,
     },
 
-    /// Well formed, but of a kind that Jiffy does not support.
+    /// Valid, but of a kind that Jiffy does not support.
     #[error("{what} can't be used: {reason}")]
     Unsupported {
         /// The manifest or blob.
@@ -150,7 +150,7 @@ pub enum RegistryError {
     },
 
     /// The source or destination of the bytes failed.
-    #[error("{what}: can't hand on its bytes")]
+    #[error("{what}: can't read or write its bytes")]
     Sink {
         /// The blob.
         what: String,
@@ -160,7 +160,7 @@ pub enum RegistryError {
     },
 
     /// Cancelled by [`Progress::cancelled`](crate::Progress::cancelled).
-    #[error("{what} was given up")]
+    #[error("{what} was cancelled")]
     Cancelled {
         /// The operation.
         what: String,

@@ -191,7 +191,7 @@ pub(crate) fn publish(file: &File, partial: &Path, path: &Path) -> io::Result<()
     if !is_at(file, partial) {
         return Err(io::Error::new(
             io::ErrorKind::NotFound,
-            "somebody took the unfinished file away",
+            "the unfinished file was removed or replaced",
         ));
     }
     fs::rename(partial, path)?;

@@ -168,13 +168,13 @@ pub fn parse(bytes: &[u8], media_type: &str, what: &str) -> Result<Content> {
     {
         return Err(RegistryError::damaged(
             what,
-            format!("it says it is {own:?}, the registry says {media_type:?}"),
+            format!("its own type is {own:?}, the registry says {media_type:?}"),
         ));
     }
     if is_image && shape.manifests.is_some()
         || is_index && (shape.layers.is_some() || shape.config.is_some())
     {
-        let reason = "it is an image and an index at once";
+        let reason = "it is both an image and an index";
         return Err(RegistryError::damaged(what, reason));
     }
     if is_image {

@@ -23,7 +23,7 @@ pub struct Reference {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ReferenceError {
     /// It has no registry, and there is no default registry.
-    #[error("the name {0:?} says no registry, and no default registry is set; write HOST/{0}")]
+    #[error("the name {0:?} has no registry, and no default registry is set; write HOST/{0}")]
     Unqualified(String),
     /// The default registry is not a host, or not one with a path of repositories.
     #[error("the default registry {0:?} is not HOST[:PORT][/PATH]")]
@@ -78,10 +78,7 @@ impl Reference {
 
     fn in_registry(text: &str, host: &str, rest: &str) -> Result<Self, ReferenceError> {
         if !is_registry(host) {
-            return Err(form(
-                text,
-                "what stands before the first / is not HOST[:PORT]",
-            ));
+            return Err(form(text, "the part before the first / is not HOST[:PORT]"));
         }
         let (rest, digest) = match rest.split_once('@') {
             Some((rest, digest)) => (rest, Some(digest.parse()?)),
@@ -94,7 +91,7 @@ impl Reference {
         if !is_repository(repository) {
             return Err(form(
                 text,
-                "a repository has at most 255 small letters, digits and single . _ - between them, in parts divided by /",
+                "a repository has at most 255 lower-case letters, digits and single . _ - between them, in parts divided by /",
             ));
         }
         if tag.is_some_and(|tag| !is_tag(tag)) {
@@ -332,7 +329,7 @@ mod tests {
         ));
         assert_eq!(
             Reference::parse("alpine", None).unwrap_err().to_string(),
-            "the name \"alpine\" says no registry, and no default registry is set; write HOST/alpine"
+            "the name \"alpine\" has no registry, and no default registry is set; write HOST/alpine"
         );
     }
 
@@ -403,7 +400,7 @@ mod tests {
                     Reference::parse(text, None),
                     Err(ReferenceError::Unqualified(_))
                 ),
-                "{text} is not to be called unqualified"
+                "{text} must not be reported as unqualified"
             );
         }
     }
@@ -416,7 +413,7 @@ mod tests {
         ) {
             if let Ok(reference) = Reference::parse(&text, default.as_deref()) {
                 let again = Reference::parse(&reference.to_string(), None);
-                // A default registry may be a bare word, which by itself is no host.
+                // A default registry may be a bare word, which is not a host by itself.
                 if is_host(reference.registry()) {
                     prop_assert_eq!(again.as_ref(), Ok(&reference));
                 }

@@ -161,7 +161,7 @@ fn children_cpu() -> Result<Duration> {
     let stat = fs::read_to_string("/proc/self/stat")?;
     let after_name = stat
         .rsplit_once(") ")
-        .ok_or("/proc/self/stat is strange")?
+        .ok_or("/proc/self/stat has an unexpected format")?
         .1;
     let fields: Vec<&str> = after_name.split(' ').collect();
     let ticks: u64 = fields[13].parse::<u64>()? + fields[14].parse::<u64>()?;

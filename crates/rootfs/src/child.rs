@@ -139,7 +139,7 @@ fn digest_of(path: &Path) -> io::Result<String> {
     Ok(hasher.finalize().to_hex().to_string())
 }
 
-/// Writes an image of Jiffy's from scratch, without the garbage of its ancestors. The result is the
+/// Writes an image of Jiffy from scratch, without the garbage of its ancestors. The result is the
 /// same as an import of the same tree.
 pub fn rebuild(
     image: &Path,
@@ -227,7 +227,7 @@ fn with_shared_blocks(
     old: &Content,
     inputs: &Inputs,
 ) -> Result<Option<Content>, ImportError> {
-    // Bytes behind the old file's end count as different.
+    // Bytes after the old file's end count as different.
     if new.size == 0 || new.size / 2 > old.size {
         return Ok(None);
     }

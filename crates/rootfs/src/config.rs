@@ -100,13 +100,13 @@ pub struct ImageConfig {
 #[non_exhaustive]
 pub enum ConfigError {
     /// It is larger than [`MAX_CONFIG`].
-    #[error("the image's configuration has {0} bytes, over the limit of {MAX_CONFIG}")]
+    #[error("the image's configuration has {0} bytes, the limit is {MAX_CONFIG}")]
     TooLarge(u64),
     /// It is not JSON, or not a configuration.
-    #[error("the image's configuration is not one")]
+    #[error("the image's configuration is not valid")]
     Json(#[from] serde_json::Error),
     /// A field has an invalid value.
-    #[error("the image's configuration has {field} {value:?}, {what}")]
+    #[error("the image's configuration has an invalid {field}, {value:?}: {what}")]
     Value {
         /// The field.
         field: &'static str,
@@ -204,7 +204,7 @@ impl RawConfig {
         check_list("Env", &run.env)?;
         for variable in &run.env {
             if variable.find('=').is_none_or(|at| at == 0) {
-                return Err(invalid_field("Env", variable, "which is not NAME=VALUE"));
+                return Err(invalid_field("Env", variable, "it is not NAME=VALUE"));
             }
         }
         check_string("WorkingDir", &run.working_dir)?;
@@ -220,7 +220,7 @@ impl RawConfig {
         if let Some(signal) = &run.stop_signal {
             let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"+-".contains(&byte);
             if signal.len() > 20 || !signal.bytes().all(plain) {
-                return Err(invalid_field("StopSignal", signal, "which is no signal"));
+                return Err(invalid_field("StopSignal", signal, "it is not a signal"));
             }
         }
         if let Some(created) = &self.created {
@@ -266,7 +266,7 @@ fn ports<'a>(
     let mut ports = BTreeSet::new();
     let mut count = 0;
     for text in texts {
-        let refuse = || invalid_field("ExposedPorts", text, "which is no port");
+        let refuse = || invalid_field("ExposedPorts", text, "it is not a port");
         let (numbers, protocol) = text.split_once('/').unwrap_or((text, "tcp"));
         let (first, last) = numbers.split_once('-').unwrap_or((numbers, numbers));
         let number = |text: &str| text.parse::<u16>().ok().filter(|port| *port > 0);
@@ -280,7 +280,7 @@ fn ports<'a>(
             return Err(invalid_field(
                 "ExposedPorts",
                 text,
-                "which makes them too many",
+                "there are too many ports",
             ));
         }
         ports.extend((first..=last).map(|port| ExposedPort {
@@ -301,7 +301,7 @@ fn check_count(field: &'static str, count: usize) -> Result<(), ConfigError> {
         return Err(invalid_field(
             field,
             &count.to_string(),
-            "which are too many",
+            "there are too many",
         ));
     }
     Ok(())
@@ -309,10 +309,10 @@ fn check_count(field: &'static str, count: usize) -> Result<(), ConfigError> {
 
 fn check_string(field: &'static str, text: &str) -> Result<(), ConfigError> {
     if text.len() > MAX_STRING {
-        return Err(invalid_field(field, text, "which is too long"));
+        return Err(invalid_field(field, text, "it is too long"));
     }
     if text.contains('\0') {
-        return Err(invalid_field(field, text, "which holds a NUL byte"));
+        return Err(invalid_field(field, text, "it contains a NUL byte"));
     }
     Ok(())
 }
@@ -391,9 +391,9 @@ mod tests {
                 .to_string()
         };
         assert!(refusal(r#""Env":["=x"]"#).contains("not NAME=VALUE"));
-        assert!(refusal(r#""ExposedPorts":{"0/tcp":{}}"#).contains("no port"));
-        assert!(refusal(r#""ExposedPorts":{"80/icmp":{}}"#).contains("no port"));
-        assert!(refusal(r#""StopSignal":"; reboot""#).contains("no signal"));
+        assert!(refusal(r#""ExposedPorts":{"0/tcp":{}}"#).contains("not a port"));
+        assert!(refusal(r#""ExposedPorts":{"80/icmp":{}}"#).contains("not a port"));
+        assert!(refusal(r#""StopSignal":"; reboot""#).contains("not a signal"));
         assert!(refusal(r#""Cmd":["a\u0000b"]"#).contains("NUL"));
         assert!(ImageConfig::from_json(b"[]").is_err());
         let many = format!(r#""Cmd":[{}"x"]"#, r#""x","#.repeat(5000));

@@ -63,16 +63,16 @@ impl Debian {
 #[non_exhaustive]
 pub enum DebianError {
     /// A suite, variant or package name is not valid.
-    #[error("{0:?} is no name of a Debian {1}")]
+    #[error("{0:?} is not the name of a Debian {1}")]
     BadName(String, &'static str),
     /// mmdebstrap is not installed.
     #[error("{} is not installed; as root: apt-get install mmdebstrap", .0.display())]
     NotInstalled(PathBuf),
     /// The host's apt has no Debian archive.
-    #[error("this host's apt has no Debian archive in its sources; name one")]
+    #[error("this host's apt has no Debian archive in its sources; add one")]
     NoArchive,
     /// A program could not be run.
-    #[error("{program} could not be run")]
+    #[error("{program} can't be run")]
     Run {
         /// The program.
         program: String,
@@ -93,7 +93,7 @@ pub enum DebianError {
     Import(#[from] ImportError),
 }
 
-/// Builds a Debian system and writes it as an image to `out`, which appears whole or not at all.
+/// Builds a Debian system and writes it as an image to `out`, which appears complete or not at all.
 /// Needs mmdebstrap, and root or unprivileged user namespaces. Blocks for minutes.
 pub fn debian(
     debian: &Debian,

@@ -70,7 +70,7 @@ pub enum ImportError {
     /// The folder can't be imported.
     #[error(transparent)]
     Folder(FolderError),
-    /// An image of Jiffy's, such as the parent of a child, can't be used.
+    /// An image of Jiffy, such as the parent of a child, can't be used.
     #[error("the image {} can't be used", .path.display())]
     Image {
         /// Its path.

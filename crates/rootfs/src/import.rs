@@ -53,7 +53,7 @@ pub enum Progress {
 /// Called with the progress; `Break` cancels the import with [`ImportError::Cancelled`].
 pub type Watch<'a> = &'a mut dyn FnMut(Progress) -> ControlFlow<()>;
 
-/// Writes `source` as an EROFS image to `out`, which appears whole or not at all. The same contents
+/// Writes `source` as an EROFS image to `out`, which appears complete or not at all. The same contents
 /// give the same bytes, whatever the format of the source.
 ///
 /// Blocks. Memory grows with the number of entries, not with their contents. Packed layers are
@@ -199,7 +199,7 @@ impl Reading<'_> {
     }
 }
 
-/// A temporary file that is renamed to its final name when it is whole.
+/// A temporary file that is renamed to its final name when it is complete.
 pub(crate) struct Target<'a> {
     file: tempfile::NamedTempFile,
     out: &'a Path,

@@ -197,7 +197,7 @@ mod tests {
             }
             layers.iter_mut().for_each(|layer| reseal_tar(layer));
             if let Ok(image) = flatten(&[&layers[0], &layers[1]], overlay) {
-                prop_assert!(rewrite(&image).expect("an image of ours is read") == image);
+                prop_assert!(rewrite(&image).expect("an image written by Jiffy can be read") == image);
             }
         }
 
@@ -214,7 +214,7 @@ mod tests {
             }
             reseal_image(&mut image);
             if let Ok(written) = rewrite(&image) {
-                prop_assert!(rewrite(&written).expect("an image of ours is read") == written);
+                prop_assert!(rewrite(&written).expect("an image written by Jiffy can be read") == written);
             }
         }
     }

@@ -174,34 +174,34 @@ pub struct Origin {
 #[non_exhaustive]
 pub enum NameError {
     /// The path has a `..`.
-    #[error("it climbs out with \"..\"")]
+    #[error("it leaves the root folder with \"..\"")]
     Climbs,
     /// A component is longer than [`MAX_NAME`], or the path is longer than [`MAX_PATH`].
     #[error("the name is too long")]
     TooLong,
-    /// It holds a NUL byte.
-    #[error("the name holds a NUL byte")]
+    /// It contains a NUL byte.
+    #[error("the name contains a NUL byte")]
     Nul,
     /// A component of the path is in the same layer and is not a folder.
-    #[error("\"{0}\" on its way is not a folder")]
+    #[error("\"{0}\" in its path is not a folder")]
     ParentNotFolder(String),
     /// The layer already has the name.
-    #[error("the archive has that name twice")]
+    #[error("the archive contains that name twice")]
     Twice,
     /// The entry is the root and not a folder.
     #[error("the root can only be a folder")]
     Root,
     /// The hard link's target is not an earlier file.
-    #[error("it links to \"{0}\", which is not a file that came before it")]
+    #[error("it links to \"{0}\", which is not an earlier file")]
     NoTarget(String),
     /// The whiteout has no name.
-    #[error("it is a whiteout of nothing")]
+    #[error("it is a whiteout without a name")]
     EmptyWhiteout,
     /// There are more entries than this limit.
-    #[error("with the folders on its way there are more than {0} entries")]
+    #[error("with the folders in its path there are more than {0} entries")]
     TooMany(u64),
     /// Names, links, attributes and maps of holes take more than this limit, bytes.
-    #[error("names, attributes and maps of holes take more than {0} bytes")]
+    #[error("names, attributes and maps of holes are larger than {0} bytes")]
     TooLarge(u64),
 }
 

@@ -238,10 +238,10 @@ fn damaged_and_foreign_parents_are_refused() {
         common::sentence(&error)
     };
     assert!(refused(b"").contains("it is too small"));
-    assert!(refused(&[0; 8192]).contains("it is no EROFS image"));
+    assert!(refused(&[0; 8192]).contains("it is not an EROFS image"));
     import_tar(tree_of(20).bytes().as_slice(), &parent, Limits::default()).unwrap();
     let good = fs::read(&parent).unwrap();
-    assert!(refused(&good[..good.len() - 4096]).contains("it is cut off"));
+    assert!(refused(&good[..good.len() - 4096]).contains("it is truncated"));
     let mut bad = good.clone();
     bad[1024 + 36] ^= 1;
     assert!(refused(&bad).contains("checksum is wrong"));

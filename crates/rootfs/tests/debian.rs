@@ -134,7 +134,7 @@ fn failures_are_reported_with_a_message() {
         text.contains("exit status: 3") && text.contains("no such suite"),
         "{text}"
     );
-    // The failure counts, even if the tar looks whole.
+    // The failure counts, even if the tar looks complete.
     let text = fails(&stand_in(scratch.path(), "head -c 10240 /dev/zero; exit 1")).to_string();
     assert!(text.contains("exit status: 1"), "{text}");
     let name = Debian::new("--help");

@@ -140,7 +140,7 @@ fn attributes_are_stored_or_refused() {
 #[test]
 fn hostile_archives_are_refused_with_a_message() {
     let climbs = Tar::new().raw_path(b"../../etc/passwd").bytes();
-    assert!(refusal(&climbs).contains("climbs out"));
+    assert!(refusal(&climbs).contains("leaves the root folder"));
 
     let through_link = Tar::new()
         .link(tar::EntryType::Symlink, "etc", "/etc")
@@ -156,12 +156,12 @@ fn hostile_archives_are_refused_with_a_message() {
         .bytes();
     assert!(refusal(&dangling).contains("nothing"));
 
-    assert!(refusal(b"").contains("cut off"));
+    assert!(refusal(b"").contains("truncated"));
     assert!(refusal(&[b'x'; 2048]).contains("checksum"));
 
     let mut cut = Tar::new().file("big", &[5; 10_000]).bytes();
     cut.truncate(6000);
-    assert!(refusal(&cut).contains("cut off at byte 6000"));
+    assert!(refusal(&cut).contains("truncated at byte 6000"));
 }
 
 #[test]

@@ -303,7 +303,7 @@ fn the_kernel_mounts_what_is_written() {
     // Without root or without EROFS in the kernel, only the tests with fsck.erofs cover the image.
     let systems = fs::read_to_string("/proc/filesystems").unwrap();
     if !rustix::process::geteuid().is_root() || !systems.contains("\terofs") {
-        eprintln!("not mounted: it takes root and a kernel with EROFS");
+        eprintln!("not mounted: this requires root and a kernel with EROFS");
         return;
     }
     let scratch = tempfile::tempdir().unwrap();

@@ -156,7 +156,7 @@ impl Decoder {
         self.fetched = Vec::new();
     }
 
-    /// Gets ready for chunks of so many bytes.
+    /// Grows its buffer for chunks of `chunk_size` bytes.
     pub fn grow(&mut self, chunk_size: usize) {
         if self.scratch.len() < chunk_size {
             self.scratch.resize(chunk_size, 0);
@@ -192,12 +192,14 @@ impl Decoder {
                 .decompress_using_ddict(chunk, stored, dictionary)
                 .map_err(|_| "it is not a zstd frame")?,
             (Kind::ZstdDictionary, None) => return Err("its dictionary is missing"),
-            (Kind::Zero | Kind::Parent | Kind::Backing, _) => return Err("it has no bytes here"),
+            (Kind::Zero | Kind::Parent | Kind::Backing, _) => {
+                return Err("it has no bytes in this file");
+            }
         };
         if length == chunk.len() {
             Ok(())
         } else {
-            Err("it has another length than a chunk's")
+            Err("its length is not that of a chunk")
         }
     }
 

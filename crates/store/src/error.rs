@@ -71,7 +71,7 @@ pub enum Fault {
         offset: u64,
     },
     /// The end of the file is missing.
-    #[error("is cut off: it has {length} bytes and no footer at byte {offset}")]
+    #[error("is truncated: it has {length} bytes and no footer at byte {offset}")]
     Truncated {
         /// Bytes of the file.
         length: u64,
@@ -105,7 +105,7 @@ pub enum Fault {
         chunks: u32,
     },
     /// A part of the image is missing, and no origin gives it.
-    #[error("{} cannot be had: {tried}", part(.chunk, .offset, .length))]
+    #[error("{} is not available: {tried}", part(.chunk, .offset, .length))]
     Unavailable {
         /// Number of the chunk, if the part is one of a chunk.
         chunk: Option<u32>,
@@ -117,7 +117,7 @@ pub enum Fault {
         tried: String,
     },
     /// The map of the blocks that are present cannot be used.
-    #[error("the map {} of what is here of it cannot be used: {why}", path.display())]
+    #[error("the map {} of its present blocks cannot be used: {why}", path.display())]
     Map {
         /// The path of the map.
         path: PathBuf,
@@ -150,7 +150,7 @@ fn backing(path: &Path, place: &Option<(u32, u64)>) -> String {
     let path = path.display();
     match place {
         Some((index, offset)) => {
-            format!("chunk {index} cannot be had from byte {offset} of its backing file {path}")
+            format!("chunk {index} cannot be read from byte {offset} of its backing file {path}")
         }
         None => format!("its backing file {path} cannot be used"),
     }
@@ -167,7 +167,7 @@ pub enum BackingFault {
     #[error("it is not a file")]
     NotAFile,
     /// It is another file: its size differs.
-    #[error("it has {found} bytes, and the image was made from one with {wanted}")]
+    #[error("it has {found} bytes; the image was made from a file of {wanted} bytes")]
     OtherSize {
         /// Bytes of the file.
         found: u64,
@@ -175,7 +175,7 @@ pub enum BackingFault {
         wanted: u64,
     },
     /// It is another file, or was changed: its digest differs.
-    #[error("it holds other contents than the image was made from")]
+    #[error("its contents are not those that the image was made from")]
     OtherContents,
     /// The host could not read a part of it.
     #[error("it cannot be read")]
@@ -200,7 +200,7 @@ pub enum ParentFault {
     #[error(transparent)]
     Image(Box<ImageError>),
     /// Its id is not the one that the child names.
-    #[error("it holds other contents than this image was made from")]
+    #[error("its contents are not those that this image was made from")]
     OtherContents,
     /// Its chunks have another size.
     #[error("its chunks have another size")]

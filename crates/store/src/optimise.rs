@@ -128,7 +128,7 @@ pub fn optimise(
     let mut options = options_of(image)?;
     if recording.image != image.id() {
         return Err(WriteError::Options(format!(
-            "the recording was made of an image with the id {}, and {} has {}",
+            "the recording is of the image with the id {}; {} has the id {}",
             recording.image,
             image.path().display(),
             image.id()
@@ -173,7 +173,11 @@ mod tests {
             better.verify().unwrap();
             assert_eq!(better.kind(2).unwrap(), Kind::Parent);
             for chunk in [4, 1] {
-                assert_eq!(better.kind(chunk).unwrap(), Kind::Raw, "had quickly");
+                assert_eq!(
+                    better.kind(chunk).unwrap(),
+                    Kind::Raw,
+                    "stored raw for quick reads"
+                );
             }
             let stored: Vec<Kind> = (0..7).map(|n| better.kind(n).unwrap()).collect();
             let before: Vec<Kind> = (0..7).map(|n| image.kind(n).unwrap()).collect();

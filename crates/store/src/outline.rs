@@ -38,7 +38,7 @@ impl Outline {
             let bytes = read_section(file, &footer.parent)?;
             parent = Some(ParentRef::decode(&bytes).ok_or(Fault::Damaged {
                 offset: footer.parent.offset,
-                what: "the parent's name is not one",
+                what: "the parent's name is not valid",
             })?);
         }
         let mut backing = None;
@@ -46,7 +46,7 @@ impl Outline {
             let bytes = read_section(file, &footer.backing)?;
             backing = Some(BackingRef::decode(&bytes).ok_or(Fault::Damaged {
                 offset: footer.backing.offset,
-                what: "the backing file's name is not one",
+                what: "the backing file's name is not valid",
             })?);
         }
         Ok(Outline {
@@ -120,7 +120,7 @@ pub(crate) fn dictionary(
     let bytes = read_section(file, &footer.dictionary)?;
     let prepared = DDict::try_create(&bytes).ok_or(Fault::Damaged {
         offset: footer.dictionary.offset,
-        what: "the dictionary is not one",
+        what: "the dictionary is not valid",
     })?;
     Ok(Some((bytes, prepared)))
 }

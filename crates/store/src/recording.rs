@@ -71,7 +71,7 @@ impl Recording {
             != Some(length)
         {
             return Err(format!(
-                "the recording is cut off: it has {length} bytes, for {count} chunks (at byte 32)"
+                "the recording is truncated: it has {length} bytes, for {count} chunks (at byte 32)"
             ));
         }
         if !is_sealed(bytes) {

@@ -259,7 +259,7 @@ mod tests {
         let file = file(&folder);
         assert_eq!(file.all_units(), 0..10);
         assert_eq!(file.bytes_of(&(0..1)), UNIT / 2..UNIT);
-        assert!(file.has(&(0..UNIT / 2)), "no unit is about these");
+        assert!(file.has(&(0..UNIT / 2)), "no unit covers these bytes");
         assert!(!file.has(&(0..UNIT)));
         file.put(0..2, &[7; 6144]).unwrap();
         let mut bytes = [0; 100];
@@ -275,7 +275,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = file(&folder);
         let Claim::Fill(first) = file.claim(&(2..9), 4) else {
-            panic!("nobody fills it");
+            panic!("the claim must be to fill");
         };
         assert_eq!(first.units(), 2..6);
         let Claim::Fill(second) = file.claim(&(0..9), 4) else {

@@ -52,7 +52,7 @@ fn is_hidden(path: &Path) -> bool {
     path.file_name().unwrap().as_encoded_bytes()[0] == b'.'
 }
 
-/// Contents that report it and block for ever when half of them was read.
+/// Contents that report it and block forever when half of them was read.
 struct Stalls(Vec<u8>);
 
 impl ChunkSource for Stalls {
@@ -78,7 +78,7 @@ fn write_until_killed(folder: &Path, stalls: bool) -> ! {
     println!("begun");
     if stalls {
         let _ = write_image(&folder.join("image-0"), &Stalls(bytes.clone()), &small());
-        panic!("an image was read whole from what stalls");
+        panic!("an image was read whole from a source that stalls");
     }
     for number in 0.. {
         let path = folder.join(format!("image-{}", number % 3));

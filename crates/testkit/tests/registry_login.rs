@@ -135,8 +135,8 @@ fn only_valid_credentials_reach_a_private_registry() {
     let right = format!("{USER}:{PASSWORD}");
     let host = stage.registry.host();
     let login = "  hint: Log in with `docker login`, or give --creds USER:PASSWORD";
-    let nobody = "it wants credentials, or there is no such repository";
-    let wrong = "the credentials are not accepted, or give no right to this";
+    let nobody = "it requires credentials, or the repository does not exist";
+    let wrong = "the credentials are not accepted, or do not permit this";
     let refused = |words: &[&str], why: &str, hint: &str| {
         let said = stage.refuses(words);
         let [sentence, shown] = &said[..] else {

@@ -25,7 +25,7 @@ pub enum AgentError {
     #[error("the connection to the guest's agent failed")]
     Io(#[from] io::Error),
     /// Nothing in the guest listens on the agent's port.
-    #[error("the guest's agent takes no connections")]
+    #[error("the guest's agent accepts no connections")]
     Refused,
     /// Its answer is not a valid message.
     #[error("the guest's agent does not follow the protocol")]

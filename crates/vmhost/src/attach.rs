@@ -18,7 +18,7 @@ use tracing::debug;
 /// the last message.
 const LINGER: Duration = Duration::from_secs(2);
 
-/// Serves one client until the command has ended or the client is gone.
+/// Serves one client until the command has ended or the client disconnects.
 pub async fn serve<S>(stream: S, vm: &VmHandle, folder: &Path, cursor: Cursor)
 where
     S: AsyncRead + AsyncWrite,
@@ -33,7 +33,7 @@ where
     match told {
         Some(Ok(())) => close(input.into_inner(), output).await,
         Some(Err(error)) => {
-            debug!(vm = %vm.name, %error, "an attached client was lost");
+            debug!(vm = %vm.name, %error, "an attached client disconnected");
             leave(vm).await;
         }
         None => leave(vm).await,
@@ -51,7 +51,7 @@ pub async fn close(mut input: impl AsyncRead + Unpin, mut output: impl AsyncWrit
 }
 
 /// The client left before the command ended. A command with piped input gets end of file; one on
-/// a terminal goes on.
+/// a terminal continues.
 async fn leave(vm: &VmHandle) {
     let reads = vm
         .spec
@@ -96,7 +96,8 @@ async fn send_output(
             return frames::write(output, &lost_message(&seen)).await;
         }
         if let Some(why) = seen.held_up.filter(|_| !held_up) {
-            let data = format!("jiffy: {why} The output waits.\n").into_bytes();
+            let data =
+                format!("jiffy: {why} The output waits until it can be stored.\n").into_bytes();
             let stream = Stream::Stderr;
             frames::write(output, &ExecOutput::Output { stream, data }).await?;
             held_up = true;
@@ -122,7 +123,7 @@ async fn send_log(
         let batch = reader.batch(end)?;
         let dropped = reader.take_dropped();
         if dropped > 0 {
-            let data = format!("jiffy: {dropped} bytes of older output are no longer there.\n");
+            let data = format!("jiffy: {dropped} bytes of older output were dropped.\n");
             let note = ExecOutput::Output {
                 stream: Stream::Stderr,
                 data: data.into_bytes(),
@@ -189,7 +190,7 @@ async fn take_input(input: &mut FrameReader<impl AsyncRead + Unpin>, vm: &VmHand
             Ok(Some(message)) => message,
             Ok(None) => return,
             Err(error) => {
-                debug!(vm = %vm.name, %error, "an attached client was refused");
+                debug!(vm = %vm.name, %error, "an attached client sent an invalid message");
                 return;
             }
         };

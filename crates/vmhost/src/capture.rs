@@ -49,7 +49,7 @@ pub async fn quiesce(vsock: &Path, drop_caches: bool) -> Result<FrozenGuest, Str
         Ok(Ok((Some(Done::Error(why)), _))) => Err(short(why.trim_end_matches('.'))),
         Ok(Ok((None, _))) => Err("the guest's agent closed the connection".to_owned()),
         Ok(Err(error)) => Err(error.sentence()),
-        Err(_) => Err("the guest did not hold its programs still in time".to_owned()),
+        Err(_) => Err("the guest did not freeze its programs in time".to_owned()),
     }
 }
 
@@ -59,14 +59,14 @@ pub async fn capture(control: &Path, resume: bool) -> Result<Captured, String> {
     let (answer, descriptors) = match timeout(CAPTURE_TIME, asked).await {
         Ok(Ok(answer)) => answer,
         Ok(Err(error)) => return Err(format!("its VMM does not answer: {error}")),
-        Err(_) => return Err("its VMM took too long".to_owned()),
+        Err(_) => return Err("its VMM did not capture the VM in time".to_owned()),
     };
     let (layers, pause_ns) = match answer {
         ControlResponse::Captured {
             layers, pause_ns, ..
         } => (layers, pause_ns),
         ControlResponse::Error(why) => return Err(short(why.trim_end_matches('.'))),
-        other => return Err(format!("its VMM answered {other:?}")),
+        other => return Err(format!("its VMM gave the unexpected answer {other:?}")),
     };
     let mut files = descriptors.into_iter().map(Arc::new);
     let (Some(state), Some(layout)) = (files.next(), files.next()) else {
@@ -80,7 +80,7 @@ pub async fn capture(control: &Path, resume: bool) -> Result<Captured, String> {
     };
     if captured.layers.is_empty() || captured.layers.len() != layers as usize {
         return Err(format!(
-            "its VMM told of {layers} layers of memory and sent {}",
+            "its VMM announced {layers} layers of memory and sent {}",
             captured.layers.len()
         ));
     }

@@ -33,7 +33,7 @@ async fn in_time(
         Ok(answered) => answered.map(|(answer, _)| answer),
         Err(_) => Err(io::Error::new(
             io::ErrorKind::TimedOut,
-            format!("it has said nothing for {limit:?}"),
+            format!("timed out after {limit:?}"),
         )),
     }
 }
@@ -43,7 +43,7 @@ pub async fn order(socket: &Path, order: ControlRequest) -> Result<(), String> {
     match request(socket, order).await {
         Ok(ControlResponse::Ok | ControlResponse::Balloon(_)) => Ok(()),
         Ok(ControlResponse::Error(why)) => Err(why.trim_end_matches('.').to_owned()),
-        Ok(other) => Err(format!("its VMM answered {other:?}")),
+        Ok(other) => Err(format!("its VMM gave the unexpected answer {other:?}")),
         Err(error) => Err(format!("its VMM does not answer: {error}")),
     }
 }
@@ -107,10 +107,7 @@ mod tests {
         let path = folder.path().join("sock");
         let _silent = UnixListener::bind(&path).unwrap();
         let asked = in_time(&path, ControlRequest::Resume, Duration::from_millis(50));
-        assert_eq!(
-            asked.await.unwrap_err().to_string(),
-            "it has said nothing for 50ms"
-        );
+        assert_eq!(asked.await.unwrap_err().to_string(), "timed out after 50ms");
     }
 
     #[tokio::test]

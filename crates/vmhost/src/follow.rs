@@ -111,7 +111,7 @@ impl Log {
                     };
                     let batch = reader.batch(end)?;
                     if reader.take_dropped() > 0 {
-                        ready.push_back(note("jiffy: older output is no longer there.\n"));
+                        ready.push_back(note("jiffy: older output was dropped.\n"));
                     }
                     if batch.is_empty() {
                         break;

@@ -16,7 +16,7 @@ pub enum ReadError {
     #[error("reading failed")]
     Io(#[from] io::Error),
     /// The bytes are not a valid message.
-    #[error("what came is no message: {0}")]
+    #[error("the received bytes are not a valid message")]
     Frame(#[from] FrameError),
 }
 

@@ -82,7 +82,7 @@ impl Launcher {
             lacks: Vec::new(),
         };
         if !jailed {
-            debug!("monitors are in no jail: one that is taken over is the daemon's user");
+            debug!("monitors run without a jail, as the daemon's user");
             launcher
                 .lacks
                 .push("jiffyd was started with --jail off".into());
@@ -100,7 +100,7 @@ impl Launcher {
             Err(error) => {
                 launcher
                     .lacks
-                    .push(format!("no folder for jails can be made: {error}"));
+                    .push(format!("the folder for jails can't be made: {error}"));
                 Level::Bare
             }
         };
@@ -109,19 +109,19 @@ impl Launcher {
             Level::UserNamespace => {}
             Level::Bare => warn!(
                 why = launcher.lacks.join("; "),
-                "this host lets monitors have no namespaces: they see its file system, their system calls are filtered"
+                "monitors have no namespaces, because the host does not allow them: they see the host's file system; their system calls are filtered"
             ),
         }
         launcher.cgroups = match Cgroups::of_host(&group_name(&paths.run)) {
             Ok(cgroups) => Some(cgroups),
             Err(error) => {
                 let why = error.source().map(ToString::to_string).unwrap_or_default();
-                warn!(%error, why, "monitors have no control groups: nothing bounds what they use of memory and processors");
+                warn!(%error, why, "monitors have no control groups: their memory and processors are not limited");
                 launcher.lacks.push(format!("{error}: {why}"));
                 None
             }
         };
-        info!(%level, cgroups = launcher.cgroups.is_some(), "monitors run with");
+        info!(%level, cgroups = launcher.cgroups.is_some(), "containment of monitors");
         launcher.level = Some(level);
         launcher
     }
@@ -131,7 +131,7 @@ impl Launcher {
     pub fn limit_growth(&self, pid: u32, bytes: Option<u64>) {
         let Some(cgroups) = &self.cgroups else { return };
         if let Err(error) = cgroups.limit_growth(pid, bytes) {
-            debug!(pid, %error, "the growth of a VM can't be limited");
+            debug!(pid, %error, "the memory growth of a VM can't be limited");
         }
     }
 
@@ -145,7 +145,7 @@ impl Launcher {
         for folder in folders {
             let shared = open_folder(&folder, Some(self.identities.shared_group()));
             if let Err(error) = shared {
-                warn!(folder = %folder.display(), %error, "monitors can't pass through a folder");
+                warn!(folder = %folder.display(), %error, "monitors can't traverse a folder");
             }
         }
     }
@@ -371,14 +371,14 @@ fn spawn_error(program: &Path, error: &io::Error) -> Error {
     match error.kind() {
         io::ErrorKind::NotFound => {
             Error::internal(format!("The VMM {} does not exist.", program.display())).hint(
-                "Install Jiffy whole, or name the folder of jiffy-vmm with --lib or JIFFY_LIB.",
+                "Reinstall Jiffy, or give the folder of jiffy-vmm with --lib or JIFFY_LIB.",
             )
         }
         io::ErrorKind::OutOfMemory => {
             Error::no_room("The host has no memory left to start another VMM.")
         }
         io::ErrorKind::WouldBlock => {
-            Error::no_room("The host lets jiffyd start no further process for a VMM.").hint(
+            Error::no_room("The host does not allow jiffyd to start another process for a VMM.").hint(
                 "End VMs, or raise the limit (`ulimit -u`, TasksMax= in jiffyd's unit, pids.max of its cgroup).",
             )
         }
@@ -401,7 +401,7 @@ mod tests {
         assert!(user_matches_group(1000, 0));
         assert!(
             !user_matches_group(one, other),
-            "it says that it is another VM's"
+            "its command line names another VM"
         );
         assert!(!user_matches_group(one, 0));
         assert!(!user_matches_group(0, one));

@@ -127,10 +127,10 @@ impl SegmentStart {
         let word = |at: usize| u64::from_le_bytes(header[at..at + 8].try_into().unwrap_or([0; 8]));
         let half = |at: usize| u32::from_le_bytes(header[at..at + 4].try_into().unwrap_or([0; 4]));
         if &header[..8] != MAGIC {
-            return Err(damaged("it doesn't begin as a Jiffy log"));
+            return Err(damaged("it doesn't begin with the magic of a Jiffy log"));
         }
         if half(8) != VERSION {
-            return Err(damaged("it is of another version of Jiffy"));
+            return Err(damaged("the version of its format is not known"));
         }
         if half(44) != crc_fast::crc32_iscsi(&header[..44]) {
             return Err(damaged("its header's checksum is wrong"));
@@ -143,7 +143,7 @@ impl SegmentStart {
         // Bounded, so that later sums do not overflow.
         let most = i64::MAX as u64;
         if start.position.max(start.stdout).max(start.stderr) > most {
-            return Err(damaged("it counts more bytes than a log can have"));
+            return Err(damaged("its header counts more bytes than a log can have"));
         }
         Ok(start)
     }
@@ -373,7 +373,7 @@ impl Writer {
 /// Sets aside a log that can't be read, so that a new one can be begun.
 fn set_aside(folder: &Path, why: &io::Error) -> io::Result<()> {
     let aside = current(folder).with_extension(SET_ASIDE);
-    tracing::warn!(kept = %aside.display(), error = %why, "a command's log can't be read and begins anew");
+    tracing::warn!(kept = %aside.display(), error = %why, "a command's log can't be read: it was set aside, and a new one is begun");
     remove_any(&aside)?;
     fs::rename(current(folder), &aside)?;
     let _ = remove_any(&previous(folder));
@@ -477,7 +477,7 @@ impl Reader {
                 |at: usize| u32::from_le_bytes(header[at..at + 4].try_into().unwrap_or([0; 4]));
             let length = word(0) as usize;
             let Some(kind) = Kind::from_code(header[4]).filter(|_| length <= MAX_DATA) else {
-                wrong = Some("it holds a record of no known kind");
+                wrong = Some("it contains a record of an unknown kind");
                 break;
             };
             let Some((data, after)) = after.split_at_checked(length) else {

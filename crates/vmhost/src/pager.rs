@@ -249,7 +249,7 @@ impl Pager {
 
     async fn tell_origins(&self, of: &str, request: &PagerRequest) {
         if let Err(why) = done(self.ask(request, ANSWER_TIME).await) {
-            warn!(of, why, "the pager does not know new origins");
+            warn!(of, why, "the pager could not be told new origins");
         }
     }
 
@@ -300,7 +300,7 @@ impl Pager {
         };
         self.complete(&disk.name()).await.map_err(|why| {
             Error::registry(format!(
-                "What is missing of the VM's root file system can't be had: {why}."
+                "The missing chunks of the VM's root file system can't be fetched: {why}."
             ))
         })?;
         Ok(held)
@@ -314,7 +314,7 @@ impl Pager {
             let request = PagerRequest::CompleteImage { image };
             done(self.ask(&request, COMPLETE_TIME).await).map_err(|why| {
                 Error::registry(format!(
-                    "What is missing of the VM's image can't be had: {why}."
+                    "The missing chunks of the VM's image can't be fetched: {why}."
                 ))
             })?;
         }
@@ -338,7 +338,7 @@ impl Pager {
         for (request, within) in [(origins, ANSWER_TIME), (complete, COMPLETE_TIME)] {
             done(self.ask(&request, within).await).map_err(|why| {
                 Error::registry(format!(
-                    "What is missing of the snapshot's memory can't be had: {why}."
+                    "The missing chunks of the snapshot's memory can't be fetched: {why}."
                 ))
             })?;
         }
@@ -353,7 +353,7 @@ impl Pager {
         let needed = !vms.is_empty() || !disks.is_empty() || (others && found.is_some());
         if !needed {
             if let Some(pid) = found {
-                info!(pid, "ending a pager that nobody needs");
+                info!(pid, "ending a pager that no VM needs");
                 let _ = VmmProcess::adopted(pid).map(|process| process.kill());
             }
             if !others {
@@ -377,7 +377,7 @@ impl Pager {
             self.watch(VmmProcess::adopted(pid).map(Arc::new), pid);
         }
         if let Err(error) = self.run().await {
-            error!(%error, "VMs' memory can't be served");
+            error!(%error, "VMs' memory can't be served: the pager does not run");
             return;
         }
         self.tell_all().await;
@@ -475,7 +475,7 @@ impl Pager {
     async fn stop_serving(&self, id: &str) {
         let request = PagerRequest::Forget { name: id.into() };
         if let Err(why) = done(self.ask(&request, ANSWER_TIME).await) {
-            warn!(id, why, "the pager did not let go of a VM");
+            warn!(id, why, "the pager did not stop serving a VM or disk");
             // A new pager does not know the files that an earlier one has left.
             self.remove_files(|other| other != id);
         }
@@ -520,7 +520,7 @@ async fn hold(contents: PathBuf) -> Result<Locked> {
     let work = tokio::task::spawn_blocking(move || {
         regular::open(&contents)
             .and_then(Locked::shared)
-            .map_err(|error| Error::io("hold a VM's root file system", &contents, &error))
+            .map_err(|error| Error::io("lock a VM's root file system", &contents, &error))
     });
     work.await
         .map_err(|error| Error::internal(format!("A task was cut short: {error}.")))?

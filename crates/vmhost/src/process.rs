@@ -190,21 +190,21 @@ fn stat_of(pid: u32) -> Option<Vec<String>> {
     Some(fields.split(' ').map(str::to_owned).collect())
 }
 
-/// Calls `tell` for `whom`, if that still exists, when this process has ended. Does not reap the
+/// Calls `tell` with `owner`, if that still exists, when this process has ended. Does not reap the
 /// process. Does nothing if it was reaped already.
 pub fn on_exit<T: Send + Sync + 'static>(
     pid: u32,
-    whom: &Arc<T>,
+    owner: &Arc<T>,
     tell: impl FnOnce(&T) + Send + 'static,
 ) {
     let Ok(process) = VmmProcess::adopted(pid) else {
         return;
     };
-    let whom = Arc::downgrade(whom);
+    let owner = Arc::downgrade(owner);
     tokio::spawn(async move {
         process.ended().await;
-        if let Some(whom) = whom.upgrade() {
-            tell(&whom);
+        if let Some(owner) = owner.upgrade() {
+            tell(&owner);
         }
     });
 }
@@ -273,7 +273,9 @@ impl Events {
                 if !std::mem::take(&mut self.skipping) {
                     match serde_json::from_slice(&self.pending) {
                         Ok(event) => events.push(event),
-                        Err(error) => tracing::debug!(%error, "an unknown event of the VMM"),
+                        Err(error) => {
+                            tracing::debug!(%error, "ignored an unknown event of the VMM")
+                        }
                     }
                 }
                 self.pending.clear();

@@ -109,7 +109,7 @@ impl Peer {
     }
 }
 
-/// Passes messages until the last one, or until either side is gone. If the client leaves, even
+/// Passes messages until the last one, or until either side disconnects. If the client leaves, even
 /// with input that the program has not read, the agent's connection is closed, which ends the
 /// program. If the guest's stream is cut off, `why` is called for a reason.
 pub async fn run<T: ToClient>(

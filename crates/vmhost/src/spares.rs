@@ -209,7 +209,11 @@ pub async fn keep(
             wait_until_quiet(&is_starting).await;
             let (paths, launcher) = (paths.clone(), Arc::clone(&launcher));
             let started = tokio::task::spawn_blocking(move || Spare::start(&paths, &launcher));
-            let cut_short = |error| Err(Error::internal(format!("It was cut short: {error}.")));
+            let cut_short = |error| {
+                Err(Error::internal(format!(
+                    "The start was cut short: {error}."
+                )))
+            };
             match started.await.unwrap_or_else(cut_short) {
                 Ok(spare) => {
                     let pid = spare.process.as_ref().map(|process| process.pid);
@@ -220,7 +224,7 @@ pub async fn keep(
                     }
                 }
                 Err(error) => {
-                    debug!(%error, "no spare VMM is kept");
+                    debug!(%error, "a spare VMM could not be started");
                     break;
                 }
             }

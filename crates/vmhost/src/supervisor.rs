@@ -5,6 +5,7 @@
 
 use crate::frames::{self, FrameReader};
 use jiffy_jail::access::open_socket;
+use jiffy_sys::causes;
 use jiffy_sys::durable::remove_any;
 use jiffy_wire::agent::{self, ExecInput, FromGuest, ToGuest};
 use jiffy_wire::frame;
@@ -94,7 +95,7 @@ impl Drop for Link {
 }
 
 impl InputPort {
-    /// Sends input once there is room for it. False if the connection is gone.
+    /// Sends input once there is room for it. False if the connection is closed.
     pub async fn send(&self, input: ExecInput) -> bool {
         if let (Some(room), ExecInput::Stdin(bytes)) = (&self.room, &input) {
             let length = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
@@ -155,7 +156,7 @@ impl Supervisor {
                     break listener;
                 }
             };
-            info!(vm = %vm_id, "the guest can be heard again");
+            info!(vm = %vm_id, "listening for the guest again");
             accept(listener, vm_id, send).await;
         });
         Supervisor {
@@ -200,7 +201,7 @@ async fn accept(listener: UnixListener, vm_id: String, messages: mpsc::Sender<Fr
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(error) => {
-                warn!(vm = %vm_id, %error, "no connection from the guest could be taken");
+                warn!(vm = %vm_id, %error, "a connection from the guest could not be accepted");
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             }
@@ -237,7 +238,8 @@ async fn connection(
         Ok(Ok(Some(FromGuest::Hello { version, .. }))) => {
             warn!(
                 vm = vm_id,
-                version, "a guest said hello with another id or version and was refused"
+                version,
+                "refused a guest's hello: its VM id is wrong or its version is not supported"
             );
             return;
         }
@@ -279,7 +281,8 @@ async fn connection(
                 }
                 Ok(None) => return,
                 Err(error) => {
-                    warn!(vm = vm_id, %error, "a guest's supervisor connection was closed");
+                    let error = causes::sentence(&error);
+                    warn!(vm = vm_id, error, "closed a guest's supervisor connection");
                     return;
                 }
             }

@@ -498,7 +498,10 @@ mod tests {
         recorder.guest_spans(cold_run().guest);
         let timeline = recorder.build();
         assert!(timeline.find(names::COMMAND).is_some());
-        assert!(timeline.find("root").is_none(), "nothing ties the clocks");
+        assert!(
+            timeline.find("root").is_none(),
+            "the clocks can't be related"
+        );
     }
 
     #[test]

@@ -45,7 +45,7 @@ impl ImageArtifact {
         let read: records::artifact::ImageArtifact =
             serde_json::from_slice(bytes).map_err(|error| {
                 Error::invalid(format!(
-                    "The artifact's configuration is no image's: {error}."
+                    "The artifact's configuration is not that of an image: {error}."
                 ))
             })?;
         let read = ImageArtifact::from(read);
@@ -63,10 +63,10 @@ impl ImageArtifact {
         }
         let hexadecimal = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
         if self.digest.len() != 64 || !self.digest.bytes().all(hexadecimal) {
-            return wrong("does not say its file system's digest".to_owned());
+            return wrong("has no valid digest of its file system".to_owned());
         }
         if self.size == 0 || self.size > MAX_SIZE {
-            return wrong(format!("says that its file system has {} bytes", self.size));
+            return wrong(format!("declares a file system of {} bytes", self.size));
         }
         if self.chunks.is_empty() || self.chunks.len() > MAX_CHAIN {
             return wrong(format!("has {} images of chunks", self.chunks.len()));

@@ -55,7 +55,7 @@ impl Images {
                         "The built-in image can't be made: {}: {error}.",
                         source.display()
                     ))
-                    .hint("Install Jiffy whole, or name its share folder with --share or JIFFY_SHARE.")
+                    .hint("Reinstall Jiffy, or give its share folder with --share or JIFFY_SHARE.")
                 })?;
             let (temporary, mut record) = if source.extension().is_some_and(|kind| kind == "erofs")
             {

@@ -45,7 +45,7 @@ impl Images {
             reads: reads.clone(),
         };
         records::boot_set::save(&path, known)
-            .map_err(|error| Error::io("keep what a boot needs", &path, &error))
+            .map_err(|error| Error::io("write the boot set of an image", &path, &error))
     }
 }
 

@@ -150,14 +150,14 @@ impl Chunks {
             free = Some(key);
         }
         free.map(Place::Free).ok_or_else(|| {
-            Error::internal(format!("There is no place for one more packing of {id}."))
+            Error::internal(format!("No file name is free for another packing of {id}."))
         })
     }
 
     /// Removes a packing; processes that have it open can still read it.
     fn remove_packing(&self, key: &str) {
         let path = self.path(key);
-        info!(path = %path.display(), "a packing that was not used lately gives way");
+        info!(path = %path.display(), "removing the least recently used packing of an image");
         // The image first: an image without its map would be taken for a whole one.
         for path in [path.clone(), map_path(&path), self.origins_file(key)] {
             let _ = fs::remove_file(path);
@@ -296,7 +296,7 @@ impl Chunks {
     fn save_origins(&self, id: &str, origins: &[Origin]) -> Result<()> {
         let path = self.origins_file(id);
         records::origins::save(&path, origins)
-            .map_err(|error| Error::io("write where an image's bytes are", &path, &error))
+            .map_err(|error| Error::io("write the origins of an image", &path, &error))
     }
 
     /// Offsets at which the file is cut into parts that are fetched together: the end of the boot
@@ -380,7 +380,7 @@ impl Chunks {
                 None => name.starts_with('.'),
             };
             if orphan {
-                info!(path = %path.display(), "removing what an earlier daemon left half done");
+                info!(path = %path.display(), "removing an unfinished file of an earlier daemon");
                 let _ = fs::remove_dir_all(&path).or_else(|_| fs::remove_file(&path));
             }
         }
@@ -457,7 +457,7 @@ const HEADER: u64 = 64;
 pub fn parse_id(text: &str) -> Result<ImageId> {
     let wrong = || {
         let shown: String = text.chars().take(40).collect();
-        Error::invalid(format!("{shown:?} is no id of an image of chunks."))
+        Error::invalid(format!("{shown:?} is not the id of an image of chunks."))
     };
     let small = |byte: &u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
     if text.len() != 32 || !text.as_bytes().iter().all(small) {

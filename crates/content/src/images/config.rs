@@ -33,12 +33,12 @@ pub fn check(config: &ImageConfig) -> Result<()> {
     let bytes: usize = texts().chain(labels).map(|text| text.len() + 1).sum();
     if bytes > MAX_CONFIG {
         return Err(Error::invalid(format!(
-            "The image's configuration has {bytes} bytes; at most {MAX_CONFIG} are taken."
+            "The image's configuration has {bytes} bytes; at most {MAX_CONFIG} are allowed."
         )));
     }
     if texts().any(|text| text.contains('\0')) {
         return Err(Error::invalid(
-            "The image's configuration holds a NUL byte.",
+            "The image's configuration contains a NUL byte.",
         ));
     }
     let nameless = |entry: &&String| {
@@ -82,7 +82,7 @@ pub fn first_command(
         match otherwise {
             NoCommand::Refuse => {
                 return Err(Error::invalid(format!(
-                    "The command is empty, and the image {image} names none."
+                    "The command is empty, and the image {image} defines none."
                 ))
                 .hint("Give a command."));
             }

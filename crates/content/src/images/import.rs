@@ -195,7 +195,7 @@ pub(crate) fn import_error(error: &(dyn std::error::Error + 'static), folder: &P
     match causes::find::<io::Error>(error) {
         Some(error) if is_full(error) => Error::io("write the image", folder, error),
         Some(error) if error.kind() == io::ErrorKind::ConnectionAborted => {
-            Error::invalid("The archive ended early: the client went away.")
+            Error::invalid("The archive is incomplete: the client disconnected.")
         }
         _ => Error::invalid(format!(
             "The archive can't be made into an image: {}.",

@@ -39,7 +39,7 @@ pub fn sweep(disks: &Path) {
             }
         };
         if !is_good {
-            warn!(path = %path.display(), "removing the cache of a disk that is none");
+            warn!(path = %path.display(), "removing an invalid disk cache");
             let _ = remove_any(&path);
         }
     }

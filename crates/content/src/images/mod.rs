@@ -289,7 +289,7 @@ impl Images {
         removed.await.map_err(|error| cut_short(&error))
     }
 
-    /// Removes what unfinished pulls and pushes of an earlier daemon have left.
+    /// Removes files of unfinished pulls and pushes of an earlier daemon.
     pub fn sweep(&self) {
         self.chunks.sweep();
         lazy::sweep(&self.disks);
@@ -523,7 +523,7 @@ fn unreadable(name: &str, error: &LoadError) -> Error {
         &format!("its record can't be read: {}", error.sentence()),
     )
     .hint(match error.is_newer() {
-        true => "A newer release of Jiffy made it, and can use it.".to_owned(),
+        true => "A newer release of Jiffy made it: use that release.".to_owned(),
         false => format!("Import the image again with `jiffy image import {name}`."),
     })
 }

@@ -35,9 +35,9 @@ pub fn reference(text: &str, registry: Option<&str>) -> Result<Reference> {
             let shown: String = text.chars().take(200).collect();
             let error = match error {
                 ReferenceError::Unqualified(_) => format!(
-                    "The name {shown} says no registry, and there is no image of that name."
+                    "The name {shown} has no registry, and this node has no image of that name."
                 ),
-                error => format!("{shown:?} is no reference to an image: {error}."),
+                error => format!("{shown:?} is not a valid image reference: {error}."),
             };
             Error::invalid(error).hint("Write HOST/REPOSITORY:TAG, or set JIFFY_REGISTRY to the registry of names without one.")
         })?;

@@ -121,11 +121,11 @@ impl Policy {
             return Ok(());
         }
         Err(Error::invalid(format!(
-            "The {kind} {name} is not known to be signed by a key that this node wants of {}.",
+            "The {kind} {name} has no verified signature of a key that this node requires for {}.",
             rule.shown()
         ))
         .hint(format!(
-            "`jiffy image pull {name}` looks who has signed it; `jiffyd --signed` names the keys."
+            "`jiffy image pull {name}` verifies its signatures; `jiffyd --signed` sets the required keys."
         )))
     }
 
@@ -184,9 +184,9 @@ impl Keys<'_> {
                 Err(error) => refused = Some(error),
             }
         }
-        let refused = refused.unwrap_or_else(|| Error::internal("A rule without a key."));
+        let refused = refused.unwrap_or_else(|| Error::internal("A signature rule has no key."));
         let wants = format!(
-            "This node wants all of {} signed (`jiffyd --signed`).",
+            "This node requires signatures for {} (`jiffyd --signed`).",
             rule.shown()
         );
         Err(match refused.0.hint.clone() {

@@ -28,7 +28,7 @@ pub(super) fn is_ext4(head: &[u8]) -> bool {
 pub(super) fn import(mut image: impl Read, out: &Path) -> Result<ImageRecord> {
     let failed = |error: io::Error| match error.kind() {
         io::ErrorKind::ConnectionAborted => {
-            Error::invalid("The image ended early: the client went away.")
+            Error::invalid("The image is incomplete: the client disconnected.")
         }
         _ => Error::io("write the image", out, &error),
     };
@@ -44,7 +44,7 @@ pub(super) fn import(mut image: impl Read, out: &Path) -> Result<ImageRecord> {
     let whole = found.is_some_and(|found| found.bytes <= size);
     if !whole || !size.is_multiple_of(SECTOR) {
         return Err(Error::invalid(format!(
-            "The ext4 image of {size} bytes is not whole: its file system is larger, or not of whole sectors."
+            "The ext4 image of {size} bytes is not whole: its file system is larger, or its size is not a multiple of 512."
         )));
     }
     file.sync_all().map_err(failed)?;

@@ -59,7 +59,7 @@ impl Room {
     ) -> Result<Arc<Reserved>> {
         let device = nearest_existing(path)
             .metadata()
-            .map_err(|error| Error::io("look for room", path, &error))?
+            .map_err(|error| Error::io("determine the free space", path, &error))?
             .dev();
         let reserved = Arc::new(Reserved {
             device,
@@ -91,7 +91,7 @@ pub fn check(path: &Path, bytes: u64) -> Result<()> {
 fn check_beside(path: &Path, bytes: u64, others: u64) -> Result<()> {
     let there = nearest_existing(path);
     let space = rustix::fs::statvfs(there)
-        .map_err(|error| Error::io("look for room", path, &error.into()))?;
+        .map_err(|error| Error::io("determine the free space", path, &error.into()))?;
     let free = space.f_bavail.saturating_mul(space.f_frsize);
     if bytes.saturating_add(others) <= free {
         return Ok(());
@@ -101,12 +101,12 @@ fn check_beside(path: &Path, bytes: u64, others: u64) -> Result<()> {
         mib => format!(", of which other pulls will take {mib} MiB"),
     };
     Err(Error::no_room(format!(
-        "What is to be pulled takes {} MiB at least, and {} has {} MiB left{others}.",
+        "The pull needs at least {} MiB, and {} has {} MiB left{others}.",
         bytes.div_ceil(1 << 20),
         there.display(),
         free >> 20
     ))
-    .hint("Make room: `jiffy image prune` removes what can be pulled again."))
+    .hint("Free some space: `jiffy image prune` removes images that can be pulled again."))
 }
 
 /// This path, or its nearest ancestor that exists, to call statvfs on.

@@ -280,7 +280,7 @@ impl Room {
         let after_s = free.saturating_duration_since(now).as_secs() + 1;
         let after_s = after_s.min(RETRY_S) as u32;
         let mut error = Error::no_room(format!(
-            "{count} requests{whose} wait for memory or vCPUs, and the queue takes no further one."
+            "{count} requests{whose} wait for memory or vCPUs; the queue accepts no more."
         ))
         .hint(format!(
             "Try again in {after_s} s, stop other VMs, or start jiffyd with a higher --queue-limit."
@@ -604,5 +604,5 @@ impl Background {
 
 /// The error of background work that has no room, or whose memory was claimed.
 pub fn memory_needed() -> Error {
-    Error::no_room("What runs needs the memory.")
+    Error::no_room("Running VMs need the memory.")
 }

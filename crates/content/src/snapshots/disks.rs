@@ -154,7 +154,7 @@ impl<'a> Pulled<'a> {
         let (Size::Exactly(size) | Size::AtMost(size)) = self.size;
         if self.file.size() > size + size / TABLES + ENDS {
             return Err(Error::registry(format!(
-                "The {} in the artifact {} has {} bytes in {}: more than its {size} can take.",
+                "The {} in the artifact {} has {} bytes in {}, more than a disk of {size} bytes can have.",
                 self.what,
                 self.artifact.reference(),
                 self.file.size(),
@@ -177,7 +177,7 @@ impl<'a> Pulled<'a> {
         progress: &dyn jiffy_registry::Progress,
     ) -> Result<u64> {
         let target = volume_in(folder, self.name);
-        let failed = |error: io::Error| Error::io("keep a VM's disk", &target, &error);
+        let failed = |error: io::Error| Error::io("store a VM's disk", &target, &error);
         let scratch = tempfile::tempdir_in(folder).map_err(failed)?;
         let mut fetched = 0;
         let mut fetch = |file: &RemoteFile| {
@@ -388,7 +388,10 @@ mod tests {
             ..other
         };
         let error = pull(&lied).unwrap_err();
-        assert!(error.0.message.contains("more than its 512"), "{error:?}");
+        assert!(
+            error.0.message.contains("more than a disk of 512"),
+            "{error:?}"
+        );
         fs::write(&small, b"").unwrap();
         let error = cut_volume(&small, "small", &stage.chunks, folder).unwrap_err();
         assert!(error.0.message.contains("small"), "{error:?}");

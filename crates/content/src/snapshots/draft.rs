@@ -129,7 +129,7 @@ impl Draft {
             };
             synced
                 .and_then(|()| fs::hard_link(&root.path, &link))
-                .map_err(|error| Error::io("keep the image", &link, &error))?;
+                .map_err(|error| Error::io("link the image", &link, &error))?;
         }
         let tables = self.root_tables.as_ref().zip(root);
         Ok(DedupSources {
@@ -204,7 +204,7 @@ fn clone_volume(name: &str, from: &Path, to: &PathBuf) -> Result<()> {
                 _ => format!("volume {name}"),
             };
             Err(Error::wrong_state(format!(
-                "The {what} can't be captured: the file system that holds {} makes no clones of files ({error}).",
+                "The {what} can't be captured: the file system that holds {} can't clone files ({error}).",
                 from.display()
             ))
             .hint("Keep Jiffy's data on XFS or Btrfs, or use a VM without disks of its own."))

@@ -23,10 +23,10 @@ pub fn report(saved: &Saved, map: bool) -> Result<MemoryReport> {
 pub fn picture(saved: &Saved) -> Result<Vec<u8>> {
     let path = saved.memory();
     if saved.manifest.memory == MemoryForm::Raw {
-        return Err(
-            Error::wrong_state("There is no picture of memory that is kept as it is.")
-                .hint("`jiffy snapshot inspect --map` shows where it has bytes."),
-        );
+        return Err(Error::wrong_state(
+            "A picture can't be made of memory that is stored as a raw file.",
+        )
+        .hint("`jiffy snapshot inspect --map` lists its ranges of data."));
     }
     let image = ImageReader::open(&path).map_err(|error| unreadable(&path, &error))?;
     png(&image).map_err(|error| unreadable(&path, &error))

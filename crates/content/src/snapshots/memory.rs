@@ -117,7 +117,7 @@ fn built_on(base: &Path, folder: &Path, size: u64, root: &str) -> Option<ImageRe
     match built {
         Ok(reader) => reader,
         Err(why) => {
-            warn!(base = %base.display(), why, "memory is kept whole, not as what changed");
+            warn!(base = %base.display(), why, "memory is stored in full, not as differences from its base");
             None
         }
     }
@@ -228,7 +228,7 @@ pub fn write_failed(target: &Path, error: &WriteError) -> Error {
 pub fn optimise(path: &Path, recording: &Path) -> Result<()> {
     let unreadable = |why: &dyn std::fmt::Display| {
         Error::internal(format!(
-            "What was recorded of the snapshot can't be used: {why}."
+            "The recording of the snapshot can't be used: {why}."
         ))
     };
     let recording = Recording::read(recording).map_err(|error| unreadable(&error))?;

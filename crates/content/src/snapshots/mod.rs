@@ -122,7 +122,7 @@ impl Snapshots {
         let manifest = Manifest::load(&folder).map_err(|error| {
             let problem = saved::unusable(name, &error.sentence());
             Error::internal(problem).hint(match error.is_newer() {
-                true => "A newer release of Jiffy made it, and can use it.".to_owned(),
+                true => "A newer release of Jiffy made it: use that release.".to_owned(),
                 false => format!("Remove it with `jiffy snapshot rm {name}`."),
             })
         })?;

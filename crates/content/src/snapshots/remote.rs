@@ -42,7 +42,7 @@ impl SnapshotArtifact {
             return Err(Error::wrong_state(
                 "A snapshot of which only parts are here can't be pushed.",
             )
-            .hint("It is in a registry already: copy it there."));
+            .hint("It is in a registry already: copy it from there."));
         }
         Ok(())
     }
@@ -81,7 +81,7 @@ impl SnapshotArtifact {
         let read: records::artifact::SnapshotArtifact =
             serde_json::from_slice(bytes).map_err(|error| {
                 Error::invalid(format!(
-                    "The artifact's configuration is no snapshot's: {error}."
+                    "The artifact's configuration is not that of a snapshot: {error}."
                 ))
             })?;
         let read = SnapshotArtifact::from(read);
@@ -90,14 +90,14 @@ impl SnapshotArtifact {
         crate::checks::check_volumes(&spec.disks)?;
         let names = spec.disks.iter().map(|disk| &disk.name);
         if !names.eq(read.volumes.iter().map(|volume| &volume.name)) || spec.own_volumes {
-            return wrong("has volumes that are not in it");
+            return wrong("has volumes that do not match its configuration");
         }
         let odd = |size: u64| size == 0 || size > MAX_SIZE || !size.is_multiple_of(SECTOR);
         if read.volumes.iter().any(|volume| odd(volume.size)) {
-            return wrong("has a volume of a size that no volume has");
+            return wrong("has a volume of an invalid size");
         }
         if spec.root_disk.is_some() != read.root_disk.is_some() {
-            return wrong("does not have the root disk that it speaks of");
+            return wrong("has a root disk without a configuration, or the reverse");
         }
         if let Some(wanted) = &spec.root_disk {
             crate::roots::check(wanted)?;
@@ -106,10 +106,10 @@ impl SnapshotArtifact {
             return wrong("is of a VM that can't be restored here");
         }
         if read.manifest.memory != MemoryForm::Image || read.manifest.lazy_root.is_some() {
-            return wrong("does not say how its memory is kept");
+            return wrong("has memory in a form that can't be pulled");
         }
         if read.chunks.is_empty() || read.chunks.len() > 64 {
-            return wrong("does not say what its root file system is");
+            return wrong("has no valid list of the chunks of its root file system");
         }
         parse_id(&read.memory)?;
         let volumes = read.volumes.iter().map(|volume| &volume.image);
@@ -184,7 +184,7 @@ fn known_origins(memory: &Path) -> Vec<Origin> {
 
 fn save_origins(memory: &Path, origins: &[Origin]) -> Result<()> {
     records::origins::save(&origins_file(memory), origins)
-        .map_err(|error| Error::io("write where a snapshot's bytes are", memory, &error))
+        .map_err(|error| Error::io("write the origins of a snapshot's memory", memory, &error))
 }
 
 fn origins_file(memory: &Path) -> PathBuf {

@@ -36,7 +36,7 @@ impl RootTables {
         match self.open(path, &root.digest) {
             Ok(backing) => backing,
             Err(error) => {
-                warn!(root = %path.display(), %error, "memory is not looked for in the root");
+                warn!(root = %path.display(), %error, "the root can't be read: its blocks are stored in the memory image too");
                 None
             }
         }

@@ -19,7 +19,13 @@ pub struct Access {
 impl Access {
     /// A client for this registry; files it needs are in `scratch`.
     pub fn new(wanted: &RegistryAccess, reference: &Reference, scratch: &Path) -> Result<Access> {
-        let failed = |error: &io::Error| Error::io("prepare for the registry", scratch, error);
+        let failed = |error: &io::Error| {
+            Error::io(
+                "write the registry's certificate authorities",
+                scratch,
+                error,
+            )
+        };
         let mut options = ClientOptions {
             credentials: match (&wanted.credentials, &wanted.identity_token) {
                 (Some((user, password)), _) => {
@@ -54,7 +60,7 @@ impl Access {
 pub fn key(access: &RegistryAccess) -> Result<String> {
     digest(access).map_err(|error| {
         Error::internal(format!(
-            "The access to the registry can't be compared with others': {error}."
+            "The access to the registry can't be serialised: {error}."
         ))
     })
 }

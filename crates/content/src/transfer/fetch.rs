@@ -83,7 +83,7 @@ pub fn fetch(
         && manifest.artifact_type.is_some()
     {
         return Err(Error::invalid(format!(
-            "{reference} is no image of a root file system but {:?}.",
+            "{reference} is not an image of a root file system; its type is {:?}.",
             manifest.artifact_type.as_deref().unwrap_or_default()
         )));
     }
@@ -145,7 +145,7 @@ fn verify_existing(
     let digest = manifest.and_then(|digest| digest.parse::<Digest>().ok());
     let Some(digest) = digest else {
         return Err(Error::invalid(format!(
-            "{reference} was made here, so nobody has signed it."
+            "{reference} was made on this node and has no signature."
         )));
     };
     let verify = |digest| signature::verify(client, reference, digest, key, job.as_ref());
@@ -161,7 +161,7 @@ fn verify_existing(
             verify(&index).map_err(failed)
         }
         _ => Err(failed(unsigned)
-            .hint("Pull it again to take what the registry has now, if that is signed.")),
+            .hint("Pull it again: the image that the registry has now may be signed.")),
     }
 }
 
@@ -175,7 +175,7 @@ fn unpack(
 ) -> Result<(TempDir, ImageRecord)> {
     let temporary = images.temporary()?;
     let failed = |error: &(dyn std::error::Error + 'static)| match job.is_cancelled() {
-        true => Error::invalid("The pull was given up: nobody waits for it any more."),
+        true => Error::invalid("The pull was cancelled: its last client disconnected."),
         false => import_error(error, &images.folder),
     };
     let layers: Vec<Layer> = layers

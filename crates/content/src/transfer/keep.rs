@@ -67,8 +67,13 @@ fn read(path: &Path) -> Option<Vec<u8>> {
 }
 
 fn write(path: &Path, bytes: &[u8]) -> Result<()> {
-    jiffy_sys::durable::replace_private(path, bytes)
-        .map_err(|error| Error::io("keep how a registry is spoken to", path, &error))
+    jiffy_sys::durable::replace_private(path, bytes).map_err(|error| {
+        Error::io(
+            "store credentials or authorities of a registry",
+            path,
+            &error,
+        )
+    })
 }
 
 #[cfg(test)]

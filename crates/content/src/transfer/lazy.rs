@@ -41,7 +41,7 @@ pub(super) fn begin(
     }
     let image = ImageArtifact::read(artifact.config())?;
     let held = images.chunks.hold(&image.chunks);
-    job.set_step("fetching where the chunks are");
+    job.set_step("fetching the tables of the chunks");
     let mut fetched = artifact.config().len() as u64;
     // Parents first: a child can't be read without all of its ancestors.
     for id in image.chunks.iter().rev() {
@@ -85,7 +85,7 @@ fn begin_snapshot(
     let disks = disks_of(&read, artifact)?;
     let held = images.chunks.hold(&read.chunks);
     let mut fetched = artifact.config().len() as u64;
-    job.set_step("fetching where the chunks are");
+    job.set_step("fetching the tables of the chunks");
     for id in read.chunks.iter().rev() {
         let of = (id.as_str(), MAX_SIZE);
         fetched += begin_file(&images.chunks, of, artifact, &wanted.access, job)?;
@@ -95,7 +95,7 @@ fn begin_snapshot(
     let state = file_of(artifact, remote::STATE)?;
     if state.size() > remote::MAX_STATE {
         return Err(Error::registry(format!(
-            "The state of the snapshot {} has {} bytes; at most {} are taken.",
+            "The state of the snapshot {} has {} bytes; at most {} are accepted.",
             artifact.reference(),
             state.size(),
             remote::MAX_STATE
@@ -237,7 +237,7 @@ fn tail_of(
     let (bytes, most) = (range.end - range.start, max_tail(most));
     if bytes > most {
         return Err(Error::registry(format!(
-            "The tables of the file {} of the artifact {} have {bytes} bytes; those of what it is said to hold have {most} at most.",
+            "The tables of the file {} of the artifact {} have {bytes} bytes; tables of contents of the declared size have at most {most}.",
             file.name(),
             artifact.reference()
         )));

@@ -62,7 +62,7 @@ impl Transfers {
                 since.is_ok_and(|since| since > KEEP_TIME)
             });
             if old {
-                info!(path = %entry.path().display(), "removing what is left of an old pull");
+                info!(path = %entry.path().display(), "removing the blobs of an old pull");
                 let _ = fs::remove_dir_all(entry.path());
             }
         }

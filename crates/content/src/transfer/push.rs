@@ -65,7 +65,7 @@ pub fn snapshot(
     let draft = tempfile::Builder::new()
         .prefix(".push-")
         .tempdir_in(scratch)
-        .map_err(|error| Error::io("write what is to be pushed", scratch, &error))?;
+        .map_err(|error| Error::io("write the files to push", scratch, &error))?;
     let disk = match &saved.manifest.spec.root_disk {
         None => None,
         Some(kind) => {
@@ -119,7 +119,7 @@ fn send(
     job: &Arc<Job>,
 ) -> Result<PullStep> {
     let failed = |error| of_registry(&error, &transfers.folder);
-    job.set_step("looking at what there is to push");
+    job.set_step("hashing the files to push");
     let annotations = BTreeMap::from([(
         "org.opencontainers.image.ref.name".to_owned(),
         reference.tag().unwrap_or_default().to_owned(),
@@ -181,7 +181,7 @@ fn remote_file(
     }
     Err(failed.unwrap_or_else(|| {
         Error::internal(format!(
-            "Only parts of {name} are here, and nobody is known who has the rest."
+            "Only parts of {name} are on this node, and no origin of the rest is known."
         ))
     }))
 }

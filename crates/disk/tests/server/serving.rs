@@ -176,7 +176,7 @@ fn unusable_disks_and_arguments_are_refused() {
     assert!(refused(&mut command(other.path(), &[])).contains("does not exist"));
     std::fs::write(other.path().join("disk.img"), [0; 512]).unwrap();
     std::fs::write(other.path().join("disk.sock"), "mine").unwrap();
-    assert!(refused(&mut command(other.path(), &[])).contains("there already"));
+    assert!(refused(&mut command(other.path(), &[])).contains("exists already"));
     let kept = std::fs::read(other.path().join("disk.sock")).unwrap();
     assert_eq!(kept, b"mine");
 }

@@ -677,7 +677,7 @@ fn two_vms_with_one_name_are_both_listed() {
     let renamed: Vec<&Vm> = both.iter().filter(|vm| vm.name == vm.id).collect();
     assert_eq!(renamed.len(), 1);
     let error = renamed[0].error.as_ref().unwrap();
-    assert!(error.contains("The name box is also that of the VM"));
+    assert!(error.contains("The name box is also the name of the VM"));
     for vm in &both {
         assert_eq!(daemon.delete(&format!("/v1/vms/{}", vm.id)).status, 204);
     }

@@ -185,7 +185,7 @@ fn a_full_queue_refuses_with_a_retry_time() {
     let error = error.error(ErrorKind::NoRoom);
     assert_eq!(
         error.message,
-        "2 requests wait for memory or vCPUs, and the queue takes no further one."
+        "2 requests wait for memory or vCPUs; the queue accepts no more."
     );
     assert!(error.hint.unwrap().contains("--queue-limit"));
     assert_eq!(error.retry_after_s, Some(60));

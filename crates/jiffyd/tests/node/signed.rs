@@ -55,7 +55,7 @@ fn only_images_signed_with_the_key_are_pulled() {
         },
         &name,
     );
-    for what in ["nobody signed it", "by others"] {
+    for what in ["it has no signature", "by other keys"] {
         let error = pull(&daemon, &wanted).unwrap_err();
         assert_eq!(error.kind, ErrorKind::Invalid);
         assert!(error.message.contains(what), "{}", error.message);
@@ -85,7 +85,7 @@ fn only_images_signed_with_the_key_are_pulled() {
     let error = pull(&daemon, &kept_as_it_is).unwrap_err();
     assert_eq!(error.kind, ErrorKind::Invalid);
     assert!(
-        error.message.contains("nobody signed it"),
+        error.message.contains("it has no signature"),
         "{}",
         error.message
     );
@@ -153,7 +153,7 @@ fn a_signature_rule_holds_for_pulls_and_starts() {
             _ => Err(serde_json::from_slice(&answer.body).unwrap()),
         }
     };
-    let unknown = "is not known to be signed";
+    let unknown = "has no verified signature";
     refused(run(&daemon, &web), unknown);
     refused(start(&daemon), unknown);
     let as_it_is = PullImage {
@@ -163,7 +163,7 @@ fn a_signature_rule_holds_for_pulls_and_starts() {
     let fetch = |daemon: &Daemon, wanted: &PullImage| pull(daemon, wanted).map(drop);
     let client = Client::new(ClientOptions::default()).unwrap();
     let reference = Reference::parse(&web, None).unwrap();
-    for why in ["nobody signed it", "by others"] {
+    for why in ["it has no signature", "by other keys"] {
         refused(fetch(&daemon, &as_it_is), why);
         refused(fetch(&daemon, &by_name(&web)), why);
         sign(&client, &reference, &digest, &others, &()).unwrap();
@@ -245,9 +245,9 @@ fn a_signature_rule_holds_for_restores() {
     restore(&daemon).unwrap();
     let rule = format!("--signed={}={}", registry.host, path.display());
     daemon.restart_with(&[&rule]);
-    refused(restore(&daemon), "is not known to be signed");
-    refused(fetch(&daemon, false), "nobody signed it");
-    refused(fetch(&daemon, true), "nobody signed it");
+    refused(restore(&daemon), "has no verified signature");
+    refused(fetch(&daemon, false), "it has no signature");
+    refused(fetch(&daemon, true), "it has no signature");
     let client = Client::new(ClientOptions::default()).unwrap();
     let reference = Reference::parse(&name, None).unwrap();
     sign(&client, &reference, &digest.parse().unwrap(), &ours, &()).unwrap();

@@ -122,12 +122,17 @@ fn a_volume_is_pulled_with_its_snapshot_but_no_hostile_one() {
         refused("can't be the name of a volume", &renamed(name));
     }
     refused("no file volume-gone.image", &renamed("gone"));
-    refused("not in it", &volume("name", json!("other")));
-    refused("not in it", &|config| config["volumes"] = json!([]));
-    refused("not in it", &|config| {
+    refused(
+        "do not match its configuration",
+        &volume("name", json!("other")),
+    );
+    refused("do not match its configuration", &|config| {
+        config["volumes"] = json!([])
+    });
+    refused("do not match its configuration", &|config| {
         config["manifest"]["spec"]["disks"] = json!([]);
     });
-    refused("not in it", &|config| {
+    refused("do not match its configuration", &|config| {
         config["manifest"]["spec"]["own_volumes"] = json!(true);
     });
     refused("given twice", &|config| {
@@ -146,11 +151,11 @@ fn a_volume_is_pulled_with_its_snapshot_but_no_hostile_one() {
         config["manifest"]["spec"]["disks"][0]["mount"] = json!("/../etc");
     });
     for size in [0, 511, 513, u64::MAX, (256 << 30) + 512] {
-        refused("of a size that no volume has", &volume("size", json!(size)));
+        refused("of an invalid size", &volume("size", json!(size)));
     }
     refused("not the one", &volume("size", json!(SIZE + 512)));
     refused("not the one", &volume("image", json!("0".repeat(32))));
-    refused("is no id", &volume("image", json!("../data")));
+    refused("is not the id", &volume("image", json!("../data")));
     // Only valid volumes are accepted.
     let snapshot = stage.pull(|_| ()).unwrap();
     assert_eq!(snapshot.volumes.len(), 1);

@@ -18,7 +18,7 @@ fn main() -> ExitCode {
     let name = Path::new("channel");
     let channel = handed::add_inherited(name.to_owned(), CHANNEL).map(|()| handed::take(name));
     let Ok(Some(channel)) = channel else {
-        eprintln!("jiffy-origins: jiffy-pager starts this program, and nobody else");
+        eprintln!("jiffy-origins: only jiffy-pager can start this program");
         return ExitCode::FAILURE;
     };
     match service::run(channel) {

@@ -51,7 +51,10 @@ mod tests {
     #[test]
     fn readahead_grows_with_sequential_reads_and_ignores_jumps() {
         let mut ahead = Ahead::new(64 << 10, 1000);
-        assert!(ahead.after(10..11).is_empty(), "one is no row");
+        assert!(
+            ahead.after(10..11).is_empty(),
+            "one request is not a sequence"
+        );
         assert_eq!(ahead.after(11..12), 12..16);
         // What was filled ahead is not asked for.
         assert_eq!(ahead.after(16..17), 17..25);

@@ -123,7 +123,7 @@ impl Disk {
             false => Ok(()),
             true => Err(FillError::Unavailable(Unavailable {
                 chunk: None,
-                sentence: format!("the disk {} is served no longer", self.name),
+                sentence: format!("the disk {} is no longer served", self.name),
             })),
         }
     }

@@ -174,8 +174,8 @@ impl Disk {
             _ => Err(Unavailable {
                 chunk: None,
                 sentence: format!(
-                    "{length} bytes at {offset} were asked for, of a disk of {} bytes, which is \
-                     none of the disk's ranges or more than {REQUEST_BYTES_MAX}",
+                    "a request for {length} bytes at {offset} is refused: it must be for 1 to \
+                     {REQUEST_BYTES_MAX} bytes within the disk, which has {} bytes",
                     self.cache.length()
                 ),
             }),
@@ -222,7 +222,7 @@ impl Disk {
             _ => match self.image.reader().working_set() {
                 Ok(ranges) => ranges.into_iter().flatten().collect(),
                 Err(error) => {
-                    tracing::warn!(disk = self.name, "no working set: {error}");
+                    tracing::warn!(disk = self.name, "the working set can't be read: {error}");
                     return;
                 }
             },
@@ -280,7 +280,7 @@ impl Disk {
         if recording.image != reader.id() || recording.chunk_size != reader.chunk_size() {
             tracing::warn!(
                 disk = self.name,
-                "{} was recorded of another image",
+                "the recording {} is of another image",
                 path.display()
             );
             return None;

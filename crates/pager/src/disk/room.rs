@@ -59,7 +59,7 @@ impl Disk {
         let mut last_logged = lock(&self.full_disk_logged);
         if last_logged.is_none_or(|last_logged| last_logged.elapsed() > LOG_INTERVAL) {
             *last_logged = Some(Instant::now());
-            tracing::warn!(disk = self.name, %error, "what is read finds no room and is not kept");
+            tracing::warn!(disk = self.name, %error, "there is no disk space: fetched chunks are not cached");
         }
         Err(error)
     }

@@ -34,7 +34,7 @@ impl Origin for GatedOrigin {
     fn fetch(&self, range: Range<u64>, _: &Stop) -> Result<Vec<u8>, OriginError> {
         lock(&self.asked).push(range.clone());
         let _ = lock(&self.notify).send(());
-        // Open for ever once the other end is dropped.
+        // Open forever once the other end is dropped.
         let _ = lock(&self.gate).recv();
         if self.absent.load(Ordering::SeqCst) {
             return Err(OriginError::permanent("it is gone"));
@@ -186,7 +186,10 @@ fn requested_ranges_are_filled_and_marked_present() {
     ] {
         let error = bench.demand(&disk, offset, length).unwrap_err();
         assert_eq!(error.chunk, None);
-        assert!(error.sentence.contains("were asked for"), "{error:?}");
+        assert!(
+            error.sentence.contains("is refused: it must be"),
+            "{error:?}"
+        );
     }
     assert_eq!(disk.stats().faults, 2, "those were no requests");
 }
@@ -196,7 +199,7 @@ fn a_disk_read_sequentially_is_filled_ahead() {
     let bench = Bench::new(200, None);
     let disk = bench.open_whole(false);
     bench.demand(&disk, 0, CHUNK).unwrap();
-    assert!(!disk.cache().has(2), "one request is no row");
+    assert!(!disk.cache().has(2), "one request is not a sequence");
     bench.demand(&disk, CHUNK, CHUNK).unwrap();
     eventually("nothing is filled ahead", || disk.cache().has_all(2..6));
     bench.check(&disk, 0..6 * CHUNK);
@@ -280,7 +283,7 @@ fn an_unavailable_chunk_is_named_and_can_be_read_later() {
     drop(open);
     for (fault, why) in [
         (&origin.absent, "it is gone"),
-        (&origin.lies, "not the image's"),
+        (&origin.lies, "do not match the image"),
     ] {
         fault.store(true, Ordering::SeqCst);
         let error = bench.demand(&disk, 33 * CHUNK, 4096).unwrap_err();
@@ -309,7 +312,7 @@ fn complete_fills_everything_or_names_what_is_missing() {
         heard.recv_timeout(PATIENCE).unwrap()
     };
     origin.absent.store(true, Ordering::SeqCst);
-    let problem = complete().expect("nothing can be had");
+    let problem = complete().expect("no chunk is available");
     assert!(problem.contains("it is gone"), "{problem}");
     origin.absent.store(false, Ordering::SeqCst);
     lock(&origin.asked).clear();

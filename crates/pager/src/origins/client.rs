@@ -56,8 +56,9 @@ impl Reader {
             let sentence = format!("{length} bytes are too many for one request");
             return Err(OriginError::permanent(sentence));
         }
-        let mut line = serde_json::to_vec(request)
-            .map_err(|error| OriginError::permanent(format!("it can't be asked for: {error}")))?;
+        let mut line = serde_json::to_vec(request).map_err(|error| {
+            OriginError::permanent(format!("the request can't be written: {error}"))
+        })?;
         line.push(b'\n');
         loop {
             let idle = lock(&self.idle).pop();
@@ -136,7 +137,7 @@ fn ask(
     }
     // It would be read as the start of the next answer.
     if !input.buffer().is_empty() {
-        let more = "more came than the answer";
+        let more = "unexpected bytes follow the answer";
         return Err(io::Error::new(io::ErrorKind::InvalidData, more));
     }
     Ok(match answer {
@@ -145,7 +146,7 @@ fn ask(
     })
 }
 
-/// Reads an answer until `stop` is given up or `until` has passed.
+/// Reads an answer until `stop` is cancelled or `until` has passed.
 struct AnswerReader<'a> {
     connection: &'a UnixStream,
     stop: &'a Stop,
@@ -166,7 +167,7 @@ impl Read for AnswerReader<'_> {
             }
             if self.stop.is_given_up() {
                 // Not `Interrupted`: such a read would be repeated.
-                return Err(io::Error::other("nobody waits for it any more"));
+                return Err(io::Error::other("the read was cancelled"));
             }
             if Instant::now() >= self.until {
                 return Err(io::ErrorKind::TimedOut.into());

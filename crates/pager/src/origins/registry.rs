@@ -87,7 +87,7 @@ fn options(described: &RegistryOrigin) -> ClientOptions {
 }
 
 impl RegistryFile {
-    /// Reads exactly these bytes of the file, unless they are given up.
+    /// Reads exactly these bytes of the file, unless the read is cancelled.
     pub fn fetch(
         &self,
         range: Range<u64>,

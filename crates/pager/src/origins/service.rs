@@ -40,7 +40,7 @@ pub fn run(channel: OwnedFd) -> io::Result<()> {
                 if status.success() || has_hung_up(&channel) {
                     return Ok(());
                 }
-                tracing::error!(%status, "the process that reads from registries and peers ended: it is started again");
+                tracing::error!(%status, "the process that reads from registries and peers ended: restarting it");
             }
             Err(_) if has_hung_up(&channel) => return Ok(()),
             Err(error) => {
@@ -85,7 +85,9 @@ impl Files {
             }
             let outcome = match serde_json::from_slice(&line) {
                 Ok(request) => self.fetch(&request, connection),
-                Err(error) => Err(OriginError::permanent(format!("it is no request: {error}"))),
+                Err(error) => Err(OriginError::permanent(format!(
+                    "it is not a request: {error}"
+                ))),
             };
             let (answer, bytes) = match outcome {
                 Ok(bytes) => (Answer::Bytes, bytes),
@@ -104,7 +106,7 @@ impl Files {
         let range = request.start..request.end;
         let valid = range.start <= range.end && range.end - range.start <= MAX_FETCH;
         if !valid {
-            return Err(OriginError::permanent("no such range is read"));
+            return Err(OriginError::permanent("the requested range is not valid"));
         }
         match &request.origin {
             Origin::Folder { folder } => {

@@ -62,13 +62,16 @@ impl Job {
         let of = vm.clone();
         let done = Box::new(move |problem: Option<String>| match problem {
             None => {
-                tracing::debug!(vm = of.name(), "the working set is there");
+                tracing::debug!(vm = of.name(), "the working set is in memory");
                 then();
             }
             // The VM has ended, and needs no more memory.
             Some(_) if of.has_ended() && of.failure().is_none() => {}
             Some(problem) => {
-                tracing::warn!(vm = of.name(), "the working set is not there: {problem}");
+                tracing::warn!(
+                    vm = of.name(),
+                    "the working set could not be filled: {problem}"
+                );
             }
         });
         Some(Job::new(vm, Kind::Prefetch(parts), pieces, done))
@@ -95,7 +98,7 @@ impl Job {
     /// The next piece to do; `None` when there is none, and always after the VM has ended.
     pub(super) fn claim(&self) -> Option<usize> {
         if self.vm.has_ended() {
-            let why = self.vm.failure().unwrap_or("the VM has gone");
+            let why = self.vm.failure().unwrap_or("the VM has ended");
             self.report(Some(why.to_owned()));
             return None;
         }
@@ -112,7 +115,7 @@ impl Job {
         lock(&self.returned).push(piece);
     }
 
-    /// Notes that a piece is done, or was given up because of a problem.
+    /// Notes that a piece is done, or was abandoned because of a problem.
     pub(super) fn finished(&self, problem: Option<String>) {
         if problem.is_some() {
             let mut first = lock(&self.problem);

@@ -139,7 +139,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Stops serving a VM. Work in progress for it ends soon; its jobs are given up.
+    /// Stops serving a VM. Work in progress for it ends soon; its jobs are cancelled.
     pub fn detach(&self, vm: &Vm) {
         vm.end();
         write(&self.shared.vms).remove(&vm.token());
@@ -218,7 +218,7 @@ impl Pool {
                 }
                 match shared.upgrade() {
                     Some(shared) => shared.push(Arc::new(Job::complete(vm, done))),
-                    None => done(Some("the pager ends".into())),
+                    None => done(Some("the pager is ending".into())),
                 }
             });
     }

@@ -97,7 +97,7 @@ impl Shared {
             .cloned();
         match vm {
             None => {}
-            // The error condition lasts: epoll would report it for ever, with nothing to read.
+            // The error condition lasts: epoll would report it forever, with nothing to read.
             Some(vm) if flags.contains(epoll::EventFlags::ERR) => {
                 vm.fail("its VMM has made the userfaultfd blocking".into());
             }
@@ -276,7 +276,7 @@ impl Shared {
             }
             Err(Stop::Gone) => {
                 job.vm().end();
-                job.finished(Some("the VM has gone".into()));
+                job.finished(Some("the VM has ended".into()));
             }
             Err(Stop::Failed(sentence)) => job.finished(Some(sentence)),
         }

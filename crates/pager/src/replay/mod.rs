@@ -53,7 +53,7 @@ pub enum ReplayError {
         source: io::Error,
     },
     /// The recording is of another image.
-    #[error("the recording was made of an image with the id {recorded}, and {} has {found}", path.display())]
+    #[error("the recording is of the image with the id {recorded}; {} has the id {found}", path.display())]
     OtherImage {
         /// The image.
         path: PathBuf,
@@ -62,9 +62,9 @@ pub enum ReplayError {
         /// The id of the image.
         found: String,
     },
-    /// The recording is empty or makes no sense.
+    /// The recording is empty or not valid.
     #[error("the recording {what}")]
-    Senseless {
+    InvalidRecording {
         /// What is wrong with it.
         what: &'static str,
     },
@@ -138,12 +138,12 @@ fn touches(options: &Options, image: &ImageReader) -> Result<Touches, ReplayErro
         });
     }
     let chunk_size = u64::from(recording.chunk_size);
-    let senseless = |what| Err(ReplayError::Senseless { what });
+    let invalid = |what| Err(ReplayError::InvalidRecording { what });
     if recording.chunks.is_empty() {
-        return senseless("has no chunks");
+        return invalid("has no chunks");
     }
     if !chunk_size.is_power_of_two() || chunk_size < 4096 {
-        return senseless("has chunks of a size no image has");
+        return invalid("has an invalid chunk size");
     }
     let offsets: Vec<u64> = recording
         .chunks
@@ -156,7 +156,7 @@ fn touches(options: &Options, image: &ImageReader) -> Result<Touches, ReplayErro
         .iter()
         .any(|offset| offset + chunk_size > size.next_multiple_of(chunk_size))
     {
-        return senseless("has chunks beyond the end of the image");
+        return invalid("has chunks beyond the end of the image");
     }
     let mut offsets = offsets;
     offsets.retain(|offset| offset + chunk_size <= size);

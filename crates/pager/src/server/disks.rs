@@ -49,7 +49,7 @@ impl ServedDisk {
 impl Server {
     pub(super) fn open_disk(&mut self, request: OpenDisk, client: u64) -> Result<Answer, String> {
         let otherwise = format!(
-            "disk {} is open already, otherwise; forget it first",
+            "disk {} is already open with other options; forget it first",
             request.name
         );
         // A restarted node may repeat its request.
@@ -106,7 +106,11 @@ impl Server {
         if let Some(recording) = &request.prefetch {
             disk.prefetch(&self.io_pool, Some(recording));
         }
-        tracing::info!(disk = request.name, full = disk.cache().is_full(), "open");
+        tracing::info!(
+            disk = request.name,
+            full = disk.cache().is_full(),
+            "disk opened"
+        );
         let name = request.name.clone();
         let served = ServedDisk {
             request,
@@ -150,7 +154,7 @@ impl Server {
                 tracing::warn!(
                     disk = name,
                     pid,
-                    "a process that has many connections gets no more"
+                    "refused a connection: its process has too many already"
                 );
                 return;
             }
@@ -228,7 +232,7 @@ impl Server {
         served.remove_socket();
         served.disk.end();
         served.peers.clear();
-        tracing::info!(disk = name, "forgotten");
+        tracing::info!(disk = name, "disk closed");
         let notifier = self.notifier.clone();
         spawn_thread("disk-close", move || {
             let mut problem = served.disk.close().err().map(|error| {

@@ -55,7 +55,7 @@ struct Known {
 impl Known {
     fn set_origins(&mut self, path: &Path, described: Vec<Origin>) -> Result<(), String> {
         let identity = StoredImage::identity(path)
-            .ok_or_else(|| format!("{} cannot be looked at", path.display()))?;
+            .ok_or_else(|| format!("{} cannot be accessed", path.display()))?;
         if let Some(reader) = self.readers.get(&identity).and_then(Weak::upgrade) {
             reader.set_origins(origins(&self.reader, &described, reader.id(), path));
         }

@@ -17,7 +17,7 @@ pub(super) fn bind(path: &Path) -> io::Result<UnixListener> {
         Ok(_) => {
             return Err(io::Error::new(
                 io::ErrorKind::AlreadyExists,
-                "there is a file that is no socket",
+                "there is a file that is not a socket",
             ));
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}

@@ -321,12 +321,13 @@ impl Server {
             // miss the working set.
             thread::sleep(HEAD_START);
             if let Err(error) = setpriority_process(None, LOW_PRIORITY) {
-                tracing::debug!(%error, "a working set is read beside others' work");
+                tracing::debug!(%error, "a working set is read with normal priority");
             }
             let set = image
                 .working_set()
                 .and_then(|chunks| WorkingSet::read(&*image, &chunks, &mut Scratch::default()));
-            let set = set.inspect_err(|error| tracing::warn!("no working set: {error}"));
+            let set =
+                set.inspect_err(|error| tracing::warn!("a working set can't be read: {error}"));
             let set = set.ok();
             notifier.send(Notice::WorkingSet { image: key, set });
         });

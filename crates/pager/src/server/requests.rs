@@ -112,7 +112,7 @@ impl Server {
                 Ok(Some(PagerResponse::Ok))
             } else {
                 Err(format!(
-                    "VM {name} is served already, otherwise; forget it first"
+                    "VM {name} is already served with other options; forget it first"
                 ))
             };
         }
@@ -124,7 +124,7 @@ impl Server {
             return match opening.join(&wanted, client) {
                 true => Ok(None),
                 false => Err(format!(
-                    "{name} is being opened, otherwise; forget it first"
+                    "{name} is being opened with other options; forget it first"
                 )),
             };
         }
@@ -248,7 +248,7 @@ impl Server {
         served.detach(&self.pool);
         served.remove_socket();
         served.remove_notes();
-        tracing::info!(vm = name, "forgotten");
+        tracing::info!(vm = name, "VM forgotten");
         match served.recording() {
             None => Ok(Some(PagerResponse::Ok)),
             recording => {

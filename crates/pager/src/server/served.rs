@@ -253,7 +253,7 @@ impl Served {
                     }
                     Err(_) => {}
                 }
-                tracing::info!(vm = self.name, "its VMM has gone");
+                tracing::info!(vm = self.name, "its VMM has disconnected");
                 self.detach(pool);
                 PeerEvent::Gone
             }
@@ -357,7 +357,11 @@ impl Served {
         }
         pool.attach(vm.clone())
             .map_err(|error| format!("the userfaultfd cannot be watched: {error}"))?;
-        tracing::info!(vm = self.name, prefetch = self.prefetch, "its VMM is here");
+        tracing::info!(
+            vm = self.name,
+            prefetch = self.prefetch,
+            "its VMM has connected"
+        );
         if self.prefetch {
             let (notifier, name) = (notifier.clone(), self.name.clone());
             pool.prefetch(&vm, move || notifier.send(Notice::Prefetched { name }));
@@ -381,7 +385,7 @@ impl Served {
             return Removed::new(layout);
         };
         Removed::open(layout, &self.notes(), &owner).unwrap_or_else(|error| {
-            tracing::warn!(vm = self.name, %error, "given-up pages cannot be noted for a successor");
+            tracing::warn!(vm = self.name, %error, "the pages that the VM gives up cannot be saved for the next pager");
             Removed::new(layout)
         })
     }

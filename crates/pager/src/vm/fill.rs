@@ -22,7 +22,7 @@ pub enum Stop {
     Changing,
     /// The VM is gone.
     Gone,
-    /// It cannot go on, for this reason.
+    /// It failed, for this reason.
     Failed(String),
 }
 

@@ -128,7 +128,7 @@ impl Vm {
     /// The chunks of the image's working set that are still missing.
     pub(crate) fn working_set(&self) -> Vec<u32> {
         let mut chunks = self.image.working_set().unwrap_or_else(|error| {
-            tracing::warn!(vm = self.name, "no working set: {error}");
+            tracing::warn!(vm = self.name, "the working set can't be read: {error}");
             Vec::new()
         });
         let size = self.image.chunk_size() as u64;

@@ -68,7 +68,7 @@ impl Removed {
         if let Some(file) = &self.file {
             let (at, bytes) = bits.bytes_of(pages);
             if let Err(error) = file.write_all_at(&bytes, BITS_AT + at) {
-                tracing::warn!(%error, "pages given up by a VM cannot be noted for a successor");
+                tracing::warn!(%error, "pages that a VM released can't be saved for the next pager");
             }
         }
     }

@@ -291,7 +291,7 @@ fn others_are_served_while_an_image_opens(seconds: u32) -> bool {
     // Their requests were read before this one is answered.
     assert_eq!(pager.ask(&PagerRequest::Ping), PagerResponse::Ok);
     let sentence = error(pager.ask(&serve("vm", &other)));
-    if !sentence.contains("is being opened, otherwise") || !of_memory.has_no_answer() {
+    if !sentence.contains("is being opened with other") || !of_memory.has_no_answer() {
         return false;
     }
     for mut client in [of_memory, of_disk, of_all, of_origins] {
@@ -444,7 +444,7 @@ fn missing_blocks_come_from_peers_and_wrong_ones_are_reported() {
     let mut vmm = open(&pager, &disk);
     let (chunk, sentence) = vmm.refused(20 * CHUNK, CHUNK);
     assert_eq!(chunk, Some(20));
-    assert!(sentence.contains("nobody is known"), "{sentence}");
+    assert!(sentence.contains("no origin is known"), "{sentence}");
     drop(vmm);
     assert_eq!(pager.forget("root"), PagerResponse::Ok);
     // One origin lies, one has nothing.
@@ -539,7 +539,7 @@ fn hostile_vmms_are_refused_and_others_do_not_notice() {
     ] {
         let (chunk, sentence) = good.refused(offset, length);
         assert_eq!(chunk, None);
-        assert!(sentence.contains("were asked for"), "{sentence}");
+        assert!(sentence.contains("is refused: it must be"), "{sentence}");
     }
     for text in [
         "nonsense\n".to_owned(),
@@ -592,7 +592,7 @@ fn invalid_disk_requests_are_answered_with_a_message() {
     assert!(error(ask(&|disk| disk.image = nobody.clone())).contains("nobody"));
     assert!(error(ask(&|disk| disk.cache = nobody.join("x"))).contains("cannot be used"));
     assert!(error(ask(&|disk| disk.socket = nobody.join("x"))).contains("listened on"));
-    assert!(error(ask(&|disk| disk.socket = disk.image.clone())).contains("no socket"));
+    assert!(error(ask(&|disk| disk.socket = disk.image.clone())).contains("not a socket"));
     let origins = PagerRequest::Origins {
         image: nobody.clone(),
         origins: Vec::new(),

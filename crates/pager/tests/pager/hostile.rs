@@ -118,7 +118,7 @@ fn a_late_answer_extends_the_handshake_deadline_but_not_forever() {
     let asking = UnixStream::connect(pager.serve("other", &image)).unwrap();
     let mut words = BufReader::new(&asking);
     let mut answer = String::new();
-    eventually("it may ask for ever", || {
+    eventually("it may ask forever", || {
         thread::sleep(Duration::from_millis(100));
         answer.clear();
         // After the refusal, this write fails.
@@ -163,7 +163,7 @@ fn invalid_requests_are_answered_with_a_message() {
     let text = folder.path().join("text");
     fs::write(&text, b"no image").unwrap();
     assert!(refused(control.ask(&serve("a", "a", &text))).contains("text"));
-    assert!(refused(control.ask(&serve("a", "text", &image))).contains("no socket"));
+    assert!(refused(control.ask(&serve("a", "text", &image))).contains("not a socket"));
     assert_eq!(fs::read(&text).unwrap(), b"no image");
     assert!(refused(control.ask(&serve("a", "x/y", &image))).contains("cannot be listened on"));
 

@@ -231,7 +231,7 @@ fn a_vm_that_vanishes_ends_its_completion() {
     drop((connection, memory));
     match join(completing) {
         PagerResponse::Error(sentence) => assert!(
-            sentence.contains("gone") || sentence.contains("not connected"),
+            sentence.contains("has ended") || sentence.contains("not connected"),
             "{sentence}"
         ),
         // The completion was quicker.

@@ -128,7 +128,7 @@ fn the_origin_reader_restarts_and_ends_with_the_pager() {
     };
     assert_ne!(another, worker);
     pager.kill();
-    eventually("they go on without a pager", || {
+    eventually("they continue without a pager", || {
         children(reader).is_empty() && !Path::new(&format!("/proc/{reader}/fd/0")).exists()
     });
 }

@@ -113,7 +113,7 @@ fn an_unusable_recording_or_image_is_refused_with_a_message() {
     };
     let elsewhere = tempfile::tempdir().unwrap();
     let other = image(elsewhere.path(), 2 * MIB, |_| {});
-    assert!(refused(&recording, &other).contains("was made of an image with the id"));
+    assert!(refused(&recording, &other).contains("is of the image with the id"));
     assert!(refused(&path, &path).contains("not a recording"));
     assert!(refused(&recording, &folder.path().join("none")).contains("none"));
     let beyond = record(folder.path(), &path, vec![1, 128]);

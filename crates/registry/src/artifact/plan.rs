@@ -310,7 +310,7 @@ fn cuts(segments: &[(u64, String)], size: u64) -> std::result::Result<Vec<Cut<'_
         let end = match segments.get(number + 1) {
             Some((next, _)) if next <= start => {
                 return Err(format!(
-                    "it is to be cut at byte {next} behind byte {start}"
+                    "its cut at byte {next} comes after the cut at byte {start}"
                 ));
             }
             Some((next, _)) => (*next).min(size),

@@ -163,20 +163,20 @@ pub(crate) fn files(
         let bad = |why: &str| format!("layer {number} {why}");
         if layer.media_type != PACK_TYPE {
             return Err(bad(&format!(
-                "is no pack but {:?}",
+                "is not a pack but {:?}",
                 one_line(&layer.media_type)
             )));
         }
         let annotation = |key: &str| layer.annotations.get(key).map(String::as_str);
         let name = annotation(annotations::FILE)
             .filter(|name| is_name(name))
-            .ok_or_else(|| bad("names no file"))?;
+            .ok_or_else(|| bad("has no valid file name"))?;
         let role = annotation(annotations::ROLE)
             .filter(|role| is_role(role))
             .ok_or_else(|| bad("has no role"))?;
         let offset: u64 = annotation(annotations::OFFSET)
             .and_then(|offset| offset.parse().ok())
-            .ok_or_else(|| bad("does not say where it is in its file"))?;
+            .ok_or_else(|| bad("has no valid offset in its file"))?;
         let at = *by_name.entry(name).or_insert_with(|| {
             files.push(RemoteFile {
                 client: client.clone(),
@@ -199,7 +199,7 @@ pub(crate) fn files(
         file.size = offset
             .checked_add(layer.size)
             .filter(|size| i64::try_from(*size).is_ok())
-            .ok_or_else(|| bad("makes its file larger than files can be"))?;
+            .ok_or_else(|| bad("makes its file too large"))?;
         file.packs.push(Pack {
             blob: layer.clone(),
             offset,
@@ -216,13 +216,13 @@ fn attach_blocks(files: Vec<RemoteFile>) -> std::result::Result<Vec<RemoteFile>,
     for file in hashes {
         let bad = |why: &str| format!("the file {:?} {why}", file.name);
         let [Pack { blob, .. }] = &file.packs[..] else {
-            return Err(bad("has hashes of blocks and is not one pack"));
+            return Err(bad("has block hashes and is not a single pack"));
         };
         let of = blocks::file_of(&file.name);
         let of = files.iter_mut().find(|it| Some(&*it.name) == of);
-        let of = of.ok_or_else(|| bad("has the hashes of a file that is not there"))?;
+        let of = of.ok_or_else(|| bad("has the block hashes of a file that does not exist"))?;
         let blocks = Blocks::of(blob, of.size);
-        of.blocks = Some(blocks.ok_or_else(|| bad("does not have a hash for each block"))?);
+        of.blocks = Some(blocks.ok_or_else(|| bad("does not have one hash for each block"))?);
     }
     Ok(files)
 }
@@ -312,7 +312,7 @@ impl RemoteFile {
             return Err(RegistryError::damaged(
                 format!("file {:?} of {}", self.name, self.repository),
                 format!(
-                    "bytes {}..{} of {} were asked for",
+                    "bytes {}..{} of {} were requested",
                     range.start, range.end, self.size
                 ),
             ));
@@ -346,7 +346,7 @@ impl RemoteFile {
         if let Some(number) = blocks.first_wrong(around.start, &bytes, fetch)? {
             return Err(RegistryError::damaged(
                 format!("file {:?} of {}", self.name, self.repository),
-                format!("block {number} has another hash than the artifact says"),
+                format!("block {number} does not match its hash in the artifact"),
             ));
         }
         bytes.truncate((range.end - around.start) as usize);
@@ -403,8 +403,8 @@ impl RemoteFile {
             return Err(RegistryError::Unsupported {
                 what: format!("file {:?} of {}", self.name, self.repository),
                 reason: format!(
-                    "parts of it are read, it has no hashes of its blocks, and a pack of {} \
-                     bytes is more than the {MOST_WHOLE} that are read whole instead; push it \
+                    "reading parts of it requires block hashes, or packs of at most {MOST_WHOLE} \
+                     bytes; it has no block hashes, and a pack of {} bytes; push it \
                      again with this version of Jiffy",
                     pack.blob.size
                 ),

@@ -54,7 +54,7 @@ fn the_same_files_give_the_same_artifact() {
         plan(&[file("a"), file("b")]).unwrap().digest()
     );
     assert_eq!(one.packs().count(), 4);
-    // The four packs have the same bytes and so are one blob, beside the configuration.
+    // The four packs have the same bytes and so are one blob, in addition to the configuration.
     assert_eq!(one.size(), 502);
     for bad in ["", ".", "..", "a/b", "a\nb"] {
         assert!(plan(&[file(bad)]).is_err(), "{bad:?}");
@@ -78,9 +78,9 @@ fn packs_that_form_no_files_are_refused() {
         (
             r#""dev.jiffy.file":"a""#,
             r#""dev.jiffy.file":"../a""#,
-            "names no file",
+            "no valid file name",
         ),
-        (r#""dev.jiffy.file":"a","#, "", "names no file"),
+        (r#""dev.jiffy.file":"a","#, "", "no valid file name"),
         (
             r#""dev.jiffy.role":"tail""#,
             r#""dev.jiffy.role":"""#,
@@ -99,14 +99,14 @@ fn packs_that_form_no_files_are_refused() {
         (
             r#""dev.jiffy.offset":"500""#,
             r#""dev.jiffy.offset":"-1""#,
-            "where it is",
+            "no valid offset",
         ),
         (
             r#""size":500"#,
             r#""size":18446744073709551615"#,
-            "larger than files",
+            "too large",
         ),
-        (PACK_TYPE, "application/x", "is no pack"),
+        (PACK_TYPE, "application/x", "is not a pack"),
         (
             IMAGE_TYPE,
             "application/vnd.jiffy.image.v9",

@@ -92,7 +92,7 @@ pub(super) fn basic(user: &str, password: &Secret) -> Cached {
 /// The token server that a `Bearer` challenge names.
 pub(super) fn realm(challenge: &Challenge) -> std::result::Result<Url, String> {
     let realm = challenge.parameters.get("realm");
-    Url::parse(realm.ok_or("it names no server for tokens")?)
+    Url::parse(realm.ok_or("it names no token server")?)
 }
 
 /// The request to the token server of a `Bearer` challenge.
@@ -174,18 +174,18 @@ struct Token {
 
 /// Parses a token server's answer.
 pub(super) fn token(answer: &[u8], what: &str, server: &str) -> Result<Cached> {
-    let bad = |why: &str| {
-        RegistryError::protocol(what, format!("the server for tokens, {server}, {why}"))
-    };
+    let bad = |why: &str| RegistryError::protocol(what, format!("the token server {server} {why}"));
     let token: Token =
-        serde_json::from_slice(answer).map_err(|_| bad("answered with something else"))?;
+        serde_json::from_slice(answer).map_err(|_| bad("gave an answer that is not a token"))?;
     let text = [token.token, token.access_token]
         .into_iter()
         .flatten()
         .find(|text| !text.is_empty())
-        .ok_or_else(|| bad("gave none"))?;
+        .ok_or_else(|| bad("gave no token"))?;
     if !text.bytes().all(|b| b.is_ascii_graphic()) {
-        return Err(bad("gave one with characters that no header may have"));
+        return Err(bad(
+            "gave a token with characters that are not allowed in a header",
+        ));
     }
     let life = token.expires_in.unwrap_or(DEFAULT_LIFE).clamp(1, 86_400);
     // Reduced by a tenth, because the request takes time to arrive.
@@ -204,9 +204,9 @@ pub(super) fn unauthorised(
     detail: &str,
 ) -> RegistryError {
     let reason = if had_credentials {
-        "the credentials are not accepted, or give no right to this"
+        "the credentials are not accepted, or do not permit this"
     } else {
-        "it wants credentials, or there is no such repository"
+        "it requires credentials, or the repository does not exist"
     };
     let detail = one_line(detail);
     RegistryError::Unauthorised {
@@ -226,8 +226,8 @@ pub(super) fn credentials_withheld(what: &str, registry: &str, server: &str) -> 
         what: what.to_owned(),
         host: registry.to_owned(),
         detail: format!(
-            "it wants its credentials to be sent to {server}, which is of another domain; log in \
-             to {server} as well if they may be"
+            "its credentials would be sent to {server}, which is in another domain; log in \
+             to {server} as well to allow this"
         ),
     }
 }

@@ -56,10 +56,7 @@ impl Client {
         if blob.size > limit {
             return Err(RegistryError::Unsupported {
                 what: blob_name(repository, blob),
-                reason: format!(
-                    "it has {} bytes, more than the {limit} that are read",
-                    blob.size
-                ),
+                reason: format!("it has {} bytes, the limit is {limit}", blob.size),
             });
         }
         let mut bytes = Vec::new();
@@ -99,7 +96,7 @@ impl Client {
         if there == 0 || !matches!(result, Err(RegistryError::Damaged { .. })) {
             return result;
         }
-        tracing::debug!(%what, there, "what was left of an earlier try is wrong, starting over");
+        tracing::debug!(%what, there, "the partial file of an earlier attempt is wrong, downloading it again");
         file.set_len(0).map_err(failed)?;
         file.rewind().map_err(failed)?;
         self.stream(repository, blob, 0, Hasher::new(), file, progress)
@@ -191,7 +188,7 @@ impl Client {
             return Err(RegistryError::damaged(
                 what,
                 format!(
-                    "bytes {}..{} of {} were asked for",
+                    "bytes {}..{} of {} were requested",
                     range.start, range.end, blob.size
                 ),
             ));
@@ -257,7 +254,7 @@ impl Client {
                 if range.start > max_skipped {
                     return Err(RegistryError::protocol(
                         what,
-                        "the registry does not give parts of blobs, and this one is large",
+                        "the registry does not support range requests, and this blob is large",
                     ));
                 }
                 range.start
@@ -265,7 +262,7 @@ impl Client {
             status => {
                 return Err(RegistryError::protocol(
                     what,
-                    format!("an answer of {status} was not expected"),
+                    format!("unexpected answer {status}"),
                 ));
             }
         };
@@ -365,7 +362,7 @@ fn check_length(what: &str, answer: &Answer, size: u64) -> Result<()> {
     match answer.length() {
         Some(length) if length != size => Err(RegistryError::damaged(
             what,
-            format!("the registry has {length} bytes of it, it must be {size}"),
+            format!("the registry has {length} bytes of it, expected {size}"),
         )),
         _ => Ok(()),
     }
@@ -385,19 +382,19 @@ fn check_content_range(what: &str, answer: &Answer, range: &Range<u64>, size: u6
         Some((first, last, whole))
     };
     let (first, last, whole) = parse().ok_or_else(|| {
-        RegistryError::protocol(what, format!("{:?} is no range of bytes", one_line(text)))
+        RegistryError::protocol(what, format!("{:?} is not a byte range", one_line(text)))
     })?;
     if let Some(whole) = whole
         && whole != size
     {
-        let reason = format!("the registry has {whole} bytes of it, it must be {size}");
+        let reason = format!("the registry has {whole} bytes of it, expected {size}");
         return Err(RegistryError::damaged(what, reason));
     }
     if first != range.start || last < range.end - 1 {
         return Err(RegistryError::protocol(
             what,
             format!(
-                "bytes {}-{} were asked for, {first}-{last} came",
+                "bytes {}-{} were requested, the registry sent {first}-{last}",
                 range.start,
                 range.end - 1
             ),

@@ -228,7 +228,7 @@ impl Exchange {
             return Err(RegistryError::Unauthorised {
                 what: call.what.to_owned(),
                 host: host.to_owned(),
-                detail: format!("it wants neither Basic nor Bearer, but {ways:?}"),
+                detail: format!("it requires neither Basic nor Bearer, but {ways:?}"),
             });
         };
         let value = held.value.clone();
@@ -244,23 +244,20 @@ impl Exchange {
         login: Option<Login>,
     ) -> Result<authorisation::Cached> {
         let what = call.what;
-        let unusable = |why| RegistryError::protocol(what, format!("can't ask for a token: {why}"));
+        let unusable = |why| RegistryError::protocol(what, format!("can't request a token: {why}"));
         let realm = authorisation::realm(bearer).map_err(unusable)?;
         let server = realm.authority().to_owned();
         let refused = |why: &str| {
-            RegistryError::protocol(
-                what,
-                format!("the registry names {server} as its server for tokens, {why}"),
-            )
+            RegistryError::protocol(what, format!("the registry's token server {server} {why}"))
         };
         let is_other_host = realm.origin() != call.url.origin();
         if is_other_host && realm.is_this_computer() && !call.repository.is_loopback() {
-            return Err(refused("which is this computer"));
+            return Err(refused("is this computer"));
         }
         let plain_is_fine =
             self.options.plain_http == PlainHttp::Everywhere || realm.is_this_computer();
         if realm.is_plain() && !plain_is_fine {
-            return Err(refused("to be asked without TLS"));
+            return Err(refused("is addressed without TLS"));
         }
         let login = match login {
             Some(_) if !self.may_get_credentials(call, &realm) => {
@@ -298,7 +295,7 @@ impl Exchange {
             url: asked.url,
         };
         if answer.status().is_redirection() {
-            return Err(refused("which sends us elsewhere"));
+            return Err(refused("redirects the request"));
         }
         if matches!(answer.status().as_u16(), 400 | 401 | 403) {
             let detail = detail_of(answer);
@@ -345,33 +342,33 @@ impl Exchange {
             if !redirect || !matches!(call.method, Method::GET | Method::HEAD) {
                 return Ok(answer);
             }
-            let to = answer.header(&header::LOCATION).ok_or_else(|| {
-                RegistryError::protocol(what, "it is sent elsewhere, but not where")
-            })?;
+            let to = answer
+                .header(&header::LOCATION)
+                .ok_or_else(|| RegistryError::protocol(what, "a redirect has no target"))?;
             let to = answer.url.join(to).map_err(|why| {
-                RegistryError::protocol(what, format!("it is sent elsewhere: {why}"))
+                RegistryError::protocol(what, format!("a redirect can't be followed: {why}"))
             })?;
             let refused = |why: &str| {
                 let host = to.authority();
                 Err(RegistryError::protocol(
                     what,
-                    format!("it is sent to {host}, {why}"),
+                    format!("a redirect to {host} is not followed: {why}"),
                 ))
             };
             if to.origin() != first && to.is_this_computer() && !call.repository.is_loopback() {
-                return refused("which is this computer");
+                return refused("it is this computer");
             }
             if to.is_plain()
                 && !answer.url.is_plain()
                 && self.options.plain_http == PlainHttp::Loopback
             {
-                return refused("where there is no TLS");
+                return refused("it has no TLS");
             }
             url = to;
         }
         Err(RegistryError::protocol(
             what,
-            "it is sent elsewhere again and again",
+            "there are too many redirects",
         ))
     }
 
@@ -464,7 +461,7 @@ impl Exchange {
                 return Err(too_long());
             }
             if Instant::now() > deadline {
-                return Err(unreachable(what, &host, "the answer comes too slowly"));
+                return Err(unreachable(what, &host, "the answer is too slow"));
             }
         }
     }
@@ -484,7 +481,7 @@ impl Read for UploadBody<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         if self.progress.cancelled() {
             self.cancelled = true;
-            return Err(io::Error::other("given up"));
+            return Err(io::Error::other("cancelled"));
         }
         let left = usize::try_from(self.blob.size - self.done).unwrap_or(usize::MAX);
         let wanted = buffer.len().min(left);

@@ -109,10 +109,10 @@ pub(super) fn broken(what: &str, host: &str, error: ureq::Error) -> RegistryErro
     }
     match error {
         ureq::Error::Other(error) if error.is::<ThisComputer>() => {
-            RegistryError::protocol(what, format!("{host} is not asked: {error}"))
+            RegistryError::protocol(what, format!("no connection to {host}: {error}"))
         }
         ureq::Error::LargeResponseHeader(..) => {
-            RegistryError::protocol(what, "the answer has too long a head")
+            RegistryError::protocol(what, "the header of the answer is too long")
         }
         ureq::Error::BadUri(_) | ureq::Error::Http(_) => {
             RegistryError::protocol(what, format!("the request can't be made: {error}"))
@@ -136,8 +136,8 @@ pub(super) fn unreachable(what: &str, host: &str, why: &str) -> RegistryError {
 fn cause(error: ureq::Error) -> Box<dyn std::error::Error + Send + Sync> {
     match error {
         ureq::Error::Io(error) => Box::new(error),
-        ureq::Error::Timeout(_) => "nothing came or went for too long".into(),
-        ureq::Error::HostNotFound => "the host is not known".into(),
+        ureq::Error::Timeout(_) => "the connection was idle for too long".into(),
+        ureq::Error::HostNotFound => "the host name can't be resolved".into(),
         error => Box::new(error),
     }
 }

@@ -124,7 +124,7 @@ impl Client {
             Content::Index(index) => {
                 let chosen = platform.choose(index, &reference.to_string())?.clone();
                 if chosen.size > MAX_MANIFEST {
-                    let reason = format!("its index says it has {} bytes", chosen.size);
+                    let reason = format!("its size in the index is {} bytes", chosen.size);
                     return Err(RegistryError::damaged(
                         format!("manifest {}", chosen.digest),
                         reason,
@@ -179,7 +179,7 @@ impl Client {
                 Ok((self.inner.read_small(&what, answer, MAX_MANIFEST)?, link))
             })?;
             let page: Page = serde_json::from_slice(&page).map_err(|error| {
-                RegistryError::protocol(&what, format!("it is no list: {error}"))
+                RegistryError::protocol(&what, format!("it is not a list: {error}"))
             })?;
             let page = page.tags.unwrap_or_default();
             // A page that links to itself would never end.
@@ -196,7 +196,8 @@ impl Client {
                         .join(&link)
                         .map_err(|why| RegistryError::protocol(&what, why))?;
                     if link.origin() != url.origin() {
-                        let why = format!("the list goes on elsewhere, at {}", link.authority());
+                        let why =
+                            format!("the list continues on another host, {}", link.authority());
                         return Err(RegistryError::protocol(&what, why));
                     }
                     Some(link)
@@ -248,7 +249,7 @@ impl Client {
         };
         match content {
             Content::Index(index) => Ok(index.manifests),
-            Content::Image(_) => Err(RegistryError::damaged(what, "they are no index")),
+            Content::Image(_) => Err(RegistryError::damaged(what, "they are not an index")),
         }
     }
 

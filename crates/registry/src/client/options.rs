@@ -16,7 +16,7 @@ pub struct ClientOptions {
     pub credentials: Credentials,
     /// Which registries are accessed without TLS.
     pub plain_http: PlainHttp,
-    /// PEM files of certificate authorities that are trusted beside the system's.
+    /// PEM files of certificate authorities that are trusted in addition to the system's.
     pub authorities: Vec<PathBuf>,
     /// Time limit for a connection, TLS included. Default: 10 s.
     pub connect_timeout: Duration,

@@ -148,7 +148,7 @@ impl Client {
             return Ok(Opened::Mounted);
         }
         let to = answer.header(&header::LOCATION).ok_or_else(|| {
-            RegistryError::protocol(what, "the registry does not say where to upload it")
+            RegistryError::protocol(what, "the registry gives no address to upload it to")
         })?;
         let to = answer
             .url
@@ -157,13 +157,12 @@ impl Client {
         let is_other_host = to.origin() != answer.url.origin();
         if is_other_host && to.is_this_computer() && !repository.is_loopback() {
             let host = to.authority();
-            let reason =
-                format!("the registry wants it uploaded to {host}, which is this computer");
+            let reason = format!("the upload address of the registry, {host}, is this computer");
             return Err(RegistryError::protocol(what, reason));
         }
         if to.is_plain() && !answer.url.is_plain() {
             let host = to.authority();
-            let reason = format!("the registry wants it uploaded to {host} without TLS");
+            let reason = format!("the upload address of the registry, {host}, is without TLS");
             return Err(RegistryError::protocol(what, reason));
         }
         Ok(Opened::At(to))
@@ -209,7 +208,7 @@ impl Client {
             deadline: None,
         });
         if let Err(error) = called_off {
-            tracing::debug!(%what, "the upload could not be called off: {error}");
+            tracing::debug!(%what, "the upload could not be cancelled: {error}");
         }
         Err(error)
     }

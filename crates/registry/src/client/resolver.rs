@@ -62,7 +62,7 @@ impl Resolver for HostResolver {
 
 /// A host that the registry named is this computer, or link-local.
 #[derive(Debug, thiserror::Error)]
-#[error("a registry elsewhere can't send us to what is this computer, or only beside it")]
+#[error("a remote registry must not refer to this computer or to a link-local address")]
 pub(super) struct ThisComputer;
 
 /// Whether an address is this computer's or link-local, like those of cloud metadata services.

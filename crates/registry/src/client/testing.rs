@@ -65,5 +65,5 @@ pub fn refusal(text: &[u8]) -> String {
 
 fn sent(url: &Url) {
     let uri: Result<ureq::http::Uri, _> = url.to_string().parse();
-    uri.expect("an address of HTTP");
+    uri.expect("an HTTP address");
 }

@@ -145,7 +145,7 @@ pub(super) fn is_tls_error(error: &ureq::Error) -> bool {
 fn roots(users: &[CertificateDer<'static>]) -> RootCerts {
     let mut all = rustls_native_certs::load_native_certs().certs;
     if all.is_empty() {
-        tracing::debug!("no authorities on this system");
+        tracing::debug!("no certificates of authorities on this system");
         if users.is_empty() {
             return RootCerts::WebPki;
         }
@@ -164,7 +164,7 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>> {
         .collect::<std::result::Result<_, _>>()
         .map_err(|error| no_certificates(path, &error.to_string()))?;
     if certificates.is_empty() {
-        return Err(no_certificates(path, "there is no CERTIFICATE in it"));
+        return Err(no_certificates(path, "it contains no CERTIFICATE"));
     }
     Ok(certificates)
 }

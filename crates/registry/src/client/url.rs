@@ -111,7 +111,7 @@ fn read(
 ) -> Result<Url, String> {
     let refused = |why: &str| Err(format!("{:?} {why}", crate::error::one_line(text)));
     if text.len() > LONGEST {
-        return refused("is too long an address");
+        return refused("is too long for an address");
     }
     // The parser would remove line ends and encode other characters.
     if !text.bytes().all(|b| b.is_ascii_graphic()) {
@@ -122,10 +122,10 @@ fn read(
         Err(error) => return refused(&format!("is not an address: {error}")),
     };
     if !matches!(url.scheme(), "http" | "https") {
-        return refused("is not an address of HTTP");
+        return refused("is not an address for HTTP or HTTPS");
     }
     if !url.username().is_empty() || url.password().is_some() {
-        return refused("has a user or a password");
+        return refused("contains a user or a password");
     }
     url.set_fragment(None);
     match url.as_str().parse::<Uri>() {

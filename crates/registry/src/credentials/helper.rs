@@ -74,7 +74,7 @@ fn run(program: &OsStr, registry: &str, limit: Duration) -> Result<Option<Login>
         return Err(failed(format!("failed: {}", one_line(&said))));
     }
     let answer: Answer = serde_json::from_slice(&answer)
-        .map_err(|_| failed("answered with something else than a user and a secret".to_owned()))?;
+        .map_err(|_| failed("gave an answer that is not a user and a secret".to_owned()))?;
     let secret = Secret::new(answer.secret);
     Ok(Some(if answer.username == "<token>" {
         Login::Identity(secret)
@@ -91,7 +91,7 @@ fn run(program: &OsStr, registry: &str, limit: Duration) -> Result<Option<Login>
 fn query_helper(child: &mut Child, registry: &str, limit: Duration) -> Option<Vec<u8>> {
     let deadline = Instant::now() + limit;
     if let Some(mut input) = child.stdin.take() {
-        // A helper that does not read its input is no error.
+        // A helper that does not read its input is not an error.
         let _ = input.write_all(registry.as_bytes());
     }
     let output = child.stdout.take()?;

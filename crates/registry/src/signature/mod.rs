@@ -76,11 +76,11 @@ impl PublicKey {
     /// it. It must be ECDSA on P-256.
     pub fn from_pem(pem: &[u8]) -> Result<Self> {
         let key = SubjectPublicKeyInfoDer::from_pem_slice(pem)
-            .map_err(|_| RegistryError::Key("there is no PUBLIC KEY in PEM in it".to_owned()))?;
+            .map_err(|_| RegistryError::Key("it contains no PUBLIC KEY in PEM".to_owned()))?;
         let point = key
             .strip_prefix(P256_KEY)
             .filter(|point| point.len() == 65 && point[0] == 4)
-            .ok_or_else(|| RegistryError::Key("it is not one of ECDSA on P-256".to_owned()))?;
+            .ok_or_else(|| RegistryError::Key("it is not an ECDSA key on P-256".to_owned()))?;
         Ok(Self {
             point: point.to_vec(),
         })
@@ -103,7 +103,7 @@ impl PrivateKey {
     /// -pkeyopt ec_paramgen_curve:P-256` writes it.
     pub fn from_pem(pem: &[u8]) -> Result<Self> {
         let key = PrivatePkcs8KeyDer::from_pem_slice(pem).map_err(|_| {
-            let why = "there is no PRIVATE KEY in PEM in it; encrypted keys are not read";
+            let why = "it contains no PRIVATE KEY in PEM; encrypted keys are not supported";
             RegistryError::Key(why.to_owned())
         })?;
         let pair = EcdsaKeyPair::from_pkcs8(
@@ -112,7 +112,7 @@ impl PrivateKey {
             &SystemRandom::new(),
         )
         .map_err(|error| {
-            RegistryError::Key(format!("it is not one of ECDSA on P-256 ({error})"))
+            RegistryError::Key(format!("it is not an ECDSA key on P-256 ({error})"))
         })?;
         Ok(Self { pair })
     }
@@ -178,12 +178,15 @@ struct Found {
 impl fmt::Display for Found {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.other_keys, self.unsupported) {
-            (0, 0) => f.write_str("nobody signed it"),
-            (others, 0) => write!(f, "{others} signatures are by others, or of something else"),
+            (0, 0) => f.write_str("it has no signature"),
+            (others, 0) => write!(
+                f,
+                "{others} signatures are by other keys, or for other content"
+            ),
             (others, kinds) => write!(
                 f,
                 "of {} signatures {kinds} are of kinds that are not verified, with certificates \
-                 for example, and the others by other keys, or of something else",
+                 for example, and the others are by other keys, or for other content",
                 others + kinds
             ),
         }
@@ -217,7 +220,7 @@ pub fn sign(
     let signature = key
         .pair
         .sign(&SystemRandom::new(), document.as_bytes())
-        .map_err(|_| RegistryError::Key("it could not sign".to_owned()))?;
+        .map_err(|_| RegistryError::Key("it can't sign".to_owned()))?;
     let mut layer = upload(
         client,
         repository,
@@ -257,7 +260,7 @@ pub fn sign(
         annotations: BTreeMap::new(),
     };
     let manifest = serde_json::to_vec(&manifest)
-        .map_err(|error| RegistryError::Key(format!("it could not sign: {error}")))?;
+        .map_err(|error| RegistryError::Key(format!("it can't sign: {error}")))?;
     let tag = repository.with_tag(&tag_of(digest))?;
     client.put_manifest(&tag, media_type::OCI_MANIFEST, &manifest, progress)?;
     Ok(())
@@ -280,7 +283,7 @@ fn signatures(
             Content::Image(manifest) => Ok(Some(manifest)),
             Content::Index(_) => Err(RegistryError::damaged(
                 format!("manifest {tag}"),
-                "signatures are no index",
+                "signatures are not an index",
             )),
         },
         Err(RegistryError::NotFound { .. }) => Ok(None),

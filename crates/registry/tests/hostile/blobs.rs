@@ -104,7 +104,12 @@ fn a_large_blob_is_not_read_from_its_start_for_a_part() {
         let error = client
             .blob_range(&reference(&server, "a:1"), &large, range, &())
             .unwrap_err();
-        assert!(error.to_string().contains("does not give parts"), "{error}");
+        assert!(
+            error
+                .to_string()
+                .contains("does not support range requests"),
+            "{error}"
+        );
     }
     assert!(waits.all().is_empty());
 }
@@ -141,16 +146,16 @@ fn wrong_lengths_and_digests_are_refused() {
 #[test]
 fn wrong_ranges_are_refused() {
     for (reply, said) in [
-        (Reply::part(&content(), (1, 10)), "1-10 came"),
-        (Reply::part(&content(), (0, 8)), "0-8 came"),
-        (Reply::new(206, "0123456789"), "no range"),
+        (Reply::part(&content(), (1, 10)), "sent 1-10"),
+        (Reply::part(&content(), (0, 8)), "sent 0-8"),
+        (Reply::new(206, "0123456789"), "not a byte range"),
         (
             Reply::new(206, "x").with("content-range", "bytes 0-99999999999999999999/5"),
-            "no range",
+            "not a byte range",
         ),
         (
             Reply::new(206, "x").with("content-range", "bytes 0-18446744073709551615/*"),
-            "1-9 were asked for",
+            "1-9 were requested",
         ),
         (
             Reply::new(206, "x").with("content-range", "bytes 0-9/10"),
@@ -293,7 +298,7 @@ fn a_slow_transfer_ends_at_its_deadline() {
         matches!(read, Err(RegistryError::Unreachable { .. })),
         "{read:?}"
     );
-    assert!(waits.all().is_empty(), "it is not tried again");
+    assert!(waits.all().is_empty(), "there is no retry");
     assert!(Instant::now() >= soon.0);
     // After the deadline no request is sent.
     let seen = server.seen().len();
@@ -366,7 +371,7 @@ fn a_range_with_the_wrong_hash_is_not_returned() {
     let (client, _) = client();
     let file = |to: &Reference| {
         let artifact = RemoteArtifact::open(&client, to, &()).unwrap();
-        assert_eq!(artifact.files().len(), 1, "hashes are no file");
+        assert_eq!(artifact.files().len(), 1, "hashes are not listed as a file");
         artifact.file("disk").unwrap().clone()
     };
     let honest = file(&to);
@@ -393,7 +398,11 @@ fn a_range_with_the_wrong_hash_is_not_returned() {
     for range in [50..60, 64_000..64_001] {
         let error = lying.read(range, &()).unwrap_err();
         assert!(matches!(error, RegistryError::Damaged { .. }), "{error}");
-        assert!(error.to_string().contains("block 0 has another hash"));
+        assert!(
+            error
+                .to_string()
+                .contains("block 0 does not match its hash")
+        );
     }
     // Other blocks are intact.
     let part = lying.read(200_000..200_010, &()).unwrap();

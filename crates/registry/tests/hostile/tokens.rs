@@ -121,7 +121,7 @@ fn a_token_that_is_always_refused_ends_soon() {
     assert_eq!(
         error.to_string(),
         format!(
-            "blob {} of {}/a: {} refuses: the credentials are not accepted, or give no right to \
+            "blob {} of {}/a: {} refuses: the credentials are not accepted, or do not permit \
              this (UNAUTHORIZED: no)",
             Descriptor::of("", &content()).digest.short(),
             server.host(),
@@ -134,11 +134,11 @@ fn a_token_that_is_always_refused_ends_soon() {
 #[test]
 fn misbehaving_token_servers_are_refused() {
     for (reply, said) in [
-        (Reply::new(200, "{}"), "gave none"),
-        (Reply::new(200, "<html>"), "something else"),
+        (Reply::new(200, "{}"), "gave no token"),
+        (Reply::new(200, "<html>"), "not a token"),
         (
             Reply::new(200, r#"{"token":"a\r\nb: c"}"#),
-            "no header may have",
+            "not allowed in a header",
         ),
         (
             Reply::new(200, vec![b' '; 1 << 16]).endless(),
@@ -146,7 +146,7 @@ fn misbehaving_token_servers_are_refused() {
         ),
         (
             Reply::new(302, "").with("location", "http://elsewhere.example/"),
-            "sends us elsewhere",
+            "redirects the request",
         ),
         (Reply::new(403, r#"{"details":"blocked"}"#), "blocked"),
         (Reply::new(418, ""), "418"),

@@ -83,10 +83,10 @@ fn a_signature_is_accepted_only_for_its_key() {
     assert_eq!(believed, ours.public());
 
     let error = verify(&client, &to, &digest, &believed, &()).unwrap_err();
-    assert!(error.to_string().contains("nobody signed it"), "{error}");
+    assert!(error.to_string().contains("it has no signature"), "{error}");
     sign(&client, &to, &digest, &others, &()).unwrap();
     let error = verify(&client, &to, &digest, &believed, &()).unwrap_err();
-    assert!(error.to_string().contains("by others"), "{error}");
+    assert!(error.to_string().contains("by other keys"), "{error}");
     sign(&client, &to, &digest, &ours, &()).unwrap();
     verify(&client, &to, &digest, &believed, &()).unwrap();
     verify(&client, &to, &digest, &others.public(), &()).unwrap();
@@ -268,7 +268,7 @@ fn a_bundle_of_cosign_3_is_found_and_verified() {
         assert!(matches!(error, RegistryError::Unsigned { .. }), "{error}");
         error.to_string()
     };
-    assert!(said(&believed).contains("nobody signed it"));
+    assert!(said(&believed).contains("it has no signature"));
     attach(
         &client,
         &to,
@@ -276,17 +276,17 @@ fn a_bundle_of_cosign_3_is_found_and_verified() {
         &bundle(folder.path(), "ours", &digest),
     );
     verify(&client, &to, &digest, &believed, &()).unwrap();
-    assert!(said(&others.public()).contains("1 signatures are by others"));
+    assert!(said(&others.public()).contains("1 signatures are by other keys"));
 
     // A valid signature of another manifest, and one with a certificate.
     let other = bundle(folder.path(), "ours", &Digest::of(b"something else"));
     attach(&client, &to, &digest, &other);
-    assert!(said(&believed).contains("by others, or of something else"));
+    assert!(said(&believed).contains("by other keys, or for other content"));
     let keyless = String::from_utf8(bundle(folder.path(), "others", &digest)).unwrap();
     let keyless = keyless.replace("publicKey", "x509CertificateChain");
     attach(&client, &to, &digest, keyless.as_bytes());
     assert!(said(&believed).contains("of kinds that are not verified"));
-    // Beside a signature of the older kind.
+    // In addition to a signature of the older kind.
     let (third, _) = key(folder.path(), "third");
     sign(&client, &to, &digest, &third, &()).unwrap();
     verify(&client, &to, &digest, &third.public(), &()).unwrap();

@@ -80,7 +80,7 @@ pub struct Entry {
 #[non_exhaustive]
 pub enum ArchiveError {
     /// Reading the stream failed.
-    #[error("the archive could not be read at byte {offset}")]
+    #[error("the archive can't be read at byte {offset}")]
     Read {
         /// Offset in the stream.
         offset: u64,
@@ -89,7 +89,7 @@ pub enum ArchiveError {
         source: io::Error,
     },
     /// The archive is empty, or ends in the middle of an entry.
-    #[error("the archive is cut off at byte {0}")]
+    #[error("the archive is truncated at byte {0}")]
     Truncated(u64),
     /// A header's checksum or a number in it is wrong.
     #[error("byte {offset} of the archive is not a tar header: {what}")]
@@ -100,18 +100,16 @@ pub enum ArchiveError {
         what: &'static str,
     },
     /// An extension is larger than [`MAX_EXTENSION`].
-    #[error(
-        "the extension header at byte {offset} claims {size} bytes, over the limit of {MAX_EXTENSION}"
-    )]
+    #[error("the extension header at byte {offset} has {size} bytes, the limit is {MAX_EXTENSION}")]
     ExtensionTooLarge {
         /// Offset of the header.
         offset: u64,
-        /// Claimed size.
+        /// Declared size.
         size: u64,
     },
     /// The extensions of one entry are larger than [`MAX_EXTENSION`] together.
     #[error(
-        "the extension headers up to byte {offset} of the archive hold more for one entry than the limit of {MAX_EXTENSION} bytes"
+        "the extension headers of one entry, up to byte {offset} of the archive, are larger than the limit of {MAX_EXTENSION} bytes"
     )]
     ExtensionsTooLarge {
         /// Offset of the last header read.
@@ -192,7 +190,7 @@ impl<R: Read + Skip> Archive<R> {
             };
             let bad = |what| ArchiveError::BadHeader { offset: at, what };
             let size = number_in(&header.as_old().size, header.entry_size())
-                .map_err(|_| bad("its size is no number"))?;
+                .map_err(|_| bad("its size is not a number"))?;
             let malformed = || bad("its PAX record is malformed");
             match header.entry_type().as_byte() {
                 b'L' => long_name = Some(trim_nul(self.read_extension(at, size)?)),
@@ -275,7 +273,7 @@ impl<R: Read + Skip> Archive<R> {
         let padding = (BLOCK as u64 - size % BLOCK as u64) % BLOCK as u64;
         size.checked_add(padding).ok_or(ArchiveError::BadHeader {
             offset: at,
-            what: "its size is absurd",
+            what: "its size is too large",
         })?;
         self.remaining = size;
         self.padding = padding;
@@ -304,7 +302,7 @@ impl<R: Read + Skip> Archive<R> {
         let at = self.offset;
         let mut block = [0; BLOCK];
         if !self.read_block(&mut block)? {
-            // Many writers leave the end mark out: the archive is still whole.
+            // Many writers leave the end mark out: the archive is still complete.
             return if at == 0 {
                 Err(ArchiveError::Truncated(0))
             } else {
@@ -413,7 +411,7 @@ fn build_entry(
             .or_else(|| header.link_name_bytes().map(|name| name.into_owned()))
             .filter(|target| !target.is_empty() && target.len() <= MAX_PATH && !target.contains(&0))
             .ok_or(bad(
-                "its link target is missing, too long, or holds a NUL byte",
+                "its link target is missing, too long, or contains a NUL byte",
             ))
     };
     let device = || -> Result<(u32, u32), ArchiveError> {
@@ -463,14 +461,14 @@ fn build_entry(
     let id = |key: &[u8], field: io::Result<u64>| -> Result<u32, ArchiveError> {
         let value = match number(key)? {
             Some(value) => value,
-            None => field.map_err(|_| bad("its owner is no number"))?,
+            None => field.map_err(|_| bad("its owner is not a number"))?,
         };
         u32::try_from(value).map_err(|_| bad("its owner is out of range"))
     };
     let old = header.as_old();
     Ok(Entry {
         mode: (number_in(&old.mode, header.mode().map(u64::from))
-            .map_err(|_| bad("its mode is no number"))?
+            .map_err(|_| bad("its mode is not a number"))?
             & 0o7777) as u16,
         uid: id(b"uid", number_in(&old.uid, header.uid()))?,
         gid: id(b"gid", number_in(&old.gid, header.gid()))?,

@@ -3,7 +3,7 @@
 use super::Segment;
 use std::collections::BTreeMap;
 
-/// Keys that are used, beside attributes and maps of holes.
+/// Keys that are used, in addition to attributes and maps of holes.
 const USED_KEYS: [&[u8]; 6] = [b"path", b"linkpath", b"size", b"uid", b"gid", b"mtime"];
 /// Longest value of a record that is not an attribute, bytes.
 const MAX_VALUE: usize = 8192;

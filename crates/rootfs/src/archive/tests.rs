@@ -61,7 +61,7 @@ fn an_entry_s_extensions_are_limited_together() {
     let error = refused(&with(&[500_000; 3]));
     assert_eq!(
         error.to_string(),
-        "the extension headers up to byte 1001472 of the archive hold more for one entry than the limit of 1048576 bytes"
+        "the extension headers of one entry, up to byte 1001472 of the archive, are larger than the limit of 1048576 bytes"
     );
     // Maps of holes count as well; a record that replaces another counts once.
     let segments = record("GNU.sparse.offset", b"0");

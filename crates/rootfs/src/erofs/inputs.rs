@@ -32,7 +32,7 @@ impl ReadAt for File {
 #[non_exhaustive]
 pub enum InputError {
     /// An input file can't be read.
-    #[error("what is imported can't be read")]
+    #[error("the imported data can't be read")]
     Read(#[source] io::Error),
     /// A file of the imported folder can't be read.
     #[error("\"{path}\" in the folder can't be read")]

@@ -14,10 +14,10 @@ use thiserror::Error;
 #[non_exhaustive]
 pub enum PlanError {
     /// The image would be larger than this limit, bytes.
-    #[error("the image would grow over its limit of {0} bytes")]
+    #[error("the image would be larger than its limit of {0} bytes")]
     OverLimit(u64),
     /// A file is larger than EROFS can describe, bytes.
-    #[error("a file has {0} bytes, more than the image can hold")]
+    #[error("a file has {0} bytes, more than an image can contain")]
     FileTooLarge(u64),
     /// The root's attributes don't fit into the parent's first block.
     #[error("the root's attributes do not fit into the parent's first block")]

@@ -38,7 +38,7 @@ pub enum ReadError {
     #[error(transparent)]
     Limit(#[from] NameError),
     /// Reading it failed.
-    #[error("it could not be read")]
+    #[error("it can't be read")]
     Io(#[from] io::Error),
 }
 
@@ -64,7 +64,7 @@ impl Readable {
         let u16_at = |at: usize| u16::from_le_bytes([block[at], block[at + 1]]);
         let u32_at = |at: usize| u32::from(u16_at(at)) | u32::from(u16_at(at + 2)) << 16;
         if u32_at(0) != MAGIC {
-            return Err(ReadError::Foreign("it is no EROFS image"));
+            return Err(ReadError::Foreign("it is not an EROFS image"));
         }
         let sum = u32_at(CHECKSUM_AT);
         let mut zeroed = block;
@@ -77,14 +77,16 @@ impl Readable {
             return Err(ReadError::Damaged { at, what });
         }
         if u64::from(block[12]) != u64::from(BLOCK_SIZE.trailing_zeros()) || block[13] != 0 {
-            return Err(ReadError::Foreign("its blocks are not of 4096 bytes"));
+            return Err(ReadError::Foreign("its block size is not 4096 bytes"));
         }
         if u32_at(80) & !INCOMPAT_CHUNKED_FILE != 0 || u32_at(44) != 0 {
-            return Err(ReadError::Foreign("it has features that we do not use"));
+            return Err(ReadError::Foreign(
+                "it has features that Jiffy does not use",
+            ));
         }
         let blocks = u32_at(36);
         if u64::from(blocks) * BLOCK_SIZE > size || blocks == 0 {
-            let (at, what) = (SUPERBLOCK_OFFSET, "it is cut off");
+            let (at, what) = (SUPERBLOCK_OFFSET, "it is truncated");
             return Err(ReadError::Damaged { at, what });
         }
         let inodes_at = u64::from(u32_at(40)) * BLOCK_SIZE;
@@ -118,7 +120,7 @@ impl Readable {
         let mut known = HashMap::new();
         let root = self.inode(self.root_at, &mut tree)?;
         if root.kind != Kind::folder() {
-            return Err(damaged(self.root_at, "the root is no folder"));
+            return Err(damaged(self.root_at, "the root is not a folder"));
         }
         known.insert(self.root_at, tree.root());
         let node = tree.node_mut(tree.root());
@@ -135,14 +137,17 @@ impl Readable {
                 if let Some(id) = known.get(&place) {
                     let node = tree.node(*id);
                     if matches!(node.kind, Kind::Folder(_)) || kind != file_type(&node.kind) {
-                        return Err(damaged(at, "a folder has two names"));
+                        return Err(damaged(at, "a folder has more than one name"));
                     }
                     tree.link(folder, &name, *id)?;
                     continue;
                 }
                 let found = self.inode(place, &mut tree)?;
                 if kind != file_type(&found.kind) {
-                    return Err(damaged(at, "a name's type is not that of its inode"));
+                    return Err(damaged(
+                        at,
+                        "the type of a name differs from that of its inode",
+                    ));
                 }
                 let id = tree.add_child(folder, &name, found.kind, found.attributes)?;
                 tree.node_mut(id).origin = Some(found.origin);
@@ -165,7 +170,7 @@ impl Readable {
                 at.checked_add(INODE_SIZE)
                     .is_some_and(|end| end <= self.end())
             })
-            .ok_or(damaged(from, "an inode lies behind the end"))
+            .ok_or(damaged(from, "an inode is beyond the end"))
     }
 
     fn end(&self) -> u64 {
@@ -174,7 +179,7 @@ impl Readable {
 
     fn bytes(&self, at: u64, len: u64) -> Result<Vec<u8>, ReadError> {
         if at.checked_add(len).is_none_or(|end| end > self.end()) {
-            return Err(damaged(at, "something reaches behind the end"));
+            return Err(damaged(at, "a structure extends beyond the end"));
         }
         let mut bytes = vec![0; len as usize];
         self.image.read_exact_at(&mut bytes, at)?;
@@ -190,7 +195,7 @@ impl Readable {
             0x1 => Layout::Plain,
             0x5 => Layout::Inline,
             0x9 => Layout::Chunks,
-            _ => return Err(damaged(at, "an inode has a layout that we do not use")),
+            _ => return Err(damaged(at, "an inode has a layout that Jiffy does not use")),
         };
         let xattr_bytes = match u16_at(2) {
             0 => 0,
@@ -211,7 +216,7 @@ impl Readable {
             gid: u32_at(28),
             mtime: u64_at(32),
             xattrs: parse_xattrs(&self.bytes(at + INODE_SIZE, xattr_bytes)?)
-                .ok_or(damaged(at, "an inode's attributes make no sense"))?,
+                .ok_or(damaged(at, "an inode's attributes are invalid"))?,
         };
         let mut entries = Vec::new();
         let mut folder_blocks = (0, 0);
@@ -224,18 +229,18 @@ impl Readable {
                 let in_blocks = match layout {
                     Layout::Plain => shape.size,
                     Layout::Inline => shape.size - beside,
-                    Layout::Chunks => return Err(damaged(at, "a folder is in chunks")),
+                    Layout::Chunks => return Err(damaged(at, "a folder is stored in chunks")),
                 };
                 folder_blocks = (shape.union, in_blocks.div_ceil(BLOCK_SIZE) as u32);
                 Kind::folder()
             }
             0o120_000 => {
                 if shape.size == 0 || shape.size > MAX_PATH as u64 {
-                    return Err(damaged(at, "a link's target has no length for one"));
+                    return Err(damaged(at, "a link's target has an invalid length"));
                 }
                 let target = self.contents(&content)?;
                 if target.contains(&0) {
-                    return Err(damaged(at, "a link's target holds a NUL byte"));
+                    return Err(damaged(at, "a link's target contains a NUL byte"));
                 }
                 Kind::Symlink(target.into())
             }
@@ -243,7 +248,7 @@ impl Readable {
             0o060_000 => Kind::BlockDevice(device_of(shape.union).0, device_of(shape.union).1),
             0o010_000 => Kind::Fifo,
             0o140_000 => Kind::Socket,
-            _ => return Err(damaged(at, "an inode has no type")),
+            _ => return Err(damaged(at, "an inode has an unknown type")),
         };
         tree.charge_bytes(weight(&kind))?;
         debug_assert_eq!(mode & 0o170_000, type_bits(&kind));
@@ -266,7 +271,7 @@ impl Readable {
         let row = |len: u64| -> Result<Piece, ReadError> {
             let from = u64::from(shape.union) * BLOCK_SIZE;
             if from.checked_add(len).is_none_or(|end| end > self.end()) {
-                return Err(damaged(shape.at, "a file reaches behind the end"));
+                return Err(damaged(shape.at, "a file extends beyond the end"));
             }
             Ok(piece(0, len, from))
         };
@@ -307,7 +312,7 @@ impl Readable {
     ) -> Result<u64, ReadError> {
         let bits = shape.union;
         if bits > MAX_CHUNK_BITS {
-            return Err(damaged(shape.at, "a file's chunks have no size"));
+            return Err(damaged(shape.at, "a file's chunks have an invalid size"));
         }
         let chunk = BLOCK_SIZE << bits;
         let count = shape.size.div_ceil(chunk);
@@ -325,7 +330,7 @@ impl Readable {
             let len = chunk.min(shape.size - at);
             let from = u64::from(block) * BLOCK_SIZE;
             if from + len > self.end() {
-                return Err(damaged(shape.at, "a file reaches behind the end"));
+                return Err(damaged(shape.at, "a file extends beyond the end"));
             }
             match pieces.last_mut() {
                 Some(last) if last.at + last.len == at && last.from + last.len == from => {
@@ -350,7 +355,7 @@ impl Readable {
 
     /// Parses a folder's names, inode numbers and types; `.` and `..` are left out.
     fn names(&self, entries: &[u8], at: u64) -> Result<Vec<(Vec<u8>, u64, u8)>, ReadError> {
-        let invalid = || damaged(at, "a folder's entries make no sense");
+        let invalid = || damaged(at, "a folder's entries are invalid");
         let mut names: Vec<(Vec<u8>, u64, u8)> = Vec::new();
         let mut dots = 0;
         let mut last: Vec<u8> = Vec::new();

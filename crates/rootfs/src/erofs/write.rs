@@ -22,7 +22,7 @@ const STRIDE: usize = 1 << 20;
 #[non_exhaustive]
 pub enum WriteError {
     /// Writing to the host's file system failed.
-    #[error("the image could not be written")]
+    #[error("the image can't be written")]
     Io(#[from] io::Error),
     /// Contents could not be read.
     #[error(transparent)]

@@ -39,7 +39,7 @@ impl Blob {
     /// Reads all its bytes; an error if there are more than `limit`.
     pub fn read(&self, limit: u64) -> io::Result<Vec<u8>> {
         if self.len > limit {
-            let what = format!("it has {} bytes, over the limit of {limit}", self.len);
+            let what = format!("it has {} bytes, the limit is {limit}", self.len);
             return Err(io::Error::other(what));
         }
         let mut bytes = vec![0; self.len as usize];

@@ -49,37 +49,39 @@ pub struct Bounds {
 #[non_exhaustive]
 pub enum LayerError {
     /// The blob has the wrong size.
-    #[error("it has {is} bytes and should have {should}")]
+    #[error("it has {actual} bytes, expected {expected}")]
     Size {
         /// Its size, bytes.
-        is: u64,
+        actual: u64,
         /// The size in the manifest, bytes.
-        should: u64,
+        expected: u64,
     },
     /// The blob has the wrong digest.
-    #[error("its digest is {is} and should be {should}: it was damaged or changed")]
+    #[error("its digest is {actual}, expected {expected}: it is damaged or was changed")]
     Digest {
         /// Digest of its bytes.
-        is: Digest,
+        actual: Digest,
         /// Digest in the manifest.
-        should: Digest,
+        expected: Digest,
     },
     /// The tar has the wrong digest.
-    #[error("unpacked, its digest is {is} and should be {should}: it was damaged or changed")]
+    #[error(
+        "its digest after unpacking is {actual}, expected {expected}: it is damaged or was changed"
+    )]
     DiffId {
         /// Digest of its bytes.
-        is: Digest,
+        actual: Digest,
         /// Digest in the configuration.
-        should: Digest,
+        expected: Digest,
     },
     /// It is larger than this limit, unpacked bytes.
-    #[error("it unpacks to more than {0} bytes, the limit")]
+    #[error("it unpacks to more than the limit of {0} bytes")]
     TooLarge(u64),
     /// It unpacks to more than this many times its packed size.
-    #[error("it unpacks to more than {0} times its size: it looks like a bomb")]
+    #[error("it unpacks to more than {0} times its size, the limit for large layers")]
     Ratio(u64),
     /// Its compression is not supported.
-    #[error("it is packed with {0}; repack it with gzip, zstd or xz")]
+    #[error("it is compressed with {0}, which is not supported; compress it with gzip, zstd or xz")]
     Unsupported(&'static str),
     /// The packed bytes are malformed or can't be read.
     #[error("it can't be unpacked")]
@@ -205,9 +207,13 @@ pub fn unpack<T, E: From<LayerError>>(
     tick: Tick<'_>,
     read: impl FnOnce(&mut LayerStream<'_>) -> Result<T, E>,
 ) -> Result<(T, Unpacked), E> {
-    if let Some(should) = expected.size.filter(|size| *size != blob.len) {
-        let is = blob.len;
-        return Err(LayerError::Size { is, should }.into());
+    if let Some(wanted) = expected.size.filter(|size| *size != blob.len) {
+        let actual = blob.len;
+        return Err(LayerError::Size {
+            actual,
+            expected: wanted,
+        }
+        .into());
     }
     let packing = blob.packing().map_err(LayerError::Unpack)?;
     if packing == Packing::Bzip2 {
@@ -298,10 +304,14 @@ fn plain<T, E: From<LayerError>>(
     let digest = hasher
         .clone()
         .map(|hasher| Digest(hasher.finalize().into()));
-    if let (Some(is), Some(should)) = (digest, expected.digest)
-        && is != should
+    if let (Some(actual), Some(wanted)) = (digest, expected.digest)
+        && actual != wanted
     {
-        return Err(LayerError::Digest { is, should }.into());
+        return Err(LayerError::Digest {
+            actual,
+            expected: wanted,
+        }
+        .into());
     }
     check_diff_id(hasher, expected)?;
     let tar = blob.clone();
@@ -309,14 +319,17 @@ fn plain<T, E: From<LayerError>>(
 }
 
 fn check_diff_id(hasher: Option<sha2::Sha256>, expected: &Expected) -> Result<(), LayerError> {
-    let Some((hasher, should)) = hasher.zip(expected.diff_id) else {
+    let Some((hasher, wanted)) = hasher.zip(expected.diff_id) else {
         return Ok(());
     };
-    let is = Digest(hasher.finalize().into());
-    if is == should {
+    let actual = Digest(hasher.finalize().into());
+    if actual == wanted {
         Ok(())
     } else {
-        Err(LayerError::DiffId { is, should })
+        Err(LayerError::DiffId {
+            actual,
+            expected: wanted,
+        })
     }
 }
 
@@ -350,10 +363,13 @@ fn unpacking(
     let digest = packed.hasher.take();
     let digest = digest.map(|hasher| Digest(hasher.finalize().into()));
     drained.map_err(|error| Some(LayerError::Unpack(error)))?;
-    if let (Some(is), Some(should)) = (digest, expected.digest)
-        && is != should
+    if let (Some(actual), Some(wanted)) = (digest, expected.digest)
+        && actual != wanted
     {
-        return Err(Some(LayerError::Digest { is, should }));
+        return Err(Some(LayerError::Digest {
+            actual,
+            expected: wanted,
+        }));
     }
     unpacked.map(|()| digest)
 }

@@ -24,7 +24,7 @@ pub(super) fn open(bundle: &Bundle, choice: &Choice) -> Result<Found, SourceErro
         "manifest.json",
         &bundle.read("manifest.json", MAX_CONFIG)?,
     )?;
-    let there = || {
+    let available = || {
         let tags = images
             .iter()
             .flat_map(|image| image.repo_tags.iter().flatten());
@@ -39,22 +39,22 @@ pub(super) fn open(bundle: &Bundle, choice: &Choice) -> Result<Found, SourceErro
             })
             .ok_or_else(|| SourceError::NoSuchImage {
                 wanted: wanted.clone(),
-                there: there(),
+                available: available(),
             })?,
         None => match &images[..] {
             [] => return Err(SourceError::NoImage),
             [image] => image,
-            _ => return Err(SourceError::WhichImage(there())),
+            _ => return Err(SourceError::WhichImage(available())),
         },
     };
     let bytes = bundle.read(&image.config, MAX_CONFIG)?;
     // The configuration's name is its digest.
     let stem = image.config.rsplit('/').next().unwrap_or_default();
     let stem = stem.strip_suffix(".json").unwrap_or(stem);
-    if let Ok(should) = format!("sha256:{stem}").parse::<Digest>() {
-        let is = Digest::of(&bytes);
-        if is != should {
-            return Err(SourceError::Digest { should, is });
+    if let Ok(expected) = format!("sha256:{stem}").parse::<Digest>() {
+        let actual = Digest::of(&bytes);
+        if actual != expected {
+            return Err(SourceError::Digest { expected, actual });
         }
     }
     let config = RawConfig::from_json(&bytes)?;

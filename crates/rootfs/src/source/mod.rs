@@ -131,7 +131,7 @@ pub enum SourceError {
         source: LayerError,
     },
     /// A manifest or index is not valid JSON of its kind.
-    #[error("{} is not what it should be", .path.display())]
+    #[error("{} is not valid", .path.display())]
     Json {
         /// Its path.
         path: PathBuf,
@@ -140,7 +140,7 @@ pub enum SourceError {
         source: serde_json::Error,
     },
     /// An archive lacks a file that it refers to.
-    #[error("{} names {name}, but does not hold it", .path.display())]
+    #[error("{} refers to {name}, which is not in it", .path.display())]
     Missing {
         /// The archive.
         path: PathBuf,
@@ -148,40 +148,40 @@ pub enum SourceError {
         name: String,
     },
     /// An OCI layout of an unknown version.
-    #[error("it is an OCI image layout of version {0:?}; only version 1 is known")]
+    #[error("it is an OCI image layout of version {0:?}; only version 1 is supported")]
     Layout(String),
     /// It holds no image.
-    #[error("it holds no image")]
+    #[error("it contains no image")]
     NoImage,
     /// It holds several images, and none was chosen.
-    #[error("it holds several images, say which: {0}")]
+    #[error("it contains several images, choose one of them: {0}")]
     WhichImage(String),
     /// The image that was asked for is not there.
-    #[error("it holds no image {wanted:?}; there are: {there}")]
+    #[error("it contains no image {wanted:?}; it contains: {available}")]
     NoSuchImage {
         /// The name that was asked for.
         wanted: String,
         /// The names in the source.
-        there: String,
+        available: String,
     },
     /// It has no image for the platform.
-    #[error("it has no image for {wanted}; it has: {there}")]
+    #[error("it contains no image for {wanted}; it contains: {available}")]
     NoPlatform {
         /// The wanted platform.
         wanted: String,
         /// The platforms in the source.
-        there: String,
+        available: String,
     },
     /// The image is for another platform.
-    #[error("the image is for {is}, and VMs here run {wanted}")]
+    #[error("the image is for {actual}, and VMs on this node run {wanted}")]
     WrongPlatform {
         /// The platform of the image.
-        is: String,
+        actual: String,
         /// The platform it must be for.
         wanted: String,
     },
     /// Its indexes are nested too deep.
-    #[error("its indexes name one another too deep")]
+    #[error("its indexes are nested too deep")]
     TooDeep,
     /// It is not a container image.
     #[error("{what} is not a container image but {media_type:?}")]
@@ -195,7 +195,7 @@ pub enum SourceError {
     #[error("a layer has the media type {0:?}, which can't be imported")]
     MediaType(String),
     /// A digest is malformed.
-    #[error("{digest:?} is no digest: {what}")]
+    #[error("{digest:?} is not a digest: {what}")]
     BadDigest {
         /// The digest as written.
         digest: String,
@@ -203,15 +203,15 @@ pub enum SourceError {
         what: &'static str,
     },
     /// A manifest or configuration has the wrong digest.
-    #[error("a file that should have the digest {should} has {is}: it was damaged or changed")]
+    #[error("a file has the digest {actual}, expected {expected}: it is damaged or was changed")]
     Digest {
         /// Digest in the file that refers to it.
-        should: Digest,
+        expected: Digest,
         /// Digest of its bytes.
-        is: Digest,
+        actual: Digest,
     },
-    /// The manifest has not as many layers as the configuration has digests.
-    #[error("the image has {layers} layers, and its configuration names {diff_ids}")]
+    /// The manifest's number of layers is not the configuration's number of digests.
+    #[error("the image has {layers} layers, but its configuration has {diff_ids}")]
     DiffIds {
         /// In the manifest.
         layers: usize,
@@ -219,7 +219,7 @@ pub enum SourceError {
         diff_ids: usize,
     },
     /// There are more than 1024 layers.
-    #[error("the image has {0} layers, over the limit of 1024")]
+    #[error("the image has {0} layers, the limit is 1024")]
     TooManyLayers(usize),
     /// The image's configuration is invalid.
     #[error(transparent)]
@@ -420,14 +420,14 @@ fn check_media_type(media_type: &str) -> Result<(), SourceError> {
     }
 }
 
-fn check_platform(is: &Platform, choice: &Choice) -> Result<(), SourceError> {
+fn check_platform(actual: &Platform, choice: &Choice) -> Result<(), SourceError> {
     // Old configurations name no platform.
-    let unnamed = is.os.is_empty() && is.architecture.is_empty();
-    if unnamed || choice.platform.runs(is) {
+    let unnamed = actual.os.is_empty() && actual.architecture.is_empty();
+    if unnamed || choice.platform.runs(actual) {
         return Ok(());
     }
     Err(SourceError::WrongPlatform {
-        is: is.to_string(),
+        actual: actual.to_string(),
         wanted: choice.platform.to_string(),
     })
 }

@@ -93,7 +93,7 @@ fn by_name(manifests: Vec<Descriptor>, choice: &Choice) -> Result<Vec<Descriptor
             if found.is_empty() {
                 return Err(SourceError::NoSuchImage {
                     wanted: wanted.clone(),
-                    there: list(all),
+                    available: list(all),
                 });
             }
             Ok(found)
@@ -123,7 +123,7 @@ fn choose(
         return Err(SourceError::NoImage);
     }
     let only = candidates.len() == 1;
-    let there: Vec<String> = candidates
+    let available: Vec<String> = candidates
         .iter()
         .filter_map(|manifest| manifest.platform.as_ref())
         .filter(|platform| platform.os != "unknown")
@@ -136,7 +136,7 @@ fn choose(
     let Some(chosen) = candidates.iter().find(|manifest| fits(manifest)) else {
         return Err(SourceError::NoPlatform {
             wanted: choice.platform.to_string(),
-            there: list(there),
+            available: list(available),
         });
     };
     let bytes = blob(bundle, chosen, MAX_MANIFEST)?;
@@ -200,11 +200,11 @@ fn image(bundle: &Bundle, manifest: Manifest, choice: &Choice) -> Result<Found, 
 
 /// Reads a small blob and checks its size and digest.
 fn blob(bundle: &Bundle, descriptor: &Descriptor, limit: u64) -> Result<Vec<u8>, SourceError> {
-    let should = digest(&descriptor.digest)?;
-    let bytes = bundle.read(&place(&should), limit)?;
-    let is = Digest::of(&bytes);
-    if bytes.len() as u64 != descriptor.size || is != should {
-        return Err(SourceError::Digest { should, is });
+    let expected = digest(&descriptor.digest)?;
+    let bytes = bundle.read(&place(&expected), limit)?;
+    let actual = Digest::of(&bytes);
+    if bytes.len() as u64 != descriptor.size || actual != expected {
+        return Err(SourceError::Digest { expected, actual });
     }
     Ok(bytes)
 }
@@ -235,7 +235,7 @@ pub(super) fn json<T: serde::de::DeserializeOwned>(
 pub(super) fn list(names: impl IntoIterator<Item = String>) -> String {
     let names: Vec<String> = names.into_iter().take(50).collect();
     if names.is_empty() {
-        "none with a name".into()
+        "no named image".into()
     } else {
         names.join(", ")
     }

@@ -159,7 +159,7 @@ fn hostile_names_are_refused() {
     assert!(matches!(link(b"../file"), Err(NameError::NoTarget(_))));
     assert_eq!(tree.white_out(b"/"), Err(NameError::EmptyWhiteout));
     assert_eq!(tree.white_out(b"../x"), Err(NameError::Climbs));
-    assert_eq!(tree.nodes().len(), 2, "a refused name leaves nothing");
+    assert_eq!(tree.nodes().len(), 2, "a refused name adds no nodes");
 }
 
 #[test]

@@ -176,7 +176,7 @@ fn a_wrong_backing_file_is_refused_by_size_or_at_the_read() {
     assert_eq!(
         error.to_string(),
         format!(
-            "{}: chunk 1 cannot be had from byte 8192 of its backing file {}",
+            "{}: chunk 1 cannot be read from byte 8192 of its backing file {}",
             ram.display(),
             root.display()
         )
@@ -359,5 +359,5 @@ fn a_backing_file_of_equal_blocks_is_searched_quickly() {
     let at = |letters: &str| backing.find(0, &contents(letters));
     assert_eq!(at("AB"), Some(499 * 4096));
     assert_eq!(at("BA"), Some(500 * 4096));
-    assert_eq!(at("AC"), None, "so far nobody looks");
+    assert_eq!(at("AC"), None, "beyond the searched candidates");
 }

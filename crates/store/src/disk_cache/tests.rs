@@ -144,7 +144,7 @@ fn another_image_resets_a_cache_unless_a_vm_uses_it() {
     assert_eq!(remove(&path).unwrap(), None);
     assert!(
         DiskCache::open(&path, &one).unwrap().has(0),
-        "beside the VM"
+        "the VM still has the cache open"
     );
     drop(vm);
     let cache = DiskCache::open(&path, &other).unwrap();
@@ -349,7 +349,11 @@ fn a_cache_removed_while_it_opens_is_kept_or_recreated() {
             let mut byte = [0];
             let contents = fs::File::open(cache.join(CONTENTS)).unwrap();
             contents.read_exact_at(&mut byte, 0).unwrap();
-            assert_eq!(byte, [7], "who reads it by its name has what was put there");
+            assert_eq!(
+                byte,
+                [7],
+                "a reader of the file by name sees the written bytes"
+            );
             assert!(cache.join(PRESENT).exists());
             opened += 1;
         }

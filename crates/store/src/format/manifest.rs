@@ -142,7 +142,7 @@ impl Limits {
             Kind::Parent => return self.parent_violation(entry),
             Kind::Backing => return self.backing_violation(entry),
             Kind::Raw if entry.length != self.chunk_size => {
-                return Some("a raw chunk of another length than a chunk's");
+                return Some("a raw chunk has a wrong length");
             }
             Kind::Raw | Kind::Lz4 | Kind::Zstd => {}
             Kind::ZstdDictionary if !self.dictionary => {
@@ -151,7 +151,7 @@ impl Limits {
             Kind::ZstdDictionary => {}
         }
         if entry.length == 0 || entry.length > self.chunk_size {
-            return Some("a chunk is stored in no bytes, or in more than it has");
+            return Some("the stored length of a chunk is 0 or more than a chunk's");
         }
         let range = entry.range();
         (range.start < self.data.0 || range.end > self.data.1)
@@ -162,7 +162,7 @@ impl Limits {
         if !self.parent {
             Some("a chunk is in the parent, and there is none")
         } else if entry.length != 0 || entry.offset != 0 {
-            Some("a chunk in the parent has a place in this file")
+            Some("a chunk in the parent has an offset or a length in this file")
         } else {
             None
         }
@@ -252,7 +252,7 @@ impl Group {
         entries
             .iter()
             .map(|bytes| {
-                let entry = Entry::decode(bytes).ok_or("a chunk is of no known kind")?;
+                let entry = Entry::decode(bytes).ok_or("the kind of a chunk is unknown")?;
                 limits.violation(&entry).map_or(Ok(entry), Err)
             })
             .collect()

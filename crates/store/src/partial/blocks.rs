@@ -25,7 +25,7 @@ const MAX_ROUNDS: u32 = 3;
 /// The pause before the second round; it doubles each time.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
 /// The error of an origin whose bytes do not have the image's hash.
-const WRONG_BYTES: &str = "it gave bytes that are not the image's";
+const WRONG_BYTES: &str = "it gave bytes that do not match the image";
 /// How often a read is retried after others dropped its blocks, and how often a whole image is
 /// checked again after a part of it was wrong.
 pub(crate) const MAX_TRIES: u32 = 16;
@@ -93,7 +93,7 @@ struct RatedOrigin {
 pub(crate) struct Missing {
     pub bytes: Range<u64>,
     pub tried: String,
-    /// The read was given up.
+    /// The read was cancelled.
     given_up: bool,
     /// Bytes that were fetched but could not be written.
     unwritten: Option<Fetched>,
@@ -243,7 +243,7 @@ impl PartialFile {
                 Claim::Wait(flight) => {
                     let outcome = self.sparse.wait(&flight);
                     // Retry if the other thread fetched more blocks, because these alone may
-                    // succeed, or if its read was given up.
+                    // succeed, or if its read was cancelled.
                     let in_flight = flight.units();
                     let more = blocks.end - blocks.start < in_flight.end - in_flight.start;
                     let should_retry = |missing: &Arc<Missing>| {
@@ -306,7 +306,7 @@ impl PartialFile {
                 return Ok(());
             }
         }
-        Err(Missing::new(bytes, "others find them wrong again and again").into())
+        Err(Missing::new(bytes, "other threads reject them repeatedly").into())
     }
 
     /// Drops all fetched chunks, which can be fetched again, to make room for bytes that a reader
@@ -359,7 +359,7 @@ impl PartialFile {
         let blocks = self.sparse.units_of(bytes);
         let around = self.bytes_of(&blocks);
         if bytes.start < around.start || bytes.end > around.end {
-            let tried = "they came with the image's tables, and are not the image's";
+            let tried = "they came with the image's tables and do not match the image";
             return Err(Missing::new(bytes.clone(), tried));
         }
         let wanted = (bytes.start - around.start) as usize..(bytes.end - around.start) as usize;
@@ -439,7 +439,7 @@ impl PartialFile {
                 if stop.is_given_up() {
                     return Err(Missing {
                         given_up: true,
-                        ..Missing::new(bytes.clone(), "nobody waits for it any more")
+                        ..Missing::new(bytes.clone(), "the read was cancelled")
                     });
                 }
                 *answer = match rated.origin.fetch(bytes.clone(), stop) {
@@ -455,8 +455,9 @@ impl PartialFile {
                             Err(Refused::Wrong) => OriginError::permanent(WRONG_BYTES),
                             Err(Refused::Unwritten(error)) => {
                                 let from = rated.origin.name();
-                                let why =
-                                    format!("{from}: what it gave cannot be kept here: {error}");
+                                let why = format!(
+                                    "{from}: its bytes cannot be stored on this node: {error}"
+                                );
                                 return Err(Missing {
                                     unwritten: Some(given),
                                     ..Missing::new(bytes.clone(), why)
@@ -470,7 +471,7 @@ impl PartialFile {
                     )),
                     Err(error) => error,
                 };
-                // A read that was given up is no failure of the origin.
+                // A read that was cancelled is not a failure of the origin.
                 if !stop.is_given_up() {
                     rated.failures.fetch_add(1, Ordering::Relaxed);
                 }
@@ -482,7 +483,7 @@ impl PartialFile {
             .map(|(rated, answer)| format!("{}: {answer}", rated.origin.name()))
             .collect();
         let tried = match &reports[..] {
-            [] => "it is not here, and nobody is known who has it".into(),
+            [] => "it is not on this node, and no origin is known".into(),
             reports => reports.join("; "),
         };
         Err(Missing {

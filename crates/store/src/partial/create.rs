@@ -32,7 +32,7 @@ pub fn create(path: &Path, length: u64, tail: &[u8], id: ImageId) -> Result<(), 
     let start = length - tail.len() as u64;
     if footer.data_end() < start {
         return Err(WriteError::Options(format!(
-            "the last {} bytes of {} do not hold its whole manifest, which begins {} bytes \
+            "the last {} bytes of {} do not contain its whole manifest, which begins {} bytes \
              before the end",
             tail.len(),
             path.display(),
@@ -44,7 +44,7 @@ pub fn create(path: &Path, length: u64, tail: &[u8], id: ImageId) -> Result<(), 
     if footer.data_end() > FIRST_CHUNK + entries * u64::from(footer.chunk_size) {
         return Err(failed(Fault::Damaged {
             offset: length - footer::BYTES as u64,
-            what: "its chunks cannot fill the place that they have in the file",
+            what: "the file has more space for chunks than its chunks can fill",
         }));
     }
     // Locked until the image has its name, because two processes may create the same image at once.
@@ -78,7 +78,7 @@ pub fn create(path: &Path, length: u64, tail: &[u8], id: ImageId) -> Result<(), 
         if footer.id != id || manifest_id(file, &footer).map_err(failed)? != id {
             return Err(failed(Fault::Damaged {
                 offset: length - footer::BYTES as u64,
-                what: "its manifest is not that of the image that was asked for",
+                what: "its manifest is not that of the requested image",
             }));
         }
         // A sparse file without its map would be taken for a whole image, so the map is synced

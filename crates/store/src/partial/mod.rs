@@ -59,7 +59,7 @@ pub fn packings(path: &Path) -> Vec<PathBuf> {
 pub(crate) fn with_backing(footer: &Footer) -> Fault {
     Fault::Damaged {
         offset: footer.backing.offset,
-        what: "an image that is elsewhere has a backing file",
+        what: "a partial image cannot have a backing file",
     }
 }
 

@@ -15,8 +15,8 @@ pub trait Origin: Send + Sync {
     /// Its name for messages, such as `the folder /mnt/peer`.
     fn name(&self) -> String;
 
-    /// Reads exactly these bytes of the image's file. It must not block for ever, and must return
-    /// soon after `stop` is given up.
+    /// Reads exactly these bytes of the image's file. It must not block forever, and must return
+    /// soon after `stop` is cancelled.
     fn fetch(&self, range: Range<u64>, stop: &Stop) -> Result<Vec<u8>, OriginError>;
 
     /// The name of the registry that it waits for, so that a slow registry does not delay reads
@@ -87,7 +87,7 @@ impl PeerFolder {
         Ok(ends[0] == ends[1])
     }
 
-    /// What an image is called in such a folder: `ID.jimg`.
+    /// The file name of an image in such a folder: `ID.jimg`.
     pub fn file_name(id: ImageId) -> String {
         format!("{id}.jimg")
     }
@@ -111,7 +111,7 @@ impl Origin for PeerFolder {
             )?);
             let metadata = file.metadata()?;
             if !metadata.is_file() || metadata.len() < range.end {
-                return Err(io::Error::other("it has another file there"));
+                return Err(io::Error::other("it has a different file there"));
             }
             if !self.has_same_footer(&file, metadata.len())? {
                 return Err(io::Error::other("it has the image packed in another way"));

@@ -26,7 +26,7 @@ struct Scripted {
     file: Vec<u8>,
     habit: Habit,
     asked: Mutex<Vec<Range<u64>>>,
-    /// Returns an error once the read was given up.
+    /// Returns an error once the read was cancelled.
     gives_up: bool,
 }
 
@@ -77,7 +77,7 @@ impl Origin for Scripted {
         let bytes = self.file[range.start as usize..range.end as usize].to_vec();
         let given = (self.habit)(range, bytes);
         match self.gives_up && stop.is_given_up() {
-            true => Err(OriginError::permanent("it was given up")),
+            true => Err(OriginError::permanent("it was cancelled")),
             false => given,
         }
     }
@@ -171,8 +171,8 @@ fn chunks_are_fetched_when_read_and_kept() {
     let image = pair.open(&[]).unwrap();
     assert_eq!(read(&image, 100).unwrap(), pair.chunk(100));
     let error = read(&image, 0).unwrap_err();
-    assert!(sentence(&error).contains("chunk 0 at byte 64 cannot be had"));
-    assert!(sentence(&error).contains("nobody is known"), "{error}");
+    assert!(sentence(&error).contains("chunk 0 at byte 64 is not available"));
+    assert!(sentence(&error).contains("no origin is known"), "{error}");
     drop(image);
     let image = pair.open(&[origin]).unwrap();
     assert_eq!(read_all(&image), pair.bytes);
@@ -251,7 +251,7 @@ fn a_chunk_torn_by_a_crash_is_fetched_again() {
     let file = OpenOptions::new().write(true).open(pair.path()).unwrap();
     file.write_all_at(&vec![0; CHUNK / 2], place.start).unwrap();
     let image = pair.open(&[origin]).unwrap();
-    assert!(image.is_local(50).unwrap(), "so it seems");
+    assert!(image.is_local(50).unwrap(), "its bit is set");
     assert_eq!(read(&image, 50).unwrap(), pair.chunk(50));
 }
 
@@ -270,7 +270,7 @@ fn complete_makes_an_ordinary_image_byte_for_byte() {
     image.complete().unwrap();
     assert!(!is_partial(&pair.path()));
     assert_eq!(fs::read(pair.path()).unwrap(), pair.whole);
-    assert_eq!(read_all(&image), pair.bytes, "the open one reads on");
+    assert_eq!(read_all(&image), pair.bytes, "the open reader continues");
     image.complete().unwrap();
     let again = ImageReader::open(&pair.path()).unwrap();
     assert!(!again.is_partial());
@@ -536,7 +536,7 @@ fn a_length_beyond_the_tables_chunks_is_refused() {
     for length in [1 << 62, 1 << 40, room + 1] {
         let (tail, id) = claiming(length);
         let error = refused(create(&path, length, &tail, id));
-        assert!(error.contains("cannot fill the place"), "{error}");
+        assert!(error.contains("than its chunks can fill"), "{error}");
         assert_eq!(folder.names(), [""; 0], "{length}");
     }
     let (tail, id) = claiming(room);

@@ -78,7 +78,7 @@ impl Groups {
         let count = (self.entries.length / ENTRY_BYTES as u64) as u32;
         let range = group
             .entries(number, self.chunks, count)
-            .ok_or_else(|| damaged("a group has chunks or entries that are not there"))?;
+            .ok_or_else(|| damaged("a group has chunks or entries that do not exist"))?;
         let mut bytes = [0; GROUP as usize * ENTRY_BYTES];
         let bytes = &mut bytes[..range.len() * ENTRY_BYTES];
         let at = u64::from(range.start) * ENTRY_BYTES as u64;

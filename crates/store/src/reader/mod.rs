@@ -451,7 +451,7 @@ impl ImageReader {
             _ => Err(self.failed(Fault::Chunk {
                 index,
                 offset: 0,
-                what: "it is not stored as it is",
+                what: "it is not stored raw",
             })),
         }
     }
@@ -526,7 +526,7 @@ impl ImageReader {
             index,
             entry,
             match entry.kind {
-                Kind::Parent => "the parent holds something else",
+                Kind::Parent => "the parent has other contents",
                 _ => "its checksum is wrong",
             },
         ))
@@ -570,7 +570,7 @@ impl ImageReader {
         assert_eq!(
             chunk.len(),
             self.chunk_size() as usize,
-            "the buffer is as long as a chunk"
+            "the buffer must be as long as a chunk"
         );
     }
 }

@@ -161,7 +161,7 @@ fn every_error_is_one_sentence_with_the_offset() {
     assert_eq!(
         message(&good[..good.len() - 1]),
         format!(
-            "is cut off: it has {} bytes and no footer at byte {}",
+            "is truncated: it has {} bytes and no footer at byte {}",
             good.len() - 1,
             footer - 1
         )

@@ -263,7 +263,7 @@ impl ImageReader {
             }
         }
         let all = partial.bytes_of(&partial.all_blocks());
-        let missing = Missing::new(all, "a part of them is wrong again and again");
+        let missing = Missing::new(all, "a part of them is wrong repeatedly");
         Err(self.failed(missing.into()))
     }
 

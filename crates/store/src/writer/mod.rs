@@ -161,7 +161,7 @@ fn check(size: u64, options: &WriteOptions) -> Result<Option<ParentRef>, WriteEr
     let chunk_size = options.chunk_size;
     if !format::is_chunk_size(chunk_size) {
         return refuse(format!(
-            "chunks of {chunk_size} bytes: a chunk has a power of two from {MIN_CHUNK} to \
+            "a chunk cannot have {chunk_size} bytes; it has a power of two from {MIN_CHUNK} to \
              {MAX_CHUNK} bytes"
         ));
     }
@@ -172,7 +172,7 @@ fn check(size: u64, options: &WriteOptions) -> Result<Option<ParentRef>, WriteEr
     };
     if options.raw_above_percent > 100 {
         return refuse(format!(
-            "raw above {} %: a percentage is at most 100",
+            "raw_above_percent is {}; it must be at most 100",
             options.raw_above_percent
         ));
     }
@@ -184,7 +184,7 @@ fn check(size: u64, options: &WriteOptions) -> Result<Option<ParentRef>, WriteEr
     let working_set = options.working_set.iter().flatten();
     if let Some(beyond) = working_set.copied().find(|index| *index >= chunks) {
         return refuse(format!(
-            "the working set names chunk {beyond} of {chunks} chunks"
+            "the working set has chunk {beyond}; the image has only {chunks} chunks"
         ));
     }
     if let Some(backing) = &options.backing

@@ -61,7 +61,7 @@ fn a_dictionary_makes_small_chunks_smaller_and_stays_in_the_image() {
     let plain = write("plain", false);
     let trained = write("trained", true);
     assert!(trained.stored_bytes < plain.stored_bytes);
-    assert_eq!(trained.id, plain.id, "what they hold is the same");
+    assert_eq!(trained.id, plain.id, "their contents are equal");
     let image = ImageReader::open(&folder.file("trained")).unwrap();
     assert_eq!(image.kind(0).unwrap(), Kind::ZstdDictionary);
     assert!(image.dictionary().is_some());

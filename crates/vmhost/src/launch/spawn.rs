@@ -55,7 +55,7 @@ pub fn spawn(
         match take_over(paths, launcher, network, record, plan, gate_time, standby) {
             Ok(spawned) => return Ok(spawned),
             Err(error) => {
-                debug!(vm = record.name, %error, "a standby can't be had");
+                debug!(vm = record.name, %error, "a standby can't be used: the VM is started without it");
                 plan.network = None;
                 let _ = remove_any(&paths.vm_run(&record.id));
             }
@@ -197,7 +197,7 @@ fn spawn_process(
     let share = share_of(record, plan.low_priority);
     let had = spare.and_then(|spare| {
         let had = spare.become_vmm(&share, &config, config_fd, log.as_fd(), &passed);
-        had.inspect_err(|error| debug!(%error, "a spare VMM can't be had"))
+        had.inspect_err(|error| debug!(%error, "a spare VMM can't be used: a VMM is spawned"))
             .ok()
     });
     let was_spare = had.is_some();
@@ -231,7 +231,7 @@ fn spawn_process(
 /// Refuses this many VMs if the daemon can't open the files that it needs for them.
 pub fn check_descriptors_for(vms: u64) -> Result<()> {
     let newest = File::open("/dev/null")
-        .map_err(|error| Error::internal(format!("No file can be opened: {error}.")))?;
+        .map_err(|error| Error::internal(format!("jiffyd can't open files: {error}.")))?;
     check_descriptors(newest.as_fd(), vms)
 }
 
@@ -246,7 +246,7 @@ fn check_descriptors(newest: BorrowedFd<'_>, more: u64) -> Result<()> {
         more => format!("{more} further VMs can't be started"),
     };
     Err(Error::no_room(format!(
-        "The node may open {limit} files, and its VMs have nearly all of them: {refused}."
+        "jiffyd may open {limit} files, and its VMs use nearly all of them: {refused}."
     ))
     .hint("End VMs, or start jiffyd with a higher limit (`ulimit -n`, LimitNOFILE= in its unit)."))
 }

@@ -91,6 +91,6 @@ async fn end(spawned: Spawned, paths: Paths, id: String) {
 /// Removes the folders of a standby.
 pub(super) fn remove(paths: &Paths, id: &str) {
     if let Err(error) = folders::remove(paths, id) {
-        debug!(id, %error, "what a standby had could not be removed");
+        debug!(id, %error, "a standby's files could not be removed");
     }
 }

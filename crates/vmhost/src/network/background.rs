@@ -27,7 +27,7 @@ impl Network {
     pub async fn prepare_link(self: &Arc<Self>) {
         blocking(self, |on| {
             if let Err(error) = on.prepare_link() {
-                debug!(%error, "no link is made ahead");
+                debug!(%error, "a link for the next VM could not be prepared");
             }
         })
         .await;
@@ -77,6 +77,9 @@ fn detach_all(on: &On) {
 fn forget_connections(on: &On) {
     if let Err(error) = on.lock().host.forget_released() {
         let error = causes::sentence(&error);
-        debug!(error, "connections of VMs that ended are not forgotten");
+        debug!(
+            error,
+            "tracked connections of VMs that have ended could not be deleted"
+        );
     }
 }

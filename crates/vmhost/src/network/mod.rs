@@ -265,7 +265,7 @@ impl Network {
                 && let Err(error) = inner.host.set_asleep(vm, false)
             {
                 let error = causes::sentence(&error);
-                warn!(%vm, error, "connections to a VM go through this process");
+                warn!(%vm, error, "connections to a woken VM still go through jiffyd");
             }
         });
     }
@@ -403,7 +403,7 @@ impl Network {
             State::Off(why) => Err(Error::wrong_state(format!(
                 "VMs have no network on this host: {why}."
             ))
-            .hint("Leave the network's options out, or see `jiffy doctor`.")),
+            .hint("Omit the network's options, or see `jiffy doctor`.")),
         }
     }
 }
@@ -510,7 +510,7 @@ impl On {
         self.inbound.accept(held, sleeping);
         if let Err(error) = inner.host.set_asleep(vm, true) {
             let error = causes::sentence(&error);
-            warn!(%vm, error, "connections to a VM that sleeps are lost");
+            warn!(%vm, error, "connections to a hibernated VM are lost: its ports can't be redirected to jiffyd");
         }
     }
 
@@ -641,7 +641,7 @@ fn failed(error: NetError) -> Error {
             causes::capitalised(causes::sentence(&error))
         )),
         _ => Error::internal(format!(
-            "The VM can't be on the network: {}.",
+            "The VM can't be attached to the network: {}.",
             causes::sentence(&error)
         )),
     }

@@ -60,7 +60,7 @@ impl Network {
     pub fn open(settings: &Settings, paths: &Paths, vms: &[Found]) -> Arc<Network> {
         let opened = match settings.on {
             true => open(settings, paths, vms),
-            false => Err("jiffyd was started without (--vm-network off)".to_owned()),
+            false => Err("jiffyd was started with --vm-network off".to_owned()),
         };
         if let Err(why) = &opened {
             info!(why, "VMs have no network");
@@ -91,7 +91,7 @@ fn lock_namespace() -> Result<UnixListener, String> {
         SocketAddr::from_abstract_name(LOCK_SOCKET).and_then(|name| UnixListener::bind_addr(&name));
     lock.map_err(|error| match error.kind() {
         io::ErrorKind::AddrInUse => failed(Error::OtherNode),
-        _ => format!("the network's lock can't be had: {error}"),
+        _ => format!("cannot lock the network: {error}"),
     })
 }
 
@@ -116,8 +116,9 @@ fn open(settings: &Settings, paths: &Paths, vms: &[Found]) -> Result<On, String>
     let specs = |records: &[VmRecord]| -> Vec<(GuestSpec, VmRecord)> {
         let spec = |record: &VmRecord| {
             let spec = spec_of(record, v4_of(record)?, settings.everywhere);
-            let spec = spec
-                .inspect_err(|error| warn!(vm = %record.name, %error, "a VM has lost its network"));
+            let spec = spec.inspect_err(
+                |error| warn!(vm = %record.name, %error, "a VM's network can't be restored"),
+            );
             Some((spec.ok()?, record.clone()))
         };
         records.iter().filter_map(spec).collect()
@@ -134,7 +135,7 @@ fn open(settings: &Settings, paths: &Paths, vms: &[Found]) -> Result<On, String>
     let ranges = host.ranges();
     let gateway = ranges.gateway();
     let sockets = Sockets::bind(&[gateway.into()], NAME_PORT)
-        .map_err(|error| format!("the VMs' name server can't have a port: {error}"))?;
+        .map_err(|error| format!("the VMs' name server can't bind a port: {error}"))?;
     if sockets.port != NAME_PORT {
         options.name_port = sockets.port;
         drop(host);
@@ -155,7 +156,9 @@ fn open(settings: &Settings, paths: &Paths, vms: &[Found]) -> Result<On, String>
     for (spec, record) in &guests {
         match Held::all(&spec.ports) {
             Ok(ports) => _ = held.insert(spec.vm, ports),
-            Err(error) => warn!(vm = %record.name, %error, "a published port is not held"),
+            Err(error) => {
+                warn!(vm = %record.name, %error, "a VM's published ports can't be reserved")
+            }
         }
         directory.set(asker(record, spec, &host.addresses(spec)));
     }
@@ -204,7 +207,7 @@ fn load_networks(file: &Path) -> Result<Networks, String> {
         Err(error) if error.is_newer() => Err(format!("{}: {}", file.display(), error.sentence())),
         Err(error) => {
             let why = error.sentence();
-            warn!(file = %file.display(), why, "the list of networks is lost");
+            warn!(file = %file.display(), why, "the list of networks can't be read and is replaced by an empty one");
             Ok(Networks::default())
         }
     }
@@ -235,14 +238,14 @@ fn records(paths: &Paths, vms: &[Found]) -> Vec<VmRecord> {
 fn seed() -> Result<[u8; 5], String> {
     let mut seed = [0; 5];
     rustix::rand::getrandom(&mut seed, rustix::rand::GetRandomFlags::empty())
-        .map_err(|error| format!("there are no random numbers: {error}"))?;
+        .map_err(|error| format!("cannot get random numbers: {error}"))?;
     Ok(seed)
 }
 
 /// Logs what was found and changed.
 fn log_report(report: &Report) {
     let (v4, v6) = (report.ranges.v4(), report.ranges.v6());
-    info!(%v4, %v6, "VMs' network");
+    info!(%v4, %v6, "VMs have a network");
     if !report.settings.is_empty() {
         info!(
             settings = report.settings.join(" "),
@@ -257,7 +260,7 @@ fn log_report(report: &Report) {
             links = report.removed_links.join(" "),
             routes = report.removed_routes,
             connections = report.forgotten,
-            "removed what VMs that no longer exist had left"
+            "removed links, routes and connections of VMs that no longer exist"
         );
     }
     for vm in &report.without_link {
@@ -267,7 +270,7 @@ fn log_report(report: &Report) {
         let remedy = blocker.remedy();
         warn!(
             chain = blocker.chain,
-            remedy, "another firewall stops what VMs send"
+            remedy, "another firewall drops packets of VMs"
         );
     }
 }
@@ -282,7 +285,7 @@ fn serve_names(directory: &Arc<Directory>, sockets: Sockets, own: IpAddr) -> Res
     ));
     tokio::spawn(async move {
         if let Err(error) = server.serve(sockets).await {
-            warn!(%error, "VMs' name server ended");
+            warn!(%error, "the VMs' name server stopped");
         }
     });
     Ok(())

@@ -65,7 +65,7 @@ pub fn check_ports(texts: &[String]) -> Result<Vec<Publish>> {
 pub fn check_policy(policy: &NetworkPolicy) -> Result<Policy> {
     if policy.allow.len() + policy.deny.len() > RULES {
         return Err(Error::invalid(format!(
-            "A VM can have at most {RULES} rules about what it may reach."
+            "A VM's network policy can have at most {RULES} rules."
         )));
     }
     let parsed = |texts: &[String]| -> Result<Vec<Rule>> {
@@ -82,8 +82,8 @@ pub fn check_policy(policy: &NetworkPolicy) -> Result<Policy> {
         .any(|rule| rule.to == jiffy_net::policy::Target::Host)
     {
         return Err(
-            Error::invalid("The host is never reached unless a rule allows it.")
-                .hint("Leave --deny host out."),
+            Error::invalid("VMs never reach the host unless a rule allows it.")
+                .hint("Omit --deny host."),
         );
     }
     Ok(policy)

@@ -118,7 +118,7 @@ pub(super) fn done(answer: io::Result<PagerResponse>) -> std::result::Result<(),
     match answer {
         Ok(PagerResponse::Ok) => Ok(()),
         Ok(PagerResponse::Error(why)) => Err(short(why.trim_end_matches('.'))),
-        Ok(other) => Err(format!("it answered {other:?}")),
+        Ok(other) => Err(format!("it gave the unexpected answer {other:?}")),
         Err(error) => Err(format!("it does not answer: {error}")),
     }
 }

@@ -55,7 +55,7 @@ pub(super) fn relink_all(paths: &Paths, disk: &LazyDisk) {
         if let Some(socket) = connects_to(paths, &id, disk)
             && let Err(error) = link_socket(paths, disk, &socket)
         {
-            warn!(id, %error, "a VM can't reach the pager about its disk");
+            warn!(id, %error, "a VM can't reach the pager: the socket of its disk can't be linked");
         }
     }
 }

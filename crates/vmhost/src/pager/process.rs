@@ -60,7 +60,7 @@ impl Pager {
                     let _ = timeout(END_TIME, process.ended()).await;
                 }
                 return Err(Error::internal(format!(
-                    "The pager {}; {} may say why.",
+                    "The pager {}; see its log {}.",
                     if died {
                         "ended at once"
                     } else {
@@ -111,17 +111,15 @@ impl Pager {
             state.deaths.retain(|then| now - *then < DEATHS_WITHIN);
             state.deaths.push(now);
             if state.deaths.len() > MAX_DEATHS {
-                error!(
-                    "the pager dies again and again and is not started any more: VMs that need it end"
-                );
+                error!("the pager died too often and is not restarted: VMs that need it end");
                 return;
             }
             let vms = state.served.len();
-            warn!(pid, vms, "the pager died: another one takes over");
+            warn!(pid, vms, "the pager died: starting another one");
         }
         match self.run().await {
             Ok(()) => self.tell_all().await,
-            Err(error) => error!(%error, "VMs that need the pager end"),
+            Err(error) => error!(%error, "the pager can't be restarted: VMs that need it end"),
         }
     }
 
@@ -211,6 +209,6 @@ fn spawn(paths: &Paths, log: &Path) -> Result<u32> {
             "The pager {} can't be started: {error}.",
             program.display()
         ))
-        .hint("Install Jiffy whole, or name the folder of jiffy-pager with --lib or JIFFY_LIB.")
+        .hint("Reinstall Jiffy, or give the folder of jiffy-pager with --lib or JIFFY_LIB.")
     })
 }

@@ -107,7 +107,9 @@ pub async fn all(
                 register_without_vmm(host, registry, volumes, record);
             }
             Some(pid) => adopt(host, registry, volumes, record, pid),
-            None if record.spec.hidden => discard(host, &id, "nobody waits for it"),
+            None if record.spec.hidden => {
+                discard(host, &id, "the daemon that made it for a capture has ended")
+            }
             None => register_without_vmm(host, registry, volumes, record),
         }
     }
@@ -154,7 +156,7 @@ fn register_without_vmm(
         actor.vmm_is_gone();
     }
     if !was_active && let Some(failure) = missing_file(&vm_folder_of(&actor), &actor.record) {
-        warn!(vm = %actor.record.name, error = failure.message, "a VM can't go on");
+        warn!(vm = %actor.record.name, error = failure.message, "a VM can't be started or woken");
         actor.record.failure = Some(failure);
         actor.publish();
     }
@@ -220,7 +222,7 @@ fn unreadable(
 }
 
 fn discard(host: &Host, id: &str, why: &str) {
-    info!(id, why, "removing what is left of a VM");
+    info!(id, why, "removing the files of a VM that no longer exists");
     if let Err(error) = folders::remove(&host.paths, id) {
         warn!(id, %error, "a VM's files could not be removed");
     }
@@ -277,7 +279,7 @@ fn listen(paths: &Paths, record: &mut VmRecord, user: Option<u32>) -> Supervisor
     if fs::DirBuilder::new().mode(0o700).create(&run).is_ok() {
         let _ = open_folder(&run, user);
         let message = format!(
-            "The run folder {} of the VM {} was removed while it ran: it can't be reached any more, only its command goes on.",
+            "The run folder {} of the VM {} was removed while it ran: jiffyd cannot reach it any more; its command keeps running.",
             run.display(),
             record.name
         );
@@ -288,7 +290,7 @@ fn listen(paths: &Paths, record: &mut VmRecord, user: Option<u32>) -> Supervisor
         Ok(listener) => Supervisor::new(listener, &record.id),
         Err(error) => {
             let message = format!(
-                "The guest of the VM {} can't be heard: listening on {} failed: {error}.",
+                "jiffyd cannot receive messages of the VM {}'s guest: listening on {} failed: {error}.",
                 record.name,
                 socket.display()
             );
@@ -309,7 +311,7 @@ fn look_for_agent(paths: &Paths, record: &mut VmRecord) {
     let is_up = matches!(record.state, VmState::Running | VmState::Paused);
     if is_up && !is_reachable(paths, &record.id) {
         let message = format!(
-            "The VM {} can't be reached any more, only its command goes on: {} is no socket.",
+            "jiffyd cannot reach the VM {} any more; its command keeps running: {} is not a socket.",
             record.name,
             paths.vsock_socket(&record.id).display()
         );
@@ -334,7 +336,7 @@ fn open_log(folder: &Path, record: &mut VmRecord) -> Writer {
 fn make_name_unique(registry: &Registry, record: &mut VmRecord) {
     if let Some(holder) = registry.named(&record.name) {
         let message = format!(
-            "The name {} is also that of the VM {}: this one is called by its id.",
+            "The name {} is also the name of the VM {}: this VM is named by its id.",
             record.name, holder.id
         );
         record.name = record.id.clone();
@@ -361,7 +363,7 @@ fn hold_volumes(volumes: &Arc<Volumes>, record: &VmRecord) -> Vec<Lease> {
     }
     let held = volumes.hold(&record.spec.disks, &record.name);
     held.unwrap_or_else(|error: Error| {
-        warn!(vm = %record.name, %error, "a VM's volumes are not all its own");
+        warn!(vm = %record.name, %error, "the volumes of a VM can't be leased");
         Vec::new()
     })
 }
@@ -382,7 +384,7 @@ async fn end_sleeper(pid: u32, id: &str, host: &Host) {
 }
 
 async fn end_orphan(host: &Host, id: &str, pid: u32) {
-    warn!(id, pid, "ending the VMM of a VM that is not known");
+    warn!(id, pid, "ending the VMM of an unknown VM");
     if end_vmm(host, id, pid).await {
         discard(host, id, "its VMM was unknown");
     }
@@ -484,17 +486,17 @@ impl Actor {
         tokio::spawn(async move {
             let status = control::request(&socket, ControlRequest::Status).await;
             if matches!(status, Ok(ControlResponse::Status { paused: true, .. })) {
-                info!(vm = %name, "a VM that was being captured goes on");
+                info!(vm = %name, "resuming a VM that was being captured");
                 if let Err(why) = control::order(&socket, ControlRequest::Resume).await {
-                    warn!(vm = %name, why, "a VM stays paused");
+                    warn!(vm = %name, why, "a VM could not be resumed and stays paused");
                 }
             }
             let balloon = control::request(&socket, ControlRequest::Balloon).await;
             if matches!(balloon, Ok(ControlResponse::Balloon(status)) if status.target_mib > 0) {
-                info!(vm = %name, "a VM that was to hibernate gets its memory back");
+                info!(vm = %name, "deflating the balloon of a VM that was about to hibernate");
                 let deflate = ControlRequest::SetBalloon { target_mib: 0 };
                 if let Err(why) = control::order(&socket, deflate).await {
-                    warn!(vm = %name, why, "a VM keeps its balloon");
+                    warn!(vm = %name, why, "a VM's balloon could not be deflated");
                 }
             }
         });

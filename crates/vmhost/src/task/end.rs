@@ -78,7 +78,7 @@ impl Actor {
 
     fn concluded(&mut self, wanted: Option<EndReason>, failure: Option<Failure>) {
         if let Some(failure) = &failure {
-            warn!(vm = %self.record.name, error = %failure.message, "VM ended out of order");
+            warn!(vm = %self.record.name, error = %failure.message, "VM ended unexpectedly");
         }
         self.end_main(wanted, failure.as_ref());
         self.record.failure = failure;
@@ -109,7 +109,7 @@ impl Actor {
                         folder,
                     ),
                     hint: Some(
-                        "Look at `jiffy logs --console`; start it with --console if there is none. A slow host may need a longer JIFFY_START_TIMEOUT."
+                        "See `jiffy logs --console`; start the VM with --console if it has no console log. A slow host may need a longer JIFFY_START_TIMEOUT."
                             .into(),
                     ),
                 });
@@ -147,13 +147,13 @@ impl Actor {
                 format!("The VM {name} ended because its VMM was killed by signal {signal}")
             }
             Ended::OutOfMemory => format!(
-                "The VM {name} ended because its VMM needed more memory than it may have: twice the VM's"
+                "The VM {name} ended because its VMM reached its memory limit, twice the VM's memory"
             ),
             Ended::Code(code) => {
                 format!("The VM {name} ended because its VMM ended with status {code}")
             }
             Ended::Unknown => {
-                format!("The VM {name} ended because its VMM ended without saying why")
+                format!("The VM {name} ended because its VMM ended for an unknown reason")
             }
         };
         Some(Failure {
@@ -186,7 +186,7 @@ impl Actor {
         if self.record.state == VmState::Hibernated {
             if !force {
                 let refusal = Error::wrong_state(format!(
-                    "The VM {name} is hibernated: what it has in memory would be lost."
+                    "The VM {name} is hibernated: its memory would be lost."
                 ))
                 .hint(format!(
                     "Wake it with `jiffy wake {name}`, or use `jiffy rm --force {name}`."
@@ -296,7 +296,7 @@ impl Actor {
 pub(super) fn why_a_vmm_ended(folder: &Path) -> String {
     match exit_record(folder) {
         Some(record) => short(&record.message),
-        None => with_last_line("its VMM said nothing".to_owned(), folder),
+        None => with_last_line("its VMM left no message".to_owned(), folder),
     }
 }
 

@@ -65,7 +65,7 @@ impl Actor {
             .is_some_and(|now| now.serial > link.serial)
         {
             // The guest has already replaced the connection of this hello.
-            debug!(vm = %self.record.name, attempt, "a hello came late");
+            debug!(vm = %self.record.name, attempt, "ignored the hello of a connection that the guest has replaced");
             return;
         }
         if let Err(error) = running.log.reopen() {
@@ -186,7 +186,7 @@ impl Actor {
     }
 
     fn warning(&mut self, text: &str) {
-        info!(vm = %self.record.name, warning = text, "the guest's init warned");
+        info!(vm = %self.record.name, warning = text, "warning of the guest's init");
         if self.record.warnings.len() < MAX_WARNINGS {
             self.record.warnings.push(text.to_owned());
             self.changed();
@@ -222,7 +222,7 @@ impl Actor {
         };
         let repeated = stored.saturating_sub(offset);
         if offset > stored || data.len() > MAX_DATA {
-            warn!(vm = %self.record.name, "the guest left out some output; its connection is closed");
+            warn!(vm = %self.record.name, "the guest skipped some output: its connection is closed");
             running.link = None;
             self.input.send_replace(None);
             return;
@@ -278,7 +278,7 @@ impl Actor {
             // The capture needs more memory.
             let growth = capture_headroom(&self.record.spec);
             if let Err(error) = running.process.raise_memory_limit(growth) {
-                debug!(vm = %self.record.name, %error, "a VMM's memory stays bounded as it is");
+                debug!(vm = %self.record.name, %error, "the memory limit of a VMM could not be raised");
             }
             let stored = Stored {
                 stdout: running.log.offset(Stream::Stdout),
@@ -310,7 +310,7 @@ impl Actor {
         self.view.send_if_modified(|view| {
             let changed = view.held_up != why;
             if changed && let Some(why) = &why {
-                tracing::error!(vm = %view.vm.name, "{why} The VM's output waits.");
+                tracing::error!(vm = %view.vm.name, "{why} The VM's output waits until it can be stored.");
             }
             view.held_up = why;
             changed

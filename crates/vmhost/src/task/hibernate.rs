@@ -246,7 +246,7 @@ impl Actor {
         tokio::spawn(async move {
             let order = ControlRequest::SetBalloon { target_mib: 0 };
             if let Err(why) = control::order(&socket, order).await {
-                warn!(why, "a VM that woke keeps its balloon");
+                warn!(why, "the balloon of a woken VM could not be deflated");
             }
         });
     }

@@ -1,7 +1,7 @@
 //! The phases of a VM's task.
 //!
 //! ```text
-//!          start                     the VMM is gone, and all is taken in
+//!          start                     the VMM ended, all messages handled
 //!  Idle ──────────▶ Active ──────────────────────────────────────────────▶ Idle
 //!                   │    ▲
 //!                   │    └──────────────────────────────────┐ record written, VMM spawned

@@ -97,7 +97,7 @@ impl Actor {
                             // The VM has ended meanwhile.
                             () = notify.closed() => return,
                         },
-                        Err(error) => debug!(%error, "the first command got no signal"),
+                        Err(error) => debug!(%error, "the first command could not be signalled"),
                     }
                 }
                 if let Err(error) = agent::tell(&vsock, &request, POWER_OFF_TIME).await {

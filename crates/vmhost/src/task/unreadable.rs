@@ -84,7 +84,7 @@ pub(super) fn register(
     if registry.insert(handle).is_err() {
         warn!(
             id,
-            "a VM has the name that is this one's id; this one is not shown"
+            "another VM's name is this VM's id; this VM is not shown"
         );
     }
     let vm = Unreadable {
@@ -243,7 +243,7 @@ fn hold_volumes(volumes: &Arc<Volumes>, disks: Vec<Disk>, name: &str) -> Vec<Lea
         };
         match volumes.hold(&[wanted], name) {
             Ok(leases) => held.extend(leases),
-            Err(error) => warn!(name, %error, "a VM's volumes are not all its own"),
+            Err(error) => warn!(name, %error, "a volume of a VM can't be leased"),
         }
     }
     held

@@ -166,7 +166,7 @@ impl Shortage {
         let fewer = match (self.count, lack) {
             (1, Some(Lack::Cpus)) => "give this one fewer with --cpus",
             (1, _) => "give this one less with --memory",
-            _ => "ask for fewer",
+            _ => "start fewer VMs",
         };
         let higher = match lack {
             Some(Lack::Limit) => ", or start jiffyd with a higher --memory-limit",

@@ -295,7 +295,7 @@ async fn background_work_gets_only_free_memory_and_yields_to_requests() {
     let mut later = room.reserve_background(vm(60)).unwrap();
     assert!(
         room.reserve_background(vm(60)).is_none(),
-        "nor does it have it twice"
+        "memory is not reserved twice"
     );
     let fits = room.reserve(request(), vm(40), 1).await.unwrap();
     assert!(!later.was_claimed());
@@ -318,7 +318,7 @@ async fn background_work_gets_only_free_memory_and_yields_to_requests() {
     quiet.await.unwrap();
     let waited = line.into_iter().next().unwrap().await.unwrap().unwrap();
     let later = room.reserve_background(vm(10)).unwrap();
-    assert!(!later.was_claimed(), "what was claimed before is not its");
+    assert!(!later.was_claimed(), "an earlier claim does not count");
     // Background work gets no memory while the host is low, whatever the totals are.
     room.set_low_memory(true);
     assert!(later.was_claimed());
@@ -373,7 +373,10 @@ async fn two_requests_never_get_the_same_memory() {
     for task in tasks {
         task.await.unwrap();
     }
-    assert!(!over.load(Ordering::SeqCst), "more was given than there is");
+    assert!(
+        !over.load(Ordering::SeqCst),
+        "more was reserved than the limit"
+    );
     assert!(empty(&room));
 }
 

@@ -1,4 +1,4 @@
-//! Origins that lie or never answer, other packings, full disks, and reads that are given up.
+//! Origins that lie or never answer, other packings, full disks, and reads that are cancelled.
 
 use super::*;
 use std::process::Command;
@@ -169,7 +169,10 @@ fn on_a_full_disk_fetched_chunks_are_read_and_not_kept() {
     }
     // The whole image does not fit, and the error says so.
     let error = image.complete().unwrap_err();
-    assert!(sentence(&error).contains("cannot be kept here"), "{error}");
+    assert!(
+        sentence(&error).contains("cannot be stored on this node"),
+        "{error}"
+    );
     fs::remove_file(here.join("filler")).unwrap();
     assert_eq!(read(&image, 399).unwrap(), &bytes[399 * CHUNK..]);
     assert!(image.is_local(399).unwrap());
@@ -200,7 +203,7 @@ fn an_abandoned_request_takes_nothing_from_other_waiters() {
         stop.give_up();
         release.send(()).unwrap();
         let error = first.join().unwrap().unwrap_err();
-        assert!(sentence(&error).contains("given up"), "{error}");
+        assert!(sentence(&error).contains("cancelled"), "{error}");
         asked.recv().unwrap();
         release.send(()).unwrap();
         assert_eq!(second.join().unwrap().unwrap(), pair.chunk(20));

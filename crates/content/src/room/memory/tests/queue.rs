@@ -137,7 +137,7 @@ fn a_lower_priority_has_a_turn_after_some_of_higher_ones() {
         line.enter(ticket(of("another", High), now));
     }
     assert_eq!(line.first().unwrap().1.request.priority, Low);
-    assert!(!line.would_be_first(High), "whoever comes");
+    assert!(!line.would_be_first(High), "the low priority is next");
     line.serve_first();
     assert_eq!(line.first().unwrap().1.request.priority, Normal);
     line.serve_first();
@@ -360,12 +360,12 @@ async fn a_full_queue_refuses_and_leaves_places_for_other_owners() {
     };
     assert_eq!(
         full("a", High).await,
-        "3 requests of the owner a wait for memory or vCPUs, and the queue takes no further one."
+        "3 requests of the owner a wait for memory or vCPUs; the queue accepts no more."
     );
     tasks.extend(in_order(&room, &[("b", Normal)], &order).await);
     assert_eq!(
         full("b", Normal).await,
-        "4 requests wait for memory or vCPUs, and the queue takes no further one."
+        "4 requests wait for memory or vCPUs; the queue accepts no more."
     );
     // A request that does not wait takes no place.
     let at_once = Request {
