@@ -42,7 +42,7 @@ fn statistics_are_read_on_request_and_by_name() {
     assert_eq!(
         guest.queue(STATISTICS).next_used(),
         None,
-        "kept to ask with"
+        "kept for the next request"
     );
     let first = board.latest();
     assert_eq!(first.sequence, 1);
@@ -78,7 +78,7 @@ fn a_caller_can_wait_for_newer_statistics() {
     let board = guest.balloon().statistics().clone();
     let known = board.latest().sequence;
     let soon = Duration::from_millis(1);
-    assert_eq!(board.newer_than(known, soon).sequence, known, "in vain");
+    assert_eq!(board.newer_than(known, soon).sequence, known, "none came");
     let waiter = std::thread::spawn(move || board.newer_than(known, PATIENCE));
     assert!(guest.balloon().request_statistics());
     guest.send_statistics(&entries(&[(5, 2)]));

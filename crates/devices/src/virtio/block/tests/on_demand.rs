@@ -130,7 +130,7 @@ impl Fetcher for Map {
                 self.fill(&bytes);
                 Some(Ok(Fetched::Present))
             }
-            Mode::Fail => Some(Err(io::Error::other("chunk 1 cannot be had"))),
+            Mode::Fail => Some(Err(io::Error::other("chunk 1 is not available"))),
             Mode::Hold => None,
         };
         match outcome {

@@ -520,7 +520,7 @@ impl Guest {
             if done(self) {
                 return;
             }
-            assert!(start.elapsed() < PATIENCE, "in vain: {what}");
+            assert!(start.elapsed() < PATIENCE, "waited in vain: {what}");
             std::thread::sleep(Duration::from_micros(20));
         }
     }

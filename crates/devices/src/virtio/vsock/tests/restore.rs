@@ -95,7 +95,7 @@ fn programs_wait_until_the_restored_guest_has_seen_the_reset() {
 }
 
 #[test]
-fn programs_do_not_wait_for_ever_for_a_driver_that_ignores_events() {
+fn programs_do_not_wait_forever_for_a_driver_that_ignores_events() {
     let host = Host::new();
     let (mut guest, queues, state) = saved(&host);
     restore(&host, &mut guest, &state);
@@ -279,7 +279,7 @@ fn the_saved_vms_connections_and_their_data_survive_a_save() {
     assert!(received == down && heard == up);
     assert!(
         guest.events.is_empty(),
-        "a guest that goes on hears nothing"
+        "a guest that continues gets no event"
     );
 }
 

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 #[test]
-fn the_guest_ends_its_half_and_goes_on_reading() {
+fn the_guest_ends_its_half_and_continues_reading() {
     let host = Host::new();
     let mut guest = host.guest().start();
     let mut stream = host.guest_to_host(&mut guest, (7, 1));
@@ -36,7 +36,7 @@ fn the_guest_ends_its_half_and_goes_on_reading() {
 }
 
 #[test]
-fn a_program_ends_its_half_and_goes_on_reading() {
+fn a_program_ends_its_half_and_continues_reading() {
     let host = Host::new();
     let mut guest = host.guest().start();
     let mut program = host.call(80);
