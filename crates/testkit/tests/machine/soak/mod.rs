@@ -98,7 +98,7 @@ fn soak(trial: &Trial, seed: u64, time: Duration) -> Result<(), String> {
     drop(registry);
     match trial.succeeded() {
         true => Ok(()),
-        false => Err("most of what was asked for failed".into()),
+        false => Err("most commands failed".into()),
     }
 }
 
