@@ -1,4 +1,4 @@
-//! What a VMM says to a pager when it connects: Firecracker's handshake.
+//! What a VMM sends to a pager when it connects: Firecracker's handshake.
 
 use crate::Target;
 use crate::input::Input;
