@@ -108,7 +108,7 @@ fn a_guest_may_write_to_a_program_that_has_closed() {
     for _ in 0..20 {
         guest.until("credit", |guest| guest.push_some((7, 1), &bytes) > 0);
     }
-    guest.until("told", |guest| {
+    guest.until("a shutdown", |guest| {
         guest.socket((7, 1)).shutdown & SHUTDOWN_RECEIVE != 0
     });
     guest.close((7, 1));
