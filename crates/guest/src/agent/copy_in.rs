@@ -111,7 +111,7 @@ impl Target {
             .folders
             .iter()
             .position(|folder| folder.path == parent)
-            .ok_or_else(|| format!("{:?} came before its folder", entry.path))?;
+            .ok_or_else(|| format!("{:?} was sent before its folder", entry.path))?;
         self.leave_folders(depth + 1)?;
         let folder = self.folders[depth]
             .handle
