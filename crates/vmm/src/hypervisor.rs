@@ -63,7 +63,7 @@ pub enum HypervisorError {
     #[error("/dev/kvm can't be opened")]
     Open(#[source] io::Error),
     /// The API version is not that of Linux's KVM.
-    #[error("/dev/kvm speaks API version {0}; 12 is needed")]
+    #[error("/dev/kvm has API version {0}; version 12 is needed")]
     Version(i32),
     /// A capability is missing that every KVM of the last ten years provides.
     #[error("this host's KVM lacks {0}")]

@@ -30,8 +30,8 @@ pub enum SpareError {
     /// The order is not valid.
     #[error("the order that names the VM is not valid")]
     Message(#[from] serde_json::Error),
-    /// The order came without an output or without an events descriptor.
-    #[error("the order that names the VM came without an output or without an events descriptor")]
+    /// The order has no output descriptor or no events descriptor.
+    #[error("the order that names the VM has no output descriptor or no events descriptor")]
     Descriptors,
     /// The configuration's path does not fit on the command line.
     #[error("the path of the configuration {} is too long for the command line", .0.display())]

@@ -297,7 +297,7 @@ mod tests {
         let starter = starter(IdleThreads::default());
         starter.start_device_jobs();
         let first = done_by(&starter, WorkerRole::Block);
-        let bad = Box::new(|| panic!("as asked"));
+        let bad = Box::new(|| panic!("on purpose"));
         let job = starter.spawn(WorkerRole::Block, "block", bad).unwrap();
         assert!(job.join().is_err());
         assert_ne!(done_by(&starter, WorkerRole::Block), first);

@@ -663,7 +663,7 @@ fn a_damaged_or_foreign_state_is_refused() {
     let error = other.builder().build().err().unwrap();
     assert_eq!(
         error.to_string(),
-        "the saved VM has 1 vCPUs, the configuration says 2"
+        "the saved VM has 1 vCPUs, but the configuration has 2"
     );
 }
 

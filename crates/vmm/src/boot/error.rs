@@ -137,7 +137,7 @@ pub enum KernelError {
         second: u64,
     },
     /// The entry point is in no segment.
-    #[error("its entry point {0:#x} lies in none of its segments")]
+    #[error("its entry point {0:#x} is outside its segments")]
     EntryOutside(u64),
     /// An old or special bzImage.
     #[error("it is a bzImage that {0}")]
@@ -152,7 +152,7 @@ impl KernelError {
     pub fn hint(&self) -> Option<String> {
         Some(match self {
             KernelError::NoPvhNote => {
-                "build it with CONFIG_PVH=y, or give the bzImage; `jiffy kernel check` says what else is missing".into()
+                "build it with CONFIG_PVH=y, or give the bzImage; `jiffy kernel check` lists what else is missing".into()
             }
             KernelError::OutsideRam { .. } => "give the VM more memory (--memory)".into(),
             KernelError::Foreign(_) | KernelError::NotExecutable(_) | KernelError::WrongMachine(_) => {
