@@ -63,7 +63,7 @@ fn six_captures_and_a_restore_lose_or_repeat_no_line() {
         .command(&["exec", "worker", "witness", "lines", "/tmp/streamed"])
         .start()
         .expect("it starts");
-    stream.read_until("1 ").expect("lines come");
+    stream.read_until("1 ").expect("lines arrive");
     for n in 1..=6 {
         jiffy.ok(&["snapshot", "create", "worker", &format!("at{n}")]);
         if n < 6 {
