@@ -19,7 +19,7 @@ fn run(data: &[u8]) {
     let Ok(Progress::Mappings(mappings)) = handshake::parse(text) else {
         return;
     };
-    // What comes in pieces is the same.
+    // The result is the same if the bytes arrive in pieces.
     if let Some(end) = text.iter().rposition(|byte| *byte == b']') {
         assert_eq!(handshake::parse(&text[..end]), Ok(Progress::More));
     }
