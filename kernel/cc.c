@@ -39,10 +39,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* What kernel/build has the precompiled headers take for prefix and module. */
+/* The prefix and module name in precompiled headers, as kernel/build defines them. */
 #define MARK "jiffy-precompiled"
 
-/* Files for which plain gcc is asked at once. */
+/* Files that are compiled with plain gcc at once. */
 static const char *const alone[] = {
     /* gcc would put their functions in another order: the same code, but not the same
      * bytes. */
@@ -75,7 +75,7 @@ static char *text(const char *format, ...)
 
     va_start(arguments, format);
     if (vasprintf(&result, format, arguments) < 0)
-        fail("there is no memory for", format);
+        fail("out of memory for", format);
     va_end(arguments);
     return result;
 }
@@ -305,7 +305,7 @@ static void precompile(const char *path, const char *headers, char **flags, int 
     if (run(command) != 0 || rename(fresh, text("%s.h.gch", path)) != 0)
         fail("cannot precompile", headers);
     hide(text("%s.seen", path), depends, flags, count);
-    /* The prerequisites of a rule: what stands after its colon, less the backslashes. */
+    /* The prerequisites of a rule: the words after its colon, without backslashes. */
     char *words[] = { "sh", "-c",
         "tr -s ' \\\\\\n' '\\n' <\"$0\" | grep '\\.h$' | xargs cat | "
         "LC_ALL=C tr -cs A-Za-z0-9_ '\\n' | awk 'BEGIN { print \"\" } !seen[$0]++' >\"$1\"",
@@ -314,7 +314,7 @@ static void precompile(const char *path, const char *headers, char **flags, int 
         fail("cannot list the words of", headers);
 }
 
-/* What kbuild asks for when it has an ordinary file compiled. */
+/* A call of kbuild that compiles an ordinary file. */
 struct call {
     const char *source, *object, *depends, *level;
     /* What is passed on, with room for what is added. */
@@ -324,7 +324,7 @@ struct call {
     char defines[4096];
 };
 
-/* Notes one of these names: a precompiled header has its own, so -D comes too early. */
+/* Records one of these names: a precompiled header redefines it, so -D has no effect. */
 static void note_name(struct call *call, const char *argument)
 {
     size_t used = strlen(call->defines);
@@ -336,7 +336,7 @@ static void note_name(struct call *call, const char *argument)
                  argument + 2 + name + 1);
 }
 
-/* Whether the call is one for an ordinary file, which goes with precompiled headers. */
+/* Whether the call compiles an ordinary file, for which precompiled headers fit. */
 static int understood(struct call *call, int count, char **arguments)
 {
     int names = 0, compiles = 0;
@@ -371,7 +371,7 @@ static int understood(struct call *call, int count, char **arguments)
             return 0;
         } else if (starts(argument, "-W") && !starts(argument, "-Werror=") &&
                    !starts(argument, "-Wp,") && !starts(argument, "-Wa,")) {
-            /* Nobody reads warnings, and gcc would look for what to warn of. */
+            /* Warnings are not shown; looking for them takes gcc time. */
         } else {
             if (!strcmp(argument, "-O2"))
                 call->level = "speed";
@@ -442,11 +442,11 @@ int main(int count, char **arguments)
     words = read_file(text("%s.words", path), &length);
     if (!words || !harmless(call.source, words))
         plain();
-    /* The file may count on not seeing a header: compile it as ever. */
+    /* The file may rely on a header being absent: plain gcc compiles it. */
     if (compile(&call, path) != 0 || is_marked(call.object))
         plain();
-    /* Each build begins anew, in an empty folder: dependencies are of no use, and those
-     * of a precompiled header would be tens of megabytes to read. */
+    /* Each build starts in an empty folder and needs no dependencies; those of a
+     * precompiled header would be tens of megabytes to read. */
     write_file(call.depends, text("%s: %s\n", call.object, call.source));
     return 0;
 }

@@ -198,7 +198,7 @@ static void on_vmrun(unsigned cpu, void *data)
     inside = true;
 }
 
-/* The instruction after VMRUN: where the host goes on after an exit. */
+/* The instruction after VMRUN: where the host continues after an exit. */
 static void on_exit_from_guest(unsigned cpu, void *data)
 {
     if (!inside)

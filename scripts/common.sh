@@ -31,7 +31,7 @@ step() {
     times+=("$(printf '%5d s  %s' $((SECONDS - begin)) "$name")")
     ((status == 0)) || {
         summary
-        fail "$name failed; what went wrong is above"
+        fail "$name failed; see the messages above"
     }
 }
 

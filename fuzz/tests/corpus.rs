@@ -8,11 +8,11 @@ use std::panic;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
-/// What is called now: a device's own thread may be what panics.
+/// The target and input that run now: a panic may be on a device's own thread.
 static NOW: Mutex<String> = Mutex::new(String::new());
 
 #[test]
-fn targets_stand_all_inputs_that_are_kept() {
+fn targets_survive_all_kept_inputs() {
     let folder = tempfile::tempdir().expect("a folder");
     scratch::set_folder(folder.path());
     let path = folder.path().to_owned();
@@ -41,7 +41,7 @@ fn call(target: &Target, name: &str, input: &[u8]) {
     (target.run)(input);
 }
 
-/// What is kept for a target, sorted.
+/// The kept inputs of a target, sorted.
 fn inputs(target: &str) -> Vec<PathBuf> {
     let mut paths = Vec::new();
     for kind in ["corpus", "regressions"] {

@@ -1,4 +1,4 @@
-//! Every device, and every file that takes bytes apart, has a target or a reason to have
+//! Every device, and every file that parses bytes, has a target or a reason to have
 //! none; every target has a corpus.
 
 use jiffy_fuzz::TARGETS;
@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// What a file has that takes bytes or text apart.
+/// Each file that parses bytes or text contains one of these.
 const MARKS: &[&str] = &[
     "serde_json::from_",
     "postcard::from_bytes",
@@ -23,10 +23,10 @@ const MARKS: &[&str] = &[
 /// Bytes of all inputs that are kept.
 const MOST_BYTES: u64 = 1 << 20;
 
-/// Crates that are no part of what runs: fixtures, the laboratory, the benchmark.
+/// Crates that are not shipped: test harness, benchmark.
 const NOT_SHIPPED: &[&str] = &["bench", "testkit"];
 
-/// Files with a mark whose bytes are not a stranger's, each with whose they are.
+/// Files with a mark whose bytes are trusted, each with the origin of the bytes.
 const TRUSTED: &[(&str, &str)] = &[
     (
         "crates/cli/src/client/lines.rs",
@@ -106,17 +106,20 @@ const TRUSTED: &[(&str, &str)] = &[
     ("crates/node/src/cpu.rs", "our own `jiffy-vmm` prints it"),
     (
         "crates/content/src/images/policy.rs",
-        "what starts the daemon",
+        "an option of the daemon",
     ),
     (
         "crates/content/src/transfer/keep.rs",
         "our own file of credentials",
     ),
-    ("crates/content/src/room/limit.rs", "what starts the daemon"),
-    ("crates/jiffyd/src/options.rs", "what starts the daemon"),
+    (
+        "crates/content/src/room/limit.rs",
+        "an option of the daemon",
+    ),
+    ("crates/jiffyd/src/options.rs", "an option of the daemon"),
     (
         "crates/vmhost/src/network/recovered.rs",
-        "the daemon before wrote it; what is odd is nothing",
+        "an earlier daemon wrote it; invalid parts are ignored",
     ),
     (
         "crates/vmhost/src/network/traffic.rs",
@@ -128,7 +131,7 @@ const TRUSTED: &[(&str, &str)] = &[
     ),
     (
         "crates/vmhost/src/task/unreadable.rs",
-        "the daemon before wrote it; what is odd is nothing",
+        "an earlier daemon wrote it; invalid parts are ignored",
     ),
     (
         "crates/pager/src/origins/client.rs",
@@ -174,14 +177,17 @@ const TRUSTED: &[(&str, &str)] = &[
     ),
     ("crates/sys/src/userfaultfd/mod.rs", "the kernel's messages"),
     ("crates/vmm/src/arguments.rs", "the daemon starts it"),
-    ("crates/vmm/src/cpu/cpuid/mod.rs", "the processor says it"),
-    ("crates/vmm/src/cpu/quirks.rs", "the processor says it"),
+    (
+        "crates/vmm/src/cpu/cpuid/mod.rs",
+        "the processor reports it",
+    ),
+    ("crates/vmm/src/cpu/quirks.rs", "the processor reports it"),
     ("crates/wire/src/text/mod.rs", "sizes that the user writes"),
 ];
 
 #[test]
 fn every_device_has_a_target() {
-    // The disk that other monitors have, and what is in a folder of its own.
+    // The disk, which has a crate of its own, and all devices of crates/devices.
     let mut devices = vec!["crates/disk/src/device.rs".to_owned()];
     for folder in ["crates/devices/src", "crates/devices/src/virtio"] {
         for entry in entries(&root().join(folder)) {
@@ -200,7 +206,7 @@ fn every_device_has_a_target() {
 }
 
 #[test]
-fn every_file_that_takes_bytes_apart_has_a_target_or_a_reason() {
+fn every_file_that_parses_bytes_has_a_target_or_a_reason() {
     let mut marked = BTreeSet::new();
     for crate_folder in entries(&root().join("crates")) {
         let name = crate_folder.file_name().and_then(|name| name.to_str());
@@ -221,8 +227,8 @@ fn every_file_that_takes_bytes_apart_has_a_target_or_a_reason() {
         .collect();
     assert!(
         without.is_empty(),
-        "{without:?} take bytes apart and no target covers them: write one in \
-         fuzz/src/targets, or say in TRUSTED whose bytes they are"
+        "{without:?} parse bytes and no target covers them: write one in \
+         fuzz/src/targets, or name the bytes' origin in TRUSTED"
     );
     let idle: Vec<_> = trusted
         .iter()
@@ -235,12 +241,16 @@ fn every_file_that_takes_bytes_apart_has_a_target_or_a_reason() {
 }
 
 #[test]
-fn targets_are_what_they_say() {
+fn targets_have_unique_names_and_existing_files() {
     let mut names = BTreeSet::new();
     for target in TARGETS {
         let module = format!("fuzz/src/targets/{}.rs", target.name);
         assert!(root().join(&module).is_file(), "there is no {module}");
-        assert!(names.insert(target.name), "two are called {}", target.name);
+        assert!(
+            names.insert(target.name),
+            "two targets are named {}",
+            target.name
+        );
         for path in target.covers {
             assert!(
                 root().join(path).exists(),
@@ -252,7 +262,7 @@ fn targets_are_what_they_say() {
 }
 
 #[test]
-fn what_is_kept_is_small_and_belongs_to_a_target() {
+fn kept_inputs_are_small_and_belong_to_a_target() {
     let mut bytes = 0;
     for kind in ["corpus", "regressions"] {
         let folder = root().join("fuzz").join(kind);
@@ -262,7 +272,7 @@ fn what_is_kept_is_small_and_belongs_to_a_target() {
         for folder in entries(&folder) {
             let name = folder.file_name().and_then(|name| name.to_str());
             let known = name.is_some_and(|name| jiffy_fuzz::find(name).is_some());
-            assert!(known, "{} is of no target", folder.display());
+            assert!(known, "{} belongs to no target", folder.display());
             for input in entries(&folder) {
                 bytes += fs::metadata(input).expect("an input").len();
             }

@@ -141,7 +141,7 @@ mod tests {
         };
         assert_eq!(worse(&old, &now(102.0, 500.0)), 0);
         assert_eq!(worse(&old, &now(102.1, 100.0)), 1);
-        assert_eq!(worse(&old, &[]), 1, "a vanished figure is told");
+        assert_eq!(worse(&old, &[]), 1, "a figure that is missing is reported");
     }
 
     #[test]
@@ -163,7 +163,7 @@ mod tests {
         let mut goals = GOALS.iter();
         let goal = goals.find(|goal| goal.case == image::PULLED_RATIO);
         let Some(Bound::AtMost(bound)) = goal.map(|goal| &goal.bound) else {
-            panic!("the ratio is promised by a bound of its own");
+            panic!("the ratio has a promised bound of its own");
         };
         assert!(!about(bound - 0.01));
         assert!(about(bound + 0.01));

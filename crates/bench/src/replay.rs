@@ -110,13 +110,13 @@ pub fn figures(program: &Path, recording: &Path, image: &Path) -> Result<Vec<Fig
 
 /// Pins this process and its children to one core.
 fn on_one_core<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
-    let all = sched_getaffinity(None).context("which cores there are")?;
+    let all = sched_getaffinity(None).context("reading the CPU affinity")?;
     let last = (0..CpuSet::MAX_CPU).rev().find(|core| all.is_set(*core));
     let mut one = CpuSet::new();
-    one.set(last.context("no core")?);
-    sched_setaffinity(None, &one).context("one core")?;
+    one.set(last.context("there is no core")?);
+    sched_setaffinity(None, &one).context("pinning to one core")?;
     let done = work();
-    sched_setaffinity(None, &all).context("all cores again")?;
+    sched_setaffinity(None, &all).context("restoring the CPU affinity")?;
     done
 }
 
@@ -143,7 +143,7 @@ fn replay(
         program.display(),
         String::from_utf8_lossy(&output.stderr).trim()
     );
-    serde_json::from_slice(&output.stdout).context("what the replay printed")
+    serde_json::from_slice(&output.stdout).context("parsing the output of the replay")
 }
 
 #[cfg(test)]

@@ -180,7 +180,7 @@ fn span_table(out: &mut String, outcome: &Outcome) {
     };
     let _ = writeln!(
         out,
-        "\n## Spans of `{}`{whose}\n\nLengths; moments are told from the start.\n\n| span | median | p90 | p99 |\n|---|--:|--:|--:|",
+        "\n## Spans of `{}`{whose}\n\nLengths; moments are times since the start.\n\n| span | median | p90 | p99 |\n|---|--:|--:|--:|",
         outcome.name
     );
     let names: BTreeSet<&String> = outcome

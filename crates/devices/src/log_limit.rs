@@ -31,7 +31,7 @@ impl Drop for LogLimit {
     fn drop(&mut self) {
         let count = self.left_out();
         if count > 0 {
-            tracing::warn!(count, "further messages of a device were left out");
+            tracing::warn!(count, "further messages of a device were suppressed");
         }
     }
 }

@@ -38,7 +38,7 @@ pub struct Freezer {
 /// Cgroups that were frozen here. Cgroups that a program froze itself are not included, and stay
 /// frozen.
 #[derive(Debug, Default)]
-#[must_use = "programs stand still until it is thawed"]
+#[must_use = "programs stay frozen until this is thawed"]
 pub struct Frozen {
     folders: Vec<String>,
 }
@@ -64,7 +64,7 @@ impl Freezer {
     pub fn freeze(&self) -> Result<Frozen, String> {
         if !files::exists(format!("{}/cgroup.procs", self.root)) {
             return Err(format!(
-                "programs cannot be held still: {} has no control groups of version 2",
+                "programs cannot be frozen: {} has no control groups of version 2",
                 self.root
             ));
         }
@@ -73,7 +73,7 @@ impl Freezer {
             Ok(()) => Ok(frozen),
             Err(message) => {
                 frozen.thaw();
-                Err(format!("programs cannot be held still: {message}"))
+                Err(format!("programs cannot be frozen: {message}"))
             }
         }
     }
@@ -101,7 +101,7 @@ impl Freezer {
                 still.push(name);
             }
         }
-        Err("they multiply too fast".into())
+        Err("new processes are created too fast".into())
     }
 
     fn path(&self, group: &str, file: &str) -> String {
@@ -115,7 +115,7 @@ impl Freezer {
             return Ok(());
         }
         files::write(format!("{}/cgroup.procs", self.root), b"0")
-            .map_err(|error| format!("jiffy-init cannot leave its group: {}", reason(error)))
+            .map_err(|error| format!("jiffy-init cannot leave its cgroup: {}", reason(error)))
     }
 
     /// Moves processes of the root cgroup to one that can be frozen. Returns whether there were
@@ -127,7 +127,12 @@ impl Freezer {
         }
         match rustix::fs::mkdirat(CWD, self.path(OWN_GROUP, ""), Mode::from_raw_mode(0o755)) {
             Ok(()) | Err(Errno::EXIST) => {}
-            Err(error) => return Err(format!("no group for them: {}", reason(error))),
+            Err(error) => {
+                return Err(format!(
+                    "no cgroup could be created for them: {}",
+                    reason(error)
+                ));
+            }
         }
         // A move waits for an RCU grace period; unless it is expedited, a few moves take 20 ms.
         let expedited = self.is_whole && files::write(c"/sys/kernel/rcu_expedited", b"1").is_ok();
@@ -178,12 +183,12 @@ impl Freezer {
             Ok(_) => {}
             // The cgroup was removed after it was listed.
             Err(Errno::NOENT | Errno::NODEV) => return Ok(()),
-            Err(error) => return Err(format!("group {group}: {}", reason(error))),
+            Err(error) => return Err(format!("cgroup {group}: {}", reason(error))),
         }
         frozen.folders.push(format!("{}/{group}", self.root));
         match files::write(switch, b"1") {
             Ok(()) | Err(Errno::NOENT | Errno::NODEV) => Ok(()),
-            Err(error) => Err(format!("group {group}: {}", reason(error))),
+            Err(error) => Err(format!("cgroup {group}: {}", reason(error))),
         }
     }
 
@@ -195,12 +200,12 @@ impl Freezer {
             match is_frozen(&events) {
                 Ok(true) | Err(Errno::NODEV) => return Ok(()),
                 Ok(false) => {}
-                Err(error) => return Err(format!("group {group}: {}", reason(error))),
+                Err(error) => return Err(format!("cgroup {group}: {}", reason(error))),
             }
             let left = give_up.saturating_sub(syscalls::monotonic_ns());
             if left == 0 {
                 return Err(format!(
-                    "a program of group {group} has not come to rest within {} s",
+                    "a program of cgroup {group} did not freeze within {} s",
                     PATIENCE_NS / 1_000_000_000
                 ));
             }

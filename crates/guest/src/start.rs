@@ -173,7 +173,10 @@ fn exec_distribution_init(argv: &[String], report: &mut Report) -> bool {
             reap_forever()
         }
         Err(error) => {
-            report.warn("handover", &format!("no second process: {}", reason(error)));
+            report.warn(
+                "handover",
+                &format!("no second process could be created: {}", reason(error)),
+            );
             false
         }
     }

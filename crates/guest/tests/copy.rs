@@ -64,7 +64,7 @@ fn send(agent: &Agent, path: &Path, frames: Vec<CopyFrame>) -> CopyDone {
 }
 
 fn refused(agent: &Agent, path: &Path, frames: Vec<CopyFrame>) -> String {
-    send(agent, path, frames).error.expect("it was not refused")
+    send(agent, path, frames).error.expect("a refusal")
 }
 
 fn fetch(agent: &Agent, path: &str) -> Result<Vec<(CopyEntry, Vec<u8>)>, String> {
@@ -243,7 +243,7 @@ fn an_existing_symlink_in_the_target_is_not_followed() {
     frames.extend(file("x", b"!"));
     let message = refused(&agent, &target, frames);
     assert!(
-        message.contains("target/site: something there is not a folder"),
+        message.contains("target/site: a part of the path is not a folder"),
         "{message}"
     );
     assert!(names(&outside).is_empty());

@@ -142,7 +142,7 @@ fn a_program_inherits_no_descriptors_or_signal_state() {
 #[test]
 fn users_are_looked_up_in_the_image() {
     if !rustix::process::getuid().is_root() {
-        return eprintln!("skipped: only root can become somebody else");
+        return eprintln!("skipped: only root can change its user");
     }
     let agent = Agent::start();
     let run = |user: &str| {
@@ -337,7 +337,7 @@ fn control_keys_work_on_a_terminal() {
 }
 
 #[test]
-fn a_program_may_close_its_terminal_and_go_on() {
+fn a_program_may_close_its_terminal_and_continue() {
     let agent = Agent::start();
     let tty = Some(WindowSize {
         rows: 10,

@@ -59,7 +59,7 @@ fn write_until_full(mut stream: &UnixStream, bytes: &[u8]) -> usize {
             }
             Err(_) => break,
         }
-        assert!(taken < 64 << 20, "it takes all there is");
+        assert!(taken < 64 << 20, "the peer accepts unlimited input");
     }
     stream.set_nonblocking(false).unwrap();
     taken

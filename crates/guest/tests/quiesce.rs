@@ -55,7 +55,7 @@ fn quiesced(agent: &Agent) -> Connection {
 fn groups() -> Option<Groups> {
     let groups = Groups::new();
     if groups.is_none() {
-        eprintln!("skipped: no control group of version 2 can be made here");
+        eprintln!("skipped: no control group of version 2 can be created here");
     }
     groups
 }
@@ -127,7 +127,7 @@ fn quiesce_is_refused_without_control_groups() {
     };
     assert!(message.contains("no control groups"), "{message}");
     assert!(connection.is_closed());
-    wait_until("it goes on", || is_counting(&agent));
+    wait_until("it continues", || is_counting(&agent));
 }
 
 #[test]
@@ -139,7 +139,7 @@ fn a_program_is_frozen_until_the_connection_ends() {
         let connection = quiesced(&agent);
         assert!(!is_counting(&agent));
         drop(connection);
-        wait_until("it goes on", || is_counting(&agent));
+        wait_until("it continues", || is_counting(&agent));
     }
 }
 
@@ -173,7 +173,7 @@ fn every_cgroup_is_frozen_and_paused_ones_stay_frozen() {
     let only = groups.read("cgroup.procs");
     assert_eq!(only.trim(), agent.process.id().to_string());
     drop(connection);
-    wait_until("it goes on", || {
+    wait_until("it continues", || {
         groups.read("running/cgroup.events").contains("frozen 0")
     });
     assert!(groups.read("paused/cgroup.events").contains("frozen 1"));
@@ -388,9 +388,9 @@ fn the_captured_command_continues_beside_the_new_one() {
         (&b"new\n"[..], Some(ExitStatus::Code(3)))
     );
     let alive = folder.path().join("alive");
-    wait_until("it goes round", || alive.exists());
+    wait_until("the loop has run", || alive.exists());
     let before = std::fs::read_to_string(&alive).unwrap();
-    wait_until("it goes round again", || {
+    wait_until("the loop runs again", || {
         std::fs::read_to_string(&alive).unwrap() != before
     });
 }
@@ -406,7 +406,7 @@ fn connections_of_the_captured_guest_are_hung_up() {
     let connection = quiesced(&agent);
     agent.set_host_file(GENERATION, &generation(FIRST_ID, false));
     drop(connection);
-    wait_until("it is told", || agent.path("end").exists());
+    wait_until("it gets SIGHUP", || agent.path("end").exists());
     assert_eq!(program.next::<ExecOutput>(), None);
     assert_eq!(agent.sh("echo served").text(), "served\n");
 }
@@ -432,7 +432,7 @@ fn an_unreadable_generation_ends_the_vm_without_thawing() {
         agent.wait_for_end();
         assert!(!is_counting(&agent), "it runs");
         let console = agent.console();
-        assert!(console.contains("cannot go on"), "{console}");
+        assert!(console.contains("cannot continue"), "{console}");
     }
 }
 
@@ -452,5 +452,5 @@ fn data_from_the_quiesce_client_thaws_the_guest() {
     let mut connection = quiesced(&agent);
     connection.send(&ExecInput::StdinClosed);
     assert!(connection.is_closed());
-    wait_until("it goes on", || is_counting(&agent));
+    wait_until("it continues", || is_counting(&agent));
 }

@@ -88,7 +88,9 @@ fn a_command_that_cannot_start_is_reported_until_stored() {
                     assert_eq!(error.kind, StartFailure::NotFound);
                     break;
                 }
-                FromGuest::MainStarted { .. } | FromGuest::MainExited(_) => panic!("it did not"),
+                FromGuest::MainStarted { .. } | FromGuest::MainExited(_) => {
+                    panic!("the command did not start")
+                }
                 _ => {}
             }
         }

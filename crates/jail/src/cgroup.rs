@@ -34,10 +34,10 @@ pub enum CgroupError {
     #[error("version 2 of cgroups is not mounted at {HIERARCHY}")]
     Version,
     /// This user may not use it.
-    #[error("the group {} can't be used", .0.display())]
+    #[error("the cgroup {} can't be used", .0.display())]
     Group(PathBuf, #[source] io::Error),
     /// The controller is not enabled in the parent, or the group contains other processes.
-    #[error("the group {} has no controller \"{controller}\" for groups in it", .group.display())]
+    #[error("the cgroup {} has no controller \"{controller}\" for its child groups", .group.display())]
     Controller {
         /// The group.
         group: PathBuf,

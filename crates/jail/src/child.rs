@@ -64,14 +64,14 @@ impl Stage {
     /// The step's name, to follow "could not".
     pub fn name(self) -> &'static str {
         match self {
-            Stage::Session => "begin a session",
+            Stage::Session => "create a session",
             Stage::UserNamespace => "map its user into its user namespace",
-            Stage::Mounts => "cut its mounts off from the host's",
+            Stage::Mounts => "make its mounts private",
             Stage::Root => "enter its empty root",
             Stage::Folder => "enter its folder",
-            Stage::Descriptors => "take its descriptors",
+            Stage::Descriptors => "set up its descriptors",
             Stage::Limits => "set its limits",
-            Stage::User => "become its user",
+            Stage::User => "switch to its user",
             Stage::Execute => "execute the program",
         }
     }

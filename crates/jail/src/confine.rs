@@ -32,7 +32,7 @@ pub enum ConfineError {
     #[error("the folder {0:?} can't be opened")]
     Folder(PathBuf, #[source] PathFdError),
     /// The kernel refuses the rules.
-    #[error("the rules of Landlock can't be set")]
+    #[error("the Landlock rules can't be set")]
     Rules(#[from] RulesetError),
 }
 
@@ -56,14 +56,14 @@ pub fn has_landlock() -> bool {
 
 /// Hardens this process: no new privileges, no core dump, and memory that only root may inspect.
 pub fn harden() -> Result<(), ConfineError> {
-    set_no_new_privs(true).map_err(failed("giving up new privileges"))?;
+    set_no_new_privs(true).map_err(failed("setting no-new-privileges"))?;
     let none = Rlimit {
         current: Some(0),
         maximum: Some(0),
     };
-    setrlimit(Resource::Core, none).map_err(failed("forbidding core dumps"))?;
+    setrlimit(Resource::Core, none).map_err(failed("setting the limit of core dumps"))?;
     set_dumpable_behavior(DumpableBehavior::NotDumpable)
-        .map_err(failed("closing the memory to other processes"))
+        .map_err(failed("making the process not dumpable"))
 }
 
 /// Hardens this process, drops all capabilities except root's access to all files
@@ -80,7 +80,7 @@ pub fn confine(folders: &Folders<'_>) -> Result<bool, ConfineError> {
         permitted: kept,
         inheritable: CapabilitySet::empty(),
     };
-    set_capabilities(None, sets).map_err(failed("giving up capabilities"))?;
+    set_capabilities(None, sets).map_err(failed("dropping capabilities"))?;
     restrict(folders)
 }
 

@@ -136,7 +136,7 @@ mod tests {
         assert_eq!(three.id(), 1003);
         assert_eq!(all.take().unwrap().id(), 1001, "it was dropped at once");
         let _again = all.take().unwrap();
-        assert!(all.take().is_none(), "the shared group is nobody's own");
+        assert!(all.take().is_none(), "the shared group is not handed out");
     }
 
     #[test]

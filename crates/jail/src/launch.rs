@@ -139,7 +139,9 @@ impl Jail<'_> {
         let waited = rustix::process::waitpid(pid, rustix::process::WaitOptions::empty());
         match waited.map_err(|error| LaunchError::Start(error.into()))? {
             Some((_, status)) if status.exit_status() == Some(0) => Ok(()),
-            _ => Err(LaunchError::Start(io::Error::other("it was ended"))),
+            _ => Err(LaunchError::Start(io::Error::other(
+                "the process was killed",
+            ))),
         }
     }
 

@@ -91,7 +91,7 @@ pub fn build(
     if !status.success() {
         let reason = match details.pop() {
             Some(line) => line.trim_start_matches("kernel/build: ").to_owned(),
-            None => format!("{} said nothing ({status})", script.display()),
+            None => format!("{} printed no error message ({status})", script.display()),
         };
         let skipped = details.len().saturating_sub(KEPT_LINES);
         return Err(BuildError::Failed {
@@ -178,7 +178,7 @@ mod tests {
             result
                 .unwrap_err()
                 .to_string()
-                .contains("said nothing (exit status: 3)")
+                .contains("printed no error message (exit status: 3)")
         );
         let (result, _) = run(&script("echo /nowhere/vmlinux"));
         assert!(matches!(result, Err(BuildError::NoKernel { .. })));

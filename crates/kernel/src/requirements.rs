@@ -30,7 +30,7 @@ const fn one(options: &'static [&'static str], need: Need, why: &'static str) ->
 
 pub const REQUIREMENTS: &[Requirement] = &[
     // Needed to boot and to start jiffy-init.
-    one(&["64BIT"], Needed, "64-bit guests, the only ones there are"),
+    one(&["64BIT"], Needed, "64-bit guests, the only supported ones"),
     one(&["VIRTIO_MMIO"], Needed, "every virtio device"),
     one(
         &["VIRTIO_MMIO_CMDLINE_DEVICES"],
@@ -40,10 +40,10 @@ pub const REQUIREMENTS: &[Requirement] = &[
     one(
         &["BLK_DEV_INITRD"],
         Needed,
-        "jiffy-init, which travels in an initramfs",
+        "jiffy-init, which is in an initramfs",
     ),
     one(&["BINFMT_ELF"], Needed, "running programs"),
-    one(&["PRINTK"], Recommended, "a kernel log to look into"),
+    one(&["PRINTK"], Recommended, "the kernel's log"),
     one(&["TTY"], Needed, "terminals"),
     one(&["PROC_FS"], Needed, "/proc"),
     one(&["SYSFS"], Needed, "/sys"),
@@ -53,7 +53,7 @@ pub const REQUIREMENTS: &[Requirement] = &[
     one(
         &["FW_CFG_SYSFS"],
         Needed,
-        "the guest's configuration, which arrives through fw_cfg",
+        "the guest's configuration, which is in fw_cfg",
     ),
     one(
         &["FW_CFG_SYSFS_CMDLINE"],
@@ -108,7 +108,7 @@ pub const REQUIREMENTS: &[Requirement] = &[
     one(
         &["NO_HZ_IDLE", "NO_HZ_FULL"],
         Recommended,
-        "an idle guest that costs the host nothing",
+        "idle guests that use no CPU time of the host",
     ),
     one(
         &["HW_RANDOM_VIRTIO"],
@@ -123,7 +123,7 @@ pub const REQUIREMENTS: &[Requirement] = &[
     one(
         &["PAGE_REPORTING"],
         Recommended,
-        "free pages that never reach a snapshot",
+        "keeping free pages out of snapshots",
     ),
     one(&["VIRTIO_NET"], Recommended, "network interfaces"),
     one(&["INET"], Recommended, "IPv4"),

@@ -37,10 +37,10 @@ pub enum MachineError {
         message: String,
     },
     /// The machine ended before it was ready, or while it was in use.
-    #[error("the machine ended before it was ready{}", because(last_words))]
+    #[error("the machine ended before it was ready{}", because(last_console_line))]
     Died {
         /// The last line of its console, if any.
-        last_words: String,
+        last_console_line: String,
         /// Its console log.
         console: PathBuf,
     },
@@ -65,7 +65,7 @@ pub enum MachineError {
     NotRunning,
     /// A port of the host can't be forwarded to the machine.
     #[error(
-        "the port {address}:{port} can't be had on this host: another program has it, or it is root's"
+        "the port {address}:{port} is not available on this host: another program uses it, or only root may use it"
     )]
     PortInUse {
         /// The host's address.
@@ -128,11 +128,11 @@ pub enum MachineError {
     },
 }
 
-fn because(last_words: &str) -> String {
-    if last_words.is_empty() {
+fn because(last_console_line: &str) -> String {
+    if last_console_line.is_empty() {
         String::new()
     } else {
-        format!("; its last words: {last_words}")
+        format!("; the last line of its console: {last_console_line}")
     }
 }
 
@@ -146,7 +146,7 @@ impl MachineError {
                 "install Jiffy with `make install`, or build it with `make build`".into()
             }
             MachineError::Format { .. } => {
-                "look for a full disk or missing permissions; `jiffy machine rm` begins anew".into()
+                "check the disk's free space and permissions; `jiffy machine rm` removes the machine, so that the next start creates it again".into()
             }
             MachineError::Died { console, .. }
             | MachineError::NotReady { console, .. }
@@ -154,13 +154,13 @@ impl MachineError {
                 format!("its console is in {}", console.display())
             }
             MachineError::NotRunning => "jiffy machine start".into(),
-            MachineError::PortInUse { .. } => "choose another with -p".into(),
+            MachineError::PortInUse { .. } => "choose another port with -p".into(),
             MachineError::HostDiskFull { .. } => {
-                "free some space, then `jiffy machine start` lets it go on".into()
+                "free some space, then run `jiffy machine start` to resume it".into()
             }
             MachineError::DiskInUse { .. } => {
                 "if a machine runs that was started with another JIFFY_RUN or XDG_RUNTIME_DIR, \
-                 `jiffy machine stop` with that one ends it"
+                 `jiffy machine stop` with the same variable stops it"
                     .into()
             }
             MachineError::LongPath { .. } => "set JIFFY_RUN to a folder with a shorter path".into(),

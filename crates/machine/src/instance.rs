@@ -225,7 +225,7 @@ fn last_stderr_line(stderr: &[u8]) -> String {
     let line = text
         .lines()
         .rfind(|line| !line.trim().is_empty())
-        .unwrap_or("it gave no reason");
+        .unwrap_or("it printed no error message");
     line.strip_prefix("qemu-system-x86_64: ")
         .unwrap_or(line)
         .into()
@@ -304,13 +304,13 @@ pub fn wait_until_ready(
 
 fn died(console: &Path) -> MachineError {
     MachineError::Died {
-        last_words: last_words(console),
+        last_console_line: last_console_line(console),
         console: console.into(),
     }
 }
 
 /// The last line of the console that has text.
-pub fn last_words(console: &Path) -> String {
+pub fn last_console_line(console: &Path) -> String {
     let Ok(bytes) = std::fs::read(console) else {
         return String::new();
     };

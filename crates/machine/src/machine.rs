@@ -374,7 +374,7 @@ impl Machine {
             };
         }
         Some(MachineError::Died {
-            last_words: instance::last_words(&self.console_file()),
+            last_console_line: instance::last_console_line(&self.console_file()),
             console: self.console_file(),
         })
     }

@@ -9,7 +9,7 @@ use std::os::unix::fs::FileExt;
 pub fn of(file: &File, most: u64) -> io::Result<Vec<u8>> {
     let length = file.metadata()?.len();
     if length > most {
-        let problem = format!("it has {length} bytes where at most {most} are expected");
+        let problem = format!("it has {length} bytes, more than the limit of {most}");
         return Err(io::Error::new(io::ErrorKind::InvalidData, problem));
     }
     let mut bytes = Vec::with_capacity(length as usize);

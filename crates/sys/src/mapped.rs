@@ -27,7 +27,7 @@ impl MappedWords {
         if words == 0 {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidData,
-                "there is not one word in the file",
+                "the file is shorter than one 64-bit word",
             ));
         }
         // SAFETY: a new mapping at an address that the kernel chooses.

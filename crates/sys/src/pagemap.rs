@@ -148,7 +148,7 @@ impl Pagemap {
                 push(&mut found, region.start..region.end);
             }
             if argument.walk_end <= at {
-                return Err(io::Error::other("the kernel's page scan stands still"));
+                return Err(io::Error::other("PAGEMAP_SCAN makes no progress"));
             }
             at = argument.walk_end;
         }

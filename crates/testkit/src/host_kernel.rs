@@ -24,10 +24,10 @@ pub(crate) fn checkout_script(name: &str, arguments: &[&str]) -> Result<PathBuf>
         .with_context(|| format!("running {}", script.display()))?;
     ensure!(
         output.status.success(),
-        "scripts/{name} {} failed; why, it said above",
+        "scripts/{name} {} failed; its message is above",
         arguments.join(" ")
     );
-    let printed = String::from_utf8(output.stdout).context("a path that is no UTF-8")?;
+    let printed = String::from_utf8(output.stdout).context("the path is not UTF-8")?;
     Ok(PathBuf::from(printed.trim_end()))
 }
 

@@ -70,7 +70,7 @@ pub fn ask(
     let mut piece = vec![0; 64 << 10];
     while !answer.ends_with(b"\n") {
         match recv_with_fds(&stream, &mut piece, fds)? {
-            0 => bail!("the monitor ended while it was asked"),
+            0 => bail!("the monitor ended before it answered"),
             count => answer.extend_from_slice(&piece[..count]),
         }
     }

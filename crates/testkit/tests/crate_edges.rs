@@ -61,7 +61,7 @@ fn crates_import_only_allowed_crates() {
     let mut wrong = Vec::new();
     for (name, imports) in &edges {
         if !known.contains(name.as_str()) {
-            wrong.push(format!("the crate {name} has no place in the plan"));
+            wrong.push(format!("the crate {name} is not in ALLOWED"));
         }
         let Some((_, allowed)) = ALLOWED.iter().find(|(krate, _)| krate == name) else {
             continue;
@@ -74,7 +74,9 @@ fn crates_import_only_allowed_crates() {
     }
     for (name, _) in ALLOWED {
         if !edges.contains_key(*name) {
-            wrong.push(format!("the crate {name} is planned and missing"));
+            wrong.push(format!(
+                "ALLOWED lists the crate {name}, which does not exist"
+            ));
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
@@ -114,7 +116,10 @@ fn contributing_gives_a_reason_for_each_dependency() {
         assert!(!reason.is_empty(), "no reason: {row}");
         for name in names.split(", ") {
             let name = name.trim_matches('`').to_owned();
-            assert!(documented.insert(name), "told twice: {row}");
+            assert!(
+                documented.insert(name),
+                "a dependency is listed twice: {row}"
+            );
         }
     }
     let used: BTreeSet<String> = packages()

@@ -118,13 +118,16 @@ fn the_first_command_starts_the_machine_and_says_so_once() {
     let begin = Instant::now();
     let first = host.run(&["run", "--rm", "--", "/usr/bin/date"]);
     assert!(first.status.success(), "{first:?}");
-    println!("from nothing to the answer: {:?}", begin.elapsed());
+    println!(
+        "the first command, which starts the machine: {:?}",
+        begin.elapsed()
+    );
     assert_eq!(text(&first.stderr).lines().count(), 1, "{first:?}");
     assert!(text(&first.stdout).contains("UTC"), "{first:?}");
 
     let second = host.run(&["run", "--rm", "--", "echo", "again"]);
     assert_eq!(text(&second.stdout), "again");
-    assert_eq!(text(&second.stderr), "", "said once");
+    assert_eq!(text(&second.stderr), "", "printed once");
 
     // Exit statuses and stdin are passed through as for a local command.
     let status = host
@@ -577,7 +580,7 @@ fn twenty_forked_servers_answer_at_their_own_addresses_at_once() {
     }
     assert!(
         !host.run_in_vm("parent", "cat /tmp/clients").1,
-        "no child's client came to the parent"
+        "no client of a child connected to the parent"
     );
 }
 
@@ -607,7 +610,7 @@ fn ssh_reaches_vms_whose_image_has_no_server() {
     };
     scp("sent", "web.jiffy:/root/");
     scp("web.jiffy:sent", "back");
-    assert_eq!(std::fs::read(path("back")).expect("it came back"), sent);
+    assert_eq!(std::fs::read(path("back")).expect("the copy is read"), sent);
     // A clone has another host key; a VM keeps its own key when it hibernates.
     let key = |vm: &str| {
         let line = host.ok(&["ssh-proxy", "--known-hosts", "host", vm]);

@@ -55,7 +55,9 @@ fn no_modules_import_each_other_in_a_cycle() {
     }
     for folder in UNITS.iter().map(|one| one.folder) {
         if !seen.contains(folder) {
-            wrong.push(format!("{folder} has no ties: strike it out"));
+            wrong.push(format!(
+                "UNITS lists {folder}, but no modules in it import each other: remove it"
+            ));
         }
     }
     assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
@@ -63,7 +65,7 @@ fn no_modules_import_each_other_in_a_cycle() {
 
 #[test]
 fn a_cycle_through_a_reexport_is_found() {
-    let folder = tempfile::tempdir().expect("there is room");
+    let folder = tempfile::tempdir().expect("a temporary folder");
     let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
     write("lib.rs", "mod a; mod b; mod c; pub use b::Second;");
     write("a.rs", "use crate::Second; pub struct First;");
@@ -85,9 +87,9 @@ fn a_cycle_through_a_reexport_is_found() {
 
 #[test]
 fn a_cycle_in_a_folder_is_found_unless_it_is_listed() {
-    let folder = tempfile::tempdir().expect("there is room");
+    let folder = tempfile::tempdir().expect("a temporary folder");
     let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
-    fs::create_dir(folder.path().join("disk")).expect("there is room");
+    fs::create_dir(folder.path().join("disk")).expect("a temporary folder");
     write("lib.rs", "mod disk;");
     write("disk/mod.rs", "mod read; mod write; pub struct Disk;");
     write(
@@ -108,7 +110,7 @@ fn a_cycle_in_a_folder_is_found_unless_it_is_listed() {
     };
     assert_eq!(merge(&mut graph, &one), None);
     assert_eq!(shortest_cycle(&graph), None);
-    let complaint = merge(&mut graph, &one).expect("they are no circle any more");
+    let complaint = merge(&mut graph, &one).expect("they are no cycle any more");
     assert!(complaint.contains("x/disk"), "{complaint}");
 }
 
@@ -128,7 +130,7 @@ fn merge(graph: &mut ImportGraph, one: &Unit) -> Option<String> {
     let is_in_cycle = |file: &String| path_back(&inner, file).is_some();
     if one.because.is_empty() || !files.iter().all(is_in_cycle) {
         return Some(format!(
-            "{}: {} are no circle any more, or no reason is given: strike them out",
+            "{}: {} are no cycle any more, or have no reason: remove them from UNITS",
             one.folder,
             one.files.join(", ")
         ));

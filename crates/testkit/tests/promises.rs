@@ -37,7 +37,11 @@ fn the_kernel_sources_are_installed_unchanged() {
             let there = std::fs::read(&installed)
                 .unwrap_or_else(|error| panic!("{}: {error}", installed.display()));
             let same = std::fs::read(&path).expect("it can be read") == there;
-            assert!(same, "{} is another: `make build`", installed.display());
+            assert!(
+                same,
+                "{} differs from the build: run `make build`",
+                installed.display()
+            );
             compared += 1;
         }
     }

@@ -492,8 +492,8 @@ impl Tracker {
                 // SAFETY: `struct uffdio_register`; pages keep their contents.
                 unsafe { call(uffd, UFFDIO_REGISTER, register.as_mut_ptr()) }?;
                 let protect = [start, end - start, UFFDIO_WRITEPROTECT_MODE_WP];
-                // SAFETY: `struct uffdio_writeprotect`; writes go on, and the kernel lifts the
-                // protection by itself.
+                // SAFETY: `struct uffdio_writeprotect`; writes continue; the kernel lifts the
+                // protection automatically.
                 unsafe { call(uffd, UFFDIO_WRITEPROTECT, protect.as_ptr()) }?;
             }
             Way::WriteProtect => {}

@@ -41,16 +41,16 @@ pub struct RunOptions {
 #[derive(Debug, PartialEq, Eq, Error)]
 pub enum UsageError {
     /// There is no command.
-    #[error("a command is needed")]
+    #[error("no command was given")]
     NoCommand,
     /// The word is not a command or an option.
-    #[error("{0:?} is not known here")]
+    #[error("{0:?} is not a command or an option of jiffy-vmm")]
     Unknown(OsString),
     /// The value of the last option is missing.
     #[error("{0} needs a value")]
     NoValue(&'static str),
     /// The value of an option is not valid.
-    #[error("{option} can't be {value:?}")]
+    #[error("{value:?} is not a valid value of {option}")]
     Value {
         /// Which option.
         option: &'static str,
@@ -58,7 +58,7 @@ pub enum UsageError {
         value: OsString,
     },
     /// A spare gets its events descriptor later.
-    #[error("--spare-fd and --events-fd don't go together")]
+    #[error("--spare-fd and --events-fd can't be used together")]
     SpareEvents,
     /// `run` has no configuration.
     #[error("run needs --config FILE")]

@@ -30,7 +30,7 @@ pub enum SaveError {
     #[error(transparent)]
     Memory(#[from] MemoryError),
     /// A file for the saved state can't be created.
-    #[error("a file for the captured state could not be made")]
+    #[error("a file for the captured state could not be created")]
     File(#[source] io::Error),
 }
 

@@ -31,10 +31,10 @@ pub enum ControlError {
     #[error("another program listens on the control socket {}", .0.display())]
     InUse(PathBuf),
     /// The file at the path is not a socket.
-    #[error("{} is in the way of the control socket", .0.display())]
+    #[error("the control socket can't be created: {} exists and is not a socket", .0.display())]
     NotASocket(PathBuf),
     /// The socket can't be created.
-    #[error("the control socket {} can't be made", path.display())]
+    #[error("the control socket {} can't be created", path.display())]
     Listen {
         /// Its path.
         path: PathBuf,

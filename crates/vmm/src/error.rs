@@ -41,7 +41,7 @@ pub enum StartError {
     #[error(transparent)]
     State(#[from] crate::state::StateError),
     /// The saved state belongs to another VM.
-    #[error("the saved VM has {saved} {what}, the configuration says {configured}")]
+    #[error("the saved VM has {saved} {what}, but the configuration has {configured}")]
     StateDiffers {
         /// `vCPUs` or `bytes of memory`.
         what: &'static str,

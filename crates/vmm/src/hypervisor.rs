@@ -22,8 +22,11 @@ const ECX_OSXSAVE: u32 = 1 << 27;
 const NEEDED: [(Cap, &str); 14] = [
     (Cap::UserMemory, "user memory"),
     (Cap::Irqchip, "interrupt controllers"),
-    (Cap::SetTssAddr, "a place for its task state segment"),
-    (Cap::ExtCpuid, "CPUID as user space sets it"),
+    (
+        Cap::SetTssAddr,
+        "setting the address of its task state segment",
+    ),
+    (Cap::ExtCpuid, "CPUID that user space sets"),
     (Cap::Irqfd, "irqfd"),
     (Cap::Ioeventfd, "ioeventfd"),
     (Cap::ImmediateExit, "immediate exit"),
@@ -60,13 +63,13 @@ pub enum HypervisorError {
     #[error("/dev/kvm can't be opened")]
     Open(#[source] io::Error),
     /// The API version is not that of Linux's KVM.
-    #[error("/dev/kvm speaks API version {0}; 12 is needed")]
+    #[error("/dev/kvm has API version {0}; version 12 is needed")]
     Version(i32),
     /// A capability is missing that every KVM of the last ten years provides.
     #[error("this host's KVM lacks {0}")]
     Capability(String),
     /// More vCPUs are wanted than KVM allows.
-    #[error("this host's KVM gives a VM at most {most} vCPUs, not {wanted}")]
+    #[error("this host's KVM allows a VM at most {most} vCPUs, not {wanted}")]
     Vcpus {
         /// The configured number.
         wanted: u8,
@@ -74,9 +77,7 @@ pub enum HypervisorError {
         most: usize,
     },
     /// KVM refused a saved guest's register.
-    #[error(
-        "this host's KVM does not take {value:#x} for the saved guest's {name} (MSR {index:#x})"
-    )]
+    #[error("this host's KVM refuses {value:#x} for the saved guest's {name} (MSR {index:#x})")]
     Msr {
         /// The register's index.
         index: u32,
@@ -100,9 +101,9 @@ impl HypervisorError {
     pub fn hint(&self) -> Option<String> {
         Some(match self {
             HypervisorError::Open(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-                "add yourself to the group `kvm`, or set the device's permissions; `jiffy doctor` tells more".into()
+                "add yourself to the group `kvm`, or set the device's permissions; run `jiffy doctor` for details".into()
             }
-            _ => "`jiffy doctor` says what this host's KVM can do".into(),
+            _ => "run `jiffy doctor` to see what this host's KVM can do".into(),
         })
     }
 }
@@ -155,7 +156,7 @@ impl Hypervisor {
     pub(crate) fn create_bare_vm(&self) -> Result<VmFd, HypervisorError> {
         let vm = self.kvm.create_vm().map_err(failed_to("create a VM"))?;
         vm.set_tss_address(layout::KVM_TSS)
-            .map_err(failed_to("place its task state segment"))?;
+            .map_err(failed_to("set the address of the task state segment"))?;
         Ok(vm)
     }
 
@@ -198,7 +199,7 @@ impl Hypervisor {
         let count = self
             .kvm
             .get_msrs(&mut msrs)
-            .map_err(failed_to("read what the processor is"))?;
+            .map_err(failed_to("read an MSR that describes the processor"))?;
         Ok(msrs.as_slice()[..count].first().map(|msr| msr.data))
     }
 

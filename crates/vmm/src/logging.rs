@@ -27,7 +27,7 @@ pub fn set_up() {
                 .init();
             return;
         }
-        Some(Err(error)) => eprintln!("jiffy-vmm: RUST_LOG can't be understood here: {error}"),
+        Some(Err(error)) => eprintln!("jiffy-vmm: RUST_LOG is not valid: {error}"),
         None => {}
     }
     set_global_default(LazySubscriber::default()).expect("nothing else sets it");

@@ -60,13 +60,13 @@ const LINE_MAX: usize = 4096;
 #[non_exhaustive]
 pub enum PagerError {
     /// A userfaultfd can't be created.
-    #[error("page faults can't be handed to a pager: no userfaultfd")]
+    #[error("no userfaultfd can be created, so no pager can handle the guest's page faults")]
     Userfaultfd(#[source] io::Error),
     /// The pager can't be reached.
     #[error("the pager at {} can't be reached", .0.display())]
     Connect(PathBuf, #[source] io::Error),
     /// The pager's answer about the working set is missing or not valid.
-    #[error("the pager at {} does not say what it has of the memory", .0.display())]
+    #[error("the pager at {} gave no valid answer about the working set", .0.display())]
     WorkingSet(PathBuf, #[source] io::Error),
     /// The memory that the pager shares can't be mapped.
     #[error(transparent)]
@@ -228,7 +228,7 @@ impl PagedMemory {
             fds::send_with_fds(stream, &line, &[])
         });
         if let Err(error) = sent {
-            tracing::debug!(%error, "the pager is not told what is written at once");
+            tracing::debug!(%error, "the first written pages could not be reported to the pager");
         }
     }
 
@@ -258,7 +258,7 @@ impl PagedMemory {
                         Err(rustix::io::Errno::AGAIN) => return None,
                         Err(rustix::io::Errno::INTR) => {}
                         Ok(_) | Err(_) => {
-                            tracing::warn!("the pager is gone; looking for another");
+                            tracing::warn!("the pager disconnected; searching for another");
                             self.line.clear();
                             self.link = Link::Down(Reconnect::within(self.patience));
                         }
@@ -290,7 +290,7 @@ impl PagedMemory {
         for byte in bytes {
             if *byte != b'\n' {
                 if self.line.len() == LINE_MAX {
-                    return Some(self.fail("the pager does not keep to its protocol"));
+                    return Some(self.fail("the pager violated its protocol"));
                 }
                 self.line.push(*byte);
                 continue;
@@ -299,7 +299,7 @@ impl PagedMemory {
                 Ok(PagerWord::Complete(true)) => {
                     if let Err(error) = self.unregister() {
                         return Some(self.fail(&format!(
-                            "memory could not be taken back from the pager: {error}"
+                            "the memory could not be unregistered from the userfaultfd: {error}"
                         )));
                     }
                     if let Link::Up(stream) = std::mem::replace(&mut self.link, Link::Lost) {
@@ -312,7 +312,7 @@ impl PagedMemory {
                 Ok(PagerWord::Complete(false)) => {}
                 Ok(PagerWord::Failed(why)) => return Some(self.fail(&why)),
                 Ok(PagerWord::WorkingSet { .. }) | Err(_) => {
-                    return Some(self.fail("the pager does not keep to its protocol"));
+                    return Some(self.fail("the pager violated its protocol"));
                 }
             }
         }
@@ -328,7 +328,7 @@ impl PagedMemory {
     /// Wakes threads that wait for lost memory. No vCPU may be among them.
     fn wake_waiters(&self) {
         if let Err(error) = self.unregister() {
-            tracing::error!(%error, "threads wait for memory that is lost");
+            tracing::error!(%error, "threads that wait for lost memory could not be woken");
         }
     }
 
@@ -355,7 +355,7 @@ fn ask_for_working_set(
     mut stream: &UnixStream,
     patience: Duration,
 ) -> io::Result<Option<WorkingSet>> {
-    let wrong = || io::Error::other("it does not keep to its protocol");
+    let wrong = || io::Error::other("it violated its protocol");
     stream.write_all(WORKING_SET_QUESTION)?;
     stream.set_read_timeout(Some(patience))?;
     let mut answer = Vec::new();

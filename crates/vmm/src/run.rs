@@ -152,11 +152,15 @@ fn run_vm(
     let mut config = config::read(config_file).map_err(StartError::from)?;
     match &ahead {
         Some(ahead) => ahead.name_sources(&mut config),
-        None => sandbox::close_proc().context("procfs can't be left")?,
+        None => sandbox::close_proc().context("procfs can't be closed")?,
     }
     for file in &config.handed {
-        handed::add_inherited(file.name.clone(), file.fd)
-            .with_context(|| format!("{} was not handed over", file.name.display()))?;
+        handed::add_inherited(file.name.clone(), file.fd).with_context(|| {
+            format!(
+                "the descriptor of {} was not handed over",
+                file.name.display()
+            )
+        })?;
     }
     *exit_record = config.exit_record.clone();
     let termination = TerminationFd::block().context("signals can't be received")?;
@@ -175,7 +179,7 @@ fn run_vm(
     let console = serial
         .map(ConsoleInput::new)
         .transpose()
-        .context("the console's input can't be waited for")?;
+        .context("the console's input can't be set up")?;
     match held {
         true => vmm.hold()?,
         false => vmm.start(false)?,

@@ -153,7 +153,7 @@ impl<'a> Sections<'a> {
             (Count::Any, _) | (Count::AtMostOne, 0) | (_, 1) => Ok(all),
             (_, 0) => Err(SectionError::Contents(format!("it has no section {tag}"))),
             (_, count) => {
-                let what = format!("it has {count} sections {tag}, and there can be one");
+                let what = format!("it has {count} sections {tag}, at most one is allowed");
                 Err(SectionError::Contents(what))
             }
         }

@@ -22,19 +22,19 @@ use thiserror::Error;
 #[non_exhaustive]
 pub enum SpareError {
     /// The inherited socket can't be read.
-    #[error("nothing can be heard on the inherited socket")]
+    #[error("the inherited socket can't be read")]
     Socket(#[source] io::Error),
     /// Preparing the VM failed.
     #[error(transparent)]
     Start(#[from] StartError),
     /// The order is not valid.
-    #[error("what the VM is to be can't be understood")]
+    #[error("the order that names the VM is not valid")]
     Message(#[from] serde_json::Error),
-    /// The order came without an output or without an events descriptor.
-    #[error("no output or no events came with what the VM is to be")]
+    /// The order has no output descriptor or no events descriptor.
+    #[error("the order that names the VM has no output descriptor or no events descriptor")]
     Descriptors,
     /// The configuration's path does not fit on the command line.
-    #[error("the configuration {} has no room on the command line", .0.display())]
+    #[error("the path of the configuration {} is too long for the command line", .0.display())]
     NoRoom(PathBuf),
     /// A host call failed.
     #[error("the host could not {what}")]
@@ -73,10 +73,11 @@ pub fn wait(
     sandbox: Sandbox,
 ) -> Result<Option<Order>, SpareError> {
     let host = |what| move |source| SpareError::Host { what, source };
-    let argument = Argument::find(placeholder.as_os_str()).map_err(host("find its arguments"))?;
+    let argument =
+        Argument::find(placeholder.as_os_str()).map_err(host("find its command line in memory"))?;
     let prepared = PreparedVm::ahead(sandbox)?;
-    spare::touch_program().map_err(host("look at its own memory"))?;
-    sandbox::close_proc().map_err(host("leave procfs"))?;
+    spare::touch_program().map_err(host("touch the pages of its program"))?;
+    sandbox::close_proc().map_err(host("close procfs"))?;
     match spare::wait(socket.as_fd()).map_err(SpareError::Socket)? {
         Some((message, descriptors)) => {
             take_over(&message, descriptors, &argument, prepared).map(Some)
@@ -107,7 +108,7 @@ fn take_over(
     let sources: Vec<RawFd> = descriptors.map(IntoRawFd::into_raw_fd).collect();
     match config_fd {
         Some(number) => handed::add_inherited(config.clone(), number_of(&sources, number))
-            .map_err(host("have its configuration"))?,
+            .map_err(host("take the configuration's descriptor"))?,
         // Without a descriptor it opens files by name, as a VMM does that was started for its VM.
         None => {
             if let Some(folder) = config.parent() {

@@ -467,7 +467,7 @@ impl Vmm {
             },
         );
         done.unwrap_or_else(|error| {
-            self.fail(format!("the devices can't be reached: {error}"));
+            self.fail(format!("the devices could not be accessed: {error}"));
             None
         })
     }

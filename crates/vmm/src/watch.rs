@@ -172,7 +172,7 @@ fn answer(vmm: &mut Vmm, config: &Path, request: ControlRequest, stop: &mut bool
         ControlRequest::Written => match vmm.written() {
             Ok(extents) => ControlResponse::Written(extents),
             Err(error) => {
-                ControlResponse::Error(format!("what was written can't be told: {error}"))
+                ControlResponse::Error(format!("the written pages can't be listed: {error}"))
             }
         },
         ControlRequest::CpuProfile => match vmm.cpu_profile() {
@@ -181,7 +181,7 @@ fn answer(vmm: &mut Vmm, config: &Path, request: ControlRequest, stop: &mut bool
         },
         ControlRequest::Reads => match vmm.devices().reads() {
             Some(reads) => ControlResponse::Reads(reads),
-            None => ControlResponse::Error("no disk's reads are noted".to_owned()),
+            None => ControlResponse::Error("the reads of no disk are noted".to_owned()),
         },
         ControlRequest::SetBalloon { target_mib } => {
             match vmm.with_devices(move |devices| devices.set_balloon(target_mib)) {

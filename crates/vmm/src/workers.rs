@@ -187,7 +187,7 @@ impl ThreadStarter {
         let work = Work { body, done };
         let mut threads = lock(&self.threads);
         if role == Role::Vcpu || threads.started {
-            let gone = |_| io::Error::other("a thread that waited for work has gone");
+            let gone = |_| io::Error::other("an idle thread has exited");
             worker.work.send(work).map_err(gone)?;
         } else {
             threads.deferred.push((worker.work.clone(), work));
@@ -195,7 +195,7 @@ impl ThreadStarter {
         drop(threads);
         let threads = self.threads.clone();
         Ok(Job::new(move || {
-            let gone = |_| Err(Box::new("the thread has gone") as Box<_>);
+            let gone = |_| Err(Box::new("the thread has exited") as Box<_>);
             let result = ended.recv().unwrap_or_else(gone);
             if result.is_ok() {
                 lock(&threads).idle.push(worker);
@@ -297,7 +297,7 @@ mod tests {
         let starter = starter(IdleThreads::default());
         starter.start_device_jobs();
         let first = done_by(&starter, WorkerRole::Block);
-        let bad = Box::new(|| panic!("as asked"));
+        let bad = Box::new(|| panic!("on purpose"));
         let job = starter.spawn(WorkerRole::Block, "block", bad).unwrap();
         assert!(job.join().is_err());
         assert_ne!(done_by(&starter, WorkerRole::Block), first);

@@ -135,7 +135,7 @@ static void timer(void)
 
 static void count(void)
 {
-    /* Goes on where the memory is: a restored VM continues. */
+    /* The counter is in memory: a restored VM continues it. */
     for (;;)
         if ((++*COUNTER & (COUNT_MARK - 1)) == 0)
             out8(TRACE, 0x80);

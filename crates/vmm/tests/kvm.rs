@@ -281,7 +281,7 @@ fn from(capture: &Capture) -> Restore {
 
 #[test]
 #[ignore = "needs a real KVM"]
-fn a_captured_vm_goes_on_in_a_new_one() {
+fn a_captured_vm_continues_in_a_new_one() {
     let mut case = Case::new("quiet count");
     with_every_device(&mut case);
     let mut vmm = case.start();
@@ -461,14 +461,14 @@ fn missing_processor_features_of_a_guest_are_named() {
     // Memory encryption and key locker, which no KVM exposes.
     assert_eq!(
         refused(&|state| leaf(state, 7, &|[_, ecx]| *ecx |= 1 << 13 | 1 << 23)),
-        "this host can't go on with the saved VM: it lacks tme, kl"
+        "this host can't continue the saved VM: it lacks tme, kl"
     );
     let vendor = &profile.vendor;
     let other = "Xeon".to_owned() + &vendor[4..];
     assert_eq!(
         refused(&|state| leaf(state, 0, &|[ebx, _]| *ebx = u32::from_le_bytes(*b"Xeon"))),
         format!(
-            "this host can't go on with the saved VM: it lacks a processor of {other} (this is one of {vendor})"
+            "this host can't continue the saved VM: it lacks a processor of {other} (this is one of {vendor})"
         )
     );
     if Hypervisor::open().unwrap().has_tsc_scaling() {
@@ -663,7 +663,7 @@ fn a_damaged_or_foreign_state_is_refused() {
     let error = other.builder().build().err().unwrap();
     assert_eq!(
         error.to_string(),
-        "the saved VM has 1 vCPUs, the configuration says 2"
+        "the saved VM has 1 vCPUs, but the configuration has 2"
     );
 }
 

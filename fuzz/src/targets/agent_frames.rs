@@ -35,7 +35,7 @@ fn run(data: &[u8]) {
     }
 }
 
-/// Whatever is understood can be said again and is understood the same.
+/// Every decoded message can be encoded, and decodes to the same message.
 fn decode<T: Serialize + DeserializeOwned + PartialEq + Debug>(stream: &[u8], cut: usize) {
     let mut decoder = Decoder::new();
     for piece in stream.chunks(cut) {

@@ -12,7 +12,7 @@ use vm_memory::GuestAddress;
 /// Which queue, in the lowest bits of the switches.
 const QUEUE: u8 = 3;
 const POISON: u8 = 4;
-/// The host takes nothing.
+/// The host refuses every release.
 const BROKEN: u8 = 8;
 
 const FEATURES: u64 = 1 << 1 | 1 << 2 | 1 << 5;
@@ -58,7 +58,7 @@ fn run(data: &[u8]) {
         reclaim: host.clone(),
     };
     let mut balloon = Balloon::new(args.clone());
-    // The driver's first words are in the configuration space.
+    // The driver first writes the configuration space.
     balloon.write_config(script.contents.len() as u64 % 20, &script.contents);
     let sizes = balloon.queue_max_sizes().to_vec();
     let features = if poison {
@@ -69,11 +69,13 @@ fn run(data: &[u8]) {
     let queue = u16::from(script.switches & QUEUE);
     let balloon = script.play_on(balloon, &sizes, queue, features, false, |balloon| {
         balloon.request_statistics();
-        balloon.set_target(1).expect_err("there is less");
+        balloon
+            .set_target(1)
+            .expect_err("the guest has less memory");
     });
     let (inflated, reported) = (balloon.inflated_bytes(), balloon.reported_bytes());
     let taken = host.bytes.load(Ordering::Relaxed);
-    assert!(taken <= RAM, "one notification, and not more than there is");
+    assert!(taken <= RAM, "at most all RAM, each page counted once");
     assert_eq!(inflated + reported, if host.broken { 0 } else { taken });
     assert!(balloon.statistics().latest().by_name().len() <= 16);
     let state = balloon.save();

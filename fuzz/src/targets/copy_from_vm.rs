@@ -1,4 +1,4 @@
-//! `jiffy cp` from a VM that sends what it likes: nothing outside of the copy is touched;
+//! `jiffy cp` from a VM that sends anything: nothing outside of the copy is touched;
 //! and tars that go into one.
 
 use crate::Target;
@@ -79,7 +79,7 @@ fn run(data: &[u8]) {
         "{others:?}"
     );
     open(&folder);
-    fs::remove_dir_all(&folder).expect("the folder goes");
+    fs::remove_dir_all(&folder).expect("the folder is removed");
     if let Some(tar) = testing::tar_from_vm(frames) {
         let entries = tar::Archive::new(&tar[..]).entries().map(Iterator::count);
         assert!(

@@ -33,7 +33,11 @@ fn run(data: &[u8]) {
     if let Ok(wanted) = serde_json::from_slice::<Wanted>(guest)
         && let Ok(given) = wanted.of(&host)
     {
-        assert_eq!(given.lacking(&host), [""; 0], "what is given is there");
+        assert_eq!(
+            given.lacking(&host),
+            [""; 0],
+            "the host has every feature of the guest"
+        );
     }
     if let Some(guest) = profile(guest) {
         let _ = guest.lacking(&host);

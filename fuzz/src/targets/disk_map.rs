@@ -32,7 +32,7 @@ fn run(data: &[u8]) {
     if *how % 2 == 1
         && let Some(head) = bytes.first_chunk_mut::<MAP_HEADER>()
     {
-        // As a header says of itself, whatever it was.
+        // As the header states, whatever it was.
         *head = MapHeader::unchecked(head).encode();
     }
     let file = memfd::create("map", bytes.len() as u64, Pages::Small).expect("a memfd");
@@ -61,7 +61,7 @@ fn cache(map: &[u8]) {
     let full = disk_cache::is_full(&folder);
     let known = disk_cache::image_of(&folder);
     assert!(!full || known.is_ok(), "a full cache is of an image");
-    std::fs::remove_dir_all(&folder).expect("the folder goes");
+    std::fs::remove_dir_all(&folder).expect("the folder is removed");
 }
 
 fn all_seeds() -> Vec<Vec<u8>> {

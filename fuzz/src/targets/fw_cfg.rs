@@ -1,4 +1,4 @@
-//! fw_cfg whose guest reads, writes and sends DMA requests as it likes.
+//! fw_cfg whose guest sends arbitrary reads, writes and DMA requests.
 
 use crate::Target;
 use crate::input::Input;

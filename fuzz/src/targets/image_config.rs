@@ -1,4 +1,4 @@
-//! The configuration of an image that a stranger made.
+//! The configuration of an untrusted image.
 
 use crate::Target;
 use jiffy_rootfs::ImageConfig;

@@ -1,4 +1,4 @@
-//! Where the RAM of a captured VM is: layers of files, as its monitor says.
+//! Where the RAM of a captured VM is: layers of files, as its VMM describes them.
 
 use crate::Target;
 use crate::input::Input;

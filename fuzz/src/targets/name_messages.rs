@@ -1,5 +1,5 @@
-//! The name server's messages: a guest's question, answered by what is known and by what a
-//! resolver says, which may be anything, too.
+//! The name server's messages: a guest's question, answered from the directory of VMs, and a
+//! resolver's arbitrary answer.
 
 use crate::Target;
 use crate::input::Input;
@@ -29,7 +29,7 @@ fn run(data: &[u8]) {
         Ok(question) => question,
         Err(Rejected::Silence) => return,
         Err(Rejected::Answer(error)) => {
-            assert!(error[2] & 0x80 != 0, "an answer says that it is one");
+            assert!(error[2] & 0x80 != 0, "an answer has the response flag");
             return;
         }
     };

@@ -54,7 +54,7 @@ impl Host {
         (Host::Tap(theirs), Backend::Datagrams(ours))
     }
 
-    /// Says it; what does not fit is not said.
+    /// Sends bytes; those that do not fit are dropped.
     fn say(&mut self, bytes: &[u8]) {
         match self {
             Host::Tap(sockets) => {
@@ -90,7 +90,7 @@ fn run(data: &[u8]) {
     let has = |switch: u8| script.switches & switch != 0;
     let pairs = if has(SINGLE) || has(PASST) { 1 } else { 2 };
     let (mut host, backend) = Host::new(has(PASST), pairs);
-    // The host speaks first: a header, or a length, and then as it comes.
+    // The host sends first: a header or a length, then arbitrary bytes.
     let spoken = script.contents.len().min(usize::from(script.switches) * 9);
     host.say(&script.contents[..spoken]);
     host.say(&[0; 200]);

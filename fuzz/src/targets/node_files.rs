@@ -49,7 +49,7 @@ fn run(data: &[u8]) {
             jiffy_vmhost::testing::command_log(&log, &folder);
         }
     }
-    fs::remove_dir_all(&folder).expect("the folder goes");
+    fs::remove_dir_all(&folder).expect("the folder is removed");
 }
 
 /// All checksums are right.

@@ -1,4 +1,4 @@
-//! What a VMM says to a pager when it connects: Firecracker's handshake.
+//! What a VMM sends to a pager when it connects: Firecracker's handshake.
 
 use crate::Target;
 use crate::input::Input;
@@ -19,7 +19,7 @@ fn run(data: &[u8]) {
     let Ok(Progress::Mappings(mappings)) = handshake::parse(text) else {
         return;
     };
-    // What comes in pieces is the same.
+    // The result is the same if the bytes arrive in pieces.
     if let Some(end) = text.iter().rposition(|byte| *byte == b']') {
         assert_eq!(handshake::parse(&text[..end]), Ok(Progress::More));
     }

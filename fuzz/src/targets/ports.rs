@@ -86,7 +86,7 @@ impl Board {
         assert_eq!(self.rtc.save(), state);
         let state = self.trace.save();
         self.trace = TracePort::restore(MARKS, Box::new(|_| {}), &state);
-        // Marks count anew.
+        // Marks are counted from zero again.
         assert_eq!(
             (self.trace.save().limit, self.trace.save().written),
             (state.limit, 0)

@@ -1,5 +1,5 @@
 //! JSON and frames that processes send one another and that clients send the daemon:
-//! what is understood can be said again, and is then understood the same.
+//! every decoded message can be encoded, and decodes to the same message.
 
 use crate::Target;
 use crate::input::Input;

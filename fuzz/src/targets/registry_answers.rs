@@ -1,4 +1,4 @@
-//! What a registry says beside manifests: challenges, tokens, links, refusals.
+//! Answers of a registry other than manifests: challenges, tokens, links, refusals.
 
 use crate::Target;
 use crate::input::Input;

@@ -102,7 +102,7 @@ fn image(bytes: &[u8]) {
             assert!(read.is_err() || again == chunk);
         }
     }
-    // What is right can be written anew and is the same.
+    // A valid file is the same after it is decoded and encoded.
     if whole.is_ok() && image.size() <= 1 << 20 {
         let mut out = Vec::new();
         let options = WriteOptions {

@@ -73,7 +73,7 @@ fn pass(disk: &File, reading: &Reading, buffer: &mut [u8]) -> Result<()> {
         }
     }
     if buffer[0] == 1 {
-        bail!("the disk gave nothing");
+        bail!("a read of the disk returned no bytes");
     }
     Ok(())
 }

@@ -31,7 +31,7 @@ pub fn run(count: u32, first: u32, argv: &[String], after: &[String]) -> Result<
         barrier.wait();
         let answers = threads
             .into_iter()
-            .map(|thread| thread.join().map_err(|_| anyhow!("a thread died"))?)
+            .map(|thread| thread.join().map_err(|_| anyhow!("a thread panicked"))?)
             .collect();
         busy = busy_ns().saturating_sub(before);
         answers

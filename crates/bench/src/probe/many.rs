@@ -72,7 +72,7 @@ pub fn clones(run: u32, count: u32) -> Result<Sample> {
         let forked: Forked = serde_json::from_slice(&forked)?;
         ensure!(
             forked.vms.len() == count as usize,
-            "not as many as asked for"
+            "the number of clones is not the requested one"
         );
         for vm in &forked.vms {
             jiffy(&["exec", &vm.name, "--", "true"])?;
@@ -186,7 +186,7 @@ fn idle_ns() -> Result<u64> {
         .collect();
     ensure!(
         !idle.is_empty(),
-        "/proc/timer_list does not say how long CPUs were idle"
+        "/proc/timer_list has no idle times of CPUs"
     );
     Ok(idle.iter().sum())
 }

@@ -36,7 +36,7 @@ impl Output {
             let prepared = trace_this_thread();
             let failed = prepared.is_err();
             ready.send(prepared)?;
-            ensure!(!failed, "no trace");
+            ensure!(!failed, "the trace of wake-ups could not be set up");
             read_until_marker(output.into())?;
             last_wake_up()
         });

@@ -264,7 +264,7 @@ fn wait_until_idle() -> Result<()> {
             return Ok(());
         }
         if now_ns() > until {
-            bail!("the machine never has nothing to do");
+            bail!("the machine does not become idle");
         }
     }
 }

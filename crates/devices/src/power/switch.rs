@@ -45,7 +45,7 @@ impl PowerSwitch {
         if first.is_ok()
             && let Err(error) = self.event.write(1)
         {
-            tracing::error!(%error, "the guest's wish to stop could not be passed on");
+            tracing::error!(%error, "the guest's request to reset or power off could not be signalled");
         }
     }
 

@@ -49,7 +49,7 @@ pub struct Rtc {
     selected: u8,
 }
 
-/// A saved clock: only the selected register, because time goes on.
+/// A saved clock: only the selected register, because the time is the host's.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RtcState {
     /// The selected register.

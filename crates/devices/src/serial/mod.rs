@@ -67,7 +67,7 @@ pub struct SerialState {
 #[non_exhaustive]
 pub enum SerialError {
     /// The event descriptor of `drained` could not be created.
-    #[error("an event descriptor for the serial port could not be made")]
+    #[error("an event descriptor for the serial port could not be created")]
     Event(#[source] io::Error),
     /// The saved receive buffer is larger than the port's, or the interrupt could not be raised
     /// again.

@@ -121,7 +121,7 @@ fn a_pending_interrupt_is_raised_again_until_it_is_handled() {
         line.read().is_ok()
     };
     serial.input(b"a");
-    assert!(!rings(&serial), "nobody wants to know");
+    assert!(!rings(&serial), "the interrupt is not enabled");
     serial.read(DATA, &mut [0]);
     serial.write(IER, &[RECEIVED_INTERRUPT]);
     serial.input(b"b");
@@ -133,7 +133,7 @@ fn a_pending_interrupt_is_raised_again_until_it_is_handled() {
     serial.write(DATA, b"c");
     assert!(rings(&serial));
     read(&mut serial, IIR);
-    assert!(!rings(&serial), "the guest has looked");
+    assert!(!rings(&serial), "the guest has read IIR");
 }
 
 #[test]

@@ -246,7 +246,7 @@ impl Connection {
     fn begin(&mut self, request: Request, now: u64) -> Need {
         if !is_spoken(request.version()) {
             let message = format!(
-                "protocol version {} was asked for; this jiffy-init speaks versions {OLDEST} to {VERSION}",
+                "protocol version {} was requested; this jiffy-init supports versions {OLDEST} to {VERSION}",
                 request.version()
             );
             self.refuse(&request, message, now);

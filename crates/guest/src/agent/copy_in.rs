@@ -111,7 +111,7 @@ impl Target {
             .folders
             .iter()
             .position(|folder| folder.path == parent)
-            .ok_or_else(|| format!("{:?} came before the folder it is in", entry.path))?;
+            .ok_or_else(|| format!("{:?} was sent before its folder", entry.path))?;
         self.leave_folders(depth + 1)?;
         let folder = self.folders[depth]
             .handle
@@ -218,7 +218,7 @@ impl Target {
 
     fn data(&mut self, bytes: &[u8]) -> Result<(), String> {
         let Some(file) = &mut self.file else {
-            return Err("bytes came that belong to no file".into());
+            return Err("received bytes that belong to no file".into());
         };
         match file.left.checked_sub(bytes.len() as u64) {
             Some(left) => file.left = left,
@@ -280,7 +280,7 @@ impl Target {
         };
         match error {
             Errno::LOOP | Errno::NOTDIR => {
-                format!("{whole}: something there is not a folder (links are not followed)")
+                format!("{whole}: a part of the path is not a folder (links are not followed)")
             }
             error => format!("{whole}: {}", reason(error)),
         }

@@ -50,7 +50,7 @@ impl Pipe {
                 Ok(((bytes, _), _)) if !bytes.is_empty() => self.decoder.push(bytes),
                 Ok(_) => return Ok(None),
                 Err(Errno::INTR) => {}
-                Err(error) => return Err(format!("the connection broke: {}", reason(error))),
+                Err(error) => return Err(format!("the connection failed: {}", reason(error))),
             }
         }
     }
@@ -143,9 +143,9 @@ fn send_entry(
         }
         FileType::Symlink => {
             let target = fs::readlinkat(at, name, Vec::new()).map_err(failed)?;
-            let target = target.into_string().map_err(|_| {
-                Stop::Failed(format!("{whole}: where the link points is not UTF-8"))
-            })?;
+            let target = target
+                .into_string()
+                .map_err(|_| Stop::Failed(format!("{whole}: the link's target is not UTF-8")))?;
             Ok(pipe.send(&CopyFrame::Entry(entry(
                 &status,
                 path,
@@ -210,7 +210,7 @@ fn send_file(pipe: &mut Pipe, file: &OwnedFd, whole: &str, path: &str) -> Result
             Ok(content) => content,
             Err(Errno::FBIG) => {
                 return Err(Stop::Failed(format!(
-                    "{whole} says that it has {size} bytes and has more than {KERNEL_FILE}: a program can read it"
+                    "{whole} reports {size} bytes but has more than {KERNEL_FILE}: read it with a program in the guest"
                 )));
             }
             // Some files of the kernel can't be read; they are skipped.

@@ -53,12 +53,12 @@ impl Agent {
             return Err("the VM is about to end".into());
         }
         if self.changes_reader.is_some() {
-            return Err("what was changed in its root file system is being read".into());
+            return Err("the changes of its root file system are being read".into());
         }
         let source = &self.options.fw_cfg;
         if !source.is_current() {
             return Err(
-                "a capture of this guest could not tell that it was restored: its kernel gives no access to I/O ports (ioperm)"
+                "this guest could not detect that it was restored: its kernel gives no access to I/O ports (ioperm)"
                     .into(),
             );
         }
@@ -243,7 +243,7 @@ impl Agent {
 
     /// Leaves programs frozen and makes the VMM end the VM.
     fn fail_gate(&mut self, message: &str) {
-        let message = format!("the restored guest cannot go on: {message}");
+        let message = format!("the restored guest cannot continue: {message}");
         report::log(&message);
         self.options
             .console

@@ -163,7 +163,7 @@ impl Agent {
         let mut read = signals_blocked();
         read.0 &= !SignalSet::of(&[SIGPIPE]).0;
         let signals = syscalls::signal_descriptor(read)
-            .map_err(|error| format!("no signal descriptor: {}", reason(error)))?;
+            .map_err(|error| format!("no signal descriptor could be created: {}", reason(error)))?;
         let given = options.config.services.iter().enumerate();
         let services = given
             .map(|(index, service)| Service::new(index, service))
@@ -442,9 +442,8 @@ impl Agent {
             Need::Nothing => {}
             Need::Close => self.drop_connection(index, now),
             Need::Copy(request) if self.copies.len() >= MOST_COPIES => {
-                let message = format!(
-                    "{MOST_COPIES} copies are under way in this guest; one has to end first"
-                );
+                let message =
+                    format!("{MOST_COPIES} copies are running in this guest; one has to end first");
                 self.connections[index].refuse(&request, message, now);
             }
             Need::Copy(request @ Request::Changes { .. }) => self.changes(index, &request, now),
@@ -499,7 +498,7 @@ impl Agent {
     fn changes(&mut self, index: usize, request: &Request, now: u64) {
         let begun = match (&self.hold, &self.changes_reader, &self.shutdown) {
             (None, None, None) => self.begin_changes(now),
-            _ => Err("programs are held still already, or the VM is about to end".into()),
+            _ => Err("programs are already frozen, or the VM is about to end".into()),
         };
         match begun {
             Ok((frozen, upper)) => match self.copy(index, request, Some(upper)) {
@@ -515,9 +514,8 @@ impl Agent {
             Some(initramfs) => boot::upper_layer(initramfs),
             None => Err(Errno::NOENT),
         };
-        let upper = upper.map_err(|_| {
-            String::from("the root file system has no layer of its own for what was changed")
-        })?;
+        let upper = upper
+            .map_err(|_| String::from("the root file system has no writable layer of its own"))?;
         let frozen = match self.has_no_programs(now) && !self.options.beside_init {
             true => Frozen::default(),
             false => self.options.freezer.freeze()?,
@@ -536,9 +534,10 @@ impl Agent {
                 Some(pid)
             }
             Err(error) => {
-                self.options
-                    .report
-                    .warn("copy", &format!("no process for it: {}", reason(error)));
+                self.options.report.warn(
+                    "copy",
+                    &format!("no process could be created: {}", reason(error)),
+                );
                 None
             }
         }

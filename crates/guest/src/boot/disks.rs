@@ -59,7 +59,7 @@ fn mount_disk(disk: &DiskMount, teardown: &mut Teardown, report: &mut Report) {
             ));
         }
         files::make_folders(mount_point, 0o755)
-            .map_err(|error| format!("{mount_point} cannot be made: {}", reason(error)))?;
+            .map_err(|error| format!("{mount_point} cannot be created: {}", reason(error)))?;
         let flags = if *read_only {
             MountFlags::RDONLY
         } else {
@@ -146,7 +146,7 @@ pub fn wait_for(device: &str, patience_ns: u64) -> bool {
 /// Waits for a device or file and swaps to it.
 pub fn swap_on(path: &str) -> Result<(), String> {
     if !wait_for(path, PATIENCE_NS) {
-        return Err(format!("{path} is not there"));
+        return Err(format!("{path} does not exist"));
     }
     path_c_string(path)
         .and_then(|path| syscalls::swapon(&path))

@@ -94,8 +94,9 @@ fn hexadecimal(bytes: &[u8]) -> String {
 fn apply(config: &GuestConfig, old: &GuestConfig, report: &mut Report) {
     if let Some(hostname) = &config.hostname {
         report.step("hostname", |_| {
-            rustix::system::sethostname(hostname.as_bytes())
-                .map_err(|error| format!("the name {hostname:?} was refused: {}", reason(error)))
+            rustix::system::sethostname(hostname.as_bytes()).map_err(|error| {
+                format!("the host name {hostname:?} was refused: {}", reason(error))
+            })
         });
     }
     if !config.name_servers.is_empty()

@@ -88,7 +88,7 @@ pub fn apply(
     } = &restored.generation;
     required_step(report, "randomness", |_| {
         syscalls::reseed(random, seed)
-            .map_err(|error| format!("/dev/random takes no seed: {}", reason(error)))
+            .map_err(|error| format!("/dev/random refused the seed: {}", reason(error)))
     })?;
     required_step(report, "clock", |_| {
         let elapsed = syscalls::monotonic_ns().saturating_sub(restored.entered_ns);

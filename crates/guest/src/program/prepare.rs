@@ -119,7 +119,10 @@ impl Prepared {
             ),
             (Step::Fork, errno) => (
                 StartFailure::Other,
-                format!("no process for {program}: {}", reason(errno)),
+                format!(
+                    "no process could be created for {program}: {}",
+                    reason(errno)
+                ),
             ),
             (Step::Prepare, errno) => (
                 StartFailure::Other,

@@ -92,7 +92,11 @@ impl Program {
         }
         .map_err(|errno| StartError {
             kind: StartFailure::Other,
-            message: format!("no streams for {}: {}", command.argv[0], reason(errno)),
+            message: format!(
+                "no streams could be created for {}: {}",
+                command.argv[0],
+                reason(errno)
+            ),
         })?;
         let child = &streams.child;
         let plan = prepared.plan([child[0].as_fd(), child[1].as_fd(), child[2].as_fd()]);

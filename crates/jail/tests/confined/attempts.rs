@@ -180,11 +180,11 @@ const ALWAYS: &[Attempt] = &[
         // SAFETY: a string.
         reply(unsafe { libc::chroot(path.as_ptr()) })
     }),
-    ("have a mount namespace", |_| {
+    ("create a mount namespace", |_| {
         // SAFETY: a number.
         reply(unsafe { libc::unshare(libc::CLONE_NEWNS) })
     }),
-    ("have all capabilities", |_| {
+    ("gain all capabilities", |_| {
         let header = [0x2008_0522_u32, 0];
         let all = [u32::MAX; 6];
         let [header, all] = [header.as_ptr(), all.as_ptr()];
@@ -198,7 +198,7 @@ const ALWAYS: &[Attempt] = &[
         // SAFETY: a structure that outlives the call.
         reply(unsafe { libc::setrlimit(libc::RLIMIT_CORE, &more) })
     }),
-    ("have new privileges again", |_| {
+    ("clear no-new-privileges", |_| {
         // SAFETY: numbers.
         reply(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 0, 0, 0, 0) })
     }),
@@ -233,7 +233,7 @@ const CALLS: &[Attempt] = &[
         // SAFETY: numbers.
         reply(unsafe { libc::kill(aims.victim, libc::SIGTERM) })
     }),
-    ("hold another process by a descriptor", |aims| {
+    ("open a pidfd of another process", |aims| {
         call(libc::SYS_pidfd_open, [aims.victim.into(), 0, 0, 0, 0, 0])
     }),
     ("limit another process", |aims| {
@@ -257,14 +257,14 @@ const CALLS: &[Attempt] = &[
     ("listen on TCP", |_| {
         TcpListener::bind("127.0.0.1:0").map(drop)
     }),
-    ("have a datagram socket", |_| {
+    ("open a datagram socket", |_| {
         UdpSocket::bind("127.0.0.1:0").map(drop)
     }),
-    ("have a socket of a VM's guest", |_| socket(libc::AF_VSOCK)),
+    ("open a vsock socket", |_| socket(libc::AF_VSOCK)),
     ("talk to the kernel by netlink", |_| {
         socket(libc::AF_NETLINK)
     }),
-    ("have a packet socket", |_| socket(libc::AF_PACKET)),
+    ("open a packet socket", |_| socket(libc::AF_PACKET)),
     ("make a process", |_| {
         // SAFETY: the child ends at once.
         match unsafe { libc::fork() } {
@@ -291,19 +291,17 @@ const CALLS: &[Attempt] = &[
         // SAFETY: a byte.
         reply(unsafe { libc::ioctl(0, libc::TIOCSTI, c"x".as_ptr()) })
     }),
-    ("serve its own page faults", |_| {
+    ("create a userfaultfd", |_| {
         call(libc::SYS_userfaultfd, [0; 6])
     }),
     ("load a BPF program", |_| call(libc::SYS_bpf, [0; 6])),
-    ("have a ring of system calls", |_| {
+    ("create an io_uring", |_| {
         call(libc::SYS_io_uring_setup, [1, 0, 0, 0, 0, 0])
     }),
-    ("count events", |_| {
+    ("open performance counters", |_| {
         call(libc::SYS_perf_event_open, [0, 0, -1, -1, 0, 0])
     }),
-    ("have a key", |_| {
-        call(libc::SYS_keyctl, [0, -3, 0, 0, 0, 0])
-    }),
+    ("add a key", |_| call(libc::SYS_keyctl, [0, -3, 0, 0, 0, 0])),
     ("read the kernel's log", |_| {
         call(libc::SYS_syslog, [10, 0, 0, 0, 0, 0])
     }),

@@ -21,7 +21,7 @@ const SECRET: u64 = 0x5ec2_e75e_c2e7_5ec2;
 static TREASURE: u64 = SECRET;
 
 /// The compromised program, and the number of its attempts.
-const TAKEN_OVER: [(&str, usize); 3] = [("pager", 40), ("disk", 20), ("monitor", 40)];
+const COMPROMISED: [(&str, usize); 3] = [("pager", 40), ("disk", 20), ("monitor", 40)];
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -35,7 +35,7 @@ fn main() {
         }
         ["attacker", who, aims @ ..] => attempts::run(who, aims),
         // Arguments that a test harness is started with.
-        ["--list", ..] => println!("what_is_taken_over_stays_confined: test"),
+        ["--list", ..] => println!("a_compromised_process_stays_confined: test"),
         _ => run(),
     }
 }
@@ -65,7 +65,7 @@ fn run() {
     let said = victim.0.stdout.take().unwrap();
     BufReader::new(said).read_line(&mut treasure).unwrap();
 
-    for (who, least) in TAKEN_OVER {
+    for (who, least) in COMPROMISED {
         let own = base.path().join(who);
         fs::create_dir(&own).unwrap();
         let attacker = Command::new(&this)
@@ -89,5 +89,7 @@ fn run() {
         assert_eq!(fs::read(other.join("public")).unwrap(), b"public");
         assert!(victim.0.try_wait().unwrap().is_none(), "the victim lives");
     }
-    println!("test result: ok. 1 passed; 0 failed; 0 ignored; what_is_taken_over_stays_confined");
+    println!(
+        "test result: ok. 1 passed; 0 failed; 0 ignored; a_compromised_process_stays_confined"
+    );
 }

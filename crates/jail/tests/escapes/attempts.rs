@@ -162,7 +162,7 @@ const ATTEMPTS: &[Attempt] = &[
     }),
     ("open KVM", |_| open("/dev/kvm", libc::O_RDWR)),
     ("open a terminal", |_| open("/dev/tty", libc::O_RDWR)),
-    ("open what /proc tells of itself", |_| {
+    ("open its maps in /proc", |_| {
         open("/proc/self/maps", libc::O_RDONLY)
     }),
     ("open its old root by /proc", |_| {
@@ -219,10 +219,12 @@ const ATTEMPTS: &[Attempt] = &[
     ("open a file system", |_| {
         call(libc::SYS_fsopen, [c"proc".as_ptr() as _, 0, 0, 0, 0, 0])
     }),
-    ("have a mount namespace", |_| unshare(libc::CLONE_NEWNS)),
-    ("have a user namespace", |_| unshare(libc::CLONE_NEWUSER)),
-    ("have a network namespace", |_| unshare(libc::CLONE_NEWNET)),
-    ("have a user namespace by clone", |_| {
+    ("create a mount namespace", |_| unshare(libc::CLONE_NEWNS)),
+    ("create a user namespace", |_| unshare(libc::CLONE_NEWUSER)),
+    ("create a network namespace", |_| {
+        unshare(libc::CLONE_NEWNET)
+    }),
+    ("create a user namespace by clone", |_| {
         let flags = (libc::CLONE_NEWUSER | libc::SIGCHLD) as c_long;
         match unsafe { libc::syscall(libc::SYS_clone, flags, 0, 0, 0, 0) } {
             0 => unsafe { libc::_exit(0) },
@@ -248,7 +250,7 @@ const ATTEMPTS: &[Attempt] = &[
         0 => Err(io::Error::from_raw_os_error(libc::ESRCH)),
         parent => reply(unsafe { libc::kill(parent, libc::SIGTERM) }),
     }),
-    ("hold another VM by a descriptor", |aims| {
+    ("open a pidfd of another VM", |aims| {
         got(unsafe { libc::syscall(libc::SYS_pidfd_open, aims.victim, 0) }).map(drop)
     }),
     ("trace another VM", |aims| {
@@ -308,7 +310,7 @@ const ATTEMPTS: &[Attempt] = &[
         let group = 0_u32;
         reply(unsafe { libc::syscall(libc::SYS_setgroups, 1, &group) } as c_int)
     }),
-    ("have all capabilities", |_| {
+    ("gain all capabilities", |_| {
         let header = [0x2008_0522_u32, 0];
         let all = [u32::MAX; 6];
         call(
@@ -316,7 +318,7 @@ const ATTEMPTS: &[Attempt] = &[
             [header.as_ptr() as _, all.as_ptr() as _, 0, 0, 0, 0],
         )
     }),
-    ("have new privileges again", |_| {
+    ("clear no-new-privileges", |_| {
         reply(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 0, 0, 0, 0) })
     }),
     ("raise its limit of descriptors", |_| {
@@ -329,7 +331,7 @@ const ATTEMPTS: &[Attempt] = &[
         raise(libc::RLIMIT_FSIZE)
     }),
     ("dump its memory into a file", |_| raise(libc::RLIMIT_CORE)),
-    ("go before others", |_| {
+    ("raise its priority", |_| {
         reply(unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, -10) })
     }),
     ("run in real time", |_| {
@@ -366,7 +368,7 @@ const ATTEMPTS: &[Attempt] = &[
         };
         reply(unsafe { libc::clock_settime(libc::CLOCK_REALTIME, &time) })
     }),
-    ("name the host", |_| {
+    ("set the host name", |_| {
         reply(unsafe { libc::sethostname(c"mine".as_ptr(), 4) })
     }),
     ("use ports of devices", |_| {
@@ -393,10 +395,10 @@ const ATTEMPTS: &[Attempt] = &[
         let address = SocketAddr::from_abstract_name(&aims.abstract_name)?;
         UnixStream::connect_addr(&address).map(drop)
     }),
-    ("have a raw socket", |_| {
+    ("open a raw socket", |_| {
         reply(unsafe { libc::socket(libc::AF_INET, libc::SOCK_RAW, libc::IPPROTO_ICMP) })
     }),
-    ("have a packet socket", |_| {
+    ("open a packet socket", |_| {
         reply(unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW, 0) })
     }),
     ("bring an interface up", interface_up),
@@ -421,7 +423,7 @@ const ATTEMPTS: &[Attempt] = &[
     ("share memory with the host", |_| {
         reply(unsafe { libc::shmget(SHM_KEY, 4096, 0o666) })
     }),
-    ("have a message queue", |_| {
+    ("create a message queue", |_| {
         reply(unsafe {
             libc::mq_open(
                 c"/queue".as_ptr(),
@@ -432,7 +434,7 @@ const ATTEMPTS: &[Attempt] = &[
         })
     }),
     // Resource exhaustion. Each attempt has a bound; exceeding it is an escape.
-    ("have processes without end", |_| {
+    ("create processes without end", |_| {
         bomb(PROCESSES, || match unsafe { libc::fork() } {
             0 => loop {
                 unsafe { libc::pause() };
@@ -440,7 +442,7 @@ const ATTEMPTS: &[Attempt] = &[
             pid => got(pid.into()).map(drop),
         })
     }),
-    ("have threads without end", |_| {
+    ("create threads without end", |_| {
         bomb(PROCESSES, || {
             std::thread::Builder::new()
                 .spawn(|| {
@@ -451,7 +453,7 @@ const ATTEMPTS: &[Attempt] = &[
                 .map(drop)
         })
     }),
-    ("have descriptors without end", |_| {
+    ("open descriptors without end", |_| {
         let bombed = bomb(FILES, || got(unsafe { libc::dup(1) }.into()).map(drop));
         for number in 4..FILES as c_int {
             unsafe { libc::close(number) };
@@ -471,10 +473,10 @@ const ATTEMPTS: &[Attempt] = &[
 
 /// Allowed by namespaces and ids, but refused by the filter.
 const FILTERED: &[Attempt] = &[
-    ("have a socket of another VM's guest", |_| {
+    ("open a vsock socket", |_| {
         reply(unsafe { libc::socket(libc::AF_VSOCK, libc::SOCK_STREAM, 0) })
     }),
-    ("have a network socket", |_| {
+    ("open a network socket", |_| {
         reply(unsafe { libc::socket(libc::AF_INET, libc::SOCK_STREAM, 0) })
     }),
     ("talk to the kernel by netlink", |_| {
@@ -483,15 +485,13 @@ const FILTERED: &[Attempt] = &[
     ("load a BPF program", |_| {
         call(libc::SYS_bpf, [0, 0, 0, 0, 0, 0])
     }),
-    ("have a ring of system calls", |_| {
+    ("create an io_uring", |_| {
         call(libc::SYS_io_uring_setup, [1, 0, 0, 0, 0, 0])
     }),
-    ("count events", |_| {
+    ("open performance counters", |_| {
         call(libc::SYS_perf_event_open, [0, 0, -1, -1, 0, 0])
     }),
-    ("have a key", |_| {
-        call(libc::SYS_keyctl, [0, -3, 0, 0, 0, 0])
-    }),
+    ("add a key", |_| call(libc::SYS_keyctl, [0, -3, 0, 0, 0, 0])),
     ("read the kernel's log", |_| {
         call(libc::SYS_syslog, [10, 0, 0, 0, 0, 0])
     }),

@@ -18,7 +18,7 @@ fn main() {
         ["memory bomb"] => stage::be_memory_bomb(),
         ["attacker", aims @ ..] => attempts::run(aims),
         // Arguments that a test harness is started with.
-        ["--list", ..] => println!("a_taken_over_program_reaches_nothing: test"),
+        ["--list", ..] => println!("a_compromised_program_reaches_nothing: test"),
         _ => stage::run(),
     }
 }

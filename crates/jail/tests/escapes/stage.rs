@@ -239,7 +239,7 @@ pub fn run() {
         let status = attacker.wait().unwrap();
         assert_eq!(status.terminating_signal(), Some(libc::SIGKILL));
         assert!(cgroup.was_oom_killed(), "it was the kernel");
-        println!("held: have memory without end");
+        println!("held: use memory without end");
         let folder = cgroup.folder().to_owned();
         drop(cgroup);
         assert!(!folder.exists(), "its group is gone");
@@ -287,6 +287,6 @@ pub fn run() {
     );
     assert!(alive.is_ok(), "the victim lives");
     println!(
-        "test result: ok. 1 passed; 0 failed; 0 ignored; a_taken_over_program_reaches_nothing"
+        "test result: ok. 1 passed; 0 failed; 0 ignored; a_compromised_program_reaches_nothing"
     );
 }

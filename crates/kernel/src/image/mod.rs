@@ -53,7 +53,7 @@ pub enum NoConfig {
     #[error("it carries no configuration (built without CONFIG_IKCONFIG)")]
     Absent,
     /// The payload of a bzImage is not compressed with gzip.
-    #[error("its payload is compressed with {0}, which is not read here")]
+    #[error("its payload is compressed with {0}, which is not supported")]
     Compressed(&'static str),
     /// The configuration is damaged.
     #[error("its embedded configuration is damaged")]

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 /// Does nothing unless PID 1 is the machine's own: otherwise the programs would be the host's.
 pub fn power_off(grace: Duration) {
     if !super::in_machine() {
-        tracing::error!("this is not the machine: it stays on");
+        tracing::error!("PID 1 is not the machine's init: the power stays on");
         return;
     }
     signal_all(libc::SIGTERM);
@@ -27,7 +27,7 @@ pub fn power_off(grace: Duration) {
     }
     rustix::fs::sync();
     if let Err(error) = rustix::system::reboot(rustix::system::RebootCommand::PowerOff) {
-        tracing::error!("the power can't be switched off: {error}");
+        tracing::error!("powering off failed: {error}");
     }
 }
 

@@ -34,7 +34,9 @@ fn main() -> anyhow::Result<()> {
     if options.heartbeat {
         std::thread::spawn(|| {
             if let Err(error) = heartbeat::run() {
-                eprintln!("jiffy-machine-agent: no heartbeat by the hardware clock: {error}");
+                eprintln!(
+                    "jiffy-machine-agent: the heartbeat of the hardware clock failed: {error}"
+                );
             }
         });
     }

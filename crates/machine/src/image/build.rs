@@ -32,7 +32,7 @@ pub const MODULES: &[&str] = &[
 ];
 
 /// Modules in `/lib/modules` that are loaded only if needed.
-pub const SPARE_MODULES: &[&str] = &["kvm-intel"];
+pub const OPTIONAL_MODULES: &[&str] = &["kvm-intel"];
 
 /// A file or folder of the host for the initramfs.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -127,9 +127,9 @@ pub fn build(recipe: &Recipe, output: &Path) -> Result<Meta, ImageError> {
 pub fn initramfs(recipe: &Recipe) -> Result<(Vec<u8>, Vec<String>), ImageError> {
     let modules_folder = modules_folder(&recipe.kernel_package)?;
     let modules = module::load_all(&modules_folder, MODULES)?;
-    let spare: Vec<_> = module::load_all(&modules_folder, SPARE_MODULES)?
+    let spare: Vec<_> = module::load_all(&modules_folder, OPTIONAL_MODULES)?
         .into_iter()
-        .filter(|module| SPARE_MODULES.contains(&module.name.as_str()))
+        .filter(|module| OPTIONAL_MODULES.contains(&module.name.as_str()))
         .collect();
 
     let mut tree = Tree::new();
@@ -170,7 +170,7 @@ pub fn initramfs(recipe: &Recipe) -> Result<(Vec<u8>, Vec<String>), ImageError> 
     for module in modules.iter().chain(&spare) {
         let path = format!("lib/modules/{}.ko", module.name);
         tree.file(&path, 0o644, &module.contents)?;
-        if !SPARE_MODULES.contains(&module.name.as_str()) {
+        if !OPTIONAL_MODULES.contains(&module.name.as_str()) {
             order.push_str(&format!("/{path}\n"));
         }
     }

@@ -41,7 +41,7 @@ pub fn elf_kernel(image: &[u8]) -> Result<Vec<u8>, ImageError> {
     };
     let kernel = kernel.map_err(bad)?;
     if !kernel.starts_with(b"\x7fELF") {
-        return Err(bad("its payload is no ELF file"));
+        return Err(bad("its payload is not an ELF file"));
     }
     Ok(kernel)
 }

@@ -35,7 +35,7 @@ fn invalid_handshakes_are_refused_with_a_message_and_leak_nothing() {
     assert!(refused(&format!("[{good}]"), &[]).contains("0 descriptors"));
     assert!(refused(&format!("[{good}]"), &[uffd, uffd]).contains("more than one"));
     let null = File::open("/dev/null").unwrap();
-    assert!(refused(&format!("[{good}]"), &[null.as_fd()]).contains("no userfaultfd"));
+    assert!(refused(&format!("[{good}]"), &[null.as_fd()]).contains("not a userfaultfd"));
     assert!(refused(&format!("[{good},{good}]"), &[uffd]).contains("overlap"));
     let long = good.replace(&format!("\"size\":{MIB}"), &format!("\"size\":{}", 2 * MIB));
     assert!(refused(&format!("[{long}]"), &[uffd]).contains("beyond the end"));

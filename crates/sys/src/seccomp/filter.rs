@@ -60,7 +60,7 @@ pub const fn call_without(number: libc::c_long, argument: u8, bits: u32) -> Rule
 pub enum Refusal {
     /// The thread gets SIGSYS, so that a handler can report the call.
     Signal,
-    /// The call fails with `ENOSYS`, as if the kernel did not know it: programs have a way to go on
+    /// The call fails with `ENOSYS`, as if the kernel did not know it: programs continue
     /// without a newer call.
     Error,
 }

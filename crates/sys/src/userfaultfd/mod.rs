@@ -94,7 +94,7 @@ pub enum FillError {
 impl std::fmt::Display for FillError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            FillError::Exists => "the page is there already",
+            FillError::Exists => "the page is already present",
             FillError::Changing => "the mappings are changing",
             FillError::Unmapped => "the range is not registered",
             FillError::Gone => "the process has ended",
@@ -165,7 +165,7 @@ impl Userfaultfd {
         if link.as_bytes() != b"anon_inode:[userfaultfd]" {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidData,
-                "the descriptor is no userfaultfd",
+                "the descriptor is not a userfaultfd",
             ));
         }
         let received = Userfaultfd(fd);

@@ -184,14 +184,18 @@ fn a_read_never_blocks_even_without_o_nonblock() {
         taken
     });
     let patience = Duration::from_secs(10);
-    let read = answer.recv_timeout(patience).expect("it waits");
+    let read = answer
+        .recv_timeout(patience)
+        .expect("the read does not block");
     assert_eq!(read.unwrap(), 0);
     // A kernel that supports only O_NONBLOCK behaves like this.
     block();
     let taken = reader.join().unwrap();
     let (told, answer) = std::sync::mpsc::channel();
     thread::spawn(move || told.send(taken.read_by_flag(&mut [0; ioctl::MESSAGE])));
-    let read = answer.recv_timeout(patience).expect("it waits");
+    let read = answer
+        .recv_timeout(patience)
+        .expect("the read does not block");
     assert_eq!(read, Err(Errno::AGAIN));
 }
 

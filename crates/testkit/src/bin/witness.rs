@@ -146,7 +146,7 @@ fn look(path: &str) -> io::Result<()> {
         file.read_exact(&mut bytes)?;
         let tag = u64::from_ne_bytes(bytes[..8].try_into().expect("eight")) as usize >> 32;
         if bytes[..8] != word(page, tag) || bytes[8..] != bytes[..PAGE - 8] {
-            return Err(Error::other(format!("page {page} is not of one piece")));
+            return Err(Error::other(format!("page {page} has mixed contents")));
         }
         if run.0 != tag {
             flush(&mut text, run);

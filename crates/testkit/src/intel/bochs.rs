@@ -142,7 +142,7 @@ impl Bochs {
         std::fs::write(folder.join(DEBUGGER), "continue\n")?;
         // `script` provides a terminal.
         let mut command = Command::new("script");
-        let program = self.program.to_str().context("a path that is no UTF-8")?;
+        let program = self.program.to_str().context("the path is not UTF-8")?;
         let line = format!("exec '{program}' -q -f {CONFIGURATION} -rc {DEBUGGER}");
         command
             .args(["-qfc", &line, "/dev/null"])

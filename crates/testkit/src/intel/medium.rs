@@ -85,7 +85,7 @@ fn menu(options: &IntelOptions) -> Result<String> {
             .kernel_args
             .chars()
             .all(|character| plain(character) || character == ' '),
-        "GRUB would take a character of these kernel parameters for its own: {}",
+        "GRUB would interpret a character of these kernel parameters: {}",
         options.kernel_args
     );
     Ok(format!(

@@ -106,7 +106,7 @@ pub fn run(
         }
         let doing = session.doing(programs);
         if let Some(panic) = session.panic() {
-            bail!("the kernel of the Intel machine died {doing}: {panic}");
+            bail!("the kernel of the Intel machine panicked {doing}: {panic}");
         }
         if let Some(why) = ended {
             bail!(
@@ -116,7 +116,7 @@ pub fn run(
         }
         ensure!(
             Instant::now() < deadline,
-            "the Intel machine was not done after {} s, {doing}; its console:\n{}",
+            "the Intel machine did not finish within {} s, {doing}; its console:\n{}",
             options.time_limit.as_secs(),
             session.console()
         );
@@ -142,7 +142,7 @@ impl Session<'_> {
                 Event::Output(bytes) => on_output(self.statuses.len(), &bytes),
                 Event::Ended(status) => self.statuses.push(status),
                 Event::NoKvm => bail!(
-                    "the Intel machine came up without /dev/kvm; its console:\n{}",
+                    "the Intel machine booted without /dev/kvm; its console:\n{}",
                     self.console()
                 ),
             }

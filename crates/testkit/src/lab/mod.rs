@@ -148,7 +148,7 @@ impl Lab {
         keeper.add_child(child);
         ensure!(
             kvm,
-            "the lab came up without /dev/kvm; its console:\n{}",
+            "the lab booted without /dev/kvm; its console:\n{}",
             tail(&setup.console)
         );
         let agent = instance::agent(&setup, &token)?;

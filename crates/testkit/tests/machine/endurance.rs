@@ -63,7 +63,7 @@ fn six_captures_and_a_restore_lose_or_repeat_no_line() {
         .command(&["exec", "worker", "witness", "lines", "/tmp/streamed"])
         .start()
         .expect("it starts");
-    stream.read_until("1 ").expect("lines come");
+    stream.read_until("1 ").expect("lines arrive");
     for n in 1..=6 {
         jiffy.ok(&["snapshot", "create", "worker", &format!("at{n}")]);
         if n < 6 {
@@ -88,7 +88,7 @@ fn six_captures_and_a_restore_lose_or_repeat_no_line() {
     let (_, captured) = check_lines("the file", &file(&jiffy, "again"), Some(1));
     assert!(captured > 50, "{captured}");
     let reaches = captured + 20;
-    jiffy.eventually("it goes on", || {
+    jiffy.eventually("it continues", || {
         check_lines("the file", &file(&jiffy, "again"), Some(1)).1 > reaches
     });
     let log = jiffy

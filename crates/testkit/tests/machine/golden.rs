@@ -34,7 +34,7 @@ fn runs_after_the_first_start_from_the_golden_snapshot() {
     assert!(forgotten.contains("golden-"), "{forgotten}");
     assert!(!jiffy.ok(&["snapshot", "ls", "--all"]).contains("golden-"));
     jiffy.ok(&["run", "--rm", TIMELINE, "--", "true"]);
-    assert!(!was_golden(&jiffy), "nothing was there to start from");
+    assert!(!was_golden(&jiffy), "there was no golden snapshot");
     jiffy.warm_up();
     jiffy.ok(&["run", "--rm", TIMELINE, "--", "true"]);
     assert!(was_golden(&jiffy));

@@ -79,9 +79,9 @@ fn a_hibernated_idle_vm_takes_8_mib_and_resumes_unchanged() {
     assert_eq!(after_wake, "note\nsleeper");
     assert_eq!(before_sleep, "sleeper");
     let is = identity(&jiffy, "sleeper");
-    assert_eq!(is.0, was.0, "it is the machine it was");
+    assert_eq!(is.0, was.0, "its identity is unchanged");
     assert_ne!(is.1, was.1, "and draws new numbers");
-    jiffy.eventually("it has back what its balloon took", || {
+    jiffy.eventually("the balloon has returned its memory", || {
         free_kib(&jiffy, "sleeper") + (16 << 10) > free
     });
     let clock = "export JIFFY_MACHINE=never; date +%s; /bin/jiffy exec sleeper date +%s; date +%s";

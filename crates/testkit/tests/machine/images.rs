@@ -53,7 +53,7 @@ fn a_registry_image_runs_with_its_configuration() {
         ]),
         "bye you /tmp 0"
     );
-    assert_eq!(registry.sent(), 0, "it is here");
+    assert_eq!(registry.sent(), 0, "the image is stored here");
     let script = "cat /etc/changed; echo; ls /old; cat /old/new";
     assert_eq!(
         jiffy.ok(&[

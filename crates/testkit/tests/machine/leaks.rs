@@ -72,7 +72,7 @@ fn fifty_successive_vms_leave_nothing() {
     let lost = available - available_kib(&jiffy);
     assert!(
         lost < 64 * 1024,
-        "{lost} KiB of the machine's memory are gone"
+        "{lost} KiB of the machine's memory are lost"
     );
 }
 

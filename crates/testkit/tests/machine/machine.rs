@@ -89,7 +89,7 @@ fn a_low_priority_session_yields_to_another() {
         echo $(($(used $low) - before))"#,
     );
     let ticks: Vec<u64> = text.lines().map(|line| line.parse().unwrap()).collect();
-    println!("ticks of the ordinary one, and of that which gives way: {ticks:?}");
+    println!("ticks of the ordinary session and of the low-priority one: {ticks:?}");
     assert!(ticks[0] >= 20, "too short to tell: {ticks:?}");
     assert!(ticks[1] * 4 <= ticks[0], "{ticks:?}");
 }

@@ -184,7 +184,7 @@ fn thirty_two_vcpus_run_and_are_restored_from_a_snapshot() {
     jiffy.ok(&["snapshot", "create", "many", "all"]);
     jiffy.ok(&["run", "--from", "all", "-d", "--name", "again"]);
     works("again");
-    assert_eq!(jiffy.ok(&["exec", "many", "nproc"]), "32", "it went on");
+    assert_eq!(jiffy.ok(&["exec", "many", "nproc"]), "32", "it continued");
 }
 
 #[test]

@@ -94,7 +94,10 @@ fn the_daemon_may_be_killed_while_it_makes_a_snapshot() {
         // The VM may have been paused: the next daemon resumes it.
         jiffy.wait_for_count_above("busy", counted + 2);
         let there = snapshots(&jiffy).contains(&name);
-        assert!(there || made.code() != 0, "{name} was said to be made");
+        assert!(
+            there || made.code() != 0,
+            "{name} was reported as created but does not exist"
+        );
         assert_recovered(&jiffy, &name);
         if there {
             jiffy.ok(&["snapshot", "rm", &name]);

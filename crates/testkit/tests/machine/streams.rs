@@ -79,7 +79,7 @@ fn control_c_on_a_terminal_interrupts_the_command_not_the_vm() {
     // lost when the shell switches to its own line editing.
     session
         .read_until("still here\r\n/ # ")
-        .expect("the shell goes on");
+        .expect("the shell continues");
     session.write([4]).expect("Ctrl-D");
     session.wait().expect("it ends");
 }

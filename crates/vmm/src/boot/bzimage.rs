@@ -25,7 +25,7 @@ pub fn plan(
     let version = u16::from_le_bytes([head[0x206], head[0x207]]);
     if version < OLDEST_PROTOCOL {
         return Err(KernelError::OldBzImage(format!(
-            "speaks boot protocol {}.{:02}; 2.10 (Linux 2.6.31) or newer is needed",
+            "uses boot protocol {}.{:02}; 2.10 (Linux 2.6.31) or newer is needed",
             version >> 8,
             version & 0xff
         )));

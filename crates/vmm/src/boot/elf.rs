@@ -40,7 +40,7 @@ pub fn plan(source: &(impl Source + ?Sized), low_ram_end: u64) -> Result<Plan, K
     let end = segments
         .last()
         .map(|segment| segment.address + segment.memory_size)
-        .ok_or_else(|| KernelError::Damaged("there is nothing to load".into()))?;
+        .ok_or_else(|| KernelError::Damaged("there are no segments to load".into()))?;
     let inside = |segment: &Segment| {
         entry >= segment.address && entry < segment.address + segment.memory_size
     };

@@ -43,7 +43,7 @@ pub enum BootError {
         path: PathBuf,
     },
     /// The initrd and the kernel don't fit into RAM together.
-    #[error("the initrd {} has {} KiB, but beside the kernel there is room for {} KiB", path.display(), size >> 10, room >> 10)]
+    #[error("the initrd {} has {} KiB, but besides the kernel only {} KiB fit", path.display(), size >> 10, room >> 10)]
     InitrdTooLarge {
         /// The file's path.
         path: PathBuf,
@@ -63,7 +63,7 @@ pub enum BootError {
         limit: usize,
     },
     /// A zero byte would end the command line.
-    #[error("the kernel command line holds a zero byte at position {0}")]
+    #[error("the kernel command line contains a zero byte at position {0}")]
     CommandLineZero(usize),
 }
 
@@ -126,7 +126,7 @@ pub enum KernelError {
         ram_end: u64,
     },
     /// A segment covers the first MiB.
-    #[error("it wants to be loaded at {0:#x}, below 1 MiB, where the boot structures are")]
+    #[error("it must be loaded at {0:#x}, below 1 MiB, where the boot structures are")]
     TooLow(u64),
     /// Two segments share an address.
     #[error("its segments at {first:#x} and {second:#x} overlap")]
@@ -137,7 +137,7 @@ pub enum KernelError {
         second: u64,
     },
     /// The entry point is in no segment.
-    #[error("its entry point {0:#x} lies in none of its segments")]
+    #[error("its entry point {0:#x} is outside its segments")]
     EntryOutside(u64),
     /// An old or special bzImage.
     #[error("it is a bzImage that {0}")]
@@ -152,7 +152,7 @@ impl KernelError {
     pub fn hint(&self) -> Option<String> {
         Some(match self {
             KernelError::NoPvhNote => {
-                "build it with CONFIG_PVH=y, or give the bzImage; `jiffy kernel check` says what else is missing".into()
+                "build it with CONFIG_PVH=y, or give the bzImage; `jiffy kernel check` lists what else is missing".into()
             }
             KernelError::OutsideRam { .. } => "give the VM more memory (--memory)".into(),
             KernelError::Foreign(_) | KernelError::NotExecutable(_) | KernelError::WrongMachine(_) => {

@@ -342,7 +342,7 @@ mod tests {
         let error = write(&vcpu, &bad, &[]).unwrap_err().to_string();
         assert_eq!(
             error,
-            "this host's KVM does not take 0xffffffffffffffff for the saved guest's IA32_MTRR_FIX64K (MSR 0x250)"
+            "this host's KVM refuses 0xffffffffffffffff for the saved guest's IA32_MTRR_FIX64K (MSR 0x250)"
         );
         // Without CPUID the guest has none of these.
         let unknown = [entry(0xda0, 0), entry(0xd90, 0), entry(0x174, 0x10)];

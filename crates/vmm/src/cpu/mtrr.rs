@@ -76,6 +76,10 @@ mod tests {
         for ram in [0, layout::LOW_RAM_END - 1, layout::HIGH_RAM, (1 << 40) - 1] {
             assert!(!uncached(ram), "{ram:#x}");
         }
-        assert_eq!(of(0x201) >> 40, 0, "no bits that the guest has not");
+        assert_eq!(
+            of(0x201) >> 40,
+            0,
+            "no bits beyond the guest's address width"
+        );
     }
 }

@@ -12,7 +12,7 @@ use thiserror::Error;
 #[non_exhaustive]
 pub enum ProfileError {
     /// The guest was captured.
-    #[error("this host can't go on with the saved VM: it lacks {}", .0.join(", "))]
+    #[error("this host can't continue the saved VM: it lacks {}", .0.join(", "))]
     Lacking(Vec<String>),
     /// The configuration asks for a profile.
     #[error("{0}")]
@@ -23,8 +23,8 @@ impl ProfileError {
     /// What the user can do about it.
     pub fn hint(&self) -> Option<String> {
         Some(match self {
-            ProfileError::Lacking(_) => "restore it on a host with such a processor, or boot the VM anew; VMs that are to move get `--cpu-profile`".into(),
-            ProfileError::Wanted(_) => "`jiffy doctor --cpu` says what this host can give".into(),
+            ProfileError::Lacking(_) => "restore it on a host whose processor has these features, or boot the VM again; boot VMs that are to move between hosts with `--cpu-profile`".into(),
+            ProfileError::Wanted(_) => "run `jiffy doctor --cpu` to see what this host can give a VM".into(),
         })
     }
 }

@@ -3,7 +3,7 @@
 //! KVM treats a write to the register as an attempt to synchronise vCPUs if the value is less than
 //! a second away from the current one. A value that was saved soon after boot would be lost, and
 //! vCPUs that are restored more than a second apart (because a pager had to fetch a page in
-//! between) would differ for ever. So the first vCPU's counter is set by its offset to the host's
+//! between) would differ forever. So the first vCPU's counter is set by its offset to the host's
 //! counter, which KVM takes unchanged, and all others get the same offset.
 
 use super::msrs;

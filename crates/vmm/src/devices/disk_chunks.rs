@@ -71,7 +71,7 @@ pub enum ResidencyError {
         source: MapError,
     },
     /// The map is that of a disk of another size.
-    #[error("{} is the map of a disk of {} bytes, and {} has {}", map.display(), mapped, disk.display(), bytes)]
+    #[error("the map {} is of a disk of {} bytes, but the disk {} has {} bytes", map.display(), mapped, disk.display(), bytes)]
     Length {
         /// The map's path.
         map: PathBuf,
@@ -83,7 +83,7 @@ pub enum ResidencyError {
         bytes: u64,
     },
     /// The disk is writable.
-    #[error("the disk {} is filled on demand, and must be read-only", .0.display())]
+    #[error("the disk {} is filled on demand, so it must be read-only", .0.display())]
     Writable(PathBuf),
 }
 
@@ -132,7 +132,7 @@ struct Pending {
 }
 
 /// The error of a pager that violates the protocol.
-const NO_PROTOCOL: &str = "the pager does not keep to its protocol";
+const NO_PROTOCOL: &str = "the pager violated its protocol";
 /// The bytes of an answer are a multiple of this: a disk's sector.
 const SECTOR: usize = 512;
 
@@ -214,9 +214,10 @@ impl DiskChunks {
             ChunkAnswer::Bytes { .. } => Ok(Fetched::Bytes(came)),
             // Any pager may answer so, but only the map counts.
             ChunkAnswer::Present { .. } if self.is_present(bytes) => Ok(Fetched::Present),
-            ChunkAnswer::Present { .. } => {
-                Err(self.failure(bytes, "the pager says that it is there, and it is not"))
-            }
+            ChunkAnswer::Present { .. } => Err(self.failure(
+                bytes,
+                "the pager reports it as present, but the map does not have it",
+            )),
             ChunkAnswer::Unavailable {
                 chunk, sentence, ..
             } => Err(Failure { chunk, sentence }),
@@ -245,7 +246,10 @@ impl DiskChunks {
                     return outcomes;
                 }
                 Err(_) => {
-                    tracing::warn!(disk = self.name, "the pager is gone; looking for another");
+                    tracing::warn!(
+                        disk = self.name,
+                        "the pager disconnected; searching for another"
+                    );
                     link.disconnect();
                     return outcomes;
                 }

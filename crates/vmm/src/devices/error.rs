@@ -91,7 +91,7 @@ pub enum DeviceError {
     #[error("the saved VM and the configuration differ in {0}")]
     StateDiffers(&'static str),
     /// An event descriptor can't be created.
-    #[error("an event descriptor for a device could not be made")]
+    #[error("an event descriptor for a device could not be created")]
     Event(#[source] io::Error),
     /// KVM refused a call.
     #[error(transparent)]

@@ -9,7 +9,7 @@ use thiserror::Error;
 
 /// The limits name devices that the VM does not have.
 #[derive(Debug, Error)]
-#[error("the VM has {has} {what}, and limits for {given} were given")]
+#[error("the VM has {has} {what}, but limits for {given} were given")]
 pub struct LimitsError {
     what: &'static str,
     has: usize,

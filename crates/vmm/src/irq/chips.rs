@@ -94,7 +94,7 @@ mod tests {
         let pit = LazyPit::new(before.clone());
         pit.write(CONTROL, RATE);
         let chips = ChipsState::save(&before, &pit).unwrap();
-        assert!(chips.pit.is_none(), "nobody counts yet");
+        assert!(chips.pit.is_none(), "no counter runs yet");
         let pit = LazyPit::new(after.clone());
         chips.restore(&after, &pit).unwrap();
         pit.write(COUNTER_0, 0x12);

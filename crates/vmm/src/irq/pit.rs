@@ -132,7 +132,7 @@ impl LazyPit {
         if let Err(error) = made {
             tracing::warn!(
                 error = &error as &dyn std::error::Error,
-                "no timer chip for the guest"
+                "the timer chip (PIT) could not be created; the guest has none"
             );
         }
     }

@@ -17,7 +17,7 @@ pub enum MemoryError {
         size_mib: u32,
     },
     /// The size is not a multiple of the page size.
-    #[error("{size_mib} MiB of memory can't be made of pages of {} MiB", page >> 20)]
+    #[error("{size_mib} MiB of memory is not a multiple of the page size, {} MiB", page >> 20)]
     NotWholePages {
         /// The configured size.
         size_mib: u32,
@@ -49,7 +49,7 @@ pub enum MemoryError {
         available: u64,
     },
     /// The memfd could not be created.
-    #[error("memory for the guest could not be made")]
+    #[error("memory for the guest could not be created")]
     Create(#[source] io::Error),
     /// The memfd could not be mapped.
     #[error("memory for the guest could not be mapped")]
@@ -61,7 +61,7 @@ pub enum MemoryError {
     #[error("the saved memory {} can't be opened", .0.display())]
     Open(PathBuf, #[source] io::Error),
     /// The descriptor of a file of saved memory is not open.
-    #[error("descriptor {0} is not open, but the saved memory should be there")]
+    #[error("descriptor {0}, which should be the saved memory, is not open")]
     NoDescriptor(i32),
     /// A file of saved memory has another size.
     #[error("the saved memory has {actual} bytes, the VM has {expected}")]
@@ -81,19 +81,19 @@ pub enum MemoryError {
     #[error("the memory of a VM in huge pages can't be captured")]
     HugePages,
     /// The written pages could not be found. Nothing was changed.
-    #[error("what the guest has written since it was last captured can't be told")]
+    #[error("the pages that the guest has written since its last capture could not be found")]
     Written(#[source] io::Error),
     /// RAM could not be frozen.
     #[error("the guest's memory could not be frozen")]
     Freeze(#[source] io::Error),
     /// The file that the pager shares could not be mapped.
-    #[error("what the pager has of the guest's memory could not be mapped")]
+    #[error("the memory that the pager shares could not be mapped")]
     Share(#[source] io::Error),
     /// The pager has not filled all of the memory yet.
-    #[error("the guest's memory is not all here yet; the pager has to fill it first")]
+    #[error("the guest's memory is not complete yet; the pager has to fill it first")]
     Incomplete,
     /// KVM refused the memory.
-    #[error("KVM did not take the guest's memory")]
+    #[error("KVM refused the guest's memory")]
     Register(#[source] kvm_ioctls::Error),
 }
 
@@ -113,7 +113,7 @@ impl MemoryError {
                 Some(format!("use a multiple of {} MiB", page >> 20))
             }
             MemoryError::MapSaved(error) if error.raw_os_error() == Some(libc::ENOMEM) => {
-                Some("raise vm.max_map_count (sysctl): it is mapped in many pieces".into())
+                Some("raise vm.max_map_count (sysctl): the memory is mapped in many pieces".into())
             }
             MemoryError::NotAvailable { .. } => Some("use less memory, or no prefault".into()),
             _ => None,

@@ -45,7 +45,7 @@ pub fn assemble(
 ) -> Result<Vec<Layer>, MemoryError> {
     let wrong = |text: &str| MemoryError::Layout(text.into());
     if files.is_empty() || files.len() > MAX_LAYERS {
-        return Err(wrong("there are none, or too many layers"));
+        return Err(wrong("it has no layers, or too many"));
     }
     let layout = layout.unwrap_or(MemoryLayout {
         size,
@@ -58,7 +58,7 @@ pub fn assemble(
         });
     }
     if layout.covers.len() + 1 != files.len() {
-        return Err(wrong("it describes another number of layers"));
+        return Err(wrong("it describes a different number of layers"));
     }
     let whole = vec![Extent {
         offset: 0,

@@ -312,7 +312,7 @@ impl GuestRam {
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner().written(&self.mapping),
             Err(TryLockError::WouldBlock) => Err(io::Error::new(
                 io::ErrorKind::WouldBlock,
-                "the guest is giving memory back; ask again",
+                "the guest is releasing memory; try again",
             )),
         }
     }

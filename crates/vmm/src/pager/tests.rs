@@ -118,7 +118,7 @@ fn reporting_written_pages_does_not_wait_for_a_release() {
         assert!(uffd.next_event().unwrap().is_some());
         told
     });
-    told.expect("it waits");
+    told.expect("it waits for the lock");
     assert!(ram.written_at_once().is_ok());
 }
 
@@ -151,17 +151,20 @@ fn a_new_pager_is_connected_and_a_missing_one_ends_the_vm() {
     // connections, too.
     let hang_up = || accept(&listener).0.shutdown(Shutdown::Both).unwrap();
     hang_up();
-    assert!(memory.process_events().is_none(), "there is another");
+    assert!(memory.process_events().is_none(), "another pager listens");
     hang_up();
     rustix::net::shutdown(&listener, rustix::net::Shutdown::Both).unwrap();
-    assert!(memory.process_events().is_none(), "it may come back");
+    assert!(
+        memory.process_events().is_none(),
+        "the search has not timed out yet"
+    );
     assert!(memory.timeout().is_some() && !memory.is_lost());
     let Link::Down(search) = &mut memory.link else {
-        panic!("it looks for another")
+        panic!("it does not search for another pager")
     };
     assert!(search.until <= Instant::now() + Duration::from_secs(600));
     search.until = Instant::now();
-    let ending = memory.process_events().expect("it is time");
+    let ending = memory.process_events().expect("the search has timed out");
     assert!(ending.message.contains("is gone"), "{}", ending.message);
     assert!(memory.is_lost());
 }
@@ -193,7 +196,7 @@ fn building_a_vm_does_not_wait_forever_for_a_pager() {
     rustix::net::shutdown(&listener, rustix::net::Shutdown::Both).unwrap();
     first.shutdown(Shutdown::Both).unwrap();
     let seen: u8 = ram.memory().read_obj(GuestAddress(8192)).unwrap();
-    assert_eq!(seen, 0, "let go, so that it can end");
+    assert_eq!(seen, 0, "lost memory reads as zero, so the reader can end");
     let error = thread.stop().unwrap_err();
     assert!(matches!(&error, PagerError::Lost(why) if why.contains("is gone")));
 }

@@ -125,7 +125,7 @@ impl ProbeGuest {
                 userspace_addr: region.as_ptr() as u64,
             })
         }
-        .map_err(failed_to("take the probe's memory"))?;
+        .map_err(failed_to("register the probe's memory"))?;
         let vcpu = vm.create_vcpu(0).map_err(failed_to("create a vCPU"))?;
         vcpu.set_cpuid2(&hypervisor.supported_cpuid()?)
             .map_err(failed_to("set a vCPU's CPUID"))?;

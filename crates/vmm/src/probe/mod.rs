@@ -37,7 +37,7 @@ pub fn probe() -> KvmProbe {
         Ok(hypervisor) => match measure(&hypervisor) {
             Ok(measured) => classify(&measured),
             Err(error) => no_kvm(format!(
-                "/dev/kvm is there but can't run a guest: {}",
+                "/dev/kvm exists but can't run a guest: {}",
                 crate::error::sentence(&error)
             )),
         },
@@ -79,7 +79,7 @@ fn no_kvm(detail: String) -> KvmProbe {
 
 fn classify(measured: &Measurements) -> KvmProbe {
     let speed = match measured.loop_ps {
-        None => "guest kernel code did not get anywhere in time".to_owned(),
+        None => "guest kernel code did not finish within the time limit".to_owned(),
         Some((guest, native)) => {
             let tenths = guest * 10 / native.max(1);
             format!(
@@ -92,7 +92,7 @@ fn classify(measured: &Measurements) -> KvmProbe {
     let syscall = match measured.syscall {
         Some(true) => "`syscall` from ring 3 arrives in ring 0",
         Some(false) => "`syscall` from ring 3 does not arrive in ring 0",
-        None => "`syscall` could not be tried",
+        None => "`syscall` could not be tested",
     };
     let fast = measured
         .loop_ps

@@ -74,7 +74,7 @@ fn a_forbidden_call_is_reported_and_blocked() {
         std::thread::sleep(std::time::Duration::from_millis(5));
     }
     drop(thread);
-    panic!("nobody noticed");
+    panic!("the violation was not reported");
 }
 
 #[test]

@@ -5,7 +5,7 @@
 //! section that is unknown, or of a later version, is refused by name. What each
 //! section holds is in [`VmState::encode`] and, for devices, in [`crate::devices::registry`].
 //!
-//! All files in `golden/` must be readable for ever: a test fails when a change to any part
+//! All files in `golden/` must be readable forever: a test fails when a change to any part
 //! of [`VmState`] changes what they mean. Such a change needs a new version of that part's
 //! section, a golden file with it, and the old type of that part, from which the new one is
 //! made.
@@ -105,7 +105,7 @@ impl VmState {
     fn check(self) -> Result<VmState, StateError> {
         let many = |vcpu: &VcpuState| vcpu.msrs.len() > MAX_MSRS;
         if self.vcpus.len() > MAX_VCPUS.into() || self.vcpus.iter().any(many) {
-            let what = "it has more vCPUs or MSRs than there can be";
+            let what = "it has more vCPUs or MSRs than KVM allows";
             return Err(StateError::Contents(what.into()));
         }
         Ok(self)

@@ -104,7 +104,7 @@ fn an_unknown_newer_missing_or_duplicate_section_is_named() {
         "the VM was saved by jiffy 0.1.0 with version 7 of its disk, this jiffy reads versions up to 1"
     );
     let damaged = "the saved VM state is damaged: ";
-    let twice = format!("{damaged}it has 2 sections rtc, and there can be one");
+    let twice = format!("{damaged}it has 2 sections rtc, at most one is allowed");
     let golden = VmState::decode(V3).unwrap();
     let rtc = postcard::to_allocvec(golden.devices.of::<RtcKind>().next().unwrap()).unwrap();
     assert_eq!(with("rtc", 1, &rtc), twice);

@@ -140,7 +140,7 @@ fn end_of(exit: &VcpuExit<'_>) -> Next {
         VcpuExit::Shutdown => end(GuestFault, "the guest crashed: triple fault"),
         VcpuExit::InternalError => end(
             GuestFault,
-            "the guest did something that KVM can't carry out or emulate",
+            "KVM could not execute or emulate what the guest did",
         ),
         VcpuExit::FailEntry(reason, _) => end(
             GuestFault,

@@ -135,13 +135,13 @@ impl Vcpu {
         }
     }
 
-    /// Sets the guest's "paused" flag (`KVM_KVMCLOCK_CTRL`). Its clock went on while it was paused,
+    /// Sets the guest's "paused" flag (`KVM_KVMCLOCK_CTRL`). Its clock continued while it was paused,
     /// and its watchdogs must not report a hang. Guests without kvm-clock have no such flag.
     pub fn set_paused_flag(&self) {
         if let Err(error) = self.fd.kvmclock_ctrl()
             && error.errno() != libc::EINVAL
         {
-            tracing::warn!(%error, "a guest can't be told that it was paused");
+            tracing::warn!(%error, "the guest's \"paused\" flag could not be set; its watchdogs may report a hang");
         }
     }
 

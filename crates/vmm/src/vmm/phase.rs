@@ -147,7 +147,7 @@ mod tests {
         phase.paused(5);
         assert_eq!(phase.paused_since_ns(), Some(5));
         phase.entered();
-        assert!(phase.is_still(), "an entry that is heard of late");
+        assert!(phase.is_still(), "the first entry is reported late");
     }
 
     #[test]

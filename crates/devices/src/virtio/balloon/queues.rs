@@ -232,7 +232,7 @@ fn release(account: &Account, memory: &GuestMemory, range: Range<u64>, budget: &
             Ok(()) => released += length,
             Err(error) => {
                 if account.log.admits() {
-                    tracing::warn!(%error, start = part.start, length, "memory of a guest cannot be given back");
+                    tracing::warn!(%error, start = part.start, length, "memory that a guest gave back could not be released");
                 }
             }
         }

@@ -26,7 +26,7 @@ pub struct BalloonState {
 #[non_exhaustive]
 pub enum RestoreError {
     /// The target is larger than the VM's memory.
-    #[error("the saved balloon is to hold {target_mib} MiB, but the VM has {ram_mib} MiB")]
+    #[error("the saved balloon's target is {target_mib} MiB, but the VM has {ram_mib} MiB")]
     Target {
         /// The target in the state.
         target_mib: u32,

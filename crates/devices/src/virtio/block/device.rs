@@ -64,7 +64,7 @@ impl Block {
         if let Some(running) = &self.running
             && let Err(error) = running.doorbell.write(1)
         {
-            tracing::error!(%error, "a disk's new limit holds from the next request on");
+            tracing::error!(%error, "a disk's worker could not be notified of its new limit, which applies from the next request");
         }
     }
 
@@ -143,10 +143,10 @@ impl VirtioDevice for Block {
         };
         running.stop.store(true, Ordering::SeqCst);
         if let Err(error) = running.doorbell.write(1) {
-            tracing::error!(%error, "the doorbell of a disk can't be rung");
+            tracing::error!(%error, "the worker of a disk could not be notified to stop");
         }
         if running.job.join().is_err() {
-            tracing::error!("the thread of a disk ended badly");
+            tracing::error!("the worker of a disk panicked");
         }
         let mut returned = match running.returned.lock() {
             Ok(slot) => slot,

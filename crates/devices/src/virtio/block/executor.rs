@@ -86,7 +86,7 @@ impl Executor {
                 self.finish(memory, request.status, done)
             }
             Err(refused) => {
-                tracing::debug!(%refused, "a guest's block request");
+                tracing::debug!(%refused, "a guest's block request was refused");
                 match refused.status() {
                     Some((address, status)) => write_status(memory, address, status, 0),
                     None => Outcome::Done(0),
@@ -218,7 +218,7 @@ fn failure(error: &io::Error, log: &LogLimit) -> u8 {
         io::ErrorKind::Unsupported => VIRTIO_BLK_S_UNSUPP as u8,
         // The guest's fault, not the host's.
         io::ErrorKind::InvalidInput | io::ErrorKind::ReadOnlyFilesystem => {
-            tracing::debug!(%error, sector_bytes = SECTOR, "a guest's block request");
+            tracing::debug!(%error, sector_bytes = SECTOR, "a guest's block request failed");
             VIRTIO_BLK_S_IOERR as u8
         }
         _ => {

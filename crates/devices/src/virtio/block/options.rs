@@ -41,7 +41,7 @@ pub enum BlockError {
     #[error("the disk {0:?} can't be opened")]
     Open(PathBuf, #[source] io::Error),
     /// Its file system does not support direct I/O.
-    #[error("the file system of the disk {0:?} has no direct I/O")]
+    #[error("the file system of the disk {0:?} does not support direct I/O")]
     NoDirect(PathBuf),
     /// It has no bytes.
     #[error("the disk {0:?} is empty")]

@@ -77,6 +77,6 @@ pub enum RestoreError {
     #[error("the saved virtio device status {0:#x} is impossible")]
     Status(u32),
     /// An event descriptor could not be created.
-    #[error("an event descriptor for a virtio device could not be made")]
+    #[error("an event descriptor for a virtio device could not be created")]
     Event(#[source] std::io::Error),
 }

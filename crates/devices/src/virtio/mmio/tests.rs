@@ -450,7 +450,7 @@ fn a_restored_transport_keeps_registers_and_queue_positions() {
     assert!(queue.event_idx_enabled());
     assert!(
         line.read().is_ok(),
-        "the unacknowledged interrupt comes again"
+        "the unacknowledged interrupt is raised again"
     );
     let mut word = [0; 4];
     transport.read(registers::STATUS, &mut word);

@@ -323,7 +323,7 @@ impl<D: VirtioDevice> MmioTransport<D> {
         {
             tracing::debug!(
                 status = self.status,
-                "queue register written at a wrong time"
+                "ignored a write to a queue register before FEATURES_OK or after DRIVER_OK"
             );
             return None;
         }

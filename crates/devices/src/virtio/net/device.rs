@@ -124,7 +124,7 @@ impl Net {
         self.link.send_limiter.set(send);
         for work in self.running.iter().flat_map(|running| &running.workers) {
             if let Err(error) = work.bell.write(1) {
-                tracing::error!(%error, "a network device's new limits hold from the next frame on");
+                tracing::error!(%error, "a network device's worker could not be notified of its new limits, which apply from the next frame");
             }
         }
     }
@@ -309,13 +309,13 @@ impl VirtioDevice for Net {
         running.stop.store(true, Ordering::SeqCst);
         for work in &running.workers {
             if let Err(error) = work.bell.write(1) {
-                tracing::error!(%error, "the worker of a network device can't be told to stop");
+                tracing::error!(%error, "the worker of a network device could not be notified to stop");
             }
         }
         let mut queues = running.idle;
         for work in running.workers {
             if work.job.join().is_err() {
-                tracing::error!("the thread of a network device ended badly");
+                tracing::error!("the worker of a network device panicked");
             }
             let returned = work
                 .returned

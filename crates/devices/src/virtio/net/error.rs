@@ -10,7 +10,7 @@ use thiserror::Error;
 #[non_exhaustive]
 pub enum NetError {
     /// The MAC address is a multicast address or zero.
-    #[error("{0} is not the MAC address of one interface")]
+    #[error("{0} is not a unicast MAC address")]
     Mac(Mac),
     /// The MTU is out of range (Virtio 1.3 §5.1.4.1).
     #[error("an MTU of {0} bytes is outside of 68 to 65535")]
@@ -43,6 +43,6 @@ pub enum NetError {
     #[error("the socket of passt can't be used")]
     Passt(#[source] io::Error),
     /// A poll set or event descriptor could not be created.
-    #[error("cannot make what the network device's threads wait on")]
+    #[error("cannot create the poll set or an event descriptor of the network device")]
     Poll(#[source] io::Error),
 }

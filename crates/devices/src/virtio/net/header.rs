@@ -17,7 +17,7 @@ pub(super) const NUM_BUFFERS: usize = 10;
 #[non_exhaustive]
 pub enum Refused {
     /// An offload that was not negotiated or does not exist.
-    #[error("an offload (flags {flags:#x}, type {gso_type:#x}) that was not agreed on")]
+    #[error("an offload (flags {flags:#x}, type {gso_type:#x}) that was not negotiated")]
     NotAgreed {
         /// The header's flags.
         flags: u8,

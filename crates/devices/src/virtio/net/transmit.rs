@@ -106,7 +106,7 @@ impl Transmit {
                 }
                 Err(malformed) => {
                     self.link.counters.sent.dropped();
-                    tracing::debug!(%malformed, "a guest's frame");
+                    tracing::debug!(%malformed, "a guest's frame was dropped");
                 }
             }
             self.ring.give_back(memory, head, 0);
@@ -162,7 +162,7 @@ impl Transmit {
             Err(error) => {
                 self.link.counters.sent.dropped();
                 if self.log.admits() {
-                    tracing::debug!(%error, "the host did not take a guest's frame");
+                    tracing::debug!(%error, "the host refused a guest's frame");
                 }
             }
         }

@@ -129,7 +129,7 @@ impl Worker {
     /// Serves the queues until it is stopped; returns them with their positions.
     pub(super) fn run(mut self) -> (Pair, Vec<ActiveQueue>) {
         if let Err(error) = self.serve() {
-            tracing::error!(%error, "the thread of a network device can't go on");
+            tracing::error!(%error, "the worker of a network device can't continue");
             self.interrupt.needs_reset();
         }
         for doorbell in self.doorbells() {

@@ -119,7 +119,7 @@ impl Ring {
             Err(error) => {
                 let (device, queue) = (self.device, self.active.index);
                 if self.log.admits() {
-                    tracing::warn!(device, queue, %error, "a guest broke a queue; it is left alone");
+                    tracing::warn!(device, queue, %error, "a guest broke a queue; it is not served until a reset");
                 }
                 self.broken = true;
                 self.interrupt.needs_reset();

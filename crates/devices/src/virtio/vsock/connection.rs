@@ -401,7 +401,7 @@ impl Connection {
             || owed.response
             || owed.credit_update
             || owed.credit_request
-            || self.inbound.is_news()
+            || self.inbound.is_update_due()
             || self.unsent_shutdown() != 0
             || (self.may_read() && (self.outbound.available() > 0 || !self.asked_for_credit))
     }
@@ -450,7 +450,7 @@ impl Connection {
             }
             return Some((Op::Shutdown, flags, 0));
         }
-        if self.owed.credit_update || self.inbound.is_news() {
+        if self.owed.credit_update || self.inbound.is_update_due() {
             return Some((Op::CreditUpdate, 0, 0));
         }
         std::mem::take(&mut self.owed.credit_request).then_some((Op::CreditRequest, 0, 0))

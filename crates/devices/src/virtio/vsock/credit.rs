@@ -21,8 +21,8 @@ impl ReceiveCredit {
         self.forwarded += Wrapping(bytes as u32);
     }
 
-    /// Whether the guest should be told of the progress.
-    pub fn is_news(&self) -> bool {
+    /// Whether a CREDIT_UPDATE is due: [`ANNOUNCE_AT`] bytes were freed since the last `fwd_cnt`.
+    pub fn is_update_due(&self) -> bool {
         (self.forwarded - self.announced).0 >= ANNOUNCE_AT
     }
 
@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sending_stops_at_the_allocation_and_goes_on_after_an_update() {
+    fn sending_stops_at_the_allocation_and_continues_after_an_update() {
         let mut credit = SendCredit::default();
         assert_eq!(credit.available(), 0, "nothing is known yet");
         credit.update(100, 0);
@@ -102,10 +102,10 @@ mod tests {
     fn credit_is_announced_once_it_is_worth_a_packet() {
         let mut credit = ReceiveCredit::default();
         credit.forward(ANNOUNCE_AT as usize - 1);
-        assert!(!credit.is_news());
+        assert!(!credit.is_update_due());
         credit.forward(1);
-        assert!(credit.is_news());
+        assert!(credit.is_update_due());
         assert_eq!(credit.announce(), ANNOUNCE_AT);
-        assert!(!credit.is_news());
+        assert!(!credit.is_update_due());
     }
 }

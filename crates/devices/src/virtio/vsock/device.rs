@@ -36,7 +36,7 @@ pub struct VsockArgs {
 pub struct Vsock {
     cid: u64,
     /// The guest was saved with another context id, and was not told the new one.
-    cid_is_news: bool,
+    cid_changed: bool,
     log: Arc<LogLimit>,
     poll: Arc<PollSet>,
     engine: Arc<Mutex<Engine>>,
@@ -76,7 +76,7 @@ impl Vsock {
         }
         Ok(Vsock {
             cid: args.cid,
-            cid_is_news: state.is_some_and(|state| state.cid != args.cid),
+            cid_changed: state.is_some_and(|state| state.cid != args.cid),
             log: Arc::default(),
             poll,
             engine: Arc::new(Mutex::new(Engine::new(muxer, state.is_some()))),
@@ -114,7 +114,7 @@ impl Vsock {
         engine
             .attach(rings, &self.poll)
             .map_err(ActivateError::Worker)?;
-        if std::mem::take(&mut self.cid_is_news) {
+        if std::mem::take(&mut self.cid_changed) {
             // Before the event that makes Linux read the id: a driver that was saved between the
             // two halves of the old one must read it again.
             interrupt.config_changed();
@@ -139,7 +139,7 @@ impl Vsock {
         };
         if let Err(error) = stop.write(1) {
             // A count of one fits; only a closed descriptor could fail.
-            tracing::error!(%error, "the vsock worker cannot be told to stop");
+            tracing::error!(%error, "the vsock worker could not be notified to stop");
         }
         if job.join().is_err() {
             tracing::error!("the vsock worker panicked");

@@ -266,7 +266,7 @@ fn make_packets(muxer: &mut Muxer, rings: &mut Rings) -> bool {
         let head = chain.head();
         let loaded = buffers.load(chain, Permissions::Write);
         if loaded.is_err() || buffers.len() <= HEADER_LEN {
-            tracing::debug!("vsock: receive buffer of no use");
+            tracing::debug!("vsock: unusable receive buffer");
             ring.give_back(memory, head, 0);
             continue;
         }
@@ -331,7 +331,7 @@ pub fn run(engine: &Mutex<Engine>, poll: &PollSet) {
             Ok(Step::Sleep(next)) => timeout = next,
             Ok(Step::Stop) => return,
             Err(error) => {
-                tracing::error!(%error, "vsock stops: its poll set fails");
+                tracing::error!(%error, "the vsock device stops: its poll set failed");
                 return;
             }
         }

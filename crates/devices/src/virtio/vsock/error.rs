@@ -9,7 +9,7 @@ use thiserror::Error;
 #[non_exhaustive]
 pub enum VsockError {
     /// The context id is reserved or too large.
-    #[error("vsock context id {0} is not a guest's: those are 3 to 4294967294")]
+    #[error("{0} is not a valid vsock context id of a guest; use 3 to 4294967294")]
     Cid(u64),
     /// The path is too long: `sun_path` has 108 bytes.
     #[error("the socket path {path:?} is longer than the 107 bytes a Unix socket can have")]
@@ -39,7 +39,7 @@ pub enum VsockError {
         source: io::Error,
     },
     /// A poll set could not be created.
-    #[error("cannot make the vsock device's poll set")]
+    #[error("cannot create the vsock device's poll set")]
     Poll(#[source] io::Error),
     /// The snapshot is damaged or hostile.
     #[error("the saved vsock device has {0} connections, more than a device can have")]

@@ -280,7 +280,7 @@ impl Muxer {
         };
         match port {
             Some(port) => self.request(stream, port, now),
-            None => tracing::debug!("vsock: a host program said no CONNECT line"),
+            None => tracing::debug!("vsock: a host program sent no CONNECT line"),
         }
     }
 
@@ -289,7 +289,11 @@ impl Muxer {
         if let Err(error) = self.poll.modify(&stream, key.token(), poll::any_edge()) {
             return self.log_host_error(&error);
         }
-        tracing::debug!(host_port = key.host_port, guest_port, "vsock: to the guest");
+        tracing::debug!(
+            host_port = key.host_port,
+            guest_port,
+            "vsock: connecting to the guest"
+        );
         self.connections.insert(key, Connection::from_host(stream));
         self.deadlines.set(key.token(), now + RESPONSE_TIME);
         self.enqueue(key);
@@ -328,7 +332,7 @@ impl Muxer {
                 self.paused = false;
                 self.watch_listener();
             } else if self.handshakes.remove(&token).is_some() {
-                tracing::debug!("vsock: a host program said no CONNECT line in time");
+                tracing::debug!("vsock: a host program sent no CONNECT line in time");
             } else {
                 let key = Key::from_token(token);
                 match self.connections.get(&key).map(Connection::phase) {
@@ -566,7 +570,7 @@ impl Muxer {
             io::ErrorKind::WouldBlock => {
                 tracing::debug!(
                     port = key.host_port,
-                    "vsock: the host program takes no more"
+                    "vsock: the host program accepts no more connections"
                 );
             }
             _ => self.log_host_error(error),
@@ -576,7 +580,7 @@ impl Muxer {
     /// Logs, once, that the host is at fault and not the guest or a program.
     fn log_host_error(&mut self, error: &io::Error) {
         if !std::mem::replace(&mut self.out_of_descriptors, true) {
-            tracing::warn!(%error, "vsock: connections fail");
+            tracing::warn!(%error, "vsock: connections with host programs fail");
         }
     }
 

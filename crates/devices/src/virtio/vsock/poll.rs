@@ -76,7 +76,7 @@ impl PollSet {
         )
     }
 
-    /// Sleeps until an event comes or `timeout` is over (`None`: for ever). An interrupted sleep
+    /// Sleeps until an event comes or `timeout` is over (`None`: forever). An interrupted sleep
     /// reports no events.
     pub fn wait(&self, timeout: Option<Duration>, events: &mut [EpollEvent]) -> io::Result<usize> {
         // Rounded up, because a deadline in half a millisecond would otherwise be polled in a loop.

@@ -65,7 +65,7 @@ pub fn reset(addresses: &[IpAddr]) -> IoResult<usize> {
     for connection in &inherited {
         let end = request(SOCK_DESTROY, connection.family, CONNECTED, &connection.id);
         match netlink.request(end) {
-            // The connection has ended by itself.
+            // The connection has ended meanwhile.
             Err(Errno::NOENT) => {}
             other => other?,
         }

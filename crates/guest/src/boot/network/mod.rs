@@ -27,7 +27,7 @@ pub fn configure(interfaces: &[Interface], report: &mut Report) -> Result<(), St
     let mut netlink = open()?;
     netlink
         .set_link(LOOPBACK, None)
-        .map_err(|error| format!("loopback stays down: {}", reason(error)))?;
+        .map_err(|error| format!("loopback cannot be brought up: {}", reason(error)))?;
     for interface in interfaces {
         report.step(&format!("interface {}", interface.name), |_| {
             let plan = Plan::of(interface)?;
@@ -60,7 +60,7 @@ pub fn reconfigure(
             let ended = connections::reset(&gone);
             ended.map(drop).map_err(|error| {
                 format!(
-                    "those of the VM it was made from are not reset: {}",
+                    "connections of the parent VM could not be reset: {}",
                     reason(error)
                 )
             })
@@ -235,7 +235,9 @@ fn remove_outdated(
     gone: &mut Vec<IpAddr>,
 ) -> Result<(), String> {
     let name = before.name;
-    let failed = |what: IpAddr, error: Errno| format!("{what} stays on {name}: {}", reason(error));
+    let failed = |what: IpAddr, error: Errno| {
+        format!("{what} could not be removed from {name}: {}", reason(error))
+    };
     let index = netlink
         .index_of(name)
         .map_err(|error| format!("there is no interface {name}: {}", reason(error)))?;

@@ -81,7 +81,7 @@ fn send(connection: &mut Option<File>, line: &[u8], lines: &File, number: u64) -
     }
     let wanted = u64::from_le_bytes(wanted);
     if wanted == 0 || wanted > number + 1 {
-        let what = format!("the host wants line {wanted}, and this is line {number}");
+        let what = format!("the host expects line {wanted}, but the guest is at line {number}");
         return Err(io::Error::other(what));
     }
     let mut missing = vec![0; (number + 1 - wanted) as usize * LINE];

@@ -108,13 +108,13 @@ fn run(cycles: u64, size_mib: u32, folder: &Path) -> Result<()> {
     let begun = Instant::now();
     let mut vmm = start(&config, &path("vmm.json"))?;
     let mut connections = 0;
-    let goes_on = |received: &Received, connections| {
+    let has_progressed = |received: &Received, connections| {
         received.connections > connections && received.last >= received.last_before + PROGRESS
     };
     for cycle in 0..cycles {
         shared
             .until("the guest's lines", &mut vmm, |received| {
-                goes_on(received, connections)
+                has_progressed(received, connections)
             })
             .map_err(|error| format!("after {cycle} restores: {error}"))?;
         let captured = monitor::capture(&folder.join(CONTROL), false)?;
@@ -124,7 +124,7 @@ fn run(cycles: u64, size_mib: u32, folder: &Path) -> Result<()> {
         vmm = start(&config, &path("vmm.json"))?;
     }
     shared.until("the last lines", &mut vmm, |received| {
-        goes_on(received, connections)
+        has_progressed(received, connections)
     })?;
     if let Some(stream) = &mut shared.lock().stream {
         stream.write_all(&[CHECK])?;
@@ -220,7 +220,7 @@ fn read_lines(mut stream: UnixStream, shared: &SharedState) -> Result<()> {
             received.said = Some(String::from_utf8_lossy(&text).trim().to_owned());
         } else {
             let found = String::from_utf8_lossy(&text).trim().to_owned();
-            return Err(format!("in the place of line {number} came {found:?}").into());
+            return Err(format!("expected line {number}, got {found:?}").into());
         }
         drop(received);
         shared.0.1.notify_all();

@@ -91,7 +91,7 @@ impl Baseline {
             now.available_kib
         ));
         match self.available_kib.saturating_sub(now.available_kib) {
-            lost if lost > LOST_KIB => Err(format!("{lost} KiB of the machine's memory are gone")),
+            lost if lost > LOST_KIB => Err(format!("{lost} KiB of the machine's memory are lost")),
             _ => Ok(()),
         }
     }
@@ -151,7 +151,7 @@ impl NodeState {
             .filter(|file| lacks(&now.files, file))
             .collect();
         format!(
-            "it is not as before: files left {left:?}, lost {lost:?}; monitors {} and {}; \
+            "the state differs: files left {left:?}, lost {lost:?}; monitors {} and {}; \
              sockets {} and {}; descriptors of jiffyd {} and {}; loop devices {:?} and {:?}; \
              processes {:?} and {:?}; mounts {:?} and {:?}",
             self.monitors,

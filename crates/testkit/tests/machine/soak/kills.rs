@@ -108,7 +108,7 @@ pub fn kill_until(
     spares_daemon: bool,
     until: Instant,
 ) -> Result<(), String> {
-    while trial.goes_on() && Instant::now() < until {
+    while trial.continues() && Instant::now() < until {
         let commands = plan.below(MOST_COMMANDS_BETWEEN_KILLS) as usize;
         let delay = Duration::from_millis(plan.below(DELAY_MS));
         let (kind, which) = (plan.below(12), plan.below(1 << 16));

@@ -98,7 +98,7 @@ fn soak(trial: &Trial, seed: u64, time: Duration) -> Result<(), String> {
     drop(registry);
     match trial.succeeded() {
         true => Ok(()),
-        false => Err("most of what was asked for failed".into()),
+        false => Err("most commands failed".into()),
     }
 }
 
@@ -107,10 +107,10 @@ fn soak(trial: &Trial, seed: u64, time: Duration) -> Result<(), String> {
 fn remove_late_ones(trial: &Trial) -> Result<(), String> {
     let list = "/bin/jiffy ps -a | awk '$2 ~ /^w[0-9]+-(vm|from|child)/ { print \"vm\", $2 }'; \
                 /bin/jiffy snapshot ls | awk '$1 ~ /^w[0-9]+-shot/ { print \"snapshot\", $1 }'";
-    trial.eventually("nothing is made any more", || {
+    trial.eventually("no more late VMs or snapshots", || {
         let late = trial.jiffy.sh(list);
         for line in late.lines() {
-            trial.note(&format!("made late: {line}"));
+            trial.note(&format!("created late: {line}"));
             match line.split_once(' ') {
                 Some(("vm", name)) => trial.retry_until_done(&["rm", "-f", name])?,
                 Some((_, name)) => trial.retry_until_done(&["snapshot", "rm", name])?,

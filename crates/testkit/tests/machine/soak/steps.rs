@@ -216,7 +216,7 @@ impl Worker<'_> {
         let answer = vm.ask(trial, &["stop", "-t", "1", &vm.name])?;
         let mut fate = vm.fate_of_stopped(trial)?;
         if fate == Fate::Alive && matches!(answer, Answer::Done(_)) {
-            return Err(format!("{} was said to be stopped, and runs", vm.name));
+            return Err(format!("{} was reported as stopped but runs", vm.name));
         }
         if fate == Fate::Alive {
             // A killed client's stop request may still be processed.

@@ -59,7 +59,7 @@ impl<'a> Trial<'a> {
         }
     }
 
-    pub fn goes_on(&self) -> bool {
+    pub fn continues(&self) -> bool {
         !self.stopping.load(Ordering::Relaxed)
     }
 
@@ -121,10 +121,12 @@ impl<'a> Trial<'a> {
         let kills = self.kills.lock().unwrap();
         match code {
             KILLED if kills.client_killed_since(began) => Ok(Answer::Failed),
-            FAILED if !is_one_sentence(&output) => Err(format!("no one sentence: {}", what())),
+            FAILED if !is_one_sentence(&output) => {
+                Err(format!("not exactly one sentence: {}", what()))
+            }
             FAILED if tolerates(&said) => Ok(Answer::Refused),
             FAILED if kills.explains(began, vm, &said) => Ok(Answer::Failed),
-            FAILED => Err(format!("without a reason: {}", what())),
+            FAILED => Err(format!("no kill explains it: {}", what())),
             _ => Err(what()),
         }
     }

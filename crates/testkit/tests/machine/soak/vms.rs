@@ -89,7 +89,7 @@ impl Vm {
     /// The effect of kills on the VM: none unless its VMM was killed.
     pub fn fate(&self, trial: &Trial) -> Result<Fate, String> {
         match self.fate_of_stopped(trial)? {
-            Fate::Ended => Err(format!("{} has ended, and nobody killed it", self.name)),
+            Fate::Ended => Err(format!("{} has ended, but was not killed", self.name)),
             fate => Ok(fate),
         }
     }
@@ -186,29 +186,31 @@ impl Keepers {
             .into()
     }
 
-    /// Checks that the first two run in the same processes and count on, and that the third is
+    /// Checks that the first two run in the same processes and keep counting, and that the third is
     /// hibernated and can be woken. No line of a log is lost or duplicated.
     pub fn check(&self, trial: &Trial) -> Result<(), String> {
         for (vm, pid) in [&self.booted, &self.paged].into_iter().zip(&self.pids) {
             let now = inspect(trial, &vm.name)?;
             if now["state"] != "running" || now["pid"] != *pid {
                 return Err(format!(
-                    "its monitor was {pid}, and nobody killed it: {now}"
+                    "its VMM was {pid} and was not killed, but now: {now}"
                 ));
             }
             vm.answers(trial)?;
             let count = || trial.retry_until_done(&["exec", &vm.name, "cat", "/tmp/n"]);
             let counted = count()?;
-            trial.eventually("it counts on", || Ok(count()? != counted))?;
+            trial.eventually("its counter increases", || Ok(count()? != counted))?;
         }
         let log = trial.retry_until_done(&["logs", &self.booted.name])?;
         let is_whole = log.lines().zip(1..).all(|(line, n)| line.parse() == Ok(n));
         if !is_whole {
-            return Err(format!("lines are lost or doubled: {log}"));
+            return Err(format!("lines are lost or duplicated: {log}"));
         }
         let now = inspect(trial, &self.sleeper.name)?;
         if now["state"] != "hibernated" {
-            return Err(format!("nobody woke it: {now}"));
+            return Err(format!(
+                "it is no longer hibernated, but nobody woke it: {now}"
+            ));
         }
         self.sleeper.answers(trial)?;
         trial.retry_until_done(&["hibernate", &self.sleeper.name])?;

@@ -39,7 +39,7 @@ impl<'a> Worker<'a> {
 
     /// Runs steps until the round is over; then checks and removes all acknowledged results.
     pub fn work(&mut self) -> Result<(), String> {
-        while self.trial.goes_on() {
+        while self.trial.continues() {
             self.step += 1;
             // Both are drawn in each step, so that the sequence does not depend on results.
             let (kind, which) = (self.plan.below(24), self.plan.below(1 << 16));
@@ -79,7 +79,7 @@ impl<'a> Worker<'a> {
         for slot in 0..SNAPSHOTS {
             if !self.try_restore(slot)? {
                 return Err(format!(
-                    "nothing can be gone on from a snapshot of w{}",
+                    "no VM can be started from a snapshot of w{}",
                     self.number
                 ));
             }

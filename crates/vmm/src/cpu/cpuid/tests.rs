@@ -112,7 +112,11 @@ fn each_vcpu_has_its_own_ids() {
         assert_eq!(of(&cpuid, 0xb, 1).ebx, 6);
         assert_eq!(of(&cpuid, 4, 0).eax >> 26, 5);
         assert_eq!(of(&cpuid, 4, 0).eax >> 14 & 0xfff, 5);
-        assert_eq!(of(&cpuid, 4, 1).eax, 0, "the end of the list stays it");
+        assert_eq!(
+            of(&cpuid, 4, 1).eax,
+            0,
+            "the entry that ends the list is unchanged"
+        );
     }
     assert_eq!(of(&amd(6), 0x8000_0008, 0).ecx, 3 << 12 | 5);
     assert_eq!(of(&amd(6), 0x8000_001d, 0).eax >> 14 & 0xfff, 5);

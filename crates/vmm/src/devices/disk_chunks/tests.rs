@@ -56,7 +56,7 @@ impl Fixture {
     fn open(&self) -> DiskChunks {
         DiskChunks::open(&self.disk(), CHUNKS * CHUNK, &self.events)
             .unwrap()
-            .expect("not all is there")
+            .expect("some chunks are missing")
     }
 
     /// Sets bits as a pager does.
@@ -125,7 +125,7 @@ fn answer(chunks: &DiskChunks, bell: &OwnedFd, id: u64) -> io::Result<Fetched> {
             assert_eq!(number, id);
             return outcome;
         }
-        assert!(!chunks.wait(bell.as_fd()).unwrap(), "nobody rang");
+        assert!(!chunks.wait(bell.as_fd()).unwrap(), "the bell did not ring");
     }
 }
 
@@ -197,7 +197,7 @@ fn a_fetch_waits_for_the_pagers_answer() {
             &ChunkAnswer::Unavailable {
                 id: second.id,
                 chunk: Some(9),
-                sentence: "chunk 9 is at nobody's".into(),
+                sentence: "chunk 9 is at no origin".into(),
             },
         );
         let third = receive_request(&stream).unwrap();
@@ -209,15 +209,23 @@ fn a_fetch_waits_for_the_pagers_answer() {
     let bell = bell();
     fetch(&chunks, &bell, 5 * CHUNK..5 * CHUNK + 4096).unwrap();
     let error = fetch(&chunks, &bell, 9 * CHUNK..10 * CHUNK).unwrap_err();
-    assert_eq!(error.to_string(), "chunk 9 is at nobody's");
+    assert_eq!(error.to_string(), "chunk 9 is at no origin");
     let error = fetch(&chunks, &bell, 11 * CHUNK..12 * CHUNK).unwrap_err();
-    assert!(error.to_string().contains("it is not"), "a lie: {error}");
+    assert!(
+        error.to_string().contains("the map does not"),
+        "wrong answer: {error}"
+    );
     let error = fetch(&chunks, &bell, 12 * CHUNK..13 * CHUNK).unwrap_err();
     assert!(error.to_string().contains("protocol"), "{error}");
     pager.join().unwrap();
     drop(chunks);
     let told = fixture.told();
-    for part in ["disk.chunk_unavailable", "disk root", "chunk 9", "nobody's"] {
+    for part in [
+        "disk.chunk_unavailable",
+        "disk root",
+        "chunk 9",
+        "no origin",
+    ] {
         assert!(told.contains(part), "{told}");
     }
 }
@@ -330,7 +338,7 @@ fn sixteen_requests_are_answered_in_any_order() {
                     &ChunkAnswer::Unavailable {
                         id: request.id,
                         chunk: Some(7),
-                        sentence: "chunk 7 is at nobody's".into(),
+                        sentence: "chunk 7 is at no origin".into(),
                     },
                 ),
                 _ => {
@@ -347,8 +355,8 @@ fn sixteen_requests_are_answered_in_any_order() {
     let bell = bell();
     while !waiting.is_empty() {
         for (id, outcome) in chunks.answers() {
-            match waiting.remove(&id).expect("it was asked for, and once") {
-                7 => assert_eq!(outcome.unwrap_err().to_string(), "chunk 7 is at nobody's"),
+            match waiting.remove(&id).expect("it was requested exactly once") {
+                7 => assert_eq!(outcome.unwrap_err().to_string(), "chunk 7 is at no origin"),
                 chunk => {
                     assert_eq!(outcome.unwrap(), Fetched::Present);
                     assert!(chunks.is_present(&chunk_of(chunk)));
@@ -461,11 +469,11 @@ fn fetching_chunks_works_in_the_sandbox() {
         let given_up = chunks.ask(3 * CHUNK..4 * CHUNK);
         chunks.give_up();
         assert!(chunks.answers().iter().all(|(id, _)| *id != given_up));
-        // It fails once the pager is gone and no other has come for a while.
+        // It fails once the pager has disconnected and the search for another has timed out.
         fetch(&chunks, &bell, 4 * CHUNK..5 * CHUNK).unwrap_err();
         println!("lived");
     });
-    // A thread that violated its filter is blocked for ever.
+    // A thread that violated its filter is blocked forever.
     while !disk.is_finished() && violation::first().is_none() {
         thread::sleep(INTERVAL);
         if pager.as_ref().is_some_and(|pager| pager.is_finished()) {

@@ -91,7 +91,7 @@ impl Contents {
         match mapping.give_to(vm, kvm_bindings::KVM_MEM_LOG_DIRTY_PAGES) {
             Ok(()) => self.begin_log(mapping, Box::new(vm.clone())),
             Err(error) => {
-                tracing::warn!(%error, "KVM keeps no log of what is written; captures take longer");
+                tracing::warn!(%error, "KVM's dirty log could not be started; captures take longer");
                 self.tracking.log = Log::Refused;
             }
         }
@@ -148,7 +148,7 @@ fn own_pages(mapping: &Mapping, extents: &[Extent]) -> io::Result<Vec<Extent>> {
     let pagemap = Pagemap::open().map_err(|error| {
         io::Error::new(
             error.kind(),
-            format!("/proc/self/pagemap, which tells what was written, can't be opened: {error}"),
+            format!("/proc/self/pagemap, which lists the written pages, can't be opened: {error}"),
         )
     })?;
     let mut written = Vec::new();

@@ -160,7 +160,7 @@ fn the_device_is_saved_and_restored_through_its_transport() {
     transport.resume().unwrap();
     assert!(
         line.read().is_ok(),
-        "the guest is told of target and report"
+        "the guest is notified of target and report"
     );
     assert_eq!(host.take(), [(FREE / PAGE + 1024, 512)]);
     let mut queue = queues[3].over(memory.clone());

@@ -42,7 +42,7 @@ fn statistics_are_read_on_request_and_by_name() {
     assert_eq!(
         guest.queue(STATISTICS).next_used(),
         None,
-        "kept to ask with"
+        "kept for the next request"
     );
     let first = board.latest();
     assert_eq!(first.sequence, 1);
@@ -63,7 +63,7 @@ fn statistics_are_read_on_request_and_by_name() {
     assert!(guest.balloon().request_statistics());
     assert_eq!(guest.device.interrupt.counts().used_buffers, 1);
     assert_eq!(guest.queue(STATISTICS).next_used().unwrap().length, 0);
-    assert!(guest.balloon().request_statistics(), "asked already");
+    assert!(guest.balloon().request_statistics(), "a request is pending");
     assert_eq!(guest.device.interrupt.counts().used_buffers, 1);
     guest.send_statistics(&entries(&[(4, 5), (4, 6)]));
     assert_eq!(board.latest().sequence, 2);
@@ -78,7 +78,11 @@ fn a_caller_can_wait_for_newer_statistics() {
     let board = guest.balloon().statistics().clone();
     let known = board.latest().sequence;
     let soon = Duration::from_millis(1);
-    assert_eq!(board.newer_than(known, soon).sequence, known, "in vain");
+    assert_eq!(
+        board.newer_than(known, soon).sequence,
+        known,
+        "no newer ones"
+    );
     let waiter = std::thread::spawn(move || board.newer_than(known, PATIENCE));
     assert!(guest.balloon().request_statistics());
     guest.send_statistics(&entries(&[(5, 2)]));
@@ -172,7 +176,7 @@ fn a_pending_statistics_request_is_answered_after_a_restore() {
     let mut queue = guest.queues[usize::from(STATISTICS)].clone();
     let (balloon, places) = guest.stop();
     let mut device = Running::start(balloon, &memory, places, ALL);
-    assert!(device.device.request_statistics(), "asked already");
+    assert!(device.device.request_statistics(), "a request is pending");
     assert_eq!(device.interrupt.counts().used_buffers, 0);
     queue.store(NUMBERS, &entries(&[(5, 3)]));
     queue.add(&[Buffer::readable(NUMBERS, 10)]);

@@ -52,7 +52,7 @@ fn a_target_set_during_a_pause_is_announced_on_resume() {
     assert!(!device.device.save().untold);
     let (balloon, queues) = device.stop();
     let device = Running::start(balloon, &memory, queues, ALL);
-    assert_eq!(device.interrupt.counts().config_changed, 0, "told once");
+    assert_eq!(device.interrupt.counts().config_changed, 0, "notified once");
 }
 
 #[test]

@@ -135,7 +135,7 @@ fn a_request_interrupted_by_a_pause_is_done_after_it() {
         assert_eq!(guest.driver.next_used(), None);
         let mut status = [0];
         guest.driver.load(STATUS, &mut status);
-        assert_eq!(status, [UNTOUCHED], "no word of it yet");
+        assert_eq!(status, [UNTOUCHED], "not answered yet");
     }
     let device = Running::start(block, &guest.memory, queues, FLUSHES);
     let used = guest.driver.wait_used();

@@ -130,7 +130,7 @@ impl Fetcher for Map {
                 self.fill(&bytes);
                 Some(Ok(Fetched::Present))
             }
-            Mode::Fail => Some(Err(io::Error::other("chunk 1 cannot be had"))),
+            Mode::Fail => Some(Err(io::Error::other("chunk 1 is not available"))),
             Mode::Hold => None,
         };
         match outcome {
@@ -212,7 +212,7 @@ fn a_failed_fetch_is_an_io_error_and_later_reads_work() {
     let mut guest = start(&fixture, &map);
     assert_eq!(guest.read(20, 4096), (IO_ERROR, 1));
     assert_eq!(guest.read(0, 4096).0, OK);
-    assert_eq!(guest.read(20, 4096), (IO_ERROR, 1), "asked for anew");
+    assert_eq!(guest.read(20, 4096), (IO_ERROR, 1), "requested again");
     assert_eq!(asked.try_iter().count(), 2);
     map.set_mode(Mode::Fill);
     assert_eq!(guest.read(20, 4096).0, OK);
@@ -329,7 +329,7 @@ fn a_present_read_overtakes_sixteen_waiting_ones() {
     let mut wanted: BTreeSet<u64> = (0..16).map(|sector| sector * SECTOR).collect();
     for _ in 0..16 {
         let bytes = asked.recv_timeout(PATIENCE).unwrap();
-        assert!(wanted.remove(&bytes.start), "{bytes:?} is asked for once");
+        assert!(wanted.remove(&bytes.start), "{bytes:?} is requested once");
     }
     let present = add_read(&mut guest, 40);
     guest.device.ring(0);
@@ -401,7 +401,7 @@ fn reads_waiting_at_a_capture_are_answered_exactly_once() {
     guest.device.ring(0);
     for _ in 0..9 {
         let head = guest.driver.wait_used().head;
-        assert!(waiting.remove(&head), "head {head} came twice");
+        assert!(waiting.remove(&head), "head {head} was used twice");
     }
     for sector in 0..8 {
         expect_read(&guest.driver, sector, sector as u8 ^ 0xff);

@@ -119,7 +119,7 @@ fn requests_past_the_end_of_the_disk_fail() {
     assert_eq!(guest.read(15, 512), (OK, 513));
     assert_eq!(guest.read(16, 512), (IO_ERROR, 1));
     assert_eq!(guest.read(15, 1024), (IO_ERROR, 1));
-    assert_eq!(guest.read(16, 0), (OK, 1), "nothing of nothing");
+    assert_eq!(guest.read(16, 0), (OK, 1), "a read of no bytes succeeds");
     assert_eq!(guest.write(16, &[1; 512]).0, IO_ERROR);
     for sector in [u64::MAX, u64::MAX / 512, 1 << 55, u64::MAX / 512 + 1] {
         assert_eq!(guest.read(sector, 512), (IO_ERROR, 1), "{sector:#x}");

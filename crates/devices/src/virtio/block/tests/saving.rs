@@ -47,7 +47,11 @@ fn requests_left_waiting_are_done_exactly_once_after_a_restore() {
     let mut driver = guest.driver.over(memory);
     for _ in 0..20 {
         let used = driver.wait_used();
-        assert!(heads.remove(&used.head), "head {} came twice", used.head);
+        assert!(
+            heads.remove(&used.head),
+            "head {} was used twice",
+            used.head
+        );
     }
     let (_, queues) = device.stop();
     assert_eq!(driver.next_used(), None);

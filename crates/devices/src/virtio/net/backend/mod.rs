@@ -180,7 +180,7 @@ impl Endpoint {
     }
 
     fn disconnect(&mut self, error: &io::Error) {
-        tracing::warn!(%error, "the link of a network device is down: its other end is gone");
+        tracing::warn!(%error, "the link of a network device is down: its other end disconnected");
         *self = Endpoint::Gone {
             features: self.features(),
         };

@@ -17,7 +17,7 @@ fn invalid_arguments_are_refused() {
     let error = with(|args| args.mac = Mac([1, 0, 0, 0, 0, 1]));
     assert_eq!(
         error.to_string(),
-        "01:00:00:00:00:01 is not the MAC address of one interface"
+        "01:00:00:00:00:01 is not a unicast MAC address"
     );
     assert!(matches!(
         with(|args| args.mac = Mac([0; 6])),

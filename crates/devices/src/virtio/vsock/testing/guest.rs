@@ -262,7 +262,7 @@ impl Guest {
         while self.tx_in_flight > room {
             // Continues as a kernel would: answers need receive buffers.
             self.pump();
-            assert!(start.elapsed() < PATIENCE, "no transmit buffer comes back");
+            assert!(start.elapsed() < PATIENCE, "no transmit buffer is returned");
         }
         // One slot per chain: as many as descriptors, so none is reused too early.
         let mut address = TX_BUFFERS + TX_BUFFER * (self.tx_next % u64::from(QUEUE_SIZES[TX]));
@@ -520,7 +520,7 @@ impl Guest {
             if done(self) {
                 return;
             }
-            assert!(start.elapsed() < PATIENCE, "in vain: {what}");
+            assert!(start.elapsed() < PATIENCE, "waited in vain: {what}");
             std::thread::sleep(Duration::from_micros(20));
         }
     }
@@ -546,7 +546,7 @@ impl Guest {
     /// Accepts the next REQUEST of the host to `guest_port`.
     pub(in super::super) fn accept(&mut self, guest_port: u32) -> Ports {
         self.until("REQUEST", |guest| !guest.requests.is_empty());
-        let ports = self.requests.pop_front().expect("one came");
+        let ports = self.requests.pop_front().expect("a request");
         assert_eq!(ports.1, guest_port);
         self.send_op(ports, Op::Response, 0);
         ports

@@ -164,7 +164,7 @@ fn packets_of_unknown_connections_are_answered_with_rst() {
         guest.send_op(ports, op, 0);
         guest.until("RST", |guest| guest.socket(ports).reset);
     }
-    // A RST is not answered with RST, because two peers could go on for ever.
+    // A RST is not answered with RST, because two peers could continue forever.
     let before = guest.seen.len();
     guest.send_op((5, 5), Op::Rst, 0);
     guest.send_op((6, 6), Op::CreditUpdate, 0);

@@ -91,7 +91,11 @@ fn a_guest_that_stops_reading_blocks_its_program() {
         50_000,
         "the window is full"
     );
-    assert_eq!(guest.socket((7, 1)).credit_requests, 1, "asked once");
+    assert_eq!(
+        guest.socket((7, 1)).credit_requests,
+        1,
+        "one credit request"
+    );
 
     let mut received = Vec::new();
     guest.until("all of it", |guest| {

@@ -64,7 +64,7 @@ fn a_restored_guest_is_told_that_its_connections_are_gone() {
     guest.push((7, 1), b"new life");
     let mut bytes = [0; 8];
     listener.accept().unwrap().0.read_exact(&mut bytes).unwrap();
-    assert_eq!(guest.events, [0], "told once");
+    assert_eq!(guest.events, [0], "one event");
 }
 
 #[test]
@@ -95,7 +95,7 @@ fn programs_wait_until_the_restored_guest_has_seen_the_reset() {
 }
 
 #[test]
-fn programs_do_not_wait_for_ever_for_a_driver_that_ignores_events() {
+fn programs_do_not_wait_forever_for_a_driver_that_ignores_events() {
     let host = Host::new();
     let (mut guest, queues, state) = saved(&host);
     restore(&host, &mut guest, &state);
@@ -180,7 +180,7 @@ fn the_transport_reset_is_sent_at_activation() {
     assert_eq!(guest.events, [0]);
     assert!(guest.socket((7, 1)).reset && guest.socket((7, 2)).reset);
     guest.settle();
-    assert_eq!(guest.events, [0], "told once");
+    assert_eq!(guest.events, [0], "one event");
 }
 
 #[test]
@@ -279,7 +279,7 @@ fn the_saved_vms_connections_and_their_data_survive_a_save() {
     assert!(received == down && heard == up);
     assert!(
         guest.events.is_empty(),
-        "a guest that goes on hears nothing"
+        "a guest that continues gets no event"
     );
 }
 
@@ -297,7 +297,7 @@ fn a_new_context_id_is_a_configuration_change() {
     assert_eq!(u64::from_le_bytes(cid), 99);
     let queues = guest.pause();
     guest.activate(queues);
-    assert_eq!(guest.interrupt.counts().config_changed, 1, "told once");
+    assert_eq!(guest.interrupt.counts().config_changed, 1, "notified once");
 }
 
 #[test]

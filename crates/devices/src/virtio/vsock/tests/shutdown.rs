@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 #[test]
-fn the_guest_ends_its_half_and_goes_on_reading() {
+fn the_guest_ends_its_half_and_continues_reading() {
     let host = Host::new();
     let mut guest = host.guest().start();
     let mut stream = host.guest_to_host(&mut guest, (7, 1));
@@ -36,7 +36,7 @@ fn the_guest_ends_its_half_and_goes_on_reading() {
 }
 
 #[test]
-fn a_program_ends_its_half_and_goes_on_reading() {
+fn a_program_ends_its_half_and_continues_reading() {
     let host = Host::new();
     let mut guest = host.guest().start();
     let mut program = host.call(80);
@@ -108,7 +108,7 @@ fn a_guest_may_write_to_a_program_that_has_closed() {
     for _ in 0..20 {
         guest.until("credit", |guest| guest.push_some((7, 1), &bytes) > 0);
     }
-    guest.until("told", |guest| {
+    guest.until("a shutdown", |guest| {
         guest.socket((7, 1)).shutdown & SHUTDOWN_RECEIVE != 0
     });
     guest.close((7, 1));
