@@ -6,6 +6,7 @@ mod api;
 mod client;
 mod daemon;
 mod damage;
+mod events;
 mod failures;
 mod flood;
 mod forks;
