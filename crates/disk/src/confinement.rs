@@ -15,6 +15,7 @@ pub fn of_server(folder: &Path) -> Result<bool, ConfineError> {
         // Threads are counted before a fork.
         readable: &[Path::new("/proc")],
         writable: &[folder],
+        ..Folders::default()
     })
 }
 

@@ -43,6 +43,18 @@ pub struct Folders<'a> {
     pub readable: &'a [&'a Path],
     /// Folders in which everything is allowed except executing programs and making devices.
     pub writable: &'a [&'a Path],
+    /// What it may do with TCP.
+    pub tcp: Tcp,
+}
+
+/// What a confined program may do with TCP (Linux 6.7).
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub enum Tcp {
+    /// Nothing.
+    #[default]
+    None,
+    /// Connect to any port.
+    Connect,
 }
 
 /// Whether this kernel has Landlock.
@@ -94,7 +106,10 @@ fn restrict(folders: &Folders<'_>) -> Result<bool, ConfineError> {
     let write = AccessFs::from_all(NEWEST) & !(AccessFs::Execute | AccessFs::ResolveUnix | devices);
     let mut rules = Ruleset::default()
         .handle_access(AccessFs::from_all(NEWEST))?
-        .handle_access(AccessNet::from_all(NEWEST))?
+        .handle_access(match folders.tcp {
+            Tcp::None => AccessNet::from_all(NEWEST),
+            Tcp::Connect => AccessNet::from_all(NEWEST) & !AccessNet::ConnectTcp,
+        })?
         .scope(Scope::from_all(NEWEST))?
         .create()?;
     for (paths, access) in [(folders.readable, read), (folders.writable, write)] {

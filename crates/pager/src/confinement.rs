@@ -43,6 +43,7 @@ pub fn enter(folders: &[PathBuf]) -> Result<bool, ConfinementError> {
     let bounded = confine::confine(&Folders {
         readable: &readable,
         writable: &writable,
+        ..Folders::default()
     })?;
     seccomp::install(&FILTER).map_err(ConfinementError::Filter)?;
     Ok(bounded)

@@ -45,7 +45,7 @@ pub mod testing;
 
 pub use artifact::{Artifact, RemoteArtifact, RemoteFile};
 pub use client::{Client, ClientOptions, Fetched, Image, PlainHttp, Retries, Uploaded};
-pub use credentials::Credentials;
+pub use credentials::{Credentials, HelperOutput, RunHelper, run_helper};
 pub use digest::Digest;
 pub use error::RegistryError;
 pub use folder::BlobFolder;

@@ -5,9 +5,13 @@
 //! * [`client`]: the pager's side, which sends requests.
 //! * [`request`]: the protocol between the two programs.
 //! * [`service`]: `jiffy-origins`, which answers them.
+//! * `confinement`: what the process that answers them may do.
+//! * `helpers`: runs credential helpers for that process.
 //! * `registry`: a file of an artifact in a registry.
 
 pub mod client;
+mod confinement;
+mod helpers;
 mod registry;
 pub mod request;
 pub mod service;

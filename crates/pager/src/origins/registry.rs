@@ -1,5 +1,6 @@
 //! A file of an artifact in a registry, read by ranges.
 
+use super::helpers::Helpers;
 use super::request::MIN_RATE;
 use jiffy_registry::artifact::{RemoteArtifact, RemoteFile};
 use jiffy_registry::client::Retries;
@@ -8,8 +9,8 @@ use jiffy_store::OriginError;
 use jiffy_sys::causes;
 use jiffy_wire::pager::RegistryOrigin;
 use std::ops::Range;
-use std::sync::Mutex;
 use std::sync::PoisonError;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// How long a connection may be idle; short, because a guest waits.
@@ -40,13 +41,15 @@ impl Progress for FetchProgress<'_> {
 /// The manifest is fetched when the first byte is asked for.
 pub struct RegistryFile {
     described: RegistryOrigin,
+    helpers: Arc<Helpers>,
     file: Mutex<Option<RemoteFile>>,
 }
 
 impl RegistryFile {
-    pub fn new(described: &RegistryOrigin) -> RegistryFile {
+    pub fn new(described: &RegistryOrigin, helpers: &Arc<Helpers>) -> RegistryFile {
         RegistryFile {
             described: described.clone(),
+            helpers: Arc::clone(helpers),
             file: Mutex::new(None),
         }
     }
@@ -64,7 +67,10 @@ impl RegistryFile {
         let described = &self.described;
         let reference = Reference::parse(&described.reference, None)
             .map_err(|error| OriginError::permanent(error.to_string()))?;
-        let client = Client::new(options(described)).map_err(origin_error)?;
+        let mut options = options(described);
+        let helpers = Arc::clone(&self.helpers);
+        options.credentials = options.credentials.with_helpers(helpers);
+        let client = Client::new(options).map_err(origin_error)?;
         let artifact = RemoteArtifact::open(&client, &reference, progress).map_err(origin_error)?;
         artifact.file(&described.file).cloned().ok_or_else(|| {
             OriginError::permanent(format!("the artifact has no file {:?}", described.file))

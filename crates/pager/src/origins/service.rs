@@ -2,9 +2,13 @@
 //!
 //! It checks what a registry sends against the hashes of its blocks, decompresses nothing, and has
 //! neither memory of VMs nor a connection to their VMMs. It is a separate program because it needs
-//! what the pager must not have: the network, credentials, credential helpers, and folders that
-//! become known later.
+//! what the pager must not have: the network, credentials, and folders that become known later.
+//!
+//! It is two processes. The first starts the second, and executes credential helpers for it. The
+//! second reads from registries and peers, and is confined.
 
+use super::confinement;
+use super::helpers::{self, Helpers};
 use super::registry::RegistryFile;
 use super::request::{Answer, MAX_FETCH, MAX_LINE, Request};
 use jiffy_jail::confine;
@@ -33,10 +37,15 @@ pub fn run(channel: OwnedFd) -> io::Result<()> {
     confine::harden().map_err(|error| io::Error::other(causes::sentence(&error)))?;
     let channel = UnixStream::from(channel);
     loop {
+        let (helpers, broker) = helpers::pair()?;
         match fork() {
-            Ok(Fork::Child) => return serve(&channel),
+            Ok(Fork::Child) => {
+                drop(broker);
+                return serve(&channel, helpers);
+            }
             Ok(Fork::Parent(child)) => {
-                let status = child.wait()?;
+                drop(helpers);
+                let status = broker.serve(child)?;
                 if status.success() || has_hung_up(&channel) {
                     return Ok(());
                 }
@@ -51,8 +60,13 @@ pub fn run(channel: OwnedFd) -> io::Result<()> {
     }
 }
 
-fn serve(channel: &UnixStream) -> io::Result<()> {
-    let files = Arc::<Files>::default();
+fn serve(channel: &UnixStream, helpers: Helpers) -> io::Result<()> {
+    let bounded =
+        confinement::enter().map_err(|error| io::Error::other(causes::sentence(&error)))?;
+    if !bounded {
+        tracing::info!("this kernel has no Landlock: only permissions protect files");
+    }
+    let files = Arc::new(Files::new(helpers));
     loop {
         let mut connections = Vec::new();
         if fds::recv_with_fds(channel, &mut [0; 64], &mut connections)? == 0 {
@@ -69,11 +83,21 @@ fn serve(channel: &UnixStream) -> io::Result<()> {
     }
 }
 
-/// The files of registries that were read from, by the numbers of their origins.
-#[derive(Default)]
-struct Files(Mutex<HashMap<u64, Arc<RegistryFile>>>);
+/// The files of registries that were read from.
+struct Files {
+    /// By the numbers of their origins.
+    known: Mutex<HashMap<u64, Arc<RegistryFile>>>,
+    helpers: Arc<Helpers>,
+}
 
 impl Files {
+    fn new(helpers: Helpers) -> Files {
+        Files {
+            known: Mutex::default(),
+            helpers: Arc::new(helpers),
+        }
+    }
+
     /// Answers requests until the connection is closed.
     fn serve_connection(&self, connection: &UnixStream) {
         let mut input = BufReader::new(connection);
@@ -115,11 +139,11 @@ impl Files {
             }
             Origin::Registry(described) => {
                 let file = {
-                    let mut files = lock(&self.0);
+                    let mut files = lock(&self.known);
                     if files.len() >= MAX_FILES && !files.contains_key(&request.number) {
                         files.clear();
                     }
-                    let new = || Arc::new(RegistryFile::new(described));
+                    let new = || Arc::new(RegistryFile::new(described, &self.helpers));
                     files.entry(request.number).or_insert_with(new).clone()
                 };
                 file.fetch(range, &|| has_hung_up(connection))

@@ -9,6 +9,7 @@ use jiffy_wire::pager::{Origin, PagerRequest, PagerResponse, RegistryOrigin};
 use rustix::process::{Pid, Signal, kill_process};
 use std::collections::BTreeMap;
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 /// An image, the same image without its chunks, and the file of a peer that has it.
@@ -240,6 +241,89 @@ fn a_private_registry_is_read_with_the_saved_credentials() {
             None => join(memory.check(5)),
         }
     }
+}
+
+/// Processes of `jiffy-origins` that this pager, or a process that it started, started.
+fn origins_of(pager: &Pager) -> Vec<u32> {
+    let parent_of = |pid: u32| -> Option<u32> {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        let after_name = stat.rsplit_once(')')?.1;
+        after_name.split_ascii_whitespace().nth(1)?.parse().ok()
+    };
+    let all = fs::read_dir("/proc").unwrap().flatten();
+    let all = all.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    let is_origins = |pid: &u32| {
+        fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name == "jiffy-origins\n")
+    };
+    let origins: Vec<u32> = all.filter(is_origins).collect();
+    let first = |pid: &&u32| parent_of(**pid) == Some(pager.pid());
+    let first = *origins.iter().find(first).expect("jiffy-origins runs");
+    let second = origins.iter().filter(|pid| parent_of(**pid) == Some(first));
+    [first].into_iter().chain(second.copied()).collect()
+}
+
+#[test]
+fn the_process_that_reads_from_a_registry_is_confined_and_credential_helpers_run_elsewhere() {
+    let folder = tempfile::tempdir().unwrap();
+    let (whole, here, _) = partial_image(folder.path(), None);
+    let registry = LocalRegistry::start(&RegistryOptions {
+        password: true,
+        tls: false,
+    })
+    .expect("docker-registry");
+    let options = ClientOptions {
+        credentials: Credentials::basic(registry.host(), USER, PASSWORD),
+        ..ClientOptions::default()
+    };
+    let reference = push(&registry, options, &whole);
+    let programs = folder.path().join("programs");
+    fs::create_dir(&programs).unwrap();
+    let helper = programs.join("docker-credential-test");
+    // It notes its own system call filter, and that the pager's channel is not open in it.
+    let script = format!(
+        "#!/bin/sh\nread -r host\n\
+         {{ grep ^Seccomp: /proc/self/status; echo $(ls /proc/self/fd | wc -l); }} >{}\n\
+         printf '{{\"Username\":\"{USER}\",\"Secret\":\"{PASSWORD}\"}}'\n",
+        folder.path().join("seen").display()
+    );
+    fs::write(&helper, script).unwrap();
+    fs::set_permissions(&helper, fs::Permissions::from_mode(0o755)).unwrap();
+    let config = folder.path().join("config.json");
+    let helpers = serde_json::json!({ "credHelpers": { registry.host(): "test" } });
+    fs::write(&config, helpers.to_string()).unwrap();
+    let mut path = programs.into_os_string();
+    path.push(":");
+    path.push(std::env::var_os("PATH").unwrap());
+    let pager = Pager::start_with_path(folder.path(), &[], &path);
+    let origin = Origin::Registry(RegistryOrigin {
+        reference,
+        file: "ram.image".into(),
+        docker_config: Some(config),
+        plain_http: false,
+        authorities: Vec::new(),
+    });
+    origins(&pager, &here, vec![origin]);
+    let memory = Memory::new(MIB);
+    let _connection = memory.connect(&pager.serve("vm", &here));
+    join(memory.check(5));
+    let seen = fs::read_to_string(folder.path().join("seen")).unwrap();
+    // 0, 1, 2, and the folder that `ls` reads.
+    assert_eq!(seen, "Seccomp:\t0\n4\n");
+
+    let [broker, reader] = origins_of(&pager)[..] else {
+        panic!("jiffy-origins is not two processes");
+    };
+    let status = |pid: u32, field: &str| {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        let line = status.lines().find(|line| line.starts_with(field));
+        line.unwrap().rsplit('\t').next().unwrap().to_owned()
+    };
+    assert_eq!(status(broker, "Seccomp:"), "0");
+    assert_eq!(status(reader, "Seccomp:"), "2");
+    assert_eq!(status(reader, "NoNewPrivs:"), "1");
+    // CAP_DAC_OVERRIDE at most.
+    let effective = u64::from_str_radix(&status(reader, "CapEff:"), 16).unwrap();
+    assert_eq!(effective & !2, 0);
 }
 
 /// A real registry on loopback, if there is one on this computer.

@@ -7,6 +7,7 @@ use jiffy_wire::pager::{PagerRequest, PagerResponse, PagerStats};
 use rustix::io::{Errno, ReadWriteFlags, preadv2};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use rustix::process::{Pid, Signal, kill_process};
+use std::ffi::OsStr;
 use std::fs;
 use std::io::{self, BufRead, BufReader, IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
@@ -67,6 +68,11 @@ pub struct Pager {
 impl Pager {
     /// A pager that may access this folder.
     pub fn start(folder: &Path, arguments: &[&str]) -> Pager {
+        Pager::start_with_path(folder, arguments, &std::env::var_os("PATH").unwrap())
+    }
+
+    /// The same, with programs in these folders.
+    pub fn start_with_path(folder: &Path, arguments: &[&str], path: &OsStr) -> Pager {
         let control = folder.join("control");
         let child = Command::new(env!("CARGO_BIN_EXE_jiffy-pager"))
             .args(["serve", "--control"])
@@ -74,6 +80,7 @@ impl Pager {
             .arg("--folder")
             .arg(folder)
             .args(arguments)
+            .env("PATH", path)
             .stdin(Stdio::null())
             .spawn()
             .unwrap();

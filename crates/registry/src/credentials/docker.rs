@@ -1,6 +1,6 @@
 //! The file that `docker login` and `podman login` write (Docker's `config.json`).
 
-use super::{Login, Secret, helper};
+use super::{Login, RunHelper, Secret, helper};
 use crate::RegistryError;
 use crate::error::Result;
 use base64::Engine;
@@ -31,7 +31,12 @@ struct Entry {
 
 /// The login for a registry in the file. A helper for the registry goes before the default helper,
 /// which goes before a password in the file itself.
-pub(super) fn login(path: &Path, registry: &str, repository: &str) -> Result<Option<Login>> {
+pub(super) fn login(
+    path: &Path,
+    registry: &str,
+    repository: &str,
+    helpers: Option<&dyn RunHelper>,
+) -> Result<Option<Login>> {
     let bad = |reason: String| RegistryError::Credentials {
         host: registry.to_owned(),
         reason: format!("{}: {reason}", path.display()),
@@ -58,7 +63,7 @@ pub(super) fn login(path: &Path, registry: &str, repository: &str) -> Result<Opt
     if let Some(name) = own.or(config.creds_store.as_ref())
         && !name.is_empty()
     {
-        let login = helper::get(name, registry, helper::TIME_LIMIT)?;
+        let login = helper::get(helpers, name, registry)?;
         if login.is_some() {
             return Ok(login);
         }
@@ -173,7 +178,7 @@ mod tests {
             "HttpHeaders": { "x": "y" },
         });
         std::fs::write(&path, text.to_string()).unwrap();
-        let login = |registry, repository| login(&path, registry, repository);
+        let login = |registry, repository| login(&path, registry, repository, None);
         assert_eq!(login("localhost:5000", "x").unwrap(), password("a", "b:c"));
         assert_eq!(login("old.example", "x").unwrap(), password("u", "p"));
         assert_eq!(login("new.example", "x").unwrap(), password("host", "x"));
@@ -195,9 +200,11 @@ mod tests {
     fn an_invalid_file_is_reported_without_its_contents() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("config.json");
-        assert_eq!(login(&path, "h.example", "x").unwrap(), None);
+        assert_eq!(login(&path, "h.example", "x", None).unwrap(), None);
         std::fs::write(&path, r#"{"auths":{"h.example":{"password":["hunter2"]}}}"#).unwrap();
-        let error = login(&path, "h.example", "x").unwrap_err().to_string();
+        let error = login(&path, "h.example", "x", None)
+            .unwrap_err()
+            .to_string();
         assert!(
             error.contains("line 1") && !error.contains("hunter2"),
             "{error}"
@@ -211,7 +218,9 @@ mod tests {
         let text = r#"{"auths":{"h.example":{"username":"u","password":"p"}},
             "credHelpers":{"h.example":"jiffy-test-that-does-not-exist"}}"#;
         std::fs::write(&path, text).unwrap();
-        let error = login(&path, "h.example", "x").unwrap_err().to_string();
+        let error = login(&path, "h.example", "x", None)
+            .unwrap_err()
+            .to_string();
         assert!(
             error.contains("docker-credential-jiffy-test-that-does-not-exist"),
             "{error}"

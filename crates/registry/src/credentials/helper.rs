@@ -2,16 +2,17 @@
 
 use super::{Login, Secret};
 use crate::RegistryError;
-use crate::error::{Result, one_line};
-use serde::Deserialize;
+use crate::error::one_line;
+use serde::{Deserialize, Serialize};
 use std::ffi::OsStr;
+use std::fmt;
 use std::io::{Read, Write};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 /// How long a helper may take: it may have to ask its user, or a server.
-pub(super) const TIME_LIMIT: Duration = Duration::from_secs(30);
+const TIME_LIMIT: Duration = Duration::from_secs(30);
 
 /// The longest answer, bytes.
 const LONGEST: u64 = 64 << 10;
@@ -23,27 +24,51 @@ struct Answer {
     secret: String,
 }
 
-/// The credentials that the helper has for a registry; `None` if it has none.
-pub(super) fn get(name: &str, registry: &str, limit: Duration) -> Result<Option<Login>> {
-    if !name
-        .bytes()
-        .all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b))
-    {
-        return Err(failed(
-            registry,
-            format!("{name:?} is not the name of a helper"),
-        ));
-    }
-    run(
-        format!("docker-credential-{name}").as_ref(),
-        registry,
-        limit,
-    )
+/// What a credential helper printed.
+#[derive(Deserialize, Serialize)]
+pub struct HelperOutput {
+    /// Whether its exit status was 0.
+    pub succeeded: bool,
+    /// The begin of its standard output. It may contain a secret.
+    pub output: Vec<u8>,
 }
 
-fn run(program: &OsStr, registry: &str, limit: Duration) -> Result<Option<Login>> {
-    let shown = program.to_string_lossy().into_owned();
-    let failed = |reason: String| failed(registry, format!("{shown}: {reason}"));
+/// Runs credential helpers, for a process that can't execute programs itself.
+pub trait RunHelper: fmt::Debug + Send + Sync {
+    /// As [`run_helper`].
+    fn run(&self, name: &str, registry: &str) -> Result<HelperOutput, String>;
+}
+
+/// Runs `docker-credential-NAME get` for a registry, within 30 s. An error says why there is no
+/// answer, such as "docker-credential-pass: can't be started: …".
+pub fn run_helper(name: &str, registry: &str) -> Result<HelperOutput, String> {
+    let valid = |b: u8| b.is_ascii_alphanumeric() || b"-_.".contains(&b);
+    if !name.bytes().all(valid) {
+        return Err(format!("{name:?} is not the name of a helper"));
+    }
+    execute(program(name).as_ref(), registry, TIME_LIMIT)
+}
+
+fn program(name: &str) -> String {
+    format!("docker-credential-{name}")
+}
+
+/// The credentials that the helper has for a registry; `None` if it has none.
+pub(super) fn get(
+    runner: Option<&dyn RunHelper>,
+    name: &str,
+    registry: &str,
+) -> Result<Option<Login>, RegistryError> {
+    let output = match runner {
+        Some(runner) => runner.run(name, registry),
+        None => run_helper(name, registry),
+    };
+    let output = output.map_err(|reason| failed(registry, reason))?;
+    login(&program(name), registry, &output)
+}
+
+fn execute(program: &OsStr, registry: &str, limit: Duration) -> Result<HelperOutput, String> {
+    let failed = |reason: String| format!("{}: {reason}", program.to_string_lossy());
     let mut child = Command::new(program)
         .arg("get")
         .stdin(Stdio::piped())
@@ -51,29 +76,34 @@ fn run(program: &OsStr, registry: &str, limit: Duration) -> Result<Option<Login>
         .stderr(Stdio::null())
         .spawn()
         .map_err(|error| failed(format!("can't be started: {error}")))?;
-    let answer = query_helper(&mut child, registry, limit);
-    let status = match &answer {
-        Some(_) => child.wait().ok(),
-        None => {
-            let _ = child.kill();
-            child.wait().ok()
-        }
-    };
-    let Some(answer) = answer else {
-        return Err(failed(format!(
-            "gave no answer within {} s",
-            limit.as_secs_f32()
-        )));
-    };
-    if !status.is_some_and(|status| status.success()) {
+    let output = query_helper(&mut child, registry, limit);
+    if output.is_none() {
+        let _ = child.kill();
+    }
+    let status = child.wait().ok();
+    let output =
+        output.ok_or_else(|| failed(format!("gave no answer within {} s", limit.as_secs_f32())))?;
+    Ok(HelperOutput {
+        succeeded: status.is_some_and(|status| status.success()),
+        output,
+    })
+}
+
+fn login(
+    program: &str,
+    registry: &str,
+    answer: &HelperOutput,
+) -> Result<Option<Login>, RegistryError> {
+    let failed = |reason: String| failed(registry, format!("{program}: {reason}"));
+    if !answer.succeeded {
         // The convention of docker-credential-helpers for "not found".
-        let said = String::from_utf8_lossy(&answer);
+        let said = String::from_utf8_lossy(&answer.output);
         if said.contains("credentials not found") {
             return Ok(None);
         }
         return Err(failed(format!("failed: {}", one_line(&said))));
     }
-    let answer: Answer = serde_json::from_slice(&answer)
+    let answer: Answer = serde_json::from_slice(&answer.output)
         .map_err(|_| failed("gave an answer that is not a user and a secret".to_owned()))?;
     let secret = Secret::new(answer.secret);
     Ok(Some(if answer.username == "<token>" {
@@ -142,12 +172,18 @@ mod tests {
 
     /// Retries while exec fails with ETXTBSY: a child of another test may have the script open for
     /// writing.
-    fn run(folder: &tempfile::TempDir, script: &str, limit: Duration) -> Result<Option<Login>> {
+    fn run(
+        folder: &tempfile::TempDir,
+        script: &str,
+        limit: Duration,
+    ) -> Result<Option<Login>, String> {
         let program = helper(folder, script);
         loop {
-            match super::run(&program, "h.example", limit) {
-                Err(error) if error.to_string().contains("Text file busy") => {}
-                other => return other,
+            match execute(&program, "h.example", limit) {
+                Err(error) if error.contains("Text file busy") => {}
+                other => {
+                    return login("it", "h.example", &other?).map_err(|error| error.to_string());
+                }
             }
         }
     }
@@ -181,8 +217,8 @@ mod tests {
             run(&folder, script, LONG).unwrap_err();
         }
         let error = run(&folder, "exec sleep 1000", Duration::from_millis(50)).unwrap_err();
-        assert!(error.to_string().contains("no answer within"), "{error}");
-        let error = get("../x", "h", LONG).unwrap_err();
+        assert!(error.contains("no answer within"), "{error}");
+        let error = get(None, "../x", "h").unwrap_err();
         assert!(error.to_string().contains("not the name"), "{error}");
     }
 

@@ -7,12 +7,18 @@ mod docker;
 mod helper;
 
 use crate::error::Result;
+pub use helper::{HelperOutput, RunHelper, run_helper};
 use std::fmt;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 /// Where a user and password for a registry come from.
 #[derive(Clone, Debug)]
-pub struct Credentials(Kind);
+pub struct Credentials {
+    kind: Kind,
+    /// Runs helpers; `None`: this process does it.
+    helpers: Option<Arc<dyn RunHelper>>,
+}
 
 #[derive(Clone, Debug)]
 enum Kind {
@@ -50,15 +56,24 @@ impl fmt::Debug for Secret {
     }
 }
 
+impl From<Kind> for Credentials {
+    fn from(kind: Kind) -> Self {
+        Self {
+            kind,
+            helpers: None,
+        }
+    }
+}
+
 impl Credentials {
     /// No credentials.
     pub fn anonymous() -> Self {
-        Self(Kind::Anonymous)
+        Self::from(Kind::Anonymous)
     }
 
     /// A user and a password for this registry (`HOST[:PORT]`) only.
     pub fn basic(registry: &str, user: &str, password: &str) -> Self {
-        Self(Kind::Basic {
+        Self::from(Kind::Basic {
             registry: registry.to_ascii_lowercase(),
             login: Login::Password {
                 user: user.to_owned(),
@@ -69,7 +84,7 @@ impl Credentials {
 
     /// An identity token (OAuth 2 refresh token) for this registry only.
     pub fn identity(registry: &str, token: &str) -> Self {
-        Self(Kind::Basic {
+        Self::from(Kind::Basic {
             registry: registry.to_ascii_lowercase(),
             login: Login::Identity(Secret::new(token)),
         })
@@ -81,7 +96,7 @@ impl Credentials {
     pub fn of_this_user() -> Self {
         let from = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
         if let Some(file) = from("REGISTRY_AUTH_FILE") {
-            return Self(Kind::Files(vec![file.into()]));
+            return Self::from(Kind::Files(vec![file.into()]));
         }
         let mut files = Vec::new();
         if let Some(folder) = from("XDG_RUNTIME_DIR") {
@@ -93,18 +108,26 @@ impl Credentials {
             (None, None) => None,
         };
         files.extend(docker.map(|folder| folder.join("config.json")));
-        Self(Kind::Files(files))
+        Self::from(Kind::Files(files))
     }
 
     /// A file in the format of Docker's `config.json`, with `auths`, `credsStore` and
     /// `credHelpers`. It is read when a registry asks for credentials; a missing file has none.
     pub fn docker_config(path: impl Into<PathBuf>) -> Self {
-        Self(Kind::Files(vec![path.into()]))
+        Self::from(Kind::Files(vec![path.into()]))
+    }
+
+    /// The same, with helpers run by `helpers`.
+    pub fn with_helpers(self, helpers: Arc<dyn RunHelper>) -> Self {
+        Self {
+            helpers: Some(helpers),
+            ..self
+        }
     }
 
     /// The credentials for a registry and one of its repositories.
     pub(crate) fn login(&self, registry: &str, repository: &str) -> Result<Option<Login>> {
-        match &self.0 {
+        match &self.kind {
             Kind::Anonymous => Ok(None),
             Kind::Basic {
                 registry: ours,
@@ -112,7 +135,9 @@ impl Credentials {
             } => Ok((ours == registry).then(|| login.clone())),
             Kind::Files(paths) => {
                 for path in paths {
-                    if let Some(login) = docker::login(path, registry, repository)? {
+                    if let Some(login) =
+                        docker::login(path, registry, repository, self.helpers.as_deref())?
+                    {
                         return Ok(Some(login));
                     }
                 }
