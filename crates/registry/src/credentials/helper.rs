@@ -2,7 +2,8 @@
 
 use super::{Login, Secret};
 use crate::RegistryError;
-use crate::error::{Result, one_line};
+use crate::error::Result;
+use jiffy_oci::one_line;
 use serde::Deserialize;
 use std::ffi::OsStr;
 use std::io::{Read, Write};

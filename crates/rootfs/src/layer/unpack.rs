@@ -1,9 +1,8 @@
 //! Reads the tar in a blob: unpacks it, checks its digests and limits its size.
 
 use super::blob::{Blob, BlobStream, Packing};
-use super::digest::Digest;
 use crate::archive::Skip;
-use sha2::Digest as _;
+use jiffy_oci::{Digest, Hasher};
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::ops::ControlFlow;
@@ -224,7 +223,7 @@ pub fn unpack<T, E: From<LayerError>>(
             origin: Origin::Thread(receiver),
             piece: Vec::new(),
             used: 0,
-            hasher: expected.diff_id.map(|_| sha2::Sha256::new()),
+            hasher: expected.diff_id.map(|_| Hasher::new()),
             file: Arc::clone(&spool.file),
             base: start,
             spool: Some(&mut *spool),
@@ -278,7 +277,7 @@ fn plain<T, E: From<LayerError>>(
         origin: Origin::Plain(blob.stream()),
         piece: Vec::new(),
         used: 0,
-        hasher: hashed.then(sha2::Sha256::new),
+        hasher: hashed.then(Hasher::new),
         file: Arc::clone(&blob.file),
         base: blob.offset,
         spool: None,
@@ -295,9 +294,7 @@ fn plain<T, E: From<LayerError>>(
     }
     let value = value?;
     let hasher = stream.hasher.take();
-    let digest = hasher
-        .clone()
-        .map(|hasher| Digest(hasher.finalize().into()));
+    let digest = hasher.clone().map(Hasher::finish);
     if let (Some(is), Some(should)) = (digest, expected.digest)
         && is != should
     {
@@ -308,11 +305,11 @@ fn plain<T, E: From<LayerError>>(
     Ok((value, Unpacked { tar, digest }))
 }
 
-fn check_diff_id(hasher: Option<sha2::Sha256>, expected: &Expected) -> Result<(), LayerError> {
+fn check_diff_id(hasher: Option<Hasher>, expected: &Expected) -> Result<(), LayerError> {
     let Some((hasher, should)) = hasher.zip(expected.diff_id) else {
         return Ok(());
     };
-    let is = Digest(hasher.finalize().into());
+    let is = hasher.finish();
     if is == should {
         Ok(())
     } else {
@@ -332,7 +329,7 @@ fn unpacking(
     let read = AtomicU64::new(0);
     let mut packed = Packed {
         stream: blob.stream(),
-        hasher: expected.digest.map(|_| sha2::Sha256::new()),
+        hasher: expected.digest.map(|_| Hasher::new()),
         read: &read,
         seen,
     };
@@ -348,7 +345,7 @@ fn unpacking(
         drained = packed.read(&mut rest);
     }
     let digest = packed.hasher.take();
-    let digest = digest.map(|hasher| Digest(hasher.finalize().into()));
+    let digest = digest.map(Hasher::finish);
     drained.map_err(|error| Some(LayerError::Unpack(error)))?;
     if let (Some(is), Some(should)) = (digest, expected.digest)
         && is != should
@@ -406,7 +403,7 @@ fn decoder<'a>(packing: Packing, packed: impl Read + 'a) -> io::Result<Box<dyn R
 /// Reads the blob's bytes, counts and hashes them.
 struct Packed<'a> {
     stream: BlobStream,
-    hasher: Option<sha2::Sha256>,
+    hasher: Option<Hasher>,
     read: &'a AtomicU64,
     seen: &'a AtomicU64,
 }
@@ -429,7 +426,7 @@ pub struct LayerStream<'a> {
     /// Unpacked bytes; the first `used` have been read.
     piece: Vec<u8>,
     used: usize,
-    hasher: Option<sha2::Sha256>,
+    hasher: Option<Hasher>,
     spool: Option<&'a mut Spool>,
     /// The file from which the tar's bytes can be read again, and the tar's offset in it.
     pub file: Arc<File>,
