@@ -1,6 +1,7 @@
 //! Errors of registry operations.
 
 use crate::reference::ReferenceError;
+use jiffy_oci::ManifestError;
 use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -211,20 +212,25 @@ impl RegistryError {
         }
     }
 
+    /// Why `what` is no manifest.
+    pub(crate) fn manifest(what: impl Into<String>, error: ManifestError) -> Self {
+        let what = what.into();
+        match error {
+            ManifestError::Schema1 | ManifestError::OtherKind(_) => Self::Unsupported {
+                what,
+                reason: error.to_string(),
+            },
+            ManifestError::Json(ref source) => Self::damaged(what, format!("{error}: {source}")),
+            ManifestError::TwoKinds { .. } | ManifestError::Both => {
+                Self::damaged(what, error.to_string())
+            }
+        }
+    }
+
     pub(crate) fn protocol(what: impl Into<String>, reason: impl Into<String>) -> Self {
         Self::Protocol {
             what: what.into(),
             reason: reason.into(),
         }
     }
-}
-
-/// Makes an untrusted text printable: one line, no control characters, at most 300 characters.
-pub(crate) fn one_line(text: &str) -> String {
-    let clean: String = text
-        .chars()
-        .map(|c| if c.is_control() { ' ' } else { c })
-        .take(300)
-        .collect();
-    clean.split_whitespace().collect::<Vec<_>>().join(" ")
 }

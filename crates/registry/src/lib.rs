@@ -1,9 +1,6 @@
 //! Images and artifacts from and to OCI registries.
 //!
 //! * [`mod@reference`]: names of images, `HOST[:PORT]/REPO[:TAG][@DIGEST]`.
-//! * [`digest`]: SHA-256, the name of every blob.
-//! * [`manifest`]: image manifests, and indexes of platforms.
-//! * [`platform`]: platforms of images; `choice`: chooses an image of an index.
 //! * [`credentials`]: a given user, Docker's file, credential helpers.
 //! * [`client`]: [`Client`], which implements the distribution protocol.
 //! * [`folder`]: [`BlobFolder`], blobs on disk, each fetched once.
@@ -12,6 +9,8 @@
 //! * [`signature`]: manifests signed with a key, compatible with cosign.
 //! * `testing` (feature): a real registry for tests.
 //! * [`progress`]: progress and cancellation.
+//!
+//! Digests, platforms, descriptors and manifests are those of [`jiffy_oci`].
 //!
 //! # Why not `oci-client`
 //!
@@ -27,16 +26,12 @@
 //! loopback works without `/etc`.
 
 pub mod artifact;
-mod choice;
 pub mod client;
 pub mod credentials;
-pub mod digest;
 pub mod error;
 pub mod folder;
 mod lock;
-pub mod manifest;
 mod parallel;
-pub mod platform;
 pub mod progress;
 pub mod reference;
 pub mod signature;
@@ -46,10 +41,8 @@ pub mod testing;
 pub use artifact::{Artifact, RemoteArtifact, RemoteFile};
 pub use client::{Client, ClientOptions, Fetched, Image, PlainHttp, Retries, Uploaded};
 pub use credentials::{Credentials, HelperOutput, RunHelper, run_helper};
-pub use digest::Digest;
 pub use error::RegistryError;
 pub use folder::BlobFolder;
-pub use manifest::{Descriptor, ImageManifest, Index, media_type};
-pub use platform::Platform;
+pub use jiffy_oci::{Content, Descriptor, Digest, ImageManifest, Index, Platform, media_type};
 pub use progress::Progress;
 pub use reference::Reference;

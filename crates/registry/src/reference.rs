@@ -5,7 +5,7 @@
 //! names begin with a host.
 
 use crate::Digest;
-use crate::digest::DigestError;
+use jiffy_oci::DigestError;
 use std::fmt;
 
 /// The name of an image: a registry, a repository in it, and a tag or digest.

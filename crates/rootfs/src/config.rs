@@ -1,6 +1,7 @@
 //! An image's run configuration (OCI image-spec `config.md`).
 
-use serde::{Deserialize, Deserializer, Serialize};
+use jiffy_oci::{Platform, null_as_default};
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use thiserror::Error;
 
@@ -12,49 +13,6 @@ const MAX_ITEMS: usize = 4096;
 const MAX_PORTS: usize = 65_536;
 /// Longest string in a configuration, bytes (Linux MAX_ARG_STRLEN).
 const MAX_STRING: usize = 128 << 10;
-
-/// Operating system and processor, as OCI names them.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Platform {
-    /// `linux`.
-    pub os: String,
-    /// `amd64`, `arm64`, …
-    pub architecture: String,
-    /// `v7`, `v8`, …; empty if not given.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub variant: String,
-}
-
-impl Default for Platform {
-    /// `linux/amd64`, the platform of VMs.
-    fn default() -> Platform {
-        Platform {
-            os: "linux".into(),
-            architecture: "amd64".into(),
-            variant: String::new(),
-        }
-    }
-}
-
-impl std::fmt::Display for Platform {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}/{}", self.os, self.architecture)?;
-        if !self.variant.is_empty() {
-            write!(f, "/{}", self.variant)?;
-        }
-        Ok(())
-    }
-}
-
-impl Platform {
-    /// Whether an image for `other` runs on this platform. The variant is compared only if this
-    /// platform names one.
-    pub fn runs(&self, other: &Platform) -> bool {
-        self.os == other.os
-            && self.architecture == other.architecture
-            && (self.variant.is_empty() || self.variant == other.variant)
-    }
-}
 
 /// A port on which the image's program listens.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -159,12 +117,6 @@ struct RawRun {
     stop_signal: Option<String>,
     #[serde(default, deserialize_with = "null_as_default")]
     labels: BTreeMap<String, String>,
-}
-
-fn null_as_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
-    from: D,
-) -> Result<T, D::Error> {
-    Ok(Option::<T>::deserialize(from)?.unwrap_or_default())
 }
 
 impl ImageConfig {

@@ -33,11 +33,12 @@ pub mod tree;
 mod xattrs;
 
 pub use child::{Child, child, child_over, rebuild};
-pub use config::{ConfigError, ExposedPort, ImageConfig, Platform};
+pub use config::{ConfigError, ExposedPort, ImageConfig};
 pub use debian::{Debian, DebianError};
 pub use erofs::ReadAt;
 pub use error::ImportError;
 pub use import::{Imported, Progress, Watch, import, import_tar};
+pub use jiffy_oci::{Digest, Platform};
 pub use limits::Limits;
 pub use source::folder::FolderError;
 pub use source::{Choice, Layer, Source, SourceError, SourceKind};

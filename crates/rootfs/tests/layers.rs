@@ -4,7 +4,8 @@ mod common;
 
 use common::{Layout, Pack, Tar, digest, extract, pack, sentence};
 use jiffy_rootfs::{
-    Choice, ImportError, Imported, Layer, Limits, Platform, Progress, Source, SourceKind, import,
+    Choice, Digest, ImportError, Imported, Layer, Limits, Platform, Progress, Source, SourceKind,
+    import,
 };
 use serde_json::json;
 use std::fs;
@@ -50,7 +51,7 @@ fn fetched(layers: &[Vec<u8>], how: Pack) -> Result<(Imported, tempfile::TempDir
             fs::write(&path, &blob).unwrap();
             Layer {
                 path,
-                digest: Some(digest(&blob)),
+                digest: Some(Digest::of(&blob)),
                 size: Some(blob.len() as u64),
                 ..Layer::default()
             }
@@ -341,8 +342,8 @@ fn damaged_and_changed_blobs_are_refused() {
         fs::write(&path, blob).unwrap();
         let layer = layer(Layer {
             path: path.clone(),
-            digest: Some(digest(&right)),
-            diff_id: Some(digest(&tar)),
+            digest: Some(Digest::of(&right)),
+            diff_id: Some(Digest::of(&tar)),
             size: Some(right.len() as u64),
             ..Layer::default()
         });
@@ -377,11 +378,6 @@ fn damaged_and_changed_blobs_are_refused() {
     assert!(error.contains("can't be unpacked"), "{error}");
     let error = refused(b"BZh91AY&SY", &cut);
     assert!(error.contains("bzip2, which is not supported"), "{error}");
-    let error = refused(&right, &|layer| Layer {
-        digest: Some("md5:00".into()),
-        ..layer
-    });
-    assert!(error.contains("only sha256"), "{error}");
     let error = refused(&right, &|layer| Layer {
         media_type: "application/vnd.oci.image.layer.v1.tar+gzip+encrypted".into(),
         ..layer

@@ -68,7 +68,7 @@ fn archive(files: &[(&str, &[u8])]) -> Vec<u8> {
 }
 
 fn blob(bytes: &[u8]) -> (String, String) {
-    let hex = jiffy_rootfs::layer::Digest::of(bytes).hex();
+    let hex = jiffy_rootfs::Digest::of(bytes).hex();
     (format!("blobs/sha256/{hex}"), format!("sha256:{hex}"))
 }
 

@@ -9,8 +9,8 @@ use jiffy_registry::testing;
 pub const TARGET: Target = Target {
     name: "registry_manifest",
     covers: &[
+        "crates/oci/src",
         "crates/registry/src/artifact",
-        "crates/registry/src/manifest.rs",
         "crates/registry/src/signature",
     ],
     seeds: all_seeds,

@@ -8,10 +8,9 @@ use crate::error::{Error, Result, of_registry};
 use crate::images::import::{import_error, record_of};
 use crate::images::{Images, ROOT};
 use crate::model::image::ImageRecord;
-use jiffy_registry::manifest::Content;
 use jiffy_registry::{
-    BlobFolder, Client, Descriptor, Digest, Platform, Reference, RegistryError, RemoteArtifact,
-    signature,
+    BlobFolder, Client, Content, Descriptor, Digest, Platform, Reference, RegistryError,
+    RemoteArtifact, signature,
 };
 use jiffy_rootfs::{Choice, Layer, Limits, Progress, Source, import};
 use jiffy_wire::api::{ImageSource, PullImage};

@@ -1,8 +1,8 @@
 //! Digests of parts of local files.
 
-use crate::digest::Hasher;
 use crate::error::Result;
 use crate::{Digest, Progress, RegistryError};
+use jiffy_oci::Hasher;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 

@@ -2,10 +2,11 @@
 
 use super::hash::hash;
 use super::{MAX_CONFIG, MAX_PACK, PACK_TYPE, Pack, annotations, blocks, is_name, is_role};
-use crate::client::MAX_MANIFEST;
 use crate::error::Result;
-use crate::manifest::media_type;
-use crate::{Descriptor, Digest, ImageManifest, Progress, RegistryError, RemoteFile, parallel};
+use crate::{
+    Descriptor, Digest, ImageManifest, Progress, RegistryError, RemoteFile, media_type, parallel,
+};
+use jiffy_oci::MAX_MANIFEST;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::os::unix::fs::FileExt;

@@ -6,11 +6,13 @@ use super::{
     IMAGE_TYPE, MAX_CONFIG, MAX_PACK, PACK_TYPE, Pack, SNAPSHOT_TYPE, annotations, is_name, is_role,
 };
 use crate::client::Fetched;
-use crate::error::{Result, one_line};
+use crate::error::Result;
 use crate::folder::publish;
 use crate::lock::open_locked;
-use crate::manifest::Content;
-use crate::{Client, Descriptor, ImageManifest, Progress, Reference, RegistryError, parallel};
+use crate::{
+    Client, Content, Descriptor, ImageManifest, Progress, Reference, RegistryError, parallel,
+};
+use jiffy_oci::one_line;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Write};

@@ -3,8 +3,7 @@
 use super::remote::RemoteFile;
 use super::*;
 use crate::client::Fetched;
-use crate::manifest::{self, media_type};
-use crate::{Client, ClientOptions, Digest, Reference, RegistryError};
+use crate::{Client, ClientOptions, Digest, Reference, RegistryError, media_type};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
@@ -33,7 +32,7 @@ fn open(manifest: &[u8]) -> RegistryError {
         bytes: manifest.to_vec(),
         media_type: media_type::OCI_MANIFEST.into(),
         digest: Digest::of(manifest),
-        content: manifest::parse(manifest, media_type::OCI_MANIFEST, "m").unwrap(),
+        content: jiffy_oci::parse(manifest, media_type::OCI_MANIFEST).unwrap(),
     };
     RemoteArtifact::of(&client, &reference, fetched, &()).unwrap_err()
 }

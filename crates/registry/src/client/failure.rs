@@ -5,7 +5,7 @@ use super::authorisation;
 use super::resolver::ThisComputer;
 use super::transport::is_tls_error;
 use crate::RegistryError;
-use crate::error::one_line;
+use jiffy_oci::one_line;
 use std::io::Read;
 use std::time::{Duration, Instant, SystemTime};
 use ureq::http::header;

@@ -1,11 +1,14 @@
 //! Fetches manifests, images and tags.
 
+use super::Client;
 use super::blobs::pull_scope;
 use super::exchange::{Call, Payload};
-use super::{Client, MAX_MANIFEST};
-use crate::error::{Result, one_line};
-use crate::manifest::{self, Content, media_type};
-use crate::{Descriptor, Digest, ImageManifest, Platform, Progress, Reference, RegistryError};
+use crate::error::Result;
+use crate::{
+    Content, Descriptor, Digest, ImageManifest, Platform, Progress, Reference, RegistryError,
+    media_type,
+};
+use jiffy_oci::{MAX_MANIFEST, guess_media_type, one_line};
 use ureq::http::Method;
 use ureq::http::header::{self, HeaderName};
 
@@ -68,9 +71,10 @@ impl Client {
         let media_type = media_type
             .map(|text| text.split(';').next().unwrap_or_default().trim().to_owned())
             .filter(|text| !text.is_empty() && text != "application/octet-stream")
-            .or_else(|| manifest::guess_media_type(&bytes))
+            .or_else(|| guess_media_type(&bytes))
             .unwrap_or_default();
-        let content = manifest::parse(&bytes, &media_type, &what)?;
+        let content = jiffy_oci::parse(&bytes, &media_type)
+            .map_err(|error| RegistryError::manifest(what, error))?;
         Ok(Fetched {
             bytes,
             media_type,
@@ -122,7 +126,14 @@ impl Client {
         let (index, fetched) = match &fetched.content {
             Content::Image(_) => (None, fetched),
             Content::Index(index) => {
-                let chosen = platform.choose(index, &reference.to_string())?.clone();
+                let chosen = index
+                    .choose(platform)
+                    .ok_or_else(|| RegistryError::NoPlatform {
+                        what: reference.to_string(),
+                        wanted: platform.to_string(),
+                        available: index.platforms(),
+                    })?;
+                let chosen = chosen.clone();
                 if chosen.size > MAX_MANIFEST {
                     let reason = format!("its size in the index is {} bytes", chosen.size);
                     return Err(RegistryError::damaged(
@@ -231,7 +242,8 @@ impl Client {
             self.inner.read_small(&what, answer, MAX_MANIFEST)
         });
         let content = match answer {
-            Ok(bytes) => manifest::parse(&bytes, media_type::OCI_INDEX, &what)?,
+            Ok(bytes) => jiffy_oci::parse(&bytes, media_type::OCI_INDEX)
+                .map_err(|error| RegistryError::manifest(&what, error))?,
             // Registries without the referrers API answer with any error status.
             Err(
                 RegistryError::NotFound { .. }

@@ -35,10 +35,6 @@ pub use source::Source;
 use crate::error::Result;
 use std::sync::Arc;
 
-/// The largest manifest or index, bytes. The specification asks registries to take
-/// manifests up to this size, and clients need no more.
-pub const MAX_MANIFEST: u64 = 4 << 20;
-
 /// A client of OCI registries.
 #[derive(Clone)]
 pub struct Client {

@@ -1,13 +1,14 @@
 //! Uploads manifests and blobs to a registry.
 
+use super::Client;
 use super::blobs::blob_name;
 use super::exchange::{Call, Payload};
 use super::manifests::{CONTENT_DIGEST, check_claim};
 use super::source::Source;
 use super::url::Url;
-use super::{Client, MAX_MANIFEST};
 use crate::error::Result;
 use crate::{Descriptor, Digest, Progress, Reference, RegistryError};
+use jiffy_oci::MAX_MANIFEST;
 use ureq::http::header;
 use ureq::http::{Method, StatusCode};
 

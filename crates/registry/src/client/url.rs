@@ -109,7 +109,7 @@ fn read(
     text: &str,
     parse: impl FnOnce(&str) -> Result<url::Url, url::ParseError>,
 ) -> Result<Url, String> {
-    let refused = |why: &str| Err(format!("{:?} {why}", crate::error::one_line(text)));
+    let refused = |why: &str| Err(format!("{:?} {why}", jiffy_oci::one_line(text)));
     if text.len() > LONGEST {
         return refused("is too long for an address");
     }

@@ -2,7 +2,7 @@
 
 use super::{Login, Secret};
 use crate::RegistryError;
-use crate::error::one_line;
+use jiffy_oci::one_line;
 use serde::{Deserialize, Serialize};
 use std::ffi::OsStr;
 use std::fmt;

@@ -10,8 +10,7 @@
 
 use super::{Found, MAX_SIGNATURES, PublicKey};
 use crate::error::Result;
-use crate::manifest::Content;
-use crate::{Client, Descriptor, Digest, Progress, Reference, RegistryError};
+use crate::{Client, Content, Descriptor, Digest, Progress, Reference, RegistryError};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde::Deserialize;

@@ -20,8 +20,10 @@ mod bundle;
 pub(crate) use bundle::check_any_bundle;
 
 use crate::error::Result;
-use crate::manifest::{Content, media_type};
-use crate::{Client, Descriptor, Digest, ImageManifest, Progress, Reference, RegistryError};
+use crate::{
+    Client, Content, Descriptor, Digest, ImageManifest, Progress, Reference, RegistryError,
+    media_type,
+};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use ring::rand::SystemRandom;

@@ -2,10 +2,9 @@
 
 use crate::{bytes, client, reference, registry, skopeo};
 use jiffy_registry::client::Source;
-use jiffy_registry::manifest::Content;
 use jiffy_registry::{
-    BlobFolder, Client, Descriptor, Digest, ImageManifest, Index, Platform, Progress, Reference,
-    RegistryError, Uploaded, media_type,
+    BlobFolder, Client, Content, Descriptor, Digest, ImageManifest, Index, Platform, Progress,
+    Reference, RegistryError, Uploaded, media_type,
 };
 use std::collections::BTreeMap;
 use std::fs;

@@ -4,11 +4,9 @@
 //! its own, while its entries are read and its digests are computed.
 
 mod blob;
-mod digest;
 mod unpack;
 
 pub use blob::{Blob, Packing};
-pub use digest::Digest;
 pub use unpack::{
     Bounds, Expected, LayerError, LayerStream, Spool, Tick, Unpacked, unpack, unpack_to_file,
 };

@@ -1,9 +1,8 @@
 //! Reads the tar in a blob: unpacks it, checks its digests and limits its size.
 
 use super::blob::{Blob, BlobStream, Packing};
-use super::digest::Digest;
 use crate::archive::Skip;
-use sha2::Digest as _;
+use jiffy_oci::{Digest, Hasher};
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::ops::ControlFlow;
@@ -230,7 +229,7 @@ pub fn unpack<T, E: From<LayerError>>(
             origin: Origin::Thread(receiver),
             piece: Vec::new(),
             used: 0,
-            hasher: expected.diff_id.map(|_| sha2::Sha256::new()),
+            hasher: expected.diff_id.map(|_| Hasher::new()),
             file: Arc::clone(&spool.file),
             base: start,
             spool: Some(&mut *spool),
@@ -284,7 +283,7 @@ fn plain<T, E: From<LayerError>>(
         origin: Origin::Plain(blob.stream()),
         piece: Vec::new(),
         used: 0,
-        hasher: hashed.then(sha2::Sha256::new),
+        hasher: hashed.then(Hasher::new),
         file: Arc::clone(&blob.file),
         base: blob.offset,
         spool: None,
@@ -301,9 +300,7 @@ fn plain<T, E: From<LayerError>>(
     }
     let value = value?;
     let hasher = stream.hasher.take();
-    let digest = hasher
-        .clone()
-        .map(|hasher| Digest(hasher.finalize().into()));
+    let digest = hasher.clone().map(Hasher::finish);
     if let (Some(actual), Some(wanted)) = (digest, expected.digest)
         && actual != wanted
     {
@@ -318,11 +315,11 @@ fn plain<T, E: From<LayerError>>(
     Ok((value, Unpacked { tar, digest }))
 }
 
-fn check_diff_id(hasher: Option<sha2::Sha256>, expected: &Expected) -> Result<(), LayerError> {
+fn check_diff_id(hasher: Option<Hasher>, expected: &Expected) -> Result<(), LayerError> {
     let Some((hasher, wanted)) = hasher.zip(expected.diff_id) else {
         return Ok(());
     };
-    let actual = Digest(hasher.finalize().into());
+    let actual = hasher.finish();
     if actual == wanted {
         Ok(())
     } else {
@@ -345,7 +342,7 @@ fn unpacking(
     let read = AtomicU64::new(0);
     let mut packed = Packed {
         stream: blob.stream(),
-        hasher: expected.digest.map(|_| sha2::Sha256::new()),
+        hasher: expected.digest.map(|_| Hasher::new()),
         read: &read,
         seen,
     };
@@ -361,7 +358,7 @@ fn unpacking(
         drained = packed.read(&mut rest);
     }
     let digest = packed.hasher.take();
-    let digest = digest.map(|hasher| Digest(hasher.finalize().into()));
+    let digest = digest.map(Hasher::finish);
     drained.map_err(|error| Some(LayerError::Unpack(error)))?;
     if let (Some(actual), Some(wanted)) = (digest, expected.digest)
         && actual != wanted
@@ -422,7 +419,7 @@ fn decoder<'a>(packing: Packing, packed: impl Read + 'a) -> io::Result<Box<dyn R
 /// Reads the blob's bytes, counts and hashes them.
 struct Packed<'a> {
     stream: BlobStream,
-    hasher: Option<sha2::Sha256>,
+    hasher: Option<Hasher>,
     read: &'a AtomicU64,
     seen: &'a AtomicU64,
 }
@@ -445,7 +442,7 @@ pub struct LayerStream<'a> {
     /// Unpacked bytes; the first `used` have been read.
     piece: Vec<u8>,
     used: usize,
-    hasher: Option<sha2::Sha256>,
+    hasher: Option<Hasher>,
     spool: Option<&'a mut Spool>,
     /// The file from which the tar's bytes can be read again, and the tar's offset in it.
     pub file: Arc<File>,

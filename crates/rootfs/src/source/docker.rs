@@ -5,7 +5,8 @@ use super::bundle::Bundle;
 use super::oci::{Found, MAX_LAYERS, json, list};
 use super::{Choice, LayerInput, SourceError, is_called};
 use crate::config::{MAX_CONFIG, RawConfig};
-use crate::layer::{Digest, Expected};
+use crate::layer::Expected;
+use jiffy_oci::Digest;
 use serde::Deserialize;
 
 #[derive(Deserialize)]

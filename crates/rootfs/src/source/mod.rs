@@ -5,10 +5,11 @@ mod docker;
 pub(crate) mod folder;
 mod oci;
 
-use crate::config::{ConfigError, ImageConfig, Platform, RawConfig};
-use crate::layer::{self, Blob, Digest, Expected, LayerError, Packing, Spool};
+use crate::config::{ConfigError, ImageConfig, RawConfig};
+use crate::layer::{self, Blob, Expected, LayerError, Packing, Spool};
 use crate::limits::Limits;
 use bundle::{Bundle, open_file};
+use jiffy_oci::{Digest, DigestError, ManifestError, Platform, media_type, one_line};
 use std::io::{self, Read};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -24,10 +25,10 @@ pub struct Layer {
     /// Media type in the manifest. It must be that of a layer; the compression in it is ignored,
     /// because the blob's first bytes decide.
     pub media_type: String,
-    /// Digest of the blob, `sha256:HEX`; checked if given.
-    pub digest: Option<String>,
-    /// Digest of the unpacked tar, `sha256:HEX`; checked if given.
-    pub diff_id: Option<String>,
+    /// Digest of the blob; checked if given.
+    pub digest: Option<Digest>,
+    /// Digest of the unpacked tar; checked if given.
+    pub diff_id: Option<Digest>,
     /// Bytes of the blob; checked if given.
     pub size: Option<u64>,
 }
@@ -130,7 +131,16 @@ pub enum SourceError {
         #[source]
         source: LayerError,
     },
-    /// A manifest or index is not valid JSON of its kind.
+    /// A manifest or index can't be used.
+    #[error("{} is not valid", .path.display())]
+    Manifest {
+        /// Its path.
+        path: PathBuf,
+        /// What is wrong with it.
+        #[source]
+        source: ManifestError,
+    },
+    /// The version of a layout or the list of a Docker archive is not valid JSON of its kind.
     #[error("{} is not valid", .path.display())]
     Json {
         /// Its path.
@@ -194,14 +204,9 @@ pub enum SourceError {
     /// A layer's media type is not that of a layer, or the layer is encrypted.
     #[error("a layer has the media type {0:?}, which can't be imported")]
     MediaType(String),
-    /// A digest is malformed.
-    #[error("{digest:?} is not a digest: {what}")]
-    BadDigest {
-        /// The digest as written.
-        digest: String,
-        /// What is wrong.
-        what: &'static str,
-    },
+    /// A digest in the configuration is malformed.
+    #[error(transparent)]
+    BadDigest(#[from] DigestError),
     /// A manifest or configuration has the wrong digest.
     #[error("a file has the digest {actual}, expected {expected}: it is damaged or was changed")]
     Digest {
@@ -269,16 +274,6 @@ impl Source {
     pub fn layers(config: &[u8], layers: &[Layer], choice: &Choice) -> Result<Source, SourceError> {
         let config = RawConfig::from_json(config)?;
         check_platform(&config.platform(), choice)?;
-        let digest = |text: &Option<String>| -> Result<Option<Digest>, SourceError> {
-            text.as_deref()
-                .map(|text| {
-                    text.parse().map_err(|what| SourceError::BadDigest {
-                        digest: text.chars().take(80).collect(),
-                        what,
-                    })
-                })
-                .transpose()
-        };
         let layers = layers
             .iter()
             .map(|layer| {
@@ -287,13 +282,16 @@ impl Source {
                     path: layer.path.clone(),
                     source,
                 })?;
-                let path = || layer.path.display().to_string();
+                let name = match layer.digest {
+                    Some(digest) => digest.to_string(),
+                    None => layer.path.display().to_string(),
+                };
                 Ok(LayerInput {
                     blob,
-                    name: layer.digest.clone().unwrap_or_else(path),
+                    name,
                     expected: Expected {
-                        digest: digest(&layer.digest)?,
-                        diff_id: digest(&layer.diff_id)?,
+                        digest: layer.digest,
+                        diff_id: layer.diff_id,
                         size: layer.size,
                     },
                 })
@@ -353,10 +351,7 @@ impl Source {
             });
         }
         for (layer, text) in layers.iter_mut().zip(diff_ids) {
-            let diff_id = text.parse().map_err(|what| SourceError::BadDigest {
-                digest: text.chars().take(80).collect(),
-                what,
-            })?;
+            let diff_id = text.parse()?;
             layer.expected.diff_id.get_or_insert(diff_id);
         }
         Ok(Source {
@@ -401,17 +396,7 @@ fn unpack_failed(path: &Path, scratch: &Path, error: LayerError) -> SourceError 
 
 /// Refuses a layer whose media type is not that of a tar, such as an encrypted one.
 fn check_media_type(media_type: &str) -> Result<(), SourceError> {
-    let tar = media_type.is_empty()
-        || [
-            "application/vnd.oci.image.layer.v1.tar",
-            "application/vnd.oci.image.layer.nondistributable.v1.tar",
-            "application/vnd.docker.image.rootfs.diff.tar",
-            "application/vnd.docker.image.rootfs.foreign.diff.tar",
-        ]
-        .iter()
-        .filter_map(|known| media_type.strip_prefix(*known))
-        .any(|packing| ["", "+gzip", "+zstd", ".gzip", ".zstd"].contains(&packing));
-    if tar {
+    if media_type.is_empty() || media_type::is_layer(media_type) {
         Ok(())
     } else {
         Err(SourceError::MediaType(
@@ -427,7 +412,7 @@ fn check_platform(actual: &Platform, choice: &Choice) -> Result<(), SourceError>
         return Ok(());
     }
     Err(SourceError::WrongPlatform {
-        actual: actual.to_string(),
+        actual: one_line(&actual.to_string()),
         wanted: choice.platform.to_string(),
     })
 }

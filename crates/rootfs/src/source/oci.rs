@@ -3,42 +3,21 @@
 
 use super::bundle::Bundle;
 use super::{Choice, LayerInput, SourceError, is_called};
-use crate::config::{MAX_CONFIG, Platform, RawConfig};
-use crate::layer::{Digest, Expected};
+use crate::config::{MAX_CONFIG, RawConfig};
+use crate::layer::Expected;
+use jiffy_oci::{
+    Content, Descriptor, Digest, ImageManifest, Index, MAX_MANIFEST, ManifestError,
+    guess_media_type, media_type, one_line,
+};
 use serde::Deserialize;
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 
-/// The largest index or manifest, bytes (what registries allow).
-const MAX_MANIFEST: u64 = 4 << 20;
 /// Deepest nesting of indexes.
 const MAX_DEPTH: usize = 4;
 /// Most layers of one image.
 pub(super) const MAX_LAYERS: usize = 1024;
-
-#[derive(Debug, Clone, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Descriptor {
-    #[serde(default)]
-    media_type: String,
-    digest: String,
-    size: u64,
-    platform: Option<Platform>,
-    #[serde(default)]
-    annotations: Option<BTreeMap<String, String>>,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Index {
-    manifests: Vec<Descriptor>,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Manifest {
-    config: Descriptor,
-    layers: Vec<Descriptor>,
-}
+/// Most names that a message lists.
+const MAX_LISTED: usize = 50;
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -63,13 +42,13 @@ pub(super) fn open(bundle: &Bundle, choice: &Choice) -> Result<Found, SourceErro
     if !version.image_layout_version.starts_with("1.") {
         return Err(SourceError::Layout(version.image_layout_version));
     }
-    let index: Index = json(
-        bundle,
-        "index.json",
-        &bundle.read("index.json", MAX_MANIFEST)?,
-    )?;
-    let named = by_name(index.manifests, choice)?;
-    let manifest = choose(bundle, named, choice, MAX_DEPTH)?;
+    let bytes = bundle.read("index.json", MAX_MANIFEST)?;
+    let Content::Index(mut index) = parse(bundle, "index.json", &bytes, media_type::OCI_INDEX)?
+    else {
+        return Err(SourceError::NoImage);
+    };
+    index.manifests = by_name(index.manifests, choice)?;
+    let manifest = choose(bundle, &index, choice, MAX_DEPTH)?;
     image(bundle, manifest, choice)
 }
 
@@ -81,10 +60,10 @@ fn by_name(manifests: Vec<Descriptor>, choice: &Choice) -> Result<Vec<Descriptor
             "io.containerd.image.name",
         ]
         .iter()
-        .filter_map(|key| manifest.annotations.as_ref()?.get(*key).cloned())
+        .filter_map(|key| manifest.annotations.get(*key).cloned())
         .collect()
     };
-    let all: std::collections::BTreeSet<String> = manifests.iter().flat_map(names).collect();
+    let all: BTreeSet<String> = manifests.iter().flat_map(names).collect();
     match &choice.reference {
         Some(wanted) => {
             let (found, _): (Vec<_>, Vec<_>) = manifests
@@ -115,65 +94,53 @@ fn by_name(manifests: Vec<Descriptor>, choice: &Choice) -> Result<Vec<Descriptor
 /// Chooses the manifest for the wanted platform.
 fn choose(
     bundle: &Bundle,
-    candidates: Vec<Descriptor>,
+    index: &Index,
     choice: &Choice,
     depth: usize,
-) -> Result<Manifest, SourceError> {
-    if candidates.is_empty() {
+) -> Result<ImageManifest, SourceError> {
+    if index.manifests.is_empty() {
         return Err(SourceError::NoImage);
     }
-    let only = candidates.len() == 1;
-    let available: Vec<String> = candidates
-        .iter()
-        .filter_map(|manifest| manifest.platform.as_ref())
-        .filter(|platform| platform.os != "unknown")
-        .map(ToString::to_string)
-        .collect();
-    let fits = |manifest: &Descriptor| match &manifest.platform {
-        Some(platform) => choice.platform.runs(platform),
-        None => true,
-    };
-    let Some(chosen) = candidates.iter().find(|manifest| fits(manifest)) else {
-        return Err(SourceError::NoPlatform {
-            wanted: choice.platform.to_string(),
-            available: list(available),
-        });
-    };
+    // Many writers of layouts name no platform; then the configuration's is checked.
+    let unnamed = || index.manifests.iter().find(|one| one.platform.is_none());
+    let chosen = index.choose(&choice.platform).or_else(unnamed);
+    let chosen = chosen.ok_or_else(|| SourceError::NoPlatform {
+        wanted: choice.platform.to_string(),
+        available: index.platforms(),
+    })?;
     let bytes = blob(bundle, chosen, MAX_MANIFEST)?;
-    let name = &chosen.digest;
-    let value: serde_json::Value = json(bundle, name, &bytes)?;
-    if value.get("manifests").is_some() {
-        if depth == 0 {
-            return Err(SourceError::TooDeep);
+    // Some writers give no media type either.
+    let told = match chosen.media_type.as_str() {
+        "" => guess_media_type(&bytes).unwrap_or_default(),
+        told => told.to_owned(),
+    };
+    match parse(bundle, &place(&chosen.digest), &bytes, &told) {
+        Ok(Content::Image(manifest)) => Ok(manifest),
+        Ok(Content::Index(_)) if depth == 0 => Err(SourceError::TooDeep),
+        Ok(Content::Index(inner)) => choose(bundle, &inner, choice, depth - 1),
+        Err(SourceError::Manifest {
+            source: ManifestError::OtherKind(media_type),
+            ..
+        }) => {
+            let verb = match index.manifests.len() {
+                1 => "names",
+                _ => "chose",
+            };
+            Err(SourceError::NotAnImage {
+                what: format!("what it {verb} ({})", chosen.digest),
+                media_type,
+            })
         }
-        let index: Index = json(bundle, name, &bytes)?;
-        return choose(bundle, index.manifests, choice, depth - 1);
+        Err(error) => Err(error),
     }
-    if value.get("layers").is_none() || value.get("config").is_none() {
-        let what = if only {
-            "what it names"
-        } else {
-            "what it chose"
-        };
-        return Err(SourceError::NotAnImage {
-            what: format!("{what} ({name})"),
-            media_type: chosen.media_type.clone(),
-        });
-    }
-    json(bundle, name, &bytes)
 }
 
-fn image(bundle: &Bundle, manifest: Manifest, choice: &Choice) -> Result<Found, SourceError> {
+fn image(bundle: &Bundle, manifest: ImageManifest, choice: &Choice) -> Result<Found, SourceError> {
     let kind = manifest.config.media_type.as_str();
-    let image_configs = [
-        "application/vnd.oci.image.config.v1+json",
-        "application/vnd.docker.container.image.v1+json",
-        "",
-    ];
-    if !image_configs.contains(&kind) {
+    if !kind.is_empty() && !media_type::is_config(kind) {
         return Err(SourceError::NotAnImage {
             what: "the manifest's configuration".into(),
-            media_type: kind.into(),
+            media_type: one_line(kind),
         });
     }
     let config = RawConfig::from_json(&blob(bundle, &manifest.config, MAX_CONFIG)?)?;
@@ -182,12 +149,11 @@ fn image(bundle: &Bundle, manifest: Manifest, choice: &Choice) -> Result<Found, 
         .into_iter()
         .map(|layer| {
             super::check_media_type(&layer.media_type)?;
-            let digest = digest(&layer.digest)?;
             Ok(LayerInput {
-                blob: bundle.blob(&place(&digest))?,
-                name: layer.digest,
+                blob: bundle.blob(&place(&layer.digest))?,
+                name: layer.digest.to_string(),
                 expected: Expected {
-                    digest: Some(digest),
+                    digest: Some(layer.digest),
                     diff_id: None,
                     size: Some(layer.size),
                 },
@@ -200,7 +166,7 @@ fn image(bundle: &Bundle, manifest: Manifest, choice: &Choice) -> Result<Found, 
 
 /// Reads a small blob and checks its size and digest.
 fn blob(bundle: &Bundle, descriptor: &Descriptor, limit: u64) -> Result<Vec<u8>, SourceError> {
-    let expected = digest(&descriptor.digest)?;
+    let expected = descriptor.digest;
     let bytes = bundle.read(&place(&expected), limit)?;
     let actual = Digest::of(&bytes);
     if bytes.len() as u64 != descriptor.size || actual != expected {
@@ -209,15 +175,21 @@ fn blob(bundle: &Bundle, descriptor: &Descriptor, limit: u64) -> Result<Vec<u8>,
     Ok(bytes)
 }
 
-fn digest(text: &str) -> Result<Digest, SourceError> {
-    text.parse().map_err(|what| SourceError::BadDigest {
-        digest: text.chars().take(80).collect(),
-        what,
-    })
-}
-
 fn place(digest: &Digest) -> String {
     format!("blobs/sha256/{}", digest.hex())
+}
+
+/// Parses the manifest or index in the file of that name, which was announced with this type.
+fn parse(
+    bundle: &Bundle,
+    name: &str,
+    bytes: &[u8],
+    media_type: &str,
+) -> Result<Content, SourceError> {
+    jiffy_oci::parse(bytes, media_type).map_err(|source| SourceError::Manifest {
+        path: bundle.place(name),
+        source,
+    })
 }
 
 pub(super) fn json<T: serde::de::DeserializeOwned>(
@@ -233,7 +205,8 @@ pub(super) fn json<T: serde::de::DeserializeOwned>(
 
 /// `a, b, c`, or a text that says there is none.
 pub(super) fn list(names: impl IntoIterator<Item = String>) -> String {
-    let names: Vec<String> = names.into_iter().take(50).collect();
+    let names = names.into_iter().take(MAX_LISTED);
+    let names: Vec<String> = names.map(|name| one_line(&name)).collect();
     if names.is_empty() {
         "no named image".into()
     } else {

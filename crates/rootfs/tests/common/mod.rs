@@ -168,7 +168,7 @@ pub fn pack(bytes: &[u8], how: Pack) -> Vec<u8> {
 
 /// `sha256:HEX` of these bytes.
 pub fn digest(bytes: &[u8]) -> String {
-    jiffy_rootfs::layer::Digest::of(bytes).to_string()
+    jiffy_rootfs::Digest::of(bytes).to_string()
 }
 
 /// A builder of an OCI layout.

@@ -1,4 +1,4 @@
-//! SHA-256, the name of every blob.
+//! Digests (OCI image specification, `descriptor.md`): SHA-256, the name of every blob.
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
@@ -150,6 +150,8 @@ mod tests {
             "sha256:",
             "sha256:00",
             "sha512:00",
+            "md5:00",
+            "sha256:../../etc/passwd",
             &upper,
             "sha256:é",
         ] {
