@@ -52,6 +52,7 @@ use base::BASE;
 use chunks::{Chunks, Held};
 pub use import::Made;
 use jiffy_sys::durable::remove_any;
+use jiffy_sys::mutex::lock;
 use jiffy_wire::api::{Image, ImageConfig, Pruned};
 use jiffy_wire::disk::CONTENTS;
 use policy::Policy;
@@ -61,8 +62,8 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, PoisonError};
 use tempfile::TempDir;
 use tokio::sync::Mutex;
 
@@ -442,7 +443,7 @@ impl Images {
     fn record(&self, name: &str) -> Result<Arc<ImageRecord>> {
         let folder = self.folder_of(name)?;
         let inode = fs::metadata(record::file(&folder)).map_or(0, |data| data.ino());
-        let mut records = self.records.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut records = lock(&self.records);
         if let Some((_, record)) = records.get(&folder).filter(|(known, _)| *known == inode) {
             return Ok(Arc::clone(record));
         }
@@ -454,7 +455,7 @@ impl Images {
 
     /// Drops a cached record: its inode number may be reused from now on.
     fn drop_cached(&self, folder: &Path) {
-        let mut records = self.records.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut records = lock(&self.records);
         records.remove(folder);
     }
 

@@ -42,12 +42,13 @@ use crate::error::{Error, Result};
 use crate::images::name as image_name;
 use crate::model::snapshot::Manifest;
 use crate::names;
+use jiffy_sys::mutex::lock;
 use root_tables::RootTables;
 use saved::Saved;
 use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use tokio::runtime::Handle;
 
 /// The snapshots of a node's users.
@@ -188,9 +189,7 @@ impl Snapshots {
     }
 
     fn locked_folders(&self) -> MutexGuard<'_, HashSet<PathBuf>> {
-        self.locked_folders
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        lock(&self.locked_folders)
     }
 
     /// Removes a snapshot: blocking. It is there whole or not at all.
