@@ -19,6 +19,7 @@ use jiffy_content::model::snapshot::Manifest;
 use jiffy_content::model::vm::Spec;
 use jiffy_content::snapshots::saved::Saved;
 use jiffy_content::snapshots::{remove_atomically, remove_in_background};
+use jiffy_sys::causes;
 use jiffy_sys::mutex::lock;
 use jiffy_vmhost::handle::VmHandle;
 use jiffy_vmhost::host::GoldenKeeper;
@@ -107,7 +108,7 @@ impl Goldens {
                     continue;
                 }
                 Err(error) => {
-                    let why = error.sentence();
+                    let why = causes::sentence(&error);
                     warn!(
                         golden = key,
                         why, "a golden snapshot can't be used and is removed"

@@ -51,6 +51,7 @@ use crate::paths::Paths;
 use base::BASE;
 use chunks::{Chunks, Held};
 pub use import::Made;
+use jiffy_sys::causes;
 use jiffy_sys::durable::remove_any;
 use jiffy_sys::mutex::lock;
 use jiffy_wire::api::{Image, ImageConfig, Pruned};
@@ -521,7 +522,7 @@ fn missing(name: &str) -> Error {
 fn unreadable(name: &str, error: &LoadError) -> Error {
     unusable(
         name,
-        &format!("its record can't be read: {}", error.sentence()),
+        &format!("its record can't be read: {}", causes::sentence(error)),
     )
     .hint(match error.is_newer() {
         true => "A newer release of Jiffy made it, and can use it.".to_owned(),

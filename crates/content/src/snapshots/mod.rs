@@ -42,6 +42,7 @@ use crate::error::{Error, Result};
 use crate::images::name as image_name;
 use crate::model::snapshot::Manifest;
 use crate::names;
+use jiffy_sys::causes;
 use jiffy_sys::mutex::lock;
 use root_tables::RootTables;
 use saved::Saved;
@@ -121,7 +122,7 @@ impl Snapshots {
             return Err(missing(name));
         }
         let manifest = Manifest::load(&folder).map_err(|error| {
-            let problem = saved::unusable(name, &error.sentence());
+            let problem = saved::unusable(name, &causes::sentence(&error));
             Error::internal(problem).hint(match error.is_newer() {
                 true => "A newer release of Jiffy made it, and can use it.".to_owned(),
                 false => format!("Remove it with `jiffy snapshot rm {name}`."),
