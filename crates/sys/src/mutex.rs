@@ -22,8 +22,8 @@ pub fn write<T: ?Sized>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
     unpoisoned(lock.write())
 }
 
-/// What a lock or the wait of a condition variable gives, even if a thread panicked while it held
-/// the lock.
+/// What a lock gives, even if a thread panicked while it held the lock: a guard, also after the wait
+/// of a condition variable, or its content.
 #[inline]
 pub fn unpoisoned<T>(result: LockResult<T>) -> T {
     result.unwrap_or_else(PoisonError::into_inner)

@@ -11,13 +11,14 @@ use crate::folder::publish;
 use crate::lock::open_locked;
 use crate::manifest::Content;
 use crate::{Client, Descriptor, ImageManifest, Progress, Reference, RegistryError, parallel};
+use jiffy_sys::mutex::lock;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// An artifact in a registry: its manifest and configuration were fetched, its files were not.
 #[derive(Clone, Debug)]
@@ -410,10 +411,7 @@ impl RemoteFile {
                 ),
             });
         }
-        let mut last = self
-            .last_pack
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut last = lock(&self.last_pack);
         if let Some((offset, bytes)) = &*last
             && *offset == pack.offset
         {

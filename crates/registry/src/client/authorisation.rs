@@ -7,6 +7,7 @@ use crate::credentials::{Login, Secret};
 use crate::error::{Result, one_line};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use jiffy_sys::mutex::lock;
 use serde::Deserialize;
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -65,9 +66,7 @@ impl Authorisations {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<Key, Cached>> {
-        self.cached
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner)
+        lock(&self.cached)
     }
 }
 

@@ -13,9 +13,10 @@ use crate::credentials::{Login, Secret};
 use crate::error::{Result, one_line};
 use crate::reference::host_of;
 use crate::{Descriptor, Progress, Reference, RegistryError};
+use jiffy_sys::mutex::lock;
 use std::collections::HashSet;
 use std::io::{self, Read, SeekFrom};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::Instant;
 use ureq::http::header::{self, HeaderName, HeaderValue};
 use ureq::http::{Method, Request, Response, StatusCode};
@@ -106,7 +107,7 @@ impl Exchange {
     }
 
     fn secure(&self) -> std::sync::MutexGuard<'_, HashSet<String>> {
-        self.secure.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.secure)
     }
 
     /// Sends a request once. Anything but a 2xx is an error.
@@ -199,10 +200,7 @@ impl Exchange {
         challenges: &[Challenge],
         detail: &str,
     ) -> Result<Secret> {
-        let _one_at_a_time = self
-            .requesting_token
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let _one_at_a_time = lock(&self.requesting_token);
         if let Some(value) = self.authorisations.get(key) {
             return Ok(value);
         }
