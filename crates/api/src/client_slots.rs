@@ -5,8 +5,9 @@
 //! out.
 
 use jiffy_content::error::{Error, Result};
+use jiffy_sys::mutex::lock;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Connections may use one in this many of the daemon's descriptors.
 const DESCRIPTORS_EACH: u64 = 4;
@@ -80,7 +81,7 @@ impl Places {
     }
 
     fn taken(&self) -> MutexGuard<'_, HashMap<Client, usize>> {
-        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.taken)
     }
 }
 

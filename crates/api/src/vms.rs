@@ -13,6 +13,7 @@ use axum::response::{IntoResponse, Response};
 use jiffy_content::clock::{monotonic_ns, unix_seconds};
 use jiffy_content::error::Error;
 use jiffy_node::{Node, on_behalf_of, run_to_completion};
+use jiffy_sys::causes;
 use jiffy_vmhost::agent;
 use jiffy_vmhost::handle::Command;
 use jiffy_vmhost::task::DEFAULT_GRACE;
@@ -230,7 +231,7 @@ pub(super) async fn timeline(
 pub(super) fn agent_failed(vm: &str, error: &agent::AgentError) -> Error {
     Error::vm_failed(format!(
         "A request to the agent of the VM {vm} failed: {}.",
-        error.sentence()
+        causes::sentence(error)
     ))
     .hint(format!(
         "`jiffy logs {vm}` may say why; `jiffy kill {vm}` ends it."

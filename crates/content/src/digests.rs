@@ -1,12 +1,13 @@
 //! BLAKE3 digests of files, each computed once while the file's inode, size and times stay the
 //! same.
 
+use jiffy_sys::mutex::lock;
 use std::collections::HashMap;
 use std::fs::{self, Metadata};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 /// File metadata that changes whenever the contents change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -97,7 +98,7 @@ impl Digests {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<PathBuf, (Stamp, String)>> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.known)
     }
 }
 

@@ -59,14 +59,6 @@ impl LoadError {
     pub fn is_newer(&self) -> bool {
         matches!(self, LoadError::OtherVersion { found, expected } if found > expected)
     }
-
-    /// One sentence, without its full stop, with its cause.
-    pub fn sentence(&self) -> String {
-        match std::error::Error::source(self) {
-            Some(source) => format!("{self}: {source}"),
-            None => self.to_string(),
-        }
-    }
 }
 
 /// Checks that a file exists and is not empty, without reading it. The error is a sentence

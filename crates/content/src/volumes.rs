@@ -8,6 +8,7 @@ use crate::error::{Error, Result};
 use crate::names;
 use crate::roots;
 use jiffy_ext4::layout::{LEAST_BYTES, Layout, MOST_BYTES};
+use jiffy_sys::mutex::lock;
 use jiffy_sys::regular;
 use jiffy_wire::api::{Volume, VolumeUse};
 use rustix::fs::{AtFlags, CWD, RenameFlags, SeekFrom};
@@ -16,7 +17,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Largest volume: 64 TiB, in MiB.
 const MAX_MIB: u64 = 64 << 20;
@@ -414,7 +415,7 @@ impl Volumes {
     }
 
     fn lock(&self) -> MutexGuard<'_, Uses> {
-        self.uses.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.uses)
     }
 }
 

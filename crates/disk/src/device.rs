@@ -5,9 +5,10 @@ use jiffy_devices::virtio::block::{Backend, Executor, Outcome};
 use jiffy_devices::virtio::queue::Chain;
 use jiffy_devices::virtio::queue::signal::driver_wants_interrupt;
 use jiffy_devices::write_log::WriteLog;
+use jiffy_sys::mutex::lock;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use vhost::vhost_user::message::{VhostUserProtocolFeatures, VhostUserVirtioFeatures};
 use vhost_user_backend::{VhostUserBackend, VringMutex, VringState, VringT};
 use virtio_bindings::virtio_blk::{VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_MQ};
@@ -56,7 +57,7 @@ impl Disk {
         let Some(executor) = self.executors.get(thread) else {
             return Err(io::ErrorKind::InvalidInput.into());
         };
-        let mut executor = executor.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut executor = lock(executor);
         let memory = self.memory.memory();
         let memory: &GuestMemory = &memory;
         let mut vring = vring.get_mut();
@@ -143,7 +144,7 @@ impl VhostUserBackend for Disk {
     fn acked_features(&self, features: u64) {
         let write_through = features & 1 << VIRTIO_BLK_F_FLUSH == 0;
         for slot in &self.executors {
-            let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut slot = lock(slot);
             *slot = executor(&self.backend, write_through);
         }
     }

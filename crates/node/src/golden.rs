@@ -19,6 +19,8 @@ use jiffy_content::model::snapshot::Manifest;
 use jiffy_content::model::vm::Spec;
 use jiffy_content::snapshots::saved::Saved;
 use jiffy_content::snapshots::{remove_atomically, remove_in_background};
+use jiffy_sys::causes;
+use jiffy_sys::mutex::lock;
 use jiffy_vmhost::handle::VmHandle;
 use jiffy_vmhost::host::GoldenKeeper;
 use jiffy_vmhost::launch::Standby;
@@ -29,7 +31,7 @@ use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 use tokio::sync::mpsc;
 use tracing::{debug, info, warn};
@@ -106,7 +108,7 @@ impl Goldens {
                     continue;
                 }
                 Err(error) => {
-                    let why = error.sentence();
+                    let why = causes::sentence(&error);
                     warn!(
                         golden = key,
                         why, "a golden snapshot can't be used and is removed"
@@ -316,7 +318,7 @@ impl Goldens {
     }
 
     fn lock(&self) -> MutexGuard<'_, Index> {
-        self.index.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.index)
     }
 }
 

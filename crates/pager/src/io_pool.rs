@@ -9,9 +9,9 @@
 
 use crate::scratch::Scratch;
 use jiffy_store::Stop;
-use jiffy_sys::mutex::lock;
+use jiffy_sys::mutex::{lock, unpoisoned};
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 
 /// Most threads for one lane: as many as one VMM has disk requests in flight. The threads mostly
@@ -187,10 +187,7 @@ impl Shared {
                 // A task that had to wait may run now.
                 self.changed.notify_one();
             } else {
-                state = self
-                    .changed
-                    .wait(state)
-                    .unwrap_or_else(PoisonError::into_inner);
+                state = unpoisoned(self.changed.wait(state));
             }
         }
     }

@@ -1,7 +1,8 @@
 //! Places shared by VMs. No VM can take all, so one that never answers leaves some to others.
 
+use jiffy_sys::mutex::lock;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// A number of places, of which one VM may take three quarters.
@@ -47,7 +48,7 @@ impl Shares {
     }
 
     fn of(&self, vm: &str) -> Arc<Semaphore> {
-        let mut vms = self.vms.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut vms = lock(&self.vms);
         if let Some(places) = vms.get(vm).and_then(Weak::upgrade) {
             return places;
         }

@@ -2,6 +2,7 @@
 
 use crate::socket::Socket;
 use jiffy_content::error::{Error, Result};
+use jiffy_sys::mutex::lock;
 use jiffy_sys::{contents, regular};
 use rustls::crypto::ring;
 use rustls::pki_types::pem::{self, PemObject};
@@ -10,7 +11,7 @@ use rustls::{InconsistentKeys, ServerConfig};
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
@@ -44,12 +45,12 @@ impl Tls {
     /// Reads both files again, for new connections. After an error the previous certificate stays.
     pub fn reload(&self) -> Result<()> {
         let config = Arc::new(configuration(&self.certificate, &self.key)?);
-        *self.config.lock().unwrap_or_else(PoisonError::into_inner) = config;
+        *lock(&self.config) = config;
         Ok(())
     }
 
     fn config(&self) -> Arc<ServerConfig> {
-        let config = self.config.lock().unwrap_or_else(PoisonError::into_inner);
+        let config = lock(&self.config);
         Arc::clone(&config)
     }
 

@@ -1,8 +1,9 @@
 //! Runs a few tasks in parallel.
 
 use crate::error::Result;
+use jiffy_sys::mutex::{lock, unpoisoned};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 /// Connections that one transfer of many blobs uses.
 pub(crate) const AT_ONCE: usize = 4;
@@ -20,7 +21,7 @@ pub(crate) fn for_each<T: Sync>(items: &[T], act: impl Fn(&T) -> Result<()> + Sy
             };
             if let Err(error) = act(item) {
                 failed.store(true, Ordering::Relaxed);
-                let mut first = first_failure.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut first = lock(&first_failure);
                 first.get_or_insert(error);
                 return;
             }
@@ -32,10 +33,7 @@ pub(crate) fn for_each<T: Sync>(items: &[T], act: impl Fn(&T) -> Result<()> + Sy
         }
         work();
     });
-    match first_failure
-        .into_inner()
-        .unwrap_or_else(PoisonError::into_inner)
-    {
+    match unpoisoned(first_failure.into_inner()) {
         Some(error) => Err(error),
         None => Ok(()),
     }

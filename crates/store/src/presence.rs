@@ -4,6 +4,7 @@
 //! An open map is locked exclusively (flock), so only one process fills the file.
 
 use jiffy_sys::locked::Locked;
+use jiffy_sys::mutex::lock;
 use jiffy_wire::disk::{MAP_HEADER, MapError, MapHeader};
 use rustix::io::{ReadWriteFlags, pwritev2};
 use std::fs::{self, File, OpenOptions};
@@ -11,8 +12,8 @@ use std::io::{self, IoSlice};
 use std::ops::Range;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::SystemTime;
 
 /// Why a map cannot be used. The message is one sentence that names the file.
@@ -160,7 +161,7 @@ impl PresenceMap {
     /// Marks units as present. Their bytes must be written before.
     pub fn set(&self, units: Range<u64>) -> io::Result<()> {
         let units = units.start..units.end.min(self.units());
-        let _one = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one = lock(&self.writing);
         // The bits in memory are set last, because other processes that learn of them read the
         // file.
         self.write(units.clone(), |word, mask| word | mask)?;
@@ -176,7 +177,7 @@ impl PresenceMap {
         for (word, mask) in words_of(units.clone()) {
             self.words[word].fetch_and(!mask, Ordering::AcqRel);
         }
-        let _one = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one = lock(&self.writing);
         self.write(units, |word, _| word)
     }
 

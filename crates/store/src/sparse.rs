@@ -9,13 +9,14 @@
 
 use crate::presence::PresenceMap;
 use jiffy_sys::locked::Locked;
+use jiffy_sys::mutex::{lock, read, unpoisoned, write};
 use rustix::fs::{FallocateFlags, fallocate};
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, RwLock};
 
 /// A sparse file with its map. `O` is the outcome of a flight. Safe to use from many threads.
 #[derive(Debug)]
@@ -109,7 +110,7 @@ impl<O: Clone> SparseFile<O> {
     /// Writes all bytes of some units, then marks the units as present.
     pub fn put(&self, units: Range<u64>, bytes: &[u8]) -> io::Result<()> {
         // No unit may be dropped between the two steps.
-        let _gate = self.gate.read().unwrap_or_else(PoisonError::into_inner);
+        let _gate = read(&self.gate);
         self.file
             .write_all_at(bytes, self.bytes_of(&units).start)
             .and_then(|()| self.map.set(units))
@@ -118,7 +119,7 @@ impl<O: Clone> SparseFile<O> {
     /// Reads bytes; false if not all of them are present.
     pub fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<bool> {
         let bytes = offset..offset.saturating_add(into.len() as u64);
-        let _gate = self.gate.read().unwrap_or_else(PoisonError::into_inner);
+        let _gate = read(&self.gate);
         match self.has(&bytes) {
             true => self.file.read_exact_at(into, offset).map(|()| true),
             false => Ok(false),
@@ -129,7 +130,7 @@ impl<O: Clone> SparseFile<O> {
     /// first, so that no loss of power leaves a bit set for a hole. Returns the bytes that were
     /// freed.
     pub fn drop_units(&self, units: &[Range<u64>], durably: bool) -> io::Result<u64> {
-        let _gate = self.gate.write().unwrap_or_else(PoisonError::into_inner);
+        let _gate = write(&self.gate);
         let before = self.file.metadata()?.blocks();
         for units in units {
             self.map.clear(units.clone())?;
@@ -174,7 +175,8 @@ impl<O: Clone> SparseFile<O> {
         let waited = self.landed.wait_while(flights, |flights| {
             units.clone().any(|unit| flights.contains_key(&unit))
         });
-        begin(&mut waited.unwrap_or_else(PoisonError::into_inner), units)
+        let mut flights = unpoisoned(waited);
+        begin(&mut flights, units)
     }
 
     /// Ends a flight and wakes the threads that wait for it.
@@ -196,7 +198,7 @@ impl<O: Clone> SparseFile<O> {
                 return outcome.clone();
             }
             let waited = self.landed.wait(flights);
-            flights = waited.unwrap_or_else(PoisonError::into_inner);
+            flights = unpoisoned(waited);
         }
     }
 
@@ -206,11 +208,11 @@ impl<O: Clone> SparseFile<O> {
         let waited = self
             .landed
             .wait_while(flights, |flights| !flights.is_empty());
-        drop(waited.unwrap_or_else(PoisonError::into_inner));
+        drop(unpoisoned(waited));
     }
 
     fn flights(&self) -> MutexGuard<'_, HashMap<u64, Arc<Flight<O>>>> {
-        self.flights.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.flights)
     }
 }
 

@@ -4,12 +4,13 @@
 //! descriptors. Code that opens a file looks here first ([`take`]); a process that inherited no
 //! files opens them by path.
 
+use crate::mutex::lock;
 use rustix::fs::{Mode, OFlags};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, FromRawFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 /// Path of this process's folder in procfs, which a jailed process inherits.
 pub const PROC: &str = "/proc/self";
@@ -19,7 +20,7 @@ pub const PAGEMAP: &str = "/proc/self/pagemap";
 static FILES: Mutex<Vec<(PathBuf, OwnedFd)>> = Mutex::new(Vec::new());
 
 fn files() -> MutexGuard<'static, Vec<(PathBuf, OwnedFd)>> {
-    FILES.lock().unwrap_or_else(PoisonError::into_inner)
+    lock(&FILES)
 }
 
 /// Registers a descriptor as the file of that name.

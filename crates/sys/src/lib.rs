@@ -13,7 +13,7 @@
 //! * [`locked`]: files locked with flock(2).
 //! * [`mapped`]: read-only mappings of files that another process writes.
 //! * [`memfd`]: memfds with small or huge pages.
-//! * [`mutex`]: mutexes that ignore poisoning.
+//! * [`mutex`]: mutexes and other locks that ignore poisoning.
 //! * [`netlink`]: netlink requests to the kernel.
 //! * [`ownership`]: whether only this user may write to a folder.
 //! * [`pagemap`]: which pages of a mapping were written.

@@ -1,6 +1,7 @@
 //! Prints the slowest tests at the end of a run.
 
-use std::sync::{Mutex, PoisonError};
+use jiffy_sys::mutex::lock;
+use std::sync::Mutex;
 use std::time::Duration;
 
 /// How many tests are printed.
@@ -19,7 +20,7 @@ static TOOK: Mutex<Vec<TestTime>> = Mutex::new(Vec::new());
 #[allow(unsafe_code)]
 pub fn note(time: Duration, used: Option<Duration>) {
     let test = std::thread::current().name().unwrap_or_default().to_owned();
-    let mut took = TOOK.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut took = lock(&TOOK);
     if took.is_empty() {
         // SAFETY: `print` is a plain function, which exists for the whole program.
         unsafe {
@@ -30,7 +31,7 @@ pub fn note(time: Duration, used: Option<Duration>) {
 }
 
 extern "C" fn print() {
-    let took = TOOK.lock().unwrap_or_else(PoisonError::into_inner);
+    let took = lock(&TOOK);
     // Not for one or two tests that were selected by name.
     if took.len() > 2 {
         print!("{}", table(&took));

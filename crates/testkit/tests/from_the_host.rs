@@ -1,11 +1,12 @@
 //! `jiffy` on a host without hardware KVM, with its node in the machine, in folders of the test.
 
 use jiffy_machine::protocol::{AGENT_PORT, API_PORT, GUEST};
+use jiffy_sys::mutex::lock;
 use serde_json::Value;
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 /// One machine at a time: two would only slow each other down.
@@ -19,7 +20,7 @@ struct Host {
 }
 
 fn host() -> Host {
-    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let turn = lock(&TURN);
     let dist = std::env::var_os("JIFFY_DIST").map_or_else(
         || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../dist"),
         PathBuf::from,

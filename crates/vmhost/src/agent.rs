@@ -1,6 +1,7 @@
 //! Connections to the agent in a guest, through the VMM's vsock socket.
 
 use crate::frames::{self, FrameReader, ReadError};
+use jiffy_sys::causes;
 use jiffy_wire::agent::{AGENT_PORT, Done, Request};
 use jiffy_wire::frame::FrameError;
 use serde::de::DeserializeOwned;
@@ -33,16 +34,6 @@ pub enum AgentError {
     /// It did not answer in time.
     #[error("the guest's agent did not answer in time")]
     TimedOut,
-}
-
-impl AgentError {
-    /// One sentence with its cause.
-    pub fn sentence(&self) -> String {
-        match std::error::Error::source(self) {
-            Some(source) => format!("{self}: {source}"),
-            None => self.to_string(),
-        }
-    }
 }
 
 /// Connects to the agent and sends one request.
@@ -106,6 +97,6 @@ pub async fn tell(vsock: &Path, request: &Request, within: Duration) -> Result<(
     match ask_once::<Done>(vsock, request, within).await {
         Ok(Done::Ok) => Ok(()),
         Ok(Done::Error(message)) => Err(crate::text::short(&message)),
-        Err(error) => Err(error.sentence()),
+        Err(error) => Err(causes::sentence(&error)),
     }
 }

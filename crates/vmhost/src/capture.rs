@@ -5,6 +5,7 @@ use crate::control;
 use crate::frames::{FrameReader, ReadError};
 use crate::text::short;
 use jiffy_content::snapshots::captured::Captured;
+use jiffy_sys::causes;
 use jiffy_wire::agent::{Done, OLDEST, Request};
 use jiffy_wire::vmm::{ControlRequest, ControlResponse};
 use std::path::Path;
@@ -48,7 +49,7 @@ pub async fn quiesce(vsock: &Path, drop_caches: bool) -> Result<FrozenGuest, Str
         }),
         Ok(Ok((Some(Done::Error(why)), _))) => Err(short(why.trim_end_matches('.'))),
         Ok(Ok((None, _))) => Err("the guest's agent closed the connection".to_owned()),
-        Ok(Err(error)) => Err(error.sentence()),
+        Ok(Err(error)) => Err(causes::sentence(&error)),
         Err(_) => Err("the guest did not freeze its programs in time".to_owned()),
     }
 }

@@ -1,8 +1,9 @@
 //! Attached clients and their positions in the log. The guest waits for the slowest, within
 //! limits.
 
+use jiffy_sys::mutex::lock;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use tokio::sync::Notify;
 
 /// How far the log may run ahead of the slowest attached client, in bytes;
@@ -32,7 +33,7 @@ impl Clients {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Arc<AtomicU64>>> {
-        self.cursors.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.cursors)
     }
 }
 

@@ -9,11 +9,11 @@ use jiffy_jail::confine::has_landlock;
 use jiffy_jail::{
     Cgroup, Cgroups, Identities, Identity, Jail, Level, Limits, Program, Share, identity,
 };
+use jiffy_sys::causes;
 use jiffy_sys::handed::PROC;
 use jiffy_sys::spawn::{Detached, FIRST_DESCRIPTOR, spawn_detached};
 use jiffy_sys::userfaultfd::DEVICE as USERFAULTFD;
 use jiffy_wire::api::Containment;
-use std::error::Error as _;
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -115,9 +115,12 @@ impl Launcher {
         launcher.cgroups = match Cgroups::of_host(&group_name(&paths.run)) {
             Ok(cgroups) => Some(cgroups),
             Err(error) => {
-                let why = error.source().map(ToString::to_string).unwrap_or_default();
-                warn!(%error, why, "monitors have no control groups: their memory and processors are not limited");
-                launcher.lacks.push(format!("{error}: {why}"));
+                let error = causes::sentence(&error);
+                warn!(
+                    error,
+                    "monitors have no control groups: their memory and processors are not limited"
+                );
+                launcher.lacks.push(error);
                 None
             }
         };

@@ -28,6 +28,7 @@ use jiffy_content::model::vm::Paged;
 use jiffy_content::paths::Paths;
 use jiffy_store::partial::is_partial;
 use jiffy_sys::locked::Locked;
+use jiffy_sys::mutex::lock;
 use jiffy_sys::regular;
 use jiffy_wire::pager::{PagerRequest, PagerResponse, PagerStats};
 use orders::Orders;
@@ -35,7 +36,7 @@ use process::{MAX_DEATHS, POLL_INTERVAL};
 use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 use tokio::sync::RwLock;
 use tokio::time::{Instant, sleep};
@@ -141,7 +142,7 @@ impl Pager {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// Serves a VM's memory. The VMM must connect to the returned socket.

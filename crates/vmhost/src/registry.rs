@@ -2,10 +2,11 @@
 
 use crate::handle::VmHandle;
 use jiffy_content::error::{Error, Result};
+use jiffy_sys::mutex::lock;
 use jiffy_wire::api::Vm;
 use jiffy_wire::timeline::Timeline;
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// How many removed VMs keep their last state and timeline, for users of `--rm` who ask
 /// afterwards.
@@ -134,7 +135,7 @@ impl Registry {
     }
 
     fn lock(&self) -> MutexGuard<'_, Index> {
-        self.index.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.index)
     }
 }
 

@@ -1,8 +1,9 @@
 //! An operation with many concurrent callers that runs once for all of them.
 
+use jiffy_sys::mutex::lock;
 use std::fmt::Debug;
 use std::future::Future;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -82,7 +83,7 @@ impl<T: Clone + Debug + Send + Sync + 'static> SingleFlight<T> {
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Current<T>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 }
 

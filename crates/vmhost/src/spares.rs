@@ -14,6 +14,7 @@ use jiffy_content::error::{Error, Result};
 use jiffy_content::paths::Paths;
 use jiffy_jail::Share;
 use jiffy_sys::fds::send_with_fds;
+use jiffy_sys::mutex::lock;
 use jiffy_sys::spare;
 use jiffy_wire::vmm::TakeSpare;
 use std::ffi::OsStr;
@@ -21,7 +22,7 @@ use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 use tracing::debug;
@@ -112,7 +113,7 @@ impl Spares {
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Spare>> {
-        self.ready.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.ready)
     }
 }
 

@@ -2,6 +2,7 @@
 //! descriptors.
 
 use jiffy_sys::{fds, handed};
+use jiffy_wire::lines::Lines;
 use jiffy_wire::vmm::{ControlRequest, ControlResponse};
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
@@ -72,7 +73,7 @@ pub struct ControlSocket {
 
 struct Client {
     stream: UnixStream,
-    line: Vec<u8>,
+    lines: Lines,
 }
 
 impl ControlSocket {
@@ -124,8 +125,8 @@ impl ControlSocket {
         while self.clients.len() < CLIENTS_MAX {
             match self.listener.accept() {
                 Ok((stream, _)) if stream.set_nonblocking(true).is_ok() => {
-                    let line = Vec::new();
-                    let mut client = Client { stream, line };
+                    let lines = Lines::new(LINE_MAX);
+                    let mut client = Client { stream, lines };
                     if client.serve(&mut answer) {
                         self.clients.push(client);
                     }
@@ -150,22 +151,15 @@ impl Client {
     /// Reads and answers; false once the connection is to be closed.
     fn serve(&mut self, answer: &mut impl FnMut(ControlRequest) -> Answer) -> bool {
         loop {
+            match self.lines.next_line() {
+                Ok(Some(line)) if self.answer_line(&line, answer) => continue,
+                Ok(None) => {}
+                Ok(Some(_)) | Err(_) => return false,
+            }
             let mut bytes = [0; 512];
             match rustix::net::recv(&self.stream, &mut bytes[..], RecvFlags::empty()) {
                 Ok((0, _)) => return false,
-                Ok((count, _)) => {
-                    for byte in &bytes[..count] {
-                        if *byte == b'\n' {
-                            if !self.answer_line(answer) {
-                                return false;
-                            }
-                        } else if self.line.len() == LINE_MAX {
-                            return false;
-                        } else {
-                            self.line.push(*byte);
-                        }
-                    }
-                }
+                Ok((count, _)) => self.lines.push(&bytes[..count]),
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => return true,
                 Err(_) => return false,
@@ -173,9 +167,8 @@ impl Client {
         }
     }
 
-    fn answer_line(&mut self, answer: &mut impl FnMut(ControlRequest) -> Answer) -> bool {
-        let line = std::mem::take(&mut self.line);
-        let request = match serde_json::from_slice(&line) {
+    fn answer_line(&self, line: &[u8], answer: &mut impl FnMut(ControlRequest) -> Answer) -> bool {
+        let request = match serde_json::from_slice(line) {
             Ok(request) => request,
             Err(error) => {
                 let message = format!("this is not a request: {error}");

@@ -1,13 +1,14 @@
 //! Spans and marks for the node, one JSON object per line.
 
 use jiffy_sys::clock;
+use jiffy_sys::mutex::lock;
 use jiffy_wire::vmm::{ExitRecord, VmmEvent};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 /// How long the last event waits for a reader that is behind.
@@ -147,7 +148,7 @@ impl Events {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Vec<u8>> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.kept)
     }
 }
 

@@ -2,9 +2,10 @@
 
 use crate::ending::Ending;
 use jiffy_devices::virtio::device::{Job, WorkerRole};
+use jiffy_sys::mutex::lock;
 use std::io;
+use std::sync::Mutex;
 use std::sync::mpsc::{SyncSender, sync_channel};
-use std::sync::{Mutex, PoisonError};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 /// An event of another thread.
@@ -66,10 +67,7 @@ impl Mailbox {
 
     /// Appends a notice.
     pub fn push(&self, notice: Notice) {
-        self.notices
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(notice);
+        lock(&self.notices).push(notice);
         // Fails only if the counter is full, and then the descriptor is readable anyway.
         let _ = self.event.write(1);
     }
@@ -91,7 +89,7 @@ impl Mailbox {
     /// Takes all notices.
     pub fn take(&self) -> Vec<Notice> {
         let _ = self.event.read();
-        std::mem::take(&mut *self.notices.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *lock(&self.notices))
     }
 
     /// Readable while there may be notices.

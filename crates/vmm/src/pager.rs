@@ -20,6 +20,7 @@ use crate::ending::Ending;
 use crate::memory::{GuestRam, MemoryError};
 use jiffy_sys::fds;
 use jiffy_sys::userfaultfd::{Features, Userfaultfd};
+use jiffy_wire::lines::Lines;
 use jiffy_wire::pager::{
     Mapping, PagerWord, VmmWord, WORKING_SET_LINE, WORKING_SET_QUESTION, WORKING_SET_RANGES,
 };
@@ -106,7 +107,7 @@ pub struct PagedMemory {
     served: Vec<(u64, u64)>,
     link: Link,
     written_report: WrittenReport,
-    line: Vec<u8>,
+    lines: Lines,
     /// How long it waits for another pager.
     patience: Duration,
 }
@@ -176,7 +177,7 @@ impl PagedMemory {
             served: ram.unshared(),
             link: Link::Up(stream),
             written_report,
-            line: Vec::new(),
+            lines: Lines::new(LINE_MAX),
             patience,
         };
         Ok((memory, first_writes))
@@ -251,7 +252,8 @@ impl PagedMemory {
                     let mut bytes = [0; 512];
                     match rustix::net::recv(stream, &mut bytes[..], RecvFlags::DONTWAIT) {
                         Ok((count @ 1.., _)) => {
-                            if let Some(ending) = self.read_lines(&bytes[..count]) {
+                            self.lines.push(&bytes[..count]);
+                            if let Some(ending) = self.read_lines() {
                                 return Some(ending);
                             }
                         }
@@ -259,7 +261,7 @@ impl PagedMemory {
                         Err(rustix::io::Errno::INTR) => {}
                         Ok(_) | Err(_) => {
                             tracing::warn!("the pager disconnected; searching for another");
-                            self.line.clear();
+                            self.lines = Lines::new(LINE_MAX);
                             self.link = Link::Down(Reconnect::within(self.patience));
                         }
                     }
@@ -286,16 +288,13 @@ impl PagedMemory {
         Ok(stream)
     }
 
-    fn read_lines(&mut self, bytes: &[u8]) -> Option<Ending> {
-        for byte in bytes {
-            if *byte != b'\n' {
-                if self.line.len() == LINE_MAX {
-                    return Some(self.fail("the pager violated its protocol"));
-                }
-                self.line.push(*byte);
-                continue;
-            }
-            match serde_json::from_slice(&std::mem::take(&mut self.line)) {
+    fn read_lines(&mut self) -> Option<Ending> {
+        loop {
+            let line = match self.lines.next_line() {
+                Ok(line) => line?,
+                Err(_) => return Some(self.fail("the pager violated its protocol")),
+            };
+            match serde_json::from_slice(&line) {
                 Ok(PagerWord::Complete(true)) => {
                     if let Err(error) = self.unregister() {
                         return Some(self.fail(&format!(
@@ -316,7 +315,6 @@ impl PagedMemory {
                 }
             }
         }
-        None
     }
 
     /// Takes the memory back from the userfaultfd: missing pages are zero from now on.

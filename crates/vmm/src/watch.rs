@@ -11,13 +11,14 @@ use crate::poll::{readable, timespec};
 use crate::sandbox::violation;
 use crate::vmm::Vmm;
 use jiffy_devices::serial::Serial;
+use jiffy_sys::mutex::lock;
 use jiffy_sys::termination::TerminationFd;
 use jiffy_wire::vmm::{ControlRequest, ControlResponse, ExitReason};
 use rustix::event::{PollFd, PollFlags, poll};
 use std::io;
 use std::os::fd::AsFd;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, TryLockError};
 use std::time::Duration;
 use vmm_sys_util::eventfd::EventFd;
 
@@ -252,7 +253,7 @@ impl ConsoleInput {
     ///
     /// The event descriptor can't be duplicated.
     pub fn new(serial: Arc<Mutex<Serial>>) -> io::Result<ConsoleInput> {
-        let port = serial.lock().unwrap_or_else(PoisonError::into_inner);
+        let port = lock(&serial);
         let drained = port.drained().try_clone()?;
         drop(port);
         Ok(ConsoleInput {

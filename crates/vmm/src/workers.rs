@@ -5,11 +5,12 @@
 use crate::mailbox::{Mailbox, SpawnRequest};
 use crate::sandbox::{Role, Sandbox};
 use jiffy_devices::virtio::device::{Job, WorkerRole, Workers};
+use jiffy_sys::mutex::lock;
 use jiffy_sys::termination;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::{self, ThreadId};
 
 /// Bytes of a thread's stack; only touched pages take memory.
@@ -225,10 +226,6 @@ impl Workers for ThreadStarter {
             self.mailbox.request_thread(role, name, body)
         }
     }
-}
-
-fn lock(threads: &Mutex<Threads>) -> MutexGuard<'_, Threads> {
-    threads.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -19,6 +19,7 @@ use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper::header::{ACCEPT, AUTHORIZATION, CONNECTION, CONTENT_TYPE, HOST, HeaderValue, UPGRADE};
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
+use jiffy_sys::causes;
 use jiffy_wire::api::{ApiError, RequestState, VM_ID_HEADER};
 use patient::Patient;
 use repeat::{Next, PAUSE, RESTART_TIME, Repeat};
@@ -423,12 +424,8 @@ async fn read_body(response: Response<Incoming>) -> Result<Bytes> {
 
 /// The error of a broken connection to the node.
 fn connection_lost(error: hyper::Error) -> Failure {
-    let mut source = std::error::Error::source(&error);
-    while let Some(error) = source {
-        if let Some(failed) = error.downcast_ref::<body::Unreadable>() {
-            return Failure::new(failed.to_string());
-        }
-        source = error.source();
+    if let Some(failed) = causes::find::<body::Unreadable>(&error) {
+        return Failure::new(failed.to_string());
     }
     Failure::new("the connection to jiffyd was lost before it answered")
         .hint(repeat::HINT_RETRY)

@@ -19,11 +19,12 @@ use jiffy_store::Outline;
 use jiffy_store::partial::{is_partial, map_path, packings};
 use jiffy_store::{Codec, ImageId, ImageReader, ParentRef, WriteError, WriteOptions, write_image};
 use jiffy_sys::causes;
+use jiffy_sys::mutex::lock;
 use jiffy_wire::pager::Origin;
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use tracing::info;
 
 /// Bytes of a chunk. Small chunks fetch less data that was not asked for; large chunks compress
@@ -398,7 +399,7 @@ impl Chunks {
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<String>> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.held)
     }
 
     fn origins_file(&self, id: &str) -> PathBuf {
@@ -435,7 +436,7 @@ pub struct Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut held = lock(&self.held);
         for id in &self.ids {
             if let Some(at) = held.iter().position(|held| held == id) {
                 held.swap_remove(at);

@@ -51,7 +51,9 @@ use crate::paths::Paths;
 use base::BASE;
 use chunks::{Chunks, Held};
 pub use import::Made;
+use jiffy_sys::causes;
 use jiffy_sys::durable::remove_any;
+use jiffy_sys::mutex::lock;
 use jiffy_wire::api::{Image, ImageConfig, Pruned};
 use jiffy_wire::disk::CONTENTS;
 use policy::Policy;
@@ -61,8 +63,8 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, PoisonError};
 use tempfile::TempDir;
 use tokio::sync::Mutex;
 
@@ -442,7 +444,7 @@ impl Images {
     fn record(&self, name: &str) -> Result<Arc<ImageRecord>> {
         let folder = self.folder_of(name)?;
         let inode = fs::metadata(record::file(&folder)).map_or(0, |data| data.ino());
-        let mut records = self.records.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut records = lock(&self.records);
         if let Some((_, record)) = records.get(&folder).filter(|(known, _)| *known == inode) {
             return Ok(Arc::clone(record));
         }
@@ -454,7 +456,7 @@ impl Images {
 
     /// Drops a cached record: its inode number may be reused from now on.
     fn drop_cached(&self, folder: &Path) {
-        let mut records = self.records.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut records = lock(&self.records);
         records.remove(folder);
     }
 
@@ -520,7 +522,7 @@ fn missing(name: &str) -> Error {
 fn unreadable(name: &str, error: &LoadError) -> Error {
     unusable(
         name,
-        &format!("its record can't be read: {}", error.sentence()),
+        &format!("its record can't be read: {}", causes::sentence(error)),
     )
     .hint(match error.is_newer() {
         true => "A newer release of Jiffy made it: use that release.".to_owned(),

@@ -3,6 +3,7 @@
 use super::image::LazyDisk;
 use crate::clock::unix_seconds;
 use crate::durable::LoadError;
+use jiffy_sys::causes;
 use jiffy_wire::agent::{Command, ExitStatus, StartError};
 use jiffy_wire::api::{
     IdlePolicy, ImageConfig, Limits, NetworkPolicy, NetworkUse, Origin, Priority, RootDisk, Vm,
@@ -360,7 +361,7 @@ impl VmRecord {
 
     /// A record to show in place of one that can't be read.
     pub fn unreadable(id: &str, name: &str, error: &LoadError) -> VmRecord {
-        let why = error.sentence();
+        let why = causes::sentence(error);
         let failure = match error.is_newer() {
             true => Failure {
                 message: format!(

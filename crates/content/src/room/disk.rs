@@ -6,9 +6,10 @@
 
 use crate::error::{Error, Result};
 use jiffy_registry::Descriptor;
+use jiffy_sys::mutex::lock;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 /// Tells how many bytes of a blob are written.
 pub trait Written: std::fmt::Debug + Send + Sync {
@@ -69,7 +70,7 @@ impl Room {
             more,
             job,
         });
-        let mut pulls = self.pulls.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pulls = lock(&self.pulls);
         pulls.retain(|pull| pull.strong_count() > 0);
         // Read before statvfs: bytes written in between are counted twice rather than not at all.
         let others = pulls

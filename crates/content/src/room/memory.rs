@@ -32,12 +32,13 @@ pub use shortage::{Lacking, Memory, vcpus};
 use super::Limit;
 use crate::clock::{monotonic_ns, unix_seconds};
 use crate::error::{Error, Result};
+use jiffy_sys::mutex::lock;
 use jiffy_wire::api::Queued;
 use line::{Line, Ticket};
 use shortage::{Bounds, Shortage, meminfo};
 use std::io;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep, timeout_at};
@@ -466,7 +467,7 @@ impl Room {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 }
 

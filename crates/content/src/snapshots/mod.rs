@@ -42,12 +42,14 @@ use crate::error::{Error, Result};
 use crate::images::name as image_name;
 use crate::model::snapshot::Manifest;
 use crate::names;
+use jiffy_sys::causes;
+use jiffy_sys::mutex::lock;
 use root_tables::RootTables;
 use saved::Saved;
 use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use tokio::runtime::Handle;
 
 /// The snapshots of a node's users.
@@ -120,7 +122,7 @@ impl Snapshots {
             return Err(missing(name));
         }
         let manifest = Manifest::load(&folder).map_err(|error| {
-            let problem = saved::unusable(name, &error.sentence());
+            let problem = saved::unusable(name, &causes::sentence(&error));
             Error::internal(problem).hint(match error.is_newer() {
                 true => "A newer release of Jiffy made it: use that release.".to_owned(),
                 false => format!("Remove it with `jiffy snapshot rm {name}`."),
@@ -188,9 +190,7 @@ impl Snapshots {
     }
 
     fn locked_folders(&self) -> MutexGuard<'_, HashSet<PathBuf>> {
-        self.locked_folders
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        lock(&self.locked_folders)
     }
 
     /// Removes a snapshot: blocking. It is there whole or not at all.

@@ -3,11 +3,12 @@
 use crate::model::vm::Root;
 use jiffy_store::backing::BlockTable;
 use jiffy_store::{Backing, BackingRef};
+use jiffy_sys::mutex::lock;
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use tracing::warn;
 
 /// Largest root whose blocks are looked up: the whole file is read once, which takes about a
@@ -54,7 +55,7 @@ impl RootTables {
 
     /// The lock is held while reading, so that two callers do not read the same root.
     fn table(&self, file: &File, digest: &str) -> io::Result<Arc<BlockTable>> {
-        let mut tables = self.tables.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut tables = lock(&self.tables);
         let known = tables.iter().position(|(known, _)| known == digest);
         let table = match known.and_then(|at| tables.remove(at)) {
             Some((_, table)) => table,

@@ -5,6 +5,7 @@ use crate::durable;
 use crate::model::snapshot::Manifest;
 use crate::paths::volume_in;
 use crate::records;
+use jiffy_sys::causes;
 use jiffy_sys::regular;
 use jiffy_wire::api::{MemoryForm, Snapshot, VolumeUse};
 use jiffy_wire::state::Envelope;
@@ -54,7 +55,7 @@ impl Saved {
     pub fn open(folder: PathBuf) -> Result<Saved, String> {
         match Manifest::load(&folder) {
             Ok(manifest) => Ok(Saved::new(folder, manifest)),
-            Err(error) => Err(error.sentence()),
+            Err(error) => Err(causes::sentence(&error)),
         }
     }
 

@@ -3,10 +3,11 @@
 use crate::error::Result;
 use crate::room::disk::Written;
 use jiffy_registry::{Descriptor, Progress};
+use jiffy_sys::mutex::lock;
 use jiffy_wire::api::PullStep;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 use tokio::sync::watch;
 
@@ -104,7 +105,7 @@ impl Job {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 }
 

@@ -24,11 +24,12 @@ pub mod pull_limits;
 pub mod push;
 
 use crate::room::disk;
+use jiffy_sys::mutex::lock;
 use job::{Job, Watcher};
 use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, SystemTime};
 use tracing::{info, warn};
 
@@ -86,7 +87,7 @@ impl Transfers {
 
     /// Watches the job with this key; a new job and `true` if there is none.
     pub fn join(&self, key: &str) -> (Watcher, bool) {
-        let mut jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut jobs = lock(&self.jobs);
         jobs.retain(|_, job| job.strong_count() > 0);
         if let Some(watcher) = jobs.get(key).and_then(Weak::upgrade).and_then(Job::watch) {
             return (watcher, false);

@@ -1,8 +1,9 @@
 //! Limits of simultaneous pulls, in all and for each registry: a slow registry can't use up all
 //! threads.
 
+use jiffy_sys::mutex::lock;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Most simultaneous pulls; each has a thread.
@@ -45,8 +46,7 @@ impl PullLimits {
     }
 
     fn registry(&self, name: &str) -> Arc<Semaphore> {
-        let registries = self.registries.lock();
-        let mut registries = registries.unwrap_or_else(PoisonError::into_inner);
+        let mut registries = lock(&self.registries);
         registries.retain(|_, slots| slots.strong_count() > 0);
         if let Some(slots) = registries.get(name).and_then(Weak::upgrade) {
             return slots;

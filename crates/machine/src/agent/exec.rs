@@ -1,6 +1,7 @@
 //! Runs one program with its streams.
 
 use crate::protocol::{Receiver, send};
+use jiffy_sys::mutex::lock;
 use jiffy_wire::agent::{
     Command, ExecInput, ExecOutput, ExitStatus, StartError, StartFailure, Stream, WindowSize,
 };
@@ -92,9 +93,7 @@ impl Output {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Sink> {
-        self.0
-            .lock()
-            .unwrap_or_else(|poisoned| poisoned.into_inner())
+        lock(&self.0)
     }
 
     fn send(&self, message: &ExecOutput) -> io::Result<()> {

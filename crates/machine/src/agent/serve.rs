@@ -2,10 +2,11 @@
 
 use super::{exec, power};
 use crate::protocol::{Hello, OLDEST, Receiver, Request, VERSION};
+use jiffy_sys::mutex::lock;
 use std::collections::VecDeque;
 use std::io;
 use std::net::{Shutdown, TcpListener, TcpStream};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// How long a new connection may take to send its hello.
@@ -73,7 +74,7 @@ struct UnauthenticatedEntry {
 impl UnauthenticatedList {
     fn register(self: &Arc<Self>, stream: &TcpStream) -> io::Result<UnauthenticatedEntry> {
         let stream = stream.try_clone()?;
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = lock(&self.0);
         if all.len() >= MOST_UNAUTHENTICATED
             && let Some((_, oldest)) = all.pop_front()
         {
@@ -90,7 +91,7 @@ impl UnauthenticatedList {
 
 impl Drop for UnauthenticatedEntry {
     fn drop(&mut self) {
-        let mut all = self.all.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = lock(&self.all.0);
         all.retain(|(number, _)| *number != self.number);
     }
 }

@@ -3,9 +3,10 @@
 use crate::VmId;
 use crate::identity::both_families;
 use crate::policy::Policy;
+use jiffy_sys::mutex::{read, write};
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, RwLock};
 
 /// The domain of VMs' names (`internal` is reserved for private use, ICANN resolution of 2024). It
 /// is the guests' search domain.
@@ -67,7 +68,7 @@ impl Directory {
 
     /// Adds or changes a VM.
     pub fn set(&self, asker: Asker) {
-        let mut inner = self.inner.write().unwrap_or_else(PoisonError::into_inner);
+        let mut inner = write(&self.inner);
         inner.remove(asker.vm);
         let asker = Arc::new(asker);
         for address in addresses(&asker) {
@@ -78,13 +79,13 @@ impl Directory {
 
     /// Removes a VM.
     pub fn remove(&self, vm: VmId) {
-        let mut inner = self.inner.write().unwrap_or_else(PoisonError::into_inner);
+        let mut inner = write(&self.inner);
         inner.remove(vm);
     }
 
     /// The VM with this address.
     pub fn asker(&self, address: IpAddr) -> Option<Arc<Asker>> {
-        let inner = self.inner.read().unwrap_or_else(PoisonError::into_inner);
+        let inner = read(&self.inner);
         inner.by_address.get(&address.to_canonical()).cloned()
     }
 
@@ -107,7 +108,7 @@ impl Directory {
         if let Some(address) = reverse(name) {
             return self.name_of(asker, address);
         }
-        let inner = self.inner.read().unwrap_or_else(PoisonError::into_inner);
+        let inner = read(&self.inner);
         let named = |it: &&Arc<Asker>| it.name.eq_ignore_ascii_case(label) && sees(asker, it);
         // A VM's own name takes precedence over another VM's equal name in its network.
         let found = inner.by_vm.get(&asker.vm).filter(named);
@@ -123,7 +124,7 @@ impl Directory {
         if both_families(v4, v6).any(|own| own == address) {
             return Known::Name(format!("{HOST}.{DOMAIN}"));
         }
-        let inner = self.inner.read().unwrap_or_else(PoisonError::into_inner);
+        let inner = read(&self.inner);
         match inner.by_address.get(&address) {
             Some(it) if sees(asker, it) => Known::Name(format!("{}.{DOMAIN}", it.name)),
             Some(_) => Known::Absent,

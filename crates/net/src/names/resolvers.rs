@@ -1,11 +1,12 @@
 //! The host's resolvers.
 
 use super::message::{self, ANSWER_BYTES, Question, Resolved, UDP_BYTES};
+use jiffy_sys::mutex::lock;
 use rustix::rand::{GetRandomFlags, getrandom};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, Instant, SystemTime};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UdpSocket};
@@ -61,7 +62,7 @@ impl Resolvers {
         if !self.fixed.is_empty() {
             return self.fixed.clone();
         }
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = lock(&self.known);
         if known.looked.is_none_or(|it| it.elapsed() >= CHECK_INTERVAL) {
             known.looked = Some(Instant::now());
             let changed = std::fs::metadata(&self.file)

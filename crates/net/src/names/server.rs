@@ -7,10 +7,11 @@ use super::resolvers::Resolvers;
 use crate::policy::opened_by_name;
 use crate::{Error, VmId};
 use domain::base::iana::Rcode;
+use jiffy_sys::mutex::lock;
 use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener as StdListener, UdpSocket as StdUdp};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
@@ -39,7 +40,7 @@ pub trait Open: Send + Sync + 'static {
 
 impl Open for Mutex<crate::rules::NameRules> {
     fn open(&self, vm: VmId, addresses: &[(IpAddr, Duration)]) -> Result<(), Error> {
-        let mut rules = self.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut rules = lock(self);
         rules.open(vm, addresses)
     }
 }
@@ -206,7 +207,7 @@ impl NameServer {
     /// free.
     fn admit(self: &Arc<Self>, from: IpAddr) -> Option<(Arc<Asker>, Place)> {
         let asker = self.directory.asker(from)?;
-        let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut asked = lock(&self.asked);
         let all: usize = asked.values().sum();
         let own = asked.entry(asker.vm).or_default();
         if all >= QUESTIONS || *own >= QUESTIONS_OF_ONE {
@@ -259,14 +260,14 @@ impl NameServer {
     async fn resolve(&self, question: &Question<'_>) -> Option<(Arc<Resolved>, Duration)> {
         let now = Instant::now();
         {
-            let cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+            let cache = lock(&self.cache);
             let kept = cache.get(&question.name, question.kind, now);
             if kept.is_some() {
                 return kept;
             }
         }
         let resolved = Arc::new(self.resolvers.ask(question).await?);
-        let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut cache = lock(&self.cache);
         let now = Instant::now();
         cache.put(&question.name, question.kind, resolved.clone(), now);
         Some((resolved, Duration::ZERO))
@@ -302,7 +303,7 @@ struct Place {
 impl Drop for Place {
     fn drop(&mut self) {
         let asked = &self.server.asked;
-        let mut asked = asked.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut asked = lock(asked);
         if let Some(own) = asked.get_mut(&self.vm) {
             *own -= 1;
             if *own == 0 {

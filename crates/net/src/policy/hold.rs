@@ -8,11 +8,12 @@
 use super::publish::Publish;
 use super::target::Protocol;
 use crate::Error;
+use jiffy_sys::mutex::lock;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, listen, socket_with, sockopt};
 use std::io;
 use std::net::{SocketAddr, TcpListener as StdListener};
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::AbortHandle;
@@ -107,7 +108,7 @@ impl Drop for Held {
 
 impl Listeners {
     fn lock(&self) -> MutexGuard<'_, Vec<Port>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 
     /// Accepts the next connection. Called by one task only, in a tokio runtime.

@@ -2,11 +2,12 @@
 
 use super::sample::Sample;
 use jiffy_content::clock::monotonic_ns;
+use jiffy_sys::mutex::lock;
 use jiffy_vmhost::activity::Activity;
 use jiffy_wire::api::VmIdle;
 use jiffy_wire::text::size;
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 /// CPU time per second that an idle VM may use. The idle guest of `base` runs about 30,000
@@ -135,7 +136,7 @@ pub struct Watches(Mutex<HashMap<String, Watch>>);
 impl Watches {
     /// All of them.
     pub fn lock(&self) -> MutexGuard<'_, HashMap<String, Watch>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 
     /// Marks a VM as being hibernated or stopped; false if it is already, or does not run.

@@ -6,6 +6,7 @@ use jiffy_content::clock::monotonic_ns;
 use jiffy_content::error::{Error, Result};
 use jiffy_content::images::Made;
 use jiffy_content::model::vm::Spec;
+use jiffy_sys::causes;
 use jiffy_vmhost::agent;
 use jiffy_vmhost::frames::{FrameReader, ReadError};
 use jiffy_vmhost::handle::VmHandle;
@@ -88,7 +89,7 @@ impl Node {
         let request = Request::Changes { version: OLDEST };
         let stream = agent::ask(socket, &request)
             .await
-            .map_err(|error| failed(&error.sentence()))?;
+            .map_err(|error| failed(&causes::sentence(&error)))?;
         let mut file = tokio::fs::File::create(to)
             .await
             .map_err(|error| full(&error))?;

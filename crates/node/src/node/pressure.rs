@@ -13,13 +13,14 @@ use crate::idle::sample;
 use crate::pressure::level::{self, Halts, Level, Reading, Relief};
 use crate::pressure::stalls::Stalls;
 use halt::{Growing, Growth};
+use jiffy_sys::mutex::lock;
 use jiffy_vmhost::handle::VmHandle;
 use jiffy_wire::api::{IdleAction, IdlePolicy, VmState};
 use limits::Limits;
 use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep};
@@ -66,7 +67,7 @@ impl Pressure {
     }
 
     fn squeezed(&self) -> MutexGuard<'_, HashMap<String, Instant>> {
-        self.squeezed.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.squeezed)
     }
 }
 

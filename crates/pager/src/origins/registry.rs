@@ -7,9 +7,9 @@ use jiffy_registry::client::Retries;
 use jiffy_registry::{Client, ClientOptions, Progress, Reference, RegistryError};
 use jiffy_store::OriginError;
 use jiffy_sys::causes;
+use jiffy_sys::mutex::lock;
 use jiffy_wire::pager::RegistryOrigin;
 use std::ops::Range;
-use std::sync::PoisonError;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -55,7 +55,7 @@ impl RegistryFile {
     }
 
     fn file(&self, progress: &FetchProgress<'_>) -> Result<RemoteFile, OriginError> {
-        let mut known = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = lock(&self.file);
         if let Some(file) = &*known {
             return Ok(file.clone());
         }

@@ -11,13 +11,13 @@ pub use job::Job;
 
 use crate::io_pool::{IoPool, Urgency};
 use crate::vm::{Fault, Vm};
-use jiffy_sys::mutex::lock;
+use jiffy_sys::mutex::{lock, write};
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock, mpsc};
+use std::sync::{Arc, Mutex, RwLock, mpsc};
 use std::thread::{self, JoinHandle};
 
 /// The token of the wake-up descriptor; VMs have other tokens.
@@ -266,8 +266,4 @@ impl Shared {
     fn has_jobs(&self) -> bool {
         self.jobs_waiting.load(Ordering::Acquire) > 0
     }
-}
-
-fn write<T>(lock: &RwLock<T>) -> std::sync::RwLockWriteGuard<'_, T> {
-    lock.write().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,17 +1,18 @@
 //! One worker's loop.
 
-use super::{Deferred, Job, Shared, VM_EVENTS, WAKE, lock};
+use super::{Deferred, Job, Shared, VM_EVENTS, WAKE};
 use crate::io_pool::Urgency;
 use crate::scratch::Scratch;
 use crate::vm::{self, Fault, Stop, Vm};
 use crate::window::WINDOW;
 use jiffy_sys::clock::monotonic_ns;
+use jiffy_sys::mutex::{lock, read};
 use jiffy_sys::userfaultfd::Event;
 use rustix::event::{Timespec, epoll};
 use std::mem::MaybeUninit;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 /// The chunk size of most images, bytes.
@@ -89,12 +90,7 @@ impl Shared {
         if token == WAKE {
             return false;
         }
-        let vm = self
-            .vms
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .get(&token)
-            .cloned();
+        let vm = read(&self.vms).get(&token).cloned();
         match vm {
             None => {}
             // The error condition lasts: epoll would report it forever, with nothing to read.

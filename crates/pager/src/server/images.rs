@@ -6,10 +6,11 @@ use crate::origins::origins;
 use jiffy_store::partial::packings;
 use jiffy_store::reader::{Opening, parents};
 use jiffy_store::{ImageError, ImageReader};
+use jiffy_sys::mutex::lock;
 use jiffy_wire::pager::Origin;
 use std::collections::HashMap;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 /// Device and inode, which identify a file.
 type Identity = (u64, u64);
@@ -39,7 +40,7 @@ impl Images {
     }
 
     fn known(&self) -> std::sync::MutexGuard<'_, Known> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 }
 

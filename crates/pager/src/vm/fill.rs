@@ -5,10 +5,10 @@ use crate::handshake::Region;
 use crate::image::{Content, Unreadable};
 use crate::scratch::{self, Scratch};
 use jiffy_store::Decoder;
+use jiffy_sys::mutex::read;
 use jiffy_sys::userfaultfd::FillError;
 use std::io;
 use std::ops::Range;
-use std::sync::PoisonError;
 
 /// Most bytes filled while the gate is locked (but at least a page), because an event has to wait
 /// for it.
@@ -179,7 +179,7 @@ impl Vm {
         let mut at = part.start;
         while at < part.end {
             let until = part.end.min((at / piece + 1) * piece);
-            let _gate = self.gate.read().unwrap_or_else(PoisonError::into_inner);
+            let _gate = read(&self.gate);
             let mut run = at;
             while run < until {
                 let end = self.removed.run_end(run, until);

@@ -7,6 +7,7 @@ mod touched;
 use fill::MetExisting;
 pub(crate) use fill::PIECE;
 pub use fill::Stop;
+use jiffy_sys::mutex::write;
 pub use removed::{Owner, Removed};
 pub use touched::Touched;
 
@@ -22,7 +23,7 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, OnceLock, RwLock};
 
 /// A VMM whose faults are served.
 ///
@@ -221,7 +222,7 @@ impl Vm {
     /// Reads waiting events: notes the pages that were given up, and appends the faults.
     pub(crate) fn take_faults(&self, events: &mut Vec<Event>, faults: &mut Vec<Fault>) {
         events.clear();
-        let gate = self.gate.write().unwrap_or_else(PoisonError::into_inner);
+        let gate = write(&self.gate);
         // More events may wait behind a full batch; the caller reads again until there are none.
         let outcome = self.uffd.read_events(events);
         for event in events.iter() {

@@ -1,7 +1,8 @@
 //! Records which chunks a VM touched, in order.
 
 use crate::bitmap::Bitmap;
-use std::sync::{Mutex, PoisonError};
+use jiffy_sys::mutex::lock;
+use std::sync::Mutex;
 
 /// The chunks of an image that were touched, in order of first touch.
 #[derive(Debug)]
@@ -25,18 +26,12 @@ impl Touched {
     pub(crate) fn add(&self, offset: u64) {
         let chunk = offset / self.chunk_size;
         if self.seen.set(chunk) {
-            self.order
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .push(chunk as u32);
+            lock(&self.order).push(chunk as u32);
         }
     }
 
     /// The chunks touched so far.
     pub fn chunks(&self) -> Vec<u32> {
-        self.order
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        lock(&self.order).clone()
     }
 }

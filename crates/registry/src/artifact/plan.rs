@@ -7,11 +7,12 @@ use crate::{
     Descriptor, Digest, ImageManifest, Progress, RegistryError, RemoteFile, media_type, parallel,
 };
 use jiffy_oci::MAX_MANIFEST;
+use jiffy_sys::mutex::{lock, unpoisoned};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// The configuration blob of an artifact, in a format of Jiffy's.
 #[derive(Clone, Debug)]
@@ -226,11 +227,11 @@ fn cut_and_hash(
     let digests = Mutex::new(BTreeMap::new());
     parallel::for_each(&cuts, |cut| {
         let digest = hash(&file, cut.offset, cut.size, name, progress)?.map_err(failed)?;
-        let mut digests = digests.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut digests = lock(&digests);
         digests.insert(cut.offset, digest);
         Ok(())
     })?;
-    let digests = digests.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let digests = unpoisoned(digests.into_inner());
     let packs = cuts.iter().filter_map(|cut| {
         let digest = *digests.get(&cut.offset)?;
         Some(Planned {
@@ -276,11 +277,11 @@ fn hashes(name: &str, path: &Path, progress: &dyn Progress) -> Result<Option<Pla
         }
         let mut bytes = vec![0; PIECE.min(size - start) as usize];
         file.read_exact_at(&mut bytes, *start).map_err(failed)?;
-        let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut found = lock(&found);
         found.insert(*start, blocks::hashes(&bytes));
         Ok(())
     })?;
-    let found = found.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let found = unpoisoned(found.into_inner());
     let bytes: Vec<u8> = found.into_values().flatten().collect();
     Ok(Some(Planned {
         pack: new_pack(

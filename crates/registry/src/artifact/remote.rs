@@ -13,13 +13,14 @@ use crate::{
     Client, Content, Descriptor, ImageManifest, Progress, Reference, RegistryError, parallel,
 };
 use jiffy_oci::one_line;
+use jiffy_sys::mutex::lock;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// An artifact in a registry: its manifest and configuration were fetched, its files were not.
 #[derive(Clone, Debug)]
@@ -412,10 +413,7 @@ impl RemoteFile {
                 ),
             });
         }
-        let mut last = self
-            .last_pack
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut last = lock(&self.last_pack);
         if let Some((offset, bytes)) = &*last
             && *offset == pack.offset
         {

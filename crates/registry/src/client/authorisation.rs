@@ -8,6 +8,7 @@ use crate::error::Result;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use jiffy_oci::one_line;
+use jiffy_sys::mutex::lock;
 use serde::Deserialize;
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -66,9 +67,7 @@ impl Authorisations {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<Key, Cached>> {
-        self.cached
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner)
+        lock(&self.cached)
     }
 }
 

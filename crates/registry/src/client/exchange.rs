@@ -14,9 +14,10 @@ use crate::error::Result;
 use crate::reference::host_of;
 use crate::{Descriptor, Progress, Reference, RegistryError};
 use jiffy_oci::one_line;
+use jiffy_sys::mutex::lock;
 use std::collections::HashSet;
 use std::io::{self, Read, SeekFrom};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::Instant;
 use ureq::http::header::{self, HeaderName, HeaderValue};
 use ureq::http::{Method, Request, Response, StatusCode};
@@ -107,7 +108,7 @@ impl Exchange {
     }
 
     fn secure(&self) -> std::sync::MutexGuard<'_, HashSet<String>> {
-        self.secure.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.secure)
     }
 
     /// Sends a request once. Anything but a 2xx is an error.
@@ -200,10 +201,7 @@ impl Exchange {
         challenges: &[Challenge],
         detail: &str,
     ) -> Result<Secret> {
-        let _one_at_a_time = self
-            .requesting_token
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let _one_at_a_time = lock(&self.requesting_token);
         if let Some(value) = self.authorisations.get(key) {
             return Ok(value);
         }

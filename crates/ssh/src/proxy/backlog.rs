@@ -5,9 +5,10 @@
 //! the whole connection, output included. So the input of all channels is counted here, and above a
 //! limit nothing more is read from the client, while output continues.
 
+use jiffy_sys::mutex::lock;
 use std::io;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll, Waker};
 use tokio::io::{AsyncRead, ReadBuf};
 
@@ -35,7 +36,7 @@ impl Backlog {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 }
 

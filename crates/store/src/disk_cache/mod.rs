@@ -19,6 +19,7 @@ use crate::reader::ImageReader;
 use crate::sparse::SparseFile;
 pub use crate::sparse::{Claim, Flight};
 use jiffy_sys::locked::{Locked, try_lock_exclusive};
+use jiffy_sys::mutex::{read, write};
 use jiffy_sys::{clock, durable};
 use jiffy_wire::disk::{CONTENTS, MAP_HEADER, MapHeader, PRESENT};
 use rustix::fs::{FlockOperation, flock};
@@ -27,7 +28,7 @@ use std::io;
 use std::ops::Range;
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::sync::{PoisonError, RwLock};
+use std::sync::RwLock;
 
 /// How often opening is retried if the cache is removed meanwhile.
 const MAX_TRIES: u32 = 16;
@@ -98,7 +99,7 @@ impl DiskCache {
 
     fn try_open(folder: &Path, image: &ImageReader) -> Result<DiskCache, CacheError> {
         let failed = |error| CacheError::Io(folder.to_owned(), error);
-        let _whole = TRIM_LOCK.read().unwrap_or_else(PoisonError::into_inner);
+        let _whole = read(&TRIM_LOCK);
         let boot = boot_id().map_err(failed)?;
         make_folder(folder).map_err(failed)?;
         let length = image.size().next_multiple_of(BLOCK);
@@ -208,7 +209,7 @@ impl DiskCache {
 
     /// Writes whole consecutive chunks, and then marks them as present.
     pub fn put(&self, first: u32, bytes: &[u8]) -> Result<(), CacheError> {
-        let closed = self.closed.read().unwrap_or_else(PoisonError::into_inner);
+        let closed = read(&self.closed);
         if *closed {
             return Err(CacheError::Closed(self.folder.clone()));
         }
@@ -236,7 +237,7 @@ impl DiskCache {
     /// chunks can be written from then on, and others may open the cache although this value is not
     /// dropped yet.
     pub fn close(&self) -> Result<(), CacheError> {
-        let mut closed = self.closed.write().unwrap_or_else(PoisonError::into_inner);
+        let mut closed = write(&self.closed);
         if *closed {
             return Ok(());
         }

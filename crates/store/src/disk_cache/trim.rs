@@ -4,6 +4,7 @@ use super::{TRIM_LOCK, boot_id, remove};
 use crate::presence::{PresenceFault, PresenceMap};
 use crate::sparse::SparseFile;
 use jiffy_sys::locked::Locked;
+use jiffy_sys::mutex::write;
 use jiffy_wire::disk::{CONTENTS, PRESENT};
 use rustix::fs::{SeekFrom, seek};
 use rustix::io::{Errno, ReadWriteFlags, preadv2};
@@ -12,7 +13,6 @@ use std::io::{self, IoSliceMut};
 use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::PoisonError;
 
 /// Bytes that are dropped or kept together.
 const RANGE: u64 = 256 << 10;
@@ -110,7 +110,7 @@ pub fn trim(folder: &Path, parts: Parts, bytes: u64, keep: &[u32]) -> io::Result
 /// and returns the bytes that were freed. Caches that cannot be trimmed are skipped. No cache of
 /// this process is opened meanwhile.
 pub fn trim_others(folder: &Path, bytes: u64) -> u64 {
-    let _alone = TRIM_LOCK.write().unwrap_or_else(PoisonError::into_inner);
+    let _alone = write(&TRIM_LOCK);
     let beside = folder.parent().map(fs::read_dir);
     let others: Vec<PathBuf> = beside
         .into_iter()

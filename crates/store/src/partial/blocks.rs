@@ -7,12 +7,13 @@ use crate::presence::PresenceMap;
 use crate::sparse::{Claim, Flight, SparseFile};
 use crate::stop::Stop;
 use jiffy_sys::locked::Locked;
+use jiffy_sys::mutex::{read, write};
 use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::slice::from_ref;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, RwLock};
 use std::thread;
 use std::time::Duration;
 
@@ -182,12 +183,12 @@ impl PartialFile {
 
     /// Replaces the origins.
     pub(crate) fn set_origins(&self, origins: Vec<Arc<dyn Origin>>) {
-        *self.origins.write().unwrap_or_else(PoisonError::into_inner) = rated(origins);
+        *write(&self.origins) = rated(origins);
     }
 
     /// The registries that its origins wait for.
     pub(crate) fn waits_for(&self) -> Vec<String> {
-        let origins = self.origins.read().unwrap_or_else(PoisonError::into_inner);
+        let origins = read(&self.origins);
         origins.iter().map(|it| it.origin.waits_for()).collect()
     }
 
@@ -417,11 +418,7 @@ impl PartialFile {
         take: &mut dyn FnMut(&Fetched) -> Result<(), Refused>,
     ) -> Result<Fetched, Missing> {
         let length = bytes.end - bytes.start;
-        let mut origins = self
-            .origins
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone();
+        let mut origins = read(&self.origins).clone();
         origins.sort_by_key(|rated| rated.failures.load(Ordering::Relaxed));
         let mut answers: Vec<OriginError> = origins
             .iter()

@@ -5,8 +5,9 @@ use crate::error::Fault;
 use crate::format::manifest::{ENTRY_BYTES, GROUP_BYTES, Limits};
 use crate::format::{Entry, Footer, GROUP, Group, Section};
 use crate::outline::read_exact;
+use jiffy_sys::mutex::lock;
 use std::fs::File;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, OnceLock};
 
 /// How many groups are cached: the table of 2 GiB in chunks of 8 KiB, in at most 7 MiB of memory.
 /// Only groups that were touched take memory.
@@ -56,7 +57,7 @@ impl Groups {
         }
         let number = index / GROUP;
         let slot = &self.slots[(number % CACHED_GROUPS) as usize];
-        let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut slot = lock(slot);
         let known = match &mut *slot {
             Some(known) if known.number == number => known,
             other => other.insert(Box::new(self.load(file, number)?)),

@@ -9,8 +9,9 @@
 use super::ImageReader;
 use crate::error::ImageError;
 use crate::stop::Stop;
+use jiffy_sys::mutex::{read, write};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, RwLock};
 
 #[derive(Default)]
 pub(super) struct Packings {
@@ -22,7 +23,7 @@ pub(super) struct Packings {
 
 impl Packings {
     fn others(&self) -> Vec<Arc<ImageReader>> {
-        let others = self.others.read().unwrap_or_else(PoisonError::into_inner);
+        let others = read(&self.others);
         others.clone()
     }
 
@@ -63,8 +64,7 @@ impl ImageReader {
                 && other.size() == self.size()
         };
         others.retain(|other| alike(other));
-        let known = self.packings.others.write();
-        *known.unwrap_or_else(PoisonError::into_inner) = others;
+        *write(&self.packings.others) = others;
     }
 
     /// The other packings.

@@ -7,9 +7,10 @@ use crate::codec::{Codec, Encoder, is_zero};
 use crate::error::WriteError;
 use crate::format::{ContentHash, Kind, content_hash};
 use crate::source::ChunkSource;
+use jiffy_sys::mutex::{lock, unpoisoned};
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard};
 use std::thread;
 use zstd::zstd_safe::CDict;
 
@@ -70,13 +71,11 @@ struct Shared<I> {
 
 impl<I> Shared<I> {
     fn lock(&self) -> MutexGuard<'_, Queue<I>> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.queue)
     }
 
     fn wait<'a>(&self, queue: MutexGuard<'a, Queue<I>>) -> MutexGuard<'a, Queue<I>> {
-        self.changed
-            .wait(queue)
-            .unwrap_or_else(PoisonError::into_inner)
+        unpoisoned(self.changed.wait(queue))
     }
 }
 

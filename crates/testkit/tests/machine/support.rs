@@ -1,10 +1,11 @@
 //! The fixture: `jiffy` in the laboratory.
 
+use jiffy_sys::mutex::{lock, unpoisoned};
 use jiffy_testkit::{Lab, MOST_SHARED, Output, Run, slowest};
 use serde_json::Value;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Condvar, Mutex, Once, PoisonError};
+use std::sync::{Condvar, Mutex, Once};
 use std::time::{Duration, Instant};
 
 /// Time limit after which an operation counts as hanging. It says nothing about the expected speed,
@@ -50,7 +51,7 @@ impl Drop for Turn {
             Some(now.saturating_sub(before))
         });
         slowest::note(self.begin.elapsed(), used);
-        FREE.lock().unwrap_or_else(PoisonError::into_inner)[self.number] = true;
+        lock(&FREE)[self.number] = true;
         FREED.notify_one();
     }
 }
@@ -58,7 +59,7 @@ impl Drop for Turn {
 /// Waits for a machine; there is at most one per core.
 pub fn turn() -> Turn {
     let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
-    let mut free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut free = lock(&FREE);
     loop {
         if let Some(number) = free.iter().take(cores).position(|free| *free) {
             free[number] = false;
@@ -68,7 +69,7 @@ pub fn turn() -> Turn {
                 used: None,
             };
         }
-        free = FREED.wait(free).unwrap_or_else(PoisonError::into_inner);
+        free = unpoisoned(FREED.wait(free));
     }
 }
 

@@ -38,6 +38,7 @@ use jiffy_net::names::{Asker, Directory};
 use jiffy_net::policy::hold::Held;
 use jiffy_net::{Error as NetError, VmId};
 use jiffy_sys::causes;
+use jiffy_sys::mutex::lock;
 use jiffy_wire::api::{NetworkCounters, NetworkUse};
 use jiffy_wire::mac::Mac;
 use specs::spec_of;
@@ -47,7 +48,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use tokio::sync::Notify;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::task::block_in_place;
@@ -273,7 +274,7 @@ impl Network {
     /// Connections to ports of hibernated VMs; `None` after the first call.
     pub fn inbound(&self) -> Option<UnboundedReceiver<InboundConnection>> {
         let State::On(on) = &self.0 else { return None };
-        let mut waiting = on.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut waiting = lock(&on.waiting);
         waiting.take()
     }
 
@@ -410,7 +411,7 @@ impl Network {
 
 impl On {
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.inner)
     }
 
     /// Attaches a VM, at its previous address if it has one.

@@ -204,9 +204,11 @@ fn load_networks(file: &Path) -> Result<Networks, String> {
         Err(LoadError::Io(error)) if error.kind() == io::ErrorKind::NotFound => {
             Ok(Networks::default())
         }
-        Err(error) if error.is_newer() => Err(format!("{}: {}", file.display(), error.sentence())),
+        Err(error) if error.is_newer() => {
+            Err(format!("{}: {}", file.display(), causes::sentence(&error)))
+        }
         Err(error) => {
-            let why = error.sentence();
+            let why = causes::sentence(&error);
             warn!(file = %file.display(), why, "the list of networks can't be read and is replaced by an empty one");
             Ok(Networks::default())
         }

@@ -1,7 +1,8 @@
 //! Serialises requests of each VM and each disk, independently of others.
 
+use jiffy_sys::mutex::lock;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use tokio::sync::OwnedMutexGuard;
 
 type Turn = tokio::sync::Mutex<()>;
@@ -16,7 +17,7 @@ impl Orders {
     /// Waits for earlier orders of this name; later ones wait until this is dropped.
     pub async fn turn(&self, name: &str) -> OwnedMutexGuard<()> {
         let turn = {
-            let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut turns = lock(&self.turns);
             turns.retain(|_, turn| turn.strong_count() > 0);
             match turns.get(name).and_then(Weak::upgrade) {
                 Some(turn) => turn,

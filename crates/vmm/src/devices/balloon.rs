@@ -1,11 +1,12 @@
 //! The memory balloon.
 
+use super::Devices;
 use super::error::DeviceError;
 use super::virtio::{Virtio, VirtioKind};
 use super::wiring::Wiring;
-use super::{Devices, lock};
 use crate::sections::Section;
 use jiffy_devices::virtio::balloon::{Balloon, BalloonArgs, BalloonState, TargetError};
+use jiffy_sys::mutex::lock;
 use jiffy_wire::vmm::{BalloonStatus, VmmConfig};
 
 /// Memory given back to the host.

@@ -11,6 +11,7 @@ use crate::poll::timespec;
 use jiffy_devices::virtio::block::{Fetched, Fetcher, Residency};
 use jiffy_sys::handed;
 use jiffy_sys::mapped::MappedWords;
+use jiffy_sys::mutex::lock;
 use jiffy_wire::disk::{
     ANSWER_BYTES_MAX, ChunkAnswer, ChunkRequest, LINE_MAX, MAP_HEADER, MapError, MapHeader,
     REQUEST_BYTES_MAX,
@@ -30,7 +31,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 use thiserror::Error;
 
@@ -195,7 +196,7 @@ impl DiskChunks {
     }
 
     fn link(&self) -> MutexGuard<'_, Link> {
-        self.link.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.link)
     }
 
     /// The result of an answer to a request for these bytes.

@@ -3,9 +3,10 @@
 use super::error::DeviceError;
 use super::kind::DeviceKind;
 use super::wiring::Wiring;
-use super::{Devices, Shared, lock, shared};
+use super::{Devices, Shared, shared};
 use crate::sections::{Count, Section};
 use jiffy_devices::fw_cfg::{self, FwCfg, FwCfgFile, FwCfgState};
+use jiffy_sys::mutex::lock;
 use jiffy_wire::vmm::{FwCfgContents, VmmConfig};
 use std::fs::File;
 use std::io::{self, Read};

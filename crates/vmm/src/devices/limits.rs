@@ -1,9 +1,10 @@
 //! Rate limits of disks and network interfaces, changed while the guest runs.
 
+use super::Devices;
 use super::block::{self, BlockKind};
 use super::net::{self, NetKind};
 use super::virtio::Virtio;
-use super::{Devices, lock};
+use jiffy_sys::mutex::lock;
 use jiffy_wire::vmm::{DiskLimit, NetLimit};
 use thiserror::Error;
 

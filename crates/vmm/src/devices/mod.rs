@@ -47,7 +47,7 @@ use kind::{AnyDevice, DeviceKind};
 use kvm_ioctls::VmFd;
 use read_notes::ReadNotes;
 use registry::REGISTRY;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use wiring::Wiring;
 
 /// A device that a bus and others share.
@@ -145,8 +145,4 @@ impl Devices {
 
 pub(crate) fn shared<D>(device: D) -> Shared<D> {
     Arc::new(Mutex::new(device))
-}
-
-pub(crate) fn lock<D>(device: &Mutex<D>) -> MutexGuard<'_, D> {
-    device.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,14 +1,15 @@
 //! Network interfaces.
 
+use super::Devices;
 use super::error::DeviceError;
 use super::virtio::{Virtio, VirtioKind};
 use super::wiring::Wiring;
-use super::{Devices, lock};
 use crate::sections::{Count, Section};
 use jiffy_devices::virtio::device::WorkerRole;
 use jiffy_devices::virtio::net::{Backend, Mac, Net, NetArgs, NetState};
 use jiffy_devices::virtio::queue::RateLimit;
 use jiffy_sys::fds;
+use jiffy_sys::mutex::lock;
 use jiffy_wire::vmm::{Net as NetConfig, NetBackend, NetLimit, Source, VmmConfig};
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;

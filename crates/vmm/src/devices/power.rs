@@ -3,11 +3,12 @@
 use super::error::DeviceError;
 use super::kind::DeviceKind;
 use super::wiring::Wiring;
-use super::{Shared, lock, shared};
+use super::{Shared, shared};
 use crate::sections::{Count, Section};
 use jiffy_devices::power::{
     KeyboardController, KeyboardControllerState, PowerPort, keyboard_controller, power_port,
 };
+use jiffy_sys::mutex::lock;
 use jiffy_wire::vmm::VmmConfig;
 
 /// Both devices; only the keyboard controller has a state.

@@ -2,10 +2,11 @@
 //! bitmap lookup per read, and is done only for disks whose configuration asks for it.
 
 use jiffy_devices::virtio::block::{Fetcher, Residency};
+use jiffy_sys::mutex::lock;
 use jiffy_wire::vmm::ReadUnits;
 use std::collections::HashSet;
 use std::ops::Range;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 /// Bytes of a unit: a chunk of a root file system's image.
 const UNIT: u64 = 16 << 10;
@@ -26,7 +27,7 @@ struct Noted {
 impl ReadNotes {
     /// The units noted so far.
     pub fn units(&self) -> ReadUnits {
-        let noted = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let noted = lock(&self.0);
         ReadUnits {
             unit: UNIT as u32,
             rows: noted.rows.clone(),
@@ -37,7 +38,7 @@ impl ReadNotes {
 impl Residency for ReadNotes {
     /// All of the file is present.
     fn is_present(&self, bytes: &Range<u64>) -> bool {
-        let mut noted = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut noted = lock(&self.0);
         for unit in bytes.start / UNIT..bytes.end.div_ceil(UNIT) {
             let Ok(unit) = u32::try_from(unit) else { break };
             if noted.seen.len() >= UNITS_MAX || !noted.seen.insert(unit) {

@@ -3,9 +3,10 @@
 use super::error::DeviceError;
 use super::kind::DeviceKind;
 use super::wiring::Wiring;
-use super::{Shared, lock, shared};
+use super::{Shared, shared};
 use crate::sections::{Count, Section};
 use jiffy_devices::rtc::{self, Rtc, RtcState};
+use jiffy_sys::mutex::lock;
 use jiffy_wire::vmm::VmmConfig;
 
 /// The clock.

@@ -3,9 +3,10 @@
 use super::error::DeviceError;
 use super::kind::DeviceKind;
 use super::wiring::Wiring;
-use super::{Devices, Shared, lock, shared};
+use super::{Devices, Shared, shared};
 use crate::sections::{Count, Section};
 use jiffy_devices::serial::{self, ConsoleLog, Serial, SerialState};
+use jiffy_sys::mutex::lock;
 use jiffy_wire::vmm::{Serial as SerialConfig, VmmConfig};
 use std::io::{self, Write};
 

@@ -3,12 +3,13 @@
 use super::error::DeviceError;
 use super::kind::DeviceKind;
 use super::wiring::Wiring;
-use super::{Shared, lock, shared};
+use super::{Shared, shared};
 use crate::gate;
 use crate::mailbox::Notice;
 use crate::sections::{Count, Section};
 use jiffy_devices::trace::{TracePort, TraceState};
 use jiffy_sys::clock;
+use jiffy_sys::mutex::lock;
 use jiffy_wire::trace::TRACE_PORT;
 use jiffy_wire::vmm::VmmConfig;
 

@@ -1,12 +1,13 @@
 //! The part that all kinds of virtio devices share: the transport in front of them.
 
+use super::Shared;
 use super::error::DeviceError;
 use super::kind::DeviceKind;
 use super::wiring::Wiring;
-use super::{Shared, lock};
 use crate::sections::{Count, Section};
 use jiffy_devices::virtio::device::{VirtioDevice, WorkerRole};
 use jiffy_devices::virtio::mmio::{MmioTransport, MmioTransportState};
+use jiffy_sys::mutex::lock;
 use jiffy_wire::vmm::VmmConfig;
 use serde::Serialize;
 use serde::de::DeserializeOwned;

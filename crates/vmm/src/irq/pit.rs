@@ -5,10 +5,11 @@
 //! thread. NetBSD and others do.
 
 use crate::hypervisor::{HypervisorError, failed_to};
+use jiffy_sys::mutex::lock;
 use kvm_bindings::{KVM_PIT_SPEAKER_DUMMY, kvm_pit_config, kvm_pit_state2};
 use kvm_ioctls::VmFd;
 use serde::{Deserialize, Serialize};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 const COUNTER_0: u16 = 0x40;
 const COUNTER_2: u16 = 0x42;
@@ -58,14 +59,14 @@ impl LazyPit {
     /// Handles the guest's read of a port.
     pub fn read(&self, _port: u16) -> u8 {
         // A counter that was just created has not counted yet.
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = lock(&self.state);
         self.make_for_guest(&mut state, |_| {});
         0
     }
 
     /// Handles the guest's write to a port.
     pub fn write(&self, port: u16, value: u8) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = lock(&self.state);
         match port {
             CONTROL => self.control(&mut state, value),
             COUNTER_0..=COUNTER_2 => {
@@ -152,13 +153,13 @@ impl LazyPit {
 
     /// What a guest has programmed into a chip that it has not used yet.
     pub(super) fn programmed(&self) -> [Channel; 3] {
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = lock(&self.state);
         state.channels
     }
 
     /// Restores what [`programmed`](LazyPit::programmed) returned.
     pub(super) fn program(&self, channels: [Channel; 3]) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = lock(&self.state);
         // The state is not trusted: only values that a control byte can have are accepted.
         let plausible = |channel: &Channel| channel.access <= 3 && channel.mode <= 5;
         if !state.made && channels.iter().all(plausible) {
@@ -167,7 +168,7 @@ impl LazyPit {
     }
 
     pub(super) fn save(&self) -> Result<Option<kvm_pit_state2>, HypervisorError> {
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = lock(&self.state);
         if !state.made {
             return Ok(None);
         }
@@ -176,7 +177,7 @@ impl LazyPit {
     }
 
     pub(super) fn restore(&self, chip: &kvm_pit_state2) -> Result<(), HypervisorError> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = lock(&self.state);
         self.make(&mut state)?;
         self.vm.set_pit2(chip).map_err(failed_to("set the timer"))
     }

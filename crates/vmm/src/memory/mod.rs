@@ -20,6 +20,7 @@ pub use error::MemoryError;
 use jiffy_devices::GuestMemory;
 use jiffy_devices::virtio::balloon::Reclaim;
 use jiffy_sys::memfd::{self, Pages};
+use jiffy_sys::mutex::lock;
 use jiffy_sys::userfaultfd::Userfaultfd;
 use jiffy_wire::pager::Mapping as PagerMapping;
 use jiffy_wire::vmm::{Extent, Memory, PageSize};
@@ -29,7 +30,7 @@ use mapping::{Mapping, whole};
 use rustix::mm::Advice;
 use std::fs::{self, File};
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use vm_memory::GuestAddress;
 
 /// Most bytes copied before a restored VM runs.
@@ -329,7 +330,7 @@ impl GuestRam {
     }
 
     fn lock(&self) -> MutexGuard<'_, Contents> {
-        self.contents.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.contents)
     }
 }
 

@@ -5,10 +5,11 @@
 
 use crate::mailbox::{Mailbox, Notice};
 use crate::workers::STACK;
+use jiffy_sys::mutex::lock;
 use jiffy_sys::termination;
 use std::io;
 use std::sync::mpsc::{TryRecvError, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread;
 
 /// Notifies the main thread when it is dropped, also after a panic.
@@ -36,10 +37,10 @@ pub fn run_off_main<T: Send + 'static>(
     let place = result.clone();
     let put = move || {
         let done = work();
-        *place.lock().unwrap_or_else(PoisonError::into_inner) = Some(done);
+        *lock(&place) = Some(done);
     };
     on_a_thread(mailbox, Box::new(put), &mut meanwhile)?;
-    let result = result.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let result = lock(&result).take();
     Ok(result)
 }
 

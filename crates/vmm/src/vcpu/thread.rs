@@ -6,11 +6,12 @@ use crate::ending::Ending;
 use crate::mailbox::{Mailbox, Notice};
 use crate::workers::ThreadStarter;
 use jiffy_devices::virtio::device::Job;
+use jiffy_sys::mutex::{lock, unpoisoned};
 use jiffy_sys::{clock, kick};
 use jiffy_wire::vmm::ExitReason;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 
 type Task = Box<dyn FnOnce(&Vcpu) + Send>;
 
@@ -129,7 +130,7 @@ impl VcpuThread {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, Control> {
-        self.control.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.control)
     }
 
     fn set_request(&self, request: Request) {
@@ -173,10 +174,7 @@ impl Shared {
                         control.parked = true;
                         self.mailbox.push(Notice::Parked);
                     }
-                    control = self
-                        .changed
-                        .wait(control)
-                        .unwrap_or_else(PoisonError::into_inner);
+                    control = unpoisoned(self.changed.wait(control));
                 }
             }
         }

@@ -1,7 +1,8 @@
 //! The guest's memory statistics (Virtio 1.3 §5.5.6.3).
 
+use jiffy_sys::mutex::{lock, unpoisoned};
 use std::collections::BTreeMap;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
 /// Bytes of one entry: a tag of two, a value of eight.
@@ -71,7 +72,7 @@ impl StatisticsBoard {
         let waited = self
             .arrived
             .wait_timeout_while(self.lock(), patience, |latest| latest.sequence <= sequence);
-        let (latest, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        let (latest, _) = unpoisoned(waited);
         latest.clone()
     }
 
@@ -99,6 +100,6 @@ impl StatisticsBoard {
     }
 
     fn lock(&self) -> MutexGuard<'_, Statistics> {
-        self.latest.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.latest)
     }
 }

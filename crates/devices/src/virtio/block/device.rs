@@ -10,6 +10,7 @@ use crate::virtio::device::{
     ActivateError, Activation, ActiveQueue, Job, VirtioDevice, WorkerRole,
 };
 use crate::virtio::queue::limit::{Limiter, RateLimit};
+use jiffy_sys::mutex::lock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use virtio_bindings::virtio_blk::VIRTIO_BLK_F_FLUSH;
@@ -148,11 +149,8 @@ impl VirtioDevice for Block {
         if running.job.join().is_err() {
             tracing::error!("the worker of a disk panicked");
         }
-        let mut returned = match running.returned.lock() {
-            Ok(slot) => slot,
-            Err(poisoned) => poisoned.into_inner(),
-        };
-        returned.take().into_iter().collect()
+        let returned = lock(&running.returned).take();
+        returned.into_iter().collect()
     }
 }
 

@@ -17,8 +17,9 @@ use crate::virtio::device::{
 };
 use crate::virtio::queue::RateLimit;
 use crate::virtio::queue::ring::Ring;
+use jiffy_sys::mutex::lock;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
 use virtio_bindings::virtio_net::*;
 use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
@@ -317,11 +318,7 @@ impl VirtioDevice for Net {
             if work.job.join().is_err() {
                 tracing::error!("the worker of a network device panicked");
             }
-            let returned = work
-                .returned
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .take();
+            let returned = lock(&work.returned).take();
             if let Some((pair, returned)) = returned {
                 self.pairs[work.number] = Some(pair);
                 queues.extend(returned);

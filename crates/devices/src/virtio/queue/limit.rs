@@ -5,12 +5,13 @@
 //! that the rate holds over time for requests of any size. A waiting request is not lost: when the
 //! device stops it is put back into the queue, and waits again when the device continues.
 
+use jiffy_sys::mutex::lock;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io;
 use std::num::NonZeroU64;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 const SECOND_NS: i128 = 1_000_000_000;
 
@@ -204,7 +205,7 @@ impl Limiter {
     }
 
     fn buckets(&self) -> MutexGuard<'_, Buckets> {
-        self.buckets.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.buckets)
     }
 
     /// Waits until a request of this cost may be executed. Fails with

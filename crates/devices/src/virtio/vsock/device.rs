@@ -11,6 +11,7 @@ use crate::log_limit::LogLimit;
 use crate::virtio::device::{
     ActivateError, Activation, ActiveQueue, Job, VirtioDevice, WorkerRole, Workers,
 };
+use jiffy_sys::mutex::lock;
 use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
@@ -95,7 +96,7 @@ impl Vsock {
     pub fn save(&self) -> VsockState {
         VsockState {
             cid: self.cid,
-            connections: engine::lock(&self.engine).muxer().saved(),
+            connections: lock(&self.engine).muxer().saved(),
         }
     }
 
@@ -110,7 +111,7 @@ impl Vsock {
             event_idx,
             &self.log,
         )?;
-        let mut engine = engine::lock(&self.engine);
+        let mut engine = lock(&self.engine);
         engine
             .attach(rings, &self.poll)
             .map_err(ActivateError::Worker)?;
@@ -164,13 +165,13 @@ impl Vsock {
     /// Bytes of the guest that no program has read.
     #[cfg(any(test, feature = "testing"))]
     pub(super) fn held_bytes(&self) -> usize {
-        engine::lock(&self.engine).muxer().held_bytes()
+        lock(&self.engine).muxer().held_bytes()
     }
 
     /// Sockets in use.
     #[cfg(any(test, feature = "testing"))]
     pub(super) fn connection_count(&self) -> usize {
-        engine::lock(&self.engine).muxer().connection_count()
+        lock(&self.engine).muxer().connection_count()
     }
 }
 
@@ -205,21 +206,21 @@ impl VirtioDevice for Vsock {
         let workers = activation.workers.clone();
         self.attach(activation)?;
         self.start_worker(&*workers).map_err(|error| {
-            engine::lock(&self.engine).detach(&self.poll);
+            lock(&self.engine).detach(&self.poll);
             ActivateError::Worker(error)
         })
     }
 
     fn deactivate(&mut self) -> Vec<ActiveQueue> {
         self.stop_worker();
-        engine::lock(&self.engine).detach(&self.poll)
+        lock(&self.engine).detach(&self.poll)
     }
 }
 
 impl Drop for Vsock {
     fn drop(&mut self) {
         self.stop_worker();
-        engine::lock(&self.engine)
+        lock(&self.engine)
             .muxer_mut()
             .linger(Instant::now() + self.linger);
     }

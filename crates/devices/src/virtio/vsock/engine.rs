@@ -6,8 +6,9 @@ use super::poll::{self, PollSet};
 use super::rings::Rings;
 use crate::virtio::device::ActiveQueue;
 use crate::virtio::queue::ring::Ring;
+use jiffy_sys::mutex::lock;
 use std::io;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 use virtio_queue::QueueT;
 use vm_memory::Permissions;
@@ -279,11 +280,6 @@ fn make_packets(muxer: &mut Muxer, rings: &mut Rings) -> bool {
         }
     }
     true
-}
-
-/// Locks the engine, even if a thread panicked while it held the lock.
-pub fn lock(engine: &Mutex<Engine>) -> MutexGuard<'_, Engine> {
-    engine.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Sleeps for at most `timeout`, then does one turn.

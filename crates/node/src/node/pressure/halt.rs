@@ -4,12 +4,13 @@
 use super::super::Node;
 use crate::idle::sample::resident_kib;
 use crate::pressure::level::Halts;
+use jiffy_sys::mutex::lock;
 use jiffy_vmhost::handle::VmHandle;
 use jiffy_wire::api::{Priority, VmState};
 use jiffy_wire::vmm::ControlRequest;
 use std::cmp::Reverse;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 use tracing::{debug, error, info, warn};
@@ -72,7 +73,7 @@ impl Growth {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 }
 

@@ -3,9 +3,10 @@
 
 use super::super::Node;
 use super::halt::Growing;
+use jiffy_sys::mutex::lock;
 use jiffy_vmhost::handle::VmHandle;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// Only one thread sets limits at a time.
 #[derive(Debug, Default)]
@@ -40,7 +41,7 @@ impl Node {
         tokio::task::spawn_blocking(move || {
             let set = &node.pressure.limits;
             let turn = match bytes {
-                None => Some(set.turn.lock().unwrap_or_else(PoisonError::into_inner)),
+                None => Some(lock(&set.turn)),
                 Some(_) => set.turn.try_lock().ok(),
             };
             let Some(_turn) = turn else { return };

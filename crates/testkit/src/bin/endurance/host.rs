@@ -1,6 +1,7 @@
 //! Captures and restores the guest, and checks its output.
 
 use super::{CHECK, DISK_BYTES, PORT, Result, line, next_sum};
+use jiffy_sys::mutex::{lock, unpoisoned};
 use jiffy_testkit::monitor;
 use jiffy_wire::vmm::{Boot, Disk, Memory, PageSize, Serial, VERSION, VmmConfig, Vsock};
 use std::fs::{self, File};
@@ -8,7 +9,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 const VMM: &str = "/lib/jiffy/jiffy-vmm";
@@ -40,7 +41,7 @@ struct SharedState(Arc<(Mutex<Received>, Condvar)>);
 
 impl SharedState {
     fn lock(&self) -> MutexGuard<'_, Received> {
-        self.0.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0.0)
     }
 
     fn change(&self, change: impl FnOnce(&mut Received)) {
@@ -73,7 +74,7 @@ impl SharedState {
                 );
             }
             let waited = self.0.1.wait_timeout(received, Duration::from_millis(200));
-            received = waited.unwrap_or_else(PoisonError::into_inner).0;
+            received = unpoisoned(waited).0;
         }
     }
 }
