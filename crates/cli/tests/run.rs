@@ -11,7 +11,7 @@ use std::process::{Child, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 use support::{
-    FakeNode, PATIENCE, Peer, Request, VM_ID, eventually, is_session, stderr, stdout, vm,
+    FakeNode, Peer, Request, TIMEOUT, VM_ID, eventually, is_session, stderr, stdout, vm,
 };
 
 fn pid(child: &Child) -> Pid {
@@ -839,7 +839,7 @@ fn killing_jiffy_closes_the_connection() {
     until_ready(&mut child);
     child.kill().unwrap();
     child.wait().unwrap();
-    hears.recv_timeout(PATIENCE).unwrap();
+    hears.recv_timeout(TIMEOUT).unwrap();
 }
 
 #[test]

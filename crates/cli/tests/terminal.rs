@@ -14,7 +14,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, mpsc};
 use std::time::Duration;
-use support::{FakeNode, PATIENCE, VM_ID, eventually, is_session, queued, snapshot, vm};
+use support::{FakeNode, TIMEOUT, VM_ID, eventually, is_session, queued, snapshot, vm};
 
 /// Both ends of a pseudo-terminal.
 struct Terminal {
@@ -83,11 +83,11 @@ impl Terminal {
     fn shows(&mut self, wanted: &str) -> String {
         let mut screen = Vec::new();
         let mut buffer = [0; 4096];
-        let patience = PATIENCE.try_into().unwrap();
+        let timeout = TIMEOUT.try_into().unwrap();
         loop {
             // The test also holds the other end, so it gets no notice of jiffy's end.
             let mut ready = [PollFd::new(&self.keyboard, PollFlags::IN)];
-            assert_eq!(poll(&mut ready, Some(&patience)), Ok(1), "no {wanted:?}");
+            assert_eq!(poll(&mut ready, Some(&timeout)), Ok(1), "no {wanted:?}");
             let count = self.keyboard.read(&mut buffer).unwrap();
             screen.extend_from_slice(&buffer[..count]);
             let text = String::from_utf8_lossy(&screen).into_owned();

@@ -22,14 +22,14 @@ impl LogLimit {
     }
 
     /// How many messages were suppressed.
-    pub fn left_out(&self) -> u64 {
+    pub fn suppressed(&self) -> u64 {
         self.0.load(Ordering::Relaxed).saturating_sub(ADMITTED)
     }
 }
 
 impl Drop for LogLimit {
     fn drop(&mut self) {
-        let count = self.left_out();
+        let count = self.suppressed();
         if count > 0 {
             tracing::warn!(count, "further messages of a device were suppressed");
         }
@@ -45,6 +45,6 @@ mod tests {
         let limit = LogLimit::new();
         let passed = (0..1000).filter(|_| limit.admits()).count();
         assert_eq!(passed as u64, ADMITTED);
-        assert_eq!(limit.left_out(), 1000 - ADMITTED);
+        assert_eq!(limit.suppressed(), 1000 - ADMITTED);
     }
 }

@@ -21,7 +21,7 @@ const ROOT: &str = "/sys/fs/cgroup";
 const OWN_GROUP: &str = "jiffy";
 /// Time limit for programs to freeze, nanoseconds: a program in uninterruptible sleep on a slow
 /// disk finishes its transfer first.
-const PATIENCE_NS: u64 = 5_000_000_000;
+const TIMEOUT_NS: u64 = 5_000_000_000;
 /// Most rounds of moving processes. Later rounds move those that were forked during the first.
 const MOST_ROUNDS: u32 = 64;
 /// Largest file of the cgroup file system that is read, bytes.
@@ -79,7 +79,7 @@ impl Freezer {
     }
 
     fn freeze_all(&self, frozen: &mut Frozen) -> Result<(), String> {
-        let give_up = syscalls::monotonic_ns() + PATIENCE_NS;
+        let give_up = syscalls::monotonic_ns() + TIMEOUT_NS;
         if self.is_whole {
             self.move_self_to_root()?;
         }
@@ -206,7 +206,7 @@ impl Freezer {
             if left == 0 {
                 return Err(format!(
                     "a program of cgroup {group} did not freeze within {} s",
-                    PATIENCE_NS / 1_000_000_000
+                    TIMEOUT_NS / 1_000_000_000
                 ));
             }
             let timeout = Timespec {

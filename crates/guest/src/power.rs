@@ -18,7 +18,7 @@ pub fn end(reason: Reason, teardown: Teardown) {
 
 /// Time limit for the distribution's init to shut down, nanoseconds. The node waits at least as
 /// long before it ends a stopping VM (`WRITE_BACK_TIME`).
-const INIT_PATIENCE_NS: u64 = 90_000_000_000;
+const INIT_TIMEOUT_NS: u64 = 90_000_000_000;
 
 /// Asks PID 1, a distribution's init, to shut down with its `poweroff` or `reboot` program. Returns
 /// if that failed or took too long.
@@ -35,7 +35,7 @@ pub fn shut_down_by_init(reason: Reason) {
     if Program::start(&command).is_err() {
         return;
     }
-    let give_up = syscalls::monotonic_ns() + INIT_PATIENCE_NS;
+    let give_up = syscalls::monotonic_ns() + INIT_TIMEOUT_NS;
     while syscalls::monotonic_ns() < give_up {
         let _ = nanosleep(&Timespec {
             tv_sec: 0,

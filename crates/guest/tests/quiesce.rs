@@ -220,7 +220,7 @@ fn other_requests_wait_while_programs_are_frozen() {
     assert!(other.stream.read(&mut byte).is_err(), "it was served");
     other
         .stream
-        .set_read_timeout(Some(harness::PATIENCE))
+        .set_read_timeout(Some(harness::TIMEOUT))
         .unwrap();
     drop(connection);
     assert_eq!(other.finish().text(), "now\n");

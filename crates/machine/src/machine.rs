@@ -360,7 +360,7 @@ impl Machine {
     }
 
     /// Why the machine does not answer, for an error in talking to its node; `None` if it runs.
-    pub fn cause_of_death(&self) -> Option<MachineError> {
+    pub fn why_it_ended(&self) -> Option<MachineError> {
         let setup = self.setup(&Size::default_for_host());
         if instance::running_pid(&setup.pid_file()).is_some() {
             return match Control::connect(&setup.control_socket())

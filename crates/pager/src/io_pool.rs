@@ -199,7 +199,7 @@ mod tests {
     use std::sync::mpsc::{self, channel};
     use std::time::Duration;
 
-    const PATIENCE: Duration = Duration::from_secs(60);
+    const TIMEOUT: Duration = Duration::from_secs(60);
 
     #[test]
     fn urgent_tasks_overtake_any_amount_of_readahead() {
@@ -221,14 +221,14 @@ mod tests {
             io_pool.push(Urgency::Now, lane(), move |_| say.send(number).unwrap());
         }
         let mut done: Vec<i32> = (0..50)
-            .map(|_| heard.recv_timeout(PATIENCE).unwrap())
+            .map(|_| heard.recv_timeout(TIMEOUT).unwrap())
             .collect();
         done.sort();
         assert_eq!(done, (100..150).collect::<Vec<_>>());
         assert!(matches!(heard.try_recv(), Err(mpsc::TryRecvError::Empty)));
         drop(release);
         let mut done: Vec<i32> = (0..50)
-            .map(|_| heard.recv_timeout(PATIENCE).unwrap())
+            .map(|_| heard.recv_timeout(TIMEOUT).unwrap())
             .collect();
         done.sort();
         assert_eq!(done, (0..50).collect::<Vec<_>>());
@@ -257,13 +257,13 @@ mod tests {
             stuck(format!("slow-{number}.example"), 100);
         }
         for _ in 0..BUSY_THREADS {
-            heard.recv_timeout(PATIENCE).unwrap();
+            heard.recv_timeout(TIMEOUT).unwrap();
         }
         // Others are done at once: of this computer, and of any other registry.
         for lane in ["", "quick.example", "quick.example", "other.example"] {
             let (done, is_done) = channel();
             io_pool.push(Urgency::Ahead, lane.into(), move |_| done.send(()).unwrap());
-            is_done.recv_timeout(PATIENCE).unwrap();
+            is_done.recv_timeout(TIMEOUT).unwrap();
         }
         let state = lock(&io_pool.shared.state);
         let most = BUSY_THREADS + state.lanes.len();
@@ -271,7 +271,7 @@ mod tests {
         assert!(state.threads <= MAX_THREADS);
         drop((state, release));
         for _ in BUSY_THREADS..1500 {
-            heard.recv_timeout(PATIENCE).unwrap();
+            heard.recv_timeout(TIMEOUT).unwrap();
         }
     }
 }

@@ -19,15 +19,15 @@ impl Stop {
     }
 
     /// Cancels the operation: all clones report it.
-    pub fn give_up(&self) {
-        if let Some(given_up) = &self.0 {
-            given_up.store(true, Ordering::Release);
+    pub fn cancel(&self) {
+        if let Some(cancelled) = &self.0 {
+            cancelled.store(true, Ordering::Release);
         }
     }
 
     /// Whether the operation was cancelled.
-    pub fn is_given_up(&self) -> bool {
-        let given_up = self.0.as_ref();
-        given_up.is_some_and(|given_up| given_up.load(Ordering::Acquire))
+    pub fn is_cancelled(&self) -> bool {
+        let cancelled = self.0.as_ref();
+        cancelled.is_some_and(|cancelled| cancelled.load(Ordering::Acquire))
     }
 }

@@ -11,7 +11,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 /// Time limit after which an operation counts as hanging; emulated processors are slow.
-const PATIENCE: Duration = Duration::from_secs(300);
+const TIMEOUT: Duration = Duration::from_secs(300);
 
 /// A daemon with its own folders. It and its VMs end when this is dropped.
 struct Node {
@@ -47,7 +47,7 @@ impl Node {
             daemon,
         };
         let socket = node.folder.path().join("run/jiffyd.sock");
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while UnixStream::connect(&socket).is_err() {
             let ended = node.daemon.try_wait().expect("a child");
             assert!(ended.is_none(), "jiffyd ended: {ended:?} {}", node.log());
@@ -256,7 +256,7 @@ fn a_guest_has_the_requested_cpu_profile() {
         assert!(said.starts_with("jiffy: ") && said.contains(why), "{said}");
     }
     // `run --rm` does not wait until the VM's files are removed.
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while !node.ok(&["ps", "-aq"]).is_empty() {
         assert!(Instant::now() < deadline, "a VM is left");
         std::thread::sleep(Duration::from_millis(50));

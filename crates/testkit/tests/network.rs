@@ -24,7 +24,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
-const PATIENCE: Duration = Duration::from_secs(100);
+const TIMEOUT: Duration = Duration::from_secs(100);
 const HOST: &str = "10.9.0.1";
 const HOST6: &str = "fd09::1";
 const HOST_MAC: &str = "02:4a:46:ff:ff:01";
@@ -143,11 +143,11 @@ impl Addresses {
 
 /// Connects to a server that may not listen yet.
 fn connect(address: SocketAddr) -> TcpStream {
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + TIMEOUT;
     loop {
         match TcpStream::connect_timeout(&address, Duration::from_secs(5)) {
             Ok(stream) => {
-                stream.set_read_timeout(Some(PATIENCE)).unwrap();
+                stream.set_read_timeout(Some(TIMEOUT)).unwrap();
                 return stream;
             }
             Err(error) => assert!(Instant::now() < until, "{address}: {error}"),
@@ -162,12 +162,12 @@ fn listen(port: u16) -> TcpListener {
 
 /// Accepts one connection; panics if none comes within the time limit.
 fn accept(listener: &TcpListener) -> TcpStream {
-    let patience = Timespec::try_from(PATIENCE).unwrap();
+    let timeout = Timespec::try_from(TIMEOUT).unwrap();
     let mut ready = [PollFd::new(listener, PollFlags::IN)];
-    let count = poll(&mut ready, Some(&patience)).unwrap();
+    let count = poll(&mut ready, Some(&timeout)).unwrap();
     assert_eq!(count, 1, "nobody connected to {listener:?}");
     let (stream, _) = listener.accept().unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
     stream
 }
 
@@ -206,7 +206,7 @@ impl Vm {
     /// Freezes the guest's programs for as long as the returned connection is open.
     fn quiesce(&self) -> UnixStream {
         let mut stream = UnixStream::connect(self.folder.join("vsock.sock")).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
         writeln!(stream, "CONNECT {AGENT_PORT}").unwrap();
         let mut answer = String::new();
         let mut reader = BufReader::new(stream.try_clone().unwrap());

@@ -10,7 +10,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 /// Longest wait for the daemon to listen.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A node whose user has not logged in, and a registry with a self-signed certificate.
 struct Stage {
@@ -31,7 +31,7 @@ impl Stage {
             .stderr(Stdio::null())
             .spawn()
             .expect("jiffyd starts (make build)");
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + TIMEOUT;
         while UnixStream::connect(folder.path().join("run/jiffyd.sock")).is_err() {
             assert!(daemon.try_wait().expect("a child").is_none());
             assert!(Instant::now() < until, "jiffyd does not listen");

@@ -8,7 +8,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 /// Time limit for the server, or for a guest's whole run, on a busy host.
-const PATIENCE: Duration = Duration::from_secs(300);
+const TIMEOUT: Duration = Duration::from_secs(300);
 
 const MIB: usize = 1 << 20;
 
@@ -109,7 +109,7 @@ impl ServedDisk {
         };
         let start = Instant::now();
         while !served.path("disk.sock").exists() {
-            assert!(start.elapsed() < PATIENCE, "nothing is served");
+            assert!(start.elapsed() < TIMEOUT, "nothing is served");
             std::thread::sleep(Duration::from_millis(10));
         }
         served
@@ -135,7 +135,7 @@ impl ServedDisk {
         let kernel = dist("share/jiffy/kernels/base/vmlinux");
         let socket = format!("socket,id=disk,path={}", self.path("disk.sock").display());
         let output = Command::new("timeout")
-            .arg(PATIENCE.as_secs().to_string())
+            .arg(TIMEOUT.as_secs().to_string())
             .arg("qemu-system-x86_64")
             .args(["-nodefaults", "-no-user-config", "-no-reboot"])
             .args(["-display", "none", "-accel", "tcg", "-cpu", "max"])

@@ -231,7 +231,7 @@ async fn connection(
             pid1_ns,
             attempt,
         }))) if said == vm_id
-            && let Some(version) = agent::common(version) =>
+            && let Some(version) = agent::negotiated_version(version) =>
         {
             (version, pid1_ns, attempt)
         }

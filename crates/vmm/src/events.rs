@@ -12,7 +12,7 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 /// How long the last event waits for a reader that is behind.
-const LAST_EVENT_PATIENCE: Duration = Duration::from_secs(1);
+const LAST_EVENT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Most bytes that are buffered for a reader that is behind; further marks are dropped.
 const KEPT_MAX: usize = 64 << 10;
@@ -89,7 +89,7 @@ impl Events {
     pub fn exited(&self, record: &ExitRecord) {
         self.keep(&VmmEvent::Exited(record.clone()));
         let mut kept = self.lock();
-        let until = Instant::now() + LAST_EVENT_PATIENCE;
+        let until = Instant::now() + LAST_EVENT_TIMEOUT;
         while self.write(&mut kept) == Err(Errno::AGAIN) {
             let Some(output) = &self.output else { return };
             let left = until.saturating_duration_since(Instant::now());

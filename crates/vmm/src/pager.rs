@@ -44,13 +44,13 @@ pub use reconnect::{INTERVAL, Reconnect};
 pub use supply::Supply;
 pub use thread::PagerThread;
 
-/// How long a VM waits for another pager, unless [`PATIENCE_VARIABLE`] sets another time.
-const PATIENCE: Duration = Duration::from_millis(900);
+/// How long a VM waits for another pager, unless [`TIMEOUT_VARIABLE`] sets another time.
+const TIMEOUT: Duration = Duration::from_millis(900);
 /// Milliseconds, for hosts on which starting another pager takes longer.
-const PATIENCE_VARIABLE: &str = "JIFFY_PAGER_PATIENCE_MS";
+const TIMEOUT_VARIABLE: &str = "JIFFY_PAGER_PATIENCE_MS";
 /// Least time that a VM waits for the pager's answer about the working set. A pager may be busy,
 /// and the VM can't start without the answer.
-const ANSWER_PATIENCE: Duration = Duration::from_secs(10);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long after the first entry the written pages are reported.
 const WRITTEN_REPORT_DELAY: Duration = Duration::from_millis(20);
 /// Longest line of a pager, bytes.
@@ -109,7 +109,7 @@ pub struct PagedMemory {
     written_report: WrittenReport,
     lines: Lines,
     /// How long it waits for another pager.
-    patience: Duration,
+    timeout: Duration,
 }
 
 /// Whether the pages that the guest writes first must be reported to the pager.
@@ -153,13 +153,13 @@ impl PagedMemory {
         let uffd = Userfaultfd::create(Features::GUEST_MEMORY).map_err(PagerError::Userfaultfd)?;
         let mappings = ram.serve_by(&uffd).map_err(PagerError::Userfaultfd)?;
         let stream = UnixStream::connect(socket).map_err(unreachable)?;
-        let patience = std::env::var(PATIENCE_VARIABLE)
+        let timeout = std::env::var(TIMEOUT_VARIABLE)
             .ok()
             .and_then(|text| text.parse().ok())
-            .map_or(PATIENCE, Duration::from_millis);
+            .map_or(TIMEOUT, Duration::from_millis);
         let (mut written_report, mut first_writes) = (WrittenReport::No, Vec::new());
         if working_set {
-            let answer = ask_for_working_set(&stream, patience.max(ANSWER_PATIENCE))
+            let answer = ask_for_working_set(&stream, timeout.max(ANSWER_TIMEOUT))
                 .map_err(|error| PagerError::WorkingSet(socket.into(), error))?;
             if let Some((file, covers, written)) = answer {
                 ram.share(file, covers)?;
@@ -178,7 +178,7 @@ impl PagedMemory {
             link: Link::Up(stream),
             written_report,
             lines: Lines::new(LINE_MAX),
-            patience,
+            timeout,
         };
         Ok((memory, first_writes))
     }
@@ -262,7 +262,7 @@ impl PagedMemory {
                         Ok(_) | Err(_) => {
                             tracing::warn!("the pager disconnected; searching for another");
                             self.lines = Lines::new(LINE_MAX);
-                            self.link = Link::Down(Reconnect::within(self.patience));
+                            self.link = Link::Down(Reconnect::within(self.timeout));
                         }
                     }
                 }
@@ -351,11 +351,11 @@ type WorkingSet = (File, Vec<Extent>, Option<Vec<Extent>>);
 /// Asks which part of the working set the pager has in memory.
 fn ask_for_working_set(
     mut stream: &UnixStream,
-    patience: Duration,
+    timeout: Duration,
 ) -> io::Result<Option<WorkingSet>> {
     let wrong = || io::Error::other("it violated its protocol");
     stream.write_all(WORKING_SET_QUESTION)?;
-    stream.set_read_timeout(Some(patience))?;
+    stream.set_read_timeout(Some(timeout))?;
     let mut answer = Vec::new();
     let mut files: Vec<OwnedFd> = Vec::new();
     while answer.last() != Some(&b'\n') {

@@ -41,7 +41,7 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend};
 const TEST_KERNEL: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/testkernel"));
 /// Address of the test kernel's counter.
 const COUNTER: GuestAddress = GuestAddress(0x40_0000);
-const PATIENCE: Duration = Duration::from_secs(300);
+const TIMEOUT: Duration = Duration::from_secs(300);
 
 /// A VM's folder and configuration.
 struct Case {
@@ -111,7 +111,7 @@ impl Case {
 }
 
 fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + TIMEOUT;
     loop {
         if let Some(found) = look() {
             return found;
@@ -328,7 +328,7 @@ fn a_vm_without_devices_settles_when_it_runs() {
     vmm.start(false).unwrap();
     let (settled, waits) = std::sync::mpsc::channel::<()>();
     std::thread::spawn(move || {
-        if waits.recv_timeout(PATIENCE) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+        if waits.recv_timeout(TIMEOUT) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
             eprintln!("it never settled");
             std::process::abort();
         }

@@ -13,8 +13,8 @@
 //!
 //! A guest may be older than its node (in a captured VM by many releases) or newer (after a
 //! downgrade). The hello has the newest version that the guest supports, the welcome the newest
-//! that both support ([`common`]). A [`Request`] has the version that introduced it, and the guest
-//! accepts those that it supports ([`is_spoken`]). Messages never change: an extended message is a
+//! that both support ([`negotiated_version`]). A [`Request`] has the version that introduced it, and the guest
+//! accepts those that it supports ([`is_supported`]). Messages never change: an extended message is a
 //! new one at the end of its enum, with a new version, and is sent only to peers that support it.
 
 use alloc::{string::String, vec::Vec};
@@ -34,12 +34,12 @@ pub const OLDEST: u16 = 1;
 pub const MAIN_OUTPUT_WINDOW: usize = 256 * 1024;
 
 /// The newest version that both support, if the peer's newest is `newest`.
-pub fn common(newest: u16) -> Option<u16> {
+pub fn negotiated_version(newest: u16) -> Option<u16> {
     (newest >= OLDEST).then(|| newest.min(VERSION))
 }
 
 /// Whether this version is supported.
-pub fn is_spoken(version: u16) -> bool {
+pub fn is_supported(version: u16) -> bool {
     (OLDEST..=VERSION).contains(&version)
 }
 

@@ -168,16 +168,16 @@ fn messages_of_a_0_1_command_line_round_trip() {
 
 #[test]
 fn the_newest_common_version_is_spoken() {
-    assert_eq!(agent::common(0), None);
+    assert_eq!(agent::negotiated_version(0), None);
     for version in agent::OLDEST..=agent::VERSION {
-        assert_eq!(agent::common(version), Some(version));
-        assert!(agent::is_spoken(version));
+        assert_eq!(agent::negotiated_version(version), Some(version));
+        assert!(agent::is_supported(version));
     }
     for newer in [agent::VERSION + 1, u16::MAX] {
-        assert_eq!(agent::common(newer), Some(agent::VERSION));
-        assert!(!agent::is_spoken(newer));
+        assert_eq!(agent::negotiated_version(newer), Some(agent::VERSION));
+        assert!(!agent::is_supported(newer));
     }
-    assert!(!agent::is_spoken(0));
+    assert!(!agent::is_supported(0));
     // VMs of the previous release keep running under this one.
     assert_eq!(agent::OLDEST, 1);
 }

@@ -20,7 +20,7 @@ use std::time::Duration;
 const FOLDER: &str = "/bench/firecracker-run";
 const SOCKET: &str = "/bench/firecracker-run/api.sock";
 /// Timeout of a request.
-const PATIENCE_NS: u64 = 120_000_000_000;
+const TIMEOUT_NS: u64 = 120_000_000_000;
 
 /// Time between connection attempts while its socket is bound but not listening yet.
 const RETRY_INTERVAL: Duration = Duration::from_micros(50);
@@ -135,7 +135,7 @@ fn start(program: &str, output: Stdio) -> Result<Running> {
     let mut buffer = [MaybeUninit::uninit(); 512];
     inotify::Reader::new(&watch, &mut buffer).next()?;
     // The socket is bound, but may not listen yet.
-    let until = monotonic_ns() + PATIENCE_NS;
+    let until = monotonic_ns() + TIMEOUT_NS;
     while let Err(error) = UnixStream::connect(SOCKET) {
         let refused = error.kind() == ErrorKind::ConnectionRefused;
         ensure!(refused && monotonic_ns() < until, "{SOCKET}: {error}");

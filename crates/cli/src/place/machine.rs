@@ -64,7 +64,7 @@ pub fn start(folders: &Folders, options: Options, why: &str) -> Result<Reached> 
 /// full. Resumes it, or returns why that is not possible.
 pub fn nudge(folders: &Folders) -> Result<()> {
     let machine = machine(folders)?;
-    match machine.cause_of_death() {
+    match machine.why_it_ended() {
         Some(MachineError::HostDiskFull { .. }) => machine
             .start(Options::default(), &mut |_| {})
             .map(|_| ())
@@ -89,8 +89,8 @@ pub fn running(folders: &Folders) -> Option<Endpoint> {
 }
 
 /// Why the machine does not answer, if it has ended or is paused.
-pub fn cause_of_death(folders: &Folders) -> Option<Failure> {
-    let cause = match machine(folders).ok()?.cause_of_death()? {
+pub fn why_it_ended(folders: &Folders) -> Option<Failure> {
+    let cause = match machine(folders).ok()?.why_it_ended()? {
         MachineError::Died { console, .. } => {
             Failure::new("the machine ended unexpectedly, and the VMs in it with it").hint(format!(
                 "the next command starts it again; its console is in {}",

@@ -74,7 +74,7 @@ impl Context {
         match result {
             // If the machine has ended, report that instead of the lost connection.
             Err(failure) if failure.kind == Kind::Unreachable && self.in_machine.get() => {
-                Err(place::machine::cause_of_death(&self.folders).unwrap_or(failure))
+                Err(place::machine::why_it_ended(&self.folders).unwrap_or(failure))
             }
             result => result,
         }

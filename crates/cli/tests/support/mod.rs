@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// Anything that takes longer is considered to hang; no test depends on this host's speed.
-pub const PATIENCE: Duration = Duration::from_secs(300);
+pub const TIMEOUT: Duration = Duration::from_secs(300);
 
 pub const VM_ID: &str = "0123456789ab";
 
@@ -128,7 +128,7 @@ pub struct Peer {
 
 impl Peer {
     fn new(stream: UnixStream) -> Peer {
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
         Peer {
             stream,
             decoder: Decoder::new(),
@@ -138,12 +138,12 @@ impl Peer {
     /// Waits until there are unread bytes, which stay unread.
     pub fn waits_for_input(&self) {
         use rustix::event::{PollFd, PollFlags, Timespec, poll};
-        let patience = Timespec {
-            tv_sec: PATIENCE.as_secs() as i64,
+        let timeout = Timespec {
+            tv_sec: TIMEOUT.as_secs() as i64,
             tv_nsec: 0,
         };
         let mut sent = [PollFd::new(&self.stream, PollFlags::IN)];
-        assert_eq!(poll(&mut sent, Some(&patience)), Ok(1), "nothing was sent");
+        assert_eq!(poll(&mut sent, Some(&timeout)), Ok(1), "nothing was sent");
     }
 
     fn byte(&mut self) -> io::Result<u8> {
@@ -303,10 +303,10 @@ impl Peer {
                 Ok(Some(ExecInput::Signal(signal))) => break signal,
                 Ok(Some(_)) => {}
                 Ok(None) => panic!("no signal came"),
-                Err(_) => assert!(begun.elapsed() < PATIENCE, "jiffy sent nothing in time"),
+                Err(_) => assert!(begun.elapsed() < TIMEOUT, "jiffy sent nothing in time"),
             }
         };
-        self.stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        self.stream.set_read_timeout(Some(TIMEOUT)).unwrap();
         signal
     }
 }
@@ -396,7 +396,7 @@ pub fn stdout(output: &Output) -> String {
 
 /// Waits until `done` is true, for actions of another process.
 pub fn eventually(what: &str, mut done: impl FnMut() -> bool) {
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + TIMEOUT;
     while !done() {
         assert!(Instant::now() < until, "timed out: {what}");
         std::thread::sleep(Duration::from_millis(5));

@@ -3,7 +3,7 @@
 use super::block::{Block, BlockOptions};
 use super::device::VirtioDevice;
 use super::queue::RateLimit;
-use super::testing::{Buffer, DriverQueue, PATIENCE, Running, memory};
+use super::testing::{Buffer, DriverQueue, Running, TIMEOUT, memory};
 use super::vsock::{Vsock, VsockArgs};
 use std::os::unix::net::UnixListener;
 use std::time::{Duration, Instant};
@@ -139,7 +139,7 @@ impl Caller {
         let start = Instant::now();
         while self.receive.next_used().is_none() {
             assert!(
-                start.elapsed() < PATIENCE,
+                start.elapsed() < TIMEOUT,
                 "no answer to call {}",
                 self.calls
             );

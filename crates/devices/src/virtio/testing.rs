@@ -18,7 +18,7 @@ pub const WRITE: u16 = 2;
 pub const INDIRECT: u16 = 4;
 
 /// How long a test waits for a device before it fails.
-pub const PATIENCE: Duration = Duration::from_secs(300);
+pub const TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Guest memory of `bytes` bytes from address 0.
 pub fn memory(bytes: usize) -> Arc<GuestMemory> {
@@ -275,14 +275,14 @@ impl DriverQueue {
     /// Waits for the next finished request.
     ///
     /// # Panics
-    /// After [`PATIENCE`].
+    /// After [`TIMEOUT`].
     pub fn wait_used(&mut self) -> Used {
         let start = Instant::now();
         loop {
             if let Some(used) = self.next_used() {
                 return used;
             }
-            assert!(start.elapsed() < PATIENCE, "the device did not answer");
+            assert!(start.elapsed() < TIMEOUT, "the device did not answer");
             std::thread::sleep(Duration::from_micros(50));
         }
     }
@@ -339,12 +339,12 @@ impl TestInterrupt {
     /// Waits until the counts satisfy `wanted`.
     ///
     /// # Panics
-    /// After [`PATIENCE`].
+    /// After [`TIMEOUT`].
     pub fn wait(&self, wanted: impl Fn(InterruptCounts) -> bool) -> InterruptCounts {
         let counts = self.counts.lock().expect("interrupt counts");
         let (counts, result) = self
             .rang
-            .wait_timeout_while(counts, PATIENCE, |counts| !wanted(*counts))
+            .wait_timeout_while(counts, TIMEOUT, |counts| !wanted(*counts))
             .expect("interrupt counts");
         assert!(!result.timed_out(), "no such interrupt; {counts:?}");
         *counts

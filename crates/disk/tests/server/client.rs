@@ -18,7 +18,7 @@ use vm_memory::{FileOffset, GuestAddress, GuestRegionMmap};
 use vmm_sys_util::eventfd::EventFd;
 
 /// How long anything may take on a busy host.
-const PATIENCE: Duration = Duration::from_secs(300);
+const TIMEOUT: Duration = Duration::from_secs(300);
 
 pub const GET_FEATURES: u32 = 1;
 pub const SET_FEATURES: u32 = 2;
@@ -78,7 +78,7 @@ impl Server {
 
     pub fn connect(&self) -> Monitor {
         let stream = UnixStream::connect(self.socket()).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
         Monitor { stream }
     }
 
@@ -128,7 +128,7 @@ pub fn command(folder: &Path, arguments: &[&str]) -> Command {
 pub fn wait(what: &str, mut done: impl FnMut() -> bool) {
     let start = Instant::now();
     while !done() {
-        assert!(start.elapsed() < PATIENCE, "waited too long: {what}");
+        assert!(start.elapsed() < TIMEOUT, "waited too long: {what}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }

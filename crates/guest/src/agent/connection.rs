@@ -8,7 +8,7 @@ use alloc::{format, string::String};
 use core::mem::MaybeUninit;
 use jiffy_wire::agent::{
     Command, CopyDone, CopyFrame, Done, ExecInput, ExecOutput, ExitStatus, OLDEST, Request,
-    StartError, StartFailure, Stream, VERSION, is_spoken,
+    StartError, StartFailure, Stream, VERSION, is_supported,
 };
 use rustix::event::PollFlags;
 use rustix::fd::OwnedFd;
@@ -244,7 +244,7 @@ impl Connection {
     }
 
     fn begin(&mut self, request: Request, now: u64) -> Need {
-        if !is_spoken(request.version()) {
+        if !is_supported(request.version()) {
             let message = format!(
                 "protocol version {} was requested; this jiffy-init supports versions {OLDEST} to {VERSION}",
                 request.version()

@@ -11,7 +11,7 @@ use rustix::mount::{MountFlags, mount};
 use rustix::thread::{Timespec, nanosleep};
 
 /// Time limit for a disk to appear, nanoseconds.
-const PATIENCE_NS: u64 = 5_000_000_000;
+const TIMEOUT_NS: u64 = 5_000_000_000;
 
 /// Mounts the disks that exist. Returns those that have not appeared yet, so that other steps run
 /// meanwhile.
@@ -52,10 +52,10 @@ fn mount_disk(disk: &DiskMount, teardown: &mut Teardown, report: &mut Report) {
                 "the mount point {mount_point:?} of {device} is not an absolute path"
             ));
         }
-        if !wait_for(device, PATIENCE_NS) {
+        if !wait_for(device, TIMEOUT_NS) {
             return Err(format!(
                 "{device} did not appear within {} s",
-                PATIENCE_NS / 1_000_000_000
+                TIMEOUT_NS / 1_000_000_000
             ));
         }
         files::make_folders(mount_point, 0o755)
@@ -124,11 +124,11 @@ fn fill(device: &str, mount_point: &str) -> Result<(), Errno> {
 }
 
 /// Waits until a device file exists.
-pub fn wait_for(device: &str, patience_ns: u64) -> bool {
+pub fn wait_for(device: &str, timeout_ns: u64) -> bool {
     if files::exists(device) {
         return true;
     }
-    let give_up = syscalls::monotonic_ns() + patience_ns;
+    let give_up = syscalls::monotonic_ns() + timeout_ns;
     let mut pause_ns = 200_000;
     while syscalls::monotonic_ns() < give_up {
         let _ = nanosleep(&Timespec {
@@ -145,7 +145,7 @@ pub fn wait_for(device: &str, patience_ns: u64) -> bool {
 
 /// Waits for a device or file and swaps to it.
 pub fn swap_on(path: &str) -> Result<(), String> {
-    if !wait_for(path, PATIENCE_NS) {
+    if !wait_for(path, TIMEOUT_NS) {
         return Err(format!("{path} does not exist"));
     }
     path_c_string(path)

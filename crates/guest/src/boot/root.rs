@@ -16,7 +16,7 @@ use rustix::mount::{MountFlags, mount};
 const NEW_ROOT: &str = "/new";
 
 /// Time limit for the root's disk to appear, nanoseconds.
-const PATIENCE_NS: u64 = 10_000_000_000;
+const TIMEOUT_NS: u64 = 10_000_000_000;
 
 /// Makes the configured root `/`. If that fails, the initramfs stays the root.
 pub fn enter(root: &Root, teardown: &mut mounts::Teardown, report: &mut Report) {
@@ -100,10 +100,10 @@ fn make(path: &str) -> Result<(), String> {
 
 /// Waits for a device and mounts it.
 fn mount_device(device: &str, target: &str, fstype: &str, read_only: bool) -> Result<(), String> {
-    if !disks::wait_for(device, PATIENCE_NS) {
+    if !disks::wait_for(device, TIMEOUT_NS) {
         return Err(format!(
             "{device} did not appear within {} s",
-            PATIENCE_NS / 1_000_000_000
+            TIMEOUT_NS / 1_000_000_000
         ));
     }
     let flags = if read_only {

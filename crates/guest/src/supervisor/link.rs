@@ -289,7 +289,7 @@ impl Link {
                     stdout_offset,
                     stderr_offset,
                 } if greeting => {
-                    if !agent::is_spoken(version) {
+                    if !agent::is_supported(version) {
                         return Err(());
                     }
                     self.welcome();

@@ -17,7 +17,7 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 /// Time limit of all waits; none takes longer, even on a busy host.
-pub const PATIENCE: Duration = Duration::from_secs(300);
+pub const TIMEOUT: Duration = Duration::from_secs(300);
 
 pub struct Agent {
     pub process: Child,
@@ -207,7 +207,7 @@ impl Drop for Groups {
                 .for_each(|group| drop(std::fs::remove_dir(group)));
             std::fs::remove_dir(&self.path)
         };
-        while remove().is_err() && start.elapsed() < PATIENCE {
+        while remove().is_err() && start.elapsed() < TIMEOUT {
             std::thread::sleep(Duration::from_millis(5));
         }
     }
@@ -262,7 +262,7 @@ pub fn program(argv: &[&str]) -> Command {
 pub fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
     let start = Instant::now();
     while !done() {
-        assert!(start.elapsed() < PATIENCE, "waited in vain: {what}");
+        assert!(start.elapsed() < TIMEOUT, "waited in vain: {what}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
@@ -288,8 +288,8 @@ pub struct Connection {
 
 impl Connection {
     pub fn new(stream: UnixStream) -> Connection {
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        stream.set_write_timeout(Some(PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
+        stream.set_write_timeout(Some(TIMEOUT)).unwrap();
         Connection {
             stream,
             decoder: Decoder::new(),

@@ -21,7 +21,7 @@ fn tcp_needs_the_token() {
     let ask = |header: &str| -> Answer {
         let stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
         stream
-            .set_read_timeout(Some(crate::client::PATIENCE))
+            .set_read_timeout(Some(crate::client::TIMEOUT))
             .unwrap();
         request(stream, &format!("GET /v1/info HTTP/1.1{header}"), b"").unwrap()
     };

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::time::Duration;
 
 /// Longer than anything in these tests takes; a test that hangs fails.
-pub const PATIENCE: Duration = Duration::from_secs(300);
+pub const TIMEOUT: Duration = Duration::from_secs(300);
 
 /// A complete answer.
 #[derive(Debug)]
@@ -96,8 +96,8 @@ fn content_length(headers: &str) -> usize {
 /// A connection to the node's Unix socket.
 pub fn connect(socket: &Path) -> io::Result<UnixStream> {
     let stream = UnixStream::connect(socket)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
+    stream.set_write_timeout(Some(TIMEOUT))?;
     Ok(stream)
 }
 

@@ -1,6 +1,6 @@
 //! A `jiffyd` in its own folders.
 
-use crate::client::{Answer, Frames, PATIENCE, connect, request};
+use crate::client::{Answer, Frames, TIMEOUT, connect, request};
 use jiffy_wire::agent::{Command, ExecOutput};
 use jiffy_wire::api::{CreateVm, RunVm, Vm, VmState};
 use std::fs::{self, File};
@@ -439,7 +439,7 @@ pub fn id_of(frames: &Frames) -> String {
 }
 
 pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + TIMEOUT;
     while !holds() {
         assert!(Instant::now() < until, "timed out: {what}");
         std::thread::sleep(Duration::from_millis(10));

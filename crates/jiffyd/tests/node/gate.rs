@@ -7,7 +7,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 /// Longest wait for a request to be held.
-const PATIENCE: Duration = Duration::from_secs(300);
+const TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Where a request is held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -87,7 +87,7 @@ impl Gate {
             if over() {
                 return false;
             }
-            assert!(waited < PATIENCE, "no request came to be held");
+            assert!(waited < TIMEOUT, "no request came to be held");
             state = self.state.1.wait_timeout(state, step).unwrap().0;
             waited += step;
         }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// How long a service may take to accept connections.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// The virtio-serial port to the host.
 #[derive(Debug)]
@@ -68,7 +68,7 @@ pub fn wait_for(service: Option<SocketAddr>, mount: Option<&Path>) -> Result<(),
     let Some(service) = service else {
         return Ok(());
     };
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while TcpStream::connect_timeout(&service, Duration::from_secs(1)).is_err() {
         if Instant::now() > deadline {
             return Err(format!("nothing answers on {service} in the machine"));

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// How long a new connection may take to send its hello.
-const HELLO_PATIENCE: Duration = Duration::from_secs(60);
+const HELLO_TIMEOUT: Duration = Duration::from_secs(60);
 /// Most connections without a complete hello; one more closes the oldest of them.
 const MOST_UNAUTHENTICATED: usize = 64;
 
@@ -98,7 +98,7 @@ impl Drop for UnauthenticatedEntry {
 
 fn connection(stream: TcpStream, token: &str, entry: UnauthenticatedEntry) -> io::Result<()> {
     stream.set_nodelay(true)?;
-    stream.set_read_timeout(Some(HELLO_PATIENCE))?;
+    stream.set_read_timeout(Some(HELLO_TIMEOUT))?;
     let mut receiver = Receiver::new(stream.try_clone()?);
     let refused = || io::Error::from(io::ErrorKind::PermissionDenied);
     let hello: Hello = receiver.receive()?.ok_or_else(refused)?;

@@ -7,7 +7,7 @@ use std::net::TcpListener;
 use std::time::Duration;
 
 /// A test that takes longer hangs.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 fn agent() -> AgentAddress {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -28,7 +28,7 @@ fn shell(script: &str) -> Command {
 
 /// All output of a program, and its exit status.
 fn finish(mut session: Session) -> (String, ExitStatus) {
-    session.set_time_limit(Some(PATIENCE)).unwrap();
+    session.set_time_limit(Some(TIMEOUT)).unwrap();
     let mut output = Vec::new();
     loop {
         match session.receive().unwrap().expect("an end is announced") {
@@ -71,7 +71,7 @@ fn background_children_do_not_delay_the_end() {
         let mut session = agent()
             .exec(shell(&format!("{child} & echo $!")), false)
             .unwrap();
-        session.set_time_limit(Some(PATIENCE)).unwrap();
+        session.set_time_limit(Some(TIMEOUT)).unwrap();
         let mut output = Vec::new();
         loop {
             match session.receive().unwrap().expect("an end is announced") {
@@ -108,7 +108,7 @@ fn signals_reach_the_whole_group() {
     let mut session = agent()
         .exec(shell("sleep 1000 & echo ready; wait"), false)
         .unwrap();
-    session.set_time_limit(Some(PATIENCE)).unwrap();
+    session.set_time_limit(Some(TIMEOUT)).unwrap();
     while !matches!(session.receive().unwrap(), Some(ExecOutput::Output { .. })) {}
     session
         .sender()

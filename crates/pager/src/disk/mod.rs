@@ -318,11 +318,11 @@ impl Disk {
 
     /// Stops prefetching, and ends the requests that wait.
     pub fn end(&self) {
-        self.ended.give_up();
+        self.ended.cancel();
     }
 
     fn has_ended(&self) -> bool {
-        self.ended.is_given_up()
+        self.ended.is_cancelled()
     }
 
     /// Syncs and closes the cache, which is not filled any more.

@@ -72,7 +72,7 @@ impl Disk {
     ) -> Result<(), Unwritten> {
         let begun = Instant::now();
         loop {
-            if scratch.decoder.stop.is_given_up()
+            if scratch.decoder.stop.is_cancelled()
                 || self.has_ended()
                 || begun.elapsed() > ROOM_TIMEOUT
             {

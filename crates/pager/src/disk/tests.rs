@@ -14,7 +14,7 @@ mod small_disk;
 use small_disk::SmallDisk;
 
 const CHUNK: usize = 64 << 10;
-const PATIENCE: Duration = Duration::from_secs(300);
+const TIMEOUT: Duration = Duration::from_secs(300);
 
 /// An origin that waits for its gate, and records the requests.
 struct GatedOrigin {
@@ -158,7 +158,7 @@ impl Bench {
 fn eventually(what: &str, is_so: impl Fn() -> bool) {
     let begun = Instant::now();
     while !is_so() {
-        assert!(begun.elapsed() < PATIENCE, "{what}");
+        assert!(begun.elapsed() < TIMEOUT, "{what}");
         thread::sleep(Duration::from_millis(2));
     }
 }
@@ -264,7 +264,7 @@ fn waiting_for_one_chunk_does_not_block_reads_of_others() {
             thread::spawn(move || disk.demand(&io_pool, 0, 4096, false, &mut Scratch::default()))
         })
         .collect();
-    asked.recv_timeout(PATIENCE).unwrap();
+    asked.recv_timeout(TIMEOUT).unwrap();
     // Local chunks are served to others while the origin is blocked.
     bench.demand(&disk, 4 * CHUNK, CHUNK).unwrap();
     assert!(asked.try_recv().is_err() && waiting.iter().all(|thread| !thread.is_finished()));
@@ -309,7 +309,7 @@ fn complete_fills_everything_or_names_what_is_missing() {
             &bench.io_pool,
             Box::new(move |problem| say.send(problem).unwrap()),
         );
-        heard.recv_timeout(PATIENCE).unwrap()
+        heard.recv_timeout(TIMEOUT).unwrap()
     };
     origin.absent.store(true, Ordering::SeqCst);
     let problem = complete().expect("no chunk is available");

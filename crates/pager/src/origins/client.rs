@@ -165,7 +165,7 @@ impl Read for AnswerReader<'_> {
                 Ok(0) | Err(Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
             }
-            if self.stop.is_given_up() {
+            if self.stop.is_cancelled() {
                 // Not `Interrupted`: such a read would be repeated.
                 return Err(io::Error::other("the read was cancelled"));
             }
@@ -266,7 +266,7 @@ mod tests {
             let given_up = stop.clone();
             let later = thread::spawn(move || {
                 thread::sleep(Duration::from_millis(50));
-                given_up.give_up();
+                given_up.cancel();
             });
             assert!(answered(begun, &stop).is_err(), "{begun:?}");
             later.join().unwrap();

@@ -41,7 +41,7 @@ struct State {
 
 impl Drop for DiskPeer {
     fn drop(&mut self) {
-        self.answers.stop.give_up();
+        self.answers.stop.cancel();
         // The descriptor stays open as long as threads have answers to send, so the socket is shut
         // down.
         let _ = self.answers.stream.shutdown(std::net::Shutdown::Both);

@@ -283,7 +283,7 @@ impl Work {
         let lane = self.disk.lane_of(self.request.offset, self.request.length);
         io_pool.push(Urgency::Now, lane, move |scratch| {
             let stop = self.answers.stop();
-            if stop.is_given_up() {
+            if stop.is_cancelled() {
                 return;
             }
             scratch.decoder.stop = stop.clone();
@@ -298,7 +298,7 @@ impl Work {
                     let length = bytes.len();
                     ChunkAnswer::Bytes { id, length }
                 }
-                Err(_) if stop.is_given_up() => return,
+                Err(_) if stop.is_cancelled() => return,
                 Err(Unavailable { chunk, sentence }) => {
                     tracing::error!(disk = self.disk.name(), chunk, "{sentence}");
                     ChunkAnswer::Unavailable {

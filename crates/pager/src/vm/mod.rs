@@ -193,12 +193,12 @@ impl Vm {
 
     /// Whether it is not served any more, or an error ended its service.
     pub fn has_ended(&self) -> bool {
-        self.ended.is_given_up()
+        self.ended.is_cancelled()
     }
 
     /// Stops serving it.
     pub(crate) fn end(&self) {
-        self.ended.give_up();
+        self.ended.cancel();
     }
 
     /// The error that ended its service.

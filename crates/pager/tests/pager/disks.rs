@@ -24,7 +24,7 @@ pub(super) struct Vmm {
 impl Vmm {
     pub(super) fn connect(socket: &Path) -> Vmm {
         let stream = UnixStream::connect(socket).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
         Vmm {
             stream: BufReader::new(stream),
             next: 1,

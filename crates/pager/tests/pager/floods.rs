@@ -120,7 +120,7 @@ fn silent_clients_are_dropped_for_new_ones() {
     assert_eq!(pager.ask(&PagerRequest::Ping), PagerResponse::Ok);
     // The oldest clients were disconnected.
     let first = &mut silent[0];
-    first.set_read_timeout(Some(PATIENCE)).unwrap();
+    first.set_read_timeout(Some(TIMEOUT)).unwrap();
     let read = first.read(&mut [0; 8]);
     assert!(matches!(read, Ok(0) | Err(_)), "{read:?}");
     assert!(pager.count("fd") < 200);

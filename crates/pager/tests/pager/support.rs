@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 pub const PAGE: usize = 4096;
 pub const MIB: usize = 1 << 20;
-pub const PATIENCE: Duration = Duration::from_secs(300);
+pub const TIMEOUT: Duration = Duration::from_secs(300);
 
 /// The contents of page `page` of every test image: every fifth is zero, every seventh noise, the
 /// others compress.
@@ -87,7 +87,7 @@ impl Pager {
         let pager = Pager { child, control };
         let begun = Instant::now();
         while UnixStream::connect(&pager.control).is_err() {
-            assert!(begun.elapsed() < PATIENCE, "the pager does not listen");
+            assert!(begun.elapsed() < TIMEOUT, "the pager does not listen");
             thread::sleep(Duration::from_millis(2));
         }
         pager
@@ -191,7 +191,7 @@ impl Pager {
         let mut stats = self.stats(name);
         let begun = Instant::now();
         while !counted(&stats) {
-            assert!(begun.elapsed() < PATIENCE, "{stats:?}");
+            assert!(begun.elapsed() < TIMEOUT, "{stats:?}");
             thread::sleep(Duration::from_millis(2));
             stats = self.stats(name);
         }
@@ -247,7 +247,7 @@ impl Pager {
             if let Some(status) = self.child.try_wait().unwrap() {
                 return status;
             }
-            assert!(begun.elapsed() < PATIENCE, "the pager does not end");
+            assert!(begun.elapsed() < TIMEOUT, "the pager does not end");
             thread::sleep(Duration::from_millis(2));
         }
     }
@@ -265,7 +265,7 @@ pub struct Control(BufReader<UnixStream>);
 impl Control {
     pub fn connect(path: &Path) -> Control {
         let stream = UnixStream::connect(path).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
         Control(BufReader::new(stream))
     }
 
@@ -421,7 +421,7 @@ pub fn assert_page(found: impl AsRef<[u8]>, expected: impl AsRef<[u8]>) {
 pub fn join<T>(handle: JoinHandle<T>) -> T {
     let begun = Instant::now();
     while !handle.is_finished() {
-        assert!(begun.elapsed() < PATIENCE, "a fault is not served");
+        assert!(begun.elapsed() < TIMEOUT, "a fault is not served");
         thread::sleep(Duration::from_millis(1));
     }
     handle.join().unwrap()
@@ -448,7 +448,7 @@ fn try_greet(stream: &UnixStream, text: &str, fds: &[BorrowedFd<'_>]) -> io::Res
 
 /// The message that the pager sends before it disconnects.
 pub fn failure_message(stream: &UnixStream) -> String {
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
     let mut text = String::new();
     let mut reader = BufReader::new(stream);
     reader.read_line(&mut text).unwrap();
@@ -462,7 +462,7 @@ pub fn failure_message(stream: &UnixStream) -> String {
 pub fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !is_so() {
-        assert!(begun.elapsed() < PATIENCE, "{what}");
+        assert!(begun.elapsed() < TIMEOUT, "{what}");
         thread::sleep(Duration::from_millis(2));
     }
 }

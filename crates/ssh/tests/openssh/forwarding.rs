@@ -1,6 +1,6 @@
 //! Ports and sockets in the VM.
 
-use crate::harness::{PATIENCE, wait_until};
+use crate::harness::{TIMEOUT, wait_until};
 use crate::node::{Node, bytes};
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -51,7 +51,7 @@ fn a_forwarded_port_serves_many_connections_at_once() {
     );
     let open = |port| {
         let stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
         stream
     };
     wait_until("ssh listens", || {
@@ -98,7 +98,7 @@ fn a_unix_socket_of_the_vm_is_forwarded() {
     let mut ssh = forwarding(&node, &[format!("{here}:{}", node.text("service"))]);
     wait_until("ssh listens", || node.path("here").exists());
     let mut stream = UnixStream::connect(&here).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
     stream.write_all(b"hello").unwrap();
     stream.shutdown(Shutdown::Write).unwrap();
     let mut got = String::new();

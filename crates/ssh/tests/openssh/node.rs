@@ -1,6 +1,6 @@
 //! A stand-in for jiffyd: it knows two VMs, and passes execs and copies to the agent.
 
-use crate::harness::{Agent, PATIENCE, build_small};
+use crate::harness::{Agent, TIMEOUT, build_small};
 use jiffy_wire::agent::{self, OLDEST};
 use jiffy_wire::api::{ApiError, ErrorKind};
 use jiffy_wire::frame::to_vec;
@@ -137,7 +137,7 @@ pub fn wait(mut child: Child) -> Output {
     let status = loop {
         match child.try_wait().unwrap() {
             Some(status) => break status,
-            None if begun.elapsed() > PATIENCE => {
+            None if begun.elapsed() > TIMEOUT => {
                 child.kill().unwrap();
                 panic!("the program did not end in time");
             }

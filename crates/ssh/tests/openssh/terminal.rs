@@ -1,6 +1,6 @@
 //! A login on a terminal.
 
-use crate::harness::PATIENCE;
+use crate::harness::TIMEOUT;
 use crate::node::Node;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, kill_process};
@@ -59,13 +59,13 @@ impl Terminal {
 
     /// Waits until the terminal shows this text.
     fn wait_for_text(&mut self, text: &str) {
-        let patience = Timespec {
-            tv_sec: PATIENCE.as_secs() as i64,
+        let timeout = Timespec {
+            tv_sec: TIMEOUT.as_secs() as i64,
             tv_nsec: 0,
         };
         while !self.shown.contains(text) {
             let mut ready = [PollFd::new(&self.keyboard, PollFlags::IN)];
-            let count = poll(&mut ready, Some(&patience)).unwrap();
+            let count = poll(&mut ready, Some(&timeout)).unwrap();
             assert_eq!(count, 1, "timed out waiting for {text:?}: {:?}", self.shown);
             let mut bytes = [0; 4096];
             let count = self.keyboard.read(&mut bytes).unwrap();

@@ -249,7 +249,7 @@ impl PartialFile {
                     let more = blocks.end - blocks.start < in_flight.end - in_flight.start;
                     let should_retry = |missing: &Arc<Missing>| {
                         let failed = more && missing.unwritten.is_none();
-                        (failed || missing.given_up) && !stop.is_given_up()
+                        (failed || missing.given_up) && !stop.is_cancelled()
                     };
                     if outcome.as_ref().is_err_and(should_retry) {
                         continue;
@@ -433,7 +433,7 @@ impl PartialFile {
             }
             let open = origins.iter().zip(&mut answers);
             for (rated, answer) in open.filter(|(_, answer)| answer.again) {
-                if stop.is_given_up() {
+                if stop.is_cancelled() {
                     return Err(Missing {
                         given_up: true,
                         ..Missing::new(bytes.clone(), "the read was cancelled")
@@ -469,7 +469,7 @@ impl PartialFile {
                     Err(error) => error,
                 };
                 // A read that was cancelled is not a failure of the origin.
-                if !stop.is_given_up() {
+                if !stop.is_cancelled() {
                     rated.failures.fetch_add(1, Ordering::Relaxed);
                 }
             }
@@ -484,7 +484,7 @@ impl PartialFile {
             reports => reports.join("; "),
         };
         Err(Missing {
-            given_up: stop.is_given_up(),
+            given_up: stop.is_cancelled(),
             ..Missing::new(bytes.clone(), tried)
         })
     }

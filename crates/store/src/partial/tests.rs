@@ -76,7 +76,7 @@ impl Origin for Scripted {
         self.asked.lock().unwrap().push(range.clone());
         let bytes = self.file[range.start as usize..range.end as usize].to_vec();
         let given = (self.habit)(range, bytes);
-        match self.gives_up && stop.is_given_up() {
+        match self.gives_up && stop.is_cancelled() {
             true => Err(OriginError::permanent("it was cancelled")),
             false => given,
         }

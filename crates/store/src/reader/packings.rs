@@ -46,7 +46,7 @@ impl Packings {
                     self.last.store(which, Ordering::Relaxed);
                     return Ok(done);
                 }
-                Err(error) if stop.is_given_up() => return Err(error),
+                Err(error) if stop.is_cancelled() => return Err(error),
                 Err(error) => failed = failed.or(Some(error)),
             }
         }

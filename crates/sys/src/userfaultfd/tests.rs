@@ -183,9 +183,9 @@ fn a_read_never_blocks_even_without_o_nonblock() {
         told.send(taken.read_events(&mut Vec::new())).unwrap();
         taken
     });
-    let patience = Duration::from_secs(10);
+    let timeout = Duration::from_secs(10);
     let read = answer
-        .recv_timeout(patience)
+        .recv_timeout(timeout)
         .expect("the read does not block");
     assert_eq!(read.unwrap(), 0);
     // A kernel that supports only O_NONBLOCK behaves like this.
@@ -194,7 +194,7 @@ fn a_read_never_blocks_even_without_o_nonblock() {
     let (told, answer) = std::sync::mpsc::channel();
     thread::spawn(move || told.send(taken.read_by_flag(&mut [0; ioctl::MESSAGE])));
     let read = answer
-        .recv_timeout(patience)
+        .recv_timeout(timeout)
         .expect("the read does not block");
     assert_eq!(read, Err(Errno::AGAIN));
 }

@@ -1,6 +1,6 @@
 //! Tests of the machine.
 
-use crate::support::{PATIENCE, jiffy, turn};
+use crate::support::{TIMEOUT, jiffy, turn};
 use jiffy_testkit::{Lab, LabOptions};
 use std::time::{Duration, Instant};
 
@@ -57,7 +57,7 @@ fn the_hardware_clock_interrupts_once_a_second() {
         counted.parse().expect("a number")
     };
     let (before, began) = (interrupts(), Instant::now());
-    let until = began + PATIENCE;
+    let until = began + TIMEOUT;
     while interrupts() < before + 3 {
         assert!(
             Instant::now() < until,

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 /// Time limit after which an operation counts as hanging. It says nothing about the expected speed,
 /// because the host may be slow, busy or suspended.
-pub const PATIENCE: Duration = Duration::from_secs(300);
+pub const TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Time limit of a guest's start, seconds, for the daemon that a command starts.
 const START_TIMEOUT: &str = "250";
@@ -20,7 +20,7 @@ pub const PYTHON: &str =
     "PYTHONHOME=/python /python/ld.so --library-path /python /python/python3 -S";
 
 /// How long a VMM of that daemon waits for another pager, milliseconds.
-const PAGER_PATIENCE: &str = "60000";
+const PAGER_TIMEOUT: &str = "60000";
 
 /// `jiffy` in a machine, for one test at a time. When the test ends or fails, everything it left
 /// behind is removed.
@@ -103,7 +103,7 @@ impl Jiffy {
             // Only one node can have a machine's network, and the tests run several nodes.
             .env("JIFFY_VM_NETWORK", "off")
             .env("JIFFY_START_TIMEOUT", START_TIMEOUT)
-            .env("JIFFY_PAGER_PATIENCE_MS", PAGER_PATIENCE)
+            .env("JIFFY_PAGER_PATIENCE_MS", PAGER_TIMEOUT)
     }
 
     /// The number of the shared machine.
@@ -287,16 +287,16 @@ impl Jiffy {
 
     /// Waits until a condition holds.
     pub fn eventually(&self, what: &str, mut holds: impl FnMut() -> bool) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while !holds() {
-            assert!(Instant::now() < deadline, "{what}: not within {PATIENCE:?}");
+            assert!(Instant::now() < deadline, "{what}: not within {TIMEOUT:?}");
             std::thread::sleep(Duration::from_millis(50));
         }
     }
 
     /// Waits until only the traces `before` are left; panics with the others.
     pub fn assert_nothing_left(&self, before: &Traces, what: &str) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             let now = self.traces();
             let fresh: Vec<_> = now

@@ -36,10 +36,10 @@ use std::time::{Duration, Instant};
 use thiserror::Error;
 
 /// How long a read waits while no pager can be reached.
-const PAGER_PATIENCE: Duration = Duration::from_secs(10);
+const PAGER_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a read waits for the pager's answer: the pager asks several origins, each
 /// several times.
-const ANSWER_PATIENCE: Duration = Duration::from_secs(180);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(180);
 /// How often waiting requests are checked for their timeout.
 const EXPIRY_INTERVAL: Duration = Duration::from_secs(1);
 /// Failures that are logged for each disk: a guest can cause any number of them.
@@ -266,10 +266,10 @@ impl DiskChunks {
             let sentence = format!("the pager at {socket} can't be reached: {error}");
             return link.fail(|pending| Some(self.failure(&pending.bytes, &sentence)));
         }
-        let seconds = ANSWER_PATIENCE.as_secs();
+        let seconds = ANSWER_TIMEOUT.as_secs();
         let sentence = format!("the pager at {socket} has not answered for {seconds} s");
         let expired = link.fail(|pending| {
-            let is_late = pending.since.elapsed() > ANSWER_PATIENCE;
+            let is_late = pending.since.elapsed() > ANSWER_TIMEOUT;
             is_late.then(|| self.failure(&pending.bytes, &sentence))
         });
         if !expired.is_empty() {
@@ -413,7 +413,7 @@ impl Link {
             if self.last_attempt.is_some_and(waits) {
                 return;
             }
-            let begin = || Reconnect::within(PAGER_PATIENCE);
+            let begin = || Reconnect::within(PAGER_TIMEOUT);
             let search = *self.search.get_or_insert_with(begin);
             match search.attempt(|| self.connect(socket)) {
                 Ok(Some(())) => {}

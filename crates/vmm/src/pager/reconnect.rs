@@ -13,10 +13,10 @@ pub struct Reconnect {
 }
 
 impl Reconnect {
-    /// Starts a search that ends after `patience`.
-    pub fn within(patience: Duration) -> Reconnect {
+    /// Starts a search that ends after `timeout`.
+    pub fn within(timeout: Duration) -> Reconnect {
         Reconnect {
-            until: Instant::now() + patience,
+            until: Instant::now() + timeout,
         }
     }
 

@@ -133,7 +133,7 @@ fn a_busy_pager_may_answer_late() {
             let mut stream = listener.accept().unwrap().0;
             let mut question = [0; WORKING_SET_QUESTION.len()];
             stream.read_exact(&mut question).unwrap();
-            std::thread::sleep(PATIENCE + Duration::from_millis(300));
+            std::thread::sleep(TIMEOUT + Duration::from_millis(300));
             let answer = b"{\"working_set\":{\"ranges\":[]}}\n";
             let _ = fds::send_with_fds(&stream, answer, &[]);
             let _ = stream.read(&mut question);
@@ -145,8 +145,8 @@ fn a_busy_pager_may_answer_late() {
 #[test]
 fn a_new_pager_is_connected_and_a_missing_one_ends_the_vm() {
     let (_folder, listener, _ram, mut memory) = attached();
-    assert_eq!(memory.patience, PATIENCE);
-    memory.patience = Duration::from_secs(600);
+    assert_eq!(memory.timeout, TIMEOUT);
+    memory.timeout = Duration::from_secs(600);
     // Closing is not sufficient: between fork and exec, a child of another test has the
     // connections, too.
     let hang_up = || accept(&listener).0.shutdown(Shutdown::Both).unwrap();
@@ -172,7 +172,7 @@ fn a_new_pager_is_connected_and_a_missing_one_ends_the_vm() {
 #[test]
 fn building_a_vm_waits_for_the_next_pager() {
     let (_folder, listener, ram, mut memory) = attached();
-    memory.patience = Duration::from_secs(600);
+    memory.timeout = Duration::from_secs(600);
     let thread = PagerThread::start(memory).unwrap();
     let seen: u8 = std::thread::scope(|scope| {
         let builder = scope.spawn(|| ram.memory().read_obj(GuestAddress(8192)).unwrap());
@@ -190,7 +190,7 @@ fn building_a_vm_waits_for_the_next_pager() {
 #[test]
 fn building_a_vm_does_not_wait_forever_for_a_pager() {
     let (_folder, listener, ram, mut memory) = attached();
-    memory.patience = Duration::from_millis(50);
+    memory.timeout = Duration::from_millis(50);
     let thread = PagerThread::start(memory).unwrap();
     let first = accept(&listener).0;
     rustix::net::shutdown(&listener, rustix::net::Shutdown::Both).unwrap();

@@ -67,11 +67,11 @@ impl StatisticsBoard {
         self.lock().clone()
     }
 
-    /// Waits for a set after `sequence`, at most for `patience`; returns the last set.
-    pub fn newer_than(&self, sequence: u64, patience: Duration) -> Statistics {
+    /// Waits for a set after `sequence`, at most for `timeout`; returns the last set.
+    pub fn newer_than(&self, sequence: u64, timeout: Duration) -> Statistics {
         let waited = self
             .arrived
-            .wait_timeout_while(self.lock(), patience, |latest| latest.sequence <= sequence);
+            .wait_timeout_while(self.lock(), timeout, |latest| latest.sequence <= sequence);
         let (latest, _) = unpoisoned(waited);
         latest.clone()
     }

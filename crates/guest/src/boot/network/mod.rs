@@ -17,7 +17,7 @@ use jiffy_wire::mac::Mac;
 use netlink::Netlink;
 use rustix::io::{Errno, Result as IoResult};
 
-const PATIENCE_NS: u64 = 2_000_000_000;
+const TIMEOUT_NS: u64 = 2_000_000_000;
 /// Index of the loopback interface, the same in every network namespace.
 const LOOPBACK: u32 = 1;
 
@@ -140,7 +140,7 @@ impl Plan<'_> {
     /// have had another configuration.
     fn bring_up(&self, netlink: &mut Netlink, restored: bool) -> Result<u32, String> {
         let name = self.name;
-        if !disks::wait_for(&format!("/sys/class/net/{name}"), PATIENCE_NS) {
+        if !disks::wait_for(&format!("/sys/class/net/{name}"), TIMEOUT_NS) {
             return Err(format!("there is no interface {name}"));
         }
         let index = netlink

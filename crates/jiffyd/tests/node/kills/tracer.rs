@@ -1,6 +1,6 @@
 //! Kills a daemon at one of its system calls, by `examples/killer`.
 
-use crate::client::PATIENCE;
+use crate::client::TIMEOUT;
 use crate::daemon::{Daemon, example};
 use rustix::fs::{CWD, FileType, Mode};
 use std::fmt;
@@ -101,10 +101,7 @@ pub fn up(daemon: &mut Daemon) -> Duration {
     daemon.begin(daemon.command());
     while super::ask(daemon, "GET", "/v1/info", b"").is_err() {
         assert!(daemon.is_up(), "the next daemon ended");
-        assert!(
-            begin.elapsed() < PATIENCE,
-            "the next daemon does not answer"
-        );
+        assert!(begin.elapsed() < TIMEOUT, "the next daemon does not answer");
         std::thread::sleep(Duration::from_millis(2));
     }
     begin.elapsed()

@@ -1,7 +1,7 @@
 //! Clients that speak TLS, and HTTP/2 over it.
 
 use super::PROXY;
-use crate::client::PATIENCE;
+use crate::client::TIMEOUT;
 use crate::daemon::Daemon;
 use crate::network::daemon_with;
 use bytes::Bytes;
@@ -119,7 +119,7 @@ pub fn run(what: impl Future<Output = ()>) {
     let runtime = Builder::new_current_thread().enable_all().build();
     let done = runtime
         .unwrap()
-        .block_on(async { timeout(PATIENCE, what).await });
+        .block_on(async { timeout(TIMEOUT, what).await });
     done.expect("it ends in time");
 }
 

@@ -44,7 +44,7 @@ fn addresses(guest: &Guest, name: &str) -> Option<Vec<IpAddr>> {
     let answer = guest.namespace.run(|| {
         let socket = UdpSocket::bind("0.0.0.0:0").expect("a port");
         socket
-            .set_read_timeout(Some(4 * PATIENCE))
+            .set_read_timeout(Some(4 * TIMEOUT))
             .expect("a socket");
         socket
             .send_to(&builder.finish(), (gateway, 53))

@@ -93,7 +93,7 @@ fn a_policy_applies_and_changes_with_connections_open() {
             .run(|| std::net::TcpListener::bind(at).expect("a port"));
         let stream = guest
             .namespace
-            .run(|| std::net::TcpStream::connect_timeout(&at, PATIENCE).expect("connected"));
+            .run(|| std::net::TcpStream::connect_timeout(&at, TIMEOUT).expect("connected"));
         (listener.accept().expect("a connection").0, stream, listener)
     };
     own.policy = policy(&["10.77.0.1"], &[]);
@@ -104,7 +104,7 @@ fn a_policy_applies_and_changes_with_connections_open() {
     let arrives = |(far, near, _): &(std::net::TcpStream, std::net::TcpStream, _)| {
         use std::io::{Read, Write};
         let (mut far, mut near) = (far, near);
-        far.set_read_timeout(Some(PATIENCE)).expect("a socket");
+        far.set_read_timeout(Some(TIMEOUT)).expect("a socket");
         let _ = near.write_all(b"x");
         far.read_exact(&mut [0]).is_ok()
     };

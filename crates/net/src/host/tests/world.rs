@@ -19,7 +19,7 @@ use std::thread;
 use std::time::Duration;
 
 /// Long enough for a busy computer. Tests wait this long only if nothing comes.
-pub const PATIENCE: Duration = Duration::from_millis(400);
+pub const TIMEOUT: Duration = Duration::from_millis(400);
 
 /// A network namespace.
 #[derive(Debug)]
@@ -235,13 +235,13 @@ pub fn connects(address: &str, port: u16) -> bool {
 
 fn connect(address: &str, port: u16) -> io::Result<TcpStream> {
     let at = SocketAddr::new(address.parse().expect("an address"), port);
-    TcpStream::connect_timeout(&at, PATIENCE)
+    TcpStream::connect_timeout(&at, TIMEOUT)
 }
 
 /// The text that a TCP server sends to this thread.
 pub fn hear(address: &str, port: u16) -> Option<String> {
     let mut stream = connect(address, port).ok()?;
-    stream.set_read_timeout(Some(PATIENCE)).ok()?;
+    stream.set_read_timeout(Some(TIMEOUT)).ok()?;
     let mut said = String::new();
     stream.read_to_string(&mut said).ok()?;
     Some(said)
@@ -252,7 +252,7 @@ pub fn ask(address: &str, port: u16) -> Option<String> {
     let at = SocketAddr::new(address.parse().expect("an address"), port);
     let any = if at.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
     let socket = UdpSocket::bind(any).ok()?;
-    socket.set_read_timeout(Some(PATIENCE)).ok()?;
+    socket.set_read_timeout(Some(TIMEOUT)).ok()?;
     socket.send_to(b"?", at).ok()?;
     let mut said = [0; 200];
     let (length, _) = socket.recv_from(&mut said).ok()?;

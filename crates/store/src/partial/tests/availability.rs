@@ -200,7 +200,7 @@ fn an_abandoned_request_takes_nothing_from_other_waiters() {
         });
         asked.recv().unwrap();
         let second = scope.spawn(|| read(&image, 20));
-        stop.give_up();
+        stop.cancel();
         release.send(()).unwrap();
         let error = first.join().unwrap().unwrap_err();
         assert!(sentence(&error).contains("cancelled"), "{error}");

@@ -19,7 +19,7 @@ const KERNEL: &str = "/share/jiffy/kernels/base/vmlinux";
 /// Lines that must arrive after a restore before the next capture.
 const PROGRESS: u64 = 5;
 /// Time limit of a wait. It says nothing about the expected speed.
-const PATIENCE: Duration = Duration::from_secs(300);
+const TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Data received from the guest.
 #[derive(Default)]
@@ -56,7 +56,7 @@ impl SharedState {
         vmm: &mut Running,
         holds: impl Fn(&Received) -> bool,
     ) -> Result<()> {
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + TIMEOUT;
         let mut received = self.lock();
         loop {
             if let Some(wrong) = &received.wrong {

@@ -1,6 +1,6 @@
 //! The state of an idle node, to which it must return.
 
-use crate::support::{Jiffy, PATIENCE};
+use crate::support::{Jiffy, TIMEOUT};
 use std::collections::BTreeMap;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -61,7 +61,7 @@ impl Baseline {
         keepers: &[String],
         same_daemon: bool,
     ) -> Result<(), String> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         let mut now = NodeState::of(jiffy, keepers);
         while !now.matches(&self.now, same_daemon) {
             if Instant::now() >= deadline {

@@ -1,7 +1,7 @@
 //! Tests of the guest's memory statistics.
 
 use super::*;
-use crate::virtio::testing::PATIENCE;
+use crate::virtio::testing::TIMEOUT;
 use std::time::Duration;
 
 /// Entries as a driver writes them.
@@ -83,7 +83,7 @@ fn a_caller_can_wait_for_newer_statistics() {
         known,
         "no newer ones"
     );
-    let waiter = std::thread::spawn(move || board.newer_than(known, PATIENCE));
+    let waiter = std::thread::spawn(move || board.newer_than(known, TIMEOUT));
     assert!(guest.balloon().request_statistics());
     guest.send_statistics(&entries(&[(5, 2)]));
     assert_eq!(waiter.join().unwrap().get("total_memory"), Some(2));

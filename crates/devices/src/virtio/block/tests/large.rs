@@ -3,7 +3,7 @@
 use super::driver::*;
 use crate::virtio::block::disk::{Disk, PIECE_BYTES, Scratch};
 use crate::virtio::queue::segment::Segment;
-use crate::virtio::testing::{Buffer, PATIENCE, Running, memory};
+use crate::virtio::testing::{Buffer, Running, TIMEOUT, memory};
 use std::fs::File;
 use std::io::ErrorKind;
 use std::sync::Arc;
@@ -125,7 +125,7 @@ fn a_request_interrupted_by_a_pause_is_done_after_it() {
     let start = Instant::now();
     // Stops it after it has begun.
     while disk.bytes(0, 1) != [0xab] {
-        assert!(start.elapsed() < PATIENCE);
+        assert!(start.elapsed() < TIMEOUT);
     }
     let (block, queues) = guest.device.stop();
     let finished = guest.driver.used_index();

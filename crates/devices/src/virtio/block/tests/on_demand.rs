@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use vmm_sys_util::eventfd::EventFd;
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Which sectors are present, and how requests for others are answered.
 #[derive(Debug)]
@@ -256,7 +256,7 @@ fn a_waiting_read_returns_to_the_ring_and_is_done_later() {
     guest.write_header(IN, 30);
     guest.driver.add(&usual(&[Buffer::writable(DATA, 4096)]));
     guest.device.ring(0);
-    asked.recv_timeout(PATIENCE).unwrap();
+    asked.recv_timeout(TIMEOUT).unwrap();
     // The doorbell is signalled for another reason meanwhile.
     guest.device.ring(0);
     let (block, queues) = guest.device.stop();
@@ -328,7 +328,7 @@ fn a_present_read_overtakes_sixteen_waiting_ones() {
     guest.device.ring(0);
     let mut wanted: BTreeSet<u64> = (0..16).map(|sector| sector * SECTOR).collect();
     for _ in 0..16 {
-        let bytes = asked.recv_timeout(PATIENCE).unwrap();
+        let bytes = asked.recv_timeout(TIMEOUT).unwrap();
         assert!(wanted.remove(&bytes.start), "{bytes:?} is requested once");
     }
     let present = add_read(&mut guest, 40);
@@ -371,7 +371,7 @@ fn reads_waiting_at_a_capture_are_answered_exactly_once() {
     guest.device.ring(0);
     for _ in 0..8 {
         assert!(passed.remove(&guest.driver.wait_used().head));
-        asked.recv_timeout(PATIENCE).unwrap();
+        asked.recv_timeout(TIMEOUT).unwrap();
     }
     let (block, queues) = guest.device.stop();
     assert_eq!(guest.driver.next_used(), None);
@@ -423,7 +423,7 @@ fn a_reset_drops_waiting_reads() {
     }
     guest.device.ring(0);
     for _ in 0..4 {
-        asked.recv_timeout(PATIENCE).unwrap();
+        asked.recv_timeout(TIMEOUT).unwrap();
     }
     let (block, _) = guest.device.stop();
     assert!(map.fetches.lock().unwrap().held.is_empty(), "given up");

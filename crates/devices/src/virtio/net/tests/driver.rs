@@ -4,7 +4,7 @@ use crate::GuestMemory;
 use crate::virtio::device::VirtioDevice;
 use crate::virtio::net::{Backend, CONTROL_QUEUE_SIZE, Mac, Net, NetArgs, QUEUE_SIZE, header};
 use crate::virtio::queue::RateLimit;
-use crate::virtio::testing::{Buffer, DriverQueue, PATIENCE, Running, Used, memory};
+use crate::virtio::testing::{Buffer, DriverQueue, Running, TIMEOUT, Used, memory};
 use std::os::unix::net::UnixDatagram;
 use std::sync::Arc;
 use virtio_bindings::virtio_net::*;
@@ -64,7 +64,7 @@ pub fn on_datagrams(pairs: usize) -> (Net, Vec<UnixDatagram>) {
         .map(|_| UnixDatagram::pair().unwrap())
         .unzip::<_, _, Vec<_>, Vec<_>>();
     for host in &theirs {
-        host.set_read_timeout(Some(PATIENCE)).unwrap();
+        host.set_read_timeout(Some(TIMEOUT)).unwrap();
     }
     (Net::new(args(Backend::Datagrams(ours))).unwrap(), theirs)
 }

@@ -1,7 +1,7 @@
 use super::driver::*;
 use crate::virtio::net::{Backend, Net};
 use crate::virtio::queue::RateLimit;
-use crate::virtio::testing::PATIENCE;
+use crate::virtio::testing::TIMEOUT;
 use std::num::NonZeroU64;
 use std::os::unix::net::UnixDatagram;
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ fn frames() -> RateLimit {
 
 fn limited(receive: RateLimit, send: RateLimit) -> (Guest, UnixDatagram) {
     let (ours, host) = UnixDatagram::pair().unwrap();
-    host.set_read_timeout(Some(PATIENCE)).unwrap();
+    host.set_read_timeout(Some(TIMEOUT)).unwrap();
     let mut args = args(Backend::Datagrams(vec![ours]));
     (args.receive_limit, args.send_limit) = (receive, send);
     (Guest::start(Net::new(args).unwrap(), USUAL), host)

@@ -1,14 +1,14 @@
 use super::driver::*;
 use crate::virtio::device::VirtioDevice;
 use crate::virtio::net::{Backend, FRAME_MAX, Net};
-use crate::virtio::testing::{Buffer, PATIENCE};
+use crate::virtio::testing::{Buffer, TIMEOUT};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::time::Instant;
 
 fn on_passt() -> (Net, UnixStream) {
     let (ours, passt) = UnixStream::pair().unwrap();
-    passt.set_read_timeout(Some(PATIENCE)).unwrap();
+    passt.set_read_timeout(Some(TIMEOUT)).unwrap();
     (Net::new(args(Backend::Passt(ours))).unwrap(), passt)
 }
 
@@ -118,6 +118,6 @@ fn an_invalid_frame_length_ends_the_connection() {
         .wait(|counts| counts.config_changed == 1);
     let start = Instant::now();
     while passt.read(&mut [0; 8]).map_or(true, |count| count > 0) {
-        assert!(start.elapsed() < PATIENCE);
+        assert!(start.elapsed() < TIMEOUT);
     }
 }

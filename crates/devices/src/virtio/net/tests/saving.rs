@@ -99,7 +99,7 @@ fn frames_in_flight_over_a_capture_are_sent_once() {
     let memory = copy_of(&guest.memory);
     let (ours, clone) = UnixDatagram::pair().unwrap();
     clone
-        .set_read_timeout(Some(crate::virtio::testing::PATIENCE))
+        .set_read_timeout(Some(crate::virtio::testing::TIMEOUT))
         .unwrap();
     let restored = Net::restore(args(Backend::Datagrams(vec![ours])), &state).unwrap();
     let saved = queues

@@ -9,7 +9,7 @@ use super::super::packet::{
 use super::super::rings::QUEUE_SIZES;
 use crate::GuestMemory;
 use crate::virtio::device::{Activation, ActiveQueue, VirtioDevice};
-use crate::virtio::testing::{self, Buffer, DriverQueue, PATIENCE, TestInterrupt, ThreadWorkers};
+use crate::virtio::testing::{self, Buffer, DriverQueue, TIMEOUT, TestInterrupt, ThreadWorkers};
 use std::collections::{HashMap, VecDeque};
 use std::num::Wrapping;
 use std::sync::Arc;
@@ -262,7 +262,7 @@ impl Guest {
         while self.tx_in_flight > room {
             // Continues as a kernel would: answers need receive buffers.
             self.pump();
-            assert!(start.elapsed() < PATIENCE, "no transmit buffer is returned");
+            assert!(start.elapsed() < TIMEOUT, "no transmit buffer is returned");
         }
         // One slot per chain: as many as descriptors, so none is reused too early.
         let mut address = TX_BUFFERS + TX_BUFFER * (self.tx_next % u64::from(QUEUE_SIZES[TX]));
@@ -512,7 +512,7 @@ impl Guest {
     /// Pumps until `done`.
     ///
     /// # Panics
-    /// After [`PATIENCE`].
+    /// After [`TIMEOUT`].
     pub(in super::super) fn until(&mut self, what: &str, mut done: impl FnMut(&mut Guest) -> bool) {
         let start = Instant::now();
         loop {
@@ -520,7 +520,7 @@ impl Guest {
             if done(self) {
                 return;
             }
-            assert!(start.elapsed() < PATIENCE, "waited in vain: {what}");
+            assert!(start.elapsed() < TIMEOUT, "waited in vain: {what}");
             std::thread::sleep(Duration::from_micros(20));
         }
     }

@@ -4,7 +4,7 @@ use super::super::BUFFER;
 use super::super::packet::Op;
 use super::super::testing::Guest;
 use super::{Host, noise, read_ok};
-use crate::virtio::testing::PATIENCE;
+use crate::virtio::testing::TIMEOUT;
 use std::io::{Read, Write};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -124,7 +124,7 @@ fn all_traffic_waits_while_the_guest_has_no_receive_buffers() {
     let mut since = Instant::now();
     // This many packets are taken even on a slow, busy host.
     while taken < 256 || since.elapsed() < Duration::from_millis(500) {
-        assert!(since.elapsed() < PATIENCE, "{taken}");
+        assert!(since.elapsed() < TIMEOUT, "{taken}");
         let header = guest.header((9, port), Op::CreditUpdate);
         if guest.try_send(header) {
             (taken, port) = (taken + 1, port + 1);

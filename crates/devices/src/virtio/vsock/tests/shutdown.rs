@@ -2,7 +2,7 @@
 
 use super::super::packet::{Op, SHUTDOWN_RECEIVE, SHUTDOWN_SEND};
 use super::{Host, noise, read_ok};
-use crate::virtio::testing::PATIENCE;
+use crate::virtio::testing::TIMEOUT;
 use std::io::{ErrorKind, Read, Write};
 use std::net::Shutdown;
 use std::thread;
@@ -181,7 +181,7 @@ fn ending_the_device_waits_until_the_guests_data_is_read() {
         received
     });
     // The VM ends at once.
-    guest.device.linger_for(PATIENCE);
+    guest.device.linger_for(TIMEOUT);
     drop(guest);
     assert!(reader.join().unwrap() == out);
 }
