@@ -55,10 +55,15 @@ pub fn run(who: &str, aims: &[&str]) {
             jiffy_disk::confinement::of_monitor().unwrap();
             (bounded, true)
         }
+        "origins" => (jiffy_pager::origins::confinement::enter().unwrap(), true),
         _ => panic!("{who}"),
     };
     // Its legitimate work still succeeds.
-    if who != "monitor" {
+    if who == "origins" {
+        assert_eq!(fs::read(aims.own.join("file")).unwrap(), b"own");
+        TcpStream::connect(("localhost", aims.tcp)).unwrap();
+        std::thread::spawn(|| ()).join().unwrap();
+    } else if who != "monitor" {
         assert_eq!(fs::read(aims.own.join("file")).unwrap(), b"own");
         fs::rename(aims.own.join("file"), aims.own.join("renamed")).unwrap();
     }
@@ -74,6 +79,14 @@ pub fn run(who: &str, aims: &[&str]) {
     if filtered {
         attempts.extend(CALLS);
     }
+    if who != "origins" {
+        if bounded || filtered && who == "monitor" {
+            attempts.extend(READING);
+        }
+        if filtered {
+            attempts.extend(NETWORKS);
+        }
+    }
     for (name, attempt) in attempts {
         say(&match attempt(&aims) {
             Ok(()) => format!("ESCAPED: {who}: {name}\n"),
@@ -87,14 +100,8 @@ fn say(line: &str) {
     io::stdout().write_all(line.as_bytes()).unwrap();
 }
 
-/// Refused by Landlock.
+/// Refused by Landlock, also where all files can be read.
 const FILES: &[Attempt] = &[
-    ("read the host's users", |_| {
-        fs::read("/etc/passwd").map(drop)
-    }),
-    ("read a file that all may read", |aims| {
-        fs::read(aims.other.join("public")).map(drop)
-    }),
     ("write a file that all may write", |aims| {
         fs::write(aims.other.join("public"), "x")
     }),
@@ -102,17 +109,6 @@ const FILES: &[Attempt] = &[
         let path = c_path(&aims.other.join("public"));
         // SAFETY: a string.
         reply(unsafe { libc::truncate(path.as_ptr(), 0) })
-    }),
-    ("climb out of its folder", |aims| {
-        fs::read(aims.own.join("../other/public")).map(drop)
-    }),
-    ("follow a link out of its folder", |aims| {
-        let link = aims.own.join("link");
-        std::os::unix::fs::symlink(aims.other.join("public"), &link)?;
-        fs::read(link).map(drop)
-    }),
-    ("list another folder", |aims| {
-        fs::read_dir(&aims.other).map(drop)
     }),
     ("make a file elsewhere", |aims| {
         fs::write(aims.other.join("new"), "x")
@@ -154,6 +150,27 @@ const FILES: &[Attempt] = &[
         let program = aims.own.join("program");
         fs::copy("/proc/self/exe", &program)?;
         Command::new(program).arg("--list").status().map(drop)
+    }),
+];
+
+/// Reads beyond its folder, refused by Landlock.
+const READING: &[Attempt] = &[
+    ("read the host's users", |_| {
+        fs::read("/etc/passwd").map(drop)
+    }),
+    ("read a file that all may read", |aims| {
+        fs::read(aims.other.join("public")).map(drop)
+    }),
+    ("climb out of its folder", |aims| {
+        fs::read(aims.own.join("../other/public")).map(drop)
+    }),
+    ("follow a link out of its folder", |aims| {
+        let link = aims.own.join("link");
+        std::os::unix::fs::symlink(aims.other.join("public"), &link)?;
+        fs::read(link).map(drop)
+    }),
+    ("list another folder", |aims| {
+        fs::read_dir(&aims.other).map(drop)
     }),
 ];
 
@@ -251,19 +268,10 @@ const CALLS: &[Attempt] = &[
     ("call the API", |aims| {
         UnixStream::connect(aims.other.join("api.sock")).map(drop)
     }),
-    ("connect over TCP", |aims| {
-        TcpStream::connect(("127.0.0.1", aims.tcp)).map(drop)
-    }),
     ("listen on TCP", |_| {
         TcpListener::bind("127.0.0.1:0").map(drop)
     }),
-    ("open a datagram socket", |_| {
-        UdpSocket::bind("127.0.0.1:0").map(drop)
-    }),
     ("open a vsock socket", |_| socket(libc::AF_VSOCK)),
-    ("talk to the kernel by netlink", |_| {
-        socket(libc::AF_NETLINK)
-    }),
     ("open a packet socket", |_| socket(libc::AF_PACKET)),
     ("make a process", |_| {
         // SAFETY: the child ends at once.
@@ -304,6 +312,19 @@ const CALLS: &[Attempt] = &[
     ("add a key", |_| call(libc::SYS_keyctl, [0, -3, 0, 0, 0, 0])),
     ("read the kernel's log", |_| {
         call(libc::SYS_syslog, [10, 0, 0, 0, 0, 0])
+    }),
+];
+
+/// Networks, refused by the system call filter.
+const NETWORKS: &[Attempt] = &[
+    ("connect over TCP", |aims| {
+        TcpStream::connect(("127.0.0.1", aims.tcp)).map(drop)
+    }),
+    ("open a datagram socket", |_| {
+        UdpSocket::bind("127.0.0.1:0").map(drop)
+    }),
+    ("talk to the kernel by netlink", |_| {
+        socket(libc::AF_NETLINK)
     }),
 ];
 

@@ -1,8 +1,8 @@
-//! Compromised `jiffy-pager` and `jiffy-disk` processes: each tries to break out of its confinement
-//! and must not succeed.
+//! Compromised `jiffy-pager`, `jiffy-origins` and `jiffy-disk` processes: each tries to break out of
+//! its confinement and must not succeed.
 //!
-//! This test starts itself as the pager, as a disk's server and as the process that serves a
-//! monitor, each confined like the real program. They run as the user who started the test, so that
+//! This test starts itself as the pager, as the process that reads from registries, as a disk's
+//! server and as the process that serves a monitor, each confined like the real program. They run as the user who started the test, so that
 //! only the confinement restricts them.
 
 mod attempts;
@@ -21,7 +21,12 @@ const SECRET: u64 = 0x5ec2_e75e_c2e7_5ec2;
 static TREASURE: u64 = SECRET;
 
 /// The compromised program, and the number of its attempts.
-const COMPROMISED: [(&str, usize); 3] = [("pager", 40), ("disk", 20), ("monitor", 40)];
+const COMPROMISED: [(&str, usize); 4] = [
+    ("pager", 40),
+    ("origins", 35),
+    ("disk", 20),
+    ("monitor", 40),
+];
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();

@@ -5,12 +5,12 @@
 //! * [`client`]: the pager's side, which sends requests.
 //! * [`request`]: the protocol between the two programs.
 //! * [`service`]: `jiffy-origins`, which answers them.
-//! * `confinement`: what the process that answers them may do.
+//! * [`confinement`]: what the process that answers them may do.
 //! * `helpers`: runs credential helpers for that process.
 //! * `registry`: a file of an artifact in a registry.
 
 pub mod client;
-mod confinement;
+pub mod confinement;
 mod helpers;
 mod registry;
 pub mod request;

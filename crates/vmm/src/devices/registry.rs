@@ -17,7 +17,8 @@ use jiffy_devices::virtio::device::WorkerRole;
 use jiffy_wire::vmm::VmmConfig;
 
 /// All kinds of devices. Virtio devices get their windows and interrupts in this order. A saved
-/// guest expects its devices at the same addresses, so a new kind must come last.
+/// guest expects its devices at the same addresses, so a new one comes after the other virtio
+/// devices.
 pub const REGISTRY: &[&dyn AnyKind] = &[
     &Virtio(BlockKind),
     &Virtio(VsockKind),
