@@ -169,7 +169,7 @@ mod tests {
         assert!(made.unwrap().success());
         let long = File::create(path("long")).unwrap();
         long.set_len(MAX_FILE + 1).unwrap();
-        for (name, why) in [("fifo", "it is a FIFO"), ("long", "at most 1048576")] {
+        for (name, why) in [("fifo", "it is a FIFO"), ("long", "the limit of 1048576")] {
             let certificate = Tls::open(&path(name), &path("key")).unwrap_err();
             let key = read_key(&path(name)).unwrap_err();
             for error in [certificate, key] {

@@ -3,6 +3,7 @@
 
 use crate::Target;
 use crate::input::Input;
+use jiffy_pager::origins::request::HelperRequest;
 use jiffy_wire::{agent, api, disk, frame, guest, pager, text::list::List, timeline, vmm};
 use serde::{Serialize, de::DeserializeOwned};
 use std::fmt::Debug;
@@ -17,6 +18,7 @@ pub const TARGET: Target = Target {
         "crates/vmhost/src/control.rs",
         "crates/vmhost/src/task/end.rs",
         "crates/vmhost/src/process.rs",
+        "crates/pager/src/origins/helpers.rs",
         "crates/pager/src/server",
         "crates/vmm/src/config.rs",
         "crates/vmm/src/control.rs",
@@ -57,6 +59,8 @@ const CHECKS: &[(&str, Check)] = &[
     ("Ready", json::<jiffy_machine::protocol::Ready>),
     ("LogChunk", framed::<api::LogChunk>),
     ("ExecOutput", framed::<agent::ExecOutput>),
+    ("Event", json::<api::Event>),
+    ("HelperRequest", json::<HelperRequest>),
 ];
 
 fn run(data: &[u8]) {
@@ -127,6 +131,14 @@ fn all_seeds() -> Vec<Vec<u8>> {
     let started = frame::to_vec(&agent::ExecOutput::Started { pid: 7 }).expect("it fits");
     seeds.push(of("Hello", &hello));
     seeds.push(of("ExecOutput", &started));
+    seeds.push(of(
+        "Event",
+        br#"{"time_ms":1,"subject":"vm","action":"exited","name":"web","exit":{"code":0}}"#,
+    ));
+    seeds.push(of(
+        "HelperRequest",
+        br#"{"name":"pass","registry":"localhost:5000"}"#,
+    ));
     seeds.push(of(
         "MemoryLayout",
         br#"{"size":8192,"covers":[[[0,4096]]]}"#,

@@ -3,13 +3,13 @@
 //! That process sends a request with a socket attached to the one that started it, which forks a
 //! process for each request. This one runs the helper, and writes its output to the socket.
 
+use super::request::HelperRequest;
 use jiffy_registry::{HelperOutput, RunHelper, run_helper};
 use jiffy_sys::fds;
 use jiffy_sys::fork::{Child, Fork, fork};
 use jiffy_sys::mutex::lock;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
-use serde::{Deserialize, Serialize};
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -20,12 +20,6 @@ use std::sync::Mutex;
 const MOST: usize = 64;
 /// Longest request, bytes. A request is one message.
 const LONGEST: usize = 4096;
-
-#[derive(Serialize, Deserialize)]
-struct Request {
-    name: String,
-    registry: String,
-}
 
 /// The confined process's end.
 #[derive(Debug)]
@@ -48,7 +42,7 @@ pub fn pair() -> io::Result<(Helpers, Broker)> {
 
 impl RunHelper for Helpers {
     fn run(&self, name: &str, registry: &str) -> Result<HelperOutput, String> {
-        let request = Request {
+        let request = HelperRequest {
             name: name.to_owned(),
             registry: registry.to_owned(),
         };
@@ -114,7 +108,7 @@ impl Broker {
     }
 
     /// The next request, if it is valid. `UnexpectedEof` if the other end is closed.
-    fn request(&self) -> io::Result<Option<(Request, UnixStream)>> {
+    fn request(&self) -> io::Result<Option<(HelperRequest, UnixStream)>> {
         let (mut line, mut sockets) = ([0; LONGEST], Vec::new());
         let length = fds::recv_with_fds(&self.0, &mut line, &mut sockets)?;
         if length == 0 {
@@ -127,7 +121,7 @@ impl Broker {
 }
 
 /// Runs a helper in a process of its own; `None` if there is none.
-fn start(request: &Request, mut answer: UnixStream) -> Option<Child> {
+fn start(request: &HelperRequest, mut answer: UnixStream) -> Option<Child> {
     match fork() {
         Ok(Fork::Parent(child)) => Some(child),
         Ok(Fork::Child) => {

@@ -49,3 +49,13 @@ pub enum Answer {
         again: bool,
     },
 }
+
+/// The confined process of `jiffy-origins` asks the other for a helper's credentials: one message,
+/// with a socket for the answer attached.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HelperRequest {
+    /// `NAME` in `docker-credential-NAME`.
+    pub name: String,
+    /// `HOST[:PORT]`.
+    pub registry: String,
+}

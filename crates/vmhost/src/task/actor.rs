@@ -14,7 +14,7 @@ use crate::registry::Registry;
 use crate::single_flight::SingleFlight;
 use crate::supervisor::{FromLink, InputPort, Link, Stored, Supervisor};
 use crate::task::end::{self, EndReason};
-use crate::task::phase::{Course, Gate, Phase};
+use crate::task::phase::{Course, Gate, Phase, Removal};
 use crate::task::saver::Saver;
 use crate::task::stop::Stopping;
 use crate::timeline::{PagerFaults, Recorder};
@@ -29,7 +29,7 @@ use jiffy_wire::vmm::VmmEvent;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{mpsc, watch};
 use tokio::task::block_in_place;
 use tokio::time::{Instant, sleep_until};
 use tracing::{debug, info, warn};
@@ -52,9 +52,7 @@ pub(super) struct Actor {
     pub(super) phase: Phase,
     pub(super) recorder: Recorder,
     pub(super) saver: Saver,
-    /// Replies to requests for removal; a forced removal does not wait for clients.
-    pub(super) removal: Vec<oneshot::Sender<Result<()>>>,
-    pub(super) removed: bool,
+    pub(super) removal: Removal,
     /// Why the record on disk differs from the one in memory, if it does.
     pub(super) unsaved: Option<String>,
     /// For [`crate::pager::Pager::forget`].
@@ -68,9 +66,7 @@ pub(super) struct Running {
     pub(super) supervisor: Supervisor,
     pub(super) link: Option<Link>,
     pub(super) log: Writer,
-    /// Output that could not be stored; it is stored again at `retry_at`.
-    pub(super) unstored: Option<(Kind, Vec<u8>)>,
-    pub(super) retry_at: Option<Instant>,
+    pub(super) unstored: Option<Unstored>,
     pub(super) acknowledged: Stored,
     /// The guest waits for acknowledgements before a capture: send each at once.
     pub(super) acknowledge_at_once: bool,
@@ -89,6 +85,14 @@ pub(super) struct Running {
     pub(super) volumes: Vec<Lease>,
     /// Its reservation of memory.
     pub(super) room: Option<Reserved>,
+}
+
+/// Output that could not be stored.
+pub(super) struct Unstored {
+    pub(super) kind: Kind,
+    pub(super) data: Vec<u8>,
+    /// When it is stored again.
+    pub(super) retry_at: Instant,
 }
 
 /// Reports of a VM's helper tasks.
@@ -155,8 +159,7 @@ pub(super) fn new(
         mailbox,
         phase: Phase::Idle,
         saver: Saver::default(),
-        removal: Vec::new(),
-        removed: false,
+        removal: Removal::No,
         unsaved: None,
         pager_ticket: 0,
     };
@@ -200,7 +203,7 @@ impl Actor {
             self.finish_if_over();
             self.remove_if_over().await;
             self.write_record();
-            if self.removed {
+            if matches!(self.removal, Removal::Done) {
                 return;
             }
             match self.next().await {
@@ -383,7 +386,7 @@ impl Actor {
             // A VM may be killed or removed to make room on a full disk, so unstored output must
             // not delay that.
             let killed = |stopping: &Stopping| stopping.reason == EndReason::Killed;
-            let unwanted = running.stopping().is_some_and(killed) || !self.removal.is_empty();
+            let unwanted = running.stopping().is_some_and(killed) || self.removal.is_requested();
             let given_up = running.unstored.is_some() && unwanted;
             running.ended.is_some() && (taken_in || given_up)
         });
@@ -471,7 +474,7 @@ impl Actor {
     /// Publishes the current record.
     pub(super) fn publish(&self) {
         let mut view = view_of(&self.record);
-        view.leaving |= !self.removal.is_empty();
+        view.leaving |= self.removal.is_requested();
         view.vm.error = view.vm.error.or_else(|| self.unsaved.clone());
         let state = view.vm.state;
         let mut before = state;
@@ -511,7 +514,6 @@ impl Running {
             link: None,
             log,
             unstored: None,
-            retry_at: None,
             acknowledged: Stored::default(),
             acknowledge_at_once: false,
             deadline: Some(deadline),
@@ -532,7 +534,7 @@ impl Running {
         let events = &self.events;
         let alive = self.ended.is_none();
         let deadline = self.deadline;
-        let retry = self.retry_at;
+        let retry = self.unstored.as_ref().map(|unstored| unstored.retry_at);
         // Unbiased, so that a guest that keeps one branch always ready can't starve the others.
         tokio::select! {
             () = async {

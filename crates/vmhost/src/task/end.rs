@@ -4,6 +4,7 @@ use crate::folders;
 use crate::handle::{Command, is_active};
 use crate::process::Ended;
 use crate::task::actor::Actor;
+use crate::task::phase::Removal;
 use crate::text::short;
 use jiffy_content::clock::unix_seconds;
 use jiffy_content::error::{Error, Result};
@@ -199,7 +200,7 @@ impl Actor {
         if is_active(self.record.state) {
             if !force && matches!(self.record.main, MainState::Ended(_)) {
                 // It powers off by itself.
-                self.removal.push(reply);
+                self.removal.request(reply);
                 return;
             }
             if !force {
@@ -211,13 +212,16 @@ impl Actor {
             }
             let _ = self.kill(EndReason::Killed);
         }
-        self.removal.push(reply);
+        self.removal.request(reply);
         self.publish();
     }
 
     /// Removes a VM that has ended, if its removal was requested.
     pub(super) async fn remove_if_over(&mut self) {
-        if self.removed || is_active(self.record.state) || !self.saver.is_idle() {
+        if matches!(self.removal, Removal::Done)
+            || is_active(self.record.state)
+            || !self.saver.is_idle()
+        {
             return;
         }
         // A VM of `run --rm` is kept until all clients have read its output. A hibernated VM has
@@ -225,7 +229,7 @@ impl Actor {
         let by_itself = self.record.spec.remove
             && self.record.state == VmState::Exited
             && self.clients.is_empty();
-        if !by_itself && self.removal.is_empty() {
+        if !by_itself && !self.removal.is_requested() {
             return;
         }
         let timeline = match self.kept_timeline() {
@@ -245,21 +249,17 @@ impl Actor {
             let path = self.folder();
             let error = Error::io("remove the VM's folder", &path, error);
             warn!(vm = %self.record.name, %error, "a VM's files could not be removed");
-            if !self.removal.is_empty() {
-                for reply in self.removal.drain(..) {
-                    let _ = reply.send(Err(error.clone()));
-                }
+            if self.removal.is_requested() {
+                self.removal.conclude(&Err(error));
+                self.publish();
                 return;
             }
         }
-        self.removed = true;
         let vm = self.record.view();
         self.registry.remove(vm, timeline);
         self.view.send_modify(|view| view.removed = true);
         self.host.events.publish_vm(Action::Removed, &self.record);
-        for reply in self.removal.drain(..) {
-            let _ = reply.send(Ok(()));
-        }
+        self.removal.conclude(&Ok(()));
         info!(vm = %self.record.name, id = %self.record.id, "VM removed");
         // Answers the commands that are still queued; then the task ends.
         self.mailbox.close();

@@ -4,7 +4,7 @@ use crate::handle::is_active;
 use crate::jails::capture_headroom;
 use crate::log::Kind;
 use crate::supervisor::{FromLink, Link, Stored};
-use crate::task::actor::{Actor, RETRY_STORING};
+use crate::task::actor::{Actor, RETRY_STORING, Unstored};
 use crate::task::adopt;
 use crate::task::end::EndReason;
 use crate::task::phase::Phase;
@@ -260,8 +260,11 @@ impl Actor {
                     .0
                     .message;
                 if let Phase::Active(running) = &mut self.phase {
-                    running.unstored = Some((kind, data));
-                    running.retry_at = Some(Instant::now() + RETRY_STORING);
+                    running.unstored = Some(Unstored {
+                        kind,
+                        data,
+                        retry_at: Instant::now() + RETRY_STORING,
+                    });
                 }
                 self.hold_output(Some(why));
             }
@@ -293,8 +296,7 @@ impl Actor {
         let Phase::Active(running) = &mut self.phase else {
             return;
         };
-        running.retry_at = None;
-        if let Some((kind, data)) = running.unstored.take() {
+        if let Some(Unstored { kind, data, .. }) = running.unstored.take() {
             self.store(kind, data);
         }
         if self

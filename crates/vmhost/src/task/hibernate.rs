@@ -155,7 +155,7 @@ impl Actor {
     pub(super) fn wake(&mut self, plan: Box<Plan>, reply: oneshot::Sender<Result<()>>) {
         let volumes = match &mut self.phase {
             Phase::Asleep(volumes)
-                if self.record.state == VmState::Hibernated && self.removal.is_empty() =>
+                if self.record.state == VmState::Hibernated && !self.removal.is_requested() =>
             {
                 std::mem::take(volumes)
             }
@@ -212,7 +212,7 @@ impl Actor {
     }
 
     fn try_wake(&mut self, plan: &mut Plan) -> Result<(Spawned, Writer)> {
-        if self.record.state != VmState::Starting || !self.removal.is_empty() {
+        if self.record.state != VmState::Starting || self.removal.is_requested() {
             let error = format!("The VM {} is being removed.", self.record.name);
             return Err(Error::wrong_state(error));
         }

@@ -23,6 +23,8 @@
 //!           Runs ──▶ Stops: Agent ──▶ PoweringOff ──▶ Control ──▶ Killed
 //! ```
 //!
+//! A [`Removal`] is independent of the phase: it is carried out when there is no VMM.
+//!
 //! Others see the state in the record (`VmState`), which is saved; the phase is not.
 
 use super::actor::Running;
@@ -85,6 +87,43 @@ pub(super) enum Gate {
     },
     /// A woken VM that has not passed its gate.
     Waking,
+}
+
+/// Whether the VM is being removed.
+pub(super) enum Removal {
+    /// It is kept.
+    No,
+    /// It is removed once it has ended. These wait for it.
+    Requested(Vec<oneshot::Sender<Result<()>>>),
+    /// It was removed: its task ends.
+    Done,
+}
+
+impl Removal {
+    pub(super) fn request(&mut self, reply: oneshot::Sender<Result<()>>) {
+        match self {
+            Removal::Requested(replies) => replies.push(reply),
+            Removal::No => *self = Removal::Requested(vec![reply]),
+            Removal::Done => drop(reply.send(Ok(()))),
+        }
+    }
+
+    pub(super) fn is_requested(&self) -> bool {
+        matches!(self, Removal::Requested(_))
+    }
+
+    /// Replies to all who wait for it.
+    pub(super) fn conclude(&mut self, result: &Result<()>) {
+        let next = match result {
+            Ok(()) => Removal::Done,
+            Err(_) => Removal::No,
+        };
+        if let Removal::Requested(replies) = std::mem::replace(self, next) {
+            for reply in replies {
+                let _ = reply.send(result.clone());
+            }
+        }
+    }
 }
 
 impl Phase {

@@ -21,7 +21,7 @@ impl Actor {
         if is_active(self.record.state) {
             return Err(Error::wrong_state(format!("The VM {name} already runs.")));
         }
-        if !self.removal.is_empty() || (self.record.spec.remove && self.record.ended.is_some()) {
+        if self.removal.is_requested() || (self.record.spec.remove && self.record.ended.is_some()) {
             return Err(Error::wrong_state(format!(
                 "The VM {name} is being removed."
             )));

@@ -13,6 +13,7 @@ use crate::network;
 use crate::process::VmmProcess;
 use crate::registry::Registry;
 use crate::task::actor::{self, Actor};
+use crate::task::phase::Removal;
 use jiffy_content::durable::LoadError;
 use jiffy_content::error::{Error, Result};
 use jiffy_content::model::vm::VmRecord;
@@ -111,7 +112,7 @@ impl Unreadable {
     async fn run(mut self) {
         loop {
             self.actor.remove_if_over().await;
-            if self.actor.removed {
+            if matches!(self.actor.removal, Removal::Done) {
                 return;
             }
             let process = &self.process;
@@ -138,7 +139,7 @@ impl Unreadable {
                 Ok(()) => {
                     self.end().await;
                     self.actor.record.state = VmState::Exited;
-                    self.actor.removal.push(reply);
+                    self.actor.removal.request(reply);
                     self.actor.publish();
                 }
                 Err(error) => drop(reply.send(Err(error))),
