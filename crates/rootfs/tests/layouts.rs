@@ -125,16 +125,16 @@ fn manifests_that_clients_would_read_differently_are_refused() {
     damaged["layers"][0]["digest"] = "sha256:../../etc/passwd".into();
     refused(&damaged, MANIFEST, "is not a digest");
     damaged["layers"][0]["size"] = json!(-1);
-    refused(&damaged, MANIFEST, "is not what it should be");
+    refused(&damaged, MANIFEST, "is not valid");
 
     let error = open(
         &layout,
         &json!({"schemaVersion": 2, "manifests": [], "layers": []}),
     );
-    assert!(error.unwrap_err().contains("at once"));
+    assert!(error.unwrap_err().contains("both an image and an index"));
     assert_eq!(
         command_of(&layout, vec![]).unwrap_err(),
-        "it holds no image"
+        "it contains no image"
     );
 }
 

@@ -89,7 +89,7 @@ fn a_number_that_can_t_be_is_refused() {
     daemon.run_detached(growing("web")).json::<Vm>();
     for cpus in [0, 5] {
         let error = change(&daemon, "web", cpus).error(ErrorKind::Invalid);
-        assert!(error.message.ends_with("it has 1 to 4."), "{error:?}");
+        assert!(error.message.ends_with("it can have 1 to 4."), "{error:?}");
         assert!(error.hint.unwrap().contains("--max-cpus"));
     }
     for (cpus, most) in [(2, 1), (1, 33)] {
