@@ -850,7 +850,11 @@ fn optimising_needs_a_recording() {
     daemon.delete("/v1/vms/two?force=true");
     // The file that the stand-in for the pager writes is no recording.
     let error = optimise().error(ErrorKind::Internal);
-    assert!(error.message.contains("not a recording"), "{}", error.message);
+    assert!(
+        error.message.contains("not a recording"),
+        "{}",
+        error.message
+    );
     daemon
         .post("/v1/snapshots/absent/optimise", b"")
         .error(ErrorKind::NotFound);
