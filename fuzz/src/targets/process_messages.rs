@@ -26,7 +26,7 @@ pub const TARGET: Target = Target {
         "crates/vmm/src/pager.rs",
         "crates/vmm/src/spare.rs",
         "crates/wire/src/mac.rs",
-        "crates/wire/src/vmm.rs",
+        "crates/wire/src/vmm",
     ],
     seeds: all_seeds,
     run,

@@ -26,7 +26,7 @@ pub fn machine(context: &Context, verb: Machine) -> Result<Outcome> {
                     .transpose()?,
                 cpus,
                 disk_gib: disk
-                    .map(|size| to_u32(size / 1024, "GiB of disk space"))
+                    .map(|size| to_u32(size.div_ceil(1024), "GiB of disk space"))
                     .transpose()?,
                 accelerator: None,
             };
