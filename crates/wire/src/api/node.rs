@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// What a node knows of a request with a [`REQUEST_HEADER`].
+/// What a node knows of a request with a [`REQUEST_HEADER`](super::REQUEST_HEADER).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RequestState {
     /// This daemon, or an earlier one since the host started, has begun it; it may have failed.
@@ -15,7 +15,7 @@ pub struct RequestState {
 pub struct NodeInfo {
     /// Package version of the daemon.
     pub version: String,
-    /// [`VERSION`].
+    /// [`VERSION`](super::VERSION).
     pub api: u32,
     /// The daemon's process id.
     pub pid: u32,

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VmmConfig {
-    /// [`VERSION`].
+    /// [`VERSION`](super::VERSION).
     pub version: u32,
     /// The VM's id; only for messages.
     pub id: String,
@@ -39,7 +39,7 @@ pub struct VmmConfig {
     /// The control socket to listen on.
     #[serde(default)]
     pub control: Option<PathBuf>,
-    /// File for the [`ExitRecord`].
+    /// File for the [`ExitRecord`](super::ExitRecord).
     #[serde(default)]
     pub exit_record: Option<PathBuf>,
     /// A memory balloon, which also takes back free pages that the guest reports.

@@ -16,7 +16,7 @@ pub enum ControlRequest {
     Pause,
     /// Resume the vCPUs.
     Resume,
-    /// Begin a VM that is held ([`Restore::hold`]). The VMM reads its configuration again, from the
+    /// Begin a VM that is held ([`Restore::hold`](super::Restore::hold)). The VMM reads its configuration again, from the
     /// file with which it was started, and takes fw_cfg files and generation from it; all else
     /// stays. If the VM is paused as well, it enters the guest when it is resumed.
     Begin,

@@ -25,7 +25,7 @@ pub struct Disk {
     /// The file is a cache that is filled on demand. Only for read-only disks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub residency: Option<Residency>,
-    /// Record the guest's reads, for [`ControlRequest::Reads`]. Not for a disk with a residency,
+    /// Record the guest's reads, for [`ControlRequest::Reads`](super::ControlRequest::Reads). Not for a disk with a residency,
     /// whose pager records them.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub note_reads: bool,

@@ -21,7 +21,7 @@ pub struct Restore {
     /// guest without `jiffy-init`.
     #[serde(default)]
     pub generation: Option<NewGeneration>,
-    /// Prepare everything, but do not enter the guest before [`ControlRequest::Begin`], which comes
+    /// Prepare everything, but do not enter the guest before [`ControlRequest::Begin`](super::ControlRequest::Begin), which comes
     /// with the VM's configuration.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub hold: bool,
@@ -41,7 +41,7 @@ impl Restore {
         })
     }
 
-    /// From the descriptors of [`ControlResponse::Captured`], by number, which the VMM must
+    /// From the descriptors of [`ControlResponse::Captured`](super::ControlResponse::Captured), by number, which the VMM must
     /// inherit. `None` if there are too few.
     pub fn of_captured(fds: &[i32]) -> Option<Restore> {
         let [state, layout, layers @ ..] = fds else {
