@@ -1,7 +1,8 @@
 //! Background work of the network: removes links of VMs that have ended, deletes their tracked
 //! connections, and prepares a link for the next VM.
 
-use super::{Network, On, State};
+use super::on::On;
+use super::{Network, State};
 use jiffy_sys::causes;
 use std::sync::Arc;
 use std::time::Duration;

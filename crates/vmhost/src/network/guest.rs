@@ -1,6 +1,6 @@
 //! The network configuration of a VM's guest.
 
-use super::DEFAULT;
+use super::names::DEFAULT;
 use jiffy_content::model::vm::VmRecord;
 use jiffy_net::host::Addresses;
 use jiffy_net::names::directory::DOMAIN;

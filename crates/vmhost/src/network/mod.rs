@@ -6,13 +6,20 @@
 //!
 //! * [`guest`]: the network configuration of a VM's guest.
 //! * [`background`]: removes links of ended VMs, and prepares a link for the next VM.
+//! * [`on`]: the network where there is one, and what VMs hold of it.
+//! * [`ids`], [`names`]: ids of VMs, names of networks.
+//! * [`failures`]: failures, as users see them.
 //! * [`open`]: opens the network when the daemon starts.
 //! * [`recovered`]: recovers addresses that are missing in records.
 //! * [`specs`]: converts records to the network's types.
 //! * [`traffic`]: traffic of VMs' links.
 
 mod background;
+mod failures;
 mod guest;
+mod ids;
+mod names;
+mod on;
 mod open;
 mod recovered;
 mod specs;
@@ -20,44 +27,35 @@ mod traffic;
 
 pub use background::clean_up;
 pub use guest::{configure_guest, configure_link, hosts_entry};
+pub use ids::mac_of;
 pub use jiffy_net::inbound::InboundConnection;
+pub use names::{DEFAULT, NONE, plain};
 pub use open::{Settings, uninstall};
 pub use recovered::recovered;
 pub use specs::{check_policy, check_ports, check_proxy_ports, is_open_to_the_proxy};
 pub use traffic::traffic;
 
+use failures::failed;
+use ids::{id_from, id_of, v4_of};
 use jiffy_content::clock::monotonic_ns;
 use jiffy_content::error::{Error, Result};
-use jiffy_content::model::network::Networks;
-use jiffy_content::model::vm::{Spec, VmRecord};
+use jiffy_content::model::vm::VmRecord;
 use jiffy_content::names as rules;
-use jiffy_content::records::networks;
-use jiffy_net::host::{Addresses, GuestSpec, Host};
-use jiffy_net::inbound::{Acceptor, SleepingVm};
-use jiffy_net::names::{Asker, Directory};
-use jiffy_net::policy::hold::Held;
-use jiffy_net::{Error as NetError, VmId};
+use jiffy_net::VmId;
+use jiffy_net::host::{Addresses, GuestSpec};
 use jiffy_sys::causes;
 use jiffy_sys::mutex::lock;
-use jiffy_wire::api::{NetworkCounters, NetworkUse};
-use jiffy_wire::mac::Mac;
+use jiffy_wire::api::NetworkCounters;
+use names::no_network;
+use on::{On, asker};
 use specs::spec_of;
 use std::collections::HashMap;
-use std::collections::hash_map::Entry;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixListener;
-use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
-use tokio::sync::Notify;
+use std::sync::{Arc, Weak};
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::task::block_in_place;
 use tracing::warn;
-
-/// The network of VMs that request no other. VMs on it can't reach each other.
-pub const DEFAULT: &str = "default";
-/// The name that requests no network.
-pub const NONE: &str = "none";
 
 /// The network of this node's VMs.
 #[derive(Debug)]
@@ -68,51 +66,6 @@ enum State {
     /// There is none, for this reason.
     Off(String),
     On(Box<On>),
-}
-
-#[derive(Debug)]
-struct On {
-    inner: Mutex<Inner>,
-    directory: Arc<Directory>,
-    /// Ports for loopback are published on all addresses: in the machine, loopback is not the
-    /// user's.
-    everywhere: bool,
-    /// Notifies that VMs have ended and must be detached.
-    left: Notify,
-    /// Notifies that tracked connections of removed VMs must be deleted.
-    released: Notify,
-    /// Notifies that a link must be prepared.
-    wanted: Notify,
-    /// Accepts connections to ports of hibernated VMs.
-    inbound: Acceptor,
-    /// The accepted connections, until [`Network::inbound`] takes them.
-    waiting: Mutex<Option<UnboundedReceiver<InboundConnection>>>,
-    file: PathBuf,
-    /// Keeps other daemons from using the network of this network namespace.
-    _lock: UnixListener,
-}
-
-#[derive(Debug)]
-struct Inner {
-    host: Host,
-    networks: Networks,
-    /// Published ports.
-    held: HashMap<VmId, Held>,
-    /// Descriptors of VMs' TAPs, besides those of their monitors. They keep a link after its
-    /// monitor's end, while its VM is hibernated or until background work removes it.
-    kept: HashMap<VmId, Vec<OwnedFd>>,
-    /// VMs that have ended and whose links and rules still exist.
-    leaving: HashMap<VmId, Ipv4Addr>,
-    /// A link prepared for an unknown VM, and prepared links that were promised to VMs.
-    ahead: Option<PreparedLink>,
-    promised: HashMap<VmId, PreparedLink>,
-}
-
-/// A link that belongs to no VM yet.
-#[derive(Debug, Clone, Copy)]
-struct PreparedLink {
-    vm: VmId,
-    v4: Ipv4Addr,
 }
 
 /// A starting VM's attachment to the network. It is detached if it is dropped before the VM has
@@ -406,256 +359,5 @@ impl Network {
             ))
             .hint("Omit the network's options, or see `jiffy doctor`.")),
         }
-    }
-}
-
-impl On {
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        lock(&self.inner)
-    }
-
-    /// Attaches a VM, at its previous address if it has one.
-    fn attach(&self, vm: VmId, record: &VmRecord) -> Result<NewAttachment> {
-        let mut inner = self.lock();
-        if let Some(freed) = inner.leaving.remove(&vm) {
-            self.detach(&mut inner, vm, Some(freed));
-        }
-        self.free_ports(&mut inner, record);
-        let promised = inner.promised.remove(&vm);
-        let own = v4_of(record);
-        let fresh = own.is_none();
-        let v4 = match (own, promised) {
-            (Some(v4), _) => v4,
-            (None, Some(ahead)) => ahead.v4,
-            (None, None) => inner.host.take_address().map_err(failed)?,
-        };
-        let made = self.attach_at(&mut inner, vm, record, v4);
-        if made.is_err() && fresh {
-            self.detach(&mut inner, vm, Some(v4));
-        }
-        made.map(|made| NewAttachment { fresh, ..made })
-    }
-
-    fn attach_at(
-        &self,
-        inner: &mut Inner,
-        vm: VmId,
-        record: &VmRecord,
-        v4: Ipv4Addr,
-    ) -> Result<NewAttachment> {
-        let spec = spec_of(record, v4, self.everywhere)?;
-        inner.hold(&spec)?;
-        let made = match inner.kept.get(&vm) {
-            // The link was prepared, or made before the VM was hibernated.
-            Some(queues) => {
-                let queues = dup(queues)?;
-                inner.change_plain(&spec)?;
-                let now = monotonic_ns();
-                NewAttachment {
-                    addresses: inner.host.addresses(&spec),
-                    queues,
-                    times_ns: [now; 3],
-                    fresh: false,
-                }
-            }
-            None => {
-                let attached = inner.host.attach_again(&spec).map_err(failed)?;
-                inner.kept.insert(vm, dup(&attached.tap.queues)?);
-                NewAttachment {
-                    addresses: attached.addresses,
-                    queues: attached.tap.queues,
-                    times_ns: attached.times_ns,
-                    fresh: false,
-                }
-            }
-        };
-        self.directory.set(asker(record, &spec, &made.addresses));
-        Ok(made)
-    }
-
-    /// Detaches VMs that have just ended, because this one may publish their ports.
-    fn free_ports(&self, inner: &mut Inner, record: &VmRecord) {
-        let publishes = |network: &NetworkUse| !network.ports.is_empty();
-        if record.spec.network.as_ref().is_some_and(publishes) {
-            for (vm, freed) in std::mem::take(&mut inner.leaving) {
-                self.detach(inner, vm, Some(freed));
-            }
-        }
-    }
-
-    /// Detaches a VM, and releases the address `freed`.
-    fn detach(&self, inner: &mut Inner, vm: VmId, freed: Option<Ipv4Addr>) {
-        self.directory.remove(vm);
-        inner.held.remove(&vm);
-        if let Err(error) = inner.host.detach(vm) {
-            let error = causes::sentence(&error);
-            warn!(%vm, error, "a VM's link or rules can't be removed");
-        }
-        inner.kept.remove(&vm);
-        if let Some(v4) = freed {
-            inner.host.free_address(v4);
-        }
-        self.released.notify_one();
-    }
-
-    /// See [`Network::divert_ports`].
-    fn divert_ports(&self, inner: &mut Inner, vm: VmId) {
-        let Some(held) = inner.held.get_mut(&vm) else {
-            return;
-        };
-        let Some(guest) = inner.host.guest(vm) else {
-            return;
-        };
-        let (v4, v6, ranges) = (guest.v4, guest.v6, inner.host.ranges());
-        let sleeping = SleepingVm { vm, v4, v6, ranges };
-        self.inbound.accept(held, sleeping);
-        if let Err(error) = inner.host.set_asleep(vm, true) {
-            let error = causes::sentence(&error);
-            warn!(%vm, error, "connections to a hibernated VM are lost: its ports can't be redirected to jiffyd");
-        }
-    }
-
-    /// Prepares a link for the next VM.
-    fn prepare_link(&self) -> Result<()> {
-        let mut inner = self.lock();
-        if inner.ahead.is_some() {
-            return Ok(());
-        }
-        let id = rules::new_id();
-        let spec = Spec {
-            network: Some(plain()),
-            ..Spec::default()
-        };
-        let record = VmRecord::new(id.clone(), id, spec, 0);
-        let vm = id_of(&record)?;
-        let v4 = inner.host.take_address().map_err(failed)?;
-        let attached = spec_of(&record, v4, self.everywhere)
-            .and_then(|spec| inner.host.attach(&spec).map_err(failed));
-        match attached {
-            Ok(attached) => {
-                inner.kept.insert(vm, attached.tap.queues);
-                inner.ahead = Some(PreparedLink { vm, v4 });
-                Ok(())
-            }
-            Err(error) => {
-                inner.host.free_address(v4);
-                Err(error)
-            }
-        }
-    }
-
-    fn save(&self, inner: &mut Inner, networks: Networks) -> Result<()> {
-        networks::save(&self.file, networks.clone())
-            .map_err(|error| Error::io("write the networks", &self.file, &error))?;
-        inner.networks = networks;
-        Ok(())
-    }
-}
-
-impl Inner {
-    /// Holds a VM's published ports, unless they are held already. A VM without ports gets no
-    /// entry, because a standby may become a VM with ports.
-    fn hold(&mut self, spec: &GuestSpec) -> Result<()> {
-        if !spec.ports.is_empty()
-            && let Entry::Vacant(held) = self.held.entry(spec.vm)
-        {
-            held.insert(Held::all(&spec.ports).map_err(port_error)?);
-        }
-        Ok(())
-    }
-
-    /// Extends a plain link by this VM's network, policy and ports.
-    fn change_plain(&mut self, spec: &GuestSpec) -> Result<()> {
-        match is_plain(spec) {
-            true => Ok(()),
-            false => self.host.change(spec).map_err(failed),
-        }
-    }
-}
-
-/// A new attachment of a VM.
-struct NewAttachment {
-    addresses: Addresses,
-    queues: Vec<OwnedFd>,
-    /// When it had its address, its link and its rules.
-    times_ns: [u64; 3],
-    /// The address was allocated for this attachment.
-    fresh: bool,
-}
-
-fn dup(queues: &[OwnedFd]) -> Result<Vec<OwnedFd>> {
-    let dup: std::io::Result<_> = queues.iter().map(OwnedFd::try_clone).collect();
-    dup.map_err(|error| {
-        Error::internal(format!(
-            "The descriptors of a VM's TAP can't be duplicated: {error}."
-        ))
-    })
-}
-
-/// Is a prepared link all that it needs?
-fn is_plain(spec: &GuestSpec) -> bool {
-    spec.network.is_none() && spec.policy.is_default() && spec.ports.is_empty()
-}
-
-fn asker(record: &VmRecord, spec: &GuestSpec, addresses: &Addresses) -> Asker {
-    Asker {
-        vm: spec.vm,
-        name: record.name.clone(),
-        network: spec.network.clone(),
-        policy: spec.policy.clone(),
-        v4: addresses.v4,
-        v6: addresses.v6,
-    }
-}
-
-/// The MAC address of the VM with this id.
-pub fn mac_of(id: &str) -> Result<Mac> {
-    Ok(id_from(id)?.mac())
-}
-
-fn id_of(record: &VmRecord) -> Result<VmId> {
-    id_from(&record.id)
-}
-
-fn id_from(id: &str) -> Result<VmId> {
-    VmId::parse(id).map_err(|error| Error::internal(format!("{error}.")))
-}
-
-/// The IPv4 address in a VM's record.
-fn v4_of(record: &VmRecord) -> Option<Ipv4Addr> {
-    record.addresses.iter().find_map(|address| match address {
-        IpAddr::V4(v4) => Some(*v4),
-        IpAddr::V6(_) => None,
-    })
-}
-
-fn no_network(name: &str) -> Error {
-    Error::not_found(format!("There is no network {name}."))
-        .hint(format!("Make it with `jiffy network create {name}`."))
-}
-
-fn failed(error: NetError) -> Error {
-    match error {
-        NetError::Port(..) | NetError::PortWithoutIpv6(_) => port_error(error),
-        NetError::PoolEmpty(_) => Error::no_room(format!(
-            "{}.",
-            causes::capitalised(causes::sentence(&error))
-        )),
-        _ => Error::internal(format!(
-            "The VM can't be attached to the network: {}.",
-            causes::sentence(&error)
-        )),
-    }
-}
-
-fn port_error(error: NetError) -> Error {
-    Error::conflict(format!("The port {error}.")).hint("Choose another with -p.")
-}
-
-/// The network of standbys: the default one, until a VM takes the standby over.
-pub fn plain() -> NetworkUse {
-    NetworkUse {
-        name: Some(DEFAULT.to_owned()),
-        ..NetworkUse::default()
     }
 }

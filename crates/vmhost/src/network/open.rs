@@ -1,9 +1,11 @@
 //! Opens the network when the daemon starts: makes links, routes and rules match the records, and
 //! starts the name server.
 
+use super::ids::v4_of;
+use super::on::{Inner, On, asker};
 use super::recovered::{linked, recovered, unknown};
 use super::specs::spec_of;
-use super::{Inner, Network, On, State, asker, v4_of};
+use super::{Network, State};
 use crate::folders::Found;
 use jiffy_content::durable::LoadError;
 use jiffy_content::model::network::Networks;

@@ -2,7 +2,7 @@
 //! killed before it saved them or the record can't be read. They are read from the guest's
 //! configuration.
 
-use super::plain;
+use super::names::plain;
 use jiffy_content::model::vm::{Spec, VmRecord};
 use jiffy_net::VmId;
 use jiffy_sys::regular;

@@ -1,6 +1,6 @@
 //! Converts records to the network's types.
 
-use super::DEFAULT;
+use super::names::DEFAULT;
 use jiffy_content::error::{Error, Result};
 use jiffy_content::model::vm::VmRecord;
 use jiffy_net::host::GuestSpec;
