@@ -10,6 +10,7 @@
 //! * `stop`: stop, kill and their deadlines.
 //! * `end`: handles the end of the VMM, and removal.
 //! * [`adopt`]: adoption of VMs that outlived a daemon.
+//! * `leftovers`: finds and ends VMMs that an earlier daemon left.
 //! * `unreadable`: VMs whose record can't be read.
 
 pub mod actor;
@@ -17,6 +18,7 @@ pub mod adopt;
 mod end;
 mod guest;
 mod hibernate;
+mod leftovers;
 mod phase;
 mod policy;
 mod saver;

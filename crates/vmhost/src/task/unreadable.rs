@@ -5,7 +5,7 @@
 //! on the volumes that its VMM's configuration names. Only a user can end it (`kill`) or remove it
 //! (`rm --force`).
 
-use super::adopt;
+use super::leftovers;
 use crate::folders::is_asleep;
 use crate::handle::{Command, is_active};
 use crate::host::Host;
@@ -176,7 +176,7 @@ impl Unreadable {
     async fn end(&mut self) {
         if let Some(process) = &self.process {
             let id = self.actor.record.id.clone();
-            adopt::end_vmm(&self.actor.host, &id, process.pid).await;
+            leftovers::end_vmm(&self.actor.host, &id, process.pid).await;
             self.ended();
         }
     }
