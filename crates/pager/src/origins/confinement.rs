@@ -3,7 +3,7 @@
 
 use jiffy_jail::confine::{self, ConfineError, Folders, Tcp};
 use jiffy_sys::seccomp;
-use jiffy_sys::seccomp::filter::{Filter, Refusal, Rule, call, call_with};
+use jiffy_sys::seccomp::filter::{Filter, Refusal, Rule, call, call_with, call_without};
 use jiffy_sys::seccomp::lists::{CONNECTIONS, FIONBIO, OPEN_FILES, PROCESS};
 use std::io;
 use std::path::Path;
@@ -23,7 +23,7 @@ pub enum ConfinementError {
 /// Confines this process, which must have one thread, permanently: it can read all files of its
 /// user, because credentials, authorities and peers' folders can be anywhere, but change none and
 /// execute none; it can connect to networks, but not to Unix sockets. Returns false if the kernel
-/// has no Landlock, without which files are only protected by the filter and their permissions.
+/// has no Landlock, which refuses the same of files once more, and other processes' abstract sockets.
 pub fn enter() -> Result<bool, ConfinementError> {
     let bounded = confine::confine(&Folders {
         readable: &[Path::new("/")],
@@ -37,11 +37,13 @@ pub fn enter() -> Result<bool, ConfinementError> {
 /// Number of bytes that can be read: the C library's resolver asks for it.
 const FIONREAD: u32 = 0x541b;
 
-/// Credentials, authorities, and images of peers, by name. Opening for writing is refused by
-/// Landlock, and calls that change names are not here.
+/// Flags of open(2) with which a file can be changed.
+const WRITING: u32 = (libc::O_WRONLY | libc::O_RDWR | libc::O_CREAT | libc::O_TRUNC) as u32;
+
+/// Credentials, authorities, and images of peers, by name, for reading.
 const FILES: &[Rule] = &[
-    call(libc::SYS_open),
-    call(libc::SYS_openat),
+    call_without(libc::SYS_open, 1, WRITING),
+    call_without(libc::SYS_openat, 2, WRITING),
     call(libc::SYS_stat),
     call(libc::SYS_lstat),
     call(libc::SYS_access),
