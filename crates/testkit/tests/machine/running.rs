@@ -156,7 +156,7 @@ fn vcpus_go_on_and_off_line_while_a_guest_runs() {
     let shown = jiffy.inspect("elastic");
     assert_eq!((&shown["cpus"], &shown["max_cpus"]), (&3.into(), &4.into()));
     let sentence = jiffy.refuses(125, &["update", "--cpus", "5", "elastic"]);
-    assert!(sentence.contains("it has 1 to 4"), "{sentence}");
+    assert!(sentence.contains("it can have 1 to 4"), "{sentence}");
     jiffy.ok(&["rm", "--force", "elastic", "child"]);
 }
 
