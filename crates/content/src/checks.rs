@@ -71,7 +71,7 @@ pub fn check_cpus(cpus: u8) -> Result<()> {
     match (1..=MAX_CPUS).contains(&cpus) {
         true => Ok(()),
         false => Err(Error::invalid(format!(
-            "A VM can't have {cpus} vCPUs; it has 1 to {MAX_CPUS}."
+            "A VM can't have {cpus} vCPUs; it can have 1 to {MAX_CPUS}."
         ))),
     }
 }

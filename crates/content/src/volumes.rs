@@ -436,7 +436,7 @@ fn being_changed(name: &str, change: Change) -> Error {
 fn check_size(mib: u64) -> Result<()> {
     if mib == 0 || mib > MAX_MIB {
         return Err(Error::invalid(format!(
-            "A volume can't have {mib} MiB; it has 1 to {MAX_MIB} MiB."
+            "A volume can't have {mib} MiB; it can have 1 to {MAX_MIB} MiB."
         )));
     }
     Ok(())
