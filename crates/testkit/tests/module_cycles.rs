@@ -10,15 +10,7 @@ use syn::visit::{self, Visit};
 /// Groups of files that may import each other, because they are one unit.
 const UNITS: &[Unit] = &[Unit {
     folder: "vmhost/task",
-    files: &[
-        "actor",
-        "adopt",
-        "end",
-        "phase",
-        "saver",
-        "stop",
-        "unreadable",
-    ],
+    files: &["actor", "end", "phase", "saver", "stop"],
     because: "they are the methods of one task, each file what it does on one occasion",
 }];
 
