@@ -5,9 +5,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Seconds since 1970.
 pub fn unix_seconds() -> u64 {
-    SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .map_or(0, |since| since.as_secs())
+    unix_millis() / 1000
 }
 
 /// Milliseconds since 1970.

@@ -7,10 +7,10 @@
 //! * [`index`]: manifests by platform; chooses one.
 //! * [`manifest`]: images, and [`parse`], which tells images and indexes apart.
 //! * [`media_type`]: what a blob or manifest is.
-//! * [`text`], [`null`]: strangers' texts made printable; lists and maps that are `null`.
+//! * [`text`], [`null`]: untrusted text made printable; lists and maps that are `null`.
 //!
-//! The bytes come from registries and archives, and are a stranger's. Unknown fields are ignored,
-//! as the specification requires; what different clients would read differently is refused.
+//! The bytes come from registries and archives, and are untrusted. Unknown fields are ignored, as the
+//! specification requires; manifests that different clients would read differently are refused.
 
 pub mod descriptor;
 pub mod digest;

@@ -1,4 +1,4 @@
-//! Manifests (OCI image specification, `manifest.md`), and what tells them from indexes.
+//! Manifests (OCI image specification, `manifest.md`), and how they differ from indexes.
 
 use crate::descriptor::Descriptor;
 use crate::index::Index;

@@ -13,7 +13,7 @@ use thiserror::Error;
 /// Folders with information about processes, the host and its processors.
 const FACTS: [&str; 2] = ["/proc", "/sys/devices/system/cpu"];
 
-/// Why the pager can't be confined.
+/// Why the pager, or a process of `jiffy-origins`, can't be confined.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ConfinementError {

@@ -212,7 +212,7 @@ impl RegistryError {
         }
     }
 
-    /// Why `what` is no manifest.
+    /// The manifest `what` can't be used.
     pub(crate) fn manifest(what: impl Into<String>, error: ManifestError) -> Self {
         let what = what.into();
         match error {

@@ -1,4 +1,4 @@
-//! The event bus: tells all who listen what happens on the node.
+//! The event bus: events of VMs, images, snapshots, volumes and networks, for all subscribers.
 //!
 //! Tasks of VMs and the node's use cases publish; the API's streams and the node's own background
 //! work subscribe. Publishing never waits: a subscriber that is more than [`CAPACITY`] events
@@ -90,7 +90,7 @@ impl EventBus {
     }
 }
 
-/// The action that tells of this new state.
+/// The action that stands for this new state.
 pub(crate) fn action_of(state: VmState) -> Action {
     match state {
         VmState::Created => Action::Created,

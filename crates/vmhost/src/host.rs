@@ -32,7 +32,7 @@ pub struct Host {
     pub room: Arc<Room>,
     /// The owner of golden snapshots.
     pub goldens: Arc<dyn GoldenKeeper>,
-    /// Tells of what happens to VMs, images and all else.
+    /// Events of VMs, images, snapshots, volumes and networks.
     pub events: EventBus,
 }
 

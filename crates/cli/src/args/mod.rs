@@ -2,6 +2,7 @@
 
 pub mod bench;
 pub mod disk;
+pub mod events;
 pub mod image;
 mod later;
 pub mod network;
@@ -106,7 +107,7 @@ pub enum Verb {
     /// List requests that wait for memory or vCPUs
     Queue(Later<queue::Queue>),
     /// Show what happens to VMs, images, snapshots, volumes and networks, as it happens
-    Events(Later<queue::Events>),
+    Events(Later<events::Events>),
     /// Show the details of VMs, as JSON
     Inspect(Later<Inspect>),
     /// Shut VMs down: SIGTERM to programs, sync, power off

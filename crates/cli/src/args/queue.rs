@@ -1,4 +1,4 @@
-//! How requests wait for memory and vCPUs, and what happens on a node.
+//! How requests wait for memory and vCPUs.
 
 use super::{ListFormat, seconds};
 use clap::{Args, ValueEnum};
@@ -61,19 +61,4 @@ pub struct Queue {
     /// Output format
     #[arg(long, value_enum, default_value = "table")]
     pub format: ListFormat,
-}
-
-/// `jiffy events`
-#[derive(Debug, Args)]
-#[command(
-    after_long_help = "Prints what happens from now on, until it is interrupted. With a VM \
-it ends when that VM was removed. If this command is too slow, a line says how many events are missing."
-)]
-pub struct Events {
-    /// Output format; json prints one object on each line
-    #[arg(long, value_enum, default_value = "table")]
-    pub format: ListFormat,
-    /// Only events of this VM: a name, an id or a unique prefix of an id
-    #[arg(value_name = "VM")]
-    pub vm: Option<String>,
 }

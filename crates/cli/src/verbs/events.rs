@@ -3,7 +3,7 @@
 use super::Context;
 use super::context::show;
 use crate::args::ListFormat;
-use crate::args::queue::Events;
+use crate::args::events::Events;
 use crate::client::{JsonLines, encoded};
 use crate::failure::{Failure, Kind, Outcome, Result};
 use crate::render::harmless;

@@ -71,20 +71,21 @@ pub fn run(who: &str, aims: &[&str]) {
         UnixListener::bind(aims.own.join("socket")).unwrap();
         std::thread::spawn(|| ()).join().unwrap();
     }
+    let files_are_bounded = bounded || who == "monitor";
+    // It has to read all files, and to connect to registries.
+    let only_reads = who == "origins";
     let mut attempts = ALWAYS.to_vec();
-    match bounded || filtered && who == "monitor" {
-        true => attempts.extend(FILES),
-        false => say("no Landlock here: files are not tried\n"),
+    if !files_are_bounded {
+        say("no Landlock here: files are not tried\n");
     }
-    if filtered {
-        attempts.extend(CALLS);
-    }
-    if who != "origins" {
-        if bounded || filtered && who == "monitor" {
-            attempts.extend(READING);
-        }
-        if filtered {
-            attempts.extend(NETWORKS);
+    for (group, applies) in [
+        (FILES, files_are_bounded),
+        (CALLS, filtered),
+        (READING, files_are_bounded && !only_reads),
+        (NETWORKS, filtered && !only_reads),
+    ] {
+        if applies {
+            attempts.extend(group);
         }
     }
     for (name, attempt) in attempts {

@@ -164,8 +164,7 @@ impl Node {
             );
             let holder = match self.registry.insert(Arc::clone(&vm)) {
                 Ok(()) => {
-                    let events = &self.host.events;
-                    events.publish_vm(Action::Created, &record);
+                    self.host.events.publish_vm(Action::Created, &record);
                     return Ok(vm);
                 }
                 Err(holder) => holder,

@@ -1,4 +1,4 @@
-//! What happens on the node, for those who ask.
+//! The stream of events for clients.
 
 use super::Node;
 use jiffy_content::clock::unix_millis;

@@ -191,8 +191,9 @@ impl Node {
         let (to, manifest) = (self.snapshots.path(name), manifest.clone());
         let named = tokio::task::spawn_blocking(move || draft.name(&to, &manifest, false));
         let saved = super::operation::join_result(named.await)?;
-        let events = &self.host.events;
-        events.publish(Subject::Snapshot, Action::Created, name);
+        self.host
+            .events
+            .publish(Subject::Snapshot, Action::Created, name);
         Ok(saved.shown(name, false, Vec::new()))
     }
 

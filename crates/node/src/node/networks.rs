@@ -30,8 +30,9 @@ impl Node {
     /// Makes a network.
     pub fn create_network(&self, name: &str) -> Result<Network> {
         self.host.network.create(name)?;
-        let events = &self.host.events;
-        events.publish(Subject::Network, Action::Created, name);
+        self.host
+            .events
+            .publish(Subject::Network, Action::Created, name);
         Ok(self.describe(name.to_owned()))
     }
 
@@ -46,8 +47,9 @@ impl Node {
             .hint("Remove these VMs first."));
         }
         self.host.network.remove(name)?;
-        let events = &self.host.events;
-        events.publish(Subject::Network, Action::Removed, name);
+        self.host
+            .events
+            .publish(Subject::Network, Action::Removed, name);
         Ok(())
     }
 

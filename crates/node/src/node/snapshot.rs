@@ -30,7 +30,7 @@ use tracing::{debug, info, warn};
 /// How long to wait for a VM whose command has ended, until the VM has ended and its recording is
 /// written.
 const RECORDING_TIME: Duration = Duration::from_secs(2);
-/// How often it is looked for: the pager writes it, and tells nobody.
+/// How often it is looked for: the pager writes it without an event.
 const RECORDING_POLL: Duration = Duration::from_millis(5);
 /// How long a VMM has to report its guest's processor.
 const PROCESSOR_TIME: Duration = Duration::from_secs(5);
@@ -105,8 +105,9 @@ impl Node {
         }
         drop(frozen);
         info!(snapshot = name, vm = %vm.name, "snapshot made");
-        let events = &self.host.events;
-        events.publish(Subject::Snapshot, Action::Created, &name);
+        self.host
+            .events
+            .publish(Subject::Snapshot, Action::Created, &name);
         Ok(SnapshotMade {
             snapshot: saved.shown(&name, false, Vec::new()),
             pause_ns,
@@ -283,8 +284,9 @@ impl Node {
                     Ok(())
                 });
                 join_result(removed.await)?;
-                let events = &self.host.events;
-                events.publish(Subject::Snapshot, Action::Removed, name);
+                self.host
+                    .events
+                    .publish(Subject::Snapshot, Action::Removed, name);
                 return Ok(());
             };
             let leaving = self

@@ -1,24 +1,12 @@
 //! Confines the process that reads from registries and peers: it parses what they send, and has
 //! their credentials.
 
-use jiffy_jail::confine::{self, ConfineError, Folders, Tcp};
+use crate::confinement::ConfinementError;
+use jiffy_jail::confine::{self, Folders, Tcp};
 use jiffy_sys::seccomp;
 use jiffy_sys::seccomp::filter::{Filter, Refusal, Rule, call, call_with, call_without};
 use jiffy_sys::seccomp::lists::{CONNECTIONS, FIONBIO, OPEN_FILES, PROCESS};
-use std::io;
 use std::path::Path;
-use thiserror::Error;
-
-/// Why the process can't be confined.
-#[derive(Debug, Error)]
-pub enum ConfinementError {
-    /// The kernel refuses.
-    #[error(transparent)]
-    Own(#[from] ConfineError),
-    /// The kernel refuses the seccomp filter.
-    #[error("system calls can't be filtered")]
-    Filter(#[source] io::Error),
-}
 
 /// Confines this process, which must have one thread, permanently: it can read all files of its
 /// user, because credentials, authorities and peers' folders can be anywhere, but change none and

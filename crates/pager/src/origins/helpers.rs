@@ -17,9 +17,9 @@ use std::process::ExitStatus;
 use std::sync::Mutex;
 
 /// Most helpers that run at a time; each belongs to a thread of the pager that waits.
-const MOST: usize = 64;
+const MAX_RUNNING: usize = 64;
 /// Longest request, bytes. A request is one message.
-const LONGEST: usize = 4096;
+const MAX_REQUEST: usize = 4096;
 
 /// The confined process's end.
 #[derive(Debug)]
@@ -91,7 +91,7 @@ impl Broker {
             running.retain(|_| ended.next() != Some(&true));
             if ready[1] {
                 match self.request() {
-                    Ok(Some((request, answer))) if running.len() < MOST => {
+                    Ok(Some((request, answer))) if running.len() < MAX_RUNNING => {
                         running.extend(start(&request, answer));
                     }
                     // Its socket is closed without an answer.
@@ -109,7 +109,7 @@ impl Broker {
 
     /// The next request, if it is valid. `UnexpectedEof` if the other end is closed.
     fn request(&self) -> io::Result<Option<(HelperRequest, UnixStream)>> {
-        let (mut line, mut sockets) = ([0; LONGEST], Vec::new());
+        let (mut line, mut sockets) = ([0; MAX_REQUEST], Vec::new());
         let length = fds::recv_with_fds(&self.0, &mut line, &mut sockets)?;
         if length == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());

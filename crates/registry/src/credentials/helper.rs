@@ -29,7 +29,7 @@ struct Answer {
 pub struct HelperOutput {
     /// Whether its exit status was 0.
     pub succeeded: bool,
-    /// The begin of its standard output. It may contain a secret.
+    /// The first 64 KiB of its standard output. It may contain a secret.
     pub output: Vec<u8>,
 }
 

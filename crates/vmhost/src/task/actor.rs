@@ -203,7 +203,7 @@ impl Actor {
             self.finish_if_over();
             self.remove_if_over().await;
             self.write_record();
-            if matches!(self.removal, Removal::Done) {
+            if self.removal.is_done() {
                 return;
             }
             match self.next().await {
@@ -477,11 +477,10 @@ impl Actor {
         view.leaving |= self.removal.is_requested();
         view.vm.error = view.vm.error.or_else(|| self.unsaved.clone());
         let state = view.vm.state;
-        let mut before = state;
+        let before = self.view.borrow().vm.state;
         self.view.send_modify(|old| {
             view.held_up = old.held_up.take();
             view.refusal = old.refusal.take();
-            before = old.vm.state;
             *old = view;
         });
         if state != before {

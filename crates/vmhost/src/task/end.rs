@@ -4,7 +4,6 @@ use crate::folders;
 use crate::handle::{Command, is_active};
 use crate::process::Ended;
 use crate::task::actor::Actor;
-use crate::task::phase::Removal;
 use crate::text::short;
 use jiffy_content::clock::unix_seconds;
 use jiffy_content::error::{Error, Result};
@@ -218,10 +217,7 @@ impl Actor {
 
     /// Removes a VM that has ended, if its removal was requested.
     pub(super) async fn remove_if_over(&mut self) {
-        if matches!(self.removal, Removal::Done)
-            || is_active(self.record.state)
-            || !self.saver.is_idle()
-        {
+        if self.removal.is_done() || is_active(self.record.state) || !self.saver.is_idle() {
             return;
         }
         // A VM of `run --rm` is kept until all clients have read its output. A hibernated VM has

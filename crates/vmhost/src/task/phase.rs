@@ -112,7 +112,11 @@ impl Removal {
         matches!(self, Removal::Requested(_))
     }
 
-    /// Replies to all who wait for it.
+    pub(super) fn is_done(&self) -> bool {
+        matches!(self, Removal::Done)
+    }
+
+    /// Ends it with this result, which is the reply to all who wait for it.
     pub(super) fn conclude(&mut self, result: &Result<()>) {
         let next = match result {
             Ok(()) => Removal::Done,

@@ -34,8 +34,7 @@ impl Actor {
 
     fn updated(&mut self) {
         self.changed();
-        let events = &self.host.events;
-        events.publish_vm(Action::Updated, &self.record);
+        self.host.events.publish_vm(Action::Updated, &self.record);
     }
 
     /// Changes how many processors a VM with a VMM may use. The guest's kernel can bring up all of

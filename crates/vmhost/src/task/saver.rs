@@ -2,7 +2,7 @@
 
 use crate::supervisor::Stored;
 use crate::task::actor::Actor;
-use crate::task::phase::{Phase, Removal};
+use crate::task::phase::Phase;
 use jiffy_content::error::{Error, Result};
 use jiffy_content::model::vm::MainState;
 use jiffy_wire::agent::Stream;
@@ -62,10 +62,7 @@ impl Saver {
 
 impl Actor {
     pub(super) fn write_record(&mut self) {
-        if !self.saver.dirty
-            || self.saver.writing.is_some()
-            || matches!(self.removal, Removal::Done)
-        {
+        if !self.saver.dirty || self.saver.writing.is_some() || self.removal.is_done() {
             return;
         }
         self.saver.dirty = false;

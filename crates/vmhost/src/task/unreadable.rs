@@ -13,7 +13,6 @@ use crate::network;
 use crate::process::VmmProcess;
 use crate::registry::Registry;
 use crate::task::actor::{self, Actor};
-use crate::task::phase::Removal;
 use jiffy_content::durable::LoadError;
 use jiffy_content::error::{Error, Result};
 use jiffy_content::model::vm::VmRecord;
@@ -112,7 +111,7 @@ impl Unreadable {
     async fn run(mut self) {
         loop {
             self.actor.remove_if_over().await;
-            if matches!(self.actor.removal, Removal::Done) {
+            if self.actor.removal.is_done() {
                 return;
             }
             let process = &self.process;
