@@ -9,6 +9,7 @@
 //! * [`vmm`]: configuration and control messages of `jiffy-vmm`.
 //! * [`pager`]: the protocols between VMM, node and `jiffy-pager`.
 //! * [`disk`]: disks that are filled on demand.
+//! * [`files`]: messages between a VM's virtio-fs device and the server of its folder.
 //! * [`cpu`]: CPU profiles of guests and hosts, and their comparison.
 //! * [`api`]: the node's HTTP API.
 //! * [`signal`]: names of signals.
@@ -28,6 +29,8 @@ pub mod api;
 pub mod cpu;
 #[cfg(feature = "std")]
 pub mod disk;
+#[cfg(feature = "std")]
+pub mod files;
 pub mod frame;
 pub mod guest;
 pub mod lines;

@@ -1,0 +1,20 @@
+//! The protocol between the virtio-fs device of a VMM and `jiffy-files`, which serves a folder.
+//!
+//! The two ends are a pair of sockets (`AF_UNIX`, `SOCK_SEQPACKET`). One message is one FUSE
+//! request or its answer, without the virtqueue (Virtio 1.3 §5.11; `linux/fuse.h`):
+//!
+//! * request: `fuse_in_header`, arguments, data. The header's `len` is the message's length.
+//! * answer: `fuse_out_header`, payload. The header's `unique` is that of the request; the VMM
+//!   chooses it, so that it differs from those of all requests without an answer.
+//!
+//! Answers come in any order. `FORGET`, `BATCH_FORGET` and `INTERRUPT` have no answer, and neither
+//! has a message without a complete header. All others have exactly one, also if they are
+//! malformed. If the VMM closes its end, the server exits with status 0.
+//!
+//! The server does not negotiate `FUSE_MAX_PAGES`: no request has more than [`DATA_MAX`] bytes of
+//! data, and none asks for more.
+
+/// Most bytes of data that one request writes or reads: 32 pages, the default of FUSE.
+pub const DATA_MAX: usize = 128 * 1024;
+/// Most bytes of a message: data, and headers and names before it.
+pub const MESSAGE_MAX: usize = DATA_MAX + 4096;
