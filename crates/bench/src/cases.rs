@@ -277,6 +277,7 @@ fn vmm_config(kernel: &str) -> vmm::VmmConfig {
         handed: Vec::new(),
         balloon: false,
         nets: Vec::new(),
+        folders: Vec::new(),
         cpu_profile: None,
         restore: None,
     }

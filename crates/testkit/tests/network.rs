@@ -275,6 +275,7 @@ fn config(place: &Addresses, script: &str, root: &Path) -> VmmConfig {
         exit_record: None,
         balloon: false,
         nets: vec![place.device()],
+        folders: Vec::new(),
         handed: Vec::new(),
         cpu_profile: None,
         restore: None,

@@ -78,6 +78,7 @@ impl Case {
             handed: Vec::new(),
             balloon: false,
             nets: Vec::new(),
+            folders: Vec::new(),
             cpu_profile: None,
             restore: None,
         };

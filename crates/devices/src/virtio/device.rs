@@ -15,7 +15,8 @@ use vmm_sys_util::eventfd::EventFd;
 /// [`deactivate`](VirtioDevice::deactivate) when the driver resets it or the VM pauses → possibly
 /// `activate` again. Calls are never concurrent.
 pub trait VirtioDevice: Send {
-    /// Device type (Virtio 1.3 §5): 1 network, 2 block, 4 entropy, 5 balloon, 19 socket.
+    /// Device type (Virtio 1.3 §5): 1 network, 2 block, 4 entropy, 5 balloon, 19 socket,
+    /// 26 file system.
     fn device_type(&self) -> u32;
 
     /// Largest size of each queue, a power of two; one entry per queue.
@@ -142,15 +143,18 @@ pub enum WorkerRole {
     Vsock,
     /// Moves frames between a TAP interface or a socket and the guest.
     Net,
+    /// Moves messages between the guest and the server of a shared folder.
+    Fs,
 }
 
 impl WorkerRole {
     /// All roles.
-    pub const ALL: [WorkerRole; 4] = [
+    pub const ALL: [WorkerRole; 5] = [
         WorkerRole::Block,
         WorkerRole::BlockOnDemand,
         WorkerRole::Vsock,
         WorkerRole::Net,
+        WorkerRole::Fs,
     ];
 }
 

@@ -6,6 +6,7 @@
 //! * [`block`]: disks, raw files or block devices.
 //! * [`balloon`]: memory that is released to the host.
 //! * [`entropy`]: random numbers.
+//! * [`fs`]: folders of the host.
 //! * [`net`]: network interfaces.
 //! * [`vsock`]: streams between guest and host.
 
@@ -15,6 +16,7 @@ pub mod device;
 pub mod entropy;
 #[cfg(test)]
 mod flood_tests;
+pub mod fs;
 pub mod mmio;
 pub mod net;
 pub mod queue;

@@ -7,6 +7,7 @@ use jiffy_devices::fw_cfg::FwCfgError;
 use jiffy_devices::serial::SerialError;
 use jiffy_devices::virtio::balloon;
 use jiffy_devices::virtio::block::{self, BlockError};
+use jiffy_devices::virtio::fs::{self, FsError};
 use jiffy_devices::virtio::mmio::{self, NotPaused};
 use jiffy_devices::virtio::net::{self, NetError};
 use jiffy_devices::virtio::vsock::VsockError;
@@ -66,6 +67,20 @@ pub enum DeviceError {
         path: PathBuf,
         /// The cause.
         source: io::Error,
+    },
+    /// A shared folder can't be used.
+    #[error(transparent)]
+    Fs(#[from] FsError),
+    /// A shared folder's saved state is not valid.
+    #[error(transparent)]
+    FsRestore(#[from] fs::RestoreError),
+    /// The descriptor that should be open for a shared folder is not.
+    #[error("descriptor {number} of the shared folder {tag} is not open")]
+    FsDescriptor {
+        /// The folder's tag.
+        tag: String,
+        /// The descriptor's number.
+        number: i32,
     },
     /// The serial port's saved state is not valid.
     #[error(transparent)]

@@ -3,8 +3,8 @@
 //!
 //! * [`registry`]: all kinds of devices. A new kind is a line there.
 //! * [`kind`]: what the monitor needs to know about each kind.
-//! * [`block`], [`vsock`], [`entropy`], [`balloon`], [`net`], [`serial`], [`fw_cfg`],
-//!   [`power`], [`rtc`], [`trace`]: each kind's connection between the configuration and the
+//! * [`block`], [`vsock`], [`entropy`], [`balloon`], [`net`], [`fs`], [`serial`],
+//!   [`fw_cfg`], [`power`], [`rtc`], [`trace`]: each kind's connection between the configuration and the
 //!   device.
 //! * [`virtio`]: the part that all virtio devices share.
 //! * `disk_chunks`: disks that a pager fills.
@@ -17,6 +17,7 @@ pub mod block;
 mod disk_chunks;
 pub mod entropy;
 mod error;
+pub mod fs;
 pub mod fw_cfg;
 pub mod kind;
 mod limits;

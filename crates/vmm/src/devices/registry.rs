@@ -3,6 +3,7 @@
 use super::balloon::BalloonKind;
 use super::block::BlockKind;
 use super::entropy::EntropyKind;
+use super::fs::FsKind;
 use super::fw_cfg::FwCfgKind;
 use super::kind::{AnyKind, DevicesState};
 use super::net::NetKind;
@@ -25,6 +26,7 @@ pub const REGISTRY: &[&dyn AnyKind] = &[
     &Virtio(EntropyKind),
     &Virtio(BalloonKind),
     &Virtio(NetKind),
+    &Virtio(FsKind),
     &SerialKind,
     &FwCfgKind,
     &PowerKind,

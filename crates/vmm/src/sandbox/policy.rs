@@ -198,6 +198,18 @@ static NET: Filter = filter_of(&[
     START,
 ]);
 
+static FS: Filter = filter_of(&[
+    COMMON,
+    &[
+        call(libc::SYS_epoll_wait),
+        call(libc::SYS_epoll_pwait),
+        call(libc::SYS_epoll_ctl),
+        call(libc::SYS_sendto),
+        call(libc::SYS_recvfrom),
+    ],
+    START,
+]);
+
 /// The main thread starts the others, whose filters are added to its own, so it may make all calls
 /// of any device's thread.
 const MAIN_CALLS: &[Rule] = &[
@@ -260,5 +272,6 @@ pub fn filter(role: Role) -> &'static Filter {
         Role::Device(WorkerRole::BlockOnDemand) => &BLOCK_ON_DEMAND,
         Role::Device(WorkerRole::Vsock) => &VSOCK,
         Role::Device(WorkerRole::Net) => &NET,
+        Role::Device(WorkerRole::Fs) => &FS,
     }
 }

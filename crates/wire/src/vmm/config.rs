@@ -55,6 +55,9 @@ pub struct VmmConfig {
     /// Network interfaces, `eth0` first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub nets: Vec<Net>,
+    /// Folders of the host.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub folders: Vec<Folder>,
     /// Restores a captured VM. `boot` and `cpu_profile` are then not used.
     #[serde(default)]
     pub restore: Option<Restore>,
@@ -79,9 +82,25 @@ impl VmmConfig {
             NetBackend::Passt(Source::Path(_)) | NetBackend::None => &mut [],
         });
         let restore = self.restore.iter_mut().flat_map(Restore::descriptors);
+        let folders = self
+            .folders
+            .iter_mut()
+            .filter_map(|folder| folder.server.as_mut());
         let handed = self.handed.iter_mut().map(|file| &mut file.fd);
-        restore.chain(handed).chain(nets)
+        restore.chain(handed).chain(nets).chain(folders)
     }
+}
+
+/// A folder of the host, as a file system device (Virtio 1.3 §5.11).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Folder {
+    /// By which the guest mounts it, 1 to 36 bytes.
+    pub tag: String,
+    /// Number of the inherited socket to its server ([`crate::files`]); without one the guest gets
+    /// ENOTCONN.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub server: Option<i32>,
 }
 
 /// Guest RAM.

@@ -20,7 +20,7 @@ mod probe;
 mod restore;
 
 pub use config::{
-    Boot, FwCfgContents, FwCfgFile, Handed, Memory, PageSize, Serial, VmmConfig, Vsock,
+    Boot, Folder, FwCfgContents, FwCfgFile, Handed, Memory, PageSize, Serial, VmmConfig, Vsock,
 };
 pub use control::{BalloonStatus, ControlRequest, ControlResponse, ReadUnits};
 pub use disk::{Disk, DiskLimit, Residency};
@@ -74,6 +74,11 @@ mod tests {
         assert!(serde_json::from_str::<Extent>("[8192]").is_err());
     }
 
+    fn folder(server: Option<i32>) -> Folder {
+        let tag = "src".into();
+        Folder { tag, server }
+    }
+
     #[test]
     fn a_network_interface_has_defaults_and_refers_to_descriptors() {
         let text = r#"{"version":1,"id":"a","vcpus":1,"memory":{"size_mib":64},
@@ -89,8 +94,9 @@ mod tests {
         assert!(config.nets[0].receive_limit.is_none() && config.nets[1].send_limit.is_none());
         assert_eq!(config.nets[0].send_limit.packets_burst, NonZeroU64::new(10));
         config.restore = Restore::of_captured(&[8, 9, 4]);
+        config.folders = [Some(10), None].map(folder).to_vec();
         let numbers: Vec<i32> = config.descriptors().map(|number| *number).collect();
-        assert_eq!(numbers, [4, 9, 8, 5, 6, 7]);
+        assert_eq!(numbers, [4, 9, 8, 5, 6, 7, 10]);
         let written = serde_json::to_string(&config).unwrap();
         assert_eq!(serde_json::from_str::<VmmConfig>(&written).unwrap(), config);
         for bad in [

@@ -179,6 +179,7 @@ fn config(size_mib: u32, folder: &Path) -> VmmConfig {
         handed: Vec::new(),
         balloon: true,
         nets: Vec::new(),
+        folders: Vec::new(),
         cpu_profile: None,
         restore: None,
     }

@@ -1,0 +1,188 @@
+//! The device with its queues and thread.
+
+use super::channel::Channel;
+use super::config::{Config, TagError};
+use super::state::{FsState, RestoreError};
+use super::worker::{Link, Worker};
+use super::{PRIORITY_QUEUE, QUEUE_SIZE, REQUEST_QUEUE};
+use crate::log_limit::LogLimit;
+use crate::virtio::device::{
+    ActivateError, Activation, ActiveQueue, Job, VirtioDevice, WorkerRole,
+};
+use crate::virtio::queue::ring::Ring;
+use jiffy_sys::mutex::lock;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use thiserror::Error;
+use virtio_bindings::virtio_ids::VIRTIO_ID_FS;
+use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
+use vmm_sys_util::eventfd::EventFd;
+
+/// The device's name in messages.
+const NAME: &str = "shared folder";
+
+/// The options of a file system device.
+#[derive(Debug)]
+pub struct FsArgs {
+    /// By which the guest mounts it, 1 to [`TAG_MAX`](super::TAG_MAX) bytes.
+    pub tag: String,
+    /// A socket of type SOCK_SEQPACKET whose other end answers FUSE requests. Without one, every
+    /// request is answered with ENOTCONN.
+    pub server: Option<OwnedFd>,
+    /// Most bytes of a request or an answer that the server supports.
+    pub message_max: usize,
+}
+
+/// A file system device can't be created.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum FsError {
+    /// The tag can't be shown to a driver.
+    #[error(transparent)]
+    Tag(#[from] TagError),
+    /// The socket can't be used, or the worker's descriptors can't be created.
+    #[error("cannot use the socket to the server of a shared folder")]
+    Socket(#[source] io::Error),
+}
+
+/// A folder of the host.
+#[derive(Debug)]
+pub struct Fs {
+    tag: String,
+    config: Config,
+    /// While no worker runs.
+    link: Option<Link>,
+    running: Option<Running>,
+    log: Arc<LogLimit>,
+}
+
+/// What a worker returns.
+type Returned = Arc<Mutex<Option<(Link, Vec<ActiveQueue>)>>>;
+
+#[derive(Debug)]
+struct Running {
+    stop: Arc<AtomicBool>,
+    bell: EventFd,
+    job: Job,
+    returned: Returned,
+}
+
+impl Fs {
+    /// A new device.
+    ///
+    /// # Errors
+    ///
+    /// The tag is too long, or the socket can't be used.
+    pub fn new(args: FsArgs) -> Result<Fs, FsError> {
+        let config = Config::new(&args.tag)?;
+        let channel = args.server.map(Channel::new).transpose();
+        let link = channel.and_then(|channel| Link::new(channel, args.message_max));
+        Ok(Fs {
+            tag: args.tag,
+            config,
+            link: Some(link.map_err(FsError::Socket)?),
+            running: None,
+            log: Arc::default(),
+        })
+    }
+
+    /// Restores a device. Its server must be the one it had, or there must be none.
+    ///
+    /// # Errors
+    ///
+    /// The guest has mounted another tag, or [`Fs::new`] fails.
+    pub fn restore(args: FsArgs, state: &FsState) -> Result<Fs, RestoreError> {
+        state.check(&args.tag)?;
+        Ok(Fs::new(args)?)
+    }
+
+    /// What a snapshot keeps; the device must be paused.
+    pub fn save(&self) -> FsState {
+        FsState {
+            tag: self.tag.clone(),
+        }
+    }
+}
+
+impl VirtioDevice for Fs {
+    fn device_type(&self) -> u32 {
+        VIRTIO_ID_FS
+    }
+
+    fn queue_max_sizes(&self) -> &[u16] {
+        &[QUEUE_SIZE; 2]
+    }
+
+    fn features(&self) -> u64 {
+        1 << VIRTIO_RING_F_EVENT_IDX | 1 << VIRTIO_RING_F_INDIRECT_DESC
+    }
+
+    fn read_config(&self, offset: u64, data: &mut [u8]) {
+        self.config.read(offset, data);
+    }
+
+    fn activate(&mut self, activation: Activation) -> Result<(), ActivateError> {
+        let mut queues = activation.queues.into_iter();
+        let mut ring = |index| {
+            let queue = queues.next().flatten();
+            let queue = queue.ok_or(ActivateError::MissingQueue(index))?;
+            Ok(Ring::new(
+                NAME,
+                queue,
+                activation.interrupt.clone(),
+                self.log.clone(),
+            ))
+        };
+        let rings = [ring(PRIORITY_QUEUE)?, ring(REQUEST_QUEUE)?];
+        // It is missing only if an earlier worker panicked.
+        let lost = || ActivateError::Worker(io::ErrorKind::NotConnected.into());
+        let bell = self.link.as_ref().ok_or_else(lost)?.bell();
+        let bell = bell.map_err(ActivateError::Worker)?;
+        let stop = Arc::new(AtomicBool::new(false));
+        let returned = Returned::default();
+        let worker = Worker {
+            link: self.link.take().ok_or_else(lost)?,
+            rings,
+            memory: activation.memory,
+            stop: stop.clone(),
+            log: self.log.clone(),
+        };
+        let place = returned.clone();
+        let body = Box::new(move || *lock(&place) = Some(worker.run()));
+        let job = activation.workers.spawn(WorkerRole::Fs, "fs", body);
+        self.running = Some(Running {
+            stop,
+            bell,
+            job: job.map_err(ActivateError::Worker)?,
+            returned,
+        });
+        Ok(())
+    }
+
+    fn deactivate(&mut self) -> Vec<ActiveQueue> {
+        let Some(running) = self.running.take() else {
+            return Vec::new();
+        };
+        running.stop.store(true, Ordering::SeqCst);
+        if let Err(error) = running.bell.write(1) {
+            tracing::error!(%error, "the worker of a shared folder could not be notified to stop");
+        }
+        if running.job.join().is_err() {
+            tracing::error!("the worker of a shared folder panicked");
+        }
+        let returned = lock(&running.returned).take();
+        let Some((link, queues)) = returned else {
+            return Vec::new();
+        };
+        self.link = Some(link);
+        queues
+    }
+}
+
+impl Drop for Fs {
+    fn drop(&mut self) {
+        self.deactivate();
+    }
+}

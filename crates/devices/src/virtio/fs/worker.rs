@@ -1,0 +1,309 @@
+//! The thread that passes requests to the server and answers to the guest.
+
+use super::channel::{Channel, Received, Sent};
+use super::in_flight::{InFlight, Table};
+use super::request::{self, Kind, OUT_HEADER, Request};
+use super::{PRIORITY_QUEUE, QUEUE_SIZE};
+use crate::GuestMemory;
+use crate::log_limit::LogLimit;
+use crate::virtio::device::ActiveQueue;
+use crate::virtio::queue::Chain;
+use crate::virtio::queue::ring::Ring;
+use rustix::io::Errno;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+
+/// How long a device that stops waits for the server's answers. Later the guest gets EIO for them.
+const STOP_TIMEOUT: Duration = Duration::from_secs(5);
+
+const BELL: u64 = 0;
+const SERVER: u64 = 1;
+const DOORBELLS: u64 = 2;
+
+/// What outlives an activation.
+#[derive(Debug)]
+pub(super) struct Link {
+    channel: Option<Channel>,
+    in_flight: Table,
+    poll: Epoll,
+    /// Signalled when the worker must stop.
+    bell: EventFd,
+    /// Most bytes of a message.
+    longest: usize,
+    message: Vec<u8>,
+}
+
+impl Link {
+    pub(super) fn new(channel: Option<Channel>, longest: usize) -> io::Result<Link> {
+        let link = Link {
+            channel,
+            in_flight: Table::default(),
+            poll: Epoll::new()?,
+            bell: EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)?,
+            longest,
+            message: Vec::new(),
+        };
+        watch(&link.poll, &link.bell, BELL, EventSet::IN)?;
+        if let Some(channel) = &link.channel {
+            let events = EventSet::IN | EventSet::OUT | EventSet::READ_HANG_UP;
+            watch(&link.poll, &channel.as_fd(), SERVER, events)?;
+        }
+        Ok(link)
+    }
+
+    pub(super) fn bell(&self) -> io::Result<EventFd> {
+        self.bell.try_clone()
+    }
+
+    fn send(&mut self, message: &[u8]) -> Sent {
+        self.channel
+            .as_mut()
+            .map_or(Sent::Never, |channel| channel.send(message))
+    }
+}
+
+/// Edge-triggered, so no descriptor needs to be read.
+fn watch(poll: &Epoll, source: &impl AsRawFd, token: u64, events: EventSet) -> io::Result<()> {
+    let event = EpollEvent::new(events | EventSet::EDGE_TRIGGERED, token);
+    poll.ctl(ControlOperation::Add, source.as_raw_fd(), event)
+}
+
+/// Everything that the thread owns.
+pub(super) struct Worker {
+    pub(super) link: Link,
+    /// By index.
+    pub(super) rings: [Ring; 2],
+    pub(super) memory: Arc<GuestMemory>,
+    pub(super) stop: Arc<AtomicBool>,
+    pub(super) log: Arc<LogLimit>,
+}
+
+/// How far the worker came.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Turn {
+    /// There is nothing to do until an event comes.
+    Done,
+    /// There may be more.
+    More,
+}
+
+impl Worker {
+    /// Serves the queues until it is stopped; returns them with their positions.
+    pub(super) fn run(mut self) -> (Link, Vec<ActiveQueue>) {
+        if let Err(error) = self.serve() {
+            tracing::error!(%error, "the worker of a shared folder can't continue");
+        }
+        self.finish();
+        for ring in &self.rings {
+            let fd = ring.active().doorbell.as_raw_fd();
+            let none = EpollEvent::default();
+            let _ = self.link.poll.ctl(ControlOperation::Delete, fd, none);
+        }
+        let queues = self.rings.into_iter().map(Ring::into_active).collect();
+        (self.link, queues)
+    }
+
+    fn serve(&mut self) -> io::Result<()> {
+        for (token, ring) in (DOORBELLS..).zip(&self.rings) {
+            watch(
+                &self.link.poll,
+                &ring.active().doorbell,
+                token,
+                EventSet::IN,
+            )?;
+        }
+        // Requests may have come before the worker ran.
+        while !self.stop.load(Ordering::SeqCst) {
+            let answers = self.pass_answers();
+            let requests = self.pass_requests();
+            for ring in &mut self.rings {
+                ring.notify(&self.memory);
+            }
+            let more = answers == Turn::More || requests == Turn::More;
+            wait(&self.link.poll, if more { 0 } else { -1 })?;
+        }
+        Ok(())
+    }
+
+    /// Waits for the answers to all requests that the server has.
+    fn finish(&mut self) {
+        let end = Instant::now() + STOP_TIMEOUT;
+        while !self.link.in_flight.is_empty() {
+            let more = self.pass_answers() == Turn::More;
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                tracing::warn!(
+                    "the server of a shared folder did not answer in time; the guest gets EIO"
+                );
+                self.fail_all(Errno::IO);
+            } else if !more && !self.link.in_flight.is_empty() {
+                let timeout = i32::try_from(left.as_millis()).unwrap_or(i32::MAX);
+                // On an error, the time passes with attempts to receive.
+                let _ = wait(&self.link.poll, timeout);
+            }
+        }
+        for ring in &mut self.rings {
+            ring.notify(&self.memory);
+        }
+    }
+
+    /// Passes requests to the server, those of the priority queue first.
+    fn pass_requests(&mut self) -> Turn {
+        for queue in [PRIORITY_QUEUE, super::REQUEST_QUEUE] {
+            let index = usize::from(queue);
+            self.rings[index].disable_notification(&self.memory);
+            for _ in 0..QUEUE_SIZE {
+                if !self.link.in_flight.has_room() {
+                    // An answer makes room.
+                    return Turn::Done;
+                }
+                let Some(chain) = self.rings[index].pop(&self.memory) else {
+                    if self.rings[index].enable_notification(&self.memory) {
+                        return Turn::More;
+                    }
+                    break;
+                };
+                if !self.pass_request(queue, chain) {
+                    // The socket becomes writable.
+                    self.rings[index].put_back();
+                    return Turn::Done;
+                }
+            }
+        }
+        Turn::Done
+    }
+
+    /// Passes one request; false if the socket is full.
+    fn pass_request(&mut self, queue: u16, chain: Chain) -> bool {
+        let head = chain.head();
+        let mut message = std::mem::take(&mut self.link.message);
+        let read = request::read(&self.memory, chain, self.link.longest, &mut message);
+        let sent = match read {
+            Ok(request) if request.kind == Kind::Ignored => {
+                self.give_back(queue, head, 0);
+                true
+            }
+            Ok(request) => self.send(queue, head, request, &mut message),
+            Err(refused) => {
+                if self.log.admits() {
+                    tracing::warn!(%refused, "a guest sent a shared folder something that is no request");
+                }
+                self.give_back(queue, head, 0);
+                true
+            }
+        };
+        self.link.message = message;
+        sent
+    }
+
+    fn send(&mut self, queue: u16, head: u16, request: Request, message: &mut [u8]) -> bool {
+        let Some(id) = self.link.in_flight.next_id() else {
+            return false;
+        };
+        let Request {
+            kind,
+            id: guests,
+            answer,
+        } = request;
+        request::set_id(message, id);
+        let in_flight = InFlight {
+            queue,
+            head,
+            id: guests,
+            answer,
+        };
+        match self.link.send(message) {
+            Sent::Later => return false,
+            Sent::Yes if kind == Kind::Answered => self.link.in_flight.insert(id, in_flight),
+            Sent::Yes => self.give_back(queue, head, 0),
+            Sent::Failed => self.fail(in_flight, Errno::NOMEM),
+            Sent::Never => self.fail(in_flight, Errno::NOTCONN),
+        }
+        true
+    }
+
+    /// Passes the server's answers to the guest.
+    fn pass_answers(&mut self) -> Turn {
+        let mut message = std::mem::take(&mut self.link.message);
+        message.resize(self.link.longest, 0);
+        let mut turn = Turn::More;
+        for _ in 0..QUEUE_SIZE {
+            let Some(channel) = &mut self.link.channel else {
+                turn = Turn::Done;
+                break;
+            };
+            match channel.receive(&mut message) {
+                Received::Message(length) => {
+                    // A longer one has lost its end, which `answer` notices.
+                    let kept = length.min(message.len());
+                    self.answer(&mut message[..kept]);
+                }
+                Received::Nothing => {
+                    turn = Turn::Done;
+                    break;
+                }
+                Received::End => {
+                    self.fail_all(Errno::NOTCONN);
+                    turn = Turn::Done;
+                    break;
+                }
+            }
+        }
+        self.link.message = message;
+        turn
+    }
+
+    /// Gives one answer to the guest. One that belongs to no request is dropped: it came too late.
+    fn answer(&mut self, answer: &mut [u8]) {
+        let Some(in_flight) = self.link.in_flight.take(request::id_of(answer)) else {
+            return;
+        };
+        let stated = answer
+            .first_chunk()
+            .map(|bytes| u32::from_le_bytes(*bytes) as usize);
+        if answer.len() < OUT_HEADER || stated != Some(answer.len()) {
+            tracing::error!(
+                bytes = answer.len(),
+                "the server of a shared folder sent a malformed answer"
+            );
+            return self.fail(in_flight, Errno::IO);
+        }
+        request::set_id(answer, in_flight.id);
+        match request::write_answer(&self.memory, &in_flight.answer, answer) {
+            Some(written) => self.give_back(in_flight.queue, in_flight.head, written),
+            // The guest gave a request too little room.
+            None => self.fail(in_flight, Errno::INVAL),
+        }
+    }
+
+    /// Answers a request with an error.
+    fn fail(&mut self, in_flight: InFlight, errno: Errno) {
+        let answer = request::error_answer(in_flight.id, errno.raw_os_error());
+        let written = request::write_answer(&self.memory, &in_flight.answer, &answer);
+        self.give_back(in_flight.queue, in_flight.head, written.unwrap_or(0));
+    }
+
+    fn fail_all(&mut self, errno: Errno) {
+        while let Some(in_flight) = self.link.in_flight.take_any() {
+            self.fail(in_flight, errno);
+        }
+    }
+
+    fn give_back(&mut self, queue: u16, head: u16, length: u32) {
+        self.rings[usize::from(queue)].give_back(&self.memory, head, length);
+    }
+}
+
+/// Waits for an event, at most `timeout` milliseconds; negative for no limit.
+fn wait(poll: &Epoll, timeout: i32) -> io::Result<()> {
+    let mut events = [EpollEvent::default(); 4];
+    match poll.wait(timeout, &mut events) {
+        Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(()),
+        other => other.map(drop),
+    }
+}
