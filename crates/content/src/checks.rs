@@ -6,7 +6,7 @@ use crate::model::vm::Spec;
 use crate::names;
 use crate::volumes::MAX_PER_VM;
 use jiffy_wire::agent::Command;
-use jiffy_wire::api::VolumeUse;
+use jiffy_wire::api::{FolderUse, VolumeUse};
 use jiffy_wire::guest::is_host_name;
 use jiffy_wire::vmm::PageSize;
 
@@ -24,11 +24,14 @@ const MAX_HOSTNAME: usize = 63;
 
 /// Longest path of a mount point, in bytes.
 const MAX_MOUNT_POINT: usize = 1024;
+/// Longest path on the host: Linux's PATH_MAX without its zero.
+const MAX_PATH: usize = 4095;
 
-fn check_mount(disk: &VolumeUse) -> Result<()> {
-    let Some(path) = &disk.mount else {
-        return Ok(());
-    };
+/// Most folders of the host that a VM can share.
+const MAX_FOLDERS: usize = 8;
+
+/// Checks where in the guest `what` is mounted.
+fn check_mount(what: &str, path: &str) -> Result<()> {
     let odd = |part: &str| part == "." || part == "..";
     let good = path.starts_with('/')
         && !path.trim_matches('/').is_empty()
@@ -40,9 +43,36 @@ fn check_mount(disk: &VolumeUse) -> Result<()> {
     }
     let shown: String = path.chars().take(64).collect();
     Err(Error::invalid(format!(
-        "The volume {} can't be mounted on {shown:?}: a mount point is an absolute path like /data.",
-        disk.name
+        "{what} can't be mounted on {shown:?}: a mount point is an absolute path like /data."
     )))
+}
+
+/// Checks the folders of the host that a VM shares, except whether they exist.
+pub fn check_folders(folders: &[FolderUse]) -> Result<()> {
+    if folders.len() > MAX_FOLDERS {
+        return Err(Error::invalid(format!(
+            "A VM can't share {} folders of the host; it shares at most {MAX_FOLDERS}.",
+            folders.len()
+        )));
+    }
+    for (index, folder) in folders.iter().enumerate() {
+        let source = &folder.source;
+        if !source.starts_with('/') || source.len() > MAX_PATH || source.contains('\0') {
+            let shown: String = source.chars().take(64).collect();
+            return Err(Error::invalid(format!(
+                "{shown:?} can't be shared with a VM: the folder needs an absolute path."
+            )));
+        }
+        check_mount(&format!("The folder {source}"), &folder.mount)?;
+        let mount = folder.mount.trim_end_matches('/');
+        let same = |other: &FolderUse| other.mount.trim_end_matches('/') == mount;
+        if folders[..index].iter().any(same) {
+            return Err(Error::invalid(format!(
+                "Two folders of the host can't be mounted on {mount}."
+            )));
+        }
+    }
+    Ok(())
 }
 
 /// Checks the volumes of a VM, except whether they exist.
@@ -55,7 +85,9 @@ pub fn check_volumes(disks: &[VolumeUse]) -> Result<()> {
     }
     for (index, disk) in disks.iter().enumerate() {
         names::check("volume", &disk.name)?;
-        check_mount(disk)?;
+        if let Some(path) = &disk.mount {
+            check_mount(&format!("The volume {}", disk.name), path)?;
+        }
         if disks[..index].iter().any(|other| other.name == disk.name) {
             return Err(Error::invalid(format!(
                 "The volume {} is given twice.",

@@ -185,6 +185,11 @@ impl Paths {
         self.lib.join("jiffy-pager")
     }
 
+    /// The binary that serves folders of the host.
+    pub fn files(&self) -> PathBuf {
+        self.lib.join("jiffy-files")
+    }
+
     /// The guests' initramfs.
     pub fn initramfs(&self) -> PathBuf {
         self.share.join("initramfs.cpio")

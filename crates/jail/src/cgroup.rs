@@ -224,6 +224,11 @@ impl Cgroup {
         &self.folder
     }
 
+    /// Moves a process into the group.
+    pub fn admit(&self, pid: u32) -> io::Result<()> {
+        self.set("cgroup.procs", &pid.to_string())
+    }
+
     /// Sets the limits of the program.
     pub fn set_limits(&self, share: &Share) -> io::Result<()> {
         self.set("memory.max", &share.memory.to_string())?;

@@ -116,6 +116,13 @@ impl VmmProcess {
             .map_or(Ok(()), |cgroup| cgroup.set_processors(processors))
     }
 
+    /// Moves another process, which works for it, into its cgroup, if it has one of its own.
+    pub fn admit_to_cgroup(&self, pid: u32) -> io::Result<()> {
+        self.cgroup
+            .as_ref()
+            .map_or(Ok(()), |cgroup| cgroup.admit(pid))
+    }
+
     /// Raises its memory limit by so many bytes.
     pub fn raise_memory_limit(&self, bytes: u64) -> io::Result<()> {
         self.cgroup

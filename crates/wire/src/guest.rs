@@ -34,6 +34,9 @@ pub struct GuestConfig {
     /// Further disks to mount, in this order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub disks: Vec<DiskMount>,
+    /// Folders of the host, mounted after the disks, in this order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub folders: Vec<FolderMount>,
     /// Network interfaces besides loopback, which is always brought up.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub interfaces: Vec<Interface>,
@@ -118,6 +121,19 @@ pub struct DiskMount {
     pub device: String,
     /// File system type.
     pub fstype: String,
+    /// Absolute path in the root; created if it is missing.
+    pub mount_point: String,
+    /// Mount it read-only.
+    #[serde(default)]
+    pub read_only: bool,
+}
+
+/// A folder of the host to mount.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FolderMount {
+    /// Tag of its file system device (Virtio 1.3 §5.11.4).
+    pub tag: String,
     /// Absolute path in the root; created if it is missing.
     pub mount_point: String,
     /// Mount it read-only.

@@ -3,6 +3,7 @@
 pub mod bench;
 pub mod disk;
 pub mod events;
+mod folder;
 pub mod image;
 mod later;
 pub mod network;

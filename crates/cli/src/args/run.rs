@@ -2,9 +2,12 @@
 
 use super::{
     DiskUse, HugePages, IdleActionChoice, JsonFormat, KernelChoice, TimelineOutput, disk_limit,
-    disk_use, image, mebibytes, network, queue, seconds, timeline_output,
+    disk_use,
+    folder::{self, folder_use},
+    image, mebibytes, network, queue, seconds, timeline_output,
 };
 use clap::{Args, ValueHint};
+use jiffy_wire::api::FolderUse;
 use jiffy_wire::vmm::DiskLimit;
 use std::path::PathBuf;
 
@@ -52,6 +55,18 @@ pub struct VmOptions {
     /// /dev/vdc, …
     #[arg(long, value_name = "NAME[:SIZE][:ro][,OPTION…]", value_parser = disk_use)]
     pub disk: Vec<DiskUse>,
+    /// Share a folder of this host with the VM, which then can't be captured.
+    /// Repeatable
+    #[arg(
+        long = "volume",
+        short = 'v',
+        value_name = "HOST:GUEST[:ro]",
+        value_parser = folder_use
+    )]
+    pub folder: Vec<FolderUse>,
+    /// The same, as Docker writes it: type=bind,source=HOST,target=GUEST[,readonly]
+    #[arg(long, value_name = "OPTION,…", value_parser = folder::mount)]
+    pub mount: Vec<FolderUse>,
     /// Store the VM's changes to its root on a disk instead of in its memory; the
     /// disk is removed with the VM
     #[arg(

@@ -55,7 +55,7 @@ pub async fn run(context: &Context, run: Run) -> Result<Outcome> {
         },
         _ => stdio(&run.stdio),
     };
-    let mut vm = vm_from(&client, run.vm).await?;
+    let mut vm = vm_from(context, &client, run.vm).await?;
     vm.cold = run.from.is_none() && (run.cold || cold_by_environment());
     vm.from = run.from;
     vm.timeline = run.timeline.is_some();
@@ -245,7 +245,7 @@ pub async fn create(context: &Context, create: Create) -> Result<Outcome> {
         tty: create.tty,
     };
     let choice = ImageChoice::of(&create.vm)?;
-    let mut vm = vm_from(&client, create.vm).await?;
+    let mut vm = vm_from(context, &client, create.vm).await?;
     vm.command = Some(command(create.argv, create.command, stdio));
     vm.no_command = NoCommand::Wait;
     choice.pull_first(&client, &vm).await?;
@@ -265,7 +265,17 @@ fn show_vm(vm: &Vm, format: Option<JsonFormat>) -> Result<()> {
 }
 
 /// Builds the request; uploads the user's kernel first.
-async fn vm_from(client: &Client, options: VmOptions) -> Result<CreateVm> {
+async fn vm_from(context: &Context, client: &Client, options: VmOptions) -> Result<CreateVm> {
+    let folders = [options.folder, options.mount].concat();
+    if let Some(folder) = folders.first()
+        && context.in_machine()
+    {
+        return Err(Failure::new(format!(
+            "{} can't be shared with a VM: VMs run in the machine, which has no access to this host's files",
+            folder.source
+        ))
+        .hint("Copy files with `jiffy cp`, or synchronise them with rsync over `jiffy ssh`."));
+    }
     let kernel = match options.kernel {
         Some(KernelChoice::File(file)) => Some(super::kernel::upload(client, &file).await?),
         Some(KernelChoice::Name(name)) => Some(match super::kernel::built(&name) {
@@ -297,6 +307,7 @@ async fn vm_from(client: &Client, options: VmOptions) -> Result<CreateVm> {
         memory_mib,
         pages: options.huge_pages.map(Into::into).unwrap_or_default(),
         disks: options.disk,
+        folders,
         root_disk: match (options.root_disk, options.root_copy) {
             (Some(size_mib), _) => Some(RootDisk::Layer { size_mib }),
             (None, true) => Some(RootDisk::Copy {

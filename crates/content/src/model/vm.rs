@@ -6,8 +6,8 @@ use crate::durable::LoadError;
 use jiffy_sys::causes;
 use jiffy_wire::agent::{Command, ExitStatus, StartError};
 use jiffy_wire::api::{
-    IdlePolicy, ImageConfig, Limits, NetworkPolicy, NetworkUse, Origin, Priority, RootDisk, Vm,
-    VmNetwork, VmState, VolumeUse,
+    FolderUse, IdlePolicy, ImageConfig, Limits, NetworkPolicy, NetworkUse, Origin, Priority,
+    RootDisk, Vm, VmNetwork, VmState, VolumeUse,
 };
 use jiffy_wire::cpu::Wanted;
 use jiffy_wire::vmm::{DiskLimit, NetLimit, PageSize};
@@ -75,6 +75,8 @@ pub struct Spec {
     pub root_limit: DiskLimit,
     /// Its volumes are clones in its folder.
     pub own_volumes: bool,
+    /// Folders of the host.
+    pub folders: Vec<FolderUse>,
     /// Its network interface, if it has one.
     pub network: Option<NetworkUse>,
     /// What happens when it is idle.
@@ -321,6 +323,7 @@ impl VmRecord {
                 .as_ref()
                 .is_some_and(|command| command.tty.is_some()),
             disks: self.volumes(),
+            folders: self.spec.folders.clone(),
             root_disk: spec.root_disk.clone(),
             exposed_ports: spec.config.exposed_ports.clone(),
             labels: spec.config.labels.clone(),

@@ -44,6 +44,8 @@ pub struct Spec {
     root_limit: DiskLimit,
     #[serde(default, skip_serializing_if = "is_false")]
     own_volumes: bool,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    folders: Vec<FolderUse>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     network: Option<NetworkUse>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -79,6 +81,7 @@ both_ways!(
         root_disk: opt,
         root_limit: into,
         own_volumes: same,
+        folders: list,
         network: opt,
         idle: opt,
         owner: same,
@@ -281,6 +284,23 @@ both_ways!(
         read_only: same,
         mount: same,
         limit: into,
+    }
+);
+
+/// See [`api::FolderUse`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FolderUse {
+    source: String,
+    mount: String,
+    #[serde(default, skip_serializing_if = "is_false")]
+    read_only: bool,
+}
+both_ways!(
+    FolderUse,
+    api::FolderUse {
+        source: same,
+        mount: same,
+        read_only: same,
     }
 );
 

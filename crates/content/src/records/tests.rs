@@ -122,6 +122,7 @@ fn spec() -> Spec {
         root_disk: Some(RootDisk::Layer { size_mib: 64 }),
         root_limit: limit(),
         own_volumes: true,
+        folders: Vec::new(),
         network: None,
         idle: None,
         owner: None,
@@ -161,6 +162,18 @@ fn with_other_cpus() -> VmRecord {
     let mut vm = vm();
     vm.spec.max_cpus = Some(8);
     vm.limits.cpus = Some(4);
+    vm
+}
+
+/// A VM that shares folders of the host.
+fn with_folders() -> VmRecord {
+    let mut vm = vm();
+    let folder = |source, mount, read_only| api::FolderUse {
+        source: text(source),
+        mount: text(mount),
+        read_only,
+    };
+    vm.spec.folders = vec![folder("/a", "/b", false), folder("/home/me/c", "/d", true)];
     vm
 }
 
@@ -359,6 +372,7 @@ fn records_of_vms_do_not_drift() {
     );
     does_not_drift("vm-1-limits.json", "vm.json", &with_limits(), save, load);
     does_not_drift("vm-1-cpus.json", "vm.json", &with_other_cpus(), save, load);
+    does_not_drift("vm-1-folders.json", "vm.json", &with_folders(), save, load);
     does_not_drift(
         "vm-1-priority.json",
         "vm.json",

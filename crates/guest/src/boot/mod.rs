@@ -6,6 +6,7 @@
 mod cgroup;
 pub mod configuration;
 mod disks;
+mod folders;
 mod identity;
 mod modules;
 mod mounts;
@@ -49,6 +50,9 @@ pub fn finish(config: &GuestConfig, report: &mut Report) -> Teardown {
     });
     identity::set(config, report);
     disks::mount_late(late, &mut teardown, report);
+    for folder in &config.folders {
+        folders::mount_folder(folder, report);
+    }
     for path in &config.swap {
         report.step("swap", |_| disks::swap_on(path));
     }

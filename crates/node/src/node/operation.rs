@@ -275,6 +275,13 @@ impl Node {
                 vm.spec.init.as_deref().unwrap_or_default().join(" ")
             )));
         }
+        if let Some(folder) = vm.spec.folders.first() {
+            return Err(Error::wrong_state(format!(
+                "The VM {} shares {} with this host, which a capture can't contain.",
+                vm.name, folder.source
+            ))
+            .hint("Use a volume (--disk), or copy the files into the VM (jiffy cp)."));
+        }
         Ok(socket)
     }
 

@@ -7,8 +7,8 @@ mod network;
 pub use network::inherited;
 
 use jiffy_content::checks::{
-    MAX_COMMAND, check_command, check_cpus, check_hostname, check_max_cpus, check_memory,
-    check_volumes,
+    MAX_COMMAND, check_command, check_cpus, check_folders, check_hostname, check_max_cpus,
+    check_memory, check_volumes,
 };
 use jiffy_content::error::{Error, Result};
 use jiffy_content::images::base::BASE;
@@ -62,6 +62,7 @@ pub fn check_of(wanted: CreateVm, image: &str, image_config: &ImageConfig) -> Re
     let memory_mib = wanted.memory_mib.unwrap_or(128);
     check_memory(memory_mib, wanted.pages)?;
     check_volumes(&wanted.disks)?;
+    check_folders(&wanted.folders)?;
     if let Some(root_disk) = &wanted.root_disk {
         roots::check(root_disk)?;
     }
@@ -92,7 +93,12 @@ pub fn check_of(wanted: CreateVm, image: &str, image_config: &ImageConfig) -> Re
     if let Some(profile) = &wanted.cpu_profile {
         check_cpu_profile(profile)?;
     }
-    check_idle(wanted.idle, wanted.init.as_deref(), wanted.pages)?;
+    check_idle(
+        wanted.idle,
+        wanted.init.as_deref(),
+        wanted.pages,
+        !wanted.folders.is_empty(),
+    )?;
     check_owner(wanted.owner.as_deref())?;
     Ok(Spec {
         image: image.to_owned(),
@@ -118,6 +124,7 @@ pub fn check_of(wanted: CreateVm, image: &str, image_config: &ImageConfig) -> Re
         root_disk: wanted.root_disk,
         root_limit: wanted.root_limit,
         own_volumes: false,
+        folders: wanted.folders,
         network: None,
         idle: wanted.idle,
         owner: wanted.owner,
@@ -154,6 +161,7 @@ pub fn from_snapshot(
         ("memory", wanted.memory_mib.is_some()),
         ("page size", wanted.pages != PageSize::Small),
         ("volumes", !wanted.disks.is_empty()),
+        ("shared folders", !wanted.folders.is_empty()),
         ("root disk", wanted.root_disk.is_some()),
         ("limit of the root's disks", !wanted.root_limit.is_none()),
         ("init", wanted.init.is_some()),
@@ -168,7 +176,7 @@ pub fn from_snapshot(
         .hint("Leave that option out, or run a VM without --from."));
     }
     let captured = &manifest.spec;
-    check_idle(wanted.idle, captured.init.as_deref(), captured.pages)?;
+    check_idle(wanted.idle, captured.init.as_deref(), captured.pages, false)?;
     check_owner(wanted.owner.as_deref())?;
     if wanted.cold {
         return Err(Error::invalid(
@@ -207,6 +215,7 @@ pub fn from_snapshot(
 /// can be none.
 pub fn golden(spec: &Spec) -> Option<Spec> {
     let plain = spec.disks.is_empty()
+        && spec.folders.is_empty()
         && spec.root_disk.is_none()
         && spec.init.is_none()
         && !spec.console
@@ -255,7 +264,12 @@ fn check_owner(owner: Option<&str>) -> Result<()> {
     owner.map_or(Ok(()), |name| names::check("VM's owner", name))
 }
 
-fn check_idle(idle: Option<IdlePolicy>, init: Option<&[String]>, pages: PageSize) -> Result<()> {
+fn check_idle(
+    idle: Option<IdlePolicy>,
+    init: Option<&[String]>,
+    pages: PageSize,
+    shares_folders: bool,
+) -> Result<()> {
     let Some(IdlePolicy { after_s, action }) = idle else {
         return Ok(());
     };
@@ -268,6 +282,7 @@ fn check_idle(idle: Option<IdlePolicy>, init: Option<&[String]>, pages: PageSize
     let lasting = match init {
         Some(init) => Some(format!("hands PID 1 to {}", init.join(" "))),
         None if pages != PageSize::Small => Some("has huge pages".to_owned()),
+        None if shares_folders => Some("shares folders of the host".to_owned()),
         None => None,
     };
     match lasting.filter(|_| action == IdleAction::Hibernate) {

@@ -1,5 +1,6 @@
 //! The configurations of a VMM and of its guest.
 
+use super::folders::{self, SharedFolder};
 use super::handover::Descriptors;
 use super::plan::{Beginning, Plan, Restoring, SavedRam};
 use crate::jails::Launcher;
@@ -26,6 +27,7 @@ pub(super) fn vmm_config<'a>(
     paths: &Paths,
     record: &VmRecord,
     plan: &'a Plan,
+    shared: &'a [SharedFolder],
     gate_time: Duration,
     descriptors: &mut Descriptors<'a>,
 ) -> Result<VmmConfig> {
@@ -78,6 +80,7 @@ pub(super) fn vmm_config<'a>(
         handed: Vec::new(),
         balloon: true,
         nets: nets(record, plan, descriptors)?,
+        folders: folders::devices(shared.iter().map(|folder| descriptors.folder(folder))),
         cpu_profile: spec.cpu_profile.clone(),
         restore: match &plan.beginning {
             Beginning::Boot => None,
@@ -193,6 +196,7 @@ fn guest_config(record: &VmRecord, plan: &Plan) -> GuestConfig {
         hostname: Some(spec.hostname.clone().unwrap_or_else(|| record.name.clone())),
         root: roots::guest_root(spec, roots::fstype(root)),
         disks: mounts(spec),
+        folders: folders::mounts(&spec.folders),
         handover: spec.init.clone(),
         main: spec.command.clone(),
         // Hidden VMs are captured or inspected after their command.

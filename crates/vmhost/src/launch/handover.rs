@@ -1,6 +1,7 @@
 //! Descriptors passed to a VMM: its events, the files it restores from and, in a jail, every file
 //! and socket that its configuration names.
 
+use super::folders::SharedFolder;
 use super::plan::Handle;
 use crate::jails::Launcher;
 use jiffy_content::error::{Error, Result};
@@ -102,6 +103,12 @@ impl<'a> Descriptors<'a> {
             ),
             false => NetBackend::None,
         }
+    }
+
+    /// The VMM's socket to the server of a shared folder.
+    pub fn folder(&mut self, folder: &'a SharedFolder) -> Option<i32> {
+        self.used
+            .then(|| self.push(Passed::Borrowed(folder.vmms.as_fd())))
     }
 
     pub fn sources(&mut self, handles: &'a [Handle]) -> Result<Vec<Source>> {

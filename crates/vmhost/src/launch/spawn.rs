@@ -1,6 +1,7 @@
 //! Turns a plan into a running VMM.
 
 use super::config::vmm_config;
+use super::folders::{self, SharedFolder};
 use super::handover::Descriptors;
 use super::plan::{Beginning, Plan, SavedRam};
 use super::spawned::Spawned;
@@ -107,7 +108,7 @@ fn take_over(
     };
     let mut descriptors = Descriptors::none(launcher);
     let begun = settled.and_then(|()| {
-        write_config(paths, record, plan, gate_time, false, &mut descriptors)?;
+        write_config(paths, record, plan, &[], gate_time, false, &mut descriptors)?;
         let socket = paths.control_socket(&record.id);
         control::begin(&socket).map_err(|error| Error::io("reach the VMM", &socket, &error))
     });
@@ -124,11 +125,12 @@ fn write_config<'a>(
     paths: &Paths,
     record: &VmRecord,
     plan: &'a Plan,
+    shared: &'a [SharedFolder],
     gate_time: Duration,
     hold: bool,
     descriptors: &mut Descriptors<'a>,
 ) -> Result<PathBuf> {
-    let mut vmm_config = vmm_config(paths, record, plan, gate_time, descriptors)?;
+    let mut vmm_config = vmm_config(paths, record, plan, shared, gate_time, descriptors)?;
     if let Some(restore) = &mut vmm_config.restore {
         restore.hold = hold;
     }
@@ -174,6 +176,7 @@ fn spawn_process(
     let supervisor = paths.supervisor_socket(&record.id);
     let listener = UnixListener::bind(&supervisor)
         .map_err(|error| Error::io("listen for the guest", &supervisor, &error))?;
+    let shared = folders::open(record)?;
     let spare = spares.and_then(|spares| spares.take(paths));
     let mut identity = None;
     if spare.is_none() {
@@ -186,7 +189,15 @@ fn spawn_process(
         Events::new().map_err(|error| Error::io("make a pipe for the VMM", &folder, &error))?;
     check_descriptors(their_end.as_fd(), 0)?;
     let mut descriptors = Descriptors::new(launcher, their_end);
-    let config = write_config(paths, record, plan, gate_time, hold, &mut descriptors)?;
+    let config = write_config(
+        paths,
+        record,
+        plan,
+        &shared,
+        gate_time,
+        hold,
+        &mut descriptors,
+    )?;
     // After the configuration was written: a new pager reads there which VMs have a disk.
     open_to_monitor(paths, record, plan, user)?;
     let config_fd = descriptors.config(&config)?;
@@ -212,6 +223,11 @@ fn spawn_process(
         }
     };
     drop(passed);
+    drop(descriptors);
+    if let Err(error) = folders::serve(paths, shared, &process, &record.name, log.as_fd()) {
+        process.kill();
+        return Err(error);
+    }
     let after = monotonic_ns();
     if plan.low_priority {
         // Set before the process has threads, which inherit it.

@@ -92,7 +92,7 @@ pub use snapshot::{
 pub use vm::{
     CreateVm, ForkVm, Forked, Hibernated, Limits, LogChunk, NoCommand, Origin, RunVm, Vm, VmState,
 };
-pub use volume::{MakeVolume, ResizeVolume, ResizedVolume, RootDisk, Volume, VolumeUse};
+pub use volume::{FolderUse, MakeVolume, ResizeVolume, ResizedVolume, RootDisk, Volume, VolumeUse};
 
 /// Version of this API, part of every path.
 pub const VERSION: u32 = 1;

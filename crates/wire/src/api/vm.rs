@@ -1,6 +1,8 @@
 //! VMs: requests to create them, how answers describe them, and operations on them.
 
-use super::{IdlePolicy, NetworkUse, Priority, Queued, RootDisk, VmIdle, VmNetwork, VolumeUse};
+use super::{
+    FolderUse, IdlePolicy, NetworkUse, Priority, Queued, RootDisk, VmIdle, VmNetwork, VolumeUse,
+};
 use crate::agent::{Command, ExitStatus, Stream};
 use crate::vmm::{DiskLimit, NetLimit};
 use serde::{Deserialize, Serialize};
@@ -37,6 +39,9 @@ pub struct CreateVm {
     /// Volumes, beginning with `/dev/vdb`.
     #[serde(default)]
     pub disks: Vec<VolumeUse>,
+    /// Folders of the node's host, as mounts in the guest. A VM with one can't be captured.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub folders: Vec<FolderUse>,
     /// Disk for changes of the root file system; `None` keeps them in the guest's memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub root_disk: Option<RootDisk>,
@@ -172,6 +177,9 @@ pub struct Vm {
     pub tty: bool,
     /// Volumes.
     pub disks: Vec<VolumeUse>,
+    /// Folders of the node's host.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub folders: Vec<FolderUse>,
     /// Disk for the changes of its root file system.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub root_disk: Option<RootDisk>,

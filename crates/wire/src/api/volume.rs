@@ -1,4 +1,4 @@
-//! Volumes, and a VM's disks.
+//! Volumes, a VM's disks, and folders that it shares with the host.
 
 use crate::vmm::DiskLimit;
 use serde::{Deserialize, Serialize};
@@ -21,6 +21,19 @@ pub struct VolumeUse {
     /// Limit on the guest's use.
     #[serde(default, skip_serializing_if = "DiskLimit::is_none")]
     pub limit: DiskLimit,
+}
+
+/// A folder of the node's host that a guest mounts.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FolderUse {
+    /// Absolute path on the node's host.
+    pub source: String,
+    /// Absolute path in the guest.
+    pub mount: String,
+    /// Share it read-only.
+    #[serde(default)]
+    pub read_only: bool,
 }
 
 /// A disk for the VM's changes of its root file system. It is removed with the VM.

@@ -1,0 +1,125 @@
+//! Folders of the host that a VM shares: `-v` and `--mount`.
+
+use jiffy_wire::api::FolderUse;
+use std::path::absolute;
+
+/// Parses `HOST:GUEST`, `HOST:GUEST:ro` or `HOST:GUEST:rw`.
+pub fn folder_use(text: &str) -> Result<FolderUse, String> {
+    const USAGE: &str = "write HOST:GUEST or HOST:GUEST:ro";
+    let mut parts = text.split(':');
+    let (Some(source), Some(mount)) = (parts.next(), parts.next()) else {
+        return Err(format!("'{text}' names no folder in the VM; {USAGE}"));
+    };
+    let read_only = match (parts.next(), parts.next()) {
+        (None | Some("rw"), None) => false,
+        (Some("ro"), None) => true,
+        _ => return Err(format!("'{text}' is not a shared folder; {USAGE}")),
+    };
+    shared(source, mount, read_only)
+}
+
+/// Parses `type=bind,source=HOST,target=GUEST[,readonly]`, as Docker does.
+pub fn mount(text: &str) -> Result<FolderUse, String> {
+    let (mut source, mut target, mut read_only) = (None, None, false);
+    for option in text.split(',') {
+        match option.split_once('=').unwrap_or((option, "")) {
+            ("type", "bind") => {}
+            ("type", "volume") => {
+                return Err("a volume is attached with --disk NAME,mount=PATH".to_owned());
+            }
+            ("source" | "src", path) => source = Some(path),
+            ("target" | "dst" | "destination", path) => target = Some(path),
+            ("readonly" | "ro", "" | "true" | "1") => read_only = true,
+            ("readonly" | "ro", "false" | "0") => read_only = false,
+            _ => {
+                return Err(format!(
+                    "'{option}' is not an option of a mount; write type=bind,source=HOST,target=GUEST[,readonly]"
+                ));
+            }
+        }
+    }
+    let (Some(source), Some(target)) = (source, target) else {
+        return Err(format!(
+            "'{text}' lacks source=HOST or target=GUEST of the folder"
+        ));
+    };
+    shared(source, target, read_only)
+}
+
+fn shared(source: &str, mount: &str, read_only: bool) -> Result<FolderUse, String> {
+    let is_path = source.contains('/') || source == "." || source == "..";
+    if !is_path {
+        return Err(format!(
+            "'{source}' is not a path of a folder: write ./{source}, or attach a volume with --disk {source},mount={mount}"
+        ));
+    }
+    if !mount.starts_with('/') {
+        return Err(format!(
+            "'{mount}' is not an absolute path in the VM, such as /src"
+        ));
+    }
+    let source = absolute(source)
+        .map_err(|error| format!("the path of '{source}' can't be determined: {error}"))?;
+    let source = source.into_os_string().into_string();
+    Ok(FolderUse {
+        source: source.map_err(|path| format!("{path:?} is not UTF-8"))?,
+        mount: mount.to_owned(),
+        read_only,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(source: &str, mount: &str, read_only: bool) -> FolderUse {
+        FolderUse {
+            source: source.into(),
+            mount: mount.into(),
+            read_only,
+        }
+    }
+
+    #[test]
+    fn a_folder_has_two_paths_and_may_be_read_only() {
+        assert_eq!(folder_use("/a:/b").unwrap(), of("/a", "/b", false));
+        assert_eq!(folder_use("/a:/b:rw").unwrap(), of("/a", "/b", false));
+        assert_eq!(folder_use("/a/b:/b:ro").unwrap(), of("/a/b", "/b", true));
+        let here = std::env::current_dir().unwrap();
+        let here = here.to_str().unwrap();
+        assert_eq!(folder_use(".:/src").unwrap(), of(here, "/src", false));
+        let below = format!("{here}/x");
+        assert_eq!(folder_use("./x:/src").unwrap(), of(&below, "/src", false));
+        for wrong in ["", "/a", "/a:", "/a:b", "/a:/b:", "/a:/b:x", "/a:/b:ro:ro"] {
+            assert!(folder_use(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_name_is_taken_for_a_volume() {
+        let error = folder_use("data:/data").unwrap_err();
+        assert!(error.contains("--disk data,mount=/data"), "{error}");
+        let error = mount("type=volume,source=data,target=/data").unwrap_err();
+        assert!(error.contains("--disk"), "{error}");
+    }
+
+    #[test]
+    fn mounts_are_written_as_for_docker() {
+        let given = mount("type=bind,source=/a,target=/b").unwrap();
+        assert_eq!(given, of("/a", "/b", false));
+        let given = mount("readonly,src=/a,type=bind,dst=/b").unwrap();
+        assert_eq!(given, of("/a", "/b", true));
+        let given = mount("src=/a,destination=/b,readonly=false").unwrap();
+        assert_eq!(given, of("/a", "/b", false));
+        for wrong in [
+            "",
+            "type=bind",
+            "type=tmpfs,source=/a,target=/b",
+            "source=/a",
+            "target=/b",
+            "source=/a,target=/b,mode=1",
+        ] {
+            assert!(mount(wrong).is_err(), "{wrong}");
+        }
+    }
+}
