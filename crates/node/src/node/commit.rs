@@ -42,7 +42,7 @@ impl Node {
             )));
         }
         let _one = self.operate_for_client(&vm).await?;
-        let socket = self.capturable(&vm).await?;
+        let socket = self.freezable(&vm).await?;
         let root = self.root_of(&vm).await?;
         let _whole = match &root.lazy {
             Some(disk) => Some(self.host.pager.complete_image(disk).await?),

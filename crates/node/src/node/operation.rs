@@ -261,6 +261,18 @@ impl Node {
 
     /// Refuses a VM that can't be captured now; returns the agent's socket.
     pub(super) async fn capturable(&self, vm: &VmHandle) -> Result<PathBuf> {
+        if let Some(folder) = vm.spec.folders.first() {
+            return Err(Error::wrong_state(format!(
+                "The VM {} shares {} with this host, which a capture can't contain.",
+                vm.name, folder.source
+            ))
+            .hint("Use a volume (--disk), or copy the files into the VM (jiffy cp)."));
+        }
+        self.freezable(vm).await
+    }
+
+    /// Refuses a VM whose programs can't be frozen now; returns the agent's socket.
+    pub(super) async fn freezable(&self, vm: &VmHandle) -> Result<PathBuf> {
         let socket = self.agent_socket(vm).await?;
         if matches!(vm.view.borrow().main, MainState::Ended(_)) {
             return Err(Error::wrong_state(format!(
@@ -274,13 +286,6 @@ impl Node {
                 vm.name,
                 vm.spec.init.as_deref().unwrap_or_default().join(" ")
             )));
-        }
-        if let Some(folder) = vm.spec.folders.first() {
-            return Err(Error::wrong_state(format!(
-                "The VM {} shares {} with this host, which a capture can't contain.",
-                vm.name, folder.source
-            ))
-            .hint("Use a volume (--disk), or copy the files into the VM (jiffy cp)."));
         }
         Ok(socket)
     }
