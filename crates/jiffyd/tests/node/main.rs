@@ -9,6 +9,7 @@ mod damage;
 mod events;
 mod failures;
 mod flood;
+mod folders;
 mod forks;
 mod gate;
 mod golden;

@@ -1,0 +1,214 @@
+//! Folders of the host in VMs, with a stand-in for the process that serves them.
+
+use crate::daemon::{Daemon, named};
+use crate::images::configs;
+use crate::snapshots::counter;
+use jiffy_wire::api::{
+    CreateVm, ErrorKind, FolderUse, ForkVm, IdleAction, IdlePolicy, MakeSnapshot, Vm,
+};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// Writes its arguments and its folder into a file, and ends when the VMM has closed its end.
+const SERVER: &str = "#!/bin/sh\n\
+    echo \"$(readlink /proc/self/fd/4) $*\" >> \"$0.started\"\n\
+    cat <&3 >/dev/null\n\
+    echo ended >> \"$0.ended\"\n";
+
+fn daemon() -> Daemon {
+    let mut daemon = Daemon::prepared(&[]);
+    let program = program(&daemon);
+    fs::write(&program, SERVER).unwrap();
+    fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).unwrap();
+    daemon.up();
+    daemon
+}
+
+fn program(daemon: &Daemon) -> PathBuf {
+    daemon.folder.path().join("lib/jiffy-files")
+}
+
+fn folder(source: &Path, mount: &str, read_only: bool) -> FolderUse {
+    FolderUse {
+        source: source.to_str().unwrap().into(),
+        mount: mount.into(),
+        read_only,
+    }
+}
+
+fn sharing(name: &str, folders: Vec<FolderUse>) -> CreateVm {
+    CreateVm {
+        folders,
+        ..named(name, counter())
+    }
+}
+
+fn vms(daemon: &Daemon) -> Vec<Vm> {
+    daemon.get("/v1/vms").json()
+}
+
+/// The lines of a file that the server writes, once there are so many.
+fn lines(file: PathBuf, count: usize) -> Vec<String> {
+    let end = Instant::now() + Duration::from_secs(60);
+    loop {
+        let text = fs::read_to_string(&file).unwrap_or_default();
+        if text.lines().count() >= count {
+            return text.lines().map(str::to_owned).collect();
+        }
+        assert!(Instant::now() < end, "{} has only {text:?}", file.display());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn folders_are_served_as_long_as_the_vm_runs() {
+    let mut daemon = daemon();
+    let shared = tempfile::tempdir().unwrap();
+    let shared = shared.path().canonicalize().unwrap();
+    let folders = vec![
+        folder(&shared, "/src", false),
+        folder(Path::new("/"), "/host", true),
+    ];
+    let vm: Vm = daemon.run_detached(sharing("web", folders.clone())).json();
+    assert_eq!(vm.folders, folders);
+    let (config, guest) = configs(&daemon, &vm.id);
+    let tags: Vec<_> = config
+        .folders
+        .iter()
+        .map(|folder| folder.tag.as_str())
+        .collect();
+    assert_eq!(tags, ["folder0", "folder1"]);
+    assert!(config.folders.iter().all(|folder| folder.server.is_some()));
+    let mounts: Vec<_> = guest
+        .folders
+        .iter()
+        .map(|mount| (&*mount.tag, &*mount.mount_point, mount.read_only))
+        .collect();
+    assert_eq!(
+        mounts,
+        [("folder0", "/src", false), ("folder1", "/host", true)]
+    );
+
+    let squash = if rustix::process::geteuid().is_root() {
+        ""
+    } else {
+        " --squash"
+    };
+    let mut started = lines(program(&daemon).with_extension("started"), 2);
+    started.sort();
+    let fds = "--socket-fd 3 --folder-fd 4";
+    let shown = shared.display();
+    let mut expected = [
+        format!("/ {fds} --read-only{squash}"),
+        format!("{shown} {fds}{squash}"),
+    ];
+    expected.sort();
+    assert_eq!(started, expected);
+
+    // They belong to the VM, not to the daemon.
+    daemon.killed();
+    daemon.up();
+    assert_eq!(daemon.vm("web").folders, folders);
+    let ended = program(&daemon).with_extension("ended");
+    assert!(!ended.exists());
+    daemon.post("/v1/vms/web/stop", b"").json::<Vm>();
+    assert_eq!(lines(ended, 2).len(), 2);
+    // A start serves them again.
+    daemon.post("/v1/vms/web/start", b"").json::<Vm>();
+    lines(program(&daemon).with_extension("started"), 4);
+}
+
+#[test]
+fn a_vm_that_shares_folders_is_not_captured() {
+    let daemon = daemon();
+    let folders = vec![folder(Path::new("/tmp"), "/src", false)];
+    daemon
+        .run_detached(sharing("web", folders.clone()))
+        .json::<Vm>();
+    let snapshot = serde_json::to_vec(&MakeSnapshot {
+        name: "warm".into(),
+        stop: false,
+    });
+    let fork = serde_json::to_vec(&ForkVm::default()).unwrap();
+    let requests = [
+        ("/v1/vms/web/snapshots", snapshot.unwrap()),
+        ("/v1/vms/web/fork", fork),
+        ("/v1/vms/web/hibernate", Vec::new()),
+    ];
+    for (path, body) in requests {
+        let refused = daemon
+            .post(path, &body)
+            .error(ErrorKind::WrongState)
+            .message;
+        assert!(refused.contains("shares /tmp with this host"), "{refused}");
+    }
+    let sleeper = CreateVm {
+        idle: Some(IdlePolicy {
+            after_s: 60,
+            action: IdleAction::Hibernate,
+        }),
+        ..sharing("sleeper", folders)
+    };
+    let refused = daemon
+        .run_detached(sleeper)
+        .error(ErrorKind::Invalid)
+        .message;
+    assert!(refused.contains("shares folders of the host"), "{refused}");
+}
+
+#[test]
+fn what_can_t_be_shared_is_refused_in_a_sentence() {
+    let daemon = daemon();
+    let cases = [
+        (
+            folder(Path::new("/does/not/exist"), "/src", false),
+            "does not exist",
+        ),
+        (
+            folder(Path::new("/etc/passwd"), "/src", false),
+            "is no folder",
+        ),
+        (
+            folder(Path::new("relative"), "/src", false),
+            "absolute path",
+        ),
+        (
+            folder(Path::new("/tmp"), "src", false),
+            "a mount point is an absolute path",
+        ),
+        (
+            folder(Path::new("/tmp"), "/", false),
+            "a mount point is an absolute path",
+        ),
+    ];
+    for (folder, why) in cases {
+        let refused = daemon
+            .run_detached(sharing("web", vec![folder]))
+            .error(ErrorKind::Invalid)
+            .message;
+        assert!(refused.contains(why), "{refused}");
+        assert!(vms(&daemon).iter().all(|vm| vm.pid.is_none()));
+    }
+    let twice = vec![
+        folder(Path::new("/tmp"), "/src", false),
+        folder(Path::new("/etc"), "/src/", false),
+    ];
+    let refused = daemon
+        .run_detached(sharing("web", twice))
+        .error(ErrorKind::Invalid)
+        .message;
+    assert!(refused.contains("Two folders"), "{refused}");
+}
+
+#[test]
+fn without_its_server_a_vm_does_not_start() {
+    let daemon = daemon();
+    fs::remove_file(program(&daemon)).unwrap();
+    let folders = vec![folder(Path::new("/tmp"), "/src", false)];
+    let answer = daemon.run_detached(sharing("web", folders));
+    let refused = answer.error(ErrorKind::Internal).message;
+    assert!(refused.contains("jiffy-files"), "{refused}");
+    assert!(vms(&daemon).iter().all(|vm| vm.pid.is_none()));
+}
