@@ -223,9 +223,8 @@ impl Folder {
         let file = self.handles.file(arguments.u64()?)?;
         let (offset, length) = (arguments.u64()?, arguments.u64()?);
         let mode = FallocateFlags::from_bits_retain(arguments.u32()?);
-        let known = FallocateFlags::KEEP_SIZE
-            | FallocateFlags::PUNCH_HOLE
-            | FallocateFlags::ZERO_RANGE;
+        let known =
+            FallocateFlags::KEEP_SIZE | FallocateFlags::PUNCH_HOLE | FallocateFlags::ZERO_RANGE;
         if !known.contains(mode) {
             return Err(Errno::OPNOTSUPP);
         }

@@ -51,11 +51,13 @@ impl Folder {
         }
         let file = self.open_for_attributes(&node)?;
         if size == 0 {
-            let length = rustix::fs::fgetxattr(&file, name, &mut [0; 0])?;
+            let length = rustix::fs::fgetxattr_query(&file, name)?;
             return put_size(answer, length);
         }
         answer
-            .fill(size.min(MOST), |place| rustix::fs::fgetxattr(&file, name, place))
+            .fill(size.min(MOST), |place| {
+                rustix::fs::fgetxattr(&file, name, place)
+            })
             .map(drop)
     }
 

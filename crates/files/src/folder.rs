@@ -82,15 +82,11 @@ impl Folder {
     pub fn find(&self, parent: &Node, name: &CStr) -> Outcome<OwnedFd> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let inside = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
-        let open = || {
-            rustix::fs::openat2(&parent.descriptor, name, flags, Mode::empty(), inside)
-        };
+        let open = || rustix::fs::openat2(&parent.descriptor, name, flags, Mode::empty(), inside);
         match open() {
             // A rename anywhere on the host made the kernel doubt whether the name stays inside.
             // It is one name, so the call without that check finds the same.
-            Err(Errno::AGAIN) => {
-                rustix::fs::openat(&parent.descriptor, name, flags, Mode::empty())
-            }
+            Err(Errno::AGAIN) => rustix::fs::openat(&parent.descriptor, name, flags, Mode::empty()),
             found => found,
         }
     }

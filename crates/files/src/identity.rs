@@ -35,12 +35,7 @@ impl Identity {
 
     /// Makes something in a folder, so that it belongs to this user and group of the guest. `EINVAL`
     /// if they are no ids.
-    pub fn create<T>(
-        self,
-        user: u32,
-        group: u32,
-        make: impl FnOnce() -> Outcome<T>,
-    ) -> Outcome<T> {
+    pub fn create<T>(self, user: u32, group: u32, make: impl FnOnce() -> Outcome<T>) -> Outcome<T> {
         if user == NONE || group == NONE {
             return Err(Errno::INVAL);
         }
@@ -58,7 +53,11 @@ impl Identity {
     }
 
     /// The host's user and group, for a file of the guest's. `EPERM` if there are none.
-    pub fn owner(self, user: Option<u32>, group: Option<u32>) -> Outcome<(Option<Uid>, Option<Gid>)> {
+    pub fn owner(
+        self,
+        user: Option<u32>,
+        group: Option<u32>,
+    ) -> Outcome<(Option<Uid>, Option<Gid>)> {
         if user == Some(NONE) || group == Some(NONE) {
             return Err(Errno::INVAL);
         }
@@ -66,7 +65,10 @@ impl Identity {
             Identity::Same => (user, group),
             Identity::Squashed { .. } if user.or(Some(0)) != Some(0) => return Err(Errno::PERM),
             Identity::Squashed { .. } if group.or(Some(0)) != Some(0) => return Err(Errno::PERM),
-            Identity::Squashed { user: us, group: our } => (user.and(Some(us)), group.and(Some(our))),
+            Identity::Squashed {
+                user: us,
+                group: our,
+            } => (user.and(Some(us)), group.and(Some(our))),
         };
         Ok((user.map(Uid::from_raw), group.map(Gid::from_raw)))
     }
@@ -80,7 +82,10 @@ impl Identity {
         };
         match self {
             Identity::Same => (user, group),
-            Identity::Squashed { user: us, group: our } => (shown(user, us), shown(group, our)),
+            Identity::Squashed {
+                user: us,
+                group: our,
+            } => (shown(user, us), shown(group, our)),
         }
     }
 }
@@ -98,7 +103,10 @@ mod tests {
 
     #[test]
     fn the_guests_root_is_the_servers_user_when_squashed() {
-        let squashed = Identity::Squashed { user: 1000, group: 100 };
+        let squashed = Identity::Squashed {
+            user: 1000,
+            group: 100,
+        };
         assert_eq!(squashed.shown(1000, 100), (0, 0));
         assert_eq!(squashed.shown(0, 0), (NOBODY, NOBODY));
         assert_eq!(squashed.shown(7, 8), (7, 8));

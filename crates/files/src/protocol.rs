@@ -259,10 +259,7 @@ mod tests {
         }
         let (longest, longer) = ([b'a'; 255], [b'a'; 256]);
         let of = |bytes: &[u8]| [bytes, b"\0"].concat();
-        assert_eq!(
-            Arguments(&of(&longest)).name().unwrap().to_bytes(),
-            longest
-        );
+        assert_eq!(Arguments(&of(&longest)).name().unwrap().to_bytes(), longest);
         assert_eq!(Arguments(&of(&longer)).name(), Err(Errno::NAMETOOLONG));
     }
 

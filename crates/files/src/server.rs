@@ -35,7 +35,9 @@ const NO_MEMORY: Duration = Duration::from_millis(10);
 #[non_exhaustive]
 pub enum ServeError {
     /// A descriptor was not inherited.
-    #[error("the descriptor {1} of --{0} is not open, or is a standard stream: start jiffy-files with it inherited")]
+    #[error(
+        "the descriptor {1} of --{0} is not open, or is a standard stream: start jiffy-files with it inherited"
+    )]
     NotInherited(&'static str, RawFd),
     /// Both are the same.
     #[error("--socket-fd and --folder-fd are the same descriptor {0}: give two")]
@@ -78,11 +80,13 @@ pub fn serve(options: &Options) -> Result<(), ServeError> {
     };
     let rooted = confinement::enter(folder.as_fd(), options.read_only, !options.squash)?;
     drop(folder);
-    if !rooted.has_own_root {
-        tracing::warn!("this host allows no mounts: the server could change attributes elsewhere");
+    if let Some(error) = &rooted.no_own_root {
+        tracing::warn!(%error, "this host allows no mounts: the server could change attributes elsewhere");
     }
     if !rooted.has_landlock {
-        tracing::warn!("this kernel has no Landlock: only the mount keeps the server in the folder");
+        tracing::warn!(
+            "this kernel has no Landlock: only the mount keeps the server in the folder"
+        );
     }
     let sharing = Sharing {
         read_only: options.read_only,

@@ -12,6 +12,7 @@ use rustix::process::{chroot, fchdir};
 use rustix::thread::{
     CapabilitiesSecureBits, CapabilitySet, set_capabilities_secure_bits, set_thread_groups,
 };
+use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 /// What root needs to act on files as any user.
@@ -25,13 +26,14 @@ pub const FOR_FILES: CapabilitySet = CapabilitySet::CHOWN
 /// A confined process's folder.
 #[derive(Debug)]
 pub struct Rooted {
-    /// The folder (`O_PATH`); `..` of it is the folder itself if `has_own_root`.
+    /// The folder (`O_PATH`); `..` of it is the folder itself unless there
+    /// is `no_own_root`.
     pub folder: OwnedFd,
     /// The process's own descriptors (`/proc/self/fd`, `O_PATH`).
     pub descriptors: OwnedFd,
-    /// Whether the folder is the root of this process. Without, the host allows neither mounts nor
-    /// user namespaces.
-    pub has_own_root: bool,
+    /// Why the folder is not the root of this process: the host allows neither mounts nor user
+    /// namespaces.
+    pub no_own_root: Option<io::Error>,
     /// Whether the kernel has Landlock.
     pub has_landlock: bool,
 }
@@ -45,12 +47,14 @@ pub fn confine(
     read_only: bool,
     users: bool,
 ) -> Result<Rooted, ConfineError> {
-    let mounted = own_root(folder, read_only);
-    let has_own_root = mounted.is_ok();
-    let (folder, descriptors) = match mounted {
-        Ok(both) => both,
-        Err(_) => both_of_the_host(folder).map_err(failed("opening the folder"))?,
+    let (rooted, why_not) = match own_root(folder, read_only) {
+        Ok(both) => (both, None),
+        Err(why) => {
+            let both = both_of_the_host(folder).map_err(failed("opening the folder"))?;
+            (both, Some(why.into()))
+        }
     };
+    let (folder, descriptors) = rooted;
     harden()?;
     if users {
         set_thread_groups(&[]).map_err(failed("leaving the groups"))?;
@@ -67,7 +71,7 @@ pub fn confine(
     Ok(Rooted {
         folder,
         descriptors,
-        has_own_root,
+        no_own_root: why_not,
         has_landlock,
     })
 }
@@ -78,6 +82,8 @@ fn own_root(folder: BorrowedFd<'_>, read_only: bool) -> Result<(OwnedFd, OwnedFd
         rustix::process::geteuid().as_raw(),
         rustix::process::getegid().as_raw(),
     );
+    // A new namespace has mounts of its own, and the working directory is in them.
+    fchdir(folder)?;
     if user != 0 {
         mounts::enter_namespace()?;
         write("/proc/self/setgroups", "deny")?;
@@ -88,7 +94,7 @@ fn own_root(folder: BorrowedFd<'_>, read_only: bool) -> Result<(OwnedFd, OwnedFd
         true => HARMLESS | libc::MOUNT_ATTR_RDONLY,
         false => HARMLESS,
     };
-    let root = mounts::detached(folder, c"", true, attributes)?;
+    let root = mounts::detached(rustix::fs::CWD, c".", true, attributes)?;
     let descriptors = mounts::detached(rustix::fs::CWD, c"/proc/self/fd", false, HARMLESS)?;
     fchdir(&root)?;
     chroot(c".")?;

@@ -11,6 +11,7 @@ pub mod cpu_profile;
 pub mod disk_map;
 pub mod entropy_queue;
 pub mod ext4_superblock;
+pub mod files_requests;
 pub mod fw_cfg;
 pub mod guest_files;
 pub mod image_archive;
@@ -45,6 +46,7 @@ pub const TARGETS: &[Target] = &[
     disk_map::TARGET,
     entropy_queue::TARGET,
     ext4_superblock::TARGET,
+    files_requests::TARGET,
     fw_cfg::TARGET,
     guest_files::TARGET,
     image_archive::TARGET,

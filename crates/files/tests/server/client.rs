@@ -139,7 +139,12 @@ impl Client {
         let length = 40 + arguments.len() as u32;
         let (user, group) = self.user;
         [
-            &Bytes::new().u32(length).u32(opcode).u64(self.unique).u64(node).0[..],
+            &Bytes::new()
+                .u32(length)
+                .u32(opcode)
+                .u64(self.unique)
+                .u64(node)
+                .0[..],
             &Bytes::new().u32(user).u32(group).u32(1).u32(0).0,
             arguments,
         ]

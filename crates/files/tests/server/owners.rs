@@ -22,8 +22,13 @@ fn new_files_belong_to_the_guests_user() {
     client.mkdir(ROOT, "folder").unwrap();
     let (file, attributes, _) = client.create(ROOT, "file", libc::O_RDWR).unwrap();
     assert_eq!((attributes.user, attributes.group), (1000, 100));
-    client.ask(SYMLINK, ROOT, &Bytes::new().name("link").name("x").0).unwrap();
-    let fifo = Bytes::new().u32(libc::S_IFIFO | 0o600).zeros(12).name("fifo");
+    client
+        .ask(SYMLINK, ROOT, &Bytes::new().name("link").name("x").0)
+        .unwrap();
+    let fifo = Bytes::new()
+        .u32(libc::S_IFIFO | 0o600)
+        .zeros(12)
+        .name("fifo");
     client.ask(MKNOD, ROOT, &fifo.0).unwrap();
     client.user = (0, 0);
     client.mkdir(ROOT, "of-root").unwrap();
@@ -31,7 +36,12 @@ fn new_files_belong_to_the_guests_user() {
         assert_eq!(owner(&place, name), (1000, 100), "{name}");
     }
     assert_eq!(owner(&place, "of-root"), (0, 0), "the thread is root again");
-    let give = Change { valid: 1 << 1 | 1 << 2, user: 7, group: 8, ..Change::default() };
+    let give = Change {
+        valid: 1 << 1 | 1 << 2,
+        user: 7,
+        group: 8,
+        ..Change::default()
+    };
     client.setattr(file, &give).unwrap();
     assert_eq!(owner(&place, "file"), (7, 8));
     // -1 means "no change" to the kernel: the server would stay root.
@@ -39,7 +49,11 @@ fn new_files_belong_to_the_guests_user() {
         client.user = user;
         assert_eq!(client.mkdir(ROOT, "nobody").map(drop), Err(libc::EINVAL));
     }
-    let nobody = Change { valid: 1 << 1, user: u32::MAX, ..Change::default() };
+    let nobody = Change {
+        valid: 1 << 1,
+        user: u32::MAX,
+        ..Change::default()
+    };
     assert_eq!(client.setattr(file, &nobody), Err(libc::EINVAL));
     assert!(!place.path("nobody").exists());
 }
@@ -49,7 +63,11 @@ fn devices_are_never_made() {
     let place = Place::new();
     let (_server, mut client) = serve(&place.shared(), crate::client::usual());
     for kind in [libc::S_IFCHR, libc::S_IFBLK] {
-        let device = Bytes::new().u32(kind | 0o666).u32(0x103).zeros(8).name("device");
+        let device = Bytes::new()
+            .u32(kind | 0o666)
+            .u32(0x103)
+            .zeros(8)
+            .name("device");
         assert_eq!(client.ask(MKNOD, ROOT, &device.0), Err(libc::EPERM));
     }
     for kind in [libc::S_IFDIR, libc::S_IFLNK, 0x3000] {
@@ -85,7 +103,12 @@ fn everyone_is_the_servers_user_when_squashed() {
         assert_eq!((attributes.user, attributes.group), (0, 0), "shown as root");
         assert_eq!(owner(&place, &name).0, own);
         client.write(node, handle, 0, b"data").unwrap();
-        let change = |user| Change { valid: 1 << 1 | 1 << 2, user, group: user, ..Change::default() };
+        let change = |user| Change {
+            valid: 1 << 1 | 1 << 2,
+            user,
+            group: user,
+            ..Change::default()
+        };
         assert_eq!(client.setattr(node, &change(0)).unwrap().user, 0);
         assert_eq!(client.setattr(node, &change(1)), Err(libc::EPERM));
         assert_eq!(client.setattr(node, &change(own.max(1))), Err(libc::EPERM));
@@ -113,9 +136,17 @@ fn a_squashed_server_has_no_more_rights_than_its_user() {
     }
     let (_server, mut client, _) = squashed(&place);
     let (node, attributes) = client.look_up(ROOT, "private").unwrap();
-    assert_eq!((attributes.user, attributes.group), (65534, 65534), "nobody's");
+    assert_eq!(
+        (attributes.user, attributes.group),
+        (65534, 65534),
+        "nobody's"
+    );
     assert_eq!(client.open(node, libc::O_RDONLY), Err(libc::EACCES));
-    let mode = Change { valid: 1, mode: 0o666, ..Change::default() };
+    let mode = Change {
+        valid: 1,
+        mode: 0o666,
+        ..Change::default()
+    };
     assert_eq!(client.setattr(node, &mode), Err(libc::EPERM));
     let (node, _) = client.look_up(ROOT, "public").unwrap();
     let handle = client.open(node, libc::O_RDONLY).unwrap();

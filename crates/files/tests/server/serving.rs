@@ -67,8 +67,13 @@ fn create_opens_what_exists_unless_it_is_exclusive() {
     assert_eq!(client.read(node, handle, 0, 10), Ok(b"old".to_vec()));
     let exclusive = client.create(ROOT, "file", READ_WRITE | libc::O_EXCL);
     assert_eq!(exclusive, Err(libc::EEXIST));
-    let (node, attributes, _) = client.create(ROOT, "file", READ_WRITE | libc::O_TRUNC).unwrap();
-    assert_eq!((attributes.size, client.getattr(node).unwrap().size), (0, 0));
+    let (node, attributes, _) = client
+        .create(ROOT, "file", READ_WRITE | libc::O_TRUNC)
+        .unwrap();
+    assert_eq!(
+        (attributes.size, client.getattr(node).unwrap().size),
+        (0, 0)
+    );
 }
 
 #[test]
@@ -78,7 +83,10 @@ fn names_are_made_moved_linked_and_removed() {
     let (folder, attributes) = client.mkdir(ROOT, "folder").unwrap();
     assert_eq!(attributes.mode, 0o040_755);
     let (file, ..) = client.create(ROOT, "file", READ_WRITE).unwrap();
-    let fifo = Bytes::new().u32(libc::S_IFIFO | 0o600).zeros(12).name("fifo");
+    let fifo = Bytes::new()
+        .u32(libc::S_IFIFO | 0o600)
+        .zeros(12)
+        .name("fifo");
     let (_, attributes) = entry(&client.ask(MKNOD, folder, &fifo.0).unwrap());
     assert_eq!(attributes.mode, libc::S_IFIFO | 0o600);
     let found = fs::metadata(place.path("folder/fifo")).unwrap();
@@ -94,7 +102,14 @@ fn names_are_made_moved_linked_and_removed() {
     let moved = Bytes::new().u64(folder).name("file").name("moved");
     client.ask(RENAME, ROOT, &moved.0).unwrap();
     assert_eq!(client.look_up(folder, "moved").unwrap().0, file);
-    let onto = |flags| Bytes::new().u64(folder).u32(flags).u32(0).name("moved").name("hard");
+    let onto = |flags| {
+        Bytes::new()
+            .u64(folder)
+            .u32(flags)
+            .u32(0)
+            .name("moved")
+            .name("hard")
+    };
     let refused = client.ask(RENAME2, folder, &onto(libc::RENAME_NOREPLACE).0);
     assert_eq!(refused, Err(libc::EEXIST));
     let whiteout = client.ask(RENAME2, folder, &onto(libc::RENAME_WHITEOUT).0);
@@ -126,24 +141,47 @@ fn attributes_are_changed() {
         ..Change::default()
     };
     let attributes = client.setattr(node, &change).unwrap();
-    let Attributes { size, modified, mode, .. } = attributes;
+    let Attributes {
+        size,
+        modified,
+        mode,
+        ..
+    } = attributes;
     assert_eq!((size, modified, mode), (12345, 2000, 0o100_600));
     let facts = fs::metadata(place.path("file")).unwrap();
-    assert_eq!((facts.len(), facts.atime(), facts.mtime()), (12345, 1000, 2000));
-    let now = Change { valid: 1 << 5 | 1 << 8, ..Change::default() };
+    assert_eq!(
+        (facts.len(), facts.atime(), facts.mtime()),
+        (12345, 1000, 2000)
+    );
+    let now = Change {
+        valid: 1 << 5 | 1 << 8,
+        ..Change::default()
+    };
     assert!(client.setattr(node, &now).unwrap().modified > 1_000_000_000);
-    let too_long = Change { valid: 1 << 3, size: u64::MAX, ..Change::default() };
+    let too_long = Change {
+        valid: 1 << 3,
+        size: u64::MAX,
+        ..Change::default()
+    };
     assert_eq!(client.setattr(node, &too_long), Err(libc::EINVAL));
     // A file that may not be written any more is shortened by the handle that may.
     let handle = client.open(node, libc::O_WRONLY).unwrap();
     fs::set_permissions(place.path("file"), fs::Permissions::from_mode(0o400)).unwrap();
     let valid = 1 << 3 | 1 << 6;
-    let shorter = Change { valid, handle, size: 1, ..Change::default() };
+    let shorter = Change {
+        valid,
+        handle,
+        size: 1,
+        ..Change::default()
+    };
     assert_eq!(client.setattr(node, &shorter).unwrap().size, 1);
     let statfs = client.ask(STATFS, ROOT, &[]).unwrap();
     assert_eq!(statfs.len(), 80);
     assert!(Fields(&statfs).u64() > 0, "blocks");
-    assert_eq!(client.ask(ACCESS, node, &[4, 0, 0, 0, 0, 0, 0, 0]), Ok(vec![]));
+    assert_eq!(
+        client.ask(ACCESS, node, &[4, 0, 0, 0, 0, 0, 0, 0]),
+        Ok(vec![])
+    );
 }
 
 #[test]
@@ -154,21 +192,42 @@ fn users_attributes_are_kept_and_others_are_not_seen() {
     let set = |name: &str, flags| Bytes::new().u32(5).u32(flags).name(name).bytes(b"value").0;
     let get = |size, name: &str| Bytes::new().u32(size).u32(0).name(name).0;
     client.ask(SETXATTR, node, &set("user.one", 0)).unwrap();
-    client.ask(SETXATTR, ROOT, &set("user.of.folder", 0)).unwrap();
+    client
+        .ask(SETXATTR, ROOT, &set("user.of.folder", 0))
+        .unwrap();
     let again = client.ask(SETXATTR, node, &set("user.one", libc::XATTR_CREATE as u32));
     assert_eq!(again, Err(libc::EEXIST));
-    assert_eq!(client.ask(GETXATTR, node, &get(64, "user.one")), Ok(b"value".to_vec()));
+    assert_eq!(
+        client.ask(GETXATTR, node, &get(64, "user.one")),
+        Ok(b"value".to_vec())
+    );
     let length = client.ask(GETXATTR, node, &get(0, "user.one")).unwrap();
     assert_eq!(Fields(&length).u32(), 5);
-    assert_eq!(client.ask(GETXATTR, node, &get(4, "user.one")), Err(libc::ERANGE));
-    assert_eq!(client.ask(GETXATTR, node, &get(4, "user.two")), Err(libc::ENODATA));
-    for name in ["security.capability", "trusted.x", "system.posix_acl_access"] {
+    assert_eq!(
+        client.ask(GETXATTR, node, &get(4, "user.one")),
+        Err(libc::ERANGE)
+    );
+    assert_eq!(
+        client.ask(GETXATTR, node, &get(4, "user.two")),
+        Err(libc::ENODATA)
+    );
+    for name in [
+        "security.capability",
+        "trusted.x",
+        "system.posix_acl_access",
+    ] {
         let refused = client.ask(SETXATTR, node, &set(name, 0));
         assert_eq!(refused, Err(libc::EOPNOTSUPP), "{name}");
-        assert_eq!(client.ask(GETXATTR, node, &get(64, name)), Err(libc::EOPNOTSUPP));
+        assert_eq!(
+            client.ask(GETXATTR, node, &get(64, name)),
+            Err(libc::EOPNOTSUPP)
+        );
     }
     let list = |size| Bytes::new().u32(size).u32(0).0;
-    assert_eq!(client.ask(LISTXATTR, node, &list(64)), Ok(b"user.one\0".to_vec()));
+    assert_eq!(
+        client.ask(LISTXATTR, node, &list(64)),
+        Ok(b"user.one\0".to_vec())
+    );
     assert_eq!(client.ask(LISTXATTR, node, &list(3)), Err(libc::ERANGE));
     let length = client.ask(LISTXATTR, node, &list(0)).unwrap();
     assert_eq!(Fields(&length).u32(), 9);
@@ -182,24 +241,51 @@ fn holes_are_found_and_made() {
     let (_server, mut client) = serve(&place.shared(), usual());
     let (node, _, handle) = client.create(ROOT, "file", READ_WRITE).unwrap();
     client.write(node, handle, 1 << 20, b"data").unwrap();
-    let seek = |from: u64, whence: i32| Bytes::new().u64(handle).u64(from).u32(whence as u32).u32(0).0;
+    let seek = |from: u64, whence: i32| {
+        Bytes::new()
+            .u64(handle)
+            .u64(from)
+            .u32(whence as u32)
+            .u32(0)
+            .0
+    };
     let data = client.ask(LSEEK, node, &seek(0, libc::SEEK_DATA)).unwrap();
     assert_eq!(Fields(&data).u64(), 1 << 20);
-    let hole = client.ask(LSEEK, node, &seek(1 << 20, libc::SEEK_HOLE)).unwrap();
+    let hole = client
+        .ask(LSEEK, node, &seek(1 << 20, libc::SEEK_HOLE))
+        .unwrap();
     assert!(Fields(&hole).u64() > 1 << 20);
     let beyond = client.ask(LSEEK, node, &seek(1 << 40, libc::SEEK_DATA));
     assert_eq!(beyond, Err(libc::ENXIO));
-    assert_eq!(client.ask(LSEEK, node, &seek(0, libc::SEEK_CUR)), Err(libc::EINVAL));
-    assert_eq!(client.ask(LSEEK, node, &seek(u64::MAX, libc::SEEK_DATA)), Err(libc::EINVAL));
+    assert_eq!(
+        client.ask(LSEEK, node, &seek(0, libc::SEEK_CUR)),
+        Err(libc::EINVAL)
+    );
+    assert_eq!(
+        client.ask(LSEEK, node, &seek(u64::MAX, libc::SEEK_DATA)),
+        Err(libc::EINVAL)
+    );
     let allocate = |length: u64, mode: i32| {
-        Bytes::new().u64(handle).u64(0).u64(length).u32(mode as u32).u32(0).0
+        Bytes::new()
+            .u64(handle)
+            .u64(0)
+            .u64(length)
+            .u32(mode as u32)
+            .u32(0)
+            .0
     };
     client.ask(FALLOCATE, node, &allocate(2 << 20, 0)).unwrap();
     assert_eq!(client.getattr(node).unwrap().size, 2 << 20);
     let punch = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-    client.ask(FALLOCATE, node, &allocate(2 << 20, punch)).unwrap();
+    client
+        .ask(FALLOCATE, node, &allocate(2 << 20, punch))
+        .unwrap();
     assert_eq!(client.read(node, handle, 1 << 20, 4), Ok(vec![0; 4]));
-    let other = client.ask(FALLOCATE, node, &allocate(1, libc::FALLOC_FL_COLLAPSE_RANGE));
+    let other = client.ask(
+        FALLOCATE,
+        node,
+        &allocate(1, libc::FALLOC_FL_COLLAPSE_RANGE),
+    );
     assert_eq!(other, Err(libc::EOPNOTSUPP));
 }
 
@@ -207,7 +293,9 @@ fn holes_are_found_and_made() {
 fn folders_are_listed_in_pieces_and_with_attributes() {
     let place = Place::new();
     let mut expected: Vec<String> = (0..300).map(|at| format!("file-{at}")).collect();
-    expected.iter().for_each(|name| fs::write(place.path(name), name).unwrap());
+    expected
+        .iter()
+        .for_each(|name| fs::write(place.path(name), name).unwrap());
     expected.sort();
     let (_server, mut client) = serve(&place.shared(), usual());
     assert_eq!(client.names(ROOT), expected);
@@ -231,26 +319,38 @@ fn folders_are_listed_in_pieces_and_with_attributes() {
                 continue;
             }
             assert_eq!(attributes.size, name.len() as u64);
-            assert_eq!((inode, client.look_up(ROOT, &name).unwrap().0), (attributes.inode, node));
+            assert_eq!(
+                (inode, client.look_up(ROOT, &name).unwrap().0),
+                (attributes.inode, node)
+            );
             found.push(name);
         }
     }
     found.sort();
     assert_eq!(found, expected);
-    assert_eq!(client.ask(FSYNCDIR, ROOT, &Bytes::new().u64(handle).zeros(8).0), Ok(vec![]));
+    assert_eq!(
+        client.ask(FSYNCDIR, ROOT, &Bytes::new().u64(handle).zeros(8).0),
+        Ok(vec![])
+    );
 }
 
 #[test]
 fn a_file_without_a_name_gets_one() {
     let place = Place::new();
     let (_server, mut client) = serve(&place.shared(), usual());
-    let arguments = Bytes::new().u32(READ_WRITE as u32).u32(0o100_600).u32(0).u32(0);
+    let arguments = Bytes::new()
+        .u32(READ_WRITE as u32)
+        .u32(0o100_600)
+        .u32(0)
+        .u32(0);
     let answer = client.ask(TMPFILE, ROOT, &arguments.name("/").0).unwrap();
     let (node, attributes) = entry(&answer[..128]);
     assert_eq!(attributes.links, 0);
     let handle = Fields(&answer[128..]).u64();
     client.write(node, handle, 0, b"hidden").unwrap();
-    client.ask(LINK, ROOT, &Bytes::new().u64(node).name("shown").0).unwrap();
+    client
+        .ask(LINK, ROOT, &Bytes::new().u64(node).name("shown").0)
+        .unwrap();
     assert_eq!(fs::read(place.path("shown")).unwrap(), b"hidden");
 }
 
@@ -266,17 +366,41 @@ fn a_read_only_folder_refuses_every_change() {
     }
     let handle = client.open(node, libc::O_RDONLY).unwrap();
     for opcode in [
-        SETATTR, SYMLINK, MKNOD, MKDIR, UNLINK, RMDIR, RENAME, RENAME2, LINK, WRITE, SETXATTR,
-        REMOVEXATTR, CREATE, TMPFILE, FALLOCATE,
+        SETATTR,
+        SYMLINK,
+        MKNOD,
+        MKDIR,
+        UNLINK,
+        RMDIR,
+        RENAME,
+        RENAME2,
+        LINK,
+        WRITE,
+        SETXATTR,
+        REMOVEXATTR,
+        CREATE,
+        TMPFILE,
+        FALLOCATE,
     ] {
-        let node = if [UNLINK, CREATE].contains(&opcode) { ROOT } else { node };
+        let node = if [UNLINK, CREATE].contains(&opcode) {
+            ROOT
+        } else {
+            node
+        };
         let refused = client.ask(opcode, node, &Bytes::new().u64(handle).zeros(80).0);
         assert_eq!(refused, Err(libc::EROFS), "{opcode}");
     }
-    assert_eq!(client.ask(ACCESS, node, &[2, 0, 0, 0, 0, 0, 0, 0]), Err(libc::EROFS));
+    assert_eq!(
+        client.ask(ACCESS, node, &[2, 0, 0, 0, 0, 0, 0, 0]),
+        Err(libc::EROFS)
+    );
     assert_eq!(client.read(node, handle, 0, 10), Ok(b"data".to_vec()));
     assert_eq!(client.names(ROOT), ["file"]);
-    assert_eq!(client.ask(SETLK, node, &[0; 64]), Err(libc::ENOSYS), "the guest's own");
+    assert_eq!(
+        client.ask(SETLK, node, &[0; 64]),
+        Err(libc::ENOSYS),
+        "the guest's own"
+    );
 }
 
 /// `FUSE_SETLK`, which is never negotiated.
