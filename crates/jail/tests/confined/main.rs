@@ -28,9 +28,9 @@ const COMPROMISED: [(&str, usize); 7] = [
     ("origins", 35),
     ("disk", 20),
     ("monitor", 40),
-    ("files", 60),
-    ("files-read-only", 65),
-    ("files-squashed", 60),
+    ("files", 55),
+    ("files-read-only", 60),
+    ("files-squashed", 55),
 ];
 
 fn main() {
