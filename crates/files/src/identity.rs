@@ -73,13 +73,10 @@ impl Identity {
         Ok((user.map(Uid::from_raw), group.map(Gid::from_raw)))
     }
 
-    /// The guest's user and group of a file of the host's.
+    /// The guest's user and group of a file of the host's. In the server's user namespace, others have
+    /// no numbers.
     pub fn shown(self, user: u32, group: u32) -> (u32, u32) {
-        let shown = |id: u32, own: u32| match id {
-            _ if id == own => 0,
-            0 => NOBODY,
-            _ => id,
-        };
+        let shown = |id: u32, own: u32| if id == own { 0 } else { NOBODY };
         match self {
             Identity::Same => (user, group),
             Identity::Squashed {
@@ -109,7 +106,7 @@ mod tests {
         };
         assert_eq!(squashed.shown(1000, 100), (0, 0));
         assert_eq!(squashed.shown(0, 0), (NOBODY, NOBODY));
-        assert_eq!(squashed.shown(7, 8), (7, 8));
+        assert_eq!(squashed.shown(7, 8), (NOBODY, NOBODY));
         let ours = (Some(Uid::from_raw(1000)), Some(Gid::from_raw(100)));
         assert_eq!(squashed.owner(Some(0), Some(0)), Ok(ours));
         assert_eq!(squashed.owner(None, None), Ok((None, None)));

@@ -12,6 +12,7 @@ use rustix::fs::{Mode, OFlags};
 use std::fs;
 use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// This target.
 pub const TARGET: Target = Target {
@@ -20,6 +21,8 @@ pub const TARGET: Target = Target {
     seeds: all_seeds,
     run,
 };
+
+static RUNS: AtomicU64 = AtomicU64::new(0);
 
 const READ_ONLY: u8 = 1;
 /// The message is given byte by byte, and not only its parts.
@@ -33,8 +36,9 @@ fn run(data: &[u8]) {
     let mut input = Input(data);
     let how = input.u8();
     let above = scratch::folder().join("files");
-    let shared = above.join("shared");
-    let _ = fs::remove_dir_all(&shared);
+    // An input may take away the rights to remove what it made.
+    let number = RUNS.fetch_add(1, Ordering::Relaxed);
+    let shared = above.join(format!("shared-{number}"));
     make(&above, &shared);
     let before = outside(&above);
     let folder = Folder::new(
@@ -52,6 +56,7 @@ fn run(data: &[u8]) {
         check(&folder, &message, &mut answer);
     }
     drop(folder);
+    let _ = fs::remove_dir_all(&shared);
     assert_eq!(
         outside(&above),
         before,
@@ -77,9 +82,16 @@ fn open(folder: &Path) -> std::os::fd::OwnedFd {
 /// Everything about the file beside the folder, and the names there.
 fn outside(above: &Path) -> impl PartialEq + std::fmt::Debug + use<> {
     let secret = fs::metadata(above.join("secret")).expect("it is there");
-    let names = fs::read_dir(above).expect("a folder").count();
+    let others = fs::read_dir(above).expect("a folder").flatten();
+    let others = others.filter(|it| !it.file_name().as_encoded_bytes().starts_with(b"shared-"));
     let facts = (secret.mode(), secret.uid(), secret.gid(), secret.nlink());
-    (facts, secret.mtime(), secret.ctime(), secret.len(), names)
+    (
+        facts,
+        secret.mtime(),
+        secret.ctime(),
+        secret.len(),
+        others.count(),
+    )
 }
 
 /// A message: a header whose length is right, or any bytes.

@@ -4,6 +4,7 @@ use jiffy_files::protocol::opcode::*;
 use jiffy_wire::files::MESSAGE_MAX;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send};
 use std::fs::File;
+use std::io::Write;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -52,6 +53,11 @@ impl Place {
 /// Whether this process is root. Tests of other users need that.
 pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
+}
+
+/// Says why a part of the tests is left out, past their captured output.
+pub fn skip(why: &str) {
+    let _ = writeln!(std::io::stderr(), "SKIPPED: {why}");
 }
 
 /// Arguments with which a server can serve for the user of this test.

@@ -25,7 +25,7 @@ impl Mounted {
         let flags = OFlags::RDWR | OFlags::CLOEXEC;
         let device = rustix::fs::open("/dev/fuse", flags, Mode::empty());
         let (true, Ok(device)) = (is_root(), device) else {
-            eprintln!("SKIPPED: only root with /dev/fuse can mount the folder");
+            crate::client::skip("only root with /dev/fuse can mount the folder");
             return None;
         };
         let at = place.above.path().join("mounted");
@@ -154,7 +154,7 @@ fn git_works_on_a_mounted_folder() {
         return;
     };
     if Command::new("git").arg("--version").output().is_err() {
-        eprintln!("SKIPPED: there is no git");
+        crate::client::skip("there is no git");
         return;
     }
     run(

@@ -13,7 +13,7 @@ fn owner(place: &Place, name: &str) -> (u32, u32) {
 #[test]
 fn new_files_belong_to_the_guests_user() {
     if !is_root() {
-        eprintln!("SKIPPED: only root can act as the guest's users");
+        crate::client::skip("only root can act as the guest's users");
         return;
     }
     let place = Place::new();
@@ -126,7 +126,7 @@ fn everyone_is_the_servers_user_when_squashed() {
 #[test]
 fn a_squashed_server_has_no_more_rights_than_its_user() {
     if !is_root() {
-        eprintln!("SKIPPED: only root can make files of others");
+        crate::client::skip("only root can make files of others");
         return;
     }
     let place = Place::new();
