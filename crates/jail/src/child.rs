@@ -5,11 +5,12 @@
 #![allow(unsafe_code)] // System calls that rustix lacks, or has only for owned descriptors.
 
 use crate::level::Level;
+use crate::mounts;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mount::{
-    MountPropagationFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags, mount_change, mount_move,
-    move_mount, open_tree, unmount,
+    MountPropagationFlags, MoveMountFlags, UnmountFlags, mount_change, mount_move, move_mount,
+    unmount,
 };
 use rustix::process::{Resource, Rlimit, chroot, fchdir, pivot_root, setrlimit, setsid};
 use rustix::thread::{Gid, Uid};
@@ -185,32 +186,11 @@ fn leave_file_system(plan: &Plan<'_>) -> Step {
     fchdir(&folder).map_err(at(Stage::Folder))
 }
 
-/// Clones the mount of this folder alone, detached from any namespace: its parents in the file
-/// system can't be reached from it. It is read-only, and nothing in it can be executed.
+/// The mount of this folder alone: its parents in the file system can't be reached from it. It is
+/// read-only, and nothing in it can be executed.
 fn copy_of(folder: &CStr) -> Result<OwnedFd, Errno> {
-    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
-    let copy = open_tree(rustix::fs::CWD, folder, flags)?;
-    // SAFETY: all-zero is a valid `mount_attr`.
-    let mut attributes: libc::mount_attr = unsafe { std::mem::zeroed() };
-    attributes.attr_set = libc::MOUNT_ATTR_RDONLY
-        | libc::MOUNT_ATTR_NOSUID
-        | libc::MOUNT_ATTR_NODEV
-        | libc::MOUNT_ATTR_NOEXEC;
-    // SAFETY: an open descriptor, an empty string and a structure of the given size.
-    let result = unsafe {
-        libc::syscall(
-            libc::SYS_mount_setattr,
-            copy.as_raw_fd(),
-            c"".as_ptr(),
-            libc::AT_EMPTY_PATH,
-            &raw const attributes,
-            size_of::<libc::mount_attr>(),
-        )
-    };
-    match result {
-        0 => Ok(copy),
-        _ => Err(last_error()),
-    }
+    let attributes = libc::MOUNT_ATTR_RDONLY | mounts::HARMLESS;
+    mounts::detached(rustix::fs::CWD, folder, false, attributes)
 }
 
 fn change_root(root: &OwnedFd, place: &CStr) -> Result<(), Errno> {

@@ -6,8 +6,9 @@
 //! Source: landlock(7), capabilities(7).
 
 use landlock::{
-    ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, PathBeneath, PathFd, PathFdError,
-    Ruleset, RulesetAttr, RulesetCreatedAttr, RulesetError, RulesetStatus, Scope,
+    ABI, Access, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible, PathBeneath, PathFd,
+    PathFdError, Ruleset, RulesetAttr, RulesetCreated, RulesetCreatedAttr, RulesetError,
+    RulesetStatus, Scope,
 };
 use rustix::io::Errno;
 use rustix::process::{DumpableBehavior, Resource, Rlimit, set_dumpable_behavior, setrlimit};
@@ -15,6 +16,7 @@ use rustix::thread::{
     CapabilitySet, CapabilitySets, capabilities, set_capabilities, set_no_new_privs,
 };
 use std::io;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use thiserror::Error;
 
@@ -85,43 +87,67 @@ pub fn harden() -> Result<(), ConfineError> {
 /// Returns false where the kernel has no Landlock: then the folders are not enforced.
 pub fn confine(folders: &Folders<'_>) -> Result<bool, ConfineError> {
     harden()?;
+    keep(CapabilitySet::DAC_OVERRIDE)?;
+    restrict(folders)
+}
+
+/// Drops all capabilities except these.
+pub(crate) fn keep(wanted: CapabilitySet) -> Result<(), ConfineError> {
     let has = capabilities(None).map_err(failed("reading the capabilities"))?;
-    let kept = has.permitted & CapabilitySet::DAC_OVERRIDE;
+    let kept = has.permitted & wanted;
     let sets = CapabilitySets {
         effective: kept,
         permitted: kept,
         inheritable: CapabilitySet::empty(),
     };
-    set_capabilities(None, sets).map_err(failed("dropping capabilities"))?;
-    restrict(folders)
+    set_capabilities(None, sets).map_err(failed("dropping capabilities"))
 }
 
-fn failed(what: &'static str) -> impl Fn(Errno) -> ConfineError {
+pub(crate) fn failed(what: &'static str) -> impl Fn(Errno) -> ConfineError {
     move |error| ConfineError::System(what, error.into())
 }
 
 fn restrict(folders: &Folders<'_>) -> Result<bool, ConfineError> {
-    let read = AccessFs::ReadFile | AccessFs::ReadDir;
-    let devices = AccessFs::MakeChar | AccessFs::MakeBlock | AccessFs::IoctlDev;
-    let write = AccessFs::from_all(NEWEST) & !(AccessFs::Execute | AccessFs::ResolveUnix | devices);
-    let mut rules = Ruleset::default()
-        .handle_access(AccessFs::from_all(NEWEST))?
-        .handle_access(match folders.tcp {
-            Tcp::None => AccessNet::from_all(NEWEST),
-            Tcp::Connect => AccessNet::from_all(NEWEST) & !AccessNet::ConnectTcp,
-        })?
-        .scope(Scope::from_all(NEWEST))?
-        .create()?;
-    for (paths, access) in [(folders.readable, read), (folders.writable, write)] {
+    let mut rules = all_refused(folders.tcp)?;
+    for (paths, access) in [(folders.readable, reading()), (folders.writable, writing())] {
         for path in paths {
             let folder = match PathFd::new(path) {
                 Ok(folder) => folder,
                 // A missing folder needs no rule.
-                Err(_) if access == read && !path.exists() => continue,
+                Err(_) if access == reading() && !path.exists() => continue,
                 Err(error) => return Err(ConfineError::Folder((*path).to_owned(), error)),
             };
             rules = rules.add_rule(PathBeneath::new(folder, access))?;
         }
     }
     Ok(rules.restrict_self()?.ruleset != RulesetStatus::NotEnforced)
+}
+
+/// Restricts this process to one folder by Landlock. Returns false where the kernel has none.
+pub(crate) fn restrict_to(folder: impl AsFd, read_only: bool) -> Result<bool, ConfineError> {
+    let access = if read_only { reading() } else { writing() };
+    let rules = all_refused(Tcp::None)?.add_rule(PathBeneath::new(folder, access))?;
+    Ok(rules.restrict_self()?.ruleset != RulesetStatus::NotEnforced)
+}
+
+fn reading() -> BitFlags<AccessFs> {
+    AccessFs::ReadFile | AccessFs::ReadDir
+}
+
+fn writing() -> BitFlags<AccessFs> {
+    let devices = AccessFs::MakeChar | AccessFs::MakeBlock | AccessFs::IoctlDev;
+    AccessFs::from_all(NEWEST) & !(AccessFs::Execute | AccessFs::ResolveUnix | devices)
+}
+
+/// Rules that allow nothing but this of TCP.
+fn all_refused(tcp: Tcp) -> Result<RulesetCreated, ConfineError> {
+    let rules = Ruleset::default()
+        .handle_access(AccessFs::from_all(NEWEST))?
+        .handle_access(match tcp {
+            Tcp::None => AccessNet::from_all(NEWEST),
+            Tcp::Connect => AccessNet::from_all(NEWEST) & !AccessNet::ConnectTcp,
+        })?
+        .scope(Scope::from_all(NEWEST))?
+        .create()?;
+    Ok(rules)
 }

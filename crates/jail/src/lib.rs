@@ -8,6 +8,8 @@
 //! * [`cgroup`]: a control group for each program, and its limits.
 //! * [`limits`]: resource limits of a process.
 //! * [`confine`]: self-confinement of a process.
+//! * [`rooted`]: self-confinement of a process that serves one folder.
+//! * `mounts`: mounts without a place.
 //! * `child`: the steps of the new process before it executes the program.
 //! * `clone`: starts the new process.
 //!
@@ -23,6 +25,8 @@ pub mod identity;
 pub mod launch;
 pub mod level;
 pub mod limits;
+mod mounts;
+pub mod rooted;
 
 pub use cgroup::{Cgroup, Cgroups, Share};
 pub use identity::{Identities, Identity};

@@ -13,6 +13,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("devices", &["sys"]),
     ("vmm", &["devices", "sys", "wire"]),
     ("disk", &["devices", "jail", "sys"]),
+    ("files", &["jail", "sys", "wire"]),
     ("ext4", &[]),
     ("store", &["sys", "wire"]),
     ("pager", &["jail", "registry", "store", "sys", "wire"]),

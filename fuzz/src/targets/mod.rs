@@ -12,6 +12,7 @@ pub mod disk_map;
 pub mod entropy_queue;
 pub mod ext4_superblock;
 pub mod fs_queues;
+pub mod files_requests;
 pub mod fw_cfg;
 pub mod guest_files;
 pub mod image_archive;
@@ -47,6 +48,7 @@ pub const TARGETS: &[Target] = &[
     entropy_queue::TARGET,
     ext4_superblock::TARGET,
     fs_queues::TARGET,
+    files_requests::TARGET,
     fw_cfg::TARGET,
     guest_files::TARGET,
     image_archive::TARGET,

@@ -1,8 +1,9 @@
 //! Escape attempts of a compromised process. Each reports whether it succeeded.
 #![allow(unsafe_code)] // System calls, whatever they do.
 
-use super::SECRET;
 use super::calls::{call, got, reply};
+use super::{SECRET, folder};
+use jiffy_jail::rooted::Rooted;
 use libc::{c_int, c_long};
 use std::ffi::CString;
 use std::fs;
@@ -14,31 +15,34 @@ use std::process::Command;
 use std::ptr;
 
 /// What the attacker knows: everything about its environment.
-struct Aims {
+pub struct Aims {
     /// The folder that it may access.
-    own: PathBuf,
+    pub own: PathBuf,
     /// A folder that it may not access.
-    other: PathBuf,
+    pub other: PathBuf,
     victim: i32,
     address: usize,
     tcp: u16,
+    /// What a server of a folder has.
+    pub rooted: Option<Rooted>,
 }
 
 /// It succeeded, or the error.
-type Outcome = Result<(), io::Error>;
-type Attempt = (&'static str, fn(&Aims) -> Outcome);
+pub type Outcome = Result<(), io::Error>;
+pub type Attempt = (&'static str, fn(&Aims) -> Outcome);
 
 /// Confines itself, and makes all attempts, one line of output each.
 pub fn run(who: &str, aims: &[&str]) {
     let [own, other, victim, address, tcp] = aims else {
         panic!("{aims:?}");
     };
-    let aims = Aims {
+    let mut aims = Aims {
         own: own.into(),
         other: other.into(),
         victim: victim.parse().unwrap(),
         address: usize::from_str_radix(address.trim_start_matches("0x"), 16).unwrap(),
         tcp: tcp.parse().unwrap(),
+        rooted: None,
     };
     fs::write(aims.own.join("file"), "own").unwrap();
     let (bounded, filtered) = match who {
@@ -56,10 +60,18 @@ pub fn run(who: &str, aims: &[&str]) {
             (bounded, true)
         }
         "origins" => (jiffy_pager::origins::confinement::enter().unwrap(), true),
+        "files" | "files-read-only" | "files-squashed" => {
+            let rooted = folder::confine(who, &aims.own);
+            let bounded = rooted.has_landlock;
+            aims.rooted = Some(rooted);
+            (bounded, true)
+        }
         _ => panic!("{who}"),
     };
     // Its legitimate work still succeeds.
-    if who == "origins" {
+    if let Some(rooted) = &aims.rooted {
+        folder::work(rooted, who == "files-read-only");
+    } else if who == "origins" {
         assert_eq!(fs::read(aims.own.join("file")).unwrap(), b"own");
         TcpStream::connect(("localhost", aims.tcp)).unwrap();
         std::thread::spawn(|| ()).join().unwrap();
@@ -83,6 +95,8 @@ pub fn run(who: &str, aims: &[&str]) {
         (CALLS, filtered),
         (READING, files_are_bounded && !only_reads),
         (NETWORKS, filtered && !only_reads),
+        (folder::BEYOND, aims.rooted.is_some()),
+        (folder::CHANGES, who == "files-read-only"),
     ] {
         if applies {
             attempts.extend(group);
@@ -334,6 +348,6 @@ fn socket(family: c_int) -> Outcome {
     reply(unsafe { libc::socket(family, libc::SOCK_STREAM, 0) })
 }
 
-fn c_path(path: &std::path::Path) -> CString {
+pub fn c_path(path: &std::path::Path) -> CString {
     CString::new(path.to_str().unwrap()).unwrap()
 }

@@ -1,18 +1,20 @@
-//! Compromised `jiffy-pager`, `jiffy-origins` and `jiffy-disk` processes: each tries to break out of
-//! its confinement and must not succeed.
+//! Compromised `jiffy-pager`, `jiffy-origins`, `jiffy-disk` and `jiffy-files` processes: each tries to
+//! break out of its confinement and must not succeed.
 //!
 //! This test starts itself as the pager, as the process that reads from registries, as a disk's
-//! server and as the process that serves a monitor, each confined like the real program. They run as the user who started the test, so that
-//! only the confinement restricts them.
+//! server, as the process that serves a monitor, and as the server of a folder, each confined like
+//! the real program. They run as the user who started the test, so that only the confinement
+//! restricts them; the server of a folder also as another user, if that was root.
 
 mod attempts;
 #[path = "../common/calls.rs"]
 mod calls;
+mod folder;
 
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::process::{Child, Command, Stdio};
 
@@ -21,11 +23,14 @@ const SECRET: u64 = 0x5ec2_e75e_c2e7_5ec2;
 static TREASURE: u64 = SECRET;
 
 /// The compromised program, and the number of its attempts.
-const COMPROMISED: [(&str, usize); 4] = [
+const COMPROMISED: [(&str, usize); 7] = [
     ("pager", 40),
     ("origins", 35),
     ("disk", 20),
     ("monitor", 40),
+    ("files", 55),
+    ("files-read-only", 60),
+    ("files-squashed", 55),
 ];
 
 fn main() {
@@ -57,10 +62,12 @@ impl Drop for Victim {
 fn run() {
     let this = std::env::current_exe().unwrap();
     let base = tempfile::tempdir().unwrap();
+    fs::set_permissions(base.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let other = base.path().join("other");
     fs::create_dir(&other).unwrap();
     fs::write(other.join("public"), "public").unwrap();
     fs::set_permissions(other.join("public"), fs::Permissions::from_mode(0o666)).unwrap();
+    let before = fs::metadata(other.join("public")).unwrap();
     let _api = UnixListener::bind(other.join("api.sock")).unwrap();
     let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut child = Command::new(&this);
@@ -73,6 +80,7 @@ fn run() {
     for (who, least) in COMPROMISED {
         let own = base.path().join(who);
         fs::create_dir(&own).unwrap();
+        fs::set_permissions(&own, fs::Permissions::from_mode(0o777)).unwrap();
         let attacker = Command::new(&this)
             .args(["attacker", who])
             .args([&own, &other])
@@ -92,6 +100,9 @@ fn run() {
         assert!(held >= least, "{who}: only {held} attempts");
         assert!(said.lines().any(|line| line == "done"), "{who}");
         assert_eq!(fs::read(other.join("public")).unwrap(), b"public");
+        let now = fs::metadata(other.join("public")).unwrap();
+        let facts = |of: &fs::Metadata| (of.mode(), of.uid(), of.mtime(), of.nlink());
+        assert_eq!(facts(&now), facts(&before), "{who}");
         assert!(victim.0.try_wait().unwrap().is_none(), "the victim lives");
     }
     println!(

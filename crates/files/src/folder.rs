@@ -1,0 +1,160 @@
+//! The shared folder: what all requests use.
+
+use crate::budget::Budget;
+use crate::handles::Handles;
+use crate::identity::Identity;
+use crate::nodes::{Node, Nodes};
+use crate::protocol::{Answer, Outcome};
+use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, Statx, StatxFlags};
+use rustix::io::Errno;
+use std::ffi::{CStr, CString};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+/// Seconds for which the guest may believe names and attributes. The host's changes are seen after
+/// that.
+const VALID: u64 = 1;
+
+/// How a folder is shared.
+#[derive(Debug, Clone, Copy)]
+pub struct Sharing {
+    /// Whether all changes are refused.
+    pub read_only: bool,
+    /// Whose files they are.
+    pub identity: Identity,
+    /// Most descriptors that the guest may make the server hold.
+    pub descriptors: usize,
+}
+
+/// A folder that is shared with one guest.
+#[derive(Debug)]
+pub struct Folder {
+    /// How it is shared.
+    pub sharing: Sharing,
+    /// What the guest knows.
+    pub nodes: Nodes,
+    /// What the guest has open.
+    pub handles: Handles,
+    /// How many descriptors are left.
+    pub budget: Arc<Budget>,
+    own_descriptors: OwnedFd,
+}
+
+impl Folder {
+    /// Shares a folder. `own_descriptors` is `/proc/self/fd`, by which the server opens what it has
+    /// an `O_PATH` descriptor of.
+    pub fn new(folder: OwnedFd, own_descriptors: OwnedFd, sharing: Sharing) -> Folder {
+        let budget = Budget::new(sharing.descriptors);
+        Folder {
+            sharing,
+            nodes: Nodes::new(folder, Arc::clone(&budget)),
+            handles: Handles::new(Arc::clone(&budget)),
+            budget,
+            own_descriptors,
+        }
+    }
+
+    /// Forgets the guest's nodes and handles.
+    pub fn clear(&self) {
+        self.handles.clear();
+        self.nodes.clear();
+    }
+
+    /// The folder of descriptors, and the name of this one in it: a link to the file itself, which
+    /// no rename can change.
+    pub fn link_to(&self, descriptor: impl AsFd) -> (BorrowedFd<'_>, CString) {
+        let number = descriptor.as_fd().as_raw_fd().to_string();
+        // Digits have no zero byte.
+        (
+            self.own_descriptors.as_fd(),
+            CString::new(number).unwrap_or_default(),
+        )
+    }
+
+    /// Opens the file that this descriptor stands for.
+    pub fn reopen(&self, descriptor: impl AsFd, flags: OFlags) -> Outcome<OwnedFd> {
+        let (folder, name) = self.link_to(descriptor);
+        let flags = flags | OFlags::CLOEXEC | OFlags::NOCTTY;
+        rustix::fs::openat(folder, name, flags, Mode::empty())
+    }
+
+    /// An `O_PATH` descriptor of what has this name in a folder. A symbolic link is not followed.
+    pub fn find(&self, parent: &Node, name: &CStr) -> Outcome<OwnedFd> {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let inside = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
+        let open = || rustix::fs::openat2(&parent.descriptor, name, flags, Mode::empty(), inside);
+        match open() {
+            // A rename anywhere on the host made the kernel doubt whether the name stays inside.
+            // It is one name, so the call without that check finds the same.
+            Err(Errno::AGAIN) => rustix::fs::openat(&parent.descriptor, name, flags, Mode::empty()),
+            found => found,
+        }
+    }
+
+    /// Finds a name, and remembers what has it for the guest. Returns its number and attributes.
+    pub fn look_up(&self, parent: &Node, name: &CStr) -> Outcome<(u64, Statx)> {
+        self.remember(self.find(parent, name)?)
+    }
+
+    /// Remembers what this `O_PATH` descriptor stands for.
+    pub fn remember(&self, descriptor: OwnedFd) -> Outcome<(u64, Statx)> {
+        let facts = facts(&descriptor)?;
+        Ok((self.nodes.remember(descriptor, &facts)?, facts))
+    }
+
+    /// Appends `fuse_entry_out` with this node.
+    pub fn put_entry(&self, answer: &mut Answer, (node, facts): (u64, &Statx)) -> Outcome<()> {
+        answer.put_u64(node)?;
+        // Generation: numbers are not used again.
+        answer.put_u64(0)?;
+        answer.put_u64(VALID)?;
+        answer.put_u64(VALID)?;
+        answer.put_u64(0)?;
+        self.put_attributes(answer, facts)
+    }
+
+    /// Appends `fuse_attr_out`.
+    pub fn put_attributes_alone(&self, answer: &mut Answer, facts: &Statx) -> Outcome<()> {
+        answer.put_u64(VALID)?;
+        answer.put_u64(0)?;
+        self.put_attributes(answer, facts)
+    }
+
+    /// Appends `fuse_attr`.
+    fn put_attributes(&self, answer: &mut Answer, facts: &Statx) -> Outcome<()> {
+        let times = [facts.stx_atime, facts.stx_mtime, facts.stx_ctime];
+        for number in [facts.stx_ino, facts.stx_size, facts.stx_blocks] {
+            answer.put_u64(number)?;
+        }
+        for time in times {
+            answer.put_u64(time.tv_sec.cast_unsigned())?;
+        }
+        for time in times {
+            answer.put_u32(time.tv_nsec)?;
+        }
+        let (user, group) = self.sharing.identity.shown(facts.stx_uid, facts.stx_gid);
+        for number in [
+            facts.stx_mode.into(),
+            facts.stx_nlink,
+            user,
+            group,
+            device(facts.stx_rdev_major, facts.stx_rdev_minor),
+            facts.stx_blksize,
+            0,
+        ] {
+            answer.put_u32(number)?;
+        }
+        Ok(())
+    }
+}
+
+/// A device's number as FUSE has it (`new_encode_dev` of the kernel).
+fn device(major: u32, minor: u32) -> u32 {
+    (minor & 0xff) | (major & 0xfff) << 8 | (minor & 0xf_ff00) << 12
+}
+
+/// Attributes of what this descriptor stands for.
+pub fn facts(descriptor: impl AsFd) -> Outcome<Statx> {
+    let wanted = StatxFlags::BASIC_STATS | StatxFlags::MNT_ID;
+    rustix::fs::statx(descriptor, c"", AtFlags::EMPTY_PATH, wanted)
+}

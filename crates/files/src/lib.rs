@@ -1,0 +1,35 @@
+//! `jiffy-files`: serves one folder of the host to one VM's virtio-fs device.
+//!
+//! The guest is hostile: it can send any bytes. Whatever it sends, it can only reach what is below
+//! the folder, and only make this process hold a limited number of descriptors.
+//!
+//! * [`options`]: the command line.
+//! * [`server`]: the socket, and the threads that serve it.
+//! * [`confinement`]: the sandbox.
+//! * [`dispatch`]: from a message to its answer.
+//! * [`protocol`]: requests and answers as bytes.
+//! * [`folder`]: the folder, and what all requests use.
+//! * [`nodes`]: files that the guest's kernel knows.
+//! * [`handles`]: files that the guest has open.
+//! * [`budget`]: how many descriptors the guest may use.
+//! * [`identity`]: users and groups of guest and host.
+//! * `session`, `tree`, `contents`, `listing`, `attributes`, `extended`: the requests.
+//!
+//! [docs/folders.md](../../../docs/folders.md) describes all of it.
+
+mod attributes;
+pub mod budget;
+pub mod confinement;
+mod contents;
+pub mod dispatch;
+mod extended;
+pub mod folder;
+pub mod handles;
+pub mod identity;
+mod listing;
+pub mod nodes;
+pub mod options;
+pub mod protocol;
+pub mod server;
+mod session;
+mod tree;

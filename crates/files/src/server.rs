@@ -1,0 +1,191 @@
+//! The socket, and the threads that serve it.
+
+use crate::confinement::{self, ConfinementError};
+use crate::folder::{Folder, Sharing};
+use crate::identity::Identity;
+use crate::options::Options;
+use crate::protocol::Answer;
+use jiffy_sys::{arenas, descriptors, handed};
+use jiffy_wire::files::MESSAGE_MAX;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::{FileType, Mode};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, SocketType, recv, send, sockopt};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd, RawFd};
+use std::path::Path;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+use thiserror::Error;
+
+/// Most descriptors that a guest may make the server hold: one for each file that its kernel
+/// remembers, and one for each that is open.
+pub const DESCRIPTORS_MAX: u64 = 256 * 1024;
+/// Descriptors for the server itself, and for requests in progress.
+const RESERVE: u64 = 64;
+/// Requests that are served at the same time: a slow one does not delay the others.
+const THREADS: usize = 4;
+/// Bytes of answers that the socket may hold: a few of the longest. The kernel grants less.
+const SEND_BUFFER: usize = 4 * MESSAGE_MAX;
+/// How long to wait if the kernel has no memory for an answer.
+const NO_MEMORY: Duration = Duration::from_millis(10);
+
+/// Why the server did not start.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum ServeError {
+    /// A descriptor was not inherited.
+    #[error(
+        "the descriptor {1} of --{0} is not open, or is a standard stream: start jiffy-files with it inherited"
+    )]
+    NotInherited(&'static str, RawFd),
+    /// Both are the same.
+    #[error("--socket-fd and --folder-fd are the same descriptor {0}: give two")]
+    Same(RawFd),
+    /// The socket is something else.
+    #[error("the descriptor of --socket-fd is not a socket of AF_UNIX and SOCK_SEQPACKET")]
+    NotASocket,
+    /// The folder is something else.
+    #[error("the descriptor of --folder-fd is not a folder")]
+    NotAFolder,
+    /// It has no right to act as others.
+    #[error("without --squash, jiffy-files acts as the guest's users and must run as root")]
+    NotRoot,
+    /// The limit of open files is too low.
+    #[error("the limit of open files is {0}; at least {min} are needed: raise it (ulimit -n)", min = 2 * RESERVE)]
+    FewDescriptors(u64),
+    /// The sandbox can't be entered.
+    #[error(transparent)]
+    Confinement(#[from] ConfinementError),
+    /// A thread can't be started.
+    #[error("a thread can't be started")]
+    Thread(#[source] io::Error),
+}
+
+/// Serves the folder until the other side closes its socket.
+pub fn serve(options: &Options) -> Result<(), ServeError> {
+    let (socket, folder) = inherited(options)?;
+    let _ = sockopt::set_socket_send_buffer_size(&socket, SEND_BUFFER);
+    let limit = descriptors::raise_limit(DESCRIPTORS_MAX + RESERVE);
+    let for_guest = limit
+        .checked_sub(RESERVE)
+        .filter(|left| *left >= RESERVE)
+        .ok_or(ServeError::FewDescriptors(limit))?;
+    arenas::share_one();
+    // The guest's kernel applies the masks of its processes.
+    rustix::process::umask(Mode::empty());
+    let identity = match options.squash {
+        true => Identity::own(),
+        false => Identity::Same,
+    };
+    let rooted = confinement::enter(folder.as_fd(), options.read_only, !options.squash)?;
+    drop(folder);
+    if let Some(error) = &rooted.no_own_root {
+        tracing::warn!(%error, "this host allows no mounts: the server could change attributes elsewhere");
+    }
+    if !rooted.has_landlock {
+        tracing::warn!(
+            "this kernel has no Landlock: only the mount keeps the server in the folder"
+        );
+    }
+    let sharing = Sharing {
+        read_only: options.read_only,
+        identity,
+        descriptors: for_guest.min(DESCRIPTORS_MAX) as usize,
+    };
+    run(
+        Arc::new(Folder::new(rooted.folder, rooted.descriptors, sharing)),
+        Arc::new(socket),
+    )
+}
+
+fn inherited(options: &Options) -> Result<(OwnedFd, OwnedFd), ServeError> {
+    let (socket, folder) = (options.socket_fd, options.folder_fd);
+    if socket == folder {
+        return Err(ServeError::Same(socket));
+    }
+    let take = |name: &'static str, number| {
+        let path = Path::new(name);
+        handed::add_inherited(path.into(), number)
+            .ok()
+            .and_then(|()| handed::take(path))
+            .ok_or(ServeError::NotInherited(name, number))
+    };
+    let socket = take("socket-fd", socket)?;
+    let folder = take("folder-fd", folder)?;
+    if sockopt::socket_type(&socket) != Ok(SocketType::SEQPACKET) {
+        return Err(ServeError::NotASocket);
+    }
+    let kind = rustix::fs::fstat(&folder).map(|facts| FileType::from_raw_mode(facts.st_mode));
+    if kind != Ok(FileType::Directory) {
+        return Err(ServeError::NotAFolder);
+    }
+    if !options.squash && !rustix::process::geteuid().is_root() {
+        return Err(ServeError::NotRoot);
+    }
+    Ok((socket, folder))
+}
+
+/// Starts the threads, and waits until one of them finds the socket closed. The others may be in a
+/// system call; the end of the process ends it.
+fn run(folder: Arc<Folder>, socket: Arc<OwnedFd>) -> Result<(), ServeError> {
+    let (ended, end) = mpsc::channel();
+    for number in 0..THREADS {
+        let (folder, socket, ended) = (folder.clone(), socket.clone(), ended.clone());
+        std::thread::Builder::new()
+            .name(format!("files-{number}"))
+            .spawn(move || {
+                answer_all(&folder, &socket);
+                let _ = ended.send(());
+            })
+            .map_err(ServeError::Thread)?;
+    }
+    drop(ended);
+    // An error means that all threads have ended.
+    let _ = end.recv();
+    Ok(())
+}
+
+/// Answers requests until the other side closes its socket.
+fn answer_all(folder: &Folder, socket: &OwnedFd) {
+    let mut message = vec![0; MESSAGE_MAX];
+    let mut answer = Answer::default();
+    loop {
+        let (received, length) = match recv(socket, &mut message[..], RecvFlags::TRUNC) {
+            // An empty message, or the end.
+            Ok((_, 0)) if is_closed(socket) => return,
+            Ok(lengths) => lengths,
+            Err(Errno::INTR) => continue,
+            Err(_) => return,
+        };
+        let answer = folder.serve(&message[..received], length, &mut answer);
+        if let Some(answer) = answer
+            && !send_whole(socket, answer)
+        {
+            return;
+        }
+    }
+}
+
+/// Sends one message. False if nobody can receive it.
+fn send_whole(socket: &OwnedFd, answer: &[u8]) -> bool {
+    loop {
+        match send(socket, answer, SendFlags::NOSIGNAL) {
+            Ok(_) => return true,
+            Err(Errno::INTR) => {}
+            Err(Errno::NOBUFS | Errno::NOMEM) => std::thread::sleep(NO_MEMORY),
+            Err(_) => return false,
+        }
+    }
+}
+
+fn is_closed(socket: &OwnedFd) -> bool {
+    let mut wanted = [PollFd::new(socket, PollFlags::RDHUP)];
+    let now = rustix::event::Timespec::default();
+    match poll(&mut wanted, Some(&now)) {
+        Ok(_) => wanted[0]
+            .revents()
+            .intersects(PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL),
+        Err(error) => error != Errno::INTR,
+    }
+}
