@@ -6,6 +6,7 @@ mod devices;
 mod disks;
 mod endurance;
 mod files;
+mod folders;
 mod forks;
 mod golden;
 mod hibernate;

@@ -1,0 +1,117 @@
+//! Folders of the host in VMs.
+
+use crate::support::{Jiffy, jiffy};
+
+/// A folder on the host, which is the machine.
+const HOST: &str = "/tests/shared";
+
+/// Runs a shell script in the VM and returns its output, errors included.
+fn exec(jiffy: &Jiffy, script: &str) -> String {
+    let script = format!("exec 2>&1; {script}");
+    jiffy.ok(&["exec", "dev", "sh", "-c", &script])
+}
+
+/// A VM with an empty folder of the host on /src.
+fn sharing(jiffy: &Jiffy, more: &[&str]) {
+    jiffy.sh(&format!("rm -rf {HOST}; mkdir -p {HOST}"));
+    let shared = format!("{HOST}:/src");
+    let run = ["run", "-d", "--name", "dev", "-v", &shared];
+    jiffy.ok(&[&run[..], more].concat());
+}
+
+/// How many processes serve folders.
+fn servers(jiffy: &Jiffy) -> String {
+    jiffy.sh("ps | grep -c '[j]iffy-files' || true")
+}
+
+#[test]
+fn a_vm_and_its_host_work_in_one_folder() {
+    let jiffy = jiffy();
+    sharing(&jiffy, &[]);
+    jiffy.sh(&format!(
+        "cd {HOST}; echo hello > file; ln -s file link; mkdir sub"
+    ));
+    let script = "cat /src/link; ls /src; echo made > /src/sub/new; mv /src/sub/new /src/sub/moved; \
+                  ln /src/file /src/twin; chmod 640 /src/file; chown 12:34 /src/file; \
+                  stat -c '%a %u %g %h' /src/file";
+    assert_eq!(exec(&jiffy, script), "hello\nfile\nlink\nsub\n640 12 34 2");
+    let seen = jiffy.sh(&format!(
+        "cd {HOST}; cat sub/moved; stat -c '%a %u %g %h' twin"
+    ));
+    assert_eq!(seen, "made\n640 12 34 2");
+    // Large files, in both directions; the page cache of neither side is in the way.
+    let guests = exec(
+        &jiffy,
+        "dd if=/dev/urandom of=/src/large bs=64k count=80 2>/dev/null; md5sum < /src/large",
+    );
+    assert_eq!(jiffy.sh(&format!("md5sum < {HOST}/large")), guests);
+    jiffy.sh(&format!(
+        "dd if=/dev/urandom of={HOST}/other bs=1M count=5 2>/dev/null"
+    ));
+    let hosts = jiffy.sh(&format!("md5sum < {HOST}/other"));
+    assert_eq!(exec(&jiffy, "md5sum < /src/other"), hosts);
+    // A program of the guest runs from the folder, and maps it.
+    let script = "cp /bin/busybox /src/busybox; /src/busybox echo ran; rm -r /src/sub; ls /src/sub";
+    let said = exec(&jiffy, &format!("{script} || true"));
+    assert!(
+        said.starts_with("ran\n") && said.contains("No such file"),
+        "{said}"
+    );
+    // Names that lead out are the guest's own.
+    jiffy.sh(&format!(
+        "ln -s /etc/hostname {HOST}/absolute; ln -s ../../etc/passwd {HOST}/upwards"
+    ));
+    let script = "cat /src/absolute /src/../etc/hostname; cat /src/upwards | wc -l";
+    assert_eq!(exec(&jiffy, script), "dev\ndev\n0");
+    jiffy.ok(&["stop", "dev"]);
+    assert_eq!(servers(&jiffy), "0");
+    jiffy.ok(&["start", "dev"]);
+    assert_eq!(exec(&jiffy, "cat /src/file"), "hello");
+    jiffy.ok(&["rm", "-f", "dev"]);
+    assert_eq!(servers(&jiffy), "0");
+}
+
+#[test]
+fn a_read_only_folder_is_not_changed() {
+    let jiffy = jiffy();
+    let mount = format!("type=bind,source={HOST},target=/ro,readonly");
+    sharing(&jiffy, &["--mount", &mount]);
+    jiffy.sh(&format!("echo hello > {HOST}/file"));
+    let script = "cat /ro/file; echo x > /ro/file; rm /ro/file; \
+                  mount -o remount,rw /ro; touch /ro/new; cat /src/file";
+    let said = exec(&jiffy, &format!("{script} || true"));
+    assert!(
+        said.starts_with("hello\n") && said.ends_with("\nhello"),
+        "{said}"
+    );
+    assert_eq!(said.matches("Read-only file system").count(), 3, "{said}");
+    assert_eq!(jiffy.sh(&format!("ls {HOST}")), "file");
+    jiffy.ok(&["rm", "-f", "dev"]);
+}
+
+#[test]
+fn without_the_server_only_the_folder_is_lost() {
+    let jiffy = jiffy();
+    sharing(&jiffy, &[]);
+    jiffy.sh(&format!("echo hello > {HOST}/file"));
+    // A daemon that dies takes nothing with it.
+    jiffy.sh("kill -9 $(pidof jiffyd)");
+    assert_eq!(exec(&jiffy, "cat /src/file"), "hello");
+    let refused = jiffy.run(&["snapshot", "create", "dev", "warm"]);
+    assert_ne!(refused.code(), 0);
+    let said = refused.error_text();
+    assert!(
+        said.contains(&format!("shares {HOST} with this host")),
+        "{said}"
+    );
+    jiffy.sh("kill -9 $(pidof jiffy-files)");
+    let said = exec(&jiffy, "cat /src/file; ls /src; echo goes on");
+    assert!(
+        said.contains("not connected") && said.ends_with("goes on"),
+        "{said}"
+    );
+    jiffy.ok(&["stop", "dev"]);
+    jiffy.ok(&["start", "dev"]);
+    assert_eq!(exec(&jiffy, "cat /src/file"), "hello");
+    jiffy.ok(&["rm", "-f", "dev"]);
+}
