@@ -2,8 +2,8 @@
 
 use jiffy_files::protocol::opcode::*;
 use jiffy_wire::files::MESSAGE_MAX;
+use rustix::fs::{Mode, OFlags};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send};
-use std::fs::File;
 use std::io::Write;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
@@ -77,7 +77,9 @@ pub fn serve_by(mut command: Command, folder: &Path, arguments: &[&str]) -> (Ser
     let none = SocketFlags::empty();
     let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
     let (ours, theirs) = rustix::net::socketpair(family, kind, none, None).unwrap();
-    let folder = File::open(folder).unwrap();
+    // As the daemon may pass it.
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    let folder = rustix::fs::open(folder, flags, Mode::empty()).unwrap();
     let inherited = rustix::io::FdFlags::empty();
     rustix::io::fcntl_setfd(&ours, rustix::io::FdFlags::CLOEXEC).unwrap();
     rustix::io::fcntl_setfd(&folder, inherited).unwrap();
