@@ -185,6 +185,11 @@ impl Paths {
         self.lib.join("jiffy-pager")
     }
 
+    /// The binary that makes images.
+    pub fn import(&self) -> PathBuf {
+        self.lib.join("jiffy-import")
+    }
+
     /// The guests' initramfs.
     pub fn initramfs(&self) -> PathBuf {
         self.share.join("initramfs.cpio")

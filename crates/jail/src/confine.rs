@@ -85,15 +85,28 @@ pub fn harden() -> Result<(), ConfineError> {
 /// Returns false where the kernel has no Landlock: then the folders are not enforced.
 pub fn confine(folders: &Folders<'_>) -> Result<bool, ConfineError> {
     harden()?;
+    keep_capabilities(CapabilitySet::DAC_OVERRIDE)?;
+    restrict(folders)
+}
+
+/// Like [`confine`], for a process that has all its files open already: without any folder, TCP and
+/// capability.
+pub fn seal() -> Result<bool, ConfineError> {
+    harden()?;
+    keep_capabilities(CapabilitySet::empty())?;
+    restrict(&Folders::default())
+}
+
+/// Drops all capabilities but these.
+fn keep_capabilities(wanted: CapabilitySet) -> Result<(), ConfineError> {
     let has = capabilities(None).map_err(failed("reading the capabilities"))?;
-    let kept = has.permitted & CapabilitySet::DAC_OVERRIDE;
+    let kept = has.permitted & wanted;
     let sets = CapabilitySets {
         effective: kept,
         permitted: kept,
         inheritable: CapabilitySet::empty(),
     };
-    set_capabilities(None, sets).map_err(failed("dropping capabilities"))?;
-    restrict(folders)
+    set_capabilities(None, sets).map_err(failed("dropping capabilities"))
 }
 
 fn failed(what: &'static str) -> impl Fn(Errno) -> ConfineError {

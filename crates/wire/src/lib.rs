@@ -9,6 +9,7 @@
 //! * [`vmm`]: configuration and control messages of `jiffy-vmm`.
 //! * [`pager`]: the protocols between VMM, node and `jiffy-pager`.
 //! * [`disk`]: disks that are filled on demand.
+//! * [`import`]: messages between the node and `jiffy-import`.
 //! * [`cpu`]: CPU profiles of guests and hosts, and their comparison.
 //! * [`api`]: the node's HTTP API.
 //! * [`signal`]: names of signals.
@@ -30,6 +31,8 @@ pub mod cpu;
 pub mod disk;
 pub mod frame;
 pub mod guest;
+#[cfg(feature = "std")]
+pub mod import;
 pub mod lines;
 pub mod mac;
 #[cfg(feature = "std")]

@@ -1,9 +1,10 @@
-//! Compromised `jiffy-pager`, `jiffy-origins` and `jiffy-disk` processes: each tries to break out of
-//! its confinement and must not succeed.
+//! Compromised `jiffy-pager`, `jiffy-origins`, `jiffy-disk` and `jiffy-import` processes: each tries to
+//! break out of its confinement and must not succeed.
 //!
 //! This test starts itself as the pager, as the process that reads from registries, as a disk's
-//! server and as the process that serves a monitor, each confined like the real program. They run as the user who started the test, so that
-//! only the confinement restricts them.
+//! server, as the process that serves a monitor and as one that makes an image, each confined like the
+//! real program. They run as the user who started the test, so that only the confinement restricts
+//! them.
 
 mod attempts;
 #[path = "../common/calls.rs"]
@@ -21,11 +22,12 @@ const SECRET: u64 = 0x5ec2_e75e_c2e7_5ec2;
 static TREASURE: u64 = SECRET;
 
 /// The compromised program, and the number of its attempts.
-const COMPROMISED: [(&str, usize); 4] = [
+const COMPROMISED: [(&str, usize); 5] = [
     ("pager", 40),
     ("origins", 35),
     ("disk", 20),
     ("monitor", 40),
+    ("import", 60),
 ];
 
 fn main() {

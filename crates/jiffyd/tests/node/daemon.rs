@@ -49,6 +49,7 @@ impl Daemon {
         }
         symlink(example("fake-vmm"), path("lib/jiffy-vmm")).unwrap();
         symlink(example("fake-pager"), path("lib/jiffy-pager")).unwrap();
+        symlink(example("import"), path("lib/jiffy-import")).unwrap();
         fs::write(path("share/initramfs.cpio"), b"an initramfs").unwrap();
         fs::write(path("share/kernels/base/vmlinux"), b"a kernel").unwrap();
         fs::write(

@@ -44,9 +44,10 @@ pub struct Addition {
 }
 
 /// Programs of `lib/jiffy` that run in the machine. `jiffy-ssh` runs beside the user's ssh.
-const PROGRAMS: [&str; 7] = [
+const PROGRAMS: [&str; 8] = [
     "jiffyd",
     "jiffy-disk",
+    "jiffy-import",
     "jiffy-init",
     "jiffy-machine-agent",
     "jiffy-origins",
