@@ -156,6 +156,25 @@ fn all_seeds() -> Vec<Vec<u8>> {
         "MemoryLayout",
         br#"{"size":8192,"covers":[[[0,4096]]]}"#,
     ));
+    let answers = [
+        import::Answer::Progress { done: 1, total: 2 },
+        import::Answer::Made(import::Made {
+            config: import::Config {
+                cmd: vec!["sh".into()],
+                labels: vec![("a".into(), "b".into())],
+                ..import::Config::default()
+            },
+            ..import::Made::default()
+        }),
+        import::Answer::Failed(import::Failure {
+            kind: import::FailureKind::Full,
+            sentence: "no".into(),
+        }),
+    ];
+    for answer in answers {
+        let bytes = import::encode(&answer).expect("it fits");
+        seeds.push(of("ImportAnswer", &bytes[4..]));
+    }
     seeds
 }
 

@@ -358,8 +358,9 @@ const ALONE: &[Attempt] = &[
         reply(unsafe { libc::fcntl(1, libc::F_SETOWN, aims.victim) })
     }),
     ("choose the signal of a file", |_| {
+        // F_SETSIG of linux/fcntl.h.
         // SAFETY: numbers.
-        reply(unsafe { libc::fcntl(1, libc::F_SETSIG, libc::SIGKILL) })
+        reply(unsafe { libc::fcntl(1, 10, libc::SIGKILL) })
     }),
     ("duplicate a descriptor", |_| {
         // SAFETY: numbers.
