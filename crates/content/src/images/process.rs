@@ -39,6 +39,8 @@ const END_TIME: Timespec = Timespec {
 const MAX_REPORTS: u64 = 100;
 /// Bytes that are streamed, read or hashed at a time; also the size of the pipe.
 const PIECE: usize = 1 << 20;
+const SIGABRT: i32 = rustix::process::Signal::ABORT.as_raw();
+const SIGKILL: i32 = rustix::process::Signal::KILL.as_raw();
 /// Bytes for which room is made ahead of an answer's arrival.
 const STEP: usize = 64 << 10;
 
@@ -393,9 +395,9 @@ impl Process {
         let how = match status {
             None => "closed its channel".to_owned(),
             Some(status) => match status.signal() {
-                // SIGKILL by the kernel, or SIGABRT where its memory is limited.
-                Some(signal @ (6 | 9)) => {
-                    format!("was ended by signal {signal}; the memory may be short")
+                // By the kernel, or where its own limit is reached.
+                Some(signal @ (SIGABRT | SIGKILL)) => {
+                    format!("was ended by signal {signal}, perhaps for lack of memory,")
                 }
                 Some(signal) => format!("was ended by signal {signal}"),
                 None => format!("ended with status {}", status.code().unwrap_or_default()),

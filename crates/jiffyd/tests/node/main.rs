@@ -14,6 +14,7 @@ mod gate;
 mod golden;
 mod idle;
 mod images;
+mod imports;
 mod kills;
 mod life;
 mod limits;

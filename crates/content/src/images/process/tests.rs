@@ -138,7 +138,7 @@ fn answers_that_are_too_long_too_many_or_no_answers_are_refused() {
 fn a_process_that_ends_is_an_error_that_says_how() {
     assert!(said("exit 3").contains("ended with status 3 before"));
     assert!(said("kill -SEGV $$").contains("ended by signal 11 before"));
-    assert!(said("kill -KILL $$").contains("signal 9; the memory may be short"));
+    assert!(said("kill -KILL $$").contains("signal 9, perhaps for lack of memory, before"));
     assert!(said("exec 3>&-; exec sleep 60").contains("closed its channel"));
     // Half an answer.
     assert!(said("printf '\\100\\0\\0\\0\\1' >&3; exit 4").contains("status 4"));
