@@ -48,7 +48,10 @@ impl Channel {
     pub fn send(&self, answer: &Answer) -> bool {
         match encode(answer) {
             Ok(bytes) => jiffy_sys::mutex::lock(&self.0).write_all(&bytes).is_ok(),
-            Err(error) => self.fail(FailureKind::Source, format!("its configuration is too large: {error}")),
+            Err(error) => self.fail(
+                FailureKind::Source,
+                format!("its configuration is too large: {error}"),
+            ),
         }
     }
 

@@ -6,9 +6,7 @@ use jiffy_sys::seccomp;
 use jiffy_sys::seccomp::filter::{Filter, Refusal, Rule, call, call_with};
 use jiffy_sys::seccomp::lists::PROCESS;
 use rustix::io::Errno;
-use rustix::process::{
-    Resource, Rlimit, Signal, set_parent_process_death_signal, setrlimit,
-};
+use rustix::process::{Resource, Rlimit, Signal, set_parent_process_death_signal, setrlimit};
 use std::io;
 use thiserror::Error;
 

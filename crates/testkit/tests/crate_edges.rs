@@ -25,9 +25,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("net", &["wire", "sys"]),
     (
         "content",
-        &[
-            "wire", "store", "registry", "kernel", "sys", "ext4",
-        ],
+        &["wire", "store", "registry", "kernel", "sys", "ext4"],
     ),
     (
         "vmhost",

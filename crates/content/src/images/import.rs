@@ -1,11 +1,11 @@
 //! Makes images of tars and of archives of other tools.
 
+use super::process::{ImportError, Imported, Importer, Input, Watch};
 use super::{Images, ROOT, name, writable};
 use crate::clock::unix_seconds;
 use crate::error::{Error, Result, is_full};
 use crate::model::image::ImageRecord;
 use crate::model::vm::Root;
-use super::process::{ImportError, Importer, Imported, Input, Watch};
 use jiffy_sys::causes;
 use jiffy_wire::api::{Image, ImageConfig, ImageSource, ImportKind};
 use jiffy_wire::import::{Config, Source};
@@ -64,7 +64,9 @@ impl Images {
             let input = Input {
                 source: Source::Archive {
                     // A root file system has no name.
-                    reference: which.reference.filter(|_| which.kind != Some(ImportKind::Root)),
+                    reference: which
+                        .reference
+                        .filter(|_| which.kind != Some(ImportKind::Root)),
                 },
                 files: Vec::new(),
                 stream: Some(&mut tar),
@@ -226,9 +228,11 @@ pub(crate) fn import_error(error: ImportError, folder: &Path) -> Error {
             .hint("`jiffy image import` takes a folder, a tar that `tar -t` can list, an OCI layout, or what `docker save` writes.")
     };
     match error {
-        ImportError::Full => {
-            Error::io("write the image", folder, &io::ErrorKind::StorageFull.into())
-        }
+        ImportError::Full => Error::io(
+            "write the image",
+            folder,
+            &io::ErrorKind::StorageFull.into(),
+        ),
         ImportError::Stream(error) if is_full(&error) => {
             Error::io("write the image", folder, &error)
         }

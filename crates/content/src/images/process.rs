@@ -141,7 +141,8 @@ impl Importer {
             folder: folder.display().to_string(),
         };
         let request = encode(&request).map_err(|error| ImportError::Source(error.to_string()))?;
-        let (mut process, pipe) = self.start(&image, folder, input.files, input.stream.is_some())?;
+        let (mut process, pipe) =
+            self.start(&image, folder, input.files, input.stream.is_some())?;
         process.send(&request)?;
         if let (Some(stream), Some(pipe)) = (input.stream, pipe) {
             pump(stream, &pipe, watch)?;
@@ -217,11 +218,7 @@ fn pipe() -> Result<(OwnedFd, OwnedFd), Errno> {
 }
 
 /// Writes the stream into the pipe to its end, or until the process does not read any more.
-fn pump(
-    stream: &mut dyn Read,
-    pipe: &OwnedFd,
-    watch: &dyn Watch,
-) -> Result<(), ImportError> {
+fn pump(stream: &mut dyn Read, pipe: &OwnedFd, watch: &dyn Watch) -> Result<(), ImportError> {
     let mut piece = vec![0; PIECE / 4];
     let mut taken = Instant::now();
     loop {

@@ -184,7 +184,9 @@ fn unpack(
     let mut described = Vec::new();
     for layer in layers {
         let path = blobs.path(&layer.digest);
-        files.push(File::open(&path).map_err(|error| failed(ImportError::File(path.clone(), error)))?);
+        files.push(
+            File::open(&path).map_err(|error| failed(ImportError::File(path.clone(), error)))?,
+        );
         // Its digest is not checked again: blobs in the folder are named by the digest they were
         // checked against.
         described.push(Layer {

@@ -152,7 +152,10 @@ impl Import {
 
     pub fn ends_within(&mut self, time: Duration) {
         let until = Instant::now() + time;
-        while self.status_file().is_ok_and(|text| !text.contains("State:\tZ")) {
+        while self
+            .status_file()
+            .is_ok_and(|text| !text.contains("State:\tZ"))
+        {
             assert!(Instant::now() < until, "it does not end");
             std::thread::sleep(Duration::from_millis(5));
         }

@@ -59,7 +59,10 @@ fn an_image_is_the_same_whatever_its_source_is() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("image");
     let whole = jiffy_rootfs::import_tar(&tar[..], &out, jiffy_rootfs::Limits::default()).unwrap();
-    assert_eq!((whole.size, whole.digest), (size, digest.to_hex().to_string()));
+    assert_eq!(
+        (whole.size, whole.digest),
+        (size, digest.to_hex().to_string())
+    );
 }
 
 #[test]
@@ -85,7 +88,10 @@ fn a_child_image_is_that_of_the_library() {
     let child = jiffy_rootfs::child(&path("parent"), layer, &path("child"), &limits, &mut go_on);
     let child = child.unwrap().image;
     let (size, digest) = import.image();
-    assert_eq!((child.size, child.digest), (size, digest.to_hex().to_string()));
+    assert_eq!(
+        (child.size, child.digest),
+        (size, digest.to_hex().to_string())
+    );
 
     let damaged = Import::start(source, &[&parent[..4096], &changes]);
     assert!(sentence(damaged.answer()).contains("the image the parent can't be used"));
@@ -121,7 +127,9 @@ fn hostile_sources_are_refused_in_a_sentence() {
     for round in 0..40 {
         let mut bytes = [&tar, &packed][round % 2].clone();
         for _ in 0..20 {
-            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            random = random
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1);
             let at = (random >> 20) as usize % bytes.len().min(2048);
             bytes[at] = (random >> 56) as u8;
         }
@@ -146,7 +154,9 @@ fn a_full_disk_is_a_kind_of_its_own() {
     let mut import = Import::start_with(source, &[], |files| {
         // Writing to it fails with ENOSPC.
         let open = || fs::File::options().write(true).open("/dev/full");
-        files[1..].iter_mut().for_each(|file| *file = open().unwrap());
+        files[1..]
+            .iter_mut()
+            .for_each(|file| *file = open().unwrap());
     });
     let _ = import.stream().write_all(&tar_of(&[("x", &[1; 9000])]));
     import.end_stream();
@@ -205,7 +215,11 @@ fn a_request_of_another_release_is_refused() {
     import.send(&[8, 0, 0, 0, 99, 0, 0, 0, 0, 0, 0, 0]);
     let failure = failed(import.answer());
     assert_eq!(failure.kind, FailureKind::Process);
-    assert!(failure.sentence.contains("version 99"), "{}", failure.sentence);
+    assert!(
+        failure.sentence.contains("version 99"),
+        "{}",
+        failure.sentence
+    );
     assert!(failure.sentence.contains("restart jiffyd"));
 }
 

@@ -118,8 +118,14 @@ fn what_a_process_that_was_taken_over_says_is_bounded() {
     for (script, expected) in [
         ("kill -SEGV $$", "ended by signal 11"),
         ("exit 7", "ended with status 7"),
-        ("printf '\\377\\377\\377\\177' >&3; exec sleep 1000", "over the limit"),
-        ("printf '\\10\\0\\0\\0\\1\\0\\0\\0abcd' >&3; exec sleep 1000", "not valid"),
+        (
+            "printf '\\377\\377\\377\\177' >&3; exec sleep 1000",
+            "over the limit",
+        ),
+        (
+            "printf '\\10\\0\\0\\0\\1\\0\\0\\0abcd' >&3; exec sleep 1000",
+            "not valid",
+        ),
         ("cat /dev/urandom >&3", "can't be understood"),
     ] {
         replace_program(&daemon, script);

@@ -48,7 +48,10 @@ impl Trial {
                 encode(&Answer::Progress { done: 9, total: 4 }).unwrap(),
             ),
             ("FULL", failure(FailureKind::Full, "x")),
-            ("REFUSED", failure(FailureKind::Source, "it is\n\x1b[31mred")),
+            (
+                "REFUSED",
+                failure(FailureKind::Source, "it is\n\x1b[31mred"),
+            ),
         ];
         let mut text = "#!/bin/sh\n".to_owned();
         for (name, bytes) in texts {
@@ -111,7 +114,10 @@ fn the_process_has_no_environment_and_no_other_descriptor() {
     let script = "tr '\\0' '\\n' </proc/$$/environ >&4; ls /proc/$$/fd >&4; printf \"$MADE\" >&3";
     trial.import(script, &mut &b""[..]).unwrap();
     let image = fs::read_to_string(trial.folder.path().join("out").join(ROOT)).unwrap();
-    let mut numbers: Vec<u32> = image.lines().map(|line| line.parse().expect(line)).collect();
+    let mut numbers: Vec<u32> = image
+        .lines()
+        .map(|line| line.parse().expect(line))
+        .collect();
     numbers.sort_unstable();
     // The shell reads its script from a descriptor of its own, with a number of two digits.
     numbers.retain(|number| *number < 10);
@@ -179,7 +185,9 @@ fn a_stream_that_breaks_is_the_reason() {
             Err(io::ErrorKind::ConnectionAborted.into())
         }
     }
-    let error = Trial::new().import("exec sleep 60", &mut Breaks).unwrap_err();
+    let error = Trial::new()
+        .import("exec sleep 60", &mut Breaks)
+        .unwrap_err();
     let ImportError::Stream(error) = error else {
         panic!("{error:?}");
     };
