@@ -190,6 +190,11 @@ impl Paths {
         self.lib.join("jiffy-files")
     }
 
+    /// The binary that makes images.
+    pub fn import(&self) -> PathBuf {
+        self.lib.join("jiffy-import")
+    }
+
     /// The guests' initramfs.
     pub fn initramfs(&self) -> PathBuf {
         self.share.join("initramfs.cpio")

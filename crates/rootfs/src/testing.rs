@@ -6,6 +6,7 @@ use crate::error::ImportError;
 use crate::import::read_source;
 use crate::layer::{Blob, Expected};
 use crate::limits::Limits;
+use crate::scratch::Scratch;
 use crate::source::{Contents, LayerInput};
 use crate::tree::Tree;
 use rustix::fs::MemfdFlags;
@@ -50,7 +51,7 @@ pub fn flatten(layers: &[&[u8]], overlay: bool) -> Result<Vec<u8>, ImportError> 
         whiteouts,
         &mut tree,
         &mut inputs,
-        Path::new("/tmp"),
+        &Scratch::Folder("/tmp".into()),
         &LIMITS,
         &mut |_| ControlFlow::Continue(()),
     )?;

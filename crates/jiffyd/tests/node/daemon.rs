@@ -49,6 +49,7 @@ impl Daemon {
         }
         symlink(example("fake-vmm"), path("lib/jiffy-vmm")).unwrap();
         symlink(example("fake-pager"), path("lib/jiffy-pager")).unwrap();
+        symlink(example("import"), path("lib/jiffy-import")).unwrap();
         fs::write(path("share/initramfs.cpio"), b"an initramfs").unwrap();
         fs::write(path("share/kernels/base/vmlinux"), b"a kernel").unwrap();
         fs::write(
@@ -349,7 +350,8 @@ fn spare_marker(data: &Path) -> String {
     data.join("vms/------------/").display().to_string()
 }
 
-fn processes(holds: impl Fn(&str) -> bool) -> Vec<u32> {
+/// Processes whose command line, with a zero after each word, fulfils this.
+pub fn processes(holds: impl Fn(&str) -> bool) -> Vec<u32> {
     fs::read_dir("/proc")
         .unwrap()
         .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())

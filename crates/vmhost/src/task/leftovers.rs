@@ -146,7 +146,7 @@ fn vmm_of(command_line: &[u8], vms: &Path) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use jiffy_sys::spawn::{Detached, spawn_detached};
+    use jiffy_sys::spawn::{Detached, Environment, spawn_detached};
     use std::fs::File;
     use std::os::fd::AsFd;
 
@@ -165,6 +165,7 @@ mod tests {
             directory: folder.path(),
             output: output.as_fd(),
             descriptors: &[],
+            environment: Environment::Inherited,
         });
         let vmm = VmmProcess::child(pid.unwrap()).unwrap();
         while fs::read(folder.path().join("output")).unwrap().is_empty() {
