@@ -15,6 +15,8 @@ pub struct Daemon {
     pub folder: TempDir,
     /// Its data folder; in `folder` unless a test chooses another place.
     pub data: PathBuf,
+    /// Whether its VMs have jails, and a network in the network namespace of the test.
+    pub isolates: bool,
     options: Vec<String>,
     process: Option<Child>,
 }
@@ -60,6 +62,7 @@ impl Daemon {
         Daemon {
             data: path("data"),
             folder,
+            isolates: false,
             options: options.iter().map(|option| option.to_string()).collect(),
             process: None,
         }
@@ -91,13 +94,17 @@ impl Daemon {
             .arg(path("lib"))
             .arg("--share")
             .arg(path("share"))
-            // The stand-in for a VMM runs real programs, so it needs no jail.
-            .args(["--jail", "off"])
-            // Does not change the network of the host that runs the tests.
-            .env("JIFFY_VM_NETWORK", "off")
             .args(&self.options)
             .env("RUST_LOG", "debug")
             .stdin(Stdio::null());
+        if self.isolates {
+            command.env("JIFFY_VM_NETWORK", "on");
+        } else {
+            // In a jail, the stand-in for a VMM can run no real programs.
+            command.args(["--jail", "off"]);
+            // Does not change the network of the host that runs the tests.
+            command.env("JIFFY_VM_NETWORK", "off");
+        }
         command
     }
 

@@ -18,6 +18,14 @@ pub fn daemon() -> Daemon {
 
 /// As [`daemon`], with these options.
 pub fn daemon_with(options: &[&str]) -> Daemon {
+    enter_namespace();
+    let mut daemon = Daemon::prepared(options);
+    begin(&mut daemon);
+    daemon
+}
+
+/// Moves this thread to a new network namespace.
+pub fn enter_namespace() {
     #[allow(deprecated, reason = "of this thread's own, the network only")]
     rustix::thread::unshare(UnshareFlags::NEWNET)
         .expect("these tests need root (CAP_SYS_ADMIN, CAP_NET_ADMIN)");
@@ -25,9 +33,6 @@ pub fn daemon_with(options: &[&str]) -> Daemon {
         .args(["ip", "link", "set", "lo", "up"])
         .status();
     assert!(up.expect("busybox").success());
-    let mut daemon = Daemon::prepared(options);
-    begin(&mut daemon);
-    daemon
 }
 
 pub fn begin(daemon: &mut Daemon) {

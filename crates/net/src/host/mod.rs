@@ -17,7 +17,7 @@ use crate::firewalls::{self, Blocker};
 use crate::identity::{GATEWAY_MAC, both_families};
 use crate::links::found::Traffic;
 use crate::links::{self, LinkSpec};
-use crate::netlink::{Channel, Refusal};
+use crate::netlink::Channel;
 use crate::policy::Policy;
 use crate::policy::publish::Publish;
 use crate::pool::{Pool, Ranges};
@@ -466,11 +466,6 @@ fn loopback(ports: &[Publish]) -> bool {
 fn is_published_by(port: &Publish, connection: &Connection) -> bool {
     let host = port.host..=port.host + (port.count - 1);
     port.protocol.number() == connection.protocol && host.contains(&connection.port)
-}
-
-fn netfilter() -> Result<Channel, Error> {
-    Channel::netfilter()
-        .map_err(|error| Error::kernel("opening a netfilter socket")(Refusal::Socket(error)))
 }
 
 /// `guests` by VM.

@@ -1,14 +1,14 @@
 //! Makes links, routes, rules and settings match the records.
 
 use super::forwarding::Forwarding;
-use super::{GuestSpec, Host, HostOptions, Report, by_vm, netfilter};
+use super::{GuestSpec, Host, HostOptions, Report, by_vm};
 use crate::conntrack::{self, Connection};
 use crate::links::found::Link;
 use crate::netlink::{Channel, Refusal};
 use crate::pool::choose::choose;
 use crate::pool::{Pool, Ranges};
 use crate::rules::table::Base;
-use crate::rules::{self, Rules};
+use crate::rules::{self, Rules, netfilter};
 use crate::{Cidr, Error, VmId, firewalls, links};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;

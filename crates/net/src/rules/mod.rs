@@ -75,10 +75,8 @@ pub struct Rules {
 impl Rules {
     /// Does not change anything yet: [`Rules::replace`] creates the table.
     pub fn new(base: Base) -> Result<Rules, Error> {
-        let netfilter = Channel::netfilter()
-            .map_err(|error| Error::kernel("opening a netfilter socket")(Refusal::Socket(error)))?;
         Ok(Rules {
-            netfilter,
+            netfilter: netfilter()?,
             base,
             networks: BTreeSet::new(),
             guests: BTreeMap::new(),
@@ -248,15 +246,31 @@ impl Rules {
     }
 }
 
+/// The links of VMs that the table of this network namespace has rules for.
+pub fn linked() -> Result<BTreeSet<u32>, Error> {
+    indexes(&mut netfilter()?, table::GUESTS)
+}
+
 /// The links with forwarding enabled for VMs, according to the table: for IPv4 and IPv6.
 pub(crate) fn uplinks(netfilter: &mut Channel) -> Result<[BTreeSet<u32>; 2], Error> {
-    let mut links = |set| {
-        let found = absent_is_empty(read::elements(netfilter, TABLE, set));
-        let found = found.map_err(Error::kernel("reading the nftables table `inet jiffy`"))?;
-        let index = |it: &read::FoundElement| Some(u32::from_ne_bytes(it.key[..].try_into().ok()?));
-        Ok::<_, Error>(found.iter().filter_map(index).collect())
-    };
-    Ok([links(table::UPLINKS4)?, links(table::UPLINKS6)?])
+    Ok([
+        indexes(netfilter, table::UPLINKS4)?,
+        indexes(netfilter, table::UPLINKS6)?,
+    ])
+}
+
+/// The links in this set of the table.
+fn indexes(netfilter: &mut Channel, set: &str) -> Result<BTreeSet<u32>, Error> {
+    let found = absent_is_empty(read::elements(netfilter, TABLE, set));
+    let found = found.map_err(Error::kernel("reading the nftables table `inet jiffy`"))?;
+    let index = |it: &read::FoundElement| Some(u32::from_ne_bytes(it.key[..].try_into().ok()?));
+    Ok(found.iter().filter_map(index).collect())
+}
+
+/// A netlink socket in the network namespace of this thread.
+pub(crate) fn netfilter() -> Result<Channel, Error> {
+    Channel::netfilter()
+        .map_err(|error| Error::kernel("opening a netfilter socket")(Refusal::Socket(error)))
 }
 
 /// Opens addresses of allowed names to VMs until their TTLs expire. It has its own netlink channel,
@@ -269,9 +283,9 @@ pub struct NameRules {
 impl NameRules {
     /// Opens a channel in the network namespace of this thread.
     pub fn new() -> Result<NameRules, Error> {
-        let netfilter = Channel::netfilter()
-            .map_err(|error| Error::kernel("opening a netfilter socket")(Refusal::Socket(error)))?;
-        Ok(NameRules { netfilter })
+        Ok(NameRules {
+            netfilter: netfilter()?,
+        })
     }
 
     /// Opens these addresses. It is no error if the VM does not exist, or has no rule about names

@@ -200,6 +200,19 @@ impl Network {
         freed.is_some()
     }
 
+    /// A VM that an earlier daemon had just begun was ended: removes what was found of it when the
+    /// network was opened.
+    pub fn discard(&self, id: &str) {
+        let (State::On(on), Ok(vm)) = (&self.0, id_from(id)) else {
+            return;
+        };
+        let mut inner = on.lock();
+        let found = inner.host.guest(vm).map(|guest| guest.v4);
+        if found.is_some() {
+            on.detach(&mut inner, vm, found);
+        }
+    }
+
     /// A VM hibernates: from now on this process accepts connections to its TCP ports
     /// ([`Network::inbound`]).
     pub fn divert_ports(&self, id: &str) {

@@ -56,14 +56,14 @@ impl List {
         for cell in [&vm.id, &vm.name, &vm.image, &vm.kernel] {
             table.cell(cell);
         }
-        table.plain_cell(|cell| push_number(cell, vm.cpus.into()));
-        table.plain_cell(|cell| cell.push_str(&memory.1));
+        table.cell_with(|cell| push_number(cell, vm.cpus.into()));
+        table.cell_with(|cell| cell.push_str(&memory.1));
         table.cell_with(|cell| push_command(cell, vm.command.as_deref()));
-        table.plain_cell(|cell| {
+        table.cell_with(|cell| {
             push_age(cell, vm.created, *now);
             cell.push_str(" ago");
         });
-        table.plain_cell(|cell| push_status(cell, vm, *now));
+        table.cell_with(|cell| push_status(cell, vm, *now));
         table.cell_with(|cell| push_origin(cell, vm));
     }
 
