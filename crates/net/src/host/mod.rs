@@ -18,8 +18,8 @@ use crate::identity::{GATEWAY_MAC, both_families};
 use crate::links::found::Traffic;
 use crate::links::{self, LinkSpec};
 use crate::netlink::{Channel, Refusal};
-use crate::policy::Policy;
 use crate::policy::publish::Publish;
+use crate::policy::{Access, Policy};
 use crate::pool::{Pool, Ranges};
 use crate::rules::{Counted, GuestRules, Rules};
 use crate::{Cidr, Error, VmId};
@@ -403,6 +403,13 @@ impl Host {
             .filter(|it| it.network.is_some() && it.network == guest.network)
             .flat_map(|it| both_families(it.v4, it.v6))
             .collect();
+        let opened = self.rules.opened(guest.vm)?;
+        let by_name = |to: IpAddr, it: &Connection| {
+            let opens = |(address, at): &(IpAddr, Access)| {
+                *address == to && at.covers(it.protocol, it.port)
+            };
+            opened.iter().any(opens)
+        };
         let is_vm = |it: IpAddr| ranges.v4().contains(it) || ranges.v6().contains(it);
         let gateway = |it: IpAddr| it == ranges.gateway() || it == ranges.gateway6();
         let unwanted = |it: &Connection| {
@@ -410,7 +417,7 @@ impl Host {
                 let permitted = match it.destination {
                     to if gateway(to) => true,
                     to if is_vm(to) => peers.contains(&to),
-                    to => guest.policy.permits(to, it.protocol, it.port),
+                    to => guest.policy.permits(to, it.protocol, it.port) || by_name(to, it),
                 };
                 return !permitted;
             }
