@@ -3,6 +3,8 @@
 use crate::client::Answer;
 use crate::daemon::{Daemon, eventually, named};
 use crate::snapshots::counter;
+use jiffy_net::pool::Ranges;
+use jiffy_net::rules::{Rules, table::Base};
 use jiffy_wire::api::{
     CreateVm, ErrorKind, ForkVm, Forked, Hibernated, Network, NetworkPolicy, NetworkUse, Vm,
     VmNetwork,
@@ -373,6 +375,24 @@ fn remove_network_removes_all_links_and_rules() {
     assert!(!left.contains("jf-"), "{left}");
     begin(&mut daemon);
     let vm: Vm = daemon.run_detached(on(NetworkUse::default(), "web")).json();
+    assert!(has_link(&vm.id));
+}
+
+#[test]
+fn rules_that_another_program_removes_are_restored_while_a_vm_runs() {
+    let daemon = daemon();
+    let vm: Vm = daemon.run_detached(on(NetworkUse::default(), "web")).json();
+    let counters = || network(&daemon.vm("web")).counters;
+    assert!(counters().is_some());
+    // As `nft flush ruleset`, in this network namespace.
+    let ranges = Ranges::new(
+        "10.118.0.0/16".parse().unwrap(),
+        "fd00::/64".parse().unwrap(),
+    );
+    let mut rules = Rules::new(Base::new(ranges.unwrap())).unwrap();
+    rules.uninstall().unwrap();
+    assert_eq!(counters(), None);
+    eventually("the rules are back", || counters().is_some());
     assert!(has_link(&vm.id));
 }
 

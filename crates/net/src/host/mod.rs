@@ -180,6 +180,18 @@ impl Host {
         reconcile::run(self, guests, networks)
     }
 
+    /// Restores the rules if another program has removed them, and the forwarding settings, also
+    /// for links that the host's routes use only now. Links, routes and connections of VMs stay as
+    /// they are. True if there was something to restore.
+    pub fn mend(&mut self) -> Result<bool, Error> {
+        reconcile::mend(self)
+    }
+
+    /// Number of attached VMs.
+    pub fn attached(&self) -> usize {
+        self.rules.guests().count()
+    }
+
     /// VMs' addresses.
     pub fn ranges(&self) -> Ranges {
         self.pool.ranges()

@@ -114,6 +114,45 @@ impl Rules {
         self.rebuild(&|_, _| true)
     }
 
+    /// Whether the table has all chains, their rules, and all VMs. Reads a little of it, however
+    /// many rules VMs have.
+    fn is_whole(&mut self) -> Result<bool, Refusal> {
+        for chain in table::CHAINS {
+            if absent_is_empty(read::rules(&mut self.netfilter, TABLE, chain))? == 0 {
+                return Ok(false);
+            }
+        }
+        let mut chains: BTreeSet<String> = BTreeSet::new();
+        for found in read::chains(&mut self.netfilter)? {
+            if found.table == TABLE {
+                chains.insert(found.name);
+            }
+        }
+        let mut own = self.guests.values().map(policy::chain);
+        if !own.all(|it| chains.contains(&*it)) {
+            return Ok(false);
+        }
+        let there = absent_is_empty(read::elements(&mut self.netfilter, TABLE, table::GUESTS))?;
+        let there: BTreeSet<Vec<u8>> = there.into_iter().map(|it| it.key).collect();
+        let wanted = self
+            .guests
+            .values()
+            .map(|it| it.link.to_ne_bytes().to_vec());
+        Ok(there == wanted.collect())
+    }
+
+    /// Creates the table again if another program has removed it or a part of it, or if the
+    /// settings for all VMs are other ones now. True if it did.
+    pub fn mend(&mut self, base: Base) -> Result<bool, Error> {
+        let whole = self.is_whole();
+        let whole = whole.map_err(Error::kernel("reading the nftables table `inet jiffy`"))?;
+        if whole && base == self.base {
+            return Ok(false);
+        }
+        self.base = base;
+        self.rebuild(&|_, _| true).map(|()| true)
+    }
+
     /// Creates the table again from the model. Addresses that were opened by names stay open where
     /// `stays` returns true.
     fn rebuild(&mut self, stays: &dyn Fn(VmId, Access) -> bool) -> Result<(), Error> {
