@@ -26,6 +26,6 @@ pub mod qmp;
 pub mod shell;
 
 pub use error::MachineError;
-pub use forward::Forward;
+pub use forward::{Forward, PortsLock};
 pub use machine::{Endpoint, Machine, Paths, Stage, State, Status};
 pub use options::{Accelerator, Options};

@@ -3,6 +3,8 @@
 use crate::client::Answer;
 use crate::daemon::{Daemon, eventually, named};
 use crate::snapshots::counter;
+use jiffy_net::pool::Ranges;
+use jiffy_net::rules::{Rules, table::Base};
 use jiffy_wire::api::{
     CreateVm, ErrorKind, ForkVm, Forked, Hibernated, Network, NetworkPolicy, NetworkUse, Vm,
     VmNetwork,
@@ -196,6 +198,50 @@ fn children_have_links_of_their_own_and_no_ports() {
 }
 
 #[test]
+fn children_and_snapshots_have_the_policy_that_was_set_last() {
+    let daemon = daemon();
+    let made: Vm = daemon
+        .run_detached(on(NetworkUse::default(), "parent"))
+        .json();
+    assert_eq!(network(&made).policy, NetworkPolicy::default());
+    let closed = NetworkPolicy {
+        allow: vec!["198.51.100.7:443/tcp".into()],
+        deny: vec!["all".into()],
+    };
+    let body = serde_json::to_vec(&closed).unwrap();
+    daemon
+        .post("/v1/vms/parent/policy", &body)
+        .json::<serde_json::Value>();
+
+    let fork = serde_json::to_vec(&ForkVm::default()).unwrap();
+    let forked: Forked = daemon.post("/v1/vms/parent/fork", &fork).json();
+    assert_eq!(network(&forked.vms[0]).policy, closed);
+
+    let made = br#"{"name":"snap"}"#;
+    daemon
+        .post("/v1/vms/parent/snapshots", made)
+        .json::<serde_json::Value>();
+    let from = |name: &str, network: NetworkUse| -> Vm {
+        let vm = CreateVm {
+            from: Some("snap".into()),
+            network,
+            ..named(name, counter())
+        };
+        daemon.run_detached(vm).json()
+    };
+    let restored = from("restored", NetworkUse::default());
+    assert_eq!(network(&restored).policy, closed);
+    // Another option of the network changes nothing else of it.
+    let published = NetworkUse {
+        ports: vec!["8080:80".into()],
+        ..NetworkUse::default()
+    };
+    let published = from("published", published);
+    assert_eq!(network(&published).policy, closed);
+    assert_eq!(network(&published).ports, ["127.0.0.1:8080:80/tcp"]);
+}
+
+#[test]
 fn a_link_is_prepared_for_the_next_run_and_removed_if_refused() {
     let daemon = daemon();
     let first: Vm = daemon
@@ -334,6 +380,24 @@ fn remove_network_removes_all_links_and_rules() {
     assert!(!left.contains("jf-"), "{left}");
     begin(&mut daemon);
     let vm: Vm = daemon.run_detached(on(NetworkUse::default(), "web")).json();
+    assert!(has_link(&vm.id));
+}
+
+#[test]
+fn rules_that_another_program_removes_are_restored_while_a_vm_runs() {
+    let daemon = daemon();
+    let vm: Vm = daemon.run_detached(on(NetworkUse::default(), "web")).json();
+    let counters = || network(&daemon.vm("web")).counters;
+    assert!(counters().is_some());
+    // As `nft flush ruleset`, in this network namespace.
+    let ranges = Ranges::new(
+        "10.118.0.0/16".parse().unwrap(),
+        "fd00::/64".parse().unwrap(),
+    );
+    let mut rules = Rules::new(Base::new(ranges.unwrap())).unwrap();
+    rules.uninstall().unwrap();
+    assert_eq!(counters(), None);
+    eventually("the rules are back", || counters().is_some());
     assert!(has_link(&vm.id));
 }
 

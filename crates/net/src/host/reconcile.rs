@@ -101,14 +101,7 @@ pub(super) fn run(
         host.forwarding.link_made(&guest.vm.link())?;
         rules.push(host.guest_rules(guest, *link));
     }
-    let base = Base {
-        outwards6: host.forwarding.ipv6() && host.forwarding.outwards6,
-        uplinks: indexes(&host.forwarding.uplinks),
-        uplinks6: indexes(&host.forwarding.uplinks6),
-        name_port: host.options.name_port,
-        never: host.options.never.clone(),
-        ..Base::new(ranges)
-    };
+    let base = base(host);
     host.rules.replace(base, networks.clone(), rules)?;
     let forgotten = forget_stale_connections(host, guests)?;
     Ok(Report {
@@ -121,6 +114,31 @@ pub(super) fn run(
         no_ipv6: host.forwarding.no_ipv6(),
         blockers: firewalls::find(&mut host.netfilter)?,
     })
+}
+
+/// See [`Host::mend`].
+pub(super) fn mend(host: &mut Host) -> Result<bool, Error> {
+    let found = links::found::links(&mut host.route)?;
+    let routes = links::found::routes(&mut host.route)?;
+    let mut before = [BTreeSet::new(), BTreeSet::new()];
+    before[0].extend(indexes(&host.forwarding.uplinks));
+    before[1].extend(indexes(&host.forwarding.uplinks6));
+    let now = Forwarding::set(host.options.ipv6, &found, &routes, [&before[0], &before[1]])?;
+    host.forwarding.follow(now);
+    let base = base(host);
+    host.rules.mend(base)
+}
+
+/// The settings of the table for all VMs.
+fn base(host: &Host) -> Base {
+    Base {
+        outwards6: host.forwarding.ipv6() && host.forwarding.outwards6,
+        uplinks: indexes(&host.forwarding.uplinks),
+        uplinks6: indexes(&host.forwarding.uplinks6),
+        name_port: host.options.name_port,
+        never: host.options.never.clone(),
+        ..Base::new(host.ranges())
+    }
 }
 
 fn indexes(links: &[(u32, String)]) -> Vec<u32> {

@@ -165,10 +165,15 @@ impl Network {
         };
         let spec = spec_of(record, v4, on.everywhere)?;
         let mut inner = on.lock();
-        inner.host.change(&spec).map_err(failed)?;
         let addresses = inner.host.addresses(&spec);
+        // The name server first: it must not open an address by the old policy after the change.
+        let before = on.directory.asker(v4.into());
         on.directory.set(asker(record, &spec, &addresses));
-        Ok(())
+        let changed = inner.host.change(&spec).map_err(failed);
+        if let (Err(_), Some(before)) = (&changed, before) {
+            on.directory.set((*before).clone());
+        }
+        changed
     }
 
     /// A VM has ended: releases its names and ports. The rest is removed in the background, so that
