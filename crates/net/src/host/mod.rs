@@ -17,7 +17,7 @@ use crate::firewalls::{self, Blocker};
 use crate::identity::{GATEWAY_MAC, both_families};
 use crate::links::found::Traffic;
 use crate::links::{self, LinkSpec};
-use crate::netlink::{Channel, Refusal};
+use crate::netlink::Channel;
 use crate::policy::publish::Publish;
 use crate::policy::{Access, Policy};
 use crate::pool::{Pool, Ranges};
