@@ -73,7 +73,7 @@ fn write(tree: &Tree, inputs: &Inputs) -> Result<Vec<u8>, ImportError> {
     let plan = Plan::new(tree, None, LIMITS.image_bytes)?;
     let out = memory(b"");
     let mut watch = |_| ControlFlow::Continue(());
-    erofs::write(&plan, inputs, &out, false, &mut watch)?;
+    erofs::write(&plan, inputs, &out, true, &mut watch)?;
     let mut bytes = vec![0; plan.size() as usize];
     FileExt::read_exact_at(&out, &mut bytes, 0).expect("what was written");
     Ok(bytes)
