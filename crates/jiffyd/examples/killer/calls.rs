@@ -180,7 +180,9 @@ fn is_netlink(thread: Pid, descriptor: u64) -> bool {
     });
     // The last column is the socket's number.
     let all = fs::read_to_string(format!("/proc/{thread}/net/netlink")).unwrap_or_default();
-    let mut numbers = all.lines().filter_map(|line| line.split_whitespace().last());
+    let mut numbers = all
+        .lines()
+        .filter_map(|line| line.split_whitespace().last());
     number.is_some_and(|number| numbers.any(|other| other == number))
 }
 

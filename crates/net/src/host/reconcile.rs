@@ -95,10 +95,19 @@ pub(super) fn run(
             without_link.push(guest.vm);
             continue;
         };
-        let spec = host.link_spec(guest);
-        links::configure(&mut host.route, &spec, *link, ranges)?;
-        removed_routes += links::remove_stale(&mut host.route, &spec, *link)?;
-        host.forwarding.link_made(&guest.vm.link())?;
+        match keep_link(host, guest, *link) {
+            Ok(removed) => removed_routes += removed,
+            // The VM's monitor, which held the link, has just ended.
+            Err(_)
+                if !links::found::links(&mut host.route)?
+                    .iter()
+                    .any(|it| it.index == *link) =>
+            {
+                without_link.push(guest.vm);
+                continue;
+            }
+            Err(error) => return Err(error),
+        }
         rules.push(host.guest_rules(guest, *link));
     }
     let base = base(host);
@@ -139,6 +148,16 @@ fn base(host: &Host) -> Base {
         never: host.options.never.clone(),
         ..Base::new(host.ranges())
     }
+}
+
+/// Completes the link of a VM, and removes routes and neighbours that are not the VM's. Returns
+/// their number.
+fn keep_link(host: &mut Host, guest: &GuestSpec, link: u32) -> Result<usize, Error> {
+    let (spec, ranges) = (host.link_spec(guest), host.ranges());
+    links::configure(&mut host.route, &spec, link, ranges)?;
+    let removed = links::remove_stale(&mut host.route, &spec, link)?;
+    host.forwarding.link_made(&guest.vm.link())?;
+    Ok(removed)
 }
 
 fn indexes(links: &[(u32, String)]) -> Vec<u32> {

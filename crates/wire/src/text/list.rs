@@ -1,6 +1,6 @@
 //! The list of VMs as text.
 //!
-//! The node writes it, which takes some 3,000 instructions per VM in all. It took 48,000 when the
+//! The node writes it, which takes some 2,000 instructions per VM in all. It took 48,000 when the
 //! node sent whole VMs as JSON and `jiffy` made the list.
 
 use super::table::Table;

@@ -1,7 +1,7 @@
 //! Kills during snapshot, fork, hibernation and wake, commit.
 
-use super::{OPTIONS, assert_runs, begin, is_done, isolated, killed_at_every_call, quiet, remove};
 use super::settled;
+use super::{OPTIONS, assert_runs, begin, is_done, isolated, killed_at_every_call, quiet, remove};
 use crate::daemon::{Daemon, named, pagers, tar_of};
 use jiffy_wire::api::{CreateVm, Image, Snapshot, Vm, VmState};
 

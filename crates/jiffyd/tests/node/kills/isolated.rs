@@ -67,10 +67,17 @@ fn in_jails(daemon: &Daemon, all: &[Vm]) -> Vec<String> {
     // The first id is that of the group of all monitors.
     let first = fs::metadata(&run).unwrap().gid();
     for process in fs::read_dir("/proc").unwrap().flatten() {
-        let pid = process.file_name().to_str().and_then(|name| name.parse().ok());
-        let user = pid.and_then(user_of).filter(|user| (first + 1..first + USERS).contains(user));
+        let pid = process
+            .file_name()
+            .to_str()
+            .and_then(|name| name.parse().ok());
+        let user = pid
+            .and_then(user_of)
+            .filter(|user| (first + 1..first + USERS).contains(user));
         if user.is_some() && !users.contains(&user) {
-            wrong.push(format!("process {pid:?} has user {user:?}, which is of no VM"));
+            wrong.push(format!(
+                "process {pid:?} has user {user:?}, which is of no VM"
+            ));
         }
     }
     let groups = cgroups(&run);
@@ -82,13 +89,17 @@ fn in_jails(daemon: &Daemon, all: &[Vm]) -> Vec<String> {
 
 /// The user of a process; `None` if it has ended.
 fn user_of(pid: u32) -> Option<u32> {
-    fs::metadata(format!("/proc/{pid}")).ok().map(|process| process.uid())
+    fs::metadata(format!("/proc/{pid}"))
+        .ok()
+        .map(|process| process.uid())
 }
 
 /// Number of the cgroups of monitors (`vmhost::jails` names their parent).
 fn cgroups(run: &Path) -> usize {
     let name = run.to_str().unwrap().replace('/', "-");
-    let all = fs::read_dir(format!("/sys/fs/cgroup/jiffy{name}")).into_iter().flatten();
+    let all = fs::read_dir(format!("/sys/fs/cgroup/jiffy{name}"))
+        .into_iter()
+        .flatten();
     all.flatten().filter(|entry| entry.path().is_dir()).count()
 }
 
@@ -96,7 +107,11 @@ fn cgroups(run: &Path) -> usize {
 /// routes, a neighbour, and rules.
 fn in_network(all: &[Vm]) -> Vec<String> {
     let lives = |vm: &&Vm| !matches!(vm.state, VmState::Created | VmState::Exited);
-    let wanted: BTreeSet<String> = all.iter().filter(lives).map(|vm| format!("jf-{}", vm.id)).collect();
+    let wanted: BTreeSet<String> = all
+        .iter()
+        .filter(lives)
+        .map(|vm| format!("jf-{}", vm.id))
+        .collect();
     let links = links_in("dev", 0);
     let mut wrong = Vec::new();
     if !links.is_superset(&wanted) || links.len() > wanted.len() + 1 {
@@ -109,7 +124,10 @@ fn in_network(all: &[Vm]) -> Vec<String> {
         }
     }
     let any = socket(AddressFamily::INET, SocketType::DGRAM, None).unwrap();
-    let indexes: BTreeSet<u32> = links.iter().filter_map(|link| name_to_index(&any, link).ok()).collect();
+    let indexes: BTreeSet<u32> = links
+        .iter()
+        .filter_map(|link| name_to_index(&any, link).ok())
+        .collect();
     let ruled = rules::linked().unwrap();
     if ruled != indexes {
         wrong.push(format!("rules for links {ruled:?} instead of {indexes:?}"));
@@ -120,7 +138,11 @@ fn in_network(all: &[Vm]) -> Vec<String> {
 /// Links of VMs in this table of the thread's network namespace.
 fn links_in(table: &str, column: usize) -> BTreeSet<String> {
     let text = fs::read_to_string(format!("/proc/thread-self/net/{table}")).unwrap();
-    let names = text.lines().filter_map(|line| line.split_whitespace().nth(column));
+    let names = text
+        .lines()
+        .filter_map(|line| line.split_whitespace().nth(column));
     let names = names.map(|name| name.trim_end_matches(':').to_owned());
-    names.filter(|name| name.starts_with("jf-") && name != "jf-host").collect()
+    names
+        .filter(|name| name.starts_with("jf-") && name != "jf-host")
+        .collect()
 }

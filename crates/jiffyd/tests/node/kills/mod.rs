@@ -3,8 +3,6 @@
 //! results must be there, and nothing may be left behind.
 //!
 //! An operation runs once to record its calls in all threads; then it runs again for each of them.
-//! Where VMs have jails and a network ([`isolated`]), it runs again for the calls that these need, and
-//! for a few of all others.
 //! `JIFFY_KILL=TEXT` runs only the calls whose description contains TEXT.
 
 mod captures;
@@ -31,14 +29,10 @@ const OPTIONS: [&str; 4] = ["--standby", "0", "--spare", "0"];
 const UP: Duration = Duration::from_secs(2);
 /// How often a slow daemon is started again: the host may have stalled.
 const TRIES: usize = 3;
-/// How long a daemon may still make calls after its answer, such as writes of records.
-const BEHIND: Duration = Duration::from_millis(200);
+/// How long a daemon may still make calls after its answer: it writes records, removes links.
+const BEHIND: Duration = Duration::from_millis(400);
 /// Most calls of one kind that are tested separately: more are pieces of one file.
 const MOST: usize = 20;
-/// Kinds of calls that are made for jails and networks: all are tested where VMs have these.
-const ISOLATING: [&str; 6] = ["netlink", "setting", "tap", "attributes", "spawn", "spawned"];
-/// There, so many calls of each other kind are tested, the last ones.
-const FEW: usize = 1;
 /// Time after which an idle daemon makes no such calls any more.
 const QUIET: Duration = Duration::from_millis(20);
 
@@ -81,7 +75,7 @@ fn killed_wherever(
     let killer = follow(daemon, None);
     assert!(does(daemon).unwrap(), "the operation fails without a kill");
     std::thread::sleep(BEHIND);
-    let points = points(&killer.calls(), daemon.isolates);
+    let points = points(&killer.calls());
     holds(daemon, true);
     std::thread::sleep(BEHIND);
     let nothing_more = Left::behind(daemon);
@@ -115,7 +109,7 @@ fn killed_wherever(
     assert!(kills * 4 >= all * 3, "only {kills} of {all} were reached");
 }
 
-fn points(calls: &[String], isolates: bool) -> Vec<Point> {
+fn points(calls: &[String]) -> Vec<Point> {
     let mut counts = BTreeMap::<&str, usize>::new();
     for call in calls {
         *counts.entry(call).or_default() += 1;
@@ -125,11 +119,7 @@ fn points(calls: &[String], isolates: bool) -> Vec<Point> {
         .iter()
         .flat_map(|call| WHENS.map(|when| (when, call)));
     let each = whens.flat_map(|(when, (call, count))| {
-        let first = match isolates && !ISOLATING.contains(call) {
-            true => count.saturating_sub(FEW) + 1,
-            false => 1,
-        };
-        let nths = first..=(*count).min(MOST);
+        let nths = 1..=(*count).min(MOST);
         nths.map(move |nth| Point {
             when,
             call: call.to_string(),

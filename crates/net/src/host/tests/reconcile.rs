@@ -261,6 +261,23 @@ fn a_vm_with_a_missing_link_is_reported_and_reattached() {
 }
 
 #[test]
+fn monitors_may_end_while_their_links_are_reconciled() {
+    let world = World::new();
+    for round in 0..20 {
+        let (mut host, _) = open(&world);
+        let (specs, attached) = on_host(&world, || three(&mut host));
+        drop(host);
+        std::thread::scope(|scope| {
+            let ending = scope.spawn(|| drop(attached));
+            while !ending.is_finished() {
+                let opened = on_host(&world, || Host::open(options(), &specs, &networks()));
+                opened.unwrap_or_else(|error| panic!("round {round}: {error:?}"));
+            }
+        });
+    }
+}
+
+#[test]
 fn a_thousand_attached_and_detached_vms_leave_nothing() {
     let world = World::new();
     let before = on_host(&world, || (our_links(), snapshot()));
