@@ -2,13 +2,15 @@
 
 use crate::client::Answer;
 use crate::daemon::{Daemon, eventually, named};
-use crate::snapshots::counter;
+use crate::images::{configs, layout};
+use crate::snapshots::{assert_span_order, counter};
 use jiffy_net::pool::Ranges;
 use jiffy_net::rules::{Rules, table::Base};
 use jiffy_wire::api::{
-    CreateVm, ErrorKind, ForkVm, Forked, Hibernated, Network, NetworkPolicy, NetworkUse, Vm,
+    CreateVm, ErrorKind, ForkVm, Forked, Hibernated, Image, Network, NetworkPolicy, NetworkUse, Vm,
     VmNetwork,
 };
+use jiffy_wire::timeline::{Timeline, names};
 use rustix::thread::UnshareFlags;
 use std::fs;
 use std::net::TcpListener;
@@ -80,6 +82,14 @@ fn a_vm_has_a_link_from_its_start_to_its_end() {
         assert!(told.contains(part), "{part}: {told}");
     }
     assert_eq!(shown.counters.expect("counters").spoofed, 0);
+    let timeline: Timeline = daemon.get("/v1/vms/web/timeline").json();
+    let spans = [
+        names::ADDRESS_TAKEN,
+        names::LINK_MADE,
+        names::RULES_MADE,
+        names::NAME_KNOWN,
+    ];
+    assert_span_order(&timeline, &spans);
     let alone: Vm = daemon
         .run_detached(on(
             NetworkUse {
@@ -100,6 +110,51 @@ fn a_vm_has_a_link_from_its_start_to_its_end() {
     assert!(has_link(&vm.id));
     assert_eq!(daemon.delete("/v1/vms/web?force=true").status, 204);
     assert!(!has_link(&vm.id), "at once");
+}
+
+#[test]
+fn exposed_ports_are_published_and_the_guest_gets_its_own_resolvers_and_hosts() {
+    let daemon = daemon();
+    let tar = layout(serde_json::json!({ "ExposedPorts": {"80/tcp": {}, "53/udp": {}} }));
+    daemon
+        .post("/v1/images/web?kind=layout", &tar)
+        .json::<Image>();
+    let asked = NetworkUse {
+        publish_all: true,
+        dns: vec!["192.0.2.53".into(), "2001:db8::53".into()],
+        search: vec!["corp.example".into()],
+        hosts: vec!["db:192.0.2.7".into(), "six:[2001:db8::1]".into()],
+        ..NetworkUse::default()
+    };
+    let web = CreateVm {
+        image: Some("web".into()),
+        ..on(asked, "web")
+    };
+    let vm: Vm = daemon.run_detached(web).json();
+    let shown = network(&daemon.vm("web"));
+    let mut guest_ports: Vec<&str> = shown
+        .ports
+        .iter()
+        .map(|port| port.strip_prefix("127.0.0.1:").expect("loopback"))
+        .map(|port| port.split_once(':').expect("two ports").1)
+        .collect();
+    guest_ports.sort_unstable();
+    assert_eq!(guest_ports, ["53/udp", "80/tcp"]);
+    let tcp = shown.ports.iter().find(|it| it.ends_with("/tcp")).unwrap();
+    let host_port: u16 = tcp.split(':').nth(1).unwrap().parse().unwrap();
+    TcpListener::bind(("127.0.0.1", host_port)).expect_err("the daemon holds the port");
+
+    let (_, guest) = configs(&daemon, &vm.id);
+    assert_eq!(guest.name_servers, ["192.0.2.53", "2001:db8::53"]);
+    assert_eq!(guest.search, ["corp.example", "jiffy.internal"]);
+    let hosts: Vec<(&str, &str)> = guest
+        .hosts
+        .iter()
+        .map(|it| (it.names[0].as_str(), it.address.as_str()))
+        .collect();
+    assert!(hosts.contains(&("db", "192.0.2.7")), "{hosts:?}");
+    assert!(hosts.contains(&("six", "2001:db8::1")), "{hosts:?}");
+    assert_eq!(hosts[0], ("web", shown.addresses[0].as_str()));
 }
 
 #[test]
@@ -387,8 +442,12 @@ fn remove_network_removes_all_links_and_rules() {
 fn rules_that_another_program_removes_are_restored_while_a_vm_runs() {
     let daemon = daemon();
     let vm: Vm = daemon.run_detached(on(NetworkUse::default(), "web")).json();
-    let counters = || network(&daemon.vm("web")).counters;
-    assert!(counters().is_some());
+    let log = daemon.folder.path().join("jiffyd.log");
+    let restored = || {
+        fs::read_to_string(&log)
+            .unwrap()
+            .contains("is created again")
+    };
     // As `nft flush ruleset`, in this network namespace.
     let ranges = Ranges::new(
         "10.118.0.0/16".parse().unwrap(),
@@ -396,8 +455,8 @@ fn rules_that_another_program_removes_are_restored_while_a_vm_runs() {
     );
     let mut rules = Rules::new(Base::new(ranges.unwrap())).unwrap();
     rules.uninstall().unwrap();
-    assert_eq!(counters(), None);
-    eventually("the rules are back", || counters().is_some());
+    assert!(!restored());
+    eventually("the rules are back", restored);
     assert!(has_link(&vm.id));
 }
 
