@@ -31,8 +31,9 @@ fn vms_share_folders_that_the_machine_shares() {
     std::fs::write(path("project/src/sent"), &sent).expect("written");
     std::fs::write(path("data/given"), "given").expect("written");
     // By this path no other test starts its servers.
-    let lib = host.jiffy.join("../../lib/jiffy");
-    let lib = lib.canonicalize().expect("the programs are installed");
+    let bin = host.jiffy.parent().expect("a folder");
+    let lib = bin.join("../lib/jiffy").canonicalize();
+    let lib = lib.expect("the programs are installed");
     std::os::unix::fs::symlink(lib, path("lib")).expect("linked");
     let servers = || processes(&path("lib/jiffy-files"));
     let start = |shares: &[&str]| {
