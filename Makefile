@@ -5,7 +5,7 @@ FUZZ_SECONDS ?= 30
 SOAK_SECONDS ?= 120
 jiffy = dist/bin/jiffy
 
-.PHONY: help setup setup-tests build demo test check bench bench-check fuzz soak install clean
+.PHONY: help setup setup-tests build demo test check bench bench-check fuzz soak install uninstall clean
 
 help:
 	@echo "make setup        install the Debian packages Jiffy is built and run with"
@@ -19,6 +19,7 @@ help:
 	@echo "make fuzz         run each fuzz target for FUZZ_SECONDS ($(FUZZ_SECONDS)) seconds; prints the coverage"
 	@echo "make soak         random kills under load for SOAK_SECONDS ($(SOAK_SECONDS)) seconds; SOAK_SEED=N repeats an order"
 	@echo "make install      copy dist/ to PREFIX ($(PREFIX))"
+	@echo "make uninstall    remove it from PREFIX, and Jiffy's links and rules; data stays"
 	@echo "make clean        remove what was built here; caches in ~/.cache/jiffy stay"
 
 setup:
@@ -53,6 +54,9 @@ soak: setup-tests build
 
 install:
 	@scripts/install "$(DESTDIR)$(PREFIX)"
+
+uninstall:
+	@DESTDIR="$(DESTDIR)" scripts/uninstall "$(DESTDIR)$(PREFIX)"
 
 clean:
 	@rm -rf dist

@@ -51,7 +51,11 @@ impl Paths {
                 owner.uid()
             )));
         }
-        if owner.permissions().mode() & 0o077 != 0 {
+        // Jailed monitors of an earlier daemon, which have a group of their own, may connect to their
+        // sockets at any time.
+        let is_foreign = owner.gid() != rustix::process::getegid().as_raw();
+        let permitted = if is_foreign { 0o710 } else { 0o700 };
+        if owner.permissions().mode() & 0o777 & !permitted != 0 {
             fs::set_permissions(&self.run, fs::Permissions::from_mode(0o700))
                 .map_err(|error| Error::io("close the run folder to others", &self.run, &error))?;
         }
@@ -190,6 +194,11 @@ impl Paths {
         self.lib.join("jiffy-files")
     }
 
+    /// The binary that makes images.
+    pub fn import(&self) -> PathBuf {
+        self.lib.join("jiffy-import")
+    }
+
     /// The guests' initramfs.
     pub fn initramfs(&self) -> PathBuf {
         self.share.join("initramfs.cpio")
@@ -234,6 +243,32 @@ pub fn make_volumes(folder: &Path) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_run_folder_is_closed_to_others_but_not_to_the_group_of_monitors() {
+        use std::os::unix::fs::chown;
+        let folder = tempfile::tempdir().unwrap();
+        let paths = Paths {
+            data: folder.path().join("data"),
+            run: folder.path().join("run"),
+            socket: folder.path().join("run/jiffyd.sock"),
+            lib: folder.path().into(),
+            share: folder.path().into(),
+            peer: None,
+        };
+        let prepared = |mode| {
+            fs::set_permissions(&paths.run, fs::Permissions::from_mode(mode)).unwrap();
+            paths.prepare().unwrap();
+            fs::metadata(&paths.run).unwrap().permissions().mode() & 0o777
+        };
+        paths.prepare().unwrap();
+        assert_eq!(prepared(0o710), 0o700, "it has this process's group");
+        if rustix::process::geteuid().is_root() {
+            chown(&paths.run, None, Some(1_880_000_000)).unwrap();
+            assert_eq!(prepared(0o710), 0o710);
+            assert_eq!(prepared(0o750), 0o700);
+        }
+    }
 
     #[test]
     fn a_removed_vm_gets_no_folder_again() {

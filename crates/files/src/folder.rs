@@ -6,7 +6,6 @@ use crate::identity::Identity;
 use crate::nodes::{Node, Nodes};
 use crate::protocol::{Answer, Outcome};
 use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, Statx, StatxFlags};
-use rustix::io::Errno;
 use std::ffi::{CStr, CString};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -81,14 +80,9 @@ impl Folder {
     /// An `O_PATH` descriptor of what has this name in a folder. A symbolic link is not followed.
     pub fn find(&self, parent: &Node, name: &CStr) -> Outcome<OwnedFd> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        // The kernel doubts only `..` when something is renamed meanwhile (EAGAIN).
         let inside = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
-        let open = || rustix::fs::openat2(&parent.descriptor, name, flags, Mode::empty(), inside);
-        match open() {
-            // A rename anywhere on the host made the kernel doubt whether the name stays inside.
-            // It is one name, so the call without that check finds the same.
-            Err(Errno::AGAIN) => rustix::fs::openat(&parent.descriptor, name, flags, Mode::empty()),
-            found => found,
-        }
+        rustix::fs::openat2(&parent.descriptor, name, flags, Mode::empty(), inside)
     }
 
     /// Finds a name, and remembers what has it for the guest. Returns its number and attributes.

@@ -129,10 +129,10 @@ fn enter(plan: &Plan<'_>) -> Step {
     }
     leave_keyrings();
     set_no_new_privs(true).map_err(at(Stage::User))?;
-    let Some(program) = plan.program else {
+    if plan.program.is_none() {
         return Ok(());
-    };
-    take_descriptors(plan.sources, proc.as_ref(), program).map_err(at(Stage::Descriptors))?;
+    }
+    take_descriptors(plan.sources, proc.as_ref()).map_err(at(Stage::Descriptors))?;
     Err((Stage::Execute, execute(plan)))
 }
 
@@ -228,13 +228,11 @@ fn leave_keyrings() {
     }
 }
 
-/// Makes the sources descriptors 0, 1, … and the program the next one, and closes all others.
-fn take_descriptors(
-    sources: &[RawFd],
-    proc: Option<&OwnedFd>,
-    program: RawFd,
-) -> Result<(), Errno> {
-    let mut target = 0;
+/// Makes the sources descriptors 0, 1, …, and has execve close all others. Until then this process
+/// keeps its parent's locks: if the parent dies, its successor must not look for this process before
+/// it has its new command line.
+fn take_descriptors(sources: &[RawFd], proc: Option<&OwnedFd>) -> Result<(), Errno> {
+    let mut target: RawFd = 0;
     for source in sources.iter().copied().chain(proc.map(AsRawFd::as_raw_fd)) {
         // SAFETY: numbers; what they were here is not used any more.
         if unsafe { libc::dup2(source, target) } < 0 {
@@ -242,20 +240,12 @@ fn take_descriptors(
         }
         target += 1;
     }
-    // The program's descriptor stays open until execve. No source that is still needed lies between
-    // the targets and it, or above it.
-    let closed = |from: RawFd, to: libc::c_uint| {
-        if from as libc::c_uint > to {
-            return Ok(());
-        }
-        // SAFETY: closes numbers of this process's own table.
-        match unsafe { libc::syscall(libc::SYS_close_range, from, to, 0) } {
-            0 => Ok(()),
-            _ => Err(last_error()),
-        }
-    };
-    closed(target, (program as libc::c_uint).saturating_sub(1))?;
-    closed(program + 1, libc::c_uint::MAX)
+    let (last, flags) = (libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC);
+    // SAFETY: marks numbers of this process's own table.
+    match unsafe { libc::syscall(libc::SYS_close_range, target, last, flags) } {
+        0 => Ok(()),
+        _ => Err(last_error()),
+    }
 }
 
 fn execute(plan: &Plan<'_>) -> Errno {

@@ -91,6 +91,14 @@ pub fn confine(folders: &Folders<'_>) -> Result<bool, ConfineError> {
     restrict(folders)
 }
 
+/// Like [`confine`], for a process that has all its files open already: without any folder, TCP and
+/// capability.
+pub fn seal() -> Result<bool, ConfineError> {
+    harden()?;
+    keep(CapabilitySet::empty())?;
+    restrict(&Folders::default())
+}
+
 /// Drops all capabilities except these.
 pub(crate) fn keep(wanted: CapabilitySet) -> Result<(), ConfineError> {
     let has = capabilities(None).map_err(failed("reading the capabilities"))?;

@@ -6,6 +6,7 @@ use crate::instance;
 use crate::machine::Machine;
 use crate::protocol::{AGENT_PORT, API_PORT, GUEST};
 use crate::qmp::Control;
+use jiffy_sys::locked::{self, Locked};
 use serde_json::json;
 use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
@@ -53,10 +54,31 @@ impl Forward {
     }
 }
 
+/// Held by the command that reads which ports VMs publish and then changes QEMU's list. Without it,
+/// a slow command would apply an older list after a faster one, and close the port of a new VM.
+#[derive(Debug)]
+pub struct PortsLock {
+    _file: Locked,
+}
+
 impl Machine {
+    /// Locks the list of forwarded ports; `None` if another command holds it.
+    pub fn try_lock_ports(&self) -> Result<Option<PortsLock>, MachineError> {
+        let path = self.ports_lock_file();
+        let locked = locked::open(&path)
+            .and_then(Locked::try_exclusive)
+            .map_err(|error| MachineError::file(&path, error))?;
+        Ok(locked.map(|_file| PortsLock { _file }))
+    }
+
     /// Makes QEMU forward exactly these ports besides the machine's own. If a port is not available
-    /// on the host, the others are forwarded and an error is returned.
-    pub fn forward(&self, wanted: &BTreeSet<Forward>) -> Result<(), MachineError> {
+    /// on the host, the others are forwarded and an error is returned. The lock must have been
+    /// taken before the list was read.
+    pub fn forward(
+        &self,
+        _lock: &PortsLock,
+        wanted: &BTreeSet<Forward>,
+    ) -> Result<(), MachineError> {
         let mut control = self.control()?;
         let there = forwards(&table(&mut control)?);
         for gone in there.difference(wanted) {

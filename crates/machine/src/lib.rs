@@ -29,7 +29,7 @@ pub mod shares;
 pub mod shell;
 
 pub use error::MachineError;
-pub use forward::Forward;
+pub use forward::{Forward, PortsLock};
 pub use machine::{Endpoint, Machine, Paths, Stage, State, Status};
 pub use options::{Accelerator, Options};
 pub use shares::Share;

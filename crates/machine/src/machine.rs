@@ -465,6 +465,11 @@ impl Machine {
             .map_err(|error| MachineError::file(&path, error))
     }
 
+    /// The lock of the list of forwarded ports.
+    pub(crate) fn ports_lock_file(&self) -> PathBuf {
+        self.data_folder().join("ports.lock")
+    }
+
     fn data_folder(&self) -> PathBuf {
         self.paths.data.join("machine")
     }

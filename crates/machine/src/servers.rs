@@ -3,7 +3,7 @@
 
 use crate::error::MachineError;
 use crate::shares::Share;
-use jiffy_sys::spawn::{Detached, FIRST_DESCRIPTOR, spawn_detached};
+use jiffy_sys::spawn::{Detached, Environment, FIRST_DESCRIPTOR, spawn_detached};
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::process::{Pid, WaitOptions, geteuid, waitpid};
@@ -80,6 +80,7 @@ impl Servers {
             directory: Path::new("/"),
             output: log,
             descriptors: &[servers.as_fd(), folder.as_fd()],
+            environment: Environment::Empty,
         })
         .map_err(|error| MachineError::file(program, error))?;
         self.sockets.push(qemus);

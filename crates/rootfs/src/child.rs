@@ -4,8 +4,10 @@ use crate::apply::Whiteouts;
 use crate::config::ImageConfig;
 use crate::erofs::{Inputs, Plan, ReadAt, Readable};
 use crate::error::ImportError;
-use crate::import::{Imported, Target, Watch, open_image, read_source};
+use crate::import::{Imported, Target, Watch, open_image, read_source, write};
+use crate::layer::size_of;
 use crate::limits::Limits;
+use crate::scratch::Scratch;
 use crate::source::Source;
 use crate::tree::{Content, Kind, NodeId, Piece, Tree};
 use std::fs::File;
@@ -45,8 +47,11 @@ pub fn child(
     watch: Watch<'_>,
 ) -> Result<Child, ImportError> {
     let image = open_image(parent)?;
-    let copy = |target: &File| copy(parent, target);
-    let mut made = append(&image, parent, changes, out, limits, watch, &copy)?;
+    let copy = |target: &File| copy(&File::open(parent)?, target);
+    let target = Target::new(out)?;
+    let to = To::of(&target);
+    let mut made = append(&image, parent, changes, &to, limits, watch, &copy)?;
+    target.publish()?;
     if made.image.digest.is_empty() {
         made.image.digest = digest_of(out)?;
     }
@@ -69,20 +74,64 @@ pub fn child_over(
         path: name.to_owned(),
         source,
     })?;
-    append(&image, name, changes, out, limits, watch, &|_| Ok(()))
+    let target = Target::new(out)?;
+    let to = To::of(&target);
+    let made = append(&image, name, changes, &to, limits, watch, &|_| Ok(()))?;
+    target.publish()?;
+    Ok(made)
+}
+
+/// [`child`] into an empty file, which is not synced, with temporary files of the caller's choice.
+/// `name` is the parent's, for messages. The digest is empty: it is left to those who own the file.
+pub fn child_into(
+    parent: Arc<File>,
+    name: &Path,
+    changes: Source,
+    image: &File,
+    scratch: Scratch,
+    limits: &Limits,
+    watch: Watch<'_>,
+) -> Result<Child, ImportError> {
+    let readable = Readable::open(parent.clone()).map_err(|source| ImportError::Image {
+        path: name.to_owned(),
+        source,
+    })?;
+    let to = To {
+        image,
+        scratch,
+        hashed: false,
+    };
+    let copy = |target: &File| copy(&parent, target);
+    append(&readable, name, changes, &to, limits, watch, &copy)
+}
+
+/// The files that a child is written with.
+struct To<'a> {
+    image: &'a File,
+    scratch: Scratch,
+    hashed: bool,
+}
+
+impl<'a> To<'a> {
+    fn of(target: &'a Target<'_>) -> To<'a> {
+        To {
+            image: target.file(),
+            scratch: target.scratch(),
+            hashed: true,
+        }
+    }
 }
 
 fn append(
     image: &Readable,
     name: &Path,
     changes: Source,
-    out: &Path,
+    to: &To<'_>,
     limits: &Limits,
     watch: Watch<'_>,
     copy: &dyn Fn(&File) -> io::Result<()>,
 ) -> Result<Child, ImportError> {
     let mut tree = read_tree(image, name, limits)?;
-    let target = Target::new(out)?;
     let mut inputs = Inputs {
         parent: Some(image.image()),
         ..Inputs::default()
@@ -92,7 +141,7 @@ fn append(
         Whiteouts::OciOrOverlay,
         &mut tree,
         &mut inputs,
-        target.folder(),
+        &to.scratch,
         limits,
         watch,
     )?;
@@ -111,14 +160,13 @@ fn append(
     let rebuilt = grown.is_none();
     let (plan, garbage, shared) = match grown {
         Some(grown) => {
-            copy(target.file())?;
+            copy(to.image)?;
             grown
         }
         None => (Plan::new(&tree, None, limits.image_bytes)?, 0, 0),
     };
-    let digest = target.write(&plan, &inputs, watch)?;
+    let digest = write(&plan, &inputs, to.image, to.hashed, watch)?;
     let size = plan.size();
-    target.publish()?;
     Ok(Child {
         image: Imported {
             digest: digest.unwrap_or_default(),
@@ -155,7 +203,7 @@ pub fn rebuild(
         ..Inputs::default()
     };
     let plan = Plan::new(&tree, None, limits.image_bytes)?;
-    let digest = target.write(&plan, &inputs, watch)?.unwrap_or_default();
+    let digest = write(&plan, &inputs, target.file(), true, watch)?.unwrap_or_default();
     let (size, entries) = (plan.size(), plan.nodes());
     target.publish()?;
     Ok(Imported {
@@ -178,19 +226,18 @@ fn read_tree(image: &Readable, path: &Path, limits: &Limits) -> Result<Tree, Imp
 
 /// Copies the parent: by reference (FICLONE) where the file system can, else its bytes without
 /// zeros.
-fn copy(parent: &Path, to: &File) -> io::Result<()> {
-    let from = File::open(parent)?;
-    if rustix::fs::ioctl_ficlone(to, &from).is_ok() {
+fn copy(from: &File, to: &File) -> io::Result<()> {
+    if rustix::fs::ioctl_ficlone(to, from).is_ok() {
         return Ok(());
     }
-    let size = from.metadata()?.len();
+    let size = size_of(from)?;
     to.set_len(size)?;
     let mut buffer = vec![0; 1 << 20];
     let mut at = 0;
     while at < size {
         let most = (size - at).min(buffer.len() as u64) as usize;
         let bytes = &mut buffer[..most];
-        FileExt::read_exact_at(&from, bytes, at)?;
+        FileExt::read_exact_at(from, bytes, at)?;
         for (index, piece) in (0u64..).zip(bytes.chunks(16 * BLOCK as usize)) {
             if piece.iter().any(|byte| *byte != 0) {
                 to.write_all_at(piece, at + index * 16 * BLOCK)?;

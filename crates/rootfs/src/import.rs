@@ -6,6 +6,7 @@ use crate::erofs::{self, Inputs, Plan};
 use crate::error::ImportError;
 use crate::layer::{self, Bounds, Spool};
 use crate::limits::Limits;
+use crate::scratch::Scratch;
 use crate::source::{Choice, Contents, LayerInput, Source, SourceKind, folder};
 use crate::tree::Tree;
 use std::fs::File;
@@ -65,6 +66,32 @@ pub fn import(
     watch: Watch<'_>,
 ) -> Result<Imported, ImportError> {
     let target = Target::new(out)?;
+    let scratch = target.scratch();
+    let imported = write_source(source, target.file(), &scratch, true, limits, watch)?;
+    target.publish()?;
+    Ok(imported)
+}
+
+/// [`import`] into an empty file, which is not synced, with temporary files of the caller's choice.
+/// The digest is empty: it is left to those who own the file.
+pub fn import_into(
+    source: Source,
+    image: &File,
+    scratch: &Scratch,
+    limits: &Limits,
+    watch: Watch<'_>,
+) -> Result<Imported, ImportError> {
+    write_source(source, image, scratch, false, limits, watch)
+}
+
+fn write_source(
+    source: Source,
+    image: &File,
+    scratch: &Scratch,
+    hashed: bool,
+    limits: &Limits,
+    watch: Watch<'_>,
+) -> Result<Imported, ImportError> {
     let mut tree = Tree::new(limits.entries, limits.metadata_bytes);
     let mut inputs = Inputs::default();
     let whiteouts = match source.kind {
@@ -77,7 +104,7 @@ pub fn import(
         whiteouts,
         &mut tree,
         &mut inputs,
-        target.folder(),
+        scratch,
         limits,
         watch,
     )?;
@@ -85,12 +112,10 @@ pub fn import(
         return Err(ImportError::Empty);
     }
     let plan = Plan::new(&tree, None, limits.image_bytes)?;
-    let digest = target.write(&plan, &inputs, watch)?.unwrap_or_default();
-    let size = plan.size();
-    target.publish()?;
+    let digest = write(&plan, &inputs, image, hashed, watch)?.unwrap_or_default();
     Ok(Imported {
         digest,
-        size,
+        size: plan.size(),
         entries: counts.entries,
         dropped_xattrs: counts.dropped,
         config,
@@ -111,7 +136,7 @@ pub(crate) fn read_source(
     whiteouts: Whiteouts,
     tree: &mut Tree,
     inputs: &mut Inputs,
-    scratch: &Path,
+    scratch: &Scratch,
     limits: &Limits,
     watch: Watch<'_>,
 ) -> Result<Counts, ImportError> {
@@ -213,26 +238,13 @@ impl<'a> Target<'a> {
         })
     }
 
-    /// The folder for temporary files.
-    pub fn folder(&self) -> &Path {
-        folder_of(self.out)
+    /// Temporary files in the same folder.
+    pub fn scratch(&self) -> Scratch {
+        Scratch::Folder(folder_of(self.out).to_owned())
     }
 
     pub fn file(&self) -> &File {
         self.file.as_file()
-    }
-
-    /// Writes the image. Returns its digest if all of it was written, `None` for a child.
-    pub fn write(
-        &self,
-        plan: &Plan<'_>,
-        inputs: &Inputs,
-        watch: Watch<'_>,
-    ) -> Result<Option<String>, ImportError> {
-        let total = plan.size();
-        let mut told = |done| watch(Progress::Writing { done, total });
-        let hash = erofs::write(plan, inputs, self.file(), &mut told)?;
-        Ok(hash.map(|hash| hash.to_hex().to_string()))
     }
 
     /// Syncs the file, renames it and syncs its folder.
@@ -242,6 +254,20 @@ impl<'a> Target<'a> {
         self.file.persist(self.out).map_err(|error| error.error)?;
         File::open(folder)?.sync_all()
     }
+}
+
+/// Writes the image. With `hashed`, returns its digest if all of it was written, `None` for a child.
+pub(crate) fn write(
+    plan: &Plan<'_>,
+    inputs: &Inputs,
+    image: &File,
+    hashed: bool,
+    watch: Watch<'_>,
+) -> Result<Option<String>, ImportError> {
+    let total = plan.size();
+    let mut told = |done| watch(Progress::Writing { done, total });
+    let hash = erofs::write(plan, inputs, image, hashed, &mut told)?;
+    Ok(hash.map(|hash| hash.to_hex().to_string()))
 }
 
 pub(crate) fn folder_of(out: &Path) -> &Path {

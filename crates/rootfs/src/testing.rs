@@ -6,13 +6,13 @@ use crate::error::ImportError;
 use crate::import::read_source;
 use crate::layer::{Blob, Expected};
 use crate::limits::Limits;
+use crate::scratch::Scratch;
 use crate::source::{Contents, LayerInput};
 use crate::tree::Tree;
 use rustix::fs::MemfdFlags;
 use std::fs::File;
 use std::ops::ControlFlow;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
 use std::sync::Arc;
 
 /// Small limits, so that the fuzzer reaches them.
@@ -50,7 +50,7 @@ pub fn flatten(layers: &[&[u8]], overlay: bool) -> Result<Vec<u8>, ImportError> 
         whiteouts,
         &mut tree,
         &mut inputs,
-        Path::new("/tmp"),
+        &Scratch::Folder("/tmp".into()),
         &LIMITS,
         &mut |_| ControlFlow::Continue(()),
     )?;
@@ -73,7 +73,7 @@ fn write(tree: &Tree, inputs: &Inputs) -> Result<Vec<u8>, ImportError> {
     let plan = Plan::new(tree, None, LIMITS.image_bytes)?;
     let out = memory(b"");
     let mut watch = |_| ControlFlow::Continue(());
-    erofs::write(&plan, inputs, &out, &mut watch)?;
+    erofs::write(&plan, inputs, &out, true, &mut watch)?;
     let mut bytes = vec![0; plan.size() as usize];
     FileExt::read_exact_at(&out, &mut bytes, 0).expect("what was written");
     Ok(bytes)

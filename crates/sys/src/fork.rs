@@ -1,4 +1,4 @@
-//! fork(2) for processes with one thread.
+//! fork(2) for processes with one thread, and child processes.
 #![allow(unsafe_code)] // fork has no safe wrapper.
 
 use std::io;
@@ -15,7 +15,7 @@ pub enum Fork {
     Child,
 }
 
-/// A forked process. It is killed and reaped when this is dropped. Its descriptor (pidfd) is
+/// A child process. It is killed and reaped when this is dropped. Its descriptor (pidfd) is
 /// readable once it has ended.
 #[derive(Debug)]
 pub struct Child {
@@ -53,6 +53,13 @@ pub fn fork() -> io::Result<Fork> {
 }
 
 impl Child {
+    /// A child of this process that was just started and that nobody else reaps. After an error it
+    /// is killed and reaped.
+    pub fn started(pid: u32) -> io::Result<Child> {
+        let invalid = |_| io::Error::from(io::ErrorKind::InvalidInput);
+        Child::of(libc::pid_t::try_from(pid).map_err(invalid)?)
+    }
+
     fn of(pid: libc::pid_t) -> io::Result<Child> {
         // SAFETY: pidfd_open takes numbers and returns a new descriptor without another owner. The
         // process is not reaped yet, so its id is not reused.
@@ -75,6 +82,14 @@ impl Child {
 
     /// Waits until the child has ended.
     pub fn wait(mut self) -> io::Result<ExitStatus> {
+        self.status()
+    }
+
+    /// Waits until the child has ended, and reaps it: call it once.
+    pub fn status(&mut self) -> io::Result<ExitStatus> {
+        if self.reaped {
+            return Err(io::ErrorKind::NotFound.into());
+        }
         self.reap()
     }
 

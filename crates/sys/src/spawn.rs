@@ -34,13 +34,23 @@ pub struct Detached<'a> {
     pub output: BorrowedFd<'a>,
     /// They become descriptors 3, 4, …; all others are closed.
     pub descriptors: &'a [BorrowedFd<'a>],
+    /// Its environment.
+    pub environment: Environment,
+}
+
+/// The environment of a program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Environment {
+    /// That of this process.
+    Inherited,
+    /// None.
+    Empty,
 }
 
 /// Number of the first of [`Detached::descriptors`] in the program.
 pub const FIRST_DESCRIPTOR: i32 = 3;
 
-/// Starts the program in its own session with the parent's environment, no blocked signals and
-/// default signal handling. Returns its process id; the caller must reap it. After an error no
+/// Starts the program in its own session with no blocked signals and default signal handling. Returns its process id; the caller must reap it. After an error no
 /// process exists.
 pub fn spawn_detached(what: &Detached<'_>) -> io::Result<u32> {
     let program = c_string(what.program.as_os_str())?;
@@ -54,7 +64,13 @@ pub fn spawn_detached(what: &Detached<'_>) -> io::Result<u32> {
         .map(|argument| argument.as_ptr().cast_mut())
         .collect();
     argv.push(ptr::null_mut());
-    let environment = std::env::vars_os()
+    let inherited = match what.environment {
+        Environment::Inherited => Some(std::env::vars_os()),
+        Environment::Empty => None,
+    };
+    let environment = inherited
+        .into_iter()
+        .flatten()
         .map(|(name, value)| {
             let mut entry = name;
             entry.push("=");
@@ -249,6 +265,7 @@ mod tests {
             directory: folder.path(),
             output: output.as_fd(),
             descriptors: &[passed.as_fd()],
+            environment: Environment::Inherited,
         })
         .unwrap();
         assert_eq!(wait(pid), 0);
@@ -284,6 +301,7 @@ mod tests {
             directory: Path::new("/"),
             output: output.as_fd(),
             descriptors: &passed,
+            environment: Environment::Inherited,
         })
         .unwrap();
         assert_eq!(wait(pid), 0);
@@ -296,6 +314,27 @@ mod tests {
     }
 
     #[test]
+    fn a_program_can_be_started_without_an_environment() {
+        for (environment, found) in [(Environment::Inherited, true), (Environment::Empty, false)] {
+            let mut output = tempfile::tempfile().unwrap();
+            let pid = spawn_detached(&Detached {
+                program: Path::new("/usr/bin/env"),
+                arguments: &[],
+                directory: Path::new("/"),
+                output: output.as_fd(),
+                descriptors: &[],
+                environment,
+            })
+            .unwrap();
+            assert_eq!(wait(pid), 0);
+            output.rewind().unwrap();
+            let mut text = String::new();
+            output.read_to_string(&mut text).unwrap();
+            assert_eq!(!text.is_empty(), found, "{text}");
+        }
+    }
+
+    #[test]
     fn spawning_a_missing_program_fails_at_once() {
         let output = tempfile::tempfile().unwrap();
         let error = spawn_detached(&Detached {
@@ -304,6 +343,7 @@ mod tests {
             directory: Path::new("/"),
             output: output.as_fd(),
             descriptors: &[],
+            environment: Environment::Inherited,
         })
         .unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::NotFound);

@@ -667,6 +667,11 @@ fn connections_to_a_hibernated_vm_wake_it_once() {
     assert_eq!(fetch_once(port).expect("an answer"), "dev");
     until_it_sleeps();
     assert_eq!(fetch_once(port).expect("an answer"), "dev");
+    // Whatever command starts the machine again makes the new QEMU forward the port.
+    until_it_sleeps();
+    host.ok(&["machine", "stop"]);
+    host.ok(&["ps"]);
+    assert_eq!(fetch_once(port).expect("an answer"), "dev");
     host.ok(&["rm", "--force", "dev"]);
     assert!(fetch_once(port).is_err());
 }

@@ -11,7 +11,7 @@ use jiffy_jail::{
 };
 use jiffy_sys::causes;
 use jiffy_sys::handed::PROC;
-use jiffy_sys::spawn::{Detached, FIRST_DESCRIPTOR, spawn_detached};
+use jiffy_sys::spawn::{Detached, Environment, FIRST_DESCRIPTOR, spawn_detached};
 use jiffy_sys::userfaultfd::DEVICE as USERFAULTFD;
 use jiffy_wire::api::Containment;
 use std::ffi::{OsStr, OsString};
@@ -220,6 +220,7 @@ impl Launcher {
                 directory: monitor.directory,
                 output: monitor.output,
                 descriptors: monitor.descriptors,
+                environment: Environment::Inherited,
             });
             return watch_child(pid.map_err(|error| failed(&error))?);
         };

@@ -5,7 +5,7 @@ use jiffy_content::error::{Error, Result};
 use jiffy_sys::mutex::lock;
 use jiffy_wire::api::Vm;
 use jiffy_wire::timeline::Timeline;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// How many removed VMs keep their last state and timeline, for users of `--rm` who ask
@@ -23,10 +23,20 @@ pub struct Registry {
 #[derive(Debug, Default)]
 struct Index {
     by_id: HashMap<String, Arc<VmHandle>>,
+    /// The same, the oldest first: sorting a thousand VMs costs as much as listing them.
+    by_age: BTreeMap<Age, Arc<VmHandle>>,
     /// Name to id.
     by_name: HashMap<String, String>,
     last_cid: u32,
     gone: VecDeque<(Vm, Timeline)>,
+}
+
+/// When a VM was created, its context id, and its id, because a VM whose record can't be read has no
+/// context id.
+type Age = (u64, u32, String);
+
+fn age(vm: &VmHandle) -> Age {
+    (vm.view.borrow().vm.created, vm.cid, vm.id.clone())
 }
 
 impl Registry {
@@ -55,6 +65,7 @@ impl Registry {
             return Err(holder);
         }
         index.by_name.insert(vm.name.clone(), vm.id.clone());
+        index.by_age.insert(age(&vm), Arc::clone(&vm));
         index.by_id.insert(vm.id.clone(), vm);
         Ok(())
     }
@@ -62,7 +73,9 @@ impl Registry {
     /// Removes a VM; keeps its last state and timeline.
     pub fn remove(&self, vm: Vm, timeline: Timeline) {
         let mut index = self.lock();
-        index.by_id.remove(&vm.id);
+        if let Some(handle) = index.by_id.remove(&vm.id) {
+            index.by_age.remove(&age(&handle));
+        }
         if index.by_name.get(&vm.name) == Some(&vm.id) {
             index.by_name.remove(&vm.name);
         }
@@ -124,9 +137,7 @@ impl Registry {
 
     /// All VMs, the oldest first.
     pub fn all(&self) -> Vec<Arc<VmHandle>> {
-        let mut all: Vec<_> = self.lock().by_id.values().cloned().collect();
-        all.sort_by_cached_key(|vm| (vm.view.borrow().vm.created, vm.cid));
-        all
+        self.lock().by_age.values().cloned().collect()
     }
 
     /// A VM that satisfies `holds`, if any.

@@ -36,7 +36,7 @@ pub struct Recorder {
     spawn: Option<(u64, u64)>,
     standby: Option<(u64, u64)>,
     spare: bool,
-    attached: Option<[u64; 4]>,
+    attached: Option<[u64; 5]>,
     vmm: Vec<(String, u64, u64, Option<String>)>,
     marks: Vec<(u8, u64)>,
     guest: Vec<GuestSpan>,
@@ -120,9 +120,9 @@ impl Recorder {
         self.spare = true;
     }
 
-    /// Times at which the network attachment began, and had its address, its link and its rules.
-    /// Parts prepared before the request do not count.
-    pub fn attached(&mut self, times_ns: [u64; 4]) {
+    /// Times at which the network attachment began, and had its address, its link, its rules and its
+    /// name. Parts prepared before the request do not count.
+    pub fn attached(&mut self, times_ns: [u64; 5]) {
         let begun = self.received.unwrap_or(0);
         self.attached = Some(times_ns).filter(|[start, ..]| *start >= begun);
     }
@@ -222,11 +222,12 @@ impl Recorder {
         if let Some((start, end)) = self.image_ready {
             spans.push(Span::new(Track::Node, names::IMAGE_READY, start, end));
         }
-        if let Some([start, addressed, linked, ruled]) = self.attached {
+        if let Some([start, addressed, linked, ruled, named]) = self.attached {
             let span = |name, start, end| Span::new(Track::Node, name, start, end);
             spans.push(span(names::ADDRESS_TAKEN, start, addressed));
             spans.push(span(names::LINK_MADE, addressed, linked));
             spans.push(span(names::RULES_MADE, linked, ruled));
+            spans.push(span(names::NAME_KNOWN, ruled, named));
         }
         if let Some((start, end)) = self.standby {
             spans.push(Span::new(Track::Node, names::STANDBY_TAKEN, start, end));

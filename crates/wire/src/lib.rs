@@ -10,6 +10,7 @@
 //! * [`pager`]: the protocols between VMM, node and `jiffy-pager`.
 //! * [`disk`]: disks that are filled on demand.
 //! * [`files`]: messages between a VM's virtio-fs device and the server of its folder.
+//! * [`import`]: messages between the node and `jiffy-import`.
 //! * [`cpu`]: CPU profiles of guests and hosts, and their comparison.
 //! * [`api`]: the node's HTTP API.
 //! * [`signal`]: names of signals.
@@ -33,6 +34,8 @@ pub mod disk;
 pub mod files;
 pub mod frame;
 pub mod guest;
+#[cfg(feature = "std")]
+pub mod import;
 pub mod lines;
 pub mod mac;
 #[cfg(feature = "std")]

@@ -124,6 +124,8 @@ pub mod names {
     pub const LINK_MADE: &str = "link made";
     /// Node: the rules of the VM's network policy were created.
     pub const RULES_MADE: &str = "rules made";
+    /// Node: the name server knew the VM.
+    pub const NAME_KNOWN: &str = "name known";
     /// Node: from the spawn of `jiffy-vmm` to the first instruction of its main.
     pub const VMM_SPAWNED: &str = "VMM spawned";
     /// Node: a standby was given its configuration.

@@ -42,7 +42,7 @@ fn run(data: &[u8]) {
     }
     let _ = (
         web.policy.resolves(&question.name),
-        web.policy.opens(&question.name),
+        !web.policy.opened_at(&question.name).is_empty(),
     );
     let Some(resolved) = message::read_answer(&question, ID, answer) else {
         return;

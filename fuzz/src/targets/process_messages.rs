@@ -4,7 +4,7 @@
 use crate::Target;
 use crate::input::Input;
 use jiffy_pager::origins::request::HelperRequest;
-use jiffy_wire::{agent, api, disk, frame, guest, pager, text::list::List, timeline, vmm};
+use jiffy_wire::{agent, api, disk, frame, guest, import, pager, text::list::List, timeline, vmm};
 use serde::{Serialize, de::DeserializeOwned};
 use std::fmt::Debug;
 
@@ -25,6 +25,7 @@ pub const TARGET: Target = Target {
         "crates/vmm/src/devices/disk_chunks.rs",
         "crates/vmm/src/pager.rs",
         "crates/vmm/src/spare.rs",
+        "crates/wire/src/import.rs",
         "crates/wire/src/mac.rs",
         "crates/wire/src/vmm",
     ],
@@ -61,6 +62,7 @@ const CHECKS: &[(&str, Check)] = &[
     ("ExecOutput", framed::<agent::ExecOutput>),
     ("Event", json::<api::Event>),
     ("HelperRequest", json::<HelperRequest>),
+    ("ImportAnswer", import_answer),
 ];
 
 fn run(data: &[u8]) {
@@ -69,6 +71,17 @@ fn run(data: &[u8]) {
     if let Some((_, check)) = CHECKS.get(kind) {
         check(input.rest());
     }
+}
+
+fn import_answer(bytes: &[u8]) {
+    let _ = import::decode_request(bytes);
+    let Ok(answer) = import::decode_answer(bytes) else {
+        return;
+    };
+    let written = import::encode(&answer).expect("a message is written");
+    let (head, body) = written.split_first_chunk().expect("it has a length");
+    assert_eq!(import::length(*head), Ok(body.len()));
+    assert_eq!(import::decode_answer(body), Ok(answer));
 }
 
 fn json<T: Serialize + DeserializeOwned + Debug>(text: &[u8]) {
@@ -143,6 +156,25 @@ fn all_seeds() -> Vec<Vec<u8>> {
         "MemoryLayout",
         br#"{"size":8192,"covers":[[[0,4096]]]}"#,
     ));
+    let answers = [
+        import::Answer::Progress { done: 1, total: 2 },
+        import::Answer::Made(import::Made {
+            config: import::Config {
+                cmd: vec!["sh".into()],
+                labels: vec![("a".into(), "b".into())],
+                ..import::Config::default()
+            },
+            ..import::Made::default()
+        }),
+        import::Answer::Failed(import::Failure {
+            kind: import::FailureKind::Full,
+            sentence: "no".into(),
+        }),
+    ];
+    for answer in answers {
+        let bytes = import::encode(&answer).expect("it fits");
+        seeds.push(of("ImportAnswer", &bytes[4..]));
+    }
     seeds
 }
 

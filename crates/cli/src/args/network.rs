@@ -35,7 +35,9 @@ pub struct NetworkOptions {
     /// none, or all [default: those of the snapshot, or else all]
     #[arg(long, value_name = "PORTS|none|all")]
     pub proxy_ports: Option<String>,
-    /// Rate limit of the VM's network in each direction: bps=10M, pps=5000
+    /// Rate limit of the VM's network in each direction: bps=10M, pps=5000, and
+    /// what passes at once after a pause: burst=1M (bytes), packet-burst=100 [default: one
+    /// second's worth]
     #[arg(long, value_name = "LIMIT[,LIMIT]", value_parser = network_limit)]
     pub network_limit: Option<NetLimit>,
     /// Name server in place of the node's. Repeatable

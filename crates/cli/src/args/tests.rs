@@ -218,7 +218,7 @@ fn a_disk_has_a_name_and_optionally_a_size_and_ro() {
 #[test]
 fn new_limits_are_rates_or_none() {
     let line = "jiffy update --root-limit bps=1K,iops=7 --disk-limit data,none --disk-limit b,iops=1 \
-                --network-limit pps=5,bps=2M web";
+                --network-limit pps=5,bps=2M,burst=64K,packet-burst=3 web";
     let given = match parse(line).verb {
         Verb::Update(Later(update)) => update,
         other => panic!("not an update: {other:?}"),
@@ -239,9 +239,15 @@ fn new_limits_are_rates_or_none() {
         (network.bytes_per_second, network.packets_per_second),
         (number(2 << 20), number(5))
     );
+    assert_eq!(
+        (network.bytes_burst, network.packets_burst),
+        (number(64 << 10), number(3))
+    );
     for (wrong, why) in [
         ("--root-limit pps=5 web", "'pps=5' is not a rate limit"),
         ("--network-limit iops=5 web", "'iops=5' is not a rate limit"),
+        ("--network-limit pps=5,burst=1K web", "the burst of bps="),
+        ("--network-limit packet-burst=9 web", "the burst of pps="),
         ("--disk-limit data web", "write NAME,bps=50M"),
         ("--disk-limit ,none web", "write NAME,bps=50M"),
         ("--root-limit bps=0 web", "'0' is not a rate"),

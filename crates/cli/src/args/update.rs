@@ -21,7 +21,8 @@ pub struct Update {
     /// New rate limit of a volume. Repeatable
     #[arg(long, value_name = "VOLUME,LIMIT[,LIMIT]|none", value_parser = volume_limit)]
     pub disk_limit: Vec<(String, DiskLimit)>,
-    /// New rate limit of the network in each direction: bps=10M, pps=5000, or none
+    /// New rate limit of the network in each direction: bps=10M, pps=5000, burst=1M,
+    /// packet-burst=100, or none
     #[arg(
         long,
         value_name = "LIMIT[,LIMIT]|none",

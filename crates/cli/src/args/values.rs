@@ -132,20 +132,35 @@ pub fn disk_limit(text: &str) -> Result<DiskLimit, String> {
     Ok(limit)
 }
 
-/// Parses `bps=10M`, `pps=5000`, or both separated by a comma.
+/// Parses limits such as `bps=10M,burst=1M,pps=5000,packet-burst=100`: any of them.
 pub fn network_limit(text: &str) -> Result<NetLimit, String> {
     let mut limit = NetLimit::default();
     for option in text.split(',') {
         let (slot, value) = match option.split_once('=') {
             Some(("bps", value)) => (&mut limit.bytes_per_second, value),
             Some(("pps", value)) => (&mut limit.packets_per_second, value),
+            Some(("burst", value)) => (&mut limit.bytes_burst, value),
+            Some(("packet-burst", value)) => (&mut limit.packets_burst, value),
             _ => {
                 return Err(format!(
-                    "'{option}' is not a rate limit; write bps=10M (bytes per second) or pps=5000 (packets per second)"
+                    "'{option}' is not a rate limit; write bps=10M (bytes per second) or pps=5000 (packets per second), with burst=1M (bytes) or packet-burst=100"
                 ));
             }
         };
         *slot = Some(rate(value)?);
+    }
+    for (burst, of, name, rate) in [
+        (limit.bytes_burst, limit.bytes_per_second, "burst", "bps"),
+        (
+            limit.packets_burst,
+            limit.packets_per_second,
+            "packet-burst",
+            "pps",
+        ),
+    ] {
+        if burst.is_some() && of.is_none() {
+            return Err(format!("{name}= is the burst of {rate}=, which is missing"));
+        }
     }
     Ok(limit)
 }

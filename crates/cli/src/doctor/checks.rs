@@ -221,14 +221,16 @@ fn priorities_with(autogroup: Option<&str>) -> Check {
 pub fn network(node: Option<&Network>) -> Check {
     let device = Path::new("/dev/net/tun");
     let check = |state, detail: &str| Check::new("tun", "network", state, detail);
-    if let Some(Network { ranges, error, .. }) = node {
-        return match error {
-            Some(why) => check(State::Bad, why.trim_end_matches('.')),
-            None => check(
-                State::Good,
-                &format!("VMs have addresses of {}", ranges.join(", ")),
-            ),
-        };
+    if let Some(node) = node {
+        if let Some(why) = &node.error {
+            return check(State::Bad, why.trim_end_matches('.'));
+        }
+        if !node.warnings.is_empty() {
+            let all = node.warnings.join(" ");
+            return check(State::Bad, all.trim_end_matches('.'));
+        }
+        let ranges = node.ranges.join(", ");
+        return check(State::Good, &format!("VMs have addresses of {ranges}"));
     }
     if accessible(device) && !has_capability(CAP_NET_ADMIN) {
         check(
@@ -500,6 +502,16 @@ mod tests {
         assert_eq!(
             check.detail,
             "VMs have addresses of 10.118.0.0/16, fd00::/96"
+        );
+        let blocked = Network {
+            warnings: vec!["The firewall chain ip filter FORWARD drops packets.".into()],
+            ..default
+        };
+        let check = network(Some(&blocked));
+        assert_eq!(check.state, State::Bad);
+        assert_eq!(
+            check.detail,
+            "The firewall chain ip filter FORWARD drops packets"
         );
         let none = Network {
             error: Some("VMs have no network on this host: another jiffyd has it.".into()),

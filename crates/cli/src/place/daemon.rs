@@ -4,7 +4,7 @@ use super::folders::Folders;
 use super::wait::read_until;
 use crate::failure::{Failure, Result, reason};
 use jiffy_sys::locked::{self, Locked};
-use jiffy_sys::spawn::{Detached, spawn_detached};
+use jiffy_sys::spawn::{Detached, Environment, spawn_detached};
 use rustix::pipe::{PipeFlags, pipe_with};
 use std::ffi::OsStr;
 use std::fs::{self, OpenOptions};
@@ -90,6 +90,7 @@ fn start(folders: &Folders) -> Result<()> {
         directory: Path::new("/"),
         output: log.as_fd(),
         descriptors: &[readiness.as_fd()],
+        environment: Environment::Inherited,
     })
     .map_err(|error| {
         Failure::io(

@@ -4,7 +4,9 @@ use super::folders::Folders;
 use crate::client::Endpoint;
 use crate::failure::{Failure, Result, reason};
 use indicatif::{ProgressBar, ProgressStyle};
-use jiffy_machine::{Forward, Machine, MachineError, Options, Paths, Share, Stage, shares};
+use jiffy_machine::{
+    Forward, Machine, MachineError, Options, Paths, PortsLock, Share, Stage, shares,
+};
 use std::collections::BTreeSet;
 use std::error::Error;
 use std::path::Path;
@@ -76,9 +78,14 @@ pub fn nudge(folders: &Folders) -> Result<()> {
     }
 }
 
+/// Locks the list of forwarded ports; `None` if another command holds it.
+pub fn try_lock_ports(folders: &Folders) -> Result<Option<PortsLock>> {
+    machine(folders)?.try_lock_ports().map_err(failure)
+}
+
 /// Forwards these ports of this host to the machine, and no other ports of VMs.
-pub fn forward(folders: &Folders, ports: &BTreeSet<Forward>) -> Result<()> {
-    machine(folders)?.forward(ports).map_err(failure)
+pub fn forward(folders: &Folders, lock: &PortsLock, ports: &BTreeSet<Forward>) -> Result<()> {
+    machine(folders)?.forward(lock, ports).map_err(failure)
 }
 
 /// The path in the machine of a folder of this host, for a VM that may change it unless `read_only`.

@@ -9,6 +9,7 @@ use serde::Serialize;
 use std::cell::Cell;
 use std::future::Future;
 use std::io::Write;
+use tokio::sync::Notify;
 
 /// Settings and state of this command.
 pub struct Context {
@@ -20,6 +21,10 @@ pub struct Context {
     pub began_ns: u64,
     /// Whether the node that was found is in the machine.
     in_machine: Cell<bool>,
+    /// The node of the machine if this command started it and has not forwarded ports to it yet.
+    new_machine: Cell<Option<Client>>,
+    /// Notifies that the machine was started, or that the verb has ended.
+    machine_started: Notify,
 }
 
 impl Context {
@@ -30,6 +35,8 @@ impl Context {
             folders: Folders::find(),
             began_ns,
             in_machine: Cell::new(false),
+            new_machine: Cell::new(None),
+            machine_started: Notify::new(),
         }
     }
 
@@ -49,7 +56,22 @@ impl Context {
     pub fn node(&self) -> Result<Found> {
         let found = place::find(self.machine, &self.folders)?;
         self.in_machine.set(found.in_machine);
+        if found.machine_start.is_some() {
+            self.machine_is_new(found.client.clone());
+        }
         Ok(found)
+    }
+
+    /// This command has started the machine with this node.
+    pub fn machine_is_new(&self, client: Client) {
+        self.in_machine.set(true);
+        self.new_machine.set(Some(client));
+        self.machine_started.notify_one();
+    }
+
+    /// The node of the machine, once, if this command started it.
+    pub fn take_new_machine(&self) -> Option<Client> {
+        self.new_machine.take()
     }
 
     /// A client of the node, which is started if it does not run.
@@ -70,7 +92,19 @@ impl Context {
             .enable_all()
             .build()
             .map_err(|error| Failure::io("the event loop can't be set up", error))?
-            .block_on(verb());
+            .block_on(async {
+                let verb = async {
+                    let result = verb().await;
+                    self.machine_started.notify_one();
+                    result
+                };
+                // At once, not after the verb: it may be a session of hours.
+                let ports = async {
+                    self.machine_started.notified().await;
+                    self.forward_ports_of_new_machine().await;
+                };
+                tokio::join!(verb, ports).0
+            });
         match result {
             // If the machine has ended, report that instead of the lost connection.
             Err(failure) if failure.kind == Kind::Unreachable && self.in_machine.get() => {

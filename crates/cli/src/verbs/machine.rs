@@ -4,6 +4,7 @@ use super::Context;
 use super::context::{show, show_json};
 use crate::args::folder::MachineShare;
 use crate::args::{ListFormat, Machine};
+use crate::client::Client;
 use crate::failure::{Failure, Outcome, Result};
 use crate::place::machine::{failure, machine as open, start};
 use crate::render::size;
@@ -39,6 +40,11 @@ pub fn machine(context: &Context, verb: Machine) -> Result<Outcome> {
             };
             let has_options = options != Options::default();
             let reached = start(folders, options, "")?;
+            if reached.started {
+                let client = Client::new(reached.endpoint);
+                context.machine_is_new(client);
+                context.block_on(|| async { Ok(Outcome::Done) })?;
+            }
             if !reached.started {
                 show("The machine is already running.\n")?;
                 if has_options {

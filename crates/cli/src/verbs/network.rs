@@ -32,6 +32,13 @@ pub async fn network(context: &Context, network: Network) -> Result<Outcome> {
                 }
                 show(&table.to_string())?;
                 report_all(networks.iter().filter_map(|it| it.error.as_deref()));
+                // They concern the host, and are the same for all networks.
+                let first = networks.first();
+                report_all(
+                    first
+                        .iter()
+                        .flat_map(|it| it.warnings.iter().map(String::as_str)),
+                );
             }
         }
         Network::Inspect { names } => {

@@ -95,6 +95,11 @@ pub async fn run(context: &Context, run: Run) -> Result<Outcome> {
     })
     .await?;
     let id = upgraded.vm.clone();
+    if published {
+        // The ports of -P are known only now; and while the VM waited for room or for its image,
+        // another command may have closed those that were forwarded before.
+        context.forward_ports_after(&client, None).await;
+    }
     let mut output = Captured::default();
     let capture = captured.then_some(&mut output);
     let result = session::run(&client, upgraded, stdio, Leaving::EndsVm, capture).await;

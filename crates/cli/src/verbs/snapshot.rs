@@ -28,8 +28,15 @@ pub async fn order(context: &Context, vms: Vms, order: &str) -> Result<Outcome> 
 
 /// `jiffy wake`
 pub async fn wake(context: &Context, wake: Wake) -> Result<Outcome> {
-    let client = context.client()?.with_places();
-    post_each(&client, &wake.vms, &format!("/wake{}", wake.wait.query())).await
+    let client = context.client()?;
+    let outcome = post_each(
+        &client.with_places(),
+        &wake.vms,
+        &format!("/wake{}", wake.wait.query()),
+    )
+    .await;
+    context.forward_ports_after(&client, None).await;
+    outcome
 }
 
 async fn post_each(client: &Client, vms: &[String], order: &str) -> Result<Outcome> {

@@ -76,6 +76,8 @@ pub async fn start(context: &Context, start: Start) -> Result<Outcome> {
             return Err(Failure::new("--attach takes only one VM"));
         };
         waiting.post::<Vm>(&vm_path(vm, &order)).await?;
+        // When it was stopped, its ports were closed.
+        context.forward_ports_after(&client, None).await;
         return super::exec::attach_to(&client, vm, start.interactive).await;
     }
     let act = async |vm: &str| {

@@ -1,20 +1,19 @@
 //! Makes images of tars and of archives of other tools.
 
+use super::process::{ImportError, Imported, Importer, Input, Watch};
 use super::{Images, ROOT, name, writable};
 use crate::clock::unix_seconds;
 use crate::error::{Error, Result, is_full};
 use crate::model::image::ImageRecord;
 use crate::model::vm::Root;
-use jiffy_rootfs::{
-    Choice, ImageConfig as Built, Imported, Limits, Progress, Source, import, import_tar,
-};
 use jiffy_sys::causes;
 use jiffy_wire::api::{Image, ImageConfig, ImageSource, ImportKind};
-use std::fs;
+use jiffy_wire::import::{Config, Source};
+use std::fs::{self, File};
 use std::io::{self, Read};
-use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use tempfile::TempDir;
 use tracing::info;
 
@@ -46,34 +45,36 @@ impl Images {
         which: Which,
     ) -> Result<(TempDir, ImageRecord)> {
         let temporary = self.temporary()?;
-        let out = temporary.path().join(ROOT);
-        let scratch = temporary.path().to_owned();
+        let folder = temporary.path().to_owned();
+        let importer = self.importer.clone();
+        let wanted = Wanted::default();
+        let unwatched = Unwatched(Arc::clone(&wanted.0));
         let record = tokio::task::spawn_blocking(move || -> Result<ImageRecord> {
             let mut tar = tar;
             let mut head = Vec::new();
             (&mut tar)
                 .take(writable::HEAD as u64)
                 .read_to_end(&mut head)
-                .map_err(|error| import_error(&error, &scratch))?;
+                .map_err(|error| import_error(ImportError::Stream(error), &folder))?;
             let ext4 = writable::is_ext4(&head);
-            let tar = io::Cursor::new(head).chain(tar);
+            let mut tar = io::Cursor::new(head).chain(tar);
             if ext4 {
-                return writable::import(tar, &out);
+                return writable::import(tar, &folder.join(ROOT));
             }
-            let failed = |error: &(dyn std::error::Error + 'static)| import_error(error, &scratch);
-            if which.kind == Some(ImportKind::Root) {
-                // Streamed: the tar itself is not stored.
-                return import_tar(tar, &out, Limits::default())
-                    .map(record_of)
-                    .map_err(|error| failed(&error));
-            }
-            let mut choice = Choice::new(&scratch);
-            choice.reference = which.reference;
-            let source = Source::stream(tar, &choice).map_err(|error| failed(&error))?;
-            let mut go_on = |_: Progress| ControlFlow::Continue(());
-            import(source, &out, &Limits::default(), &mut go_on)
+            let input = Input {
+                source: Source::Archive {
+                    // A root file system has no name.
+                    reference: which
+                        .reference
+                        .filter(|_| which.kind != Some(ImportKind::Root)),
+                },
+                files: Vec::new(),
+                stream: Some(&mut tar),
+            };
+            importer
+                .import(input, &folder, &unwatched)
                 .map(record_of)
-                .map_err(|error| failed(&error))
+                .map_err(|error| import_error(error, &folder))
         })
         .await
         .map_err(|error| Error::internal(format!("An import was cut short: {error}.")))??;
@@ -110,27 +111,35 @@ pub struct Made {
 impl Made {
     /// Makes an image of another one's file system and the changes of a layer in a tar: blocking.
     pub fn child(
+        importer: &Importer,
         folder: TempDir,
         parent: &Root,
         changes: &Path,
         config: ImageConfig,
         source: ImageSource,
     ) -> Result<Made> {
-        let failed = |error: &(dyn std::error::Error + 'static)| import_error(error, folder.path());
-        let choice = Choice::new(folder.path());
-        let layer = Source::open(changes, &choice).map_err(|error| failed(&error))?;
-        let out = folder.path().join(ROOT);
-        let mut go_on = |_: Progress| ControlFlow::Continue(());
-        let limits = Limits::default();
-        let made = jiffy_rootfs::child(&parent.path, layer, &out, &limits, &mut go_on)
-            .map_err(|error| failed(&error))?;
+        let open = |path: &Path| {
+            File::open(path).map_err(|error| Error::io("make an image", path, &error))
+        };
+        let input = Input {
+            source: Source::Changes {
+                parent: parent.path.display().to_string(),
+                changes: changes.display().to_string(),
+            },
+            files: vec![open(&parent.path)?, open(changes)?],
+            stream: None,
+        };
+        let unwatched = Unwatched(Arc::default());
+        let imported = importer
+            .import(input, folder.path(), &unwatched)
+            .map_err(|error| import_error(error, folder.path()))?;
         fs::remove_file(changes).map_err(|error| Error::io("make an image", changes, &error))?;
-        let shares = !made.rebuilt;
+        let shares = imported.made.shares;
         let record = ImageRecord {
             config,
             source: Some(source),
             parent: shares.then(|| parent.digest.clone()),
-            ..record_of(made.image)
+            ..record_of(imported)
         };
         Ok(Made { folder, record })
     }
@@ -140,6 +149,11 @@ impl Images {
     /// Is there an image of this name?
     pub fn has(&self, name: &str) -> bool {
         self.folder_of(name).is_ok_and(|folder| folder.exists())
+    }
+
+    /// Makes images.
+    pub fn importer(&self) -> &Importer {
+        &self.importer
     }
 
     /// A folder for an image that is being made.
@@ -160,47 +174,81 @@ impl Images {
     }
 }
 
+/// Exists as long as somebody waits for the image.
+#[derive(Default)]
+struct Wanted(Arc<AtomicBool>);
+
+impl Drop for Wanted {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
+/// An import whose progress nobody watches; true once nobody waits for the image.
+struct Unwatched(Arc<AtomicBool>);
+
+impl Watch for Unwatched {
+    fn moved(&self, _: u64, _: u64) {}
+
+    fn is_cancelled(&self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
+}
+
 /// The record of what was just imported.
 pub(crate) fn record_of(imported: Imported) -> ImageRecord {
     ImageRecord {
         digest: imported.digest,
         size: imported.size,
-        entries: imported.entries,
+        entries: imported.made.entries,
         created: unix_seconds(),
-        config: config_of(imported.config),
+        config: config_of(imported.made.config),
         ..ImageRecord::default()
     }
 }
 
-fn config_of(built: Built) -> ImageConfig {
+fn config_of(config: Config) -> ImageConfig {
     let unless_empty = |text: String| (!text.is_empty()).then_some(text);
     ImageConfig {
-        entrypoint: built.entrypoint,
-        cmd: built.cmd,
-        env: built.env,
-        workdir: unless_empty(built.working_dir),
-        user: unless_empty(built.user),
-        stop_signal: built.stop_signal,
-        exposed_ports: built
-            .exposed_ports
-            .iter()
-            .map(|port| format!("{}/{}", port.port, port.protocol))
-            .collect(),
-        labels: built.labels,
+        entrypoint: config.entrypoint,
+        cmd: config.cmd,
+        env: config.env,
+        workdir: unless_empty(config.workdir),
+        user: unless_empty(config.user),
+        stop_signal: config.stop_signal,
+        exposed_ports: config.exposed_ports.into_iter().collect(),
+        labels: config.labels.into_iter().collect(),
     }
 }
 
 /// The error in one sentence; a full disk and a client that disconnected have kinds of their own.
-pub(crate) fn import_error(error: &(dyn std::error::Error + 'static), folder: &Path) -> Error {
-    match causes::find::<io::Error>(error) {
-        Some(error) if is_full(error) => Error::io("write the image", folder, error),
-        Some(error) if error.kind() == io::ErrorKind::ConnectionAborted => {
+pub(crate) fn import_error(error: ImportError, folder: &Path) -> Error {
+    let refused = |why: &str| {
+        Error::invalid(format!("The archive can't be made into an image: {why}."))
+            .hint("`jiffy image import` takes a folder, a tar that `tar -t` can list, an OCI layout, or what `docker save` writes.")
+    };
+    match error {
+        ImportError::Full => Error::io(
+            "write the image",
+            folder,
+            &io::ErrorKind::StorageFull.into(),
+        ),
+        ImportError::Stream(error) if is_full(&error) => {
+            Error::io("write the image", folder, &error)
+        }
+        ImportError::Stream(error) if error.kind() == io::ErrorKind::ConnectionAborted => {
             Error::invalid("The archive is incomplete: the client disconnected.")
         }
-        _ => Error::invalid(format!(
-            "The archive can't be made into an image: {}.",
-            causes::sentence(error)
+        ImportError::Stream(error) => refused(&format!("the archive can't be unpacked: {error}")),
+        ImportError::Source(sentence) => refused(&sentence),
+        ImportError::File(path, error) => Error::io("make an image", &path, &error),
+        error @ ImportError::Start(..) => Error::internal(format!(
+            "The image can't be made: {}.",
+            causes::sentence(&error)
         ))
-        .hint("`jiffy image import` takes a folder, a tar that `tar -t` can list, an OCI layout, or what `docker save` writes."),
+        .hint("Reinstall Jiffy, or give the folder of its programs with --lib or JIFFY_LIB."),
+        error @ (ImportError::Process(_) | ImportError::Cancelled) => {
+            Error::internal(format!("The image can't be made: {error}."))
+        }
     }
 }

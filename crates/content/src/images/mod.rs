@@ -20,6 +20,7 @@
 //! * [`config`]: how an image's configuration and a request become a command.
 //! * [`base`]: the image that comes with Jiffy.
 //! * [`import`]: tars and archives of other tools.
+//! * [`process`]: the process that makes an image.
 //! * [`policy`]: which signatures images from registries need.
 //! * `cut`: images cut into chunks.
 //! * [`artifact`]: the configuration of an image in a registry.
@@ -37,6 +38,7 @@ pub mod import;
 pub mod lazy;
 pub mod name;
 pub mod policy;
+pub mod process;
 pub mod record;
 #[cfg(test)]
 mod tests;
@@ -57,6 +59,7 @@ use jiffy_sys::mutex::lock;
 use jiffy_wire::api::{Image, ImageConfig, Pruned};
 use jiffy_wire::disk::CONTENTS;
 use policy::Policy;
+use process::Importer;
 use rustix::fs::{CWD, RenameFlags};
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -88,6 +91,8 @@ pub struct Images {
     pub(crate) snapshots: PathBuf,
     /// Folder of VMs: running VMs use chunks even if their image was removed.
     vms: PathBuf,
+    /// Makes images.
+    pub(crate) importer: Importer,
     /// Serialises changes of images.
     changing: Arc<Mutex<()>>,
     /// The built-in image exists and is this release's.
@@ -126,6 +131,7 @@ impl Images {
             disks: paths.disks(),
             snapshots: paths.snapshots(),
             vms: paths.vms(),
+            importer: Importer::new(paths.import()),
             changing: Arc::default(),
             base_ready: AtomicBool::new(false),
             records: std::sync::Mutex::default(),

@@ -5,16 +5,17 @@ use super::job::Job;
 use super::made::{Found, Made};
 use super::{Transfers, lazy, remove_blobs};
 use crate::error::{Error, Result, of_registry};
+use crate::images::Images;
 use crate::images::import::{import_error, record_of};
-use crate::images::{Images, ROOT};
+use crate::images::process::{ImportError, Input, Watch};
 use crate::model::image::ImageRecord;
 use jiffy_registry::{
     BlobFolder, Client, Content, Descriptor, Digest, Platform, Reference, RegistryError,
     RemoteArtifact, signature,
 };
-use jiffy_rootfs::{Choice, Layer, Limits, Progress, Source, import};
 use jiffy_wire::api::{ImageSource, PullImage};
-use std::ops::ControlFlow;
+use jiffy_wire::import::{Layer, Source};
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tempfile::TempDir;
@@ -173,37 +174,51 @@ fn unpack(
     job: &Arc<Job>,
 ) -> Result<(TempDir, ImageRecord)> {
     let temporary = images.temporary()?;
-    let failed = |error: &(dyn std::error::Error + 'static)| match job.is_cancelled() {
-        true => Error::invalid("The pull was cancelled: its last client disconnected."),
-        false => import_error(error, &images.folder),
-    };
-    let layers: Vec<Layer> = layers
-        .iter()
-        .map(|layer| Layer {
-            path: blobs.path(&layer.digest),
-            media_type: layer.media_type.clone(),
-            // Not checked again: blobs in the folder are named by the digest they were checked
-            // against.
-            digest: None,
-            diff_id: None,
-            size: Some(layer.size),
-        })
-        .collect();
-    let choice = Choice::new(temporary.path());
-    let source = Source::layers(config, &layers, &choice).map_err(|error| failed(&error))?;
-    let mut watch = |progress: Progress| {
-        let (Progress::Reading { done, total } | Progress::Writing { done, total }) = progress
-        else {
-            return ControlFlow::Continue(());
-        };
-        Job::moved(job, UNPACKING, done, total);
-        match job.is_cancelled() {
-            true => ControlFlow::Break(()),
-            false => ControlFlow::Continue(()),
+    let failed = |error: ImportError| match error {
+        ImportError::Cancelled => {
+            Error::invalid("The pull was cancelled: its last client disconnected.")
         }
+        error => import_error(error, &images.folder),
     };
-    let out: &Path = &temporary.path().join(ROOT);
-    let imported =
-        import(source, out, &Limits::default(), &mut watch).map_err(|error| failed(&error))?;
+    let mut files = Vec::new();
+    let mut described = Vec::new();
+    for layer in layers {
+        let path = blobs.path(&layer.digest);
+        files.push(
+            File::open(&path).map_err(|error| failed(ImportError::File(path.clone(), error)))?,
+        );
+        // Its digest is not checked again: blobs in the folder are named by the digest they were
+        // checked against.
+        described.push(Layer {
+            name: path.display().to_string(),
+            media_type: layer.media_type.clone(),
+            size: layer.size,
+        });
+    }
+    let input = Input {
+        source: Source::Layers {
+            config: config.to_vec(),
+            layers: described,
+        },
+        files,
+        stream: None,
+    };
+    let imported = images
+        .importer
+        .import(input, temporary.path(), &Unpacking(job))
+        .map_err(failed)?;
     Ok((temporary, record_of(imported)))
+}
+
+/// Reports the import to the watchers of a pull.
+struct Unpacking<'a>(&'a Job);
+
+impl Watch for Unpacking<'_> {
+    fn moved(&self, done: u64, total: u64) {
+        Job::moved(self.0, UNPACKING, done, total);
+    }
+
+    fn is_cancelled(&self) -> bool {
+        self.0.is_cancelled()
+    }
 }

@@ -2,8 +2,8 @@
 
 use jiffy_files::protocol::opcode::*;
 use jiffy_wire::files::MESSAGE_MAX;
+use rustix::fs::{Mode, OFlags};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send};
-use std::fs::File;
 use std::io::Write;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
@@ -92,7 +92,9 @@ pub fn serve_on(
     let _only = STARTING.lock().unwrap();
     let none = SocketFlags::empty();
     let (ours, theirs) = rustix::net::socketpair(AddressFamily::UNIX, kind, none, None).unwrap();
-    let folder = File::open(folder).unwrap();
+    // As the daemon may pass it.
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    let folder = rustix::fs::open(folder, flags, Mode::empty()).unwrap();
     let inherited = rustix::io::FdFlags::empty();
     rustix::io::fcntl_setfd(&ours, rustix::io::FdFlags::CLOEXEC).unwrap();
     rustix::io::fcntl_setfd(&folder, inherited).unwrap();

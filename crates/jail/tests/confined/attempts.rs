@@ -7,7 +7,7 @@ use jiffy_jail::rooted::Rooted;
 use libc::{c_int, c_long};
 use std::ffi::CString;
 use std::fs;
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
@@ -45,6 +45,7 @@ pub fn run(who: &str, aims: &[&str]) {
         rooted: None,
     };
     fs::write(aims.own.join("file"), "own").unwrap();
+    let mut open = fs::File::open(aims.own.join("file")).unwrap();
     let (bounded, filtered) = match who {
         "pager" => (
             jiffy_pager::confinement::enter(std::slice::from_ref(&aims.own)).unwrap(),
@@ -66,6 +67,12 @@ pub fn run(who: &str, aims: &[&str]) {
             aims.rooted = Some(rooted);
             (bounded, true)
         }
+        "import" => {
+            jiffy_import::confinement::enter().unwrap();
+            jiffy_import::confinement::filter().unwrap();
+            // The filter alone keeps files out of reach.
+            (true, true)
+        }
         _ => panic!("{who}"),
     };
     // Its legitimate work still succeeds.
@@ -74,6 +81,11 @@ pub fn run(who: &str, aims: &[&str]) {
     } else if who == "origins" {
         assert_eq!(fs::read(aims.own.join("file")).unwrap(), b"own");
         TcpStream::connect(("localhost", aims.tcp)).unwrap();
+        std::thread::spawn(|| ()).join().unwrap();
+    } else if who == "import" {
+        let mut text = String::new();
+        open.read_to_string(&mut text).unwrap();
+        assert_eq!(text, "own");
         std::thread::spawn(|| ()).join().unwrap();
     } else if who != "monitor" {
         assert_eq!(fs::read(aims.own.join("file")).unwrap(), b"own");
@@ -97,6 +109,7 @@ pub fn run(who: &str, aims: &[&str]) {
         (NETWORKS, filtered && !only_reads),
         (folder::BEYOND, aims.rooted.is_some()),
         (folder::CHANGES, who == "files-read-only"),
+        (ALONE, who == "import"),
     ] {
         if applies {
             attempts.extend(group);
@@ -340,6 +353,62 @@ const NETWORKS: &[Attempt] = &[
     }),
     ("talk to the kernel by netlink", |_| {
         socket(libc::AF_NETLINK)
+    }),
+];
+
+/// What only a process that has all its files open already must not do.
+const ALONE: &[Attempt] = &[
+    ("read its own file by name", |aims| {
+        fs::read(aims.own.join("file")).map(drop)
+    }),
+    ("learn that a file exists", |aims| {
+        fs::metadata(aims.other.join("public")).map(drop)
+    }),
+    ("learn its working directory", |_| {
+        std::env::current_dir().map(drop)
+    }),
+    ("signal another process by a file", |aims| {
+        // SAFETY: numbers.
+        reply(unsafe { libc::fcntl(1, libc::F_SETOWN, aims.victim) })
+    }),
+    ("choose the signal of a file", |_| {
+        // F_SETSIG of linux/fcntl.h.
+        // SAFETY: numbers.
+        reply(unsafe { libc::fcntl(1, 10, libc::SIGKILL) })
+    }),
+    ("duplicate a descriptor", |_| {
+        // SAFETY: numbers.
+        reply(unsafe { libc::fcntl(1, libc::F_DUPFD, 0) })
+    }),
+    ("open a file in memory", |_| {
+        call(libc::SYS_memfd_create, [c"x".as_ptr() as _, 0, 0, 0, 0, 0])
+    }),
+    ("change the mode of an open file", |_| {
+        // SAFETY: numbers.
+        reply(unsafe { libc::fchmod(1, 0o666) })
+    }),
+    ("make a pair of sockets", |_| UnixStream::pair().map(drop)),
+    ("outlive the process that started it", |_| {
+        // SAFETY: numbers.
+        reply(unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, 0, 0, 0, 0) })
+    }),
+    ("have more descriptors", |_| {
+        let more = libc::rlimit {
+            rlim_cur: 64,
+            rlim_max: 64,
+        };
+        // SAFETY: a structure that outlives the call.
+        reply(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &more) })
+    }),
+    ("use all of the host's memory", |_| {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: new memory.
+        let mapped = unsafe { libc::mmap(ptr::null_mut(), 5 << 30, access, flags, -1, 0) };
+        match mapped == libc::MAP_FAILED {
+            true => Err(io::Error::last_os_error()),
+            false => Ok(()),
+        }
     }),
 ];
 

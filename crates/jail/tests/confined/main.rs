@@ -1,10 +1,10 @@
-//! Compromised `jiffy-pager`, `jiffy-origins`, `jiffy-disk` and `jiffy-files` processes: each tries to
-//! break out of its confinement and must not succeed.
+//! Compromised `jiffy-pager`, `jiffy-origins`, `jiffy-disk`, `jiffy-files` and `jiffy-import` processes:
+//! each tries to break out of its confinement and must not succeed.
 //!
 //! This test starts itself as the pager, as the process that reads from registries, as a disk's
-//! server, as the process that serves a monitor, and as the server of a folder, each confined like
-//! the real program. They run as the user who started the test, so that only the confinement
-//! restricts them; the server of a folder also as another user, if that was root.
+//! server, as the process that serves a monitor, as the server of a folder and as one that makes an
+//! image, each confined like the real program. They run as the user who started the test, so that only
+//! the confinement restricts them; the server of a folder also as another user, if that was root.
 
 mod attempts;
 #[path = "../common/calls.rs"]
@@ -23,7 +23,7 @@ const SECRET: u64 = 0x5ec2_e75e_c2e7_5ec2;
 static TREASURE: u64 = SECRET;
 
 /// The compromised program, and the number of its attempts.
-const COMPROMISED: [(&str, usize); 7] = [
+const COMPROMISED: [(&str, usize); 8] = [
     ("pager", 40),
     ("origins", 35),
     ("disk", 20),
@@ -31,6 +31,7 @@ const COMPROMISED: [(&str, usize); 7] = [
     ("files", 55),
     ("files-read-only", 60),
     ("files-squashed", 55),
+    ("import", 60),
 ];
 
 fn main() {

@@ -13,6 +13,9 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
+/// Most layers of RAM; all are sent in one message.
+const MOST_LAYERS: usize = 32;
+
 /// The state of a captured "VM": the contents of its state file.
 #[derive(Debug, serde::Serialize, serde::Deserialize)]
 pub struct Saved {
@@ -54,6 +57,10 @@ impl Vm {
         let state_file = memfd(&state)?;
         let mut layers = self.layers.lock().unwrap();
         let first = layers.is_empty();
+        if layers.len() == MOST_LAYERS {
+            // The next layer covers the page of all layers but the first.
+            layers.truncate(1);
+        }
         // A page at the start, and one that identifies the layer.
         let layer = memfd(&[])?;
         layer.set_len(self.ram_bytes())?;

@@ -1,14 +1,16 @@
 //! A stand-in for `jiffy-vmm` and its guest, for the node's tests on hosts without KVM.
 //!
 //! It implements both protocols: events, control socket and exit record of the VMM; supervisor
-//! channel and agent of the guest. The "guest's" programs are real programs on the host. Words
-//! `fake=…` of the kernel's command line make it misbehave; see [`Script`].
+//! channel and agent of the guest. The "guest's" programs are real programs on the host, except in
+//! a jail ([`jailed`]). Words `fake=…` of the kernel's command line make it misbehave; see
+//! [`Script`].
 
 mod agent;
 mod capture;
 mod channel;
 mod control;
 mod guest;
+mod jailed;
 mod program;
 mod script;
 mod storm;
@@ -16,6 +18,7 @@ mod storm;
 use crate::capture::Saved;
 use crate::guest::Main;
 use crate::script::Script;
+use jiffy_sys::handed;
 use jiffy_sys::spare::{self, Argument};
 use jiffy_wire::agent::CopyFrame;
 use jiffy_wire::cpu::Host;
@@ -26,7 +29,7 @@ use jiffy_wire::vmm::{
     ControlRequest, ExitReason, ExitRecord, FwCfgContents, TakeSpare, VmmConfig, VmmEvent,
 };
 use std::collections::HashMap;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -69,6 +72,10 @@ fn host() -> Host {
 
 fn main() {
     let arguments: Vec<String> = std::env::args().collect();
+    if jailed::run_program(&arguments) {
+        return;
+    }
+    let arguments = jailed::take_descriptors(arguments);
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let (file, events, sources) = match words[1..] {
         ["run", "--config", config, "--events-fd", "3"] => (config.into(), third(), None),
@@ -96,7 +103,7 @@ fn main() {
         needed.extend([&config.boot.kernel, config.boot.initrd.as_ref().unwrap()]);
     }
     for file in needed {
-        assert!(file.exists(), "{} is missing", file.display());
+        assert!(jailed::exists(file), "{} is missing", file.display());
     }
     eprintln!("fake-vmm: VM {}", config.id);
     let mut vm = Vm {
@@ -116,7 +123,7 @@ fn main() {
     };
     vm.span("VMM main", 0);
     vm.restore();
-    let control = UnixListener::bind(vm.config.control.as_ref().unwrap()).unwrap();
+    let control = jailed::listener(vm.config.control.as_ref().unwrap());
     if vm
         .config
         .restore
@@ -134,7 +141,7 @@ fn main() {
         vm.finish(ExitReason::StartFailed, "The kernel /x is not bootable.");
     }
     spawn(&vm, move |vm| serve(&control, vm, Vm::control));
-    let vsock = UnixListener::bind(&vm.config.vsock.as_ref().unwrap().path).unwrap();
+    let vsock = jailed::listener(&vm.config.vsock.as_ref().unwrap().path);
     spawn(&vm, move |vm| serve(&vsock, vm, Vm::vsock));
     let steps: &[&str] = match vm.saved {
         Some(_) => &[names::STATE_LOADED, names::MEMORY_ATTACHED],
@@ -183,7 +190,11 @@ fn wait_as_spare(placeholder: &Path) -> (PathBuf, File, Vec<OwnedFd>) {
 }
 
 fn read_config(file: &Path) -> (VmmConfig, GuestConfig) {
-    let config: VmmConfig = serde_json::from_slice(&fs::read(file).unwrap()).unwrap();
+    let text = io::read_to_string(handed::open(file).unwrap()).unwrap();
+    let config: VmmConfig = serde_json::from_str(&text).unwrap();
+    for inherited in &config.handed {
+        handed::add_inherited(inherited.name.clone(), inherited.fd).unwrap();
+    }
     let FwCfgContents::Text(guest) = &config.fw_cfg[0].contents else {
         panic!("the guest's configuration is text");
     };
@@ -262,7 +273,7 @@ impl Vm {
             hint: (reason == ExitReason::StartFailed).then(|| "Give another.".into()),
         };
         let path = self.config.exit_record.as_ref().unwrap();
-        let _ = fs::write(path, serde_json::to_vec(&record).unwrap());
+        let _ = jailed::write(path, &serde_json::to_vec(&record).unwrap());
         self.event(&VmmEvent::Exited(record));
         std::process::exit(i32::from(reason != ExitReason::Shutdown));
     }

@@ -8,14 +8,14 @@ use std::process::{Child, ChildStdin, Stdio};
 use std::sync::{Arc, Mutex};
 
 pub fn start(command: &Command) -> Result<Child, StartError> {
-    let mut process = std::process::Command::new(&command.argv[0]);
+    let mut process = crate::jailed::command(&command.argv);
     process
-        .args(&command.argv[1..])
         .envs(command.env.iter().filter_map(|entry| entry.split_once('=')))
         .current_dir(command.cwd.as_deref().unwrap_or("/"))
         .stdin(match command.stdin {
             true => Stdio::piped(),
-            false => Stdio::null(),
+            // Which is /dev/null: a jail has none to open.
+            false => Stdio::inherit(),
         })
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())

@@ -29,6 +29,12 @@ pub enum Call {
     Connect,
     /// Writes to a socket.
     Send,
+    /// Changes the host's network.
+    Netlink,
+    /// Changes a setting of the kernel.
+    Setting,
+    /// Creates a link whose other end is a descriptor.
+    Tap,
     /// Creates a process that has not executed a program yet.
     Spawn,
     /// That call returns: the program is executed.
@@ -37,7 +43,7 @@ pub enum Call {
     Priority,
 }
 
-const NAMES: [(Call, &str); 17] = [
+const NAMES: [(Call, &str); 20] = [
     (Call::Create, "create"),
     (Call::Write, "write"),
     (Call::Resize, "resize"),
@@ -51,6 +57,9 @@ const NAMES: [(Call, &str); 17] = [
     (Call::Bind, "bind"),
     (Call::Connect, "connect"),
     (Call::Send, "send"),
+    (Call::Netlink, "netlink"),
+    (Call::Setting, "setting"),
+    (Call::Tap, "tap"),
     (Call::Spawn, "spawn"),
     (Call::Spawned, "spawned"),
     (Call::Signal, "signal"),
@@ -75,6 +84,11 @@ impl FromStr for Call {
     }
 }
 
+/// `TUNSETIFF` of linux/if_tun.h.
+const TUNSETIFF: u64 = 0x4004_54ca;
+/// `NLM_F_DUMP` of linux/netlink.h: the request only reads.
+const DUMP: u64 = 0x300;
+
 /// The call that a thread is about to make, if it may change something.
 pub fn called(thread: Pid, registers: &user_regs_struct) -> Option<Call> {
     let [first, second, third] = [registers.rdi, registers.rsi, registers.rdx];
@@ -88,10 +102,12 @@ pub fn called(thread: Pid, registers: &user_regs_struct) -> Option<Call> {
         | libc::SYS_pwrite64
         | libc::SYS_pwritev
         | libc::SYS_pwritev2 => written(thread, first),
+        libc::SYS_sendto if is_netlink(thread, first) => changes_network(thread, second),
         libc::SYS_sendto | libc::SYS_sendmsg | libc::SYS_sendmmsg => Some(Call::Send),
         libc::SYS_sendfile | libc::SYS_splice | libc::SYS_copy_file_range => Some(Call::Copy),
         libc::SYS_ioctl => match second {
             libc::FICLONE | libc::FICLONERANGE => Some(Call::Copy),
+            TUNSETIFF => Some(Call::Tap),
             _ => None,
         },
         libc::SYS_truncate | libc::SYS_ftruncate | libc::SYS_fallocate => Some(Call::Resize),
@@ -149,7 +165,29 @@ fn written(thread: Pid, descriptor: u64) -> Option<Call> {
             .any(|other| target.starts_with(other));
     match () {
         () if is_file => Some(Call::Write),
+        () if target.starts_with("/proc/sys/") => Some(Call::Setting),
         () if target.starts_with("socket:") => Some(Call::Send),
         () => None,
     }
+}
+
+/// Is this a socket to the kernel (netlink(7))?
+fn is_netlink(thread: Pid, descriptor: u64) -> bool {
+    let target = fs::read_link(format!("/proc/{thread}/fd/{descriptor}")).unwrap_or_default();
+    let number = target.to_str().and_then(|name| {
+        let number = name.strip_prefix("socket:[")?;
+        number.strip_suffix(']')
+    });
+    // The last column is the socket's number.
+    let all = fs::read_to_string(format!("/proc/{thread}/net/netlink")).unwrap_or_default();
+    let mut numbers = all
+        .lines()
+        .filter_map(|line| line.split_whitespace().last());
+    number.is_some_and(|number| numbers.any(|other| other == number))
+}
+
+/// A request that changes something, by the flags of its first message's header.
+fn changes_network(thread: Pid, request: u64) -> Option<Call> {
+    let header = ptrace::read(thread, request as _).ok()? as u64;
+    (header >> 48 & DUMP != DUMP).then_some(Call::Netlink)
 }

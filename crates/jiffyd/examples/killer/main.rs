@@ -5,7 +5,7 @@
 //!
 //! All threads are traced, and counted together; child processes are not traced. Prints `ready`
 //! when all threads are traced, then a line for each call that has succeeded, as [`calls`] names
-//! them. It runs until the process has ended or it is killed itself: then the process continues.
+//! them, and `killed` before it kills. It runs until the process has ended or it is killed itself: then the process continues.
 //!
 //! strace(1) can't do this: its `when=` counts the calls of each thread separately.
 
@@ -229,6 +229,7 @@ impl Tracer {
             .is_some_and(|point| point.nth == self.seen)
         {
             self.is_killed = true;
+            println!("killed");
             let _ = kill(self.process, Signal::SIGKILL);
         }
     }

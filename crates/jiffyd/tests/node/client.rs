@@ -49,6 +49,11 @@ pub fn request(mut stream: impl Read + Write, head: &str, body: &[u8]) -> io::Re
     )?;
     // A node that refuses may not read the body.
     let _ = stream.write_all(body);
+    answer(stream)
+}
+
+/// The answer to a request that was sent.
+pub fn answer(stream: impl Read) -> io::Result<Answer> {
     let mut reader = BufReader::new(stream);
     let (status, headers) = read_head(&mut reader)?;
     let mut body = Vec::new();

@@ -15,6 +15,8 @@ pub struct Daemon {
     pub folder: TempDir,
     /// Its data folder; in `folder` unless a test chooses another place.
     pub data: PathBuf,
+    /// Whether its VMs have jails, and a network in the network namespace of the test.
+    pub isolates: bool,
     options: Vec<String>,
     process: Option<Child>,
 }
@@ -49,6 +51,7 @@ impl Daemon {
         }
         symlink(example("fake-vmm"), path("lib/jiffy-vmm")).unwrap();
         symlink(example("fake-pager"), path("lib/jiffy-pager")).unwrap();
+        symlink(example("import"), path("lib/jiffy-import")).unwrap();
         fs::write(path("share/initramfs.cpio"), b"an initramfs").unwrap();
         fs::write(path("share/kernels/base/vmlinux"), b"a kernel").unwrap();
         fs::write(
@@ -59,6 +62,7 @@ impl Daemon {
         Daemon {
             data: path("data"),
             folder,
+            isolates: false,
             options: options.iter().map(|option| option.to_string()).collect(),
             process: None,
         }
@@ -90,13 +94,17 @@ impl Daemon {
             .arg(path("lib"))
             .arg("--share")
             .arg(path("share"))
-            // The stand-in for a VMM runs real programs, so it needs no jail.
-            .args(["--jail", "off"])
-            // Does not change the network of the host that runs the tests.
-            .env("JIFFY_VM_NETWORK", "off")
             .args(&self.options)
             .env("RUST_LOG", "debug")
             .stdin(Stdio::null());
+        if self.isolates {
+            command.env("JIFFY_VM_NETWORK", "on");
+        } else {
+            // In a jail, the stand-in for a VMM can run no real programs.
+            command.args(["--jail", "off"]);
+            // Does not change the network of the host that runs the tests.
+            command.env("JIFFY_VM_NETWORK", "off");
+        }
         command
     }
 
@@ -349,7 +357,8 @@ fn spare_marker(data: &Path) -> String {
     data.join("vms/------------/").display().to_string()
 }
 
-fn processes(holds: impl Fn(&str) -> bool) -> Vec<u32> {
+/// Processes whose command line, with a zero after each word, fulfils this.
+pub fn processes(holds: impl Fn(&str) -> bool) -> Vec<u32> {
     fs::read_dir("/proc")
         .unwrap()
         .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())

@@ -94,7 +94,7 @@ pub fn noise(count: usize) -> Vec<u8> {
 }
 
 /// An OCI layout of one image, as a tar.
-fn layout(run: serde_json::Value) -> Vec<u8> {
+pub fn layout(run: serde_json::Value) -> Vec<u8> {
     let layer = tar_of(&[("hello", b"world")]);
     let digest = |bytes: &[u8]| jiffy_registry::Digest::of(bytes);
     let config = serde_json::to_vec(&json!({

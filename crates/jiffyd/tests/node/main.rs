@@ -15,6 +15,7 @@ mod gate;
 mod golden;
 mod idle;
 mod images;
+mod imports;
 mod kills;
 mod life;
 mod limits;

@@ -2,11 +2,15 @@
 
 use crate::client::Answer;
 use crate::daemon::{Daemon, eventually, named};
-use crate::snapshots::counter;
+use crate::images::{configs, layout};
+use crate::snapshots::{assert_span_order, counter};
+use jiffy_net::pool::Ranges;
+use jiffy_net::rules::{Rules, table::Base};
 use jiffy_wire::api::{
-    CreateVm, ErrorKind, ForkVm, Forked, Hibernated, Network, NetworkPolicy, NetworkUse, Vm,
+    CreateVm, ErrorKind, ForkVm, Forked, Hibernated, Image, Network, NetworkPolicy, NetworkUse, Vm,
     VmNetwork,
 };
+use jiffy_wire::timeline::{Timeline, names};
 use rustix::thread::UnshareFlags;
 use std::fs;
 use std::net::TcpListener;
@@ -18,6 +22,14 @@ pub fn daemon() -> Daemon {
 
 /// As [`daemon`], with these options.
 pub fn daemon_with(options: &[&str]) -> Daemon {
+    enter_namespace();
+    let mut daemon = Daemon::prepared(options);
+    begin(&mut daemon);
+    daemon
+}
+
+/// Moves this thread to a new network namespace.
+pub fn enter_namespace() {
     #[allow(deprecated, reason = "of this thread's own, the network only")]
     rustix::thread::unshare(UnshareFlags::NEWNET)
         .expect("these tests need root (CAP_SYS_ADMIN, CAP_NET_ADMIN)");
@@ -25,9 +37,6 @@ pub fn daemon_with(options: &[&str]) -> Daemon {
         .args(["ip", "link", "set", "lo", "up"])
         .status();
     assert!(up.expect("busybox").success());
-    let mut daemon = Daemon::prepared(options);
-    begin(&mut daemon);
-    daemon
 }
 
 pub fn begin(daemon: &mut Daemon) {
@@ -73,6 +82,14 @@ fn a_vm_has_a_link_from_its_start_to_its_end() {
         assert!(told.contains(part), "{part}: {told}");
     }
     assert_eq!(shown.counters.expect("counters").spoofed, 0);
+    let timeline: Timeline = daemon.get("/v1/vms/web/timeline").json();
+    let spans = [
+        names::ADDRESS_TAKEN,
+        names::LINK_MADE,
+        names::RULES_MADE,
+        names::NAME_KNOWN,
+    ];
+    assert_span_order(&timeline, &spans);
     let alone: Vm = daemon
         .run_detached(on(
             NetworkUse {
@@ -93,6 +110,51 @@ fn a_vm_has_a_link_from_its_start_to_its_end() {
     assert!(has_link(&vm.id));
     assert_eq!(daemon.delete("/v1/vms/web?force=true").status, 204);
     assert!(!has_link(&vm.id), "at once");
+}
+
+#[test]
+fn exposed_ports_are_published_and_the_guest_gets_its_own_resolvers_and_hosts() {
+    let daemon = daemon();
+    let tar = layout(serde_json::json!({ "ExposedPorts": {"80/tcp": {}, "53/udp": {}} }));
+    daemon
+        .post("/v1/images/web?kind=layout", &tar)
+        .json::<Image>();
+    let asked = NetworkUse {
+        publish_all: true,
+        dns: vec!["192.0.2.53".into(), "2001:db8::53".into()],
+        search: vec!["corp.example".into()],
+        hosts: vec!["db:192.0.2.7".into(), "six:[2001:db8::1]".into()],
+        ..NetworkUse::default()
+    };
+    let web = CreateVm {
+        image: Some("web".into()),
+        ..on(asked, "web")
+    };
+    let vm: Vm = daemon.run_detached(web).json();
+    let shown = network(&daemon.vm("web"));
+    let mut guest_ports: Vec<&str> = shown
+        .ports
+        .iter()
+        .map(|port| port.strip_prefix("127.0.0.1:").expect("loopback"))
+        .map(|port| port.split_once(':').expect("two ports").1)
+        .collect();
+    guest_ports.sort_unstable();
+    assert_eq!(guest_ports, ["53/udp", "80/tcp"]);
+    let tcp = shown.ports.iter().find(|it| it.ends_with("/tcp")).unwrap();
+    let host_port: u16 = tcp.split(':').nth(1).unwrap().parse().unwrap();
+    TcpListener::bind(("127.0.0.1", host_port)).expect_err("the daemon holds the port");
+
+    let (_, guest) = configs(&daemon, &vm.id);
+    assert_eq!(guest.name_servers, ["192.0.2.53", "2001:db8::53"]);
+    assert_eq!(guest.search, ["corp.example", "jiffy.internal"]);
+    let hosts: Vec<(&str, &str)> = guest
+        .hosts
+        .iter()
+        .map(|it| (it.names[0].as_str(), it.address.as_str()))
+        .collect();
+    assert!(hosts.contains(&("db", "192.0.2.7")), "{hosts:?}");
+    assert!(hosts.contains(&("six", "2001:db8::1")), "{hosts:?}");
+    assert_eq!(hosts[0], ("web", shown.addresses[0].as_str()));
 }
 
 #[test]
@@ -188,6 +250,50 @@ fn children_have_links_of_their_own_and_no_ports() {
         assert!(guest_config(&daemon, child).contains(own.as_str()));
     }
     assert_eq!(network(&parent).ports, ["127.0.0.1:8080:80/tcp"]);
+}
+
+#[test]
+fn children_and_snapshots_have_the_policy_that_was_set_last() {
+    let daemon = daemon();
+    let made: Vm = daemon
+        .run_detached(on(NetworkUse::default(), "parent"))
+        .json();
+    assert_eq!(network(&made).policy, NetworkPolicy::default());
+    let closed = NetworkPolicy {
+        allow: vec!["198.51.100.7:443/tcp".into()],
+        deny: vec!["all".into()],
+    };
+    let body = serde_json::to_vec(&closed).unwrap();
+    daemon
+        .post("/v1/vms/parent/policy", &body)
+        .json::<serde_json::Value>();
+
+    let fork = serde_json::to_vec(&ForkVm::default()).unwrap();
+    let forked: Forked = daemon.post("/v1/vms/parent/fork", &fork).json();
+    assert_eq!(network(&forked.vms[0]).policy, closed);
+
+    let made = br#"{"name":"snap"}"#;
+    daemon
+        .post("/v1/vms/parent/snapshots", made)
+        .json::<serde_json::Value>();
+    let from = |name: &str, network: NetworkUse| -> Vm {
+        let vm = CreateVm {
+            from: Some("snap".into()),
+            network,
+            ..named(name, counter())
+        };
+        daemon.run_detached(vm).json()
+    };
+    let restored = from("restored", NetworkUse::default());
+    assert_eq!(network(&restored).policy, closed);
+    // Another option of the network changes nothing else of it.
+    let published = NetworkUse {
+        ports: vec!["8080:80".into()],
+        ..NetworkUse::default()
+    };
+    let published = from("published", published);
+    assert_eq!(network(&published).policy, closed);
+    assert_eq!(network(&published).ports, ["127.0.0.1:8080:80/tcp"]);
 }
 
 #[test]
@@ -329,6 +435,28 @@ fn remove_network_removes_all_links_and_rules() {
     assert!(!left.contains("jf-"), "{left}");
     begin(&mut daemon);
     let vm: Vm = daemon.run_detached(on(NetworkUse::default(), "web")).json();
+    assert!(has_link(&vm.id));
+}
+
+#[test]
+fn rules_that_another_program_removes_are_restored_while_a_vm_runs() {
+    let daemon = daemon();
+    let vm: Vm = daemon.run_detached(on(NetworkUse::default(), "web")).json();
+    let log = daemon.folder.path().join("jiffyd.log");
+    let restored = || {
+        fs::read_to_string(&log)
+            .unwrap()
+            .contains("is created again")
+    };
+    // As `nft flush ruleset`, in this network namespace.
+    let ranges = Ranges::new(
+        "10.118.0.0/16".parse().unwrap(),
+        "fd00::/64".parse().unwrap(),
+    );
+    let mut rules = Rules::new(Base::new(ranges.unwrap())).unwrap();
+    rules.uninstall().unwrap();
+    assert!(!restored());
+    eventually("the rules are back", restored);
     assert!(has_link(&vm.id));
 }
 

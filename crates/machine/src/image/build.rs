@@ -44,10 +44,11 @@ pub struct Addition {
 }
 
 /// Programs of `lib/jiffy` that run in the machine. `jiffy-ssh` runs beside the user's ssh.
-const PROGRAMS: [&str; 8] = [
+const PROGRAMS: [&str; 9] = [
     "jiffyd",
     "jiffy-disk",
     "jiffy-files",
+    "jiffy-import",
     "jiffy-init",
     "jiffy-machine-agent",
     "jiffy-origins",

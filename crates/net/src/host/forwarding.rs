@@ -74,6 +74,16 @@ impl Forwarding {
         })
     }
 
+    /// Takes over later settings. Whether VMs have IPv6 stays as it was: they have got their
+    /// addresses.
+    pub fn follow(&mut self, later: Forwarding) {
+        if later.ipv6 == self.ipv6 {
+            *self = later;
+        } else {
+            self.uplinks = later.uplinks;
+        }
+    }
+
     /// Whether VMs have IPv6.
     pub fn ipv6(&self) -> bool {
         !matches!(self.ipv6, Ipv6::Off(_))

@@ -17,9 +17,9 @@ use crate::firewalls::{self, Blocker};
 use crate::identity::{GATEWAY_MAC, both_families};
 use crate::links::found::Traffic;
 use crate::links::{self, LinkSpec};
-use crate::netlink::{Channel, Refusal};
-use crate::policy::Policy;
+use crate::netlink::Channel;
 use crate::policy::publish::Publish;
+use crate::policy::{Access, Policy};
 use crate::pool::{Pool, Ranges};
 use crate::rules::{Counted, GuestRules, Rules};
 use crate::{Cidr, Error, VmId};
@@ -178,6 +178,18 @@ impl Host {
         networks: &BTreeSet<String>,
     ) -> Result<Report, Error> {
         reconcile::run(self, guests, networks)
+    }
+
+    /// Restores the rules if another program has removed them, and the forwarding settings, also
+    /// for links that the host's routes use only now. Links, routes and connections of VMs stay as
+    /// they are. True if there was something to restore.
+    pub fn mend(&mut self) -> Result<bool, Error> {
+        reconcile::mend(self)
+    }
+
+    /// Number of attached VMs.
+    pub fn attached(&self) -> usize {
+        self.rules.guests().count()
     }
 
     /// VMs' addresses.
@@ -403,6 +415,13 @@ impl Host {
             .filter(|it| it.network.is_some() && it.network == guest.network)
             .flat_map(|it| both_families(it.v4, it.v6))
             .collect();
+        let opened = self.rules.opened(guest.vm)?;
+        let by_name = |to: IpAddr, it: &Connection| {
+            let opens = |(address, at): &(IpAddr, Access)| {
+                *address == to && at.covers(it.protocol, it.port)
+            };
+            opened.iter().any(opens)
+        };
         let is_vm = |it: IpAddr| ranges.v4().contains(it) || ranges.v6().contains(it);
         let gateway = |it: IpAddr| it == ranges.gateway() || it == ranges.gateway6();
         let unwanted = |it: &Connection| {
@@ -410,7 +429,7 @@ impl Host {
                 let permitted = match it.destination {
                     to if gateway(to) => true,
                     to if is_vm(to) => peers.contains(&to),
-                    to => guest.policy.permits(to, it.protocol, it.port),
+                    to => guest.policy.permits(to, it.protocol, it.port) || by_name(to, it),
                 };
                 return !permitted;
             }
@@ -466,11 +485,6 @@ fn loopback(ports: &[Publish]) -> bool {
 fn is_published_by(port: &Publish, connection: &Connection) -> bool {
     let host = port.host..=port.host + (port.count - 1);
     port.protocol.number() == connection.protocol && host.contains(&connection.port)
-}
-
-fn netfilter() -> Result<Channel, Error> {
-    Channel::netfilter()
-        .map_err(|error| Error::kernel("opening a netfilter socket")(Refusal::Socket(error)))
 }
 
 /// `guests` by VM.

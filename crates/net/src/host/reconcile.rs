@@ -1,14 +1,14 @@
 //! Makes links, routes, rules and settings match the records.
 
 use super::forwarding::Forwarding;
-use super::{GuestSpec, Host, HostOptions, Report, by_vm, netfilter};
+use super::{GuestSpec, Host, HostOptions, Report, by_vm};
 use crate::conntrack::{self, Connection};
 use crate::links::found::Link;
 use crate::netlink::{Channel, Refusal};
 use crate::pool::choose::choose;
 use crate::pool::{Pool, Ranges};
 use crate::rules::table::Base;
-use crate::rules::{self, Rules};
+use crate::rules::{self, Rules, netfilter};
 use crate::{Cidr, Error, VmId, firewalls, links};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -95,20 +95,22 @@ pub(super) fn run(
             without_link.push(guest.vm);
             continue;
         };
-        let spec = host.link_spec(guest);
-        links::configure(&mut host.route, &spec, *link, ranges)?;
-        removed_routes += links::remove_stale(&mut host.route, &spec, *link)?;
-        host.forwarding.link_made(&guest.vm.link())?;
+        match keep_link(host, guest, *link) {
+            Ok(removed) => removed_routes += removed,
+            // The VM's monitor, which held the link, has just ended.
+            Err(_)
+                if !links::found::links(&mut host.route)?
+                    .iter()
+                    .any(|it| it.index == *link) =>
+            {
+                without_link.push(guest.vm);
+                continue;
+            }
+            Err(error) => return Err(error),
+        }
         rules.push(host.guest_rules(guest, *link));
     }
-    let base = Base {
-        outwards6: host.forwarding.ipv6() && host.forwarding.outwards6,
-        uplinks: indexes(&host.forwarding.uplinks),
-        uplinks6: indexes(&host.forwarding.uplinks6),
-        name_port: host.options.name_port,
-        never: host.options.never.clone(),
-        ..Base::new(ranges)
-    };
+    let base = base(host);
     host.rules.replace(base, networks.clone(), rules)?;
     let forgotten = forget_stale_connections(host, guests)?;
     Ok(Report {
@@ -121,6 +123,41 @@ pub(super) fn run(
         no_ipv6: host.forwarding.no_ipv6(),
         blockers: firewalls::find(&mut host.netfilter)?,
     })
+}
+
+/// See [`Host::mend`].
+pub(super) fn mend(host: &mut Host) -> Result<bool, Error> {
+    let found = links::found::links(&mut host.route)?;
+    let routes = links::found::routes(&mut host.route)?;
+    let mut before = [BTreeSet::new(), BTreeSet::new()];
+    before[0].extend(indexes(&host.forwarding.uplinks));
+    before[1].extend(indexes(&host.forwarding.uplinks6));
+    let now = Forwarding::set(host.options.ipv6, &found, &routes, [&before[0], &before[1]])?;
+    host.forwarding.follow(now);
+    let base = base(host);
+    host.rules.mend(base)
+}
+
+/// The settings of the table for all VMs.
+fn base(host: &Host) -> Base {
+    Base {
+        outwards6: host.forwarding.ipv6() && host.forwarding.outwards6,
+        uplinks: indexes(&host.forwarding.uplinks),
+        uplinks6: indexes(&host.forwarding.uplinks6),
+        name_port: host.options.name_port,
+        never: host.options.never.clone(),
+        ..Base::new(host.ranges())
+    }
+}
+
+/// Completes the link of a VM, and removes routes and neighbours that are not the VM's. Returns
+/// their number.
+fn keep_link(host: &mut Host, guest: &GuestSpec, link: u32) -> Result<usize, Error> {
+    let (spec, ranges) = (host.link_spec(guest), host.ranges());
+    links::configure(&mut host.route, &spec, link, ranges)?;
+    let removed = links::remove_stale(&mut host.route, &spec, link)?;
+    host.forwarding.link_made(&guest.vm.link())?;
+    Ok(removed)
 }
 
 fn indexes(links: &[(u32, String)]) -> Vec<u32> {

@@ -4,7 +4,7 @@ use super::cache::Cache;
 use super::directory::{Asker, Directory, Known};
 use super::message::{self, ANSWER_BYTES, QUESTION_BYTES, Question, Rejected, Resolved};
 use super::resolvers::Resolvers;
-use crate::policy::opened_by_name;
+use crate::policy::{Access, opened_by_name};
 use crate::{Error, VmId};
 use domain::base::iana::Rcode;
 use jiffy_sys::mutex::lock;
@@ -34,14 +34,14 @@ const AFTER_ERROR: Duration = Duration::from_millis(50);
 
 /// Opens addresses to a VM: a locked [`crate::rules::NameRules`].
 pub trait Open: Send + Sync + 'static {
-    /// Opens these addresses, each for its time, before it returns.
-    fn open(&self, vm: VmId, addresses: &[(IpAddr, Duration)]) -> Result<(), Error>;
+    /// Opens these addresses at these ports, each for its time, before it returns.
+    fn open(&self, vm: VmId, at: Access, addresses: &[(IpAddr, Duration)]) -> Result<(), Error>;
 }
 
 impl Open for Mutex<crate::rules::NameRules> {
-    fn open(&self, vm: VmId, addresses: &[(IpAddr, Duration)]) -> Result<(), Error> {
+    fn open(&self, vm: VmId, at: Access, addresses: &[(IpAddr, Duration)]) -> Result<(), Error> {
         let mut rules = lock(self);
-        rules.open(vm, addresses)
+        rules.open(vm, at, addresses)
     }
 }
 
@@ -245,7 +245,7 @@ impl NameServer {
         let Some((resolved, age)) = self.resolve(&question).await else {
             return Some(question.error(Rcode::SERVFAIL));
         };
-        if asker.policy.opens(&question.name) && !self.open(asker, &resolved, age) {
+        if !self.open(asker, &question.name, &resolved, age) {
             return Some(question.error(Rcode::SERVFAIL));
         }
         let most = if tcp {
@@ -273,8 +273,9 @@ impl NameServer {
         Some((resolved, Duration::ZERO))
     }
 
-    /// Opens the addresses of a name that the policy allows. `false` if that failed.
-    fn open(&self, asker: &Asker, resolved: &Resolved, age: Duration) -> bool {
+    /// Opens the addresses of a name if a rule allows it, at the rule's ports. `false` if that
+    /// failed.
+    fn open(&self, asker: &Asker, name: &str, resolved: &Resolved, age: Duration) -> bool {
         let opened: Vec<_> = resolved
             .addresses
             .iter()
@@ -284,13 +285,18 @@ impl NameServer {
         if opened.is_empty() {
             return true;
         }
-        match self.open.open(asker.vm, &opened) {
+        // The policy may have changed while the resolver was asked.
+        let now = self.directory.asker(asker.v4.into());
+        let now = now.filter(|it| it.vm == asker.vm);
+        let policy = now.as_ref().map_or(&asker.policy, |it| &it.policy);
+        let mut accesses = policy.opened_at(name).into_iter();
+        accesses.all(|at| match self.open.open(asker.vm, at, &opened) {
             Ok(()) => true,
             Err(error) => {
                 tracing::warn!(vm = %asker.vm, %error, "the addresses of an allowed name could not be opened");
                 false
             }
-        }
+        })
     }
 }
 
@@ -322,7 +328,7 @@ mod tests {
     fn queries_are_limited_per_vm_and_in_total() {
         struct Nothing;
         impl Open for Nothing {
-            fn open(&self, _: VmId, _: &[(IpAddr, Duration)]) -> Result<(), Error> {
+            fn open(&self, _: VmId, _: Access, _: &[(IpAddr, Duration)]) -> Result<(), Error> {
                 Ok(())
             }
         }

@@ -2,7 +2,7 @@ use super::directory::{Asker, Directory, Known};
 use super::message::{self, Question, Rejected, Resolved};
 use super::resolvers::Resolvers;
 use super::server::{NameServer, Open};
-use crate::policy::Policy;
+use crate::policy::{Access, Policy};
 use crate::{Error, VmId};
 use domain::base::iana::{Class, Rcode, Rtype};
 use domain::base::{Message, MessageBuilder, Name, Ttl};
@@ -239,7 +239,7 @@ impl Fake {
 struct Opened(Arc<Mutex<Vec<(VmId, IpAddr)>>>);
 
 impl Open for Opened {
-    fn open(&self, vm: VmId, addresses: &[(IpAddr, Duration)]) -> Result<(), Error> {
+    fn open(&self, vm: VmId, _: Access, addresses: &[(IpAddr, Duration)]) -> Result<(), Error> {
         let mut opened = self.0.lock().expect("nobody panicked");
         opened.extend(addresses.iter().map(|it| (vm, it.0)));
         Ok(())
@@ -252,7 +252,7 @@ async fn other_names_are_resolved_cached_and_opened_by_policy() {
     let opened = Opened::default();
     let directory = Arc::new(Directory::new(Ipv4Addr::new(10, 118, 0, 1), None));
     let resolvers = Resolvers::fixed(vec![fake.at]);
-    let server = NameServer::new(directory, resolvers, opened.clone());
+    let server = NameServer::new(directory.clone(), resolvers, opened.clone());
     let open = asker(2, "a", None);
     let mut closed = asker(3, "b", None);
     closed.policy = Policy {
@@ -292,6 +292,15 @@ async fn other_names_are_resolved_cached_and_opened_by_policy() {
         *opened.0.lock().expect("a list"),
         [(closed.vm, [203, 0, 113, 1].into())]
     );
+
+    // The policy has changed since the question came: nothing is opened any more.
+    opened.0.lock().expect("a list").clear();
+    directory.set(Asker {
+        policy: Policy::default(),
+        ..closed.clone()
+    });
+    ask(&closed, "good.example", Rtype::A, false).await;
+    assert_eq!(opened.0.lock().expect("a list").len(), 0);
 
     let absent = ask(&open, "absent.example", Rtype::A, false).await;
     assert_eq!(said(&absent), (Rcode::NXDOMAIN, vec![]));

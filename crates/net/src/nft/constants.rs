@@ -18,6 +18,9 @@ pub const NEW_CHAIN: u16 = 3;
 pub const GET_CHAIN: u16 = 4;
 pub const DEL_CHAIN: u16 = 5;
 pub const NEW_RULE: u16 = 6;
+pub const GET_RULE: u16 = 7;
+#[cfg(test)]
+pub const DEL_RULE: u16 = 8;
 pub const NEW_SET: u16 = 9;
 pub const DEL_SET: u16 = 11;
 pub const NEW_ELEMENT: u16 = 12;

@@ -1,6 +1,6 @@
 //! Reads tables, sets and chains as the kernel lists them.
 
-use super::constants::{self as nf, FAMILY_INET, SUBSYSTEM, chain, data, element, table};
+use super::constants::{self as nf, FAMILY_INET, SUBSYSTEM, chain, data, element, rule, table};
 use crate::netlink::channel::{AttributeIter, find};
 use crate::netlink::{Batch, Channel, Refusal, flags};
 
@@ -126,6 +126,21 @@ pub fn chains(netfilter: &mut Channel) -> Result<Vec<FoundChain>, Refusal> {
         };
         Ok(chain())
     })
+}
+
+/// Number of rules in a chain.
+pub fn rules(netfilter: &mut Channel, table: &str, chain: &str) -> Result<usize, Refusal> {
+    let request = || {
+        request(nf::GET_RULE, flags::DUMP, FAMILY_INET, |it| {
+            it.text(rule::TABLE, table).text(rule::CHAIN, chain);
+        })
+    };
+    let found = netfilter.dump(request, |_, body| {
+        let attributes = body.get(NFGENMSG..).unwrap_or(&[]);
+        let of = find(attributes, rule::CHAIN).and_then(|it| it.strip_suffix(&[0]));
+        Ok((of == Some(chain.as_bytes())).then_some(()))
+    })?;
+    Ok(found.len())
 }
 
 fn request(

@@ -154,6 +154,15 @@ impl Transaction {
         });
     }
 
+    /// Deletes the rules of a chain.
+    #[cfg(test)]
+    pub fn flush_chain(&mut self, chain: &str) {
+        let table = self.table;
+        self.message(nf::DEL_RULE, 0, |it| {
+            it.text(rule::TABLE, table).text(rule::CHAIN, chain);
+        });
+    }
+
     /// Creates a set.
     pub fn add_set(&mut self, name: &str, like: &Set) {
         self.sets += 1;

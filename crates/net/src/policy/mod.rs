@@ -15,8 +15,9 @@ pub mod target;
 mod tests;
 
 use crate::Cidr;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-pub use target::{Domain, Protocol, Rule, Target, port_range};
+pub use target::{Access, Domain, Protocol, Rule, Target, port_range};
 
 /// Most rules of one VM: each becomes a kernel rule, and packets are checked against them one by
 /// one.
@@ -37,11 +38,6 @@ impl Policy {
         self.allow.is_empty() && self.deny.is_empty()
     }
 
-    /// Whether there is a rule about names.
-    pub fn has_domains(&self) -> bool {
-        self.domains(&self.allow).next().is_some() || self.domains(&self.deny).next().is_some()
-    }
-
     /// Whether a name resolves. `name` must be in lower case without a trailing dot.
     ///
     /// An allowed name resolves. A denied one does not, and if everything is denied, no other name
@@ -51,9 +47,20 @@ impl Policy {
         listed(&self.allow) || !(listed(&self.deny) || self.denies_everything())
     }
 
-    /// Whether the addresses of a name are opened because of a rule about the name.
-    pub fn opens(&self, name: &str) -> bool {
-        self.domains(&self.allow).any(|(it, _)| it.covers(name))
+    /// The ports and protocols at which the addresses of a name are opened because of rules about
+    /// the name.
+    pub fn opened_at(&self, name: &str) -> BTreeSet<Access> {
+        let covering = self.domains(&self.allow).filter(|(it, _)| it.covers(name));
+        covering.map(|(_, rule)| rule.access()).collect()
+    }
+
+    /// The allowed names, by the ports and protocols at which their addresses are opened.
+    pub fn named(&self) -> BTreeMap<Access, BTreeSet<&Domain>> {
+        let mut named: BTreeMap<Access, BTreeSet<&Domain>> = BTreeMap::new();
+        for (domain, rule) in self.domains(&self.allow) {
+            named.entry(rule.access()).or_default().insert(domain);
+        }
+        named
     }
 
     /// Whether all addresses and ports are denied.

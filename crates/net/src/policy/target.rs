@@ -52,6 +52,34 @@ impl FromStr for Protocol {
     }
 }
 
+/// The ports and the protocol of a rule.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Access {
+    /// The first and last port; `None` means all ports, and protocols without ports.
+    pub ports: Option<(u16, u16)>,
+    /// The protocol; `None` means TCP and UDP if there are ports, otherwise all protocols.
+    pub protocol: Option<Protocol>,
+}
+
+impl Access {
+    /// Whether a connection with this protocol number to this port is part of it.
+    pub fn covers(self, protocol: u8, port: u16) -> bool {
+        let spoken = match self.protocol {
+            Some(it) => it.number() == protocol,
+            None => {
+                self.ports.is_none()
+                    || [Protocol::Tcp, Protocol::Udp]
+                        .iter()
+                        .any(|it| it.number() == protocol)
+            }
+        };
+        spoken
+            && self
+                .ports
+                .is_none_or(|(from, to)| (from..=to).contains(&port))
+    }
+}
+
 /// A name, or all names below one.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Domain {
@@ -140,19 +168,15 @@ impl Rule {
             Target::Range(range) => range.contains(address),
             Target::Host | Target::Domain(_) => false,
         };
-        let spoken = match self.protocol {
-            Some(it) => it.number() == protocol,
-            None => {
-                self.ports.is_none()
-                    || [Protocol::Tcp, Protocol::Udp]
-                        .iter()
-                        .any(|it| it.number() == protocol)
-            }
-        };
-        to && spoken
-            && self
-                .ports
-                .is_none_or(|(from, to)| (from..=to).contains(&port))
+        to && self.access().covers(protocol, port)
+    }
+
+    /// Its ports and protocol.
+    pub fn access(&self) -> Access {
+        Access {
+            ports: self.ports,
+            protocol: self.protocol,
+        }
     }
 }
 

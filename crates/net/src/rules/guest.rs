@@ -3,7 +3,9 @@
 use super::table;
 use super::{GuestRules, link_element, policy, ports};
 use crate::nft::{Element, Transaction, Verdict};
+use crate::policy::Access;
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 
 /// The counters of a VM before the table was replaced: bytes and packets.
 #[derive(Debug, Clone, Copy, Default)]
@@ -27,13 +29,13 @@ pub(super) fn add(to: &mut Transaction, guest: &GuestRules, counters: Counters) 
         };
         to.add_elements(set, &[link]);
     }
-    add_dispatch(to, guest);
+    add_dispatch(to, guest, &BTreeSet::new());
     ports::add(to, guest);
 }
 
 pub(super) fn delete(to: &mut Transaction, guest: &GuestRules) {
     ports::delete(to, guest);
-    delete_dispatch(to, guest);
+    delete_dispatch(to, guest, &BTreeSet::new());
     for set in [table::SPOOFED, table::REFUSED] {
         to.delete_elements(set, &[link_element(guest.link)]);
     }
@@ -43,21 +45,24 @@ pub(super) fn delete(to: &mut Transaction, guest: &GuestRules) {
     to.delete_elements(table::SOURCES4, &[source4(guest)]);
 }
 
-/// Changes the policy, network and ports of a VM whose link stays the same.
+/// Changes the policy, network and ports of a VM whose link stays the same. Addresses that were
+/// opened by names stay open as far as all these names are still allowed.
 pub(super) fn change(to: &mut Transaction, from: &GuestRules, into: &GuestRules) {
     if from.ports != into.ports || from.asleep != into.asleep {
         ports::delete(to, from);
         ports::add(to, into);
     }
     if from.policy != into.policy || from.network != into.network {
-        delete_dispatch(to, from);
-        add_dispatch(to, into);
+        let stay = policy::staying(&from.policy, &into.policy);
+        delete_dispatch(to, from, &stay);
+        add_dispatch(to, into, &stay);
     }
 }
 
-/// Adds the VM's chains, and the map elements that lead from its link to them.
-fn add_dispatch(to: &mut Transaction, guest: &GuestRules) {
-    policy::add_chains(to, guest);
+/// Adds the VM's chains, and the map elements that lead from its link to them. The sets of names in
+/// `there` exist.
+fn add_dispatch(to: &mut Transaction, guest: &GuestRules, there: &BTreeSet<Access>) {
+    policy::add_chains(to, guest, there);
     let leads = |to: &mut Transaction, map, chain: Cow<'static, str>| {
         let element = Element {
             verdict: Some(Verdict::Goto(chain)),
@@ -74,7 +79,7 @@ fn add_dispatch(to: &mut Transaction, guest: &GuestRules) {
     }
 }
 
-fn delete_dispatch(to: &mut Transaction, guest: &GuestRules) {
+fn delete_dispatch(to: &mut Transaction, guest: &GuestRules, stay: &BTreeSet<Access>) {
     if let Some(network) = &guest.network {
         to.delete_elements(&policy::members(network), &[link_element(guest.link)]);
     }
@@ -82,7 +87,7 @@ fn delete_dispatch(to: &mut Transaction, guest: &GuestRules) {
     if policy::host_chain(guest).is_some() {
         to.delete_elements(table::HOST_ACCESS, &[link_element(guest.link)]);
     }
-    policy::delete_chains(to, guest);
+    policy::delete_chains(to, guest, stay);
 }
 
 fn source4(guest: &GuestRules) -> Element {

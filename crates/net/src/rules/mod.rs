@@ -20,8 +20,8 @@ pub mod table;
 use crate::netlink::{Channel, Refusal};
 use crate::nft::read;
 use crate::nft::{Element, Transaction};
-use crate::policy::Policy;
 use crate::policy::publish::Publish;
+use crate::policy::{Access, Policy};
 use crate::{Error, VmId};
 use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet};
@@ -75,10 +75,8 @@ pub struct Rules {
 impl Rules {
     /// Does not change anything yet: [`Rules::replace`] creates the table.
     pub fn new(base: Base) -> Result<Rules, Error> {
-        let netfilter = Channel::netfilter()
-            .map_err(|error| Error::kernel("opening a netfilter socket")(Refusal::Socket(error)))?;
         Ok(Rules {
-            netfilter,
+            netfilter: netfilter()?,
             base,
             networks: BTreeSet::new(),
             guests: BTreeMap::new(),
@@ -111,12 +109,55 @@ impl Rules {
         self.base = base;
         self.networks = networks;
         self.guests = guests.into_iter().map(|it| (it.vm, it)).collect();
-        self.rebuild()
+        self.rebuild(&|_, _| true)
     }
 
-    fn rebuild(&mut self) -> Result<(), Error> {
+    /// Whether the table has all chains, their rules, and all VMs. Reads a little of it, however
+    /// many rules VMs have.
+    fn is_whole(&mut self) -> Result<bool, Refusal> {
+        for chain in table::CHAINS {
+            if absent_is_empty(read::rules(&mut self.netfilter, TABLE, chain))? == 0 {
+                return Ok(false);
+            }
+        }
+        let mut chains: BTreeSet<String> = BTreeSet::new();
+        for found in read::chains(&mut self.netfilter)? {
+            if found.table == TABLE {
+                chains.insert(found.name);
+            }
+        }
+        let mut own = self.guests.values().map(policy::chain);
+        if !own.all(|it| chains.contains(&*it)) {
+            return Ok(false);
+        }
+        let there = absent_is_empty(read::elements(&mut self.netfilter, TABLE, table::GUESTS))?;
+        let there: BTreeSet<Vec<u8>> = there.into_iter().map(|it| it.key).collect();
+        let wanted = self
+            .guests
+            .values()
+            .map(|it| it.link.to_ne_bytes().to_vec());
+        Ok(there == wanted.collect())
+    }
+
+    /// Creates the table again if another program has removed it or a part of it, or if the
+    /// settings for all VMs are other ones now. True if it did.
+    pub fn mend(&mut self, base: Base) -> Result<bool, Error> {
+        let whole = self.is_whole();
+        let whole = whole.map_err(Error::kernel("reading the nftables table `inet jiffy`"))?;
+        if whole && base == self.base {
+            return Ok(false);
+        }
+        self.base = base;
+        self.rebuild(&|_, _| true).map(|()| true)
+    }
+
+    /// Creates the table again from the model. Addresses that were opened by names stay open where
+    /// `stays` returns true.
+    fn rebuild(&mut self, stays: &dyn Fn(VmId, Access) -> bool) -> Result<(), Error> {
         let failed = "creating the nftables table `inet jiffy`";
-        let kept = Kept::read(&mut self.netfilter, &self.guests).map_err(Error::kernel(failed))?;
+        let mut kept =
+            Kept::read(&mut self.netfilter, &self.guests).map_err(Error::kernel(failed))?;
+        kept.names.retain(|(vm, at), _| stays(*vm, *at));
         let mut changes = Transaction::new(TABLE);
         // The table must exist to be deleted.
         changes.add_table(&[]);
@@ -127,8 +168,9 @@ impl Rules {
         }
         for guest in self.guests.values() {
             guest::add(&mut changes, guest, kept.counted(guest));
-            let names = kept.names.get(&guest.vm).map(Vec::as_slice);
-            policy::open_names(&mut changes, guest.vm, names.unwrap_or(&[]));
+        }
+        for ((vm, at), opened) in &kept.names {
+            policy::open_names(&mut changes, *vm, *at, opened);
         }
         let changed = changes.commit(&mut self.netfilter);
         changed.map_err(Error::kernel(failed))
@@ -137,13 +179,22 @@ impl Rules {
     /// Commits changes that the model already contains. If that fails because another program
     /// changed or removed the table, the table is rebuilt from the model.
     fn commit(&mut self, changes: Transaction, what: &'static str) -> Result<(), Error> {
+        self.commit_keeping(changes, what, &|_, _| true)
+    }
+
+    fn commit_keeping(
+        &mut self,
+        changes: Transaction,
+        what: &'static str,
+        stays: &dyn Fn(VmId, Access) -> bool,
+    ) -> Result<(), Error> {
         match changes.commit(&mut self.netfilter) {
             Err(refusal) if matches!(refusal.errno(), Some(Errno::NOENT | Errno::EXIST)) => {
                 tracing::warn!(
                     %refusal,
                     "another program changed the nftables table `inet jiffy`: it is created again"
                 );
-                self.rebuild()
+                self.rebuild(stays)
             }
             other => other.map_err(Error::kernel(what)),
         }
@@ -184,8 +235,10 @@ impl Rules {
         self.need_network(&mut changes, to.network.as_deref());
         guest::change(&mut changes, &from, &to);
         let vm = to.vm;
+        let stay = policy::staying(&from.policy, &to.policy);
         self.guests.insert(vm, to);
-        let changed = self.commit(changes, "changing a VM's rules");
+        let stays = |of, at: Access| of != vm || stay.contains(&at);
+        let changed = self.commit_keeping(changes, "changing a VM's rules", &stays);
         if changed.is_err() {
             self.guests.insert(vm, from);
         }
@@ -219,6 +272,20 @@ impl Rules {
         self.commit(changes, "removing a network")
     }
 
+    /// The addresses that names have opened to a VM, with their ports.
+    pub fn opened(&mut self, vm: VmId) -> Result<Vec<(IpAddr, Access)>, Error> {
+        let Some(guest) = self.guests.get(&vm) else {
+            return Ok(Vec::new());
+        };
+        let mut opened = Vec::new();
+        for at in guest.policy.named().into_keys() {
+            let found = opened_names(&mut self.netfilter, vm, at);
+            let found = found.map_err(Error::kernel("reading the addresses of allowed names"))?;
+            opened.extend(found.into_iter().map(|(address, _)| (address, at)));
+        }
+        Ok(opened)
+    }
+
     /// The counters of a VM.
     pub fn counted(&mut self, vm: VmId) -> Result<Counted, Error> {
         let guest = self.guests.get(&vm);
@@ -248,15 +315,31 @@ impl Rules {
     }
 }
 
+/// The links of VMs that the table of this network namespace has rules for.
+pub fn linked() -> Result<BTreeSet<u32>, Error> {
+    indexes(&mut netfilter()?, table::GUESTS)
+}
+
 /// The links with forwarding enabled for VMs, according to the table: for IPv4 and IPv6.
 pub(crate) fn uplinks(netfilter: &mut Channel) -> Result<[BTreeSet<u32>; 2], Error> {
-    let mut links = |set| {
-        let found = absent_is_empty(read::elements(netfilter, TABLE, set));
-        let found = found.map_err(Error::kernel("reading the nftables table `inet jiffy`"))?;
-        let index = |it: &read::FoundElement| Some(u32::from_ne_bytes(it.key[..].try_into().ok()?));
-        Ok::<_, Error>(found.iter().filter_map(index).collect())
-    };
-    Ok([links(table::UPLINKS4)?, links(table::UPLINKS6)?])
+    Ok([
+        indexes(netfilter, table::UPLINKS4)?,
+        indexes(netfilter, table::UPLINKS6)?,
+    ])
+}
+
+/// The links in this set of the table.
+fn indexes(netfilter: &mut Channel, set: &str) -> Result<BTreeSet<u32>, Error> {
+    let found = absent_is_empty(read::elements(netfilter, TABLE, set));
+    let found = found.map_err(Error::kernel("reading the nftables table `inet jiffy`"))?;
+    let index = |it: &read::FoundElement| Some(u32::from_ne_bytes(it.key[..].try_into().ok()?));
+    Ok(found.iter().filter_map(index).collect())
+}
+
+/// A netlink socket in the network namespace of this thread.
+pub(crate) fn netfilter() -> Result<Channel, Error> {
+    Channel::netfilter()
+        .map_err(|error| Error::kernel("opening a netfilter socket")(Refusal::Socket(error)))
 }
 
 /// Opens addresses of allowed names to VMs until their TTLs expire. It has its own netlink channel,
@@ -269,16 +352,21 @@ pub struct NameRules {
 impl NameRules {
     /// Opens a channel in the network namespace of this thread.
     pub fn new() -> Result<NameRules, Error> {
-        let netfilter = Channel::netfilter()
-            .map_err(|error| Error::kernel("opening a netfilter socket")(Refusal::Socket(error)))?;
-        Ok(NameRules { netfilter })
+        Ok(NameRules {
+            netfilter: netfilter()?,
+        })
     }
 
-    /// Opens these addresses. It is no error if the VM does not exist, or has no rule about names
-    /// any more.
-    pub fn open(&mut self, vm: VmId, addresses: &[(IpAddr, Duration)]) -> Result<(), Error> {
+    /// Opens these addresses at these ports. It is no error if the VM does not exist, or has no
+    /// rule about names with these ports any more.
+    pub fn open(
+        &mut self,
+        vm: VmId,
+        at: Access,
+        addresses: &[(IpAddr, Duration)],
+    ) -> Result<(), Error> {
         let mut changes = Transaction::new(TABLE);
-        policy::reopen_names(&mut changes, vm, addresses);
+        policy::reopen_names(&mut changes, vm, at, addresses);
         match changes.commit(&mut self.netfilter) {
             Err(refusal) if refusal.errno() == Some(Errno::NOENT) => Ok(()),
             other => other.map_err(Error::kernel("opening the addresses of an allowed name")),
@@ -291,7 +379,7 @@ impl NameRules {
 struct Kept {
     spoofed: BTreeMap<Vec<u8>, (u64, u64)>,
     refused: BTreeMap<Vec<u8>, (u64, u64)>,
-    names: BTreeMap<VmId, Vec<(IpAddr, Duration)>>,
+    names: BTreeMap<(VmId, Access), Vec<(IpAddr, Duration)>>,
 }
 
 impl Kept {
@@ -307,16 +395,11 @@ impl Kept {
             let found = absent_is_empty(read::elements(netfilter, TABLE, set))?;
             to.extend(found.into_iter().map(|it| (it.key, it.counted)));
         }
-        for guest in guests.values().filter(|it| it.policy.has_domains()) {
-            let mut names = Vec::new();
-            for set in policy::name_sets(guest.vm) {
-                let found = absent_is_empty(read::elements(netfilter, TABLE, &set))?;
-                names.extend(found.into_iter().filter_map(|it| {
-                    let left = Duration::from_millis(it.expires?);
-                    Some((address(&it.key)?, left))
-                }));
+        for guest in guests.values() {
+            for at in guest.policy.named().into_keys() {
+                let opened = opened_names(netfilter, guest.vm, at)?;
+                kept.names.insert((guest.vm, at), opened);
             }
-            kept.names.insert(guest.vm, names);
         }
         Ok(kept)
     }
@@ -328,6 +411,23 @@ impl Kept {
             refused: self.refused.get(&link[..]).copied(),
         }
     }
+}
+
+/// The addresses that names have opened to a VM at these ports, with the time that is left.
+fn opened_names(
+    netfilter: &mut Channel,
+    vm: VmId,
+    at: Access,
+) -> Result<Vec<(IpAddr, Duration)>, Refusal> {
+    let mut opened = Vec::new();
+    for set in policy::name_sets(vm, at) {
+        let found = absent_is_empty(read::elements(netfilter, TABLE, &set))?;
+        opened.extend(found.into_iter().filter_map(|it| {
+            let left = Duration::from_millis(it.expires?);
+            Some((address(&it.key)?, left))
+        }));
+    }
+    Ok(opened)
 }
 
 fn absent_is_empty<T: Default>(found: Result<T, Refusal>) -> Result<T, Refusal> {

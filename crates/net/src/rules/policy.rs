@@ -6,12 +6,13 @@ use super::{GuestRules, VmId};
 use crate::nft::constants::{kind, set};
 use crate::nft::expression::meta;
 use crate::nft::{Element, Expression, Set, Transaction};
-use crate::policy::{Protocol, Rule as PolicyRule, Target};
+use crate::policy::{Access, Policy, Protocol, Rule as PolicyRule, Target};
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::time::Duration;
 
-/// Most addresses that names have opened to one VM, for each of IPv4 and IPv6.
+/// Most addresses that names have opened to one VM at the same ports, for each of IPv4 and IPv6.
 const NAMED: u32 = 4096;
 
 /// The set of a network's links; its chain has the same name.
@@ -64,17 +65,39 @@ fn own_chain(vm: VmId) -> String {
     format!("vm-{vm}")
 }
 
-/// The sets of addresses opened by names, for IPv4 and IPv6.
-pub(super) fn name_sets(vm: VmId) -> [String; 2] {
-    [format!("names4-{vm}"), format!("names6-{vm}")]
+/// The sets of addresses opened by names at these ports, for IPv4 and IPv6.
+pub(super) fn name_sets(vm: VmId, at: Access) -> [String; 2] {
+    let mut rest = vm.to_string();
+    if let Some((from, to)) = at.ports {
+        rest.push_str(&format!("-{from}-{to}"));
+    }
+    if let Some(protocol) = at.protocol {
+        rest.push_str(&format!("-{protocol}"));
+    }
+    [format!("names4-{rest}"), format!("names6-{rest}")]
 }
 
-pub(super) fn add_chains(to: &mut Transaction, guest: &GuestRules) {
+/// The ports and protocols whose sets stay as they are when a policy changes: all names that may
+/// have opened an address there are still allowed.
+pub(super) fn staying(from: &Policy, into: &Policy) -> BTreeSet<Access> {
+    let (old, new) = (from.named(), into.named());
+    let stays =
+        |(at, names): &(_, BTreeSet<_>)| new.get(at).is_some_and(|it| it.is_superset(names));
+    old.into_iter().filter(stays).map(|(at, _)| at).collect()
+}
+
+/// Adds the VM's chains and the sets that they need, except those that exist already.
+pub(super) fn add_chains(to: &mut Transaction, guest: &GuestRules, there: &BTreeSet<Access>) {
     if guest.policy.is_default() {
         return;
     }
-    if guest.policy.has_domains() {
-        let [names4, names6] = name_sets(guest.vm);
+    for at in guest
+        .policy
+        .named()
+        .into_keys()
+        .filter(|it| !there.contains(it))
+    {
+        let [names4, names6] = name_sets(guest.vm, at);
         for (name, key) in [(&names4, (kind::IPV4, 4)), (&names6, (kind::IPV6, 16))] {
             let timed = Set {
                 flags: set::FLAG_TIMEOUT,
@@ -118,7 +141,8 @@ pub(super) fn add_chains(to: &mut Transaction, guest: &GuestRules) {
     }
 }
 
-pub(super) fn delete_chains(to: &mut Transaction, guest: &GuestRules) {
+/// Deletes the VM's chains, and their sets except those that stay.
+pub(super) fn delete_chains(to: &mut Transaction, guest: &GuestRules, stay: &BTreeSet<Access>) {
     if guest.policy.is_default() {
         return;
     }
@@ -126,8 +150,13 @@ pub(super) fn delete_chains(to: &mut Transaction, guest: &GuestRules) {
     if let Some(host) = host_chain(guest) {
         to.delete_chain(&host);
     }
-    if guest.policy.has_domains() {
-        for name in name_sets(guest.vm) {
+    for at in guest
+        .policy
+        .named()
+        .into_keys()
+        .filter(|it| !stay.contains(it))
+    {
+        for name in name_sets(guest.vm, at) {
             to.delete_set(&name);
         }
     }
@@ -143,7 +172,7 @@ fn conditions(one: &PolicyRule, vm: VmId) -> Vec<Rule> {
             vec![Box::new(move || Rule::new().destination(range))]
         }
         Target::Domain(_) => {
-            let [names4, names6] = name_sets(vm);
+            let [names4, names6] = name_sets(vm, one.access());
             vec![
                 Box::new(move || {
                     let v4 = Rule::new().v4().load(DESTINATION4, 0);
@@ -180,9 +209,14 @@ fn protocols(one: &PolicyRule) -> impl Iterator<Item = u8> {
         .map(Protocol::number)
 }
 
-/// Opens addresses of names.
-pub(super) fn open_names(to: &mut Transaction, vm: VmId, addresses: &[(IpAddr, Duration)]) {
-    let [names4, names6] = name_sets(vm);
+/// Opens addresses of names at these ports.
+pub(super) fn open_names(
+    to: &mut Transaction,
+    vm: VmId,
+    at: Access,
+    addresses: &[(IpAddr, Duration)],
+) {
+    let [names4, names6] = name_sets(vm, at);
     for (set, v4) in [(names4, true), (names6, false)] {
         let of_kind = addresses.iter().filter(|it| it.0.is_ipv4() == v4);
         let elements: Vec<Element> = of_kind.map(element).collect();
@@ -191,8 +225,13 @@ pub(super) fn open_names(to: &mut Transaction, vm: VmId, addresses: &[(IpAddr, D
 }
 
 /// As [`open_names`], for addresses that may be open already: their timeout restarts.
-pub(super) fn reopen_names(to: &mut Transaction, vm: VmId, addresses: &[(IpAddr, Duration)]) {
-    let [names4, names6] = name_sets(vm);
+pub(super) fn reopen_names(
+    to: &mut Transaction,
+    vm: VmId,
+    at: Access,
+    addresses: &[(IpAddr, Duration)],
+) {
+    let [names4, names6] = name_sets(vm, at);
     for (set, v4) in [(names4, true), (names6, false)] {
         for one in addresses.iter().filter(|it| it.0.is_ipv4() == v4) {
             // An existing element keeps its timeout unless it is deleted first, and only existing

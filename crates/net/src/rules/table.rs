@@ -42,6 +42,18 @@ pub(super) const REFUSE: &str = "refuse";
 const SPOOF: &str = "spoof";
 const PUBLISHED: &str = "published";
 
+/// The chains at hooks of the kernel.
+const SOURCES: &str = "sources";
+const FORWARDED: &str = "forward";
+const TO_HOST: &str = "input";
+const ARRIVING: &str = "arriving";
+const LOCAL: &str = "local";
+const LEAVING: &str = "leaving";
+/// All chains that do not depend on VMs. None of them is empty.
+pub(super) const CHAINS: [&str; 10] = [
+    SOURCES, FORWARDED, TO_HOST, ARRIVING, LOCAL, LEAVING, SPOOF, REFUSE, OPEN, PUBLISHED,
+];
+
 const NAME_PORT: u16 = 53;
 
 /// The settings for all VMs.
@@ -204,14 +216,13 @@ fn endings(to: &mut Transaction) {
 
 /// Checks first that packets from a VM's link have the VM's addresses.
 fn sources(to: &mut Transaction) {
-    const CHAIN: &str = "sources";
     let hook = Hook {
         kind: "filter",
         hook: PREROUTING,
         priority: RAW,
     };
-    to.add_chain(CHAIN, Some(hook));
-    let mut rule = |it: Vec<Expression>| to.add_rule(CHAIN, &it);
+    to.add_chain(SOURCES, Some(hook));
+    let mut rule = |it: Vec<Expression>| to.add_rule(SOURCES, &it);
     rule(Rule::new().not_by_guests().accept());
     // Links with ports published on the loopback have `route_localnet` set, so the kernel would
     // deliver such packets to the host's own programs.
@@ -241,14 +252,13 @@ fn sender(rule: Rule, address: rule::Field) -> Rule {
 
 /// Packets that the host forwards.
 fn forwarded(to: &mut Transaction) {
-    const CHAIN: &str = "forward";
     let hook = Hook {
         kind: "filter",
         hook: FORWARD,
         priority: FILTER,
     };
-    to.add_chain(CHAIN, Some(hook));
-    let mut rule = |it: Vec<Expression>| to.add_rule(CHAIN, &it);
+    to.add_chain(FORWARDED, Some(hook));
+    let mut rule = |it: Vec<Expression>| to.add_rule(FORWARDED, &it);
     let others = || Rule::new().not_by_guests().not_toward_guests();
     rule(others().v4().state(ct::NEW).link_in(UPLINKS4).drop());
     rule(others().v6().state(ct::NEW).link_in(UPLINKS6).drop());
@@ -283,14 +293,13 @@ fn forwarded(to: &mut Transaction) {
 
 /// Packets to the host itself.
 fn to_host(to: &mut Transaction, base: &Base) {
-    const CHAIN: &str = "input";
     let hook = Hook {
         kind: "filter",
         hook: INPUT,
         priority: FILTER,
     };
-    to.add_chain(CHAIN, Some(hook));
-    let mut rule = |it: Vec<Expression>| to.add_rule(CHAIN, &it);
+    to.add_chain(TO_HOST, Some(hook));
+    let mut rule = |it: Vec<Expression>| to.add_rule(TO_HOST, &it);
     rule(Rule::new().not_by_guests().accept());
     rule(Rule::new().state(ct::ESTABLISHED | ct::RELATED).accept());
     for gateway in gateways(base) {
@@ -323,14 +332,12 @@ fn translated(to: &mut Transaction, base: &Base) {
             priority,
         })
     };
-    const ARRIVING: &str = "arriving";
     to.add_chain(ARRIVING, nat(PREROUTING, DESTINATION));
     let mut rule = |it: Vec<Expression>| to.add_rule(ARRIVING, &it);
     rule(Rule::new().not_by_guests().goto(PUBLISHED));
     if base.name_port != NAME_PORT {
         name_port(&mut rule, base);
     }
-    const LOCAL: &str = "local";
     to.add_chain(LOCAL, nat(OUTPUT, DESTINATION));
     to.add_rule(LOCAL, &Rule::new().goto(PUBLISHED));
 
@@ -361,7 +368,6 @@ fn translated(to: &mut Transaction, base: &Base) {
         rule(by_port(anywhere, 0).mapped(ports).end(target));
     }
 
-    const LEAVING: &str = "leaving";
     to.add_chain(LEAVING, nat(POSTROUTING, SOURCE));
     let mut rule = |it: Vec<Expression>| to.add_rule(LEAVING, &it);
     // Connections of the host from 127.0.0.1 get a source address that a VM can answer to.

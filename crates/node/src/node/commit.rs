@@ -54,13 +54,14 @@ impl Node {
         let bytes = self.changes(&vm, &socket, &changes).await?;
         let pause_ns = monotonic_ns() - begun;
         let (config, from) = (vm.spec.config.clone(), vm.name.clone());
+        let importer = self.images.importer().clone();
         let made = tokio::task::spawn_blocking(move || {
             let source = ImageSource {
                 reference: format!("commit of {from}"),
                 manifest: None,
                 signed_by: Vec::new(),
             };
-            Made::child(draft, &root, &changes, config, source)
+            Made::child(&importer, draft, &root, &changes, config, source)
         });
         let made = join_result(made.await)?;
         let image = self

@@ -86,7 +86,8 @@ async fn change(vm: &VmHandle, limits: Limits) -> Result<DeviceLimits> {
     changed.await?
 }
 
-/// What a VM is made of, with the limits that it has now: what its children have.
+/// What a VM is made of, with the limits and the network policy that it has now: what its children
+/// and snapshots have.
 pub(super) fn current_spec(vm: &VmHandle) -> Spec {
     let now = &vm.view.borrow().vm;
     Spec {
@@ -96,6 +97,10 @@ pub(super) fn current_spec(vm: &VmHandle) -> Spec {
         root_limit: now.limits.root.unwrap_or_default(),
         network: vm.spec.network.clone().map(|network| NetworkUse {
             limit: now.limits.network.unwrap_or_default(),
+            policy: match &now.network {
+                Some(current) => current.policy.clone(),
+                None => network.policy,
+            },
             ..network
         }),
         ..(*vm.spec).clone()

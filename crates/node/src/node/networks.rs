@@ -101,6 +101,7 @@ impl Node {
             error: network
                 .why_not()
                 .map(|why| format!("VMs have no network on this host: {why}.")),
+            warnings: network.blockers(),
         }
     }
 

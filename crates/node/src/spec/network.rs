@@ -50,26 +50,50 @@ pub(super) fn of_snapshot(
             "The snapshot {name} has no network interface, so a VM from it can't have one."
         ))
         .hint("Leave the network options out, or create a snapshot of a VM that has a network.")),
-        Some(kept) if asked.is_default() => match kept.name.as_deref() {
-            // The network belongs to another node, or was removed.
-            Some(name) if network.check_name(name).is_err() => Ok(Some(NetworkUse {
-                name: Some(DEFAULT.to_owned()),
-                ..kept
-            })),
-            _ => Ok(Some(kept)),
-        },
         Some(_) if asked.name.as_deref() == Some(NONE) => Err(Error::invalid(format!(
             "The snapshot {name} has a network interface, so a VM from it has one, too."
         ))
         .hint("Use `--deny all` instead of `--network none`.")),
-        Some(kept) => {
-            let asked = NetworkUse {
-                // Closed ports stay closed unless the request opens them.
-                proxy_ports: asked.proxy_ports.or(kept.proxy_ports),
-                ..asked
-            };
-            wanted(asked, &captured.config, network)
+        Some(mut kept) => {
+            // The network belongs to another node, or was removed.
+            let missing = |name: &&mut String| network.check_name(name).is_err();
+            if let Some(name) = kept.name.as_mut().filter(missing) {
+                DEFAULT.clone_into(name);
+            }
+            match asked.is_default() {
+                true => Ok(Some(kept)),
+                false => wanted(over(kept, asked), &captured.config, network),
+            }
         }
+    }
+}
+
+/// The settings of a snapshot with those of a request in place of them. Settings that the request
+/// does not mention stay: a VM that could reach nothing does not get an open network because one of
+/// its ports is published. A policy is replaced as a whole.
+fn over(kept: NetworkUse, asked: NetworkUse) -> NetworkUse {
+    fn given<T>(asked: Vec<T>, kept: Vec<T>) -> Vec<T> {
+        match asked.is_empty() {
+            true => kept,
+            false => asked,
+        }
+    }
+    NetworkUse {
+        name: asked.name.or(kept.name),
+        ports: asked.ports,
+        publish_all: asked.publish_all,
+        policy: match asked.policy.is_default() {
+            true => kept.policy,
+            false => asked.policy,
+        },
+        dns: given(asked.dns, kept.dns),
+        search: given(asked.search, kept.search),
+        hosts: given(asked.hosts, kept.hosts),
+        proxy_ports: asked.proxy_ports.or(kept.proxy_ports),
+        limit: match asked.limit.is_none() {
+            true => kept.limit,
+            false => asked.limit,
+        },
     }
 }
 
@@ -154,6 +178,9 @@ fn free_port(exposed: &str) -> Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use jiffy_wire::api::NetworkPolicy;
+    use jiffy_wire::vmm::NetLimit;
+    use std::num::NonZeroU64;
 
     fn asked(change: impl FnOnce(&mut NetworkUse)) -> Result<NetworkUse> {
         let mut asked = NetworkUse::default();
@@ -192,6 +219,63 @@ mod tests {
         assert!(child.ports.is_empty());
         assert_eq!(child.proxy_ports.as_deref(), Some(&["80".to_owned()][..]));
         assert_eq!(inherited(&Spec::default()), None);
+    }
+
+    #[test]
+    fn a_request_replaces_only_what_it_mentions_of_a_snapshots_network() {
+        let limit = |bytes_per_second| NetLimit {
+            bytes_per_second: NonZeroU64::new(bytes_per_second),
+            ..NetLimit::default()
+        };
+        let policy = |allow: &[&str], deny: &[&str]| NetworkPolicy {
+            allow: allow.iter().map(ToString::to_string).collect(),
+            deny: deny.iter().map(ToString::to_string).collect(),
+        };
+        let kept = NetworkUse {
+            name: Some("lab".to_owned()),
+            policy: policy(&["10.1.2.3:5432"], &["all"]),
+            dns: vec!["192.0.2.1".to_owned()],
+            search: vec!["lab.example".to_owned()],
+            hosts: vec!["db:192.0.2.2".to_owned()],
+            proxy_ports: Some(vec!["80".to_owned()]),
+            limit: limit(1 << 20),
+            ..NetworkUse::default()
+        };
+        let with = |change: fn(&mut NetworkUse)| {
+            let mut asked = NetworkUse::default();
+            change(&mut asked);
+            over(kept.clone(), asked)
+        };
+        let published = with(|it| it.ports = vec!["8080:80".to_owned()]);
+        assert_eq!(published.ports, ["8080:80"]);
+        assert!(with(|it| it.publish_all = true).publish_all);
+        for other in [published, with(|it| it.publish_all = true)] {
+            let same = NetworkUse {
+                ports: Vec::new(),
+                publish_all: false,
+                ..other
+            };
+            assert_eq!(same, kept);
+        }
+        let asked = NetworkUse {
+            name: Some(DEFAULT.to_owned()),
+            ports: vec!["8080:80".to_owned()],
+            publish_all: true,
+            policy: policy(&[], &["10.0.0.0/8"]),
+            dns: vec!["192.0.2.7".to_owned()],
+            search: vec!["other.example".to_owned()],
+            hosts: vec!["db:192.0.2.8".to_owned()],
+            proxy_ports: Some(Vec::new()),
+            limit: limit(2 << 20),
+        };
+        assert_eq!(over(kept.clone(), asked.clone()), asked);
+        let closed = NetworkUse {
+            policy: asked.policy.clone(),
+            ..NetworkUse::default()
+        };
+        let closed = over(kept.clone(), closed);
+        assert_eq!(closed.policy, asked.policy, "as a whole");
+        assert_eq!(closed.name, kept.name);
     }
 
     #[test]

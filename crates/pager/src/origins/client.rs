@@ -4,7 +4,7 @@ use super::request::{Answer, MAX_FETCH, MAX_LINE, MIN_RATE, Request};
 use jiffy_store::{ImageId, Origin, OriginError, Stop};
 use jiffy_sys::fds;
 use jiffy_sys::mutex::lock;
-use jiffy_sys::spawn::{Detached, spawn_detached};
+use jiffy_sys::spawn::{Detached, Environment, spawn_detached};
 use jiffy_wire::pager::Origin as Described;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -103,6 +103,7 @@ pub fn start() -> io::Result<OwnedFd> {
         directory: &std::env::current_dir()?,
         output: output.as_fd(),
         descriptors: &[theirs.as_fd()],
+        environment: Environment::Inherited,
     })?;
     Ok(ours.into())
 }

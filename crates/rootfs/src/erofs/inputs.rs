@@ -23,7 +23,7 @@ impl ReadAt for File {
     }
 
     fn size(&self) -> io::Result<u64> {
-        Ok(self.metadata()?.len())
+        crate::layer::size_of(self)
     }
 }
 

@@ -33,12 +33,13 @@ pub enum WriteError {
 }
 
 /// Writes the planned image into `image`: all of it, or for a child block 0 and everything behind
-/// the parent. Returns the BLAKE3 of a whole image, `None` for a child. `watch` is called with the
-/// number of bytes written.
+/// the parent. With `hashed`, returns the BLAKE3 of a whole image, `None` for a child. `watch` is
+/// called with the number of bytes written.
 pub fn write(
     plan: &Plan<'_>,
     inputs: &Inputs,
     image: &File,
+    hashed: bool,
     watch: &mut dyn FnMut(u64) -> ControlFlow<()>,
 ) -> Result<Option<blake3::Hash>, WriteError> {
     let head = head(plan, inputs)?;
@@ -47,7 +48,7 @@ pub fn write(
         image,
         at: 0,
         waiting: Vec::with_capacity(2 * STRIDE),
-        hasher: (!plan.child).then(blake3::Hasher::new),
+        hasher: (hashed && !plan.child).then(blake3::Hasher::new),
         watch,
     };
     if plan.child {

@@ -6,6 +6,7 @@
 mod blob;
 mod unpack;
 
+pub(crate) use blob::size_of;
 pub use blob::{Blob, Packing};
 pub use unpack::{
     Bounds, Expected, LayerError, LayerStream, Spool, Tick, Unpacked, unpack, unpack_to_file,

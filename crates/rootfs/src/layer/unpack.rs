@@ -2,12 +2,12 @@
 
 use super::blob::{Blob, BlobStream, Packing};
 use crate::archive::Skip;
+use crate::scratch::Scratch;
 use jiffy_oci::{Digest, Hasher};
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::ops::ControlFlow;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -101,10 +101,10 @@ pub struct Spool {
 }
 
 impl Spool {
-    /// An empty spool file in that folder.
-    pub fn new(folder: &std::path::Path) -> io::Result<Spool> {
+    /// An empty spool file.
+    pub fn new(scratch: &Scratch) -> io::Result<Spool> {
         Ok(Spool {
-            file: Arc::new(tempfile::tempfile_in(folder)?),
+            file: Arc::new(scratch.file()?),
             end: 0,
         })
     }
@@ -119,13 +119,13 @@ pub struct Unpacked {
     pub digest: Option<Digest>,
 }
 
-/// Copies a stream into an unnamed file in `folder`, unpacked.
+/// Copies a stream into a temporary file, unpacked.
 pub fn unpack_to_file(
     reader: impl Read,
-    folder: &Path,
+    scratch: &Scratch,
     bounds: Bounds,
 ) -> Result<Blob, LayerError> {
-    let mut file = tempfile::tempfile_in(folder).map_err(LayerError::Spool)?;
+    let mut file = scratch.file().map_err(LayerError::Spool)?;
     let mut reader = io::BufReader::with_capacity(STRIDE, reader);
     let mut head = Vec::new();
     let mut first = (&mut reader).take(6);

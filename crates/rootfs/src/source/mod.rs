@@ -8,8 +8,10 @@ mod oci;
 use crate::config::{ConfigError, ImageConfig, RawConfig};
 use crate::layer::{self, Blob, Expected, LayerError, Packing, Spool};
 use crate::limits::Limits;
+use crate::scratch::Scratch;
 use bundle::{Bundle, open_file};
 use jiffy_oci::{Digest, DigestError, ManifestError, Platform, media_type, one_line};
+use std::fs::File;
 use std::io::{self, Read};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -40,8 +42,8 @@ pub struct Choice {
     pub platform: Platform,
     /// The image's name or tag; required if there are several images.
     pub reference: Option<String>,
-    /// A folder for unnamed temporary files.
-    pub scratch: PathBuf,
+    /// Unnamed temporary files.
+    pub scratch: Scratch,
     /// Limits on a packed archive that must be unpacked to be read.
     pub limits: Limits,
 }
@@ -52,7 +54,7 @@ impl Choice {
         Choice {
             platform: Platform::default(),
             reference: None,
-            scratch: scratch.into(),
+            scratch: Scratch::Folder(scratch.into()),
             limits: Limits::default(),
         }
     }
@@ -251,8 +253,16 @@ impl Source {
         Source::file(path, blob, choice)
     }
 
-    /// Like [`Source::open`] for a file that comes as a stream. It is unpacked into an unnamed file
-    /// in the scratch folder.
+    /// Like [`Source::open`] for a file that is open; `name` is for messages.
+    pub fn opened(file: File, name: &Path, choice: &Choice) -> Result<Source, SourceError> {
+        let blob = Blob::whole(file).map_err(|source| SourceError::Read {
+            path: name.to_owned(),
+            source,
+        })?;
+        Source::file(name, blob, choice)
+    }
+
+    /// Like [`Source::open`] for a file that comes as a stream. It is unpacked into a temporary file.
     pub fn stream(reader: impl Read, choice: &Choice) -> Result<Source, SourceError> {
         let path = Path::new("the archive");
         let blob = layer::unpack_to_file(reader, &choice.scratch, choice.limits.bounds());
@@ -272,13 +282,36 @@ impl Source {
     /// An image of fetched layers, the lowest first, and its configuration as JSON. A `diff_id`
     /// that is not given is taken from the configuration.
     pub fn layers(config: &[u8], layers: &[Layer], choice: &Choice) -> Result<Source, SourceError> {
+        Source::layers_with(config, layers, choice, |layer| open_file(&layer.path))
+    }
+
+    /// Like [`Source::layers`] for layers that are open; their paths are for messages.
+    pub fn opened_layers(
+        config: &[u8],
+        layers: &[Layer],
+        files: Vec<File>,
+        choice: &Choice,
+    ) -> Result<Source, SourceError> {
+        let mut files = files.into_iter();
+        Source::layers_with(config, layers, choice, |_| {
+            let file = files.next().ok_or(io::ErrorKind::NotFound)?;
+            Blob::whole(file)
+        })
+    }
+
+    fn layers_with(
+        config: &[u8],
+        layers: &[Layer],
+        choice: &Choice,
+        mut open: impl FnMut(&Layer) -> io::Result<Blob>,
+    ) -> Result<Source, SourceError> {
         let config = RawConfig::from_json(config)?;
         check_platform(&config.platform(), choice)?;
         let layers = layers
             .iter()
             .map(|layer| {
                 check_media_type(&layer.media_type)?;
-                let blob = open_file(&layer.path).map_err(|source| SourceError::Read {
+                let blob = open(layer).map_err(|source| SourceError::Read {
                     path: layer.path.clone(),
                     source,
                 })?;
@@ -365,7 +398,7 @@ impl Source {
 /// Unpacks a packed archive into an unnamed file.
 fn unpack_whole(path: &Path, blob: &Blob, choice: &Choice) -> Result<Blob, SourceError> {
     let mut spool = Spool::new(&choice.scratch).map_err(|source| SourceError::Scratch {
-        path: choice.scratch.clone(),
+        path: choice.scratch.folder().to_owned(),
         source,
     })?;
     let (_, unpacked) = layer::unpack(
@@ -381,10 +414,10 @@ fn unpack_whole(path: &Path, blob: &Blob, choice: &Choice) -> Result<Blob, Sourc
     Ok(unpacked.tar)
 }
 
-fn unpack_failed(path: &Path, scratch: &Path, error: LayerError) -> SourceError {
+fn unpack_failed(path: &Path, scratch: &Scratch, error: LayerError) -> SourceError {
     match error {
         LayerError::Spool(source) => SourceError::Scratch {
-            path: scratch.to_owned(),
+            path: scratch.folder().to_owned(),
             source,
         },
         source => SourceError::Unpack {

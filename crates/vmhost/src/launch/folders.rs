@@ -4,7 +4,7 @@ use crate::process::{Ended, VmmProcess};
 use jiffy_content::error::{Error, Result};
 use jiffy_content::model::vm::VmRecord;
 use jiffy_content::paths::Paths;
-use jiffy_sys::spawn::{Detached, FIRST_DESCRIPTOR, spawn_detached};
+use jiffy_sys::spawn::{Detached, Environment, FIRST_DESCRIPTOR, spawn_detached};
 use jiffy_wire::api::FolderUse;
 use jiffy_wire::guest::FolderMount;
 use jiffy_wire::vmm::Folder;
@@ -140,6 +140,7 @@ fn start(paths: &Paths, folder: &SharedFolder, log: BorrowedFd<'_>) -> Result<u3
         directory: Path::new("/"),
         output: log,
         descriptors: &[folder.servers.as_fd(), folder.folder.as_fd()],
+        environment: Environment::Empty,
     });
     started.map_err(|error| {
         let failed = Error::io("start", &program, &error);

@@ -1,18 +1,22 @@
 //! Background work of the network: removes links of VMs that have ended, deletes their tracked
-//! connections, and prepares a link for the next VM.
+//! connections, prepares a link for the next VM, and restores rules that another program has
+//! removed.
 
 use super::on::On;
 use super::{Network, State};
 use jiffy_sys::causes;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::time::sleep;
-use tracing::debug;
+use tokio::time::{MissedTickBehavior, interval, sleep};
+use tracing::{debug, warn};
 
 /// Delay from a VM's end to the removal of its link, so that its user does not wait for that.
 const LEAVE: Duration = Duration::from_millis(50);
 /// Further delay until tracked connections are deleted, for many VMs at once.
 const FORGET: Duration = Duration::from_secs(1);
+
+/// Time between two checks of the rules and of the host's forwarding settings.
+const CHECK: Duration = Duration::from_secs(10);
 
 impl Network {
     /// Waits until a link has to be prepared, because the last one was taken. Waits forever without
@@ -41,9 +45,11 @@ impl Network {
     }
 }
 
-/// Detaches VMs that have ended.
+/// Detaches VMs that have ended, and mends the rules while there are VMs.
 pub async fn clean_up(network: Arc<Network>) {
     let State::On(on) = &network.0 else { return };
+    let mut check = interval(CHECK);
+    check.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tokio::select! {
             () = on.left.notified() => {
@@ -54,6 +60,7 @@ pub async fn clean_up(network: Arc<Network>) {
                 sleep(FORGET).await;
                 blocking(&network, forget_connections).await;
             }
+            _ = check.tick() => blocking(&network, mend).await,
         }
     }
 }
@@ -72,6 +79,26 @@ fn detach_all(on: &On) {
         };
         let freed = inner.leaving.remove(&vm);
         on.detach(&mut inner, vm, freed);
+    }
+}
+
+/// Without rules, VMs would reach what is denied by default: a restart of a firewall's service often
+/// removes the rules of all programs.
+fn mend(on: &On) {
+    let mut inner = on.lock();
+    // A link that was prepared belongs to no VM.
+    if inner.host.attached() <= usize::from(inner.ahead.is_some()) {
+        return;
+    }
+    match inner.host.mend() {
+        Ok(false) => {}
+        Ok(true) => warn!(
+            "another program changed the nftables table `inet jiffy`, or the host's routes use other links: it is created again"
+        ),
+        Err(error) => {
+            let error = causes::sentence(&error);
+            warn!(error, "the network's rules could not be checked");
+        }
     }
 }
 

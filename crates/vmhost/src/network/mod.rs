@@ -42,6 +42,7 @@ use jiffy_content::error::{Error, Result};
 use jiffy_content::model::vm::VmRecord;
 use jiffy_content::names as rules;
 use jiffy_net::VmId;
+use jiffy_net::firewalls::Blocker;
 use jiffy_net::host::{Addresses, GuestSpec};
 use jiffy_sys::causes;
 use jiffy_sys::mutex::lock;
@@ -80,8 +81,8 @@ pub struct Attachment {
     pub addresses: Addresses,
     /// A descriptor of its TAP for each pair of queues.
     pub queues: Vec<OwnedFd>,
-    /// When it began, and when address, link and rules were ready (host CLOCK_MONOTONIC).
-    pub times_ns: [u64; 4],
+    /// When it began, and when address, link, rules and name were ready (host CLOCK_MONOTONIC).
+    pub times_ns: [u64; 5],
 }
 
 impl Attachment {
@@ -121,14 +122,14 @@ impl Network {
         let begun_ns = monotonic_ns();
         let vm = id_of(record)?;
         let attached = on.attach(vm, record)?;
-        let [addressed_ns, linked_ns, ruled_ns] = attached.times_ns;
+        let [addressed_ns, linked_ns, ruled_ns, named_ns] = attached.times_ns;
         Ok(Some(Attachment {
             network: Arc::downgrade(self),
             vm,
             fresh: attached.fresh,
             addresses: attached.addresses,
             queues: attached.queues,
-            times_ns: [begun_ns, addressed_ns, linked_ns, ruled_ns],
+            times_ns: [begun_ns, addressed_ns, linked_ns, ruled_ns, named_ns],
         }))
     }
 
@@ -165,10 +166,15 @@ impl Network {
         };
         let spec = spec_of(record, v4, on.everywhere)?;
         let mut inner = on.lock();
-        inner.host.change(&spec).map_err(failed)?;
         let addresses = inner.host.addresses(&spec);
+        // The name server first: it must not open an address by the old policy after the change.
+        let before = on.directory.asker(v4.into());
         on.directory.set(asker(record, &spec, &addresses));
-        Ok(())
+        let changed = inner.host.change(&spec).map_err(failed);
+        if let (Err(_), Some(before)) = (&changed, before) {
+            on.directory.set((*before).clone());
+        }
+        changed
     }
 
     /// A VM has ended: releases its names and ports. The rest is removed in the background, so that
@@ -198,6 +204,19 @@ impl Network {
             on.detach(&mut inner, vm, freed);
         }
         freed.is_some()
+    }
+
+    /// A VM that an earlier daemon had just begun was ended: removes what was found of it when the
+    /// network was opened.
+    pub fn discard(&self, id: &str) {
+        let (State::On(on), Ok(vm)) = (&self.0, id_from(id)) else {
+            return;
+        };
+        let mut inner = on.lock();
+        let found = inner.host.guest(vm).map(|guest| guest.v4);
+        if found.is_some() {
+            on.detach(&mut inner, vm, found);
+        }
     }
 
     /// A VM hibernates: from now on this process accepts connections to its TCP ports
@@ -304,6 +323,20 @@ impl Network {
                 vec![ranges.v4().to_string(), ranges.v6().to_string()]
             }
         }
+    }
+
+    /// Other firewalls that drop VMs' packets now, and what helps: a sentence for each.
+    pub fn blockers(&self) -> Vec<String> {
+        let State::On(on) = &self.0 else {
+            return Vec::new();
+        };
+        let found = block_in_place(|| on.lock().host.blockers());
+        let found = found.inspect_err(|error| {
+            let error = causes::sentence(error);
+            warn!(error, "other firewalls can't be listed");
+        });
+        let sentence = |blocker: &Blocker| format!("The firewall chain {blocker}.");
+        found.unwrap_or_default().iter().map(sentence).collect()
     }
 
     /// Names of the networks that users made.

@@ -112,7 +112,7 @@ impl On {
     ) -> Result<NewAttachment> {
         let spec = spec_of(record, v4, self.everywhere)?;
         inner.hold(&spec)?;
-        let made = match inner.kept.get(&vm) {
+        let mut made = match inner.kept.get(&vm) {
             // The link was prepared, or made before the VM was hibernated.
             Some(queues) => {
                 let queues = dup(queues)?;
@@ -121,22 +121,24 @@ impl On {
                 NewAttachment {
                     addresses: inner.host.addresses(&spec),
                     queues,
-                    times_ns: [now; 3],
+                    times_ns: [now; 4],
                     fresh: false,
                 }
             }
             None => {
                 let attached = inner.host.attach_again(&spec).map_err(failed)?;
                 inner.kept.insert(vm, dup(&attached.tap.queues)?);
+                let [begun_ns, linked_ns, ruled_ns] = attached.times_ns;
                 NewAttachment {
                     addresses: attached.addresses,
                     queues: attached.tap.queues,
-                    times_ns: attached.times_ns,
+                    times_ns: [begun_ns, linked_ns, ruled_ns, ruled_ns],
                     fresh: false,
                 }
             }
         };
         self.directory.set(asker(record, &spec, &made.addresses));
+        made.times_ns[3] = monotonic_ns();
         Ok(made)
     }
 
@@ -244,8 +246,8 @@ impl Inner {
 pub(super) struct NewAttachment {
     pub(super) addresses: Addresses,
     pub(super) queues: Vec<OwnedFd>,
-    /// When it had its address, its link and its rules.
-    pub(super) times_ns: [u64; 3],
+    /// When it had its address, its link, its rules and its name.
+    pub(super) times_ns: [u64; 4],
     /// The address was allocated for this attachment.
     pub(super) fresh: bool,
 }

@@ -8,7 +8,7 @@ use jiffy_content::error::{Error, Result};
 use jiffy_content::paths::Paths;
 use jiffy_sys::durable::remove_any;
 use jiffy_sys::regular;
-use jiffy_sys::spawn::{Detached, spawn_detached};
+use jiffy_sys::spawn::{Detached, Environment, spawn_detached};
 use jiffy_wire::pager::{PagerRequest, PagerResponse};
 use std::ffi::OsStr;
 use std::fs::OpenOptions;
@@ -203,6 +203,7 @@ fn spawn(paths: &Paths, log: &Path) -> Result<u32> {
         directory: &paths.run,
         output: output.as_fd(),
         descriptors: &[],
+        environment: Environment::Inherited,
     });
     spawned.map_err(|error| {
         Error::internal(format!(

@@ -216,6 +216,7 @@ fn unreadable(
 
 fn discard(host: &Host, id: &str, why: &str) {
     info!(id, why, "removing the files of a VM that no longer exists");
+    host.network.discard(id);
     if let Err(error) = folders::remove(&host.paths, id) {
         warn!(id, %error, "a VM's files could not be removed");
     }

@@ -18,8 +18,11 @@ use tracing::warn;
 
 /// How long the VMM of an unknown VM has to stop before it is killed.
 const STOP_TIME: Duration = Duration::from_secs(2);
-/// Polling interval while a spare VMM either becomes a VM's or ends.
+/// Polling interval while a spare VMM either becomes a VM's or ends, or a process gets a command
+/// line.
 const LOOK: Duration = Duration::from_millis(2);
+/// How long a process may execute a program without having a command line yet.
+const EXECUTING: Duration = Duration::from_millis(100);
 
 /// Ends the VMM of a hibernated VM, whose memory is on disk.
 pub(super) async fn end_sleeper(pid: u32, id: &str, host: &Host) {
@@ -126,8 +129,22 @@ pub(super) fn vmm_id(pid: u32, host: &Host) -> Option<String> {
 /// A VMM leads a session. A process that it has forked shares its command line until it executes a
 /// program, and is not the VMM.
 fn folder_of(pid: u32, vms: &Path) -> Option<String> {
-    let line = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
-    vmm_of(&line, vms).filter(|_| leads_session(pid))
+    vmm_of(&command_line(pid)?, vms).filter(|_| leads_session(pid))
+}
+
+/// The command line of a process. One that is just executing a program has none for a moment, in
+/// which it has released the lock of the data folder already: it is waited for.
+fn command_line(pid: u32) -> Option<Vec<u8>> {
+    let until = std::time::Instant::now() + EXECUTING;
+    loop {
+        let line = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+        // Threads of the kernel and zombies have no command line either, and execute no file.
+        let executes = || leads_session(pid) && fs::read_link(format!("/proc/{pid}/exe")).is_ok();
+        if !line.is_empty() || !executes() || std::time::Instant::now() >= until {
+            return Some(line);
+        }
+        std::thread::sleep(LOOK);
+    }
 }
 
 /// The VM's id (or [`NO_ID`]) in the command line `jiffy-vmm run --config VMS/ID/vmm.json …`.
@@ -146,7 +163,7 @@ fn vmm_of(command_line: &[u8], vms: &Path) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use jiffy_sys::spawn::{Detached, spawn_detached};
+    use jiffy_sys::spawn::{Detached, Environment, spawn_detached};
     use std::fs::File;
     use std::os::fd::AsFd;
 
@@ -165,6 +182,7 @@ mod tests {
             directory: folder.path(),
             output: output.as_fd(),
             descriptors: &[],
+            environment: Environment::Inherited,
         });
         let vmm = VmmProcess::child(pid.unwrap()).unwrap();
         while fs::read(folder.path().join("output")).unwrap().is_empty() {

@@ -120,4 +120,7 @@ pub struct Network {
     /// Why its VMs have no link, as one sentence.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
+    /// Other firewalls of the host that drop VMs' packets now, and what helps: a sentence for each.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<String>,
 }

@@ -6,16 +6,9 @@ use super::{harmless, is_plain};
 pub struct Table<const N: usize> {
     /// Text of all cells, row after row.
     text: String,
-    cells: Vec<Cell>,
-    widths: [usize; N],
-}
-
-/// A cell is kept small: a table has thousands, and each page of them is a page fault.
-struct Cell {
-    /// Length of its text, bytes.
-    length: u32,
-    /// Its width in columns of a terminal.
-    width: u32,
+    /// Bytes of each cell's text. Kept small: a table has thousands, and each page of them is a page
+    /// fault.
+    lengths: Vec<u32>,
 }
 
 impl<const N: usize> Table<N> {
@@ -23,8 +16,7 @@ impl<const N: usize> Table<N> {
     pub fn new(headings: [&str; N]) -> Table<N> {
         let mut table = Table {
             text: String::new(),
-            cells: Vec::new(),
-            widths: [0; N],
+            lengths: Vec::new(),
         };
         table.row(headings);
         table
@@ -32,7 +24,7 @@ impl<const N: usize> Table<N> {
 
     /// Reserves space for so many more rows, with `bytes` of text in all.
     pub fn reserve(&mut self, rows: usize, bytes: usize) {
-        self.cells.reserve(rows * N);
+        self.lengths.reserve(rows * N);
         self.text.reserve(bytes);
     }
 
@@ -45,31 +37,7 @@ impl<const N: usize> Table<N> {
     pub fn cell_with(&mut self, write: impl FnOnce(&mut String)) {
         let begin = self.text.len();
         write(&mut self.text);
-        let mut width = self.text.len() - begin;
-        if !is_plain(&self.text.as_bytes()[begin..]) {
-            let cell = harmless(&self.text[begin..]).into_owned();
-            width = cell.chars().count();
-            self.text.truncate(begin);
-            self.text.push_str(&cell);
-        }
-        self.end_cell(begin, width);
-    }
-
-    /// Adds a cell whose text `write` appends; the text must be printable ASCII.
-    pub fn plain_cell(&mut self, write: impl FnOnce(&mut String)) {
-        let begin = self.text.len();
-        write(&mut self.text);
-        debug_assert!(is_plain(&self.text.as_bytes()[begin..]));
-        self.end_cell(begin, self.text.len() - begin);
-    }
-
-    fn end_cell(&mut self, begin: usize, width: usize) {
-        let column = self.cells.len() % N;
-        self.widths[column] = width.max(self.widths[column]);
-        self.cells.push(Cell {
-            length: (self.text.len() - begin) as u32,
-            width: width as u32,
-        });
+        self.lengths.push((self.text.len() - begin) as u32);
     }
 
     /// Adds a row.
@@ -79,30 +47,58 @@ impl<const N: usize> Table<N> {
         }
     }
 
-    /// Renders the lines. Not by [`ToString`], which would copy them once more.
+    /// Renders the lines, with [`harmless`] cells. Not by [`ToString`], which would copy them once
+    /// more.
     pub fn text(&self) -> String {
-        let length: usize = self.widths.iter().map(|width| width + GAP).sum();
-        let blanks = " ".repeat(length);
-        let padded = self.cells.len() / N * (length + 1);
-        let mut lines = String::with_capacity(padded + self.text.len());
-        let mut begin = 0;
-        for row in self.cells.chunks_exact(N) {
-            // Spaces to write before the next cell that is not empty.
-            let mut before = 0;
-            for (cell, width) in row.iter().zip(&self.widths) {
-                let end = begin + cell.length as usize;
-                if end > begin {
-                    lines.push_str(&blanks[..before]);
-                    lines.push_str(&self.text[begin..end]);
-                    before = 0;
-                }
-                before += width - cell.width as usize + GAP;
-                begin = end;
-            }
-            lines.push('\n');
+        // One check for all cells, because nearly all tables are plain.
+        if is_plain(self.text.as_bytes()) {
+            return lines::<N>(&self.text, &self.lengths, &self.lengths);
         }
-        lines
+        let mut shown = Table::<N> {
+            text: String::new(),
+            lengths: Vec::new(),
+        };
+        let mut widths = Vec::new();
+        let mut rest = &self.text[..];
+        for length in &self.lengths {
+            let (cell, after) = rest.split_at(*length as usize);
+            let cell = harmless(cell);
+            widths.push(cell.chars().count() as u32);
+            shown.cell(&cell);
+            rest = after;
+        }
+        lines::<N>(&shown.text, &shown.lengths, &widths)
     }
+}
+
+/// Aligns the columns of cells with these lengths in bytes, and widths in columns of a terminal.
+fn lines<const N: usize>(text: &str, lengths: &[u32], widths: &[u32]) -> String {
+    let mut columns = [0; N];
+    for row in widths.chunks_exact(N) {
+        for (column, width) in columns.iter_mut().zip(row) {
+            *column = *width.max(column);
+        }
+    }
+    let length: usize = columns.iter().map(|width| *width as usize + GAP).sum();
+    let blanks = " ".repeat(length);
+    let mut lines = String::with_capacity(text.len() + lengths.len() / N * (length + 1));
+    let mut rest = text;
+    for (lengths, widths) in lengths.chunks_exact(N).zip(widths.chunks_exact(N)) {
+        // Spaces to write before the next cell that is not empty.
+        let mut before = 0;
+        for ((length, width), column) in lengths.iter().zip(widths).zip(&columns) {
+            if *length > 0 {
+                let (cell, after) = rest.split_at(*length as usize);
+                lines.push_str(&blanks[..before]);
+                lines.push_str(cell);
+                rest = after;
+                before = 0;
+            }
+            before += (column - width) as usize + GAP;
+        }
+        lines.push('\n');
+    }
+    lines
 }
 
 impl<const N: usize> std::fmt::Display for Table<N> {

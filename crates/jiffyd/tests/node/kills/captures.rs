@@ -1,6 +1,7 @@
 //! Kills during snapshot, fork, hibernation and wake, commit.
 
-use super::{OPTIONS, assert_runs, begin, is_done, killed_at_every_call, quiet, remove, settled};
+use super::settled;
+use super::{OPTIONS, assert_runs, begin, is_done, isolated, killed_at_every_call, quiet, remove};
 use crate::daemon::{Daemon, named, pagers, tar_of};
 use jiffy_wire::api::{CreateVm, Image, Snapshot, Vm, VmState};
 
@@ -34,7 +35,15 @@ fn a_snapshot_is_complete_or_absent() {
 
 #[test]
 fn the_parent_of_a_fork_goes_on() {
-    let mut daemon = Daemon::with(&OPTIONS);
+    a_fork(Daemon::with(&OPTIONS));
+}
+
+#[test]
+fn the_isolated_parent_of_a_fork_goes_on() {
+    a_fork(isolated::daemon(&OPTIONS));
+}
+
+fn a_fork(mut daemon: Daemon) {
     let pid = begin(&daemon, "box").pid;
     let body = b"{\"name\":\"child\"}";
     killed_at_every_call(
@@ -62,7 +71,15 @@ fn the_parent_of_a_fork_goes_on() {
 
 #[test]
 fn a_hibernating_vm_is_running_or_hibernated() {
-    let mut daemon = Daemon::with(&OPTIONS);
+    a_hibernation(Daemon::with(&OPTIONS));
+}
+
+#[test]
+fn an_isolated_hibernating_vm_is_running_or_hibernated() {
+    a_hibernation(isolated::daemon(&OPTIONS));
+}
+
+fn a_hibernation(mut daemon: Daemon) {
     begin(&daemon, "box");
     killed_at_every_call(
         &mut daemon,
@@ -84,7 +101,15 @@ fn a_hibernating_vm_is_running_or_hibernated() {
 
 #[test]
 fn a_waking_vm_is_running_or_hibernated() {
-    let mut daemon = Daemon::with(&OPTIONS);
+    a_wake(Daemon::with(&OPTIONS));
+}
+
+#[test]
+fn an_isolated_waking_vm_is_running_or_hibernated() {
+    a_wake(isolated::daemon(&OPTIONS));
+}
+
+fn a_wake(mut daemon: Daemon) {
     begin(&daemon, "box");
     assert_eq!(daemon.post("/v1/vms/box/hibernate", b"").status, 200);
     killed_at_every_call(

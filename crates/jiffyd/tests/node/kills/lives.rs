@@ -1,7 +1,7 @@
 //! Kills during run, stop, remove, exec, adoption.
 
 use super::{Began, OPTIONS, assert_runs, begin, is_done, killed_at_every_call, killed_wherever};
-use super::{ask, quiet, remove, settled};
+use super::{ask, isolated, quiet, remove, settled};
 use crate::client::connect;
 use crate::daemon::{Daemon, named, shell, vmms};
 use jiffy_wire::api::{Image, RunVm, VmState};
@@ -10,16 +10,20 @@ use std::time::Duration;
 
 #[test]
 fn a_run_is_complete_or_absent() {
-    a_run(&OPTIONS);
+    a_run(Daemon::with(&OPTIONS));
+}
+
+#[test]
+fn a_run_of_an_isolated_vm_is_complete_or_absent() {
+    a_run(isolated::daemon(&OPTIONS));
 }
 
 #[test]
 fn a_run_in_a_spare_vmm_is_complete_or_absent() {
-    a_run(&["--standby", "0", "--spare", "1"]);
+    a_run(Daemon::with(&["--standby", "0", "--spare", "1"]));
 }
 
-fn a_run(options: &[&str]) {
-    let mut daemon = Daemon::with(options);
+fn a_run(mut daemon: Daemon) {
     // The first run makes the image.
     daemon.get("/v1/images").json::<Vec<Image>>();
     let wanted = RunVm {
@@ -48,7 +52,15 @@ fn a_run(options: &[&str]) {
 
 #[test]
 fn a_stop_leaves_a_vm_running_or_stopped() {
-    let mut daemon = Daemon::with(&OPTIONS);
+    a_stop(Daemon::with(&OPTIONS));
+}
+
+#[test]
+fn a_stop_of_an_isolated_vm_leaves_it_running_or_stopped() {
+    a_stop(isolated::daemon(&OPTIONS));
+}
+
+fn a_stop(mut daemon: Daemon) {
     begin(&daemon, "box");
     killed_at_every_call(
         &mut daemon,
@@ -71,7 +83,15 @@ fn a_stop_leaves_a_vm_running_or_stopped() {
 
 #[test]
 fn a_removed_vm_is_absent_or_complete() {
-    let mut daemon = Daemon::with(&OPTIONS);
+    a_removal(Daemon::with(&OPTIONS));
+}
+
+#[test]
+fn a_removed_isolated_vm_is_absent_or_complete() {
+    a_removal(isolated::daemon(&OPTIONS));
+}
+
+fn a_removal(mut daemon: Daemon) {
     begin(&daemon, "box");
     killed_at_every_call(
         &mut daemon,
@@ -112,7 +132,15 @@ fn an_exec_leaves_the_vm_unchanged() {
 
 #[test]
 fn vms_survive_a_daemon_killed_during_adoption() {
-    let mut daemon = Daemon::with(&OPTIONS);
+    an_adoption(Daemon::with(&OPTIONS));
+}
+
+#[test]
+fn isolated_vms_survive_a_daemon_killed_during_adoption() {
+    an_adoption(isolated::daemon(&OPTIONS));
+}
+
+fn an_adoption(mut daemon: Daemon) {
     let pid = begin(&daemon, "box").pid;
     begin(&daemon, "rest");
     assert_eq!(daemon.post("/v1/vms/rest/hibernate", b"").status, 200);

@@ -7,6 +7,7 @@
 
 mod captures;
 mod images;
+mod isolated;
 mod lives;
 mod tracer;
 
@@ -28,8 +29,8 @@ const OPTIONS: [&str; 4] = ["--standby", "0", "--spare", "0"];
 const UP: Duration = Duration::from_secs(2);
 /// How often a slow daemon is started again: the host may have stalled.
 const TRIES: usize = 3;
-/// How long a daemon may still make calls after its answer, such as writes of records.
-const BEHIND: Duration = Duration::from_millis(200);
+/// How long a daemon may still make calls after its answer: it writes records, removes links.
+const BEHIND: Duration = Duration::from_millis(400);
 /// Most calls of one kind that are tested separately: more are pieces of one file.
 const MOST: usize = 20;
 /// Time after which an idle daemon makes no such calls any more.
@@ -80,7 +81,7 @@ fn killed_wherever(
     let nothing_more = Left::behind(daemon);
     let mut missed = Vec::new();
     for point in &points {
-        let killer = follow(daemon, Some(point));
+        let mut killer = follow(daemon, Some(point));
         let done = does(daemon).unwrap_or(false);
         if killer.kills_within(BEHIND, daemon) {
             daemon.killed();
@@ -92,9 +93,9 @@ fn killed_wherever(
         }
         drop(killer);
         let tried = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            assert_vmms_match_vms(daemon);
+            assert_matches_vms(daemon);
             holds(daemon, done);
-            assert_vmms_match_vms(daemon);
+            assert_matches_vms(daemon);
             nothing_more.assert_unchanged(daemon);
         }));
         if let Err(why) = tried {
@@ -147,7 +148,7 @@ fn up_in_time(daemon: &mut Daemon, point: &Point) {
 }
 
 /// Checks that each VM has the VMM that it is shown with, and every VMM has a VM.
-fn assert_vmms_match_vms(daemon: &Daemon) {
+fn assert_matches_vms(daemon: &Daemon) {
     eventually("each VM has one VMM, and each VMM its VM", || {
         let all: Vec<Vm> = daemon.get("/v1/vms?all=true").json();
         let shown: BTreeSet<u32> = all.iter().filter_map(|vm| vm.pid).collect();
@@ -155,6 +156,9 @@ fn assert_vmms_match_vms(daemon: &Daemon) {
         shown == there
     });
     assert!(pagers(daemon.folder.path()).len() <= 1);
+    if daemon.isolates {
+        isolated::assert_matches_vms(daemon);
+    }
 }
 
 /// Names of all files in a node's folders, with `ID` in place of VMs' ids.
@@ -178,8 +182,14 @@ impl Left {
         for folder in ["data", "run"] {
             walk(&daemon.folder.path().join(folder), folder, &mut found);
         }
-        // Written at any time; and a pager runs only while it is needed.
-        let at_times = ["/timeline.json", "run/pager.sock", "run/jiffy-pager.log"];
+        // Written at any time, or removed when a start begins; and a pager runs only while it is
+        // needed.
+        let at_times = [
+            "/timeline.json",
+            "/exit.json",
+            "run/pager.sock",
+            "run/jiffy-pager.log",
+        ];
         found.retain(|path| !at_times.iter().any(|name| path.ends_with(name)));
         found.sort();
         Left(found)

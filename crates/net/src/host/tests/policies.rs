@@ -131,9 +131,10 @@ fn addresses_of_an_allowed_name_are_open_until_they_expire() {
     let addresses: Vec<IpAddr> = [PUBLIC, PUBLIC6]
         .map(|it| it.parse().expect("an address"))
         .into();
+    let at = own.policy.allow[0].access();
     let open = |names: &mut NameRules, left: Duration| {
         let addresses: Vec<_> = addresses.iter().map(|it| (*it, left)).collect();
-        names.open(vm(1), &addresses).expect("opened");
+        names.open(vm(1), at, &addresses).expect("opened");
     };
     let mut names = on_host(&world, || NameRules::new().expect("a channel"));
     open(&mut names, Duration::from_secs(1));
@@ -154,8 +155,81 @@ fn addresses_of_an_allowed_name_are_open_until_they_expire() {
     assert!(!guest.reaches(PUBLIC, 80));
     // It is no error if the VM does not exist, or has no such rule.
     names
-        .open(vm(9), &[(addresses[0], Duration::from_secs(1))])
+        .open(vm(9), at, &[(addresses[0], Duration::from_secs(1))])
         .expect("nothing");
+}
+
+#[test]
+fn addresses_of_names_stay_open_when_a_policy_changes_that_still_allows_the_names() {
+    let world = World::new();
+    let (mut host, _) = open(&world);
+    let mut own = on_host(&world, || spec(&mut host, 1));
+    own.policy = policy(&["a.example:7"], &["all"]);
+    let guest = Guest::start(on_host(&world, || host.attach(&own).expect("attached")));
+    let mut names = on_host(&world, || NameRules::new().expect("a channel"));
+    let far = std::net::SocketAddr::new(PUBLIC.parse().expect("an address"), 7);
+    let listener = world
+        .outside
+        .run(|| std::net::TcpListener::bind(far).expect("a port"));
+    let at = own.policy.allow[0].access();
+    let opened = [(far.ip(), Duration::from_secs(100))];
+    names.open(vm(1), at, &opened).expect("opened");
+    let near = guest
+        .namespace
+        .run(|| std::net::TcpStream::connect_timeout(&far, TIMEOUT).expect("connected"));
+    let (talks, _) = listener.accept().expect("a connection");
+    let arrives = || {
+        use std::io::{Read, Write};
+        talks.set_read_timeout(Some(TIMEOUT)).expect("a socket");
+        let _ = (&near).write_all(b"x");
+        (&talks).read_exact(&mut [0]).is_ok()
+    };
+    assert!(arrives());
+    // More names at the same port, and at another one.
+    own.policy = policy(
+        &["a.example:7", "b.example:7", "c.example:22/tcp"],
+        &["all"],
+    );
+    on_host(&world, || host.change(&own).expect("changed"));
+    assert!(arrives(), "the open connection");
+    assert!(guest.reaches(PUBLIC, 7), "a new one");
+    assert_eq!(
+        on_host(&world, || host.rules.opened(vm(1)).expect("addresses")),
+        [(far.ip(), at)]
+    );
+    own.policy = policy(&["b.example:7"], &["all"]);
+    on_host(&world, || host.change(&own).expect("changed"));
+    assert!(!arrives(), "a.example is not allowed any more");
+    assert!(!guest.reaches(PUBLIC, 7));
+}
+
+#[test]
+fn names_are_open_at_the_ports_of_their_own_rules_only() {
+    let world = World::new();
+    let (mut host, _) = open(&world);
+    let mut own = on_host(&world, || spec(&mut host, 1));
+    own.policy = policy(&["a.example:80", "b.example:22", "c.example/tcp"], &["all"]);
+    let guest = Guest::start(on_host(&world, || host.attach(&own).expect("attached")));
+    let _servers: Vec<Server> = [22, 80]
+        .map(|port| Server::tcp(&world.outside, PUBLIC, port, "far"))
+        .into();
+    let mut names = on_host(&world, || NameRules::new().expect("a channel"));
+    let mut resolved = |name: &str, left: Duration| {
+        let opened = [(PUBLIC.parse().expect("an address"), left)];
+        for at in own.policy.opened_at(name) {
+            names.open(vm(1), at, &opened).expect("opened");
+        }
+    };
+    let reached = || [22, 80].map(|port| guest.reaches(PUBLIC, port));
+    assert_eq!(reached(), [false, false]);
+    resolved("a.example", Duration::from_secs(100));
+    assert_eq!(reached(), [false, true]);
+    resolved("a.example", Duration::from_millis(1));
+    resolved("b.example", Duration::from_secs(100));
+    std::thread::sleep(Duration::from_millis(100));
+    assert_eq!(reached(), [true, false]);
+    resolved("c.example", Duration::from_secs(100));
+    assert_eq!(reached(), [true, true]);
 }
 
 #[test]

@@ -187,6 +187,52 @@ fn any_damaged_state_is_reconciled() {
 }
 
 #[test]
+fn a_flushed_table_and_changed_settings_are_mended_while_vms_run() {
+    let world = World::new();
+    let (mut host, _) = open(&world);
+    let (_, attached) = on_host(&world, || three(&mut host));
+    let right = on_host(&world, snapshot);
+    let mut mend = || on_host(&world, || host.mend().expect("mended"));
+    assert!(!mend(), "nothing to do");
+    // The whole table, a VM's element, a setting: with the elements and chains of other kinds.
+    for kind in [0, 1, 11] {
+        on_host(&world, || damage(kind, &attached));
+        let changes_rules = kind != 11;
+        assert_eq!(mend(), changes_rules, "damage {kind}");
+        assert_eq!(on_host(&world, snapshot), right, "damage {kind}");
+        assert!(!mend(), "damage {kind} once");
+        let forwards = on_host(&world, || crate::sysctl::read("ipv4/conf/up0/forwarding"));
+        assert_eq!(forwards, Some(1), "damage {kind}");
+    }
+    // The rules without the chains, as `nft flush chain` leaves them.
+    on_host(&world, || {
+        change(TABLE, |it| it.flush_chain("forward")).expect("flushed");
+    });
+    let guest = Guest::start(attached.into_iter().next().expect("one"));
+    let _private = Server::tcp(&world.outside, PRIVATE, 80, "private");
+    assert!(guest.reaches(PRIVATE, 80), "nothing is denied meanwhile");
+    assert!(mend());
+    assert!(!guest.reaches(PRIVATE, 80));
+    // The host's route uses another link now.
+    on_host(&world, || {
+        let made = jiffy_sys::tap::Tap::create(&jiffy_sys::tap::TapOptions {
+            name: c"up1",
+            queues: 1,
+            owner: None,
+            offloads: false,
+            persistent: true,
+        });
+        drop(made.expect("a link"));
+        configure(|batch| up(batch, index("up1")));
+        configure(|batch| route(batch, index("up1"), "192.0.2.0", 24, None));
+    });
+    assert!(mend());
+    let forwards = on_host(&world, || crate::sysctl::read("ipv4/conf/up1/forwarding"));
+    assert_eq!(forwards, Some(1));
+    assert!(!mend());
+}
+
+#[test]
 fn a_vm_with_a_missing_link_is_reported_and_reattached() {
     let world = World::new();
     let (mut host, _) = open(&world);
@@ -212,6 +258,23 @@ fn a_vm_with_a_missing_link_is_reported_and_reattached() {
         report
     });
     assert_eq!(report.without_link, [vm(1), vm(2), vm(3)]);
+}
+
+#[test]
+fn monitors_may_end_while_their_links_are_reconciled() {
+    let world = World::new();
+    for round in 0..20 {
+        let (mut host, _) = open(&world);
+        let (specs, attached) = on_host(&world, || three(&mut host));
+        drop(host);
+        std::thread::scope(|scope| {
+            let ending = scope.spawn(|| drop(attached));
+            while !ending.is_finished() {
+                let opened = on_host(&world, || Host::open(options(), &specs, &networks()));
+                opened.unwrap_or_else(|error| panic!("round {round}: {error:?}"));
+            }
+        });
+    }
 }
 
 #[test]
