@@ -1,10 +1,11 @@
-//! `jiffy-files`: serves one folder of the host to one VM's virtio-fs device.
+//! `jiffy-files`: serves one folder of the host to one VM's virtio-fs device, or to the machine.
 //!
 //! The guest is hostile: it can send any bytes. Whatever it sends, it can only reach what is below
 //! the folder, and only make this process hold a limited number of descriptors.
 //!
 //! * [`options`]: the command line.
-//! * [`server`]: the socket, and the threads that serve it.
+//! * [`channel`]: the socket on which requests come.
+//! * [`server`]: the threads that serve it.
 //! * [`confinement`]: the sandbox.
 //! * [`dispatch`]: from a message to its answer.
 //! * [`protocol`]: requests and answers as bytes.
@@ -19,6 +20,7 @@
 
 mod attributes;
 pub mod budget;
+pub mod channel;
 pub mod confinement;
 mod contents;
 pub mod dispatch;

@@ -3,11 +3,12 @@
 use clap::Parser;
 use std::os::fd::RawFd;
 
-/// Serve a folder to the virtio-fs device of one VM
+/// Serve a folder to the virtio-fs device of one VM, or to the machine
 #[derive(Debug, Parser)]
 #[command(name = "jiffy-files", version)]
 pub struct Options {
-    /// Inherited socket on which requests come (AF_UNIX, SOCK_SEQPACKET)
+    /// Inherited socket on which requests come (AF_UNIX, SOCK_SEQPACKET or
+    /// SOCK_STREAM)
     #[arg(long, value_name = "NUMBER")]
     pub socket_fd: RawFd,
     /// Inherited descriptor of the folder

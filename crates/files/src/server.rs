@@ -1,5 +1,6 @@
-//! The socket, and the threads that serve it.
+//! The threads that serve a channel.
 
+use crate::channel::Channel;
 use crate::confinement::{self, ConfinementError};
 use crate::folder::{Folder, Sharing};
 use crate::identity::Identity;
@@ -7,15 +8,11 @@ use crate::options::Options;
 use crate::protocol::Answer;
 use jiffy_sys::{arenas, descriptors, handed};
 use jiffy_wire::files::MESSAGE_MAX;
-use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{FileType, Mode};
-use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendFlags, SocketType, recv, send, sockopt};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd, RawFd};
 use std::path::Path;
 use std::sync::{Arc, mpsc};
-use std::time::Duration;
 use thiserror::Error;
 
 /// Most descriptors that a guest may make the server hold: one for each file that its kernel
@@ -25,10 +22,6 @@ pub const DESCRIPTORS_MAX: u64 = 256 * 1024;
 const RESERVE: u64 = 64;
 /// Requests that are served at the same time: a slow one does not delay the others.
 const THREADS: usize = 4;
-/// Bytes of answers that the socket may hold: a few of the longest. The kernel grants less.
-const SEND_BUFFER: usize = 4 * MESSAGE_MAX;
-/// How long to wait if the kernel has no memory for an answer.
-const NO_MEMORY: Duration = Duration::from_millis(10);
 
 /// Why the server did not start.
 #[derive(Debug, Error)]
@@ -43,7 +36,9 @@ pub enum ServeError {
     #[error("--socket-fd and --folder-fd are the same descriptor {0}: give two")]
     Same(RawFd),
     /// The socket is something else.
-    #[error("the descriptor of --socket-fd is not a socket of AF_UNIX and SOCK_SEQPACKET")]
+    #[error(
+        "the descriptor of --socket-fd is not a socket of AF_UNIX and SOCK_SEQPACKET or SOCK_STREAM"
+    )]
     NotASocket,
     /// The folder is something else.
     #[error("the descriptor of --folder-fd is not a folder")]
@@ -64,8 +59,7 @@ pub enum ServeError {
 
 /// Serves the folder until the other side closes its socket.
 pub fn serve(options: &Options) -> Result<(), ServeError> {
-    let (socket, folder) = inherited(options)?;
-    let _ = sockopt::set_socket_send_buffer_size(&socket, SEND_BUFFER);
+    let (channel, folder) = inherited(options)?;
     let limit = descriptors::raise_limit(DESCRIPTORS_MAX + RESERVE);
     let for_guest = limit
         .checked_sub(RESERVE)
@@ -95,11 +89,11 @@ pub fn serve(options: &Options) -> Result<(), ServeError> {
     };
     run(
         Arc::new(Folder::new(rooted.folder, rooted.descriptors, sharing)),
-        Arc::new(socket),
+        Arc::new(channel),
     )
 }
 
-fn inherited(options: &Options) -> Result<(OwnedFd, OwnedFd), ServeError> {
+fn inherited(options: &Options) -> Result<(Channel, OwnedFd), ServeError> {
     let (socket, folder) = (options.socket_fd, options.folder_fd);
     if socket == folder {
         return Err(ServeError::Same(socket));
@@ -113,9 +107,7 @@ fn inherited(options: &Options) -> Result<(OwnedFd, OwnedFd), ServeError> {
     };
     let socket = take("socket-fd", socket)?;
     let folder = take("folder-fd", folder)?;
-    if sockopt::socket_type(&socket) != Ok(SocketType::SEQPACKET) {
-        return Err(ServeError::NotASocket);
-    }
+    let channel = Channel::of(socket).ok_or(ServeError::NotASocket)?;
     let kind = rustix::fs::fstat(&folder).map(|facts| FileType::from_raw_mode(facts.st_mode));
     if kind != Ok(FileType::Directory) {
         return Err(ServeError::NotAFolder);
@@ -123,19 +115,19 @@ fn inherited(options: &Options) -> Result<(OwnedFd, OwnedFd), ServeError> {
     if !options.squash && !rustix::process::geteuid().is_root() {
         return Err(ServeError::NotRoot);
     }
-    Ok((socket, folder))
+    Ok((channel, folder))
 }
 
-/// Starts the threads, and waits until one of them finds the socket closed. The others may be in a
+/// Starts the threads, and waits until one of them finds the channel closed. The others may be in a
 /// system call; the end of the process ends it.
-fn run(folder: Arc<Folder>, socket: Arc<OwnedFd>) -> Result<(), ServeError> {
+fn run(folder: Arc<Folder>, channel: Arc<Channel>) -> Result<(), ServeError> {
     let (ended, end) = mpsc::channel();
     for number in 0..THREADS {
-        let (folder, socket, ended) = (folder.clone(), socket.clone(), ended.clone());
+        let (folder, channel, ended) = (folder.clone(), channel.clone(), ended.clone());
         std::thread::Builder::new()
             .name(format!("files-{number}"))
             .spawn(move || {
-                answer_all(&folder, &socket);
+                answer_all(&folder, &channel);
                 let _ = ended.send(());
             })
             .map_err(ServeError::Thread)?;
@@ -147,45 +139,15 @@ fn run(folder: Arc<Folder>, socket: Arc<OwnedFd>) -> Result<(), ServeError> {
 }
 
 /// Answers requests until the other side closes its socket.
-fn answer_all(folder: &Folder, socket: &OwnedFd) {
-    let mut message = vec![0; MESSAGE_MAX];
+fn answer_all(folder: &Folder, channel: &Channel) {
+    let mut message = Box::new([0; MESSAGE_MAX]);
     let mut answer = Answer::default();
-    loop {
-        let (received, length) = match recv(socket, &mut message[..], RecvFlags::TRUNC) {
-            // An empty message, or the end.
-            Ok((_, 0)) if is_closed(socket) => return,
-            Ok(lengths) => lengths,
-            Err(Errno::INTR) => continue,
-            Err(_) => return,
-        };
+    while let Some((received, length)) = channel.receive(&mut message) {
         let answer = folder.serve(&message[..received], length, &mut answer);
         if let Some(answer) = answer
-            && !send_whole(socket, answer)
+            && !channel.send(answer)
         {
             return;
         }
-    }
-}
-
-/// Sends one message. False if nobody can receive it.
-fn send_whole(socket: &OwnedFd, answer: &[u8]) -> bool {
-    loop {
-        match send(socket, answer, SendFlags::NOSIGNAL) {
-            Ok(_) => return true,
-            Err(Errno::INTR) => {}
-            Err(Errno::NOBUFS | Errno::NOMEM) => std::thread::sleep(NO_MEMORY),
-            Err(_) => return false,
-        }
-    }
-}
-
-fn is_closed(socket: &OwnedFd) -> bool {
-    let mut wanted = [PollFd::new(socket, PollFlags::RDHUP)];
-    let now = rustix::event::Timespec::default();
-    match poll(&mut wanted, Some(&now)) {
-        Ok(_) => wanted[0]
-            .revents()
-            .intersects(PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL),
-        Err(error) => error != Errno::INTR,
     }
 }

@@ -117,6 +117,15 @@ pub enum MachineError {
     /// The agent can't be reached or refused a request.
     #[error("the machine's agent does not answer")]
     Agent(#[source] io::Error),
+    /// A folder can't be shared.
+    #[error("{path} can't be shared with the machine")]
+    Share {
+        /// The folder.
+        path: String,
+        /// The cause.
+        #[source]
+        source: io::Error,
+    },
     /// A file or folder can't be used.
     #[error("{} can't be used", path.display())]
     File {
@@ -165,6 +174,10 @@ impl MachineError {
             }
             MachineError::LongPath { .. } => "set JIFFY_RUN to a folder with a shorter path".into(),
             MachineError::Saved { .. } => "remove the file to go back to the defaults".into(),
+            MachineError::Share { .. } => {
+                "`jiffy machine start --share DIR` shares other folders, `--share none` shares none"
+                    .into()
+            }
             MachineError::Agent(_) => "`jiffy machine stop`, then `jiffy machine start`".into(),
             MachineError::File { source, .. }
                 if source.kind() == io::ErrorKind::PermissionDenied =>

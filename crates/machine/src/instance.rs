@@ -9,12 +9,14 @@ use crate::protocol::{
 };
 use crate::qemu::{self, Setup};
 use crate::qmp::Control;
+use crate::shares::Share;
 use jiffy_wire::agent::Command as GuestCommand;
 use jiffy_wire::guest::{self, DiskMount, GuestConfig, Interface, Restart, Service};
 use rustix::process::{Flock, FlockOffsetType, FlockType, Pid, Signal};
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Write};
 use std::net::{Ipv4Addr, SocketAddr};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
@@ -35,7 +37,7 @@ pub fn new_token() -> Result<String, MachineError> {
 
 /// Configuration of PID 1 in the machine.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Role {
+pub struct Role<'a> {
     /// Mount `/dev/vda` at [`DATA_MOUNT`].
     pub disk: bool,
     /// Run `jiffyd` and be ready only when it answers.
@@ -46,10 +48,12 @@ pub struct Role {
     pub debugfs: bool,
     /// Interrupt each CPU once a second: see [`heartbeat`](crate::agent::heartbeat).
     pub heartbeat: bool,
+    /// Mount these folders of the host, in the order of their ports.
+    pub shares: &'a [Share],
 }
 
 /// The machine's configuration.
-pub fn guest_config(role: Role) -> GuestConfig {
+pub fn guest_config(role: Role<'_>) -> GuestConfig {
     let mut agent = vec!["/lib/jiffy/jiffy-machine-agent".to_owned()];
     let mut services = Vec::new();
     let mut disks = Vec::new();
@@ -106,6 +110,9 @@ pub fn guest_config(role: Role) -> GuestConfig {
     if role.heartbeat {
         agent.push("--heartbeat".into());
     }
+    for share in role.shares {
+        agent.extend(["--share".into(), share.to_string()]);
+    }
     services.push(service("agent", agent, Restart::OnFailure));
     GuestConfig {
         version: guest::VERSION,
@@ -161,11 +168,12 @@ pub fn check(setup: &Setup) -> Result<PathBuf, MachineError> {
 
 /// Writes everything that QEMU reads, then starts it. With `setup.daemonize` QEMU outlives this
 /// process and the result is `None`; otherwise QEMU is a child and ends when the calling thread
-/// does.
+/// does. QEMU inherits `shares`, sockets of the servers of the shared folders in `config`.
 pub fn launch(
     setup: &Setup,
     config: &GuestConfig,
     token: &str,
+    shares: &[OwnedFd],
 ) -> Result<Option<Child>, MachineError> {
     let qemu = check(setup)?;
     private_folder(&setup.run)?;
@@ -179,12 +187,14 @@ pub fn launch(
     // QEMU truncates the console; creating it here checks that it is writable.
     write_private(&setup.console, b"")?;
 
+    let numbers: Vec<RawFd> = shares.iter().map(AsRawFd::as_raw_fd).collect();
     let mut command = Command::new(qemu);
     command
-        .args(setup.arguments())
+        .args(setup.arguments(&numbers))
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::piped());
+    inherit(&mut command, numbers);
     if setup.daemonize {
         let output = command.output().map_err(|_| MachineError::NoQemu)?;
         if !output.status.success() {
@@ -213,6 +223,23 @@ pub fn end_with_parent(command: &mut Command) {
             // The parent may have ended before the prctl.
             if libc::getppid() as u32 != parent {
                 return Err(io::Error::other("the parent has ended"));
+            }
+            Ok(())
+        });
+    }
+}
+
+/// Makes the child inherit these descriptors, and no other child of this process.
+#[allow(unsafe_code)]
+fn inherit(command: &mut Command, numbers: Vec<RawFd>) {
+    // SAFETY: between fork and exec only fcntl is called, which is async-signal-safe and touches no
+    // memory of this process.
+    unsafe {
+        command.pre_exec(move || {
+            for number in &numbers {
+                if libc::fcntl(*number, libc::F_SETFD, 0) < 0 {
+                    return Err(io::Error::last_os_error());
+                }
             }
             Ok(())
         });
@@ -436,6 +463,33 @@ pub(crate) fn remove(path: &Path) -> Result<(), MachineError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_agent_gets_the_shares_in_order() {
+        let shares = ["rw:/a", "ro:/b c"].map(|text| text.parse().unwrap());
+        let config = guest_config(Role {
+            shares: &shares,
+            ..Role::default()
+        });
+        let agent = config.services.iter().find(|one| one.name == "agent");
+        let argv = &agent.unwrap().command.argv;
+        assert_eq!(argv[1..], ["--share", "rw:/a", "--share", "ro:/b c"]);
+    }
+
+    #[test]
+    fn qemu_inherits_the_given_descriptors_only() {
+        use std::os::unix::net::UnixStream;
+        let (given, other) = UnixStream::pair().unwrap();
+        let given = OwnedFd::from(given);
+        let mut command = Command::new("sh");
+        let script = "for fd in \"$@\"; do test -e /proc/self/fd/$fd && echo $fd; done; true";
+        let numbers = [given.as_raw_fd(), other.as_raw_fd()].map(|number| number.to_string());
+        command.args(["-c", script, "sh"]).args(&numbers);
+        inherit(&mut command, vec![given.as_raw_fd()]);
+        let output = command.output().unwrap();
+        let said = String::from_utf8(output.stdout).unwrap();
+        assert_eq!(said.trim(), numbers[0]);
+    }
 
     #[test]
     fn the_api_listens_only_on_the_host_facing_address() {

@@ -1,7 +1,8 @@
 //! The QEMU machine in which VMs run where the host has no real KVM.
 //!
 //! * [`machine`]: the user's machine: start, stop, status, remove.
-//! * [`options`]: its size, stored between starts.
+//! * [`options`]: its size and shared folders, stored between starts.
+//! * [`shares`]: folders of the host that it shares; [`servers`]: starts their servers.
 //! * [`error`]: errors, with hints.
 //! * [`instance`]: one running QEMU, the user's or a test's.
 //! * [`qemu`]: QEMU's command line; [`qmp`]: its control socket.
@@ -23,9 +24,12 @@ pub mod options;
 pub mod protocol;
 pub mod qemu;
 pub mod qmp;
+pub mod servers;
+pub mod shares;
 pub mod shell;
 
 pub use error::MachineError;
 pub use forward::{Forward, PortsLock};
 pub use machine::{Endpoint, Machine, Paths, Stage, State, Status};
 pub use options::{Accelerator, Options};
+pub use shares::Share;

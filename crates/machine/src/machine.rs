@@ -8,11 +8,15 @@ use crate::options::{Accelerator, Options, Size};
 use crate::protocol::Ready;
 use crate::qemu::Setup;
 use crate::qmp::Control;
+use crate::servers::Servers;
+use crate::shares::Share;
 use jiffy_sys::locked::{self, Locked};
 use jiffy_sys::ownership::is_mine_alone;
 use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
+use std::fs::File;
 use std::net::SocketAddr;
+use std::os::fd::AsFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
@@ -38,6 +42,8 @@ pub struct Paths {
     /// Jiffy's run folder; the machine's sockets are in `machine/`. A running machine keeps the run
     /// folder with which it was started.
     pub run: PathBuf,
+    /// Folder of Jiffy's programs, with `jiffy-files`.
+    pub lib: PathBuf,
     /// Jiffy's share folder, with `machine/vmlinux` and `machine/initramfs.cpio`.
     pub share: PathBuf,
 }
@@ -79,8 +85,10 @@ pub struct Status {
     pub state: State,
     /// QEMU's process id.
     pub pid: Option<i32>,
-    /// Its size at the next start.
+    /// Its size and shared folders at the next start.
     pub size: Size,
+    /// Folders that it shares while it runs.
+    pub shares: Option<Vec<Share>>,
     /// Bytes the data disk occupies on the host; `None` without a disk.
     pub disk_used: Option<u64>,
     /// Time since its start, seconds.
@@ -114,6 +122,8 @@ struct Running {
     agent: SocketAddr,
     token: String,
     started: u64,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    shares: Vec<Share>,
 }
 
 /// The machine of one data folder. Creating this value starts nothing.
@@ -145,8 +155,9 @@ impl Machine {
         progress: &mut dyn FnMut(Stage),
     ) -> Result<Endpoint, MachineError> {
         let _lock = self.lock()?;
+        let has_options = options != Options::default();
         let size = Size::load(&self.size_file())?.with(options)?;
-        if options != Options::default() || !self.size_file().exists() {
+        if has_options || !self.size_file().exists() {
             size.save(&self.size_file())?;
         }
         let setup = self.setup(&size);
@@ -185,9 +196,11 @@ impl Machine {
             intel: !instance::is_software(size.accelerator) && instance::host_is_intel(),
             debugfs: false,
             heartbeat: size.accelerator == Accelerator::Tcg,
+            shares: &size.shares,
         });
         self.save_run_folder()?;
-        instance::launch(setup, &config, &token)?;
+        let servers = self.serve(&size.shares)?;
+        instance::launch(setup, &config, &token, servers.sockets())?;
         let ready = instance::wait_until_ready(setup, None, START_LIMIT, |ready| {
             let after = begin.elapsed();
             match ready {
@@ -196,14 +209,30 @@ impl Machine {
                 Ready::Failed { .. } => {}
             }
         });
-        let started = ready.and_then(|()| self.save_running(setup, token));
-        if started.is_err() {
-            instance::kill(&setup.pid_file())?;
+        let started = ready.and_then(|()| self.save_running(setup, token, &size.shares));
+        match started.is_ok() {
+            true => servers.release(),
+            false => instance::kill(&setup.pid_file())?,
         }
         started
     }
 
-    fn save_running(&self, setup: &Setup, token: String) -> Result<Endpoint, MachineError> {
+    /// Starts the servers of shared folders. Their log is replaced.
+    fn serve(&self, shares: &[Share]) -> Result<Servers, MachineError> {
+        let log = self.servers_log();
+        let opened = match shares.is_empty() {
+            true => return remove(&log).map(|()| Servers::default()),
+            false => File::create(&log).map_err(|error| MachineError::file(&log, error))?,
+        };
+        Servers::start(&self.paths.lib.join("jiffy-files"), shares, opened.as_fd())
+    }
+
+    fn save_running(
+        &self,
+        setup: &Setup,
+        token: String,
+        shares: &[Share],
+    ) -> Result<Endpoint, MachineError> {
         let (api, agent) = instance::forwarded_addresses(setup)?;
         let pid = instance::running_pid(&setup.pid_file())
             .ok_or(MachineError::NotRunning)?
@@ -219,6 +248,7 @@ impl Machine {
             agent,
             token: token.clone(),
             started,
+            shares: shares.to_vec(),
         };
         let path = running_file(&setup.run);
         let bytes = serde_json::to_vec(&running)
@@ -319,6 +349,7 @@ impl Machine {
             state,
             pid: pid.map(|pid| pid.as_raw_nonzero().get()),
             size,
+            shares: running.as_ref().map(|running| running.shares.clone()),
             disk_used: std::fs::metadata(self.disk_file())
                 .ok()
                 .map(|metadata| metadata.blocks() * 512),
@@ -339,6 +370,7 @@ impl Machine {
             self.disk_file().with_extension("img.tmp"),
             self.size_file(),
             self.console_file(),
+            self.servers_log(),
         ] {
             remove(&file)?;
         }
@@ -348,6 +380,13 @@ impl Machine {
     /// Whether it has a data disk, which its first start creates.
     pub fn has_disk(&self) -> bool {
         self.disk_file().exists()
+    }
+
+    /// Folders that the running machine shares; none if it does not run.
+    pub fn shares(&self) -> Vec<Share> {
+        self.running()
+            .map(|running| running.shares)
+            .unwrap_or_default()
     }
 
     /// The running machine's agent, which runs programs.
@@ -484,6 +523,11 @@ impl Machine {
 
     fn size_file(&self) -> PathBuf {
         self.data_folder().join("machine.json")
+    }
+
+    /// The log of the servers of shared folders.
+    fn servers_log(&self) -> PathBuf {
+        self.data_folder().join("folders.log")
     }
 
     fn console_file(&self) -> PathBuf {

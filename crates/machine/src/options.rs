@@ -1,6 +1,7 @@
-//! The machine's size, stored in `machine.json`.
+//! The machine's size and shared folders, stored in `machine.json`.
 
 use crate::error::MachineError;
+use crate::shares::{self, Share};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
@@ -19,7 +20,7 @@ pub enum Accelerator {
 }
 
 /// Options of a start. `None` keeps the saved value, or the default.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Options {
     /// RAM in MiB.
     pub memory_mib: Option<u32>,
@@ -29,10 +30,12 @@ pub struct Options {
     pub disk_gib: Option<u32>,
     /// QEMU's accelerator.
     pub accelerator: Option<Accelerator>,
+    /// Folders of the host that the machine shares.
+    pub shares: Option<Vec<Share>>,
 }
 
-/// The machine's saved size.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+/// The machine's saved size and shared folders.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Size {
     /// Version of this format: 1.
@@ -45,6 +48,10 @@ pub struct Size {
     pub disk_gib: u32,
     /// QEMU's accelerator.
     pub accelerator: Accelerator,
+    /// Folders of the host that it shares: none by default, because everything in the machine can
+    /// read them. Older releases do not write this.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub shares: Vec<Share>,
 }
 
 const FORMAT: u32 = 1;
@@ -61,6 +68,7 @@ impl Size {
             cpus: 1,
             disk_gib: 64,
             accelerator: Accelerator::Tcg,
+            shares: Vec::new(),
         }
     }
 
@@ -102,6 +110,7 @@ impl Size {
         self.cpus = options.cpus.unwrap_or(self.cpus);
         self.disk_gib = options.disk_gib.unwrap_or(self.disk_gib);
         self.accelerator = options.accelerator.unwrap_or(self.accelerator);
+        self.shares = options.shares.unwrap_or(self.shares);
         self.check()?;
         Ok(self)
     }
@@ -117,7 +126,7 @@ impl Size {
         if !(1..=16_384).contains(&self.disk_gib) {
             return refuse("the machine's disk must be between 1 GiB and 16 TiB");
         }
-        Ok(())
+        shares::check(&self.shares)
     }
 }
 
@@ -140,6 +149,40 @@ mod tests {
         assert_eq!(Size::load(&path).unwrap(), size);
         assert_eq!(size.memory_mib, 2048);
         assert_eq!(size.cpus, Size::default_for_host().cpus);
+    }
+
+    #[test]
+    fn shares_are_kept_replaced_and_cleared() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("machine.json");
+        // As written by a release that shares nothing.
+        let old =
+            r#"{"format": 1, "memory_mib": 1024, "cpus": 1, "disk_gib": 64, "accelerator": "tcg"}"#;
+        std::fs::write(&path, old).unwrap();
+        let size = Size::load(&path).unwrap();
+        assert_eq!(size.shares, []);
+        let share = Share {
+            path: "/a".into(),
+            read_only: true,
+        };
+        let with = |size: Size, shares: Option<Vec<Share>>| {
+            let options = Options {
+                shares,
+                ..Options::default()
+            };
+            size.with(options)
+        };
+        let size = with(size, Some(vec![share.clone()])).unwrap();
+        size.save(&path).unwrap();
+        let size = Size::load(&path).unwrap();
+        assert_eq!(size.shares, std::slice::from_ref(&share));
+        let size = with(size, None).unwrap();
+        assert_eq!(size.shares, std::slice::from_ref(&share));
+        with(size.clone(), Some(vec![share; 2])).unwrap_err();
+        let size = with(size, Some(Vec::new())).unwrap();
+        size.save(&path).unwrap();
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert!(!text.contains("shares"), "older releases read it: {text}");
     }
 
     #[test]

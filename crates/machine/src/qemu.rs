@@ -5,7 +5,9 @@ use crate::options::Accelerator;
 use crate::protocol::{
     AGENT_PORT, API_PORT, AUTHORITIES_FW_CFG_NAME, READY_PORT, TOKEN_FW_CFG_NAME,
 };
+use crate::shares;
 use std::ffi::{OsStr, OsString};
+use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -60,8 +62,8 @@ impl Setup {
         self.run.join("token")
     }
 
-    /// QEMU's arguments.
-    pub fn arguments(&self) -> Vec<OsString> {
+    /// QEMU's arguments. `shares` are the sockets of shared folders' servers, which QEMU inherits.
+    pub fn arguments(&self, shares: &[RawFd]) -> Vec<OsString> {
         let mut line = Line(Vec::new());
         // microvm has no PCI and no option ROMs; it is the smallest machine with ACPI. The only
         // timers are the CPU's, so the kernel gets their frequency.
@@ -91,6 +93,7 @@ impl Setup {
             "-device",
             &format!("virtserialport,chardev=ready,name={READY_PORT}"),
         ]);
+        line.shares(shares);
         // The machine's node and pager reach everything that the user reaches, because images come
         // from registries; VMs do as well, within their rules. The host's loopback reaches two
         // ports of the machine; the ports that VMs publish are added later.
@@ -177,6 +180,17 @@ impl Line {
         }
         self.0.push(argument);
         self
+    }
+
+    /// Adds a port for each socket of a shared folder's server.
+    fn shares(&mut self, sockets: &[RawFd]) {
+        for (number, socket) in sockets.iter().enumerate() {
+            let port = shares::port(number);
+            let chardev = format!("share{number}");
+            self.add(["-chardev", &format!("socket,id={chardev},fd={socket}")]);
+            let device = format!("virtserialport,chardev={chardev},name={port}");
+            self.add(["-device", &device]);
+        }
     }
 
     fn accelerator(&mut self, accelerator: Accelerator) {
@@ -276,7 +290,7 @@ mod tests {
 
     #[test]
     fn commas_in_paths_do_not_become_options() {
-        let line = setup().arguments();
+        let line = setup().arguments(&[]);
         assert!(
             line.iter()
                 .any(|argument| argument.to_string_lossy().ends_with("file=/data/a,,b.img")),
@@ -285,8 +299,35 @@ mod tests {
     }
 
     #[test]
+    fn each_share_has_a_port_on_an_inherited_socket() {
+        let line = setup().arguments(&[7, 9]);
+        let options = |before: &str| -> Vec<String> {
+            let pairs = line.windows(2).filter(|pair| pair[0] == before);
+            let options = pairs.map(|pair| pair[1].to_string_lossy().into_owned());
+            options.filter(|option| option.contains("share")).collect()
+        };
+        assert_eq!(
+            options("-chardev"),
+            ["socket,id=share0,fd=7", "socket,id=share1,fd=9"]
+        );
+        assert_eq!(
+            options("-device"),
+            [
+                "virtserialport,chardev=share0,name=org.jiffy.share.0",
+                "virtserialport,chardev=share1,name=org.jiffy.share.1"
+            ]
+        );
+        let none = setup().arguments(&[]);
+        assert!(
+            !none
+                .iter()
+                .any(|one| one.to_string_lossy().contains("share"))
+        );
+    }
+
+    #[test]
     fn the_token_is_not_on_the_command_line() {
-        let line = setup().arguments();
+        let line = setup().arguments(&[]);
         assert!(line.contains(&"name=opt/jiffy/token,file=/run/jiffy/machine/token".into()));
     }
 
@@ -299,7 +340,7 @@ mod tests {
                 .command_line()
                 .contains("tsc_early_khz=1000000 extra=1")
         );
-        assert!(setup.arguments().contains(&"shift=0,sleep=off".into()));
+        assert!(setup.arguments(&[]).contains(&"shift=0,sleep=off".into()));
     }
 
     #[test]

@@ -1,5 +1,8 @@
 //! `jiffy` on a host without hardware KVM, with its node in the machine, in folders of the test.
 
+#[path = "from_the_host/folders.rs"]
+mod folders;
+
 use jiffy_machine::protocol::{AGENT_PORT, API_PORT, GUEST};
 use jiffy_sys::mutex::lock;
 use serde_json::Value;

@@ -7,6 +7,10 @@
 //! * answer: `fuse_out_header`, payload. The header's `unique` is that of the request; the VMM
 //!   chooses it, so that it differs from those of all requests without an answer.
 //!
+//! `jiffy-files` also takes a `SOCK_STREAM`, which has no other boundaries of messages: each begins
+//! with its length (`len` of both headers) and the next follows at once. A length that no message
+//! can have ends the connection. The machine's agent uses it, with `/dev/fuse` in place of a device.
+//!
 //! Answers come in any order. `FORGET`, `BATCH_FORGET` and `INTERRUPT` have no answer, and neither
 //! has a message without a complete header. All others have exactly one, also if they are
 //! malformed. If the VMM closes its end, the server exits with status 0.

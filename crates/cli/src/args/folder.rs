@@ -1,7 +1,42 @@
-//! Folders of the host that a VM shares: `-v` and `--mount`.
+//! Folders of the host that a VM or the machine shares: `-v`, `--mount` and `--share`.
 
 use jiffy_wire::api::FolderUse;
-use std::path::absolute;
+use std::path::{PathBuf, absolute};
+
+/// A folder of `jiffy machine start --share`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum MachineShare {
+    /// `none`: share nothing.
+    None,
+    /// `DIR` or `DIR:ro`.
+    Folder {
+        /// Its path, as given.
+        path: PathBuf,
+        /// Whether the machine may only read it.
+        read_only: bool,
+    },
+}
+
+/// Parses `DIR`, `DIR:ro`, `DIR:rw` or `none`.
+pub fn machine_share(text: &str) -> Result<MachineShare, String> {
+    if text == "none" {
+        return Ok(MachineShare::None);
+    }
+    let (path, read_only) = match text.rsplit_once(':') {
+        Some((path, "ro")) => (path, true),
+        Some((path, "rw")) => (path, false),
+        _ => (text, false),
+    };
+    if path.is_empty() {
+        return Err(format!(
+            "'{text}' names no folder; write DIR, DIR:ro or none"
+        ));
+    }
+    Ok(MachineShare::Folder {
+        path: path.into(),
+        read_only,
+    })
+}
 
 /// Parses `HOST:GUEST`, `HOST:GUEST:ro` or `HOST:GUEST:rw`.
 pub fn folder_use(text: &str) -> Result<FolderUse, String> {
@@ -93,6 +128,21 @@ mod tests {
         for wrong in ["", "/a", "/a:", "/a:b", "/a:/b:", "/a:/b:x", "/a:/b:ro:ro"] {
             assert!(folder_use(wrong).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn the_machine_shares_a_folder_or_none() {
+        let folder = |path: &str, read_only| MachineShare::Folder {
+            path: path.into(),
+            read_only,
+        };
+        assert_eq!(machine_share("none"), Ok(MachineShare::None));
+        assert_eq!(machine_share("./none"), Ok(folder("./none", false)));
+        assert_eq!(machine_share("/a:ro"), Ok(folder("/a", true)));
+        assert_eq!(machine_share("/a:rw"), Ok(folder("/a", false)));
+        assert_eq!(machine_share("/a:b"), Ok(folder("/a:b", false)));
+        assert!(machine_share("").is_err());
+        assert!(machine_share(":ro").is_err());
     }
 
     #[test]

@@ -3,7 +3,7 @@
 pub mod bench;
 pub mod disk;
 pub mod events;
-mod folder;
+pub mod folder;
 pub mod image;
 mod later;
 pub mod network;
@@ -446,6 +446,15 @@ pub enum Machine {
         /// Maximum size of its disk, set when the disk is created: 64G
         #[arg(long, value_name = "SIZE", value_parser = mebibytes)]
         disk: Option<u64>,
+        /// Share a folder of this host with everything in the machine, so that VMs can share it
+        /// or what is below it (`run -v`): DIR, DIR:ro, or none; may be repeated
+        #[arg(
+            long,
+            value_name = "DIR",
+            value_parser = folder::machine_share,
+            value_hint = ValueHint::DirPath
+        )]
+        share: Vec<folder::MachineShare>,
     },
     /// Stop the machine and the VMs in it; its disk is kept
     Stop,

@@ -4,9 +4,12 @@ use super::folders::Folders;
 use crate::client::Endpoint;
 use crate::failure::{Failure, Result, reason};
 use indicatif::{ProgressBar, ProgressStyle};
-use jiffy_machine::{Forward, Machine, MachineError, Options, Paths, PortsLock, Stage};
+use jiffy_machine::{
+    Forward, Machine, MachineError, Options, Paths, PortsLock, Share, Stage, shares,
+};
 use std::collections::BTreeSet;
 use std::error::Error;
+use std::path::Path;
 use std::time::Duration;
 
 /// The machine's node, and whether the machine had to be started.
@@ -22,6 +25,7 @@ pub fn machine(folders: &Folders) -> Result<Machine> {
     Ok(Machine::open(Paths {
         data: folders.data()?.to_owned(),
         run: folders.run.clone(),
+        lib: folders.lib.clone(),
         share: folders.share.clone(),
     }))
 }
@@ -82,6 +86,50 @@ pub fn try_lock_ports(folders: &Folders) -> Result<Option<PortsLock>> {
 /// Forwards these ports of this host to the machine, and no other ports of VMs.
 pub fn forward(folders: &Folders, lock: &PortsLock, ports: &BTreeSet<Forward>) -> Result<()> {
     machine(folders)?.forward(lock, ports).map_err(failure)
+}
+
+/// The path in the machine of a folder of this host, for a VM that may change it unless `read_only`.
+pub fn shared_path(folders: &Folders, source: &str, read_only: bool) -> Result<String> {
+    let shares = machine(folders)?.shares();
+    let path = std::fs::canonicalize(source)
+        .map_err(|error| Failure::io(format_args!("the folder {source} can't be shared"), error))?;
+    path_in_machine(&shares, source, &path, read_only)
+}
+
+/// `path` is `source` without links.
+fn path_in_machine(shares: &[Share], source: &str, path: &Path, read_only: bool) -> Result<String> {
+    let Some(share) = shares::holder(shares, path) else {
+        let new = format!("{}{}", path.display(), if read_only { ":ro" } else { "" });
+        let others = shares.iter().map(as_option);
+        return Err(Failure::new(format!(
+            "{source} is not shared with the machine, in which VMs run on this host"
+        ))
+        .hint(restart(others.chain([new]))));
+    };
+    if share.read_only && !read_only {
+        let all = shares.iter().map(|one| match one == share {
+            true => share.path.clone(),
+            false => as_option(one),
+        });
+        return Err(Failure::new(format!(
+            "{source} is shared with the machine for reading only, so a VM can't change it"
+        ))
+        .hint(format!("write HOST:GUEST:ro, or {}", restart(all))));
+    }
+    let path = shares::in_machine(path).into_os_string().into_string();
+    path.map_err(|path| Failure::new(format!("{path:?} can't be shared: it is not UTF-8")))
+}
+
+/// As a value of `--share`.
+fn as_option(share: &Share) -> String {
+    let suffix = if share.read_only { ":ro" } else { "" };
+    format!("{}{suffix}", share.path)
+}
+
+/// The commands after which the machine shares these folders.
+fn restart(shares: impl Iterator<Item = String>) -> String {
+    let options: String = shares.map(|share| format!(" --share {share}")).collect();
+    format!("`jiffy machine stop && jiffy machine start{options}`")
 }
 
 /// The machine's node if it runs.
@@ -153,5 +201,48 @@ impl Progress {
 
     fn end(self) {
         self.bar.finish_and_clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_below_a_share_has_a_path_in_the_machine() {
+        let shares = ["rw:/a", "ro:/a/b", "ro:/c"].map(|text| text.parse().unwrap());
+        let path = |source: &str, read_only| {
+            path_in_machine(&shares, source, Path::new(source), read_only)
+        };
+        assert_eq!(path("/a", false).unwrap(), "/host/a");
+        assert_eq!(path("/a/x y", true).unwrap(), "/host/a/x y");
+        assert_eq!(path("/a/b/x", true).unwrap(), "/host/a/b/x");
+        let refused = path("/a/b/x", false).unwrap_err();
+        assert!(refused.message.contains("for reading only"), "{refused}");
+        let hint = refused.hint.unwrap();
+        assert!(
+            hint.contains("--share /a --share /a/b --share /c:ro`"),
+            "{hint}"
+        );
+        let refused = path("/d", true).unwrap_err();
+        assert!(refused.message.contains("/d is not shared"), "{refused}");
+        let hint = refused.hint.unwrap();
+        assert!(
+            hint.contains("jiffy machine stop && jiffy machine start"),
+            "{hint}"
+        );
+        assert!(hint.contains("--share /c:ro --share /d:ro`"), "{hint}");
+    }
+
+    #[test]
+    fn a_missing_folder_is_named() {
+        let root = tempfile::tempdir().unwrap();
+        let folders = Folders::below(root.path());
+        let missing = root.path().join("missing");
+        let failure = shared_path(&folders, missing.to_str().unwrap(), false).unwrap_err();
+        assert!(failure.message.contains("missing"), "{failure}");
+        let here = root.path().to_str().unwrap();
+        let failure = shared_path(&folders, here, false).unwrap_err();
+        assert!(failure.message.contains("not shared"), "{failure}");
     }
 }

@@ -2,12 +2,13 @@
 
 use super::Context;
 use super::context::{show, show_json};
+use crate::args::folder::MachineShare;
 use crate::args::{ListFormat, Machine};
 use crate::client::Client;
 use crate::failure::{Failure, Outcome, Result};
 use crate::place::machine::{failure, machine as open, start};
 use crate::render::size;
-use jiffy_machine::{Options, State, Status};
+use jiffy_machine::{Options, Share, State, Status};
 use jiffy_wire::agent::ExitStatus;
 
 /// Exit status of `status` when the machine does not run, as with systemctl.
@@ -19,7 +20,12 @@ pub fn machine(context: &Context, verb: Machine) -> Result<Outcome> {
     folders.has_run()?;
     let machine = open(folders)?;
     match verb {
-        Machine::Start { cpus, memory, disk } => {
+        Machine::Start {
+            cpus,
+            memory,
+            disk,
+            share,
+        } => {
             folders.make_run()?;
             let options = Options {
                 memory_mib: memory
@@ -30,7 +36,9 @@ pub fn machine(context: &Context, verb: Machine) -> Result<Outcome> {
                     .map(|size| to_u32(size.div_ceil(1024), "GiB of disk space"))
                     .transpose()?,
                 accelerator: None,
+                shares: shares(&share)?,
             };
+            let has_options = options != Options::default();
             let reached = start(folders, options, "")?;
             if reached.started {
                 let client = Client::new(reached.endpoint);
@@ -39,7 +47,7 @@ pub fn machine(context: &Context, verb: Machine) -> Result<Outcome> {
             }
             if !reached.started {
                 show("The machine is already running.\n")?;
-                if options != Options::default() {
+                if has_options {
                     show("The new settings take effect at its next start.\n")?;
                 }
             }
@@ -83,6 +91,26 @@ pub fn machine(context: &Context, verb: Machine) -> Result<Outcome> {
     }
 }
 
+/// The folders of `--share`; `None` if it was not given.
+fn shares(given: &[MachineShare]) -> Result<Option<Vec<Share>>> {
+    let mut shares = Vec::new();
+    for one in given {
+        match one {
+            MachineShare::Folder { path, read_only } => {
+                shares.push(Share::of(path, *read_only).map_err(failure)?);
+            }
+            MachineShare::None if given.len() == 1 => {}
+            MachineShare::None => {
+                return Err(
+                    Failure::new("--share none can't be given with other folders")
+                        .hint("a folder of that name is ./none"),
+                );
+            }
+        }
+    }
+    Ok((!given.is_empty()).then_some(shares))
+}
+
 fn to_u32(size: u64, what: &str) -> Result<u32> {
     u32::try_from(size).map_err(|_| Failure::new(format!("a machine can't have {size} {what}")))
 }
@@ -108,6 +136,7 @@ fn describe(status: &Status) -> String {
             size(u64::from(status.size.disk_gib) << 30)
         ));
     }
+    describe_shares(status, &mut out);
     if let Some(seconds) = status.uptime_s {
         out.push_str(&format!("  up        {}\n", crate::render::age(0, seconds)));
     }
@@ -115,4 +144,66 @@ fn describe(status: &Status) -> String {
         out.push_str(&format!("  node at   {address}\n"));
     }
     out
+}
+
+/// The folders that it shares now, and others of its next start.
+fn describe_shares(status: &Status, out: &mut String) {
+    let now = status.shares.as_ref().unwrap_or(&status.size.shares);
+    for share in now {
+        let access = if share.read_only { " (read-only)" } else { "" };
+        out.push_str(&format!("  shares    {}{access}\n", share.path));
+    }
+    if *now != status.size.shares {
+        out.push_str("  shares    other folders at its next start\n");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_are_given_cleared_or_left() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().canonicalize().unwrap();
+        let one = MachineShare::Folder {
+            path: path.clone(),
+            read_only: true,
+        };
+        let wanted = Share {
+            path: path.to_str().unwrap().into(),
+            read_only: true,
+        };
+        assert_eq!(shares(&[]).unwrap(), None);
+        assert_eq!(shares(&[MachineShare::None]).unwrap(), Some(vec![]));
+        assert_eq!(
+            shares(std::slice::from_ref(&one)).unwrap(),
+            Some(vec![wanted])
+        );
+        assert!(shares(&[one, MachineShare::None]).is_err());
+    }
+
+    #[test]
+    fn the_status_names_the_folders() {
+        let share = |text: &str| text.parse::<Share>().unwrap();
+        let mut size = jiffy_machine::options::Size::default_for_host();
+        size.shares = vec![share("ro:/a"), share("rw:/b")];
+        let mut status = Status {
+            state: State::Stopped,
+            pid: None,
+            size,
+            shares: None,
+            disk_used: None,
+            uptime_s: None,
+            address: None,
+        };
+        let said = describe(&status);
+        assert!(said.contains("shares    /a (read-only)\n"), "{said}");
+        assert!(said.contains("shares    /b\n"), "{said}");
+        status.shares = Some(vec![share("rw:/c")]);
+        let said = describe(&status);
+        assert!(said.contains("shares    /c\n"), "{said}");
+        assert!(said.contains("other folders at its next start"), "{said}");
+        assert!(!said.contains("/a"), "{said}");
+    }
 }

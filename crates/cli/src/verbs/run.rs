@@ -8,6 +8,7 @@ use crate::args::network::NetworkOptions;
 use crate::args::{Create, JsonFormat, KernelChoice, Run, TimelineOutput, VmOptions};
 use crate::client::{Client, vm_path};
 use crate::failure::{Failure, Outcome, Result, report};
+use crate::place::machine::shared_path;
 use crate::session::{self, Captured, Leaving, Stdio};
 use crate::timeline::clock::on_our_clock;
 use jiffy_sys::clock::monotonic_ns;
@@ -271,15 +272,11 @@ fn show_vm(vm: &Vm, format: Option<JsonFormat>) -> Result<()> {
 
 /// Builds the request; uploads the user's kernel first.
 async fn vm_from(context: &Context, client: &Client, options: VmOptions) -> Result<CreateVm> {
-    let folders = [options.folder, options.mount].concat();
-    if let Some(folder) = folders.first()
-        && context.in_machine()
-    {
-        return Err(Failure::new(format!(
-            "{} can't be shared with a VM: VMs run in the machine, which has no access to this host's files",
-            folder.source
-        ))
-        .hint("Copy files with `jiffy cp`, or synchronise them with rsync over `jiffy ssh`."));
+    let mut folders = [options.folder, options.mount].concat();
+    if context.in_machine() {
+        for folder in &mut folders {
+            folder.source = shared_path(&context.folders, &folder.source, folder.read_only)?;
+        }
     }
     let kernel = match options.kernel {
         Some(KernelChoice::File(file)) => Some(super::kernel::upload(client, &file).await?),

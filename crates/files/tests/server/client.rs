@@ -72,11 +72,26 @@ pub fn serve(folder: &Path, arguments: &[&str]) -> (Server, Client) {
 }
 
 /// Starts a server by this command.
-pub fn serve_by(mut command: Command, folder: &Path, arguments: &[&str]) -> (Server, Client) {
+pub fn serve_by(command: Command, folder: &Path, arguments: &[&str]) -> (Server, Client) {
+    serve_on(SocketType::SEQPACKET, command, folder, arguments)
+}
+
+/// Starts a server with a stream, not with packets.
+pub fn serve_stream(folder: &Path, arguments: &[&str]) -> (Server, Client) {
+    let program = Command::new(env!("CARGO_BIN_EXE_jiffy-files"));
+    serve_on(SocketType::STREAM, program, folder, arguments)
+}
+
+/// Starts a server by this command, on a socket of this type.
+pub fn serve_on(
+    kind: SocketType,
+    mut command: Command,
+    folder: &Path,
+    arguments: &[&str],
+) -> (Server, Client) {
     let _only = STARTING.lock().unwrap();
     let none = SocketFlags::empty();
-    let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
-    let (ours, theirs) = rustix::net::socketpair(family, kind, none, None).unwrap();
+    let (ours, theirs) = rustix::net::socketpair(AddressFamily::UNIX, kind, none, None).unwrap();
     // As the daemon may pass it.
     let flags = OFlags::PATH | OFlags::CLOEXEC;
     let folder = rustix::fs::open(folder, flags, Mode::empty()).unwrap();

@@ -6,3 +6,4 @@ mod hostile;
 mod kernel;
 mod owners;
 mod serving;
+mod stream;

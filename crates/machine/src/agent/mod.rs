@@ -3,6 +3,7 @@
 //!
 //! * [`heartbeat`]: interrupts idle CPUs.
 //! * [`ready`]: pushes readiness to the host.
+//! * [`shares`]: mounts folders of the host.
 //! * [`serve`]: connections and requests.
 //! * [`exec`]: runs one program with its streams.
 //! * [`power`]: shuts the machine down.
@@ -12,6 +13,7 @@ pub mod heartbeat;
 pub mod power;
 pub mod ready;
 pub mod serve;
+pub mod shares;
 #[cfg(test)]
 mod tests;
 

@@ -17,19 +17,8 @@ pub struct Port(File);
 impl Port {
     /// Opens the port. Waits for it to appear, at most 10 s.
     pub fn open() -> io::Result<Port> {
-        let deadline = Instant::now() + Duration::from_secs(10);
-        loop {
-            if let Some(path) = find() {
-                return Ok(Port(OpenOptions::new().write(true).open(path)?));
-            }
-            if Instant::now() > deadline {
-                return Err(io::Error::new(
-                    io::ErrorKind::NotFound,
-                    format!("there is no virtio-serial port {READY_PORT}"),
-                ));
-            }
-            std::thread::sleep(Duration::from_millis(2));
-        }
+        let path = wait_for_port(READY_PORT)?;
+        Ok(Port(OpenOptions::new().write(true).open(path)?))
     }
 
     /// Sends the state.
@@ -40,12 +29,29 @@ impl Port {
     }
 }
 
-fn find() -> Option<PathBuf> {
+/// The device of the virtio-serial port of this name. Waits for it to appear, at most 10 s.
+pub fn wait_for_port(name: &str) -> io::Result<PathBuf> {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    loop {
+        if let Some(path) = find(name) {
+            return Ok(path);
+        }
+        if Instant::now() > deadline {
+            return Err(io::Error::new(
+                io::ErrorKind::NotFound,
+                format!("there is no virtio-serial port {name}"),
+            ));
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+fn find(wanted: &str) -> Option<PathBuf> {
     let ports = std::fs::read_dir("/sys/class/virtio-ports").ok()?;
     ports.flatten().find_map(|port| {
         let name = std::fs::read_to_string(port.path().join("name")).ok()?;
         let device = Path::new("/dev").join(port.file_name());
-        (name.trim_end() == READY_PORT && device.exists()).then_some(device)
+        (name.trim_end() == wanted && device.exists()).then_some(device)
     })
 }
 

@@ -2,8 +2,9 @@
 
 use anyhow::Context;
 use clap::Parser;
-use jiffy_machine::agent::{self, heartbeat, ready, serve};
+use jiffy_machine::agent::{self, heartbeat, ready, serve, shares};
 use jiffy_machine::protocol::{AGENT_PORT, GUEST, Ready, TOKEN_PATH};
+use jiffy_machine::shares::Share;
 use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
 
@@ -22,6 +23,9 @@ struct Options {
     /// Interrupt each CPU once a second, because the emulator loses interrupts
     #[arg(long)]
     heartbeat: bool,
+    /// Mount a folder that the host shares: rw:PATH or ro:PATH; in the order of their ports
+    #[arg(long)]
+    share: Vec<Share>,
 }
 
 fn main() -> anyhow::Result<()> {
@@ -55,7 +59,17 @@ fn report(options: &Options) -> anyhow::Result<()> {
         kvm: std::path::Path::new("/dev/kvm").exists(),
         uptime_ms: ready::uptime_ms(),
     })?;
-    let message = match ready::wait_for(options.wait_for, options.mount.as_deref()) {
+    let mounted = options
+        .share
+        .iter()
+        .enumerate()
+        .try_for_each(|(number, share)| {
+            shares::mount(number, share, |message| {
+                eprintln!("jiffy-machine-agent: {message}");
+            })
+        });
+    let ready = || ready::wait_for(options.wait_for, options.mount.as_deref());
+    let message = match mounted.and_then(|()| ready()) {
         Ok(()) => Ready::Services {
             uptime_ms: ready::uptime_ms(),
         },

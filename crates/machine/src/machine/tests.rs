@@ -56,6 +56,7 @@ fn machines(root: &Path) -> [Machine; 2] {
         Machine::open(Paths {
             data: data.clone(),
             run,
+            lib: root.join("lib"),
             share: root.join("share"),
         })
     })
@@ -74,12 +75,14 @@ fn a_running_machine_is_found_from_any_run_folder() {
         agent: "127.0.0.1:2".parse().unwrap(),
         token: "token".into(),
         started: 0,
+        shares: vec!["ro:/a".parse().unwrap()],
     };
     fs::write(running_file(&run), serde_json::to_vec(&running).unwrap()).unwrap();
     login.save_run_folder().unwrap();
     for machine in [&login, &cron] {
         assert_eq!(machine.endpoint().unwrap().address, running.api);
         assert_eq!(machine.status().unwrap().pid, Some(running.pid));
+        assert_eq!(machine.shares(), running.shares);
     }
     // A run folder that others can write to is not trusted.
     use std::os::unix::fs::PermissionsExt;

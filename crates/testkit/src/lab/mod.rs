@@ -130,6 +130,7 @@ impl Lab {
             debugfs: true,
             // On the instruction clock, the thread that executes the CPU raises the timer's interrupts.
             heartbeat: options.accelerator == Accelerator::Tcg,
+            shares: &[],
         });
         let begin = Instant::now();
         let (keeper, mut child) = ParentThread::start(setup.clone(), config, token.clone())?;
@@ -316,7 +317,7 @@ impl ParentThread {
         let thread = std::thread::Builder::new()
             .name("qemu".into())
             .spawn(move || {
-                let _ = started.send(instance::launch(&setup, &config, &token));
+                let _ = started.send(instance::launch(&setup, &config, &token, &[]));
                 // The iteration ends when all senders are dropped.
                 let mut kept: Vec<Child> = to_keep.into_iter().collect();
                 for child in &mut kept {
