@@ -1,7 +1,8 @@
 //! The device with its queues and thread.
 
 use super::channel::Channel;
-use super::config::{Config, TagError};
+use super::config::Config;
+use super::error::FsError;
 use super::state::{FsState, RestoreError};
 use super::worker::{Link, Worker};
 use super::{PRIORITY_QUEUE, QUEUE_SIZE, REQUEST_QUEUE};
@@ -15,7 +16,6 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use thiserror::Error;
 use virtio_bindings::virtio_ids::VIRTIO_ID_FS;
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 use vmm_sys_util::eventfd::EventFd;
@@ -33,18 +33,6 @@ pub struct FsArgs {
     pub server: Option<OwnedFd>,
     /// Most bytes of a request or an answer that the server supports.
     pub message_max: usize,
-}
-
-/// A file system device can't be created.
-#[derive(Debug, Error)]
-#[non_exhaustive]
-pub enum FsError {
-    /// The tag can't be shown to a driver.
-    #[error(transparent)]
-    Tag(#[from] TagError),
-    /// The socket can't be used, or the worker's descriptors can't be created.
-    #[error("cannot use the socket to the server of a shared folder")]
-    Socket(#[source] io::Error),
 }
 
 /// A folder of the host.

@@ -11,6 +11,7 @@
 mod channel;
 mod config;
 mod device;
+mod error;
 mod in_flight;
 mod request;
 mod state;
@@ -19,7 +20,8 @@ mod tests;
 mod worker;
 
 pub use config::{TAG_MAX, TagError};
-pub use device::{Fs, FsArgs, FsError};
+pub use device::{Fs, FsArgs};
+pub use error::FsError;
 pub use state::{FsState, RestoreError};
 
 /// Entries of each queue, and most requests that a server has at a time.

@@ -1,9 +1,8 @@
 //! What a snapshot keeps of a file system device.
 
+use super::error::FsError;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
-
-use super::FsError;
 
 /// A saved file system device. It has no requests in flight. What the guest knows of files is in
 /// the server, which is not saved.
