@@ -89,6 +89,10 @@ const TRUSTED: &[(&str, &str)] = &[
     ),
     ("crates/machine/src/qmp.rs", "the QEMU that we started"),
     (
+        "crates/machine/src/shares.rs",
+        "the user's own options, passed to the machine",
+    ),
+    (
         "crates/net/src/cidr.rs",
         "the operator and the user write it",
     ),
