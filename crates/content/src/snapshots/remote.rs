@@ -87,6 +87,10 @@ impl SnapshotArtifact {
         let read = SnapshotArtifact::from(read);
         let wrong = |what: &str| Err(Error::invalid(format!("The snapshot {what}.")));
         let spec = &read.manifest.spec;
+        if !spec.folders.is_empty() {
+            // They would be folders of this host.
+            return wrong("shares folders of its host, which no snapshot does");
+        }
         crate::checks::check_volumes(&spec.disks)?;
         let names = spec.disks.iter().map(|disk| &disk.name);
         if !names.eq(read.volumes.iter().map(|volume| &volume.name)) || spec.own_volumes {
@@ -189,4 +193,19 @@ fn save_origins(memory: &Path, origins: &[Origin]) -> Result<()> {
 
 fn origins_file(memory: &Path) -> PathBuf {
     memory.with_file_name("origins.json")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_snapshot_that_names_folders_of_this_host_is_refused() {
+        let golden = include_str!("../../golden/snapshot-artifact-1.json");
+        let folders = r#""folders":[{"source":"/","mount":"/host"}],"kernel":"#;
+        let hostile = golden.replacen(r#""kernel":"#, folders, 1);
+        assert_ne!(golden, hostile);
+        let error = SnapshotArtifact::read(hostile.as_bytes()).unwrap_err();
+        assert!(error.message.contains("shares folders"), "{error}");
+    }
 }

@@ -203,6 +203,8 @@ pub fn from_snapshot(
         cold: false,
         hidden: false,
         own_volumes: !manifest.spec.disks.is_empty() || manifest.spec.root_disk.is_some(),
+        // No snapshot has any; a manifest may claim so.
+        folders: Vec::new(),
         network: self::network::of_snapshot(name, &manifest.spec, wanted.network, network)?,
         idle: wanted.idle,
         owner: wanted.owner,
