@@ -96,8 +96,13 @@ fn a_unix_socket_of_the_vm_is_forwarded() {
     thread::spawn(move || echo(service.accept().unwrap().0));
     let here = node.text("here");
     let mut ssh = forwarding(&node, &[format!("{here}:{}", node.text("service"))]);
-    wait_until("ssh listens", || node.path("here").exists());
-    let mut stream = UnixStream::connect(&here).unwrap();
+    // The socket's file exists before ssh listens.
+    let mut connected = None;
+    wait_until("ssh listens", || {
+        connected = UnixStream::connect(&here).ok();
+        connected.is_some()
+    });
+    let mut stream = connected.unwrap();
     stream.set_read_timeout(Some(TIMEOUT)).unwrap();
     stream.write_all(b"hello").unwrap();
     stream.shutdown(Shutdown::Write).unwrap();
