@@ -13,6 +13,7 @@ use crate::daemon::{Daemon, vmms};
 use kinds::Damage;
 use node::{Original, end_pagers};
 use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -268,11 +269,19 @@ fn files_in(place: &Path) -> BTreeSet<PathBuf> {
         for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
             match entry.file_type().is_ok_and(|kind| kind.is_dir()) {
                 true => folders.push(entry.path()),
+                // What a daemon that was killed did not complete is removed.
+                false if is_incomplete(&entry.file_name()) => {}
                 false => drop(found.insert(entry.path())),
             }
         }
     }
     found
+}
+
+/// Is it a file that `sys::durable` had not renamed yet?
+fn is_incomplete(name: &OsStr) -> bool {
+    let name = name.as_encoded_bytes();
+    name.starts_with(b".") && name.ends_with(b".tmp")
 }
 
 /// Ends all processes of a copy.
