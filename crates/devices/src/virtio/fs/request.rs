@@ -59,20 +59,19 @@ pub(super) enum Refused {
     NoRoom,
 }
 
-/// Reads the request of a chain; its message is in `message` afterwards. A message has at most
-/// `longest` bytes.
+/// Reads the request of a chain into `message`, which has room for the longest one. Returns it and
+/// the length of its message.
 pub(super) fn read(
     memory: &GuestMemory,
     chain: Chain,
-    longest: usize,
-    message: &mut Vec<u8>,
-) -> Result<Request, Refused> {
+    message: &mut [u8],
+) -> Result<(Request, usize), Refused> {
     let (readable, answer) = gather(memory, chain)?;
-    let actual = length(&readable);
+    let (actual, longest) = (length(&readable), message.len());
     if actual > longest || length(&answer) > longest {
         return Err(Refused::TooLong(longest));
     }
-    message.resize(actual, 0);
+    let message = &mut message[..actual];
     segment::read(memory, &readable, 0, message);
     let header = match message.first_chunk::<IN_HEADER>() {
         Some(header) => header,
@@ -98,7 +97,7 @@ pub(super) fn read(
         _ => Kind::Answered,
     };
     let id = id_of(message);
-    Ok(Request { kind, id, answer })
+    Ok((Request { kind, id, answer }, actual))
 }
 
 /// The id in the header of a message.

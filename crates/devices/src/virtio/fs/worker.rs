@@ -33,20 +33,21 @@ pub(super) struct Link {
     poll: Epoll,
     /// Signalled when the worker must stop.
     bell: EventFd,
-    /// Most bytes of a message.
-    longest: usize,
-    message: Vec<u8>,
+    /// Room for the longest message, one for each direction.
+    request: Vec<u8>,
+    answer: Vec<u8>,
 }
 
 impl Link {
+    /// `longest` is that of messages, bytes.
     pub(super) fn new(channel: Option<Channel>, longest: usize) -> io::Result<Link> {
         let link = Link {
             channel,
             in_flight: Table::default(),
             poll: Epoll::new()?,
             bell: EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)?,
-            longest,
-            message: Vec::new(),
+            request: vec![0; longest],
+            answer: vec![0; longest],
         };
         watch(&link.poll, &link.bell, BELL, EventSet::IN)?;
         if let Some(channel) = &link.channel {
@@ -181,14 +182,14 @@ impl Worker {
     /// Passes one request; false if the socket is full.
     fn pass_request(&mut self, queue: u16, chain: Chain) -> bool {
         let head = chain.head();
-        let mut message = std::mem::take(&mut self.link.message);
-        let read = request::read(&self.memory, chain, self.link.longest, &mut message);
+        let mut message = std::mem::take(&mut self.link.request);
+        let read = request::read(&self.memory, chain, &mut message);
         let sent = match read {
-            Ok(request) if request.kind == Kind::Ignored => {
+            Ok((request, _)) if request.kind == Kind::Ignored => {
                 self.give_back(queue, head, 0);
                 true
             }
-            Ok(request) => self.send(queue, head, request, &mut message),
+            Ok((request, length)) => self.send(queue, head, request, &mut message[..length]),
             Err(refused) => {
                 if self.log.admits() {
                     tracing::warn!(%refused, "a guest sent a shared folder something that is no request");
@@ -197,7 +198,7 @@ impl Worker {
                 true
             }
         };
-        self.link.message = message;
+        self.link.request = message;
         sent
     }
 
@@ -229,8 +230,7 @@ impl Worker {
 
     /// Passes the server's answers to the guest.
     fn pass_answers(&mut self) -> Turn {
-        let mut message = std::mem::take(&mut self.link.message);
-        message.resize(self.link.longest, 0);
+        let mut message = std::mem::take(&mut self.link.answer);
         let mut turn = Turn::More;
         for _ in 0..QUEUE_SIZE {
             let Some(channel) = &mut self.link.channel else {
@@ -254,7 +254,7 @@ impl Worker {
                 }
             }
         }
-        self.link.message = message;
+        self.link.answer = message;
         turn
     }
 
