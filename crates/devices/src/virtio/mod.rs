@@ -3,6 +3,7 @@
 //! * [`device`]: the interface between device, transport and VMM.
 //! * [`mmio`]: the transport.
 //! * [`queue`]: chains of descriptors, transfers, interrupts and rate limits, for all devices.
+//! * `poll`: waiting for events.
 //! * [`block`]: disks, raw files or block devices.
 //! * [`balloon`]: memory that is released to the host.
 //! * [`entropy`]: random numbers.
@@ -19,6 +20,7 @@ mod flood_tests;
 pub mod fs;
 pub mod mmio;
 pub mod net;
+pub(crate) mod poll;
 pub mod queue;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;

@@ -7,15 +7,15 @@ use super::{PRIORITY_QUEUE, QUEUE_SIZE};
 use crate::GuestMemory;
 use crate::log_limit::LogLimit;
 use crate::virtio::device::ActiveQueue;
+use crate::virtio::poll::{self, PollSet};
 use crate::virtio::queue::Chain;
 use crate::virtio::queue::ring::Ring;
 use rustix::io::Errno;
 use std::io;
-use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
+use vmm_sys_util::epoll::EpollEvent;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 /// How long a device that stops waits for the server's answers. Later the guest gets EIO for them.
@@ -30,7 +30,7 @@ const DOORBELLS: u64 = 2;
 pub(super) struct Link {
     channel: Option<Channel>,
     in_flight: Table,
-    poll: Epoll,
+    poll: PollSet,
     /// Signalled when the worker must stop.
     bell: EventFd,
     /// Room for the longest message, one for each direction.
@@ -44,15 +44,14 @@ impl Link {
         let link = Link {
             channel,
             in_flight: Table::default(),
-            poll: Epoll::new()?,
+            poll: PollSet::new()?,
             bell: EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)?,
             request: vec![0; longest],
             answer: vec![0; longest],
         };
-        watch(&link.poll, &link.bell, BELL, EventSet::IN)?;
+        link.poll.add(&link.bell, BELL, poll::ring_edge())?;
         if let Some(channel) = &link.channel {
-            let events = EventSet::IN | EventSet::OUT | EventSet::READ_HANG_UP;
-            watch(&link.poll, &channel.as_fd(), SERVER, events)?;
+            link.poll.add(&channel.as_fd(), SERVER, poll::any_edge())?;
         }
         Ok(link)
     }
@@ -61,17 +60,18 @@ impl Link {
         self.bell.try_clone()
     }
 
+    /// Waits for any event, at most so long.
+    fn wait(&self, timeout: Option<Duration>) -> io::Result<()> {
+        self.poll
+            .wait(timeout, &mut [EpollEvent::default(); 4])
+            .map(drop)
+    }
+
     fn send(&mut self, message: &[u8]) -> Sent {
         self.channel
             .as_mut()
             .map_or(Sent::Never, |channel| channel.send(message))
     }
-}
-
-/// Edge-triggered, so no descriptor needs to be read.
-fn watch(poll: &Epoll, source: &impl AsRawFd, token: u64, events: EventSet) -> io::Result<()> {
-    let event = EpollEvent::new(events | EventSet::EDGE_TRIGGERED, token);
-    poll.ctl(ControlOperation::Add, source.as_raw_fd(), event)
 }
 
 /// Everything that the thread owns.
@@ -101,9 +101,7 @@ impl Worker {
         }
         self.finish();
         for ring in &self.rings {
-            let fd = ring.active().doorbell.as_raw_fd();
-            let none = EpollEvent::default();
-            let _ = self.link.poll.ctl(ControlOperation::Delete, fd, none);
+            let _ = self.link.poll.remove(&ring.active().doorbell);
         }
         let queues = self.rings.into_iter().map(Ring::into_active).collect();
         (self.link, queues)
@@ -111,12 +109,8 @@ impl Worker {
 
     fn serve(&mut self) -> io::Result<()> {
         for (token, ring) in (DOORBELLS..).zip(&self.rings) {
-            watch(
-                &self.link.poll,
-                &ring.active().doorbell,
-                token,
-                EventSet::IN,
-            )?;
+            let doorbell = &ring.active().doorbell;
+            self.link.poll.add(doorbell, token, poll::ring_edge())?;
         }
         // Requests may have come before the worker ran.
         while !self.stop.load(Ordering::SeqCst) {
@@ -126,7 +120,7 @@ impl Worker {
                 ring.notify(&self.memory);
             }
             let more = answers == Turn::More || requests == Turn::More;
-            wait(&self.link.poll, if more { 0 } else { -1 })?;
+            self.link.wait(more.then_some(Duration::ZERO))?;
         }
         Ok(())
     }
@@ -143,9 +137,8 @@ impl Worker {
                 );
                 self.fail_all(Errno::IO);
             } else if !more && !self.link.in_flight.is_empty() {
-                let timeout = i32::try_from(left.as_millis()).unwrap_or(i32::MAX);
                 // On an error, the time passes with attempts to receive.
-                let _ = wait(&self.link.poll, timeout);
+                let _ = self.link.wait(Some(left));
             }
         }
         for ring in &mut self.rings {
@@ -296,14 +289,5 @@ impl Worker {
 
     fn give_back(&mut self, queue: u16, head: u16, length: u32) {
         self.rings[usize::from(queue)].give_back(&self.memory, head, length);
-    }
-}
-
-/// Waits for an event, at most `timeout` milliseconds; negative for no limit.
-fn wait(poll: &Epoll, timeout: i32) -> io::Result<()> {
-    let mut events = [EpollEvent::default(); 4];
-    match poll.wait(timeout, &mut events) {
-        Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(()),
-        other => other.map(drop),
     }
 }

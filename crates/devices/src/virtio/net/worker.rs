@@ -7,12 +7,13 @@ use super::receive::Receive;
 use super::transmit::{Transmit, Turn};
 use crate::GuestMemory;
 use crate::virtio::device::{ActiveQueue, Interrupt};
+use crate::virtio::poll::{self, PollSet};
 use jiffy_sys::clock;
 use std::io;
-use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
+use std::time::Duration;
+use vmm_sys_util::epoll::{EpollEvent, EventSet};
 use vmm_sys_util::eventfd::EventFd;
 
 const BELL: u64 = 0;
@@ -27,7 +28,7 @@ pub(super) struct Pair {
     pub(super) endpoint: Endpoint,
     /// A frame that waits for buffers of the guest.
     pub(super) pending: Option<Vec<u8>>,
-    poll: Epoll,
+    poll: PollSet,
     /// Signalled when the worker must stop, or has new limits.
     bell: EventFd,
 }
@@ -38,13 +39,12 @@ impl Pair {
         let pair = Pair {
             endpoint,
             pending: None,
-            poll: Epoll::new()?,
+            poll: PollSet::new()?,
             bell: EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)?,
         };
-        watch(&pair.poll, &pair.bell, BELL, EventSet::IN)?;
+        pair.poll.add(&pair.bell, BELL, poll::ring_edge())?;
         if let Some(file) = pair.endpoint.descriptor() {
-            let events = EventSet::IN | EventSet::OUT | EventSet::READ_HANG_UP;
-            watch(&pair.poll, &*file, ENDPOINT, events)?;
+            pair.poll.add(&*file, ENDPOINT, poll::any_edge())?;
         }
         Ok(pair)
     }
@@ -52,12 +52,6 @@ impl Pair {
     pub(super) fn bell(&self) -> io::Result<EventFd> {
         self.bell.try_clone()
     }
-}
-
-/// Edge-triggered, so no descriptor needs to be read.
-fn watch(poll: &Epoll, source: &impl AsRawFd, token: u64, events: EventSet) -> io::Result<()> {
-    let event = EpollEvent::new(events | EventSet::EDGE_TRIGGERED, token);
-    poll.ctl(ControlOperation::Add, source.as_raw_fd(), event)
 }
 
 /// Everything the thread owns.
@@ -108,20 +102,20 @@ impl Task {
         }
     }
 
-    /// Milliseconds to wait; negative to wait for an event.
-    fn timeout(self) -> i32 {
+    /// How long to wait; `None` to wait for an event.
+    fn timeout(self) -> Option<Duration> {
         match self {
-            Task::Now => 0,
-            Task::Idle => -1,
+            Task::Now => Some(Duration::ZERO),
+            Task::Idle => None,
             Task::At(time) => {
                 let left = time.saturating_sub(clock::monotonic_ns());
-                i32::try_from(left.div_ceil(1_000_000)).unwrap_or(i32::MAX)
+                Some(Duration::from_nanos(left))
             }
         }
     }
 
     fn is_due(self) -> bool {
-        self.timeout() == 0
+        self.timeout() == Some(Duration::ZERO)
     }
 }
 
@@ -133,9 +127,7 @@ impl Worker {
             self.interrupt.needs_reset();
         }
         for doorbell in self.doorbells() {
-            let fd = doorbell.as_raw_fd();
-            let none = EpollEvent::default();
-            let _ = self.pair.poll.ctl(ControlOperation::Delete, fd, none);
+            let _ = self.pair.poll.remove(doorbell);
         }
         let (receive, pending) = self.receive.finish();
         self.pair.pending = pending;
@@ -154,7 +146,7 @@ impl Worker {
 
     fn serve(&mut self) -> io::Result<()> {
         for (token, doorbell) in (RECEIVE..).zip(self.doorbells()) {
-            watch(&self.pair.poll, doorbell, token, EventSet::IN)?;
+            self.pair.poll.add(doorbell, token, poll::ring_edge())?;
         }
         let used_pairs = self.link.used_pairs.load(Ordering::SeqCst);
         self.pair.endpoint.configure(self.features, used_pairs)?;
@@ -190,15 +182,9 @@ impl Worker {
     /// Waits, unless there is work.
     fn wait(&mut self, ready: &mut Ready) -> io::Result<()> {
         let tasks = [ready.receive, ready.transmit].into_iter();
-        let soonest = tasks
-            .map(Task::timeout)
-            .filter(|timeout| *timeout >= 0)
-            .min();
+        let soonest = tasks.filter_map(Task::timeout).min();
         let mut events = [EpollEvent::default(); 8];
-        let count = match self.pair.poll.wait(soonest.unwrap_or(-1), &mut events) {
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => 0,
-            other => other?,
-        };
+        let count = self.pair.poll.wait(soonest, &mut events)?;
         for event in &events[..count] {
             match event.data() {
                 ENDPOINT => {

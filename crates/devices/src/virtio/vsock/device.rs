@@ -4,13 +4,14 @@ use super::engine::{self, Engine};
 use super::error::{VsockError, check_cid};
 use super::listener::Listener;
 use super::muxer::Muxer;
-use super::poll::{self, PollSet};
 use super::rings::{QUEUE_SIZES, Rings};
 use super::state::VsockState;
+use super::tokens;
 use crate::log_limit::LogLimit;
 use crate::virtio::device::{
     ActivateError, Activation, ActiveQueue, Job, VirtioDevice, WorkerRole, Workers,
 };
+use crate::virtio::poll::PollSet;
 use jiffy_sys::mutex::lock;
 use std::io;
 use std::path::PathBuf;
@@ -126,7 +127,7 @@ impl Vsock {
 
     fn start_worker(&mut self, workers: &dyn Workers) -> io::Result<()> {
         let stop = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?;
-        self.poll.add(&stop, poll::STOP, EventSet::IN)?;
+        self.poll.add(&stop, tokens::STOP, EventSet::IN)?;
         let (engine, poll) = (self.engine.clone(), self.poll.clone());
         let body = Box::new(move || engine::run(&engine, &poll));
         let job = workers.spawn(WorkerRole::Vsock, "vsock", body)?;

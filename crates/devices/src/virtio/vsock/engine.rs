@@ -2,9 +2,10 @@
 
 use super::muxer::Muxer;
 use super::packet::{self, Buffers, HEADER_LEN};
-use super::poll::{self, PollSet};
 use super::rings::Rings;
+use super::tokens;
 use crate::virtio::device::ActiveQueue;
+use crate::virtio::poll::{self, PollSet};
 use crate::virtio::queue::ring::Ring;
 use jiffy_sys::mutex::lock;
 use std::io;
@@ -88,7 +89,7 @@ impl Engine {
     pub fn attach(&mut self, rings: Rings, poll: &PollSet) -> io::Result<()> {
         for (number, ring) in (0..).zip(rings.each()) {
             let doorbell = &ring.active().doorbell;
-            poll.add(doorbell, poll::DOORBELL + number, poll::ring_edge())?;
+            poll.add(doorbell, tokens::DOORBELL + number, poll::ring_edge())?;
         }
         if let Some((positions, since)) = self.detached_at.take() {
             self.muxer.shift_deadlines(since.elapsed());
@@ -146,7 +147,7 @@ impl Engine {
     /// Handles an event of the poll set.
     pub fn on_event(&mut self, event: &EpollEvent, now: Instant) {
         // Doorbells only wake the thread: every turn checks all rings.
-        if !(poll::DOORBELL..poll::DOORBELL + 3).contains(&event.data()) {
+        if !(tokens::DOORBELL..tokens::DOORBELL + 3).contains(&event.data()) {
             self.muxer.on_socket(event.data(), event.event_set(), now);
         }
     }
@@ -291,7 +292,7 @@ pub fn step(engine: &Mutex<Engine>, poll: &PollSet, timeout: Option<Duration>) -
     let mut stop = false;
     for event in &events[..count] {
         match event.data() {
-            poll::STOP => stop = true,
+            tokens::STOP => stop = true,
             _ => engine.on_event(event, now),
         }
     }

@@ -15,7 +15,7 @@
 //! * `muxer`: all connections, and the order in which they send.
 //! * `connection`, `credit`, `outbox`: one connection.
 //! * `listener`, `handshake`: host programs that connect.
-//! * `poll`, `deadlines`: the events and times that the engine waits for.
+//! * `tokens`, `deadlines`: the events and times that the engine waits for.
 //!
 //! Memory is bounded whatever the guest does: at most [`CONNECTION_LIMIT`] connections, each with
 //! at most [`BUFFER`] bytes that its host program has not read yet.
@@ -31,7 +31,6 @@ mod listener;
 mod muxer;
 mod outbox;
 mod packet;
-mod poll;
 mod rings;
 pub mod state;
 
@@ -39,6 +38,7 @@ pub mod state;
 pub mod testing;
 #[cfg(test)]
 mod tests;
+mod tokens;
 
 pub use device::{Vsock, VsockArgs};
 pub use error::VsockError;

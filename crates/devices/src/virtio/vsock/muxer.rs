@@ -7,9 +7,10 @@ use super::handshake::{Handshake, Progress};
 use super::listener::{Listener, dial};
 use super::outbox::Outbox;
 use super::packet::{Buffers, HOST_CID, Header, Op, TYPE_STREAM};
-use super::poll::{self, PollSet};
 use super::state::{SavedConnection, VsockState};
+use super::tokens;
 use super::{BUFFER, CONNECTION_LIMIT};
+use crate::virtio::poll::{self, PollSet};
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -84,7 +85,7 @@ impl Muxer {
         listener: Listener,
         poll: Arc<PollSet>,
     ) -> io::Result<Muxer> {
-        poll.add(&listener, poll::LISTENER, EventSet::empty())?;
+        poll.add(&listener, tokens::LISTENER, EventSet::empty())?;
         Ok(Muxer {
             guest_cid,
             former_cid: guest_cid,
@@ -171,7 +172,7 @@ impl Muxer {
             true => EventSet::IN,
             false => EventSet::empty(),
         };
-        if let Err(error) = self.poll.modify(&self.listener, poll::LISTENER, events) {
+        if let Err(error) = self.poll.modify(&self.listener, tokens::LISTENER, events) {
             tracing::error!(%error, "the vsock listener cannot be watched");
         }
     }
@@ -213,7 +214,7 @@ impl Muxer {
 
     /// Handles `events` of a watched socket.
     pub fn on_socket(&mut self, token: u64, events: EventSet, now: Instant) {
-        if token == poll::LISTENER {
+        if token == tokens::LISTENER {
             self.accept(now);
         } else if self.handshakes.contains_key(&token) {
             self.advance_handshake(token, events, now);
@@ -240,7 +241,7 @@ impl Muxer {
                     self.log_host_error(&error);
                     self.paused = true;
                     self.watch_listener();
-                    self.deadlines.set(poll::LISTENER, now + ACCEPT_PAUSE);
+                    self.deadlines.set(tokens::LISTENER, now + ACCEPT_PAUSE);
                     return;
                 }
             };
@@ -249,7 +250,7 @@ impl Muxer {
                 tracing::debug!("vsock: host program refused, {CONNECTION_LIMIT} connections");
                 continue;
             }
-            let token = poll::numbered(&mut self.next_number);
+            let token = tokens::numbered(&mut self.next_number);
             if let Err(error) = self.poll.add(&stream, token, poll::any_edge()) {
                 self.log_host_error(&error);
                 continue;
@@ -328,7 +329,7 @@ impl Muxer {
     /// Handles every deadline that is over.
     pub fn expire(&mut self, now: Instant) {
         while let Some(token) = self.deadlines.take_expired(now) {
-            if token == poll::LISTENER {
+            if token == tokens::LISTENER {
                 self.paused = false;
                 self.watch_listener();
             } else if self.handshakes.remove(&token).is_some() {
@@ -551,7 +552,7 @@ impl Muxer {
             self.ready.retain(|other| *other != key);
         }
         if let Some((stream, outbox)) = connection.into_rest() {
-            let token = poll::numbered(&mut self.next_number);
+            let token = tokens::numbered(&mut self.next_number);
             let events = EventSet::OUT | EventSet::EDGE_TRIGGERED;
             match self.poll.modify(&stream, token, events) {
                 Ok(()) => {

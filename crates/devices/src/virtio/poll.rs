@@ -1,45 +1,23 @@
-//! The events that the engine waits for.
-//!
-//! Connections and doorbells are watched edge-triggered, and their registration never changes: a
-//! connection remembers that its socket is readable until a read finds it empty, and a doorbell
-//! needs no read. The listener is level-triggered, because it is not always accepted from.
+//! Waiting for events, for devices' threads.
 
 use std::io;
 use std::os::fd::AsRawFd;
 use std::time::Duration;
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
-/// Tokens of connections are `host port << 32 | guest port`. No connection has host port
-/// `u32::MAX`, to which these tokens and those of [`numbered`] belong.
-const RESERVED: u64 = (u32::MAX as u64) << 32;
-/// The worker must stop.
-pub const STOP: u64 = RESERVED;
-/// Host programs wait to be accepted.
-pub const LISTENER: u64 = RESERVED | 1;
-/// A queue's doorbell.
-pub const DOORBELL: u64 = RESERVED | 2;
-/// First number of sockets without a connection.
-const FIRST_NUMBER: u32 = 16;
-
-/// The token of a socket that has no ports (yet, or any more). Numbers repeat after four thousand
-/// million sockets.
-pub fn numbered(counter: &mut u32) -> u64 {
-    *counter = counter.wrapping_add(1).max(FIRST_NUMBER);
-    RESERVED | u64::from(*counter)
-}
-
-/// All events of a connection's socket, edge-triggered.
-pub fn any_edge() -> EventSet {
+/// All events of a socket, edge-triggered.
+pub(crate) fn any_edge() -> EventSet {
     EventSet::IN | EventSet::OUT | EventSet::READ_HANG_UP | EventSet::EDGE_TRIGGERED
 }
 
 /// An event descriptor that need not be read.
-pub fn ring_edge() -> EventSet {
+pub(crate) fn ring_edge() -> EventSet {
     EventSet::IN | EventSet::EDGE_TRIGGERED
 }
 
 /// An epoll instance.
-pub struct PollSet(Epoll);
+#[derive(Debug)]
+pub(crate) struct PollSet(Epoll);
 
 impl PollSet {
     /// An empty set.
