@@ -34,6 +34,15 @@ impl Folder {
         self.reopen(&node.descriptor, OFlags::RDONLY | OFlags::NONBLOCK)
     }
 
+    /// The file of a request; `refusal` if a user can't give it attributes.
+    fn attributed(&self, header: &Header, refusal: Errno) -> Outcome<OwnedFd> {
+        let node = self.nodes.get(header.node)?;
+        match can_have(&node) {
+            true => self.open_for_attributes(&node),
+            false => Err(refusal),
+        }
+    }
+
     /// `GETXATTR`.
     pub fn answer_getxattr(
         &self,
@@ -45,11 +54,7 @@ impl Folder {
         arguments.skip()?;
         let name = name_of(&mut arguments)?;
         arguments.end()?;
-        let node = self.nodes.get(header.node)?;
-        if !can_have(&node) {
-            return Err(Errno::NODATA);
-        }
-        let file = self.open_for_attributes(&node)?;
+        let file = self.attributed(header, Errno::NODATA)?;
         if size == 0 {
             let length = rustix::fs::fgetxattr_query(&file, name)?;
             return put_size(answer, length);
@@ -70,22 +75,14 @@ impl Folder {
         if value.len() != size {
             return Err(Errno::INVAL);
         }
-        let node = self.nodes.get(header.node)?;
-        if !can_have(&node) {
-            return Err(Errno::PERM);
-        }
-        rustix::fs::fsetxattr(self.open_for_attributes(&node)?, name, value, flags)
+        rustix::fs::fsetxattr(self.attributed(header, Errno::PERM)?, name, value, flags)
     }
 
     /// `REMOVEXATTR`.
     pub fn remove_attribute(&self, header: &Header, mut arguments: Arguments<'_>) -> Outcome<()> {
         let name = name_of(&mut arguments)?;
         arguments.end()?;
-        let node = self.nodes.get(header.node)?;
-        if !can_have(&node) {
-            return Err(Errno::PERM);
-        }
-        rustix::fs::fremovexattr(self.open_for_attributes(&node)?, name)
+        rustix::fs::fremovexattr(self.attributed(header, Errno::PERM)?, name)
     }
 
     /// `LISTXATTR`.

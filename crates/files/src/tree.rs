@@ -91,7 +91,7 @@ impl Folder {
         arguments.end()?;
         let kind = match FileType::from_raw_mode(mode) {
             kind @ (FileType::RegularFile | FileType::Fifo | FileType::Socket) => kind,
-            // Whoever can open a device of the host has the host.
+            // A device node would open a device of the host.
             FileType::CharacterDevice | FileType::BlockDevice => return Err(Errno::PERM),
             _ => return Err(Errno::INVAL),
         };
