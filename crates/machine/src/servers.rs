@@ -3,7 +3,8 @@
 
 use crate::error::MachineError;
 use crate::shares::Share;
-use jiffy_sys::spawn::{Detached, Environment, FIRST_DESCRIPTOR, spawn_detached};
+use jiffy_sys::spawn::{Detached, Environment, spawn_detached};
+use jiffy_wire::files;
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::process::{Pid, WaitOptions, geteuid, waitpid};
@@ -63,17 +64,8 @@ impl Servers {
         let flags = SocketFlags::CLOEXEC;
         let (qemus, servers) = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)
             .map_err(|error| unusable(error.into()))?;
-        let first = FIRST_DESCRIPTOR.to_string();
-        let second = (FIRST_DESCRIPTOR + 1).to_string();
-        let mut arguments = vec!["--socket-fd", &first, "--folder-fd", &second];
-        if share.read_only {
-            arguments.push("--read-only");
-        }
-        // Only root can act as the guest's users.
-        if !geteuid().is_root() {
-            arguments.push("--squash");
-        }
-        let arguments: Vec<&OsStr> = arguments.into_iter().map(OsStr::new).collect();
+        let arguments = files::arguments(share.read_only, !geteuid().is_root());
+        let arguments: Vec<&OsStr> = arguments.map(OsStr::new).collect();
         let pid = spawn_detached(&Detached {
             program,
             arguments: &arguments,

@@ -18,6 +18,15 @@
 //! The server does not negotiate `FUSE_MAX_PAGES`: no request has more than [`DATA_MAX`] bytes of
 //! data, and none asks for more.
 
+/// The arguments of `jiffy-files`, which inherits the socket as descriptor 3 and the folder as 4.
+/// With `squash` it serves all requests as its own user, because only root can act as others.
+pub fn arguments(read_only: bool, squash: bool) -> impl Iterator<Item = &'static str> {
+    let always = ["--socket-fd", "3", "--folder-fd", "4"];
+    let read_only = read_only.then_some("--read-only");
+    let squash = squash.then_some("--squash");
+    always.into_iter().chain(read_only).chain(squash)
+}
+
 /// Most bytes of data that one request writes or reads: 32 pages, the default of FUSE.
 pub const DATA_MAX: usize = 128 * 1024;
 /// Most bytes of a message: data, and headers and names before it.

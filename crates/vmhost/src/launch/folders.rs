@@ -4,8 +4,9 @@ use crate::process::{Ended, VmmProcess};
 use jiffy_content::error::{Error, Result};
 use jiffy_content::model::vm::VmRecord;
 use jiffy_content::paths::Paths;
-use jiffy_sys::spawn::{Detached, Environment, FIRST_DESCRIPTOR, spawn_detached};
+use jiffy_sys::spawn::{Detached, Environment, spawn_detached};
 use jiffy_wire::api::FolderUse;
+use jiffy_wire::files;
 use jiffy_wire::guest::FolderMount;
 use jiffy_wire::vmm::Folder;
 use rustix::fs::{CWD, Mode, OFlags, openat};
@@ -64,7 +65,7 @@ fn refused(source: &str, error: Errno) -> Error {
         Errno::NOENT => Error::invalid(format!(
             "The folder {source} can't be shared: it does not exist on the node's host."
         ))
-        .hint("Create it first. With a node in another machine, give a path of that machine."),
+        .hint("Create it first, or give another folder."),
         Errno::NOTDIR => Error::invalid(format!("{source} can't be shared: it is no folder.")),
         error => Error::io(
             "open a shared folder",
@@ -123,17 +124,8 @@ pub(super) fn serve(
 
 fn start(paths: &Paths, folder: &SharedFolder, log: BorrowedFd<'_>) -> Result<u32> {
     let program = paths.files();
-    let first = FIRST_DESCRIPTOR.to_string();
-    let second = (FIRST_DESCRIPTOR + 1).to_string();
-    let mut arguments = vec!["--socket-fd", &first, "--folder-fd", &second];
-    if folder.read_only {
-        arguments.push("--read-only");
-    }
-    // Only root can act as the guest's users.
-    if !geteuid().is_root() {
-        arguments.push("--squash");
-    }
-    let arguments: Vec<&OsStr> = arguments.into_iter().map(OsStr::new).collect();
+    let arguments = files::arguments(folder.read_only, !geteuid().is_root());
+    let arguments: Vec<&OsStr> = arguments.map(OsStr::new).collect();
     let started = spawn_detached(&Detached {
         program: &program,
         arguments: &arguments,
