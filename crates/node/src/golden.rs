@@ -24,7 +24,7 @@ use jiffy_sys::mutex::lock;
 use jiffy_vmhost::handle::VmHandle;
 use jiffy_vmhost::host::GoldenKeeper;
 use jiffy_vmhost::launch::Standby;
-use jiffy_vmhost::launch::{Beginning, Handle, Restoring, SavedRam, command_line};
+use jiffy_vmhost::launch::{Handle, Restoring, SavedRam, command_line};
 use jiffy_wire::api::{Origin, Pruned};
 use jiffy_wire::cpu::Profile;
 use std::collections::{HashMap, HashSet};
@@ -352,15 +352,16 @@ pub fn name_of(saved: &Saved) -> String {
 }
 
 /// The beginning of a VM that is restored from a golden snapshot.
-pub fn beginning(saved: &Saved, start_main: bool) -> Beginning {
+pub fn restoring(saved: &Saved, start_main: bool) -> Restoring {
     let state = Handle::Path(saved.state());
     let memory = SavedRam::of_file(saved.memory());
-    Beginning::Restore(Restoring {
+    Restoring {
         prefault: saved.prefault.clone(),
+        map_ahead: saved.accessed.clone(),
         start_main,
         golden: Some(name_of(saved)),
         ..Restoring::new(Some(Origin::Golden), state, memory)
-    })
+    }
 }
 
 /// The key of VMs of this shape, with an image of this id and files with these digests.

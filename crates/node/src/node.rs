@@ -42,6 +42,7 @@ const NAME_TIME: Duration = Duration::from_secs(10);
 /// How long VMs' tasks have to save unsaved state when the daemon ends.
 const FLUSH_TIME: Duration = Duration::from_secs(2);
 
+mod accessed;
 mod balloon;
 mod commit;
 mod create;

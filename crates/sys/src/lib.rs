@@ -16,6 +16,7 @@
 //! * [`mutex`]: mutexes and other locks that ignore poisoning.
 //! * [`netlink`]: netlink requests to the kernel.
 //! * [`ownership`]: whether only this user may write to a folder.
+//! * [`page_cache`]: which pages of a file are in the page cache.
 //! * [`pagemap`]: which pages of a mapping were written.
 //! * [`kick`]: a signal that makes one thread leave a blocking call.
 //! * [`private_socket`]: a Unix socket that only its owner may connect to.
@@ -46,6 +47,7 @@ pub mod memfd;
 pub mod mutex;
 pub mod netlink;
 pub mod ownership;
+pub mod page_cache;
 pub mod pagemap;
 pub mod private_socket;
 pub mod regular;

@@ -170,6 +170,7 @@ impl Builder {
         let vcpus = events.step(names::VCPUS, || restore_vcpus(&state.vcpus, base))?;
         if restore.hold && !is_paged(restore) {
             map_in_kvm(&restore.prefault, ram, &vcpus[0]);
+            map_in_kvm(&restore.map_ahead, ram, &vcpus[0]);
         }
         let devices = events.step(names::DEVICES, || {
             let mut generation = restore
@@ -443,7 +444,7 @@ fn restore_vcpus(
         .collect()
 }
 
-/// Also maps pages that were copied ahead in KVM's page tables.
+/// Maps ranges in KVM's page tables.
 fn map_in_kvm(extents: &[Extent], ram: &GuestRam, vcpu: &Vcpu) {
     for extent in extents {
         for (address, length) in ram.guest_parts(*extent) {

@@ -54,7 +54,11 @@ pub fn memory(restore: &Restore, config: &VmmConfig) -> Result<GuestRam, MemoryE
                 }
             };
             let files = layers.iter().map(open_memory).collect::<Result<_, _>>()?;
-            GuestRam::from_layers(layers::assemble(files, layout, size)?, size)
+            let ram = GuestRam::from_layers(layers::assemble(files, layout, size)?, size)?;
+            if restore.no_readahead {
+                ram.disable_readahead();
+            }
+            Ok(ram)
         }
         SavedMemory::Paged { .. } => GuestRam::to_be_paged(size),
     }

@@ -124,6 +124,8 @@ fn restored(stage: &Stage, memory: &Memory) -> VmmConfig {
             Memory::Mapped => stage.prefault.clone(),
             Memory::Paged(..) => Vec::new(),
         },
+        map_ahead: Vec::new(),
+        no_readahead: false,
         generation: None,
         hold: false,
     });

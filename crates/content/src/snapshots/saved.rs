@@ -42,6 +42,8 @@ pub struct Saved {
     pub manifest: Manifest,
     /// Ranges that a guest writes to soon after a restore, if they are known.
     pub prefault: Vec<Extent>,
+    /// Ranges that a guest accesses soon after a restore, if they are known.
+    pub accessed: Vec<Extent>,
 }
 
 /// Most of RAM that is prefaulted: one part in this many.
@@ -61,26 +63,30 @@ impl Saved {
 
     /// The captured VM in this folder.
     pub fn new(folder: PathBuf, manifest: Manifest) -> Saved {
-        let path = prefault_in(&folder);
-        let prefault = records::prefault::load(&path).unwrap_or_default();
         let ram = u64::from(manifest.spec.memory_mib) << 20;
-        let prefault = merged_and_bounded(prefault, ram);
+        let ranges =
+            |path| merged_and_bounded(records::prefault::load(path).unwrap_or_default(), ram);
         Saved {
+            prefault: ranges(&prefault_in(&folder)),
+            accessed: ranges(&accessed_in(&folder)),
             folder,
             manifest,
-            prefault,
         }
     }
 
-    /// Saves the ranges that a restored guest has written to soon after its start. Losing them
-    /// costs only speed.
-    pub fn save_prefault(&mut self, written: Vec<Extent>) -> io::Result<()> {
+    /// Saves the ranges that a restored guest has written and accessed soon after its start. Losing
+    /// them costs only speed.
+    pub fn save_first_ranges(
+        &mut self,
+        written: Vec<Extent>,
+        accessed: Vec<Extent>,
+    ) -> io::Result<()> {
         let ram = u64::from(self.manifest.spec.memory_mib) << 20;
-        let prefault = merged_and_bounded(written, ram);
-        let path = prefault_in(&self.folder);
-        records::prefault::save(&path, &prefault)?;
-        self.prefault = prefault;
-        Ok(())
+        self.accessed = merged_and_bounded(accessed, ram);
+        records::prefault::save(&accessed_in(&self.folder), &self.accessed)?;
+        // Last, because it marks the snapshot as tested.
+        self.prefault = merged_and_bounded(written, ram);
+        records::prefault::save(&prefault_in(&self.folder), &self.prefault)
     }
 
     /// Was it restored once, so that the ranges to prefault are known, even if there are none?
@@ -193,6 +199,10 @@ pub fn unusable(name: &str, why: &str) -> String {
 
 fn prefault_in(folder: &Path) -> PathBuf {
     folder.join("prefault.json")
+}
+
+fn accessed_in(folder: &Path) -> PathBuf {
+    folder.join("accessed.json")
 }
 
 /// Ranges within RAM, sorted and merged; none if they are too large in all.

@@ -172,7 +172,7 @@ impl Node {
         };
         let origin = Origin::ForkedFrom(parent.name.clone());
         let state = Handle::Open(Arc::clone(&captured.state));
-        let beginning = Beginning::Restore(Restoring::new(Some(origin), state, memory));
+        let beginning = Beginning::Restore(Box::new(Restoring::new(Some(origin), state, memory)));
         let kernel = self.kernel_file(&child.spec.kernel);
         let times = (received_ns, monotonic_ns());
         Plan::new(kernel, root.clone(), disks, beginning, times)

@@ -67,7 +67,7 @@ impl Node {
                 vcpus(before.into())
             ))
             .hint(
-                "The number of vCPUs of a guest that an older release captured can't be changed until it boots again.",
+                "The number of vCPUs of a guest that an older release booted can't be changed until it boots again.",
             )
         })
     }

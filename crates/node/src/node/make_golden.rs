@@ -2,6 +2,7 @@
 //! [`crate::golden`].
 
 use super::Node;
+use super::accessed::Uncached;
 use super::limits::current_spec;
 use super::operation::Stopwatch;
 use super::snapshot::write;
@@ -19,6 +20,7 @@ use jiffy_vmhost::agent;
 use jiffy_vmhost::control;
 use jiffy_vmhost::frames::FrameReader;
 use jiffy_vmhost::handle::{Command, VmHandle};
+use jiffy_vmhost::launch::{Beginning, Restoring};
 use jiffy_vmhost::proxy::ToClient;
 use jiffy_wire::agent::{Command as AgentCommand, ExecOutput, OLDEST, Request};
 use jiffy_wire::api::{MemoryForm, VmState};
@@ -137,33 +139,45 @@ impl Node {
             ..shape
         };
         let vm = self.make_vm(name(), trial, None).await?;
-        let written = run_until_preempted(&vm, room, self.trial_run(&vm, &saved)).await;
+        let ranges = run_until_preempted(&vm, room, self.trial_run(&vm, &saved)).await;
         self.discard(&vm).await;
+        // Later runs read the memory in huge pages, where the trial has left none.
+        Uncached::drop_pages(&saved).await;
         if room.was_claimed() {
             let _ = remove_in_background(&saved.folder);
             return Err(room::memory_needed());
         }
-        let written = written.unwrap_or_else(|error| {
-            debug!(%error, "the pages that a golden run writes first are not known");
-            Vec::new()
+        let (written, accessed) = ranges.unwrap_or_else(|error| {
+            debug!(%error, "the pages that a golden run uses first are not known");
+            Default::default()
         });
-        saved.save_prefault(written).map_err(|error| {
-            Error::io(
-                "store the list of pages that a guest writes first",
-                &saved.folder,
-                &error,
-            )
-        })?;
+        saved
+            .save_first_ranges(written, accessed)
+            .map_err(|error| {
+                Error::io(
+                    "store the lists of pages that a guest uses first",
+                    &saved.folder,
+                    &error,
+                )
+            })?;
         Ok(saved)
     }
 
     /// Restores a golden snapshot for a trial; returns the ranges of RAM that its guest has written
-    /// by the end of a command that does nothing.
-    async fn trial_run(&self, vm: &Arc<VmHandle>, saved: &Saved) -> Result<Vec<Extent>> {
+    /// and those that it has accessed by the end of a command that does nothing.
+    async fn trial_run(
+        &self,
+        vm: &Arc<VmHandle>,
+        saved: &Saved,
+    ) -> Result<(Vec<Extent>, Vec<Extent>)> {
+        let memory = Uncached::drop_pages(saved).await;
         {
             let _begins = self.hold_disks().await;
             let mut plan = self.prepare(vm, monotonic_ns()).await?;
-            plan.beginning = golden::beginning(saved, true);
+            plan.beginning = Beginning::Restore(Box::new(Restoring {
+                no_readahead: memory.is_some(),
+                ..golden::restoring(saved, true)
+            }));
             vm.ask(|reply| Command::Start(Box::new(plan), reply))
                 .await??;
         }
@@ -175,14 +189,19 @@ impl Node {
             return Err(Error::vm_failed(failure.message));
         }
         let socket = self.host.paths.control_socket(&vm.id);
-        match control::request(&socket, ControlRequest::Written).await {
+        let written = match control::request(&socket, ControlRequest::Written).await {
             Ok(ControlResponse::Written(written)) => Ok(written),
             Ok(ControlResponse::Error(why)) => Err(Error::vm_failed(why)),
             Ok(_) => Err(Error::vm_failed("The VMM gave an unexpected answer.")),
             Err(error) => Err(Error::vm_failed(format!(
                 "The VMM gave no answer: {error}."
             ))),
-        }
+        }?;
+        let accessed = match memory {
+            Some(memory) => memory.accessed().await,
+            None => Vec::new(),
+        };
+        Ok((written, accessed))
     }
 
     async fn capture_golden(&self, vm: &Arc<VmHandle>, key: &str) -> Result<Saved> {

@@ -167,7 +167,7 @@ impl Node {
             lazy: None,
         };
         let restoring = Restoring::new(None, Handle::Path(saved.state()), memory);
-        let beginning = Beginning::Restore(restoring);
+        let beginning = Beginning::Restore(Box::new(restoring));
         let mut plan = Plan::new(kernel, root, disks, beginning, (received_ns, lookup_ns));
         plan.room = Some(room);
         self.hand_over(vm, plan).await

@@ -9,7 +9,7 @@
 //! of an earlier daemon, like every VMM that belongs to no VM.
 
 use super::Node;
-use crate::golden::{StandbyRequests, beginning, name_of};
+use crate::golden::{StandbyRequests, name_of, restoring};
 use jiffy_content::clock::monotonic_ns;
 use jiffy_content::error::{Error, Result};
 use jiffy_content::model::vm::VmRecord;
@@ -17,7 +17,7 @@ use jiffy_content::names;
 use jiffy_content::room::memory::{self as room, Amount};
 use jiffy_content::roots;
 use jiffy_content::snapshots::saved::Saved;
-use jiffy_vmhost::launch::{self, Plan, Standby};
+use jiffy_vmhost::launch::{self, Beginning, Plan, Standby};
 use jiffy_vmhost::process::on_exit;
 use std::sync::Arc;
 use std::time::Duration;
@@ -53,7 +53,8 @@ async fn make(node: &Node, saved: &Saved) -> Result<Standby> {
     let now = monotonic_ns();
     let kernel = node.kernel_file(&spec.kernel);
     let disks = roots::disks(&paths.vm(&id), spec, root.path.clone(), Vec::new());
-    let mut plan = Plan::new(kernel, root, disks, beginning(saved, true), (now, now));
+    let beginning = Beginning::Restore(Box::new(restoring(saved, true)));
+    let mut plan = Plan::new(kernel, root, disks, beginning, (now, now));
     node.goldens().note_standby_begun(&id);
     block_in_place(|| {
         plan.network = node.network().attach(&record)?;

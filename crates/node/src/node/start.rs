@@ -100,7 +100,10 @@ impl Node {
         let disks = self.disks(vm, root.path.clone(), volume_disks);
         let beginning = match golden {
             None => Beginning::Boot,
-            Some(golden) => golden::beginning(&golden, spec.command.is_some()),
+            Some(golden) => {
+                let start_main = spec.command.is_some();
+                Beginning::Restore(Box::new(golden::restoring(&golden, start_main)))
+            }
         };
         let plan = Plan::new(kernel, root, disks, beginning, (received_ns, lookup_ns));
         Ok(Plan {
@@ -139,14 +142,14 @@ impl Node {
         let disks = self.disks(vm, root.path.clone(), volume_disks);
         let memory = self.memory_of(vm, &saved, true).await?;
         let kernel = self.kernel_file(&vm.spec.kernel);
-        let beginning = Beginning::Restore(Restoring {
+        let beginning = Beginning::Restore(Box::new(Restoring {
             start_main: from.start_main,
             ..Restoring::new(
                 Some(Origin::From(name.clone())),
                 Handle::Path(saved.state()),
                 memory,
             )
-        });
+        }));
         let times = (received_ns, lookup_ns);
         Ok(Plan::new(kernel, root, disks, beginning, times))
     }

@@ -48,6 +48,26 @@ fn runs_after_the_first_start_from_the_golden_snapshot() {
     assert!(was_golden(&jiffy));
 }
 
+/// Of a run that takes over a standby, whose memory is mapped ahead. Without that there are 800.
+#[test]
+fn the_guest_of_a_golden_run_takes_few_page_faults() {
+    const MOST: u64 = 200;
+    let jiffy = jiffy();
+    jiffy.warm_up();
+    let few = || {
+        jiffy.ok(&["run", "--detach", "--name", "faults", "--", "sleep", "1000"]);
+        let pid = jiffy.sh("jiffy inspect faults | grep '\"pid\"' | tr -dc 0-9");
+        let stats = format!(
+            "mountpoint -q /sys/kernel/debug || mount -t debugfs debugfs /sys/kernel/debug; \
+             cat /sys/kernel/debug/kvm/{pid}-*/pf_fixed"
+        );
+        let faults = jiffy.sh(&stats);
+        jiffy.ok(&["rm", "--force", "faults"]);
+        faults.parse::<u64>().expect("a number") < MOST
+    };
+    jiffy.eventually("a standby is ready, and its guest has few page faults", few);
+}
+
 /// Prints everything a program can see of its environment and input.
 const LOOK: &str = r#"
     echo "arguments: $0 $*"; echo "input: $(cat)"

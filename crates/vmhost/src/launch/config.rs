@@ -133,6 +133,8 @@ fn restore<'a>(
             },
         },
         prefault: restoring.prefault.clone(),
+        map_ahead: restoring.map_ahead.clone(),
+        no_readahead: restoring.no_readahead,
         generation: Some(NewGeneration {
             id: names::new_uuid(),
             start_main: restoring.start_main,

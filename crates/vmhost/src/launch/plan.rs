@@ -49,7 +49,7 @@ pub enum Beginning {
     /// The kernel boots.
     Boot,
     /// A captured VM is restored, as a new VM or (on wake) as the same one.
-    Restore(Restoring),
+    Restore(Box<Restoring>),
 }
 
 /// A captured VM to restore.
@@ -63,6 +63,10 @@ pub struct Restoring {
     pub memory: SavedRam,
     /// Ranges that the guest writes to soon after the restore, if known.
     pub prefault: Vec<Extent>,
+    /// Ranges that the guest reads soon after the restore, if known.
+    pub map_ahead: Vec<Extent>,
+    /// Reads no page of RAM that is not accessed.
+    pub no_readahead: bool,
     /// The VM's first command is a new one that must be started.
     pub start_main: bool,
     /// The golden snapshot's name, if it is one.
@@ -105,6 +109,8 @@ impl Restoring {
             state,
             memory,
             prefault: Vec::new(),
+            map_ahead: Vec::new(),
+            no_readahead: false,
             start_main: false,
             golden: None,
         }
@@ -155,11 +161,11 @@ impl Plan {
     /// For [`crate::pager::Pager::forget`], if the pager serves its memory.
     pub fn ticket(&self) -> Option<u64> {
         match &self.beginning {
-            Beginning::Restore(Restoring {
-                memory: SavedRam::Paged { serving, .. },
-                ..
-            }) => Some(serving.ticket),
-            _ => None,
+            Beginning::Restore(restoring) => match &restoring.memory {
+                SavedRam::Paged { serving, .. } => Some(serving.ticket),
+                SavedRam::Mapped { .. } => None,
+            },
+            Beginning::Boot => None,
         }
     }
 

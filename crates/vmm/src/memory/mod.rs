@@ -227,6 +227,15 @@ impl GuestRam {
         }
     }
 
+    /// Reads only pages of mapped files that are accessed, and none around them. Failing to do so
+    /// costs only page cache.
+    pub fn disable_readahead(&self) {
+        for advice in [Advice::LinuxNoHugepage, Advice::Random] {
+            // A kernel without transparent huge pages refuses the first.
+            let _ = self.mapping.advise(self.mapping.whole(), advice);
+        }
+    }
+
     fn populate(&self, extent: Extent) -> io::Result<()> {
         self.mapping.advise(extent, Advice::LinuxPopulateWrite)
     }

@@ -17,6 +17,14 @@ pub struct Restore {
     /// [`Written`]: ControlRequest::Written
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub prefault: Vec<Extent>,
+    /// Ranges of RAM that the VM is expected to read. A VMM that holds a VM maps them for the guest
+    /// as well, so that it does not fault there.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub map_ahead: Vec<Extent>,
+    /// Reads only the pages of mapped RAM that are accessed, and none around them: afterwards the
+    /// page cache has just these.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub no_readahead: bool,
     /// The guest's new identity. Without one it keeps the old identity, which is right only for a
     /// guest without `jiffy-init`.
     #[serde(default)]
@@ -54,6 +62,8 @@ impl Restore {
                 layout: Some(Source::Fd(*layout)),
             },
             prefault: Vec::new(),
+            map_ahead: Vec::new(),
+            no_readahead: false,
             generation: None,
             hold: false,
         })
