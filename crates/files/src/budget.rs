@@ -1,4 +1,4 @@
-//! How many descriptors a guest may make the server hold.
+//! Limits the number of descriptors that the server holds for a guest.
 
 use rustix::io::Errno;
 use std::sync::Arc;
@@ -34,7 +34,7 @@ impl Budget {
         }
     }
 
-    /// Whether more than three quarters are used: nothing is held in advance any more.
+    /// Whether more than three quarters are used. Then listings add no nodes.
     pub fn is_short(&self) -> bool {
         self.used.load(Ordering::Relaxed) > self.most / 4 * 3
     }

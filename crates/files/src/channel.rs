@@ -49,7 +49,7 @@ impl Channel {
     }
 
     /// Receives one message. Returns how many of its bytes are in `message`, and its length; `None`
-    /// once the other side has closed the socket, or has sent what can't be a message of a stream.
+    /// if the other side has closed the socket, or a stream has a message of an impossible length.
     pub fn receive(&self, message: &mut [u8; MESSAGE_MAX]) -> Option<(usize, usize)> {
         let Some(turns) = &self.turns else {
             return self.receive_packet(message);
@@ -113,8 +113,8 @@ impl Channel {
     }
 }
 
-/// The length with which a message of a stream begins. After an impossible one nobody knows where
-/// the next message begins.
+/// The length at the beginning of a message of a stream. After an impossible length, the beginning
+/// of the next message is not known.
 fn length_of(message: &[u8; MESSAGE_MAX]) -> Option<usize> {
     let length = u32::from_ne_bytes(*message.first_chunk()?) as usize;
     if (HEADER..=MESSAGE_MAX).contains(&length) {

@@ -14,7 +14,7 @@ use std::sync::Arc;
 const NO_FLUSH: u32 = 1 << 5;
 /// `FUSE_FSYNC_FDATASYNC`.
 const DATA_ONLY: u32 = 1;
-/// How a file can be opened; other flags are the guest's own business.
+/// Flags with which a file is opened; the guest's kernel handles all others.
 const HONORED: OFlags = OFlags::TRUNC
     .union(OFlags::APPEND)
     .union(OFlags::SYNC)
@@ -98,7 +98,7 @@ impl Folder {
                 let path = self.find(&parent, name)?;
                 let facts = crate::folder::facts(&path)?;
                 if crate::nodes::kind_of(&facts) != FileType::RegularFile {
-                    // The host was faster; the guest's kernel looks again.
+                    // The host created it meanwhile: the guest's kernel looks it up again.
                     return Err(Errno::STALE);
                 }
                 (self.reopen(&path, flags)?, path)

@@ -1,4 +1,4 @@
-//! From a message to its answer.
+//! Dispatches a message to the function that answers it.
 
 use crate::folder::Folder;
 use crate::protocol::{Answer, Arguments, HEADER, Header, Outcome, opcode};
@@ -93,13 +93,13 @@ impl Folder {
             opcode::LISTXATTR => self.answer_listxattr(header, arguments, answer),
             opcode::REMOVEXATTR => self.remove_attribute(header, arguments),
             opcode::INIT => self.answer_init(arguments, answer),
-            // What is asked for can't be taken back.
+            // A request that was begun is not interrupted.
             opcode::INTERRUPT => Ok(()),
             opcode::DESTROY => {
                 self.clear();
                 Ok(())
             }
-            // The guest's kernel does without: locks and ioctls are its own.
+            // Locks, which the guest's kernel then handles itself, and ioctls.
             _ => Err(Errno::NOSYS),
         }
     }

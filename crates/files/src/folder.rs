@@ -10,8 +10,8 @@ use std::ffi::{CStr, CString};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-/// Seconds for which the guest may believe names and attributes. The host's changes are seen after
-/// that.
+/// Seconds for which the guest may cache names and attributes. It sees changes of the host after
+/// that time.
 const VALID: u64 = 1;
 
 /// How a folder is shared.
@@ -70,27 +70,27 @@ impl Folder {
         )
     }
 
-    /// Opens the file that this descriptor stands for.
+    /// Opens the file of an `O_PATH` descriptor.
     pub fn reopen(&self, descriptor: impl AsFd, flags: OFlags) -> Outcome<OwnedFd> {
         let (folder, name) = self.link_to(descriptor);
         let flags = flags | OFlags::CLOEXEC | OFlags::NOCTTY;
         rustix::fs::openat(folder, name, flags, Mode::empty())
     }
 
-    /// An `O_PATH` descriptor of what has this name in a folder. A symbolic link is not followed.
+    /// Opens a name in a folder with `O_PATH`. A symbolic link is not followed.
     pub fn find(&self, parent: &Node, name: &CStr) -> Outcome<OwnedFd> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        // The kernel doubts only `..` when something is renamed meanwhile (EAGAIN).
+        // No EAGAIN after a concurrent rename: the kernel returns it only for `..`.
         let inside = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
         rustix::fs::openat2(&parent.descriptor, name, flags, Mode::empty(), inside)
     }
 
-    /// Finds a name, and remembers what has it for the guest. Returns its number and attributes.
+    /// Looks a name up, and adds a node for the guest. Returns the node's number and attributes.
     pub fn look_up(&self, parent: &Node, name: &CStr) -> Outcome<(u64, Statx)> {
         self.remember(self.find(parent, name)?)
     }
 
-    /// Remembers what this `O_PATH` descriptor stands for.
+    /// Adds a node for the file of an `O_PATH` descriptor.
     pub fn remember(&self, descriptor: OwnedFd) -> Outcome<(u64, Statx)> {
         let facts = facts(&descriptor)?;
         Ok((self.nodes.remember(descriptor, &facts)?, facts))
@@ -147,7 +147,7 @@ fn device(major: u32, minor: u32) -> u32 {
     (minor & 0xff) | (major & 0xfff) << 8 | (minor & 0xf_ff00) << 12
 }
 
-/// Attributes of what this descriptor stands for.
+/// Attributes of a descriptor's file.
 pub fn facts(descriptor: impl AsFd) -> Outcome<Statx> {
     let wanted = StatxFlags::BASIC_STATS | StatxFlags::MNT_ID;
     rustix::fs::statx(descriptor, c"", AtFlags::EMPTY_PATH, wanted)

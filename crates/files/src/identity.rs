@@ -5,7 +5,7 @@ use rustix::fs::{Gid, Uid};
 use rustix::io::Errno;
 use rustix::thread::{set_thread_res_gid, set_thread_res_uid};
 
-/// The id that stands for none of the others.
+/// The id of users and groups that are not mapped.
 const NOBODY: u32 = 65534;
 /// Not an id: system calls take it as "no change".
 const NONE: u32 = u32::MAX;
@@ -15,7 +15,7 @@ const NONE: u32 = u32::MAX;
 pub enum Identity {
     /// They are the same. Needs root.
     Same,
-    /// The guest's root is this user and group of the host, and nobody else is anyone.
+    /// The guest's root is this user and group of the host; other ids are not mapped.
     Squashed {
         /// The server's user.
         user: u32,
@@ -25,7 +25,7 @@ pub enum Identity {
 }
 
 impl Identity {
-    /// Everyone is the user of this process.
+    /// Squashed to the user of this process.
     pub fn own() -> Identity {
         Identity::Squashed {
             user: rustix::process::geteuid().as_raw(),

@@ -7,7 +7,7 @@
 //! * [`channel`]: the socket on which requests come.
 //! * [`server`]: the threads that serve it.
 //! * [`confinement`]: the sandbox.
-//! * [`dispatch`]: from a message to its answer.
+//! * [`dispatch`]: calls the function that answers a message.
 //! * [`protocol`]: requests and answers as bytes.
 //! * [`folder`]: the folder, and what all requests use.
 //! * [`nodes`]: files that the guest's kernel knows.

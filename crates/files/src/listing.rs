@@ -96,7 +96,7 @@ fn is_dots(name: &[u8]) -> bool {
 fn put_entry(answer: &mut Answer, entry: &RawDirEntry<'_>) -> Outcome<()> {
     let name = entry.file_name().to_bytes();
     answer.put_u64(match is_dots(name) {
-        // That of the root's `..` is not the guest's.
+        // The parent of the root is outside of the folder.
         true => UNKNOWN,
         false => entry.ino(),
     })?;

@@ -36,7 +36,7 @@ const BACKGROUND: u16 = 64;
 const CONGESTED: u16 = 48;
 
 impl Folder {
-    /// `INIT`: a guest begins, and knows nothing of an earlier one.
+    /// `INIT`: a new session. Nodes and handles of an earlier one are dropped.
     pub fn answer_init(&self, mut arguments: Arguments<'_>, answer: &mut Answer) -> Outcome<()> {
         let (major, minor) = (arguments.u32()?, arguments.u32()?);
         let (readahead, flags) = (arguments.u32()?, arguments.u32()?);
@@ -57,7 +57,7 @@ impl Folder {
         answer.put_u32(DATA_MAX as u32)?;
         // Granularity of times, nanoseconds.
         answer.put_u32(1)?;
-        // Nothing of what was added later.
+        // Fields of later versions.
         answer.put(&[0; 36])
     }
 }

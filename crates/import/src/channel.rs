@@ -14,7 +14,7 @@ use thiserror::Error;
 #[derive(Debug, Error)]
 pub enum RequestError {
     /// The daemon has closed the channel, or it can't be read.
-    #[error("no request came")]
+    #[error("no request was received")]
     Read(#[from] io::Error),
     /// It is not valid.
     #[error(

@@ -1,8 +1,8 @@
 //! `jiffy-import`: makes one image of layers, of an archive or of a VM's changes, for the daemon.
 //!
-//! Whatever decompresses and parses the bytes of registries, archives and guests runs in this
-//! process, a new one for each image. It inherits open files and nothing else: no environment, no
-//! credentials, no folder. It is confined before it reads the first byte.
+//! Bytes of registries, archives and guests are decompressed and parsed in this process, a new one
+//! for each image. It inherits open files only: no environment, no credentials, no folder. It is
+//! confined before it reads the first byte.
 //!
 //! * [`confinement`]: what the process may do.
 //! * `channel`: messages to the daemon (`wire::import`).
@@ -33,7 +33,7 @@ pub fn run() -> ExitCode {
         return ExitCode::FAILURE;
     }
     let channel = Channel::new(channel);
-    // Nothing else would tell what went wrong: the process has no standard error.
+    // The process has no standard error, so an answer is the only report.
     let reporter = channel.clone();
     std::panic::set_hook(Box::new(move |panic| {
         let sentence = panic.to_string().replace('\n', " ");
@@ -52,7 +52,7 @@ pub fn run() -> ExitCode {
     }
 }
 
-/// Is the daemon gone? It may have died before this process asked to die with it.
+/// Has the daemon died before this process set its death signal?
 fn is_closed(channel: &OwnedFd) -> bool {
     let mut polled = [PollFd::new(channel, PollFlags::empty())];
     let now = Timespec {

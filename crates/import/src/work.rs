@@ -40,7 +40,7 @@ pub fn perform(channel: &Channel) -> bool {
     };
     match make(request, files, channel) {
         Ok(made) => channel.send(&Answer::Made(made)),
-        // Nobody is left to be answered.
+        // The daemon is gone.
         Err(ImportError::Cancelled) => false,
         Err(error) => {
             channel.fail(kind(&error), causes::sentence(&error));

@@ -1,5 +1,5 @@
-//! Starts a `jiffy-files` for each folder that the machine shares. QEMU has the other ends of their
-//! sockets, so they end when it ends.
+//! Starts a `jiffy-files` for each folder that the machine shares. QEMU holds the other ends of their
+//! sockets, so they end when QEMU ends.
 
 use crate::error::MachineError;
 use crate::shares::Share;
@@ -43,7 +43,7 @@ impl Servers {
         &self.sockets
     }
 
-    /// Leaves them to QEMU, which has inherited the sockets.
+    /// Keeps them running: QEMU has inherited the sockets.
     pub fn release(mut self) {
         self.started.clear();
     }

@@ -1,4 +1,5 @@
-//! Folders of the host that the machine shares, so that VMs in it can share them or what is below.
+//! Folders of the host that the machine shares, so that VMs in it can share them or folders below
+//! them.
 
 use crate::error::MachineError;
 use rustix::io::Errno;
@@ -9,9 +10,9 @@ use std::str::FromStr;
 
 /// Most folders that a machine shares.
 pub const MOST: usize = 8;
-/// Where they are in the machine: the folder `/a` of the host is `/host/a`.
+/// The folder of the shares in the machine: the folder `/a` of the host is `/host/a`.
 pub const ROOT: &str = "/host";
-/// The virtio-serial port of a share is this and its number.
+/// Prefix of the names of virtio-serial ports; a share's number follows.
 const PORT: &str = "org.jiffy.share.";
 
 /// A shared folder of the host.
@@ -26,7 +27,7 @@ pub struct Share {
 }
 
 impl Share {
-    /// The folder at this path, which may be relative and lead through links.
+    /// The folder at this path, which may be relative and contain links.
     ///
     /// # Errors
     ///
@@ -47,7 +48,7 @@ impl Share {
         })
     }
 
-    /// Where it is in the machine.
+    /// Its path in the machine.
     pub fn mount_point(&self) -> PathBuf {
         in_machine(Path::new(&self.path))
     }
@@ -62,12 +63,12 @@ fn reason(error: &std::io::Error) -> String {
     }
 }
 
-/// Where a path of the host is in the machine, if it is shared.
+/// The path in the machine of a path of the host, if it is shared.
 pub fn in_machine(path: &Path) -> PathBuf {
     Path::new(ROOT).join(path.strip_prefix("/").unwrap_or(path))
 }
 
-/// The share that has this path of the host, which must be absolute and without links: the innermost.
+/// The innermost share that contains this path of the host, which must be absolute and without links.
 pub fn holder<'a>(shares: &'a [Share], path: &Path) -> Option<&'a Share> {
     shares
         .iter()

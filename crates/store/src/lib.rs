@@ -55,7 +55,7 @@ pub use error::{BackingFault, Fault, ImageError, WriteError};
 pub use format::{BackingRef, ImageId, Kind, ParentRef};
 pub use optimise::optimise;
 pub use outline::Outline;
-pub use partial::{Origin, OriginError, PeerFolder};
+pub use partial::{Bytes, Origin, OriginError, PeerFolder};
 pub use raw::write_raw;
 pub use reader::ImageReader;
 pub use recording::Recording;

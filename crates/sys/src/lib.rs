@@ -22,6 +22,7 @@
 //! * [`private_socket`]: a Unix socket that only its owner may connect to.
 //! * [`regular`]: opens regular files only.
 //! * [`rtc`]: interrupts of the hardware clock.
+//! * [`sealed`]: bytes handed to another process in a sealed memfd.
 //! * [`seccomp`]: system call filters.
 //! * [`spare`]: processes that are started before their task is known.
 //! * [`spawn`]: starts a program in its own session.
@@ -52,6 +53,7 @@ pub mod pagemap;
 pub mod private_socket;
 pub mod regular;
 pub mod rtc;
+pub mod sealed;
 pub mod seccomp;
 pub mod spare;
 pub mod spawn;

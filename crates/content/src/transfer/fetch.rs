@@ -97,10 +97,29 @@ pub fn fetch(
     {
         return Ok(Found::UpToDate(signed_by));
     }
+    let source = ImageSource {
+        reference: reference.to_string(),
+        manifest: Some(digest.to_string()),
+        signed_by,
+    };
+    fetch_layers(images, transfers, client, reference, image, source, job)
+}
+
+/// Fetches the layers of an image and makes an image of them.
+fn fetch_layers(
+    images: &Images,
+    transfers: &Transfers,
+    client: &Client,
+    reference: &Reference,
+    image: jiffy_registry::Image,
+    source: ImageSource,
+    job: &Arc<Job>,
+) -> Result<Found> {
+    let failed = |error: RegistryError| of_registry(&error, &transfers.folder);
     let config = client
         .small_blob(reference, &image.manifest.config, MAX_CONFIG, job.as_ref())
         .map_err(failed)?;
-    let folder = transfers.blobs(&digest);
+    let folder = transfers.blobs(&image.fetched.digest);
     let blobs = BlobFolder::open(&folder).map_err(failed)?;
     job.set_step("fetching layers");
     let layers = &image.manifest.layers;
@@ -117,11 +136,7 @@ pub fn fetch(
         .map_err(failed)?;
     job.set_step("making the image");
     let (temporary, mut record) = unpack(images, &config, layers, &blobs, job)?;
-    record.source = Some(ImageSource {
-        reference: reference.to_string(),
-        manifest: Some(digest.to_string()),
-        signed_by,
-    });
+    record.source = Some(source);
     remove_blobs(&folder);
     Ok(Found::Made(Box::new(Made {
         folder: temporary,

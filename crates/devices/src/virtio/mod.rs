@@ -4,6 +4,7 @@
 //! * [`mmio`]: the transport.
 //! * [`queue`]: chains of descriptors, transfers, interrupts and rate limits, for all devices.
 //! * `poll`: waiting for events.
+//! * `work`: a device's work on a thread.
 //! * [`block`]: disks, raw files or block devices.
 //! * [`balloon`]: memory that is released to the host.
 //! * [`entropy`]: random numbers.
@@ -25,3 +26,4 @@ pub mod queue;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 pub mod vsock;
+pub(crate) mod work;

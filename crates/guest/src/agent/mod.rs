@@ -6,7 +6,8 @@
 //! * [`stat`]: memory and CPU; `cpus`: brings vCPUs on and off line.
 //! * [`shutdown`]: signals, grace period and last messages before the power goes off.
 //! * `quiesce`: freezes programs for a capture and thaws them; `hold`: its state.
-//! * [`run`]: the event loop; `node`: its messages to and from the node.
+//! * [`run`]: the event loop; `requests`: what connections ask of it; `node`: its messages to and
+//!   from the node.
 
 mod changes;
 pub mod connection;
@@ -16,6 +17,7 @@ mod cpus;
 mod hold;
 mod node;
 mod quiesce;
+mod requests;
 pub mod run;
 pub mod shutdown;
 pub mod stat;

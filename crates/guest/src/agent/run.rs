@@ -1,10 +1,9 @@
 //! The agent's event loop.
 
-use super::connection::{Connection, Need};
+use super::connection::Connection;
 use super::hold::Hold;
 use super::shutdown::{Reason, Shutdown, Step};
-use super::{changes, copy_in, copy_out};
-use crate::boot::{self, Teardown};
+use crate::boot::Teardown;
 use crate::console::Console;
 use crate::freezer::{Freezer, Frozen};
 use crate::fw_cfg::FwCfg;
@@ -20,7 +19,7 @@ use crate::syscalls::{self, SignalSet};
 use crate::trace::Trace;
 use alloc::{boxed::Box, collections::VecDeque, format, string::String, vec::Vec};
 use core::mem::MaybeUninit;
-use jiffy_wire::agent::{Command, ExitStatus, FromGuest, Request, Stream};
+use jiffy_wire::agent::{ExitStatus, FromGuest, Stream};
 use jiffy_wire::frame::MAX_DATA;
 use jiffy_wire::guest::GuestConfig;
 use jiffy_wire::trace::{MARK_AGENT_READY, MARK_COMMAND_DONE, MARK_COMMAND_STARTED};
@@ -33,11 +32,6 @@ use rustix::process::{Pid, WaitOptions, wait};
 /// Most connections. One more replaces the one that has waited longest without a request, or is
 /// closed at once.
 const MOST_CONNECTIONS: usize = 256;
-/// Most programs of connections, detached ones included. The remaining connections let the node
-/// stop or capture the VM.
-const MOST_PROGRAMS: usize = 240;
-/// Most processes that copy files.
-const MOST_COPIES: usize = 64;
 /// Time between SIGHUP and SIGKILL for a program whose connection was lost.
 const HANGUP_NS: u64 = 5_000_000_000;
 /// Grace period of other programs after the first command's end.
@@ -47,7 +41,7 @@ const SIGINT: i32 = 2;
 const SIGKILL: i32 = 9;
 const SIGUSR1: i32 = 10;
 const SIGUSR2: i32 = 12;
-const SIGPIPE: i32 = 13;
+pub(super) const SIGPIPE: i32 = 13;
 const SIGTERM: i32 = 15;
 const SIGCHLD: i32 = 17;
 const SIGCONT: i32 = 18;
@@ -103,7 +97,7 @@ pub struct Agent {
     /// Programs without a connection.
     pub(super) detached: Vec<Detached>,
     /// Forked processes that serve a request.
-    copies: Vec<Pid>,
+    pub(super) copies: Vec<Pid>,
     /// State of a capture for which programs are frozen.
     pub(super) hold: Option<Hold>,
     /// A process that reads the root's changes, and the programs that are frozen for it.
@@ -437,49 +431,6 @@ impl Agent {
         self.connections.push(Connection::new(id, socket, now));
     }
 
-    fn handle_need(&mut self, index: usize, need: Need, now: u64) {
-        match need {
-            Need::Nothing => {}
-            Need::Close => self.drop_connection(index, now),
-            Need::Copy(request) if self.copies.len() >= MOST_COPIES => {
-                let message =
-                    format!("{MOST_COPIES} copies are running in this guest; one has to end first");
-                self.connections[index].refuse(&request, message, now);
-            }
-            Need::Copy(request @ Request::Changes { .. }) => self.changes(index, &request, now),
-            Need::Copy(request) => {
-                let _ = self.copy(index, &request, None);
-            }
-            Need::Exec(command) => self.exec(index, &command, now),
-            Need::Shutdown { grace_ms } => {
-                self.begin_shutdown(Reason::PowerOff, u64::from(grace_ms) * 1_000_000, now);
-            }
-            Need::Quiesce { drop_caches } => self.quiesce(index, drop_caches, now),
-            Need::SignalMain(signal) => {
-                let result = match self.first.as_ref().and_then(FirstCommand::program) {
-                    None => Err(String::from("the first command does not run")),
-                    Some(program) => program
-                        .signal(signal)
-                        .map_err(|error| format!("signal {signal}: {}", reason(error))),
-                };
-                self.connections[index].answer(result, now);
-            }
-        }
-    }
-
-    fn exec(&mut self, index: usize, command: &Command, now: u64) {
-        let has_program = |connection: &&Connection| connection.program().is_some();
-        let programs = self.connections.iter().filter(has_program).count();
-        if programs + self.detached.len() >= MOST_PROGRAMS {
-            let message = format!(
-                "{MOST_PROGRAMS} programs that were started from the host run in this guest; one has to end first"
-            );
-            return self.connections[index].refuse_exec(message, now);
-        }
-        let need = self.connections[index].exec(command, now);
-        self.handle_need(index, need, now);
-    }
-
     /// Closes a connection; its program gets SIGHUP.
     pub(super) fn drop_connection(&mut self, index: usize, now: u64) {
         let connection = self.connections.swap_remove(index);
@@ -491,55 +442,6 @@ impl Agent {
                 program,
                 kill_at: now + HANGUP_NS,
             });
-        }
-    }
-
-    /// Freezes programs and sends the changes of the root.
-    fn changes(&mut self, index: usize, request: &Request, now: u64) {
-        let begun = match (&self.hold, &self.changes_reader, &self.shutdown) {
-            (None, None, None) => self.begin_changes(now),
-            _ => Err("programs are already frozen, or the VM is about to end".into()),
-        };
-        match begun {
-            Ok((frozen, upper)) => match self.copy(index, request, Some(upper)) {
-                Some(pid) => self.changes_reader = Some((pid, frozen)),
-                None => frozen.thaw(),
-            },
-            Err(message) => self.connections[index].refuse(request, message, now),
-        }
-    }
-
-    fn begin_changes(&mut self, now: u64) -> Result<(Frozen, OwnedFd), String> {
-        let upper = match &self.options.teardown.initramfs {
-            Some(initramfs) => boot::upper_layer(initramfs),
-            None => Err(Errno::NOENT),
-        };
-        let upper = upper
-            .map_err(|_| String::from("the root file system has no writable layer of its own"))?;
-        let frozen = match self.has_no_programs(now) && !self.options.beside_init {
-            true => Frozen::default(),
-            false => self.options.freezer.freeze()?,
-        };
-        Ok((frozen, upper))
-    }
-
-    /// Forks a process that serves a request; returns its id.
-    fn copy(&mut self, index: usize, request: &Request, upper: Option<OwnedFd>) -> Option<Pid> {
-        process::note_start();
-        let (socket, undecoded) = self.connections.swap_remove(index).into_parts();
-        match syscalls::fork() {
-            Ok(None) => serve_copy(socket, &undecoded, request, upper),
-            Ok(Some(pid)) => {
-                self.copies.push(pid);
-                Some(pid)
-            }
-            Err(error) => {
-                self.options.report.warn(
-                    "copy",
-                    &format!("no process could be created: {}", reason(error)),
-                );
-                None
-            }
         }
     }
 
@@ -584,7 +486,7 @@ impl Agent {
         self.advance_shutdown(now)
     }
 
-    fn begin_shutdown(&mut self, reason: Reason, grace_ns: u64, now: u64) {
+    pub(super) fn begin_shutdown(&mut self, reason: Reason, grace_ns: u64, now: u64) {
         match &mut self.shutdown {
             Some(shutdown) => shutdown.shorten_grace(grace_ns, now),
             None => {
@@ -663,33 +565,4 @@ impl Agent {
         };
         told && self.connections.is_empty()
     }
-}
-
-/// Main function of a forked process that serves a request.
-fn serve_copy(socket: OwnedFd, undecoded: &[u8], request: &Request, upper: Option<OwnedFd>) -> ! {
-    // Other inherited descriptors would keep pipes of other programs open. The connection is moved
-    // to the descriptors that stay open.
-    const KEPT: i32 = 3;
-    let _ = syscalls::duplicate_to(&socket, KEPT);
-    core::mem::forget(socket);
-    let upper = upper.map(|upper| {
-        let _ = syscalls::duplicate_to(&upper, KEPT + 1);
-        core::mem::forget(upper);
-    });
-    syscalls::close_from(KEPT as u32 + 1 + u32::from(upper.is_some()));
-    syscalls::block_only(SignalSet::of(&[SIGPIPE]));
-    let Some(socket) = syscalls::inherited(KEPT) else {
-        syscalls::exit(1)
-    };
-    let mut pipe = copy_out::Pipe::new(socket, undecoded);
-    let whole = match request {
-        Request::CopyIn { path, .. } => copy_in::serve(&mut pipe, path),
-        Request::CopyOut { path, .. } => copy_out::serve(&mut pipe, path),
-        Request::Changes { .. } => match syscalls::inherited(KEPT + 1) {
-            Some(upper) => changes::serve(&mut pipe, &upper),
-            None => false,
-        },
-        _ => false,
-    };
-    syscalls::exit(i32::from(!whole))
 }

@@ -4,6 +4,7 @@
 use super::calls::{call, got, reply};
 use super::{SECRET, folder};
 use jiffy_jail::rooted::Rooted;
+use jiffy_sys::sealed::{Sealed, Unsealed};
 use libc::{c_int, c_long};
 use std::ffi::CString;
 use std::fs;
@@ -82,6 +83,7 @@ pub fn run(who: &str, aims: &[&str]) {
         assert_eq!(fs::read(aims.own.join("file")).unwrap(), b"own");
         TcpStream::connect(("localhost", aims.tcp)).unwrap();
         std::thread::spawn(|| ()).join().unwrap();
+        Unsealed::new("bytes", 10).unwrap().seal().unwrap();
     } else if who == "import" {
         let mut text = String::new();
         open.read_to_string(&mut text).unwrap();
@@ -92,6 +94,8 @@ pub fn run(who: &str, aims: &[&str]) {
         fs::rename(aims.own.join("file"), aims.own.join("renamed")).unwrap();
     }
     if who == "pager" {
+        let bytes = Unsealed::new("bytes", 10).unwrap().seal().unwrap();
+        Sealed::map(&bytes, 0..10).unwrap();
         UnixListener::bind(aims.own.join("socket")).unwrap();
         std::thread::spawn(|| ()).join().unwrap();
     }

@@ -119,14 +119,20 @@ async fn try_pull(
     let made = made
         .await
         .map_err(|error| Error::internal(format!("A pull did not finish: {error}.")))??;
+    keep(node, &name, made).await
+}
+
+/// Gives what a pull has made its name; `None` if the image here was removed meanwhile.
+async fn keep(node: &Arc<Node>, name: &str, made: Found) -> Result<Option<PullStep>> {
+    let images = &node.images;
     let made = match made {
         Found::UpToDate(_) => {
-            if let Some((snapshot, _)) = node.pulled_snapshot(&name) {
-                node.renew_snapshot_origins(&name).await;
+            if let Some((snapshot, _)) = node.pulled_snapshot(name) {
+                node.renew_snapshot_origins(name).await;
                 let fetched = 0;
                 return Ok(Some(PullStep::PulledSnapshot { snapshot, fetched }));
             }
-            let found = match images.find(&name).await {
+            let found = match images.find(name).await {
                 Err(error) if error.0.kind == ErrorKind::NotFound => return Ok(None),
                 found => found?,
             };
@@ -139,17 +145,17 @@ async fn try_pull(
         Found::Made(made) => *made,
         Found::Snapshot(made) => {
             let fetched = made.fetched;
-            let kept = node.keep_snapshot(&name, made.draft, &made.manifest);
+            let kept = node.keep_snapshot(name, made.draft, &made.manifest);
             let snapshot = kept.await?;
             return Ok(Some(PullStep::PulledSnapshot { snapshot, fetched }));
         }
     };
     images.complete(&made.folder, &made.record)?;
-    node.release_image(&name).await;
+    node.release_image(name).await;
     images
-        .publish(&name, made.folder, || node.check_image_unused(&name))
+        .publish(name, made.folder, || node.check_image_unused(name))
         .await?;
-    node.image_changed(&name, Action::Created);
+    node.image_changed(name, Action::Created);
     node.caches_grew();
     info!(
         image = name,
@@ -157,7 +163,7 @@ async fn try_pull(
         fetched = made.fetched,
         "image pulled"
     );
-    let found = images.find(&name).await?;
+    let found = images.find(name).await?;
     if let Some(disk) = &found.root.lazy {
         // VMs may use the same disk under another image's name.
         node.renew_origins(disk).await;

@@ -2,7 +2,9 @@ use super::*;
 use crate::io_pool::IoPool;
 use jiffy_store::partial;
 use jiffy_store::reader::Opening;
-use jiffy_store::{Codec, ImageId, ImageReader, Origin, OriginError, WriteOptions, write_image};
+use jiffy_store::{
+    Bytes, Codec, ImageId, ImageReader, Origin, OriginError, WriteOptions, write_image,
+};
 use std::fs;
 use std::path::PathBuf;
 use std::sync::mpsc::{self, Receiver, Sender, channel};
@@ -31,7 +33,7 @@ impl Origin for GatedOrigin {
         "the origin".into()
     }
 
-    fn fetch(&self, range: Range<u64>, _: &Stop) -> Result<Vec<u8>, OriginError> {
+    fn fetch(&self, range: Range<u64>, _: &Stop) -> Result<Bytes, OriginError> {
         lock(&self.asked).push(range.clone());
         let _ = lock(&self.notify).send(());
         // Open forever once the other end is dropped.
@@ -43,7 +45,7 @@ impl Origin for GatedOrigin {
         if self.lies.load(Ordering::SeqCst) {
             bytes.iter_mut().for_each(|byte| *byte ^= 1);
         }
-        Ok(bytes)
+        Ok(Bytes::of(bytes))
     }
 }
 

@@ -1,15 +1,17 @@
 //! The pager's side of origins: sends requests to `jiffy-origins`.
 
-use super::request::{Answer, MAX_FETCH, MAX_LINE, MIN_RATE, Request};
-use jiffy_store::{ImageId, Origin, OriginError, Stop};
+use super::request::{Answer, MAX_BEFORE, MAX_FETCH, MAX_LINE, MIN_RATE, Request};
+use jiffy_store::{Bytes, ImageId, Origin, OriginError, Stop};
 use jiffy_sys::fds;
 use jiffy_sys::mutex::lock;
+use jiffy_sys::sealed::Sealed;
 use jiffy_sys::spawn::{Detached, Environment, spawn_detached};
 use jiffy_wire::pager::Origin as Described;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use std::ffi::OsStr;
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::fs::File;
+use std::io::{self, Write};
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -50,7 +52,7 @@ impl Reader {
         }
     }
 
-    fn fetch(&self, request: &Request, stop: &Stop) -> Result<Vec<u8>, OriginError> {
+    fn fetch(&self, request: &Request, stop: &Stop) -> Result<Bytes, OriginError> {
         let length = request.end.saturating_sub(request.start);
         if length > MAX_FETCH {
             let sentence = format!("{length} bytes are too many for one request");
@@ -108,73 +110,72 @@ pub fn start() -> io::Result<OwnedFd> {
     Ok(ours.into())
 }
 
-/// Sends a request on a connection and reads the answer; an error if the connection is broken.
+/// Sends a request on a connection and receives the answer; an error if the connection is broken.
 fn ask(
-    connection: &UnixStream,
+    mut connection: &UnixStream,
     line: &[u8],
     length: u64,
     stop: &Stop,
-) -> io::Result<Result<Vec<u8>, OriginError>> {
+) -> io::Result<Result<Bytes, OriginError>> {
     let until = Instant::now() + ANSWER_TIME + Duration::from_secs(length / MIN_RATE);
-    let mut output = connection;
-    output.write_all(line)?;
-    let mut input = BufReader::new(AnswerReader {
-        connection,
-        stop,
-        until,
-    });
-    let mut answer = Vec::new();
-    (&mut input).take(MAX_LINE).read_until(b'\n', &mut answer)?;
-    if answer.is_empty() {
-        return Err(io::ErrorKind::UnexpectedEof.into());
-    }
-    let mut bytes = Vec::new();
-    let answer = serde_json::from_slice(&answer)?;
-    if matches!(answer, Answer::Bytes) {
-        (&mut input).take(length).read_to_end(&mut bytes)?;
-        if bytes.len() as u64 != length {
+    connection.write_all(line)?;
+    let (answer, memory) = receive(connection, stop, until)?;
+    let offset = match answer {
+        Answer::Failed { why, again } => return Ok(Err(OriginError { why, again })),
+        Answer::Bytes { offset } => offset,
+    };
+    let Some(memory) = memory.filter(|_| offset <= MAX_BEFORE) else {
+        return Err(invalid("no memory came with the answer"));
+    };
+    let part = offset as usize..(offset + length) as usize;
+    let bytes = Sealed::map(&File::from(memory), part)?;
+    Ok(Ok(Bytes::of(bytes)))
+}
+
+/// Receives an answer and the descriptor that came with it, until `stop` is cancelled or `until`
+/// has passed.
+fn receive(
+    connection: &UnixStream,
+    stop: &Stop,
+    until: Instant,
+) -> io::Result<(Answer, Option<OwnedFd>)> {
+    let mut line = Vec::new();
+    let mut attached = Vec::new();
+    while !line.contains(&b'\n') {
+        wait_readable(connection, stop, until)?;
+        let mut buffer = [0; 4096];
+        let count = fds::recv_with_fds(connection, &mut buffer, &mut attached)?;
+        if count == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-    }
-    // It would be read as the start of the next answer.
-    if !input.buffer().is_empty() {
-        let more = "unexpected bytes follow the answer";
-        return Err(io::Error::new(io::ErrorKind::InvalidData, more));
-    }
-    Ok(match answer {
-        Answer::Failed { why, again } => Err(OriginError { why, again }),
-        Answer::Bytes => Ok(bytes),
-    })
-}
-
-/// Reads an answer until `stop` is cancelled or `until` has passed.
-struct AnswerReader<'a> {
-    connection: &'a UnixStream,
-    stop: &'a Stop,
-    until: Instant,
-}
-
-impl Read for AnswerReader<'_> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        loop {
-            let mut events = [PollFd::new(self.connection, PollFlags::IN)];
-            match poll(&mut events, Some(&POLL_INTERVAL)) {
-                Ok(1..) => {
-                    let mut connection = self.connection;
-                    return connection.read(buffer);
-                }
-                Ok(0) | Err(Errno::INTR) => {}
-                Err(error) => return Err(error.into()),
-            }
-            if self.stop.is_cancelled() {
-                // Not `Interrupted`: such a read would be repeated.
-                return Err(io::Error::other("the read was cancelled"));
-            }
-            if Instant::now() >= self.until {
-                return Err(io::ErrorKind::TimedOut.into());
-            }
+        line.extend_from_slice(&buffer[..count]);
+        if line.len() as u64 > MAX_LINE || attached.len() > 1 {
+            return Err(invalid("the answer is too long"));
         }
     }
+    // More bytes after the line are an error, too: they would be read as the next answer.
+    Ok((serde_json::from_slice(&line)?, attached.pop()))
+}
+
+fn wait_readable(connection: &UnixStream, stop: &Stop, until: Instant) -> io::Result<()> {
+    loop {
+        let mut events = [PollFd::new(connection, PollFlags::IN)];
+        match poll(&mut events, Some(&POLL_INTERVAL)) {
+            Ok(1..) => return Ok(()),
+            Ok(0) | Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        if stop.is_cancelled() {
+            return Err(io::Error::other("the read was cancelled"));
+        }
+        if Instant::now() >= until {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+    }
+}
+
+fn invalid(why: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, why)
 }
 
 fn is_disconnected(error: &io::Error) -> bool {
@@ -226,7 +227,7 @@ impl Origin for RemoteOrigin {
         }
     }
 
-    fn fetch(&self, range: Range<u64>, stop: &Stop) -> Result<Vec<u8>, OriginError> {
+    fn fetch(&self, range: Range<u64>, stop: &Stop) -> Result<Bytes, OriginError> {
         let request = Request {
             origin: self.described.clone(),
             number: self.number,
@@ -242,15 +243,24 @@ impl Origin for RemoteOrigin {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use jiffy_sys::sealed::Unsealed;
+    use std::io::{BufRead, BufReader};
     use std::thread;
 
-    /// The outcome of a request for four bytes that is answered with `sent`.
-    fn answered(sent: &'static [u8], stop: &Stop) -> io::Result<Result<Vec<u8>, OriginError>> {
+    /// The outcome of a request for four bytes that is answered with `sent` and this memory.
+    fn answered(
+        sent: &'static [u8],
+        memory: Option<File>,
+        stop: &Stop,
+    ) -> io::Result<Result<Bytes, OriginError>> {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let theirs = thread::spawn(move || {
             let mut line = String::new();
             BufReader::new(&theirs).read_line(&mut line).unwrap();
-            (&theirs).write_all(sent).unwrap();
+            let attached: Vec<_> = memory.iter().map(AsFd::as_fd).collect();
+            if !sent.is_empty() {
+                fds::send_with_fds(&theirs, sent, &attached).unwrap();
+            }
             theirs
         });
         let answer = ask(&ours, b"?\n", 4, stop);
@@ -258,25 +268,51 @@ mod tests {
         answer
     }
 
+    fn memory(bytes: &[u8]) -> File {
+        let mut memory = Unsealed::new("test", bytes.len()).unwrap();
+        memory.copy_from_slice(bytes);
+        memory.seal().unwrap()
+    }
+
+    #[test]
+    fn bytes_are_read_out_of_the_memory_that_comes_with_the_answer() {
+        let sent = b"{\"bytes\":{\"offset\":2}}\n";
+        let bytes = answered(sent, Some(memory(b"__four__")), &Stop::never()).unwrap();
+        assert_eq!(*bytes.unwrap(), *b"four");
+    }
+
+    #[test]
+    fn an_answer_without_the_bytes_ends_the_connection() {
+        let unsealed = tempfile::tempfile().unwrap();
+        unsealed.set_len(8).unwrap();
+        let first: &[u8] = b"{\"bytes\":{\"offset\":0}}\n";
+        let late: &[u8] = b"{\"bytes\":{\"offset\":5}}\n";
+        let far: &[u8] = b"{\"bytes\":{\"offset\":18446744073709551615}}\n";
+        let more: &[u8] = b"{\"bytes\":{\"offset\":0}}\nx";
+        for (sent, memory) in [
+            (first, None),
+            (first, Some(unsealed)),
+            (late, Some(memory(b"too few"))),
+            (far, Some(memory(b"________"))),
+            (more, Some(memory(b"four"))),
+        ] {
+            let error = answered(sent, memory, &Stop::never()).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::InvalidData, "{sent:?}");
+        }
+    }
+
     #[test]
     fn a_stalled_answer_is_awaited_until_the_request_is_given_up() {
-        let whole = answered(b"\"bytes\"\nfour", &Stop::never()).unwrap();
-        assert_eq!(whole.unwrap(), b"four");
-        for begun in [&b""[..], b"{", b"\"bytes\"\n", b"\"bytes\"\nfo"] {
+        for begun in [&b""[..], b"{", b"{\"bytes\":{\"offset\":0}}"] {
             let stop = Stop::new();
             let given_up = stop.clone();
             let later = thread::spawn(move || {
                 thread::sleep(Duration::from_millis(50));
                 given_up.cancel();
             });
-            assert!(answered(begun, &stop).is_err(), "{begun:?}");
+            let answer = answered(begun, Some(memory(b"four")), &stop);
+            assert!(answer.is_err(), "{begun:?}");
             later.join().unwrap();
         }
-    }
-
-    #[test]
-    fn bytes_after_an_answer_end_the_connection() {
-        let error = answered(b"\"bytes\"\nfour!", &Stop::never()).unwrap_err();
-        assert_eq!(error.kind(), io::ErrorKind::InvalidData);
     }
 }

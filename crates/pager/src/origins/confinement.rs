@@ -42,6 +42,9 @@ const FILES: &[Rule] = &[
     call(libc::SYS_getcwd),
     call(libc::SYS_fadvise64),
     call_with(libc::SYS_ioctl, 1, &[FIONBIO, FIONREAD]),
+    // The memory for the pager.
+    call(libc::SYS_memfd_create),
+    call(libc::SYS_ftruncate),
 ];
 
 const NETWORKS: &[u32] = &[

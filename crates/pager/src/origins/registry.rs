@@ -8,6 +8,7 @@ use jiffy_registry::{Client, ClientOptions, Progress, Reference, RegistryError};
 use jiffy_store::OriginError;
 use jiffy_sys::causes;
 use jiffy_sys::mutex::lock;
+use jiffy_sys::sealed::Unsealed;
 use jiffy_wire::pager::RegistryOrigin;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
@@ -93,12 +94,13 @@ fn options(described: &RegistryOrigin) -> ClientOptions {
 }
 
 impl RegistryFile {
-    /// Reads exactly these bytes of the file, unless the read is cancelled.
+    /// Reads these bytes of the file, and those around them by which they are verified, unless the
+    /// read is cancelled. Returns the memory, and the offset of the first requested byte in it.
     pub fn fetch(
         &self,
         range: Range<u64>,
         given_up: &(dyn Fn() -> bool + Sync),
-    ) -> Result<Vec<u8>, OriginError> {
+    ) -> Result<(Unsealed, u64), OriginError> {
         let within = |time| FetchProgress {
             deadline: Instant::now() + time,
             given_up,
@@ -111,11 +113,20 @@ impl RegistryFile {
                 file.size()
             )));
         }
-        // `read` checks all bytes against a hash, so only the artifact's own bytes are unpacked.
+        let around = file.verifiable(&range).map_err(origin_error)?;
+        let mut memory = new_memory(around.end - around.start)?;
+        // All bytes are checked against a hash, so only the artifact's own bytes are unpacked.
         let least = Duration::from_secs(file.bytes_to_read(&range) / MIN_RATE);
-        file.read(range, &within(FETCH_TIME + least))
-            .map_err(origin_error)
+        file.read_into(&around, &mut memory, &within(FETCH_TIME + least))
+            .map_err(origin_error)?;
+        Ok((memory, range.start - around.start))
     }
+}
+
+/// Memory for bytes that are read.
+pub fn new_memory(bytes: u64) -> Result<Unsealed, OriginError> {
+    Unsealed::new("jiffy origin", bytes as usize)
+        .map_err(|error| OriginError::transient(format!("there is no memory for it: {error}")))
 }
 
 /// Converts the error. The result is permanent, because the client has retried already.

@@ -2,8 +2,9 @@
 //!
 //! Over the channel that the program is started with ([`CHANNEL`]) the pager sends connections: a
 //! byte with a socket attached. On each of them it sends one [`Request`] at a time, a line of JSON,
-//! and gets one [`Answer`], a line of JSON, followed by the bytes. A connection that is closed
-//! cancels its request.
+//! and gets one [`Answer`], a line of JSON. The bytes come as the descriptor of sealed memory
+//! (`jiffy_sys::sealed`) with it, so that they are not copied. A connection that is closed cancels
+//! its request.
 
 use jiffy_wire::pager::Origin;
 use serde::{Deserialize, Serialize};
@@ -15,6 +16,8 @@ pub const CHANNEL: i32 = 3;
 pub const MAX_LINE: u64 = 64 << 10;
 /// Most bytes of a request.
 pub const MAX_FETCH: u64 = 1 << 28;
+/// Most bytes that are read before the requested ones, to verify them.
+pub const MAX_BEFORE: u64 = 1 << 20;
 /// Slowest rate at which bytes of an origin are waited for, bytes per second.
 pub const MIN_RATE: u64 = 64 << 10;
 
@@ -39,9 +42,12 @@ pub struct Request {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Answer {
-    /// All bytes follow.
-    Bytes,
-    /// None follow.
+    /// All bytes are in the memory that is attached.
+    Bytes {
+        /// From this byte of the memory on.
+        offset: u64,
+    },
+    /// There are none.
     Failed {
         /// As in [`OriginError`](jiffy_store::OriginError).
         why: String,

@@ -9,18 +9,19 @@
 
 use super::confinement;
 use super::helpers::{self, Helpers};
-use super::registry::RegistryFile;
+use super::registry::{RegistryFile, new_memory};
 use super::request::{Answer, MAX_FETCH, MAX_LINE, Request};
 use jiffy_jail::confine;
-use jiffy_store::{ImageId, Origin as _, OriginError, PeerFolder, Stop};
+use jiffy_store::{ImageId, OriginError, PeerFolder};
 use jiffy_sys::fork::{Fork, fork};
 use jiffy_sys::mutex::lock;
 use jiffy_sys::{causes, fds};
 use jiffy_wire::pager::Origin;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::HashMap;
-use std::io::{self, BufRead, BufReader, Read, Write};
-use std::os::fd::OwnedFd;
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -113,29 +114,36 @@ impl Files {
                     "it is not a request: {error}"
                 ))),
             };
-            let (answer, bytes) = match outcome {
-                Ok(bytes) => (Answer::Bytes, bytes),
-                Err(OriginError { why, again }) => (Answer::Failed { why, again }, Vec::new()),
+            let (answer, memory) = match outcome {
+                Ok((memory, offset)) => (Answer::Bytes { offset }, Some(memory)),
+                Err(OriginError { why, again }) => (Answer::Failed { why, again }, None),
             };
-            let mut output = connection;
             let mut line = serde_json::to_vec(&answer).expect("an answer is plain data");
             line.push(b'\n');
-            if output.write_all(&line).is_err() || output.write_all(&bytes).is_err() {
+            let attached: Vec<_> = memory.iter().map(AsFd::as_fd).collect();
+            if fds::send_with_fds(connection, &line, &attached).is_err() {
                 return;
             }
         }
     }
 
-    fn fetch(&self, request: &Request, connection: &UnixStream) -> Result<Vec<u8>, OriginError> {
+    /// The bytes of a request in sealed memory, from this offset on.
+    fn fetch(
+        &self,
+        request: &Request,
+        connection: &UnixStream,
+    ) -> Result<(File, u64), OriginError> {
         let range = request.start..request.end;
-        let valid = range.start <= range.end && range.end - range.start <= MAX_FETCH;
+        let valid = range.start < range.end && range.end - range.start <= MAX_FETCH;
         if !valid {
             return Err(OriginError::permanent("the requested range is not valid"));
         }
-        match &request.origin {
+        let (memory, offset) = match &request.origin {
             Origin::Folder { folder } => {
                 let origin = PeerFolder::new(folder, ImageId(request.id), &request.here);
-                origin.fetch(range, &Stop::never())
+                let mut memory = new_memory(range.end - range.start)?;
+                origin.read(range.start, &mut memory)?;
+                (memory, 0)
             }
             Origin::Registry(described) => {
                 let file = {
@@ -146,9 +154,12 @@ impl Files {
                     let new = || Arc::new(RegistryFile::new(described, &self.helpers));
                     files.entry(request.number).or_insert_with(new).clone()
                 };
-                file.fetch(range, &|| has_hung_up(connection))
+                file.fetch(range, &|| has_hung_up(connection))?
             }
-        }
+        };
+        let sealed = memory.seal();
+        let sealed = sealed.map_err(|error| OriginError::transient(error.to_string()))?;
+        Ok((sealed, offset))
     }
 }
 

@@ -307,10 +307,19 @@ impl RemoteFile {
         (count == all).then(|| self.packs[first].offset..end)
     }
 
-    /// Reads a range of the file, across packs. All bytes are verified by a hash that the
-    /// manifest's digest covers: whole packs by their SHA-256, parts of packs by whole blocks. If a
-    /// file has no block hashes, whole packs are read.
+    /// Reads a range of the file, across packs, as [`RemoteFile::read_into`].
     pub fn read(&self, range: Range<u64>, progress: &dyn Progress) -> Result<Vec<u8>> {
+        let around = self.verifiable(&range)?;
+        let mut bytes = vec![0; (around.end - around.start) as usize];
+        self.read_into(&around, &mut bytes, progress)?;
+        bytes.truncate((range.end - around.start) as usize);
+        bytes.drain(..(range.start - around.start) as usize);
+        Ok(bytes)
+    }
+
+    /// Extends a range to the nearest one that [`RemoteFile::read_into`] reads: to whole blocks,
+    /// unless it consists of whole packs or the file has no block hashes.
+    pub fn verifiable(&self, range: &Range<u64>) -> Result<Range<u64>> {
         if range.start > range.end || range.end > self.size {
             return Err(RegistryError::damaged(
                 format!("file {:?} of {}", self.name, self.repository),
@@ -320,25 +329,39 @@ impl RemoteFile {
                 ),
             ));
         }
+        Ok(match self.blocks_of(range) {
+            Some(_) => Blocks::around(range, self.size),
+            None => range.clone(),
+        })
+    }
+
+    /// Reads a range that is [`verifiable`](RemoteFile::verifiable) into memory of its length, from
+    /// the connection without another buffer. All bytes are verified by a hash that the manifest's
+    /// digest covers: whole packs by their SHA-256, parts of packs by whole blocks. If a file has
+    /// no block hashes, whole packs are read.
+    ///
+    /// # Panics
+    /// If the memory or the range has another length.
+    pub fn read_into(
+        &self,
+        range: &Range<u64>,
+        into: &mut [u8],
+        progress: &dyn Progress,
+    ) -> Result<()> {
+        assert_eq!(self.verifiable(range)?, *range);
+        assert_eq!(into.len() as u64, range.end - range.start);
         if range.is_empty() {
-            return Ok(Vec::new());
+            return Ok(());
         }
-        let is_whole = self.packs_around(&range) == range;
-        let Some(blocks) = self.blocks.as_ref().filter(|_| !is_whole) else {
-            return self.read_packs(&range, progress);
+        let Some(blocks) = self.blocks_of(range) else {
+            return self.read_packs(range, into, progress);
         };
-        let around = Blocks::around(&range, self.size);
-        let mut bytes = Vec::new();
-        for pack in self.packs_of(&around) {
-            let part = around.start.max(pack.offset)..around.end.min(pack.end());
+        for pack in self.packs_of(range) {
+            let part = range.start.max(pack.offset)..range.end.min(pack.end());
+            let place = &mut into[within(&part, range.start)];
             let part = part.start - pack.offset..part.end - pack.offset;
-            self.client.append_blob_range(
-                &self.repository,
-                &pack.blob,
-                part,
-                &mut bytes,
-                progress,
-            )?;
+            self.client
+                .blob_range_into(&self.repository, &pack.blob, part, place, progress)?;
         }
         let fetch = |blob: &Descriptor| {
             let mut hashes = Vec::new();
@@ -346,15 +369,19 @@ impl RemoteFile {
                 .blob(&self.repository, blob, &mut hashes, progress)?;
             Ok(hashes)
         };
-        if let Some(number) = blocks.first_wrong(around.start, &bytes, fetch)? {
-            return Err(RegistryError::damaged(
+        match blocks.first_wrong(range.start, into, fetch)? {
+            None => Ok(()),
+            Some(number) => Err(RegistryError::damaged(
                 format!("file {:?} of {}", self.name, self.repository),
                 format!("block {number} does not match its hash in the artifact"),
-            ));
+            )),
         }
-        bytes.truncate((range.end - around.start) as usize);
-        bytes.drain(..(range.start - around.start) as usize);
-        Ok(bytes)
+    }
+
+    /// The hashes by which a range is verified; `None` if that is done by packs.
+    fn blocks_of(&self, range: &Range<u64>) -> Option<&Blocks> {
+        let blocks = self.blocks.as_ref();
+        blocks.filter(|_| !range.is_empty() && self.packs_around(range) != *range)
     }
 
     /// Number of bytes that are fetched to read this range.
@@ -383,20 +410,24 @@ impl RemoteFile {
     }
 
     /// Reads a range by whole packs.
-    fn read_packs(&self, range: &Range<u64>, progress: &dyn Progress) -> Result<Vec<u8>> {
-        let mut bytes = Vec::new();
+    fn read_packs(
+        &self,
+        range: &Range<u64>,
+        into: &mut [u8],
+        progress: &dyn Progress,
+    ) -> Result<()> {
         for pack in self.packs_of(range) {
-            let (start, end) = (range.start.max(pack.offset), range.end.min(pack.end()));
-            if start == pack.offset && end == pack.end() {
+            let part = range.start.max(pack.offset)..range.end.min(pack.end());
+            let place = &mut into[within(&part, range.start)];
+            if part == (pack.offset..pack.end()) {
                 self.client
-                    .blob(&self.repository, &pack.blob, &mut bytes, progress)?;
+                    .blob_into(&self.repository, &pack.blob, place, progress)?;
             } else {
                 let whole = self.whole_pack(pack, progress)?;
-                let part = (start - pack.offset) as usize..(end - pack.offset) as usize;
-                bytes.extend_from_slice(&whole[part]);
+                place.copy_from_slice(&whole[within(&part, pack.offset)]);
             }
         }
-        Ok(bytes)
+        Ok(())
     }
 
     /// Fetches a whole pack for a part of it and keeps it, because the next read is likely in it,
@@ -488,6 +519,11 @@ impl RemoteFile {
         }
         Ok(true)
     }
+}
+
+/// Where bytes of the file are in memory that begins with byte `start`.
+fn within(part: &Range<u64>, start: u64) -> Range<usize> {
+    (part.start - start) as usize..(part.end - start) as usize
 }
 
 /// Whether a file has a pack's bytes at the pack's offset.

@@ -6,7 +6,7 @@ use super::exchange::{Call, Payload};
 use super::failure::{broken, unreachable};
 use crate::error::Result;
 use crate::{Descriptor, Progress, Reference, RegistryError};
-use jiffy_oci::{Hasher, one_line};
+use jiffy_oci::{Digest, Hasher, one_line};
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::ops::Range;
@@ -20,17 +20,26 @@ const PIECE: usize = 64 << 10;
 /// requested.
 const MAX_SKIPPED: u64 = 64 << 20;
 
-/// Bytes that are read at once directly into their destination: the largest TLS record.
-const RECORD: usize = 16 << 10;
-/// Most bytes that are allocated before anything has arrived.
-const MAX_RESERVED: u64 = 4 << 20;
-
 /// Destination of received bytes.
 enum Sink<'a> {
     /// Each piece is passed to a function.
     Pieces(&'a mut dyn FnMut(&[u8]) -> Result<()>),
-    /// They are appended to this, directly from the connection without another buffer.
-    Memory(&'a mut Vec<u8>),
+    /// They are put there, directly from the connection without another buffer.
+    Memory(Memory<'a>),
+}
+
+/// Memory for received bytes.
+struct Memory<'a> {
+    all: &'a mut [u8],
+    /// How many of them have been received.
+    filled: &'a mut usize,
+}
+
+impl Memory<'_> {
+    /// The place of the next bytes.
+    fn rest(&mut self) -> &mut [u8] {
+        &mut self.all[*self.filled..]
+    }
 }
 
 /// The blob of a request for bytes.
@@ -150,14 +159,7 @@ impl Client {
                 retrier.wait_or_fail(error)?;
             }
         }
-        let digest = hasher.finish();
-        if digest != blob.digest {
-            return Err(RegistryError::damaged(
-                what,
-                format!("its digest is {digest}"),
-            ));
-        }
-        Ok(())
+        check_digest(&what, blob, hasher.finish())
     }
 
     /// Some bytes of a blob, in one ranged read. **Not verified**: a part of a blob has no
@@ -169,46 +171,42 @@ impl Client {
         range: Range<u64>,
         progress: &dyn Progress,
     ) -> Result<Vec<u8>> {
-        let mut bytes = Vec::new();
-        self.append_blob_range(repository, blob, range, &mut bytes, progress)?;
+        check_range(&blob_name(repository, blob), blob, &range)?;
+        let mut bytes = vec![0; (range.end - range.start) as usize];
+        self.blob_range_into(repository, blob, range, &mut bytes, progress)?;
         Ok(bytes)
     }
 
-    /// The same, appended to `bytes`. Bytes that have arrived stay there if this fails.
-    pub(crate) fn append_blob_range(
+    /// The same, into memory of the range's length.
+    pub(crate) fn blob_range_into(
         &self,
         repository: &Reference,
         blob: &Descriptor,
         range: Range<u64>,
-        bytes: &mut Vec<u8>,
+        into: &mut [u8],
         progress: &dyn Progress,
     ) -> Result<()> {
         let what = blob_name(repository, blob);
-        if range.start > range.end || range.end > blob.size {
-            return Err(RegistryError::damaged(
-                what,
-                format!(
-                    "bytes {}..{} of {} were requested",
-                    range.start, range.end, blob.size
-                ),
-            ));
-        }
+        check_range(&what, blob, &range)?;
+        let whole = range == (0..blob.size);
         let wanted = Wanted {
             what: &what,
             repository,
             blob,
-            max_skipped: MAX_SKIPPED,
+            max_skipped: if whole { u64::MAX } else { MAX_SKIPPED },
             progress,
         };
         let mut retrier = self.inner.retrier(&what, progress);
-        let begin = bytes.len() as u64;
-        bytes.reserve((range.end - range.start).min(MAX_RESERVED) as usize);
-        let come = |bytes: &Vec<u8>| bytes.len() as u64 - begin;
-        while come(bytes) < range.end - range.start {
-            let before = come(bytes);
-            let left = range.start + before..range.end;
-            if let Err(error) = self.receive(&wanted, left, Sink::Memory(bytes)) {
-                if come(bytes) >= before + PIECE as u64 {
+        let mut filled = 0;
+        while filled < into.len() {
+            let before = filled;
+            let left = range.start + before as u64..range.end;
+            let memory = Memory {
+                all: &mut *into,
+                filled: &mut filled,
+            };
+            if let Err(error) = self.receive(&wanted, left, Sink::Memory(memory)) {
+                if filled >= before + PIECE {
                     retrier.reset();
                 }
                 retrier.wait_or_fail(error)?;
@@ -217,55 +215,28 @@ impl Client {
         Ok(())
     }
 
+    /// A whole blob, into memory of its size; checks its digest.
+    pub(crate) fn blob_into(
+        &self,
+        repository: &Reference,
+        blob: &Descriptor,
+        into: &mut [u8],
+        progress: &dyn Progress,
+    ) -> Result<()> {
+        self.blob_range_into(repository, blob, 0..blob.size, into, progress)?;
+        progress.moved(blob, blob.size);
+        check_digest(&blob_name(repository, blob), blob, Digest::of(into))
+    }
+
     /// One request for a range of a blob. On success `sink` got all of it.
     fn receive(&self, wanted: &Wanted<'_>, range: Range<u64>, mut sink: Sink<'_>) -> Result<()> {
         let &Wanted {
             what,
-            repository,
             blob,
-            max_skipped,
             progress,
+            ..
         } = wanted;
-        let whole = range.start == 0 && range.end == blob.size;
-        let mut headers = Vec::new();
-        if !whole {
-            let text = format!("bytes={}-{}", range.start, range.end - 1);
-            headers.push((header::RANGE, text));
-        }
-        let answer = self.inner.send(Call {
-            what,
-            repository,
-            method: Method::GET,
-            url: self
-                .inner
-                .url(repository, &format!("blobs/{}", blob.digest))?,
-            headers,
-            scopes: pull_scope(repository),
-            payload: Payload::Nothing,
-            deadline: progress.deadline(),
-        })?;
-        let skip = match answer.status() {
-            StatusCode::PARTIAL_CONTENT if !whole => {
-                check_content_range(what, &answer, &range, blob.size)?;
-                0
-            }
-            StatusCode::OK => {
-                check_length(what, &answer, blob.size)?;
-                if range.start > max_skipped {
-                    return Err(RegistryError::protocol(
-                        what,
-                        "the registry does not support range requests, and this blob is large",
-                    ));
-                }
-                range.start
-            }
-            status => {
-                return Err(RegistryError::protocol(
-                    what,
-                    format!("unexpected answer {status}"),
-                ));
-            }
-        };
+        let (answer, skip) = self.request(wanted, &range)?;
         let host = answer.url.authority().to_owned();
         let length = range.end - range.start;
         let all_of_it = match answer.status() {
@@ -285,14 +256,13 @@ impl Client {
         let mut seen = 0;
         while seen < skip + length {
             if seen >= skip
-                && let Sink::Memory(bytes) = &mut sink
+                && let Sink::Memory(memory) = &mut sink
             {
-                let at = bytes.len();
-                let left = usize::try_from(skip + length - seen).unwrap_or(usize::MAX);
-                bytes.resize(at + left.min(RECORD), 0);
-                let count = read(&mut bytes[at..], seen);
-                bytes.truncate(at + count.as_ref().copied().unwrap_or(0));
-                seen += count? as u64;
+                let rest = memory.rest();
+                let most = rest.len().min(PIECE);
+                let count = read(&mut rest[..most], seen)?;
+                *memory.filled += count;
+                seen += count as u64;
                 if progress.cancelled() {
                     let what = what.to_owned();
                     return Err(RegistryError::Cancelled { what });
@@ -306,7 +276,10 @@ impl Client {
             if before < count {
                 match &mut sink {
                     Sink::Pieces(take) => take(&buffer[before..count])?,
-                    Sink::Memory(bytes) => bytes.extend_from_slice(&buffer[before..count]),
+                    Sink::Memory(memory) => {
+                        memory.rest()[..count - before].copy_from_slice(&buffer[before..count]);
+                        *memory.filled += count - before;
+                    }
                 }
             }
             seen += count as u64;
@@ -318,6 +291,59 @@ impl Client {
             return Err(RegistryError::damaged(what, reason));
         }
         Ok(())
+    }
+
+    /// Requests a range of a blob. Returns the answer, and how many of its bytes come before the
+    /// range: a registry may send the whole blob.
+    fn request(&self, wanted: &Wanted<'_>, range: &Range<u64>) -> Result<(Answer, u64)> {
+        let &Wanted {
+            what,
+            repository,
+            blob,
+            max_skipped,
+            progress,
+        } = wanted;
+        let whole = *range == (0..blob.size);
+        let mut headers = Vec::new();
+        if !whole {
+            let text = format!("bytes={}-{}", range.start, range.end - 1);
+            headers.push((header::RANGE, text));
+        }
+        let answer = self.inner.send(Call {
+            what,
+            repository,
+            method: Method::GET,
+            url: self
+                .inner
+                .url(repository, &format!("blobs/{}", blob.digest))?,
+            headers,
+            scopes: pull_scope(repository),
+            payload: Payload::Nothing,
+            deadline: progress.deadline(),
+        })?;
+        let skip = match answer.status() {
+            StatusCode::PARTIAL_CONTENT if !whole => {
+                check_content_range(what, &answer, range, blob.size)?;
+                0
+            }
+            StatusCode::OK => {
+                check_length(what, &answer, blob.size)?;
+                if range.start > max_skipped {
+                    return Err(RegistryError::protocol(
+                        what,
+                        "the registry does not support range requests, and this blob is large",
+                    ));
+                }
+                range.start
+            }
+            status => {
+                return Err(RegistryError::protocol(
+                    what,
+                    format!("unexpected answer {status}"),
+                ));
+            }
+        };
+        Ok((answer, skip))
     }
 }
 
@@ -356,6 +382,29 @@ pub(super) fn blob_name(repository: &Reference, blob: &Descriptor) -> String {
 
 pub(super) fn pull_scope(repository: &Reference) -> Vec<String> {
     vec![format!("repository:{}:pull", repository.repository())]
+}
+
+fn check_range(what: &str, blob: &Descriptor, range: &Range<u64>) -> Result<()> {
+    match range.start <= range.end && range.end <= blob.size {
+        true => Ok(()),
+        false => Err(RegistryError::damaged(
+            what,
+            format!(
+                "bytes {}..{} of {} were requested",
+                range.start, range.end, blob.size
+            ),
+        )),
+    }
+}
+
+fn check_digest(what: &str, blob: &Descriptor, digest: Digest) -> Result<()> {
+    match digest == blob.digest {
+        true => Ok(()),
+        false => Err(RegistryError::damaged(
+            what,
+            format!("its digest is {digest}"),
+        )),
+    }
 }
 
 fn check_length(what: &str, answer: &Answer, size: u64) -> Result<()> {

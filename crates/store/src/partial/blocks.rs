@@ -1,6 +1,6 @@
 //! The blocks of a partial image.
 
-use super::{Origin, OriginError};
+use super::{Bytes, Origin, OriginError};
 use crate::error::Fault;
 use crate::format::{Footer, header};
 use crate::presence::PresenceMap;
@@ -54,7 +54,7 @@ pub(crate) struct Fetched {
     file: u64,
     /// Offset of the first byte in the file.
     start: u64,
-    bytes: Arc<Vec<u8>>,
+    bytes: Bytes,
 }
 
 impl Fetched {
@@ -73,7 +73,7 @@ impl Fetched {
 }
 
 /// Some of the bytes that were fetched.
-pub(crate) struct Found(Arc<Vec<u8>>, Range<usize>);
+pub(crate) struct Found(Bytes, Range<usize>);
 
 impl std::ops::Deref for Found {
     type Target = [u8];
@@ -445,7 +445,7 @@ impl PartialFile {
                         let given = Fetched {
                             file: self.number,
                             start: bytes.start,
-                            bytes: Arc::new(given),
+                            bytes: given,
                         };
                         match take(&given) {
                             Ok(()) => return Ok(given),

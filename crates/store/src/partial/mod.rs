@@ -20,7 +20,7 @@ pub mod origin;
 mod tests;
 
 pub use create::{create, shrink};
-pub use origin::{Origin, OriginError, PeerFolder};
+pub use origin::{Bytes, Origin, OriginError, PeerFolder};
 
 use crate::error::Fault;
 use crate::format::{Footer, ImageId};

@@ -3,11 +3,13 @@
 use crate::format::{ImageId, footer};
 use crate::partial::map_path;
 use crate::stop::Stop;
+use std::fmt;
 use std::fs::File;
 use std::io;
-use std::ops::Range;
+use std::ops::{Deref, Range};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// A source of the whole file of an image. It is not trusted: every chunk is checked against its
 /// content hash.
@@ -17,12 +19,37 @@ pub trait Origin: Send + Sync {
 
     /// Reads exactly these bytes of the image's file. It must not block forever, and must return
     /// soon after `stop` is cancelled.
-    fn fetch(&self, range: Range<u64>, stop: &Stop) -> Result<Vec<u8>, OriginError>;
+    fn fetch(&self, range: Range<u64>, stop: &Stop) -> Result<Bytes, OriginError>;
 
     /// The name of the registry that it waits for, so that a slow registry does not delay reads
     /// from others. Empty for an origin on this computer.
     fn waits_for(&self) -> String {
         String::new()
+    }
+}
+
+/// Bytes that an origin gave, in memory of any kind.
+#[derive(Clone)]
+pub struct Bytes(Arc<dyn AsRef<[u8]> + Send + Sync>);
+
+impl Bytes {
+    /// The bytes of this memory, which must not change.
+    pub fn of(memory: impl AsRef<[u8]> + Send + Sync + 'static) -> Bytes {
+        Bytes(Arc::new(memory))
+    }
+}
+
+impl Deref for Bytes {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        (*self.0).as_ref()
+    }
+}
+
+impl fmt::Debug for Bytes {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{} bytes", self.len())
     }
 }
 
@@ -87,6 +114,36 @@ impl PeerFolder {
         Ok(ends[0] == ends[1])
     }
 
+    /// Fills `into` with bytes of the image's file, from `offset` on.
+    pub fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), OriginError> {
+        let mut read = || {
+            // Does not follow a symbolic link, and does not block on a FIFO.
+            let file = File::from(rustix::fs::open(
+                &self.file,
+                rustix::fs::OFlags::RDONLY
+                    | rustix::fs::OFlags::NOFOLLOW
+                    | rustix::fs::OFlags::NONBLOCK
+                    | rustix::fs::OFlags::CLOEXEC,
+                rustix::fs::Mode::empty(),
+            )?);
+            let metadata = file.metadata()?;
+            if !metadata.is_file() || metadata.len() < offset.saturating_add(into.len() as u64) {
+                return Err(io::Error::other("it has a different file there"));
+            }
+            if !self.has_same_footer(&file, metadata.len())? {
+                return Err(io::Error::other("it has the image packed in another way"));
+            }
+            if map_path(&self.file).exists() {
+                return Err(io::Error::other("it has only parts of the image"));
+            }
+            file.read_exact_at(into, offset)
+        };
+        read().map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => OriginError::permanent("it does not have this image"),
+            _ => OriginError::permanent(error.to_string()),
+        })
+    }
+
     /// The file name of an image in such a folder: `ID.jimg`.
     pub fn file_name(id: ImageId) -> String {
         format!("{id}.jimg")
@@ -98,34 +155,9 @@ impl Origin for PeerFolder {
         format!("the folder {}", self.folder.display())
     }
 
-    fn fetch(&self, range: Range<u64>, _: &Stop) -> Result<Vec<u8>, OriginError> {
-        let read = || {
-            // Does not follow a symbolic link, and does not block on a FIFO.
-            let file = File::from(rustix::fs::open(
-                &self.file,
-                rustix::fs::OFlags::RDONLY
-                    | rustix::fs::OFlags::NOFOLLOW
-                    | rustix::fs::OFlags::NONBLOCK
-                    | rustix::fs::OFlags::CLOEXEC,
-                rustix::fs::Mode::empty(),
-            )?);
-            let metadata = file.metadata()?;
-            if !metadata.is_file() || metadata.len() < range.end {
-                return Err(io::Error::other("it has a different file there"));
-            }
-            if !self.has_same_footer(&file, metadata.len())? {
-                return Err(io::Error::other("it has the image packed in another way"));
-            }
-            if map_path(&self.file).exists() {
-                return Err(io::Error::other("it has only parts of the image"));
-            }
-            let mut bytes = vec![0; (range.end - range.start) as usize];
-            file.read_exact_at(&mut bytes, range.start)?;
-            Ok(bytes)
-        };
-        read().map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound => OriginError::permanent("it does not have this image"),
-            _ => OriginError::permanent(error.to_string()),
-        })
+    fn fetch(&self, range: Range<u64>, _: &Stop) -> Result<Bytes, OriginError> {
+        let mut bytes = vec![0; (range.end - range.start) as usize];
+        self.read(range.start, &mut bytes)?;
+        Ok(Bytes::of(bytes))
     }
 }

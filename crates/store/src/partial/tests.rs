@@ -72,13 +72,13 @@ impl Origin for Scripted {
         self.name.to_owned()
     }
 
-    fn fetch(&self, range: Range<u64>, stop: &Stop) -> Result<Vec<u8>, OriginError> {
+    fn fetch(&self, range: Range<u64>, stop: &Stop) -> Result<Bytes, OriginError> {
         self.asked.lock().unwrap().push(range.clone());
         let bytes = self.file[range.start as usize..range.end as usize].to_vec();
         let given = (self.habit)(range, bytes);
         match self.gives_up && stop.is_cancelled() {
             true => Err(OriginError::permanent("it was cancelled")),
-            false => given,
+            false => given.map(Bytes::of),
         }
     }
 }

@@ -145,7 +145,7 @@ fn start(paths: &Paths, folder: &SharedFolder, log: BorrowedFd<'_>) -> Result<u3
     })
 }
 
-/// Waits for the end of a server without holding up the caller.
+/// Waits for the end of a server in the background.
 fn reap(pid: u32, name: &str, source: String) {
     let process = match VmmProcess::child(pid) {
         Ok(process) => process,

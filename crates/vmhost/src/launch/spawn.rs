@@ -146,15 +146,8 @@ fn write_config<'a>(
     Ok(config)
 }
 
-fn spawn_process(
-    paths: &Paths,
-    launcher: &Launcher,
-    spares: Option<&Spares>,
-    record: &VmRecord,
-    plan: &Plan,
-    gate_time: Duration,
-    hold: bool,
-) -> Result<Spawned> {
+/// Makes the VM's run folder, without files of an earlier run, and listens there for its guest.
+fn begin_run_folder(paths: &Paths, record: &VmRecord, plan: &Plan) -> Result<UnixListener> {
     let folder = paths.vm(&record.id);
     let run = paths.vm_run(&record.id);
     if record.started.is_some() {
@@ -174,8 +167,21 @@ fn spawn_process(
         .create(&run)
         .map_err(|error| Error::io("make the VM's run folder", &run, &error))?;
     let supervisor = paths.supervisor_socket(&record.id);
-    let listener = UnixListener::bind(&supervisor)
-        .map_err(|error| Error::io("listen for the guest", &supervisor, &error))?;
+    UnixListener::bind(&supervisor)
+        .map_err(|error| Error::io("listen for the guest", &supervisor, &error))
+}
+
+fn spawn_process(
+    paths: &Paths,
+    launcher: &Launcher,
+    spares: Option<&Spares>,
+    record: &VmRecord,
+    plan: &Plan,
+    gate_time: Duration,
+    hold: bool,
+) -> Result<Spawned> {
+    let folder = paths.vm(&record.id);
+    let listener = begin_run_folder(paths, record, plan)?;
     let shared = folders::open(record)?;
     let spare = spares.and_then(|spares| spares.take(paths));
     let mut identity = None;

@@ -73,7 +73,7 @@ pub(super) struct Running {
     pub(super) deadline: Option<Instant>,
     /// Whether the VM continues, hibernates or ends.
     pub(super) course: Course,
-    pub(super) ended: Option<Ended>,
+    /// An earlier daemon has started it.
     pub(super) adopted: bool,
     /// Requests for fault statistics that the pager has not answered yet.
     pub(super) faults_asked: u32,
@@ -233,7 +233,8 @@ impl Actor {
             command = mailbox.recv() => Event::Command(command),
             event = async {
                 match phase {
-                    Phase::Active(running) => running.next(held_up).await,
+                    Phase::Active(running) => running.next(held_up, true).await,
+                    Phase::Draining(running, _) => running.next(held_up, false).await,
                     _ => std::future::pending().await,
                 }
             } => event,
@@ -244,10 +245,11 @@ impl Actor {
 
     /// Is output of the guest held back for now?
     pub(super) fn is_output_held(&self) -> bool {
+        // After the VMM's end the rest of the connection is always read: it fits the log, however
+        // slow a client is.
+        let lives = matches!(self.phase, Phase::Active(_));
         self.phase.running().is_some_and(|running| {
-            // After the VMM's end the rest of the connection is always read: it fits the log,
-            // however slow a client is.
-            let lags = running.ended.is_none() && self.clients.is_lagging(running.log.end());
+            let lags = lives && self.clients.is_lagging(running.log.end());
             running.unstored.is_some() || lags
         })
     }
@@ -328,7 +330,7 @@ impl Actor {
     }
 
     pub(super) fn vmm_events(&mut self) {
-        let Phase::Active(running) = &mut self.phase else {
+        let Some(running) = self.phase.running_mut() else {
             return;
         };
         let Some(events) = &mut running.events else {
@@ -363,34 +365,34 @@ impl Actor {
     /// A restored guest has passed its gate; the files it was restored from are not needed again.
     pub(super) fn gate_passed(&mut self) {
         self.awake();
-        if let Phase::Active(running) = &mut self.phase {
+        if let Some(running) = self.phase.running_mut() {
             running.gate = Gate::Open;
         }
     }
 
     fn process_ended(&mut self, how: Ended) {
-        if let Phase::Active(running) = &mut self.phase {
+        if let Some(running) = self.phase.running_mut() {
             debug!(vm = %self.record.name, ?how, "the VMM ended");
-            running.ended = Some(how);
             running.deadline = None;
         }
+        self.phase.drain(how);
     }
 
     /// The VM has ended when its VMM has ended and all messages of its guest are processed: the
     /// connection may still hold some.
     fn finish_if_over(&mut self) {
-        let over = self.phase.running().is_some_and(|running| {
-            let taken_in = running.unstored.is_none()
-                && running.link.is_none()
-                && running.supervisor.messages.is_empty();
-            // A VM may be killed or removed to make room on a full disk, so unstored output must
-            // not delay that.
-            let killed = |stopping: &Stopping| stopping.reason == EndReason::Killed;
-            let unwanted = running.stopping().is_some_and(killed) || self.removal.is_requested();
-            let given_up = running.unstored.is_some() && unwanted;
-            running.ended.is_some() && (taken_in || given_up)
-        });
-        if over {
+        let Phase::Draining(running, _) = &self.phase else {
+            return;
+        };
+        let taken_in = running.unstored.is_none()
+            && running.link.is_none()
+            && running.supervisor.messages.is_empty();
+        // A VM may be killed or removed to make room on a full disk, so unstored output must not
+        // delay that.
+        let killed = |stopping: &Stopping| stopping.reason == EndReason::Killed;
+        let unwanted = running.stopping().is_some_and(killed) || self.removal.is_requested();
+        let given_up = running.unstored.is_some() && unwanted;
+        if taken_in || given_up {
             self.vmm_events();
             if !self.stays_hibernated() && !self.fall_back_to_boot() {
                 self.finish();
@@ -401,7 +403,7 @@ impl Actor {
     /// If a golden snapshot can't be restored, drops it and boots the VM instead. The user sees no
     /// difference.
     fn fall_back_to_boot(&mut self) -> bool {
-        let Phase::Active(running) = &mut self.phase else {
+        let Phase::Draining(running, how) = &mut self.phase else {
             return false;
         };
         if !matches!(
@@ -419,7 +421,7 @@ impl Actor {
             return false;
         };
         fallback.room = running.room.take();
-        let killed = running.ended.is_some_and(Ended::was_killed_externally);
+        let killed = how.was_killed_externally();
         let folder = self.folder();
         if killed {
             info!(vm = %self.record.name, golden, "the VMM was killed before the golden snapshot was restored: the VM boots");
@@ -440,7 +442,7 @@ impl Actor {
     }
 
     fn deadline(&mut self) {
-        let Phase::Active(running) = &mut self.phase else {
+        let Some(running) = self.phase.running_mut() else {
             return;
         };
         running.deadline = None;
@@ -517,7 +519,6 @@ impl Running {
             acknowledge_at_once: false,
             deadline: Some(deadline),
             course: Course::Runs,
-            ended: None,
             adopted: false,
             faults_asked: 0,
             gate: Gate::Open,
@@ -528,10 +529,9 @@ impl Running {
         }
     }
 
-    async fn next(&mut self, held_up: bool) -> Event {
+    async fn next(&mut self, held_up: bool, lives: bool) -> Event {
         let has_events = self.events.is_some();
         let events = &self.events;
-        let alive = self.ended.is_none();
         let deadline = self.deadline;
         let retry = self.unstored.as_ref().map(|unstored| unstored.retry_at);
         // Unbiased, so that a guest that keeps one branch always ready can't starve the others.
@@ -543,7 +543,7 @@ impl Running {
             }, if has_events => Event::VmmEvents,
             Some(notice) = self.notices.recv() => Event::Notice(notice),
             Some(message) = self.supervisor.messages.recv(), if !held_up => Event::Link(message),
-            how = self.process.ended(), if alive => Event::ProcessEnded(how),
+            how = self.process.ended(), if lives => Event::ProcessEnded(how),
             () = at(deadline) => Event::Deadline,
             () = at(retry) => Event::RetryStoring,
         }

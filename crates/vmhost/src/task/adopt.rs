@@ -62,35 +62,12 @@ pub async fn all(
         }
         own
     };
-    for Found { id, record } in found {
-        let folder = paths.vm(&id);
-        let record = match record {
-            Ok(record) if record.id == id => record,
-            // The host or the daemon stopped while the VM had `remove` set or was being created.
-            Err(LoadError::Empty) if !has_lived(&folder) && !alive.contains_key(&id) => {
-                discard(host, &id, "its record is empty");
-                continue;
-            }
-            Err(LoadError::Io(error))
-                if error.kind() == std::io::ErrorKind::NotFound
-                    && !has_lived(&folder)
-                    && !(alive.contains_key(&id) && had_record(host, &folder)) =>
-            {
-                discard(host, &id, "it has no record");
-                continue;
-            }
-            Ok(_) => {
-                let pid = alive.remove(&id);
-                unreadable(host, registry, volumes, &id, pid, &LoadError::Checksum);
-                continue;
-            }
-            Err(error) => {
-                let pid = alive.remove(&id);
-                unreadable(host, registry, volumes, &id, pid, &error);
-                continue;
-            }
+    for found in found {
+        let Some(record) = usable_record(host, registry, volumes, found, &mut alive) else {
+            continue;
         };
-        remove_temporaries(&folder);
+        let id = record.id.clone();
+        remove_temporaries(&paths.vm(&id));
         match alive.remove(&id) {
             // The earlier daemon made it only for a capture.
             Some(pid) if record.spec.hidden => end_orphan(host, &id, pid).await,
@@ -110,6 +87,52 @@ pub async fn all(
         end_orphan(host, &id, pid).await;
     }
     host.launcher.all_adopted();
+    adopt_pager(host, registry).await;
+    for id in run_folders {
+        let runs = registry
+            .get(&id)
+            .is_some_and(|vm| vm.view.borrow().is_active());
+        if !runs {
+            let _ = jiffy_sys::durable::remove_any(&paths.vm_run(&id));
+        }
+    }
+}
+
+/// The record of a VM that is to be registered. A VM that never lived is discarded; one whose
+/// record can't be read is registered as it is.
+fn usable_record(
+    host: &Arc<Host>,
+    registry: &Arc<Registry>,
+    volumes: &Arc<Volumes>,
+    Found { id, record }: Found,
+    alive: &mut HashMap<String, u32>,
+) -> Option<VmRecord> {
+    let folder = host.paths.vm(&id);
+    let why = match record {
+        Ok(record) if record.id == id => return Some(record),
+        // The host or the daemon stopped while the VM had `remove` set or was being created.
+        Err(LoadError::Empty) if !has_lived(&folder) && !alive.contains_key(&id) => {
+            discard(host, &id, "its record is empty");
+            return None;
+        }
+        Err(LoadError::Io(error))
+            if error.kind() == std::io::ErrorKind::NotFound
+                && !has_lived(&folder)
+                && !(alive.contains_key(&id) && had_record(host, &folder)) =>
+        {
+            discard(host, &id, "it has no record");
+            return None;
+        }
+        Ok(_) => LoadError::Checksum,
+        Err(error) => error,
+    };
+    let pid = alive.remove(&id);
+    unreadable(host, registry, volumes, &id, pid, &why);
+    None
+}
+
+/// Tells the pager's client which VMs and disks the pager serves.
+async fn adopt_pager(host: &Arc<Host>, registry: &Arc<Registry>) {
     let paged = registry.all().into_iter().filter_map(|vm| {
         let paged = vm.view.borrow().paged.clone();
         Some((vm.id.clone(), paged?))
@@ -125,14 +148,6 @@ pub async fn all(
     pager
         .adopt(paged.collect(), disks.collect(), unknown.is_some())
         .await;
-    for id in run_folders {
-        let runs = registry
-            .get(&id)
-            .is_some_and(|vm| vm.view.borrow().is_active());
-        if !runs {
-            let _ = jiffy_sys::durable::remove_any(&paths.vm_run(&id));
-        }
-    }
 }
 
 /// Registers a VM without a VMM: it is hibernated, or ended while no daemon ran.

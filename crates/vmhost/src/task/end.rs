@@ -42,11 +42,11 @@ pub(super) enum EndReason {
 impl Actor {
     /// The VMM has ended and all messages of its guest are processed.
     pub(super) fn finish(&mut self) {
-        let Some(running) = self.phase.take_running() else {
+        let Some((running, how)) = self.phase.take_drained() else {
             return;
         };
         let wanted = running.stopping().map(|stopping| stopping.reason);
-        let how = match running.ended.unwrap_or(Ended::Unknown) {
+        let how = match how {
             Ended::Signal(_) | Ended::Unknown if running.process.was_oom_killed() => {
                 Ended::OutOfMemory
             }

@@ -7,7 +7,6 @@ use crate::supervisor::{FromLink, Link, Stored};
 use crate::task::actor::{Actor, RETRY_STORING, Unstored};
 use crate::task::adopt;
 use crate::task::end::EndReason;
-use crate::task::phase::Phase;
 use crate::text::short;
 use jiffy_content::error::Error;
 use jiffy_content::model::vm::{MAX_WARNINGS, MainEnd, MainState};
@@ -42,7 +41,7 @@ impl Actor {
                 }
             }
             FromLink::Gone(serial) => {
-                if let Phase::Active(running) = &mut self.phase
+                if let Some(running) = self.phase.running_mut()
                     && running
                         .link
                         .as_ref()
@@ -56,7 +55,7 @@ impl Actor {
     }
 
     fn hello(&mut self, link: Link, pid1_ns: u64, attempt: u32) {
-        let Phase::Active(running) = &mut self.phase else {
+        let Some(running) = self.phase.running_mut() else {
             return;
         };
         if running
@@ -157,7 +156,7 @@ impl Actor {
                 self.changed();
             }
             FromGuest::MainInputRoom { bytes } => {
-                if let Phase::Active(running) = &mut self.phase
+                if let Some(running) = self.phase.running_mut()
                     && let Some(link) = &mut running.link
                 {
                     link.add_credit(bytes);
@@ -174,7 +173,7 @@ impl Actor {
         self.record.state = VmState::Running;
         self.gate_passed();
         self.ask_for_faults();
-        if let Phase::Active(running) = &mut self.phase {
+        if let Some(running) = self.phase.running_mut() {
             if let Some(room) = &mut running.room {
                 room.note_ready();
             }
@@ -196,7 +195,7 @@ impl Actor {
 
     /// Appends a note to the log. A note that can't be stored is dropped, unlike output.
     fn note(&mut self, text: &str) {
-        if let Phase::Active(running) = &mut self.phase {
+        if let Some(running) = self.phase.running_mut() {
             let bytes = text.as_bytes();
             let end = bytes.len().min(MAX_DATA);
             if let Ok(end) = running.log.append(Kind::Note, &bytes[..end]) {
@@ -206,7 +205,7 @@ impl Actor {
     }
 
     fn output(&mut self, stream: Stream, offset: u64, data: Vec<u8>) {
-        let Phase::Active(running) = &mut self.phase else {
+        let Some(running) = self.phase.running_mut() else {
             return;
         };
         let mut stored = running.log.offset(stream);
@@ -217,7 +216,7 @@ impl Actor {
             stored = offset;
             self.note(&format!("[node] {lost} bytes of output are lost\n"));
         }
-        let Phase::Active(running) = &mut self.phase else {
+        let Some(running) = self.phase.running_mut() else {
             return;
         };
         let repeated = stored.saturating_sub(offset);
@@ -235,7 +234,7 @@ impl Actor {
     }
 
     fn store(&mut self, kind: Kind, data: Vec<u8>) {
-        let Phase::Active(running) = &mut self.phase else {
+        let Some(running) = self.phase.running_mut() else {
             return;
         };
         match running.log.append(kind, &data) {
@@ -259,7 +258,7 @@ impl Actor {
                 let why = Error::io("store the command's output", &self.folder(), &error)
                     .0
                     .message;
-                if let Phase::Active(running) = &mut self.phase {
+                if let Some(running) = self.phase.running_mut() {
                     running.unstored = Some(Unstored {
                         kind,
                         data,
@@ -273,7 +272,7 @@ impl Actor {
 
     /// Sets whether every acknowledgement is sent at once, for a guest that is to be captured.
     pub(super) fn deliver(&mut self, at_once: bool) {
-        let Phase::Active(running) = &mut self.phase else {
+        let Some(running) = self.phase.running_mut() else {
             return;
         };
         running.acknowledge_at_once = at_once;
@@ -293,7 +292,7 @@ impl Actor {
     }
 
     pub(super) fn store_again(&mut self) {
-        let Phase::Active(running) = &mut self.phase else {
+        let Some(running) = self.phase.running_mut() else {
             return;
         };
         if let Some(Unstored { kind, data, .. }) = running.unstored.take() {
@@ -329,7 +328,7 @@ impl Actor {
             if self.record.state != VmState::Paused {
                 self.record.state = VmState::Stopping;
             }
-            if let Phase::Active(running) = &mut self.phase
+            if let Some(running) = self.phase.running_mut()
                 && running.stopping().is_none()
             {
                 running.deadline = None;
@@ -341,7 +340,7 @@ impl Actor {
 
     /// Confirms the end of the command, which the guest may have reported before.
     fn confirm_end(&mut self) {
-        if let Phase::Active(running) = &mut self.phase {
+        if let Some(running) = self.phase.running_mut() {
             if let Some(link) = &mut running.link {
                 link.heard_end = true;
             }

@@ -48,7 +48,7 @@ impl Actor {
         // The record must be on disk before the VMM ends: if it said `running`, the next daemon
         // would report that the VM died.
         let asked = self.after_saving(reply);
-        if let Phase::Active(running) = &mut self.phase {
+        if let Some(running) = self.phase.running_mut() {
             running.deadline = None;
             running.course = Course::Hibernates(asked);
         }
@@ -69,7 +69,7 @@ impl Actor {
                     self.spawn_waking(saved);
                 }
             }
-            Phase::Active(running) => {
+            Phase::Active(running) | Phase::Draining(running, _) => {
                 if let Course::Hibernates(asked) = &mut running.course
                     && let Ok(saved) = asked.saved.try_recv()
                 {
@@ -82,7 +82,7 @@ impl Actor {
 
     /// Kills the VMM of a VM whose memory is on disk, if its record was saved.
     fn end_vmm_of_hibernated(&mut self, saved: Result<()>) {
-        let Phase::Active(running) = &mut self.phase else {
+        let Some(running) = self.phase.running_mut() else {
             return;
         };
         let Err(error) = saved else {
@@ -100,7 +100,7 @@ impl Actor {
 
     /// The VMM has ended: true if the VM hibernates, or failed to wake.
     pub(super) fn stays_hibernated(&mut self) -> bool {
-        let Phase::Active(running) = &mut self.phase else {
+        let Some(running) = self.phase.running_mut() else {
             return false;
         };
         match std::mem::replace(&mut running.course, Course::Runs) {
@@ -140,7 +140,7 @@ impl Actor {
     /// Releases a VMM that has ended, but keeps the volume leases: other VMs must not change
     /// volumes that belong to the memory on disk.
     fn release_vmm(&mut self) {
-        if let Some(running) = self.phase.take_running() {
+        if let Some((running, _)) = self.phase.take_drained() {
             self.phase = Phase::Asleep(running.volumes);
         }
         self.input.send_replace(None);
@@ -228,7 +228,7 @@ impl Actor {
 
     /// A woken guest has passed its gate: removes the memory on disk and deflates the balloon.
     pub(super) fn awake(&mut self) {
-        let Phase::Active(running) = &self.phase else {
+        let Some(running) = self.phase.running() else {
             return;
         };
         if !matches!(running.gate, Gate::Waking) {
@@ -254,7 +254,7 @@ impl Actor {
     /// Ends a hibernated VM for good. False if it has a VMM to end.
     pub(super) fn end_hibernated(&mut self, reason: EndReason) -> bool {
         let meanwhile = |vm: &str| Error::wrong_state(format!("The VM {vm} was ended meanwhile."));
-        if let Phase::Active(running) = &mut self.phase {
+        if let Some(running) = self.phase.running_mut() {
             // Still hibernating: ends like a running VM.
             if let Course::Hibernates(_) = &running.course
                 && let Course::Hibernates(asked) =
@@ -305,7 +305,7 @@ impl Actor {
 
     /// Asks the pager for its fault statistics of the VM.
     pub(super) fn ask_for_faults(&mut self) {
-        let (Phase::Active(running), Some(_)) = (&mut self.phase, &self.record.paged) else {
+        let (Some(running), Some(_)) = (self.phase.running_mut(), &self.record.paged) else {
             return;
         };
         running.faults_asked += 1;
@@ -323,7 +323,7 @@ impl Actor {
         if let Some(faults) = faults {
             self.recorder.faults(faults);
         }
-        if let Phase::Active(running) = &mut self.phase {
+        if let Some(running) = self.phase.running_mut() {
             running.faults_asked = running.faults_asked.saturating_sub(1);
         }
         if self.saver.is_idle() {

@@ -1,20 +1,20 @@
 //! The phases of a VM's task.
 //!
 //! ```text
-//!          start                     the VMM ended, all messages handled
-//!  Idle ──────────▶ Active ──────────────────────────────────────────────▶ Idle
-//!                   │    ▲
-//!                   │    └──────────────────────────────────┐ record written, VMM spawned
-//!   hibernated, the │                                       │
-//!   VMM is gone     ▼           wake                        │
-//!                 Asleep ────────────────────────────────▶ Waking
-//!                   ▲                                       │ can't be spawned
-//!                   └───────────────────────────────────────┘
+//!          start           the VMM ends             all messages handled
+//!  Idle ──────────▶ Active ──────────────▶ Draining ─────────────────────▶ Idle
+//!                      ▲                      │
+//!                      │ record written,      │ the VM hibernates, or
+//!                      │ VMM spawned          │ a woken one did not pass its gate
+//!                      │         wake         ▼
+//!                    Waking ◀───────────── Asleep
+//!                      │                      ▲
+//!                      └──────────────────────┘ can't be spawned
 //! ```
 //!
-//! `Asleep` and `Waking` become `Idle` when the VM is killed or removed, and `Active` becomes
-//! `Asleep` again when a woken VM does not pass its gate. An active VM has a [`Course`] and a
-//! [`Gate`]; each variant has only the data it needs:
+//! `Asleep` and `Waking` become `Idle` when the VM is killed or removed, and `Draining` becomes
+//! `Active` when a golden snapshot can't be restored and the VM boots instead. A VM with a VMM has a
+//! [`Course`] and a [`Gate`]; each variant has only the data it needs:
 //!
 //! ```text
 //!  Course:  Runs ──▶ Hibernates ──▶ (Asleep)           Gate:  New ──────┐
@@ -30,6 +30,7 @@
 use super::actor::Running;
 use super::stop::Stopping;
 use crate::launch::Plan;
+use crate::process::Ended;
 use jiffy_content::error::Result;
 use jiffy_content::volumes::Lease;
 use tokio::sync::oneshot;
@@ -44,6 +45,8 @@ pub(super) enum Phase {
     Waking(Waking),
     /// It has a VMM.
     Active(Box<Running>),
+    /// Its VMM has ended in this way; the last messages of its guest are handled.
+    Draining(Box<Running>, Ended),
 }
 
 /// A VM about to wake.
@@ -131,10 +134,10 @@ impl Removal {
 }
 
 impl Phase {
-    /// The parts that exist while there is a VMM.
+    /// The parts that exist while there is a VMM, and until all messages of its guest are handled.
     pub(super) fn running(&self) -> Option<&Running> {
         match self {
-            Phase::Active(running) => Some(running),
+            Phase::Active(running) | Phase::Draining(running, _) => Some(running),
             _ => None,
         }
     }
@@ -142,15 +145,23 @@ impl Phase {
     /// Those parts, to change them.
     pub(super) fn running_mut(&mut self) -> Option<&mut Running> {
         match self {
-            Phase::Active(running) => Some(running),
+            Phase::Active(running) | Phase::Draining(running, _) => Some(running),
             _ => None,
         }
     }
 
-    /// Takes those parts when the VMM has ended.
-    pub(super) fn take_running(&mut self) -> Option<Box<Running>> {
+    /// The VMM has ended.
+    pub(super) fn drain(&mut self, how: Ended) {
+        *self = match std::mem::replace(self, Phase::Idle) {
+            Phase::Active(running) => Phase::Draining(running, how),
+            other => other,
+        };
+    }
+
+    /// Takes the parts of a VMM that has ended, and how it did.
+    pub(super) fn take_drained(&mut self) -> Option<(Box<Running>, Ended)> {
         match std::mem::replace(self, Phase::Idle) {
-            Phase::Active(running) => Some(running),
+            Phase::Draining(running, how) => Some((running, how)),
             other => {
                 *self = other;
                 None

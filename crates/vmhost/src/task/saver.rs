@@ -2,7 +2,6 @@
 
 use crate::supervisor::Stored;
 use crate::task::actor::Actor;
-use crate::task::phase::Phase;
 use jiffy_content::error::{Error, Result};
 use jiffy_content::model::vm::MainState;
 use jiffy_wire::agent::Stream;
@@ -95,7 +94,7 @@ impl Actor {
     pub(super) fn acknowledge_end(&mut self) {
         let over = matches!(self.record.main, MainState::Ended(_));
         if over
-            && let Phase::Active(running) = &mut self.phase
+            && let Some(running) = self.phase.running_mut()
             && running.faults_asked == 0
         {
             let stored = Stored {

@@ -57,7 +57,7 @@ impl Actor {
             // The guest has no agent to ask.
             return self.kill(EndReason::Stopped);
         }
-        let Phase::Active(running) = &mut self.phase else {
+        let Some(running) = self.phase.running_mut() else {
             return Ok(());
         };
         if matches!(running.course, Course::Runs) && self.record.powering_off {
@@ -124,7 +124,7 @@ impl Actor {
     }
 
     fn writes_back(&mut self) {
-        if let Phase::Active(running) = &mut self.phase
+        if let Some(running) = self.phase.running_mut()
             && let Course::Stops(stopping) = &mut running.course
             && stopping.step == Step::Agent
         {
@@ -139,7 +139,7 @@ impl Actor {
             return Ok(());
         }
         self.refuse_unless_active()?;
-        let Phase::Active(running) = &mut self.phase else {
+        let Some(running) = self.phase.running_mut() else {
             return Ok(());
         };
         if running
@@ -175,9 +175,6 @@ impl Actor {
         let Course::Stops(stopping) = &mut running.course else {
             return;
         };
-        if running.ended.is_some() {
-            return;
-        }
         match stopping.step {
             Step::Agent | Step::PoweringOff => {
                 stopping.step = Step::Control;
@@ -236,7 +233,7 @@ impl Actor {
 
     /// Checks whether an adopted VM's agent answers.
     pub(super) fn probe_agent(&self) {
-        let Phase::Active(running) = &self.phase else {
+        let Some(running) = self.phase.running() else {
             return;
         };
         let vsock = self.host.paths.vsock_socket(&self.record.id);

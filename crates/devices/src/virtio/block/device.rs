@@ -6,16 +6,13 @@ use super::options::{BlockError, BlockOptions};
 use super::residency::Residency;
 use super::state::{BlockState, RestoreError};
 use super::worker::Worker;
-use crate::virtio::device::{
-    ActivateError, Activation, ActiveQueue, Job, VirtioDevice, WorkerRole,
-};
+use crate::virtio::device::{ActivateError, Activation, ActiveQueue, VirtioDevice, WorkerRole};
 use crate::virtio::queue::limit::{Limiter, RateLimit};
-use jiffy_sys::mutex::lock;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use crate::virtio::work::Work;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use virtio_bindings::virtio_blk::VIRTIO_BLK_F_FLUSH;
 use virtio_bindings::virtio_ids::VIRTIO_ID_BLOCK;
-use vmm_sys_util::eventfd::EventFd;
 
 /// A disk. Its file stays open and locked as long as the device exists.
 #[derive(Debug)]
@@ -23,16 +20,7 @@ pub struct Block {
     backend: Backend,
     /// Outlives the worker, so that a pause does not refill the buckets.
     limiter: Arc<Limiter>,
-    running: Option<Running>,
-}
-
-/// The worker's job, and the means to stop it.
-#[derive(Debug)]
-struct Running {
-    stop: Arc<AtomicBool>,
-    doorbell: EventFd,
-    job: Job,
-    returned: Arc<Mutex<Option<ActiveQueue>>>,
+    running: Option<Work<ActiveQueue>>,
 }
 
 impl Block {
@@ -63,7 +51,7 @@ impl Block {
     pub fn set_limit(&self, limit: RateLimit) {
         self.limiter.set(limit);
         if let Some(running) = &self.running
-            && let Err(error) = running.doorbell.write(1)
+            && let Err(error) = running.notify()
         {
             tracing::error!(%error, "a disk's worker could not be notified of its new limit, which applies from the next request");
         }
@@ -101,7 +89,6 @@ impl VirtioDevice for Block {
             .ok_or(ActivateError::MissingQueue(0))?;
         let doorbell = active.doorbell.try_clone().map_err(ActivateError::Worker)?;
         let stop = Arc::new(AtomicBool::new(false));
-        let returned = Arc::new(Mutex::new(None));
         let write_through = activation.features & (1 << VIRTIO_BLK_F_FLUSH) == 0;
         let executor = self.backend.executor(stop.clone(), write_through);
         let disk = self.backend.disk();
@@ -120,21 +107,14 @@ impl VirtioDevice for Block {
             stop: stop.clone(),
             log: self.backend.log(),
         };
-        let slot = returned.clone();
-        let body = move || {
-            let queue = worker.run();
-            *slot.lock().expect("the slot of a disk's queue") = Some(queue);
-        };
-        let job = activation
-            .workers
-            .spawn(role, "block", Box::new(body))
-            .map_err(ActivateError::Worker)?;
-        self.running = Some(Running {
-            stop,
-            doorbell,
-            job,
-            returned,
-        });
+        let work = Work::start(
+            "disk",
+            &*activation.workers,
+            (role, "block"),
+            (stop, doorbell),
+            || worker.run(),
+        );
+        self.running = Some(work.map_err(ActivateError::Worker)?);
         Ok(())
     }
 
@@ -142,15 +122,8 @@ impl VirtioDevice for Block {
         let Some(running) = self.running.take() else {
             return Vec::new();
         };
-        running.stop.store(true, Ordering::SeqCst);
-        if let Err(error) = running.doorbell.write(1) {
-            tracing::error!(%error, "the worker of a disk could not be notified to stop");
-        }
-        if running.job.join().is_err() {
-            tracing::error!("the worker of a disk panicked");
-        }
-        let returned = lock(&running.returned).take();
-        returned.into_iter().collect()
+        running.stop();
+        running.join().into_iter().collect()
     }
 }
 

@@ -7,18 +7,15 @@ use super::state::{FsState, RestoreError};
 use super::worker::{Link, Worker};
 use super::{PRIORITY_QUEUE, QUEUE_SIZE, REQUEST_QUEUE};
 use crate::log_limit::LogLimit;
-use crate::virtio::device::{
-    ActivateError, Activation, ActiveQueue, Job, VirtioDevice, WorkerRole,
-};
+use crate::virtio::device::{ActivateError, Activation, ActiveQueue, VirtioDevice, WorkerRole};
 use crate::virtio::queue::ring::Ring;
-use jiffy_sys::mutex::lock;
+use crate::virtio::work::Work;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use virtio_bindings::virtio_ids::VIRTIO_ID_FS;
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
-use vmm_sys_util::eventfd::EventFd;
 
 /// The device's name in messages.
 const NAME: &str = "shared folder";
@@ -42,19 +39,8 @@ pub struct Fs {
     config: Config,
     /// While no worker runs.
     link: Option<Link>,
-    running: Option<Running>,
+    running: Option<Work<(Link, Vec<ActiveQueue>)>>,
     log: Arc<LogLimit>,
-}
-
-/// What a worker returns.
-type Returned = Arc<Mutex<Option<(Link, Vec<ActiveQueue>)>>>;
-
-#[derive(Debug)]
-struct Running {
-    stop: Arc<AtomicBool>,
-    bell: EventFd,
-    job: Job,
-    returned: Returned,
 }
 
 impl Fs {
@@ -129,7 +115,6 @@ impl VirtioDevice for Fs {
         let bell = self.link.as_ref().ok_or_else(lost)?.bell();
         let bell = bell.map_err(ActivateError::Worker)?;
         let stop = Arc::new(AtomicBool::new(false));
-        let returned = Returned::default();
         let worker = Worker {
             link: self.link.take().ok_or_else(lost)?,
             rings,
@@ -137,15 +122,14 @@ impl VirtioDevice for Fs {
             stop: stop.clone(),
             log: self.log.clone(),
         };
-        let place = returned.clone();
-        let body = Box::new(move || *lock(&place) = Some(worker.run()));
-        let job = activation.workers.spawn(WorkerRole::Fs, "fs", body);
-        self.running = Some(Running {
-            stop,
-            bell,
-            job: job.map_err(ActivateError::Worker)?,
-            returned,
-        });
+        let work = Work::start(
+            NAME,
+            &*activation.workers,
+            (WorkerRole::Fs, "fs"),
+            (stop, bell),
+            || worker.run(),
+        );
+        self.running = Some(work.map_err(ActivateError::Worker)?);
         Ok(())
     }
 
@@ -153,15 +137,8 @@ impl VirtioDevice for Fs {
         let Some(running) = self.running.take() else {
             return Vec::new();
         };
-        running.stop.store(true, Ordering::SeqCst);
-        if let Err(error) = running.bell.write(1) {
-            tracing::error!(%error, "the worker of a shared folder could not be notified to stop");
-        }
-        if running.job.join().is_err() {
-            tracing::error!("the worker of a shared folder panicked");
-        }
-        let returned = lock(&running.returned).take();
-        let Some((link, queues)) = returned else {
+        running.stop();
+        let Some((link, queues)) = running.join() else {
             return Vec::new();
         };
         self.link = Some(link);

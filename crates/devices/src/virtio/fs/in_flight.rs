@@ -1,4 +1,4 @@
-//! The requests that the server has, by the ids under which it got them.
+//! Requests that the server has not answered, by the ids that the device gave them.
 
 use super::QUEUE_SIZE;
 use crate::virtio::queue::segment::Segment;
@@ -16,8 +16,7 @@ pub(super) struct InFlight {
     pub(super) answer: Vec<Segment>,
 }
 
-/// A table of bounded size. An id is used once, so an answer that comes too late meets no other
-/// request.
+/// A table of bounded size. No id is used twice, so a late answer can't match another request.
 #[derive(Debug)]
 pub(super) struct Table {
     slots: Vec<Option<(u64, InFlight)>>,
@@ -38,7 +37,7 @@ impl Default for Table {
 }
 
 impl Table {
-    /// Whether another request has a place.
+    /// Whether there is room for another request.
     pub(super) fn has_room(&self) -> bool {
         !self.free.is_empty()
     }

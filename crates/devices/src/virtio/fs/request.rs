@@ -24,7 +24,7 @@ const FORGET: u32 = 2;
 const INTERRUPT: u32 = 36;
 const BATCH_FORGET: u32 = 42;
 
-/// What becomes of a request.
+/// How a request is handled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     /// The server answers it.
@@ -67,8 +67,8 @@ pub(super) fn read(
     message: &mut [u8],
 ) -> Result<(Request, usize), Refused> {
     let (readable, answer) = gather(memory, chain)?;
-    let (actual, longest) = (length(&readable), message.len());
-    if actual > longest || length(&answer) > longest {
+    let (actual, longest) = (segment::length(&readable), message.len());
+    if actual > longest || segment::length(&answer) > longest {
         return Err(Refused::TooLong(longest));
     }
     let message = &mut message[..actual];
@@ -93,7 +93,7 @@ pub(super) fn read(
     let kind = match u32::from_le_bytes([e, f, g, h]) {
         FORGET | BATCH_FORGET => Kind::Unanswered,
         INTERRUPT => Kind::Ignored,
-        _ if length(&answer) < OUT_HEADER => return Err(Refused::NoRoom),
+        _ if segment::length(&answer) < OUT_HEADER => return Err(Refused::NoRoom),
         _ => Kind::Answered,
     };
     let id = id_of(message);
@@ -124,7 +124,7 @@ pub(super) fn error_answer(id: u64, errno: i32) -> [u8; OUT_HEADER] {
 
 /// Writes an answer to the guest, if there is room for it; returns the bytes written.
 pub(super) fn write_answer(memory: &GuestMemory, room: &[Segment], answer: &[u8]) -> Option<u32> {
-    if answer.len() > length(room) {
+    if answer.len() > segment::length(room) {
         return None;
     }
     segment::write(memory, room, 0, answer);
@@ -160,9 +160,4 @@ fn gather(memory: &GuestMemory, chain: Chain) -> Result<(Vec<Segment>, Vec<Segme
         true => Ok((readable, writable)),
         false => Err(Refused::Chain),
     }
-}
-
-/// Bytes of segments. A chain has less than 4 GiB, which `Walk` checks.
-pub(super) fn length(segments: &[Segment]) -> usize {
-    segments.iter().map(|segment| segment.length).sum()
 }

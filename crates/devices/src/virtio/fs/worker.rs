@@ -25,7 +25,7 @@ const BELL: u64 = 0;
 const SERVER: u64 = 1;
 const DOORBELLS: u64 = 2;
 
-/// What outlives an activation.
+/// State that outlives an activation.
 #[derive(Debug)]
 pub(super) struct Link {
     channel: Option<Channel>,
@@ -137,7 +137,7 @@ impl Worker {
                 );
                 self.fail_all(Errno::IO);
             } else if !more && !self.link.in_flight.is_empty() {
-                // On an error, the time passes with attempts to receive.
+                // After an error, the loop receives until the time is over.
                 let _ = self.link.wait(Some(left));
             }
         }
@@ -185,7 +185,7 @@ impl Worker {
             Ok((request, length)) => self.send(queue, head, request, &mut message[..length]),
             Err(refused) => {
                 if self.log.admits() {
-                    tracing::warn!(%refused, "a guest sent a shared folder something that is no request");
+                    tracing::warn!(%refused, "a guest sent a malformed request to a shared folder");
                 }
                 self.give_back(queue, head, 0);
                 true
@@ -232,7 +232,7 @@ impl Worker {
             };
             match channel.receive(&mut message) {
                 Received::Message(length) => {
-                    // A longer one has lost its end, which `answer` notices.
+                    // A longer one is truncated, which `answer` detects.
                     let kept = length.min(message.len());
                     self.answer(&mut message[..kept]);
                 }
@@ -251,7 +251,7 @@ impl Worker {
         turn
     }
 
-    /// Gives one answer to the guest. One that belongs to no request is dropped: it came too late.
+    /// Passes one answer to the guest. An answer without a request came too late, and is dropped.
     fn answer(&mut self, answer: &mut [u8]) {
         let Some(in_flight) = self.link.in_flight.take(request::id_of(answer)) else {
             return;

@@ -13,17 +13,16 @@ use super::worker::{Pair, Worker};
 use super::{CONTROL_QUEUE_SIZE, PAIRS_MAX, QUEUE_SIZE};
 use crate::log_limit::LogLimit;
 use crate::virtio::device::{
-    ActivateError, Activation, ActiveQueue, Interrupt, Job, VirtioDevice, WorkerRole,
+    ActivateError, Activation, ActiveQueue, Interrupt, VirtioDevice, WorkerRole,
 };
 use crate::virtio::queue::RateLimit;
 use crate::virtio::queue::ring::Ring;
-use jiffy_sys::mutex::lock;
+use crate::virtio::work::Work;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
 use virtio_bindings::virtio_net::*;
 use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
-use vmm_sys_util::eventfd::EventFd;
 
 /// A network interface of the guest.
 #[derive(Debug)]
@@ -39,23 +38,15 @@ pub struct Net {
     log: Arc<LogLimit>,
 }
 
-/// What a worker returns.
-type Returned = Arc<Mutex<Option<(Pair, Vec<ActiveQueue>)>>>;
+/// The work of one pair.
+type PairWork = Work<(Pair, Vec<ActiveQueue>)>;
 
 #[derive(Debug)]
 struct Running {
-    stop: Arc<AtomicBool>,
-    workers: Vec<Work>,
+    /// By the numbers of their pairs.
+    workers: Vec<(usize, PairWork)>,
     /// Queues of pairs that the driver did not enable.
     idle: Vec<ActiveQueue>,
-}
-
-#[derive(Debug)]
-struct Work {
-    number: usize,
-    bell: EventFd,
-    job: Job,
-    returned: Returned,
 }
 
 /// The queues of a pair.
@@ -123,8 +114,9 @@ impl Net {
     pub fn set_limits(&self, receive: RateLimit, send: RateLimit) {
         self.link.receive_limiter.set(receive);
         self.link.send_limiter.set(send);
-        for work in self.running.iter().flat_map(|running| &running.workers) {
-            if let Err(error) = work.bell.write(1) {
+        let workers = self.running.iter().flat_map(|running| &running.workers);
+        for (_, work) in workers {
+            if let Err(error) = work.notify() {
                 tracing::error!(%error, "a network device's worker could not be notified of its new limits, which apply from the next frame");
             }
         }
@@ -173,7 +165,11 @@ impl Net {
     }
 
     /// Starts the worker of a pair.
-    fn start(&mut self, queues: Queues, activation: &Shared<'_>) -> Result<Work, ActivateError> {
+    fn start(
+        &mut self,
+        queues: Queues,
+        activation: &Shared<'_>,
+    ) -> Result<PairWork, ActivateError> {
         let number = queues.number;
         let pair = self.pairs[number].take();
         // A worker took the pair and did not return it.
@@ -189,6 +185,7 @@ impl Net {
         };
         let (features, link) = (activation.features, &self.link);
         let pending = pair.pending.take();
+        let stop = Arc::new(AtomicBool::new(false));
         let worker = Worker {
             receive: Receive::new(ring(queues.receive), features, link.clone(), pending),
             transmit: Transmit::new(
@@ -205,24 +202,16 @@ impl Net {
             memory: activation.memory.clone(),
             interrupt: activation.interrupt.clone(),
             link: link.clone(),
-            stop: activation.stop.clone(),
+            stop: stop.clone(),
         };
-        let returned = Returned::default();
-        let slot = returned.clone();
-        let body = move || {
-            let result = worker.run();
-            *slot.lock().expect("what a network device's worker returns") = Some(result);
-        };
-        let job = activation
-            .workers
-            .spawn(WorkerRole::Net, &format!("net {number}"), Box::new(body))
-            .map_err(ActivateError::Worker)?;
-        Ok(Work {
-            number,
-            bell,
-            job,
-            returned,
-        })
+        let work = Work::start(
+            "network device",
+            activation.workers,
+            (WorkerRole::Net, &format!("net {number}")),
+            (stop, bell),
+            || worker.run(),
+        );
+        work.map_err(ActivateError::Worker)
     }
 }
 
@@ -232,7 +221,6 @@ struct Shared<'a> {
     interrupt: Arc<dyn Interrupt>,
     features: u64,
     workers: &'a dyn crate::virtio::device::Workers,
-    stop: Arc<AtomicBool>,
 }
 
 /// Features that do not depend on the backend.
@@ -281,18 +269,17 @@ impl VirtioDevice for Net {
             interrupt: activation.interrupt,
             features,
             workers: &*activation.workers,
-            stop: Arc::new(AtomicBool::new(false)),
         };
         self.running = Some(Running {
-            stop: shared.stop.clone(),
             workers: Vec::new(),
             idle,
         });
         for queues in queues {
+            let number = queues.number;
             match self.start(queues, &shared) {
                 Ok(work) => {
                     let running = self.running.as_mut().expect("it is being started");
-                    running.workers.push(work);
+                    running.workers.push((number, work));
                 }
                 Err(error) => {
                     self.deactivate();
@@ -307,20 +294,11 @@ impl VirtioDevice for Net {
         let Some(running) = self.running.take() else {
             return Vec::new();
         };
-        running.stop.store(true, Ordering::SeqCst);
-        for work in &running.workers {
-            if let Err(error) = work.bell.write(1) {
-                tracing::error!(%error, "the worker of a network device could not be notified to stop");
-            }
-        }
+        running.workers.iter().for_each(|(_, work)| work.stop());
         let mut queues = running.idle;
-        for work in running.workers {
-            if work.job.join().is_err() {
-                tracing::error!("the worker of a network device panicked");
-            }
-            let returned = lock(&work.returned).take();
-            if let Some((pair, returned)) = returned {
-                self.pairs[work.number] = Some(pair);
+        for (number, work) in running.workers {
+            if let Some((pair, returned)) = work.join() {
+                self.pairs[number] = Some(pair);
                 queues.extend(returned);
             }
         }

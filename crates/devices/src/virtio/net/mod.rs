@@ -8,7 +8,7 @@
 //! * [`state`]: what a snapshot keeps of a device.
 //! * `config`: the configuration space and the link's state.
 //! * [`header`]: checks the header of each frame.
-//! * `vectors`: runs of guest memory that the host's kernel reads and writes.
+//! * `frame`: frames in guest memory, as backends read and write them.
 //! * `transmit`, `receive`, `control`: serve the three kinds of queue.
 //! * `worker`: the thread that serves a pair of queues.
 //!
@@ -21,13 +21,13 @@ mod control;
 pub mod counters;
 pub mod device;
 pub mod error;
+mod frame;
 pub mod header;
 pub mod mac;
 pub mod options;
 mod receive;
 pub mod state;
 mod transmit;
-mod vectors;
 mod worker;
 
 #[cfg(test)]

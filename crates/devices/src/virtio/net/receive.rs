@@ -2,21 +2,23 @@
 
 use super::backend::Endpoint;
 use super::config::Link;
+use super::frame::Place;
 use super::header;
 use super::transmit::Turn;
-use super::vectors::Vectors;
 use super::{ETHERNET, FRAME_MAX, FRAMES_PER_TURN};
 use crate::GuestMemory;
 use crate::virtio::queue::chain::Walk;
 use crate::virtio::queue::ring::Ring;
+use crate::virtio::queue::segment::{self, Region, Segment};
+use crate::virtio::queue::vectored::Vectors;
 use crate::virtio::queue::{Chain, Cost};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use virtio_bindings::virtio_net::*;
 use virtio_queue::QueueT;
 
-/// Most runs of memory of all buffers that are held at once.
-const RUNS_MAX: usize = 512;
+/// Most segments of all buffers that are held at once.
+const SEGMENTS_MAX: usize = 512;
 /// Bytes of the longest frame with its header.
 pub(super) const WHOLE_MAX: usize = header::BYTES + FRAME_MAX;
 
@@ -25,7 +27,7 @@ pub(super) const WHOLE_MAX: usize = header::BYTES + FRAME_MAX;
 struct Held {
     head: u16,
     descriptors: u16,
-    runs: usize,
+    segments: usize,
     bytes: usize,
 }
 
@@ -41,6 +43,7 @@ pub(super) struct Receive {
     usual: usize,
     held: VecDeque<Held>,
     /// Memory of all chains held, in order: of one chain, unless the driver allows merging.
+    segments: Vec<Segment>,
     vectors: Vectors,
     room: usize,
     /// Space for what does not fit into the guest's buffers; touched only when it is needed.
@@ -77,6 +80,7 @@ impl Receive {
             mergeable: has(VIRTIO_NET_F_MRG_RXBUF),
             usual,
             held: VecDeque::new(),
+            segments: Vec::new(),
             vectors: Vectors::default(),
             room: 0,
             spill: vec![0; WHOLE_MAX].into_boxed_slice(),
@@ -129,7 +133,7 @@ impl Receive {
                 self.ring.disable_notification(memory);
                 return true;
             }
-            if !self.ring.enable_notification(memory) || self.vectors.len() >= RUNS_MAX {
+            if !self.ring.enable_notification(memory) || self.segments.len() >= SEGMENTS_MAX {
                 return !self.held.is_empty();
             }
         }
@@ -137,7 +141,7 @@ impl Receive {
 
     fn hold(&mut self, memory: &GuestMemory, wanted: usize) {
         let mut refused = Vec::new();
-        while self.room < wanted && self.vectors.len() < RUNS_MAX {
+        while self.room < wanted && self.segments.len() < SEGMENTS_MAX {
             if !self.mergeable && !self.held.is_empty() {
                 break;
             }
@@ -157,34 +161,40 @@ impl Receive {
         self.ring.give_back_together(memory, &refused);
     }
 
-    /// Appends the runs of a chain; returns `None`, and appends nothing, if it violates a rule.
+    /// Appends the segments of a chain; returns `None`, and appends nothing, if it violates a rule.
     fn gather(&mut self, memory: &GuestMemory, chain: Chain) -> Option<Held> {
         let head = chain.head();
-        let before = self.vectors.len();
+        let before = self.segments.len();
+        let mut region = Region::default();
         let (mut descriptors, mut bytes, mut whole) = (0u16, 0usize, false);
         for descriptor in Walk::new(memory, chain) {
-            let length = descriptor.length as usize;
-            // No frame needs more, and the limit keeps sums small.
-            let length = length.min(WHOLE_MAX);
+            let segment = Segment {
+                address: descriptor.address,
+                // No frame needs more, and the limit keeps sums small.
+                length: (descriptor.length as usize).min(WHOLE_MAX),
+            };
+            if segment.length > 0 {
+                self.segments.push(segment);
+            }
             let fits = descriptor.is_writable()
-                && self.vectors.push_guest(memory, descriptor.address, length)
-                && self.vectors.len() - before <= RUNS_MAX;
+                && (segment.length == 0 || region.contains(memory, &segment))
+                && self.segments.len() - before <= SEGMENTS_MAX;
             if !fits {
                 whole = false;
                 break;
             }
             descriptors = descriptors.saturating_add(1);
-            bytes = bytes.saturating_add(length);
+            bytes = bytes.saturating_add(segment.length);
             whole = !descriptor.has_next();
         }
         if !whole || bytes < header::BYTES {
-            self.vectors.truncate(before);
+            self.segments.truncate(before);
             return None;
         }
         Some(Held {
             head,
             descriptors,
-            runs: self.vectors.len() - before,
+            segments: self.segments.len() - before,
             bytes,
         })
     }
@@ -192,9 +202,12 @@ impl Receive {
     /// Receives one frame from the backend; false if there was none.
     fn receive(&mut self, memory: &GuestMemory, endpoint: &mut Endpoint) -> bool {
         let room = self.room;
-        self.vectors.push_host(&mut self.spill);
-        let received = endpoint.receive(&self.vectors);
-        self.vectors.pop();
+        let received = endpoint.receive(Place {
+            memory,
+            segments: &self.segments,
+            spill: &mut self.spill,
+            vectors: &mut self.vectors,
+        });
         let whole = match received {
             Some(whole) => whole.min(room + self.spill.len()),
             None => return false,
@@ -206,8 +219,7 @@ impl Receive {
         } else {
             // Part of it is in the guest's buffers already, which the device still holds.
             let mut frame = vec![0; room];
-            self.vectors.load(&mut frame);
-            self.vectors.log_writes(memory, room);
+            segment::read(memory, &self.segments, 0, &mut frame);
             frame.extend_from_slice(&self.spill[..whole - room]);
             self.pending = Some(frame);
         }
@@ -219,7 +231,7 @@ impl Receive {
     fn deliver_pending(&mut self, memory: &GuestMemory, frame: Vec<u8>) -> bool {
         let any = self.has_buffers(memory, frame.len().max(self.usual));
         if any && frame.len() <= self.room {
-            self.vectors.store(0, &frame);
+            segment::write(memory, &self.segments, 0, &frame);
             self.deliver(memory, frame.len());
             return true;
         }
@@ -229,7 +241,7 @@ impl Receive {
             .map(|held| usize::from(held.descriptors))
             .sum();
         let all_held = descriptors >= usize::from(self.ring.active().queue.size());
-        if any && (!self.mergeable || all_held || self.vectors.len() >= RUNS_MAX) {
+        if any && (!self.mergeable || all_held || self.segments.len() >= SEGMENTS_MAX) {
             self.link.counters.received.dropped();
             return true;
         }
@@ -240,21 +252,20 @@ impl Receive {
     /// Returns the buffers that the first `whole` bytes fill.
     fn deliver(&mut self, memory: &GuestMemory, whole: usize) {
         self.returned.clear();
-        let (mut left, mut runs) = (whole, 0);
+        let (mut left, mut segments) = (whole, 0);
         for held in &self.held {
             let filled = left.min(held.bytes);
             self.returned.push((held.head, filled as u32));
-            runs += held.runs;
+            segments += held.segments;
             left -= filled;
             if left == 0 {
                 break;
             }
         }
         let buffers = self.returned.len() as u16;
-        self.vectors
-            .store(header::NUM_BUFFERS, &buffers.to_le_bytes());
-        self.vectors.log_writes(memory, whole);
-        self.vectors.drain(runs);
+        let count = buffers.to_le_bytes();
+        segment::write(memory, &self.segments, header::NUM_BUFFERS, &count);
+        self.segments.drain(..segments);
         for held in self.held.drain(..self.returned.len()) {
             self.room -= held.bytes;
         }

@@ -2,13 +2,15 @@
 
 use super::backend::{Endpoint, Sent};
 use super::config::Link;
+use super::frame::Frame;
 use super::header::{self, Lead};
-use super::vectors::{self, Vectors};
 use super::{ETHERNET, FRAME_MAX, FRAMES_PER_TURN};
 use crate::GuestMemory;
 use crate::log_limit::LogLimit;
 use crate::virtio::queue::chain::Walk;
 use crate::virtio::queue::ring::Ring;
+use crate::virtio::queue::segment::{self, Region, Segment};
+use crate::virtio::queue::vectored::{MESSAGE_SEGMENTS_MAX, Vectors};
 use crate::virtio::queue::{Chain, Cost};
 use std::io;
 use std::sync::Arc;
@@ -47,6 +49,8 @@ pub(super) struct Transmit {
     features: u64,
     link: Arc<Link>,
     log: Arc<LogLimit>,
+    /// The frame that is being sent.
+    segments: Vec<Segment>,
     vectors: Vectors,
 }
 
@@ -57,6 +61,7 @@ impl Transmit {
             features,
             link,
             log,
+            segments: Vec::new(),
             vectors: Vectors::default(),
         }
     }
@@ -95,7 +100,7 @@ impl Transmit {
                         turn = Turn::Later(wait_ns);
                         break;
                     }
-                    if self.send(endpoint, &lead, bytes) {
+                    if self.send(memory, endpoint, &lead, bytes) {
                         self.ring.put_back();
                         turn = Turn::Blocked;
                         break;
@@ -115,10 +120,11 @@ impl Transmit {
         turn
     }
 
-    /// Gathers and checks a frame: returns its lead and the bytes of the frame. The bytes after the
-    /// lead are in `vectors`.
+    /// Gathers and checks a frame: returns its lead and the bytes of the frame. All of it is in
+    /// `segments`.
     fn gather(&mut self, memory: &GuestMemory, chain: Chain) -> Result<(Lead, usize), Malformed> {
-        self.vectors.clear();
+        self.segments.clear();
+        let mut region = Region::default();
         let mut total = 0usize;
         let mut whole = false;
         for descriptor in Walk::new(memory, chain) {
@@ -129,24 +135,30 @@ impl Transmit {
             if total > header::BYTES + FRAME_MAX {
                 return Err(Malformed::Length(total));
             }
-            let length = descriptor.length as usize;
-            if !self.vectors.push_guest(memory, descriptor.address, length) {
+            whole = !descriptor.has_next();
+            let segment = Segment {
+                address: descriptor.address,
+                length: descriptor.length as usize,
+            };
+            if segment.length == 0 {
+                continue;
+            }
+            if !region.contains(memory, &segment) {
                 return Err(Malformed::Memory);
             }
-            // One vector is reserved for the lead.
-            if self.vectors.len() >= vectors::IOV_MAX {
+            if self.segments.len() == MESSAGE_SEGMENTS_MAX {
                 return Err(Malformed::Chain);
             }
-            whole = !descriptor.has_next();
+            self.segments.push(segment);
         }
         if !whole {
             return Err(Malformed::Chain);
         }
         let mut lead: Lead = [0; header::BYTES + ETHERNET];
-        if self.vectors.load(&mut lead) < lead.len() {
+        if total < lead.len() {
             return Err(Malformed::Length(total));
         }
-        self.vectors.advance(lead.len());
+        segment::read(memory, &self.segments, 0, &mut lead);
         let bytes = total - header::BYTES;
         let (given, _) = lead.split_first_chunk_mut().expect("a lead is longer");
         *given = header::check(given, bytes as u32, self.features)?;
@@ -154,8 +166,20 @@ impl Transmit {
     }
 
     /// Sends a frame; returns true if the backend is not ready for it.
-    fn send(&mut self, endpoint: &mut Endpoint, lead: &Lead, bytes: usize) -> bool {
-        match endpoint.send(lead, &mut self.vectors) {
+    fn send(
+        &mut self,
+        memory: &GuestMemory,
+        endpoint: &mut Endpoint,
+        lead: &Lead,
+        bytes: usize,
+    ) -> bool {
+        let frame = Frame {
+            memory,
+            lead,
+            segments: &self.segments,
+            vectors: &mut self.vectors,
+        };
+        match endpoint.send(frame) {
             Ok(Sent::Whole) => self.link.counters.sent.passed(bytes),
             Ok(Sent::Nowhere) => self.link.counters.sent.dropped(),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return true,

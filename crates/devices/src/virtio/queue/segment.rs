@@ -11,6 +11,11 @@ pub(crate) struct Segment {
     pub(crate) length: usize,
 }
 
+/// Bytes of segments. Those of one chain have less than 4 GiB, which `Walk` checks.
+pub(crate) fn length(segments: &[Segment]) -> usize {
+    segments.iter().map(|segment| segment.length).sum()
+}
+
 /// The part of a list of segments from byte `offset` on: `length` bytes, or as many as there are.
 pub(crate) fn part(
     segments: &[Segment],

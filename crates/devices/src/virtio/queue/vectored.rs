@@ -2,7 +2,7 @@
 //! memory through raw pointers, past [`WriteLog`], so these writes are logged here.
 #![allow(unsafe_code)] // System calls on memory that guests write at any time.
 
-use super::segment::{Region, Segment};
+use super::segment::{self, Region, Segment};
 use crate::GuestMemory;
 use crate::write_log::WriteLog;
 use std::fs::File;
@@ -13,6 +13,9 @@ use vm_memory::bitmap::Bitmap as _;
 
 /// The kernel's limit on vectors per call (UIO_MAXIOV).
 const VECTORS_MAX: usize = 1024;
+/// Most segments of a message: one vector is needed for a buffer of the host, and a segment at the
+/// end of a region may need two.
+pub(crate) const MESSAGE_SEGMENTS_MAX: usize = VECTORS_MAX - 8;
 
 /// The direction of a transfer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,8 +30,8 @@ pub(crate) enum Direction {
 #[derive(Default)]
 pub(crate) struct Vectors(Vec<libc::iovec>);
 
-// SAFETY: the pointers are only used by `transfer`, `send` and `receive`, which first replace them
-// by pointers into the memory they are called with.
+// SAFETY: the pointers are only used by methods that first replace them by pointers into the memory
+// they are called with.
 unsafe impl Send for Vectors {}
 
 impl Vectors {
@@ -48,6 +51,7 @@ impl Vectors {
         segments: &[Segment],
         alignment: usize,
     ) -> io::Result<bool> {
+        self.0.clear();
         self.gather(memory, segments.iter().copied())?;
         let aligned = |vector: &libc::iovec| {
             (vector.iov_base as usize).is_multiple_of(alignment)
@@ -80,6 +84,7 @@ impl Vectors {
         memory: &GuestMemory,
         segments: impl IntoIterator<Item = Segment>,
     ) -> io::Result<usize> {
+        self.0.clear();
         self.gather(memory, segments)?;
         let mut sent = 0;
         for vector in &self.0 {
@@ -107,6 +112,7 @@ impl Vectors {
         memory: &GuestMemory,
         segments: impl IntoIterator<Item = Segment> + Clone,
     ) -> io::Result<usize> {
+        self.0.clear();
         self.gather(memory, segments.clone())?;
         let mut filled = 0;
         for vector in &self.0 {
@@ -133,13 +139,68 @@ impl Vectors {
         Ok(filled)
     }
 
-    /// Collects the host addresses of `segments`; adjacent ranges become one.
+    /// Reads one message into `segments`, of which there are at most [`MESSAGE_SEGMENTS_MAX`], and
+    /// the rest of it into `rest`. Returns how many bytes were read.
+    ///
+    /// # Errors
+    ///
+    /// `WouldBlock` if there is nothing now; any other error of the call.
+    pub(crate) fn read_message(
+        &mut self,
+        source: BorrowedFd<'_>,
+        memory: &GuestMemory,
+        segments: &[Segment],
+        rest: &mut [u8],
+    ) -> io::Result<usize> {
+        self.0.clear();
+        self.gather(memory, segments.iter().copied())?;
+        self.push(rest.as_mut_ptr(), rest.len());
+        let count = self.message_count()?;
+        let read = retry_interrupted(|| {
+            // SAFETY: as in `transfer_once`, and `rest`, which is borrowed exclusively.
+            unsafe { libc::readv(source.as_raw_fd(), self.0.as_ptr(), count) }
+        })?;
+        log_writes(memory, segment::part(segments, 0, read));
+        Ok(read)
+    }
+
+    /// Writes one message: `head`, and then `segments`, of which there are at most
+    /// [`MESSAGE_SEGMENTS_MAX`]. Returns how many bytes were written.
+    ///
+    /// # Errors
+    ///
+    /// `WouldBlock` if it can't be written now; any other error of the call.
+    pub(crate) fn write_message(
+        &mut self,
+        target: BorrowedFd<'_>,
+        memory: &GuestMemory,
+        head: &[u8],
+        segments: impl IntoIterator<Item = Segment>,
+    ) -> io::Result<usize> {
+        self.0.clear();
+        self.push(head.as_ptr().cast_mut(), head.len());
+        self.gather(memory, segments)?;
+        let count = self.message_count()?;
+        retry_interrupted(|| {
+            // SAFETY: as in `transfer_once`, and `head`; the call only reads.
+            unsafe { libc::writev(target.as_raw_fd(), self.0.as_ptr(), count) }
+        })
+    }
+
+    /// The number of vectors, all of which one call must take.
+    fn message_count(&self) -> io::Result<libc::c_int> {
+        match self.0.len() {
+            count @ 0..=VECTORS_MAX => Ok(count as libc::c_int),
+            _ => Err(io::ErrorKind::InvalidInput.into()),
+        }
+    }
+
+    /// Appends the host addresses of `segments`; adjacent ranges become one.
     fn gather(
         &mut self,
         memory: &GuestMemory,
         segments: impl IntoIterator<Item = Segment>,
     ) -> io::Result<()> {
-        self.0.clear();
         let mut region = Region::default();
         for segment in segments {
             if let Some(place) = region.host_address(&segment) {

@@ -99,7 +99,7 @@ fn a_peer_with_another_packing_is_not_asked_for_bytes() {
     fs::write(&theirs, &packed_otherwise(&letters).whole).unwrap();
     assert!(says().unwrap_err().why.contains("in another way"));
     fs::write(&theirs, &pair.whole).unwrap();
-    assert_eq!(says().unwrap(), pair.whole[64..128]);
+    assert_eq!(*says().unwrap(), pair.whole[64..128]);
     // A peer's file that is partial itself has holes.
     fs::write(map_path(&theirs), "").unwrap();
     assert!(says().unwrap_err().why.contains("only parts"));

@@ -7,8 +7,7 @@ mod passt;
 mod tap;
 
 use super::error::NetError;
-use super::header::{self, Lead};
-use super::vectors::Vectors;
+use super::frame::{Frame, Place};
 use passt::Passt;
 use std::fs::File;
 use std::io;
@@ -122,12 +121,12 @@ impl Endpoint {
         }
     }
 
-    /// Receives the next frame, with its virtio header, into `vectors`, which must have space for
-    /// the longest; returns its length. `None` if there is none yet, or the link is down.
-    pub(super) fn receive(&mut self, vectors: &Vectors) -> Option<usize> {
+    /// Receives the next frame, with its virtio header, into a place that must have space for the
+    /// longest; returns its length. `None` if there is none yet, or the link is down.
+    pub(super) fn receive(&mut self, place: Place<'_>) -> Option<usize> {
         let received = match self {
-            Endpoint::Tap(tap) => tap.receive(vectors),
-            Endpoint::Passt(passt) => passt.receive(vectors),
+            Endpoint::Tap(tap) => tap.receive(place),
+            Endpoint::Passt(passt) => passt.receive(place),
             Endpoint::Gone { .. } => return None,
         };
         match received {
@@ -140,12 +139,11 @@ impl Endpoint {
         }
     }
 
-    /// Sends a frame: its lead, and the rest in `vectors`. Does not begin a frame that would have
-    /// to wait.
-    pub(super) fn send(&mut self, lead: &Lead, vectors: &mut Vectors) -> io::Result<Sent> {
+    /// Sends a frame. Does not begin one that would have to wait.
+    pub(super) fn send(&mut self, frame: Frame<'_>) -> io::Result<Sent> {
         let sent = match self {
-            Endpoint::Tap(tap) => tap.send(lead, vectors),
-            Endpoint::Passt(passt) => passt.send(&lead[header::BYTES..], vectors),
+            Endpoint::Tap(tap) => tap.send(frame),
+            Endpoint::Passt(passt) => passt.send(frame),
             Endpoint::Gone { .. } => return Ok(Sent::Nowhere),
         };
         if let Err(error) = &sent

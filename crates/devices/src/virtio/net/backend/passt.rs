@@ -1,7 +1,7 @@
 //! passt(1) on a stream socket: each frame follows its length, four bytes big endian, as in QEMU's
 //! `-netdev stream`.
 
-use super::super::vectors::Vectors;
+use super::super::frame::{Frame, Place};
 use super::super::{FRAME_MAX, header};
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -42,7 +42,7 @@ impl Passt {
     }
 
     /// The next frame after an empty virtio header.
-    pub fn receive(&mut self, vectors: &Vectors) -> io::Result<usize> {
+    pub fn receive(&mut self, mut place: Place<'_>) -> io::Result<usize> {
         let frame = loop {
             match self.frame()? {
                 Some(frame) => break frame,
@@ -50,8 +50,8 @@ impl Passt {
             }
         };
         let bytes = &self.buffer[self.start + LENGTH..][..frame];
-        vectors.store(0, &[0; header::BYTES]);
-        vectors.store(header::BYTES, bytes);
+        place.store(0, &[0; header::BYTES]);
+        place.store(header::BYTES, bytes);
         self.start += LENGTH + frame;
         Ok(header::BYTES + frame)
     }
@@ -84,21 +84,18 @@ impl Passt {
         }
     }
 
-    /// Sends a frame whose Ethernet header is `head`. Once a part of it is sent, the rest is kept
-    /// and sent later.
-    pub fn send(&mut self, head: &[u8], vectors: &mut Vectors) -> io::Result<()> {
+    /// Sends a frame without its virtio header. Once a part of it is sent, the rest is kept and sent
+    /// later.
+    pub fn send(&mut self, mut frame: Frame<'_>) -> io::Result<()> {
         self.flush()?;
-        let rest = vectors.bytes(vectors.len());
-        let mut lead = Vec::with_capacity(LENGTH + head.len());
-        lead.extend_from_slice(&((head.len() + rest) as u32).to_be_bytes());
-        lead.extend_from_slice(head);
-        let sent = vectors.write_to(self.socket.as_fd(), &lead)?;
-        if sent < lead.len() + rest {
+        let ethernet = &frame.lead[header::BYTES..];
+        let length = (ethernet.len() + frame.rest()) as u32;
+        let head = [&length.to_be_bytes(), ethernet].concat();
+        let sent = frame.write_to(self.socket.as_fd(), &head)?;
+        if sent < head.len() + frame.rest() {
             self.unsent
-                .extend_from_slice(lead.get(sent..).unwrap_or(&[]));
-            vectors.advance(sent.saturating_sub(lead.len()));
-            let mut left = vec![0; vectors.bytes(vectors.len())];
-            vectors.load(&mut left);
+                .extend_from_slice(head.get(sent..).unwrap_or(&[]));
+            let left = frame.copy_rest(sent.saturating_sub(head.len()));
             self.unsent.extend_from_slice(&left);
         }
         Ok(())

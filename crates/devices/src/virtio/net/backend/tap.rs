@@ -1,8 +1,8 @@
 //! A TAP interface of the host.
 
 use super::super::error::NetError;
-use super::super::header::{self, Lead};
-use super::super::vectors::Vectors;
+use super::super::frame::{Frame, Place};
+use super::super::header;
 use jiffy_sys::tap_queue::{self, offload};
 use std::fs::File;
 use std::io;
@@ -146,8 +146,8 @@ impl Tap {
         Ok(())
     }
 
-    pub fn receive(&self, vectors: &Vectors) -> io::Result<usize> {
-        match vectors.read_from(self.file().as_fd()) {
+    pub fn receive(&self, mut place: Place<'_>) -> io::Result<usize> {
+        match place.read_from(self.file().as_fd()) {
             // The queue is not enabled. If the interface is gone, the first queue has this error,
             // too.
             Err(error) if !self.is_first() && error.raw_os_error() == Some(libc::EBADFD) => {
@@ -157,7 +157,8 @@ impl Tap {
         }
     }
 
-    pub fn send(&self, lead: &Lead, vectors: &mut Vectors) -> io::Result<()> {
-        vectors.write_to(self.file().as_fd(), lead).map(drop)
+    pub fn send(&self, mut frame: Frame<'_>) -> io::Result<()> {
+        let lead = frame.lead;
+        frame.write_to(self.file().as_fd(), lead).map(drop)
     }
 }
