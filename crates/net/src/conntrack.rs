@@ -55,7 +55,6 @@ struct Name {
 }
 
 /// All connections.
-#[cfg(test)]
 pub(crate) fn list(netfilter: &mut Channel) -> Result<Vec<Connection>, Error> {
     matching(netfilter, |_| true)
 }

@@ -366,58 +366,6 @@ fn a_vm_without_a_record_keeps_its_link_until_it_ends() {
 }
 
 #[test]
-fn killed_vms_and_daemons_leave_no_links() {
-    let mut daemon = daemon();
-    for round in 0..6 {
-        let start = |number: usize| {
-            let vm = on(NetworkUse::default(), &format!("vm-{round}-{number}"));
-            daemon.run_detached(vm)
-        };
-        std::thread::scope(|scope| {
-            let starts: Vec<_> = (0..10).map(|it| scope.spawn(move || start(it))).collect();
-            for started in starts {
-                started.join().unwrap().json::<Vm>();
-            }
-        });
-        let all: Vec<Vm> = daemon.get("/v1/vms?all=true").json();
-        assert_eq!(all.len(), 10);
-        let mut addresses: Vec<String> = all
-            .iter()
-            .map(|vm| network(vm).addresses[0].clone())
-            .collect();
-        addresses.sort();
-        addresses.dedup();
-        assert_eq!(addresses.len(), 10);
-        for vm in all.iter().skip(round) {
-            let pid = vm.pid.unwrap().to_string();
-            let kill = std::process::Command::new("kill")
-                .args(["-9", &pid])
-                .status();
-            assert!(kill.unwrap().success());
-        }
-        if round % 2 == 0 {
-            daemon.killed();
-            begin(&mut daemon);
-        }
-        for vm in &all {
-            let path = format!("/v1/vms/{}?force=true", vm.id);
-            assert_eq!(daemon.delete(&path).status, 204);
-            assert!(!has_link(&vm.id));
-        }
-    }
-    eventually(
-        "only the host's link and one that was made ahead are left",
-        || {
-            let text = fs::read_to_string("/proc/thread-self/net/dev").unwrap();
-            text.matches("jf-").count() <= 2
-        },
-    );
-    // Routes and neighbours were removed with them, and the rules contain no VM.
-    let routes = fs::read_to_string("/proc/thread-self/net/route").unwrap();
-    assert!(routes.matches("jf-").count() <= 2, "{routes}");
-}
-
-#[test]
 fn remove_network_removes_all_links_and_rules() {
     let mut daemon = daemon();
     let remove = |daemon: &Daemon| {

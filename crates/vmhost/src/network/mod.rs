@@ -289,6 +289,7 @@ impl Network {
             received_bytes: traffic.received_bytes,
             spoofed: stopped.spoofed,
             refused: stopped.refused,
+            limited: stopped.limited,
         })
     }
 

@@ -326,7 +326,7 @@ fn foreign_tables_and_links_are_left_alone() {
             it.add_table(b"theirs");
             let set = Set {
                 key: (7, 4),
-                counted: true,
+                each: Some(crate::nft::Each::Counter),
                 ..Set::default()
             };
             it.add_set("set", &set);
