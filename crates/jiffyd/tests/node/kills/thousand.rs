@@ -74,8 +74,7 @@ impl Round {
     fn choose(random: &mut fastrand::Rng) -> Round {
         let mut phase = || {
             let mut kills: Vec<(u64, Victim)> = (0..random.usize(..3))
-                .map(|_| Victim::Monitor(random.usize(..)))
-                .map(|victim| (random.u64(..LATEST_MS), victim))
+                .map(|_| (random.u64(..LATEST_MS), Victim::Monitor(random.usize(..))))
                 .collect();
             if random.usize(..4) == 0 {
                 kills.push((random.u64(..LATEST_MS), Victim::Daemon));
