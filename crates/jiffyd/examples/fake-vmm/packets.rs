@@ -24,7 +24,10 @@ impl Vm {
         // SAFETY: the node handed this descriptor over, and it stays open.
         let mut tap = ManuallyDrop::new(unsafe { File::from_raw_fd(numbers[0]) });
         let interface = self.guest.interfaces.first().expect("an interface");
-        let (own, _) = interface.addresses[0].split_once('/').expect("a prefix");
+        let own = interface.addresses[0]
+            .split('/')
+            .next()
+            .expect("an address");
         let (own, gateway) = (address(own), &interface.neighbours[0]);
         for port in (1024..=u16::MAX).cycle().take(match endless {
             true => usize::MAX,
