@@ -1,7 +1,7 @@
 //! VMs on a network: a daemon in a network namespace of the test, which needs root.
 
 use crate::client::Answer;
-use crate::daemon::{Daemon, eventually, named};
+use crate::daemon::{Daemon, eventually, named, status_of};
 use crate::images::{configs, layout};
 use crate::snapshots::{assert_span_order, counter};
 use jiffy_net::pool::Ranges;
@@ -363,6 +363,29 @@ fn a_vm_without_a_record_keeps_its_link_until_it_ends() {
     assert_eq!(daemon.delete(&path).status, 204);
     eventually("its link is removed", || !has_link(&vm.id));
     assert!(has_link(&other.id));
+}
+
+#[test]
+fn a_guest_that_floods_the_name_server_costs_the_daemon_little() {
+    let daemon = daemon();
+    daemon
+        .run_detached(on(NetworkUse::default(), "first"))
+        .json::<Vm>();
+    let log = daemon.folder.path().join("jiffyd.log");
+    let written = || fs::metadata(&log).unwrap().len();
+    let before = (status_of(daemon.pid(), "VmRSS"), written());
+    let floods = CreateVm {
+        kernel_args: Some("fake=query-flood".into()),
+        ..on(NetworkUse::default(), "floods")
+    };
+    daemon.run_detached(floods).json::<Vm>();
+    let dropped = || network(&daemon.vm("floods")).counters.unwrap().limited;
+    eventually("most packets are dropped", || dropped() > 50_000);
+    let grown = status_of(daemon.pid(), "VmRSS").saturating_sub(before.0);
+    let said = written() - before.1;
+    eprintln!("the daemon grew by {grown} KiB, its log by {said} bytes");
+    assert!(grown < 8 << 10 && said < 64 << 10);
+    assert_eq!(daemon.delete("/v1/vms/floods?force=true").status, 204);
 }
 
 #[test]
