@@ -97,7 +97,8 @@ pub(crate) fn forget(
     Ok(unwanted.len())
 }
 
-fn matching(
+/// The connections for which `wanted` returns true.
+pub(crate) fn matching(
     netfilter: &mut Channel,
     wanted: impl Fn(&Connection) -> bool,
 ) -> Result<Vec<Connection>, Error> {

@@ -11,6 +11,7 @@
 //! * [`names`]: the name server of VMs.
 //! * [`firewalls`]: detects other firewalls of this host.
 //! * [`conntrack`]: lists and deletes tracked connections.
+//! * [`traces`]: counts what the kernel has for VMs.
 //! * [`nft`]: the netlink protocol of nftables.
 //! * [`netlink`]: netlink sockets and messages.
 //!
@@ -31,6 +32,7 @@ pub mod policy;
 pub mod pool;
 pub mod rules;
 mod sysctl;
+pub mod traces;
 
 pub use cidr::Cidr;
 pub use error::Error;

@@ -15,6 +15,12 @@ pub(crate) fn read(name: &str) -> Option<u8> {
         .map(|it| it - b'0')
 }
 
+/// A sysctl's value, if it is a number.
+pub(crate) fn number(name: &str) -> Option<u32> {
+    let text = fs::read_to_string(format!("{ROOT}/{name}")).ok()?;
+    text.trim().parse().ok()
+}
+
 /// Sets a sysctl.
 pub(crate) fn write(name: &str, value: u8) -> Result<(), Error> {
     let path = format!("{ROOT}/{name}");

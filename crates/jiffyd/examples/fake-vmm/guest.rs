@@ -79,6 +79,12 @@ impl Vm {
                 }
             });
         }
+        if self.script.queries {
+            self.query(false);
+        }
+        if self.script.query_flood {
+            spawn(self, |vm| vm.query(true));
+        }
         if self.script.garbage {
             self.garbage();
         }

@@ -11,6 +11,7 @@ mod channel;
 mod control;
 mod guest;
 mod jailed;
+mod packets;
 mod program;
 mod script;
 mod storm;

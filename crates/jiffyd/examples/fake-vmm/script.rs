@@ -27,6 +27,10 @@ pub struct Script {
     pub storm: bool,
     /// The guest powers off before its command has ended.
     pub early_off: bool,
+    /// The guest sends the name server a few packets.
+    pub queries: bool,
+    /// The guest sends the name server packets without end.
+    pub query_flood: bool,
     /// The VMM can't capture the VM.
     pub capture_fails: bool,
     /// A capture creates the file `capturing` in the VM's folder, waits for a file `go`, and
@@ -68,6 +72,8 @@ impl Script {
                 Some("warn") => script.warn = true,
                 Some("flood") => script.flood = true,
                 Some("storm") => script.storm = true,
+                Some("queries") => script.queries = true,
+                Some("query-flood") => script.query_flood = true,
                 Some("early-off") => script.early_off = true,
                 Some("capture-fails") => script.capture_fails = true,
                 Some("held-capture") => script.held_capture = true,

@@ -28,6 +28,7 @@ pub const MODULES: &[&str] = &[
     "nft_reject_inet",
     "nft_fib_inet",
     "nft_connlimit",
+    "nft_limit",
     "nf_conntrack_netlink",
 ];
 

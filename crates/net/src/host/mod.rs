@@ -207,9 +207,13 @@ impl Host {
         Ok(address)
     }
 
-    /// Frees the address of a removed VM.
+    /// Frees the address of a removed VM. Its tracked connections are deleted by
+    /// [`Host::forget_released`], also if the VM lost its link before this network was opened and
+    /// was not attached since.
     pub fn free_address(&mut self, address: Ipv4Addr) {
         self.pool.free(address);
+        self.released.insert(address.into());
+        self.released.insert(self.ranges().v6_of(address).into());
     }
 
     /// Creates a VM's link and rules. Its address must be reserved by [`Host::take_address`] or

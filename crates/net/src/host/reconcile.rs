@@ -7,9 +7,9 @@ use crate::links::found::Link;
 use crate::netlink::{Channel, Refusal};
 use crate::pool::choose::choose;
 use crate::pool::{Pool, Ranges};
-use crate::rules::table::Base;
+use crate::rules::table::{Base, Connections};
 use crate::rules::{self, Rules, netfilter};
-use crate::{Cidr, Error, VmId, firewalls, links};
+use crate::{Cidr, Error, VmId, firewalls, links, sysctl};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
@@ -146,7 +146,16 @@ fn base(host: &Host) -> Base {
         uplinks6: indexes(&host.forwarding.uplinks6),
         name_port: host.options.name_port,
         never: host.options.never.clone(),
+        connections: connections(),
         ..Base::new(host.ranges())
+    }
+}
+
+/// The limits of one VM's connections: a part of those that the host can have.
+fn connections() -> Connections {
+    match sysctl::number("netfilter/nf_conntrack_max") {
+        None | Some(0) => Connections::default(),
+        Some(host) => Connections::of(host),
     }
 }
 

@@ -83,6 +83,12 @@ impl Directory {
         inner.remove(vm);
     }
 
+    /// The VM with this id.
+    pub fn known(&self, vm: VmId) -> Option<Arc<Asker>> {
+        let inner = read(&self.inner);
+        inner.by_vm.get(&vm).cloned()
+    }
+
     /// The VM with this address.
     pub fn asker(&self, address: IpAddr) -> Option<Arc<Asker>> {
         let inner = read(&self.inner);

@@ -8,6 +8,7 @@ use crate::policy::{Access, opened_by_name};
 use crate::{Error, VmId};
 use domain::base::iana::Rcode;
 use jiffy_sys::mutex::lock;
+use rustix::net::sockopt::set_socket_recv_buffer_size_force;
 use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener as StdListener, UdpSocket as StdUdp};
@@ -22,6 +23,9 @@ use tokio::time::timeout;
 /// guest's resolver repeats them), and TCP connections are closed.
 const QUESTIONS: usize = 512;
 const QUESTIONS_OF_ONE: usize = 32;
+/// Room for queries that wait in a socket: about a thousand, where the default has room for some
+/// dozens.
+const QUEUE_BYTES: usize = 2 << 20;
 /// How long a connection may be idle.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Most questions on one connection.
@@ -88,6 +92,8 @@ impl Sockets {
         for address in addresses {
             let at = SocketAddr::new(*address, port);
             let (udp, tcp) = (StdUdp::bind(at)?, StdListener::bind(at)?);
+            // Best effort: only with CAP_NET_ADMIN may it be larger than the host's limit.
+            let _ = set_socket_recv_buffer_size_force(&udp, QUEUE_BYTES);
             udp.set_nonblocking(true)?;
             tcp.set_nonblocking(true)?;
             sockets.udp.push(udp);

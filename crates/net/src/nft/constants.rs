@@ -22,6 +22,7 @@ pub const GET_RULE: u16 = 7;
 #[cfg(test)]
 pub const DEL_RULE: u16 = 8;
 pub const NEW_SET: u16 = 9;
+pub const GET_SET: u16 = 10;
 pub const DEL_SET: u16 = 11;
 pub const NEW_ELEMENT: u16 = 12;
 pub const GET_ELEMENT: u16 = 13;
@@ -67,6 +68,8 @@ pub mod set {
     pub const FLAG_INTERVAL: u32 = 0x4;
     pub const FLAG_MAP: u32 = 0x8;
     pub const FLAG_TIMEOUT: u32 = 0x10;
+    /// Rules add elements.
+    pub const FLAG_EVAL: u32 = 0x20;
     pub const DATA_VERDICT: u32 = 0xffff_ff00;
 }
 
@@ -106,6 +109,7 @@ pub mod kind {
     pub const ETHER: u32 = 9;
     pub const PROTOCOL: u32 = 12;
     pub const SERVICE: u32 = 13;
+    pub const MARK: u32 = 19;
     pub const LINK: u32 = 20;
     /// The type of concatenated values.
     pub const fn concatenated(kinds: &[u32]) -> u32 {

@@ -57,6 +57,27 @@ pub enum Expression {
         register: Register,
         to: Option<Register>,
     },
+    /// Continues only if the set lacks the register's value.
+    Missing {
+        set: Cow<'static, str>,
+        register: Register,
+    },
+    /// Adds the register's value to the set, for `timeout` milliseconds. An existing element does
+    /// not change.
+    Remember {
+        set: Cow<'static, str>,
+        register: Register,
+        timeout: u64,
+    },
+    /// Counts the packet's connection in the set's element with the register's value, which is
+    /// added if it is missing. Continues only if that element has more than `most` connections.
+    CountOver {
+        set: Cow<'static, str>,
+        register: Register,
+        most: u32,
+    },
+    /// The address of the next hop, into registers.
+    NextHop { v4: bool, to: Register },
     /// Applies the verdict that a verdict map has for the register's value.
     VerdictMap {
         map: Cow<'static, str>,
@@ -84,10 +105,12 @@ pub enum Expression {
 pub mod meta {
     pub const IIF: u32 = 4;
     pub const OIF: u32 = 5;
+    pub const OIFTYPE: u32 = 9;
     pub const NFPROTO: u32 = 15;
     pub const L4PROTO: u32 = 16;
     pub const IIFGROUP: u32 = 21;
     pub const OIFGROUP: u32 = 22;
+    pub const RANDOM: u32 = 24;
 }
 
 /// `NFT_CT_*`, and bits of the values.
@@ -98,6 +121,7 @@ pub mod ct {
     pub const ESTABLISHED: u32 = 2;
     pub const RELATED: u32 = 4;
     pub const NEW: u32 = 8;
+    pub const CONFIRMED: u32 = 8;
     pub const DESTINATION_CHANGED: u32 = 0x20;
 }
 
@@ -108,6 +132,11 @@ pub mod payload {
     pub const TRANSPORT: u32 = 2;
 }
 
+const LOOKUP_INVERTED: u32 = 1;
+const DYNSET_ADD: u32 = 0;
+const CONNLIMIT_OVER: u32 = 1;
+const RT_NEXT_HOP4: u32 = 1;
+const RT_NEXT_HOP6: u32 = 2;
 const RANGE_EQ: u32 = 0;
 const FIB_RESULT_KIND: u32 = 3;
 const FIB_DESTINATION: u32 = 2;
@@ -205,6 +234,36 @@ pub(super) fn write(to: &mut Attributes, it: &Expression) {
             if let Some(to) = to {
                 it.number(3, register(*to));
             }
+        }),
+        Expression::Missing { set, register: at } => named("lookup", &|it| {
+            it.text(1, set).number(2, register(*at));
+            it.number(5, LOOKUP_INVERTED);
+        }),
+        Expression::Remember {
+            set,
+            register: at,
+            timeout,
+        } => named("dynset", &|it| {
+            it.text(1, set).number(3, DYNSET_ADD);
+            it.number(4, register(*at)).long(6, *timeout);
+        }),
+        Expression::CountOver {
+            set,
+            register: at,
+            most,
+        } => named("dynset", &|it| {
+            it.text(1, set).number(3, DYNSET_ADD);
+            it.number(4, register(*at));
+            it.nested(7, |it| {
+                it.text(expression::NAME, "connlimit");
+                it.nested(expression::DATA, |it| {
+                    it.number(1, *most).number(2, CONNLIMIT_OVER);
+                });
+            });
+        }),
+        Expression::NextHop { v4, to } => named("rt", &|it| {
+            let key = if *v4 { RT_NEXT_HOP4 } else { RT_NEXT_HOP6 };
+            it.number(1, register(*to)).number(2, key);
         }),
         Expression::VerdictMap { map, register: at } => named("lookup", &|it| {
             it.text(1, map).number(2, register(*at));

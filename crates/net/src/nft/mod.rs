@@ -12,4 +12,4 @@ pub mod read;
 pub mod transaction;
 
 pub use expression::{Expression, Verdict};
-pub use transaction::{Element, Hook, Set, Transaction};
+pub use transaction::{Each, Element, Hook, Set, Transaction};

@@ -1,6 +1,8 @@
 //! Reads tables, sets and chains as the kernel lists them.
 
-use super::constants::{self as nf, FAMILY_INET, SUBSYSTEM, chain, data, element, rule, table};
+use super::constants::{
+    self as nf, FAMILY_INET, SUBSYSTEM, chain, data, element, rule, set, table,
+};
 use crate::netlink::channel::{AttributeIter, find};
 use crate::netlink::{Batch, Channel, Refusal, flags};
 
@@ -28,6 +30,18 @@ pub fn userdata(netfilter: &mut Channel, name: &str) -> Result<Option<Vec<u8>>, 
     netfilter.get(request, |_, body| {
         let attributes = body.get(NFGENMSG..).unwrap_or(&[]);
         Ok(find(attributes, table::USERDATA).unwrap_or(&[]).to_vec())
+    })
+}
+
+/// The names of a table's sets.
+pub fn sets(netfilter: &mut Channel, table: &str) -> Result<Vec<String>, Refusal> {
+    let request = || {
+        request(nf::GET_SET, flags::DUMP, FAMILY_INET, |it| {
+            it.text(set::TABLE, table);
+        })
+    };
+    netfilter.dump(request, |_, body| {
+        Ok(text(body.get(NFGENMSG..).unwrap_or(&[]), set::NAME))
     })
 }
 
@@ -107,11 +121,6 @@ pub fn chains(netfilter: &mut Channel) -> Result<Vec<FoundChain>, Refusal> {
         let Some((header, attributes)) = body.split_at_checked(NFGENMSG) else {
             return Ok(None);
         };
-        let text = |kind| {
-            let bytes = find(attributes, kind)?;
-            let bytes = bytes.strip_suffix(&[0]).unwrap_or(bytes);
-            Some(String::from_utf8_lossy(bytes).into_owned())
-        };
         let hook = find(attributes, chain::HOOK)
             .and_then(|it| find(it, chain::HOOK_NUMBER))
             .and_then(number);
@@ -119,8 +128,8 @@ pub fn chains(netfilter: &mut Channel) -> Result<Vec<FoundChain>, Refusal> {
         let chain = || {
             Some(FoundChain {
                 family: header[0],
-                table: text(chain::TABLE)?,
-                name: text(chain::NAME)?,
+                table: text(attributes, chain::TABLE)?,
+                name: text(attributes, chain::NAME)?,
                 drops_forwarded: hook == Some(HOOK_FORWARD) && policy == Some(POLICY_DROP),
             })
         };
@@ -155,6 +164,12 @@ fn request(
         write(it);
     });
     batch
+}
+
+fn text(attributes: &[u8], kind: u16) -> Option<String> {
+    let bytes = find(attributes, kind)?;
+    let bytes = bytes.strip_suffix(&[0]).unwrap_or(bytes);
+    Some(String::from_utf8_lossy(bytes).into_owned())
 }
 
 fn number(bytes: &[u8]) -> Option<u32> {

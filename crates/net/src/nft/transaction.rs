@@ -29,10 +29,24 @@ pub struct Set {
     pub key: (u32, u32),
     /// Data type and length in bytes of a map's values.
     pub value: Option<(u32, u32)>,
-    /// Each element has a counter of its lookups.
-    pub counted: bool,
+    /// What each element has, evaluated at each lookup that finds it.
+    pub each: Option<Each>,
     /// The maximum number of elements.
     pub most: Option<u32>,
+}
+
+/// The state of each element of a set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Each {
+    /// A counter of lookups.
+    Counter,
+    /// A token bucket: lookups succeed only beyond this rate.
+    Over {
+        /// Lookups each second.
+        rate: u64,
+        /// Lookups that may come at once.
+        burst: u32,
+    },
 }
 
 /// An element of a set or map.
@@ -187,8 +201,11 @@ impl Transaction {
                 });
             }
             it.number(set::ID, id);
-            if like.counted {
-                it.nested(set::EXPRESSION, |it| counter(it, 0, 0));
+            if let Some(each) = like.each {
+                it.nested(set::EXPRESSION, |it| match each {
+                    Each::Counter => counter(it, 0, 0),
+                    Each::Over { rate, burst } => over(it, rate, burst),
+                });
             }
         });
     }
@@ -255,6 +272,17 @@ fn counter(to: &mut Attributes, bytes: u64, packets: u64) {
     to.text(nf::expression::NAME, "counter");
     to.nested(nf::expression::DATA, |it| {
         it.long(1, bytes).long(2, packets);
+    });
+}
+
+fn over(to: &mut Attributes, rate: u64, burst: u32) {
+    const SECOND: u64 = 1;
+    const OF_PACKETS: u32 = 0;
+    const INVERTED: u32 = 1;
+    to.text(nf::expression::NAME, "limit");
+    to.nested(nf::expression::DATA, |it| {
+        it.long(1, rate).long(2, SECOND).number(3, burst);
+        it.number(4, OF_PACKETS).number(5, INVERTED);
     });
 }
 

@@ -12,6 +12,7 @@ use std::collections::BTreeSet;
 pub(super) struct Counters {
     pub spoofed: Option<(u64, u64)>,
     pub refused: Option<(u64, u64)>,
+    pub limited: Option<(u64, u64)>,
 }
 
 pub(super) fn add(to: &mut Transaction, guest: &GuestRules, counters: Counters) {
@@ -22,12 +23,16 @@ pub(super) fn add(to: &mut Transaction, guest: &GuestRules, counters: Counters) 
     for (set, counted) in [
         (table::SPOOFED, counters.spoofed),
         (table::REFUSED, counters.refused),
+        (table::LIMITED, counters.limited),
     ] {
         let link = Element {
             counted,
             ..link_element(guest.link)
         };
         to.add_elements(set, &[link]);
+    }
+    for set in table::RATES {
+        to.add_elements(set, &[link_element(guest.link)]);
     }
     add_dispatch(to, guest, &BTreeSet::new());
     ports::add(to, guest);
@@ -36,7 +41,8 @@ pub(super) fn add(to: &mut Transaction, guest: &GuestRules, counters: Counters) 
 pub(super) fn delete(to: &mut Transaction, guest: &GuestRules) {
     ports::delete(to, guest);
     delete_dispatch(to, guest, &BTreeSet::new());
-    for set in [table::SPOOFED, table::REFUSED] {
+    let counters = [table::SPOOFED, table::REFUSED, table::LIMITED];
+    for set in counters.into_iter().chain(table::RATES) {
         to.delete_elements(set, &[link_element(guest.link)]);
     }
     if let Some(source) = source6(guest) {

@@ -61,6 +61,8 @@ pub struct Counted {
     pub spoofed: u64,
     /// Packets refused because the VM may not reach their destination.
     pub refused: u64,
+    /// Packets dropped because of the VM's limits ([`table`]).
+    pub limited: u64,
 }
 
 /// The table, and a model of its contents.
@@ -300,6 +302,7 @@ impl Rules {
         Ok(Counted {
             spoofed: packets(table::SPOOFED)?,
             refused: packets(table::REFUSED)?,
+            limited: packets(table::LIMITED)?,
         })
     }
 
@@ -379,6 +382,7 @@ impl NameRules {
 struct Kept {
     spoofed: BTreeMap<Vec<u8>, (u64, u64)>,
     refused: BTreeMap<Vec<u8>, (u64, u64)>,
+    limited: BTreeMap<Vec<u8>, (u64, u64)>,
     names: BTreeMap<(VmId, Access), Vec<(IpAddr, Duration)>>,
 }
 
@@ -391,6 +395,7 @@ impl Kept {
         for (set, to) in [
             (table::SPOOFED, &mut kept.spoofed),
             (table::REFUSED, &mut kept.refused),
+            (table::LIMITED, &mut kept.limited),
         ] {
             let found = absent_is_empty(read::elements(netfilter, TABLE, set))?;
             to.extend(found.into_iter().map(|it| (it.key, it.counted)));
@@ -409,6 +414,7 @@ impl Kept {
         guest::Counters {
             spoofed: self.spoofed.get(&link[..]).copied(),
             refused: self.refused.get(&link[..]).copied(),
+            limited: self.limited.get(&link[..]).copied(),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Chains of networks, and of VMs that have a policy of their own.
 
 use super::rule::{DESTINATION4, DESTINATION6, Rule};
-use super::table::{OPEN, REFUSE};
+use super::table::{ADMIT, OPEN, REFUSE};
 use super::{GuestRules, VmId};
 use crate::nft::constants::{kind, set};
 use crate::nft::expression::meta;
@@ -42,7 +42,7 @@ fn to_member(network: &str) -> Vec<Expression> {
     Rule::new()
         .meta(meta::OIF, 0)
         .in_set(members(network))
-        .accept()
+        .goto(ADMIT)
 }
 
 /// The chain that decides what a VM may reach.
@@ -117,7 +117,7 @@ pub(super) fn add_chains(to: &mut Transaction, guest: &GuestRules, there: &BTree
     to.add_rule(&own, &Rule::new().toward_guests().goto(REFUSE));
     for one in &guest.policy.allow {
         for conditions in conditions(one, guest.vm) {
-            to.add_rule(&own, &conditions.accept());
+            to.add_rule(&own, &conditions.goto(ADMIT));
         }
     }
     for one in &guest.policy.deny {
@@ -134,7 +134,7 @@ pub(super) fn add_chains(to: &mut Transaction, guest: &GuestRules, there: &BTree
             for protocol in protocols(one) {
                 let ports = one.ports.unwrap_or((1, u16::MAX));
                 let opened = Rule::new().protocol(protocol).ports(ports);
-                to.add_rule(&host, &opened.accept());
+                to.add_rule(&host, &opened.goto(ADMIT));
             }
         }
         to.add_rule(&host, &Rule::new().goto(REFUSE));

@@ -101,6 +101,11 @@ impl Rule {
         self.conntrack(ct::STATE, states)
     }
 
+    /// Matches if an earlier packet of the connection was accepted.
+    pub fn confirmed(self) -> Rule {
+        self.conntrack(ct::STATUS, ct::CONFIRMED)
+    }
+
     /// Matches if the connection's destination was translated (DNAT), by our rules or others.
     pub fn redirected(self) -> Rule {
         self.conntrack(ct::STATUS, ct::DESTINATION_CHANGED)
@@ -221,6 +226,49 @@ impl Rule {
             register: 0,
             to: None,
         }])
+    }
+
+    /// Matches if the set lacks the value in register 0 and the following ones.
+    pub fn not_in_set(self, set: &'static str) -> Rule {
+        self.with([Expression::Missing {
+            set: set.into(),
+            register: 0,
+        }])
+    }
+
+    /// Adds the value in register 0 and the following ones to the set, for `timeout` milliseconds.
+    pub fn remember(self, set: &'static str, timeout: u64) -> Rule {
+        self.with([Expression::Remember {
+            set: set.into(),
+            register: 0,
+            timeout,
+        }])
+    }
+
+    /// Loads the address of the next hop, if that is a neighbour on an Ethernet.
+    pub fn next_hop(self, v4: bool) -> Rule {
+        /// `ARPHRD_ETHER`.
+        const ETHERNET: u16 = 1;
+        let rule = if v4 { self.v4() } else { self.v6() };
+        rule.is(meta::OIFTYPE, false, ETHERNET.to_ne_bytes())
+            .not_toward_guests()
+            .with([Expression::NextHop { v4, to: 0 }])
+    }
+
+    /// Counts the connection for the incoming link, in one of `shares` shares (a power of two),
+    /// which is chosen at random. Matches if that share has more than `most` connections.
+    pub fn connections_over(self, set: &'static str, shares: u32, most: u32) -> Rule {
+        self.meta(meta::IIF, 0).meta(meta::RANDOM, 1).with([
+            Expression::And {
+                mask: (shares - 1).to_ne_bytes().to_vec(),
+                register: 1,
+            },
+            Expression::CountOver {
+                set: set.into(),
+                register: 0,
+                most,
+            },
+        ])
     }
 
     /// Replaces the value in register 0 and the following ones by the map's value for it.

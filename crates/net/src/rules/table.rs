@@ -1,13 +1,16 @@
 //! The chains and sets that do not depend on VMs.
+//!
+//! A VM's packets share some things of the host with others: tracked connections, neighbours, the
+//! name server's queue, the kernel's limit of ICMP errors. Each has a limit per VM.
 
 use super::rule::{
     self, DESTINATION_PORT, DESTINATION4, DESTINATION6, ICMP_TYPE, ICMP6, Rule, SOURCE_MAC,
-    SOURCE4, SOURCE6, TCP, UDP,
+    SOURCE4, SOURCE6, TCP,
 };
 use crate::Cidr;
 use crate::nft::constants::{FAMILY_IPV4, FAMILY_IPV6, kind, set};
 use crate::nft::expression::{ct, meta};
-use crate::nft::{Element, Expression, Hook, Set, Transaction};
+use crate::nft::{Each, Element, Expression, Hook, Set, Transaction};
 use crate::policy;
 use crate::pool::Ranges;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -19,6 +22,24 @@ pub(super) const SOURCES6: &str = "sources6";
 pub(super) const SPOOFED: &str = "spoofed";
 /// Links, each with a counter of refused packets.
 pub(super) const REFUSED: &str = "refused";
+/// Links, each with a counter of packets beyond the VM's limits.
+pub(super) const LIMITED: &str = "limited";
+/// Links, each with a limit of new connections.
+const ARRIVALS: &str = "arrivals";
+/// Links, each with a limit of packets to the name server.
+const QUERIES: &str = "queries";
+/// Links, each with a limit of answers to refused packets.
+const ANSWERS: &str = "answers";
+/// Links, each with a limit of new neighbours of the host.
+const NEIGHBOURS: &str = "neighbours";
+/// The sets with a limit for each link.
+pub(super) const RATES: [&str; 4] = [ARRIVALS, QUERIES, ANSWERS, NEIGHBOURS];
+/// Tracked connections, by link and share. Rules add elements, and the kernel removes those without
+/// connections.
+const CONNECTIONS: &str = "connections";
+/// Neighbours of the host to which VMs have sent lately.
+const REACHED4: &str = "reached4";
+const REACHED6: &str = "reached6";
 /// Maps a link to the chain with its VM's policy.
 pub(super) const GUESTS: &str = "guests";
 /// Maps a link to the chain with its VM's access to the host.
@@ -37,6 +58,9 @@ pub(super) const PORTS6: &str = "ports6";
 
 /// The chain of VMs with the default policy.
 pub(super) const OPEN: &str = "open";
+/// Accepts a packet that the policy allows, within the VM's limits.
+pub(super) const ADMIT: &str = "admit";
+const OVER: &str = "over";
 /// Counts a refused packet, and answers with an error.
 pub(super) const REFUSE: &str = "refuse";
 const SPOOF: &str = "spoof";
@@ -50,11 +74,35 @@ const ARRIVING: &str = "arriving";
 const LOCAL: &str = "local";
 const LEAVING: &str = "leaving";
 /// All chains that do not depend on VMs. None of them is empty.
-pub(super) const CHAINS: [&str; 10] = [
-    SOURCES, FORWARDED, TO_HOST, ARRIVING, LOCAL, LEAVING, SPOOF, REFUSE, OPEN, PUBLISHED,
+pub(super) const CHAINS: [&str; 12] = [
+    SOURCES, FORWARDED, TO_HOST, ARRIVING, LOCAL, LEAVING, SPOOF, REFUSE, OPEN, PUBLISHED, ADMIT,
+    OVER,
 ];
 
 const NAME_PORT: u16 = 53;
+
+/// A VM's packets to the name server. What comes at once is a small part of its sockets' queue.
+const NEW_QUERIES: Each = Each::Over {
+    rate: 1000,
+    burst: 100,
+};
+/// Resets and ICMP errors to a VM. Up to Linux 6.10 the kernel sends 1000 ICMP errors a second, to
+/// all.
+const NEW_ANSWERS: Each = Each::Over {
+    rate: 100,
+    burst: 100,
+};
+/// New neighbours of the host because of a VM's packets. The kernel keeps one that does not answer
+/// for seconds, and 1024 at most (`gc_thresh3`).
+const NEW_NEIGHBOURS: Each = Each::Over {
+    rate: 20,
+    burst: 100,
+};
+/// How long a neighbour is not new, milliseconds.
+const REACHED_MS: u64 = 10_000;
+/// The kernel looks at all connections of a share when it counts a new one, so a VM has many
+/// shares. A power of two.
+const SHARES: u32 = 64;
 
 /// The settings for all VMs.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -71,6 +119,36 @@ pub struct Base {
     pub name_port: u16,
     /// Ports of the host that no rule can open to VMs: those of Jiffy's own API.
     pub never: Vec<u16>,
+    /// Limits of the connections of one VM.
+    pub connections: Connections,
+}
+
+/// Limits of the tracked connections of one VM.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Connections {
+    /// Most connections that are open, or were not answered yet.
+    pub open: u32,
+    /// New connections each second. This also limits closed ones, which the kernel keeps for up to
+    /// two minutes and does not count, and the kernel's lists of connections, from which it removes
+    /// ended ones more slowly than packets can come.
+    pub new: u32,
+}
+
+impl Connections {
+    /// Parts of a host's limit (`nf_conntrack_max`): one VM uses up less than a third.
+    pub fn of(host: u32) -> Connections {
+        Connections {
+            open: (host / 16).max(1024),
+            new: (host / 512).max(32),
+        }
+    }
+}
+
+impl Default for Connections {
+    /// Those of a host with 4 GiB of memory or more, for one without a limit.
+    fn default() -> Connections {
+        Connections::of(262_144)
+    }
 }
 
 impl Base {
@@ -83,6 +161,7 @@ impl Base {
             uplinks6: Vec::new(),
             name_port: NAME_PORT,
             never: Vec::new(),
+            connections: Connections::default(),
         }
     }
 }
@@ -101,10 +180,11 @@ const SOURCE: i32 = 100;
 pub(super) fn add(to: &mut Transaction, base: &Base) {
     to.add_table(&[]);
     sets(to, base);
-    for plain in [SPOOF, REFUSE, OPEN, PUBLISHED] {
+    for plain in [SPOOF, REFUSE, OVER, ADMIT, OPEN, PUBLISHED] {
         to.add_chain(plain, None);
     }
     endings(to);
+    admitted(to, base);
     sources(to);
     forwarded(to);
     to_host(to, base);
@@ -116,11 +196,13 @@ fn sets(to: &mut Transaction, base: &Base) {
     let verdict = Some((set::DATA_VERDICT, 0));
     let counted = Set {
         key: link,
-        counted: true,
+        each: Some(Each::Counter),
         ..Set::default()
     };
-    to.add_set(SPOOFED, &counted);
-    to.add_set(REFUSED, &counted);
+    for set in [SPOOFED, REFUSED, LIMITED] {
+        to.add_set(set, &counted);
+    }
+    limits(to, base);
     let verdicts = Set {
         key: link,
         value: verdict,
@@ -179,6 +261,40 @@ fn sets(to: &mut Transaction, base: &Base) {
     }
 }
 
+fn limits(to: &mut Transaction, base: &Base) {
+    let arrivals = Each::Over {
+        rate: base.connections.new.into(),
+        burst: base.connections.new * 4,
+    };
+    for (set, limit) in [
+        (ARRIVALS, arrivals),
+        (QUERIES, NEW_QUERIES),
+        (ANSWERS, NEW_ANSWERS),
+        (NEIGHBOURS, NEW_NEIGHBOURS),
+    ] {
+        let limited = Set {
+            key: (kind::LINK, 4),
+            each: Some(limit),
+            ..Set::default()
+        };
+        to.add_set(set, &limited);
+    }
+    let shares = Set {
+        flags: set::FLAG_EVAL,
+        key: (kind::concatenated(&[kind::LINK, kind::MARK]), 8),
+        ..Set::default()
+    };
+    to.add_set(CONNECTIONS, &shares);
+    for (set, key) in [(REACHED4, (kind::IPV4, 4)), (REACHED6, (kind::IPV6, 16))] {
+        let reached = Set {
+            flags: set::FLAG_EVAL | set::FLAG_TIMEOUT,
+            key,
+            ..Set::default()
+        };
+        to.add_set(set, &reached);
+    }
+}
+
 /// The two elements that bound a range; a range up to the last address has only one.
 fn interval(range: Cidr) -> Vec<Element> {
     let bytes = |it: IpAddr| match it {
@@ -203,15 +319,35 @@ fn interval(range: Cidr) -> Vec<Element> {
     ends
 }
 
-/// The chains for refused and spoofed packets.
+/// The chains for refused and spoofed packets, and for those beyond a limit.
 fn endings(to: &mut Transaction) {
     // The lookup counts the packet if the link is in the set.
     to.add_rule(SPOOF, &Rule::new().link_in(SPOOFED).drop());
     to.add_rule(SPOOF, &Rule::new().drop());
     // This rule only counts; it has no verdict.
     to.add_rule(REFUSE, &Rule::new().link_in(REFUSED).only());
+    to.add_rule(REFUSE, &Rule::new().link_in(ANSWERS).drop());
     to.add_rule(REFUSE, &Rule::new().protocol(TCP).end(Expression::Reset));
     to.add_rule(REFUSE, &Rule::new().end(Expression::Prohibit));
+}
+
+/// Packets that the policy allows, and that belong to no connection that was answered.
+fn admitted(to: &mut Transaction, base: &Base) {
+    to.add_rule(OVER, &Rule::new().link_in(LIMITED).drop());
+    to.add_rule(OVER, &Rule::new().drop());
+
+    let mut rule = |it: Vec<Expression>| to.add_rule(ADMIT, &it);
+    for (v4, reached) in [(true, REACHED4), (false, REACHED6)] {
+        let hop = || Rule::new().next_hop(v4);
+        rule(hop().not_in_set(reached).link_in(NEIGHBOURS).goto(OVER));
+        rule(hop().remember(reached, REACHED_MS).only());
+    }
+    rule(Rule::new().confirmed().accept());
+    rule(Rule::new().link_in(ARRIVALS).goto(OVER));
+    let most = base.connections.open / SHARES;
+    let counted = Rule::new().connections_over(CONNECTIONS, SHARES, most);
+    rule(counted.goto(OVER));
+    rule(Rule::new().accept());
 }
 
 /// Checks first that packets from a VM's link have the VM's addresses.
@@ -288,7 +424,7 @@ fn forwarded(to: &mut Transaction) {
             .in_set(CLOSED6)
             .goto(REFUSE),
     );
-    rule(Rule::new().accept());
+    rule(Rule::new().goto(ADMIT));
 }
 
 /// Packets to the host itself.
@@ -301,12 +437,18 @@ fn to_host(to: &mut Transaction, base: &Base) {
     to.add_chain(TO_HOST, Some(hook));
     let mut rule = |it: Vec<Expression>| to.add_rule(TO_HOST, &it);
     rule(Rule::new().not_by_guests().accept());
+    let queries = || {
+        let to_us = |it| Rule::new().destination(it).tcp_or_udp();
+        let port = (base.name_port, base.name_port);
+        gateways(base).map(|it| to_us(it).ports(port))
+    };
+    // Also in connections that were answered: a query needs no new one.
+    for query in queries() {
+        rule(query.link_in(QUERIES).goto(OVER));
+    }
     rule(Rule::new().state(ct::ESTABLISHED | ct::RELATED).accept());
-    for gateway in gateways(base) {
-        for protocol in [UDP, TCP] {
-            let to_us = Rule::new().destination(gateway).protocol(protocol);
-            rule(to_us.ports((base.name_port, base.name_port)).accept());
-        }
+    for query in queries() {
+        rule(query.goto(ADMIT));
     }
     for port in &base.never {
         let never = Rule::new().protocol(TCP).ports((*port, *port));

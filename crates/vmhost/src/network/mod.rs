@@ -212,10 +212,10 @@ impl Network {
         let (State::On(on), Ok(vm)) = (&self.0, id_from(id)) else {
             return;
         };
-        let mut inner = on.lock();
-        let found = inner.host.guest(vm).map(|guest| guest.v4);
+        // It has no link any more if its monitor ended meanwhile.
+        let found = on.directory.known(vm).map(|it| it.v4);
         if found.is_some() {
-            on.detach(&mut inner, vm, found);
+            on.detach(&mut on.lock(), vm, found);
         }
     }
 
@@ -289,6 +289,7 @@ impl Network {
             received_bytes: traffic.received_bytes,
             spoofed: stopped.spoofed,
             refused: stopped.refused,
+            limited: stopped.limited,
         })
     }
 

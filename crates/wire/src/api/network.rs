@@ -104,6 +104,9 @@ pub struct NetworkCounters {
     pub spoofed: u64,
     /// Packets to destinations that its policy refuses.
     pub refused: u64,
+    /// Packets beyond the VM's limits of new connections, queries and neighbours.
+    #[serde(default)]
+    pub limited: u64,
 }
 
 /// A network of the node.

@@ -9,6 +9,7 @@ mod captures;
 mod images;
 mod isolated;
 mod lives;
+mod thousand;
 mod tracer;
 
 use crate::client::{Answer, connect, request};

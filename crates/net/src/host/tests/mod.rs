@@ -1,5 +1,7 @@
 //! The whole network, with real packets. Needs root.
 
+mod floods;
+mod frames;
 mod isolation;
 mod names;
 mod policies;

@@ -35,8 +35,32 @@ fn resolver(world: &World) {
     });
 }
 
+/// Serves names in the host's namespace until it is stopped.
+pub fn serve(
+    world: &World,
+    directory: Arc<Directory>,
+    sockets: Sockets,
+    stopped: tokio::sync::oneshot::Receiver<()>,
+) {
+    world.host.run(|| {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build();
+        runtime.expect("a runtime").block_on(async {
+            let resolvers =
+                Resolvers::fixed(vec![(PUBLIC.parse::<IpAddr>().expect("it"), 53).into()]);
+            let rules = Mutex::new(NameRules::new().expect("a channel"));
+            let server = Arc::new(NameServer::new(directory, resolvers, rules));
+            tokio::select! {
+                ended = server.serve(sockets) => ended.expect("it serves"),
+                _ = stopped => {}
+            }
+        });
+    });
+}
+
 /// The addresses that a guest gets for a name.
-fn addresses(guest: &Guest, name: &str) -> Option<Vec<IpAddr>> {
+pub fn addresses(guest: &Guest, name: &str) -> Option<Vec<IpAddr>> {
     let mut builder = MessageBuilder::new_vec().question();
     let name = Name::<Vec<u8>>::vec_from_str(name).expect("a name");
     builder.push((name, Rtype::A, Class::IN)).expect("room");
@@ -114,23 +138,7 @@ fn guests_resolve_names_at_the_gateway_and_reach_them() {
     let known = directory.clone();
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     std::thread::scope(|scope| {
-        scope.spawn(|| {
-            world.host.run(|| {
-                let runtime = tokio::runtime::Builder::new_current_thread()
-                    .enable_all()
-                    .build();
-                runtime.expect("a runtime").block_on(async {
-                    let resolvers =
-                        Resolvers::fixed(vec![(PUBLIC.parse::<IpAddr>().expect("it"), 53).into()]);
-                    let rules = Mutex::new(NameRules::new().expect("a channel"));
-                    let server = Arc::new(NameServer::new(known, resolvers, rules));
-                    tokio::select! {
-                        ended = server.serve(sockets) => ended.expect("it serves"),
-                        _ = stopped => {}
-                    }
-                });
-            });
-        });
+        scope.spawn(|| serve(&world, known, sockets, stopped));
         let far: IpAddr = PUBLIC.parse().expect("an address");
         assert_eq!(addresses(&web, "db"), Some(vec![db.addresses.v4.into()]));
         assert_eq!(

@@ -326,7 +326,7 @@ fn foreign_tables_and_links_are_left_alone() {
             it.add_table(b"theirs");
             let set = Set {
                 key: (7, 4),
-                counted: true,
+                each: Some(crate::nft::Each::Counter),
                 ..Set::default()
             };
             it.add_set("set", &set);
@@ -372,7 +372,7 @@ fn conntrack_entries_are_deleted_before_an_address_is_reused() {
         v4: Some("10.118.0.0/30".parse().expect("a range")),
         ..options()
     };
-    let opened = on_host(&world, || Host::open(small, &[], &BTreeSet::new()));
+    let opened = on_host(&world, || Host::open(small.clone(), &[], &BTreeSet::new()));
     let (mut host, _) = opened.expect("open");
     let first = on_host(&world, || spec(&mut host, 1));
     let guest = Guest::start(on_host(&world, || host.attach(&first).expect("attached")));
@@ -394,6 +394,24 @@ fn conntrack_entries_are_deleted_before_an_address_is_reused() {
     });
     assert_eq!(again, first.v4);
     assert_eq!(on_host(&world, connections), 0);
+
+    // Also those of a VM that lost its link while no daemon ran.
+    let guest = Guest::start(on_host(&world, || host.attach(&first).expect("attached")));
+    assert!(guest.reaches(PUBLIC, 80));
+    drop((guest, host));
+    while on_host(&world, || find_index(&first.vm.link())).is_some() {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    on_host(&world, || {
+        let opened = Host::open(small, std::slice::from_ref(&first), &BTreeSet::new());
+        let (mut host, report) = opened.expect("open");
+        assert_eq!(report.without_link, [first.vm]);
+        host.detach(first.vm).expect("not attached");
+        host.free_address(first.v4);
+        assert_eq!(connections(), 1);
+        assert_eq!(host.take_address().expect("an address"), first.v4);
+        assert_eq!(connections(), 0);
+    });
 }
 
 #[test]

@@ -1,60 +1,11 @@
 //! Packets of a VM with addresses that are not its own.
 
+use super::frames::{ethernet, icmp6, udp4};
 use super::world::*;
 use super::{on_host, open, spec, vm};
-use jiffy_wire::mac::Mac;
 use rustix::io::write;
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::time::{Duration, Instant};
-
-/// The virtio-net header before each packet: no offloads.
-const HEADER: usize = 12;
-
-fn ethernet(from: Mac, kind: u16, body: &[u8]) -> Vec<u8> {
-    let mut frame = vec![0; HEADER];
-    frame.extend_from_slice(&crate::identity::GATEWAY_MAC.0);
-    frame.extend_from_slice(&from.0);
-    frame.extend_from_slice(&kind.to_be_bytes());
-    frame.extend_from_slice(body);
-    frame
-}
-
-fn checksum(bytes: &[u8]) -> u16 {
-    let words = bytes
-        .chunks(2)
-        .map(|it| u32::from(it[0]) << 8 | u32::from(*it.get(1).unwrap_or(&0)));
-    let mut sum: u32 = words.sum();
-    while sum > 0xffff {
-        sum = (sum & 0xffff) + (sum >> 16);
-    }
-    !(sum as u16)
-}
-
-/// UDP to port 9, without a checksum.
-fn udp4(from: Ipv4Addr, to: Ipv4Addr) -> Vec<u8> {
-    let mut packet = vec![0x45, 0, 0, 32, 0, 0, 0, 0, 64, 17, 0, 0];
-    packet.extend_from_slice(&from.octets());
-    packet.extend_from_slice(&to.octets());
-    let sum = checksum(&packet);
-    packet[10..12].copy_from_slice(&sum.to_be_bytes());
-    packet.extend_from_slice(&[0, 9, 0, 9, 0, 12, 0, 0, 1, 2, 3, 4]);
-    packet
-}
-
-fn icmp6(from: Ipv6Addr, to: Ipv6Addr, kind: u8) -> Vec<u8> {
-    let mut body = vec![kind, 0, 0, 0, 64, 0, 255, 255, 0, 0, 0, 0, 0, 0, 0, 0];
-    let mut pseudo = from.octets().to_vec();
-    pseudo.extend_from_slice(&to.octets());
-    pseudo.extend_from_slice(&[0, 0, 0, body.len() as u8, 0, 0, 0, 58]);
-    pseudo.extend_from_slice(&body);
-    let sum = checksum(&pseudo);
-    body[2..4].copy_from_slice(&sum.to_be_bytes());
-    let mut packet = vec![0x60, 0, 0, 0, 0, body.len() as u8, 58, 255];
-    packet.extend_from_slice(&from.octets());
-    packet.extend_from_slice(&to.octets());
-    packet.extend_from_slice(&body);
-    packet
-}
 
 #[test]
 fn spoofed_packets_of_a_vm_are_dropped_and_counted() {
@@ -74,7 +25,7 @@ fn spoofed_packets_of_a_vm_are_dropped_and_counted() {
         counted.1.spoofed
     };
     let tap = &a.tap.queues[0];
-    let own = udp4(mine.v4, far);
+    let own = udp4((mine.v4, 9), (far, 9));
     write(tap, &ethernet(mine.mac, 0x0800, &own)).expect("sent");
     assert_eq!(counted(&mut host), 0);
 
@@ -82,21 +33,25 @@ fn spoofed_packets_of_a_vm_are_dropped_and_counted() {
     let mut spoofed = vec![
         (
             "another's address",
-            ethernet(mine.mac, 0x0800, &udp4(theirs.v4, far)),
+            ethernet(mine.mac, 0x0800, &udp4((theirs.v4, 9), (far, 9))),
         ),
         (
             "the gateway's address",
-            ethernet(mine.mac, 0x0800, &udp4(mine.gateway, far)),
+            ethernet(mine.mac, 0x0800, &udp4((mine.gateway, 9), (far, 9))),
         ),
         (
             "a public address",
-            ethernet(mine.mac, 0x0800, &udp4(far, far)),
+            ethernet(mine.mac, 0x0800, &udp4((far, 9), (far, 9))),
         ),
         ("another's MAC", ethernet(theirs.mac, 0x0800, &own)),
         ("the host's MAC", ethernet(host_mac, 0x0800, &own)),
         (
             "to the host's loopback",
-            ethernet(mine.mac, 0x0800, &udp4(mine.v4, Ipv4Addr::LOCALHOST)),
+            ethernet(
+                mine.mac,
+                0x0800,
+                &udp4((mine.v4, 9), (Ipv4Addr::LOCALHOST, 9)),
+            ),
         ),
     ];
     if let Some(v6) = mine.v6 {
