@@ -1,4 +1,4 @@
-# Sourced by the other scripts: error messages, steps and their times.
+# Sourced by the other scripts: error messages, lists of packages, steps and their times.
 
 set -euo pipefail
 # Built files must be readable by all users, because programs of any user read an image's files.
@@ -15,6 +15,13 @@ times=()
 fail() {
     echo "$(basename "$0"): $*" >&2
     exit 1
+}
+
+# update_package_lists LOG: fetches apt's lists of packages, if permitted.
+update_package_lists() {
+    local as_root=()
+    ((EUID == 0)) || as_root=(sudo -n)
+    "${as_root[@]}" apt-get -q -o DPkg::Lock::Timeout=600 update >>"$1" 2>&1
 }
 
 # step NAME COMMAND…: prints the name, runs the command in a subshell (variables it sets are

@@ -773,10 +773,10 @@ fn json_collects_the_output() {
     assert_eq!(shown["vm"]["name"], "web");
 }
 
-#[test]
-fn a_kernel_file_is_uploaded_once() {
+/// A node that keeps the kernels that it gets, and runs commands that succeed.
+fn keeps_kernels() -> FakeNode {
     let kernels = std::sync::Mutex::new(Vec::<serde_json::Value>::new());
-    let node = FakeNode::new(move |request, peer| {
+    FakeNode::new(move |request, peer| {
         if request.line == "GET /v1/kernels" {
             peer.json(200, &*kernels.lock().unwrap());
         } else if let Some(name) = request.line.strip_prefix("PUT /v1/kernels/") {
@@ -790,7 +790,12 @@ fn a_kernel_file_is_uploaded_once() {
             peer.upgrade();
             peer.exit(0);
         }
-    });
+    })
+}
+
+#[test]
+fn a_kernel_file_is_uploaded_once() {
+    let node = keeps_kernels();
     let file = node.folder.path().join("vmlinux");
     let contents = vec![0x7f; 700_000];
     std::fs::write(&file, &contents).unwrap();
@@ -819,6 +824,38 @@ fn a_kernel_file_is_uploaded_once() {
         .output()
         .unwrap();
     assert!(stderr(&missing).contains("./missing can't be read: No such file"));
+}
+
+#[test]
+fn a_kernel_is_named_by_its_flavour_once_it_was_built() {
+    let node = keeps_kernels();
+    let cache = node.folder.path().join("cache");
+    let build = |flavour: &str, contents: &[u8]| {
+        let kernel = cache.join(format!("jiffy/kernel/{flavour}-00ff"));
+        std::fs::create_dir_all(&kernel).unwrap();
+        std::fs::write(kernel.join("vmlinux"), contents).unwrap();
+        let meta = serde_json::json!({
+            "format": 1, "flavour": flavour, "hash": "00ff", "release": "6.12.0",
+            "source": "linux-source-6.12", "bytes": contents.len()
+        });
+        std::fs::write(kernel.join("meta.json"), meta.to_string()).unwrap();
+    };
+    let used = |name: &str| {
+        let mut jiffy = node.jiffy();
+        jiffy.env("XDG_CACHE_HOME", &cache);
+        let status = jiffy.args(["run", "--kernel", name, "true"]).status();
+        assert!(status.unwrap().success());
+        let run: RunVm = node.requests().last().unwrap().json();
+        run.vm.kernel.unwrap()
+    };
+    assert_eq!(used("full"), "full");
+    build("full", b"a kernel for containers");
+    build("base", b"another kernel");
+    let digest = |contents: &[u8]| blake3::hash(contents).to_hex()[..32].to_owned();
+    assert_eq!(used("full"), digest(b"a kernel for containers"));
+    // The node comes with that one.
+    assert_eq!(used("base"), "base");
+    assert_eq!(used("base-00ff"), digest(b"another kernel"));
 }
 
 #[test]

@@ -2,12 +2,14 @@
 
 #[path = "from_the_host/folders.rs"]
 mod folders;
+#[path = "from_the_host/installation.rs"]
+mod installation;
 
+use installation::{Host, free_port, text};
 use jiffy_machine::protocol::{AGENT_PORT, API_PORT, GUEST};
 use jiffy_sys::mutex::lock;
 use serde_json::Value;
 use std::net::{TcpListener, TcpStream};
-use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -15,88 +17,35 @@ use std::time::{Duration, Instant};
 /// One machine at a time: two would only slow each other down.
 static TURN: Mutex<()> = Mutex::new(());
 
-/// An installation's folders. Dropping it ends its machine.
-struct Host {
-    folder: tempfile::TempDir,
-    jiffy: PathBuf,
+/// An installation that no other test uses at the same time.
+struct Alone {
+    host: Host,
     _turn: MutexGuard<'static, ()>,
 }
 
-fn host() -> Host {
+impl std::ops::Deref for Alone {
+    type Target = Host;
+
+    fn deref(&self) -> &Host {
+        &self.host
+    }
+}
+
+fn host() -> Alone {
     let turn = lock(&TURN);
-    let dist = std::env::var_os("JIFFY_DIST").map_or_else(
-        || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../dist"),
-        PathBuf::from,
-    );
-    let jiffy = dist.join("bin/jiffy");
-    assert!(jiffy.exists(), "{} is missing: make build", jiffy.display());
-    Host {
-        folder: tempfile::Builder::new()
-            .prefix("jiffy-host-")
-            .tempdir()
-            .expect("a folder"),
-        jiffy,
+    Alone {
+        host: Host::new(),
         _turn: turn,
     }
 }
 
-/// Time limit of a command, seconds: a hundred times what one takes on a slow machine.
-const LIMIT: &str = "900";
-/// Lines of the machine's console that are shown if a test fails.
-const SHOWN: usize = 100;
-
 impl Host {
-    fn command(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new("/usr/bin/timeout");
-        command
-            .arg(LIMIT)
-            .arg(&self.jiffy)
-            .args(arguments)
-            .env("JIFFY_MACHINE", "always")
-            .env("JIFFY_DATA", self.folder.path().join("data"))
-            .env("JIFFY_RUN", self.folder.path().join("run"))
-            .stdin(Stdio::null());
-        command
-    }
-
-    fn run(&self, arguments: &[&str]) -> Output {
-        self.command(arguments).output().expect("jiffy runs")
-    }
-
-    fn ok(&self, arguments: &[&str]) -> String {
-        let output = self.run(arguments);
-        assert!(
-            output.status.success(),
-            "jiffy {}: {output:?}",
-            arguments.join(" ")
-        );
-        text(&output.stdout)
-    }
-
     /// The process id of the machine's QEMU, if it runs.
     fn pid(&self) -> Option<i64> {
         let output = self.run(&["machine", "status", "--format", "json"]);
         let status: Value = serde_json::from_slice(&output.stdout).expect("a status");
         status["pid"].as_i64()
     }
-}
-
-impl Drop for Host {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            let console = self.folder.path().join("data/machine/console.log");
-            let console = std::fs::read(console).unwrap_or_default();
-            let console = String::from_utf8_lossy(&console);
-            let lines: Vec<_> = console.lines().collect();
-            let last = &lines[lines.len().saturating_sub(SHOWN)..];
-            println!("the machine's console ends with:\n{}", last.join("\n"));
-        }
-        let _ = self.command(&["machine", "rm", "--force"]).output();
-    }
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).trim_end().into()
 }
 
 /// Asserts that a failure prints one sentence, with or without a hint; returns the text.
@@ -385,11 +334,6 @@ fn fetch_once(port: u16) -> std::io::Result<String> {
     let mut said = String::new();
     stream.read_to_string(&mut said)?;
     Ok(said.lines().last().unwrap_or_default().to_owned())
-}
-
-fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-    listener.local_addr().expect("an address").port()
 }
 
 impl Host {

@@ -30,7 +30,8 @@ pub struct VmOptions {
     /// RAM: 256, 256M, 2G (without a letter: MiB)
     #[arg(long, short, value_name = "SIZE", value_parser = mebibytes)]
     pub memory: Option<u64>,
-    /// Guest kernel: a name (`jiffy kernel list`) or the path of an image
+    /// Guest kernel: a name (`jiffy kernel list`), `full` (the newest built here), or
+    /// the path of an image
     #[arg(long, value_name = "NAME|PATH", value_hint = ValueHint::FilePath)]
     pub kernel: Option<KernelChoice>,
     /// Image of the root file system: a name (`jiffy image ls`), or a reference

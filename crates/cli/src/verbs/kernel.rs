@@ -94,11 +94,16 @@ fn built_kernels() -> Result<Kernels> {
         .map_err(|error| Failure::io(error.to_string(), error.source))
 }
 
-/// The file of a kernel in this user's cache, by its full name.
+/// The file of a kernel in this user's cache, by its full name, or by its flavour: the newest of it.
+/// `base` is the one that the node came with.
 pub fn built(name: &str) -> Option<PathBuf> {
-    let kernels = built_kernels().ok()?.kernels;
-    let kernel = kernels.into_iter().find(|kernel| kernel.name == name)?;
-    Some(kernel.vmlinux)
+    let built = built_kernels().ok()?;
+    let newest = || match name.parse() {
+        Ok(Flavour::Base) | Err(_) => None,
+        Ok(flavour) => built.newest(flavour),
+    };
+    let by_name = built.kernels.iter().find(|kernel| kernel.name == name);
+    Some(by_name.or_else(newest)?.vmlinux.clone())
 }
 
 /// A kernel or a configuration that was read.
