@@ -39,7 +39,7 @@ pub const WINDOW: usize = 64;
 /// Windows of small packets in a measured run.
 pub const WINDOWS: usize = 100;
 /// Round trips in a measured run.
-pub const ROUND_TRIPS: u64 = 1000;
+pub const ROUND_TRIPS: u64 = 200;
 
 /// What is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

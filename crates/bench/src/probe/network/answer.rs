@@ -19,6 +19,8 @@ use std::time::Duration;
 const PUBLISHED: u16 = 17_000;
 /// Time limit of an answer.
 const TIMEOUT: Duration = Duration::from_secs(30);
+/// The machine's.
+const BUSYBOX: &str = "/bin/busybox";
 /// The image's root file system.
 const ROOT: &str = "/bench/answering-root";
 
@@ -43,7 +45,7 @@ pub fn to_answer(start: Start, run: u32) -> Result<Sample> {
     found
 }
 
-/// An image that has nothing but the server.
+/// An image with the server, and with the programs that nearly every image has.
 fn import_image() -> Result<()> {
     if output(&["image", "inspect", IMAGE])?.status.success() {
         return Ok(());
@@ -51,7 +53,12 @@ fn import_image() -> Result<()> {
     for folder in ["bin", "dev", "etc", "proc", "sys", "tmp"] {
         fs::create_dir_all(Path::new(ROOT).join(folder))?;
     }
-    fs::copy(SERVER, Path::new(ROOT).join("bin/answer")).context(SERVER)?;
+    for (program, name) in [(SERVER, "bin/answer"), (BUSYBOX, "bin/busybox")] {
+        fs::copy(program, Path::new(ROOT).join(name)).context(program)?;
+    }
+    for applet in ["sh", "true"] {
+        std::os::unix::fs::symlink("busybox", Path::new(ROOT).join("bin").join(applet))?;
+    }
     jiffy(&["image", "import", IMAGE, ROOT])?;
     Ok(())
 }
