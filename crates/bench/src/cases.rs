@@ -2,8 +2,10 @@
 
 use crate::disk;
 use crate::figure::{Clock, Figure};
+use crate::host_files::addition;
 use crate::image::{self, Images};
 use crate::machine::{Machine, PROBE};
+use crate::network;
 use crate::peers::{Boot, Peer};
 use crate::plan::{Case, IMAGE, Kind, LazyMode, Outcome, RECORDING, Sample, VSOCK};
 use crate::replay;
@@ -101,18 +103,18 @@ pub struct Measured {
 }
 
 /// Measures in machines with that clock. `wanted` selects cases by their name, a space and the
-/// monitor's name; cases of disk reads also need `disks`.
+/// monitor's name; cases that take long (disk reads, traffic) also need `long`.
 pub fn measure(
     clock: Clock,
     kernels: &Kernels,
     peers: &[Peer],
     runs: u32,
     wanted: &dyn Fn(&str) -> bool,
-    disks: bool,
+    long: bool,
 ) -> Result<Measured> {
     let scratch = std::env::temp_dir().join(format!("jiffy-bench-{}", std::process::id()));
     std::fs::create_dir_all(&scratch)?;
-    let measured = measure_in(&scratch, clock, kernels, peers, runs, wanted, disks);
+    let measured = measure_in(&scratch, clock, kernels, peers, runs, wanted, long);
     std::fs::remove_dir_all(&scratch)?;
     measured
 }
@@ -124,7 +126,7 @@ fn measure_in(
     peers: &[Peer],
     runs: u32,
     wanted: &dyn Fn(&str) -> bool,
-    disks: bool,
+    long: bool,
 ) -> Result<Measured> {
     let repeating = scratch.join("beating.cpio");
     std::fs::write(&repeating, crate::marker::repeating_initramfs()?)?;
@@ -174,7 +176,7 @@ fn measure_in(
             cases.push(disk::create_root(runs));
             cases.push(disk::clone_root(runs));
             // This case needs additional programs and modules.
-            if disks || wanted(&format!("{} jiffy", disk::CLONE_ROOT)) {
+            if long || wanted(&format!("{} jiffy", disk::CLONE_ROOT)) {
                 files.extend(disk::additions(scratch)?);
             }
             // These cases need a filled registry.
@@ -186,11 +188,20 @@ fn measure_in(
                 cases.extend(images.cases(verbs::HAS_GOLDEN, runs));
                 files.extend(images.additions);
             }
-            // Disk reads are last, because they take as long as all others together.
-            if disks {
+            cases.extend(network::cases(runs));
+            files.extend(network::additions()?);
+            // These are last, because they take longer than all others together.
+            if long {
                 cases.push(verbs::list_case());
-                let base = vmm_config(PLAIN_KERNEL);
-                cases.extend(disk::cases(scratch, &base, peers, &mut files, runs)?);
+                let plain = vmm_config(PLAIN_KERNEL);
+                let kernels = network::Kernels {
+                    plain: &plain,
+                    base: BASE_KERNEL,
+                };
+                cases.extend(network::compared(
+                    scratch, &kernels, peers, &mut files, runs,
+                )?);
+                cases.extend(disk::cases(scratch, &plain, peers, &mut files, runs)?);
             }
         }
     }
@@ -228,13 +239,6 @@ fn replayed(lab: &Lab, scratch: &Path) -> Result<Vec<Figure>> {
         &fetch(RECORDING, 0o600)?,
         &fetch(IMAGE, 0o600)?,
     )
-}
-
-fn addition(host: PathBuf, guest: &str) -> Addition {
-    Addition {
-        host,
-        guest: guest.into(),
-    }
 }
 
 /// The probe, in the folder of this program.
@@ -404,16 +408,19 @@ fn restore_cases(scratch: &Path, files: &mut Vec<Addition>, runs: u32) -> Result
 }
 
 fn peer_case(scratch: &Path, files: &mut Vec<Addition>, peer: Peer, runs: u32) -> Result<Case> {
-    let (argv, config) = peer.boot(&Boot {
+    let config = format!("/bench/{}.json", peer.name());
+    let (argv, contents) = peer.boot(&Boot {
         kernel: PLAIN_KERNEL,
         initramfs: INITRAMFS,
         command_line: &command_line(),
         ram_mib: RAM_MIB,
+        tap: None,
+        config: &config,
     });
-    if let Some((guest, contents)) = config {
+    if let Some(contents) = contents {
         let host = scratch.join(format!("{}.json", peer.name()));
         std::fs::write(&host, contents)?;
-        files.push(addition(host, &guest));
+        files.push(addition(host, &config));
     }
     Ok(Case {
         name: SAME_KERNEL.into(),

@@ -5,14 +5,13 @@
 //! before each run.
 
 use crate::figure::{Clock, Figure};
+use crate::host_files::{addition, guest_initramfs, kernel_modules, with_libraries};
 use crate::peers::Peer;
 use crate::plan::{Case, Kind, Outcome};
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Result, bail};
 use jiffy_machine::image::build::Addition;
-use jiffy_machine::image::cpio::Archive;
 use jiffy_wire::vmm;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 use std::str::FromStr;
 
 /// Bytes that a pass reads sequentially, and the size of the file without its spare piece.
@@ -116,64 +115,15 @@ impl FromStr for Reading {
 /// Files that these cases need in the machine.
 pub fn additions(scratch: &Path) -> Result<Vec<Addition>> {
     let reader = scratch.join("reader.cpio");
-    let program = std::env::current_exe()?.with_file_name("jiffy-bench-guest");
-    let program = std::fs::read(&program).with_context(|| program.display().to_string())?;
-    let mut archive = Archive::new(Vec::new());
-    archive.folder("dev", 0o755)?;
-    archive.character_device("dev/port", 0o600, 1, 4)?;
-    // Without a console Rust's runtime opens /dev/null as the standard streams, and aborts if it
-    // can't.
-    archive.character_device("dev/null", 0o666, 1, 3)?;
-    archive.file("init", 0o755, &program)?;
-    std::fs::write(&reader, archive.finish()?)?;
-    let module = scratch.join("brd.ko");
-    std::fs::write(&module, ram_disk_module()?)?;
-    let mkfs = jiffy_machine::disk::find_mkfs()?;
-    let libraries = libraries_of(&mkfs)?;
-    let mut additions: Vec<Addition> =
-        [(reader, INITRAMFS), (module, RAM_DISK_MODULE), (mkfs, MKFS)]
-            .map(|(host, guest)| Addition {
-                host,
-                guest: guest.into(),
-            })
-            .into();
-    additions.extend(libraries);
+    std::fs::write(&reader, guest_initramfs()?)?;
+    let mut additions = with_libraries(&jiffy_machine::disk::find_mkfs()?, MKFS)?;
+    additions.push(addition(reader, INITRAMFS));
+    for module in kernel_modules(&["brd"])? {
+        let path = scratch.join("brd.ko");
+        std::fs::write(&path, &module.contents)?;
+        additions.push(addition(path, RAM_DISK_MODULE));
+    }
     Ok(additions)
-}
-
-/// Loader and libraries of a program on this host, at the same paths.
-fn libraries_of(program: &Path) -> Result<Vec<Addition>> {
-    let output = Command::new("ldd").arg(program).output().context("ldd")?;
-    ensure!(output.status.success(), "ldd {}: failed", program.display());
-    let text = String::from_utf8_lossy(&output.stdout);
-    let words = text.split_whitespace();
-    let paths = words.filter(|word| word.starts_with('/'));
-    Ok(paths
-        .map(|path| Addition {
-            host: path.into(),
-            guest: path.into(),
-        })
-        .collect())
-}
-
-/// The RAM disk module from the package of the machine's kernel; the machine's image does not
-/// contain it.
-fn ram_disk_module() -> Result<Vec<u8>> {
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/machine-kernel");
-    let output = Command::new(&script).output()?;
-    ensure!(output.status.success(), "{} failed", script.display());
-    let package = PathBuf::from(String::from_utf8(output.stdout)?.trim());
-    let modules = ["lib/modules", "usr/lib/modules"].map(|folder| package.join(folder));
-    let modules = modules
-        .iter()
-        .find(|folder| folder.is_dir())
-        .context("the kernel's package has no modules")?;
-    let release = std::fs::read_dir(modules)?.flatten().next();
-    let release = release.context("the kernel's package has no modules")?;
-    let path = release.path().join("kernel/drivers/block/brd.ko.xz");
-    let output = Command::new("xz").args(["-dc", "--"]).arg(&path).output()?;
-    ensure!(output.status.success(), "{}: xz failed", path.display());
-    Ok(output.stdout)
 }
 
 /// The case of creating a root disk.
@@ -249,6 +199,8 @@ fn qemu(base: &vmm::VmmConfig, reading: Reading) -> Vec<String> {
         initramfs: INITRAMFS,
         command_line: &format!("{} disk_read={}", base.boot.command_line, reading.word()),
         ram_mib: u64::from(base.memory.size_mib),
+        tap: None,
+        config: "",
     });
     let drive = format!(
         "if=none,id=disk,format=raw,readonly=on,file={}",

@@ -137,8 +137,13 @@ const fn aim(case: &'static str, unit: &'static str, bound: Bound) -> Goal {
     }
 }
 
+const fn at_least_as(peer: &'static str, case: &'static str) -> Goal {
+    aim(case, INSTRUCTIONS, Bound::OfPeer(peer, 1.0))
+}
+
 const INSTRUCTIONS: &str = "instructions";
 const QEMU: &str = "qemu-microvm";
+const FIRECRACKER: &str = "firecracker";
 
 /// Promises (on the instruction clock and of counts) and aims. Figures on the wall clock are never
 /// promises.
@@ -157,9 +162,9 @@ pub const GOALS: &[Goal] = &[
     promise(
         "boot/same-kernel/pid1",
         INSTRUCTIONS,
-        Bound::OfPeer("firecracker", 1.0),
+        Bound::OfPeer(FIRECRACKER, 1.0),
     ),
-    promise("boot/vm-exits", "exits", Bound::OfPeer("firecracker", 1.0)),
+    promise("boot/vm-exits", "exits", Bound::OfPeer(FIRECRACKER, 1.0)),
     promise("boot/own-kernel/pid1", INSTRUCTIONS, Bound::AtMost(30e6)),
     promise("run/cold/answer", INSTRUCTIONS, Bound::AtMost(45e6)),
     aim(
@@ -193,6 +198,22 @@ pub const GOALS: &[Goal] = &[
     aim("run/golden/answer", INSTRUCTIONS, Bound::AtMost(8e6)),
     aim("run/cold/network", INSTRUCTIONS, Bound::AtMost(30e6)),
     aim("run/golden/network", INSTRUCTIONS, Bound::AtMost(8e6)),
+    aim("net/host-setup", INSTRUCTIONS, Bound::AtMost(1e6)),
+    aim("net/cold/tcp", INSTRUCTIONS, Bound::AtMost(36e6)),
+    aim("net/golden/tcp", INSTRUCTIONS, Bound::AtMost(11e6)),
+    // At least as good as the better of the two.
+    at_least_as(QEMU, "net/tx/instructions-per-mib"),
+    at_least_as(QEMU, "net/tx-8/instructions-per-mib"),
+    at_least_as(QEMU, "net/rx/instructions-per-mib"),
+    at_least_as(QEMU, "net/rx-8/instructions-per-mib"),
+    at_least_as(QEMU, "net/udp/instructions-per-packet"),
+    at_least_as(QEMU, "net/rtt"),
+    at_least_as(FIRECRACKER, "net/tx/instructions-per-mib"),
+    at_least_as(FIRECRACKER, "net/tx-8/instructions-per-mib"),
+    at_least_as(FIRECRACKER, "net/rx/instructions-per-mib"),
+    at_least_as(FIRECRACKER, "net/rx-8/instructions-per-mib"),
+    at_least_as(FIRECRACKER, "net/udp/instructions-per-packet"),
+    at_least_as(FIRECRACKER, "net/rtt"),
     promise("exec/answer", INSTRUCTIONS, Bound::AtMost(6e6)),
     promise("fork/1/host", INSTRUCTIONS, Bound::AtMost(1.5e6)),
     promise("snapshot/idle-128/bytes", "bytes", Bound::AtMost(8.0 * MIB)),
@@ -327,6 +348,7 @@ fn check_goal(goal: &Goal, figures: &[Figure]) -> Option<Verdict> {
 /// Formats a value with its unit.
 pub fn format_value(value: f64, unit: &str) -> String {
     match unit {
+        "instructions" if value < 1e5 => format!("{:.1} k", value / 1e3),
         "instructions" => format!("{:.2} M", value / 1e6),
         "ms" => format!("{value:.1} ms"),
         "bytes" => format!("{:.2} MiB", value / MIB),

@@ -6,6 +6,7 @@
 //! * [`cases`]: setup of each case, and its figures.
 //! * [`verbs`]: cases that use the `jiffy` command.
 //! * [`disk`]: cases of disks.
+//! * [`network`]: cases of VMs' network.
 //! * [`image`]: cases of images from registries.
 //! * [`figure`]: medians and percentiles, and goals.
 //! * [`check`]: compares figures with the committed file.
@@ -15,15 +16,21 @@
 //! * [`report`], [`plot`]: tables and plots.
 //! * [`marker`]: the initramfs whose PID 1 writes the marker.
 //! * [`peers`]: other VMMs that are on PATH.
+//! * [`host_files`]: programs, libraries and kernel modules of this host, for the machine.
+//! * [`traffic`]: what passes between a measuring guest and the host.
+//! * [`link`]: a link's address.
 
 pub mod cases;
 pub mod check;
 pub mod disk;
 pub mod figure;
+pub mod host_files;
 pub mod image;
 pub mod import;
+pub mod link;
 pub mod machine;
 pub mod marker;
+pub mod network;
 pub mod peers;
 pub mod plan;
 pub mod plot;
@@ -31,4 +38,5 @@ pub mod probe;
 pub mod replay;
 pub mod report;
 pub mod running;
+pub mod traffic;
 pub mod verbs;

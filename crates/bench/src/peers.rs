@@ -2,11 +2,12 @@
 //! the marker.
 //!
 //! All get the same kernel, initramfs, command line, RAM and one vCPU, a serial port for the
-//! marker, and no other device that can be left out.
+//! marker, a network interface if the case needs one, and no other device that can be left out.
 
-use anyhow::{Context, Result, bail};
+use crate::host_files::{find_on_path, with_libraries};
+use anyhow::Result;
 use jiffy_machine::image::build::Addition;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 /// A VMM other than Jiffy.
@@ -30,7 +31,14 @@ pub struct Boot<'a> {
     pub command_line: &'a str,
     /// Guest RAM in MiB.
     pub ram_mib: u64,
+    /// An existing TAP for a network interface.
+    pub tap: Option<&'a str>,
+    /// The configuration file, if the VMM needs one; a path in the machine.
+    pub config: &'a str,
 }
+
+/// The MAC address of a guest's interface.
+pub const MAC: &str = "02:4a:46:00:00:02";
 
 impl Peer {
     /// All supported peers.
@@ -69,20 +77,16 @@ impl Peer {
         let Some(host) = find_on_path(self.program()) else {
             return Ok(None);
         };
-        let mut additions = shared_libraries(&host)?;
-        additions.push(Addition {
-            host,
-            guest: format!("/bench/{}", self.program()),
-        });
+        let mut additions = with_libraries(&host, &format!("/bench/{}", self.program()))?;
         if self == Peer::Qemu {
             additions.extend(firmware());
         }
         Ok(Some(additions))
     }
 
-    /// The command that boots to the marker and, if it needs one, a configuration file: its path in
-    /// the machine and its contents.
-    pub fn boot(self, boot: &Boot) -> (Vec<String>, Option<(String, String)>) {
+    /// The command that boots to the marker and, if it needs one, the contents of its configuration
+    /// file.
+    pub fn boot(self, boot: &Boot) -> (Vec<String>, Option<String>) {
         let program = format!("/bench/{}", self.program());
         let words = |list: &[&str]| -> Vec<String> {
             std::iter::once(program.as_str())
@@ -120,10 +124,18 @@ impl Peer {
                     "-serial",
                     "chardev:com1",
                 ];
-                (words(&list), None)
+                let mut argv = words(&list);
+                if let Some(tap) = boot.tap {
+                    argv.extend(qemu_interface(tap));
+                }
+                (argv, None)
             }
             Peer::Firecracker => {
-                let path = "/bench/firecracker.json".to_string();
+                let interfaces = boot.tap.map(|tap| {
+                    serde_json::json!({
+                        "iface_id": "eth0", "guest_mac": MAC, "host_dev_name": tap,
+                    })
+                });
                 let config = serde_json::json!({
                     "boot-source": {
                         "kernel_image_path": boot.kernel,
@@ -132,9 +144,10 @@ impl Peer {
                     },
                     "drives": [],
                     "machine-config": { "vcpu_count": 1, "mem_size_mib": boot.ram_mib },
+                    "network-interfaces": interfaces.as_slice(),
                 });
-                let argv = words(&["--no-api", "--config-file", &path]);
-                (argv, Some((path, config.to_string())))
+                let argv = words(&["--no-api", "--config-file", boot.config]);
+                (argv, Some(config.to_string()))
             }
             Peer::CloudHypervisor => {
                 let memory = format!("size={ram}M");
@@ -160,30 +173,20 @@ impl Peer {
     }
 }
 
-fn find_on_path(program: &str) -> Option<PathBuf> {
-    std::env::split_paths(&std::env::var_os("PATH")?)
-        .map(|folder| folder.join(program))
-        .find(|path| path.is_file())
-}
-
-/// Loader and libraries of a dynamically linked program, at the same paths.
-fn shared_libraries(program: &Path) -> Result<Vec<Addition>> {
-    let output = Command::new("ldd").arg(program).output().context("ldd")?;
-    if !output.status.success() {
-        return Ok(Vec::new()); // static
-    }
-    let text = String::from_utf8_lossy(&output.stdout);
-    if let Some(line) = text.lines().find(|line| line.contains("not found")) {
-        bail!("{}: {}", program.display(), line.trim());
-    }
-    Ok(text
-        .lines()
-        .filter_map(|line| line.split_whitespace().find(|word| word.starts_with('/')))
-        .map(|path| Addition {
-            host: path.into(),
-            guest: path.into(),
-        })
-        .collect())
+/// QEMU's modern virtio-net-device, with the host's kernel (vhost-net) as its device.
+fn qemu_interface(tap: &str) -> [String; 8] {
+    [
+        // Otherwise ACPI announces the device, and the kernel has no ACPI.
+        "-machine",
+        "acpi=off",
+        "-global",
+        "virtio-mmio.force-legacy=false",
+        "-netdev",
+        &format!("tap,id=net,ifname={tap},script=no,downscript=no,vhost=on"),
+        "-device",
+        &format!("virtio-net-device,netdev=net,mac={MAC}"),
+    ]
+    .map(String::from)
 }
 
 /// Firmware of QEMU's microvm.

@@ -1,5 +1,6 @@
 //! Cases and their outcomes, as JSON between the host and the probe.
 
+use crate::traffic::Traffic;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -135,6 +136,8 @@ pub enum Kind {
         /// Bytes of the image in the registry: counter [`WHOLE`].
         bytes: u64,
     },
+    /// A VM's network.
+    Network(Network),
     /// From spawn to exit with status 0.
     ToExit {
         /// An image that is pulled before the first run.
@@ -151,6 +154,73 @@ pub enum Kind {
         /// Runs last, to clean up.
         after: Option<Vec<String>>,
     },
+}
+
+/// What to measure of a VM's network.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Network {
+    /// Makes the host's side for one VM as the node does: address, link, route, rules, name.
+    HostSetup,
+    /// The same by commands, from the first one's spawn to the last one's exit.
+    HostSetupBy(HostCommands),
+    /// From the start of `jiffy run`, or of a connection to a VM that sleeps, to a byte from a TCP
+    /// server in the guest.
+    ToAnswer(Start),
+    /// From the first command for the host's side to a byte from the same server in the guest of
+    /// another VMM.
+    PeerToAnswer {
+        /// The host's side.
+        host: HostCommands,
+        /// Program and arguments.
+        argv: Vec<String>,
+    },
+    /// Traffic between a running guest and the host.
+    Traffic {
+        /// Program and arguments.
+        argv: Vec<String>,
+        /// How it gets its TAP.
+        tap: TapUse,
+        /// What passes.
+        traffic: Traffic,
+    },
+}
+
+/// How a VM starts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Start {
+    /// It boots.
+    Cold,
+    /// From a golden snapshot.
+    Golden,
+    /// It is hibernated.
+    Asleep,
+}
+
+/// How a VMM gets its TAP.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TapUse {
+    /// It inherits [`TAP_DESCRIPTOR`].
+    Inherited,
+    /// It opens [`TAP`].
+    Named,
+}
+
+/// The TAP of a VMM that is measured without a node.
+pub const TAP: &str = "bench0";
+
+/// Number of the TAP's descriptor.
+pub const TAP_DESCRIPTOR: i32 = 100;
+
+/// Commands for the host's side of a VM's network.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostCommands {
+    /// They make it.
+    pub make: Vec<Vec<String>>,
+    /// They remove it.
+    pub remove: Vec<Vec<String>>,
 }
 
 impl Kind {

@@ -81,7 +81,7 @@ pub fn all_counters(outcome: &Outcome) -> String {
         .iter()
         .flat_map(|sample| sample.counters.keys())
         .collect();
-    let mut out = format!("{}:", outcome.name);
+    let mut out = format!("{} {}:", outcome.name, outcome.monitor);
     for name in names {
         let values = outcome
             .samples

@@ -1,11 +1,12 @@
 //! Measures disk reads of a guest, and the creation of root disks.
 
-use super::{DATA, Running, command, cpu_ns, kvm_counters, now_ns};
+use super::marks::Marks;
+use super::{DATA, Running, command, cpu_ns, kvm_counters, now_ns, since};
 use crate::disk::{BYTES, COLD_FILE, MKFS, PIECE_SEQUENTIAL, RAM_DISK_MODULE, WARM_FILE, XFS_DISK};
-use crate::plan::{FAILURE, MARKER, Sample};
+use crate::plan::Sample;
 use anyhow::{Context, Result, bail};
 use std::fs::{self, File, OpenOptions};
-use std::io::{Read, Write};
+use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -16,20 +17,14 @@ pub fn read(argv: &[String], warm: bool) -> Result<Sample> {
     let mut command = command(argv)?;
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = Running(command.spawn().with_context(|| argv.join(" "))?);
-    let mut marks = Marks {
-        output: child.0.stdout.take().context("stdout is piped")?,
-        early: 0,
-    };
+    let mut marks = Marks::of(&mut child)?;
     let pid = child.0.id();
     marks.next(&mut child)?;
     let start = now_ns();
     let (exits, cpu) = (kvm_counters(pid), cpu_ns(pid)?);
     marks.next(&mut child)?;
     let end = now_ns();
-    let mut counters = kvm_counters(pid);
-    for (name, value) in &mut counters {
-        *value = value.saturating_sub(exits.get(name).copied().unwrap_or(0));
-    }
+    let mut counters = since(kvm_counters(pid), &exits);
     counters.insert("cpu_ns".into(), cpu_ns(pid)? - cpu);
     Ok(Sample {
         nanoseconds: end - start,
@@ -105,42 +100,6 @@ fn format(file: &File, bytes: u64) -> Result<()> {
     }
     jiffy_ext4::format(file, &options)?;
     Ok(())
-}
-
-/// Finds the guest's marks in its output.
-struct Marks<R> {
-    output: R,
-    /// Marks that arrived together with an earlier one.
-    early: usize,
-}
-
-impl<R: Read> Marks<R> {
-    fn next(&mut self, child: &mut Running) -> Result<()> {
-        let mut bytes = [0; 256];
-        while self.early == 0 {
-            let got = self.output.read(&mut bytes)?;
-            if got == 0 {
-                let mut message = String::new();
-                if let Some(stderr) = &mut child.0.stderr {
-                    stderr.take(4096).read_to_string(&mut message)?;
-                }
-                bail!("it ended before it had read: {}", message.trim());
-            }
-            let bytes = &bytes[..got];
-            if let Some(at) = bytes.iter().position(|byte| *byte == FAILURE) {
-                let mut rest = bytes[at + 1..].to_vec();
-                while !rest.contains(&b'\n') {
-                    let mut byte = [0];
-                    self.output.read_exact(&mut byte)?;
-                    rest.push(byte[0]);
-                }
-                bail!("in the guest: {}", String::from_utf8_lossy(&rest).trim());
-            }
-            self.early = bytes.iter().filter(|byte| **byte == MARKER).count();
-        }
-        self.early -= 1;
-        Ok(())
-    }
 }
 
 /// Prepares the file, in the page cache or not.

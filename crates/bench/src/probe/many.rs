@@ -171,7 +171,7 @@ fn watch(processes: &[u32]) -> Result<Activity> {
 }
 
 /// Idle time of the CPUs: the sum of `.idle_sleeptime` in /proc/timer_list, which has nanoseconds.
-fn idle_ns() -> Result<u64> {
+pub(super) fn idle_ns() -> Result<u64> {
     let text = fs::read_to_string("/proc/timer_list").context("/proc/timer_list")?;
     let idle: Vec<u64> = text
         .lines()

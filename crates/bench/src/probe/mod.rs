@@ -10,6 +10,8 @@ mod image;
 mod lazy;
 mod many;
 mod marker_time;
+mod marks;
+mod network;
 mod node;
 mod restore;
 
@@ -71,10 +73,15 @@ pub fn run(case: &Case) -> Outcome {
 struct CaseState {
     stage: Option<Stage>,
     pager: Option<Pager>,
+    network: network::State,
 }
 
 fn run_once(kind: &Kind, run: u32, state: &mut CaseState) -> Result<Vec<Sample>> {
-    let CaseState { stage, pager } = state;
+    let CaseState {
+        stage,
+        pager,
+        network,
+    } = state;
     let sample = match kind {
         Kind::Restore { config, spare } => restore::restore(Stage::of(stage, config)?, *spare),
         Kind::Lazy { config, how } => lazy::restore(Stage::of(stage, config)?, pager, *how),
@@ -106,6 +113,7 @@ fn run_once(kind: &Kind, run: u32, state: &mut CaseState) -> Result<Vec<Sample>>
         Kind::Disk { argv, warm } => disk::read(argv, *warm),
         Kind::CreateRoot { bytes } => disk::create_root(*bytes),
         Kind::CloneRoot { bytes } => disk::clone_root(run, *bytes),
+        Kind::Network(what) => network::run(what, run, network),
         Kind::ToMarker { argv, ram_mib } => to_marker(&fill_in(argv, run), *ram_mib),
         Kind::AtOnce {
             count,
@@ -346,6 +354,17 @@ fn kvm_counters(pid: u32) -> BTreeMap<String, u64> {
                 counters.insert(file.file_name().to_string_lossy().into_owned(), value);
             }
         }
+    }
+    counters
+}
+
+/// What counters have counted since they were `before`.
+fn since(
+    mut counters: BTreeMap<String, u64>,
+    before: &BTreeMap<String, u64>,
+) -> BTreeMap<String, u64> {
+    for (name, value) in &mut counters {
+        *value = value.saturating_sub(before.get(name).copied().unwrap_or(0));
     }
     counters
 }

@@ -301,7 +301,7 @@ impl Host {
     }
 
     /// Changes the policy, network and ports of an attached VM. Connections that are forbidden now
-    /// are cut.
+    /// and were permitted before are cut.
     pub fn change(&mut self, spec: &GuestSpec) -> Result<(), Error> {
         let old = self.rules.guest(spec.vm).cloned();
         let old = old.ok_or_else(|| Error::NotAttached(spec.vm.to_string()))?;
@@ -315,7 +315,11 @@ impl Host {
             links::configure(&mut self.route, &link, old.link, ranges)?;
         }
         self.rules.change(new.clone())?;
-        self.delete_forbidden(&new)
+        // The kernel walks its whole table of connections for a list of them.
+        match permits_all_of(&new, &old) {
+            true => Ok(()),
+            false => self.delete_forbidden(&new),
+        }
     }
 
     /// Whether an attached VM sleeps. If it does, new connections to its TCP ports go to the
@@ -484,6 +488,12 @@ impl Host {
 fn loopback(ports: &[Publish]) -> bool {
     let reaches = |it: &Publish| it.address.is_loopback() || it.address.is_unspecified();
     ports.iter().any(|it| it.address.is_ipv4() && reaches(it))
+}
+
+/// Whether a VM may have all connections under `new` that it may have under `old`.
+fn permits_all_of(new: &GuestRules, old: &GuestRules) -> bool {
+    let network = old.network.is_none() || old.network == new.network;
+    network && old.policy == new.policy && old.ports.iter().all(|port| new.ports.contains(port))
 }
 
 fn is_published_by(port: &Publish, connection: &Connection) -> bool {

@@ -2,9 +2,9 @@
 
 use super::world::*;
 use super::{on_host, open, spec, vm};
-use crate::host::Host;
+use crate::host::{Host, permits_all_of};
 use crate::policy::Policy;
-use crate::rules::NameRules;
+use crate::rules::{GuestRules, NameRules};
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -114,6 +114,37 @@ fn a_policy_applies_and_changes_with_connections_open() {
         reached(&guest),
         [(PUBLIC, 25), (PUBLIC, 80), (PUBLIC, 81), (PUBLIC, 8000)]
     );
+}
+
+#[test]
+fn connections_are_searched_only_after_a_change_that_may_forbid_some() {
+    let old = GuestRules {
+        vm: vm(1),
+        link: 7,
+        v4: [10, 0, 0, 2].into(),
+        v6: None,
+        network: None,
+        policy: Policy::default(),
+        ports: vec!["8080:80".parse().expect("a port")],
+        asleep: false,
+    };
+    let with = |change: fn(&mut GuestRules)| {
+        let mut new = old.clone();
+        change(&mut new);
+        permits_all_of(&new, &old)
+    };
+    assert!(with(|_| {}));
+    assert!(with(|it| it.ports.push("8081:80".parse().expect("a port"))));
+    assert!(with(|it| it.network = Some("blue".to_owned())));
+    assert!(!with(|it| it.ports.clear()));
+    assert!(!with(|it| it.ports[0].guest = 81));
+    assert!(!with(|it| it.policy = policy(&[], &["192.0.2.1"])));
+    let member = |network: Option<&str>| GuestRules {
+        network: network.map(str::to_owned),
+        ..old.clone()
+    };
+    assert!(!permits_all_of(&old, &member(Some("blue"))));
+    assert!(!permits_all_of(&member(Some("red")), &member(Some("blue"))));
 }
 
 #[test]

@@ -1,38 +1,19 @@
-//! PID 1 of guests that measure disk reads. Reads `/dev/vda` with O_DIRECT between two marks on
-//! COM1. The kernel parameter `disk_read=`, which arrives in the environment, selects the kind of
-//! reads.
+//! Reads `/dev/vda` with O_DIRECT between two marks on COM1. The kernel parameter `disk_read=`,
+//! which arrives in the environment, selects the kind of reads.
 
+use crate::say;
 use anyhow::{Context, Result, bail};
 use jiffy_bench::disk::{BYTES, PIECE_RANDOM, PIECE_SEQUENTIAL, RANDOM_READS, Reading};
-use jiffy_bench::plan::{FAILURE, MARKER};
+use jiffy_bench::plan::MARKER;
 use rustix::mount::{MountFlags, mount};
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 
-/// Data register of COM1.
-const COM1: u64 = 0x3f8;
 /// Linux, uapi/asm-generic/fcntl.h, on x86-64.
 const O_DIRECT: i32 = 0o40000;
 
-fn main() {
-    let port = OpenOptions::new().write(true).open("/dev/port");
-    let port = port.expect("the initramfs has /dev/port");
-    if let Err(error) = measure(&port) {
-        let _ = say(&port, FAILURE);
-        for byte in format!("{error:#}\n").bytes() {
-            let _ = say(&port, byte);
-        }
-    }
-    loop {
-        std::thread::park();
-    }
-}
-
-fn say(port: &File, byte: u8) -> Result<()> {
-    Ok(port.write_all_at(&[byte], COM1)?)
-}
-
-fn measure(port: &File) -> Result<()> {
+/// Reads between two marks.
+pub fn measure(port: &File) -> Result<()> {
     let text = std::env::var("disk_read").context("disk_read= is missing")?;
     let reading: Reading = text.parse()?;
     mount("devtmpfs", "/dev", "devtmpfs", MountFlags::empty(), c"")?;

@@ -1,0 +1,44 @@
+//! The program in measured guests. As PID 1 it reads a disk or serves traffic, as the kernel's
+//! parameters say; as another program it is a TCP server.
+
+mod disk;
+mod network;
+
+use anyhow::Result;
+use jiffy_bench::plan::FAILURE;
+use jiffy_bench::traffic;
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::FileExt;
+
+/// Data register of COM1.
+const COM1: u64 = 0x3f8;
+
+fn main() {
+    if std::process::id() != 1 {
+        if let Err(error) = network::answer() {
+            eprintln!("{error:#}");
+            std::process::exit(1);
+        }
+        return;
+    }
+    let port = OpenOptions::new().write(true).open("/dev/port");
+    let port = port.expect("the initramfs has /dev/port");
+    let measured = match std::env::var_os(traffic::PARAMETER) {
+        Some(_) => network::serve(&port),
+        None => disk::measure(&port),
+    };
+    if let Err(error) = measured {
+        let _ = say(&port, FAILURE);
+        for byte in format!("{error:#}\n").bytes() {
+            let _ = say(&port, byte);
+        }
+    }
+    loop {
+        std::thread::park();
+    }
+}
+
+/// Writes a byte to COM1.
+fn say(port: &File, byte: u8) -> Result<()> {
+    Ok(port.write_all_at(&[byte], COM1)?)
+}
