@@ -7,6 +7,8 @@
  *   end=ADDR        first instruction of PID 1; reaching it ends the run
  *   out=FILE        where the result goes
  *   profile=on      also count per address and per function
+ *   chart=FILE      with profile: where the calls go that took at least
+ *   least=N         so many instructions
  *   nested=on       count only what a KVM on AMD inside this QEMU runs in its guest,
  *                   and its exits: the kernel under the monitor that will run it
  *
@@ -18,6 +20,10 @@
  *   exits N                        times the nested guest was left              (nested)
  *   x ADDR N                       times it was left in the block at ADDR       (nested)
  *   f ADDR CALLS N                 inclusive instructions of the function     (profile)
+ *
+ * A line of the chart is a call, in the order of their ends:
+ *   STACK ADDR FROM TO             the stack's and the function's address, and numbers of
+ *                                  instructions since the start
  *
  * Only what it uses of QEMU's plugin interface (version 1, QEMU 4.2 to 8.2) is
  * declared here, because Debian does not package the header.
@@ -60,6 +66,8 @@ __attribute__((visibility("default"))) int qemu_plugin_version = 1;
 static uint64_t start_addr, end_addr;
 static const char *out_path;
 static bool profiling, nested;
+static FILE *chart;
+static uint64_t least;
 static bool started;
 
 /* Nested: whether the guest's guest runs. QEMU keeps translations of the two apart,
@@ -104,6 +112,7 @@ struct frame {
     uint64_t sp; /* where the return address lies */
     struct slot *function;
     uint64_t entered; /* the stack's clock */
+    uint64_t began;   /* all instructions */
 };
 struct stack {
     uint64_t key;
@@ -133,6 +142,9 @@ static struct stack *stack_of(uint64_t sp)
 static void leave(struct stack *s)
 {
     struct frame *f = &s->frames[--s->depth];
+    if (chart && s->clock - f->entered >= least)
+        fprintf(chart, "%" PRIx64 " %" PRIx64 " %" PRIu64 " %" PRIu64 "\n", s->key << STACK_SHIFT,
+                f->function->key, f->began - at_start, total - at_start);
     if (--f->function->depth == 0)
         f->function->count += s->clock - f->entered;
 }
@@ -158,7 +170,9 @@ static void enter(struct stack *s, uint64_t sp, uint64_t target)
     struct slot *f = find(functions, target);
     f->calls++;
     f->depth++;
-    s->frames[s->depth++] = (struct frame){ .sp = sp, .function = f, .entered = s->clock };
+    s->frames[s->depth++] = (struct frame){
+        .sp = sp, .function = f, .entered = s->clock, .began = total
+    };
 }
 
 static void on_call(unsigned cpu, meminfo info, uint64_t vaddr, void *target)
@@ -260,6 +274,10 @@ static void on_end(unsigned cpu, void *data)
                 fprintf(out, "f %" PRIx64 " %" PRIu64 " %" PRIu64 "\n", functions[i].key,
                         functions[i].calls, functions[i].count);
         }
+    }
+    if (chart && fclose(chart)) {
+        perror("the chart");
+        _exit(1);
     }
     if (fclose(out)) {
         perror(out_path);
@@ -369,7 +387,15 @@ __attribute__((visibility("default"))) int qemu_plugin_install(plugin_id id, con
             out_path = strdup(argv[i] + 4);
         else if (!strcmp(argv[i], "profile=on"))
             profiling = true;
-        else if (!strcmp(argv[i], "nested=on"))
+        else if (!strncmp(argv[i], "least=", 6))
+            least = strtoull(argv[i] + 6, NULL, 0);
+        else if (!strncmp(argv[i], "chart=", 6)) {
+            chart = fopen(argv[i] + 6, "w");
+            if (!chart) {
+                perror(argv[i] + 6);
+                return 1;
+            }
+        } else if (!strcmp(argv[i], "nested=on"))
             nested = true;
         else {
             fprintf(stderr, "measure-plugin: unknown argument %s\n", argv[i]);

@@ -283,6 +283,7 @@ fn vmm_config(kernel: &str) -> vmm::VmmConfig {
         nets: Vec::new(),
         folders: Vec::new(),
         cpu_profile: None,
+        record_activity: false,
         restore: None,
     }
 }

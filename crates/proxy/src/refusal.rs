@@ -9,8 +9,8 @@ use hyper::header::{
 use hyper::{Response, StatusCode};
 use jiffy_content::error::Error;
 
-/// Seconds until a client may retry.
-const RETRY_AFTER_SECONDS: HeaderValue = HeaderValue::from_static("1");
+/// Seconds until a client may retry, unless the error gives another time.
+const RETRY_AFTER_SECONDS: u32 = 1;
 /// How a client authenticates (RFC 6750 §3).
 const BEARER: HeaderValue = HeaderValue::from_static("Bearer");
 /// Closes an HTTP/1.1 connection after the answer; hyper drops this header in HTTP/2.
@@ -95,7 +95,10 @@ impl Refusal {
         };
         set(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         match self.status {
-            StatusCode::SERVICE_UNAVAILABLE => set(RETRY_AFTER, RETRY_AFTER_SECONDS),
+            StatusCode::SERVICE_UNAVAILABLE => {
+                let after_s = self.error.0.retry_after_s.unwrap_or(RETRY_AFTER_SECONDS);
+                set(RETRY_AFTER, after_s.into());
+            }
             // A client without the token must not hold its place by sending more requests unread.
             StatusCode::UNAUTHORIZED => {
                 set(WWW_AUTHENTICATE, BEARER);

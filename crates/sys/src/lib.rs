@@ -1,5 +1,6 @@
 //! Safe wrappers of Linux calls, and facts about the host: folders, clocks, errors.
 //!
+//! * [`activity`]: what the threads of this process do, recorded on demand.
 //! * [`arenas`]: limits the heaps of glibc's allocator to one.
 //! * [`causes`]: errors and their causes.
 //! * [`clock`]: the monotonic clock of all timelines.
@@ -31,6 +32,7 @@
 //! * [`termination`]: SIGTERM and SIGINT as a descriptor.
 //! * [`userfaultfd`]: page faults of one process, served by another.
 
+pub mod activity;
 pub mod arenas;
 pub mod causes;
 pub mod clock;

@@ -278,6 +278,7 @@ fn config(place: &Addresses, script: &str, root: &Path) -> VmmConfig {
         folders: Vec::new(),
         handed: Vec::new(),
         cpu_profile: None,
+        record_activity: false,
         restore: None,
     }
 }

@@ -8,11 +8,14 @@ use crate::text::{short, truncate};
 use jiffy_content::clock::monotonic_ns;
 use jiffy_wire::agent::GuestSpan;
 use jiffy_wire::pager::PagerStats;
-use jiffy_wire::timeline::{Span, Timeline, Track, names};
+use jiffy_wire::timeline::{Counter, Span, Timeline, Track, names};
 use jiffy_wire::trace;
+use jiffy_wire::vmm::Activity;
 
 /// Most spans, and most marks, of a guest: a guest can send any number of them.
 const MAX_GUEST: usize = 2048;
+/// Most spans, and most counts, of the VMM's threads. A VMM that was taken over sends any number.
+const MAX_ACTIVITY: usize = 32_768;
 /// Most characters of a span's detail from the VMM, which names a disk, an image or an origin.
 const MAX_REMARK: usize = 2000;
 /// The VMM's first span: it shows that the VMM runs.
@@ -38,6 +41,8 @@ pub struct Recorder {
     spare: bool,
     attached: Option<[u64; 5]>,
     vmm: Vec<(String, u64, u64, Option<String>)>,
+    activity: Vec<Span>,
+    counters: Vec<Counter>,
     marks: Vec<(u8, u64)>,
     guest: Vec<GuestSpan>,
     pid1_guest: Option<u64>,
@@ -145,6 +150,53 @@ impl Recorder {
         }
     }
 
+    /// What a thread of the VMM has done.
+    pub fn activity(&mut self, activity: Activity) {
+        let thread = short(&activity.thread);
+        let track = match activity.kernel {
+            true => Track::Kernel,
+            false => Track::Vmm,
+        };
+        let names: Vec<String> = activity.names.iter().map(|name| short(name)).collect();
+        let named = |index: u32| names.get(index as usize).cloned();
+        let room = MAX_ACTIVITY.saturating_sub(self.activity.len());
+        for (index, start_ns, length_ns) in activity.spans.into_iter().take(room) {
+            let Some(name) = named(index) else { continue };
+            let end_ns = start_ns.saturating_add(length_ns);
+            let mut span = Span::new(track, name, start_ns, end_ns);
+            span.thread = Some(thread.clone());
+            self.activity.push(span);
+        }
+        for (index, at_ns, count) in activity.counts {
+            let Some(name) = named(index) else { continue };
+            self.count(&thread, name, (at_ns, count));
+        }
+        if activity.dropped > 0 {
+            let at_ns = self.activity.last().map_or(0, |last| last.end_ns);
+            let mut lost = Span::moment(Track::Vmm, names::ACTIVITY_CUT, at_ns);
+            lost.thread = Some(thread);
+            self.activity
+                .push(lost.with_detail(format!("{} more", activity.dropped)));
+        }
+    }
+
+    fn count(&mut self, thread: &str, name: String, point: (u64, u64)) {
+        let is_it = |one: &&mut Counter| one.thread == thread && one.name == name;
+        let counted: usize = self.counters.iter().map(|one| one.points.len()).sum();
+        if counted >= MAX_ACTIVITY {
+            return;
+        }
+        match self.counters.iter_mut().find(is_it) {
+            Some(counter) => counter.points.push(point),
+            None => self.counters.push(Counter {
+                track: Track::Vmm,
+                thread: thread.to_owned(),
+                name,
+                points: vec![point],
+            }),
+        }
+    }
+
     /// A mark on the trace port.
     pub fn mark(&mut self, value: u8, at_ns: u64) {
         if self.marks.len() < MAX_GUEST {
@@ -204,10 +256,13 @@ impl Recorder {
         }
         let fresh = spans.len();
         for span in &self.kept {
-            if !spans[..fresh].iter().any(|new| new.name == span.name) {
+            let is_known = |new: &Span| new.name == span.name;
+            if span.thread.is_some() || !spans[..fresh].iter().any(is_known) {
                 spans.push(span.clone());
             }
         }
+        spans.extend_from_slice(&self.activity);
+        timeline.counters = self.counters.clone();
         timeline.sort();
         timeline
     }

@@ -1,6 +1,6 @@
 //! Builds a VM step by step.
 
-use crate::boot::{self, BootError, Entry, Images};
+use crate::boot::{self, BootError, Entry, Images, OpenFile, calls};
 use crate::cpu::cpuid::{self, Host};
 use crate::cpu::profile::{HostCpu, ProfileError};
 use crate::cpu::tsc;
@@ -18,11 +18,11 @@ use crate::sandbox::Sandbox;
 use crate::state::VmState;
 use crate::stats::StatsFile;
 use crate::vcpu::{MAX_VCPUS, Vcpu, VcpuState};
-use crate::vmm::{FirstEntry, Parts, Vmm};
+use crate::vmm::{FirstEntry, NotedCalls, Parts, Vmm};
 use crate::workers::{IdleThreads, ThreadStarter};
 use jiffy_devices::virtio::device::Workers;
 use jiffy_devices::virtio::mmio::Wires;
-use jiffy_sys::{fds, kick};
+use jiffy_sys::{activity, fds, kick};
 use jiffy_wire::guest::GENERATION_NAME;
 use jiffy_wire::timeline::names;
 use jiffy_wire::vmm::{Extent, Restore, SavedMemory, VmmConfig};
@@ -71,6 +71,9 @@ impl Builder {
         if !(1..=MAX_VCPUS).contains(&self.config.vcpus) {
             return Err(StartError::Vcpus(self.config.vcpus));
         }
+        if self.config.record_activity {
+            activity::record();
+        }
         if self.prepared.is_none() {
             prepare_process(self.sandbox)?;
         }
@@ -94,8 +97,14 @@ impl Builder {
         let devices = events.step(names::DEVICES, || {
             self.create_devices(&mut base, &ram, &threads, None)
         })?;
-        let entry = events.step(names::KERNEL_LOADED, || self.load_kernel(&ram, &devices))?;
+        let (entry, kernel) =
+            events.step(names::KERNEL_LOADED, || self.load_kernel(&ram, &devices))?;
         vcpus[0].enter_at(&entry)?;
+        let clock = match config.record_activity {
+            true => vcpus[0].tsc_clock(),
+            false => None,
+        };
+        let noted_calls = clock.map(|clock| NotedCalls { kernel, clock });
         Ok(self.assemble(
             base,
             threads,
@@ -105,6 +114,7 @@ impl Builder {
                 devices,
                 supply: Supply::NoPager,
                 gate: Gate::default(),
+                noted_calls,
                 first_entry: FirstEntry {
                     moment: names::FIRST_KVM_RUN,
                     first_writes: Vec::new(),
@@ -149,6 +159,7 @@ impl Builder {
                 devices,
                 supply: memory.supply,
                 gate: Gate::of(restore),
+                noted_calls: None,
                 first_entry: FirstEntry {
                     moment: names::VCPUS_RESUMED,
                     first_writes: memory.first_writes,
@@ -243,16 +254,26 @@ impl Builder {
         Devices::create(&args, wires, state)
     }
 
-    fn load_kernel(&self, ram: &GuestRam, devices: &Devices) -> Result<Entry, BootError> {
+    fn load_kernel(
+        &self,
+        ram: &GuestRam,
+        devices: &Devices,
+    ) -> Result<(Entry, OpenFile), BootError> {
         let config = &self.config;
+        let mut parameters = devices.parameters.clone();
+        if config.record_activity {
+            parameters = format!("{parameters} {}", calls::offer(ram.memory()));
+        }
         let images = Images {
             kernel: &config.boot.kernel,
             initrd: config.boot.initrd.as_deref(),
             command_line: &config.boot.command_line,
-            device_parameters: &devices.parameters,
+            device_parameters: parameters.trim_start(),
             vcpus: config.vcpus,
         };
-        boot::load(&images, ram.memory(), ram.size())
+        let kernel = boot::open(&images)?;
+        let entry = boot::load(&kernel, &images, ram.memory(), ram.size())?;
+        Ok((entry, kernel))
     }
 
     fn assemble(self, base: PreparedVm, threads: Threads, built: Built) -> Vmm {
@@ -269,6 +290,7 @@ impl Builder {
             gate: built.gate,
             supply: built.supply,
             first_entry: built.first_entry,
+            noted_calls: built.noted_calls,
             events: self.events,
             sandbox: self.sandbox,
         })
@@ -282,6 +304,7 @@ struct Built {
     devices: Devices,
     supply: Supply,
     gate: Gate,
+    noted_calls: Option<NotedCalls>,
     first_entry: FirstEntry,
 }
 

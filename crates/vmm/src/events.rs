@@ -1,8 +1,8 @@
 //! Spans and marks for the node, one JSON object per line.
 
-use jiffy_sys::clock;
 use jiffy_sys::mutex::lock;
-use jiffy_wire::vmm::{ExitRecord, VmmEvent};
+use jiffy_sys::{activity, clock};
+use jiffy_wire::vmm::{Activity, ExitRecord, VmmEvent};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use std::fs::File;
@@ -16,6 +16,12 @@ const LAST_EVENT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Most bytes that are buffered for a reader that is behind; further marks are dropped.
 const KEPT_MAX: usize = 64 << 10;
+
+/// The thread of the guest's kernel that boots it.
+const BOOT: &str = "boot";
+
+/// Most spans or counts in an event: the node refuses lines of more than 64 KiB.
+const PART: usize = 1000;
 
 /// Writes events to a pipe or socket. A slow reader loses events, and never delays the guest.
 #[derive(Debug)]
@@ -85,6 +91,54 @@ impl Events {
         let _ = self.write(&mut kept);
     }
 
+    /// Buffers what the threads have done, if that was recorded, for the last event.
+    pub fn report_activity(&self) {
+        for log in activity::take() {
+            let spans = log
+                .spans
+                .iter()
+                .map(|span| (span.name, span.start_ns, span.end_ns - span.start_ns));
+            for part in parts(spans) {
+                self.keep(&VmmEvent::Activity(Activity {
+                    thread: log.thread.clone(),
+                    names: part.names,
+                    spans: part.items,
+                    ..Activity::default()
+                }));
+            }
+            let samples = log.samples.iter();
+            for part in parts(samples.map(|it| (&*it.name, it.at_ns, it.count))) {
+                self.keep(&VmmEvent::Activity(Activity {
+                    thread: log.thread.clone(),
+                    names: part.names,
+                    counts: part.items,
+                    ..Activity::default()
+                }));
+            }
+            if log.dropped > 0 {
+                self.keep(&VmmEvent::Activity(Activity {
+                    thread: log.thread,
+                    dropped: log.dropped,
+                    ..Activity::default()
+                }));
+            }
+        }
+    }
+
+    /// Buffers calls that the guest's kernel has noted, with their starts and lengths, for the last
+    /// event.
+    pub fn report_kernel(&self, calls: impl Iterator<Item = (String, u64, u64)>) {
+        for part in parts(calls) {
+            self.keep(&VmmEvent::Activity(Activity {
+                thread: BOOT.to_owned(),
+                kernel: true,
+                names: part.names,
+                spans: part.items,
+                ..Activity::default()
+            }));
+        }
+    }
+
     /// Writes the last event; waits a short time for a reader that is behind.
     pub fn exited(&self, record: &ExitRecord) {
         self.keep(&VmmEvent::Exited(record.clone()));
@@ -152,6 +206,32 @@ impl Events {
     }
 }
 
+/// A part of a thread's activity that fits into an event.
+#[derive(Default)]
+struct Part {
+    names: Vec<String>,
+    items: Vec<(u32, u64, u64)>,
+}
+
+/// Divides named numbers into parts.
+fn parts<S: AsRef<str>>(items: impl Iterator<Item = (S, u64, u64)>) -> Vec<Part> {
+    let mut parts: Vec<Part> = Vec::new();
+    for (name, first, second) in items {
+        if parts.last().is_none_or(|part| part.items.len() == PART) {
+            parts.push(Part::default());
+        }
+        let Some(part) = parts.last_mut() else { break };
+        let name = name.as_ref();
+        let known = part.names.iter().position(|known| known == name);
+        let index = known.unwrap_or_else(|| {
+            part.names.push(name.to_owned());
+            part.names.len() - 1
+        });
+        part.items.push((index as u32, first, second));
+    }
+    parts
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -210,6 +290,28 @@ mod tests {
             .collect();
         assert!(lines.len() > 1000);
         assert!(matches!(lines.last(), Some(VmmEvent::Exited(_))));
+    }
+
+    #[test]
+    fn activity_is_divided_into_lines_that_the_node_reads() {
+        let item = |number: u64| match number % 2 {
+            0 => ("exit: MMIO write", u64::MAX - number, u64::MAX),
+            _ => ("exit: port read", number, 1),
+        };
+        let parts = parts((0..2 * PART as u64 + 1).map(item));
+        let lengths: Vec<_> = parts.iter().map(|part| part.items.len()).collect();
+        assert_eq!(lengths, [PART, PART, 1]);
+        assert_eq!(parts[0].names, ["exit: MMIO write", "exit: port read"]);
+        assert_eq!(parts[1].items[1], (1, PART as u64 + 1, 1));
+        for part in parts {
+            let event = VmmEvent::Activity(Activity {
+                thread: "vcpu 31".into(),
+                names: part.names,
+                spans: part.items,
+                ..Activity::default()
+            });
+            assert!(serde_json::to_vec(&event).unwrap().len() < 60_000);
+        }
     }
 
     #[test]

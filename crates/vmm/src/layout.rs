@@ -36,6 +36,10 @@ pub const MODULE_LIST: u64 = 0x8000;
 pub const COMMAND_LINE: u64 = 0x2_0000;
 /// Longest command line with its terminating zero: Linux's COMMAND_LINE_SIZE.
 pub const COMMAND_LINE_SIZE: usize = 2048;
+/// Where a kernel may note the calls of its boot.
+pub const BOOT_CALLS: u64 = 0x3_0000;
+/// Bytes for that.
+pub const BOOT_CALLS_SIZE: u64 = 0x1_0000;
 /// MP floating pointer and table: the last KiB of base memory.
 pub const MP_TABLE: u64 = 0x9_fc00;
 /// End of the MP table, and of base memory.

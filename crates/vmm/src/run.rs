@@ -4,7 +4,7 @@ use crate::arguments::RunOptions;
 use crate::logging;
 use anyhow::{Context, anyhow};
 use jiffy_sys::termination::TerminationFd;
-use jiffy_sys::{clock, handed};
+use jiffy_sys::{activity, clock, handed};
 use jiffy_vmm::control::ControlSocket;
 use jiffy_vmm::sandbox;
 use jiffy_vmm::spare::{self, Ahead};
@@ -188,6 +188,11 @@ fn run_vm(
     let ending = watch(&mut vmm, config_file, &termination, &mut control, console);
     if vmm.is_stuck() {
         std::mem::forget(vmm);
+    } else if activity::is_recorded() {
+        vmm.report_boot();
+        // Then its threads have ended, and recorded everything.
+        drop(vmm);
+        events.report_activity();
     }
     Ok(ExitRecord {
         reason: ending.reason,

@@ -4,6 +4,8 @@
 
 mod phase;
 
+use crate::boot::calls::{self, TscClock};
+use crate::boot::{OpenFile, elf};
 use crate::capture::{Capture, SaveError};
 use crate::cpu::profile;
 use crate::devices::{Devices, fw_cfg};
@@ -61,6 +63,7 @@ pub struct Vmm {
     gate: Gate,
     supply: Supply,
     first_entry: FirstEntry,
+    noted_calls: Option<NotedCalls>,
     /// The profile of its guest's processor when it was last saved.
     profile: Option<Profile>,
 }
@@ -80,6 +83,7 @@ pub(crate) struct Parts {
     pub gate: Gate,
     pub supply: Supply,
     pub first_entry: FirstEntry,
+    pub noted_calls: Option<NotedCalls>,
     pub sandbox: Sandbox,
 }
 
@@ -89,6 +93,14 @@ pub(crate) struct FirstEntry {
     pub moment: &'static str,
     /// Pages that the guest will write first, to be copied at that moment.
     pub first_writes: Vec<Extent>,
+}
+
+/// What is needed to report the calls that the kernel notes while it boots.
+pub(crate) struct NotedCalls {
+    /// The kernel's file, which may have the names of its functions.
+    pub kernel: OpenFile,
+    /// The guest's time stamp counter.
+    pub clock: TscClock,
 }
 
 impl Vmm {
@@ -115,6 +127,7 @@ impl Vmm {
             gate: parts.gate,
             supply: parts.supply,
             first_entry: parts.first_entry,
+            noted_calls: parts.noted_calls,
             profile: None,
         }
     }
@@ -354,6 +367,23 @@ impl Vmm {
         }
         self.devices.add_net_totals(&mut sums);
         Ok(sums)
+    }
+
+    /// Reports the calls that the kernel has noted, if its activity is recorded.
+    pub fn report_boot(&self) {
+        let Some(NotedCalls { kernel, clock }) = &self.noted_calls else {
+            return;
+        };
+        let calls = calls::read(self.ram.memory());
+        let addresses = calls.iter().map(|call| call.function).collect();
+        let names = elf::functions(kernel, &addresses).unwrap_or_default();
+        let named = calls.iter().map(|call| {
+            let name = names.get(&call.function).cloned();
+            let name = name.unwrap_or_else(|| format!("{:#x}", call.function));
+            let start_ns = clock.time_ns(call.start);
+            (name, start_ns, clock.time_ns(call.end) - start_ns)
+        });
+        self.events.report_kernel(named);
     }
 
     /// Handles requests that other threads made since the last call. Returns why the VM ends, if it

@@ -11,6 +11,7 @@ use crate::poll::{readable, timespec};
 use crate::sandbox::violation;
 use crate::vmm::Vmm;
 use jiffy_devices::serial::Serial;
+use jiffy_sys::activity;
 use jiffy_sys::mutex::lock;
 use jiffy_sys::termination::TerminationFd;
 use jiffy_wire::vmm::{ControlRequest, ControlResponse, ExitReason};
@@ -116,7 +117,7 @@ fn wait(
     let busy = console.is_some_and(|console| console.busy);
     let retry = busy.then_some(RETRY);
     let timeout = vmm.timeout().into_iter().chain(retry).min().map(timespec);
-    match poll(&mut wait, timeout.as_ref()) {
+    match activity::wait("serves", || poll(&mut wait, timeout.as_ref())) {
         Ok(_) => {}
         Err(rustix::io::Errno::INTR) => return Ok(Ready::default()),
         Err(error) => return Err(error.into()),
@@ -203,7 +204,11 @@ fn answer(vmm: &mut Vmm, config: &Path, request: ControlRequest, stop: &mut bool
 }
 
 fn begin(vmm: &mut Vmm, config: &Path) -> Result<(), StartError> {
-    vmm.begin(&config::read(config)?)
+    let config = config::read(config)?;
+    if config.record_activity {
+        activity::record();
+    }
+    vmm.begin(&config)
 }
 
 fn balloon(vmm: &mut Vmm) -> ControlResponse {

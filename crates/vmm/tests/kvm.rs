@@ -80,6 +80,7 @@ impl Case {
             nets: Vec::new(),
             folders: Vec::new(),
             cpu_profile: None,
+            record_activity: false,
             restore: None,
         };
         Case { folder, config }
@@ -911,6 +912,45 @@ fn events_are_the_steps_in_order_then_the_guests_marks() {
         _ => None,
     });
     assert!(first_run.unwrap() < entry.unwrap());
+}
+
+#[test]
+#[ignore = "needs a real KVM"]
+fn recorded_activity_has_each_exit_and_kvms_own_counts() {
+    let mut case = Case::new("quiet count");
+    case.config.record_activity = true;
+    let (reader, writer) = rustix::pipe::pipe().unwrap();
+    let events = Arc::new(Events::new(Some(File::from(writer))).unwrap());
+    let builder = Builder::new(case.config.clone(), events.clone()).sandbox(Sandbox::On);
+    let mut vmm = builder.build().unwrap();
+    vmm.start(false).unwrap();
+    counted_beyond(&mut vmm, 0);
+    drop(vmm);
+    events.report_activity();
+    events.flush();
+    drop(events);
+    let mut text = String::new();
+    File::from(reader).read_to_string(&mut text).unwrap();
+    let activities: Vec<_> = text
+        .lines()
+        .filter_map(|line| match serde_json::from_str(line).unwrap() {
+            VmmEvent::Activity(activity) if activity.thread == "vcpu 0" => Some(activity),
+            _ => None,
+        })
+        .collect();
+    let has = |name: &str, of: fn(&jiffy_wire::vmm::Activity) -> &[(u32, u64, u64)]| {
+        activities.iter().any(|activity| {
+            let mut items = of(activity).iter();
+            items.any(|(index, ..)| activity.names[*index as usize] == name)
+        })
+    };
+    // The test kernel writes its mark to the trace port.
+    assert!(
+        has("exit: port write", |activity| &activity.spans),
+        "{text}"
+    );
+    assert!(has("exits", |activity| &activity.counts), "{text}");
+    assert!(!jiffy_sys::activity::is_recorded());
 }
 
 #[test]

@@ -25,6 +25,10 @@ pub enum Track {
 pub struct Span {
     /// Its track.
     pub track: Track,
+    /// The thread that it is of, such as `vcpu 0`, if it is not a step of the whole: part of the
+    /// activity that was recorded in detail.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub thread: Option<String>,
     /// Its name as shown to users, such as `vCPUs`.
     pub name: String,
     /// Start, in nanoseconds of the timeline's clock.
@@ -41,6 +45,7 @@ impl Span {
     pub fn new(track: Track, name: impl Into<String>, start_ns: u64, end_ns: u64) -> Span {
         Span {
             track,
+            thread: None,
             name: name.into(),
             start_ns,
             end_ns: end_ns.max(start_ns),
@@ -65,6 +70,20 @@ impl Span {
     }
 }
 
+/// How often something happened, over time.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Counter {
+    /// Its track.
+    pub track: Track,
+    /// The thread that it is of.
+    pub thread: String,
+    /// Its name, such as KVM's `mmio_exits`.
+    pub name: String,
+    /// Times, in nanoseconds of the timeline's clock, and how often it happened since the time
+    /// before.
+    pub points: Vec<(u64, u64)>,
+}
+
 /// All spans of one operation.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Timeline {
@@ -73,6 +92,9 @@ pub struct Timeline {
     pub clock: String,
     /// The spans, in no particular order.
     pub spans: Vec<Span>,
+    /// Counters, if activity was recorded in detail.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub counters: Vec<Counter>,
 }
 
 impl Timeline {
@@ -80,8 +102,13 @@ impl Timeline {
     pub fn new(clock: impl Into<String>) -> Timeline {
         Timeline {
             clock: clock.into(),
-            spans: Vec::new(),
+            ..Timeline::default()
         }
+    }
+
+    /// The steps: the spans without those of a thread's recorded activity.
+    pub fn steps(&self) -> impl Iterator<Item = &Span> {
+        self.spans.iter().filter(|span| span.thread.is_none())
     }
 
     /// Sorts by start, longer spans first among equals.
@@ -101,8 +128,14 @@ impl Timeline {
             span.start_ns = span.start_ns.saturating_add_signed(by_ns);
             span.end_ns = span.end_ns.saturating_add_signed(by_ns);
         }
+        for (at_ns, _) in self.counters.iter_mut().flat_map(|one| &mut one.points) {
+            *at_ns = at_ns.saturating_add_signed(by_ns);
+        }
     }
 }
+
+/// What the names of a vCPU's exits to the VMM begin with, in its recorded activity.
+pub const EXIT: &str = "exit: ";
 
 /// Names of spans. Those of a cold run are in the order in which they begin.
 ///
@@ -191,6 +224,8 @@ pub mod names {
     pub const CHILDREN_SPAWNED: &str = "children spawned";
     /// Node: all children of a fork are ready.
     pub const CHILDREN_READY: &str = "children ready";
+    /// VMM: a thread has done more than was recorded (moment).
+    pub const ACTIVITY_CUT: &str = "not recorded";
     /// CLI: the user has the last byte of output and the exit status (moment).
     pub const ANSWER_DELIVERED: &str = "answer delivered";
 }

@@ -15,6 +15,12 @@ pub const TARGET: Target = Target {
 
 fn run(data: &[u8]) {
     let _ = Image::parse(data);
+    // Any word may be a function's address.
+    let words = data.chunks_exact(8).take(64);
+    let words = words.map(|word| u64::from_le_bytes(word.try_into().expect("8 bytes")));
+    if let Ok(names) = boot::elf::functions(data, &words.collect()) {
+        assert!(names.values().all(|name| name.len() <= 3 * 128));
+    }
     let Ok(plan) = boot::plan(data, RAM) else {
         return;
     };
@@ -52,6 +58,23 @@ fn all_seeds() -> Vec<Vec<u8>> {
     elf[64 + 48] = 4;
     elf.extend(note);
 
+    // Two sections at the end: a symbol for the function at this address, and names.
+    let mut named = elf.clone();
+    let end = named.len() as u64;
+    named[40..48].copy_from_slice(&(end + 40).to_le_bytes());
+    named[58] = 64;
+    named[60] = 2;
+    named.extend(b"\x01\0\0\0\x02\0\x01\0\x00\x01\0\0\0\0\0\0\0\0\0\0\0\0\0\0");
+    named.extend(b"\0start\0\0\0\0\0\0\0\0\0\0");
+    for (kind, link, at, size) in [(2u32, 1u32, end, 24u64), (3, 0, end + 24, 16)] {
+        let mut section = [0; 64];
+        section[4..8].copy_from_slice(&kind.to_le_bytes());
+        section[24..32].copy_from_slice(&at.to_le_bytes());
+        section[32..40].copy_from_slice(&size.to_le_bytes());
+        section[40..44].copy_from_slice(&link.to_le_bytes());
+        named.extend(section);
+    }
+
     let mut bz_image = vec![0; 0x1000];
     bz_image[0x1f1] = 4;
     bz_image[0x1fe..0x200].copy_from_slice(&[0x55, 0xaa]);
@@ -63,5 +86,5 @@ fn all_seeds() -> Vec<Vec<u8>> {
 
     let mut configured = without.clone();
     configured.extend(b"IKCFG_ST\x1f\x8b\x08\0\0\0\0\0\0\x03\x03\0\0\0\0\0\0\0\0\0IKCFG_ED");
-    vec![elf, without, bz_image, configured]
+    vec![elf, without, named, bz_image, configured]
 }

@@ -18,7 +18,8 @@ pub use later::Later;
 pub use run::{CommandOptions, Create, Run, StdioOptions, VmOptions};
 pub use values::{
     DiskUse, HugePages, IdleActionChoice, KernelChoice, MachineUse, Place, TimelineOutput,
-    disk_limit, disk_use, mebibytes, place, seconds, signal_number, timeline_output,
+    disk_limit, disk_use, mebibytes, place, run_timeline_output, seconds, signal_number,
+    timeline_output,
 };
 
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};

@@ -4,7 +4,7 @@ use super::{
     DiskUse, HugePages, IdleActionChoice, JsonFormat, KernelChoice, TimelineOutput, disk_limit,
     disk_use,
     folder::{self, folder_use},
-    image, mebibytes, network, queue, seconds, timeline_output,
+    image, mebibytes, network, queue, run_timeline_output, seconds,
 };
 use clap::{Args, ValueHint};
 use jiffy_wire::api::FolderUse;
@@ -213,14 +213,15 @@ pub struct Run {
     #[arg(short, long)]
     pub detach: bool,
     /// Write the timeline to stderr or to a file: table, json, perfetto;
-    /// json:FILE
+    /// json:FILE. With deep: also what the monitor's threads did, and the exits by
+    /// reason; deep:FILE writes a file for ui.perfetto.dev
     #[arg(
         long,
         value_name = "FORMAT[:FILE]",
         num_args = 0..=1,
         require_equals = true,
         default_missing_value = "table",
-        value_parser = timeline_output
+        value_parser = run_timeline_output
     )]
     pub timeline: Option<TimelineOutput>,
     /// With json: print one object with the VM, its exit status and its output

@@ -113,7 +113,8 @@ fn options_of_run_are_parsed() {
         run.timeline,
         Some(TimelineOutput {
             format: TimelineFormat::Json,
-            file: Some("/tmp/t.json".into())
+            file: Some("/tmp/t.json".into()),
+            deep: false,
         })
     );
     assert_eq!(run.argv, ["true"]);
@@ -124,6 +125,27 @@ fn optional_values_need_an_equals_sign() {
     let run = run("jiffy run --timeline -- date");
     assert_eq!(run.argv, ["date"]);
     assert_eq!(run.timeline.unwrap().format, TimelineFormat::Table);
+}
+
+#[test]
+fn a_timeline_in_detail_is_a_table_or_a_file_for_perfetto() {
+    let shown = |option: &str| {
+        run(&format!("jiffy run {option} -- date"))
+            .timeline
+            .unwrap()
+    };
+    let table = shown("--timeline=deep");
+    assert_eq!(
+        (table.format, table.file, table.deep),
+        (TimelineFormat::Table, None, true)
+    );
+    let file = shown("--timeline=deep:a:b.json");
+    assert_eq!(file.format, TimelineFormat::Perfetto);
+    assert_eq!(file.file, Some("a:b.json".into()));
+    assert!(!shown("--timeline=json").deep);
+    assert!(refuse("jiffy run --timeline=deep: -- date").contains("names no file"));
+    // Only a run starts a VM whose activity can be recorded.
+    assert!(refuse("jiffy fork box --timeline=deep").contains("not a format"));
 }
 
 #[test]

@@ -262,6 +262,9 @@ pub fn place(text: &str) -> Result<Place, String> {
     }
 }
 
+/// A timeline in detail.
+const DEEP: &str = "deep";
+
 /// The format and the target of `run --timeline`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TimelineOutput {
@@ -269,6 +272,23 @@ pub struct TimelineOutput {
     pub format: TimelineFormat,
     /// The file; `None` for stderr.
     pub file: Option<PathBuf>,
+    /// Whether it shows what the VMM's threads did, and the exits.
+    pub deep: bool,
+}
+
+/// Parses the value of `run --timeline`: `deep`, `deep:FILE`, or what [`timeline_output`] parses.
+pub fn run_timeline_output(text: &str) -> Result<TimelineOutput, String> {
+    let output = |format, file| TimelineOutput {
+        format,
+        file,
+        deep: true,
+    };
+    match text.split_once(':') {
+        None if text == DEEP => Ok(output(TimelineFormat::Table, None)),
+        Some((DEEP, "")) => Err(format!("'{text}' names no file after the colon")),
+        Some((DEEP, file)) => Ok(output(TimelineFormat::Perfetto, Some(file.into()))),
+        _ => timeline_output(text),
+    }
 }
 
 /// Parses `FORMAT` or `FORMAT:FILE`.
@@ -281,7 +301,11 @@ pub fn timeline_output(text: &str) -> Result<TimelineOutput, String> {
     let format = TimelineFormat::from_str(format, true).map_err(|_| {
         format!("'{format}' is not a format of a timeline; write table, json or perfetto")
     })?;
-    Ok(TimelineOutput { format, file })
+    Ok(TimelineOutput {
+        format,
+        file,
+        deep: false,
+    })
 }
 
 /// Parses `TERM`, `SIGTERM`, `sigterm` or `15`.

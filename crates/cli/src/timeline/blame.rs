@@ -8,8 +8,7 @@ use jiffy_wire::timeline::{Span, Timeline};
 /// they take no time.
 pub fn blame(timeline: &Timeline) -> String {
     let mut spans: Vec<&Span> = timeline
-        .spans
-        .iter()
+        .steps()
         .filter(|span| span.duration_ns() > 0)
         .collect();
     spans.sort_by_key(|span| (std::cmp::Reverse(span.duration_ns()), span.start_ns));

@@ -1,5 +1,6 @@
 //! Timelines as tables, JSON, trace events and chains.
 
+mod activity;
 mod blame;
 mod chain;
 pub mod clock;
@@ -8,6 +9,7 @@ mod perfetto;
 mod table;
 mod tree;
 
+pub use activity::activity;
 pub use blame::blame;
 pub use chain::critical_chain;
 pub use json::json;
@@ -35,10 +37,10 @@ fn span_length(ns: u64) -> String {
     }
 }
 
-/// Start of the first span and end of the last one; `None` without spans.
+/// Start of the first step and end of the last one; `None` without steps.
 fn extent(timeline: &Timeline) -> Option<(u64, u64)> {
-    let start = timeline.spans.iter().map(|span| span.start_ns).min()?;
-    let end = timeline.spans.iter().map(|span| span.end_ns).max()?;
+    let start = timeline.steps().map(|span| span.start_ns).min()?;
+    let end = timeline.steps().map(|span| span.end_ns).max()?;
     Some((start, end))
 }
 

@@ -1,5 +1,5 @@
 use super::*;
-use jiffy_wire::timeline::{Span, Track, names};
+use jiffy_wire::timeline::{Counter, Span, Track, names};
 
 const MS: u64 = 1_000_000;
 
@@ -133,6 +133,120 @@ fn steps_that_overlap_get_lanes_of_their_own() {
     assert_eq!(thread_of("memmap"), thread_of("kernel"), "it is part of it");
 }
 
+/// A cold run whose activity was recorded.
+fn deep_run() -> Timeline {
+    let mut timeline = cold_run();
+    let began = timeline.find(names::FIRST_KVM_RUN).unwrap().start_ns;
+    let of = |thread: &str, name: &str, after_us: u64, length_us: u64| {
+        let start_ns = began + after_us * 1000;
+        let track = match thread {
+            "boot" => Track::Kernel,
+            _ => Track::Vmm,
+        };
+        let mut span = Span::new(track, name, start_ns, start_ns + length_us * 1000);
+        span.thread = Some(thread.into());
+        span
+    };
+    timeline.spans.extend([
+        of("vcpu 0", "exit: MMIO write", 0, 40),
+        of("vcpu 0", "exit: MMIO write", 100, 10),
+        of("vcpu 0", "exit: port read", 2500, 10),
+        of("block vda", "serves", 50, 400),
+        of("block vda", "reads", 60, 300),
+        of("boot", "driver_init", 1000, 500),
+        of("boot", "devices_init", 1010, 400),
+        // After the answer.
+        of("vcpu 0", "exit: port write", 500_000, 10),
+    ]);
+    let counter = |name: &str, points: &[(u64, u64)]| Counter {
+        track: Track::Vmm,
+        thread: "vcpu 0".into(),
+        name: name.into(),
+        points: points
+            .iter()
+            .map(|(after_us, count)| (began + after_us * 1000, *count))
+            .collect(),
+    };
+    timeline.counters = vec![
+        counter("exits", &[(0, 9), (1000, 7), (2000, 7)]),
+        counter("halt_exits", &[(1000, 1)]),
+    ];
+    timeline
+}
+
+#[test]
+fn activity_is_summed_up_below_the_table_of_steps() {
+    let deep = deep_run();
+    assert_eq!(table(&deep, plain(100)), table(&cold_run(), plain(100)));
+    assert_eq!(blame(&deep), blame(&cold_run()));
+    assert_eq!(critical_chain(&deep), critical_chain(&cold_run()));
+    golden("activity.txt", &activity(&deep));
+    assert_eq!(activity(&cold_run()), "");
+}
+
+#[test]
+fn activity_has_threads_and_counters_in_perfetto() {
+    let trace = perfetto(&deep_run());
+    let events = trace["traceEvents"].as_array().unwrap();
+    let named = |name: &str| -> Vec<&serde_json::Value> {
+        events
+            .iter()
+            .filter(|event| event["name"] == name)
+            .collect()
+    };
+    let thread_of = |name: &str| {
+        let tid = &named(name)[0]["tid"];
+        let names = named("thread_name").into_iter();
+        let mut names = names.filter(|event| &event["tid"] == tid && event["pid"] == 3);
+        names.next().unwrap()["args"]["name"].clone()
+    };
+    assert_eq!(thread_of("exit: port read"), "vcpu 0");
+    assert_eq!(thread_of("reads"), "block vda");
+    assert_eq!(thread_of(names::VCPUS), "jiffy-vmm");
+    let counts = |name: &str| -> Vec<(f64, u64)> {
+        named(name)
+            .into_iter()
+            .map(|event| {
+                assert_eq!(event["ph"], "C");
+                let count = event["args"]["count"].as_u64().unwrap();
+                (event["ts"].as_f64().unwrap(), count)
+            })
+            .collect()
+    };
+    // Two in the millisecond after 12, and none in the next.
+    assert_eq!(
+        counts("vcpu 0: MMIO write, per ms"),
+        [(12_000.0, 2), (13_000.0, 0)]
+    );
+    assert_eq!(
+        counts("vcpu 0: KVM exits"),
+        [(12_100.0, 9), (13_100.0, 7)],
+        "only changes"
+    );
+    assert_eq!(
+        counts("vcpu 0: KVM halt_exits"),
+        [(13_100.0, 1), (14_100.0, 0)]
+    );
+}
+
+#[test]
+fn spans_name_the_span_that_they_are_part_of() {
+    let document = json(&deep_run());
+    let spans = document["spans"].as_array().unwrap();
+    let parent_of = |name: &str| {
+        let span = spans.iter().find(|span| span["name"] == name).unwrap();
+        let parent = span["parent"].as_u64();
+        parent.map(|at| spans[at as usize]["name"].as_str().unwrap())
+    };
+    assert_eq!(parent_of("reads"), Some("serves"));
+    assert_eq!(parent_of("memmap"), Some("memory set up"));
+    assert_eq!(parent_of("devices_init"), Some("driver_init"));
+    assert_eq!(parent_of("driver_init"), None, "steps are no thread's");
+    assert_eq!(parent_of("exit: port read"), None);
+    assert_eq!(document["counters"].as_array().unwrap().len(), 2);
+    assert_eq!(document["total_ns"], json(&cold_run())["total_ns"]);
+}
+
 #[test]
 fn empty_and_malformed_timelines_are_rendered() {
     let empty = Timeline::new("x");
@@ -147,6 +261,7 @@ fn empty_and_malformed_timelines_are_rendered() {
         Span::new(Track::Guest, "n".repeat(500), 0, u64::MAX),
         Span {
             track: Track::Vmm,
+            thread: Some("\x1b]0;".into()),
             name: "backwards".into(),
             start_ns: u64::MAX,
             end_ns: 0,
@@ -157,6 +272,8 @@ fn empty_and_malformed_timelines_are_rendered() {
         assert!(!table(&odd, plain(width)).contains('\x1b'));
     }
     critical_chain(&odd);
+    assert!(!activity(&odd).contains('\x1b'));
     blame(&odd);
     perfetto(&odd);
+    json(&odd);
 }

@@ -11,10 +11,10 @@ pub struct Row<'a> {
     pub depth: usize,
 }
 
-/// The spans by start, each followed by its parts in the same track. A moment comes before a span
+/// The steps by start, each followed by its parts in the same track. A moment comes before a span
 /// that begins at the same time.
 pub fn rows(timeline: &Timeline) -> Vec<Row<'_>> {
-    let mut spans: Vec<&Span> = timeline.spans.iter().collect();
+    let mut spans: Vec<&Span> = timeline.steps().collect();
     spans.sort_by_key(|span| {
         let length = span.duration_ns();
         (
@@ -50,9 +50,9 @@ pub fn rows(timeline: &Timeline) -> Vec<Row<'_>> {
     rows
 }
 
-/// The index of the smallest span of the same track that contains each span. A moment contains
+/// The index of the smallest span of the same track and thread that contains each span. A moment contains
 /// nothing, and a moment on a span's edge is not part of it.
-fn parents(sorted: &[&Span]) -> Vec<Option<usize>> {
+pub fn parents(sorted: &[&Span]) -> Vec<Option<usize>> {
     let mut open: Vec<usize> = Vec::new();
     let mut parents = Vec::with_capacity(sorted.len());
     for (index, span) in sorted.iter().enumerate() {
@@ -63,7 +63,7 @@ fn parents(sorted: &[&Span]) -> Vec<Option<usize>> {
                 0 => other.start_ns < span.start_ns && span.end_ns < other.end_ns,
                 _ => span.end_ns <= other.end_ns,
             };
-            other.track == span.track && within
+            other.track == span.track && other.thread == span.thread && within
         };
         parents.push(open.iter().rev().find(inside).copied());
         if span.duration_ns() > 0 {

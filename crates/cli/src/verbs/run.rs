@@ -19,7 +19,7 @@ use jiffy_wire::timeline::{Span, Timeline, Track, names};
 use serde_json::json;
 use std::time::Duration;
 
-/// How long `--format json` waits for the VM to end after its command.
+/// How long `--format json` and `--timeline=deep` wait for the VM to end after its command.
 const END_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// `jiffy run`
@@ -60,6 +60,7 @@ pub async fn run(context: &Context, run: Run) -> Result<Outcome> {
     vm.cold = run.from.is_none() && (run.cold || cold_by_environment());
     vm.from = run.from;
     vm.timeline = run.timeline.is_some();
+    vm.deep = run.timeline.as_ref().is_some_and(|shown| shown.deep);
     // Without a command, the command of the image or of the snapshot runs.
     let joins_captured = vm.from.is_some() && run.argv.is_empty();
     vm.command = (!joins_captured).then(|| command(run.argv, run.command, stdio));
@@ -124,6 +125,10 @@ pub async fn run(context: &Context, run: Run) -> Result<Outcome> {
             names::ANSWER_DELIVERED,
             delivered_ns,
         ));
+        if shown.deep {
+            // The VMM reports at its end what its threads did.
+            let _ = ended(&client, &id).await;
+        }
         match merged(&client, &id, own).await {
             Ok(merged) => timeline = Some((shown, merged)),
             Err(failure) => failure.report(),
@@ -365,6 +370,12 @@ async fn merged(client: &Client, id: &str, own: Vec<Span>) -> Result<Timeline> {
     Ok(timeline)
 }
 
+/// The VM once it has ended; `None` if that takes too long.
+async fn ended(client: &Client, id: &str) -> Option<Vm> {
+    let vm = tokio::time::timeout(END_TIMEOUT, client.post::<Vm>(&vm_path(id, "/wait"))).await;
+    vm.ok().and_then(|vm| vm.ok())
+}
+
 /// Writes the timeline and, with `--format json`, the JSON object.
 async fn finish(
     client: &Client,
@@ -379,8 +390,7 @@ async fn finish(
         failure.report();
     }
     let Some(output) = output else { return Ok(()) };
-    let vm = tokio::time::timeout(END_TIMEOUT, client.post::<Vm>(&vm_path(id, "/wait"))).await;
-    let vm = vm.ok().and_then(|vm| vm.ok());
+    let vm = ended(client, id).await;
     let (status, error) = match result {
         Ok(Outcome::Ended(status)) => (Some(*status), None),
         Ok(Outcome::NotStarted(error)) => (None, Some(error.message.clone())),

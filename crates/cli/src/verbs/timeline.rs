@@ -5,7 +5,7 @@ use super::context::{show, show_json};
 use crate::args::{self, TimelineFormat, TimelineOrder, TimelineOutput};
 use crate::client::vm_path;
 use crate::failure::{Failure, Outcome, Result};
-use crate::timeline::{Look, blame, critical_chain, json, perfetto, table};
+use crate::timeline::{Look, activity, blame, critical_chain, json, perfetto, table};
 use jiffy_wire::timeline::Timeline;
 use rustix::termios::{isatty, tcgetwinsize};
 use std::io::Write;
@@ -25,7 +25,10 @@ pub async fn timeline(context: &Context, timeline: args::Timeline) -> Result<Out
     let spans: Timeline = context.client()?.get(&vm_path(vm, "/timeline")).await?;
     match (order, timeline.format) {
         (Some(order), _) => show(&order(&spans))?,
-        (None, TimelineFormat::Table) => show(&table(&spans, look(rustix::stdio::stdout())))?,
+        (None, TimelineFormat::Table) => {
+            let table = table(&spans, look(rustix::stdio::stdout()));
+            show(&(table + &activity(&spans)))?;
+        }
         (None, TimelineFormat::Json) => show_json(&json(&spans))?,
         (None, TimelineFormat::Perfetto) => show_json(&perfetto(&spans))?,
     }
@@ -42,7 +45,7 @@ pub fn write(timeline: &Timeline, output: &TimelineOutput) -> Result<()> {
         None => look(rustix::stdio::stderr()),
     };
     let text = match output.format {
-        TimelineFormat::Table => table(timeline, look),
+        TimelineFormat::Table => table(timeline, look) + &activity(timeline),
         TimelineFormat::Json => format!("{:#}\n", json(timeline)),
         TimelineFormat::Perfetto => format!("{:#}\n", perfetto(timeline)),
     };

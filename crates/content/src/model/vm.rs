@@ -61,6 +61,8 @@ pub struct Spec {
     pub cpu_profile: Option<Wanted>,
     /// Report the kernel's milestones?
     pub timeline: bool,
+    /// Record what its VMM's threads do?
+    pub deep: bool,
     /// The snapshot it is restored from at each start.
     pub from: Option<FromSnapshot>,
     /// Never start from a golden snapshot.

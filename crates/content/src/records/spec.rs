@@ -30,6 +30,8 @@ pub struct Spec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     cpu_profile: Option<Wanted>,
     timeline: bool,
+    #[serde(default, skip_serializing_if = "is_false")]
+    deep: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     from: Option<FromSnapshot>,
     #[serde(default, skip_serializing_if = "is_false")]
@@ -74,6 +76,7 @@ both_ways!(
         kernel_args: same,
         cpu_profile: same,
         timeline: same,
+        deep: same,
         from: opt,
         cold: same,
         hidden: same,

@@ -17,7 +17,7 @@ use jiffy_wire::api::{self, ImageConfig, ImageSource, MemoryForm, RootDisk, VmSt
 use jiffy_wire::cpu::testing::processor;
 use jiffy_wire::cpu::{ARCH_CAPABILITIES, Profile, Wanted};
 use jiffy_wire::pager::{Origin, RegistryOrigin};
-use jiffy_wire::timeline::{Span, Timeline, Track};
+use jiffy_wire::timeline::{Counter, Span, Timeline, Track};
 use jiffy_wire::vmm::{DiskLimit, Extent, NetLimit, PageSize, ReadUnits};
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -112,6 +112,7 @@ fn spec() -> Spec {
         kernel_args: Some(text("quiet")),
         cpu_profile: None,
         timeline: true,
+        deep: false,
         from: Some(FromSnapshot {
             name: text("warm"),
             start_main: true,
@@ -162,6 +163,13 @@ fn with_other_cpus() -> VmRecord {
     let mut vm = vm();
     vm.spec.max_cpus = Some(8);
     vm.limits.cpus = Some(4);
+    vm
+}
+
+/// A VM whose activity is recorded.
+fn with_a_deep_timeline() -> VmRecord {
+    let mut vm = vm();
+    vm.spec.deep = true;
     vm
 }
 
@@ -373,6 +381,13 @@ fn records_of_vms_do_not_drift() {
     does_not_drift("vm-1-limits.json", "vm.json", &with_limits(), save, load);
     does_not_drift("vm-1-cpus.json", "vm.json", &with_other_cpus(), save, load);
     does_not_drift("vm-1-folders.json", "vm.json", &with_folders(), save, load);
+    does_not_drift(
+        "vm-1-deep.json",
+        "vm.json",
+        &with_a_deep_timeline(),
+        save,
+        load,
+    );
     does_not_drift(
         "vm-1-priority.json",
         "vm.json",
@@ -616,15 +631,28 @@ fn timelines_do_not_drift() {
             .into_iter()
             .map(|track| Span::new(track, "kernel", 1, 2).with_detail("detail"))
             .collect(),
+        counters: Vec::new(),
     };
-    let save = |path: &Path, it| super::timeline::save(path, it).unwrap();
-    does_not_drift(
-        "timeline-1.json",
-        "timeline.json",
-        &timeline,
-        save,
-        super::timeline::load,
-    );
+    let mut exit = Span::new(Track::Vmm, "exit: MMIO write", 1, 2);
+    exit.thread = Some(text("vcpu 0"));
+    let deep = Timeline {
+        clock: timeline.clock.clone(),
+        spans: vec![exit],
+        counters: vec![Counter {
+            track: Track::Vmm,
+            thread: text("vcpu 0"),
+            name: text("exits"),
+            points: vec![(3, 4)],
+        }],
+    };
+    for (file, timeline) in [
+        ("timeline-1.json", timeline),
+        ("timeline-1-deep.json", deep),
+    ] {
+        let save = |path: &Path, it| super::timeline::save(path, it).unwrap();
+        let load = super::timeline::load;
+        does_not_drift(file, "timeline.json", &timeline, save, load);
+    }
 }
 
 #[test]

@@ -15,12 +15,33 @@ const VERSION: u32 = 1;
 pub struct Timeline {
     clock: String,
     spans: Vec<Span>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    counters: Vec<Counter>,
 }
 both_ways!(
     Timeline,
     live::Timeline {
         clock: same,
-        spans: list
+        spans: list,
+        counters: list,
+    }
+);
+
+/// See [`live::Counter`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Counter {
+    track: Track,
+    thread: String,
+    name: String,
+    points: Vec<(u64, u64)>,
+}
+both_ways!(
+    Counter,
+    live::Counter {
+        track: into,
+        thread: same,
+        name: same,
+        points: same,
     }
 );
 
@@ -28,6 +49,8 @@ both_ways!(
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Span {
     track: Track,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    thread: Option<String>,
     name: String,
     start_ns: u64,
     end_ns: u64,
@@ -38,6 +61,7 @@ both_ways!(
     Span,
     live::Span {
         track: into,
+        thread: same,
         name: same,
         start_ns: same,
         end_ns: same,

@@ -1,5 +1,6 @@
 //! Waiting for events, for devices' threads.
 
+use jiffy_sys::activity;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::time::Duration;
@@ -61,7 +62,7 @@ impl PollSet {
         let timeout = timeout.map_or(-1, |t| {
             i32::try_from(t.as_nanos().div_ceil(1_000_000)).unwrap_or(i32::MAX)
         });
-        match self.0.wait(timeout, events) {
+        match activity::wait("serves", || self.0.wait(timeout, events)) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(0),
             other => other,
         }

@@ -27,7 +27,7 @@ use jiffy_wire::cpu::testing::processor;
 use jiffy_wire::guest::GuestConfig;
 use jiffy_wire::timeline::names;
 use jiffy_wire::vmm::{
-    ControlRequest, ExitReason, ExitRecord, FwCfgContents, TakeSpare, VmmConfig, VmmEvent,
+    Activity, ControlRequest, ExitReason, ExitRecord, FwCfgContents, TakeSpare, VmmConfig, VmmEvent,
 };
 use std::collections::HashMap;
 use std::fs::File;
@@ -275,6 +275,17 @@ impl Vm {
         };
         let path = self.config.exit_record.as_ref().unwrap();
         let _ = jailed::write(path, &serde_json::to_vec(&record).unwrap());
+        if self.config.record_activity {
+            self.event(&VmmEvent::Activity(Activity {
+                thread: "vcpu 0".into(),
+                names: vec!["exit: MMIO write".into(), "exits".into()],
+                // The last index is not valid.
+                spans: vec![(0, now_ns(), 5), (7, 1, 1)],
+                counts: vec![(1, now_ns(), 3), (7, 1, 1)],
+                dropped: 2,
+                ..Activity::default()
+            }));
+        }
         self.event(&VmmEvent::Exited(record));
         std::process::exit(i32::from(reason != ExitReason::Shutdown));
     }

@@ -418,6 +418,46 @@ fn the_timeline_has_every_step_in_order() {
 }
 
 #[test]
+fn a_deep_timeline_has_the_activity_of_the_vmms_threads() {
+    let mut daemon = Daemon::start();
+    for (name, deep) in [("deep", true), ("plain", false)] {
+        daemon.run_detached(CreateVm {
+            name: Some(name.into()),
+            deep,
+            ..vm(command(&["true"]))
+        });
+        daemon.when(name, VmState::Exited);
+    }
+    let of = |daemon: &Daemon, name| -> Timeline {
+        daemon.get(&format!("/v1/vms/{name}/timeline")).json()
+    };
+    let timeline = of(&daemon, "deep");
+    let activity: Vec<_> = timeline
+        .spans
+        .iter()
+        .filter(|span| span.thread.as_deref() == Some("vcpu 0"))
+        .map(|span| (span.name.as_str(), span.duration_ns()))
+        .collect();
+    assert_eq!(
+        activity,
+        [("exit: MMIO write", 5), (names::ACTIVITY_CUT, 0)]
+    );
+    let counters: Vec<_> = timeline
+        .counters
+        .iter()
+        .map(|counter| (counter.name.as_str(), counter.points[0].1))
+        .collect();
+    assert_eq!(counters, [("exits", 3)]);
+    let plain = of(&daemon, "plain");
+    assert!(plain.counters.is_empty());
+    assert_eq!(plain.spans.len(), plain.steps().count());
+    // It is kept.
+    daemon.shut_down();
+    daemon.up();
+    assert_eq!(of(&daemon, "deep"), timeline);
+}
+
+#[test]
 fn logs_can_be_followed_and_truncated() {
     let daemon = Daemon::start();
     daemon.run_detached(CreateVm {

@@ -117,6 +117,7 @@ pub fn check_of(wanted: CreateVm, image: &str, image_config: &ImageConfig) -> Re
         kernel_args: wanted.kernel_args,
         cpu_profile: wanted.cpu_profile,
         timeline: wanted.timeline,
+        deep: wanted.deep,
         from: None,
         cold: wanted.cold,
         hidden: false,
@@ -196,6 +197,7 @@ pub fn from_snapshot(
         remove: wanted.remove,
         hostname: wanted.hostname,
         timeline: wanted.timeline,
+        deep: wanted.deep,
         from: Some(FromSnapshot {
             name: name.to_owned(),
             start_main,
@@ -236,6 +238,7 @@ pub fn golden(spec: &Spec) -> Option<Spec> {
         remove: true,
         hostname: None,
         timeline: false,
+        deep: false,
         cold: true,
         hidden: true,
         network: spec

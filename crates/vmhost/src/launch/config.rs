@@ -82,6 +82,7 @@ pub(super) fn vmm_config<'a>(
         nets: nets(record, plan, descriptors)?,
         folders: folders::devices(shared.iter().map(|folder| descriptors.folder(folder))),
         cpu_profile: spec.cpu_profile.clone(),
+        record_activity: spec.deep,
         restore: match &plan.beginning {
             Beginning::Boot => None,
             Beginning::Restore(restoring) => Some(restore(restoring, gate_time, descriptors)?),

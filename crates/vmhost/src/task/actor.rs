@@ -353,6 +353,7 @@ impl Actor {
                     self.recorder.mark(value, at_ns);
                     gate_passed |= value == MARK_GATE_PASSED;
                 }
+                VmmEvent::Activity(activity) => self.recorder.activity(activity),
                 // exit.json has the same, for adopted VMs, too.
                 VmmEvent::Exited(_) => {}
             }

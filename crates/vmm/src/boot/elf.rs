@@ -6,6 +6,7 @@
 
 use super::{KernelError, Plan, Protocol, Segment, Source};
 use crate::layout;
+use std::collections::{BTreeMap, BTreeSet};
 
 const PT_LOAD: u32 = 1;
 const PT_NOTE: u32 = 4;
@@ -16,12 +17,29 @@ const ET_DYN: u16 = 3;
 const EM_X86_64: u16 = 62;
 const XEN_ELFNOTE_PHYS32_ENTRY: u32 = 18;
 
+const SHT_SYMTAB: u32 = 2;
+const STT_FUNC: u8 = 2;
+const SECTION_HEADER_SIZE: usize = 64;
+const SYMBOL_SIZE: usize = 24;
+/// Longest name of a function that is read.
+const MAX_SYMBOL: usize = 128;
+/// Largest table of symbols, and of their names. A kernel with all its symbols has 2 MiB of each.
+const MAX_SECTION: u64 = 16 << 20;
+
 const HEADER_SIZE: u64 = 64;
 const PROGRAM_HEADER_SIZE: usize = 56;
 /// Kernels have fewer than ten; a file with more is damaged.
 const MAX_PROGRAM_HEADERS: u16 = 128;
 /// A kernel's notes have some hundred bytes.
 const MAX_NOTES: u64 = 64 << 10;
+
+#[derive(Debug, Clone, Copy)]
+struct Section {
+    kind: u32,
+    offset: u64,
+    size: u64,
+    link: u32,
+}
 
 #[derive(Debug, Clone, Copy)]
 struct ProgramHeader {
@@ -193,6 +211,83 @@ fn find_pvh_note(mut notes: &[u8]) -> Option<u64> {
         }
         notes = rest.get(description_size.next_multiple_of(4)..)?;
     }
+}
+
+/// The names of the functions at these addresses, from the symbol table; of those that it does not
+/// have, none.
+pub fn functions(
+    source: &(impl Source + ?Sized),
+    wanted: &BTreeSet<u64>,
+) -> Result<BTreeMap<u64, String>, KernelError> {
+    let mut names = BTreeMap::new();
+    let sections = sections(source)?;
+    let tables = sections.iter().filter(|section| section.kind == SHT_SYMTAB);
+    for table in tables {
+        let Some(strings) = sections.get(table.link as usize) else {
+            continue;
+        };
+        let symbols = section_bytes(source, "the symbol table", table)?;
+        let strings = section_bytes(source, "the symbols' names", strings)?;
+        for symbol in symbols.chunks_exact(SYMBOL_SIZE) {
+            let address = u64_at(symbol, 8);
+            if symbol[4] & 15 != STT_FUNC || !wanted.contains(&address) {
+                continue;
+            }
+            let name = strings.get(u32_at(symbol, 0) as usize..).unwrap_or(&[]);
+            let name = &name[..name.len().min(MAX_SYMBOL)];
+            let length = name.iter().position(|byte| *byte == 0);
+            let name = &name[..length.unwrap_or(name.len())];
+            if !name.is_empty() {
+                names.insert(address, String::from_utf8_lossy(name).into_owned());
+            }
+        }
+    }
+    Ok(names)
+}
+
+fn sections(source: &(impl Source + ?Sized)) -> Result<Vec<Section>, KernelError> {
+    within(source, "the ELF header", 0, HEADER_SIZE)?;
+    let mut header = [0; HEADER_SIZE as usize];
+    source.read_at(0, &mut header)?;
+    let (table, entry_size, count) = (
+        u64_at(&header, 40),
+        u16_at(&header, 58),
+        u16_at(&header, 60),
+    );
+    if entry_size as usize != SECTION_HEADER_SIZE {
+        return Ok(Vec::new());
+    }
+    let size = SECTION_HEADER_SIZE * count as usize;
+    within(source, "the table of sections", table, size as u64)?;
+    let mut bytes = vec![0; size];
+    source.read_at(table, &mut bytes)?;
+    let section = |entry: &[u8]| Section {
+        kind: u32_at(entry, 4),
+        offset: u64_at(entry, 24),
+        size: u64_at(entry, 32),
+        link: u32_at(entry, 40),
+    };
+    Ok(bytes
+        .chunks_exact(SECTION_HEADER_SIZE)
+        .map(section)
+        .collect())
+}
+
+fn section_bytes(
+    source: &(impl Source + ?Sized),
+    what: &str,
+    section: &Section,
+) -> Result<Vec<u8>, KernelError> {
+    within(source, what, section.offset, section.size)?;
+    if section.size > MAX_SECTION {
+        return Err(KernelError::Damaged(format!(
+            "{what} of {} bytes",
+            section.size
+        )));
+    }
+    let mut bytes = vec![0; section.size as usize];
+    source.read_at(section.offset, &mut bytes)?;
+    Ok(bytes)
 }
 
 pub(super) fn within(

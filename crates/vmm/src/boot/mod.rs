@@ -5,12 +5,14 @@
 //! against the guest's RAM.
 //!
 //! * [`elf`]: ELF kernels with a PVH note (Linux, NetBSD, FreeBSD).
+//! * [`calls`]: calls that a kernel notes while it boots.
 //! * [`bzimage`]: Linux's compressed images, by its 32-bit boot protocol.
 //! * [`startinfo`]: the PVH start info.
 //! * [`mptable`]: processors and interrupts for a guest without ACPI.
 //! * [`command_line`], [`initrd`]: the kernel's command line and initrd.
 
 pub mod bzimage;
+pub mod calls;
 pub mod command_line;
 pub mod elf;
 mod error;
@@ -20,7 +22,7 @@ pub mod source;
 pub mod startinfo;
 
 pub use error::{BootError, KernelError};
-pub use source::Source;
+pub use source::{OpenFile, Source};
 
 use crate::layout;
 use jiffy_devices::GuestMemory;
@@ -119,14 +121,23 @@ pub struct Images<'a> {
     pub vcpus: u8,
 }
 
-/// Loads kernel, initrd and boot structures into fresh (all zero) memory.
-pub fn load(images: &Images<'_>, memory: &GuestMemory, ram_size: u64) -> Result<Entry, BootError> {
-    let kernel = source::open(images.kernel).map_err(|source| BootError::Open {
+/// Opens the kernel file.
+pub fn open(images: &Images<'_>) -> Result<OpenFile, BootError> {
+    source::open(images.kernel).map_err(|source| BootError::Open {
         what: "kernel",
         path: images.kernel.into(),
         source,
-    })?;
-    let plan = plan(&kernel, ram_size).map_err(|source| BootError::Kernel {
+    })
+}
+
+/// Loads the opened kernel, initrd and boot structures into fresh (all zero) memory.
+pub fn load(
+    kernel: &OpenFile,
+    images: &Images<'_>,
+    memory: &GuestMemory,
+    ram_size: u64,
+) -> Result<Entry, BootError> {
+    let plan = plan(kernel, ram_size).map_err(|source| BootError::Kernel {
         path: images.kernel.into(),
         source,
     })?;
@@ -146,7 +157,7 @@ pub fn load(images: &Images<'_>, memory: &GuestMemory, ram_size: u64) -> Result<
 
     for segment in &plan.segments {
         source::copy(
-            &kernel,
+            kernel,
             segment.file_offset,
             segment.file_size,
             memory,

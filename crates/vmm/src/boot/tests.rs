@@ -1,5 +1,4 @@
 use super::*;
-use crate::boot::source::OpenFile;
 use proptest::prelude::*;
 use std::io::Write;
 
@@ -139,6 +138,69 @@ fn hostile_elf_headers_are_refused() {
     assert!(matches!(error, KernelError::EntryOutside(_)), "{error}");
 }
 
+/// A kernel with these bytes as its symbols' names, and symbols: name, kind, address.
+fn with_symbols(strings: &[u8], symbols: &[(u32, u8, u64)]) -> Vec<u8> {
+    let mut file = elf(&[one_segment()], Some(0x100_0000));
+    let mut sections = vec![(0, 0, 0, 0)];
+    sections.push((3, 0, file.len() as u64, strings.len() as u64));
+    file.extend(strings);
+    sections.push((2, 1, file.len() as u64, symbols.len() as u64 * 24));
+    for (name, kind, address) in symbols {
+        let mut symbol = [0; 24];
+        symbol[..4].copy_from_slice(&name.to_le_bytes());
+        symbol[4] = *kind;
+        symbol[8..16].copy_from_slice(&address.to_le_bytes());
+        file.extend(symbol);
+    }
+    let table = file.len() as u64;
+    file[40..48].copy_from_slice(&table.to_le_bytes());
+    file[58] = 64;
+    file[60] = sections.len() as u8;
+    for (kind, link, at, size) in sections {
+        let mut section = [0; 64];
+        section[4..8].copy_from_slice(&u32::to_le_bytes(kind));
+        section[24..32].copy_from_slice(&u64::to_le_bytes(at));
+        section[32..40].copy_from_slice(&size.to_le_bytes());
+        section[40..44].copy_from_slice(&u32::to_le_bytes(link));
+        file.extend(section);
+    }
+    file
+}
+
+#[test]
+fn functions_are_named_by_the_symbol_table() {
+    let wanted = [10, 20, 30, 40, 50].into();
+    let strings = [b"\0inet_init\0", &[b'x'; 300][..]].concat();
+    let symbols = [
+        (1, 0x12, 10),
+        // Data; a name outside; one that does not end; an address that is not wanted.
+        (1, 0x11, 20),
+        (9999, 2, 30),
+        (20, 2, 40),
+        (1, 2, 60),
+    ];
+    let file = with_symbols(&strings, &symbols);
+    let names = elf::functions(&file[..], &wanted).unwrap();
+    let long = "x".repeat(128);
+    let expected = [(10, "inet_init"), (40, &long)];
+    assert_eq!(
+        names,
+        expected.map(|(at, name)| (at, name.to_owned())).into()
+    );
+    for length in 0..file.len() {
+        let _ = elf::functions(&file[..length], &wanted);
+    }
+    let huge = |at: usize| {
+        let mut file = file.clone();
+        let table = file.len() - 3 * 64;
+        file[table + at..table + at + 8].fill(0xff);
+        elf::functions(&file[..], &wanted).is_err()
+    };
+    assert!(huge(64 + 32) && huge(128 + 24) && huge(128 + 32));
+    let stripped = elf(&[one_segment()], Some(0x100_0000));
+    assert!(elf::functions(&stripped[..], &wanted).unwrap().is_empty());
+}
+
 #[test]
 fn the_type_of_a_file_that_is_no_kernel_is_named() {
     let mut arm = elf(&[one_segment()], Some(0x20_0000));
@@ -226,7 +288,9 @@ fn a_pvh_kernel_is_loaded_with_initrd_and_command_line() {
         device_parameters: "virtio_mmio.device=4K@0xd0000000:5",
         vcpus: 2,
     };
-    let entry = load(&images, &memory, RAM).unwrap();
+    let entry = open(&images)
+        .and_then(|kernel| load(&kernel, &images, &memory, RAM))
+        .unwrap();
     assert_eq!((entry.rip, entry.rbx), (0x20_0000, layout::START_INFO));
     let u64_at = |address| memory.read_obj::<u64>(GuestAddress(address)).unwrap();
     assert_eq!(u64_at(layout::START_INFO) as u32, 0x336e_c578);
@@ -262,7 +326,9 @@ fn the_zero_page_is_filled() {
         device_parameters: "",
         vcpus: 1,
     };
-    let entry = load(&images, &memory, RAM).unwrap();
+    let entry = open(&images)
+        .and_then(|kernel| load(&kernel, &images, &memory, RAM))
+        .unwrap();
     assert_eq!((entry.rip, entry.rsi), (0x10_0000, layout::START_INFO));
     let mut page = vec![0; 4096];
     memory
@@ -290,7 +356,9 @@ fn files_that_do_not_fit_or_open_are_named() {
         device_parameters: "",
         vcpus: 1,
     };
-    let error = load(&images, &memory, RAM).unwrap_err();
+    let error = open(&images)
+        .and_then(|kernel| load(&kernel, &images, &memory, RAM))
+        .unwrap_err();
     assert!(matches!(error, BootError::InitrdTooLarge { .. }), "{error}");
     assert!(error.hint().is_some());
     for path in ["/nonexistent/vmlinux", "/dev", "/dev/null"] {
@@ -298,7 +366,9 @@ fn files_that_do_not_fit_or_open_are_named() {
             kernel: Path::new(path),
             ..images
         };
-        let error = load(&images, &memory, RAM).unwrap_err();
+        let error = open(&images)
+            .and_then(|kernel| load(&kernel, &images, &memory, RAM))
+            .unwrap_err();
         assert!(matches!(error, BootError::Open { .. }), "{error}");
         assert!(error.to_string().contains(path), "{error}");
     }

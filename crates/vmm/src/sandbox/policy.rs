@@ -78,6 +78,8 @@ const VCPU_IOCTLS: &[u32] = &[
     write(0x77, size_of::<kvm_bindings::kvm_pit_config>()),
     read(0x9f, size_of::<kvm_bindings::kvm_pit_state2>()),
     write(0xa0, size_of::<kvm_bindings::kvm_pit_state2>()),
+    // Opening its statistics, if its activity is recorded.
+    KVM | 0xce,
     // A disk makes its doorbell blocking when the guest starts it.
     FIONBIO,
 ];

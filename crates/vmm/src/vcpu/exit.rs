@@ -4,6 +4,7 @@ use crate::ending::Ending;
 use crate::irq::LazyPit;
 use jiffy_devices::bus::Bus;
 use jiffy_devices::power::PowerSwitch;
+use jiffy_sys::activity;
 use jiffy_wire::vmm::ExitReason;
 use kvm_ioctls::{VcpuExit, VcpuFd};
 use std::sync::Arc;
@@ -45,29 +46,33 @@ fn end(reason: ExitReason, message: impl Into<String>) -> Next {
 
 /// Runs the guest until its next exit, and handles the exit.
 pub fn step(fd: &mut VcpuFd, board: &Board) -> Next {
-    match fd.run() {
+    let exit = fd.run();
+    let begun = activity::begin();
+    let (reason, next) = match exit {
         Ok(VcpuExit::MmioRead(address, data)) => {
             board.mmio.read(address, data);
-            Next::Run
+            ("exit: MMIO read", Next::Run)
         }
         Ok(VcpuExit::MmioWrite(address, data)) => {
             board.mmio.write(address, data);
-            Next::Run
+            ("exit: MMIO write", Next::Run)
         }
         Ok(VcpuExit::IoIn(port, data)) => {
             let data = std::ptr::from_mut(data);
-            port_read(fd, board, port, data)
+            ("exit: port read", port_read(fd, board, port, data))
         }
         Ok(VcpuExit::IoOut(port, data)) => {
             let data = std::ptr::from_ref(data);
-            port_write(fd, board, port, data)
+            ("exit: port write", port_write(fd, board, port, data))
         }
-        Ok(other) => end_of(&other),
+        Ok(other) => ("exit: other", end_of(&other)),
         Err(error) => match error.errno() {
-            libc::EINTR | libc::EAGAIN => Next::CheckRequests,
-            errno => failed(errno),
+            libc::EINTR | libc::EAGAIN => ("exit: signal", Next::CheckRequests),
+            errno => ("exit: error", failed(errno)),
         },
-    }
+    };
+    activity::end(begun, reason);
+    next
 }
 
 /// Lets KVM complete the last exit without entering the guest. An access that KVM splits

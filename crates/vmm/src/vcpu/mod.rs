@@ -11,9 +11,11 @@ pub mod state;
 pub mod thread;
 
 use crate::boot::Entry;
+use crate::boot::calls::TscClock;
 use crate::cpu::{cpuid, msrs, mtrr, quirks};
 use crate::hypervisor::{HypervisorError, failed_to};
-use crate::stats::StatsFile;
+use crate::stats::{Sampler, StatsFile};
+use jiffy_sys::clock::monotonic_ns;
 use jiffy_wire::cpu::Profile;
 use kvm_bindings::CpuId;
 use kvm_ioctls::{VcpuFd, VmFd};
@@ -64,6 +66,14 @@ impl Vcpu {
     /// Frequency of its time stamp counter, kHz.
     pub fn tsc_khz(&self) -> Option<u32> {
         self.fd.get_tsc_khz().ok()
+    }
+
+    /// Relates its time stamp counter to the host's clock; `None` if KVM tells too little.
+    pub fn tsc_clock(&self) -> Option<TscClock> {
+        let khz = self.tsc_khz()?;
+        let at_ns = monotonic_ns();
+        let tsc = msrs::read(&self.fd, &[msrs::TSC]).ok()?.first()?.data;
+        Some(TscClock { tsc, at_ns, khz })
     }
 
     /// Sets CPUID and the registers that firmware would set. `cpuid` is adapted to this vCPU;
@@ -148,6 +158,11 @@ impl Vcpu {
     /// Its number, from 0.
     pub fn index(&self) -> u8 {
         self.index
+    }
+
+    /// Samples its exit counters, if KVM has any. Must be called on its thread.
+    pub fn sampler(&self) -> Option<Sampler> {
+        StatsFile::open(&self.fd).and_then(Sampler::new)
     }
 
     /// Takes its exit counters.

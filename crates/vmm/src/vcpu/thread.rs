@@ -4,10 +4,11 @@ use super::Vcpu;
 use super::exit::{self, Board, Next};
 use crate::ending::Ending;
 use crate::mailbox::{Mailbox, Notice};
+use crate::stats::Sampler;
 use crate::workers::ThreadStarter;
 use jiffy_devices::virtio::device::Job;
 use jiffy_sys::mutex::{lock, unpoisoned};
-use jiffy_sys::{clock, kick};
+use jiffy_sys::{activity, clock, kick};
 use jiffy_wire::vmm::ExitReason;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
@@ -183,6 +184,7 @@ impl Shared {
 
 fn run(mut vcpu: Vcpu, board: &Board, shared: &Shared) {
     let mut announced = vcpu.index() != 0;
+    let mut sampler = None;
     with_kick_flag(&mut vcpu, |vcpu, flag| {
         loop {
             match shared.next_work() {
@@ -199,7 +201,13 @@ fn run(mut vcpu: Vcpu, board: &Board, shared: &Shared) {
                     at_ns: clock::monotonic_ns(),
                 });
             }
-            stay_in_guest(vcpu, board, shared, flag);
+            if sampler.is_none() && activity::is_recorded() {
+                sampler = vcpu.sampler();
+            }
+            stay_in_guest(vcpu, board, shared, flag, sampler.as_mut());
+            if let Some(sampler) = &mut sampler {
+                sampler.sample(true);
+            }
             if let Next::End(ending) = exit::complete(&mut vcpu.fd, board) {
                 end(ending, shared);
             }
@@ -208,8 +216,17 @@ fn run(mut vcpu: Vcpu, board: &Board, shared: &Shared) {
 }
 
 /// Runs the guest until there is something to check.
-fn stay_in_guest(vcpu: &mut Vcpu, board: &Board, shared: &Shared, flag: &AtomicU8) {
+fn stay_in_guest(
+    vcpu: &mut Vcpu,
+    board: &Board,
+    shared: &Shared,
+    flag: &AtomicU8,
+    mut sampler: Option<&mut Sampler>,
+) {
     loop {
+        if let Some(sampler) = &mut sampler {
+            sampler.sample(false);
+        }
         flag.store(0, Ordering::SeqCst);
         if shared.pending.load(Ordering::SeqCst) {
             return;

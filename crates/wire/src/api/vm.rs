@@ -80,6 +80,9 @@ pub struct CreateVm {
     /// Report the kernel's milestones on the timeline.
     #[serde(default)]
     pub timeline: bool,
+    /// Record on the timeline what the VMM's threads do, and the exits.
+    #[serde(default, skip_serializing_if = "core::ops::Not::not")]
+    pub deep: bool,
     /// Restore this snapshot instead of booting. It determines the VM's configuration; a command
     /// replaces the captured one.
     #[serde(default)]

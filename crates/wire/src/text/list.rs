@@ -5,7 +5,7 @@
 
 use super::table::Table;
 use super::{push_age, push_number, size};
-use crate::api::{Origin, Vm, VmState};
+use crate::api::{Origin, Vm, VmIdle, VmState};
 
 /// Media type in `Accept` for this list instead of JSON.
 pub const MEDIA_TYPE: &str = "text/plain";
@@ -137,10 +137,8 @@ fn push_status(cell: &mut String, vm: &Vm, now: u64) {
         VmState::Starting => cell.push_str("Starting"),
         VmState::Running => {
             up(cell);
-            if let Some(seconds) = vm.idle.as_ref().and_then(|idle| idle.idle_s) {
-                cell.push_str(" (idle ");
-                push_age(cell, 0, seconds);
-                cell.push(')');
+            if let Some(idle) = &vm.idle {
+                push_idle(cell, idle);
             }
         }
         VmState::Paused => {
@@ -167,11 +165,24 @@ fn push_status(cell: &mut String, vm: &Vm, now: u64) {
     }
 }
 
+/// Since when a VM has been idle, or what keeps it awake.
+fn push_idle(cell: &mut String, idle: &VmIdle) {
+    if let Some(seconds) = idle.idle_s {
+        cell.push_str(" (idle ");
+        push_age(cell, 0, seconds);
+        cell.push(')');
+    } else if !idle.awake.is_empty() {
+        cell.push_str(" (awake: ");
+        cell.push_str(&idle.awake.join(", "));
+        cell.push(')');
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::agent::ExitStatus;
-    use crate::api::{IdleAction, IdlePolicy, VmIdle};
+    use crate::api::{IdleAction, IdlePolicy};
 
     fn vm(state: VmState) -> Vm {
         serde_json::from_value(serde_json::json!({
@@ -204,6 +215,11 @@ mod tests {
             .into()
         });
         assert_eq!(told(&idle), "Up 1 minute (idle 30 seconds)");
+        if let Some(idle) = &mut idle.idle {
+            idle.idle_s = None;
+            idle.awake = vec!["1 exec".into(), "CPU 12.0 %".into()];
+        }
+        assert_eq!(told(&idle), "Up 1 minute (awake: 1 exec, CPU 12.0 %)");
         let mut asleep = vm(VmState::Hibernated);
         asleep.ended = Some(215);
         assert_eq!(told(&asleep), "Hibernated 5 seconds ago");

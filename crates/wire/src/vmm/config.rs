@@ -58,6 +58,9 @@ pub struct VmmConfig {
     /// Folders of the host.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub folders: Vec<Folder>,
+    /// Record what its threads do, and its exits, for [`VmmEvent::Activity`](super::VmmEvent).
+    #[serde(default, skip_serializing_if = "core::ops::Not::not")]
+    pub record_activity: bool,
     /// Restores a captured VM. `boot` and `cpu_profile` are then not used.
     #[serde(default)]
     pub restore: Option<Restore>,

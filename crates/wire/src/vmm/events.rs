@@ -25,8 +25,39 @@ pub enum VmmEvent {
         /// Time, host CLOCK_MONOTONIC nanoseconds.
         at_ns: u64,
     },
+    /// What a thread has done, if that was recorded ([`VmmConfig::record_activity`]); sent before
+    /// `Exited`, in parts.
+    ///
+    /// [`VmmConfig::record_activity`]: super::VmmConfig::record_activity
+    Activity(Activity),
     /// The VMM ends; the same record as in `exit.json`.
     Exited(ExitRecord),
+}
+
+/// A part of what a thread of the VMM has done, in host CLOCK_MONOTONIC nanoseconds.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Activity {
+    /// The thread's name.
+    pub thread: String,
+    /// It is a thread of the guest's kernel, and not of the VMM.
+    #[serde(skip_serializing_if = "core::ops::Not::not")]
+    pub kernel: bool,
+    /// Names of spans and counters.
+    pub names: Vec<String>,
+    /// The index of its name, start and length of each span.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub spans: Vec<(u32, u64, u64)>,
+    /// The index of its name, the time, and by how much the counter has grown since its last sample.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub counts: Vec<(u32, u64, u64)>,
+    /// Further spans and samples, for which there was no room.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub dropped: u64,
+}
+
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 /// How a VM ended.

@@ -24,7 +24,7 @@ pub use config::{
 };
 pub use control::{BalloonStatus, ControlRequest, ControlResponse, ReadUnits};
 pub use disk::{Disk, DiskLimit, Residency};
-pub use events::{ExitReason, ExitRecord, VmmEvent};
+pub use events::{Activity, ExitReason, ExitRecord, VmmEvent};
 pub use net::{Net, NetBackend, NetLimit};
 pub use probe::{KvmKind, KvmProbe};
 pub use restore::{Extent, MemoryLayout, NewGeneration, Restore, SavedMemory, Source};

@@ -14,6 +14,7 @@ use crate::virtio::queue::doorbell::{descriptor, make_blocking};
 use crate::virtio::queue::limit::Limiter;
 use crate::virtio::queue::ring::{next_chain, put_back};
 use crate::virtio::queue::signal::driver_wants_interrupt;
+use jiffy_sys::activity;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -81,7 +82,7 @@ impl Worker {
             _ => true,
         };
         match rung {
-            true => doorbell.read().map(drop),
+            true => activity::wait("serves", || doorbell.read()).map(drop),
             false => Ok(()),
         }
     }

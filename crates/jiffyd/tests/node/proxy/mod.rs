@@ -7,12 +7,15 @@ mod http2;
 mod places;
 mod secure;
 
-use crate::daemon::{Daemon, eventually, named};
+use crate::daemon::{Daemon, eventually, named, run_of};
 use crate::network::daemon_with;
 use crate::ports::{hibernate, listen_for, published, wake_attempts};
+use crate::room::asked;
 use crate::sleep::starts;
 use crate::snapshots::counter;
-use jiffy_wire::api::{ApiError, CreateVm, IdleAction, IdlePolicy, NetworkUse, Vm, VmState};
+use jiffy_wire::api::{
+    ApiError, CreateVm, IdleAction, IdlePolicy, NetworkUse, Purpose, Queued, Vm, VmState,
+};
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -380,6 +383,49 @@ fn requests_that_cannot_be_forwarded_are_refused() {
     let mut nonsense = send("NONSENSE\r\n\r\n");
     assert_eq!(head_of(&mut nonsense)[0], "http/1.1 400 bad request");
     refused(404, "/", "Host: x");
+}
+
+#[test]
+fn a_request_that_no_queue_accepts_is_told_when_to_come_again() {
+    let daemon = daemon_with(&[
+        "--proxy",
+        PROXY,
+        "--proxy-domain",
+        "vm.example",
+        "--memory-limit",
+        "128M",
+        "--memory-wait",
+        "600",
+        "--queue-limit",
+        "1",
+    ]);
+    let vm: Vm = daemon.run_detached(published(counter())).json();
+    serve_for(&vm);
+    hibernate(&daemon);
+    let other = named("other", CreateVm::default());
+    daemon.run_detached(other).json::<Vm>();
+    let third = serde_json::to_vec(&run_of(named("third", CreateVm::default()), true)).unwrap();
+    let third = asked(&daemon, "/v1/run", &third);
+    let waiting = || daemon.get("/v1/queue").json::<Vec<Queued>>();
+    eventually("it waits", || waiting().len() == 1);
+    let mut refused = send(&format!("GET /head HTTP/1.1\r\n{HOST}\r\n\r\n"));
+    let head = head_of(&mut refused);
+    assert_eq!(head[0], "http/1.1 503 service unavailable");
+    assert!(head.contains(&"retry-after: 60".to_owned()), "{head:?}");
+    assert_eq!(daemon.vm("web").state, VmState::Hibernated);
+    drop(third);
+    daemon.gone("third");
+    // Now the queue has a place: the request is held there, and answered when there is room.
+    thread::sleep(Duration::from_secs(1));
+    thread::scope(|scope| {
+        let held = scope.spawn(|| get("/head", HOST));
+        eventually("the wake waits", || {
+            waiting().iter().any(|one| one.purpose == Purpose::Wake)
+        });
+        assert!(!held.is_finished());
+        daemon.delete("/v1/vms/other?force=true");
+        assert_eq!(held.join().unwrap().0, 200);
+    });
 }
 
 #[test]

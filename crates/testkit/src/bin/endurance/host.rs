@@ -181,6 +181,7 @@ fn config(size_mib: u32, folder: &Path) -> VmmConfig {
         nets: Vec::new(),
         folders: Vec::new(),
         cpu_profile: None,
+        record_activity: false,
         restore: None,
     }
 }
