@@ -63,7 +63,7 @@ impl Saved {
     pub fn new(folder: PathBuf, manifest: Manifest) -> Saved {
         let path = prefault_in(&folder);
         let prefault = records::prefault::load(&path).unwrap_or_default();
-        let ram = u64::from(manifest.spec.memory_mib) << 20;
+        let ram = u64::from(manifest.spec.ram_mib()) << 20;
         let prefault = merged_and_bounded(prefault, ram);
         Saved {
             folder,
@@ -75,7 +75,7 @@ impl Saved {
     /// Saves the ranges that a restored guest has written to soon after its start. Losing them
     /// costs only speed.
     pub fn save_prefault(&mut self, written: Vec<Extent>) -> io::Result<()> {
-        let ram = u64::from(self.manifest.spec.memory_mib) << 20;
+        let ram = u64::from(self.manifest.spec.ram_mib()) << 20;
         let prefault = merged_and_bounded(written, ram);
         let path = prefault_in(&self.folder);
         records::prefault::save(&path, &prefault)?;
