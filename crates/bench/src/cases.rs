@@ -280,6 +280,7 @@ fn vmm_config(kernel: &str) -> vmm::VmmConfig {
         exit_record: None,
         handed: Vec::new(),
         balloon: false,
+        usable_memory_mib: None,
         nets: Vec::new(),
         folders: Vec::new(),
         cpu_profile: None,

@@ -9,6 +9,7 @@ use jiffy_wire::agent::Command;
 use jiffy_wire::api::{FolderUse, VolumeUse};
 use jiffy_wire::guest::is_host_name;
 use jiffy_wire::vmm::PageSize;
+use std::ops::RangeInclusive;
 
 /// Most vCPUs of a VM.
 const MAX_CPUS: u8 = 32;
@@ -16,6 +17,8 @@ const MAX_CPUS: u8 = 32;
 const MIN_MEMORY: u32 = 64;
 /// Most RAM of a VM: 16 TiB, in MiB.
 const MAX_MEMORY: u32 = 16 << 20;
+/// How many times its memory a VM may have at most.
+const MEMORY_SPAN: u32 = 16;
 /// Longest text of a command, with its environment, in bytes.
 pub const MAX_COMMAND: usize = 256 * 1024;
 
@@ -124,6 +127,9 @@ pub fn check_parts(spec: &Spec) -> Result<()> {
     check_cpus(spec.cpus)?;
     check_max_cpus(spec.vcpus(), spec.cpus)?;
     check_memory(spec.memory_mib, spec.pages)?;
+    if let Some(most) = spec.max_memory_mib {
+        check_max_memory(most, spec.memory_mib, spec.pages)?;
+    }
     names::check("kernel", &spec.kernel)?;
     name::folder(&spec.image)?;
     config::check(&spec.config)?;
@@ -154,6 +160,31 @@ pub fn check_memory(mib: u32, pages: PageSize) -> Result<()> {
         )));
     }
     Ok(())
+}
+
+/// How much memory a VM may have that may have at most `most` MiB: its kernel needs a 64th of that for
+/// the descriptions of all pages, whatever programs may use.
+pub fn memory_range(most: u32) -> RangeInclusive<u32> {
+    MIN_MEMORY.max(most / MEMORY_SPAN)..=most
+}
+
+/// Checks the most memory, MiB, that a VM which starts with `mib` may have.
+pub fn check_max_memory(most: u32, mib: u32, pages: PageSize) -> Result<()> {
+    check_memory(most, pages)?;
+    if pages != PageSize::Small {
+        return Err(Error::invalid(
+            "The memory of a VM in huge pages can't change while it runs.",
+        ));
+    }
+    let range = memory_range(most);
+    match range.contains(&mib) {
+        true => Ok(()),
+        false => Err(Error::invalid(format!(
+            "A VM with at most {most} MiB of memory can't start with {mib} MiB; it can have {} to {} MiB.",
+            range.start(),
+            range.end()
+        ))),
+    }
 }
 
 /// Checks the command of a VM or of `exec`.

@@ -264,13 +264,22 @@ impl Cgroup {
     /// Raises the memory limit to at least the current usage plus `bytes`, and lifts throttling.
     pub fn raise_memory_limit(&self, bytes: u64) -> io::Result<()> {
         self.set("memory.high", "max")?;
-        let number =
-            |name| Ok::<u64, io::Error>(self.get(name)?.trim().parse().unwrap_or(u64::MAX));
-        let wanted = number("memory.current")?.saturating_add(bytes);
-        match wanted > number("memory.max")? {
+        let wanted = self.number("memory.current")?.saturating_add(bytes);
+        match wanted > self.number("memory.max")? {
             true => self.set("memory.max", &wanted.to_string()),
             false => Ok(()),
         }
+    }
+
+    /// Changes the memory limit to `bytes`, but to no less than the current usage plus `headroom`:
+    /// with less than is used, the kernel would kill the program.
+    pub fn set_memory_limit(&self, bytes: u64, headroom: u64) -> io::Result<()> {
+        let least = self.number("memory.current")?.saturating_add(headroom);
+        self.set("memory.max", &bytes.max(least).to_string())
+    }
+
+    fn number(&self, name: &str) -> io::Result<u64> {
+        Ok(self.get(name)?.trim().parse().unwrap_or(u64::MAX))
     }
 
     /// Whether the kernel's OOM killer ended the program.

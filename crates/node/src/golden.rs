@@ -369,12 +369,11 @@ pub fn key_of(shape: &Spec, image: &str, digests: &[String]) -> Option<String> {
     let mut hasher = blake3::Hasher::new();
     let line = command_line(shape, shape.cpus).ok()?;
     let interface = shape.network.is_some();
-    let shape = format!(
-        "{} {} {:?} {interface}",
-        shape.vcpus(),
-        shape.memory_mib,
-        shape.pages
-    );
+    let memory = match shape.max_memory_mib {
+        Some(most) => format!("{} of {most}", shape.memory_mib),
+        None => shape.memory_mib.to_string(),
+    };
+    let shape = format!("{} {memory} {:?} {interface}", shape.vcpus(), shape.pages);
     let texts = [env!("CARGO_PKG_VERSION"), &line, &shape, image];
     for text in texts.into_iter().chain(digests.iter().map(String::as_str)) {
         hasher.update(text.as_bytes());

@@ -274,6 +274,7 @@ fn config(place: &Addresses, script: &str, root: &Path) -> VmmConfig {
         control: None,
         exit_record: None,
         balloon: false,
+        usable_memory_mib: None,
         nets: vec![place.device()],
         folders: Vec::new(),
         handed: Vec::new(),

@@ -41,7 +41,9 @@ async fn in_time(
 /// Sends a VMM one command; the error is a sentence without its full stop.
 pub async fn order(socket: &Path, order: ControlRequest) -> Result<(), String> {
     match request(socket, order).await {
-        Ok(ControlResponse::Ok | ControlResponse::Balloon(_)) => Ok(()),
+        Ok(ControlResponse::Ok | ControlResponse::Balloon(_) | ControlResponse::Memory(_)) => {
+            Ok(())
+        }
         Ok(ControlResponse::Error(why)) => Err(why.trim_end_matches('.').to_owned()),
         Ok(other) => Err(format!("its VMM gave the unexpected answer {other:?}")),
         Err(error) => Err(format!("its VMM does not answer: {error}")),

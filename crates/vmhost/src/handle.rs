@@ -9,6 +9,7 @@ use crate::timeline::PagerFaults;
 use jiffy_content::error::{Error, Result};
 pub use jiffy_content::model::vm::is_active;
 use jiffy_content::model::vm::{Failure, MainState, Paged, Root, Spec};
+use jiffy_content::room::memory::Reserved;
 use jiffy_wire::api::{Limits, NetworkPolicy, Vm, VmState};
 use jiffy_wire::timeline::Timeline;
 use jiffy_wire::vmm::{DiskLimit, NetLimit};
@@ -65,6 +66,9 @@ pub enum Command {
     Policy(Box<NetworkPolicy>, oneshot::Sender<Result<()>>),
     /// Change its rate limits. Answered with those of all its devices.
     Limits(Box<Limits>, oneshot::Sender<Result<DeviceLimits>>),
+    /// Change the memory that its programs may use, MiB. If it runs, what it gets was reserved; what
+    /// it loses it has given up.
+    Memory(u32, Option<Reserved>, oneshot::Sender<Result<()>>),
     /// Start the VMM. Answered once it is spawned.
     Start(Box<Plan>, oneshot::Sender<Result<()>>),
     /// Ask the guest to end; programs have this long after SIGTERM. Answered at once; the view

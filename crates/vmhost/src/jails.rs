@@ -2,7 +2,7 @@
 
 use crate::process::VmmProcess;
 use jiffy_content::error::{Error, Result};
-use jiffy_content::model::vm::{Spec, VmRecord};
+use jiffy_content::model::vm::VmRecord;
 use jiffy_content::paths::Paths;
 use jiffy_jail::access::open_folder;
 use jiffy_jail::confine::has_landlock;
@@ -326,9 +326,9 @@ fn watch_child(pid: u32) -> Result<VmmProcess> {
 /// Resource limits of a VM's monitor. Memory is twice the VM's, because a capture freezes a copy of
 /// the pages that are written after it. [`capture_headroom`] raises the limit for later captures.
 pub fn share_of(record: &VmRecord, is_last: bool) -> Share {
-    let memory = bytes(&record.spec);
+    let memory = bytes(record.memory_mib());
     Share {
-        memory: 2 * memory + memory / PAGE_TABLES + OVERHEAD,
+        memory: 2 * memory + bytes(record.spec.ram_mib()) / PAGE_TABLES + OVERHEAD,
         processors: record.cpus().into(),
         is_last,
     }
@@ -336,12 +336,12 @@ pub fn share_of(record: &VmRecord, is_last: bool) -> Share {
 
 /// Bytes by which a monitor's memory limit is raised for a further capture: all written memory is
 /// frozen, and may be written again.
-pub fn capture_headroom(spec: &Spec) -> u64 {
-    2 * bytes(spec)
+pub fn capture_headroom(record: &VmRecord) -> u64 {
+    2 * bytes(record.memory_mib())
 }
 
-fn bytes(spec: &Spec) -> u64 {
-    u64::from(spec.memory_mib) << 20
+fn bytes(mib: u32) -> u64 {
+    u64::from(mib) << 20
 }
 
 /// Name of the cgroup of a node's monitors: its run folder, escaped like a unit name

@@ -130,6 +130,13 @@ impl VmmProcess {
             .map_or(Ok(()), |cgroup| cgroup.raise_memory_limit(bytes))
     }
 
+    /// Changes its memory limit to `bytes`, but to no less than it uses plus `headroom`.
+    pub fn set_memory_limit(&self, bytes: u64, headroom: u64) -> io::Result<()> {
+        self.cgroup
+            .as_ref()
+            .map_or(Ok(()), |cgroup| cgroup.set_memory_limit(bytes, headroom))
+    }
+
     /// Was it killed for reaching the memory limit of its cgroup?
     pub fn was_oom_killed(&self) -> bool {
         self.cgroup.as_ref().is_some_and(Cgroup::was_oom_killed)

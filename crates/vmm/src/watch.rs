@@ -192,6 +192,13 @@ fn answer(vmm: &mut Vmm, config: &Path, request: ControlRequest, stop: &mut bool
             }
         }
         ControlRequest::Balloon => balloon(vmm),
+        ControlRequest::SetMemory { usable_mib } => {
+            match vmm.with_devices(move |devices| devices.set_usable_memory(usable_mib)) {
+                Some(Some(Err(error))) => ControlResponse::Error(error.to_string()),
+                _ => usable_memory(vmm),
+            }
+        }
+        ControlRequest::Memory => usable_memory(vmm),
         ControlRequest::SetLimits { disks, nets } => {
             match vmm.with_devices(move |devices| devices.set_limits(&disks, &nets)) {
                 Some(Ok(())) => ControlResponse::Ok,
@@ -215,6 +222,14 @@ fn balloon(vmm: &mut Vmm) -> ControlResponse {
     match vmm.with_devices(Devices::balloon) {
         Some(Some(status)) => ControlResponse::Balloon(status),
         Some(None) => ControlResponse::Error("this VM has no balloon".into()),
+        None => memory_is_lost(),
+    }
+}
+
+fn usable_memory(vmm: &mut Vmm) -> ControlResponse {
+    match vmm.with_devices(Devices::usable_memory) {
+        Some(Some(status)) => ControlResponse::Memory(status),
+        Some(None) => ControlResponse::Error("this VM's memory can't change".into()),
         None => memory_is_lost(),
     }
 }

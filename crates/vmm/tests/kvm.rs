@@ -77,6 +77,7 @@ impl Case {
             exit_record: None,
             handed: Vec::new(),
             balloon: false,
+            usable_memory_mib: None,
             nets: Vec::new(),
             folders: Vec::new(),
             cpu_profile: None,

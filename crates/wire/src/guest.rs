@@ -78,6 +78,10 @@ pub struct GuestConfig {
     /// Power off when the first command has ended and its output was delivered.
     #[serde(default)]
     pub power_off_after_main: bool,
+    /// Memory that programs may use, MiB, if that is less than RAM: init starts none before a balloon
+    /// has taken the rest, so that no program sees more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_mib: Option<u32>,
     /// Report the kernel's milestones (from its log) on the timeline.
     #[serde(default)]
     pub timeline: bool,

@@ -79,8 +79,12 @@ fn run(data: &[u8]) {
     assert_eq!(inflated + reported, if host.broken { 0 } else { taken });
     assert!(balloon.statistics().latest().by_name().len() <= 16);
     let state = balloon.save();
-    let restored = Balloon::restore(args, &state).expect("what was saved is restored");
+    let restored = Balloon::restore(args.clone(), &state).expect("what was saved is restored");
     assert_eq!(restored.save(), state);
+    let given = balloon.save_withholding();
+    assert!(u64::from(given.given_pages) <= RAM / PAGE);
+    let restored = Balloon::restore_withholding(args, &given).expect("what was saved is restored");
+    assert_eq!(restored.save_withholding(), given);
 }
 
 fn all_seeds() -> Vec<Vec<u8>> {

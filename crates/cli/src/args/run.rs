@@ -30,6 +30,10 @@ pub struct VmOptions {
     /// RAM: 256, 256M, 2G (without a letter: MiB)
     #[arg(long, short, value_name = "SIZE", value_parser = mebibytes)]
     pub memory: Option<u64>,
+    /// The most RAM that `jiffy update --memory` may give it while it runs, at most 16 times what
+    /// it starts with [default: as much as it starts with]
+    #[arg(long, value_name = "SIZE", value_parser = mebibytes, conflicts_with = "huge_pages")]
+    pub max_memory: Option<u64>,
     /// Guest kernel: a name (`jiffy kernel list`), `full` (the newest built here), or
     /// the path of an image
     #[arg(long, value_name = "NAME|PATH", value_hint = ValueHint::FilePath)]
@@ -193,7 +197,7 @@ pub struct Run {
         long,
         value_name = "SNAPSHOT",
         conflicts_with_all = [
-            "cold", "cpus", "max_cpus", "memory", "kernel", "image", "entrypoint", "disk", "root_disk", "root_copy",
+            "cold", "cpus", "max_cpus", "memory", "max_memory", "kernel", "image", "entrypoint", "disk", "root_disk", "root_copy",
             "root_limit", "console", "init",
             "kernel_arg", "cpu_profile", "huge_pages",
         ]

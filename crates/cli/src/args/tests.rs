@@ -358,6 +358,7 @@ fn a_run_from_a_snapshot_refuses_options_that_shape_the_vm() {
         "--cpus 2",
         "--max-cpus 2",
         "--memory 1G",
+        "--max-memory 1G",
         "--kernel full",
         "--image x",
         "--disk d",

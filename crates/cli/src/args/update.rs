@@ -1,6 +1,6 @@
 //! `jiffy update`
 
-use super::values::{disk_limit, network_limit, new_limit, volume_limit};
+use super::values::{disk_limit, mebibytes, network_limit, new_limit, volume_limit};
 use clap::Args;
 use jiffy_wire::vmm::{DiskLimit, NetLimit};
 
@@ -11,6 +11,10 @@ pub struct Update {
     /// (`run --max-cpus`)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=32))]
     pub cpus: Option<u8>,
+    /// Memory that programs may use, at most as much as the VM was made with
+    /// (`run --max-memory`): 256, 256M, 2G (without a letter: MiB)
+    #[arg(long, short, value_name = "SIZE", value_parser = mebibytes)]
+    pub memory: Option<u64>,
     /// New rate limit of each disk of the root file system: bps=50M, iops=1000, or none
     #[arg(
         long,

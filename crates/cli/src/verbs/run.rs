@@ -275,6 +275,15 @@ fn show_vm(vm: &Vm, format: Option<JsonFormat>) -> Result<()> {
     }
 }
 
+/// The size of a VM's memory as the API has it.
+pub fn memory_mib(size: Option<u64>) -> Result<Option<u32>> {
+    let checked = size.map(|size| {
+        u32::try_from(size)
+            .map_err(|_| Failure::new(format!("a VM can't have {size} MiB of memory")))
+    });
+    checked.transpose()
+}
+
 /// Builds the request; uploads the user's kernel first.
 async fn vm_from(context: &Context, client: &Client, options: VmOptions) -> Result<CreateVm> {
     let mut folders = [options.folder, options.mount].concat();
@@ -291,13 +300,7 @@ async fn vm_from(context: &Context, client: &Client, options: VmOptions) -> Resu
         }),
         None => None,
     };
-    let memory_mib = options
-        .memory
-        .map(|size| {
-            u32::try_from(size)
-                .map_err(|_| Failure::new(format!("a VM can't have {size} MiB of memory")))
-        })
-        .transpose()?;
+    let (memory, max_memory) = (memory_mib(options.memory)?, memory_mib(options.max_memory)?);
     Ok(CreateVm {
         name: options.name,
         registry: options
@@ -311,7 +314,8 @@ async fn vm_from(context: &Context, client: &Client, options: VmOptions) -> Resu
         kernel,
         cpus: options.cpus,
         max_cpus: options.max_cpus,
-        memory_mib,
+        memory_mib: memory,
+        max_memory_mib: max_memory,
         pages: options.huge_pages.map(Into::into).unwrap_or_default(),
         disks: options.disk,
         folders,

@@ -2,6 +2,7 @@
 
 use super::Context;
 use super::context::{each, show, show_json};
+use super::run::memory_mib;
 use crate::args::update::Update;
 use crate::args::{Inspect, Kill, ListFormat, Ps, Rm, Start, Stop, Wait};
 use crate::client::vm_path;
@@ -95,6 +96,7 @@ pub async fn update(context: &Context, update: Update) -> Result<Outcome> {
         volumes: update.disk_limit.into_iter().collect(),
         network: update.network_limit,
         cpus: update.cpus,
+        memory_mib: memory_mib(update.memory)?,
     };
     if limits.is_default() {
         return Err(

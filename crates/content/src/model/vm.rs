@@ -39,8 +39,10 @@ pub struct Spec {
     pub cpus: u8,
     /// vCPUs of its VMM, if that is more.
     pub max_cpus: Option<u8>,
-    /// RAM.
+    /// RAM that programs may use when it has booted.
     pub memory_mib: u32,
+    /// RAM of its VMM, if `jiffy update` may change what programs may use.
+    pub max_memory_mib: Option<u32>,
     /// Host pages that back RAM.
     pub pages: PageSize,
     /// Volumes, `/dev/vdb` first.
@@ -98,6 +100,11 @@ impl Spec {
     /// vCPUs of its VMM, if these are more than `cpus`.
     pub fn vcpus_beyond(&self, cpus: u8) -> Option<u8> {
         Some(self.vcpus()).filter(|vcpus| *vcpus > cpus)
+    }
+
+    /// RAM of its VMM.
+    pub fn ram_mib(&self) -> u32 {
+        self.max_memory_mib.unwrap_or(self.memory_mib)
     }
 }
 
@@ -293,6 +300,11 @@ impl VmRecord {
         self.limits.cpus.unwrap_or(self.spec.cpus)
     }
 
+    /// RAM that its programs may use now.
+    pub fn memory_mib(&self) -> u32 {
+        self.limits.memory_mib.unwrap_or(self.spec.memory_mib)
+    }
+
     /// Current rate limit of its network interface, if it has one.
     pub fn network_limit(&self) -> Option<NetLimit> {
         let network = self.spec.network.as_ref()?;
@@ -318,7 +330,8 @@ impl VmRecord {
             kernel: spec.kernel.clone(),
             cpus: self.cpus(),
             max_cpus: spec.vcpus_beyond(self.cpus()),
-            memory_mib: spec.memory_mib,
+            memory_mib: self.memory_mib(),
+            max_memory_mib: Some(spec.ram_mib()).filter(|most| *most > self.memory_mib()),
             command: spec.command.as_ref().map(|command| command.argv.clone()),
             tty: spec
                 .command
@@ -360,6 +373,7 @@ impl VmRecord {
                 volumes: BTreeMap::new(),
                 network: self.network_limit().filter(|limit| !limit.is_none()),
                 cpus: None,
+                memory_mib: None,
             },
         }
     }

@@ -19,6 +19,8 @@ pub struct Spec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     max_cpus: Option<u8>,
     memory_mib: u32,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    max_memory_mib: Option<u32>,
     pages: PageSize,
     disks: Vec<VolumeUse>,
     command: Option<Command>,
@@ -66,6 +68,7 @@ both_ways!(
         cpus: same,
         max_cpus: same,
         memory_mib: same,
+        max_memory_mib: same,
         pages: into,
         disks: list,
         command: opt,

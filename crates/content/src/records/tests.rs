@@ -86,6 +86,7 @@ fn spec() -> Spec {
         cpus: 2,
         max_cpus: None,
         memory_mib: 128,
+        max_memory_mib: None,
         pages: PageSize::Huge2M,
         disks: vec![VolumeUse {
             name: text("data"),
@@ -154,6 +155,7 @@ fn with_limits() -> VmRecord {
         volumes: BTreeMap::from([(text("data"), DiskLimit::default())]),
         network: Some(network),
         cpus: None,
+        memory_mib: None,
     };
     vm
 }
@@ -182,6 +184,14 @@ fn with_folders() -> VmRecord {
         read_only,
     };
     vm.spec.folders = vec![folder("/a", "/b", false), folder("/home/me/c", "/d", true)];
+    vm
+}
+
+/// A VM whose memory was changed.
+fn with_other_memory() -> VmRecord {
+    let mut vm = vm();
+    vm.spec.max_memory_mib = Some(1024);
+    vm.limits.memory_mib = Some(512);
     vm
 }
 
@@ -380,6 +390,13 @@ fn records_of_vms_do_not_drift() {
     );
     does_not_drift("vm-1-limits.json", "vm.json", &with_limits(), save, load);
     does_not_drift("vm-1-cpus.json", "vm.json", &with_other_cpus(), save, load);
+    does_not_drift(
+        "vm-1-memory.json",
+        "vm.json",
+        &with_other_memory(),
+        save,
+        load,
+    );
     does_not_drift("vm-1-folders.json", "vm.json", &with_folders(), save, load);
     does_not_drift(
         "vm-1-deep.json",

@@ -87,6 +87,8 @@ pub struct Limits {
     network: Option<NetLimit>,
     #[serde(skip_serializing_if = "Option::is_none")]
     cpus: Option<u8>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    memory_mib: Option<u32>,
 }
 both_ways!(
     Limits,
@@ -95,6 +97,7 @@ both_ways!(
         volumes: map,
         network: opt,
         cpus: same,
+        memory_mib: same,
     }
 );
 

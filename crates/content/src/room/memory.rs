@@ -568,6 +568,25 @@ impl Reserved {
         Ok(())
     }
 
+    /// Adds memory that was reserved for the same VM; the VM can use it from now on.
+    pub fn add(&mut self, mut more: Reserved) {
+        more.note_ready();
+        self.amount = self.amount.plus(std::mem::take(&mut more.amount));
+    }
+
+    /// Gives back the memory above this many MiB, which the VM has given up.
+    pub fn shrink_memory(&mut self, mib: u64) {
+        let less = self.amount.whole.saturating_sub(mib);
+        if less > 0 {
+            self.amount.whole = mib;
+            let less = Amount {
+                whole: less,
+                ..Amount::default()
+            };
+            self.room.give_back(less, self.is_background);
+        }
+    }
+
     /// Splits it into one reservation for each VM.
     pub fn split(mut self) -> Vec<Reserved> {
         let count = self.count.max(1);

@@ -63,7 +63,7 @@ impl Saved {
 
     /// The captured VM in this folder.
     pub fn new(folder: PathBuf, manifest: Manifest) -> Saved {
-        let ram = u64::from(manifest.spec.memory_mib) << 20;
+        let ram = u64::from(manifest.spec.ram_mib()) << 20;
         let ranges =
             |path| merged_and_bounded(records::prefault::load(path).unwrap_or_default(), ram);
         Saved {
@@ -81,7 +81,7 @@ impl Saved {
         written: Vec<Extent>,
         accessed: Vec<Extent>,
     ) -> io::Result<()> {
-        let ram = u64::from(self.manifest.spec.memory_mib) << 20;
+        let ram = u64::from(self.manifest.spec.ram_mib()) << 20;
         self.accessed = merged_and_bounded(accessed, ram);
         records::prefault::save(&accessed_in(&self.folder), &self.accessed)?;
         // Last, because it marks the snapshot as tested.

@@ -109,7 +109,7 @@ fn begin_snapshot(
         .fetch(folder, job.as_ref())
         .map_err(|error| of_registry(&error, folder))?;
     let file = file_of(artifact, remote::MEMORY)?;
-    let memory_bytes = u64::from(read.manifest.spec.memory_mib) << 20;
+    let memory_bytes = u64::from(read.manifest.spec.ram_mib()) << 20;
     let tail = tail_of(file, artifact, memory_bytes, folder, job)?;
     let origin = origin_of_memory(images, &read.chunks, &wanted.access, artifact)?;
     remote::begin_memory(folder, &read.memory, file.size(), &tail, &[origin])?;

@@ -8,6 +8,7 @@ pub mod configuration;
 mod disks;
 mod folders;
 mod identity;
+mod memory;
 mod modules;
 mod mounts;
 mod network;
@@ -41,6 +42,10 @@ pub fn read_configuration(report: &mut Report) -> (GuestConfig, FwCfg) {
 /// configured.
 pub fn finish(config: &GuestConfig, report: &mut Report) -> Teardown {
     let mut teardown = Teardown::default();
+    // Before the root: the size of a tmpfs follows that of memory.
+    if let Some(mib) = config.memory_mib {
+        report.step("memory", |_| memory::wait_for_balloon(mib));
+    }
     root::enter(&config.root, &mut teardown, report);
     report.step("root mounts", |_| mounts::mount_in_root());
     report.step("cgroups", |_| cgroup::mount_hierarchy());

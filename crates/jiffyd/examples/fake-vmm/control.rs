@@ -33,6 +33,16 @@ impl Vm {
                 self.balloon()
             }
             ControlRequest::Balloon => self.balloon(),
+            ControlRequest::SetMemory { usable_mib } => {
+                eprintln!("fake-vmm: {usable_mib} MiB are usable");
+                let mut memory = self.memory.lock().unwrap();
+                memory.usable_mib = usable_mib;
+                if !self.script.keeps_memory {
+                    memory.used_mib = usable_mib;
+                }
+                ControlResponse::Memory(*memory)
+            }
+            ControlRequest::Memory => ControlResponse::Memory(*self.memory.lock().unwrap()),
             ControlRequest::SetLimits { .. } => {
                 eprintln!("fake-vmm: {}", line.trim_end());
                 ControlResponse::Ok

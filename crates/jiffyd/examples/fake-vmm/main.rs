@@ -27,7 +27,8 @@ use jiffy_wire::cpu::testing::processor;
 use jiffy_wire::guest::GuestConfig;
 use jiffy_wire::timeline::names;
 use jiffy_wire::vmm::{
-    Activity, ControlRequest, ExitReason, ExitRecord, FwCfgContents, TakeSpare, VmmConfig, VmmEvent,
+    Activity, ControlRequest, ExitReason, ExitRecord, FwCfgContents, MemoryStatus, TakeSpare,
+    VmmConfig, VmmEvent,
 };
 use std::collections::HashMap;
 use std::fs::File;
@@ -56,6 +57,7 @@ struct Vm {
     /// Number of RAM layers so far.
     layers: Mutex<Vec<File>>,
     balloon: Mutex<u32>,
+    memory: Mutex<MemoryStatus>,
     copied: Mutex<HashMap<String, Vec<CopyFrame>>>,
 }
 /// The processor of all guests; an earlier release showed them IA32_ARCH_CAPABILITIES.
@@ -107,12 +109,17 @@ fn main() {
         assert!(jailed::exists(file), "{} is missing", file.display());
     }
     eprintln!("fake-vmm: VM {}", config.id);
+    let has_mib = config.usable_memory_mib.unwrap_or(config.memory.size_mib);
     let mut vm = Vm {
         saved: None,
         paused: Mutex::default(),
         refused: AtomicU32::new(0),
         layers: Mutex::default(),
         balloon: Mutex::default(),
+        memory: Mutex::new(MemoryStatus {
+            usable_mib: has_mib,
+            used_mib: has_mib,
+        }),
         script: Script::parse(&config.boot.command_line),
         events: Mutex::new(events),
         begun: Instant::now(),

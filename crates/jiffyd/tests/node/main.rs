@@ -36,5 +36,6 @@ mod snapshots;
 mod spares;
 mod standby;
 mod upgrade;
+mod usable_memory;
 mod vcpus;
 mod volume_artifacts;

@@ -43,7 +43,7 @@ impl Node {
             return;
         };
         let target_mib = last.actual_mib.saturating_add(spare.all);
-        let target_mib = target_mib.min(vm.spec.memory_mib);
+        let target_mib = target_mib.min(vm.view.borrow().vm.memory_mib);
         let asked = ControlRequest::SetBalloon { target_mib };
         if control::order(&control, asked).await.is_err() {
             return;

@@ -123,7 +123,7 @@ enum ChangesError {
 fn most_changes(spec: &Spec) -> u64 {
     let mib = match &spec.root_disk {
         Some(RootDisk::Layer { size_mib }) => *size_mib,
-        _ => spec.memory_mib.into(),
+        _ => spec.ram_mib().into(),
     };
     (mib + mib / 4 + HEADERS_MIB) << 20
 }

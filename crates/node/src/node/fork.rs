@@ -42,7 +42,7 @@ impl Node {
         self.fill_memory(&vm).await?;
         // Reserved for all children at once: two forks that each wait for the rest of their
         // memory would deadlock.
-        let each = Amount::of_child(&vm.spec);
+        let each = Amount::of_child(&current_spec(&vm));
         let room = self.reserve(&vm, Purpose::Fork, each, names.len() as u32);
         let room = room.await?;
         if let Some((start_ns, end_ns)) = room.waited_ns {

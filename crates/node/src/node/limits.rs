@@ -1,19 +1,29 @@
-//! Changes of a VM's rate limits and number of vCPUs.
+//! Changes of a VM's rate limits, number of vCPUs and memory.
 
 use super::Node;
+use jiffy_content::checks::memory_range;
 use jiffy_content::error::{Error, Result};
 use jiffy_content::model::vm::Spec;
-use jiffy_content::room::memory::vcpus;
-use jiffy_vmhost::agent;
+use jiffy_content::room::memory::{Amount, Reserved, vcpus};
 use jiffy_vmhost::handle::{Command, DeviceLimits, VmHandle};
+use jiffy_vmhost::{agent, control};
 use jiffy_wire::agent::{CPUS, Request};
-use jiffy_wire::api::{Limits, NetworkUse, Vm, VmState};
-use jiffy_wire::vmm::ControlRequest;
+use jiffy_wire::api::{Limits, NetworkUse, Purpose, Vm, VmState};
+use jiffy_wire::vmm::{ControlRequest, ControlResponse, MemoryStatus};
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::time::{Instant, sleep};
 
 /// How long a guest has to bring its vCPUs on or off line.
 const ANSWER_TIME: Duration = Duration::from_secs(60);
+/// How often the memory of a guest is read that gives some back or takes some.
+const POLL: Duration = Duration::from_millis(10);
+/// Most polls without a further MiB. Counted instead of timed, so that a stall of the whole host
+/// does not count. Linux pauses for 200 ms when it finds no free memory.
+const IDLE_POLLS: u32 = 500;
+/// How long a guest has in all.
+const MEMORY_TIME: Duration = Duration::from_secs(600);
 
 impl Node {
     /// Changes a VM's limits; if it runs, they apply at once.
@@ -23,6 +33,9 @@ impl Node {
         let _one = self.operate_for_client(&vm).await?;
         if let Some(cpus) = limits.cpus {
             self.change_cpus(&vm, cpus).await?;
+        }
+        if let Some(mib) = limits.memory_mib {
+            self.change_memory(&vm, mib).await?;
         }
         let DeviceLimits { disks, nets } = change(&vm, limits).await?;
         vm.ask(Command::Save).await??;
@@ -71,6 +84,77 @@ impl Node {
             )
         })
     }
+
+    /// Changes the memory that programs may use, at once if the VM runs. More is reserved before the
+    /// guest gets it; less is given back to the ledger when the guest has given it up.
+    async fn change_memory(&self, vm: &VmHandle, mib: u32) -> Result<()> {
+        let view = vm.when(|view| view.vm.state != VmState::Starting).await;
+        if !view.lives() {
+            return take_over(vm, mib, None).await;
+        }
+        // Its guest must run.
+        self.agent_socket(vm).await?;
+        let before = view.vm.memory_mib;
+        let set = |usable_mib| ControlRequest::SetMemory { usable_mib };
+        if mib > before {
+            let amount = Amount::of_growth(mib - before);
+            let more = self.reserve(vm, Purpose::Grow, amount, 1).await?;
+            take_over(vm, mib, Some(more)).await?;
+            if let Err(error) = self.order(vm, "given memory", set(mib)).await {
+                take_over(vm, before, None).await?;
+                return Err(error);
+            }
+            let used = self.memory_within(vm, mib..=u32::MAX).await?;
+            return match used {
+                used if used >= mib => Ok(()),
+                used => Err(Error::vm_failed(format!(
+                    "The VM {} may use {mib} MiB of memory, but its guest has taken only {used} MiB so far.",
+                    vm.name
+                ))),
+            };
+        }
+        // Its caches give way to the change.
+        self.deflate_squeezed(vm).await;
+        self.order(vm, "shrunk", set(mib)).await?;
+        let used = self.memory_within(vm, 0..=mib).await;
+        if used.as_ref().is_ok_and(|used| *used <= mib) {
+            return take_over(vm, mib, None).await;
+        }
+        self.order(vm, "given its memory again", set(before))
+            .await?;
+        let used = used?;
+        Err(Error::vm_failed(format!(
+            "The VM {} keeps its {before} MiB of memory: its guest still used {used} MiB when it gave nothing more back.",
+            vm.name
+        ))
+        .hint("Its programs need that memory, or its kernel has no balloon driver."))
+    }
+
+    /// Waits until the memory of a guest, MiB, is in this range, or comes no nearer; returns it.
+    async fn memory_within(&self, vm: &VmHandle, range: RangeInclusive<u32>) -> Result<u32> {
+        let socket = self.host.paths.control_socket(&vm.id);
+        let until = Instant::now() + MEMORY_TIME;
+        let (mut nearest, mut idle_polls) = (None, 0);
+        loop {
+            let asked = control::request(&socket, ControlRequest::Memory).await;
+            let Ok(ControlResponse::Memory(MemoryStatus { used_mib, .. })) = asked else {
+                return Err(Error::vm_failed(format!(
+                    "The VMM of {} no longer tells what memory its guest uses.",
+                    vm.name
+                )));
+            };
+            let far = used_mib.abs_diff(used_mib.clamp(*range.start(), *range.end()));
+            let is_nearer = nearest.is_none_or(|nearest| far < nearest);
+            idle_polls = if is_nearer { 0 } else { idle_polls + 1 };
+            if is_nearer {
+                nearest = Some(far);
+            }
+            if far == 0 || idle_polls > IDLE_POLLS || Instant::now() > until {
+                return Ok(used_mib);
+            }
+            sleep(POLL).await;
+        }
+    }
 }
 
 fn of_cpus(cpus: u8) -> Limits {
@@ -78,6 +162,12 @@ fn of_cpus(cpus: u8) -> Limits {
         cpus: Some(cpus),
         ..Limits::default()
     }
+}
+
+/// Has the VM's task take over the memory that programs may use, with what was reserved for more.
+async fn take_over(vm: &VmHandle, mib: u32, more: Option<Reserved>) -> Result<()> {
+    let taken = vm.ask(|reply| Command::Memory(mib, more, reply));
+    taken.await?
 }
 
 /// Has the VM's task take over limits; the result is what its devices have now.
@@ -93,6 +183,7 @@ pub(super) fn current_spec(vm: &VmHandle) -> Spec {
     Spec {
         cpus: now.cpus,
         max_cpus: vm.spec.vcpus_beyond(now.cpus),
+        memory_mib: now.memory_mib,
         disks: now.disks.clone(),
         root_limit: now.limits.root.unwrap_or_default(),
         network: vm.spec.network.clone().map(|network| NetworkUse {
@@ -132,5 +223,20 @@ fn check(vm: &VmHandle, limits: &Limits) -> Result<()> {
         ))
         .hint("`jiffy run --max-cpus` says how many a new VM may have while it runs."));
     }
-    Ok(())
+    limits
+        .memory_mib
+        .map_or(Ok(()), |mib| check_memory(vm, mib))
+}
+
+fn check_memory(vm: &VmHandle, mib: u32) -> Result<()> {
+    let name = &vm.name;
+    let why = match vm.spec.max_memory_mib.map(memory_range) {
+        Some(range) if range.contains(&mib) => return Ok(()),
+        Some(range) => format!("it can have {} to {} MiB", range.start(), range.end()),
+        None => format!("it always has {} MiB", vm.spec.memory_mib),
+    };
+    Err(Error::invalid(format!(
+        "The VM {name} can't have {mib} MiB of memory; {why}."
+    ))
+    .hint("`jiffy run --max-memory` says how much a new VM may have while it runs."))
 }

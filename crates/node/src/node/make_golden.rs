@@ -78,12 +78,14 @@ async fn make(node: &Node, shape: Spec) -> Result<()> {
                     old.cpus,
                     old.vcpus(),
                     old.memory_mib,
+                    old.max_memory_mib,
                 ) == (
                     &shape.kernel,
                     &shape.image,
                     shape.cpus,
                     shape.vcpus(),
                     shape.memory_mib,
+                    shape.max_memory_mib,
                 )
             };
             for (_, old) in goldens.take(same_kind) {

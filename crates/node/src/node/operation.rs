@@ -1,6 +1,7 @@
 //! Steps shared by pause, snapshot, fork and hibernation; and the clients they are done for.
 
 use super::Node;
+use super::limits::current_spec;
 use jiffy_content::clock::monotonic_ns;
 use jiffy_content::error::{Error, Result};
 use jiffy_content::model::vm::MainState;
@@ -300,7 +301,7 @@ impl Node {
     ) -> Result<CapturedVm> {
         let socket = self.capturable(vm).await?;
         self.fill_memory(vm).await?;
-        self.deflate_before_capture(vm).await;
+        self.deflate_squeezed(vm).await;
         let frozen = self.quiesce(vm, &socket, false, watch).await?;
         let captured = self.capture(vm, resume, watch).await?;
         Ok(CapturedVm { captured, frozen })
@@ -363,7 +364,7 @@ impl Node {
         let filled = tokio::task::spawn_blocking(move || memory::filled_bytes(&paged.image));
         // The contents of an image that is partial or can't be read are unknown.
         let filled = filled.await.ok().and_then(|filled| filled.ok());
-        let amount = Amount::to_complete(&vm.spec, filled);
+        let amount = Amount::to_complete(&current_spec(vm), filled);
         self.reserve_for_capture(vm, amount).await.map(Some)
     }
 

@@ -141,7 +141,7 @@ impl Node {
         let reading = Reading {
             available,
             lacking: self.host.room.lacking(),
-            vms: vms.iter().map(|vm| u64::from(vm.spec.memory_mib)).sum(),
+            vms: vms.iter().map(|vm| memory_mib(vm)).sum(),
             others: (vms.len() as u64).saturating_sub(1),
             first: growing.first_headroom(),
             processors: vcpus.min(host as u64),
@@ -233,7 +233,7 @@ impl Node {
         let Ok(socket) = self.agent_socket(vm).await else {
             return;
         };
-        let left = (u64::from(vm.spec.memory_mib) / LEFT).max(LEFT_MIB);
+        let left = (memory_mib(vm) / LEFT).max(LEFT_MIB);
         let spare = balloon::spare(&socket, left).await;
         if spare.caches >= WORTH {
             info!(vm = %vm.name, caches_mib = spare.caches, "memory is low: the caches of an idle guest are reclaimed");
@@ -262,8 +262,9 @@ impl Node {
         }
     }
 
-    /// Deflates a VM's balloon before a capture, because its children would inherit the balloon.
-    pub(super) async fn deflate_before_capture(&self, vm: &VmHandle) {
+    /// Deflates a VM's balloon if its caches were taken: before a capture, because children would
+    /// inherit the balloon, and before it shrinks.
+    pub(super) async fn deflate_squeezed(&self, vm: &VmHandle) {
         if self.pressure.squeezed().remove(&vm.id).is_some() {
             self.deflate(vm).await;
         }
@@ -274,6 +275,11 @@ impl Node {
 fn may_hibernate(vm: &VmHandle) -> bool {
     let idle = vm.spec.idle;
     idle.is_some_and(|policy| policy.action == IdleAction::Hibernate)
+}
+
+/// MiB that a VM's programs may use now.
+fn memory_mib(vm: &VmHandle) -> u64 {
+    vm.view.borrow().vm.memory_mib.into()
 }
 
 /// MiB that hibernating a VM frees.

@@ -69,9 +69,8 @@ impl Node {
         }
     }
 
-    /// Reserves memory and vCPUs for a start: of this VM, or of `count` children of it, each with
-    /// the vCPUs that this VM has now. Waits for them; if the client leaves, the wait ends and the VM
-    /// is unchanged.
+    /// Reserves memory and vCPUs for a start or the growth of this VM, or for `count` children of
+    /// it. Waits for them; if the client leaves, the wait ends and the VM is unchanged.
     pub(super) async fn reserve(
         &self,
         vm: &VmHandle,
@@ -79,8 +78,6 @@ impl Node {
         each: Amount,
         count: u32,
     ) -> Result<Reserved> {
-        let cpus = vm.view.borrow().vm.cpus.into();
-        let each = Amount { cpus, ..each };
         let request = waiting_caller().request_for(vm, purpose);
         until_client_leaves(vm, self.host.room.reserve(request, each, count)).await
     }

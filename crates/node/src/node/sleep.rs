@@ -1,5 +1,6 @@
 //! Hibernate and wake: a VM's memory is on disk instead of in a VMM.
 
+use super::limits::current_spec;
 use super::operation::{Stopwatch, for_clients};
 use super::snapshot::write;
 use super::{Node, balloon};
@@ -147,7 +148,7 @@ impl Node {
         let what = format!("The VM {}", vm.name);
         let processor = &self.processor;
         processor.check(&what, saved.manifest.cpu.as_ref()).await?;
-        let room = self.reserve(vm, Purpose::Wake, Amount::of(&vm.spec), 1);
+        let room = self.reserve(vm, Purpose::Wake, Amount::of(&current_spec(vm)), 1);
         let room = room.await?;
         let volume_disks = if vm.spec.own_volumes {
             self.volume_disks(vm, &[])

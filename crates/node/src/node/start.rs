@@ -46,8 +46,8 @@ impl Node {
         let room = match vm.spec.hidden {
             true => None,
             false => {
-                let reserved = self.reserve(vm, Purpose::Start, Amount::of(&vm.spec), 1);
-                Some(reserved.await?)
+                let amount = Amount::of(&current_spec(vm));
+                Some(self.reserve(vm, Purpose::Start, amount, 1).await?)
             }
         };
         let _begins = self.beginning.read().await;

@@ -8,7 +8,7 @@ pub use network::inherited;
 
 use jiffy_content::checks::{
     MAX_COMMAND, check_command, check_cpus, check_folders, check_hostname, check_max_cpus,
-    check_memory, check_volumes,
+    check_max_memory, check_memory, check_volumes,
 };
 use jiffy_content::error::{Error, Result};
 use jiffy_content::images::base::BASE;
@@ -61,6 +61,9 @@ pub fn check_of(wanted: CreateVm, image: &str, image_config: &ImageConfig) -> Re
     }
     let memory_mib = wanted.memory_mib.unwrap_or(128);
     check_memory(memory_mib, wanted.pages)?;
+    if let Some(most) = wanted.max_memory_mib {
+        check_max_memory(most, memory_mib, wanted.pages)?;
+    }
     check_volumes(&wanted.disks)?;
     check_folders(&wanted.folders)?;
     if let Some(root_disk) = &wanted.root_disk {
@@ -107,6 +110,7 @@ pub fn check_of(wanted: CreateVm, image: &str, image_config: &ImageConfig) -> Re
         cpus,
         max_cpus: wanted.max_cpus.filter(|most| *most > cpus),
         memory_mib,
+        max_memory_mib: wanted.max_memory_mib.filter(|most| *most > memory_mib),
         pages: wanted.pages,
         disks: wanted.disks,
         command,
@@ -160,6 +164,7 @@ pub fn from_snapshot(
         ("number of vCPUs", wanted.cpus.is_some()),
         ("largest number of vCPUs", wanted.max_cpus.is_some()),
         ("memory", wanted.memory_mib.is_some()),
+        ("largest memory", wanted.max_memory_mib.is_some()),
         ("page size", wanted.pages != PageSize::Small),
         ("volumes", !wanted.disks.is_empty()),
         ("shared folders", !wanted.folders.is_empty()),

@@ -1,6 +1,6 @@
 //! `jiffy run`: a command, its output, its exit.
 
-use crate::support::jiffy;
+use crate::support::{Jiffy, jiffy};
 
 #[test]
 fn a_command_runs_in_a_kernel_of_its_own() {
@@ -158,6 +158,96 @@ fn vcpus_go_on_and_off_line_while_a_guest_runs() {
     let sentence = jiffy.refuses(125, &["update", "--cpus", "5", "elastic"]);
     assert!(sentence.contains("it can have 1 to 4"), "{sentence}");
     jiffy.ok(&["rm", "--force", "elastic", "child"]);
+}
+
+/// Memory that programs of a VM see, MiB.
+fn total_mib(jiffy: &Jiffy, vm: &str) -> u64 {
+    let text = jiffy.ok(&["exec", vm, "sh", "-c", "free -m | grep Mem:"]);
+    let total = text.split_whitespace().nth(1);
+    total.and_then(|mib| mib.parse().ok()).expect("MiB")
+}
+
+/// Host memory of a VM's own pages, MiB.
+fn own_mib(jiffy: &Jiffy, vm: &str) -> u64 {
+    let pid = jiffy.inspect(vm)["pid"].to_string();
+    let sum = "awk '/RssAnon|RssShmem/ {kib += $2} END {print int(kib / 1024)}'";
+    let text = jiffy.sh(&format!("{sum} /proc/{pid}/status"));
+    text.trim().parse().expect("MiB")
+}
+
+#[test]
+fn memory_grows_and_shrinks_while_a_vm_runs() {
+    let jiffy = jiffy();
+    let update = |vm: &str, size: &str| {
+        assert_eq!(jiffy.ok(&["update", "--memory", size, vm]), vm);
+    };
+    // A kernel needs some of it for itself.
+    let sees = |vm: &str, mib: u64| {
+        let total = total_mib(&jiffy, vm);
+        assert!(
+            (mib - 40..=mib).contains(&total),
+            "{vm} sees {total} of {mib}"
+        );
+    };
+    let sized = ["--memory", "128", "--max-memory", "512"];
+    let run = |more: &[&str]| jiffy.ok(&[&["run"], &sized[..], more].concat());
+    let at_once = run(&["--rm", "--cold", "--", "sh", "-c", "free -m | grep Mem:"]);
+    let at_once = at_once.split_whitespace().nth(1).map(str::to_owned);
+    let at_once: u64 = at_once.and_then(|mib| mib.parse().ok()).expect("MiB");
+    assert!(at_once <= 128, "the first command sees {at_once} MiB");
+    run(&["-d", "--name", "roomy", "--", "sleep", "1000000"]);
+    sees("roomy", 128);
+    update("roomy", "512");
+    sees("roomy", 512);
+    // Programs use it, and keep it.
+    let fill = "mkdir -p /much && mount -t tmpfs -o size=300m much /much && \
+                head -c 209715200 /dev/zero > /much/file";
+    jiffy.ok(&["exec", "roomy", "sh", "-c", fill]);
+    let full = own_mib(&jiffy, "roomy");
+    assert!(full > 200, "{full} MiB");
+    let sentence = jiffy.refuses(125, &["update", "--memory", "128", "roomy"]);
+    assert!(sentence.contains("keeps its 512 MiB"), "{sentence}");
+    jiffy.eventually("it has its memory", || total_mib(&jiffy, "roomy") > 472);
+    jiffy.ok(&["exec", "roomy", "umount", "/much"]);
+    update("roomy", "128");
+    sees("roomy", 128);
+    let shrunk = own_mib(&jiffy, "roomy");
+    println!("{full} MiB of the host's memory, {shrunk} after it shrank to 128");
+    assert!(shrunk < 128, "{shrunk} MiB");
+    // Captures keep it, and what comes of them changes on its own.
+    jiffy.ok(&["snapshot", "create", "roomy", "small"]);
+    jiffy.ok(&["run", "--from", "small", "-d", "--name", "again"]);
+    sees("again", 128);
+    update("again", "512");
+    sees("again", 512);
+    jiffy.ok(&["exec", "again", "sh", "-c", fill]);
+    let full = own_mib(&jiffy, "again");
+    jiffy.ok(&["exec", "again", "umount", "/much"]);
+    update("again", "128");
+    sees("again", 128);
+    let shrunk = own_mib(&jiffy, "again");
+    println!("restored: {full} MiB, then {shrunk}");
+    assert!(full > 200 && shrunk < 128, "{full} MiB, then {shrunk}");
+    jiffy.ok(&["rm", "--force", "again"]);
+    update("roomy", "300");
+    jiffy.ok(&["fork", "--name", "child", "roomy"]);
+    sees("child", 300);
+    update("child", "512");
+    jiffy.ok(&["exec", "child", "sh", "-c", fill]);
+    let full = own_mib(&jiffy, "child");
+    jiffy.ok(&["exec", "child", "umount", "/much"]);
+    update("child", "100");
+    sees("child", 100);
+    let shrunk = own_mib(&jiffy, "child");
+    println!("forked: {full} MiB, then {shrunk}");
+    assert!(full > 200 && shrunk < 100, "{full} MiB, then {shrunk}");
+    jiffy.ok(&["hibernate", "roomy"]);
+    sees("roomy", 300);
+    let shown = jiffy.inspect("roomy");
+    let sizes = (&shown["memory_mib"], &shown["max_memory_mib"]);
+    assert_eq!(sizes, (&300.into(), &512.into()));
+    jiffy.ok(&["rm", "--force", "roomy", "child"]);
+    jiffy.ok(&["snapshot", "rm", "small"]);
 }
 
 /// The most vCPUs that a VM may have.

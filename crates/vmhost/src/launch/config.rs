@@ -50,7 +50,7 @@ pub(super) fn vmm_config<'a>(
         id: record.id.clone(),
         vcpus: spec.vcpus(),
         memory: Memory {
-            size_mib: spec.memory_mib,
+            size_mib: spec.ram_mib(),
             pages: spec.pages,
             prefault: false,
         },
@@ -79,6 +79,7 @@ pub(super) fn vmm_config<'a>(
         exit_record: Some(folder.join("exit.json")),
         handed: Vec::new(),
         balloon: true,
+        usable_memory_mib: spec.max_memory_mib.map(|_| record.memory_mib()),
         nets: nets(record, plan, descriptors)?,
         folders: folders::devices(shared.iter().map(|folder| descriptors.folder(folder))),
         cpu_profile: spec.cpu_profile.clone(),
@@ -207,6 +208,7 @@ fn guest_config(record: &VmRecord, plan: &Plan) -> GuestConfig {
         timeline: spec.timeline,
         preload: spec.preload.clone(),
         rehearsal: spec.hidden,
+        memory_mib: Some(record.memory_mib()).filter(|mib| *mib < spec.ram_mib()),
         ..GuestConfig::default()
     };
     // A guest that boots to be captured gets its identity when it is restored.

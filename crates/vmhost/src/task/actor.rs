@@ -266,6 +266,10 @@ impl Actor {
             Command::Limits(limits, reply) => {
                 let _ = reply.send(self.change_limits(*limits));
             }
+            Command::Memory(mib, more, reply) => {
+                self.change_memory(mib, more);
+                let _ = reply.send(Ok(()));
+            }
             Command::Start(plan, reply) if plan.wakes() => self.wake(plan, reply),
             Command::Start(plan, reply) => {
                 let _ = reply.send(self.start(*plan));

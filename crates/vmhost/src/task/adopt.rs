@@ -273,7 +273,7 @@ fn adopt(
         held,
     );
     running.adopted = true;
-    let (memory_mib, cpus) = (record.spec.memory_mib, record.cpus());
+    let (memory_mib, cpus) = (record.memory_mib(), record.cpus());
     running.room = Some(host.room.adopt(Amount::of_running(memory_mib, cpus)));
     let (mut actor, handle) = actor::new(Arc::clone(host), Arc::clone(registry), record);
     info!(vm = %actor.record.name, pid, "VM adopted");
@@ -439,13 +439,16 @@ impl Actor {
     }
 
     /// Resumes a VM that the earlier daemon paused for a capture, and deflates its balloon if it
-    /// was to hibernate. A VM that its user paused stays paused.
+    /// was to hibernate. A VM that its user paused stays paused. Its memory is that of its record:
+    /// the earlier daemon may not have finished a change.
     fn resume_after_adoption(&self) {
         if self.record.state == VmState::Paused {
             return;
         }
         let socket = self.host.paths.control_socket(&self.record.id);
         let name = self.record.name.clone();
+        let usable_mib = self.record.memory_mib();
+        let changes = self.record.spec.max_memory_mib.is_some();
         tokio::spawn(async move {
             let status = control::request(&socket, ControlRequest::Status).await;
             if matches!(status, Ok(ControlResponse::Status { paused: true, .. })) {
@@ -460,6 +463,12 @@ impl Actor {
                 let deflate = ControlRequest::SetBalloon { target_mib: 0 };
                 if let Err(why) = control::order(&socket, deflate).await {
                     warn!(vm = %name, why, "a VM's balloon could not be deflated");
+                }
+            }
+            if changes {
+                let memory = ControlRequest::SetMemory { usable_mib };
+                if let Err(why) = control::order(&socket, memory).await {
+                    warn!(vm = %name, why, "a VM's memory could not be set");
                 }
             }
         });

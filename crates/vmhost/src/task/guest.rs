@@ -278,7 +278,7 @@ impl Actor {
         running.acknowledge_at_once = at_once;
         if at_once {
             // The capture needs more memory.
-            let growth = capture_headroom(&self.record.spec);
+            let growth = capture_headroom(&self.record);
             if let Err(error) = running.process.raise_memory_limit(growth) {
                 debug!(vm = %self.record.name, %error, "the memory limit of a VMM could not be raised");
             }

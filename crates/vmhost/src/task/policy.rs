@@ -1,8 +1,10 @@
 //! Changes of a VM's network policy and limits while it runs.
 
 use crate::handle::DeviceLimits;
+use crate::jails::{capture_headroom, share_of};
 use crate::task::actor::Actor;
 use jiffy_content::error::Result;
+use jiffy_content::room::memory::Reserved;
 use jiffy_wire::api::{Action, Limits, NetworkPolicy};
 use tracing::warn;
 
@@ -30,6 +32,25 @@ impl Actor {
             disks: self.record.disk_limits(),
             nets: self.record.network_limit().into_iter().collect(),
         })
+    }
+
+    /// Changes the memory that its programs may use, in the ledger, in the VMM's control group and
+    /// from the next start on. `more` is what was reserved for a running VM that grows.
+    pub(super) fn change_memory(&mut self, mib: u32, more: Option<Reserved>) {
+        self.record.limits.memory_mib = Some(mib);
+        if let Some(running) = self.phase.running_mut() {
+            match (&mut running.room, more) {
+                (Some(room), Some(more)) => room.add(more),
+                (Some(room), None) => room.shrink_memory(mib.into()),
+                (None, _) => {}
+            }
+            let limit = share_of(&self.record, false).memory;
+            let headroom = capture_headroom(&self.record);
+            if let Err(error) = running.process.set_memory_limit(limit, headroom) {
+                warn!(vm = %self.record.name, %error, "the VMM's memory limit can't be changed");
+            }
+        }
+        self.updated();
     }
 
     fn updated(&mut self) {

@@ -155,6 +155,7 @@ impl Unreadable {
             Command::Save(reply)
             | Command::Start(_, reply)
             | Command::Policy(_, reply)
+            | Command::Memory(_, _, reply)
             | Command::Stop(_, reply)
             | Command::Kill(reply)
             | Command::Paused(_, reply)

@@ -46,6 +46,9 @@ pub enum DeviceError {
     /// A balloon's saved state is not valid.
     #[error(transparent)]
     Balloon(#[from] balloon::RestoreError),
+    /// A balloon's target is not valid.
+    #[error(transparent)]
+    BalloonTarget(#[from] balloon::TargetError),
     /// A network interface can't be used.
     #[error(transparent)]
     Net(#[from] NetError),

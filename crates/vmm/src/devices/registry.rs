@@ -1,6 +1,6 @@
 //! The registry of devices: all kinds.
 
-use super::balloon::BalloonKind;
+use super::balloon::{BalloonKind, WithholdingKind};
 use super::block::BlockKind;
 use super::entropy::EntropyKind;
 use super::fs::FsKind;
@@ -27,6 +27,7 @@ pub const REGISTRY: &[&dyn AnyKind] = &[
     &Virtio(BalloonKind),
     &Virtio(NetKind),
     &Virtio(FsKind),
+    &Virtio(WithholdingKind),
     &SerialKind,
     &FwCfgKind,
     &PowerKind,

@@ -201,8 +201,8 @@ impl Mapping {
     pub(super) fn advise(&self, extent: Extent, advice: Advice) -> io::Result<()> {
         for (address, _, length) in self.host_parts(extent) {
             // SAFETY: the range is in our own mapping, which stays. Its bytes change only with
-            // `LinuxRemove`, for memory that the guest has declared it does not need; nothing else
-            // refers to them.
+            // `LinuxRemove` and `LinuxDontNeed`, for memory that the guest has declared it does not
+            // need; nothing else refers to them.
             unsafe { rustix::mm::madvise(address.cast(), length as usize, advice) }?;
         }
         Ok(())

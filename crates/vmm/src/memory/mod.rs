@@ -338,6 +338,13 @@ impl GuestRam {
         self.lock().keep_log(&self.mapping, vm);
     }
 
+    /// A range of guest RAM in the files.
+    fn extent(&self, start: GuestAddress, length: u64) -> io::Result<Extent> {
+        let offset = self.mapping.offset_of(start, length);
+        let offset = offset.ok_or(io::ErrorKind::InvalidInput)?;
+        Ok(Extent { offset, length })
+    }
+
     fn lock(&self) -> MutexGuard<'_, Contents> {
         lock(&self.contents)
     }
@@ -347,11 +354,15 @@ impl Reclaim for GuestRam {
     /// From now on the range reads as zero; it stays unchanged if zeros would need too many
     /// mappings or RAM is in huge pages.
     fn release(&self, start: GuestAddress, length: u64) -> io::Result<()> {
-        let Some(offset) = self.mapping.offset_of(start, length) else {
-            return Err(io::ErrorKind::InvalidInput.into());
-        };
-        let extent = Extent { offset, length };
+        let extent = self.extent(start, length)?;
         self.lock().release(&self.mapping, extent)
+    }
+
+    /// From now on the range reads as zero or as its file's bytes, which this VM or its parent had
+    /// there before.
+    fn discard(&self, start: GuestAddress, length: u64) -> io::Result<()> {
+        let extent = self.extent(start, length)?;
+        self.lock().discard(&self.mapping, extent)
     }
 }
 

@@ -43,6 +43,8 @@ pub enum Purpose {
     Wake,
     /// It forks a running VM.
     Fork,
+    /// It gives a running VM more memory.
+    Grow,
 }
 
 impl Purpose {
@@ -52,6 +54,7 @@ impl Purpose {
             Purpose::Start => "start",
             Purpose::Wake => "wake",
             Purpose::Fork => "fork",
+            Purpose::Grow => "grow",
         }
     }
 }

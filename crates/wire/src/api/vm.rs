@@ -33,6 +33,9 @@ pub struct CreateVm {
     /// RAM in MiB; `None` means 128.
     #[serde(default)]
     pub memory_mib: Option<u32>,
+    /// The most RAM that it may have while it runs, MiB; `None`: `memory_mib`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_memory_mib: Option<u32>,
     /// Size of the host pages that back RAM.
     #[serde(default)]
     pub pages: crate::vmm::PageSize,
@@ -171,8 +174,11 @@ pub struct Vm {
     /// The most vCPUs that it may have, if that is more.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_cpus: Option<u8>,
-    /// RAM in MiB.
+    /// RAM that its programs may use, MiB.
     pub memory_mib: u32,
+    /// The most RAM that it may have, MiB, if that is more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_memory_mib: Option<u32>,
     /// The first command's argv, if any.
     pub command: Option<Vec<String>>,
     /// The first command runs on a pseudo-terminal, so `attach` sets its terminal to raw mode.
@@ -277,7 +283,7 @@ pub struct Forked {
     pub timeline: crate::timeline::Timeline,
 }
 
-/// Rate limits of a VM's disks and network interface, and its number of vCPUs. As the body of
+/// Rate limits of a VM's disks and network interface, its vCPUs and its memory. As the body of
 /// `POST /v1/vms/{vm}/limits` those that change: what is absent stays as it is, and an empty limit
 /// removes one.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -295,6 +301,9 @@ pub struct Limits {
     /// vCPUs that its programs may use. Absent in answers, where [`Vm::cpus`] says it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpus: Option<u8>,
+    /// RAM that its programs may use, MiB. Absent in answers, where [`Vm::memory_mib`] says it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_mib: Option<u32>,
 }
 
 impl Limits {
@@ -309,6 +318,7 @@ impl Limits {
         self.volumes.extend(newer.volumes);
         self.network = newer.network.or(self.network);
         self.cpus = newer.cpus.or(self.cpus);
+        self.memory_mib = newer.memory_mib.or(self.memory_mib);
     }
 }
 

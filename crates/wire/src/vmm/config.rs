@@ -45,6 +45,10 @@ pub struct VmmConfig {
     /// A memory balloon, which also takes back free pages that the guest reports.
     #[serde(default)]
     pub balloon: bool,
+    /// RAM that a guest that boots may use, MiB: a second balloon withholds the rest. Of a restored
+    /// VM this says only that it has the second balloon; without a number there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub usable_memory_mib: Option<u32>,
     /// The part of the host's processor that a booting VM sees; `None` means all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu_profile: Option<Wanted>,

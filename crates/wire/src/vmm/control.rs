@@ -45,6 +45,14 @@ pub enum ControlRequest {
     },
     /// Size of the balloon, and the guest's statistics. Answered with `Balloon`.
     Balloon,
+    /// Set how much of its RAM the guest may use: the target of the second balloon. Answered with
+    /// `Memory`.
+    SetMemory {
+        /// MiB.
+        usable_mib: u32,
+    },
+    /// How much of its RAM the guest may use. Answered with `Memory`.
+    Memory,
     /// Replace the limits of all disks and network interfaces, each in the order of the
     /// configuration. Requests that wait for a previous limit are checked against the new one.
     SetLimits {
@@ -93,6 +101,8 @@ pub enum ControlResponse {
     Reads(ReadUnits),
     /// The balloon.
     Balloon(BalloonStatus),
+    /// The second balloon.
+    Memory(MemoryStatus),
     /// It failed, for this reason.
     Error(String),
 }
@@ -104,6 +114,15 @@ pub struct ReadUnits {
     pub unit: u32,
     /// First unit and number of units of each range, in the order of the first read.
     pub rows: Vec<(u32, u32)>,
+}
+
+/// What a guest may use of its RAM, and what it has.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemoryStatus {
+    /// MiB that it may use.
+    pub usable_mib: u32,
+    /// MiB that it has not given back, or has taken back. Counted are pages that the VMM released.
+    pub used_mib: u32,
 }
 
 /// The balloon, and the guest's memory statistics.

@@ -22,7 +22,7 @@ mod restore;
 pub use config::{
     Boot, Folder, FwCfgContents, FwCfgFile, Handed, Memory, PageSize, Serial, VmmConfig, Vsock,
 };
-pub use control::{BalloonStatus, ControlRequest, ControlResponse, ReadUnits};
+pub use control::{BalloonStatus, ControlRequest, ControlResponse, MemoryStatus, ReadUnits};
 pub use disk::{Disk, DiskLimit, Residency};
 pub use events::{Activity, ExitReason, ExitRecord, VmmEvent};
 pub use net::{Net, NetBackend, NetLimit};

@@ -42,6 +42,15 @@ impl Amount {
         }
     }
 
+    /// The amount by which a running VM grows.
+    pub fn of_growth(mib: u32) -> Amount {
+        Amount {
+            soon: mib.into(),
+            whole: mib.into(),
+            cpus: 0,
+        }
+    }
+
     /// The amount of a child of a fork, which shares its parent's memory until one of them
     /// writes.
     pub fn of_child(spec: &Spec) -> Amount {

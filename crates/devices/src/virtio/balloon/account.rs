@@ -1,5 +1,6 @@
 //! What a balloon is created from, and what it keeps between activations.
 
+use super::PAGE;
 use super::reclaim::Reclaim;
 use super::statistics::StatisticsBoard;
 use crate::log_limit::LogLimit;
@@ -21,6 +22,8 @@ pub(super) struct Account {
     pub(super) reclaim: Arc<dyn Reclaim>,
     /// Bytes released when the driver inflated the balloon.
     pub(super) inflated_bytes: u64,
+    /// Pages of those that the driver has not taken back.
+    pub(super) given_pages: u64,
     /// Bytes released that the driver reported free.
     pub(super) reported_bytes: u64,
     pub(super) statistics: Arc<StatisticsBoard>,
@@ -34,9 +37,15 @@ impl Account {
             ram_bytes: args.ram_bytes,
             reclaim: args.reclaim,
             inflated_bytes: 0,
+            given_pages: 0,
             reported_bytes: 0,
             statistics: Arc::default(),
             log: LogLimit::new(),
         }
+    }
+
+    /// Pages of guest RAM.
+    pub(super) fn ram_pages(&self) -> u64 {
+        self.ram_bytes / PAGE
     }
 }

@@ -9,11 +9,15 @@ pub(super) const F_PAGE_POISON: u64 = 1 << 4;
 /// The driver reports free pages.
 pub(super) const F_REPORTING: u64 = 1 << 5;
 
-/// The offered features. Not offered: MUST_TELL_HOST, because a page that the guest takes back
+/// The features that a balloon offers. Not offered: MUST_TELL_HOST, because a page that the guest takes back
 /// needs no action; free page hints, which serve the migration of running VMs; indirect descriptors
 /// and EVENT_IDX, so that the driver notifies after every buffer it adds and no buffer is left
 /// unanswered when a notification stops after a queue's worth.
 pub(super) const FEATURES: u64 = F_STATISTICS | F_DEFLATE_ON_OOM | F_PAGE_POISON | F_REPORTING;
+
+/// The features of a balloon that withholds memory. Without DEFLATE_ON_OOM Linux does not take
+/// pages back before the target says so, and shows their memory neither as total nor as used.
+pub(super) const WITHHOLDING: u64 = 0;
 
 /// Offsets of the fields, all of four bytes.
 const TARGET: usize = 0;

@@ -1,9 +1,9 @@
 //! The balloon's virtio device and its target.
 
 use super::account::{Account, BalloonArgs};
-use super::config::{ConfigSpace, FEATURES};
+use super::config::{ConfigSpace, FEATURES, WITHHOLDING};
 use super::queues::Queues;
-use super::state::{BalloonState, RestoreError};
+use super::state::{BalloonState, RestoreError, WithholdingState};
 use super::statistics::StatisticsBoard;
 use super::{PAGE, PAGES_PER_MIB, QUEUE_SIZES};
 use crate::virtio::device::{ActivateError, Activation, ActiveQueue, VirtioDevice};
@@ -23,6 +23,7 @@ pub struct TargetError {
 
 /// The balloon.
 pub struct Balloon {
+    features: u64,
     config: ConfigSpace,
     account: Account,
     /// The target has changed, and the driver was not notified yet.
@@ -34,6 +35,7 @@ impl Balloon {
     /// An empty balloon with target 0.
     pub fn new(args: BalloonArgs) -> Balloon {
         Balloon {
+            features: FEATURES,
             config: ConfigSpace::default(),
             account: Account::new(args),
             untold: false,
@@ -52,6 +54,37 @@ impl Balloon {
         };
         balloon.untold = state.untold;
         Ok(balloon)
+    }
+
+    /// An empty balloon with this target, MiB, from which the driver takes nothing back by itself.
+    pub fn withholding(args: BalloonArgs, target_mib: u32) -> Result<Balloon, TargetError> {
+        let mut balloon = Balloon::new(args);
+        balloon.features = WITHHOLDING;
+        balloon.set_target(target_mib)?;
+        Ok(balloon)
+    }
+
+    /// Restores a saved balloon that withholds memory.
+    pub fn restore_withholding(
+        args: BalloonArgs,
+        state: &WithholdingState,
+    ) -> Result<Balloon, RestoreError> {
+        let mut balloon = Balloon::restore(args, &state.balloon)?;
+        let (given, ram) = (state.given_pages, balloon.account.ram_pages());
+        if u64::from(given) > ram {
+            return Err(RestoreError::Given { given, ram });
+        }
+        balloon.features = WITHHOLDING;
+        balloon.account.given_pages = given.into();
+        Ok(balloon)
+    }
+
+    /// The state of a balloon that withholds memory.
+    pub fn save_withholding(&self) -> WithholdingState {
+        WithholdingState {
+            balloon: self.save(),
+            given_pages: u32::try_from(self.account.given_pages).unwrap_or(u32::MAX),
+        }
     }
 
     /// The device's state.
@@ -90,6 +123,11 @@ impl Balloon {
         }
     }
 
+    /// The guest's RAM, MiB.
+    pub fn ram_mib(&self) -> u32 {
+        u32::try_from(self.account.ram_bytes >> 20).unwrap_or(u32::MAX)
+    }
+
     /// The target size, MiB.
     pub fn target_mib(&self) -> u32 {
         self.config.target_pages / PAGES_PER_MIB
@@ -98,6 +136,14 @@ impl Balloon {
     /// The size as the guest reports it, MiB.
     pub fn actual_mib(&self) -> u32 {
         self.config.actual_pages / PAGES_PER_MIB
+    }
+
+    /// Memory that the driver gave and has not taken back, MiB, rounded down. Counted are pages
+    /// that were released, whatever size the driver reports. A driver that gives a page twice makes
+    /// it too large; one that uses pages that it gave gains the same.
+    pub fn given_mib(&self) -> u32 {
+        let mib = self.account.given_pages / u64::from(PAGES_PER_MIB);
+        u32::try_from(mib).unwrap_or(u32::MAX)
     }
 
     /// Whether the guest reports that the target is reached or exceeded.
@@ -141,7 +187,7 @@ impl VirtioDevice for Balloon {
     }
 
     fn features(&self) -> u64 {
-        FEATURES
+        self.features
     }
 
     fn read_config(&self, offset: u64, data: &mut [u8]) {
@@ -169,6 +215,7 @@ impl VirtioDevice for Balloon {
     fn reset(&mut self) {
         self.config.actual_pages = 0;
         self.config.poison = 0;
+        self.account.given_pages = 0;
         self.account.statistics.clear();
     }
 

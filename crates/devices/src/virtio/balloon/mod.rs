@@ -23,6 +23,9 @@
 //!    that resumes a paused or restored VM.
 //! 2. Put `Balloon::new(BalloonArgs { ram_bytes, reclaim })`, or [`Balloon::restore`] with the
 //!    saved [`BalloonState`], behind a `MmioTransport`, which then has no doorbells to register.
+//!    A second balloon, [`Balloon::withholding`], may hold what is above the memory that a guest may
+//!    use for now: its pages come back only when its target is lowered, so the other balloon can
+//!    take a guest's caches beside it.
 //! 3. Call, through `MmioTransport::device_mut`, [`Balloon::set_target`] and
 //!    [`Balloon::request_statistics`], and through `device`, [`Balloon::target_mib`],
 //!    [`Balloon::actual_mib`], [`Balloon::reported_bytes`] and [`Balloon::statistics`].
@@ -42,7 +45,7 @@ mod tests;
 pub use account::BalloonArgs;
 pub use device::{Balloon, TargetError};
 pub use reclaim::Reclaim;
-pub use state::{BalloonState, RestoreError};
+pub use state::{BalloonState, RestoreError, WithholdingState};
 pub use statistics::{Statistics, StatisticsBoard};
 
 /// Bytes of the balloon's unit, whatever the size of the guest's pages (Virtio 1.3 §5.5.6).

@@ -1,5 +1,6 @@
 //! The activated queues of a balloon (Virtio 1.3 §5.5.2).
 
+use super::PAGE;
 use super::account::Account;
 use super::config::{F_PAGE_POISON, F_REPORTING, F_STATISTICS};
 use super::reclaim::{Budget, pages_in_ram};
@@ -8,6 +9,7 @@ use crate::GuestMemory;
 use crate::virtio::device::{ActivateError, Activation, ActiveQueue, Interrupt};
 use crate::virtio::queue::ring::{answer_each, next_chain};
 use crate::virtio::queue::signal::driver_wants_interrupt;
+use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 use virtio_queue::{QueueOwnedT, QueueT};
@@ -102,7 +104,7 @@ impl Queues {
         let result = if is(&self.inflate) {
             self.inflate(account)
         } else if is(&self.deflate) {
-            self.deflate()
+            self.deflate(account)
         } else if self.statistics.as_ref().is_some_and(|q| is(&q.active)) {
             self.take_statistics(account)
         } else if self.reporting.as_ref().is_some_and(is) {
@@ -125,16 +127,28 @@ impl Queues {
         answer_each(&mut self.inflate, memory, &*self.interrupt, |chain| {
             pages.read(memory, chain);
             for range in pages.ranges() {
-                account.inflated_bytes += release(account, memory, range, &mut budget);
+                let discard = |start, length| account.reclaim.discard(start, length);
+                let bytes = release(account, memory, range, &mut budget, discard);
+                account.inflated_bytes += bytes;
+                // A driver may give a page twice.
+                let given = account.given_pages + bytes / PAGE;
+                account.given_pages = given.min(account.ram_pages());
             }
             0
         })
     }
 
-    /// The guest may access the pages at once, so nothing needs to be done.
-    fn deflate(&mut self) -> Result<(), virtio_queue::Error> {
+    /// The guest may access the pages at once, so they are only counted.
+    fn deflate(&mut self, account: &mut Account) -> Result<(), virtio_queue::Error> {
         let memory = self.memory.as_ref();
-        answer_each(&mut self.deflate, memory, &*self.interrupt, |_| 0)
+        let pages = &mut self.pages;
+        answer_each(&mut self.deflate, memory, &*self.interrupt, |chain| {
+            pages.read(memory, chain);
+            let ranges = pages.ranges().flat_map(|range| pages_in_ram(memory, range));
+            let taken: u64 = ranges.map(|part| (part.end - part.start) / PAGE).sum();
+            account.given_pages = account.given_pages.saturating_sub(taken);
+            0
+        })
     }
 
     fn take_report(
@@ -158,7 +172,9 @@ impl Queues {
                 if budget.is_exhausted() {
                     break;
                 }
-                account.reported_bytes += release(account, memory, range, &mut budget);
+                let way = |start, length| account.reclaim.release(start, length);
+                let bytes = release(account, memory, range, &mut budget, way);
+                account.reported_bytes += bytes;
             }
             0
         })
@@ -219,16 +235,22 @@ impl Queues {
     }
 }
 
-/// Releases the part of a range that is guest RAM, within the budget. Returns the
+/// Releases the part of a range that is guest RAM in this way, within the budget. Returns the
 /// number of released bytes.
-fn release(account: &Account, memory: &GuestMemory, range: Range<u64>, budget: &mut Budget) -> u64 {
+fn release(
+    account: &Account,
+    memory: &GuestMemory,
+    range: Range<u64>,
+    budget: &mut Budget,
+    way: impl Fn(GuestAddress, u64) -> io::Result<()>,
+) -> u64 {
     let mut released = 0;
     for part in pages_in_ram(memory, range) {
         let length = part.end - part.start;
         if !budget.take(length) {
             break;
         }
-        match account.reclaim.release(GuestAddress(part.start), length) {
+        match way(GuestAddress(part.start), length) {
             Ok(()) => released += length,
             Err(error) => {
                 if account.log.admits() {

@@ -15,6 +15,12 @@ pub trait Reclaim: Send + Sync {
     /// The range is not empty, is page-aligned at both ends, and is in one region of guest RAM. May
     /// be called from any thread, also concurrently.
     fn release(&self, start: GuestAddress, length: u64) -> io::Result<()>;
+
+    /// The same for memory that the guest has taken out of use: what it reads there next may be
+    /// anything that it was allowed to read before.
+    fn discard(&self, start: GuestAddress, length: u64) -> io::Result<()> {
+        self.release(start, length)
+    }
 }
 
 /// Limits one notification: calls of [`Reclaim::release`], and bytes. A well-behaved guest needs a

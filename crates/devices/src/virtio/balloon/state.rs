@@ -21,6 +21,16 @@ pub struct BalloonState {
     pub untold: bool,
 }
 
+/// A saved balloon that withholds memory.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WithholdingState {
+    /// What any balloon has.
+    pub balloon: BalloonState,
+    /// Pages that the driver gave and has not taken back.
+    pub given_pages: u32,
+}
+
 /// Why a saved balloon can't be restored.
 #[derive(Debug, Error, PartialEq, Eq)]
 #[non_exhaustive]
@@ -32,6 +42,14 @@ pub enum RestoreError {
         target_mib: u32,
         /// The VM's memory.
         ram_mib: u64,
+    },
+    /// It has more pages than the VM.
+    #[error("the saved balloon has {given} pages, but the VM has {ram}")]
+    Given {
+        /// Pages in the balloon.
+        given: u32,
+        /// The VM's pages.
+        ram: u64,
     },
 }
 

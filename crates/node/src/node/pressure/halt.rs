@@ -96,7 +96,7 @@ pub(super) struct Growing {
 impl Growing {
     /// By how much the first VM can still grow, up to its configured memory, MiB.
     pub(super) fn first_headroom(&self) -> u64 {
-        let may_have = |vm: &Arc<VmHandle>| u64::from(vm.spec.memory_mib) + OVERHEAD;
+        let may_have = |vm: &Arc<VmHandle>| super::memory_mib(vm) + OVERHEAD;
         self.first
             .as_ref()
             .map_or(0, |vm| may_have(vm).saturating_sub(self.has >> 10))

@@ -178,6 +178,7 @@ fn config(size_mib: u32, folder: &Path) -> VmmConfig {
         exit_record: None,
         handed: Vec::new(),
         balloon: true,
+        usable_memory_mib: None,
         nets: Vec::new(),
         folders: Vec::new(),
         cpu_profile: None,

@@ -32,24 +32,42 @@ impl Contents {
                 for Segment { extent, layer } in within(&self.layers, extent) {
                     match layer {
                         0 => mapping.advise(extent, Advice::LinuxRemove)?,
-                        _ => self.release_private(mapping, extent)?,
+                        _ => _ = self.release_private(mapping, extent)?,
                     }
+                }
+            }
+            Mapped::Privately => _ = self.release_private(mapping, extent)?,
+        }
+        Ok(())
+    }
+
+    /// As [`Contents::release`], but the range may show the bytes of its file again, so that all of
+    /// the VM's own pages in it are released.
+    pub(in crate::memory) fn discard(
+        &mut self,
+        mapping: &Mapping,
+        extent: Extent,
+    ) -> io::Result<()> {
+        match self.mapped {
+            Mapped::Privately if mapping.pages == Pages::Small => {
+                if !self.release_private(mapping, extent)? {
+                    mapping.advise(extent, Advice::LinuxDontNeed)?;
                 }
                 Ok(())
             }
-            Mapped::Privately => self.release_private(mapping, extent),
+            _ => self.release(mapping, extent),
         }
     }
 
-    /// Maps zeros over a range of private mappings. Otherwise the range would show the bytes of its
-    /// file again, which are neither zero nor the last contents.
-    fn release_private(&mut self, mapping: &Mapping, extent: Extent) -> io::Result<()> {
+    /// Maps zeros over a range of private mappings, unless that needs too many. Otherwise the range
+    /// would show the bytes of its file again, which are neither zero nor the last contents.
+    fn release_private(&mut self, mapping: &Mapping, extent: Extent) -> io::Result<bool> {
         if extent.length < RELEASE_MIN || self.released.len() + self.cuts >= RELEASES_MAX {
-            return Ok(());
+            return Ok(false);
         }
         mapping.map_over(extent, None)?;
         self.released.push(extent);
-        Ok(())
+        Ok(true)
     }
 }
 
@@ -73,5 +91,40 @@ mod tests {
         ram.mapping.pages = Pages::Small;
         ram.release(start, 2 << 20).unwrap();
         assert_eq!(ram.memory().read_obj::<u64>(start).unwrap(), 0);
+    }
+
+    #[test]
+    fn discarded_memory_of_a_captured_vm_is_released_in_any_size() {
+        let ram = GuestRam::to_be_paged(64 << 20).unwrap();
+        let [small, large] = [1 << 20, 2 << 20].map(GuestAddress);
+        let write = |value: u64| {
+            for start in [small, large] {
+                ram.memory().write_obj(value, start).unwrap();
+            }
+        };
+        let own_pages = || {
+            let written = ram.written().unwrap();
+            written.iter().map(|extent| extent.length).sum::<u64>()
+        };
+        write(7);
+        ram.freeze().unwrap();
+        write(8);
+        assert!(own_pages() > 0);
+        // Less than a mapping of its own is worth.
+        ram.release(small, 4096).unwrap();
+        assert_eq!(ram.memory().read_obj::<u64>(small).unwrap(), 8);
+        ram.discard(small, 4096).unwrap();
+        ram.discard(large, RELEASE_MIN).unwrap();
+        assert_eq!(ram.memory().read_obj::<u64>(small).unwrap(), 7);
+        assert_eq!(ram.memory().read_obj::<u64>(large).unwrap(), 0);
+        // What the guest sees is what is captured.
+        let frozen = ram.freeze().unwrap();
+        let files = frozen.files.iter().map(|file| file.try_clone().unwrap());
+        let layout = Some(frozen.layout.clone());
+        let layers = crate::memory::layers::assemble(files.collect(), layout, 64 << 20).unwrap();
+        let child = GuestRam::from_layers(layers, 64 << 20).unwrap();
+        let read = |start| child.memory().read_obj::<u64>(start).unwrap();
+        assert_eq!((read(small), read(large)), (7, 0));
+        assert!(ram.discard(GuestAddress(63 << 20), 2 << 20).is_err());
     }
 }

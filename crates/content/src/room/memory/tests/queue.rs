@@ -617,3 +617,34 @@ async fn no_wakeup_is_lost_among_many_requests_that_give_up() {
     }
     assert!(empty(&room));
 }
+
+#[tokio::test]
+async fn a_running_vm_grows_as_another_would_start_and_shrinks() {
+    let room = room(TOTAL, Some(1000), LONG);
+    let mut one = room.reserve(request(), vm(400), 1).await.unwrap();
+    one.note_ready();
+    let mut other = room.reserve(request(), vm(400), 1).await.unwrap();
+    other.note_ready();
+    // It waits in the queue, and gets what another gives up.
+    let growth = {
+        let room = Arc::clone(&room);
+        tokio::spawn(async move {
+            let more = Amount::of_growth(500);
+            room.reserve(request(), more, 1).await
+        })
+    };
+    settle().await;
+    assert_eq!(room.queue().len(), 1);
+    other.shrink_memory(100);
+    one.add(growth.await.unwrap().unwrap());
+    let held = room.state().totals.held;
+    assert_eq!((held.soon, held.whole, held.cpus), (0, 1000, 2));
+    other.shrink_memory(100);
+    assert_eq!(room.state().totals.held, held, "it has that already");
+    let too_much = room.reserve(request(), Amount::of_growth(1001), 1).await;
+    assert!(refused(too_much).contains("1001 MiB"));
+    one.shrink_memory(64);
+    assert_eq!(room.state().totals.held.whole, 164);
+    drop((one, other));
+    assert!(empty(&room));
+}

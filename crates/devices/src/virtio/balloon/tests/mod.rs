@@ -5,6 +5,7 @@ mod hostile;
 mod saving;
 mod statistics;
 mod target;
+mod withholding;
 
 use super::config::{F_PAGE_POISON, F_REPORTING, F_STATISTICS};
 use super::{Balloon, BalloonArgs, PAGE, QUEUE_SIZES, Reclaim};
@@ -75,7 +76,15 @@ impl Guest {
     }
 
     fn made(memory: Arc<GuestMemory>, features: u64, host: Arc<Host>) -> Guest {
-        let balloon = Balloon::new(args(&host));
+        Guest::driving(Balloon::new(args(&host)), memory, features, host)
+    }
+
+    fn driving(
+        balloon: Balloon,
+        memory: Arc<GuestMemory>,
+        features: u64,
+        host: Arc<Host>,
+    ) -> Guest {
         let queues: Vec<DriverQueue> = (1..)
             .zip(sizes(features))
             .map(|(place, size)| DriverQueue::new(memory.clone(), 0x1000 * place, size))
