@@ -1,8 +1,9 @@
 //! passt(1) on a stream socket: each frame follows its length, four bytes big endian, as in QEMU's
 //! `-netdev stream`.
 
+use super::super::guard::Gate;
 use super::super::vectors::Vectors;
-use super::super::{FRAME_MAX, header};
+use super::super::{ETHERNET, FRAME_MAX, header};
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -10,6 +11,13 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 const LENGTH: usize = 4;
+/// Longest frame that passt takes.
+const SENT_MAX: usize = 65_535;
+/// Most datagrams in one frame: Linux sends no more (UDP_MAX_SEGMENTS).
+const SEGMENTS_MAX: usize = 128;
+const IPV4: [u8; 2] = [0x08, 0x00];
+const UDP: u8 = 17;
+const UDP_HEADER: usize = 8;
 /// Bytes of the buffer: more than a frame, because one read returns several small ones.
 const BUFFER: usize = 2 * (LENGTH + FRAME_MAX);
 
@@ -23,10 +31,12 @@ pub struct Passt {
     end: usize,
     /// The rest of a frame that was begun to be sent.
     unsent: Vec<u8>,
+    /// Is told of the frames that come in.
+    gate: Option<Arc<Gate>>,
 }
 
 impl Passt {
-    pub fn new(socket: UnixStream) -> io::Result<Passt> {
+    pub fn new(socket: UnixStream, gate: Option<Arc<Gate>>) -> io::Result<Passt> {
         socket.set_nonblocking(true)?;
         Ok(Passt {
             socket: Arc::new(OwnedFd::from(socket).into()),
@@ -34,6 +44,7 @@ impl Passt {
             start: 0,
             end: 0,
             unsent: Vec::new(),
+            gate,
         })
     }
 
@@ -50,6 +61,9 @@ impl Passt {
             }
         };
         let bytes = &self.buffer[self.start + LENGTH..][..frame];
+        if let Some(gate) = &self.gate {
+            gate.note(bytes);
+        }
         vectors.store(0, &[0; header::BYTES]);
         vectors.store(header::BYTES, bytes);
         self.start += LENGTH + frame;
@@ -89,6 +103,9 @@ impl Passt {
     pub fn send(&mut self, head: &[u8], vectors: &mut Vectors) -> io::Result<()> {
         self.flush()?;
         let rest = vectors.bytes(vectors.len());
+        if head.len() + rest > SENT_MAX {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
         let mut lead = Vec::with_capacity(LENGTH + head.len());
         lead.extend_from_slice(&((head.len() + rest) as u32).to_be_bytes());
         lead.extend_from_slice(head);
@@ -104,6 +121,27 @@ impl Passt {
         Ok(())
     }
 
+    /// Sends a frame that holds several datagrams of `segment` bytes, and a rest, as a frame for
+    /// each. The fields for checksums keep their values: passt does not read them.
+    pub fn send_segments(
+        &mut self,
+        head: &[u8],
+        vectors: &Vectors,
+        segment: usize,
+    ) -> io::Result<()> {
+        self.flush()?;
+        let mut whole = vec![0; head.len() + vectors.bytes(vectors.len())];
+        whole[..head.len()].copy_from_slice(head);
+        vectors.load(&mut whole[head.len()..]);
+        let frames = datagrams(&whole, segment).ok_or(io::ErrorKind::InvalidInput)?;
+        self.unsent = frames;
+        match self.flush() {
+            // The rest follows when there is space.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
+            sent => sent,
+        }
+    }
+
     /// Sends the rest of a frame.
     pub fn flush(&mut self) -> io::Result<()> {
         while !self.unsent.is_empty() {
@@ -112,4 +150,31 @@ impl Passt {
         }
         Ok(())
     }
+}
+
+/// The frames of the datagrams in `frame`, each after its length; `None` if it is not IPv4 and UDP,
+/// or has too many.
+fn datagrams(frame: &[u8], segment: usize) -> Option<Vec<u8>> {
+    let (ethernet, packet) = frame.split_at_checked(ETHERNET)?;
+    let version = *packet.first()?;
+    let before = usize::from(version & 0xf) * 4;
+    let (headers, payload) = packet.split_at_checked(before + UDP_HEADER)?;
+    let is_datagram =
+        ethernet[12..] == IPV4 && version >> 4 == 4 && before >= 20 && headers[9] == UDP;
+    if !is_datagram || payload.len().div_ceil(segment) > SEGMENTS_MAX {
+        return None;
+    }
+    let mut frames = Vec::with_capacity(2 * frame.len());
+    for part in payload.chunks(segment) {
+        let datagram = u16::try_from(UDP_HEADER + part.len()).ok()?;
+        let bytes = (before as u16).checked_add(datagram)?;
+        let mut own = headers.to_vec();
+        own[2..4].copy_from_slice(&bytes.to_be_bytes());
+        own[before + 4..before + 6].copy_from_slice(&datagram.to_be_bytes());
+        frames.extend_from_slice(&((ETHERNET + usize::from(bytes)) as u32).to_be_bytes());
+        frames.extend_from_slice(ethernet);
+        frames.extend_from_slice(&own);
+        frames.extend_from_slice(part);
+    }
+    Some(frames)
 }

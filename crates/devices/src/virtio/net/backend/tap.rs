@@ -1,7 +1,7 @@
 //! A TAP interface of the host.
 
 use super::super::error::NetError;
-use super::super::header::{self, Lead};
+use super::super::header;
 use super::super::vectors::Vectors;
 use jiffy_sys::tap_queue::{self, offload};
 use std::fs::File;
@@ -157,7 +157,7 @@ impl Tap {
         }
     }
 
-    pub fn send(&self, lead: &Lead, vectors: &mut Vectors) -> io::Result<()> {
+    pub fn send(&self, lead: &[u8], vectors: &mut Vectors) -> io::Result<()> {
         vectors.write_to(self.file().as_fd(), lead).map(drop)
     }
 }
