@@ -5,7 +5,7 @@ use jiffy_testkit::dist;
 use rustix::mount::{MountFlags, MountPropagationFlags};
 use serde_json::Value;
 use std::fs::{self, File, Permissions};
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::net::UnixStream;
@@ -16,6 +16,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 const TIMEOUT: Duration = Duration::from_secs(300);
+/// How long a client waits for an answer before it tries again.
+const PATIENCE: Duration = Duration::from_secs(30);
 const USER: u32 = 1000;
 /// A public address, which the host gets after the VM has started.
 const OUTSIDE: &str = "198.51.100.7";
@@ -34,7 +36,7 @@ fn leave_the_initramfs() {
     let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
     rustix::mount::mount_change("/", private).expect("private mounts");
     let root = tempfile::tempdir_in("/").expect("a folder").keep();
-    rustix::mount::mount_recursive_bind("/", &root).expect("a second root");
+    rustix::mount::mount_bind_recursive("/", &root).expect("a second root");
     std::env::set_current_dir(&root).expect("a folder");
     rustix::mount::mount_move(".", "/").expect("the root is replaced");
     rustix::process::chroot(".").expect("a new root");
@@ -161,10 +163,11 @@ fn eventually(what: &str, mut is: impl FnMut() -> bool) {
 /// What the VM answers at its published port; empty until it listens.
 fn answer() -> String {
     let mut text = String::new();
-    if let Ok(mut stream) = TcpStream::connect("127.0.0.1:8080") {
-        let _ = stream.set_read_timeout(Some(TIMEOUT));
-        let _ = stream.read_to_string(&mut text);
+    if let Ok(stream) = TcpStream::connect("127.0.0.1:8080") {
+        let _ = stream.set_read_timeout(Some(PATIENCE));
+        let _ = BufReader::new(stream).read_line(&mut text);
     }
+    println!("         the guest answers {text:?}");
     text.trim_end().to_owned()
 }
 
@@ -199,11 +202,11 @@ fn vms_of_an_ordinary_user_have_a_network_and_published_ports() {
         serde_json::from_str(&node.ok(&["network", "ls", "--format", "json"])).expect("JSON");
     let note = networks[0]["note"].as_str().expect("a note").to_owned();
     assert!(note.contains("passt"), "{note}");
-    let serving = "while true; do echo from $HOSTNAME | nc -l -p 80; done";
+    let serving = "while true; do echo from the guest | nc -l -p 80; done";
     node.ok(&[
         "run", "-d", "--name", "web", "-p", "8080:80", "--", "sh", "-c", serving,
     ]);
-    eventually("the guest is reached", || answer() == "from web");
+    eventually("the guest is reached", || answer() == "from the guest");
     let own = serve(&own_address());
     let added = Command::new("busybox")
         .args(["ip", "addr", "add", &format!("{OUTSIDE}/32"), "dev", "lo"])
@@ -214,7 +217,9 @@ fn vms_of_an_ordinary_user_have_a_network_and_published_ports() {
     assert!(!node.asks("web", &own), "the host is closed to the guest");
     // Without a daemon, and with the next.
     node.restart();
-    eventually("the guest is still reached", || answer() == "from web");
+    eventually("the guest is still reached", || {
+        answer() == "from the guest"
+    });
     assert!(node.asks("web", &outside));
     // Others have a network of their own.
     node.ok(&["fork", "web", "--name", "child"]);
@@ -224,7 +229,7 @@ fn vms_of_an_ordinary_user_have_a_network_and_published_ports() {
     assert!(node.asks("restored", &outside));
     // A connection wakes it.
     node.ok(&["hibernate", "web"]);
-    eventually("it is woken and reached", || answer() == "from web");
+    eventually("it is woken and reached", || answer() == "from the guest");
     assert!(node.asks("web", &outside));
     node.ok(&["rm", "-f", "web"]);
     eventually("its port is free", || {

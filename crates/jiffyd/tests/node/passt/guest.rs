@@ -170,6 +170,8 @@ impl Guest {
         self.socket.read_exact(&mut length).expect("a frame");
         let mut frame = vec![0; u32::from_be_bytes(length) as usize];
         self.socket.read_exact(&mut frame).unwrap();
+        // Linux drops TCP in frames to all.
+        assert_eq!(frame[..6], self.mac);
         frame
     }
 }

@@ -6,10 +6,11 @@ mod guest;
 use crate::daemon::{Daemon, eventually, named, processes, vmms};
 use crate::network::enter_namespace;
 use crate::snapshots::counter;
+use crate::standby::{golden, run, says, standby};
 use guest::{Guest, interface};
 use jiffy_wire::api::{
-    CreateVm, ErrorKind, ForkVm, Forked, Hibernated, Network, NetworkPolicy, NetworkUse, Vm,
-    VmState,
+    CreateVm, ErrorKind, ForkVm, Forked, Hibernated, Network, NetworkPolicy, NetworkUse, Origin,
+    Vm, VmState,
 };
 use std::fs;
 use std::io::{Read, Write};
@@ -270,6 +271,23 @@ fn a_connection_wakes_a_hibernated_vm_and_is_forwarded_to_its_new_passt() {
     eventually("the port is free", || {
         TcpListener::bind("127.0.0.1:8080").is_ok()
     });
+}
+
+#[test]
+fn a_run_with_ports_has_a_passt_of_its_own_beside_the_standby() {
+    enter_namespace();
+    let mut daemon = Daemon::prepared(&["--spare", "0"]);
+    begin(&mut daemon);
+    run(&daemon, says());
+    golden(&daemon, 1);
+    run(&daemon, says());
+    standby(&daemon);
+    eventually("only the standby has one", || passts() == 1);
+    let vm: Vm = daemon
+        .run_detached(on(published(&["8080:3000"]), "web"))
+        .json();
+    assert_eq!(vm.origin, Some(Origin::Golden));
+    is_reached(&mut Guest::of(&daemon, &vm));
 }
 
 #[test]

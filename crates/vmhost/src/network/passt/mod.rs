@@ -91,7 +91,7 @@ impl ByPasst {
         let program = process::find().ok_or_else(|| {
             format!("{why}, and there is no passt, which needs no privileges (apt install passt)")
         })?;
-        let tried = process::start(&program, &[], &host::Resolving::default());
+        let tried = process::start(&program, &[], &host::Resolving::default(), GATEWAY_MAC);
         let tried = tried.and_then(|(_socket, starting)| starting.settle());
         tried.map_err(|failed| format!("{why}, and passt can't be used: {failed}"))?;
         let (inbound, waiting) = Acceptor::new(most_inbound);
@@ -176,7 +176,7 @@ impl ByPasst {
             false => dns.iter().filter_map(|it| it.parse().ok()).collect(),
         };
         let guard = guard(&published, &name_servers)?;
-        let started = process::start(&self.program, &published, &resolving);
+        let started = process::start(&self.program, &published, &resolving, vm.mac());
         let (socket, starting) = started.map_err(failed_to_start)?;
         lock(&self.ports).published.insert(vm, published);
         Ok(Attached {

@@ -8,6 +8,7 @@ use jiffy_net::identity::GATEWAY_MAC;
 use jiffy_net::policy::publish::Publish;
 use jiffy_net::policy::target::Protocol;
 use jiffy_sys::spawn::{Detached, Environment, FIRST_DESCRIPTOR, spawn_detached};
+use jiffy_wire::mac::Mac;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
@@ -15,10 +16,11 @@ use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, kill_process, pidfd_
 use std::env;
 use std::ffi::OsStr;
 use std::fs::File;
-use std::io::{self, Read, Seek};
+use std::io::{self, Read, Seek, Write};
 use std::net::Ipv4Addr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
 /// The address of each VM: no other VM sees it.
@@ -51,8 +53,8 @@ pub struct Starting {
     messages: File,
 }
 
-/// Starts a passt with these ports; returns the other end of its socket. It ends when that is
-/// closed.
+/// Starts a passt with these ports for a guest with this address; returns the other end of its
+/// socket. It ends when that is closed.
 ///
 /// # Errors
 ///
@@ -61,11 +63,14 @@ pub fn start(
     program: &Path,
     published: &[Publish],
     resolving: &Resolving,
+    guest: Mac,
 ) -> Result<(OwnedFd, Starting), String> {
     let failed = |error: io::Error| format!("{} can't be started: {error}", program.display());
     let flags = SocketFlags::CLOEXEC;
     let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)
         .map_err(|error| failed(error.into()))?;
+    let ours = UnixStream::from(ours);
+    (&ours).write_all(&announcement(guest)).map_err(failed)?;
     let messages = memfd_create("passt", MemfdFlags::CLOEXEC).map_err(|e| failed(e.into()))?;
     let arguments = arguments(published, resolving);
     let arguments: Vec<&OsStr> = arguments.iter().map(OsStr::new).collect();
@@ -81,7 +86,26 @@ pub fn start(
         pid: Pid::from_raw(pid.map_err(failed)? as i32),
         messages: messages.into(),
     };
-    Ok((ours, starting))
+    Ok((ours.into(), starting))
+}
+
+/// A frame of the guest, after its length: a request for its own address, which nobody answers
+/// (RFC 5227). Until passt has seen the guest's MAC address it sends frames to all, and Linux accepts
+/// no TCP in such frames.
+fn announcement(guest: Mac) -> Vec<u8> {
+    const ARP: [u8; 10] = [0x08, 0x06, 0, 1, 0x08, 0, 6, 4, 0, 1];
+    let address = GUEST.octets();
+    let frame = [
+        &[0xff; 6][..],
+        &guest.0,
+        &ARP,
+        &guest.0,
+        &address,
+        &[0; 6],
+        &address,
+    ]
+    .concat();
+    [&(frame.len() as u32).to_be_bytes()[..], &frame].concat()
 }
 
 fn arguments(published: &[Publish], resolving: &Resolving) -> Vec<String> {
@@ -194,7 +218,7 @@ mod tests {
     fn a_failed_start_is_an_error_with_its_reason() {
         let folder = tempfile::tempdir().unwrap();
         let program = folder.path().join("passt");
-        let error = start(&program, &[], &Resolving::default()).unwrap_err();
+        let error = start(&program, &[], &Resolving::default(), GATEWAY_MAC).unwrap_err();
         assert!(
             error.contains("passt can't be started: No such file"),
             "{error}"
@@ -202,7 +226,8 @@ mod tests {
         let says = |script: &str| {
             std::fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();
             std::fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).unwrap();
-            let (_socket, starting) = start(&program, &[], &Resolving::default()).unwrap();
+            let (_socket, starting) =
+                start(&program, &[], &Resolving::default(), GATEWAY_MAC).unwrap();
             starting.settle()
         };
         says("echo fine >&2").unwrap();
