@@ -9,7 +9,7 @@ use jiffy_content::token::Token;
 use jiffy_node::Config;
 use jiffy_proxy::serve as proxy;
 use jiffy_proxy::tls::Tls;
-use jiffy_vmhost::network;
+use jiffy_vmhost::network::{self, Wanted};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -181,17 +181,16 @@ pub struct Options {
     /// slowed down [default: 5%, at least 128M and at most 4G]
     #[arg(long, value_name = "SHARE|SIZE", env = "JIFFY_MEMORY_RESERVE")]
     pub memory_reserve: Option<Limit>,
-    /// Give VMs a network. This needs root, for links, addresses and rules of this host; if it
-    /// can't be set up, VMs have none
+    /// The network of VMs. `on`: by links, addresses and rules of this host, which needs root; if
+    /// they can't be set up, by passt, or none if it is not installed. `passt`: by passt in any case
     #[arg(
         long,
-        value_name = "on|off",
+        value_name = "on|passt|off",
         env = "JIFFY_VM_NETWORK",
         default_value = "on",
-        action = ArgAction::Set,
-        value_parser = on_or_off()
+        value_parser = wanted_network()
     )]
-    pub vm_network: bool,
+    pub vm_network: Wanted,
     /// Range of the VMs' IPv4 addresses, such as 10.118.0.0/16; its first address is the host's
     /// [default: a range that overlaps no route of the host]
     #[arg(long, value_name = "RANGE", env = "JIFFY_VM_IPV4")]
@@ -252,6 +251,14 @@ fn cpu_share(text: &str) -> Result<u32, String> {
         .ok_or_else(|| format!("a number below {MOST} is needed, such as 4 or 1.5"))
 }
 
+fn wanted_network() -> impl TypedValueParser<Value = Wanted> {
+    PossibleValuesParser::new(["on", "passt", "off"]).map(|value| match &*value {
+        "on" => Wanted::Any,
+        "passt" => Wanted::Passt,
+        _ => Wanted::Off,
+    })
+}
+
 fn on_or_off() -> impl TypedValueParser<Value = bool> {
     PossibleValuesParser::new(["on", "off"]).map(|value| value == "on")
 }
@@ -285,7 +292,7 @@ impl Options {
                 queue: self.queue_limit as usize,
             },
             network: network::Settings {
-                on: self.vm_network,
+                wanted: self.vm_network,
                 v4: self.vm_ipv4,
                 v6: self.vm_ipv6,
                 never: self.never_reached(),

@@ -310,9 +310,11 @@ impl Node {
     /// may then use a golden snapshot.
     pub(super) fn known_key(&self, shape: &Spec, kernel: &Path, root: &Root) -> Option<String> {
         let parts = self.golden_parts(kernel);
-        let digests: Option<Vec<String>> =
-            parts.iter().map(|path| self.digests.known(path)).collect();
-        golden::key_of(shape, &root.contents_id(), &digests?)
+        let digests = parts.iter().map(|path| self.digests.known(path));
+        // A guest that booted on passt has no offloads, also where it is restored.
+        let network = self.host.network.note().map(|_| Some("passt".to_owned()));
+        let inputs: Option<Vec<String>> = digests.chain(network).collect();
+        golden::key_of(shape, &root.contents_id(), &inputs?)
     }
 
     /// Was the image of this shape removed meanwhile?

@@ -26,7 +26,7 @@ use jiffy_vmhost::network::is_open_to_the_proxy;
 use jiffy_wire::api::ErrorKind;
 use std::borrow::Cow;
 use std::error::Error as _;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpStream;
@@ -243,10 +243,15 @@ impl Forwarder {
 
     async fn open(&self, vm: &VmHandle, port: u16) -> Result<TcpStream, Refusal> {
         let name = &vm.name;
-        let Some(address) = self.node.address_of(vm) else {
-            return Err(no_network(name));
+        let Some(server) = self.node.server(vm, port) else {
+            return Err(match self.node.network_note() {
+                None => no_network(name),
+                Some(note) => Refusal::bad_gateway(format!(
+                    "Port {port} of the VM {name} is not published, so the proxy can't reach it. {note}"
+                )),
+            });
         };
-        let connecting = TcpStream::connect(SocketAddr::new(address, port));
+        let connecting = TcpStream::connect(server);
         let why = match timeout(CONNECT_TIME, connecting).await {
             Ok(Ok(stream)) => {
                 let _ = stream.set_nodelay(true);

@@ -92,6 +92,7 @@ impl Addresses {
             mac: self.mac().parse().unwrap(),
             mtu: Some(1500),
             backend: NetBackend::Tap(vec![self.tap.as_raw_fd()]),
+            guard: None,
             receive_limit: Default::default(),
             send_limit: Default::default(),
         }

@@ -4,6 +4,7 @@
 use crate::Target;
 use crate::queue::{CONTENTS, Script};
 use jiffy_devices::virtio::device::VirtioDevice;
+use jiffy_devices::virtio::net::guard::{Guard, Range};
 use jiffy_devices::virtio::net::{Backend, Mac, Net, NetArgs, header};
 use jiffy_devices::virtio::queue::RateLimit;
 use std::io::Write;
@@ -17,6 +18,8 @@ const NOT_MERGEABLE: u8 = 16;
 const PASST: u8 = 32;
 /// One pair.
 const SINGLE: u8 = 64;
+/// The driver was saved on a TAP interface, and a guard checks what it sends.
+const RESTORED: u8 = 128;
 
 const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
 const FEATURE_MERGEABLE: u64 = 1 << 15;
@@ -94,14 +97,21 @@ fn run(data: &[u8]) {
     let spoken = script.contents.len().min(usize::from(script.switches) * 9);
     host.say(&script.contents[..spoken]);
     host.say(&[0; 200]);
-    let net = Net::new(NetArgs {
+    let args = |backend, guard| NetArgs {
         mac: Mac(MAC),
         mtu: None,
         receive_limit: RateLimit::default(),
         send_limit: RateLimit::default(),
+        guard,
         backend,
-    })
-    .expect("a device");
+    };
+    let net = if has(RESTORED) {
+        let (_, other) = Host::new(false, pairs);
+        let saved = Net::new(args(other, None)).expect("a device").save();
+        Net::restore(args(backend, Some(guard())), &saved).expect("a restored device")
+    } else {
+        Net::new(args(backend, None)).expect("a device")
+    };
     let mut features = net.features();
     if has(NOT_MERGEABLE) {
         features &= !FEATURE_MERGEABLE;
@@ -117,14 +127,27 @@ fn run(data: &[u8]) {
     assert!((1..=state.pairs).contains(&state.used_pairs));
     host.check(features);
     let (_, backend) = Host::new(false, state.pairs.into());
-    let args = NetArgs {
-        mac: Mac(MAC),
-        mtu: state.mtu,
-        receive_limit: RateLimit::default(),
-        send_limit: RateLimit::default(),
-        backend,
-    };
-    Net::restore(args, &state).expect("what was saved is restored");
+    Net::restore(args(backend, None), &state).expect("what was saved is restored");
+}
+
+/// A guard with closed and open destinations.
+fn guard() -> Guard {
+    Guard {
+        closed: vec![Range::new([10, 0, 0, 0].into(), 8)],
+        name_servers: vec![[10, 0, 0, 53].into()],
+        tcp: vec![(80, 90)],
+    }
+}
+
+/// A datagram of UDP that is to be sent in pieces, after its header.
+fn datagrams() -> Vec<u8> {
+    let mut frame = vec![1, 5, 42, 0, 100, 0, 34, 0, 6, 0, 0, 0];
+    frame.extend([0xff; 6]);
+    frame.extend(MAC);
+    frame.extend([8, 0, 0x45, 0, 0, 0, 0, 0, 0x40, 0, 64, 17, 0, 0]);
+    frame.extend([10, 118, 0, 2, 192, 0, 2, 1, 0x10, 0, 0, 53]);
+    frame.resize(500, 7);
+    frame
 }
 
 /// Frames, buffers and commands that are right, in all ways.
@@ -136,7 +159,8 @@ fn all_seeds() -> Vec<Vec<u8>> {
     frame.resize(400, 7);
     let length = frame.len() as u32;
     let mut seeds = Vec::new();
-    for switches in [0, EVENT_IDX, NOT_MERGEABLE, PASST, SINGLE] {
+    let others = [EVENT_IDX, NOT_MERGEABLE, PASST, SINGLE, PASST | RESTORED];
+    for switches in [0].into_iter().chain(others) {
         let mut script = |queue: u8, contents: &[u8], chains: &[&[(u64, u32, bool)]]| {
             let mut script = Script {
                 switches: switches | queue,
@@ -156,6 +180,7 @@ fn all_seeds() -> Vec<Vec<u8>> {
                 &[(CONTENTS, 8, false), (CONTENTS + 8, length - 8, false)],
             ],
         );
+        script(1, &datagrams(), &[&[(CONTENTS, 500, false)]]);
         let mut plain = frame.clone();
         plain[..12].fill(0);
         script(1, &plain, &[&[(CONTENTS, length, false)]]);

@@ -229,15 +229,24 @@ pub fn network(node: Option<&Network>) -> Check {
             let all = node.warnings.join(" ");
             return check(State::Bad, all.trim_end_matches('.'));
         }
+        if let Some(note) = &node.note {
+            return check(State::Good, note.trim_end_matches('.'));
+        }
         let ranges = node.ranges.join(", ");
         return check(State::Good, &format!("VMs have addresses of {ranges}"));
     }
-    if accessible(device) && !has_capability(CAP_NET_ADMIN) {
+    let may_make_links = accessible(device) && has_capability(CAP_NET_ADMIN);
+    if !may_make_links && on_path("passt").is_some() {
+        check(
+            State::Good,
+            "by passt: only root may make links and rules for VMs",
+        )
+    } else if accessible(device) && !may_make_links {
         check(
             State::Bad,
             "VMs on this host have no network: only root may create their links and rules",
         )
-        .hint("run jiffy as root, or use the machine")
+        .hint("`apt install passt`, run jiffy as root, or use the machine")
     } else if accessible(device) {
         check(State::Good, "/dev/net/tun")
     } else if device.exists() {
@@ -348,15 +357,18 @@ pub fn space(folders: &Folders) -> Check {
     }
 }
 
+/// The program of this name on PATH.
+fn on_path(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    std::env::split_paths(&path)
+        .map(|folder| folder.join(name))
+        .find(|file| accessat(CWD, file, Access::EXEC_OK, rustix::fs::AtFlags::empty()).is_ok())
+}
+
 /// Checks for QEMU, which the machine needs.
 pub fn qemu() -> Check {
     let name = "qemu-system-x86_64";
-    let found = std::env::var_os("PATH").and_then(|path| {
-        std::env::split_paths(&path)
-            .map(|folder| folder.join(name))
-            .find(|file| accessat(CWD, file, Access::EXEC_OK, rustix::fs::AtFlags::empty()).is_ok())
-    });
-    match found {
+    match on_path(name) {
         Some(file) => Check::new("qemu", "QEMU", State::Good, file.display().to_string()),
         None => Check::new(
             "qemu",
@@ -502,6 +514,16 @@ mod tests {
         assert_eq!(
             check.detail,
             "VMs have addresses of 10.118.0.0/16, fd00::/96"
+        );
+        let by_passt = Network {
+            note: Some("VMs have a network by passt: root may make links.".into()),
+            ..Network::default()
+        };
+        let check = network(Some(&by_passt));
+        assert_eq!(check.state, State::Good);
+        assert_eq!(
+            check.detail,
+            "VMs have a network by passt: root may make links"
         );
         let blocked = Network {
             warnings: vec!["The firewall chain ip filter FORWARD drops packets.".into()],

@@ -20,6 +20,7 @@ mod kills;
 mod life;
 mod limits;
 mod network;
+mod passt;
 mod ports;
 mod pressure;
 mod profiles;

@@ -326,21 +326,33 @@ fn a_link_is_prepared_for_the_next_run_and_removed_if_refused() {
 }
 
 #[test]
-fn a_second_daemon_has_no_network_and_says_why() {
+fn a_second_daemon_has_its_network_by_passt_or_none_and_says_why() {
     let first = daemon();
     let mut second = Daemon::prepared(&[]);
     begin(&mut second);
     let vm: Vm = second.run_detached(on(NetworkUse::default(), "web")).json();
+    assert_eq!(network(&vm).name, "default");
+    assert!(!has_link(&vm.id));
+    let default: Network = second.get("/v1/networks/default").json();
+    let note = default.note.expect("a sentence");
+    assert!(note.contains("another jiffyd"), "{note}");
+    let mut third = Daemon::prepared(&[]);
+    let mut command = third.command();
+    let empty = third.folder.path().join("lib");
+    command.env("JIFFY_VM_NETWORK", "on").env("PATH", empty);
+    third.begin(command);
+    third.answers();
+    let vm: Vm = third.run_detached(on(NetworkUse::default(), "web")).json();
     assert_eq!(vm.network, None);
     let asked = NetworkUse {
         name: Some("default".into()),
         ..NetworkUse::default()
     };
-    let error = second
+    let error = third
         .run_detached(on(asked, "asked"))
         .error(ErrorKind::WrongState);
     assert!(error.message.contains("another jiffyd"), "{error:?}");
-    let default: Network = second.get("/v1/networks/default").json();
+    let default: Network = third.get("/v1/networks/default").json();
     let why = default.error.expect("a sentence");
     assert!(why.contains("another jiffyd"), "{why}");
     drop(first);

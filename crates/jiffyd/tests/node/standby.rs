@@ -9,7 +9,7 @@ use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
-fn says() -> CreateVm {
+pub fn says() -> CreateVm {
     CreateVm {
         remove: false,
         ..vm(shell("echo $RESTORED,$HOSTNAME"))
@@ -17,7 +17,7 @@ fn says() -> CreateVm {
 }
 
 /// Runs it to its end; returns the VM and its output.
-fn run(daemon: &Daemon, wanted: CreateVm) -> (Vm, String) {
+pub fn run(daemon: &Daemon, wanted: CreateVm) -> (Vm, String) {
     let frames = daemon.run(wanted);
     let id = id_of(&frames);
     let text = frames.finish().text();
@@ -25,7 +25,7 @@ fn run(daemon: &Daemon, wanted: CreateVm) -> (Vm, String) {
 }
 
 /// The process id of the only VMM, which belongs to a hidden VM.
-fn standby(daemon: &Daemon) -> u32 {
+pub fn standby(daemon: &Daemon) -> u32 {
     eventually("a VM is restored ahead, and no other lives", || {
         let lives: Vec<Vm> = daemon.get("/v1/vms").json();
         lives.is_empty() && vmms(&daemon.data).len() == 1
@@ -34,7 +34,7 @@ fn standby(daemon: &Daemon) -> u32 {
 }
 
 /// Waits until there are so many golden snapshots, and none of their VMs is left.
-fn golden(daemon: &Daemon, count: usize) {
+pub fn golden(daemon: &Daemon, count: usize) {
     eventually("a golden snapshot is made", || {
         let all: Vec<Snapshot> = daemon.get("/v1/snapshots?all=true").json();
         all.len() == count && vmms(&daemon.data).is_empty()

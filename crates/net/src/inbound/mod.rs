@@ -36,12 +36,38 @@ pub struct Acceptor {
 pub struct SleepingVm {
     /// Its id.
     pub vm: VmId,
-    /// Its IPv4 address.
-    pub v4: Ipv4Addr,
-    /// Its IPv6 address.
-    pub v6: Option<Ipv6Addr>,
-    /// All VMs' addresses: VMs may not reach one another by ports of the host.
-    pub ranges: Ranges,
+    /// How the host reaches it once it is awake.
+    pub reached: Reached,
+}
+
+/// How the host reaches the port of a VM.
+#[derive(Debug, Clone, Copy)]
+pub enum Reached {
+    /// At its addresses.
+    At {
+        /// Its IPv4 address.
+        v4: Ipv4Addr,
+        /// Its IPv6 address.
+        v6: Option<Ipv6Addr>,
+        /// All VMs' addresses: VMs may not reach one another by ports of the host.
+        ranges: Ranges,
+    },
+    /// By the published port, at which another process listens then.
+    ByItsPort,
+}
+
+impl Reached {
+    /// The VM's port `guest`, for a connection of `from` to the host's address `to`; `None` to
+    /// refuse it.
+    fn server(self, from: IpAddr, to: SocketAddr, guest: u16) -> Option<SocketAddr> {
+        match self {
+            Reached::ByItsPort => Some(to),
+            Reached::At { ranges, .. } if is_vm(from, ranges) => None,
+            Reached::At { v4, .. } if to.is_ipv4() => Some((v4, guest).into()),
+            // The VM may have lost its IPv6 address since the port was published.
+            Reached::At { v6, .. } => Some((v6?, guest).into()),
+        }
+    }
 }
 
 /// An accepted connection to a published port. It is reset if this is dropped.
@@ -106,24 +132,16 @@ impl Acceptor {
         } = accepted;
         // Closing it resets it, unless it is relayed to its end.
         let _ = sockopt::set_socket_linger(&stream, Some(Duration::ZERO));
-        if is_vm(from.ip(), sleeping.ranges) {
+        let server = |to| sleeping.reached.server(from.ip(), to, guest);
+        let Some(guest) = stream.local_addr().ok().and_then(server) else {
             return Some(());
-        }
-        let address = match stream.local_addr() {
-            Ok(SocketAddr::V4(_)) => IpAddr::from(sleeping.v4),
-            // The VM may have lost its IPv6 address since the port was published.
-            Ok(SocketAddr::V6(_)) => match sleeping.v6 {
-                Some(v6) => v6.into(),
-                None => return Some(()),
-            },
-            Err(_) => return Some(()),
         };
         let place = Arc::clone(own).acquire_owned().await.ok()?;
         let of_all = Arc::clone(&self.places).acquire_owned().await.ok()?;
         let connection = InboundConnection {
             vm: sleeping.vm,
             stream,
-            guest: SocketAddr::new(address, guest),
+            guest,
             _places: [place, of_all],
         };
         self.to.send(connection).ok()

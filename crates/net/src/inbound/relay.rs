@@ -36,7 +36,7 @@ impl InboundConnection {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Acceptor, SleepingVm};
+    use super::super::{Acceptor, Reached, SleepingVm};
     use crate::VmId;
     use crate::cidr::Cidr;
     use crate::policy::hold::Held;
@@ -69,9 +69,11 @@ mod tests {
         let v6: Cidr = "fd00:6a69:6666:7900::/64".parse().unwrap();
         let sleeping = SleepingVm {
             vm: VmId::parse("0123456789ab").unwrap(),
-            v4: Ipv4Addr::LOCALHOST,
-            v6: None,
-            ranges: Ranges::new(vms.parse().unwrap(), v6).unwrap(),
+            reached: Reached::At {
+                v4: Ipv4Addr::LOCALHOST,
+                v6: None,
+                ranges: Ranges::new(vms.parse().unwrap(), v6).unwrap(),
+            },
         };
         to.accept(&mut held, sleeping);
         PublishedPort {
@@ -164,6 +166,32 @@ mod tests {
         drop(published.held);
         Held::all(&[published.publish]).expect("free again");
         assert!(published.inbound.recv().await.is_none(), "nobody accepts");
+    }
+
+    #[tokio::test]
+    async fn a_port_that_another_process_takes_over_is_reached_there() {
+        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = free.local_addr().unwrap().port();
+        drop(free);
+        let publish: Publish = format!("{port}:80").parse().unwrap();
+        let mut held = Held::all(&[publish]).unwrap();
+        let (to, mut inbound) = Acceptor::new(16);
+        let sleeping = SleepingVm {
+            vm: VmId::parse("0123456789ab").unwrap(),
+            reached: Reached::ByItsPort,
+        };
+        to.accept(&mut held, sleeping);
+        let mut client = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
+        client.write_all(b"question").await.unwrap();
+        let waiting = inbound.recv().await.unwrap();
+        // The VM is awake: its ports belong to another process, and nothing is lost.
+        drop(held);
+        let listener = TcpListener::bind(("127.0.0.1", port)).await.unwrap();
+        tokio::spawn(waiting.relay());
+        let (mut served, _) = listener.accept().await.unwrap();
+        let mut asked = [0; 8];
+        served.read_exact(&mut asked).await.unwrap();
+        assert_eq!(&asked, b"question");
     }
 
     #[tokio::test]

@@ -4,7 +4,7 @@
 
 use crate::netlink::channel::find;
 use crate::netlink::{Batch, Channel, flags};
-use crate::{Cidr, Error};
+use crate::{Cidr, Error, Refusal};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// rtnetlink(7), linux/rtnetlink.h.
@@ -180,6 +180,19 @@ pub(crate) fn addresses(route: &mut Channel, link: u32) -> Result<Vec<(IpAddr, u
     Ok(all
         .filter(|it| it.0 == link)
         .map(|it| (it.1, it.2))
+        .collect())
+}
+
+/// The host's own IPv4 addresses, on all links. Needs no privileges.
+pub fn own_v4() -> Result<Vec<Ipv4Addr>, Error> {
+    let mut route = Channel::route()
+        .map_err(|error| Error::kernel("opening a netlink socket")(Refusal::Socket(error)))?;
+    let all = all_addresses(&mut route)?.into_iter();
+    Ok(all
+        .filter_map(|(_, address, _)| match address {
+            IpAddr::V4(v4) => Some(v4),
+            IpAddr::V6(_) => None,
+        })
         .collect())
 }
 

@@ -110,8 +110,8 @@ impl Resolvers {
     }
 }
 
-/// The resolvers that a resolv.conf(5) names; if there are none, this host itself.
-fn named(text: &str) -> Vec<SocketAddr> {
+/// The resolvers that the text of a resolv.conf(5) names; if there are none, this host itself.
+pub fn named(text: &str) -> Vec<SocketAddr> {
     let address = |line: &str| {
         let mut words = line.split_ascii_whitespace();
         let named = words.next()? == "nameserver";

@@ -6,7 +6,7 @@ use jiffy_vmhost::activity::Use;
 use jiffy_vmhost::handle::VmHandle;
 use jiffy_vmhost::network::InboundConnection;
 use jiffy_wire::api::VmState;
-use std::net::IpAddr;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::timeout;
@@ -52,9 +52,9 @@ impl Node {
         self.agent_socket(vm).await.map(drop)
     }
 
-    /// The address at which this host reaches a VM.
-    pub fn address_of(&self, vm: &VmHandle) -> Option<IpAddr> {
-        self.host.network.address_of(&vm.id)
+    /// Where this host reaches a TCP port of a VM; `None` if it can't.
+    pub fn server(&self, vm: &VmHandle, port: u16) -> Option<SocketAddr> {
+        self.host.network.server(&vm.id, port)
     }
 
     async fn wake_with_timeout(self: &Arc<Self>, vm: &Arc<VmHandle>) -> Result<()> {

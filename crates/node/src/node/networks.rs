@@ -9,6 +9,11 @@ use jiffy_vmhost::network::{DEFAULT, check_policy, mac_of};
 use jiffy_wire::api::{Action, Network, NetworkPolicy, Subject, Vm};
 
 impl Node {
+    /// How VMs have a network if not by links and rules of this host, as a sentence.
+    pub fn network_note(&self) -> Option<String> {
+        self.host.network.note()
+    }
+
     /// All networks, the default one first.
     pub fn networks(&self) -> Vec<Network> {
         let names = self.host.network.names();
@@ -101,6 +106,7 @@ impl Node {
             error: network
                 .why_not()
                 .map(|why| format!("VMs have no network on this host: {why}.")),
+            note: network.note(),
             warnings: network.blockers(),
         }
     }

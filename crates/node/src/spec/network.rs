@@ -28,6 +28,7 @@ pub(super) fn wanted(
     }
     let name = asked.name.get_or_insert_with(|| DEFAULT.to_owned());
     network.check_name(name)?;
+    network.check_use(&asked)?;
     if asked.publish_all {
         for port in &image.exposed_ports {
             asked.ports.push(free_port(port)?);
@@ -61,7 +62,7 @@ pub(super) fn of_snapshot(
                 DEFAULT.clone_into(name);
             }
             match asked.is_default() {
-                true => Ok(Some(kept)),
+                true => network.check_use(&kept).map(|()| Some(kept)),
                 false => wanted(over(kept, asked), &captured.config, network),
             }
         }

@@ -4,7 +4,7 @@ use super::folders::{self, SharedFolder};
 use super::handover::Descriptors;
 use super::plan::{Beginning, Plan, Restoring, SavedRam};
 use crate::jails::Launcher;
-use crate::network;
+use crate::network::{self, Attachment};
 use jiffy_content::error::{Error, Result};
 use jiffy_content::model::vm::{Spec, VmRecord};
 use jiffy_content::names;
@@ -155,14 +155,15 @@ fn nets<'a>(
     let Some(limit) = record.network_limit() else {
         return Ok(Vec::new());
     };
-    let backend = match &plan.network {
-        Some(attachment) => descriptors.tap(&attachment.queues),
-        None => NetBackend::None,
+    let (backend, guard) = match &plan.network {
+        Some(attachment) => descriptors.network(&attachment.peer),
+        None => (NetBackend::None, None),
     };
     Ok(vec![Net {
         mac: network::mac_of(&record.id)?,
         mtu: None,
         backend,
+        guard,
         receive_limit: limit,
         send_limit: limit,
     }])
@@ -217,7 +218,9 @@ fn guest_config(record: &VmRecord, plan: &Plan) -> GuestConfig {
         Some(attachment) if is_nobody => {
             network::configure_link(&mut config, &attachment.addresses)
         }
-        Some(attachment) => network::configure_guest(&mut config, record, &attachment.addresses),
+        Some(Attachment {
+            addresses, names, ..
+        }) => network::configure_guest(&mut config, record, addresses, names),
         None => {}
     }
     config

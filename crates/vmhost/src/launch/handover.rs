@@ -4,12 +4,13 @@
 use super::folders::SharedFolder;
 use super::plan::Handle;
 use crate::jails::Launcher;
+use crate::network::Peer;
 use jiffy_content::error::{Error, Result};
 use jiffy_content::paths::Paths;
 use jiffy_sys::private_socket::bind_private;
 use jiffy_sys::regular;
 use jiffy_sys::spawn::FIRST_DESCRIPTOR;
-use jiffy_wire::vmm::{Handed, NetBackend, Serial, Source, VmmConfig};
+use jiffy_wire::vmm::{Guard, Handed, NetBackend, Serial, Source, VmmConfig};
 use rustix::fs::OFlags;
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -92,16 +93,18 @@ impl<'a> Descriptors<'a> {
         }
     }
 
-    /// The queues of a TAP. A standby has them already.
-    pub fn tap(&mut self, queues: &'a [OwnedFd]) -> NetBackend {
-        match self.used {
-            true => NetBackend::Tap(
-                queues
-                    .iter()
-                    .map(|queue| self.push(Passed::Borrowed(queue.as_fd())))
-                    .collect(),
+    /// The other end of a network interface, and what guards it. A standby has them already.
+    pub fn network(&mut self, peer: &'a Peer) -> (NetBackend, Option<Guard>) {
+        if !self.used {
+            return (NetBackend::None, None);
+        }
+        let mut push = |file: &'a OwnedFd| self.push(Passed::Borrowed(file.as_fd()));
+        match peer {
+            Peer::Tap(queues) => (NetBackend::Tap(queues.iter().map(push).collect()), None),
+            Peer::Passt(socket, guard) => (
+                NetBackend::Passt(Source::Fd(push(socket))),
+                Some(guard.clone()),
             ),
-            false => NetBackend::None,
         }
     }
 

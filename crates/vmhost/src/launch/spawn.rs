@@ -8,7 +8,7 @@ use super::spawned::Spawned;
 use super::standby::{self, Standby};
 use crate::control;
 use crate::jails::{Launcher, Monitor, share_of};
-use crate::network::Network;
+use crate::network::{Attachment, Network};
 use crate::pager::disk_links;
 use crate::process::{Events, VmmProcess};
 use crate::spares::Spares;
@@ -65,7 +65,15 @@ pub fn spawn(
     plan.network = network.attach(record)?;
     // Background work does not use up spares.
     let spares = (!plan.low_priority).then_some(spares);
-    spawn_process(paths, launcher, spares, record, plan, gate_time, false)
+    let spawned = spawn_process(paths, launcher, spares, record, plan, gate_time, false)?;
+    settle(spawned, plan)
+}
+
+/// Waits for the other end of the VM's network interface, which was started before the VMM.
+fn settle(spawned: Spawned, plan: &mut Plan) -> Result<Spawned> {
+    let settled = plan.network.as_mut().map_or(Ok(()), Attachment::settle);
+    settled.inspect_err(|_| spawned.process.kill())?;
+    Ok(spawned)
 }
 
 /// Restores a VM as a standby, with a folder but without a record. After an error nothing of it
@@ -83,6 +91,7 @@ pub fn hold(
         .create(&folder)
         .map_err(|error| Error::io("make a VM's folder", &folder, &error))?;
     let held = spawn_process(paths, launcher, None, record, &plan, gate_time, true);
+    let held = held.and_then(|spawned| settle(spawned, &mut plan));
     let spawned = held.inspect_err(|_| standby::remove(paths, &record.id))?;
     Ok(Standby::new(paths, record, spawned, plan.network.take()))
 }

@@ -24,7 +24,7 @@ impl Network {
     pub async fn prepared_link_taken(&self) {
         match &self.0 {
             State::On(on) => on.wanted.notified().await,
-            State::Off(_) => std::future::pending().await,
+            State::Off(_) | State::ByPasst(_) => std::future::pending().await,
         }
     }
 

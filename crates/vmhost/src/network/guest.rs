@@ -10,6 +10,15 @@ use std::net::IpAddr;
 /// The interface in the guest.
 const INTERFACE: &str = "eth0";
 
+/// Where a guest resolves names, unless its user says so.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Names {
+    /// Its name servers.
+    pub servers: Vec<IpAddr>,
+    /// They are the node's, which knows the names of VMs.
+    pub of_vms: bool,
+}
+
 /// Configures a guest to bring its interface up without an address, which takes most of the time of
 /// the setup.
 pub fn configure_link(config: &mut GuestConfig, addresses: &Addresses) {
@@ -20,8 +29,13 @@ pub fn configure_link(config: &mut GuestConfig, addresses: &Addresses) {
     }];
 }
 
-/// Configures a guest's addresses, its gateway as a permanent neighbour, and its name server.
-pub fn configure_guest(config: &mut GuestConfig, record: &VmRecord, addresses: &Addresses) {
+/// Configures a guest's addresses, its gateway as a permanent neighbour, and its name servers.
+pub fn configure_guest(
+    config: &mut GuestConfig,
+    record: &VmRecord,
+    addresses: &Addresses,
+    names: &Names,
+) {
     let network = record.spec.network.clone().unwrap_or_default();
     let own: Vec<String> = addresses.own().map(|it| it.to_string()).collect();
     let gateways: Vec<String> = addresses.gateways().map(|it| it.to_string()).collect();
@@ -38,11 +52,13 @@ pub fn configure_guest(config: &mut GuestConfig, record: &VmRecord, addresses: &
         mac: Some(addresses.mac),
     }];
     config.name_servers = match network.dns.is_empty() {
-        true => vec![addresses.gateway.to_string()],
+        true => names.servers.iter().map(IpAddr::to_string).collect(),
         false => network.dns,
     };
     config.search = network.search;
-    config.search.push(DOMAIN.to_owned());
+    if names.of_vms {
+        config.search.push(DOMAIN.to_owned());
+    }
     let hostname = config
         .hostname
         .clone()
@@ -102,13 +118,25 @@ mod tests {
             hostname: Some("inside".to_owned()),
             ..GuestConfig::default()
         };
-        configure_guest(&mut config, &record, &addresses);
+        let names = Names {
+            servers: vec![addresses.gateway.into()],
+            of_vms: true,
+        };
+        configure_guest(&mut config, &record, &addresses, &names);
         let interface = &config.interfaces[0];
         assert_eq!(interface.addresses, ["10.118.0.2"]);
         assert_eq!(interface.gateways, ["10.118.0.1"]);
         assert_eq!(interface.neighbours[0].mac.to_string(), "02:6a:66:00:00:01");
         assert_eq!(config.name_servers, ["10.118.0.1"]);
         assert_eq!(config.search, ["example.org", "jiffy.internal"]);
+        let mut other = GuestConfig::default();
+        let names = Names {
+            servers: vec![[192, 0, 2, 1].into()],
+            of_vms: false,
+        };
+        configure_guest(&mut other, &record, &addresses, &names);
+        assert_eq!(other.name_servers, ["192.0.2.1"]);
+        assert_eq!(other.search, ["example.org"]);
         let hosts: Vec<String> = config
             .hosts
             .iter()

@@ -9,6 +9,7 @@
 //! * [`on`]: the network where there is one, and what VMs hold of it.
 //! * [`ids`], [`names`]: ids of VMs, names of networks.
 //! * [`failures`]: failures, as users see them.
+//! * [`passt`]: the network of a host without root.
 //! * [`open`]: opens the network when the daemon starts.
 //! * [`recovered`]: recovers addresses that are missing in records.
 //! * [`specs`]: converts records to the network's types.
@@ -21,16 +22,17 @@ mod ids;
 mod names;
 mod on;
 mod open;
+mod passt;
 mod recovered;
 mod specs;
 mod traffic;
 
 pub use background::clean_up;
-pub use guest::{configure_guest, configure_link, hosts_entry};
+pub use guest::{Names, configure_guest, configure_link, hosts_entry};
 pub use ids::mac_of;
 pub use jiffy_net::inbound::InboundConnection;
 pub use names::{DEFAULT, NONE, plain};
-pub use open::{Settings, uninstall};
+pub use open::{Settings, Wanted, uninstall};
 pub use recovered::recovered;
 pub use specs::{check_policy, check_ports, check_proxy_ports, is_open_to_the_proxy};
 pub use traffic::traffic;
@@ -46,12 +48,14 @@ use jiffy_net::firewalls::Blocker;
 use jiffy_net::host::{Addresses, GuestSpec};
 use jiffy_sys::causes;
 use jiffy_sys::mutex::lock;
-use jiffy_wire::api::NetworkCounters;
+use jiffy_wire::api::{NetworkCounters, NetworkUse};
+use jiffy_wire::vmm::Guard;
 use names::no_network;
 use on::{On, asker};
+use passt::{ByPasst, Starting, failed_to_start};
 use specs::spec_of;
 use std::collections::HashMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
 use tokio::sync::mpsc::UnboundedReceiver;
@@ -67,6 +71,16 @@ enum State {
     /// There is none, for this reason.
     Off(String),
     On(Box<On>),
+    ByPasst(Box<ByPasst>),
+}
+
+/// What connects a VM's interface to the host.
+#[derive(Debug)]
+pub enum Peer {
+    /// A descriptor of its TAP for each pair of queues.
+    Tap(Vec<OwnedFd>),
+    /// The VMM's end of the socket to its passt.
+    Passt(OwnedFd, Guard),
 }
 
 /// A starting VM's attachment to the network. It is detached if it is dropped before the VM has
@@ -79,17 +93,31 @@ pub struct Attachment {
     fresh: bool,
     /// The addresses of its guest.
     pub addresses: Addresses,
-    /// A descriptor of its TAP for each pair of queues.
-    pub queues: Vec<OwnedFd>,
+    /// Where its guest resolves names.
+    pub names: Names,
+    /// The other end of its interface.
+    pub peer: Peer,
+    /// A passt that may not be ready yet.
+    starting: Option<Starting>,
     /// When it began, and when address, link, rules and name were ready (host CLOCK_MONOTONIC).
     pub times_ns: [u64; 5],
 }
 
 impl Attachment {
-    /// Hands the attachment to the VM; returns its addresses, IPv4 first.
+    /// Waits until the other end is ready.
+    pub fn settle(&mut self) -> Result<()> {
+        let settled = self.starting.take().map_or(Ok(()), Starting::settle);
+        settled.map_err(failed_to_start)
+    }
+
+    /// Hands the attachment to the VM; returns its addresses, IPv4 first. By passt it has none that
+    /// the host could use.
     pub fn taken_over(mut self) -> Vec<IpAddr> {
         self.network = Weak::new();
-        self.addresses.own().collect()
+        match self.peer {
+            Peer::Tap(_) => self.addresses.own().collect(),
+            Peer::Passt(..) => Vec::new(),
+        }
     }
 }
 
@@ -98,9 +126,12 @@ impl Drop for Attachment {
         // A hibernated VM stays hibernated, and its link is kept.
         if self.fresh
             && let Some(network) = self.network.upgrade()
-            && let State::On(on) = &network.0
         {
-            on.detach(&mut on.lock(), self.vm, Some(self.addresses.v4));
+            match &network.0 {
+                State::Off(_) => {}
+                State::On(on) => on.detach(&mut on.lock(), self.vm, Some(self.addresses.v4)),
+                State::ByPasst(by) => by.release(self.vm),
+            }
         }
     }
 }
@@ -110,27 +141,76 @@ impl Network {
     pub fn why_not(&self) -> Option<&str> {
         match &self.0 {
             State::Off(why) => Some(why),
-            State::On(_) => None,
+            State::On(_) | State::ByPasst(_) => None,
+        }
+    }
+
+    /// How VMs have a network if not by links and rules of this host, as a sentence.
+    pub fn note(&self) -> Option<String> {
+        match &self.0 {
+            State::ByPasst(by) => Some(by.note()),
+            State::Off(_) | State::On(_) => None,
+        }
+    }
+
+    /// Refuses what VMs can't have on this host's network.
+    pub fn check_use(&self, network: &NetworkUse) -> Result<()> {
+        match &self.0 {
+            State::ByPasst(by) => by.check_use(network),
+            State::Off(_) | State::On(_) => Ok(()),
         }
     }
 
     /// Attaches a starting VM. `None` if it has no network interface, or the host has no network.
     pub fn attach(self: &Arc<Self>, record: &VmRecord) -> Result<Option<Attachment>> {
-        let (State::On(on), Some(_)) = (&self.0, &record.spec.network) else {
+        if record.spec.network.is_none() {
             return Ok(None);
+        }
+        let vm = id_of(record)?;
+        let on = match &self.0 {
+            State::Off(_) => return Ok(None),
+            State::On(on) => on,
+            State::ByPasst(by) => return self.attach_to_passt(by, vm, record).map(Some),
         };
         let begun_ns = monotonic_ns();
-        let vm = id_of(record)?;
         let attached = on.attach(vm, record)?;
         let [addressed_ns, linked_ns, ruled_ns, named_ns] = attached.times_ns;
         Ok(Some(Attachment {
             network: Arc::downgrade(self),
             vm,
             fresh: attached.fresh,
+            names: Names {
+                servers: vec![attached.addresses.gateway.into()],
+                of_vms: true,
+            },
             addresses: attached.addresses,
-            queues: attached.queues,
+            peer: Peer::Tap(attached.queues),
+            starting: None,
             times_ns: [begun_ns, addressed_ns, linked_ns, ruled_ns, named_ns],
         }))
+    }
+
+    fn attach_to_passt(
+        self: &Arc<Self>,
+        by: &ByPasst,
+        vm: VmId,
+        record: &VmRecord,
+    ) -> Result<Attachment> {
+        let attached = by.attach(vm, record)?;
+        let [begun_ns, started_ns] = attached.times_ns;
+        Ok(Attachment {
+            network: Arc::downgrade(self),
+            vm,
+            fresh: attached.fresh,
+            addresses: attached.addresses,
+            names: Names {
+                servers: attached.name_servers,
+                of_vms: false,
+            },
+            peer: Peer::Passt(attached.socket, attached.guard),
+            starting: Some(attached.starting),
+            times_ns: [begun_ns, begun_ns, started_ns, started_ns, started_ns],
+        })
     }
 
     /// Takes the id of a VM whose link was prepared; the next link is prepared in the background.
@@ -146,8 +226,10 @@ impl Network {
 
     /// Changes an attachment made for this VM's id to the name, policy and ports of its record.
     pub fn apply_record(&self, attachment: &Attachment, record: &VmRecord) -> Result<()> {
-        let State::On(on) = &self.0 else {
-            return Ok(());
+        let on = match &self.0 {
+            State::Off(_) => return Ok(()),
+            State::On(on) => on,
+            State::ByPasst(by) => return by.suits(record),
         };
         let spec = spec_of(record, attachment.addresses.v4, on.everywhere)?;
         let mut inner = on.lock();
@@ -161,6 +243,9 @@ impl Network {
 
     /// Applies an attached VM's current record.
     pub fn change(&self, record: &VmRecord) -> Result<()> {
+        if let State::ByPasst(by) = &self.0 {
+            return by.check_record(record);
+        }
         let (State::On(on), Some(v4)) = (&self.0, v4_of(record)) else {
             return Ok(());
         };
@@ -180,6 +265,9 @@ impl Network {
     /// A VM has ended: releases its names and ports. The rest is removed in the background, so that
     /// the VM's client does not wait for it.
     pub fn release(&self, record: &VmRecord) {
+        if let (State::ByPasst(by), Ok(vm)) = (&self.0, id_of(record)) {
+            by.release(vm);
+        }
         let (State::On(on), Some(v4), Ok(vm)) = (&self.0, v4_of(record), id_of(record)) else {
             return;
         };
@@ -192,8 +280,14 @@ impl Network {
 
     /// Removes all that belongs to a VM before it returns. True if there was something.
     pub fn forget(&self, id: &str) -> bool {
-        let (State::On(on), Ok(vm)) = (&self.0, id_from(id)) else {
-            return false;
+        let Ok(vm) = id_from(id) else { return false };
+        let on = match &self.0 {
+            State::Off(_) => return false,
+            State::On(on) => on,
+            State::ByPasst(by) => {
+                by.release(vm);
+                return false;
+            }
         };
         let mut inner = on.lock();
         let freed = match inner.promised.remove(&vm) {
@@ -209,8 +303,11 @@ impl Network {
     /// A VM that an earlier daemon had just begun was ended: removes what was found of it when the
     /// network was opened.
     pub fn discard(&self, id: &str) {
-        let (State::On(on), Ok(vm)) = (&self.0, id_from(id)) else {
-            return;
+        let Ok(vm) = id_from(id) else { return };
+        let on = match &self.0 {
+            State::Off(_) => return,
+            State::On(on) => on,
+            State::ByPasst(by) => return by.release(vm),
         };
         // It has no link any more if its monitor ended meanwhile.
         let found = on.directory.known(vm).map(|it| it.v4);
@@ -245,13 +342,18 @@ impl Network {
 
     /// Connections to ports of hibernated VMs; `None` after the first call.
     pub fn inbound(&self) -> Option<UnboundedReceiver<InboundConnection>> {
-        let State::On(on) = &self.0 else { return None };
-        let mut waiting = lock(&on.waiting);
-        waiting.take()
+        match &self.0 {
+            State::Off(_) => None,
+            State::On(on) => lock(&on.waiting).take(),
+            State::ByPasst(by) => by.inbound(),
+        }
     }
 
     /// Keeps the link of a hibernated VM, whose monitor has ended, until it wakes.
     pub fn keep_asleep(&self, record: &VmRecord) {
+        if let State::ByPasst(by) = &self.0 {
+            by.keep_asleep(record);
+        }
         let (State::On(on), Some(v4), Ok(vm)) = (&self.0, v4_of(record), id_of(record)) else {
             return;
         };
@@ -293,19 +395,27 @@ impl Network {
         })
     }
 
-    /// The address at which this host reaches a VM that is attached.
-    pub fn address_of(&self, id: &str) -> Option<IpAddr> {
-        let State::On(on) = &self.0 else { return None };
+    /// Where this host reaches a TCP port of a VM that is attached: by passt, only a published one.
+    pub fn server(&self, id: &str, port: u16) -> Option<SocketAddr> {
         let vm = id_from(id).ok()?;
-        let inner = on.lock();
-        inner.host.guest(vm).map(|guest| guest.v4.into())
+        match &self.0 {
+            State::Off(_) => None,
+            State::On(on) => {
+                let inner = on.lock();
+                let guest = inner.host.guest(vm)?;
+                Some(SocketAddr::new(guest.v4.into(), port))
+            }
+            State::ByPasst(by) => by.server(vm, port),
+        }
     }
 
     /// Number of open TCP connections to published ports, by VM id; `None` if they can't be
     /// counted. Reads all tracked connections of the host.
     pub fn open_connections(&self) -> Option<HashMap<String, usize>> {
-        let State::On(on) = &self.0 else {
-            return Some(HashMap::new());
+        let on = match &self.0 {
+            State::Off(_) => return Some(HashMap::new()),
+            State::On(on) => on,
+            State::ByPasst(by) => return by.open_connections(),
         };
         let counted = on.lock().host.open_connections().inspect_err(|error| {
             let error = causes::sentence(error);
@@ -318,7 +428,7 @@ impl Network {
     /// The ranges of VMs' addresses.
     pub fn ranges(&self) -> Vec<String> {
         match &self.0 {
-            State::Off(_) => Vec::new(),
+            State::Off(_) | State::ByPasst(_) => Vec::new(),
             State::On(on) => {
                 let ranges = on.lock().host.ranges();
                 vec![ranges.v4().to_string(), ranges.v6().to_string()]
@@ -343,7 +453,7 @@ impl Network {
     /// Names of the networks that users made.
     pub fn names(&self) -> Vec<String> {
         match &self.0 {
-            State::Off(_) => Vec::new(),
+            State::Off(_) | State::ByPasst(_) => Vec::new(),
             State::On(on) => on.lock().networks.names.iter().cloned().collect(),
         }
     }
@@ -378,6 +488,9 @@ impl Network {
 
     /// Refuses a name that no network may have, and says why.
     pub fn check_name(&self, name: &str) -> Result<()> {
+        if let (State::ByPasst(_), DEFAULT) = (&self.0, name) {
+            return Ok(());
+        }
         let on = self.on()?;
         match name == DEFAULT || on.lock().networks.names.contains(name) {
             true => Ok(()),
@@ -388,6 +501,7 @@ impl Network {
     fn on(&self) -> Result<&On> {
         match &self.0 {
             State::On(on) => Ok(on),
+            State::ByPasst(by) => Err(by.no_networks()),
             State::Off(why) => Err(Error::wrong_state(format!(
                 "VMs have no network on this host: {why}."
             ))

@@ -12,7 +12,7 @@ use jiffy_content::names as rules;
 use jiffy_content::records::networks;
 use jiffy_net::VmId;
 use jiffy_net::host::{Addresses, GuestSpec, Host};
-use jiffy_net::inbound::{Acceptor, InboundConnection, SleepingVm};
+use jiffy_net::inbound::{Acceptor, InboundConnection, Reached, SleepingVm};
 use jiffy_net::names::{Asker, Directory};
 use jiffy_net::policy::hold::Held;
 use jiffy_sys::causes;
@@ -176,7 +176,8 @@ impl On {
             return;
         };
         let (v4, v6, ranges) = (guest.v4, guest.v6, inner.host.ranges());
-        let sleeping = SleepingVm { vm, v4, v6, ranges };
+        let reached = Reached::At { v4, v6, ranges };
+        let sleeping = SleepingVm { vm, reached };
         self.inbound.accept(held, sleeping);
         if let Err(error) = inner.host.set_asleep(vm, true) {
             let error = causes::sentence(&error);

@@ -3,6 +3,7 @@
 
 use super::ids::v4_of;
 use super::on::{Inner, On, asker};
+use super::passt::ByPasst;
 use super::recovered::{linked, recovered, unknown};
 use super::specs::spec_of;
 use super::{Network, State};
@@ -41,11 +42,23 @@ const MAX_INBOUND: usize = 16_384;
 /// Port of the name server.
 const NAME_PORT: u16 = 53;
 
+/// Which network VMs have.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Wanted {
+    /// None.
+    #[default]
+    Off,
+    /// By links and rules of this host, or by passt if the daemon can't make these.
+    Any,
+    /// By passt.
+    Passt,
+}
+
 /// The operator's settings of the network.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Settings {
-    /// Whether VMs can have a network.
-    pub on: bool,
+    /// Which network VMs have.
+    pub wanted: Wanted,
     /// Range of the VMs' IPv4 addresses; `None` to choose one.
     pub v4: Option<Cidr>,
     /// Range of the VMs' IPv6 addresses; `None` to choose one.
@@ -57,20 +70,25 @@ pub struct Settings {
 }
 
 impl Network {
-    /// Opens the network for these VMs, all that have a folder. If the host does not support it,
+    /// Opens the network for these VMs, all that have a folder. If the host does not support any,
     /// VMs have none.
     pub fn open(settings: &Settings, paths: &Paths, vms: &[Found]) -> Arc<Network> {
-        let opened = match settings.on {
-            true => open(settings, paths, vms),
-            false => Err("jiffyd was started with --vm-network off".to_owned()),
+        let by_passt = |why| {
+            let by = ByPasst::open(vms, why, settings.everywhere, max_inbound());
+            by.map(|by| State::ByPasst(Box::new(by)))
         };
-        if let Err(why) = &opened {
+        let opened = match settings.wanted {
+            Wanted::Off => Err("jiffyd was started with --vm-network off".to_owned()),
+            Wanted::Passt => by_passt("jiffyd was started with --vm-network passt".to_owned()),
+            Wanted::Any => match open(settings, paths, vms) {
+                Ok(on) => Ok(State::On(Box::new(on))),
+                Err(why) => by_passt(why),
+            },
+        };
+        Arc::new(Network(opened.unwrap_or_else(|why| {
             info!(why, "VMs have no network");
-        }
-        Arc::new(Network(match opened {
-            Ok(on) => State::On(Box::new(on)),
-            Err(why) => State::Off(why),
-        }))
+            State::Off(why)
+        })))
     }
 }
 

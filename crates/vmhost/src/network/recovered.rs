@@ -7,7 +7,7 @@ use jiffy_content::model::vm::{Spec, VmRecord};
 use jiffy_net::VmId;
 use jiffy_sys::regular;
 use jiffy_wire::guest::{self, GuestConfig};
-use jiffy_wire::vmm::{FwCfgContents, VmmConfig};
+use jiffy_wire::vmm::{FwCfgContents, Net, NetBackend, VmmConfig};
 use std::collections::HashSet;
 use std::fs;
 use std::net::IpAddr;
@@ -24,11 +24,16 @@ pub(super) fn linked() -> HashSet<String> {
     ids.map(|id| id.to_string()).collect()
 }
 
-/// The addresses in the guest configuration of the VM in this folder.
+/// The addresses in the guest configuration of the VM in this folder, if it has a link: on passt,
+/// all VMs have the same.
 pub fn recovered(folder: &Path) -> Vec<IpAddr> {
     let told = || {
         let config = regular::read(&folder.join("vmm.json"), MAX_CONFIG).ok()?;
         let config: VmmConfig = serde_json::from_slice(&config).ok()?;
+        let by_passt = |net: &Net| matches!(net.backend, NetBackend::Passt(_));
+        if config.nets.iter().any(by_passt) {
+            return None;
+        }
         let is_guests = |name: &str| name == guest::FW_CFG_NAME;
         let file = config.fw_cfg.into_iter().find(|it| is_guests(&it.name))?;
         let FwCfgContents::Text(text) = file.contents else {
@@ -72,6 +77,11 @@ mod tests {
             "boot": { "kernel": "/k", "command_line": "" },
             "fw_cfg": [{ "name": guest::FW_CFG_NAME, "contents": { "text": guest } }],
         });
+        let mut by_passt = config.clone();
+        by_passt["nets"] =
+            serde_json::json!([{"mac": "02:00:00:00:00:01", "backend": {"passt": {"fd": 5}}}]);
+        fs::write(&file, by_passt.to_string()).unwrap();
+        assert!(recovered(folder.path()).is_empty());
         fs::write(&file, config.to_string()).unwrap();
         assert_eq!(
             recovered(folder.path()),

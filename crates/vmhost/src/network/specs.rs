@@ -19,15 +19,7 @@ const PORTS: usize = 64;
 /// published on all addresses.
 pub(super) fn spec_of(record: &VmRecord, v4: Ipv4Addr, everywhere: bool) -> Result<GuestSpec> {
     let network = record.spec.network.clone().unwrap_or_default();
-    let mut ports = check_ports(&network.ports)?;
-    if everywhere {
-        for port in ports.iter_mut().filter(|port| port.address.is_loopback()) {
-            port.address = match port.address {
-                IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
-                IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
-            };
-        }
-    }
+    let ports = published(&network.ports, everywhere)?;
     Ok(GuestSpec {
         vm: VmId::parse(&record.id).map_err(invalid)?,
         v4,
@@ -39,6 +31,20 @@ pub(super) fn spec_of(record: &VmRecord, v4: Ipv4Addr, everywhere: bool) -> Resu
         owner: None,
         asleep: false,
     })
+}
+
+/// The published ports; with `everywhere`, those for loopback on all addresses.
+pub(super) fn published(texts: &[String], everywhere: bool) -> Result<Vec<Publish>> {
+    let mut ports = check_ports(texts)?;
+    if everywhere {
+        for port in ports.iter_mut().filter(|port| port.address.is_loopback()) {
+            port.address = match port.address {
+                IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+                IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+            };
+        }
+    }
+    Ok(ports)
 }
 
 /// Parses published ports; refuses duplicates.

@@ -6,11 +6,14 @@ use super::virtio::{Virtio, VirtioKind};
 use super::wiring::Wiring;
 use crate::sections::{Count, Section};
 use jiffy_devices::virtio::device::WorkerRole;
+use jiffy_devices::virtio::net::guard::{Guard, Range};
 use jiffy_devices::virtio::net::{Backend, Mac, Net, NetArgs, NetState};
 use jiffy_devices::virtio::queue::RateLimit;
 use jiffy_sys::fds;
 use jiffy_sys::mutex::lock;
-use jiffy_wire::vmm::{Net as NetConfig, NetBackend, NetLimit, Source, VmmConfig};
+use jiffy_wire::vmm::{
+    Guard as GuardConfig, Net as NetConfig, NetBackend, NetLimit, Source, VmmConfig,
+};
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -43,6 +46,7 @@ impl VirtioKind for NetKind {
         let args = NetArgs {
             mac: Mac(config.mac.0),
             mtu: config.mtu,
+            guard: config.guard.as_ref().map(guard),
             receive_limit: rate(&config.receive_limit),
             send_limit: rate(&config.send_limit),
             backend: backend(config)?,
@@ -71,6 +75,7 @@ impl Devices {
             add("sent_bytes", totals.sent_bytes);
             add("sent_dropped", totals.sent_dropped);
             add("sent_spoofed", totals.sent_spoofed);
+            add("sent_refused", totals.sent_refused);
         }
     }
 }
@@ -81,6 +86,15 @@ pub(super) fn rate(limit: &NetLimit) -> RateLimit {
         operations_per_second: limit.packets_per_second,
         bytes_burst: limit.bytes_burst,
         operations_burst: limit.packets_burst,
+    }
+}
+
+fn guard(config: &GuardConfig) -> Guard {
+    let range = |&(address, prefix): &(_, u8)| Range::new(address, prefix);
+    Guard {
+        closed: config.closed.iter().map(range).collect(),
+        name_servers: config.name_servers.clone(),
+        tcp: config.tcp.clone(),
     }
 }
 

@@ -72,7 +72,7 @@ pub struct VmNetwork {
     /// Its MAC address, while it is on the network.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mac: Option<String>,
-    /// Its addresses, IPv4 first; none while it is not on the network.
+    /// Its addresses, IPv4 first; none while it is not on the network, or by passt.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub addresses: Vec<String>,
     /// Published ports of the host.
@@ -123,6 +123,9 @@ pub struct Network {
     /// Why its VMs have no link, as one sentence.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
+    /// How its VMs have a network, if not by links and rules of the host, as one sentence.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
     /// Other firewalls of the host that drop VMs' packets now, and what helps: a sentence for each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,

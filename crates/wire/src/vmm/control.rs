@@ -81,7 +81,7 @@ pub enum ControlResponse {
     /// Counters by KVM's names (`exits`, `io_exits`, `mmio_exits`, `halt_exits`, …), summed over
     /// vCPUs. For each network interface `net0_received_frames`, `net0_received_bytes`,
     /// `net0_received_dropped`, the same with `sent` for what the guest sent, and
-    /// `net0_sent_spoofed`.
+    /// `net0_sent_spoofed`, and `net0_sent_refused` for what its guard refused.
     Stats(std::collections::BTreeMap<String, u64>),
     /// The VM was captured. Attached by `SCM_RIGHTS`: the state, the layout (JSON), then `layers`
     /// files.

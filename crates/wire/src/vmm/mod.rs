@@ -25,7 +25,7 @@ pub use config::{
 pub use control::{BalloonStatus, ControlRequest, ControlResponse, MemoryStatus, ReadUnits};
 pub use disk::{Disk, DiskLimit, Residency};
 pub use events::{Activity, ExitReason, ExitRecord, VmmEvent};
-pub use net::{Net, NetBackend, NetLimit};
+pub use net::{Guard, Net, NetBackend, NetLimit};
 pub use probe::{KvmKind, KvmProbe};
 pub use restore::{Extent, MemoryLayout, NewGeneration, Restore, SavedMemory, Source};
 
@@ -85,7 +85,8 @@ mod tests {
             "boot":{"kernel":"/k"},"nets":[
             {"mac":"02:4a:46:00:00:01","mtu":1400,"backend":{"tap":[5,6]},
              "send_limit":{"bytes_per_second":1000000,"packets_burst":10}},
-            {"mac":"02:4a:46:00:00:02","backend":{"passt":{"fd":7}}},
+            {"mac":"02:4a:46:00:00:02","backend":{"passt":{"fd":7}},
+             "guard":{"closed":[["10.0.0.0",8]],"tcp":[[80,80]]}},
             {"mac":"02:4a:46:00:00:03","backend":{"passt":{"path":"/s"}}},
             {"mac":"02:4a:46:00:00:04"}]}"#;
         let mut config: VmmConfig = serde_json::from_str(text).unwrap();

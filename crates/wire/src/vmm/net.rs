@@ -3,6 +3,7 @@
 use super::restore::Source;
 use crate::mac::Mac;
 use serde::{Deserialize, Serialize};
+use std::net::Ipv4Addr;
 use std::num::NonZeroU64;
 
 /// A network interface of the guest. It has a pair of queues for each descriptor of a TAP
@@ -20,12 +21,32 @@ pub struct Net {
     /// Where its frames go.
     #[serde(default)]
     pub backend: NetBackend,
+    /// Which packets the guest may send; `None` leaves that to the host's rules.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub guard: Option<Guard>,
     /// Limit on what the guest receives.
     #[serde(default, skip_serializing_if = "NetLimit::is_none")]
     pub receive_limit: NetLimit,
     /// Limit on what the guest sends.
     #[serde(default, skip_serializing_if = "NetLimit::is_none")]
     pub send_limit: NetLimit,
+}
+
+/// Which packets a guest may send on a host that has no rules for it: ARP, and IPv4 to open
+/// addresses. Loopback, broadcast and groups are always closed.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Guard {
+    /// Closed destinations: an address, and how many of its bits count.
+    #[serde(default)]
+    pub closed: Vec<(Ipv4Addr, u8)>,
+    /// Closed destinations that are open at port 53.
+    #[serde(default)]
+    pub name_servers: Vec<Ipv4Addr>,
+    /// TCP ports of the guest, each the first and the last of a range, from which it may answer
+    /// connections of closed addresses. Datagrams of these may be answered from any port.
+    #[serde(default)]
+    pub tcp: Vec<(u16, u16)>,
 }
 
 /// Limits of a network interface in one direction. After a pause, `burst` or one second's worth

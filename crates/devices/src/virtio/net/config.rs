@@ -1,10 +1,12 @@
 //! The configuration space (Virtio 1.3 §5.1.4) and the link's state.
 
 use super::Counters;
+use super::guard::Gate;
 use super::mac::Mac;
 use super::options::NetArgs;
 use crate::virtio::device::Interrupt;
 use crate::virtio::queue::limit::Limiter;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use virtio_bindings::virtio_net::{VIRTIO_NET_S_ANNOUNCE, VIRTIO_NET_S_LINK_UP};
 
@@ -13,6 +15,7 @@ use virtio_bindings::virtio_net::{VIRTIO_NET_S_ANNOUNCE, VIRTIO_NET_S_LINK_UP};
 pub(super) struct Link {
     pub(super) mac: Mac,
     pub(super) mtu: Option<u16>,
+    pub(super) gate: Option<Arc<Gate>>,
     /// Pairs of queues of the device.
     pub(super) pairs: u16,
     /// Pairs of queues that the driver uses.
@@ -27,10 +30,11 @@ pub(super) struct Link {
 }
 
 impl Link {
-    pub(super) fn new(args: &NetArgs, pairs: u16, up: bool) -> Link {
+    pub(super) fn new(args: &NetArgs, gate: Option<Arc<Gate>>, pairs: u16, up: bool) -> Link {
         Link {
             mac: args.mac,
             mtu: args.mtu,
+            gate,
             pairs,
             receive_limiter: Limiter::new(args.receive_limit),
             send_limiter: Limiter::new(args.send_limit),
@@ -39,6 +43,11 @@ impl Link {
             announce: AtomicBool::new(false),
             counters: Counters::default(),
         }
+    }
+
+    /// Whether the guest may send a frame that begins like this.
+    pub(super) fn lets_pass(&self, head: &[u8]) -> bool {
+        self.gate.as_ref().is_none_or(|gate| gate.passes(head))
     }
 
     /// Whether the link is up.

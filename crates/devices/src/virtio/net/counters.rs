@@ -9,6 +9,8 @@ pub struct Counters {
     pub(super) sent: Direction,
     /// Frames that the guest sent with another source address than the device's.
     pub(super) spoofed: AtomicU64,
+    /// Frames that the guard did not let pass.
+    pub(super) refused: AtomicU64,
 }
 
 /// Counters of one direction.
@@ -49,6 +51,8 @@ pub struct Totals {
     pub sent_dropped: u64,
     /// Frames from the guest with another source address; also dropped.
     pub sent_spoofed: u64,
+    /// Frames from the guest to destinations that are closed to it; also dropped.
+    pub sent_refused: u64,
 }
 
 impl Counters {
@@ -63,6 +67,7 @@ impl Counters {
             sent_bytes: read(&self.sent.bytes),
             sent_dropped: read(&self.sent.dropped),
             sent_spoofed: read(&self.spoofed),
+            sent_refused: read(&self.refused),
         }
     }
 }

@@ -5,6 +5,7 @@ use super::config::Link;
 use super::control::Control;
 use super::counters::Totals;
 use super::error::NetError;
+use super::guard::Gate;
 use super::options::NetArgs;
 use super::receive::Receive;
 use super::state::{NetState, RestoreError};
@@ -61,7 +62,9 @@ impl Net {
     /// Creates the device; checks the flags of a TAP interface.
     pub fn new(mut args: NetArgs) -> Result<Net, NetError> {
         args.check()?;
-        let endpoints = std::mem::replace(&mut args.backend, Backend::None).open()?;
+        let gate = args.guard.take().map(|guard| Arc::new(Gate::new(guard)));
+        let backend = std::mem::replace(&mut args.backend, Backend::None);
+        let endpoints = backend.open(gate.as_ref())?;
         let count = match u16::try_from(endpoints.len()) {
             Ok(count) if (1..=PAIRS_MAX).contains(&count) => count,
             _ => return Err(NetError::Pairs(endpoints.len())),
@@ -76,7 +79,7 @@ impl Net {
         let mut queue_sizes = vec![QUEUE_SIZE; 2 * usize::from(count)];
         queue_sizes.push(CONTROL_QUEUE_SIZE);
         Ok(Net {
-            link: Arc::new(Link::new(&args, count, connected)),
+            link: Arc::new(Link::new(&args, gate, count, connected)),
             features: offered(args.mtu, count) | offloads,
             queue_sizes,
             pairs: pairs.collect::<Result<_, _>>().map_err(NetError::Poll)?,
@@ -88,9 +91,12 @@ impl Net {
 
     /// Restores a device. Its address may differ from the saved one: then the guest must take it on
     /// before it sends anything. If it is the same, the guest is asked to announce itself to its
-    /// neighbours.
+    /// neighbours. Its driver may use offloads of the backend that it was saved with.
     pub fn restore(args: NetArgs, state: &NetState) -> Result<Net, RestoreError> {
         let mut net = Net::new(args)?;
+        for pair in net.pairs.iter().flatten() {
+            net.features |= pair.endpoint.tolerated();
+        }
         state.check(net.link.pairs)?;
         net.link
             .used_pairs

@@ -1,14 +1,52 @@
 //! The header before each frame (Virtio 1.3 §5.1.6).
 
+use super::{ETHERNET, guard};
+use std::ops::Deref;
 use thiserror::Error;
 use virtio_bindings::virtio_net::*;
 
 /// Bytes of `struct virtio_net_hdr` without hash fields.
 pub const BYTES: usize = 12;
 
-/// The virtio header and the Ethernet header. They are checked, so they are copied: the guest can't
-/// change the copy.
-pub(super) type Lead = [u8; BYTES + super::ETHERNET];
+/// The virtio header, the Ethernet header and, if there is a guard, those of the packet. They are
+/// checked, so they are copied: the guest can't change the copy.
+pub(super) struct Lead {
+    bytes: [u8; BYTES + guard::HEADERS_MAX],
+    length: usize,
+}
+
+impl Lead {
+    /// The first bytes of a message, which `load` copies; `None` if it is too short. With
+    /// `packet`, the headers of the packet are among them.
+    pub(super) fn new(packet: bool, load: impl FnOnce(&mut [u8]) -> usize) -> Option<Lead> {
+        let mut bytes = [0; BYTES + guard::HEADERS_MAX];
+        let wanted = match packet {
+            true => bytes.len(),
+            false => BYTES + ETHERNET,
+        };
+        let length = load(&mut bytes[..wanted]);
+        (length >= BYTES + ETHERNET).then_some(Lead { bytes, length })
+    }
+
+    /// The virtio header.
+    pub(super) fn header(&mut self) -> &mut [u8; BYTES] {
+        self.bytes.first_chunk_mut().expect("a lead is longer")
+    }
+
+    /// The beginning of the frame.
+    pub(super) fn frame(&self) -> &[u8] {
+        &self[BYTES..]
+    }
+}
+
+impl Deref for Lead {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes[..self.length]
+    }
+}
+
 /// Offset of `num_buffers`.
 pub(super) const NUM_BUFFERS: usize = 10;
 
@@ -33,6 +71,12 @@ pub enum Refused {
     /// Segments have no bytes, or no checksum.
     #[error("segments of no bytes, or without a checksum")]
     Segments,
+}
+
+/// The bytes of each datagram, if a checked header asks to send several UDP datagrams in one frame.
+pub(super) fn datagram(header: &[u8]) -> Option<usize> {
+    let is_datagrams = u32::from(header[1]) == VIRTIO_NET_HDR_GSO_UDP_L4;
+    is_datagrams.then(|| u16::from_le_bytes([header[4], header[5]]).into())
 }
 
 fn has(features: u64, feature: u32) -> bool {

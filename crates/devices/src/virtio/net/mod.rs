@@ -6,6 +6,7 @@
 //! * [`backend`]: sends and receives frames: a TAP interface, passt, or none.
 //! * [`counters`]: counters of traffic.
 //! * [`state`]: what a snapshot keeps of a device.
+//! * [`guard`]: which packets a guest may send, where the host has no rules for it.
 //! * `config`: the configuration space and the link's state.
 //! * [`header`]: checks the header of each frame.
 //! * `frame`: frames in guest memory, as backends read and write them.
@@ -22,6 +23,7 @@ pub mod counters;
 pub mod device;
 pub mod error;
 mod frame;
+pub mod guard;
 pub mod header;
 pub mod mac;
 pub mod options;
@@ -37,6 +39,7 @@ pub use backend::Backend;
 pub use counters::{Counters, Totals};
 pub use device::Net;
 pub use error::NetError;
+pub use guard::Guard;
 pub use mac::Mac;
 pub use options::NetArgs;
 pub use state::{NetState, RestoreError};

@@ -2,6 +2,7 @@
 
 use super::Backend;
 use super::error::NetError;
+use super::guard::Guard;
 use super::mac::Mac;
 use crate::virtio::queue::RateLimit;
 
@@ -17,6 +18,8 @@ pub struct NetArgs {
     pub receive_limit: RateLimit,
     /// Limit of what the guest sends.
     pub send_limit: RateLimit,
+    /// Which frames the guest may send; `None` leaves that to the host's rules.
+    pub guard: Option<Guard>,
     /// Sends and receives the frames; the device has as many queue pairs as it has queues.
     pub backend: Backend,
 }

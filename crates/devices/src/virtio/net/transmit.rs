@@ -4,7 +4,7 @@ use super::backend::{Endpoint, Sent};
 use super::config::Link;
 use super::frame::Frame;
 use super::header::{self, Lead};
-use super::{ETHERNET, FRAME_MAX, FRAMES_PER_TURN};
+use super::{FRAME_MAX, FRAMES_PER_TURN};
 use crate::GuestMemory;
 use crate::log_limit::LogLimit;
 use crate::virtio::queue::chain::Walk;
@@ -90,7 +90,13 @@ impl Transmit {
             };
             let head = chain.head();
             match self.gather(memory, chain) {
-                Ok((lead, bytes)) if lead[header::BYTES + 6..][..6] == self.link.mac.0 => {
+                Ok((lead, _)) if lead.frame()[6..12] != self.link.mac.0 => {
+                    self.link.counters.spoofed.fetch_add(1, Ordering::Relaxed);
+                }
+                Ok((lead, _)) if !self.link.lets_pass(lead.frame()) => {
+                    self.link.counters.refused.fetch_add(1, Ordering::Relaxed);
+                }
+                Ok((lead, bytes)) => {
                     let cost = Cost {
                         operations: 1,
                         bytes: bytes as u64,
@@ -105,9 +111,6 @@ impl Transmit {
                         turn = Turn::Blocked;
                         break;
                     }
-                }
-                Ok(_) => {
-                    self.link.counters.spoofed.fetch_add(1, Ordering::Relaxed);
                 }
                 Err(malformed) => {
                     self.link.counters.sent.dropped();
@@ -154,13 +157,15 @@ impl Transmit {
         if !whole {
             return Err(Malformed::Chain);
         }
-        let mut lead: Lead = [0; header::BYTES + ETHERNET];
-        if total < lead.len() {
-            return Err(Malformed::Length(total));
-        }
-        segment::read(memory, &self.segments, 0, &mut lead);
+        let guarded = self.link.gate.is_some();
+        let lead = Lead::new(guarded, |bytes| {
+            let length = total.min(bytes.len());
+            segment::read(memory, &self.segments, 0, &mut bytes[..length]);
+            length
+        });
+        let mut lead = lead.ok_or(Malformed::Length(total))?;
         let bytes = total - header::BYTES;
-        let (given, _) = lead.split_first_chunk_mut().expect("a lead is longer");
+        let given = lead.header();
         *given = header::check(given, bytes as u32, self.features)?;
         Ok((lead, bytes))
     }

@@ -8,6 +8,8 @@ mod tap;
 
 use super::error::NetError;
 use super::frame::{Frame, Place};
+use super::guard::Gate;
+use super::header;
 use passt::Passt;
 use std::fs::File;
 use std::io;
@@ -23,7 +25,7 @@ pub enum Backend {
     /// device's queues.
     Tap(Vec<OwnedFd>),
     /// A connection to passt(1): on a stream, each frame follows its length, four bytes big endian.
-    /// There are no offloads.
+    /// It offers no offloads. A restored driver keeps those that it has from another backend.
     Passt(UnixStream),
     /// The link is down, and the guest's frames are dropped.
     None,
@@ -53,15 +55,15 @@ pub(super) enum Endpoint {
 }
 
 impl Backend {
-    /// Prepares its queues.
-    pub(super) fn open(self) -> Result<Vec<Endpoint>, NetError> {
+    /// Prepares its queues. `gate` is told who may be answered.
+    pub(super) fn open(self, gate: Option<&Arc<Gate>>) -> Result<Vec<Endpoint>, NetError> {
         match self {
             Backend::Tap(queues) => {
                 let taps = tap::open(queues.into_iter().map(File::from).collect())?;
                 Ok(taps.into_iter().map(Endpoint::Tap).collect())
             }
             Backend::Passt(socket) => {
-                let passt = Passt::new(socket).map_err(NetError::Passt)?;
+                let passt = Passt::new(socket, gate.cloned()).map_err(NetError::Passt)?;
                 Ok(vec![Endpoint::Passt(Box::new(passt))])
             }
             // A driver that was saved with another backend keeps all features it uses.
@@ -88,6 +90,15 @@ impl Endpoint {
             Endpoint::Tap(tap) => tap.features(),
             Endpoint::Passt(_) => 0,
             Endpoint::Gone { features } => *features,
+        }
+    }
+
+    /// The offloads that a restored driver may use, besides those that are offered.
+    pub(super) fn tolerated(&self) -> u64 {
+        match self {
+            // It does not check checksums, and takes large TCP segments as they are.
+            Endpoint::Passt(_) => tap::every_feature(),
+            _ => 0,
         }
     }
 
@@ -143,7 +154,10 @@ impl Endpoint {
     pub(super) fn send(&mut self, frame: Frame<'_>) -> io::Result<Sent> {
         let sent = match self {
             Endpoint::Tap(tap) => tap.send(frame),
-            Endpoint::Passt(passt) => passt.send(frame),
+            Endpoint::Passt(passt) => match header::datagram(frame.lead) {
+                Some(segment) => passt.send_segments(&frame, segment),
+                None => passt.send(frame),
+            },
             Endpoint::Gone { .. } => return Ok(Sent::Nowhere),
         };
         if let Err(error) = &sent

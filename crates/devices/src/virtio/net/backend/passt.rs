@@ -2,7 +2,8 @@
 //! `-netdev stream`.
 
 use super::super::frame::{Frame, Place};
-use super::super::{FRAME_MAX, header};
+use super::super::guard::Gate;
+use super::super::{ETHERNET, FRAME_MAX, header};
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -10,6 +11,13 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 const LENGTH: usize = 4;
+/// Longest frame that passt takes.
+const SENT_MAX: usize = 65_535;
+/// Most datagrams in one frame: Linux sends no more (UDP_MAX_SEGMENTS).
+const SEGMENTS_MAX: usize = 128;
+const IPV4: [u8; 2] = [0x08, 0x00];
+const UDP: u8 = 17;
+const UDP_HEADER: usize = 8;
 /// Bytes of the buffer: more than a frame, because one read returns several small ones.
 const BUFFER: usize = 2 * (LENGTH + FRAME_MAX);
 
@@ -23,10 +31,12 @@ pub struct Passt {
     end: usize,
     /// The rest of a frame that was begun to be sent.
     unsent: Vec<u8>,
+    /// Is told of the frames that come in.
+    gate: Option<Arc<Gate>>,
 }
 
 impl Passt {
-    pub fn new(socket: UnixStream) -> io::Result<Passt> {
+    pub fn new(socket: UnixStream, gate: Option<Arc<Gate>>) -> io::Result<Passt> {
         socket.set_nonblocking(true)?;
         Ok(Passt {
             socket: Arc::new(OwnedFd::from(socket).into()),
@@ -34,6 +44,7 @@ impl Passt {
             start: 0,
             end: 0,
             unsent: Vec::new(),
+            gate,
         })
     }
 
@@ -50,6 +61,9 @@ impl Passt {
             }
         };
         let bytes = &self.buffer[self.start + LENGTH..][..frame];
+        if let Some(gate) = &self.gate {
+            gate.note(bytes);
+        }
         place.store(0, &[0; header::BYTES]);
         place.store(header::BYTES, bytes);
         self.start += LENGTH + frame;
@@ -88,17 +102,34 @@ impl Passt {
     /// later.
     pub fn send(&mut self, mut frame: Frame<'_>) -> io::Result<()> {
         self.flush()?;
-        let ethernet = &frame.lead[header::BYTES..];
-        let length = (ethernet.len() + frame.rest()) as u32;
-        let head = [&length.to_be_bytes(), ethernet].concat();
+        let start = frame.lead.frame();
+        let bytes = start.len() + frame.rest();
+        if bytes > SENT_MAX {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let head = [&(bytes as u32).to_be_bytes(), start].concat();
         let sent = frame.write_to(self.socket.as_fd(), &head)?;
-        if sent < head.len() + frame.rest() {
+        if sent < LENGTH + bytes {
             self.unsent
                 .extend_from_slice(head.get(sent..).unwrap_or(&[]));
             let left = frame.copy_rest(sent.saturating_sub(head.len()));
             self.unsent.extend_from_slice(&left);
         }
         Ok(())
+    }
+
+    /// Sends a frame that holds several datagrams of `segment` bytes, and a rest, as a frame for
+    /// each. The fields for checksums keep their values: passt does not read them.
+    pub fn send_segments(&mut self, frame: &Frame<'_>, segment: usize) -> io::Result<()> {
+        self.flush()?;
+        let whole = [frame.lead.frame(), &frame.copy_rest(0)].concat();
+        let frames = datagrams(&whole, segment).ok_or(io::ErrorKind::InvalidInput)?;
+        self.unsent = frames;
+        match self.flush() {
+            // The rest follows when there is space.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
+            sent => sent,
+        }
     }
 
     /// Sends the rest of a frame.
@@ -109,4 +140,31 @@ impl Passt {
         }
         Ok(())
     }
+}
+
+/// The frames of the datagrams in `frame`, each after its length; `None` if it is not IPv4 and UDP,
+/// or has too many.
+fn datagrams(frame: &[u8], segment: usize) -> Option<Vec<u8>> {
+    let (ethernet, packet) = frame.split_at_checked(ETHERNET)?;
+    let version = *packet.first()?;
+    let before = usize::from(version & 0xf) * 4;
+    let (headers, payload) = packet.split_at_checked(before + UDP_HEADER)?;
+    let is_datagram =
+        ethernet[12..] == IPV4 && version >> 4 == 4 && before >= 20 && headers[9] == UDP;
+    if !is_datagram || payload.len().div_ceil(segment) > SEGMENTS_MAX {
+        return None;
+    }
+    let mut frames = Vec::with_capacity(2 * frame.len());
+    for part in payload.chunks(segment) {
+        let datagram = u16::try_from(UDP_HEADER + part.len()).ok()?;
+        let bytes = (before as u16).checked_add(datagram)?;
+        let mut own = headers.to_vec();
+        own[2..4].copy_from_slice(&bytes.to_be_bytes());
+        own[before + 4..before + 6].copy_from_slice(&datagram.to_be_bytes());
+        frames.extend_from_slice(&((ETHERNET + usize::from(bytes)) as u32).to_be_bytes());
+        frames.extend_from_slice(ethernet);
+        frames.extend_from_slice(&own);
+        frames.extend_from_slice(part);
+    }
+    Some(frames)
 }

@@ -52,6 +52,7 @@ pub fn args(backend: Backend) -> NetArgs {
     NetArgs {
         mac: MAC,
         mtu: None,
+        guard: None,
         receive_limit: RateLimit::default(),
         send_limit: RateLimit::default(),
         backend,

@@ -1,5 +1,6 @@
 mod control;
 mod driver;
+mod guard;
 mod headers;
 mod limits;
 mod malformed;

@@ -8,7 +8,11 @@ use virtio_queue::{Queue, QueueT};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 /// Runs the device again on the queues that it returned.
-fn restart(mut device: Net, memory: &Arc<crate::GuestMemory>, queues: Vec<Queue>) -> Running<Net> {
+pub fn restart(
+    mut device: Net,
+    memory: &Arc<crate::GuestMemory>,
+    queues: Vec<Queue>,
+) -> Running<Net> {
     let interrupt = TestInterrupt::new();
     let mut doorbells = Vec::new();
     let active = (0u16..)
