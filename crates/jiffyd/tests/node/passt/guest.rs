@@ -161,8 +161,10 @@ impl Guest {
         frame.extend(to.octets());
         frame.extend(payload);
         let length = (frame.len() as u32).to_be_bytes();
-        self.socket.write_all(&length).unwrap();
-        self.socket.write_all(&frame).unwrap();
+        // In one write: Debian 12's passt loses a length that it reads alone.
+        self.socket
+            .write_all(&[&length[..], &frame].concat())
+            .unwrap();
     }
 
     fn receive(&mut self) -> Vec<u8> {
