@@ -122,6 +122,10 @@ const TRUSTED: &[(&str, &str)] = &[
     ),
     ("crates/jiffyd/src/options.rs", "an option of the daemon"),
     (
+        "crates/vmhost/src/network/passt/host.rs",
+        "the host's kernel writes it",
+    ),
+    (
         "crates/vmhost/src/network/recovered.rs",
         "an earlier daemon wrote it; invalid parts are ignored",
     ),
