@@ -51,20 +51,20 @@ pub fn is_traffic(case: &str) -> bool {
 
 /// Cases of Jiffy that `make bench-check` measures, too.
 pub fn cases(runs: u32) -> Vec<Case> {
-    let case = |name: &str, network: Network, warm_up: u32| Case {
+    let case = |name: &str, network: Network, most: u32, warm_up: u32| Case {
         name: name.into(),
         monitor: "jiffy".into(),
         kind: Kind::Network(network),
-        // The longer ones vary little, and take a second each.
-        runs: runs.min(10),
+        // They vary little.
+        runs: runs.min(most),
         warm_up,
     };
     vec![
-        case(HOST_SETUP, Network::HostSetup, 1),
+        case(HOST_SETUP, Network::HostSetup, 20, 1),
         // The first run starts the daemon and imports the image.
-        case(COLD, Network::ToAnswer(Start::Cold), 2),
-        case(GOLDEN, Network::ToAnswer(Start::Golden), 2),
-        case(WAKE, Network::ToAnswer(Start::Asleep), 1),
+        case(COLD, Network::ToAnswer(Start::Cold), 10, 2),
+        case(GOLDEN, Network::ToAnswer(Start::Golden), 10, 2),
+        case(WAKE, Network::ToAnswer(Start::Asleep), 5, 1),
     ]
 }
 
@@ -260,6 +260,7 @@ fn extensions(iptables: &Path) -> Result<Vec<Addition>> {
         iptables.display()
     );
     let names = [
+        "libxt_standard.so",
         "libxt_conntrack.so",
         "libipt_MASQUERADE.so",
         "libxt_MASQUERADE.so",
