@@ -68,7 +68,7 @@ pub enum Command {
     Limits(Box<Limits>, oneshot::Sender<Result<DeviceLimits>>),
     /// Change the memory that its programs may use, MiB. If it runs, what it gets was reserved; what
     /// it loses it has given up.
-    Memory(u32, Option<Reserved>, oneshot::Sender<Result<()>>),
+    Memory(u32, Option<Box<Reserved>>, oneshot::Sender<Result<()>>),
     /// Start the VMM. Answered once it is spawned.
     Start(Box<Plan>, oneshot::Sender<Result<()>>),
     /// Ask the guest to end; programs have this long after SIGTERM. Answered at once; the view
@@ -95,6 +95,9 @@ pub enum Command {
     /// The daemon ends: write all unsaved state.
     Flush(oneshot::Sender<()>),
 }
+
+// Each VM's mailbox has room for 32 of them.
+const _: () = assert!(size_of::<Command>() <= 32);
 
 /// Access to a VM's task.
 #[derive(Debug)]

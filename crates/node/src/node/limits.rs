@@ -166,7 +166,7 @@ fn of_cpus(cpus: u8) -> Limits {
 
 /// Has the VM's task take over the memory that programs may use, with what was reserved for more.
 async fn take_over(vm: &VmHandle, mib: u32, more: Option<Reserved>) -> Result<()> {
-    let taken = vm.ask(|reply| Command::Memory(mib, more, reply));
+    let taken = vm.ask(|reply| Command::Memory(mib, more.map(Box::new), reply));
     taken.await?
 }
 

@@ -66,7 +66,6 @@ fn docker_pulls_from_a_registry_of_the_host_and_publishes_a_port() {
     debian.host.ok(&["hibernate", "docker"]);
     debian.host.ok(&["wake", "docker"]);
     assert_eq!(ask(&["curl", "-sSf", "-m", "100", &url]), id);
-    vm.sh("docker rm -f web");
 }
 
 /// Pushes an image with busybox to the registry; returns its reference for VMs.

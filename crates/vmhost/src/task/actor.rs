@@ -267,7 +267,7 @@ impl Actor {
                 let _ = reply.send(self.change_limits(*limits));
             }
             Command::Memory(mib, more, reply) => {
-                self.change_memory(mib, more);
+                self.change_memory(mib, more.map(|more| *more));
                 let _ = reply.send(Ok(()));
             }
             Command::Start(plan, reply) if plan.wakes() => self.wake(plan, reply),
