@@ -55,7 +55,9 @@ impl Node {
         };
         let folder = tempfile::tempdir_in("/tmp").expect("a folder");
         chown(folder.path(), Some(USER), Some(USER)).expect("root");
-        fs::set_permissions("/dev/kvm", Permissions::from_mode(0o666)).expect("a KVM");
+        for device in ["/dev/kvm", "/dev/userfaultfd"] {
+            fs::set_permissions(device, Permissions::from_mode(0o666)).expect(device);
+        }
         let log = File::create(folder.path().join("log")).expect("a log");
         let daemon = Node::daemon(&root, &folder, log);
         let node = Node {
@@ -134,7 +136,7 @@ impl Node {
     /// Whether the guest gets `hello` from a server.
     fn asks(&self, vm: &str, server: &str) -> bool {
         let (address, port) = server.split_once(':').expect("a port");
-        let script = format!("nc -w 5 {address} {port} </dev/null || true");
+        let script = format!("sleep 1 | nc -w 10 {address} {port} || true");
         self.ok(&["exec", vm, "sh", "-c", &script]) == "hello"
     }
 }
@@ -184,6 +186,14 @@ fn serve(address: &str) -> String {
     at
 }
 
+/// Gives the host the public address, or takes it away.
+fn change_outside(verb: &str) {
+    let changed = Command::new("busybox")
+        .args(["ip", "addr", verb, &format!("{OUTSIDE}/32"), "dev", "lo"])
+        .status();
+    assert!(changed.expect("busybox").success(), "{verb}");
+}
+
 /// The address of the host's first interface.
 fn own_address() -> String {
     let output = Command::new("busybox")
@@ -210,10 +220,7 @@ fn vms_of_an_ordinary_user_have_a_network_and_published_ports() {
     ]);
     eventually("the guest is reached", || answer() == "from the guest");
     let own = serve(&own_address());
-    let added = Command::new("busybox")
-        .args(["ip", "addr", "add", &format!("{OUTSIDE}/32"), "dev", "lo"])
-        .status();
-    assert!(added.expect("busybox").success());
+    change_outside("add");
     let outside = serve(OUTSIDE);
     assert!(node.asks("web", &outside), "the guest reaches it");
     assert!(!node.asks("web", &own), "the host is closed to the guest");
@@ -223,15 +230,19 @@ fn vms_of_an_ordinary_user_have_a_network_and_published_ports() {
         answer() == "from the guest"
     });
     assert!(node.asks("web", &outside));
-    // Others have a network of their own.
+    // Others have a network of their own. What is the host's when they start is closed to them.
+    change_outside("del");
     node.ok(&["fork", "web", "--name", "child"]);
-    assert!(node.asks("child", &outside));
     node.ok(&["snapshot", "create", "web", "kept"]);
     node.ok(&["run", "-d", "--name", "restored", "--from", "kept"]);
+    change_outside("add");
+    assert!(node.asks("child", &outside));
     assert!(node.asks("restored", &outside));
     // A connection wakes it.
+    change_outside("del");
     node.ok(&["hibernate", "web"]);
     eventually("it is woken and reached", || answer() == "from the guest");
+    change_outside("add");
     assert!(node.asks("web", &outside));
     node.ok(&["rm", "-f", "web"]);
     eventually("its port is free", || {
