@@ -149,6 +149,7 @@ fn jiffy_traffic(
         backend: vmm::NetBackend::Tap(vec![TAP_DESCRIPTOR]),
         receive_limit: Default::default(),
         send_limit: Default::default(),
+        guard: None,
     }];
     let guest = "/bench/traffic.json";
     let host = scratch.join("traffic.json");
