@@ -175,7 +175,9 @@ fn kill(trial: &Trial, victim: Victim, which: u64) {
 }
 
 /// Signals one process of a program and waits until it has ended; returns its id and command line.
-/// The process is stopped first, because a spare VMM may just become a VM's.
+/// The process is stopped first, because a spare VMM may just become a VM's. A child of the program,
+/// which has its name until it executes another one, is no victim: the first process of a namespace
+/// ignores SIGTERM, and as a VMM it would run on.
 fn one_of(
     trial: &Trial,
     program: &str,
@@ -186,11 +188,14 @@ fn one_of(
     let spared = spared.join("|");
     let script = format!(
         "set --; for pid in $(pidof {program}); do \
-           grep -qE '/vms/({spared})/' /proc/$pid/cmdline 2>/dev/null || set -- $@ $pid; done; \
+           grep -qE '/vms/({spared})/' /proc/$pid/cmdline 2>/dev/null && continue; \
+           parent=$(sed -n 's/^PPid:.//p' /proc/$pid/status 2>/dev/null); \
+           [ \"$(cat /proc/$parent/comm 2>/dev/null)\" = {program} ] || set -- $@ $pid; done; \
          [ $# -gt 0 ] || exit 0; shift $(({which} % $#)); pid=$1; \
          kill -STOP $pid 2>/dev/null || exit 0; line=; read -r line < /proc/$pid/cmdline; \
          echo \"$pid $line\"; kill -{signal} $pid; kill -CONT $pid; \
-         while grep -q '^State:.[^ZX]' /proc/$pid/status; do sleep 0.01; done 2>/dev/null; true"
+         while grep -q '^State:.[^ZX]' /proc/$pid/status && \
+           [ \"$(cat /proc/$pid/comm)\" = {program} ]; do sleep 0.01; done 2>/dev/null; true"
     );
     let text = trial.jiffy.sh(&script);
     let (pid, line) = text.split_once(' ')?;
