@@ -129,6 +129,13 @@ fn main() {
         config,
         guest,
     };
+    if vm.script.busy {
+        thread::spawn(|| {
+            loop {
+                std::hint::spin_loop();
+            }
+        });
+    }
     vm.span("VMM main", 0);
     vm.restore();
     let control = jailed::listener(vm.config.control.as_ref().unwrap());

@@ -55,6 +55,8 @@ pub struct Script {
     pub resume_fails: bool,
     /// The guest reports 100 MiB of available memory, 20 of them free.
     pub caches: bool,
+    /// A vCPU is always busy.
+    pub busy: bool,
     /// The guest neither gives memory back nor takes more.
     pub keeps_memory: bool,
 }
@@ -86,6 +88,7 @@ impl Script {
                 Some("resume-fails") => script.resume_fails = true,
                 Some("redials") => script.redials = true,
                 Some("caches") => script.caches = true,
+                Some("busy") => script.busy = true,
                 Some("keeps-memory") => script.keeps_memory = true,
                 Some("held") => script.held = true,
                 Some(other) => panic!("fake={other}"),

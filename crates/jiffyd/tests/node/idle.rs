@@ -98,12 +98,8 @@ fn vms_with_waiting_forks_do_not_block_hibernating_others() {
 #[test]
 fn a_vm_that_works_stays_awake() {
     let daemon = Daemon::start();
-    let vm = CreateVm {
-        command: Some(shell("while true; do echo on; done")),
-        ..CreateVm::default()
-    };
     daemon
-        .run_detached(idle_vm("box", IdleAction::Hibernate, vm))
+        .run_detached(idle_vm("box", IdleAction::Hibernate, bad_vm("busy", None)))
         .json::<Vm>();
     eventually("its work is seen", || {
         idle(&daemon, "box")

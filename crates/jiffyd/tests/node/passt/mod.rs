@@ -19,7 +19,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// An address of the host that is not on loopback.
 const HOST: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 7);
@@ -69,9 +69,17 @@ fn published(ports: &[&str]) -> NetworkUse {
     }
 }
 
-/// What a client of this port of the host is told, after it said `text`.
+/// What a client of this port of the host is told, after it said `text`. The port moves between
+/// passt and the daemon; for some milliseconds neither has it.
 fn told(text: &str) -> String {
-    let mut client = TcpStream::connect("127.0.0.1:8080").expect("the port is there");
+    let deadline = Instant::now() + Duration::from_secs(30);
+    let mut client = loop {
+        match TcpStream::connect("127.0.0.1:8080") {
+            Ok(client) => break client,
+            Err(error) => assert!(Instant::now() < deadline, "the port is gone: {error}"),
+        }
+        thread::sleep(Duration::from_millis(5));
+    };
     client
         .set_read_timeout(Some(Duration::from_secs(60)))
         .unwrap();
