@@ -15,15 +15,6 @@ pub fn addition(host: PathBuf, guest: &str) -> Addition {
     }
 }
 
-/// The path of a program on PATH, or among the administrator's programs.
-pub fn find_on_path(program: &str) -> Option<PathBuf> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&path)
-        .chain(["/usr/sbin", "/sbin"].map(PathBuf::from))
-        .map(|folder| folder.join(program))
-        .find(|path| path.is_file())
-}
-
 /// A program, with loader and libraries at the same paths as on this host.
 pub fn with_libraries(program: &Path, guest: &str) -> Result<Vec<Addition>> {
     let mut additions = vec![addition(program.into(), guest)];

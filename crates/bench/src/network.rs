@@ -3,14 +3,13 @@
 //! For traffic all VMMs boot the neutral kernel. Jiffy's runs without a node, and the link has no
 //! rules of a firewall.
 
-use crate::host_files::{
-    addition, find_on_path, guest_initramfs, guest_program, kernel_modules, with_libraries,
-};
+use crate::host_files::{addition, guest_initramfs, guest_program, kernel_modules, with_libraries};
 use crate::peers::{Boot, Peer};
 use crate::plan::{Case, HostCommands, Kind, Network, Start, TAP, TAP_DESCRIPTOR, TapUse};
 use crate::traffic::{self, HOST, PREFIX, Traffic};
 use anyhow::{Result, ensure};
 use jiffy_machine::image::build::Addition;
+use jiffy_sys::programs::on_path;
 use jiffy_wire::vmm;
 use std::path::Path;
 
@@ -221,7 +220,7 @@ fn modules(scratch: &Path) -> Result<Vec<Addition>> {
 /// What users type for one VM (Firecracker, docs/network-setup.md), with the programs it needs;
 /// `None` if this host does not have them.
 fn commands(files: &mut Vec<Addition>) -> Result<Option<HostCommands>> {
-    let (Some(ip), Some(iptables)) = (find_on_path("ip"), find_on_path("iptables")) else {
+    let (Some(ip), Some(iptables)) = (on_path("ip"), on_path("iptables")) else {
         return Ok(None);
     };
     files.extend(with_libraries(&ip, "/bench/ip")?);

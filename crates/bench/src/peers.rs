@@ -4,9 +4,10 @@
 //! All get the same kernel, initramfs, command line, RAM and one vCPU, a serial port for the
 //! marker, a network interface if the case needs one, and no other device that can be left out.
 
-use crate::host_files::{find_on_path, with_libraries};
+use crate::host_files::with_libraries;
 use anyhow::Result;
 use jiffy_machine::image::build::Addition;
+use jiffy_sys::programs::on_path;
 use std::path::Path;
 use std::process::Command;
 
@@ -64,7 +65,7 @@ impl Peer {
 
     /// First line of `--version`; `None` if it is not on PATH.
     pub fn version(self) -> Option<String> {
-        let output = Command::new(find_on_path(self.program())?)
+        let output = Command::new(on_path(self.program())?)
             .arg("--version")
             .output()
             .ok()?;
@@ -74,7 +75,7 @@ impl Peer {
 
     /// Files, libraries and firmware that it needs in the machine; `None` if it is not on PATH.
     pub fn additions(self) -> Result<Option<Vec<Addition>>> {
-        let Some(host) = find_on_path(self.program()) else {
+        let Some(host) = on_path(self.program()) else {
             return Ok(None);
         };
         let mut additions = with_libraries(&host, &format!("/bench/{}", self.program()))?;

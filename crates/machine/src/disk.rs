@@ -1,7 +1,7 @@
 //! The machine's data disk: a sparse file with an XFS file system.
 
 use crate::error::MachineError;
-use crate::qemu::on_path;
+use jiffy_sys::programs::on_path;
 use std::fs::{File, OpenOptions};
 use std::path::{Path, PathBuf};
 use std::process::Command;

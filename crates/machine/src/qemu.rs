@@ -6,6 +6,7 @@ use crate::protocol::{
     AGENT_PORT, API_PORT, AUTHORITIES_FW_CFG_NAME, READY_PORT, TOKEN_FW_CFG_NAME,
 };
 use crate::shares;
+use jiffy_sys::programs::on_path;
 use std::ffi::{OsStr, OsString};
 use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
@@ -240,18 +241,6 @@ pub fn authorities() -> Option<&'static Path> {
 /// Finds QEMU.
 pub fn find() -> Result<PathBuf, MachineError> {
     on_path("qemu-system-x86_64").ok_or(MachineError::NoQemu)
-}
-
-/// Finds a program on PATH, or where Debian has programs for root.
-pub(crate) fn on_path(program: &str) -> Option<PathBuf> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&path)
-        .chain(["/usr/sbin".into(), "/sbin".into()])
-        .map(|folder| folder.join(program))
-        .find(|candidate| {
-            rustix::fs::access(candidate, rustix::fs::Access::EXEC_OK).is_ok()
-                && candidate.is_file()
-        })
 }
 
 /// Frequency of the host's time stamp counter, which an emulated CPU has as well, in kHz. Measured

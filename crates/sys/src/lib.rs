@@ -21,6 +21,7 @@
 //! * [`pagemap`]: which pages of a mapping were written.
 //! * [`kick`]: a signal that makes one thread leave a blocking call.
 //! * [`private_socket`]: a Unix socket that only its owner may connect to.
+//! * [`programs`]: finds programs on PATH.
 //! * [`regular`]: opens regular files only.
 //! * [`rtc`]: interrupts of the hardware clock.
 //! * [`sealed`]: bytes handed to another process in a sealed memfd.
@@ -53,6 +54,7 @@ pub mod ownership;
 pub mod page_cache;
 pub mod pagemap;
 pub mod private_socket;
+pub mod programs;
 pub mod regular;
 pub mod rtc;
 pub mod sealed;

@@ -7,6 +7,7 @@ use crate::place::{Folders, kvm};
 use crate::render::size;
 use jiffy_machine::MachineError;
 use jiffy_machine::disk::find_mkfs;
+use jiffy_sys::programs::on_path;
 use jiffy_wire::api::{Containment, Network};
 use jiffy_wire::vmm::{KvmKind, KvmProbe};
 use rustix::fs::{Access, CWD, Mode, OFlags, accessat, ioctl_ficlone, openat, statfs, statvfs};
@@ -355,14 +356,6 @@ pub fn space(folders: &Folders) -> Check {
         }
         Err(error) => check(State::Neutral, reason(&io::Error::from(error))),
     }
-}
-
-/// The program of this name on PATH.
-fn on_path(name: &str) -> Option<PathBuf> {
-    let path = std::env::var_os("PATH")?;
-    std::env::split_paths(&path)
-        .map(|folder| folder.join(name))
-        .find(|file| accessat(CWD, file, Access::EXEC_OK, rustix::fs::AtFlags::empty()).is_ok())
 }
 
 /// Checks for QEMU, which the machine needs.

@@ -27,6 +27,7 @@ use jiffy_net::policy::publish::Publish;
 use jiffy_net::policy::target::Protocol;
 use jiffy_net::{VmId, policy};
 use jiffy_sys::mutex::lock;
+use jiffy_sys::programs::on_path;
 use jiffy_wire::api::NetworkUse;
 use jiffy_wire::vmm::Guard;
 use std::collections::HashMap;
@@ -88,7 +89,7 @@ impl ByPasst {
         everywhere: bool,
         most_inbound: usize,
     ) -> std::result::Result<ByPasst, String> {
-        let program = process::find().ok_or_else(|| {
+        let program = on_path(process::PROGRAM).ok_or_else(|| {
             format!("{why}, and there is no passt, which needs no privileges (apt install passt)")
         })?;
         let tried = process::start(&program, &[], &host::Resolving::default(), GATEWAY_MAC);

@@ -13,38 +13,25 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, kill_process, pidfd_open, waitpid};
-use std::env;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, Read, Seek, Write};
 use std::net::Ipv4Addr;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// The address of each VM: no other VM sees it.
 pub const GUEST: Ipv4Addr = Ipv4Addr::new(10, 118, 0, 2);
 /// Its gateway, which only passt has.
 pub const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 118, 0, 1);
 
-const PROGRAM: &str = "passt";
+/// The program.
+pub const PROGRAM: &str = "passt";
 /// How long passt may take until it is ready.
 const READY_S: i64 = 10;
 /// Most bytes of its messages that are read.
 const MESSAGES: u64 = 16 << 10;
-
-/// Where passt is.
-pub fn find() -> Option<PathBuf> {
-    let path = env::var_os("PATH")?;
-    let is_program = |file: &PathBuf| {
-        let data = file.metadata();
-        data.is_ok_and(|data| data.is_file() && data.permissions().mode() & 0o111 != 0)
-    };
-    env::split_paths(&path)
-        .map(|folder| folder.join(PROGRAM))
-        .find(is_program)
-}
 
 /// A passt that is not ready yet. It is ended if this is dropped before that.
 #[derive(Debug)]
@@ -206,6 +193,7 @@ impl Drop for Starting {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::PermissionsExt;
 
     #[test]
     fn ports_are_passed_in_passts_form() {
