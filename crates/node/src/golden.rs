@@ -351,7 +351,7 @@ pub fn name_of(saved: &Saved) -> String {
     format!("golden-{digits}")
 }
 
-/// The beginning of a VM that is restored from a golden snapshot.
+/// How a VM is restored from a golden snapshot.
 pub fn restoring(saved: &Saved, start_main: bool) -> Restoring {
     let state = Handle::Path(saved.state());
     let memory = SavedRam::of_file(saved.memory());

@@ -50,8 +50,8 @@ pub fn rows(timeline: &Timeline) -> Vec<Row<'_>> {
     rows
 }
 
-/// The index of the smallest span of the same track and thread that contains each span. A moment contains
-/// nothing, and a moment on a span's edge is not part of it.
+/// The index of the smallest span of the same track and thread that contains each span. A moment
+/// contains nothing, and a moment on a span's edge is not part of it.
 pub fn parents(sorted: &[&Span]) -> Vec<Option<usize>> {
     let mut open: Vec<usize> = Vec::new();
     let mut parents = Vec::with_capacity(sorted.len());

@@ -9,8 +9,8 @@ pub(super) const F_PAGE_POISON: u64 = 1 << 4;
 /// The driver reports free pages.
 pub(super) const F_REPORTING: u64 = 1 << 5;
 
-/// The features that a balloon offers. Not offered: MUST_TELL_HOST, because a page that the guest takes back
-/// needs no action; free page hints, which serve the migration of running VMs; indirect descriptors
+/// The features that a balloon offers. Not offered: MUST_TELL_HOST, because a page that the guest
+/// takes back needs no action; free page hints, which serve the migration of running VMs; indirect descriptors
 /// and EVENT_IDX, so that the driver notifies after every buffer it adds and no buffer is left
 /// unanswered when a notification stops after a queue's worth.
 pub(super) const FEATURES: u64 = F_STATISTICS | F_DEFLATE_ON_OOM | F_PAGE_POISON | F_REPORTING;

@@ -17,10 +17,10 @@ pub(super) const HEADERS_MAX: usize = ETHERNET + 60 + 20;
 /// Senders of datagrams that the guest may answer.
 const SENDERS: usize = 256;
 const NAMES: u16 = 53;
-const TYPE_IPV4: [u8; 2] = [0x08, 0x00];
+pub(super) const TYPE_IPV4: [u8; 2] = [0x08, 0x00];
 const TYPE_ARP: [u8; 2] = [0x08, 0x06];
 const TCP: u8 = 6;
-const UDP: u8 = 17;
+pub(super) const UDP: u8 = 17;
 /// The host itself, by any address of it that all hosts have; groups, broadcast and reserved ones.
 const NEVER: [Range; 3] = [
     Range::new(Ipv4Addr::UNSPECIFIED, 8),

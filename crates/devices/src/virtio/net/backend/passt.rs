@@ -2,7 +2,7 @@
 //! `-netdev stream`.
 
 use super::super::frame::{Frame, Place};
-use super::super::guard::Gate;
+use super::super::guard::{Gate, TYPE_IPV4, UDP};
 use super::super::{ETHERNET, FRAME_MAX, header};
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -15,8 +15,6 @@ const LENGTH: usize = 4;
 const SENT_MAX: usize = 65_535;
 /// Most datagrams in one frame: Linux sends no more (UDP_MAX_SEGMENTS).
 const SEGMENTS_MAX: usize = 128;
-const IPV4: [u8; 2] = [0x08, 0x00];
-const UDP: u8 = 17;
 const UDP_HEADER: usize = 8;
 /// Bytes of the buffer: more than a frame, because one read returns several small ones.
 const BUFFER: usize = 2 * (LENGTH + FRAME_MAX);
@@ -150,7 +148,7 @@ fn datagrams(frame: &[u8], segment: usize) -> Option<Vec<u8>> {
     let before = usize::from(version & 0xf) * 4;
     let (headers, payload) = packet.split_at_checked(before + UDP_HEADER)?;
     let is_datagram =
-        ethernet[12..] == IPV4 && version >> 4 == 4 && before >= 20 && headers[9] == UDP;
+        ethernet[12..] == TYPE_IPV4 && version >> 4 == 4 && before >= 20 && headers[9] == UDP;
     if !is_datagram || payload.len().div_ceil(segment) > SEGMENTS_MAX {
         return None;
     }
