@@ -40,16 +40,7 @@ impl Vm {
         }
         match request {
             Request::Exec { command, .. } => self.exec(stream, reader, &command),
-            Request::Stat { .. } => send(
-                &mut stream,
-                &Stat {
-                    memory_total: u64::from(self.config.memory.size_mib) << 20,
-                    memory_available: if self.script.caches { 100 << 20 } else { 0 },
-                    memory_free: if self.script.caches { 20 << 20 } else { 0 },
-                    uptime_ns: self.begun.elapsed().as_nanos() as u64,
-                    ..Stat::default()
-                },
-            ),
+            Request::Stat { .. } => send(&mut stream, &self.stat()),
             Request::SignalMain { signal, .. } => {
                 self.kill_main(Signal::from_named_raw(signal).unwrap());
                 send(&mut stream, &Done::Ok)
@@ -122,6 +113,22 @@ impl Vm {
                 }
                 send(&mut stream, &CopyFrame::End)
             }
+        }
+    }
+
+    fn stat(&self) -> Stat {
+        let total = u64::from(self.config.memory.size_mib) << 20;
+        let (available, free) = match (self.script.caches, self.script.spare_memory) {
+            (true, _) => (100 << 20, 20 << 20),
+            (false, true) => (total, total),
+            (false, false) => (0, 0),
+        };
+        Stat {
+            memory_total: total,
+            memory_available: available,
+            memory_free: free,
+            uptime_ns: self.begun.elapsed().as_nanos() as u64,
+            ..Stat::default()
         }
     }
 

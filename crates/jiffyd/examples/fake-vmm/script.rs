@@ -55,6 +55,8 @@ pub struct Script {
     pub resume_fails: bool,
     /// The guest reports 100 MiB of available memory, 20 of them free.
     pub caches: bool,
+    /// The guest reports that it can do without all of its memory.
+    pub spare_memory: bool,
     /// A vCPU is always busy.
     pub busy: bool,
     /// The guest neither gives memory back nor takes more.
@@ -88,6 +90,7 @@ impl Script {
                 Some("resume-fails") => script.resume_fails = true,
                 Some("redials") => script.redials = true,
                 Some("caches") => script.caches = true,
+                Some("spare-memory") => script.spare_memory = true,
                 Some("busy") => script.busy = true,
                 Some("keeps-memory") => script.keeps_memory = true,
                 Some("held") => script.held = true,

@@ -10,11 +10,12 @@ use jiffy_wire::api::{
 use jiffy_wire::vmm::PageSize;
 use std::fs;
 
-/// Starts with 128 MiB, and may have 1 GiB.
+/// Starts with 128 MiB, and may have 1 GiB. Its guest does without all of it.
 fn growing(name: &str) -> CreateVm {
     CreateVm {
         memory_mib: Some(128),
         max_memory_mib: Some(1024),
+        kernel_args: Some("fake=spare-memory".into()),
         ..named(name, counter())
     }
 }
@@ -174,12 +175,14 @@ fn a_guest_that_gives_nothing_back_keeps_its_memory_and_its_reservation() {
         name: Some("web".into()),
         memory_mib: Some(256),
         max_memory_mib: Some(512),
-        ..bad_vm("keeps-memory", None)
+        ..bad_vm("keeps-memory fake=spare-memory", None)
     };
     daemon.run_detached(stubborn).json::<Vm>();
     let error = change(&daemon, "web", 128).error(ErrorKind::VmFailed);
     assert!(
-        error.message.contains("keeps its 256 MiB of memory"),
+        error
+            .message
+            .contains("keeps its 256 MiB of memory: its guest still used 256 MiB"),
         "{error:?}"
     );
     assert_eq!(daemon.vm("web").memory_mib, 256);
@@ -197,4 +200,24 @@ fn a_guest_that_gives_nothing_back_keeps_its_memory_and_its_reservation() {
     daemon
         .run_detached(named("other", counter()))
         .error(ErrorKind::NoRoom);
+}
+
+#[test]
+fn a_guest_is_asked_for_no_more_memory_than_it_can_spare() {
+    let daemon = Daemon::start();
+    let full = CreateVm {
+        kernel_args: Some("fake=caches".into()),
+        ..growing("full")
+    };
+    let vm: Vm = daemon.run_detached(full).json();
+    change(&daemon, "full", 512).json::<Vm>();
+    let error = change(&daemon, "full", 256).error(ErrorKind::VmFailed);
+    assert_eq!(
+        error.message,
+        "The VM full keeps its 512 MiB of memory: its guest can do without 100 MiB, not without 256."
+    );
+    let log = fs::read_to_string(daemon.vm_folder(&vm.id).join("vmm.log")).unwrap();
+    assert!(!log.contains("256 MiB are usable"), "{log}");
+    let changed: Vm = change(&daemon, "full", 412).json();
+    assert_eq!(shown(&changed), (412, Some(1024)));
 }

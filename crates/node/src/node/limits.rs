@@ -1,6 +1,6 @@
 //! Changes of a VM's rate limits, number of vCPUs and memory.
 
-use super::Node;
+use super::{Node, balloon};
 use jiffy_content::checks::memory_range;
 use jiffy_content::error::{Error, Result};
 use jiffy_content::model::vm::Spec;
@@ -11,6 +11,7 @@ use jiffy_wire::agent::{CPUS, Request};
 use jiffy_wire::api::{Limits, NetworkUse, Purpose, Vm, VmState};
 use jiffy_wire::vmm::{ControlRequest, ControlResponse, MemoryStatus};
 use std::ops::RangeInclusive;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{Instant, sleep};
@@ -22,6 +23,8 @@ const POLL: Duration = Duration::from_millis(10);
 /// Most polls without a further MiB. Counted instead of timed, so that a stall of the whole host
 /// does not count. Linux pauses for 200 ms when it finds no free memory.
 const IDLE_POLLS: u32 = 500;
+/// Most times that a guest is asked what it can spare: it may be taking back its caches' memory.
+const SPARE_POLLS: u32 = 50;
 /// How long a guest has in all.
 const MEMORY_TIME: Duration = Duration::from_secs(600);
 
@@ -93,7 +96,7 @@ impl Node {
             return take_over(vm, mib, None).await;
         }
         // Its guest must run.
-        self.agent_socket(vm).await?;
+        let agent = self.agent_socket(vm).await?;
         let before = view.vm.memory_mib;
         let set = |usable_mib| ControlRequest::SetMemory { usable_mib };
         if mib > before {
@@ -115,6 +118,7 @@ impl Node {
         }
         // Its caches give way to the change.
         self.deflate_squeezed(vm).await;
+        can_spare(vm, &agent, before, before - mib).await?;
         self.order(vm, "shrunk", set(mib)).await?;
         let used = self.memory_within(vm, 0..=mib).await;
         if used.as_ref().is_ok_and(|used| *used <= mib) {
@@ -123,11 +127,8 @@ impl Node {
         self.order(vm, "given its memory again", set(before))
             .await?;
         let used = used?;
-        Err(Error::vm_failed(format!(
-            "The VM {} keeps its {before} MiB of memory: its guest still used {used} MiB when it gave nothing more back.",
-            vm.name
-        ))
-        .hint("Its programs need that memory, or its kernel has no balloon driver."))
+        let why = format!("its guest still used {used} MiB when it gave nothing more back");
+        Err(keeps(vm, before, &why))
     }
 
     /// Waits until the memory of a guest, MiB, is in this range, or comes no nearer; returns it.
@@ -155,6 +156,32 @@ impl Node {
             sleep(POLL).await;
         }
     }
+}
+
+/// Checks that a guest can do without this much of its memory, MiB. A balloon that is to take more
+/// leaves it without free memory until the change is given up, and its kernel ends programs for it.
+async fn can_spare(vm: &VmHandle, agent: &Path, before: u32, less: u32) -> Result<()> {
+    let mut polls = 0;
+    loop {
+        let spare = balloon::spare(agent, 0).await.all;
+        if spare >= less {
+            return Ok(());
+        }
+        polls += 1;
+        if polls > SPARE_POLLS {
+            let why = format!("its guest can do without {spare} MiB, not without {less}");
+            return Err(keeps(vm, before, &why));
+        }
+        sleep(POLL).await;
+    }
+}
+
+fn keeps(vm: &VmHandle, mib: u32, why: &str) -> Error {
+    let name = &vm.name;
+    Error::vm_failed(format!(
+        "The VM {name} keeps its {mib} MiB of memory: {why}."
+    ))
+    .hint("Its programs need that memory, or its kernel has no balloon driver.")
 }
 
 fn of_cpus(cpus: u8) -> Limits {
