@@ -193,7 +193,9 @@ impl Node {
                     .fetch_add(gives, Ordering::Relaxed);
                 tokio::spawn(async move {
                     let _place = place;
-                    Arc::clone(&node).hibernate_or_stop(vm, IDLE).await;
+                    // A launch may wait for this memory.
+                    let nice = 0;
+                    Arc::clone(&node).hibernate_or_stop(vm, IDLE, nice).await;
                     node.pressure
                         .being_freed
                         .fetch_sub(gives, Ordering::Relaxed);

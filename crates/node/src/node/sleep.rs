@@ -11,6 +11,7 @@ use jiffy_content::room::memory::Amount;
 use jiffy_content::snapshots::draft::Draft;
 use jiffy_content::snapshots::remove_in_background;
 use jiffy_content::snapshots::saved::Saved;
+use jiffy_sys::priority::AWAITED;
 use jiffy_vmhost::folders;
 use jiffy_vmhost::handle::{Command, HibernationMark, Operation, VmHandle};
 use jiffy_vmhost::launch::{Beginning, Handle, Plan, Restoring, volume_disk};
@@ -52,7 +53,8 @@ impl Node {
         let one = self.operate_for_client(&vm).await?;
         let socket = self.capturable(&vm).await?;
         let hibernating = self.begin_hibernation(&vm, &one);
-        self.hibernate_now(&vm, &socket, hibernating, watch).await
+        self.hibernate_now(&vm, &socket, hibernating, AWAITED, watch)
+            .await
     }
 
     /// Marks a VM as being hibernated, and makes new connections to its ports wait.
@@ -72,12 +74,14 @@ impl Node {
         }
     }
 
-    /// Hibernates a VM that was checked and marked.
+    /// Hibernates a VM that was checked and marked. Its memory is compressed with a nice value that is
+    /// higher by `nice`: not in the background, because a request for this VM waits until it sleeps.
     pub(super) async fn hibernate_now(
         &self,
         vm: &VmHandle,
         socket: &Path,
         mut hibernating: Hibernating<'_>,
+        nice: i32,
         mut watch: Stopwatch,
     ) -> Result<Hibernated> {
         vm.waking.forget();
@@ -85,7 +89,8 @@ impl Node {
         let _whole = self.complete_root(&root).await?;
         let folder = self.host.paths.vm(&vm.id);
         let mut manifest = self.manifest_of(vm, &root, MemoryForm::Image).await?;
-        let draft = Draft::new(&folder)?;
+        let mut draft = Draft::new(&folder)?;
+        draft.set_nice(nice);
         let room = self.reserve_missing_memory(vm).await?;
         // Before the freeze: a frozen guest answers no other requests.
         let spare = balloon::spare(socket, LEFT_FREE).await;
