@@ -2,6 +2,7 @@
 
 use crate::failure::Result;
 use crate::http::{Upgrade, json, query, switch, upgrade};
+use crate::queue::WaitQuery;
 use crate::vms::agent_failed;
 use axum::Json;
 use axum::body::{Body, Bytes};
@@ -23,7 +24,7 @@ use jiffy_vmhost::follow::{Log, MAX_TAIL, Source};
 use jiffy_vmhost::handle::VmHandle;
 use jiffy_vmhost::proxy::{self, Peer, ToClient};
 use jiffy_wire::agent::{self as wire, CopyDone, CopyFrame, ExecOutput, OLDEST};
-use jiffy_wire::api::{NoCommand, RunVm, VM_ID_HEADER, VmState};
+use jiffy_wire::api::{NoCommand, Priority, RunVm, VM_ID_HEADER, VmState};
 use jiffy_wire::frame;
 use serde::Deserialize;
 use std::os::fd::AsFd;
@@ -77,6 +78,7 @@ pub(super) async fn attach(
     Path(vm): Path<String>,
     mut request: Request,
 ) -> Result<Response> {
+    let caller = WaitQuery::caller(request.uri())?;
     let stream = upgrade(&mut request)?;
     let vm = node.find(&vm)?;
     if vm.spec.command.is_none() {
@@ -95,7 +97,7 @@ pub(super) async fn attach(
         );
     }
     let attached = vm.activity.begin(Use::Attach);
-    node.wake_if_asleep(&vm).await?;
+    on_behalf_of(caller, node.wake_if_asleep(&vm)).await?;
     let cursor = Cursor::new(&vm.clients);
     let folder = node.folder(&vm);
     Ok(switch(stream, move |stream| async move {
@@ -109,6 +111,7 @@ pub(super) async fn exec(
     Path(vm): Path<String>,
     mut request: Request,
 ) -> Result<Response> {
+    let caller = WaitQuery::caller(request.uri())?;
     let stream = upgrade(&mut request)?;
     let mut command: wire::Command = json(request.into_body()).await?;
     let vm = node.find(&vm)?;
@@ -118,13 +121,15 @@ pub(super) async fn exec(
         version: OLDEST,
         command,
     };
-    proxied::<ExecOutput>(&node, vm, stream, request, Use::Exec).await
+    proxied::<ExecOutput>(&node, caller, vm, stream, request, Use::Exec).await
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct CopyQuery {
     path: String,
+    priority: Option<Priority>,
+    wait_s: Option<u32>,
 }
 
 pub(super) async fn copy_in(
@@ -132,14 +137,14 @@ pub(super) async fn copy_in(
     Path(vm): Path<String>,
     mut request: Request,
 ) -> Result<Response> {
-    let path = copy_path(request.uri())?;
+    let (path, caller) = copy_query(request.uri())?;
     let stream = upgrade(&mut request)?;
     let vm = node.find(&vm)?;
     let request = wire::Request::CopyIn {
         version: OLDEST,
         path,
     };
-    proxied::<CopyDone>(&node, vm, stream, request, Use::Copy).await
+    proxied::<CopyDone>(&node, caller, vm, stream, request, Use::Copy).await
 }
 
 pub(super) async fn copy_out(
@@ -147,36 +152,42 @@ pub(super) async fn copy_out(
     Path(vm): Path<String>,
     mut request: Request,
 ) -> Result<Response> {
-    let path = copy_path(request.uri())?;
+    let (path, caller) = copy_query(request.uri())?;
     let stream = upgrade(&mut request)?;
     let vm = node.find(&vm)?;
     let request = wire::Request::CopyOut {
         version: OLDEST,
         path,
     };
-    proxied::<CopyFrame>(&node, vm, stream, request, Use::Copy).await
+    proxied::<CopyFrame>(&node, caller, vm, stream, request, Use::Copy).await
 }
 
-fn copy_path(uri: &Uri) -> Result<String> {
-    let CopyQuery { path } = query(uri)?;
+/// The path in the VM, and how the request waits.
+fn copy_query(uri: &Uri) -> Result<(String, Caller)> {
+    let CopyQuery {
+        path,
+        priority,
+        wait_s,
+    } = query(uri)?;
     if path.is_empty() || path.len() > MAX_PATH || path.contains('\0') {
         return Err(
             Error::invalid("The path in the VM must have 1 to 4096 bytes and no NUL.").into(),
         );
     }
-    Ok(path)
+    Ok((path, Caller::current().with(priority, wait_s)?))
 }
 
 /// Sends a request to the VM's agent, then passes messages between it and the client.
 async fn proxied<T: ToClient>(
     node: &Arc<Node>,
+    caller: Caller,
     vm: Arc<VmHandle>,
     stream: Upgrade,
     request: wire::Request,
     what: Use,
 ) -> Result<Response> {
     let in_use = vm.activity.begin(what);
-    let socket = node.awake_socket(&vm).await?;
+    let socket = on_behalf_of(caller, node.awake_socket(&vm)).await?;
     let agent = agent::ask(&socket, &request)
         .await
         .map_err(|error| agent_failed(&vm.name, &error))?;

@@ -68,11 +68,14 @@ pub(super) async fn create(State(node): Shared, body: Body) -> Result<Json<Vm>> 
 pub(super) async fn limits(
     State(node): Shared,
     Path(vm): Path<String>,
+    uri: Uri,
     body: Body,
 ) -> Result<Json<Vm>> {
+    let caller = WaitQuery::caller(&uri)?;
     let limits = json(body).await?;
+    let changed = node.change_limits(vm, limits);
     Ok(Json(
-        run_to_completion(node.change_limits(vm, limits)).await?,
+        on_behalf_of(caller, run_to_completion(changed)).await?,
     ))
 }
 

@@ -26,5 +26,6 @@ pub mod testing;
 mod timeline;
 mod verbs;
 
+pub use args::queue::WaitTime;
 pub use args::ssh;
 pub use verbs::{Context, SshVerb, main, show, ssh_main};

@@ -28,7 +28,7 @@ pub async fn ssh(context: &Context, ssh: Ssh) -> Result<Outcome> {
     let host = match ssh.address {
         true => by_address(context, &vm, &mut command)?,
         false => {
-            command.args(Settings::of(context)?.arguments());
+            command.args(Settings::of(context, ssh.time)?.arguments());
             format!("{}{SUFFIX}", vm.name)
         }
     };

@@ -4,7 +4,7 @@ use crate::keys::Keys;
 use jiffy_cli::client::vm_path;
 use jiffy_cli::failure::{Failure, Outcome, Result};
 use jiffy_cli::ssh::SshConfig;
-use jiffy_cli::{Context, show};
+use jiffy_cli::{Context, WaitTime, show};
 use jiffy_wire::api::Vm;
 use std::path::{Path, PathBuf};
 
@@ -18,7 +18,7 @@ pub fn vm_name(host: &str) -> &str {
 
 /// `jiffy ssh-config`
 pub async fn print(context: &Context, options: SshConfig) -> Result<Outcome> {
-    let settings = Settings::of(context)?;
+    let settings = Settings::of(context, WaitTime { wait: None })?;
     if options.vms.is_empty() {
         show(&settings.block("*", &options.user))?;
         return Ok(Outcome::Done);
@@ -37,21 +37,26 @@ pub async fn print(context: &Context, options: SshConfig) -> Result<Outcome> {
 pub struct Settings(Vec<(&'static str, String)>);
 
 impl Settings {
-    /// The settings of this installation. Creates the user's key if it is missing.
-    pub fn of(context: &Context) -> Result<Settings> {
+    /// The settings of this installation, of connections that wait so long. Creates the user's key if
+    /// it is missing.
+    pub fn of(context: &Context, time: WaitTime) -> Result<Settings> {
         let keys = Keys::below(context.folders.data()?);
         keys.client()?;
         let jiffy = Jiffy {
             program: program()?,
             machine: context.machine_option(),
         };
-        Settings::with(&jiffy, &keys.identity())
+        Settings::with(&jiffy, &keys.identity(), time)
     }
 
-    fn with(jiffy: &Jiffy, identity: &Path) -> Result<Settings> {
+    fn with(jiffy: &Jiffy, identity: &Path, time: WaitTime) -> Result<Settings> {
         let identity = quoted(identity)?;
+        let proxy = match time.wait {
+            Some(wait_s) => format!("ssh-proxy --wait={wait_s}s -- %n"),
+            None => "ssh-proxy -- %n".to_owned(),
+        };
         Ok(Settings(vec![
-            ("ProxyCommand", jiffy.for_the_shell("ssh-proxy -- %n")?),
+            ("ProxyCommand", jiffy.for_the_shell(&proxy)?),
             ("IdentityFile", identity),
             ("IdentitiesOnly", "yes".into()),
             ("IdentityAgent", "none".into()),
@@ -171,7 +176,17 @@ mod tests {
 
     #[test]
     fn the_host_block_has_every_command_line_option() {
-        let settings = Settings::with(&jiffy("/bin/jiffy"), Path::new("/d/ssh/id")).unwrap();
+        let settings = Settings::with(
+            &jiffy("/bin/jiffy"),
+            Path::new("/d/ssh/id"),
+            WaitTime { wait: Some(30) },
+        )
+        .unwrap();
+        assert!(
+            settings.0[0].1.ends_with("ssh-proxy --wait=30s -- %n"),
+            "{:?}",
+            settings.0[0]
+        );
         let block = settings.block("web", "me");
         assert!(block.starts_with("Host web.jiffy\n  User me\n"), "{block}");
         for argument in settings.arguments() {

@@ -20,6 +20,7 @@
 //! * [`page_cache`]: which pages of a file are in the page cache.
 //! * [`pagemap`]: which pages of a mapping were written.
 //! * [`kick`]: a signal that makes one thread leave a blocking call.
+//! * [`priority`]: work at a lower priority.
 //! * [`private_socket`]: a Unix socket that only its owner may connect to.
 //! * [`programs`]: finds programs on PATH.
 //! * [`regular`]: opens regular files only.
@@ -53,6 +54,7 @@ pub mod netlink;
 pub mod ownership;
 pub mod page_cache;
 pub mod pagemap;
+pub mod priority;
 pub mod private_socket;
 pub mod programs;
 pub mod regular;

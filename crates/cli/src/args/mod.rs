@@ -203,6 +203,8 @@ pub struct Exec {
     pub command: CommandOptions,
     #[command(flatten)]
     pub stdio: StdioOptions,
+    #[command(flatten)]
+    pub time: queue::WaitTime,
     /// The VM: its name, its id or a unique prefix of its id
     #[arg(value_name = "VM")]
     pub vm: String,
@@ -252,6 +254,8 @@ pub struct Cp {
     /// Keep owners, and set-user-ID and set-group-ID bits
     #[arg(short, long)]
     pub archive: bool,
+    #[command(flatten)]
+    pub time: queue::WaitTime,
     /// A path on this host, VM:PATH, or - for a tar on stdin
     #[arg(value_name = "SRC", value_parser = place, value_hint = ValueHint::AnyPath)]
     pub source: Place,
@@ -323,6 +327,8 @@ pub struct Attach {
     /// Don't forward stdin
     #[arg(long)]
     pub no_stdin: bool,
+    #[command(flatten)]
+    pub time: queue::WaitTime,
     /// The VM: its name, its id or a unique prefix of its id
     #[arg(value_name = "VM")]
     pub vm: String,

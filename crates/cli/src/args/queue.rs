@@ -23,12 +23,33 @@ impl From<PriorityChoice> for Priority {
 }
 
 /// `--wait`
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Copy, Args)]
 pub struct WaitTime {
     /// How long to wait for memory and vCPUs (30s, 5m, at most 1d); 0 to fail at once
     /// if there are not enough [default: the node's --memory-wait]
     #[arg(long, value_name = "TIME", value_parser = seconds)]
     pub wait: Option<u32>,
+}
+
+impl WaitTime {
+    /// As a field of a query.
+    fn field(self) -> Option<String> {
+        self.wait.map(|wait_s| format!("wait_s={wait_s}"))
+    }
+
+    /// The query of a request that waits like this; empty if nothing was chosen.
+    pub fn query(self) -> String {
+        self.after("")
+    }
+
+    /// Appends it to a query.
+    pub fn after(self, query: &str) -> String {
+        let separator = if query.is_empty() { '?' } else { '&' };
+        match self.field() {
+            Some(field) => format!("{query}{separator}{field}"),
+            None => query.to_owned(),
+        }
+    }
 }
 
 /// `--priority` and `--wait`, of a VM that exists.
@@ -46,12 +67,8 @@ impl WaitOptions {
     pub fn query(&self) -> String {
         let priority = self.priority.map(Priority::from);
         let priority = priority.map(|priority| format!("priority={}", priority.name()));
-        let wait = self.time.wait.map(|wait_s| format!("wait_s={wait_s}"));
-        let wanted: Vec<String> = priority.into_iter().chain(wait).collect();
-        match wanted.is_empty() {
-            true => String::new(),
-            false => format!("?{}", wanted.join("&")),
-        }
+        let query = priority.map(|priority| format!("?{priority}"));
+        self.time.after(&query.unwrap_or_default())
     }
 }
 

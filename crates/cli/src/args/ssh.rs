@@ -1,5 +1,6 @@
 //! Options of `jiffy ssh`, `ssh-config` and `ssh-proxy`.
 
+use super::queue::WaitTime;
 use clap::Args;
 
 /// `jiffy ssh`
@@ -32,6 +33,9 @@ pub struct Ssh {
     /// Connect to the VM's own SSH server, at its address
     #[arg(long)]
     pub address: bool,
+    /// How long to wait if the VM is woken.
+    #[command(flatten)]
+    pub time: WaitTime,
     /// The VM: its name, its id or a unique prefix of its id
     #[arg(value_name = "[USER@]VM")]
     pub vm: String,
@@ -68,6 +72,9 @@ pub struct SshProxy {
     /// Print the VM's host key as a line of known_hosts for this host name instead
     #[arg(long, value_name = "HOST")]
     pub known_hosts: Option<String>,
+    /// How long to wait if the VM is woken.
+    #[command(flatten)]
+    pub time: WaitTime,
     /// The VM: its name, its id or a unique prefix of its id, with or without .jiffy
     #[arg(value_name = "VM")]
     pub vm: String,

@@ -1,5 +1,6 @@
 //! `jiffy update`
 
+use super::queue::WaitTime;
 use super::values::{disk_limit, mebibytes, network_limit, new_limit, volume_limit};
 use clap::Args;
 use jiffy_wire::vmm::{DiskLimit, NetLimit};
@@ -33,6 +34,8 @@ pub struct Update {
         value_parser = |text: &str| new_limit(text, network_limit)
     )]
     pub network_limit: Option<NetLimit>,
+    #[command(flatten)]
+    pub time: WaitTime,
     /// VMs: names, ids or unique prefixes of ids
     #[arg(required = true, value_name = "VM")]
     pub vms: Vec<String>,

@@ -1,6 +1,7 @@
 //! `jiffy cp`
 
 use super::Context;
+use crate::args::queue::WaitTime;
 use crate::args::{Cp, Place};
 use crate::client::{Client, FrameReader, Upgraded, encoded, vm_path};
 use crate::copy::{Goal, Sink, TarReader, TarWriter, base_name, send_tree};
@@ -12,9 +13,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::sync::mpsc;
 
+/// How copies are requested.
+struct Copies<'a> {
+    client: &'a Client,
+    time: WaitTime,
+}
+
 /// `jiffy cp`
 pub async fn cp(context: &Context, cp: Cp) -> Result<Outcome> {
-    let client = context.client()?;
+    let copies = Copies {
+        client: &context.client()?,
+        time: cp.time,
+    };
     let archive = cp.archive;
     match (&cp.source, &cp.destination) {
         (Place::Vm { vm, path }, Place::Here(here)) => {
@@ -24,17 +34,17 @@ pub async fn cp(context: &Context, cp: Cp) -> Result<Outcome> {
                 folder: here.as_os_str().as_encoded_bytes().ends_with(b"/"),
             };
             let mut sink = Sink::new(goal, archive);
-            receive(&client, vm, path, |frame| sink.take(frame)).await
+            receive(&copies, vm, path, |frame| sink.take(frame)).await
         }
         (Place::Vm { vm, path }, Place::Tar) => {
             let out = BufWriter::new(std::io::stdout().lock());
             let mut tar = TarWriter::new(out, own_name(path).unwrap_or(".").to_owned());
-            receive(&client, vm, path, |frame| tar.take(frame)).await
+            receive(&copies, vm, path, |frame| tar.take(frame)).await
         }
         (Place::Here(here), Place::Vm { vm, path }) => {
-            send_here(&client, here, vm, path, archive).await
+            send_here(&copies, here, vm, path, archive).await
         }
-        (Place::Tar, Place::Vm { vm, path }) => send_tar(&client, vm, path, archive).await,
+        (Place::Tar, Place::Vm { vm, path }) => send_tar(&copies, vm, path, archive).await,
         (Place::Vm { .. }, Place::Vm { .. }) => Err(Failure::new(
             "jiffy cp can't copy from one VM to another",
         )
@@ -55,12 +65,12 @@ fn own_name(path: &str) -> Option<&str> {
 
 /// Copies out of a VM, frame by frame.
 async fn receive(
-    client: &Client,
+    copies: &Copies<'_>,
     vm: &str,
     source: &str,
     mut take: impl FnMut(CopyFrame) -> Result<bool>,
 ) -> Result<Outcome> {
-    let mut frames = copy_out(client, vm, source).await?;
+    let mut frames = copy_out(copies, vm, source).await?;
     loop {
         match frames.next().await? {
             Some(frame) => {
@@ -73,15 +83,21 @@ async fn receive(
     }
 }
 
-async fn copy_out(client: &Client, vm: &str, source: &str) -> Result<FrameReader> {
-    let path = vm_path(vm, &format!("/copy-out?path={}", encoded(source)));
-    Ok(client.upgrade::<()>(&path, None).await?.frames.reader)
+async fn copy_out(copies: &Copies<'_>, vm: &str, source: &str) -> Result<FrameReader> {
+    let order = format!("/copy-out?path={}", encoded(source));
+    let path = vm_path(vm, &copies.time.after(&order));
+    Ok(copies
+        .client
+        .upgrade::<()>(&path, None)
+        .await?
+        .frames
+        .reader)
 }
 
 /// The folder `path` in the VM; `None` if it is not a folder.
-async fn folder_in(client: &Client, vm: &str, path: &str) -> Result<Option<CopyEntry>> {
+async fn folder_in(copies: &Copies<'_>, vm: &str, path: &str) -> Result<Option<CopyEntry>> {
     let inside = format!("{}/.", path.trim_end_matches('/'));
-    let mut frames = copy_out(client, vm, &inside).await?;
+    let mut frames = copy_out(copies, vm, &inside).await?;
     match frames.next().await? {
         Some(CopyFrame::Entry(entry)) if entry.kind == CopyKind::Folder => Ok(Some(entry)),
         Some(_) => Ok(None),
@@ -91,7 +107,7 @@ async fn folder_in(client: &Client, vm: &str, path: &str) -> Result<Option<CopyE
 
 /// Copies a file or folder into a VM.
 async fn send_here(
-    client: &Client,
+    copies: &Copies<'_>,
     here: &Path,
     vm: &str,
     destination: &str,
@@ -108,7 +124,7 @@ async fn send_here(
         _ if source.ends_with("/.") || source == "." => None,
         name => name.and_then(|name| name.to_str()),
     };
-    let folder = folder_in(client, vm, destination).await?;
+    let folder = folder_in(copies, vm, destination).await?;
     let (name, as_root) = match (folder, name) {
         // Passed separately, because the guest follows links only in the path that the user wrote.
         (Some(_), Some(name)) => (name, None),
@@ -132,7 +148,7 @@ async fn send_here(
         false => here.to_owned(),
     };
     let mut notes = 0u32;
-    let Upgraded { frames, .. } = copy_in(client, vm, destination).await?;
+    let Upgraded { frames, .. } = copy_in(copies, vm, destination).await?;
     let (mut reader, mut writer) = (frames.reader, frames.writer);
     let sending = async {
         send_tree(&mut writer, &here, archive, name, as_root, |note| {
@@ -151,8 +167,13 @@ async fn send_here(
 }
 
 /// Unpacks a tar from stdin into a folder of a VM.
-async fn send_tar(client: &Client, vm: &str, destination: &str, archive: bool) -> Result<Outcome> {
-    let Some(folder) = folder_in(client, vm, destination).await? else {
+async fn send_tar(
+    copies: &Copies<'_>,
+    vm: &str,
+    destination: &str,
+    archive: bool,
+) -> Result<Outcome> {
+    let Some(folder) = folder_in(copies, vm, destination).await? else {
         return Err(
             Failure::new(format!("there is no folder {destination} in {vm}"))
                 .hint("a tar is unpacked into a folder that exists"),
@@ -162,7 +183,7 @@ async fn send_tar(client: &Client, vm: &str, destination: &str, archive: bool) -
         path: String::new(),
         ..folder
     };
-    let Upgraded { frames, .. } = copy_in(client, vm, destination).await?;
+    let Upgraded { frames, .. } = copy_in(copies, vm, destination).await?;
     let (mut reader, mut writer) = (frames.reader, frames.writer);
     let (pieces, mut received) = mpsc::channel::<CopyFrame>(4);
     let left_out = Arc::new(AtomicBool::new(false));
@@ -202,9 +223,10 @@ async fn send_tar(client: &Client, vm: &str, destination: &str, archive: bool) -
     })
 }
 
-async fn copy_in(client: &Client, vm: &str, target: &str) -> Result<Upgraded> {
-    let path = vm_path(vm, &format!("/copy-in?path={}", encoded(target)));
-    client.upgrade::<()>(&path, None).await
+async fn copy_in(copies: &Copies<'_>, vm: &str, target: &str) -> Result<Upgraded> {
+    let order = format!("/copy-in?path={}", encoded(target));
+    let path = vm_path(vm, &copies.time.after(&order));
+    copies.client.upgrade::<()>(&path, None).await
 }
 
 /// Sends and receives at the same time, so that a guest whose disk is full is noticed at once.

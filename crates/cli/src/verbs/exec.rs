@@ -14,7 +14,10 @@ pub async fn exec(context: &Context, exec: Exec) -> Result<Outcome> {
     let client = context.client()?;
     let command = command(exec.argv, exec.command, stdio);
     let upgraded = client
-        .upgrade(&vm_path(&exec.vm, "/exec"), Some(&command))
+        .upgrade(
+            &vm_path(&exec.vm, &format!("/exec{}", exec.time.query())),
+            Some(&command),
+        )
         .await?;
     session::run(&client, upgraded, stdio, Leaving::HangsUp, None).await
 }
@@ -22,13 +25,14 @@ pub async fn exec(context: &Context, exec: Exec) -> Result<Outcome> {
 /// `jiffy attach`
 pub async fn attach(context: &Context, attach: Attach) -> Result<Outcome> {
     let client = context.client()?;
-    attach_to(&client, &attach.vm, !attach.no_stdin).await
+    attach_to(&client, &attach.vm, !attach.no_stdin, &attach.time.query()).await
 }
 
-/// Connects to a VM's first command.
-pub async fn attach_to(client: &Client, vm: &str, stdin: bool) -> Result<Outcome> {
+/// Connects to a VM's first command. The query says how long to wait.
+pub async fn attach_to(client: &Client, vm: &str, stdin: bool, query: &str) -> Result<Outcome> {
     let tty = session::foreground_terminals() && has_terminal(client, vm).await?;
-    let mut upgraded = client.upgrade::<()>(&vm_path(vm, "/attach"), None).await?;
+    let path = vm_path(vm, &format!("/attach{query}"));
+    let mut upgraded = client.upgrade::<()>(&path, None).await?;
     upgraded.vm.get_or_insert_with(|| vm.to_owned());
     let stdio = Stdio { stdin, tty };
     session::run(client, upgraded, stdio, Leaving::LeavesIt, None).await

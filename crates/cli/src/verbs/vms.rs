@@ -79,7 +79,7 @@ pub async fn start(context: &Context, start: Start) -> Result<Outcome> {
         waiting.post::<Vm>(&vm_path(vm, &order)).await?;
         // When it was stopped, its ports were closed.
         context.forward_ports_after(&client, None).await;
-        return super::exec::attach_to(&client, vm, start.interactive).await;
+        return super::exec::attach_to(&client, vm, start.interactive, "").await;
     }
     let act = async |vm: &str| {
         waiting.post::<Vm>(&vm_path(vm, &order)).await?;
@@ -103,9 +103,10 @@ pub async fn update(context: &Context, update: Update) -> Result<Outcome> {
             Failure::new("no new limit is given").hint("`jiffy update --help` lists the limits")
         );
     }
+    let order = format!("/limits{}", update.time.query());
     each(&update.vms, async |vm| {
         client
-            .post_json::<_, Vm>(&vm_path(vm, "/limits"), &limits)
+            .post_json::<_, Vm>(&vm_path(vm, &order), &limits)
             .await?;
         show(&format!("{vm}\n"))
     })

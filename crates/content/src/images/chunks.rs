@@ -20,6 +20,7 @@ use jiffy_store::partial::{is_partial, map_path, packings};
 use jiffy_store::{Codec, ImageId, ImageReader, ParentRef, WriteError, WriteOptions, write_image};
 use jiffy_sys::causes;
 use jiffy_sys::mutex::lock;
+use jiffy_sys::priority::{AWAITED, lowered};
 use jiffy_wire::pager::Origin;
 use std::fs::{self, File};
 use std::io;
@@ -267,8 +268,8 @@ impl Chunks {
             working_set: boot,
             ..WriteOptions::default()
         };
-        let written =
-            write_image(to, &source, &options).map_err(|error| write_failed(&error, to))?;
+        let written = lowered(AWAITED, || write_image(to, &source, &options))
+            .map_err(|error| write_failed(&error, to))?;
         Ok(written.id.to_string())
     }
 

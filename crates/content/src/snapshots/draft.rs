@@ -9,6 +9,7 @@ use crate::error::{Error, Result};
 use crate::model::snapshot::Manifest;
 use crate::model::vm::Root;
 use crate::paths::{make_volumes, volume_in};
+use jiffy_sys::priority::{AWAITED, lowered};
 use jiffy_wire::api::MemoryForm;
 use rustix::fs::{CWD, RenameFlags};
 use std::fs::{self, File, OpenOptions};
@@ -24,6 +25,8 @@ pub struct Draft {
     folder: TempDir,
     base: Option<PathBuf>,
     root_tables: Option<Arc<RootTables>>,
+    /// Added to the nice value of the threads that write.
+    nice: i32,
 }
 
 /// Bytes that a capture takes on disk.
@@ -48,6 +51,7 @@ impl Draft {
             folder,
             base: None,
             root_tables: None,
+            nice: AWAITED,
         })
     }
 
@@ -59,6 +63,11 @@ impl Draft {
     /// Blocks of RAM that are also in the root file system are not written.
     pub fn share_with_root(&mut self, tables: Arc<RootTables>) {
         self.root_tables = Some(tables);
+    }
+
+    /// Sets what is added to the nice value of the threads that write.
+    pub fn set_nice(&mut self, nice: i32) {
+        self.nice = nice;
     }
 
     /// The temporary folder.
@@ -76,6 +85,15 @@ impl Draft {
 
     /// Hard-links the image's file, if it is to be kept, and writes state and RAM: blocking.
     pub fn write(
+        &self,
+        captured: &Captured,
+        form: MemoryForm,
+        root: Option<&Root>,
+    ) -> Result<Bytes> {
+        lowered(self.nice, || self.write_now(captured, form, root))
+    }
+
+    fn write_now(
         &self,
         captured: &Captured,
         form: MemoryForm,

@@ -10,6 +10,7 @@ use jiffy_store::{
     WriteOptions, write_image, write_raw,
 };
 use jiffy_sys::causes;
+use jiffy_sys::priority::{AWAITED, lowered};
 use jiffy_wire::api::MemoryForm;
 use std::fs::{self, File};
 use std::io;
@@ -201,7 +202,7 @@ pub fn write_whole(image: &ImageReader, target: &Path) -> Result<()> {
             backing: None,
             ..options
         })
-        .and_then(|options| write_image(target, &Contents(image), &options));
+        .and_then(|options| lowered(AWAITED, || write_image(target, &Contents(image), &options)));
     whole
         .map(|_| ())
         .map_err(|error| write_failed(target, &error))

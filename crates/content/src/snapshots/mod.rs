@@ -44,6 +44,7 @@ use crate::model::snapshot::Manifest;
 use crate::names;
 use jiffy_sys::causes;
 use jiffy_sys::mutex::lock;
+use jiffy_sys::priority::{BACKGROUND, lowered};
 use root_tables::RootTables;
 use saved::Saved;
 use std::collections::HashSet;
@@ -222,7 +223,7 @@ pub fn remove_atomically(path: &Path) -> std::io::Result<()> {
 pub fn remove_in_background(path: &Path) -> std::io::Result<()> {
     let gone = set_aside(path)?;
     match Handle::try_current() {
-        Ok(runtime) => drop(runtime.spawn_blocking(move || gone.close())),
+        Ok(runtime) => drop(runtime.spawn_blocking(|| lowered(BACKGROUND, || gone.close()))),
         Err(_) => gone.close()?,
     }
     Ok(())

@@ -59,6 +59,8 @@ pub struct Script {
     pub spare_memory: bool,
     /// A vCPU is always busy.
     pub busy: bool,
+    /// The guest uses 96 MiB.
+    pub uses_memory: bool,
     /// The guest neither gives memory back nor takes more.
     pub keeps_memory: bool,
 }
@@ -92,6 +94,7 @@ impl Script {
                 Some("caches") => script.caches = true,
                 Some("spare-memory") => script.spare_memory = true,
                 Some("busy") => script.busy = true,
+                Some("uses-memory") => script.uses_memory = true,
                 Some("keeps-memory") => script.keeps_memory = true,
                 Some("held") => script.held = true,
                 Some(other) => panic!("fake={other}"),

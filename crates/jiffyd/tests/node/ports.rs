@@ -8,7 +8,7 @@ use crate::snapshots::counter;
 use jiffy_wire::api::{CreateVm, Hibernated, IdleAction, IdlePolicy, NetworkUse, Vm, VmState};
 use std::fs;
 use std::io::{ErrorKind, Read, Write};
-use std::net::{IpAddr, Shutdown, TcpListener, TcpStream};
+use std::net::{IpAddr, Shutdown, TcpListener, TcpStream, UdpSocket};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -90,6 +90,65 @@ pub fn wake_attempts(daemon: &Daemon, begun: Instant) -> usize {
 /// The client address of the last answer.
 fn client_of(answer: &str) -> IpAddr {
     answer.rsplit(' ').next().unwrap().parse().unwrap()
+}
+
+#[test]
+fn a_datagram_wakes_a_hibernated_vm_and_is_answered() {
+    let mut daemon = daemon();
+    let mut vm = published(counter());
+    vm.network.ports = vec!["8080:3000/udp".into()];
+    let vm: Vm = daemon.run_detached(vm).json();
+    let address = own_address("add", &vm);
+    let server = UdpSocket::bind((address.as_str(), 3000)).expect("the VM's port");
+    thread::spawn(move || {
+        let mut heard = [0; 100];
+        while let Ok((length, from)) = server.recv_from(&mut heard) {
+            let _ = server.send_to(&heard[..length], from);
+        }
+    });
+    let ask = |client: &UdpSocket, what: &[&str]| {
+        for what in what {
+            client.send(what.as_bytes()).unwrap();
+        }
+        for what in what {
+            let mut heard = [0; 100];
+            let length = client.recv(&mut heard).unwrap();
+            assert_eq!(&heard[..length], what.as_bytes());
+        }
+    };
+    let client = || {
+        let client = UdpSocket::bind("127.0.0.1:0").unwrap();
+        client.connect("127.0.0.1:8080").unwrap();
+        let limit = Some(Duration::from_secs(60));
+        client.set_read_timeout(limit).unwrap();
+        client
+    };
+    let (one, two) = (client(), client());
+    // The kernel tracks this flow when the VM falls asleep.
+    ask(&one, &["by the kernel"]);
+    hibernate(&daemon);
+    ask(&one, &["a", "b", "c"]);
+    assert_eq!(starts(&daemon, "web"), 2);
+    assert_eq!(daemon.vm("web").state, VmState::Running);
+    ask(&one, &["later"]);
+    ask(&two, &["by the kernel"]);
+    // Also a flow that the daemon relays at that time, and with the next daemon.
+    hibernate(&daemon);
+    ask(&one, &["a", "b"]);
+    assert_eq!(starts(&daemon, "web"), 3);
+    hibernate(&daemon);
+    let mut restart = || {
+        daemon.killed();
+        own_address("del", &vm);
+        begin(&mut daemon);
+        own_address("add", &vm);
+    };
+    restart();
+    ask(&two, &["a"]);
+    // What an earlier daemon relayed is relayed by the next one.
+    restart();
+    assert_eq!(daemon.vm("web").state, VmState::Running);
+    ask(&two, &["b"]);
 }
 
 #[test]

@@ -5,11 +5,14 @@ use crate::daemon::{Daemon, command, eventually, named, run_of, shell, vm};
 use crate::room::{asked, patient, until};
 use crate::snapshots::{counter, two_from_one};
 use jiffy_wire::agent::ExitStatus;
-use jiffy_wire::api::{CreateVm, ErrorKind, ForkVm, Priority, Purpose, Queued, RunVm, Vm, VmState};
+use jiffy_wire::api::{
+    CreateVm, ErrorKind, ForkVm, Hibernated, Priority, Purpose, Queued, RunVm, Vm, VmState,
+};
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::thread;
 
 /// A VM of this owner and priority.
 fn of(owner: &str, priority: Priority, vm: CreateVm) -> CreateVm {
@@ -382,4 +385,50 @@ fn a_requests_queue_place_can_be_followed_until_served() {
         .read_exact(&mut answer)
         .unwrap();
     assert_eq!(&answer, b"HTTP/1.1 400");
+}
+
+#[test]
+fn each_request_that_wakes_a_vm_waits_as_long_as_it_asks() {
+    let daemon = Daemon::with(&["--memory-limit", "256M", "--memory-wait", "86400"]);
+    let sleeper = || named("sleeper", counter());
+    daemon.run_detached(sleeper()).json::<Vm>();
+    daemon
+        .post("/v1/vms/sleeper/hibernate", b"")
+        .json::<Hibernated>();
+    let other = |name| CreateVm {
+        max_memory_mib: Some(256),
+        ..named(name, counter())
+    };
+    for name in ["one", "two"] {
+        daemon.run_detached(other(name)).json::<Vm>();
+    }
+    let echo = serde_json::to_vec(&shell("echo here")).unwrap();
+    let ask = |order: &str, body: &[u8]| daemon.stream(&format!("/v1/vms/sleeper/{order}"), body);
+    let refused = |order: &str, body: &[u8]| ask(order, body).unwrap_err().error(ErrorKind::NoRoom);
+    refused("exec?wait_s=0", &echo);
+    refused("attach?wait_s=0", b"");
+    refused("copy-out?path=/etc/hostname&wait_s=0", b"");
+    refused("copy-in?path=/tmp/x&wait_s=0", b"");
+    let grow = daemon.post("/v1/vms/one/limits?wait_s=0", br#"{"memory_mib": 256}"#);
+    grow.error(ErrorKind::NoRoom);
+    let wrong = ask("exec?wait_s=86401", &echo).unwrap_err();
+    wrong.error(ErrorKind::Invalid);
+    thread::scope(|scope| {
+        let short = scope.spawn(|| refused("exec?wait_s=5", &echo));
+        eventually("it waits", || !queue(&daemon).is_empty());
+        // One that waits for less time gives up earlier,
+        let joined = refused("exec?wait_s=0", &echo).message;
+        assert!(
+            joined.starts_with("Another request for the VM sleeper"),
+            "{joined}"
+        );
+        assert!(!short.is_finished());
+        // and one that waits for longer is not refused with the first.
+        let long = scope.spawn(|| ask("exec?wait_s=86400", &echo).unwrap().finish().text());
+        short.join().unwrap();
+        eventually("it waits", || !queue(&daemon).is_empty());
+        assert!(!long.is_finished());
+        assert_eq!(daemon.delete("/v1/vms/two?force=true").status, 204);
+        assert_eq!(long.join().unwrap(), "here\n");
+    });
 }

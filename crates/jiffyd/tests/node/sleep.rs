@@ -8,8 +8,10 @@ use crate::snapshots::{assert_span_order, counter};
 use jiffy_wire::api::{CreateVm, ErrorKind, Hibernated, Vm, VmState, VolumeUse};
 use jiffy_wire::timeline::names;
 use serde_json::Value;
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 #[test]
@@ -347,4 +349,52 @@ fn thousands_of_hibernated_vms_cost_little() {
     assert!(threads < 40, "{threads} threads");
     let woken: Vm = daemon.post("/v1/vms/sleeper-1999/wake", b"").json();
     assert_eq!(woken.state, VmState::Running);
+}
+
+/// The nice values of a process's threads.
+fn nice_values(pid: u32) -> impl Iterator<Item = i32> {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    tasks.filter_map(|task| {
+        // A thread may end meanwhile.
+        let stat = fs::read_to_string(task.ok()?.path().join("stat")).ok()?;
+        // proc_pid_stat(5): nice is the 17th field after the name.
+        let (_, fields) = stat.rsplit_once(')')?;
+        fields.split_whitespace().nth(16)?.parse().ok()
+    })
+}
+
+#[test]
+fn captures_are_written_with_a_lower_priority() {
+    let daemon = Daemon::with(&["--spare", "0", "--standby", "0"]);
+    daemon.run_detached(named("box", counter())).json::<Vm>();
+    let pid = daemon.pid();
+    let normal = nice_values(pid).min().unwrap();
+    let lower = (normal + jiffy_sys::priority::AWAITED).min(19);
+    let ended = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let seen = scope.spawn(|| {
+            let mut seen = BTreeSet::new();
+            while !seen.contains(&lower) && !ended.load(Ordering::Relaxed) {
+                seen.extend(nice_values(pid));
+            }
+            seen
+        });
+        // A thread that writes may end before it is seen.
+        for _ in 0..100 {
+            if seen.is_finished() {
+                break;
+            }
+            daemon
+                .post("/v1/vms/box/hibernate", b"")
+                .json::<Hibernated>();
+            daemon.post("/v1/vms/box/wake", b"").json::<Vm>();
+        }
+        ended.store(true, Ordering::Relaxed);
+        let seen = seen.join().unwrap();
+        assert!(seen.contains(&lower), "{seen:?}");
+    });
+    // The daemon's other threads keep theirs.
+    eventually("only normal threads are left", || {
+        nice_values(pid).all(|nice| nice == normal)
+    });
 }

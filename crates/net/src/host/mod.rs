@@ -19,7 +19,7 @@ use crate::links::found::Traffic;
 use crate::links::{self, LinkSpec};
 use crate::netlink::Channel;
 use crate::policy::publish::Publish;
-use crate::policy::{Access, Policy};
+use crate::policy::{Access, Policy, Protocol};
 use crate::pool::{Pool, Ranges};
 use crate::rules::{Counted, GuestRules, Rules};
 use crate::{Cidr, Error, VmId};
@@ -322,14 +322,27 @@ impl Host {
         }
     }
 
-    /// Whether an attached VM sleeps. If it does, new connections to its TCP ports go to the
-    /// sockets that hold the ports instead of to the VM. Open connections stay as they are.
+    /// Whether an attached VM sleeps. If it does, new connections and all datagrams to its ports go to
+    /// the sockets that hold the ports instead of to the VM. Open connections stay as they are.
     pub fn set_asleep(&mut self, vm: VmId, asleep: bool) -> Result<(), Error> {
         let guest = self.rules.guest(vm).cloned();
         let guest = guest.ok_or_else(|| Error::NotAttached(vm.to_string()))?;
         match guest.asleep == asleep {
             true => Ok(()),
-            false => self.rules.change(GuestRules { asleep, ..guest }),
+            false => {
+                let forgets = asleep && guest.ports.iter().any(|it| it.protocol == Protocol::Udp);
+                let own = [Some(guest.v4.into()), guest.v6.map(IpAddr::from)];
+                self.rules.change(GuestRules { asleep, ..guest })?;
+                if forgets {
+                    // Later datagrams of a tracked flow would be translated as the first one was.
+                    conntrack::forget(&mut self.netfilter, |it| {
+                        it.protocol == Protocol::Udp.number()
+                            && it.answers != it.destination
+                            && own.contains(&Some(it.answers))
+                    })?;
+                }
+                Ok(())
+            }
         }
     }
 

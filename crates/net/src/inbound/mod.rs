@@ -1,15 +1,18 @@
-//! Connections to published ports of hibernated VMs.
+//! Connections and datagrams to published ports of hibernated VMs.
 //!
-//! While a VM sleeps, the rules do not forward its TCP ports, so the sockets that hold the ports
-//! accept the connections. Each becomes an [`InboundConnection`]. When the VM is awake,
-//! [`InboundConnection::relay`] connects to the VM's port and copies data in both directions. Later
-//! connections are forwarded by the rules again.
+//! While a VM sleeps, the rules do not forward its ports, so the sockets that hold the ports accept
+//! the connections and receive the datagrams. Each connection, and the datagrams of each client to
+//! a port, become an [`InboundConnection`]. When the VM is awake, [`InboundConnection::relay`]
+//! connects to the VM's port and copies data in both directions. Later connections, and datagrams of
+//! further clients, are forwarded by the rules again.
 
+mod datagrams;
 mod relay;
 
 use crate::VmId;
 use crate::policy::hold::{Accepted, Held};
 use crate::pool::Ranges;
+use datagrams::Flow;
 use rustix::net::sockopt;
 use std::future::poll_fn;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -70,14 +73,30 @@ impl Reached {
     }
 }
 
-/// An accepted connection to a published port. It is reset if this is dropped.
+/// An accepted connection to a published port, which is reset if this is dropped; or the datagrams
+/// of one client to one port.
 #[derive(Debug)]
 pub struct InboundConnection {
     /// The VM that the port is published for.
     pub vm: VmId,
-    stream: TcpStream,
-    guest: SocketAddr,
+    peer: Peer,
     _places: [OwnedSemaphorePermit; 2],
+}
+
+#[derive(Debug)]
+enum Peer {
+    Stream {
+        client: TcpStream,
+        guest: SocketAddr,
+    },
+    Datagrams(Flow),
+}
+
+impl InboundConnection {
+    /// Is it of datagrams?
+    pub fn is_flow(&self) -> bool {
+        matches!(self.peer, Peer::Datagrams(_))
+    }
 }
 
 fn is_vm(address: IpAddr, ranges: Ranges) -> bool {
@@ -93,8 +112,10 @@ impl Acceptor {
         (Acceptor { to, places }, connections)
     }
 
-    /// Accepts connections to these ports until they are released, in a tokio task.
+    /// Accepts connections to these ports, and receives datagrams, until they are released, in tokio
+    /// tasks.
     pub fn accept(&self, held: &mut Held, sleeping: SleepingVm) {
+        self.receive(held, sleeping);
         let Some(listeners) = held.listeners() else {
             return;
         };
@@ -140,8 +161,10 @@ impl Acceptor {
         let of_all = Arc::clone(&self.places).acquire_owned().await.ok()?;
         let connection = InboundConnection {
             vm: sleeping.vm,
-            stream,
-            guest,
+            peer: Peer::Stream {
+                client: stream,
+                guest,
+            },
             _places: [place, of_all],
         };
         self.to.send(connection).ok()

@@ -1,8 +1,9 @@
 //! Relays a connection to a VM's port.
 
-use super::InboundConnection;
+use super::{InboundConnection, Peer};
 use rustix::net::sockopt;
 use std::io;
+use std::net::SocketAddr;
 use std::time::Duration;
 use tokio::io::copy_bidirectional;
 use tokio::net::TcpStream;
@@ -16,22 +17,31 @@ const KEEPALIVE: Duration = Duration::from_secs(60);
 impl InboundConnection {
     /// Connects to the VM and copies data in both directions until both have ended; either side may
     /// shut down its direction first. If one side resets or does not answer, the other is reset.
-    pub async fn relay(mut self) -> io::Result<()> {
-        let connected = timeout(CONNECT_TIME, TcpStream::connect(self.guest)).await;
-        let mut guest = connected.map_err(|_| io::ErrorKind::TimedOut)??;
-        sockopt::set_socket_linger(&guest, Some(Duration::ZERO))?;
-        for stream in [&self.stream, &guest] {
-            stream.set_nodelay(true)?;
+    ///
+    /// Datagrams are relayed until there are none for some time.
+    pub async fn relay(self) -> io::Result<()> {
+        match self.peer {
+            Peer::Stream { client, guest } => relay_stream(client, guest).await,
+            Peer::Datagrams(flow) => flow.relay().await,
         }
-        // Without keep-alive, a client that vanished would keep the VM awake.
-        sockopt::set_socket_keepalive(&self.stream, true)?;
-        sockopt::set_tcp_keepidle(&self.stream, KEEPALIVE)?;
-        copy_bidirectional(&mut self.stream, &mut guest).await?;
-        for stream in [&self.stream, &guest] {
-            sockopt::set_socket_linger(stream, None)?;
-        }
-        Ok(())
     }
+}
+
+async fn relay_stream(mut client: TcpStream, guest: SocketAddr) -> io::Result<()> {
+    let connected = timeout(CONNECT_TIME, TcpStream::connect(guest)).await;
+    let mut guest = connected.map_err(|_| io::ErrorKind::TimedOut)??;
+    sockopt::set_socket_linger(&guest, Some(Duration::ZERO))?;
+    for stream in [&client, &guest] {
+        stream.set_nodelay(true)?;
+    }
+    // Without keep-alive, a client that vanished would keep the VM awake.
+    sockopt::set_socket_keepalive(&client, true)?;
+    sockopt::set_tcp_keepidle(&client, KEEPALIVE)?;
+    copy_bidirectional(&mut client, &mut guest).await?;
+    for stream in [&client, &guest] {
+        sockopt::set_socket_linger(stream, None)?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]

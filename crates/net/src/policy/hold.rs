@@ -2,9 +2,10 @@
 //!
 //! Packets to such a port are translated to the VM's address before they reach any socket. Without
 //! a reservation, another program might already have the port, or bind it later, and would receive
-//! nothing. While a VM is hibernated, its TCP ports are not translated, and these sockets accept
-//! the connections ([`crate::inbound`]).
+//! nothing. While a VM is hibernated, its ports are not translated, and these sockets accept the
+//! connections and receive the datagrams ([`crate::inbound`]).
 
+use super::datagrams::{self, Datagrams};
 use super::publish::Publish;
 use super::target::Protocol;
 use crate::Error;
@@ -25,8 +26,9 @@ const BACKLOG: i32 = 4096;
 #[derive(Debug, Default)]
 pub struct Held {
     tcp: Arc<Listeners>,
-    _udp: Vec<OwnedFd>,
+    udp: Arc<Datagrams>,
     acceptor: Option<AbortHandle>,
+    receiver: Option<AbortHandle>,
 }
 
 /// The listening sockets of a VM.
@@ -73,14 +75,18 @@ impl Held {
                         guest,
                         socket: Socket::Idle(bound.into()),
                     }),
-                    Protocol::Udp => udp.push(bound),
+                    Protocol::Udp => udp.push(datagrams::Port {
+                        guest,
+                        socket: datagrams::Socket::Idle(bound.into()),
+                    }),
                 }
             }
         }
         Ok(Held {
             tcp: Arc::new(Listeners(Mutex::new(tcp))),
-            _udp: udp,
+            udp: Arc::new(Datagrams::new(udp)),
             acceptor: None,
+            receiver: None,
         })
     }
 
@@ -94,14 +100,26 @@ impl Held {
     pub(crate) fn set_acceptor(&mut self, acceptor: AbortHandle) {
         self.acceptor = Some(acceptor);
     }
+
+    /// The UDP sockets, unless a task receives from them already.
+    pub(crate) fn datagrams(&self) -> Option<Arc<Datagrams>> {
+        let unattended = self.receiver.is_none() && !self.udp.is_empty();
+        unattended.then(|| Arc::clone(&self.udp))
+    }
+
+    /// Sets the task that receives datagrams; it is aborted when the ports are released.
+    pub(crate) fn set_receiver(&mut self, receiver: AbortHandle) {
+        self.receiver = Some(receiver);
+    }
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
-        // The task may end later; another VM must get the ports at once.
+        // The tasks may end later; another VM must get the ports at once.
         self.tcp.lock().clear();
-        if let Some(acceptor) = &self.acceptor {
-            acceptor.abort();
+        self.udp.release();
+        for task in self.acceptor.iter().chain(&self.receiver) {
+            task.abort();
         }
     }
 }

@@ -7,6 +7,7 @@
 //! * [`publish`]: published ports of the host.
 //! * [`hold`]: sockets that reserve those ports.
 
+pub(crate) mod datagrams;
 pub mod hold;
 pub mod publish;
 pub mod target;

@@ -1,11 +1,10 @@
 //! Published ports: maps from the host's address and port to a VM's.
 //!
-//! UDP ports of a hibernated VM stay in the maps: its TAP queues some packets until it wakes.
+//! Those of a hibernated VM are not in the maps: the sockets that hold them wake it.
 
 use super::GuestRules;
 use super::table;
 use crate::nft::{Element, Transaction};
-use crate::policy::Protocol;
 use crate::policy::publish::Publish;
 use std::net::IpAddr;
 
@@ -22,10 +21,9 @@ pub(super) fn delete(to: &mut Transaction, guest: &GuestRules) {
 }
 
 fn elements(guest: &GuestRules) -> Vec<(&'static str, Vec<Element>)> {
-    guest
-        .ports
+    let forwarded = if guest.asleep { &[][..] } else { &guest.ports };
+    forwarded
         .iter()
-        .filter(|it| !guest.asleep || it.protocol != Protocol::Tcp)
         .filter_map(|it| {
             let target = match it.address {
                 IpAddr::V4(_) => guest.v4.octets().to_vec(),

@@ -9,6 +9,7 @@ use crate::idle::sample::Sample;
 use crate::idle::watch::Watch;
 use jiffy_content::clock::monotonic_ns;
 use jiffy_content::error::Result;
+use jiffy_sys::priority::AWAITED;
 use jiffy_vmhost::handle::{Command, VmHandle};
 use jiffy_vmhost::network;
 use jiffy_vmhost::task::DEFAULT_GRACE;
@@ -49,7 +50,7 @@ pub(super) async fn watch_vms(node: Arc<Node>) {
             let (node, places) = (Arc::clone(&node), Arc::clone(&places));
             tokio::spawn(async move {
                 let _place = places.acquire_owned().await;
-                node.hibernate_or_stop(vm, policy).await;
+                node.hibernate_or_stop(vm, policy, AWAITED).await;
             });
         }
         // A VM that begins to run may have a shorter idle time.
@@ -123,8 +124,13 @@ impl Node {
     }
 
     /// Hibernates or stops a VM that was found idle and claimed. If that fails, it is tried again later.
-    pub(super) async fn hibernate_or_stop(self: Arc<Self>, vm: Arc<VmHandle>, policy: IdlePolicy) {
-        let done = self.hibernate_or_stop_if_idle(&vm, policy).await;
+    pub(super) async fn hibernate_or_stop(
+        self: Arc<Self>,
+        vm: Arc<VmHandle>,
+        policy: IdlePolicy,
+        nice: i32,
+    ) {
+        let done = self.hibernate_or_stop_if_idle(&vm, policy, nice).await;
         let mut watches = self.watches.lock();
         // The next check forgets a VM that does not run.
         let Some(watch) = watches.get_mut(&vm.id) else {
@@ -150,6 +156,7 @@ impl Node {
         &self,
         vm: &Arc<VmHandle>,
         policy: IdlePolicy,
+        nice: i32,
     ) -> Result<bool> {
         // A VM with an operation in progress is not idle.
         let Some(one) = vm.try_operate().filter(|one| one.state == VmState::Running) else {
@@ -164,7 +171,8 @@ impl Node {
             IdleAction::Hibernate => {
                 let socket = self.capturable(vm).await?;
                 let watch = Stopwatch::start(&self.host.clock);
-                self.hibernate_now(vm, &socket, hibernating, watch).await?;
+                self.hibernate_now(vm, &socket, hibernating, nice, watch)
+                    .await?;
             }
             IdleAction::Stop => {
                 vm.ask(|reply| Command::Stop(DEFAULT_GRACE, reply))

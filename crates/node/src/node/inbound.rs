@@ -1,4 +1,5 @@
-//! Connections to published ports of hibernated VMs: each wakes its VM and is forwarded to it.
+//! Connections and datagrams to published ports of hibernated VMs: they wake their VM and are
+//! forwarded to it.
 
 use super::Node;
 use jiffy_content::error::{Error, Result};
@@ -37,11 +38,13 @@ async fn forward_connection(node: Arc<Node>, vm: Arc<VmHandle>, connection: Inbo
     let Ok(()) = node.wake_with_timeout(&vm).await else {
         return;
     };
+    // Further datagrams to a VM that sleeps again must wake it; an open connection stays open.
+    let is_flow = connection.is_flow();
     tokio::select! {
         relayed = connection.relay() => if let Err(error) = relayed {
             debug!(vm = %vm.name, %error, "a connection to a published port failed");
         },
-        _ = vm.when(|view| !view.lives()) => {}
+        _ = vm.when(|view| !view.lives() || is_flow && !view.is_active()) => {}
     }
 }
 

@@ -16,6 +16,7 @@ use jiffy_content::room::memory::{self as room, Amount, Background};
 use jiffy_content::snapshots::draft::Draft;
 use jiffy_content::snapshots::remove_in_background;
 use jiffy_content::snapshots::saved::Saved;
+use jiffy_sys::priority::BACKGROUND;
 use jiffy_vmhost::agent;
 use jiffy_vmhost::control;
 use jiffy_vmhost::frames::FrameReader;
@@ -226,7 +227,8 @@ impl Node {
         manifest.main = MainState::Pending;
         manifest.lazy_root = root.lazy.clone();
         let folder = self.host.paths.golden();
-        let draft = Draft::new(&folder)?;
+        let mut draft = Draft::new(&folder)?;
+        draft.set_nice(BACKGROUND);
         let taken = self.quiesce_and_capture(vm, false, &mut watch).await?;
         manifest.note_processor(self.processor_of(vm).await);
         let to = folder.join(key);

@@ -193,7 +193,9 @@ impl Node {
                     .fetch_add(gives, Ordering::Relaxed);
                 tokio::spawn(async move {
                     let _place = place;
-                    Arc::clone(&node).hibernate_or_stop(vm, IDLE).await;
+                    // A launch may wait for this memory.
+                    let nice = 0;
+                    Arc::clone(&node).hibernate_or_stop(vm, IDLE, nice).await;
                     node.pressure
                         .being_freed
                         .fetch_sub(gives, Ordering::Relaxed);
@@ -284,6 +286,15 @@ fn memory_mib(vm: &VmHandle) -> u64 {
 
 /// MiB that hibernating a VM frees.
 fn reclaimable_mib(vm: &VmHandle) -> u64 {
+    (resident_kib(vm) >> 10).max(1)
+}
+
+/// MiB of the host's memory that these VMs use. What several share counts for each.
+pub(super) fn used_mib(vms: &[Arc<VmHandle>]) -> u64 {
+    vms.iter().map(|vm| resident_kib(vm)).sum::<u64>() >> 10
+}
+
+fn resident_kib(vm: &VmHandle) -> u64 {
     let pid = vm.view.borrow().vm.pid;
-    (pid.and_then(sample::resident_kib).unwrap_or(0) >> 10).max(1)
+    pid.and_then(sample::resident_kib).unwrap_or(0)
 }

@@ -37,6 +37,15 @@ fn waiting_caller() -> Caller {
     }
 }
 
+/// Another request for this VM waits for longer than this one may.
+pub(super) fn another_waits(vm: &VmHandle) -> Error {
+    let name = &vm.name;
+    Error::no_room(format!(
+        "Another request for the VM {name} waits for memory or vCPUs."
+    ))
+    .hint("See `jiffy queue`; stop other VMs, end that request, or wait longer with --wait.")
+}
+
 fn client_left(vm: &VmHandle) -> Error {
     let name = &vm.name;
     Error::wrong_state(format!(
@@ -61,11 +70,7 @@ impl Node {
             biased;
             () = client_gone() => Err(client_left(vm)),
             one = vm.operate() => Ok(one),
-            () = too_long => Err(Error::no_room(format!(
-                "Another request for the VM {} waits for memory or vCPUs.",
-                vm.name
-            ))
-            .hint("See `jiffy queue`; stop other VMs, end that request, or wait longer with --wait.")),
+            () = too_long => Err(another_waits(vm)),
         }
     }
 

@@ -1,7 +1,8 @@
 //! Hibernate and wake: a VM's memory is on disk instead of in a VMM.
 
 use super::limits::current_spec;
-use super::operation::{Stopwatch, for_clients};
+use super::operation::{Caller, Stopwatch, for_clients};
+use super::queue::another_waits;
 use super::snapshot::write;
 use super::{Node, balloon};
 use jiffy_content::clock::monotonic_ns;
@@ -11,16 +12,20 @@ use jiffy_content::room::memory::Amount;
 use jiffy_content::snapshots::draft::Draft;
 use jiffy_content::snapshots::remove_in_background;
 use jiffy_content::snapshots::saved::Saved;
+use jiffy_sys::priority::AWAITED;
 use jiffy_vmhost::folders;
 use jiffy_vmhost::handle::{Command, HibernationMark, Operation, VmHandle};
 use jiffy_vmhost::launch::{Beginning, Handle, Plan, Restoring, volume_disk};
 use jiffy_vmhost::network::Network;
-use jiffy_wire::api::{Hibernated, MemoryForm, Purpose, Vm, VmState};
+use jiffy_wire::api::{ErrorKind, Hibernated, MemoryForm, Purpose, Vm, VmState};
 use jiffy_wire::timeline::names;
+use std::future::Future;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until};
 use tracing::{info, warn};
 
 /// MiB that the balloon leaves to the guest, whose init has to run until the capture.
@@ -52,7 +57,8 @@ impl Node {
         let one = self.operate_for_client(&vm).await?;
         let socket = self.capturable(&vm).await?;
         let hibernating = self.begin_hibernation(&vm, &one);
-        self.hibernate_now(&vm, &socket, hibernating, watch).await
+        self.hibernate_now(&vm, &socket, hibernating, AWAITED, watch)
+            .await
     }
 
     /// Marks a VM as being hibernated, and makes new connections to its ports wait.
@@ -72,12 +78,14 @@ impl Node {
         }
     }
 
-    /// Hibernates a VM that was checked and marked.
+    /// Hibernates a VM that was checked and marked. Its memory is compressed with a nice value that is
+    /// higher by `nice`: not in the background, because a request for this VM waits until it sleeps.
     pub(super) async fn hibernate_now(
         &self,
         vm: &VmHandle,
         socket: &Path,
         mut hibernating: Hibernating<'_>,
+        nice: i32,
         mut watch: Stopwatch,
     ) -> Result<Hibernated> {
         vm.waking.forget();
@@ -85,7 +93,8 @@ impl Node {
         let _whole = self.complete_root(&root).await?;
         let folder = self.host.paths.vm(&vm.id);
         let mut manifest = self.manifest_of(vm, &root, MemoryForm::Image).await?;
-        let draft = Draft::new(&folder)?;
+        let mut draft = Draft::new(&folder)?;
+        draft.set_nice(nice);
         let room = self.reserve_missing_memory(vm).await?;
         // Before the freeze: a frozen guest answers no other requests.
         let spare = balloon::spare(socket, LEFT_FREE).await;
@@ -174,7 +183,9 @@ impl Node {
         self.hand_over(vm, plan).await
     }
 
-    /// Wakes a hibernated or hibernating VM, once for all concurrent requests.
+    /// Wakes a hibernated or hibernating VM, once for all concurrent requests. Each waits for memory and
+    /// vCPUs as its caller wants: one that waits for less time than the request that began the wake
+    /// gives up earlier, and one that explicitly waits for longer tries again.
     pub async fn wake_if_asleep(self: &Arc<Self>, vm: &Arc<VmHandle>) -> Result<()> {
         vm.hibernation_settled().await;
         // A request that comes during a wake gets the same result as the others.
@@ -182,18 +193,49 @@ impl Node {
         if !sleeps && !vm.waking.is_in_progress() {
             return Ok(());
         }
-        let wake = |clients: watch::Receiver<()>| {
-            let (node, vm) = (Arc::clone(self), Arc::clone(vm));
-            for_clients(clients.clone(), async move {
-                let woken = node.wake_and_wait(Arc::clone(&vm)).await;
-                if let (Err(error), true) = (&woken, clients.has_changed().is_ok()) {
-                    warn!(vm = %vm.name, %error, "a VM can't be woken for a request");
+        let wait = Caller::current().wait;
+        let until = Instant::now() + self.host.room.wait_limit(wait);
+        loop {
+            // Whether this request began the wake, which then ends in time.
+            let own = AtomicBool::new(false);
+            let too_long = async {
+                sleep_until(until).await;
+                match own.load(Ordering::Relaxed) {
+                    true => std::future::pending().await,
+                    false => self.host.room.when_queued_for(&vm.id).await,
                 }
-                woken.map(drop)
-            })
-        };
-        let woken = vm.waking.join(wake).await;
-        woken.unwrap_or_else(|| Err(Error::internal("A task of jiffyd did not finish.")))
+            };
+            let wake = |clients| {
+                own.store(true, Ordering::Relaxed);
+                self.wake_for(vm, clients)
+            };
+            let woken = tokio::select! {
+                woken = vm.waking.join(wake) => woken,
+                () = too_long => return Err(another_waits(vm)),
+            };
+            let woken =
+                woken.unwrap_or_else(|| Err(Error::internal("A task of jiffyd did not finish.")));
+            let is_short = |error: &Error| error.0.kind == ErrorKind::NoRoom;
+            let may_wait = wait.is_some() && Instant::now() < until;
+            if own.into_inner() || !may_wait || !woken.as_ref().is_err_and(is_short) {
+                return woken;
+            }
+        }
+    }
+
+    fn wake_for(
+        self: &Arc<Self>,
+        vm: &Arc<VmHandle>,
+        clients: watch::Receiver<()>,
+    ) -> impl Future<Output = Result<()>> + use<> {
+        let (node, vm) = (Arc::clone(self), Arc::clone(vm));
+        for_clients(clients.clone(), async move {
+            let woken = node.wake_and_wait(Arc::clone(&vm)).await;
+            if let (Err(error), true) = (&woken, clients.has_changed().is_ok()) {
+                warn!(vm = %vm.name, %error, "a VM can't be woken for a request");
+            }
+            woken.map(drop)
+        })
     }
 
     /// Wakes a hibernated VM; returns when it is ready.

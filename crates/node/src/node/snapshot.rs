@@ -12,6 +12,7 @@ use jiffy_content::snapshots::captured::Captured;
 use jiffy_content::snapshots::draft::Draft;
 use jiffy_content::snapshots::saved::{self, Saved};
 use jiffy_content::snapshots::{inspect, memory};
+use jiffy_sys::priority::{AWAITED, lowered};
 use jiffy_vmhost::control;
 use jiffy_vmhost::handle::{Command, VmHandle};
 use jiffy_wire::api::{
@@ -338,7 +339,9 @@ impl Node {
         // The fetch may have taken minutes, and a VM may have been started from it meanwhile.
         self.wait_for_recording(&saved, &name).await?;
         let work = tokio::task::spawn_blocking(move || {
-            memory::optimise(&saved.memory(), &saved.recording())?;
+            lowered(AWAITED, || {
+                memory::optimise(&saved.memory(), &saved.recording())
+            })?;
             let mut manifest = saved.manifest.clone();
             manifest.optimised = true;
             manifest.memory_bytes = memory::bytes_of(&saved.memory()).map_err(|error| {

@@ -1,5 +1,6 @@
 //! Copies `jiffy-ssh-guest` into the VM and starts it there.
 
+use jiffy_cli::WaitTime;
 use jiffy_cli::client::{Client, Upgraded, encoded, vm_path};
 use jiffy_cli::failure::{Failure, Result, reason};
 use jiffy_wire::agent::{
@@ -18,6 +19,7 @@ pub struct Guest {
     vm: Vm,
     /// Path of `jiffy-ssh-guest` in the VM.
     program: String,
+    time: WaitTime,
 }
 
 /// Result of an attempt to start `jiffy-ssh-guest`.
@@ -28,7 +30,7 @@ enum Started {
 
 impl Guest {
     /// Wakes the VM if it is hibernated, and copies `program` into it if it is missing there.
-    pub async fn prepare(client: Client, vm: Vm, program: &Path) -> Result<Guest> {
+    pub async fn prepare(client: Client, vm: Vm, program: &Path, time: WaitTime) -> Result<Guest> {
         let contents = std::fs::read(program).map_err(|error| {
             Failure::new(format!(
                 "{} can't be read: {}",
@@ -42,6 +44,7 @@ impl Guest {
             client,
             vm,
             program: format!("{FOLDER}/jiffy-ssh-{}", &hash[..16]),
+            time,
         };
         if let Started::NotThere = guest.check().await? {
             guest.copy(contents).await?;
@@ -70,7 +73,7 @@ impl Guest {
 
     /// Starts a command in the VM.
     pub async fn exec(&self, command: &Command) -> Result<Upgraded> {
-        let path = vm_path(&self.vm.id, "/exec");
+        let path = vm_path(&self.vm.id, &format!("/exec{}", self.time.query()));
         self.client.upgrade(&path, Some(command)).await
     }
 
@@ -102,8 +105,8 @@ impl Guest {
     }
 
     async fn copy(&self, contents: Vec<u8>) -> Result<()> {
-        let query = format!("/copy-in?path={}", encoded(&self.program));
-        let path = vm_path(&self.vm.id, &query);
+        let order = format!("/copy-in?path={}", encoded(&self.program));
+        let path = vm_path(&self.vm.id, &self.time.after(&order));
         let Upgraded { mut frames, .. } = self.client.upgrade::<()>(&path, None).await?;
         let entry = CopyEntry {
             path: String::new(),

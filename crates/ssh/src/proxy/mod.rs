@@ -53,7 +53,7 @@ pub async fn serve(context: &Context, options: SshProxy) -> Result<Outcome> {
     let keys = Keys::below(context.folders.data()?);
     let (user_key, host_key) = (keys.client()?, keys.host(&vm.id)?);
     let program = context.folders.program("jiffy-ssh-guest")?;
-    let guest = Guest::prepare(client, vm, &program).await?;
+    let guest = Guest::prepare(client, vm, &program, options.time).await?;
     let backlog = Arc::new(Backlog::default());
     let unusable = |error| Failure::io("stdin and stdout can't be used for SSH", error);
     let input = open(std::io::stdin().as_fd())

@@ -19,6 +19,7 @@ use jiffy_content::paths::Paths;
 use jiffy_jail::access::{open_folder, open_socket};
 use jiffy_jail::{Identity, Share};
 use jiffy_sys::durable::remove_any;
+use jiffy_sys::priority::BACKGROUND;
 use jiffy_sys::regular;
 use rustix::process::Pid;
 use std::ffi::OsStr;
@@ -37,8 +38,6 @@ const KEPT_DESCRIPTORS: u64 = 128;
 /// Most descriptors that the daemon keeps open for a running VM without clients: its process,
 /// events, socket and connection of its guest, log, link, and one in reserve.
 const DESCRIPTORS_OF_A_VM: u64 = 7;
-/// The nice value of VMs of background work.
-const LOW_PRIORITY: i32 = 19;
 
 /// Makes the run folder and the configuration, and spawns the VMM, or uses a spare or the
 /// standby. A restored guest has `gate_time` to pass its gate. After an error nothing runs; the
@@ -247,7 +246,7 @@ fn spawn_process(
     if plan.low_priority {
         // Set before the process has threads, which inherit it.
         let pid = Pid::from_raw(process.pid as i32);
-        let _ = rustix::process::setpriority_process(pid, LOW_PRIORITY);
+        let _ = rustix::process::setpriority_process(pid, BACKGROUND);
     }
     Ok(Spawned {
         process,

@@ -316,7 +316,7 @@ impl Network {
         }
     }
 
-    /// A VM hibernates: from now on this process accepts connections to its TCP ports
+    /// A VM hibernates: from now on this process accepts connections and datagrams to its ports
     /// ([`Network::inbound`]).
     pub fn divert_ports(&self, id: &str) {
         if let (State::On(on), Ok(vm)) = (&self.0, id_from(id)) {
@@ -324,7 +324,7 @@ impl Network {
         }
     }
 
-    /// A VM is awake: new connections to its TCP ports reach it again.
+    /// A VM is awake: new connections and datagrams of further clients reach it again.
     pub fn restore_ports(&self, id: &str) {
         let (State::On(on), Ok(vm)) = (&self.0, id_from(id)) else {
             return;

@@ -14,7 +14,7 @@ use jiffy_content::model::vm::{VmRecord, is_active};
 use jiffy_content::paths::Paths;
 use jiffy_content::records::networks;
 use jiffy_net::host::{GuestSpec, Host, HostOptions, Report};
-use jiffy_net::inbound::Acceptor;
+use jiffy_net::inbound::{Acceptor, Reached, SleepingVm};
 use jiffy_net::names::resolvers::Resolvers;
 use jiffy_net::names::{Directory, NameServer, Sockets};
 use jiffy_net::policy::hold::Held;
@@ -183,6 +183,14 @@ fn open(settings: &Settings, paths: &Paths, vms: &[Found]) -> Result<On, String>
         directory.set(asker(record, spec, &host.addresses(spec)));
     }
     let (inbound, waiting) = Acceptor::new(max_inbound());
+    for (&vm, held) in &mut held {
+        // The kernel leads flows to these sockets that an earlier daemon relayed.
+        if let Some(guest) = host.guest(vm) {
+            let (v4, v6) = (guest.v4, guest.v6);
+            let reached = Reached::At { v4, v6, ranges };
+            inbound.receive(held, SleepingVm { vm, reached });
+        }
+    }
     serve_names(&directory, sockets, gateway.into())?;
     Ok(On {
         inner: Mutex::new(Inner {

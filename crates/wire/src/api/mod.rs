@@ -13,11 +13,11 @@
 //! | `POST /v1/vms/{vm}/kill?signal=N` | | [`Vm`]: without a signal the VM ends at once, with one its first command gets it |
 //! | `POST /v1/vms/{vm}/wait` | | [`Vm`] once it has ended |
 //! | `DELETE /v1/vms/{vm}?force=true` | | 204 |
-//! | `POST /v1/vms/{vm}/exec` | [`crate::agent::Command`] | 101, then frames as above |
-//! | `POST /v1/vms/{vm}/attach` | | 101, then frames as above, for the first command |
+//! | `POST /v1/vms/{vm}/exec?priority=P&wait_s=N` | [`crate::agent::Command`] | 101, then frames as above |
+//! | `POST /v1/vms/{vm}/attach?priority=P&wait_s=N` | | 101, then frames as above, for the first command |
 //! | `GET /v1/vms/{vm}/logs?follow=true&tail=N&source=command\|console\|vmm` | | a stream of frames [`LogChunk`] |
-//! | `POST /v1/vms/{vm}/copy-in?path=P` | | 101, then [`crate::agent::CopyFrame`]s in, one [`crate::agent::CopyDone`] out |
-//! | `POST /v1/vms/{vm}/copy-out?path=P` | | 101, then [`crate::agent::CopyFrame`]s out |
+//! | `POST /v1/vms/{vm}/copy-in?path=P&priority=P&wait_s=N` | | 101, then [`crate::agent::CopyFrame`]s in, one [`crate::agent::CopyDone`] out |
+//! | `POST /v1/vms/{vm}/copy-out?path=P&priority=P&wait_s=N` | | 101, then [`crate::agent::CopyFrame`]s out |
 //! | `GET /v1/vms/{vm}/stat` | | [`crate::agent::Stat`] |
 //! | `GET /v1/vms/{vm}/timeline` | | [`crate::timeline::Timeline`] |
 //! | `POST /v1/vms/{vm}/pause` | | [`Vm`], its vCPUs stopped |
@@ -43,7 +43,7 @@
 //! | `POST /v1/pulls` | [`PullImage`] | a stream of lines [`PullStep`], JSON |
 //! | `POST /v1/pushes` | [`PushArtifact`] | a stream of lines [`PullStep`], JSON |
 //! | `POST /v1/vms/{vm}/commit` | [`CommitVm`] | [`Committed`] |
-//! | `POST /v1/vms/{vm}/limits` | [`Limits`] | [`Vm`] with its new limits |
+//! | `POST /v1/vms/{vm}/limits?priority=P&wait_s=N` | [`Limits`] | [`Vm`] with its new limits |
 //! | `POST /v1/vms/{vm}/policy` | [`NetworkPolicy`] | [`Vm`] with its new policy |
 //! | `GET /v1/networks` | | `[Network]` |
 //! | `GET /v1/networks/{name}` | | [`Network`] |

@@ -3,7 +3,7 @@
 use super::world::*;
 use super::{on_host, open, spec};
 use crate::policy::hold::Held;
-use std::net::TcpStream;
+use std::net::{TcpStream, UdpSocket};
 
 #[test]
 fn published_ports_are_reached_from_where_they_are_published() {
@@ -72,7 +72,7 @@ fn published_ports_are_reached_from_where_they_are_published() {
 }
 
 #[test]
-fn tcp_ports_of_a_hibernated_vm_lead_to_this_process() {
+fn ports_of_a_hibernated_vm_lead_to_this_process() {
     let world = World::new();
     let (mut host, _) = open(&world);
     let mut own = on_host(&world, || spec(&mut host, 1));
@@ -85,6 +85,17 @@ fn tcp_ports_of_a_hibernated_vm_lead_to_this_process() {
     let outside = || world.outside.run(|| hear(HOST, 8080));
     assert_eq!(outside().as_deref(), Some("web 198.51.100.2"));
 
+    let tracked = world
+        .outside
+        .run(|| UdpSocket::bind("0.0.0.0:0").expect("a socket"));
+    tracked.set_read_timeout(Some(TIMEOUT)).expect("a socket");
+    let ask_again = || {
+        tracked.send_to(b"?", (HOST, 5353)).expect("sent");
+        let mut said = [0; 200];
+        let (length, _) = tracked.recv_from(&mut said).expect("an answer");
+        String::from_utf8_lossy(&said[..length]).into_owned()
+    };
+    assert_eq!(ask_again(), "dns 198.51.100.2");
     let open = world.outside.run(|| TcpStream::connect((HOST, 8080)));
     let open = open.expect("a connection");
     let counted = on_host(&world, || host.open_connections().expect("counted"));
@@ -100,12 +111,13 @@ fn tcp_ports_of_a_hibernated_vm_lead_to_this_process() {
         .run(|| Server::tcp(&world.host, "0.0.0.0", 8080, "front"));
     assert_eq!(outside().as_deref(), Some("front 198.51.100.2"));
     drop(front);
-    let asked = world.outside.run(|| ask(HOST, 5353));
-    assert_eq!(
-        asked.as_deref(),
-        Some("dns 198.51.100.2"),
-        "UDP ports stay forwarded"
-    );
+    let resolved = || world.outside.run(|| ask(HOST, 5353));
+    let front = world
+        .host
+        .run(|| Server::udp(&world.host, "0.0.0.0", 5353, "front"));
+    assert_eq!(resolved().as_deref(), Some("front 198.51.100.2"));
+    assert_eq!(ask_again(), "front 198.51.100.2", "a flow that was tracked");
+    drop(front);
     // An open connection stays with the VM.
     let counted = on_host(&world, || host.open_connections().expect("counted"));
     assert!(counted[&own.vm] >= 1, "{counted:?}");
