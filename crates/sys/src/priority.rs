@@ -43,7 +43,7 @@ mod tests {
         let inside = lowered(AWAITED, || (own_nice(), thread::spawn(own_nice).join()));
         assert_eq!(inside.0, lower);
         assert_eq!(inside.1.unwrap(), lower);
-        assert_eq!(lowered(BACKGROUND, own_nice), 19);
+        assert_eq!(lowered(BACKGROUND, own_nice), (before + BACKGROUND).min(19));
         assert_eq!(lowered(0, own_nice), before);
         assert_eq!(own_nice(), before);
     }

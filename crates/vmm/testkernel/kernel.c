@@ -5,13 +5,11 @@
      count        count in memory at COUNTER for ever, marking every COUNT_MARK
      timer        set a counter of the timer chip going and wait for it
      triplefault  crash
+     devices      use a virtio disk and network interface for ever
      hlt          sleep for ever
    With `quiet` it prints nothing. */
 
-typedef unsigned char u8;
-typedef unsigned short u16;
-typedef unsigned int u32;
-typedef unsigned long u64;
+#include "kernel.h"
 
 struct start_info {
     u32 magic, version, flags, modules;
@@ -33,11 +31,7 @@ void triple_fault(void);
 
 static int quiet;
 
-static void out8(u16 port, u8 value) { __asm__ volatile("outb %0, %1" : : "a"(value), "d"(port)); }
-static u8 in8(u16 port) { u8 value; __asm__ volatile("inb %1, %0" : "=a"(value) : "d"(port)); return value; }
-static void out16(u16 port, u16 value) { __asm__ volatile("outw %0, %1" : : "a"(value), "d"(port)); }
-
-static void print(const char *text)
+void print(const char *text)
 {
     while (!quiet && *text)
         out8(COM1, *text++);
@@ -172,6 +166,8 @@ void main(const struct start_info *info)
         timer();
     if (has_word(command_line, "count"))
         count();
+    else if (has_word(command_line, "devices"))
+        use_devices(command_line);
     else if (has_word(command_line, "triplefault"))
         triple_fault();
     else if (has_word(command_line, "reset"))

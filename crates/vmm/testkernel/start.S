@@ -1,5 +1,5 @@
 /* Entered by PVH: 32-bit protected mode, paging off, start info in EBX.
-   Maps the first GiB one to one, goes to long mode and calls main(). */
+   Maps the first 4 GiB one to one, goes to long mode and calls main(). */
 
     .section .note, "a", @note
     .balign 4
@@ -19,10 +19,15 @@ start:
     mov %eax, level4
     mov $level2, %eax
     or $3, %eax
-    mov %eax, level3
+    mov $level3, %edi
+    mov $4, %ecx
+1:  mov %eax, (%edi)
+    add $0x1000, %eax
+    add $8, %edi
+    loop 1b
     mov $level2, %edi
     mov $0x83, %eax             /* present, writable, 2 MiB */
-    mov $512, %ecx
+    mov $2048, %ecx
 1:  mov %eax, (%edi)
     movl $0, 4(%edi)
     add $0x200000, %eax
@@ -62,6 +67,10 @@ triple_fault:
     lidt no_idt
     ud2
 
+    .globl on_interrupt
+on_interrupt:
+    iretq
+
     .section .rodata
     .balign 8
 gdt:
@@ -79,6 +88,6 @@ no_idt:
     .balign 4096
 level4: .skip 4096
 level3: .skip 4096
-level2: .skip 4096
+level2: .skip 4 * 4096
     .skip 8192
 stack_top:

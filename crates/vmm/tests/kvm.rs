@@ -1,6 +1,9 @@
 //! Guests on a real KVM. The tests are marked `#[ignore]`, because a development host may have
 //! none; `make test` runs them in the machine.
 
+#[path = "kvm/foreign.rs"]
+mod foreign;
+
 use jiffy_sys::pagemap::Pagemap;
 use jiffy_sys::termination::TerminationFd;
 use jiffy_vmm::capture::Capture;

@@ -11,6 +11,10 @@
 //! reader of one packing can also use the others (`store::partial::packings`). So an artifact
 //! pushed with somebody else's id can't block access to the real one.
 
+mod removal;
+
+pub use removal::Held;
+
 use crate::error::of_registry;
 use crate::error::{Error, Result, is_full};
 use crate::records;
@@ -19,13 +23,12 @@ use jiffy_store::Outline;
 use jiffy_store::partial::{is_partial, map_path, packings};
 use jiffy_store::{Codec, ImageId, ImageReader, ParentRef, WriteError, WriteOptions, write_image};
 use jiffy_sys::causes;
-use jiffy_sys::mutex::lock;
 use jiffy_sys::priority::{AWAITED, lowered};
 use jiffy_wire::pager::Origin;
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 use tracing::info;
 
 /// Bytes of a chunk. Small chunks fetch less data that was not asked for; large chunks compress
@@ -316,93 +319,6 @@ impl Chunks {
         Ok((image.hot_range().end, tail))
     }
 
-    /// Keeps these images from being removed as unused until the hold is dropped.
-    pub fn hold(&self, ids: &[String]) -> Held {
-        self.lock().extend(ids.iter().cloned());
-        Held {
-            held: Arc::clone(&self.held),
-            ids: ids.to_vec(),
-        }
-    }
-
-    /// The ids that are held now.
-    pub fn held(&self) -> Vec<String> {
-        self.lock().clone()
-    }
-
-    /// Removes all images that are neither wanted nor held, with the files beside them; returns
-    /// the bytes that were freed.
-    pub fn remove_unused(&self, wanted: impl Fn(&str) -> bool) -> u64 {
-        use std::os::unix::fs::MetadataExt;
-        let held = self.lock();
-        let is_unused = |name: &str| {
-            let id = id_in(name);
-            id.is_some_and(|id| !wanted(id) && !held.iter().any(|held| held == id))
-        };
-        let mut unused = self.entries();
-        unused.retain(|(name, _)| is_unused(name));
-        // Images first, synced: an image that lost its map would be taken for a whole one.
-        let (images, others): (Vec<_>, Vec<_>) = unused
-            .into_iter()
-            .partition(|(name, _)| name.ends_with(SUFFIX));
-        let mut bytes = 0;
-        for (_, path) in &images {
-            let stored = fs::metadata(path).map_or(0, |data| data.blocks() * 512);
-            if fs::remove_file(path).is_ok() {
-                bytes += stored;
-            }
-        }
-        if !images.is_empty() {
-            let _ = jiffy_sys::durable::sync_folder_of(&images[0].1);
-        }
-        for (name, path) in others {
-            let image = name.trim_start_matches('.').strip_suffix(PRESENT);
-            // If the image could not be removed, it needs its map.
-            if image.is_none_or(|image| !self.folder.join(image).exists()) {
-                let _ = fs::remove_file(path);
-            }
-        }
-        bytes
-    }
-
-    /// Removes what a killed daemon has left half done. The map of a partial image begins with a
-    /// dot, too, and is kept.
-    pub fn sweep(&self) {
-        for (name, path) in self.entries() {
-            let orphan = match id_in(&name) {
-                Some(id) => {
-                    let is_map = |image: &str| map_path(&self.folder.join(image)) == path;
-                    let image = name
-                        .strip_prefix('.')
-                        .and_then(|name| name.strip_suffix(PRESENT));
-                    let of_image = image
-                        .is_some_and(|image| is_map(image) && self.folder.join(image).exists());
-                    !self.has(id) || name.starts_with('.') && !of_image
-                }
-                None => name.starts_with('.'),
-            };
-            if orphan {
-                info!(path = %path.display(), "removing an unfinished file of an earlier daemon");
-                let _ = fs::remove_dir_all(&path).or_else(|_| fs::remove_file(&path));
-            }
-        }
-    }
-
-    /// Names and paths of all files in the folder.
-    fn entries(&self) -> Vec<(String, PathBuf)> {
-        let entries = fs::read_dir(&self.folder).into_iter().flatten().flatten();
-        entries
-            .map(|entry| {
-                let name = entry.file_name().to_string_lossy().into_owned();
-                (name, entry.path())
-            })
-            .collect()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<String>> {
-        lock(&self.held)
-    }
-
     fn origins_file(&self, id: &str) -> PathBuf {
         self.folder.join(format!("{id}.origins.json"))
     }
@@ -426,30 +342,6 @@ pub fn with_origin(known: &[Origin], origin: Origin) -> Vec<Origin> {
     });
     origins.truncate(MAX_ORIGINS);
     origins
-}
-
-/// A hold on images of chunks: they are not removed until it is dropped.
-#[derive(Debug)]
-pub struct Held {
-    held: Arc<Mutex<Vec<String>>>,
-    ids: Vec<String>,
-}
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        let mut held = lock(&self.held);
-        for id in &self.ids {
-            if let Some(at) = held.iter().position(|held| held == id) {
-                held.swap_remove(at);
-            }
-        }
-    }
-}
-
-/// The id in a file name: of `ID.jimg`, `ID.origins.json`, `.ID.jimg.present` and so on.
-fn id_in(name: &str) -> Option<&str> {
-    let (id, _) = name.strip_prefix('.').unwrap_or(name).split_once('.')?;
-    parse_id(id).is_ok().then_some(id)
 }
 
 /// Bytes before the first chunk (docs/image-format.md).
@@ -572,27 +464,6 @@ mod tests {
                 .count(),
             0
         );
-    }
-
-    /// A partial image without its map would be taken for a whole one, also by the next daemon if
-    /// this one is killed between the two removals.
-    #[test]
-    fn an_image_is_removed_before_its_map_and_keeps_it_if_it_stays() {
-        let folder = tempfile::tempdir().unwrap();
-        let chunks = Chunks::new(folder.path().to_owned());
-        let image = chunks.path(&"0".repeat(32));
-        let map = map_path(&image);
-        // A folder can't be removed as a file is.
-        fs::create_dir(&image).unwrap();
-        fs::write(&map, "the map").unwrap();
-        assert_eq!(chunks.remove_unused(|_| false), 0);
-        assert!(map.exists() && image.exists());
-        chunks.sweep();
-        assert!(map.exists() && image.exists());
-        fs::remove_dir(&image).unwrap();
-        fs::write(&image, "the image").unwrap();
-        assert!(chunks.remove_unused(|_| false) > 0);
-        assert!(!map.exists() && !image.exists());
     }
 
     #[test]

@@ -16,18 +16,22 @@
 //! something is given back, so it is not overtaken by one that needs less. A new request checks at
 //! once if it is the first. A capture waits beside the queue (`beside`). Background work
 //! ([`Room::reserve_background`]) never waits and never delays a request. A spare VMM reserves
-//! nothing: its few MiB belong to the VM that takes it.
+//! nothing: its few MiB belong to the VM that takes it. `reserved` is what a VM has.
 
 mod amount;
+mod background;
 mod beside;
 mod line;
 mod request;
+mod reserved;
 mod shortage;
 #[cfg(test)]
 mod tests;
 
 pub use amount::Amount;
+pub use background::{Background, memory_needed};
 pub use request::{DEFAULT_OWNER, Request};
+pub use reserved::Reserved;
 pub use shortage::{Lacking, Memory, vcpus};
 
 use super::Limit;
@@ -112,26 +116,6 @@ struct Totals {
     held: Amount,
     /// Reserved by background work.
     background: Amount,
-}
-
-/// Memory and vCPUs that were reserved; they are given back when this is dropped.
-#[derive(Debug)]
-pub struct Reserved {
-    room: Arc<Room>,
-    amount: Amount,
-    count: u32,
-    is_background: bool,
-    /// When the wait for it began and ended, if there was one: monotonic nanoseconds.
-    pub waited_ns: Option<(u64, u64)>,
-}
-
-/// Memory reserved by background work.
-#[derive(Debug)]
-pub struct Background {
-    _reserved: Reserved,
-    claims: watch::Receiver<u64>,
-    /// The value of `claims` before the reservation.
-    before: u64,
 }
 
 /// A request in the queue, which it leaves when this is dropped.
@@ -385,29 +369,6 @@ impl Room {
         self.wait_until(has_moved, CHANGE_PAUSE).await
     }
 
-    /// Reserves for background work, if there is room now and no request waits. Requests may take
-    /// this memory away ([`Background::claimed`]).
-    pub fn reserve_background(self: &Arc<Self>, amount: Amount) -> Option<Background> {
-        let mut state = self.state();
-        if state.is_low || !state.line.is_empty() {
-            return None;
-        }
-        // Subscribed before the check, so that no claim is missed.
-        let claims = self.claims.subscribe();
-        let before = *claims.borrow();
-        let others = state.totals.background;
-        if !self.shortage(&state, amount, 1).fits_with(others) {
-            return None;
-        }
-        state.totals.background = others.plus(amount);
-        drop(state);
-        Some(Background {
-            _reserved: self.reserved(amount, 1, true),
-            before,
-            claims,
-        })
-    }
-
     /// Sets whether the host is low on memory, whatever the totals are. While it is low, background
     /// work gets no memory and gives up what it has.
     pub fn set_low_memory(&self, is_low: bool) {
@@ -447,16 +408,6 @@ impl Room {
         totals.held = totals.held.plus(fits.want);
         if !fits.fits_with(totals.background) {
             self.claims.send_modify(|claims| *claims += 1);
-        }
-    }
-
-    fn reserved(self: &Arc<Self>, amount: Amount, count: u32, is_background: bool) -> Reserved {
-        Reserved {
-            room: Arc::clone(self),
-            amount,
-            count,
-            is_background,
-            waited_ns: None,
         }
     }
 
@@ -561,89 +512,4 @@ impl std::fmt::Debug for Room {
             .field("totals", &self.state().totals)
             .finish_non_exhaustive()
     }
-}
-
-impl Reserved {
-    /// The VM is ready: what it took is no longer available to others.
-    pub fn note_ready(&mut self) {
-        let soon = self.amount.until_ready();
-        self.amount = self.amount.less(soon);
-        if soon.soon > 0 {
-            self.room.give_back(soon, self.is_background);
-        }
-    }
-
-    /// Changes the number of vCPUs. An error if more than there are would be reserved.
-    pub fn set_cpus(&mut self, cpus: u64) -> Result<()> {
-        let of = |cpus| Amount {
-            cpus,
-            ..Amount::default()
-        };
-        let before = std::mem::replace(&mut self.amount.cpus, cpus);
-        if cpus < before {
-            self.room.give_back(of(before - cpus), self.is_background);
-        } else if let Err(error) = self.room.add(of(cpus - before)) {
-            self.amount.cpus = before;
-            return Err(error);
-        }
-        Ok(())
-    }
-
-    /// Adds memory that was reserved for the same VM; the VM can use it from now on.
-    pub fn add(&mut self, mut more: Reserved) {
-        more.note_ready();
-        self.amount = self.amount.plus(std::mem::take(&mut more.amount));
-    }
-
-    /// Gives back the memory above this many MiB, which the VM has given up.
-    pub fn shrink_memory(&mut self, mib: u64) {
-        let less = self.amount.whole.saturating_sub(mib);
-        if less > 0 {
-            self.amount.whole = mib;
-            let less = Amount {
-                whole: less,
-                ..Amount::default()
-            };
-            self.room.give_back(less, self.is_background);
-        }
-    }
-
-    /// Splits it into one reservation for each VM.
-    pub fn split(mut self) -> Vec<Reserved> {
-        let count = self.count.max(1);
-        let each = self.amount.divided(count);
-        self.amount = self.amount.less(each.times(count));
-        let part = |_| {
-            let mut part = self.room.reserved(each, 1, self.is_background);
-            part.waited_ns = self.waited_ns;
-            part
-        };
-        (0..count).map(part).collect()
-    }
-}
-
-impl Drop for Reserved {
-    fn drop(&mut self) {
-        if self.amount != Amount::default() {
-            self.room.give_back(self.amount, self.is_background);
-        }
-    }
-}
-
-impl Background {
-    /// Waits until a request has claimed this memory: the background work must be given up.
-    pub async fn claimed(&mut self) {
-        // The sender is the ledger's, which this holds.
-        let _ = self.claims.wait_for(|claims| *claims > self.before).await;
-    }
-
-    /// Has a request claimed this memory?
-    pub fn was_claimed(&self) -> bool {
-        *self.claims.borrow() > self.before
-    }
-}
-
-/// The error of background work that has no room, or whose memory was claimed.
-pub fn memory_needed() -> Error {
-    Error::no_room("Running VMs need the memory.")
 }
