@@ -40,10 +40,12 @@ fn case(name: String, burst: Burst) -> Case {
                 .map(String::from)
                 .into(),
         },
+        // About the same number of samples for each size, except that of single runs: the other work
+        // takes long to prepare.
         runs: match burst.size {
-            1 => 20,
-            10 => 4,
-            _ => 2,
+            1 => 8,
+            10 => 3,
+            _ => 1,
         },
         // The first run starts the daemon and leaves a golden snapshot.
         warm_up: 1,

@@ -12,9 +12,9 @@ use std::time::Duration;
 /// VMs whose programs never wait.
 const PROGRAMS: u32 = 4;
 /// Time for which other work runs before the burst.
-const BEFORE: Duration = Duration::from_millis(100);
-/// Memory of the VM that is captured, MiB.
-const CAPTURED_MIB: &str = "256";
+const BEFORE: Duration = Duration::from_millis(50);
+/// Copies of 1.35 MiB of text in the memory of the VM that is captured.
+const COPIES: u32 = 30;
 const SNAPSHOT: &str = "burst-snapshot";
 
 /// Requests the runs of a burst at once; returns one sample of each. The first burst has one run
@@ -67,17 +67,13 @@ fn argv(vm: &str, start: Start) -> Vec<String> {
 /// Starts the VMs of the other work.
 fn prepare(load: Load, others: &[String], run: u32) -> Result<()> {
     for vm in others {
-        let memory: &[&str] = match load {
-            Load::Compression => &["--memory", CAPTURED_MIB],
-            _ => &[],
-        };
-        jiffy(&[&["run", "--cold", "--detach", "--name", vm][..], memory].concat())?;
+        jiffy(&["run", "--detach", "--name", vm])?;
     }
     if load == Load::Compression {
         // Text that differs in each run, so that nothing of an earlier snapshot is used.
         let script = format!(
             "head -c 1m /dev/urandom | base64 > /tmp/text && echo {run} > /tmp/all && \
-             for copy in $(seq 50); do cat /tmp/text; done >> /tmp/all"
+             for copy in $(seq {COPIES}); do cat /tmp/text; done >> /tmp/all"
         );
         for vm in others {
             jiffy(&["exec", vm, "--", "sh", "-c", &script])?;
