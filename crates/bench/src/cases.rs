@@ -1,5 +1,7 @@
 //! The cases: their setup in the machine, and their figures.
 
+use crate::burst;
+use crate::data;
 use crate::disk;
 use crate::figure::{Clock, Figure};
 use crate::host_files::addition;
@@ -142,6 +144,7 @@ fn measure_in(
         addition(kernels.plain.into(), PLAIN_KERNEL),
         addition(probe_program()?, PROBE),
     ];
+    files.extend(data::additions(scratch)?);
     let mut cases = vec![
         same_kernel(scratch, &mut files, runs)?,
         own_kernel(scratch, &mut files, runs)?,
@@ -175,10 +178,6 @@ fn measure_in(
             cases.extend(verbs::count_cases(runs));
             cases.push(disk::create_root(runs));
             cases.push(disk::clone_root(runs));
-            // This case needs additional programs and modules.
-            if long || wanted(&format!("{} jiffy", disk::CLONE_ROOT)) {
-                files.extend(disk::additions(scratch)?);
-            }
             // These cases need a filled registry.
             if [image::FIRST_ANSWER, image::PULLED, image::LAZY]
                 .iter()
@@ -193,6 +192,7 @@ fn measure_in(
             // These are last, because they take longer than all others together.
             if long {
                 cases.push(verbs::list_case());
+                cases.extend(burst::cases());
                 let plain = vmm_config(PLAIN_KERNEL);
                 let kernels = network::Kernels {
                     plain: &plain,
@@ -210,7 +210,8 @@ fn measure_in(
     files.sort_by(|a, b| a.guest.cmp(&b.guest));
     files.dedup_by(|a, b| a.guest == b.guest);
 
-    let mut machine = Machine::new(clock, files);
+    let many = cases.iter().any(|case| case.kind.needs_much_memory());
+    let mut machine = Machine::new(clock, files, many);
     let (mut outcomes, mut figures) = (Vec::new(), Vec::new());
     for (index, case) in cases.iter().enumerate() {
         let begun = Instant::now();
@@ -473,6 +474,9 @@ pub fn figures(clock: Clock, outcomes: &[Outcome]) -> Vec<Figure> {
             continue;
         }
         figures.extend(Figure::of_times(case, monitor, clock, samples));
+        if case.starts_with(burst::PREFIX) {
+            figures.extend(burst::figures(outcome));
+        }
         if clock == Clock::Wall {
             continue;
         }

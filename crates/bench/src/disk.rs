@@ -5,7 +5,7 @@
 //! before each run.
 
 use crate::figure::{Clock, Figure};
-use crate::host_files::{addition, guest_initramfs, kernel_modules, with_libraries};
+use crate::host_files::{addition, guest_initramfs};
 use crate::peers::Peer;
 use crate::plan::{Case, Kind, Outcome};
 use anyhow::{Result, bail};
@@ -25,16 +25,10 @@ pub const RANDOM_READS: usize = 1024;
 
 /// In the machine: initramfs of guests that read.
 pub const INITRAMFS: &str = "/bench/reader.cpio";
-/// In the machine: module for RAM disks.
-pub const RAM_DISK_MODULE: &str = "/bench/brd.ko";
 /// In the machine: the file that stays in the page cache.
 pub const WARM_FILE: &str = "/bench/warm.img";
 /// In the machine: the RAM disk for cold reads.
 pub const COLD_FILE: &str = "/dev/ram0";
-/// In the machine: the RAM disk with an XFS.
-pub const XFS_DISK: &str = "/dev/ram1";
-/// In the machine: mkfs.xfs.
-pub const MKFS: &str = "/bench/mkfs.xfs";
 
 /// Instructions to create a root disk of 4 GiB, an empty layer.
 pub const CREATE_ROOT: &str = "disk/create-root/instructions";
@@ -112,20 +106,6 @@ impl FromStr for Reading {
     }
 }
 
-/// Files that these cases need in the machine.
-pub fn additions(scratch: &Path) -> Result<Vec<Addition>> {
-    let reader = scratch.join("reader.cpio");
-    std::fs::write(&reader, guest_initramfs()?)?;
-    let mut additions = with_libraries(&jiffy_machine::disk::find_mkfs()?, MKFS)?;
-    additions.push(addition(reader, INITRAMFS));
-    for module in kernel_modules(&["brd"])? {
-        let path = scratch.join("brd.ko");
-        std::fs::write(&path, &module.contents)?;
-        additions.push(addition(path, RAM_DISK_MODULE));
-    }
-    Ok(additions)
-}
-
 /// The case of creating a root disk.
 pub fn create_root(runs: u32) -> Case {
     Case {
@@ -156,6 +136,9 @@ pub fn cases(
     files: &mut Vec<Addition>,
     runs: u32,
 ) -> Result<Vec<Case>> {
+    let reader = scratch.join("reader.cpio");
+    std::fs::write(&reader, guest_initramfs()?)?;
+    files.push(addition(reader, INITRAMFS));
     let mut cases = Vec::new();
     for reading in Reading::ALL {
         let mut config = base.clone();

@@ -5,6 +5,8 @@
 //! * [`probe`]: runs a case inside the machine.
 //! * [`cases`]: setup of each case, and its figures.
 //! * [`verbs`]: cases that use the `jiffy` command.
+//! * [`burst`]: cases of many runs at once on a node with other work.
+//! * [`data`]: the node's data folder in the machine.
 //! * [`disk`]: cases of disks.
 //! * [`network`]: cases of VMs' network.
 //! * [`image`]: cases of images from registries.
@@ -20,8 +22,10 @@
 //! * [`traffic`]: what passes between a measuring guest and the host.
 //! * [`link`]: a link's address.
 
+pub mod burst;
 pub mod cases;
 pub mod check;
+pub mod data;
 pub mod disk;
 pub mod figure;
 pub mod host_files;

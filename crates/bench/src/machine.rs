@@ -13,7 +13,9 @@ pub const PROBE: &str = "/bench/probe";
 const JAIL: &str = "JIFFY_JAIL";
 /// Time limit for all runs of a case: several times what the longest case takes.
 const CASE_TIME: Duration = Duration::from_secs(150);
-/// Time limit for a case with a thousand VMs.
+/// Memory of a machine for many VMs at once.
+const MUCH_MEMORY_MIB: u32 = 8192;
+/// Time limit for a case with many VMs.
 const MANY_TIME: Duration = Duration::from_secs(900);
 /// Most attempts of a case, each in a new machine.
 const MOST_MACHINES: u32 = 3;
@@ -22,15 +24,18 @@ const MOST_MACHINES: u32 = 3;
 pub struct Machine {
     clock: Clock,
     files: Vec<Addition>,
+    has_much_memory: bool,
     lab: Option<Lab>,
 }
 
 impl Machine {
-    /// A machine with this clock, and these files in addition to its own.
-    pub fn new(clock: Clock, files: Vec<Addition>) -> Machine {
+    /// A machine with this clock, these files in addition to its own, and the usual memory or as
+    /// much as fifty VMs at once or a thousand clones need.
+    pub fn new(clock: Clock, files: Vec<Addition>, has_much_memory: bool) -> Machine {
         Machine {
             clock,
             files,
+            has_much_memory,
             lab: None,
         }
     }
@@ -70,13 +75,16 @@ impl Machine {
             Clock::Instructions => LabOptions::instruction_clock(),
             _ => LabOptions {
                 disk_gib: None,
-                // Enough for a thousand clones, or fifty VMs at once.
-                memory_mib: 8192,
                 ..LabOptions::default()
             },
         };
+        let memory_mib = match self.has_much_memory {
+            true => MUCH_MEMORY_MIB,
+            false => options.memory_mib,
+        };
         Lab::boot(LabOptions {
             files: self.files.clone(),
+            memory_mib,
             ..options
         })
     }
@@ -95,7 +103,7 @@ impl Machine {
         let output = command
             .stdin(serde_json::to_vec(case)?)
             .time_limit(match case.kind {
-                Kind::Clones { .. } | Kind::List { .. } => MANY_TIME,
+                Kind::Clones { .. } | Kind::List { .. } | Kind::Burst { .. } => MANY_TIME,
                 _ => CASE_TIME,
             })
             .keep_output()

@@ -100,6 +100,14 @@ pub enum Kind {
         /// Runs afterwards for each command, to clean up.
         after: Vec<String>,
     },
+    /// Requests runs at once on a node with other work; measures each from its request to the first
+    /// byte of its command's answer, one sample each. Counters [`OTHERS`] and [`WORK`].
+    Burst {
+        /// The runs and the other work.
+        burst: Burst,
+        /// Runs before each run but the first, repeatedly until it succeeds.
+        once: Vec<String>,
+    },
     /// Boots a VM once; measures from the request of its capture until the vCPUs of a child, whose
     /// VMM was a spare, are resumed. The span `pause` is the parent's pause.
     Fork {
@@ -123,7 +131,7 @@ pub enum Kind {
         /// Size of the disk, bytes.
         bytes: u64,
     },
-    /// Clones an ext4 image on an XFS to a root disk as the node does.
+    /// Clones an ext4 image to a root disk as the node does.
     CloneRoot {
         /// Size of the disk, bytes.
         bytes: u64,
@@ -198,6 +206,29 @@ pub enum Start {
     Asleep,
 }
 
+/// Runs that are requested at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Burst {
+    /// Number of runs.
+    pub size: u32,
+    /// [`Start::Cold`] or [`Start::Golden`].
+    pub start: Start,
+    /// What else the node does.
+    pub load: Load,
+}
+
+/// What a node does when a burst is requested.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Load {
+    /// Nothing.
+    Idle,
+    /// Four VMs run programs that never wait.
+    Programs,
+    /// A snapshot of a VM is compressed.
+    Compression,
+}
+
 /// How a VMM gets its TAP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -224,6 +255,14 @@ pub struct HostCommands {
 }
 
 impl Kind {
+    /// Whether so many VMs exist at once that the machine needs more memory than usual.
+    pub fn needs_much_memory(&self) -> bool {
+        matches!(
+            self,
+            Kind::AtOnce { .. } | Kind::Burst { .. } | Kind::Clones { .. }
+        )
+    }
+
     /// Whether the first run captures a VM that the other runs use.
     pub fn uses_one_capture(&self) -> bool {
         matches!(
@@ -259,6 +298,12 @@ pub const DAEMON_BYTES: &str = "daemon_bytes";
 
 /// Counter: instructions of a list of all VMs.
 pub const LIST: &str = "list_instructions";
+
+/// Counter: thousandths of the processor that the programs of other VMs had during a burst.
+pub const OTHERS: &str = "others_per_mille";
+
+/// Counter: time that a capture took during which a burst was requested, nanoseconds.
+pub const WORK: &str = "work_ns";
 
 /// Counter: the total of which [`BYTES`] is a part.
 pub const WHOLE: &str = "whole_bytes";

@@ -42,8 +42,8 @@ struct Arguments {
     /// Omit cases on the wall clock
     #[arg(long)]
     no_wall: bool,
-    /// Also measure guests' disk reads, their traffic, and a thousand VMs, which takes some minutes
-    /// more
+    /// Also measure guests' disk reads, their traffic, a thousand VMs, and bursts of runs, which
+    /// takes some minutes more
     #[arg(long)]
     long: bool,
 }

@@ -12,30 +12,9 @@ use std::sync::Barrier;
 /// by the number. Returns one sample each. When all have answered, measures the memory of their
 /// VMs; then runs `after` for each.
 pub fn run(count: u32, first: u32, argv: &[String], after: &[String]) -> Result<Vec<Sample>> {
-    let barrier = Barrier::new(count as usize + 1);
     let numbers = first..first + count;
-    let mut busy = 0;
-    let answers: Vec<Result<(u64, Running)>> = std::thread::scope(|scope| {
-        let threads: Vec<_> = numbers
-            .clone()
-            .map(|number| {
-                let argv = fill_in(argv, number);
-                let barrier = &barrier;
-                scope.spawn(move || {
-                    barrier.wait();
-                    to_first_byte(&argv)
-                })
-            })
-            .collect();
-        let before = busy_ns();
-        barrier.wait();
-        let answers = threads
-            .into_iter()
-            .map(|thread| thread.join().map_err(|_| anyhow!("a thread panicked"))?)
-            .collect();
-        busy = busy_ns().saturating_sub(before);
-        answers
-    });
+    let argvs: Vec<Vec<String>> = numbers.clone().map(|it| fill_in(argv, it)).collect();
+    let (answers, busy) = to_first_byte_of_each(&argvs);
     let samples = numbers
         .clone()
         .zip(&answers)
@@ -56,6 +35,30 @@ pub fn run(count: u32, first: u32, argv: &[String], after: &[String]) -> Result<
         command(&fill_in(after, number))?.output()?;
     }
     samples
+}
+
+/// Spawns commands at once; returns each with the time to its first byte of output, and the time in
+/// which the processors were busy, nanoseconds.
+pub(super) fn to_first_byte_of_each(argvs: &[Vec<String>]) -> (Vec<Result<(u64, Running)>>, u64) {
+    let barrier = Barrier::new(argvs.len() + 1);
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = argvs
+            .iter()
+            .map(|argv| {
+                scope.spawn(|| {
+                    barrier.wait();
+                    to_first_byte(argv)
+                })
+            })
+            .collect();
+        let before = busy_ns();
+        barrier.wait();
+        let answers = threads
+            .into_iter()
+            .map(|thread| thread.join().map_err(|_| anyhow!("a thread panicked"))?)
+            .collect();
+        (answers, busy_ns().saturating_sub(before))
+    })
 }
 
 /// The VM's name: the word after `--name`.

@@ -1,15 +1,16 @@
 //! Measures disk reads of a guest, and the creation of root disks.
 
 use super::marks::Marks;
-use super::{DATA, Running, command, cpu_ns, kvm_counters, now_ns, since};
-use crate::disk::{BYTES, COLD_FILE, MKFS, PIECE_SEQUENTIAL, RAM_DISK_MODULE, WARM_FILE, XFS_DISK};
+use super::{Running, command, cpu_ns, kvm_counters, now_ns, since};
+use crate::data::FOLDER;
+use crate::disk::{BYTES, COLD_FILE, PIECE_SEQUENTIAL, WARM_FILE};
 use crate::plan::Sample;
 use anyhow::{Context, Result, bail};
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 /// Measures from the guest's first mark to its second.
 pub fn read(argv: &[String], warm: bool) -> Result<Sample> {
@@ -35,21 +36,15 @@ pub fn read(argv: &[String], warm: bool) -> Result<Sample> {
 
 /// Creates a root disk's layer: an empty file system in a new file.
 pub fn create_root(bytes: u64) -> Result<Sample> {
-    let path = Path::new(DATA).join("root.img");
-    fs::create_dir_all(DATA)?;
+    let path = Path::new(FOLDER).join("root.img");
     measure_creation(&path, |file| format(file, bytes))
 }
 
 /// Creates a root disk by cloning an image that has some data in each block group.
 pub fn clone_root(run: u32, bytes: u64) -> Result<Sample> {
-    const FOLDER: &str = "/bench/xfs";
     const GROUP: u64 = 128 << 20;
-    let image = Path::new(FOLDER).join("image");
+    let image = Path::new(FOLDER).join("root-image");
     if run == 0 {
-        load_ram_disks()?;
-        run_checked(Command::new(MKFS).args(["-q", "-m", "reflink=1", XFS_DISK]))?;
-        fs::create_dir_all(FOLDER)?;
-        run_checked(Command::new("mount").args(["-t", "xfs", XFS_DISK, FOLDER]))?;
         let file = new_file(&image)?;
         format(&file, bytes)?;
         let data = vec![b'J'; 2 << 20];
@@ -106,9 +101,6 @@ fn format(file: &File, bytes: u64) -> Result<()> {
 fn prepare(warm: bool) -> Result<()> {
     let path = Path::new(if warm { WARM_FILE } else { COLD_FILE });
     if !is_filled(path) {
-        if !warm {
-            load_ram_disks()?;
-        }
         let mut file = OpenOptions::new()
             .write(true)
             .create(warm)
@@ -142,29 +134,4 @@ fn is_filled(path: &Path) -> bool {
     let mut byte = [0];
     let read = File::open(path).and_then(|file| file.read_exact_at(&mut byte, BYTES));
     read.is_ok() && byte != [0]
-}
-
-/// Creates a RAM disk for cold reads and one for a file system. They take memory as they are
-/// written.
-fn load_ram_disks() -> Result<()> {
-    if Path::new(COLD_FILE).exists() {
-        return Ok(());
-    }
-    let kib = 512 << 10;
-    run_checked(Command::new("insmod").args([
-        RAM_DISK_MODULE,
-        "rd_nr=2",
-        &format!("rd_size={kib}"),
-    ]))?;
-    let _ = File::open(COLD_FILE).with_context(|| COLD_FILE)?;
-    Ok(())
-}
-
-fn run_checked(command: &mut Command) -> Result<()> {
-    let output = command.output().with_context(|| format!("{command:?}"))?;
-    if !output.status.success() {
-        let message = String::from_utf8_lossy(&output.stderr);
-        bail!("{command:?}: {}", message.trim());
-    }
-    Ok(())
 }

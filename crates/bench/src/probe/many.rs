@@ -202,7 +202,7 @@ fn voluntary_switches(processes: &[u32]) -> Result<u64> {
     Ok(sum)
 }
 
-fn pid_of(vm: &str) -> Result<u32> {
+pub(super) fn pid_of(vm: &str) -> Result<u32> {
     let found: Vec<Vm> = serde_json::from_slice(&jiffy(&["inspect", vm])?)?;
     let pid = found.first().and_then(|vm| vm.pid);
     pid.context("the VM has no process")

@@ -4,6 +4,8 @@
 //! and counters are read afterwards.
 
 mod at_once;
+mod burst;
+mod data;
 mod disk;
 mod firecracker;
 mod image;
@@ -29,19 +31,13 @@ use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// The node's data folder in the machine.
-const DATA: &str = "/var/lib/jiffy";
-
 /// Runs per capture. Restores of one capture differ little, those of different captures more.
 const RUNS_PER_CAPTURE: u32 = 5;
 
 /// Runs a case; a failure is in the outcome.
-///
-/// Without a data disk the node's data would be in the machine's root, a tmpfs with small pages. A
-/// tmpfs with huge pages is mounted, like the page cache of XFS, on which snapshots usually are.
 pub fn run(case: &Case) -> Outcome {
-    if let Err(error) = restore::huge_tmpfs(DATA) {
-        eprintln!("{DATA}: {error:#}");
+    if let Err(error) = data::mount() {
+        return Outcome::failed(case, format!("the node's data folder: {error:#}"));
     }
     let mut samples = Vec::new();
     let mut left = case.runs;
@@ -126,6 +122,7 @@ fn run_once(kind: &Kind, run: u32, state: &mut CaseState) -> Result<Vec<Sample>>
             }
             return at_once::run(*count, run * count, argv, after);
         }
+        Kind::Burst { burst, once } => return burst::run(*burst, run, once),
         Kind::FirstAnswer { reference, bytes } => image::first_answer(run, reference, *bytes),
         Kind::ToExit {
             pull,
