@@ -19,6 +19,10 @@ use virtio_queue::QueueT;
 
 /// Most segments of all buffers that are held at once.
 const SEGMENTS_MAX: usize = 512;
+/// Returned buffers that the driver need not see before the end of a turn.
+const RETURNED_MAX: usize = 64;
+/// After so many frames that fitted into one chain each, the next one probably does, too.
+const SMALL_FRAMES: u32 = 16;
 /// Bytes of the longest frame with its header.
 pub(super) const WHOLE_MAX: usize = header::BYTES + FRAME_MAX;
 
@@ -46,10 +50,14 @@ pub(super) struct Receive {
     segments: Vec<Segment>,
     vectors: Vectors,
     room: usize,
-    /// Space for what does not fit into the guest's buffers; touched only when it is needed.
+    /// How many frames in a row would have fitted into their first chain.
+    small_frames: u32,
+    /// Space for what does not fit into the buffers that are read into; touched only when it is
+    /// needed.
     spill: Box<[u8]>,
     /// A frame, with its header, that waits for buffers.
     pending: Option<Vec<u8>>,
+    /// Filled buffers that the driver does not see yet; none between turns.
     returned: Vec<(u16, u32)>,
 }
 
@@ -83,6 +91,7 @@ impl Receive {
             segments: Vec::new(),
             vectors: Vectors::default(),
             room: 0,
+            small_frames: 0,
             spill: vec![0; WHOLE_MAX].into_boxed_slice(),
             pending,
             returned: Vec::new(),
@@ -115,9 +124,18 @@ impl Receive {
                 turn = Turn::Done;
                 break;
             }
+            if self.returned.len() >= RETURNED_MAX {
+                self.publish(memory);
+            }
         }
+        self.publish(memory);
         self.ring.notify(memory);
         turn
+    }
+
+    fn publish(&mut self, memory: &GuestMemory) {
+        self.ring.give_back_together(memory, &self.returned);
+        self.returned.clear();
     }
 
     /// Holds buffers for at least `wanted` bytes, if there are any. If there are too few, the
@@ -201,10 +219,16 @@ impl Receive {
 
     /// Receives one frame from the backend; false if there was none.
     fn receive(&mut self, memory: &GuestMemory, endpoint: &mut Endpoint) -> bool {
-        let room = self.room;
+        // Each segment costs the kernel as much as a small part of a frame.
+        let first = self.held.front().expect("the caller has buffers");
+        let (first_room, first_segments) = (first.bytes, first.segments);
+        let (room, segments) = match self.small_frames {
+            SMALL_FRAMES.. => (first_room, first_segments),
+            _ => (self.room, self.segments.len()),
+        };
         let received = endpoint.receive(Place {
             memory,
-            segments: &self.segments,
+            segments: &self.segments[..segments],
             spill: &mut self.spill,
             vectors: &mut self.vectors,
         });
@@ -212,15 +236,21 @@ impl Receive {
             Some(whole) => whole.min(room + self.spill.len()),
             None => return false,
         };
+        self.small_frames = match whole <= first_room {
+            true => self.small_frames.saturating_add(1),
+            false => 0,
+        };
+        let spilled = &self.spill[..whole.saturating_sub(room)];
         if whole < header::BYTES + ETHERNET {
             self.link.counters.received.dropped();
-        } else if whole <= room {
+        } else if whole <= self.room {
+            segment::write(memory, &self.segments, room, spilled);
             self.deliver(memory, whole);
         } else {
             // Part of it is in the guest's buffers already, which the device still holds.
             let mut frame = vec![0; room];
             segment::read(memory, &self.segments, 0, &mut frame);
-            frame.extend_from_slice(&self.spill[..whole - room]);
+            frame.extend_from_slice(spilled);
             self.pending = Some(frame);
         }
         true
@@ -251,7 +281,7 @@ impl Receive {
 
     /// Returns the buffers that the first `whole` bytes fill.
     fn deliver(&mut self, memory: &GuestMemory, whole: usize) {
-        self.returned.clear();
+        let returned = self.returned.len();
         let (mut left, mut segments) = (whole, 0);
         for held in &self.held {
             let filled = left.min(held.bytes);
@@ -262,14 +292,13 @@ impl Receive {
                 break;
             }
         }
-        let buffers = self.returned.len() as u16;
-        let count = buffers.to_le_bytes();
+        let buffers = self.returned.len() - returned;
+        let count = (buffers as u16).to_le_bytes();
         segment::write(memory, &self.segments, header::NUM_BUFFERS, &count);
         self.segments.drain(..segments);
-        for held in self.held.drain(..self.returned.len()) {
+        for held in self.held.drain(..buffers) {
             self.room -= held.bytes;
         }
-        self.ring.give_back_together(memory, &self.returned);
         let bytes = whole - header::BYTES;
         self.link.counters.received.passed(bytes);
         self.link.receive_limiter.charge(Cost {

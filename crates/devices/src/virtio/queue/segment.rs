@@ -23,14 +23,18 @@ pub(crate) fn part(
     length: usize,
 ) -> impl Iterator<Item = Segment> + Clone {
     let (mut skip, mut left) = (offset, length);
-    segments.iter().filter_map(move |segment| {
+    let parts = segments.iter().map_while(move |segment| {
+        if left == 0 {
+            return None;
+        }
         let start = skip.min(segment.length);
         skip -= start;
         let length = left.min(segment.length - start);
         left -= length;
         let address = GuestAddress(segment.address.0 + start as u64);
-        (length > 0).then_some(Segment { address, length })
-    })
+        Some(Segment { address, length })
+    });
+    parts.filter(|part| part.length > 0)
 }
 
 /// Takes `bytes` bytes from the front of a list, which must have them.
