@@ -111,14 +111,19 @@ impl Receive {
     /// Receives frames for one turn.
     pub(super) fn serve(&mut self, memory: &GuestMemory, endpoint: &mut Endpoint) -> Turn {
         let mut turn = Turn::More;
+        // Of all chains, because a lookup takes as long as the rest of a chain.
+        let mut region = Region::default();
         for _ in 0..FRAMES_PER_TURN {
             if let Err(wait_ns) = self.link.receive_limiter.try_admit_unknown() {
                 turn = Turn::Later(wait_ns);
                 break;
             }
             let going_on = match self.pending.take() {
-                Some(frame) => self.deliver_pending(memory, frame),
-                None => self.has_buffers(memory, self.usual) && self.receive(memory, endpoint),
+                Some(frame) => self.deliver_pending(memory, &mut region, frame),
+                None => {
+                    self.has_buffers(memory, &mut region, self.usual)
+                        && self.receive(memory, endpoint)
+                }
             };
             if !going_on {
                 turn = Turn::Done;
@@ -140,9 +145,9 @@ impl Receive {
 
     /// Holds buffers for at least `wanted` bytes, if there are any. If there are too few, the
     /// driver notifies when it adds one.
-    fn has_buffers(&mut self, memory: &GuestMemory, wanted: usize) -> bool {
+    fn has_buffers(&mut self, memory: &GuestMemory, region: &mut Region, wanted: usize) -> bool {
         loop {
-            self.hold(memory, wanted);
+            self.hold(memory, region, wanted);
             let enough = match self.mergeable {
                 true => self.room >= wanted,
                 false => !self.held.is_empty(),
@@ -157,7 +162,7 @@ impl Receive {
         }
     }
 
-    fn hold(&mut self, memory: &GuestMemory, wanted: usize) {
+    fn hold(&mut self, memory: &GuestMemory, region: &mut Region, wanted: usize) {
         let mut refused = Vec::new();
         while self.room < wanted && self.segments.len() < SEGMENTS_MAX {
             if !self.mergeable && !self.held.is_empty() {
@@ -167,7 +172,7 @@ impl Receive {
                 break;
             };
             let head = chain.head();
-            match self.gather(memory, chain) {
+            match self.gather(memory, region, chain) {
                 Some(held) => {
                     self.room += held.bytes;
                     self.held.push_back(held);
@@ -180,10 +185,9 @@ impl Receive {
     }
 
     /// Appends the segments of a chain; returns `None`, and appends nothing, if it violates a rule.
-    fn gather(&mut self, memory: &GuestMemory, chain: Chain) -> Option<Held> {
+    fn gather(&mut self, memory: &GuestMemory, region: &mut Region, chain: Chain) -> Option<Held> {
         let head = chain.head();
         let before = self.segments.len();
-        let mut region = Region::default();
         let (mut descriptors, mut bytes, mut whole) = (0u16, 0usize, false);
         for descriptor in Walk::new(memory, chain) {
             let segment = Segment {
@@ -258,8 +262,13 @@ impl Receive {
 
     /// Delivers a waiting frame if there is space now, or drops it if there can never be; returns
     /// false if it still waits.
-    fn deliver_pending(&mut self, memory: &GuestMemory, frame: Vec<u8>) -> bool {
-        let any = self.has_buffers(memory, frame.len().max(self.usual));
+    fn deliver_pending(
+        &mut self,
+        memory: &GuestMemory,
+        region: &mut Region,
+        frame: Vec<u8>,
+    ) -> bool {
+        let any = self.has_buffers(memory, region, frame.len().max(self.usual));
         if any && frame.len() <= self.room {
             segment::write(memory, &self.segments, 0, &frame);
             self.deliver(memory, frame.len());

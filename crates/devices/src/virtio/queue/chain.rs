@@ -90,9 +90,8 @@ pub(crate) struct Walk<'a> {
     bytes_left: u32,
     indirect: bool,
     /// The descriptors of an indirect table that were read, from `first` on.
-    window: Option<[[u8; BYTES]; WINDOW]>,
+    window: Vec<[u8; BYTES]>,
     first: u16,
-    count: u16,
 }
 
 impl<'a> Walk<'a> {
@@ -105,18 +104,15 @@ impl<'a> Walk<'a> {
             left: chain.size,
             bytes_left: u32::MAX,
             indirect: false,
-            window: None,
+            window: Vec::new(),
             first: 0,
-            count: 0,
         }
     }
 
     fn read(&mut self, index: u16) -> Option<Descriptor> {
         let within = index.wrapping_sub(self.first);
-        if within < self.count
-            && let Some(window) = &self.window
-        {
-            return Some(Descriptor::of(&window[usize::from(within)]));
+        if let Some(bytes) = self.window.get(usize::from(within)) {
+            return Some(Descriptor::of(bytes));
         }
         if index >= self.size {
             return None;
@@ -137,12 +133,12 @@ impl<'a> Walk<'a> {
             };
             return Some(Descriptor::of(&bytes));
         }
-        let window = self.window.get_or_insert([[0; BYTES]; WINDOW]);
-        let count = (WINDOW as u16).min(self.size - index);
-        let bytes = window[..usize::from(count)].as_flattened_mut();
+        let count = WINDOW.min(usize::from(self.size - index));
+        self.window.resize(count, [0; BYTES]);
+        let bytes = self.window.as_flattened_mut();
         self.memory.read_slice(bytes, address).ok()?;
-        (self.first, self.count) = (index, count);
-        Some(Descriptor::of(&window[0]))
+        self.first = index;
+        self.window.first().map(Descriptor::of)
     }
 
     /// Continues in an indirect table (§2.7.5.3).
@@ -156,7 +152,6 @@ impl<'a> Walk<'a> {
         self.left = self.size;
         self.next = Some(0);
         self.indirect = true;
-        self.count = 0;
         Some(())
     }
 }
