@@ -19,6 +19,10 @@ use virtio_queue::QueueT;
 
 /// Most segments of all buffers that are held at once.
 const SEGMENTS_MAX: usize = 512;
+/// Returned buffers that the driver need not see before the end of a turn.
+const RETURNED_MAX: usize = 64;
+/// After so many frames that fitted into one chain each, the next one probably does, too.
+const SMALL_FRAMES: u32 = 16;
 /// Bytes of the longest frame with its header.
 pub(super) const WHOLE_MAX: usize = header::BYTES + FRAME_MAX;
 
@@ -46,10 +50,14 @@ pub(super) struct Receive {
     segments: Vec<Segment>,
     vectors: Vectors,
     room: usize,
-    /// Space for what does not fit into the guest's buffers; touched only when it is needed.
+    /// How many frames in a row would have fitted into their first chain.
+    small_frames: u32,
+    /// Space for what does not fit into the buffers that are read into; touched only when it is
+    /// needed.
     spill: Box<[u8]>,
     /// A frame, with its header, that waits for buffers.
     pending: Option<Vec<u8>>,
+    /// Filled buffers that the driver does not see yet; none between turns.
     returned: Vec<(u16, u32)>,
 }
 
@@ -83,6 +91,7 @@ impl Receive {
             segments: Vec::new(),
             vectors: Vectors::default(),
             room: 0,
+            small_frames: 0,
             spill: vec![0; WHOLE_MAX].into_boxed_slice(),
             pending,
             returned: Vec::new(),
@@ -102,29 +111,43 @@ impl Receive {
     /// Receives frames for one turn.
     pub(super) fn serve(&mut self, memory: &GuestMemory, endpoint: &mut Endpoint) -> Turn {
         let mut turn = Turn::More;
+        // Of all chains, because a lookup takes as long as the rest of a chain.
+        let mut region = Region::default();
         for _ in 0..FRAMES_PER_TURN {
             if let Err(wait_ns) = self.link.receive_limiter.try_admit_unknown() {
                 turn = Turn::Later(wait_ns);
                 break;
             }
             let going_on = match self.pending.take() {
-                Some(frame) => self.deliver_pending(memory, frame),
-                None => self.has_buffers(memory, self.usual) && self.receive(memory, endpoint),
+                Some(frame) => self.deliver_pending(memory, &mut region, frame),
+                None => {
+                    self.has_buffers(memory, &mut region, self.usual)
+                        && self.receive(memory, endpoint)
+                }
             };
             if !going_on {
                 turn = Turn::Done;
                 break;
             }
+            if self.returned.len() >= RETURNED_MAX {
+                self.publish(memory);
+            }
         }
+        self.publish(memory);
         self.ring.notify(memory);
         turn
     }
 
+    fn publish(&mut self, memory: &GuestMemory) {
+        self.ring.give_back_together(memory, &self.returned);
+        self.returned.clear();
+    }
+
     /// Holds buffers for at least `wanted` bytes, if there are any. If there are too few, the
     /// driver notifies when it adds one.
-    fn has_buffers(&mut self, memory: &GuestMemory, wanted: usize) -> bool {
+    fn has_buffers(&mut self, memory: &GuestMemory, region: &mut Region, wanted: usize) -> bool {
         loop {
-            self.hold(memory, wanted);
+            self.hold(memory, region, wanted);
             let enough = match self.mergeable {
                 true => self.room >= wanted,
                 false => !self.held.is_empty(),
@@ -139,7 +162,7 @@ impl Receive {
         }
     }
 
-    fn hold(&mut self, memory: &GuestMemory, wanted: usize) {
+    fn hold(&mut self, memory: &GuestMemory, region: &mut Region, wanted: usize) {
         let mut refused = Vec::new();
         while self.room < wanted && self.segments.len() < SEGMENTS_MAX {
             if !self.mergeable && !self.held.is_empty() {
@@ -149,7 +172,7 @@ impl Receive {
                 break;
             };
             let head = chain.head();
-            match self.gather(memory, chain) {
+            match self.gather(memory, region, chain) {
                 Some(held) => {
                     self.room += held.bytes;
                     self.held.push_back(held);
@@ -162,10 +185,9 @@ impl Receive {
     }
 
     /// Appends the segments of a chain; returns `None`, and appends nothing, if it violates a rule.
-    fn gather(&mut self, memory: &GuestMemory, chain: Chain) -> Option<Held> {
+    fn gather(&mut self, memory: &GuestMemory, region: &mut Region, chain: Chain) -> Option<Held> {
         let head = chain.head();
         let before = self.segments.len();
-        let mut region = Region::default();
         let (mut descriptors, mut bytes, mut whole) = (0u16, 0usize, false);
         for descriptor in Walk::new(memory, chain) {
             let segment = Segment {
@@ -201,10 +223,16 @@ impl Receive {
 
     /// Receives one frame from the backend; false if there was none.
     fn receive(&mut self, memory: &GuestMemory, endpoint: &mut Endpoint) -> bool {
-        let room = self.room;
+        // Each segment costs the kernel as much as a small part of a frame.
+        let first = self.held.front().expect("the caller has buffers");
+        let (first_room, first_segments) = (first.bytes, first.segments);
+        let (room, segments) = match self.small_frames {
+            SMALL_FRAMES.. => (first_room, first_segments),
+            _ => (self.room, self.segments.len()),
+        };
         let received = endpoint.receive(Place {
             memory,
-            segments: &self.segments,
+            segments: &self.segments[..segments],
             spill: &mut self.spill,
             vectors: &mut self.vectors,
         });
@@ -212,15 +240,21 @@ impl Receive {
             Some(whole) => whole.min(room + self.spill.len()),
             None => return false,
         };
+        self.small_frames = match whole <= first_room {
+            true => self.small_frames.saturating_add(1),
+            false => 0,
+        };
+        let spilled = &self.spill[..whole.saturating_sub(room)];
         if whole < header::BYTES + ETHERNET {
             self.link.counters.received.dropped();
-        } else if whole <= room {
+        } else if whole <= self.room {
+            segment::write(memory, &self.segments, room, spilled);
             self.deliver(memory, whole);
         } else {
             // Part of it is in the guest's buffers already, which the device still holds.
             let mut frame = vec![0; room];
             segment::read(memory, &self.segments, 0, &mut frame);
-            frame.extend_from_slice(&self.spill[..whole - room]);
+            frame.extend_from_slice(spilled);
             self.pending = Some(frame);
         }
         true
@@ -228,8 +262,13 @@ impl Receive {
 
     /// Delivers a waiting frame if there is space now, or drops it if there can never be; returns
     /// false if it still waits.
-    fn deliver_pending(&mut self, memory: &GuestMemory, frame: Vec<u8>) -> bool {
-        let any = self.has_buffers(memory, frame.len().max(self.usual));
+    fn deliver_pending(
+        &mut self,
+        memory: &GuestMemory,
+        region: &mut Region,
+        frame: Vec<u8>,
+    ) -> bool {
+        let any = self.has_buffers(memory, region, frame.len().max(self.usual));
         if any && frame.len() <= self.room {
             segment::write(memory, &self.segments, 0, &frame);
             self.deliver(memory, frame.len());
@@ -251,7 +290,7 @@ impl Receive {
 
     /// Returns the buffers that the first `whole` bytes fill.
     fn deliver(&mut self, memory: &GuestMemory, whole: usize) {
-        self.returned.clear();
+        let returned = self.returned.len();
         let (mut left, mut segments) = (whole, 0);
         for held in &self.held {
             let filled = left.min(held.bytes);
@@ -262,14 +301,13 @@ impl Receive {
                 break;
             }
         }
-        let buffers = self.returned.len() as u16;
-        let count = buffers.to_le_bytes();
+        let buffers = self.returned.len() - returned;
+        let count = (buffers as u16).to_le_bytes();
         segment::write(memory, &self.segments, header::NUM_BUFFERS, &count);
         self.segments.drain(..segments);
-        for held in self.held.drain(..self.returned.len()) {
+        for held in self.held.drain(..buffers) {
             self.room -= held.bytes;
         }
-        self.ring.give_back_together(memory, &self.returned);
         let bytes = whole - header::BYTES;
         self.link.counters.received.passed(bytes);
         self.link.receive_limiter.charge(Cost {

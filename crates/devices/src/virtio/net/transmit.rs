@@ -49,6 +49,8 @@ pub(super) struct Transmit {
     features: u64,
     link: Arc<Link>,
     log: Arc<LogLimit>,
+    /// Chains that were sent or dropped, and that the driver does not see yet; none between turns.
+    returned: Vec<(u16, u32)>,
     /// The frame that is being sent.
     segments: Vec<Segment>,
     vectors: Vectors,
@@ -61,6 +63,7 @@ impl Transmit {
             features,
             link,
             log,
+            returned: Vec::new(),
             segments: Vec::new(),
             vectors: Vectors::default(),
         }
@@ -79,6 +82,8 @@ impl Transmit {
     pub(super) fn serve(&mut self, memory: &GuestMemory, endpoint: &mut Endpoint) -> Turn {
         self.ring.disable_notification(memory);
         let mut turn = Turn::More;
+        // Of all chains, because a lookup takes as long as the rest of a chain.
+        let mut region = Region::default();
         for _ in 0..FRAMES_PER_TURN {
             let Some(chain) = self.ring.pop(memory) else {
                 if self.ring.enable_notification(memory) {
@@ -89,7 +94,7 @@ impl Transmit {
                 break;
             };
             let head = chain.head();
-            match self.gather(memory, chain) {
+            match self.gather(memory, &mut region, chain) {
                 Ok((lead, _)) if lead.frame()[6..12] != self.link.mac.0 => {
                     self.link.counters.spoofed.fetch_add(1, Ordering::Relaxed);
                 }
@@ -117,17 +122,23 @@ impl Transmit {
                     tracing::debug!(%malformed, "a guest's frame was dropped");
                 }
             }
-            self.ring.give_back(memory, head, 0);
+            self.returned.push((head, 0));
         }
+        self.ring.give_back_together(memory, &self.returned);
+        self.returned.clear();
         self.ring.notify(memory);
         turn
     }
 
     /// Gathers and checks a frame: returns its lead and the bytes of the frame. All of it is in
     /// `segments`.
-    fn gather(&mut self, memory: &GuestMemory, chain: Chain) -> Result<(Lead, usize), Malformed> {
+    fn gather(
+        &mut self,
+        memory: &GuestMemory,
+        region: &mut Region,
+        chain: Chain,
+    ) -> Result<(Lead, usize), Malformed> {
         self.segments.clear();
-        let mut region = Region::default();
         let mut total = 0usize;
         let mut whole = false;
         for descriptor in Walk::new(memory, chain) {

@@ -6,7 +6,7 @@
 use crate::GuestMemory;
 use virtio_bindings::virtio_ring::{VRING_DESC_F_INDIRECT, VRING_DESC_F_NEXT, VRING_DESC_F_WRITE};
 use virtio_queue::{DescriptorChain, Queue, QueueT};
-use vm_memory::{Bytes, GuestAddress};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend as _};
 
 /// Bytes of a descriptor.
 const BYTES: usize = 16;
@@ -29,10 +29,15 @@ impl Chain {
 
     /// The chain that the queue library found in this queue.
     pub fn of(queue: &Queue, found: &DescriptorChain<&GuestMemory>) -> Chain {
+        Chain::at(queue, found.head_index())
+    }
+
+    /// The chain with this head.
+    pub(crate) fn at(queue: &Queue, head: u16) -> Chain {
         Chain {
             table: GuestAddress(queue.desc_table()),
             size: queue.size(),
-            head: found.head_index(),
+            head,
         }
     }
 }
@@ -84,10 +89,9 @@ pub(crate) struct Walk<'a> {
     /// How many bytes may still follow (§2.7.5.2).
     bytes_left: u32,
     indirect: bool,
-    /// The descriptors of the table that were read, from `first` on.
-    window: [[u8; BYTES]; WINDOW],
+    /// The descriptors of an indirect table that were read, from `first` on.
+    window: Vec<[u8; BYTES]>,
     first: u16,
-    count: u16,
 }
 
 impl<'a> Walk<'a> {
@@ -100,28 +104,41 @@ impl<'a> Walk<'a> {
             left: chain.size,
             bytes_left: u32::MAX,
             indirect: false,
-            window: [[0; BYTES]; WINDOW],
+            window: Vec::new(),
             first: 0,
-            count: 0,
         }
     }
 
     fn read(&mut self, index: u16) -> Option<Descriptor> {
         let within = index.wrapping_sub(self.first);
-        if within < self.count {
-            return Some(Descriptor::of(&self.window[usize::from(within)]));
+        if let Some(bytes) = self.window.get(usize::from(within)) {
+            return Some(Descriptor::of(bytes));
         }
         if index >= self.size {
             return None;
         }
-        // In a queue's own table, a chain's descriptors may be anywhere.
-        let most = if self.indirect { WINDOW as u16 } else { 1 };
-        let count = most.min(self.size - index);
-        let bytes = self.window[..usize::from(count)].as_flattened_mut();
         let address = self.table.0.checked_add(u64::from(index) * BYTES as u64)?;
-        self.memory.read_slice(bytes, GuestAddress(address)).ok()?;
-        (self.first, self.count) = (index, count);
-        Some(Descriptor::of(&self.window[0]))
+        let address = GuestAddress(address);
+        // In a queue's own table, a chain's descriptors may be anywhere.
+        if !self.indirect {
+            let mut bytes = [0; BYTES];
+            match self.memory.get_slice(address, BYTES) {
+                Ok(slice) => slice.copy_to(&mut bytes[..]),
+                // It may extend into the next region.
+                Err(_) => self
+                    .memory
+                    .read_slice(&mut bytes, address)
+                    .map(|()| BYTES)
+                    .ok()?,
+            };
+            return Some(Descriptor::of(&bytes));
+        }
+        let count = WINDOW.min(usize::from(self.size - index));
+        self.window.resize(count, [0; BYTES]);
+        let bytes = self.window.as_flattened_mut();
+        self.memory.read_slice(bytes, address).ok()?;
+        self.first = index;
+        self.window.first().map(Descriptor::of)
     }
 
     /// Continues in an indirect table (§2.7.5.3).
@@ -135,7 +152,6 @@ impl<'a> Walk<'a> {
         self.left = self.size;
         self.next = Some(0);
         self.indirect = true;
-        self.count = 0;
         Some(())
     }
 }

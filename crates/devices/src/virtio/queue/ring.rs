@@ -13,6 +13,8 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryError};
 
 /// Offset of an available ring's entries, after flags and index (Virtio 1.3 §2.7.6).
 const ENTRIES: u64 = 4;
+/// Entries of an available ring that are read at once.
+const HEADS: usize = 32;
 
 /// The next chain that the driver made available, if there is one. An error means that the driver
 /// broke the queue.
@@ -79,6 +81,13 @@ pub(crate) struct Ring {
     signalled_used: Wrapping<u16>,
     /// The driver broke the ring; only a reset helps.
     broken: bool,
+    /// Entries of the available ring, little endian, that were read: `heads_count` from the
+    /// position `heads_first` on. Drivers don't change them before the chains are returned.
+    heads: [u8; 2 * HEADS],
+    heads_first: u16,
+    heads_count: u16,
+    /// Entries of the used ring that are being written. Kept to reuse its allocation.
+    elements: Vec<u8>,
 }
 
 impl Ring {
@@ -96,6 +105,10 @@ impl Ring {
             log,
             device,
             broken: false,
+            heads: [0; 2 * HEADS],
+            heads_first: 0,
+            heads_count: 0,
+            elements: Vec::new(),
         }
     }
 
@@ -114,8 +127,8 @@ impl Ring {
         if self.broken {
             return None;
         }
-        match next_chain(&mut self.active.queue, memory) {
-            Ok(chain) => chain,
+        match self.next_head(memory) {
+            Ok(head) => head.map(|head| Chain::at(&self.active.queue, head)),
             Err(error) => {
                 let (device, queue) = (self.device, self.active.index);
                 if self.log.admits() {
@@ -126,6 +139,39 @@ impl Ring {
                 None
             }
         }
+    }
+
+    /// Takes the head of the next chain. Reading each by itself takes longer than all else that a
+    /// small frame needs here.
+    fn next_head(&mut self, memory: &GuestMemory) -> Result<Option<u16>, virtio_queue::Error> {
+        let queue = &mut self.active.queue;
+        let position = queue.next_avail();
+        let mut within = position.wrapping_sub(self.heads_first);
+        if within >= self.heads_count {
+            let added = queue.avail_idx(memory, Ordering::Acquire)?.0;
+            let waiting = added.wrapping_sub(position);
+            if waiting > queue.size() {
+                return Err(virtio_queue::Error::InvalidAvailRingIndex);
+            }
+            if waiting == 0 {
+                return Ok(None);
+            }
+            let entry = position % queue.size();
+            let count = waiting.min(queue.size() - entry).min(HEADS as u16);
+            let place = queue.avail_ring() + ENTRIES + 2 * u64::from(entry);
+            memory
+                .read_slice(
+                    &mut self.heads[..2 * usize::from(count)],
+                    GuestAddress(place),
+                )
+                .map_err(virtio_queue::Error::GuestMemory)?;
+            (self.heads_first, self.heads_count) = (position, count);
+            within = 0;
+        }
+        queue.set_next_avail(position.wrapping_add(1));
+        let at = 2 * usize::from(within);
+        let head = u16::from_le_bytes([self.heads[at], self.heads[at + 1]]);
+        Ok(Some(head))
     }
 
     /// Puts the chain that was taken last back, to be taken again.
@@ -155,24 +201,33 @@ impl Ring {
     /// once.
     pub fn give_back_together(&mut self, memory: &GuestMemory, chains: &[(u16, u32)]) {
         let queue = &mut self.active.queue;
-        let size = queue.size();
-        // The driver may have given a head that does not exist.
-        let is_known = |chain: &(u16, u32)| chain.0 < size;
-        let Some(last) = chains.iter().rposition(is_known) else {
-            return;
-        };
-        for (head, length) in chains[..last].iter().filter(|chain| is_known(chain)) {
-            let next = queue.next_used();
-            let mut element = [0; 8];
-            element[..4].copy_from_slice(&u32::from(*head).to_le_bytes());
-            element[4..].copy_from_slice(&length.to_le_bytes());
-            let place = queue.used_ring() + 4 + 8 * u64::from(next % size);
+        let (size, first) = (queue.size(), queue.next_used());
+        let (mut written, mut next) = (first, first);
+        let write = |elements: &mut Vec<u8>, from: u16| {
+            let place = queue.used_ring() + 4 + 8 * u64::from(from % size);
             // The transport has checked that the ring is in guest memory.
-            let _ = memory.write_slice(&element, GuestAddress(place));
-            queue.set_next_used(next.wrapping_add(1));
+            let _ = memory.write_slice(elements, GuestAddress(place));
+            elements.clear();
+        };
+        // The driver may have given a head that does not exist.
+        for (head, length) in chains.iter().filter(|(head, _)| *head < size) {
+            self.elements.extend(u32::from(*head).to_le_bytes());
+            self.elements.extend(length.to_le_bytes());
+            next = next.wrapping_add(1);
+            if next.is_multiple_of(size) {
+                write(&mut self.elements, written);
+                written = next;
+            }
         }
-        let (head, length) = chains[last];
-        self.give_back(memory, head, length);
+        if next == first {
+            return;
+        }
+        if next != written {
+            write(&mut self.elements, written);
+        }
+        queue.set_next_used(next);
+        let index = GuestAddress(queue.used_ring() + 2);
+        let _ = memory.store(next.to_le(), index, Ordering::Release);
     }
 
     /// Asks the driver not to notify the device of new chains.

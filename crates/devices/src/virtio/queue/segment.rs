@@ -1,7 +1,12 @@
 //! Checked runs of guest memory, and their host addresses: looked up once for many runs.
 
 use crate::GuestMemory;
-use vm_memory::{Bytes as _, GuestAddress, GuestMemoryBackend as _, GuestMemoryRegion as _};
+use crate::write_log::WriteLog;
+use vm_memory::bitmap::BS;
+use vm_memory::{
+    Address as _, Bytes as _, GuestAddress, GuestMemoryBackend as _, GuestMemoryRegion as _,
+    VolatileSlice,
+};
 
 /// A run of guest memory that was checked to exist.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,14 +28,18 @@ pub(crate) fn part(
     length: usize,
 ) -> impl Iterator<Item = Segment> + Clone {
     let (mut skip, mut left) = (offset, length);
-    segments.iter().filter_map(move |segment| {
+    let parts = segments.iter().map_while(move |segment| {
+        if left == 0 {
+            return None;
+        }
         let start = skip.min(segment.length);
         skip -= start;
         let length = left.min(segment.length - start);
         left -= length;
         let address = GuestAddress(segment.address.0 + start as u64);
-        (length > 0).then_some(Segment { address, length })
-    })
+        Some(Segment { address, length })
+    });
+    parts.filter(|part| part.length > 0)
 }
 
 /// Takes `bytes` bytes from the front of a list, which must have them.
@@ -55,6 +64,10 @@ pub(crate) fn take_front(segments: &mut Vec<Segment>, mut bytes: usize) -> Vec<S
 /// Fills `target` from byte `offset` of the segments on; the caller has checked that there are
 /// enough bytes.
 pub(crate) fn read(memory: &GuestMemory, segments: &[Segment], offset: usize, target: &mut [u8]) {
+    if let Some(slice) = within_first(memory, segments, offset, target.len()) {
+        slice.copy_to(target);
+        return;
+    }
     let mut done = 0;
     for segment in part(segments, offset, target.len()) {
         let target = &mut target[done..done + segment.length];
@@ -67,6 +80,10 @@ pub(crate) fn read(memory: &GuestMemory, segments: &[Segment], offset: usize, ta
 /// Writes `source` at byte `offset` of the segments; the caller has checked that there are enough
 /// bytes.
 pub(crate) fn write(memory: &GuestMemory, segments: &[Segment], offset: usize, source: &[u8]) {
+    if let Some(slice) = within_first(memory, segments, offset, source.len()) {
+        slice.copy_from(source);
+        return;
+    }
     let mut done = 0;
     for segment in part(segments, offset, source.len()) {
         let source = &source[done..done + segment.length];
@@ -74,6 +91,21 @@ pub(crate) fn write(memory: &GuestMemory, segments: &[Segment], offset: usize, s
         let _ = memory.write_slice(source, segment.address);
         done += segment.length;
     }
+}
+
+/// The memory of bytes that are all in the first segment, as headers usually are: this takes half
+/// as long as what handles any bytes.
+fn within_first<'a>(
+    memory: &'a GuestMemory,
+    segments: &[Segment],
+    offset: usize,
+    length: usize,
+) -> Option<VolatileSlice<'a, BS<'a, WriteLog>>> {
+    let first = segments.first()?;
+    let end = offset.checked_add(length)?;
+    let address = first.address.checked_add(offset as u64)?;
+    // A segment may extend into the next region.
+    (end <= first.length).then(|| memory.get_slice(address, length).ok())?
 }
 
 /// The region of guest memory of the last segment; the next segment is probably in the same one.

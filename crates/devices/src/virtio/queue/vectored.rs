@@ -203,6 +203,9 @@ impl Vectors {
     ) -> io::Result<()> {
         let mut region = Region::default();
         for segment in segments {
+            if region.host_address(&segment).is_none() {
+                region = Region::of(memory, segment.address);
+            }
             if let Some(place) = region.host_address(&segment) {
                 self.push(place, segment.length);
                 continue;
@@ -211,7 +214,6 @@ impl Vectors {
                 let slice = slice.map_err(io::Error::other)?;
                 self.push(slice.ptr_guard_mut().as_ptr(), slice.len());
             }
-            region = Region::of(memory, segment.address);
         }
         Ok(())
     }
