@@ -226,7 +226,7 @@ impl Node {
         manifest.main = MainState::Pending;
         manifest.lazy_root = root.lazy.clone();
         let folder = self.host.paths.golden();
-        let draft = Draft::new(&folder)?;
+        let draft = Draft::new(&folder, &self.disk_room)?;
         let taken = self.quiesce_and_capture(vm, false, &mut watch).await?;
         manifest.note_processor(self.processor_of(vm).await);
         let to = folder.join(key);
