@@ -13,6 +13,7 @@ use crate::durable;
 use crate::error::{Error, Result};
 use crate::model::vm::{Root, Spec};
 use crate::paths::{make_volumes, volume_in};
+use crate::room::disk::Room;
 use jiffy_ext4::layout::MOST_BYTES;
 use jiffy_wire::api::RootDisk;
 use jiffy_wire::vmm::Disk;
@@ -47,7 +48,7 @@ pub fn check(wanted: &RootDisk) -> Result<()> {
 
 /// Makes a VM's root disk in its folder: blocking. After an error there is
 /// none.
-pub fn make(folder: &Path, spec: &Spec, image: &Path) -> Result<()> {
+pub fn make(folder: &Path, spec: &Spec, image: &Path, room: &Room) -> Result<()> {
     let Some(wanted) = &spec.root_disk else {
         return Ok(());
     };
@@ -57,7 +58,7 @@ pub fn make(folder: &Path, spec: &Spec, image: &Path) -> Result<()> {
     let made = match wanted {
         // The layer lives as long as its VM and never grows, so it needs no superblock copies.
         RootDisk::Layer { size_mib } => empty(&path, size_mib << 20, "root", false).map_err(failed),
-        RootDisk::Copy { plainly } => copy(&spec.image, image, &path, *plainly),
+        RootDisk::Copy { plainly } => copy(&spec.image, image, &path, plainly.then_some(room)),
     };
     let made = made.and_then(|file| {
         // A VM that is removed when it ends does not survive a crash of the host: no sync.
@@ -119,7 +120,7 @@ fn new_file(path: &Path) -> io::Result<File> {
         .open(path)
 }
 
-fn copy(name: &str, image: &Path, path: &Path, plainly: bool) -> Result<File> {
+fn copy(name: &str, image: &Path, path: &Path, plainly: Option<&Room>) -> Result<File> {
     let failed = |error: io::Error| Error::io("copy the image", path, &error);
     if fstype_of(image) != "ext4" {
         return Err(Error::invalid(format!(
@@ -132,12 +133,14 @@ fn copy(name: &str, image: &Path, path: &Path, plainly: bool) -> Result<File> {
     match rustix::fs::ioctl_ficlone(&target, &source) {
         Ok(()) => Ok(target),
         Err(rustix::io::Errno::NOSPC) => Err(failed(rustix::io::Errno::NOSPC.into())),
-        Err(_) if plainly => {
-            io::copy(&mut &source, &mut target).map_err(failed)?;
-            Ok(target)
-        }
         Err(error) => {
-            let mib = source.metadata().map_or(0, |metadata| metadata.len() >> 20);
+            let bytes = source.metadata().map_err(failed)?.len();
+            if let Some(room) = plainly {
+                let _room = room.reserve_bytes(path, "The copy of the image needs up to", bytes)?;
+                io::copy(&mut &source, &mut target).map_err(failed)?;
+                return Ok(target);
+            }
+            let mib = bytes >> 20;
             Err(Error::wrong_state(format!(
                 "The image {name} can't be cloned for the VM: the file system that holds {} can't clone files ({error}).",
                 image.display()
@@ -241,7 +244,7 @@ mod tests {
     fn a_layer_is_a_file_system_of_holes_over_the_image() {
         let folder = tempfile::tempdir().unwrap();
         let spec = spec(RootDisk::Layer { size_mib: 4096 });
-        make(folder.path(), &spec, Path::new("/image")).unwrap();
+        make(folder.path(), &spec, Path::new("/image"), &Room::default()).unwrap();
         let path = file_in(folder.path());
         let metadata = fs::metadata(&path).unwrap();
         assert_eq!(metadata.len(), 4 << 30);
@@ -262,12 +265,12 @@ mod tests {
 
     #[test]
     fn a_root_is_reflinked_and_copied_in_full_only_on_request() {
-        let folder = tempfile::tempdir().unwrap();
+        let (folder, room) = (tempfile::tempdir().unwrap(), Room::default());
         let image = folder.path().join("image");
         empty(&image, 16 << 20, "x", true).unwrap();
         let vm = folder.path().join("vm");
         fs::create_dir(&vm).unwrap();
-        let clone = make(&vm, &spec(RootDisk::Copy { plainly: false }), &image);
+        let clone = make(&vm, &spec(RootDisk::Copy { plainly: false }), &image, &room);
         match clone {
             Ok(()) => fs::remove_file(file_in(&vm)).unwrap(),
             Err(error) => {
@@ -277,7 +280,7 @@ mod tests {
             }
         }
         let spec = spec(RootDisk::Copy { plainly: true });
-        make(&vm, &spec, &image).unwrap();
+        make(&vm, &spec, &image, &room).unwrap();
         let path = file_in(&vm);
         assert_eq!(fs::read(&path).unwrap(), fs::read(&image).unwrap());
         let disks = disks(&vm, &spec, image, Vec::new());
@@ -294,6 +297,7 @@ mod tests {
             folder.path(),
             &spec(RootDisk::Copy { plainly: true }),
             &image,
+            &Room::default(),
         );
         assert!(refused.unwrap_err().0.message.contains("EROFS"));
         assert!(!file_in(folder.path()).exists());

@@ -12,6 +12,7 @@ use jiffy_content::kernels::Kernels;
 use jiffy_content::model::vm::{MainEnd, MainState, Root, Spec};
 use jiffy_content::paths::Paths;
 use jiffy_content::room::Limit;
+use jiffy_content::room::disk;
 use jiffy_content::room::memory::{self as room, Room};
 use jiffy_content::snapshots::Snapshots;
 use jiffy_content::transfer::Transfers;
@@ -108,6 +109,8 @@ pub struct Node {
     /// Limit of cached data that was fetched.
     cache: Limit,
     registry: Arc<Registry>,
+    /// Disk room of what is being written.
+    disk_room: Arc<disk::Room>,
     /// Images of root file systems.
     images: Arc<Images>,
     /// Pulls in progress.
@@ -142,8 +145,16 @@ impl Node {
         let (goldens, snapshot_requests, wanted) = Goldens::new(paths.golden(), config.standbys);
         let goldens = Arc::new(goldens);
         let found = folders::find(&paths);
+        let disk_room = Arc::<disk::Room>::default();
+        let images = Images::new(
+            &paths,
+            config.registry,
+            config.policy,
+            Arc::clone(&disk_room),
+        );
         let node = Node {
-            images: Arc::new(Images::new(&paths, config.registry, config.policy)),
+            disk_room,
+            images: Arc::new(images),
             transfers: Arc::new(Transfers::new(paths.pulls())),
             kernels: Kernels::new(&paths, Arc::clone(&digests)),
             volumes: Arc::new(Volumes::new(paths.volumes())),

@@ -18,6 +18,7 @@ pub use removal::Held;
 use crate::error::of_registry;
 use crate::error::{Error, Result, is_full};
 use crate::records;
+use crate::room::disk::Room;
 use jiffy_registry::{Progress, RemoteFile};
 use jiffy_store::Outline;
 use jiffy_store::partial::{is_partial, map_path, packings};
@@ -27,6 +28,7 @@ use jiffy_sys::priority::{AWAITED, lowered};
 use jiffy_wire::pager::Origin;
 use std::fs::{self, File};
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use tracing::info;
@@ -195,6 +197,7 @@ impl Chunks {
     /// and fetched in one request.
     pub fn make(
         &self,
+        room: &Room,
         root: &Path,
         parent: Option<&str>,
         boot: Option<Vec<u32>>,
@@ -204,7 +207,7 @@ impl Chunks {
             .tempdir_in(&self.folder)
             .map_err(|error| cut_failed(root, &error))?;
         let path = draft.path().join("image.jimg");
-        let id = self.write(root, parent, boot, &path)?;
+        let id = self.write(room, root, parent, boot, &path)?;
         let _held = self.hold(std::slice::from_ref(&id));
         let to = self.path(&id);
         if !to.exists() {
@@ -240,6 +243,7 @@ impl Chunks {
     /// Writes the image into `to`, outside of the folder of chunks; returns its id.
     pub fn write(
         &self,
+        room: &Room,
         root: &Path,
         parent: Option<&str>,
         boot: Option<Vec<u32>>,
@@ -247,7 +251,8 @@ impl Chunks {
     ) -> Result<String> {
         let failed = |error: &io::Error| cut_failed(root, error);
         let source = File::open(root).map_err(|error| failed(&error))?;
-        let size = source.metadata().map_err(|error| failed(&error))?.len();
+        let metadata = source.metadata().map_err(|error| failed(&error))?;
+        let size = metadata.len();
         let boot = boot.map(|mut chunks| {
             chunks.retain(|chunk| u64::from(*chunk) * u64::from(CHUNK) < size);
             chunks
@@ -260,6 +265,13 @@ impl Chunks {
             }
             // A partial parent can't be compared with.
             _ => None,
+        };
+        let _room = match parent {
+            // Only the differences are written.
+            Some(_) => None,
+            None => {
+                Some(room.reserve_bytes(to, "The push needs up to", metadata.blocks() * 512)?)
+            }
         };
         let options = WriteOptions {
             chunk_size: CHUNK,
@@ -394,21 +406,22 @@ mod tests {
     fn a_child_image_stores_only_what_its_parent_lacks() {
         let folder = tempfile::tempdir().unwrap();
         let chunks = Chunks::new(folder.path().to_owned());
+        let room = Room::default();
         let root = folder.path().join("root");
         let noise: Vec<u8> = (0..40 * CHUNK as usize)
             .map(|at| blake3::hash(&(at / 32).to_le_bytes()).as_bytes()[at % 32])
             .collect();
         fs::write(&root, &noise).unwrap();
-        let (made, held) = chunks.make(&root, None, None).unwrap();
-        assert_eq!(chunks.make(&root, None, None).unwrap().0, made);
+        let (made, held) = chunks.make(&room, &root, None, None).unwrap();
+        assert_eq!(chunks.make(&room, &root, None, None).unwrap().0, made);
         let parent = made.into_iter().next().unwrap();
         let changed = [&noise[..], &[7; 5000]].concat();
         fs::write(&root, &changed).unwrap();
-        let (made, _) = chunks.make(&root, Some(&parent), None).unwrap();
+        let (made, _) = chunks.make(&room, &root, Some(&parent), None).unwrap();
         let child = made[0].clone();
         assert_eq!(made, [child.clone(), parent.clone()]);
         // The image keeps its parent when it is made again without one.
-        let (again, both_held) = chunks.make(&root, None, None).unwrap();
+        let (again, both_held) = chunks.make(&room, &root, None, None).unwrap();
         assert_eq!(again, made);
         assert!(made.iter().all(|id| chunks.held().contains(id)));
         drop(both_held);

@@ -29,7 +29,9 @@ impl Images {
         let folder = self.folder_of(name)?;
         let root = folder.join(ROOT);
         let boot = boot::load(&folder, &record.digest);
-        let (made, held) = self.chunks.make(&root, parent.map(String::as_str), boot)?;
+        let (made, held) = self
+            .chunks
+            .make(&self.room, &root, parent.map(String::as_str), boot)?;
         record.chunks = made;
         self.keep_chunks(name, &record)?;
         Ok((record, held))
@@ -51,7 +53,7 @@ impl Images {
                 let (record, held) = self.with_chunks(&name)?;
                 Ok((record.chunks, held))
             }
-            None => self.chunks.make(root, None, None),
+            None => self.chunks.make(&self.room, root, None, None),
         }
     }
 

@@ -50,6 +50,7 @@ use crate::model::image::{ImageRecord, LazyDisk};
 use crate::model::snapshot::Manifest;
 use crate::model::vm::{Root, VmRecord, is_active};
 use crate::paths::Paths;
+use crate::room::disk::Room;
 use base::BASE;
 use chunks::{Chunks, Held};
 pub use import::Made;
@@ -93,6 +94,8 @@ pub struct Images {
     vms: PathBuf,
     /// Makes images.
     pub(crate) importer: Importer,
+    /// Disk room of what is being written.
+    pub(crate) room: Arc<Room>,
     /// Serialises changes of images.
     changing: Arc<Mutex<()>>,
     /// The built-in image exists and is this release's.
@@ -121,7 +124,7 @@ impl Found {
 
 impl Images {
     /// The images in these folders.
-    pub fn new(paths: &Paths, registry: Option<String>, policy: Policy) -> Images {
+    pub fn new(paths: &Paths, registry: Option<String>, policy: Policy, room: Arc<Room>) -> Images {
         Images {
             folder: paths.images(),
             share: paths.share.join("images"),
@@ -132,6 +135,7 @@ impl Images {
             snapshots: paths.snapshots(),
             vms: paths.vms(),
             importer: Importer::new(paths.import()),
+            room,
             changing: Arc::default(),
             base_ready: AtomicBool::new(false),
             records: std::sync::Mutex::default(),

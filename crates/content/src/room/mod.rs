@@ -1,7 +1,7 @@
 //! Reservations of memory, vCPUs and disk room.
 //!
 //! * [`memory`]: memory and vCPUs of VMs, and the queue of starts that wait for them.
-//! * [`disk`]: disk room of what is fetched.
+//! * [`disk`]: disk room of what is about to be written.
 
 pub mod disk;
 mod limit;

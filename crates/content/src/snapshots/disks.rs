@@ -10,6 +10,7 @@ use crate::images::artifact::{self, file_of};
 use crate::images::chunks::{Chunks, damaged};
 use crate::model::artifact::VolumeArtifact;
 use crate::paths::volume_in;
+use crate::room::disk::Room;
 use crate::roots;
 use jiffy_registry::artifact::FileToPush;
 use jiffy_registry::{RemoteArtifact, RemoteFile};
@@ -40,7 +41,7 @@ pub fn volume_file(name: &str) -> String {
 pub fn cut_root(
     disk: &Path,
     kind: &RootDisk,
-    chunks: &Chunks,
+    chunks: (&Chunks, &Room),
     image: &[String],
     folder: &Path,
 ) -> Result<(String, FileToPush)> {
@@ -57,7 +58,7 @@ pub fn cut_root(
 pub fn cut_volume(
     disk: &Path,
     name: &str,
-    chunks: &Chunks,
+    chunks: (&Chunks, &Room),
     folder: &Path,
 ) -> Result<(VolumeArtifact, FileToPush)> {
     let failed = |error: io::Error| Error::io("look at a volume", disk, &error);
@@ -75,12 +76,12 @@ pub fn cut_volume(
 fn cut(
     disk: &Path,
     parent: Option<&String>,
-    chunks: &Chunks,
+    (chunks, room): (&Chunks, &Room),
     folder: &Path,
     file: &str,
 ) -> Result<(String, FileToPush)> {
     let path = folder.join(file);
-    let id = chunks.write(disk, parent.map(String::as_str), None, &path)?;
+    let id = chunks.write(room, disk, parent.map(String::as_str), None, &path)?;
     let (boot, tail) = chunks.cuts_of(&path)?;
     Ok((id, artifact::cut(file, path, boot, tail)))
 }
@@ -276,7 +277,7 @@ mod tests {
             blake3::Hasher::new().finalize_xof().fill(&mut noise);
             let image = folder.path().join("image");
             fs::write(&image, &noise).unwrap();
-            let image = chunks.make(&image, None, None).unwrap().0;
+            let image = chunks.make(&Room::default(), &image, None, None).unwrap().0;
             Stage {
                 _registry: registry,
                 folder,
@@ -291,7 +292,14 @@ mod tests {
         /// Pushes a disk; returns its id, the bytes of its file, and the artifact.
         fn push(&self, disk: &Path, kind: &RootDisk) -> (String, u64, RemoteArtifact) {
             let scratch = self.folder.path();
-            let (id, file) = cut_root(disk, kind, &self.chunks, &self.image, scratch).unwrap();
+            let (id, file) = cut_root(
+                disk,
+                kind,
+                (&self.chunks, &Room::default()),
+                &self.image,
+                scratch,
+            )
+            .unwrap();
             let mut files = vec![file];
             for id in &self.image {
                 files.push(artifact::local_file(&self.chunks, id).unwrap());
@@ -360,11 +368,13 @@ mod tests {
         file.write_all_at(b"what the VM wrote", 40 << 20).unwrap();
         file.write_all_at(b"the end", (64 << 20) + 505).unwrap();
         let folder = stage.folder.path();
-        let (data, cut) = cut_volume(&path, "data", &stage.chunks, folder).unwrap();
+        let room = Room::default();
+        let chunks = (&stage.chunks, &room);
+        let (data, cut) = cut_volume(&path, "data", chunks, folder).unwrap();
         assert_eq!((data.name.as_str(), data.size), ("data", (64 << 20) + 512));
         let small = folder.join("small");
         fs::write(&small, [7; 512]).unwrap();
-        let (other, other_cut) = cut_volume(&small, "small", &stage.chunks, folder).unwrap();
+        let (other, other_cut) = cut_volume(&small, "small", chunks, folder).unwrap();
         // The file of a large disk in place of a small one's.
         let lied = FileToPush::local(&volume_file("lied"), folder.join("image"), DATA);
         fs::write(folder.join("image"), vec![1; 8 << 20]).unwrap();
@@ -393,7 +403,7 @@ mod tests {
             "{error:?}"
         );
         fs::write(&small, b"").unwrap();
-        let error = cut_volume(&small, "small", &stage.chunks, folder).unwrap_err();
+        let error = cut_volume(&small, "small", chunks, folder).unwrap_err();
         assert!(error.0.message.contains("small"), "{error:?}");
     }
 

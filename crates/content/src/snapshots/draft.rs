@@ -9,6 +9,7 @@ use crate::error::{Error, Result};
 use crate::model::snapshot::Manifest;
 use crate::model::vm::Root;
 use crate::paths::{make_volumes, volume_in};
+use crate::room::disk::Room;
 use jiffy_sys::priority::{AWAITED, lowered};
 use jiffy_wire::api::MemoryForm;
 use rustix::fs::{CWD, RenameFlags};
@@ -23,6 +24,7 @@ use tempfile::TempDir;
 #[derive(Debug)]
 pub struct Draft {
     folder: TempDir,
+    room: Arc<Room>,
     base: Option<PathBuf>,
     root_tables: Option<Arc<RootTables>>,
     /// Added to the nice value of the threads that write.
@@ -41,14 +43,15 @@ pub struct Bytes {
 }
 
 impl Draft {
-    /// An empty draft in the folder of `beside`.
-    pub fn new(beside: &Path) -> Result<Draft> {
+    /// An empty draft in the folder of `beside`, on a disk with this room.
+    pub fn new(beside: &Path, room: &Arc<Room>) -> Result<Draft> {
         let folder = tempfile::Builder::new()
             .prefix(".new-")
             .tempdir_in(beside)
             .map_err(|error| Error::io("make a snapshot", beside, &error))?;
         Ok(Draft {
             folder,
+            room: Arc::clone(room),
             base: None,
             root_tables: None,
             nice: AWAITED,
@@ -116,7 +119,7 @@ impl Draft {
             .map_err(failed)?;
         let target = memory::file_in(folder, form);
         let dedup_sources = self.dedup_sources(root)?;
-        let memory = memory::write(&target, form, captured, dedup_sources)?;
+        let memory = memory::write(&target, form, captured, dedup_sources, &self.room)?;
         let shared = memory::bases_in(folder)
             .iter()
             .map(|path| memory::bytes_of(path).unwrap_or(0))

@@ -2,6 +2,7 @@
 
 use super::captured::Captured;
 use crate::error::{Error, Result};
+use crate::room::disk::Room;
 use jiffy_store::Outline;
 use jiffy_store::optimise::{Contents, options_of};
 use jiffy_store::partial::is_partial;
@@ -14,9 +15,11 @@ use jiffy_sys::priority::{AWAITED, lowered};
 use jiffy_wire::api::MemoryForm;
 use std::fs::{self, File};
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use tracing::warn;
 
 /// Zstandard level for snapshots that are kept.
@@ -44,12 +47,51 @@ pub fn file_in(folder: &Path, form: MemoryForm) -> PathBuf {
     })
 }
 
-/// Writes RAM, synced; returns the bytes it takes on disk: blocking.
+/// RAM of which the room for what was read is given back: what is read is written at once.
+struct Reserving<'a> {
+    ram: &'a LayeredFile,
+    unread: Arc<AtomicU64>,
+}
+
+impl ChunkSource for Reserving<'_> {
+    fn size(&self) -> u64 {
+        self.ram.size()
+    }
+
+    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
+        self.ram.read_at(offset, buffer)?;
+        let read = buffer.len() as u64;
+        let less = |unread: u64| Some(unread.saturating_sub(read));
+        let _ = self
+            .unread
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+        Ok(())
+    }
+
+    fn data_ranges(&self) -> io::Result<Vec<Range<u64>>> {
+        self.ram.data_ranges()
+    }
+}
+
+/// Bytes of the chunks of RAM that are no holes.
+fn bytes_of_data(ram: &LayeredFile, chunk: u64) -> io::Result<u64> {
+    let (mut bytes, mut end) = (0, 0);
+    for range in ram.data_ranges()? {
+        let start = (range.start / chunk * chunk).max(end);
+        end = range.end.next_multiple_of(chunk);
+        bytes += end - start;
+    }
+    Ok(bytes)
+}
+
+/// Writes RAM, synced, and returns the bytes it takes on disk, or refuses if there may be no room:
+/// blocking.
 pub fn write(
     target: &Path,
     form: MemoryForm,
     captured: &Captured,
     sources: DedupSources<'_>,
+    room: &Room,
 ) -> Result<u64> {
     let unreadable = |error: io::Error| {
         Error::vm_failed(format!(
@@ -63,17 +105,31 @@ pub fn write(
         .map(|layer| Ok(File::from(layer.try_clone()?)))
         .collect::<io::Result<Vec<_>>>()
         .map_err(unreadable)?;
-    let source = LayeredFile::new(layers, &layout).map_err(unreadable)?;
+    let ram = LayeredFile::new(layers, &layout).map_err(unreadable)?;
+    let base = sources.base.filter(|_| form == MemoryForm::Image);
+    let base = base.and_then(|base| {
+        let folder = target.parent().unwrap_or(Path::new("."));
+        built_on(base, folder, ram.size(), sources.root)
+    });
+    let options = options(base);
+    let unread = Arc::new(AtomicU64::new(0));
+    // How much differs from a parent is known only when all is compared.
+    let _room = match options.parent {
+        Some(_) => None,
+        None => {
+            let bytes = bytes_of_data(&ram, options.chunk_size.into()).map_err(unreadable)?;
+            unread.store(bytes, Ordering::Relaxed);
+            let what = "The memory of the VM needs up to";
+            Some(room.reserve(target, what, unread.clone())?)
+        }
+    };
+    let source = Reserving { ram: &ram, unread };
     let written = match form {
         MemoryForm::Raw => write_raw(target, &source).map(|_| ()),
         MemoryForm::Image => {
-            let folder = target.parent().unwrap_or(Path::new("."));
-            let base = sources
-                .base
-                .and_then(|base| built_on(base, folder, source.size(), sources.root));
             let options = WriteOptions {
                 backing: sources.backing,
-                ..options(base)
+                ..options
             };
             write_image(target, &source, &options).map(|_| ())
         }

@@ -13,6 +13,7 @@ use crate::images::chunks::{DATA, parse_id, with_origin};
 use crate::model::artifact::{SnapshotArtifact, VolumeArtifact};
 use crate::paths::Paths;
 use crate::records;
+use crate::room::disk::Room;
 use jiffy_registry::artifact::{Config, FileToPush};
 use jiffy_store::ImageReader;
 use jiffy_store::partial::is_partial;
@@ -134,8 +135,8 @@ impl SnapshotArtifact {
 }
 
 /// The files of a snapshot, except its disks: blocking. RAM that has ancestors, or refers to the
-/// root file system, is first written whole into `scratch`.
-pub fn files(saved: &Saved, scratch: &Path) -> Result<Vec<FileToPush>> {
+/// root file system, is first written whole into `scratch`, with room for it.
+pub fn files(saved: &Saved, room: &Room, scratch: &Path) -> Result<Vec<FileToPush>> {
     let mut path = saved.memory();
     let open = |path: &Path| {
         ImageReader::open(path)
@@ -143,6 +144,8 @@ pub fn files(saved: &Saved, scratch: &Path) -> Result<Vec<FileToPush>> {
     };
     let mut image = open(&path)?;
     if image.parent().is_some() || image.backing().is_some() {
+        let bytes = saved.manifest.memory_bytes + saved.manifest.shared_bytes;
+        let _room = room.reserve_bytes(scratch, "The push needs about", bytes)?;
         path = scratch.join(MEMORY);
         memory::write_whole(&image, &path)?;
         image = open(&path)?;

@@ -1,9 +1,9 @@
 //! The blocking part of a pull: fetches what the registry has and makes an image of it.
 
 use super::client::Access;
-use super::job::Job;
+use super::job::{Job, ToFetch};
 use super::made::{Found, Made};
-use super::{Transfers, lazy, remove_blobs};
+use super::{PULL_NEEDS, Transfers, lazy, remove_blobs};
 use crate::error::{Error, Result, of_registry};
 use crate::images::Images;
 use crate::images::import::{import_error, record_of};
@@ -77,7 +77,7 @@ pub fn fetch(
             lazy::renew(images, &wanted.access, &artifact, memory, job)?;
             return Ok(Found::UpToDate(signed_by));
         }
-        return lazy::begin(images, transfers, wanted, &artifact, signed_by, job);
+        return lazy::begin(images, wanted, &artifact, signed_by, job);
     }
     if let Content::Image(manifest) = &top.content
         && manifest.artifact_type.is_some()
@@ -129,8 +129,8 @@ fn fetch_layers(
     let fetched = missing.iter().copied().fold(0, bytes);
     // The unpacked image is assumed to need at least as much again.
     let unpacked = layers.iter().fold(0, bytes);
-    let room = &transfers.room;
-    let _room = room.reserve(&folder, missing.into_iter(), unpacked, job.clone())?;
+    let to_fetch = ToFetch::new(missing.into_iter(), unpacked, job);
+    let _room = images.room.reserve(&folder, PULL_NEEDS, to_fetch)?;
     blobs
         .fetch_all(client, reference, layers, job.as_ref())
         .map_err(failed)?;

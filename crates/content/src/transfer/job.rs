@@ -1,7 +1,7 @@
 //! Jobs: pulls in progress, and their watchers.
 
 use crate::error::Result;
-use crate::room::disk::Written;
+use crate::room::disk::Unwritten;
 use jiffy_registry::{Descriptor, Progress};
 use jiffy_sys::mutex::lock;
 use jiffy_wire::api::PullStep;
@@ -109,11 +109,49 @@ impl Job {
     }
 }
 
-impl Written for Job {
-    fn written(&self, digest: &str) -> u64 {
+impl Job {
+    /// Bytes done of a blob.
+    fn done(&self, digest: &str) -> u64 {
         let state = self.lock();
         let place = state.places.get(digest);
         place.map_or(0, |place| state.blobs[*place].1)
+    }
+}
+
+/// What a pull will write.
+#[derive(Debug)]
+pub(super) struct ToFetch {
+    /// Digests and bytes of the blobs.
+    blobs: Vec<(String, u64)>,
+    /// Bytes of what is made from them.
+    more: u64,
+    job: Arc<Job>,
+}
+
+impl ToFetch {
+    /// These blobs, and `more` bytes.
+    pub(super) fn new<'a>(
+        blobs: impl Iterator<Item = &'a Descriptor>,
+        more: u64,
+        job: &Arc<Job>,
+    ) -> Arc<ToFetch> {
+        Arc::new(ToFetch {
+            blobs: blobs
+                .map(|blob| (blob.digest.to_string(), blob.size))
+                .collect(),
+            more,
+            job: Arc::clone(job),
+        })
+    }
+}
+
+impl Unwritten for ToFetch {
+    fn unwritten(&self) -> u64 {
+        let left = self.blobs.iter().map(|(digest, bytes)| {
+            let done = self.job.done(digest);
+            bytes.saturating_sub(done)
+        });
+        left.fold(self.more, u64::saturating_add)
     }
 }
 

@@ -1,7 +1,7 @@
 //! Pulls of Jiffy's artifacts: only the tables that locate the chunks are fetched. The chunks are
 //! fetched when a guest reads them.
 
-use super::Transfers;
+use super::PULL_NEEDS;
 use super::job::Job;
 use super::keep;
 use super::made::{Found, Made, MadeSnapshot};
@@ -30,14 +30,13 @@ use std::sync::Arc;
 /// Begins the images of chunks of an image that `signed_by` has signed: blocking.
 pub(super) fn begin(
     images: &Images,
-    transfers: &Transfers,
     wanted: &PullImage,
     artifact: &RemoteArtifact,
     signed_by: Vec<String>,
     job: &Arc<Job>,
 ) -> Result<Found> {
     if artifact.artifact_type() != IMAGE_TYPE {
-        return begin_snapshot(images, transfers, wanted, artifact, signed_by, job);
+        return begin_snapshot(images, wanted, artifact, signed_by, job);
     }
     let image = ImageArtifact::read(artifact.config())?;
     let held = images.chunks.hold(&image.chunks);
@@ -46,7 +45,7 @@ pub(super) fn begin(
     // Parents first: a child can't be read without all of its ancestors.
     for id in image.chunks.iter().rev() {
         let of = (id.as_str(), image.size);
-        fetched += begin_file(&images.chunks, of, artifact, &wanted.access, job)?;
+        fetched += begin_file(images, of, artifact, &wanted.access, job)?;
     }
     let temporary = images.temporary()?;
     let record = ImageRecord {
@@ -75,7 +74,6 @@ pub(super) fn begin(
 /// Fetches a snapshot's state, and begins its RAM and its root file system.
 fn begin_snapshot(
     images: &Images,
-    transfers: &Transfers,
     wanted: &PullImage,
     artifact: &RemoteArtifact,
     signed_by: Vec<String>,
@@ -88,9 +86,9 @@ fn begin_snapshot(
     job.set_step("fetching the tables of the chunks");
     for id in read.chunks.iter().rev() {
         let of = (id.as_str(), MAX_SIZE);
-        fetched += begin_file(&images.chunks, of, artifact, &wanted.access, job)?;
+        fetched += begin_file(images, of, artifact, &wanted.access, job)?;
     }
-    let draft = Draft::new(&images.snapshots)?;
+    let draft = Draft::new(&images.snapshots, &images.room)?;
     let folder = draft.path();
     let state = file_of(artifact, remote::STATE)?;
     if state.size() > remote::MAX_STATE {
@@ -102,15 +100,14 @@ fn begin_snapshot(
         )));
     }
     let whole = disks.iter().map(Pulled::bytes).sum::<u64>() + state.size();
-    let room = &transfers.room;
-    let _room = room.reserve(folder, [].into_iter(), whole, job.clone())?;
+    let _room = images.room.reserve_bytes(folder, PULL_NEEDS, whole)?;
     job.set_step("fetching the state");
     state
         .fetch(folder, job.as_ref())
         .map_err(|error| of_registry(&error, folder))?;
     let file = file_of(artifact, remote::MEMORY)?;
     let memory_bytes = u64::from(read.manifest.spec.ram_mib()) << 20;
-    let tail = tail_of(file, artifact, memory_bytes, folder, job)?;
+    let (tail, _room) = tail_of(&images.room, file, artifact, memory_bytes, folder, job)?;
     let origin = origin_of_memory(images, &read.chunks, &wanted.access, artifact)?;
     remote::begin_memory(folder, &read.memory, file.size(), &tail, &[origin])?;
     fetched += state.size() + tail.len() as u64;
@@ -184,7 +181,7 @@ pub(super) fn renew(
         }
     };
     for id in ids.iter().rev().filter(|id| chunks.is_partial(id)) {
-        begin_file(chunks, (id, most), artifact, access, job)?;
+        begin_file(images, (id, most), artifact, access, job)?;
     }
     Ok(())
 }
@@ -192,12 +189,13 @@ pub(super) fn renew(
 /// Begins one image of chunks of at most `most` bytes, unless it is here; returns the bytes
 /// fetched.
 fn begin_file(
-    chunks: &Chunks,
+    images: &Images,
     (id, most): (&str, u64),
     artifact: &RemoteArtifact,
     access: &RegistryAccess,
     job: &Arc<Job>,
 ) -> Result<u64> {
+    let chunks = &images.chunks;
     let file = file_of(artifact, &Chunks::file_name(id))?;
     let key = match chunks.place_of(id, file, job.as_ref())? {
         Place::Whole => return Ok(0),
@@ -210,20 +208,22 @@ fn begin_file(
         Place::Free(key) => key,
     };
     let path = chunks.path(&key);
-    let tail = tail_of(file, artifact, most, &path, job)?;
+    let (tail, _room) = tail_of(&images.room, file, artifact, most, &path, job)?;
     let origin = origin(artifact, file.name(), access, &path)?;
     chunks.begin(&key, file.size(), &tail, &[origin])?;
     Ok(tail.len() as u64)
 }
 
-/// Fetches the tables of a file of chunks that holds at most `most` bytes.
+/// Fetches the tables of a file of chunks that holds at most `most` bytes, and reserves room for
+/// them.
 fn tail_of(
+    room: &disk::Room,
     file: &RemoteFile,
     artifact: &RemoteArtifact,
     most: u64,
     path: &Path,
     job: &Arc<Job>,
-) -> Result<Vec<u8>> {
+) -> Result<(Vec<u8>, Arc<disk::Reserved>)> {
     let range = file
         .range_of(TAIL)
         .filter(|range| range.end == file.size())
@@ -242,9 +242,9 @@ fn tail_of(
             artifact.reference()
         )));
     }
-    disk::check(path, bytes)?;
-    file.read(range, job.as_ref())
-        .map_err(|error| of_registry(&error, path))
+    let reserved = room.reserve_bytes(path, PULL_NEEDS, bytes)?;
+    let tail = file.read(range, job.as_ref());
+    Ok((tail.map_err(|error| of_registry(&error, path))?, reserved))
 }
 
 /// The origin of the rest of a snapshot's RAM. Its credentials are kept beside the chunks of the

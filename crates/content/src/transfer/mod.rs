@@ -23,7 +23,6 @@ pub mod made;
 pub mod pull_limits;
 pub mod push;
 
-use crate::room::disk;
 use jiffy_sys::mutex::lock;
 use job::{Job, Watcher};
 use std::collections::HashMap;
@@ -43,8 +42,10 @@ pub struct Transfers {
     pub(crate) folder: PathBuf,
     jobs: Mutex<HashMap<String, Weak<Job>>>,
     pull_limits: pull_limits::PullLimits,
-    room: disk::Room,
 }
+
+/// Begins the refusal of a pull without room.
+const PULL_NEEDS: &str = "The pull needs at least";
 
 impl Transfers {
     /// Removes blobs of pulls that were not resumed in time, and temporary files of an earlier
@@ -71,7 +72,6 @@ impl Transfers {
             folder,
             jobs: Mutex::default(),
             pull_limits: pull_limits::PullLimits::default(),
-            room: disk::Room::default(),
         }
     }
 

@@ -73,7 +73,7 @@ pub fn snapshot(
             Some(disks::cut_root(
                 &disk,
                 kind,
-                &images.chunks,
+                (&images.chunks, &images.room),
                 &chunks,
                 draft.path(),
             )?)
@@ -85,14 +85,19 @@ pub fn snapshot(
     for disk in &saved.manifest.spec.disks {
         job.set_step(format!("cutting the volume {} into chunks", disk.name));
         let path = saved.volume(&disk.name);
-        let cut = disks::cut_volume(&path, &disk.name, &images.chunks, draft.path());
+        let cut = disks::cut_volume(
+            &path,
+            &disk.name,
+            (&images.chunks, &images.room),
+            draft.path(),
+        );
         let (volume, file) = cut?;
         volumes.push(volume);
         volume_files.push(file);
     }
     let artifact = SnapshotArtifact::of(saved, chunks, disk, volumes)?;
     let access = Access::new(&wanted.access, reference, scratch)?;
-    let mut files = remote::files(saved, draft.path())?;
+    let mut files = remote::files(saved, &images.room, draft.path())?;
     files.extend(disk_file);
     files.extend(volume_files);
     let to = (&access.client, reference);

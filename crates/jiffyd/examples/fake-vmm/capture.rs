@@ -66,6 +66,11 @@ impl Vm {
         layer.set_len(self.ram_bytes())?;
         layer.write_all_at(&[0x55; 4096], if first { 0 } else { 1 << 20 })?;
         layer.write_all_at(self.config.id.as_bytes(), 1 << 20)?;
+        if self.script.filled {
+            let mut noise = vec![0; 8 << 20];
+            blake3::Hasher::new().finalize_xof().fill(&mut noise);
+            layer.write_all_at(&noise, 16 << 20)?;
+        }
         layers.push(layer);
         let covers = layers[1..].iter().map(|_| {
             vec![Extent {

@@ -36,6 +36,8 @@ pub struct Script {
     /// A capture creates the file `capturing` in the VM's folder, waits for a file `go`, and
     /// creates `captured` at its end.
     pub held_capture: bool,
+    /// RAM has 8 MiB that can't be compressed.
+    pub filled: bool,
     /// The guest sends nothing until the file `go` exists in the VM's folder.
     pub held: bool,
     /// A guest that powers off creates the file `off` in the VM's folder, writes back until the
@@ -85,6 +87,7 @@ impl Script {
                 Some("early-off") => script.early_off = true,
                 Some("capture-fails") => script.capture_fails = true,
                 Some("held-capture") => script.held_capture = true,
+                Some("filled") => script.filled = true,
                 Some("slow-off") => script.slow_off = true,
                 Some("old") => script.old = true,
                 Some("newer") => script.newer = true,

@@ -386,7 +386,10 @@ fn concurrent_pulls_reserve_no_more_space_than_is_free() {
     let error = pull(&daemon, &by_name(&two)).unwrap_err();
     assert_eq!(error.kind, ErrorKind::NoRoom);
     let said = &error.message;
-    assert!(said.contains("other pulls will take 11 MiB"), "{said}");
+    assert!(
+        said.contains("11 MiB are reserved for other operations"),
+        "{said}"
+    );
     gate.open();
     eventually("the first is over", || over.load(Ordering::Acquire));
     pull(&daemon, &by_name(&two)).unwrap();

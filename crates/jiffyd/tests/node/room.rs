@@ -171,6 +171,54 @@ fn a_snapshot_without_disk_space_leaves_only_the_running_vm() {
 }
 
 #[test]
+fn of_two_concurrent_captures_only_the_one_that_fits_is_written() {
+    let Some(disk) = SmallDisk::new("14m") else {
+        return;
+    };
+    let daemon = daemon_on(&disk);
+    for (order, body) in [("snapshots", "NAME"), ("hibernate", "")] {
+        for name in ["one", "two"] {
+            daemon.run_detached(named(name, bad_vm("filled", Some(shell("sleep 1000")))));
+            daemon.when(name, VmState::Running);
+        }
+        let capture = |name: &str| {
+            let body = body.replace("NAME", &format!("{{\"name\":\"{name}\"}}"));
+            daemon.post(&format!("/v1/vms/{name}/{order}"), body.as_bytes())
+        };
+        let answers = thread::scope(|scope| {
+            let one = scope.spawn(|| capture("one"));
+            [capture("two"), one.join().unwrap()]
+        });
+        let (done, refused): (Vec<_>, Vec<_>) =
+            answers.into_iter().partition(|answer| answer.status == 200);
+        assert_eq!((done.len(), refused.len()), (1, 1), "{order}");
+        for answer in refused {
+            let error = answer.error(ErrorKind::NoRoom);
+            let said = &error.message;
+            assert!(
+                said.starts_with("The memory of the VM needs up to 9 MiB"),
+                "{said}"
+            );
+            assert!(error.hint.is_some());
+        }
+        let hibernated = |name: &&str| daemon.vm(name).state == VmState::Hibernated;
+        let asleep: Vec<_> = ["one", "two"].into_iter().filter(hibernated).collect();
+        assert_eq!(asleep.len(), usize::from(order == "hibernate"));
+        let count = |folder: &Path| fs::read_dir(folder).unwrap().count();
+        let snapshots = count(&daemon.data.join("snapshots"));
+        assert_eq!(snapshots, usize::from(order == "snapshots"));
+        for name in ["one", "two"] {
+            let vm = daemon.vm(name);
+            let folder = daemon.vm_folder(&vm.id).join("hibernated");
+            assert_eq!(folder.exists(), asleep.contains(&name));
+            daemon.delete(&format!("/v1/vms/{name}?force=true"));
+            daemon.delete(&format!("/v1/snapshots/{name}"));
+        }
+        daemon.assert_nothing_left();
+    }
+}
+
+#[test]
 fn a_node_out_of_descriptors_refuses_only_vms() {
     use rustix::process::{Pid, Resource, Rlimit, prlimit};
     let daemon = Daemon::with(&["--spare", "0", "--standby", "0"]);

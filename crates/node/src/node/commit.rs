@@ -55,7 +55,9 @@ impl Node {
         let pause_ns = monotonic_ns() - begun;
         let (config, from) = (vm.spec.config.clone(), vm.name.clone());
         let importer = self.images.importer().clone();
+        let room = Arc::clone(&self.disk_room);
         let made = tokio::task::spawn_blocking(move || {
+            let _room = room.reserve_bytes(draft.path(), "The image needs at least", bytes)?;
             let source = ImageSource {
                 reference: format!("commit of {from}"),
                 manifest: None,

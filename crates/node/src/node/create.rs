@@ -225,7 +225,8 @@ impl Node {
             self.complete_root(image).await?;
         }
         let (spec, image) = (Arc::clone(&vm.spec), image.path.clone());
-        let work = tokio::task::spawn_blocking(move || roots::make(&folder, &spec, &image));
+        let room = Arc::clone(&self.disk_room);
+        let work = tokio::task::spawn_blocking(move || roots::make(&folder, &spec, &image, &room));
         operation::join_result(work.await)
     }
 

@@ -227,7 +227,7 @@ impl Node {
         manifest.main = MainState::Pending;
         manifest.lazy_root = root.lazy.clone();
         let folder = self.host.paths.golden();
-        let mut draft = Draft::new(&folder)?;
+        let mut draft = Draft::new(&folder, &self.disk_room)?;
         draft.set_nice(BACKGROUND);
         let taken = self.quiesce_and_capture(vm, false, &mut watch).await?;
         manifest.note_processor(self.processor_of(vm).await);

@@ -93,7 +93,7 @@ impl Node {
         let _whole = self.complete_root(&root).await?;
         let folder = self.host.paths.vm(&vm.id);
         let mut manifest = self.manifest_of(vm, &root, MemoryForm::Image).await?;
-        let mut draft = Draft::new(&folder)?;
+        let mut draft = Draft::new(&folder, &self.disk_room)?;
         draft.set_nice(nice);
         let room = self.reserve_missing_memory(vm).await?;
         // Before the freeze: a frozen guest answers no other requests.

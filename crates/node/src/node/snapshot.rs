@@ -51,7 +51,7 @@ impl Node {
         let root = self.root_of(&vm).await?;
         let _whole = self.complete_root(&root).await?;
         let mut manifest = self.manifest_of(&vm, &root, MemoryForm::Image).await?;
-        let mut draft = Draft::new(self.snapshots.folder())?;
+        let mut draft = Draft::new(self.snapshots.folder(), &self.disk_room)?;
         let started = vm.view.borrow().vm.started.unwrap_or(0);
         let before = self.snapshots.latest_of(&vm.name, started)?;
         let from = vm.spec.from.as_ref();
@@ -338,11 +338,14 @@ impl Node {
         pager.complete_memory(&saved.memory()).await?;
         // The fetch may have taken minutes, and a VM may have been started from it meanwhile.
         self.wait_for_recording(&saved, &name).await?;
+        let room = Arc::clone(&self.disk_room);
         let work = tokio::task::spawn_blocking(move || {
+            let mut manifest = saved.manifest.clone();
+            let what = "The optimised snapshot needs about";
+            let _room = room.reserve_bytes(&saved.folder, what, manifest.memory_bytes)?;
             lowered(AWAITED, || {
                 memory::optimise(&saved.memory(), &saved.recording())
             })?;
-            let mut manifest = saved.manifest.clone();
             manifest.optimised = true;
             manifest.memory_bytes = memory::bytes_of(&saved.memory()).map_err(|error| {
                 Error::io("read the size of a snapshot", &saved.memory(), &error)
