@@ -103,8 +103,7 @@ struct World<'a> {
     run: &'a Path,
 }
 
-/// The jail of the VM with this name.
-
+/// The jail of the VM with this run folder.
 fn jail_of<'a>(
     world: &World<'a>,
     folder: &'a Path,
