@@ -76,6 +76,7 @@ impl Paths {
             self.run.join("vms"),
             self.run.join("pager"),
             self.run.join("disks"),
+            self.spares(),
         ] {
             make_private(&folder)?;
         }
@@ -168,7 +169,17 @@ impl Paths {
         self.run.join("pager.sock")
     }
 
-    /// Where the pager waits for a VM.
+    /// Where a VMM reaches the pager about its VM's memory: a link to [`Paths::pager_vm_socket`].
+    pub fn vm_memory_socket(&self, id: &str) -> PathBuf {
+        self.vm_run(id).join("memory.sock")
+    }
+
+    /// The run folders of spares, which VMs take over.
+    pub fn spares(&self) -> PathBuf {
+        self.run.join("spares")
+    }
+
+    /// Where the pager waits for a VM. A VMM of an earlier release connects to it directly.
     pub fn pager_vm_socket(&self, id: &str) -> PathBuf {
         self.run.join("pager").join(format!("{id}.sock"))
     }

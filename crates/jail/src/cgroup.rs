@@ -79,7 +79,7 @@ pub struct Share {
     pub memory: u64,
     /// Number of processors; the weights of CPU and disks are proportional to it.
     pub processors: u32,
-    /// Whether it has the lowest CPU priority.
+    /// Whether it has the lowest priority for CPU and disks.
     pub is_last: bool,
 }
 
@@ -234,7 +234,10 @@ impl Cgroup {
         self.set("memory.max", &share.memory.to_string())?;
         self.set_quota(share.processors)?;
         match share.is_last {
-            true => self.set("cpu.weight.nice", LAST),
+            true => {
+                let _ = self.set("io.weight", "1");
+                self.set("cpu.weight.nice", LAST)
+            }
             // It has this weight already.
             false if share.processors == 1 => Ok(()),
             false => self.set_weight(share.processors),

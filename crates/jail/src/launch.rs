@@ -48,9 +48,10 @@ pub struct Jail<'a> {
     /// The one supplementary group, with [`Level::OwnUser`].
     pub group: u32,
     /// The working directory, and the only part of the file system that can be reached, read-only:
-    /// the program can connect to sockets in it. It must contain the empty folder for the root
-    /// ([`Jail::prepare`]).
+    /// the program can connect to sockets in it.
     pub folder: &'a Path,
+    /// A folder with the empty folder for the root ([`Jail::prepare`]).
+    pub run: &'a Path,
     /// Resource limits.
     pub limits: Limits,
     /// An open descriptor of the cgroup (version 2) that it starts in.
@@ -84,9 +85,9 @@ impl LaunchError {
 }
 
 impl Jail<'_> {
-    /// Creates the empty folders that a jail needs, in the folder that programs will see.
-    pub fn prepare(folder: &Path) -> io::Result<()> {
-        let empty = folder.join(EMPTY);
+    /// Creates the empty folders that jails need.
+    pub fn prepare(run: &Path) -> io::Result<()> {
+        let empty = run.join(EMPTY);
         let root = empty.join(OsStr::from_bytes(child::INNER.to_bytes()));
         DirBuilder::new().recursive(true).create(&root)?;
         // Independent of the umask.
@@ -102,9 +103,9 @@ impl Jail<'_> {
         self.start(Some(program))
     }
 
-    /// The strongest level that works here, and why the stronger ones do not. `folder` is the
-    /// folder that jailed programs will see; each level is tried with a process that exits at once.
-    pub fn strongest_level(folder: &Path, user: u32) -> (Level, Vec<LaunchError>) {
+    /// The strongest level that works here, and why the stronger ones do not. `run` was prepared;
+    /// each level is tried with a process that exits at once.
+    pub fn strongest_level(run: &Path, user: u32) -> (Level, Vec<LaunchError>) {
         let is_root = rustix::process::geteuid().is_root();
         let mut levels = vec![Level::UserNamespace];
         if is_root {
@@ -112,7 +113,7 @@ impl Jail<'_> {
         }
         let mut refused = Vec::new();
         for level in levels {
-            match Jail::try_level(level, folder, user) {
+            match Jail::try_level(level, run, user) {
                 Ok(()) => return (level, refused),
                 Err(error) => refused.push(error),
             }
@@ -121,12 +122,13 @@ impl Jail<'_> {
     }
 
     /// Runs a process through all steps before the program, and lets it end.
-    fn try_level(level: Level, folder: &Path, user: u32) -> Result<(), LaunchError> {
+    fn try_level(level: Level, run: &Path, user: u32) -> Result<(), LaunchError> {
         let jail = Jail {
             level,
             user,
             group: user,
-            folder,
+            folder: run,
+            run,
             limits: Limits {
                 files: 64,
                 processes: 64,
@@ -158,7 +160,7 @@ impl Jail<'_> {
         };
         let given = program.unwrap_or(&nothing);
         let folder = c_string(self.folder.as_os_str()).map_err(failed)?;
-        let empty = c_string(self.folder.join(EMPTY).as_os_str()).map_err(failed)?;
+        let empty = c_string(self.run.join(EMPTY).as_os_str()).map_err(failed)?;
         let arguments = Strings::new(given.arguments).map_err(failed)?;
         let environment = Strings::new(given.environment).map_err(failed)?;
         let sources = Sources::new(given, &null).map_err(failed)?;

@@ -59,6 +59,8 @@ pub struct Monitor<'a> {
     pub arguments: &'a [&'a OsStr],
     /// Its working directory, if it has no jail.
     pub directory: &'a Path,
+    /// The folder of its VM's sockets: all of the file system that it can reach in a jail.
+    pub run: &'a Path,
     /// Its log.
     pub output: BorrowedFd<'a>,
     /// Descriptors it inherits, numbered from 3.
@@ -138,7 +140,8 @@ impl Launcher {
         }
     }
 
-    /// Lets jailed monitors traverse the run folder to reach their own sockets.
+    /// Lets jailed monitors of an earlier release, which see all of the run folder, traverse it to
+    /// reach their own sockets.
     fn share_folders(&self, paths: &Paths) {
         let folders = [
             paths.run.clone(),
@@ -169,12 +172,10 @@ impl Launcher {
         self.level.is_some()
     }
 
-    /// The path of a socket as the monitor must use it to connect.
+    /// The path of a socket in a VM's run folder as its monitor must use it to connect.
     pub fn inside<'a>(&self, socket: &'a Path) -> &'a Path {
-        match self.level {
-            Some(_) => socket.strip_prefix(&self.run).unwrap_or(socket),
-            None => socket,
-        }
+        let name = self.level.and(socket.file_name());
+        name.map_or(socket, Path::new)
     }
 
     /// A new user for a monitor, if each has its own.
@@ -241,7 +242,8 @@ impl Launcher {
             level,
             user: monitor.identity.as_ref().map_or(0, Identity::id),
             group: self.identities.shared_group(),
-            folder: &self.run,
+            folder: monitor.run,
+            run: &self.run,
             limits: Limits {
                 files: FILES,
                 processes: PROCESSES,

@@ -8,12 +8,12 @@
 //! disk wait for each other, not for those of others.
 //!
 //! * `ask`: requests and their answers.
-//! * [`disk_links`]: hard links from VMs' run folders to the sockets of their disks.
+//! * [`links`]: hard links from VMs' run folders to the pager's sockets.
 //! * `orders`: serialises requests of each VM and disk.
 //! * `process`: starts, watches and replaces the process.
 
 mod ask;
-pub mod disk_links;
+pub mod links;
 mod orders;
 mod process;
 #[cfg(test)]

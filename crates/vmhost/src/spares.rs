@@ -4,13 +4,14 @@
 //! a fork, and does not depend on the request. So a few VMMs are started ahead, while no VM starts,
 //! and wait on a socket. The next start takes one of them and continues as if it had been spawned.
 //!
-//! A spare has no id, no folder and no record. It ends when its socket is closed, and so also when
+//! A spare has no id and no record, and a run folder that becomes its VM's. It ends when its socket is closed, and so also when
 //! the daemon is killed. If there is no usable spare, a VMM is spawned.
 
 use crate::jails::{Launcher, Monitor};
 use crate::process::{VmmProcess, on_exit};
 use jiffy_content::digests::Stamp;
 use jiffy_content::error::{Error, Result};
+use jiffy_content::names;
 use jiffy_content::paths::Paths;
 use jiffy_jail::Share;
 use jiffy_sys::fds::send_with_fds;
@@ -21,7 +22,8 @@ use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::Path;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
@@ -48,6 +50,8 @@ pub struct Spares {
 #[derive(Debug)]
 pub struct Spare {
     process: Option<VmmProcess>,
+    /// Its run folder, which becomes a VM's.
+    folder: PathBuf,
     socket: OwnedFd,
     /// Stamp of its executable when it was started.
     program: Stamp,
@@ -123,11 +127,22 @@ impl Spare {
         let failed = |error: io::Error| Error::io("start a VMM ahead", &path, &error);
         let program = Stamp::of(&fs::metadata(&path).map_err(failed)?);
         let (socket, theirs) = spare::pair().map_err(failed)?;
+        let folder = paths.spares().join(names::new_id());
+        let made = fs::DirBuilder::new().mode(0o700).create(&folder);
+        made.map_err(|error| Error::io("make a VMM's run folder", &folder, &error))?;
+        let mut spare = Spare {
+            process: None,
+            folder,
+            socket,
+            program,
+            made: Instant::now(),
+        };
         let config = paths.vm(NO_ID).join("vmm.json");
         // It has no log. An error that stops a spare also stops a spawned VMM, which has a log.
         let nowhere = File::options().write(true).open("/dev/null");
         let nowhere = nowhere.map_err(failed)?;
-        let process = launcher.start(Monitor {
+        let identity = launcher.identity()?;
+        spare.process = Some(launcher.start(Monitor {
             arguments: &[
                 OsStr::new("run"),
                 OsStr::new("--config"),
@@ -136,21 +151,22 @@ impl Spare {
                 OsStr::new("3"),
             ],
             directory: Path::new("/"),
+            run: &spare.folder,
             output: nowhere.as_fd(),
             descriptors: &[theirs.as_fd()],
-            identity: launcher.identity()?,
+            identity,
             share: None,
-        })?;
-        Ok(Spare {
-            process: Some(process),
-            socket,
-            program,
-            made: Instant::now(),
-        })
+        })?);
+        Ok(spare)
     }
 
     fn lives(&self) -> bool {
         self.process.as_ref().is_some_and(VmmProcess::lives)
+    }
+
+    /// Its run folder: it sees no other part of the file system.
+    pub fn folder(&self) -> &Path {
+        &self.folder
     }
 
     /// Its user id, if it has a user of its own.
@@ -184,6 +200,8 @@ impl Spare {
 
 impl Drop for Spare {
     fn drop(&mut self) {
+        // A VM that took it over has its folder.
+        let _ = fs::remove_dir(&self.folder);
         let Some(process) = self.process.take() else {
             return;
         };
@@ -202,6 +220,10 @@ pub async fn keep(
     launcher: Arc<Launcher>,
     is_starting: impl Fn() -> bool,
 ) {
+    // Folders of the spares of an earlier daemon.
+    for entry in fs::read_dir(paths.spares()).into_iter().flatten().flatten() {
+        let _ = fs::remove_dir(entry.path());
+    }
     if spares.room == 0 {
         return;
     }

@@ -43,7 +43,7 @@ pub fn run(aims: &[&str]) {
         abstract_name: (*name).to_owned(),
     };
     // Its legitimate work still succeeds.
-    UnixStream::connect("vms/own/vsock.sock_1024").expect("its own socket");
+    UnixStream::connect("vsock.sock_1024").expect("its own socket");
     let with_filter = *filter == "filter";
     if with_filter {
         confine();
@@ -97,35 +97,35 @@ const ATTEMPTS: &[Attempt] = &[
         open("/../../../etc/passwd", libc::O_RDONLY)
     }),
     ("list its root's contents", |_| list("/")),
-    ("list the run folder", |_| list(".")),
-    ("list another VM's folder", |_| list("vms/victim")),
+    ("list the run folder", |_| list("../../vms")),
+    ("list another VM's folder", |_| list("../victim")),
     ("make a file in its root", |_| {
         open("/new", libc::O_CREAT | libc::O_RDWR)
     }),
     ("make a file in the run folder", |_| {
-        open("new", libc::O_CREAT | libc::O_RDWR)
+        open("../../new", libc::O_CREAT | libc::O_RDWR)
     }),
     ("make a file in its own folder", |_| {
-        open("vms/own/new", libc::O_CREAT | libc::O_RDWR)
+        open("new", libc::O_CREAT | libc::O_RDWR)
     }),
     ("make a nameless file", |_| {
-        open("vms/own", libc::O_TMPFILE | libc::O_RDWR)
+        open(".", libc::O_TMPFILE | libc::O_RDWR)
     }),
     ("make a folder", |_| {
-        path("vms/own/new", |path| unsafe { libc::mkdir(path, 0o700) })
+        path("new", |path| unsafe { libc::mkdir(path, 0o700) })
     }),
     ("make a link", |_| {
-        path("vms/own/new", |path| unsafe {
+        path("new", |path| unsafe {
             libc::symlink(c"/etc/passwd".as_ptr(), path)
         })
     }),
     ("make a hard link to its socket", |_| {
-        path("vms/own/new", |path| unsafe {
-            libc::link(c"vms/own/vsock.sock_1024".as_ptr(), path)
+        path("new", |path| unsafe {
+            libc::link(c"vsock.sock_1024".as_ptr(), path)
         })
     }),
     ("make a disk's device", |_| {
-        path("vms/own/new", |path| unsafe {
+        path("new", |path| unsafe {
             libc::mknod(path, libc::S_IFBLK | 0o600, libc::makedev(8, 0))
         })
     }),
@@ -135,27 +135,23 @@ const ATTEMPTS: &[Attempt] = &[
         })
     }),
     ("make a fifo", |_| {
-        path("vms/own/new", |path| unsafe { libc::mkfifo(path, 0o600) })
+        path("new", |path| unsafe { libc::mkfifo(path, 0o600) })
     }),
     ("remove its own socket", |_| {
-        path("vms/own/vsock.sock_1024", |path| unsafe {
-            libc::unlink(path)
-        })
+        path("vsock.sock_1024", |path| unsafe { libc::unlink(path) })
     }),
     ("rename its own socket", |_| {
-        path("vms/own/vsock.sock_1024", |path| unsafe {
-            libc::rename(path, c"vms/own/other".as_ptr())
+        path("vsock.sock_1024", |path| unsafe {
+            libc::rename(path, c"other".as_ptr())
         })
     }),
     ("open its socket to others", |_| {
-        path("vms/own/vsock.sock_1024", |path| unsafe {
+        path("vsock.sock_1024", |path| unsafe {
             libc::chmod(path, 0o777)
         })
     }),
     ("give its socket away", |_| {
-        path("vms/own/vsock.sock_1024", |path| unsafe {
-            libc::chown(path, 0, 0)
-        })
+        path("vsock.sock_1024", |path| unsafe { libc::chown(path, 0, 0) })
     }),
     ("open the memory of the host", |_| {
         open("/dev/mem", libc::O_RDWR)
@@ -375,7 +371,7 @@ const ATTEMPTS: &[Attempt] = &[
         call(libc::SYS_iopl, [3, 0, 0, 0, 0, 0])
     }),
     ("swap to a file", |_| {
-        path("vms/own/new", |path| unsafe { libc::swapon(path, 0) })
+        path("new", |path| unsafe { libc::swapon(path, 0) })
     }),
     ("account for processes", |_| {
         path("/new", |path| unsafe { libc::acct(path) })
@@ -403,19 +399,19 @@ const ATTEMPTS: &[Attempt] = &[
     }),
     ("bring an interface up", interface_up),
     ("call the API", |_| {
-        UnixStream::connect("jiffyd.sock").map(drop)
+        UnixStream::connect("../../jiffyd.sock").map(drop)
     }),
     ("command the pager", |_| {
-        UnixStream::connect("pager.sock").map(drop)
+        UnixStream::connect("../../pager.sock").map(drop)
     }),
     ("command another VM", |_| {
-        UnixStream::connect("vms/victim/control.sock").map(drop)
+        UnixStream::connect("../victim/control.sock").map(drop)
     }),
     ("speak for another VM's guest", |_| {
-        UnixStream::connect("vms/victim/vsock.sock_1024").map(drop)
+        UnixStream::connect("../victim/vsock.sock_1024").map(drop)
     }),
-    ("climb to another VM's socket", |_| {
-        UnixStream::connect("vms/own/../victim/vsock.sock_1024").map(drop)
+    ("reach another VM's socket from the run folder", |_| {
+        UnixStream::connect("vms/victim/vsock.sock_1024").map(drop)
     }),
     ("connect to the host's own services", |_| {
         UnixStream::connect("../../../../run/systemd/journal/stdout").map(drop)

@@ -10,7 +10,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{SocketAddr, UnixListener};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
+use std::process::Command;
 
 /// Limit of descriptors of a jailed program in this test.
 pub const FILES: u64 = 64;
@@ -101,12 +103,19 @@ struct World<'a> {
     run: &'a Path,
 }
 
-fn jail_of<'a>(world: &World<'a>, user: u32, cgroup: Option<&'a Cgroup>) -> Jail<'a> {
+/// The jail of the VM with this run folder.
+fn jail_of<'a>(
+    world: &World<'a>,
+    folder: &'a Path,
+    user: u32,
+    cgroup: Option<&'a Cgroup>,
+) -> Jail<'a> {
     Jail {
         level: world.level,
         user,
         group: world.group,
-        folder: world.run,
+        folder,
+        run: world.run,
         limits: Limits {
             files: FILES,
             processes: PROCESSES,
@@ -114,6 +123,25 @@ fn jail_of<'a>(world: &World<'a>, user: u32, cgroup: Option<&'a Cgroup>) -> Jail
         },
         cgroup: cgroup.map(AsFd::as_fd),
     }
+}
+
+/// As [`run`], by a user without privileges, if this is root.
+pub fn run_unprivileged() {
+    const NOBODY: u32 = 65534;
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let copy = folder.path().join("escapes");
+    fs::copy("/proc/self/exe", &copy).unwrap();
+    let mut again = Command::new(&copy);
+    let ended = again
+        .arg("unprivileged")
+        .current_dir("/")
+        .uid(NOBODY)
+        .gid(NOBODY);
+    assert!(ended.status().unwrap().success());
 }
 
 /// Sets everything up, and starts the attacker.
@@ -134,10 +162,11 @@ pub fn run() {
         println!("not here: {error}: {}", error.io());
     }
     println!("jail: {level}");
-    assert!(
-        !is_root || level == Level::OwnUser,
-        "root gives users of their own"
-    );
+    let expected = match is_root {
+        true => Level::OwnUser,
+        false => Level::UserNamespace,
+    };
+    assert_eq!(level, expected);
 
     let (victims, attackers) = (ids.take().unwrap(), ids.take().unwrap());
     folder(&run.join("vms"), group(ids.shared_group()));
@@ -188,7 +217,12 @@ pub fn run() {
         group: ids.shared_group(),
         run: &run,
     };
-    let (victim, says) = start(&jail_of(&world, victims.id(), None), &["victim"], &[]);
+    let here = run.join("vms/own");
+    let (victim, says) = start(
+        &jail_of(&world, &run.join("vms/victim"), victims.id(), None),
+        &["victim"],
+        &[],
+    );
     let mut treasure = String::new();
     BufReader::new(File::from(says))
         .read_line(&mut treasure)
@@ -209,7 +243,7 @@ pub fn run() {
             &name,
         ];
         let cgroup = group_of_its_own();
-        let jail = jail_of(&world, attackers.id(), cgroup.as_ref());
+        let jail = jail_of(&world, &here, attackers.id(), cgroup.as_ref());
         let (attacker, says) = start(&jail, &aims, &[kept.as_fd()]);
         let mut said = String::new();
         File::from(says).read_to_string(&mut said).unwrap();
@@ -234,7 +268,7 @@ pub fn run() {
         assert!(udp.recv(&mut datagram).is_err(), "a datagram came");
     }
     if let Some(cgroup) = group_of_its_own() {
-        let jail = jail_of(&world, attackers.id(), Some(&cgroup));
+        let jail = jail_of(&world, &here, attackers.id(), Some(&cgroup));
         let (attacker, _) = start(&jail, &["memory bomb"], &[]);
         let status = attacker.wait().unwrap();
         assert_eq!(status.terminating_signal(), Some(libc::SIGKILL));
@@ -248,7 +282,7 @@ pub fn run() {
         // An unknown group, like that of a monitor which the daemon forgot.
         let lost = cgroups.make(PROCESSES).unwrap();
         let (stray, _) = start(
-            &jail_of(&world, attackers.id(), Some(&lost)),
+            &jail_of(&world, &here, attackers.id(), Some(&lost)),
             &["victim"],
             &[],
         );
@@ -256,10 +290,20 @@ pub fn run() {
         assert_eq!(found.folder(), lost.folder());
         let high = || fs::read_to_string(found.folder().join("memory.high")).unwrap();
         let has = |name| fs::read_to_string(found.folder().join(name)).unwrap();
+        let last = Share {
+            memory: MEMORY,
+            processors: 1,
+            is_last: true,
+        };
+        found.set_limits(&last).unwrap();
+        let io = found.folder().join("io.weight").exists();
+        if io {
+            assert_eq!(has("io.weight").trim(), "default 1");
+        }
         found.set_processors(3).unwrap();
         assert_eq!(has("cpu.max").trim(), "400000 100000");
         assert_eq!(has("cpu.weight").trim(), "300");
-        if found.folder().join("io.weight").exists() {
+        if io {
             assert_eq!(has("io.weight").trim(), "default 300");
         }
         found.set_processors(1).unwrap();

@@ -86,7 +86,9 @@ pub(super) fn vmm_config<'a>(
         record_activity: spec.deep,
         restore: match &plan.beginning {
             Beginning::Boot => None,
-            Beginning::Restore(restoring) => Some(restore(restoring, gate_time, descriptors)?),
+            Beginning::Restore(restoring) => {
+                Some(restore(paths, record, restoring, gate_time, descriptors)?)
+            }
         },
     };
     config.handed = descriptors.pass(&config, paths)?;
@@ -115,6 +117,8 @@ fn disks(paths: &Paths, record: &VmRecord, plan: &Plan, launcher: &Launcher) -> 
 }
 
 fn restore<'a>(
+    paths: &Paths,
+    record: &VmRecord,
     restoring: &'a Restoring,
     gate_time: Duration,
     descriptors: &mut Descriptors<'a>,
@@ -129,8 +133,11 @@ fn restore<'a>(
                     .map(|layout| descriptors.source(layout))
                     .transpose()?,
             },
-            SavedRam::Paged { serving, paged } => SavedMemory::Paged {
-                socket: descriptors.launcher.inside(&serving.socket).into(),
+            SavedRam::Paged { paged, .. } => SavedMemory::Paged {
+                socket: descriptors
+                    .launcher
+                    .inside(&paths.vm_memory_socket(&record.id))
+                    .into(),
                 working_set: paged.prefetch,
             },
         },

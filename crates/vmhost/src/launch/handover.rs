@@ -183,7 +183,7 @@ impl<'a> Descriptors<'a> {
             .map(|vsock| (&vsock.path, VSOCK_BACKLOG));
         let control = config.control.as_ref().map(|path| (path, CONTROL_BACKLOG));
         for (name, backlog) in vsock.into_iter().chain(control) {
-            let socket = paths.run.join(name);
+            let socket = paths.vm_run(&config.id).join(name);
             let listener = bind_private(&socket, backlog)
                 .map_err(|error| Error::io("make a VMM's socket", &socket, &error))?;
             add(name, listener.into());

@@ -9,9 +9,9 @@ use super::standby::{self, Standby};
 use crate::control;
 use crate::jails::{Launcher, Monitor, share_of};
 use crate::network::{Attachment, Network};
-use crate::pager::disk_links;
+use crate::pager::links;
 use crate::process::{Events, VmmProcess};
-use crate::spares::Spares;
+use crate::spares::{Spare, Spares};
 use jiffy_content::clock::monotonic_ns;
 use jiffy_content::error::{Error, Result};
 use jiffy_content::model::vm::VmRecord;
@@ -154,8 +154,14 @@ fn write_config<'a>(
     Ok(config)
 }
 
-/// Makes the VM's run folder, without files of an earlier run, and listens there for its guest.
-fn begin_run_folder(paths: &Paths, record: &VmRecord, plan: &Plan) -> Result<UnixListener> {
+/// Makes the VM's run folder, without files of an earlier run, and listens there for its guest. A
+/// spare sees its own folder only, which becomes the VM's; a spare without it is of no use.
+fn begin_run_folder(
+    paths: &Paths,
+    record: &VmRecord,
+    plan: &Plan,
+    spare: &mut Option<Spare>,
+) -> Result<UnixListener> {
     let folder = paths.vm(&record.id);
     let run = paths.vm_run(&record.id);
     if record.started.is_some() {
@@ -170,10 +176,13 @@ fn begin_run_folder(paths: &Paths, record: &VmRecord, plan: &Plan) -> Result<Uni
             let _ = remove_any(&folder.join(stale));
         }
     }
-    fs::DirBuilder::new()
-        .mode(0o700)
-        .create(&run)
-        .map_err(|error| Error::io("make the VM's run folder", &run, &error))?;
+    spare.take_if(|spare| fs::rename(spare.folder(), &run).is_err());
+    if spare.is_none() {
+        fs::DirBuilder::new()
+            .mode(0o700)
+            .create(&run)
+            .map_err(|error| Error::io("make the VM's run folder", &run, &error))?;
+    }
     let supervisor = paths.supervisor_socket(&record.id);
     UnixListener::bind(&supervisor)
         .map_err(|error| Error::io("listen for the guest", &supervisor, &error))
@@ -189,9 +198,9 @@ fn spawn_process(
     hold: bool,
 ) -> Result<Spawned> {
     let folder = paths.vm(&record.id);
-    let listener = begin_run_folder(paths, record, plan)?;
+    let mut spare = spares.and_then(|spares| spares.take(paths));
+    let listener = begin_run_folder(paths, record, plan, &mut spare)?;
     let shared = folders::open(record)?;
-    let spare = spares.and_then(|spares| spares.take(paths));
     let mut identity = None;
     if spare.is_none() {
         identity = launcher.identity()?;
@@ -233,7 +242,9 @@ fn spawn_process(
                 identity = launcher.identity()?;
                 open_to_monitor(paths, record, plan, identity.as_ref().map(Identity::id))?;
             }
-            spawn_vmm(launcher, &config, config_fd, &log, &passed, identity, share)?
+            let run = paths.vm_run(&record.id);
+            let config = (config.as_path(), config_fd);
+            spawn_vmm(launcher, config, &run, &log, &passed, identity, share)?
         }
     };
     drop(passed);
@@ -283,8 +294,8 @@ fn check_descriptors(newest: BorrowedFd<'_>, more: u64) -> Result<()> {
 
 fn spawn_vmm(
     launcher: &Launcher,
-    config: &Path,
-    config_fd: Option<i32>,
+    (config, config_fd): (&Path, Option<i32>),
+    run: &Path,
     log: &File,
     descriptors: &[BorrowedFd<'_>],
     identity: Option<Identity>,
@@ -308,6 +319,7 @@ fn spawn_vmm(
     launcher.start(Monitor {
         arguments: &arguments,
         directory: config.parent().unwrap_or(Path::new("/")),
+        run,
         output: log.as_fd(),
         descriptors,
         identity,
@@ -325,9 +337,10 @@ fn open_to_monitor(paths: &Paths, record: &VmRecord, plan: &Plan, user: Option<u
         && let SavedRam::Paged { serving, .. } = &restoring.memory
     {
         open_socket(&serving.socket, &run).map_err(failed)?;
+        links::link_memory(paths, &record.id).map_err(failed)?;
     }
     if let Some(disk) = &plan.root.lazy {
-        disk_links::link_socket(paths, disk, &paths.vm_disk_socket(&record.id)).map_err(failed)?;
+        links::link_disk(paths, disk, &paths.vm_disk_socket(&record.id)).map_err(failed)?;
     }
     Ok(())
 }

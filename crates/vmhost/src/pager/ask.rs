@@ -1,6 +1,6 @@
 //! Requests to the pager, and its answers.
 
-use super::{ANSWER_TIME, DISK_TIME, Pager, disk_links};
+use super::{ANSWER_TIME, DISK_TIME, Pager, links};
 use crate::text::short;
 use jiffy_content::model::image::LazyDisk;
 use jiffy_content::model::vm::Paged;
@@ -38,7 +38,12 @@ impl Pager {
             prefetch: paged.prefetch,
         };
         let told = self.send(&request).await?;
-        open_to_vmms(&socket, &self.paths.vm_run(id))?;
+        let folder = self.paths.vm_run(id);
+        open_to_vmms(&socket, &folder)?;
+        if folder.exists() {
+            let linked = links::link_memory(&self.paths, id);
+            linked.map_err(|error| format!("its socket can't be linked: {error}"))?;
+        }
         Ok(told)
     }
 
@@ -53,7 +58,7 @@ impl Pager {
         let told = self.send(&open).await?;
         let socket = self.paths.disk_socket(&disk.name());
         open_to_vmms(&socket, &self.paths.run.join("pager"))?;
-        disk_links::relink_all(&self.paths, disk);
+        links::relink_all(&self.paths, disk);
         Ok(told)
     }
 

@@ -123,7 +123,7 @@ async fn a_vm_reaches_only_the_socket_of_its_own_disk() {
         configured(paths, id, disk);
         listeners.push(bind(disk));
         pager.open_disk(disk).await.unwrap();
-        disk_links::link_socket(paths, disk, &paths.vm_disk_socket(id)).unwrap();
+        links::link_disk(paths, disk, &paths.vm_disk_socket(id)).unwrap();
     }
     // Another pager listens elsewhere, under the same names.
     for (_, disk, _) in &disks {
@@ -149,6 +149,35 @@ async fn a_vm_reaches_only_the_socket_of_its_own_disk() {
             }
         }
     }
+}
+
+#[tokio::test]
+async fn a_vm_reaches_each_pager_of_its_memory_in_its_own_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    let listeners = Arc::<Mutex<Vec<_>>>::default();
+    let bound = Arc::clone(&listeners);
+    let binds = move |request: &PagerRequest| {
+        if let PagerRequest::Serve { socket, .. } = request {
+            let listener = std::os::unix::net::UnixListener::bind(socket).unwrap();
+            listener.set_nonblocking(true).unwrap();
+            lock(&bound).push(listener);
+        }
+        false
+    };
+    let (pager, _asked) = answered_but(folder.path(), PagerResponse::Ok, binds).await;
+    let paths = &pager.paths;
+    paths.prepare().unwrap();
+    fs::create_dir(paths.vm_run("one")).unwrap();
+    for _ in 0..2 {
+        pager
+            .send_serve("one", &paged(folder.path()))
+            .await
+            .unwrap();
+        std::os::unix::net::UnixStream::connect(paths.vm_memory_socket("one")).unwrap();
+        let newest = lock(&listeners).pop().unwrap();
+        newest.accept().expect("the newest pager is reached");
+    }
+    assert_eq!(fs::read_dir(paths.vm_run("one")).unwrap().count(), 1);
 }
 
 #[tokio::test]

@@ -1,6 +1,6 @@
-//! Hard links through which VMs reach the sockets of their disks.
+//! Hard links through which VMs reach the pager's sockets: a VMM sees only its own run folder.
 //!
-//! A disk that is filled on demand has one socket for all VMs that have the disk, in a folder that
+//! The socket of a VM's memory has a link there. A disk that is filled on demand has one socket for all VMs that have the disk, in a folder that
 //! no VMM can traverse. Each of these VMs has a hard link to it in its own run folder, which only
 //! its own VMM can traverse. So a VMM can't request chunks of another VM's disk, even if it knows
 //! its name.
@@ -31,9 +31,18 @@ struct Disk {
     residency: Option<Residency>,
 }
 
+/// Links the socket of this VM's memory into its run folder. Does nothing without a socket: then a
+/// pager has just died, and the next one's is linked.
+pub fn link_memory(paths: &Paths, id: &str) -> io::Result<()> {
+    match link(&paths.pager_vm_socket(id), &paths.vm_memory_socket(id)) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        other => other,
+    }
+}
+
 /// Links `to` to the socket of this disk. Does nothing without a socket: then a pager has just
 /// died, and [`relink_all`] links the next one's socket.
-pub fn link_socket(paths: &Paths, disk: &LazyDisk, to: &Path) -> io::Result<()> {
+pub fn link_disk(paths: &Paths, disk: &LazyDisk, to: &Path) -> io::Result<()> {
     let name = disk.name();
     // A pager of release 0.1 listens beside the sockets of VMs' memory.
     for socket in [paths.disk_socket(&name), paths.pager_vm_socket(&name)] {
@@ -53,7 +62,7 @@ pub(super) fn relink_all(paths: &Paths, disk: &LazyDisk) {
             continue;
         };
         if let Some(socket) = connects_to(paths, &id, disk)
-            && let Err(error) = link_socket(paths, disk, &socket)
+            && let Err(error) = link_disk(paths, disk, &socket)
         {
             warn!(id, %error, "a VM can't reach the pager: the socket of its disk can't be linked");
         }
@@ -68,10 +77,16 @@ fn connects_to(paths: &Paths, id: &str, disk: &LazyDisk) -> Option<PathBuf> {
     let present = disk.present(paths);
     let mut residencies = config.disks.into_iter().filter_map(|disk| disk.residency);
     let residency = residencies.find(|residency| residency.present == present)?;
-    // In a jail its path is relative.
-    Some(paths.run.join(residency.pager_socket))
+    // In a jail its path is relative: to the VM's run folder, or of an earlier release to the node's.
+    let socket = residency.pager_socket;
+    let below = match socket.components().count() {
+        1 => paths.vm_run(id),
+        _ => paths.run.clone(),
+    };
+    Some(below.join(socket))
 }
 
+/// Makes `to` another name of this socket, in place of an older one.
 fn link(socket: &Path, to: &Path) -> io::Result<()> {
     // A VM that starts and a new pager may link at the same time.
     static TURN: Mutex<()> = Mutex::new(());
