@@ -121,6 +121,9 @@ static VCPU: Filter = filter_of(&[
     ],
 ]);
 
+/// In builds for tests, a descriptor is checked before it is closed.
+const CHECKED_CLOSE: Rule = call_with(libc::SYS_fcntl, 1, &[libc::F_GETFD as u32]);
+
 /// Reading and writing a disk's file.
 const FILE: &[Rule] = &[
     call(libc::SYS_pread64),
@@ -153,8 +156,7 @@ static BLOCK_ON_DEMAND: Filter = filter_of(&[
         call(libc::SYS_connect),
         call(libc::SYS_sendto),
         call(libc::SYS_recvfrom),
-        // In builds for tests, a descriptor is checked before it is closed.
-        call_with(libc::SYS_fcntl, 1, &[libc::F_GETFD as u32]),
+        CHECKED_CLOSE,
     ],
     START,
 ]);
@@ -196,6 +198,8 @@ static NET: Filter = filter_of(&[
             1,
             &[tap_queue::TUNSETOFFLOAD, tap_queue::TUNSETQUEUE],
         ),
+        // The socket, when passt has closed its end.
+        CHECKED_CLOSE,
     ],
     START,
 ]);

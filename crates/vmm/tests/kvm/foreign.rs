@@ -2,12 +2,19 @@
 //! `docs/guest-interface.md` describes them: `testkernel/clients.c`.
 
 use super::{Case, from, wait_for};
+use jiffy_devices::bus::BusDevice;
+use jiffy_sys::mutex::lock;
 use jiffy_vmm::Vmm;
+use jiffy_vmm::devices::net::NetKind;
+use jiffy_vmm::devices::virtio::Virtio;
+use jiffy_vmm::sandbox::violation;
 use jiffy_wire::mac::Mac;
 use jiffy_wire::vmm::{Disk, Net, NetBackend, Source};
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 
+/// Register of virtio-mmio that counts changes of the configuration.
+const CONFIG_GENERATION: u64 = 0xfc;
 const SECTOR: usize = 512;
 const PEER: [u8; 6] = [2, 0, 0, 0, 0, 9];
 const PEER_ADDRESS: [u8; 4] = [10, 0, 0, 9];
@@ -155,4 +162,14 @@ fn a_guest_other_than_linux_uses_disk_and_network_also_when_restored() {
     let mut peer = Peer::of(&listener);
     peer.ping(&mut vmm, clone, 5);
     assert!(copied(5));
+    // The end of the peer does not end the VM.
+    drop(peer);
+    wait_for("the end of the link", || {
+        assert_eq!(vmm.process_events(), None);
+        assert_eq!(violation::first(), None);
+        let mut generation = [0; 4];
+        let network = vmm.devices().all::<Virtio<NetKind>>().next().unwrap();
+        lock(network).read(CONFIG_GENERATION, &mut generation);
+        (generation != [0; 4]).then_some(())
+    });
 }
