@@ -175,6 +175,16 @@ pub struct Options {
     /// it VMs start as long as the host has memory available for their start
     #[arg(long, value_name = "SHARE|SIZE", env = "JIFFY_MEMORY_LIMIT")]
     pub memory_limit: Option<Limit>,
+    /// How much memory VMs may be promised, in percent of --memory-limit. With more than 100, what
+    /// they use together is kept below that limit as below the host's memory (see --memory-reserve)
+    #[arg(
+        long,
+        value_name = "PERCENT",
+        env = "JIFFY_MEMORY_OVERCOMMIT",
+        default_value_t = 100,
+        value_parser = clap::value_parser!(u32).range(100..=1000)
+    )]
+    pub memory_overcommit: u32,
     /// Memory that VMs leave to the host: a share of it (5%), or a size (1G); 0 for none. With less
     /// than twice that left, idle guests give up caches; with less than that, or when a request waits
     /// for memory, idle VMs with an idle time are hibernated early, and VMs that keep growing are
@@ -287,6 +297,7 @@ impl Options {
             reserve: self.memory_reserve,
             room: room::Settings {
                 memory: self.memory_limit,
+                overcommit: self.overcommit()?,
                 cpu_share: (self.cpu_share > 0).then_some(self.cpu_share),
                 wait: Duration::from_secs(self.memory_wait.into()),
                 queue: self.queue_limit as usize,
@@ -299,6 +310,22 @@ impl Options {
                 everywhere: std::env::var_os(LOOPBACK).is_some(),
             },
         })
+    }
+
+    /// The percentage of the memory limit that may be promised.
+    fn overcommit(&self) -> anyhow::Result<u32> {
+        let percent = self.memory_overcommit;
+        if percent > 100 && self.memory_limit.is_none() {
+            bail!("--memory-overcommit {percent} needs a limit: set it with --memory-limit.");
+        }
+        if percent > 100
+            && self
+                .memory_reserve
+                .is_some_and(|reserve| reserve.of(u64::MAX) == 0)
+        {
+            bail!("--memory-overcommit {percent} needs a reserve: leave out --memory-reserve 0.");
+        }
+        Ok(percent)
     }
 
     /// Ports of the host that VMs never reach: the API's; the next one, of the machine's agent; and

@@ -172,6 +172,12 @@ impl Node {
             trim: Arc::default(),
             shutdown: Notify::new(),
         };
+        let all = Arc::downgrade(&node.registry);
+        let in_use = move || {
+            all.upgrade()
+                .map_or(0, |all| pressure::used_mib(&all.all()))
+        };
+        node.host.room.measure_use(in_use);
         node.sweep();
         adopt::all(&node.host, &node.registry, &node.volumes, found).await;
         // Without golden snapshots the processor is not needed before the first restore.

@@ -8,7 +8,8 @@
 //!   no longer includes what the VM took. It is not kept for the VM's life, because that would
 //!   refuse too much: a thousand idle children of a fork have 125 GiB in all and take 1.5 GiB.
 //! * [`Amount::whole`]: the most that VMs may ever take, against `--memory-limit`, if there
-//!   is one. It is given back when the VMM is gone.
+//!   is one. It is given back when the VMM is gone. With `--memory-overcommit` more than that limit
+//!   is promised, and MemAvailable is what VMs may still use of it, if that is less.
 //! * [`Amount::cpus`]: vCPUs of VMs with a VMM, against `--cpu-share`, if there is one.
 //!
 //! `line` defines the order of the queue. Only the first request checks whether it fits, whenever
@@ -37,8 +38,9 @@ use jiffy_wire::api::Queued;
 use line::{Line, Ticket};
 use shortage::{Bounds, Shortage, meminfo};
 use std::io;
+use std::num::NonZeroU64;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep, timeout_at};
@@ -59,6 +61,8 @@ const RETRY_S: u64 = 60;
 pub struct Settings {
     /// Limit of all VMs' memory.
     pub memory: Option<Limit>,
+    /// How much of that limit is promised to VMs, in percent; at least 100.
+    pub overcommit: u32,
     /// vCPUs that VMs may have for each processor of the host, in thousandths; `None` for any
     /// number.
     pub cpu_share: Option<u32>,
@@ -71,6 +75,8 @@ pub struct Settings {
 /// The ledger.
 pub struct Room {
     host: Box<Host>,
+    /// Tells how much memory VMs use.
+    in_use: OnceLock<Box<InUse>>,
     bounds: Bounds,
     /// Time limit of requests that give none.
     wait: Duration,
@@ -89,6 +95,9 @@ pub struct Room {
 
 /// Reads the host's memory; an error if that is not possible.
 type Host = dyn Fn() -> io::Result<Memory> + Send + Sync;
+
+/// Tells how much of the host's memory VMs use, MiB.
+type InUse = dyn Fn() -> u64 + Send + Sync;
 
 #[derive(Debug, Default)]
 struct State {
@@ -161,8 +170,13 @@ impl Room {
             let host = std::thread::available_parallelism().map_or(1, usize::from) as u64;
             (host * u64::from(share) / 1000).max(1)
         };
+        let limit = settings.memory.map(|limit| limit.of(total) >> 20);
+        let promised = |limit: u64| limit.saturating_mul(settings.overcommit.into()) / 100;
         let bounds = Bounds {
-            memory: settings.memory.map(|limit| limit.of(total) >> 20),
+            memory: limit.map(promised),
+            usable: limit
+                .filter(|_| settings.overcommit > 100)
+                .and_then(NonZeroU64::new),
             cpus: settings.cpu_share.map(cpus),
         };
         Room::with_host(Box::new(meminfo), bounds, settings.wait, settings.queue)
@@ -171,6 +185,7 @@ impl Room {
     fn with_host(host: Box<Host>, bounds: Bounds, wait: Duration, max_waiting: usize) -> Arc<Room> {
         Arc::new(Room {
             host,
+            in_use: OnceLock::new(),
             bounds,
             wait,
             max_waiting,
@@ -295,9 +310,18 @@ impl Room {
         !self.state().line.is_empty()
     }
 
-    /// The host's memory.
+    /// The host's memory; if more is promised than VMs may use, what they may use of it.
     pub fn host_memory(&self) -> io::Result<Memory> {
-        (self.host)()
+        let memory = (self.host)()?;
+        Ok(match (self.bounds.usable, self.in_use.get()) {
+            (Some(limit), Some(in_use)) => memory.within(limit.get(), in_use()),
+            _ => memory,
+        })
+    }
+
+    /// Sets what tells how many MiB VMs use. It is called only if more is promised than they may use.
+    pub fn measure_use(&self, in_use: impl Fn() -> u64 + Send + Sync + 'static) {
+        let _ = self.in_use.set(Box::new(in_use));
     }
 
     /// What the first request in the queue lacks; `None` if none waits, or it fits now.
@@ -450,7 +474,7 @@ impl Room {
             memory: match want.soon {
                 0 => None,
                 // A request is not refused because the host's memory can't be read.
-                _ => (self.host)().ok(),
+                _ => self.host_memory().ok(),
             },
         }
     }

@@ -136,6 +136,7 @@ fn main() {
             }
         });
     }
+    let _used = vm.script.uses_memory.then(|| vec![1u8; 96 << 20]);
     vm.span("VMM main", 0);
     vm.restore();
     let control = jailed::listener(vm.config.control.as_ref().unwrap());

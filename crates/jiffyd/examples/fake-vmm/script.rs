@@ -57,6 +57,8 @@ pub struct Script {
     pub caches: bool,
     /// A vCPU is always busy.
     pub busy: bool,
+    /// The guest uses 96 MiB.
+    pub uses_memory: bool,
     /// The guest neither gives memory back nor takes more.
     pub keeps_memory: bool,
 }
@@ -89,6 +91,7 @@ impl Script {
                 Some("redials") => script.redials = true,
                 Some("caches") => script.caches = true,
                 Some("busy") => script.busy = true,
+                Some("uses-memory") => script.uses_memory = true,
                 Some("keeps-memory") => script.keeps_memory = true,
                 Some("held") => script.held = true,
                 Some(other) => panic!("fake={other}"),

@@ -1,10 +1,10 @@
 //! Hosts with little memory left: memory is reclaimed from idle VMs.
 
-use crate::daemon::{Daemon, bad_vm, eventually, named, shell};
+use crate::daemon::{Daemon, bad_vm, eventually, named, shell, status_of};
 use crate::room::patient;
 use crate::snapshots::ask_vmm;
 use jiffy_wire::agent::ExitStatus;
-use jiffy_wire::api::{CreateVm, IdleAction, IdlePolicy, Vm, VmState};
+use jiffy_wire::api::{CreateVm, ErrorKind, IdleAction, IdlePolicy, Vm, VmState};
 use std::fs;
 use std::thread::sleep;
 use std::time::Duration;
@@ -83,4 +83,68 @@ fn idle_vms_hibernate_and_busy_guests_give_up_caches() {
     run(&daemon, idles("other", IdleAction::Hibernate));
     sleep(Duration::from_secs(6));
     assert_eq!(daemon.vm("other").state, VmState::Running);
+}
+
+#[test]
+fn more_memory_is_promised_than_vms_together_use() {
+    let arguments = ["--memory-limit", "256M", "--memory-overcommit", "300"];
+    let more = ["--memory-reserve", "64M", "--memory-wait", "86400"];
+    let daemon = Daemon::with(&[&arguments[..], &more].concat());
+    // Six of 128 MiB, which use little, are promised 300 %.
+    for number in 0..6 {
+        run(
+            &daemon,
+            named(&format!("small-{number}"), CreateVm::default()),
+        );
+    }
+    let seventh = named("seventh", CreateVm::default());
+    let wanted = serde_json::json!({"vm": seventh, "detach": true, "wait_s": 0});
+    let refused = daemon.post("/v1/run", wanted.to_string().as_bytes());
+    let refused = refused.error(ErrorKind::NoRoom).message;
+    assert!(refused.contains("768 MiB of the 768 MiB"), "{refused}");
+    for number in 0..6 {
+        daemon.delete(&format!("/v1/vms/small-{number}?force=true"));
+    }
+    // VMs that use what they were promised make each other sleep: four times 96 MiB are too much.
+    let names = ["one", "two", "three", "four"];
+    for name in names {
+        let vm = CreateVm {
+            idle: idles(name, IdleAction::Hibernate).idle,
+            ..named(name, bad_vm("uses-memory", None))
+        };
+        run(&daemon, vm);
+        let running = names.iter().filter_map(|name| {
+            let vm = daemon.get(&format!("/v1/vms/{name}"));
+            (vm.status == 200).then(|| vm.json::<Vm>().pid).flatten()
+        });
+        let used: u64 = running.map(|pid| status_of(pid, "VmRSS") >> 10).sum();
+        assert!(used <= 256, "{used} MiB");
+    }
+    let states = states(&daemon, &names);
+    assert_eq!(states[3], VmState::Running, "{states:?}");
+    assert_eq!(states[0], VmState::Hibernated, "{states:?}");
+}
+
+#[test]
+fn overcommitted_memory_needs_a_limit_and_a_reserve() {
+    for (arguments, missing) in [
+        (&["--memory-overcommit", "200"][..], "--memory-limit"),
+        (
+            &[
+                "--memory-overcommit",
+                "200",
+                "--memory-limit",
+                "1G",
+                "--memory-reserve",
+                "0",
+            ],
+            "--memory-reserve",
+        ),
+    ] {
+        let daemon = Daemon::prepared(arguments);
+        let ended = daemon.command().output().unwrap();
+        let said = String::from_utf8_lossy(&ended.stderr);
+        assert!(!ended.status.success());
+        assert!(said.contains(missing), "{said}");
+    }
 }

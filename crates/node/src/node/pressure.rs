@@ -286,6 +286,15 @@ fn memory_mib(vm: &VmHandle) -> u64 {
 
 /// MiB that hibernating a VM frees.
 fn reclaimable_mib(vm: &VmHandle) -> u64 {
+    (resident_kib(vm) >> 10).max(1)
+}
+
+/// MiB of the host's memory that these VMs use. What several share counts for each.
+pub(super) fn used_mib(vms: &[Arc<VmHandle>]) -> u64 {
+    vms.iter().map(|vm| resident_kib(vm)).sum::<u64>() >> 10
+}
+
+fn resident_kib(vm: &VmHandle) -> u64 {
     let pid = vm.view.borrow().vm.pid;
-    (pid.and_then(sample::resident_kib).unwrap_or(0) >> 10).max(1)
+    pid.and_then(sample::resident_kib).unwrap_or(0)
 }

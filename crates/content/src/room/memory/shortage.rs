@@ -4,6 +4,7 @@ use super::amount::Amount;
 use crate::error::Error;
 use std::fs;
 use std::io;
+use std::num::NonZeroU64;
 use std::time::Duration;
 
 /// The host's memory.
@@ -13,6 +14,16 @@ pub struct Memory {
     pub total: u64,
     /// MemAvailable, MiB.
     pub available: u64,
+}
+
+impl Memory {
+    /// The memory of VMs that may use `limit` MiB in all, and use `in_use`.
+    pub(super) fn within(self, limit: u64, in_use: u64) -> Memory {
+        Memory {
+            total: self.total.min(limit),
+            available: self.available.min(limit.saturating_sub(in_use)),
+        }
+    }
 }
 
 /// What the first request in the queue lacks.
@@ -27,8 +38,10 @@ pub enum Lacking {
 /// The most that VMs may have in all.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Bounds {
-    /// MiB.
+    /// MiB that may be promised.
     pub(super) memory: Option<u64>,
+    /// MiB that may be used, if more is promised.
+    pub(super) usable: Option<NonZeroU64>,
     /// vCPUs.
     pub(super) cpus: Option<u64>,
 }
@@ -80,7 +93,7 @@ impl Shortage {
 
     fn lacks_with(&self, more: Amount) -> Option<Lack> {
         let all = self.held.plus(more).plus(self.want);
-        let Bounds { memory, cpus } = self.bounds;
+        let Bounds { memory, cpus, .. } = self.bounds;
         // Adopted VMs may already hold more than a bound.
         if self.want.whole > 0 && memory.is_some_and(|limit| all.whole > limit) {
             return Some(Lack::Limit);
@@ -103,7 +116,7 @@ impl Shortage {
 
     /// Is it more than VMs may ever have, or the host's whole memory?
     pub(super) fn is_beyond_bounds(&self) -> bool {
-        let Bounds { memory, cpus } = self.bounds;
+        let Bounds { memory, cpus, .. } = self.bounds;
         memory.is_some_and(|limit| self.want.whole > limit)
             || cpus.is_some_and(|limit| self.want.cpus > limit)
             || self
@@ -159,7 +172,13 @@ impl Shortage {
                     0 => String::new(),
                     soon => format!(", of which VMs that are starting will take {soon} MiB"),
                 };
-                format!("the host has {} MiB available{starting}", memory.available)
+                let available = memory.available;
+                match self.bounds.usable {
+                    Some(limit) => format!(
+                        "{available} MiB of the {limit} MiB that VMs may use are available{starting}"
+                    ),
+                    None => format!("the host has {available} MiB available{starting}"),
+                }
             }
             _ => "requests that are served before this one still wait".to_owned(),
         };

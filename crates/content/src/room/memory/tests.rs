@@ -7,6 +7,7 @@ use crate::model::vm::Spec;
 use jiffy_wire::api::{ErrorKind, Priority, Purpose};
 use jiffy_wire::vmm::PageSize;
 use proptest::prelude::*;
+use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use tokio::task::{JoinHandle, yield_now};
 
@@ -37,7 +38,10 @@ fn request() -> Request {
 }
 
 fn limited(memory: Option<u64>) -> Bounds {
-    Bounds { memory, cpus: None }
+    Bounds {
+        memory,
+        ..Bounds::default()
+    }
 }
 
 /// A host with this much available memory, which tests may change.
@@ -100,6 +104,39 @@ async fn a_starting_vm_counts_until_ready_and_a_running_one_until_it_ends() {
     let third = room.reserve(request(), vm(300), 1).await.unwrap();
     drop((first, third));
     assert!(empty(&room));
+}
+
+#[tokio::test]
+async fn more_may_be_promised_than_vms_use() {
+    let bounds = Bounds {
+        usable: NonZeroU64::new(200),
+        ..limited(Some(400))
+    };
+    let room = Room::with_host(host(TOTAL).1, bounds, Duration::ZERO, PLACES);
+    let used = Arc::new(AtomicU64::new(0));
+    let in_use = Arc::clone(&used);
+    room.measure_use(move || in_use.load(Ordering::Relaxed));
+    let mut running = Vec::new();
+    for mib in [10, 20] {
+        let mut reserved = room.reserve(request(), vm(150), 1).await.unwrap();
+        reserved.note_ready();
+        running.push(reserved);
+        used.store(mib, Ordering::Relaxed);
+    }
+    assert_eq!(
+        refused(room.reserve(request(), vm(150), 1).await),
+        "The VM wants 150 MiB of memory; VMs have 300 MiB of the 400 MiB that they may have in all."
+    );
+    used.store(130, Ordering::Relaxed);
+    assert_eq!(
+        refused(room.reserve(request(), vm(100), 1).await),
+        "The VM wants 100 MiB of memory; 70 MiB of the 200 MiB that VMs may use are available."
+    );
+    // A VM that can't have its memory even alone.
+    running.clear();
+    used.store(0, Ordering::Relaxed);
+    refused(room.reserve(request(), vm(201), 1).await);
+    room.reserve(request(), vm(200), 1).await.unwrap();
 }
 
 #[tokio::test]

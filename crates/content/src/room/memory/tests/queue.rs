@@ -389,6 +389,7 @@ async fn vcpus_are_bounded_like_memory() {
     let bounds = Bounds {
         memory: None,
         cpus: Some(4),
+        ..Bounds::default()
     };
     let room = Room::with_host(host(TOTAL).1, bounds, Duration::ZERO, PLACES);
     let of = |cpus| Amount { cpus, ..vm(1) };
@@ -425,6 +426,7 @@ async fn a_running_vm_has_more_vcpus_only_if_they_are_left() {
     let bounds = Bounds {
         memory: None,
         cpus: Some(4),
+        ..Bounds::default()
     };
     let room = Room::with_host(host(TOTAL).1, bounds, Duration::ZERO, PLACES);
     let of = |cpus| Amount { cpus, ..vm(1) };
@@ -455,6 +457,7 @@ async fn the_share_of_vcpus_is_of_the_hosts_processors() {
     let cpus = |share| {
         let settings = Settings {
             memory: None,
+            overcommit: 100,
             cpu_share: share,
             wait: LONG,
             queue: PLACES,
