@@ -42,6 +42,7 @@ use jiffy_wire::api::Queued;
 use line::{Line, Ticket};
 use shortage::{Bounds, Shortage, meminfo};
 use std::io;
+use std::num::NonZeroU64;
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
@@ -157,7 +158,9 @@ impl Room {
         let promised = |limit: u64| limit.saturating_mul(settings.overcommit.into()) / 100;
         let bounds = Bounds {
             memory: limit.map(promised),
-            usable: limit.filter(|_| settings.overcommit > 100),
+            usable: limit
+                .filter(|_| settings.overcommit > 100)
+                .and_then(NonZeroU64::new),
             cpus: settings.cpu_share.map(cpus),
         };
         Room::with_host(Box::new(meminfo), bounds, settings.wait, settings.queue)
@@ -295,7 +298,7 @@ impl Room {
     pub fn host_memory(&self) -> io::Result<Memory> {
         let memory = (self.host)()?;
         Ok(match (self.bounds.usable, self.in_use.get()) {
-            (Some(limit), Some(in_use)) => memory.within(limit, in_use()),
+            (Some(limit), Some(in_use)) => memory.within(limit.get(), in_use()),
             _ => memory,
         })
     }

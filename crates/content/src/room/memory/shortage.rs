@@ -4,6 +4,7 @@ use super::amount::Amount;
 use crate::error::Error;
 use std::fs;
 use std::io;
+use std::num::NonZeroU64;
 use std::time::Duration;
 
 /// The host's memory.
@@ -40,7 +41,7 @@ pub(super) struct Bounds {
     /// MiB that may be promised.
     pub(super) memory: Option<u64>,
     /// MiB that may be used, if more is promised.
-    pub(super) usable: Option<u64>,
+    pub(super) usable: Option<NonZeroU64>,
     /// vCPUs.
     pub(super) cpus: Option<u64>,
 }

@@ -7,6 +7,7 @@ use crate::model::vm::Spec;
 use jiffy_wire::api::{ErrorKind, Priority, Purpose};
 use jiffy_wire::vmm::PageSize;
 use proptest::prelude::*;
+use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use tokio::task::{JoinHandle, yield_now};
 
@@ -108,7 +109,7 @@ async fn a_starting_vm_counts_until_ready_and_a_running_one_until_it_ends() {
 #[tokio::test]
 async fn more_may_be_promised_than_vms_use() {
     let bounds = Bounds {
-        usable: Some(200),
+        usable: NonZeroU64::new(200),
         ..limited(Some(400))
     };
     let room = Room::with_host(host(TOTAL).1, bounds, Duration::ZERO, PLACES);
