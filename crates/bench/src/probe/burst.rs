@@ -7,6 +7,7 @@ use super::{Running, command, cpu_ns, now_ns, wait_for, wait_until_idle};
 use crate::plan::{Burst, Load, OTHERS, Sample, Start, WORK};
 use anyhow::{Context, Result, anyhow, ensure};
 use std::collections::BTreeMap;
+use std::process::Stdio;
 use std::time::Duration;
 
 /// VMs whose programs never wait.
@@ -93,7 +94,10 @@ fn measure(argvs: &[Vec<String>], load: Load, others: &[String]) -> Result<Vec<S
                 _ => vec![JIFFY, "exec", vm, "--", "sh", "-c", "while :; do :; done"],
             };
             let words: Vec<String> = words.into_iter().map(String::from).collect();
-            Ok(Running(command(&words)?.spawn().context(JIFFY)?))
+            let mut command = command(&words)?;
+            // The probe's answer is on stdout.
+            command.stdout(Stdio::null());
+            Ok(Running(command.spawn().context(JIFFY)?))
         })
         .collect::<Result<Vec<Running>>>()?;
     let pids = others.iter().map(|vm| pid_of(vm));
