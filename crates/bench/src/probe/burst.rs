@@ -21,9 +21,13 @@ const SNAPSHOT: &str = "burst-snapshot";
 /// Requests the runs of a burst at once; returns one sample of each. The first burst has one run
 /// and no other work: it starts the daemon and leaves a golden snapshot.
 pub fn run(burst: Burst, run: u32, once: &[String]) -> Result<Vec<Sample>> {
-    let (size, load) = match run {
-        0 => (1, Load::Idle),
-        _ => (burst.size, burst.load),
+    let Burst { size, start, load } = match run {
+        0 => Burst {
+            size: 1,
+            start: Start::Golden,
+            load: Load::Idle,
+        },
+        _ => burst,
     };
     if run > 0 {
         wait_for(once)?;
@@ -37,7 +41,7 @@ pub fn run(burst: Burst, run: u32, once: &[String]) -> Result<Vec<Sample>> {
     let measured = prepare(load, &others, run).and_then(|()| {
         // Spares and standbys are prepared again.
         wait_until_idle()?;
-        let argvs: Vec<Vec<String>> = vms.iter().map(|vm| argv(vm, burst.start)).collect();
+        let argvs: Vec<Vec<String>> = vms.iter().map(|vm| argv(vm, start)).collect();
         measure(&argvs, load, &others)
     });
     // If this fails, there is nothing to remove.
