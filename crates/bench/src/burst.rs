@@ -17,20 +17,20 @@ const LOADS: [(Load, &str); 3] = [
 ];
 
 /// Bursts of each size, from golden snapshots and cold, with each load.
-pub fn cases() -> Vec<Case> {
+pub fn cases(runs: u32) -> Vec<Case> {
     let mut cases = Vec::new();
     for (start, start_name) in STARTS {
         for (load, load_name) in LOADS {
             cases.extend(SIZES.map(|size| {
                 let name = format!("{PREFIX}{size}/{start_name}/{load_name}");
-                case(name, Burst { size, start, load })
+                case(name, Burst { size, start, load }, runs)
             }));
         }
     }
     cases
 }
 
-fn case(name: String, burst: Burst) -> Case {
+fn case(name: String, burst: Burst, runs: u32) -> Case {
     Case {
         name,
         monitor: "jiffy".into(),
@@ -40,13 +40,12 @@ fn case(name: String, burst: Burst) -> Case {
                 .map(String::from)
                 .into(),
         },
-        // About the same number of samples for each size, except that of single runs: the other work
-        // takes long to prepare.
-        runs: match burst.size {
+        // A large burst has a sample of each run, and the other work takes long to prepare.
+        runs: runs.min(match burst.size {
             1 => 8,
             10 => 3,
             _ => 1,
-        },
+        }),
         // The first run starts the daemon and leaves a golden snapshot.
         warm_up: 1,
     }
@@ -75,7 +74,7 @@ mod tests {
 
     #[test]
     fn bursts_have_names_of_their_own() {
-        let mut names: Vec<String> = cases().into_iter().map(|case| case.name).collect();
+        let mut names: Vec<String> = cases(20).into_iter().map(|case| case.name).collect();
         assert!(names.contains(&"node/burst/50/cold/compression".to_owned()));
         names.sort();
         let all = names.len();

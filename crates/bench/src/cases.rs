@@ -192,7 +192,7 @@ fn measure_in(
             // These are last, because they take longer than all others together.
             if long {
                 cases.push(verbs::list_case());
-                cases.extend(burst::cases());
+                cases.extend(burst::cases(runs));
                 let plain = vmm_config(PLAIN_KERNEL);
                 let kernels = network::Kernels {
                     plain: &plain,

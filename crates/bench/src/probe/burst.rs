@@ -7,6 +7,7 @@ use super::{Running, command, cpu_ns, now_ns, wait_for, wait_until_idle};
 use crate::plan::{Burst, Load, OTHERS, Sample, Start, WORK};
 use anyhow::{Context, Result, anyhow, ensure};
 use std::collections::BTreeMap;
+use std::process::Stdio;
 use std::time::Duration;
 
 /// VMs whose programs never wait.
@@ -20,9 +21,13 @@ const SNAPSHOT: &str = "burst-snapshot";
 /// Requests the runs of a burst at once; returns one sample of each. The first burst has one run
 /// and no other work: it starts the daemon and leaves a golden snapshot.
 pub fn run(burst: Burst, run: u32, once: &[String]) -> Result<Vec<Sample>> {
-    let (size, load) = match run {
-        0 => (1, Load::Idle),
-        _ => (burst.size, burst.load),
+    let Burst { size, start, load } = match run {
+        0 => Burst {
+            size: 1,
+            start: Start::Golden,
+            load: Load::Idle,
+        },
+        _ => burst,
     };
     if run > 0 {
         wait_for(once)?;
@@ -36,7 +41,7 @@ pub fn run(burst: Burst, run: u32, once: &[String]) -> Result<Vec<Sample>> {
     let measured = prepare(load, &others, run).and_then(|()| {
         // Spares and standbys are prepared again.
         wait_until_idle()?;
-        let argvs: Vec<Vec<String>> = vms.iter().map(|vm| argv(vm, burst.start)).collect();
+        let argvs: Vec<Vec<String>> = vms.iter().map(|vm| argv(vm, start)).collect();
         measure(&argvs, load, &others)
     });
     // If this fails, there is nothing to remove.
@@ -93,7 +98,10 @@ fn measure(argvs: &[Vec<String>], load: Load, others: &[String]) -> Result<Vec<S
                 _ => vec![JIFFY, "exec", vm, "--", "sh", "-c", "while :; do :; done"],
             };
             let words: Vec<String> = words.into_iter().map(String::from).collect();
-            Ok(Running(command(&words)?.spawn().context(JIFFY)?))
+            let mut command = command(&words)?;
+            // The probe's answer is on stdout.
+            command.stdout(Stdio::null());
+            Ok(Running(command.spawn().context(JIFFY)?))
         })
         .collect::<Result<Vec<Running>>>()?;
     let pids = others.iter().map(|vm| pid_of(vm));
