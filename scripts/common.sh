@@ -24,6 +24,18 @@ update_package_lists() {
     "${as_root[@]}" apt-get -q -o DPkg::Lock::Timeout=600 update >>"$1" 2>&1
 }
 
+# What jiffy-sched and its kernel are built with.
+sched_packages=(clang pkg-config zlib1g-dev libelf-dev dwarves)
+
+# Whether all these packages are installed.
+are_installed() {
+    local package status
+    for package; do
+        status=$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null || true)
+        [[ $status == installed ]] || return 1
+    done
+}
+
 # step NAME COMMAND…: prints the name, runs the command in a subshell (variables it sets are
 # lost), records its time.
 step() {

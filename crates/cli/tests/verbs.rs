@@ -585,7 +585,7 @@ fn a_kernel_build_is_shown_and_its_path_printed() {
         stderr(&output),
         "jiffy: the kernel was not built: gcc is missing\n"
     );
-    assert!(stderr(&jiffy("odd")).contains("base, full or plain"));
+    assert!(stderr(&jiffy("odd")).contains("base, full, plain or sched"));
 }
 
 #[test]

@@ -205,6 +205,16 @@ impl Paths {
         self.lib.join("jiffy-files")
     }
 
+    /// The binary that loads the host's scheduling policy.
+    pub fn sched(&self) -> PathBuf {
+        self.lib.join("jiffy-sched")
+    }
+
+    /// The compiled policy.
+    pub fn sched_policy(&self) -> PathBuf {
+        self.lib.join("jiffy-sched.bpf.o")
+    }
+
     /// The binary that makes images.
     pub fn import(&self) -> PathBuf {
         self.lib.join("jiffy-import")

@@ -191,6 +191,18 @@ pub struct Options {
     /// slowed down [default: 5%, at least 128M and at most 4G]
     #[arg(long, value_name = "SHARE|SIZE", env = "JIFFY_MEMORY_RESERVE")]
     pub memory_reserve: Option<Limit>,
+    /// What schedules this host. `kernel`: its own scheduler, by nice values. `sched-ext`:
+    /// jiffy-sched, so that VMs start sooner on a busy host (docs/scheduler.md); needs root and
+    /// Linux 6.12 with sched_ext. If that can't be used, it is logged, and the kernel's is
+    #[arg(
+        long,
+        value_name = "kernel|sched-ext",
+        env = "JIFFY_SCHEDULER",
+        default_value = "kernel",
+        action = ArgAction::Set,
+        value_parser = scheduler()
+    )]
+    pub scheduler: bool,
     /// The network of VMs. `on`: by links, addresses and rules of this host, which needs root; if
     /// they can't be set up, by passt, or none if it is not installed. `passt`: by passt in any case
     #[arg(
@@ -269,6 +281,11 @@ fn wanted_network() -> impl TypedValueParser<Value = Wanted> {
     })
 }
 
+/// Is it jiffy-sched?
+fn scheduler() -> impl TypedValueParser<Value = bool> {
+    PossibleValuesParser::new(["kernel", "sched-ext"]).map(|value| value == "sched-ext")
+}
+
 fn on_or_off() -> impl TypedValueParser<Value = bool> {
     PossibleValuesParser::new(["on", "off"]).map(|value| value == "on")
 }
@@ -302,6 +319,7 @@ impl Options {
                 wait: Duration::from_secs(self.memory_wait.into()),
                 queue: self.queue_limit as usize,
             },
+            scheduler: self.scheduler,
             network: network::Settings {
                 wanted: self.vm_network,
                 v4: self.vm_ipv4,

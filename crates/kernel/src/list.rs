@@ -27,11 +27,13 @@ pub enum Flavour {
     Full,
     /// A neutral kernel for comparisons of VMMs.
     Plain,
+    /// The machine's, with sched_ext.
+    Sched,
 }
 
 impl Flavour {
     /// All flavours in display order.
-    pub const ALL: [Self; 3] = [Self::Base, Self::Full, Self::Plain];
+    pub const ALL: [Self; 4] = [Self::Base, Self::Full, Self::Plain, Self::Sched];
 
     /// Its name in `kernel/build`.
     pub fn name(self) -> &'static str {
@@ -39,6 +41,7 @@ impl Flavour {
             Self::Base => "base",
             Self::Full => "full",
             Self::Plain => "plain",
+            Self::Sched => "sched",
         }
     }
 }
@@ -51,7 +54,7 @@ impl fmt::Display for Flavour {
 
 /// An unknown flavour.
 #[derive(Debug, thiserror::Error)]
-#[error("there is no kernel flavour '{0}'; choose base, full or plain")]
+#[error("there is no kernel flavour '{0}'; choose base, full, plain or sched")]
 pub struct UnknownFlavour(String);
 
 impl FromStr for Flavour {

@@ -22,6 +22,12 @@ pub enum MachineError {
         /// Its expected path.
         path: PathBuf,
     },
+    /// The kernel that was chosen for the machine is gone.
+    #[error("the machine's kernel is missing: {}", path.display())]
+    NoKernel {
+        /// Its path.
+        path: PathBuf,
+    },
     /// mkfs.xfs failed.
     #[error("the machine's disk {} could not be formatted: {message}", path.display())]
     Format {
@@ -151,6 +157,11 @@ impl MachineError {
         Some(match self {
             MachineError::NoQemu => "apt-get install qemu-system-x86".into(),
             MachineError::NoMkfs => "apt-get install xfsprogs".into(),
+            MachineError::NoKernel { .. } => {
+                "`jiffy machine start --kernel sched` builds it again; `--kernel debian` uses the one \
+                 that Jiffy comes with"
+                    .into()
+            }
             MachineError::NoImage { .. } => {
                 "install Jiffy with `make install`, or build it with `make build`".into()
             }

@@ -42,6 +42,8 @@ pub struct Role<'a> {
     pub disk: bool,
     /// Run `jiffyd` and be ready only when it answers.
     pub node: bool,
+    /// Let `jiffyd` start `jiffy-sched`.
+    pub scheduler: bool,
     /// Load `kvm-intel` too, which the module list leaves out.
     pub intel: bool,
     /// Mount debugfs, where KVM keeps its counters.
@@ -91,14 +93,17 @@ pub fn guest_config(role: Role<'_>) -> GuestConfig {
     }
     if role.node {
         agent.extend(["--wait-for".into(), format!("{GUEST}:{API_PORT}")]);
-        let argv = [
+        let mut argv = vec![
             "/lib/jiffy/jiffyd".into(),
             "--listen".into(),
             format!("tcp:{GUEST}:{API_PORT}"),
             "--token-file".into(),
             TOKEN_PATH.into(),
         ];
-        let mut node = service("jiffyd", argv.into(), Restart::Always);
+        if role.scheduler {
+            argv.extend(["--scheduler".into(), "sched-ext".into()]);
+        }
+        let mut node = service("jiffyd", argv, Restart::Always);
         // `localhost` in the user's requests means the host.
         node.command.env.push(format!("JIFFY_LOOPBACK={HOST}"));
         if qemu::authorities().is_some() {

@@ -178,6 +178,9 @@ impl Machine {
         progress: &mut dyn FnMut(Stage),
     ) -> Result<Endpoint, MachineError> {
         self.check_disk_is_free()?;
+        if let Some(path) = size.kernel.as_ref().filter(|path| !path.is_file()) {
+            return Err(MachineError::NoKernel { path: path.clone() });
+        }
         let run = self.own_run_folder();
         let setup = &self.setup_in(run.clone(), size);
         remove(&running_file(&run))?;
@@ -193,6 +196,7 @@ impl Machine {
         let config = instance::guest_config(Role {
             disk: true,
             node: true,
+            scheduler: size.kernel.is_some(),
             intel: !instance::is_software(size.accelerator) && instance::host_is_intel(),
             debugfs: false,
             heartbeat: size.accelerator == Accelerator::Tcg,
@@ -439,7 +443,10 @@ impl Machine {
     fn setup_in(&self, run: PathBuf, size: &Size) -> Setup {
         let image = self.paths.share.join("machine");
         Setup {
-            kernel: image.join("vmlinux"),
+            kernel: match &size.kernel {
+                Some(kernel) => kernel.clone(),
+                None => image.join("vmlinux"),
+            },
             initramfs: image.join("initramfs.cpio"),
             kernel_args: String::new(),
             memory_mib: size.memory_mib,

@@ -3,7 +3,7 @@
 use crate::error::MachineError;
 use crate::shares::{self, Share};
 use serde::{Deserialize, Serialize};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// QEMU's accelerator.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -30,6 +30,8 @@ pub struct Options {
     pub disk_gib: Option<u32>,
     /// QEMU's accelerator.
     pub accelerator: Option<Accelerator>,
+    /// Its kernel, see [`Size::kernel`].
+    pub kernel: Option<Option<PathBuf>>,
     /// Folders of the host that the machine shares.
     pub shares: Option<Vec<Share>>,
 }
@@ -48,6 +50,10 @@ pub struct Size {
     pub disk_gib: u32,
     /// QEMU's accelerator.
     pub accelerator: Accelerator,
+    /// A kernel with sched_ext, in which `jiffy-sched` runs; `None` for the one in the share folder.
+    /// Older releases do not write this.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kernel: Option<PathBuf>,
     /// Folders of the host that it shares: none by default, because everything in the machine can
     /// read them. Older releases do not write this.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -68,6 +74,7 @@ impl Size {
             cpus: 1,
             disk_gib: 64,
             accelerator: Accelerator::Tcg,
+            kernel: None,
             shares: Vec::new(),
         }
     }
@@ -110,6 +117,7 @@ impl Size {
         self.cpus = options.cpus.unwrap_or(self.cpus);
         self.disk_gib = options.disk_gib.unwrap_or(self.disk_gib);
         self.accelerator = options.accelerator.unwrap_or(self.accelerator);
+        self.kernel = options.kernel.unwrap_or(self.kernel);
         self.shares = options.shares.unwrap_or(self.shares);
         self.check()?;
         Ok(self)
@@ -183,6 +191,27 @@ mod tests {
         size.save(&path).unwrap();
         let text = std::fs::read_to_string(&path).unwrap();
         assert!(!text.contains("shares"), "older releases read it: {text}");
+    }
+
+    #[test]
+    fn another_kernel_is_kept_and_given_up() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("machine.json");
+        let with = |kernel: Option<Option<PathBuf>>| {
+            let options = Options {
+                kernel,
+                ..Options::default()
+            };
+            let size = Size::load(&path).unwrap().with(options).unwrap();
+            size.save(&path).unwrap();
+            size.kernel
+        };
+        let vmlinux = PathBuf::from("/cache/sched-1/vmlinux");
+        assert_eq!(with(Some(Some(vmlinux.clone()))), Some(vmlinux.clone()));
+        assert_eq!(with(None), Some(vmlinux));
+        assert_eq!(with(Some(None)), None);
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert!(!text.contains("kernel"), "older releases read it: {text}");
     }
 
     #[test]

@@ -25,6 +25,7 @@ use jiffy_vmhost::jails::Launcher;
 use jiffy_vmhost::network::{self, Network};
 use jiffy_vmhost::pager::Pager;
 use jiffy_vmhost::registry::Registry;
+use jiffy_vmhost::scheduler::Scheduler;
 use jiffy_vmhost::spares::{self, Spares};
 use jiffy_vmhost::task::adopt;
 use jiffy_wire::api::{self, NodeInfo, Vm, VmState};
@@ -93,6 +94,8 @@ pub struct Config {
     pub reserve: Option<Limit>,
     /// Memory and vCPUs of all VMs, and the queue of requests for them.
     pub room: room::Settings,
+    /// Whether `jiffy-sched` schedules the host.
+    pub scheduler: bool,
     /// The operator's settings of VMs' network.
     pub network: network::Settings,
 }
@@ -152,6 +155,10 @@ impl Node {
             config.policy,
             Arc::clone(&disk_room),
         );
+        let scheduler = Arc::new(match config.scheduler {
+            true => Scheduler::start(&paths),
+            false => Scheduler::none(),
+        });
         let node = Node {
             disk_room,
             images: Arc::new(images),
@@ -163,7 +170,8 @@ impl Node {
             processor: Processor::new(paths.vmm()),
             cache: config.cache,
             host: Arc::new(Host {
-                pager: Pager::new(paths.clone()),
+                pager: Pager::new(paths.clone(), Arc::clone(&scheduler)),
+                scheduler,
                 launcher: Arc::new(Launcher::new(&paths, config.jailed)),
                 spares: Arc::new(Spares::new(config.spares)),
                 clock: boot_id(),

@@ -5,6 +5,14 @@ use jiffy_machine::image::build::{self, Recipe, installed};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+/// The name of the kernel with sched_ext.
+pub const SCHED: &str = "sched";
+
+/// The kernel with sched_ext. Built unless it is cached.
+pub fn sched() -> Result<PathBuf> {
+    checkout_script("../kernel/build", &[SCHED])
+}
+
 /// The newest packaged kernel of a series (`6.1`, `6.12`), unpacked. Downloaded unless it is
 /// cached.
 pub fn package(series: &str) -> Result<PathBuf> {

@@ -45,6 +45,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("machine", &["wire", "sys"]),
     ("cli", &["wire", "machine", "kernel", "sys"]),
     ("ssh-guest", &[]),
+    ("sched", &["jail", "wire"]),
     ("ssh", &["cli", "ssh-guest", "wire", "sys"]),
 ];
 

@@ -4,6 +4,7 @@ use crate::events::EventBus;
 use crate::jails::Launcher;
 use crate::network::Network;
 use crate::pager::Pager;
+use crate::scheduler::Scheduler;
 use crate::spares::Spares;
 use jiffy_content::paths::Paths;
 use jiffy_content::room::memory::Room;
@@ -26,6 +27,8 @@ pub struct Host {
     pub launcher: Arc<Launcher>,
     /// VMMs started ahead.
     pub spares: Arc<Spares>,
+    /// The policy of the host's scheduler.
+    pub scheduler: Arc<Scheduler>,
     /// The network of VMs.
     pub network: Arc<Network>,
     /// Reservations of memory and vCPUs.

@@ -8,6 +8,7 @@
 //! * [`activity`]: counts the uses of a VM.
 //! * [`registry`]: all VMs of the node.
 //! * [`host`]: resources shared by all tasks.
+//! * [`scheduler`]: which processes are urgent for the host's scheduling policy.
 //! * [`process`], [`control`]: a VMM's process and events, and its control socket.
 //! * [`capture`]: freezes a guest and captures its VM.
 //! * [`supervisor`]: reports of a guest's init.
@@ -38,6 +39,7 @@ pub mod pager;
 pub mod process;
 pub mod proxy;
 pub mod registry;
+pub mod scheduler;
 pub mod single_flight;
 pub mod spares;
 pub mod supervisor;

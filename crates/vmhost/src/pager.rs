@@ -20,6 +20,7 @@ mod process;
 mod tests;
 
 use crate::process::{VmmProcess, is_alive};
+use crate::scheduler::Scheduler;
 use ask::done;
 use futures_util::future::join_all;
 use jiffy_content::error::{Error, Result};
@@ -58,6 +59,8 @@ const NEXT_PAGER_TIME: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub struct Pager {
     paths: Paths,
+    /// Learns which process the pager is.
+    scheduler: Arc<Scheduler>,
     /// Never held across an await.
     state: Mutex<State>,
     orders: Orders,
@@ -130,9 +133,10 @@ impl State {
 
 impl Pager {
     /// A pager without a process yet.
-    pub fn new(paths: Paths) -> Arc<Pager> {
+    pub fn new(paths: Paths, scheduler: Arc<Scheduler>) -> Arc<Pager> {
         Arc::new_cyclic(|this| Pager {
             paths,
+            scheduler,
             state: Mutex::default(),
             orders: Orders::default(),
             starting: tokio::sync::Mutex::default(),

@@ -8,6 +8,7 @@
 //! * [`agent`]: the protocol between the node and `jiffy-init`, over vsock.
 //! * [`vmm`]: configuration and control messages of `jiffy-vmm`.
 //! * [`pager`]: the protocols between VMM, node and `jiffy-pager`.
+//! * [`sched`]: messages between the node and `jiffy-sched`.
 //! * [`disk`]: disks that are filled on demand.
 //! * [`files`]: messages between a VM's virtio-fs device and the server of its folder.
 //! * [`import`]: messages between the node and `jiffy-import`.
@@ -40,6 +41,8 @@ pub mod lines;
 pub mod mac;
 #[cfg(feature = "std")]
 pub mod pager;
+#[cfg(feature = "std")]
+pub mod sched;
 pub mod signal;
 #[cfg(feature = "std")]
 pub mod state;

@@ -371,7 +371,8 @@ pub enum Kernel {
     /// Build a guest kernel from the distribution's Linux source and print its
     /// path; a kernel that was built before is reused
     Build {
-        /// base, or full: base and what Docker inside a guest needs
+        /// base; full: base and what Docker inside a guest needs; or sched: the machine's kernel
+        /// with sched_ext
         #[arg(default_value = "base")]
         variant: String,
     },
@@ -453,6 +454,11 @@ pub enum Machine {
         /// Maximum size of its disk, set when the disk is created: 64G
         #[arg(long, value_name = "SIZE", value_parser = mebibytes)]
         disk: Option<u64>,
+        /// Its kernel: debian, or sched, Linux with sched_ext, and jiffy-sched to schedule VMs
+        /// there (docs/scheduler.md). The first time, that kernel is built; this takes 14
+        /// minutes of one processor
+        #[arg(long, value_enum, value_name = "KERNEL", hide_possible_values = true)]
+        kernel: Option<MachineKernel>,
         /// Share a folder of this host with everything in the machine, so that VMs can share it
         /// or what is below it (`run -v`): DIR, DIR:ro, or none; may be repeated
         #[arg(
@@ -487,6 +493,15 @@ pub enum Machine {
         #[arg(short, long)]
         force: bool,
     },
+}
+
+/// A kernel of the machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum MachineKernel {
+    /// The one that Jiffy comes with.
+    Debian,
+    /// The one with sched_ext.
+    Sched,
 }
 
 /// `jiffy doctor`

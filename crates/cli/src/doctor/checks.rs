@@ -217,6 +217,35 @@ fn priorities_with(autogroup: Option<&str>) -> Check {
     }
 }
 
+/// Checks whether `jiffy-sched` can schedule this host, or does.
+pub fn scheduler(folders: &Folders) -> Check {
+    let read = |name: &str| fs::read_to_string(Path::new("/sys/kernel/sched_ext").join(name)).ok();
+    let installed = folders.lib.join("jiffy-sched").exists();
+    scheduler_with(read("state"), read("root/ops"), installed)
+}
+
+/// `state` and `ops`, the name of the loaded policy, as sched_ext has them in sysfs.
+fn scheduler_with(state: Option<String>, ops: Option<String>, installed: bool) -> Check {
+    let check = |state, detail: &str| Check::new("scheduler", "scheduler", state, detail);
+    let ops = ops.as_deref().map(str::trim).unwrap_or_default();
+    match state.as_deref().map(str::trim) {
+        None => check(State::Neutral, "the kernel's own; it has no sched_ext").hint(
+            "for `jiffyd --scheduler sched-ext`: Linux 6.12 with CONFIG_SCHED_CLASS_EXT=y; in the \
+             machine `jiffy machine start --kernel sched`",
+        ),
+        Some("enabled") if ops == "jiffy" => check(State::Good, "jiffy-sched, by sched_ext"),
+        Some("enabled") => check(State::Neutral, "another policy of sched_ext is loaded")
+            .hint("end it before `jiffyd --scheduler sched-ext`"),
+        Some(_) if installed => check(State::Good, "the kernel's own; sched_ext is available")
+            .hint("`jiffyd --scheduler sched-ext` lets VMs start sooner on a busy host"),
+        Some(_) => check(
+            State::Neutral,
+            "the kernel's own; sched_ext is available, jiffy-sched is not installed",
+        )
+        .hint("in a checkout, `scripts/setup sched && make build install`"),
+    }
+}
+
 /// Checks what the network of VMs needs on this host; `node` is the default network of a running
 /// node.
 pub fn network(node: Option<&Network>) -> Check {
@@ -452,6 +481,19 @@ fn nearest_existing(folder: &Path) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_scheduler_is_named() {
+        let said = |state: Option<&str>, ops: Option<&str>, installed| {
+            let check = scheduler_with(state.map(str::to_owned), ops.map(str::to_owned), installed);
+            check.detail
+        };
+        assert!(said(None, None, true).contains("no sched_ext"));
+        assert!(said(Some("disabled\n"), None, true).contains("is available"));
+        assert!(said(Some("disabled\n"), None, false).contains("not installed"));
+        assert!(said(Some("enabled\n"), Some("jiffy\n"), true).contains("jiffy-sched,"));
+        assert!(said(Some("enabled\n"), Some("lavd\n"), true).contains("another"));
+    }
 
     #[test]
     fn autogroups_are_reported_as_ignoring_priorities() {

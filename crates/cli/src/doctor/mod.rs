@@ -30,6 +30,7 @@ pub fn examine(folders: &Folders, node: &Reported) -> Report {
             checks::huge_pages(),
             checks::transparent_huge_pages(),
             checks::priorities(),
+            checks::scheduler(folders),
             checks::network(node.network.as_ref()),
             checks::cgroups(),
             checks::containment(node.containment.as_ref()),

@@ -218,6 +218,13 @@ fn build(context: &Context, variant: &str) -> Result<Outcome> {
     let flavour: Flavour = variant
         .parse()
         .map_err(|error: UnknownFlavour| Failure::new(error.to_string()))?;
+    let path = built_now(context, flavour)?;
+    show(&format!("{}\n", path.display()))?;
+    Ok(Outcome::Done)
+}
+
+/// The file of a kernel, which is built unless it was before.
+pub fn built_now(context: &Context, flavour: Flavour) -> Result<PathBuf> {
     let folder = context.folders.share.join("kernel");
     if !folder.join("build").exists() {
         return Err(Failure::new(format!(
@@ -241,10 +248,7 @@ fn build(context: &Context, variant: &str) -> Result<Outcome> {
     });
     bar.finish_and_clear();
     match built {
-        Ok(path) => {
-            show(&format!("{}\n", path.display()))?;
-            Ok(Outcome::Done)
-        }
+        Ok(path) => Ok(path),
         Err(BuildError::Run { script, source }) => Err(Failure::io(
             format_args!("{} can't run", script.display()),
             source,

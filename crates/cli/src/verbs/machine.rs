@@ -2,14 +2,17 @@
 
 use super::Context;
 use super::context::{show, show_json};
+use super::kernel::built_now;
 use crate::args::folder::MachineShare;
-use crate::args::{ListFormat, Machine};
+use crate::args::{ListFormat, Machine, MachineKernel};
 use crate::client::Client;
 use crate::failure::{Failure, Outcome, Result};
 use crate::place::machine::{failure, machine as open, start};
 use crate::render::size;
+use jiffy_kernel::list::Flavour;
 use jiffy_machine::{Options, Share, State, Status};
 use jiffy_wire::agent::ExitStatus;
+use std::path::PathBuf;
 
 /// Exit status of `status` when the machine does not run, as with systemctl.
 const NOT_RUNNING: u8 = 3;
@@ -24,9 +27,13 @@ pub fn machine(context: &Context, verb: Machine) -> Result<Outcome> {
             cpus,
             memory,
             disk,
+            kernel,
             share,
         } => {
             folders.make_run()?;
+            let kernel = kernel
+                .map(|kernel| kernel_file(context, kernel))
+                .transpose()?;
             let options = Options {
                 memory_mib: memory
                     .map(|size| to_u32(size, "MiB of memory"))
@@ -36,6 +43,7 @@ pub fn machine(context: &Context, verb: Machine) -> Result<Outcome> {
                     .map(|size| to_u32(size.div_ceil(1024), "GiB of disk space"))
                     .transpose()?,
                 accelerator: None,
+                kernel,
                 shares: shares(&share)?,
             };
             let has_options = options != Options::default();
@@ -91,6 +99,18 @@ pub fn machine(context: &Context, verb: Machine) -> Result<Outcome> {
     }
 }
 
+/// The file of the machine's kernel; `None` for the one that it comes with.
+fn kernel_file(context: &Context, kernel: MachineKernel) -> Result<Option<PathBuf>> {
+    if kernel == MachineKernel::Debian {
+        return Ok(None);
+    }
+    if !context.folders.lib.join("jiffy-sched").exists() {
+        return Err(Failure::new("jiffy-sched is not installed")
+            .hint("in a checkout, `scripts/setup sched && make build`"));
+    }
+    built_now(context, Flavour::Sched).map(Some)
+}
+
 /// The folders of `--share`; `None` if it was not given.
 fn shares(given: &[MachineShare]) -> Result<Option<Vec<Share>>> {
     let mut shares = Vec::new();
@@ -129,6 +149,9 @@ fn describe(status: &Status) -> String {
         status.size.cpus,
         size(u64::from(status.size.memory_mib) << 20)
     ));
+    if let Some(kernel) = &status.size.kernel {
+        out.push_str(&format!("  kernel    {}\n", kernel.display()));
+    }
     if let Some(used) = status.disk_used {
         out.push_str(&format!(
             "  disk      {} used of {}\n",

@@ -67,8 +67,12 @@ pub fn installed(dist: &Path) -> Vec<Addition> {
         "share/jiffy/kernels",
         "share/jiffy/images",
     ];
+    // `make build` makes them where `scripts/setup sched` was run.
+    let optional = ["lib/jiffy/jiffy-sched", "lib/jiffy/jiffy-sched.bpf.o"];
+    let optional = optional.into_iter().filter(|path| dist.join(path).exists());
     programs
         .chain(others.map(str::to_owned))
+        .chain(optional.map(str::to_owned))
         .map(|path| Addition {
             host: dist.join(&path),
             guest: format!("/{path}"),

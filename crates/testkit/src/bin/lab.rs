@@ -90,8 +90,8 @@ struct MachineArgs {
     /// Give KVM and its VMs a PMU, whose counters do not count; only for Intel
     #[arg(long)]
     vpmu: bool,
-    /// Boot the newest of Debian's cloud kernels of this series, 6.1 or 6.12 [default: the
-    /// machine's own, on Intel 6.12]
+    /// Boot the newest of Debian's cloud kernels of this series, 6.1 or 6.12, or sched, the one
+    /// with sched_ext [default: the machine's own, on Intel 6.12]
     #[arg(long, value_name = "SERIES")]
     kernel: Option<String>,
     /// Additional parameters for the machine's kernel

@@ -33,7 +33,8 @@ pub struct LabOptions {
     /// Folder with `vmlinux` and `initramfs.cpio`.
     pub image: PathBuf,
     /// Builds the image with Debian's newest kernel of this series (`6.1`) and Jiffy's programs
-    /// from [`dist`], instead of using `image`.
+    /// from [`dist`], instead of using `image`; `sched`: boots `image` with the kernel that has
+    /// sched_ext.
     pub kernel: Option<String>,
     /// Further kernel parameters.
     pub kernel_args: String,
@@ -126,6 +127,7 @@ impl Lab {
         let config = instance::guest_config(Role {
             disk: options.disk_gib.is_some(),
             node: options.node,
+            scheduler: options.kernel.as_deref() == Some(host_kernel::SCHED),
             intel: false,
             debugfs: true,
             // On the instruction clock, the thread that executes the CPU raises the timer's interrupts.
@@ -253,9 +255,15 @@ impl Lab {
 
 fn setup(options: &LabOptions, folder: &Path) -> Result<Setup> {
     let mut image = options.image.clone();
-    if let Some(series) = &options.kernel {
-        image = folder.join("image");
-        host_kernel::machine_image(series, &dist(), &image)?;
+    let mut kernel = None;
+    match options.kernel.as_deref() {
+        None => {}
+        // Its drivers are built in: the image of Debian's kernel is the one it needs.
+        Some(host_kernel::SCHED) => kernel = Some(host_kernel::sched()?),
+        Some(series) => {
+            image = folder.join("image");
+            host_kernel::machine_image(series, &dist(), &image)?;
+        }
     }
     let mut initramfs = image.join("initramfs.cpio");
     if !options.files.is_empty() {
@@ -278,7 +286,7 @@ fn setup(options: &LabOptions, folder: &Path) -> Result<Setup> {
         None => None,
     };
     Ok(Setup {
-        kernel: image.join("vmlinux"),
+        kernel: kernel.unwrap_or_else(|| image.join("vmlinux")),
         initramfs,
         kernel_args: options.kernel_args.clone(),
         memory_mib: options.memory_mib,

@@ -10,6 +10,7 @@ use jiffy_sys::durable::remove_any;
 use jiffy_sys::regular;
 use jiffy_sys::spawn::{Detached, Environment, spawn_detached};
 use jiffy_wire::pager::{PagerRequest, PagerResponse};
+use jiffy_wire::sched::Class;
 use std::ffi::OsStr;
 use std::fs::OpenOptions;
 use std::io;
@@ -83,6 +84,7 @@ impl Pager {
     /// Watches the running pager for its end.
     pub(super) fn watch(&self, process: io::Result<Arc<VmmProcess>>, pid: u32) {
         self.state().pid = Some(pid);
+        self.scheduler.tell(pid, Class::Urgent);
         let this = self.this.clone();
         match process {
             Ok(process) => {

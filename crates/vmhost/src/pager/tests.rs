@@ -55,7 +55,7 @@ async fn answered_but(
             stream.write_all(&line).await.unwrap();
         }
     });
-    let pager = Pager::new(paths);
+    let pager = Pager::new(paths, Arc::default());
     pager.state().pid = Some(std::process::id());
     (pager, asked)
 }

@@ -13,6 +13,7 @@ use jiffy_content::model::vm::{MAX_WARNINGS, MainEnd, MainState};
 use jiffy_wire::agent::{ExitStatus, FromGuest, MAIN_OUTPUT_WINDOW, Stream, ToGuest};
 use jiffy_wire::api::VmState;
 use jiffy_wire::frame::MAX_DATA;
+use jiffy_wire::sched::Class;
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
@@ -174,6 +175,8 @@ impl Actor {
         self.gate_passed();
         self.ask_for_faults();
         if let Some(running) = self.phase.running_mut() {
+            let pid = running.process.pid;
+            self.host.scheduler.tell(pid, Class::Steady);
             if let Some(room) = &mut running.room {
                 room.note_ready();
             }

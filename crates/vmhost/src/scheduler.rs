@@ -1,0 +1,160 @@
+//! Tells the host's scheduling policy which processes are urgent: `jiffy-sched`, if it was asked for
+//! (docs/scheduler.md).
+//!
+//! Nothing depends on it. If it can't be started, or ends, the kernel's own scheduler runs the VMs.
+
+use jiffy_content::paths::Paths;
+use jiffy_wire::lines::Lines;
+use jiffy_wire::sched::{Class, LONGEST_LINE, Said, Tell};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::process::Stdio;
+use std::sync::Mutex;
+use tokio::io::AsyncReadExt;
+use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+use tracing::{debug, info, warn};
+
+/// The policy of the host's scheduler, if there is one.
+#[derive(Debug, Default)]
+pub struct Scheduler {
+    /// The stdin of `jiffy-sched`.
+    input: Mutex<Option<OwnedFd>>,
+}
+
+impl Scheduler {
+    /// No policy: nice values do what they can.
+    pub fn none() -> Scheduler {
+        Scheduler::default()
+    }
+
+    /// Starts `jiffy-sched`. It ends with this process, because its stdin is closed then.
+    pub fn start(paths: &Paths) -> Scheduler {
+        match spawn(paths) {
+            Ok((child, input, output)) => {
+                tokio::spawn(watch(child, output));
+                let scheduler = Scheduler {
+                    input: Mutex::new(Some(input)),
+                };
+                scheduler.tell(std::process::id(), Class::Urgent);
+                scheduler
+            }
+            Err(error) => {
+                let program = paths.sched();
+                warn!(program = %program.display(), %error, "the scheduling policy can't be started: the kernel's own scheduler runs the VMs");
+                Scheduler::none()
+            }
+        }
+    }
+
+    /// The class of a process from now on. A no-op without a policy.
+    pub fn tell(&self, pid: u32, class: Class) {
+        let mut input = jiffy_sys::mutex::lock(&self.input);
+        let Some(pipe) = input.as_ref() else { return };
+        let Ok(mut line) = serde_json::to_vec(&Tell { pid, class }) else {
+            return;
+        };
+        line.push(b'\n');
+        // Shorter than PIPE_BUF: all of it is written, or nothing.
+        match rustix::io::write(pipe, &line) {
+            Ok(_) => {}
+            Err(rustix::io::Errno::AGAIN) => {
+                debug!(pid, ?class, "the scheduling policy does not read its input")
+            }
+            Err(_) => *input = None,
+        }
+    }
+}
+
+fn spawn(paths: &Paths) -> io::Result<(Child, OwnedFd, ChildStdout)> {
+    let mut child = Command::new(paths.sched())
+        .arg("--policy")
+        .arg(paths.sched_policy())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()?;
+    let taken = child.stdin.take().zip(child.stdout.take());
+    let (input, output): (ChildStdin, ChildStdout) = taken.ok_or(io::ErrorKind::BrokenPipe)?;
+    let input = input.into_owned_fd()?;
+    rustix::io::ioctl_fionbio(&input, true)?;
+    Ok((child, input, output))
+}
+
+/// Reports what becomes of the policy, and reaps its process.
+async fn watch(mut child: Child, mut output: ChildStdout) {
+    let mut lines = Lines::new(LONGEST_LINE);
+    let mut bytes = [0; 1024];
+    let mut why = None;
+    while let Ok(length @ 1..) = output.read(&mut bytes).await {
+        lines.push(&bytes[..length]);
+        while let Ok(Some(line)) = lines.next_line() {
+            match serde_json::from_slice(&line) {
+                Ok(Said::Loaded) => info!("jiffy-sched schedules this host"),
+                Ok(Said::Ended { reason }) => why = Some(reason),
+                Err(error) => debug!(%error, "a line of jiffy-sched is not a message"),
+            }
+        }
+    }
+    let status = child.wait().await;
+    let why = why.unwrap_or_else(|| match status {
+        Ok(status) => format!("jiffy-sched ended: {status}"),
+        Err(error) => error.to_string(),
+    });
+    warn!(
+        why,
+        "the kernel's own scheduler runs the VMs from now on; restart jiffyd to try again"
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::path::Path;
+    use std::time::Duration;
+
+    fn paths(folder: &Path) -> Paths {
+        Paths {
+            data: folder.into(),
+            run: folder.into(),
+            lib: folder.into(),
+            share: folder.into(),
+            socket: folder.join("jiffyd.sock"),
+            peer: None,
+        }
+    }
+
+    #[tokio::test]
+    async fn each_class_is_a_line_and_the_end_of_the_program_is_no_error() {
+        let folder = tempfile::tempdir().unwrap();
+        let paths = paths(folder.path());
+        // Another process writes it: one that is open for writing can't be executed.
+        let script = "#!/bin/sh\\nhead -n 2 > \"$0.told\"\\n";
+        let write = format!("printf '{script}' > \"$0\" && chmod 755 \"$0\"");
+        let mut shell = std::process::Command::new("sh");
+        let status = shell.args(["-c", &write]).arg(paths.sched()).status();
+        assert!(status.unwrap().success());
+        let scheduler = Scheduler::start(&paths);
+        scheduler.tell(7, Class::Launch);
+        let told = folder.path().join("jiffy-sched.told");
+        let expected = format!(
+            "{{\"pid\":{},\"class\":\"urgent\"}}\n{{\"pid\":7,\"class\":\"launch\"}}\n",
+            std::process::id()
+        );
+        while fs::read_to_string(&told).unwrap_or_default() != expected {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        // It has ended: telling it more finds a closed pipe.
+        while scheduler.input.lock().unwrap().is_some() {
+            scheduler.tell(7, Class::Steady);
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    #[tokio::test]
+    async fn without_the_program_nothing_is_told() {
+        let folder = tempfile::tempdir().unwrap();
+        let scheduler = Scheduler::start(&paths(folder.path()));
+        scheduler.tell(7, Class::Launch);
+        assert!(scheduler.input.lock().unwrap().is_none());
+    }
+}

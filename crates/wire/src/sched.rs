@@ -1,0 +1,44 @@
+//! Messages between the node and `jiffy-sched`, which loads the scheduling policy: lines of JSON on
+//! its stdin ([`Tell`]) and its stdout ([`Said`]).
+
+use serde::{Deserialize, Serialize};
+use std::string::String;
+
+/// Longest line, bytes without the newline.
+pub const LONGEST_LINE: usize = 4096;
+
+/// How urgent a process is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Class {
+    /// Others wait for it.
+    Urgent,
+    /// A VM that starts.
+    Launch,
+    /// Everything else, and what was not told.
+    Steady,
+    /// Work that nobody waits for.
+    Background,
+}
+
+/// The class of a process from now on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tell {
+    /// Its process id.
+    pub pid: u32,
+    /// Its class.
+    pub class: Class,
+}
+
+/// What becomes of the policy.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Said {
+    /// It schedules this host from now on.
+    Loaded,
+    /// The kernel's own scheduler does, for this reason. The process ends.
+    Ended {
+        /// A sentence without its period.
+        reason: String,
+    },
+}
