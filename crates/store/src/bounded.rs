@@ -26,7 +26,7 @@ pub enum Cached {
     Image(PathBuf),
 }
 
-/// The result of [`evict_to_limit`].
+/// The result of [`evict_to_limit`] and [`evict_one`].
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Eviction {
     /// Bytes on the disk before.
@@ -91,6 +91,16 @@ pub fn usage(caches: &[Cached]) -> u64 {
 /// Evicts caches until together they take at most `limit` bytes, or only caches in use are left. A
 /// cache that cannot be evicted is skipped; its error is returned after the others are done.
 pub fn evict_to_limit(limit: u64, caches: &[Cached]) -> io::Result<Eviction> {
+    evict(limit, caches, usize::MAX)
+}
+
+/// Like [`evict_to_limit`], but ends when it has dropped something of one cache, which takes a short
+/// time.
+pub fn evict_one(limit: u64, caches: &[Cached]) -> io::Result<Eviction> {
+    evict(limit, caches, 1)
+}
+
+fn evict(limit: u64, caches: &[Cached], most: usize) -> io::Result<Eviction> {
     let mut known: Vec<(SystemTime, &Cached)> = caches
         .iter()
         .filter_map(|cache| Some((cache.usage()?.1, cache)))
@@ -111,7 +121,7 @@ pub fn evict_to_limit(limit: u64, caches: &[Cached]) -> io::Result<Eviction> {
     ] {
         for (_, cache) in &known {
             let over = eviction.after.saturating_sub(limit);
-            if over == 0 {
+            if over == 0 || eviction.dropped.len() >= most {
                 return Ok(eviction);
             }
             match cache.evict(step, over) {

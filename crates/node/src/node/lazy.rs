@@ -9,7 +9,7 @@ use jiffy_content::model::snapshot::Manifest;
 use jiffy_content::model::vm::Root;
 use jiffy_content::snapshots::draft::Draft;
 use jiffy_content::snapshots::saved::Saved;
-use jiffy_store::bounded::{evict_to_limit, usage};
+use jiffy_store::bounded::{Eviction, evict_one, usage};
 use jiffy_sys::locked::Locked;
 use jiffy_vmhost::handle::VmHandle;
 use jiffy_wire::api::{Action, ErrorKind, ImageSource, Snapshot, Subject, VmState};
@@ -90,27 +90,38 @@ impl Node {
         if !over.unwrap_or(false) {
             return;
         }
-        // A VM that starts now triggers the next attempt when it ends.
-        let Ok(_alone) = self.beginning.try_write() else {
+        let (mut first, mut last) = (None, u64::MAX);
+        // One cache at a time, because VMs that start wait meanwhile.
+        while let Some(kept) = self.evict_one(limit).await {
+            let before = *first.get_or_insert(kept.before);
+            let goes_on = kept.after > limit && !kept.dropped.is_empty() && kept.before < last;
+            last = kept.before;
+            if goes_on {
+                continue;
+            }
+            let after = kept.after;
+            if after < before {
+                info!(
+                    limit,
+                    before, after, "unused chunks were evicted from the caches"
+                );
+            }
             return;
-        };
+        }
+    }
+
+    /// Drops data of one cache; `None` if that is not possible now.
+    async fn evict_one(&self, limit: u64) -> Option<Eviction> {
+        // A VM that starts now triggers the next attempt when it ends.
+        let _alone = self.beginning.try_write().ok()?;
         self.goldens.end_lazy_standbys().await;
         self.close_disks().await;
-        let all = paths.clone();
-        let trimmed = self
-            .host
-            .pager
-            .while_closed(move || evict_to_limit(limit, &caches(&all)));
-        match trimmed.await {
-            Some(Ok(kept)) if kept.before > kept.after => info!(
-                limit,
-                before = kept.before,
-                after = kept.after,
-                "unused chunks were evicted from the caches"
-            ),
-            Some(Err(error)) => warn!(%error, "a cache can't be trimmed"),
-            _ => {}
-        }
+        let all = self.host.paths.clone();
+        let evict = move || evict_one(limit, &caches(&all));
+        let evicted = self.host.pager.while_closed(evict).await?;
+        evicted
+            .inspect_err(|error| warn!(%error, "a cache can't be trimmed"))
+            .ok()
     }
 
     /// Tells the pager that an image's origins or the access to them have changed.

@@ -625,7 +625,7 @@ fn chunks_fetched_together_need_few_large_reads() {
 
 #[test]
 fn unused_images_are_trimmed_least_recently_used_first() {
-    use crate::bounded::{Cached, evict_to_limit};
+    use crate::bounded::{Cached, evict_one, evict_to_limit};
     let pairs: Vec<Pair> = (0..3).map(|_| Pair::new(&many(100), &small())).collect();
     let mut open = None;
     for pair in &pairs {
@@ -652,8 +652,11 @@ fn unused_images_are_trimmed_least_recently_used_first() {
     let kept = evict_to_limit(all.before - 1, &caches).unwrap();
     assert_eq!(kept.dropped, [pairs[2].path()], "the open one stays");
     assert!(kept.after < kept.before);
+    let one = evict_one(0, &caches).unwrap();
+    assert_eq!(one.dropped, [pairs[1].path()], "the other one is in use");
+    assert!(one.after < one.before);
     let kept = evict_to_limit(0, &caches).unwrap();
-    assert!(kept.dropped.contains(&pairs[1].path()) && !kept.dropped.contains(&pairs[0].path()));
+    assert_eq!(kept.dropped, <[PathBuf; 0]>::default());
     assert_eq!(read_all(open.as_ref().unwrap()), pairs[0].bytes);
     // Dropped chunks are fetched again.
     let pair = &pairs[2];
