@@ -134,7 +134,7 @@ const TRUSTED: &[(&str, &str)] = &[
         "the host's kernel writes it",
     ),
     (
-        "crates/vmhost/src/pager/disk_links.rs",
+        "crates/vmhost/src/pager/links.rs",
         "a VMM's configuration, which the daemon writes",
     ),
     (

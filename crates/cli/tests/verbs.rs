@@ -395,6 +395,7 @@ fn version_and_doctor_need_no_node() {
             "huge_pages",
             "transparent_huge_pages",
             "priorities",
+            "scheduler",
             "tun",
             "cgroup2",
             "containment",

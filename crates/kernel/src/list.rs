@@ -389,7 +389,7 @@ mod tests {
         let error = "fast".parse::<Flavour>().unwrap_err();
         assert_eq!(
             error.to_string(),
-            "there is no kernel flavour 'fast'; choose base, full or plain"
+            "there is no kernel flavour 'fast'; choose base, full, plain or sched"
         );
     }
 }
