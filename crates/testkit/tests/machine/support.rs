@@ -378,12 +378,13 @@ impl Jiffy {
             lines
         };
         let vmms = self.pids("jiffy-vmm").len();
-        // The node makes and removes golden snapshots as needed; unfinished ones and the VMs that
-        // they are made of must not stay.
+        // The node makes and removes golden snapshots and spares as needed; unfinished ones and the
+        // VMs that they are made of must not stay.
         let mut files = lines(
             "find /run/jiffy /var/lib/jiffy/vms /var/lib/jiffy/snapshots \
              /var/lib/jiffy/golden /tmp -mindepth 1 2>/dev/null | \
-             grep -v -e '\\.log$' -e '/tests' -e '/pager.sock' -e '/golden/[0-9a-f]' || true",
+             grep -v -e '\\.log$' -e '/tests' -e '/pager.sock' -e '/golden/[0-9a-f]' \
+                  -e '/spares/[0-9a-f]*$' || true",
         );
         let mut sockets = lines("grep /run/jiffy/vms /proc/net/unix || true");
         let standbys = self.standbys();
