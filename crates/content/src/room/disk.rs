@@ -84,7 +84,7 @@ impl Room {
             return Err(Error::no_room(format!(
                 "{what} {} MiB, and {} has {} MiB left{others}.",
                 bytes.div_ceil(1 << 20),
-                there.display(),
+                shown(there).display(),
                 free >> 20
             ))
             .hint(
@@ -107,10 +107,30 @@ fn nearest_existing(path: &Path) -> &Path {
     existing.unwrap_or(path)
 }
 
+/// What users know of this path: the folder that has a draft, whose name begins with a dot.
+fn shown(path: &Path) -> &Path {
+    let is_draft = |folder: &&Path| {
+        let name = folder.file_name().unwrap_or_default();
+        name.as_encoded_bytes().starts_with(b".")
+    };
+    path.ancestors().find(|it| !is_draft(it)).unwrap_or(path)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use jiffy_wire::api::ErrorKind;
+
+    #[test]
+    fn drafts_are_not_shown() {
+        for (path, known) in [
+            ("/data/snapshots/.new-1a", "/data/snapshots"),
+            ("/data/snapshots", "/data/snapshots"),
+            ("/", "/"),
+        ] {
+            assert_eq!(shown(Path::new(path)), Path::new(known));
+        }
+    }
 
     #[test]
     fn what_cannot_fit_is_refused() {

@@ -302,7 +302,8 @@ fn a_full_disk_is_explained_and_nothing_is_left() {
         let said = output.error_text();
         assert_eq!(output.code(), 125, "{arguments:?}: {said}");
         assert!(
-            said.starts_with("jiffy: ") && said.contains("full"),
+            said.starts_with("jiffy: The memory of the VM needs up to")
+                && said.contains("MiB left"),
             "{arguments:?}: {said}"
         );
         let counted = jiffy.counted("busy");
