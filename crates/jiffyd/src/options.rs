@@ -333,14 +333,14 @@ impl Options {
     /// The percentage of the memory limit that may be promised.
     fn overcommit(&self) -> anyhow::Result<u32> {
         let percent = self.memory_overcommit;
-        if percent > 100 && self.memory_limit.is_none() {
+        if percent == 100 {
+            return Ok(percent);
+        }
+        if self.memory_limit.is_none() {
             bail!("--memory-overcommit {percent} needs a limit: set it with --memory-limit.");
         }
-        if percent > 100
-            && self
-                .memory_reserve
-                .is_some_and(|reserve| reserve.of(u64::MAX) == 0)
-        {
+        let reserve = self.memory_reserve;
+        if reserve.is_some_and(|reserve| reserve.of(u64::MAX) == 0) {
             bail!("--memory-overcommit {percent} needs a reserve: leave out --memory-reserve 0.");
         }
         Ok(percent)

@@ -4,8 +4,8 @@
 //! a fork, and does not depend on the request. So a few VMMs are started ahead, while no VM starts,
 //! and wait on a socket. The next start takes one of them and continues as if it had been spawned.
 //!
-//! A spare has no id and no record, and a run folder that becomes its VM's. It ends when its socket is closed, and so also when
-//! the daemon is killed. If there is no usable spare, a VMM is spawned.
+//! A spare has no id and no record, and a run folder that becomes its VM's. It ends when its socket
+//! is closed, and so also when the daemon is killed. If there is no usable spare, a VMM is spawned.
 
 use crate::jails::{Launcher, Monitor};
 use crate::process::{VmmProcess, on_exit};

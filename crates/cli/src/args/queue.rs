@@ -32,11 +32,6 @@ pub struct WaitTime {
 }
 
 impl WaitTime {
-    /// As a field of a query.
-    fn field(self) -> Option<String> {
-        self.wait.map(|wait_s| format!("wait_s={wait_s}"))
-    }
-
     /// The query of a request that waits like this; empty if nothing was chosen.
     pub fn query(self) -> String {
         self.after("")
@@ -45,8 +40,8 @@ impl WaitTime {
     /// Appends it to a query.
     pub fn after(self, query: &str) -> String {
         let separator = if query.is_empty() { '?' } else { '&' };
-        match self.field() {
-            Some(field) => format!("{query}{separator}{field}"),
+        match self.wait {
+            Some(wait_s) => format!("{query}{separator}wait_s={wait_s}"),
             None => query.to_owned(),
         }
     }
@@ -66,8 +61,7 @@ impl WaitOptions {
     /// The query of a request that waits like this; empty if nothing was chosen.
     pub fn query(&self) -> String {
         let priority = self.priority.map(Priority::from);
-        let priority = priority.map(|priority| format!("priority={}", priority.name()));
-        let query = priority.map(|priority| format!("?{priority}"));
+        let query = priority.map(|priority| format!("?priority={}", priority.name()));
         self.time.after(&query.unwrap_or_default())
     }
 }

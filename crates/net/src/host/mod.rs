@@ -327,23 +327,21 @@ impl Host {
     pub fn set_asleep(&mut self, vm: VmId, asleep: bool) -> Result<(), Error> {
         let guest = self.rules.guest(vm).cloned();
         let guest = guest.ok_or_else(|| Error::NotAttached(vm.to_string()))?;
-        match guest.asleep == asleep {
-            true => Ok(()),
-            false => {
-                let forgets = asleep && guest.ports.iter().any(|it| it.protocol == Protocol::Udp);
-                let own = [Some(guest.v4.into()), guest.v6.map(IpAddr::from)];
-                self.rules.change(GuestRules { asleep, ..guest })?;
-                if forgets {
-                    // Later datagrams of a tracked flow would be translated as the first one was.
-                    conntrack::forget(&mut self.netfilter, |it| {
-                        it.protocol == Protocol::Udp.number()
-                            && it.answers != it.destination
-                            && own.contains(&Some(it.answers))
-                    })?;
-                }
-                Ok(())
-            }
+        if guest.asleep == asleep {
+            return Ok(());
         }
+        let forgets = asleep && guest.ports.iter().any(|it| it.protocol == Protocol::Udp);
+        let own = [Some(guest.v4.into()), guest.v6.map(IpAddr::from)];
+        self.rules.change(GuestRules { asleep, ..guest })?;
+        if forgets {
+            // Later datagrams of a tracked flow would be translated as the first one was.
+            conntrack::forget(&mut self.netfilter, |it| {
+                it.protocol == Protocol::Udp.number()
+                    && it.answers != it.destination
+                    && own.contains(&Some(it.answers))
+            })?;
+        }
+        Ok(())
     }
 
     /// The rules of an attached VM.

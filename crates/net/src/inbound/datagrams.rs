@@ -176,11 +176,8 @@ impl Flow {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Reached, SleepingVm};
     use super::*;
-    use crate::VmId;
     use crate::policy::publish::Publish;
-    use crate::pool::Ranges;
 
     /// A published UDP port of a VM with the address 127.0.0.1, and its host's port.
     fn published(guest: u16, vms: &str) -> (Held, mpsc::UnboundedReceiver<InboundConnection>, u16) {
@@ -190,16 +187,7 @@ mod tests {
         let publish: Publish = format!("{port}:{guest}/udp").parse().unwrap();
         let mut held = Held::all(&[publish]).unwrap();
         let (to, inbound) = Acceptor::new(16);
-        let v6 = "fd00:6a69:6666:7900::/64".parse().unwrap();
-        let sleeping = SleepingVm {
-            vm: VmId::parse("0123456789ab").unwrap(),
-            reached: Reached::At {
-                v4: Ipv4Addr::LOCALHOST,
-                v6: None,
-                ranges: Ranges::new(vms.parse().unwrap(), v6).unwrap(),
-            },
-        };
-        to.accept(&mut held, sleeping);
+        to.accept(&mut held, SleepingVm::here(vms));
         (held, inbound, port)
     }
 

@@ -59,6 +59,22 @@ pub enum Reached {
     ByItsPort,
 }
 
+#[cfg(test)]
+impl SleepingVm {
+    /// One with the address 127.0.0.1, on a node whose VMs have addresses in `vms`.
+    fn here(vms: &str) -> SleepingVm {
+        let v6 = "fd00:6a69:6666:7900::/64".parse().unwrap();
+        SleepingVm {
+            vm: VmId::parse("0123456789ab").unwrap(),
+            reached: Reached::At {
+                v4: Ipv4Addr::LOCALHOST,
+                v6: None,
+                ranges: Ranges::new(vms.parse().unwrap(), v6).unwrap(),
+            },
+        }
+    }
+}
+
 impl Reached {
     /// The VM's port `guest`, for a connection of `from` to the host's address `to`; `None` to
     /// refuse it.

@@ -48,12 +48,10 @@ async fn relay_stream(mut client: TcpStream, guest: SocketAddr) -> io::Result<()
 mod tests {
     use super::super::{Acceptor, Reached, SleepingVm};
     use crate::VmId;
-    use crate::cidr::Cidr;
     use crate::policy::hold::Held;
     use crate::policy::publish::Publish;
-    use crate::pool::Ranges;
     use std::io::ErrorKind;
-    use std::net::{Ipv4Addr, SocketAddr};
+    use std::net::SocketAddr;
     use std::time::Duration;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::{TcpListener, TcpStream};
@@ -76,16 +74,7 @@ mod tests {
         let publish: Publish = format!("{port}:{guest}").parse().unwrap();
         let mut held = Held::all(&[publish]).unwrap();
         let (to, inbound) = Acceptor::new(16);
-        let v6: Cidr = "fd00:6a69:6666:7900::/64".parse().unwrap();
-        let sleeping = SleepingVm {
-            vm: VmId::parse("0123456789ab").unwrap(),
-            reached: Reached::At {
-                v4: Ipv4Addr::LOCALHOST,
-                v6: None,
-                ranges: Ranges::new(vms.parse().unwrap(), v6).unwrap(),
-            },
-        };
-        to.accept(&mut held, sleeping);
+        to.accept(&mut held, SleepingVm::here(vms));
         PublishedPort {
             held,
             inbound,

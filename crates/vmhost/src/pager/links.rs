@@ -1,9 +1,9 @@
 //! Hard links through which VMs reach the pager's sockets: a VMM sees only its own run folder.
 //!
-//! The socket of a VM's memory has a link there. A disk that is filled on demand has one socket for all VMs that have the disk, in a folder that
-//! no VMM can traverse. Each of these VMs has a hard link to it in its own run folder, which only
-//! its own VMM can traverse. So a VMM can't request chunks of another VM's disk, even if it knows
-//! its name.
+//! The socket of a VM's memory has a link there. A disk that is filled on demand has one socket for
+//! all VMs that have the disk, in a folder that no VMM can traverse. Each of these VMs has a hard link
+//! to it in its own run folder, which only its own VMM can traverse. So a VMM can't request chunks of
+//! another VM's disk, even if it knows its name.
 
 use jiffy_content::model::image::LazyDisk;
 use jiffy_content::paths::Paths;

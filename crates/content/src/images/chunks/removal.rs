@@ -4,6 +4,7 @@ use super::{Chunks, PRESENT, SUFFIX, parse_id};
 use jiffy_store::partial::map_path;
 use jiffy_sys::mutex::lock;
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
 use tracing::info;
@@ -26,7 +27,6 @@ impl Chunks {
     /// Removes all images that are neither wanted nor held, with the files beside them; returns
     /// the bytes that were freed.
     pub fn remove_unused(&self, wanted: impl Fn(&str) -> bool) -> u64 {
-        use std::os::unix::fs::MetadataExt;
         let held = self.lock();
         let is_unused = |name: &str| {
             let id = id_in(name);
