@@ -14,6 +14,7 @@ use hyper_util::service::TowerToHyperService;
 use jiffy_content::error::{Error, Result};
 use jiffy_content::token::Token;
 use jiffy_node::{Caller, Node, on_behalf_of};
+use jiffy_sys::backlog;
 use std::convert::Infallible;
 use std::fs;
 use std::net::SocketAddr;
@@ -66,9 +67,9 @@ impl Listeners {
         let tcp = match tcp {
             None => None,
             Some((address, token)) => {
-                let listener = TcpListener::bind(address)
-                    .await
-                    .map_err(|error| failed(format!("tcp:{address}"), error))?;
+                let on_address = |error| failed(format!("tcp:{address}"), error);
+                let listener = TcpListener::bind(address).await.map_err(on_address)?;
+                backlog::enlarge(&listener).map_err(on_address)?;
                 Some((listener, token))
             }
         };

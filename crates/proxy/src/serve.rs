@@ -11,6 +11,7 @@ use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use jiffy_content::token::Token;
 use jiffy_node::Node;
+use jiffy_sys::backlog;
 use rustix::net::sockopt;
 use std::convert::Infallible;
 use std::io;
@@ -75,6 +76,7 @@ impl Proxy {
     /// Binds and listens.
     pub async fn bind(settings: Settings) -> io::Result<Proxy> {
         let listener = TcpListener::bind(settings.address).await?;
+        backlog::enlarge(&listener)?;
         Ok(Proxy { listener, settings })
     }
 

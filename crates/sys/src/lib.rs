@@ -2,6 +2,7 @@
 //!
 //! * [`activity`]: what the threads of this process do, recorded on demand.
 //! * [`arenas`]: limits the heaps of glibc's allocator to one.
+//! * [`backlog`]: how many connections wait until a server accepts them.
 //! * [`causes`]: errors and their causes.
 //! * [`clock`]: the monotonic clock of all timelines.
 //! * [`contents`]: reads a small file from any file position.
@@ -36,6 +37,7 @@
 
 pub mod activity;
 pub mod arenas;
+pub mod backlog;
 pub mod causes;
 pub mod clock;
 pub mod contents;

@@ -7,6 +7,7 @@ use super::resolvers::Resolvers;
 use crate::policy::{Access, opened_by_name};
 use crate::{Error, VmId};
 use domain::base::iana::Rcode;
+use jiffy_sys::backlog;
 use jiffy_sys::mutex::lock;
 use rustix::net::sockopt::set_socket_recv_buffer_size_force;
 use std::collections::HashMap;
@@ -95,6 +96,7 @@ impl Sockets {
             // Best effort: only with CAP_NET_ADMIN may it be larger than the host's limit.
             let _ = set_socket_recv_buffer_size_force(&udp, QUEUE_BYTES);
             udp.set_nonblocking(true)?;
+            backlog::enlarge(&tcp)?;
             tcp.set_nonblocking(true)?;
             sockets.udp.push(udp);
             sockets.tcp.push(tcp);

@@ -9,8 +9,9 @@ use super::datagrams::{self, Datagrams};
 use super::publish::Publish;
 use super::target::Protocol;
 use crate::Error;
+use jiffy_sys::backlog;
 use jiffy_sys::mutex::lock;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, listen, socket_with, sockopt};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with, sockopt};
 use std::io;
 use std::net::{SocketAddr, TcpListener as StdListener};
 use std::os::fd::OwnedFd;
@@ -18,9 +19,6 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::AbortHandle;
-
-/// Accept backlog; net.core.somaxconn limits it further.
-const BACKLOG: i32 = 4096;
 
 /// Ports that are reserved until this is dropped.
 #[derive(Debug, Default)]
@@ -180,7 +178,7 @@ fn reserve(at: SocketAddr, protocol: Protocol) -> io::Result<OwnedFd> {
     }
     bind(&socket, &at)?;
     if protocol == Protocol::Tcp {
-        listen(&socket, BACKLOG)?;
+        backlog::enlarge(&socket)?;
     }
     Ok(socket)
 }

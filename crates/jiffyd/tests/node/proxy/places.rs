@@ -8,15 +8,19 @@ use crate::ports::{listen_for, published};
 use crate::snapshots::counter;
 use jiffy_wire::api::{CreateVm, IdleAction, IdlePolicy, Vm, VmState};
 use rustix::net::sockopt::set_socket_linger;
+use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufReader, Write};
 use std::net::{Shutdown, TcpListener};
 use std::process::Command;
+use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
 
 /// An eighth of the files that the daemon may open.
 const PLACES: usize = 32;
+/// More clients than the backlog of the standard library, 128.
+const BURST: usize = 400;
 /// The share of one VM.
 const OF_ONE_VM: usize = PLACES / 4 * 3;
 
@@ -76,6 +80,36 @@ fn handshakes_are_limited_and_requests_wait_for_connections() {
     assert!(waited > Duration::from_secs(8), "it waited for {waited:?}");
     assert!(waited < Duration::from_secs(40), "it waited for {waited:?}");
     drop(silent);
+}
+
+#[test]
+fn a_burst_of_clients_waits_until_the_daemon_accepts_it() {
+    let daemon = daemon();
+    let vm: Vm = daemon.run_detached(published(counter())).json();
+    serve_for(&vm);
+    let pid = Pid::from_raw(daemon.pid() as i32).unwrap();
+    kill_process(pid, Signal::STOP).unwrap();
+    // A connection that does not fit into the backlog is tried again, or reset at its first bytes.
+    let (connected, all) = mpsc::channel();
+    let clients: Vec<_> = (0..BURST)
+        .map(|_| {
+            let connected = connected.clone();
+            thread::spawn(move || {
+                let client = connect();
+                connected.send(()).unwrap();
+                get_over(client, "/head", HOST).0
+            })
+        })
+        .collect();
+    let patience = Duration::from_secs(20);
+    let count = (0..BURST)
+        .map_while(|_| all.recv_timeout(patience).ok())
+        .count();
+    kill_process(pid, Signal::CONT).unwrap();
+    assert_eq!(count, BURST, "connected while the daemon was stopped");
+    for client in clients {
+        assert_eq!(client.join().unwrap(), 200);
+    }
 }
 
 /// Switches protocols for each client of this port, and then is silent.
