@@ -5,6 +5,7 @@
 //! * [`images`]: root file systems, their chunks and the caches of lazy disks.
 //! * [`snapshots`]: captured VMs.
 //! * [`volumes`], [`roots`], [`kernels`]: volumes, root disks and kernels of VMs.
+//! * [`leases`]: what of them is in use.
 //! * [`transfer`]: images and snapshots to and from registries.
 //! * [`checks`]: limits of a VM's parts, for requests and for snapshots from other nodes.
 //! * [`room`]: the ledgers of memory, vCPUs and disk room.
@@ -20,6 +21,7 @@ pub mod durable;
 pub mod error;
 pub mod images;
 pub mod kernels;
+pub mod leases;
 pub mod model;
 pub mod names;
 pub mod paths;

@@ -5,22 +5,23 @@ mod tests;
 
 use crate::durable::{self, is_taken};
 use crate::error::{Error, Result};
+use crate::leases::{self, Held, Holder, Item, Leases, Mode};
 use crate::names;
 use crate::roots;
 use jiffy_ext4::layout::{LEAST_BYTES, Layout, MOST_BYTES};
-use jiffy_sys::mutex::lock;
 use jiffy_sys::regular;
 use jiffy_wire::api::{Volume, VolumeUse};
 use rustix::fs::{AtFlags, CWD, RenameFlags, SeekFrom};
-use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 
 /// Largest volume: 64 TiB, in MiB.
 const MAX_MIB: u64 = 64 << 20;
+/// What is done with a volume that is in nobody's use.
+const REMOVED: &str = "removed";
 /// Most volumes of one VM: `/dev/vdb` to `/dev/vdy`.
 pub const MAX_PER_VM: usize = 24;
 
@@ -28,28 +29,7 @@ pub const MAX_PER_VM: usize = 24;
 #[derive(Debug)]
 pub struct Volumes {
     folder: PathBuf,
-    uses: Mutex<Uses>,
-}
-
-#[derive(Debug, Default)]
-struct Uses {
-    /// The running VMs that use each volume.
-    of: HashMap<String, Vec<Use>>,
-    /// Volumes that are being resized or removed: no VM can get them.
-    changing: HashMap<String, Change>,
-}
-
-/// A change of a volume that no VM holds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Change {
-    Resized,
-    Removed,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Use {
-    vm: String,
-    read_only: bool,
+    leases: Arc<Leases>,
 }
 
 /// A VM's hold on a volume; dropping it releases the volume.
@@ -59,44 +39,13 @@ pub struct Lease {
     pub name: String,
     /// Its file.
     pub path: PathBuf,
-    vm: String,
-    volumes: Arc<Volumes>,
-}
-
-impl Drop for Lease {
-    fn drop(&mut self) {
-        let mut uses = self.volumes.lock();
-        if let Some(users) = uses.of.get_mut(&self.name) {
-            // Removes one use only: the VM may have other leases on this volume.
-            if let Some(ours) = users.iter().position(|user| user.vm == self.vm) {
-                users.remove(ours);
-            }
-            if users.is_empty() {
-                uses.of.remove(&self.name);
-            }
-        }
-    }
-}
-
-/// A volume that is being changed; dropping it ends the change, also after a panic.
-struct Changing<'a> {
-    volumes: &'a Volumes,
-    name: &'a str,
-}
-
-impl Drop for Changing<'_> {
-    fn drop(&mut self) {
-        self.volumes.lock().changing.remove(self.name);
-    }
+    _lease: leases::Lease,
 }
 
 impl Volumes {
     /// The volumes in this folder.
-    pub fn new(folder: PathBuf) -> Volumes {
-        Volumes {
-            folder,
-            uses: Mutex::default(),
-        }
+    pub fn new(folder: PathBuf, leases: Arc<Leases>) -> Volumes {
+        Volumes { folder, leases }
     }
 
     /// Refuses what [`Volumes::create_missing`] would refuse, before anything is made.
@@ -125,11 +74,10 @@ impl Volumes {
 
     /// Removes the volumes that a failed call has just made, unless a VM uses one already.
     fn discard(&self, made: &[String]) {
-        let uses = self.lock();
-        let is_free =
-            |name: &&String| !uses.of.contains_key(*name) && !uses.changing.contains_key(*name);
-        for name in made.iter().filter(is_free) {
-            let _ = fs::remove_file(self.path(name));
+        for name in made {
+            if let Ok(_lease) = self.exclusive(name, REMOVED) {
+                let _ = fs::remove_file(self.path(name));
+            }
         }
     }
 
@@ -215,36 +163,20 @@ impl Volumes {
 
     /// Takes leases on the volumes for a VM that starts. A VM that writes excludes all others;
     /// any number of VMs may read.
-    pub fn hold(self: &Arc<Volumes>, wanted: &[VolumeUse], vm: &str) -> Result<Vec<Lease>> {
+    pub fn hold(&self, wanted: &[VolumeUse], vm: &str) -> Result<Vec<Lease>> {
         let mut leases = Vec::with_capacity(wanted.len());
         for volume in wanted {
             let name = &volume.name;
-            let mut uses = self.lock();
-            if let Some(change) = uses.changing.get(name) {
-                return Err(being_changed(name, *change));
-            }
-            let users = uses.of.entry(name.clone()).or_default();
-            if let Some(other) = users
-                .iter()
-                .find(|other| !(other.read_only && volume.read_only))
-            {
-                let how = if other.read_only { "read" } else { "written" };
-                return Err(Error::conflict(format!(
-                    "The volume {name} is being {how} by the VM {}.",
-                    other.vm
-                ))
-                .hint("Stop that VM, or attach the volume read-only to both."));
-            }
-            users.push(Use {
-                vm: vm.to_owned(),
-                read_only: volume.read_only,
-            });
-            drop(uses);
+            let mode = match volume.read_only {
+                true => Mode::Shared,
+                false => Mode::Exclusive,
+            };
+            let holder = Holder::Vm(vm.to_owned());
+            let lease = self.leases.take(item(name), mode, holder);
             leases.push(Lease {
                 name: name.clone(),
                 path: self.path(name),
-                vm: vm.to_owned(),
-                volumes: Arc::clone(self),
+                _lease: lease.map_err(|other| refused(name, &other))?,
             });
             // The lease is held, so the volume can't be removed from here on.
             if self.size(name)?.is_none() {
@@ -261,13 +193,17 @@ impl Volumes {
 
     /// The names of the VMs that hold any of these volumes.
     pub fn users(&self, wanted: &[VolumeUse]) -> Vec<String> {
-        let uses = self.lock();
-        wanted
-            .iter()
-            .filter_map(|volume| uses.of.get(&volume.name))
-            .flatten()
-            .map(|user| user.vm.clone())
-            .collect()
+        let names = wanted.iter().map(|volume| &volume.name);
+        names.flat_map(|name| self.users_of(name)).collect()
+    }
+
+    fn users_of(&self, name: &str) -> Vec<String> {
+        let held = self.leases.of(&item(name)).into_iter();
+        held.filter_map(|held| match &held.holder {
+            Holder::Vm(vm) => Some(vm.clone()),
+            Holder::Operation(_) => None,
+        })
+        .collect()
     }
 
     /// All volumes, by name.
@@ -288,12 +224,6 @@ impl Volumes {
                 continue;
             };
             let error = durable::check_not_empty(&path).err();
-            let used_by = self
-                .lock()
-                .of
-                .get(name)
-                .map(|users| users.iter().map(|user| user.vm.clone()).collect())
-                .unwrap_or_default();
             volumes.push(Volume {
                 name: name.to_owned(),
                 size_mib: match error {
@@ -301,7 +231,7 @@ impl Volumes {
                     Some(_) => 0,
                 },
                 disk_bytes: metadata.blocks() * 512,
-                used_by,
+                used_by: self.users_of(name),
                 attached_to: Vec::new(),
                 error: error.map(|why| unusable(name, &why).0.message),
             });
@@ -315,31 +245,21 @@ impl Volumes {
     pub fn resize(&self, name: &str, mib: u64) -> Result<Option<String>> {
         names::check("volume", name)?;
         check_size(mib)?;
-        self.change(name, Change::Resized, || self.resize_unused(name, mib))
+        let _lease = self.exclusive(name, "resized")?;
+        self.resize_unused(name, mib)
     }
 
-    /// Runs `work` on a volume that no VM holds and that nothing else changes.
-    fn change<T>(&self, name: &str, change: Change, work: impl FnOnce() -> Result<T>) -> Result<T> {
-        let mut uses = self.lock();
-        if let Some(user) = uses.of.get(name).and_then(|users| users.first()) {
-            return Err(Error::conflict(format!(
-                "The volume {name} is in use by the VM {}.",
-                user.vm
-            ))
-            .hint(format!("Stop that VM first with `jiffy stop {}`.", user.vm)));
-        }
-        // Marks the volume so that no VM can take it meanwhile. The lock is not held during the
-        // work on the disk, because VMs that start and end need it.
-        if let Some(other) = uses.changing.get(name) {
-            return Err(being_changed(name, *other));
-        }
-        uses.changing.insert(name.to_owned(), change);
-        drop(uses);
-        let _changing = Changing {
-            volumes: self,
-            name,
-        };
-        work()
+    /// A lease to change a volume that no VM holds and that nothing else changes.
+    fn exclusive(&self, name: &str, operation: &'static str) -> Result<leases::Lease> {
+        let holder = Holder::Operation(operation);
+        let lease = self.leases.take(item(name), Mode::Exclusive, holder);
+        lease.map_err(|other| match &other.holder {
+            Holder::Vm(vm) => {
+                Error::conflict(format!("The volume {name} is in use by the VM {vm}."))
+                    .hint(format!("Stop that VM first with `jiffy stop {vm}`."))
+            }
+            Holder::Operation(other) => being_changed(name, other),
+        })
     }
 
     fn resize_unused(&self, name: &str, mib: u64) -> Result<Option<String>> {
@@ -380,7 +300,8 @@ impl Volumes {
     /// Removes a volume that no VM holds.
     pub fn remove(&self, name: &str) -> Result<()> {
         names::check("volume", name)?;
-        self.change(name, Change::Removed, || self.remove_unused(name))
+        let _lease = self.exclusive(name, REMOVED)?;
+        self.remove_unused(name)
     }
 
     fn remove_unused(&self, name: &str) -> Result<()> {
@@ -413,10 +334,24 @@ impl Volumes {
     fn path(&self, name: &str) -> PathBuf {
         Path::new(&self.folder).join(format!("{name}.img"))
     }
+}
 
-    fn lock(&self) -> MutexGuard<'_, Uses> {
-        lock(&self.uses)
-    }
+fn item(name: &str) -> Item {
+    Item::Volume(name.to_owned())
+}
+
+/// Why a VM does not get a volume.
+fn refused(name: &str, other: &Held) -> Error {
+    let vm = match &other.holder {
+        Holder::Vm(vm) => vm,
+        Holder::Operation(operation) => return being_changed(name, operation),
+    };
+    let how = match other.mode {
+        Mode::Shared => "read",
+        Mode::Exclusive => "written",
+    };
+    Error::conflict(format!("The volume {name} is being {how} by the VM {vm}."))
+        .hint("Stop that VM, or attach the volume read-only to both.")
 }
 
 fn unusable(name: &str, why: &str) -> Error {
@@ -424,12 +359,8 @@ fn unusable(name: &str, why: &str) -> Error {
         .hint(format!("Remove it with `jiffy volume rm {name}`."))
 }
 
-fn being_changed(name: &str, change: Change) -> Error {
-    let how = match change {
-        Change::Resized => "resized",
-        Change::Removed => "removed",
-    };
-    Error::conflict(format!("The volume {name} is being {how}."))
+fn being_changed(name: &str, operation: &str) -> Error {
+    Error::conflict(format!("The volume {name} is being {operation}."))
         .hint("Try again when that is done.")
 }
 

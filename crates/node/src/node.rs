@@ -9,6 +9,7 @@ use jiffy_content::error::{Error, Result};
 use jiffy_content::images::Images;
 use jiffy_content::images::policy::Policy;
 use jiffy_content::kernels::Kernels;
+use jiffy_content::leases::Leases;
 use jiffy_content::model::vm::{MainEnd, MainState, Root, Spec};
 use jiffy_content::paths::Paths;
 use jiffy_content::room::Limit;
@@ -149,11 +150,13 @@ impl Node {
         let goldens = Arc::new(goldens);
         let found = folders::find(&paths);
         let disk_room = Arc::<disk::Room>::default();
+        let leases = Arc::<Leases>::default();
         let images = Images::new(
             &paths,
             config.registry,
             config.policy,
             Arc::clone(&disk_room),
+            Arc::clone(&leases),
         );
         let scheduler = Arc::new(match config.scheduler {
             true => Scheduler::start(&paths),
@@ -164,8 +167,8 @@ impl Node {
             images: Arc::new(images),
             transfers: Arc::new(Transfers::new(paths.pulls())),
             kernels: Kernels::new(&paths, Arc::clone(&digests)),
-            volumes: Arc::new(Volumes::new(paths.volumes())),
-            snapshots: Arc::new(Snapshots::new(paths.snapshots())),
+            volumes: Arc::new(Volumes::new(paths.volumes(), Arc::clone(&leases))),
+            snapshots: Arc::new(Snapshots::new(paths.snapshots(), leases)),
             digests,
             processor: Processor::new(paths.vmm()),
             cache: config.cache,

@@ -13,10 +13,9 @@
 
 mod removal;
 
-pub use removal::Held;
-
 use crate::error::of_registry;
 use crate::error::{Error, Result, is_full};
+use crate::leases::{Lease, Leases};
 use crate::records;
 use crate::room::disk::Room;
 use jiffy_registry::{Progress, RemoteFile};
@@ -30,7 +29,7 @@ use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use tracing::info;
 
 /// Bytes of a chunk. Small chunks fetch less data that was not asked for; large chunks compress
@@ -68,17 +67,18 @@ pub enum Place {
 #[derive(Debug, Clone)]
 pub struct Chunks {
     folder: PathBuf,
-    /// Ids that are held, one entry for each hold.
-    held: Arc<Mutex<Vec<String>>>,
+    leases: Arc<Leases>,
 }
 
 impl Chunks {
-    /// The images of chunks in this folder.
+    /// The images of chunks in this folder, for one who removes and stores none.
     pub fn new(folder: PathBuf) -> Chunks {
-        Chunks {
-            folder,
-            held: Arc::default(),
-        }
+        Chunks::with_leases(folder, Arc::default())
+    }
+
+    /// The images of chunks in this folder, which these leases keep from being removed.
+    pub fn with_leases(folder: PathBuf, leases: Arc<Leases>) -> Chunks {
+        Chunks { folder, leases }
     }
 
     /// The file name of the image with this id, here and in artifacts.
@@ -193,7 +193,7 @@ impl Chunks {
     }
 
     /// Writes the image of chunks of a file system; returns its id and those of its ancestors,
-    /// with a hold on all of them: blocking. The boot set, if it is known, is stored contiguously
+    /// with leases on all of them: blocking. The boot set, if it is known, is stored contiguously
     /// and fetched in one request.
     pub fn make(
         &self,
@@ -201,14 +201,14 @@ impl Chunks {
         root: &Path,
         parent: Option<&str>,
         boot: Option<Vec<u32>>,
-    ) -> Result<(Vec<String>, Held)> {
+    ) -> Result<(Vec<String>, Vec<Lease>)> {
         let draft = tempfile::Builder::new()
             .prefix(".new-")
             .tempdir_in(&self.folder)
             .map_err(|error| cut_failed(root, &error))?;
         let path = draft.path().join("image.jimg");
         let id = self.write(room, root, parent, boot, &path)?;
-        let _held = self.hold(std::slice::from_ref(&id));
+        let _lease = self.hold(std::slice::from_ref(&id));
         let to = self.path(&id);
         if !to.exists() {
             fs::rename(&path, &to)
@@ -217,8 +217,8 @@ impl Chunks {
         }
         // An image that existed already has the same id, but may have other parents.
         let chain = self.with_parents(id)?;
-        let held = self.hold(&chain);
-        Ok((chain, held))
+        let leases = self.hold(&chain);
+        Ok((chain, leases))
     }
 
     /// The image with this id and then its parents.

@@ -1,9 +1,9 @@
 //! Images cut into chunks, so that they can be pushed and shared.
 
-use super::chunks::Held;
 use super::lazy::cache_in;
 use super::{Images, ROOT, boot};
 use crate::error::{Error, Result};
+use crate::leases::Lease;
 use crate::model::image::{ImageRecord, LazyDisk};
 use jiffy_wire::api::Image;
 use jiffy_wire::disk::CONTENTS;
@@ -12,9 +12,9 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 impl Images {
-    /// The record of an image with its chunks, which are made if there are none and held until
-    /// the hold is dropped: blocking.
-    pub(crate) fn with_chunks(&self, name: &str) -> Result<(ImageRecord, Held)> {
+    /// The record of an image with its chunks, which are made if there are none, with leases on
+    /// them: blocking.
+    pub(crate) fn with_chunks(&self, name: &str) -> Result<(ImageRecord, Vec<Lease>)> {
         let mut record = (*self.record(name)?).clone();
         let held = self.chunks.hold(&record.chunks);
         if !record.chunks.is_empty() && record.chunks.iter().all(|id| self.chunks.has(id)) {
@@ -37,13 +37,13 @@ impl Images {
         Ok((record, held))
     }
 
-    /// The images of chunks of a snapshot's root file system, with its ancestors, held until the
-    /// hold is dropped: blocking. The root is in the file `root`, or is the disk `lazy`.
+    /// The images of chunks of a snapshot's root file system, with its ancestors and leases on
+    /// them: blocking. The root is in the file `root`, or is the disk `lazy`.
     pub(crate) fn chunks_of_root(
         &self,
         lazy: Option<&LazyDisk>,
         root: &Path,
-    ) -> Result<(Vec<String>, Held)> {
+    ) -> Result<(Vec<String>, Vec<Lease>)> {
         // A pulled root has chunks, here or in a registry, and no file.
         if let Some(disk) = lazy {
             return Ok((disk.chunks.clone(), self.chunks.hold(&disk.chunks)));

@@ -46,13 +46,14 @@ mod writable;
 
 use crate::durable::{self, LoadError, is_taken, set_aside};
 use crate::error::{Error, Result};
+use crate::leases::{Lease, Leases};
 use crate::model::image::{ImageRecord, LazyDisk};
 use crate::model::snapshot::Manifest;
 use crate::model::vm::{Root, VmRecord, is_active};
 use crate::paths::Paths;
 use crate::room::disk::Room;
 use base::BASE;
-use chunks::{Chunks, Held};
+use chunks::Chunks;
 pub use import::Made;
 use jiffy_sys::causes;
 use jiffy_sys::durable::remove_any;
@@ -124,13 +125,19 @@ impl Found {
 
 impl Images {
     /// The images in these folders.
-    pub fn new(paths: &Paths, registry: Option<String>, policy: Policy, room: Arc<Room>) -> Images {
+    pub fn new(
+        paths: &Paths,
+        registry: Option<String>,
+        policy: Policy,
+        room: Arc<Room>,
+        leases: Arc<Leases>,
+    ) -> Images {
         Images {
             folder: paths.images(),
             share: paths.share.join("images"),
             registry: registry.filter(|registry| !registry.is_empty()),
             policy,
-            chunks: Chunks::new(paths.chunks()),
+            chunks: Chunks::with_leases(paths.chunks(), leases),
             disks: paths.disks(),
             snapshots: paths.snapshots(),
             vms: paths.vms(),
@@ -310,9 +317,9 @@ impl Images {
 
     /// Holds the chunks that a root file system is filled from, for a VM whose record does not
     /// name them yet.
-    pub fn hold(&self, root: &Root) -> Option<Held> {
-        let disk = root.lazy.as_ref()?;
-        Some(self.chunks.hold(&disk.chunks))
+    pub fn hold(&self, root: &Root) -> Vec<Lease> {
+        let disk = root.lazy.as_ref();
+        disk.map_or_else(Vec::new, |disk| self.chunks.hold(&disk.chunks))
     }
 
     /// Removes chunks and caches that nothing uses any more.

@@ -16,7 +16,13 @@ pub(super) fn images(folder: &Path) -> (Images, ImageRecord) {
         run,
     };
     paths.prepare().unwrap();
-    let images = Images::new(&paths, None, Policy::default(), Arc::default());
+    let images = Images::new(
+        &paths,
+        None,
+        Policy::default(),
+        Arc::default(),
+        Arc::default(),
+    );
     let record = ImageRecord {
         digest: "0".repeat(64),
         size: 8192,

@@ -40,17 +40,16 @@ pub mod saved;
 use crate::durable::{is_taken, set_aside};
 use crate::error::{Error, Result};
 use crate::images::name as image_name;
+use crate::leases::{Held, Holder, Item, Lease, Leases, Mode};
 use crate::model::snapshot::Manifest;
 use crate::names;
 use jiffy_sys::causes;
-use jiffy_sys::mutex::lock;
 use jiffy_sys::priority::{BACKGROUND, lowered};
 use root_tables::RootTables;
 use saved::Saved;
-use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 use tokio::runtime::Handle;
 
 /// The snapshots of a node's users.
@@ -58,34 +57,19 @@ use tokio::runtime::Handle;
 pub struct Snapshots {
     folder: PathBuf,
     root_tables: Arc<RootTables>,
-    /// Folders of snapshots that are being rewritten.
-    locked_folders: Mutex<HashSet<PathBuf>>,
+    leases: Arc<Leases>,
 }
 
 /// A snapshot's name, and the snapshot or why it can't be read.
 pub type Entry = (String, std::result::Result<Saved, String>);
 
-/// A lock on a snapshot that is being rewritten: until it is dropped, nobody else can remove,
-/// replace or rewrite the snapshot.
-#[derive(Debug)]
-pub struct Rewriting<'a> {
-    snapshots: &'a Snapshots,
-    folder: PathBuf,
-}
-
-impl Drop for Rewriting<'_> {
-    fn drop(&mut self) {
-        self.snapshots.locked_folders().remove(&self.folder);
-    }
-}
-
 impl Snapshots {
     /// The snapshots in this folder.
-    pub fn new(folder: PathBuf) -> Snapshots {
+    pub fn new(folder: PathBuf, leases: Arc<Leases>) -> Snapshots {
         Snapshots {
             folder,
             root_tables: Arc::default(),
-            locked_folders: Mutex::default(),
+            leases,
         }
     }
 
@@ -178,20 +162,17 @@ impl Snapshots {
         Ok(last.map(|saved| saved.folder))
     }
 
-    /// Locks a snapshot for a rewrite by the caller.
-    pub fn lock_for_rewrite(&self, name: &str) -> Result<Rewriting<'_>> {
-        let folder = self.path(name);
-        match self.locked_folders().insert(folder.clone()) {
-            true => Ok(Rewriting {
-                snapshots: self,
-                folder,
-            }),
-            false => Err(being_rewritten(name)),
-        }
+    /// A lease for a rewrite by the caller: until it is dropped, nobody else can remove, replace or
+    /// rewrite the snapshot.
+    pub fn lease_for_rewrite(&self, name: &str) -> Result<Lease> {
+        self.exclusive(name, "optimised")
     }
 
-    fn locked_folders(&self) -> MutexGuard<'_, HashSet<PathBuf>> {
-        lock(&self.locked_folders)
+    fn exclusive(&self, name: &str, operation: &'static str) -> Result<Lease> {
+        let item = Item::Snapshot(self.path(name));
+        let holder = Holder::Operation(operation);
+        let lease = self.leases.take(item, Mode::Exclusive, holder);
+        lease.map_err(|other| in_use(name, &other))
     }
 
     /// Removes a snapshot: blocking. It is there whole or not at all.
@@ -201,12 +182,7 @@ impl Snapshots {
         if !is_taken(&path) {
             return Err(missing(name));
         }
-        // Locked until the end, so that nobody begins to rewrite a snapshot that is being
-        // removed.
-        let locked_folders = self.locked_folders();
-        if locked_folders.contains(&path) {
-            return Err(being_rewritten(name));
-        }
+        let _lease = self.exclusive(name, "removed")?;
         remove_atomically(&path).map_err(|error| Error::io("remove a snapshot", &path, &error))
     }
 }
@@ -249,9 +225,12 @@ fn taken(name: &str) -> Error {
     ))
 }
 
-fn being_rewritten(name: &str) -> Error {
-    Error::conflict(format!("The snapshot {name} is being optimised."))
-        .hint("Try again when that is done.")
+fn in_use(name: &str, other: &Held) -> Error {
+    let how = match &other.holder {
+        Holder::Operation(operation) => format!("is being {operation}"),
+        Holder::Vm(vm) => format!("is in use by the VM {vm}"),
+    };
+    Error::conflict(format!("The snapshot {name} {how}.")).hint("Try again when that is done.")
 }
 
 #[cfg(test)]
@@ -262,12 +241,12 @@ mod tests {
     #[test]
     fn a_snapshot_being_rewritten_is_not_removed() {
         let folder = tempfile::tempdir().unwrap();
-        let snapshots = Snapshots::new(folder.path().to_owned());
+        let snapshots = Snapshots::new(folder.path().to_owned(), Arc::default());
         fs::create_dir(snapshots.path("one")).unwrap();
-        let rewriting = snapshots.lock_for_rewrite("one").unwrap();
+        let rewriting = snapshots.lease_for_rewrite("one").unwrap();
         let refused = [
             snapshots.remove("one").unwrap_err(),
-            snapshots.lock_for_rewrite("one").unwrap_err(),
+            snapshots.lease_for_rewrite("one").unwrap_err(),
         ];
         for error in refused {
             assert_eq!(error.0.kind, ErrorKind::Conflict);

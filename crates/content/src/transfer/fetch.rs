@@ -142,7 +142,7 @@ fn fetch_layers(
         folder: temporary,
         record,
         fetched,
-        held: None,
+        leases: Vec::new(),
     })))
 }
 

@@ -67,7 +67,7 @@ pub(super) fn begin(
         folder: temporary,
         record,
         fetched,
-        held: Some(held),
+        leases: held,
     })))
 }
 
@@ -81,7 +81,7 @@ fn begin_snapshot(
 ) -> Result<Found> {
     let read = SnapshotArtifact::read(artifact.config())?;
     let disks = disks_of(&read, artifact)?;
-    let held = images.chunks.hold(&read.chunks);
+    let leases = images.chunks.hold(&read.chunks);
     let mut fetched = artifact.config().len() as u64;
     job.set_step("fetching the tables of the chunks");
     for id in read.chunks.iter().rev() {
@@ -137,7 +137,7 @@ fn begin_snapshot(
         draft,
         manifest,
         fetched,
-        held,
+        leases,
     })))
 }
 

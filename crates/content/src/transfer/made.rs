@@ -1,6 +1,6 @@
 //! What a pull has made, before it has a name.
 
-use crate::images::chunks::Held;
+use crate::leases::Lease;
 use crate::model::image::ImageRecord;
 use crate::model::snapshot::Manifest;
 use crate::snapshots::draft::Draft;
@@ -24,8 +24,8 @@ pub struct Made {
     pub record: ImageRecord,
     /// Bytes that came from the registry.
     pub fetched: u64,
-    /// Holds its images of chunks until it has a name.
-    pub held: Option<Held>,
+    /// On its images of chunks, until it has a name.
+    pub leases: Vec<Lease>,
 }
 
 /// A snapshot without a name.
@@ -36,6 +36,6 @@ pub struct MadeSnapshot {
     pub manifest: Manifest,
     /// Bytes that came from the registry.
     pub fetched: u64,
-    /// Holds its images of chunks until it has a name.
-    pub held: Held,
+    /// On its images of chunks, until it has a name.
+    pub leases: Vec<Lease>,
 }

@@ -13,7 +13,7 @@ fn volume(name: &str, size_mib: Option<u64>, read_only: bool) -> VolumeUse {
 #[test]
 fn one_writer_or_many_readers() {
     let folder = tempfile::tempdir().unwrap();
-    let volumes = Arc::new(Volumes::new(folder.path().into()));
+    let volumes = Arc::new(Volumes::new(folder.path().into(), Arc::default()));
     volumes
         .create_missing(&[volume("data", Some(2), false)])
         .unwrap();
@@ -40,7 +40,7 @@ fn one_writer_or_many_readers() {
 #[test]
 fn a_failed_request_leaves_no_volume() {
     let folder = tempfile::tempdir().unwrap();
-    let volumes = Volumes::new(folder.path().into());
+    let volumes = Volumes::new(folder.path().into(), Arc::default());
     for bad in [
         volume("absent", None, false),
         volume("none", Some(0), false),
@@ -58,7 +58,7 @@ fn a_failed_request_leaves_no_volume() {
 #[test]
 fn a_volume_that_another_vm_holds_is_not_discarded() {
     let folder = tempfile::tempdir().unwrap();
-    let volumes = Arc::new(Volumes::new(folder.path().into()));
+    let volumes = Arc::new(Volumes::new(folder.path().into(), Arc::default()));
     let wanted = [volume("data", Some(1), false)];
     let made = volumes.create_missing(&wanted).unwrap();
     let leases = volumes.hold(&wanted, "other").unwrap();
@@ -72,7 +72,7 @@ fn a_volume_that_another_vm_holds_is_not_discarded() {
 #[test]
 fn a_volume_that_a_vm_holds_or_that_is_being_changed_is_not_removed() {
     let folder = tempfile::tempdir().unwrap();
-    let volumes = Arc::new(Volumes::new(folder.path().into()));
+    let volumes = Arc::new(Volumes::new(folder.path().into(), Arc::default()));
     let wanted = [volume("data", Some(1), false)];
     volumes.create_missing(&wanted).unwrap();
     let leases = volumes.hold(&wanted, "box").unwrap();
@@ -80,15 +80,13 @@ fn a_volume_that_a_vm_holds_or_that_is_being_changed_is_not_removed() {
     assert_eq!(refused.0.kind, ErrorKind::Conflict);
     assert!(refused.0.message.contains("box"), "{}", refused.0.message);
     drop(leases);
-    let during = || {
-        let refused = volumes.remove("data").unwrap_err();
-        assert!(refused.0.message.contains("resized"));
-        let refused = volumes.hold(&wanted, "box").unwrap_err();
-        assert!(refused.0.message.contains("resized"));
-        assert!(volumes.file("data").exists());
-        Ok(())
-    };
-    volumes.change("data", Change::Resized, during).unwrap();
+    let resize = volumes.exclusive("data", "resized").unwrap();
+    let refused = volumes.remove("data").unwrap_err();
+    assert!(refused.0.message.contains("resized"));
+    let refused = volumes.hold(&wanted, "box").unwrap_err();
+    assert!(refused.0.message.contains("resized"));
+    assert!(volumes.file("data").exists());
+    drop(resize);
     volumes.remove("data").unwrap();
     assert!(!volumes.file("data").exists());
     // No lease is held on a volume that is gone.
@@ -100,7 +98,7 @@ fn a_volume_that_a_vm_holds_or_that_is_being_changed_is_not_removed() {
 #[test]
 fn an_existing_volume_keeps_its_size() {
     let folder = tempfile::tempdir().unwrap();
-    let volumes = Volumes::new(folder.path().into());
+    let volumes = Volumes::new(folder.path().into(), Arc::default());
     let make = |size| volumes.create_missing(&[volume("data", size, false)]);
     assert_eq!(make(Some(2)).unwrap(), ["data"]);
     assert!(make(Some(2)).unwrap().is_empty());
@@ -111,7 +109,7 @@ fn an_existing_volume_keeps_its_size() {
 #[test]
 fn a_new_volume_has_a_file_system_unless_it_is_raw_or_tiny() {
     let folder = tempfile::tempdir().unwrap();
-    let volumes = Volumes::new(folder.path().into());
+    let volumes = Volumes::new(folder.path().into(), Arc::default());
     volumes.create("ext4", 64, false).unwrap();
     volumes.create("raw", 64, true).unwrap();
     volumes
@@ -138,7 +136,7 @@ fn a_new_volume_has_a_file_system_unless_it_is_raw_or_tiny() {
 fn a_volume_grows_and_shrinks_only_over_empty_space() {
     use std::os::unix::fs::FileExt;
     let folder = tempfile::tempdir().unwrap();
-    let volumes = Arc::new(Volumes::new(folder.path().into()));
+    let volumes = Arc::new(Volumes::new(folder.path().into(), Arc::default()));
     volumes.create("ext4", 16, false).unwrap();
     volumes.create("raw", 16, true).unwrap();
     let length = |name: &str| fs::metadata(volumes.file(name)).unwrap().len() >> 20;
@@ -181,9 +179,12 @@ fn a_volume_grows_and_shrinks_only_over_empty_space() {
 #[test]
 fn a_change_that_panics_does_not_hold_its_volume() {
     let folder = tempfile::tempdir().unwrap();
-    let volumes = Volumes::new(folder.path().into());
+    let volumes = Volumes::new(folder.path().into(), Arc::default());
     volumes.create("data", 1, true).unwrap();
-    let change = || volumes.change("data", Change::Resized, || -> Result<()> { panic!("so") });
+    let change = || {
+        let _lease = volumes.exclusive("data", "resized").unwrap();
+        panic!("so")
+    };
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(change)).unwrap_err();
     volumes.remove("data").unwrap();
 }
@@ -191,7 +192,7 @@ fn a_change_that_panics_does_not_hold_its_volume() {
 #[test]
 fn a_failed_volume_creation_reports_the_first_error() {
     // A device in the folder's place: no file can be made in it, and syncing it is another error.
-    let volumes = Volumes::new("/dev/null".into());
+    let volumes = Volumes::new("/dev/null".into(), Arc::default());
     let error = volumes.make("data", 1 << 20, true).unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::NotADirectory);
 }

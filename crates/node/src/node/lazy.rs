@@ -173,7 +173,7 @@ impl Node {
         if signed_by.is_empty() || self.images.note_signed(name, manifest, signed_by)? {
             return Ok(());
         }
-        let _one = self.snapshots.lock_for_rewrite(name)?;
+        let _one = self.snapshots.lease_for_rewrite(name)?;
         let mut saved = match self.snapshots.find(name) {
             Err(error) if error.0.kind == ErrorKind::NotFound => return Ok(()),
             found => found?,

@@ -326,7 +326,7 @@ impl Node {
     /// Rewrites a snapshot's RAM with its working set first.
     pub async fn optimise_snapshot(self: Arc<Self>, name: String) -> Result<Snapshot> {
         // Locked, so that another snapshot can't take this name meanwhile.
-        let _one = self.snapshots.lock_for_rewrite(&name)?;
+        let _one = self.snapshots.lease_for_rewrite(&name)?;
         let saved = self.snapshots.find(&name)?;
         if saved.manifest.memory == MemoryForm::Raw {
             return Err(Error::wrong_state(format!(

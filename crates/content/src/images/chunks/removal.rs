@@ -1,36 +1,52 @@
 //! Which images of chunks are removed: those that nothing needs, and what a killed daemon left.
 
 use super::{Chunks, PRESENT, SUFFIX, parse_id};
+use crate::leases::{Holder, Item, Lease, Mode};
 use jiffy_store::partial::map_path;
-use jiffy_sys::mutex::lock;
+use std::collections::HashMap;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard};
 use tracing::info;
 
+/// What needs images while no record names them.
+const STORED: &str = "stored";
+
 impl Chunks {
-    /// Keeps these images from being removed as unused until the hold is dropped.
-    pub fn hold(&self, ids: &[String]) -> Held {
-        self.lock().extend(ids.iter().cloned());
-        Held {
-            held: Arc::clone(&self.held),
-            ids: ids.to_vec(),
-        }
+    /// Keeps these images from being removed as unused until the leases are dropped: blocking, for
+    /// as long as one of them is being removed.
+    pub fn hold(&self, ids: &[String]) -> Vec<Lease> {
+        ids.iter()
+            .map(|id| self.leases.share(Item::Chunks(id.clone()), STORED))
+            .collect()
     }
 
     /// The ids that are held now.
     pub fn held(&self) -> Vec<String> {
-        self.lock().clone()
+        let items = self.leases.items().into_iter();
+        items
+            .filter_map(|item| match item {
+                Item::Chunks(id) => Some(id),
+                _ => None,
+            })
+            .collect()
     }
 
     /// Removes all images that are neither wanted nor held, with the files beside them; returns
     /// the bytes that were freed.
     pub fn remove_unused(&self, wanted: impl Fn(&str) -> bool) -> u64 {
-        let held = self.lock();
-        let is_unused = |name: &str| {
-            let id = id_in(name);
-            id.is_some_and(|id| !wanted(id) && !held.iter().any(|held| held == id))
+        // Until the end nobody can hold what is removed.
+        let mut leases = HashMap::new();
+        let mut is_unused = |name: &str| {
+            let Some(id) = id_in(name).filter(|id| !wanted(id)) else {
+                return false;
+            };
+            let lease = || {
+                let (item, holder) = (Item::Chunks(id.to_owned()), Holder::Operation("removed"));
+                self.leases.take(item, Mode::Exclusive, holder).ok()
+            };
+            let lease = leases.entry(id.to_owned()).or_insert_with(lease);
+            lease.is_some()
         };
         let mut unused = self.entries();
         unused.retain(|(name, _)| is_unused(name));
@@ -90,28 +106,6 @@ impl Chunks {
                 (name, entry.path())
             })
             .collect()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<String>> {
-        lock(&self.held)
-    }
-}
-
-/// A hold on images of chunks: they are not removed until it is dropped.
-#[derive(Debug)]
-pub struct Held {
-    held: Arc<Mutex<Vec<String>>>,
-    ids: Vec<String>,
-}
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        let mut held = lock(&self.held);
-        for id in &self.ids {
-            if let Some(at) = held.iter().position(|held| held == id) {
-                held.swap_remove(at);
-            }
-        }
     }
 }
 
