@@ -1,6 +1,7 @@
 //! The cases: their setup in the machine, and their figures.
 
 use crate::burst;
+use crate::charts::{self, Chart};
 use crate::data;
 use crate::disk;
 use crate::figure::{Clock, Figure};
@@ -102,10 +103,13 @@ pub struct Measured {
     pub outcomes: Vec<Outcome>,
     /// Figures that are not measured by a case in the machine.
     pub figures: Vec<Figure>,
+    /// What was recorded of single runs.
+    pub charts: Vec<Chart>,
 }
 
 /// Measures in machines with that clock. `wanted` selects cases by their name, a space and the
-/// monitor's name; cases that take long (disk reads, traffic) also need `long`.
+/// monitor's name; cases that take long (disk reads, traffic) and charts also
+/// need `long`.
 pub fn measure(
     clock: Clock,
     kernels: &Kernels,
@@ -212,7 +216,7 @@ fn measure_in(
 
     let many = cases.iter().any(|case| case.kind.needs_much_memory());
     let mut machine = Machine::new(clock, files, many);
-    let (mut outcomes, mut figures) = (Vec::new(), Vec::new());
+    let (mut outcomes, mut figures, mut charts) = (Vec::new(), Vec::new(), Vec::new());
     for (index, case) in cases.iter().enumerate() {
         let begun = Instant::now();
         eprint!("  {} of {}: {case} ", index + 1, cases.len());
@@ -221,9 +225,16 @@ fn measure_in(
         if clock == Clock::Wall && case.name == LAZY && outcome.failure.is_none() {
             figures.extend(replayed(machine.lab()?, scratch)?);
         }
+        if long && clock == Clock::Instructions && outcome.failure.is_none() {
+            charts.extend(charts::of(machine.lab()?, case)?);
+        }
         outcomes.push(outcome);
     }
-    Ok(Measured { outcomes, figures })
+    Ok(Measured {
+        outcomes,
+        figures,
+        charts,
+    })
 }
 
 /// Replays the recorded lazy restore on this host, without a VM, with the machine's pager.

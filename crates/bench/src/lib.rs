@@ -11,6 +11,7 @@
 //! * [`network`]: cases of VMs' network.
 //! * [`image`]: cases of images from registries.
 //! * [`figure`]: medians and percentiles, and goals.
+//! * [`charts`]: charts of single runs.
 //! * [`check`]: compares figures with the committed file.
 //! * [`import`]: cost of an image import on this host.
 //! * [`running`]: child processes that are killed with their owner.
@@ -24,6 +25,7 @@
 
 pub mod burst;
 pub mod cases;
+pub mod charts;
 pub mod check;
 pub mod data;
 pub mod disk;

@@ -3,6 +3,7 @@
 use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
 use jiffy_bench::cases::{self, Kernels};
+use jiffy_bench::charts;
 use jiffy_bench::check;
 use jiffy_bench::figure::{self, Clock, Figure};
 use jiffy_bench::peers::Peer;
@@ -42,8 +43,8 @@ struct Arguments {
     /// Omit cases on the wall clock
     #[arg(long)]
     no_wall: bool,
-    /// Also measure guests' disk reads, their traffic, a thousand VMs, and bursts of runs, which
-    /// takes some minutes more
+    /// Also measure guests' disk reads, their traffic, a thousand VMs, and bursts of runs, and draw
+    /// charts of single runs, which takes some minutes more
     #[arg(long)]
     long: bool,
 }
@@ -91,6 +92,7 @@ fn run(arguments: &Arguments) -> Result<bool> {
         let mut figures = cases::figures(clock, &outcomes);
         figures.extend(measured.figures);
         println!("{}", report::markdown(&figures, &outcomes, &[], &[]));
+        println!("{}", charts::markdown(&measured.charts));
         for outcome in &outcomes {
             println!("{}", report::all_counters(outcome));
         }
@@ -102,15 +104,15 @@ fn run(arguments: &Arguments) -> Result<bool> {
         "machine on the instruction clock: {} runs a case",
         arguments.runs
     );
-    let mut outcomes = cases::measure(
+    let measured = cases::measure(
         Clock::Instructions,
         &kernels,
         &peers,
         arguments.runs,
         &|_| true,
         arguments.long,
-    )?
-    .outcomes;
+    )?;
+    let (mut outcomes, charts) = (measured.outcomes, measured.charts);
     report_failures(&outcomes)?;
     if arguments.check {
         return check(arguments, &kernels, &figures, outcomes);
@@ -143,7 +145,9 @@ fn run(arguments: &Arguments) -> Result<bool> {
         .filter_map(|peer| Some((*peer, peer.version()?)))
         .collect();
     let verdicts = figure::check_goals(&figures);
-    let text = report::markdown(&figures, &outcomes, &verdicts, &versions);
+    let mut text = report::markdown(&figures, &outcomes, &verdicts, &versions);
+    text.push_str(&charts::markdown(&charts));
+    charts::write(&arguments.results, &charts)?;
     report::write(&arguments.results, &figures, &text)?;
     println!("{text}");
     Ok(!verdicts.iter().any(figure::Verdict::is_broken))
