@@ -1,6 +1,7 @@
 //! The routing table.
 
 use crate::failure::{Failure, Result, no_content};
+use crate::http::query;
 use crate::request_ids::Begun;
 use crate::{events, images, networks, queue, snapshots, store, streams, vms};
 use axum::Router;
@@ -10,9 +11,11 @@ use axum::routing::{get, post, put};
 use axum::{Extension, Json, response::Response};
 use jiffy_content::error::Error;
 use jiffy_node::Node;
-use jiffy_wire::api::{NodeInfo, RequestState};
+use jiffy_wire::api::{NodeInfo, RequestState, SchedTrace};
 use jiffy_wire::cpu::Profile;
+use serde::Deserialize;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// All routes.
 pub fn router(node: Arc<Node>, begun: Arc<Begun>) -> Router {
@@ -20,6 +23,7 @@ pub fn router(node: Arc<Node>, begun: Arc<Begun>) -> Router {
         .route("/v1/info", get(info))
         .route("/v1/cpu", get(processor))
         .route("/v1/requests/{id}", get(request))
+        .route("/v1/sched/trace", post(trace_scheduling))
         .route("/v1/shutdown", post(shutdown))
         .route("/v1/events", get(events::follow))
         .route("/v1/run", post(streams::run))
@@ -105,6 +109,27 @@ async fn request(
 ) -> Result<Json<RequestState>> {
     let begun = begun.has(&id)?;
     Ok(Json(RequestState { begun }))
+}
+
+/// How long a recording may take, seconds.
+const LONGEST_TRACE: u64 = 60;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TraceQuery {
+    seconds: u64,
+}
+
+async fn trace_scheduling(State(node): State<Arc<Node>>, uri: Uri) -> Result<Json<SchedTrace>> {
+    let TraceQuery { seconds } = query(&uri)?;
+    if !(1..=LONGEST_TRACE).contains(&seconds) {
+        return Err(Error::invalid(format!(
+            "A recording of the scheduler takes 1 to {LONGEST_TRACE} seconds, not {seconds}."
+        ))
+        .into());
+    }
+    let trace = node.trace_scheduling(Duration::from_secs(seconds)).await?;
+    Ok(Json(trace))
 }
 
 async fn shutdown(State(node): State<Arc<Node>>) -> Response {

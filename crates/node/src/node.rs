@@ -62,6 +62,7 @@ mod networks;
 mod operation;
 mod pressure;
 mod queue;
+mod sched_trace;
 mod sleep;
 mod snapshot;
 mod standbys;
@@ -201,6 +202,7 @@ impl Node {
         };
         node.host.room.measure_use(in_use);
         node.sweep();
+        tokio::task::spawn_blocking(jiffy_vmhost::sched_trace::remove_left_over);
         adopt::all(&node.host, &node.registry, &node.volumes, found).await;
         // Without golden snapshots the processor is not needed before the first restore.
         let host = match node.goldens.any_on_disk() {

@@ -11,7 +11,7 @@
  *
  * Whatever the classes above want, each CPU gives steady tasks a turn every STEADY_WAIT, and
  * background tasks one every BACKGROUND_WAIT. A VM that has used up the CPU time of a launch is
- * steady from then on, and so is an urgent task for as long as it does not sleep.
+ * steady from then on, and so is an urgent task for as long as it does not sleep, or with a nice value.
  *
  * The types hold the members that are used here; libbpf finds their places in the running kernel.
  */
@@ -45,6 +45,7 @@ enum class { URGENT, LAUNCH, STEADY, BACKGROUND, CLASSES };
 #define SCX_KICK_IDLE 1
 #define SCX_KICK_PREEMPT 2
 #define PF_KTHREAD 0x00200000
+#define NICE_0 120
 #define NICE_10 130
 #define SCHED_IDLE 5
 
@@ -203,7 +204,8 @@ static struct cpu *cpu_of(s32 number)
 	return bpf_map_lookup_elem(&cpus, &key);
 }
 
-/* An urgent task that used its slice and did not sleep is steady meanwhile. */
+/* An urgent task that used its slice and did not sleep is steady meanwhile. One with a nice value, such
+ * as a thread that compresses a snapshot, is always. */
 static u32 class_of(struct task_struct *p)
 {
 	struct told *found;
@@ -215,7 +217,7 @@ static u32 class_of(struct task_struct *p)
 		class = URGENT;
 	else if ((found = told_of(p)))
 		class = found->class;
-	if (class == URGENT && p->scx.slice == 0)
+	if (class == URGENT && (p->scx.slice == 0 || p->static_prio > NICE_0))
 		class = STEADY;
 	return class < CLASSES ? class : STEADY;
 }

@@ -9,6 +9,7 @@
 //! * [`registry`]: all VMs of the node.
 //! * [`host`]: resources shared by all tasks.
 //! * [`scheduler`]: which processes are urgent for the host's scheduling policy.
+//! * [`sched_trace`]: recordings of what ran on each CPU.
 //! * [`process`], [`control`]: a VMM's process and events, and its control socket.
 //! * [`capture`]: freezes a guest and captures its VM.
 //! * [`supervisor`]: reports of a guest's init.
@@ -39,6 +40,7 @@ pub mod pager;
 pub mod process;
 pub mod proxy;
 pub mod registry;
+pub mod sched_trace;
 pub mod scheduler;
 pub mod single_flight;
 pub mod spares;

@@ -4,12 +4,14 @@
 //! Nothing depends on it. If it can't be started, or ends, the kernel's own scheduler runs the VMs.
 
 use jiffy_content::paths::Paths;
+use jiffy_sys::clock::monotonic_ns;
+use jiffy_sys::mutex::lock;
 use jiffy_wire::lines::Lines;
 use jiffy_wire::sched::{Class, LONGEST_LINE, Said, Tell};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::process::Stdio;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use tokio::io::AsyncReadExt;
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tracing::{debug, info, warn};
@@ -19,6 +21,41 @@ use tracing::{debug, info, warn};
 pub struct Scheduler {
     /// The stdin of `jiffy-sched`.
     input: Mutex<Option<OwnedFd>>,
+    /// What a recording in progress wants to know.
+    journal: Mutex<Option<Vec<Told>>>,
+    /// Processes that are urgent as long as they live.
+    urgent: Mutex<Vec<u32>>,
+}
+
+/// What became of a process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Told {
+    /// When, by the monotonic clock.
+    pub at_ns: u64,
+    /// The process.
+    pub pid: u32,
+    /// The VM whose monitor it is from now on, if it was not before.
+    pub vm: Option<String>,
+    /// Its class from now on, if the policy was told one.
+    pub class: Option<Class>,
+}
+
+/// Collects what becomes of processes until it is dropped.
+#[derive(Debug)]
+pub struct Journal(Arc<Scheduler>);
+
+impl Journal {
+    /// What was collected, oldest first.
+    pub fn take(&self) -> Vec<Told> {
+        let mut journal = lock(&self.0.journal);
+        journal.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+}
+
+impl Drop for Journal {
+    fn drop(&mut self) {
+        *lock(&self.0.journal) = None;
+    }
 }
 
 impl Scheduler {
@@ -31,9 +68,13 @@ impl Scheduler {
     pub fn start(paths: &Paths) -> Scheduler {
         match spawn(paths) {
             Ok((child, input, output)) => {
+                let own = child.id();
                 tokio::spawn(watch(child, output));
                 let scheduler = Scheduler {
                     input: Mutex::new(Some(input)),
+                    // It has told the policy about itself.
+                    urgent: Mutex::new(own.into_iter().collect()),
+                    ..Scheduler::default()
                 };
                 scheduler.tell(std::process::id(), Class::Urgent);
                 scheduler
@@ -46,9 +87,50 @@ impl Scheduler {
         }
     }
 
+    /// Collects from now on, for one recording at a time.
+    pub fn journal(self: &Arc<Scheduler>) -> Option<Journal> {
+        let mut journal = lock(&self.journal);
+        if journal.is_some() {
+            return None;
+        }
+        let urgent = lock(&self.urgent);
+        let told = urgent.iter().map(|pid| Told {
+            at_ns: 0,
+            pid: *pid,
+            vm: None,
+            class: Some(Class::Urgent),
+        });
+        *journal = Some(told.collect());
+        Some(Journal(Arc::clone(self)))
+    }
+
+    fn note(&self, pid: u32, vm: Option<&str>, class: Option<Class>) {
+        if let Some(told) = lock(&self.journal).as_mut() {
+            told.push(Told {
+                at_ns: monotonic_ns(),
+                pid,
+                vm: vm.map(str::to_owned),
+                class,
+            });
+        }
+    }
+
+    /// A process is the monitor of a VM from now on, and the VM starts. One in the background has a
+    /// nice value, which is sufficient.
+    pub fn starts(&self, pid: u32, vm: &str, in_background: bool) {
+        self.note(pid, Some(vm), None);
+        if !in_background {
+            self.tell(pid, Class::Launch);
+        }
+    }
+
     /// The class of a process from now on. A no-op without a policy.
     pub fn tell(&self, pid: u32, class: Class) {
-        let mut input = jiffy_sys::mutex::lock(&self.input);
+        self.note(pid, None, Some(class));
+        if class == Class::Urgent {
+            lock(&self.urgent).push(pid);
+        }
+        let mut input = lock(&self.input);
         let Some(pipe) = input.as_ref() else { return };
         let Ok(mut line) = serde_json::to_vec(&Tell { pid, class }) else {
             return;

@@ -9,6 +9,7 @@ mod later;
 pub mod network;
 pub mod queue;
 mod run;
+pub mod sched;
 pub mod snapshot;
 pub mod ssh;
 pub mod update;
@@ -139,6 +140,9 @@ pub enum Verb {
     Snapshot(Later<snapshot::Snapshot>),
     /// Show the timeline of a VM's start
     Timeline(Later<Timeline>),
+    /// Record what runs on the CPUs of the VMs' host
+    #[command(subcommand)]
+    Sched(Later<sched::Sched>),
     /// Build, check and list guest kernels
     #[command(subcommand)]
     Kernel(Later<Kernel>),

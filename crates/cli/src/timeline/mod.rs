@@ -6,6 +6,7 @@ mod chain;
 pub mod clock;
 mod json;
 mod perfetto;
+mod sched;
 mod table;
 mod tree;
 
@@ -14,6 +15,7 @@ pub use blame::blame;
 pub use chain::critical_chain;
 pub use json::json;
 pub use perfetto::perfetto;
+pub use sched::sched_events;
 pub use table::{Look, table};
 
 #[cfg(test)]

@@ -61,7 +61,7 @@ pub fn perfetto(timeline: &Timeline) -> Value {
     })
 }
 
-fn microseconds(at_ns: u64, origin: u64) -> f64 {
+pub(super) fn microseconds(at_ns: u64, origin: u64) -> f64 {
     at_ns.saturating_sub(origin) as f64 / 1000.0
 }
 
@@ -164,7 +164,7 @@ fn counted(name: &str, process: usize, after_ns: u64, count: u64) -> Value {
     })
 }
 
-fn named(what: &str, process: usize, thread: usize, arguments: Value) -> Value {
+pub(super) fn named(what: &str, process: usize, thread: usize, arguments: Value) -> Value {
     json!({ "ph": "M", "name": what, "pid": process, "tid": thread, "args": arguments })
 }
 

@@ -17,6 +17,7 @@ mod network;
 mod ports;
 mod queue;
 mod run;
+mod sched;
 mod snapshot;
 mod ssh;
 mod timeline;
@@ -75,6 +76,7 @@ fn perform(cli: Cli, began_ns: u64) -> Result<Outcome> {
         Verb::Timeline(Later(timeline)) => {
             context.block_on(|| timeline::timeline(&context, timeline))
         }
+        Verb::Sched(Later(sched)) => context.block_on(|| sched::sched(&context, sched)),
         Verb::Kernel(Later(kernel)) => kernel::kernel(&context, kernel),
         Verb::Image(Later(image)) => context.block_on(|| image::image(&context, image)),
         Verb::Pull(Later(pull)) => context.block_on(|| image::pull(&context, pull)),

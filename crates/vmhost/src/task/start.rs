@@ -11,7 +11,6 @@ use jiffy_content::clock::unix_seconds;
 use jiffy_content::error::{Error, Result};
 use jiffy_content::model::vm::MainState;
 use jiffy_wire::api::VmState;
-use jiffy_wire::sched::Class;
 use tokio::task::block_in_place;
 use tokio::time::Instant;
 use tracing::info;
@@ -77,11 +76,8 @@ impl Actor {
                 gate_time,
             )
         })?;
-        // Background work has a nice value, which is sufficient.
-        if !plan.low_priority {
-            let pid = spawned.process.pid;
-            self.host.scheduler.tell(pid, Class::Launch);
-        }
+        let (pid, vm) = (spawned.process.pid, &self.record.name);
+        self.host.scheduler.starts(pid, vm, plan.low_priority);
         let mut recorder = Recorder::new(&self.host.clock);
         recorder.received(plan.received_ns);
         if let Some(waited_ns) = plan.room.as_ref().and_then(|room| room.waited_ns) {

@@ -58,6 +58,7 @@
 //! | `POST /v1/vms/{vm}/disks/{name}`, `DELETE …` | | refused: no hot-plug |
 //! | `GET /v1/requests/{id}` | | [`RequestState`] |
 //! | `GET /v1/events?vm=VM` | | a stream of lines [`Event`], JSON: what happens from now on; with `vm` to this VM only |
+//! | `POST /v1/sched/trace?seconds=N` | | [`SchedTrace`], after so many seconds |
 //! | `POST /v1/shutdown` | | 204; the daemon ends, VMs keep running |
 //!
 //! Whether a request with the header [`REQUEST_HEADER`] was begun can be queried by its id, also
@@ -74,6 +75,7 @@ mod network;
 mod node;
 mod queue;
 mod registry;
+mod sched;
 mod snapshot;
 mod vm;
 mod volume;
@@ -86,6 +88,7 @@ pub use network::{Network, NetworkCounters, NetworkPolicy, NetworkUse, VmNetwork
 pub use node::{Containment, KernelInfo, NodeInfo, RequestState};
 pub use queue::{Priority, Purpose, Queued};
 pub use registry::{ArtifactKind, PullImage, PullStep, PushArtifact, RegistryAccess};
+pub use sched::{SchedRun, SchedThread, SchedTrace};
 pub use snapshot::{
     ChunkKind, ChunkRange, MakeSnapshot, MemoryForm, MemoryReport, Pruned, Snapshot, SnapshotMade,
 };

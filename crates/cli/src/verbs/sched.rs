@@ -1,0 +1,34 @@
+//! `jiffy sched`
+
+use super::Context;
+use super::context::show;
+use crate::args::sched::Sched;
+use crate::failure::{Failure, Outcome, Result, report};
+use crate::timeline::sched_events;
+use jiffy_wire::api::SchedTrace;
+
+/// `jiffy sched`
+pub async fn sched(context: &Context, sched: Sched) -> Result<Outcome> {
+    let Sched::Trace { output, seconds } = sched;
+    let path = format!("/v1/sched/trace?seconds={seconds}");
+    let trace: SchedTrace = context.client()?.post(&path).await?;
+    let text = sched_events(&trace);
+    match &output {
+        None => show(&text)?,
+        Some(file) => jiffy_sys::durable::replace(file, text.as_bytes()).map_err(|error| {
+            let file = file.display();
+            Failure::io(
+                format_args!("the recording can't be written to {file}"),
+                error,
+            )
+        })?,
+    }
+    if trace.lost > 0 {
+        let lost = trace.lost;
+        report(
+            &format!("the recording ends early: {lost} events were lost when buffers were full"),
+            Some("record for fewer seconds"),
+        );
+    }
+    Ok(Outcome::Done)
+}

@@ -1,0 +1,42 @@
+//! Recordings of what runs on each CPU.
+
+use super::Node;
+use jiffy_content::error::{Error, Result};
+use jiffy_vmhost::handle::VmHandle;
+use jiffy_vmhost::sched_trace::Recording;
+use jiffy_vmhost::scheduler::Told;
+use jiffy_wire::api::{SchedTrace, VmState};
+use jiffy_wire::sched::Class;
+use std::time::Duration;
+use tokio::task::block_in_place;
+
+impl Node {
+    /// Records which thread runs on which CPU for this time. If it is dropped, nothing is left.
+    pub async fn trace_scheduling(&self, time: Duration) -> Result<SchedTrace> {
+        let Some(journal) = self.host.scheduler.journal() else {
+            return Err(
+                Error::conflict("What runs on each CPU is already being recorded.")
+                    .hint("Wait until that recording ends."),
+            );
+        };
+        let recording = block_in_place(Recording::begin)?;
+        let vms = self.registry.all();
+        let mut told: Vec<Told> = vms.iter().filter_map(|vm| now(vm)).collect();
+        tokio::time::sleep(time).await;
+        told.extend(journal.take());
+        let clock = self.host.clock.clone();
+        block_in_place(|| recording.end(clock, told))
+    }
+}
+
+/// The monitor of a VM, if it has one, and its class.
+fn now(vm: &VmHandle) -> Option<Told> {
+    let view = &vm.view.borrow().vm;
+    let starts = view.state == VmState::Starting && !vm.spec.hidden;
+    Some(Told {
+        at_ns: 0,
+        pid: view.pid?,
+        vm: Some(view.name.clone()),
+        class: starts.then_some(Class::Launch),
+    })
+}
