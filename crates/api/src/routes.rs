@@ -23,7 +23,7 @@ pub fn router(node: Arc<Node>, begun: Arc<Begun>) -> Router {
         .route("/v1/info", get(info))
         .route("/v1/cpu", get(processor))
         .route("/v1/requests/{id}", get(request))
-        .route("/v1/sched/trace", post(trace_scheduling))
+        .route("/v1/sched/trace", post(trace_scheduling).delete(end_trace))
         .route("/v1/shutdown", post(shutdown))
         .route("/v1/events", get(events::follow))
         .route("/v1/run", post(streams::run))
@@ -130,6 +130,11 @@ async fn trace_scheduling(State(node): State<Arc<Node>>, uri: Uri) -> Result<Jso
     }
     let trace = node.trace_scheduling(Duration::from_secs(seconds)).await?;
     Ok(Json(trace))
+}
+
+async fn end_trace(State(node): State<Arc<Node>>) -> Response {
+    node.end_trace();
+    no_content()
 }
 
 async fn shutdown(State(node): State<Arc<Node>>) -> Response {

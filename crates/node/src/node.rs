@@ -139,6 +139,8 @@ pub struct Node {
     pressure: Pressure,
     /// Notifies that the cache may exceed its limit.
     trim: Arc<Notify>,
+    /// Ends a recording of what runs on each CPU.
+    traced: Notify,
     /// Notifies that the daemon should end.
     pub shutdown: Notify,
 }
@@ -193,6 +195,7 @@ impl Node {
             reserve: config.reserve,
             pressure: Pressure::default(),
             trim: Arc::default(),
+            traced: Notify::new(),
             shutdown: Notify::new(),
         };
         let all = Arc::downgrade(&node.registry);

@@ -2,6 +2,7 @@
 //! --kernel sched` runs it in the machine. Each test loads the policy for the whole host, so they
 //! take turns.
 
+use jiffy_sys::priority::{AWAITED, lowered};
 use jiffy_wire::sched::{Class, Said, Tell};
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -230,17 +231,24 @@ fn daemon(folder: &Path) -> Killed {
     daemon
 }
 
-/// Runs a VM to its end among programs that compete.
-fn run(folder: &Path) -> Duration {
-    let begin = Instant::now();
-    let output = Command::new("/bin/jiffy")
-        .args(["run", "--rm", "--cold", "--", "echo", "hello"])
+fn jiffy(folder: &Path, arguments: &[&str]) -> Command {
+    let mut command = Command::new("/bin/jiffy");
+    command
+        .args(arguments)
         .env("JIFFY_MACHINE", "never")
         .env("JIFFY_DATA", folder.join("data"))
         .env("JIFFY_RUN", folder.join("run"))
-        .stdin(Stdio::null())
-        .output()
-        .expect("jiffy");
+        .stdin(Stdio::null());
+    command
+}
+
+/// Runs a VM to its end among programs that compete.
+fn run(folder: &Path) -> Duration {
+    let begin = Instant::now();
+    let arguments = [
+        "run", "--rm", "--cold", "--name", "box", "--", "echo", "hello",
+    ];
+    let output = jiffy(folder, &arguments).output().expect("jiffy");
     assert_eq!(
         String::from_utf8_lossy(&output.stdout),
         "hello\n",
@@ -281,4 +289,77 @@ fn vms_start_sooner_and_a_daemon_that_is_killed_leaves_no_policy() {
     );
     assert!(told * 2 < untold, "{told:?} of {untold:?}");
     drop((node, spinners));
+}
+
+#[test]
+#[ignore = "needs sched_ext here"]
+fn an_urgent_thread_with_a_nice_value_waits_as_others_do() {
+    let _turn = turn();
+    let mut policy = Policy::load(&[]);
+    policy.tell(std::process::id(), Class::Urgent);
+    let _spinners = spinners(0);
+    std::thread::sleep(Duration::from_millis(300));
+    // How late it runs after sleeping, in all.
+    let lateness = |nice| -> Duration {
+        let sleep = Duration::from_millis(7);
+        let late = |_| {
+            let begin = Instant::now();
+            std::thread::sleep(sleep);
+            begin.elapsed().saturating_sub(sleep)
+        };
+        lowered(nice, || (0..30).map(late).sum())
+    };
+    let (urgent, lower) = (lateness(0), lateness(AWAITED));
+    println!("30 sleeps are late by {urgent:?}, with a nice value by {lower:?}");
+    assert!(urgent * 4 < lower, "{urgent:?} and {lower:?}");
+}
+
+#[test]
+#[ignore = "needs sched_ext here"]
+fn a_recording_has_the_classes_of_what_ran() {
+    let _turn = turn();
+    let folder = tempfile::tempdir().expect("a folder");
+    let tracing = folder.path().join("tracing");
+    fs::create_dir(&tracing).expect("a folder");
+    let flags = rustix::mount::MountFlags::empty();
+    rustix::mount::mount("tracefs", &tracing, "tracefs", flags, None).expect("tracefs");
+    let instances = || {
+        fs::read_dir(tracing.join("instances"))
+            .expect("tracefs")
+            .count()
+    };
+    let node = daemon(folder.path());
+    let (steady, background) = (spinner(0), spinner(19));
+    let file = folder.path().join("recording");
+    let output = file.to_str().expect("a path");
+    let recording = jiffy(
+        folder.path(),
+        &["sched", "trace", "--seconds", "60", "-o", output],
+    );
+    let mut recording = Killed({ recording }.spawn().expect("jiffy"));
+    let deadline = Instant::now() + LIMIT;
+    while instances() == 0 {
+        assert!(Instant::now() < deadline, "it does not begin");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    run(folder.path());
+    let pid = rustix::process::Pid::from_child(&recording.0);
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).expect("a process");
+    assert!(recording.0.wait().expect("a child").success());
+    assert_eq!(instances(), 0);
+    rustix::mount::unmount(&tracing, rustix::mount::UnmountFlags::DETACH).expect("a mount");
+
+    let trace = fs::read(&file).expect("a recording");
+    let trace: serde_json::Value = serde_json::from_slice(&trace).expect("trace events");
+    assert_eq!(trace["otherData"]["scheduler"], "jiffy");
+    let events = trace["traceEvents"].as_array().expect("events");
+    let ran = |class: &str, is_it: &dyn Fn(&serde_json::Value) -> bool| {
+        let mut runs = events.iter().filter(|event| event["cat"] == class);
+        assert!(runs.any(is_it), "no such {class} run");
+    };
+    ran("launch", &|run| run["name"] == "box: vcpu 0");
+    ran("urgent", &|run| run["name"] == "jiffyd");
+    ran("steady", &|run| run["args"]["pid"] == steady.0.id());
+    ran("background", &|run| run["args"]["pid"] == background.0.id());
+    drop(node);
 }

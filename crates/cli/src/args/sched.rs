@@ -7,7 +7,7 @@ use std::path::PathBuf;
 #[derive(Debug, Subcommand)]
 pub enum Sched {
     /// Record which thread runs on which CPU of the VMs' host, as trace events for
-    /// ui.perfetto.dev. jiffyd must be run by root
+    /// ui.perfetto.dev; Ctrl-C ends it early. jiffyd must be run by root
     Trace {
         /// File to write it to [default: stdout]
         #[arg(short, long, value_name = "FILE", value_hint = ValueHint::FilePath)]

@@ -6,12 +6,25 @@ use crate::args::sched::Sched;
 use crate::failure::{Failure, Outcome, Result, report};
 use crate::timeline::sched_events;
 use jiffy_wire::api::SchedTrace;
+use std::pin::pin;
+use tokio::signal::unix::{SignalKind, signal};
+
+const PATH: &str = "/v1/sched/trace";
 
 /// `jiffy sched`
 pub async fn sched(context: &Context, sched: Sched) -> Result<Outcome> {
     let Sched::Trace { output, seconds } = sched;
-    let path = format!("/v1/sched/trace?seconds={seconds}");
-    let trace: SchedTrace = context.client()?.post(&path).await?;
+    let path = format!("{PATH}?seconds={seconds}");
+    let client = context.client()?;
+    let mut interrupts = signal(SignalKind::interrupt())
+        .map_err(|error| Failure::io("signals can't be received", error))?;
+    let mut recorded = pin!(client.post::<SchedTrace>(&path));
+    let trace = loop {
+        tokio::select! {
+            trace = &mut recorded => break trace?,
+            _ = interrupts.recv() => client.delete(PATH).await?,
+        }
+    };
     let text = sched_events(&trace);
     match &output {
         None => show(&text)?,

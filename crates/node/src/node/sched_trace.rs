@@ -9,9 +9,11 @@ use jiffy_wire::api::{SchedTrace, VmState};
 use jiffy_wire::sched::Class;
 use std::time::Duration;
 use tokio::task::block_in_place;
+use tokio::time::timeout;
 
 impl Node {
-    /// Records which thread runs on which CPU for this time. If it is dropped, nothing is left.
+    /// Records which thread runs on which CPU for this time, or until [`Node::end_trace`]. If it is
+    /// dropped, nothing is left.
     pub async fn trace_scheduling(&self, time: Duration) -> Result<SchedTrace> {
         let Some(journal) = self.host.scheduler.journal() else {
             return Err(
@@ -22,10 +24,15 @@ impl Node {
         let recording = block_in_place(Recording::begin)?;
         let vms = self.registry.all();
         let mut told: Vec<Told> = vms.iter().filter_map(|vm| now(vm)).collect();
-        tokio::time::sleep(time).await;
+        let _ = timeout(time, self.traced.notified()).await;
         told.extend(journal.take());
         let clock = self.host.clock.clone();
         block_in_place(|| recording.end(clock, told))
+    }
+
+    /// Ends the recording in progress, if there is one.
+    pub fn end_trace(&self) {
+        self.traced.notify_waiters();
     }
 }
 

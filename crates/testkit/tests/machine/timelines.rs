@@ -1,6 +1,7 @@
 //! The timeline of a cold run has every step, in order.
 
-use crate::support::jiffy;
+use crate::support::{Jiffy, jiffy};
+use jiffy_testkit::Running;
 use jiffy_wire::timeline::{Timeline, names};
 
 const IN_ORDER: &[&str] = &[
@@ -161,4 +162,82 @@ fn a_deep_timeline_has_exits_counters_and_initcalls_on_one_clock() {
         .filter(|call| call.name.starts_with("0x"))
         .count();
     assert_eq!(unnamed, 0, "calls without a name");
+}
+
+/// Starts a recording of what runs on each CPU, and waits until it has begun.
+fn record(jiffy: &Jiffy) -> Running {
+    jiffy.sh("grep -q tracefs /proc/mounts || mount -t tracefs tracefs /sys/kernel/tracing");
+    let arguments = ["sched", "trace", "--seconds", "60", "-o", "/tmp/sched.json"];
+    let recording = jiffy.command(&arguments).start().expect("it starts");
+    jiffy.eventually("a recording", || !instances(jiffy).is_empty());
+    recording
+}
+
+/// Instances of tracing that Jiffy has made.
+fn instances(jiffy: &Jiffy) -> String {
+    jiffy.sh("ls /sys/kernel/tracing/instances")
+}
+
+#[test]
+fn a_recording_of_the_scheduler_has_the_vcpus_of_a_burst_on_tracks_of_cpus() {
+    let jiffy = jiffy();
+    jiffy.warm_up();
+    let mut recording = record(&jiffy);
+    let burst = ["burst0", "burst1", "burst2"];
+    for vm in burst {
+        jiffy.ok(&["run", "--rm", "--name", vm, "--", "true"]);
+    }
+    recording.signal(2).expect("it runs");
+    let output = recording.wait().expect("it ends");
+    assert_eq!(output.code(), 0, "{}", output.error_text());
+    assert_eq!(instances(&jiffy), "");
+    let bytes = jiffy.lab.read("/tmp/sched.json").expect("it was written");
+    jiffy.sh("rm /tmp/sched.json");
+    let trace: serde_json::Value = serde_json::from_slice(&bytes).expect("trace events");
+    assert_eq!(trace["otherData"]["scheduler"], "kernel");
+    let events = trace["traceEvents"].as_array().expect("events");
+    let process = |name: &str| {
+        let mut named = events
+            .iter()
+            .filter(|event| event["name"] == "process_name");
+        let found = named.find(|event| event["args"]["name"] == name);
+        found.unwrap_or_else(|| panic!("no {name}"))["pid"].clone()
+    };
+    let cpus = process("CPUs");
+    for vm in burst {
+        let name = format!("{vm}: vcpu 0");
+        let ran = |event: &&serde_json::Value| event["pid"] == cpus && event["name"] == name;
+        let run = events.iter().find(ran);
+        let run = run.unwrap_or_else(|| panic!("{name} is on no CPU"));
+        assert_eq!(run["args"]["process"], "jiffy-vmm");
+        // The same run, on the VM's own track.
+        let own = process(&format!("VM {vm}"));
+        let same = |event: &serde_json::Value| event["pid"] == own && event["ts"] == run["ts"];
+        assert!(events.iter().any(same));
+    }
+    // What runs on a CPU begins after what ran there before.
+    let mut ends = 0.0;
+    for event in events
+        .iter()
+        .filter(|event| event["pid"] == cpus && event["ph"] == "X")
+    {
+        let [at, length] = ["ts", "dur"].map(|key| event[key].as_f64().expect("a number"));
+        assert!(at + 0.01 > ends, "{event} begins before {ends}");
+        ends = at + length;
+    }
+}
+
+#[test]
+fn tracing_ends_with_the_client_that_records_or_with_the_next_daemon() {
+    let jiffy = jiffy();
+    let mut recording = record(&jiffy);
+    recording.signal(9).expect("it runs");
+    recording.wait().expect("it ends");
+    jiffy.eventually("nothing is left", || instances(&jiffy).is_empty());
+    let recording = record(&jiffy);
+    jiffy.kill_all("jiffyd");
+    let output = recording.wait().expect("it ends");
+    assert_eq!(output.code(), 125, "{}", output.error_text());
+    jiffy.ok(&["ps"]);
+    jiffy.eventually("nothing is left", || instances(&jiffy).is_empty());
 }

@@ -59,6 +59,7 @@
 //! | `GET /v1/requests/{id}` | | [`RequestState`] |
 //! | `GET /v1/events?vm=VM` | | a stream of lines [`Event`], JSON: what happens from now on; with `vm` to this VM only |
 //! | `POST /v1/sched/trace?seconds=N` | | [`SchedTrace`], after so many seconds |
+//! | `DELETE /v1/sched/trace` | | 204: the recording in progress ends now, and is answered |
 //! | `POST /v1/shutdown` | | 204; the daemon ends, VMs keep running |
 //!
 //! Whether a request with the header [`REQUEST_HEADER`] was begun can be queried by its id, also
