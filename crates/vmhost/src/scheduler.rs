@@ -232,6 +232,28 @@ mod tests {
         }
     }
 
+    #[test]
+    fn one_recording_at_a_time_learns_what_becomes_of_processes() {
+        let scheduler = Arc::new(Scheduler::none());
+        scheduler.starts(6, "early", false);
+        scheduler.tell(5, Class::Urgent);
+        let journal = scheduler.journal().unwrap();
+        assert!(scheduler.journal().is_none());
+        scheduler.starts(7, "box", false);
+        scheduler.starts(8, "golden", true);
+        let told = journal.take().into_iter();
+        let told: Vec<_> = told.map(|told| (told.pid, told.vm, told.class)).collect();
+        let expected = [
+            (5, None, Some(Class::Urgent)),
+            (7, Some("box".to_owned()), None),
+            (7, None, Some(Class::Launch)),
+            (8, Some("golden".to_owned()), None),
+        ];
+        assert_eq!(told, expected);
+        drop(journal);
+        assert!(scheduler.journal().is_some());
+    }
+
     #[tokio::test]
     async fn without_the_program_nothing_is_told() {
         let folder = tempfile::tempdir().unwrap();

@@ -193,6 +193,8 @@ fn contradictions_are_refused() {
     assert!(refuse("jiffy exec box").contains("CMD"));
     assert!(refuse("jiffy kill -s NOPE box").contains("NOPE"));
     assert!(refuse("jiffy timeline").contains("VM"));
+    assert!(refuse("jiffy sched trace --seconds 61").contains("61"));
+    assert!(refuse("jiffy sched trace --seconds 0").contains("1..=60"));
 }
 
 #[test]

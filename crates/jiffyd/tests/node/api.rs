@@ -114,6 +114,10 @@ fn malformed_requests_are_refused_with_a_sentence() {
         .ask("PATCH", "/v1/vms", b"")
         .error(ErrorKind::NotFound);
     daemon.get("/v1/vms?al=true").error(ErrorKind::Invalid);
+    for query in ["", "?seconds=0", "?seconds=61", "?seconds=1&more=1"] {
+        let path = format!("/v1/sched/trace{query}");
+        daemon.post(&path, b"").error(ErrorKind::Invalid);
+    }
     daemon
         .post("/v1/run", b"{\"vm\":{\"command\":{\"argv\":[\"true\"]}}}")
         .error(ErrorKind::Invalid);
