@@ -214,6 +214,12 @@ fn vms_of_an_ordinary_user_have_a_network_and_published_ports() {
         serde_json::from_str(&node.ok(&["network", "ls", "--format", "json"])).expect("JSON");
     let note = networks[0]["note"].as_str().expect("a note").to_owned();
     assert!(note.contains("passt"), "{note}");
+    let refused = node
+        .command(&["sched", "trace"])
+        .output()
+        .expect("jiffy runs");
+    let refused = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(refused.contains("needs root"), "{refused}");
     let serving = "echo echo from the guest > /tmp/answer; nc -ll -p 80 -e sh /tmp/answer";
     node.ok(&[
         "run", "-d", "--name", "web", "-p", "8080:80", "--", "sh", "-c", serving,
