@@ -5,6 +5,7 @@ use crate::charts::{self, Chart};
 use crate::data;
 use crate::disk;
 use crate::figure::{Clock, Figure};
+use crate::folder;
 use crate::host_files::addition;
 use crate::image::{self, Images};
 use crate::machine::{Machine, PROBE};
@@ -108,8 +109,8 @@ pub struct Measured {
 }
 
 /// Measures in machines with that clock. `wanted` selects cases by their name, a space and the
-/// monitor's name; cases that take long (disk reads, traffic) and charts also
-/// need `long`.
+/// monitor's name; cases that take long (disk reads, shared folders, traffic) and charts also need
+/// `long`.
 pub fn measure(
     clock: Clock,
     kernels: &Kernels,
@@ -206,6 +207,8 @@ fn measure_in(
                     scratch, &kernels, peers, &mut files, runs,
                 )?);
                 cases.extend(disk::cases(scratch, &plain, peers, &mut files, runs)?);
+                let own = vmm_config(BASE_KERNEL);
+                cases.extend(folder::cases(scratch, &own, peers, &mut files, runs)?);
             }
         }
     }

@@ -3,6 +3,7 @@
 use crate::cases::{OWN_KERNEL, SAME_KERNEL};
 use crate::disk;
 use crate::figure::{Clock, Figure, Verdict, check_goals, format_value};
+use crate::folder;
 use crate::image;
 use crate::network;
 use crate::plan::Outcome;
@@ -38,7 +39,7 @@ pub fn complaints(committed: &[Figure], now: &[Figure]) -> Vec<Complaint> {
 }
 
 /// Complaints about figures that are missing or got worse. Not compared: wall-clock figures
-/// (noise), peers, disk reads, traffic and a thousand VMs (all take long), ratios (their parts are).
+/// (noise), peers, disk reads, shared folders, traffic and a thousand VMs (all take long), ratios (their parts are).
 fn regressions<'a>(
     committed: &'a [Figure],
     now: &'a [Figure],
@@ -47,6 +48,7 @@ fn regressions<'a>(
         .iter()
         .filter(|old| old.monitor == "jiffy" && old.clock != Clock::Wall)
         .filter(|old| !disk::is_reading(&old.case) && !network::is_traffic(&old.case))
+        .filter(|old| !folder::is_work(&old.case))
         .filter(|old| old.unit != "times")
         .filter(|old| !old.case.starts_with(MANY));
     ours.filter_map(|old| {

@@ -8,6 +8,7 @@
 //! * [`burst`]: cases of many runs at once on a node with other work.
 //! * [`data`]: the node's data folder in the machine.
 //! * [`disk`]: cases of disks.
+//! * [`folder`]: cases of shared folders.
 //! * [`network`]: cases of VMs' network.
 //! * [`image`]: cases of images from registries.
 //! * [`figure`]: medians and percentiles, and goals.
@@ -30,6 +31,7 @@ pub mod check;
 pub mod data;
 pub mod disk;
 pub mod figure;
+pub mod folder;
 pub mod host_files;
 pub mod image;
 pub mod import;

@@ -1,5 +1,6 @@
 //! Cases and their outcomes, as JSON between the host and the probe.
 
+use crate::folder::Work;
 use crate::traffic::Traffic;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -126,6 +127,16 @@ pub enum Kind {
         /// Whether the file is in the page cache.
         warm: bool,
     },
+    /// From the first [`MARKER`] on stdout to the second; in between the guest works in a shared
+    /// folder.
+    Folder {
+        /// Program and arguments.
+        argv: Vec<String>,
+        /// What serves the folder.
+        server: FolderServer,
+        /// What the guest does.
+        work: Work,
+    },
     /// Creates the layer of a root disk as the node does.
     CreateRoot {
         /// Size of the disk, bytes.
@@ -227,6 +238,16 @@ pub enum Load {
     Programs,
     /// A snapshot of a VM is compressed.
     Compression,
+}
+
+/// What serves a shared folder.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FolderServer {
+    /// `jiffy-files`.
+    Jiffy,
+    /// virtiofsd: its program and arguments.
+    Virtiofsd(Vec<String>),
 }
 
 /// How a VMM gets its TAP.

@@ -9,7 +9,7 @@ use jiffy_bench::figure::{self, Clock, Figure};
 use jiffy_bench::peers::Peer;
 use jiffy_bench::plan::Outcome;
 use jiffy_bench::report;
-use jiffy_bench::{disk, import, network};
+use jiffy_bench::{disk, folder, import, network};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -43,8 +43,8 @@ struct Arguments {
     /// Omit cases on the wall clock
     #[arg(long)]
     no_wall: bool,
-    /// Also measure guests' disk reads, their traffic, a thousand VMs, and bursts of runs, and draw
-    /// charts of single runs, which takes some minutes more
+    /// Also measure guests' disk reads, their traffic, their work in shared folders, a thousand VMs,
+    /// and bursts of runs, and draw charts of single runs, which takes some minutes more
     #[arg(long)]
     long: bool,
 }
@@ -153,12 +153,13 @@ fn run(arguments: &Arguments) -> Result<bool> {
     Ok(!verdicts.iter().any(figure::Verdict::is_broken))
 }
 
-/// Fails if a case of Jiffy's failed. Failures of peers, and of disk reads and traffic, in which the
+/// Fails if a case of Jiffy's failed. Failures of peers, and of disk reads, shared folders and traffic, in which the
 /// emulator may hang, are only reported.
 fn report_failures(outcomes: &[Outcome]) -> Result<()> {
     for outcome in outcomes {
         if let Some(failure) = &outcome.failure {
-            let may_hang = disk::is_reading(&outcome.name) || network::is_traffic(&outcome.name);
+            let may_hang = [disk::is_reading, folder::is_work, network::is_traffic];
+            let may_hang = may_hang.iter().any(|is_it| is_it(&outcome.name));
             if outcome.monitor == "jiffy" && !may_hang {
                 bail!("{}: {failure}", outcome.name);
             }

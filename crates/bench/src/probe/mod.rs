@@ -8,6 +8,7 @@ mod burst;
 mod data;
 mod disk;
 mod firecracker;
+mod folder;
 mod image;
 mod lazy;
 mod many;
@@ -107,6 +108,7 @@ fn run_once(kind: &Kind, run: u32, state: &mut CaseState) -> Result<Vec<Sample>>
         Kind::Clones { count } => many::clones(run, *count),
         Kind::List { count } => many::list(run, *count),
         Kind::Disk { argv, warm } => disk::read(argv, *warm),
+        Kind::Folder { argv, server, work } => folder::measure(run, argv, server, *work),
         Kind::CreateRoot { bytes } => disk::create_root(*bytes),
         Kind::CloneRoot { bytes } => disk::clone_root(run, *bytes),
         Kind::Network(what) => network::run(what, run, network),

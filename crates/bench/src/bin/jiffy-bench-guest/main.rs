@@ -1,12 +1,13 @@
-//! The program in measured guests. As PID 1 it reads a disk or serves traffic, as the kernel's
-//! parameters say; as another program it is a TCP server.
+//! The program in measured guests. As PID 1 it reads a disk, works in a shared folder or serves
+//! traffic, as the kernel's parameters say; as another program it is a TCP server.
 
 mod disk;
+mod folder;
 mod network;
 
 use anyhow::Result;
 use jiffy_bench::plan::FAILURE;
-use jiffy_bench::traffic;
+use jiffy_bench::{folder as shared, traffic};
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
 
@@ -23,9 +24,13 @@ fn main() {
     }
     let port = OpenOptions::new().write(true).open("/dev/port");
     let port = port.expect("the initramfs has /dev/port");
-    let measured = match std::env::var_os(traffic::PARAMETER) {
-        Some(_) => network::serve(&port),
-        None => disk::measure(&port),
+    let has = |parameter: &str| std::env::var_os(parameter).is_some();
+    let measured = if has(traffic::PARAMETER) {
+        network::serve(&port)
+    } else if has(shared::PARAMETER) {
+        folder::measure(&port)
+    } else {
+        disk::measure(&port)
     };
     if let Err(error) = measured {
         let _ = say(&port, FAILURE);
