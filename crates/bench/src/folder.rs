@@ -199,13 +199,16 @@ fn virtiofsd() -> Option<PathBuf> {
     on_path("virtiofsd").or_else(|| folders.into_iter().find(|path| path.is_file()))
 }
 
-/// All else has defaults: cached for a second, in namespaces of its own.
+/// All else has defaults, such as caching for a second. The default sandbox calls pivot_root(2),
+/// which the machine's initial file system does not support.
 fn virtiofsd_command() -> Vec<String> {
     [
         SERVER.to_owned(),
         format!("--fd={LISTEN_DESCRIPTOR}"),
         "-o".to_owned(),
         format!("source={FOLDER}"),
+        "-o".to_owned(),
+        "sandbox=chroot".to_owned(),
     ]
     .into()
 }
