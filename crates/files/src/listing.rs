@@ -16,8 +16,10 @@ const ENTRY: usize = 24;
 const ENTRY_OUT: usize = 128;
 /// The inode number of something whose number does not matter (`FUSE_UNKNOWN_INO`).
 const UNKNOWN: u64 = 0xffff_ffff;
-/// Bytes of entries that are read from the host at once.
+/// Most bytes of entries that are read from the host at once.
 const BATCH: usize = 32 * 1024;
+/// Bytes of the host's longest entry (`linux_dirent64`): 19 before a name of 255 and its end.
+const LONGEST: usize = (19usize + 255 + 1).next_multiple_of(8);
 
 impl Folder {
     /// `READDIR`, and `READDIRPLUS`, whose entries are looked up as well.
@@ -48,7 +50,10 @@ impl Folder {
         size: usize,
         answer: &mut Answer,
     ) -> Outcome<()> {
-        let mut buffer = vec![MaybeUninit::uninit(); BATCH];
+        // Entries that do not fit into the answer are read again for the next request. Of those with
+        // short names, an answer with attributes holds a quarter of its bytes at most.
+        let wanted = if parent.is_some() { size / 4 } else { size };
+        let mut buffer = vec![MaybeUninit::uninit(); wanted.clamp(LONGEST, BATCH)];
         let mut entries = RawDir::new(&handle.descriptor, &mut buffer);
         while let Some(entry) = entries.next() {
             let entry = match entry {
