@@ -6,18 +6,12 @@
 use crate::host_files::{addition, guest_initramfs, with_libraries};
 use crate::peers::{Boot, Peer};
 use crate::plan::{Case, FolderServer, Kind};
-use anyhow::{Result, bail};
+use crate::work::{PARAMETER, TAG, Work};
+use anyhow::Result;
 use jiffy_machine::image::build::Addition;
 use jiffy_sys::programs::on_path;
 use jiffy_wire::vmm;
-use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
-
-/// By which guests mount it.
-pub const TAG: &str = "bench";
-/// Kernel parameter with the [`Work`]; it arrives in the environment of PID 1.
-pub const PARAMETER: &str = "folder_work";
 
 /// In the machine: the folder.
 pub const FOLDER: &str = "/bench/shared";
@@ -28,112 +22,9 @@ pub const SERVER_DESCRIPTOR: i32 = 101;
 /// Number of the listening socket that virtiofsd inherits.
 pub const LISTEN_DESCRIPTOR: i32 = 102;
 
-/// Name of the folder's part for what is measured.
-pub const MEASURED: Part = Part {
-    name: "measured",
-    bytes: 16 << 20,
-    files: 1000,
-};
-/// The part for the same work in little, before.
-pub const WARM_UP: Part = Part {
-    name: "warm-up",
-    bytes: 1 << 20,
-    files: 10,
-};
-/// Bytes of a read or write.
-pub const PIECE: usize = 1 << 20;
-/// Name of the file with a part's bytes.
-pub const DATA: &str = "data";
-/// Name of the folder with a part's files.
-pub const FILES: &str = "files";
-
 const INITRAMFS: &str = "/bench/sharer.cpio";
 const SERVER: &str = "/bench/virtiofsd";
 const RAM_MIB: u64 = 128;
-
-/// A part of the folder: an amount of work.
-#[derive(Debug, Clone, Copy)]
-pub struct Part {
-    /// Its name.
-    pub name: &'static str,
-    /// Bytes of the file that is read or written.
-    pub bytes: u64,
-    /// Number of empty files for all other work.
-    pub files: u32,
-}
-
-/// What a guest does in the folder.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Work {
-    /// Writes a new file.
-    Write,
-    /// Reads a file that it has not read before.
-    Read,
-    /// Creates and closes files.
-    Create,
-    /// Asks for the attributes of files that it has not seen before.
-    Stat,
-    /// Lists a folder.
-    List,
-    /// Removes files that it has not seen before.
-    Remove,
-}
-
-impl Work {
-    /// All kinds.
-    pub const ALL: [Work; 6] = [
-        Work::Write,
-        Work::Read,
-        Work::Create,
-        Work::Stat,
-        Work::List,
-        Work::Remove,
-    ];
-
-    /// The case that measures it.
-    pub fn case(self) -> &'static str {
-        match self {
-            Work::Write => "folder/write/instructions-per-mib",
-            Work::Read => "folder/read/instructions-per-mib",
-            Work::Create => "folder/create/instructions-per-file",
-            Work::Stat => "folder/stat/instructions-per-file",
-            Work::List => "folder/list/instructions-per-file",
-            Work::Remove => "folder/remove/instructions-per-file",
-        }
-    }
-
-    fn word(self) -> &'static str {
-        match self {
-            Work::Write => "write",
-            Work::Read => "read",
-            Work::Create => "create",
-            Work::Stat => "stat",
-            Work::List => "list",
-            Work::Remove => "remove",
-        }
-    }
-
-    /// The number of units by which a run's instructions are divided.
-    pub fn units(self) -> u64 {
-        match self {
-            Work::Write | Work::Read => MEASURED.bytes >> 20,
-            _ => MEASURED.files.into(),
-        }
-    }
-}
-
-impl FromStr for Work {
-    type Err = anyhow::Error;
-
-    fn from_str(text: &str) -> Result<Work> {
-        let mut all = Work::ALL.into_iter();
-        match all.find(|work| work.word() == text) {
-            Some(work) => Ok(work),
-            None => bail!("{text} is no work in a folder"),
-        }
-    }
-}
 
 /// Whether this is a case of a shared folder. Such a case is compared with QEMU, but not checked.
 pub fn is_work(case: &str) -> bool {
@@ -238,19 +129,4 @@ fn qemu(boot: &vmm::Boot, command_line: &str) -> Vec<String> {
     ];
     argv.extend(more.map(String::from));
     argv
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn each_kind_of_work_has_a_case_and_a_word_of_its_own() {
-        let cases: std::collections::BTreeSet<_> = Work::ALL.map(Work::case).into();
-        assert_eq!(cases.len(), Work::ALL.len());
-        for work in Work::ALL {
-            assert_eq!(work.word().parse::<Work>().unwrap(), work);
-        }
-        assert!("rest".parse::<Work>().is_err());
-    }
 }

@@ -22,6 +22,7 @@
 //! * [`peers`]: other VMMs that are on PATH.
 //! * [`host_files`]: programs, libraries and kernel modules of this host, for the machine.
 //! * [`traffic`]: what passes between a measuring guest and the host.
+//! * [`work`]: what a measuring guest does in a shared folder.
 //! * [`link`]: a link's address.
 
 pub mod burst;
@@ -48,3 +49,4 @@ pub mod report;
 pub mod running;
 pub mod traffic;
 pub mod verbs;
+pub mod work;

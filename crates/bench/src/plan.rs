@@ -1,7 +1,7 @@
 //! Cases and their outcomes, as JSON between the host and the probe.
 
-use crate::folder::Work;
 use crate::traffic::Traffic;
+use crate::work::Work;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;

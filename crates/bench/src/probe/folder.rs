@@ -3,11 +3,9 @@
 use super::many::idle_ns;
 use super::marks::Marks;
 use super::{Running, command, cpu_ns, kvm_counters, now_ns, since};
-use crate::folder::{
-    DATA, FILES, FOLDER, LISTEN_DESCRIPTOR, MEASURED, PIECE, Part, SERVER_DESCRIPTOR, SOCKET,
-    WARM_UP, Work,
-};
+use crate::folder::{FOLDER, LISTEN_DESCRIPTOR, SERVER_DESCRIPTOR, SOCKET};
 use crate::plan::{FolderServer, Sample};
+use crate::work::{DATA, FILES, MEASURED, PIECE, Part, WARM_UP, Work};
 use anyhow::{Context, Result, ensure};
 use jiffy_sys::durable;
 use jiffy_sys::spawn::{Detached, Environment, spawn_detached};

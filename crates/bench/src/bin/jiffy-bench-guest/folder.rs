@@ -2,8 +2,8 @@
 
 use crate::say;
 use anyhow::{Context, Result, ensure};
-use jiffy_bench::folder::{DATA, FILES, MEASURED, PARAMETER, PIECE, Part, TAG, WARM_UP, Work};
 use jiffy_bench::plan::MARKER;
+use jiffy_bench::work::{DATA, FILES, MEASURED, PARAMETER, PIECE, Part, TAG, WARM_UP, Work};
 use rustix::mount::{MountFlags, mount};
 use std::fs::{self, File};
 use std::io::{Read, Write};

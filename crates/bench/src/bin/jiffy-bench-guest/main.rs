@@ -7,7 +7,7 @@ mod network;
 
 use anyhow::Result;
 use jiffy_bench::plan::FAILURE;
-use jiffy_bench::{folder as shared, traffic};
+use jiffy_bench::{traffic, work};
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
 
@@ -27,7 +27,7 @@ fn main() {
     let has = |parameter: &str| std::env::var_os(parameter).is_some();
     let measured = if has(traffic::PARAMETER) {
         network::serve(&port)
-    } else if has(shared::PARAMETER) {
+    } else if has(work::PARAMETER) {
         folder::measure(&port)
     } else {
         disk::measure(&port)
