@@ -12,7 +12,7 @@ use rustix::io::FdFlags;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, Write};
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{self, ExitCode};
@@ -151,9 +151,7 @@ fn run(serve: &Serve) -> Result<()> {
         // The reader may have gone.
         let _ = File::from(ready).write_all(b"ready\n");
     }
-    server
-        .run(stop.as_fd())
-        .context("the sockets cannot be waited for")
+    server.run(stop).context("the sockets cannot be waited for")
 }
 
 /// Starts `jiffy-origins`, which needs the environment for the registries' credentials and proxies,

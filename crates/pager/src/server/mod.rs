@@ -1,5 +1,6 @@
-//! The control socket and the VMs' sockets, all served by one thread. Slow work is done by the
-//! pool's workers, the I/O pool and the recorder, which send a [`Notice`] when it is done.
+//! The control socket and the VMs' sockets, all served by one thread of the I/O pool at a time. Slow
+//! work is done by the pool's workers, the I/O pool and the recorder, which send a [`Notice`] when
+//! it is done.
 //!
 //! * [`listen`]: sockets that only their owner may connect to.
 //! * [`client`]: a connection to the control socket.
@@ -168,35 +169,56 @@ impl Server {
         })
     }
 
-    /// Serves until `stop` is readable; then drops all VMs and writes the recordings.
-    pub fn run(mut self, stop: BorrowedFd<'_>) -> io::Result<()> {
-        loop {
-            let ready = self.wait(stop)?;
-            // Messages that arrived while others were served are in time.
-            let looked = Instant::now();
-            for (source, events) in ready {
-                match source {
-                    Source::Stop => {
-                        self.finish();
-                        return Ok(());
-                    }
-                    Source::Wakeup => self.handle_notices(),
-                    Source::Control => self.accept_client(),
-                    Source::Client(number) => self.read_client(number),
-                    Source::Listener(name) => self.with_served(&name, Served::accept),
-                    Source::Peer(name) => self.read_peer(&name),
-                    Source::Disk(name) => self.accept_disk_peer(&name),
-                    Source::DiskPeer(name, number) => {
-                        let gone = events.intersects(PollFlags::HUP | PollFlags::ERR);
-                        self.read_disk_peer(&name, number, gone);
-                    }
+    /// Serves until `stop` is readable; then drops all VMs and writes the recordings. The threads of
+    /// the I/O pool serve in turns.
+    pub fn run(self, stop: impl AsFd + Send + 'static) -> io::Result<()> {
+        let (ended, end) = mpsc::channel();
+        let io_pool = self.io_pool.clone();
+        let mut serving = Some(self);
+        io_pool.serve(move || {
+            let Some(server) = &mut serving else {
+                return false;
+            };
+            let outcome = match server.turn(stop.as_fd()) {
+                Ok(true) => return true,
+                outcome => outcome.map(drop),
+            };
+            // Ends the workers.
+            serving = None;
+            let _ = ended.send(outcome);
+            false
+        });
+        end.recv().map_err(io::Error::other)?
+    }
+
+    /// Waits for events and handles them; false at the end.
+    fn turn(&mut self, stop: BorrowedFd<'_>) -> io::Result<bool> {
+        let ready = self.wait(stop)?;
+        // Messages that arrived while others were served are in time.
+        let looked = Instant::now();
+        for (source, events) in ready {
+            match source {
+                Source::Stop => {
+                    self.finish();
+                    return Ok(false);
+                }
+                Source::Wakeup => self.handle_notices(),
+                Source::Control => self.accept_client(),
+                Source::Client(number) => self.read_client(number),
+                Source::Listener(name) => self.with_served(&name, Served::accept),
+                Source::Peer(name) => self.read_peer(&name),
+                Source::Disk(name) => self.accept_disk_peer(&name),
+                Source::DiskPeer(name, number) => {
+                    let gone = events.intersects(PollFlags::HUP | PollFlags::ERR);
+                    self.read_disk_peer(&name, number, gone);
                 }
             }
-            for served in self.served.values_mut() {
-                served.hang_up_if_late(looked);
-            }
-            self.expire_completions(looked);
         }
+        for served in self.served.values_mut() {
+            served.hang_up_if_late(looked);
+        }
+        self.expire_completions(looked);
+        Ok(true)
     }
 
     /// Sleeps until there is something to do, and returns the ready sources.
@@ -367,7 +389,7 @@ impl Server {
     }
 
     /// Stops serving all VMs and disks.
-    fn finish(mut self) {
+    fn finish(&mut self) {
         for served in self.served.values_mut() {
             served.detach(&self.pool);
             self.recorder.write(served.recording(), None);
