@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 /// Most requests of one VMM in flight; no more are read until one is answered.
 const MAX_PENDING: usize = 16;
 
-/// A VMM, as seen by the server's thread.
+/// A VMM, as seen by the server.
 pub(super) struct DiskPeer {
     answers: Arc<Answers>,
     input: Lines,

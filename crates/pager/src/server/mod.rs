@@ -52,7 +52,7 @@ const HEAD_START: Duration = Duration::from_millis(20);
 /// The nice value of the thread that reads it.
 const LOW_PRIORITY: i32 = 10;
 
-/// A message of another thread to the server's thread.
+/// A message of another thread to the server.
 enum Notice {
     /// An error ended the service of a VM.
     Failed { token: u64, sentence: String },
@@ -83,7 +83,7 @@ enum Notice {
     DiskPeer { name: String, peer: u64 },
 }
 
-/// Sends notices, and wakes the server's thread.
+/// Sends notices, and wakes the thread that serves.
 #[derive(Clone)]
 struct Notifier {
     notices: Sender<Notice>,
