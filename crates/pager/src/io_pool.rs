@@ -15,6 +15,7 @@ use crate::scratch::Scratch;
 use jiffy_store::Stop;
 use jiffy_sys::mutex::{lock, unpoisoned};
 use std::collections::{BTreeMap, VecDeque};
+use std::io;
 use std::mem;
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::{self, ThreadId};
@@ -136,10 +137,14 @@ impl IoPool {
     }
 
     /// Takes turns until one returns false: always one thread of the pool waits for events.
-    pub fn serve(&self, turn: impl FnMut() -> bool + Send + 'static) {
+    pub fn serve(&self, turn: impl FnMut() -> bool + Send + 'static) -> io::Result<()> {
         let mut state = lock(&self.shared.state);
         state.events = Events::Unattended(Box::new(turn));
         self.shared.call(&mut state);
+        match state.threads {
+            0 => Err(io::Error::other("no thread can be started")),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -361,7 +366,7 @@ mod tests {
         let (requests, incoming) = channel();
         let (say, heard) = channel();
         let (pool, release) = (Arc::downgrade(io_pool), release.clone());
-        io_pool.serve(move || {
+        let serving = io_pool.serve(move || {
             let (Ok(request), Some(pool)) = (incoming.recv(), pool.upgrade()) else {
                 return false;
             };
@@ -372,6 +377,7 @@ mod tests {
             });
             true
         });
+        serving.unwrap();
         (requests, heard)
     }
 

@@ -187,7 +187,7 @@ impl Server {
             serving = None;
             let _ = ended.send(outcome);
             false
-        });
+        })?;
         end.recv().map_err(io::Error::other)?
     }
 
