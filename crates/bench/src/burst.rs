@@ -1,30 +1,49 @@
 //! Cases of bursts: many runs requested at once, on a node that is idle or has other work.
 
 use crate::figure::{Clock, Figure};
-use crate::plan::{Burst, Case, Kind, Load, OTHERS, Outcome, Start, WORK};
+use crate::plan::{
+    BURST_WORK, Burst, Case, Kind, LEAST_SHARE, Load, OTHERS, OTHERS_IN_WINDOW, Outcome, Scheduler,
+    Start, WORK,
+};
 use crate::verbs;
 
 /// Prefix of the cases' names, such as `node/burst/50/golden/idle`. A figure is the time from a
 /// request to the first byte of its command's answer.
 pub const PREFIX: &str = "node/burst/";
 
-const SIZES: [u32; 3] = [1, 10, 50];
+const SIZES: [u32; 4] = [1, 10, 50, 200];
 const STARTS: [(Start, &str); 2] = [(Start::Golden, "golden"), (Start::Cold, "cold")];
-const LOADS: [(Load, &str); 3] = [
+const LOADS: [(Load, &str); 5] = [
     (Load::Idle, "idle"),
     (Load::Programs, "programs"),
+    (Load::ManyPrograms, "many-programs"),
+    (Load::Disk, "disk"),
     (Load::Compression, "compression"),
 ];
 
-/// Bursts of each size, from golden snapshots and cold, with each load.
+const SCHEDULERS: [(Scheduler, &str); 3] = [
+    (Scheduler::Usual, ""),
+    (Scheduler::Eevdf, "/eevdf"),
+    (Scheduler::SchedExt, "/sched-ext"),
+];
+
+/// Bursts of each size, from golden snapshots and cold, with each load, by each scheduler.
 pub fn cases(runs: u32) -> Vec<Case> {
     let mut cases = Vec::new();
-    for (start, start_name) in STARTS {
-        for (load, load_name) in LOADS {
-            cases.extend(SIZES.map(|size| {
-                let name = format!("{PREFIX}{size}/{start_name}/{load_name}");
-                case(name, Burst { size, start, load }, runs)
-            }));
+    for (scheduler, scheduler_name) in SCHEDULERS {
+        for (start, start_name) in STARTS {
+            for (load, load_name) in LOADS {
+                cases.extend(SIZES.map(|size| {
+                    let name = format!("{PREFIX}{size}/{start_name}/{load_name}{scheduler_name}");
+                    let burst = Burst {
+                        size,
+                        start,
+                        load,
+                        scheduler,
+                    };
+                    case(name, burst, runs)
+                }));
+            }
         }
     }
     cases
@@ -43,8 +62,7 @@ fn case(name: String, burst: Burst, runs: u32) -> Case {
         // A large burst has a sample of each run, and the other work takes long to prepare.
         runs: runs.min(match burst.size {
             1 => 8,
-            10 => 3,
-            _ => 1,
+            _ => 5,
         }),
         // The first run starts the daemon and leaves a golden snapshot.
         warm_up: 1,
@@ -52,19 +70,36 @@ fn case(name: String, burst: Burst, runs: u32) -> Case {
 }
 
 /// What a burst left to the work that was there before: `…/others` is the share of the processor
-/// that programs of other VMs had during a burst, `…/work` the time that a capture took.
+/// that other VMs had until the burst's last answer, `…/window` the share in a fixed time that is
+/// longer, `…/least` what the one with the least had then of what the one with the most had,
+/// `…/used` the instructions of everything else in that time, `…/work` the time that a capture took.
 pub fn figures(outcome: &Outcome) -> Vec<Figure> {
     let (monitor, samples) = (&outcome.monitor, &outcome.samples);
-    let counter = |name: &str| -> Vec<f64> {
-        let values = samples.iter().filter_map(|it| it.counters.get(name));
-        values.map(|value| *value as f64).collect()
+    let figure = |end: &str, counter: &str, clock, unit, scale: f64| {
+        let values = samples.iter().filter_map(|it| it.counters.get(counter));
+        let values = values.map(|value| *value as f64 * scale).collect();
+        Figure::of(
+            &format!("{}/{end}", outcome.name),
+            monitor,
+            clock,
+            unit,
+            values,
+        )
     };
-    let shares = counter(OTHERS).into_iter().map(|it| it / 1000.0).collect();
-    let name = |end: &str| format!("{}/{end}", outcome.name);
-    let others = Figure::of(&name("others"), monitor, Clock::Count, "share", shares);
-    let (clock, unit) = (Clock::Instructions, "instructions");
-    let work = Figure::of(&name("work"), monitor, clock, unit, counter(WORK));
-    others.into_iter().chain(work).collect()
+    let (share, instructions) = (
+        (Clock::Count, "share", 1e-3),
+        (Clock::Instructions, "instructions", 1.0),
+    );
+    [
+        ("others", OTHERS, share),
+        ("window", OTHERS_IN_WINDOW, share),
+        ("least", LEAST_SHARE, share),
+        ("used", BURST_WORK, instructions),
+        ("work", WORK, instructions),
+    ]
+    .into_iter()
+    .filter_map(|(end, counter, (clock, unit, scale))| figure(end, counter, clock, unit, scale))
+    .collect()
 }
 
 #[cfg(test)]

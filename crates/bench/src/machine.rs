@@ -1,16 +1,18 @@
 //! The machine in which cases run, one after another.
 
 use crate::figure::Clock;
-use crate::plan::{Case, Kind, Outcome};
+use crate::plan::{Case, Kind, Outcome, Scheduler};
 use anyhow::{Context, Result};
 use jiffy_machine::image::build::Addition;
-use jiffy_testkit::{Lab, LabOptions};
+use jiffy_testkit::{Lab, LabOptions, host_kernel};
 use std::time::Duration;
 
 /// In the machine: the program that measures a case.
 pub const PROBE: &str = "/bench/probe";
 /// Environment variable that is passed on to `jiffyd`, to measure the cost of a jail.
 const JAIL: &str = "JIFFY_JAIL";
+/// Environment variable that chooses the scheduler of `jiffyd`.
+const SCHEDULER: &str = "JIFFY_SCHEDULER";
 /// Time limit for all runs of a case: several times what the longest case takes.
 const CASE_TIME: Duration = Duration::from_secs(150);
 /// Memory of a machine for many VMs at once.
@@ -25,6 +27,7 @@ pub struct Machine {
     clock: Clock,
     files: Vec<Addition>,
     has_much_memory: bool,
+    scheduler: Scheduler,
     lab: Option<Lab>,
 }
 
@@ -36,6 +39,7 @@ impl Machine {
             clock,
             files,
             has_much_memory,
+            scheduler: Scheduler::Usual,
             lab: None,
         }
     }
@@ -55,6 +59,11 @@ impl Machine {
     /// it takes an interrupt while interrupts are disabled, and waits for a lock that it holds. A
     /// new machine is then started for this case and later ones.
     pub fn measure(&mut self, case: &Case) -> Outcome {
+        if case.kind.scheduler() != self.scheduler {
+            self.scheduler = case.kind.scheduler();
+            // The daemon that runs there began with the other one.
+            self.lab = None;
+        }
         let mut tries = 0;
         loop {
             tries += 1;
@@ -82,8 +91,10 @@ impl Machine {
             true => MUCH_MEMORY_MIB,
             false => options.memory_mib,
         };
+        let kernel = self.scheduler.needs_sched_ext();
         Lab::boot(LabOptions {
             files: self.files.clone(),
+            kernel: kernel.then(|| host_kernel::SCHED.to_owned()),
             memory_mib,
             ..options
         })
@@ -99,6 +110,9 @@ impl Machine {
             .env("JIFFY_NETWORK", &network);
         if let Ok(jail) = std::env::var(JAIL) {
             command = command.env(JAIL, &jail);
+        }
+        if case.kind.scheduler() == Scheduler::SchedExt {
+            command = command.env(SCHEDULER, "sched-ext");
         }
         let output = command
             .stdin(serde_json::to_vec(case)?)

@@ -226,6 +226,27 @@ pub struct Burst {
     pub start: Start,
     /// What else the node does.
     pub load: Load,
+    /// What schedules the node.
+    pub scheduler: Scheduler,
+}
+
+/// What schedules a node's processors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Scheduler {
+    /// The machine's usual kernel.
+    Usual,
+    /// The kernel that has sched_ext, by its own EEVDF.
+    Eevdf,
+    /// The same kernel, by the policy of `jiffy-sched`.
+    SchedExt,
+}
+
+impl Scheduler {
+    /// Whether this needs the kernel that has sched_ext.
+    pub fn needs_sched_ext(self) -> bool {
+        self != Scheduler::Usual
+    }
 }
 
 /// What a node does when a burst is requested.
@@ -236,6 +257,10 @@ pub enum Load {
     Idle,
     /// Four VMs run programs that never wait.
     Programs,
+    /// Sixteen do.
+    ManyPrograms,
+    /// Two VMs write to their disks without end, and wait for each 16 MiB to be there.
+    Disk,
     /// A snapshot of a VM is compressed.
     Compression,
 }
@@ -276,6 +301,14 @@ pub struct HostCommands {
 }
 
 impl Kind {
+    /// What schedules the machine.
+    pub fn scheduler(&self) -> Scheduler {
+        match self {
+            Kind::Burst { burst, .. } => burst.scheduler,
+            _ => Scheduler::Usual,
+        }
+    }
+
     /// Whether so many VMs exist at once that the machine needs more memory than usual.
     pub fn needs_much_memory(&self) -> bool {
         matches!(
@@ -322,6 +355,16 @@ pub const LIST: &str = "list_instructions";
 
 /// Counter: thousandths of the processor that the programs of other VMs had during a burst.
 pub const OTHERS: &str = "others_per_mille";
+
+/// Counter: thousandths of the processor that they had from the burst's request until the window's
+/// end, which is long after its last answer.
+pub const OTHERS_IN_WINDOW: &str = "others_in_window_per_mille";
+
+/// Counter: least CPU time of one of them in that window, in thousandths of the greatest.
+pub const LEAST_SHARE: &str = "least_share_per_mille";
+
+/// Counter: instructions that the machine executed in that window, without those of the others.
+pub const BURST_WORK: &str = "burst_work";
 
 /// Counter: time that a capture took during which a burst was requested, nanoseconds.
 pub const WORK: &str = "work_ns";

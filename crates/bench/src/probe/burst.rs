@@ -1,17 +1,24 @@
 //! Measures bursts of runs on a node with other work.
 
 use super::at_once::to_first_byte_of_each;
-use super::many::pid_of;
+use super::many::{idle_ns, pid_of};
 use super::node::{JIFFY, jiffy, output};
 use super::{Running, command, cpu_ns, now_ns, wait_for, wait_until_idle};
-use crate::plan::{Burst, Load, OTHERS, Sample, Start, WORK};
+use crate::plan::{
+    BURST_WORK, Burst, LEAST_SHARE, Load, OTHERS, OTHERS_IN_WINDOW, Sample, Scheduler, Start, WORK,
+};
 use anyhow::{Context, Result, anyhow, ensure};
 use std::collections::BTreeMap;
 use std::process::Stdio;
 use std::time::Duration;
 
-/// VMs whose programs never wait.
-const PROGRAMS: u32 = 4;
+/// VMs whose programs never wait, few and many.
+const PROGRAMS: [u32; 2] = [4, 16];
+/// VMs that write to their disks.
+const WRITERS: u32 = 2;
+/// Length of the window for each run of a burst: longer than a burst takes on a node with many
+/// programs.
+const WINDOW: Duration = Duration::from_millis(80);
 /// Time for which other work runs before the burst.
 const BEFORE: Duration = Duration::from_millis(50);
 /// Copies of 1.35 MiB of text in the memory of the VM that is captured.
@@ -21,11 +28,14 @@ const SNAPSHOT: &str = "burst-snapshot";
 /// Requests the runs of a burst at once; returns one sample of each. The first burst has one run
 /// and no other work: it starts the daemon and leaves a golden snapshot.
 pub fn run(burst: Burst, run: u32, once: &[String]) -> Result<Vec<Sample>> {
-    let Burst { size, start, load } = match run {
+    let Burst {
+        size, start, load, ..
+    } = match run {
         0 => Burst {
             size: 1,
             start: Start::Golden,
             load: Load::Idle,
+            ..burst
         },
         _ => burst,
     };
@@ -35,14 +45,20 @@ pub fn run(burst: Burst, run: u32, once: &[String]) -> Result<Vec<Sample>> {
     let vms = numbered("burst", size);
     let others = match load {
         Load::Idle => Vec::new(),
-        Load::Programs => numbered("working", PROGRAMS),
+        Load::Programs => numbered("working", PROGRAMS[0]),
+        Load::ManyPrograms => numbered("working", PROGRAMS[1]),
+        Load::Disk => numbered("writing", WRITERS),
         Load::Compression => numbered("captured", 1),
     };
     let measured = prepare(load, &others, run).and_then(|()| {
         // Spares and standbys are prepared again.
         wait_until_idle()?;
         let argvs: Vec<Vec<String>> = vms.iter().map(|vm| argv(vm, start)).collect();
-        measure(&argvs, load, &others)
+        check_scheduler(burst.scheduler)?;
+        let samples = measure(&argvs, load, &others)?;
+        // A policy that fails ends without another sign.
+        check_scheduler(burst.scheduler)?;
+        Ok(samples)
     });
     // If this fails, there is nothing to remove.
     for vm in others.iter().chain(&vms) {
@@ -50,6 +66,17 @@ pub fn run(burst: Burst, run: u32, once: &[String]) -> Result<Vec<Sample>> {
     }
     let _ = output(&["snapshot", "rm", SNAPSHOT]);
     measured
+}
+
+fn check_scheduler(wanted: Scheduler) -> Result<()> {
+    let state = std::fs::read_to_string("/sys/kernel/sched_ext/state").unwrap_or_default();
+    let expected = match wanted {
+        Scheduler::Usual => "",
+        Scheduler::Eevdf => "disabled",
+        Scheduler::SchedExt => "enabled",
+    };
+    ensure!(state.trim() == expected, "sched_ext is {state:?}");
+    Ok(())
 }
 
 fn numbered(name: &str, count: u32) -> Vec<String> {
@@ -72,7 +99,11 @@ fn argv(vm: &str, start: Start) -> Vec<String> {
 /// Starts the VMs of the other work.
 fn prepare(load: Load, others: &[String], run: u32) -> Result<()> {
     for vm in others {
-        jiffy(&["run", "--detach", "--name", vm])?;
+        let mut words = vec!["run", "--detach", "--name", vm];
+        if load == Load::Disk {
+            words.push("--root-disk=1G");
+        }
+        jiffy(&words)?;
     }
     if load == Load::Compression {
         // Text that differs in each run, so that nothing of an earlier snapshot is used.
@@ -93,9 +124,15 @@ fn measure(argvs: &[Vec<String>], load: Load, others: &[String]) -> Result<Vec<S
     let mut working = others
         .iter()
         .map(|vm| {
+            let script = match load {
+                Load::Disk => {
+                    "while dd if=/dev/zero of=/flood bs=1M count=16 conv=fsync 2>/dev/null; do :; done"
+                }
+                _ => "while :; do :; done",
+            };
             let words = match load {
                 Load::Compression => vec![JIFFY, "snapshot", "create", vm, SNAPSHOT],
-                _ => vec![JIFFY, "exec", vm, "--", "sh", "-c", "while :; do :; done"],
+                _ => vec![JIFFY, "exec", vm, "--", "sh", "-c", script],
             };
             let words: Vec<String> = words.into_iter().map(String::from).collect();
             let mut command = command(&words)?;
@@ -109,38 +146,80 @@ fn measure(argvs: &[Vec<String>], load: Load, others: &[String]) -> Result<Vec<S
     if load != Load::Idle {
         std::thread::sleep(BEFORE);
     }
-    let (before, start) = (cpu_of(&pids)?, now_ns());
+    let before = Moment::now(&pids)?;
     let (answers, _) = to_first_byte_of_each(argvs);
-    let (after, end) = (cpu_of(&pids)?, now_ns());
+    let after = Moment::now(&pids)?;
     let mut counters = BTreeMap::new();
-    if load == Load::Programs {
-        for other in &mut working {
-            let status = other.0.try_wait()?;
-            ensure!(
-                status.is_none(),
-                "a program that never waits ended: {status:?}"
-            );
-        }
-        counters.insert(OTHERS.into(), (after - before) * 1000 / (end - start));
-    }
     if load == Load::Compression {
         for other in &mut working {
             let status = other.0.wait()?;
             ensure!(status.success(), "the capture failed: {status}");
         }
         counters.insert(WORK.into(), now_ns() - begun);
+    } else {
+        let rest = (before.time + WINDOW.as_nanos() as u64 * argvs.len() as u64)
+            .checked_sub(now_ns())
+            .context("the burst took longer than its window")?;
+        std::thread::sleep(Duration::from_nanos(rest));
+        let end = Moment::now(&pids)?;
+        for other in &mut working {
+            let status = other.0.try_wait()?;
+            ensure!(
+                status.is_none(),
+                "a program that never ends ended: {status:?}"
+            );
+        }
+        counters.extend(before.counters(&after, &end));
     }
-    let sample = |answer: &Result<(u64, Running)>| {
+    let mut counters = Some(counters);
+    let mut sample = |answer: &Result<(u64, Running)>| {
         let (nanoseconds, _) = answer.as_ref().map_err(|error| anyhow!("{error:#}"))?;
         Ok(Sample {
             nanoseconds: *nanoseconds,
-            counters: counters.clone(),
+            // Those of the whole burst are in its first sample.
+            counters: counters.take().unwrap_or_default(),
             ..Sample::default()
         })
     };
-    answers.iter().map(sample).collect()
+    answers.iter().map(&mut sample).collect()
 }
 
-fn cpu_of(pids: &[u32]) -> Result<u64> {
-    pids.iter().map(|pid| cpu_ns(*pid)).sum()
+/// What the VMs of the other work, and the machine, have used until then.
+struct Moment {
+    time: u64,
+    idle: u64,
+    others: Vec<u64>,
+}
+
+impl Moment {
+    fn now(pids: &[u32]) -> Result<Moment> {
+        let others = pids.iter().map(|pid| cpu_ns(*pid));
+        Ok(Moment {
+            others: others.collect::<Result<_>>()?,
+            idle: idle_ns()?,
+            time: now_ns(),
+        })
+    }
+
+    /// Counters of a burst that began at this moment, was answered at `after`, and whose window
+    /// ended at `end`.
+    fn counters(&self, after: &Moment, end: &Moment) -> BTreeMap<String, u64> {
+        let of = |later: &Moment| -> Vec<u64> {
+            let each = later.others.iter().zip(&self.others);
+            each.map(|(later, earlier)| later.saturating_sub(*earlier))
+                .collect()
+        };
+        let per_mille = |part: u64, whole: u64| part * 1000 / whole.max(1);
+        let (meanwhile, all) = (of(after), of(end));
+        let (others, window) = (all.iter().sum::<u64>(), end.time - self.time);
+        let busy = window.saturating_sub(end.idle - self.idle);
+        let mut counters = BTreeMap::from([(BURST_WORK.to_owned(), busy.saturating_sub(others))]);
+        if let (Some(least), Some(most)) = (all.iter().min(), all.iter().max()) {
+            let share = per_mille(meanwhile.iter().sum(), after.time - self.time);
+            counters.insert(OTHERS.into(), share);
+            counters.insert(OTHERS_IN_WINDOW.into(), per_mille(others, window));
+            counters.insert(LEAST_SHARE.into(), per_mille(*least, *most));
+        }
+        counters
+    }
 }
