@@ -18,7 +18,7 @@ const PROGRAMS: [u32; 2] = [4, 16];
 const WRITERS: u32 = 2;
 /// Length of the window for each run of a burst: longer than a burst takes on a node with many
 /// programs.
-const WINDOW: Duration = Duration::from_millis(80);
+const WINDOW: Duration = Duration::from_millis(60);
 /// Time for which other work runs before the burst.
 const BEFORE: Duration = Duration::from_millis(50);
 /// Copies of 1.35 MiB of text in the memory of the VM that is captured.

@@ -10,15 +10,31 @@ use std::process::Command;
 /// Size of a RAM disk. It takes memory as it is written.
 const DISK_KIB: u32 = 512 << 10;
 
+const LOOP_DISK: &str = "/dev/loop0";
+
 /// Mounts the folder, unless an earlier case has done so.
 pub fn mount() -> Result<()> {
     if fs::read_to_string("/proc/mounts")?.contains(&format!(" {FOLDER} ")) {
         return Ok(());
     }
-    load_ram_disks()?;
-    run(Command::new(MKFS).args(["-q", "-m", "reflink=1", DISK]))?;
+    let disk = match Path::new("/proc/modules").exists() {
+        true => {
+            load_ram_disks()?;
+            DISK
+        }
+        false => loop_disk()?,
+    };
+    run(Command::new(MKFS).args(["-q", "-m", "reflink=1", disk]))?;
     fs::create_dir_all(FOLDER)?;
-    run(Command::new("mount").args(["-t", "xfs", DISK, FOLDER]))
+    run(Command::new("mount").args(["-t", "xfs", disk, FOLDER]))
+}
+
+/// A disk in a file in memory, for a kernel without modules, which has no RAM disk.
+fn loop_disk() -> Result<&'static str> {
+    let path = "/bench/data.img";
+    File::create(path)?.set_len(u64::from(DISK_KIB) << 10)?;
+    run(Command::new("losetup").args([LOOP_DISK, path]))?;
+    Ok(LOOP_DISK)
 }
 
 /// Creates the RAM disk of the folder and one for cold reads.
