@@ -16,32 +16,26 @@ use std::time::Duration;
 const PROGRAMS: [u32; 2] = [4, 16];
 /// VMs that write to their disks.
 const WRITERS: u32 = 2;
-/// Length of the window for each run of a burst: longer than a burst takes on a node with many
-/// programs.
-const WINDOW: Duration = Duration::from_millis(60);
+/// Length of the window, and what each run adds: longer than a burst takes beside many programs.
+const WINDOW: Duration = Duration::from_millis(500);
+const WINDOW_OF_RUN: Duration = Duration::from_millis(60);
 /// Time for which other work runs before the burst.
 const BEFORE: Duration = Duration::from_millis(50);
 /// Copies of 1.35 MiB of text in the memory of the VM that is captured.
 const COPIES: u32 = 30;
 const SNAPSHOT: &str = "burst-snapshot";
 
-/// Requests the runs of a burst at once; returns one sample of each. The first burst has one run
-/// and no other work: it starts the daemon and leaves a golden snapshot.
+/// Requests the runs of a burst at once; returns one sample of each. Run 0 starts the daemon and
+/// leaves a golden snapshot.
 pub fn run(burst: Burst, run: u32, once: &[String]) -> Result<Vec<Sample>> {
+    if run == 0 {
+        jiffy(&["run", "--rm", "--", "true"])?;
+        return Ok(Vec::new());
+    }
+    wait_for(once)?;
     let Burst {
         size, start, load, ..
-    } = match run {
-        0 => Burst {
-            size: 1,
-            start: Start::Golden,
-            load: Load::Idle,
-            ..burst
-        },
-        _ => burst,
-    };
-    if run > 0 {
-        wait_for(once)?;
-    }
+    } = burst;
     let vms = numbered("burst", size);
     let others = match load {
         Load::Idle => Vec::new(),
@@ -157,10 +151,9 @@ fn measure(argvs: &[Vec<String>], load: Load, others: &[String]) -> Result<Vec<S
         }
         counters.insert(WORK.into(), now_ns() - begun);
     } else {
-        let rest = (before.time + WINDOW.as_nanos() as u64 * argvs.len() as u64)
-            .checked_sub(now_ns())
-            .context("the burst took longer than its window")?;
-        std::thread::sleep(Duration::from_nanos(rest));
+        let window = WINDOW + WINDOW_OF_RUN * argvs.len() as u32;
+        let rest = window.checked_sub(Duration::from_nanos(now_ns() - before.time));
+        std::thread::sleep(rest.context("the burst took longer than its window")?);
         let end = Moment::now(&pids)?;
         for other in &mut working {
             let status = other.0.try_wait()?;
