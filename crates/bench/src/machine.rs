@@ -11,6 +11,8 @@ use std::time::Duration;
 pub const PROBE: &str = "/bench/probe";
 /// Environment variable that is passed on to `jiffyd`, to measure the cost of a jail.
 const JAIL: &str = "JIFFY_JAIL";
+/// Environment variable: the number of the machine's CPUs, 1 without it (docs/laboratory.md).
+const CPUS: &str = "JIFFY_BENCH_CPUS";
 /// Environment variable that chooses the scheduler of `jiffyd`.
 const SCHEDULER: &str = "JIFFY_SCHEDULER";
 /// Time limit for all runs of a case: several times what the longest case takes.
@@ -91,11 +93,16 @@ impl Machine {
             true => MUCH_MEMORY_MIB,
             false => options.memory_mib,
         };
+        let cpus = match std::env::var(CPUS) {
+            Ok(cpus) => cpus.parse().with_context(|| format!("{CPUS}={cpus}"))?,
+            Err(_) => options.cpus,
+        };
         let kernel = self.scheduler.needs_sched_ext();
         Lab::boot(LabOptions {
             files: self.files.clone(),
             kernel: kernel.then(|| host_kernel::SCHED.to_owned()),
             memory_mib,
+            cpus,
             ..options
         })
     }

@@ -204,11 +204,13 @@ impl Moment {
         };
         let per_mille = |part: u64, whole: u64| part * 1000 / whole.max(1);
         let (meanwhile, all) = (of(after), of(end));
-        let (others, window) = (all.iter().sum::<u64>(), end.time - self.time);
+        let processors = std::thread::available_parallelism().map_or(1, |it| it.get() as u64);
+        let (others, window) = (all.iter().sum::<u64>(), (end.time - self.time) * processors);
         let busy = window.saturating_sub(end.idle - self.idle);
         let mut counters = BTreeMap::from([(BURST_WORK.to_owned(), busy.saturating_sub(others))]);
         if let (Some(least), Some(most)) = (all.iter().min(), all.iter().max()) {
-            let share = per_mille(meanwhile.iter().sum(), after.time - self.time);
+            let time = (after.time - self.time) * processors;
+            let share = per_mille(meanwhile.iter().sum(), time);
             counters.insert(OTHERS.into(), share);
             counters.insert(OTHERS_IN_WINDOW.into(), per_mille(others, window));
             counters.insert(LEAST_SHARE.into(), per_mille(*least, *most));

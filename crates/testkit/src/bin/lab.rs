@@ -104,7 +104,7 @@ struct MachineArgs {
     /// RAM in MiB [default: 4096; always 3072 on Intel]
     #[arg(long)]
     memory: Option<u32>,
-    /// Number of CPUs
+    /// Number of CPUs; with --icount, several need QEMU 10
     #[arg(long, default_value_t = 1)]
     cpus: u8,
     /// Size in GiB of an empty XFS disk at /var/lib/jiffy; 0 for none
@@ -150,7 +150,7 @@ impl MachineArgs {
             kernel: self.kernel,
             kernel_args: self.kernel_args,
             memory_mib: self.memory.unwrap_or(defaults.memory_mib),
-            cpus: if self.icount { 1 } else { self.cpus },
+            cpus: self.cpus,
             accelerator: if self.icount {
                 Accelerator::TcgInstructionClock
             } else {

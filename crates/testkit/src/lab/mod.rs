@@ -6,7 +6,7 @@ mod run;
 
 pub use run::{Output, Run, Running};
 
-use crate::host_kernel;
+use crate::{host_kernel, icount};
 use anyhow::{Context, Result, bail, ensure};
 use jiffy_machine::client::AgentAddress;
 use jiffy_machine::image::build::{Addition, additions_archive};
@@ -117,6 +117,7 @@ impl Lab {
 
     /// Boots a machine; an error if it has no working `/dev/kvm`.
     pub fn boot(options: LabOptions) -> Result<Lab> {
+        icount::check_cpus(&options)?;
         remove_stale_folders();
         let folder = tempfile::Builder::new()
             .prefix(PREFIX)
