@@ -27,11 +27,15 @@ const SCHEDULERS: [(Scheduler, &str); 3] = [
     (Scheduler::SchedExt, "/sched-ext"),
 ];
 
-/// Bursts of each size, from golden snapshots and cold, with each load, by each scheduler.
+/// Bursts of each size with each load: from golden snapshots by each scheduler, and cold on the
+/// usual kernel.
 pub fn cases(runs: u32) -> Vec<Case> {
     let mut cases = Vec::new();
     for (scheduler, scheduler_name) in SCHEDULERS {
         for (start, start_name) in STARTS {
+            if start == Start::Cold && scheduler.needs_sched_ext() {
+                continue;
+            }
             for (load, load_name) in LOADS {
                 cases.extend(SIZES.map(|size| {
                     let name = format!("{PREFIX}{size}/{start_name}/{load_name}{scheduler_name}");
@@ -62,6 +66,7 @@ fn case(name: String, burst: Burst, runs: u32) -> Case {
         // A large burst has a sample of each run, and the other work takes long to prepare.
         runs: runs.min(match burst.size {
             1 => 8,
+            200 => 1,
             _ => 5,
         }),
         // The first run starts the daemon and leaves a golden snapshot.
@@ -102,6 +107,19 @@ pub fn figures(outcome: &Outcome) -> Vec<Figure> {
     .collect()
 }
 
+/// `…/ratio` of each burst that was measured by both: the 99th percentile by the policy of
+/// `jiffy-sched`, divided by that of EEVDF.
+pub fn ratios(figures: &[Figure]) -> Vec<Figure> {
+    let ratio = |figure: &Figure| {
+        let case = figure.case.strip_suffix("/sched-ext")?;
+        let eevdf = format!("{case}/eevdf");
+        let by_kernel = figures.iter().find(|other| other.case == eevdf)?;
+        let (case, ratio) = (format!("{case}/ratio"), figure.p99 / by_kernel.p99);
+        Figure::of(&case, &figure.monitor, Clock::Count, "times", vec![ratio])
+    };
+    figures.iter().filter_map(ratio).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -134,5 +152,22 @@ mod tests {
         assert_eq!(others.case, "node/burst/1/golden/programs/others");
         assert_eq!(others.median, 0.25);
         assert_eq!(found[1].median, 7.0);
+    }
+
+    #[test]
+    fn the_99th_percentiles_by_both_schedulers_are_compared() {
+        let figure = |scheduler: &str, values: &[f64]| {
+            let case = format!("node/burst/10/golden/programs/{scheduler}");
+            let (clock, unit) = (Clock::Instructions, "instructions");
+            Figure::of(&case, "jiffy", clock, unit, values.to_vec()).unwrap()
+        };
+        let (eevdf, ours) = (
+            figure("eevdf", &[1.0, 8.0]),
+            figure("sched-ext", &[3.0, 4.0]),
+        );
+        assert_eq!(ratios(std::slice::from_ref(&ours)), []);
+        let found = ratios(&[eevdf, ours]);
+        assert_eq!(found[0].case, "node/burst/10/golden/programs/ratio");
+        assert_eq!((found.len(), found[0].median), (1, 0.5));
     }
 }

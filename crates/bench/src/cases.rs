@@ -524,6 +524,7 @@ pub fn figures(clock: Clock, outcomes: &[Outcome]) -> Vec<Figure> {
         }
     }
     figures.extend(disk::ratios(outcomes));
+    figures.extend(burst::ratios(&figures));
     if clock == Clock::Instructions {
         figures.extend(image::figures(outcomes, verbs::RUN_GOLDEN));
     }

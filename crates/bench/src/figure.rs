@@ -225,6 +225,16 @@ pub const GOALS: &[Goal] = &[
         Bound::AtMost(64.0 * MIB),
     ),
     aim("node/vms/1000/ps", INSTRUCTIONS, Bound::AtMost(5e6)),
+    aim(
+        "node/burst/10/golden/many-programs/ratio",
+        "times",
+        Bound::AtMost(0.6),
+    ),
+    aim(
+        "node/burst/50/golden/many-programs/ratio",
+        "times",
+        Bound::AtMost(0.6),
+    ),
     promise(
         "vm/idle/instructions-per-second",
         INSTRUCTIONS,

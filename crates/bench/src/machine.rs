@@ -21,6 +21,8 @@ const CASE_TIME: Duration = Duration::from_secs(150);
 const MUCH_MEMORY_MIB: u32 = 8192;
 /// Time limit for a case with many VMs.
 const MANY_TIME: Duration = Duration::from_secs(900);
+/// Time limit for a case of bursts, of which one of fifty runs beside programs takes minutes.
+const BURST_TIME: Duration = Duration::from_secs(3600);
 /// Most attempts of a case, each in a new machine.
 const MOST_MACHINES: u32 = 3;
 
@@ -124,7 +126,8 @@ impl Machine {
         let output = command
             .stdin(serde_json::to_vec(case)?)
             .time_limit(match case.kind {
-                Kind::Clones { .. } | Kind::List { .. } | Kind::Burst { .. } => MANY_TIME,
+                Kind::Burst { .. } => BURST_TIME,
+                Kind::Clones { .. } | Kind::List { .. } => MANY_TIME,
                 _ => CASE_TIME,
             })
             .keep_output()

@@ -44,7 +44,7 @@ struct Arguments {
     #[arg(long)]
     no_wall: bool,
     /// Also measure guests' disk reads, their traffic, their work in shared folders, a thousand VMs,
-    /// and bursts of runs, and draw charts of single runs, which takes some minutes more
+    /// and bursts of runs, and draw charts of single runs, which takes longer than all other cases
     #[arg(long)]
     long: bool,
 }
