@@ -1,12 +1,14 @@
 //! A machine for tests, separate from the user's.
 //!
+//! * `cpus`: refuses more CPUs than QEMU can measure.
 //! * `run`: runs programs in it, with their input, output and end.
 
+mod cpus;
 mod run;
 
 pub use run::{Output, Run, Running};
 
-use crate::{host_kernel, icount};
+use crate::host_kernel;
 use anyhow::{Context, Result, bail, ensure};
 use jiffy_machine::client::AgentAddress;
 use jiffy_machine::image::build::{Addition, additions_archive};
@@ -117,7 +119,7 @@ impl Lab {
 
     /// Boots a machine; an error if it has no working `/dev/kvm`.
     pub fn boot(options: LabOptions) -> Result<Lab> {
-        icount::check_cpus(&options)?;
+        cpus::check(options.cpus, options.accelerator)?;
         remove_stale_folders();
         let folder = tempfile::Builder::new()
             .prefix(PREFIX)
