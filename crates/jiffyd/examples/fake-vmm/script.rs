@@ -9,6 +9,8 @@ pub struct Script {
     pub mute: bool,
     /// Neither the agent nor the control socket accepts requests.
     pub deaf: bool,
+    /// The agent accepts requests and answers none.
+    pub hung_agent: bool,
     /// Other programs in the guest send invalid data to the supervisor port.
     pub garbage: bool,
     /// The agent answers `exec` with invalid data.
@@ -75,6 +77,7 @@ impl Script {
                 Some("start-failed") => script.start_failed = true,
                 Some("mute") => script.mute = true,
                 Some("deaf") => script.deaf = true,
+                Some("hung-agent") => script.hung_agent = true,
                 Some("garbage") => script.garbage = true,
                 Some("exec-garbage") => script.exec_garbage = true,
                 Some("crash") => script.crash = true,

@@ -9,6 +9,7 @@ use jiffy_wire::api::{
 };
 use jiffy_wire::vmm::PageSize;
 use std::fs;
+use std::time::{Duration, Instant};
 
 /// Starts with 128 MiB, and may have 1 GiB. Its guest does without all of it.
 fn growing(name: &str) -> CreateVm {
@@ -220,4 +221,26 @@ fn a_guest_is_asked_for_no_more_memory_than_it_can_spare() {
     assert!(!log.contains("256 MiB are usable"), "{log}");
     let changed: Vm = change(&daemon, "full", 412).json();
     assert_eq!(shown(&changed), (412, Some(1024)));
+}
+
+#[test]
+fn a_guest_whose_agent_hangs_keeps_its_memory_after_a_short_time() {
+    let daemon = Daemon::start();
+    let hung = CreateVm {
+        kernel_args: Some("fake=hung-agent".into()),
+        ..growing("hung")
+    };
+    daemon.run_detached(hung).json::<Vm>();
+    let begun = Instant::now();
+    let error = change(&daemon, "hung", 64).error(ErrorKind::VmFailed);
+    assert_eq!(
+        error.message,
+        "The VM hung keeps its 128 MiB of memory: the guest's agent did not answer in time."
+    );
+    assert!(
+        begun.elapsed() < Duration::from_secs(20),
+        "{:?}",
+        begun.elapsed()
+    );
+    assert_eq!(shown(&daemon.vm("hung")), (128, Some(1024)));
 }

@@ -1,7 +1,7 @@
 //! Balloons: memory that a guest gives back.
 
 use super::Node;
-use jiffy_vmhost::agent;
+use jiffy_vmhost::agent::{self, AgentError};
 use jiffy_vmhost::control;
 use jiffy_vmhost::handle::VmHandle;
 use jiffy_wire::agent::{OLDEST, Request, Stat};
@@ -77,14 +77,22 @@ impl Node {
 
 /// What a guest can spare if this many MiB are left to it; nothing if it does not answer.
 pub(super) async fn spare(agent_socket: &Path, left: u64) -> Spare {
+    let spare = spare_within(agent_socket, left, STAT_TIME).await;
+    spare.unwrap_or_else(|error| {
+        debug!(%error, "a guest did not report its free memory");
+        Spare::default()
+    })
+}
+
+/// What a guest can spare if this many MiB are left to it; it has this long to answer.
+pub(super) async fn spare_within(
+    agent_socket: &Path,
+    left: u64,
+    within: Duration,
+) -> Result<Spare, AgentError> {
     let request = Request::Stat { version: OLDEST };
-    match agent::ask_once::<Stat>(agent_socket, &request, STAT_TIME).await {
-        Ok(stat) => spare_of(&stat, left),
-        Err(error) => {
-            debug!(%error, "a guest did not report its free memory");
-            Spare::default()
-        }
-    }
+    let stat: Stat = agent::ask_once(agent_socket, &request, within).await?;
+    Ok(spare_of(&stat, left))
 }
 
 fn spare_of(stat: &Stat, left: u64) -> Spare {

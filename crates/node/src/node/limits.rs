@@ -5,6 +5,7 @@ use jiffy_content::checks::memory_range;
 use jiffy_content::error::{Error, Result};
 use jiffy_content::model::vm::Spec;
 use jiffy_content::room::memory::{Amount, Reserved, vcpus};
+use jiffy_sys::causes;
 use jiffy_vmhost::handle::{Command, DeviceLimits, VmHandle};
 use jiffy_vmhost::{agent, control};
 use jiffy_wire::agent::{CPUS, Request};
@@ -25,6 +26,8 @@ const POLL: Duration = Duration::from_millis(10);
 const IDLE_POLLS: u32 = 500;
 /// Most times that a guest is asked what it can spare: it may be taking back its caches' memory.
 const SPARE_POLLS: u32 = 50;
+/// How long it has for all these answers.
+const SPARE_TIME: Duration = Duration::from_secs(10);
 /// How long a guest has in all.
 const MEMORY_TIME: Duration = Duration::from_secs(600);
 
@@ -161,14 +164,19 @@ impl Node {
 /// Checks that a guest can do without this much of its memory, MiB. A balloon that is to take more
 /// leaves it without free memory until the change is given up, and its kernel ends programs for it.
 async fn can_spare(vm: &VmHandle, agent: &Path, before: u32, less: u32) -> Result<()> {
+    let until = Instant::now() + SPARE_TIME;
     let mut polls = 0;
     loop {
-        let spare = balloon::spare(agent, 0).await.all;
+        let left = until.saturating_duration_since(Instant::now());
+        let spare = match balloon::spare_within(agent, 0, left).await {
+            Ok(spare) => spare.all,
+            Err(error) => return Err(kept(vm, before, &causes::sentence(&error))),
+        };
         if spare >= less {
             return Ok(());
         }
         polls += 1;
-        if polls > SPARE_POLLS {
+        if polls > SPARE_POLLS || Instant::now() > until {
             let why = format!("its guest can do without {spare} MiB, not without {less}");
             return Err(keeps(vm, before, &why));
         }
@@ -177,11 +185,14 @@ async fn can_spare(vm: &VmHandle, agent: &Path, before: u32, less: u32) -> Resul
 }
 
 fn keeps(vm: &VmHandle, mib: u32, why: &str) -> Error {
+    kept(vm, mib, why).hint("Its programs need that memory, or its kernel has no balloon driver.")
+}
+
+fn kept(vm: &VmHandle, mib: u32, why: &str) -> Error {
     let name = &vm.name;
     Error::vm_failed(format!(
         "The VM {name} keeps its {mib} MiB of memory: {why}."
     ))
-    .hint("Its programs need that memory, or its kernel has no balloon driver.")
 }
 
 fn of_cpus(cpus: u8) -> Limits {
