@@ -51,8 +51,8 @@ impl Job {
         Job::new(vm, Kind::Complete(units), pieces, done)
     }
 
-    /// Fills these chunks, which need no origin; `None` if there are none. `then` is called when that
-    /// is done. Chunks that can't be read are left to faults, which report why.
+    /// Fills these chunks, which need no origin; `None` if there are none. `then` is called when all
+    /// of them are filled. Chunks that can't be read are left to faults, which report why.
     pub fn prefetch(vm: Arc<Vm>, chunks: Vec<u32>, then: Box<dyn FnOnce() + Send>) -> Option<Job> {
         let parts = parts(&vm, chunks);
         if parts.is_empty() {
@@ -137,13 +137,14 @@ impl Job {
         }
     }
 
-    /// Does one piece; calls `between` at points where more urgent work may go first.
+    /// Does one piece; calls `between` at points where more urgent work may go first. Returns why a
+    /// part of it was left to faults, if so.
     pub(super) fn work(
         &self,
         piece: usize,
         scratch: &mut Scratch,
         between: &mut dyn FnMut(&mut Scratch),
-    ) -> Result<(), Stop> {
+    ) -> Result<Option<String>, Stop> {
         match &self.kind {
             Kind::Complete(units) => {
                 let first = piece as u64 * units;
@@ -152,7 +153,7 @@ impl Job {
                         self.vm.fill_unit(unit, None, scratch)?;
                     }
                 }
-                Ok(())
+                Ok(None)
             }
             Kind::Prefetch(parts) => {
                 if piece == 0 {
@@ -220,7 +221,7 @@ fn fill_window(
     window: &Window,
     scratch: &mut Scratch,
     between: &mut dyn FnMut(&mut Scratch),
-) -> Result<(), Stop> {
+) -> Result<Option<String>, Stop> {
     let size = vm.image().chunk_size();
     let missing: Vec<&(u32, Range<u64>)> = window
         .chunks
@@ -228,20 +229,18 @@ fn fill_window(
         .filter(|(chunk, _)| !vm.is_filled(u64::from(*chunk)))
         .collect();
     if missing.is_empty() {
-        return Ok(());
+        return Ok(None);
     }
     let mut stored = std::mem::take(&mut scratch.stored);
     let length = window.file.end - window.file.start;
     let bytes = first(&mut stored, length as usize);
     if let Err(error) = vm.image().read_stored(window.file.start, bytes) {
-        // A fault on this chunk will report the error.
-        tracing::warn!(vm = vm.name(), "{error}");
-        return Ok(());
+        return Ok(Some(error.0));
     }
     vm.counters().read(length);
     let most = (RUN / size).max(1);
     let consecutive = missing.chunk_by(|one, next| one.0 + 1 == next.0);
-    let mut since = 0;
+    let (mut since, mut problem) = (0, None);
     for run in consecutive.flat_map(|run| run.chunks(most)) {
         if run.iter().all(|(chunk, _)| vm.is_filled(u64::from(*chunk))) {
             // A fault has filled it meanwhile.
@@ -252,29 +251,30 @@ fn fill_window(
             between(scratch);
             since = run.len();
         }
-        fill_consecutive(vm, window, &stored, run, scratch)?;
+        let found = fill_consecutive(vm, window, &stored, run, scratch)?;
+        problem = problem.or(found);
     }
     between(scratch);
     scratch.stored = stored;
-    Ok(())
+    Ok(problem)
 }
 
-/// Fills chunks that are consecutive in memory, in one call.
+/// Fills chunks that are consecutive in memory, in one call; only those before the first that is bad.
 fn fill_consecutive(
     vm: &Vm,
     window: &Window,
     stored: &[u8],
     run: &[&(u32, Range<u64>)],
     scratch: &mut Scratch,
-) -> Result<(), Stop> {
+) -> Result<Option<String>, Stop> {
     let size = vm.image().chunk_size();
     let begin = run[0].0;
-    let (bytes, valid) = match stored_raw(window, stored, run, size) {
+    let (bytes, (valid, problem)) = match stored_raw(window, stored, run, size) {
         // Filled from the read buffer, without a copy.
         Some(bytes) => {
             let chunks = run.iter().zip(bytes.chunks(size));
             let right = chunks.map(|((chunk, _), bytes)| vm.image().check(*chunk, bytes));
-            (bytes, count_valid(vm, right))
+            (bytes, count_valid(right))
         }
         None => {
             let bytes = first(&mut scratch.chunks, run.len() * size);
@@ -284,7 +284,7 @@ fn fill_consecutive(
                 let from = &stored[window.within(place)];
                 vm.image().decode(decoder, *chunk, from, into)
             });
-            let valid = count_valid(vm, right);
+            let valid = count_valid(right);
             (&*bytes, valid)
         }
     };
@@ -293,7 +293,7 @@ fn fill_consecutive(
         vm.mark_filled(u64::from(chunk));
     }
     vm.counters().prefetched(valid as u64);
-    Ok(())
+    Ok(problem)
 }
 
 /// The bytes of a run of chunks that are stored uncompressed and consecutive.
@@ -315,18 +315,16 @@ fn stored_raw<'a>(
     Some(&stored[window.within(&(begin..at))])
 }
 
-/// The number of chunks before the first bad one. A fault on the bad chunk will report the error,
-/// and the chunks behind it are filled by faults.
-fn count_valid(vm: &Vm, outcomes: impl Iterator<Item = Result<(), Unreadable>>) -> usize {
+/// The number of chunks before the first bad one, and what is wrong with that.
+fn count_valid(outcomes: impl Iterator<Item = Result<(), Unreadable>>) -> (usize, Option<String>) {
     let mut valid = 0;
     for outcome in outcomes {
         if let Err(error) = outcome {
-            tracing::warn!(vm = vm.name(), "{error}");
-            break;
+            return (valid, Some(error.0));
         }
         valid += 1;
     }
-    valid
+    (valid, None)
 }
 
 fn fill_unstored(
@@ -334,17 +332,148 @@ fn fill_unstored(
     units: &[u64],
     scratch: &mut Scratch,
     between: &mut dyn FnMut(&mut Scratch),
-) -> Result<(), Stop> {
+) -> Result<Option<String>, Stop> {
+    let mut problem = None;
     for unit in units {
         if vm.is_filled(*unit) {
             continue;
         }
         match vm.fill_unit(*unit, None, scratch) {
             Ok(_) => vm.counters().prefetched(vm.chunks_of_unit()),
-            Err(Stop::Failed(sentence)) => tracing::warn!(vm = vm.name(), "{sentence}"),
+            Err(Stop::Failed(sentence)) => problem = problem.or(Some(sentence)),
             Err(stop) => return Err(stop),
         }
         between(scratch);
     }
-    Ok(())
+    Ok(problem)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::handshake::Layout;
+    use crate::image::{ChunkImage, Content};
+    use crate::vm::{Removed, VmParts};
+    use jiffy_store::{Decoder, ImageId};
+    use jiffy_sys::userfaultfd::{Arena, Features, Userfaultfd};
+    use jiffy_wire::pager::Mapping;
+    use std::sync::atomic::AtomicBool;
+
+    const CHUNK: usize = 8 << 10;
+    const CHUNKS: u32 = 8;
+
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    enum Bad {
+        Nothing,
+        /// Chunk 1, which its parent has.
+        Unstored,
+        /// No chunk of the file can be read.
+        File,
+        /// Chunk 4, which the file has, has other bytes.
+        Bytes,
+    }
+
+    /// The file has the chunks from 3 on, uncompressed.
+    struct Image(Bad);
+
+    fn unreadable(bad: bool) -> Result<(), Unreadable> {
+        match bad {
+            true => Err(Unreadable("it is bad".into())),
+            false => Ok(()),
+        }
+    }
+
+    impl ChunkImage for Image {
+        fn id(&self) -> ImageId {
+            ImageId([0; 16])
+        }
+
+        fn size(&self) -> u64 {
+            u64::from(CHUNKS) * CHUNK as u64
+        }
+
+        fn chunk_size(&self) -> usize {
+            CHUNK
+        }
+
+        fn read(
+            &self,
+            _: &mut Decoder,
+            chunk: u32,
+            bytes: &mut [u8],
+        ) -> Result<Content, Unreadable> {
+            unreadable(self.0 == Bad::Unstored && chunk == 1)?;
+            bytes.fill(1);
+            Ok(Content::Bytes { read: CHUNK as u64 })
+        }
+
+        fn stored(&self, chunk: u32) -> Option<Range<u64>> {
+            let start = u64::from(chunk.checked_sub(3)?) * CHUNK as u64;
+            Some(start..start + CHUNK as u64)
+        }
+
+        fn read_stored(&self, _: u64, into: &mut [u8]) -> Result<(), Unreadable> {
+            into.fill(1);
+            unreadable(self.0 == Bad::File)
+        }
+
+        fn check(&self, chunk: u32, _: &[u8]) -> Result<(), Unreadable> {
+            unreadable(self.0 == Bad::Bytes && chunk == 4)
+        }
+    }
+
+    fn vm(image: Image, arena: &Arena) -> Arc<Vm> {
+        let uffd = Userfaultfd::create(Features::GUEST_MEMORY).unwrap();
+        arena.register(&uffd).unwrap();
+        let mapping = Mapping {
+            base_host_virt_addr: arena.address(),
+            size: image.size(),
+            offset: 0,
+            page_size: 4096,
+            page_size_kib: 4096,
+        };
+        let layout = Layout::new(&[mapping], image.size()).unwrap();
+        let parts = VmParts {
+            name: "vm".into(),
+            token: 1,
+            uffd,
+            removed: Removed::new(&layout),
+            layout,
+            image: Arc::new(image),
+            counters: Arc::default(),
+            touched: None,
+            on_failure: Box::new(|_| {}),
+        };
+        Arc::new(Vm::new(parts).unwrap())
+    }
+
+    #[test]
+    fn what_follows_a_prefetch_is_done_only_if_every_chunk_was_filled() {
+        for (bad, filled) in [
+            (Bad::Nothing, &[0, 1, 2, 3, 4, 5, 6, 7][..]),
+            (Bad::Unstored, &[0, 2, 3, 4, 5, 6, 7]),
+            (Bad::File, &[0, 1, 2]),
+            (Bad::Bytes, &[0, 1, 2, 3]),
+        ] {
+            let arena = Arena::anonymous(CHUNKS as usize * CHUNK).unwrap();
+            let vm = vm(Image(bad), &arena);
+            let called = Arc::new(AtomicBool::new(false));
+            let then = Arc::clone(&called);
+            let then = Box::new(move || then.store(true, Ordering::Relaxed));
+            let job = Job::prefetch(vm.clone(), (0..CHUNKS).collect(), then).unwrap();
+            while let Some(piece) = job.claim() {
+                let problem = job.work(piece, &mut Scratch::default(), &mut |_| {});
+                job.finished(problem.unwrap());
+            }
+            assert_eq!(
+                called.load(Ordering::Relaxed),
+                bad == Bad::Nothing,
+                "{bad:?}"
+            );
+            let is_filled = |chunk: &u32| vm.is_filled(u64::from(*chunk));
+            let found: Vec<u32> = (0..CHUNKS).filter(is_filled).collect();
+            assert_eq!(found, filled, "{bad:?}");
+            assert!(!vm.has_ended(), "{bad:?}");
+        }
+    }
 }

@@ -264,7 +264,7 @@ impl Shared {
         let outcome = job.work(piece, &mut scratch, &mut between);
         worker.scratch = scratch;
         match outcome {
-            Ok(()) => job.finished(None),
+            Ok(problem) => job.finished(problem),
             Err(Stop::Changing) => {
                 self.read(job.vm(), worker);
                 self.share(job.vm(), worker);
