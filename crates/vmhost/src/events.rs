@@ -8,7 +8,10 @@ use jiffy_content::clock::unix_millis;
 use jiffy_content::model::vm::VmRecord;
 use jiffy_wire::api::{Action, Event, Subject, VmState};
 use std::sync::Arc;
-use tokio::sync::broadcast::{self, error::RecvError};
+use tokio::sync::broadcast::{
+    self,
+    error::{RecvError, TryRecvError},
+};
 
 /// Events that a slow subscriber may be behind. The bus keeps this many.
 const CAPACITY: usize = 1024;
@@ -112,6 +115,18 @@ impl Subscription {
                 Ok(Published { event, .. }) => return Some(Received::Event(event)),
                 Err(RecvError::Lagged(missed)) => return Some(Received::Missed(missed)),
                 Err(RecvError::Closed) => return None,
+            }
+        }
+    }
+
+    /// The next event that users may see, if one was published already.
+    pub fn published(&mut self) -> Option<Received> {
+        loop {
+            match self.0.try_recv() {
+                Ok(Published { hidden: true, .. }) => {}
+                Ok(Published { event, .. }) => return Some(Received::Event(event)),
+                Err(TryRecvError::Lagged(missed)) => return Some(Received::Missed(missed)),
+                Err(TryRecvError::Empty | TryRecvError::Closed) => return None,
             }
         }
     }

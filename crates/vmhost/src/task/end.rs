@@ -253,8 +253,9 @@ impl Actor {
         }
         let vm = self.record.view();
         self.registry.remove(vm, timeline);
-        self.view.send_modify(|view| view.removed = true);
+        // Who sees in the view that it is removed finds that event among those that were published.
         self.host.events.publish_vm(Action::Removed, &self.record);
+        self.view.send_modify(|view| view.removed = true);
         self.removal.conclude(&Ok(()));
         info!(vm = %self.record.name, id = %self.record.id, "VM removed");
         // Answers the commands that are still queued; then the task ends.
