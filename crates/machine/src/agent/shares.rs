@@ -9,19 +9,27 @@ use crate::shares::{self, Share};
 use jiffy_wire::files::MESSAGE_MAX;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::mount::{MountFlags, mount as mount_at};
+use rustix::mount::{MountFlags, UnmountFlags, mount as mount_at, unmount};
 use std::ffi::CString;
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// Bytes of `fuse_out_header`, the shortest answer.
 const SHORTEST: usize = 16;
 /// How long QEMU may take to announce that the port has a server.
 const CONNECTED: Duration = Duration::from_secs(10);
+
+/// Unmounts what an agent that ended has left at these places: every access to it gives ENOTCONN.
+pub fn unmount_left(places: &[PathBuf]) {
+    for place in places {
+        // With all that is mounted below it, which can't be reached through it.
+        while unmount(place, UnmountFlags::DETACH).is_ok() {}
+    }
+}
 
 /// Mounts the share of this number, read-only if it is; `ended` is called when its server has ended.
 /// The error is a sentence.
@@ -260,6 +268,58 @@ mod tests {
         let mut message = vec![byte; length];
         message[..4].copy_from_slice(&(length as u32).to_ne_bytes());
         message
+    }
+
+    /// A mount whose server has ended.
+    struct Left(PathBuf);
+
+    impl Left {
+        fn at(place: PathBuf) -> Left {
+            let fuse = File::options().read(true).write(true).open("/dev/fuse");
+            let fuse = fuse.unwrap();
+            let data = format!(
+                "fd={},rootmode=40000,user_id=0,group_id=0",
+                fuse.as_raw_fd()
+            );
+            let data = CString::new(data).unwrap();
+            mount_at("left", &place, c"fuse", MountFlags::NODEV, &*data).unwrap();
+            Left(place)
+        }
+    }
+
+    impl Drop for Left {
+        fn drop(&mut self) {
+            let _ = unmount(&self.0, UnmountFlags::DETACH);
+        }
+    }
+
+    #[test]
+    fn what_an_agent_that_ended_has_left_is_unmounted() {
+        if !rustix::process::getuid().is_root() || File::open("/dev/fuse").is_err() {
+            eprintln!("SKIPPED: only root with /dev/fuse can mount a folder");
+            return;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let [a, other, none] = ["a", "other", "none"].map(|name| folder.path().join(name));
+        let below = a.join("below");
+        for place in [&a, &other] {
+            std::fs::create_dir(place).unwrap();
+        }
+        let _other = Left::at(other.clone());
+        // Two agents ended, one after another.
+        let _lower = Left::at(a.clone());
+        let _upper = Left::at(a.clone());
+        let is_dead = |place: &Path| {
+            let error = place.metadata().err();
+            error.and_then(|error| Errno::from_io_error(&error)) == Some(Errno::NOTCONN)
+        };
+        assert!(is_dead(&a) && is_dead(&other));
+        unmount_left(&[below.clone(), a.clone(), none]);
+        std::fs::create_dir(&below).unwrap();
+        assert!(is_dead(&other));
+        // A folder that is no mount stays as it is.
+        unmount_left(&[a.clone(), other.clone()]);
+        assert!(below.is_dir() && other.is_dir());
     }
 
     #[test]

@@ -54,20 +54,16 @@ fn main() -> anyhow::Result<()> {
 }
 
 fn report(options: &Options) -> anyhow::Result<()> {
+    // Before the port, which nobody on the host reads when an agent is started again.
+    let mounted = mount_shares(&options.share);
+    if let Err(message) = &mounted {
+        eprintln!("jiffy-machine-agent: {message}");
+    }
     let mut port = ready::Port::open()?;
     port.push(&Ready::Agent {
         kvm: std::path::Path::new("/dev/kvm").exists(),
         uptime_ms: ready::uptime_ms(),
     })?;
-    let mounted = options
-        .share
-        .iter()
-        .enumerate()
-        .try_for_each(|(number, share)| {
-            shares::mount(number, share, |message| {
-                eprintln!("jiffy-machine-agent: {message}");
-            })
-        });
     let ready = || ready::wait_for(options.wait_for, options.mount.as_deref());
     let message = match mounted.and_then(|()| ready()) {
         Ok(()) => Ready::Services {
@@ -77,4 +73,14 @@ fn report(options: &Options) -> anyhow::Result<()> {
     };
     port.push(&message)?;
     Ok(())
+}
+
+fn mount_shares(all: &[Share]) -> Result<(), String> {
+    let places: Vec<_> = all.iter().map(Share::mount_point).collect();
+    shares::unmount_left(&places);
+    all.iter().enumerate().try_for_each(|(number, share)| {
+        shares::mount(number, share, |message| {
+            eprintln!("jiffy-machine-agent: {message}");
+        })
+    })
 }

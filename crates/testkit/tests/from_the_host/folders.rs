@@ -85,6 +85,22 @@ fn vms_share_folders_that_the_machine_shares() {
     assert!(!machine(&["sh", "-c", &write]).status.success());
     assert!(!Path::new(&path("data/new")).exists());
 
+    // After the death of the agent the next one mounts the shares again.
+    let agent = "kill -9 $(pidof jiffy-machine-agent)";
+    machine(&["sh", "-c", agent]);
+    let until = Instant::now() + Duration::from_secs(60);
+    let given = format!("/host{}", path("data/given"));
+    loop {
+        let output = machine(&["cat", &given]);
+        if text(&output.stdout) == "given" {
+            break;
+        }
+        assert!(Instant::now() < until, "{output:?}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let output = run(&source, "cat /src/moved/file");
+    assert_eq!(text(&output.stdout), "guest");
+
     // The death of a server ends only its share.
     let (id, _) = servers()
         .into_iter()
