@@ -14,6 +14,24 @@ pub struct SingleFlight<T>(Mutex<Option<Current<T>>>);
 /// The result, and when it was ready.
 type Outcome<T> = watch::Receiver<Option<(Instant, T)>>;
 
+/// A caller's share of an operation.
+#[derive(Debug)]
+#[must_use = "the operation is given up when no caller waits for it any more"]
+pub struct Joined<T> {
+    /// Whether this caller began the operation.
+    pub began: bool,
+    result: Outcome<T>,
+    _wanted: Arc<watch::Sender<()>>,
+}
+
+impl<T: Clone> Joined<T> {
+    /// Waits for the result. `None` if the operation panicked.
+    pub async fn result(mut self) -> Option<T> {
+        let done = self.result.wait_for(Option::is_some).await.ok()?.clone();
+        done.map(|(_, result)| result)
+    }
+}
+
 /// The operation in progress, or the last one.
 #[derive(Debug)]
 struct Current<T> {
@@ -29,38 +47,36 @@ impl<T> Default for SingleFlight<T> {
 }
 
 impl<T: Clone + Debug + Send + Sync + 'static> SingleFlight<T> {
-    /// Waits for the operation in progress, or begins one. The receiver given to `begin` is closed
-    /// when no caller waits any more. `None` if the operation panicked.
-    pub async fn join<F>(&self, begin: impl FnOnce(watch::Receiver<()>) -> F) -> Option<T>
+    /// Joins the operation in progress, or begins one. The receiver given to `begin` is closed when
+    /// no caller waits any more.
+    pub fn join<F>(&self, begin: impl FnOnce(watch::Receiver<()>) -> F) -> Joined<T>
     where
         F: Future<Output = T> + Send + 'static,
     {
-        let (mut result, _wanted) = {
-            let mut current = self.lock();
-            match current.as_ref().and_then(Current::in_progress) {
-                Some(joined) => joined,
-                None => {
-                    let (wanted, is_wanted) = watch::channel(());
-                    let wanted = Arc::new(wanted);
-                    let (tell, result) = watch::channel(None);
-                    let operation = begin(is_wanted.clone());
-                    tokio::spawn(async move {
-                        let done = operation.await;
-                        // Without callers the result may only say that the operation was given up.
-                        if is_wanted.has_changed().is_ok() {
-                            tell.send_replace(Some((Instant::now(), done)));
-                        }
-                    });
-                    *current = Some(Current {
-                        result: result.clone(),
-                        wanted: Arc::downgrade(&wanted),
-                    });
-                    (result, wanted)
-                }
+        let mut current = self.lock();
+        if let Some(joined) = current.as_ref().and_then(Current::in_progress) {
+            return joined;
+        }
+        let (wanted, is_wanted) = watch::channel(());
+        let wanted = Arc::new(wanted);
+        let (tell, result) = watch::channel(None);
+        let operation = begin(is_wanted.clone());
+        tokio::spawn(async move {
+            let done = operation.await;
+            // Without callers the result may only say that the operation was given up.
+            if is_wanted.has_changed().is_ok() {
+                tell.send_replace(Some((Instant::now(), done)));
             }
-        };
-        let done = result.wait_for(Option::is_some).await.ok()?.clone();
-        done.map(|(_, result)| result)
+        });
+        *current = Some(Current {
+            result: result.clone(),
+            wanted: Arc::downgrade(&wanted),
+        });
+        Joined {
+            began: true,
+            result,
+            _wanted: wanted,
+        }
     }
 
     /// Is the operation in progress, with a caller waiting for it?
@@ -88,10 +104,14 @@ impl<T: Clone + Debug + Send + Sync + 'static> SingleFlight<T> {
 }
 
 impl<T> Current<T> {
-    fn in_progress(&self) -> Option<(Outcome<T>, Arc<watch::Sender<()>>)> {
+    fn in_progress(&self) -> Option<Joined<T>> {
         // The operation's task drops the sender when it ends.
         self.result.has_changed().ok()?;
-        Some((self.result.clone(), self.wanted.upgrade()?))
+        Some(Joined {
+            began: false,
+            result: self.result.clone(),
+            _wanted: self.wanted.upgrade()?,
+        })
     }
 }
 
@@ -112,7 +132,7 @@ mod tests {
                     go.notified().await;
                     count.fetch_add(1, Ordering::SeqCst) + 1
                 };
-                flight.join(begin).await
+                flight.join(begin).result().await
             }
         };
         for round in 1..4 {
@@ -142,7 +162,7 @@ mod tests {
                     assert!(wanted.changed().await.is_err());
                     told.notify_one();
                 };
-                flight.join(begin).await
+                flight.join(begin).result().await
             })
         };
         let first = want();
@@ -161,7 +181,9 @@ mod tests {
     async fn after_a_panic_the_next_caller_starts_again() {
         let flight = SingleFlight::<u32>::default();
         let panics = |_| async { panic!("as it must") };
-        assert_eq!(flight.join(panics).await, None);
-        assert_eq!(flight.join(|_| async { 2 }).await, Some(2));
+        assert_eq!(flight.join(panics).result().await, None);
+        let next = flight.join(|_| async { 2 });
+        assert!(next.began && !flight.join(|_| async { 3 }).began);
+        assert_eq!(next.result().await, Some(2));
     }
 }

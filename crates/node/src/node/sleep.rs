@@ -22,7 +22,6 @@ use jiffy_wire::timeline::names;
 use std::future::Future;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
@@ -196,28 +195,22 @@ impl Node {
         let wait = Caller::current().wait;
         let until = Instant::now() + self.host.room.wait_limit(wait);
         loop {
-            // Whether this request began the wake, which then ends in time.
-            let own = AtomicBool::new(false);
+            let waking = vm.waking.join(|clients| self.wake_for(vm, clients));
+            // A wake that this request began waits for room as this request wants.
+            if waking.began {
+                return finished(waking.result().await);
+            }
             let too_long = async {
                 sleep_until(until).await;
-                match own.load(Ordering::Relaxed) {
-                    true => std::future::pending().await,
-                    false => self.host.room.when_queued_for(&vm.id).await,
-                }
-            };
-            let wake = |clients| {
-                own.store(true, Ordering::Relaxed);
-                self.wake_for(vm, clients)
+                self.host.room.when_queued_for(&vm.id).await;
             };
             let woken = tokio::select! {
-                woken = vm.waking.join(wake) => woken,
+                woken = waking.result() => finished(woken),
                 () = too_long => return Err(another_waits(vm)),
             };
-            let woken =
-                woken.unwrap_or_else(|| Err(Error::internal("A task of jiffyd did not finish.")));
             let is_short = |error: &Error| error.0.kind == ErrorKind::NoRoom;
             let may_wait = wait.is_some() && Instant::now() < until;
-            if own.into_inner() || !may_wait || !woken.as_ref().is_err_and(is_short) {
+            if !may_wait || !woken.as_ref().is_err_and(is_short) {
                 return woken;
             }
         }
@@ -258,4 +251,9 @@ impl Node {
         info!(vm = %vm.name, "VM woken");
         Ok(vm)
     }
+}
+
+/// The result of a wake; an error if its task panicked.
+fn finished(woken: Option<Result<()>>) -> Result<()> {
+    woken.unwrap_or_else(|| Err(Error::internal("A task of jiffyd did not finish.")))
 }
