@@ -19,7 +19,7 @@ use hyper::{Request, StatusCode, Uri, Version};
 use hyper_util::rt::TokioIo;
 use jiffy_content::error::Error;
 use jiffy_content::token::Token;
-use jiffy_node::Node;
+use jiffy_node::{Caller, Node, on_behalf_of};
 use jiffy_vmhost::activity::{InUse, Use};
 use jiffy_vmhost::handle::VmHandle;
 use jiffy_vmhost::network::is_open_to_the_proxy;
@@ -208,7 +208,9 @@ impl Forwarder {
             _places: places.map(Option::flatten),
             vm,
         });
-        let awake = self.node.wake_for_connection(&lasting.vm).await;
+        let caller = caller(request.headers()).map_err(Refusal::invalid)?;
+        let awake = self.node.wake_for_connection(&lasting.vm);
+        let awake = on_behalf_of(caller, awake).await;
         awake.map_err(Refusal::unavailable)?;
         Ok((target, lasting))
     }
@@ -266,6 +268,18 @@ impl Forwarder {
     }
 }
 
+/// Who sends a request, and how it waits.
+fn caller(headers: &HeaderMap) -> Result<Caller, Error> {
+    let Some(wait) = headers.get(target::WAIT) else {
+        return Ok(Caller::default());
+    };
+    let seconds = wait.to_str().ok().and_then(|wait| wait.parse().ok());
+    let seconds = seconds.ok_or_else(|| {
+        Error::invalid("The header Jiffy-Wait must be a number of whole seconds.")
+    })?;
+    Caller::default().with(None, Some(seconds))
+}
+
 fn no_network(name: &str) -> Refusal {
     Refusal::bad_gateway(format!("The VM {name} has no network."))
 }
@@ -309,6 +323,7 @@ fn pass_on<B: Body>(
     }
     headers.remove(target::VM);
     headers.remove(target::PORT);
+    headers.remove(target::WAIT);
     if let Ok(from) = HeaderValue::from_str(&from.to_string()) {
         headers.append(FORWARDED_FOR, from);
     }

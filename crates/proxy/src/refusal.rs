@@ -36,6 +36,14 @@ impl Refusal {
         }
     }
 
+    /// 400: the request asks for what is not possible.
+    pub(crate) fn invalid(error: Error) -> Refusal {
+        Refusal {
+            status: StatusCode::BAD_REQUEST,
+            error,
+        }
+    }
+
     /// 400: the client sent an invalid body.
     pub(crate) fn damaged_body() -> Refusal {
         Refusal {

@@ -12,6 +12,8 @@ use std::net::IpAddr;
 pub const VM: &str = "jiffy-vm";
 /// The header that names the port.
 pub const PORT: &str = "jiffy-port";
+/// The header that says how many seconds a request waits for memory and vCPUs to wake its VM.
+pub const WAIT: &str = "jiffy-wait";
 /// The prefix of a path that names a VM.
 const PREFIX: &str = "/vm/";
 

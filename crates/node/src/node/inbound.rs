@@ -2,18 +2,19 @@
 //! forwarded to it.
 
 use super::Node;
+use super::operation::Caller;
 use jiffy_content::error::{Error, Result};
 use jiffy_vmhost::activity::Use;
 use jiffy_vmhost::handle::VmHandle;
 use jiffy_vmhost::network::InboundConnection;
-use jiffy_wire::api::VmState;
+use jiffy_wire::api::{ErrorKind, VmState};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::timeout;
 use tracing::debug;
 
-/// How long a connection waits until its VM is awake.
+/// How long a connection waits until its VM is awake, besides its wait for memory and vCPUs.
 const WAKE_TIME: Duration = Duration::from_secs(120);
 /// How long further connections are refused after a failed wake, so that clients that retry in a
 /// loop do not keep the host busy.
@@ -61,13 +62,18 @@ impl Node {
     }
 
     async fn wake_with_timeout(self: &Arc<Self>, vm: &Arc<VmHandle>) -> Result<()> {
+        let wait = Caller::current().wait;
+        // Who says how long it waits for room does not get the answer to another wait.
+        let is_own = |error: &Error| wait.is_some() && error.0.kind == ErrorKind::NoRoom;
         if vm.view.borrow().vm.state == VmState::Hibernated
             && let Some((at, Err(error))) = vm.waking.last()
             && at.elapsed() < AFTER_A_FAILURE
+            && !is_own(&error)
         {
             return Err(error);
         }
-        let woken = timeout(WAKE_TIME, self.wake_if_asleep(vm)).await;
+        let limit = self.host.room.wait_limit(wait) + WAKE_TIME;
+        let woken = timeout(limit, self.wake_if_asleep(vm)).await;
         woken.unwrap_or_else(|_| {
             let name = &vm.name;
             Err(Error::vm_failed(format!(

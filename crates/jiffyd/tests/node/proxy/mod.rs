@@ -429,6 +429,46 @@ fn a_request_that_no_queue_accepts_is_told_when_to_come_again() {
 }
 
 #[test]
+fn a_request_waits_for_room_as_long_as_its_header_says() {
+    let daemon = daemon_with(&[
+        "--proxy",
+        PROXY,
+        "--proxy-domain",
+        "vm.example",
+        "--memory-limit",
+        "128M",
+        "--memory-wait",
+        "600",
+    ]);
+    let vm: Vm = daemon.run_detached(published(counter())).json();
+    serve_for(&vm);
+    hibernate(&daemon);
+    daemon.run_detached(named("other", counter())).json::<Vm>();
+    let waiting = |seconds: &str| format!("{HOST}\r\nJiffy-Wait: {seconds}");
+    let said = refused(503, "/head", &waiting("0"));
+    assert!(said.contains("memory"), "{said}");
+    for wrong in ["soon", "-1", "86401", ""] {
+        let said = refused(400, "/head", &waiting(wrong));
+        assert!(
+            said.contains("wait") || said.contains("Jiffy-Wait"),
+            "{said}"
+        );
+    }
+    thread::scope(|scope| {
+        let held = scope.spawn(|| get("/head", &waiting("300")));
+        eventually("the wake waits", || {
+            !daemon.get("/v1/queue").json::<Vec<Queued>>().is_empty()
+        });
+        refused(503, "/head", &waiting("0"));
+        assert!(!held.is_finished());
+        daemon.delete("/v1/vms/other?force=true");
+        let (status, head) = held.join().unwrap();
+        assert_eq!(status, 200);
+        assert!(!head.contains("jiffy-wait"), "{head}");
+    });
+}
+
+#[test]
 fn a_damaged_body_is_not_blamed_on_the_vm() {
     let daemon = daemon();
     let vm: Vm = daemon.run_detached(published(counter())).json();
