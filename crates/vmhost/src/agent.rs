@@ -1,5 +1,6 @@
 //! Connections to the agent in a guest, through the VMM's vsock socket.
 
+use crate::dial::dial;
 use crate::frames::{self, FrameReader, ReadError};
 use jiffy_sys::causes;
 use jiffy_wire::agent::{AGENT_PORT, Done, Request};
@@ -49,7 +50,7 @@ pub async fn ask(vsock: &Path, request: &Request) -> Result<UnixStream, AgentErr
 }
 
 async fn connect(vsock: &Path) -> Result<UnixStream, AgentError> {
-    let mut stream = UnixStream::connect(vsock).await?;
+    let mut stream = dial(vsock).await?;
     stream
         .write_all(format!("CONNECT {AGENT_PORT}\n").as_bytes())
         .await?;

@@ -1,5 +1,6 @@
 //! A VMM's control socket: one command and one answer, possibly with descriptors.
 
+use crate::dial::dial;
 use jiffy_sys::fds::recv_with_fds;
 use jiffy_wire::vmm::{ControlRequest, ControlResponse};
 use std::io;
@@ -89,7 +90,7 @@ fn line(request: &ControlRequest) -> io::Result<Vec<u8>> {
 }
 
 async fn send(socket: &Path, request: ControlRequest) -> io::Result<UnixStream> {
-    let mut stream = UnixStream::connect(socket).await?;
+    let mut stream = dial(socket).await?;
     stream.write_all(&line(&request)?).await?;
     Ok(stream)
 }

@@ -18,6 +18,7 @@
 //! * [`timeline`]: measurements of a VM's start and run.
 //! * [`pager`]: the process that serves memory and disks.
 //! * [`network`]: VMs on the host's network.
+//! * `dial`: connections to VMMs and the pager.
 //! * [`folders`], [`single_flight`], [`text`]: VMs' folders, shared operations, safe text.
 
 pub mod activity;
@@ -26,6 +27,7 @@ pub mod attach;
 pub mod capture;
 pub mod clients;
 pub mod control;
+mod dial;
 pub mod events;
 pub mod folders;
 pub mod follow;

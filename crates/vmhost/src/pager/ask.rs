@@ -1,6 +1,7 @@
 //! Requests to the pager, and its answers.
 
 use super::{ANSWER_TIME, DISK_TIME, Pager, links};
+use crate::dial::dial;
 use crate::text::short;
 use jiffy_content::model::image::LazyDisk;
 use jiffy_content::model::vm::Paged;
@@ -78,13 +79,13 @@ impl Pager {
         Ok(answer)
     }
 
-    async fn ask_with_pid(
+    pub(super) async fn ask_with_pid(
         &self,
         request: &PagerRequest,
         within: Duration,
     ) -> io::Result<(PagerResponse, Option<u32>)> {
         let asked = async {
-            let stream = UnixStream::connect(self.paths.pager_socket()).await?;
+            let stream = dial(&self.paths.pager_socket()).await?;
             let pid = stream.peer_cred()?.pid();
             let answer = exchange(stream, request).await?;
             Ok((answer, pid.and_then(|pid| u32::try_from(pid).ok())))
@@ -105,10 +106,7 @@ fn open_to_vmms(socket: &Path, folder: &Path) -> std::result::Result<(), String>
         .map_err(|error| format!("its socket can't be opened to VMMs: {error}"))
 }
 
-pub(super) async fn exchange(
-    mut stream: UnixStream,
-    request: &PagerRequest,
-) -> io::Result<PagerResponse> {
+async fn exchange(mut stream: UnixStream, request: &PagerRequest) -> io::Result<PagerResponse> {
     let mut line = serde_json::to_vec(request)?;
     line.push(b'\n');
     stream.write_all(&line).await?;

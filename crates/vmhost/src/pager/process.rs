@@ -1,6 +1,5 @@
 //! Starts and watches the pager's process, and replaces it when it dies.
 
-use super::ask::exchange;
 use super::{DISKS_AT_ONCE, Pager};
 use crate::process::{VmmProcess, is_alive};
 use futures_util::stream::{self, StreamExt};
@@ -19,7 +18,6 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::net::UnixStream;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{error, info, warn};
 
@@ -169,11 +167,11 @@ impl Pager {
 
     /// The process that answers on the control socket, if one does.
     pub(super) async fn ping(&self) -> Option<u32> {
-        let stream = UnixStream::connect(self.paths.pager_socket()).await.ok()?;
-        let pid = stream.peer_cred().ok()?.pid()?;
-        let asked = exchange(stream, &PagerRequest::Ping);
-        match timeout(super::ANSWER_TIME, asked).await {
-            Ok(Ok(PagerResponse::Ok)) => u32::try_from(pid).ok(),
+        match self
+            .ask_with_pid(&PagerRequest::Ping, super::ANSWER_TIME)
+            .await
+        {
+            Ok((PagerResponse::Ok, pid)) => pid,
             _ => None,
         }
     }
