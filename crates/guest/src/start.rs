@@ -29,7 +29,8 @@ jiffy-init is PID 1 of a Jiffy guest. As an ordinary process it serves the agent
       [--fw-cfg FOLDER] [--cgroup FOLDER]
   jiffy-init --version
 ";
-const BACKLOG: i32 = 128;
+/// As many as the vsock device passes on at once. Linux resets connections that do not fit.
+const BACKLOG: i32 = 1024;
 
 /// Runs the program and returns its exit status. As PID 1 it does not return.
 pub fn start(arguments: Vec<Vec<u8>>) -> i32 {

@@ -8,6 +8,8 @@ use jiffy_wire::agent::{
     Command, CopyDone, CopyFrame, ExecInput, ExecOutput, Request, Stat, VERSION,
 };
 use jiffy_wire::frame;
+use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::process::{Pid, Signal, kill_process};
 use std::io::Write;
 use std::os::unix::net::UnixStream;
 
@@ -63,6 +65,31 @@ fn write_until_full(mut stream: &UnixStream, bytes: &[u8]) -> usize {
     }
     stream.set_nonblocking(false).unwrap();
     taken
+}
+
+#[test]
+fn a_burst_of_clients_waits_for_a_busy_agent() {
+    let agent = Agent::start();
+    let pid = Pid::from_child(&agent.process);
+    kill_process(pid, Signal::STOP).unwrap();
+    let address = SocketAddrUnix::new(agent.path("agent")).unwrap();
+    let connect = |_| {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket =
+            net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
+        // Fails at once if the backlog is full.
+        net::connect(&socket, &address).unwrap();
+        let stream = UnixStream::from(socket);
+        stream.set_nonblocking(false).unwrap();
+        let mut connection = Connection::new(stream);
+        connection.send(&Request::Stat { version: VERSION });
+        connection
+    };
+    let clients: Vec<_> = (0..CONNECTIONS - 8).map(connect).collect();
+    kill_process(pid, Signal::CONT).unwrap();
+    for mut client in clients {
+        assert!(client.next::<Stat>().is_some());
+    }
 }
 
 #[test]
