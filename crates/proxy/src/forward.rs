@@ -36,6 +36,9 @@ use tracing::debug;
 
 /// How long a VM's port may take to accept.
 const CONNECT_TIME: Duration = Duration::from_secs(20);
+/// How long a request waits for one of the connections to VMs: as long as many others may need on
+/// a busy host.
+const PLACE_TIME: Duration = Duration::from_secs(60);
 /// Hop-by-hop headers (RFC 9110 §7.6.1), besides those that `Connection` names.
 const HOP_BY_HOP: [HeaderName; 8] = [
     CONNECTION,
@@ -217,7 +220,7 @@ impl Forwarder {
 
     /// Connects to a VM's port. The connection must be closed at the VM's end: the VM can't do it.
     async fn connect(&self, vm: &Arc<VmHandle>, port: u16) -> Result<Server, Refusal> {
-        let Ok(place) = timeout(CONNECT_TIME, self.connections.take(&vm.id)).await else {
+        let Ok(place) = timeout(PLACE_TIME, self.connections.take(&vm.id)).await else {
             return Err(Refusal::unavailable(Error::no_room(format!(
                 "The proxy has reached its limit of connections, in all or to the VM {}.",
                 vm.name
