@@ -343,6 +343,8 @@ fn a_recording_has_the_classes_of_what_ran() {
         std::thread::sleep(Duration::from_millis(20));
     }
     run(folder.path());
+    // Several times as long as a background task may wait for its turn.
+    std::thread::sleep(Duration::from_millis(500));
     let pid = rustix::process::Pid::from_child(&recording.0);
     rustix::process::kill_process(pid, rustix::process::Signal::INT).expect("a process");
     assert!(recording.0.wait().expect("a child").success());

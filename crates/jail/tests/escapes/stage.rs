@@ -281,7 +281,8 @@ pub fn run() {
     if let Some(cgroups) = &cgroups {
         // An unknown group, like that of a monitor which the daemon forgot.
         let lost = cgroups.make(PROCESSES).unwrap();
-        let (stray, _) = start(
+        // Its output stays open: it would end at the first line that nobody can read.
+        let (stray, _says) = start(
             &jail_of(&world, &here, attackers.id(), Some(&lost)),
             &["victim"],
             &[],
