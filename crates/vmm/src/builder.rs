@@ -28,7 +28,6 @@ use jiffy_wire::timeline::names;
 use jiffy_wire::vmm::{Extent, Restore, SavedMemory, VmmConfig};
 use kvm_bindings::CpuId;
 use kvm_ioctls::VmFd;
-use std::fs::File;
 use std::io;
 use std::sync::Arc;
 
@@ -93,7 +92,7 @@ impl Builder {
             PreparedVm::prepared_or_new(prepared)
         })?;
         base.hypervisor.check_vcpus(config.vcpus)?;
-        let ram = events.step(names::MEMORY, || self.create_memory(&mut base))?;
+        let ram = events.step(names::MEMORY, || self.create_memory(&base.vm))?;
         let vcpus = events.step(names::VCPUS, || create_vcpus(config, &mut base))?;
         let devices = events.step(names::DEVICES, || {
             self.create_devices(&mut base, &ram, &threads, None)
@@ -119,7 +118,6 @@ impl Builder {
                 first_entry: FirstEntry {
                     moment: names::FIRST_KVM_RUN,
                     first_writes: Vec::new(),
-                    unused: None,
                 },
             },
         ))
@@ -143,7 +141,6 @@ impl Builder {
         let mut memory = events.step(names::MEMORY_ATTACHED, || {
             self.attach_memory(restore, &base.vm)
         })?;
-        let unused = base.ram_file.take();
         let rest = self.restore_rest(restore, state, &mut base, &memory.ram, &threads);
         let (vcpus, devices) = match rest {
             Ok(rest) => rest,
@@ -166,7 +163,6 @@ impl Builder {
                 first_entry: FirstEntry {
                     moment: names::VCPUS_RESUMED,
                     first_writes: memory.first_writes,
-                    unused,
                 },
             },
         ))
@@ -204,9 +200,9 @@ impl Builder {
         Ok((vcpus, devices))
     }
 
-    fn create_memory(&self, base: &mut PreparedVm) -> Result<Arc<GuestRam>, StartError> {
-        let ram = GuestRam::create_in(&self.config.memory, base.ram_file.take())?;
-        ram.register(&base.vm)?;
+    fn create_memory(&self, vm: &VmFd) -> Result<Arc<GuestRam>, StartError> {
+        let ram = GuestRam::create(&self.config.memory)?;
+        ram.register(vm)?;
         Ok(Arc::new(ram))
     }
 
@@ -364,8 +360,6 @@ pub struct PreparedVm {
     wires: Vec<Wires>,
     /// Threads that wait for work, if they were started ahead.
     threads: IdleThreads,
-    /// A file for RAM, if one was made ahead; a restored VM has no use for it.
-    ram_file: Option<File>,
 }
 
 impl PreparedVm {
@@ -383,7 +377,6 @@ impl PreparedVm {
         }
         prepared.wires = wiring::ahead(&prepared.vm)?;
         prepared.threads = IdleThreads::usual(sandbox).map_err(host("a thread"))?;
-        prepared.ram_file = Some(GuestRam::file_ahead()?);
         Ok(prepared)
     }
 
@@ -398,7 +391,6 @@ impl PreparedVm {
             host_cpu: None,
             wires: Vec::new(),
             threads: IdleThreads::default(),
-            ram_file: None,
         })
     }
 

@@ -35,7 +35,6 @@ use kvm_ioctls::VmFd;
 use phase::Phase;
 use rustix::event::{PollFd, PollFlags, poll};
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -94,8 +93,6 @@ pub(crate) struct FirstEntry {
     pub moment: &'static str,
     /// Pages that the guest will write first, to be copied at that moment.
     pub first_writes: Vec<Extent>,
-    /// A file that was made ahead for RAM and is not used, to be freed at that moment.
-    pub unused: Option<File>,
 }
 
 /// What is needed to report the calls that the kernel notes while it boots.
@@ -406,7 +403,6 @@ impl Vmm {
                     let first_writes = std::mem::take(&mut self.first_entry.first_writes);
                     self.ram.copy_ahead(&first_writes);
                     self.supply.guest_runs();
-                    drop(self.first_entry.unused.take());
                 }
                 Notice::Gate { passed } => {
                     if let Some(ending) = self.gate.reported(passed) {

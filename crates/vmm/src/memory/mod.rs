@@ -31,19 +31,10 @@ use rustix::mm::Advice;
 use std::fs::{self, File};
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
-use vm_memory::{Bytes, GuestAddress};
+use vm_memory::GuestAddress;
 
 /// Most bytes copied before a restored VM runs.
 const COPY_AHEAD_MAX: u64 = 64 << 20;
-/// The huge pages that every Linux uses by its boot's end, whatever the size of RAM up to 3 GiB (of
-/// more, without the second to fourth): that of the boot's structures, those that its allocator
-/// gives out first, and those of the kernel itself.
-const USED_FIRST: [u64; 7] = [0, 4 << 20, 8 << 20, 10 << 20, 16 << 20, 18 << 20, 20 << 20];
-/// The end of the last one.
-const USED_FIRST_END: u64 = 22 << 20;
-
-/// Name of RAM's memfd.
-const NAME: &str = "jiffy guest RAM";
 
 /// Guest RAM.
 #[derive(Debug)]
@@ -60,11 +51,6 @@ impl GuestRam {
     ///
     /// A size that is not possible, or memory that this host does not have.
     pub fn create(config: &Memory) -> Result<GuestRam, MemoryError> {
-        GuestRam::create_in(config, None)
-    }
-
-    /// Creates RAM as configured, if possible in the file that [`GuestRam::file_ahead`] has made.
-    pub fn create_in(config: &Memory, ahead: Option<File>) -> Result<GuestRam, MemoryError> {
         let size = u64::from(config.size_mib) << 20;
         if !(layout::MIN_RAM..=layout::MAX_RAM).contains(&size) {
             return Err(MemoryError::Size {
@@ -102,43 +88,24 @@ impl GuestRam {
                 available,
             });
         }
-        let file = match ahead.filter(|_| pages == Pages::Small) {
-            Some(file) => file.set_len(size).map(|()| file),
-            None => memfd::create(NAME, size, pages),
-        };
-        let ram = GuestRam::map_memfd(file.map_err(MemoryError::Create)?, size, pages)?;
-        if pages == Pages::Small {
-            ram.allow_huge_pages();
-        }
+        let ram = GuestRam::empty(size, pages)?;
         if config.prefault {
             ram.prefault().map_err(MemoryError::Prefault)?;
         }
         Ok(ram)
     }
 
-    /// A file for RAM of a size that is not known yet. If the host offers huge pages, those that a
-    /// boot needs first are allocated, of which the kernel has to clear every byte.
-    ///
-    /// # Errors
-    ///
-    /// The file can't be made or mapped.
-    pub fn file_ahead() -> Result<File, MemoryError> {
-        let create = || {
-            let file = memfd::create(NAME, USED_FIRST_END, Pages::Small)?;
-            Ok((file.try_clone()?, file))
-        };
-        let (file, mapped) = create().map_err(MemoryError::Create)?;
-        let ram = GuestRam::map_memfd(mapped, USED_FIRST_END, Pages::Small)?;
-        ram.allow_huge_pages();
-        for address in USED_FIRST {
-            let zero = ram.memory().write_obj(0u8, GuestAddress(address));
-            zero.expect("the file is that long");
+    /// RAM of zeros, in a memfd.
+    fn empty(size: u64, pages: Pages) -> Result<GuestRam, MemoryError> {
+        let ram = GuestRam::map_memfd(size, pages)?;
+        if pages == Pages::Small {
+            ram.allow_huge_pages();
         }
-        Ok(file)
+        Ok(ram)
     }
 
-    /// RAM of zeros, in a memfd.
-    fn map_memfd(file: File, size: u64, pages: Pages) -> Result<GuestRam, MemoryError> {
+    fn map_memfd(size: u64, pages: Pages) -> Result<GuestRam, MemoryError> {
+        let file = memfd::create("jiffy guest RAM", size, pages).map_err(MemoryError::Create)?;
         // Shared, so that the file is the memory. Small pages are allocated when they are touched;
         // huge ones are reserved from their pool now.
         let flags = libc::MAP_SHARED
@@ -275,8 +242,7 @@ impl GuestRam {
 
     /// RAM that is untouched, for a pager to fill.
     pub fn to_be_paged(size: u64) -> Result<GuestRam, MemoryError> {
-        let file = memfd::create(NAME, size, Pages::Small).map_err(MemoryError::Create)?;
-        GuestRam::map_memfd(file, size, Pages::Small)
+        GuestRam::map_memfd(size, Pages::Small)
     }
 
     /// Maps these ranges privately from a file as long as RAM that other VMs map, too; the pager
@@ -413,7 +379,7 @@ fn available_memory() -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
+    use vm_memory::{Bytes, GuestMemoryBackend};
 
     fn config(size_mib: u32, pages: PageSize) -> Memory {
         Memory {
@@ -438,22 +404,6 @@ mod tests {
                 .write_obj(0u8, GuestAddress(layout::MMIO_START))
                 .is_err()
         );
-    }
-
-    #[test]
-    fn ram_in_a_file_that_was_made_ahead_has_its_own_size_and_zeros() {
-        for size_mib in [64, 3073] {
-            let config = config(size_mib, PageSize::Small);
-            let file = GuestRam::file_ahead().unwrap();
-            let ram = GuestRam::create_in(&config, Some(file.try_clone().unwrap())).unwrap();
-            assert_eq!(file.metadata().unwrap().len(), u64::from(size_mib) << 20);
-            let last = ram.memory().iter().last().unwrap();
-            for address in [0, 16 << 20, last.start_addr().0 + last.len() - 8] {
-                let address = GuestAddress(address);
-                assert_eq!(ram.memory().read_obj::<u64>(address).unwrap(), 0);
-                ram.memory().write_obj(1u64, address).unwrap();
-            }
-        }
     }
 
     #[test]
