@@ -6,9 +6,9 @@ use crate::data;
 use crate::disk;
 use crate::figure::{Clock, Figure};
 use crate::folder;
-use crate::host_files::addition;
+use crate::host_files::{add_config, addition};
 use crate::image::{self, Images};
-use crate::machine::{Machine, PROBE};
+use crate::machine::{Machine, PROBE, VMM};
 use crate::network;
 use crate::peers::{Boot, Peer};
 use crate::plan::{Case, IMAGE, Kind, LazyMode, Outcome, RECORDING, Sample, VSOCK};
@@ -23,7 +23,6 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
-const VMM: &str = "/lib/jiffy/jiffy-vmm";
 const PAGER: &str = "/lib/jiffy/jiffy-pager";
 const INITRAMFS: &str = "/bench/marker.cpio";
 const REPEATING: &str = "/bench/beating.cpio";
@@ -312,9 +311,7 @@ fn vmm_case(
     runs: u32,
 ) -> Result<Case> {
     let file = format!("{}.json", name.replace('/', "-"));
-    let guest = format!("/bench/{file}");
-    std::fs::write(scratch.join(&file), serde_json::to_vec(config)?)?;
-    files.push(addition(scratch.join(&file), &guest));
+    let guest = add_config(scratch, &file, config, files)?;
     let argv = [VMM, "run", "--config", &guest, "--events-fd", "{events}"];
     Ok(Case {
         name: name.into(),
@@ -370,7 +367,6 @@ fn controlled(mut config: vmm::VmmConfig, ram_mib: u32, initramfs: &str) -> vmm:
 fn restore_cases(scratch: &Path, files: &mut Vec<Addition>, runs: u32) -> Result<Vec<Case>> {
     let mut case = |name: &str, ram_mib, kind: fn(String) -> Kind| {
         let file = format!("{}.json", name.replace('/', "-"));
-        let guest = format!("/bench/{file}");
         // On one CPU a busy parent would use half of its child's time.
         let initramfs = if name == FORK { INITRAMFS } else { REPEATING };
         // Peers restore a VM with a serial port only.
@@ -379,8 +375,7 @@ fn restore_cases(scratch: &Path, files: &mut Vec<Addition>, runs: u32) -> Result
             false => usual(BASE_KERNEL),
         };
         let config = controlled(devices, ram_mib, initramfs);
-        std::fs::write(scratch.join(&file), serde_json::to_vec(&config)?)?;
-        files.push(addition(scratch.join(&file), &guest));
+        let guest = add_config(scratch, &file, &config, files)?;
         anyhow::Ok(Case {
             name: name.into(),
             monitor: "jiffy".into(),

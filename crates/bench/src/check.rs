@@ -39,7 +39,8 @@ pub fn complaints(committed: &[Figure], now: &[Figure]) -> Vec<Complaint> {
 }
 
 /// Complaints about figures that are missing or got worse. Not compared: wall-clock figures
-/// (noise), peers, disk reads, shared folders, traffic and a thousand VMs (all take long), ratios (their parts are).
+/// (noise), peers, disk reads, shared folders, traffic and a thousand VMs (all take long), ratios
+/// (their parts are).
 fn regressions<'a>(
     committed: &'a [Figure],
     now: &'a [Figure],

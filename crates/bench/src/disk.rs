@@ -5,7 +5,8 @@
 //! before each run.
 
 use crate::figure::{Clock, Figure};
-use crate::host_files::{addition, guest_initramfs};
+use crate::host_files::{GUEST_INITRAMFS, add_config, add_guest_initramfs};
+use crate::machine::VMM;
 use crate::peers::Peer;
 use crate::plan::{Case, Kind, Outcome};
 use anyhow::{Result, bail};
@@ -23,8 +24,6 @@ pub const PIECE_RANDOM: usize = 4096;
 /// Random reads in a pass.
 pub const RANDOM_READS: usize = 1024;
 
-/// In the machine: initramfs of guests that read.
-pub const INITRAMFS: &str = "/bench/reader.cpio";
 /// In the machine: the file that stays in the page cache.
 pub const WARM_FILE: &str = "/bench/warm.img";
 /// In the machine: the RAM disk for cold reads.
@@ -136,13 +135,11 @@ pub fn cases(
     files: &mut Vec<Addition>,
     runs: u32,
 ) -> Result<Vec<Case>> {
-    let reader = scratch.join("reader.cpio");
-    std::fs::write(&reader, guest_initramfs()?)?;
-    files.push(addition(reader, INITRAMFS));
+    add_guest_initramfs(scratch, files)?;
     let mut cases = Vec::new();
     for reading in Reading::ALL {
         let mut config = base.clone();
-        config.boot.initrd = Some(INITRAMFS.into());
+        config.boot.initrd = Some(GUEST_INITRAMFS.into());
         config.boot.command_line += &format!(" disk_read={}", reading.word());
         config.disks = vec![vmm::Disk {
             path: reading.file().into(),
@@ -150,10 +147,8 @@ pub fn cases(
             ..vmm::Disk::default()
         }];
         let name = format!("reader-{}.json", reading.word());
-        let guest = format!("/bench/{name}");
-        let host = scratch.join(&name);
-        std::fs::write(&host, serde_json::to_vec(&config)?)?;
-        let ours = ["/lib/jiffy/jiffy-vmm", "run", "--config", &guest];
+        let guest = add_config(scratch, &name, &config, files)?;
+        let ours = [VMM, "run", "--config", &guest];
         let case = |monitor: &str, argv: Vec<String>| Case {
             name: reading.case().into(),
             monitor: monitor.into(),
@@ -166,7 +161,6 @@ pub fn cases(
             warm_up: 0,
         };
         cases.push(case("jiffy", ours.map(String::from).into()));
-        files.push(Addition { host, guest });
         if peers.contains(&Peer::Qemu) && Peer::Qemu.version().is_some() {
             cases.push(case(Peer::Qemu.name(), qemu(base, reading)));
         }
@@ -179,7 +173,7 @@ pub fn cases(
 fn qemu(base: &vmm::VmmConfig, reading: Reading) -> Vec<String> {
     let (mut argv, _) = Peer::Qemu.boot(&crate::peers::Boot {
         kernel: &base.boot.kernel.display().to_string(),
-        initramfs: INITRAMFS,
+        initramfs: GUEST_INITRAMFS,
         command_line: &format!("{} disk_read={}", base.boot.command_line, reading.word()),
         ram_mib: u64::from(base.memory.size_mib),
         tap: None,

@@ -3,7 +3,8 @@
 //! The folder is in a tmpfs, and the guests have Jiffy's kernel, because the neutral one has no
 //! virtio-fs.
 
-use crate::host_files::{addition, guest_initramfs, with_libraries};
+use crate::host_files::{GUEST_INITRAMFS, add_config, add_guest_initramfs, with_libraries};
+use crate::machine::VMM;
 use crate::peers::{Boot, Peer};
 use crate::plan::{Case, FolderServer, Kind};
 use crate::work::{PARAMETER, TAG, Work};
@@ -22,7 +23,6 @@ pub const SERVER_DESCRIPTOR: i32 = 101;
 /// Number of the listening socket that virtiofsd inherits.
 pub const LISTEN_DESCRIPTOR: i32 = 102;
 
-const INITRAMFS: &str = "/bench/sharer.cpio";
 const SERVER: &str = "/bench/virtiofsd";
 const RAM_MIB: u64 = 128;
 
@@ -40,9 +40,7 @@ pub fn cases(
     files: &mut Vec<Addition>,
     runs: u32,
 ) -> Result<Vec<Case>> {
-    let sharer = scratch.join("sharer.cpio");
-    std::fs::write(&sharer, guest_initramfs()?)?;
-    files.push(addition(sharer, INITRAMFS));
+    add_guest_initramfs(scratch, files)?;
     let qemus = virtiofsd().filter(|_| peers.contains(&Peer::Qemu));
     let qemus = qemus.filter(|_| Peer::Qemu.version().is_some());
     if let Some(server) = &qemus {
@@ -52,19 +50,15 @@ pub fn cases(
     for work in Work::ALL {
         let command_line = format!("{} {PARAMETER}={}", base.boot.command_line, work.word());
         let mut config = base.clone();
-        config.boot.initrd = Some(INITRAMFS.into());
+        config.boot.initrd = Some(GUEST_INITRAMFS.into());
         config.boot.command_line = command_line.clone();
         config.folders = vec![vmm::Folder {
             tag: TAG.into(),
             server: Some(SERVER_DESCRIPTOR),
         }];
         let name = format!("sharer-{}.json", work.word());
-        let guest = format!("/bench/{name}");
-        let host = scratch.join(&name);
-        std::fs::write(&host, serde_json::to_vec(&config)?)?;
-        let ours = ["/lib/jiffy/jiffy-vmm", "run", "--config", &guest];
-        let ours = ours.map(String::from).into();
-        files.push(addition(host, &guest));
+        let guest = add_config(scratch, &name, &config, files)?;
+        let ours = [VMM, "run", "--config", &guest].map(String::from).into();
         let case = |monitor: &str, argv: Vec<String>, server: FolderServer| Case {
             name: work.case().into(),
             monitor: monitor.into(),
@@ -108,7 +102,7 @@ fn virtiofsd_command() -> Vec<String> {
 fn qemu(boot: &vmm::Boot, command_line: &str) -> Vec<String> {
     let (mut argv, _) = Peer::Qemu.boot(&Boot {
         kernel: &boot.kernel.display().to_string(),
-        initramfs: INITRAMFS,
+        initramfs: GUEST_INITRAMFS,
         command_line,
         ram_mib: RAM_MIB,
         tap: None,

@@ -4,6 +4,7 @@ use anyhow::{Context, Result, bail, ensure};
 use jiffy_machine::image::build::Addition;
 use jiffy_machine::image::cpio::Archive;
 use jiffy_machine::image::module::{self, Module};
+use jiffy_wire::vmm::VmmConfig;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -50,8 +51,31 @@ pub fn kernel_modules(names: &[&str]) -> Result<Vec<Module>> {
     Ok(module::load_all(&release.path(), names)?)
 }
 
-/// The initramfs of guests that measure something.
-pub fn guest_initramfs() -> Result<Vec<u8>> {
+/// A VMM's configuration, as a file of this name; returns its path in the machine.
+pub fn add_config(
+    scratch: &Path,
+    name: &str,
+    config: &VmmConfig,
+    files: &mut Vec<Addition>,
+) -> Result<String> {
+    let (host, guest) = (scratch.join(name), format!("/bench/{name}"));
+    std::fs::write(&host, serde_json::to_vec(config)?)?;
+    files.push(addition(host, &guest));
+    Ok(guest)
+}
+
+/// In the machine: the initramfs of guests that measure something.
+pub const GUEST_INITRAMFS: &str = "/bench/guest.cpio";
+
+/// Adds [`GUEST_INITRAMFS`].
+pub fn add_guest_initramfs(scratch: &Path, files: &mut Vec<Addition>) -> Result<()> {
+    let host = scratch.join("guest.cpio");
+    std::fs::write(&host, guest_initramfs()?)?;
+    files.push(addition(host, GUEST_INITRAMFS));
+    Ok(())
+}
+
+fn guest_initramfs() -> Result<Vec<u8>> {
     let program = guest_program()?;
     let program = std::fs::read(&program).with_context(|| program.display().to_string())?;
     let mut archive = Archive::new(Vec::new());

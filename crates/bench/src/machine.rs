@@ -9,6 +9,8 @@ use std::time::Duration;
 
 /// In the machine: the program that measures a case.
 pub const PROBE: &str = "/bench/probe";
+/// In the machine: the VMM.
+pub const VMM: &str = "/lib/jiffy/jiffy-vmm";
 /// Environment variable that is passed on to `jiffyd`, to measure the cost of a jail.
 const JAIL: &str = "JIFFY_JAIL";
 /// Environment variable: the number of the machine's CPUs, 1 without it (docs/laboratory.md).

@@ -3,7 +3,11 @@
 //! For traffic all VMMs boot the neutral kernel. Jiffy's runs without a node, and the link has no
 //! rules of a firewall.
 
-use crate::host_files::{addition, guest_initramfs, guest_program, kernel_modules, with_libraries};
+use crate::host_files::{
+    GUEST_INITRAMFS, add_config, add_guest_initramfs, addition, guest_program, kernel_modules,
+    with_libraries,
+};
+use crate::machine::VMM;
 use crate::peers::{Boot, Peer};
 use crate::plan::{Case, HostCommands, Kind, Network, Start, TAP, TAP_DESCRIPTOR, TapUse};
 use crate::traffic::{self, HOST, PREFIX, Traffic};
@@ -37,7 +41,6 @@ pub const SERVER: &str = "/bench/guest";
 
 /// In the machine: folder of kernel modules, which are loaded by name.
 pub const MODULES: &str = "/bench/modules";
-const INITRAMFS: &str = "/bench/traffic.cpio";
 const RAM_MIB: u64 = 128;
 
 /// Modules of the machine's kernel for peers: QEMU's vhost-net, and what Debian's iptables needs.
@@ -89,9 +92,7 @@ pub fn compared(
     files: &mut Vec<Addition>,
     runs: u32,
 ) -> Result<Vec<Case>> {
-    let initramfs = scratch.join("traffic.cpio");
-    std::fs::write(&initramfs, guest_initramfs()?)?;
-    files.push(addition(initramfs, INITRAMFS));
+    add_guest_initramfs(scratch, files)?;
     let mut cases = jiffy_traffic(scratch, kernels.plain, files, runs)?;
     if peers.is_empty() {
         return Ok(cases);
@@ -140,7 +141,7 @@ fn jiffy_traffic(
     runs: u32,
 ) -> Result<Vec<Case>> {
     let mut config = plain.clone();
-    config.boot.initrd = Some(INITRAMFS.into());
+    config.boot.initrd = Some(GUEST_INITRAMFS.into());
     config.boot.command_line = command_line(&plain.boot);
     config.nets = vec![vmm::Net {
         mac: crate::peers::MAC.parse()?,
@@ -150,11 +151,8 @@ fn jiffy_traffic(
         send_limit: Default::default(),
         guard: None,
     }];
-    let guest = "/bench/traffic.json";
-    let host = scratch.join("traffic.json");
-    std::fs::write(&host, serde_json::to_vec(&config)?)?;
-    files.push(addition(host, guest));
-    let argv = ["/lib/jiffy/jiffy-vmm", "run", "--config", guest].map(String::from);
+    let guest = add_config(scratch, "traffic.json", &config, files)?;
+    let argv = [VMM, "run", "--config", &guest].map(String::from);
     Ok(traffic_cases("jiffy", &argv, TapUse::Inherited, runs))
 }
 
@@ -191,7 +189,7 @@ fn boot(
     let config = format!("/bench/{name}");
     let (argv, contents) = peer.boot(&Boot {
         kernel,
-        initramfs: INITRAMFS,
+        initramfs: GUEST_INITRAMFS,
         command_line: &command_line(like),
         ram_mib: RAM_MIB,
         tap: Some(TAP),

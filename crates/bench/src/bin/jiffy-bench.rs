@@ -153,8 +153,8 @@ fn run(arguments: &Arguments) -> Result<bool> {
     Ok(!verdicts.iter().any(figure::Verdict::is_broken))
 }
 
-/// Fails if a case of Jiffy's failed. Failures of peers, and of disk reads, shared folders and traffic, in which the
-/// emulator may hang, are only reported.
+/// Fails if a case of Jiffy's failed. Failures of peers, and of disk reads, shared folders and
+/// traffic, in which the emulator may hang, are only reported.
 fn report_failures(outcomes: &[Outcome]) -> Result<()> {
     for outcome in outcomes {
         if let Some(failure) = &outcome.failure {

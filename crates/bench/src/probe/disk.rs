@@ -1,7 +1,7 @@
 //! Measures disk reads of a guest, and the creation of root disks.
 
 use super::marks::Marks;
-use super::{Running, command, cpu_ns, kvm_counters, now_ns, since};
+use super::{cpu_ns, kvm_counters, now_ns, since};
 use crate::data::FOLDER;
 use crate::disk::{BYTES, COLD_FILE, PIECE_SEQUENTIAL, WARM_FILE};
 use crate::plan::Sample;
@@ -10,15 +10,11 @@ use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::process::Stdio;
 
 /// Measures from the guest's first mark to its second.
 pub fn read(argv: &[String], warm: bool) -> Result<Sample> {
     prepare(warm)?;
-    let mut command = command(argv)?;
-    command.stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = Running(command.spawn().with_context(|| argv.join(" "))?);
-    let mut marks = Marks::of(&mut child)?;
+    let (mut child, mut marks) = Marks::start(argv)?;
     let pid = child.0.id();
     marks.next(&mut child)?;
     let start = now_ns();

@@ -19,7 +19,6 @@ use std::io::Write;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
-use std::process::Stdio;
 
 const JIFFY_FILES: &str = "/lib/jiffy/jiffy-files";
 
@@ -28,10 +27,7 @@ const JIFFY_FILES: &str = "/lib/jiffy/jiffy-files";
 pub fn measure(run: u32, argv: &[String], server: &FolderServer, work: Work) -> Result<Sample> {
     prepare(run, work)?;
     let server = Server::start(server)?;
-    let mut command = command(argv)?;
-    command.stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = Running(command.spawn().with_context(|| argv.join(" "))?);
-    let mut marks = Marks::of(&mut child)?;
+    let (mut child, mut marks) = Marks::start(argv)?;
     let pid = child.0.id();
     marks.next(&mut child)?;
     // The guest waits meanwhile.

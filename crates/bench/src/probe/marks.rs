@@ -1,10 +1,10 @@
 //! Marks that a measuring guest writes to its serial port.
 
-use super::Running;
+use super::{Running, command};
 use crate::plan::{FAILURE, MARKER};
 use anyhow::{Context, Result, bail};
 use std::io::Read;
-use std::process::ChildStdout;
+use std::process::{ChildStdout, Stdio};
 
 /// Finds the guest's marks in its output.
 pub struct Marks {
@@ -14,6 +14,15 @@ pub struct Marks {
 }
 
 impl Marks {
+    /// Starts a VMM; its marks.
+    pub fn start(argv: &[String]) -> Result<(Running, Marks)> {
+        let mut command = command(argv)?;
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = Running(command.spawn().with_context(|| argv.join(" "))?);
+        let marks = Marks::of(&mut child)?;
+        Ok((child, marks))
+    }
+
     /// The marks of a VMM whose output is piped.
     pub fn of(child: &mut Running) -> Result<Marks> {
         Ok(Marks {

@@ -2,6 +2,7 @@
 
 use super::marker_time::Output;
 use super::{Running, event_spans, kvm_counters, now_ns, remove_socket};
+use crate::machine::VMM;
 use crate::plan::{Sample, VSOCK};
 use anyhow::{Context, Result, bail};
 use jiffy_store::write_raw;
@@ -22,7 +23,6 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-const VMM: &str = "/lib/jiffy/jiffy-vmm";
 /// A tmpfs with huge pages. XFS's page cache has large pages as well for files that were written in
 /// large pieces.
 pub const SNAPSHOT: &str = "/bench/snapshot";

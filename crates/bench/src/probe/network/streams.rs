@@ -4,7 +4,7 @@ use crate::link;
 use crate::plan::{Sample, TAP, TAP_DESCRIPTOR, TapUse};
 use crate::probe::many::idle_ns;
 use crate::probe::marks::Marks;
-use crate::probe::{Running, command, cpu_ns, kvm_counters, now_ns, since};
+use crate::probe::{cpu_ns, kvm_counters, now_ns, since};
 use crate::traffic::{
     BYTES, GUEST, HOST, PACKET, PACKET_PORT, PIECE, PREFIX, ROUND_TRIPS, Request, STREAM_PORT,
     Traffic, WARM_UP_BYTES, WINDOW, WINDOWS, receive, send,
@@ -17,7 +17,6 @@ use std::ffi::CString;
 use std::io::Write;
 use std::net::{TcpStream, UdpSocket};
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::process::Stdio;
 use std::sync::Barrier;
 use std::time::Duration;
 
@@ -74,10 +73,9 @@ pub fn measure(
     if host.is_none() {
         *host = Some(HostTap::new(tap)?);
     }
-    let mut command = command(argv)?;
-    command.stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = Running(command.spawn().with_context(|| argv.join(" "))?);
-    Marks::of(&mut child)?.next(&mut child)?;
+    let (mut child, mut marks) = Marks::start(argv)?;
+    marks.next(&mut child)?;
+    drop(marks);
     let mut clock = Clock {
         pid: child.0.id(),
         measured: None,
