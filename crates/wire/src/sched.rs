@@ -21,6 +21,18 @@ pub enum Class {
     Background,
 }
 
+impl Class {
+    /// Its name, as in messages.
+    pub fn name(self) -> &'static str {
+        match self {
+            Class::Urgent => "urgent",
+            Class::Launch => "launch",
+            Class::Steady => "steady",
+            Class::Background => "background",
+        }
+    }
+}
+
 /// The class of a process from now on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tell {

@@ -27,7 +27,7 @@ pub fn sched_events(trace: &SchedTrace) -> String {
         let Some(thread) = trace.threads.get(run.thread as usize) else {
             continue;
         };
-        let class = run.class.map_or("none", class);
+        let class = run.class.map_or("none", Class::name);
         let track = (CPUS, run.cpu as usize + 1);
         let mut on_cpu = slice(
             &label(thread),
@@ -114,15 +114,6 @@ fn label(thread: &SchedThread) -> String {
         Some(vm) => format!("{vm}: {}", role(thread)),
         None if thread.process.starts_with("jiffy") => thread.process.clone(),
         None => thread.name.clone(),
-    }
-}
-
-fn class(class: Class) -> &'static str {
-    match class {
-        Class::Urgent => "urgent",
-        Class::Launch => "launch",
-        Class::Steady => "steady",
-        Class::Background => "background",
     }
 }
 

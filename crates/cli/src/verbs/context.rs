@@ -9,6 +9,7 @@ use serde::Serialize;
 use std::cell::Cell;
 use std::future::Future;
 use std::io::Write;
+use std::path::Path;
 use tokio::sync::Notify;
 
 /// Settings and state of this command.
@@ -121,6 +122,14 @@ pub fn show(text: &str) -> Result<()> {
         .write_all(text.as_bytes())
         .and_then(|()| std::io::stdout().flush())
         .map_err(|error| Failure::io("stdout can't be written", error))
+}
+
+/// Writes a file, in place of one with its name; `what` names the contents in an error.
+pub fn replace(what: &str, file: &Path, bytes: &[u8]) -> Result<()> {
+    jiffy_sys::durable::replace(file, bytes).map_err(|error| {
+        let file = file.display();
+        Failure::io(format_args!("{what} can't be written to {file}"), error)
+    })
 }
 
 /// Writes a value to stdout as JSON.

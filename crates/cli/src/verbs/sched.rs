@@ -1,7 +1,7 @@
 //! `jiffy sched`
 
 use super::Context;
-use super::context::show;
+use super::context::{replace, show};
 use crate::args::sched::Sched;
 use crate::failure::{Failure, Outcome, Result, report};
 use crate::timeline::sched_events;
@@ -28,13 +28,7 @@ pub async fn sched(context: &Context, sched: Sched) -> Result<Outcome> {
     let text = sched_events(&trace);
     match &output {
         None => show(&text)?,
-        Some(file) => jiffy_sys::durable::replace(file, text.as_bytes()).map_err(|error| {
-            let file = file.display();
-            Failure::io(
-                format_args!("the recording can't be written to {file}"),
-                error,
-            )
-        })?,
+        Some(file) => replace("the recording", file, text.as_bytes())?,
     }
     if trace.lost > 0 {
         let lost = trace.lost;

@@ -1,7 +1,7 @@
 //! `jiffy snapshot`, and the verbs that pause, fork, hibernate and wake VMs.
 
 use super::Context;
-use super::context::{each, show, show_json};
+use super::context::{each, replace, show, show_json};
 use crate::args::snapshot::{Fork, Hibernate, ShowTimeline, Snapshot, Vms, Wake};
 use crate::args::{JsonFormat, ListFormat};
 use crate::client::{Client, encoded, vm_path};
@@ -315,12 +315,7 @@ async fn picture(client: &Client, name: &str, file: &Path) -> Result<Outcome> {
         .await
         .map_err(|_| Failure::new("the connection was lost before the picture was complete"))?
         .to_bytes();
-    jiffy_sys::durable::replace(file, &picture).map_err(|error| {
-        Failure::io(
-            format_args!("the picture can't be written to {}", file.display()),
-            error,
-        )
-    })?;
+    replace("the picture", file, &picture)?;
     Ok(Outcome::Done)
 }
 

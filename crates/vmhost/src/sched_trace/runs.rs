@@ -20,7 +20,7 @@ const NICE_10: u64 = 130;
 /// Lower ones are real-time.
 const NICE_LEAST: u64 = 100;
 
-/// The events that are recorded, in the order of [`Formats`].
+/// The events that are recorded; [`event`] knows each by its position.
 pub const EVENTS: [&str; 4] = [
     "sched/sched_switch",
     "sched/sched_wakeup",
@@ -116,6 +116,16 @@ struct Known {
     place: Option<u32>,
 }
 
+/// A thread on a CPU.
+#[derive(Debug)]
+struct Running {
+    /// Its position among those that are known.
+    thread: usize,
+    priority: u64,
+    start_ns: u64,
+    waited_ns: u64,
+}
+
 /// Collects runs.
 #[derive(Debug)]
 pub struct Runs {
@@ -127,8 +137,8 @@ pub struct Runs {
     known: Vec<Known>,
     /// The latest thread with an id.
     by_tid: HashMap<u32, usize>,
-    /// What runs on each CPU: the thread, its priority, since when, and how long it had waited.
-    running: HashMap<u32, (usize, u64, u64, u64)>,
+    /// What runs on each CPU.
+    running: HashMap<u32, Running>,
     last_ns: HashMap<u32, u64>,
     ran: u32,
     runs: Vec<SchedRun>,
@@ -209,7 +219,7 @@ impl Runs {
             }
             What::Wakeup { tid } => {
                 let at = self.thread(tid);
-                let runs = self.running.values().any(|(running, ..)| *running == at);
+                let runs = self.running.values().any(|running| running.thread == at);
                 if !runs {
                     self.known[at].ready_ns.get_or_insert(at_ns);
                 }
@@ -223,7 +233,12 @@ impl Runs {
                 if last.tid != 0 {
                     let at = self.thread(last.tid);
                     // Before the first switch, it ran since the beginning.
-                    let begun = begun.unwrap_or((at, last.priority, self.begin_ns, 0));
+                    let begun = begun.unwrap_or(Running {
+                        thread: at,
+                        priority: last.priority,
+                        start_ns: self.begin_ns,
+                        waited_ns: 0,
+                    });
                     self.known[at].thread.name = last.name;
                     self.ran(cpu, begun, at_ns);
                     self.known[at].ready_ns = runnable.then_some(at_ns);
@@ -233,15 +248,25 @@ impl Runs {
                     self.known[at].thread.name = next.name;
                     let ready_ns = self.known[at].ready_ns.take();
                     let waited_ns = ready_ns.map_or(0, |ready_ns| at_ns.saturating_sub(ready_ns));
-                    let begun = (at, next.priority, at_ns, waited_ns);
+                    let begun = Running {
+                        thread: at,
+                        priority: next.priority,
+                        start_ns: at_ns,
+                        waited_ns,
+                    };
                     self.running.insert(cpu, begun);
                 }
             }
         }
     }
 
-    fn ran(&mut self, cpu: u32, begun: (usize, u64, u64, u64), end_ns: u64) {
-        let (at, priority, start_ns, waited_ns) = begun;
+    fn ran(&mut self, cpu: u32, begun: Running, end_ns: u64) {
+        let Running {
+            thread: at,
+            priority,
+            start_ns,
+            waited_ns,
+        } = begun;
         let class = self.class(at, priority, start_ns);
         let known = &mut self.known[at];
         let thread = *known.place.get_or_insert_with(|| {
@@ -281,11 +306,12 @@ impl Runs {
     /// events: what became of its task is not known.
     pub fn end(mut self, end_ns: u64, full: &[u32]) -> (Vec<SchedThread>, Vec<SchedRun>) {
         let mut running: Vec<_> = std::mem::take(&mut self.running).into_iter().collect();
-        running.sort_unstable();
+        running.sort_unstable_by_key(|(cpu, _)| *cpu);
         for (cpu, begun) in running {
             let last_ns = self.last_ns.get(&cpu).copied().unwrap_or(end_ns);
             let end_ns = if full.contains(&cpu) { last_ns } else { end_ns };
-            self.ran(cpu, begun, end_ns.max(begun.2));
+            let end_ns = end_ns.max(begun.start_ns);
+            self.ran(cpu, begun, end_ns);
         }
         let leaders: HashMap<u32, String> = self
             .known
