@@ -26,8 +26,16 @@ use std::time::{Duration, Instant};
 
 const PROXY: &str = "127.0.0.1:9000";
 
+const OPTIONS: [&str; 4] = ["--proxy", PROXY, "--proxy-domain", "vm.example"];
+
 fn daemon() -> Daemon {
-    daemon_with(&["--proxy", PROXY, "--proxy-domain", "vm.example"])
+    daemon_with(&OPTIONS)
+}
+
+/// A daemon with memory for one VM, for which others wait, and with these options.
+fn daemon_for_one_vm(more: &[&str]) -> Daemon {
+    let room = ["--memory-limit", "128M", "--memory-wait", "600"];
+    daemon_with(&[&OPTIONS[..], &room, more].concat())
 }
 
 /// The lines of a header, the request line first.
@@ -387,18 +395,7 @@ fn requests_that_cannot_be_forwarded_are_refused() {
 
 #[test]
 fn a_request_that_no_queue_accepts_is_told_when_to_come_again() {
-    let daemon = daemon_with(&[
-        "--proxy",
-        PROXY,
-        "--proxy-domain",
-        "vm.example",
-        "--memory-limit",
-        "128M",
-        "--memory-wait",
-        "600",
-        "--queue-limit",
-        "1",
-    ]);
+    let daemon = daemon_for_one_vm(&["--queue-limit", "1"]);
     let vm: Vm = daemon.run_detached(published(counter())).json();
     serve_for(&vm);
     hibernate(&daemon);
@@ -430,16 +427,7 @@ fn a_request_that_no_queue_accepts_is_told_when_to_come_again() {
 
 #[test]
 fn a_request_waits_for_room_as_long_as_its_header_says() {
-    let daemon = daemon_with(&[
-        "--proxy",
-        PROXY,
-        "--proxy-domain",
-        "vm.example",
-        "--memory-limit",
-        "128M",
-        "--memory-wait",
-        "600",
-    ]);
+    let daemon = daemon_for_one_vm(&[]);
     let vm: Vm = daemon.run_detached(published(counter())).json();
     serve_for(&vm);
     hibernate(&daemon);
