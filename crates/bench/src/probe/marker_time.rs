@@ -7,7 +7,7 @@
 use crate::plan::MARKER;
 use anyhow::{Context, Result, ensure};
 use rustix::mount::{MountFlags, mount};
-use rustix::thread::gettid;
+use rustix::thread::{Pid, gettid};
 use std::fs::{self, File};
 use std::io::Read;
 use std::os::fd::OwnedFd;
@@ -15,6 +15,7 @@ use std::path::Path;
 use std::process::Stdio;
 use std::sync::mpsc::sync_channel;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 const TRACING: &str = "/sys/kernel/tracing";
 /// A trace instance with wake-ups of one thread only.
@@ -27,7 +28,8 @@ pub struct Output {
 }
 
 impl Output {
-    /// Starts the waiting thread; also returns the VMM's end of the pipe.
+    /// Starts the waiting thread and waits until it sleeps: a thread that still runs when the marker
+    /// arrives is not woken by it. Also returns the VMM's end of the pipe.
     pub fn new() -> Result<(Output, Stdio)> {
         let (output, output_end) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
         let kept = output.try_clone()?;
@@ -35,12 +37,15 @@ impl Output {
         let waiting = std::thread::spawn(move || {
             let prepared = trace_this_thread();
             let failed = prepared.is_err();
-            ready.send(prepared)?;
+            ready.send(prepared.map(|()| gettid()))?;
             ensure!(!failed, "the trace of wake-ups could not be set up");
             read_until_marker(output.into())?;
             last_wake_up()
         });
-        is_ready.recv()??;
+        let thread = is_ready.recv()??;
+        while !sleeps(thread)? {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         Ok((Output { kept, waiting }, output_end.into()))
     }
 
@@ -64,6 +69,15 @@ fn read_until_marker(mut output: File) -> Result<()> {
             return Ok(());
         }
     }
+}
+
+/// Whether a thread of this process waits for something (proc(5), stat).
+fn sleeps(thread: Pid) -> Result<bool> {
+    let path = format!("/proc/self/task/{}/stat", thread.as_raw_nonzero());
+    let stat = fs::read_to_string(&path).context(path)?;
+    // The name, in parentheses, may contain anything.
+    let (_, after_name) = stat.rsplit_once(')').unwrap_or_default();
+    Ok(after_name.starts_with(" S"))
 }
 
 fn trace_this_thread() -> Result<()> {

@@ -309,8 +309,11 @@ fn spawn(output: Stdio, events: Option<&OwnedFd>) -> Result<Running> {
     Ok(Running(command.spawn()?))
 }
 
+/// Ends a VMM; what it wrote to stderr.
 fn last_stderr(child: &mut Child) -> String {
     let mut message = String::new();
+    // The pipe has an end only if nobody can write to it.
+    let _ = child.kill();
     if let Some(stderr) = &mut child.stderr {
         let _ = stderr.take(4096).read_to_string(&mut message);
     }

@@ -11,8 +11,11 @@ pub struct Host {
     pub jiffy: PathBuf,
 }
 
-/// Time limit of a command, seconds: a hundred times what one takes on a slow machine.
-const LIMIT: &str = "900";
+/// Time limit of a command, seconds: many times what one takes on a slow machine, and a quarter of
+/// what all tests may take, so that a command that hangs fails its test and is explained.
+const LIMIT: u32 = 450;
+/// Time limit of a command that explains a failure, seconds.
+const BRIEF: u32 = 60;
 /// Lines of the machine's console that are shown if a test fails.
 const SHOWN: usize = 100;
 
@@ -30,9 +33,13 @@ impl Host {
     }
 
     pub fn command(&self, arguments: &[&str]) -> Command {
+        self.limited(LIMIT, arguments)
+    }
+
+    fn limited(&self, seconds: u32, arguments: &[&str]) -> Command {
         let mut command = Command::new("/usr/bin/timeout");
         command
-            .arg(LIMIT)
+            .arg(seconds.to_string())
             .arg(&self.jiffy)
             .args(arguments)
             .env("JIFFY_MACHINE", "always")
@@ -57,15 +64,38 @@ impl Host {
     }
 }
 
+impl Host {
+    /// Prints what shows why a test failed: the VMs, the machine's threads and its console.
+    fn explain(&self) {
+        let threads = "uptime; ps; echo w >/proc/sysrq-trigger";
+        for words in [
+            &["machine", "status"] as &[_],
+            &["ps", "--all"],
+            &["machine", "shell", "sh", "-c", threads],
+        ] {
+            let Ok(output) = self.limited(BRIEF, words).output() else {
+                continue;
+            };
+            let (said, complaint) = (text(&output.stdout), text(&output.stderr));
+            println!("$ jiffy {}\n{said}\n{complaint}", words.join(" "));
+            // The other commands would start a machine.
+            if !output.status.success() {
+                break;
+            }
+        }
+        let console = self.folder.path().join("data/machine/console.log");
+        let console = std::fs::read(console).unwrap_or_default();
+        let console = String::from_utf8_lossy(&console);
+        let lines: Vec<_> = console.lines().collect();
+        let last = &lines[lines.len().saturating_sub(SHOWN)..];
+        println!("the machine's console ends with:\n{}", last.join("\n"));
+    }
+}
+
 impl Drop for Host {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            let console = self.folder.path().join("data/machine/console.log");
-            let console = std::fs::read(console).unwrap_or_default();
-            let console = String::from_utf8_lossy(&console);
-            let lines: Vec<_> = console.lines().collect();
-            let last = &lines[lines.len().saturating_sub(SHOWN)..];
-            println!("the machine's console ends with:\n{}", last.join("\n"));
+            self.explain();
         }
         let _ = self.command(&["machine", "rm", "--force"]).output();
     }
