@@ -6,6 +6,7 @@ mod lines;
 mod patient;
 mod queue;
 mod repeat;
+mod wait;
 
 pub use body::BodySender;
 pub use frames::{FrameReader, FrameWriter, Frames};
@@ -29,13 +30,10 @@ use std::io::IsTerminal;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::time::{sleep, timeout};
 
-/// After this time without an answer, `when_slow` is called.
-const SLOW: Duration = Duration::from_secs(3);
 /// The largest JSON answer that is read, in bytes.
 const MAX_ANSWER: usize = 64 * 1024 * 1024;
 
@@ -83,7 +81,7 @@ impl Client {
         }
     }
 
-    /// Calls `why` if an answer takes longer than [`SLOW`]; its error replaces the answer.
+    /// Calls `why` if an answer takes longer than 3 s; its error replaces the answer.
     pub fn when_slow(self, why: impl Fn() -> Result<()> + Send + Sync + 'static) -> Client {
         Client {
             when_slow: Some(Arc::new(why)),
@@ -307,28 +305,6 @@ impl Client {
             }
         };
         timeout(RESTART_TIME, asked).await.ok().flatten()
-    }
-
-    /// The answer, or why there was none, or the error of `when_slow`.
-    async fn answer(
-        &self,
-        answer: impl Future<Output = hyper::Result<Response<Incoming>>>,
-    ) -> Result<hyper::Result<Response<Incoming>>> {
-        let Some(when_slow) = &self.when_slow else {
-            return Ok(answer.await);
-        };
-        tokio::pin!(answer);
-        loop {
-            tokio::select! {
-                biased;
-                answer = &mut answer => return Ok(answer),
-                () = sleep(SLOW) => {}
-            }
-            let when_slow = when_slow.clone();
-            if let Ok(Err(why)) = tokio::task::spawn_blocking(move || when_slow()).await {
-                return Err(why);
-            }
-        }
     }
 
     async fn connect(&self) -> Result<SendRequest<RequestBody>> {
