@@ -79,6 +79,22 @@ fn ps_marks_damaged_vms_and_prints_their_errors() {
     );
 }
 
+#[test]
+fn a_recording_that_could_not_be_written_is_not_begun() {
+    let node = FakeNode::new(|_, peer| peer.error(ErrorKind::Internal, "It was asked.", None));
+    let output = node
+        .jiffy()
+        .args(["sched", "trace", "--output", "/nowhere/trace.json"])
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(125));
+    assert_eq!(
+        stderr(&output),
+        "jiffy: the recording can't be written to /nowhere/trace.json: No such file or directory\n"
+    );
+    assert!(node.lines().is_empty());
+}
+
 /// A node that has only the VM `web`.
 fn knows_web() -> FakeNode {
     FakeNode::new(|request, peer| {

@@ -10,6 +10,7 @@ use jiffy_wire::lines::Lines;
 use jiffy_wire::sched::{Class, LONGEST_LINE, Said, Tell};
 use std::io;
 use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::process::Stdio;
 use std::sync::{Arc, Mutex};
 use tokio::io::AsyncReadExt;
@@ -128,7 +129,9 @@ impl Scheduler {
     pub fn tell(&self, pid: u32, class: Class) {
         self.note(pid, None, Some(class));
         if class == Class::Urgent {
-            lock(&self.urgent).push(pid);
+            let mut urgent = lock(&self.urgent);
+            urgent.retain(|pid| Path::new("/proc").join(pid.to_string()).exists());
+            urgent.push(pid);
         }
         let mut input = lock(&self.input);
         let Some(pipe) = input.as_ref() else { return };
@@ -191,7 +194,6 @@ async fn watch(mut child: Child, mut output: ChildStdout) {
 mod tests {
     use super::*;
     use std::fs;
-    use std::path::Path;
     use std::time::Duration;
 
     fn paths(folder: &Path) -> Paths {
@@ -203,6 +205,18 @@ mod tests {
             socket: folder.join("jiffyd.sock"),
             peer: None,
         }
+    }
+
+    #[test]
+    fn a_recording_begins_with_the_urgent_processes_that_live() {
+        let scheduler = Arc::new(Scheduler::none());
+        let mut ended = std::process::Command::new("true").spawn().unwrap();
+        scheduler.tell(ended.id(), Class::Urgent);
+        ended.wait().unwrap();
+        scheduler.tell(std::process::id(), Class::Urgent);
+        let journal = scheduler.journal().unwrap();
+        let pids: Vec<_> = journal.take().iter().map(|told| told.pid).collect();
+        assert_eq!(pids, [std::process::id()]);
     }
 
     #[tokio::test]

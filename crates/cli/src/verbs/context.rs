@@ -5,6 +5,7 @@ use crate::client::Client;
 use crate::failure::{Failure, Kind, Outcome, Result};
 use crate::place::{self, Folders, Found};
 use clap::ValueEnum;
+use rustix::fs::{Access, AtFlags, CWD, accessat};
 use serde::Serialize;
 use std::cell::Cell;
 use std::future::Future;
@@ -127,6 +128,24 @@ pub fn show(text: &str) -> Result<()> {
 /// Writes a file, in place of one with its name; `what` names the contents in an error.
 pub fn replace(what: &str, file: &Path, bytes: &[u8]) -> Result<()> {
     jiffy_sys::durable::replace(file, bytes).map_err(|error| {
+        let file = file.display();
+        Failure::io(format_args!("{what} can't be written to {file}"), error)
+    })
+}
+
+/// Fails if [`replace`] surely would: before a command does what takes long.
+pub fn check_replaceable(what: &str, file: &Path) -> Result<()> {
+    let folder = match file.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    };
+    let checked = accessat(
+        CWD,
+        folder,
+        Access::WRITE_OK | Access::EXEC_OK,
+        AtFlags::EACCESS,
+    );
+    checked.map_err(|error| {
         let file = file.display();
         Failure::io(format_args!("{what} can't be written to {file}"), error)
     })

@@ -1,7 +1,7 @@
 //! `jiffy sched`
 
 use super::Context;
-use super::context::{replace, show};
+use super::context::{check_replaceable, replace, show};
 use crate::args::sched::Sched;
 use crate::failure::{Failure, Outcome, Result, report};
 use crate::timeline::sched_events;
@@ -10,10 +10,15 @@ use std::pin::pin;
 use tokio::signal::unix::{SignalKind, signal};
 
 const PATH: &str = "/v1/sched/trace";
+/// What is written, in an error.
+const WHAT: &str = "the recording";
 
 /// `jiffy sched`
 pub async fn sched(context: &Context, sched: Sched) -> Result<Outcome> {
     let Sched::Trace { output, seconds } = sched;
+    if let Some(file) = &output {
+        check_replaceable(WHAT, file)?;
+    }
     let path = format!("{PATH}?seconds={seconds}");
     let client = context.client()?;
     let mut interrupts = signal(SignalKind::interrupt())
@@ -28,7 +33,7 @@ pub async fn sched(context: &Context, sched: Sched) -> Result<Outcome> {
     let text = sched_events(&trace);
     match &output {
         None => show(&text)?,
-        Some(file) => replace("the recording", file, text.as_bytes())?,
+        Some(file) => replace(WHAT, file, text.as_bytes())?,
     }
     if trace.lost > 0 {
         let lost = trace.lost;

@@ -34,6 +34,7 @@ fn main() -> anyhow::Result<()> {
     let token = std::fs::read_to_string(&options.token_file)
         .with_context(|| format!("reading the token from {}", options.token_file.display()))?;
     let listener = TcpListener::bind((GUEST, AGENT_PORT))
+        .and_then(|listener| jiffy_sys::backlog::enlarge(&listener).map(|()| listener))
         .with_context(|| format!("listening on {GUEST}:{AGENT_PORT}"))?;
     if options.heartbeat {
         std::thread::spawn(|| {
