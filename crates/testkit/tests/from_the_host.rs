@@ -5,11 +5,12 @@ mod folders;
 #[path = "from_the_host/installation.rs"]
 mod installation;
 
-use installation::{Host, free_port, text};
+use installation::{Host, LIMIT, free_port, text};
 use jiffy_machine::protocol::{AGENT_PORT, API_PORT, GUEST};
 use jiffy_sys::mutex::lock;
 use serde_json::Value;
 use std::net::{TcpListener, TcpStream};
+use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -249,7 +250,8 @@ echo "the writer ended with $?"
 #[test]
 fn a_full_host_disk_is_reported_and_no_data_is_lost() {
     let host = host();
-    let output = Command::new("unshare")
+    let output = host
+        .limited(LIMIT, Path::new("unshare"))
         .args([
             "--user",
             "--map-root-user",
@@ -259,10 +261,6 @@ fn a_full_host_disk_is_reported_and_no_data_is_lost() {
             FULL_DISK,
         ])
         .env("JIFFY", &host.jiffy)
-        .env("JIFFY_MACHINE", "always")
-        .env("JIFFY_DATA", host.folder.path().join("data"))
-        .env("JIFFY_RUN", host.folder.path().join("run"))
-        .stdin(Stdio::null())
         .output()
         .expect("unshare runs");
     assert!(output.status.success(), "{output:?}");
@@ -547,12 +545,9 @@ fn ssh_reaches_vms_whose_image_has_no_server() {
     let sent: Vec<u8> = (0..3_000_000u32).map(|i| (i % 251) as u8).collect();
     std::fs::write(path("sent"), &sent).expect("it is written");
     let scp = |from: &str, to: &str| {
-        let mut scp = Command::new("scp");
+        let mut scp = host.limited(LIMIT, Path::new("scp"));
         scp.arg("-qF").arg(path("config")).args([from, to]);
         scp.current_dir(host.folder.path());
-        for (name, value) in host.command(&[]).get_envs() {
-            scp.env(name, value.expect("it is set"));
-        }
         let output = scp.output().expect("scp runs");
         assert!(output.status.success(), "{output:?}");
     };

@@ -2,7 +2,7 @@
 
 use jiffy_testkit::dist;
 use std::net::TcpListener;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 /// An installation's folders. Dropping it ends its machine.
@@ -13,7 +13,7 @@ pub struct Host {
 
 /// Time limit of a command, seconds: many times what one takes on a slow machine, and a quarter of
 /// what all tests may take, so that a command that hangs fails its test and is explained.
-const LIMIT: u32 = 450;
+pub const LIMIT: u32 = 450;
 /// Time limit of a command that explains a failure, seconds.
 const BRIEF: u32 = 60;
 /// Lines of the machine's console that are shown if a test fails.
@@ -33,15 +33,17 @@ impl Host {
     }
 
     pub fn command(&self, arguments: &[&str]) -> Command {
-        self.limited(LIMIT, arguments)
+        let mut command = self.limited(LIMIT, &self.jiffy);
+        command.args(arguments);
+        command
     }
 
-    fn limited(&self, seconds: u32, arguments: &[&str]) -> Command {
+    /// A program that runs `jiffy`, with a time limit.
+    pub fn limited(&self, seconds: u32, program: &Path) -> Command {
         let mut command = Command::new("/usr/bin/timeout");
         command
             .arg(seconds.to_string())
-            .arg(&self.jiffy)
-            .args(arguments)
+            .arg(program)
             .env("JIFFY_MACHINE", "always")
             .env("JIFFY_DATA", self.folder.path().join("data"))
             .env("JIFFY_RUN", self.folder.path().join("run"))
@@ -73,7 +75,7 @@ impl Host {
             &["ps", "--all"],
             &["machine", "shell", "sh", "-c", threads],
         ] {
-            let Ok(output) = self.limited(BRIEF, words).output() else {
+            let Ok(output) = self.limited(BRIEF, &self.jiffy).args(words).output() else {
                 continue;
             };
             let (said, complaint) = (text(&output.stdout), text(&output.stderr));
