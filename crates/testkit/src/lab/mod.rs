@@ -2,9 +2,11 @@
 //!
 //! * `cpus`: refuses more CPUs than QEMU can measure.
 //! * `run`: runs programs in it, with their input, output and end.
+//! * `threads`: what they wait for, if they do not end.
 
 mod cpus;
 mod run;
+mod threads;
 
 pub use run::{Output, Run, Running};
 

@@ -1,8 +1,8 @@
 //! Runs programs in the laboratory.
 
-use super::Lab;
+use super::{Lab, threads};
 use anyhow::{Context, Result, bail, ensure};
-use jiffy_machine::client::{Sender, Session};
+use jiffy_machine::client::{AgentAddress, Sender, Session};
 use jiffy_wire::agent::{Command, ExecInput, ExecOutput, ExitStatus, Stream, WindowSize};
 use jiffy_wire::frame::MAX_DATA;
 use std::time::{Duration, Instant};
@@ -141,6 +141,7 @@ impl<'a> Run<'a> {
             });
         }
         Ok(Running {
+            agent: self.lab.agent().clone(),
             sender: session.sender()?,
             session,
             what,
@@ -159,6 +160,7 @@ impl<'a> Run<'a> {
 /// A running program. It gets SIGHUP when this is dropped.
 #[derive(Debug)]
 pub struct Running {
+    agent: AgentAddress,
     session: Session,
     sender: Sender,
     what: String,
@@ -263,10 +265,11 @@ impl Running {
 
     fn too_slow(&self) -> String {
         format!(
-            "{}: did not end in time\nstdout: {}\nstderr: {}",
+            "{}: did not end in time\nstdout: {}\nstderr: {}\nthreads in the machine: {}",
             self.what,
             String::from_utf8_lossy(&self.stdout),
-            String::from_utf8_lossy(&self.stderr)
+            String::from_utf8_lossy(&self.stderr),
+            threads::list(&self.agent)
         )
     }
 }

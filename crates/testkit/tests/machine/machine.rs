@@ -20,6 +20,13 @@ fn a_machine_without_a_disk_has_kvm() {
     println!("ready after {:?}, CPU time {used:?}", lab.boot_time());
     let answer = lab.sh("ls /dev/kvm").expect("it answers");
     assert_eq!(answer.text(), "/dev/kvm");
+    // What does not end in time is reported with what it waits for.
+    let endless = lab
+        .command(["sleep", "1000"])
+        .time_limit(Duration::from_secs(1));
+    let error = endless.output().expect_err("it does not end").to_string();
+    assert!(error.contains("did not end in time"), "{error}");
+    assert!(error.contains("nanosleep"), "{error}");
 }
 
 #[test]
