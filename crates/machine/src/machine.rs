@@ -109,6 +109,8 @@ pub enum State {
     Starting,
     /// QEMU has paused it because the host's disk is full.
     HostDiskFull,
+    /// QEMU runs but does not answer.
+    Unresponsive,
 }
 
 /// Saved once the machine is ready; removed when it ends.
@@ -342,7 +344,8 @@ impl Machine {
                     .and_then(|mut control| control.status());
                 match status.as_deref() {
                     Ok("io-error") => State::HostDiskFull,
-                    _ => State::Running,
+                    Ok(_) => State::Running,
+                    Err(_) => State::Unresponsive,
                 }
             }
         };

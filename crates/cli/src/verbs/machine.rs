@@ -142,6 +142,9 @@ fn describe(status: &Status) -> String {
         (State::HostDiskFull, _) => {
             "The machine is paused: the disk of the data folder is full.\n".to_owned()
         }
+        (State::Unresponsive, Some(pid)) => {
+            format!("The machine does not answer (process {pid}); `jiffy machine stop` ends it.\n")
+        }
         _ => "The machine is starting.\n".to_owned(),
     };
     out.push_str(&format!(
