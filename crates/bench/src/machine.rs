@@ -61,9 +61,8 @@ impl Machine {
 
     /// Measures a case; a failure is in the outcome.
     ///
-    /// Under software emulation a guest of any VMM sometimes hangs, mostly one that reads a disk:
-    /// it takes an interrupt while interrupts are disabled, and waits for a lock that it holds. A
-    /// new machine is then started for this case and later ones.
+    /// Under software emulation a guest of any VMM sometimes hangs (docs/laboratory.md). A new machine
+    /// is then started for this case and later ones.
     pub fn measure(&mut self, case: &Case) -> Outcome {
         if case.kind.scheduler() != self.scheduler {
             self.scheduler = case.kind.scheduler();
