@@ -1,11 +1,16 @@
 //! QEMU's control socket (QEMU, docs/interop/qmp-spec.txt).
 
 use crate::error::MachineError;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use serde_json::{Value, json};
-use std::io::{BufRead, BufReader, Write};
+use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
+
+/// How long QEMU may take to accept a client, and to answer.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// An open control socket.
 #[derive(Debug)]
@@ -16,10 +21,8 @@ pub struct Control {
 impl Control {
     /// Connects and negotiates capabilities.
     pub fn connect(path: &Path) -> Result<Control, MachineError> {
-        let stream = UnixStream::connect(path).map_err(failed)?;
-        stream
-            .set_read_timeout(Some(Duration::from_secs(60)))
-            .map_err(failed)?;
+        let stream = connect_within(path, PATIENCE).map_err(failed)?;
+        stream.set_read_timeout(Some(PATIENCE)).map_err(failed)?;
         let mut control = Control {
             reader: BufReader::new(stream),
         };
@@ -76,8 +79,23 @@ impl Control {
     }
 }
 
-fn failed(error: std::io::Error) -> MachineError {
-    MachineError::Control(error.to_string())
+/// Connects to a socket. QEMU takes one client at a time and lets one more wait; connect(2) waits for
+/// room without a limit unless the socket has one.
+fn connect_within(path: &Path, time: Duration) -> io::Result<UnixStream> {
+    let (family, kind) = (AddressFamily::UNIX, SocketType::STREAM);
+    let socket = socket_with(family, kind, SocketFlags::CLOEXEC, None)?;
+    set_socket_timeout(&socket, Timeout::Send, Some(time))?;
+    connect(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(socket.into())
+}
+
+fn failed(error: io::Error) -> MachineError {
+    MachineError::Control(match error.kind() {
+        io::ErrorKind::WouldBlock => {
+            format!("QEMU does not answer within {} s", PATIENCE.as_secs())
+        }
+        _ => error.to_string(),
+    })
 }
 
 /// Parses `info usernet`: protocol, descriptor, source address and port, destination address and
@@ -96,6 +114,29 @@ fn parse_forwarded_port(table: &str, guest_port: u16) -> Option<u16> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Instant;
+
+    #[test]
+    fn a_qemu_that_accepts_nobody_is_not_waited_for_without_a_limit() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("qmp.sock");
+        let server = socket_with(
+            AddressFamily::UNIX,
+            SocketType::STREAM,
+            SocketFlags::CLOEXEC,
+            None,
+        );
+        let server = server.unwrap();
+        rustix::net::bind(&server, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        rustix::net::listen(&server, 1).unwrap();
+        let begun = Instant::now();
+        let limit = Duration::from_millis(100);
+        let waiting: Vec<_> = (0..4).map(|_| connect_within(&path, limit)).collect();
+        assert!(waiting[0].is_ok(), "{waiting:?}");
+        let kind = waiting[3].as_ref().unwrap_err().kind();
+        assert_eq!(kind, io::ErrorKind::WouldBlock);
+        assert!(begun.elapsed() >= limit);
+    }
 
     #[test]
     fn the_forwarded_port_is_found_in_the_table() {
