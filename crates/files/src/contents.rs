@@ -20,6 +20,22 @@ const HONORED: OFlags = OFlags::TRUNC
     .union(OFlags::SYNC)
     .union(OFlags::DSYNC);
 
+/// Flags with which a folder is opened.
+pub const FOLDER: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY);
+
+/// The flags of a file that is opened again: its contents are not lost.
+fn again(flags: OFlags) -> OFlags {
+    flags & !OFlags::TRUNC
+}
+
+/// The flags of a file that was open when the guest was captured. `EINVAL` if no file is opened so.
+pub fn flags_again(raw: u32) -> Outcome<OFlags> {
+    match flags_of(raw)? {
+        flags if flags.bits() == raw && !flags.contains(OFlags::TRUNC) => Ok(flags),
+        _ => Err(Errno::INVAL),
+    }
+}
+
 /// The flags of a file that a guest wants to open.
 fn flags_of(raw: u32) -> Outcome<OFlags> {
     let flags = OFlags::from_bits_retain(raw);
@@ -53,7 +69,7 @@ impl Folder {
         }
         let slot = self.handles.reserve()?;
         let file = self.reopen(&node.descriptor, flags)?;
-        put_open(answer, self.handles.add(file, false, slot), NO_FLUSH)
+        put_open(answer, self.handles.add(file, again(flags), slot), NO_FLUSH)
     }
 
     /// `OPENDIR`.
@@ -63,8 +79,8 @@ impl Folder {
             return Err(Errno::NOTDIR);
         }
         let slot = self.handles.reserve()?;
-        let folder = self.reopen(&node.descriptor, OFlags::RDONLY | OFlags::DIRECTORY)?;
-        put_open(answer, self.handles.add(folder, true, slot), 0)
+        let folder = self.reopen(&node.descriptor, FOLDER)?;
+        put_open(answer, self.handles.add(folder, FOLDER, slot), 0)
     }
 
     /// `CREATE`: makes a file and opens it.
@@ -105,7 +121,7 @@ impl Folder {
             }
             Err(error) => return Err(error),
         };
-        self.answer_created(file, path, slot, answer)
+        self.answer_created((file, again(flags), slot), path, answer)
     }
 
     /// `TMPFILE`: makes a file without a name and opens it.
@@ -121,25 +137,24 @@ impl Folder {
         let parent = self.nodes.get(header.node)?;
         let slot = self.handles.reserve()?;
         let exclusive = OFlags::from_bits_retain(raw) & OFlags::EXCL;
-        let flags = flags | OFlags::TMPFILE | exclusive | OFlags::CLOEXEC;
+        let new = flags | OFlags::TMPFILE | exclusive | OFlags::CLOEXEC;
         let identity = self.sharing.identity;
         let file = identity.create(header.user, header.group, || {
-            rustix::fs::openat(&parent.descriptor, c".", flags, mode)
+            rustix::fs::openat(&parent.descriptor, c".", new, mode)
         })?;
         let path = self.reopen(&file, OFlags::PATH)?;
-        self.answer_created(file, path, slot, answer)
+        self.answer_created((file, flags, slot), path, answer)
     }
 
     fn answer_created(
         &self,
-        file: OwnedFd,
+        (file, flags, slot): (OwnedFd, OFlags, crate::budget::Slot),
         path: OwnedFd,
-        slot: crate::budget::Slot,
         answer: &mut Answer,
     ) -> Outcome<()> {
         let (node, facts) = self.remember(path)?;
         self.put_entry(answer, (node, &facts))?;
-        put_open(answer, self.handles.add(file, false, slot), NO_FLUSH)
+        put_open(answer, self.handles.add(file, flags, slot), NO_FLUSH)
     }
 
     /// `READ`.

@@ -2,8 +2,10 @@
 
 use crate::folder::Folder;
 use crate::protocol::{Answer, Arguments, HEADER, Header, Outcome, opcode};
+use jiffy_wire::files::{OWN, RESTORE, SAVE};
 use rustix::fs::AtFlags;
 use rustix::io::Errno;
+use std::sync::atomic::Ordering;
 
 /// Requests that change something.
 const CHANGES: &[u32] = &[
@@ -25,9 +27,20 @@ const CHANGES: &[u32] = &[
 ];
 
 impl Folder {
-    /// Serves a request. Returns the answer, which is in `answer`; `None` if the request has none.
+    /// Serves a message and counts it. Returns the answer, which is in `answer`; `None` if the request has none.
     /// `length` is that of the message as it was sent, of which `message` may be the beginning.
     pub fn serve<'a>(
+        &self,
+        message: &[u8],
+        length: usize,
+        answer: &'a mut Answer,
+    ) -> Option<&'a [u8]> {
+        let answer = self.answer(message, length, answer);
+        self.served.fetch_add(1, Ordering::Release);
+        answer
+    }
+
+    fn answer<'a>(
         &self,
         message: &[u8],
         length: usize,
@@ -99,6 +112,8 @@ impl Folder {
                 self.clear();
                 Ok(())
             }
+            SAVE if header.unique == OWN => self.answer_save(arguments, answer),
+            RESTORE if header.unique == OWN => self.restore_part(arguments),
             // Locks, which the guest's kernel then handles itself, and ioctls.
             _ => Err(Errno::NOSYS),
         }

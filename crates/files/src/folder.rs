@@ -3,12 +3,13 @@
 use crate::budget::Budget;
 use crate::handles::Handles;
 use crate::identity::Identity;
-use crate::nodes::{Node, Nodes};
+use crate::nodes::{Node, Nodes, ROOT};
 use crate::protocol::{Answer, Outcome};
 use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, Statx, StatxFlags};
 use std::ffi::{CStr, CString};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex};
 
 /// Seconds for which the guest may cache names and attributes. It sees changes of the host after
 /// that time.
@@ -36,6 +37,10 @@ pub struct Folder {
     pub handles: Handles,
     /// How many descriptors are left.
     pub budget: Arc<Budget>,
+    /// How many messages were executed.
+    pub served: AtomicU64,
+    /// Bytes of a session that is being sent or received.
+    pub session: Mutex<Vec<u8>>,
     own_descriptors: OwnedFd,
 }
 
@@ -49,6 +54,8 @@ impl Folder {
             nodes: Nodes::new(folder, Arc::clone(&budget)),
             handles: Handles::new(Arc::clone(&budget)),
             budget,
+            served: AtomicU64::new(0),
+            session: Mutex::default(),
             own_descriptors,
         }
     }
@@ -83,6 +90,36 @@ impl Folder {
         // No EAGAIN after a concurrent rename: the kernel returns it only for `..`.
         let inside = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
         rustix::fs::openat2(&parent.descriptor, name, flags, Mode::empty(), inside)
+    }
+
+    /// The path of a descriptor's file below the folder, as the host names it now; `None` if it is
+    /// not below it. The path of a removed file is not its own, so the caller compares the files.
+    pub fn path_of(&self, descriptor: impl AsFd) -> Option<Vec<u8>> {
+        let path = |descriptor: BorrowedFd<'_>| {
+            let (folder, name) = self.link_to(descriptor);
+            rustix::fs::readlinkat(folder, name, Vec::new()).ok()
+        };
+        let root = path(self.nodes.get(ROOT).ok()?.descriptor.as_fd())?;
+        let below = path(descriptor.as_fd())?;
+        let rest = below.to_bytes().strip_prefix(root.to_bytes())?;
+        match (root.to_bytes(), rest) {
+            (_, []) => Some(Vec::new()),
+            (b"/", rest) | (_, [b'/', rest @ ..]) => Some(rest.to_vec()),
+            _ => None,
+        }
+    }
+
+    /// Opens a path below the folder with `O_PATH`, the folder itself if it is empty. No symbolic
+    /// link is followed. The path has no `..`.
+    pub fn find_path(&self, path: &CStr) -> Outcome<OwnedFd> {
+        let root = self.nodes.get(ROOT)?;
+        if path.is_empty() {
+            return self.reopen(&root.descriptor, OFlags::PATH);
+        }
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let inside =
+            ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+        rustix::fs::openat2(&root.descriptor, path, flags, Mode::empty(), inside)
     }
 
     /// Looks a name up, and adds a node for the guest. Returns the node's number and attributes.
@@ -149,6 +186,11 @@ fn device(major: u32, minor: u32) -> u32 {
 
 /// Attributes of a descriptor's file.
 pub fn facts(descriptor: impl AsFd) -> Outcome<Statx> {
-    let wanted = StatxFlags::BASIC_STATS | StatxFlags::MNT_ID;
+    facts_with(descriptor, StatxFlags::empty())
+}
+
+/// As [`facts`], with more of them.
+pub fn facts_with(descriptor: impl AsFd, more: StatxFlags) -> Outcome<Statx> {
+    let wanted = StatxFlags::BASIC_STATS | StatxFlags::MNT_ID | more;
     rustix::fs::statx(descriptor, c"", AtFlags::EMPTY_PATH, wanted)
 }

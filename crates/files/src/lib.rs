@@ -14,12 +14,14 @@
 //! * [`handles`]: files that the guest has open.
 //! * [`budget`]: how many descriptors the guest may use.
 //! * [`identity`]: users and groups of guest and host.
+//! * [`saved`]: the format of a captured session; `captures` saves and restores it.
 //! * `session`, `tree`, `contents`, `listing`, `attributes`, `extended`: the requests.
 //!
 //! [docs/folders.md](../../../docs/folders.md) describes all of it.
 
 mod attributes;
 pub mod budget;
+mod captures;
 pub mod channel;
 pub mod confinement;
 mod contents;
@@ -32,6 +34,7 @@ mod listing;
 pub mod nodes;
 pub mod options;
 pub mod protocol;
+pub mod saved;
 pub mod server;
 mod session;
 mod tree;

@@ -59,6 +59,15 @@ struct Table {
     next: u64,
 }
 
+/// All nodes of a guest but the root, for a capture.
+#[derive(Debug)]
+pub struct Listed {
+    /// Each with its number and lookups.
+    pub nodes: Vec<(u64, u64, Arc<Node>)>,
+    /// The number of the next node.
+    pub next: u64,
+}
+
 /// All nodes of a guest.
 #[derive(Debug)]
 pub struct Nodes {
@@ -123,6 +132,52 @@ impl Nodes {
         };
         table.entries.insert(number, entry);
         Ok(number)
+    }
+
+    /// All of them.
+    pub fn list(&self) -> Listed {
+        let table = lock(&self.table);
+        let entries = table.entries.iter();
+        let listed =
+            |(number, entry): (&u64, &Entry)| (*number, entry.lookups, Arc::clone(&entry.node));
+        Listed {
+            nodes: entries.map(listed).collect(),
+            next: table.next,
+        }
+    }
+
+    /// Adds a node of a captured session. Of two numbers for one file, the first one counts.
+    /// `ENFILE` if the guest has too many.
+    pub fn restore(
+        &self,
+        number: u64,
+        lookups: u64,
+        descriptor: OwnedFd,
+        facts: &Statx,
+    ) -> Outcome<()> {
+        let identifier = Identifier::of(facts);
+        let mut table = lock(&self.table);
+        if table.numbers.contains_key(&identifier) {
+            return Err(Errno::STALE);
+        }
+        let node = Node {
+            descriptor,
+            kind: kind_of(facts),
+            _slot: Some(self.budget.take()?),
+        };
+        table.numbers.insert(identifier, number);
+        let entry = Entry {
+            node: Arc::new(node),
+            identifier,
+            lookups,
+        };
+        table.entries.insert(number, entry);
+        Ok(())
+    }
+
+    /// New nodes get numbers from this one on.
+    pub fn continue_with(&self, next: u64) {
+        lock(&self.table).next = next;
     }
 
     /// Takes back as many lookups; a node without any is gone. Unknown numbers are ignored.

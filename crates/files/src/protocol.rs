@@ -123,6 +123,13 @@ impl<'a> Arguments<'a> {
         self.take().map(u64::from_ne_bytes)
     }
 
+    /// So many bytes.
+    pub fn bytes(&mut self, length: usize) -> Outcome<&'a [u8]> {
+        let (taken, rest) = self.0.split_at_checked(length).ok_or(Errno::INVAL)?;
+        self.0 = rest;
+        Ok(taken)
+    }
+
     /// Passes over a field of 32 bits.
     pub fn skip(&mut self) -> Outcome<()> {
         self.u32().map(drop)

@@ -15,6 +15,18 @@
 //! has a message without a complete header. All others have exactly one, also if they are
 //! malformed. If the VMM closes its end, the server exits with status 0.
 //!
+//! Two requests are the VMM's own: [`SAVE`] and [`RESTORE`] move what the server knows of the guest's
+//! session between servers. Their `unique` is [`OWN`], which no request of a guest has. There is one
+//! at a time, and no request of the guest without an answer meanwhile.
+//!
+//! * `SAVE`: offset u64, number of messages sent before this one u64. The answer is the session's
+//!   length u64, and its bytes from that offset on, at most [`DATA_MAX`]. With offset 0 the server
+//!   saves it, once it has executed as many messages; `EBUSY` if that takes too long, `EFBIG` if the
+//!   session has more than [`SESSION_MAX`] bytes.
+//! * `RESTORE`: the session's length u64, offset u64, bytes, in order. The last one restores it, in
+//!   place of what the server knew; `EPROTONOSUPPORT` if a later release saved it, `EINVAL` if it is
+//!   damaged.
+//!
 //! The server does not negotiate `FUSE_MAX_PAGES`: no request has more than [`DATA_MAX`] bytes of
 //! data, and none asks for more.
 
@@ -31,3 +43,11 @@ pub fn arguments(read_only: bool, squash: bool) -> impl Iterator<Item = &'static
 pub const DATA_MAX: usize = 128 * 1024;
 /// Most bytes of a message: data, and headers and names before it.
 pub const MESSAGE_MAX: usize = DATA_MAX + 4096;
+/// `unique` of requests of the VMM itself.
+pub const OWN: u64 = 0;
+/// `opcode` of the request for the session.
+pub const SAVE: u32 = 0x4a46_0001;
+/// `opcode` of the request to continue a session.
+pub const RESTORE: u32 = 0x4a46_0002;
+/// Most bytes of a session: about 100 for each file that the guest's kernel knows.
+pub const SESSION_MAX: usize = 32 << 20;

@@ -1,7 +1,7 @@
 //! A server, and a guest's kernel that speaks FUSE by hand (`linux/fuse.h`).
 
 use jiffy_files::protocol::opcode::*;
-use jiffy_wire::files::MESSAGE_MAX;
+use jiffy_wire::files::{DATA_MAX, MESSAGE_MAX, OWN, RESTORE, SAVE};
 use rustix::fs::{Mode, OFlags};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send};
 use std::io::Write;
@@ -200,6 +200,43 @@ impl Client {
         let (unique, answered) = self.receive();
         assert_eq!(unique, self.unique);
         answered
+    }
+
+    /// Sends a request of the VMM itself and waits for its answer.
+    fn ask_as_vmm(&mut self, opcode: u32, arguments: &[u8]) -> Answered {
+        let guests = std::mem::replace(&mut self.unique, OWN);
+        self.send(&self.message(opcode, 0, arguments));
+        self.unique = guests;
+        let (unique, answered) = self.receive();
+        assert_eq!(unique, OWN);
+        answered
+    }
+
+    /// The whole session, once the server has executed this many messages.
+    pub fn save(&mut self, sent: u64) -> Answered {
+        let mut session = Vec::new();
+        loop {
+            let arguments = Bytes::new().u64(session.len() as u64).u64(sent);
+            let answer = self.ask_as_vmm(SAVE, &arguments.0)?;
+            let mut fields = Fields(&answer);
+            let length = fields.u64() as usize;
+            session.extend(fields.0);
+            assert!(session.len() <= length && !fields.0.is_empty());
+            if session.len() == length {
+                return Ok(session);
+            }
+        }
+    }
+
+    /// Gives the server a session.
+    pub fn restore(&mut self, session: &[u8]) -> Answered {
+        let mut answer = Ok(Vec::new());
+        for (number, part) in session.chunks(DATA_MAX).enumerate() {
+            let offset = (number * DATA_MAX) as u64;
+            let arguments = Bytes::new().u64(session.len() as u64).u64(offset);
+            answer = self.ask_as_vmm(RESTORE, &arguments.bytes(part).0);
+        }
+        answer
     }
 
     pub fn init(&mut self) -> Vec<u8> {

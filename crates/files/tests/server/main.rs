@@ -1,5 +1,6 @@
 //! The server as a process, with well-behaved and hostile guests.
 
+mod captures;
 mod client;
 mod escapes;
 mod hostile;
