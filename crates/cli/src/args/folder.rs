@@ -38,24 +38,39 @@ pub fn machine_share(text: &str) -> Result<MachineShare, String> {
     })
 }
 
-/// Parses `HOST:GUEST`, `HOST:GUEST:ro` or `HOST:GUEST:rw`.
+/// How a folder is shared.
+#[derive(Debug, Clone, Copy, Default)]
+struct How {
+    read_only: bool,
+    capture: bool,
+}
+
+/// Parses `HOST:GUEST` and `HOST:GUEST:OPTIONS`, of which there are `ro`, `rw` and `capture`.
 pub fn folder_use(text: &str) -> Result<FolderUse, String> {
-    const USAGE: &str = "write HOST:GUEST or HOST:GUEST:ro";
+    const USAGE: &str = "write HOST:GUEST or HOST:GUEST:OPTIONS, with the options ro and capture";
     let mut parts = text.split(':');
     let (Some(source), Some(mount)) = (parts.next(), parts.next()) else {
         return Err(format!("'{text}' names no folder in the VM; {USAGE}"));
     };
-    let read_only = match (parts.next(), parts.next()) {
-        (None | Some("rw"), None) => false,
-        (Some("ro"), None) => true,
-        _ => return Err(format!("'{text}' is not a shared folder; {USAGE}")),
-    };
-    shared(source, mount, read_only)
+    let mut how = How::default();
+    let (options, more) = (parts.next(), parts.next());
+    for option in options.into_iter().flat_map(|options| options.split(',')) {
+        match option {
+            "ro" => how.read_only = true,
+            "rw" => how.read_only = false,
+            "capture" => how.capture = true,
+            _ => return Err(format!("'{text}' is not a shared folder; {USAGE}")),
+        }
+    }
+    if more.is_some() {
+        return Err(format!("'{text}' is not a shared folder; {USAGE}"));
+    }
+    shared(source, mount, how)
 }
 
-/// Parses `type=bind,source=HOST,target=GUEST[,readonly]`, as Docker does.
+/// Parses `type=bind,source=HOST,target=GUEST[,readonly][,capture]`, as Docker does.
 pub fn mount(text: &str) -> Result<FolderUse, String> {
-    let (mut source, mut target, mut read_only) = (None, None, false);
+    let (mut source, mut target, mut how) = (None, None, How::default());
     for option in text.split(',') {
         match option.split_once('=').unwrap_or((option, "")) {
             ("type", "bind") => {}
@@ -64,11 +79,13 @@ pub fn mount(text: &str) -> Result<FolderUse, String> {
             }
             ("source" | "src", path) => source = Some(path),
             ("target" | "dst" | "destination", path) => target = Some(path),
-            ("readonly" | "ro", "" | "true" | "1") => read_only = true,
-            ("readonly" | "ro", "false" | "0") => read_only = false,
+            ("readonly" | "ro", "" | "true" | "1") => how.read_only = true,
+            ("readonly" | "ro", "false" | "0") => how.read_only = false,
+            ("capture", "" | "true" | "1") => how.capture = true,
+            ("capture", "false" | "0") => how.capture = false,
             _ => {
                 return Err(format!(
-                    "'{option}' is not an option of a mount; write type=bind,source=HOST,target=GUEST[,readonly]"
+                    "'{option}' is not an option of a mount; write type=bind,source=HOST,target=GUEST[,readonly][,capture]"
                 ));
             }
         }
@@ -78,10 +95,10 @@ pub fn mount(text: &str) -> Result<FolderUse, String> {
             "'{text}' lacks source=HOST or target=GUEST of the folder"
         ));
     };
-    shared(source, target, read_only)
+    shared(source, target, how)
 }
 
-fn shared(source: &str, mount: &str, read_only: bool) -> Result<FolderUse, String> {
+fn shared(source: &str, mount: &str, how: How) -> Result<FolderUse, String> {
     let is_path = source.contains('/') || source == "." || source == "..";
     if !is_path {
         return Err(format!(
@@ -99,7 +116,8 @@ fn shared(source: &str, mount: &str, read_only: bool) -> Result<FolderUse, Strin
     Ok(FolderUse {
         source: source.map_err(|path| format!("{path:?} is not UTF-8"))?,
         mount: mount.to_owned(),
-        read_only,
+        read_only: how.read_only,
+        capture: how.capture,
     })
 }
 
@@ -112,6 +130,14 @@ mod tests {
             source: source.into(),
             mount: mount.into(),
             read_only,
+            capture: false,
+        }
+    }
+
+    fn captured(source: &str, mount: &str, read_only: bool) -> FolderUse {
+        FolderUse {
+            capture: true,
+            ..of(source, mount, read_only)
         }
     }
 
@@ -125,7 +151,20 @@ mod tests {
         assert_eq!(folder_use(".:/src").unwrap(), of(here, "/src", false));
         let below = format!("{here}/x");
         assert_eq!(folder_use("./x:/src").unwrap(), of(&below, "/src", false));
-        for wrong in ["", "/a", "/a:", "/a:b", "/a:/b:", "/a:/b:x", "/a:/b:ro:ro"] {
+        let given = folder_use("/a:/b:capture").unwrap();
+        assert_eq!(given, captured("/a", "/b", false));
+        let given = folder_use("/a:/b:ro,capture").unwrap();
+        assert_eq!(given, captured("/a", "/b", true));
+        for wrong in [
+            "",
+            "/a",
+            "/a:",
+            "/a:b",
+            "/a:/b:",
+            "/a:/b:x",
+            "/a:/b:ro,",
+            "/a:/b:ro:ro",
+        ] {
             assert!(folder_use(wrong).is_err(), "{wrong}");
         }
     }
@@ -159,6 +198,8 @@ mod tests {
         assert_eq!(given, of("/a", "/b", false));
         let given = mount("readonly,src=/a,type=bind,dst=/b").unwrap();
         assert_eq!(given, of("/a", "/b", true));
+        let given = mount("src=/a,capture,type=bind,dst=/b").unwrap();
+        assert_eq!(given, captured("/a", "/b", false));
         let given = mount("src=/a,destination=/b,readonly=false").unwrap();
         assert_eq!(given, of("/a", "/b", false));
         for wrong in [

@@ -60,16 +60,17 @@ pub struct VmOptions {
     /// /dev/vdc, …
     #[arg(long, value_name = "NAME[:SIZE][:ro][,OPTION…]", value_parser = disk_use)]
     pub disk: Vec<DiskUse>,
-    /// Share a folder of this host with the VM, which then can't be captured.
-    /// Repeatable
+    /// Share a folder of this host with the VM, which then can't be captured, unless
+    /// OPTIONS say capture; ro shares it read-only. Repeatable
     #[arg(
         long = "volume",
         short = 'v',
-        value_name = "HOST:GUEST[:ro]",
+        value_name = "HOST:GUEST[:OPTIONS]",
         value_parser = folder_use
     )]
     pub folder: Vec<FolderUse>,
-    /// The same, as Docker writes it: type=bind,source=HOST,target=GUEST[,readonly]
+    /// The same, as Docker writes it:
+    /// type=bind,source=HOST,target=GUEST[,readonly][,capture]
     #[arg(long, value_name = "OPTION,…", value_parser = folder::mount)]
     pub mount: Vec<FolderUse>,
     /// Store the VM's changes to its root on a disk instead of in its memory; the

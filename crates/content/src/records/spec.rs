@@ -300,6 +300,8 @@ pub struct FolderUse {
     mount: String,
     #[serde(default, skip_serializing_if = "is_false")]
     read_only: bool,
+    #[serde(default, skip_serializing_if = "is_false")]
+    capture: bool,
 }
 both_ways!(
     FolderUse,
@@ -307,6 +309,7 @@ both_ways!(
         source: same,
         mount: same,
         read_only: same,
+        capture: same,
     }
 );
 

@@ -182,8 +182,16 @@ fn with_folders() -> VmRecord {
         source: text(source),
         mount: text(mount),
         read_only,
+        capture: false,
     };
     vm.spec.folders = vec![folder("/a", "/b", false), folder("/home/me/c", "/d", true)];
+    vm
+}
+
+/// A VM that shares a folder of the host and may be captured.
+fn with_a_captured_folder() -> VmRecord {
+    let mut vm = with_folders();
+    vm.spec.folders[1].capture = true;
     vm
 }
 
@@ -398,6 +406,13 @@ fn records_of_vms_do_not_drift() {
         load,
     );
     does_not_drift("vm-1-folders.json", "vm.json", &with_folders(), save, load);
+    does_not_drift(
+        "vm-1-captured-folder.json",
+        "vm.json",
+        &with_a_captured_folder(),
+        save,
+        load,
+    );
     does_not_drift(
         "vm-1-deep.json",
         "vm.json",

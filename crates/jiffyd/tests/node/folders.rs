@@ -35,6 +35,7 @@ fn folder(source: &Path, mount: &str, read_only: bool) -> FolderUse {
         source: source.to_str().unwrap().into(),
         mount: mount.into(),
         read_only,
+        capture: false,
     }
 }
 

@@ -262,12 +262,16 @@ impl Node {
 
     /// Refuses a VM that can't be captured now; returns the agent's socket.
     pub(super) async fn capturable(&self, vm: &VmHandle) -> Result<PathBuf> {
-        if let Some(folder) = vm.spec.folders.first() {
+        if let Some(folder) = vm.spec.folders.iter().find(|folder| !folder.capture) {
             return Err(Error::wrong_state(format!(
                 "The VM {} shares {} with this host, which a capture can't contain.",
                 vm.name, folder.source
             ))
-            .hint("Use a volume (--disk), or copy the files into the VM (jiffy cp)."));
+            .hint(format!(
+                "Run it with -v {}:{}:capture if it may be captured without the folder's files, use a \
+                 volume (--disk), or copy the files into the VM (jiffy cp).",
+                folder.source, folder.mount
+            )));
         }
         self.freezable(vm).await
     }

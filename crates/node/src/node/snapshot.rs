@@ -16,7 +16,7 @@ use jiffy_sys::priority::{AWAITED, lowered};
 use jiffy_vmhost::control;
 use jiffy_vmhost::handle::{Command, VmHandle};
 use jiffy_wire::api::{
-    Action, MakeSnapshot, MemoryForm, MemoryReport, Origin, Priority, Pruned, Snapshot,
+    Action, FolderUse, MakeSnapshot, MemoryForm, MemoryReport, Origin, Priority, Pruned, Snapshot,
     SnapshotMade, Subject,
 };
 use jiffy_wire::cpu::Profile;
@@ -35,6 +35,16 @@ const RECORDING_TIME: Duration = Duration::from_secs(2);
 const RECORDING_POLL: Duration = Duration::from_millis(5);
 /// How long a VMM has to report its guest's processor.
 const PROCESSOR_TIME: Duration = Duration::from_secs(5);
+
+/// Where in the guest a captured VM shared folders. Whoever gets the snapshot does not learn which
+/// folders of the host these were.
+fn places_only(folders: &[FolderUse]) -> Vec<FolderUse> {
+    let place = |folder: &FolderUse| FolderUse {
+        source: String::new(),
+        ..folder.clone()
+    };
+    folders.iter().map(place).collect()
+}
 
 impl Node {
     /// Makes a snapshot of a running VM, which keeps running unless it should stop.
@@ -155,6 +165,7 @@ impl Node {
             // Owner, wait and idle policy come from the user of the snapshot, not from the captured
             // VM.
             spec: Spec {
+                folders: places_only(&vm.spec.folders),
                 idle: None,
                 owner: None,
                 priority: Priority::Normal,

@@ -19,7 +19,7 @@ use jiffy_content::names;
 use jiffy_content::roots;
 use jiffy_sys::causes;
 use jiffy_vmhost::network::Network;
-use jiffy_wire::api::{CreateVm, IdleAction, IdlePolicy, ImageConfig, Priority};
+use jiffy_wire::api::{CreateVm, FolderUse, IdleAction, IdlePolicy, ImageConfig, Priority};
 use jiffy_wire::cpu::{Wanted, levels};
 use jiffy_wire::vmm::{DiskLimit, PageSize};
 use std::ops::RangeInclusive;
@@ -100,7 +100,7 @@ pub fn check_of(wanted: CreateVm, image: &str, image_config: &ImageConfig) -> Re
         wanted.idle,
         wanted.init.as_deref(),
         wanted.pages,
-        !wanted.folders.is_empty(),
+        &wanted.folders,
     )?;
     check_owner(wanted.owner.as_deref())?;
     Ok(Spec {
@@ -167,7 +167,6 @@ pub fn from_snapshot(
         ("largest memory", wanted.max_memory_mib.is_some()),
         ("page size", wanted.pages != PageSize::Small),
         ("volumes", !wanted.disks.is_empty()),
-        ("shared folders", !wanted.folders.is_empty()),
         ("root disk", wanted.root_disk.is_some()),
         ("limit of the root's disks", !wanted.root_limit.is_none()),
         ("init", wanted.init.is_some()),
@@ -182,7 +181,13 @@ pub fn from_snapshot(
         .hint("Leave that option out, or run a VM without --from."));
     }
     let captured = &manifest.spec;
-    check_idle(wanted.idle, captured.init.as_deref(), captured.pages, false)?;
+    let folders = folders_of_snapshot(name, &captured.folders, wanted.folders)?;
+    check_idle(
+        wanted.idle,
+        captured.init.as_deref(),
+        captured.pages,
+        &folders,
+    )?;
     check_owner(wanted.owner.as_deref())?;
     if wanted.cold {
         return Err(Error::invalid(
@@ -210,14 +215,46 @@ pub fn from_snapshot(
         cold: false,
         hidden: false,
         own_volumes: !manifest.spec.disks.is_empty() || manifest.spec.root_disk.is_some(),
-        // No snapshot has any; a manifest may claim so.
-        folders: Vec::new(),
+        folders,
         network: self::network::of_snapshot(name, &manifest.spec, wanted.network, network)?,
         idle: wanted.idle,
         owner: wanted.owner,
         priority: wanted.priority,
         ..manifest.spec.clone()
     })
+}
+
+/// The folders of a VM from a snapshot: those that the request gives, in the order of the captured
+/// ones. Which folder of the host is shared is never the snapshot's choice, because it may be
+/// someone else's.
+fn folders_of_snapshot(
+    name: &str,
+    captured: &[FolderUse],
+    mut wanted: Vec<FolderUse>,
+) -> Result<Vec<FolderUse>> {
+    let mut folders = Vec::with_capacity(wanted.len());
+    for folder in captured {
+        let mount = folder.mount.trim_end_matches('/');
+        let is_it = |given: &FolderUse| given.mount.trim_end_matches('/') == mount;
+        let Some(at) = wanted.iter().position(is_it) else {
+            return Err(Error::invalid(format!(
+                "The VM of the snapshot {name} shared a folder of its host on {mount}."
+            ))
+            .hint(format!(
+                "Give a folder of this host for it: -v HOST:{mount}"
+            )));
+        };
+        folders.push(wanted.swap_remove(at));
+    }
+    if let Some(folder) = wanted.first() {
+        return Err(Error::invalid(format!(
+            "The VM of the snapshot {name} shared no folder of its host on {}.",
+            folder.mount
+        ))
+        .hint("Leave that option out, or run a VM without --from."));
+    }
+    check_folders(&folders)?;
+    Ok(folders)
 }
 
 /// The specification of the VM of which a golden snapshot for this kind is made; `None` if there
@@ -278,7 +315,7 @@ fn check_idle(
     idle: Option<IdlePolicy>,
     init: Option<&[String]>,
     pages: PageSize,
-    shares_folders: bool,
+    folders: &[FolderUse],
 ) -> Result<()> {
     let Some(IdlePolicy { after_s, action }) = idle else {
         return Ok(());
@@ -289,18 +326,22 @@ fn check_idle(
             IDLE_TIMES.end() / DAY
         )));
     }
+    const HINT: &str = "Use --idle-action stop, or leave --idle out.";
     let lasting = match init {
-        Some(init) => Some(format!("hands PID 1 to {}", init.join(" "))),
-        None if pages != PageSize::Small => Some("has huge pages".to_owned()),
-        None if shares_folders => Some("shares folders of the host".to_owned()),
+        Some(init) => Some((format!("hands PID 1 to {}", init.join(" ")), HINT)),
+        None if pages != PageSize::Small => Some(("has huge pages".to_owned(), HINT)),
+        None if folders.iter().any(|folder| !folder.capture) => Some((
+            "shares folders of the host".to_owned(),
+            "Share them with -v HOST:GUEST:capture, use --idle-action stop, or leave --idle out.",
+        )),
         None => None,
     };
     match lasting.filter(|_| action == IdleAction::Hibernate) {
         None => Ok(()),
-        Some(why) => Err(Error::invalid(format!(
+        Some((why, hint)) => Err(Error::invalid(format!(
             "A VM that {why} can't be hibernated when it is idle."
         ))
-        .hint("Use --idle-action stop, or leave --idle out.")),
+        .hint(hint)),
     }
 }
 

@@ -37,8 +37,8 @@ impl VirtioKind for BalloonKind {
         })
     }
 
-    fn save(device: &Balloon) -> BalloonState {
-        device.save()
+    fn save(device: &mut Balloon) -> Result<BalloonState, DeviceError> {
+        Ok(device.save())
     }
 }
 
@@ -70,8 +70,8 @@ impl VirtioKind for WithholdingKind {
         })
     }
 
-    fn save(device: &Balloon) -> WithholdingState {
-        device.save_withholding()
+    fn save(device: &mut Balloon) -> Result<WithholdingState, DeviceError> {
+        Ok(device.save_withholding())
     }
 }
 

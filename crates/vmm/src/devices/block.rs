@@ -57,8 +57,8 @@ impl VirtioKind for BlockKind {
         })
     }
 
-    fn save(device: &Block) -> BlockState {
-        device.save()
+    fn save(device: &mut Block) -> Result<BlockState, DeviceError> {
+        Ok(device.save())
     }
 }
 

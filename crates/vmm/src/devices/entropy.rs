@@ -32,7 +32,7 @@ impl VirtioKind for EntropyKind {
         })
     }
 
-    fn save(device: &Entropy) -> EntropyState {
-        device.save()
+    fn save(device: &mut Entropy) -> Result<EntropyState, DeviceError> {
+        Ok(device.save())
     }
 }

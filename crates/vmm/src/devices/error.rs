@@ -1,6 +1,7 @@
 //! Errors of devices.
 
 use super::disk_chunks::ResidencyError;
+use super::folder_session::SessionError;
 use crate::hypervisor::HypervisorError;
 use jiffy_devices::bus::RangeTaken;
 use jiffy_devices::fw_cfg::FwCfgError;
@@ -85,6 +86,9 @@ pub enum DeviceError {
         /// The descriptor's number.
         number: i32,
     },
+    /// What a guest knows of a shared folder's files can't be saved or restored.
+    #[error("what the guest knows of the shared folder {0} can't be saved or restored")]
+    FsSession(String, #[source] SessionError),
     /// The serial port's saved state is not valid.
     #[error(transparent)]
     Serial(#[from] SerialError),

@@ -1,6 +1,7 @@
 //! Folders of the host.
 
 use super::error::DeviceError;
+use super::folder_session;
 use super::virtio::VirtioKind;
 use super::wiring::Wiring;
 use crate::sections::{Count, Section};
@@ -9,6 +10,16 @@ use jiffy_devices::virtio::fs::{Fs, FsArgs, FsState};
 use jiffy_sys::fds;
 use jiffy_wire::files::MESSAGE_MAX;
 use jiffy_wire::vmm::VmmConfig;
+use serde::{Deserialize, Serialize};
+
+/// What a snapshot keeps of a folder.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FolderState {
+    /// The device.
+    pub device: FsState,
+    /// What its server knew of the guest's files, as the server wrote it. Only a server reads it.
+    pub session: Vec<u8>,
+}
 
 /// Folders of the host, in the order of the configuration.
 #[derive(Debug)]
@@ -16,8 +27,9 @@ pub struct FsKind;
 
 impl VirtioKind for FsKind {
     type Device = Fs;
-    type State = FsState;
-    const SECTION: Section = Section::new("fs", 1);
+    type State = FolderState;
+    // Version 1 had no session, so no guest could continue from it, and none was captured.
+    const SECTION: Section = Section::new("fs", 2);
     const NAME: &'static str = "shared folders";
     const COUNT: Count = Count::Any;
 
@@ -32,7 +44,7 @@ impl VirtioKind for FsKind {
     fn create(
         wiring: &Wiring<'_>,
         number: usize,
-        state: Option<&FsState>,
+        state: Option<&FolderState>,
     ) -> Result<Fs, DeviceError> {
         let folder = &wiring.args.config.folders[number];
         let server = folder.server.map(|number| {
@@ -44,13 +56,24 @@ impl VirtioKind for FsKind {
             server: server.transpose()?,
             message_max: MESSAGE_MAX,
         };
-        Ok(match state {
-            None => Fs::new(args)?,
-            Some(state) => Fs::restore(args, state)?,
-        })
+        let Some(state) = state else {
+            return Ok(Fs::new(args)?);
+        };
+        let mut device = Fs::restore(args, &state.device)?;
+        if device.has_server() {
+            folder_session::restore(&mut device, &state.session)
+                .map_err(|why| DeviceError::FsSession(folder.tag.clone(), why))?;
+        }
+        Ok(device)
     }
 
-    fn save(device: &Fs) -> FsState {
-        device.save()
+    fn save(device: &mut Fs) -> Result<FolderState, DeviceError> {
+        let state = device.save();
+        let session = folder_session::save(device)
+            .map_err(|why| DeviceError::FsSession(state.tag.clone(), why))?;
+        Ok(FolderState {
+            device: state,
+            session,
+        })
     }
 }

@@ -7,6 +7,7 @@
 //!   [`fw_cfg`], [`power`], [`rtc`], [`trace`]: each kind's connection between the configuration and the
 //!   device.
 //! * [`virtio`]: the part that all virtio devices share.
+//! * `folder_session`: what the server of a shared folder knows of the guest's files.
 //! * `disk_chunks`: disks that a pager fills.
 //! * `limits`: rate limits, changed while the guest runs.
 //! * `read_notes`: notes which parts of a disk a guest reads.
@@ -17,6 +18,7 @@ pub mod block;
 mod disk_chunks;
 pub mod entropy;
 mod error;
+mod folder_session;
 pub mod fs;
 pub mod fw_cfg;
 pub mod kind;

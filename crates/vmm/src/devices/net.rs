@@ -57,8 +57,8 @@ impl VirtioKind for NetKind {
         })
     }
 
-    fn save(device: &Net) -> NetState {
-        device.save()
+    fn save(device: &mut Net) -> Result<NetState, DeviceError> {
+        Ok(device.save())
     }
 }
 

@@ -42,7 +42,7 @@ pub trait VirtioKind: Debug + Sync + 'static {
     ) -> Result<Self::Device, DeviceError>;
 
     /// Its state; it must be paused.
-    fn save(device: &Self::Device) -> Self::State;
+    fn save(device: &mut Self::Device) -> Result<Self::State, DeviceError>;
 }
 
 /// A kind of virtio device, with its transport.
@@ -83,7 +83,7 @@ impl<K: VirtioKind> DeviceKind for Virtio<K> {
     }
 
     fn save(device: &Self::Device) -> Result<Self::State, DeviceError> {
-        let transport = lock(device);
-        Ok((transport.save()?, K::save(transport.device())))
+        let mut transport = lock(device);
+        Ok((transport.save()?, K::save(transport.device_mut())?))
     }
 }

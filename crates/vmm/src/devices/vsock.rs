@@ -42,7 +42,7 @@ impl VirtioKind for VsockKind {
         })
     }
 
-    fn save(device: &Vsock) -> VsockState {
-        device.save()
+    fn save(device: &mut Vsock) -> Result<VsockState, DeviceError> {
+        Ok(device.save())
     }
 }

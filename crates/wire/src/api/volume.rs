@@ -34,6 +34,13 @@ pub struct FolderUse {
     /// Share it read-only.
     #[serde(default)]
     pub read_only: bool,
+    /// The VM may be captured, without the folder's files.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub capture: bool,
+}
+
+fn is_false(value: &bool) -> bool {
+    !value
 }
 
 /// A disk for the VM's changes of its root file system. It is removed with the VM.

@@ -3,8 +3,9 @@
 use super::channel::Channel;
 use super::config::Config;
 use super::error::FsError;
+use super::link::{ExchangeError, Link};
 use super::state::{FsState, RestoreError};
-use super::worker::{Link, Worker};
+use super::worker::Worker;
 use super::{PRIORITY_QUEUE, QUEUE_SIZE, REQUEST_QUEUE};
 use crate::log_limit::LogLimit;
 use crate::virtio::device::{ActivateError, Activation, ActiveQueue, VirtioDevice, WorkerRole};
@@ -62,7 +63,8 @@ impl Fs {
         })
     }
 
-    /// Restores a device. Its server must be the one it had, or there must be none.
+    /// Restores a device. Its server must know what the one before knew of the guest, or there must be
+    /// none: [`Fs::exchange`] tells it, before the device is resumed.
     ///
     /// # Errors
     ///
@@ -72,7 +74,30 @@ impl Fs {
         Ok(Fs::new(args)?)
     }
 
-    /// What a snapshot keeps; the device must be paused.
+    /// Sends a message of the monitor itself to the server, with the id 0, and returns the results.
+    /// The server answers one after another.
+    ///
+    /// # Errors
+    ///
+    /// The device is not paused, or the server does not answer so.
+    pub fn exchange(&mut self, opcode: u32, arguments: &[&[u8]]) -> Result<Vec<u8>, ExchangeError> {
+        let link = self.link.as_mut().ok_or(ExchangeError::Running)?;
+        link.exchange(opcode, arguments)
+    }
+
+    /// How many messages the server was sent, while the device is paused.
+    pub fn sent(&self) -> Option<u64> {
+        self.link.as_ref().map(|link| link.sent)
+    }
+
+    /// Whether it was given a server, which may have ended.
+    pub fn has_server(&self) -> bool {
+        self.link
+            .as_ref()
+            .is_some_and(|link| link.channel.is_some())
+    }
+
+    /// What a snapshot keeps of the device itself; it must be paused.
     pub fn save(&self) -> FsState {
         FsState {
             tag: self.tag.clone(),

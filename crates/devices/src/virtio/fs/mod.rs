@@ -5,14 +5,16 @@
 //! and parses what the guest sends; the process of the device can't.
 //!
 //! Requests that a server has received are answered before the device stops, so a pause leaves none
-//! half done. The server keeps what the guest knows of files and folders, so a device can't be
-//! moved to another server: a restored device without a server answers ENOTCONN.
+//! half done. The server keeps what the guest knows of files and folders; the monitor can ask it for
+//! that while the device is paused, and give it to another server, by messages of its own. A device
+//! without a server answers ENOTCONN.
 
 mod channel;
 mod config;
 mod device;
 mod error;
 mod in_flight;
+mod link;
 mod request;
 mod state;
 #[cfg(test)]
@@ -22,6 +24,7 @@ mod worker;
 pub use config::{TAG_MAX, TagError};
 pub use device::{Fs, FsArgs};
 pub use error::FsError;
+pub use link::ExchangeError;
 pub use state::{FsState, RestoreError};
 
 /// Entries of each queue, and most requests that a server has at a time.

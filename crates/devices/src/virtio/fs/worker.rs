@@ -1,13 +1,14 @@
 //! The thread that passes requests to the server and answers to the guest.
 
-use super::channel::{Channel, Received, Sent};
-use super::in_flight::{InFlight, Table};
+use super::channel::{Received, Sent};
+use super::in_flight::InFlight;
+use super::link::Link;
 use super::request::{self, Kind, OUT_HEADER, Request};
 use super::{PRIORITY_QUEUE, QUEUE_SIZE};
 use crate::GuestMemory;
 use crate::log_limit::LogLimit;
 use crate::virtio::device::ActiveQueue;
-use crate::virtio::poll::{self, PollSet};
+use crate::virtio::poll;
 use crate::virtio::queue::Chain;
 use crate::virtio::queue::ring::Ring;
 use rustix::io::Errno;
@@ -15,64 +16,12 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-use vmm_sys_util::epoll::EpollEvent;
-use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 /// How long a device that stops waits for the server's answers. Later the guest gets EIO for them.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
-const BELL: u64 = 0;
-const SERVER: u64 = 1;
-const DOORBELLS: u64 = 2;
-
-/// State that outlives an activation.
-#[derive(Debug)]
-pub(super) struct Link {
-    channel: Option<Channel>,
-    in_flight: Table,
-    poll: PollSet,
-    /// Signalled when the worker must stop.
-    bell: EventFd,
-    /// Room for the longest message, one for each direction.
-    request: Vec<u8>,
-    answer: Vec<u8>,
-}
-
-impl Link {
-    /// `longest` is that of messages, bytes.
-    pub(super) fn new(channel: Option<Channel>, longest: usize) -> io::Result<Link> {
-        let link = Link {
-            channel,
-            in_flight: Table::default(),
-            poll: PollSet::new()?,
-            bell: EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)?,
-            request: vec![0; longest],
-            answer: vec![0; longest],
-        };
-        link.poll.add(&link.bell, BELL, poll::ring_edge())?;
-        if let Some(channel) = &link.channel {
-            link.poll.add(&channel.as_fd(), SERVER, poll::any_edge())?;
-        }
-        Ok(link)
-    }
-
-    pub(super) fn bell(&self) -> io::Result<EventFd> {
-        self.bell.try_clone()
-    }
-
-    /// Waits for any event, at most so long.
-    fn wait(&self, timeout: Option<Duration>) -> io::Result<()> {
-        self.poll
-            .wait(timeout, &mut [EpollEvent::default(); 4])
-            .map(drop)
-    }
-
-    fn send(&mut self, message: &[u8]) -> Sent {
-        self.channel
-            .as_mut()
-            .map_or(Sent::Never, |channel| channel.send(message))
-    }
-}
+/// The links have the numbers below.
+const DOORBELLS: u64 = super::link::TOKENS;
 
 /// Everything that the thread owns.
 pub(super) struct Worker {
