@@ -2,9 +2,10 @@
 
 use crate::daemon::{Daemon, named};
 use crate::images::configs;
-use crate::snapshots::counter;
+use crate::snapshots::{counter, fork, snapshot};
 use jiffy_wire::api::{
-    CreateVm, ErrorKind, FolderUse, ForkVm, IdleAction, IdlePolicy, MakeSnapshot, Vm,
+    CreateVm, ErrorKind, FolderUse, ForkVm, Forked, Hibernated, IdleAction, IdlePolicy,
+    MakeSnapshot, SnapshotMade, Vm, VmState,
 };
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -36,6 +37,14 @@ fn folder(source: &Path, mount: &str, read_only: bool) -> FolderUse {
         mount: mount.into(),
         read_only,
         capture: false,
+    }
+}
+
+/// A folder whose VM may be captured.
+fn captured(source: &Path, mount: &str) -> FolderUse {
+    FolderUse {
+        capture: true,
+        ..folder(source, mount, false)
     }
 }
 
@@ -124,7 +133,11 @@ fn folders_are_served_as_long_as_the_vm_runs() {
 #[test]
 fn a_vm_that_shares_folders_is_not_captured() {
     let daemon = daemon();
-    let folders = vec![folder(Path::new("/tmp"), "/src", false)];
+    // One folder without it is enough.
+    let folders = vec![
+        captured(Path::new("/etc"), "/etc/host"),
+        folder(Path::new("/tmp"), "/src", false),
+    ];
     daemon
         .run_detached(sharing("web", folders.clone()))
         .json::<Vm>();
@@ -139,11 +152,11 @@ fn a_vm_that_shares_folders_is_not_captured() {
         ("/v1/vms/web/hibernate", Vec::new()),
     ];
     for (path, body) in requests {
-        let refused = daemon
-            .post(path, &body)
-            .error(ErrorKind::WrongState)
-            .message;
-        assert!(refused.contains("shares /tmp with this host"), "{refused}");
+        let refused = daemon.post(path, &body).error(ErrorKind::WrongState);
+        let why = refused.message;
+        assert!(why.contains("shares /tmp with this host"), "{why}");
+        let hint = refused.hint.unwrap();
+        assert!(hint.contains("-v /tmp:/src:capture"), "{hint}");
     }
     let sleeper = CreateVm {
         idle: Some(IdlePolicy {
@@ -157,6 +170,108 @@ fn a_vm_that_shares_folders_is_not_captured() {
         .error(ErrorKind::Invalid)
         .message;
     assert!(refused.contains("shares folders of the host"), "{refused}");
+}
+
+#[test]
+fn a_vm_whose_folders_allow_it_is_captured_and_shares_them_again() {
+    let daemon = daemon();
+    let started = program(&daemon).with_extension("started");
+    let shared = tempfile::tempdir().unwrap();
+    let shared = shared.path().canonicalize().unwrap();
+    let folders = vec![captured(&shared, "/src"), captured(Path::new("/"), "/host")];
+    let sleeper = CreateVm {
+        idle: Some(IdlePolicy {
+            after_s: 3600,
+            action: IdleAction::Hibernate,
+        }),
+        ..sharing("web", folders.clone())
+    };
+    let vm: Vm = daemon.run_detached(sleeper).json();
+    assert_eq!(vm.folders, folders);
+    lines(started.clone(), 2);
+    let shares = |vm: &Vm| {
+        let (config, _) = configs(&daemon, &vm.id);
+        let servers = config.folders.iter().filter(|it| it.server.is_some());
+        servers.count()
+    };
+
+    daemon
+        .post("/v1/vms/web/hibernate", b"")
+        .json::<Hibernated>();
+    lines(program(&daemon).with_extension("ended"), 2);
+    daemon.post("/v1/vms/web/wake", b"").json::<Vm>();
+    assert_eq!(lines(started.clone(), 4).len(), 4);
+    let woken = daemon.vm("web");
+    assert_eq!((&woken.folders, shares(&woken)), (&folders, 2));
+
+    // The children of a fork share the same folders.
+    let forked: Forked = fork(&daemon, "web", 2, None).json();
+    for child in &forked.vms {
+        assert_eq!((&child.folders, shares(child)), (&folders, 2));
+    }
+    lines(started.clone(), 8);
+
+    // A snapshot names no folder of the host, so a VM from it is given one for each.
+    snapshot(&daemon, "web", "warm", false).json::<SnapshotMade>();
+    let record = daemon
+        .folder
+        .path()
+        .join("data/snapshots/warm/snapshot.json");
+    let record = fs::read_to_string(record).unwrap();
+    assert!(record.contains("/host"), "{record}");
+    assert!(!record.contains(shared.to_str().unwrap()), "{record}");
+    let from = |folders| CreateVm {
+        from: Some("warm".into()),
+        ..named(
+            "other",
+            CreateVm {
+                folders,
+                ..CreateVm::default()
+            },
+        )
+    };
+    let refused = |folders| {
+        let error = daemon.run_detached(from(folders)).error(ErrorKind::Invalid);
+        (error.message, error.hint.unwrap_or_default())
+    };
+    let (why, hint) = refused(Vec::new());
+    assert!(why.contains("shared a folder of its host on /src"), "{why}");
+    assert!(hint.contains("-v HOST:/src"), "{hint}");
+    let etc = folder(Path::new("/etc"), "/host/", true);
+    let (why, _) = refused(vec![etc.clone()]);
+    assert!(why.contains("on /src"), "{why}");
+    let src = captured(&shared, "/src");
+    let more = folder(Path::new("/etc"), "/more", false);
+    let (why, _) = refused(vec![src.clone(), etc.clone(), more]);
+    assert!(
+        why.contains("shared no folder of its host on /more"),
+        "{why}"
+    );
+    // In any order.
+    let other: Vm = daemon
+        .run_detached(from(vec![etc.clone(), src.clone()]))
+        .json();
+    assert_eq!((&other.folders, shares(&other)), (&vec![src, etc], 2));
+    // It may be captured if all of its own folders allow that.
+    daemon
+        .post("/v1/vms/other/hibernate", b"")
+        .error(ErrorKind::WrongState);
+    daemon.delete("/v1/vms/other?force=true");
+
+    // A folder that is gone: the VM stays asleep, and wakes when it is there.
+    daemon
+        .post("/v1/vms/web/hibernate", b"")
+        .json::<Hibernated>();
+    let aside = shared.with_extension("aside");
+    fs::rename(&shared, &aside).unwrap();
+    let why = daemon
+        .post("/v1/vms/web/wake", b"")
+        .error(ErrorKind::Invalid)
+        .message;
+    assert!(why.contains("does not exist"), "{why}");
+    assert_eq!(daemon.vm("web").state, VmState::Hibernated);
+    fs::rename(&aside, &shared).unwrap();
+    daemon.post("/v1/vms/web/wake", b"").json::<Vm>();
 }
 
 #[test]
