@@ -195,6 +195,10 @@ const TRUSTED: &[(&str, &str)] = &[
         "the processor reports it",
     ),
     ("crates/vmm/src/cpu/quirks.rs", "the processor reports it"),
+    (
+        "crates/vmm/src/devices/folder_session.rs",
+        "a length, which is checked, before bytes that only jiffy-files reads",
+    ),
     ("crates/wire/src/text/mod.rs", "sizes that the user writes"),
 ];
 

@@ -2,12 +2,14 @@
 
 use crate::folder::{Folder, facts_with};
 use crate::handles::Handle;
+use crate::nodes::ROOT;
 use crate::protocol::{Answer, Arguments, Outcome};
 use crate::saved::{self, Entry, FileId, Known, Refused, Session, Table};
 use jiffy_sys::mutex::lock;
 use jiffy_wire::files::{DATA_MAX, SESSION_MAX};
 use rustix::fs::{OFlags, Statx};
 use rustix::io::Errno;
+use std::ffi::CString;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -57,9 +59,10 @@ impl Folder {
             last_handle: handles.last,
             ..Session::default()
         };
+        let root = self.path_of(&self.nodes.get(ROOT)?.descriptor)?;
         let mut path_bytes = 0;
         let mut add = |entries: &mut Vec<Entry>, descriptor: &OwnedFd, known| {
-            let Some((path, file)) = self.place_of(descriptor) else {
+            let Some((path, file)) = self.place_of(descriptor, root.to_bytes()) else {
                 return Ok(false);
             };
             path_bytes += path.as_bytes().len();
@@ -91,13 +94,15 @@ impl Folder {
         session.encode()
     }
 
-    /// The path of a file, and which file it is; `None` if it has no path below the folder.
-    fn place_of(&self, descriptor: &OwnedFd) -> Option<(std::ffi::CString, FileId)> {
+    /// The path of a file below the folder, whose own path is `root`, and which file it is; `None` if it
+    /// has none.
+    fn place_of(&self, descriptor: &OwnedFd, root: &[u8]) -> Option<(CString, FileId)> {
         let facts = facts_with(descriptor, FileId::FACTS).ok()?;
         if facts.stx_nlink == 0 {
             return None;
         }
-        let path = saved::path(self.path_of(descriptor)?)?;
+        let path = self.path_of(descriptor).ok()?;
+        let path = saved::path(below(root, path.to_bytes())?.to_vec())?;
         Some((path, FileId::of(&facts)))
     }
 
@@ -180,5 +185,35 @@ impl Folder {
         }
         let slot = self.handles.reserve()?;
         Ok(Handle::new(self.reopen(path, flags)?, flags, slot))
+    }
+}
+
+/// A path below this folder; empty for the folder itself.
+fn below<'a>(folder: &[u8], path: &'a [u8]) -> Option<&'a [u8]> {
+    match (folder, path.strip_prefix(folder)?) {
+        (_, []) => Some(&[]),
+        (b"/", rest) | (_, [b'/', rest @ ..]) => Some(rest),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_below_a_folder_has_a_path_there() {
+        for (folder, path, expected) in [
+            ("/", "/", Some("")),
+            ("/", "/a/b", Some("a/b")),
+            ("/a", "/a", Some("")),
+            ("/a", "/a/b/c", Some("b/c")),
+            ("/a", "/ab", None),
+            ("/a", "/b/a", None),
+            ("/", "pipe:[5]", None),
+        ] {
+            let found = below(folder.as_bytes(), path.as_bytes());
+            assert_eq!(found, expected.map(str::as_bytes), "{folder} {path}");
+        }
     }
 }

@@ -92,21 +92,11 @@ impl Folder {
         rustix::fs::openat2(&parent.descriptor, name, flags, Mode::empty(), inside)
     }
 
-    /// The path of a descriptor's file below the folder, as the host names it now; `None` if it is
-    /// not below it. The path of a removed file is not its own, so the caller compares the files.
-    pub fn path_of(&self, descriptor: impl AsFd) -> Option<Vec<u8>> {
-        let path = |descriptor: BorrowedFd<'_>| {
-            let (folder, name) = self.link_to(descriptor);
-            rustix::fs::readlinkat(folder, name, Vec::new()).ok()
-        };
-        let root = path(self.nodes.get(ROOT).ok()?.descriptor.as_fd())?;
-        let below = path(descriptor.as_fd())?;
-        let rest = below.to_bytes().strip_prefix(root.to_bytes())?;
-        match (root.to_bytes(), rest) {
-            (_, []) => Some(Vec::new()),
-            (b"/", rest) | (_, [b'/', rest @ ..]) => Some(rest.to_vec()),
-            _ => None,
-        }
+    /// The path of a descriptor's file, as the host names it now. That of a removed file is not its
+    /// own, so the caller compares the files.
+    pub fn path_of(&self, descriptor: impl AsFd) -> Outcome<CString> {
+        let (folder, name) = self.link_to(descriptor);
+        rustix::fs::readlinkat(folder, name, Vec::new())
     }
 
     /// Opens a path below the folder with `O_PATH`, the folder itself if it is empty. No symbolic

@@ -132,7 +132,15 @@ impl Session {
         if (self.entries.len() + self.lost.len()) as u64 > FILES_MAX {
             return Err(Errno::FBIG);
         }
-        self.entries.sort_by(|one, other| one.path.cmp(&other.path));
+        let order = |entry: &Entry| match entry.known {
+            Known::Node { number, .. } => (NODE, number),
+            Known::Handle { number, .. } => (HANDLE, number),
+        };
+        self.entries.sort_by(|one, other| {
+            let by_path = one.path.cmp(&other.path);
+            by_path.then_with(|| order(one).cmp(&order(other)))
+        });
+        self.lost.sort_unstable();
         let mut bytes = Vec::new();
         let put32 = |bytes: &mut Vec<u8>, number: u32| bytes.extend(number.to_le_bytes());
         let put64 = |bytes: &mut Vec<u8>, number: u64| bytes.extend(number.to_le_bytes());

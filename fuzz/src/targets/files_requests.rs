@@ -1,5 +1,6 @@
-//! FUSE requests of a guest to the server of a shared folder: each that has an answer gets one
-//! well-formed answer, and nothing beside the folder changes.
+//! FUSE requests of a guest to the server of a shared folder, and sessions of captured guests: each
+//! that has an answer gets one well-formed answer, and nothing beside the folder changes. What the
+//! guest knows at the end is saved and restored.
 
 use crate::Target;
 use crate::input::Input;
@@ -7,7 +8,7 @@ use crate::scratch;
 use jiffy_files::folder::{Folder, Sharing};
 use jiffy_files::identity::Identity;
 use jiffy_files::protocol::{Answer, Header, opcode};
-use jiffy_wire::files::MESSAGE_MAX;
+use jiffy_wire::files::{MESSAGE_MAX, OWN, RESTORE, SAVE};
 use rustix::fs::{Mode, OFlags};
 use std::fs;
 use std::os::unix::fs::{MetadataExt, symlink};
@@ -27,6 +28,9 @@ static RUNS: AtomicU64 = AtomicU64::new(0);
 const READ_ONLY: u8 = 1;
 /// The message is given byte by byte, and not only its parts.
 const RAW: u8 = 0x80;
+/// The VMM saves or restores a session.
+const SAVED: u8 = 0x7e;
+const RESTORED: u8 = 0x7f;
 /// Most descriptors of a guest.
 const DESCRIPTORS: usize = 32;
 /// Most bytes that are allocated at once: a fuzzer must not fill the disk.
@@ -41,21 +45,31 @@ fn run(data: &[u8]) {
     let shared = above.join(format!("shared-{number}"));
     make(&above, &shared);
     let before = outside(&above);
-    let folder = Folder::new(
-        open(&shared),
-        open(Path::new("/proc/self/fd")),
-        Sharing {
-            read_only: how & READ_ONLY != 0,
-            identity: Identity::own(),
-            descriptors: DESCRIPTORS,
-        },
-    );
+    let serve = || {
+        Folder::new(
+            open(&shared),
+            open(Path::new("/proc/self/fd")),
+            Sharing {
+                read_only: how & READ_ONLY != 0,
+                identity: Identity::own(),
+                descriptors: DESCRIPTORS,
+            },
+        )
+    };
+    let folder = serve();
     let mut answer = Answer::default();
     while !input.is_empty() {
         let message = message(&mut input);
         check(&folder, &message, &mut answer);
     }
-    drop(folder);
+    // What has no way to it any more is lost once.
+    let second = serve();
+    restore(&second, &session(&folder, &mut answer), &mut answer);
+    let third = serve();
+    let saved = session(&second, &mut answer);
+    restore(&third, &saved, &mut answer);
+    assert_eq!(session(&third, &mut answer), saved);
+    drop((folder, second, third));
     let _ = fs::remove_dir_all(&shared);
     assert_eq!(
         outside(&above),
@@ -103,6 +117,12 @@ fn message(input: &mut Input<'_>) -> Vec<u8> {
     }
     let (node, length) = (input.u8(), usize::from(input.u8()));
     let arguments = input.bytes(length);
+    if kind == SAVED {
+        return own(SAVE, &[0; 16]);
+    }
+    if kind == RESTORED {
+        return own(RESTORE, &whole(arguments));
+    }
     request(u32::from(kind), u64::from(node), arguments)
 }
 
@@ -118,9 +138,43 @@ fn request(kind: u32, node: u64, arguments: &[u8]) -> Vec<u8> {
     message
 }
 
+/// A message of the VMM itself.
+fn own(kind: u32, arguments: &[u8]) -> Vec<u8> {
+    let mut message = request(kind, 0, arguments);
+    message[8..16].copy_from_slice(&OWN.to_ne_bytes());
+    message
+}
+
+/// A session in one part.
+fn whole(session: &[u8]) -> Vec<u8> {
+    let length = (session.len() as u64).to_ne_bytes();
+    [&length[..], &[0; 8], session].concat()
+}
+
+fn session(folder: &Folder, answer: &mut Answer) -> Vec<u8> {
+    let message = own(SAVE, &[0; 16]);
+    let answered = folder.serve(&message, message.len(), answer);
+    // After its header and the session's length.
+    answered
+        .and_then(|it| it.get(24..))
+        .expect("it is saved")
+        .to_vec()
+}
+
+fn restore(folder: &Folder, session: &[u8], answer: &mut Answer) {
+    let message = own(RESTORE, &whole(session));
+    let answered = folder.serve(&message, message.len(), answer);
+    let error = answered.and_then(|it| it.get(4..8)).expect("an answer");
+    assert_eq!(error, [0; 4], "what was saved is restored");
+}
+
 fn check(folder: &Folder, message: &[u8], answer: &mut Answer) {
     let header = Header::of(message);
     if header.is_some_and(|header| header.opcode == opcode::FALLOCATE) && allocates_much(message) {
+        return;
+    }
+    if header.is_some_and(|header| header.opcode == SAVE) && message != own(SAVE, &[0; 16]) {
+        // It may wait for messages that do not come.
         return;
     }
     let answered = folder.serve(message, message.len(), answer);
@@ -236,6 +290,21 @@ fn all_seeds() -> Vec<Vec<u8>> {
         .iter()
         .map(|rest| [&[0], &begin[..], &rest.concat()].concat())
         .collect();
+    let table = jiffy_files::saved::Session {
+        next_node: 20,
+        last_handle: 9,
+        lost: vec![3, 9],
+        entries: Vec::new(),
+    };
+    let table = table.encode().expect("a short one");
+    let restored = [
+        one(SAVED.into(), 0, b""),
+        one(RESTORED.into(), 0, &table),
+        one(READ, 2, &handle(3, &[0, 0, 4096, 0, 0, 0, 0, 0])),
+        one(RELEASE, 2, &handle(3, &[0; 4])),
+        one(LOOKUP, 1, b"file\0"),
+    ];
+    seeds.push([&[0], &begin[..], &restored.concat()].concat());
     seeds.push([&[READ_ONLY], &begin[..], &rest.concat().concat()].concat());
     seeds
 }

@@ -115,3 +115,51 @@ fn without_the_server_only_the_folder_is_lost() {
     assert_eq!(exec(&jiffy, "cat /src/file"), "hello");
     jiffy.ok(&["rm", "-f", "dev"]);
 }
+
+#[test]
+fn a_captured_vm_goes_on_with_its_folder() {
+    let jiffy = jiffy();
+    let on_host = |script: &str| jiffy.sh(&format!("cd {HOST}; {script}"));
+    let wait_for = |file: &str| on_host(&format!("until [ -e {file} ]; do sleep 0.1; done"));
+    jiffy.sh(&format!("rm -rf {HOST}; mkdir -p {HOST}"));
+    on_host("echo old > other; echo old > gone");
+    let program = "cd /src; echo first > kept; exec 3>>kept 4<other 5<gone; touch ready; \
+                   until [ -e go ]; do sleep 0.1; done; \
+                   echo last >&3; cat <&4 > read; cat <&5 > stale 2>&1; touch done; sleep 1000";
+    let shared = format!("{HOST}:/src:capture");
+    let run = ["run", "-d", "--name", "dev", "-v", &shared];
+    jiffy.ok(&[&run[..], &["--", "sh", "-c", program]].concat());
+    wait_for("ready");
+    jiffy.ok(&["hibernate", "dev"]);
+    assert_eq!(servers(&jiffy), "0");
+    on_host("echo changed while it slept > other; mv gone aside; echo another > gone; touch go");
+    jiffy.ok(&["wake", "dev"]);
+    wait_for("done");
+    let seen = on_host("cat kept read stale");
+    assert!(
+        seen.starts_with("first\nlast\nchanged while it slept\n"),
+        "{seen}"
+    );
+    assert!(seen.contains("Stale file handle"), "{seen}");
+    assert_eq!(
+        exec(&jiffy, "cat /src/gone; cat /src/aside"),
+        "another\nold"
+    );
+
+    // A snapshot continues with any folder of the host, here with an empty one.
+    jiffy.ok(&["snapshot", "create", "dev", "shared"]);
+    jiffy.ok(&["rm", "-f", "dev"]);
+    let refused = jiffy.run(&["run", "-d", "--name", "dev", "--from", "shared"]);
+    assert!(refused.error_text().contains("-v HOST:/src"));
+    let other = format!("{HOST}-2");
+    jiffy.sh(&format!("rm -rf {other}; mkdir {other}"));
+    let shared = format!("{other}:/src");
+    jiffy.ok(&[
+        "run", "-d", "--name", "dev", "--from", "shared", "-v", &shared,
+    ]);
+    let said = exec(&jiffy, "ls /src; echo new > /src/new; cat /src/new");
+    assert_eq!(said, "new");
+    assert_eq!(jiffy.sh(&format!("cat {other}/new")), "new");
+    jiffy.ok(&["rm", "-f", "dev"]);
+    jiffy.ok(&["snapshot", "rm", "shared"]);
+}
