@@ -336,3 +336,101 @@ pub fn path(bytes: Vec<u8>) -> Option<CString> {
 pub fn shown(path: &CStr) -> std::borrow::Cow<'_, str> {
     path.to_string_lossy()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(path: &CStr, kind: FileType, known: Known) -> Entry {
+        let file = FileId {
+            kind,
+            inode: 0x0102,
+            born: (3, 4),
+        };
+        Entry {
+            path: path.to_owned(),
+            file,
+            known,
+        }
+    }
+
+    fn session() -> Session {
+        let node = |number| Known::Node { number, lookups: 7 };
+        let handle = |number, flags| Known::Handle { number, flags };
+        Session {
+            next_node: 9,
+            last_handle: 5,
+            lost: vec![5, 2],
+            entries: vec![
+                entry(
+                    c"a/c",
+                    FileType::RegularFile,
+                    handle(3, OFlags::RDWR | OFlags::APPEND),
+                ),
+                entry(c"a/c", FileType::RegularFile, node(8)),
+                entry(c"", FileType::Directory, handle(1, FOLDER)),
+                entry(c"a", FileType::Directory, node(2)),
+            ],
+        }
+    }
+
+    /// If this fails, sessions that were captured before can't be restored: a change needs a new
+    /// version.
+    #[test]
+    fn the_format_does_not_drift() {
+        let words = |words: &[u32]| words.iter().flat_map(|it| it.to_le_bytes()).collect();
+        let expected: Vec<Vec<u8>> = vec![
+            words(&[1, 4, 2, 9, 0, 5, 0]),
+            words(&[2, 0, 5, 0]),
+            words(&[1, 0, 0, 0o040_000, 4, 0x102, 0, 3, 0, 1, 0, 0o200_000, 0]),
+            words(&[0, 0, 1, 0o040_000, 4, 0x102, 0, 3, 0, 2, 0, 7, 0]),
+            b"a".to_vec(),
+            words(&[0, 1, 2, 0o100_000, 4, 0x102, 0, 3, 0, 8, 0, 7, 0]),
+            b"/c".to_vec(),
+            words(&[1, 3, 0, 0o100_000, 4, 0x102, 0, 3, 0, 3, 0, 0o2002, 0]),
+        ];
+        assert_eq!(session().encode().unwrap(), expected.concat());
+    }
+
+    #[test]
+    fn what_was_encoded_is_read() {
+        let bytes = session().encode().unwrap();
+        let table = Table::of(&bytes).unwrap();
+        assert_eq!((table.next_node, table.last_handle), (9, 5));
+        assert_eq!(table.lost, [2, 5]);
+        let mut entries = Vec::new();
+        table.each(|entry| entries.push(entry.clone()));
+        let mut expected = session().entries;
+        expected.rotate_right(2);
+        expected.swap(2, 3);
+        assert_eq!(entries, expected);
+    }
+
+    #[test]
+    fn what_no_guest_can_have_is_refused() {
+        let refused = |change: fn(&mut Session)| {
+            let mut forged = session();
+            change(&mut forged);
+            Table::of(&forged.encode().unwrap()).unwrap_err()
+        };
+        refused(|it| it.lost.push(1));
+        refused(|it| it.lost.push(6));
+        refused(|it| it.entries.push(it.entries[1].clone()));
+        refused(|it| it.next_node = u64::MAX);
+        refused(|it| it.last_handle = u64::MAX);
+        refused(|it| it.next_node = 8);
+        refused(|it| {
+            let flags = OFlags::RDWR | OFlags::CREATE;
+            it.entries[0].known = Known::Handle { number: 3, flags };
+        });
+        refused(|it| it.entries[0].file.kind = FileType::Fifo);
+        refused(|it| it.entries[2].known = it.entries[0].known);
+        refused(|it| it.entries[0].path = CString::new("x".repeat(256)).unwrap());
+        refused(|it| it.entries[0].path = CString::new("x/".repeat(2047) + "xxx").unwrap());
+        // A number of entries that would not fit into memory.
+        let mut many = session().encode().unwrap();
+        many[4..8].copy_from_slice(&u32::MAX.to_le_bytes());
+        let why = Table::of(&many).unwrap_err();
+        assert!(why.to_string().contains("more files"), "{why}");
+    }
+}
