@@ -224,7 +224,7 @@ fn a_guest_can_neither_save_nor_restore() {
 
 /// A session with one node, which is what this path leads to from the shared folder.
 fn forged(place: &Place, path: &CStr, number: u64) -> Vec<u8> {
-    let at = rustix::fs::open(&place.shared(), OFlags::PATH, Mode::empty()).unwrap();
+    let at = rustix::fs::open(place.shared(), OFlags::PATH, Mode::empty()).unwrap();
     let facts = rustix::fs::statx(
         &at,
         path,
