@@ -49,5 +49,5 @@ pub const OWN: u64 = 0;
 pub const SAVE: u32 = 0x4a46_0001;
 /// `opcode` of the request to continue a session.
 pub const RESTORE: u32 = 0x4a46_0002;
-/// Most bytes of a session: about 100 for each file that the guest's kernel knows.
+/// Most bytes of a session.
 pub const SESSION_MAX: usize = 32 << 20;
