@@ -7,12 +7,12 @@ use super::header;
 use super::transmit::Turn;
 use super::{ETHERNET, FRAME_MAX, FRAMES_PER_TURN};
 use crate::GuestMemory;
-use crate::virtio::queue::chain::Walk;
-use crate::virtio::queue::ring::Ring;
+use crate::virtio::queue::Cost;
+use crate::virtio::queue::chain::{Table, Walk};
+use crate::virtio::queue::ring::{Ring, Used, used};
 use crate::virtio::queue::segment::{self, Region, Segment};
 use crate::virtio::queue::vectored::Vectors;
-use crate::virtio::queue::{Chain, Cost};
-use std::collections::VecDeque;
+use jiffy_sys::clock;
 use std::sync::Arc;
 use virtio_bindings::virtio_net::*;
 use virtio_queue::QueueT;
@@ -21,6 +21,9 @@ use virtio_queue::QueueT;
 const SEGMENTS_MAX: usize = 512;
 /// Returned buffers that the driver need not see before the end of a turn.
 const RETURNED_MAX: usize = 64;
+/// How long to wait for buffers for the longest frame while there are some. Usually the driver has
+/// not yet added those that it emptied, and part of a frame would be copied three times.
+const BUFFERS_WAIT_NS: u64 = 1_000_000;
 /// After so many frames that fitted into one chain each, the next one probably does, too.
 const SMALL_FRAMES: u32 = 16;
 /// Bytes of the longest frame with its header.
@@ -35,6 +38,14 @@ struct Held {
     bytes: usize,
 }
 
+/// Guest memory, with what is looked up once for all chains of a turn, because a lookup takes as
+/// long as the rest of a chain.
+struct View<'a> {
+    memory: &'a GuestMemory,
+    table: Table<'a>,
+    region: Region,
+}
+
 /// The receive queue of a pair.
 ///
 /// Buffers are taken before the frame's size is known, and are held until they are filled. They are
@@ -45,11 +56,13 @@ pub(super) struct Receive {
     mergeable: bool,
     /// Bytes that a usual frame needs, with its header.
     usual: usize,
-    held: VecDeque<Held>,
+    held: Vec<Held>,
     /// Memory of all chains held, in order: of one chain, unless the driver allows merging.
     segments: Vec<Segment>,
     vectors: Vectors,
     room: usize,
+    /// Until when to wait for more buffers, since there were enough.
+    few_until: Option<u64>,
     /// How many frames in a row would have fitted into their first chain.
     small_frames: u32,
     /// Space for what does not fit into the buffers that are read into; touched only when it is
@@ -58,7 +71,7 @@ pub(super) struct Receive {
     /// A frame, with its header, that waits for buffers.
     pending: Option<Vec<u8>>,
     /// Filled buffers that the driver does not see yet; none between turns.
-    returned: Vec<(u16, u32)>,
+    returned: Vec<Used>,
 }
 
 impl Receive {
@@ -87,10 +100,11 @@ impl Receive {
             link,
             mergeable: has(VIRTIO_NET_F_MRG_RXBUF),
             usual,
-            held: VecDeque::new(),
+            held: Vec::new(),
             segments: Vec::new(),
             vectors: Vectors::default(),
             room: 0,
+            few_until: None,
             small_frames: 0,
             spill: vec![0; WHOLE_MAX].into_boxed_slice(),
             pending,
@@ -111,18 +125,25 @@ impl Receive {
     /// Receives frames for one turn.
     pub(super) fn serve(&mut self, memory: &GuestMemory, endpoint: &mut Endpoint) -> Turn {
         let mut turn = Turn::More;
-        // Of all chains, because a lookup takes as long as the rest of a chain.
-        let mut region = Region::default();
+        let mut view = View {
+            memory,
+            table: self.ring.table(memory),
+            region: Region::default(),
+        };
         for _ in 0..FRAMES_PER_TURN {
             if let Err(wait_ns) = self.link.receive_limiter.try_admit_unknown() {
                 turn = Turn::Later(wait_ns);
                 break;
             }
             let going_on = match self.pending.take() {
-                Some(frame) => self.deliver_pending(memory, &mut region, frame),
+                Some(frame) => self.deliver_pending(&mut view, frame),
+                None if !self.has_buffers(&mut view, self.usual) => false,
                 None => {
-                    self.has_buffers(memory, &mut region, self.usual)
-                        && self.receive(memory, endpoint)
+                    if let Some(wait_ns) = self.wait_for_buffers() {
+                        turn = Turn::Within(wait_ns);
+                        break;
+                    }
+                    self.receive(memory, endpoint)
                 }
             };
             if !going_on {
@@ -139,15 +160,15 @@ impl Receive {
     }
 
     fn publish(&mut self, memory: &GuestMemory) {
-        self.ring.give_back_together(memory, &self.returned);
-        self.returned.clear();
+        self.ring.give_back_together(memory, &mut self.returned);
     }
 
     /// Holds buffers for at least `wanted` bytes, if there are any. If there are too few, the
     /// driver notifies when it adds one.
-    fn has_buffers(&mut self, memory: &GuestMemory, region: &mut Region, wanted: usize) -> bool {
+    fn has_buffers(&mut self, view: &mut View<'_>, wanted: usize) -> bool {
+        let memory = view.memory;
         loop {
-            self.hold(memory, region, wanted);
+            self.hold(view, wanted);
             let enough = match self.mergeable {
                 true => self.room >= wanted,
                 false => !self.held.is_empty(),
@@ -162,34 +183,35 @@ impl Receive {
         }
     }
 
-    fn hold(&mut self, memory: &GuestMemory, region: &mut Region, wanted: usize) {
+    fn hold(&mut self, view: &mut View<'_>, wanted: usize) {
         let mut refused = Vec::new();
         while self.room < wanted && self.segments.len() < SEGMENTS_MAX {
             if !self.mergeable && !self.held.is_empty() {
                 break;
             }
-            let Some(chain) = self.ring.pop(memory) else {
+            let Some(chain) = self.ring.pop(view.memory) else {
                 break;
             };
             let head = chain.head();
-            match self.gather(memory, region, chain) {
+            match self.gather(view, head) {
                 Some(held) => {
                     self.room += held.bytes;
-                    self.held.push_back(held);
+                    self.held.push(held);
                 }
-                None => refused.push((head, 0)),
+                None => refused.push(used(head, 0)),
             }
         }
         // Refused chains are not held, so that they are not put back with those that are.
-        self.ring.give_back_together(memory, &refused);
+        self.ring.give_back_together(view.memory, &mut refused);
     }
 
     /// Appends the segments of a chain; returns `None`, and appends nothing, if it violates a rule.
-    fn gather(&mut self, memory: &GuestMemory, region: &mut Region, chain: Chain) -> Option<Held> {
-        let head = chain.head();
+    #[inline]
+    fn gather(&mut self, view: &mut View<'_>, head: u16) -> Option<Held> {
         let before = self.segments.len();
         let (mut descriptors, mut bytes, mut whole) = (0u16, 0usize, false);
-        for descriptor in Walk::new(memory, chain) {
+        let mut chain: Walk<'_> = view.table.walk(head);
+        while !whole && let Some(descriptor) = chain.next() {
             let segment = Segment {
                 address: descriptor.address,
                 // No frame needs more, and the limit keeps sums small.
@@ -199,10 +221,9 @@ impl Receive {
                 self.segments.push(segment);
             }
             let fits = descriptor.is_writable()
-                && (segment.length == 0 || region.contains(memory, &segment))
+                && (segment.length == 0 || view.region.contains(view.memory, &segment))
                 && self.segments.len() - before <= SEGMENTS_MAX;
             if !fits {
-                whole = false;
                 break;
             }
             descriptors = descriptors.saturating_add(1);
@@ -224,7 +245,7 @@ impl Receive {
     /// Receives one frame from the backend; false if there was none.
     fn receive(&mut self, memory: &GuestMemory, endpoint: &mut Endpoint) -> bool {
         // Each segment costs the kernel as much as a small part of a frame.
-        let first = self.held.front().expect("the caller has buffers");
+        let first = self.held.first().expect("the caller has buffers");
         let (first_room, first_segments) = (first.bytes, first.segments);
         let (room, segments) = match self.small_frames {
             SMALL_FRAMES.. => (first_room, first_segments),
@@ -262,25 +283,15 @@ impl Receive {
 
     /// Delivers a waiting frame if there is space now, or drops it if there can never be; returns
     /// false if it still waits.
-    fn deliver_pending(
-        &mut self,
-        memory: &GuestMemory,
-        region: &mut Region,
-        frame: Vec<u8>,
-    ) -> bool {
-        let any = self.has_buffers(memory, region, frame.len().max(self.usual));
+    fn deliver_pending(&mut self, view: &mut View<'_>, frame: Vec<u8>) -> bool {
+        let memory = view.memory;
+        let any = self.has_buffers(view, frame.len().max(self.usual));
         if any && frame.len() <= self.room {
             segment::write(memory, &self.segments, 0, &frame);
             self.deliver(memory, frame.len());
             return true;
         }
-        let descriptors: usize = self
-            .held
-            .iter()
-            .map(|held| usize::from(held.descriptors))
-            .sum();
-        let all_held = descriptors >= usize::from(self.ring.active().queue.size());
-        if any && (!self.mergeable || all_held || self.segments.len() >= SEGMENTS_MAX) {
+        if any && self.holds_most() {
             self.link.counters.received.dropped();
             return true;
         }
@@ -288,26 +299,50 @@ impl Receive {
         false
     }
 
+    /// How many nanoseconds to wait for more buffers before a frame is received into those held.
+    fn wait_for_buffers(&mut self) -> Option<u64> {
+        if self.room >= self.usual {
+            self.few_until = None;
+            return None;
+        }
+        if self.holds_most() {
+            return None;
+        }
+        let now = clock::monotonic_ns();
+        let until = *self.few_until.get_or_insert(now + BUFFERS_WAIT_NS);
+        until.checked_sub(now).filter(|wait_ns| *wait_ns > 0)
+    }
+
+    /// Whether no more buffers can be held.
+    fn holds_most(&self) -> bool {
+        let descriptors: usize = self
+            .held
+            .iter()
+            .map(|held| usize::from(held.descriptors))
+            .sum();
+        !self.mergeable
+            || descriptors >= usize::from(self.ring.active().queue.size())
+            || self.segments.len() >= SEGMENTS_MAX
+    }
+
     /// Returns the buffers that the first `whole` bytes fill.
     fn deliver(&mut self, memory: &GuestMemory, whole: usize) {
-        let returned = self.returned.len();
-        let (mut left, mut segments) = (whole, 0);
+        let (mut left, mut buffers, mut segments) = (whole, 0, 0);
         for held in &self.held {
             let filled = left.min(held.bytes);
-            self.returned.push((held.head, filled as u32));
+            self.returned.push(used(held.head, filled as u32));
+            buffers += 1;
             segments += held.segments;
+            self.room -= held.bytes;
             left -= filled;
             if left == 0 {
                 break;
             }
         }
-        let buffers = self.returned.len() - returned;
         let count = (buffers as u16).to_le_bytes();
         segment::write(memory, &self.segments, header::NUM_BUFFERS, &count);
         self.segments.drain(..segments);
-        for held in self.held.drain(..buffers) {
-            self.room -= held.bytes;
-        }
+        self.held.drain(..buffers);
         let bytes = whole - header::BYTES;
         self.link.counters.received.passed(bytes);
         self.link.receive_limiter.charge(Cost {

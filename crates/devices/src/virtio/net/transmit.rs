@@ -7,11 +7,11 @@ use super::header::{self, Lead};
 use super::{FRAME_MAX, FRAMES_PER_TURN};
 use crate::GuestMemory;
 use crate::log_limit::LogLimit;
+use crate::virtio::queue::Cost;
 use crate::virtio::queue::chain::Walk;
-use crate::virtio::queue::ring::Ring;
+use crate::virtio::queue::ring::{Ring, Used, used};
 use crate::virtio::queue::segment::{self, Region, Segment};
 use crate::virtio::queue::vectored::{MESSAGE_SEGMENTS_MAX, Vectors};
-use crate::virtio::queue::{Chain, Cost};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -28,6 +28,8 @@ pub(super) enum Turn {
     Blocked,
     /// There is more, which the rate limit allows after this many nanoseconds.
     Later(u64),
+    /// There may be more to do when an event comes, and there is after this many nanoseconds.
+    Within(u64),
 }
 
 /// Why a frame is dropped.
@@ -50,7 +52,7 @@ pub(super) struct Transmit {
     link: Arc<Link>,
     log: Arc<LogLimit>,
     /// Chains that were sent or dropped, and that the driver does not see yet; none between turns.
-    returned: Vec<(u16, u32)>,
+    returned: Vec<Used>,
     /// The frame that is being sent.
     segments: Vec<Segment>,
     vectors: Vectors,
@@ -83,7 +85,7 @@ impl Transmit {
         self.ring.disable_notification(memory);
         let mut turn = Turn::More;
         // Of all chains, because a lookup takes as long as the rest of a chain.
-        let mut region = Region::default();
+        let (table, mut region) = (self.ring.table(memory), Region::default());
         for _ in 0..FRAMES_PER_TURN {
             let Some(chain) = self.ring.pop(memory) else {
                 if self.ring.enable_notification(memory) {
@@ -94,7 +96,7 @@ impl Transmit {
                 break;
             };
             let head = chain.head();
-            match self.gather(memory, &mut region, chain) {
+            match self.gather(memory, &mut region, table.walk(head)) {
                 Ok((lead, _)) if lead.frame()[6..12] != self.link.mac.0 => {
                     self.link.counters.spoofed.fetch_add(1, Ordering::Relaxed);
                 }
@@ -122,10 +124,9 @@ impl Transmit {
                     tracing::debug!(%malformed, "a guest's frame was dropped");
                 }
             }
-            self.returned.push((head, 0));
+            self.returned.push(used(head, 0));
         }
-        self.ring.give_back_together(memory, &self.returned);
-        self.returned.clear();
+        self.ring.give_back_together(memory, &mut self.returned);
         self.ring.notify(memory);
         turn
     }
@@ -136,12 +137,12 @@ impl Transmit {
         &mut self,
         memory: &GuestMemory,
         region: &mut Region,
-        chain: Chain,
+        chain: Walk<'_>,
     ) -> Result<(Lead, usize), Malformed> {
         self.segments.clear();
         let mut total = 0usize;
         let mut whole = false;
-        for descriptor in Walk::new(memory, chain) {
+        for descriptor in chain {
             if descriptor.is_writable() {
                 return Err(Malformed::Chain);
             }

@@ -84,20 +84,24 @@ enum Task {
     Idle,
     /// Work at this time of CLOCK_MONOTONIC, and not before.
     At(u64),
+    /// Work at this time, or when an event comes.
+    Until(u64),
 }
 
 impl Task {
     fn after(turn: Turn) -> Task {
+        let after = |wait_ns| clock::monotonic_ns().saturating_add(wait_ns);
         match turn {
             Turn::More => Task::Now,
             Turn::Done | Turn::Blocked => Task::Idle,
-            Turn::Later(wait_ns) => Task::At(clock::monotonic_ns().saturating_add(wait_ns)),
+            Turn::Later(wait_ns) => Task::At(after(wait_ns)),
+            Turn::Within(wait_ns) => Task::Until(after(wait_ns)),
         }
     }
 
     /// An event came. Work that waits for its time keeps waiting.
     fn wake(&mut self) {
-        if *self == Task::Idle {
+        if matches!(self, Task::Idle | Task::Until(_)) {
             *self = Task::Now;
         }
     }
@@ -107,7 +111,7 @@ impl Task {
         match self {
             Task::Now => Some(Duration::ZERO),
             Task::Idle => None,
-            Task::At(time) => {
+            Task::At(time) | Task::Until(time) => {
                 let left = time.saturating_sub(clock::monotonic_ns());
                 Some(Duration::from_nanos(left))
             }

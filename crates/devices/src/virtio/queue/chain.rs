@@ -1,17 +1,21 @@
-//! Chains of descriptors (Virtio 1.3 §2.7.5), read many at a time.
+//! Chains of descriptors (Virtio 1.3 §2.7.5).
 //!
-//! A request of one MiB has hundreds of descriptors. Reading each by itself, and looking up
-//! its region of memory each time, takes as long as copying the data.
+//! A request of one MiB has hundreds of descriptors, and as many chains are received in a MiB of
+//! frames. Looking up the memory of each descriptor takes as long as copying the data, so a table's
+//! is looked up once.
 
 use crate::GuestMemory;
+use crate::write_log::WriteLog;
 use virtio_bindings::virtio_ring::{VRING_DESC_F_INDIRECT, VRING_DESC_F_NEXT, VRING_DESC_F_WRITE};
 use virtio_queue::{DescriptorChain, Queue, QueueT};
-use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend as _};
+use vm_memory::bitmap::BS;
+use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend as _, VolatileMemory as _, VolatileSlice};
 
 /// Bytes of a descriptor.
-const BYTES: usize = 16;
-/// Descriptors read at once.
-const WINDOW: usize = 32;
+const BYTES: usize = size_of::<Bits>();
+
+/// A descriptor as it is in memory: little endian.
+type Bits = u128;
 
 /// A chain: the table of its descriptors and the index of the first.
 #[derive(Debug, Clone, Copy)]
@@ -52,13 +56,13 @@ pub(crate) struct Descriptor {
 }
 
 impl Descriptor {
-    fn of(bytes: &[u8; BYTES]) -> Descriptor {
-        let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p] = *bytes;
+    fn of(bits: Bits) -> Descriptor {
+        let bits = Bits::from_le(bits);
         Descriptor {
-            address: GuestAddress(u64::from_le_bytes([a, b, c, d, e, f, g, h])),
-            length: u32::from_le_bytes([i, j, k, l]),
-            flags: u16::from_le_bytes([m, n]),
-            next: u16::from_le_bytes([o, p]),
+            address: GuestAddress(bits as u64),
+            length: (bits >> 64) as u32,
+            flags: (bits >> 96) as u16,
+            next: (bits >> 112) as u16,
         }
     }
 
@@ -77,68 +81,75 @@ impl Descriptor {
     }
 }
 
+/// A table of descriptors.
+#[derive(Clone, Copy)]
+pub(crate) struct Table<'a> {
+    memory: &'a GuestMemory,
+    address: GuestAddress,
+    size: u16,
+    /// Its bytes, if all are in one region of memory.
+    bytes: Option<VolatileSlice<'a, BS<'a, WriteLog>>>,
+}
+
+impl<'a> Table<'a> {
+    /// The table of a queue's descriptors.
+    pub(crate) fn of_queue(queue: &Queue, memory: &'a GuestMemory) -> Table<'a> {
+        Table::of(memory, GuestAddress(queue.desc_table()), queue.size())
+    }
+
+    fn of(memory: &'a GuestMemory, address: GuestAddress, size: u16) -> Table<'a> {
+        Table {
+            memory,
+            address,
+            size,
+            bytes: memory.get_slice(address, usize::from(size) * BYTES).ok(),
+        }
+    }
+
+    #[inline]
+    fn read(&self, index: u16) -> Option<Descriptor> {
+        if index >= self.size {
+            return None;
+        }
+        let offset = usize::from(index) * BYTES;
+        let bits = match &self.bytes {
+            Some(bytes) => bytes.get_ref(offset).ok()?.load(),
+            None => {
+                let address = self.address.0.checked_add(offset as u64)?;
+                self.memory.read_obj(GuestAddress(address)).ok()?
+            }
+        };
+        Some(Descriptor::of(bits))
+    }
+
+    /// Iterates over the descriptors of the chain with this head.
+    #[inline]
+    pub(crate) fn walk(self, head: u16) -> Walk<'a> {
+        Walk {
+            next: Some(head),
+            left: self.size,
+            bytes_left: u32::MAX,
+            indirect: false,
+            table: self,
+        }
+    }
+}
+
 /// Iterates over the descriptors of a chain. It ends early where a chain violates a rule: the last
 /// descriptor then still says that another one follows.
 pub(crate) struct Walk<'a> {
-    memory: &'a GuestMemory,
-    table: GuestAddress,
-    size: u16,
+    table: Table<'a>,
     next: Option<u16>,
     /// How many descriptors may still follow: no chain has more than its table.
     left: u16,
     /// How many bytes may still follow (§2.7.5.2).
     bytes_left: u32,
     indirect: bool,
-    /// The descriptors of an indirect table that were read, from `first` on.
-    window: Vec<[u8; BYTES]>,
-    first: u16,
 }
 
 impl<'a> Walk<'a> {
     pub(crate) fn new(memory: &'a GuestMemory, chain: Chain) -> Walk<'a> {
-        Walk {
-            memory,
-            table: chain.table,
-            size: chain.size,
-            next: Some(chain.head),
-            left: chain.size,
-            bytes_left: u32::MAX,
-            indirect: false,
-            window: Vec::new(),
-            first: 0,
-        }
-    }
-
-    fn read(&mut self, index: u16) -> Option<Descriptor> {
-        let within = index.wrapping_sub(self.first);
-        if let Some(bytes) = self.window.get(usize::from(within)) {
-            return Some(Descriptor::of(bytes));
-        }
-        if index >= self.size {
-            return None;
-        }
-        let address = self.table.0.checked_add(u64::from(index) * BYTES as u64)?;
-        let address = GuestAddress(address);
-        // In a queue's own table, a chain's descriptors may be anywhere.
-        if !self.indirect {
-            let mut bytes = [0; BYTES];
-            match self.memory.get_slice(address, BYTES) {
-                Ok(slice) => slice.copy_to(&mut bytes[..]),
-                // It may extend into the next region.
-                Err(_) => self
-                    .memory
-                    .read_slice(&mut bytes, address)
-                    .map(|()| BYTES)
-                    .ok()?,
-            };
-            return Some(Descriptor::of(&bytes));
-        }
-        let count = WINDOW.min(usize::from(self.size - index));
-        self.window.resize(count, [0; BYTES]);
-        let bytes = self.window.as_flattened_mut();
-        self.memory.read_slice(bytes, address).ok()?;
-        self.first = index;
-        self.window.first().map(Descriptor::of)
+        Table::of(memory, chain.table, chain.size).walk(chain.head)
     }
 
     /// Continues in an indirect table (§2.7.5.3).
@@ -147,9 +158,9 @@ impl<'a> Walk<'a> {
         if self.indirect || !table.length.is_multiple_of(BYTES as u32) {
             return None;
         }
-        self.size = u16::try_from(size).ok()?;
-        self.table = table.address;
-        self.left = self.size;
+        let size = u16::try_from(size).ok()?;
+        self.table = Table::of(self.table.memory, table.address, size);
+        self.left = size;
         self.next = Some(0);
         self.indirect = true;
         Some(())
@@ -159,10 +170,11 @@ impl<'a> Walk<'a> {
 impl Iterator for Walk<'_> {
     type Item = Descriptor;
 
+    #[inline]
     fn next(&mut self) -> Option<Descriptor> {
         let index = self.next.take()?;
         self.left = self.left.checked_sub(1)?;
-        let descriptor = self.read(index)?;
+        let descriptor = self.table.read(index)?;
         if descriptor.has(VRING_DESC_F_INDIRECT) {
             self.enter(descriptor)?;
             return self.next();

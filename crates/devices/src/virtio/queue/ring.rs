@@ -1,6 +1,6 @@
 //! An active queue: taking and returning chains, interrupts.
 
-use super::chain::Chain;
+use super::chain::{Chain, Table};
 use super::signal::{driver_wants_interrupt, driver_wants_interrupt_since};
 use crate::GuestMemory;
 use crate::log_limit::LogLimit;
@@ -70,6 +70,14 @@ pub(crate) fn answer_each(
     Ok(())
 }
 
+/// A chain that is returned, as the used ring has it (Virtio 1.3 §2.7.8).
+pub(crate) type Used = [u8; 8];
+
+/// The chain with this head, to which `length` bytes were written.
+pub(crate) fn used(head: u16, length: u32) -> Used {
+    (u64::from(head) | u64::from(length) << 32).to_le_bytes()
+}
+
 /// One active queue.
 pub(crate) struct Ring {
     active: ActiveQueue,
@@ -86,8 +94,6 @@ pub(crate) struct Ring {
     heads: [u8; 2 * HEADS],
     heads_first: u16,
     heads_count: u16,
-    /// Entries of the used ring that are being written. Kept to reuse its allocation.
-    elements: Vec<u8>,
 }
 
 impl Ring {
@@ -108,13 +114,17 @@ impl Ring {
             heads: [0; 2 * HEADS],
             heads_first: 0,
             heads_count: 0,
-            elements: Vec::new(),
         }
     }
 
     /// The queue, for a later activation.
     pub fn into_active(self) -> ActiveQueue {
         self.active
+    }
+
+    /// The table of its descriptors.
+    pub fn table<'a>(&self, memory: &'a GuestMemory) -> Table<'a> {
+        Table::of_queue(&self.active.queue, memory)
     }
 
     /// The queue and its doorbell.
@@ -197,37 +207,30 @@ impl Ring {
         }
     }
 
-    /// Returns several chains, as `(head, bytes written)`, so that the driver sees all of them at
-    /// once.
-    pub fn give_back_together(&mut self, memory: &GuestMemory, chains: &[(u16, u32)]) {
+    /// Returns several chains, so that the driver sees all of them at once; leaves the list empty.
+    pub fn give_back_together(&mut self, memory: &GuestMemory, chains: &mut Vec<Used>) {
         let queue = &mut self.active.queue;
-        let (size, first) = (queue.size(), queue.next_used());
-        let (mut written, mut next) = (first, first);
-        let write = |elements: &mut Vec<u8>, from: u16| {
-            let place = queue.used_ring() + 4 + 8 * u64::from(from % size);
-            // The transport has checked that the ring is in guest memory.
-            let _ = memory.write_slice(elements, GuestAddress(place));
-            elements.clear();
-        };
+        let size = queue.size();
         // The driver may have given a head that does not exist.
-        for (head, length) in chains.iter().filter(|(head, _)| *head < size) {
-            self.elements.extend(u32::from(*head).to_le_bytes());
-            self.elements.extend(length.to_le_bytes());
-            next = next.wrapping_add(1);
-            if next.is_multiple_of(size) {
-                write(&mut self.elements, written);
-                written = next;
-            }
+        chains.retain(|chain| (u64::from_le_bytes(*chain) as u32) < u32::from(size));
+        let mut next = queue.next_used();
+        let mut rest = chains.as_slice();
+        while !rest.is_empty() {
+            let entry = next % size;
+            let (now, later) = rest.split_at(rest.len().min(usize::from(size - entry)));
+            let place =
+                queue.used_ring() + ENTRIES + (size_of::<Used>() * usize::from(entry)) as u64;
+            // The transport has checked that the ring is in guest memory.
+            let _ = memory.write_slice(now.as_flattened(), GuestAddress(place));
+            next = next.wrapping_add(now.len() as u16);
+            rest = later;
         }
-        if next == first {
-            return;
+        if !chains.is_empty() {
+            queue.set_next_used(next);
+            let index = GuestAddress(queue.used_ring() + 2);
+            let _ = memory.store(next.to_le(), index, Ordering::Release);
         }
-        if next != written {
-            write(&mut self.elements, written);
-        }
-        queue.set_next_used(next);
-        let index = GuestAddress(queue.used_ring() + 2);
-        let _ = memory.store(next.to_le(), index, Ordering::Release);
+        chains.clear();
     }
 
     /// Asks the driver not to notify the device of new chains.

@@ -203,10 +203,11 @@ impl Vectors {
     ) -> io::Result<()> {
         let mut region = Region::default();
         for segment in segments {
-            if region.host_address(&segment).is_none() {
+            let place = region.host_address(&segment).or_else(|| {
                 region = Region::of(memory, segment.address);
-            }
-            if let Some(place) = region.host_address(&segment) {
+                region.host_address(&segment)
+            });
+            if let Some(place) = place {
                 self.push(place, segment.length);
                 continue;
             }
