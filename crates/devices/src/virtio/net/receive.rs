@@ -208,6 +208,24 @@ impl Receive {
     /// Appends the segments of a chain; returns `None`, and appends nothing, if it violates a rule.
     #[inline]
     fn gather(&mut self, view: &mut View<'_>, head: u16) -> Option<Held> {
+        // As nearly all chains are. The steps below take three times as long.
+        if let Some(only) = view.table.single(head)
+            && let bytes = only.length as usize
+            && (header::BYTES..=WHOLE_MAX).contains(&bytes)
+        {
+            let segment = Segment {
+                address: only.address,
+                length: bytes,
+            };
+            let fits = only.is_writable() && view.region.contains(view.memory, &segment);
+            fits.then(|| self.segments.push(segment))?;
+            return Some(Held {
+                head,
+                descriptors: 1,
+                segments: 1,
+                bytes,
+            });
+        }
         let before = self.segments.len();
         let (mut descriptors, mut bytes, mut whole) = (0u16, 0usize, false);
         let mut chain: Walk<'_> = view.table.walk(head);

@@ -114,12 +114,21 @@ impl<'a> Table<'a> {
         let offset = usize::from(index) * BYTES;
         let bits = match &self.bytes {
             Some(bytes) => bytes.get_ref(offset).ok()?.load(),
-            None => {
-                let address = self.address.0.checked_add(offset as u64)?;
-                self.memory.read_obj(GuestAddress(address)).ok()?
-            }
+            None => self.read_apart(offset)?,
         };
         Some(Descriptor::of(bits))
+    }
+
+    fn read_apart(&self, offset: usize) -> Option<Bits> {
+        let address = self.address.0.checked_add(offset as u64)?;
+        self.memory.read_obj(GuestAddress(address)).ok()
+    }
+
+    /// The descriptor of the chain with this head, if it has no other.
+    #[inline]
+    pub(crate) fn single(&self, head: u16) -> Option<Descriptor> {
+        self.read(head)
+            .filter(|only| !only.has(VRING_DESC_F_NEXT | VRING_DESC_F_INDIRECT))
     }
 
     /// Iterates over the descriptors of the chain with this head.

@@ -91,7 +91,7 @@ pub(crate) struct Ring {
     broken: bool,
     /// Entries of the available ring, little endian, that were read: `heads_count` from the
     /// position `heads_first` on. Drivers don't change them before the chains are returned.
-    heads: [u8; 2 * HEADS],
+    heads: [[u8; 2]; HEADS],
     heads_first: u16,
     heads_count: u16,
 }
@@ -111,7 +111,7 @@ impl Ring {
             log,
             device,
             broken: false,
-            heads: [0; 2 * HEADS],
+            heads: [[0; 2]; HEADS],
             heads_first: 0,
             heads_count: 0,
         }
@@ -133,12 +133,30 @@ impl Ring {
     }
 
     /// Takes the next chain that the driver made available.
+    #[inline]
     pub fn pop(&mut self, memory: &GuestMemory) -> Option<Chain> {
-        if self.broken {
-            return None;
+        let position = self.active.queue.next_avail();
+        let mut within = position.wrapping_sub(self.heads_first);
+        if within >= self.heads_count {
+            self.read_heads(memory);
+            within = 0;
         }
-        match self.next_head(memory) {
-            Ok(head) => head.map(|head| Chain::at(&self.active.queue, head)),
+        let head = self.heads[..usize::from(self.heads_count)].get(usize::from(within))?;
+        let queue = &mut self.active.queue;
+        queue.set_next_avail(position.wrapping_add(1));
+        Some(Chain::at(queue, u16::from_le_bytes(*head)))
+    }
+
+    /// Reads the heads of the next chains. Reading each by itself takes longer than all else that a
+    /// small frame needs here.
+    fn read_heads(&mut self, memory: &GuestMemory) {
+        self.heads_first = self.active.queue.next_avail();
+        self.heads_count = 0;
+        if self.broken {
+            return;
+        }
+        match self.read_available(memory) {
+            Ok(count) => self.heads_count = count,
             Err(error) => {
                 let (device, queue) = (self.device, self.active.index);
                 if self.log.admits() {
@@ -146,42 +164,26 @@ impl Ring {
                 }
                 self.broken = true;
                 self.interrupt.needs_reset();
-                None
             }
         }
     }
 
-    /// Takes the head of the next chain. Reading each by itself takes longer than all else that a
-    /// small frame needs here.
-    fn next_head(&mut self, memory: &GuestMemory) -> Result<Option<u16>, virtio_queue::Error> {
-        let queue = &mut self.active.queue;
+    fn read_available(&mut self, memory: &GuestMemory) -> Result<u16, virtio_queue::Error> {
+        let queue = &self.active.queue;
         let position = queue.next_avail();
-        let mut within = position.wrapping_sub(self.heads_first);
-        if within >= self.heads_count {
-            let added = queue.avail_idx(memory, Ordering::Acquire)?.0;
-            let waiting = added.wrapping_sub(position);
-            if waiting > queue.size() {
-                return Err(virtio_queue::Error::InvalidAvailRingIndex);
-            }
-            if waiting == 0 {
-                return Ok(None);
-            }
-            let entry = position % queue.size();
-            let count = waiting.min(queue.size() - entry).min(HEADS as u16);
-            let place = queue.avail_ring() + ENTRIES + 2 * u64::from(entry);
-            memory
-                .read_slice(
-                    &mut self.heads[..2 * usize::from(count)],
-                    GuestAddress(place),
-                )
-                .map_err(virtio_queue::Error::GuestMemory)?;
-            (self.heads_first, self.heads_count) = (position, count);
-            within = 0;
+        let added = queue.avail_idx(memory, Ordering::Acquire)?.0;
+        let waiting = added.wrapping_sub(position);
+        if waiting > queue.size() {
+            return Err(virtio_queue::Error::InvalidAvailRingIndex);
         }
-        queue.set_next_avail(position.wrapping_add(1));
-        let at = 2 * usize::from(within);
-        let head = u16::from_le_bytes([self.heads[at], self.heads[at + 1]]);
-        Ok(Some(head))
+        let entry = position % queue.size();
+        let count = waiting.min(queue.size() - entry).min(HEADS as u16);
+        let place = queue.avail_ring() + ENTRIES + 2 * u64::from(entry);
+        let heads = self.heads[..usize::from(count)].as_flattened_mut();
+        memory
+            .read_slice(heads, GuestAddress(place))
+            .map_err(virtio_queue::Error::GuestMemory)?;
+        Ok(count)
     }
 
     /// Puts the chain that was taken last back, to be taken again.

@@ -140,6 +140,7 @@ impl Region {
     }
 
     /// Host address of a segment, if all of it is in the region.
+    #[inline]
     pub(crate) fn host_address(&self, segment: &Segment) -> Option<*mut u8> {
         let start = segment.address.0;
         let end = start.checked_add(segment.length as u64)?;
@@ -148,10 +149,12 @@ impl Region {
     }
 
     /// Whether all of a segment is in guest memory. Changes to the region in which it begins.
+    #[inline]
     pub(crate) fn contains(&mut self, memory: &GuestMemory, segment: &Segment) -> bool {
-        if self.host_address(segment).is_some() {
-            return true;
-        }
+        self.host_address(segment).is_some() || self.changes_to(memory, segment)
+    }
+
+    fn changes_to(&mut self, memory: &GuestMemory, segment: &Segment) -> bool {
         *self = Region::of(memory, segment.address);
         // It may extend into the next region.
         memory.check_range(segment.address, segment.length)
