@@ -11,6 +11,7 @@ use rustix::fs::{OFlags, Statx};
 use rustix::io::Errno;
 use std::ffi::CString;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -179,7 +180,7 @@ impl Folder {
     }
 
     /// Opens a file or folder, whose kind was checked, with the flags that it had.
-    fn open_again(&self, path: impl AsFd, flags: OFlags) -> Outcome<std::sync::Arc<Handle>> {
+    fn open_again(&self, path: impl AsFd, flags: OFlags) -> Outcome<Arc<Handle>> {
         if self.sharing.read_only && flags.intersects(OFlags::WRONLY | OFlags::RDWR) {
             return Err(Errno::ROFS);
         }

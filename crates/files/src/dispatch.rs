@@ -27,7 +27,8 @@ const CHANGES: &[u32] = &[
 ];
 
 impl Folder {
-    /// Serves a message and counts it. Returns the answer, which is in `answer`; `None` if the request has none.
+    /// Serves a message and counts it. Returns the answer, which is in `answer`; `None` if the request
+    /// has none.
     /// `length` is that of the message as it was sent, of which `message` may be the beginning.
     pub fn serve<'a>(
         &self,

@@ -52,18 +52,19 @@ pub fn folder_use(text: &str) -> Result<FolderUse, String> {
     let (Some(source), Some(mount)) = (parts.next(), parts.next()) else {
         return Err(format!("'{text}' names no folder in the VM; {USAGE}"));
     };
+    let wrong = || format!("'{text}' is not a shared folder; {USAGE}");
+    let options = parts.next();
+    if parts.next().is_some() {
+        return Err(wrong());
+    }
     let mut how = How::default();
-    let (options, more) = (parts.next(), parts.next());
     for option in options.into_iter().flat_map(|options| options.split(',')) {
         match option {
             "ro" => how.read_only = true,
             "rw" => how.read_only = false,
             "capture" => how.capture = true,
-            _ => return Err(format!("'{text}' is not a shared folder; {USAGE}")),
+            _ => return Err(wrong()),
         }
-    }
-    if more.is_some() {
-        return Err(format!("'{text}' is not a shared folder; {USAGE}"));
     }
     shared(source, mount, how)
 }

@@ -25,13 +25,13 @@ impl Client {
         tokio::select! {
             biased;
             answer = answer => Ok(answer),
-            why = self.until_hopeless() => Err(why),
+            why = self.until_given_up() => Err(why),
         }
     }
 
     /// Ends if waiting makes no sense: with the error of `when_slow`, or when the node does not
     /// answer other requests either.
-    async fn until_hopeless(&self) -> Failure {
+    async fn until_given_up(&self) -> Failure {
         let mut asked = Instant::now();
         loop {
             sleep(SLOW).await;
@@ -42,7 +42,7 @@ impl Client {
             }
             if asked.elapsed() >= ASK_AFTER {
                 if timeout(ASK_TIME, self.ask()).await.is_err() {
-                    return self.hangs();
+                    return self.unresponsive();
                 }
                 asked = Instant::now();
             }
@@ -58,7 +58,7 @@ impl Client {
         Ok(())
     }
 
-    fn hangs(&self) -> Failure {
+    fn unresponsive(&self) -> Failure {
         let (place, hint) = match &self.endpoint {
             Endpoint::Unix(_) => ("", "if jiffyd is restarted, its VMs go on"),
             Endpoint::Tcp { .. } => (

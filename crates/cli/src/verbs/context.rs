@@ -127,10 +127,7 @@ pub fn show(text: &str) -> Result<()> {
 
 /// Writes a file, in place of one with its name; `what` names the contents in an error.
 pub fn replace(what: &str, file: &Path, bytes: &[u8]) -> Result<()> {
-    jiffy_sys::durable::replace(file, bytes).map_err(|error| {
-        let file = file.display();
-        Failure::io(format_args!("{what} can't be written to {file}"), error)
-    })
+    jiffy_sys::durable::replace(file, bytes).map_err(|error| unwritable(what, file, error))
 }
 
 /// Fails if [`replace`] surely would: before a command does what takes long.
@@ -145,10 +142,12 @@ pub fn check_replaceable(what: &str, file: &Path) -> Result<()> {
         Access::WRITE_OK | Access::EXEC_OK,
         AtFlags::EACCESS,
     );
-    checked.map_err(|error| {
-        let file = file.display();
-        Failure::io(format_args!("{what} can't be written to {file}"), error)
-    })
+    checked.map_err(|error| unwritable(what, file, error))
+}
+
+fn unwritable(what: &str, file: &Path, error: impl Into<std::io::Error>) -> Failure {
+    let file = file.display();
+    Failure::io(format_args!("{what} can't be written to {file}"), error)
 }
 
 /// Writes a value to stdout as JSON.

@@ -15,7 +15,7 @@ const SERVER: u64 = 1;
 /// Tokens of events from this one on are free.
 pub(super) const TOKENS: u64 = 2;
 
-/// The id of the monitor's own messages; requests of the guest have others.
+/// The id of the monitor's own messages (`jiffy_wire::files::OWN`); requests of the guest have others.
 const OWN: u64 = 0;
 /// How long the monitor waits for an answer to its own message.
 const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(30);
