@@ -28,6 +28,22 @@ pub fn add(name: PathBuf, file: OwnedFd) {
     files().push((name, file));
 }
 
+/// Registers a descriptor as the file of that name, in place of an earlier one.
+pub fn replace(name: PathBuf, file: OwnedFd) {
+    drop(take(&name));
+    add(name, file);
+}
+
+/// Whether a file of that name was inherited and not taken.
+pub fn has(name: &Path) -> bool {
+    files().iter().any(|(known, _)| known == name)
+}
+
+/// Whether this process was handed its files: then it opens and connects to nothing by name.
+pub fn is_used() -> bool {
+    [PROC, PAGEMAP].map(Path::new).into_iter().any(has)
+}
+
 /// Registers an inherited descriptor as the file of that name. Call it once per number.
 /// `InvalidInput` for standard streams and numbers that are not open.
 #[allow(unsafe_code)] // A number becomes a descriptor.

@@ -7,6 +7,7 @@
 //! * [`clock`]: the monotonic clock of all timelines.
 //! * [`contents`]: reads a small file from any file position.
 //! * [`descriptors`]: the limit of open files (RLIMIT_NOFILE).
+//! * [`dial`]: connections to Unix sockets, also for a program that may not connect by name.
 //! * [`durable`]: atomic replacement of files.
 //! * [`fds`]: descriptors sent over a Unix socket.
 //! * [`folders`]: Jiffy's folders.
@@ -42,6 +43,7 @@ pub mod causes;
 pub mod clock;
 pub mod contents;
 pub mod descriptors;
+pub mod dial;
 pub mod durable;
 pub mod fds;
 pub mod folders;

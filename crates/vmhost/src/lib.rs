@@ -18,6 +18,7 @@
 //! * [`timeline`]: measurements of a VM's start and run.
 //! * [`pager`]: the process that serves memory and disks.
 //! * [`network`]: VMs on the host's network.
+//! * [`channels`]: connections for VMMs, which may not connect by name.
 //! * `dial`: connections to VMMs and the pager.
 //! * [`folders`], [`single_flight`], [`text`]: VMs' folders, shared operations, safe text.
 
@@ -25,6 +26,7 @@ pub mod activity;
 pub mod agent;
 pub mod attach;
 pub mod capture;
+pub mod channels;
 pub mod clients;
 pub mod control;
 mod dial;

@@ -135,10 +135,10 @@ pub struct Supervisor {
 }
 
 impl Supervisor {
-    /// Starts to accept connections.
-    pub fn new(listener: UnixListener, vm_id: &str) -> Supervisor {
+    /// Starts to accept connections. `first` is one that the guest's VMM has already.
+    pub fn new(listener: UnixListener, first: Option<UnixStream>, vm_id: &str) -> Supervisor {
         let (send, messages) = mpsc::channel(QUEUE);
-        let accepting = tokio::spawn(accept(listener, vm_id.to_owned(), send));
+        let accepting = tokio::spawn(accept(listener, first, vm_id.to_owned(), send));
         Supervisor {
             messages,
             accepting,
@@ -157,7 +157,7 @@ impl Supervisor {
                 }
             };
             info!(vm = %vm_id, "listening for the guest again");
-            accept(listener, vm_id, send).await;
+            accept(listener, None, vm_id, send).await;
         });
         Supervisor {
             messages,
@@ -190,10 +190,25 @@ impl Drop for Supervisor {
     }
 }
 
-async fn accept(listener: UnixListener, vm_id: String, messages: mpsc::Sender<FromLink>) {
+async fn accept(
+    listener: UnixListener,
+    first: Option<UnixStream>,
+    vm_id: String,
+    messages: mpsc::Sender<FromLink>,
+) {
     let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     let vm_id: Arc<str> = vm_id.into();
     let mut serial = 0;
+    if let Some(stream) = first {
+        serial += 1;
+        let (vm_id, messages) = (Arc::clone(&vm_id), messages.clone());
+        tokio::spawn(async move {
+            // Its guest connects when it has booted.
+            if stream.readable().await.is_ok() {
+                connection(stream, serial, &vm_id, messages).await;
+            }
+        });
+    }
     loop {
         let Ok(place) = Arc::clone(&places).acquire_owned().await else {
             return;
@@ -372,7 +387,8 @@ mod tests {
     async fn the_highest_common_version_is_spoken_with_a_guest() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("sock");
-        let mut supervisor = Supervisor::new(UnixListener::bind(&path).unwrap(), "0123456789ab");
+        let mut supervisor =
+            Supervisor::new(UnixListener::bind(&path).unwrap(), None, "0123456789ab");
         // The hello of release 0.1's init, byte for byte.
         let old = include_str!("../../wire/golden/agent-1.txt").lines().next();
         let hex = old.unwrap().split(' ').nth(1).unwrap();
@@ -400,7 +416,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("sock");
         let begun = tokio::time::Instant::now();
-        let mut supervisor = Supervisor::new(UnixListener::bind(&path).unwrap(), "me");
+        let mut supervisor = Supervisor::new(UnixListener::bind(&path).unwrap(), None, "me");
         let mut silent = Vec::new();
         for _ in 0..2 * MAX_CONNECTIONS {
             silent.push(UnixStream::connect(&path).await.unwrap());
@@ -426,7 +442,7 @@ mod tests {
     async fn invalid_data_closes_only_its_own_connection() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("sock");
-        let mut supervisor = Supervisor::new(UnixListener::bind(&path).unwrap(), "me");
+        let mut supervisor = Supervisor::new(UnixListener::bind(&path).unwrap(), None, "me");
         let mut good = UnixStream::connect(&path).await.unwrap();
         good.write_all(&hello("me")).await.unwrap();
         let Some(FromLink::Hello { link, pid1_ns, .. }) = supervisor.messages.recv().await else {
@@ -464,7 +480,7 @@ mod tests {
     async fn acknowledgements_overtake_unread_input() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("sock");
-        let mut supervisor = Supervisor::new(UnixListener::bind(&path).unwrap(), "me");
+        let mut supervisor = Supervisor::new(UnixListener::bind(&path).unwrap(), None, "me");
         let mut guest = UnixStream::connect(&path).await.unwrap();
         guest.write_all(&hello("me")).await.unwrap();
         let Some(FromLink::Hello { link, .. }) = supervisor.messages.recv().await else {
@@ -513,7 +529,7 @@ mod tests {
     async fn input_waits_until_the_guest_has_room() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("sock");
-        let mut supervisor = Supervisor::new(UnixListener::bind(&path).unwrap(), "me");
+        let mut supervisor = Supervisor::new(UnixListener::bind(&path).unwrap(), None, "me");
         let mut guest = UnixStream::connect(&path).await.unwrap();
         guest.write_all(&hello("me")).await.unwrap();
         let Some(FromLink::Hello { mut link, .. }) = supervisor.messages.recv().await else {

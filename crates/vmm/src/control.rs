@@ -1,7 +1,7 @@
 //! The control socket: one JSON object per line, answered with one line, which may carry
 //! descriptors.
 
-use jiffy_sys::{fds, handed};
+use jiffy_sys::{dial, fds, handed};
 use jiffy_wire::lines::Lines;
 use jiffy_wire::vmm::{ControlRequest, ControlResponse};
 use rustix::io::Errno;
@@ -51,6 +51,8 @@ pub struct Answer {
     pub response: ControlResponse,
     /// Files that are sent with it (`SCM_RIGHTS`), at most [`fds::MOST`].
     pub files: Vec<Arc<File>>,
+    /// After it the connection is the channel to this socket.
+    pub channel_to: Option<PathBuf>,
 }
 
 impl From<ControlResponse> for Answer {
@@ -58,6 +60,7 @@ impl From<ControlResponse> for Answer {
         Answer {
             response,
             files: Vec::new(),
+            channel_to: None,
         }
     }
 }
@@ -176,7 +179,15 @@ impl Client {
                 return false;
             }
         };
-        self.send(&answer(request))
+        let answer = answer(request);
+        let is_sent = self.send(&answer);
+        let Some(socket) = answer.channel_to else {
+            return is_sent;
+        };
+        if is_sent && let Ok(channel) = self.stream.try_clone() {
+            handed::replace(dial::channel_of(&socket), channel.into());
+        }
+        false
     }
 
     fn send(&self, answer: &Answer) -> bool {
@@ -262,6 +273,23 @@ mod tests {
         let mut answer = [0; 5];
         good.read_exact(&mut answer).unwrap();
         assert_eq!(&answer, b"\"ok\"\n");
+    }
+
+    #[test]
+    fn a_connection_becomes_a_channel_after_its_answer() {
+        let (_folder, path, mut socket) = socket();
+        let mut client = UnixStream::connect(&path).unwrap();
+        client.write_all(b"\"resume\"\n\"stop\"\n").unwrap();
+        socket.serve(|_| Answer {
+            channel_to: Some("/nowhere/dialed".into()),
+            ..ControlResponse::Ok.into()
+        });
+        assert!(socket.clients.is_empty());
+        let mut dialer = dial::Dialer::new(Path::new("/nowhere/dialed"));
+        dialer.ask(7).unwrap();
+        let mut bytes = [0; 9];
+        client.read_exact(&mut bytes).unwrap();
+        assert_eq!(&bytes, b"\"ok\"\n\x07\0\0\0");
     }
 
     #[test]

@@ -18,6 +18,7 @@
 
 use crate::ending::Ending;
 use crate::memory::{GuestRam, MemoryError};
+use jiffy_sys::dial::Dialer;
 use jiffy_sys::fds;
 use jiffy_sys::userfaultfd::{Features, Userfaultfd};
 use jiffy_wire::lines::Lines;
@@ -99,7 +100,7 @@ impl PagerError {
 /// The memory of a VM and the pager that serves it.
 #[derive(Debug)]
 pub struct PagedMemory {
-    socket: PathBuf,
+    dialer: Dialer,
     uffd: Userfaultfd,
     mappings: Vec<Mapping>,
     /// The ranges that the userfaultfd serves, `(address, length)`: all of the mappings except what
@@ -171,7 +172,7 @@ impl PagedMemory {
         }
         send_uffd(&stream, &uffd, &mappings).map_err(unreachable)?;
         let memory = PagedMemory {
-            socket: socket.into(),
+            dialer: Dialer::new(socket),
             uffd,
             mappings,
             served: ram.unshared(),
@@ -266,7 +267,7 @@ impl PagedMemory {
                         }
                     }
                 }
-                Link::Down(search) => match search.attempt(|| self.connect_again()) {
+                &Link::Down(search) => match search.attempt(|| self.connect_again()) {
                     Ok(Some(stream)) => self.link = Link::Up(stream),
                     Ok(None) => return None,
                     Err(error) => {
@@ -282,8 +283,9 @@ impl PagedMemory {
 
     /// Connects to a pager that does not know this VM. That pager may try to fill shared ranges,
     /// too, and learns that nothing is missing there.
-    fn connect_again(&self) -> io::Result<UnixStream> {
-        let stream = UnixStream::connect(&self.socket)?;
+    fn connect_again(&mut self) -> io::Result<UnixStream> {
+        let stream = self.dialer.attempt()?;
+        stream.set_nonblocking(false)?;
         send_uffd(&stream, &self.uffd, &self.mappings)?;
         Ok(stream)
     }

@@ -11,9 +11,9 @@ use crate::poll::{readable, timespec};
 use crate::sandbox::violation;
 use crate::vmm::Vmm;
 use jiffy_devices::serial::Serial;
-use jiffy_sys::activity;
 use jiffy_sys::mutex::lock;
 use jiffy_sys::termination::TerminationFd;
+use jiffy_sys::{activity, handed};
 use jiffy_wire::vmm::{ControlRequest, ControlResponse, ExitReason};
 use rustix::event::{PollFd, PollFlags, poll};
 use std::io;
@@ -206,6 +206,15 @@ fn answer(vmm: &mut Vmm, config: &Path, request: ControlRequest, stop: &mut bool
                 None => memory_is_lost(),
             }
         }
+        ControlRequest::Dial { .. } if !handed::is_used() => {
+            ControlResponse::Error("this VMM connects by name".into())
+        }
+        ControlRequest::Dial { socket } => {
+            return Answer {
+                channel_to: Some(socket),
+                ..ControlResponse::Ok.into()
+            };
+        }
     };
     response.into()
 }
@@ -246,7 +255,10 @@ fn captured(capture: Capture) -> Answer {
     };
     let mut files = vec![Arc::new(capture.state), Arc::new(capture.layout)];
     files.extend(capture.layers);
-    Answer { response, files }
+    Answer {
+        files,
+        ..response.into()
+    }
 }
 
 fn stopped(how: &str) -> Ending {

@@ -29,6 +29,15 @@ use crate::vmm::Extent;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
+/// The first line on a connection that the node has made for a VMM, which may not connect by itself: it
+/// counts as that process's. The pager takes it from a process of its own user only.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OnBehalf {
+    /// The VMM's process id.
+    pub on_behalf_of: u32,
+}
+
 /// Asks for the image's working set: a line before the handshake.
 pub const WORKING_SET_QUESTION: &[u8] = b"{\"working_set\":true}\n";
 /// Most ranges in a list.

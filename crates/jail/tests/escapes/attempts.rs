@@ -10,6 +10,7 @@ use std::mem::zeroed;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixStream};
 use std::ptr;
+use std::sync::OnceLock;
 
 /// What the attacker knows: everything about its environment.
 struct Aims {
@@ -28,6 +29,26 @@ struct Aims {
 type Outcome = Result<(), io::Error>;
 type Attempt = (&'static str, fn(&Aims) -> Outcome);
 
+/// A socket that the monitor could connect to before its guest ran.
+const OWN: &str = "vsock.sock_1024";
+/// A Unix socket that was made before the filter was in force.
+static MADE_BEFORE: OnceLock<c_int> = OnceLock::new();
+
+fn socket_of_unix() -> io::Result<c_int> {
+    got(unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_STREAM, 0) }.into()).map(|fd| fd as c_int)
+}
+
+/// Connects a socket to a path.
+fn connect_to(socket: c_int, path: &str) -> Outcome {
+    let mut address: libc::sockaddr_un = unsafe { zeroed() };
+    address.sun_family = libc::AF_UNIX as _;
+    for (to, from) in address.sun_path.iter_mut().zip(path.bytes()) {
+        *to = from as _;
+    }
+    let length = size_of::<libc::sockaddr_un>() as libc::socklen_t;
+    reply(unsafe { libc::connect(socket, (&raw const address).cast(), length) })
+}
+
 /// Makes all attempts, one line of output each.
 pub fn run(aims: &[&str]) {
     let [filter, victim, address, host, public, tcp, udp, name] = aims else {
@@ -42,8 +63,10 @@ pub fn run(aims: &[&str]) {
         udp: udp.parse().unwrap(),
         abstract_name: (*name).to_owned(),
     };
-    // Its legitimate work still succeeds.
-    UnixStream::connect("vsock.sock_1024").expect("its own socket");
+    // Before its guest runs, a monitor connects to its pager.
+    UnixStream::connect(OWN).expect("its own socket");
+    let made = socket_of_unix().expect("a socket");
+    MADE_BEFORE.set(made).unwrap();
     let with_filter = *filter == "filter";
     if with_filter {
         confine();
@@ -469,6 +492,18 @@ const ATTEMPTS: &[Attempt] = &[
 
 /// Allowed by namespaces and ids, but refused by the filter.
 const FILTERED: &[Attempt] = &[
+    ("open a Unix socket", |_| socket_of_unix().map(drop)),
+    ("connect by path, even to its own socket", |_| {
+        connect_to(*MADE_BEFORE.get().unwrap(), OWN)
+    }),
+    ("connect by path to another VM's socket", |_| {
+        let refused = connect_to(*MADE_BEFORE.get().unwrap(), "../victim/vsock.sock_1024");
+        match refused {
+            Err(error) if error.raw_os_error() == Some(libc::ENOSYS) => Err(error),
+            // There is no such path here, but the filter must have refused it before.
+            _ => Ok(()),
+        }
+    }),
     ("open a vsock socket", |_| {
         reply(unsafe { libc::socket(libc::AF_VSOCK, libc::SOCK_STREAM, 0) })
     }),

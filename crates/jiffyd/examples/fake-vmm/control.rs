@@ -1,6 +1,7 @@
 //! The control socket.
 
 use crate::Vm;
+use jiffy_sys::{dial, handed};
 use jiffy_wire::vmm::{
     BalloonStatus, ControlRequest, ControlResponse, ExitReason, Extent, ReadUnits,
 };
@@ -25,6 +26,12 @@ impl Vm {
                 pid: std::process::id(),
                 paused: *self.paused.lock().unwrap(),
             },
+            ControlRequest::Dial { socket } => {
+                stream.write_all(b"\"ok\"\n")?;
+                stream.set_nonblocking(true)?;
+                handed::replace(dial::channel_of(&socket), stream.into());
+                return Ok(());
+            }
             ControlRequest::Capture { resume } => return self.capture(&mut stream, resume),
             ControlRequest::Pause => self.pause(true),
             ControlRequest::Resume => self.pause(false),

@@ -3,6 +3,8 @@
 use crate::channel::{Messages, send};
 use crate::program::{Program, feed, start};
 use crate::{Vm, spawn, wait_for_release};
+use jiffy_sys::dial::{self, Dialer};
+use jiffy_sys::handed;
 use jiffy_wire::agent::{
     Command, ExecInput, ExitStatus, FromGuest, GuestSpan, MAIN_OUTPUT_WINDOW, SUPERVISOR_PORT,
     StartError, Stream, ToGuest, VERSION,
@@ -99,11 +101,11 @@ impl Vm {
         self.mark(trace::MARK_AGENT_READY);
         let mut attempt = 0;
         if self.script.redials {
-            let given_up = UnixStream::connect(self.supervisor()).unwrap();
+            let given_up = self.call_supervisor().unwrap();
             spawn(self, |vm| vm.say_hello_late(given_up));
         }
         loop {
-            if let Ok(stream) = UnixStream::connect(self.supervisor()) {
+            if let Ok(stream) = self.call_supervisor() {
                 let _ = self.supervise(stream, attempt);
                 attempt += 1;
             }
@@ -111,9 +113,23 @@ impl Vm {
         }
     }
 
-    pub fn supervisor(&self) -> PathBuf {
+    /// A connection to the node, as a VMM gets it for its guest.
+    pub fn call_supervisor(&self) -> io::Result<UnixStream> {
         let vsock = &self.config.vsock.as_ref().unwrap().path;
-        PathBuf::from(format!("{}_{SUPERVISOR_PORT}", vsock.display()))
+        let socket = PathBuf::from(format!("{}_{SUPERVISOR_PORT}", vsock.display()));
+        let stream = match handed::take(&socket) {
+            Some(ahead) => UnixStream::from(ahead),
+            None => {
+                let mut dialer = self.dialer.lock().unwrap();
+                let dialer = dialer.get_or_insert_with(|| Dialer::new(vsock));
+                match dialer.is_by_name() {
+                    true => dial::connect(&socket)?,
+                    false => called(dialer)?,
+                }
+            }
+        };
+        stream.set_nonblocking(false)?;
+        Ok(stream)
     }
 
     /// The node ignores a hello that arrives after that of a later connection.
@@ -156,7 +172,7 @@ impl Vm {
             hello(&self.config.id, 0),
             frame::to_vec(&FromGuest::MainExited(ExitStatus::Code(99))).unwrap(),
         ] {
-            let mut stream = UnixStream::connect(self.supervisor()).unwrap();
+            let mut stream = self.call_supervisor().unwrap();
             let _ = stream.write_all(&bytes);
             let _ = stream.read_to_end(&mut Vec::new());
         }
@@ -440,5 +456,16 @@ impl Window {
         let offset = self.sent;
         self.sent += data.len() as u64;
         (!data.is_empty()).then_some((offset, data))
+    }
+}
+
+/// Asks the node for a connection, and waits for it.
+fn called(dialer: &mut Dialer) -> io::Result<UnixStream> {
+    dialer.ask(SUPERVISOR_PORT)?;
+    loop {
+        match dialer.answer()? {
+            Some(answer) => return answer,
+            None => thread::sleep(Duration::from_millis(1)),
+        }
     }
 }

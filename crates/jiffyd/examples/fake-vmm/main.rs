@@ -19,6 +19,7 @@ mod storm;
 use crate::capture::Saved;
 use crate::guest::Main;
 use crate::script::Script;
+use jiffy_sys::dial::Dialer;
 use jiffy_sys::handed;
 use jiffy_sys::spare::{self, Argument};
 use jiffy_wire::agent::CopyFrame;
@@ -59,6 +60,8 @@ struct Vm {
     balloon: Mutex<u32>,
     memory: Mutex<MemoryStatus>,
     copied: Mutex<HashMap<String, Vec<CopyFrame>>>,
+    /// Connects to the node, once the guest has.
+    dialer: Mutex<Option<Dialer>>,
 }
 /// The processor of all guests; an earlier release showed them IA32_ARCH_CAPABILITIES.
 fn host() -> Host {
@@ -126,6 +129,7 @@ fn main() {
         main: Mutex::default(),
         changed: Condvar::new(),
         copied: Mutex::default(),
+        dialer: Mutex::default(),
         config,
         guest,
     };

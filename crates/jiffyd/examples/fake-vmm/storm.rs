@@ -30,7 +30,7 @@ impl Vm {
         wait_for_release();
         let mut silent = Vec::new();
         while silent.len() < SILENT {
-            match UnixStream::connect(self.supervisor()) {
+            match self.call_supervisor() {
                 Ok(stream) => silent.push(stream),
                 Err(_) => thread::sleep(Duration::from_millis(20)),
             }
@@ -43,7 +43,7 @@ impl Vm {
 
     /// Sends a valid hello, then data until the connection is closed.
     fn talk(&self) -> io::Result<()> {
-        let mut stream = UnixStream::connect(self.supervisor())?;
+        let mut stream = self.call_supervisor()?;
         let hello = FromGuest::Hello {
             version: VERSION,
             vm_id: self.config.id.clone(),

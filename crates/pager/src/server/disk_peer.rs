@@ -1,5 +1,6 @@
 //! A VMM that uses a disk: its requests and their answers.
 
+use super::listen;
 use jiffy_store::Stop;
 use jiffy_sys::mutex::lock;
 use jiffy_wire::disk::{ChunkAnswer, ChunkRequest, LINE_MAX};
@@ -20,7 +21,16 @@ pub(super) struct DiskPeer {
     /// It understands [`ChunkAnswer::Bytes`].
     pub takes_bytes: bool,
     /// The process, if it is known.
-    pub pid: Option<i32>,
+    pub pid: Option<u32>,
+    /// It has not sent a line yet.
+    at_begin: bool,
+}
+
+/// A line of a VMM.
+pub(super) enum Said {
+    Request(ChunkRequest),
+    /// The connection is this process's.
+    IsOf(u32),
 }
 
 /// Sends answers to a VMM, from any thread.
@@ -50,7 +60,7 @@ impl Drop for DiskPeer {
 
 impl DiskPeer {
     /// `stream` must be non-blocking.
-    pub fn new(stream: UnixStream, pid: Option<i32>) -> DiskPeer {
+    pub fn new(stream: UnixStream, pid: Option<u32>) -> DiskPeer {
         DiskPeer {
             answers: Arc::new(Answers {
                 stream,
@@ -60,6 +70,7 @@ impl DiskPeer {
             input: Lines::new(LINE_MAX),
             takes_bytes: false,
             pid,
+            at_begin: true,
         }
     }
 
@@ -108,16 +119,22 @@ impl DiskPeer {
         self.answers.state().flush(&self.answers.stream).is_ok()
     }
 
-    /// The next request. `Err` if the VMM violates the protocol.
-    pub fn next_request(&mut self) -> Result<Option<ChunkRequest>, String> {
+    /// The next line. `Err` if the VMM violates the protocol.
+    pub fn next_line(&mut self) -> Result<Option<Said>, String> {
         if self.answers.state().pending >= MAX_PENDING {
             return Ok(None);
         }
         let too_long = |error| format!("the line is not a request: {error}");
         let line = self.input.next_line().map_err(too_long)?;
         let Some(line) = line else { return Ok(None) };
+        if std::mem::take(&mut self.at_begin)
+            && let Some(pid) = listen::on_behalf(&self.answers.stream, &line)
+        {
+            self.pid = Some(pid);
+            return Ok(Some(Said::IsOf(pid)));
+        }
         serde_json::from_slice(&line)
-            .map(Some)
+            .map(|request| Some(Said::Request(request)))
             .map_err(|error| format!("the line is not a request: {error}"))
     }
 

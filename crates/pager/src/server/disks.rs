@@ -1,6 +1,6 @@
 //! Disks that are filled on demand, and the VMMs that use them.
 
-use super::disk_peer::{Answers, DiskPeer};
+use super::disk_peer::{Answers, DiskPeer, Said};
 use super::opening::{Opened, Opening, Wanted};
 use super::requests::Answer;
 use super::served::send_failed;
@@ -43,6 +43,11 @@ impl ServedDisk {
 
     pub fn remove_socket(&self) {
         let _ = fs::remove_file(&self.request.socket);
+    }
+
+    fn connections_of(&self, pid: u32) -> usize {
+        let all = self.peers.values();
+        all.filter(|peer| peer.pid == Some(pid)).count()
     }
 }
 
@@ -147,10 +152,8 @@ impl Server {
             return;
         };
         if let Some(stream) = listen::accept(&served.listener) {
-            let credentials = rustix::net::sockopt::socket_peercred(&stream);
-            let pid = credentials.ok().map(|it| it.pid.as_raw_nonzero().get());
-            let same = served.peers.values().filter(|peer| peer.pid == pid);
-            if pid.is_some() && same.count() >= MAX_OF_ONE {
+            let pid = listen::pid_of(&stream);
+            if pid.is_some_and(|pid| served.connections_of(pid) >= MAX_OF_ONE) {
                 tracing::warn!(
                     disk = name,
                     pid,
@@ -187,9 +190,20 @@ impl Server {
             return;
         };
         loop {
-            match peer.next_request() {
-                Ok(Some(ChunkRequest::TAKES_BYTES)) => peer.takes_bytes = true,
-                Ok(Some(request)) => {
+            match peer.next_line() {
+                Ok(Some(Said::IsOf(pid))) => {
+                    if served.connections_of(pid) > MAX_OF_ONE {
+                        tracing::warn!(
+                            disk = name,
+                            pid,
+                            "refused a connection: its process has too many already"
+                        );
+                        return self.remove_disk_peer(name, number);
+                    }
+                    return self.continue_disk_peer(name, number);
+                }
+                Ok(Some(Said::Request(ChunkRequest::TAKES_BYTES))) => peer.takes_bytes = true,
+                Ok(Some(Said::Request(request))) => {
                     let work = Work {
                         disk: served.disk.clone(),
                         io_pool: self.io_pool.clone(),

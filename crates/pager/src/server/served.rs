@@ -29,6 +29,11 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(2);
 /// one for 900 ms, and may need [`HANDSHAKE_TIMEOUT`] for its handshake.
 const VMM_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// How the line of a connection that was made for a VMM begins ([`jiffy_wire::pager::OnBehalf`]).
+const ON_BEHALF: &[u8] = b"{\"on_behalf_of\"";
+/// Longest such line, bytes.
+const LINE_MAX: usize = 64;
+
 pub(super) struct Served {
     request: PagerRequest,
     name: String,
@@ -60,6 +65,10 @@ enum Peer {
 
 struct Handshake {
     stream: UnixStream,
+    /// The VMM's process.
+    pid: Option<u32>,
+    /// Nothing has been received yet but a part of the first line.
+    at_begin: bool,
     bytes: Vec<u8>,
     fds: Vec<OwnedFd>,
     /// The working set that the VMM was given to map.
@@ -204,6 +213,8 @@ impl Served {
     pub fn accept(&mut self) {
         self.peer = listen::accept(&self.listener).map(|stream| {
             Peer::Handshake(Handshake {
+                pid: listen::pid_of(&stream),
+                at_begin: true,
                 stream,
                 bytes: Vec::new(),
                 fds: Vec::new(),
@@ -315,6 +326,7 @@ impl Served {
             stream,
             fds,
             shared,
+            pid,
             ..
         })) = &mut self.peer
         else {
@@ -330,7 +342,8 @@ impl Served {
         let uffd = Userfaultfd::from_received(fds.remove(0)).map_err(|error| error.to_string())?;
         let layout = Layout::new(mappings, self.image.size()).map_err(|error| error.to_string())?;
         let stream = stream.try_clone().map_err(|error| error.to_string())?;
-        let removed = self.removed(&layout, &stream);
+        let pid = *pid;
+        let removed = self.removed(&layout, pid);
         let failure_notifier = notifier.clone();
         let vm = Vm::new(VmParts {
             name: self.name.clone(),
@@ -377,11 +390,8 @@ impl Served {
 
     /// The pages that the VM has given up. A predecessor's notes are used if the VMM is still the
     /// same process.
-    fn removed(&self, layout: &Layout, stream: &UnixStream) -> Removed {
-        let owner = rustix::net::sockopt::socket_peercred(stream)
-            .ok()
-            .and_then(|peer| Owner::of(peer.pid.as_raw_nonzero().get() as u32));
-        let Some(owner) = owner else {
+    fn removed(&self, layout: &Layout, pid: Option<u32>) -> Removed {
+        let Some(owner) = pid.and_then(Owner::of) else {
             return Removed::new(layout);
         };
         Removed::open(layout, &self.notes(), &owner).unwrap_or_else(|error| {
@@ -463,9 +473,25 @@ impl Handshake {
         if self.fds.len() > 1 {
             return Err("the handshake came with more than one descriptor".into());
         }
+        if self.at_begin && self.bytes.starts_with(ON_BEHALF) {
+            let Some(end) = self.bytes.iter().position(|byte| *byte == b'\n') else {
+                return match self.bytes.len() {
+                    ..LINE_MAX => Ok(Received::Part),
+                    _ => Err("its first line is too long".into()),
+                };
+            };
+            let line: Vec<u8> = self.bytes.drain(..=end).collect();
+            let pid = listen::on_behalf(&self.stream, &line);
+            self.pid = Some(pid.ok_or("it may not speak for another process")?);
+            self.at_begin = false;
+            if self.bytes.is_empty() {
+                return Ok(Received::Part);
+            }
+        }
         // A VMM waits for the answer, so nothing follows the question.
         if self.bytes == WORKING_SET_QUESTION {
             self.bytes.clear();
+            self.at_begin = false;
             return Ok(Received::Question);
         }
         if WORKING_SET_QUESTION.starts_with(&self.bytes) {

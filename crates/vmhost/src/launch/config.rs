@@ -91,7 +91,7 @@ pub(super) fn vmm_config<'a>(
             }
         },
     };
-    config.handed = descriptors.pass(&config, paths)?;
+    config.handed = descriptors.pass(&config, paths, plan.root.lazy.as_ref())?;
     Ok(config)
 }
 

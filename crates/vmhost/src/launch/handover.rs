@@ -3,14 +3,18 @@
 
 use super::folders::SharedFolder;
 use super::plan::Handle;
+use crate::channels::{self, Callee, Channel, host_socket};
 use crate::jails::Launcher;
 use crate::network::Peer;
 use jiffy_content::error::{Error, Result};
+use jiffy_content::model::image::LazyDisk;
 use jiffy_content::paths::Paths;
+use jiffy_sys::dial::channel_of;
 use jiffy_sys::private_socket::bind_private;
 use jiffy_sys::regular;
 use jiffy_sys::spawn::FIRST_DESCRIPTOR;
-use jiffy_wire::vmm::{Guard, Handed, NetBackend, Serial, Source, VmmConfig};
+use jiffy_wire::agent::SUPERVISOR_PORT;
+use jiffy_wire::vmm::{Guard, Handed, NetBackend, SavedMemory, Serial, Source, VmmConfig};
 use rustix::fs::OFlags;
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -29,6 +33,10 @@ pub(super) struct Descriptors<'a> {
     /// Is there a process to inherit them?
     used: bool,
     passed: Vec<Passed<'a>>,
+    /// The node's ends of the VMM's channels.
+    pub channels: Vec<Channel>,
+    /// The node's end of the connection that the guest's init uses first.
+    pub supervisor: Option<OwnedFd>,
 }
 
 enum Passed<'a> {
@@ -51,6 +59,8 @@ impl<'a> Descriptors<'a> {
             launcher,
             used: true,
             passed: vec![Passed::Owned(events)],
+            channels: Vec::new(),
+            supervisor: None,
         }
     }
 
@@ -60,6 +70,8 @@ impl<'a> Descriptors<'a> {
             launcher,
             used: false,
             passed: Vec::new(),
+            channels: Vec::new(),
+            supervisor: None,
         }
     }
 
@@ -130,7 +142,12 @@ impl<'a> Descriptors<'a> {
 
     /// Passes all other files and sockets that the VMM can't open itself. A file that does not
     /// exist is not passed; the VMM reports it.
-    pub fn pass(&mut self, config: &VmmConfig, paths: &Paths) -> Result<Vec<Handed>> {
+    pub fn pass(
+        &mut self,
+        config: &VmmConfig,
+        paths: &Paths,
+        lazy: Option<&LazyDisk>,
+    ) -> Result<Vec<Handed>> {
         if !self.passes_descriptors() {
             return Ok(Vec::new());
         }
@@ -188,7 +205,49 @@ impl<'a> Descriptors<'a> {
                 .map_err(|error| Error::io("make a VMM's socket", &socket, &error))?;
             add(name, listener.into());
         }
+        self.pass_connections(config, lazy, &mut handed)
+            .map_err(|error| Error::internal(format!("A socket can't be made: {error}.")))?;
         Ok(handed)
+    }
+
+    /// Passes channels for the connections that the VMM may need, and the first one of its guest.
+    fn pass_connections(
+        &mut self,
+        config: &VmmConfig,
+        lazy: Option<&LazyDisk>,
+        handed: &mut Vec<Handed>,
+    ) -> io::Result<()> {
+        let mut callees = Vec::new();
+        if let Some(vsock) = &config.vsock {
+            callees.push((&vsock.path, Callee::Programs));
+            let (ours, theirs) = channels::pair()?;
+            self.supervisor = Some(ours);
+            handed.push(Handed {
+                name: host_socket(&vsock.path, SUPERVISOR_PORT),
+                fd: self.push(Passed::Owned(theirs)),
+            });
+        }
+        if let Some(restore) = &config.restore
+            && let SavedMemory::Paged { socket, .. } = &restore.memory
+        {
+            callees.push((socket, Callee::Memory));
+        }
+        let residencies = config
+            .disks
+            .iter()
+            .filter_map(|disk| disk.residency.as_ref());
+        if let (Some(residency), Some(lazy)) = (residencies.last(), lazy) {
+            callees.push((&residency.pager_socket, Callee::Disk(lazy.clone())));
+        }
+        for (socket, callee) in callees {
+            let (channel, theirs) = Channel::new(callee)?;
+            self.channels.push(channel);
+            handed.push(Handed {
+                name: channel_of(socket),
+                fd: self.push(Passed::Owned(theirs)),
+            });
+        }
+        Ok(())
     }
 }
 

@@ -27,17 +27,18 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::net::UnixStream as StdStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::net::UnixListener;
+use tokio::net::{UnixListener, UnixStream};
 use tracing::debug;
 
 /// Descriptors reserved for the daemon itself: for requests, disks, and cleanup.
 const KEPT_DESCRIPTORS: u64 = 128;
 /// Most descriptors that the daemon keeps open for a running VM without clients: its process,
-/// events, socket and connection of its guest, log, link, and one in reserve.
-const DESCRIPTORS_OF_A_VM: u64 = 7;
+/// events, socket and connection of its guest, three channels, log, link, and one in reserve.
+const DESCRIPTORS_OF_A_VM: u64 = 10;
 
 /// Makes the run folder and the configuration, and spawns the VMM, or uses a spare or the
 /// standby. A restored guest has `gate_time` to pass its gate. After an error nothing runs; the
@@ -248,6 +249,11 @@ fn spawn_process(
         }
     };
     drop(passed);
+    for channel in descriptors.channels.drain(..) {
+        channel.serve(paths, &record.id, process.pid);
+    }
+    let first = descriptors.supervisor.take().map(StdStream::from);
+    let first = first.and_then(|first| UnixStream::from_std(first).ok());
     drop(descriptors);
     if let Err(error) = folders::serve(paths, shared, &process, &record.name, log.as_fd()) {
         process.kill();
@@ -263,6 +269,7 @@ fn spawn_process(
         process,
         events,
         listener,
+        first,
         spawn_ns: (before, after),
         was_standby: false,
         was_spare,
@@ -327,12 +334,11 @@ fn spawn_vmm(
     })
 }
 
-/// Lets only the VM's monitor connect to the sockets in its run folder, which exist by now.
+/// Lets only the VM's monitor connect to the pager's sockets in its run folder, which exist by now.
 fn open_to_monitor(paths: &Paths, record: &VmRecord, plan: &Plan, user: Option<u32>) -> Result<()> {
     let run = paths.vm_run(&record.id);
     let failed = |error| Error::io("open sockets to the VMM in", &run, &error);
     open_folder(&run, user).map_err(failed)?;
-    open_socket(&paths.supervisor_socket(&record.id), &run).map_err(failed)?;
     if let Beginning::Restore(restoring) = &plan.beginning
         && let SavedRam::Paged { serving, .. } = &restoring.memory
     {

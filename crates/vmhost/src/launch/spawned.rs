@@ -1,7 +1,7 @@
 //! The node's side of a spawned VMM.
 
 use crate::process::{Events, VmmProcess};
-use tokio::net::UnixListener;
+use tokio::net::{UnixListener, UnixStream};
 
 /// A VMM that was just spawned.
 #[derive(Debug)]
@@ -12,6 +12,8 @@ pub struct Spawned {
     pub events: Events,
     /// Where the guest's init will connect.
     pub listener: UnixListener,
+    /// The connection that it uses first, if its VMM was handed one.
+    pub first: Option<UnixStream>,
     /// Before and after the spawn, monotonic nanoseconds.
     pub spawn_ns: (u64, u64),
     /// It was a standby: its work before the request is not part of the VM's start.

@@ -5,6 +5,7 @@
 
 use super::leftovers::{end_impostor, end_sleeper, end_vmm, vmm_id, vmms, wait_for_spares};
 use super::unreadable;
+use crate::channels;
 use crate::control;
 use crate::folders::{self, Found, hibernated_in, ids_in, is_asleep};
 use crate::handle::is_active;
@@ -263,6 +264,7 @@ fn adopt(
     let supervisor = listen(paths, &mut record, process.user());
     look_for_agent(paths, &mut record);
     let log = open_log(&paths.vm(&record.id), &mut record);
+    channels::renew(paths, &record, pid);
     let held = hold_volumes(volumes, &record);
     let mut running = Running::new(
         process,
@@ -296,7 +298,7 @@ fn listen(paths: &Paths, record: &mut VmRecord, user: Option<u32>) -> Supervisor
     }
     let socket = paths.supervisor_socket(&record.id);
     match supervisor::bind(&socket) {
-        Ok(listener) => Supervisor::new(listener, &record.id),
+        Ok(listener) => Supervisor::new(listener, None, &record.id),
         Err(error) => {
             let message = format!(
                 "jiffyd cannot receive messages of the VM {}'s guest: listening on {} failed: {error}.",

@@ -114,7 +114,7 @@ impl Actor {
         let mut running = Running::new(
             spawned.process,
             Some(spawned.events),
-            Supervisor::new(spawned.listener, &record.id),
+            Supervisor::new(spawned.listener, spawned.first, &record.id),
             log,
             Instant::now() + self.host.start_timeout,
             plan.volumes,

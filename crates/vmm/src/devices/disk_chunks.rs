@@ -9,6 +9,7 @@ use crate::events::Events;
 use crate::pager::{INTERVAL, Reconnect};
 use crate::poll::timespec;
 use jiffy_devices::virtio::block::{Fetched, Fetcher, Residency};
+use jiffy_sys::dial::{self, Dialer};
 use jiffy_sys::handed;
 use jiffy_sys::mapped::MappedWords;
 use jiffy_sys::mutex::lock;
@@ -19,16 +20,14 @@ use jiffy_wire::disk::{
 use jiffy_wire::timeline::names;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
-use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recv,
-    send, socket_with,
-};
+use rustix::net::{RecvFlags, SendFlags, recv, send};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -97,16 +96,18 @@ pub struct DiskChunks {
     words: MappedWords,
     unit: u32,
     length: u64,
-    socket: PathBuf,
     link: Mutex<Link>,
     events: Arc<Events>,
     reported: AtomicU32,
 }
 
-/// The connection to the pager, which is made when something is missing, and open requests.
-#[derive(Debug, Default)]
+/// The connection to the pager, and open requests. A VMM that connects by name makes the connection
+/// when something is missing.
+#[derive(Debug)]
 struct Link {
-    stream: Option<OwnedFd>,
+    socket: PathBuf,
+    dialer: Dialer,
+    stream: Option<UnixStream>,
     received: Vec<u8>,
     /// An answer that was received without its bytes, and how many follow.
     partial: Option<(ChunkAnswer, usize)>,
@@ -187,12 +188,15 @@ impl DiskChunks {
             words,
             unit: header.unit,
             length: header.length,
-            socket: residency.pager_socket.clone(),
-            link: Mutex::default(),
+            link: Mutex::new(Link::new(&residency.pager_socket)),
             events: events.clone(),
             reported: AtomicU32::new(0),
         };
-        Ok((!chunks.is_present(&(0..bytes))).then_some(chunks))
+        if chunks.is_present(&(0..bytes)) {
+            return Ok(None);
+        }
+        chunks.link().connect_ahead();
+        Ok(Some(chunks))
     }
 
     fn link(&self) -> MutexGuard<'_, Link> {
@@ -260,7 +264,7 @@ impl DiskChunks {
 
     /// Requests that have waited for too long.
     fn expire(&self, link: &mut Link) -> Vec<(u64, Result<Fetched, Failure>)> {
-        let socket = self.socket.display();
+        let socket = link.socket.display().to_string();
         if let Some(error) = link.given_up.take() {
             link.search = None;
             let sentence = format!("the pager at {socket} can't be reached: {error}");
@@ -333,13 +337,13 @@ impl Fetcher for DiskChunks {
             is_sent: false,
         };
         link.pending.insert(id, pending);
-        link.send_all(&self.socket);
+        link.send_all();
         id
     }
 
     fn answers(&self) -> Vec<(u64, io::Result<Fetched>)> {
         let mut link = self.link();
-        link.send_all(&self.socket);
+        link.send_all();
         let mut outcomes = self.receive_answers(&mut link);
         outcomes.extend(self.expire(&mut link));
         drop(link);
@@ -378,19 +382,36 @@ impl Fetcher for DiskChunks {
 }
 
 impl Link {
+    fn new(socket: &Path) -> Link {
+        Link {
+            socket: socket.to_owned(),
+            dialer: Dialer::new(socket),
+            stream: None,
+            received: Vec::new(),
+            partial: None,
+            last: 0,
+            is_told: false,
+            pending: BTreeMap::new(),
+            search: None,
+            last_attempt: None,
+            given_up: None,
+        }
+    }
+
+    /// Connects by name while this process may still do so, if it has to ask later.
+    fn connect_ahead(&mut self) {
+        if !self.dialer.is_by_name() {
+            self.stream = dial::connect(&self.socket).ok();
+        }
+    }
+
     /// Never blocks: if the pager is busy, the caller tries again later.
-    fn connect(&mut self, path: &Path) -> io::Result<()> {
-        let socket = socket_with(
-            AddressFamily::UNIX,
-            SocketType::STREAM,
-            SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
-            None,
-        )?;
-        connect(&socket, &SocketAddrUnix::new(path)?)?;
+    fn connect(&mut self) -> io::Result<()> {
+        let stream = self.dialer.attempt()?;
         self.received.clear();
         self.partial = None;
         self.is_told = false;
-        self.stream = Some(socket);
+        self.stream = Some(stream);
         Ok(())
     }
 
@@ -404,7 +425,7 @@ impl Link {
     }
 
     /// Sends requests that were not sent yet; connects to a pager first if necessary.
-    fn send_all(&mut self, socket: &Path) {
+    fn send_all(&mut self) {
         if self.pending.values().all(|pending| pending.is_sent) {
             return;
         }
@@ -415,7 +436,7 @@ impl Link {
             }
             let begin = || Reconnect::within(PAGER_TIMEOUT);
             let search = *self.search.get_or_insert_with(begin);
-            match search.attempt(|| self.connect(socket)) {
+            match search.attempt(|| self.connect()) {
                 Ok(Some(())) => {}
                 Ok(None) => {
                     self.last_attempt = Some(Instant::now());

@@ -19,7 +19,8 @@ use std::path::Path;
 pub enum Role {
     /// The main thread: control socket, pause, starting device threads, end.
     Main,
-    /// The main thread of a VMM that was not handed its files: it opens and removes files by name.
+    /// The main thread of a VMM that was not handed its files: it opens and removes files and
+    /// connects to sockets by name.
     MainByName,
     /// Runs a vCPU and answers its exits.
     Vcpu,

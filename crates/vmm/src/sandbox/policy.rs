@@ -2,6 +2,7 @@
 
 use super::Role;
 use jiffy_devices::virtio::device::WorkerRole;
+use jiffy_sys::handed;
 use jiffy_sys::seccomp::filter::{Filter, Refusal, Rule, call, call_with, call_without};
 use jiffy_sys::seccomp::lists::FIONBIO;
 use jiffy_sys::tap_queue;
@@ -146,44 +147,46 @@ const DISK: &[Rule] = &[
 
 static BLOCK: Filter = filter_of(&[COMMON, FILE, DISK, START]);
 
-static BLOCK_ON_DEMAND: Filter = filter_of(&[
-    COMMON,
-    FILE,
-    DISK,
-    &[
-        // Sending requests to the pager.
-        call_with(libc::SYS_socket, 0, UNIX),
-        call(libc::SYS_connect),
-        call(libc::SYS_sendto),
-        call(libc::SYS_recvfrom),
-        CHECKED_CLOSE,
-    ],
-    START,
-]);
+/// Connecting to Unix sockets: only in a VMM that was not handed its files. Others ask for connections
+/// (`jiffy_sys::dial`).
+const CONNECT: &[Rule] = &[
+    call_with(libc::SYS_socket, 0, UNIX),
+    call(libc::SYS_connect),
+];
 
-static VSOCK: Filter = filter_of(&[
-    COMMON,
-    &[
-        call(libc::SYS_epoll_wait),
-        call(libc::SYS_epoll_pwait),
-        call(libc::SYS_epoll_ctl),
-        call_with(libc::SYS_socket, 0, UNIX),
-        call(libc::SYS_connect),
-        call(libc::SYS_accept4),
-        call(libc::SYS_recvfrom),
-        call(libc::SYS_recvmsg),
-        call(libc::SYS_sendto),
-        call(libc::SYS_sendmsg),
-        call(libc::SYS_readv),
-        call(libc::SYS_shutdown),
-        call(libc::SYS_getsockopt),
-        call(libc::SYS_fcntl),
-        call_with(libc::SYS_ioctl, 1, &[FIONBIO, FIONREAD]),
-        call(libc::SYS_poll),
-        call(libc::SYS_ppoll),
-    ],
-    START,
-]);
+/// Sending requests to the pager, and asking for a connection to it.
+const PAGER: &[Rule] = &[
+    call(libc::SYS_sendto),
+    call(libc::SYS_recvfrom),
+    call(libc::SYS_recvmsg),
+    CHECKED_CLOSE,
+];
+
+static BLOCK_ON_DEMAND: Filter = filter_of(&[COMMON, FILE, DISK, PAGER, START]);
+
+static BLOCK_ON_DEMAND_BY_NAME: Filter = filter_of(&[COMMON, FILE, DISK, PAGER, START, CONNECT]);
+
+const VSOCK_CALLS: &[Rule] = &[
+    call(libc::SYS_epoll_wait),
+    call(libc::SYS_epoll_pwait),
+    call(libc::SYS_epoll_ctl),
+    call(libc::SYS_accept4),
+    call(libc::SYS_recvfrom),
+    call(libc::SYS_recvmsg),
+    call(libc::SYS_sendto),
+    call(libc::SYS_sendmsg),
+    call(libc::SYS_readv),
+    call(libc::SYS_shutdown),
+    call(libc::SYS_getsockopt),
+    call(libc::SYS_fcntl),
+    call_with(libc::SYS_ioctl, 1, &[FIONBIO, FIONREAD]),
+    call(libc::SYS_poll),
+    call(libc::SYS_ppoll),
+];
+
+static VSOCK: Filter = filter_of(&[COMMON, VSOCK_CALLS, START]);
+
+static VSOCK_BY_NAME: Filter = filter_of(&[COMMON, VSOCK_CALLS, START, CONNECT]);
 
 static NET: Filter = filter_of(&[
     COMMON,
@@ -235,8 +238,6 @@ const MAIN_CALLS: &[Rule] = &[
     call(libc::SYS_memfd_create),
     call(libc::SYS_ftruncate),
     // Control socket and vsock.
-    call_with(libc::SYS_socket, 0, UNIX),
-    call(libc::SYS_connect),
     call(libc::SYS_accept4),
     call(libc::SYS_recvfrom),
     call(libc::SYS_recvmsg),
@@ -262,21 +263,23 @@ const BY_NAME: &[Rule] = &[
 
 static MAIN: Filter = filter_of(&[COMMON, FILE, MAIN_CALLS, START]);
 
-static MAIN_BY_NAME: Filter = filter_of(&[COMMON, FILE, MAIN_CALLS, START, BY_NAME]);
+static MAIN_BY_NAME: Filter = filter_of(&[COMMON, FILE, MAIN_CALLS, START, CONNECT, BY_NAME]);
 
 const fn filter_of(lists: &[&[Rule]]) -> Filter {
     Filter::build(lists, Refusal::Signal)
 }
 
-/// The filter of a role.
+/// The filter of a role in this process.
 pub fn filter(role: Role) -> &'static Filter {
     match role {
         Role::Main => &MAIN,
         Role::MainByName => &MAIN_BY_NAME,
         Role::Vcpu => &VCPU,
         Role::Device(WorkerRole::Block) => &BLOCK,
-        Role::Device(WorkerRole::BlockOnDemand) => &BLOCK_ON_DEMAND,
-        Role::Device(WorkerRole::Vsock) => &VSOCK,
+        Role::Device(WorkerRole::BlockOnDemand) if handed::is_used() => &BLOCK_ON_DEMAND,
+        Role::Device(WorkerRole::BlockOnDemand) => &BLOCK_ON_DEMAND_BY_NAME,
+        Role::Device(WorkerRole::Vsock) if handed::is_used() => &VSOCK,
+        Role::Device(WorkerRole::Vsock) => &VSOCK_BY_NAME,
         Role::Device(WorkerRole::Net) => &NET,
         Role::Device(WorkerRole::Fs) => &FS,
     }

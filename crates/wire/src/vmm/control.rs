@@ -5,6 +5,7 @@ use super::net::NetLimit;
 use super::restore::Extent;
 use crate::cpu::Profile;
 use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
 
 /// A command on the control socket.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -60,6 +61,13 @@ pub enum ControlRequest {
         disks: Vec<DiskLimit>,
         /// Of each network interface, in each direction.
         nets: Vec<NetLimit>,
+    },
+    /// After the answer `Ok` this connection is the channel on which the VMM asks for connections to
+    /// this socket of its configuration (`jiffy_sys::dial`), in place of an earlier one. A VMM that
+    /// connects by name answers with `Error`.
+    Dial {
+        /// The socket, as the VMM's configuration names it.
+        socket: PathBuf,
     },
 }
 

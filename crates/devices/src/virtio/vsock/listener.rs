@@ -1,18 +1,16 @@
-//! The Unix socket that host programs connect to, and connections to programs' sockets.
+//! The Unix socket that host programs connect to, and the names of programs' sockets.
 
 use super::error::VsockError;
 use jiffy_sys::handed;
 use rustix::fs::{Mode, fchmod};
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen,
-    socket_with,
+    AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect,
+    listen, recv, socket_with,
 };
-use std::ffi::OsString;
 use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -98,18 +96,19 @@ impl Drop for Listener {
     }
 }
 
-/// Connects to the program that listens for the guest's connections to `port`.
-///
-/// # Errors
-///
-/// `WouldBlock` if its queue is full: try again later. Any other error is final.
-pub fn dial(path: &Path, port: u32) -> io::Result<UnixStream> {
-    let mut name = OsString::from(path);
+/// The socket of the program that listens for the guest's connections to `port`.
+pub fn host_socket(path: &Path, port: u32) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
     name.push(format!("_{port}"));
-    let address = SocketAddrUnix::new(name.as_bytes())?;
-    let socket = stream_socket()?;
-    connect(&socket, &address)?;
-    Ok(UnixStream::from(socket))
+    name.into()
+}
+
+/// A connection to that program that was handed over ahead, if the program still has its end.
+pub fn connected_ahead(path: &Path, port: u32) -> Option<UnixStream> {
+    let stream = UnixStream::from(handed::take(&host_socket(path, port))?);
+    let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+    let is_over = matches!(recv(&stream, &mut [0; 1][..], flags), Ok((0, _)));
+    (!is_over).then_some(stream)
 }
 
 fn stream_socket() -> io::Result<OwnedFd> {

@@ -13,6 +13,7 @@ use super::state::{SavedConnection, VsockState};
 use super::tokens;
 use super::{BUFFER, CONNECTION_LIMIT};
 use crate::virtio::poll::PollSet;
+use jiffy_sys::dial::Dialer;
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -49,6 +50,10 @@ pub struct Muxer {
     /// The context id the guest had before it was restored.
     former_cid: u64,
     path: PathBuf,
+    /// Connects to host programs.
+    dialer: Dialer,
+    /// Connections that were asked for and not answered yet, in order.
+    asked: VecDeque<Key>,
     poll: Arc<PollSet>,
     listener: Listener,
     /// Whether programs are accepted.
@@ -79,6 +84,8 @@ impl Muxer {
         Ok(Muxer {
             guest_cid,
             former_cid: guest_cid,
+            dialer: Dialer::new(&path),
+            asked: VecDeque::new(),
             path,
             poll,
             listener,
@@ -206,6 +213,8 @@ impl Muxer {
     pub fn on_socket(&mut self, token: u64, events: EventSet, now: Instant) {
         if token == tokens::LISTENER {
             self.accept(now);
+        } else if token == tokens::DIALER {
+            self.take_answers(now);
         } else if self.handshakes.contains_key(&token) {
             self.advance_handshake(token, events, now);
         } else if self.drains.contains_key(&token) {
@@ -419,6 +428,9 @@ impl Muxer {
         match error.kind() {
             io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
                 tracing::debug!(port = key.host_port, "vsock: no host program listens");
+            }
+            io::ErrorKind::NotConnected => {
+                tracing::debug!(port = key.host_port, "vsock: {error}");
             }
             io::ErrorKind::WouldBlock => {
                 tracing::debug!(

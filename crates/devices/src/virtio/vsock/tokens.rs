@@ -13,6 +13,8 @@ pub const STOP: u64 = RESERVED;
 pub const LISTENER: u64 = RESERVED | 1;
 /// A queue's doorbell.
 pub const DOORBELL: u64 = RESERVED | 2;
+/// Connections to host programs that were asked for.
+pub const DIALER: u64 = RESERVED | 5;
 /// First number of sockets without a connection.
 const FIRST_NUMBER: u32 = 16;
 

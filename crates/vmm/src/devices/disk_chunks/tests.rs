@@ -3,7 +3,7 @@ use jiffy_devices::virtio::device::WorkerRole;
 use jiffy_wire::vmm;
 use std::fs::{self, OpenOptions};
 use std::io::{BufRead, BufReader, Read, Write};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::thread;
 

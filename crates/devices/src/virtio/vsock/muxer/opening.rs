@@ -1,12 +1,13 @@
 //! Opens connections: of host programs to the guest, and of the guest to host programs.
 
-use super::super::connection::{Connection, Key};
+use super::super::connection::{Connection, Key, Phase};
 use super::super::handshake::{Handshake, Progress};
-use super::super::listener::dial;
+use super::super::listener::{connected_ahead, host_socket};
 use super::super::packet::Header;
 use super::super::{CONNECTION_LIMIT, tokens};
 use super::{HOST_PORTS, Muxer};
 use crate::virtio::poll;
+use jiffy_sys::dial;
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
@@ -20,6 +21,8 @@ const RESPONSE_TIME: Duration = Duration::from_secs(10);
 const DIAL_PAUSE: Duration = Duration::from_millis(10);
 /// Number of attempts: 1.5 s, less than the 2 s after which Linux gives up.
 const DIAL_CALLS: u16 = 150;
+/// How long a connection that was asked for may take: less than the 2 s of Linux.
+const ANSWER_TIME: Duration = Duration::from_millis(1500);
 /// Pause after running out of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Most programs accepted in one turn.
@@ -119,8 +122,8 @@ impl Muxer {
         if self.is_full() || key.host_port == u32::MAX {
             return self.refuse(key);
         }
-        match dial(&self.path, key.host_port) {
-            Ok(stream) => {
+        match self.call(key) {
+            Ok(Some(stream)) => {
                 if let Err(error) = self.poll.add(&stream, key.token(), poll::any_edge()) {
                     self.log_host_error(&error);
                     return self.refuse(key);
@@ -128,6 +131,11 @@ impl Muxer {
                 let connection = Connection::from_guest(request, stream);
                 self.connections.insert(key, connection);
                 self.enqueue(key);
+            }
+            Ok(None) => {
+                let connection = Connection::dialing(request, DIAL_CALLS);
+                self.connections.insert(key, connection);
+                self.deadlines.set(key.token(), now + ANSWER_TIME);
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 let connection = Connection::dialing(request, DIAL_CALLS);
@@ -141,8 +149,83 @@ impl Muxer {
         }
     }
 
+    /// Connects to the program of a host port. `None` if the connection was asked for, and its
+    /// answer comes later.
+    ///
+    /// # Errors
+    ///
+    /// `WouldBlock` to try again later. Any other error is final.
+    fn call(&mut self, key: Key) -> io::Result<Option<UnixStream>> {
+        if let Some(stream) = connected_ahead(&self.path, key.host_port) {
+            return Ok(Some(stream));
+        }
+        if self.dialer.is_by_name() {
+            return dial::connect(&host_socket(&self.path, key.host_port)).map(Some);
+        }
+        // The guest may request and reset connections faster than they are answered.
+        if self.asked.len() >= CONNECTION_LIMIT {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        if self.dialer.ask(key.host_port)? {
+            self.refuse_asked();
+            if let Some(channel) = self.dialer.channel() {
+                self.poll.add(channel, tokens::DIALER, EventSet::IN)?;
+            }
+        }
+        self.asked.push_back(key);
+        Ok(None)
+    }
+
+    /// Takes the answers for connections that were asked for.
+    pub(super) fn take_answers(&mut self, now: Instant) {
+        loop {
+            match self.dialer.answer() {
+                Ok(Some(answer)) => {
+                    if let Some(key) = self.asked.pop_front() {
+                        self.dialed(key, answer, now);
+                    }
+                }
+                Ok(None) => return,
+                Err(error) => {
+                    tracing::debug!(%error, "vsock: nobody connects to host programs now");
+                    return self.refuse_asked();
+                }
+            }
+        }
+    }
+
+    /// No answer comes for what was asked for.
+    fn refuse_asked(&mut self) {
+        for key in std::mem::take(&mut self.asked) {
+            if self.is_dialing(key) {
+                self.reset(key);
+            }
+        }
+    }
+
+    fn is_dialing(&self, key: Key) -> bool {
+        let connection = self.connections.get(&key);
+        connection.is_some_and(|it| matches!(it.phase(), Phase::Dialing { .. }))
+    }
+
     pub(super) fn dial_again(&mut self, key: Key, now: Instant) {
-        let dialed = dial(&self.path, key.host_port).and_then(|stream| {
+        if self.asked.contains(&key) {
+            tracing::debug!(port = key.host_port, "vsock: jiffyd did not answer in time");
+            return self.reset(key);
+        }
+        match self.call(key) {
+            Ok(Some(stream)) => self.dialed(key, Ok(stream), now),
+            Ok(None) => self.deadlines.set(key.token(), now + ANSWER_TIME),
+            Err(error) => self.dialed(key, Err(error), now),
+        }
+    }
+
+    /// Handles the result of an attempt; ignores that of a connection which has ended meanwhile.
+    fn dialed(&mut self, key: Key, dialed: io::Result<UnixStream>, now: Instant) {
+        if !self.is_dialing(key) {
+            return;
+        }
+        let dialed = dialed.and_then(|stream| {
             self.poll.add(&stream, key.token(), poll::any_edge())?;
             Ok(stream)
         });
@@ -152,6 +235,7 @@ impl Muxer {
         match dialed {
             Ok(stream) => {
                 connection.dialed(stream);
+                self.deadlines.cancel(key.token());
                 self.enqueue(key);
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock && connection.count_call() => {

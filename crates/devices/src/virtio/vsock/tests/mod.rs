@@ -1,5 +1,6 @@
 //! Tests of the device that play the guest and the host programs.
 
+mod asked;
 mod connect;
 mod data;
 mod flow;
