@@ -141,3 +141,27 @@ fn connections_of_one_process_to_a_disk_are_limited() {
     assert!(pager.count("fd") <= before + 10);
     good.have(CHUNK, CHUNK);
 }
+
+#[test]
+fn connections_that_the_node_makes_for_a_vmm_count_as_that_vmms() {
+    let folder = tempfile::tempdir().unwrap();
+    let image = image(folder.path(), SIZE, |_| {});
+    let pager = Pager::start(folder.path(), &[]);
+    let disk = request(folder.path(), &image);
+    let mut good = open(&pager, &disk);
+    let connect_for = |pid: u32| {
+        let mut vmm = Vmm::connect(&disk.socket);
+        vmm.send_line(&format!("{{\"on_behalf_of\":{pid}}}\n"));
+        vmm
+    };
+    let mut kept = Vec::new();
+    for pid in [1, 2] {
+        for _ in 0..8 {
+            let mut vmm = connect_for(pid);
+            vmm.have(0, CHUNK);
+            kept.push(vmm);
+        }
+        assert!(connect_for(pid).ends());
+    }
+    good.have(CHUNK, CHUNK);
+}

@@ -43,6 +43,34 @@ fn a_successor_serves_what_its_predecessor_left() {
     assert_eq!(pager.complete("vm"), PagerResponse::Ok);
 }
 
+/// The node connects for a VMM that may not connect by itself.
+#[test]
+fn given_up_pages_are_those_of_the_process_that_a_connection_is_made_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let image = image(folder.path(), MIB, |_| {});
+    let mut other = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+    let for_other = format!("{{\"on_behalf_of\":{}}}\n", other.id());
+    let memory = Memory::new(MIB);
+    let mut read = Vec::new();
+    for first_line in [&for_other, &for_other, ""] {
+        let pager = Pager::start(folder.path(), &[]);
+        let socket = pager.serve("vm", &image);
+        let _connection = memory.connect_after(&socket, first_line);
+        if read.is_empty() {
+            memory.read_page(1).bytes();
+            memory.arena.discard(100 * PAGE, 3 * PAGE).unwrap();
+        }
+        // Each page is missing at its first access only.
+        read.push(memory.read_page(100 + read.len()).bytes());
+        pager.kill();
+    }
+    assert_page(read.remove(0), [0; PAGE]);
+    assert_page(read.remove(0), [0; PAGE]);
+    assert_page(read.remove(0), page(102));
+    other.kill().unwrap();
+    other.wait().unwrap();
+}
+
 #[test]
 fn a_fault_read_by_a_pager_that_died_is_served_by_the_next() {
     let folder = tempfile::tempdir().unwrap();

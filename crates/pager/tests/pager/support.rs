@@ -342,6 +342,15 @@ impl Memory {
         self.try_connect(socket).unwrap()
     }
 
+    /// As [`Memory::connect`], with a line before the handshake.
+    pub fn connect_after(&self, socket: &Path, first_line: &str) -> UnixStream {
+        let mut stream = UnixStream::connect(socket).unwrap();
+        stream.write_all(first_line.as_bytes()).unwrap();
+        let regions = format!("[{}]", self.mapping());
+        try_greet(&stream, &regions, &[self.uffd.as_fd()]).unwrap();
+        stream
+    }
+
     pub fn try_connect(&self, socket: &Path) -> io::Result<UnixStream> {
         let stream = UnixStream::connect(socket)?;
         let regions = format!("[{}]", self.mapping());
