@@ -15,6 +15,7 @@ pub const TARGET: Target = Target {
         "crates/machine/src/protocol.rs",
         "crates/vmhost/src/pager/ask.rs",
         "crates/vmhost/src/capture.rs",
+        "crates/vmhost/src/channels.rs",
         "crates/vmhost/src/control.rs",
         "crates/vmhost/src/task/end.rs",
         "crates/vmhost/src/process.rs",
@@ -63,6 +64,7 @@ const CHECKS: &[(&str, Check)] = &[
     ("Event", json::<api::Event>),
     ("HelperRequest", json::<HelperRequest>),
     ("ImportAnswer", import_answer),
+    ("OnBehalf", json::<pager::OnBehalf>),
 ];
 
 fn run(data: &[u8]) {
@@ -143,6 +145,7 @@ fn all_seeds() -> Vec<Vec<u8>> {
     let hello = frame::to_vec(&hello).expect("it fits");
     let started = frame::to_vec(&agent::ExecOutput::Started { pid: 7 }).expect("it fits");
     seeds.push(of("Hello", &hello));
+    seeds.push(of("OnBehalf", br#"{"on_behalf_of":7}"#));
     seeds.push(of("ExecOutput", &started));
     seeds.push(of(
         "Event",

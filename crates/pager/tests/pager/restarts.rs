@@ -48,7 +48,10 @@ fn a_successor_serves_what_its_predecessor_left() {
 fn given_up_pages_are_those_of_the_process_that_a_connection_is_made_for() {
     let folder = tempfile::tempdir().unwrap();
     let image = image(folder.path(), MIB, |_| {});
-    let mut other = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+    let mut other = std::process::Command::new("sleep")
+        .arg("60")
+        .spawn()
+        .unwrap();
     let for_other = format!("{{\"on_behalf_of\":{}}}\n", other.id());
     let memory = Memory::new(MIB);
     let mut read = Vec::new();

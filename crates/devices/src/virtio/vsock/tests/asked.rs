@@ -133,7 +133,7 @@ fn a_guest_that_floods_asks_for_a_bounded_number_of_connections() {
     let _ = channel.read_to_end(&mut requests);
     // Its socket takes fewer, in any case.
     assert!(requests.len() <= CONNECTION_LIMIT * REQUEST);
-    let (last, others) = requests.split_last_chunk::<REQUEST>().unwrap();
+    let (others, last) = requests.split_last_chunk::<REQUEST>().unwrap();
     assert!(others.len() > 100);
     assert_eq!(u32::from_le_bytes(*last), 2, "it gets its turn");
     // What was given up is not connected.
