@@ -232,11 +232,9 @@ impl<'a> Descriptors<'a> {
         {
             callees.push((socket, Callee::Memory));
         }
-        let residencies = config
-            .disks
-            .iter()
-            .filter_map(|disk| disk.residency.as_ref());
-        if let (Some(residency), Some(lazy)) = (residencies.last(), lazy) {
+        let mut disks = config.disks.iter();
+        let residency = disks.find_map(|disk| disk.residency.as_ref());
+        if let (Some(residency), Some(lazy)) = (residency, lazy) {
             callees.push((&residency.pager_socket, Callee::Disk(lazy.clone())));
         }
         for (socket, callee) in callees {
