@@ -4,8 +4,9 @@ use anyhow::{Context, bail};
 use jiffy_content::paths::Paths;
 use jiffy_vmhost::process::is_alive;
 use rustix::fs::FlockOperation;
-use std::fs::{File, OpenOptions};
+use std::fs::OpenOptions;
 use std::io::{Read, Seek, Write};
+use std::os::fd::{OwnedFd, RawFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::time::{Duration, Instant};
 
@@ -16,11 +17,13 @@ const DYING_TIME: Duration = Duration::from_secs(10);
 const ENDING_TIME: Duration = Duration::from_secs(5);
 /// How often locking is retried.
 const DYING_POLL: Duration = Duration::from_millis(2);
+/// Least number of the lock's descriptor, above all that programs of the daemon get.
+const LEAST_NUMBER: RawFd = 500;
 
 /// Held while a daemon owns a data folder.
 #[derive(Debug)]
 pub struct Lock {
-    _file: File,
+    _descriptor: OwnedFd,
 }
 
 /// Locks the data folder; the error names the daemon that has it.
@@ -61,5 +64,11 @@ pub fn lock(paths: &Paths) -> anyhow::Result<Lock> {
     file.set_len(0)?;
     file.rewind()?;
     writeln!(file, "{}", std::process::id())?;
-    Ok(Lock { _file: file })
+    // A child that sets up its descriptors would overwrite a lower number and so release the lock
+    // before it executes its program: until then it can't be found by its command line.
+    let descriptor = rustix::io::fcntl_dupfd_cloexec(&file, LEAST_NUMBER)
+        .context("moving the descriptor of the data folder's lock")?;
+    Ok(Lock {
+        _descriptor: descriptor,
+    })
 }

@@ -5,7 +5,6 @@ use crate::{Vm, spawn, wait_for_release};
 use jiffy_wire::agent::{FromGuest, GuestSpan, Stream, ToGuest, VERSION};
 use jiffy_wire::frame::MAX_DATA;
 use std::io::{self, Read};
-use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 use std::thread;

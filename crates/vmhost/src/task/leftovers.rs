@@ -21,8 +21,9 @@ const STOP_TIME: Duration = Duration::from_secs(2);
 /// Polling interval while a spare VMM either becomes a VM's or ends, or a process gets a command
 /// line.
 const LOOK: Duration = Duration::from_millis(2);
-/// How long a process may execute a program without having a command line yet.
-const EXECUTING: Duration = Duration::from_millis(100);
+/// How long processes are waited for that execute a program and have no command line yet. On a busy
+/// host one may wait for a CPU meanwhile.
+const EXECUTING: Duration = Duration::from_millis(500);
 
 /// Ends the VMM of a hibernated VM, whose memory is on disk.
 pub(super) async fn end_sleeper(pid: u32, id: &str, host: &Host) {
@@ -40,7 +41,9 @@ pub(super) async fn end_impostor(host: &Host, id: &str, pid: u32) {
     let Ok(process) = VmmProcess::adopted(pid) else {
         return;
     };
-    if folder_of(pid, &host.paths.vms()).as_deref() == Some(id) && !belongs_to(pid, id, host) {
+    if folder_of(pid, &host.paths.vms(), soon()).as_deref() == Some(id)
+        && !belongs_to(pid, id, host)
+    {
         warn!(
             id,
             pid, "ending a VMM that claims to be this VM's but runs as another user"
@@ -112,35 +115,40 @@ fn belongs_to(pid: u32, id: &str, host: &Host) -> bool {
 /// VM ids and process ids of the VMMs whose VM id satisfies `which`.
 fn vmms_of(vms: &Path, which: impl Fn(&str) -> bool) -> impl Iterator<Item = (String, u32)> {
     let entries = fs::read_dir("/proc").into_iter().flatten();
+    let until = soon();
     entries
         .flatten()
         .filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok())
-        .filter_map(move |pid| Some((folder_of(pid, vms)?, pid)))
+        .filter_map(move |pid| Some((folder_of(pid, vms, until)?, pid)))
         .filter(move |(id, _)| which(id))
 }
 
 /// The id of the VM whose VMM this process is.
 pub(super) fn vmm_id(pid: u32, host: &Host) -> Option<String> {
-    folder_of(pid, &host.paths.vms()).filter(|id| names::is_id(id) && belongs_to(pid, id, host))
+    folder_of(pid, &host.paths.vms(), soon())
+        .filter(|id| names::is_id(id) && belongs_to(pid, id, host))
+}
+
+fn soon() -> Instant {
+    Instant::now() + EXECUTING
 }
 
 /// The VM id in the command line of this process, not validated.
 ///
 /// A VMM leads a session. A process that it has forked shares its command line until it executes a
 /// program, and is not the VMM.
-fn folder_of(pid: u32, vms: &Path) -> Option<String> {
-    vmm_of(&command_line(pid)?, vms).filter(|_| leads_session(pid))
+fn folder_of(pid: u32, vms: &Path, until: Instant) -> Option<String> {
+    vmm_of(&command_line(pid, until)?, vms).filter(|_| leads_session(pid))
 }
 
 /// The command line of a process. One that is just executing a program has none for a moment, in
 /// which it has released the lock of the data folder already: it is waited for.
-fn command_line(pid: u32) -> Option<Vec<u8>> {
-    let until = std::time::Instant::now() + EXECUTING;
+fn command_line(pid: u32, until: Instant) -> Option<Vec<u8>> {
     loop {
         let line = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
         // Threads of the kernel and zombies have no command line either, and execute no file.
         let executes = || leads_session(pid) && fs::read_link(format!("/proc/{pid}/exe")).is_ok();
-        if !line.is_empty() || !executes() || std::time::Instant::now() >= until {
+        if !line.is_empty() || !executes() || Instant::now() >= until {
             return Some(line);
         }
         std::thread::sleep(LOOK);
