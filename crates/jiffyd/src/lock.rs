@@ -17,8 +17,9 @@ const DYING_TIME: Duration = Duration::from_secs(10);
 const ENDING_TIME: Duration = Duration::from_secs(5);
 /// How often locking is retried.
 const DYING_POLL: Duration = Duration::from_millis(2);
-/// Least number of the lock's descriptor, above all that programs of the daemon get.
-const LEAST_NUMBER: RawFd = 500;
+/// Number of the lock's descriptor, above all that programs of the daemon get, if the limit of open
+/// files allows it.
+const NUMBER: RawFd = 500;
 
 /// Held while a daemon owns a data folder.
 #[derive(Debug)]
@@ -66,7 +67,7 @@ pub fn lock(paths: &Paths) -> anyhow::Result<Lock> {
     writeln!(file, "{}", std::process::id())?;
     // A child that sets up its descriptors would overwrite a lower number and so release the lock
     // before it executes its program: until then it can't be found by its command line.
-    let descriptor = rustix::io::fcntl_dupfd_cloexec(&file, LEAST_NUMBER)
+    let descriptor = jiffy_sys::descriptors::with_number(&file, NUMBER)
         .context("moving the descriptor of the data folder's lock")?;
     Ok(Lock {
         _descriptor: descriptor,

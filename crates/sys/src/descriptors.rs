@@ -1,7 +1,8 @@
 //! The limit of open files of this process.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
 /// Raises the limit of open files (RLIMIT_NOFILE, getrlimit(2)) to `wanted` if this process is
 /// privileged, else to its hard limit. Returns the new limit. Programs started later inherit it.
@@ -35,10 +36,18 @@ pub fn are_short(newest: BorrowedFd<'_>, reserve: u64) -> Option<u64> {
     (open.saturating_add(reserve) >= limit).then_some(limit)
 }
 
+/// Duplicates a descriptor: the number is the first free one from `number` on, or from the last one
+/// that the limit allows.
+pub fn with_number(descriptor: impl AsFd, number: RawFd) -> io::Result<OwnedFd> {
+    let limit = getrlimit(Resource::Nofile).current;
+    let last = limit.and_then(|limit| RawFd::try_from(limit.saturating_sub(1)).ok());
+    let number = last.map_or(number, |last| number.min(last));
+    Ok(rustix::io::fcntl_dupfd_cloexec(descriptor, number)?)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::fd::AsFd;
 
     #[test]
     fn the_newest_descriptor_gives_the_number_left() {
@@ -46,6 +55,15 @@ mod tests {
         let limit = getrlimit(Resource::Nofile).current.unwrap();
         assert_eq!(are_short(newest.as_fd(), 0), None);
         assert_eq!(are_short(newest.as_fd(), limit), Some(limit));
+    }
+
+    #[test]
+    fn a_descriptor_gets_a_number_that_the_limit_allows() {
+        let file = std::fs::File::open("/").unwrap();
+        assert!(with_number(&file, 400).unwrap().as_raw_fd() >= 400);
+        let last = with_number(&file, RawFd::MAX).unwrap().as_raw_fd();
+        let limit = getrlimit(Resource::Nofile).current.unwrap();
+        assert!((400..limit).contains(&(last as u64)), "{last} of {limit}");
     }
 
     #[test]
