@@ -11,6 +11,11 @@ pub(crate) fn any_edge() -> EventSet {
     EventSet::IN | EventSet::OUT | EventSet::READ_HANG_UP | EventSet::EDGE_TRIGGERED
 }
 
+/// All events of a socket except that it can be written, edge-triggered.
+pub(crate) fn input_edge() -> EventSet {
+    any_edge() - EventSet::OUT
+}
+
 /// An event descriptor that need not be read.
 pub(crate) fn ring_edge() -> EventSet {
     EventSet::IN | EventSet::EDGE_TRIGGERED

@@ -2,25 +2,27 @@
 
 use super::header::Lead;
 use crate::GuestMemory;
-use crate::virtio::queue::segment::{self, Segment};
+use crate::virtio::queue::segment::{self, Region, Segment};
 use crate::virtio::queue::vectored::Vectors;
 use std::io;
 use std::os::fd::BorrowedFd;
 
 /// The place of a frame that is received: memory of the guest, and of the host for what does not
 /// fit.
-pub(super) struct Place<'a> {
-    pub(super) memory: &'a GuestMemory,
+pub(super) struct Place<'a, 'm> {
+    pub(super) memory: &'m GuestMemory,
+    pub(super) region: &'a mut Region<'m>,
     pub(super) segments: &'a [Segment],
     pub(super) spill: &'a mut [u8],
     pub(super) vectors: &'a mut Vectors,
 }
 
-impl Place<'_> {
+impl Place<'_, '_> {
     /// Reads a message; returns its length.
     pub(super) fn read_from(&mut self, source: BorrowedFd<'_>) -> io::Result<usize> {
+        let memory = (self.memory, &mut *self.region);
         self.vectors
-            .read_message(source, self.memory, self.segments, self.spill)
+            .read_message(source, memory, self.segments, self.spill)
     }
 
     /// Copies bytes of the frame to their place, from its byte `offset` on.
@@ -34,8 +36,9 @@ impl Place<'_> {
 }
 
 /// A frame that is sent.
-pub(super) struct Frame<'a> {
-    pub(super) memory: &'a GuestMemory,
+pub(super) struct Frame<'a, 'm> {
+    pub(super) memory: &'m GuestMemory,
+    pub(super) region: &'a mut Region<'m>,
     /// Its first bytes as they were checked: the guest can change its memory meanwhile.
     pub(super) lead: &'a Lead,
     /// All of it, the lead included.
@@ -43,7 +46,7 @@ pub(super) struct Frame<'a> {
     pub(super) vectors: &'a mut Vectors,
 }
 
-impl Frame<'_> {
+impl Frame<'_, '_> {
     /// Bytes after the lead.
     pub(super) fn rest(&self) -> usize {
         segment::length(self.segments) - self.lead.len()
@@ -60,6 +63,7 @@ impl Frame<'_> {
     /// Writes a message: `head`, and the bytes after the lead. Returns how many were written.
     pub(super) fn write_to(&mut self, target: BorrowedFd<'_>, head: &[u8]) -> io::Result<usize> {
         let rest = segment::part(self.segments, self.lead.len(), usize::MAX);
-        self.vectors.write_message(target, self.memory, head, rest)
+        let memory = (self.memory, &mut *self.region);
+        self.vectors.write_message(target, memory, head, rest)
     }
 }

@@ -13,9 +13,11 @@ use crate::virtio::queue::ring::{Ring, Used, used};
 use crate::virtio::queue::segment::{self, Region, Segment};
 use crate::virtio::queue::vectored::Vectors;
 use jiffy_sys::clock;
+use std::ops::Deref;
 use std::sync::Arc;
 use virtio_bindings::virtio_net::*;
 use virtio_queue::QueueT;
+use vm_memory::VolatileMemory as _;
 
 /// Most segments of all buffers that are held at once.
 const SEGMENTS_MAX: usize = 512;
@@ -34,8 +36,52 @@ pub(super) const WHOLE_MAX: usize = header::BYTES + FRAME_MAX;
 struct Held {
     head: u16,
     descriptors: u16,
-    segments: usize,
-    bytes: usize,
+    segments: u16,
+    bytes: u32,
+}
+
+/// A list that is used up from its front. What is left is moved seldom: it may be hundreds of items,
+/// and a small frame takes one.
+struct Front<T> {
+    items: Vec<T>,
+    first: usize,
+}
+
+impl<T> Default for Front<T> {
+    fn default() -> Front<T> {
+        Front {
+            items: Vec::new(),
+            first: 0,
+        }
+    }
+}
+
+impl<T> Deref for Front<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        &self.items[self.first..]
+    }
+}
+
+impl<T> Front<T> {
+    #[inline]
+    fn push(&mut self, item: T) {
+        self.items.push(item);
+    }
+
+    /// Keeps the first `count` items.
+    fn truncate(&mut self, count: usize) {
+        self.items.truncate(self.first + count);
+    }
+
+    fn drop_front(&mut self, count: usize) {
+        self.first += count;
+        if self.first == self.items.len() || self.first >= SEGMENTS_MAX {
+            self.items.drain(..self.first);
+            self.first = 0;
+        }
+    }
 }
 
 /// Guest memory, with what is looked up once for all chains of a turn, because a lookup takes as
@@ -43,7 +89,7 @@ struct Held {
 struct View<'a> {
     memory: &'a GuestMemory,
     table: Table<'a>,
-    region: Region,
+    region: Region<'a>,
 }
 
 /// The receive queue of a pair.
@@ -56,9 +102,9 @@ pub(super) struct Receive {
     mergeable: bool,
     /// Bytes that a usual frame needs, with its header.
     usual: usize,
-    held: Vec<Held>,
+    held: Front<Held>,
     /// Memory of all chains held, in order: of one chain, unless the driver allows merging.
-    segments: Vec<Segment>,
+    segments: Front<Segment>,
     vectors: Vectors,
     room: usize,
     /// Until when to wait for more buffers, since there were enough.
@@ -100,8 +146,8 @@ impl Receive {
             link,
             mergeable: has(VIRTIO_NET_F_MRG_RXBUF),
             usual,
-            held: Vec::new(),
-            segments: Vec::new(),
+            held: Front::default(),
+            segments: Front::default(),
             vectors: Vectors::default(),
             room: 0,
             few_until: None,
@@ -120,6 +166,11 @@ impl Receive {
     pub(super) fn finish(mut self) -> (Ring, Option<Vec<u8>>) {
         self.ring.put_back_last(self.held.len() as u16);
         (self.ring, self.pending)
+    }
+
+    /// Whether the driver wants an interrupt for the frames of the last turn.
+    pub(super) fn wants_interrupt(&mut self, memory: &GuestMemory) -> bool {
+        self.ring.wants_interrupt(memory)
     }
 
     /// Receives frames for one turn.
@@ -143,7 +194,7 @@ impl Receive {
                         turn = Turn::Within(wait_ns);
                         break;
                     }
-                    self.receive(memory, endpoint)
+                    self.receive(&mut view, endpoint)
                 }
             };
             if !going_on {
@@ -155,7 +206,6 @@ impl Receive {
             }
         }
         self.publish(memory);
-        self.ring.notify(memory);
         turn
     }
 
@@ -168,7 +218,9 @@ impl Receive {
     fn has_buffers(&mut self, view: &mut View<'_>, wanted: usize) -> bool {
         let memory = view.memory;
         loop {
-            self.hold(view, wanted);
+            if self.room < wanted {
+                self.hold(view, wanted);
+            }
             let enough = match self.mergeable {
                 true => self.room >= wanted,
                 false => !self.held.is_empty(),
@@ -195,7 +247,7 @@ impl Receive {
             let head = chain.head();
             match self.gather(view, head) {
                 Some(held) => {
-                    self.room += held.bytes;
+                    self.room += held.bytes as usize;
                     self.held.push(held);
                 }
                 None => refused.push(used(head, 0)),
@@ -223,7 +275,7 @@ impl Receive {
                 head,
                 descriptors: 1,
                 segments: 1,
-                bytes,
+                bytes: only.length,
             });
         }
         let before = self.segments.len();
@@ -255,22 +307,25 @@ impl Receive {
         Some(Held {
             head,
             descriptors,
-            segments: self.segments.len() - before,
-            bytes,
+            // At most SEGMENTS_MAX, of at most WHOLE_MAX bytes each.
+            segments: (self.segments.len() - before) as u16,
+            bytes: bytes as u32,
         })
     }
 
     /// Receives one frame from the backend; false if there was none.
-    fn receive(&mut self, memory: &GuestMemory, endpoint: &mut Endpoint) -> bool {
+    fn receive(&mut self, view: &mut View<'_>, endpoint: &mut Endpoint) -> bool {
+        let memory = view.memory;
         // Each segment costs the kernel as much as a small part of a frame.
         let first = self.held.first().expect("the caller has buffers");
-        let (first_room, first_segments) = (first.bytes, first.segments);
+        let (first_room, first_segments) = (first.bytes as usize, usize::from(first.segments));
         let (room, segments) = match self.small_frames {
             SMALL_FRAMES.. => (first_room, first_segments),
             _ => (self.room, self.segments.len()),
         };
         let received = endpoint.receive(Place {
             memory,
+            region: &mut view.region,
             segments: &self.segments[..segments],
             spill: &mut self.spill,
             vectors: &mut self.vectors,
@@ -287,8 +342,10 @@ impl Receive {
         if whole < header::BYTES + ETHERNET {
             self.link.counters.received.dropped();
         } else if whole <= self.room {
-            segment::write(memory, &self.segments, room, spilled);
-            self.deliver(memory, whole);
+            if !spilled.is_empty() {
+                segment::write(memory, &self.segments, room, spilled);
+            }
+            self.deliver(view, whole);
         } else {
             // Part of it is in the guest's buffers already, which the device still holds.
             let mut frame = vec![0; room];
@@ -306,7 +363,7 @@ impl Receive {
         let any = self.has_buffers(view, frame.len().max(self.usual));
         if any && frame.len() <= self.room {
             segment::write(memory, &self.segments, 0, &frame);
-            self.deliver(memory, frame.len());
+            self.deliver(view, frame.len());
             return true;
         }
         if any && self.holds_most() {
@@ -344,23 +401,29 @@ impl Receive {
     }
 
     /// Returns the buffers that the first `whole` bytes fill.
-    fn deliver(&mut self, memory: &GuestMemory, whole: usize) {
+    fn deliver(&mut self, view: &View<'_>, whole: usize) {
         let (mut left, mut buffers, mut segments) = (whole, 0, 0);
-        for held in &self.held {
-            let filled = left.min(held.bytes);
+        for held in self.held.iter() {
+            let bytes = held.bytes as usize;
+            let filled = left.min(bytes);
             self.returned.push(used(held.head, filled as u32));
             buffers += 1;
-            segments += held.segments;
-            self.room -= held.bytes;
+            segments += usize::from(held.segments);
+            self.room -= bytes;
             left -= filled;
             if left == 0 {
                 break;
             }
         }
         let count = (buffers as u16).to_le_bytes();
-        segment::write(memory, &self.segments, header::NUM_BUFFERS, &count);
-        self.segments.drain(..segments);
-        self.held.drain(..buffers);
+        let (place, bytes) = (header::NUM_BUFFERS, count.len());
+        let first = view.region.bytes(&self.segments[0], place, bytes);
+        match first.as_ref().and_then(|bytes| bytes.get_ref(0).ok()) {
+            Some(first) => first.store(count),
+            None => segment::write(view.memory, &self.segments, place, &count),
+        }
+        self.segments.drop_front(segments);
+        self.held.drop_front(buffers);
         let bytes = whole - header::BYTES;
         self.link.counters.received.passed(bytes);
         self.link.receive_limiter.charge(Cost {

@@ -79,6 +79,11 @@ impl Transmit {
         self.ring
     }
 
+    /// Whether the driver wants an interrupt for the chains of the last turn.
+    pub(super) fn wants_interrupt(&mut self, memory: &GuestMemory) -> bool {
+        self.ring.wants_interrupt(memory)
+    }
+
     /// Sends frames for one turn. A frame that was taken from the queue is sent, dropped, or put
     /// back into the queue.
     pub(super) fn serve(&mut self, memory: &GuestMemory, endpoint: &mut Endpoint) -> Turn {
@@ -113,7 +118,7 @@ impl Transmit {
                         turn = Turn::Later(wait_ns);
                         break;
                     }
-                    if self.send(memory, endpoint, &lead, bytes) {
+                    if self.send((memory, &mut region), endpoint, &lead, bytes) {
                         self.ring.put_back();
                         turn = Turn::Blocked;
                         break;
@@ -127,16 +132,15 @@ impl Transmit {
             self.returned.push(used(head, 0));
         }
         self.ring.give_back_together(memory, &mut self.returned);
-        self.ring.notify(memory);
         turn
     }
 
     /// Gathers and checks a frame: returns its lead and the bytes of the frame. All of it is in
     /// `segments`.
-    fn gather(
+    fn gather<'a>(
         &mut self,
-        memory: &GuestMemory,
-        region: &mut Region,
+        memory: &'a GuestMemory,
+        region: &mut Region<'a>,
         chain: Walk<'_>,
     ) -> Result<(Lead, usize), Malformed> {
         self.segments.clear();
@@ -172,7 +176,12 @@ impl Transmit {
         let guarded = self.link.gate.is_some();
         let lead = Lead::new(guarded, |bytes| {
             let length = total.min(bytes.len());
-            segment::read(memory, &self.segments, 0, &mut bytes[..length]);
+            let bytes = &mut bytes[..length];
+            let first = self.segments.first();
+            match first.and_then(|first| region.bytes(first, 0, length)) {
+                Some(there) => _ = there.copy_to(bytes),
+                None => segment::read(memory, &self.segments, 0, bytes),
+            }
             length
         });
         let mut lead = lead.ok_or(Malformed::Length(total))?;
@@ -183,15 +192,16 @@ impl Transmit {
     }
 
     /// Sends a frame; returns true if the backend is not ready for it.
-    fn send(
+    fn send<'a>(
         &mut self,
-        memory: &GuestMemory,
+        (memory, region): (&'a GuestMemory, &mut Region<'a>),
         endpoint: &mut Endpoint,
         lead: &Lead,
         bytes: usize,
     ) -> bool {
         let frame = Frame {
             memory,
+            region,
             lead,
             segments: &self.segments,
             vectors: &mut self.vectors,

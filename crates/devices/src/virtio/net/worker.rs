@@ -29,6 +29,9 @@ pub(super) struct Pair {
     /// A frame that waits for buffers of the guest.
     pub(super) pending: Option<Vec<u8>>,
     poll: PollSet,
+    /// Whether to report that the endpoint can be written. It nearly always can be, and each frame
+    /// that comes in would report it.
+    polls_output: bool,
     /// Signalled when the worker must stop, or has new limits.
     bell: EventFd,
 }
@@ -40,13 +43,30 @@ impl Pair {
             endpoint,
             pending: None,
             poll: PollSet::new()?,
+            polls_output: false,
             bell: EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)?,
         };
         pair.poll.add(&pair.bell, BELL, poll::ring_edge())?;
         if let Some(file) = pair.endpoint.descriptor() {
-            pair.poll.add(&*file, ENDPOINT, poll::any_edge())?;
+            pair.poll.add(&*file, ENDPOINT, poll::input_edge())?;
         }
         Ok(pair)
+    }
+
+    /// Reports once when the endpoint can be written, if `wanted`.
+    fn poll_output(&mut self, wanted: bool) -> io::Result<()> {
+        if self.polls_output == wanted {
+            return Ok(());
+        }
+        self.polls_output = wanted;
+        let events = match wanted {
+            true => poll::any_edge(),
+            false => poll::input_edge(),
+        };
+        match self.endpoint.descriptor() {
+            Some(file) => self.poll.modify(&*file, ENDPOINT, events),
+            None => Ok(()),
+        }
     }
 
     pub(super) fn bell(&self) -> io::Result<EventFd> {
@@ -169,11 +189,20 @@ impl Worker {
             }
             if ready.transmit.is_due() {
                 let turn = self.transmit.serve(&memory, &mut self.pair.endpoint);
+                let waits = turn == Turn::Blocked || self.pair.endpoint.has_unsent();
+                self.pair.poll_output(waits)?;
                 ready.transmit = Task::after(turn);
+                // What was sent is often answered at once.
+                ready.receive.wake();
             }
             if ready.receive.is_due() {
                 let turn = self.receive.serve(&memory, &mut self.pair.endpoint);
                 ready.receive = Task::after(turn);
+            }
+            // One interrupt for both queues.
+            let sent = self.transmit.wants_interrupt(&memory);
+            if self.receive.wants_interrupt(&memory) || sent {
+                self.interrupt.used_buffers();
             }
             if !self.pair.endpoint.is_connected() {
                 self.link.set_down(&*self.interrupt);

@@ -211,6 +211,9 @@ impl Ring {
 
     /// Returns several chains, so that the driver sees all of them at once; leaves the list empty.
     pub fn give_back_together(&mut self, memory: &GuestMemory, chains: &mut Vec<Used>) {
+        if chains.is_empty() {
+            return;
+        }
         let queue = &mut self.active.queue;
         let size = queue.size();
         // The driver may have given a head that does not exist.
@@ -236,9 +239,14 @@ impl Ring {
     }
 
     /// Asks the driver not to notify the device of new chains.
+    #[inline]
     pub fn disable_notification(&mut self, memory: &GuestMemory) {
-        // Fails only for rings outside of RAM, which the transport refuses.
-        let _ = self.active.queue.disable_notification(memory);
+        let queue = &mut self.active.queue;
+        // With an event index, nothing has to be written.
+        if !queue.event_idx_enabled() {
+            // Fails only for rings outside of RAM, which the transport refuses.
+            let _ = queue.disable_notification(memory);
+        }
     }
 
     /// Asks the driver to notify the device of new chains; true if some came meanwhile.

@@ -109,26 +109,28 @@ fn within_first<'a>(
 }
 
 /// The region of guest memory of the last segment; the next segment is probably in the same one.
-pub(crate) struct Region {
+pub(crate) struct Region<'a> {
     start: u64,
     end: u64,
     place: *mut u8,
+    bytes: Option<VolatileSlice<'a, BS<'a, WriteLog>>>,
 }
 
-impl Default for Region {
+impl Default for Region<'_> {
     /// An empty region.
-    fn default() -> Region {
+    fn default() -> Self {
         Region {
             start: 0,
             end: 0,
             place: std::ptr::null_mut(),
+            bytes: None,
         }
     }
 }
 
-impl Region {
+impl<'a> Region<'a> {
     /// The region that holds an address; an empty one if none does.
-    pub(crate) fn of(memory: &GuestMemory, address: GuestAddress) -> Region {
+    pub(crate) fn of(memory: &'a GuestMemory, address: GuestAddress) -> Region<'a> {
         let Some(region) = memory.find_region(address) else {
             return Region::default();
         };
@@ -136,6 +138,7 @@ impl Region {
             start: region.start_addr().0,
             end: region.start_addr().0.saturating_add(region.len()),
             place: region.as_ptr(),
+            bytes: region.as_volatile_slice().ok(),
         }
     }
 
@@ -150,13 +153,28 @@ impl Region {
 
     /// Whether all of a segment is in guest memory. Changes to the region in which it begins.
     #[inline]
-    pub(crate) fn contains(&mut self, memory: &GuestMemory, segment: &Segment) -> bool {
+    pub(crate) fn contains(&mut self, memory: &'a GuestMemory, segment: &Segment) -> bool {
         self.host_address(segment).is_some() || self.changes_to(memory, segment)
     }
 
-    fn changes_to(&mut self, memory: &GuestMemory, segment: &Segment) -> bool {
+    fn changes_to(&mut self, memory: &'a GuestMemory, segment: &Segment) -> bool {
         *self = Region::of(memory, segment.address);
         // It may extend into the next region.
         memory.check_range(segment.address, segment.length)
+    }
+
+    /// The `length` bytes from byte `offset` of a segment on, if they are in it and in the region:
+    /// this takes a third of the time of what handles any bytes.
+    #[inline]
+    pub(crate) fn bytes(
+        &self,
+        segment: &Segment,
+        offset: usize,
+        length: usize,
+    ) -> Option<VolatileSlice<'a, BS<'a, WriteLog>>> {
+        let in_segment = offset.checked_add(length)? <= segment.length;
+        let start = segment.address.0.checked_sub(self.start)? as usize;
+        let bytes = self.bytes.as_ref().filter(|_| in_segment)?;
+        bytes.subslice(start.checked_add(offset)?, length).ok()
     }
 }

@@ -52,7 +52,7 @@ impl Vectors {
         alignment: usize,
     ) -> io::Result<bool> {
         self.0.clear();
-        self.gather(memory, segments.iter().copied())?;
+        self.gather(memory, &mut Region::default(), segments.iter().copied())?;
         let aligned = |vector: &libc::iovec| {
             (vector.iov_base as usize).is_multiple_of(alignment)
                 && vector.iov_len.is_multiple_of(alignment)
@@ -85,7 +85,7 @@ impl Vectors {
         segments: impl IntoIterator<Item = Segment>,
     ) -> io::Result<usize> {
         self.0.clear();
-        self.gather(memory, segments)?;
+        self.gather(memory, &mut Region::default(), segments)?;
         let mut sent = 0;
         for vector in &self.0 {
             let now = match send(socket, vector) {
@@ -113,7 +113,7 @@ impl Vectors {
         segments: impl IntoIterator<Item = Segment> + Clone,
     ) -> io::Result<usize> {
         self.0.clear();
-        self.gather(memory, segments.clone())?;
+        self.gather(memory, &mut Region::default(), segments.clone())?;
         let mut filled = 0;
         for vector in &self.0 {
             match receive(socket, vector) {
@@ -140,50 +140,52 @@ impl Vectors {
     }
 
     /// Reads one message into `segments`, of which there are at most [`MESSAGE_SEGMENTS_MAX`], and
-    /// the rest of it into `rest`. Returns how many bytes were read.
+    /// the rest of it into `rest`. Returns how many bytes were read. `region` is the one in which the
+    /// segments probably are.
     ///
     /// # Errors
     ///
     /// `WouldBlock` if there is nothing now; any other error of the call.
-    pub(crate) fn read_message(
+    pub(crate) fn read_message<'a>(
         &mut self,
         source: BorrowedFd<'_>,
-        memory: &GuestMemory,
+        (memory, region): (&'a GuestMemory, &mut Region<'a>),
         segments: &[Segment],
         rest: &mut [u8],
     ) -> io::Result<usize> {
         self.0.clear();
-        self.gather(memory, segments.iter().copied())?;
+        self.gather(memory, region, segments.iter().copied())?;
         self.push(rest.as_mut_ptr(), rest.len());
         let count = self.message_count()?;
         let read = retry_interrupted(|| {
             // SAFETY: as in `transfer_once`, and `rest`, which is borrowed exclusively.
-            unsafe { libc::readv(source.as_raw_fd(), self.0.as_ptr(), count) }
+            unsafe { message_call(libc::SYS_readv, source, &self.0, count) }
         })?;
         log_writes(memory, segment::part(segments, 0, read));
         Ok(read)
     }
 
     /// Writes one message: `head`, and then `segments`, of which there are at most
-    /// [`MESSAGE_SEGMENTS_MAX`]. Returns how many bytes were written.
+    /// [`MESSAGE_SEGMENTS_MAX`]. Returns how many bytes were written. `region` is as in
+    /// [`read_message`](Vectors::read_message).
     ///
     /// # Errors
     ///
     /// `WouldBlock` if it can't be written now; any other error of the call.
-    pub(crate) fn write_message(
+    pub(crate) fn write_message<'a>(
         &mut self,
         target: BorrowedFd<'_>,
-        memory: &GuestMemory,
+        (memory, region): (&'a GuestMemory, &mut Region<'a>),
         head: &[u8],
         segments: impl IntoIterator<Item = Segment>,
     ) -> io::Result<usize> {
         self.0.clear();
         self.push(head.as_ptr().cast_mut(), head.len());
-        self.gather(memory, segments)?;
+        self.gather(memory, region, segments)?;
         let count = self.message_count()?;
         retry_interrupted(|| {
             // SAFETY: as in `transfer_once`, and `head`; the call only reads.
-            unsafe { libc::writev(target.as_raw_fd(), self.0.as_ptr(), count) }
+            unsafe { message_call(libc::SYS_writev, target, &self.0, count) }
         })
     }
 
@@ -196,38 +198,45 @@ impl Vectors {
     }
 
     /// Appends the host addresses of `segments`; adjacent ranges become one.
-    fn gather(
+    fn gather<'a>(
         &mut self,
-        memory: &GuestMemory,
+        memory: &'a GuestMemory,
+        region: &mut Region<'a>,
         segments: impl IntoIterator<Item = Segment>,
     ) -> io::Result<()> {
-        let mut region = Region::default();
+        // The last range, which is not in the list yet: a frame may have a hundred segments.
+        let (mut start, mut length) = (std::ptr::null_mut::<u8>(), 0);
         for segment in segments {
             let place = region.host_address(&segment).or_else(|| {
-                region = Region::of(memory, segment.address);
+                *region = Region::of(memory, segment.address);
                 region.host_address(&segment)
             });
             if let Some(place) = place {
-                self.push(place, segment.length);
+                if place == start.wrapping_byte_add(length) {
+                    length += segment.length;
+                    continue;
+                }
+                self.push(start, length);
+                (start, length) = (place, segment.length);
                 continue;
             }
+            self.push(start, length);
+            length = 0;
             for slice in memory.get_slices(segment.address, segment.length) {
                 let slice = slice.map_err(io::Error::other)?;
                 self.push(slice.ptr_guard_mut().as_ptr(), slice.len());
             }
         }
+        self.push(start, length);
         Ok(())
     }
 
     fn push(&mut self, place: *mut u8, length: usize) {
-        match self.0.last_mut() {
-            Some(last) if last.iov_base.wrapping_byte_add(last.iov_len) == place.cast() => {
-                last.iov_len += length;
-            }
-            _ => self.0.push(libc::iovec {
+        if length > 0 {
+            self.0.push(libc::iovec {
                 iov_base: place.cast(),
                 iov_len: length,
-            }),
+            });
         }
     }
 }
@@ -304,6 +313,22 @@ fn receive(socket: BorrowedFd<'_>, vector: &libc::iovec) -> io::Result<usize> {
         // SAFETY: as in `send`; no Rust reference to the memory that the kernel writes exists.
         unsafe { libc::read(socket.as_raw_fd(), vector.iov_base, vector.iov_len) }
     })
+}
+
+/// Calls `readv` or `writev`. libc's functions are points of cancellation, which cost forty
+/// instructions.
+///
+/// # Safety
+///
+/// As for the call.
+unsafe fn message_call(
+    number: libc::c_long,
+    file: BorrowedFd<'_>,
+    vectors: &[libc::iovec],
+    count: libc::c_int,
+) -> isize {
+    // SAFETY: the caller vouches for the vectors, of which `count` are read.
+    unsafe { libc::syscall(number, file.as_raw_fd(), vectors.as_ptr(), count) as isize }
 }
 
 /// Repeats a call that a signal interrupted.

@@ -134,7 +134,7 @@ impl Endpoint {
 
     /// Receives the next frame, with its virtio header, into a place that must have space for the
     /// longest; returns its length. `None` if there is none yet, or the link is down.
-    pub(super) fn receive(&mut self, place: Place<'_>) -> Option<usize> {
+    pub(super) fn receive(&mut self, place: Place<'_, '_>) -> Option<usize> {
         let received = match self {
             Endpoint::Tap(tap) => tap.receive(place),
             Endpoint::Passt(passt) => passt.receive(place),
@@ -151,7 +151,7 @@ impl Endpoint {
     }
 
     /// Sends a frame. Does not begin one that would have to wait.
-    pub(super) fn send(&mut self, frame: Frame<'_>) -> io::Result<Sent> {
+    pub(super) fn send(&mut self, frame: Frame<'_, '_>) -> io::Result<Sent> {
         let sent = match self {
             Endpoint::Tap(tap) => tap.send(frame),
             Endpoint::Passt(passt) => match header::datagram(frame.lead) {
@@ -177,6 +177,11 @@ impl Endpoint {
         {
             self.disconnect(&error);
         }
+    }
+
+    /// Whether the rest of a frame must be sent before the next one.
+    pub(super) fn has_unsent(&self) -> bool {
+        matches!(self, Endpoint::Passt(passt) if passt.has_unsent())
     }
 
     /// Whether a failed write means that the other end is gone.

@@ -51,7 +51,7 @@ impl Passt {
     }
 
     /// The next frame after an empty virtio header.
-    pub fn receive(&mut self, mut place: Place<'_>) -> io::Result<usize> {
+    pub fn receive(&mut self, mut place: Place<'_, '_>) -> io::Result<usize> {
         let frame = loop {
             match self.frame()? {
                 Some(frame) => break frame,
@@ -98,7 +98,7 @@ impl Passt {
 
     /// Sends a frame without its virtio header. Once a part of it is sent, the rest is kept and sent
     /// later.
-    pub fn send(&mut self, mut frame: Frame<'_>) -> io::Result<()> {
+    pub fn send(&mut self, mut frame: Frame<'_, '_>) -> io::Result<()> {
         self.flush()?;
         let start = frame.lead.frame();
         let bytes = start.len() + frame.rest();
@@ -118,7 +118,7 @@ impl Passt {
 
     /// Sends a frame that holds several datagrams of `segment` bytes, and a rest, as a frame for
     /// each. The fields for checksums keep their values: passt does not read them.
-    pub fn send_segments(&mut self, frame: &Frame<'_>, segment: usize) -> io::Result<()> {
+    pub fn send_segments(&mut self, frame: &Frame<'_, '_>, segment: usize) -> io::Result<()> {
         self.flush()?;
         let whole = [frame.lead.frame(), &frame.copy_rest(0)].concat();
         let frames = datagrams(&whole, segment).ok_or(io::ErrorKind::InvalidInput)?;
@@ -128,6 +128,10 @@ impl Passt {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
             sent => sent,
         }
+    }
+
+    pub fn has_unsent(&self) -> bool {
+        !self.unsent.is_empty()
     }
 
     /// Sends the rest of a frame.

@@ -146,7 +146,7 @@ impl Tap {
         Ok(())
     }
 
-    pub fn receive(&self, mut place: Place<'_>) -> io::Result<usize> {
+    pub fn receive(&self, mut place: Place<'_, '_>) -> io::Result<usize> {
         match place.read_from(self.file().as_fd()) {
             // The queue is not enabled. If the interface is gone, the first queue has this error,
             // too.
@@ -157,7 +157,7 @@ impl Tap {
         }
     }
 
-    pub fn send(&self, mut frame: Frame<'_>) -> io::Result<()> {
+    pub fn send(&self, mut frame: Frame<'_, '_>) -> io::Result<()> {
         let lead = frame.lead;
         frame.write_to(self.file().as_fd(), lead).map(drop)
     }
