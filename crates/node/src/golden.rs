@@ -212,12 +212,13 @@ impl Goldens {
         pruned
     }
 
-    /// Takes the standby for a run of this kind, if there is one, and asks for another to be
-    /// made.
+    /// Takes the standby for a run of this kind, if there is one that waits, and asks for another
+    /// to be made.
     pub fn take_standby(&self, key: &str) -> Option<Standby> {
         let _ = self.standbys_wanted.try_send(key.to_owned());
         let mut index = self.lock();
-        let at = index.standbys.iter().position(|(of, _)| of == key)?;
+        let fits = |(of, standby): &(String, Standby)| of == key && standby.waits();
+        let at = index.standbys.iter().position(fits)?;
         let (_, standby) = index.standbys.remove(at);
         drop(index);
         standby.lives().then_some(standby)

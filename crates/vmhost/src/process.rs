@@ -252,6 +252,11 @@ impl Events {
         }
     }
 
+    /// Is there something to read?
+    pub fn any(&self) -> bool {
+        rustix::io::ioctl_fionread(self.pipe.get_ref()).is_ok_and(|bytes| bytes > 0)
+    }
+
     /// Reads the pending events, up to a limit, because a guest can cause any number of them. The
     /// flag is true at the end of the pipe.
     pub fn drain(&mut self) -> (Vec<VmmEvent>, bool) {

@@ -84,7 +84,10 @@ fn main() {
     let arguments = jailed::take_descriptors(arguments);
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let (file, events, sources) = match words[1..] {
-        ["run", "--config", config, "--events-fd", "3"] => (config.into(), third(), None),
+        ["run", "--config", config, "--events-fd", "3"] => {
+            wait_to_read();
+            (config.into(), third(), None)
+        }
         ["run", "--config", config, "--spare-fd", "3"] => {
             let (config, events, sources) = wait_as_spare(Path::new(config));
             (config, events, Some(sources))
@@ -141,9 +144,9 @@ fn main() {
         });
     }
     let _used = vm.script.uses_memory.then(|| vec![1u8; 96 << 20]);
-    vm.span("VMM main", 0);
     vm.restore();
     let control = jailed::listener(vm.config.control.as_ref().unwrap());
+    vm.span("VMM main", 0);
     if vm
         .config
         .restore
@@ -255,6 +258,14 @@ fn serve(
 /// The working directory is the VM's folder.
 fn wait_for_release() {
     while !Path::new("go").exists() {
+        thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// A VMM that was spawned does not read its configuration while there is a file `unread` in the
+/// data folder.
+fn wait_to_read() {
+    while Path::new("../../unread").exists() {
         thread::sleep(Duration::from_millis(2));
     }
 }

@@ -1,7 +1,7 @@
 //! VMs restored ahead: taken over by a run, hidden before that, and ended when they are not needed
 //! any more.
 
-use crate::daemon::{Daemon, eventually, id_of, kill, shell, tar_of, vm, vmms};
+use crate::daemon::{Daemon, eventually, id_of, kill, named, shell, spares, tar_of, vm, vmms};
 use jiffy_wire::api::{CreateVm, Image, NodeInfo, Origin, Pruned, Snapshot, Vm};
 use jiffy_wire::timeline::{Timeline, names};
 use std::fs;
@@ -91,6 +91,38 @@ fn a_run_takes_over_the_standby_vm() {
         assert_ne!(next, before, "another one waits");
         before = next;
     }
+}
+
+#[test]
+fn a_standby_that_has_not_read_its_configuration_is_not_taken_over() {
+    let daemon = with_standby();
+    let a_spare = || eventually("a spare waits", || spares(&daemon.data).len() == 1);
+    a_spare();
+    let unread = daemon.data.join("unread");
+    fs::write(&unread, "").unwrap();
+    // Takes the standby, so that a new one is made.
+    run(&daemon, says());
+    let young = standby(&daemon);
+    a_spare();
+    let (vm, text) = run(&daemon, says());
+    assert!(text.starts_with("1,"), "{text}");
+    assert_eq!(vm.origin, Some(Origin::Golden));
+    let was_taken = |vm: &Vm| timeline(&daemon, vm).find(names::STANDBY_TAKEN).is_some();
+    assert!(!was_taken(&vm));
+    assert_eq!(standby(&daemon), young, "it is kept for a later run");
+    fs::remove_file(&unread).unwrap();
+    eventually("a run takes it over", || was_taken(&run(&daemon, says()).0));
+}
+
+#[test]
+fn a_standby_vm_that_a_failed_run_took_is_replaced() {
+    let daemon = with_standby();
+    run(&daemon, named("box", says()));
+    let before = standby(&daemon);
+    eventually("a run takes it and fails, and another waits", || {
+        assert_eq!(daemon.run_detached(named("box", says())).status, 409);
+        standby(&daemon) != before
+    });
 }
 
 #[test]

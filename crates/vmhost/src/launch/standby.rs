@@ -42,6 +42,13 @@ impl Standby {
         self.spawned.as_ref().map(|spawned| spawned.process.pid)
     }
 
+    /// Does its VMM wait for the VM's configuration? Only then may that replace the one which it was
+    /// started with. A VMM sends its first events when it waits.
+    pub fn waits(&self) -> bool {
+        let spawned = self.spawned.as_ref();
+        spawned.is_some_and(|spawned| spawned.events.any())
+    }
+
     /// Is its process alive?
     pub fn lives(&self) -> bool {
         let process = self.spawned.as_ref().map(|spawned| &spawned.process);
