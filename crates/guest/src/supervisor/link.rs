@@ -14,6 +14,9 @@ use rustix::io::{Errno, Result};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
 const FIRST_PAUSE_NS: u64 = 20_000_000;
+/// First pause of a restored guest: its kernel drops a connection that was made before it has
+/// handled the device's reset, which may be a moment later.
+const RESTART_PAUSE_NS: u64 = 100_000;
 const LONGEST_PAUSE_NS: u64 = 1_000_000_000;
 /// Pause after the kernel reported that it has no vsock device, nanoseconds.
 const ABSENT_PAUSE_NS: u64 = 30_000_000_000;
@@ -96,12 +99,12 @@ impl Link {
         }
     }
 
-    /// Restarts with another identity: connects at once, as for the first time.
+    /// Restarts with another identity: connects at once.
     pub fn restart(&mut self, identity: Identity, now: u64) {
         OPEN.store(NONE, Ordering::Relaxed);
         self.identity = identity;
         self.attempt = 0;
-        self.pause_ns = FIRST_PAUSE_NS;
+        self.pause_ns = RESTART_PAUSE_NS;
         self.state = State::Down {
             retry_at: now,
             absent: matches!(self.peer, Peer::None),
@@ -360,5 +363,29 @@ fn dial(
         Ok(()) => Ok((socket, true)),
         Err(Errno::INPROGRESS) => Ok((socket, false)),
         Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_restored_guest_soon_repeats_a_failed_connection() {
+        let identity = || Identity {
+            vm_id: "box".into(),
+            pid1_ns: 0,
+        };
+        let mut link = Link::new(Peer::Unix("/nowhere/socket".into()), identity());
+        let mut now = 0;
+        link.advance(now);
+        assert_eq!(link.deadline(), Some(FIRST_PAUSE_NS));
+        now = 5;
+        link.restart(identity(), now);
+        for pause in [RESTART_PAUSE_NS, 2 * RESTART_PAUSE_NS] {
+            assert_eq!(link.deadline(), Some(now + pause));
+            now += pause;
+            link.advance(now);
+        }
     }
 }
