@@ -7,6 +7,7 @@
 
 use crate::fds::{self, recv_with_fds};
 use crate::handed;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::ffi::OsStr;
 use std::io;
@@ -37,6 +38,12 @@ pub fn wait(socket: BorrowedFd<'_>) -> io::Result<Option<(Vec<u8>, Vec<OwnedFd>)
     };
     bytes.truncate(length);
     Ok((length > 0).then_some((bytes, fds)))
+}
+
+/// Has the message come, or was the other end closed?
+pub fn is_ordered(socket: BorrowedFd<'_>) -> io::Result<bool> {
+    let mut polled = [PollFd::from_borrowed_fd(socket, PollFlags::IN)];
+    Ok(poll(&mut polled, Some(&Timespec::default()))? > 0)
 }
 
 /// Redirects standard output and standard error to this file.

@@ -11,7 +11,7 @@ use crate::events::Events;
 use crate::gate::Gate;
 use crate::hypervisor::{Hypervisor, HypervisorError};
 use crate::mailbox::Mailbox;
-use crate::memory::GuestRam;
+use crate::memory::{GuestRam, RamAhead};
 use crate::pager::{PagedMemory, PagerThread, Supply};
 use crate::restore;
 use crate::sandbox::Sandbox;
@@ -92,7 +92,7 @@ impl Builder {
             PreparedVm::prepared_or_new(prepared)
         })?;
         base.hypervisor.check_vcpus(config.vcpus)?;
-        let ram = events.step(names::MEMORY, || self.create_memory(&base.vm))?;
+        let ram = events.step(names::MEMORY, || self.create_memory(&mut base))?;
         let vcpus = events.step(names::VCPUS, || create_vcpus(config, &mut base))?;
         let devices = events.step(names::DEVICES, || {
             self.create_devices(&mut base, &ram, &threads, None)
@@ -200,9 +200,12 @@ impl Builder {
         Ok((vcpus, devices))
     }
 
-    fn create_memory(&self, vm: &VmFd) -> Result<Arc<GuestRam>, StartError> {
-        let ram = GuestRam::create(&self.config.memory)?;
-        ram.register(vm)?;
+    fn create_memory(&self, base: &mut PreparedVm) -> Result<Arc<GuestRam>, StartError> {
+        let ram = GuestRam::create_in(
+            &self.config.memory,
+            base.ram.take().map(RamAhead::into_file),
+        )?;
+        ram.register(&base.vm)?;
         Ok(Arc::new(ram))
     }
 
@@ -290,6 +293,7 @@ impl Builder {
             gate: built.gate,
             supply: built.supply,
             first_entry: built.first_entry,
+            unused: base.ram,
             noted_calls: built.noted_calls,
             events: self.events,
             sandbox: self.sandbox,
@@ -360,6 +364,8 @@ pub struct PreparedVm {
     wires: Vec<Wires>,
     /// Threads that wait for work, if they were started ahead.
     threads: IdleThreads,
+    /// The beginning of RAM, if it was made ahead; a restored VM has no use for it.
+    ram: Option<RamAhead>,
 }
 
 impl PreparedVm {
@@ -377,6 +383,7 @@ impl PreparedVm {
         }
         prepared.wires = wiring::ahead(&prepared.vm)?;
         prepared.threads = IdleThreads::usual(sandbox).map_err(host("a thread"))?;
+        prepared.ram = Some(RamAhead::new()?);
         Ok(prepared)
     }
 
@@ -391,7 +398,13 @@ impl PreparedVm {
             host_cpu: None,
             wires: Vec::new(),
             threads: IdleThreads::default(),
+            ram: None,
         })
+    }
+
+    /// Allocates one more part of RAM; false if there is nothing left to allocate ahead.
+    pub fn allocate_next(&mut self) -> bool {
+        self.ram.as_mut().is_some_and(RamAhead::allocate_next)
     }
 
     /// The VM that was prepared ahead, or a new one.

@@ -75,9 +75,13 @@ pub fn wait(
     let host = |what| move |source| SpareError::Host { what, source };
     let argument =
         Argument::find(placeholder.as_os_str()).map_err(host("find its command line in memory"))?;
-    let prepared = PreparedVm::ahead(sandbox)?;
+    let mut prepared = PreparedVm::ahead(sandbox)?;
     spare::touch_program().map_err(host("touch the pages of its program"))?;
     sandbox::close_proc().map_err(host("close procfs"))?;
+    // One step at a time: an order that comes meanwhile does not wait for the others.
+    while !spare::is_ordered(socket.as_fd()).map_err(SpareError::Socket)?
+        && prepared.allocate_next()
+    {}
     match spare::wait(socket.as_fd()).map_err(SpareError::Socket)? {
         Some((message, descriptors)) => {
             take_over(&message, descriptors, &argument, prepared).map(Some)

@@ -16,7 +16,7 @@ use crate::gate::Gate;
 use crate::hypervisor::{Hypervisor, HypervisorError};
 use crate::irq::ChipsState;
 use crate::mailbox::{Mailbox, Notice};
-use crate::memory::{GuestRam, MemoryError};
+use crate::memory::{GuestRam, MemoryError, RamAhead};
 use crate::pager::{Supply, run_off_main};
 use crate::poll::{readable, timespec};
 use crate::restore;
@@ -39,11 +39,13 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The guest's "paused" flag is set after a pause of at least this length. Guests' watchdogs have
 /// longer timeouts, and captures take less.
 const LONG_PAUSE_NS: u64 = 1_000_000_000;
+/// When memory that is of no use is freed: after the answer of a short command, which has priority.
+const UNUSED_TIME: Duration = Duration::from_millis(50);
 
 /// A VM. Only the thread that built it may call its methods.
 pub struct Vmm {
@@ -63,6 +65,8 @@ pub struct Vmm {
     gate: Gate,
     supply: Supply,
     first_entry: FirstEntry,
+    /// RAM that was made ahead and is of no use to a restored VM, and when it is freed.
+    unused: Option<(RamAhead, Instant)>,
     noted_calls: Option<NotedCalls>,
     /// The profile of its guest's processor when it was last saved.
     profile: Option<Profile>,
@@ -83,6 +87,7 @@ pub(crate) struct Parts {
     pub gate: Gate,
     pub supply: Supply,
     pub first_entry: FirstEntry,
+    pub unused: Option<RamAhead>,
     pub noted_calls: Option<NotedCalls>,
     pub sandbox: Sandbox,
 }
@@ -127,6 +132,7 @@ impl Vmm {
             gate: parts.gate,
             supply: parts.supply,
             first_entry: parts.first_entry,
+            unused: parts.unused.map(|ram| (ram, Instant::now() + UNUSED_TIME)),
             noted_calls: parts.noted_calls,
             profile: None,
         }
@@ -428,12 +434,15 @@ impl Vmm {
         if let Some(ending) = lost.or_else(|| self.gate.overdue()) {
             self.phase.end(ending);
         }
+        self.unused.take_if(|(_, at)| *at <= Instant::now());
         self.phase.ending().cloned()
     }
 
     /// How long [`process_events`](Vmm::process_events) may wait for its next call.
     pub fn timeout(&self) -> Option<Duration> {
-        let waits = [self.gate.time_left(), self.supply.timeout()];
+        let free = self.unused.as_ref().map(|(_, at)| *at);
+        let free = free.map(|at| at.saturating_duration_since(Instant::now()));
+        let waits = [self.gate.time_left(), self.supply.timeout(), free];
         waits.into_iter().flatten().min()
     }
 

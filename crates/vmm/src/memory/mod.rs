@@ -31,10 +31,67 @@ use rustix::mm::Advice;
 use std::fs::{self, File};
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
-use vm_memory::GuestAddress;
+use vm_memory::{Bytes, GuestAddress};
 
 /// Most bytes copied before a restored VM runs.
 const COPY_AHEAD_MAX: u64 = 64 << 20;
+/// The huge pages that every Linux uses by its boot's end, whatever the size of RAM up to 3 GiB (of
+/// more, without the second to fourth): that of the boot's structures, those that its allocator
+/// gives out first, and those of the kernel itself.
+const USED_FIRST: [u64; 7] = [0, 4 << 20, 8 << 20, 10 << 20, 16 << 20, 18 << 20, 20 << 20];
+/// The end of the last one.
+const USED_FIRST_END: u64 = 22 << 20;
+
+/// Name of RAM's memfd.
+const NAME: &str = "jiffy guest RAM";
+
+/// The beginning of RAM whose size is not known yet.
+#[derive(Debug)]
+pub struct RamAhead {
+    file: File,
+    ram: GuestRam,
+    /// How many huge pages were allocated.
+    allocated: usize,
+}
+
+impl RamAhead {
+    /// Nothing is allocated yet.
+    ///
+    /// # Errors
+    ///
+    /// The file can't be made or mapped.
+    pub fn new() -> Result<RamAhead, MemoryError> {
+        let create = || {
+            let file = memfd::create(NAME, USED_FIRST_END, Pages::Small)?;
+            Ok((file.try_clone()?, file))
+        };
+        let (file, mapped) = create().map_err(MemoryError::Create)?;
+        let ram = GuestRam::map_memfd(mapped, USED_FIRST_END, Pages::Small)?;
+        ram.allow_huge_pages();
+        let allocated = 0;
+        Ok(RamAhead {
+            file,
+            ram,
+            allocated,
+        })
+    }
+
+    /// Allocates one more huge page that a boot needs first, of which the kernel has to clear every
+    /// byte, if the host offers huge pages. False if there is none left.
+    pub fn allocate_next(&mut self) -> bool {
+        let Some(address) = USED_FIRST.get(self.allocated) else {
+            return false;
+        };
+        self.allocated += 1;
+        let touched = self.ram.memory().write_obj(0u8, GuestAddress(*address));
+        touched.is_ok()
+    }
+
+    /// The file for [`GuestRam::create_in`].
+    pub fn into_file(self) -> File {
+        self.file
+    }
+}
 
 /// Guest RAM.
 #[derive(Debug)]
@@ -51,6 +108,11 @@ impl GuestRam {
     ///
     /// A size that is not possible, or memory that this host does not have.
     pub fn create(config: &Memory) -> Result<GuestRam, MemoryError> {
+        GuestRam::create_in(config, None)
+    }
+
+    /// Creates RAM as configured, if possible in a file that was made ahead ([`RamAhead`]).
+    pub fn create_in(config: &Memory, ahead: Option<File>) -> Result<GuestRam, MemoryError> {
         let size = u64::from(config.size_mib) << 20;
         if !(layout::MIN_RAM..=layout::MAX_RAM).contains(&size) {
             return Err(MemoryError::Size {
@@ -88,7 +150,14 @@ impl GuestRam {
                 available,
             });
         }
-        let ram = GuestRam::empty(size, pages)?;
+        let file = match ahead.filter(|_| pages == Pages::Small) {
+            Some(file) => file.set_len(size).map(|()| file),
+            None => memfd::create(NAME, size, pages),
+        };
+        let ram = GuestRam::map_memfd(file.map_err(MemoryError::Create)?, size, pages)?;
+        if pages == Pages::Small {
+            ram.allow_huge_pages();
+        }
         if config.prefault {
             ram.prefault().map_err(MemoryError::Prefault)?;
         }
@@ -96,16 +165,7 @@ impl GuestRam {
     }
 
     /// RAM of zeros, in a memfd.
-    fn empty(size: u64, pages: Pages) -> Result<GuestRam, MemoryError> {
-        let ram = GuestRam::map_memfd(size, pages)?;
-        if pages == Pages::Small {
-            ram.allow_huge_pages();
-        }
-        Ok(ram)
-    }
-
-    fn map_memfd(size: u64, pages: Pages) -> Result<GuestRam, MemoryError> {
-        let file = memfd::create("jiffy guest RAM", size, pages).map_err(MemoryError::Create)?;
+    fn map_memfd(file: File, size: u64, pages: Pages) -> Result<GuestRam, MemoryError> {
         // Shared, so that the file is the memory. Small pages are allocated when they are touched;
         // huge ones are reserved from their pool now.
         let flags = libc::MAP_SHARED
@@ -242,7 +302,8 @@ impl GuestRam {
 
     /// RAM that is untouched, for a pager to fill.
     pub fn to_be_paged(size: u64) -> Result<GuestRam, MemoryError> {
-        GuestRam::map_memfd(size, Pages::Small)
+        let file = memfd::create(NAME, size, Pages::Small).map_err(MemoryError::Create)?;
+        GuestRam::map_memfd(file, size, Pages::Small)
     }
 
     /// Maps these ranges privately from a file as long as RAM that other VMs map, too; the pager
@@ -379,7 +440,7 @@ fn available_memory() -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use vm_memory::{Bytes, GuestMemoryBackend};
+    use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
 
     fn config(size_mib: u32, pages: PageSize) -> Memory {
         Memory {
@@ -404,6 +465,25 @@ mod tests {
                 .write_obj(0u8, GuestAddress(layout::MMIO_START))
                 .is_err()
         );
+    }
+
+    #[test]
+    fn ram_in_a_file_that_was_made_ahead_has_its_own_size_and_zeros() {
+        for size_mib in [64, 3073] {
+            let config = config(size_mib, PageSize::Small);
+            let mut ahead = RamAhead::new().unwrap();
+            // A spare may be needed before all is allocated.
+            assert!(ahead.allocate_next() && ahead.allocate_next());
+            let file = ahead.into_file();
+            let ram = GuestRam::create_in(&config, Some(file.try_clone().unwrap())).unwrap();
+            assert_eq!(file.metadata().unwrap().len(), u64::from(size_mib) << 20);
+            let last = ram.memory().iter().last().unwrap();
+            for address in [0, 16 << 20, last.start_addr().0 + last.len() - 8] {
+                let address = GuestAddress(address);
+                assert_eq!(ram.memory().read_obj::<u64>(address).unwrap(), 0);
+                ram.memory().write_obj(1u64, address).unwrap();
+            }
+        }
     }
 
     #[test]
