@@ -22,7 +22,8 @@ const PROTOCOL_INFO_TCP: u16 = 1;
 const TCP_STATE: u16 = 1;
 const NFGENMSG: usize = 4;
 /// The first and last TCP state in which data may still be received (`enum tcp_conntrack`): from
-/// SYN_SENT to CLOSE_WAIT.
+/// SYN_SENT to CLOSE_WAIT. The kernel takes a FIN that was sent twice for those of both sides, so a
+/// connection that only one side has closed may count as closed.
 const OPEN: std::ops::RangeInclusive<u8> = 1..=5;
 /// Entries that are deleted with one datagram.
 const AT_ONCE: usize = 256;

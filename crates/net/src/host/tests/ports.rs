@@ -3,7 +3,7 @@
 use super::world::*;
 use super::{on_host, open, spec};
 use crate::policy::hold::Held;
-use std::net::{TcpStream, UdpSocket};
+use std::net::{TcpListener, TcpStream, UdpSocket};
 
 #[test]
 fn published_ports_are_reached_from_where_they_are_published() {
@@ -76,7 +76,12 @@ fn ports_of_a_hibernated_vm_lead_to_this_process() {
     let world = World::new();
     let (mut host, _) = open(&world);
     let mut own = on_host(&world, || spec(&mut host, 1));
-    let published = ["0.0.0.0:8080:80", "[::]:8080:80", "0.0.0.0:5353:53/udp"];
+    let published = [
+        "0.0.0.0:8080:80",
+        "[::]:8080:80",
+        "0.0.0.0:8090:90",
+        "0.0.0.0:5353:53/udp",
+    ];
     own.ports = published.map(|it| it.parse().expect(it)).into();
     let guest = Guest::start(on_host(&world, || host.attach(&own).expect("attached")));
     let _web = Server::tcp(&guest.namespace, "0.0.0.0", 80, "web");
@@ -96,7 +101,10 @@ fn ports_of_a_hibernated_vm_lead_to_this_process() {
         String::from_utf8_lossy(&said[..length]).into_owned()
     };
     assert_eq!(ask_again(), "dns 198.51.100.2");
-    let open = world.outside.run(|| TcpStream::connect((HOST, 8080)));
+    // Neither side closes it: after a FIN that was sent twice, it would count as closed by both.
+    let listener = guest.namespace.run(|| TcpListener::bind("0.0.0.0:90"));
+    let _listener = listener.expect("a port");
+    let open = world.outside.run(|| TcpStream::connect((HOST, 8090)));
     let open = open.expect("a connection");
     let counted = on_host(&world, || host.open_connections().expect("counted"));
     assert!(counted[&own.vm] >= 1, "{counted:?}");
