@@ -35,6 +35,13 @@ pub fn channel_of(socket: &Path) -> PathBuf {
     name.into()
 }
 
+/// The socket for a port, of a family of sockets.
+pub fn socket_of_port(family: &Path, port: u32) -> PathBuf {
+    let mut name = family.as_os_str().to_owned();
+    name.push(format!("_{port}"));
+    name.into()
+}
+
 /// Connects by name, without waiting.
 ///
 /// # Errors
@@ -91,6 +98,11 @@ impl Dialer {
     /// The channel, which is readable when there is an [answer](Dialer::answer).
     pub fn channel(&self) -> Option<&UnixStream> {
         self.channel.as_ref()
+    }
+
+    /// Closes the channel: what was asked for is not answered.
+    pub fn close(&mut self) {
+        self.channel = None;
     }
 
     /// Asks for a connection. Returns whether the channel is another one than at the last request:

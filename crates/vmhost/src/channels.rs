@@ -10,7 +10,7 @@ use crate::dial::dial;
 use jiffy_content::model::image::LazyDisk;
 use jiffy_content::model::vm::VmRecord;
 use jiffy_content::paths::Paths;
-use jiffy_sys::dial::{self as channel, REQUEST};
+use jiffy_sys::dial::{self as channel, REQUEST, socket_of_port};
 use jiffy_wire::pager::OnBehalf;
 use jiffy_wire::vmm::{ControlRequest, ControlResponse};
 use rustix::net::sockopt::set_socket_send_buffer_size;
@@ -18,7 +18,6 @@ use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, send, socke
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream as StdStream;
-use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
 use tokio::net::UnixStream;
@@ -161,7 +160,7 @@ async fn answer_all(mut channel: UnixStream, connect: impl Fn(u32) -> io::Result
 
 fn connect(callee: &Callee, paths: &Paths, id: &str, pid: u32, port: u32) -> io::Result<StdStream> {
     match callee {
-        Callee::Programs => channel::connect(&host_socket(&paths.vsock_socket(id), port)),
+        Callee::Programs => channel::connect(&socket_of_port(&paths.vsock_socket(id), port)),
         Callee::Memory => on_behalf(channel::connect(&paths.pager_vm_socket(id))?, pid),
         Callee::Disk(disk) => {
             let name = disk.name();
@@ -171,13 +170,6 @@ fn connect(callee: &Callee, paths: &Paths, id: &str, pid: u32, port: u32) -> io:
             on_behalf(connected?, pid)
         }
     }
-}
-
-/// The socket of a program that listens for the guest's connections to `port`.
-pub fn host_socket(vsock: &Path, port: u32) -> PathBuf {
-    let mut name = vsock.as_os_str().to_owned();
-    name.push(format!("_{port}"));
-    name.into()
 }
 
 /// Tells the pager which VMM the connection is for: it would take it for the daemon's.
@@ -197,6 +189,7 @@ mod tests {
     use jiffy_sys::handed;
     use std::io::{ErrorKind, Read, Write};
     use std::os::unix::net::UnixListener;
+    use std::path::{Path, PathBuf};
 
     /// A VM's folder, and its VMM's end of a channel to programs.
     fn served(name: &str) -> (tempfile::TempDir, PathBuf, StdStream) {
@@ -208,7 +201,7 @@ mod tests {
         let stream = UnixStream::from_std(stream).unwrap();
         let path = vsock.clone();
         tokio::spawn(answer_all(stream, move |port| {
-            channel::connect(&host_socket(&path, port))
+            channel::connect(&socket_of_port(&path, port))
         }));
         let theirs = StdStream::from(theirs);
         let handed = theirs.try_clone().unwrap();
@@ -228,7 +221,7 @@ mod tests {
     #[tokio::test]
     async fn a_vmm_is_connected_to_programs_on_ports() {
         let (_folder, vsock, _theirs) = served("/nowhere/programs");
-        let listener = UnixListener::bind(host_socket(&vsock, 1024)).unwrap();
+        let listener = UnixListener::bind(socket_of_port(&vsock, 1024)).unwrap();
         let mut dialer = Dialer::new(Path::new("/nowhere/programs"));
         dialer.ask(5).unwrap();
         let nobody = answered(&mut dialer).await.unwrap_err();
@@ -243,7 +236,7 @@ mod tests {
     async fn a_vmm_that_floods_is_slowed_down_and_delays_no_other() {
         let (_folder, _, mut flooding) = served("/nowhere/flood");
         let (_other_folder, vsock, _theirs) = served("/nowhere/beside");
-        let _listener = UnixListener::bind(host_socket(&vsock, 7)).unwrap();
+        let _listener = UnixListener::bind(socket_of_port(&vsock, 7)).unwrap();
         flooding.set_nonblocking(true).unwrap();
         while flooding.write(&[0x55; 1021]).is_ok() {}
         let mut dialer = Dialer::new(Path::new("/nowhere/beside"));

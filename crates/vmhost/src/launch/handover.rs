@@ -3,13 +3,13 @@
 
 use super::folders::SharedFolder;
 use super::plan::Handle;
-use crate::channels::{self, Callee, Channel, host_socket};
+use crate::channels::{self, Callee, Channel};
 use crate::jails::Launcher;
 use crate::network::Peer;
 use jiffy_content::error::{Error, Result};
 use jiffy_content::model::image::LazyDisk;
 use jiffy_content::paths::Paths;
-use jiffy_sys::dial::channel_of;
+use jiffy_sys::dial::{channel_of, socket_of_port};
 use jiffy_sys::private_socket::bind_private;
 use jiffy_sys::regular;
 use jiffy_sys::spawn::FIRST_DESCRIPTOR;
@@ -223,7 +223,7 @@ impl<'a> Descriptors<'a> {
             let (ours, theirs) = channels::pair()?;
             self.supervisor = Some(ours);
             handed.push(Handed {
-                name: host_socket(&vsock.path, SUPERVISOR_PORT),
+                name: socket_of_port(&vsock.path, SUPERVISOR_PORT),
                 fd: self.push(Passed::Owned(theirs)),
             });
         }

@@ -12,7 +12,6 @@ use jiffy_devices::virtio::device::WorkerRole;
 use jiffy_sys::{handed, seccomp};
 use rustix::process::DumpableBehavior;
 use std::io;
-use std::path::Path;
 
 /// The role of a thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,9 +37,9 @@ impl Role {
 
     /// The role of this process's main thread.
     pub fn of_main() -> Role {
-        match handed::copy(Path::new(handed::PAGEMAP)) {
-            Some(_) => Role::Main,
-            None => Role::MainByName,
+        match handed::is_used() {
+            true => Role::Main,
+            false => Role::MainByName,
         }
     }
 }
@@ -48,18 +47,13 @@ impl Role {
 /// For a VMM that was handed its files, before its guest runs: opens what it needs of procfs later,
 /// closes procfs, and makes the process not dumpable, so that only root can inspect its memory.
 pub fn close_proc() -> io::Result<()> {
-    if !is_handed() {
+    if !handed::is_used() {
         return Ok(());
     }
     handed::close_proc()?;
     rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
     // The process was executed by a descriptor, which the kernel would use as its name.
     Ok(rustix::thread::set_name(c"jiffy-vmm")?)
-}
-
-/// Whether this process was handed its files.
-fn is_handed() -> bool {
-    handed::copy(Path::new(handed::PROC)).is_some()
 }
 
 /// Whether threads are confined.

@@ -1,6 +1,7 @@
-//! The Unix socket that host programs connect to, and the names of programs' sockets.
+//! The Unix socket that host programs connect to, and connections that were handed over ahead.
 
 use super::error::VsockError;
+use jiffy_sys::dial::socket_of_port;
 use jiffy_sys::handed;
 use rustix::fs::{Mode, fchmod};
 use rustix::io::Errno;
@@ -96,16 +97,10 @@ impl Drop for Listener {
     }
 }
 
-/// The socket of the program that listens for the guest's connections to `port`.
-pub fn host_socket(path: &Path, port: u32) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    name.push(format!("_{port}"));
-    name.into()
-}
-
-/// A connection to that program that was handed over ahead, if the program still has its end.
+/// A connection to the program that listens for the guest's connections to `port`, if one was handed
+/// over ahead and the program still has its end.
 pub fn connected_ahead(path: &Path, port: u32) -> Option<UnixStream> {
-    let stream = UnixStream::from(handed::take(&host_socket(path, port))?);
+    let stream = UnixStream::from(handed::take(&socket_of_port(path, port))?);
     let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
     let is_over = matches!(recv(&stream, &mut [0; 1][..], flags), Ok((0, _)));
     (!is_over).then_some(stream)

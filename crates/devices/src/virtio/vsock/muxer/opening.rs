@@ -2,7 +2,7 @@
 
 use super::super::connection::{Connection, Key, Phase};
 use super::super::handshake::{Handshake, Progress};
-use super::super::listener::{connected_ahead, host_socket};
+use super::super::listener::connected_ahead;
 use super::super::packet::Header;
 use super::super::{CONNECTION_LIMIT, tokens};
 use super::{HOST_PORTS, Muxer};
@@ -160,7 +160,7 @@ impl Muxer {
             return Ok(Some(stream));
         }
         if self.dialer.is_by_name() {
-            return dial::connect(&host_socket(&self.path, key.host_port)).map(Some);
+            return dial::connect(&dial::socket_of_port(&self.path, key.host_port)).map(Some);
         }
         // The guest may request and reset connections faster than they are answered.
         if self.asked.len() >= CONNECTION_LIMIT {
@@ -168,9 +168,11 @@ impl Muxer {
         }
         if self.dialer.ask(key.host_port)? {
             self.refuse_asked();
-            if let Some(channel) = self.dialer.channel() {
-                self.poll.add(channel, tokens::DIALER, EventSet::IN)?;
-            }
+            let polled = self.dialer.channel().map_or(Ok(()), |channel| {
+                self.poll.add(channel, tokens::DIALER, EventSet::IN)
+            });
+            // The answer must not be taken for that of a later request.
+            polled.inspect_err(|_| self.dialer.close())?;
         }
         self.asked.push_back(key);
         Ok(None)
