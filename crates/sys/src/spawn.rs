@@ -13,6 +13,14 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::ptr;
 
+unsafe extern "C" {
+    // glibc 2.34 and later; some versions of the libc crate lack it.
+    fn posix_spawn_file_actions_addclosefrom_np(
+        actions: *mut libc::posix_spawn_file_actions_t,
+        from: libc::c_int,
+    ) -> libc::c_int;
+}
+
 /// A detached program to start.
 #[derive(Debug)]
 pub struct Detached<'a> {
@@ -42,11 +50,8 @@ pub enum Environment {
 /// Number of the first of [`Detached::descriptors`] in the program.
 pub const FIRST_DESCRIPTOR: i32 = 3;
 
-/// Starts the program in its own session with no blocked signals and default signal handling. Returns
-/// its process id; the caller must reap it. After an error no process exists.
-///
-/// The child keeps this process's locks until it executes the program: if this process dies, its
-/// successor must not look for the child before it has its new command line.
+/// Starts the program in its own session with no blocked signals and default signal handling. Returns its process id; the caller must reap it. After an error no
+/// process exists.
 pub fn spawn_detached(what: &Detached<'_>) -> io::Result<u32> {
     let program = c_string(what.program.as_os_str())?;
     let directory = c_string(what.directory.as_os_str())?;
@@ -83,7 +88,6 @@ pub fn spawn_detached(what: &Detached<'_>) -> io::Result<u32> {
     let sources = sources(what.descriptors, &moved);
     let actions = Actions::new(&directory, what.output, &sources)?;
     let attributes = Attributes::new()?;
-    close_on_exec()?;
     let mut pid: libc::pid_t = 0;
     // SAFETY: every pointer is to a live, initialised object; argv and envp end with a null pointer
     // and their strings outlive the call.
@@ -98,25 +102,6 @@ pub fn spawn_detached(what: &Detached<'_>) -> io::Result<u32> {
         )
     })?;
     Ok(pid as u32)
-}
-
-/// Marks all descriptors of this process but the standard streams. Only those that it inherited itself
-/// may be unmarked.
-fn close_on_exec() -> io::Result<()> {
-    let (first, last) = (FIRST_DESCRIPTOR as libc::c_uint, libc::c_uint::MAX);
-    // SAFETY: sets a flag of descriptors.
-    let done = unsafe {
-        libc::syscall(
-            libc::SYS_close_range,
-            first,
-            last,
-            libc::CLOSE_RANGE_CLOEXEC,
-        )
-    };
-    match done {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
 }
 
 /// Duplicates descriptors whose numbers are also targets, so that no file action
@@ -194,6 +179,10 @@ impl Actions {
                 c"/dev/null".as_ptr(),
                 libc::O_RDONLY,
                 0,
+            ))?;
+            check(posix_spawn_file_actions_addclosefrom_np(
+                this,
+                FIRST_DESCRIPTOR + sources.len() as libc::c_int,
             ))?;
             check(libc::posix_spawn_file_actions_addchdir_np(
                 this,
