@@ -41,7 +41,7 @@ pub fn wait(socket: BorrowedFd<'_>) -> io::Result<Option<(Vec<u8>, Vec<OwnedFd>)
 }
 
 /// Has the message come, or was the other end closed?
-pub fn is_ordered(socket: BorrowedFd<'_>) -> io::Result<bool> {
+pub fn has_message(socket: BorrowedFd<'_>) -> io::Result<bool> {
     let mut polled = [PollFd::from_borrowed_fd(socket, PollFlags::IN)];
     Ok(poll(&mut polled, Some(&Timespec::default()))? > 0)
 }

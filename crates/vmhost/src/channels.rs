@@ -35,7 +35,7 @@ const MAX_ANSWER: usize = 4096;
 
 /// What a VMM asks to be connected to.
 #[derive(Debug, Clone)]
-pub enum Callee {
+pub enum Target {
     /// Programs that listen for its guest.
     Programs,
     /// The pager, for its memory.
@@ -47,7 +47,7 @@ pub enum Callee {
 /// The node's end of a channel.
 #[derive(Debug)]
 pub struct Channel {
-    callee: Callee,
+    target: Target,
     end: OwnedFd,
 }
 
@@ -64,9 +64,9 @@ pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
 
 impl Channel {
     /// A channel, and the VMM's end of it.
-    pub fn new(callee: Callee) -> io::Result<(Channel, OwnedFd)> {
+    pub fn new(target: Target) -> io::Result<(Channel, OwnedFd)> {
         let (end, theirs) = pair()?;
-        Ok((Channel { callee, end }, theirs))
+        Ok((Channel { target, end }, theirs))
     }
 
     /// Serves the VMM with this process id, which runs the VM `id`, until it ends.
@@ -79,9 +79,9 @@ impl Channel {
             .and_then(|()| UnixStream::from_std(stream))
         {
             Ok(stream) => {
-                let (paths, id, callee) = (paths.clone(), id.to_owned(), self.callee);
+                let (paths, id, target) = (paths.clone(), id.to_owned(), self.target);
                 tokio::spawn(answer_all(stream, move |port| {
-                    connect(&callee, &paths, &id, pid, port)
+                    connect(&target, &paths, &id, pid, port)
                 }));
             }
             Err(error) => debug!(id, %error, "a VMM's channel can't be served"),
@@ -93,15 +93,15 @@ impl Channel {
 /// by itself.
 pub fn renew(paths: &Paths, record: &VmRecord, pid: u32) {
     let disk = record.root.as_ref().and_then(|root| root.lazy.clone());
-    let memory = record.paged.as_ref().map(|_| Callee::Memory);
-    for callee in [Some(Callee::Programs), memory, disk.map(Callee::Disk)] {
-        let Some(callee) = callee else { continue };
+    let memory = record.paged.as_ref().map(|_| Target::Memory);
+    for target in [Some(Target::Programs), memory, disk.map(Target::Disk)] {
+        let Some(target) = target else { continue };
         let (paths, id) = (paths.clone(), record.id.clone());
         tokio::spawn(async move {
-            match timeout(ACCEPT_TIME, offer(&paths, &id, &callee)).await {
+            match timeout(ACCEPT_TIME, offer(&paths, &id, &target)).await {
                 Ok(Ok(stream)) => {
                     let end = OwnedFd::from(stream);
-                    Channel { callee, end }.serve(&paths, &id, pid);
+                    Channel { target, end }.serve(&paths, &id, pid);
                 }
                 Ok(Err(error)) => debug!(id, %error, "a VMM has taken no channel"),
                 Err(_) => debug!(id, "a VMM has taken no channel in time"),
@@ -111,11 +111,11 @@ pub fn renew(paths: &Paths, record: &VmRecord, pid: u32) {
 }
 
 /// Makes a connection to a VMM's control socket its channel.
-async fn offer(paths: &Paths, id: &str, callee: &Callee) -> io::Result<StdStream> {
-    let socket = match callee {
-        Callee::Programs => paths.vsock_socket(id),
-        Callee::Memory => paths.vm_memory_socket(id),
-        Callee::Disk(_) => paths.vm_disk_socket(id),
+async fn offer(paths: &Paths, id: &str, target: &Target) -> io::Result<StdStream> {
+    let socket = match target {
+        Target::Programs => paths.vsock_socket(id),
+        Target::Memory => paths.vm_memory_socket(id),
+        Target::Disk(_) => paths.vm_disk_socket(id),
     };
     let request = ControlRequest::Dial {
         // In a jail it has no other name.
@@ -158,11 +158,11 @@ async fn answer_all(mut channel: UnixStream, connect: impl Fn(u32) -> io::Result
     }
 }
 
-fn connect(callee: &Callee, paths: &Paths, id: &str, pid: u32, port: u32) -> io::Result<StdStream> {
-    match callee {
-        Callee::Programs => channel::connect(&socket_of_port(&paths.vsock_socket(id), port)),
-        Callee::Memory => on_behalf(channel::connect(&paths.pager_vm_socket(id))?, pid),
-        Callee::Disk(disk) => {
+fn connect(target: &Target, paths: &Paths, id: &str, pid: u32, port: u32) -> io::Result<StdStream> {
+    match target {
+        Target::Programs => channel::connect(&socket_of_port(&paths.vsock_socket(id), port)),
+        Target::Memory => on_behalf(channel::connect(&paths.pager_vm_socket(id))?, pid),
+        Target::Disk(disk) => {
             let name = disk.name();
             // A pager of release 0.1 listens beside the sockets of VMs' memory.
             let connected = channel::connect(&paths.disk_socket(&name))
@@ -195,7 +195,7 @@ mod tests {
     fn served(name: &str) -> (tempfile::TempDir, PathBuf, StdStream) {
         let folder = tempfile::tempdir().unwrap();
         let vsock = folder.path().join("vsock.sock");
-        let (channel, theirs) = Channel::new(Callee::Programs).unwrap();
+        let (channel, theirs) = Channel::new(Target::Programs).unwrap();
         let stream = StdStream::from(channel.end);
         set_socket_send_buffer_size(&stream, 1).unwrap();
         let stream = UnixStream::from_std(stream).unwrap();
@@ -259,7 +259,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_channel_ends_with_its_vmm() {
-        let (channel, theirs) = Channel::new(Callee::Programs).unwrap();
+        let (channel, theirs) = Channel::new(Target::Programs).unwrap();
         let stream = UnixStream::from_std(channel.end.into()).unwrap();
         let serving = tokio::spawn(answer_all(stream, |_| Err(ErrorKind::NotFound.into())));
         rustix::net::shutdown(&theirs, rustix::net::Shutdown::Both).unwrap();

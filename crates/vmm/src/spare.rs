@@ -78,8 +78,8 @@ pub fn wait(
     let mut prepared = PreparedVm::ahead(sandbox)?;
     spare::touch_program().map_err(host("touch the pages of its program"))?;
     sandbox::close_proc().map_err(host("close procfs"))?;
-    // One step at a time: an order that comes meanwhile does not wait for the others.
-    while !spare::is_ordered(socket.as_fd()).map_err(SpareError::Socket)?
+    // One step at a time: a start that comes meanwhile does not wait for the others.
+    while !spare::has_message(socket.as_fd()).map_err(SpareError::Socket)?
         && prepared.allocate_next()
     {}
     match spare::wait(socket.as_fd()).map_err(SpareError::Socket)? {

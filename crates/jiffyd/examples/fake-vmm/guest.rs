@@ -16,7 +16,6 @@ use rustix::process::Signal;
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
 use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
@@ -116,7 +115,7 @@ impl Vm {
     /// A connection to the node, as a VMM gets it for its guest.
     pub fn call_supervisor(&self) -> io::Result<UnixStream> {
         let vsock = &self.config.vsock.as_ref().unwrap().path;
-        let socket = PathBuf::from(format!("{}_{SUPERVISOR_PORT}", vsock.display()));
+        let socket = dial::socket_of_port(vsock, SUPERVISOR_PORT);
         let stream = match handed::take(&socket) {
             Some(ahead) => UnixStream::from(ahead),
             None => {

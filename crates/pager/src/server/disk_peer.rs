@@ -27,10 +27,10 @@ pub(super) struct DiskPeer {
 }
 
 /// A line of a VMM.
-pub(super) enum Said {
+pub(super) enum Line {
     Request(ChunkRequest),
     /// The connection is this process's.
-    IsOf(u32),
+    OnBehalfOf(u32),
 }
 
 /// Sends answers to a VMM, from any thread.
@@ -120,7 +120,7 @@ impl DiskPeer {
     }
 
     /// The next line. `Err` if the VMM violates the protocol.
-    pub fn next_line(&mut self) -> Result<Option<Said>, String> {
+    pub fn next_line(&mut self) -> Result<Option<Line>, String> {
         if self.answers.state().pending >= MAX_PENDING {
             return Ok(None);
         }
@@ -131,10 +131,10 @@ impl DiskPeer {
             && let Some(pid) = listen::on_behalf(&self.answers.stream, &line)
         {
             self.pid = Some(pid);
-            return Ok(Some(Said::IsOf(pid)));
+            return Ok(Some(Line::OnBehalfOf(pid)));
         }
         serde_json::from_slice(&line)
-            .map(|request| Some(Said::Request(request)))
+            .map(|request| Some(Line::Request(request)))
             .map_err(|error| format!("the line is not a request: {error}"))
     }
 

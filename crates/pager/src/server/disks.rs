@@ -1,6 +1,6 @@
 //! Disks that are filled on demand, and the VMMs that use them.
 
-use super::disk_peer::{Answers, DiskPeer, Said};
+use super::disk_peer::{Answers, DiskPeer, Line};
 use super::opening::{Opened, Opening, Wanted};
 use super::requests::Answer;
 use super::served::send_failed;
@@ -49,6 +49,14 @@ impl ServedDisk {
         let all = self.peers.values();
         all.filter(|peer| peer.pid == Some(pid)).count()
     }
+}
+
+fn warn_of_too_many(disk: &str, pid: u32) {
+    tracing::warn!(
+        disk,
+        pid,
+        "refused a connection: its process has too many already"
+    );
 }
 
 impl Server {
@@ -153,13 +161,10 @@ impl Server {
         };
         if let Some(stream) = listen::accept(&served.listener) {
             let pid = listen::pid_of(&stream);
-            if pid.is_some_and(|pid| served.connections_of(pid) >= MAX_OF_ONE) {
-                tracing::warn!(
-                    disk = name,
-                    pid,
-                    "refused a connection: its process has too many already"
-                );
-                return;
+            if let Some(pid) = pid
+                && served.connections_of(pid) >= MAX_OF_ONE
+            {
+                return warn_of_too_many(name, pid);
             }
             served.peers.insert(self.next, DiskPeer::new(stream, pid));
             self.next += 1;
@@ -191,19 +196,15 @@ impl Server {
         };
         loop {
             match peer.next_line() {
-                Ok(Some(Said::IsOf(pid))) => {
+                Ok(Some(Line::OnBehalfOf(pid))) => {
                     if served.connections_of(pid) > MAX_OF_ONE {
-                        tracing::warn!(
-                            disk = name,
-                            pid,
-                            "refused a connection: its process has too many already"
-                        );
+                        warn_of_too_many(name, pid);
                         return self.remove_disk_peer(name, number);
                     }
                     return self.continue_disk_peer(name, number);
                 }
-                Ok(Some(Said::Request(ChunkRequest::TAKES_BYTES))) => peer.takes_bytes = true,
-                Ok(Some(Said::Request(request))) => {
+                Ok(Some(Line::Request(ChunkRequest::TAKES_BYTES))) => peer.takes_bytes = true,
+                Ok(Some(Line::Request(request))) => {
                     let work = Work {
                         disk: served.disk.clone(),
                         io_pool: self.io_pool.clone(),

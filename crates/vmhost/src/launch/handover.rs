@@ -3,7 +3,7 @@
 
 use super::folders::SharedFolder;
 use super::plan::Handle;
-use crate::channels::{self, Callee, Channel};
+use crate::channels::{self, Channel, Target};
 use crate::jails::Launcher;
 use crate::network::Peer;
 use jiffy_content::error::{Error, Result};
@@ -217,9 +217,9 @@ impl<'a> Descriptors<'a> {
         lazy: Option<&LazyDisk>,
         handed: &mut Vec<Handed>,
     ) -> io::Result<()> {
-        let mut callees = Vec::new();
+        let mut targets = Vec::new();
         if let Some(vsock) = &config.vsock {
-            callees.push((&vsock.path, Callee::Programs));
+            targets.push((&vsock.path, Target::Programs));
             let (ours, theirs) = channels::pair()?;
             self.supervisor = Some(ours);
             handed.push(Handed {
@@ -230,15 +230,15 @@ impl<'a> Descriptors<'a> {
         if let Some(restore) = &config.restore
             && let SavedMemory::Paged { socket, .. } = &restore.memory
         {
-            callees.push((socket, Callee::Memory));
+            targets.push((socket, Target::Memory));
         }
         let mut disks = config.disks.iter();
         let residency = disks.find_map(|disk| disk.residency.as_ref());
         if let (Some(residency), Some(lazy)) = (residency, lazy) {
-            callees.push((&residency.pager_socket, Callee::Disk(lazy.clone())));
+            targets.push((&residency.pager_socket, Target::Disk(lazy.clone())));
         }
-        for (socket, callee) in callees {
-            let (channel, theirs) = Channel::new(callee)?;
+        for (socket, target) in targets {
+            let (channel, theirs) = Channel::new(target)?;
             self.channels.push(channel);
             handed.push(Handed {
                 name: channel_of(socket),

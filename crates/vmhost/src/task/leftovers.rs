@@ -41,7 +41,7 @@ pub(super) async fn end_impostor(host: &Host, id: &str, pid: u32) {
     let Ok(process) = VmmProcess::adopted(pid) else {
         return;
     };
-    if folder_of(pid, &host.paths.vms(), soon()).as_deref() == Some(id)
+    if folder_of(pid, &host.paths.vms(), executing_deadline()).as_deref() == Some(id)
         && !belongs_to(pid, id, host)
     {
         warn!(
@@ -115,7 +115,7 @@ fn belongs_to(pid: u32, id: &str, host: &Host) -> bool {
 /// VM ids and process ids of the VMMs whose VM id satisfies `which`.
 fn vmms_of(vms: &Path, which: impl Fn(&str) -> bool) -> impl Iterator<Item = (String, u32)> {
     let entries = fs::read_dir("/proc").into_iter().flatten();
-    let until = soon();
+    let until = executing_deadline();
     entries
         .flatten()
         .filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok())
@@ -125,11 +125,11 @@ fn vmms_of(vms: &Path, which: impl Fn(&str) -> bool) -> impl Iterator<Item = (St
 
 /// The id of the VM whose VMM this process is.
 pub(super) fn vmm_id(pid: u32, host: &Host) -> Option<String> {
-    folder_of(pid, &host.paths.vms(), soon())
+    folder_of(pid, &host.paths.vms(), executing_deadline())
         .filter(|id| names::is_id(id) && belongs_to(pid, id, host))
 }
 
-fn soon() -> Instant {
+fn executing_deadline() -> Instant {
     Instant::now() + EXECUTING
 }
 

@@ -164,7 +164,7 @@ impl GuestRam {
         Ok(ram)
     }
 
-    /// RAM of zeros, in a memfd.
+    /// RAM in a memfd of this size.
     fn map_memfd(file: File, size: u64, pages: Pages) -> Result<GuestRam, MemoryError> {
         // Shared, so that the file is the memory. Small pages are allocated when they are touched;
         // huge ones are reserved from their pool now.

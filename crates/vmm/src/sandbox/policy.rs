@@ -166,7 +166,8 @@ static BLOCK_ON_DEMAND: Filter = filter_of(&[COMMON, FILE, DISK, PAGER, START]);
 
 static BLOCK_ON_DEMAND_BY_NAME: Filter = filter_of(&[COMMON, FILE, DISK, PAGER, START, CONNECT]);
 
-const VSOCK_CALLS: &[Rule] = &[
+/// Serving sockets: of vsock, and the control socket.
+const SOCKETS: &[Rule] = &[
     call(libc::SYS_epoll_wait),
     call(libc::SYS_epoll_pwait),
     call(libc::SYS_epoll_ctl),
@@ -179,14 +180,15 @@ const VSOCK_CALLS: &[Rule] = &[
     call(libc::SYS_shutdown),
     call(libc::SYS_getsockopt),
     call(libc::SYS_fcntl),
-    call_with(libc::SYS_ioctl, 1, &[FIONBIO, FIONREAD]),
     call(libc::SYS_poll),
     call(libc::SYS_ppoll),
 ];
 
-static VSOCK: Filter = filter_of(&[COMMON, VSOCK_CALLS, START]);
+const VSOCK_IOCTLS: &[Rule] = &[call_with(libc::SYS_ioctl, 1, &[FIONBIO, FIONREAD])];
 
-static VSOCK_BY_NAME: Filter = filter_of(&[COMMON, VSOCK_CALLS, START, CONNECT]);
+static VSOCK: Filter = filter_of(&[COMMON, SOCKETS, VSOCK_IOCTLS, START]);
+
+static VSOCK_BY_NAME: Filter = filter_of(&[COMMON, SOCKETS, VSOCK_IOCTLS, START, CONNECT]);
 
 static NET: Filter = filter_of(&[
     COMMON,
@@ -222,14 +224,8 @@ static FS: Filter = filter_of(&[
 /// The main thread starts the others, whose filters are added to its own, so it may make all calls
 /// of any device's thread.
 const MAIN_CALLS: &[Rule] = &[
-    call(libc::SYS_ppoll),
-    call(libc::SYS_poll),
-    call(libc::SYS_epoll_wait),
-    call(libc::SYS_epoll_pwait),
-    call(libc::SYS_epoll_ctl),
     call(libc::SYS_eventfd2),
     call_with(libc::SYS_ioctl, 1, MAIN_IOCTLS),
-    call(libc::SYS_fcntl),
     // Device threads.
     call(libc::SYS_clone3),
     call(libc::SYS_clone),
@@ -237,15 +233,6 @@ const MAIN_CALLS: &[Rule] = &[
     // Captures are written into new files.
     call(libc::SYS_memfd_create),
     call(libc::SYS_ftruncate),
-    // Control socket and vsock.
-    call(libc::SYS_accept4),
-    call(libc::SYS_recvfrom),
-    call(libc::SYS_recvmsg),
-    call(libc::SYS_sendto),
-    call(libc::SYS_sendmsg),
-    call(libc::SYS_readv),
-    call(libc::SYS_shutdown),
-    call(libc::SYS_getsockopt),
     // Reading the length of a configuration that a spare has received.
     call(libc::SYS_fstat),
     call(libc::SYS_newfstatat),
@@ -261,9 +248,10 @@ const BY_NAME: &[Rule] = &[
     call(libc::SYS_unlinkat),
 ];
 
-static MAIN: Filter = filter_of(&[COMMON, FILE, MAIN_CALLS, START]);
+static MAIN: Filter = filter_of(&[COMMON, FILE, SOCKETS, MAIN_CALLS, START]);
 
-static MAIN_BY_NAME: Filter = filter_of(&[COMMON, FILE, MAIN_CALLS, START, CONNECT, BY_NAME]);
+static MAIN_BY_NAME: Filter =
+    filter_of(&[COMMON, FILE, SOCKETS, MAIN_CALLS, START, CONNECT, BY_NAME]);
 
 const fn filter_of(lists: &[&[Rule]]) -> Filter {
     Filter::build(lists, Refusal::Signal)

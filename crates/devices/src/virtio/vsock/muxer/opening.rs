@@ -122,7 +122,7 @@ impl Muxer {
         if self.is_full() || key.host_port == u32::MAX {
             return self.refuse(key);
         }
-        match self.call(key) {
+        match self.connect_to_host(key) {
             Ok(Some(stream)) => {
                 if let Err(error) = self.poll.add(&stream, key.token(), poll::any_edge()) {
                     self.log_host_error(&error);
@@ -155,7 +155,7 @@ impl Muxer {
     /// # Errors
     ///
     /// `WouldBlock` to try again later. Any other error is final.
-    fn call(&mut self, key: Key) -> io::Result<Option<UnixStream>> {
+    fn connect_to_host(&mut self, key: Key) -> io::Result<Option<UnixStream>> {
         if let Some(stream) = connected_ahead(&self.path, key.host_port) {
             return Ok(Some(stream));
         }
@@ -215,7 +215,7 @@ impl Muxer {
             tracing::debug!(port = key.host_port, "vsock: jiffyd did not answer in time");
             return self.reset(key);
         }
-        match self.call(key) {
+        match self.connect_to_host(key) {
             Ok(Some(stream)) => self.dialed(key, Ok(stream), now),
             Ok(None) => self.deadlines.set(key.token(), now + ANSWER_TIME),
             Err(error) => self.dialed(key, Err(error), now),
