@@ -10,6 +10,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
@@ -109,6 +110,7 @@ pub fn serve_on(
         socket: ours,
         unique: 0,
         user: (USER, 0),
+        sent: AtomicU64::new(0),
     };
     (Server { process }, client)
 }
@@ -151,6 +153,8 @@ pub struct Client {
     pub socket: OwnedFd,
     pub unique: u64,
     pub user: (u32, u32),
+    /// Messages that were sent.
+    sent: AtomicU64,
 }
 
 /// A payload, or an errno.
@@ -176,6 +180,14 @@ impl Client {
 
     pub fn send(&self, message: &[u8]) {
         send(&self.socket, message, SendFlags::NOSIGNAL).unwrap();
+        self.sent.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Waits until the server has executed everything that was sent. A request without an answer may
+    /// be executed after the next one.
+    pub fn settle(&mut self) {
+        let arguments = Bytes::new().u64(0).u64(self.sent.load(Ordering::Relaxed));
+        self.ask_as_vmm(SAVE, &arguments.0).unwrap();
     }
 
     /// The next answer: its number, and what it says.

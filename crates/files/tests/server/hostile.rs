@@ -207,6 +207,7 @@ fn a_guest_that_holds_too_much_gets_an_error_and_others_are_served() {
     for node in &nodes[1..] {
         client.send(&client.message(FORGET, *node, &1_u64.to_ne_bytes()));
     }
+    client.settle();
     assert_eq!(client.getattr(nodes[5]).map(drop), Err(libc::ESTALE));
     let handle = client.open(nodes[0], libc::O_RDONLY).unwrap();
     client.release(nodes[0], handle).unwrap();
@@ -240,10 +241,12 @@ fn forgetting_more_than_was_looked_up_harms_nothing() {
     assert_eq!(client.look_up(ROOT, "file").unwrap().0, node);
     let handle = client.open(node, libc::O_RDONLY).unwrap();
     client.send(&client.message(FORGET, node, &1_u64.to_ne_bytes()));
+    client.settle();
     client.getattr(node).expect("it was looked up twice");
     for forgotten in [node, ROOT, u64::MAX] {
         client.send(&client.message(FORGET, forgotten, &u64::MAX.to_ne_bytes()));
     }
+    client.settle();
     assert_eq!(client.getattr(node), Err(libc::ESTALE));
     assert_eq!(
         client.read(node, handle, 0, 9),
@@ -254,6 +257,7 @@ fn forgetting_more_than_was_looked_up_harms_nothing() {
     assert_ne!(again, node, "numbers are not used again");
     let many = Bytes::new().u32(u32::MAX).u32(0).u64(again).u64(1);
     client.send(&client.message(BATCH_FORGET, 0, &many.0));
+    client.settle();
     assert_eq!(client.getattr(again), Err(libc::ESTALE));
 }
 
