@@ -93,6 +93,13 @@ impl FakeNode {
         self.requests.lock().unwrap().clone()
     }
 
+    /// The request of the first session. On a terminal it may not be the only one: `jiffy` asks for
+    /// the place in the queue of a request that is not answered within 300 ms.
+    pub fn session(&self) -> Request {
+        let found = self.requests().into_iter().find(is_session);
+        found.expect("no session was requested")
+    }
+
     /// All requests, as `METHOD path`.
     pub fn lines(&self) -> Vec<String> {
         self.requests()
