@@ -777,5 +777,5 @@ fn waiting_for_a_lost_node_ends_after_a_time_limit() {
     assert!(!output.status.success());
     let said = stderr(&output);
     assert!(said.contains("no jiffyd answered for 5 s"), "{said}");
-    assert!(node.lines().len() > 2);
+    assert!(node.lines().len() > 1, "it was not sent again");
 }
