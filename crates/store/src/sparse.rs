@@ -288,11 +288,13 @@ mod tests {
             panic!("there is more");
         };
         assert_eq!(third.units(), 6..9);
+        // Not by the thread: if it began after the end of the first flight, it would wait for the
+        // third.
+        let Claim::Wait(flight) = file.claim(&(3..8), 4) else {
+            panic!("all of it is in flight");
+        };
         thread::scope(|scope| {
-            let waits = scope.spawn(|| match file.claim(&(3..8), 4) {
-                Claim::Wait(flight) => file.wait(&flight),
-                claim => panic!("{claim:?}"),
-            });
+            let waits = scope.spawn(|| file.wait(&flight));
             let replaces = scope.spawn(|| file.claim_exclusive(5..7).units());
             thread::sleep(Duration::from_millis(20));
             assert!(!waits.is_finished() && !replaces.is_finished());

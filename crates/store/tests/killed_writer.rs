@@ -117,6 +117,11 @@ fn a_killed_writer_leaves_the_image_whole_or_as_it_was() {
         if !stalls {
             std::thread::sleep(Duration::from_micros(5_000 + round * 7_300));
         }
+        // On a slow host, no writer may have finished an image within these times.
+        while round == 17 && images(folder.path()).is_empty() {
+            assert_eq!(child.try_wait().unwrap(), None);
+            std::thread::sleep(Duration::from_millis(1));
+        }
         // Reads meanwhile.
         for path in images(folder.path()) {
             ImageReader::open(&path).unwrap().verify().unwrap();
