@@ -200,7 +200,7 @@ fn without_a_daemon_it_ends() {
             false => Import::without_a_request(),
         };
         import.close();
-        import.ends_within(Duration::from_secs(10));
+        import.ends_within(Duration::from_secs(60));
     }
     let output = std::process::Command::new(env!("CARGO_BIN_EXE_jiffy-import"))
         .output()
