@@ -332,19 +332,17 @@ fn services_run_restart_and_are_logged() {
     let count = |received: &Received, line: &str| {
         received.log.iter().filter(|l| l.as_str() == line).count()
     };
-    received.listen_until(&mut channel, |received| count(received, "flaky: try") == 3);
+    let ended = "once: [jiffy-init] ended with status 0";
+    received.listen_until(&mut channel, |received| {
+        count(received, "flaky: try") >= 3 && count(received, ended) == 1
+    });
     // Delays of 100 ms and 200 ms.
     assert!(
         start.elapsed() >= Duration::from_millis(250),
         "{:?}",
         start.elapsed()
     );
-    for line in [
-        "once: a",
-        "once: b",
-        "once: c",
-        "once: [jiffy-init] ended with status 0",
-    ] {
+    for line in ["once: a", "once: b", "once: c"] {
         assert_eq!(count(&received, line), 1, "{line} in {:?}", received.log);
     }
     assert_eq!(
@@ -373,10 +371,15 @@ fn services_run_restart_and_are_logged() {
 
 #[test]
 fn without_a_node_all_output_goes_to_the_console() {
+    let folder = tempfile::tempdir().unwrap();
+    // The VM ends with the first command, which therefore waits for the service.
     let config = r#"{"version":1,"vm_id":"test","power_off_after_main":true,
-        "services":[{"name":"noise","command":{"argv":["echo","hello"]}}],
-        "main":{"argv":["sh","-c","sleep 0.5; echo from main"]}}"#;
-    let mut agent = Agent::with(config, false);
+        "services":[{"name":"noise","command":{"argv":["sh","-c",
+            "echo hello; touch FOLDER/said"]}}],
+        "main":{"argv":["sh","-c",
+            "until [ -e FOLDER/said ]; do sleep 0.1; done; sleep 0.5; echo from main"]}}"#;
+    let config = config.replace("FOLDER", folder.path().to_str().unwrap());
+    let mut agent = Agent::with(&config, false);
     assert!(agent.wait_for_end().success());
     let console = agent.console();
     assert!(
@@ -397,7 +400,7 @@ fn shutdown_reports_the_end_of_the_first_command() {
     let mut connection = agent.connect();
     connection.send(&Request::Shutdown {
         version: VERSION,
-        grace_ms: 5000,
+        grace_ms: 300_000,
     });
     assert_eq!(connection.next(), Some(Done::Ok));
     received.listen_until(&mut channel, |received| received.end.is_some());
