@@ -1,7 +1,8 @@
 //! Origins that lie or never answer, other packings, full disks, and reads that are cancelled.
 
 use super::*;
-use std::process::Command;
+use rustix::mount::{MountFlags, UnmountFlags};
+use std::ffi::CString;
 use std::sync::mpsc::channel;
 
 /// An origin that refuses every request.
@@ -109,12 +110,13 @@ fn a_peer_with_another_packing_is_not_asked_for_bytes() {
 struct SmallDisk<'a>(&'a Path);
 
 impl SmallDisk<'_> {
+    /// No program does it: between fork and exec, a child holds the locks of any test that runs at
+    /// the same time.
     fn mount(at: &Path, size: u64) -> SmallDisk<'_> {
-        let mounted = Command::new("mount")
-            .args(["-t", "tmpfs", "-o", &format!("size={size}"), "tmpfs"])
-            .arg(at)
-            .status();
-        assert!(mounted.unwrap().success(), "mounting a tmpfs needs root");
+        let options = CString::new(format!("size={size}")).unwrap();
+        let flags = MountFlags::empty();
+        rustix::mount::mount("tmpfs", at, "tmpfs", flags, Some(options.as_c_str()))
+            .expect("mounting a tmpfs needs root");
         SmallDisk(at)
     }
 
@@ -130,7 +132,7 @@ impl SmallDisk<'_> {
 
 impl Drop for SmallDisk<'_> {
     fn drop(&mut self) {
-        let _ = Command::new("umount").arg("-l").arg(self.0).status();
+        let _ = rustix::mount::unmount(self.0, UnmountFlags::DETACH);
     }
 }
 
