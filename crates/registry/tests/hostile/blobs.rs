@@ -300,12 +300,12 @@ fn a_slow_transfer_ends_at_its_deadline() {
     );
     assert!(waits.all().is_empty(), "there is no retry");
     assert!(Instant::now() >= soon.0);
-    // After the deadline no request is sent.
-    let seen = server.seen().len();
+    // After the deadline no request is sent. The server may see the first one only now.
     client
         .manifest(&reference(&server, "a:1"), &soon)
         .unwrap_err();
-    assert_eq!(server.seen().len(), seen);
+    let seen = server.seen();
+    assert!(seen.iter().all(|request| request.range().is_some()));
 }
 
 #[test]
