@@ -93,6 +93,13 @@ impl Vsock {
         self.linger = time;
     }
 
+    /// Replaces the time that connecting to a host program may take, for tests that must not depend
+    /// on it.
+    #[cfg(test)]
+    pub(super) fn dial_for(&self, time: Duration) {
+        lock(&self.engine).muxer_mut().dial_for(time);
+    }
+
     /// What a snapshot keeps. The device must be paused; the transport saves its queues.
     pub fn save(&self) -> VsockState {
         VsockState {

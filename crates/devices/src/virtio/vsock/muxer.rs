@@ -52,6 +52,8 @@ pub struct Muxer {
     path: PathBuf,
     /// Connects to host programs.
     dialer: Dialer,
+    /// How long that may take.
+    dial_time: Duration,
     /// Connections that were asked for and not answered yet, in order.
     asked: VecDeque<Key>,
     poll: Arc<PollSet>,
@@ -85,6 +87,7 @@ impl Muxer {
             guest_cid,
             former_cid: guest_cid,
             dialer: Dialer::new(&path),
+            dial_time: opening::DIAL_TIME,
             asked: VecDeque::new(),
             path,
             poll,
@@ -101,6 +104,12 @@ impl Muxer {
             next_host_port: HOST_PORTS.start,
             out_of_descriptors: false,
         })
+    }
+
+    /// Replaces the time that connecting to a host program may take.
+    #[cfg(test)]
+    pub fn dial_for(&mut self, time: Duration) {
+        self.dial_time = time;
     }
 
     /// The context ids that packets from the guest may have as source: its own, and, until it has

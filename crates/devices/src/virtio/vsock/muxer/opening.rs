@@ -19,10 +19,9 @@ const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
 const RESPONSE_TIME: Duration = Duration::from_secs(10);
 /// Pause between attempts to connect to a host program whose queue is full.
 const DIAL_PAUSE: Duration = Duration::from_millis(10);
-/// Number of attempts: 1.5 s, less than the 2 s after which Linux gives up.
-const DIAL_CALLS: u16 = 150;
-/// How long a connection that was asked for may take: less than the 2 s of Linux.
-const ANSWER_TIME: Duration = Duration::from_millis(1500);
+/// How long connecting to a host program may take, by such attempts or by asking: less than the 2 s
+/// after which Linux gives up.
+pub(super) const DIAL_TIME: Duration = Duration::from_millis(1500);
 /// Pause after running out of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Most programs accepted in one turn.
@@ -133,12 +132,12 @@ impl Muxer {
                 self.enqueue(key);
             }
             Ok(None) => {
-                let connection = Connection::dialing(request, DIAL_CALLS);
+                let connection = Connection::dialing(request, self.dial_calls());
                 self.connections.insert(key, connection);
-                self.deadlines.set(key.token(), now + ANSWER_TIME);
+                self.deadlines.set(key.token(), now + self.dial_time);
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                let connection = Connection::dialing(request, DIAL_CALLS);
+                let connection = Connection::dialing(request, self.dial_calls());
                 self.connections.insert(key, connection);
                 self.deadlines.set(key.token(), now + DIAL_PAUSE);
             }
@@ -147,6 +146,11 @@ impl Muxer {
                 self.refuse(key);
             }
         }
+    }
+
+    /// Number of attempts to connect to a host program whose queue is full.
+    fn dial_calls(&self) -> u16 {
+        (self.dial_time.as_millis() / DIAL_PAUSE.as_millis()) as u16
     }
 
     /// Connects to the program of a host port. `None` if the connection was asked for, and its
@@ -217,7 +221,7 @@ impl Muxer {
         }
         match self.connect_to_host(key) {
             Ok(Some(stream)) => self.dialed(key, Ok(stream), now),
-            Ok(None) => self.deadlines.set(key.token(), now + ANSWER_TIME),
+            Ok(None) => self.deadlines.set(key.token(), now + self.dial_time),
             Err(error) => self.dialed(key, Err(error), now),
         }
     }

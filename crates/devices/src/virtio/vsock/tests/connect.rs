@@ -5,6 +5,7 @@ use super::super::testing::Guest;
 use super::super::{CONNECTION_LIMIT, Vsock};
 use super::{Host, read_ok};
 use crate::virtio::device::VirtioDevice;
+use crate::virtio::testing::TIMEOUT;
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
@@ -223,7 +224,10 @@ fn a_connection_waits_while_the_backlog_is_full() {
     .unwrap();
     rustix::net::bind(&listener, &address).unwrap();
     rustix::net::listen(&listener, 1).unwrap();
-    let mut guest = host.guest().start();
+    let guest = host.guest();
+    // This test may accept them slowly.
+    guest.device.dial_for(TIMEOUT);
+    let mut guest = guest.start();
     for port in 0..10 {
         guest.send_op((7, port), Op::Request, 0);
     }
