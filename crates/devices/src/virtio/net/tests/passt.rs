@@ -157,6 +157,12 @@ fn a_frame_sent_in_part_before_a_pause_arrives_whole() {
         guest.queues[1].add(&[Buffer::readable(address, bytes.len() as u32)]);
     }
     guest.device.ring(1);
+    let start = Instant::now();
+    while guest.queues[1].used_index() == 0 {
+        assert!(start.elapsed() < TIMEOUT);
+        std::thread::yield_now();
+    }
+    // The socket is full soon.
     std::thread::sleep(std::time::Duration::from_millis(30));
     let (device, queues) = guest.device.stop();
     let sent = usize::from(queues[1].next_used());
