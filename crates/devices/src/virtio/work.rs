@@ -60,6 +60,12 @@ impl<T: Send + 'static> Work<T> {
         }
     }
 
+    /// Whether it was told to stop.
+    #[cfg(test)]
+    pub(crate) fn stop_flag(&self) -> Arc<AtomicBool> {
+        self.stop.clone()
+    }
+
     /// Waits until it has stopped. `None` if it panicked.
     pub(crate) fn join(self) -> Option<T> {
         if self.job.join().is_err() {

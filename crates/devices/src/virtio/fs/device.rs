@@ -5,7 +5,7 @@ use super::config::Config;
 use super::error::FsError;
 use super::link::{ExchangeError, Link};
 use super::state::{FsState, RestoreError};
-use super::worker::Worker;
+use super::worker::{STOP_TIMEOUT, Worker};
 use super::{PRIORITY_QUEUE, QUEUE_SIZE, REQUEST_QUEUE};
 use crate::log_limit::LogLimit;
 use crate::virtio::device::{ActivateError, Activation, ActiveQueue, VirtioDevice, WorkerRole};
@@ -15,6 +15,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 use virtio_bindings::virtio_ids::VIRTIO_ID_FS;
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 
@@ -41,6 +42,8 @@ pub struct Fs {
     /// While no worker runs.
     link: Option<Link>,
     running: Option<Work<(Link, Vec<ActiveQueue>)>>,
+    /// How long it waits for answers when it stops.
+    stop_timeout: Duration,
     log: Arc<LogLimit>,
 }
 
@@ -59,6 +62,7 @@ impl Fs {
             config,
             link: Some(link.map_err(FsError::Socket)?),
             running: None,
+            stop_timeout: STOP_TIMEOUT,
             log: Arc::default(),
         })
     }
@@ -72,6 +76,18 @@ impl Fs {
     pub fn restore(args: FsArgs, state: &FsState) -> Result<Fs, RestoreError> {
         state.check(&args.tag)?;
         Ok(Fs::new(args)?)
+    }
+
+    /// Replaces [`STOP_TIMEOUT`] from the next activation on, for tests that must not depend on it.
+    #[cfg(test)]
+    pub(super) fn stop_within(&mut self, time: Duration) {
+        self.stop_timeout = time;
+    }
+
+    /// Whether its worker was told to stop, if there is one.
+    #[cfg(test)]
+    pub(super) fn stop_flag(&self) -> Option<Arc<AtomicBool>> {
+        self.running.as_ref().map(Work::stop_flag)
     }
 
     /// Sends a message of the monitor itself to the server, with the id 0, and returns the results.
@@ -145,6 +161,7 @@ impl VirtioDevice for Fs {
             rings,
             memory: activation.memory,
             stop: stop.clone(),
+            stop_timeout: self.stop_timeout,
             log: self.log.clone(),
         };
         let work = Work::start(

@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long a device that stops waits for the server's answers. Later the guest gets EIO for them.
-const STOP_TIMEOUT: Duration = Duration::from_secs(5);
+pub(super) const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The links have the numbers below.
 const DOORBELLS: u64 = super::link::TOKENS;
@@ -30,6 +30,8 @@ pub(super) struct Worker {
     pub(super) rings: [Ring; 2],
     pub(super) memory: Arc<GuestMemory>,
     pub(super) stop: Arc<AtomicBool>,
+    /// [`STOP_TIMEOUT`].
+    pub(super) stop_timeout: Duration,
     pub(super) log: Arc<LogLimit>,
 }
 
@@ -76,7 +78,7 @@ impl Worker {
 
     /// Waits for the answers to all requests that the server has.
     fn finish(&mut self) {
-        let end = Instant::now() + STOP_TIMEOUT;
+        let end = Instant::now() + self.stop_timeout;
         while !self.link.in_flight.is_empty() {
             let more = self.pass_answers() == Turn::More;
             let left = end.saturating_duration_since(Instant::now());

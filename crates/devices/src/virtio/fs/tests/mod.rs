@@ -59,6 +59,14 @@ impl Guest {
         (Guest::with(device), server)
     }
 
+    /// With a device that waits for answers as long as it takes when it stops.
+    fn patient() -> (Guest, Server) {
+        let (socket, server) = sockets();
+        let mut device = Fs::new(args(Some(socket))).expect("a device");
+        device.stop_within(testing::TIMEOUT);
+        (Guest::with(device), server)
+    }
+
     fn with(device: Fs) -> Guest {
         let memory = testing::memory(MEMORY);
         let next = RINGS + DriverQueue::ring_bytes(QUEUE_SIZE).next_multiple_of(16);

@@ -3,10 +3,11 @@
 use super::super::{ExchangeError, FsState, RestoreError, TAG_MAX};
 use super::*;
 use crate::virtio::device::VirtioDevice;
+use std::sync::atomic::Ordering;
 
 #[test]
 fn a_pause_waits_for_answers_and_then_passes_no_request() {
-    let (mut guest, server) = Guest::new();
+    let (mut guest, server) = Guest::patient();
     guest.send(REQUEST_QUEUE, 0, &message(GETATTR, 7, b""), 64);
     let request = server.receive();
     let Guest {
@@ -61,7 +62,7 @@ const FORGET: u32 = 2;
 
 #[test]
 fn a_guest_that_is_saved_in_the_middle_of_requests_gets_each_answer_once() {
-    let (mut guest, server) = Guest::new();
+    let (mut guest, server) = Guest::patient();
     guest.send(PRIORITY_QUEUE, 3, &message(FORGET, 1, b"node"), 0);
     server.receive();
     guest.send(REQUEST_QUEUE, 0, &message(GETATTR, 7, b""), 64);
@@ -71,11 +72,20 @@ fn a_guest_that_is_saved_in_the_middle_of_requests_gets_each_answer_once() {
         mut queues,
         running,
     } = guest;
+    // The device asks for notifications once it has taken all requests.
+    let mut flags = [1; 2];
+    while flags != [0; 2] {
+        queues[1].load(queues[1].used(), &mut flags);
+    }
+    let stop = running.device.stop_flag().unwrap();
     let stopping = std::thread::spawn(move || running.stop());
-    // One that comes while the device stops.
+    while !stop.load(Ordering::SeqCst) {
+        std::thread::yield_now();
+    }
+    // One that comes while the device stops: a doorbell that still rang let it look once more.
+    std::thread::sleep(std::time::Duration::from_millis(50));
     queues[1].store(BUFFERS + SLOT, &message(GETATTR, 8, b""));
     let room = Buffer::writable(BUFFERS + SLOT + SLOT / 2, 64);
-    std::thread::sleep(std::time::Duration::from_millis(50));
     queues[1].add(&[Buffer::readable(BUFFERS + SLOT, IN_HEADER as u32), room]);
     server.answer(&request, b"first");
     let (mut device, rings) = stopping.join().unwrap();
