@@ -141,9 +141,13 @@ impl Events {
 
     /// Writes the last event; waits a short time for a reader that is behind.
     pub fn exited(&self, record: &ExitRecord) {
+        self.exited_within(record, LAST_EVENT_TIMEOUT);
+    }
+
+    fn exited_within(&self, record: &ExitRecord, time: Duration) {
         self.keep(&VmmEvent::Exited(record.clone()));
         let mut kept = self.lock();
-        let until = Instant::now() + LAST_EVENT_TIMEOUT;
+        let until = Instant::now() + time;
         while self.write(&mut kept) == Err(Errno::AGAIN) {
             let Some(output) = &self.output else { return };
             let left = until.saturating_duration_since(Instant::now());
@@ -275,11 +279,12 @@ mod tests {
         let _ = reader.read_to_end(&mut text);
         rustix::fs::fcntl_setfl(&reader, rustix::fs::OFlags::empty()).unwrap();
         let last = std::thread::spawn(move || {
-            events.exited(&ExitRecord {
+            let record = ExitRecord {
                 reason: ExitReason::Shutdown,
                 message: "the guest powered off".into(),
                 hint: None,
-            });
+            };
+            events.exited_within(&record, Duration::from_secs(300));
         });
         reader.read_to_end(&mut text).unwrap();
         last.join().unwrap();
