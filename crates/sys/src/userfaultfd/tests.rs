@@ -14,7 +14,7 @@ fn served(pages: usize) -> (Arc<Arena>, Arc<Userfaultfd>) {
 }
 
 fn wait_for_event(uffd: &Userfaultfd) -> Event {
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + Duration::from_secs(60);
     loop {
         if let Some(event) = uffd.next_event().unwrap() {
             return event;
@@ -183,7 +183,7 @@ fn a_read_never_blocks_even_without_o_nonblock() {
         told.send(taken.read_events(&mut Vec::new())).unwrap();
         taken
     });
-    let timeout = Duration::from_secs(10);
+    let timeout = Duration::from_secs(60);
     let read = answer
         .recv_timeout(timeout)
         .expect("the read does not block");

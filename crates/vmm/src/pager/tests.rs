@@ -114,7 +114,7 @@ fn reporting_written_pages_does_not_wait_for_a_release() {
             memory.report_written(&ram);
             tell.send(()).unwrap();
         });
-        let told = told.recv_timeout(Duration::from_secs(10));
+        let told = told.recv_timeout(Duration::from_secs(60));
         assert!(uffd.next_event().unwrap().is_some());
         told
     });
