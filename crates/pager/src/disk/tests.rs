@@ -235,7 +235,10 @@ fn a_recorded_boot_set_is_prefetched_in_few_reads() {
     assert!(!disk.cache().has(0) && !disk.cache().has(30));
     let asked = lock(&origin.asked).clone();
     assert!(asked.len() <= 3, "neighbours come together: {asked:?}");
-    assert_eq!(disk.stats().prefetched_chunks, 6);
+    // They are counted once they are there.
+    eventually("not all are counted", || {
+        disk.stats().prefetched_chunks == 6
+    });
 }
 
 #[test]
