@@ -48,9 +48,15 @@ pub fn with_number(descriptor: impl AsFd, number: RawFd) -> io::Result<OwnedFd> 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::mutex::lock;
+    use std::sync::Mutex;
+
+    /// Held by tests while the limit must stay as it is, and while they raise it.
+    static LIMIT: Mutex<()> = Mutex::new(());
 
     #[test]
     fn the_newest_descriptor_gives_the_number_left() {
+        let _same = lock(&LIMIT);
         let newest = std::fs::File::open("/").unwrap();
         let limit = getrlimit(Resource::Nofile).current.unwrap();
         assert_eq!(are_short(newest.as_fd(), 0), None);
@@ -68,6 +74,7 @@ mod tests {
 
     #[test]
     fn the_descriptor_limit_is_raised_and_never_lowered() {
+        let _only = lock(&LIMIT);
         let before = getrlimit(Resource::Nofile);
         let now = raise_limit(before.current.unwrap_or(1) + 1);
         assert!(before.current.is_none_or(|before| now >= before));
