@@ -119,7 +119,11 @@ pub fn serve_on(
 pub fn as_user(folder: &Path, user: u32) -> Command {
     // The original may be where only root can read.
     let program = folder.join("jiffy-files");
-    std::fs::copy(env!("CARGO_BIN_EXE_jiffy-files"), &program).unwrap();
+    // Another process writes it: one that is open for writing, even in a child that another test
+    // forks meanwhile, can't be executed.
+    let mut install = Command::new("install");
+    let copied = install.args(["-m", "755", env!("CARGO_BIN_EXE_jiffy-files")]);
+    assert!(copied.arg(&program).status().unwrap().success());
     let everyone = <std::fs::Permissions as std::os::unix::fs::PermissionsExt>::from_mode(0o755);
     std::fs::set_permissions(folder, everyone).unwrap();
     let mut command = Command::new(program);
