@@ -190,8 +190,18 @@ impl Client {
     /// Waits until the server has executed everything that was sent. A request without an answer may
     /// be executed after the next one.
     pub fn settle(&mut self) {
-        let arguments = Bytes::new().u64(0).u64(self.sent.load(Ordering::Relaxed));
-        self.ask_as_vmm(SAVE, &arguments.0).unwrap();
+        let start = Instant::now();
+        loop {
+            let arguments = Bytes::new().u64(0).u64(self.sent.load(Ordering::Relaxed));
+            match self.ask_as_vmm(SAVE, &arguments.0) {
+                // It waits some seconds itself.
+                Err(libc::EBUSY) if start.elapsed() < TIMEOUT => {}
+                answer => {
+                    answer.unwrap();
+                    return;
+                }
+            }
+        }
     }
 
     /// The next answer: its number, and what it says.
