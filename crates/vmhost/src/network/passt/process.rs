@@ -193,7 +193,7 @@ impl Drop for Starting {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::PermissionsExt;
+    use std::process::Command;
 
     #[test]
     fn ports_are_passed_in_passts_form() {
@@ -212,8 +212,12 @@ mod tests {
             "{error}"
         );
         let says = |script: &str| {
-            std::fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();
-            std::fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).unwrap();
+            // Another process writes it: one that is open for writing, even in a child that another
+            // test forks meanwhile, can't be executed.
+            let write = "printf '#!/bin/sh\\n%s\\n' \"$1\" > \"$0\" && chmod 755 \"$0\"";
+            let mut shell = Command::new("sh");
+            let shell = shell.args(["-c", write]).arg(&program).arg(script);
+            assert!(shell.status().unwrap().success());
             let (_socket, starting) =
                 start(&program, &[], &Resolving::default(), GATEWAY_MAC).unwrap();
             starting.settle()
