@@ -52,6 +52,8 @@ mod tests {
         while let Some(done) = dialing.join_next().await {
             done.unwrap().unwrap();
         }
+        // A child that another test forks keeps it open until it executes its program.
+        rustix::net::shutdown(&listener, rustix::net::Shutdown::Both).unwrap();
         drop(listener);
         let gone = dial(&path).await.unwrap_err();
         assert_eq!(gone.kind(), io::ErrorKind::ConnectionRefused);
