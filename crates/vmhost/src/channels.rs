@@ -243,7 +243,7 @@ mod tests {
         let begun = Instant::now();
         dialer.ask(7).unwrap();
         answered(&mut dialer).await.unwrap();
-        assert!(begun.elapsed() < Duration::from_secs(5));
+        assert!(begun.elapsed() < Duration::from_secs(20));
         // It gets few answers ahead of what it takes, and few in a second.
         tokio::time::sleep(Duration::from_millis(300)).await;
         let waiting = rustix::io::ioctl_fionread(&flooding).unwrap();
