@@ -185,6 +185,7 @@ impl Dialer {
 mod tests {
     use super::*;
     use std::io::{Read, Write};
+    use std::net::Shutdown;
     use std::os::unix::net::UnixListener;
 
     /// A dialer that asks, and the other end of its channel.
@@ -198,6 +199,11 @@ mod tests {
         ours.set_nonblocking(true).unwrap();
         handed::replace(channel_of(Path::new(name)), ours.into());
         theirs
+    }
+
+    /// Closes it, and what children of other tests have of it until they execute their programs.
+    fn end(theirs: UnixStream) {
+        theirs.shutdown(Shutdown::Both).unwrap();
     }
 
     fn next_request(theirs: &mut UnixStream) -> u32 {
@@ -242,14 +248,14 @@ mod tests {
         const NAME: &str = "/nowhere/replaced";
         let (mut dialer, theirs) = asking(NAME);
         dialer.ask(1).unwrap();
-        drop(theirs);
+        end(theirs);
         assert!(dialer.answer().is_err());
         assert_eq!(dialer.ask(2).unwrap_err().kind(), ErrorKind::NotConnected);
         let mut theirs = hand_over(NAME);
         assert!(dialer.ask(3).unwrap(), "it is another one");
         assert_eq!(next_request(&mut theirs), 3);
         // The end of a channel may be noticed by a request.
-        drop(theirs);
+        end(theirs);
         let mut theirs = hand_over(NAME);
         assert!(dialer.ask(4).unwrap());
         assert_eq!(next_request(&mut theirs), 4);
