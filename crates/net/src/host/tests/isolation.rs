@@ -50,7 +50,7 @@ fn a_vm_reaches_public_addresses_and_nothing_else() {
     let routed = world.outside.run(|| {
         let index = index("down0");
         configure(|batch| route(batch, index, "10.118.0.0", 16, Some(HOST)));
-        connects(&other, 80)
+        connects_soon(&other, 80)
     });
     assert!(!routed);
     if report.no_ipv6.is_none() {

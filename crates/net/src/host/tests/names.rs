@@ -67,9 +67,7 @@ pub fn addresses(guest: &Guest, name: &str) -> Option<Vec<IpAddr>> {
     let gateway = guest.addresses.gateway;
     let answer = guest.namespace.run(|| {
         let socket = UdpSocket::bind("0.0.0.0:0").expect("a port");
-        socket
-            .set_read_timeout(Some(4 * TIMEOUT))
-            .expect("a socket");
+        socket.set_read_timeout(Some(TIMEOUT)).expect("a socket");
         socket
             .send_to(&builder.finish(), (gateway, 53))
             .expect("sent");
