@@ -203,9 +203,14 @@ fn fake_answer(bytes: &[u8], tcp: bool) -> Vec<u8> {
 
 impl Fake {
     fn start() -> Fake {
-        let udp = UdpSocket::bind("127.0.0.1:0").expect("a port");
-        let at = udp.local_addr().expect("an address");
-        let tcp = TcpListener::bind(at).expect("the same port");
+        // A port that is free for UDP may be in use for TCP.
+        let (udp, at, tcp) = loop {
+            let udp = UdpSocket::bind("127.0.0.1:0").expect("a port");
+            let at = udp.local_addr().expect("an address");
+            if let Ok(tcp) = TcpListener::bind(at) {
+                break (udp, at, tcp);
+            }
+        };
         let asked = Arc::new(AtomicUsize::new(0));
         let count = asked.clone();
         std::thread::spawn(move || {
