@@ -94,10 +94,10 @@ impl Drop for Servers {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::fs::{self, File};
+    use std::fs::File;
     use std::io::{Read, Write};
-    use std::os::unix::fs::PermissionsExt;
     use std::os::unix::net::UnixStream;
+    use std::process::Command;
     use std::time::Duration;
 
     /// A program that writes its arguments to its socket and then copies what it reads, to the end.
@@ -108,8 +108,12 @@ mod tests {
     impl Place {
         fn new() -> Place {
             let place = Place(tempfile::tempdir().unwrap());
-            fs::write(place.program(), SERVER).unwrap();
-            fs::set_permissions(place.program(), fs::Permissions::from_mode(0o755)).unwrap();
+            // Written by another process: while a child that another test forks has the file open
+            // for writing, too, nobody can execute it.
+            let script = "printf %s \"$1\" >\"$0\" && chmod 755 \"$0\"";
+            let mut write = Command::new("sh");
+            write.args(["-c", script]).arg(place.program()).arg(SERVER);
+            assert!(write.status().unwrap().success());
             place
         }
 
