@@ -19,6 +19,10 @@ const START_TIMEOUT: &str = "250";
 pub const PYTHON: &str =
     "PYTHONHOME=/python /python/ld.so --library-path /python /python/python3 -S";
 
+/// Whether a killed process still has open files, by its `status`. A zombie has ended, even if its
+/// parent has not waited for it, unless other threads than its first are still to end.
+pub const LIVES: &str = "grep -qE -e '^State:.[^ZX]' -e '^Threads:.([2-9]|..)'";
+
 /// How long a VMM of that daemon waits for another pager, milliseconds.
 const PAGER_TIMEOUT: &str = "60000";
 
@@ -340,12 +344,14 @@ impl Jiffy {
 
     /// Kills every process of that name and waits until they have ended.
     pub fn kill_all(&self, program: &str) {
-        // A zombie has ended, even if its parent has not waited for it.
+        self.kill(&format!("$(pidof {program})"));
+    }
+
+    /// Kills these processes, words of a shell, and waits until they have ended.
+    pub fn kill(&self, pids: &str) {
         self.sh(&format!(
-            "pids=$(pidof {program}) || exit 0; kill -9 $pids 2>/dev/null; \
-             for pid in $pids; do \
-             while grep -q '^State:.[^ZX]' /proc/$pid/status 2>/dev/null; do sleep 0.01; done; \
-             done; true"
+            "pids={pids}; kill -9 $pids 2>/dev/null; for pid in $pids; do \
+             while {LIVES} /proc/$pid/status 2>/dev/null; do sleep 0.01; done; done; true"
         ));
     }
 

@@ -2,6 +2,7 @@
 
 use super::plan::Plan;
 use super::trial::Trial;
+use crate::support::LIVES;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::Ordering;
 use std::thread::sleep;
@@ -194,7 +195,7 @@ fn one_of(
          [ $# -gt 0 ] || exit 0; shift $(({which} % $#)); pid=$1; \
          kill -STOP $pid 2>/dev/null || exit 0; line=; read -r line < /proc/$pid/cmdline; \
          echo \"$pid $line\"; kill -{signal} $pid; kill -CONT $pid; \
-         while grep -q '^State:.[^ZX]' /proc/$pid/status && \
+         while {LIVES} /proc/$pid/status && \
            [ \"$(cat /proc/$pid/comm)\" = {program} ]; do sleep 0.01; done 2>/dev/null; true"
     );
     let text = trial.jiffy.sh(&script);
