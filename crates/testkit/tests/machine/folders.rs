@@ -95,7 +95,7 @@ fn without_the_server_only_the_folder_is_lost() {
     sharing(&jiffy, &[]);
     jiffy.sh(&format!("echo hello > {HOST}/file"));
     // A daemon that dies takes nothing with it.
-    jiffy.sh("kill -9 $(pidof jiffyd)");
+    jiffy.kill_all("jiffyd");
     assert_eq!(exec(&jiffy, "cat /src/file"), "hello");
     let refused = jiffy.run(&["snapshot", "create", "dev", "warm"]);
     assert_ne!(refused.code(), 0);
@@ -104,7 +104,7 @@ fn without_the_server_only_the_folder_is_lost() {
         said.contains(&format!("shares {HOST} with this host")),
         "{said}"
     );
-    jiffy.sh("kill -9 $(pidof jiffy-files)");
+    jiffy.kill_all("jiffy-files");
     let said = exec(&jiffy, "cat /src/file; ls /src; echo goes on");
     assert!(
         said.contains("not connected") && said.ends_with("goes on"),

@@ -94,11 +94,10 @@ fn a_guest_captured_by_release_0_1_wakes_forks_and_is_restored() {
     old.assert_counting("sleeper");
 
     // That init connects to the next daemon as well.
-    let kill = format!(
-        "for pid in $(pidof jiffyd); do \
-         tr '\\0' ' ' < /proc/$pid/cmdline | grep -q {DATA} && kill -9 $pid; done; true"
-    );
-    jiffy.sh(&kill);
+    jiffy.kill(&format!(
+        "$(for pid in $(pidof jiffyd); do \
+         tr '\\0' ' ' < /proc/$pid/cmdline | grep -q {DATA} && echo $pid; done)"
+    ));
     old.assert_counting("sleeper");
 
     // Today's programs fork, capture, hibernate and wake it.
