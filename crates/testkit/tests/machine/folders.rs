@@ -19,9 +19,11 @@ fn sharing(jiffy: &Jiffy, more: &[&str]) {
     jiffy.ok(&[&run[..], more].concat());
 }
 
-/// How many processes serve folders.
-fn servers(jiffy: &Jiffy) -> String {
-    jiffy.sh("ps | grep -c '[j]iffy-files' || true")
+/// Waits until no process serves a folder. A server ends by itself when its VMM has ended.
+fn wait_for_servers_end(jiffy: &Jiffy) {
+    jiffy.eventually("no folder is served", || {
+        jiffy.sh("ps | grep -c '[j]iffy-files' || true") == "0"
+    });
 }
 
 #[test]
@@ -64,11 +66,11 @@ fn a_vm_and_its_host_work_in_one_folder() {
     let script = "cat /src/absolute /src/up /src/../proc/sys/kernel/hostname";
     assert_eq!(exec(&jiffy, script), "dev\ndev\ndev");
     jiffy.ok(&["stop", "dev"]);
-    assert_eq!(servers(&jiffy), "0");
+    wait_for_servers_end(&jiffy);
     jiffy.ok(&["start", "dev"]);
     assert_eq!(exec(&jiffy, "cat /src/file"), "hello");
     jiffy.ok(&["rm", "-f", "dev"]);
-    assert_eq!(servers(&jiffy), "0");
+    wait_for_servers_end(&jiffy);
 }
 
 #[test]
@@ -133,7 +135,7 @@ fn a_captured_vm_goes_on_with_its_folder() {
     jiffy.ok(&[&run[..], &["--", "sh", "-c", program]].concat());
     wait_for("ready");
     jiffy.ok(&["hibernate", "dev"]);
-    assert_eq!(servers(&jiffy), "0");
+    wait_for_servers_end(&jiffy);
     on_host("echo changed while it slept > other; mv gone aside; echo another > gone; touch go");
     jiffy.ok(&["wake", "dev"]);
     wait_for("done");
