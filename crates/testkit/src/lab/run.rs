@@ -122,7 +122,8 @@ impl<'a> Run<'a> {
     pub fn start(self) -> Result<Running> {
         let what = self.command.argv.join(" ");
         let mut session = self.lab.agent().exec(self.command, self.keep_output)?;
-        session.set_time_limit(Some(self.time_limit))?;
+        // The program's own limit begins with its start.
+        session.set_time_limit(Some(TIME_LIMIT))?;
         match session.receive()? {
             Some(ExecOutput::Started { .. }) => {}
             Some(ExecOutput::Failed(error)) => bail!("{}", error.message),

@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 const SCRIPT: &str = r#"
 uptime
 for process in /proc/[0-9]*; do
+    # Threads of the kernel execute no file.
+    [ -e "$process/exe" ] || continue
     line=$(tr '\0' ' ' <"$process/cmdline" 2>/dev/null | cut -c 1-120)
     [ -n "$line" ] && [ "$process" != "/proc/$$" ] || continue
     echo "${process#/proc/} $line"
@@ -18,8 +20,8 @@ for process in /proc/[0-9]*; do
     done
 done 2>/dev/null
 "#;
-/// Time limit of the script.
-const TIME: Duration = Duration::from_secs(30);
+/// Time limit of the script, which starts several programs for each thread.
+const TIME: Duration = Duration::from_secs(120);
 
 /// A list of all threads of programs, or why there is none.
 pub fn list(agent: &AgentAddress) -> String {
