@@ -364,6 +364,9 @@ fn a_flood_costs_others_no_time() {
     pin(1);
     let mut scene = Scene::new();
     let _echo = Server::udp(&scene.world.outside, PUBLIC, 7, "far");
+    // The first packets may be lost, until the host's link is ready; TCP sends them again.
+    let _server = Server::tcp(&scene.world.outside, PUBLIC, 80, "far");
+    assert!(scene.victim.reaches(PUBLIC, 80));
     let (own, other) = (scene.flooder.addresses.v4, scene.victim.addresses.v4);
     let gateway = scene.flooder.addresses.gateway;
     let [public, private]: [Ipv4Addr; 2] = [PUBLIC, PRIVATE].map(|it| it.parse().expect("it"));
