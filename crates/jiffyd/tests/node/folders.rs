@@ -1,6 +1,6 @@
 //! Folders of the host in VMs, with a stand-in for the process that serves them.
 
-use crate::daemon::{Daemon, named};
+use crate::daemon::{Daemon, install, named};
 use crate::images::configs;
 use crate::snapshots::{counter, fork, snapshot};
 use jiffy_wire::api::{
@@ -8,7 +8,6 @@ use jiffy_wire::api::{
     MakeSnapshot, SnapshotMade, Vm, VmState,
 };
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -21,8 +20,7 @@ const SERVER: &str = "#!/bin/sh\n\
 fn daemon() -> Daemon {
     let mut daemon = Daemon::prepared(&[]);
     let program = program(&daemon);
-    fs::write(&program, SERVER).unwrap();
-    fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).unwrap();
+    install(&program, SERVER);
     daemon.up();
     daemon
 }

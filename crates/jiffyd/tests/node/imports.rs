@@ -1,7 +1,7 @@
 //! The process that makes an image: killed, cancelled, missing, or taken over.
 
 use crate::client::{answer, connect};
-use crate::daemon::{Daemon, eventually, is_alive, kill, processes, tar_of};
+use crate::daemon::{Daemon, eventually, install, is_alive, kill, processes, tar_of};
 use crate::images::{by_name, noise, pull};
 use crate::pulls::kept;
 use crate::registry::Registry;
@@ -9,7 +9,6 @@ use jiffy_wire::api::{ErrorKind, Image};
 use serde_json::json;
 use std::fs;
 use std::io::Write;
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
@@ -23,8 +22,7 @@ fn importers(daemon: &Daemon) -> Vec<u32> {
 fn replace_program(daemon: &Daemon, script: &str) {
     let program = daemon.folder.path().join("lib/jiffy-import");
     fs::remove_file(&program).unwrap();
-    fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();
-    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    install(&program, &format!("#!/bin/sh\n{script}\n"));
 }
 
 /// Begins an import, of which only these bytes are sent; returns its process.

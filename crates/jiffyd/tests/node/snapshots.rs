@@ -11,7 +11,6 @@ use jiffy_wire::timeline::{Timeline, names};
 use std::collections::HashSet;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -795,9 +794,7 @@ fn an_unresponsive_pager_is_killed() {
          exec {0}/real/jiffy-pager \"$@\"\n",
         lib.display()
     );
-    fs::write(lib.join("jiffy-pager"), script).unwrap();
-    let executable = fs::Permissions::from_mode(0o755);
-    fs::set_permissions(lib.join("jiffy-pager"), executable).unwrap();
+    crate::daemon::install(&lib.join("jiffy-pager"), &script);
     daemon.up();
     daemon.run_detached(named("box", counter()));
     snapshot(&daemon, "box", "one", true).json::<SnapshotMade>();

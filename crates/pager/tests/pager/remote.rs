@@ -9,7 +9,6 @@ use jiffy_wire::pager::{Origin, PagerRequest, PagerResponse, RegistryOrigin};
 use rustix::process::{Pid, Signal, kill_process};
 use std::collections::BTreeMap;
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 /// An image, the same image without its chunks, and the file of a peer that has it.
@@ -286,8 +285,12 @@ fn the_process_that_reads_from_a_registry_is_confined_and_credential_helpers_run
          printf '{{\"Username\":\"{USER}\",\"Secret\":\"{PASSWORD}\"}}'\n",
         folder.path().join("seen").display()
     );
-    fs::write(&helper, script).unwrap();
-    fs::set_permissions(&helper, fs::Permissions::from_mode(0o755)).unwrap();
+    // Another process writes it: between fork and exec, a child of another test may have the file
+    // open for writing, and then it can't be executed.
+    let write = "printf %s \"$1\" > \"$0\" && chmod 755 \"$0\"";
+    let mut shell = std::process::Command::new("sh");
+    let written = shell.args(["-c", write]).arg(&helper).arg(script).status();
+    assert!(written.unwrap().success());
     let config = folder.path().join("config.json");
     let helpers = serde_json::json!({ "credHelpers": { registry.host(): "test" } });
     fs::write(&config, helpers.to_string()).unwrap();

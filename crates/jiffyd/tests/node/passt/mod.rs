@@ -3,7 +3,7 @@
 
 mod guest;
 
-use crate::daemon::{Daemon, eventually, named, processes};
+use crate::daemon::{Daemon, eventually, install, named, processes};
 use crate::network::enter_namespace;
 use crate::snapshots::counter;
 use crate::standby::{golden, run, says, standby};
@@ -15,7 +15,6 @@ use jiffy_wire::api::{
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddrV4, TcpListener, TcpStream, UdpSocket};
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 use std::thread;
@@ -351,13 +350,12 @@ fn without_a_passt_that_works_vms_have_no_network() {
     };
     let none = why(&mut daemon);
     assert!(none.contains("apt install passt"), "{none}");
-    fs::write(&program, "#!/bin/sh\necho no namespaces >&2\nexit 1\n").unwrap();
-    fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).unwrap();
+    install(&program, "#!/bin/sh\necho no namespaces >&2\nexit 1\n");
     let fails = why(&mut daemon);
     assert!(fails.contains("passt says \"no namespaces\""), "{fails}");
     // One that works at first, and fails for a VM.
     let fails_later = "#!/bin/sh\n[ -e $0.used ] && echo later >&2 && exit 1\n: > $0.used\n";
-    fs::write(&program, fails_later).unwrap();
+    install(&program, fails_later);
     begin_with(&mut daemon, "passt", Some(&programs));
     let refused = daemon
         .run_detached(named("web", counter()))
