@@ -185,9 +185,15 @@ impl VmmProcess {
     }
 }
 
-/// Does this process exist, and is it not a zombie?
+/// Does this process exist, and is it neither ending nor a zombie? One whose files are being closed
+/// ends, and others may know of that already.
 pub fn is_alive(pid: u32) -> bool {
-    stat_of(pid).is_some_and(|fields| fields[0] != "Z")
+    const FLAGS: usize = 6;
+    const PF_EXITING: u32 = 4;
+    stat_of(pid).is_some_and(|fields| {
+        let flags = fields.get(FLAGS).and_then(|flags| flags.parse().ok());
+        fields[0] != "Z" && flags.is_none_or(|flags: u32| flags & PF_EXITING == 0)
+    })
 }
 
 /// Is this process the leader of a session?
