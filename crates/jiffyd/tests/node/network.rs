@@ -438,8 +438,8 @@ fn rules_that_another_program_removes_are_restored_while_a_vm_runs() {
         "fd00::/64".parse().unwrap(),
     );
     let mut rules = Rules::new(Base::new(ranges.unwrap())).unwrap();
-    rules.uninstall().unwrap();
     assert!(!restored());
+    rules.uninstall().unwrap();
     eventually("the rules are back", restored);
     assert!(has_link(&vm.id));
 }
