@@ -210,7 +210,8 @@ impl Vm {
         self.kill_main(Signal::STOP);
         // Output that was written is delivered first.
         thread::sleep(Duration::from_millis(20));
-        let until = Instant::now() + Duration::from_secs(5);
+        // The node waits for 60 s.
+        let until = Instant::now() + Duration::from_secs(50);
         loop {
             let main = self.main.lock().unwrap();
             if main.output.iter().all(|window| window.bytes.is_empty()) {
