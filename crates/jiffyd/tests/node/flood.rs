@@ -73,8 +73,16 @@ fn a_client_with_too_many_connections_is_refused_others_served() {
         b"GET /v1/info HTT",
         b"POST /v1/vms HTTP/1.1\r\nHost: node\r\nContent-Length: 100\r\n\r\n{",
     ];
-    let kept: Vec<UnixStream> = (0..SHARE).map(|at| begun(beginnings[at % 3])).collect();
-    let error = info(&daemon).error(ErrorKind::NoRoom);
+    let mut kept: Vec<UnixStream> = (0..SHARE).map(|at| begun(beginnings[at % 3])).collect();
+    // The connection before them, which was just ending, may have had the place of one of them.
+    let error = loop {
+        let answer = info(&daemon);
+        if answer.status != 200 {
+            break answer.error(ErrorKind::NoRoom);
+        }
+        assert!(kept.len() < 10 * SHARE, "all are served");
+        kept.push(begun(b""));
+    };
     let us = format!("of process {}", std::process::id());
     assert!(error.message.contains(&us), "{}", error.message);
     assert_eq!(info_for_somebody_else(&daemon), 200);
@@ -120,7 +128,8 @@ fn endless_uploads_are_limited_and_delay_no_others() {
             "{path}\r\nHost: node\r\nContent-Length: {length}\r\n\r\n"
         )
         .unwrap();
-        stream.write_all(&tar[..600]).unwrap();
+        // One that is refused may be closed by now.
+        let _ = stream.write_all(&tar[..600]);
         stream
     };
     let one_more = || daemon.post("/v1/images/one-more?kind=root", &tar);
