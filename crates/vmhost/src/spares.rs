@@ -243,6 +243,7 @@ pub async fn keep(
                     spares.lock().push(spare);
                     // Watched after it was added, because it may have died already.
                     if let Some(pid) = pid {
+                        debug!(pid, "a spare VMM can be taken");
                         on_exit(pid, &spares, Spares::reap);
                     }
                 }

@@ -153,6 +153,7 @@ fn main() {
         .as_ref()
         .is_some_and(|restore| restore.hold)
     {
+        eprintln!("fake-vmm: held");
         wait_to_begin(&control);
         let restore = vm.config.restore.take();
         (vm.config, vm.guest) = read_config(&file);

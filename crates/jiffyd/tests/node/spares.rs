@@ -10,10 +10,17 @@ use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The process id of the waiting spare.
-fn spare(daemon: &Daemon) -> u32 {
-    eventually("a VMM waits", || spares(&daemon.data).len() == 1);
-    spares(&daemon.data)[0]
+/// The process id of the waiting spare. Its process exists a moment before it can be taken.
+pub fn spare(daemon: &Daemon) -> u32 {
+    let mut pid = 0;
+    eventually("a VMM waits", || {
+        let all = spares(&daemon.data);
+        pid = all.first().copied().unwrap_or_default();
+        let told = format!("a spare VMM can be taken pid={pid}");
+        let log = fs::read_to_string(daemon.folder.path().join("jiffyd.log")).unwrap();
+        all.len() == 1 && log.lines().any(|line| line.ends_with(&told))
+    });
+    pid
 }
 
 fn timeline(daemon: &Daemon, vm: &Vm) -> Timeline {

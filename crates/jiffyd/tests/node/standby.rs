@@ -1,13 +1,13 @@
 //! VMs restored ahead: taken over by a run, hidden before that, and ended when they are not needed
 //! any more.
 
-use crate::daemon::{Daemon, eventually, id_of, kill, named, shell, spares, tar_of, vm, vmms};
+use crate::daemon::{Daemon, eventually, id_of, kill, named, shell, tar_of, vm, vmms};
+use crate::spares::spare;
 use jiffy_wire::api::{CreateVm, Image, NodeInfo, Origin, Pruned, Snapshot, Vm};
 use jiffy_wire::timeline::{Timeline, names};
 use std::fs;
 use std::path::Path;
 use std::thread;
-use std::time::Duration;
 
 pub fn says() -> CreateVm {
     CreateVm {
@@ -31,6 +31,20 @@ pub fn standby(daemon: &Daemon) -> u32 {
         lives.is_empty() && vmms(&daemon.data).len() == 1
     });
     vmms(&daemon.data)[0]
+}
+
+/// The id of the hidden VM, once a run can take it over. Its process exists a moment before that.
+fn ready_standby(daemon: &Daemon) -> String {
+    standby(daemon);
+    let mut all = daemon.get("/v1/info").json::<NodeInfo>().standbys;
+    let id = all.remove(0);
+    eventually("it can be taken over", || {
+        let said = fs::read_to_string(daemon.vm_folder(&id).join("vmm.log")).unwrap_or_default();
+        let log = fs::read_to_string(daemon.folder.path().join("jiffyd.log")).unwrap();
+        let is_kept = |line: &str| line.contains("a standby can be taken") && line.contains(&id);
+        said.contains("fake-vmm: held") && log.lines().any(is_kept)
+    });
+    id
 }
 
 /// Waits until there are so many golden snapshots, and none of their VMs is left.
@@ -96,14 +110,14 @@ fn a_run_takes_over_the_standby_vm() {
 #[test]
 fn a_standby_that_has_not_read_its_configuration_is_not_taken_over() {
     let daemon = with_standby();
-    let a_spare = || eventually("a spare waits", || spares(&daemon.data).len() == 1);
-    a_spare();
+    ready_standby(&daemon);
+    spare(&daemon);
     let unread = daemon.data.join("unread");
     fs::write(&unread, "").unwrap();
     // Takes the standby, so that a new one is made.
     run(&daemon, says());
     let young = standby(&daemon);
-    a_spare();
+    spare(&daemon);
     let (vm, text) = run(&daemon, says());
     assert!(text.starts_with("1,"), "{text}");
     assert_eq!(vm.origin, Some(Origin::Golden));
@@ -162,11 +176,8 @@ fn a_run_in_a_standby_vm_survives_removal_of_its_snapshot() {
         remove: true,
         ..vm(shell("head -c 4000000 /dev/zero"))
     }));
-    standby(&daemon);
+    let id = ready_standby(&daemon);
     let standbys = || daemon.get("/v1/info").json::<NodeInfo>().standbys;
-    let id = standbys().remove(0);
-    // Its process exists a moment before it can be taken over.
-    thread::sleep(Duration::from_millis(200));
     thread::scope(|scope| {
         let waiting = scope.spawn(|| run(&daemon, named(says())));
         eventually("the run has it", || !standbys().contains(&id));

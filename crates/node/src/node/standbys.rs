@@ -95,7 +95,9 @@ pub async fn keep(node: Arc<Node>, mut wanted: StandbyRequests) {
                     let reap = |node: &Node| node.goldens().reap_standbys();
                     on_exit(pid, &node, reap);
                 }
+                let id = standby.id.clone();
                 goldens.keep_standby(key, &saved, standby);
+                debug!(%id, "a standby can be taken");
             }
             Err(error) => {
                 goldens.note_standby_failed();
