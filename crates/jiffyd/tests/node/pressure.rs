@@ -41,7 +41,13 @@ fn a_waiting_request_hibernates_the_least_recently_used_idle_vm() {
     run(&daemon, idles("first", IdleAction::Hibernate));
     run(&daemon, idles("second", IdleAction::Hibernate));
     run(&daemon, idles("job", IdleAction::Stop));
-    sleep(Duration::from_secs(1));
+    // A VM is taken for active until it is first looked at.
+    eventually("all are known to be idle", || {
+        ["first", "second", "job"].iter().all(|name| {
+            let idle = daemon.vm(name).idle.expect("an idle time");
+            idle.idle_s.is_some_and(|seconds| seconds >= 1)
+        })
+    });
     exec(&daemon, "first");
     // There is memory for four.
     run(&daemon, named("fifth", CreateVm::default()));
@@ -78,8 +84,9 @@ fn idle_vms_hibernate_and_busy_guests_give_up_caches() {
     daemon.post("/v1/vms/steady/fork", br#"{"name": "child"}"#);
     assert_eq!(target("child"), "0");
     daemon.restart_with(&["--memory-reserve", "0"]);
-    let target = ask_vmm(&daemon, "steady", "\"balloon\"\n");
-    assert!(target.contains("\"target_mib\":0,"), "{target}");
+    eventually("the next daemon gives it its memory", || {
+        ask_vmm(&daemon, "steady", "\"balloon\"\n").contains("\"target_mib\":0,")
+    });
     run(&daemon, idles("other", IdleAction::Hibernate));
     sleep(Duration::from_secs(6));
     assert_eq!(daemon.vm("other").state, VmState::Running);
