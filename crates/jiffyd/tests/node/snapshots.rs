@@ -48,6 +48,14 @@ pub fn counter() -> CreateVm {
     ))
 }
 
+/// Waits until the daemon knows that the command of [`counter`] runs: only then does a capture
+/// contain it. A VM is ready a moment earlier.
+fn wait_until_it_counts(daemon: &Daemon, vm: &str) {
+    eventually("its command runs", || {
+        daemon.logs(vm, "").0.contains("begun")
+    });
+}
+
 /// Checks that these spans exist, in the order of their starts.
 pub fn assert_span_order(timeline: &Timeline, wanted: &[&str]) {
     let mut last = 0;
@@ -94,7 +102,13 @@ pub fn wait_until_stopped(pid: u32) -> u64 {
         let mut children = children.split_whitespace();
         is(pid, "D") && children.any(|child| is(child.parse().unwrap(), "T"))
     };
-    eventually("it is stopped", || is(pid, "T") || waits_for_ending());
+    // It is shown as stopped before its last switch is counted.
+    let mut last = None;
+    eventually("it is stopped", || {
+        let is_stopped = is(pid, "T") || waits_for_ending();
+        let before = std::mem::replace(&mut last, is_stopped.then(|| context_switches(pid)));
+        last.is_some() && last == before
+    });
     context_switches(pid)
 }
 
@@ -161,6 +175,7 @@ fn a_paused_vm_makes_no_progress_until_resumed() {
 fn a_snapshot_can_be_made_listed_inspected_and_removed() {
     let daemon = Daemon::start();
     daemon.run_detached(named("box", counter()));
+    wait_until_it_counts(&daemon, "box");
     let made: SnapshotMade = snapshot(&daemon, "box", "one", false).json();
     assert_span_order(
         &made.timeline,
@@ -262,6 +277,7 @@ fn a_failed_capture_leaves_only_the_running_vm() {
 fn a_snapshot_can_be_restored_any_number_of_times() {
     let daemon = Daemon::start();
     daemon.run_detached(named("box", counter()));
+    wait_until_it_counts(&daemon, "box");
     snapshot(&daemon, "box", "one", true).json::<SnapshotMade>();
     assert_eq!(daemon.delete("/v1/vms/box").status, 204);
     assert_eq!(daemon.delete("/v1/images/base").status, 204);
