@@ -1,7 +1,7 @@
 //! Connections to published ports of hibernated VMs. The daemon is in a network namespace of the
 //! test, which needs root; there a server of the test has the VM's address.
 
-use crate::daemon::{Daemon, bad_vm, eventually, named, release_guest};
+use crate::daemon::{Daemon, bad_vm, eventually, named, release_guest, shell};
 use crate::network::{begin, daemon};
 use crate::sleep::starts;
 use crate::snapshots::counter;
@@ -271,12 +271,19 @@ fn an_open_connection_keeps_a_vm_awake() {
         })
         .json();
     serve_for(&vm);
+    // Otherwise it may sleep before the first connection.
+    let mut exec = Some(daemon.exec("web", &shell("sleep 1000")).unwrap());
     for (round, why) in ["1 connection to a published port", "1 connection"]
         .iter()
         .enumerate()
     {
         // The kernel forwards the first connection; the second wakes the VM and is relayed.
         let open = connect();
+        drop(exec.take());
+        eventually("it is awake for the connection only", || {
+            let shown = daemon.vm("web");
+            shown.state == VmState::Running && shown.idle.expect("its activity").awake == [*why]
+        });
         let begun = Instant::now();
         while begun.elapsed() < Duration::from_secs(4) {
             thread::sleep(Duration::from_millis(100));
