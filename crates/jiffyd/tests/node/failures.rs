@@ -165,7 +165,7 @@ fn descriptors_of(daemon: &Daemon) -> usize {
     std::fs::read_dir(folder).unwrap().count()
 }
 
-/// The slowest of several commands in an unrelated VM.
+/// The slowest of several commands in an unrelated VM, except two: the host may have stalled.
 fn slowest_exec(vm: &str, daemon: &Daemon) -> Duration {
     let times = (0..20).map(|_| {
         let begun = Instant::now();
@@ -173,7 +173,9 @@ fn slowest_exec(vm: &str, daemon: &Daemon) -> Duration {
         assert_eq!(finished.status(), ExitStatus::Code(0));
         begun.elapsed()
     });
-    times.max().unwrap()
+    let mut times: Vec<_> = times.collect();
+    times.sort();
+    times[times.len() - 3]
 }
 
 #[test]
