@@ -37,7 +37,7 @@ fn each_http2_stream_is_a_separate_request() {
     let certificate = Certificate::new();
     let daemon = certificate.daemon();
     let vm: Vm = daemon.run_detached(published(counter())).json();
-    serve_for(&vm);
+    let served = serve_for(&vm);
     let other: Vm = daemon.run_detached(named("other", counter())).json();
     own_address("add", &other);
     hibernate(&daemon);
@@ -45,11 +45,10 @@ fn each_http2_stream_is_a_separate_request() {
         let mut client = certificate.http2().await;
         // One request stays open while all others are answered.
         let slow = client
-            .send_request(request(&format!("{WEB}events"), &[]))
+            .send_request(request(&format!("{WEB}held"), &[]))
             .await;
         let mut events = slow.unwrap().into_body();
         assert_eq!(piece(&mut events).await, "data: 1\n\n");
-        let begun = Instant::now();
         let cookies = [("cookie", "a=1"), ("cookie", "b=2"), ("te", "trailers")];
         let by_host = client.send_request(request(&format!("{WEB}head?q"), &cookies));
         let (status, head) = whole(by_host.await.unwrap()).await;
@@ -81,7 +80,7 @@ fn each_http2_stream_is_a_separate_request() {
             let why = sentence(status, &whole(refused).await);
             assert!(why.contains(words), "{why}");
         }
-        assert!(begun.elapsed() < Duration::from_secs(3));
+        served.is_released.store(true, Ordering::SeqCst);
         assert_eq!(piece(&mut events).await, "data: 2\n\n");
     });
     assert_eq!(starts(&daemon, "web"), 2);
@@ -287,11 +286,13 @@ fn a_client_that_resets_every_stream_is_disconnected() {
         }
         assert_eq!(get_over(certificate.connect(), "/head", HOST).0, 200);
     }
-    let log = fs::read_to_string(daemon.folder.path().join("jiffyd.log")).unwrap();
-    let cut = log
-        .lines()
-        .filter(|line| line.contains("ended with an error") && line.contains("ENHANCE_YOUR_CALM"));
-    assert_eq!(cut.count(), CLIENTS);
+    eventually("all of them are logged", || {
+        let log = fs::read_to_string(daemon.folder.path().join("jiffyd.log")).unwrap();
+        let is_cut = |line: &&str| {
+            line.contains("ended with an error") && line.contains("ENHANCE_YOUR_CALM")
+        };
+        log.lines().filter(is_cut).count() == CLIENTS
+    });
     let seen = served.requests.load(Ordering::SeqCst);
     assert!(seen < STREAMS / 10, "the VM got {seen} requests");
     assert_eq!(daemon.vm("web").state, VmState::Running);

