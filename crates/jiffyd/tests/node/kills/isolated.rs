@@ -3,6 +3,7 @@
 //! These tests need root. Cgroups are compared if the daemon has some, which needs version 2 of them
 //! at /sys/fs/cgroup.
 
+use super::SETTLED;
 use crate::daemon::Daemon;
 use crate::network::enter_namespace;
 use jiffy_net::rules;
@@ -13,7 +14,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Number of user ids of a node (`jiffy_jail::identity`).
 const USERS: u32 = 65_536;
@@ -40,17 +41,17 @@ fn info(daemon: &Daemon) -> NodeInfo {
 /// Checks that users of jails, run folders, cgroups, links, routes, neighbours and rules are those
 /// of the VMs that are shown.
 pub fn assert_matches_vms(daemon: &Daemon) {
-    let mut wrong = Vec::new();
-    for _ in 0..500 {
+    let until = Instant::now() + SETTLED;
+    loop {
         let all: Vec<Vm> = daemon.get("/v1/vms?all=true").json();
-        wrong = in_jails(daemon, &all);
+        let mut wrong = in_jails(daemon, &all);
         wrong.extend(in_network(&all));
         if wrong.is_empty() {
             return;
         }
+        assert!(Instant::now() < until, "not as the VMs: {wrong:?}");
         std::thread::sleep(Duration::from_millis(10));
     }
-    panic!("not as the VMs: {wrong:?}");
 }
 
 fn in_jails(daemon: &Daemon, all: &[Vm]) -> Vec<String> {

@@ -3,7 +3,7 @@
 //!
 //! `JIFFY_SEED=N` chooses other kills, and `JIFFY_VMS=N` another number of VMs.
 
-use super::{Left, OPTIONS, ask, assert_matches_vms, isolated, quiet};
+use super::{Left, OPTIONS, SETTLED, ask, assert_matches_vms, isolated, quiet};
 use crate::client::Answer;
 use crate::daemon::{Daemon, eventually, kill, named, processes, run_of, vmms};
 use jiffy_net::traces::Traces;
@@ -273,7 +273,7 @@ impl State {
     /// a little later than VMs.
     fn assert_unchanged(&self, daemon: &Daemon) {
         assert_matches_vms(daemon);
-        let until = Instant::now() + Duration::from_secs(20);
+        let until = Instant::now() + SETTLED;
         while let Some(difference) = State::of(daemon).differs_from(self) {
             assert!(Instant::now() < until, "{difference}");
             std::thread::sleep(Duration::from_millis(50));
