@@ -414,7 +414,7 @@ fn each_request_that_wakes_a_vm_waits_as_long_as_it_asks() {
     let wrong = ask("exec?wait_s=86401", &echo).unwrap_err();
     wrong.error(ErrorKind::Invalid);
     thread::scope(|scope| {
-        let short = scope.spawn(|| refused("exec?wait_s=5", &echo));
+        let short = scope.spawn(|| refused("exec?wait_s=20", &echo));
         eventually("it waits", || !queue(&daemon).is_empty());
         // One that waits for less time gives up earlier,
         let joined = refused("exec?wait_s=0", &echo).message;
