@@ -46,6 +46,8 @@ use process::{GATEWAY, GUEST};
 /// How long ports may still belong to the passt of a VM that has just ended.
 const FREED: Duration = Duration::from_secs(2);
 const RETRY: Duration = Duration::from_millis(10);
+/// Time between attempts to get the ports of a hibernated VM after that.
+const LATE_RETRY: Duration = Duration::from_secs(1);
 
 /// The network by passt.
 #[derive(Debug)]
@@ -227,6 +229,7 @@ impl ByPasst {
         let name = record.name.clone();
         tokio::spawn(async move {
             let until = Instant::now() + FREED;
+            let mut is_told = false;
             loop {
                 let bound = {
                     let mut ports = lock(&ports);
@@ -239,14 +242,18 @@ impl ByPasst {
                         *slot = Some(bound);
                     })
                 };
-                match bound {
+                let pause = match bound {
                     Ok(()) => return,
-                    Err(_) if Instant::now() < until => tokio::time::sleep(RETRY).await,
+                    Err(_) if Instant::now() < until => RETRY,
                     Err(error) => {
-                        warn!(vm = name, %error, "connections to a hibernated VM's ports do not wake it");
-                        return;
+                        if !is_told {
+                            warn!(vm = name, %error, "connections to a hibernated VM's ports do not wake it yet");
+                            is_told = true;
+                        }
+                        LATE_RETRY
                     }
-                }
+                };
+                tokio::time::sleep(pause).await;
             }
         });
     }
