@@ -231,6 +231,7 @@ fn a_guest_whose_agent_hangs_keeps_its_memory_after_a_short_time() {
         ..growing("hung")
     };
     daemon.run_detached(hung).json::<Vm>();
+    // Ten seconds, instead of the minute that an answer may take.
     let begun = Instant::now();
     let error = change(&daemon, "hung", 64).error(ErrorKind::VmFailed);
     assert_eq!(
@@ -238,7 +239,7 @@ fn a_guest_whose_agent_hangs_keeps_its_memory_after_a_short_time() {
         "The VM hung keeps its 128 MiB of memory: the guest's agent did not answer in time."
     );
     assert!(
-        begun.elapsed() < Duration::from_secs(20),
+        begun.elapsed() < Duration::from_secs(40),
         "{:?}",
         begun.elapsed()
     );
